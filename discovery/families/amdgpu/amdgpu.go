@@ -1,7 +1,6 @@
-// Package amdgpu describes AMD GPUs and their compute partitions, as the amdgpu
-// driver shows them in /sys: as PCI functions, as amdgpu_xcp platform devices, and
-// in the KFD topology. It covers no GPU that is bound to another driver, such as
-// one for a virtual machine.
+// Package amdgpu describes AMD GPUs and their compute partitions, as the amdgpu driver shows them
+// in /sys: as PCI functions, as amdgpu_xcp platform devices, and in the KFD topology. It does not
+// describe GPUs bound to another driver, such as a driver for virtual machines.
 package amdgpu
 
 import (
@@ -22,17 +21,17 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is AMD's GPUs.
+// Family recognises AMD GPUs.
 var Family = &discovery.Family{
 	Name: "amdgpu",
 	Doc:  "AMD Radeon and Instinct GPUs and their compute partitions",
 	Match: []discovery.Match{
-		{Bus: "pci", Vendor: "1002", PCIClass: "03", Driver: "amdgpu"}, // displays: Radeon, MI50 to MI250
+		{Bus: "pci", Vendor: "1002", PCIClass: "03", Driver: "amdgpu"}, // display controllers: Radeon, MI50 to MI250
 		{Bus: "pci", Vendor: "1002", PCIClass: "12", Driver: "amdgpu"}, // processing accelerators: MI300 and later
 		{Bus: "pci", Vendor: "1002", PCIClass: "03", Unbound: true},
 		{Bus: "pci", Vendor: "1002", PCIClass: "12", Unbound: true},
 		{Bus: "platform", Name: "amdgpu_xcp_*"},
-		{Bus: "platform", Name: "amdgpu_xcp.*"}, // of AMD's own packages of the driver (ROCm/k8s-device-plugin#157)
+		{Bus: "platform", Name: "amdgpu_xcp.*"}, // in AMD's own packages of the driver (ROCm/k8s-device-plugin#157)
 	},
 	Describe:    describe,
 	CommonNodes: []string{"/dev/kfd"},
@@ -42,7 +41,7 @@ var Family = &discovery.Family{
 	Unmake:      unmakePart,
 }
 
-// variables tune the libraries of ROCm's runtimes, HIP and ROCR, and of RCCL.
+// variables tune the libraries of the ROCm runtimes, HIP and ROCR, and of RCCL.
 var variables = []string{
 	"AMD_LOG_LEVEL", "AMD_SERIALIZE_COPY", "AMD_SERIALIZE_KERNEL", "GPU_MAX_HW_QUEUES",
 	"HIP_FORCE_DEV_KERNARG", "HIP_HOST_COHERENT", "HIP_LAUNCH_BLOCKING", "HSA_CU_MASK", "HSA_ENABLE_PEER_SDMA",
@@ -77,11 +76,10 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 	return devices, problems
 }
 
-// radeon matches the device IDs of display controllers that amdgpu matches by
-// their class and then refuses, since they are older than it: up to Northern
-// Islands, and the ES1000 of many servers. They are what
-// amdgpu_unsupported_pciidlist in drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c lists,
-// as ranges that hold no ID of amdgpu's own list.
+// radeon matches the device IDs of display controllers that amdgpu matches by class and then
+// refuses because they predate the driver: up to Northern Islands, and the ES1000 of many servers.
+// The IDs are those of amdgpu_unsupported_pciidlist in drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c, as
+// ranges without any ID of amdgpu's own list.
 var radeon = regexp.MustCompile(`^([345]...|67[0-7].|68[4589a-f].|7[12]..|783[45]|79[1-6].|9[4-79]..|980.)$`)
 
 // gpu is one PCI function while it is being described.
@@ -89,28 +87,27 @@ type gpu struct {
 	host     *discovery.Host
 	kfd      *kfd
 	function sysfs.Device
-	nodes    []kfdNode // one for each compute partition, in their order
+	nodes    []kfdNode // one for each compute partition, by partition index
 	problems []discovery.Problem
 }
 
-// mode is how a GPU is partitioned.
+// mode is the partition mode of a GPU.
 type mode struct {
-	compute string // "spx", "cpx", …; "" where the GPU knows no partitions
-	profile string // with the memory's partitions, "cpx_nps4"; "" if not known
+	compute string // "spx", "cpx", …; "" if the GPU does not support partitions
+	profile string // including the memory partitions, such as "cpx_nps4"; "" if unknown
 }
 
-// describe returns the GPU as one device, or its partitions if it has any.
+// describe returns the GPU as one device, or its partitions if there are any.
 //
-// A GPU is named by its PCI address, and each of its partitions, the first one
-// too, by that and its index: what is allocated as the whole is never mistaken
-// for a part of it. The meaning of an index depends on the mode, so a
-// partition's Identity includes the mode.
+// A GPU is named after its PCI address. Each partition, including the first, is named after the
+// address and its index, so a partition never has the name of the whole GPU. The meaning of an
+// index depends on the mode, so a partition's Identity includes the mode.
 func (g *gpu) describe(xcps []sysfs.Device) []discovery.Device {
 	whole, mode, err := g.whole()
 	parts, partsErr := g.onRequest(whole, mode)
 	switch {
 	case partsErr != nil:
-		// Somebody may have a part by a name that is known once the mode is.
+		// A consumer may have a partition under a name that depends on the unknown mode.
 		g.problems = append(g.problems, discovery.Problem{Device: whole.Name, Err: errors.Join(partsErr, err)})
 		return nil
 	case parts != nil:
@@ -139,7 +136,7 @@ func (g *gpu) describe(xcps []sysfs.Device) []discovery.Device {
 	return partitions
 }
 
-// whole describes the GPU as far as its partitions do not differ from it.
+// whole describes the properties that the GPU and its partitions have in common.
 func (g *gpu) whole() (discovery.Device, mode, error) {
 	d, err := discovery.PCI(g.host, g.function)
 	d.Attributes.SetString("kind", "gpu")
@@ -164,8 +161,8 @@ func (g *gpu) whole() (discovery.Device, mode, error) {
 	setMemory(&d, func() (uint64, bool) { return attrs.Uint("mem_info_vram_total") })
 	first(g.nodes).setShared(d.Attributes)
 	g.setFacts(d.Facts, d.Attributes.String("architecture"))
-	// While the UUID cannot be read, the serial number must not stand in for it:
-	// the GPU would be taken for another once it can be.
+	// While the UUID is unreadable, the serial number must not replace it. Otherwise the GPU would
+	// look like another GPU once the UUID is readable.
 	if uuid := d.Attributes.String("uuid"); uuid != "" || attrs.Err() == nil {
 		d.Identity = cmp.Or(uuid, d.Attributes.String("serial"))
 	}
@@ -173,7 +170,7 @@ func (g *gpu) whole() (discovery.Device, mode, error) {
 	return d, mode, errors.Join(err, attrs.Err(), modeErr)
 }
 
-// mode reads how the GPU is partitioned. A GPU without these files cannot be.
+// mode reads the partition mode of the GPU. A GPU without these files has no partitions.
 func (g *gpu) mode() (mode, error) {
 	attrs := g.function.Attrs()
 	compute, _ := attrs.Text("current_compute_partition")
@@ -185,7 +182,7 @@ func (g *gpu) mode() (mode, error) {
 	return m, attrs.Err()
 }
 
-// partition returns what is known of a partition without its device.
+// partition returns the description of a partition, except for the properties of its kernel device.
 func partition(whole discovery.Device, mode mode, node kfdNode) discovery.Device {
 	d := whole
 	d.Name = fmt.Sprintf("%s-xcp-%d", whole.Name, node.index)
@@ -205,10 +202,9 @@ func partition(whole discovery.Device, mode mode, node kfdNode) discovery.Device
 	return d
 }
 
-// drmOf returns the kernel device that has the DRM nodes of a partition. The first
-// partition has those of the PCI function, each other one those of an amdgpu_xcp
-// device. There may be more amdgpu_xcp devices than partitions in use: the others
-// have no KFD node.
+// drmOf returns the kernel device with the DRM nodes of a partition. The first partition uses the
+// nodes of the PCI function, each other partition the nodes of an amdgpu_xcp device. More
+// amdgpu_xcp devices may exist than partitions are in use; the unused devices have no KFD node.
 func (g *gpu) drmOf(node kfdNode, xcps []sysfs.Device) (sysfs.Device, bool) {
 	if node.index == 0 {
 		return g.function, true
@@ -222,8 +218,8 @@ func (g *gpu) drmOf(node kfdNode, xcps []sysfs.Device) (sysfs.Device, bool) {
 	return xcps[i], true
 }
 
-// finish adds what differs between a GPU and its partitions: cores, memory,
-// nodes, health, offer. err is what was wrong so far.
+// finish adds the properties that differ between a GPU and its partitions: cores, memory, nodes,
+// health, offer. err is the error of the description so far.
 func (g *gpu) finish(d discovery.Device, drm sysfs.Device, node kfdNode, err error) discovery.Device {
 	d.Source = drm.Path
 	errs := []error{err}
@@ -243,9 +239,8 @@ func (g *gpu) finish(d discovery.Device, drm sysfs.Device, node kfdNode, err err
 	}
 	nodes, nodesErr := discovery.DRMNodes(drm)
 	d.Health = discovery.NodeHealth(g.host, nodes)
-	// A GPU that KFD does not list can render and not compute, which is what
-	// amd.com/gpu promises. Where a part of the topology cannot be read, this
-	// GPU may be in it.
+	// A GPU that KFD does not list can render but not compute, and amd.com/gpu is for computing. If
+	// KFD could read only part of the topology, this GPU may be in the unreadable part.
 	if g.kfd.node != nil && (len(g.nodes) > 0 || g.kfd.partial) {
 		nodes = append([]*specs.DeviceNode{g.kfd.node}, nodes...)
 		d.Classic = offers(d, drm)
@@ -260,9 +255,9 @@ func (g *gpu) finish(d discovery.Device, drm sysfs.Device, node kfdNode, err err
 	return d
 }
 
-// offers returns the classic names: by default the one for all GPUs, and where
-// the administrator chooses it, as with the plugin's naming strategy "mixed",
-// that of how the GPU is partitioned, such as "amd.com/cpx_nps4".
+// offers returns the extended resources: by default amd.com/gpu, and, if the administrator
+// configures the name, the name of the partition mode, such as "amd.com/cpx_nps4", as in the
+// plugin's naming strategy "mixed".
 func offers(d discovery.Device, drm sysfs.Device) []discovery.Offer {
 	ids := []string{drm.Name()}
 	offers := []discovery.Offer{{Resource: "amd.com/gpu", IDs: ids}}
@@ -273,19 +268,19 @@ func offers(d discovery.Device, drm sysfs.Device) []discovery.Offer {
 	return offers
 }
 
-// plain reports whether a part of a profile can be part of a resource's name.
+// plain reports whether a part of a profile is valid in a resource name.
 func plain(text string) bool {
 	return text != "" && strings.Trim(text, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
 }
 
-// setMemory sets the memory if it is known and can be said.
+// setMemory sets the memory capacity if the size is known and fits into an int64.
 func setMemory(d *discovery.Device, read func() (uint64, bool)) {
 	if size, ok := read(); ok && size > 0 && size <= math.MaxInt64 {
 		d.Capacity.Set("memory", int64(size))
 	}
 }
 
-// first returns the first KFD node of a GPU, or one that says nothing.
+// first returns the first KFD node of a GPU, or an empty node.
 func first(nodes []kfdNode) kfdNode {
 	if len(nodes) == 0 {
 		return kfdNode{}

@@ -11,8 +11,8 @@ import (
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, amdgpu.Family) }
 
-// A GPU is known by its UUID, or by its serial number if it has no UUID. While
-// the UUID cannot be read, it is not known.
+// The Identity of a GPU is its UUID, or its serial number if the GPU has no UUID. While the UUID is
+// unreadable, the Identity is empty.
 func TestIdentity(t *testing.T) {
 	const function = "sys/devices/pci0000:00/0000:03:00.0"
 	for entry, want := range map[string]string{

@@ -15,33 +15,33 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// kfd is the kernel's compute driver and what its topology says of GPUs
+// kfd holds the topology of the kernel's compute driver
 // (drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
 type kfd struct {
-	node     *specs.DeviceNode    // /dev/kfd, nil where the kernel has no KFD
-	of       map[string][]kfdNode // by PCI address, those of one GPU by partition index
-	at       map[string]string    // by number of the node, the PCI address, "" if it is no GPU
-	partial  bool                 // a part of the topology could not be read
+	node     *specs.DeviceNode    // /dev/kfd, nil if the kernel has no KFD
+	of       map[string][]kfdNode // by PCI address; the nodes of one GPU by partition index
+	at       map[string]string    // node number to PCI address, "" if the node is not a GPU
+	partial  bool                 // a part of the topology is unreadable
 	problems []discovery.Problem
 }
 
-// kfdNode is a GPU, or one compute partition of it.
+// kfdNode is a GPU, or one compute partition of a GPU.
 type kfdNode struct {
 	device      sysfs.Device // the directory of the node
 	index       int          // of the partition
 	renderMinor uint64
 	cores       int64 // compute units
 	simds       uint64
-	dies        uint64 // compute dies, 0 if an older driver does not say
+	dies        uint64 // compute dies, 0 with older drivers
 	gfx         uint64
-	hive        uint64 // the GPUs that XGMI links join, 0 if none are
+	hive        uint64 // identifies the GPUs that XGMI links connect, 0 if there are none
 	uniqueID    uint64
-	links       []string // the nodes that XGMI joins it to, by number
+	links       []string // the numbers of the nodes with a direct XGMI link
 }
 
-// readKFD reads the topology nodes of the given functions. An error names the
-// node: the kernel refuses it to a process whose device cgroup lacks the render
-// node, and the GPU is none the worse for that.
+// readKFD reads the topology nodes of the given functions. An error names the node. If a process's
+// device cgroup lacks the render node, the kernel refuses access to the topology node; the GPU
+// itself is not affected.
 func readKFD(host *discovery.Host, functions []sysfs.Device) *kfd {
 	k := &kfd{of: make(map[string][]kfdNode), at: make(map[string]string)}
 	class, err := sysfs.Class(host.FS, "kfd")
@@ -98,10 +98,10 @@ func newKFDNode(dir sysfs.Device, index int, properties map[string]uint64) kfdNo
 	return n
 }
 
-// readLinks returns the numbers of the nodes at the other ends of a node's XGMI
-// links, no others between. The kernel weighs such a link by 15 for each hop
-// (kfd_fill_gpu_xgmi_link_to_gpu in kfd_crat.c); type 11 is CRAT_IOLINK_TYPE_XGMI.
-// All or none are returned, since some would say that there are no others.
+// readLinks returns the numbers of the nodes at the other ends of a node's direct XGMI links. The
+// kernel gives such a link a weight of 15 for each hop (kfd_fill_gpu_xgmi_link_to_gpu in
+// kfd_crat.c); type 11 is CRAT_IOLINK_TYPE_XGMI. After an error no links are returned, because a
+// partial list would look complete.
 func readLinks(dir sysfs.Device) ([]string, error) {
 	var links []string
 	for _, link := range dir.Children("io_links") {
@@ -116,8 +116,8 @@ func readLinks(dir sysfs.Device) ([]string, error) {
 	return links, nil
 }
 
-// linkedTo returns the names of the devices that XGMI joins a GPU to, be they
-// this family's to describe or not. If one cannot be told, none are returned.
+// linkedTo returns the names of the devices with XGMI links to a GPU, including devices that this
+// family does not describe. If one name is unknown, linkedTo returns none.
 func (k *kfd) linkedTo(n kfdNode) []string {
 	var names []string
 	for _, link := range n.links {
@@ -133,10 +133,9 @@ func (k *kfd) linkedTo(n kfdNode) []string {
 	return slices.Compact(names)
 }
 
-// locate returns which of the known PCI functions a node is of, and which of
-// its partitions. The kernel writes the partition's index to bits 31 to 28 of
-// location_id; AMD's own releases of the driver, which are older, write it to
-// the function's bits.
+// locate returns the known PCI function of a node, and the partition index. The kernel writes the
+// index to bits 31 to 28 of location_id. AMD's own releases of the driver, which are older, write
+// the index to the function's bits.
 func locate(properties map[string]uint64, known map[string]bool) (address string, index int) {
 	location := properties["location_id"]
 	device := fmt.Sprintf("%04x:%02x:%02x.", properties["domain"], location>>8&0xff, location>>3&0x1f)
@@ -150,8 +149,8 @@ func locate(properties map[string]uint64, known map[string]bool) (address string
 	return "", 0
 }
 
-// unlocated returns the PCI address that a node states of itself, "" if it is no
-// GPU, where the function is not among those that are described.
+// unlocated returns the PCI address in the properties of a node whose function is not described. It
+// returns "" if the node is not a GPU.
 func unlocated(properties map[string]uint64) string {
 	if properties["simd_count"] == 0 {
 		return ""
@@ -160,8 +159,8 @@ func unlocated(properties map[string]uint64) string {
 	return fmt.Sprintf("%04x:%02x:%02x.%d", properties["domain"], location>>8&0xff, location>>3&0x1f, location&7)
 }
 
-// setShared sets what all partitions of a GPU have in common. A value that /sys
-// has for the PCI function comes first.
+// setShared sets the attributes that all partitions of a GPU have in common. A value that /sys has
+// for the PCI function takes precedence.
 func (n kfdNode) setShared(a discovery.Attributes) {
 	if n.gfx > 0 {
 		// 90402 is gfx942, 90010 is gfx90a.
@@ -171,11 +170,11 @@ func (n kfdNode) setShared(a discovery.Attributes) {
 		a.SetString("fabric", fmt.Sprintf("xgmi-%016x", n.hive))
 	}
 	if n.uniqueID != 0 && a.String("uuid") == "" {
-		a.SetString("uuid", fmt.Sprintf("%016x", n.uniqueID)) // as in the function's unique_id
+		a.SetString("uuid", fmt.Sprintf("%016x", n.uniqueID)) // the same form as unique_id of the function
 	}
 }
 
-// memory returns the bytes of the GPU's own memory that the node may use.
+// memory returns the size in bytes of the GPU memory that the node may use.
 func (n kfdNode) memory() (uint64, error) {
 	if n.device.Path == "" {
 		return 0, nil // not in the topology
@@ -186,7 +185,7 @@ func (n kfdNode) memory() (uint64, error) {
 		if err != nil {
 			return 0, fmt.Errorf("KFD node %s: memory bank %s: %w", n.device.Name(), bank.Name(), err)
 		}
-		// Frame buffer, public or private (enum in kfd_crat.h); 0 is the host's.
+		// 1 and 2 are the frame buffer, public and private (enum in kfd_crat.h); 0 is host memory.
 		if heap := properties["heap_type"]; heap == 1 || heap == 2 {
 			size += properties["size_in_bytes"]
 		}

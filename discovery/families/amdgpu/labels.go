@@ -7,21 +7,21 @@ import (
 	"chandler.dev/discovery"
 )
 
-// labels are those of AMD's k8s-node-labeller (cmd/k8s-node-labeller in its device plugin's
-// repository), as far as the kernel says them without a call to a device node.
+// labels are the labels of AMD's k8s-node-labeller (cmd/k8s-node-labeller in the repository of the
+// AMD device plugin), as far as the values need no call to a device node.
 var labels = append(tallies(),
 	discovery.Labels{Set: map[string]string{
 		"amd.com/gpu.driver-version":     "{release}",
 		"amd.com/gpu.driver-src-version": "{source}",
 	}},
 	discovery.Labels{If: discovery.Agreed, Where: map[string]string{unmade: "!true"}, Set: map[string]string{"amd.com/compute-memory-partition": "{profile}"}},
-	supported("compute", "false"), supported("compute", "true"), // that any GPU does comes last
+	supported("compute", "false"), supported("compute", "true"), // later entries win: "true" if any GPU supports it
 	supported("memory", "false"), supported("memory", "true"),
 )
 
-// tallies returns labels that say how many GPUs have which value. In the domain
-// beta.amd.com they always do so, and have the value besides if it is the only one; in
-// amd.com they have the value, or else the counts.
+// tallies returns labels with the number of GPUs for each value. Labels in the domain beta.amd.com
+// always have the counts, and also the value if all GPUs agree. Labels in amd.com have the value if
+// all GPUs agree, and otherwise the counts.
 func tallies() (all []discovery.Labels) {
 	for _, tally := range []struct{ name, value, count string }{
 		{"device-id", "{pciDevice}", "{silicon}"},
@@ -32,7 +32,7 @@ func tallies() (all []discovery.Labels) {
 		{"family", "{generation}", "{count}"},
 	} {
 		stable, beta := "amd.com/gpu."+tally.name, "beta.amd.com/gpu."+tally.name
-		where := map[string]string{"driver": "!", unmade: "!true"} // the labeller knows of no GPU without its driver
+		where := map[string]string{"driver": "!", unmade: "!true"} // the labeller ignores GPUs without their driver
 		for _, l := range []discovery.Labels{
 			{Set: map[string]string{beta + "." + tally.value: tally.count}},
 			{If: discovery.Agreed, Set: map[string]string{stable: tally.value, beta: tally.value}},
@@ -45,7 +45,7 @@ func tallies() (all []discovery.Labels) {
 	return all
 }
 
-// supported returns the label that says whether GPUs can be partitioned in that way.
+// supported returns the label for GPUs that support a way of partitioning, or do not.
 func supported(way, whether string) discovery.Labels {
 	return discovery.Labels{
 		Where: map[string]string{way + "Partitions": whether},
@@ -53,9 +53,9 @@ func supported(way, whether string) discovery.Labels {
 	}
 }
 
-// generations are what the driver calls families of GPUs, by architecture, without the
-// prefix: amdgpu_discovery_set_ip_blocks in drivers/gpu/drm/amd/amdgpu/amdgpu_discovery.c.
-// gfx1036 is of two of them.
+// generations maps architectures to the driver's names for GPU families, without the prefix
+// (amdgpu_discovery_set_ip_blocks in drivers/gpu/drm/amd/amdgpu/amdgpu_discovery.c). gfx1036 is
+// left out because two families have the architecture.
 var generations = map[string]string{
 	"gfx900": "AI", "gfx904": "AI", "gfx906": "AI", "gfx908": "AI", "gfx90a": "AI", "gfx942": "AI", "gfx950": "AI",
 	"gfx902": "RV", "gfx909": "RV", "gfx90c": "RV",
@@ -68,7 +68,7 @@ var generations = map[string]string{
 	"gfx1150": "GC_11_5_0", "gfx1151": "GC_11_5_0", "gfx1152": "GC_11_5_0",
 }
 
-// setFacts sets what only labels say of a GPU.
+// setFacts sets the facts that only labels use.
 func (g *gpu) setFacts(facts map[string]string, architecture string) {
 	facts["generation"] = generations[architecture]
 	if source, err := g.host.ReadText("/sys/module/amdgpu/srcversion"); err == nil {

@@ -11,15 +11,16 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// currentMode is the attribute that says how a GPU is divided, and divides it.
+// currentMode is the attribute with the compute partition mode. Writing it partitions the GPU.
 const currentMode = "current_compute_partition"
 
-// makePart returns the work that divides a GPU as a part of it needs, or makes it whole. The
-// parts of the mode that the GPU has now go with it. Nobody has any of them, since they take of the
+// makePart returns the work that switches a GPU to the mode of the wanted partition, or to a whole
+// GPU. The partitions of the present mode disappear. They are not allocated, because they take the
 // same counters.
 //
-// The kernel refuses a mode while a process computes, and does not look at who else uses the
-// GPU, as for graphics or video. So nobody may have a node of it open.
+// The kernel refuses to change the mode while a process computes, but does not check other users of
+// the GPU, for example for graphics or video. So makePart returns an error if any process has a
+// node of the GPU open.
 func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Making) (discovery.Work, error) {
 	function := sysfs.At(host.FS, m.Of)
 	want, from := m.How[newMode], m.How[oldMode]
@@ -31,19 +32,19 @@ func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Making) (
 	case err != nil:
 		return nil, err
 	case now == want:
-		return nil, nil // its parts may come late
+		return nil, nil // the partitions may appear later
 	case now != from && now != wholeMode:
 		return nil, fmt.Errorf("GPU %s is in mode %s, which somebody has set meanwhile", function.Name(), strings.ToUpper(now))
 	}
 	return divide(host, tools, function, want)
 }
 
-// unmakePart returns the work that makes a GPU whole. A GPU in another mode than an agent
-// has set was changed by somebody else, and stays as it is.
+// unmakePart returns the work that switches a GPU back to a whole GPU. A GPU in a mode that no
+// agent set remains unchanged, because an administrator changed the mode.
 func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Making) (discovery.Work, error) {
 	function := sysfs.At(host.FS, m.Of)
 	if function.Driver() != "amdgpu" {
-		return nil, nil // it is gone, or was reset for the driver that it has now
+		return nil, nil // the GPU is gone, or its present driver has reset it
 	}
 	now, err := modeOf(function)
 	if err != nil {
@@ -58,13 +59,13 @@ func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Making)
 	return divide(host, tools, function, wholeMode)
 }
 
-// ours reports whether a mode is one that an agent has set, by what it has written down, or
-// one that it has begun from. Any other was set by somebody else since.
+// ours reports whether an agent set the mode according to its record, or the mode is the one from
+// which the agent started. Any other mode was set by an administrator since.
 func ours(how map[string]string, mode string) bool {
 	return mode == wholeMode || mode == how[newMode] || mode == how[oldMode]
 }
 
-// modeOf returns the mode that a GPU is in. It waits while the kernel changes the mode.
+// modeOf returns the present mode of a GPU. The read blocks while the kernel changes the mode.
 func modeOf(function sysfs.Device) (string, error) {
 	text, err := function.Text(currentMode)
 	if err != nil {
@@ -73,7 +74,7 @@ func modeOf(function sysfs.Device) (string, error) {
 	return strings.ToLower(text), nil
 }
 
-// divide returns the work that sets a mode, if nobody uses the GPU or a part of it.
+// divide returns the work that sets a mode, or an error if a process uses the GPU or a partition.
 func divide(host *discovery.Host, tools discovery.Tools, function sysfs.Device, mode string) (discovery.Work, error) {
 	parts, err := drmOf(host, function)
 	if err != nil {
@@ -92,7 +93,7 @@ func divide(host *discovery.Host, tools discovery.Tools, function sysfs.Device, 
 	}, nil
 }
 
-// drmOf returns the kernel devices that have the nodes of a GPU's parts, the GPU first.
+// drmOf returns the kernel devices with the nodes of a GPU's partitions, the GPU first.
 func drmOf(host *discovery.Host, function sysfs.Device) ([]sysfs.Device, error) {
 	kfd := readKFD(host, []sysfs.Device{function})
 	if kfd.partial {
@@ -113,11 +114,10 @@ func drmOf(host *discovery.Host, function sysfs.Device) ([]sysfs.Device, error) 
 	return found, nil
 }
 
-// explain says what an error of the kernel means that a write of a mode ended with, as far
-// as it is known, and what helps (amdgpu_gfx_set_compute_partition in
-// drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c of Linux 6.8 to 6.16, and what it calls, down to
-// kgd2kfd_check_and_lock_kfd, which a patch of May 2025 has look at one GPU alone). It is a
-// remark in parentheses, or "".
+// explain returns the known cause and the remedy for a kernel error from a write of the mode, in
+// parentheses, or "" (amdgpu_gfx_set_compute_partition in drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c
+// of Linux 6.8 to 6.16 and its callees, down to kgd2kfd_check_and_lock_kfd; a patch of May 2025
+// restricts the latter to a single GPU).
 func explain(err error) string {
 	switch sysfs.ErrnoName(err) {
 	case "EBUSY":

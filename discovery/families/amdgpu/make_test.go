@@ -19,7 +19,7 @@ const (
 	asCPX   = "? cpx-0 cpx-1 cpx-2 cpx-3 cpx-4 cpx-5 cpx-6 cpx-7 dpx-0? dpx-1? qpx-0? qpx-1? qpx-2? qpx-3?"
 )
 
-// device returns a device of the first GPU, as it is now.
+// device returns a device of the first GPU in its present state.
 func (h *dividing) device(t *testing.T, suffix string) discovery.Device {
 	t.Helper()
 	h.seen = nil
@@ -32,7 +32,7 @@ func (h *dividing) device(t *testing.T, suffix string) discovery.Device {
 	return discovery.Device{}
 }
 
-// divides makes a part.
+// divides creates a partition.
 func (h *dividing) divides(t *testing.T, suffix string) error {
 	t.Helper()
 	d := h.device(t, suffix)
@@ -42,7 +42,7 @@ func (h *dividing) divides(t *testing.T, suffix string) error {
 	return h.makes(t, *d.Making)
 }
 
-// is checks which devices there are, and could be.
+// is checks the existing and possible devices.
 func (h *dividing) is(t *testing.T, want string) {
 	t.Helper()
 	h.seen = nil
@@ -51,8 +51,8 @@ func (h *dividing) is(t *testing.T, want string) {
 	}
 }
 
-// One write divides all of a GPU, and one goes from any mode to any other. Each part has the
-// nodes that KFD tells, in whatever order these are.
+// One write partitions a whole GPU, and one write changes from any mode to any other. Each
+// partition has the nodes that KFD lists, in any order.
 func TestDivides(t *testing.T) {
 	for name, backwards := range map[string]bool{"in order": false, "backwards": true} {
 		t.Run(name, func(t *testing.T) {
@@ -92,7 +92,7 @@ func TestDivides(t *testing.T) {
 	}
 }
 
-// A part has the same memory, identity and place whether it is there or not.
+// A partition has the same memory, identity and place before and after its creation.
 func TestPartStaysItself(t *testing.T) {
 	h := newDividing(1)
 	before := h.device(t, "-cpx-3")
@@ -110,7 +110,7 @@ func TestPartStaysItself(t *testing.T) {
 	}
 }
 
-// Whoever has a node of the GPU or of one of its parts open keeps it as it is.
+// An open node of the GPU or of a partition prevents a change of the mode.
 func TestInUse(t *testing.T) {
 	h := newDividing(2)
 	h.Opens("47", h.Node(0))
@@ -128,7 +128,7 @@ func TestInUse(t *testing.T) {
 	if err := h.divides(t, "-dpx-0"); err == nil || !strings.Contains(err.Error(), "process 47") {
 		t.Errorf("divided otherwise: %v", err)
 	}
-	h.Opens("47", "/dev/dri/renderD137") // of the other GPU
+	h.Opens("47", "/dev/dri/renderD137") // a node of the other GPU
 	if err := h.unmakes(t, parttest.Device); err != nil {
 		t.Error(err)
 	}
@@ -137,8 +137,8 @@ func TestInUse(t *testing.T) {
 	}
 }
 
-// The error says what the kernel refuses, and what helps. A mode that is left behind is put
-// together again, whether the kernel divided the GPU or not.
+// The error contains the kernel's refusal and a remedy. A mode that remains after an error is
+// switched back, whether the kernel partitioned the GPU or not.
 func TestRefused(t *testing.T) {
 	for err, want := range map[syscall.Errno]string{
 		syscall.EBUSY: "/dev/kfd", syscall.EINVAL: "no such mode", syscall.EPERM: "being reset", syscall.EIO: "KFD did not start", syscall.ENOMEM: "cannot allocate",
@@ -162,8 +162,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// Going from one mode to another may be refused. The GPU is put together from the mode
-// that it stayed in.
+// The kernel may refuse the change from one mode to another. The GPU is switched back from the mode
+// in which it remained.
 func TestRefusedOnTheWay(t *testing.T) {
 	h := newDividing(1)
 	if err := h.divides(t, "-cpx-0"); err != nil {
@@ -181,8 +181,8 @@ func TestRefusedOnTheWay(t *testing.T) {
 	h.is(t, " "+couldBe)
 }
 
-// Parts that KFD lists late, or never, could be there and are not. Nobody is offered them as
-// well.
+// Partitions that KFD lists late, or never, are possible but do not exist. They are not offered to
+// other consumers.
 func TestFewer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newDividing(1)
@@ -208,7 +208,7 @@ func TestFewer(t *testing.T) {
 	h.is(t, "? cpx-0 cpx-1 cpx-2 cpx-3 cpx-4 cpx-5 cpx-6?! cpx-7?! dpx-0? dpx-1? qpx-0? qpx-1? qpx-2? qpx-3?")
 }
 
-// An administrator who sets a mode keeps it: before the agent did, and after.
+// A mode that an administrator sets remains, before and after the agent's own changes.
 func TestSetByHand(t *testing.T) {
 	h := newDividing(1)
 	if err := h.Set(0, "DPX"); err != nil {
@@ -235,8 +235,8 @@ func TestSetByHand(t *testing.T) {
 	h.is(t, "xcp-0 xcp-1")
 }
 
-// Once the administrator lets nothing be divided any more, what is there keeps its name, and nothing else is
-// offered.
+// After the administrator forbids partitions, existing partitions keep their names, and no other
+// partitions are offered.
 func TestNoMore(t *testing.T) {
 	h := newDividing(1)
 	if err := h.divides(t, "-dpx-0"); err != nil {
@@ -253,7 +253,7 @@ func TestNoMore(t *testing.T) {
 	}
 }
 
-// While its mode cannot be read, nothing is said of a GPU but that: somebody may have a part.
+// While the mode is unreadable, the GPU has only a problem: a consumer may have a partition.
 func TestModeUnknown(t *testing.T) {
 	h := newDividing(1)
 	if err := h.divides(t, "-dpx-0"); err != nil {
@@ -269,7 +269,7 @@ func TestModeUnknown(t *testing.T) {
 	}
 }
 
-// Where a GPU cannot be whole, or has no other mode, it is as it always was.
+// A GPU that cannot be whole, or has no other mode, is described without partitions.
 func TestNothingToDivide(t *testing.T) {
 	for text, want := range map[string]string{
 		"SPX, DPX, QPX, CPX\n": " " + couldBe,

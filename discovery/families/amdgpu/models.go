@@ -1,9 +1,8 @@
 package amdgpu
 
-// models are the names of GPUs that are used for computing, by PCI device and
-// revision ID, as AMD's list for libdrm has them (data/amdgpu.ids). They are for
-// GPUs whose driver does not tell the name: only cards with a memory of their
-// own for that do.
+// models maps PCI device and revision IDs to the names of GPUs for computing, from AMD's list for
+// libdrm (data/amdgpu.ids). The map serves GPUs whose driver does not report the name: only cards
+// with a separate memory for the name do.
 var models = map[string]string{
 	"6860 00": "AMD Radeon Instinct MI25",
 	"6860 01": "AMD Radeon Instinct MI25",

@@ -7,8 +7,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// The name by partition mode is that of the plugin, and there is none where the
-// mode is not known, or garbage.
+// The resource name by partition mode is the plugin's name. There is none if the mode is unknown or
+// invalid.
 func TestOffers(t *testing.T) {
 	for profile, want := range map[string]string{
 		"spx_nps1":   "amd.com/spx_nps1",
@@ -31,8 +31,8 @@ func TestOffers(t *testing.T) {
 	}
 }
 
-// amdgpu refuses some display controllers of AMD's, by its list; the IDs are from
-// both ends of that list's ranges, and from the other list's next to them.
+// amdgpu refuses some AMD display controllers by a list. The IDs are from both ends of the ranges
+// of that list, and from the neighbouring entries of the list of supported IDs.
 func TestRadeon(t *testing.T) {
 	for _, id := range []string{
 		"3150", "3e70", "4136", "4f73", "5144", "515e", "5969", "5e6f", "6700", "677b", "6840", "684c", "6850", "6859", "6880", "689b", "68a0",

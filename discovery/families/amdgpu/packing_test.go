@@ -31,14 +31,14 @@ func applied(host *discovery.Host) *rules.Snapshot {
 	return (&rules.Rules{}).Apply(discovery.Scan(host, []*discovery.Family{family}))
 }
 
-// dividing is a host whose GPUs may be divided, and what an agent has made of them.
+// dividing is a host whose GPUs may be partitioned, with the agent's records of partitioned GPUs.
 type dividing struct {
 	*parttest.Host
 
 	ours map[string]discovery.Making // by unit
 
-	alone bool            // no process uses anything
-	seen  *rules.Snapshot // as it was when what is below was so
+	alone bool            // no process uses any device
+	seen  *rules.Snapshot // cached for the state in when
 	when  string
 }
 
@@ -66,7 +66,7 @@ func (h *dividing) tools() discovery.Tools {
 	}}
 }
 
-// makes does what an agent does for who gets a device.
+// makes creates a device, as an agent does for a consumer.
 func (h *dividing) makes(t *testing.T, m discovery.Making) error {
 	t.Helper()
 	work, err := family.Make(h.host(), h.tools(), m)
@@ -77,7 +77,7 @@ func (h *dividing) makes(t *testing.T, m discovery.Making) error {
 	return work(t.Context())
 }
 
-// unmakes does what an agent does when nobody has any device of a unit.
+// unmakes removes a unit without consumers, as an agent does.
 func (h *dividing) unmakes(t *testing.T, unit string) error {
 	t.Helper()
 	work, err := family.Unmake(h.host(), h.tools(), h.ours[unit])
@@ -90,7 +90,7 @@ func (h *dividing) unmakes(t *testing.T, unit string) error {
 	return err
 }
 
-// scan returns the devices, none of which has a problem.
+// scan returns the devices and reports every problem as a test error.
 func (h *dividing) scan(t *testing.T) *rules.Snapshot {
 	t.Helper()
 	if now := fmt.Sprint(h.Mode(0), h.Mode(h.Len()-1), slices.Sorted(maps.Keys(h.ours))); now != h.when || h.seen == nil {
@@ -102,7 +102,7 @@ func (h *dividing) scan(t *testing.T) *rules.Snapshot {
 	return h.seen
 }
 
-// sketch says which devices are there, with "?" behind those that could be.
+// sketch lists the devices, with "?" behind those that do not exist.
 func sketch(s *rules.Snapshot) string {
 	var all []string
 	for _, d := range s.Devices {
@@ -120,9 +120,10 @@ func sketch(s *rules.Snapshot) string {
 
 var sequences = flag.Int("sequences", 100, "how many random sequences of claims TestPacking makes; see make simulate")
 
-// Whatever claims come and go, whatever stays warm and whatever an administrator sets by
-// hand: Kubernetes' scheduler never gives a GPU and a part of it, nor parts of two modes. All that it
-// gives can be made, nothing is divided anew while somebody has a part of it, and all is whole in the end.
+// For random claims, modes that remain after their claims, and modes that an administrator sets
+// manually: the Kubernetes scheduler never allocates a GPU together with its partitions, nor
+// partitions of two modes. All allocated devices can be created, no mode changes while a partition
+// is allocated, and all GPUs are whole in the end.
 func TestPacking(t *testing.T) {
 	allocated := 0
 	for seed := range *sequences {
@@ -134,7 +135,7 @@ func TestPacking(t *testing.T) {
 	t.Logf("%d claims", allocated)
 }
 
-// modeIn returns the mode in the name of a device, "spx" if it is a GPU as a whole.
+// modeIn returns the mode in the name of a device, "spx" for a whole GPU.
 func modeIn(device string) string {
 	for mode := range parttest.Modes {
 		if strings.Contains(device, "-"+strings.ToLower(mode)+"-") {
@@ -168,7 +169,7 @@ func pack(t *testing.T, random *rand.Rand) (allocated int) {
 			t.Fatal(problems)
 		}
 		s.Publish(made)
-		for i := range 1 + random.IntN(4) { // before the next look
+		for i := range 1 + random.IntN(4) { // before the next scan
 			wanted := []string{"spx", "dpx", "qpx", "cpx", "cpx"}[random.IntN(5)] + "_nps1"
 			uid := types.UID(fmt.Sprint(step, "-", i))
 			claim, ok := s.Allocate(uid, resourceapi.ExactDeviceRequest{Selectors: []resourceapi.DeviceSelector{{

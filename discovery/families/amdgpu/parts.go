@@ -12,20 +12,20 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// wholeMode is the mode of a GPU that is not divided, as names have it.
+// wholeMode is the mode of an unpartitioned GPU.
 const wholeMode = "spx"
 
-// division is a mode of a GPU: into how many equal parts it divides all of it.
+// division is a mode of a GPU with the number of equal partitions.
 type division struct {
 	mode  string // "cpx"
 	parts int
 }
 
-// divisions returns the modes that a GPU can be switched to, from that of the fewest parts
-// to that of the most, by available_compute_partition. CPX makes a part of each compute die,
-// and the text does not say how many there are. The kernel lists QPX where there are eight, TPX
-// where there are six, and DPX where there are at least four (__aqua_vanjaram_update_supported_modes in drivers/gpu/drm/amd/amdgpu/aqua_vanjaram.c of
-// Linux 6.15; before that,
+// divisions returns the available modes of a GPU, ordered from the fewest partitions to the most,
+// from available_compute_partition. CPX creates a partition for each compute die, but the text does
+// not contain the number of dies. The kernel lists QPX with eight dies, TPX with six, and DPX with
+// at least four (__aqua_vanjaram_update_supported_modes in
+// drivers/gpu/drm/amd/amdgpu/aqua_vanjaram.c of Linux 6.15; in earlier versions
 // amdgpu_gfx_get_available_compute_partition in amdgpu_gfx.c).
 func divisions(available string) (all []division) {
 	modes := strings.FieldsFunc(strings.ToLower(available), func(r rune) bool { return r == ',' || r == ' ' })
@@ -45,23 +45,23 @@ func divisions(available string) (all []division) {
 	return all
 }
 
-// parts describes a GPU that the administrator lets be divided: all of it, and the parts of
-// each of its modes, whether they are there or could be. A mode divides all of the GPU, so
-// there are never parts of two modes. A part has its mode in its name, such as
+// parts describes a GPU that the administrator allows to be partitioned: the whole GPU, and the
+// partitions of each mode, whether they exist or not. A mode partitions the whole GPU, so
+// partitions of two modes never coexist. The name of a partition includes its mode, such as
 // "pci-0000-05-00-0-cpx-3".
 //
-// A GPU whose mode the administrator has set to another than SPX is left as it is.
+// If the administrator has set a mode other than SPX, the GPU remains in this mode.
 type parts struct {
 	*gpu
 	all     discovery.Device // the GPU
 	now     mode
 	modes   []division
-	allowed bool // what is not there may be made
+	allowed bool // missing partitions may be created
 }
 
-// onRequest returns what could be had of a GPU, nil if nothing could that is not there: the
-// administrator does not let it be divided, and no agent has divided it. The error is why
-// this cannot be told for now.
+// onRequest returns the possible devices of a GPU. The result is nil if there are none beyond the
+// existing devices: the administrator does not allow partitions, and no agent has partitioned the
+// GPU. The error is the reason why the devices are unknown at present.
 func (g *gpu) onRequest(all discovery.Device, now mode) (*parts, error) {
 	allowed, allowedErr := g.host.Partitions(all)
 	if allowedErr != nil {
@@ -86,7 +86,7 @@ func (g *gpu) onRequest(all discovery.Device, now mode) (*parts, error) {
 	case now.profile == "" || at.parts == 0 && made:
 		return nil, fmt.Errorf("how it is divided cannot be told: its mode is %q", now.compute)
 	case p.division(wholeMode).parts == 0:
-		return nil, nil // it is never whole while its memory is divided
+		return nil, nil // while its memory is partitioned, the GPU is never whole
 	case !made && (now.compute != wholeMode || len(g.nodes) == 0):
 		return nil, nil
 	}
@@ -101,7 +101,7 @@ func (g *gpu) onRequest(all discovery.Device, now mode) (*parts, error) {
 
 const availableModes = "available_compute_partition"
 
-// division returns a mode of that name, nothing if the GPU has none.
+// division returns the mode with this name, or an empty division if the GPU has none.
 func (p *parts) division(mode string) division {
 	for _, d := range p.modes {
 		if d.mode == mode {
@@ -111,7 +111,7 @@ func (p *parts) division(mode string) division {
 	return division{}
 }
 
-// describe returns the GPU and all of its parts.
+// describe returns the GPU and all of its partitions.
 func (p *parts) describe(xcps []sysfs.Device, err error) []discovery.Device {
 	silicon := &discovery.Silicon{Name: p.all.Name, Counters: p.counters()}
 	var devices []discovery.Device
@@ -126,7 +126,7 @@ func (p *parts) describe(xcps []sysfs.Device, err error) []discovery.Device {
 	return devices
 }
 
-// part describes a part that is there, or could be.
+// part describes an existing or a possible partition.
 func (p *parts) part(of division, i int, xcps []sysfs.Device, err error) (discovery.Device, bool) {
 	_, memory, _ := strings.Cut(p.now.profile, "_")
 	profile := mode{of.mode, strings.Trim(of.mode+"_"+memory, "_")}
@@ -150,8 +150,8 @@ func (p *parts) part(of division, i int, xcps []sysfs.Device, err error) (discov
 	return p.unmade(d, of), p.allowed
 }
 
-// unmade completes the description of a part that is not there. It has an equal share of the
-// GPU, as the driver will tell of it, but for some bytes.
+// unmade completes the description of a partition that does not exist. The partition has an equal
+// share of the GPU. The driver later reports the same values, except for a few bytes.
 func (p *parts) unmade(d discovery.Device, of division) discovery.Device {
 	d.Making = &discovery.Making{
 		Unit: p.all.Name,
@@ -178,19 +178,20 @@ func (p *parts) unmade(d discovery.Device, of division) discovery.Device {
 	return d
 }
 
-// Words of [discovery.Making.How].
+// Keys of [discovery.Making.How].
 const (
-	newMode = "mode" // which the GPU is to have
-	oldMode = "from" // which it had, and has if it could not be changed
+	newMode = "mode" // the wanted mode
+	oldMode = "from" // the earlier mode, which remains if the change fails
 )
 
-// unmade is the fact that a device is not there.
+// unmade is the fact that marks a device as missing.
 const unmade = "unmade"
 
-// counters returns counters by which the scheduler gives the GPU, or parts of one mode, but never
-// parts of two modes. There is one for each part of each mode but the last. The part takes
-// all of its counter. A part of a mode of more parts takes an equal share of it, so there is
-// room for all of these, and for none beside the one that takes all.
+// counters returns counters that let the scheduler allocate the whole GPU or partitions of one
+// mode, but never partitions of two modes. There is one counter for each partition of each mode
+// except the last. The partition itself takes its whole counter. A partition of a mode with more
+// partitions takes an equal share. So the counter has room for all partitions of such a mode, but
+// not together with the partition that takes the whole counter.
 func (p *parts) counters() map[string]resource.Quantity {
 	counters := make(map[string]resource.Quantity)
 	for _, d := range p.modes[:len(p.modes)-1] {
@@ -201,7 +202,7 @@ func (p *parts) counters() map[string]resource.Quantity {
 	return counters
 }
 
-// takes returns what a part takes of the counters.
+// takes returns the counters that a partition takes.
 func (p *parts) takes(of division, i int) map[string]resource.Quantity {
 	takes := make(map[string]resource.Quantity)
 	for _, d := range p.modes[:len(p.modes)-1] {
@@ -217,7 +218,7 @@ func (p *parts) takes(of division, i int) map[string]resource.Quantity {
 	return takes
 }
 
-// most returns how many parts the GPU can be divided into at most.
+// most returns the highest possible number of partitions of the GPU.
 func (p *parts) most() int64 { return int64(p.modes[len(p.modes)-1].parts) }
 
 func counter(d division, i int) string { return fmt.Sprintf("%s-%d", d.mode, i) }

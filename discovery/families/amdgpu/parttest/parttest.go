@@ -1,6 +1,6 @@
-// Package parttest is, for tests, a host with GPUs whose compute partitions come and go as
-// amdgpu has it: all of a GPU is divided by one write, and the render nodes of all partitions
-// that there could be are always there. It is a kernel at its worst where it is told to be.
+// Package parttest simulates, for tests, a host with GPUs whose compute partitions come and go as
+// in amdgpu: one write partitions a whole GPU, and the render nodes of all possible partitions
+// always exist. The fields of [Host] make the simulated kernel fail.
 package parttest
 
 import (
@@ -17,26 +17,26 @@ import (
 	"time"
 )
 
-// Modes are how many partitions the modes of an MI300X make, as the driver writes them.
+// Modes maps the modes of an MI300X, in the driver's form, to their numbers of partitions.
 var Modes = map[string]int{"SPX": 1, "DPX": 2, "QPX": 4, "CPX": 8}
 
-// Host is a host with GPUs. Its first GPU is [Device].
+// Host is a host with GPUs. The first GPU is [Device]. The methods are safe for concurrent use.
 type Host struct {
-	// Refuse returns what the kernel says to a write of a mode, nil if it takes it. If it
-	// is EIO, the GPU has the mode then, and KFD does not list it. It may not return for as
-	// long as it likes, and whoever reads the mode meanwhile waits too. Optional.
+	// Refuse returns the kernel's error for a write of a mode, nil for success. After EIO, the GPU
+	// has the mode, but KFD does not list the GPU. Refuse may block; readers of the mode then block
+	// too. It may be nil.
 	Refuse func(device, mode string) error
 
-	Late      time.Duration // after which KFD lists partitions other than the first
-	Few       int           // how many partitions KFD lists, 0 for all
-	Backwards bool          // the nodes of KFD and of partitions are numbered the other way round
-	Strict    bool          // as in older kernels: nothing is changed while anybody has /dev/kfd open
+	Late      time.Duration // delay until KFD lists partitions other than the first
+	Few       int           // the number of partitions that KFD lists, 0 for all
+	Backwards bool          // KFD nodes and partition nodes are numbered in reverse order
+	Strict    bool          // as in older kernels, writes fail while any process has /dev/kfd open
 
 	mu     sync.Mutex
 	gpus   []*gpu
-	opens  map[string]string // by process, the node that it has open
+	opens  map[string]string // process to its open node
 	writes []string
-	seen   fstest.MapFS // nil if it is to be made anew
+	seen   fstest.MapFS // the cached files, nil after a change
 }
 
 type gpu struct {
@@ -46,13 +46,13 @@ type gpu struct {
 	lock   chan struct{} // full while the kernel writes or reads the mode
 }
 
-// The first GPU's names.
+// Names of the first GPU.
 const (
 	Address = "0000:05:00.0"
 	Device  = "pci-0000-05-00-0"
 )
 
-// New returns a host with so many GPUs, each of them whole.
+// New returns a host with the given number of GPUs, all unpartitioned.
 func New(gpus int) *Host {
 	h := &Host{opens: make(map[string]string)}
 	for i := range gpus {
@@ -61,7 +61,7 @@ func New(gpus int) *Host {
 	return h
 }
 
-// Len returns how many GPUs the host has.
+// Len returns the number of GPUs.
 func (h *Host) Len() int { return len(h.gpus) }
 
 func (g *gpu) address() string { return fmt.Sprintf("0000:%02x:00.0", 5+g.index) }
@@ -88,21 +88,21 @@ func (h *Host) Node(partition int) string {
 	return fmt.Sprintf("/dev/dri/renderD%d", h.render(h.gpus[0], partition))
 }
 
-// Mode returns the mode of a GPU, by its place.
+// Mode returns the mode of a GPU by index.
 func (h *Host) Mode(gpu int) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.gpus[gpu].mode
 }
 
-// Writes returns all that was written, such as "pci-0000-05-00-0 CPX", also what was refused.
+// Writes returns all writes, such as "pci-0000-05-00-0 CPX", including refused writes.
 func (h *Host) Writes() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.writes)
 }
 
-// Opens has a process open a node, and close what it had open; "" has it end.
+// Opens makes a process open a node and close its earlier node. With node "" the process ends.
 func (h *Host) Opens(process, node string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -113,19 +113,19 @@ func (h *Host) Opens(process, node string) {
 	}
 }
 
-// Obey has the kernel refuse nothing any more, also while something writes.
+// Obey makes the kernel accept all writes from now on, even during a write.
 func (h *Host) Obey() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.Refuse = nil
 }
 
-// Set sets the mode of a GPU by hand, as amd-smi does.
+// Set sets the mode of a GPU manually, like amd-smi.
 func (h *Host) Set(gpu int, mode string) error {
 	return h.Write(h.gpus[gpu].attribute(), mode)
 }
 
-// Write writes an attribute, which is to be the mode of a GPU.
+// Write writes an attribute. The only writable attribute is the mode of a GPU.
 func (h *Host) Write(name, mode string) error {
 	i := slices.IndexFunc(h.gpus, func(g *gpu) bool { return g.attribute() == name })
 	if i < 0 {
@@ -177,8 +177,8 @@ func (h *Host) Write(name, mode string) error {
 	return refused
 }
 
-// Open opens a file of the host as the kernel shows it now. The mode cannot be read while
-// it is being changed.
+// Open opens a file of the host in the present state of the kernel. Opening the mode blocks while
+// the kernel changes the mode.
 func (h *Host) Open(name string) (fs.File, error) {
 	for _, g := range h.gpus {
 		if g.attribute() == name {
@@ -189,7 +189,7 @@ func (h *Host) Open(name string) (fs.File, error) {
 	return h.Files().Open(name)
 }
 
-// ReadLink and Lstat make it a [fs.ReadLinkFS].
+// ReadLink returns the target of a link. ReadLink and Lstat implement [fs.ReadLinkFS].
 func (h *Host) ReadLink(name string) (string, error) { return h.Files().ReadLink(name) }
 
 // Lstat describes a file or link.
@@ -205,14 +205,14 @@ func (h *Host) Files() fstest.MapFS {
 	return h.seen
 }
 
-// With returns the files with another text in an attribute of the first GPU.
+// With returns the files with a different text in an attribute of the first GPU.
 func (h *Host) With(attribute, text string) fstest.MapFS {
 	files := maps.Clone(h.Files())
 	files[path.Join(h.gpus[0].dir(), attribute)] = &fstest.MapFile{Data: []byte(text)}
 	return files
 }
 
-// Dies returns files with another number of compute dies.
+// Dies returns files with a different number of compute dies.
 func (h *Host) Dies(files fstest.MapFS, dies int) fstest.MapFS {
 	for name, file := range files {
 		if strings.HasSuffix(name, "/properties") {
@@ -222,7 +222,7 @@ func (h *Host) Dies(files fstest.MapFS, dies int) fstest.MapFS {
 	return files
 }
 
-// tree is files that are being laid out.
+// tree is a file system under construction.
 type tree fstest.MapFS
 
 func (t tree) text(name, text string) { t[name] = &fstest.MapFile{Data: []byte(text + "\n")} }
