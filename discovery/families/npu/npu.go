@@ -1,9 +1,8 @@
-// Package npu describes the accelerators that the kernel's accel subsystem has
-// nodes for, whoever made them: Intel's and AMD's NPUs, Qualcomm's Cloud AI
-// cards, and those that it does not know, by what the kernel tells of any. It
-// leaves alone what has a family of its own, and what has no accel node. The
-// chips of one card, such as the four of a Cloud AI 100 Ultra, are devices of
-// their own.
+// Package npu describes accelerators with nodes of the kernel's accel subsystem: Intel and AMD
+// NPUs, Qualcomm Cloud AI cards, and unknown accelerators of any vendor, by generic kernel
+// attributes. It does not describe accelerators of other families, or accelerators without an accel
+// node. The chips of one card, such as the four chips of a Cloud AI 100 Ultra, are separate
+// devices.
 package npu
 
 import (
@@ -16,7 +15,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is the accelerators of the accel subsystem.
+// Family recognises the accelerators of the accel subsystem.
 var Family = &discovery.Family{
 	Name:     "npu",
 	Doc:      "Intel, AMD and Qualcomm NPUs, and others of the kernel's accel subsystem",
@@ -25,17 +24,17 @@ var Family = &discovery.Family{
 	Labels:   []discovery.Labels{{Where: map[string]string{"vendor": "intel"}, Set: map[string]string{"intel.feature.node.kubernetes.io/npu": "true"}}},
 }
 
-// drivers are what is known of accelerators by the driver. Intel's plugin goes
-// by device IDs, and needs a release for each processor.
+// drivers maps drivers to the vendor and the resource of their accelerators. The Intel plugin uses
+// device IDs instead and needs a release for each processor.
 var drivers = map[string]struct{ vendor, resource string }{
 	"amdxdna":   {"amd", ""},
 	"intel_vpu": {"intel", "npu.intel.com/accel"},
 	"qaic":      {"qualcomm", "qualcomm.com/qaic"},
 }
 
-// chips are what is known of accelerators by driver and PCI device ID. Intel's
-// are told apart by generation, whose firmware and libraries differ
-// (drivers/accel/ivpu/ivpu_drv.h); Qualcomm's have names (drivers/accel/qaic).
+// chips maps driver and PCI device ID to the model and the architecture. The generations of Intel
+// NPUs need different firmware and libraries (drivers/accel/ivpu/ivpu_drv.h); Qualcomm chips have
+// names (drivers/accel/qaic).
 var chips = map[string]struct{ model, architecture string }{
 	"intel_vpu 643e": {"", "40xx"},
 	"intel_vpu 7d1d": {"", "37xx"},
@@ -47,12 +46,12 @@ var chips = map[string]struct{ model, architecture string }{
 	"qaic a110":      {"AIC200", ""},
 }
 
-// elsewhere are the drivers whose accelerators are another family's.
+// elsewhere lists the drivers whose accelerators another family describes.
 var elsewhere = map[string]bool{"habanalabs": true}
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	var parents []sysfs.Device
-	minors := make(map[string][]sysfs.Device) // of one parent: qaic has had more than one
+	minors := make(map[string][]sysfs.Device) // by parent: a qaic device may have several accel minors
 	for _, minor := range found {
 		parent, ok := hardware(minor)
 		if !ok || elsewhere[parent.Driver()] || !isAccel(minor) {
@@ -73,8 +72,8 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	return devices, problems
 }
 
-// hardware returns the device that an accel node is for: the PCI function or
-// platform device above it. A node without hardware above it is no accelerator.
+// hardware returns the device of an accel node: the PCI function or platform device above the node.
+// A node without hardware is not an accelerator.
 func hardware(minor sysfs.Device) (sysfs.Device, bool) {
 	parent := minor.Parent()
 	if parent.Name() == "accel" {
@@ -84,9 +83,8 @@ func hardware(minor sysfs.Device) (sysfs.Device, bool) {
 	return parent, physical
 }
 
-// isAccel reports whether a device is of the kernel's accel subsystem
-// (drivers/accel/drm_accel.c). Google's driver for TPUs has a class of the same
-// name.
+// isAccel reports whether a device belongs to the kernel's accel subsystem
+// (drivers/accel/drm_accel.c). Google's TPU driver has a class with the same name.
 func isAccel(minor sysfs.Device) bool {
 	const major = 261 // ACCEL_MAJOR
 	node, err := minor.Node("")
@@ -119,9 +117,9 @@ func describeNPU(host *discovery.Host, parent sysfs.Device, minors []sysfs.Devic
 	return d, errors.Join(errs...)
 }
 
-// offer returns how the classic API sees an accelerator. The ID is that of the
-// only share in Intel's plugin. Qualcomm does not publish its plugin's IDs, and
-// no plugin offers the others, so these have the kernel's name of the device.
+// offer returns the offer of an accelerator in the device plugin API. For Intel, the ID is that of
+// the only share in the Intel plugin. Qualcomm does not publish its plugin's IDs, and no plugin
+// offers the others, so these use the kernel's device name.
 func offer(driver string, parent, minor sysfs.Device) discovery.Offer {
 	resource := cmp.Or(drivers[driver].resource, discovery.AnyName)
 	if driver == "intel_vpu" {

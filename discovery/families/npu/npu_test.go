@@ -12,9 +12,8 @@ import (
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, npu.Family) }
 
-// TestLeavesAlone has entries of the class accel that are no device of this
-// family: the nodes of a Gaudi, what Google's driver calls by the same name,
-// and what has no hardware.
+// TestLeavesAlone has entries of the class accel that do not belong to this family: the nodes of a
+// Gaudi, devices of Google's driver with the same name, and an entry without hardware.
 func TestLeavesAlone(t *testing.T) {
 	const host = `
 -- sys/class/accel/accel0 -> ../../devices/pci0000:00/0000:00:04.0/accel/accel0 --
