@@ -1,7 +1,6 @@
-// Package fpgaxilinx describes the accelerator cards of AMD and Xilinx: Alveo
-// FPGAs as the XRT drivers xocl and xclmgmt show them, and MA35D transcoders. It
-// flashes no shell, loads no bitstream, and knows nothing of FPGAs that are part
-// of a system on a chip.
+// Package fpgaxilinx describes the accelerator cards of AMD and Xilinx: Alveo FPGAs by the XRT
+// drivers xocl and xclmgmt, and MA35D transcoders. It does not flash shells or load bitstreams, and
+// does not describe FPGAs in a system on a chip.
 package fpgaxilinx
 
 import (
@@ -19,8 +18,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is the cards of AMD and Xilinx. Who else puts these FPGAs on a card has
-// a PCI vendor ID of its own, so the driver decides.
+// Family recognises AMD and Xilinx cards. Other vendors put these FPGAs on cards with their own PCI
+// vendor ID, so the driver decides.
 var Family = &discovery.Family{
 	Name: "fpga-xilinx",
 	Doc:  "AMD Xilinx Alveo FPGAs (U30 and V70 among them) and MA35D transcoders",
@@ -33,10 +32,10 @@ var Family = &discovery.Family{
 	Describe: describe,
 }
 
-// users are the PCI device IDs of user functions of Alveo cards, which xocl binds
-// (src/runtime_src/core/pcie/driver/linux/xocl/devices.h in XRT). Left out is 7021, which
-// any design of AMD's tools may have, and so are functions that manage a card: the card
-// can be used without.
+// users lists the PCI device IDs of user functions of Alveo cards, which xocl binds
+// (src/runtime_src/core/pcie/driver/linux/xocl/devices.h in XRT). The list does not contain 7021,
+// which any design of the AMD tools may use, or the management functions, because a card is usable
+// without them.
 var users = []string{
 	"5001", "5005", "5009", "500d", "5011", "5015", "5019", "501d", "5021", "503d", "504f",
 	"5051", "5059", "505d", "5061", "506d", "5075", "513d",
@@ -63,7 +62,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		case kernel.Driver() == "xocl":
 			d, err = describeFPGA(host, kernel, management[slot(kernel)])
 		default:
-			continue // what manages a card is part of it
+			continue // a management function is part of a card
 		}
 		if err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
@@ -75,13 +74,13 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	return devices, append(problems, joinU30(devices)...)
 }
 
-// slot returns the address of a PCI function without the number of the function.
+// slot returns the address of a PCI function without the function number.
 func slot(function sysfs.Device) string {
 	return strings.TrimRight(strings.TrimRight(function.Name(), "01234567"), ".")
 }
 
-// describeFPGA describes the user function of an FPGA. Its users may need the
-// management function too, which virtual machines do not see.
+// describeFPGA describes the user function of an FPGA. Containers may also need the management
+// function, which is not visible in virtual machines.
 func describeFPGA(host *discovery.Host, user, management sysfs.Device) (discovery.Device, error) {
 	d, err := discovery.PCI(host, user)
 	errs := []error{err}
@@ -110,15 +109,15 @@ func unhealthy(reason string) discovery.Health {
 	return discovery.Health{Status: discovery.Unhealthy, Reason: reason}
 }
 
-// The driver takes the shell's name and the render node away during a reset: who
-// was described before keeps what was said.
+// During a reset the driver removes the shell's name and the render node. A device that was
+// described before keeps its last description.
 var (
 	errNoShell      = errors.New("no shell: the card is not flashed, or is being reset")
 	errNoRenderNode = errors.New("the kernel has no render node for it")
 )
 
-// readShell returns the name of the shell that is flashed, with its time, and
-// what AMD's plugin calls a card with it, "" where Kubernetes has no such name.
+// readShell returns the name and timestamp of the flashed shell, and the resource name of the card
+// in the AMD plugin. The resource is "" if the name is invalid in Kubernetes.
 func readShell(user sysfs.Device) (shell, resource string, err error) {
 	rom, ok := child(user, "rom.", "rom")
 	if !ok {
@@ -140,11 +139,11 @@ func readShell(user sysfs.Device) (shell, resource string, err error) {
 	return shell, resource, nil
 }
 
-// invalid matches what no name of a resource may have.
+// invalid matches characters that a resource name must not contain.
 var invalid = regexp.MustCompile(`[^A-Za-z0-9_.-]+`)
 
-// resourceSuffix returns the shell's name as the last part of a resource's, ""
-// if it is too long: a name that is cut could be another shell's.
+// resourceSuffix returns the shell's name as the last part of a resource name. It returns "" if the
+// name is too long, because a shortened name could belong to another shell.
 func resourceSuffix(shell string) string {
 	suffix := strings.Trim(invalid.ReplaceAllString(shell, "-"), "_.-")
 	if len(suffix) > 63 {
@@ -153,7 +152,7 @@ func resourceSuffix(shell string) string {
 	return suffix
 }
 
-// setCard sets what the controller of the card tells: xmc, or hwmon_sdm on a V70.
+// setCard sets the card's serial number and model from its controller: xmc, or hwmon_sdm on a V70.
 func setCard(d *discovery.Device, user sysfs.Device) error {
 	controller, ok := child(user, "xmc.u.", "hwmon_sdm.u.")
 	if !ok {
@@ -167,8 +166,8 @@ func setCard(d *discovery.Device, user sysfs.Device) error {
 	return attrs.Err()
 }
 
-// child returns the first directory below a device that one of the prefixes
-// begins, in the order of the prefixes. XRT numbers them.
+// child returns the first directory below a device with one of the prefixes, in the order of the
+// prefixes. XRT appends numbers to the names.
 func child(d sysfs.Device, prefixes ...string) (sysfs.Device, bool) {
 	children := d.Children("")
 	for _, prefix := range prefixes {
@@ -181,8 +180,8 @@ func child(d sysfs.Device, prefixes ...string) (sysfs.Device, bool) {
 	return sysfs.Device{}, false
 }
 
-// nodes returns the nodes of an FPGA in the order of AMD's plugin: that of the
-// function that manages the card, the render node, and that of the QDMA engine.
+// nodes returns the nodes of an FPGA in the order of the AMD plugin: the node of the management
+// function, the render node, and the node of the QDMA engine.
 func nodes(host *discovery.Host, user, management sysfs.Device) (nodes []*specs.DeviceNode, err error) {
 	var errs []error
 	add := func(d sysfs.Device, dir string) {
@@ -213,14 +212,14 @@ func nodes(host *discovery.Host, user, management sysfs.Device) (nodes []*specs.
 	return nodes, errors.Join(errs...)
 }
 
-// node is discovery.Node with the permissions that AMD's plugin gives.
+// node is discovery.Node with the permissions of the AMD plugin.
 func node(d sysfs.Device, dir string) (*specs.DeviceNode, error) {
 	node, err := discovery.Node(d, dir)
 	node.Permissions = "rwm"
 	return node, err
 }
 
-// instance returns XRT's number of a PCI function, which is its address.
+// instance returns the XRT number of a PCI function, which encodes the PCI address.
 func instance(function sysfs.Device) uint64 {
 	var domain, bus, device, number uint64
 	if _, err := fmt.Sscanf(function.Name(), "%x:%x:%x.%x", &domain, &bus, &device, &number); err != nil {
@@ -229,20 +228,20 @@ func instance(function sysfs.Device) uint64 {
 	return domain<<16 | bus<<8 | device<<3 | number
 }
 
-// u30 is the beginning of the shells' names of U30 cards.
+// u30 is part of the shell names of U30 cards.
 const u30 = "xilinx_u30"
 
-// isU30 reports whether the FPGA has a shell of a U30 card.
+// isU30 reports whether the FPGA has the shell of a U30 card.
 func isU30(d *discovery.Device) bool {
 	return strings.Contains(d.Attributes.String("profile"), u30)
 }
 
-// joinU30 makes the FPGAs of each U30 card, which have its serial number, one
-// unit of the classic API, known by the first one's address. One whose card
-// cannot be told has no ID there.
+// joinU30 combines the FPGAs of each U30 card, which share the card's serial number, into one unit
+// of the device plugin API. The unit's ID is the address of the first FPGA. An FPGA whose card is
+// unknown has no ID in that API.
 func joinU30(devices []discovery.Device) (problems []discovery.Problem) {
 	cards := make(map[string][]*discovery.Device) // by serial number
-	lost := false                                 // an FPGA may be of any U30 card
+	lost := false                                 // there is an FPGA that may belong to any U30 card
 	withhold := func(d *discovery.Device, why string) {
 		d.Classic = nil
 		problems = append(problems, discovery.Problem{Device: d.Name, Err: errors.New(why)})
@@ -269,10 +268,10 @@ func joinU30(devices []discovery.Device) (problems []discovery.Problem) {
 			withhold(d, "U30 card: its other FPGA may be one that cannot be read")
 			continue
 		case len(card) > 1:
-			d.PartOf = &discovery.Silicon{Name: card[0].Name + "-card"} // which no FPGA is alone
+			d.PartOf = &discovery.Silicon{Name: card[0].Name + "-card"} // not the name of any single FPGA
 		}
 		address := card[0].Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
-		shell := d.Classic // by the plugin's U30AllocUnit=Device and U30NameConvention=ExactName
+		shell := d.Classic // as in the plugin with U30AllocUnit=Device and U30NameConvention=ExactName
 		d.Classic = []discovery.Offer{{Resource: "amd.com/ama_u30", IDs: []string{address}, Unit: "u30-" + d.Identity}}
 		for _, offer := range shell {
 			if !offer.Unnamed() {
@@ -285,8 +284,8 @@ func joinU30(devices []discovery.Device) (problems []discovery.Problem) {
 	return problems
 }
 
-// describeTranscoder describes an ASIC of an MA35D, whose node has no parent in
-// sysfs and tells the PCI function itself. Without it the ASIC has no name.
+// describeTranscoder describes an ASIC of an MA35D. The node has no parent in sysfs; the attribute
+// bus_id contains the PCI address. Without the address the ASIC is left out.
 func describeTranscoder(host *discovery.Host, misc sysfs.Device) (d discovery.Device, ok bool, err error) {
 	d.Name = discovery.DeviceName(misc)
 	attrs := misc.Attrs()
@@ -308,7 +307,7 @@ func describeTranscoder(host *discovery.Host, misc sysfs.Device) (d discovery.De
 	d.Attributes.SetString("model", product["Product name"])
 	serial := product["Product serial number"]
 	d.Attributes.SetString("serial", serial)
-	if serial != "" { // the card's, which has two ASICs
+	if serial != "" { // the serial number belongs to the card, which has two ASICs
 		d.Identity = serial + "/" + address
 	}
 	node, nodeErr := node(misc, "/dev")

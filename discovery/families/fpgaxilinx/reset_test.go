@@ -13,8 +13,8 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// The stages of "xbutil reset": the driver takes what it knows of the card away,
-// the bus drops the functions, and they come back with other nodes.
+// The stages of "xbutil reset": the driver removes its information about the card, the functions
+// disappear from the bus, and return with other nodes.
 func TestReset(t *testing.T) {
 	const name = "pci-0000-3b-00-1"
 	families := []*discovery.Family{fpgaxilinx.Family}
@@ -59,8 +59,8 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// edited lays a recorded host out of which each file's lines, heading first, went
-// through edit; a heading that becomes "" takes its file with it.
+// edited lays out a recorded host after passing all lines of each file, heading first, through
+// edit. If a heading becomes "", the file is left out.
 func edited(t *testing.T, file string, edit func(string) string) *discovery.Host {
 	t.Helper()
 	data, err := os.ReadFile(file)
@@ -85,8 +85,8 @@ func edited(t *testing.T, file string, edit func(string) string) *discovery.Host
 	return discoverytest.Layout(t, name)
 }
 
-// An alias of the plugin's ConfigMap is an entry of "resources". A U30 is one unit
-// by its own name and by an alias, and two units by its shell's name.
+// An alias of the plugin's ConfigMap is an entry of "resources". A U30 is one unit by its own name
+// and by an alias, and two units by its shell's name.
 func TestAliases(t *testing.T) {
 	const shell = "amd.com/xilinx_u30_gen3x4_base_2-1626198029"
 	selector, err := rules.Compile(`device.attributes["chandler.dev"].?profile.orValue("").startsWith("xilinx_u30_")`)
@@ -118,8 +118,8 @@ func TestAliases(t *testing.T) {
 	}
 }
 
-// If one FPGA of a U30 is excluded or has another name, the other is not sold as
-// a card, under any name.
+// If one FPGA of a U30 is excluded or has another name, the other FPGA is not offered as a card
+// under any name.
 func TestHalfACard(t *testing.T) {
 	half, err := rules.Compile(`device.attributes["resource.kubernetes.io"].pciBusID == "0000:0c:00.1"`)
 	if err != nil {
@@ -129,7 +129,7 @@ func TestHalfACard(t *testing.T) {
 	for name, test := range map[string]struct {
 		wanted rules.Rules
 		cards  int      // FPGAs that are offered as parts of a card
-		left   []string // resources of the half
+		left   []string // resources of the remaining half
 	}{
 		"as it is": {cards: 2},
 		"excluded": {wanted: rules.Rules{Exclude: []rules.Selector{half}}},
