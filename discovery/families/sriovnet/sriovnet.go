@@ -1,9 +1,8 @@
-// Package sriovnet describes virtual functions and sub-functions of network
-// adapters that have no RDMA device: those that a container uses through its
-// network, and those that were bound to vfio, uio or vDPA for programs in user
-// space. It binds none, moves no network interface, and leaves physical functions to the
-// host unless the administrator pools them. Where the administrator allows it, it
-// describes virtual functions that are made when somebody gets one.
+// Package sriovnet describes virtual functions and sub-functions of network adapters without an
+// RDMA device: functions that a container uses through its network, and functions that are bound to
+// vfio, uio or vDPA for programs in user space. It does not bind drivers or move network
+// interfaces. Physical functions belong to the host unless the administrator pools them. If the
+// administrator allows it, the package also describes virtual functions that are created on demand.
 package sriovnet
 
 import (
@@ -19,15 +18,15 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is virtual functions of network adapters.
+// Family recognises virtual functions and sub-functions of network adapters.
 var Family = &discovery.Family{
 	Name: "sriovnet",
 	Doc:  "SR-IOV virtual functions and sub-functions of network adapters, without RDMA",
 	Match: []discovery.Match{
 		{Bus: "pci", PCIClass: "02"},
 		{Bus: "auxiliary", Name: subfunctions},
-		{Bus: "vdpa"},  // what is made of a function
-		{Class: "net"}, // likewise
+		{Bus: "vdpa"},  // child devices of a function
+		{Class: "net"}, // child devices of a function
 	},
 	Describe:    describe,
 	CommonNodes: discovery.VFIOControl(),
@@ -39,10 +38,10 @@ var Family = &discovery.Family{
 	FileDirs:    []string{network.InfoDir},
 }
 
-// subfunctions are called "mlx5_core.sf.4".
+// subfunctions matches names such as "mlx5_core.sf.4".
 const subfunctions = "*.sf.*"
 
-// vendors are the makers by their PCI vendor IDs.
+// vendors maps PCI vendor IDs to vendors.
 var vendors = map[string]string{
 	"1077": "qlogic",
 	"10df": "emulex",
@@ -57,29 +56,29 @@ var vendors = map[string]string{
 	"8086": "intel",
 }
 
-// virtualIDs are the PCI device IDs that only virtual functions have, by the
-// vendor's: a virtual machine does not see whose they are.
+// virtualIDs maps PCI vendor IDs to the device IDs of virtual functions. In a virtual machine, no
+// link leads to the physical function.
 var virtualIDs = map[string]string{
 	"15b3": "1002 1004 1012 1014 1016 1018 101a 101c 101e",
 	"8086": "10ca 10ed 1515 1520 154c 1565 15a8 15c5 1889 37cd 57ad",
 }
 
-// plainVirtual are the drivers of adapters that can do RDMA, and whose virtual functions
-// cannot: irdma takes what ice and i40e have, and nothing of iavf (irdma_auxiliary_id_table
-// in drivers/infiniband/hw/irdma/main.c of Linux 6.1 and 6.12).
+// plainVirtual lists the drivers of RDMA adapters whose virtual functions do not support RDMA:
+// irdma binds devices of ice and i40e, but not of iavf (irdma_auxiliary_id_table in
+// drivers/infiniband/hw/irdma/main.c of Linux 6.1 and 6.12).
 var plainVirtual = []string{"i40e", "ice"}
 
 func isVirtual(id sysfs.PCIID) bool {
 	return id.Device != "" && strings.Contains(virtualIDs[id.Vendor], id.Device)
 }
 
-// unit is what can be given away: a PCI function or a sub-function of one.
+// unit is an allocatable function: a PCI function or a sub-function.
 type unit struct {
 	sysfs.Device
 	function   sysfs.Device
 	interfaces []sysfs.Device // in the host's network namespace
 	vdpa       []sysfs.Device
-	carved     bool // it has sub-functions
+	carved     bool // the function has sub-functions
 }
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
@@ -90,7 +89,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		if u.carved || discovery.Idle(u.Driver()) {
 			continue
 		}
-		rdma := u.Exists("infiniband") // then it is family rdma's
+		rdma := u.Exists("infiniband") // the function belongs to the rdma family
 		if rdma && !slices.Contains(plainVirtual, u.Driver()) {
 			continue
 		}
@@ -136,8 +135,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	return devices, problems
 }
 
-// unitsOf returns the functions and sub-functions, with what the kernel made of
-// them, and the same by their paths.
+// unitsOf returns the functions and sub-functions with their child devices, as a list and by path.
 func unitsOf(found []sysfs.Device) (units []*unit, byPath map[string]*unit) {
 	byPath = make(map[string]*unit)
 	for _, d := range found {
@@ -165,8 +163,8 @@ func unitsOf(found []sysfs.Device) (units []*unit, byPath map[string]*unit) {
 	return units, byPath
 }
 
-// ownerOf returns the path of the function or sub-function that the device is
-// or sits on, "" if there is none.
+// ownerOf returns the path of the function or sub-function that contains the device, or of the
+// device itself, "" if there is none.
 func ownerOf(d sysfs.Device) string {
 	for ; strings.Contains(d.Path, "/"); d = d.Parent() {
 		if sysfs.IsPCIAddress(d.Name()) || isSubfunction(d) {
@@ -181,7 +179,7 @@ func isSubfunction(d sysfs.Device) bool {
 	return matched
 }
 
-// parent returns the physical function, which a virtual machine does not see.
+// parent returns the physical function, which is not visible in a virtual machine.
 func (u *unit) parent() (sysfs.Device, bool) {
 	if u.Path != u.function.Path {
 		return u.function, true
@@ -190,8 +188,8 @@ func (u *unit) parent() (sysfs.Device, bool) {
 	return parent, ok && sysfs.IsPCIAddress(parent.Name())
 }
 
-// physical reports whether the unit is left to the host: a physical function,
-// or what may be one. The error is why it cannot be told.
+// physical reports whether the unit belongs to the host: a physical function or a possible physical
+// function. It returns an error if the IDs are unreadable.
 func (u *unit) physical() (bool, error) {
 	if _, virtual := u.parent(); virtual {
 		return false, nil
@@ -206,15 +204,15 @@ func (u *unit) physical() (bool, error) {
 	return true, err
 }
 
-// poolable reports whether the SR-IOV plugin would take a physical function: one that
-// the kernel drives and that is not divided. Under vfio it is of family vfio.
+// poolable reports whether the SR-IOV plugin would use a physical function: a function with a
+// kernel driver and without virtual functions. Functions under vfio belong to the vfio family.
 func (u *unit) poolable() bool {
 	divided, err := discovery.Divided(u.function)
 	driver := u.Driver()
 	return !divided && err == nil && !slices.ContainsFunc([]string{"vfio", "uio"}, func(part string) bool { return strings.Contains(driver, part) })
 }
 
-// unmade returns the virtual functions that the physical function could have.
+// unmade returns the virtual functions that could be created on the physical function.
 func (u *unit) unmade(host *discovery.Host, routes network.Routes, routesErr error) ([]discovery.Device, error) {
 	if !u.poolable() {
 		return nil, nil
@@ -231,7 +229,7 @@ func (u *unit) unmade(host *discovery.Host, routes network.Routes, routesErr err
 	return network.Unmade(host, physical, port)
 }
 
-// identify describes what the unit is, and of what.
+// identify describes the unit and its PCI function.
 func (u *unit) identify(host *discovery.Host) (discovery.Device, error) {
 	d, err := discovery.PCI(host, u.function)
 	vendor := d.Attributes.String("pciVendor")
@@ -249,7 +247,7 @@ func (u *unit) identify(host *discovery.Host) (discovery.Device, error) {
 	return d, err
 }
 
-// interfacesOf returns the interfaces of a unit, none of one that is not known.
+// interfacesOf returns the interfaces of a unit, none if the unit is nil.
 func (u *unit) interfacesOf() []sysfs.Device {
 	if u == nil {
 		return nil
@@ -257,7 +255,7 @@ func (u *unit) interfacesOf() []sysfs.Device {
 	return u.interfaces
 }
 
-// describe adds what the unit is for, and the port that it sends through.
+// describe adds the use of the unit and its port.
 func (u *unit) describe(d *discovery.Device, host *discovery.Host, f network.Function) error {
 	nodes, wanted, nodesErr := u.nodes(host)
 	d.Edits.DeviceNodes = nodes
@@ -272,8 +270,8 @@ func (u *unit) describe(d *discovery.Device, host *discovery.Host, f network.Fun
 	return errors.Join(nodesErr, f.Describe(d, host))
 }
 
-// nodes returns the nodes of the unit, and whether its driver has any: what the
-// kernel drives itself is used through the network.
+// nodes returns the nodes of the unit, and whether its driver provides nodes. Units of kernel
+// network drivers have none: containers use them through the network.
 func (u *unit) nodes(host *discovery.Host) (nodes []*specs.DeviceNode, wanted bool, err error) {
 	switch driver := u.Driver(); {
 	case discovery.IsVFIO(driver):
@@ -293,8 +291,8 @@ func (u *unit) nodes(host *discovery.Host) (nodes []*specs.DeviceNode, wanted bo
 	return nodes, wanted, errors.Join(errs...)
 }
 
-// inContainer gives the group of a function without an IOMMU the name in the
-// container that other groups have, as the SR-IOV plugin does.
+// inContainer renames the node of a function without an IOMMU to the form of other groups in the
+// container, like the SR-IOV plugin.
 func inContainer(nodes []*specs.DeviceNode) []*specs.DeviceNode {
 	for _, node := range nodes {
 		node.Path = strings.Replace(node.Path, "/noiommu-", "/", 1)
@@ -302,8 +300,7 @@ func inContainer(nodes []*specs.DeviceNode) []*specs.DeviceNode {
 	return nodes
 }
 
-// vdpaDevice returns what the kernel made of the unit on the vDPA bus, nil if it
-// is nothing that can be used.
+// vdpaDevice returns the usable device of the unit on the vDPA bus, nil if there is none.
 func (u *unit) vdpaDevice() *network.VDPA {
 	for _, d := range u.vdpa {
 		driver, made, dir := "", "", ""
@@ -324,11 +321,10 @@ func (u *unit) vdpaDevice() *network.VDPA {
 	return nil
 }
 
-// madeOf returns the devices that a driver of the vDPA bus made of one of the
-// unit's, by what their names begin with. vhost_vdpa makes its device below that.
-// virtio_vdpa makes it beside that, below whatever does its DMA, which is the
-// function (virtio_vdpa_probe in drivers/virtio/virtio_vdpa.c), and nothing says
-// which of several it is.
+// madeOf returns the devices that a driver of the vDPA bus created for a vDPA device of the unit,
+// by the prefix of their names. vhost_vdpa creates its device below the vDPA device. virtio_vdpa
+// creates the device below the DMA device, which is the function (virtio_vdpa_probe in
+// drivers/virtio/virtio_vdpa.c). With several vDPA devices, the owner of such a device is unknown.
 func (u *unit) madeOf(vdpa sysfs.Device, prefix string) []sysfs.Device {
 	if found := vdpa.Numbered(".", prefix); len(found) > 0 || vdpa.Driver() != "virtio_vdpa" {
 		return found
@@ -339,7 +335,7 @@ func (u *unit) madeOf(vdpa sysfs.Device, prefix string) []sysfs.Device {
 	return u.Numbered(".", prefix)
 }
 
-// nodesOf returns the nodes of those devices that have one: uio0, vhost-vdpa-0.
+// nodesOf returns the nodes of the devices that have one: uio0, vhost-vdpa-0.
 func nodesOf(devices []sysfs.Device) (nodes []*specs.DeviceNode, err error) {
 	var errs []error
 	for _, d := range devices {
