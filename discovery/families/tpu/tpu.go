@@ -1,7 +1,7 @@
-// Package tpu describes Google's TPUs, version 2 to 7, by the kernel driver of
-// the older ones and by vfio for the others. It knows what the host's files
-// tell, and so no topology beyond the host: it sets no TPU_TOPOLOGY,
-// TPU_HOST_BOUNDS, TPU_WORKER_ID or the like, and makes no directory for logs.
+// Package tpu describes Google TPUs, version 2 to 7, by the kernel driver of older TPUs and by vfio
+// for newer TPUs. It reads only the host's files, so it has no topology beyond the host: it does
+// not set TPU_TOPOLOGY, TPU_HOST_BOUNDS, TPU_WORKER_ID or similar variables, and creates no
+// directory for logs.
 package tpu
 
 import (
@@ -17,8 +17,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is Google's TPUs. Network and storage functions are of the same
-// vendor, and the driver of the older TPUs has a name for each of them.
+// Family recognises Google TPUs. Network and storage functions have the same vendor, and the driver
+// of older TPUs has a different name for each TPU.
 var Family = &discovery.Family{
 	Name:        "tpu",
 	Doc:         "Google TPUs, v2 to 7x",
@@ -29,12 +29,12 @@ var Family = &discovery.Family{
 	Variables:   variables,
 }
 
-// variables tune the libraries of libtpu.
+// variables tune libtpu.
 var variables = []string{
 	"LIBTPU_INIT_ARGS", "TPU_MIN_LOG_LEVEL", "TPU_PREMAPPED_BUFFER_SIZE", "TPU_STDERR_LOG_LEVEL",
 }
 
-// architectures are the TPUs by their PCI device IDs.
+// architectures maps PCI device IDs to TPUs.
 var architectures = map[string]string{
 	"0027": twoOrThree,
 	"005e": "v4",
@@ -45,11 +45,11 @@ var architectures = map[string]string{
 }
 
 const (
-	twoOrThree = "v2 or v3" // by its subsystem
-	twin       = "tpu7x"    // whose chips are two functions each
+	twoOrThree = "v2 or v3" // the subsystem ID decides
+	twin       = "tpu7x"    // each chip has two functions
 )
 
-// subsystems are the TPUs of one device ID by their subsystem's.
+// subsystems maps subsystem IDs to the TPUs that share a device ID.
 var subsystems = map[string]string{"004e": "v2", "004f": "v3"}
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
@@ -64,8 +64,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	return devices, problems
 }
 
-// chips returns the functions of each TPU that a driver was given: its own, or
-// vfio.
+// chips returns the functions of each TPU with a usable driver: the TPU driver or vfio.
 func chips(found []sysfs.Device) (chips [][]sysfs.Device, problems []discovery.Problem) {
 	index := make(map[string]int) // by slot
 	for _, function := range found {
@@ -118,12 +117,12 @@ func describeChip(host *discovery.Host, functions []sysfs.Device) (discovery.Dev
 		errs = append(errs, err)
 		for _, node := range nodes {
 			same := func(other *specs.DeviceNode) bool { return other.Path == node.Path }
-			if !slices.ContainsFunc(d.Edits.DeviceNodes, same) { // /dev/vfio/vfio
+			if !slices.ContainsFunc(d.Edits.DeviceNodes, same) { // /dev/vfio/vfio occurs once
 				d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, node)
 			}
 		}
 	}
-	discovery.PermitMknod(d.Edits.DeviceNodes) // as Google's plugin does
+	discovery.PermitMknod(d.Edits.DeviceNodes) // as in Google's plugin
 	d.Health = health(host, functions, d.Edits.DeviceNodes)
 	if architecture == twin && len(functions) != 2 {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "not both of the chip's functions are bound to vfio-pci"}
@@ -134,9 +133,9 @@ func describeChip(host *discovery.Host, functions []sysfs.Device) (discovery.Dev
 	return d, errors.Join(errs...)
 }
 
-// setPlace sets the chip's number on its host, by which the libraries know where
-// in the mesh of the host's chips it is. The driver of the older TPUs tells it in
-// the name of the node; what tells it of the others is not on the host.
+// setPlace sets the number of the chip on its host. The libraries derive the position in the mesh
+// of the host's chips from the number. The driver of older TPUs includes the number in the name of
+// the node; for newer TPUs the host has no such information.
 func setPlace(a discovery.Attributes, function sysfs.Device) {
 	for _, accel := range function.Children("accel") {
 		digits, ok := strings.CutPrefix(accel.Name(), "accel")
@@ -154,7 +153,7 @@ func nodesOf(host *discovery.Host, function sysfs.Device) ([]*specs.DeviceNode, 
 	return []*specs.DeviceNode{node}, err
 }
 
-// health reads whether the nodes of a chip's functions can be used.
+// health returns the health of the nodes of a chip's functions.
 func health(host *discovery.Host, functions []sysfs.Device, nodes []*specs.DeviceNode) discovery.Health {
 	for _, function := range functions {
 		if function.Driver() != "vfio-pci" {
@@ -167,8 +166,8 @@ func health(host *discovery.Host, functions []sysfs.Device, nodes []*specs.Devic
 	return discovery.NodeHealth(host, nodes)
 }
 
-// classicID is what Google's plugin calls a chip: by its node, its IOMMU group,
-// or its slot.
+// classicID returns the ID of a chip in Google's plugin: the name of the node, the IOMMU group, or
+// the slot.
 func classicID(architecture string, first sysfs.Device) string {
 	switch {
 	case architecture == twin:
@@ -179,11 +178,11 @@ func classicID(architecture string, first sysfs.Device) string {
 	return first.Children("accel")[0].Name()
 }
 
-// bounds are how as many chips of a host are laid out.
+// bounds maps numbers of chips to the layout of the chips on a host.
 var bounds = map[int]string{1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 
-// grant tells how the chips given are laid out, and on which NUMA nodes those
-// of a TPU7x are.
+// grant returns environment variables for the layout of the allocated chips, and for the NUMA nodes
+// of TPU7x chips.
 func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
 	var edits specs.ContainerEdits
 	if layout := bounds[len(given)]; layout != "" {
