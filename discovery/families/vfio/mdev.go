@@ -15,15 +15,15 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// mediated reports whether a kernel device is a mediated one: a part of another
-// device, such as a vGPU, made by writing its UUID to the driver
+// mediated reports whether a kernel device is a mediated device: a part of another device, such as
+// a vGPU, created by writing a UUID to the driver
 // (Documentation/driver-api/vfio-mediated-device.rst).
 func mediated(d sysfs.Device) bool { return !sysfs.IsPCIAddress(d.Name()) }
 
-// describeMediated describes the mediated devices of a host. All of one parent
-// can be given out together, and the parent itself only without them.
+// describeMediated describes the mediated devices of a host. All mediated devices of a parent can
+// be allocated together; the parent itself excludes them.
 func describeMediated(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
-	siblings := make(map[string]int64) // by their silicon
+	siblings := make(map[string]int64) // by physical device
 	for _, mdev := range found {
 		siblings[siliconOf(mdev.Parent()).Path]++
 	}
@@ -40,14 +40,14 @@ func describeMediated(host *discovery.Host, found []sysfs.Device) (devices []dis
 	return devices, problems
 }
 
-// parentOf returns the device that a mediated device is a part of. The parent is
-// not known in a tree that was copied without links.
+// parentOf returns the parent of a mediated device. The parent is unknown in a tree that was copied
+// without links.
 func parentOf(mdev sysfs.Device) (sysfs.Device, bool) {
 	return mdev.Parent(), strings.HasPrefix(mdev.Path, "sys/devices/")
 }
 
-// siliconOf returns the device whose silicon the mediated devices of a parent are
-// parts of: the parent, or its physical function if the parent is a virtual one.
+// siliconOf returns the physical device that the mediated devices of a parent belong to: the
+// parent, or its physical function if the parent is a virtual function.
 func siliconOf(parent sysfs.Device) sysfs.Device {
 	if physical, ok := parent.LinkTo("physfn"); ok {
 		return physical
@@ -55,8 +55,8 @@ func siliconOf(parent sysfs.Device) sysfs.Device {
 	return parent
 }
 
-// partOf returns the silicon that mediated devices compete for, and what one of
-// them takes. They compete with whoever is to have all of it.
+// partOf returns the physical device of mediated devices, and the counters that one of them takes.
+// A consumer of the whole physical device takes all counters.
 func partOf(silicon sysfs.Device, siblings int64) (*discovery.Silicon, map[string]resource.Quantity) {
 	all := map[string]resource.Quantity{"mediated": *resource.NewQuantity(siblings, resource.DecimalSI)}
 	one := map[string]resource.Quantity{"mediated": resource.MustParse("1")}
@@ -70,7 +70,7 @@ func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, er
 		Source:     mdev.Path,
 		Attributes: discovery.Attributes{},
 	}
-	d.Attributes.SetString("kind", "other") // as of all that is under vfio
+	d.Attributes.SetString("kind", "other") // the kind of all devices under vfio
 	d.Attributes.SetString("function", "partition")
 	d.Attributes.SetString("uuid", mdev.Name())
 	d.Attributes.SetString("driver", mdev.Driver())
@@ -78,15 +78,15 @@ func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, er
 	d.Attributes.SetString("profile", profile)
 	nodes, nodesErr := discovery.VFIO(host, mdev)
 	d.Edits.DeviceNodes = nodes
-	discovery.PermitMknod(d.Edits.DeviceNodes) // as KubeVirt does
+	discovery.PermitMknod(d.Edits.DeviceNodes) // as in KubeVirt
 	d.Health = discovery.VFIOHealth(host, mdev, d.Edits.DeviceNodes)
 	if mdev.Driver() == "" {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver is bound to it"}
 	}
-	if group := groupOf(mdev); len(nodes) > 0 && group != "" { // kernels without groups make none
+	if group := groupOf(mdev); len(nodes) > 0 && group != "" { // kernels without IOMMU groups create none
 		number, _ := strconv.ParseInt(group, 10, 32)
 		d.Attributes.SetInt("iommuGroup", number)
-		d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{group}}} // as KubeVirt has it
+		d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{group}}} // as in KubeVirt
 	}
 	if len(nodes) > 0 {
 		d.Classic = append(d.Classic, nvidia(mdev, profile)...)
@@ -94,8 +94,8 @@ func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, er
 	return d, errors.Join(profileErr, nodesErr, discovery.SetPlace(d.Attributes, mdev))
 }
 
-// profileOf returns the name that its driver gives a mediated device's type, such
-// as "GRID T4-1Q". A type without a name is returned itself: "i915-GVTg_V5_4".
+// profileOf returns the driver's name of a mediated device's type, such as "GRID T4-1Q". If the
+// type has no name, the type is returned: "i915-GVTg_V5_4".
 func profileOf(mdev sysfs.Device) (string, error) {
 	kind, ok := mdev.LinkTo("mdev_type")
 	if !ok {
@@ -112,17 +112,17 @@ func profileOf(mdev sysfs.Device) (string, error) {
 	return name, nil
 }
 
-// label matches what may follow the slash of a resource's name.
+// label matches the part of a resource name after the slash.
 var label = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
 
-// NVIDIA's PCI vendor ID, and the domain of its plugins' names.
+// The PCI vendor ID of NVIDIA, and the domain of the resource names of its plugins.
 const (
 	nvidiaVendor = "10de"
 	nvidiaDomain = "nvidia.com"
 )
 
-// nvidia returns what NVIDIA's plugin for KubeVirt offers of a vGPU, by its
-// UUID. It is offered where the administrator names it so.
+// nvidia returns the offer of the NVIDIA KubeVirt plugin for a vGPU, by the UUID. The offer
+// requires that the administrator configures the name.
 func nvidia(mdev sysfs.Device, profile string) []discovery.Offer {
 	name := strings.ReplaceAll(profile, " ", "_")
 	vendor, _ := mdev.Parent().Attrs().Hex("vendor", 4)
@@ -132,7 +132,7 @@ func nvidia(mdev sysfs.Device, profile string) []discovery.Offer {
 	return []discovery.Offer{{Resource: nvidiaDomain + "/" + name, IDs: []string{mdev.Name()}, Named: true}}
 }
 
-// split returns the PCI functions and the mediated devices of a list.
+// split divides a list into PCI functions and mediated devices.
 func split(found []sysfs.Device) (functions, mdevs []sysfs.Device) {
 	functions = slices.DeleteFunc(slices.Clone(found), mediated)
 	mdevs = slices.DeleteFunc(slices.Clone(found), func(d sysfs.Device) bool { return !mediated(d) })

@@ -9,8 +9,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// withoutRebindable returns the functions that are under vfio's drivers, or vGPUs' manager,
-// and those that are not.
+// withoutRebindable returns the functions with a vfio driver or the NVIDIA vGPU manager, and the
+// other functions.
 func withoutRebindable(functions []sysfs.Device) (bound, others []sysfs.Device) {
 	for _, function := range functions {
 		if driver := function.Driver(); driver == manager || slices.Contains(drivers, driver) {
@@ -22,9 +22,9 @@ func withoutRebindable(functions []sysfs.Device) (bound, others []sysfs.Device) 
 	return bound, others
 }
 
-// describeRebindable describes functions that no other family hands out and that the
-// administrator lets be given to vfio for those who ask for it: a disk, or an adapter that
-// the host may use. Nobody can have them otherwise.
+// describeRebindable describes functions that no other family describes and that the administrator
+// allows for VFIO passthrough: a disk, or an adapter that the host may use. They are available only
+// for passthrough.
 func describeRebindable(host *discovery.Host, functions []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	for _, function := range functions {
 		id, err := function.PCIID()
@@ -43,7 +43,7 @@ func describeRebindable(host *discovery.Host, functions []sysfs.Device) (devices
 		}
 		divided, sriovErr := discovery.Divided(function)
 		if divided {
-			continue // it is not given away under its virtual functions
+			continue // virtual functions hide the physical function
 		}
 		d.Rebind = &discovery.Rebindable{Driver: driver, Only: true}
 		if group := groupOf(function); group != "" {

@@ -1,7 +1,6 @@
-// Package vfio describes PCI functions that are bound to vfio, for virtual machines
-// and other programs in user space, and vGPUs, which are mediated devices or
-// virtual functions. It gets the functions that no other family hands out. It binds
-// and makes nothing itself.
+// Package vfio describes PCI functions that are bound to vfio, for virtual machines and other
+// programs in user space, and vGPUs, which are mediated devices or virtual functions. It describes
+// functions that no other family describes. It does not bind drivers or create devices.
 package vfio
 
 import (
@@ -21,7 +20,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is what is bound to vfio.
+// Family recognises devices under vfio.
 var Family = &discovery.Family{
 	Name:        "vfio",
 	Doc:         "PCI functions bound to vfio that no other family hands out, and vGPUs, mediated or virtual functions",
@@ -34,9 +33,8 @@ var Family = &discovery.Family{
 	Rebinds:     true,
 }
 
-// drivers are the kernel's vfio drivers for PCI functions: vfio-pci, which takes
-// any function, and the drivers that add live migration or memory to it
-// (drivers/vfio/pci).
+// drivers lists the kernel's vfio drivers for PCI functions: vfio-pci, which takes any function,
+// and drivers that add live migration or memory (drivers/vfio/pci).
 var drivers = []string{
 	"vfio-pci", "hisi_acc_vfio_pci", "mlx5_vfio_pci", "nvgrace_gpu_vfio_pci",
 	"pds_vfio_pci", "qat_vfio_pci", "virtio_vfio_pci", "xe-vfio-pci",
@@ -65,7 +63,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	}
 	groups := make(map[string]*group)
 	for _, function := range functions {
-		// A physical function is not given away under its virtual ones.
+		// A physical function with virtual functions is not a device.
 		divided, sriovErr := discovery.Divided(function)
 		if divided {
 			continue
@@ -91,7 +89,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	return devices, problems
 }
 
-// groupOf returns the number of the function's IOMMU group, "" if it has none.
+// groupOf returns the number of the function's IOMMU group, "" if there is none.
 func groupOf(function sysfs.Device) string {
 	id := function.Link("iommu_group")
 	if _, err := strconv.ParseUint(id, 10, 32); err != nil {
@@ -100,15 +98,15 @@ func groupOf(function sysfs.Device) string {
 	return id
 }
 
-// group is an IOMMU group. A process that opens it has all of its functions.
+// group is an IOMMU group. A process that opens the group can access all of its functions.
 type group struct {
-	id        string // "" of a function that is in none
+	id        string // "" for a function without a group
 	functions []sysfs.Device
-	taken     bool  // another family hands out one of the functions
-	err       error // what could not be read of its functions
+	taken     bool  // another family describes one of the functions
+	err       error // the errors from reading its functions
 }
 
-// readGroup reads which functions a group has besides our own.
+// readGroup reads the functions of a group, in addition to the family's own functions.
 func readGroup(host *discovery.Host, id string, ours []sysfs.Device) *group {
 	g := &group{id: id, functions: ours}
 	dir := path.Join("sys/kernel/iommu_groups", id, "devices")
@@ -123,7 +121,7 @@ func readGroup(host *discovery.Host, id string, ours []sysfs.Device) *group {
 		}
 		_, err := member.PCIID()
 		switch driver := member.Driver(); {
-		case slices.Contains(drivers, driver) && err != nil: // nobody can tell whose it is
+		case slices.Contains(drivers, driver) && err != nil: // the owner of the function is unknown
 			g.err = errors.Join(g.err, fmt.Errorf("IOMMU group %s: function %s: %w", id, member.Name(), err))
 		case slices.Contains(drivers, driver):
 			g.taken = true
@@ -136,15 +134,15 @@ func readGroup(host *discovery.Host, id string, ours []sysfs.Device) *group {
 func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
 	d, err := discovery.PCI(host, function)
 	errs := []error{err, g.err}
-	// A GPU under vfio is none to a container that wants to compute.
+	// A GPU under vfio is not a GPU to a container that computes.
 	d.Attributes.SetString("kind", "other")
 	id, _ := function.PCIID()
 	d.Attributes.SetString("pciClass", id.Class)
-	profile, _ := vgpuOf(function) // which can be read, or it were not here
+	profile, _ := vgpuOf(function) // withoutOthers has read the attribute without an error
 	d.Attributes.SetString("profile", profile)
 	nodes, nodesErr := discovery.VFIO(host, function)
 	d.Edits.DeviceNodes = nodes
-	discovery.PermitMknod(d.Edits.DeviceNodes) // as KubeVirt does
+	discovery.PermitMknod(d.Edits.DeviceNodes) // as in KubeVirt
 	errs = append(errs, nodesErr)
 	d.Health = discovery.VFIOHealth(host, function, d.Edits.DeviceNodes)
 	if len(nodes) > 0 {
@@ -154,9 +152,8 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 	return d, errors.Join(errs...)
 }
 
-// addPool adds how the SR-IOV network device plugin offers the function, and what
-// network plugins are told of it if it is one of a network adapter. Others the
-// plugin calls accelerators.
+// addPool adds the offer of the SR-IOV network device plugin, and the port information for network
+// plugins if the function is a network adapter. The plugin calls other functions accelerators.
 func addPool(d *discovery.Device, host *discovery.Host, function sysfs.Device, id sysfs.PCIID) (err error) {
 	offers := d.Classic
 	d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{function.Name()}}}
@@ -171,19 +168,18 @@ func addPool(d *discovery.Device, host *discovery.Host, function sysfs.Device, i
 	return err
 }
 
-// offers returns how plugins offer a function that the administrator names.
-// KubeVirt offers it by its group, and NVIDIA's plugin, for names of its own
-// domain, by its address.
+// offers returns the offers of plugins for a function that the administrator names. KubeVirt uses
+// the IOMMU group as the ID. The NVIDIA plugin uses the address, for names in its own domain.
 func offers(group string, id sysfs.PCIID, function sysfs.Device) []discovery.Offer {
 	offers := []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{group}}}
-	if id.Vendor == nvidiaVendor && function.Driver() != manager { // which is KubeVirt's alone
+	if id.Vendor == nvidiaVendor && function.Driver() != manager { // functions of the vGPU manager belong to KubeVirt alone
 		offers = append(offers, discovery.Offer{Resource: nvidiaDomain + "/" + discovery.AnyName, IDs: []string{function.Name()}})
 	}
 	return offers
 }
 
-// grant names functions that are in pools of the SR-IOV network device plugin as
-// that plugin does, and others as KubeVirt does.
+// grant returns the environment variables of the SR-IOV network device plugin for functions in its
+// pools, and the variables of KubeVirt for other functions.
 func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
 	pooled := func(d discovery.Device) bool { return d.SRIOV != nil }
 	var edits specs.ContainerEdits
@@ -194,8 +190,8 @@ func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits
 	return discovery.Join(edits, grantKubeVirt(others, grant))
 }
 
-// grantKubeVirt names functions by their addresses and mediated devices by their
-// UUIDs, in the variables that KubeVirt has for a resource.
+// grantKubeVirt lists addresses of functions and UUIDs of mediated devices, in the environment
+// variables that KubeVirt uses for a resource.
 func grantKubeVirt(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
 	if grant.API == discovery.ModeDRA {
 		return specs.ContainerEdits{}

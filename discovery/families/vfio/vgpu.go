@@ -7,17 +7,16 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// manager is NVIDIA's driver. For virtual functions that were made vGPUs it is
-// their vfio driver. Other functions it drives for computing.
+// manager is the NVIDIA driver. The driver serves as vfio driver for virtual functions that are
+// vGPUs, and drives other functions for computing.
 const manager = "nvidia"
 
-// vgpuType is the attribute of a virtual function under NVIDIA's driver that has
-// the number of its vGPU type, 0 while it is none (NVIDIA's documentation of the
-// vGPU software, "vendor-specific VFIO framework"; before, vGPUs were mediated).
+// vgpuType is the attribute with the vGPU type of a virtual function under the NVIDIA driver. The
+// value is 0 if the function is not a vGPU (NVIDIA's documentation of the vGPU software,
+// "vendor-specific VFIO framework"; earlier vGPUs were mediated devices).
 const vgpuType = "nvidia/current_vgpu_type"
 
-// withoutOthers returns the functions without those that are under NVIDIA's driver
-// and are no vGPUs.
+// withoutOthers removes the functions of the NVIDIA driver that are not vGPUs.
 func withoutOthers(functions []sysfs.Device) (ours []sysfs.Device, problems []discovery.Problem) {
 	for _, function := range functions {
 		kind, err := vgpuOf(function)
@@ -29,8 +28,7 @@ func withoutOthers(functions []sysfs.Device) (ours []sysfs.Device, problems []di
 	return ours, problems
 }
 
-// vgpuOf returns the number of the vGPU type that a virtual function is of, "" if
-// it is none.
+// vgpuOf returns the vGPU type of a virtual function, "" if the function is not a vGPU.
 func vgpuOf(function sysfs.Device) (string, error) {
 	if function.Driver() != manager || !function.Exists("physfn") {
 		return "", nil
