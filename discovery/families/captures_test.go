@@ -23,7 +23,7 @@ import (
 	"chandler.dev/discovery/recorded"
 )
 
-// capture says what is known to be in a captured host.
+// capture lists the known facts of a captured host.
 type capture struct {
 	Devices []struct {
 		PCI, Vendor, Device, Class, Driver string
@@ -34,15 +34,15 @@ type capture struct {
 	KFD []kfdNode `json:"kfd_gpu_nodes"`
 }
 
-// kfdNode is a GPU, or a partition of one, in a KFD topology.
+// kfdNode is a GPU, or a partition of a GPU, in a KFD topology.
 type kfdNode struct {
 	Function string `json:"pci_function0"`
 	Device   string
 	Minor    int `json:"drm_render_minor"`
 }
 
-// ours are the drivers by which a function of a vendor is one of our families'.
-// The functions of NVIDIA's mock have no driver.
+// ours maps vendors to the drivers of functions that our families describe. The functions of the
+// NVIDIA mock have no driver.
 var ours = map[string][]string{
 	"0x1002": {"amdgpu"},
 	"0x1077": {"ib_qib"},
@@ -52,12 +52,12 @@ var ours = map[string][]string{
 	"0x8086": {"i915", "igbvf", "mic", "xe"},
 }
 
-// unbound are functions that are ours without a driver, by vendor and device: QAT.
+// unbound lists the QAT functions that our families describe without a driver, by vendor and
+// device.
 var unbound = []string{"0x80860x37c8"}
 
-// TestCaptures scans captured hosts of other people, which are not part of
-// this repository: the folder that CHANDLER_CAPTURES names holds a NAME.tar.gz
-// and a NAME.json for each.
+// TestCaptures scans captured hosts of other projects, which are not part of this repository: the
+// folder in CHANDLER_CAPTURES contains a NAME.tar.gz and a NAME.json for each host.
 func TestCaptures(t *testing.T) {
 	dir := os.Getenv("CHANDLER_CAPTURES")
 	if dir == "" {
@@ -82,7 +82,7 @@ func TestCaptures(t *testing.T) {
 			known := readCapture(t, filepath.Join(dir, name+".json"))
 			checkCapture(t, known, snapshot)
 			checkRoundTrip(t, root, host, snapshot)
-			if len(known.KFD) > 8 { // the captures of one GPU are of its old kernel
+			if len(known.KFD) > 8 { // captures with a single GPU are from an old kernel
 				checkPartitions(t, root, known)
 			}
 		})
@@ -109,7 +109,7 @@ func checkCapture(t *testing.T, known capture, snapshot *discovery.Snapshot) {
 		ofClass := slices.ContainsFunc([]string{"0x02", "0x03", "0x0b40", "0x0c06", "0x12"}, func(class string) bool { return strings.HasPrefix(d.Class, class) })
 		known := (slices.Contains(ours[d.Vendor], d.Driver) || d.Driver == "" && slices.Contains(unbound, d.Vendor+d.Device)) && ofClass || strings.Contains(d.Driver, "vfio")
 		if !known || len(d.VirtFns) > 0 {
-			continue // a physical function is hidden behind its virtual ones
+			continue // the virtual functions hide the physical function
 		}
 		numa := int64(-1)
 		if d.NUMA != nil {
@@ -128,7 +128,7 @@ func checkCapture(t *testing.T, known capture, snapshot *discovery.Snapshot) {
 		}
 		var nodes []string
 		for _, node := range d.Edits.DeviceNodes {
-			if !strings.HasPrefix(node.HostPath, "/dev/vfio/") && d.Family != "generic" { // of which nothing is stated
+			if !strings.HasPrefix(node.HostPath, "/dev/vfio/") && d.Family != "generic" { // the capture has no facts about these nodes
 				nodes = append(nodes, strings.TrimPrefix(node.HostPath, "/dev/"))
 			}
 		}
@@ -139,7 +139,7 @@ func checkCapture(t *testing.T, known capture, snapshot *discovery.Snapshot) {
 	}
 }
 
-// hex returns an attribute as the kernel writes it.
+// hex returns an attribute in the kernel's form.
 func hex(d discovery.Device, attribute resourceapi.QualifiedName) string {
 	if digits := d.Attributes.String(attribute); digits != "" {
 		return "0x" + digits
@@ -167,8 +167,8 @@ func checkRoundTrip(t *testing.T, root string, host *discovery.Host, snapshot *d
 	}
 }
 
-// checkPartitions adds the PCI functions and amdgpu_xcp devices to a captured
-// KFD topology, which it lacks, and expects a device for each of its nodes.
+// checkPartitions adds the missing PCI functions and amdgpu_xcp devices to a captured KFD topology,
+// and expects a device for each of the topology's nodes.
 func checkPartitions(t *testing.T, root string, known capture) {
 	t.Helper()
 	slices.SortFunc(known.KFD, func(a, b kfdNode) int { return cmp.Compare(a.Minor, b.Minor) })
@@ -210,8 +210,7 @@ func checkPartitions(t *testing.T, root string, known capture) {
 	}
 }
 
-// unpack unpacks a capture below dir. Entries are put where they say within
-// it, through no link.
+// unpack unpacks a capture below dir. No link leads an entry out of dir.
 func unpack(t *testing.T, archive, dir string) {
 	t.Helper()
 	file, err := os.Open(archive)

@@ -1,5 +1,5 @@
-// Package families lists the accelerators that Chandler knows. It is imported
-// by the program and by tests; no other package knows a vendor.
+// Package families lists all families of accelerators. Only the program and tests import the
+// package; no other package depends on a vendor.
 package families
 
 import (
@@ -34,8 +34,8 @@ import (
 	"chandler.dev/discovery/families/vpu"
 )
 
-// All are the families in the order in which they are asked: where two
-// describe a device of the same name, the first one's is kept.
+// All lists the families in scan order: if two families describe a device with the same name, the
+// device of the first family is kept.
 var All = []*discovery.Family{
 	amdgpu.Family,
 	apex.Family,

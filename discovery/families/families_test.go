@@ -23,7 +23,7 @@ func TestAllAreValid(t *testing.T) {
 	}
 }
 
-// The README's table has one row for each family, in the order of the list.
+// The README's table has one row for each family, in the order of [families.All].
 func TestREADME(t *testing.T) {
 	text, err := os.ReadFile("../../README.md")
 	if err != nil {
@@ -56,8 +56,8 @@ func TestREADME(t *testing.T) {
 	}
 }
 
-// TestOverlay lays a server of each family over the others in one directory,
-// as "chandler simulate" does, and expects all of their devices.
+// TestOverlay lays out servers of several families in one directory, as "chandler simulate" does,
+// and expects all of their devices.
 func TestOverlay(t *testing.T) {
 	dir := t.TempDir()
 	want := make(map[string]string)
@@ -90,9 +90,9 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
-// TestRecordedHosts scans every recorded host with all families: none takes
-// another's device, and what a host's own family found is found still. A family
-// of leftovers may find more on any host alone, and gets what nobody else found.
+// TestRecordedHosts scans every recorded host with all families. No family describes another
+// family's device, and all devices of the host's own family remain. A family of leftovers gets only
+// the devices that no other family describes.
 func TestRecordedHosts(t *testing.T) {
 	hosts, err := filepath.Glob("*/testdata/*.host")
 	if err != nil || len(hosts) == 0 {
@@ -130,7 +130,7 @@ func TestRecordedHosts(t *testing.T) {
 	}
 }
 
-// namesOf returns the families of devices by their names.
+// namesOf returns the families of devices by device name.
 func namesOf(snapshot *discovery.Snapshot) map[string]string {
 	names := make(map[string]string)
 	for _, d := range snapshot.Devices {
@@ -139,8 +139,8 @@ func namesOf(snapshot *discovery.Snapshot) map[string]string {
 	return names
 }
 
-// withoutCounters leaves out what devices take of another family's device, which
-// they do not where that family is not asked; see checkSilicon.
+// withoutCounters removes the counters that devices take of another family's device. A scan without
+// that family has no such counters; see checkSilicon.
 func withoutCounters(devices []discovery.Device, names map[string]string) {
 	for i := range devices {
 		d := &devices[i]
@@ -150,8 +150,8 @@ func withoutCounters(devices []discovery.Device, names map[string]string) {
 	}
 }
 
-// nameOf returns the name of the family whose folder that is. Folders are Go
-// packages and have no hyphen.
+// nameOf returns the name of the family in a folder. Folders are Go packages, so their names have
+// no hyphens.
 func nameOf(folder string) string {
 	for _, f := range families.All {
 		if strings.ReplaceAll(f.Name, "-", "") == folder {
@@ -161,7 +161,7 @@ func nameOf(folder string) string {
 	return folder
 }
 
-// checkShared expects that no device, and no node of one, is given away twice.
+// checkShared expects that no device and no device node is offered twice.
 func checkShared(t *testing.T, file string, snapshot *discovery.Snapshot) {
 	t.Helper()
 	discoverytest.CheckNodes(t, snapshot)
@@ -172,7 +172,7 @@ func checkShared(t *testing.T, file string, snapshot *discovery.Snapshot) {
 	}
 }
 
-// TestRecordTwice records a host, lays it out and records that again.
+// TestRecordTwice records a host, lays the record out and records the layout again.
 func TestRecordTwice(t *testing.T) {
 	for _, file := range []string{"amdgpu/testdata/mi300x-cpx.host", "nvidia/testdata/a100-root.host", "nvidia/testdata/mps.host", "hypervisor/testdata/broken.host"} {
 		host := discoverytest.Layout(t, file)
@@ -190,7 +190,7 @@ func TestRecordTwice(t *testing.T) {
 			t.Fatal(err)
 		}
 		if os.Geteuid() != 0 {
-			continue // without device nodes the second is another host
+			continue // without device nodes the second record differs
 		}
 		if diff := cmp.Diff(string(first), string(second)); diff != "" {
 			t.Errorf("%s: the record of a record (-first +second):\n%s", file, diff)
@@ -198,8 +198,7 @@ func TestRecordTwice(t *testing.T) {
 	}
 }
 
-// FuzzScan replaces files and links of the recorded hosts and scans them with
-// all families.
+// FuzzScan replaces files and links of the recorded hosts and scans them with all families.
 func FuzzScan(f *testing.F) {
 	hosts, err := filepath.Glob("*/testdata/*.host")
 	if err != nil || len(hosts) == 0 {
@@ -217,9 +216,9 @@ func format(t *testing.T, v any) string {
 	return fmt.Sprintln(string(text))
 }
 
-// TestMediated scans GPUs that mediated devices were made of, one of them on a
-// virtual function: a GPU is one family's, they are another's, and all of them
-// are of one piece of silicon.
+// TestMediated scans GPUs with mediated devices, one of them on a virtual function. One family
+// describes the GPU and another the mediated devices. All of them belong to the same physical
+// device.
 func TestMediated(t *testing.T) {
 	for file, want := range map[string]struct {
 		gpu, family string
@@ -236,8 +235,8 @@ func TestMediated(t *testing.T) {
 	}
 }
 
-// checkSilicon expects that a device which others are parts of, or carved from,
-// is only given out without them.
+// checkSilicon expects that a device with partitions, or the parent of virtual devices, cannot be
+// allocated together with them.
 func checkSilicon(t *testing.T, file string, snapshot *discovery.Snapshot) {
 	t.Helper()
 	for _, part := range snapshot.Devices {
@@ -258,7 +257,7 @@ func checkSilicon(t *testing.T, file string, snapshot *discovery.Snapshot) {
 	}
 }
 
-// A physical function is left out, or a whole, wherever it has virtual ones.
+// A physical function with virtual functions is not described as a device of its own.
 func TestDivided(t *testing.T) {
 	for file, physical := range map[string]string{
 		"dlb/testdata/vfs.host":       "pci-0000-6d-00-0",
@@ -275,8 +274,8 @@ func TestDivided(t *testing.T) {
 	}
 }
 
-// A function under vfio that cannot be read does not hide its neighbour in the
-// IOMMU group, which is not said to work either.
+// An unreadable function under vfio does not hide other functions of its IOMMU group. Their health
+// is unknown.
 func TestUnreadNeighbour(t *testing.T) {
 	const vendor = "0000:01:00.1/vendor --\n"
 	host := rewritten(t, "vfio/testdata/kubevirt.host", func(text string) string {

@@ -27,8 +27,8 @@ func half(t *testing.T, file, name, content string) *discovery.Host {
 	})
 }
 
-// A function whose IDs are written by half is no family's by what is there of
-// them: it is a problem that names it, and keeps its last description.
+// A function with truncated IDs belongs to no family. The scan reports a problem with the device's
+// name, and the device keeps its last description.
 func TestHalfWrittenIDs(t *testing.T) {
 	for _, test := range []struct{ file, attribute, content string }{
 		{"gaudi/testdata/gaudi2x8.host", "vendor", "0x1d"},
@@ -57,8 +57,8 @@ func TestHalfWrittenIDs(t *testing.T) {
 	}
 }
 
-// A value that the kernel and firmware never write is left out. It is a problem
-// of the device, whose health is then Unknown.
+// A value that the kernel and firmware never write is left out. The scan reports a problem of the
+// device, and the device's health is Unknown.
 func TestImpossibleValues(t *testing.T) {
 	const flex = "intelgpu/testdata/flex170x2.host"
 	const chips = "tenstorrent/testdata/mixed.host"
@@ -91,8 +91,8 @@ func TestImpossibleValues(t *testing.T) {
 	}
 }
 
-// A GPU of which it cannot be told whether it is divided is not taken for a
-// whole one, and its last description is kept.
+// If the partitioning of a GPU is unreadable, the GPU is not described as a whole GPU and keeps its
+// last description.
 func TestGarbledInformation(t *testing.T) {
 	for file, address := range map[string]string{"nvidia/testdata/gke.host": "0000:00:05.0", "nvidia/testdata/h100-mig.host": "0000:1b:00.0"} {
 		whole := discovery.Scan(discoverytest.Layout(t, file), families.All)
@@ -131,13 +131,13 @@ func firstFunction(t *testing.T, s *discovery.Snapshot) discovery.Device {
 	return discovery.Device{}
 }
 
-// The same goes for a GPU whose instances cannot be listed.
+// A GPU whose instances cannot be listed keeps its last description as well.
 func TestUnlistedInstances(t *testing.T) {
 	const file = "nvidia/testdata/h100x8.host"
 	d := firstFunction(t, discovery.Scan(discoverytest.Layout(t, file), families.All))
 	host := rewritten(t, file, func(text string) string {
 		const first = "-- proc/devices --\n"
-		for minor := range 6 { // 6 has instances
+		for minor := range 6 { // GPU 6 has instances
 			text = strings.Replace(text, first, fmt.Sprintf("-- proc/driver/nvidia/capabilities/gpu%d/mig --\nno directory\n", minor)+first, 1)
 		}
 		return text

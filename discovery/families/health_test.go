@@ -14,11 +14,10 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// firstEntry is where the entries of a recorded host begin.
+// firstEntry matches the start of the entries of a recorded host.
 var firstEntry = regexp.MustCompile(`(?m)^-- `)
 
-// healthyHosts returns a recorded host of each family, the first that is not
-// broken.
+// healthyHosts returns one recorded host of each family, the first that is not broken.
 func healthyHosts(t *testing.T) (hosts []string) {
 	t.Helper()
 	all, err := filepath.Glob("*/testdata/*.host")
@@ -34,13 +33,13 @@ func healthyHosts(t *testing.T) (hosts []string) {
 	return hosts
 }
 
-// functionsOf returns the devices of a snapshot that are PCI functions or parts
-// of one.
+// functionsOf returns the devices of a snapshot that are PCI functions or partitions of PCI
+// functions.
 func functionsOf(s *discovery.Snapshot) []discovery.Device {
 	return slices.DeleteFunc(slices.Clone(s.Devices), func(d discovery.Device) bool { return !sysfs.IsPCIAddress(path.Base(d.Source)) })
 }
 
-// The readings that any PCI function has are taken for the devices of all families.
+// The common health readings of PCI functions apply to the devices of all families.
 func TestReadingsOfAnyFunction(t *testing.T) {
 	seen := make(map[string]bool)
 	for i, file := range healthyHosts(t) {
@@ -77,8 +76,7 @@ func TestReadingsOfAnyFunction(t *testing.T) {
 	}
 }
 
-// A device of whatever family whose driver is unbound while the agent looks is
-// said to have none.
+// A device whose driver is unbound while the agent runs is reported as unbound, in every family.
 func TestDriverUnbound(t *testing.T) {
 	seen := make(map[string]bool)
 	for i, file := range healthyHosts(t) {
@@ -91,7 +89,7 @@ func TestDriverUnbound(t *testing.T) {
 		now := discovery.Merge(host, last, discovery.Scan(host, families.All))
 		for _, d := range functions {
 			if d.Named || len(d.Includes) > 0 {
-				continue // it is of several functions
+				continue // consists of several functions
 			}
 			got, found := now.Lookup(d.Name)
 			if !found {
@@ -108,8 +106,8 @@ func TestDriverUnbound(t *testing.T) {
 	}
 }
 
-// unboundText returns a recorded host's text without the drivers of functions and
-// what these made of them: their directories, and links to these.
+// unboundText returns a recorded host's text without the drivers of functions, their child
+// directories, and links to these directories.
 func unboundText(text string, functions []discovery.Device) string {
 	head, rest, _ := strings.Cut(text, "\n-- ")
 	var kept strings.Builder

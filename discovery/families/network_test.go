@@ -17,8 +17,8 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// selectorRow is a row of the table of selectors, and shorthand what stands in it
-// for Chandler's attributes.
+// selectorRow matches a row of the table of selectors, and shorthand the table's short form of
+// Chandler's attributes.
 var (
 	selectorRow = regexp.MustCompile("(?m)^\\| (`.*) \\| .* \\| `([^`]*)` \\|$")
 	shorthand   = regexp.MustCompile(`\ba\.`)
@@ -29,7 +29,7 @@ func networkFunctions(t *testing.T) *discovery.Snapshot {
 	all := &discovery.Snapshot{}
 	for _, file := range []string{"sriovnet/testdata/e810.host", "sriovnet/testdata/switchdev.host", "rdma/testdata/partitions.host"} {
 		for _, d := range discovery.Scan(discoverytest.Layout(t, file), families.All).Devices {
-			// The recorded hosts of sriovnet do not have all that rdma reads.
+			// The recorded hosts of sriovnet lack some files that the rdma family reads.
 			if d.Family == "sriovnet" || d.Family == "rdma" && strings.HasPrefix(file, "rdma/") {
 				all.Devices = append(all.Devices, d)
 			}
@@ -38,8 +38,8 @@ func networkFunctions(t *testing.T) *discovery.Snapshot {
 	return all
 }
 
-// Every selector that the page on network functions translates selects what the
-// plugin's did.
+// Every selector that the page on network functions translates selects the same devices as in the
+// plugin.
 func TestDocumentedSelectors(t *testing.T) {
 	page, err := os.ReadFile("../../docs/network-functions.md")
 	if err != nil {
@@ -92,8 +92,8 @@ func TestDocumentedSelectors(t *testing.T) {
 	}
 }
 
-// All adapters of a pool are behind each of its IDs, mlx5_1 and mlx5_10 each
-// once; in DRA each can be had so many times.
+// Each ID of a pool represents all adapters of the pool, and mlx5_1 and mlx5_10 occur once each. In
+// DRA each adapter has as many shares.
 func TestSharedAdapters(t *testing.T) {
 	host := discoverytest.Layout(t, "rdma/testdata/connectx7.host")
 	selector, err := rules.Compile(`device.attributes["chandler.dev"].family == "rdma"`)
@@ -133,8 +133,8 @@ func TestSharedAdapters(t *testing.T) {
 	}
 }
 
-// Pools of the SR-IOV plugin under vfio, as the page writes them, have the plugin's IDs
-// and variables.
+// Pools of the SR-IOV plugin under vfio, as documented, have the plugin's IDs and environment
+// variables.
 func TestPoolsUnderVFIO(t *testing.T) {
 	host := discovery.Scan(discoverytest.Layout(t, "vfio/testdata/pools.host"), families.All)
 	r := &rules.Rules{}
@@ -167,8 +167,8 @@ func TestPoolsUnderVFIO(t *testing.T) {
 	}
 }
 
-// The administrator keeps an adapter from being made virtual functions of by the name of its interface,
-// as the page on devices on request writes it.
+// The administrator can exclude an adapter from virtual functions on demand by the name of its
+// interface, as documented.
 func TestVirtualFunctionsByTheInterface(t *testing.T) {
 	for file, name := range map[string]string{"sriovnet/testdata/onrequest.host": "enp3s0f0", "rdma/testdata/onrequest.host": "ens1f0np0"} {
 		selector, err := rules.Compile(`device.attributes["chandler.dev"].?pfName.orValue("") != "` + name + `"`)

@@ -22,8 +22,8 @@ import (
 	"chandler.dev/internal/docs"
 )
 
-// Each family has a page, whose facts are what the family's code and its recorded hosts
-// say. With -update they are written.
+// Each family has a page with facts from the family's code and its recorded hosts. With -update the
+// test writes the facts.
 func TestDocsOfFamilies(t *testing.T) {
 	update := flag.Lookup("update").Value.String() == "true"
 	classes, err := deployments.DeviceClasses()
@@ -43,7 +43,7 @@ func TestDocsOfFamilies(t *testing.T) {
 	}
 }
 
-// No page is of a family that there is not.
+// Every page belongs to an existing family.
 func TestPagesHaveFamilies(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/families/*.md")
 	if err != nil {
@@ -57,7 +57,7 @@ func TestPagesHaveFamilies(t *testing.T) {
 	}
 }
 
-// facts returns a table of what a family and its recorded hosts say.
+// facts returns a table with the facts of a family and its recorded hosts.
 func facts(t *testing.T, f *discovery.Family, hosts []string, classes []resourceapi.DeviceClass) string {
 	var devices []discovery.Device
 	var example *discovery.Device
@@ -102,7 +102,7 @@ func facts(t *testing.T, f *discovery.Family, hosts []string, classes []resource
 	return text.String()
 }
 
-// comments returns a table of what recorded hosts say of themselves.
+// comments returns a table with the comments of recorded hosts.
 func comments(t *testing.T, hosts []string) string {
 	var text strings.Builder
 	text.WriteString("| recorded host | |\n|---|---|\n")
@@ -113,7 +113,7 @@ func comments(t *testing.T, hosts []string) string {
 	return text.String()
 }
 
-// says returns how good an example a device is: one that is well and has much to say.
+// says rates a device as an example: healthy devices with many properties rate highest.
 func says(d *discovery.Device) int {
 	if d == nil || d.Health.Status != discovery.Healthy && d.Health.Status != "" {
 		return -1
@@ -125,7 +125,7 @@ func says(d *discovery.Device) int {
 	return score
 }
 
-// describe says what one device is, and what a container gets with it.
+// describe adds rows about one device and the container edits for the device.
 func describe(f *discovery.Family, d *discovery.Device, row func(string, ...string)) {
 	row("an example", "`"+d.Name+"`")
 	var grant specs.ContainerEdits
@@ -161,7 +161,7 @@ func describe(f *discovery.Family, d *discovery.Device, row func(string, ...stri
 	row("its variables", code(unique(edits.Env))...)
 }
 
-// matches says which kernel devices a family looks at.
+// matches lists the kernel devices that a family matches.
 func matches(f *discovery.Family) []string {
 	var all []string
 	if len(f.Match) == 0 {
@@ -169,7 +169,7 @@ func matches(f *discovery.Family) []string {
 	}
 	for _, m := range f.Match {
 		if m.Unbound {
-			continue // the same, without a driver
+			continue // the same devices without a driver
 		}
 		var says []string
 		for _, part := range []struct{ what, value string }{
@@ -193,7 +193,7 @@ func matches(f *discovery.Family) []string {
 	return []string{strings.Join(few(all, 6), "; ")}
 }
 
-// few returns the first of many.
+// few returns the first names of a long list.
 func few(all []string, most int) []string {
 	if len(all) <= most {
 		return all
@@ -201,8 +201,8 @@ func few(all []string, most int) []string {
 	return append(slices.Clone(all[:most]), fmt.Sprintf("and %d more", len(all)-most))
 }
 
-// classesOf returns the classes that select any of the devices, with the names by which
-// pods ask for them in limits.
+// classesOf returns the classes that select any of the devices, with the extended resources of the
+// classes.
 func classesOf(t *testing.T, devices []discovery.Device, classes []resourceapi.DeviceClass) []string {
 	var names []string
 	for _, class := range classes {
@@ -222,7 +222,7 @@ func classesOf(t *testing.T, devices []discovery.Device, classes []resourceapi.D
 	return names
 }
 
-// classicNames returns the names that devices have in the device-plugin API.
+// classicNames returns the resource names of devices in the device plugin API.
 func classicNames(devices []discovery.Device) []string {
 	var own, named []string
 	yours := false
@@ -245,7 +245,7 @@ func classicNames(devices []discovery.Device) []string {
 	return names
 }
 
-// attributes returns the attributes that devices have, those of all families first.
+// attributes returns the attributes of devices, attributes common to all families first.
 func attributes(devices []discovery.Device) []string {
 	seen := make(map[string]bool)
 	for _, d := range devices {
@@ -266,7 +266,7 @@ func capacities(devices []discovery.Device) []string {
 	return code(slices.Sorted(maps.Keys(seen)))
 }
 
-// comment returns what a recorded host says of itself, on one line.
+// comment returns the comment of a recorded host on one line.
 func comment(t *testing.T, host string) string {
 	data, err := os.ReadFile(host)
 	if err != nil {
@@ -280,7 +280,7 @@ func comment(t *testing.T, host string) string {
 	for line := range strings.Lines(h.Comment()) {
 		line = strings.TrimSpace(line)
 		if strings.HasPrefix(line, "root: ") || strings.HasPrefix(line, "hooks: ") || strings.HasPrefix(line, "paths: ") || line == "pools" {
-			continue // for the test
+			continue // an instruction for the test
 		}
 		lines = append(lines, line)
 	}
@@ -295,7 +295,7 @@ func code(names []string) []string {
 	return all
 }
 
-// unique returns the names once each, in order of their first.
+// unique returns the names without duplicates, in the order of first occurrence.
 func unique(names []string) []string {
 	var once []string
 	for _, name := range names {

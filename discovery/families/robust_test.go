@@ -19,7 +19,7 @@ import (
 	"chandler.dev/discovery/families"
 )
 
-// rewritten lays a recorded host out as another that its text is turned into.
+// rewritten lays out a recorded host after rewriting its text.
 func rewritten(t *testing.T, file string, rewrite func(string) string) *discovery.Host {
 	t.Helper()
 	data, err := os.ReadFile(file)
@@ -36,14 +36,13 @@ func rewritten(t *testing.T, file string, rewrite func(string) string) *discover
 // domain matches the domain of a PCI address or root in the files of a host.
 var domain = regexp.MustCompile(`(?m)(^|[^0-9a-f:])0000:([0-9a-f]{2})\b`)
 
-// A PCI domain of 32 bits, as behind VMD and Hyper-V bridges, changes the names
-// of devices and nothing else.
+// A PCI domain of 32 bits, as behind VMD and Hyper-V bridges, changes only the names of devices.
 func TestWideDomains(t *testing.T) {
 	hosts, err := filepath.Glob("*/testdata/*.host")
 	if err != nil || len(hosts) == 0 {
 		t.Fatalf("no recorded hosts (%v)", err)
 	}
-	// Where an ID leaves the domain out if it is 0000, it is there otherwise.
+	// Some IDs omit the domain 0000 and include any other domain.
 	same := strings.NewReplacer(`"0000:`, `"`)
 	narrow := strings.NewReplacer("pci-1f000-", "pci-0000-", `"1f000:`, `"`, "1f000:", "0000:")
 	for i, file := range hosts {
@@ -53,7 +52,7 @@ func TestWideDomains(t *testing.T) {
 		want := byName(t, discovery.Scan(discoverytest.Layout(t, file), families.All), same)
 		host := rewritten(t, file, func(text string) string {
 			text = domain.ReplaceAllString(text, "${1}1f000:$2")
-			return strings.ReplaceAll(text, "\ndomain 0\n", "\ndomain 126976\n") // of the KFD topology
+			return strings.ReplaceAll(text, "\ndomain 0\n", "\ndomain 126976\n") // in the KFD topology
 		})
 		got := byName(t, discovery.Scan(host, families.All), narrow)
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -62,8 +61,7 @@ func TestWideDomains(t *testing.T) {
 	}
 }
 
-// byName returns what is said of each device, and the problems, with some text
-// replaced.
+// byName returns the text of each device, and the problems, with some replacements.
 func byName(t *testing.T, s *discovery.Snapshot, replacer *strings.Replacer) map[string]string {
 	t.Helper()
 	said := make(map[string]string)
@@ -76,8 +74,8 @@ func byName(t *testing.T, s *discovery.Snapshot, replacer *strings.Replacer) map
 	return said
 }
 
-// Two GPUs that state one identity are known by it neither in DRA nor in the
-// classic API, and no other GPU is the worse for it.
+// If two GPUs have the same identity, neither DRA nor the device plugin API uses the identity for
+// either GPU. Other GPUs are not affected.
 func TestTwoOfOneIdentity(t *testing.T) {
 	for _, file := range []string{"nvidia/testdata/h100x8.host", "amdgpu/testdata/mi210x8.host"} {
 		whole := discovery.Scan(discoverytest.Layout(t, file), families.All)
@@ -117,8 +115,7 @@ func TestTwoOfOneIdentity(t *testing.T) {
 	}
 }
 
-// Two functions that the kernel puts in one IOMMU group are one unit, whichever
-// family hands them out.
+// Two functions in one IOMMU group are one unit, regardless of the family that describes them.
 func TestOneIOMMUGroup(t *testing.T) {
 	for _, file := range []string{"qat/testdata/4xxx.host", "idxd/testdata/vfio.host", "sriovnet/testdata/e810.host", "vfio/testdata/kubevirt.host"} {
 		var alone []discovery.Device
@@ -146,8 +143,8 @@ func TestOneIOMMUGroup(t *testing.T) {
 	}
 }
 
-// A host of 10,000 functions under vfio, each in a group of its own, has as
-// many devices; one of them that cannot be read is one problem.
+// A host with 10,000 functions under vfio, each in its own group, has 10,000 devices. One
+// unreadable function causes one problem.
 func TestTenThousandFunctions(t *testing.T) {
 	const count, bad = 10_000, 4711
 	host := memory{}
@@ -178,8 +175,8 @@ func TestTenThousandFunctions(t *testing.T) {
 	}
 }
 
-// memory is a file system of many files, without what fstest.MapFS takes to
-// find that there is none of a name. Links are read and not followed.
+// memory is a file system of many files. fstest.MapFS is too slow here, because a lookup of a
+// missing name examines all files. Links can be read but are not followed.
 type memory map[string]*memoryFile
 
 type memoryFile struct {
@@ -201,7 +198,7 @@ func (m memory) add(name, data string, mode fs.FileMode) {
 	m[name] = &memoryFile{MapFile: fstest.MapFile{Data: []byte(data), Mode: mode | 0o555}}
 }
 
-// info returns what is known of a file.
+// info returns the FileInfo of a file.
 func info(name string, file *fstest.MapFile) fs.FileInfo {
 	info, err := fstest.MapFS{name: file}.Lstat(name)
 	if err != nil {
