@@ -13,17 +13,17 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// AcceleratorFunction is the function that an FPGA is to be programmed with:
-// lower-case hexadecimal digits without dashes.
+// AcceleratorFunction is the ID of the function for an FPGA: 32 lower-case hexadecimal digits
+// without dashes.
 const AcceleratorFunction discovery.Parameter = "acceleratorFunction"
 
-// programmer programs a port of a card, which its management engine is asked to
-// do: [program.Port], but in tests.
+// programmer programs a port of a card through the card's management engine. Outside of tests it is
+// [program.Port].
 type programmer func(host fs.FS, engine sysfs.Device, port uint64, b *program.Bitstream) error
 
-// configure sees whether the port has the accelerator function that is wanted,
-// and returns how it gets it: from the administrator's directory of bitstreams,
-// <interface ID>/<function ID>.gbs, where Intel's own plugin has them.
+// configure checks whether the port has the wanted accelerator function. If not, it returns the
+// work that programs the port from the administrator's directory of bitstreams. The file is
+// <interface ID>/<function ID>.gbs, as in the Intel plugin.
 func (p programmer) configure(host *discovery.Host, d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
 	wanted := want[AcceleratorFunction]
 	now, err := describeAgain(host, d)
@@ -78,7 +78,7 @@ func (p programmer) program(ctx context.Context, host *discovery.Host, d discove
 		err = fmt.Errorf("the card's interface has become %q", id)
 	}
 	if err == nil {
-		err = ctx.Err() // from here on nothing can be stopped
+		err = ctx.Err() // programming cannot be interrupted
 	}
 	if err != nil {
 		return err
@@ -86,8 +86,8 @@ func (p programmer) program(ctx context.Context, host *discovery.Host, d discove
 	return p(host.FS, engine, number, b)
 }
 
-// describeAgain describes the ports of the device's function and returns the one
-// that is it. One that cannot be read, as while it is programmed, is an error.
+// describeAgain describes the ports of the device's function and returns the port of the device. An
+// unreadable port is an error, for example while the port is programmed.
 func describeAgain(host *discovery.Host, d discovery.Device) (discovery.Device, error) {
 	function, ok := sysfs.At(host.FS, d.Source).PCIFunction()
 	if !ok {

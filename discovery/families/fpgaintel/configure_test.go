@@ -24,14 +24,14 @@ const (
 	bitstream = "/srv/intel.com/fpga/" + arria + "/" + nlb3 + ".gbs"
 )
 
-// card is a recorded host that can be programmed.
+// card is a programmable recorded host.
 type card struct {
 	*discovery.Host
 	t          *testing.T
 	dir        string
 	programmed []string // engine and number of the port
-	err        error    // of programming
-	becomes    string   // what the port has afterwards
+	err        error    // the result of programming
+	becomes    string   // the function of the port after programming
 }
 
 func newCard(t *testing.T, file string) *card {
@@ -74,7 +74,7 @@ func gbs(region, function string) string {
 	return "XeonFPGA\xb7GBSv001" + string(binary.LittleEndian.AppendUint32(nil, uint32(len(metadata)))) + metadata + "bits"
 }
 
-// program stands in for the kernel: the port has the function afterwards.
+// program simulates the kernel: afterwards the port has the function.
 func (c *card) program(_ fs.FS, engine sysfs.Device, port uint64, b *program.Bitstream) error {
 	c.programmed = append(c.programmed, engine.Name()+" "+string('0'+rune(port))+" "+b.Function)
 	ports, _ := filepath.Glob(filepath.Join(c.dir, "sys/devices/pci*/*/*/fpga*/*/*-port.*/id"))
@@ -86,7 +86,7 @@ func (c *card) program(_ fs.FS, engine sysfs.Device, port uint64, b *program.Bit
 	return c.err
 }
 
-// configure does what an outlet does: it asks, works, and asks again.
+// configure calls Configure, does the work and calls Configure again, like the agent.
 func (c *card) configure(ctx context.Context, name, want string) (d discovery.Device, worked bool, err error) {
 	c.t.Helper()
 	family := *Family
@@ -130,8 +130,8 @@ func TestConfigure(t *testing.T) {
 	}
 }
 
-// OPAE's engine is named by its own driver, and its bitstreams are told apart by
-// the interface of each card.
+// The engine's name depends on the driver, here OPAE, and bitstreams are selected by the interface
+// of each card.
 func TestConfigureOPAE(t *testing.T) {
 	c := newCard(t, "testdata/opae.host")
 	if _, _, err := c.configure(t.Context(), "pci-0000-04-00-1-port-1", nlb3); err != nil {
@@ -145,7 +145,7 @@ func TestConfigureOPAE(t *testing.T) {
 	}
 }
 
-// Without the administrator's directory, what is there already is given all the same.
+// Without the administrator's directory, a port that already has the function is still allocated.
 func TestConfigureWithoutRoot(t *testing.T) {
 	c := newCard(t, "testdata/ports.host")
 	c.Roots = nil

@@ -1,8 +1,7 @@
-// Package fpgaintel describes the ports of Intel's FPGA cards, through which the
-// accelerator functions (AFUs) that are programmed into them are used, as either
-// driver shows them: OPAE's own or the kernel's (DFL). Where the administrator
-// named a directory of bitstreams, a port is programmed with the function that a
-// claim asks for. It gives away no management engine (FME).
+// Package fpgaintel describes the ports of Intel FPGA cards by either driver: OPAE's own or the
+// kernel's (DFL). Containers use the accelerator functions (AFUs) of an FPGA through its ports. If
+// the administrator named a directory of bitstreams, a claim can request that a port is programmed
+// with a function. Management engines (FMEs) are not offered.
 package fpgaintel
 
 import (
@@ -22,16 +21,16 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// name is the family's, also for its root.
+// name is the name of the family and of its root.
 const name = "fpga-intel"
 
-// Family is Intel's FPGA cards, and those of others that DFL drives.
+// Family recognises Intel FPGA cards, and other cards under DFL.
 var Family = &discovery.Family{
 	Name: name,
 	Doc:  "accelerator functions in Intel FPGAs, under OPAE or DFL",
 	Match: []discovery.Match{
 		{Class: "fpga", Name: "intel-fpga-dev.*"},
-		{Class: "fpga_region", Name: "region*"}, // any FPGA's; those of DFL have ports
+		{Class: "fpga_region", Name: "region*"}, // of any FPGA; DFL regions have ports
 	},
 	Describe:   describe,
 	Grant:      grant,
@@ -63,12 +62,12 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			}
 		}
 	}
-	discovery.CountMembers(devices) // of cards with all of their ports
+	discovery.CountMembers(devices) // counts the ports of each card
 	return devices, problems
 }
 
-// describePort describes a port, which has its name by its number on the card:
-// that of its node depends on what other cards there are.
+// describePort describes a port. The device's name contains the port's number on the card, because
+// the number in the node's name depends on the other cards of the host.
 func describePort(host *discovery.Host, function, port sysfs.Device) (d discovery.Device, ok bool, err error) {
 	attrs := port.Attrs()
 	number, ok := attrs.Uint("id")
@@ -77,7 +76,7 @@ func describePort(host *discovery.Host, function, port sysfs.Device) (d discover
 		return d, false, errors.Join(errors.New("port without a number"), attrs.Err())
 	}
 	d, pciErr := discovery.PCI(host, function)
-	if d.PartOf == nil { // no virtual function
+	if d.PartOf == nil { // not a virtual function
 		d.PartOf = &discovery.Silicon{Name: d.Name}
 		d.Attributes.SetString("function", "partition")
 		d.Attributes.SetString("parent", d.Name)
@@ -92,7 +91,7 @@ func describePort(host *discovery.Host, function, port sysfs.Device) (d discover
 	region, engine, regionErr := interfaceID(function)
 	dead := afu == crashed || region == crashed
 	if dead {
-		afu, region = "", "" // what the card is, it does not say
+		afu, region = "", "" // the IDs are unknown
 	}
 	d.Attributes.SetString("afuID", afu)
 	d.Attributes.SetString("profile", region)
@@ -104,20 +103,20 @@ func describePort(host *discovery.Host, function, port sysfs.Device) (d discover
 	}
 	d.Classic = []discovery.Offer{{Resource: resource(region, afu), IDs: []string{port.Name()}}}
 	if region != "" {
-		// In its other modes Intel's plugin hands a card out with all of its ports.
+		// In its other modes the Intel plugin allocates a card with all of its ports.
 		d.Classic = append(d.Classic, discovery.Offer{Resource: "fpga.intel.com/region-" + region, IDs: []string{engine.Name()}, Unit: engine.Name(), Named: true})
 	}
-	// So does b<>com's, whose IDs are those of PCI functions.
+	// The b<>com plugin does the same, with the addresses of PCI functions as IDs.
 	id := shortAddress(function.Name())
 	d.Classic = append(d.Classic, discovery.Offer{Resource: bcom, IDs: []string{id}, Unit: id, Named: true})
 	return d, true, errors.Join(pciErr, attrs.Err(), afuErr, regionErr, nodeErr)
 }
 
-// crashed is what the driver reads as an ID from a card that does not answer.
+// crashed is the ID that the driver reads from an unresponsive card.
 const crashed = "ffffffffffffffffffffffffffffffff"
 
-// idDigits matches the ID of an accelerator function or of the interface that
-// the static part of the FPGA has for such.
+// idDigits matches the ID of an accelerator function, or of the interface in the static part of the
+// FPGA for such functions.
 var idDigits = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 // readID returns an ID, "" if there is none.
@@ -130,11 +129,10 @@ func readID(d sysfs.Device, attribute string) (string, error) {
 	return id, attrs.Err()
 }
 
-// interfaceID returns the ID of the interface that accelerator functions for the
-// card must have been made for, and the management engine, which tells it and is
-// on the physical function. There is none where that is not to be seen, as in a
-// virtual machine, and where the card's regions say different things, since it is
-// not said which one is the port's.
+// interfaceID returns the ID of the interface that accelerator functions must match, and the
+// management engine with the ID, which is on the physical function. Both are empty if the physical
+// function is not visible, as in a virtual machine, and if the regions of the card have different
+// IDs, because the region of the port is unknown.
 func interfaceID(function sysfs.Device) (id string, engine sysfs.Device, err error) {
 	if physical, ok := function.LinkTo("physfn"); ok {
 		function = physical
@@ -155,7 +153,7 @@ func interfaceID(function sysfs.Device) (id string, engine sysfs.Device, err err
 	}
 	for _, device := range function.Children("fpga_region") {
 		for _, engine := range children(device, "dfl-fme.") {
-			// One for each port, all of which tell what the engine knows
+			// There is one region for each port. All report the ID of the engine
 			// (drivers/fpga/dfl-fme-pr.c).
 			for _, partial := range children(engine, "dfl-fme-region.") {
 				for _, region := range partial.Children("fpga_region") {
@@ -170,8 +168,8 @@ func interfaceID(function sysfs.Device) (id string, engine sysfs.Device, err err
 	return id, engine, nil
 }
 
-// children returns the directories below a device that one of the prefixes
-// begins and a number ends.
+// children returns the directories below a device whose names consist of one of the prefixes and a
+// number.
 func children(d sysfs.Device, prefixes ...string) (found []sysfs.Device) {
 	for _, child := range d.Children("") {
 		for _, prefix := range prefixes {
@@ -184,9 +182,9 @@ func children(d sysfs.Device, prefixes ...string) (found []sysfs.Device) {
 	return found
 }
 
-// resource returns what Intel's plugin calls an accelerator function: the
-// beginnings of both IDs, for people, and both whole, in the 43 characters that a
-// resource's name has left. It is "" where one of them is not known.
+// resource returns the resource name of an accelerator function in the Intel plugin: the readable
+// first digits of both IDs, and both complete IDs in the remaining 43 characters of the name. If an
+// ID is unknown, it returns [discovery.AnyName].
 func resource(region, afu string) string {
 	both, err := hex.DecodeString(region + afu)
 	if err != nil || region == "" || afu == "" {
@@ -195,17 +193,16 @@ func resource(region, afu string) string {
 	return fmt.Sprintf("fpga.intel.com/af-%s.%s.%s", region[:3], afu[:3], base64.RawURLEncoding.EncodeToString(both))
 }
 
-// bcom is what b<>com's plugin calls any port. It is offered under this name
-// only where the administrator says so.
+// bcom is the resource name of all ports in the b<>com plugin. The ports have this name only if the
+// administrator configures the name.
 const bcom = "b-com.com/accelerator"
 
-// shortAddress returns a PCI address as b<>com's software writes it: without
-// its domain, which stays where it is another than the first.
+// shortAddress returns a PCI address in the form of the b<>com software: without the domain, unless
+// the domain is not 0000.
 func shortAddress(address string) string { return strings.TrimPrefix(address, "0000:") }
 
-// grant names the ports to b<>com's software by the addresses of their
-// functions, under the name of variable that its code uses and under the one that
-// its documentation does.
+// grant returns the addresses of the ports' functions for the b<>com software, in the environment
+// variable of its code and in the variable of its documentation.
 func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
 	if grant.API == discovery.ModeDRA || grant.Resource != bcom {
 		return specs.ContainerEdits{}

@@ -6,7 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// TestResource has the names that Intel's documentation gives.
+// TestResource uses the names in the Intel documentation.
 func TestResource(t *testing.T) {
 	for want, ids := range map[string][2]string{
 		"fpga.intel.com/af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs": {"69528db6eb31577a8c3668f9faa081f6", "d8424dc4a4a3c413f89e433683f9040b"},
@@ -25,7 +25,7 @@ func FuzzResource(f *testing.F) {
 	f.Add("ffffffffffffffffffffffffffffffff", "ffffffffffffffffffffffffffffffff")
 	f.Fuzz(func(t *testing.T, region, afu string) {
 		if !idDigits.MatchString(region) || !idDigits.MatchString(afu) {
-			return // not what readID lets pass
+			return // readID refuses such IDs
 		}
 		if messages := validation.IsQualifiedName(resource(region, afu)); len(messages) > 0 {
 			t.Errorf("%s, %s: %v", region, afu, messages)

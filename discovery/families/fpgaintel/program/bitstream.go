@@ -1,6 +1,6 @@
-// Package program writes accelerator functions into Intel FPGAs: it reads
-// bitstreams and has the kernel load them. It is the part of the family that
-// changes the host, and is used by nothing but the family's Configure.
+// Package program writes accelerator functions into Intel FPGAs: it reads bitstreams and makes the
+// kernel load them. The package is the part of the family that changes the host. Only the family's
+// Configure uses it.
 package program
 
 import (
@@ -15,22 +15,22 @@ import (
 )
 
 const (
-	magic       = "XeonFPGA\xb7GBSv001" // a GUID that can be read
-	headerSize  = len(magic) + 4        // and the metadata's length
-	maxMetadata = 4096                  // bytes, as Intel's own reader has it
-	maxFile     = 256 << 20             // bytes; bounds what a file costs that is none
+	magic       = "XeonFPGA\xb7GBSv001" // a readable GUID
+	headerSize  = len(magic) + 4        // the magic number and the length of the metadata
+	maxMetadata = 4096                  // bytes, the limit of Intel's own reader
+	maxFile     = 256 << 20             // bytes; limits the cost of a file that is not a bitstream
 )
 
-// Bitstream is what a port can be programmed with.
+// Bitstream is the content of a bitstream file for a port.
 type Bitstream struct {
-	Interface string // the interface it was made for: 32 lower-case hexadecimal digits
-	Function  string // the accelerator function that it is, in the same form
+	Interface string // the interface that the bitstream requires: 32 lower-case hexadecimal digits
+	Function  string // the accelerator function, in the same form
 
 	raw []byte
 }
 
-// Load reads a bitstream in the GBS format of Intel's Open Programmable
-// Acceleration Engine (OPAE). The name is a path of fs.FS.
+// Load reads a bitstream in the GBS format of Intel's Open Programmable Acceleration Engine (OPAE).
+// The name is a path of fs.FS.
 func Load(fsys fs.FS, name string) (*Bitstream, error) {
 	file, err := fsys.Open(name)
 	if err != nil {
@@ -51,9 +51,8 @@ func Load(fsys fs.FS, name string) (*Bitstream, error) {
 	return b, nil
 }
 
-// parse takes a file apart: the magic number, the length of the metadata in
-// four bytes, the least significant first, the metadata in JSON, and what is
-// for the FPGA.
+// parse splits a file: the magic number, the length of the metadata in four little-endian bytes,
+// the metadata in JSON, and the data for the FPGA.
 func parse(data []byte) (*Bitstream, error) {
 	rest, ok := bytes.CutPrefix(data, []byte(magic))
 	if !ok || len(data) < headerSize {
@@ -74,7 +73,7 @@ func parse(data []byte) (*Bitstream, error) {
 	return b, nil
 }
 
-// describe reads from the metadata what the bitstream is.
+// describe reads the IDs of the bitstream from the metadata.
 func (b *Bitstream) describe(metadata []byte) error {
 	var said struct {
 		Image struct {
@@ -94,5 +93,5 @@ func (b *Bitstream) describe(metadata []byte) error {
 	return nil
 }
 
-// digits returns a UUID as the kernel writes it.
+// digits returns a UUID in the kernel's form.
 func digits(uuid string) string { return strings.ToLower(strings.ReplaceAll(uuid, "-", "")) }

@@ -19,13 +19,13 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// driver is one of the two kernel drivers, which have the same request for
-// partial reconfiguration under other numbers: DFL_FPGA_FME_PORT_PR
-// (include/uapi/linux/fpga-dfl.h) and FPGA_FME_PORT_PR (OPAE's intel-fpga.h).
+// driver is one of the two kernel drivers. Their requests for partial reconfiguration differ only
+// in the numbers: DFL_FPGA_FME_PORT_PR (include/uapi/linux/fpga-dfl.h) and FPGA_FME_PORT_PR (OPAE's
+// intel-fpga.h).
 type driver struct {
-	engine   string // how it names management engines
+	engine   string // the name prefix of management engines
 	request  uint
-	argument int // bytes; OPAE's ends with the hardware's error bits
+	argument int // bytes; the argument of OPAE ends with the hardware's error bits
 }
 
 var drivers = [...]driver{
@@ -33,9 +33,9 @@ var drivers = [...]driver{
 	{engine: "intel-fpga-fme.", request: 0xb580, argument: 32},
 }
 
-// Port programs a port with a bitstream, which takes seconds and cannot be
-// interrupted. It is named by its number on the card and by the card's
-// management engine. The kernel puts the port out of use meanwhile.
+// Port programs a port with a bitstream. Programming takes seconds and cannot be interrupted. Port
+// identifies the port by its number on the card and by the card's management engine. The kernel
+// disables the port meanwhile.
 func Port(host fs.FS, engine sysfs.Device, port uint64, b *Bitstream) error {
 	for _, d := range drivers {
 		if !strings.HasPrefix(engine.Name(), d.engine) {
@@ -54,8 +54,7 @@ func Port(host fs.FS, engine sysfs.Device, port uint64, b *Bitstream) error {
 	return fmt.Errorf("management engine %s: of no known driver", engine.Name())
 }
 
-// open opens the node of a management engine, if it is the one that the kernel
-// has for it.
+// open opens the node of a management engine after checking the device numbers.
 func open(host fs.FS, engine sysfs.Device) (*os.File, error) {
 	node, err := engine.Node("/dev")
 	if err != nil {
@@ -64,15 +63,15 @@ func open(host fs.FS, engine sysfs.Device) (*os.File, error) {
 	return hostfs.OpenDevice(host, strings.TrimPrefix(node.Path, "/"), node.Major, node.Minor)
 }
 
-// kernel takes requests for one open node.
+// kernel accepts requests for one open node.
 type kernel interface {
-	// ask makes a request whose argument is a structure of these bytes, into
-	// which the kernel may write.
+	// ask makes a request. The argument is a structure of these bytes; the kernel may write into
+	// it.
 	ask(request uint, argument []byte) error
 }
 
-// program makes the request. The FPGA takes a multiple of four bytes, and does
-// not mind what follows the end.
+// program makes the request. The FPGA takes a multiple of four bytes, and ignores padding at the
+// end.
 func (d driver) program(k kernel, port uint64, raw []byte) error {
 	if port > math.MaxUint32 {
 		return errors.New("no such number")
@@ -91,8 +90,8 @@ func (d driver) program(k kernel, port uint64, raw []byte) error {
 	return err
 }
 
-// encode returns the argument: its size in bytes, no flags, the port's number,
-// and the size and address of what is for the FPGA.
+// encode returns the argument: its size in bytes, no flags, the port's number, and the size and
+// address of the data for the FPGA.
 func (d driver) encode(port, size uint32, address uint64) []byte {
 	argument := make([]byte, 0, d.argument)
 	for _, word := range []uint32{uint32(d.argument), 0, port, size} {
@@ -101,7 +100,7 @@ func (d driver) encode(port, size uint32, address uint64) []byte {
 	return binary.NativeEndian.AppendUint64(argument, address)[:d.argument]
 }
 
-// ioctl asks the real kernel.
+// ioctl makes requests to the real kernel.
 type ioctl struct{ node *os.File }
 
 func (i ioctl) ask(request uint, argument []byte) error {

@@ -21,7 +21,7 @@ import (
 const metadata = `{"version": 640, "afu-image": {"power": 50, "interface-uuid": "69528DB6-eb31-577a-8c36-68f9faa081f6",
 	"accelerator-clusters": [{"name": "nlb", "accelerator-type-uuid": "d8424dc4-a4a3-c413-f89e-433683f9040b"}]}, "platform-name": "MCP"}`
 
-// gbs returns a file that says so much of its metadata.
+// gbs returns a file with the given length of the metadata in the header.
 func gbs(length int, metadata, raw string) []byte {
 	data := binary.LittleEndian.AppendUint32([]byte(magic), uint32(length))
 	return append(data, metadata+raw...)
@@ -36,7 +36,7 @@ func TestLoad(t *testing.T) {
 	if b.Interface != "69528db6eb31577a8c3668f9faa081f6" || b.Function != "d8424dc4a4a3c413f89e433683f9040b" || string(b.raw) != "bits" {
 		t.Errorf("read as %+v", b)
 	}
-	// The magic number as Intel's plugin has it, in two words.
+	// The magic number as in the Intel plugin, in two words.
 	first, second := binary.LittleEndian.Uint64([]byte(magic)), binary.LittleEndian.Uint64([]byte(magic[8:]))
 	if first != 0x414750466e6f6558 || second != 0x31303076534247b7 {
 		t.Errorf("the magic number is %#x %#x", first, second)
@@ -86,7 +86,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// asked is a kernel that keeps what it was asked.
+// asked is a kernel that records requests.
 type asked struct {
 	request  uint
 	argument []byte
@@ -102,9 +102,9 @@ func (a *asked) ask(request uint, argument []byte) error {
 	return a.err
 }
 
-// TestRequest has the numbers and the bytes of the kernel's headers:
-// _IO(0xB6, 0x80) and struct dfl_fpga_fme_port_pr of include/uapi/linux/fpga-dfl.h,
-// _IO(0xB5, 0x80) and struct fpga_fme_port_pr of OPAE's intel-fpga.h.
+// TestRequest uses the numbers and the bytes of the kernel's headers: _IO(0xB6, 0x80) and struct
+// dfl_fpga_fme_port_pr of include/uapi/linux/fpga-dfl.h, _IO(0xB5, 0x80) and struct
+// fpga_fme_port_pr of OPAE's intel-fpga.h.
 func TestRequest(t *testing.T) {
 	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
 		t.Skip("the bytes are those of a little-endian machine")
@@ -152,7 +152,7 @@ func TestRequestFails(t *testing.T) {
 	}
 }
 
-// Only the node of a management engine is asked.
+// Port makes requests only to the node of a management engine.
 func TestPortRefuses(t *testing.T) {
 	root := t.TempDir()
 	host, err := hostfs.Open(root)
@@ -190,8 +190,8 @@ func layOut(t *testing.T, root string, files map[string]string) {
 	}
 }
 
-// A node that is as the kernel says is asked: this one is /dev/null, which knows
-// no such request.
+// Port makes a request to a node with the expected device numbers. This node is /dev/null, which
+// does not support the request.
 func TestPortAsksTheKernel(t *testing.T) {
 	root := t.TempDir()
 	host, err := hostfs.Open(root)
