@@ -1,11 +1,11 @@
-// Package vpu describes Intel's vision processors: Myriad X on USB, as on HDDL
-// cards, and Keem Bay and Thunder Bay on PCI. They are used through a service on
-// the host, which gives no client a processor of its own: a container gets the
-// service's socket. So the services are the devices here, and the IDs of Intel's
-// plugin, one for each processor, are places among their clients.
+// Package vpu describes Intel vision processors: Myriad X on USB, as on HDDL cards, and Keem Bay
+// and Thunder Bay on PCI. A service on the host controls the processors and reserves none of them
+// for a client: a container gets the service's socket. So the devices of this family are the
+// services. The Intel plugin has an ID for each processor; here the IDs are the number of clients
+// of a service.
 //
-// The directory of the service's socket, /var/tmp, is outside of what a family
-// reads. Without a root of that name nothing is offered.
+// The directory of the service's socket, /var/tmp, is outside of the directories that a family
+// reads. Without a root for the directory, no device is offered.
 package vpu
 
 import (
@@ -19,7 +19,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is Intel's vision processors.
+// Family recognises Intel vision processors.
 var Family = &discovery.Family{
 	Name: "vpu",
 	Doc:  "Intel vision processors behind the services of HDDL: Myriad X, Keem Bay, Thunder Bay",
@@ -33,11 +33,11 @@ var Family = &discovery.Family{
 	Roots:    []string{"vpu"},
 }
 
-// kind is one kind of processor and how its service is reached.
+// kind is one kind of processor with the files of its service.
 type kind struct {
-	name      string // also the classic name below vpu.intel.com/, and the profile
+	name      string // also the resource name below vpu.intel.com/, and the profile
 	model     string
-	id        string // how classic IDs begin
+	id        string // prefix of the device plugin IDs
 	functions int    // PCI functions of one processor
 	node      string // in /dev
 	socket    string
@@ -52,7 +52,7 @@ var (
 	thunderBay = kind{"tbh", "Thunder Bay", "tbh-device-", 2, keemBay.node, keemBay.socket, keemBay.others}
 )
 
-// directory is where the service and its clients look for each other.
+// directory is the directory of the service's files in containers.
 const directory = "/var/tmp"
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
@@ -74,13 +74,12 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	return devices, problems
 }
 
-// myriads returns the USB devices that are a Myriad X, before its firmware is
-// loaded or after.
+// myriads returns the USB devices that are a Myriad X, with or without loaded firmware.
 func myriads(found []sysfs.Device) (own []sysfs.Device, problems []discovery.Problem) {
 	for _, d := range found {
 		attrs := d.Attrs()
 		if vendor, _ := attrs.Text("idVendor"); vendor != "03e7" {
-			continue // or it cannot be told that it is one of ours
+			continue // another vendor, or an unreadable vendor
 		}
 		product, _ := attrs.Text("idProduct")
 		if product == "2485" || product == "f63b" {
@@ -91,7 +90,7 @@ func myriads(found []sysfs.Device) (own []sysfs.Device, problems []discovery.Pro
 	return own, problems
 }
 
-// functions returns the PCI functions of these device IDs.
+// functions returns the PCI functions with the given device IDs.
 func functions(found []sysfs.Device, ids ...string) (own []sysfs.Device) {
 	for _, d := range found {
 		if id, _ := d.PCIID(); sysfs.IsPCIAddress(d.Name()) && slices.Contains(ids, id.Device) {
@@ -101,8 +100,7 @@ func functions(found []sysfs.Device, ids ...string) (own []sysfs.Device) {
 	return own
 }
 
-// describe returns the service of one kind of processors, with as many places as
-// there are processors.
+// describe returns the service of one kind of processor, with an ID for each processor.
 func (k kind) describe(host *discovery.Host, functions []sysfs.Device) (discovery.Device, error) {
 	d := discovery.Device{
 		Name:       "vpu-" + k.name,
@@ -134,7 +132,7 @@ func (k kind) describe(host *discovery.Host, functions []sysfs.Device) (discover
 	return d, err
 }
 
-// unusable says why nobody can use the service, "" if somebody can.
+// unusable returns the reason why containers cannot use the service, "" if they can.
 func (k kind) unusable(host *discovery.Host, root string, functions int) string {
 	socket := path.Join(root, k.socket)
 	switch {
@@ -148,7 +146,7 @@ func (k kind) unusable(host *discovery.Host, root string, functions int) string 
 	return ""
 }
 
-// mounts returns the service's files that are there, the socket first.
+// mounts returns mounts of the existing files of the service, the socket first.
 func (k kind) mounts(host *discovery.Host, root string) []*specs.Mount {
 	var mounts []*specs.Mount
 	for _, name := range append([]string{k.socket}, k.others...) {
