@@ -1,7 +1,7 @@
-// Package tenstorrent describes Tenstorrent's AI accelerators as the tt-kmd
-// driver shows them in /sys. It covers the chips that are PCI functions; those
-// that are only reached through another chip, such as the second one of an
-// n300, come with it. It does not know how boards are cabled to each other.
+// Package tenstorrent describes Tenstorrent AI accelerators as the tt-kmd driver shows them in
+// /sys. It covers the chips that are PCI functions. Chips behind another chip, such as the second
+// chip of an n300, belong to the same device. The package does not detect the cabling between
+// boards.
 package tenstorrent
 
 import (
@@ -18,7 +18,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is Tenstorrent's accelerators.
+// Family recognises Tenstorrent accelerators.
 var Family = &discovery.Family{
 	Name:      "tenstorrent",
 	Doc:       "Tenstorrent Grayskull, Wormhole and Blackhole accelerators",
@@ -33,12 +33,12 @@ var variables = []string{
 	"TT_METAL_LOGGER_LEVEL", "TT_METAL_SLOW_DISPATCH_MODE",
 }
 
-// architectures are the chips by their PCI device IDs.
+// architectures maps PCI device IDs to architectures.
 var architectures = map[string]string{"faca": "grayskull", "401e": "wormhole", "b140": "blackhole"}
 
-// resources are what guhaneswaran/tt-k8s-device-plugin offers of the cards that
-// it knows, by what the driver calls them. A card that is not listed, such as
-// one of a Galaxy, has no name in the classic API until it is given one.
+// resources maps the driver's card names to the resources of guhaneswaran/tt-k8s-device-plugin. A
+// card that is not listed, such as a card of a Galaxy, needs a resource name from the
+// administrator.
 var resources = map[string]string{
 	"n150": "n150",
 	"n300": "n300", "n300l": "n300", "n300s": "n300",
@@ -48,8 +48,8 @@ var resources = map[string]string{
 	"e75": "grayskull", "e150": "grayskull",
 }
 
-// chips are how many chips come with one PCI function of a card: that of an n300
-// is also the only way to its second chip.
+// chips is the number of chips behind one PCI function of a card. The function of an n300 also
+// gives access to the second chip.
 var chips = map[string]int64{
 	"n150": 1,
 	"n300": 2, "n300l": 2, "n300s": 2,
@@ -59,8 +59,8 @@ var chips = map[string]int64{
 	"e75": 1, "e150": 1,
 }
 
-// hugepages is where Tenstorrent's installer mounts pages of 1 GiB, which its
-// software needs on a host without an IOMMU.
+// hugepages is the directory where the Tenstorrent installer mounts pages of 1 GiB. The software
+// needs them on a host without an IOMMU.
 const hugepages = "/dev/hugepages-1G"
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
@@ -83,8 +83,8 @@ func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device
 	if version, err := host.ReadText("/sys/module/tenstorrent/version"); err == nil {
 		d.Attributes.SetVersion("driverVersion", version)
 	}
-	// Its software looks the chips up in /sys. File systems mounted below, such as
-	// debugfs, do not come with it.
+	// Tenstorrent software searches /sys for the chips. The bind mount does not include file
+	// systems that are mounted below, such as debugfs.
 	d.Edits.Mounts = []*specs.Mount{{HostPath: "/sys", ContainerPath: "/sys", Options: []string{"ro", "nosuid", "nodev", "noexec", "bind", "rprivate"}}}
 	if host.Exists(hugepages) {
 		d.Edits.Mounts = append(d.Edits.Mounts, &specs.Mount{HostPath: hugepages, ContainerPath: hugepages, Options: []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}})
@@ -108,8 +108,8 @@ func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device
 	return d, errors.Join(append(errs, err)...)
 }
 
-// setTelemetry sets what the chip's firmware tells of itself. A file that is
-// not there is one that this firmware does not know of.
+// setTelemetry sets the attributes that the chip's firmware reports. A missing file means that the
+// firmware does not support the value.
 func setTelemetry(d *discovery.Device, chip sysfs.Device) error {
 	attrs := chip.Attrs()
 	if card, ok := attrs.Written("tt_card_type"); ok && card != "unknown" {
@@ -118,8 +118,8 @@ func setTelemetry(d *discovery.Device, chip sysfs.Device) error {
 			d.Capacity.Set("chips", n)
 		}
 	}
-	// The board's number, which the chips of a board have in common and by which
-	// they are known to be linked, and the chip's own.
+	// The board's number is common to all chips of a board, so it identifies linked chips. The chip
+	// also has a number of its own.
 	serial, serialErr := number(attrs, "tt_serial")
 	if serial != "" {
 		d.Attributes.SetString("serial", serial)
@@ -128,18 +128,18 @@ func setTelemetry(d *discovery.Device, chip sysfs.Device) error {
 	asic, asicErr := number(attrs, "tt_asic_id")
 	d.Attributes.SetString("uuid", asic)
 	versionErr := setFirmware(d.Attributes, attrs)
-	// While the chip's number cannot be read, the board's must not stand in for
-	// it: the chip would be taken for another once it can be.
+	// While the chip's number is unreadable, the board's number must not replace it. Otherwise the
+	// chip would look like another chip once its number is readable.
 	if asic != "" || errors.Join(attrs.Err(), asicErr) == nil {
 		d.Identity = cmp.Or(asic, serial)
 	}
 	return errors.Join(attrs.Err(), serialErr, asicErr, versionErr)
 }
 
-// numberText is how the driver writes the numbers of boards and chips ("%016llX").
+// numberText is the driver's form of the numbers of boards and chips ("%016llX").
 var numberText = regexp.MustCompile(`^[0-9A-F]{16}$`)
 
-// number returns the number of a board or chip, "" if none was ever given.
+// number returns the number of a board or chip, "" if the vendor assigned none.
 func number(attrs *sysfs.Attrs, name string) (string, error) {
 	text, ok := attrs.Written(name)
 	if ok && !numberText.MatchString(text) {
@@ -151,12 +151,12 @@ func number(attrs *sysfs.Attrs, name string) (string, error) {
 	return text, nil
 }
 
-// versionText is how the driver writes a version. A byte of 255 is one that the
-// firmware did not tell.
+// versionText is the driver's form of a version. A component of 255 means that the firmware did not
+// report the component.
 var versionText = regexp.MustCompile(`^[0-9]{1,3}(\.[0-9]{1,3}){3}$`)
 
-// setFirmware sets the version of the firmware. Of the four numbers that the
-// driver writes the last is 0 in releases.
+// setFirmware sets the version of the firmware. The driver writes four numbers; the last number is
+// 0 in releases.
 func setFirmware(a discovery.Attributes, attrs *sysfs.Attrs) error {
 	version, ok := attrs.Written("tt_fw_bundle_ver")
 	if !ok {
@@ -169,9 +169,8 @@ func setFirmware(a discovery.Attributes, attrs *sysfs.Attrs) error {
 	return nil
 }
 
-// temperature reads whether the chip is too hot, by the limit that its firmware
-// tells. Whether the firmware's heartbeat goes on is not to be seen in one
-// reading.
+// temperature returns an unhealthy reading if the chip has reached the limit in its firmware. It
+// does not check the firmware's heartbeat, which a single reading does not show.
 func temperature(function sysfs.Device) (discovery.Health, error) {
 	for _, hwmon := range function.Children("hwmon") {
 		attrs := hwmon.Attrs()
@@ -190,7 +189,7 @@ func temperature(function sysfs.Device) (discovery.Health, error) {
 // index returns the number of a chip, which is the name of its node.
 func index(node *specs.DeviceNode) string { return path.Base(node.HostPath) }
 
-// grant names the chips to Tenstorrent's software, by the numbers of the host.
+// grant returns the host's numbers of the chips for the Tenstorrent software.
 func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
 	var chips []string
 	for _, d := range given {

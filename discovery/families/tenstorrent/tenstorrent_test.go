@@ -26,8 +26,8 @@ func TestGrant(t *testing.T) {
 	}
 }
 
-// A chip is known by its own number, or by its board's if it has none. While its
-// own cannot be read, it is not known.
+// The Identity of a chip is its own number, or the board's number if the chip has none. While the
+// chip's number is unreadable, the Identity is empty.
 func TestIdentity(t *testing.T) {
 	const function, chip = "sys/devices/pci0000:00/0000:03:00.0", "sys/devices/pci0000:00/0000:03:00.0/tenstorrent/tenstorrent!0/"
 	for entry, want := range map[string]string{
