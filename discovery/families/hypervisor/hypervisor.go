@@ -1,7 +1,6 @@
-// Package hypervisor describes what the kernel offers to virtual machine
-// monitors: /dev/kvm, /dev/net/tun, the vhost devices and /dev/sev. It covers
-// the nodes that any number of containers may have at once, and no hardware
-// that is passed through to a guest.
+// Package hypervisor describes the kernel devices for virtual machine monitors: /dev/kvm,
+// /dev/net/tun, the vhost devices and /dev/sev. It covers nodes that any number of containers can
+// share, and no hardware for passthrough to a guest.
 package hypervisor
 
 import (
@@ -14,7 +13,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is the hypervisor devices.
+// Family recognises the kernel devices for virtual machine monitors.
 var Family = &discovery.Family{
 	Name: "hypervisor",
 	Doc:  "what virtual machine monitors use: kvm, tun, vhost-net, vhost-vsock, sev",
@@ -26,7 +25,7 @@ var Family = &discovery.Family{
 		{Class: "misc", Name: "sev"},
 	},
 	Describe: describe,
-	Always:   true, // for what is not loaded
+	Always:   true, // for modules that are not loaded
 }
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
@@ -44,19 +43,18 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	return devices, problems
 }
 
-// offered adds how KubeVirt's node agent offers a device.
+// offered adds the offer of KubeVirt's node agent.
 func offered(d discovery.Device, name string) discovery.Device {
 	d.Attributes.SetString("kind", "hypervisor")
 	d.Classic = []discovery.Offer{{Resource: "devices.kubevirt.io/" + name, IDs: discovery.CountedIDs(name, discovery.AnyNumber), Dialect: discovery.Dialect{Stem: name}}}
 	return d
 }
 
-// loading are the nodes whose module the kernel loads when somebody opens them, so
-// that containers can use them before it is loaded. Such a node is in /dev from the
-// start of a host that has the module: systemd makes it, by the list of modules.
-// They have fixed numbers for that (MODULE_ALIAS in drivers/net/tun.c,
-// drivers/vhost/net.c and vsock.c; include/linux/miscdevice.h). The module of /dev/kvm
-// is another than what its node would load.
+// loading lists the nodes whose module the kernel loads on the first open, so containers can use
+// them before the module is loaded. If the host has the module, systemd creates the node at boot,
+// by the list of modules. The nodes have fixed numbers for this purpose (MODULE_ALIAS in
+// drivers/net/tun.c, drivers/vhost/net.c and vsock.c; include/linux/miscdevice.h). /dev/kvm is not
+// in the list, because its node would load a different module than the required one.
 var loading = []node{
 	{"tun", "/dev/net/tun", 200},
 	{"vhost-net", "/dev/vhost-net", 238},
@@ -68,17 +66,17 @@ type node struct {
 	minor      int64
 }
 
-// describe returns the device that the node will be.
+// describe returns the device of a node before its module is loaded.
 func (n node) describe() discovery.Device {
-	const misc = 10 // the major number of such devices
+	const misc = 10 // the major number of miscellaneous devices
 	d := discovery.Device{Name: n.name, Source: strings.TrimPrefix(n.path, "/"), Attributes: discovery.Attributes{}, Open: true, Health: discovery.Health{Status: discovery.Healthy}}
 	d.Attributes.SetString("model", n.name)
 	d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: n.path, HostPath: n.path, Type: "c", Major: misc, Minor: n.minor, Permissions: "rw"}}
 	return d
 }
 
-// nodeDir is where the node lies if the kernel does not say: struct miscdevice
-// has a nodename for tun alone (drivers/net/tun.c).
+// nodeDir is the directory of the node if the kernel does not report it. Only tun sets nodename in
+// struct miscdevice (drivers/net/tun.c).
 func nodeDir(misc sysfs.Device) string {
 	if misc.Name() == "tun" {
 		return "/dev/net"
