@@ -14,15 +14,15 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// ofUSB are the attributes that tell one USB device from another.
+// ofUSB lists the attributes that distinguish USB devices.
 var ofUSB = []resourceapi.QualifiedName{"usbVendor", "usbProduct", "model", "serial"}
 
-// setAttributes sets what is true of all kernel devices to which it applies:
-// what differs from one to another is not said.
+// setAttributes sets the attributes that all kernel devices of a device agree on. An attribute with
+// different values is left out.
 func setAttributes(a discovery.Attributes, kernel []sysfs.Device) error {
 	var errs []error
 	differs := make(map[resourceapi.QualifiedName]bool)
-	var usb discovery.Attributes // of the first USB device
+	var usb discovery.Attributes // of the previous USB device
 	for _, device := range kernel {
 		own := discovery.Attributes{}
 		if err := setKernel(own, device); err != nil {
@@ -48,11 +48,11 @@ func setAttributes(a discovery.Attributes, kernel []sysfs.Device) error {
 	return errors.Join(errs...)
 }
 
-// setKernel sets what the kernel says of one of its devices.
+// setKernel sets the attributes of one kernel device.
 func setKernel(a discovery.Attributes, device sysfs.Device) error {
 	driver := device.Driver()
 	if behind, ok := device.LinkTo("device"); ok && driver == "" {
-		driver = behind.Driver() // a device of a class is the face of one that has a driver
+		driver = behind.Driver() // the class device has no driver; the device behind it has
 	}
 	a.SetString("driver", driver)
 	errs := []error{discovery.SetPlace(a, device)}
@@ -73,9 +73,8 @@ func setKernel(a discovery.Attributes, device sysfs.Device) error {
 	return errors.Join(errs...)
 }
 
-// health reads whether what a device consists of can be used: its nodes are
-// there, what is mounted can be looked at, and its USB devices may work.
-// Of units that consist of nothing there is nothing to be read.
+// health returns the health of the parts of a device: its nodes must exist, its mounts must be
+// accessible, and its USB devices must be authorized. Units without parts are healthy.
 func health(host *discovery.Host, d *discovery.Device, kernel []sysfs.Device) discovery.Health {
 	for _, device := range kernel {
 		if usb, ok := usbOf(device); ok {

@@ -1,7 +1,6 @@
-// Package paths describes what the administrator names: device nodes, files to
-// be mounted and USB devices, with the resource names and IDs of squat's
-// generic-device-plugin. It describes nothing that nobody named, and knows no
-// more of it than any kernel device tells.
+// Package paths describes the devices that the administrator names: device nodes, files for mounts,
+// and USB devices, with the resource names and IDs of squat's generic-device-plugin. It describes
+// no other devices, and reads only the generic attributes of kernel devices.
 package paths
 
 import (
@@ -22,7 +21,7 @@ import (
 
 const family = "paths"
 
-// Family is what the administrator named.
+// Family describes the devices that the administrator named.
 var Family = &discovery.Family{
 	Name:       family,
 	Doc:        "device nodes, files and USB devices that the administrator named",
@@ -33,13 +32,13 @@ var Family = &discovery.Family{
 
 func describe(host *discovery.Host, _ []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	r := &reader{host: host}
-	owners := make(map[string]string) // of nodes that one device has alone
+	owners := make(map[string]string) // of nodes that belong to one device alone
 	for i := range host.Paths {
 		resource := &host.Paths[i]
 		for j := range resource.Groups {
 			group := &resource.Groups[j]
 			sets, err := r.sets(group)
-			// A path that could not be looked for may be there: a problem of all devices.
+			// A path whose search failed may exist, so the problem concerns all devices.
 			problems = append(problems, discovery.Problems(family, err)...)
 			for _, set := range sets {
 				d, err := describeSet(host, resource, group, set)
@@ -55,20 +54,20 @@ func describe(host *discovery.Host, _ []sysfs.Device) (devices []discovery.Devic
 	return devices, problems
 }
 
-// part is one of the things that a device consists of.
+// part is a part of a device.
 type part struct {
-	key    string // what names it from one scan to the next: "/dev/serial/by-id/usb-…", "usb 1-4"
-	id     string // what names it in the classic ID: its path on the host, "" while that is not known
+	key    string // identifies the part across scans: "/dev/serial/by-id/usb-…", "usb 1-4"
+	id     string // identifies the part in the device plugin ID: its path on the host, "" while unknown
 	nodes  []*specs.DeviceNode
 	mount  *specs.Mount
 	source string         // see discovery.Device
-	kernel []sysfs.Device // what is behind the nodes, as far as the kernel tells
-	shared bool           // several devices may have it
+	kernel []sysfs.Device // the kernel devices of the nodes, as far as known
+	shared bool           // several devices may contain the part
 	err    error
 }
 
-// units returns the units that the administrator counted of what was found, or
-// what was found if nothing was counted. Their IDs are their numbers.
+// units returns the devices of a found device: as many units as the administrator configured, or
+// the device itself if the group has no units. The IDs of units are their numbers.
 func units(d discovery.Device, group *discovery.PathGroup) []discovery.Device {
 	if group.Units == 0 {
 		return []discovery.Device{d}
@@ -77,7 +76,7 @@ func units(d discovery.Device, group *discovery.PathGroup) []discovery.Device {
 	for i := range devices {
 		unit, number := d, strconv.Itoa(i)
 		unit.Name = d.Name + "-" + number
-		unit.Identity = "" // which is that of all of them
+		unit.Identity = "" // all units would have the same Identity
 		unit.Attributes = maps.Clone(d.Attributes)
 		unit.Classic = []discovery.Offer{{Resource: d.Attributes.String("resource"), IDs: []string{number}}}
 		if group.UnitEnv != "" {
@@ -88,8 +87,8 @@ func units(d discovery.Device, group *discovery.PathGroup) []discovery.Device {
 	return devices
 }
 
-// sets returns the parts of each device that the group makes. Units that were
-// counted are one set of all that is found, or of nothing where nothing is named.
+// sets returns the parts of each device of the group. A group with units has one set with all
+// matches, or with no parts if the group names none.
 func (r *reader) sets(group *discovery.PathGroup) ([][]*part, error) {
 	if group.Units > 0 && len(group.Paths) == 0 && len(group.USB) == 0 {
 		return [][]*part{nil}, nil
@@ -114,8 +113,8 @@ func (r *reader) sets(group *discovery.PathGroup) ([][]*part, error) {
 	return combine(columns, limits), errors.Join(errs...)
 }
 
-// together returns one set with every part of each column, once, and none where
-// a column has no part.
+// together returns one set with all parts of all columns, without duplicates. It returns no set if
+// a column is empty.
 func together(columns [][]*part) [][]*part {
 	var set []*part
 	for _, column := range columns {
@@ -134,9 +133,9 @@ func together(columns [][]*part) [][]*part {
 	return [][]*part{set}
 }
 
-// combine returns sets with one part of each column. There are as many as the
-// longest column has parts, or as the scarcest lasts for when each of its parts
-// is used so often as its limit says.
+// combine returns sets with one part of each column. The number of sets is the length of the
+// longest column, unless a column has too few parts: each part is used at most as often as the
+// column's limit.
 func combine(columns [][]*part, limits []int) (sets [][]*part) {
 	if len(columns) == 0 {
 		return nil
@@ -207,8 +206,8 @@ func describeSet(host *discovery.Host, resource *discovery.PathResource, group *
 	return d, errors.Join(errs...)
 }
 
-// keys returns what tells a device of a resource from another: its parts or, of
-// units, which have all parts alike, what the administrator wrote.
+// keys returns the keys that distinguish the devices of a resource: the keys of the parts. All
+// units of a group have the same parts, so their keys come from the configuration.
 func keys(group *discovery.PathGroup, set []*part) (keys []string) {
 	if group.Units == 0 {
 		for _, p := range set {
@@ -225,8 +224,8 @@ func keys(group *discovery.PathGroup, set []*part) (keys []string) {
 	return keys
 }
 
-// name returns the name of a device of a resource: it is the same for as long
-// as its keys are, whatever else comes and goes.
+// name returns the name of a device of a resource. It depends only on the resource and the keys, so
+// other devices do not affect the name.
 func name(resource string, keys []string) string {
 	hash := sha1.New()
 	hash.Write([]byte(resource))
@@ -243,9 +242,8 @@ func name(resource string, keys []string) string {
 	return fmt.Sprintf("paths-%s-%s", short[:min(len(short), 30)], hex.EncodeToString(hash.Sum(nil))[:8])
 }
 
-// ids returns the classic IDs, which are the generic-device-plugin's: the SHA-1
-// of the number of the share and the paths on the host. Where one of those is
-// not known there are none.
+// ids returns the device plugin IDs in the form of the generic-device-plugin: the SHA-1 of the
+// number of the share and the paths on the host. If a path is unknown, there are no IDs.
 func ids(set []*part, count int) []string {
 	if slices.ContainsFunc(set, func(p *part) bool { return p.id == "" }) {
 		return nil
@@ -262,8 +260,8 @@ func ids(set []*part, count int) []string {
 	return ids
 }
 
-// claim notes the nodes that the device, or the units of it, have alone. One that
-// another has alone already would be in two containers at once, which is an error.
+// claim records the nodes that belong to the device or its units alone. A node that already belongs
+// to another device is an error, because two containers would get the node.
 func claim(owners map[string]string, d *discovery.Device, group *discovery.PathGroup, set []*part) error {
 	if group.Count > 1 {
 		return nil

@@ -19,8 +19,8 @@ func scan(fsys fs.FS, groups ...discovery.PathGroup) *discovery.Snapshot {
 	return discovery.Scan(host, []*discovery.Family{paths.Family})
 }
 
-// How many devices there are of paths with so many matches, and which of them
-// go together, is as the generic-device-plugin has it.
+// The number of devices for paths with several matches, and the combination of the matches, are the
+// same as in the generic-device-plugin.
 func TestSets(t *testing.T) {
 	fsys := fstest.MapFS{"dev/a0": {}, "dev/a1": {}, "dev/a2": {}, "dev/b0": {}, "dev/b1": {}, "dev/c": {}}
 	type p = discovery.HostPath
@@ -58,7 +58,7 @@ func TestSets(t *testing.T) {
 	}
 }
 
-// A file that is no device node is given to nobody as one.
+// A file that is not a device node is never a node of a device.
 func TestNoNode(t *testing.T) {
 	fsys := fstest.MapFS{
 		"etc/hostname":   {Data: []byte("node\n")},
@@ -92,8 +92,8 @@ func TestNoNode(t *testing.T) {
 	}
 }
 
-// Each unit has all that is found, which nobody else has alone, and keeps its
-// name whatever more is found.
+// Each unit contains all matches, and no other device has them. The name of a unit stays the same
+// when there are more matches.
 func TestUnits(t *testing.T) {
 	fsys := fstest.MapFS{"dev/a0": {}}
 	patterns := []discovery.HostPath{{Path: "/dev/a*"}, {Path: "/dev/a0"}, {Path: "/dev/b", Optional: true}}
@@ -119,7 +119,7 @@ func TestUnits(t *testing.T) {
 	}
 }
 
-// A node that several devices may have is none's own.
+// A node that several devices contain belongs to none of them alone.
 func TestCommonNodes(t *testing.T) {
 	fsys := fstest.MapFS{"dev/a0": {}, "dev/a1": {}, "dev/b": {}}
 	for name, test := range map[string]struct {
@@ -144,8 +144,8 @@ func TestCommonNodes(t *testing.T) {
 	}
 }
 
-// The IDs are what sha1sum says of the number of the share and the paths, so
-// that what a kubelet remembers of the plugin that is replaced goes on.
+// The IDs equal the output of sha1sum for the number of the share and the paths, so the kubelet's
+// checkpoint of the replaced plugin remains valid.
 func TestIDs(t *testing.T) {
 	fsys := fstest.MapFS{"dev/fuse": {}, "dev/snd/pcmC0D0c": {}, "dev/snd/controlC0": {}}
 	for want, group := range map[string]discovery.PathGroup{
@@ -171,8 +171,8 @@ func usb(bus, number, serial string) fstest.MapFS {
 	}
 }
 
-// A USB device that is plugged in again has another number, and so another ID
-// in the classic API. In DRA it stays what it was, by its place.
+// A USB device that is plugged in again has another number, and so another ID in the device plugin
+// API. In DRA the name stays the same, because it depends on the USB port.
 func TestPluggedInAgain(t *testing.T) {
 	group := discovery.PathGroup{USB: []discovery.USBID{{Vendor: "1a86", Product: "7523"}}}
 	before, after := scan(usb("1", "2", "A"), group).Devices[0], scan(usb("1", "3", "B"), group).Devices[0]
@@ -184,8 +184,8 @@ func TestPluggedInAgain(t *testing.T) {
 	}
 }
 
-// FuzzUSB checks that no serial number and no place on a bus makes a device
-// that could not be published, or a node outside of the bus.
+// FuzzUSB checks that no serial number or bus address leads to an invalid device, or to a node
+// outside of the bus directory.
 func FuzzUSB(f *testing.F) {
 	f.Add("1", "2", "A")
 	f.Add("001", "0x10", "\x00")
@@ -204,7 +204,7 @@ func FuzzUSB(f *testing.F) {
 	})
 }
 
-// noDirectory is a host of which a directory cannot be read.
+// noDirectory is a host with an unreadable directory.
 type noDirectory struct {
 	fs.FS
 
@@ -218,8 +218,8 @@ func (f noDirectory) ReadDir(name string) ([]fs.DirEntry, error) {
 	return fs.ReadDir(f.FS, name)
 }
 
-// A device whose directory cannot be read is not gone, nor is one whose bus
-// cannot be.
+// If a directory is unreadable, its devices are not gone. The same applies to an unreadable USB
+// bus.
 func TestUnreadable(t *testing.T) {
 	whole := usb("1", "2", "A")
 	whole["dev/serial/port"] = &fstest.MapFile{}

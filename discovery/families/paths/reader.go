@@ -15,17 +15,16 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// reader finds what the configuration names. It reads each list once.
+// reader finds the configured paths and USB devices. It reads each directory once.
 type reader struct {
 	host    *discovery.Host
-	classes []string // of /sys/class, nil until they are asked for
+	classes []string // of /sys/class, nil until the first use
 	usb     []usbDevice
 	usbErr  error
 	hasUSB  bool
 }
 
-// matches returns what is on the host for a path of the configuration, in name
-// order.
+// matches returns the files of the host that match a configured path, in name order.
 func (r *reader) matches(p discovery.HostPath) ([]*part, error) {
 	pattern := strings.TrimPrefix(p.Path, "/")
 	found, err := fs.Glob(r.host.FS, pattern)
@@ -39,15 +38,15 @@ func (r *reader) matches(p discovery.HostPath) ([]*part, error) {
 	var parts []*part
 	for _, name := range found {
 		if _, err := fs.Stat(r.host.FS, name); errors.Is(err, fs.ErrNotExist) {
-			continue // a link that leads nowhere
+			continue // a dangling link
 		}
 		parts = append(parts, r.part(p, name))
 	}
 	return parts, nil
 }
 
-// readable reports why a directory that a pattern begins with cannot be read:
-// [fs.Glob] takes that for one without a match.
+// readable returns the error of reading the directory before the first wildcard of a pattern,
+// because [fs.Glob] ignores unreadable directories.
 func (r *reader) readable(pattern string) error {
 	dir := path.Dir(pattern)
 	for strings.ContainsAny(dir, `*?[\`) {
@@ -60,7 +59,7 @@ func (r *reader) readable(pattern string) error {
 	return err
 }
 
-// part describes a file of the host, whose name has no leading slash.
+// part describes a file of the host. The name has no leading slash.
 func (r *reader) part(p discovery.HostPath, name string) *part {
 	hostPath := "/" + name
 	inside := cmp.Or(p.MountPath, hostPath)
@@ -104,7 +103,7 @@ func (r *reader) addDirectory(out *part, dir, inside, permissions string) error 
 		switch {
 		case entry.IsDir():
 			errs = append(errs, r.addDirectory(out, name, inside, permissions))
-		case entry.Type()&fs.ModeSymlink == 0: // which is another name of a node
+		case entry.Type()&fs.ModeSymlink == 0: // a symbolic link is a second name of a node
 			info, err := entry.Info()
 			switch {
 			case err != nil && !errors.Is(err, fs.ErrNotExist):
@@ -117,15 +116,15 @@ func (r *reader) addDirectory(out *part, dir, inside, permissions string) error 
 	return errors.Join(errs...)
 }
 
-// isNode reports whether a file is a device node. So is an empty file in /dev,
-// which stands in for one on a host that was laid out without privilege.
+// isNode reports whether a file is a device node. An empty file in /dev also counts: unprivileged
+// layouts of a host use empty files in place of nodes.
 func isNode(name string, info fs.FileInfo) bool {
 	standIn := info.Mode().IsRegular() && info.Size() == 0 && strings.HasPrefix(name, "dev/")
 	return info.Mode()&fs.ModeDevice != 0 || standIn
 }
 
-// addNode adds a device node. The node is named by where it lies and not by the
-// link that may lead to it: the runtime takes no links.
+// addNode adds a device node. The node's path is the target of any links, because container
+// runtimes do not accept links.
 func (r *reader) addNode(out *part, name, inside, permissions string) error {
 	name = r.target(name)
 	node := &specs.DeviceNode{Path: inside, HostPath: "/" + name, Permissions: permissions}
@@ -140,8 +139,8 @@ func (r *reader) addNode(out *part, name, inside, permissions string) error {
 	return err
 }
 
-// target follows the links at the end of a path. Where they lead nowhere it
-// returns the path.
+// target follows the links at the end of a path. If the target does not exist, target returns the
+// path.
 func (r *reader) target(name string) string {
 	at := name
 	for range 8 {
@@ -161,8 +160,8 @@ func (r *reader) target(name string) string {
 	return at
 }
 
-// kernelDevice returns the kernel's device of a node. Classes name a device as
-// its node, but for few, and the device says which node it has.
+// kernelDevice returns the kernel device of a node. Most devices have the name of their node in a
+// class, and DEVNAME in their uevent file confirms the node.
 func (r *reader) kernelDevice(node string) (sysfs.Device, bool) {
 	below, ok := strings.CutPrefix(node, "dev/")
 	if !ok {
@@ -170,7 +169,7 @@ func (r *reader) kernelDevice(node string) (sysfs.Device, bool) {
 	}
 	if r.classes == nil {
 		r.classes = []string{}
-		entries, _ := fs.ReadDir(r.host.FS, "sys/class") // without it, nothing is known of nodes
+		entries, _ := fs.ReadDir(r.host.FS, "sys/class") // if unreadable, the kernel devices of nodes are unknown
 		for _, entry := range entries {
 			r.classes = append(r.classes, path.Join("sys/class", entry.Name()))
 		}

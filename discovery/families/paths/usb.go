@@ -16,8 +16,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// usbDevice is a device of /sys/bus/usb/devices
-// (Documentation/ABI/testing/sysfs-bus-usb and sysfs-devices-usb).
+// usbDevice is a device of /sys/bus/usb/devices (Documentation/ABI/testing/sysfs-bus-usb and
+// sysfs-devices-usb).
 type usbDevice struct {
 	kernel                  sysfs.Device
 	vendor, product, serial string
@@ -27,9 +27,9 @@ func (u *usbDevice) is(id discovery.USBID) bool {
 	return u.vendor == id.Vendor && u.product == id.Product && (id.Serial == "" || u.serial == id.Serial)
 }
 
-// entry returns which entry of a group a device counts for, below 0 for none. Where each
-// set has one device for each entry, that is the entry that has fewest yet, so that two
-// equal entries are two devices; an entry with a serial number has the device first.
+// entry returns the index of the group's entry that a device is assigned to, -1 for none. If each
+// set has one device for each entry, entry prefers an entry with a serial number, and then the
+// entry with the fewest devices. So two equal entries get two devices.
 func (u *usbDevice) entry(group *discovery.PathGroup, columns [][]*part) int {
 	best := -1
 	for i, id := range group.USB {
@@ -44,8 +44,8 @@ func (u *usbDevice) entry(group *discovery.PathGroup, columns [][]*part) int {
 	return best
 }
 
-// usbSets returns the parts of the devices that a group of USB devices makes:
-// one of all that match or, where each is for itself, of one for each entry.
+// usbSets returns the parts of the devices of a USB group: one device of all matches, or, with
+// Each, devices that have one match for each entry.
 func (r *reader) usbSets(group *discovery.PathGroup) ([][]*part, error) {
 	if !r.hasUSB {
 		r.usb, r.usbErr = listUSB(r.host.FS)
@@ -53,7 +53,7 @@ func (r *reader) usbSets(group *discovery.PathGroup) ([][]*part, error) {
 	}
 	columns := make([][]*part, len(group.USB))
 	limits := make([]int, len(group.USB))
-	for _, u := range r.usb { // one device is in the sets once, however many entries it matches
+	for _, u := range r.usb { // each USB device is in the sets once, even if several entries match
 		if i := u.entry(group, columns); i >= 0 {
 			columns[i] = append(columns[i], u.part())
 		}
@@ -72,8 +72,7 @@ func (r *reader) usbSets(group *discovery.PathGroup) ([][]*part, error) {
 	return [][]*part{all}, r.usbErr
 }
 
-// listUSB returns the USB devices of a host, hubs too, in name order. A host
-// may have none.
+// listUSB returns the USB devices of a host, including hubs, in name order. A host may have none.
 func listUSB(fsys fs.FS) ([]usbDevice, error) {
 	listed, err := sysfs.Bus(fsys, "usb")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -98,8 +97,8 @@ func listUSB(fsys fs.FS) ([]usbDevice, error) {
 	return devices, errors.Join(errs...)
 }
 
-// part describes a USB device. Its node's name changes whenever it is plugged
-// in, and its place does not.
+// part describes a USB device. The key is the USB port, because the node's name changes whenever
+// the device is plugged in.
 func (u *usbDevice) part() *part {
 	attrs := u.kernel.Attrs()
 	bus, hasBus := attrs.Uint("busnum")
@@ -116,7 +115,7 @@ func (u *usbDevice) part() *part {
 	return out
 }
 
-// usbOf returns the USB device that a kernel device is, or sits on.
+// usbOf returns the USB device that contains a kernel device, or is the kernel device.
 func usbOf(d sysfs.Device) (sysfs.Device, bool) {
 	for ; strings.Contains(d.Path, "/"); d = d.Parent() {
 		if d.Exists("idVendor") {
@@ -129,9 +128,8 @@ func usbOf(d sysfs.Device) (sysfs.Device, bool) {
 // usbNode matches the node of a USB device.
 var usbNode = regexp.MustCompile(`^/dev/bus/usb/([0-9]{3})/([0-9]{3})$`)
 
-// grant joins the variables that differ from device to device, and names the
-// USB devices by bus and number, in the variable that KubeVirt has for a
-// resource.
+// grant joins the environment variables that differ between devices, and adds the KubeVirt variable
+// of the resource with the bus and device numbers of the USB devices.
 func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
 	edits := specs.ContainerEdits{Env: joined(given)}
 	var addresses []string
@@ -152,8 +150,7 @@ func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits
 	return edits
 }
 
-// joined returns the variables to which the devices give several values, each
-// with all of its values.
+// joined returns the environment variables that have several values, each with all of its values.
 func joined(given []discovery.Device) (env []string) {
 	values := make(map[string][]string)
 	for _, d := range given {

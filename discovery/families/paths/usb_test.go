@@ -11,8 +11,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// A set has one USB device for each entry, and two for two equal ones. There are as many
-// sets as devices for all entries.
+// A set has one USB device for each entry, and two devices for two equal entries. There are as many
+// sets as the found devices can fill completely.
 func TestUSBSets(t *testing.T) {
 	for name, test := range map[string]struct {
 		entries, found string // product:serial
