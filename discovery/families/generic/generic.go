@@ -1,8 +1,7 @@
-// Package generic describes accelerators that no other family knows, by what
-// the kernel tells of any: GPUs by their render nodes, co-processors and
-// processing accelerators by the nodes that their driver has made. A device
-// without such a node, as the screen of a server's management controller, is
-// nothing that a container could use.
+// Package generic describes accelerators that no other family recognises, by generic kernel
+// attributes: GPUs by their render nodes, co-processors and processing accelerators by the nodes of
+// their driver. A device without such a node, such as the display of a server's management
+// controller, is left out because a container could not use the device.
 package generic
 
 import (
@@ -14,10 +13,9 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is what no other family knows. The PCI classes are display
-// controllers, co-processors and processing accelerators (PCI Code and ID
-// Assignment Specification 1.15); GPUs that are no PCI functions, as those of
-// most ARM systems, are found by their render nodes.
+// Family recognises accelerators that no other family recognises. The PCI classes are display
+// controllers, co-processors and processing accelerators (PCI Code and ID Assignment Specification
+// 1.15). GPUs that are not PCI functions, as on most ARM systems, are found by their render nodes.
 var Family = &discovery.Family{
 	Name: "generic",
 	Doc:  "GPUs, co-processors and processing accelerators that no other family knows",
@@ -45,7 +43,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		}
 		divided, sriovErr := discovery.Divided(kernel)
 		if divided {
-			continue // it is not given away under those who have its parts
+			continue // virtual functions hide the physical function
 		}
 		d, offered, err := describeOne(host, kernel)
 		if offered {
@@ -56,22 +54,20 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	return devices, problems
 }
 
-// models are devices of virtual machines by their PCI IDs, as the PCI ID Repository names
-// them.
+// models maps PCI IDs of virtual machine devices to their names in the PCI ID Repository.
 var models = map[string]struct{ vendor, model string }{
 	"1af4:1050": {"redhat", "Virtio 1.0 GPU"},
 }
 
-// isSoftware reports whether a DRM device is software that renders nothing, for
-// tests of the kernel: vgem. It lies on the bus faux, and before Linux 6.15 on the
-// bus platform without a driver (drivers/gpu/drm/vgem/vgem_drv.c). Hardware has its
-// driver's nodes.
+// isSoftware reports whether a DRM device is vgem, software for kernel tests that renders nothing.
+// vgem is on the bus faux, and before Linux 6.15 on the bus platform without a driver
+// (drivers/gpu/drm/vgem/vgem_drv.c). Hardware has the nodes of its driver.
 func isSoftware(kernel sysfs.Device) bool {
 	return kernel.Link("subsystem") == "faux" || kernel.Driver() == ""
 }
 
-// describeOne returns the device that a PCI function or a platform device is,
-// and whether there is anything for a container to open.
+// describeOne describes a PCI function or platform device. offered is false if the device has no
+// nodes.
 func describeOne(host *discovery.Host, kernel sysfs.Device) (discovery.Device, bool, error) {
 	nodes, rendering := nodesOf(kernel)
 	if len(nodes) == 0 {
@@ -97,14 +93,13 @@ func describeOne(host *discovery.Host, kernel sysfs.Device) (discovery.Device, b
 	return d, true, errors.Join(errs...)
 }
 
-// others are classes of nodes that drivers of accelerators make besides, and
-// that are for others: for virtual machines and user-space drivers, which other
-// families hand out, and for the host itself.
+// others lists the classes of further nodes that accelerator drivers create: nodes for virtual
+// machines and user-space drivers, which other families describe, and nodes for the host itself.
 var others = []string{"graphics", "i2c-dev", "uio", "vfio-dev"}
 
-// nodesOf returns the kernel devices with a character device's node that lie
-// right below a device, as mic/mic0 does, in path order, and whether one is a
-// render node. Of the DRM's there are only nodes if one of them renders.
+// nodesOf returns the kernel devices with a character device node two levels below a device, such
+// as mic/mic0, in path order, and whether one is a render node. DRM nodes are included only if one
+// of them is a render node.
 func nodesOf(kernel sysfs.Device) (nodes []sysfs.Device, rendering bool) {
 	for _, class := range kernel.Children("") {
 		if slices.Contains(others, class.Name()) {
@@ -127,7 +122,7 @@ func nodesOf(kernel sysfs.Device) (nodes []sysfs.Device, rendering bool) {
 	return nodes, rendering
 }
 
-// directory is where a node lies that the kernel does not tell the place of.
+// directory is the directory of a node if the kernel does not report the path.
 func directory(minor sysfs.Device) string {
 	if minor.Parent().Name() == "drm" {
 		return "/dev/dri"
