@@ -1,8 +1,7 @@
-// Package solarflare describes Onload, the network stack in user space of
-// Solarflare's adapters. It gives a container the stack's devices and, from the
-// directory that the administrator names, its libraries. The adapters and their
-// interfaces stay the host's: Onload accelerates what a network plugin has put
-// upon them.
+// Package solarflare describes Onload, the user-space network stack of Solarflare adapters. A
+// container gets the devices of the stack and, from the directory that the administrator names, its
+// libraries. The adapters and their interfaces remain on the host: Onload accelerates the
+// interfaces that a network plugin configures on the adapters.
 package solarflare
 
 import (
@@ -19,7 +18,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is Solarflare's Onload.
+// Family recognises Onload on Solarflare adapters.
 var Family = &discovery.Family{
 	Name: "solarflare",
 	Doc:  "Onload on Solarflare network adapters",
@@ -31,7 +30,7 @@ var Family = &discovery.Family{
 		{Class: "sfc_affinity", Name: "sfc_affinity"},
 		{Bus: "pci", Driver: "sfc"},
 		{Bus: "pci", Driver: "sfc_ef100"},
-		{Bus: "pci", Driver: "xilinx_efct"}, // of the X3 series
+		{Bus: "pci", Driver: "xilinx_efct"}, // X3 series
 	},
 	Describe:  describe,
 	Grant:     grant,
@@ -39,27 +38,27 @@ var Family = &discovery.Family{
 	Roots:     []string{"solarflare"},
 }
 
-// variables tune the libraries of Onload, by its user guide.
+// variables tune the libraries of Onload, according to its user guide.
 var variables = []string{
 	"EF_INT_DRIVEN", "EF_MAX_PACKETS", "EF_PACKET_BUFFER_MODE", "EF_POLL_USEC", "EF_RXQ_SIZE", "EF_SPIN_USEC",
 	"EF_STACK_PER_THREAD", "EF_TCP_CLIENT_LOOPBACK", "EF_TCP_SERVER_LOOPBACK", "EF_TXQ_SIZE",
 }
 
-// characters are the devices that a program with Onload opens, and formerly
-// those that it opened besides, which are given where the kernel has them.
+// characters lists the devices that a program with Onload opens. formerly lists devices of earlier
+// versions, which are added if the kernel has them.
 var (
 	characters = []string{"onload", "onload_epoll", "sfc_char"}
 	formerly   = []string{"onload_cplane", "sfc_affinity"}
 )
 
-// modules are the kernel's, beside the driver of the adapters.
+// modules lists the required kernel modules, in addition to the driver of the adapters.
 var modules = []string{"onload", "sfc_char", "sfc_resource"}
 
-// vendors are the makers of the adapters by their PCI vendor IDs.
+// vendors maps PCI vendor IDs to the vendors of adapters.
 var vendors = map[string]string{"1924": "solarflare", "10ee": "xilinx"}
 
-// count is how many containers of a node may have Onload under the classic API:
-// the default of the Onload operator's maxPodsPerNode.
+// count is the number of containers of a node that may use Onload in the device plugin API: the
+// default of the Onload operator's maxPodsPerNode.
 const count = 100
 
 func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
@@ -73,7 +72,7 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 	}
 	onload, ok := byName["onload"]
 	if !ok {
-		return nil, nil // an adapter without Onload is like any other
+		return nil, nil // an adapter without Onload needs no special handling
 	}
 	name := discovery.DeviceName(onload)
 	if len(adapters) == 0 {
@@ -84,7 +83,8 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 		Source:     onload.Path,
 		Attributes: discovery.Attributes{},
 		Open:       true,
-		Classic:    []discovery.Offer{{Resource: "amd.com/onload", IDs: discovery.CountedIDs("sfc-", count), Dialect: discovery.Dialect{Stem: "sfc-"}}}, // as of the Onload operator's device plugin
+		// As in the Onload operator's device plugin.
+		Classic: []discovery.Offer{{Resource: "amd.com/onload", IDs: discovery.CountedIDs("sfc-", count), Dialect: discovery.Dialect{Stem: "sfc-"}}},
 	}
 	d.Attributes.SetString("kind", "nic")
 	errs := []error{setMaker(d.Attributes, adapters[0]), setDriver(d.Attributes, host)}
@@ -99,7 +99,7 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 		node, err := discovery.Node(character, "/dev")
 		d.Edits.DeviceNodes, errs = append(d.Edits.DeviceNodes, node), append(errs, err)
 	}
-	discovery.PermitMknod(d.Edits.DeviceNodes) // as the Onload operator's plugin does
+	discovery.PermitMknod(d.Edits.DeviceNodes) // as in the Onload operator's plugin
 	d.Health = health(host, d.Edits.DeviceNodes)
 	if root := host.Roots["solarflare"]; root != "" {
 		mounts, err := libraries(host, root)
@@ -119,10 +119,9 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 	return devices, problems
 }
 
-// describePort describes Onload once more for an interface of an adapter, as two
-// earlier plugins counted it: one container for each. It is for clusters that
-// have their names still. An interface that the host does not have, since a pod
-// does, has no name here.
+// describePort describes Onload once more for an interface of an adapter, as in two earlier
+// plugins, which allow one container for each interface. The device is for clusters that still use
+// the resource names of these plugins. If a pod has the interface, the interface has no name here.
 func describePort(host *discovery.Host, adapter sysfs.Device, onload discovery.Device) (discovery.Device, bool, error) {
 	d, err := discovery.PCI(host, adapter)
 	d.Name, d.Includes = onload.Name+"-"+d.Name, []string{onload.Source}
@@ -144,7 +143,7 @@ func describePort(host *discovery.Host, adapter sysfs.Device, onload discovery.D
 	return d, true, err
 }
 
-// setMaker says who made the adapters, of which one machine has one maker's.
+// setMaker sets the vendor of the adapters. All adapters of a machine have the same vendor.
 func setMaker(a discovery.Attributes, adapter sysfs.Device) error {
 	id, err := adapter.PCIID()
 	a.SetString("pciVendor", id.Vendor)
@@ -159,7 +158,7 @@ func setDriver(a discovery.Attributes, host *discovery.Host) error {
 	module := sysfs.At(host.FS, "sys/module/onload")
 	a.SetString("driver", module.Name())
 	attrs := module.Attrs()
-	version, _ := attrs.Text("version") // Onload's have three numbers or four
+	version, _ := attrs.Text("version") // Onload versions have three or four numbers
 	a.SetVersion("driverVersion", version)
 	if err := attrs.Err(); err != nil {
 		return fmt.Errorf("module onload: %w", err)
@@ -176,18 +175,18 @@ func health(host *discovery.Host, nodes []*specs.DeviceNode) discovery.Health {
 	return discovery.NodeHealth(host, nodes)
 }
 
-// libraryDir is where the libraries lie below the root that the administrator
-// names, which is "/opt/onload" where the Onload operator put them.
+// libraryDir is the directory of the libraries below the administrator's root. The Onload operator
+// uses the root "/opt/onload".
 const libraryDir = "usr/lib64"
 
-// containerDir is where the operator has them in a container.
+// containerDir is the operator's directory of the libraries in a container.
 const containerDir = "/opt/onload/usr/lib64"
 
-// preloaded is the library that takes the place of the C library's sockets.
+// preloaded is the library that replaces the socket functions of the C library.
 const preloaded = "libonload.so"
 
-// libraries returns read-only mounts of Onload's libraries, under all of their
-// names: libonload.so, libonload_ext.so and libonload_ext.so.2.
+// libraries returns read-only mounts of the Onload libraries, under all of their names:
+// libonload.so, libonload_ext.so and libonload_ext.so.2.
 func libraries(host *discovery.Host, root string) (mounts []*specs.Mount, err error) {
 	dir := path.Join("/", root, libraryDir)
 	entries, err := fs.ReadDir(host.FS, strings.TrimPrefix(dir, "/"))
@@ -213,10 +212,9 @@ func libraries(host *discovery.Host, root string) (mounts []*specs.Mount, err er
 
 func isPreloaded(m *specs.Mount) bool { return path.Base(m.ContainerPath) == preloaded }
 
-// grant has every program of the container load Onload, where the library is
-// given with it. Where it is not, an image that brings its own says so itself.
-// The interfaces, where they were asked for, it names to the hook of the earlier
-// plugins.
+// grant makes all programs of the container load Onload if the library is mounted. Otherwise the
+// image must bring the library and set LD_PRELOAD itself. If interfaces are allocated, grant also
+// lists them for the hook of the earlier plugins.
 func grant(given []discovery.Device, _ discovery.Grant) (edits specs.ContainerEdits) {
 	var preload string
 	var interfaces []string

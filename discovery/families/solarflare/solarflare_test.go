@@ -12,7 +12,7 @@ import (
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, solarflare.Family) }
 
-// The library that is preloaded is the one that is mounted, if any is.
+// LD_PRELOAD contains the mounted library, or is unset if no library is mounted.
 func TestGrant(t *testing.T) {
 	for file, want := range map[string][]string{
 		"testdata/x2522.host":  {"LD_PRELOAD=/opt/onload/usr/lib64/libonload.so"},
@@ -25,8 +25,8 @@ func TestGrant(t *testing.T) {
 	}
 }
 
-// Who asks by an earlier plugin's name is told the interfaces, and has the
-// devices that such an Onload has.
+// A container that requests the resource of an earlier plugin gets the names of the interfaces, and
+// the devices of an Onload of that time.
 func TestInterfaces(t *testing.T) {
 	classic := discovery.ModeDevicePlugin
 	for resource, want := range map[string][]string{
