@@ -1,7 +1,7 @@
-// Package fpgaaws describes the FPGAs of Amazon's F1 and F2 instances under the
-// xdma driver of AWS's development kit. It loads no image, gives away no function
-// that does, and knows neither images that have a vendor ID of their own nor
-// FPGAs under XRT, which are family fpga-xilinx's.
+// Package fpgaaws describes the FPGAs of Amazon F1 and F2 instances under the xdma driver of the
+// AWS development kit. It does not load images or offer the functions for loading. It does not
+// describe images with a vendor ID of their own, or FPGAs under XRT, which the fpga-xilinx family
+// describes.
 package fpgaaws
 
 import (
@@ -12,7 +12,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is the FPGAs of AWS.
+// Family recognises AWS FPGAs.
 var Family = &discovery.Family{
 	Name: "fpga-aws",
 	Doc:  "FPGAs of AWS F1 and F2 instances under the xdma driver",
@@ -23,9 +23,9 @@ var Family = &discovery.Family{
 	Describe: describe,
 }
 
-// application matches the PCI device IDs of the functions that an image is used
-// through: those of an FPGA without one (F1 and F2), and those that Amazon lets
-// makers of images choose from. The functions that load images are 1041 and 9248.
+// application matches the PCI device IDs of the functions for using an image: the IDs of an FPGA
+// without an image (F1 and F2), and the IDs that Amazon allows for custom images. The functions
+// that load images are 1041 and 9248.
 var application = regexp.MustCompile(`^(1042|9048|f[0-9a-f]{3})$`)
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
@@ -39,16 +39,16 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	return devices, problems
 }
 
-// describeFPGA describes the function of an FPGA that an image is used through.
-// There is no name that everybody knows it by: AMD's plugin has one only for
-// those under XRT, and b<>com's counts units that it does not look for.
+// describeFPGA describes the function for using an image of an FPGA. There is no common resource
+// name: the AMD plugin has a name only for FPGAs under XRT, and the b<>com plugin counts units
+// without detecting them.
 func describeFPGA(host *discovery.Host, function sysfs.Device) (d discovery.Device, ours bool, err error) {
 	d, err = discovery.Unbound(host, function, "fpga", "aws")
 	id := d.Attributes.String("pciDevice")
 	switch {
 	case !application.MatchString(id):
 		if id != "" {
-			err = nil // it is another's
+			err = nil // another function
 		}
 		return d, false, err
 	case !function.Bound():
