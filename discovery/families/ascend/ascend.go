@@ -1,7 +1,6 @@
-// Package ascend describes Huawei's Ascend NPUs, as their driver, devdrv_device_driver,
-// shows them in /sys. The driver's sources are public; the attributes are those of
-// devdrv_sysfs.c, and the nodes those that Huawei's device plugin gives to containers. It
-// makes no virtual NPUs.
+// Package ascend describes Huawei Ascend NPUs as their driver, devdrv_device_driver, shows them in
+// /sys. The driver's sources are public; the attributes are those of devdrv_sysfs.c, and the nodes
+// are the same as in the Huawei device plugin. The package does not create virtual NPUs.
 package ascend
 
 import (
@@ -18,7 +17,7 @@ import (
 
 const vendor = "19e5"
 
-// Family is Huawei's Ascend NPUs.
+// Family recognises Huawei Ascend NPUs.
 var Family = &discovery.Family{
 	Name: "ascend",
 	Doc:  "Huawei's Ascend NPUs",
@@ -31,12 +30,11 @@ var Family = &discovery.Family{
 	Grant:       grant,
 }
 
-// control are the nodes that all NPUs need and that give access to none.
+// control lists the nodes that all NPUs need and that give access to none of them.
 var control = []string{"/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"}
 
-// chips are the names by which Huawei's plugin knows NPUs, by PCI device ID
-// (devdrv_pci.h: CLOUD_V1_DEVICE, MINI_V2_DEVICE, …). All later ones for training are
-// Ascend910 to it.
+// chips maps PCI device IDs to the NPU names of the Huawei plugin (devdrv_pci.h: CLOUD_V1_DEVICE,
+// MINI_V2_DEVICE, …). The plugin uses Ascend910 for all later NPUs for training.
 var chips = map[string]string{
 	"d100": "Ascend310", "d105": "Ascend310B",
 	"d500": "Ascend310P", "d501": "Ascend310P",
@@ -45,7 +43,7 @@ var chips = map[string]string{
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	for _, function := range found {
-		// The whole is not given away under those who have its parts.
+		// Virtual functions hide the physical function.
 		divided, sriovErr := discovery.Divided(function)
 		if divided {
 			continue
@@ -92,8 +90,8 @@ func describeNPU(host *discovery.Host, function sysfs.Device) (discovery.Device,
 	return d, errors.Join(err, attrs.Err())
 }
 
-// offer returns how Huawei's plugin offers an NPU: huawei.com/Ascend910, by the ID
-// Ascend910-3. Of a chip that it does not know the administrator gives the name.
+// offer returns the offer of the Huawei plugin for an NPU: huawei.com/Ascend910 with the ID
+// Ascend910-3. For an unknown chip the administrator chooses the resource name.
 func offer(model string, number uint64) discovery.Offer {
 	if model == "" {
 		return discovery.Offer{Resource: discovery.AnyName, IDs: []string{"davinci" + strconv.FormatUint(number, 10)}}
@@ -101,7 +99,7 @@ func offer(model string, number uint64) discovery.Offer {
 	return discovery.Offer{Resource: "huawei.com/" + model, IDs: []string{model + "-" + strconv.FormatUint(number, 10)}}
 }
 
-// grant names the NPUs to Huawei's container runtime, by the numbers of the host.
+// grant returns the host's numbers of the NPUs for the Huawei container runtime.
 func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
 	var numbers []string
 	for _, d := range given {
