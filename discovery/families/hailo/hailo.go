@@ -1,6 +1,6 @@
-// Package hailo describes Hailo's accelerators on PCIe, as the hailo_pci driver of
-// hailo-ai/hailort-drivers shows them in /sys, and of which Raspberry Pi's kernel has
-// a copy (drivers/media/pci/hailo). Which card a chip is on, the firmware alone knows.
+// Package hailo describes Hailo PCIe accelerators as the hailo_pci driver of
+// hailo-ai/hailort-drivers shows them in /sys. The Raspberry Pi kernel contains a copy
+// (drivers/media/pci/hailo). Only the firmware identifies the card of a chip.
 package hailo
 
 import (
@@ -15,7 +15,7 @@ import (
 
 const vendor = "1e60"
 
-// Family is Hailo's accelerators.
+// Family recognises Hailo accelerators.
 var Family = &discovery.Family{
 	Name: "hailo",
 	Doc:  "Hailo's accelerators on PCIe, Hailo-8 and later",
@@ -27,8 +27,8 @@ var Family = &discovery.Family{
 	Describe: describe,
 }
 
-// architectures are chips by their PCI device IDs (PCI_DEVICE_ID_HAILO_HAILO8 and the
-// like in the driver's sources). A Hailo-8L has the ID of a Hailo-8.
+// architectures maps PCI device IDs to chips (PCI_DEVICE_ID_HAILO_HAILO8 and others in the driver's
+// sources). A Hailo-8L has the ID of a Hailo-8.
 var architectures = map[string]string{"2864": "hailo8", "45c4": "hailo10h", "43a2": "hailo15l"}
 
 func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
@@ -40,8 +40,8 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 	})
 }
 
-// describeChip describes a chip by its class device. Of older drivers that is below no
-// PCI function, and an attribute says which one it is for.
+// describeChip describes a chip by its class device. In older drivers the class device is not below
+// the PCI function, and the attribute board_location contains the address of the function.
 func describeChip(host *discovery.Host, class sysfs.Device, functions map[string]sysfs.Device) (discovery.Device, error) {
 	d := discovery.Device{Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}}
 	attrs := class.Attrs()
@@ -59,7 +59,7 @@ func describeChip(host *discovery.Host, class sysfs.Device, functions map[string
 	case location != "":
 		err = fmt.Errorf("attribute board_location: no PCI function of Hailo's: %.32q", location)
 	}
-	// Its name is the same whether the driver says where it is or not.
+	// The name does not depend on the location, which some drivers do not report.
 	d.Name, d.Source = discovery.DeviceName(class), class.Path
 	d.Attributes.SetString("kind", "npu")
 	d.Attributes.SetString("vendor", "hailo")
