@@ -1,7 +1,7 @@
-// Package idxd describes Intel's Data Streaming and In-Memory Analytics
-// Accelerators (DSA, IAA): the work queues that the idxd driver has enabled for
-// programs in user space, and DSA functions that are bound to vfio-pci whole. It
-// configures no queue, and leaves those of the kernel to the kernel.
+// Package idxd describes the Intel Data Streaming and In-Memory Analytics Accelerators (DSA, IAA):
+// work queues that the idxd driver has enabled for programs in user space, and whole DSA functions
+// that are bound to vfio-pci. When it describes devices, it configures no queues; kernel queues
+// belong to the kernel.
 package idxd
 
 import (
@@ -18,7 +18,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is Intel DSA and IAA.
+// Family recognises Intel DSA and IAA.
 var Family = &discovery.Family{
 	Name: "idxd",
 	Doc:  "Intel DSA and IAA work queues, and DSA functions under vfio",
@@ -35,7 +35,7 @@ var Family = &discovery.Family{
 
 const vfioPCI = "vfio-pci"
 
-// dsa are the PCI device IDs of DSA.
+// dsa lists the PCI device IDs of DSA.
 var dsa = map[string]bool{"0b25": true, "11fb": true, "1212": true}
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
@@ -55,14 +55,13 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	return devices, problems
 }
 
-// describeFunction describes a PCI function that is bound to vfio-pci, if it
-// is a DSA.
+// describeFunction describes a PCI function that is bound to vfio-pci, if the function is a DSA.
 func describeFunction(host *discovery.Host, function sysfs.Device) (d discovery.Device, ours bool, err error) {
 	d, err = discovery.PCI(host, function)
 	id := d.Attributes.String("pciDevice")
 	if !dsa[id] {
 		if id != "" {
-			err = nil // it is another's
+			err = nil // another function
 		}
 		return d, false, err
 	}
@@ -80,19 +79,18 @@ func setKind(a discovery.Attributes, architecture string) {
 	a.SetString("architecture", architecture)
 }
 
-// accelerators are what the kernel's names of devices begin with, and what
-// Intel calls them.
+// accelerators maps prefixes of kernel device names to Intel's names.
 var accelerators = map[string]string{"dsa": "dsa", "iax": "iaa"}
 
 // queueName matches "wq0.1": the second queue of the device dsa0 or iax0.
 var queueName = regexp.MustCompile(`^wq([0-9]{1,9})\.([0-9]{1,9})$`)
 
-// describeQueue describes a work queue if it is enabled and of type "user"
+// describeQueue describes a work queue if it is enabled and has the type "user"
 // (Documentation/ABI/stable/sysfs-driver-dma-idxd).
 func describeQueue(host *discovery.Host, wq sysfs.Device) (d discovery.Device, ours bool, err error) {
 	d.Name = discovery.DeviceName(wq)
 	numbers := queueName.FindStringSubmatch(wq.Name())
-	prefix := strings.TrimRight(wq.Parent().Name(), "0123456789") // as in /dev
+	prefix := strings.TrimRight(wq.Parent().Name(), "0123456789") // the same prefix as in /dev
 	function, ok := wq.PCIFunction()
 	if numbers == nil || !ok || accelerators[prefix] == "" {
 		return d, false, fmt.Errorf("%s: no work queue of DSA or IAA", wq.Path)
@@ -125,20 +123,20 @@ func describeQueue(host *discovery.Host, wq sysfs.Device) (d discovery.Device, o
 	return d, true, errors.Join(err, attrs.Err(), groupErr, nodesErr)
 }
 
-// setQueue sets what the mode of the queue says. A shared one takes the work of
-// as many processes as there are, through the ENQCMD instruction.
+// setQueue sets the properties that depend on the queue's mode. A shared queue accepts work from
+// any number of processes through the ENQCMD instruction.
 func setQueue(d *discovery.Device, wq sysfs.Device, accelerator, mode string) {
 	setKind(d.Attributes, accelerator)
 	d.Attributes.SetString("profile", "user-"+mode)
 	d.Open = mode == "shared"
 	resource := "wq-user-" + mode
-	// Intel's plugin lets one container have a shared queue unless told otherwise.
+	// By default, the Intel plugin allocates a shared queue to one container.
 	stem := resource + "-" + wq.Name() + "-"
 	d.Classic = []discovery.Offer{{Resource: accelerator + ".intel.com/" + resource, IDs: []string{stem + "0"}, Dialect: discovery.Dialect{Stem: stem}}}
 }
 
-// setGroup sets what the administrator gave the queue: its name, size and
-// priority, and the group whose engines do its work.
+// setGroup sets the administrator's settings of the queue: its name, size and priority, and its
+// group with the number of engines.
 func setGroup(a discovery.Attributes, wq sysfs.Device, attrs *sysfs.Attrs, device string) error {
 	name, _ := attrs.Text("name")
 	a.SetString("queueName", name)
@@ -146,7 +144,7 @@ func setGroup(a discovery.Attributes, wq sysfs.Device, attrs *sysfs.Attrs, devic
 		attribute resourceapi.QualifiedName
 		name      string
 	}{{"queueSize", "size"}, {"queuePriority", "priority"}, {"queueGroup", "group_id"}} {
-		if value, ok := attrs.Int(file.name); ok && value >= 0 { // a queue in no group says -1
+		if value, ok := attrs.Int(file.name); ok && value >= 0 { // a queue without a group has -1
 			a.SetInt(file.attribute, value)
 		}
 	}
@@ -169,8 +167,8 @@ func setGroup(a discovery.Attributes, wq sysfs.Device, attrs *sysfs.Attrs, devic
 	return nil
 }
 
-// queueNodes returns the node of a work queue, and the same once more by its
-// numbers, which is how libaccel-config looks for it.
+// queueNodes returns the node of a work queue twice: under its name, and under its numbers, where
+// libaccel-config looks for the node.
 func queueNodes(host *discovery.Host, wq sysfs.Device, prefix string) ([]*specs.DeviceNode, error) {
 	node, err := discovery.Node(sysfs.At(host.FS, "sys/bus/dsa/devices/"+prefix+"!"+wq.Name()), "/dev")
 	nodes := []*specs.DeviceNode{node}
@@ -182,7 +180,7 @@ func queueNodes(host *discovery.Host, wq sysfs.Device, prefix string) ([]*specs.
 	return nodes, err
 }
 
-// grant numbers the functions under vfio. Work queues need no variables.
+// grant numbers the functions under vfio. Work queues need no environment variables.
 func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
 	var edits specs.ContainerEdits
 	for _, d := range given {

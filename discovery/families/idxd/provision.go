@@ -19,7 +19,7 @@ var unitName = regexp.MustCompile(`^(?:dsa|iax)([0-9]{1,9})$`)
 // Groups are the groups of a device's work queues, numbered from 0.
 type Groups []Group
 
-// Group is a group of work queues, and how many engines do their work.
+// Group is a group of work queues with its number of engines.
 type Group struct {
 	Engines int
 	Queues  []Queue
@@ -28,17 +28,16 @@ type Group struct {
 // Queue is a work queue for programs in user space.
 type Queue struct {
 	Name      string
-	Shared    bool // by several processes; else one at a time has it
+	Shared    bool // several processes may use the queue; otherwise one at a time
 	Size      int  // entries
 	Priority  int
-	Threshold int // entries that may be filled without privilege, of a shared queue
+	Threshold int // entries available without privilege, for a shared queue
 }
 
-// provision lays out the work queues and engines of a device, and enables it
-// and them (Documentation/ABI/stable/sysfs-driver-dma-idxd). They can be laid out
-// only while the device is disabled, and when it is disabled the driver resets
-// all of them. So nothing is changed while one is used, or while one is enabled
-// that nobody wants here.
+// provision configures the work queues and engines of a device, and enables the device and the
+// queues (Documentation/ABI/stable/sysfs-driver-dma-idxd). Queues and engines are configurable only
+// while the device is disabled, and disabling the device resets all of them. So provision returns
+// an error if a queue is in use, or if a queue is enabled that is not in the configuration.
 func provision(host *discovery.Host, function sysfs.Device, want any) ([]discovery.Write, error) {
 	i := slices.IndexFunc(function.Children("."), func(d sysfs.Device) bool { return unitName.MatchString(d.Name()) })
 	groups, ours := want.(Groups)
@@ -68,8 +67,8 @@ func (u *unit) provision(host *discovery.Host, groups int) ([]discovery.Write, e
 	return writes, driversLoaded(host)
 }
 
-// driversLoaded checks that the kernel has the drivers that devices and queues
-// are bound to. Before Linux 5.14 there was one for both.
+// driversLoaded checks that the kernel has the drivers for devices and queues. Before Linux 5.14
+// one driver handled both.
 func driversLoaded(host *discovery.Host) error {
 	for _, name := range []string{"idxd", userDriver} {
 		if _, err := fs.Stat(host.FS, "sys/bus/dsa/drivers/"+name); err != nil {
@@ -82,7 +81,7 @@ func driversLoaded(host *discovery.Host) error {
 // userDriver is the driver of queues for programs in user space.
 const userDriver = "user"
 
-// unit is a device and what is wanted of it.
+// unit is a device with its wanted configuration.
 type unit struct {
 	sysfs.Device
 
@@ -91,8 +90,8 @@ type unit struct {
 	enabled bool
 	queues  []*queue
 	engines []engine
-	others  []*queue // that nobody wants anything of
-	spare   []engine // that are to be in none of the groups
+	others  []*queue // not in the configuration
+	spare   []engine // to be removed from their groups
 }
 
 // queue is a work queue.
@@ -101,11 +100,11 @@ type queue struct {
 
 	attrs   *sysfs.Attrs
 	enabled bool
-	size    [2]int      // as it is, and is wanted
-	want    [][2]string // attributes, in the order in which they are written, and their values
+	size    [2]int      // present and wanted
+	want    [][2]string // attributes in write order, with their values
 }
 
-// engine is an engine and the group that it is wanted in.
+// engine is an engine with its wanted group.
 type engine struct {
 	sysfs.Device
 
@@ -118,7 +117,7 @@ func (u *unit) text(name string) string {
 	return text
 }
 
-// assign numbers the queues and engines that are wanted.
+// assign numbers the wanted queues and engines.
 func (u *unit) assign(groups Groups) {
 	for i, group := range groups {
 		id := strconv.Itoa(i)
@@ -145,8 +144,8 @@ func (u *unit) queue(i int) *queue {
 	return q
 }
 
-// attributes are what is wanted of a queue, but for its size. The name comes
-// after the type, since a change of the type clears it.
+// attributes returns the wanted attributes of a queue except its size. The name comes after the
+// type, because a change of the type clears the name.
 func (q *queue) attributes(want Queue, group string) [][2]string {
 	mode := "dedicated"
 	if want.Shared {
@@ -156,7 +155,7 @@ func (q *queue) attributes(want Queue, group string) [][2]string {
 		{"group_id", group}, {"mode", mode}, {"priority", strconv.Itoa(want.Priority)},
 		{"type", "user"}, {"name", want.Name},
 	}
-	if q.Exists("driver_name") { // from Linux 6.7 on
+	if q.Exists("driver_name") { // since Linux 6.7
 		list = append(list, [2]string{"driver_name", userDriver})
 	}
 	if want.Shared {
@@ -165,7 +164,7 @@ func (q *queue) attributes(want Queue, group string) [][2]string {
 	return list
 }
 
-// readOthers reads the queues and engines behind those that are wanted.
+// readOthers reads the queues and engines that are not in the configuration.
 func (u *unit) readOthers() {
 	for i := len(u.queues); u.Exists(fmt.Sprintf("wq%s.%d", u.number, i)); i++ {
 		u.others = append(u.others, u.queue(i))
@@ -186,7 +185,7 @@ func (u *unit) readOthers() {
 	}
 }
 
-// err returns what could not be read of the device, its queues and engines.
+// err returns the read errors of the device, its queues and engines.
 func (u *unit) err() error {
 	errs := []error{u.attrs.Err()}
 	check := func(d sysfs.Device, attrs *sysfs.Attrs) {
@@ -203,13 +202,13 @@ func (u *unit) err() error {
 	return errors.Join(errs...)
 }
 
-// fits checks what is wanted against what the device has.
+// fits checks the wanted configuration against the limits of the device.
 func (u *unit) fits(groups int) error {
 	size := 0
 	for _, q := range u.queues {
 		size += q.size[1]
 	}
-	for _, q := range u.others { // which keep theirs, unless they are reset
+	for _, q := range u.others { // other queues keep their entries unless they are reset
 		if !u.enabled {
 			size += q.size[0]
 		}
@@ -242,7 +241,7 @@ func (u *unit) fits(groups int) error {
 	return nil
 }
 
-// writes returns what is to be written, in order.
+// writes returns the required writes, in order.
 func (u *unit) writes() (writes []discovery.Write, err error) {
 	if !u.asWanted() {
 		if writes, err = u.disable(); err != nil {
@@ -265,8 +264,7 @@ func (u *unit) writes() (writes []discovery.Write, err error) {
 	return writes, nil
 }
 
-// asWanted reports whether queues and engines are laid out as they should be,
-// enabled or not.
+// asWanted reports whether queues and engines have the wanted configuration, enabled or not.
 func (u *unit) asWanted() bool {
 	for _, q := range u.queues {
 		if q.size[0] != q.size[1] {
@@ -284,8 +282,8 @@ func (u *unit) asWanted() bool {
 	})
 }
 
-// disable returns the writes that disable the device, none if it is disabled,
-// and refuses where that would take something from somebody.
+// disable returns the writes that disable the device, none if it is disabled. It returns an error
+// if a queue is in use or not in the configuration.
 func (u *unit) disable() (writes []discovery.Write, err error) {
 	if u.text("configurable") == "0" {
 		return nil, errors.New("its work queues are fixed by its firmware, and not as they are wanted")
@@ -316,13 +314,13 @@ func (u *unit) disable() (writes []discovery.Write, err error) {
 	return writes, errors.Join(errs...)
 }
 
-// layOut returns the writes for queues and engines of a disabled device. Those
-// of one that was just disabled were reset.
+// layOut returns the writes for the queues and engines of a disabled device. After disabling, all
+// attributes have been reset.
 func (u *unit) layOut(reset bool) (writes []discovery.Write) {
 	set := func(attrs *sysfs.Attrs, d sysfs.Device, name, value string, again bool) bool {
 		now, _ := attrs.Text(name)
 		if reset || again {
-			now = "" // whatever it was
+			now = "" // force a write
 		}
 		if now == value {
 			return false
@@ -335,7 +333,7 @@ func (u *unit) layOut(reset bool) (writes []discovery.Write) {
 			set(e.attrs, e.Device, "group_id", e.group, false)
 		}
 	}
-	// The entries that one queue gives up another may need.
+	// Shrink queues first, because another queue may need their entries.
 	bySize := slices.Clone(u.queues)
 	if !reset {
 		slices.SortStableFunc(bySize, func(a, b *queue) int { return cmp.Compare(a.size[1]-a.size[0], b.size[1]-b.size[0]) })

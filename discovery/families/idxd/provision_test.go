@@ -14,8 +14,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// device returns a host with an enabled IAA of two queues and engines, one of
-// each laid out as [wanted] is, and what the changes make of it.
+// device returns a host with an enabled IAA with two queues and engines. One queue and one engine
+// have the configuration of [wanted]. changes override attributes.
 func device(changes map[string]string) fstest.MapFS {
 	host := fstest.MapFS{"sys/bus/dsa/drivers/idxd/bind": {}, "sys/bus/dsa/drivers/user/bind": {}}
 	attributes := map[string]string{
@@ -44,7 +44,7 @@ var (
 	shared = Queue{Name: "all", Shared: true, Size: 48, Priority: 10, Threshold: 48}
 )
 
-// Laying out is shown with the whole of provisioning, in internal/provision.
+// The tests of internal/provision cover complete configurations.
 func TestProvision(t *testing.T) {
 	two := one
 	two.Size = 8
