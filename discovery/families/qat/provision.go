@@ -10,16 +10,15 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// order is that in which the kernel names services. Before Linux 6.5 it took no
-// other order of two.
+// order is the kernel's order of services. Before Linux 6.5 the kernel accepted two services only
+// in this order.
 var order = []string{"sym", "asym", "dc", "decomp", "dcc"}
 
-// Services are what a function is to do: "sym", "asym". Their order says nothing.
+// Services are the wanted services of a function: "sym", "asym". Their order is irrelevant.
 type Services []string
 
-// provision chooses the services of a physical function, which is down while
-// they are changed (Documentation/ABI/testing/sysfs-driver-qat). Which of them
-// go together is for the kernel to say.
+// provision sets the services of a physical function. The function is down during the change
+// (Documentation/ABI/testing/sysfs-driver-qat). The kernel decides which services can be combined.
 func provision(_ *discovery.Host, function sysfs.Device, want any) ([]discovery.Write, error) {
 	attrs := function.Attrs()
 	vendor, _ := attrs.Hex("vendor", 4)
@@ -52,8 +51,7 @@ func provision(_ *discovery.Host, function sysfs.Device, want any) ([]discovery.
 	return writes, nil
 }
 
-// inOrder returns the services in the order of the kernel, and what we do not
-// know of after them.
+// inOrder returns the services in the kernel's order, followed by unknown services.
 func inOrder(services []string) []string {
 	place := func(name string) int {
 		if i := slices.Index(order, name); i >= 0 {

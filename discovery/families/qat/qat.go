@@ -1,7 +1,6 @@
-// Package qat describes the virtual functions of Intel QuickAssist devices that
-// were bound to vfio or igb_uio for programs in user space, and physical functions
-// that have no driver. It covers no other physical functions, nor what the kernel
-// keeps for itself, and binds nothing.
+// Package qat describes virtual functions of Intel QuickAssist devices that are bound to vfio or
+// igb_uio for programs in user space, and physical functions without a driver. It does not describe
+// other physical functions or functions that the kernel uses, and does not bind drivers.
 package qat
 
 import (
@@ -17,7 +16,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is Intel QuickAssist.
+// Family recognises Intel QuickAssist.
 var Family = &discovery.Family{
 	Name: "qat",
 	Doc:  "Intel QuickAssist (QAT) virtual functions under vfio or igb_uio",
@@ -31,14 +30,14 @@ var Family = &discovery.Family{
 	CommonNodes: discovery.VFIOControl(),
 	Grant:       grant,
 	Provision:   provision,
-	Variables:   []string{"QAT_POLICY", "QAT_SECTION_NAME"}, // of qatlib and of QAT's engine for OpenSSL
+	Variables:   []string{"QAT_POLICY", "QAT_SECTION_NAME"}, // variables of qatlib and of the QAT engine for OpenSSL
 	Labels:      []discovery.Labels{{Set: map[string]string{"intel.feature.node.kubernetes.io/qat": "true"}}},
 }
 
 const igbUIO = "igb_uio"
 
-// architectures are the PCI device IDs of virtual functions, and what the
-// kernel calls the driver of their physical ones.
+// architectures maps PCI device IDs of virtual functions to the kernel's driver names of their
+// physical functions.
 var architectures = map[string]string{
 	"0442": "dh895xcc", "0443": "dh895xcc",
 	"18a1": "c4xxx",
@@ -50,8 +49,8 @@ var architectures = map[string]string{
 	"4949": "6xxx",
 }
 
-// physicals are the same for physical functions. The kernel has no virtual ones of
-// those without a driver.
+// physicals maps PCI device IDs of physical functions to the same names. Without a driver, a
+// physical function has no virtual functions.
 var physicals = map[string]string{
 	"0435": "dh895xcc",
 	"18a0": "c4xxx",
@@ -63,7 +62,7 @@ var physicals = map[string]string{
 	"4948": "6xxx",
 }
 
-// configurable are the architectures whose services the administrator chooses.
+// configurable lists the architectures with configurable services.
 var configurable = []string{"4xxx", "420xx", "6xxx"}
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
@@ -104,8 +103,8 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	return devices, problems
 }
 
-// describeUnbound describes a physical function without a driver, and reports whether
-// it is one: a virtual function may have to wait for its driver.
+// describeUnbound describes a physical function without a driver. ok is false for a virtual
+// function, which may still be waiting for its driver.
 func describeUnbound(host *discovery.Host, function sysfs.Device) (d discovery.Device, ok bool, err error) {
 	d, err = discovery.Unbound(host, function, "crypto", "intel")
 	id := d.Attributes.String("pciDevice")
@@ -116,13 +115,13 @@ func describeUnbound(host *discovery.Host, function sysfs.Device) (d discovery.D
 	return d, physicals[id] != "", err
 }
 
-// finish adds what depends on the physical function, which a virtual machine
-// does not see.
+// finish adds the properties that depend on the physical function, which is not visible in a
+// virtual machine.
 func finish(d *discovery.Device, host *discovery.Host, function sysfs.Device, architecture string, pf physical) {
 	d.Attributes.SetString("kind", "crypto")
 	d.Attributes.SetString("vendor", "intel")
 	d.Attributes.SetString("architecture", architecture)
-	d.Attributes.SetString("function", "virtual") // by its ID, in a virtual machine too
+	d.Attributes.SetString("function", "virtual") // known by the device ID, also in a virtual machine
 	d.Attributes.SetString("profile", pf.profile())
 	d.Health = pf.health
 	if d.Health.Status != discovery.Unhealthy {
@@ -134,8 +133,8 @@ func finish(d *discovery.Device, host *discovery.Host, function sysfs.Device, ar
 	}
 }
 
-// addNodes adds the nodes of the function, and for igb_uio the directory that
-// its memory is mapped through.
+// addNodes adds the nodes of the function, and for igb_uio the directory for mapping the function's
+// memory.
 func addNodes(d *discovery.Device, host *discovery.Host, function sysfs.Device) (err error) {
 	if function.Driver() != igbUIO {
 		d.Edits.DeviceNodes, err = discovery.VFIO(host, function)
@@ -143,7 +142,7 @@ func addNodes(d *discovery.Device, host *discovery.Host, function sysfs.Device) 
 	}
 	uios := function.Children("uio")
 	if len(uios) == 0 {
-		return nil // and so no node, which is said of its health
+		return nil // the health reports the missing node
 	}
 	node, err := discovery.Node(uios[0], "/dev")
 	d.Edits.DeviceNodes = []*specs.DeviceNode{node}
@@ -152,7 +151,7 @@ func addNodes(d *discovery.Device, host *discovery.Host, function sysfs.Device) 
 	return err
 }
 
-// nodeHealth reads whether the nodes of a function can be used.
+// nodeHealth returns the health of a function's nodes.
 func nodeHealth(host *discovery.Host, function sysfs.Device, nodes []*specs.DeviceNode) discovery.Health {
 	if function.Driver() != igbUIO {
 		return discovery.VFIOHealth(host, function, nodes)
@@ -160,10 +159,10 @@ func nodeHealth(host *discovery.Host, function sysfs.Device, nodes []*specs.Devi
 	return discovery.NodeHealth(host, nodes)
 }
 
-// physical is what a physical function says of its virtual ones
+// physical holds the properties of a physical function that apply to its virtual functions
 // (Documentation/ABI/testing/sysfs-driver-qat and debugfs-driver-qat).
 type physical struct {
-	services []string // in the order in which they are told; none if they are not
+	services []string // in the order of the attribute; empty if unknown
 	health   discovery.Health
 	err      error
 }
@@ -172,7 +171,7 @@ func readPhysical(host *discovery.Host, function sysfs.Device) (pf physical) {
 	attrs := function.Attrs()
 	state, _ := attrs.Text("qat/state")
 	text, _ := attrs.Text("qat/cfg_services")
-	if state == "" && text == "" { // before Linux 6.0, which brought both
+	if state == "" && text == "" { // before Linux 6.0, which added both
 		text = servicesEnabled(host, function)
 	}
 	if pf.err = attrs.Err(); pf.err == nil {
@@ -191,14 +190,13 @@ func readPhysical(host *discovery.Host, function sysfs.Device) (pf physical) {
 	return pf
 }
 
-// debugfs returns the directory of a physical function in debugfs, which may not
-// be there, or not for us, and is at the same place behind any number of bridges.
+// debugfs returns the directory of a physical function in debugfs. The directory may not exist or
+// may be inaccessible. Its path does not depend on the bridges before the function.
 func debugfs(function sysfs.Device) string {
 	return "/sys/kernel/debug/qat_" + function.Driver() + "_" + function.Name()
 }
 
-// servicesEnabled returns the services by the configuration in debugfs, "" if
-// they are not known.
+// servicesEnabled returns the services from the configuration in debugfs, "" if they are unknown.
 func servicesEnabled(host *discovery.Host, function sysfs.Device) string {
 	text, err := host.ReadText(debugfs(function) + "/dev_cfg")
 	if err != nil {
@@ -207,8 +205,8 @@ func servicesEnabled(host *discovery.Host, function sysfs.Device) string {
 	return parseConfig(text)
 }
 
-// parseConfig returns the value of ServicesEnabled in the section GENERAL, ""
-// if there is none (qat_dev_cfg_show in drivers/crypto/intel/qat/qat_common/adf_cfg.c).
+// parseConfig returns the value of ServicesEnabled in the section GENERAL, "" if there is none
+// (qat_dev_cfg_show in drivers/crypto/intel/qat/qat_common/adf_cfg.c).
 func parseConfig(text string) string {
 	section := ""
 	for line := range strings.Lines(text) {
@@ -225,8 +223,8 @@ func parseConfig(text string) string {
 	return ""
 }
 
-// serviceNames matches "dc" and "sym;asym". The kernel combines at most three
-// of them, and what becomes of them is at most a resource name's length.
+// serviceNames matches "dc" and "sym;asym". The kernel combines at most three services. The limits
+// keep the resulting resource name short enough.
 var serviceNames = regexp.MustCompile(`^[a-z0-9]{1,15}(;[a-z0-9]{1,15}){0,2}$`)
 
 func parseServices(text string) ([]string, error) {
@@ -239,12 +237,13 @@ func parseServices(text string) ([]string, error) {
 	return strings.Split(text, ";"), nil
 }
 
-// profile names the services in alphabetical order, as theirs does not matter.
+// profile lists the services in alphabetical order, because their order is irrelevant.
 func (pf *physical) profile() string {
 	return strings.Join(slices.Sorted(slices.Values(pf.services)), ";")
 }
 
-// suffix is how Intel's plugin calls functions with these services.
+// suffix returns the last part of the Intel plugin's resource name for functions with these
+// services.
 func (pf *physical) suffix(architecture string) string {
 	if len(pf.services) == 0 || !slices.Contains(configurable, architecture) {
 		return "generic"
@@ -255,7 +254,7 @@ func (pf *physical) suffix(architecture string) string {
 	return strings.Join(pf.services, "-")
 }
 
-// grant numbers the functions, as programs that use DPDK expect them.
+// grant numbers the functions in the form that DPDK programs expect.
 func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
 	var edits specs.ContainerEdits
 	for i, d := range given {
