@@ -1,10 +1,9 @@
-// Package rdma describes network adapters that can do RDMA, as the kernel's
-// InfiniBand core shows them in /sys: InfiniBand, RoCE, iWARP and the like. It
-// covers adapters that are PCI functions and the sub-functions of one. It gives
-// a container the verbs devices, and the network interface where the claim asks
-// for it. Where the administrator allows it, it describes virtual functions that are
-// made when somebody gets one. The verbs devices work where RDMA devices are shared between network
-// namespaces; elsewhere a network plugin must move them (rdma-cni).
+// Package rdma describes RDMA network adapters as the kernel's InfiniBand core shows them in /sys:
+// InfiniBand, RoCE, iWARP and others. It covers adapters that are PCI functions, and their
+// sub-functions. A container gets the verbs devices, and the network interface if the claim
+// requests the interface. If the administrator allows it, the package also describes virtual
+// functions that are created on demand. The verbs devices work if RDMA devices are shared between
+// network namespaces; otherwise a network plugin must move the devices (rdma-cni).
 package rdma
 
 import (
@@ -22,13 +21,13 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is RDMA adapters.
+// Family recognises RDMA adapters.
 var Family = &discovery.Family{
 	Name: "rdma",
 	Doc:  "RDMA network adapters: InfiniBand, RoCE, iWARP, EFA",
 	Match: []discovery.Match{
 		{Class: "infiniband"},
-		{Bus: "pci", Vendor: "15b3", PCIClass: "02", Unbound: true}, // all adapters of Mellanox can do RDMA
+		{Bus: "pci", Vendor: "15b3", PCIClass: "02", Unbound: true}, // all Mellanox adapters support RDMA
 	},
 	Describe:    describe,
 	CommonNodes: []string{"/dev/infiniband/rdma_cm"},
@@ -41,13 +40,13 @@ var Family = &discovery.Family{
 	Variables:   variables,
 }
 
-// variables tune the libraries of UCX, and of NCCL's transport for InfiniBand and RoCE.
+// variables tune the UCX libraries, and the NCCL transport for InfiniBand and RoCE.
 var variables = []string{
 	"NCCL_IB_GID_INDEX", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_RETRY_CNT", "NCCL_IB_SL", "NCCL_IB_TC",
 	"NCCL_IB_TIMEOUT", "UCX_IB_GID_INDEX", "UCX_IB_SL", "UCX_IB_TRAFFIC_CLASS", "UCX_LOG_LEVEL", "UCX_TLS",
 }
 
-// vendors are the makers by their PCI vendor IDs.
+// vendors maps PCI vendor IDs to vendors.
 var vendors = map[string]string{
 	"1077": "qlogic",
 	"1137": "cisco",
@@ -59,18 +58,18 @@ var vendors = map[string]string{
 	"1d0f": "aws",
 	"1dd8": "pensando",
 	"1ded": "alibaba",
-	"1fc1": "qlogic", // when it was PathScale
+	"1fc1": "qlogic", // formerly PathScale
 	"8086": "intel",
 }
 
-// virtualRDMA are the drivers of physical functions whose virtual ones can do RDMA, and
-// which make these by sriov_numvfs: those that mlx5_ib, bnxt_re and hns-roce-hw-v2 work on
-// (drivers/infiniband/hw in Linux 6.1 to 6.18). mlx4_core makes virtual functions only as
-// it is loaded.
+// virtualRDMA lists the drivers of physical functions whose virtual functions support RDMA and are
+// created by writing sriov_numvfs: the drivers below mlx5_ib, bnxt_re and hns-roce-hw-v2
+// (drivers/infiniband/hw in Linux 6.1 to 6.18). mlx4_core creates virtual functions only when the
+// module is loaded.
 var virtualRDMA = []string{"bnxt_en", "hns3", "mlx5_core"}
 
-// classes begin the PCI classes of network and InfiniBand controllers. Others,
-// such as an accelerator with network ports, are of other families.
+// classes lists prefixes of the PCI classes of network and InfiniBand controllers. Other devices,
+// such as an accelerator with network ports, belong to other families.
 var classes = []string{"02", "0c06"}
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
@@ -101,9 +100,9 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			continue
 		}
 		d, err := core.describe(host, owner, function, verbs)
-		// As with the SR-IOV plugin, an adapter that has virtual functions or
-		// sub-functions is not given away under them. The shared RDMA plugin has it in
-		// pools, which take nothing from them.
+		// As in the SR-IOV plugin, an adapter with virtual functions or sub-functions is not
+		// offered together with them. In the shared RDMA plugin, such an adapter may be in pools,
+		// which do not affect the functions.
 		divided, sriovErr := discovery.Divided(owner)
 		var virtual []discovery.Device
 		if err == nil && sriovErr == nil && !carved[owner.Path] {
@@ -133,12 +132,11 @@ func split(found []sysfs.Device) (verbs, functions []sysfs.Device) {
 	return verbs, functions
 }
 
-// ownerOf returns the device that has a device of class infiniband: a PCI
-// function, or the auxiliary device of a sub-function below it, which is called
-// "mlx5_core.sf.4".
+// ownerOf returns the device above a device of class infiniband: a PCI function, or the auxiliary
+// device of a sub-function, such as "mlx5_core.sf.4".
 func ownerOf(verbs sysfs.Device) sysfs.Device { return verbs.Parent().Parent() }
 
-// carved returns the paths of PCI functions that have sub-functions.
+// carved returns the paths of PCI functions with sub-functions.
 func carved(found []sysfs.Device) map[string]bool {
 	carved := make(map[string]bool)
 	for _, verbs := range found {
@@ -149,7 +147,7 @@ func carved(found []sysfs.Device) map[string]bool {
 	return carved
 }
 
-// nameOf returns the name of the function, or of a sub-function of it.
+// nameOf returns the device name of the function, or of the sub-function.
 func nameOf(owner, function sysfs.Device) string {
 	if owner.Path == function.Path {
 		return discovery.DeviceName(function)
@@ -157,20 +155,20 @@ func nameOf(owner, function sysfs.Device) string {
 	return discovery.DeviceName(function) + "-" + discovery.DeviceName(owner)
 }
 
-// core is what all adapters of a host have in common.
+// core holds the facts that all adapters of a host have in common.
 type core struct {
-	cm            *specs.DeviceNode // of the connection manager, nil where the kernel has none
+	cm            *specs.DeviceNode // of the connection manager, nil if the kernel has none
 	namespaces    string
 	namespacesErr error
 	routes        network.Routes
-	routesErr     error                   // only keeps interfaces where they are
-	ports         map[string]network.Port // of physical functions, by their paths
+	routesErr     error                   // affects only the movement of interfaces
+	ports         map[string]network.Port // of physical functions, by path
 }
 
 func (c *core) describe(host *discovery.Host, owner, function, verbs sysfs.Device) (discovery.Device, error) {
 	d, err := discovery.PCI(host, function)
 	errs := []error{err}
-	parent := d.Attributes.String("parent") // of a virtual function
+	parent := d.Attributes.String("parent") // set for a virtual function
 	if owner.Path != function.Path {
 		parent = d.Name
 		d.Name, d.Source = nameOf(owner, function), owner.Path
@@ -187,7 +185,7 @@ func (c *core) describe(host *discovery.Host, owner, function, verbs sysfs.Devic
 	d.Attributes.SetString("model", model)
 	firmware, _ := attrs.Text("fw_ver")
 	d.Attributes.SetVersion("firmwareVersion", firmware)
-	// That of a virtual function or sub-function is the administrator's choice.
+	// For a virtual function or sub-function, the administrator chooses the GUID.
 	if guid, ok := attrs.Text("node_guid"); ok && parent == "" && strings.Trim(guid, "0:") != "" {
 		d.Attributes.SetString("uuid", guid)
 		d.Identity = d.Attributes.String("uuid")
@@ -213,7 +211,7 @@ func (c *core) describe(host *discovery.Host, owner, function, verbs sysfs.Devic
 	return d, errors.Join(errs...)
 }
 
-// describeNames adds what the RDMA devices of the adapter are called.
+// describeNames adds the names of the adapter's RDMA devices.
 func (c *core) describeNames(d *discovery.Device, owner, verbs sysfs.Device) {
 	var names []string
 	for _, device := range owner.Children("infiniband") {
@@ -221,8 +219,8 @@ func (c *core) describeNames(d *discovery.Device, owner, verbs sysfs.Device) {
 	}
 	d.SetNames("rdmaDevice", names)
 	d.Attributes.SetString("rdmaNamespaces", c.namespaces)
-	// The partition of the first port; an adapter on Ethernet has only the one
-	// that all have (Documentation/ABI/stable/sysfs-class-infiniband).
+	// The partition key of the first port. An Ethernet adapter has only the default partition
+	// (Documentation/ABI/stable/sysfs-class-infiniband).
 	if key, err := verbs.Text("ports/1/pkeys/0"); err == nil && partitionKey.MatchString(key) {
 		d.Attributes.SetString("pKey", key)
 	}
@@ -230,8 +228,8 @@ func (c *core) describeNames(d *discovery.Device, owner, verbs sysfs.Device) {
 
 var partitionKey = regexp.MustCompile(`^0x[0-9a-f]{4}$`)
 
-// describeFunction adds what the network function is, and whether the port that
-// it sends through is connected.
+// describeFunction adds the properties of the network function, and the health of the port that the
+// function uses.
 func (c *core) describeFunction(d *discovery.Device, host *discovery.Host, owner, function sysfs.Device) error {
 	f := network.Function{Device: owner, PCI: function, Interfaces: owner.Children("net"), Routes: c.routes, RoutesErr: c.routesErr}
 	physical := function
@@ -247,8 +245,8 @@ func (c *core) describeFunction(d *discovery.Device, host *discovery.Host, owner
 	return err
 }
 
-// unmade returns the virtual functions that a physical one could have. They will have an
-// RDMA device, which comes later than the interface.
+// unmade returns the virtual functions that could be created on a physical function. Their RDMA
+// device appears after the interface.
 func (c *core) unmade(host *discovery.Host, owner sysfs.Device, physical discovery.Device) ([]discovery.Device, error) {
 	if len(host.VirtualFunctions) == 0 || physical.PartOf != nil || !slices.Contains(virtualRDMA, owner.Driver()) {
 		return nil, nil
@@ -260,9 +258,9 @@ func (c *core) unmade(host *discovery.Host, owner sysfs.Device, physical discove
 	return devices, err
 }
 
-// namespaces returns how network namespaces have RDMA devices: "shared", all of
-// them all, or "exclusive", each its own; "" if the kernel does not say
-// (drivers/infiniband/core/device.c, netns_mode).
+// namespaces returns the RDMA mode of network namespaces: "shared" means that all namespaces have
+// all RDMA devices, "exclusive" that each device belongs to one namespace, and "" that the mode is
+// unknown (drivers/infiniband/core/device.c, netns_mode).
 func namespaces(host *discovery.Host) (string, error) {
 	attrs := sysfs.At(host.FS, "sys/module/ib_core/parameters").Attrs()
 	mode, _ := attrs.Text("netns_mode")
@@ -272,9 +270,8 @@ func namespaces(host *discovery.Host) (string, error) {
 	return map[string]string{"Y": "shared", "N": "exclusive"}[mode], nil
 }
 
-// linkLayer returns what the ports are connected to, "InfiniBand" or
-// "Ethernet", if it is the same for all of them. The kernel has "Unspecified"
-// for what is neither, and "Unknown" for what it cannot tell.
+// linkLayer returns the link layer of the ports, "InfiniBand" or "Ethernet", if all ports agree,
+// and otherwise "". The kernel's other values are "Unspecified" and "Unknown".
 func linkLayer(verbs sysfs.Device) (string, error) {
 	var layers []string
 	var errs []error
@@ -290,8 +287,8 @@ func linkLayer(verbs sysfs.Device) (string, error) {
 	return layers[0], errors.Join(errs...)
 }
 
-// connectionManager returns the node of the RDMA connection manager, which all
-// adapters share, nil where the kernel has none.
+// connectionManager returns the node of the RDMA connection manager, which all adapters share, nil
+// if the kernel has none.
 func connectionManager(host *discovery.Host) (*specs.DeviceNode, error) {
 	cm := sysfs.At(host.FS, "sys/class/misc/rdma_cm")
 	if !cm.Exists(".") {
@@ -300,13 +297,13 @@ func connectionManager(host *discovery.Host) (*specs.DeviceNode, error) {
 	return nodeOf(cm)
 }
 
-// nodeOf returns a node in /dev/infiniband, where libibverbs looks for it. The
-// kernel names the directory since Linux 2.6.36; before, it left that to udev.
+// nodeOf returns a node in /dev/infiniband, where libibverbs looks for nodes. The kernel has named
+// the directory since Linux 2.6.36; before, udev did.
 func nodeOf(d sysfs.Device) (*specs.DeviceNode, error) {
 	const dir = "/dev/infiniband"
 	node, err := discovery.Node(d, dir)
 	node.Path = path.Join(dir, path.Base(node.Path))
 	node.HostPath = node.Path
-	discovery.PermitMknod([]*specs.DeviceNode{node}) // as the shared RDMA plugin does
+	discovery.PermitMknod([]*specs.DeviceNode{node}) // as in the shared RDMA plugin
 	return node, err
 }
