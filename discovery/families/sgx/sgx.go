@@ -1,7 +1,7 @@
-// Package sgx describes the two device nodes of Intel SGX: the one that makes
-// enclaves and the one that lets them use the provisioning key. Any number of
-// containers may have them. It divides no enclave memory, which the kernel gives
-// to whoever asks for it, and covers no /dev/sgx_vepc of virtual machines.
+// Package sgx describes the two device nodes of Intel SGX: the node for creating enclaves and the
+// node for using the provisioning key in enclaves. Any number of containers can share them. The
+// package does not partition enclave memory, which the kernel gives to any process, and does not
+// describe /dev/sgx_vepc of virtual machines.
 package sgx
 
 import (
@@ -11,7 +11,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is Intel SGX.
+// Family recognises Intel SGX.
 var Family = &discovery.Family{
 	Name: "sgx",
 	Doc:  "Intel SGX enclaves and provisioning",
@@ -23,8 +23,8 @@ var Family = &discovery.Family{
 	Labels:   []discovery.Labels{{Set: map[string]string{"intel.feature.node.kubernetes.io/sgx": "true"}}},
 }
 
-// count is how many containers of a node may have such a device under the
-// classic API: the default of the plugin's --enclave-limit and --provision-limit.
+// count is the number of containers of a node that may have such a device in the device plugin API:
+// the default of the plugin's --enclave-limit and --provision-limit.
 const count = 110
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
@@ -32,7 +32,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		d, err := discovery.SharedNode(host, misc, "/dev")
 		d.Attributes.SetString("kind", "enclave")
 		d.Attributes.SetString("vendor", "intel")
-		// As Intel's plugin offers the device "sgx-enclave".
+		// The same form as the device "sgx-enclave" in the Intel plugin.
 		stem := d.Name + "-"
 		d.Classic = []discovery.Offer{{Resource: "sgx.intel.com/" + strings.TrimPrefix(d.Name, "sgx-"), IDs: discovery.CountedIDs(stem, count), Dialect: discovery.Dialect{Stem: stem}}}
 		problems = append(problems, discovery.Problems(d.Name, err)...)
