@@ -14,14 +14,13 @@ import (
 	"chandler.dev/discovery"
 )
 
-// maxCores bounds how many cores a device is believed to have. Trainium2 has 8.
+// maxCores is the highest plausible number of cores of a device. Trainium2 has 8.
 const maxCores = 64
 
-// coreInfix stands between the name of a device and the number of a core of it.
+// coreInfix separates the name of a device from the number of a core.
 const coreInfix = "-core-"
 
-// divide returns the cores of a device, and makes the device one that takes all
-// of them.
+// divide returns the cores of a device, and makes the device take all of the cores.
 func divide(d *discovery.Device) []discovery.Device {
 	capacity := d.Capacity["cores"]
 	count := capacity.Value.Value()
@@ -38,13 +37,13 @@ func divide(d *discovery.Device) []discovery.Device {
 		core.Attributes = maps.Clone(d.Attributes)
 		core.Attributes.SetString("function", "partition")
 		core.Attributes.SetString("parent", d.Name)
-		delete(core.Attributes, "linkedTo") // the device's
+		delete(core.Attributes, "linkedTo") // belongs to the device
 		core.Lists = nil
 		core.Capacity = discovery.Capacity{}
 		core.Capacity.Set("cores", 1)
 		core.Takes = map[string]resource.Quantity{"cores": resource.MustParse("1")}
-		// The cores of a node are numbered through. The silicon is already
-		// offered whole.
+		// The cores of a node have consecutive numbers. By default the plugin offers the whole
+		// device.
 		id := strconv.FormatInt(number*count+int64(i), 10)
 		core.Classic = []discovery.Offer{{Resource: "aws.amazon.com/neuroncore", IDs: []string{id}, Named: true}}
 		cores[i] = core
@@ -52,16 +51,16 @@ func divide(d *discovery.Device) []discovery.Device {
 	return cores
 }
 
-// grant says which cores of its devices a container may use. The runtime numbers
-// the cores through, in the order of the container's devices. A container that has
-// whole devices only may use all cores, and is told nothing.
+// grant returns the environment variable with the cores that a container may use. The runtime
+// numbers the cores consecutively, in the order of the container's devices. A container with only
+// whole devices may use all cores and needs no variable.
 func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
-	held := make(map[string][]int64) // by device, whose number of cores comes first
+	held := make(map[string][]int64) // by device: the number of cores, then the allocated cores
 	divided := false
 	for i := range given {
 		d := &given[i]
 		if d.PartOf == nil {
-			return specs.ContainerEdits{} // how many cores there are is not known
+			return specs.ContainerEdits{} // the number of cores is unknown
 		}
 		all := d.PartOf.Counters["cores"]
 		device := d.PartOf.Name

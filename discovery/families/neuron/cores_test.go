@@ -9,7 +9,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// devices returns devices of two cores each, and these, by name.
+// devices returns devices with two cores each, and their cores, by name.
 func devices(numbers ...int) map[string]discovery.Device {
 	all := make(map[string]discovery.Device)
 	for _, number := range numbers {
@@ -47,7 +47,7 @@ func TestGrant(t *testing.T) {
 	}
 }
 
-// A number of cores that cannot be leaves a device whole.
+// A device with an invalid number of cores is not divided.
 func TestDivideBounds(t *testing.T) {
 	for _, count := range []int64{0, -1, maxCores + 1, 1 << 62} {
 		d := discovery.Device{Name: "neuron0", Capacity: discovery.Capacity{}}

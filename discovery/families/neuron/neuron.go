@@ -1,9 +1,9 @@
-// Package neuron describes AWS Inferentia and Trainium devices as the neuron
-// driver shows them in /sys. Cores are devices too, and exclude the whole device.
+// Package neuron describes AWS Inferentia and Trainium devices as the neuron driver shows them in
+// /sys. Cores are devices too, and exclude the whole device.
 //
-// The driver does not say which PCI function a device is. So NUMA nodes and PCI
-// roots are not known, nor is the memory. Cores are physical ones: how many of
-// them a runtime joins to a logical core is not known either.
+// The driver does not report the PCI function of a device, so NUMA nodes and PCI roots are unknown,
+// and so is the memory. Cores are physical cores: the number of physical cores in a logical core of
+// the runtime is also unknown.
 package neuron
 
 import (
@@ -21,7 +21,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is AWS's accelerators.
+// Family recognises AWS accelerators.
 var Family = &discovery.Family{
 	Name:      "neuron",
 	Doc:       "AWS Inferentia and Trainium devices",
@@ -31,13 +31,13 @@ var Family = &discovery.Family{
 	Variables: variables,
 }
 
-// variables tune the libraries of the Neuron runtime, by its configuration guide.
+// variables tune the libraries of the Neuron runtime, according to its configuration guide.
 var variables = []string{
 	"NEURON_RT_EXEC_TIMEOUT", "NEURON_RT_LOG_LEVEL", "NEURON_RT_LOG_LOCATION",
 	"NEURON_RT_STOCHASTIC_ROUNDING_EN", "NEURON_RT_STOCHASTIC_ROUNDING_SEED", "NEURON_RT_VALIDATE_HASH",
 }
 
-// prefix begins the kernel's names: "neuron0".
+// prefix is the prefix of the kernel's names: "neuron0".
 const prefix = "neuron"
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
@@ -47,9 +47,9 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		// The driver's version has four numbers, and the last one is 0.
 		d.Attributes.SetVersion("driverVersion", strings.TrimSuffix(version, ".0"))
 		cores := divide(&d)
-		// A core shares the device's node and serial number. If they cannot be
-		// read, the core needs a problem of its own: without it the last known
-		// serial number would be kept for the device, and lost for the core.
+		// A core shares the device's node and serial number. If they are unreadable, the core needs
+		// a problem of its own. Without the problem, the device would keep the last serial number
+		// and the core would lose it.
 		for _, d := range append(cores, d) {
 			devices = append(devices, d)
 			problems = append(problems, discovery.Problems(d.Name, err)...)
@@ -76,8 +76,8 @@ func describeDevice(host *discovery.Host, neuron sysfs.Device) (discovery.Device
 	}{
 		{"model", "info/architecture/device_name"},
 		{"serial", "info/serial_number"},
-		// The version of the cores is what models are compiled for; the device's
-		// own is the same for Inferentia2 and Trainium2.
+		// Models are compiled for the version of the cores. The version of the device is the same
+		// for Inferentia2 and Trainium2.
 		{"architecture", "neuron_core0/info/architecture/arch_type"},
 	} {
 		text, _ := attrs.Text(file.name)
@@ -98,9 +98,9 @@ func describeDevice(host *discovery.Host, neuron sysfs.Device) (discovery.Device
 	return d, errors.Join(attrs.Err(), err, nodeErr)
 }
 
-// healthOf returns what the state of a device means (enum neuron_device_state
-// in neuron_device.h). A runtime that starts resets the device, which is no fault.
-// Counters of errors are not read, since they tell of the past only.
+// healthOf returns the health for a state of a device (enum neuron_device_state in
+// neuron_device.h). A starting runtime resets the device; this is not a failure. Error counters are
+// not read, because they only describe the past.
 func healthOf(state uint64) discovery.Health {
 	switch state {
 	case 0:
@@ -126,8 +126,8 @@ func linkedTo(neuron sysfs.Device) ([]string, error) {
 	return names, err
 }
 
-// parseConnected parses the numbers of devices, such as "12, 3, 4, 1", and
-// returns them in order. A torus gives each device four neighbours.
+// parseConnected parses device numbers, such as "12, 3, 4, 1", and returns them in order. In a
+// torus each device has four neighbours.
 func parseConnected(text string) ([]uint64, error) {
 	var numbers []uint64
 	for field := range strings.SplitSeq(text, ",") {

@@ -15,8 +15,7 @@ import (
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, neuron.Family) }
 
-// The classic API offers whole devices, and cores where the administrator asks
-// for them.
+// The device plugin API offers whole devices, and cores if the administrator configures them.
 func TestGranularity(t *testing.T) {
 	snapshot := discovery.Scan(discoverytest.Layout(t, "testdata/inf1.host"), []*discovery.Family{neuron.Family})
 	cores, err := rules.Compile(`device.attributes["chandler.dev"].family == "neuron" && device.attributes["chandler.dev"].?function.orValue("") == "partition"`)
@@ -47,8 +46,7 @@ func TestGranularity(t *testing.T) {
 	}
 }
 
-// Cores whose device's serial number cannot be read for a while are still known
-// by it, so that a swap is noticed.
+// Cores keep the serial number of their device while it is unreadable, so a swap is detected.
 func TestIdentityOfCores(t *testing.T) {
 	host := discoverytest.Layout(t, "testdata/trn2.host")
 	families := []*discovery.Family{neuron.Family}
