@@ -1,12 +1,11 @@
-// Package intelgpu describes Intel GPUs, integrated and discrete, and their
-// SR-IOV virtual functions, as the i915 and xe drivers show them in /sys. It
-// covers no GPU that is bound to another driver, such as one for a virtual
-// machine, and says nothing of what only Level Zero knows: model, temperature,
-// links between GPUs.
+// Package intelgpu describes Intel GPUs, integrated and discrete, and their SR-IOV virtual
+// functions, as the i915 and xe drivers show them in /sys. It does not describe GPUs bound to
+// another driver, such as a driver for virtual machines, and has no facts that only Level Zero
+// reports: model, temperature, links between GPUs.
 //
-// The resource gpu.intel.com/monitoring, all GPUs of a node at once whoever has
-// them, is not among what it offers: Intel's plugin does so only where it is
-// told to, and in DRA it is a claim with admin access.
+// The resource gpu.intel.com/monitoring, for all GPUs of a node regardless of their consumers, is
+// not offered by default: the Intel plugin offers the resource only if configured, and in DRA a
+// claim with admin access serves the purpose.
 package intelgpu
 
 import (
@@ -23,7 +22,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is Intel's GPUs.
+// Family recognises Intel GPUs.
 var Family = &discovery.Family{
 	Name: "intelgpu",
 	Doc:  "Intel GPUs, integrated and discrete, and their SR-IOV virtual functions",
@@ -52,7 +51,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	for _, function := range found {
 		divided, sriovErr := discovery.Divided(function)
 		if divided {
-			continue // what it can do is its virtual functions'
+			continue // the virtual functions have the GPU's capabilities
 		}
 		d, err := describeGPU(host, function, links)
 		if err = errors.Join(sriovErr, err); err != nil {
@@ -91,7 +90,7 @@ func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (d
 	d.Edits.DeviceNodes, errs = nodes, append(errs, err)
 	d.Edits.Mounts = mounts(function, links)
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
-	// The file is there while the firmware has failed and can only be flashed
+	// The file exists while the firmware has failed and must be flashed
 	// (drivers/gpu/drm/xe/xe_survivability_mode.c).
 	if function.Exists("survivability_mode") {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "in survivability mode: its firmware has failed and must be flashed"}
@@ -99,9 +98,9 @@ func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (d
 	return d, errors.Join(errs...)
 }
 
-// setLocalMemory sets the memory of a discrete GPU as the i915 driver of
-// Intel's releases tells it; the kernel's own does not. A gt is a tile there,
-// while one of an integrated GPU may be its media engine.
+// setLocalMemory sets the memory of a discrete GPU from the attribute of the i915 driver in Intel's
+// releases; the kernel's own i915 driver has no such attribute. For a discrete GPU a gt is a tile,
+// while a gt of an integrated GPU may be its media engine.
 func setLocalMemory(d *discovery.Device, card sysfs.Device) error {
 	attrs := card.Attrs()
 	size, ok := attrs.Uint("lmem_total_bytes")
@@ -119,8 +118,8 @@ func setLocalMemory(d *discovery.Device, card sysfs.Device) error {
 	return nil
 }
 
-// setTiles sets the number of tiles, which only the xe driver shows, and the
-// memory if all of them tell theirs. Those of most kernels do not.
+// setTiles sets the number of tiles, which only the xe driver reports, and the memory if all tiles
+// report their size. The tiles of most kernels do not.
 func setTiles(d *discovery.Device, tiles []sysfs.Device) error {
 	if len(tiles) == 0 {
 		return nil
@@ -144,7 +143,7 @@ func setTiles(d *discovery.Device, tiles []sysfs.Device) error {
 	return setMemory(d, total)
 }
 
-// setMemory sets the memory. A GPU without memory of its own says 0.
+// setMemory sets the memory. A GPU without its own memory has the size 0.
 func setMemory(d *discovery.Device, size uint64) error {
 	if size > math.MaxInt64 {
 		return fmt.Errorf("no size of a memory: %d", size)
@@ -155,8 +154,8 @@ func setMemory(d *discovery.Device, size uint64) error {
 	return nil
 }
 
-// byPath is where udev links to the nodes of GPUs by their addresses, such as
-// "pci-0000:03:00.0-render". Media software looks for them there.
+// byPath is the directory of udev's links to GPU nodes by PCI address, such as
+// "pci-0000:03:00.0-render". Media software searches this directory.
 const byPath = "/dev/dri/by-path"
 
 // readLinks returns the names of the links by path. A host may have none.
@@ -172,9 +171,8 @@ func readLinks(host *discovery.Host) ([]string, error) {
 	return names, nil
 }
 
-// mounts returns read-only mounts of the links to the nodes of a function, as
-// Intel's plugin gives them by default: a container finds the nodes themselves
-// where the links would be.
+// mounts returns read-only mounts of the links to the nodes of a function, as in the Intel plugin's
+// default configuration. In the container, the nodes themselves are at the paths of the links.
 func mounts(function sysfs.Device, links []string) []*specs.Mount {
 	var mounts []*specs.Mount
 	for _, name := range links {

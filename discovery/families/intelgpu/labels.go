@@ -7,10 +7,10 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// labels are those of the rules for Node Feature Discovery that Intel has beside its device
-// plugins (deployments/nfd/overlays/node-feature-rules in their repository).
+// labels are the labels of the Node Feature Discovery rules in the repository of the Intel device
+// plugins (deployments/nfd/overlays/node-feature-rules).
 //
-// The rules count all functions of a class under the ID of the first; here each ID has its
+// The rules count all functions of a class under the ID of the first function. Here each ID has its
 // own count.
 var labels = []discovery.Labels{
 	{
@@ -28,10 +28,10 @@ var labels = []discovery.Labels{
 	},
 }
 
-// products are the GPUs that the rules know by name, by PCI device ID.
+// products maps PCI device IDs to the GPU names in the rules.
 var products = map[string]string{"0bda": "Max_1100", "0bd5": "Max_1550", "56c0": "Flex_170", "56c1": "Flex_140"}
 
-// series are the PCI device IDs that the rules know as one family.
+// series maps the GPU families in the rules to PCI device IDs.
 var series = map[string][]string{
 	"Max_Series":  {"0bd0", "0bd5", "0bd6", "0bd7", "0bd9", "0bda", "0bdb"},
 	"Flex_Series": {"56c0", "56c1"},
@@ -41,7 +41,7 @@ var series = map[string][]string{
 	},
 }
 
-// facts returns what only labels say of a GPU.
+// facts returns the facts that only labels use.
 func facts(function sysfs.Device) map[string]string {
 	id, err := function.PCIID()
 	if err != nil {

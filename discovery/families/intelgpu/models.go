@@ -1,8 +1,8 @@
 package intelgpu
 
-// models are the names of discrete GPUs by PCI device ID, as the list of PCI
-// IDs has them, since no file of the kernel's tells them. An ID that stands for
-// several products, as those of integrated GPUs do, is not among them.
+// models maps PCI device IDs to the names of discrete GPUs in the list of PCI IDs, because no
+// kernel file contains the names. IDs of several products, such as those of integrated GPUs, are
+// left out.
 var models = map[string]string{
 	"0bd5": "Data Center GPU Max 1550",
 	"0bd6": "Data Center GPU Max 1550",

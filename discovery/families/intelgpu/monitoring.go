@@ -11,17 +11,16 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// used is a GPU that is described and that a driver is bound to.
+// used is a described GPU with a bound driver.
 type used struct {
 	function sysfs.Device
 	nodes    []*specs.DeviceNode
 }
 
-// monitoring returns the devices that are all GPUs of the host at once, and
-// those of each driver: what Intel's plugin offers to monitors where it is told
-// to, beside the GPUs themselves and whoever has those. They are no GPUs to
-// anybody who looks for one, and there only where the administrator says so.
-// Where DRA is, a claim with admin access for all GPUs does the same.
+// monitoring returns devices for monitors: one device of all GPUs of the host, and one for each
+// driver. The Intel plugin offers such resources if configured, in addition to the GPUs and
+// regardless of their consumers. The devices are not of kind GPU, and exist only if the
+// administrator configures them. In DRA, a claim with admin access for all GPUs serves the purpose.
 func monitoring(host *discovery.Host, gpus []used) (devices []discovery.Device, problems []discovery.Problem) {
 	for _, driver := range []string{"", "i915", "xe"} {
 		var of []used
@@ -32,15 +31,15 @@ func monitoring(host *discovery.Host, gpus []used) (devices []discovery.Device, 
 		}
 		d, err := monitor(host, of, driver)
 		if len(d.Edits.DeviceNodes) == 0 {
-			continue // there is nothing to watch
+			continue // no GPU to monitor
 		}
 		devices, problems = append(devices, d), append(problems, discovery.Problems(d.Name, err)...)
 	}
 	return devices, problems
 }
 
-// monitor returns one device of all the given GPUs. A node that is not there is left out, so that a broken GPU does not keep the
-// others from being watched.
+// monitor returns one device of all the given GPUs. A missing node is left out, so a broken GPU
+// does not prevent the monitoring of the others.
 func monitor(host *discovery.Host, gpus []used, driver string) (discovery.Device, error) {
 	profile := strings.TrimPrefix(driver+"-monitoring", "-")
 	d := discovery.Device{
@@ -73,9 +72,9 @@ func monitor(host *discovery.Host, gpus []used, driver string) (discovery.Device
 	return d, errors.Join(errs...)
 }
 
-// meiNodes returns the nodes of the management engine interfaces of a discrete
-// GPU, by which its firmware is asked: those below auxiliary devices such as
-// "i915.mei-gscfi.768" (drivers/misc/mei/gsc-me.c).
+// meiNodes returns the nodes of the management engine interfaces of a discrete GPU, which give
+// access to its firmware. The nodes are below auxiliary devices such as "i915.mei-gscfi.768"
+// (drivers/misc/mei/gsc-me.c).
 func meiNodes(function sysfs.Device) (nodes []*specs.DeviceNode, err error) {
 	var errs []error
 	for _, auxiliary := range function.Children("") {
