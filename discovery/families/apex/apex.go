@@ -1,9 +1,9 @@
-// Package apex describes Google's Edge TPUs, as on Coral's cards, which the gasket
-// framework's apex driver shows in /sys. Edge TPUs on USB have no driver: the
-// administrator names them in paths.
+// Package apex describes Google Edge TPUs, as on Coral cards, as the apex driver of the gasket
+// framework shows them in /sys. Edge TPUs on USB have no driver: the administrator lists them in
+// the paths of the configuration.
 //
-// The attributes are those of drivers/staging/gasket of Linux 4.19 to 5.12, and of the
-// same driver in google/gasket-driver since.
+// The attributes are those of drivers/staging/gasket of Linux 4.19 to 5.12, and of the same driver
+// in google/gasket-driver since.
 package apex
 
 import (
@@ -14,13 +14,13 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// The PCI ID of an Edge TPU, Global Unichip's (APEX_PCI_VENDOR_ID).
+// The PCI ID of an Edge TPU belongs to Global Unichip (APEX_PCI_VENDOR_ID).
 const (
 	vendor = "1ac1"
 	chip   = "089a"
 )
 
-// Family is Google's Edge TPUs.
+// Family recognises Google Edge TPUs.
 var Family = &discovery.Family{
 	Name: "apex",
 	Doc:  "Google's Edge TPUs, as on Coral's PCIe cards",
@@ -53,8 +53,8 @@ func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device
 	for _, minor := range function.Children("apex") { // one, "apex_0"
 		node, err := discovery.Node(minor, "/dev")
 		d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, node)
-		// No plugin has a name of its own for them: people name the node to one that
-		// offers any.
+		// No plugin has its own resource name for Edge TPUs. Administrators configure the node in a
+		// generic plugin.
 		d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{minor.Name()}}}
 		attrs := minor.Attrs()
 		version, _ := attrs.Text("driver_version")
@@ -69,7 +69,7 @@ func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device
 	return d, errors.Join(errs...)
 }
 
-// health says what the driver's word for a chip means (gasket_status_name_table in
+// health returns the health for the driver's status of a chip (gasket_status_name_table in
 // gasket_core.c).
 func health(status string) discovery.Health {
 	switch status {
