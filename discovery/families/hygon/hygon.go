@@ -1,6 +1,6 @@
-// Package hygon describes Hygon's DCUs, whose driver, hycu or hydcu, descends from amdgpu.
-// Their files in /sys are those that Project-HAMi/dcu-vgpu-device-plugin reads, and their
-// nodes those that it gives to containers. It divides no DCU (vDCU).
+// Package hygon describes Hygon DCUs. Their driver, hycu or hydcu, is derived from amdgpu. The
+// files in /sys are the files that Project-HAMi/dcu-vgpu-device-plugin reads, and the nodes are the
+// same as in that plugin. The package does not partition DCUs (vDCU).
 package hygon
 
 import (
@@ -15,7 +15,7 @@ import (
 
 const vendor = "1d94"
 
-// Family is Hygon's DCUs.
+// Family recognises Hygon DCUs.
 var Family = &discovery.Family{
 	Name: "hygon",
 	Doc:  "Hygon's DCUs",
@@ -27,8 +27,8 @@ var Family = &discovery.Family{
 	Describe:    describe,
 }
 
-// control are the nodes by which all DCUs are computed with, and which give access to
-// none.
+// control lists the nodes that computing on any DCU requires. They give access to no DCU by
+// themselves.
 var control = []string{"/dev/kfd", "/dev/mkfd"}
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
@@ -51,7 +51,7 @@ func describeDCU(host *discovery.Host, function sysfs.Device) (discovery.Device,
 	render := false
 	for _, minor := range function.Children("drm") {
 		if card := strings.HasPrefix(minor.Name(), "card"); !card && !strings.HasPrefix(minor.Name(), "renderD") || strings.Contains(minor.Name(), "-") {
-			continue // a connector, or a node that newer kernels have no more
+			continue // a connector, or a control node of older kernels
 		} else if !card {
 			render = true
 		}
@@ -70,8 +70,8 @@ func describeDCU(host *discovery.Host, function sysfs.Device) (discovery.Device,
 			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: path, HostPath: path, Permissions: "rw"})
 		}
 	}
-	// The ID is that of ROCm's plugin, from which Hygon's descends and whose IDs are
-	// not public. Which DCU a pod has by another ID, its nodes tell.
+	// The ID is the same as in the ROCm plugin, which the Hygon plugin is derived from. The IDs of
+	// the Hygon plugin are not public; if a pod has such an ID, its device nodes identify the DCU.
 	d.Classic = []discovery.Offer{{Resource: "hygon.com/dcu", IDs: []string{function.Name()}}}
 	return d, errors.Join(errs...)
 }
