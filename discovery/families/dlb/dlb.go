@@ -1,6 +1,6 @@
-// Package dlb describes Intel Dynamic Load Balancers, physical and virtual
-// functions, as the dlb2 driver shows them in /sys. It divides no device, and
-// covers none that is bound to another driver.
+// Package dlb describes Intel Dynamic Load Balancers, physical and virtual functions, as the dlb2
+// driver shows them in /sys. It does not partition devices or describe devices bound to another
+// driver.
 package dlb
 
 import (
@@ -13,13 +13,13 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is Intel's Dynamic Load Balancers.
+// Family recognises Intel Dynamic Load Balancers.
 var Family = &discovery.Family{
 	Name: "dlb",
 	Doc:  "Intel Dynamic Load Balancers (DLB) and their virtual functions",
 	Match: []discovery.Match{
 		{Class: "dlb2", Name: "dlb*"},
-		{Bus: "pci", Driver: "dlb2"}, // what is left out here is for nobody else
+		{Bus: "pci", Driver: "dlb2"}, // keeps other families from describing functions that are left out here
 	},
 	Describe: describe,
 	Labels:   []discovery.Labels{{Where: map[string]string{"driver": "!"}, Set: map[string]string{"intel.feature.node.kubernetes.io/dlb": "true"}}},
@@ -35,7 +35,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			problems = append(problems, discovery.Problem{Device: discovery.DeviceName(class), Err: fmt.Errorf("%s: on no PCI function", class.Path)})
 			continue
 		}
-		// The whole is not given away under those who have its parts.
+		// Virtual functions hide the physical function.
 		divided, sriovErr := discovery.Divided(function)
 		if divided {
 			continue
@@ -63,8 +63,8 @@ func describeFunction(host *discovery.Host, function, class sysfs.Device) (disco
 	return d, errors.Join(err, nodeErr)
 }
 
-// offers returns what Intel's plugin offers of the device: what could have
-// virtual functions is a physical one. In a virtual machine nothing else tells.
+// offers returns the offer of the Intel plugin for the device: a function that can have virtual
+// functions is a physical function. In a virtual machine there is no other sign.
 func offers(d *discovery.Device, physical bool) []discovery.Offer {
 	resource := "dlb.intel.com/pf"
 	if !physical {
