@@ -1,11 +1,9 @@
-// Package furiosa describes FuriosaAI's accelerators, Warboy and RNGD, as their drivers
-// show them in /sys/class/npu_mgmt and /sys/class/rngd_mgmt. It offers whole cards: the
-// parts of an RNGD that FuriosaAI's plugin makes where it is told to (2core.12gb) are
-// not made here.
+// Package furiosa describes FuriosaAI accelerators, Warboy and RNGD, as their drivers show them in
+// /sys/class/npu_mgmt and /sys/class/rngd_mgmt. It offers whole cards. The FuriosaAI plugin can
+// also offer partitions of an RNGD (2core.12gb); the package does not create them.
 //
-// The drivers' sources are not public. The files are those that furiosa-ai/device-api
-// reads, whose test data show them, and the nodes those that furiosa-ai/libfuriosa-kubernetes
-// gives to containers (pkg/cdi_spec).
+// The drivers' sources are not public. The files are the files that furiosa-ai/device-api reads, as
+// in its test data. The nodes are the same as in furiosa-ai/libfuriosa-kubernetes (pkg/cdi_spec).
 package furiosa
 
 import (
@@ -24,7 +22,7 @@ import (
 
 const vendor = "1ed2"
 
-// Family is FuriosaAI's accelerators.
+// Family recognises FuriosaAI accelerators.
 var Family = &discovery.Family{
 	Name: "furiosa",
 	Doc:  "FuriosaAI's accelerators, Warboy and RNGD",
@@ -37,12 +35,12 @@ var Family = &discovery.Family{
 	Labels:   labels,
 }
 
-// chips are what is known of an accelerator by its class.
+// chips maps classes to the known facts of their accelerators.
 var chips = map[string]struct {
 	model string
-	dir   string // of its nodes
+	dir   string // directory of the nodes
 	name  *regexp.Regexp
-	nodes string // after the name of the card
+	nodes string // pattern for the rest of a node's name after the card's name
 	cores int64
 }{
 	"npu_mgmt":  {"Warboy", "dev", regexp.MustCompile(`^(npu[0-9]{1,3})_mgmt$`), `|_mgmt|pe[0-9]+(-[0-9]+)?|ch[0-9]+`, 2},
@@ -55,8 +53,8 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 	})
 }
 
-// describeCard describes a card by the class device that manages it, which is below no
-// PCI function.
+// describeCard describes a card by its management class device, which is not below the PCI
+// function.
 func describeCard(host *discovery.Host, mgmt sysfs.Device, functions map[string]sysfs.Device) (discovery.Device, error) {
 	class := mgmt.Parent().Name()
 	chip, known := chips[class]
@@ -80,7 +78,7 @@ func describeCard(host *discovery.Host, mgmt sysfs.Device, functions map[string]
 	case location != "":
 		err = fmt.Errorf("attribute busname: no PCI function of FuriosaAI's: %.32q", location)
 	}
-	// Its name is the same whether the driver says where it is or not.
+	// The name does not depend on the location, which some drivers do not report.
 	d.Name, d.Source = strings.ToLower(chip.model)+"-"+card, mgmt.Path
 	d.Attributes.SetString("kind", "npu")
 	d.Attributes.SetString("vendor", "furiosa")
@@ -99,7 +97,7 @@ func describeCard(host *discovery.Host, mgmt sysfs.Device, functions map[string]
 	if uuid != "" {
 		d.Classic = []discovery.Offer{{Resource: "furiosa.ai/" + strings.ToLower(chip.model), IDs: []string{uuid}}}
 	}
-	alive, _ := attrs.Text("alive") // Warboy's alone
+	alive, _ := attrs.Text("alive") // only Warboy has the attribute
 	nodes, nodesErr := nodesOf(host, mgmt, chip.dir, card, chip.nodes)
 	d.Edits.DeviceNodes = nodes
 	d.Health = discovery.NodeHealth(host, nodes)
@@ -109,16 +107,14 @@ func describeCard(host *discovery.Host, mgmt sysfs.Device, functions map[string]
 	return d, errors.Join(err, attrs.Err(), nodesErr)
 }
 
-// before returns the numbers of a version such as "1.6.0, c1bebfd", which are followed
-// by those of a commit.
+// before returns the version number in a text such as "1.6.0, c1bebfd", without the commit.
 func before(version string) string {
 	numbers, _, _ := strings.Cut(version, ",")
 	return strings.TrimSpace(numbers)
 }
 
-// nodesOf returns the nodes of a card: the one that manages it, and those of its cores,
-// channels and memory that the driver has made. The kernel shows the numbers of the
-// first.
+// nodesOf returns the nodes of a card: the management node, and the existing nodes of its cores,
+// channels and memory. The kernel reports device numbers only for the management node.
 func nodesOf(host *discovery.Host, mgmt sysfs.Device, dir, card, names string) ([]*specs.DeviceNode, error) {
 	managing, err := discovery.Node(mgmt, "/dev")
 	nodes := []*specs.DeviceNode{managing}
@@ -136,7 +132,7 @@ func nodesOf(host *discovery.Host, mgmt sysfs.Device, dir, card, names string) (
 	return nodes, errors.Join(err, listErr)
 }
 
-// labels are those of FuriosaAI's feature discovery, by its documentation.
+// labels are the labels of FuriosaAI's feature discovery, according to its documentation.
 var labels = []discovery.Labels{{Set: map[string]string{
 	"furiosa.ai/npu.count":                   "{silicon}",
 	"furiosa.ai/npu.family":                  "{product}",
@@ -148,7 +144,7 @@ var labels = []discovery.Labels{{Set: map[string]string{
 	"furiosa.ai/npu.driver.version.metadata": "{commit}",
 }}}
 
-// facts are what only labels say of a card.
+// facts returns the facts that only labels use.
 func facts(product, version string) map[string]string {
 	facts := map[string]string{"product": product}
 	if _, commit, there := strings.Cut(version, ","); there {
