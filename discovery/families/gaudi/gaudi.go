@@ -1,12 +1,10 @@
-// Package gaudi describes Habana's accelerators, Goya and Gaudi, as the
-// habanalabs driver of Linux 6.5 and later shows them in /sys. It says nothing
-// of what only Habana's library knows, memory and serial number among it, and
-// hands out no network ports.
+// Package gaudi describes Habana accelerators, Goya and Gaudi, as the habanalabs driver of Linux
+// 6.5 and later shows them in /sys. It has no facts that only Habana's library reports, such as
+// memory and serial number, and offers no network ports.
 //
-// The IDs of Habana's plugin are those serial numbers, and so is its variable
-// HL_VISIBLE_DEVICES_UUID, which containers do not get here. IDs are PCI addresses.
-// Which card a pod has by a serial number, the device nodes tell that the kubelet
-// wrote down with it.
+// The Habana plugin uses the serial numbers as IDs, and in the variable HL_VISIBLE_DEVICES_UUID,
+// which containers do not get here. The IDs of this package are PCI addresses. If a pod has a
+// serial number as its ID, the device nodes in the kubelet's checkpoint identify the card.
 package gaudi
 
 import (
@@ -22,26 +20,26 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family is Habana's accelerators.
+// Family recognises Habana accelerators.
 var Family = &discovery.Family{
 	Name: "gaudi",
 	Doc:  "Habana Goya and Intel Gaudi accelerators",
 	Match: []discovery.Match{
 		{Bus: "pci", Vendor: "1da3", Driver: "habanalabs"},
-		{Bus: "pci", Vendor: "1da3", PCIClass: "1200", Unbound: true}, // Habana makes nothing else of this class
+		{Bus: "pci", Vendor: "1da3", PCIClass: "1200", Unbound: true}, // all Habana devices of this class are accelerators
 	},
 	Describe:  describe,
 	Grant:     grant,
 	Variables: variables,
 }
 
-// variables tune the libraries of Habana's runtime and its bridge to PyTorch.
+// variables tune the libraries of the Habana runtime and its bridge to PyTorch.
 var variables = []string{
 	"ENABLE_CONSOLE", "GRAPH_VISUALIZATION", "HABANA_PROFILE", "LOG_LEVEL_ALL",
 	"PT_HPU_ENABLE_LAZY_COLLECTIVES", "PT_HPU_LAZY_MODE", "PT_HPU_MAX_COMPOUND_OP_SIZE",
 }
 
-// goya is the PCI device ID of Goya; all others are Gaudis.
+// goya is the PCI device ID of Goya; all other IDs are Gaudis.
 const goya = "0001"
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
@@ -81,7 +79,7 @@ func describeCard(host *discovery.Host, function sysfs.Device) (discovery.Device
 		d.Edits.DeviceNodes, errs = append(d.Edits.DeviceNodes, nodes...), append(errs, err)
 	}
 	switch d.Attributes.String("pciDevice") {
-	case "": // which of the two cannot be told
+	case "": // unknown whether Goya or Gaudi
 	case goya:
 		d.Classic = []discovery.Offer{{Resource: "habana.ai/goya", IDs: []string{function.Name()}}}
 	default:
@@ -94,9 +92,8 @@ func describeCard(host *discovery.Host, function sysfs.Device) (discovery.Device
 	return d, errors.Join(errs...)
 }
 
-// nodes returns the node that computes and the one that controls. The kernel
-// has the latter nowhere below the PCI function, but in the same class and
-// under the same number.
+// nodes returns the compute node and the control node. The kernel device of the control node is not
+// below the PCI function. It is in the same class and has the same number.
 func nodes(host *discovery.Host, minor sysfs.Device) ([]*specs.DeviceNode, error) {
 	number, ok := number(minor.Name())
 	if !ok {
@@ -115,9 +112,9 @@ func number(name string) (uint64, bool) {
 	return n, ok && err == nil
 }
 
-// health says what the driver's word for a device's state means for its next
-// user. After each user the driver resets the device, and a program that opens
-// it is told to try again.
+// health returns the health for the driver's status of a device, from the view of the next
+// consumer. The driver resets the device after each consumer; a program that opens the device
+// during a reset must retry.
 func health(status string) discovery.Health {
 	switch status {
 	case "", "Operational", "In reset after device release":
@@ -126,9 +123,8 @@ func health(status string) discovery.Health {
 	return discovery.Health{Status: discovery.Unhealthy, Reason: fmt.Sprintf("the driver says %.40q", status)}
 }
 
-// grant names the devices to Habana's container runtime and libraries, by the
-// numbers of the host and, unless they are all there are, by their places on the
-// board.
+// grant lists the devices for the Habana container runtime and libraries, by the host's numbers
+// and, unless all devices are allocated, by their places on the board.
 func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
 	var numbers, paths, modules []string
 	for _, d := range given {
@@ -149,7 +145,7 @@ func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits
 		"HABANA_VISIBLE_DEVICES=" + strings.Join(numbers, ","),
 		"HL_VISIBLE_DEVICES=" + strings.Join(paths, ","),
 	}
-	if len(modules) == len(given) && !grant.All { // a list that lacks one would hide it
+	if len(modules) == len(given) && !grant.All { // an incomplete list would hide devices
 		env = append(env, "HABANA_VISIBLE_MODULES="+strings.Join(modules, ","))
 	}
 	return specs.ContainerEdits{Env: env}
