@@ -6,49 +6,48 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Allocation is how the device-plugin API gives out what a resource counts.
+// Allocation configures how the device plugin API allocates the IDs of a resource.
 type Allocation struct {
 	Policy Policy
 
-	// One says that a container gets no more than one.
+	// One limits a container to one ID.
 	One bool
 
 	Lists  Lists
 	Naming discovery.Naming
 
-	// Env are variables that containers get besides: A=b. They do not take the place
-	// of those that come with the devices.
+	// Env lists additional environment variables for containers: A=b. They do not override the
+	// variables of the devices.
 	Env []string
 
-	// Alike are attributes in which all devices of the resource must agree. If two do not,
-	// none is offered under its name.
+	// Alike lists attributes that must be equal for all devices of the resource. If two devices
+	// differ, no device is offered under the resource name.
 	Alike []resourceapi.QualifiedName
 }
 
-// Lists says how devices get into containers.
+// Lists selects the ways of adding devices to containers.
 type Lists struct {
-	Plain       bool // device nodes, mounts and variables
-	Annotations bool // an annotation that names CDI devices
-	CDIDevices  bool // the kubelet names CDI devices to the container runtime
+	Plain       bool // device nodes, mounts and environment variables
+	Annotations bool // an annotation with the names of CDI devices
+	CDIDevices  bool // the kubelet passes the names of CDI devices to the container runtime
 }
 
-// CDI reports whether the devices are named as CDI devices.
+// CDI reports whether containers get CDI device names.
 func (l Lists) CDI() bool { return l.Annotations || l.CDIDevices }
 
-// Policy says which IDs of a resource are given together.
+// Policy selects the IDs of a resource that are allocated together.
 type Policy string
 
 // The policies.
 const (
-	// PolicyAligned, the default, is devices that are near to each other, and shares
-	// of those devices that have most of them left.
+	// PolicyAligned, the default, prefers devices close to each other, and shares of the devices
+	// with the most free shares.
 	PolicyAligned Policy = "Aligned"
 
-	// PolicySpread is devices that are far from each other, and shares as of
-	// PolicyAligned.
+	// PolicySpread prefers devices far from each other, and shares like PolicyAligned.
 	PolicySpread Policy = "Spread"
 
-	// PolicyPacked is devices that are near to each other, and shares of those
-	// devices that have fewest of them left.
+	// PolicyPacked prefers devices close to each other, and shares of the devices with the fewest
+	// free shares.
 	PolicyPacked Policy = "Packed"
 )

@@ -13,14 +13,13 @@ import (
 	"chandler.dev/discovery"
 )
 
-// report adds a problem with a device, or with a resource.
+// report adds a problem of a device or a resource.
 func (s *Snapshot) report(what string, err error) {
 	s.Problems = append(s.Problems, discovery.Problem{Device: what, Err: fmt.Errorf("config: %w", err)})
 }
 
-// dropTaken leaves out every configured device that has the node of another
-// family's device. A common node, such as /dev/vfio/vfio, is that of none, and any
-// number may have what is open.
+// dropTaken removes every configured device with a device node of another family's device. Common
+// nodes, such as /dev/vfio/vfio, and nodes of devices with unlimited sharing cause no conflict.
 func (s *Snapshot) dropTaken() {
 	owners := make(map[string]*Offered) // by node
 	for i := range s.Devices {
@@ -47,11 +46,11 @@ func (s *Snapshot) dropTaken() {
 	s.Devices = kept
 }
 
-// dropCounted leaves out the units that the administrator counted where there
-// are devices of their kind that can be had: they may be the same silicon. Of the
-// kind "other" nothing can be said.
+// dropCounted removes the administrator's counted units if a device of the same kind is available,
+// because the units and the device may be the same physical device. The kind "other" is too general
+// for this rule.
 func (s *Snapshot) dropCounted() {
-	found := make(map[string]*Offered) // one of each kind
+	found := make(map[string]*Offered) // one device of each kind
 	for i := range s.Devices {
 		if d := &s.Devices[i]; !d.FromConfig && len(d.Edits.DeviceNodes) > 0 {
 			found[d.Attributes.String("kind")] = d
@@ -75,8 +74,7 @@ func (s *Snapshot) dropCounted() {
 
 var errSplit = errors.New("its silicon is given to two APIs; choose one mode for all of its devices")
 
-// dropSplit leaves out every device of a piece of silicon whose devices are
-// of several modes.
+// dropSplit removes every device of a physical device if the modes of its devices differ.
 func (s *Snapshot) dropSplit() {
 	modes := make(map[string]discovery.Mode)
 	split := make(map[string]bool)
@@ -95,8 +93,8 @@ func (s *Snapshot) dropSplit() {
 	})
 }
 
-// dropPartial takes back the offers of units of which not all devices are
-// offered so: what is left of a card is none.
+// dropPartial removes the offers of units if some devices of the unit lack the offer. An incomplete
+// card is not offered.
 func (s *Snapshot) dropPartial() {
 	var offers [][]discovery.Offer
 	for i := range s.Devices {
@@ -118,8 +116,8 @@ func (s *Snapshot) dropPartial() {
 	}
 }
 
-// dropUnlike takes back the offers of resources whose devices must be alike, and are not. The
-// device-plugin API counts them, so a container cannot say which of them it wants.
+// dropUnlike removes the offers of resources whose devices must be alike and differ. The device
+// plugin API only counts devices, so a container cannot choose between them.
 func (s *Snapshot) dropUnlike() {
 	for _, resource := range slices.Sorted(maps.Keys(s.Allocation)) {
 		err := s.unlike(resource, s.Allocation[resource].Alike)
@@ -135,7 +133,7 @@ func (s *Snapshot) dropUnlike() {
 	}
 }
 
-// unlike says which devices of a resource differ in one of the attributes.
+// unlike returns an error that names two devices of a resource with different attributes.
 func (s *Snapshot) unlike(resource string, attributes []resourceapi.QualifiedName) error {
 	var first *Offered
 	for i := range s.Devices {
@@ -155,7 +153,7 @@ func (s *Snapshot) unlike(resource string, attributes []resourceapi.QualifiedNam
 	return nil
 }
 
-// valueOf returns an attribute of a device, with its name.
+// valueOf returns an attribute of a device with its name, as text.
 func valueOf(d *Offered, name resourceapi.QualifiedName) string {
 	values := discovery.Values(d.Attributes[name])
 	if len(values) == 0 {

@@ -1,6 +1,6 @@
-// Package rules says what the administrator makes of the devices of a host: which
-// of them are offered, by which API and names, and how they are shared. It knows
-// no vendor, reads no host and asks nobody.
+// Package rules applies the administrator's configuration to the devices of a host: which devices
+// are offered, by which API and under which names, and how they are shared. The package depends on
+// no vendor and does no I/O.
 package rules
 
 import (
@@ -14,31 +14,29 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Offered is a device as the administrator wants it offered. Its Attributes,
-// Capacity and Edits are those of the device as it is shared and named.
+// Offered is a device with the administrator's rules applied. Its Attributes, Capacity and Edits
+// include sharing and names.
 type Offered struct {
 	discovery.Device
 
-	// Sharing says how several containers have the device together, nil if one
-	// has it alone.
+	// Sharing defines how several containers share the device, nil for exclusive use.
 	Sharing *Sharing `json:"sharing,omitempty"`
 
-	// Overhead is what each user of the device needs of the host, nil if nothing.
+	// Overhead is the host resources that each consumer of the device needs, nil for none.
 	Overhead HostResources `json:"overhead,omitempty"`
 
-	// Mode is the API that is to offer the device.
+	// Mode is the API that should offer the device.
 	Mode discovery.Mode `json:"mode,omitempty"`
 
-	// Want is what the device is to be before the classic API lists it.
+	// Want is the required configuration of the device before the device plugin API lists it.
 	Want discovery.Parameters `json:"want,omitempty"`
 
-	// Offers are what the device is offered as in the classic API: those of its
-	// Classic that are named, with an ID for each share.
+	// Offers are the offers of the device in the device plugin API: the offers in Classic that have
+	// a name, with an ID for each share.
 	Offers []discovery.Offer `json:"offers,omitempty"`
 }
 
-// Resource returns the classic resource name of the device, "" if it has none,
-// or several.
+// Resource returns the extended resource of the device, "" if the device has none or several.
 func (d *Offered) Resource() string {
 	if len(d.Offers) == 1 {
 		return d.Offers[0].Resource
@@ -46,8 +44,8 @@ func (d *Offered) Resource() string {
 	return ""
 }
 
-// ResourceOf returns the classic resource name that all of the devices have, ""
-// if they have none or several.
+// ResourceOf returns the extended resource of all of the devices, "" if the devices have none or
+// several.
 func ResourceOf(devices []Offered) string {
 	name := devices[0].Resource()
 	if slices.ContainsFunc(devices, func(d Offered) bool { return d.Resource() != name }) {
@@ -56,7 +54,7 @@ func ResourceOf(devices []Offered) string {
 	return name
 }
 
-// Devices returns the devices without what the rules add.
+// Devices returns the devices without the properties that the rules add.
 func Devices(offered []Offered) []discovery.Device {
 	devices := make([]discovery.Device, len(offered))
 	for i := range offered {
@@ -65,17 +63,16 @@ func Devices(offered []Offered) []discovery.Device {
 	return devices
 }
 
-// Snapshot is all devices of a host that are offered, at one moment. It is never
-// modified.
+// Snapshot contains all offered devices of a host at one moment. A Snapshot is never modified.
 type Snapshot struct {
 	Devices  []Offered // in name order
 	Problems []discovery.Problem
 	Gone     discovery.Missing
 
-	Allocation map[string]Allocation // by classic resource
+	Allocation map[string]Allocation // by extended resource
 }
 
-// Lookup returns the device of that name.
+// Lookup returns the device with the given name.
 func (s *Snapshot) Lookup(name string) (Offered, bool) {
 	i, found := sort.Find(len(s.Devices), func(i int) int { return strings.Compare(name, s.Devices[i].Name) })
 	if !found {
@@ -84,8 +81,8 @@ func (s *Snapshot) Lookup(name string) (Offered, bool) {
 	return s.Devices[i], true
 }
 
-// Same reports whether two snapshots say the same, so that a reader need only be
-// told of changes.
+// Same reports whether two snapshots have the same devices, allocations and problems, so readers
+// can ignore snapshots without changes.
 func Same(a, b *Snapshot) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -94,7 +91,7 @@ func Same(a, b *Snapshot) bool {
 		slices.EqualFunc(a.Problems, b.Problems, func(p, q discovery.Problem) bool { return p.Error() == q.Error() })
 }
 
-// MarshalJSON writes {"devices":[…],"problems":[…]}, both always there.
+// MarshalJSON writes {"devices":[…],"problems":[…]}. Both fields are always present.
 func (s *Snapshot) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
 		Devices  []Offered           `json:"devices"`

@@ -14,26 +14,25 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Rules are what the administrator wants done with the devices of a host,
-// with compiled expressions. They are data to [Rules.Apply] and say nothing of
-// where they were written.
+// Rules are the administrator's configuration for the devices of a host, with compiled expressions.
+// They do not depend on the source of the configuration.
 type Rules struct {
-	Mode      discovery.Mode // for devices for which no Resource says another
+	Mode      discovery.Mode // for devices without a mode from Resources
 	Exclude   []Selector
 	Sharing   []Share
 	Resources []Resource
 	Overhead  []Overhead
 
-	Allocation map[string]Allocation // by classic resource
+	Allocation map[string]Allocation // by extended resource
 
-	// Unknown says why it is not known what the administrator wants, "" if it is.
-	// Nothing is offered anew then; see the agent's Place.
+	// Unknown is the reason why the configuration is unknown, "" if it is known. If the
+	// configuration is unknown, no further devices are offered; see the agent's Place.
 	Unknown string
 }
 
-// Resource renames the selected devices in the classic API, or names those that
-// have IDs there and no name, and sets the API that offers them if Mode is set.
-// A Named device it selects only by a name that the device itself offers.
+// Resource renames the selected devices in the device plugin API, or names devices with IDs but
+// without a name, and sets the API of the devices if Mode is set. A Named device is selected only
+// if Name is one of the device's own offers.
 type Resource struct {
 	Selector
 	Name string
@@ -42,12 +41,11 @@ type Resource struct {
 	// SRIOV makes the devices a pool of the SR-IOV network device plugin, nil for none.
 	SRIOV *discovery.SRIOVPool
 
-	// Want is what the devices are to be before the classic API lists them.
+	// Want is the required configuration of the devices before the device plugin API lists them.
 	Want discovery.Parameters
 }
 
-// Selector is a compiled CEL expression over a device, in the language of
-// DeviceClasses.
+// Selector is a compiled CEL expression over a device, in the language of DeviceClasses.
 type Selector struct {
 	expression string
 	compiled   dracel.CompilationResult
@@ -64,8 +62,8 @@ func Compile(expression string) (Selector, error) {
 	return Selector{expression, compiled}, nil
 }
 
-// Selects reports whether the expression holds for the device. An expression
-// that reads an attribute which the device does not have is an error.
+// Selects reports whether the expression is true for the device. Reading an attribute that the
+// device does not have is an error.
 func (s Selector) Selects(d discovery.Device) (bool, error) {
 	selected, _, err := s.compiled.DeviceMatches(context.Background(), dracel.Device{
 		Driver:                   discovery.Domain,
@@ -79,21 +77,19 @@ func (s Selector) Selects(d discovery.Device) (bool, error) {
 	return selected, nil
 }
 
-// Apply returns the devices as the rules want them offered: without the excluded
-// devices, shared, with the classic names and the modes that they say. What
-// nobody named is not offered, and a Named device that nobody named is left
-// out, as is a PoolOnly device that is in no pool. An expression that cannot be evaluated for a device does not
-// select it and is reported as a problem.
+// Apply returns the devices with the rules applied: without excluded devices, and with shares,
+// extended resources and modes. Offers without a name, Named devices without a configured name and
+// PoolOnly devices outside of pools are left out. If an expression fails for a device, the device
+// is not selected and the error is reported as a problem.
 //
-// Devices that are parts of one piece of silicon must be offered by one API.
-// Where the rules say otherwise, none of them is offered, and the problem
-// names them. A name that some devices of a family bear of their own gives
-// none to the others of that family: that of neuron cores is not what whole
-// chips are to be had by. A device that the administrator made of paths is not offered
-// either where one of its nodes is what another family offers, nor are units of
-// the kind of such a device that nothing on the host shows: exclude that.
-// A unit that has lost one of its Members is not offered for the others. A resource whose
-// devices must be alike, and are not, has none.
+// All devices of a physical device must be offered by one API. If the rules choose several APIs,
+// none of the devices is offered, and problems name them. A resource name that some devices of a
+// family offer themselves is not given to the family's other devices: the name of neuron cores is
+// not for whole chips. A device from configured paths is not offered if another family offers one
+// of its nodes. Configured units without a device on the host are not offered if another family
+// offers devices of the same kind. The administrator can exclude the other devices. If a unit has
+// lost one of its Members, the other members are not offered. If the devices of a resource must be
+// alike and differ, the resource has no devices.
 func (r *Rules) Apply(s *discovery.Snapshot) *Snapshot {
 	out := &Snapshot{Problems: slices.Clone(s.Problems), Gone: s.Gone, Allocation: r.Allocation}
 	own, lists := ownNames(s), make(map[string]*counted)
@@ -117,7 +113,7 @@ func (r *Rules) Apply(s *discovery.Snapshot) *Snapshot {
 	return out
 }
 
-// joinWanted joins the functions of each IOMMU group of which a resource wants one under vfio.
+// joinWanted joins the functions of each IOMMU group if a resource wants one of them under vfio.
 func (r *Rules) joinWanted(devices []discovery.Device, own map[string]map[string]bool) []discovery.Device {
 	if !slices.ContainsFunc(r.Resources, func(resource Resource) bool { return resource.Want[discovery.Driver] != "" }) {
 		return devices
@@ -126,15 +122,15 @@ func (r *Rules) joinWanted(devices []discovery.Device, own map[string]map[string
 		d := offeredAs(device)
 		selects := func(s Selector) bool {
 			selected, err := s.Selects(*device)
-			return selected && err == nil // errors are reported when the device is named
+			return selected && err == nil // name reports the error later
 		}
 		_, _ = r.name(&d, selects, own[d.Family], nil)
 		return d.Want[discovery.Driver] != ""
 	})
 }
 
-// offeredAs returns a device as it is offered where no rule concerns it. If its
-// family says how many shares of it there are, that many containers may have it.
+// offeredAs returns a device as offered without rules. If the family sets a number of shares, the
+// device is shared by number.
 func offeredAs(d *discovery.Device) Offered {
 	offered := Offered{Device: *d, Offers: d.Classic}
 	if _, counted := d.Capacity[discovery.Shares]; counted {
@@ -143,8 +139,8 @@ func offeredAs(d *discovery.Device) Offered {
 	return offered
 }
 
-// ownNames returns the classic names that devices have of their own, in
-// whatever mode of their plugin, by family.
+// ownNames returns the extended resources that the families' devices offer themselves, in any mode
+// of their plugins, by family.
 func ownNames(s *discovery.Snapshot) map[string]map[string]bool {
 	names := make(map[string]map[string]bool)
 	for i := range s.Devices {
@@ -159,12 +155,12 @@ func ownNames(s *discovery.Snapshot) map[string]map[string]bool {
 	return names
 }
 
-// apply changes the device, whose maps and slices are the host's, and reports
-// whether it is kept. own are the names that devices of its family have, and lists
-// what resources count out, to which the device's units are added.
+// apply applies the rules to the device and reports whether the device is kept. The device's maps
+// and slices belong to the host's snapshot and must not be modified. own contains the family's own
+// resource names. apply adds the device's units to lists, the resources that count units.
 func (r *Rules) apply(d *Offered, own map[string]bool, lists map[string]*counted) (kept bool, errs []error) {
 	if d.Named && !slices.ContainsFunc(r.Resources, func(resource Resource) bool { return d.offers(resource.Name) }) {
-		return false, nil // nobody asks for it, so nothing is to be said of it
+		return false, nil // the device is not configured, so errors are not reported
 	}
 	selects := func(s Selector) bool {
 		selected, err := s.Selects(d.Device)
@@ -179,11 +175,11 @@ func (r *Rules) apply(d *Offered, own map[string]bool, lists map[string]*counted
 	d.Overhead = r.overhead(selects)
 	share := r.shared(selects)
 	if d.PoolOnly == discovery.SharedPools && (share == nil || !share.Pool) {
-		return false, nil // as above
+		return false, nil // the device is not configured, so errors are not reported
 	}
 	kept, err := r.name(d, selects, own, share)
 	if !kept && d.PoolOnly != "" {
-		return false, nil // as above
+		return false, nil // the device is not configured, so errors are not reported
 	}
 	if err != nil {
 		errs = append(errs, err)
@@ -199,8 +195,7 @@ func (r *Rules) apply(d *Offered, own map[string]bool, lists map[string]*counted
 	return kept, errs
 }
 
-// publishNames sets the attributes that say under which names the device is
-// offered.
+// publishNames sets the attributes with the names under which the device is offered.
 func (d *Offered) publishNames() error {
 	for _, offer := range d.Offers {
 		if offer.NameAs == "" {
@@ -218,8 +213,8 @@ func (d *Offered) publishNames() error {
 	return nil
 }
 
-// name gives the device its mode and its classic names, and reports whether it
-// is offered at all. A device that is shared under a name of its own needs no other.
+// name sets the mode and the extended resources of the device, and reports whether the device is
+// offered at all. A device with named shares needs no other name.
 func (r *Rules) name(d *Offered, selects func(Selector) bool, own map[string]bool, share *Share) (kept bool, err error) {
 	d.Mode = r.Mode
 	i := slices.IndexFunc(r.Resources, func(resource Resource) bool {
@@ -243,16 +238,15 @@ func (r *Rules) name(d *Offered, selects func(Selector) bool, own map[string]boo
 	return true, nil
 }
 
-// offers reports whether the device has an offer of that resource.
+// offers reports whether the device has an offer of the resource.
 func (d *Offered) offers(resource string) bool {
 	return slices.ContainsFunc(d.Offers, func(offer discovery.Offer) bool { return offer.Resource == resource })
 }
 
-// renamed returns the offers under one other name. A device that was
-// offered under several names keeps the IDs of that name, else those of its
-// domain, else those of the first. In a pool of the SR-IOV network device plugin
-// it has the IDs for such pools, if there are any. A device without an ID is not
-// offered.
+// renamed returns the offers under a single other name. If the device has several offers, renamed
+// prefers the IDs of the offer with that name, then the IDs of the name's domain, then the IDs of
+// the first offer. A pool of the SR-IOV network device plugin prefers the IDs for such pools. A
+// device without IDs is not offered.
 func renamed(offers []discovery.Offer, resource string, sriov bool) []discovery.Offer {
 	domain, _, _ := strings.Cut(resource, "/")
 	for _, fits := range []func(discovery.Offer) bool{
@@ -271,7 +265,7 @@ func renamed(offers []discovery.Offer, resource string, sriov bool) []discovery.
 	return nil
 }
 
-// named returns the offers that have a name and need no administrator.
+// named returns the offers that have a name and need no configuration.
 func named(offers []discovery.Offer) []discovery.Offer {
 	unasked := func(offer discovery.Offer) bool { return offer.Unnamed() || offer.Named }
 	if !slices.ContainsFunc(offers, unasked) {

@@ -13,7 +13,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// gpu returns a device with some attributes and one classic ID.
+// gpu returns a device with some attributes and one ID.
 func gpu(name, vendor string, memory int64) discovery.Device {
 	d := discovery.Device{Name: name, Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}, Classic: []discovery.Offer{{Resource: vendor + ".com/gpu", IDs: []string{name}}}}
 	d.Attributes.SetString("kind", "gpu")
@@ -66,8 +66,8 @@ func TestRules(t *testing.T) {
 	if diff := cmp.Diff(want, results); diff != "" {
 		t.Errorf("Apply (-want +got):\n%s", diff)
 	}
-	// The device without memory is not selected by the expression that reads it,
-	// and that is said.
+	// The expression fails for the device without memory. The device is not selected, and the error
+	// is reported.
 	if len(got.Problems) != 1 || got.Problems[0].Device != "d" || !strings.Contains(got.Problems[0].Error(), "memory") {
 		t.Errorf("Problems = %v; want one, of device d, that names memory", got.Problems)
 	}
@@ -82,7 +82,7 @@ func TestRulesLeaveTheirInputAlone(t *testing.T) {
 	}
 }
 
-// A device with IDs and no name is offered once the administrator names it.
+// A device with IDs but without a name is offered once the administrator names it.
 func TestRulesNameWhatHasNoName(t *testing.T) {
 	unnamed := func(name string) discovery.Device {
 		d := gpu(name, "acme", 0)
@@ -109,8 +109,7 @@ func TestRulesNameWhatHasNoName(t *testing.T) {
 	}
 }
 
-// A device that is not for everybody is there only where it is named by its own
-// name, whatever else selects it.
+// A Named device is offered only under one of its own names, regardless of the selectors.
 func TestRulesLetNobodyInUnasked(t *testing.T) {
 	monitor := gpu("monitor", "acme", 0)
 	monitor.Named = true
@@ -128,7 +127,7 @@ func TestRulesLetNobodyInUnasked(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// It has no memory, which is nobody's concern while nobody asks for it.
+			// The device has no memory. The error is not reported unless the device is configured.
 			rules := &Rules{Resources: test.resources}
 			if !slices.ContainsFunc(test.resources, func(r Resource) bool { return r.Name == "acme.com/monitor" }) {
 				rules.Exclude = []Selector{selector(t, `device.capacity["chandler.dev"].memory.compareTo(quantity("1Gi")) < 0`)}
@@ -147,8 +146,7 @@ func TestRulesLetNobodyInUnasked(t *testing.T) {
 	}
 }
 
-// An optional offer is made where its own name is given to the device, and the
-// first one where another is.
+// A Named offer is used if the administrator configures its name, and the first offer otherwise.
 func TestRulesChooseAnOffer(t *testing.T) {
 	part := discovery.Offer{Resource: "example.com/part", IDs: []string{"part0"}}
 	card := discovery.Offer{Resource: "example.com/card", IDs: []string{"card0"}, Unit: "card0", Named: true}
@@ -172,7 +170,7 @@ func TestRulesChooseAnOffer(t *testing.T) {
 	}
 }
 
-// The parts of a Whole cannot be given to two APIs.
+// The partitions of a physical device cannot be offered by two APIs.
 func TestRulesRefuseToSplitAWhole(t *testing.T) {
 	first, second, other := gpu("a", "amd", 0), gpu("b", "amd", 0), gpu("c", "amd", 0)
 	whole := &discovery.Silicon{Name: "card"}
@@ -197,10 +195,10 @@ func TestRulesRefuseToSplitAWhole(t *testing.T) {
 
 func TestCompile(t *testing.T) {
 	for _, expression := range []string{
-		"device.attributes[",            // no expression
-		"device.nonsense == 1",          // no such field
-		`"text"`,                        // no truth value
-		`device.attributes["a"].b == 1`, // compiles: the domain may be anyone's
+		"device.attributes[",            // incomplete expression
+		"device.nonsense == 1",          // unknown field
+		`"text"`,                        // not a boolean
+		`device.attributes["a"].b == 1`, // compiles, because any domain is possible
 	} {
 		_, err := Compile(expression)
 		if valid := strings.HasPrefix(expression, `device.attributes["a"]`); (err == nil) != valid {
@@ -211,8 +209,8 @@ func TestCompile(t *testing.T) {
 	}
 }
 
-// A device that the administrator names gives way to one that a family knows, until
-// that is excluded. A node that is open, or that several have, is nobody's alone.
+// A configured device yields to a device of another family unless the other device is excluded.
+// Open nodes and common nodes cause no conflict.
 func TestConfiguredGivesWay(t *testing.T) {
 	device := func(name, family string, nodes ...string) discovery.Device {
 		d := discovery.Device{Name: name, Family: family, Attributes: discovery.Attributes{}, FromConfig: family == "paths"}
@@ -250,7 +248,7 @@ func TestConfiguredGivesWay(t *testing.T) {
 	}
 }
 
-// A device has the IDs of the plugin that has names in that domain.
+// A device uses the IDs of the plugin with names in the configured domain.
 func TestNamesWithinADomain(t *testing.T) {
 	d := gpu("a", "acme", 0)
 	d.Classic = []discovery.Offer{{Resource: "acme.com/*", IDs: []string{"0000:01:00.0"}}, {Resource: "*", IDs: []string{"12"}}, {Resource: "acme.com/own", IDs: []string{"own"}, Named: true}}
@@ -271,8 +269,8 @@ func TestNamesWithinADomain(t *testing.T) {
 	}
 }
 
-// Units that the administrator counted, and that nothing on the host shows, give
-// way to devices of that kind that a family finds and somebody can have.
+// Counted units without a device on the host yield to available devices of the same kind from
+// another family.
 func TestCountedGiveWay(t *testing.T) {
 	device := func(name, family, kind string, nodes ...string) discovery.Device {
 		d := discovery.Device{Name: name, Family: family, Attributes: discovery.Attributes{}, Source: discovery.Unseen, FromConfig: family == "paths"}
@@ -339,8 +337,8 @@ func TestRulesPublishTheNameOfAResource(t *testing.T) {
 	}
 }
 
-// A name that some devices of a family have of their own is not given to the
-// others, whatever the expression selects.
+// A resource name that some devices of a family offer themselves is not given to the family's other
+// devices, regardless of the expression.
 func TestRulesDoNotMixGranularities(t *testing.T) {
 	chip, core, other := gpu("chip", "acme", 0), gpu("core", "acme", 0), gpu("other", "acme", 0)
 	chip.Family, core.Family, other.Family = "neuron", "neuron", "another"
@@ -350,7 +348,7 @@ func TestRulesDoNotMixGranularities(t *testing.T) {
 	for name, want := range map[string]discovery.Offer{
 		"chip":  {Resource: "acme.com/gpu", IDs: []string{"chip"}},
 		"core":  {Resource: "acme.com/core", IDs: []string{"0"}},
-		"other": {Resource: "acme.com/core", IDs: []string{"other"}}, // to which the administrator gives it
+		"other": {Resource: "acme.com/core", IDs: []string{"other"}}, // another family, so the administrator's name applies
 	} {
 		d, _ := s.Lookup(name)
 		if diff := cmp.Diff([]discovery.Offer{want}, d.Offers); diff != "" {
@@ -359,8 +357,8 @@ func TestRulesDoNotMixGranularities(t *testing.T) {
 	}
 }
 
-// A unit of Members is offered with all of them or not at all, and one that is
-// said to have none with what is left.
+// A unit with Members is offered with all of them or not at all. A unit without Members is offered
+// with the remaining devices.
 func TestRulesKeepUnitsWhole(t *testing.T) {
 	member := func(name, unit string) discovery.Device {
 		d := gpu(name, "acme", 0)
@@ -396,7 +394,7 @@ func TestRulesKeepUnitsWhole(t *testing.T) {
 	}
 }
 
-// Devices have a resource together if all of them have that one alone.
+// Devices have a common resource if it is the only resource of each of them.
 func TestResourceOf(t *testing.T) {
 	named := func(resources ...string) (d Offered) {
 		for _, resource := range resources {
@@ -417,8 +415,8 @@ func TestResourceOf(t *testing.T) {
 	}
 }
 
-// A resource whose devices must be alike has none where two of them are not, and others have
-// theirs. An attribute that no device has is the same for all.
+// If the devices of a resource must be alike and two differ, the resource has no devices. Other
+// resources are not affected. An attribute that no device has is equal for all.
 func TestAlike(t *testing.T) {
 	whole, half, other := gpu("a", "acme", 0), gpu("b", "acme", 0), gpu("c", "amd", 0)
 	half.Attributes.SetString("profile", "half")
@@ -426,7 +424,7 @@ func TestAlike(t *testing.T) {
 	for name, test := range map[string]struct {
 		alike   []resourceapi.QualifiedName
 		sharing []Share
-		want    string // the reason, "" if all is offered
+		want    string // the reason, "" if all are offered
 	}{
 		"not asked for":  {},
 		"alike":          {alike: []resourceapi.QualifiedName{"vendor", "kind", "colour"}},
@@ -457,8 +455,8 @@ func TestAlike(t *testing.T) {
 	}
 }
 
-// Pools of the SR-IOV network device plugin have IDs of their own, which no other name
-// gets; a family without such IDs gives those that it has.
+// Pools of the SR-IOV network device plugin use IDs that no other name uses. For a family without
+// such IDs, pools use the other IDs.
 func TestPoolsOfTheSRIOVPlugin(t *testing.T) {
 	both := gpu("a", "acme", 0)
 	both.Classic = []discovery.Offer{{Resource: "*", IDs: []string{"12"}}, {Resource: "acme.com/*", IDs: []string{"acme"}}, {Resource: "*", IDs: []string{"0000:01:00.0"}, SRIOV: true}}

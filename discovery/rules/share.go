@@ -16,23 +16,23 @@ import (
 	"chandler.dev/discovery"
 )
 
-// maxShares bounds the shares of a device that is shared by number. Eight devices of
-// so many are half of [MaxList].
+// maxShares limits the shares of a device that is shared by number. Eight devices with this number
+// of shares take half of [MaxList].
 const maxShares = 4096
 
-// Sharing says that containers have a device together, each as much of it as
-// it takes of one of its capacities, until nothing is left.
+// Sharing means that containers share a device. Each container takes an amount of one of the
+// device's capacities until the capacity is used up.
 type Sharing struct {
 	Capacity resourceapi.QualifiedName `json:"capacity"` // [discovery.Shares], "memory", …
-	Unit     resource.Quantity         `json:"unit"`     // the least that is taken, and the step
+	Unit     resource.Quantity         `json:"unit"`     // the smallest amount and the step
 
-	// Default is what is taken for a request that does not say: one share, or
-	// all of the units, since who does not know of sharing wants the device.
+	// Default is the amount for a request without an amount: one share, or all of the units,
+	// because a request that does not use sharing expects the whole device.
 	Default resource.Quantity `json:"default"`
 }
 
-// Form says in words how the device is cut into shares, "" if it is not: who has a share of
-// one form leaves nothing that is known for a share of another.
+// Form describes how the device is divided into shares, "" if it is not. If a consumer has a share
+// of one form, the amount left for shares of another form is unknown.
 func (d *Offered) Form() string {
 	if d.Sharing == nil {
 		return ""
@@ -44,7 +44,7 @@ func (d *Offered) Form() string {
 	return form
 }
 
-// Shares returns into how many shares the device is cut, 0 if it is not shared by number.
+// Shares returns the number of shares of the device, 0 if the device is not shared by number.
 func (d *Offered) Shares() int64 {
 	if d.Sharing == nil || d.Sharing.Capacity != discovery.Shares {
 		return 0
@@ -53,39 +53,37 @@ func (d *Offered) Shares() int64 {
 	return shares.Value()
 }
 
-// byNumber says that containers take shares, one if they do not say.
+// byNumber returns sharing by number, with one share by default.
 func byNumber() *Sharing {
 	one := *resource.NewQuantity(1, resource.DecimalSI)
 	return &Sharing{discovery.Shares, one, one}
 }
 
-// Share shares the selected devices: by number, if Replicas is set, or by units
-// of a capacity.
+// Share shares the selected devices: by number, if Replicas is set, or by units of a capacity.
 type Share struct {
 	Selector
 
-	// Resource is the classic name of the shares. Left empty, shares by number
-	// are offered under the names of the devices.
+	// Resource is the extended resource of the shares. If it is empty, shares by number are offered
+	// under the names of the devices.
 	Resource string
 
-	// Replicas is how many containers may have a device at once.
+	// Replicas is the number of containers that may share a device.
 	Replicas int
 
-	// Pool says that a container gets all selected devices, and that there are
-	// so many shares of all together, as in Mellanox's shared RDMA plugin. DRA
-	// knows no pools: there a claim asks for as many devices as it wants.
+	// Pool means that a container gets all selected devices, and that Replicas is the number of
+	// shares of the whole pool, as in Mellanox's shared RDMA plugin. DRA has no pools: a claim
+	// requests the number of devices.
 	Pool bool
 
-	// Capacity is what is shared in units of Unit.
+	// Capacity is the capacity that is shared in units of Unit.
 	Capacity resourceapi.QualifiedName
 	Unit     resource.Quantity
 }
 
-// apply shares the device, which is a copy whose maps and slices are shared
-// with the original. A device that cannot be shared as it should be is left
-// whole, and without an ID in the classic API. One whose units are too many for the
-// list of its resource is shared and has no ID. Of one that any number of
-// containers may have, only the number of its classic IDs changes.
+// apply shares the device. The device's maps and slices belong to the original and must not be
+// modified. After an error the device remains whole and has no ID in the device plugin API. If the
+// list of the resource has no room for the units, the device is shared but has no ID. For a device
+// with unlimited sharing, only the number of IDs changes.
 func (s *Share) apply(d *Offered, lists map[string]*counted) error {
 	sharing, offers, err := s.of(d, lists)
 	if err == nil && sharing != nil && s.Replicas > 0 {
@@ -129,8 +127,8 @@ func (s *Share) of(d *Offered, lists map[string]*counted) (*Sharing, []discovery
 	return &Sharing{s.Capacity, s.Unit, all}, offers, err
 }
 
-// recounted returns the offers of a device that any number of containers may
-// have, with as many IDs as the administrator wants.
+// recounted returns the offers of a device with unlimited sharing, with the configured number of
+// IDs.
 func (s *Share) recounted(offers []discovery.Offer) ([]discovery.Offer, error) {
 	fixed := func(offer discovery.Offer) bool { return offer.Stem == "" }
 	if s.Replicas == 0 || s.Pool || slices.ContainsFunc(offers, fixed) {
@@ -167,7 +165,7 @@ func (s *Share) replicas(offers []discovery.Offer) ([]discovery.Offer, error) {
 	return shared, nil
 }
 
-// units returns how many units the device has of the capacity.
+// units returns the number of units of the capacity.
 func (s *Share) units(d *discovery.Device) (int64, error) {
 	capacity, known := d.Capacity[s.Capacity]
 	if !known {
@@ -180,9 +178,8 @@ func (s *Share) units(d *discovery.Device) (int64, error) {
 	return units, nil
 }
 
-// inUnits returns the offers with an ID for each unit, as long as there is room in the
-// list of the resource. A device that has several IDs already cannot be counted out
-// again.
+// inUnits returns the offers with an ID for each unit, as long as the list of the resource has
+// room. A device that already has several IDs cannot be divided into units.
 func (s *Share) inUnits(d *Offered, offers []discovery.Offer, units int64, lists map[string]*counted) ([]discovery.Offer, error) {
 	var inUnits []discovery.Offer
 	for _, offer := range offers {
@@ -205,7 +202,7 @@ func (s *Share) inUnits(d *Offered, offers []discovery.Offer, units int64, lists
 	return inUnits, nil
 }
 
-// withShares returns the device's capacity and a number of shares.
+// withShares returns the device's capacity with a number of shares added.
 func withShares(d *discovery.Device, n int) (discovery.Capacity, error) {
 	if len(d.Attributes)+len(d.Capacity) >= resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
 		return nil, fmt.Errorf("sharing: no room for the capacity %s beside %d attributes and capacities", discovery.Shares, len(d.Attributes)+len(d.Capacity))
@@ -226,18 +223,18 @@ func (r *Rules) shared(selects func(Selector) bool) *Share {
 	return nil
 }
 
-// numberInfix stands between the name of a device and the number of a share of it,
-// in slices of servers that do not know of sharing.
+// numberInfix separates the name of a device from the number of a share, in slices for API servers
+// without support for sharing.
 const numberInfix = "-share-"
 
-// ShareName returns the name of one of the numbered shares of a device. Numbers
-// have as many digits each, so that the order of names is theirs.
+// ShareName returns the name of a numbered share of a device. All numbers of a device have the same
+// number of digits, so names sort in numeric order.
 func ShareName(device string, i, shares int) string {
 	digits := max(2, len(strconv.Itoa(shares-1)))
 	return fmt.Sprintf("%s%s%0*d", device, numberInfix, digits, i)
 }
 
-// ShareOf returns the device of which a name may be that of a numbered share.
+// ShareOf returns the device of a name that may belong to a numbered share.
 func ShareOf(name string) (device string, share bool) {
 	i := strings.LastIndex(name, numberInfix)
 	if i < 0 {

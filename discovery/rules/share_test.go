@@ -15,7 +15,7 @@ import (
 
 const gib = 1 << 30
 
-// everyGPU selects what gpu returns.
+// everyGPU selects the devices that gpu returns.
 const everyGPU = `device.attributes["chandler.dev"].kind == "gpu"`
 
 func shareOf(t *testing.T, share Share, devices ...discovery.Device) *Snapshot {
@@ -46,8 +46,7 @@ func TestShareByNumber(t *testing.T) {
 	}
 }
 
-// Where the plugin that is replaced numbers what it has one of, its shares go on
-// counting.
+// If the replaced plugin numbers its only share, further shares continue the numbers.
 func TestShareByStem(t *testing.T) {
 	numbered := gpu("a", "acme", 80*gib)
 	numbered.Classic[0].IDs, numbered.Classic[0].Stem = []string{"card1-0"}, "card1-"
@@ -61,8 +60,8 @@ func TestShareByStem(t *testing.T) {
 	}
 }
 
-// An open device is given another count in the classic API, and stays without
-// limit in DRA.
+// Sharing changes the number of IDs of an open device in the device plugin API. In DRA, the device
+// keeps unlimited sharing.
 func TestShareableRecounted(t *testing.T) {
 	kvm := gpu("kvm", "acme", 0)
 	kvm.Open = true
@@ -79,8 +78,7 @@ func TestShareableRecounted(t *testing.T) {
 	}
 }
 
-// The edits for a shared device are there once it is shared, and not where it
-// cannot be.
+// SharedEdits apply once the device is shared, and not if sharing fails.
 func TestSharedEdits(t *testing.T) {
 	d := gpu("a", "acme", 80*gib)
 	d.Edits = specs.ContainerEdits{Env: []string{"A=1"}}
@@ -157,8 +155,8 @@ func TestShareByMemory(t *testing.T) {
 	}
 }
 
-// A device that cannot be shared as it should be is not offered by a classic name:
-// nobody must get a whole device for the price of a share.
+// A device whose sharing fails is not offered under an extended resource: no container may get a
+// whole device in place of a share.
 func TestNotShared(t *testing.T) {
 	gi := Share{Unit: resource.MustParse("1Gi"), Capacity: "memory", Resource: "aliyun.com/gpu-mem"}
 	kvm := gpu("kvm", "acme", gib)
@@ -206,7 +204,7 @@ func TestShareUnderANameOfTheAdministrator(t *testing.T) {
 	}
 }
 
-// A device whose count the administrator said is not shared a second time.
+// A device with a configured count cannot be shared again.
 func TestShareOfWhatIsCounted(t *testing.T) {
 	d := gpu("port", "example", 0)
 	d.Capacity.Set(discovery.Shares, 3)
@@ -219,7 +217,7 @@ func TestShareOfWhatIsCounted(t *testing.T) {
 	}
 }
 
-// A device that is for pools alone is in no other form, nor is anything said of it.
+// A device for shared pools only is not offered in any other form, without problems.
 func TestForPoolsAlone(t *testing.T) {
 	adapter := gpu("a", "acme", 0)
 	adapter.PoolOnly = discovery.SharedPools
@@ -245,12 +243,12 @@ func TestForPoolsAlone(t *testing.T) {
 	}
 }
 
-// A device for pools of the SR-IOV plugin alone is offered where an entry is such a pool.
+// A device for SR-IOV pools only is offered if an entry is such a pool.
 func TestForSRIOVPoolsAlone(t *testing.T) {
 	physical := gpu("a", "acme", 0)
 	physical.PoolOnly = discovery.SRIOVPools
 	everything := selector(t, "true")
-	none := selector(t, `device.attributes["chandler.dev"].ifName == "x"`) // and an error
+	none := selector(t, `device.attributes["chandler.dev"].ifName == "x"`) // fails for the device
 	for name, test := range map[string]struct {
 		rules Rules
 		want  string

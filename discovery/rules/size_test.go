@@ -12,12 +12,12 @@ import (
 	"chandler.dev/discovery"
 )
 
-// mebibytes is a share by so many MiB of memory.
+// mebibytes returns a share in units of n MiB of memory.
 func mebibytes(n int) Share {
 	return Share{Unit: resource.MustParse(fmt.Sprintf("%dMi", n)), Capacity: "memory", Resource: "aliyun.com/gpu-mem"}
 }
 
-// gpus returns GPUs of so many GiB, which have IDs of the length of a UUID.
+// gpus returns GPUs with the given sizes in GiB and IDs of the length of a UUID.
 func gpus(sizes ...int64) (devices []discovery.Device) {
 	for i, size := range sizes {
 		devices = append(devices, gpu(fmt.Sprintf("GPU-8d9b9e1b-0000-0000-0000-%012d", i), "acme", size*gib))
@@ -25,7 +25,7 @@ func gpus(sizes ...int64) (devices []discovery.Device) {
 	return devices
 }
 
-// idsOf counts the IDs of each device, and the bytes of the list that they make.
+// idsOf counts the IDs of each device, and the bytes of their list.
 func idsOf(s *Snapshot) (ids []int, bytes int) {
 	list := &pluginapi.ListAndWatchResponse{}
 	for _, d := range s.Devices {
@@ -41,8 +41,8 @@ func idsOf(s *Snapshot) (ids []int, bytes int) {
 	return ids, proto.Size(list)
 }
 
-// Units may be as small as the list allows. A device with smaller ones is shared in DRA alone,
-// and the administrator is told the smallest unit with which all devices fit.
+// The list limits how small units may be. A device with smaller units is shared only in DRA, and
+// the problem contains the smallest unit for which all devices fit.
 func TestSmallUnits(t *testing.T) {
 	for name, test := range map[string]struct {
 		devices  []discovery.Device
@@ -80,7 +80,7 @@ func TestSmallUnits(t *testing.T) {
 		if test.smallest == "" {
 			continue
 		}
-		for times, fits := range map[int64]bool{0: true, -1: false} { // the unit that is named fits, and the one below it does not
+		for times, fits := range map[int64]bool{0: true, -1: false} { // the reported unit fits, and the next smaller unit does not
 			unit := resource.MustParse(test.smallest)
 			below := test.unit.Unit.Value() * times
 			unit.Add(*resource.NewQuantity(below, resource.BinarySI))
@@ -92,8 +92,8 @@ func TestSmallUnits(t *testing.T) {
 	}
 }
 
-// BenchmarkUnits applies the rules to a GPU of as many units as a list has room for,
-// and compares two snapshots of it.
+// BenchmarkUnits applies the rules to a GPU with as many units as fit into a list, and compares two
+// of its snapshots.
 func BenchmarkUnits(b *testing.B) {
 	share := mebibytes(1)
 	share.Selector, _ = Compile(everyGPU)
