@@ -1,10 +1,9 @@
-// Package sysfs reads kernel devices from sysfs. It knows how sysfs is laid
-// out and nothing about accelerators or Kubernetes.
+// Package sysfs reads kernel devices from sysfs. The package depends only on the layout of sysfs,
+// not on accelerators or Kubernetes.
 //
-// All functions read through an [io/fs.FS] that is rooted at the host's "/".
-// So a machine, a recorded host and a container's mount are read alike. See
-// Documentation/admin-guide/sysfs-rules.rst and Documentation/ABI/ in the
-// kernel's source.
+// All functions read through an [io/fs.FS] that is rooted at the host's "/". So a machine, a
+// recorded host and a container's mount are read in the same way. See
+// Documentation/admin-guide/sysfs-rules.rst and Documentation/ABI/ in the kernel's source.
 package sysfs
 
 import (
@@ -18,23 +17,23 @@ import (
 	"strings"
 )
 
-// maxAttribute bounds what is read of one attribute, in bytes. The kernel
-// never shows more than a page (fs/sysfs/file.c), so more is no attribute.
+// maxAttribute limits the size of an attribute, in bytes. The kernel never shows more than a page
+// (fs/sysfs/file.c), so a longer file is not an attribute.
 const maxAttribute = 4096
 
 // Device is one kernel device: a directory below /sys/devices.
 type Device struct {
-	// Path is the directory as a path of the host's file system, without the
-	// leading slash: "sys/devices/pci0000:00/0000:00:01.0/0000:03:00.0". Where
-	// sysfs was copied without its links, it is where the device was found.
+	// Path is the directory as a path of the host's file system, without the leading slash:
+	// "sys/devices/pci0000:00/0000:00:01.0/0000:03:00.0". If sysfs was copied without its links,
+	// Path is the directory where the device was found.
 	Path string
 
 	fsys fs.FS
-	seen *seen // nil if nothing is remembered
+	seen *seen // nil without a cache
 }
 
-// seen is what was read of a listed device. Many callers ask for it. Reading it
-// once is quicker, and gives all of them the same answer.
+// seen caches values of a listed device, because several callers need them. One read is faster, and
+// all callers get the same value.
 type seen struct {
 	driver      string
 	knowsDriver bool
@@ -43,12 +42,11 @@ type seen struct {
 	knowsID     bool
 }
 
-// At returns the device whose directory is path, which is not checked to
-// exist.
+// At returns the device with the directory path. At does not check whether the directory exists.
 func At(fsys fs.FS, path string) Device { return Device{Path: path, fsys: fsys} }
 
-// In returns the device as it is in another view of the same host. It has what
-// was remembered of it until now, and remembers the rest by itself.
+// In returns the device in another view of the same host. The cache is copied: both devices have
+// the values cached so far, and cache further values separately.
 func (d Device) In(fsys fs.FS) Device {
 	d.fsys = fsys
 	if d.seen != nil {
@@ -58,17 +56,17 @@ func (d Device) In(fsys fs.FS) Device {
 	return d
 }
 
-// Bus returns the devices of a bus, in name order: /sys/bus/pci/devices/*.
-// If the kernel has no such bus, the error wraps fs.ErrNotExist.
+// Bus returns the devices of a bus, in name order: /sys/bus/pci/devices/*. If the kernel has no
+// such bus, the error wraps fs.ErrNotExist.
 //
-// A device remembers its driver and PCIID once somebody asked for them. Use the
-// devices for one scan, and in one goroutine.
+// A device caches its driver and PCIID after the first read. Use the devices for one scan, and in
+// one goroutine.
 func Bus(fsys fs.FS, bus string) ([]Device, error) {
 	return list(fsys, path.Join("sys/bus", bus, "devices"))
 }
 
-// Class returns the devices of a class, in name order: /sys/class/drm/*. If the
-// kernel has no such class, the error wraps fs.ErrNotExist.
+// Class returns the devices of a class, in name order: /sys/class/drm/*. If the kernel has no such
+// class, the error wraps fs.ErrNotExist.
 func Class(fsys fs.FS, class string) ([]Device, error) {
 	return list(fsys, path.Join("sys/class", class))
 }
@@ -92,15 +90,15 @@ func list(fsys fs.FS, dir string) ([]Device, error) {
 	return devices, nil
 }
 
-// resolve follows an entry of a bus or a class, which is one link. If the link
-// cannot be read, or leads out of /sys, resolve returns the entry itself.
+// resolve follows an entry of a bus or a class, which is one link. If the link is unreadable, or
+// leads out of /sys, resolve returns the entry itself.
 func resolve(fsys fs.FS, name string) string {
 	target, err := fs.ReadLink(fsys, name)
 	if err != nil {
 		return name
 	}
 	if path.IsAbs(target) {
-		target = strings.TrimPrefix(path.Clean(target), "/") // of the host, wherever it is mounted
+		target = strings.TrimPrefix(path.Clean(target), "/") // relative to the host's root, wherever that is mounted
 	} else {
 		target = path.Join(path.Dir(name), target)
 	}
@@ -116,20 +114,19 @@ func (d Device) Name() string { return path.Base(d.Path) }
 // Parent returns the device's parent directory as a device.
 func (d Device) Parent() Device { return Device{Path: path.Dir(d.Path), fsys: d.fsys} }
 
-// Child returns the directory name below the device as a device, which is not
-// checked to exist.
+// Child returns the directory name below the device as a device. Child does not check whether the
+// directory exists.
 func (d Device) Child(name string) Device {
 	return Device{Path: path.Join(d.Path, name), fsys: d.fsys}
 }
 
-// Exists reports whether the device has an entry of that name, without
-// following it if it is a link.
+// Exists reports whether the device has an entry with the given name, without following a link.
 func (d Device) Exists(name string) bool {
 	found, _ := d.Has(name)
 	return found
 }
 
-// Has reports what Exists does, and the error if the entry cannot be looked at.
+// Has reports the same as Exists, and returns the error if the entry is inaccessible.
 func (d Device) Has(name string) (bool, error) {
 	_, err := fs.Lstat(d.fsys, path.Join(d.Path, name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -138,9 +135,8 @@ func (d Device) Has(name string) (bool, error) {
 	return err == nil, err
 }
 
-// Children returns the directories below the device's sub-directory dir, in
-// name order: Children("drm") of a PCI function are card0 and renderD128. If dir
-// is missing, there are none.
+// Children returns the directories below the device's sub-directory dir, in name order: for a PCI
+// function, Children("drm") returns card0 and renderD128. If dir is missing, Children returns none.
 func (d Device) Children(dir string) []Device {
 	entries, err := fs.ReadDir(d.fsys, path.Join(d.Path, dir))
 	if err != nil {
@@ -155,8 +151,8 @@ func (d Device) Children(dir string) []Device {
 	return children
 }
 
-// Numbered returns the Children of dir whose names are the prefix and a number of
-// up to 16 bits, in name order: Numbered("drm", "card") returns card0.
+// Numbered returns the Children of dir whose names are the prefix and a number of up to 16 bits, in
+// name order: Numbered("drm", "card") returns card0.
 func (d Device) Numbered(dir, prefix string) []Device {
 	return slices.DeleteFunc(d.Children(dir), func(child Device) bool {
 		digits, ok := strings.CutPrefix(child.Name(), prefix)
@@ -165,9 +161,9 @@ func (d Device) Numbered(dir, prefix string) []Device {
 	})
 }
 
-// Link returns the last element of a link's target, such as "amdgpu" for
-// "driver" and "42" for "iommu_group", or "" if there is no such link. Link does
-// not follow the link, which may lead nowhere in a copied tree.
+// Link returns the last element of a link's target, such as "amdgpu" for "driver" and "42" for
+// "iommu_group", or "" if there is no such link. Link does not follow the link, which may be
+// dangling in a copied tree.
 func (d Device) Link(name string) string {
 	target, err := fs.ReadLink(d.fsys, path.Join(d.Path, name))
 	if err != nil {
@@ -176,8 +172,8 @@ func (d Device) Link(name string) string {
 	return path.Base(target)
 }
 
-// LinkTo returns the device that a link below this one leads to, such as the
-// physical function behind "physfn".
+// LinkTo returns the target of a link below the device as a device, such as the physical function
+// for "physfn".
 func (d Device) LinkTo(name string) (Device, bool) {
 	if d.Link(name) == "" {
 		return Device{}, false
@@ -186,13 +182,11 @@ func (d Device) LinkTo(name string) (Device, bool) {
 	return Device{Path: target, fsys: d.fsys}, true
 }
 
-// Driver returns the name of the kernel driver that is bound to the device,
-// or "" if none is.
+// Driver returns the name of the kernel driver that is bound to the device, or "" if there is none.
 //
-// A tree that was copied without links has no link to the subsystem either. There
-// Driver reads the uevent file. It does not read that file of a running kernel,
-// whose readers wait until a driver that probes the device is done (uevent_show
-// in drivers/base/core.c).
+// A tree that was copied without links has no subsystem link either. In such a tree, Driver reads
+// the uevent file. Driver never reads that file of a running kernel, because the read blocks while
+// a driver probes the device (uevent_show in drivers/base/core.c).
 func (d Device) Driver() string {
 	if d.seen == nil {
 		return d.readDriver()
@@ -210,15 +204,13 @@ func (d Device) readDriver() string {
 	return d.Uevent()["DRIVER"]
 }
 
-// Bound reports whether a driver is bound to the device. The driver's name may
-// be unknown: a tree that was copied without links still has the directories that
-// only a driver makes.
+// Bound reports whether a driver is bound to the device. The driver's name may be unknown: a tree
+// that was copied without links still has the directories that only drivers create.
 func (d Device) Bound() bool {
 	return d.Driver() != "" || slices.ContainsFunc([]string{"drm", "accel", "net", "infiniband"}, d.Exists)
 }
 
-// Uevent returns the variables of the device's uevent file, or none if the file
-// cannot be read.
+// Uevent returns the variables of the device's uevent file, or none if the file is unreadable.
 func (d Device) Uevent() map[string]string {
 	text, err := d.Text("uevent")
 	if err != nil {
@@ -233,21 +225,19 @@ func (d Device) Uevent() map[string]string {
 	return variables
 }
 
-// Text returns an attribute without the white space around it and without the
-// zero bytes that pad its end. An attribute of more than a page, or one that is
-// no text, is an error.
+// Text returns an attribute without surrounding white space and without zero bytes at the end. An
+// attribute of more than a page, or with binary data, is an error.
 func (d Device) Text(name string) (string, error) {
 	return ReadText(d.fsys, path.Join(d.Path, name), maxAttribute)
 }
 
-// padding ends what drivers show: a newline, or the spaces or zero bytes that
-// fill a field up. Device tree properties end with a zero byte
-// (of_node_property_read in drivers/of/kobj.c shows them as they are stored).
+// padding contains the characters that drivers write at the end: a newline, or spaces or zero bytes
+// that fill a field. Device tree properties end with a zero byte (of_node_property_read in
+// drivers/of/kobj.c shows the stored value).
 const padding = " \t\n\v\f\r\x00"
 
-// ReadText returns a file without the white space around it and without the
-// zero bytes that pad its end. A file of more than limit bytes is an error, and
-// so is a zero byte before the end of the text.
+// ReadText returns a file without surrounding white space and without zero bytes at the end. A file
+// of more than limit bytes is an error, and so is a zero byte before the end of the text.
 func ReadText(fsys fs.FS, name string, limit int) (string, error) {
 	file, err := fsys.Open(name)
 	if err != nil {
@@ -256,7 +246,7 @@ func ReadText(fsys fs.FS, name string, limit int) (string, error) {
 	defer file.Close()
 	data, err := io.ReadAll(io.LimitReader(file, int64(limit)+1))
 	if err != nil {
-		// os.DirFS names a file by the host's path only where it opens it.
+		// os.DirFS puts the machine's path into read errors. Use the path on the host.
 		if cause := (*fs.PathError)(nil); errors.As(err, &cause) {
 			err = cause.Err
 		}
@@ -272,19 +262,17 @@ func ReadText(fsys fs.FS, name string, limit int) (string, error) {
 	return text, nil
 }
 
-// Attrs starts reading several attributes of the device. Ask for the errors once,
-// with [Attrs.Err].
+// Attrs starts reading several attributes of the device. Check the errors once, with [Attrs.Err].
 func (d Device) Attrs() *Attrs { return &Attrs{device: d} }
 
-// Attrs reads attributes of one device and collects the errors. A missing
-// attribute is no error: it is reported as not there.
+// Attrs reads attributes of one device and collects the errors. A missing attribute is not an
+// error: the second result is false.
 type Attrs struct {
 	device Device
 	errs   []error
 }
 
-// Text returns an attribute without the white space around it. An empty
-// attribute counts as not there.
+// Text returns an attribute without surrounding white space. An empty attribute counts as missing.
 func (a *Attrs) Text(name string) (string, bool) {
 	text, err := a.device.Text(name)
 	if err != nil {
@@ -296,8 +284,8 @@ func (a *Attrs) Text(name string) (string, bool) {
 	return text, text != ""
 }
 
-// Written returns an attribute that the kernel never leaves empty. It is an error
-// if the attribute is empty, or a link that leads nowhere.
+// Written returns an attribute that the kernel never leaves empty. An empty attribute or a dangling
+// link is an error.
 func (a *Attrs) Written(name string) (string, bool) {
 	failed := len(a.errs)
 	text, ok := a.Text(name)
@@ -310,13 +298,11 @@ func (a *Attrs) Written(name string) (string, bool) {
 // Uint returns an attribute that is a number, decimal or with a 0x prefix.
 func (a *Attrs) Uint(name string) (uint64, bool) { return number(a, name, strconv.ParseUint) }
 
-// Int returns an attribute that is a number with or without a sign, decimal
-// or with a 0x prefix.
+// Int returns an attribute that is a number with or without a sign, decimal or with a 0x prefix.
 func (a *Attrs) Int(name string) (int64, bool) { return number(a, name, strconv.ParseInt) }
 
-// Hex returns an attribute that is a hexadecimal number of exactly width digits,
-// with or without 0x before them. It returns the digits in lower case: "10de" for
-// "0x10DE".
+// Hex returns an attribute that is a hexadecimal number of exactly width digits, with or without
+// the prefix 0x. It returns the digits in lower case: "10de" for "0x10DE".
 func (a *Attrs) Hex(name string, width int) (string, bool) {
 	text, ok := a.Written(name)
 	if !ok {
@@ -337,7 +323,7 @@ func parseHex(text string, width int) (string, error) {
 	return digits, nil
 }
 
-// Err returns what went wrong in reading, nil if nothing did.
+// Err returns the errors of all reads, nil if there are none.
 func (a *Attrs) Err() error { return errors.Join(a.errs...) }
 
 func (a *Attrs) fail(name string, err error) {
@@ -352,7 +338,7 @@ func number[T int64 | uint64](a *Attrs, name string, parse func(string, int, int
 	}
 	base := 10
 	if strings.HasPrefix(text, "0x") {
-		base = 0 // ParseUint takes the prefix itself; a leading 0 alone is no octal number in sysfs
+		base = 0 // ParseUint handles the prefix; a leading 0 alone does not mean octal in sysfs
 	}
 	value, err := parse(text, base, 64)
 	if err != nil {
@@ -362,24 +348,22 @@ func number[T int64 | uint64](a *Attrs, name string, parse func(string, int, int
 	return value, true
 }
 
-// Node is a device node as the kernel names it.
+// Node is a device node with its kernel name.
 type Node struct {
 	Path  string // "/dev/dri/card1"
-	Block bool   // a block device; else a character device
+	Block bool   // a block device; otherwise a character device
 
-	// Major and Minor are the node's numbers. If they are not known, both are 0,
-	// which are the numbers of no node.
+	// Major and Minor are the node's numbers. If they are unknown, both are 0, which no node has.
 	Major, Minor int64
 }
 
-// Node returns the node that the kernel has for the device. The dev attribute
-// gives its numbers, and DEVNAME in uevent its name.
+// Node returns the kernel's device node of the device. The dev attribute contains its numbers, and
+// DEVNAME in uevent its name.
 //
-// If there is no DEVNAME, as in copied trees, the node is taken to be in dir, such
-// as "/dev/dri", under the device's own name with "/" for "!". If both dev and
-// DEVNAME are absent, the numbers are 0 and there is no error. If DEVNAME is there
-// but dev is missing, empty or unreadable, Node returns the node without numbers,
-// and an error.
+// If there is no DEVNAME, as in copied trees, Node assumes a node in dir, such as "/dev/dri", with
+// the device's own name and "/" in place of "!". If both dev and DEVNAME are absent, the numbers
+// are 0 and there is no error. If DEVNAME exists but dev is missing, empty or unreadable, Node
+// returns the node without numbers, and an error.
 func (d Device) Node(dir string) (Node, error) {
 	node := Node{Block: d.Link("subsystem") == "block"}
 	name := d.Uevent()["DEVNAME"]
@@ -401,8 +385,8 @@ func (d Device) Node(dir string) (Node, error) {
 	return node, nil
 }
 
-// parseDev parses "226:128". The kernel has 12 bits of major and 20 of minor
-// number (include/linux/kdev_t.h), and no device is 0:0.
+// parseDev parses "226:128". The kernel has 12 bits of major and 20 of minor number
+// (include/linux/kdev_t.h), and no device is 0:0.
 func parseDev(text string) (major, minor int64, err error) {
 	majorText, minorText, _ := strings.Cut(text, ":")
 	majorNumber, majorErr := strconv.ParseUint(majorText, 10, 12)

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrnoName returns what the kernel calls the error that it answered with, such as "EBUSY",
-// or "" if an error is none of the kernel's.
+// ErrnoName returns the kernel's name of an error, such as "EBUSY", or "" if the error is not from
+// the kernel.
 func ErrnoName(err error) string {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {

@@ -12,29 +12,27 @@ import (
 	"strings"
 )
 
-// pciAddress is domain:bus:device.function. Domains of the VMD and Hyper-V
-// bridges have more than four digits (drivers/pci/probe.c, "%04x").
+// pciAddress matches domain:bus:device.function. Domains of the VMD and Hyper-V bridges have more
+// than four digits (drivers/pci/probe.c, "%04x").
 var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$`)
 
-// IsPCIAddress reports whether s is a PCI address as the kernel writes it,
-// such as "0000:03:00.0".
+// IsPCIAddress reports whether s is a PCI address in the kernel's form, such as "0000:03:00.0".
 func IsPCIAddress(s string) bool { return pciAddress.MatchString(s) }
 
-// PCIID is what a PCI function says it is, in lower-case hexadecimal digits. A
-// field is "" if it is not known.
+// PCIID contains the IDs of a PCI function, in lower-case hexadecimal digits. An unknown field is
+// "".
 type PCIID struct {
 	Vendor, Device string // four digits
 	Class          string // six digits: base class, sub-class, programming interface
 }
 
-// PCIID returns what the PCI function is. The modalias says it all in one file.
-// Without a modalias, the files vendor, device and class say it
+// PCIID returns the IDs of the PCI function. The file modalias contains all IDs. Without a
+// modalias, PCIID reads the files vendor, device and class
 // (Documentation/ABI/testing/sysfs-bus-pci).
 //
-// It is no error if all of these files are missing. It is an error if one of them
-// is missing beside others, cannot be read, or holds a number with fewer digits
-// than the kernel writes. PCIID returns the first error, with the numbers that it
-// could read.
+// If all of these files are missing, there is no error. If one of them is missing while others
+// exist, is unreadable, or contains fewer digits than the kernel writes, PCIID returns the first
+// error, together with the IDs that it could read.
 func (d Device) PCIID() (PCIID, error) {
 	if d.seen == nil {
 		return d.readPCIID()
@@ -46,10 +44,10 @@ func (d Device) PCIID() (PCIID, error) {
 	return d.seen.id, d.seen.idErr
 }
 
-// CheckedPCIID returns what PCIID does, and compares it with the files vendor,
-// device and class. If one of those is there and says something else, or cannot be
-// read, its number is left out and there is an error. Since this reads each file,
-// it is for functions that are described, and not for all functions of a host.
+// CheckedPCIID returns the result of PCIID after comparing it with the files vendor, device and
+// class. If one of these files differs or is unreadable, its ID is left out and there is an error.
+// CheckedPCIID reads each file, so use it for functions that are described, and not for all
+// functions of a host.
 func (d Device) CheckedPCIID() (PCIID, error) {
 	id, err := d.PCIID()
 	for _, file := range idFiles(&id) {
@@ -88,8 +86,8 @@ func (d Device) readPCIID() (PCIID, error) {
 	return id, first
 }
 
-// idFile is an attribute that holds a number of a PCIID, and its hexadecimal
-// digits ("0x%04x" and "0x%06x" in drivers/pci/pci-sysfs.c).
+// idFile is an attribute with one ID of a PCIID, and the number of its hexadecimal digits ("0x%04x"
+// and "0x%06x" in drivers/pci/pci-sysfs.c).
 type idFile struct {
 	name   string
 	value  *string
@@ -100,8 +98,8 @@ func idFiles(id *PCIID) [3]idFile {
 	return [...]idFile{{"vendor", &id.Vendor, 4}, {"device", &id.Device, 4}, {"class", &id.Class, 6}}
 }
 
-// readID reads a number of as many digits as the kernel writes, such as
-// "0x10de", and reports whether the file is there.
+// readID reads an ID with the number of digits that the kernel writes, such as "0x10de". there is
+// false if the file is missing.
 func (d Device) readID(file idFile) (value string, there bool, err error) {
 	text, err := d.Text(file.name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -119,17 +117,15 @@ func (d Device) readID(file idFile) (value string, there bool, err error) {
 	return value, true, err
 }
 
-// modaliasFields are what stands before the numbers of a PCI function's
-// modalias, and how many digits follow (modalias_show in
-// drivers/pci/pci-sysfs.c).
+// modaliasFields lists the prefixes of the numbers in a PCI function's modalias, and the numbers of
+// digits (modalias_show in drivers/pci/pci-sysfs.c).
 var modaliasFields = [...]struct {
 	prefix string
 	digits int
 }{{"pci:v", 8}, {"d", 8}, {"sv", 8}, {"sd", 8}, {"bc", 2}, {"sc", 2}, {"i", 2}}
 
-// parseModalias parses
-// "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00". Anything else, such
-// as the beginning of a modalias, is refused.
+// parseModalias parses "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00". ok is false for any
+// other text, such as the beginning of a modalias.
 func parseModalias(text string) (PCIID, bool) {
 	var numbers [len(modaliasFields)]string
 	rest := text
@@ -149,9 +145,9 @@ func parseModalias(text string) (PCIID, bool) {
 	return PCIID{strings.ToLower(vendor), strings.ToLower(device), strings.ToLower(class)}, ok && fits && rest == ""
 }
 
-// Asleep reports whether a PCI function is known to be suspended, or is on its way to or
-// from suspension. The kernel answers power/runtime_status from memory, without the
-// device's lock (rtpm_status_show in drivers/base/power/sysfs.c).
+// Asleep reports whether a PCI function is known to be suspended, suspending or resuming. The
+// kernel answers power/runtime_status from memory, without the device's lock (rtpm_status_show in
+// drivers/base/power/sysfs.c).
 func (d Device) Asleep() bool {
 	status, _ := d.Text("power/runtime_status")
 	switch status {
@@ -161,15 +157,15 @@ func (d Device) Asleep() bool {
 	return false
 }
 
-// WakesOnRead reports whether reading the link of a PCI function may resume the function.
-// Since Linux 6.18, and in the stable kernels that have the change, max_link_width,
+// WakesOnRead reports whether reading the link attributes of a PCI function may resume the
+// function. Since Linux 6.18, and in stable kernels with the change, max_link_width,
 // current_link_speed and current_link_width read the configuration space between
-// pci_config_pm_runtime_get and pci_config_pm_runtime_put (drivers/pci/pci-sysfs.c);
-// max_link_speed is read from memory since Linux 6.13, and does the same in stable kernels
-// before 6.12. These resume a function in D3cold, and no other: the registers can be read
-// in the other states (drivers/pci/pci.c). The kernel answers power_state from memory
-// (power_state_show in drivers/pci/pci-sysfs.c, since Linux 5.11). While a function is
-// being suspended, power_state may still become D3cold.
+// pci_config_pm_runtime_get and pci_config_pm_runtime_put (drivers/pci/pci-sysfs.c); max_link_speed
+// is read from memory since Linux 6.13, and behaves the same in stable kernels before 6.12. These
+// calls resume a function only in D3cold: the registers are readable in the other states
+// (drivers/pci/pci.c). The kernel answers power_state from memory (power_state_show in
+// drivers/pci/pci-sysfs.c, since Linux 5.11). While a function is suspending, power_state may still
+// become D3cold.
 func (d Device) WakesOnRead() bool {
 	status, _ := d.Text("power/runtime_status")
 	switch status {
@@ -182,12 +178,12 @@ func (d Device) WakesOnRead() bool {
 	return false
 }
 
-// maxNUMANodes is how many NUMA nodes a kernel can be built for (NODES_SHIFT).
+// maxNUMANodes is the maximum number of NUMA nodes of a kernel (NODES_SHIFT).
 const maxNUMANodes = 1 << 10
 
-// NUMANode returns the NUMA node that a PCI function is on. The function is on no
-// node if the kernel says -1 or has no such attribute. It is an error if the
-// kernel does not have the node (Documentation/ABI/stable/sysfs-devices-node).
+// NUMANode returns the NUMA node of a PCI function. ok is false if the attribute is -1 or missing.
+// If the kernel does not list the node, NUMANode returns an error
+// (Documentation/ABI/stable/sysfs-devices-node).
 func (d Device) NUMANode() (node int64, ok bool, err error) {
 	attrs := d.Attrs()
 	text, ok := attrs.Written("numa_node")
@@ -206,8 +202,8 @@ func (d Device) NUMANode() (node int64, ok bool, err error) {
 	return node, err == nil, err
 }
 
-// IOMMUGroup returns the number of the IOMMU group that a PCI function is in,
-// and whether it is in one (Documentation/ABI/testing/sysfs-kernel-iommu_groups).
+// IOMMUGroup returns the number of the IOMMU group of a PCI function. ok is false if the function
+// has no group (Documentation/ABI/testing/sysfs-kernel-iommu_groups).
 func (d Device) IOMMUGroup() (group int64, ok bool, err error) {
 	link := path.Join(d.Path, "iommu_group")
 	target, err := fs.ReadLink(d.fsys, link)
@@ -215,7 +211,7 @@ func (d Device) IOMMUGroup() (group int64, ok bool, err error) {
 		return 0, false, nil
 	}
 	if err != nil {
-		// A record has what was looked at, also where it is no link.
+		// A recording also contains inspected entries that are not links.
 		if info, lerr := fs.Lstat(d.fsys, link); lerr == nil && info.Mode().IsRegular() {
 			return 0, false, nil
 		}
@@ -228,8 +224,8 @@ func (d Device) IOMMUGroup() (group int64, ok bool, err error) {
 	return int64(number), true, nil
 }
 
-// PCIFunction returns the PCI function that the device is, or sits on. It is the
-// deepest directory on the device's path whose name is a PCI address.
+// PCIFunction returns the PCI function that contains the device, or the device itself. The function
+// is the deepest directory on the device's path whose name is a PCI address.
 func (d Device) PCIFunction() (Device, bool) {
 	for dir := d; strings.Contains(dir.Path, "/"); dir = dir.Parent() {
 		if IsPCIAddress(dir.Name()) {
@@ -239,8 +235,8 @@ func (d Device) PCIFunction() (Device, bool) {
 	return Device{}, false
 }
 
-// PCIRoot returns the root complex above a device, such as "pci0000:00", or
-// "" if its path does not name one.
+// PCIRoot returns the root complex above a device, such as "pci0000:00", or "" if the path contains
+// none.
 func (d Device) PCIRoot() string {
 	for element := range strings.SplitSeq(d.Path, "/") {
 		if domainBus, ok := strings.CutPrefix(element, "pci"); ok && strings.Contains(domainBus, ":") {

@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// IsReadOnly reports whether an attribute could not be written because whoever wrote it may not: sysfs is
-// mounted read-only there, as in a container, or privilege is missing.
+// IsReadOnly reports whether writing an attribute failed because sysfs is mounted read-only, as in
+// a container, or because the process lacks the permission.
 func IsReadOnly(err error) bool {
 	return errors.Is(err, syscall.EROFS) || errors.Is(err, fs.ErrPermission)
 }

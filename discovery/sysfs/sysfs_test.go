@@ -191,8 +191,8 @@ func TestNode(t *testing.T) {
 	}
 }
 
-// TestReadErrorNamesThePath checks that an error names a file as of the host,
-// wherever that is mounted: it is shown to people and compared over time.
+// TestReadErrorNamesThePath checks that a read error contains the path on the host, regardless of
+// the mount point, because errors are displayed and compared over time.
 func TestReadErrorNamesThePath(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(dir, "sys/attribute"), 0o755); err != nil {
@@ -226,7 +226,7 @@ func TestPCIID(t *testing.T) {
 		changed[file] = content
 		return changed
 	}
-	const none, checked, both = 0, 1, 2 // which of the two fail
+	const none, checked, both = 0, 1, 2 // which of the two functions fail
 	for name, test := range map[string]struct {
 		modalias string
 		files    map[string]string
@@ -276,7 +276,7 @@ func TestPCIID(t *testing.T) {
 	}
 }
 
-// FuzzModalias checks that what is no vendor, device or class is none.
+// FuzzModalias checks that an invalid text never leads to a vendor, device or class.
 func FuzzModalias(f *testing.F) {
 	for _, seed := range []string{"", "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00", "pci:v00008086d000", "pci:vd", "acpi:PNP0A08:"} {
 		f.Add([]byte(seed))
@@ -290,8 +290,8 @@ func FuzzModalias(f *testing.F) {
 	})
 }
 
-// TestDriver checks when the uevent file is asked: where a tree was copied
-// without its links, and never of a kernel.
+// TestDriver checks when the uevent file is read: in a tree that was copied without its links, and
+// never on a running kernel.
 func TestDriver(t *testing.T) {
 	for name, test := range map[string]struct {
 		link, subsystem string
@@ -313,7 +313,7 @@ func TestDriver(t *testing.T) {
 			if err != nil || len(devices) != 1 {
 				t.Fatal(devices, err)
 			}
-			for range 2 { // the second time it is remembered
+			for range 2 { // the second result is cached
 				if got := devices[0].Driver(); got != test.want {
 					t.Errorf("driver %q, want %q", got, test.want)
 				}
@@ -325,8 +325,8 @@ func TestDriver(t *testing.T) {
 	}
 }
 
-// Zero bytes that pad a value are no part of it. Zero bytes within it mean that
-// it is no text.
+// Zero bytes at the end are padding and not part of the value. Zero bytes before the end mean that
+// the value is binary.
 func TestTextPadding(t *testing.T) {
 	for content, want := range map[string]string{
 		"INSTINCT\x00":            "INSTINCT",
@@ -352,7 +352,7 @@ func TestTextPadding(t *testing.T) {
 	}
 }
 
-// FuzzAttributes gives one content to every reader.
+// FuzzAttributes passes the same content to every reader.
 func FuzzAttributes(f *testing.F) {
 	for _, seed := range []string{"", "0x10de\n", "-1", "226:128", "4096:1", "DEVNAME=dri/card0\nMAJOR=226\n", "DEVNAME=/etc/passwd", "=\n==", "0x", "\x00", "a\x00\x00", "a\x00b", "\x00\n", "18446744073709551616"} {
 		f.Add([]byte(seed))
