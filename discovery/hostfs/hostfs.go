@@ -1,5 +1,5 @@
-// Package hostfs opens a directory as the root of a host's file system, for
-// discovery to read. It knows nothing about the files in it.
+// Package hostfs opens a directory as the root of a host's file system for discovery. The package
+// does not interpret the files.
 package hostfs
 
 import (
@@ -17,16 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open opens the host whose root is dir.
+// Open opens the host with the root dir.
 //
-// Unlike the file system of [os.DirFS], that of Open keeps to the directory:
-// links, absolute ones too, mean what they mean on the host, and lead nowhere
-// else. Where the kernel has no openat2(2), before Linux 5.6, or it is
-// forbidden, links lead where they lead on this machine.
+// Unlike the file system of [os.DirFS], the returned file system does not leave the directory: all
+// links, including absolute links, are resolved on the host. If the kernel does not support
+// openat2(2), before Linux 5.6, or forbids openat2, links are resolved on this machine.
 //
-// Only regular files and directories can be opened. Opening a device node would
-// already do something, such as start a watchdog, and a FIFO would wait for a
-// writer. So the kind of a file is looked at before the file is opened.
+// Only regular files and directories can be opened. Opening a device node could have effects, such
+// as starting a watchdog, and opening a FIFO waits for a writer. So the type of a file is checked
+// before the file is opened.
 func Open(dir string) (fs.FS, error) {
 	root, err := os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -44,8 +43,8 @@ func Open(dir string) (fs.FS, error) {
 	return f, unix.Close(probe)
 }
 
-// HasProc reports whether the kernel's own proc is mounted on a host's /proc:
-// the host is this machine, and not a copy of it or of another.
+// HasProc reports whether the kernel's own proc is mounted on a host's /proc: the host is this
+// machine, and not a copy of this or another machine.
 func HasProc(host fs.FS) bool {
 	f, ok := host.(interface {
 		is(name string, magic int64) bool
@@ -53,8 +52,8 @@ func HasProc(host fs.FS) bool {
 	return ok && f.is("proc", unix.PROC_SUPER_MAGIC)
 }
 
-// HasSys reports whether the kernel's own sysfs is mounted on a host's /sys, so that
-// the events of this machine's kernel are about it.
+// HasSys reports whether the kernel's own sysfs is mounted on a host's /sys, so that the events of
+// this machine's kernel concern the host.
 func HasSys(host fs.FS) bool {
 	f, ok := host.(interface {
 		is(name string, magic int64) bool
@@ -62,7 +61,7 @@ func HasSys(host fs.FS) bool {
 	return ok && f.is("sys", unix.SYSFS_MAGIC)
 }
 
-// is reports whether a file system of that kind is mounted on a directory.
+// is reports whether a file system of that type is mounted on a directory.
 func (f *hostFS) is(name string, magic int64) bool {
 	fd, err := f.openat("open", name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 	if err != nil {
@@ -73,11 +72,10 @@ func (f *hostFS) is(name string, magic int64) bool {
 	return unix.Fstatfs(fd, &stat) == nil && stat.Type == magic
 }
 
-// errNoFile is why a device node, a FIFO or a socket is not opened.
+// errNoFile is the error for opening a device node, a FIFO or a socket.
 var errNoFile = errors.New("neither a regular file nor a directory")
 
-// plainFS is a file system of [os.DirFS] that opens regular files and
-// directories only.
+// plainFS is a file system of [os.DirFS] that opens only regular files and directories.
 type plainFS struct {
 	dirFS
 
@@ -86,7 +84,7 @@ type plainFS struct {
 
 func newPlainFS(dir string) plainFS { return plainFS{os.DirFS(dir).(dirFS), dir} }
 
-// dirFS are the methods that the file system of [os.DirFS] has.
+// dirFS is the set of methods of the [os.DirFS] file system.
 type dirFS interface {
 	fs.ReadLinkFS
 	fs.ReadDirFS
@@ -111,8 +109,8 @@ func (f plainFS) Open(name string) (fs.File, error) {
 
 // hostFS is a host's file system.
 type hostFS struct {
-	root  *os.File // O_PATH; closed when nothing refers to it any more
-	sysfs bool     // sys is the kernel's, which has no device nodes and no links to other file systems
+	root  *os.File // O_PATH; closed by the finalizer when unreferenced
+	sysfs bool     // sys is the kernel's sysfs, without device nodes or links to other file systems
 }
 
 var (
@@ -132,7 +130,7 @@ func (f *hostFS) openat(op, name string, flags uint64) (int, error) {
 		switch {
 		case err == nil:
 			return fd, nil
-		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN): // a rename on the way
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN): // a concurrent rename
 			continue
 		default:
 			return -1, &fs.PathError{Op: op, Path: name, Err: err}
@@ -153,12 +151,12 @@ func (f *hostFS) Open(name string) (fs.File, error) {
 	return &file{fsys: f, fd: fd, name: name}, nil
 }
 
-// readOnly are the flags that a file is read with.
+// readOnly contains the flags for reading a file.
 const readOnly = unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC
 
 func (f *hostFS) openFile(name string) (int, error) { return f.openat("open", name, readOnly) }
 
-// openChecked opens a file that is a regular file or a directory.
+// openChecked opens a regular file or a directory.
 func (f *hostFS) openChecked(name string) (int, error) {
 	return f.reopen("open", name, readOnly, func(stat *unix.Stat_t) error {
 		if kind := stat.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != unix.S_IFDIR {
@@ -168,8 +166,8 @@ func (f *hostFS) openChecked(name string) (int, error) {
 	})
 }
 
-// reopen opens a file whose kind was looked at and found good. It opens that very
-// file, and not one that another process has put in its place since.
+// reopen opens a file after checking its type. It opens the checked file even if another process
+// has replaced it since.
 func (f *hostFS) reopen(op, name string, flags int, check func(*unix.Stat_t) error) (int, error) {
 	found, err := f.openat(op, name, unix.O_PATH)
 	if err != nil {
@@ -189,7 +187,7 @@ func (f *hostFS) reopen(op, name string, flags int, check func(*unix.Stat_t) err
 	return -1, &fs.PathError{Op: op, Path: name, Err: err}
 }
 
-// Stat implements [fs.StatFS]. It follows links and opens nothing.
+// Stat implements [fs.StatFS]. It follows links but opens no file.
 func (f *hostFS) Stat(name string) (fs.FileInfo, error) { return f.info("stat", name, 0) }
 
 // Lstat implements [fs.ReadLinkFS].
@@ -235,7 +233,7 @@ func (f *hostFS) ReadDir(name string) ([]fs.DirEntry, error) {
 	return f.entries(name, entries), err
 }
 
-// entries returns the entries of a directory as this host's.
+// entries wraps directory entries so that their Info method uses the host.
 func (f *hostFS) entries(dir string, listed []fs.DirEntry) []fs.DirEntry {
 	for i, entry := range listed {
 		listed[i] = dirEntry{DirEntry: entry, fsys: f, path: path.Join(dir, entry.Name())}
@@ -243,8 +241,8 @@ func (f *hostFS) entries(dir string, listed []fs.DirEntry) []fs.DirEntry {
 	return listed
 }
 
-// dirEntry looks its information up on the host. An entry of package os would
-// look it up in this process's working directory.
+// dirEntry looks up its information on the host. An entry of package os would use this process's
+// working directory.
 type dirEntry struct {
 	fs.DirEntry
 
@@ -254,18 +252,18 @@ type dirEntry struct {
 
 func (e dirEntry) Info() (fs.FileInfo, error) { return e.fsys.Lstat(e.path) }
 
-// OpenDevice opens the character device node of a host that has these numbers,
-// for reading and writing. Anything else it does not open. Families read what is
-// in files; this is for the few that must ask a driver to do something. A host
-// that is no directory of this machine has no such nodes.
+// OpenDevice opens the character device node with the given numbers on a host, for reading and
+// writing, and returns an error for any other file. Families only read files; this function is for
+// the few that make requests to a driver. A host that is not a directory of this machine has no
+// such nodes.
 func OpenDevice(host fs.FS, name string, major, minor int64) (*os.File, error) {
 	return openNode(host, name, unix.S_IFCHR, major, minor, unix.O_RDWR)
 }
 
-// OpenDisk opens the block device node of a host that has these numbers, for reading.
-// If it is to be exclusive, the error is EBUSY where the kernel itself uses the disk:
-// for a file system, as swap, or as a part of another device (bd_may_claim in
-// block/bdev.c). A process that merely has it open does not count.
+// OpenDisk opens the block device node with the given numbers on a host, for reading. With
+// exclusive, the error is EBUSY if the kernel itself uses the disk: for a file system, as swap, or
+// as a part of another device (bd_may_claim in block/bdev.c). An open file of a process does not
+// cause the error.
 func OpenDisk(host fs.FS, name string, major, minor int64, exclusive bool) (*os.File, error) {
 	flags := unix.O_RDONLY
 	if exclusive {
@@ -292,8 +290,8 @@ func openNode(host fs.FS, name string, kind uint32, major, minor int64, flags in
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// directory returns the directory of this machine that a host is, below what is laid
-// over it.
+// directory returns the directory of this machine that contains the host's files, without any
+// overlay.
 func directory(host fs.FS) (*hostFS, bool) {
 	if o, ok := host.(*Overlay); ok {
 		host = o.base
@@ -302,9 +300,8 @@ func directory(host fs.FS) (*hostFS, bool) {
 	return f, ok
 }
 
-// StatOpened describes the file that a link in /proc/PID/fd leads to, wherever
-// the process has it from. It opens nothing, and asks no server of a network file
-// system for what the kernel knows.
+// StatOpened describes the target file of a link in /proc/PID/fd, even if the file is outside the
+// host's root. It opens no file, and sends no request to the server of a network file system.
 func StatOpened(host fs.FS, name string) (fs.FileInfo, error) {
 	f, ok := directory(host)
 	if !ok {
@@ -322,7 +319,7 @@ func StatOpened(host fs.FS, name string) (fs.FileInfo, error) {
 	return openedInfo{memoryInfo{name: path.Base(name)}, stat}, nil
 }
 
-// openedInfo is what statx(2) says of the kind of a file and its numbers.
+// openedInfo contains the type and the device numbers of a file from statx(2).
 type openedInfo struct {
 	memoryInfo
 
@@ -347,14 +344,13 @@ func (i openedInfo) Sys() any {
 	return &syscall.Stat_t{Rdev: unix.Mkdev(i.stat.Rdev_major, i.stat.Rdev_minor)}
 }
 
-// file is an open file. It is no os.File, since that would use the runtime's
-// poller for a file that does not block. The poller is of no use here, and costs
-// as much as the read.
+// file is an open file. It is not an os.File, because that would use the runtime's poller for a
+// file that never blocks. The poller would have no benefit here, and costs as much as the read.
 type file struct {
 	fsys *hostFS
 	fd   int
 	name string
-	dir  *os.File // if it is a directory that is being read
+	dir  *os.File // set while a directory is being read
 }
 
 func (f *file) Read(p []byte) (int, error) {
@@ -393,7 +389,7 @@ func (f *file) ReadDir(n int) ([]fs.DirEntry, error) {
 	return f.fsys.entries(f.name, entries), err
 }
 
-// again returns what is open as a file of package os.
+// again returns a duplicate of the open file as a file of package os.
 func (f *file) again() (*os.File, error) {
 	fd, err := unix.FcntlInt(uintptr(f.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

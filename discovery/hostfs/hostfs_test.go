@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host makes a directory with files, links (by "->") and directories.
+// host creates a directory with files, links (by "->") and directories.
 func host(t *testing.T, entries map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -54,7 +54,7 @@ func TestFS(t *testing.T) {
 	}
 }
 
-// Links mean what they mean on the host, wherever its root is here.
+// Links are resolved on the host, regardless of the mount point of its root.
 func TestLinksStayInTheHost(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(outside, []byte("mine"), 0o644); err != nil {
@@ -83,15 +83,15 @@ func TestLinksStayInTheHost(t *testing.T) {
 	}
 }
 
-// Nothing but regular files and directories is opened: a device node would do
-// something, and a FIFO wait.
+// Only regular files and directories are opened: opening a device node could have effects, and
+// opening a FIFO would block.
 func TestOpensFilesOnly(t *testing.T) {
 	root := host(t, map[string]string{"sys/a": "1", "dev/link": "->fifo"})
 	if err := unix.Mkfifo(filepath.Join(root, "dev/fifo"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	special := []string{"dev/fifo", "dev/link"}
-	null := filepath.Join(root, "sys/null") // where nobody expects a node
+	null := filepath.Join(root, "sys/null") // an unexpected place for a node
 	if err := unix.Mknod(null, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err == nil {
 		special = append(special, "sys/null")
 	} else if os.Geteuid() == 0 {
@@ -116,7 +116,7 @@ func TestOpensFilesOnly(t *testing.T) {
 	}
 }
 
-// The kernel's own sysfs is read without a look at each file's kind.
+// In the kernel's own sysfs, files are read without checking each file's type.
 func TestSysfs(t *testing.T) {
 	f := open(t, "/").(*hostFS)
 	if !f.sysfs {
@@ -130,7 +130,7 @@ func TestSysfs(t *testing.T) {
 	}
 }
 
-// A copy of /proc is not this machine's, whatever its files say.
+// A copy of /proc is not this machine's /proc, even with the same content.
 func TestHasProc(t *testing.T) {
 	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -156,7 +156,7 @@ func TestHasProc(t *testing.T) {
 	}
 }
 
-// An open file is known by its numbers, whatever its name is.
+// StatOpened returns the numbers of an open file, regardless of its name.
 func TestStatOpened(t *testing.T) {
 	null, err := os.Open("/dev/null")
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// Overlay is a host's file system with files in memory laid over it. The files
-// hold what is known about the host and is on no disk of it. They are found by
-// their names, and no directory lists them. An Overlay is safe for concurrent use.
+// Overlay is a host's file system with an overlay of files in memory. The files contain facts about
+// the host that are on no disk. They can be opened by name but do not appear in directories. An
+// Overlay is safe for concurrent use.
 type Overlay struct {
 	base    fs.FS
 	setting sync.Mutex
@@ -25,16 +25,16 @@ var (
 	_ fs.StatFS     = &Overlay{}
 )
 
-// NewOverlay returns the file system as it is, with nothing over it.
+// NewOverlay returns an overlay of the file system without any files in memory.
 func NewOverlay(base fs.FS) *Overlay {
 	o := &Overlay{base: base}
 	o.files.Store(&map[string][]byte{})
 	return o
 }
 
-// Set lays a file over the file system in place of what is there, or takes it
-// away again if data is nil, and reports whether anything changed. The name is as of [fs.FS]:
-// "run/a.json".
+// Set adds a file to the overlay, which hides a file of the same name below. If data is nil, Set
+// removes the file from the overlay. It reports whether the overlay changed. The name is a path of
+// [fs.FS]: "run/a.json".
 func (o *Overlay) Set(name string, data []byte) (changed bool) {
 	o.setting.Lock()
 	defer o.setting.Unlock()

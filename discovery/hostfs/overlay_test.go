@@ -15,8 +15,7 @@ func read(f fs.FS, name string) string {
 	return string(data)
 }
 
-// A file of the overlay is seen whichever way it is asked for, and everything
-// else as it was.
+// A file of the overlay is visible to every method. All other files are unchanged.
 func TestOverlay(t *testing.T) {
 	o := NewOverlay(open(t, host(t, map[string]string{"sys/a": "1", "sys/link": "->a", "run/b": "on disk"})))
 	if !o.Set("run/b", []byte("in memory")) || !o.Set("run/deep/c", []byte{}) {
