@@ -16,9 +16,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// vocabulary lists the attributes that all families share, with their types.
-// Names without a domain are in Chandler's. To add a word, add it here and to the
-// table in ARCHITECTURE.md.
+// vocabulary lists the attributes that all families share, with their types. Names without a domain
+// are in Chandler's domain. To add a word, add it here and to the table in ARCHITECTURE.md.
 var vocabulary = map[resourceapi.QualifiedName]string{
 	"kind":                  "string",
 	"family":                "string",
@@ -68,12 +67,12 @@ var vocabulary = map[resourceapi.QualifiedName]string{
 	"rdmaNamespaces":        "string",
 	"pKey":                  "string",
 
-	// By these Multus finds a device.
+	// Multus uses these attributes to find a device.
 	"k8s.cni.cncf.io/deviceID":     "string",
 	"k8s.cni.cncf.io/resourceName": "string",
 }
 
-// forms are patterns that the values of some attributes must match.
+// forms contains patterns for the values of some attributes.
 var forms = map[resourceapi.QualifiedName]*regexp.Regexp{
 	"pciVendor": regexp.MustCompile(`^[0-9a-f]{4}$`),
 	"pciDevice": regexp.MustCompile(`^[0-9a-f]{4}$`),
@@ -81,17 +80,17 @@ var forms = map[resourceapi.QualifiedName]*regexp.Regexp{
 	"function":  regexp.MustCompile(`^(physical|virtual|partition)$`),
 }
 
-// kinds are the values of the attribute "kind". True means hardware, whose vendor
-// must be known, at least by its PCI or USB ID.
+// kinds lists the values of the attribute "kind". True means hardware, whose vendor must be known,
+// at least by its PCI or USB ID.
 var kinds = map[string]bool{
 	"gpu": true, "npu": true, "fpga": true, "crypto": true, "dma": true, "nic": true,
 	"hypervisor": false, "enclave": false, "other": false,
 }
 
-// standard begins the names of the attributes that Kubernetes defines.
+// standard is the prefix of attributes that Kubernetes defines.
 const standard = "resource.kubernetes.io/"
 
-// checkContract checks what must hold for the snapshot of any host.
+// checkContract checks the requirements for the snapshot of any host.
 func checkContract(t testing.TB, host *discovery.Host, families []*discovery.Family, snapshot *discovery.Snapshot) {
 	t.Helper()
 	again := discovery.Scan(host, families)
@@ -124,16 +123,15 @@ func checkContract(t testing.TB, host *discovery.Host, families []*discovery.Fam
 	}
 }
 
-// CheckNodes checks that devices of different silicon share no device node but
-// common ones. If they did, a container that has one of them could use the other.
-// Parts of one silicon that do not compete may share some, as MIG instances share
-// the node of their GPU, but each needs one that the other has not. A node is known
-// by its numbers, whatever its path. Any number of containers may have the nodes of
-// open devices.
+// CheckNodes checks that different physical devices share no device nodes except common nodes.
+// Otherwise a container with one of the devices could use the other. Partitions of one physical
+// device that do not compete may share nodes, as MIG instances share the node of their GPU, but
+// each partition needs a node that the other lacks. Nodes are compared by their numbers, regardless
+// of their paths. Any number of containers may share the nodes of open devices.
 func CheckNodes(t testing.TB, snapshot *discovery.Snapshot) {
 	t.Helper()
 	holders := make(map[string]*discovery.Device) // by node
-	parts := make(map[string][]*discovery.Device) // by silicon, those that do not compete
+	parts := make(map[string][]*discovery.Device) // non-competing partitions by physical device
 	nodes := make(map[*discovery.Device][]string)
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i]
@@ -148,7 +146,7 @@ func CheckNodes(t testing.TB, snapshot *discovery.Snapshot) {
 			holders[node] = d
 		}
 		if d.Name == d.Silicon() || len(d.Takes) > 0 || d.Health.Status == discovery.Unknown {
-			continue // nobody new is given what could not be read
+			continue // an unreadable device is not allocated to new consumers
 		}
 		for _, other := range parts[d.Silicon()] {
 			if within(nodes[d], nodes[other]) || within(nodes[other], nodes[d]) {
@@ -159,8 +157,8 @@ func CheckNodes(t testing.TB, snapshot *discovery.Snapshot) {
 	}
 }
 
-// ownNodes returns the nodes of a device that are not common, by their numbers, or by
-// their paths if those are unknown.
+// ownNodes returns the nodes of a device that are not common, as numbers, or as paths if the
+// numbers are unknown.
 func ownNodes(d *discovery.Device) (nodes []string) {
 	for _, node := range slices.Concat(d.Edits.DeviceNodes, d.SharedEdits.DeviceNodes) {
 		switch {
@@ -174,13 +172,13 @@ func ownNodes(d *discovery.Device) (nodes []string) {
 	return nodes
 }
 
-// within reports whether there are nodes, and all of them are among the others.
+// within reports whether nodes is a non-empty subset of others.
 func within(nodes, others []string) bool {
 	return len(nodes) > 0 && !slices.ContainsFunc(nodes, func(node string) bool { return !slices.Contains(others, node) })
 }
 
-// checkVendors checks that hardware has a vendor, at least as a PCI or USB ID. On
-// a host with problems the vendor may be unknown.
+// checkVendors checks that hardware has a vendor, at least as a PCI or USB ID. On a host with
+// problems the vendor may be unknown.
 func checkVendors(t testing.TB, snapshot *discovery.Snapshot) {
 	t.Helper()
 	for _, d := range snapshot.Devices {
@@ -191,8 +189,8 @@ func checkVendors(t testing.TB, snapshot *discovery.Snapshot) {
 	}
 }
 
-// checkSilicon checks that all devices of one piece of silicon have the same counters, and take
-// only of these.
+// checkSilicon checks that all devices of a physical device have the same counters, and take only
+// these counters.
 func checkSilicon(t testing.TB, devices []discovery.Device) {
 	t.Helper()
 	counters := make(map[string]string)
@@ -220,7 +218,7 @@ func checkSilicon(t testing.TB, devices []discovery.Device) {
 	}
 }
 
-// unit returns what an ID of the offer stands for.
+// unit returns the unit or device of the offer's IDs.
 func unit(d *discovery.Device, offer discovery.Offer) string {
 	if offer.Unit != "" {
 		return offer.Unit
@@ -269,8 +267,8 @@ func checkDevice(t testing.TB, host *discovery.Host, d *discovery.Device) {
 	}
 }
 
-// checkAttribute checks one attribute against the vocabulary. Numbers must not be
-// negative: the kernel writes -1 for a number that it does not know.
+// checkAttribute checks one attribute against the vocabulary. Numbers must not be negative: the
+// kernel writes -1 for an unknown number.
 func checkAttribute(name resourceapi.QualifiedName, a resourceapi.DeviceAttribute) error {
 	kind, known := vocabulary[name]
 	if !known && !strings.HasPrefix(string(name), standard) {
@@ -296,8 +294,8 @@ func checkAttribute(name resourceapi.QualifiedName, a resourceapi.DeviceAttribut
 	return nil
 }
 
-// checkGrant checks that Grant is pure, and that neither it nor the devices set a
-// variable that a claim may set.
+// checkGrant checks that Grant is pure, and that neither Grant nor the devices set a variable that
+// a claim may set.
 func checkGrant(t testing.TB, f *discovery.Family, devices []discovery.Device) {
 	t.Helper()
 	checkVariables(t, f, devices)
@@ -310,7 +308,7 @@ func checkGrant(t testing.TB, f *discovery.Family, devices []discovery.Device) {
 	}
 	for _, given := range sets {
 		if len(given) == 0 {
-			continue // it is asked about sets that hold a device of the family
+			continue // Grant is never called without a device of the family
 		}
 		for _, grant := range grants(f, given) {
 			before := string(marshal(t, given))
@@ -328,7 +326,7 @@ func checkGrant(t testing.TB, f *discovery.Family, devices []discovery.Device) {
 	}
 }
 
-// shared returns the devices as if the administrator had them shared.
+// shared returns the devices with sharing by the administrator.
 func shared(devices []discovery.Device) []discovery.Device {
 	out := slices.Clone(devices)
 	for i := range out {
@@ -362,7 +360,7 @@ func grants(f *discovery.Family, given []discovery.Device) []discovery.Grant {
 	}
 }
 
-// checkVariables checks that devices set no variable that claims may set.
+// checkVariables checks that devices do not set variables that claims may set.
 func checkVariables(t testing.TB, f *discovery.Family, devices []discovery.Device) {
 	t.Helper()
 	for i := range devices {

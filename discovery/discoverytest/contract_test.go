@@ -9,7 +9,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// counter counts the errors of a test that is expected to have some.
+// counter counts the errors of a test that is expected to fail.
 type counter struct {
 	testing.TB
 
@@ -19,8 +19,8 @@ type counter struct {
 func (c *counter) Helper()               {}
 func (c *counter) Errorf(string, ...any) { c.errors++ }
 
-// Two chips of a card that both offer the card's node are an error, unless they
-// compete for the silicon, or the node is nobody's own.
+// If two chips of a card both have the card's node, there is an error, unless the chips compete for
+// the card or the node is a common node.
 func TestCheckNodes(t *testing.T) {
 	card := &discovery.Silicon{Name: "card"}
 	for name, test := range map[string]struct {

@@ -14,7 +14,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// damages put something in the place of a file, link or node.
+// damages maps names to functions that replace a file, link or node.
 var damages = map[string]func(host *Tree, name string) *Tree{
 	"half-written": halfWritten,
 	"garbage":      content([]byte("\xff\xfe: -- 0xZZ\n\n18446744073709551616 -1\n\x1b[")),
@@ -30,8 +30,8 @@ func content(data []byte) func(host *Tree, name string) *Tree {
 	return func(host *Tree, name string) *Tree { return host.WithFile(name, data) }
 }
 
-// halfWritten leaves the first half of a file, as a reader sees it that was too
-// early, or of a link's target. Of a node there is no half.
+// halfWritten keeps the first half of a file or of a link's target, as in a read before the write
+// is complete. A node is removed.
 func halfWritten(host *Tree, name string) *Tree {
 	e, err := host.find("lstat", name, false)
 	switch {
@@ -45,11 +45,10 @@ func halfWritten(host *Tree, name string) *Tree {
 	return host.Without(name)
 }
 
-// checkDamage damages each file, link and node of the host in turn, in every
-// way, and expects that no scan panics and that no device suffers to which the
-// file does not belong. It leaves out files that the scan does not look at, since
-// damage to them cannot change what the scan finds. A [Brief] test damages every
-// fourth file, in one way: another than the one before.
+// checkDamage damages each file, link and node of the host in turn, in every way. It expects that no
+// scan panics and that only the file's own devices change. It leaves out files that the scan does
+// not read, because their damage cannot affect the scan. A [Brief] test damages every fourth file,
+// each in a single way that differs from file to file.
 func checkDamage(t *testing.T, host *discovery.Host, f *discovery.Family, whole *discovery.Snapshot) {
 	t.Helper()
 	tree := host.FS.(*Tree)
@@ -81,27 +80,26 @@ func checkDamage(t *testing.T, host *discovery.Host, f *discovery.Family, whole 
 	}
 }
 
-// Brief reports whether a test of many hosts is to leave some out: with -short, and
-// with the race detector, which makes a scan ten times as slow and sees the same
-// in each.
+// Brief reports whether a test of many hosts should leave some out: with -short, and with the race
+// detector, which makes a scan ten times slower and finds the same races on each host.
 func Brief() bool {
 	info, _ := debug.ReadBuildInfo()
 	return testing.Short() || info != nil && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
-// checkHarm reports devices that are not as before although the damaged file
-// is not theirs. The owners are the silicon that the file belongs to.
+// checkHarm reports devices that changed although the damaged file belongs to other devices. owners
+// contains the physical devices that own the file.
 func checkHarm(t *testing.T, name, how string, owners map[string]bool, whole *discovery.Snapshot, before map[string]string, after *discovery.Snapshot) {
 	t.Helper()
-	harmed := make(map[string]bool) // pieces of silicon
+	harmed := make(map[string]bool) // physical devices
 	for i := range whole.Devices {
 		d := &whole.Devices[i]
 		if owners[d.Silicon()] || d.Making != nil && strings.HasPrefix(name, "dev/") {
-			continue // a device that is not made yet names no nodes, and needs them
+			continue // a device on demand has no nodes, but depends on nodes
 		}
 		now, found := after.Lookup(d.Name)
 		if found && same(&now, d) {
-			continue // the usual case, and quickly told
+			continue // the usual case, and a fast comparison
 		}
 		if !found || string(marshal(t, unlinked(now))) != before[d.Name] {
 			harmed[d.Silicon()] = true
@@ -115,7 +113,7 @@ func checkHarm(t *testing.T, name, how string, owners map[string]bool, whole *di
 	maps.Copy(damaged, owners)
 	for i := range whole.Devices {
 		if d := &whole.Devices[i]; includesAny(d, damaged, whole.Devices) {
-			delete(harmed, d.Silicon()) // it suffers with what it consists of
+			delete(harmed, d.Silicon()) // a device may change with the devices that it includes
 		}
 	}
 	switch {
@@ -126,8 +124,8 @@ func checkHarm(t *testing.T, name, how string, owners map[string]bool, whole *di
 	}
 }
 
-// unlinked returns the device without its links to other devices, which change
-// with those devices.
+// unlinked returns the device without its links to other devices, because the links change with
+// those devices.
 func unlinked(d discovery.Device) discovery.Device {
 	d.Attributes = maps.Clone(d.Attributes)
 	delete(d.Attributes, "linkedTo")
@@ -135,8 +133,8 @@ func unlinked(d discovery.Device) discovery.Device {
 	return d
 }
 
-// carries reports whether all harmed devices lie below a directory, as USB
-// devices lie below their controller.
+// carries reports whether all harmed devices are below a directory, as USB devices are below their
+// controller.
 func carries(dir string, harmed map[string]bool, devices []discovery.Device) bool {
 	return !slices.ContainsFunc(devices, func(d discovery.Device) bool {
 		return harmed[d.Silicon()] && !slices.ContainsFunc(append([]string{d.Source}, d.Includes...), func(own string) bool {
@@ -145,17 +143,16 @@ func carries(dir string, harmed map[string]bool, devices []discovery.Device) boo
 	})
 }
 
-// owners returns the silicon that a file belongs to. A file belongs to a device if
-// it lies below one of the device's directories, or below a directory with the
-// same name, or below that of the silicon that the device is a part of. Otherwise a
-// device node belongs to the devices that have it.
+// owners returns the physical devices that own a file. A file belongs to a device if the file is
+// below one of the device's directories, below a directory of the same name, or below the directory
+// of the device's physical device. Otherwise a device node belongs to the devices that use it.
 func owners(name string, devices []discovery.Device) map[string]bool {
 	owners, using := make(map[string]bool), make(map[string]bool)
 	for i := range devices {
 		d := &devices[i]
 		for _, dir := range append([]string{d.Source}, d.Includes...) {
 			if !strings.Contains(dir, "/") {
-				continue // all of /sys: a unit that the administrator counted
+				continue // all of /sys, the source of a counted unit
 			}
 			if strings.HasPrefix(name, dir+"/") || slices.Contains(strings.Split(name, "/"), path.Base(dir)) {
 				owners[d.Silicon()] = true
@@ -178,17 +175,17 @@ func owners(name string, devices []discovery.Device) map[string]bool {
 	return using
 }
 
-// includesAny reports whether the device includes another device whose silicon is
-// in the set.
+// includesAny reports whether the device includes another device whose physical device is in the
+// set.
 func includesAny(d *discovery.Device, silicon map[string]bool, devices []discovery.Device) bool {
 	return len(d.Includes) > 0 && slices.ContainsFunc(devices, func(other discovery.Device) bool {
 		return other.Name != d.Name && silicon[other.Silicon()] && (other.Source == d.Source || slices.Contains(d.Includes, other.Source))
 	})
 }
 
-// numbered reports whether a file of the kernel lies below a numbered directory,
-// such as hwmon3. Damage there may harm one device at most. The directory proc/1
-// does not count: it belongs to the host.
+// numbered reports whether a kernel file is below a numbered directory, such as hwmon3. Damage in
+// such a directory may harm one device at most. The directory proc/1 is an exception, because it
+// belongs to the host.
 func numbered(name string) bool {
 	kernel := strings.HasPrefix(name, "sys/") || strings.HasPrefix(name, "proc/")
 	name = strings.TrimPrefix(name, "proc/1/")

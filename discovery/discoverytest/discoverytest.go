@@ -1,6 +1,6 @@
-// Package discoverytest tests that families keep their contract. It is for tests
-// only and knows no family. Each family brings recorded hosts, and golden files
-// with what it says of them, in its testdata folder.
+// Package discoverytest checks the contract of families. It is for tests only and depends on no
+// family. Each family has recorded hosts, and golden files with the expected snapshots, in its
+// testdata folder.
 package discoverytest
 
 import (
@@ -25,16 +25,15 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// Run tests the family on every recorded host testdata/*.host of the caller's
-// folder. The snapshot must equal testdata/NAME.golden.json, which -update
-// rewrites, and keep the contract of all families. If any single file of the host
-// is damaged, no device may suffer but the one that the file belongs to.
+// Run tests the family on every recorded host testdata/*.host of the caller's folder. The snapshot
+// must equal testdata/NAME.golden.json, which -update rewrites, and fulfil the contract of all
+// families. If any single file of the host is damaged, only the device that the file belongs to may
+// change.
 //
-// A line "root: FAMILY DIRECTORY" in the comment of a recorded host names a
-// root for a family, as an administrator would, a line "paths: JSON" is a
-// [discovery.PathResource], a line "hooks: PATH" names the program of hooks, and a line
-// "pools" says that there are pools of the SR-IOV
-// plugin.
+// Lines in the comment of a recorded host set fields of [discovery.Host]: "root: FAMILY DIRECTORY"
+// adds a root, "paths: JSON" a [discovery.PathResource], and "hooks: PATH" the hook program.
+// "pools" sets Pools for the SR-IOV plugin. "rebinding: CLASS" allows passthrough by PCI class,
+// "partitioning: MODEL" partitions by model, and "virtual functions: COUNT" virtual functions.
 func Run(t *testing.T, f *discovery.Family) {
 	t.Helper()
 	if err := discovery.Validate([]*discovery.Family{f}); err != nil {
@@ -64,8 +63,7 @@ func Run(t *testing.T, f *discovery.Family) {
 	}
 }
 
-// Layout returns a recorded host, which lies in memory, with the roots and paths
-// that its comment names.
+// Layout returns a recorded host in memory, with the configuration from its comment.
 func Layout(t testing.TB, file string) *discovery.Host {
 	t.Helper()
 	data, err := os.ReadFile(file)
@@ -109,14 +107,14 @@ func Layout(t testing.TB, file string) *discovery.Host {
 	return host
 }
 
-// rebinding lets functions be given to vfio-pci whose PCI class begins so.
+// rebinding allows vfio-pci for functions by the prefix of their PCI class.
 func rebinding(class string) discovery.Rebinding {
 	return discovery.Rebinding{Driver: "vfio-pci", Expression: class, Selects: func(d discovery.Device) (bool, error) {
 		return strings.HasPrefix(d.Attributes.String("pciClass"), class), nil
 	}}
 }
 
-// partitioning lets devices be divided whose model begins so.
+// partitioning allows partitions for devices by the prefix of their model.
 func partitioning(model string) discovery.Partitioning {
 	return discovery.Partitioning{Expression: model, Selects: func(d discovery.Device) (bool, error) {
 		return strings.HasPrefix(d.Attributes.String("model"), model), nil
@@ -150,8 +148,8 @@ func CompareGolden(t *testing.T, file string, got []byte) {
 	}
 }
 
-// abbreviate shortens long lists of IDs to their first, their count and their
-// last, so that people can read the golden files.
+// abbreviate shortens long lists of IDs to the first ID, the count and the last ID, so that the
+// golden files are readable.
 func abbreviate(s *discovery.Snapshot) *discovery.Snapshot {
 	short := &discovery.Snapshot{Problems: s.Problems}
 	for _, d := range s.Devices {
@@ -168,8 +166,7 @@ func abbreviate(s *discovery.Snapshot) *discovery.Snapshot {
 	return short
 }
 
-// checkRecord records the host and expects the same snapshot of the record, laid
-// out on a disk.
+// checkRecord records the host, lays the record out on disk, and expects the same snapshot.
 func checkRecord(t *testing.T, host *discovery.Host, f *discovery.Family, snapshot *discovery.Snapshot) {
 	t.Helper()
 	data, err := recorded.Record(host, []*discovery.Family{f}, "")
@@ -191,7 +188,7 @@ func checkRecord(t *testing.T, host *discovery.Host, f *discovery.Family, snapsh
 	compareScans(t, "as it was recorded", host, fsys, f, snapshot)
 }
 
-// compareScans expects the same snapshot of a host whose files lie elsewhere.
+// compareScans scans the host with another file system and expects the same snapshot.
 func compareScans(t *testing.T, where string, host *discovery.Host, fsys fs.FS, f *discovery.Family, snapshot *discovery.Snapshot) {
 	t.Helper()
 	other := *host

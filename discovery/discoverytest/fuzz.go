@@ -7,8 +7,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Fuzz replaces one file or link of a recorded host and scans the host. No family
-// may panic, and the snapshot must keep the contract of all families.
+// Fuzz replaces one file or link of a recorded host and scans the host. No family may panic, and
+// the snapshot must fulfil the contract of all families.
 func Fuzz(f *testing.F, families []*discovery.Family, hosts []string) {
 	f.Helper()
 	read := make([]*fuzzedHost, len(hosts))
@@ -32,7 +32,7 @@ func Fuzz(f *testing.F, families []*discovery.Family, hosts []string) {
 	})
 }
 
-// fuzzedHost is a recorded host that was read once for many runs.
+// fuzzedHost is a recorded host that is read once for many runs.
 type fuzzedHost struct {
 	*discovery.Host
 
@@ -47,8 +47,8 @@ func readFuzzed(t *testing.T, file string) *fuzzedHost {
 	return &fuzzedHost{host, tree, tree.Files()}
 }
 
-// check replaces a file by other content, or by a link. If no link can have that
-// text, the file is removed.
+// check replaces a file by other content, or by a link. If the text is not a valid link target, the
+// file is removed.
 func (h *fuzzedHost) check(t *testing.T, families []*discovery.Family, file uint, link bool, content []byte) {
 	t.Helper()
 	name := h.files[file%uint(len(h.files))]

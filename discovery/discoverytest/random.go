@@ -19,17 +19,16 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// partsPerWhole is the number of slices in the silicon of a random host.
+// partsPerWhole is the number of slices in a physical device of a random host.
 const partsPerWhole = 7
 
-// RandomHost returns a snapshot of n random devices, or a few more. Some are
-// plain, some Open, some shared by number or by memory, and some are silicon
-// with parts. They are healthy or not, withheld or not, and their names and
-// attributes reach the limits of the API. Some silicon comes from the recorded
-// hosts, under other names. Each device has its name as its serial number, and
-// device nodes that no other device has.
+// RandomHost returns a snapshot of n random devices, or a few more. Some are plain, some Open, some
+// shared by number or by memory, and some are physical devices with partitions. They are healthy or
+// not, withheld or not, and their names and attributes reach the limits of the API. Some physical
+// devices come from the recorded hosts, under other names. The serial number of each device equals
+// its name, and its device nodes are unique.
 //
-// The snapshot keeps the rules of [discovery.Scan] and [discovery.Settler].
+// The snapshot follows the rules of [discovery.Scan] and [discovery.Settler].
 func RandomHost(random *rand.Rand, n int, recorded ...*discovery.Snapshot) *rules.Snapshot {
 	h := &randomHost{Rand: random}
 	for len(h.devices) < n {
@@ -54,7 +53,7 @@ type randomHost struct {
 
 func (h *randomHost) oneIn(n int) bool { return h.IntN(n) == 0 }
 
-// addSilicon adds a device, or one and the parts of it.
+// addSilicon adds a device, or a physical device with its partitions.
 func (h *randomHost) addSilicon(name string) {
 	switch h.IntN(7) {
 	case 0, 1:
@@ -69,7 +68,7 @@ func (h *randomHost) addSilicon(name string) {
 		h.add(h.byMemory(name))
 	case 5:
 		h.addParts(name)
-	case 6: // parts that do not compete
+	case 6: // partitions that do not compete
 		for i := range 1 + h.IntN(4) {
 			d := h.device(fmt.Sprintf("%s-p-%d", name, i))
 			d.PartOf = &discovery.Silicon{Name: name}
@@ -78,7 +77,7 @@ func (h *randomHost) addSilicon(name string) {
 	}
 }
 
-// addParts adds silicon that is given out as a whole or in parts.
+// addParts adds a physical device that can be allocated as a whole or in partitions.
 func (h *randomHost) addParts(name string) {
 	whole := &discovery.Silicon{Name: name, Counters: map[string]resource.Quantity{
 		"slices": *resource.NewQuantity(partsPerWhole, resource.DecimalSI),
@@ -106,7 +105,7 @@ func (h *randomHost) addParts(name string) {
 	}
 }
 
-// device returns a device that one container has for itself.
+// device returns a device for exclusive use.
 func (h *randomHost) device(name string) rules.Offered {
 	d := rules.Offered{Device: discovery.Device{
 		Name: name, Family: "random", Identity: "uuid-of-" + name,
@@ -135,7 +134,7 @@ func (h *randomHost) device(name string) rules.Offered {
 	return d
 }
 
-// setLists gives the device a list in place of an attribute, and another beside it.
+// setLists gives the device a list in place of an attribute, and a list in addition to attributes.
 func (h *randomHost) setLists(d *rules.Offered) {
 	d.Attributes.SetInt("resource.kubernetes.io/numaNode", h.Int64N(8))
 	var nodes []int64
@@ -166,7 +165,7 @@ func (h *randomHost) setAttribute(attributes discovery.Attributes, i int) {
 	}
 }
 
-// setHealth says of some devices that they are not well.
+// setHealth makes some devices unhealthy or unknown.
 func (h *randomHost) setHealth(d *rules.Offered) {
 	d.Health.Status = discovery.Healthy
 	if !h.oneIn(10) {
@@ -185,12 +184,12 @@ func (h *randomHost) setHealth(d *rules.Offered) {
 	}
 }
 
-// byNumber returns a device that several containers may have at once.
+// byNumber returns a device that several containers may share.
 func (h *randomHost) byNumber(name string) rules.Offered {
 	d := h.device(name)
 	shares := 1 + h.IntN(5)
 	if h.oneIn(20) {
-		shares = 101 + h.IntN(100) // numbers of three digits
+		shares = 101 + h.IntN(100) // three-digit numbers
 	}
 	d.Capacity.Set(discovery.Shares, int64(shares))
 	one := *resource.NewQuantity(1, resource.DecimalSI)
@@ -198,12 +197,12 @@ func (h *randomHost) byNumber(name string) rules.Offered {
 	return d
 }
 
-// byMemory returns a device of which containers take as much memory as they want.
+// byMemory returns a device whose memory containers share in any amounts.
 func (h *randomHost) byMemory(name string) rules.Offered {
 	d := h.device(name)
 	unit := (1 + h.Int64N(3)) << 30
 	units := 1 + h.Int64N(16)
-	d.Capacity.Set("memory", unit*units+h.Int64N(unit)) // a rest may be too little for a unit
+	d.Capacity.Set("memory", unit*units+h.Int64N(unit)) // the remainder is too small for a unit
 	d.Capacity.Set("cores", 100)
 	d.Sharing = &rules.Sharing{
 		Capacity: "memory",
@@ -213,8 +212,7 @@ func (h *randomHost) byMemory(name string) rules.Offered {
 	return d
 }
 
-// addRecorded adds a piece of silicon of another host, with all its devices, as
-// it would be called here.
+// addRecorded adds a physical device of another host with all its devices, under new names.
 func (h *randomHost) addRecorded(name string, from *discovery.Snapshot) {
 	if len(from.Devices) == 0 {
 		return
@@ -250,7 +248,7 @@ func (h *randomHost) addRecorded(name string, from *discovery.Snapshot) {
 	}
 }
 
-// add adds a device, some with as many attributes as there may be.
+// add adds a device, sometimes with the maximum number of attributes.
 func (h *randomHost) add(d rules.Offered) {
 	if h.oneIn(8) {
 		for i := len(d.Attributes) + len(d.Capacity); i < resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice; i++ {

@@ -12,9 +12,9 @@ import (
 	"chandler.dev/discovery"
 )
 
-// same reports whether two descriptions of a device are equal. Reflection would
-// do, but it takes most of the time of a test under the race detector. So only
-// what families seldom set is left to it.
+// same reports whether two descriptions of a device are equal. Reflection would work, but takes
+// most of the time of a test under the race detector. So same uses reflection only for fields that
+// families rarely set.
 func same(a, b *discovery.Device) bool {
 	return a.Name == b.Name && a.Family == b.Family && a.Identity == b.Identity && a.Source == b.Source &&
 		slices.Equal(a.Includes, b.Includes) &&
@@ -32,7 +32,7 @@ func same(a, b *discovery.Device) bool {
 		slices.EqualFunc(a.Classic, b.Classic, sameOffer)
 }
 
-// seldom compares what neither has in the usual case.
+// seldom compares fields that are usually empty in both devices.
 func seldom[T any](a, b T, none bool) bool { return none || reflect.DeepEqual(a, b) }
 
 func samePointer[T any](a, b *T, same func(a, b T) bool) bool {

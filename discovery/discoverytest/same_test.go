@@ -10,8 +10,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// A field that same forgets is a harm that no family's test sees: two devices
-// that differ in a single place anywhere below are not the same.
+// If same ignored a field, the families' tests would miss changes of the field. So two devices must
+// not be the same if they differ in any single place.
 func TestSame(t *testing.T) {
 	if a, b := filled(0, nil), filled(0, nil); !same(&a, &b) {
 		t.Fatal("two equal devices are not the same")
@@ -28,8 +28,8 @@ func TestSame(t *testing.T) {
 	}
 }
 
-// filled returns a device that has everything. The place that other counts to,
-// from 1, has another value. Places get the names of all.
+// filled returns a device with all fields set. The place number other, counted from 1, has a
+// different value. The names of all places are stored in places.
 func filled(other int, places *[]string) discovery.Device {
 	var d discovery.Device
 	f := &filler{other: other}
@@ -45,7 +45,7 @@ type filler struct {
 	other  int
 }
 
-// number returns a number for a place, which is another where it should be.
+// number returns the number for a place, a different one at the place other.
 func (f *filler) number(place string) int64 {
 	f.places = append(f.places, place)
 	if len(f.places) == f.other {

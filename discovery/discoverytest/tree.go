@@ -14,14 +14,14 @@ import (
 	"time"
 )
 
-// Tree is a host's file system in memory. It never changes: With and Without
-// return another tree, which shares all but the directories on the way. So a
-// change costs little, and a scan of a tree needs no system call. It resolves
-// paths as package hostfs does: no link leads out of it.
+// Tree is a host's file system in memory. A Tree is immutable: With and Without return another
+// tree, which shares all but the directories on the path. So a change is cheap, and a scan of a
+// tree needs no system call. Paths are resolved as in package hostfs: no link leads out of the
+// tree.
 type Tree struct {
 	root *entry
 
-	seen *sync.Map // the entries that were looked at, nil if nobody asks
+	seen *sync.Map // the accessed entries, nil if accesses are not recorded
 }
 
 var (
@@ -38,11 +38,11 @@ type entry struct {
 	target  string            // of a link
 	entries map[string]*entry // of a directory
 	listed  []fs.DirEntry     // of a directory, in name order
-	sys     any               // of a device node: its numbers, as [fs.FileInfo] has them
+	sys     any               // of a device node: its numbers in the form of [fs.FileInfo]
 }
 
-// ReadTree copies a file system into memory. It opens no device node. A directory
-// that cannot be listed is empty.
+// ReadTree copies a file system into memory. It opens no device nodes. An unreadable directory
+// becomes an empty directory.
 func ReadTree(fsys fs.FS) (*Tree, error) {
 	root, err := readEntry(fsys, ".")
 	return &Tree{root: root}, err
@@ -74,7 +74,7 @@ func readEntry(fsys fs.FS, name string) (*entry, error) {
 	return e, err
 }
 
-// directory returns a directory with these entries.
+// directory returns a directory with the given entries.
 func directory(name string, mode fs.FileMode, entries map[string]*entry) *entry {
 	listed := make([]fs.DirEntry, 0, len(entries))
 	for _, e := range entries {
@@ -84,33 +84,32 @@ func directory(name string, mode fs.FileMode, entries map[string]*entry) *entry 
 	return &entry{name: name, mode: mode, entries: entries, listed: listed}
 }
 
-// WithFile returns the tree with a file of that name in place of whatever is
-// there. The directories above it are made where they are missing.
+// WithFile returns the tree with a file in place of any entry of the same name. Missing parent
+// directories are created.
 func (t *Tree) WithFile(name string, data []byte) *Tree {
 	return t.with(name, &entry{mode: 0o644, data: data})
 }
 
-// WithLink returns the tree with a link of that name in place of whatever is there.
+// WithLink returns the tree with a link in place of any entry of the same name.
 func (t *Tree) WithLink(name, target string) *Tree {
 	return t.with(name, &entry{mode: fs.ModeSymlink | 0o777, target: target})
 }
 
-// WithDirectory returns the tree with an empty directory of that name in place
-// of whatever is there.
+// WithDirectory returns the tree with an empty directory in place of any entry of the same name.
 func (t *Tree) WithDirectory(name string) *Tree {
 	return t.with(name, directory("", fs.ModeDir|0o755, nil))
 }
 
-// Without returns the tree without the entry of that name, and without what
-// lies below it.
+// Without returns the tree without the entry of the given name, including everything below the
+// entry.
 func (t *Tree) Without(name string) *Tree { return t.with(name, nil) }
 
 func (t *Tree) with(name string, e *entry) *Tree {
 	return &Tree{root: t.root.with(strings.Split(name, "/"), e)}
 }
 
-// with returns the directory with an entry in the place of the one of that
-// path, or with none there if the entry is nil. It follows no link.
+// with returns the directory with leaf at the given path, or without an entry at the path if leaf
+// is nil. It does not follow links.
 func (e *entry) with(elements []string, leaf *entry) *entry {
 	below := make(map[string]*entry, len(e.entries)+1)
 	maps.Copy(below, e.entries)
@@ -130,18 +129,18 @@ func (e *entry) with(elements []string, leaf *entry) *entry {
 	return directory(e.name, e.mode, below)
 }
 
-// maxLinks is how many links the kernel follows in one path (MAXSYMLINKS in
+// maxLinks is the number of links that the kernel follows in one path (MAXSYMLINKS in
 // include/linux/namei.h).
 const maxLinks = 40
 
-// find returns the entry of a path, following links, but for the last element
-// only where follow says so. A link cannot lead above the root.
+// find returns the entry of a path. It follows links; a link in the last element only if follow is
+// true. No link leads above the root.
 func (t *Tree) find(op, name string, follow bool) (*entry, error) {
 	failed := func(err error) error { return &fs.PathError{Op: op, Path: name, Err: err} }
 	if !fs.ValidPath(name) {
 		return nil, failed(fs.ErrInvalid)
 	}
-	way := []*entry{t.root} // the directories from the root to where we are
+	way := []*entry{t.root} // the directories from the root to the current directory
 	links := 0
 	rest := name
 	for rest != "" {
@@ -176,7 +175,7 @@ func (t *Tree) find(op, name string, follow bool) (*entry, error) {
 		case rest != "":
 			rest = next.target + "/" + rest
 		case strings.HasSuffix(next.target, "/"):
-			rest = next.target + "." // it must be a directory
+			rest = next.target + "." // the target must be a directory
 		default:
 			rest = next.target
 		}
@@ -217,7 +216,7 @@ func (t *Tree) info(op, name string, follow bool) (fs.FileInfo, error) {
 func (t *Tree) ReadLink(name string) (string, error) {
 	e, err := t.find("readlink", name, false)
 	if err == nil && e.mode&fs.ModeSymlink == 0 {
-		err = &fs.PathError{Op: "readlink", Path: name, Err: syscall.ENOENT} // as readlinkat(2) of an open file
+		err = &fs.PathError{Op: "readlink", Path: name, Err: syscall.ENOENT} // the error of readlinkat(2) for an open file
 	}
 	if err != nil {
 		return "", err
@@ -244,7 +243,7 @@ func (t *Tree) look(e *entry) {
 	}
 }
 
-// lookInto notes that the entries of a directory were listed.
+// lookInto records that the entries of a directory were listed.
 func (t *Tree) lookInto(directory *entry) {
 	if t.seen != nil {
 		for _, e := range directory.entries {
@@ -253,9 +252,8 @@ func (t *Tree) lookInto(directory *entry) {
 	}
 }
 
-// Looked returns the paths of the files, links and nodes that somebody looks at
-// while read runs: opens, follows, asks for or lists. The others make no
-// difference to what read finds.
+// Looked returns the paths of the files, links and nodes that read accesses: opens, follows,
+// inspects or lists. Other files do not affect the result of read.
 func (t *Tree) Looked(read func(fs.FS)) []string {
 	watched := &Tree{root: t.root, seen: &sync.Map{}}
 	read(watched)
@@ -266,7 +264,7 @@ func (t *Tree) Looked(read func(fs.FS)) []string {
 	})
 }
 
-// Files returns the paths of all that is no directory, in order.
+// Files returns the paths of all entries except directories, in order.
 func (t *Tree) Files() []string { return t.root.files(nil, "") }
 
 func (e *entry) files(names []string, dir string) []string {
@@ -281,13 +279,13 @@ func (e *entry) files(names []string, dir string) []string {
 	return names
 }
 
-// Name, IsDir, Type and Info implement [fs.DirEntry].
+// Name returns the name of the entry. Name, IsDir, Type and Info implement [fs.DirEntry].
 func (e *entry) Name() string               { return e.name }
 func (e *entry) IsDir() bool                { return e.mode.IsDir() }
 func (e *entry) Type() fs.FileMode          { return e.mode.Type() }
 func (e *entry) Info() (fs.FileInfo, error) { return entryInfo{e, e.name}, nil }
 
-// entryInfo is what a tree knows of an entry, by the name it was asked for.
+// entryInfo is the FileInfo of an entry, with the last element of the path in the call as its name.
 type entryInfo struct {
 	entry *entry
 	name  string
@@ -314,7 +312,7 @@ func (f *openFile) Close() error               { return nil }
 type openDirectory struct {
 	entry *entry
 	path  string
-	read  int // how many entries were read
+	read  int // the number of entries read
 }
 
 func (d *openDirectory) Stat() (fs.FileInfo, error) {

@@ -62,7 +62,7 @@ func readTree(t *testing.T, dir string) *Tree {
 	return tree
 }
 
-// A tree answers as the directory does that it was read from.
+// A tree returns the same results as the directory from which it was read.
 func TestTreeIsTheHost(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"sys/devices/pci/0/drm", "sys/class", "dev", "empty"} {
@@ -128,7 +128,7 @@ func describe(info fs.FileInfo, err error) (string, error) {
 	return fmt.Sprint(info.Name(), info.Mode().Type(), info.IsDir()), nil
 }
 
-// cause returns what went wrong as the kernel says it.
+// cause returns the kernel's error.
 func cause(err error) error {
 	if number := syscall.Errno(0); errors.As(err, &number) {
 		if errors.Is(err, syscall.EINVAL) {
