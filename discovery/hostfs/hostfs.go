@@ -109,7 +109,7 @@ func (f plainFS) Open(name string) (fs.File, error) {
 
 // hostFS is a host's file system.
 type hostFS struct {
-	root  *os.File // O_PATH; closed by the finalizer when unreferenced
+	root  *os.File // O_PATH; closed by the runtime when unreferenced
 	sysfs bool     // sys is the kernel's sysfs, without device nodes or links to other file systems
 }
 
@@ -262,8 +262,8 @@ func OpenDevice(host fs.FS, name string, major, minor int64) (*os.File, error) {
 
 // OpenDisk opens the block device node with the given numbers on a host, for reading. With
 // exclusive, the error is EBUSY if the kernel itself uses the disk: for a file system, as swap, or
-// as a part of another device (bd_may_claim in block/bdev.c). An open file of a process does not
-// cause the error.
+// as a part of another device (bd_may_claim in block/bdev.c). A process that has the disk
+// open does not cause the error.
 func OpenDisk(host fs.FS, name string, major, minor int64, exclusive bool) (*os.File, error) {
 	flags := unix.O_RDONLY
 	if exclusive {
