@@ -8,25 +8,23 @@ import (
 	"path"
 )
 
-// Layout writes the host's files and links below dir, which is made if it is
-// not there. If dir holds another host, Layout replaces the files that both
-// hosts have and keeps the others: of several hosts the last one wins.
+// Layout writes the host's files and links below dir. It creates dir if dir does not exist. If dir
+// contains another host, Layout replaces the files that both hosts have and keeps the others: the
+// last host wins.
 //
-// Empty files stand in for device nodes. An entry that could not be read when
-// the host was recorded becomes an empty directory, which cannot be read as a
-// file either.
+// Empty files replace device nodes. An entry that was unreadable when the host was recorded becomes
+// an empty directory, which is not readable as a file either.
 //
-// No link is followed: neither the archive nor the content of dir can make
-// Layout write anywhere else.
+// Layout follows no links: neither the archive nor the content of dir can make Layout write outside
+// of dir.
 func (h *Host) Layout(dir string) error {
 	_, err := h.layOut(dir, false)
 	return err
 }
 
-// LayoutNodes is Layout with real device nodes, which have their recorded
-// numbers. A process that opens such a node opens this machine's device of that
-// number. Where this process may make no nodes, empty files stand in for them, and
-// LayoutNodes returns their paths, as of fs.FS.
+// LayoutNodes is Layout with real device nodes with their recorded numbers. A process that opens
+// such a node opens this machine's device with the same number. If this process is not permitted to
+// create nodes, empty files replace them, and LayoutNodes returns their paths in the form of fs.FS.
 func (h *Host) LayoutNodes(dir string) (standIns []string, err error) { return h.layOut(dir, true) }
 
 func (h *Host) layOut(dir string, nodes bool) (standIns []string, err error) {
@@ -49,8 +47,8 @@ func (h *Host) layOut(dir string, nodes bool) (standIns []string, err error) {
 
 type layout struct {
 	root     *os.Root
-	nodes    bool            // make real device nodes
-	made     map[string]bool // directories known to be directories and no links
+	nodes    bool            // create real device nodes
+	made     map[string]bool // paths known to be directories, not links
 	standIns []string
 }
 
@@ -61,8 +59,8 @@ func (l *layout) write(e entry) error {
 	if err := l.mkdir(path.Dir(e.path)); err != nil {
 		return err
 	}
-	// Remove what another host left here first, so that nothing is written
-	// through a link or into a device node.
+	// Remove the entry of any other host first, so that nothing is written through a link or into a
+	// device node.
 	if err := l.root.RemoveAll(e.path); err != nil {
 		return err
 	}
@@ -75,8 +73,7 @@ func (l *layout) write(e entry) error {
 	return l.create(e.path, e.data)
 }
 
-// mkdir makes a directory and those above it, in the place of anything else
-// that is there.
+// mkdir creates a directory and its parents, in place of any other existing entry.
 func (l *layout) mkdir(name string) error {
 	if l.made[name] {
 		return nil
@@ -107,8 +104,8 @@ func (l *layout) create(name string, data []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// mknod makes a device node if nodes are asked for and allowed, else an empty
-// file. No device has the numbers 0:0, which overlayfs takes for a deleted file.
+// mknod creates a device node if nodes are requested and permitted, and otherwise an empty file.
+// The numbers 0:0 belong to no device; overlayfs uses them for deleted files.
 func (l *layout) mknod(e entry) error {
 	err := fs.ErrPermission
 	if l.nodes && (e.major != 0 || e.minor != 0) {

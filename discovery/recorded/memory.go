@@ -13,20 +13,18 @@ import (
 	"time"
 )
 
-// FS returns the host as a file system in memory. It makes no file and opens
-// none, so that nothing in a recorded host, whoever wrote it, reaches this
-// machine.
+// FS returns the host as a file system in memory. FS creates and opens no files, so a recorded host
+// from an untrusted source cannot affect this machine.
 //
-// Links lead where they lead on the host: ".." above its root is the root. A
-// device node has its numbers and cannot be opened. An entry that could not be
-// read when the host was recorded is a directory whose reading fails with the
-// recorded reason.
+// Links are resolved on the host: ".." above its root is the root. A device node has its numbers
+// and cannot be opened. An entry that was unreadable when the host was recorded is a directory;
+// reading it fails with the recorded reason.
 func (h *Host) FS() fs.FS {
 	m := memory{".": {entry: entry{path: ".", kind: directory}}}
 	for _, e := range h.entries {
 		m.directory(path.Dir(e.path)).add(path.Base(e.path))
 		if known := m[e.path]; known != nil && e.kind == directory {
-			continue // an entry below it came first
+			continue // an entry below the directory came first
 		}
 		m[e.path] = &inode{entry: e}
 	}
@@ -46,17 +44,17 @@ var (
 	_ fs.StatFS     = memory{}
 )
 
-// inode is one thing in a recorded host. It implements [fs.FileInfo].
+// inode is an entry of a recorded host in memory. It implements [fs.FileInfo].
 type inode struct {
 	entry
 
-	names []string // of what a directory holds
+	names []string // names of a directory's entries
 }
 
 func (i *inode) add(name string) { i.names = append(i.names, name) }
 
-// directory returns the directory of that path, which is made if it is not
-// there, as are those above it.
+// directory returns the directory with the given path. It creates missing directories, including
+// parents.
 func (m memory) directory(name string) *inode {
 	if i := m[name]; i != nil {
 		return i
@@ -66,12 +64,12 @@ func (m memory) directory(name string) *inode {
 	return m[name]
 }
 
-// maxLinks bounds how many links are followed on one path (MAXSYMLINKS in
+// maxLinks is the number of links that are followed on one path (MAXSYMLINKS in
 // include/linux/namei.h).
 const maxLinks = 40
 
-// walk returns what a path leads to. It follows the links on it, and the one
-// that it ends with if it is told to.
+// walk returns the entry of a path. It follows the links on the path, and a link in the last
+// element if follow is true.
 func (m memory) walk(op, name string, follow bool) (*inode, error) {
 	fail := func(err error) (*inode, error) { return nil, &fs.PathError{Op: op, Path: name, Err: err} }
 	if !fs.ValidPath(name) {
@@ -85,7 +83,7 @@ func (m memory) walk(op, name string, follow bool) (*inode, error) {
 			return fail(syscall.ENOTDIR)
 		}
 		below := strings.TrimPrefix(path.Join("/", at.path, element), "/")
-		next := m[cmp.Or(below, ".")] // ".." above the root too
+		next := m[cmp.Or(below, ".")] // ".." above the root is the root
 		switch {
 		case next == nil:
 			return fail(fs.ErrNotExist)
@@ -163,7 +161,7 @@ func (m memory) list(i *inode, name string) ([]fs.DirEntry, error) {
 	return entries, nil
 }
 
-// info describes an inode by the name that it was asked for.
+// info is the FileInfo of an inode, with the last element of the path in the call as its name.
 type info struct {
 	*inode
 
@@ -198,7 +196,7 @@ type memoryFile struct {
 	host   memory
 	name   string
 	data   *bytes.Reader
-	listed int // how many entries of a directory were returned
+	listed int // the number of directory entries returned
 }
 
 func (f *memoryFile) Stat() (fs.FileInfo, error) { return info{f.inode, path.Base(f.name)}, nil }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mknod makes a device node that only its owner may open.
+// mknod creates a device node that only its owner may open.
 func mknod(root *os.Root, e entry) error {
 	parent, err := root.Open(path.Dir(e.path))
 	if err != nil {
@@ -27,8 +27,7 @@ func mknod(root *os.Root, e entry) error {
 	return nil
 }
 
-// deviceNumbers returns the numbers of a device node, zeros if they are not
-// known.
+// deviceNumbers returns the numbers of a device node, zeros if they are unknown.
 func deviceNumbers(info fs.FileInfo) (major, minor uint32) {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -37,8 +36,8 @@ func deviceNumbers(info fs.FileInfo) (major, minor uint32) {
 	return unix.Major(stat.Rdev), unix.Minor(stat.Rdev)
 }
 
-// nodeStat returns what deviceNumbers reads of a device node, nil of anything
-// else.
+// nodeStat returns the numbers of a device node in the form that deviceNumbers reads, nil for any
+// other entry.
 func nodeStat(e entry) any {
 	if e.kind != node {
 		return nil

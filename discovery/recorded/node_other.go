@@ -8,11 +8,11 @@ import (
 	"os"
 )
 
-// mknod says that device nodes are made on Linux only.
+// mknod returns an error: device nodes are created only on Linux.
 func mknod(*os.Root, entry) error { return errors.ErrUnsupported }
 
-// deviceNumbers knows no numbers but those of Linux.
+// deviceNumbers returns zeros: the numbers are known only on Linux.
 func deviceNumbers(fs.FileInfo) (major, minor uint32) { return 0, 0 }
 
-// nodeStat says nothing, since nobody could read it.
+// nodeStat returns nil, because deviceNumbers reads nothing on this system.
 func nodeStat(entry) any { return nil }

@@ -16,15 +16,14 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Record returns a recorded host with everything that a scan with the given
-// families reads, and nothing else. A scan of the recorded host gives the same
-// snapshot. The comment stands before the first entry.
+// Record returns a recorded host with everything that a scan with the given families reads, and
+// nothing else. A scan of the recorded host gives the same snapshot. The comment precedes the first
+// entry.
 //
-// Files are recorded as they are: serial numbers, UUIDs and the like are in the
-// record. A file that is only listed or looked for is recorded empty. Three kinds
-// of things are recorded as unreadable, with the reason: what cannot be read, a
-// link that leads out of the host, and a file that would pass for an entry of the
-// archive.
+// Files are recorded unchanged: the record includes serial numbers, UUIDs and similar data. A file
+// that is listed or inspected but not read is recorded empty. Three kinds of entries are recorded
+// as unreadable, with the reason: unreadable files and directories, links that lead out of the
+// host, and files that look like an entry of the archive.
 func Record(host *discovery.Host, families []*discovery.Family, comment string) ([]byte, error) {
 	r := &recorder{fsys: host.FS, entries: make(map[string]entry)}
 	observed := *host
@@ -44,7 +43,7 @@ func Record(host *discovery.Host, families []*discovery.Family, comment string) 
 	return data, nil
 }
 
-// recorder is a file system that notes what is read of another.
+// recorder is a file system that records the reads of another file system.
 type recorder struct {
 	fsys    fs.FS
 	entries map[string]entry
@@ -122,9 +121,8 @@ func (r *recorder) ReadDir(name string) ([]fs.DirEntry, error) {
 	return list, nil
 }
 
-// walk follows the links on a path, and the one that it ends with if it is to
-// be followed, and notes them. It returns where the path leads, or "" if that
-// is nowhere below the root.
+// walk follows and records the links on a path, including a link in the last element if follow is
+// true. It returns the resolved path, or "" if the path leads out of the root.
 func (r *recorder) walk(name string, follow bool) string {
 	at, rest := ".", strings.Split(name, "/")
 	for links := 0; len(rest) > 0; {
@@ -158,7 +156,7 @@ func (r *recorder) walk(name string, follow bool) string {
 	return at
 }
 
-// keep notes what is at a path that no link leads through.
+// keep records the entry at a path without links.
 func (r *recorder) keep(name string, info fs.FileInfo) {
 	if _, known := r.entries[name]; known || name == "" || name == "." {
 		return
@@ -190,8 +188,7 @@ func (r *recorder) keepLink(name, target string) {
 	r.entries[name] = e
 }
 
-// keepFailure notes that something could not be read. A file that is not there
-// needs no note.
+// keepFailure records an unreadable entry. A missing file needs no entry.
 func (r *recorder) keepFailure(name string, err error) {
 	if name == "" || errors.Is(err, fs.ErrNotExist) {
 		return
@@ -199,13 +196,13 @@ func (r *recorder) keepFailure(name string, err error) {
 	if pathError, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pathError.Err
 	}
-	// A path below a file is no directory, and the file has its own entry.
+	// A path below a file is not a directory, and the file has its own entry.
 	if info, lerr := fs.Lstat(r.fsys, name); lerr == nil && info.IsDir() == (r.entries[name].kind == directory) {
 		r.entries[name] = entry{path: name, kind: unreadable, reason: strings.Join(strings.Fields(err.Error()), " ")}
 	}
 }
 
-// recordedFile notes what is read of a file.
+// recordedFile records the reads of a file.
 type recordedFile struct {
 	fs.File
 	recorder *recorder

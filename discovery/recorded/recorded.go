@@ -1,14 +1,14 @@
-// Package recorded keeps what discovery reads of a machine in one text file, a
-// recorded host. It reads such a file as a file system in memory, or lays it
-// out as a directory. It writes only below that directory, opens no device node
-// and knows no accelerator.
+// Package recorded stores the files that discovery reads from a machine in one text file, a
+// recorded host. The package reads such a file as a file system in memory, or lays it out as a
+// directory. It writes only below that directory, opens no device nodes and depends on no
+// accelerator.
 //
-// A recorded host may come from a stranger. Reading one makes nothing on this
-// machine, and laying one out makes device nodes only where the caller asks for
-// them, and only below dev.
+// A recorded host may come from an untrusted source. Reading a recorded host creates nothing on
+// this machine. Laying one out creates device nodes only if the caller requests them, and only
+// below dev.
 //
-// A recorded host is a txtar archive of a machine's /sys, /proc and /dev. The
-// name of an entry says of which kind it is, unless it is a plain file:
+// A recorded host is a txtar archive of a machine's /sys, /proc and /dev. The name of an entry
+// contains its type, except for plain files:
 //
 //	One GPU behind a bridge. Text up to the first entry is a comment.
 //
@@ -20,10 +20,9 @@
 //	-- dev/dri/card0 c 226:0 --
 //	-- end --
 //
-// These are, in this order: a link, a file, a file that could not be read, an
-// empty directory, a character device (b for a block device) and the end. The
-// entry "end" must be there, and be the last one. Without it a text that was cut
-// short would pass for a smaller machine.
+// The entries are, in this order: a link, a file, an unreadable file, an empty directory, a
+// character device (b for a block device) and the end. The entry "end" is required as the last
+// entry. Without it, a truncated text would look like a smaller machine.
 package recorded
 
 import (
@@ -40,8 +39,8 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// Host is a recorded host. Its entries have been checked: none leaves the
-// directory that it is laid out in.
+// Host is a recorded host. Its entries have been validated: no entry leaves the directory of a
+// layout.
 type Host struct {
 	comment string
 	entries []entry
@@ -60,16 +59,16 @@ const (
 	unreadable
 )
 
-// entry is one thing in the file system of a host.
+// entry is an entry in the file system of a host.
 type entry struct {
-	path string // as of fs.FS: "dev/kvm"
+	path string // in the form of fs.FS: "dev/kvm"
 	kind kind
 
 	data         []byte // of a file
 	target       string // of a link
-	block        bool   // of a node, as are the numbers
+	block        bool   // of a node, like the numbers
 	major, minor uint32
-	reason       string // of what is unreadable
+	reason       string // why the entry is unreadable
 }
 
 const (
@@ -78,12 +77,12 @@ const (
 	unreadMark = " ! "
 )
 
-// nodeName matches "dev/kvm c 10:232". The kernel has 12 bits of major and 20
-// of minor number, so no number is longer than seven digits.
+// nodeName matches "dev/kvm c 10:232". The kernel has 12 bits of major and 20 of minor number, so
+// no number has more than seven digits.
 var nodeName = regexp.MustCompile(`^(.+) ([bc]) ([0-9]{1,4}):([0-9]{1,7})$`)
 
-// Parse reads a recorded host. An archive that was cut short, is garbled or
-// would write outside its directory is an error that names the line.
+// Parse reads a recorded host. If an archive is truncated or garbled, or would write outside its
+// directory, Parse returns an error with the line.
 func Parse(data []byte) (*Host, error) {
 	archive := txtar.Parse(data)
 	if line, ok := strayMarker(archive.Comment); ok {
@@ -121,8 +120,8 @@ func Parse(data []byte) (*Host, error) {
 
 const garbled = `begins with "-- " as an entry does, and does not end with " --"`
 
-// strayMarker returns the line, counted from 1, that was meant to be an entry
-// and is not.
+// strayMarker returns the number of the first line, counted from 1, that looks like an entry but is
+// not.
 func strayMarker(text []byte) (int, bool) {
 	line := 0
 	for text := range bytes.Lines(text) {
@@ -134,7 +133,7 @@ func strayMarker(text []byte) (int, bool) {
 	return 0, false
 }
 
-// parseEntry reads an entry by its name.
+// parseEntry parses an entry by its name.
 func parseEntry(f txtar.File) (entry, error) {
 	e := entry{path: f.Name, data: f.Data}
 	if name, target, ok := strings.Cut(f.Name, linkArrow); ok {
@@ -158,7 +157,7 @@ func number(digits string) uint32 {
 	return uint32(n)
 }
 
-// check reports why the archive may not have such an entry.
+// check returns an error if the entry is invalid.
 func (e *entry) check() error {
 	if !fs.ValidPath(e.path) || e.path == "." || strings.ContainsFunc(e.path, unicode.IsControl) || strings.TrimSpace(e.path) != e.path {
 		return fmt.Errorf("%q is no path: it must be relative and without empty, . and .. elements", e.path)
@@ -171,15 +170,15 @@ func (e *entry) check() error {
 		return checkTarget(e.path, e.target)
 	case e.kind == node && !strings.HasPrefix(e.path, "dev/"):
 		return fmt.Errorf("%s: a device node that is not below dev", e.path)
-	case strings.ContainsFunc(e.reason, unicode.IsControl): // it is shown to people
+	case strings.ContainsFunc(e.reason, unicode.IsControl): // the reason may be displayed
 		return fmt.Errorf("%s: the reason has control characters", e.path)
 	}
 	return nil
 }
 
-// checkTarget refuses links that could lead out of the directory that the host
-// is laid out in. As no parent of an entry is a link, a target that only
-// begins with ".." elements can be followed on paper.
+// checkTarget refuses links that could lead out of the layout's directory. No parent of an entry is
+// a link, so a target that has ".." elements only at the beginning can be resolved without a file
+// system.
 func checkTarget(name, target string) error {
 	climbed := false
 	for element := range strings.SplitSeq(target, "/") {
@@ -194,7 +193,7 @@ func checkTarget(name, target string) error {
 	return nil
 }
 
-// checkParents reports entries below something that is no directory.
+// checkParents returns an error if an entry is below another entry that is not a directory.
 func checkParents(entries []entry, kinds map[string]kind) error {
 	for _, e := range entries {
 		for parent := path.Dir(e.path); parent != "."; parent = path.Dir(parent) {
@@ -206,7 +205,7 @@ func checkParents(entries []entry, kinds map[string]kind) error {
 	return nil
 }
 
-// name returns what stands for the entry between its dashes.
+// name returns the entry's name in the archive, between the dashes.
 func (e *entry) name() string {
 	switch e.kind {
 	case directory:

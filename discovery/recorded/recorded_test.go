@@ -105,7 +105,7 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// Device nodes are made only for those who ask for them.
+// Device nodes are created only on request.
 func TestLayoutNodes(t *testing.T) {
 	dir := t.TempDir()
 	standIns, err := parse(t, good).LayoutNodes(dir)
@@ -129,8 +129,7 @@ func TestLayoutNodes(t *testing.T) {
 	}
 }
 
-// A recorded host is read as it would be once it is laid out, and nothing is
-// laid out.
+// FS returns the same results as a layout of the recorded host, without creating files.
 func TestFS(t *testing.T) {
 	h := parse(t, good[:strings.Index(good, "-- end")]+`-- sys/class/misc/loop -> loop --
 -- sys/class/misc/gone -> ../gone --
@@ -175,7 +174,7 @@ func TestFS(t *testing.T) {
 	}
 }
 
-// A scan of the file system in memory finds what a scan of the directory does.
+// A scan of the file system in memory has the same result as a scan of the directory.
 func TestFSIsTheHost(t *testing.T) {
 	family := &discovery.Family{
 		Name: "misc", Doc: "misc devices", Match: []discovery.Match{{Class: "misc", Name: "*"}},
@@ -199,15 +198,15 @@ func TestFSIsTheHost(t *testing.T) {
 	if diff := cmp.Diff(want.Devices, got.Devices); diff != "" {
 		t.Errorf("devices (-laid out +in memory):\n%s", diff)
 	}
-	// The recording of a recorded host is the host, device nodes included.
+	// A recording of a recorded host equals the host, including device nodes.
 	data, err := recorded.Record(&discovery.Host{FS: h.FS()}, []*discovery.Family{family}, "")
 	if err != nil || !bytes.Contains(data, []byte("-- dev/kvm c 10:232 --")) {
 		t.Errorf("recorded again: %v\n%s", err, data)
 	}
 }
 
-// TestLayoutOver lays a host over a directory where links and device nodes lie
-// in the way: nothing may be written through them.
+// TestLayoutOver lays out a host in a directory with links and device nodes at the host's paths.
+// Nothing may be written through them.
 func TestLayoutOver(t *testing.T) {
 	outside := t.TempDir()
 	victim := filepath.Join(outside, "victim")
@@ -227,7 +226,7 @@ func TestLayoutOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := parse(t, "-- sys/victim --\nnew\n-- dev/victim c 1:3 --\n-- proc/devices --\nnew\n-- proc/version --\nnew\n-- end --\n")
-	for range 2 { // the second time over itself
+	for range 2 { // the second layout replaces the first
 		if err := h.Layout(dir); err != nil {
 			t.Fatal(err)
 		}
@@ -242,8 +241,8 @@ func TestLayoutOver(t *testing.T) {
 	}
 }
 
-// TestRecordAnyFile records a family that reads what it should not have to:
-// the record is still an archive, and gives the same answers.
+// TestRecordAnyFile records a family that reads unusual files: the record is still a valid archive,
+// and a scan of the record has the same result.
 func TestRecordAnyFile(t *testing.T) {
 	family := &discovery.Family{
 		Name: "odd", Doc: "reads odd files", Match: []discovery.Match{{Class: "odd", Name: "*"}},
@@ -283,8 +282,8 @@ func TestRecordAnyFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	want, got := summary(discovery.Scan(host, families)), summary(discovery.Scan(&discovery.Host{FS: os.DirFS(dir)}, families))
-	// The link out of the host and the file that looks like an entry cannot be
-	// told in an archive; they are there, and cannot be read.
+	// An archive cannot represent the link out of the host and the file that looks like an entry.
+	// Both are recorded as unreadable.
 	want["link"], want["marker"] = "; unreadable", "; unreadable"
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("record (-host +record):\n%s\n%s", diff, data)
@@ -302,9 +301,9 @@ func summary(s *discovery.Snapshot) map[string]string {
 	return found
 }
 
-// FuzzParse checks that no archive panics, that one that is accepted is laid
-// out below its directory and can be laid out over itself, and that it is the
-// same host in memory. Nothing makes or opens a device node.
+// FuzzParse checks that no archive causes a panic. A valid archive is laid out below its directory,
+// can be laid out again in the same place, and has the same content in memory. No device node is
+// created or opened.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(good))
 	f.Add([]byte("-- a -> b --\n-- b -> a --\n-- end --\n"))
