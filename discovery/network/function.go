@@ -1,8 +1,7 @@
-// Package network says what all families of network functions have to say: how
-// a function or sub-function is found again by its adapter and its interface,
-// and what containers and network plugins are told of it, in the words of the
-// SR-IOV network device plugin. It knows no vendor, and what makes a device a
-// family's is the family's business.
+// Package network contains the common parts of all families of network functions: the attributes
+// that identify a function or sub-function by its adapter and interface, and the information for
+// containers and network plugins, in the form of the SR-IOV network device plugin. The package
+// depends on no vendor; the families decide which devices they describe.
 package network
 
 import (
@@ -17,29 +16,28 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// The attributes by which Multus finds a device of a claim: the resource that a
-// NetworkAttachmentDefinition names, and what the network plugin calls the
-// device (docs/how-to-use.md in k8snetworkplumbingwg/multus-cni).
+// Multus finds a device of a claim by these attributes: the resource name in a
+// NetworkAttachmentDefinition, and the network plugin's name of the device (docs/how-to-use.md in
+// k8snetworkplumbingwg/multus-cni).
 const (
 	DeviceIDAttribute     resourceapi.QualifiedName = "k8s.cni.cncf.io/deviceID"
 	ResourceNameAttribute resourceapi.QualifiedName = "k8s.cni.cncf.io/resourceName"
 )
 
-// InfoDir is where network plugins look for what device plugins say of a device
-// (SPEC.md, 4.1, in k8snetworkplumbingwg/device-info-spec).
+// InfoDir is the directory where network plugins read the device information files of device
+// plugins (SPEC.md, 4.1, in k8snetworkplumbingwg/device-info-spec).
 const InfoDir = "/var/run/k8s.cni.cncf.io/devinfo/dp"
 
-// Function is a network function, or a sub-function of one.
+// Function is a network function, or a sub-function of a network function.
 type Function struct {
 	sysfs.Device                // the PCI function, or the auxiliary device of a sub-function
 	PCI          sysfs.Device   // the PCI function
 	Interfaces   []sysfs.Device // in the host's network namespace
-	Port         Port           // that it sends through: its own, if it is physical
-	Routes       Routes         // the host's
-	RoutesErr    error          // why they are not known
+	Port         Port           // the port that the function uses, its own for a physical function
+	Routes       Routes         // the host's default routes
+	RoutesErr    error          // why Routes is unknown
 
-	// VDPA is the device of the vDPA bus that the kernel made of the function,
-	// if it did.
+	// VDPA is the function's device on the vDPA bus, nil if there is none.
 	VDPA *VDPA
 }
 
@@ -47,14 +45,13 @@ type Function struct {
 type VDPA struct {
 	Name   string // on the bus
 	Driver string // "vhost" or "virtio"
-	Path   string // of what it is used by: a node in /dev, or a device of the virtio bus; "" if that is not known
+	Path   string // a node in /dev, or a device of the virtio bus; "" if unknown
 }
 
-// Describe adds to a device by what it is found again: ifName, defaultRoute,
-// pfName, pfPCIBusID, vfIndex, sfNumber, representor, acpiIndex, vdpaType, and
-// linkLayer where it has none yet; its ID in the classic API, and the file that
-// network plugins read. An interface that was moved into a pod is not there to
-// be named; the rest is as before.
+// Describe adds the identifying attributes to a device: ifName, defaultRoute, pfName, pfPCIBusID,
+// vfIndex, sfNumber, representor, acpiIndex, vdpaType, and linkLayer if not yet set. It also adds
+// the ID in the device plugin API, and the file for network plugins. While the interface is in a
+// pod, the attributes of the interface are missing, and the others remain.
 func (f Function) Describe(d *discovery.Device, host *discovery.Host) error {
 	errs := []error{f.Port.err, f.describePlace(d)}
 	layer := f.Port.linkLayer
@@ -74,14 +71,14 @@ func (f Function) Describe(d *discovery.Device, host *discovery.Host) error {
 	}
 	d.Attributes.SetString(DeviceIDAttribute, f.Name())
 	d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{f.Name()}, NameAs: ResourceNameAttribute}}
-	// There is no word for a sub-function in it.
+	// The file format does not support sub-functions.
 	if f.Path == f.PCI.Path {
 		d.Files = f.info(d)
 	}
 	return errors.Join(errs...)
 }
 
-// describePlace says which part of which physical function it is.
+// describePlace adds the attributes of the physical function and of the function's index.
 func (f Function) describePlace(d *discovery.Device) error {
 	d.Attributes.SetString("pfName", f.Port.name)
 	d.Attributes.SetString("pfPCIBusID", f.Port.address)
@@ -130,13 +127,13 @@ type vdpaInfo struct {
 	Representor string `json:"representor-device,omitempty"`
 }
 
-// info returns the file that tells network plugins of the function, none where
-// what must be in it is not known.
+// info returns the device information file of the function for network plugins, none if required
+// content is unknown.
 func (f Function) info(d *discovery.Device) []discovery.HostFile {
 	info := deviceInfo{Type: "pci", Version: "1.1.0"}
 	pf, representor := f.Port.address, d.Attributes.String("representor")
 	if pf == f.Name() {
-		pf = "" // a physical function has none above it
+		pf = "" // a physical function has no parent
 	}
 	switch {
 	case f.VDPA == nil:
@@ -151,7 +148,7 @@ func (f Function) info(d *discovery.Device) []discovery.HostFile {
 	encoder := json.NewEncoder(&text)
 	encoder.SetEscapeHTML(false)
 	if encoder.Encode(info) != nil {
-		return nil // strings can be encoded
+		return nil // cannot happen: strings can be encoded
 	}
 	return []discovery.HostFile{{Path: InfoDir + "/{resource}-" + f.Name() + "-device.json", Text: text.String()}}
 }

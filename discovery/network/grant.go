@@ -14,16 +14,14 @@ import (
 	"chandler.dev/discovery"
 )
 
-// InterfaceName is what the network interface of a function is called in the
-// container.
+// InterfaceName is the name of a function's network interface in the container.
 const InterfaceName discovery.Parameter = "interfaceName"
 
-// Grant names functions and says what they have, in the variables of the SR-IOV
-// network device plugin: PCIDEVICE_<PREFIX>_<NAME> and …_INFO for the resource
-// that they are offered as. In DRA it says so besides, or where there is no
-// such resource only, in PCIDEVICE and PCIDEVICE_INFO, and moves the interface
-// of a function where the claim gives it a name. In pools that need them it gives
-// the nodes of vhost-net.
+// Grant lists functions and their information in the environment variables of the SR-IOV network
+// device plugin: PCIDEVICE_<PREFIX>_<NAME> and …_INFO for the extended resource of the functions.
+// In DRA it also sets PCIDEVICE and PCIDEVICE_INFO, which are the only variables if there is no
+// extended resource, and moves the interface of a function to the container if the claim sets a
+// name. Pools that need the vhost-net nodes get them.
 func Grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
 	ids := make([]string, len(given))
 	info := make(map[string]map[string]map[string]string)
@@ -36,7 +34,7 @@ func Grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits
 			edits.DeviceNodes = vhostNet(d.SRIOV)
 		}
 	}
-	text, _ := json.Marshal(info) // of strings only
+	text, _ := json.Marshal(info) // cannot fail: only strings
 	for _, variable := range variables(grant) {
 		edits.Env = append(edits.Env, variable+"="+strings.Join(ids, ","), variable+"_INFO="+string(text))
 	}
@@ -48,8 +46,8 @@ func Grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits
 	return edits
 }
 
-// vhostNet returns the nodes by which a virtual machine uses the network of the
-// kernel, if the pool needs them.
+// vhostNet returns the nodes for virtual machines that use the kernel's network, if the pool needs
+// them.
 func vhostNet(pool *discovery.SRIOVPool) []*specs.DeviceNode {
 	if pool == nil || !pool.NeedVhostNet {
 		return nil
@@ -60,7 +58,7 @@ func vhostNet(pool *discovery.SRIOVPool) []*specs.DeviceNode {
 	}
 }
 
-// variables returns the names under which the functions are told of.
+// variables returns the names of the environment variables with the functions.
 func variables(grant discovery.Grant) []string {
 	const prefix = "PCIDEVICE"
 	var names []string
@@ -73,8 +71,7 @@ func variables(grant discovery.Grant) []string {
 	return names
 }
 
-// providers are by what the names of device nodes begin, and under which
-// provider and key the plugin tells of them.
+// providers maps prefixes of device nodes to the plugin's providers and keys in the information.
 var providers = []struct{ prefix, provider, key string }{
 	{"/dev/vfio/vfio", "vfio", "mount"},
 	{"/dev/vfio/", "vfio", "dev-mount"},
@@ -88,8 +85,8 @@ var providers = []struct{ prefix, provider, key string }{
 	{"/dev/net/tun", "vhost", "tun-mount"},
 }
 
-// infoOf returns what a container is told of a function: by provider and key,
-// where in the container things are.
+// infoOf returns the information about a function for a container: by provider and key, the paths
+// and names in the container.
 func infoOf(d discovery.Device, id string) map[string]map[string]string {
 	info := map[string]map[string]string{"generic": {"deviceID": id}}
 	set := func(provider, key, value string) {
@@ -101,7 +98,7 @@ func infoOf(d discovery.Device, id string) map[string]map[string]string {
 	for _, node := range d.Edits.DeviceNodes {
 		for _, p := range providers {
 			if strings.HasPrefix(node.Path, p.prefix) {
-				if info[p.provider][p.key] == "" { // of vfio's nodes the group's, if there is one
+				if info[p.provider][p.key] == "" { // the first node wins: for vfio the node of the group
 					set(p.provider, p.key, node.Path)
 				}
 				break
@@ -119,8 +116,8 @@ func infoOf(d discovery.Device, id string) map[string]map[string]string {
 	return info
 }
 
-// Accept reports why the interface of a function cannot be moved into a
-// container under the name that is asked for.
+// Accept returns an error if the interface of a function cannot be moved into a container under the
+// requested name.
 func Accept(given []discovery.Device, parameters discovery.Parameters) error {
 	if parameters[InterfaceName] == "" {
 		return nil

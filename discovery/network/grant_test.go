@@ -96,7 +96,7 @@ func TestAccept(t *testing.T) {
 	}
 }
 
-// A pool may say more of its devices, and have the nodes of vhost-net given with them.
+// A pool may add information about its devices, and request the vhost-net nodes.
 func TestGrantOfPools(t *testing.T) {
 	pool := &discovery.SRIOVPool{NeedVhostNet: true, AdditionalInfo: map[string]map[string]string{
 		"*": {"token": "a", "site": "b"}, "0000:16:01.0": {"token": "c"}, "0000:16:01.1": {"token": "d"},

@@ -12,28 +12,28 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Port is a physical function, and what it says of its parts. Its zero value
-// is one that is not known, as in a virtual machine that has a part of it.
+// Port is a physical function with information about its virtual functions and sub-functions. The
+// zero value is an unknown port, as in a virtual machine with one of the functions.
 type Port struct {
 	address      string
-	name         string // of its interface, "" if it is not known which one is
+	name         string // of the port's interface, "" if unknown
 	linkLayer    string
-	down         bool             // it is known to have no carrier
-	indices      map[string]int64 // of virtual functions, by their addresses
+	down         bool             // the port is known to have no carrier
+	indices      map[string]int64 // of virtual functions, by address
 	representors map[part]string  // interfaces in the switch of the adapter
 	acpiIndex    int64
 	hasACPIIndex bool
 	err          error
 }
 
-// part is one of a physical function's, by its number.
+// part is a virtual function or sub-function of a physical function, by number.
 type part struct {
 	subfunction bool
 	number      int64
 }
 
-// ReadPort reads a physical function, of which the interfaces are those in the
-// host's network namespace.
+// ReadPort reads a physical function. interfaces are the function's interfaces in the host's
+// network namespace.
 func ReadPort(host *discovery.Host, function sysfs.Device, interfaces []sysfs.Device) Port {
 	p := Port{address: function.Name(), indices: make(map[string]int64), representors: make(map[part]string)}
 	entries, err := fs.ReadDir(host.FS, function.Path)
@@ -47,8 +47,8 @@ func ReadPort(host *discovery.Host, function sysfs.Device, interfaces []sysfs.De
 		}
 	}
 	attrs := function.Attrs()
-	// Documentation/ABI/testing/sysfs-bus-pci: the number that the firmware
-	// gave to the place of the adapter, as in the interface name "eno1".
+	// See Documentation/ABI/testing/sysfs-bus-pci: the number that the firmware assigns to the
+	// adapter's slot, as in the interface name "eno1".
 	if index, ok := attrs.Uint("acpi_index"); ok && index <= 1<<32-1 {
 		p.acpiIndex, p.hasACPIIndex = int64(index), true
 	}
@@ -73,21 +73,20 @@ func (p *Port) readInterfaces(interfaces []sysfs.Device) {
 	p.name = uplink.Name()
 	p.linkLayer, err = linkLayer(uplink)
 	p.err = errors.Join(p.err, err)
-	// While the interface is down, the kernel refuses to tell, which says
-	// nothing of the port.
+	// While the interface is down, reading the carrier fails, so the state of the port is unknown.
 	carrier, err := uplink.Text("carrier")
 	p.down = err == nil && carrier == "0"
 }
 
-// uplinkPort matches the name of a physical port, and partPort that of a port
-// of the switch in the adapter: "pf0vf1", "pf0sf88". Those of another host's
-// functions begin with "c1" (Documentation/networking/switchdev.rst).
+// uplinkPort matches the name of a physical port, and partPort the name of a port of the switch in
+// the adapter: "pf0vf1", "pf0sf88". Names for functions of another host begin with "c1"
+// (Documentation/networking/switchdev.rst).
 var (
 	uplinkPort = regexp.MustCompile(`^p[0-9]+$`)
 	partPort   = regexp.MustCompile(`^pf[0-9]+(vf|sf)([0-9]{1,9})$`)
 )
 
-// representedBy returns the part whose port of the switch has that name.
+// representedBy returns the virtual function or sub-function for the name of a switch port.
 func representedBy(name string) (part, bool) {
 	match := partPort.FindStringSubmatch(name)
 	if match == nil {
@@ -97,8 +96,8 @@ func representedBy(name string) (part, bool) {
 	return part{match[1] == "sf", number}, err == nil
 }
 
-// uplinkOf returns the interface of a physical function that leads out of the
-// machine: beside it may be those that represent its parts.
+// uplinkOf returns the interface of a physical function that leads out of the machine. The other
+// interfaces may represent virtual functions and sub-functions.
 func uplinkOf(interfaces []sysfs.Device) (sysfs.Device, bool) {
 	if len(interfaces) == 1 {
 		return interfaces[0], true
@@ -115,8 +114,8 @@ func uplinkOf(interfaces []sysfs.Device) (sysfs.Device, bool) {
 	return uplinks[0], true
 }
 
-// linkLayer returns the link layer of an interface in the words of the kernel's
-// InfiniBand core, "" if it is another (include/uapi/linux/if_arp.h).
+// linkLayer returns the link layer of an interface with the names of the kernel's InfiniBand core,
+// "" for any other link layer (include/uapi/linux/if_arp.h).
 func linkLayer(d sysfs.Device) (string, error) {
 	attrs := d.Attrs()
 	number, _ := attrs.Uint("type")
@@ -126,8 +125,8 @@ func linkLayer(d sysfs.Device) (string, error) {
 	return map[uint64]string{1: "Ethernet", 32: "InfiniBand"}[number], nil
 }
 
-// Health returns Unhealthy with the reason if the port is known to have no
-// carrier, and else what is given.
+// Health returns Unhealthy with the reason if the port is known to have no carrier, and otherwise
+// the given health.
 func (p Port) Health(otherwise discovery.Health) discovery.Health {
 	if p.down && otherwise.Status != discovery.Unhealthy {
 		return discovery.Health{Status: discovery.Unhealthy, Reason: "port " + p.name + " has no carrier"}

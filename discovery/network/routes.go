@@ -11,16 +11,15 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Routes are the interfaces that have a default route of the host.
+// Routes is the set of interfaces with a default route of the host.
 type Routes map[string]bool
 
-// maxRoutes bounds what is read of a routing table, in bytes. A route is 128 of
-// them, or 150.
+// maxRoutes limits the size of a routing table, in bytes. A route takes 128 or 150 bytes.
 const maxRoutes = 4 << 20
 
-// ReadRoutes reads the routing tables of the host's first process: /proc/net
-// is of the network namespace of the process that reads it. A kernel may have
-// no IPv4 or no IPv6, but a node has one of them.
+// ReadRoutes reads the routing tables of the host's first process, because /proc/net shows the
+// network namespace of the reading process. A kernel may lack IPv4 or IPv6, but a node has at least
+// one of them.
 func ReadRoutes(host *discovery.Host) (Routes, error) {
 	found := make(Routes)
 	err4 := found.read(host, "proc/1/net/route", found.addLine)
@@ -47,9 +46,9 @@ func (r Routes) read(host *discovery.Host, name string, add func(fields []string
 	return nil
 }
 
-// addLine adds the interface of a default route in a line such as
-// "eth0 00000000 0101A8C0 0003 0 0 100 00000000 0 0 0": interface, destination,
-// gateway, flags, three numbers, mask. It reports whether the line is a route.
+// addLine adds the interface of a default route from a line such as "eth0 00000000 0101A8C0 0003 0
+// 0 100 00000000 0 0 0": interface, destination, gateway, flags, three numbers, mask. It reports
+// whether the line is a route.
 func (r Routes) addLine(fields []string) bool {
 	if len(fields) < 8 {
 		return false
@@ -60,8 +59,8 @@ func (r Routes) addLine(fields []string) bool {
 	return true
 }
 
-// addLine6 does so for a line of ten fields: destination and length of its
-// prefix, the same of the source, next hop, four numbers, interface.
+// addLine6 does the same for an IPv6 line with ten fields: destination and prefix length, source
+// and prefix length, next hop, four numbers, interface.
 func (r Routes) addLine6(fields []string) bool {
 	if len(fields) != 10 {
 		return false
@@ -72,12 +71,12 @@ func (r Routes) addLine6(fields []string) bool {
 	return true
 }
 
-// maxStack bounds how many interfaces lie above one another: a VLAN on a bridge
-// on a bond. The kernel's bound is 8 (MAX_NEST_DEV).
+// maxStack limits how many interfaces are stacked, such as a VLAN on a bridge on a bond. The
+// kernel's limit is 8 (MAX_NEST_DEV).
 const maxStack = 8
 
-// LeadThrough reports whether a default route leads through one of the
-// interfaces, by itself or by a bond, bridge or VLAN above it.
+// LeadThrough reports whether a default route uses one of the interfaces, directly or through a
+// bond, bridge or VLAN above the interface.
 func (r Routes) LeadThrough(host *discovery.Host, interfaces []sysfs.Device) bool {
 	if len(r) == 0 {
 		return false

@@ -7,9 +7,10 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Unmade returns the virtual functions that a physical one, which sends through the port, could be
-// given: [discovery.Host.Unmade] with what any network function has. The physical one is as its family
-// describes it, with [Function.Describe], so that the administrator can tell it by its interface.
+// Unmade returns the virtual functions that could be created on a physical function with the given
+// port: the result of [discovery.Host.Unmade] with the attributes of network functions. The family
+// has described the physical function with [Function.Describe], so the administrator can select it
+// by its interface.
 func Unmade(host *discovery.Host, physical discovery.Device, port Port) ([]discovery.Device, error) {
 	devices, err := host.Unmade(physical)
 	if err != nil {
