@@ -28,15 +28,14 @@ func recordedHosts(t *testing.T) []string {
 	return files
 }
 
-// scan returns what is offered of a recorded host without an administrator's rules.
+// scan returns the offered devices of a recorded host without an administrator's rules.
 func scan(t *testing.T, file string) *rules.Snapshot {
 	t.Helper()
 	return new(rules.Rules).Apply(discovery.Scan(discoverytest.Layout(t, file), families.All))
 }
 
-// The labels of each recorded host are such as Node Feature Discovery takes. Those of the
-// families that have labels of their own are in a golden file beside the host, which -update
-// rewrites.
+// Node Feature Discovery accepts the labels of each recorded host. Labels of families with labels
+// of their own are in a golden file beside the host, which -update rewrites.
 func TestRecordedHosts(t *testing.T) {
 	for _, file := range recordedHosts(t) {
 		folder := strings.Split(filepath.ToSlash(file), "/")[2]
@@ -59,8 +58,8 @@ func TestRecordedHosts(t *testing.T) {
 	}
 }
 
-// Every label of a family is on some recorded host, at least where the administrator offers
-// parts as wholes. Those of a host whose devices differ are tested elsewhere.
+// Every label of a family occurs on a recorded host, at least if the administrator offers
+// partitions as whole devices. Other tests cover labels of hosts with different devices.
 func TestEveryLabelIsMade(t *testing.T) {
 	single := selected(t, `device.attributes["chandler.dev"].?function.orValue("") == "partition"`, "nvidia.com/gpu")
 	made := make(map[string]bool)
@@ -84,7 +83,7 @@ func TestEveryLabelIsMade(t *testing.T) {
 	}
 }
 
-// isMade reports whether there is a label of a name, which may have words.
+// isMade reports whether a label with the name exists. The name may contain words in braces.
 func isMade(name string, made map[string]bool) bool {
 	before, rest, hasWord := strings.Cut(name, "{")
 	if !hasWord {
@@ -99,7 +98,7 @@ func isMade(name string, made map[string]bool) bool {
 	return false
 }
 
-// selected returns rules that offer the devices that an expression selects by a name.
+// selected returns rules that offer the devices selected by an expression under a name.
 func selected(t *testing.T, expression, resource string) *rules.Rules {
 	t.Helper()
 	selector, err := rules.Compile(expression)
@@ -109,8 +108,8 @@ func selected(t *testing.T, expression, resource string) *rules.Rules {
 	return &rules.Rules{Resources: []rules.Resource{{Selector: selector, Name: resource}}}
 }
 
-// Whatever a host says, its labels are such as Node Feature Discovery takes, or are left out
-// with an error, and they are the same again.
+// For any attributes of a host, Node Feature Discovery accepts the labels, or the labels are left
+// out with an error. The same host always gives the same labels.
 func TestRandomHosts(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, file := range recordedHosts(t) {
@@ -136,8 +135,8 @@ func TestRandomHosts(t *testing.T) {
 	}
 }
 
-// parsed returns the labels of a feature file as Node Feature Discovery documents that it
-// reads them: a name, and a value or true, in each line that is no comment.
+// parsed returns the labels of a feature file by the documented rules of Node Feature Discovery: a
+// name, and a value or true, in each line that is not a comment.
 func parsed(text string) map[string]string {
 	read := make(map[string]string)
 	for line := range strings.Lines(text) {
@@ -154,7 +153,7 @@ func parsed(text string) map[string]string {
 	return read
 }
 
-// garble gives the texts of a device values that labels cannot have.
+// garble sets texts of a device to values that are invalid in labels.
 func garble(random *rand.Rand, d *rules.Offered) {
 	text := func() string {
 		pieces := []string{"NVIDIA", " ", "  ", "/", "(R)", "™", "-", "_", ".", "=", "\n", "{model}", "{count}", strings.Repeat("x", 60), "é", "80GB", ""}

@@ -10,16 +10,16 @@ import (
 	"chandler.dev/discovery"
 )
 
-// MaxFile is how long a feature file may be, in bytes. Node Feature Discovery takes no
-// label of a longer one (Input format in its customization guide).
+// MaxFile is the maximum size of a feature file in bytes. Node Feature Discovery ignores longer
+// files (Input format in its customization guide).
 const MaxFile = 64 << 10
 
-// header says whose the file is. Node Feature Discovery reads a comment that begins with
+// header identifies the writer of the file. Node Feature Discovery reads a comment that begins with
 // "# +" as a directive.
 const header = "# Chandler writes this file for Node Feature Discovery.\n"
 
-// File returns the feature file that says labels, in the order of their names. The error is
-// that Node Feature Discovery would not take one of them, or not the file.
+// File returns the feature file with the labels, in name order. It returns an error if Node Feature
+// Discovery would refuse a label or the file.
 func File(labels map[string]string) ([]byte, error) {
 	text := header + Lines(labels)
 	var errs []error
@@ -35,7 +35,7 @@ func File(labels map[string]string) ([]byte, error) {
 	return []byte(text), nil
 }
 
-// Lines returns lines such as "amd.com/gpu.vram=64G", in the order of the names.
+// Lines returns lines such as "amd.com/gpu.vram=64G", in name order.
 func Lines(labels map[string]string) string {
 	var text strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(labels)) {

@@ -1,6 +1,6 @@
-// Package labels makes the labels of a node of the devices that are offered there, and
-// writes them as a feature file of Node Feature Discovery. It is pure and knows no vendor:
-// families say what labels there are, as [discovery.Labels].
+// Package labels computes node labels from the offered devices of a node, and formats them as a
+// feature file for Node Feature Discovery. The package is pure and depends on no vendor: families
+// define their labels as [discovery.Labels].
 package labels
 
 import (
@@ -17,8 +17,8 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// own are Chandler's labels of each family. Other devices of a family than its
-// accelerators, such as channels between GPUs, count only where it has nothing else.
+// own lists Chandler's labels of each family. Devices of a family other than its accelerators, such
+// as channels between GPUs, count only if the family has no accelerators.
 var own = []discovery.Labels{
 	{Set: map[string]string{count: "{silicon}"}},
 	{Where: accelerators, Set: map[string]string{count: "{silicon}"}},
@@ -36,8 +36,8 @@ const count = discovery.Domain + "/{family}.count"
 
 var accelerators = map[string]string{"kind": "!other"}
 
-// Of returns the labels that the devices of a snapshot give their node. The error is what
-// devices say that cannot be the name of a label; there is no such label.
+// Of returns the node labels of the devices in a snapshot. The error lists the values of devices
+// that are invalid in label names; their labels are left out.
 func Of(s *rules.Snapshot, families []*discovery.Family) (map[string]string, error) {
 	all := make(map[string]string)
 	var errs []error
@@ -62,26 +62,26 @@ func Of(s *rules.Snapshot, families []*discovery.Family) (map[string]string, err
 	return all, errors.Join(errs...)
 }
 
-// device is what labels are made of.
+// device contains the data of a device for labels.
 type device struct {
 	silicon string
 	words   map[string]string
 }
 
-// counting are the words that are known once it is known which devices make a label.
+// These words have values only once the devices of a label are known.
 const (
 	counting        = "count"
 	countingSilicon = "silicon"
 )
 
-// said is a label that devices make, and how many do.
+// said is a label with its devices.
 type said struct {
-	name, value string // in value, the words that count are still words
+	name, value string // value still contains the counting words
 	devices     int
 	silicon     map[string]bool
 }
 
-// labelsOf returns the labels that devices make.
+// labelsOf returns the labels of the devices.
 func labelsOf(l discovery.Labels, devices []device) map[string]string {
 	devices = slices.DeleteFunc(slices.Clone(devices), func(d device) bool { return !d.has(l.Where) })
 	if l.Main != "" {
@@ -93,7 +93,7 @@ func labelsOf(l discovery.Labels, devices []device) map[string]string {
 		if l.If == discovery.Agreed && len(made) > 1 || l.If == discovery.Disputed && len(made) == 1 {
 			continue
 		}
-		// The one that most silicon makes is last, and the first of equals.
+		// Process the label with the most physical devices last; among equals, the first wins.
 		slices.Reverse(made)
 		slices.SortStableFunc(made, func(a, b *said) int { return cmp.Compare(len(a.silicon), len(b.silicon)) })
 		for _, s := range made {
@@ -103,7 +103,7 @@ func labelsOf(l discovery.Labels, devices []device) map[string]string {
 	return labels
 }
 
-// has reports whether the device has what is listed.
+// has reports whether the device matches all conditions.
 func (d device) has(where map[string]string) bool {
 	for word, want := range where {
 		if other, not := strings.CutPrefix(want, "!"); not {
@@ -117,7 +117,7 @@ func (d device) has(where map[string]string) bool {
 	return true
 }
 
-// mainOf returns the devices that have what most silicon has by a word.
+// mainOf returns the devices with the value of a word that most physical devices have.
 func mainOf(word string, devices []device) []device {
 	var main *said
 	for _, s := range sayings("", "{"+word+"}", "-", devices) {
@@ -131,8 +131,7 @@ func mainOf(word string, devices []device) []device {
 	})
 }
 
-// sayings returns the labels that devices make of a name and a value, in the order of the
-// devices.
+// sayings returns the labels of the devices for a name and a value, in the order of the devices.
 func sayings(name, value, space string, devices []device) []*said {
 	var made []*said
 	for _, d := range devices {
@@ -151,10 +150,10 @@ func sayings(name, value, space string, devices []device) []*said {
 	return made
 }
 
-// fill puts what the device has in the place of words. It reports false if the device
-// lacks one. Words that count stay.
+// fill replaces the words in a text by the values of the device. It returns false if the device
+// lacks a value. Counting words remain.
 func (d device) fill(text string, fit func(string) string) (string, bool) {
-	words, _ := discovery.Words(text) // checked with the family
+	words, _ := discovery.Words(text) // validated with the family
 	for _, word := range words {
 		if word == counting || word == countingSilicon {
 			continue
@@ -168,7 +167,7 @@ func (d device) fill(text string, fit func(string) string) (string, bool) {
 	return text, true
 }
 
-// finished returns the value with its counts, as a label can have it.
+// finished returns the value with its counts, as a valid label value.
 func (s *said) finished() string {
 	value := strings.NewReplacer(
 		"{"+counting+"}", strconv.Itoa(s.devices),
@@ -177,7 +176,7 @@ func (s *said) finished() string {
 	return trimmed(value)
 }
 
-// fitted returns what makes text consist of what labels can have.
+// fitted returns a function that removes invalid characters from a text.
 func fitted(space string) func(string) string {
 	return func(text string) string {
 		text = strings.Map(func(r rune) rune {
@@ -190,7 +189,7 @@ func fitted(space string) func(string) string {
 	}
 }
 
-// trimmed returns text that is not too long, and begins and ends as a value must.
+// trimmed shortens a text to the maximum length, with a valid beginning and end.
 func trimmed(text string) string {
 	if len(text) > validation.LabelValueMaxLength {
 		text = text[:validation.LabelValueMaxLength]

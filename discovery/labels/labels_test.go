@@ -15,7 +15,7 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// gpu describes a device by its model, its name and the silicon it is part of.
+// gpu returns a device with the given model, name and physical device.
 func gpu(model, name, silicon string) rules.Offered {
 	d := discovery.Device{Name: name, Family: "x", Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}}
 	d.Attributes.SetString("model", model)
@@ -30,7 +30,7 @@ func family(l ...discovery.Labels) []*discovery.Family {
 	return []*discovery.Family{{Name: "x", Labels: l}}
 }
 
-// others returns labels without Chandler's own.
+// others returns all labels except Chandler's own.
 func others(t *testing.T, s *rules.Snapshot, families []*discovery.Family) string {
 	t.Helper()
 	made, err := labels.Of(s, families)
@@ -90,8 +90,8 @@ func TestOf(t *testing.T) {
 	}
 }
 
-// A later label of a name is the label. Chandler's own count what is no accelerator only
-// where there is nothing else.
+// If several labels have the same name, the last one wins. Chandler's own labels count devices that
+// are not accelerators only if there are no others.
 func TestOrder(t *testing.T) {
 	channel := gpu("channel", "channel", "")
 	channel.Attributes.SetString("kind", "other")
@@ -116,7 +116,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// A device that says what cannot be in a name gives the node no label, and an error.
+// A device with a value that is invalid in a label name leads to an error, and the label is left
+// out.
 func TestNameTooLong(t *testing.T) {
 	s := &rules.Snapshot{Devices: []rules.Offered{gpu(strings.Repeat("x", 63), "g", "")}}
 	made, err := labels.Of(s, family(discovery.Labels{Set: map[string]string{"x.io/a.{model}": "true", "x.io/b": "true"}}))
@@ -125,8 +126,8 @@ func TestNameTooLong(t *testing.T) {
 	}
 }
 
-// Labels say how the administrator shares and names GPUs, as those of
-// gpu-feature-discovery do.
+// Labels reflect the administrator's sharing and naming of GPUs, like the labels of
+// gpu-feature-discovery.
 func TestSharing(t *testing.T) {
 	all := `device.attributes["chandler.dev"].kind == "gpu"`
 	selector, err := rules.Compile(all)
@@ -177,7 +178,7 @@ func TestSharing(t *testing.T) {
 	}
 }
 
-// A GPU that the administrator excludes gives no label.
+// A GPU that the administrator excludes adds no labels.
 func TestExcluded(t *testing.T) {
 	selector, err := rules.Compile(`device.attributes["chandler.dev"].family == "nvidia"`)
 	if err != nil {
@@ -190,7 +191,7 @@ func TestExcluded(t *testing.T) {
 	}
 }
 
-// A file that Node Feature Discovery would not take is not made.
+// File returns an error for a file that Node Feature Discovery would refuse.
 func TestFile(t *testing.T) {
 	many := make(map[string]string)
 	for i := range 3000 {
@@ -198,7 +199,7 @@ func TestFile(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		labels map[string]string
-		want   string // the file without the comment, or what the error has
+		want   string // the file without the comment, or part of the error
 	}{
 		"none":                {nil, ""},
 		"in order":            {map[string]string{"x.io/b": "1", "feature.node.kubernetes.io/a": "", "a.feature.node.kubernetes.io/c": "x"}, "a.feature.node.kubernetes.io/c=x\nfeature.node.kubernetes.io/a=\nx.io/b=1\n"},
@@ -225,7 +226,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// A family whose labels could never be is refused.
+// Validate refuses a family with labels that are always invalid.
 func TestValidate(t *testing.T) {
 	for name, test := range map[string]struct{ name, value, want string }{
 		"a brace":          {"x.io/{model", "true", "{ without a word and }"},

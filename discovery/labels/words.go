@@ -12,7 +12,7 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// wordsOf returns what a device has, by the words that [discovery.Labels] lists.
+// wordsOf returns the values of a device for the words in [discovery.Labels].
 func wordsOf(d *rules.Offered) map[string]string {
 	words := make(map[string]string)
 	for name, attribute := range d.Attributes {
@@ -62,7 +62,7 @@ func rounded(n, unit int64) string {
 	return strconv.FormatInt(whole, 10)
 }
 
-// replicas returns how many containers may have the device, one if it is not shared.
+// replicas returns the number of containers that may share the device, one if it is not shared.
 func replicas(d *rules.Offered) int64 {
 	if d.Sharing == nil {
 		return 1
