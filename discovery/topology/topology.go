@@ -1,5 +1,5 @@
-// Package topology says how near devices are to each other in the machine. Both
-// APIs choose neighbours by it. It knows no vendor and reads no host.
+// Package topology computes how close devices are to each other in the machine, for topology-aware
+// allocation in both APIs. The package depends on no vendor and reads no host.
 package topology
 
 import (
@@ -13,17 +13,17 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Place is where something that is given to a container as a whole is: a device,
-// or several that are only given together. It is never modified.
+// Place is the location of a device, or of several devices that are only allocated together. A
+// Place is never modified.
 type Place struct {
 	names, silicon []string
-	linked         []string // names of the devices at the other ends of its private links
+	linked         []string // names of the devices at the other ends of private links
 	fabric, root   string
-	bridges        []string // the PCI bridges above it, the highest first
+	bridges        []string // the PCI bridges above the place, the highest first
 	numa           []int64
 }
 
-// PlaceOf returns the place of devices that are given together.
+// PlaceOf returns the place of devices that are allocated together.
 func PlaceOf(devices ...*discovery.Device) *Place {
 	p := &Place{}
 	for _, d := range devices {
@@ -50,7 +50,7 @@ func PlaceOf(devices ...*discovery.Device) *Place {
 	return p
 }
 
-// first returns known, or else a string attribute of the device.
+// first returns known, or a string attribute of the device if known is empty.
 func first(known string, d *discovery.Device, name resourceapi.QualifiedName) string {
 	if known != "" {
 		return known
@@ -58,9 +58,9 @@ func first(known string, d *discovery.Device, name resourceapi.QualifiedName) st
 	return d.Attributes.String(name)
 }
 
-// bridgesAbove returns the addresses of the PCI bridges above a function, by the
-// kernel's directory of the function or of a device below it: each bridge is a
-// directory in that of the bridge above it.
+// bridgesAbove returns the addresses of the PCI bridges above a function, from the kernel's
+// directory of the function or of a device below it: the directory of each bridge is in the
+// directory of the bridge above it.
 func bridgesAbove(source string) []string {
 	var functions []string
 	for element := range strings.SplitSeq(source, "/") {
@@ -71,7 +71,7 @@ func bridgesAbove(source string) []string {
 	return functions[:max(0, len(functions)-1)]
 }
 
-// Silicon names the silicon of the place that is not open.
+// Silicon returns the names of the place's physical devices, without open devices.
 func (p *Place) Silicon() []string { return p.silicon }
 
 // NUMA returns the NUMA nodes of the place, in ascending order.
@@ -80,9 +80,8 @@ func (p *Place) NUMA() []int64 { return p.numa }
 // Names returns the names of the devices.
 func (p *Place) Names() []string { return p.names }
 
-// How near two places are, each more than all that follow together. The PCI
-// bridges count up to three, since two devices below one switch may have a root
-// port and a switch of switches in common too.
+// Each value exceeds the sum of all smaller values. Up to three PCI bridges count, because two
+// devices below one switch may share a root port and an upper switch as well.
 const (
 	nearNode    = 1
 	nearRoot    = 2 * nearNode
@@ -93,10 +92,10 @@ const (
 	nearSilicon = 2 * nearLink
 )
 
-// Nearness is more the nearer two places are: parts of one piece of silicon beat
-// a private link of their own, which beats a common fabric of such links, which
-// beats a common PCI bridge (a switch has one at its top, and the nearer one has
-// more of them), which beats a common PCIe root, which beats a common NUMA node.
+// Nearness returns a larger number for closer places. Partitions of one physical device come first,
+// then places with a private link, places with a common fabric of such links, places with a common
+// PCI bridge (a switch has a bridge at its top; the closer switch shares more bridges), a common
+// PCIe root, and a common NUMA node.
 func Nearness(a, b *Place) int {
 	near := 0
 	if common(a.silicon, b.silicon) {
@@ -127,10 +126,10 @@ func common[T comparable](a, b []T) bool {
 	return slices.ContainsFunc(a, func(element T) bool { return slices.Contains(b, element) })
 }
 
-// Order returns the names of silicon so that neighbours follow each other: who
-// takes the first few in order gets some that are near. It begins with the first by
-// name, and goes on with what is nearest to the last one, or to all before it if
-// several are as near. The answer is the same for the same devices.
+// Order returns the names of physical devices so that close devices follow each other: a consumer
+// that takes the first few gets close devices. The order begins with the first name, and continues
+// with the device closest to the previous one. If several are equally close, the device closest to
+// all chosen devices wins. The result is the same for the same devices.
 func Order(devices []discovery.Device) []string {
 	wholes := make(map[string][]*discovery.Device)
 	var names []string
@@ -150,10 +149,10 @@ func Order(devices []discovery.Device) []string {
 	return follow(names, places)
 }
 
-// follow puts names in the order that Order says. The time that it takes grows
-// with the square of their number.
+// follow implements the order of [Order]. The running time grows with the square of the number of
+// names.
 func follow(names []string, places []*Place) []string {
-	pull := make([]int, len(names)) // how near each is to all that are chosen
+	pull := make([]int, len(names)) // sum of the nearness to all chosen devices
 	chosen := make([]bool, len(names))
 	var order []string
 	for last := -1; len(order) < len(names); {

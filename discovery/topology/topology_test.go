@@ -9,7 +9,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// device returns a device at a place: the NUMA node, and the path below the root.
+// device returns a device with the given NUMA node and path below the root.
 func device(name string, node int64, path string, linked ...string) *discovery.Device {
 	d := &discovery.Device{Name: name, Source: "sys/devices/" + path, Attributes: discovery.Attributes{}}
 	root, _, _ := strings.Cut(path, "/")
@@ -19,7 +19,7 @@ func device(name string, node int64, path string, linked ...string) *discovery.D
 	return d
 }
 
-// Each step is nearer than the one before it.
+// Each pair of devices is closer than the previous pair.
 func TestNearness(t *testing.T) {
 	const top, below = "pci0000:00/0000:00:01.0/0000:01:00.0/", "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/"
 	own := device("own", 0, below+"0000:03:00.0")
@@ -51,8 +51,8 @@ func TestNearness(t *testing.T) {
 	}
 }
 
-// A device below a PCI function is below the bridges of the function, and several
-// that are given together are where the first of them is.
+// A device below a PCI function is below the bridges of the function. Several devices that are
+// allocated together are located at the first device.
 func TestPlaceOf(t *testing.T) {
 	p := PlaceOf(device("a", 1, "pci0000:00/0000:00:01.0/0000:01:00.0/drm/card0"), device("b", 0, "pci0000:40/0000:41:00.0"))
 	if !slices.Equal(p.bridges, []string{"0000:00:01.0"}) || p.root != "pci0000:00" || !slices.Equal(p.numa, []int64{0, 1}) || !slices.Equal(p.Silicon(), []string{"a", "b"}) {
@@ -66,12 +66,11 @@ func TestPlaceOf(t *testing.T) {
 func TestOrder(t *testing.T) {
 	var wires, islands, roots []discovery.Device
 	for i := range 4 {
-		// 0 is linked to 2 and 1 to 3, as cards with bridges between every second
-		// slot.
+		// 0 is linked to 2 and 1 to 3, like cards with bridges between every second slot.
 		wires = append(wires, *device(fmt.Sprint(i), int64(i/2), "pci0000:00/0000:0"+fmt.Sprint(i)+":00.0", fmt.Sprint((i+2)%4)))
 		// Addresses that alternate between NUMA nodes.
 		islands = append(islands, *device(fmt.Sprint(i), int64(i%2), "pci0000:0"+fmt.Sprint(i)+"/0000:0"+fmt.Sprint(i)+":00.0"))
-		// The middle two have a root in common; all have the node.
+		// The middle two have a common root; all have a common node.
 		roots = append(roots, *device(fmt.Sprint(i), 0, "pci0000:0"+fmt.Sprint((i+1)/2)+"/0000:0"+fmt.Sprint(i)+":00.0"))
 	}
 	part := *device("0-part", 0, "pci0000:00/0000:00:00.0")
