@@ -100,7 +100,7 @@ func (s *Share) apply(d *Offered, lists map[string]*counted) error {
 	return nil
 }
 
-// of returns how the device is shared.
+// of returns the sharing of the device, nil for unlimited sharing, and the resulting offers.
 func (s *Share) of(d *Offered, lists map[string]*counted) (*Sharing, []discovery.Offer, error) {
 	switch {
 	case d.Open:

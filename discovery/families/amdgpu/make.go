@@ -59,8 +59,8 @@ func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Making)
 	return divide(host, tools, function, wholeMode)
 }
 
-// ours reports whether an agent set the mode according to its record, or the mode is the one from
-// which the agent started. Any other mode was set by an administrator since.
+// ours reports whether a mode is the mode of a whole GPU, the mode that an agent recorded before
+// setting it, or the recorded earlier mode. Any other mode was set by an administrator since.
 func ours(how map[string]string, mode string) bool {
 	return mode == wholeMode || mode == how[newMode] || mode == how[oldMode]
 }

@@ -35,7 +35,7 @@ func TestGrant(t *testing.T) {
 }
 
 // A device in a pool of the SR-IOV network device plugin gets the variables of that plugin, and
-// another device of the claim the variables of KubeVirt.
+// other devices get the variables of KubeVirt.
 func TestGrantOfPools(t *testing.T) {
 	given := []discovery.Device{
 		{Source: "sys/devices/pci0000:3e/0000:3f:00.0", SRIOV: &discovery.SRIOVPool{}, Edits: specs.ContainerEdits{

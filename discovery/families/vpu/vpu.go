@@ -5,7 +5,7 @@
 // of a service.
 //
 // The directory of the service's socket, /var/tmp, is outside of the directories that a family
-// reads. Without a root for the directory, no device is offered.
+// reads. Without a root for the directory, the devices are unhealthy and have no IDs.
 package vpu
 
 import (
