@@ -1,6 +1,6 @@
-// Package rules applies the administrator's configuration to the devices of a host: which devices
-// are offered, by which API and under which names, and how they are shared. The package depends on
-// no vendor and does no I/O.
+// Package rules applies the administrator's configuration to the devices of a host. It selects the
+// offered devices, and sets their API, names and sharing. The package depends on no vendor and does
+// no I/O.
 package rules
 
 import (

@@ -27,8 +27,8 @@ var Family = &discovery.Family{
 	Describe:    describe,
 }
 
-// control lists the nodes that computing on any DCU requires. They give access to no DCU by
-// themselves.
+// control lists the nodes that computing on any DCU requires. Alone, the nodes give access to no
+// DCU.
 var control = []string{"/dev/kfd", "/dev/mkfd"}
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {

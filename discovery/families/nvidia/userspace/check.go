@@ -17,7 +17,7 @@ var (
 	variables = regexp.MustCompile(`^[A-Z][A-Z0-9_]{0,63}$`)
 )
 
-// options lists the mount options that a driver's files need. No option extends a container's
+// options lists the mount options for a driver's files. No option extends a container's
 // permissions.
 var options = []string{"ro", "nosuid", "nodev", "noexec", "bind", "rbind", "private", "rprivate"}
 

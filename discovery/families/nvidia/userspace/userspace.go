@@ -23,7 +23,7 @@ const MaxSize = 64 << 10
 // version is the version of the format. Parse refuses other versions.
 const version = 1
 
-// HookProgram represents the program that runs NVIDIA hooks.
+// HookProgram represents the program for NVIDIA hooks.
 const HookProgram = "nvidia-cdi-hook"
 
 // Answer is the answer of the NVIDIA code for one driver root.

@@ -36,8 +36,8 @@ func TestFormatAndParse(t *testing.T) {
 	}
 }
 
-// A text that contains anything besides driver files is refused as a whole, and Format does not
-// write it.
+// Parse refuses a text with anything besides driver files as a whole, and Format does not write
+// such a text.
 func TestRefused(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(a *Answer)

@@ -9,7 +9,7 @@ import (
 )
 
 // Library returns a shared library that loaders can open, with the given soname and one function,
-// cuInit, which takes a number and returns 0 like the function of CUDA. It needs no compiler.
+// cuInit, which takes a number and returns 0 like the function of CUDA. No compiler is needed.
 func Library(soname string) ([]byte, error) {
 	code, ok := map[string]struct {
 		machine elf.Machine

@@ -1,5 +1,5 @@
 // Package drivertest creates, for tests, directories in the layout of the NVIDIA installers. The
-// driver has libraries of every kind that containers need; the libraries do nothing.
+// driver has all kinds of libraries for containers; the libraries do nothing.
 package drivertest
 
 import (
@@ -14,7 +14,7 @@ import (
 // Version is the version of the driver.
 const Version = "570.124.06"
 
-// These are the library directories of distributions.
+// Library directories of distributions.
 const (
 	Debian = "usr/lib/x86_64-linux-gnu"
 	RHEL   = "usr/lib64"
