@@ -1,7 +1,7 @@
-// Package driver speaks Dynamic Resource Allocation: it publishes a snapshot
-// of a host's devices in ResourceSlices, prepares and unprepares claims for
-// the kubelet, and tells the kubelet how the devices are. It knows no vendor
-// and reads nothing of the host but the device nodes that it hands out.
+// Package driver implements Dynamic Resource Allocation: it publishes the snapshot of a host's
+// devices in ResourceSlices, prepares and unprepares claims for the kubelet, and reports device
+// health to the kubelet. The package contains no vendor-specific code. Of the host it reads only
+// the device nodes and network interfaces that it gives to containers.
 package driver
 
 import (
@@ -266,7 +266,7 @@ func (d *Driver) dataDir() string {
 	return filepath.Join(d.config.KubeletRoot, "plugins", discovery.Domain)
 }
 
-// registryDir is where the kubelet looks for drivers.
+// registryDir is the kubelet's directory for registration sockets.
 func (d *Driver) registryDir() string { return filepath.Join(d.config.KubeletRoot, "plugins_registry") }
 
 // options makes the kubelet's directories and says to the helper where it is.

@@ -32,8 +32,7 @@ func All() (s Set) {
 	return s
 }
 
-// List returns all features, in the order of their importance. The least important feature is
-// first.
+// List returns all features. The driver can do without the first ones most easily.
 func (s Set) List() (features []Feature) {
 	for _, f := range s.fields() {
 		features = append(features, Feature{f.name, *f.kept})

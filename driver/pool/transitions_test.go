@@ -98,7 +98,7 @@ func changeInTurn(t *testing.T, random *rand.Rand) {
 	controller, err := resourceslice.StartController(t.Context(), resourceslice.Options{
 		DriverName: discovery.Domain, KubeClient: server.client,
 		Owner:            &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node", UID: "uid"},
-		MutationCacheTTL: new(365 * 24 * time.Hour), // the controller's later work repeats endlessly while time stands still
+		MutationCacheTTL: new(365 * 24 * time.Hour), // avoids endless work at the end of the TTL
 		ErrorHandler:     func(_ context.Context, err error, msg string) { t.Errorf("%s: %v", msg, err) },
 	})
 	if err != nil {
