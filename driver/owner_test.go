@@ -102,7 +102,7 @@ func TestNodeMadeAnew(t *testing.T) {
 		controller, err := resourceslice.StartController(ctx, resourceslice.Options{
 			DriverName: discovery.Domain, KubeClient: client{b.config.KubeClient, &nodeUID{name: "node"}}, Resources: &resources,
 			Owner:            &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node", UID: "uid-1"}, // as stored by the library
-			MutationCacheTTL: new(365 * 24 * time.Hour),                                                        // avoids endless work at the end of the TTL
+			MutationCacheTTL: new(365 * 24 * time.Hour),                                                        // avoids endless work
 			ErrorHandler:     func(_ context.Context, err error, msg string) { t.Logf("%s: %v", msg, err) },
 		})
 		if err != nil {
