@@ -57,8 +57,8 @@ func TestClaimOfManyResults(t *testing.T) {
 	mustPrepare(t, b, claim("rival", names...))
 }
 
-// A claim may have one device several times with admin access, in addition to an exclusive
-// allocation of the device by this or another claim.
+// A claim may have a device several times with admin access, in addition to an exclusive allocation
+// of the device by this or another claim.
 func TestOneDeviceSeveralTimes(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2))
 	mustPrepare(t, b, claim("owner", "b"))
@@ -223,8 +223,8 @@ func TestContainersOutliveAnAllocation(t *testing.T) {
 	})
 }
 
-// A device that replaced another between allocation and Prepare is not the device that the
-// scheduler chose, whether or not the agent saw the other one disappear.
+// A device that replaced another between allocation and Prepare is not the device chosen by the
+// scheduler, whether or not the agent saw the other device disappear.
 func TestDeviceSwappedSinceItWasAllocated(t *testing.T) {
 	other := gpu("a", 1)
 	other.Identity = "uuid-of-another"
@@ -347,8 +347,8 @@ func TestDirectoriesThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// spoil mounts a file system on the directory that cannot be written to. The returned function
-// makes it writable.
+// spoil mounts an unwritable file system on the directory. The returned function makes the
+// directory writable.
 func spoil(t *testing.T, dir, size string) (mend func()) {
 	t.Helper()
 	options, flags := "size=1m", uintptr(unix.MS_RDONLY)

@@ -20,13 +20,13 @@ import (
 	"chandler.dev/driver/pool/pooltest"
 )
 
-// overlaps returns a text about hardware that two of the allocated claims have, or "" if there is
-// none. It compares the devices of the host and ignores what was published.
+// overlaps returns a text about hardware shared by two of the allocated claims, or "". It compares
+// the devices of the host and ignores the published slices.
 func overlaps(claims map[types.UID]*resourceapi.ResourceClaim, view *view) string {
 	holders := make(map[string]types.UID)
 	consumed := make(map[string]map[resourceapi.QualifiedName]resource.Quantity)
 	taken := make(map[string]map[string]resource.Quantity)
-	alone := make(map[string]string) // device without counters that is allocated, by physical device
+	alone := make(map[string]string) // allocated device without counters, by physical device
 	for uid, claim := range claims {
 		for _, r := range claim.Status.Allocation.Devices.Results {
 			d, found := view.Device(r.Device)

@@ -51,9 +51,9 @@ func (d *Driver) works(consumer string, results []ledger.Result, devices []rules
 	return works, nil
 }
 
-// addNothing removes everything from a result with admin access that a container would get of the
-// device. A monitoring claim has all devices, including those that do not exist yet and those under
-// vfio in a virtual machine. There is nothing to observe on these devices, and they stay unchanged.
+// addNothing removes from a result with admin access everything for a container. A monitoring claim
+// has all devices, including those that do not exist yet and those under vfio in a virtual machine.
+// There is nothing to observe on these devices, and they stay unchanged.
 func addNothing(r *ledger.Result, d *discovery.Device) {
 	d.Family, d.Edits, d.SharedEdits, d.CommonNodes, d.Files, r.Files = "", specs.ContainerEdits{}, specs.ContainerEdits{}, nil, nil, nil
 }

@@ -110,9 +110,9 @@ func subRequest(name string, r *resourceapi.ExactDeviceRequest) resourceapi.Devi
 	}
 }
 
-// forbidden returns a text about a device of the claim that is withheld, or has a taint that the
-// claim does not tolerate, and "" if there is none. It checks the devices of the host and ignores
-// what was published.
+// forbidden returns a text about a device of the claim that is withheld, or has a taint without a
+// toleration in the claim, and "" if there is none. It checks the devices of the host and ignores
+// the published slices.
 func forbidden(claim *resourceapi.ResourceClaim, view *view) string {
 	for _, r := range claim.Status.Allocation.Devices.Results {
 		d, _ := view.Device(r.Device)

@@ -140,7 +140,7 @@ func addCheckpoint(held map[string]string, data []byte, known list.Catalogue, ex
 }
 
 // namesOf returns the names of the devices of an ID, which may depend on the plugin's answer. A PCI
-// address is always the ID of that function, whatever the plugin.
+// address always stands for the function with the address, whatever the plugin.
 func namesOf(known list.Catalogue, id string, answer []byte) (names []string) {
 	if sysfs.IsPCIAddress(id) {
 		names = append(names, discovery.DeviceName(sysfs.Device{Path: id}))

@@ -95,7 +95,7 @@ func (p *Plugin) keepSpecs() error {
 	return nil
 }
 
-// specsOf contains the texts of the specs by file name, with the devices from which they were made.
+// specsOf contains the texts of the specs by file name, and the devices that they describe.
 type specsOf struct {
 	snapshot *rules.Snapshot
 	known    *[]discovery.Device

@@ -22,7 +22,7 @@ type offering struct {
 	running  map[string]func() // functions that end the server of a resource and wait for its end
 	problems []string          // the last logged problems
 
-	seen *list.Stock // the stock with which the ledger last adopted the allocations of pods, nil before the first
+	seen *list.Stock // stock of the last adoption by the ledger, nil before the first
 }
 
 // serve updates the servers and their lists until the context ends. No other function adds or ends

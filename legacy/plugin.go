@@ -27,7 +27,7 @@ type Config struct {
 	Kubelet Kubelet
 
 	// Pods lists the allocations of containers from the kubelet. If an answer may lack pods with
-	// running containers, it is not whole, and no grant ends because of it.
+	// running containers, the answer is not whole, and no grant ends because of it.
 	Pods func(ctx context.Context) (*kubeletapi.Listing, error)
 
 	// Allocated returns the IDs of containers in the kubelet's checkpoint, by resource. It is
@@ -38,14 +38,14 @@ type Config struct {
 	Allocated func() (map[string][]string, error)
 
 	// Written returns the allocations in the kubelet's checkpoint with their device nodes. The
-	// nodes identify IDs that are not found on the host. Optional.
+	// nodes identify IDs unknown on the host. Optional.
 	Written func() ([]kubeletapi.Holding, error)
 
 	// Ledger contains the allocations. The caller opens it, and the Plugin serves nothing before.
 	Ledger *ledger.Ledger
 
 	// CDI is the directory for the specs of devices that are allocated by CDI. It also contains the
-	// path at which the container runtime sees the root of the scanned host.
+	// path of the scanned host's root as seen by the container runtime.
 	CDI cdi.Dir
 
 	// PassesCDI reports whether the kubelet passes names of CDI devices to the container runtime.

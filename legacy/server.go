@@ -98,7 +98,7 @@ func (s *server) publish(l *list.List) {
 	}
 }
 
-// tell stores the time at which all streams have sent the IDs marked as gone.
+// tell stores when all streams have sent the IDs marked as gone.
 func (s *server) tell() {
 	if s.list != nil && s.told.IsZero() && s.sent(s.list.Marked()) {
 		s.told = time.Now()

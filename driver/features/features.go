@@ -32,7 +32,7 @@ func All() (s Set) {
 	return s
 }
 
-// List returns all features. The driver can do without the first ones most easily.
+// List returns all features, beginning with the most dispensable.
 func (s Set) List() (features []Feature) {
 	for _, f := range s.fields() {
 		features = append(features, Feature{f.name, *f.kept})

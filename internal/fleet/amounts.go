@@ -16,8 +16,8 @@ func (a Amounts) add(name string, quantity resource.Quantity) {
 	a[name] = sum
 }
 
-// IsOpen reports whether any number of claims can have the device at once. By default, such a
-// device's claims consume none of its capacity.
+// IsOpen reports whether any number of claims can have the device at once. By default, a claim
+// consumes none of such a device's capacity.
 func IsOpen(d *resourceapi.Device) bool {
 	if !ptr.Deref(d.AllowMultipleAllocations, false) {
 		return false

@@ -67,7 +67,7 @@ type Device struct {
 	State   State             `json:"state"`
 	Partly  bool              `json:"partly,omitempty"`  // partly allocated
 	Taints  []Taint           `json:"taints,omitempty"`  // keys without the domain of Chandler
-	Silicon string            `json:"silicon,omitempty"` // for partitions of a physical device
+	Silicon string            `json:"silicon,omitempty"` // the physical device, if several devices share it
 	Holders []Holder          `json:"holders,omitempty"`
 
 	Spec resourceapi.Device `json:"-"` // as published
@@ -191,7 +191,7 @@ func (f *Fleet) hold() {
 	}
 }
 
-// podsOf returns the pods for which a claim is reserved.
+// podsOf returns the pods in a claim's reservation.
 func podsOf(claim *resourceapi.ResourceClaim) (pods []string) {
 	for _, user := range claim.Status.ReservedFor {
 		if user.Resource == "pods" && user.APIGroup == "" {

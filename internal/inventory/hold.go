@@ -44,8 +44,8 @@ func hold(devices []*Device) {
 	}
 }
 
-// owned returns the number of claims and device plugin IDs by which the device is allocated.
-// Containers that share a claim have one share.
+// owned returns the number of claims and device plugin IDs of the device's allocations. Containers
+// that share a claim have one share.
 func (d *Device) owned() (n int) {
 	claims := make(map[string]bool)
 	for i := range d.Holders {

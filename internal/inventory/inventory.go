@@ -71,7 +71,7 @@ func (h *Holder) By() string { return cmp.Or(h.Resource, h.Claim) }
 
 // Move is a pending move or change of a physical device.
 type Move struct {
-	To     discovery.Mode `json:"to,omitempty"` // the API to which it moves, "" for another change
+	To     discovery.Mode `json:"to,omitempty"` // the target API, "" for another change
 	Reason string         `json:"reason"`       // in words
 	For    []string       `json:"for,omitempty"`
 	Since  time.Time      `json:"since,omitzero"`
@@ -131,7 +131,7 @@ type Count struct {
 	Out  int    `json:"out"` // unavailable: unhealthy, unreadable, or about to move
 	Open int    `json:"open,omitempty"`
 
-	Devices     int `json:"devices"`     // physical number, without devices with unlimited sharing
+	Devices     int `json:"devices"`     // devices without regard to shares, without those of unlimited sharing
 	FreeDevices int `json:"freeDevices"` // of these, without any allocation
 }
 

@@ -103,7 +103,7 @@ type Node struct {
 // Branch contains the devices below one PCIe root, or below one of its switches.
 type Branch struct {
 	Root    string    `json:"root,omitempty"`   // "pci0000:17", "" without a PCIe position
-	Switch  string    `json:"switch,omitempty"` // the bridge at which the tree forks, "" for the root
+	Switch  string    `json:"switch,omitempty"` // the bridge below which the devices are, "" for the root
 	Silicon []Silicon `json:"silicon"`
 }
 
@@ -298,7 +298,7 @@ func vfIndex(d *Device) int64 {
 	return -1
 }
 
-// branches groups physical devices by PCIe root, or by the switch at which a root forks.
+// branches groups physical devices by PCIe root, or by switch if a root forks.
 func branches(all []Silicon) (branches []Branch) {
 	below := make(map[string]int) // number of physical devices below the first switch
 	key := func(s *Silicon) string {

@@ -9,14 +9,14 @@ import (
 	"chandler.dev/internal/inventory"
 )
 
-// bus is the line of a fabric in which all devices are linked to each other.
+// bus is the line of a fabric with links between all devices.
 type bus struct {
 	Name string
 	Text string
 	Lane int
 }
 
-// ring is the drawing of a fabric in which some links are missing.
+// ring is the drawing of a fabric with some links missing.
 type ring struct {
 	Name, Text string
 	Nodes      []ringNode

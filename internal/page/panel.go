@@ -256,7 +256,7 @@ func (v *view) placeOf(p *panel, s *silicon) {
 	}
 }
 
-// linksOf returns the physical devices to which s has private links.
+// linksOf returns the physical devices linked to s by private links.
 func (v *view) linksOf(s *silicon) (links []chip) {
 	for _, other := range s.links {
 		links = append(links, chip{ID: other.ID, Code: other.Call()})

@@ -188,7 +188,7 @@ func (d *device) ShortModel() string {
 	return d.Model
 }
 
-// arrow returns the APIs from and to which a physical device moves.
+// arrow returns the old and the new API of a moving physical device.
 func arrow(m *inventory.Move) string {
 	if m.To == "" {
 		return "changes"

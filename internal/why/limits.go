@@ -76,7 +76,7 @@ func (a *asker) byDRA(node string, name corev1.ResourceName) bool {
 	return (r == nil || r.Allocatable == 0) && a.class(name) != nil
 }
 
-// short returns a device plugin resource of which a node has too little left, or "".
+// short returns a device plugin resource with too little left on a node, or "".
 func (a *asker) short(node string) string {
 	wants := a.wants()
 	for _, name := range a.wanted() {

@@ -26,7 +26,7 @@ var codes = map[string]string{
 
 // Codes of chandler doctor for classes.
 const (
-	noClass      = "CH0603" // a name for which DRA has no class
+	noClass      = "CH0603" // no DeviceClass has the name
 	missingClass = "CH0613"
 	failingClass = "CH0614"
 )

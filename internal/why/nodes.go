@@ -15,15 +15,15 @@ import (
 type candidate struct {
 	*corev1.Node
 	refused string                       // why the pod cannot run there, or ""
-	short   string                       // a device plugin resource of which the node has too little, or ""
+	short   string                       // device plugin resource with too little left on the node, or ""
 	claims  []*resourceapi.ResourceClaim // claims to allocate there
 }
 
-// cordoned is the reason for a node on which an administrator has disabled scheduling.
+// cordoned is the reason for a node with scheduling disabled by an administrator.
 const cordoned = "cordoned"
 
-// nodes returns all nodes of the cluster. It adds the nodes on which the pod cannot run to the
-// answer, as far as the pod and the nodes show this.
+// nodes returns all nodes of the cluster. It adds nodes unsuitable for the pod to the answer, as
+// far as the pod and the nodes show this.
 func (a *asker) nodes() (out []candidate) {
 	refusals := make(map[string]int)
 	for i := range a.fleet.Nodes {

@@ -44,8 +44,7 @@ func alternatives(claim *resourceapi.ResourceClaim) (out []alternative) {
 	return out
 }
 
-// alone returns a claim for only this alternative, with the constraints for which keep returns
-// true.
+// alone returns a claim for only this alternative, with the constraints selected by keep.
 func (a *alternative) alone(keep func(*resourceapi.DeviceConstraint) bool) *resourceapi.ResourceClaim {
 	claim := &resourceapi.ResourceClaim{ObjectMeta: a.claim.ObjectMeta}
 	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: a.request, Exactly: a.exactly}}

@@ -16,9 +16,9 @@ type Amount struct {
 	Place int // index of the unit among the units of the list, in name order
 }
 
-// Amount returns the amount that IDs of units stand for, or nil if the IDs stand for devices. It
-// returns an error if no single device has enough left. This can happen since the kubelet counts
-// the free units of all devices together.
+// Amount returns the amount of IDs of units, or nil if the IDs stand for devices. It returns an
+// error if no single device has enough left. This can happen since the kubelet counts the free
+// units of all devices together.
 func (l *List) Amount(ids []string, units []*Unit) (*Amount, error) {
 	if !slices.ContainsFunc(units, func(u *Unit) bool { return u.Counts != "" }) {
 		return nil, nil
@@ -57,10 +57,10 @@ func (l *List) units() []*Unit {
 	return units
 }
 
-// amount returns size IDs of a capacity from one unit. If IDs must be included, their unit is used.
-// Otherwise it is the unit with the fewest free IDs that still has enough, so that other units keep
-// room for large amounts. With [rules.PolicySpread] it is the unit with the most free IDs. amount
-// reports false if no unit has enough, or if the IDs stand for devices.
+// amount returns size IDs of a capacity from one unit. If IDs must be included, amount uses their
+// unit. Otherwise it uses the unit with the fewest free IDs among those with enough, so that other
+// units keep room for large amounts. With [rules.PolicySpread] it uses the unit with the most free
+// IDs. amount reports false if no unit has enough, or if the IDs stand for devices.
 func (n *neighbourhood) amount(size int) (ids []string, enough bool) {
 	if !slices.ContainsFunc(n.units, func(c *candidate) bool { return c.unit != nil && c.unit.Counts != "" }) {
 		return nil, false

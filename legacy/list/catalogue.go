@@ -16,7 +16,7 @@ type Catalogue struct {
 	nodes []ownNodes
 }
 
-// ownNodes are the device nodes that only one device has.
+// ownNodes are the device nodes of a single device.
 type ownNodes struct {
 	device discovery.Device
 	paths  []string
@@ -86,7 +86,7 @@ func (c Catalogue) Find(id string) (u *Unit, share bool) {
 }
 
 // WithNodes returns a unit of all devices whose own device nodes were all given to a container by
-// an ID, or nil. This identifies IDs that are in no file of the host, such as the serial numbers of
+// an ID, or nil. This identifies IDs found in no file of the host, such as the serial numbers of
 // the Habana plugin.
 func (c Catalogue) WithNodes(id string, given []string) (u *Unit) {
 	if len(given) == 0 {

@@ -22,7 +22,7 @@ import (
 
 // Belief is what the kubelet may still assume about a resource.
 type Belief struct {
-	Told  time.Time // since when every stream has received all IDs that are marked gone; zero: not yet
+	Told  time.Time // since when every stream has received all IDs marked as gone; zero: not yet
 	Quiet time.Time // since when no Allocate is in flight; zero: one is
 	Heard time.Time // start of the last PodResources call in which the kubelet listed all its pods
 }
@@ -73,22 +73,22 @@ type List struct {
 
 // row is one ID of a list.
 type row struct {
-	unit    *Unit  // nil for an ID of unknown devices that a container has
+	unit    *Unit  // nil for an ID of unknown devices
 	sick    string // why the unit is unusable, or ""
-	blocked string // the consumer that blocks the unit, or ""
+	blocked string // the consumer blocking the unit, or ""
 	gone    bool   // the ID is no longer offered
 	had     bool   // a container has the ID
 }
 
-// Next returns the following lists, and the problems of devices that cannot be offered. It returns
-// the receiver if nothing has changed. The duration is proportional to the number of IDs.
+// Next returns the following lists, and a problem for each device without an offer. It returns the
+// receiver if nothing has changed. The duration is proportional to the number of IDs.
 //
-// An ID that is no longer offered first becomes unhealthy. It leaves the list when no container has
-// it and the kubelet can no longer allocate it; see [Belief].
+// An ID no longer offered first becomes unhealthy. The ID leaves the list when no container has it
+// and the kubelet can no longer allocate it; see [Belief].
 //
-// A resource that is not offered and not registered with the kubelet has a list if containers have
-// IDs of it whose devices have vanished. If the devices exist, the administrator no longer offers
-// them, and another plugin may serve the resource.
+// A resource neither offered nor registered with the kubelet has a list if containers have IDs of
+// vanished devices. If the devices exist, the administrator no longer offers them, and another
+// plugin may serve the resource.
 func (before Lists) Next(in Input) (Lists, []discovery.Problem) {
 	if before.settled(in) {
 		return before, before.offers.Problems
@@ -139,8 +139,7 @@ func (before Lists) settled(in Input) bool {
 // Resources returns the lists by resource.
 func (before Lists) Resources() map[string]*List { return before.lists }
 
-// mayLeave reports whether IDs that are marked as gone may leave the list, if no container has
-// them.
+// mayLeave reports whether IDs marked as gone may leave the list, if no container has them.
 func (b Belief) mayLeave(now time.Time, grace time.Duration) bool {
 	if b.Told.IsZero() || b.Quiet.IsZero() {
 		return false
@@ -262,8 +261,8 @@ func (l *List) offer(u *Unit, before *List, had, taken map[string]*ledger.Grant,
 	}
 }
 
-// doubt blocks the IDs of a unit that a container may have by other IDs. It leaves IDs that a
-// container has: the kubelet does not allocate them again, and restarts their container only if
+// doubt blocks the IDs of a unit if a container may have the unit's devices by other IDs. It leaves
+// IDs of containers: the kubelet does not allocate them again, and restarts their container only if
 // they are healthy.
 func (l *List) doubt(u *Unit, had map[string]*ledger.Grant, perhaps *ledger.View) {
 	if perhaps == nil {
@@ -281,9 +280,9 @@ func (l *List) doubt(u *Unit, had map[string]*ledger.Grant, perhaps *ledger.View
 	}
 }
 
-// sharesOf returns the IDs of units that are blocked because containers have other IDs instead:
-// shares of the same devices whose IDs are in another plugin's dialect or no longer offered. A
-// share blocks the ID with its number, or else the last free ID.
+// sharesOf returns the blocked IDs of units with shares by other IDs: containers have shares of the
+// same devices, with IDs in another plugin's dialect or no longer offered. Such a share blocks the
+// ID with its number, or else the last free ID.
 func sharesOf(units []*Unit, had map[string]*ledger.Grant) map[string]*ledger.Grant {
 	shared := make(map[string]*Unit) // by the names of the unit's devices
 	listed := make(map[string]bool)
@@ -349,7 +348,7 @@ func (u *Unit) blocked(resource string, v *ledger.View) *ledger.Blocked {
 	return b
 }
 
-// standsFor returns a text about a container that has an ID with other devices than those of the
+// standsFor returns a text about a container whose ID stands for other devices than those of the
 // unit, or "".
 func standsFor(g *ledger.Grant, u *Unit) string {
 	if g == nil || len(g.Devices) == 0 || slices.Equal(g.Devices, u.DeviceNames()) {

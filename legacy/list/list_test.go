@@ -21,7 +21,7 @@ type step struct {
 	devices   []rules.Offered
 	held      []*ledger.Grant
 	elsewhere map[string]string
-	leave     int // IDs may leave that were marked in this version or before; or everything
+	leave     int // IDs may leave if marked in this version or before; or everything
 	want      string
 	why       map[string]string // text of the refusal, by ID
 	withheld  map[string]string // by physical device
@@ -57,7 +57,7 @@ func viewOf(stock ledger.Stock, had []*ledger.Grant, claimed map[string]string) 
 }
 
 // belief is the belief of an idle kubelet. If leave is true, the kubelet no longer allocates IDs
-// that are marked as gone.
+// marked as gone.
 func belief(leave bool) Belief {
 	b := Belief{Quiet: listtest.Time.Add(-time.Minute), Heard: listtest.Time}
 	if leave {
@@ -94,8 +94,8 @@ func TestFirstListHasWhatTheKubeletHasWrittenDown(t *testing.T) {
 	}
 }
 
-// A share that a container may have by an ID of another plugin is not allocated again. A whole
-// device that a container may have is not allocated to others.
+// New consumers get neither a share nor a whole device if a container may have it by an ID of
+// another plugin.
 func TestWhatContainersHavePerhaps(t *testing.T) {
 	d := listtest.InUnits("a", 3)
 	stock := StockOf(listtest.Found([]rules.Offered{d}), Lists{})
@@ -375,8 +375,7 @@ func TestRefusalNamesEachDevice(t *testing.T) {
 	}
 }
 
-// A container may have a device by an ID that is in no list, for example in the dialect of another
-// plugin.
+// A container may have a device by an unlisted ID, for example in the dialect of another plugin.
 func TestIDOfAnotherForm(t *testing.T) {
 	devices := []rules.Offered{listtest.GPU("a")}
 	lists, _ := Lists{}.Next(Input{Snapshot: listtest.Snapshot(devices...), View: viewOf(StockOf(listtest.Found(devices), Lists{}), nil, nil), Now: listtest.Time, Grace: grace})

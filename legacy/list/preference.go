@@ -10,21 +10,21 @@ import (
 	"chandler.dev/discovery/topology"
 )
 
-// maxCompared limits the total number of devices in all sets that are compared one by one. It
-// allows all sets of 16 devices, which take some milliseconds. If there are more sets, only some
-// are compared: one set for each first device, grown by the best device each time.
+// maxCompared limits the total number of devices in sets for individual comparison. It allows all
+// sets of 16 devices, which take some milliseconds. If there are more sets, only some are compared:
+// a set for each first device, grown by the best device each time.
 const maxCompared = 104_000
 
 // Prefer chooses size of the available IDs, including all of include, by the resource's policy.
 //
 // If each device has one ID, sets of devices are compared by their weakest necessary link, since
-// work on all devices waits for that link, and then by their nearness. Among equally near sets
-// Prefer takes the one farthest from the remaining devices, so that later containers find near
+// work on all devices waits for this link, and then by their nearness. Among equally near sets
+// Prefer takes the set farthest from the remaining devices, so that later containers find near
 // devices too, and then the first set.
 //
 // Shares come from the units with the most free shares, or with the fewest under
-// [rules.PolicyPacked]. IDs of a capacity come from one unit. The answer for the same arguments is
-// always the same.
+// [rules.PolicyPacked]. IDs of a capacity come from a single unit. The same arguments always give
+// the same answer.
 func (l *List) Prefer(available, include []string, size int) ([]string, error) {
 	include = slices.Compact(slices.SortedFunc(slices.Values(include), Natural))
 	candidates := slices.Compact(slices.SortedFunc(slices.Values(slices.Concat(available, include)), Natural))
@@ -58,8 +58,7 @@ type neighbourhood struct {
 	joined, left []int // buffers for weakest
 }
 
-// neighbourhood groups IDs by their unit. An ID that is no longer in the list becomes a unit of its
-// own.
+// neighbourhood groups IDs by their unit. An ID no longer in the list becomes a unit of its own.
 func (l *List) neighbourhood(ids, include []string) *neighbourhood {
 	n := &neighbourhood{policy: l.allocation.Policy, must: len(include)}
 	must := make(map[string]bool, len(include))
@@ -157,9 +156,9 @@ func combinations(n, k int) int {
 	return sets
 }
 
-// compare sets best to the best choice of size units that contains the units of c and others from
-// free. It stops where too few units are left. Otherwise a choice of nearly all units would take as
-// long as a comparison of all smaller sets.
+// compare sets best to the best choice of size units with the units of c and others from free. It
+// stops where too few units are left. Otherwise a choice of nearly all units would take as long as
+// a comparison of all smaller sets.
 func (c *choice) compare(free []int, size int, best **choice) {
 	if c.size == size {
 		if *best == nil || c.better(*best) {
@@ -174,8 +173,8 @@ func (c *choice) compare(free []int, size int, best **choice) {
 	}
 }
 
-// byLeft compares two numbers of free IDs. A positive result means that the unit with the first
-// number is preferred.
+// byLeft compares two numbers of free IDs. The unit with the first number is preferred if the
+// result is positive.
 func (n *neighbourhood) byLeft(a, b int) int {
 	if n.policy == rules.PolicyPacked {
 		return cmp.Compare(b, a)
@@ -183,7 +182,7 @@ func (n *neighbourhood) byLeft(a, b int) int {
 	return cmp.Compare(a, b)
 }
 
-// byNearness compares two values of nearness. A positive result means that the first is preferred.
+// byNearness compares two values of nearness. The first is preferred if the result is positive.
 func (n *neighbourhood) byNearness(a, b int) int {
 	if n.policy == rules.PolicySpread {
 		return cmp.Compare(b, a)
@@ -224,7 +223,7 @@ func (c *choice) add(unit int) {
 	c.count(unit, 1)
 }
 
-// remove removes the unit that was chosen last, which has a single chosen ID.
+// remove removes the last unit, which has a single chosen ID.
 func (c *choice) remove() {
 	last := len(c.units) - 1
 	c.count(c.units[last], -1)
@@ -260,8 +259,8 @@ func (c *choice) grow(size int) {
 	}
 }
 
-// next returns the best unit with a free ID. The caller ensures that there is one. The argument is
-// each unit's nearness to the nearest chosen unit.
+// next returns the best unit with a free ID. The caller ensures the existence of such a unit. The
+// argument is each unit's nearness to the nearest chosen unit.
 func (c *choice) next(nearest []int) int {
 	best := -1
 	for i := range c.n.units {
@@ -278,8 +277,8 @@ func (c *choice) next(nearest []int) int {
 	return best
 }
 
-// weakest returns the nearness of the weakest link that is needed to connect all chosen units: the
-// smallest edge of a maximum spanning tree.
+// weakest returns the nearness of the weakest link needed to connect all chosen units: the smallest
+// edge of a maximum spanning tree.
 func (c *choice) weakest() int {
 	if c.weak >= 0 || len(c.units) < 2 {
 		return max(c.weak, 0)

@@ -149,8 +149,8 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// The best set is found even if it contains no device's nearest neighbour. Among equally near sets,
-// the one that leaves near devices for others is preferred.
+// The best set is found even without any device's nearest neighbour. Among equally near sets,
+// Prefer takes the set that leaves near devices for others.
 func TestPreferComparesSets(t *testing.T) {
 	linked := func(id string, numa int64, to ...string) rules.Offered {
 		d := at(listtest.GPU(id), numa, "", "")
@@ -220,8 +220,8 @@ func TestNoMoreThanOne(t *testing.T) {
 	}
 }
 
-// BenchmarkPrefer measures the largest number of sets that are compared one by one, more devices
-// than that, and the shares of eight devices.
+// BenchmarkPrefer measures the largest number of sets for individual comparison, more devices than
+// that, and the shares of eight devices.
 func BenchmarkPrefer(b *testing.B) {
 	wholes := func(n int) (devices []rules.Offered, ids []string) {
 		for i := range n {

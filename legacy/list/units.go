@@ -137,8 +137,8 @@ func (u *Unit) with(d discovery.Device, offer discovery.Offer) *Unit {
 	return joined
 }
 
-// settle omits IDs that the kubelet cannot accept and IDs that already stand for another unit. An
-// ID that is not UTF-8 would make it impossible to send the list.
+// settle omits IDs that the kubelet cannot accept and IDs of earlier units. A single ID that is not
+// UTF-8 would make the whole list impossible to send.
 func settle(resource string, units []*Unit) ([]*Unit, []discovery.Problem) {
 	var problems []discovery.Problem
 	var kept []*Unit
@@ -182,8 +182,8 @@ func checkResource(name string) error {
 }
 
 // sick returns the reason why a device of the unit cannot be allocated to a new pod. It returns ""
-// if all devices can, or for a pool, if one can. A withheld physical device must not be allocated,
-// and for the kubelet this means Unhealthy.
+// if all devices can, or for a pool, if at least one can. Withheld physical devices must not be
+// allocated, and are Unhealthy for the kubelet.
 func (u *Unit) sick(withheld map[string]string) (reason string) {
 	usable := false
 	for i := range u.Devices {

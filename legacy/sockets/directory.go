@@ -53,8 +53,8 @@ func (dir directory) explain(err error) error {
 // path returns the path of a socket in the directory.
 func (dir directory) path(name string) string { return filepath.Join(string(dir), name) }
 
-// kubelet returns the file info of the kubelet's socket, which differs between instances of the
-// kubelet. It returns nil if there is no socket.
+// kubelet returns the file info of the kubelet's socket, or nil. The file info differs between
+// instances of the kubelet.
 func (dir directory) kubelet() os.FileInfo {
 	info, err := os.Lstat(dir.path(kubeletSocket))
 	if err != nil {
@@ -91,9 +91,8 @@ func listens(ctx context.Context, socket string) error {
 	return conn.Close()
 }
 
-// listen creates a socket for a resource, with a name that was never used before, since the kubelet
-// refuses to connect to a socket that it has already (pkg/kubelet/cm/devicemanager/manager.go,
-// PluginConnected, in 1.37).
+// listen creates a socket for a resource under a new name, since the kubelet refuses to connect to
+// a socket again (pkg/kubelet/cm/devicemanager/manager.go, PluginConnected, in 1.37).
 func (dir directory) listen(resource string) (*net.UnixListener, error) {
 	path := dir.prefix(resource) + uniqueName() + socketSuffix
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -103,7 +102,7 @@ func (dir directory) listen(resource string) (*net.UnixListener, error) {
 	return listener, nil
 }
 
-// uniqueName returns a name that was never used before. It sorts after all earlier names.
+// uniqueName returns a new name, which sorts after all earlier names.
 func uniqueName() string { return strconv.FormatInt(time.Now().UnixNano(), 36) }
 
 // prefix returns the beginning of the paths of all sockets for a resource. A unique name follows
@@ -139,8 +138,8 @@ func (dir directory) sockets(resource string) []string {
 }
 
 // sweep removes Chandler's sockets without a listening process, which killed instances leave
-// behind. It also removes the empty files with which earlier versions of the agent tested whether
-// the directory is writable.
+// behind, and empty files from earlier versions of the agent, which tested with them whether the
+// directory is writable.
 func (dir directory) sweep(ctx context.Context) error {
 	return errors.Join(socket.Sweep(ctx, dir.path(socketPrefix+"*"+socketSuffix)), disk.Files{}.Sweep(string(dir), 0))
 }

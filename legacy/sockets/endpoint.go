@@ -26,7 +26,7 @@ type endpoint struct {
 	path    string
 	grpc    *grpc.Server
 	served  chan struct{}             // closed when serving has ended
-	closing context.Context           // ended when this side ends the streams
+	closing context.Context           // ended when the agent ends the streams
 	end     context.CancelFunc        // ends closing
 	muted   context.Context           // ended when the streams must stay open but send nothing more
 	mute    context.CancelFunc        // ends muted
@@ -74,8 +74,7 @@ func (dir directory) serve(ctx context.Context, p *plugin, e *endpoint, resource
 	return e, nil
 }
 
-// answer returns an interceptor that adds the logger to the context of a call and logs the call's
-// error.
+// answer returns an interceptor with a logger for the context of a call and for the call's error.
 func answer(logger klog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		response, err := handler(klog.NewContext(ctx, logger), request)
@@ -87,10 +86,10 @@ func answer(logger klog.Logger) grpc.UnaryServerInterceptor {
 }
 
 // close waits for running calls, ends the streams and removes the socket. The kubelet abandons a
-// call when a stream ends before the call. Until it has noticed the end, the kubelet may call this
-// endpoint, and rejects a pod if its call is not answered. Afterwards the kubelet closes the
+// call when a stream ends before the call. Until the kubelet has noticed the end, it may call this
+// endpoint, and rejects a pod whose call is not answered. Afterwards the kubelet closes the
 // connection (pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go, Disconnect, in 1.25 to 1.37).
-// Kubelets up to 1.36 do not close it if another endpoint has replaced this one under the same
+// Kubelets up to 1.36 keep the connection if another endpoint has replaced this one under the same
 // name. close does nothing for nil.
 func (e *endpoint) close() {
 	if e == nil {

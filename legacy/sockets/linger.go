@@ -46,9 +46,9 @@ func (e *endpoint) retire() <-chan struct{} {
 	return e.idle
 }
 
-// Linger keeps the sockets that Serve has left until the kubelet has the sockets of the next
-// instance, or the context ends. The next instance may already be active, so it answers calls of
-// Allocate that arrive here.
+// Linger keeps the sockets left by Serve until the kubelet has the sockets of the next instance, or
+// the context ends. The next instance may already be active, and therefore answers calls of
+// Allocate on the old sockets.
 func (d *Directory) Linger(ctx context.Context) {
 	d.mu.Lock()
 	left := d.left

@@ -15,15 +15,15 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// register serves the plugin at a new socket and registers it with the kubelet. The socket is
-// created only after the kubelet answers, since a starting kubelet would remove it.
+// register serves the plugin at a new socket and registers the plugin with the kubelet. Before, the
+// kubelet must answer a probe, since a starting kubelet would remove the socket.
 func (d *Directory) register(ctx context.Context, p *plugin) (registration, error) {
 	if err := d.dir.probe(ctx); err != nil {
 		return registration{}, unavailable{fmt.Errorf("register %s: %w", p.resource, err)}
 	}
-	// The probe has shown that this is the socket of a running kubelet. A killed kubelet leaves its
-	// socket behind. Mistaking that socket for the next kubelet's would cause a second
-	// registration, which ends the first stream. Kubelets up to 1.36 then lose both.
+	// After the probe, this is the socket of a running kubelet. A killed kubelet leaves its socket
+	// behind. Mistaking that socket for the next kubelet's would cause a second registration, which
+	// ends the first stream. Kubelets up to 1.36 then lose both.
 	kubelet := d.dir.kubelet()
 	e, err := d.dir.open(ctx, p)
 	if err != nil {
@@ -39,9 +39,9 @@ func (d *Directory) register(ctx context.Context, p *plugin) (registration, erro
 	return registration{endpoint: e, kubelet: kubelet, at: time.Now()}, nil
 }
 
-// announce registers the endpoint with the kubelet. The kubelet may use the endpoint before it
-// answers, and closing the endpoint at that time would reject pods. Therefore a running call gets
-// some more time when the context ends.
+// announce registers the endpoint with the kubelet. The kubelet may use the endpoint before
+// answering, and a closed endpoint would then reject pods. Therefore a running call gets some more
+// time when the context ends.
 func (e *endpoint) announce(ctx context.Context) error {
 	ended := ctx
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registerTimeout)
@@ -68,8 +68,7 @@ func (e *endpoint) announce(ctx context.Context) error {
 	return err
 }
 
-// inWords adds an explanation to errors of a registration that do not come from the kubelet's own
-// code.
+// inWords adds an explanation to errors of a registration from outside the kubelet's own code.
 func inWords(err error) error {
 	switch status.Code(err) {
 	case codes.Unimplemented:
@@ -80,7 +79,7 @@ func inWords(err error) error {
 	return err
 }
 
-// unavailable is an error from a kubelet that is not running.
+// unavailable is an error due to a missing kubelet.
 type unavailable struct{ error }
 
 // Unwrap returns the wrapped error.
@@ -126,8 +125,8 @@ func (r *retry) failed(dir directory, err error) time.Duration {
 	return wait
 }
 
-// succeeded slows down attempts that follow each other closely even though they succeed, since the
-// kubelet drops these registrations again.
+// succeeded slows down successful attempts in quick succession, since the kubelet drops these
+// registrations again.
 func (r *retry) succeeded(now registration) {
 	if !sameSocket(r.kubelet, now.kubelet) || now.at.Sub(r.taken) > steady {
 		r.delay = firstRetry

@@ -26,8 +26,8 @@ const (
 // errRefused is the answer that makes a registration fail on purpose.
 var errRefused = status.Error(codes.Unavailable, "this registration is meant to fail: it has the kubelet forget the one before")
 
-// succeed registers the plugin. The new registration replaces the earlier one of this instance, if
-// there is one, and those of earlier instances.
+// succeed registers the plugin. The new registration replaces earlier ones, both of this and of
+// earlier instances.
 func (d *Directory) succeed(ctx context.Context, p *plugin, before registration, gone <-chan struct{}) (registration, error) {
 	now, err := d.register(ctx, p)
 	if err != nil {
@@ -41,7 +41,7 @@ func (d *Directory) succeed(ctx context.Context, p *plugin, before registration,
 			e.close()
 		}
 	}
-	// A lost endpoint has no stream. The endpoint that was kept in addition to it is kept again.
+	// A lost endpoint has no stream. The other endpoint, which is already silent, is kept.
 	if len(own) == 1 && own[0] == before.kept && len(d.dir.others(ctx, now.endpoint, own)) == 0 {
 		now.kept = before.kept
 		now.kept.silence(now.endpoint)
@@ -53,15 +53,15 @@ func (d *Directory) succeed(ctx context.Context, p *plugin, before registration,
 // relieve ends earlier endpoints of the resource without leaving the kubelet without devices.
 //
 // Up to 1.36 the kubelet identifies plugins only by the resource's name. When any stream of the
-// resource ends, it disconnects the plugin that has the name at that time, and considers all
+// resource ends, the kubelet disconnects the plugin with the name at that time, and considers all
 // devices unhealthy (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, runClient, in 1.25 to
 // 1.36). A failed registration takes the name away from its plugin and does nothing else
 // (connectClient, there). After that, the end of a stream has no effect. The plugin must get the
-// name again, since otherwise its own end would have no effect either. So it is registered twice,
-// and the first stream must last as long as the second.
+// name again, since otherwise its own end would have no effect either. So relieve registers the
+// plugin twice, and the first stream must last as long as the second.
 //
-// From 1.37 on the kubelet identifies plugins by name and socket, and calls any of them, so these
-// steps have no effect.
+// From 1.37 on the kubelet identifies plugins by name and socket, and calls any of them. These
+// steps then have no effect.
 func (d *Directory) relieve(ctx context.Context, p *plugin, now registration, own []*endpoint, gone <-chan struct{}) registration {
 	if len(own) == 0 && len(d.dir.others(ctx, now.endpoint, nil)) == 0 {
 		return now
@@ -143,8 +143,8 @@ func (dir directory) others(ctx context.Context, e *endpoint, but []*endpoint) [
 	})
 }
 
-// silence makes an endpoint send nothing more. The endpoint keeps its streams and still answers
-// calls, since another endpoint of this instance has replaced it.
+// silence makes an endpoint send nothing more, because another endpoint of this instance has
+// replaced it. The endpoint keeps its streams and still answers calls.
 func (e *endpoint) silence(by *endpoint) {
 	e.mu.Lock()
 	e.after = by.path

@@ -24,7 +24,7 @@ type instance struct {
 	lingered chan struct{}
 }
 
-// begin starts an instance that another one will follow. After its end the instance lingers.
+// begin starts an instance with a successor. After its end the instance lingers.
 func begin(t *testing.T, k *kubelettest.Kubelet) *instance {
 	t.Helper()
 	i := &instance{Directory: New(k.Dir, func() bool { return true }), lingered: make(chan struct{})}
@@ -39,8 +39,8 @@ func begin(t *testing.T, k *kubelettest.Kubelet) *instance {
 	return i
 }
 
-// bothKubelets runs a test with a kubelet that identifies plugins by name, and with one that
-// identifies them by name and socket.
+// bothKubelets runs a test with both kinds of kubelets: some identify plugins by name, others by
+// name and socket.
 func bothKubelets(t *testing.T, test func(t *testing.T, k *kubelettest.Kubelet)) {
 	t.Helper()
 	for name, byName := range map[string]bool{"1.36": true, "1.37": false} {
@@ -108,9 +108,9 @@ func TestLateCall(t *testing.T) {
 	})
 }
 
-// Until a slow kubelet notices the end of an instance, it may call the instance, since kubelets
-// from 1.37 on call any endpoint (pkg/kubelet/cm/devicemanager/manager.go, PluginDisconnected). The
-// next instance answers.
+// A slow kubelet may call an ended instance until the kubelet notices the end, since kubelets from
+// 1.37 on call any endpoint (pkg/kubelet/cm/devicemanager/manager.go, PluginDisconnected). The next
+// instance answers.
 func TestKubeletNoticesLate(t *testing.T) {
 	t.Parallel()
 	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {

@@ -1,6 +1,6 @@
 // Package sockets serves device plugins at Unix sockets in the kubelet's device-plugins directory,
-// and keeps them registered with the running kubelet. It does not depend on the devices that the
-// plugins offer.
+// and keeps them registered with the running kubelet. The package is independent of the plugins'
+// devices.
 package sockets
 
 import (
@@ -179,7 +179,7 @@ func (d *Directory) stale(r registration) string {
 	return ""
 }
 
-// Registered returns the sockets that are registered with the kubelet, by resource.
+// Registered returns the sockets registered with the kubelet, by resource.
 func (d *Directory) Registered() map[string]string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -273,7 +273,7 @@ func TestRetire(t *testing.T) {
 	<-idle
 }
 
-// The newest socket is one of the resource itself, not of a resource with a similar name.
+// The newest socket belongs to the resource itself, not to a resource with a similar name.
 func TestNewestSocket(t *testing.T) {
 	t.Parallel()
 	k := kubelettest.New(t)

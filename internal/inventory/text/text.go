@@ -120,7 +120,7 @@ func (p *printer) title() string {
 }
 
 // wrap breaks text into lines and indents the lines after the first. It shortens words that are too
-// long, and keeps leading spaces.
+// long, and returns a text that fits into one line unchanged.
 func (p *printer) wrap(text string, width int, indent string) (lines []string) {
 	text = terminal.Safe(text)
 	if terminal.Columns(text) <= width {
