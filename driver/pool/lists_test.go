@@ -112,6 +112,7 @@ func TestListsLeaveRoomForThePartitionType(t *testing.T) {
 	}
 }
 
+// A vanished device has no lists if the server no longer keeps lists.
 func TestListsOfTheGone(t *testing.T) {
 	in := Input{Snapshot: &rules.Snapshot{}, Claims: []*ledger.Claim{some("a", "a")}, Features: without("DRAListTypeAttributes")}
 	in.Last = published([]resourceapi.Device{{Name: "a", Attributes: discovery.Attributes{

@@ -94,7 +94,7 @@ type grouped struct {
 	attribute resourceapi.FullyQualifiedName
 }
 
-// closest returns the group with the most available devices, or nil.
+// closest returns the group with the most available devices, or nil if there is no group.
 func (a *asker) closest(g grouped) *group {
 	groups := make(map[string]*group)
 	var names []string
