@@ -38,9 +38,9 @@ func (in *input) add(out *content, d *rules.Offered, place int) error {
 }
 
 // names returns the published names of a device, and whether several claims can allocate the device
-// under its single name. If the server lacks sharing, numbered shares replace the single name. A
-// device with counters is then published once, for one claim, since its counters would otherwise be
-// consumed once for each share. So is a device whose name has no room for a number.
+// under its single name. If the server lacks sharing, numbered shares replace the single name. There are
+// two exceptions, in which the device is published once, for one claim: a device with counters, which
+// would otherwise be consumed once for each share, and a device whose name has no room for a number.
 func (in *input) names(d *rules.Offered) (names []string, shared bool) {
 	numbered := sharesOf(d)
 	counted := d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && in.Features.Counters
