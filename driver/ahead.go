@@ -12,20 +12,19 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// The library's helper gets the claims of a call from the API server one after
-// another, before it calls the driver (getResourceClaims in
-// k8s.io/dynamic-resource-allocation/kubeletplugin). That is the longest part of
-// a call with many claims. So when it asks for the first, all are asked for, and
-// each answer waits for the helper to come to it.
+// Before the library's helper calls the driver, it reads the claims of a call from the API server
+// one by one (getResourceClaims in k8s.io/dynamic-resource-allocation/kubeletplugin). For a call
+// with many claims this is the longest part. The driver therefore starts to read all claims when
+// the helper requests the first, and each request of the helper waits for its own claim.
 
-// callClaims are the claims of one call of the kubelet.
+// callClaims are the claims of one kubelet call.
 type callClaims struct {
 	names   []types.NamespacedName
 	answers map[types.NamespacedName]*claimAnswer
 	once    sync.Once
 }
 
-// claimAnswer is what the API server said of a claim, once done is closed.
+// claimAnswer is the API server's answer for a claim. The fields are set before done is closed.
 type claimAnswer struct {
 	done  chan struct{}
 	claim *resourceapi.ResourceClaim
@@ -35,9 +34,8 @@ type claimAnswer struct {
 // callKey is the key of the *callClaims in the context of a call.
 type callKey struct{}
 
-// getAhead notes in the context of a call which claims it has. It is a gRPC
-// interceptor. The claims of kubelets that speak an older version than v1 are got
-// one after another.
+// getAhead is a gRPC interceptor that stores the claims of a call in its context. It does nothing
+// for calls with a single claim and for kubelets with an older API than v1.
 func getAhead(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	prepare, ok := request.(*drapb.NodePrepareResourcesRequest)
 	if !ok || len(prepare.GetClaims()) == 1 {
@@ -54,8 +52,8 @@ func getAhead(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler
 	return handler(context.WithValue(ctx, callKey{}, call), request)
 }
 
-// get returns a claim of the call. The first time it begins to get all of them,
-// maxAtOnce at a time, as long as the context lasts.
+// get returns a claim of the call. The first call of get starts to read all claims, maxAtOnce at a
+// time, until the context ends.
 func (c *callClaims) get(ctx context.Context, client resourceclient.ResourceV1Interface, answer *claimAnswer) (*resourceapi.ResourceClaim, error) {
 	c.once.Do(func() {
 		go each(len(c.names), func(i int) {
@@ -73,8 +71,7 @@ func (c *callClaims) get(ctx context.Context, client resourceclient.ResourceV1In
 	}
 }
 
-// aheadClaims gets the claims of a call at the same time, in a context of
-// [getAhead].
+// aheadClaims reads the claims of a call concurrently, if the context comes from [getAhead].
 type aheadClaims struct {
 	resourceclient.ResourceClaimInterface
 	all       resourceclient.ResourceV1Interface

@@ -15,7 +15,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// claimServer answers like an API server that gets claims with get.
+// claimServer is an API server that answers requests for claims with get.
 type claimServer struct {
 	kubernetes.Interface
 	resourceclient.ResourceV1Interface
@@ -35,8 +35,7 @@ func (s claimServer) Get(ctx context.Context, name string, _ metav1.GetOptions) 
 	return s.get(ctx, s.namespace, name)
 }
 
-// getAll gets the claims one after another, as the helper does in a call with
-// those of the request.
+// getAll gets the named claims one by one in a call with the request, like the library's helper.
 func getAll(ctx context.Context, server claimServer, request *drapb.NodePrepareResourcesRequest, names ...string) (got []string, err error) {
 	ahead := client{Interface: server}
 	_, err = getAhead(ctx, request, &grpc.UnaryServerInfo{}, func(ctx context.Context, _ any) (any, error) {
@@ -60,14 +59,14 @@ func request(names ...string) *drapb.NodePrepareResourcesRequest {
 	return r
 }
 
-// TestClaimsAreGotAtOnce has an API server that answers nobody before all claims
-// of the call are asked for.
+// TestClaimsAreGotAtOnce has an API server that answers no request before all claims of the call
+// are requested.
 func TestClaimsAreGotAtOnce(t *testing.T) {
-	names := []string{"a", "b", "c", "a"} // one twice
+	names := []string{"a", "b", "c", "a"} // "a" is in the call twice
 	var asked sync.WaitGroup
 	asked.Add(3)
 	server := claimServer{get: func(_ context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
-		asked.Done() // panics if a claim is asked for twice
+		asked.Done() // panics if a claim is requested twice
 		asked.Wait()
 		return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}, nil
 	}}
@@ -77,8 +76,8 @@ func TestClaimsAreGotAtOnce(t *testing.T) {
 	}
 }
 
-// TestClaimsOutsideACall are got as ever: those that are not in the call, and all
-// without one.
+// TestClaimsOutsideACall reads claims that are not in the call, and claims without a call. Both are
+// read as usual.
 func TestClaimsOutsideACall(t *testing.T) {
 	server := claimServer{get: func(_ context.Context, _, name string) (*resourceapi.ResourceClaim, error) {
 		return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil
@@ -91,8 +90,7 @@ func TestClaimsOutsideACall(t *testing.T) {
 	}
 }
 
-// TestClaimThatCannotBeGot fails for the claim alone, and the call's end is the
-// end of waiting for the API server.
+// TestClaimThatCannotBeGot fails for a single claim. Waiting for the API server ends with the call.
 func TestClaimThatCannotBeGot(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	refusal := errors.New("no")

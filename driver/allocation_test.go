@@ -24,8 +24,8 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// A claim may have as many results as the API allows
-// (resourceapi.AllocationResultsMaxSize), and not all of them of this driver.
+// A claim may have as many results as the API allows (resourceapi.AllocationResultsMaxSize), some
+// of them for other drivers.
 func TestClaimOfManyResults(t *testing.T) {
 	var names []string
 	var devices []rules.Offered
@@ -57,8 +57,8 @@ func TestClaimOfManyResults(t *testing.T) {
 	mustPrepare(t, b, claim("rival", names...))
 }
 
-// A claim may have one device several times for administration, beside others
-// and beside itself.
+// A claim may have a device several times with admin access, in addition to an exclusive allocation
+// of the device by this or another claim.
 func TestOneDeviceSeveralTimes(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2))
 	mustPrepare(t, b, claim("owner", "b"))
@@ -77,7 +77,8 @@ func TestOneDeviceSeveralTimes(t *testing.T) {
 	if len(ids) != 4 || len(b.specOf(c)) != 4 {
 		t.Errorf("answered are %v, in the spec %v", ids, b.specOf(c))
 	}
-	// One device is the claim's alone; the one that it administers is the owner's.
+	// Device a is allocated to the claim. The claim administers device b, which is allocated to
+	// another claim.
 	mustRefuse(t, b, claim("rival", "a"), "is held by claim default/c")
 	if who, _ := b.OwnerOf("b"); who != "claim default/owner" {
 		t.Errorf("b is held by %s", who)
@@ -86,8 +87,8 @@ func TestOneDeviceSeveralTimes(t *testing.T) {
 	mustPrepare(t, b, claim("rival", "a"))
 }
 
-// Each result of a prioritized list is of the subrequest that was chosen.
-// Containers know requests only, and parameters may be for either.
+// Each result of a prioritized list belongs to the chosen subrequest. Containers refer to requests
+// only, and parameters may be for either.
 func TestPrioritizedList(t *testing.T) {
 	c := claim("c", "a", "b")
 	c.Status.Allocation.Devices.Results[0].Request = "gpu/big"
@@ -122,8 +123,7 @@ func TestPrioritizedList(t *testing.T) {
 	}
 }
 
-// Who a claim is reserved for, one pod, many or a group of pods, is none of the
-// driver's business.
+// The driver does not care whether a claim is reserved for one pod, many pods or a PodGroup.
 func TestClaimOfManyPods(t *testing.T) {
 	reserve := func(n int, group, resource string) (by []resourceapi.ResourceClaimConsumerReference) {
 		for i := range n {
@@ -145,7 +145,7 @@ func TestClaimOfManyPods(t *testing.T) {
 			b := newBench(t)
 			_, conn, _ := b.serve(fake.NewClientset(c))
 			b.offers(gpu("a", 1))
-			for range 3 { // the kubelet asks for a pod at a time, and may have forgotten
+			for range 3 { // the kubelet calls once for each pod, and may call again after a restart
 				prepareCall(t, conn, c)
 			}
 			unprepareCall(t, conn, c)
@@ -156,8 +156,8 @@ func TestClaimOfManyPods(t *testing.T) {
 	}
 }
 
-// A claim that is allocated anew, which the kubelet may not have noticed, has no
-// right to what it had, even if it cannot have what it wants now.
+// After a new allocation, which the kubelet may not have noticed, a claim loses its earlier
+// devices, even if the new ones are not available.
 func TestClaimAllocatedAnew(t *testing.T) {
 	for name, test := range map[string]struct {
 		anew  *resourceapi.ResourceClaim
@@ -197,8 +197,8 @@ func TestClaimAllocatedAnew(t *testing.T) {
 	}
 }
 
-// A pod that is deleted by force leaves containers behind, and its claim may be allocated
-// anew at once. They keep what the claim had for as long as they may go on.
+// Containers of a pod that was deleted by force may continue to run, and the claim may get a new
+// allocation at once. While these containers may run, the claim keeps its earlier devices.
 func TestContainersOutliveAnAllocation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -211,7 +211,7 @@ func TestContainersOutliveAnAllocation(t *testing.T) {
 			time.Sleep(ledger.Termination / 2)
 			mustRefuse(t, b, anew, "containers may go on for 15s")
 			mustRefuse(t, b, claim("other", "a"), "is held by claim default/c")
-			mustPrepare(t, b, before) // from then on it is not allocated anew
+			mustPrepare(t, b, before) // resets the start of the waiting time
 		}
 		mustRefuse(t, b, anew, "30s")
 		time.Sleep(ledger.Termination)
@@ -223,8 +223,8 @@ func TestContainersOutliveAnAllocation(t *testing.T) {
 	})
 }
 
-// A device that has taken another's place between allocation and Prepare is not the
-// one that the scheduler chose, whether that was seen to be away or not.
+// A device that replaced another between allocation and Prepare is not the device chosen by the
+// scheduler, whether or not the agent saw the other device disappear.
 func TestDeviceSwappedSinceItWasAllocated(t *testing.T) {
 	other := gpu("a", 1)
 	other.Identity = "uuid-of-another"
@@ -253,7 +253,7 @@ func TestDeviceSwappedSinceItWasAllocated(t *testing.T) {
 					c.Status.Allocation.AllocationTimestamp = new(metav1.NewTime(at.Truncate(time.Second)))
 					return c
 				}
-				// The scheduler's clock is an hour before this one, or behind.
+				// The scheduler's clock is an hour slow or fast.
 				early, late := allocated("early", time.Now().Add(-time.Hour)), allocated("late", time.Now().Add(time.Hour))
 				unknown := claim("unknown", "a")
 				for _, c := range []*resourceapi.ResourceClaim{early, late, unknown} {
@@ -295,7 +295,7 @@ func TestDeviceSwappedSinceItWasAllocated(t *testing.T) {
 	}
 }
 
-// A claim that has the name of one which is still prepared is told so.
+// The error for a claim names an earlier claim of the same name that is still prepared.
 func TestClaimOfANameThatIsTaken(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1), pooltest.Part("g", "g-a", 7), pooltest.Part("g", "g-b", 1))
 	first, second := claim("c", "a", "g-a"), claim("c", "a")
@@ -306,21 +306,20 @@ func TestClaimOfANameThatIsTaken(t *testing.T) {
 	mustRefuse(t, b, second, "is held by an earlier claim default/c with UID uid-c", "counter")
 	mustUnprepare(t, b, first)
 	mustPrepare(t, b, second)
-	mustUnprepare(t, b, first) // again, which is late and concerns nobody
+	mustUnprepare(t, b, first) // a late repetition, which changes nothing
 	if who, held := b.OwnerOf("g"); !held || who != "claim default/c" {
 		t.Errorf("held by %q", who)
 	}
 }
 
-// Where a directory is full or cannot be written to, the error says what could
-// not be done and where, no container can have anything, and the claim can be
-// prepared when there is room.
+// If a directory is full or read-only, the error names the operation and the file, no container can
+// get a device, and the claim can be prepared when the directory is writable again.
 func TestDirectoriesThatCannotBeWritten(t *testing.T) {
 	records := func(b *bench) string { return b.records() }
 	specs := func(b *bench) string { return b.config.CDI.Path }
 	for name, test := range map[string]struct {
 		dir   func(*bench) string
-		size  string // of a file system for the directory, which is full; read-only if empty
+		size  string // of a full file system for the directory; empty for a read-only one
 		words []string
 	}{
 		"records, full":      {records, "4k", []string{"write record", "uid-c.record", "no space left on device"}},
@@ -335,7 +334,7 @@ func TestDirectoriesThatCannotBeWritten(t *testing.T) {
 			b.restart().offers(gpu("a", 1))
 			c := claim("c", "a")
 			mustRefuse(t, b, c, test.words...)
-			kept := dir != b.records() // what is on record stays, and the next call goes on
+			kept := dir != b.records() // a written record remains, and the next call continues
 			if who, held := b.OwnerOf("a"); held != kept || exists(b.recordFile(c)) != kept || exists(b.specFile(c)) {
 				t.Errorf("held by %q, record %t, spec %t", who, exists(b.recordFile(c)), exists(b.specFile(c)))
 			}
@@ -348,8 +347,8 @@ func TestDirectoriesThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// spoil makes the directory a file system of its own that cannot be written to,
-// and returns what makes that possible.
+// spoil mounts an unwritable file system on the directory. The returned function makes the
+// directory writable.
 func spoil(t *testing.T, dir, size string) (mend func()) {
 	t.Helper()
 	options, flags := "size=1m", uintptr(unix.MS_RDONLY)

@@ -20,13 +20,13 @@ import (
 	"chandler.dev/driver/pool/pooltest"
 )
 
-// overlaps says what two of the allocated claims have both, "" if nothing is. It
-// goes by the devices of the host, and by nothing that was published.
+// overlaps returns a text about hardware shared by two of the allocated claims, or "". It compares
+// the devices of the host and ignores the published slices.
 func overlaps(claims map[types.UID]*resourceapi.ResourceClaim, view *view) string {
 	holders := make(map[string]types.UID)
 	consumed := make(map[string]map[resourceapi.QualifiedName]resource.Quantity)
 	taken := make(map[string]map[string]resource.Quantity)
-	alone := make(map[string]string) // silicon that a device has which takes of no counter
+	alone := make(map[string]string) // allocated device without counters, by physical device
 	for uid, claim := range claims {
 		for _, r := range claim.Status.Allocation.Devices.Results {
 			d, found := view.Device(r.Device)
@@ -65,8 +65,8 @@ func overlaps(claims map[types.UID]*resourceapi.ResourceClaim, view *view) strin
 	return ""
 }
 
-// consumedBy returns what a claim consumes of a shared device, nil if it has it
-// alone.
+// consumedBy returns how much a claim consumes of a shared device, or nil if the claim has the
+// whole device.
 func consumedBy(r *resourceapi.DeviceRequestAllocationResult, d *rules.Offered) map[resourceapi.QualifiedName]resource.Quantity {
 	if d.Sharing == nil {
 		return nil
@@ -99,9 +99,8 @@ func exceeds[K comparable](totals, limits map[K]resource.Quantity) bool {
 	return false
 }
 
-// Whatever the host, the claims and what the API server drops: the scheduler
-// never gives the same hardware to two claims, nor any that nobody is to have,
-// and the driver takes whatever it gives.
+// On every host, for all claims and whatever the API server drops, the scheduler never allocates
+// hardware to two claims and never allocates withheld devices. The driver accepts every allocation.
 func TestSchedulerAndDriverAgree(t *testing.T) {
 	recorded := recordedHosts(t)
 	sizes := []int{1, 7, 20, 65}
@@ -114,14 +113,15 @@ func TestSchedulerAndDriverAgree(t *testing.T) {
 				t.Parallel()
 				random := rand.New(rand.NewPCG(uint64(size), uint64(i)))
 				host := discoverytest.RandomHost(random, size, recorded...)
-				// A claim of a function without a driver waits for one.
+				// Prepare waits for the driver of a function that has none.
 				synctest.Test(t, func(t *testing.T) { agree(t, random, host, kept, min(3*size, 60)) })
 			})
 		}
 	}
 }
 
-// schedulerOf returns a scheduler for a view, as it is published to a server.
+// schedulerOf returns a scheduler with the slices of a view, as published to a server with the
+// given features.
 func schedulerOf(t *testing.T, v *view, kept features.Set) *pooltest.Scheduler {
 	t.Helper()
 	published, problems := pool.Of(pool.Input{Snapshot: v.snapshot, Withheld: v.withheld, Features: kept})
@@ -131,8 +131,8 @@ func schedulerOf(t *testing.T, v *view, kept features.Set) *pooltest.Scheduler {
 	return pooltest.NewScheduler(t, kept).Publish(published)
 }
 
-// withOwnNodes returns the devices of a snapshot, each with nodes of its own: a
-// random host is made of devices of many, which have the same nodes.
+// withOwnNodes returns the devices of a snapshot with unique device nodes. A random host combines
+// devices of several hosts, whose nodes have the same paths.
 func withOwnNodes(snapshot *rules.Snapshot) (devices []rules.Offered) {
 	for _, d := range snapshot.Devices {
 		var nodes []*specs.DeviceNode
@@ -145,7 +145,7 @@ func withOwnNodes(snapshot *rules.Snapshot) (devices []rules.Offered) {
 	return devices
 }
 
-// someWithheld withholds some of the silicon of a snapshot.
+// someWithheld withholds some physical devices of a snapshot.
 func someWithheld(random *rand.Rand, snapshot *rules.Snapshot) map[string]string {
 	withheld := make(map[string]string)
 	for i := range snapshot.Devices {
@@ -188,8 +188,7 @@ func agree(t *testing.T, random *rand.Rand, snapshot *rules.Snapshot, kept featu
 	}
 }
 
-// hasNoDriver reports whether a claim was allocated a function without driver, which nobody
-// can use.
+// hasNoDriver reports whether a claim has a function without a driver, which cannot be used.
 func hasNoDriver(claim *resourceapi.ResourceClaim, v *view) bool {
 	return slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
 		d, found := v.Device(r.Device)
@@ -197,8 +196,8 @@ func hasNoDriver(claim *resourceapi.ResourceClaim, v *view) bool {
 	})
 }
 
-// Every device that nobody is to be kept from can be had, and every unhealthy one
-// by who tolerates that; without counters something of every piece of silicon.
+// Every device that is not withheld can be allocated. Unhealthy devices require a toleration.
+// Without counters, at least one device of each physical device can be allocated.
 func TestNoDeviceIsUnreachable(t *testing.T) {
 	recorded := recordedHosts(t)
 	for i, kept := range pooltest.Sets() {

@@ -15,7 +15,7 @@ import (
 	"chandler.dev/driver/pool"
 )
 
-// manyGPUs is a driver on a disk with n GPUs, of which claims hold the first.
+// manyGPUs is a driver with n GPUs on a real disk. The first GPUs are allocated to claims.
 func manyGPUs(b *testing.B, n, held int) *bench {
 	b.Helper()
 	var gpus []rules.Offered
@@ -31,8 +31,7 @@ func manyGPUs(b *testing.B, n, held int) *bench {
 	return driver
 }
 
-// percentiles reports the 50th and the 99th percentile of durations, in
-// milliseconds.
+// percentiles reports the 50th and the 99th percentile of durations, in milliseconds.
 func percentiles(b *testing.B, what string, durations []time.Duration) {
 	slices.Sort(durations)
 	at := func(percent int) float64 {
@@ -42,9 +41,9 @@ func percentiles(b *testing.B, what string, durations []time.Duration) {
 	b.ReportMetric(at(99), what+"-p99-ms")
 }
 
-// BenchmarkPrepare is the driver's own part of preparing and unpreparing: the
-// checks, the record and the spec on a real disk. The work of the kubelet
-// and the library before and after, such as reading the claim, is not in it.
+// BenchmarkPrepare measures the driver's part of preparing and unpreparing: the checks, the record
+// and the CDI spec on a real disk. It excludes the work of the kubelet and the library, such as
+// reading the claim.
 func BenchmarkPrepare(b *testing.B) {
 	for _, size := range []struct{ claims, devices, held int }{
 		{1, 1, 0}, {1, 1, 1000}, {1, 8, 0}, {1, 8, 1000}, {100, 1, 0}, {100, 1, 1000},
@@ -93,8 +92,7 @@ func BenchmarkPrepare(b *testing.B) {
 	}
 }
 
-// BenchmarkRestart is what a new agent does before it answers: it reads the
-// records and looks whether the specs are as they should be.
+// BenchmarkRestart measures the start of an agent: reading the records and comparing the CDI specs.
 func BenchmarkRestart(b *testing.B) {
 	driver := manyGPUs(b, 1000, 1000)
 	for b.Loop() {
@@ -102,7 +100,7 @@ func BenchmarkRestart(b *testing.B) {
 	}
 }
 
-// BenchmarkSlices is the way from a snapshot to what is published.
+// BenchmarkSlices measures the computation of the pool from a snapshot.
 func BenchmarkSlices(b *testing.B) {
 	driver := manyGPUs(b, 512, 0)
 	for b.Loop() {

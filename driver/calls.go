@@ -8,14 +8,12 @@ import (
 	"time"
 )
 
-// callLimit is how long a call waits at most for whatever it waits for. The
-// kubelet gives up after 45 seconds (pkg/kubelet/cm/dra/plugin) and then hears
-// no reason any more.
+// callLimit is the longest wait of a call, whatever the reason. The kubelet gives up after 45
+// seconds (pkg/kubelet/cm/dra/plugin) and would no longer receive the reason.
 const callLimit = 40 * time.Second
 
-// inTime returns a context for what a call waits for: it ends while there is
-// time left to tell the caller what that was, eight ninths into what the caller
-// waits, which for the kubelet is callLimit.
+// inTime returns a context that ends early enough for the call to return the reason of its wait:
+// after eight ninths of the caller's deadline, and at most after callLimit.
 func inTime(ctx context.Context) (context.Context, context.CancelFunc) {
 	limit := callLimit
 	if deadline, ok := ctx.Deadline(); ok {
@@ -26,19 +24,19 @@ func inTime(ctx context.Context) (context.Context, context.CancelFunc) {
 
 var errStopping = errors.New("this instance is stopping; another will answer")
 
-// calls lets the kubelet's calls in once the driver is ready, and waits for
-// them when it stops.
+// calls holds back the kubelet's calls until the driver is ready, and waits for running calls when
+// the driver stops.
 type calls struct {
-	ready    chan struct{} // closed when calls may go on
-	stopping chan struct{} // closed when no more are let in
+	ready    chan struct{} // closed when calls may proceed
+	stopping chan struct{} // closed when no further calls are admitted
 
 	mu      sync.Mutex
 	stopped bool
 	running sync.WaitGroup
 }
 
-// begin waits until a call may go on. The caller must call done when it has
-// ended, unless there is an error.
+// begin waits until a call may proceed. The caller must call done when the call has ended, unless
+// begin returns an error.
 func (c *calls) begin(ctx context.Context) (done func(), err error) {
 	c.mu.Lock()
 	if c.stopped {
@@ -71,7 +69,7 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// drain lets no more calls in and returns when those that were have ended.
+// drain admits no further calls, and returns when all admitted calls have ended.
 func (c *calls) drain() {
 	c.mu.Lock()
 	c.stopped = true

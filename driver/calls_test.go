@@ -13,8 +13,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-// Whatever a call waits for, it says so while the caller still listens, and ends
-// at once when the caller does not wait any more.
+// Every waiting call returns the reason before the caller's deadline, and ends at once when the
+// caller gives up.
 func TestCallsSayWhatTheyWaitFor(t *testing.T) {
 	c := claim("c", "a")
 	prepare := func(ctx context.Context, b *bench) error {
@@ -25,10 +25,10 @@ func TestCallsSayWhatTheyWaitFor(t *testing.T) {
 		results, err := b.UnprepareResourceClaims(ctx, []kubeletplugin.NamespacedObject{{UID: c.UID}})
 		return errors.Join(err, results[c.UID])
 	}
-	// Each makes a driver whose calls for the claim wait.
+	// Each function makes a driver whose calls for the claim must wait.
 	inactive := func(t *testing.T) *bench {
 		b := newBench(t)
-		b.Driver = b.start() // which nobody runs
+		b.Driver = b.start() // its Run is not called
 		return b.offers(gpu("a", 1))
 	}
 	blind := func(t *testing.T) *bench { return newBench(t).restart() }
@@ -85,12 +85,12 @@ func TestCallsSayWhatTheyWaitFor(t *testing.T) {
 	}
 }
 
-// Work that waits for nothing is done however little time is left.
+// A call that need not wait succeeds even if its context has ended.
 func TestCallsThatNeedNotWait(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for range 100 { // of several ways to go on Go takes any
+	for range 100 { // select chooses a ready case at random
 		c := claim("c", "a")
 		results, err := b.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{c})
 		if err = errors.Join(err, results[c.UID].Err); err != nil {
@@ -102,7 +102,7 @@ func TestCallsThatNeedNotWait(t *testing.T) {
 	}
 }
 
-// A driver that stops does not wait for a call that waits for a scan.
+// A stopping driver ends a call that waits for a scan.
 func TestStoppingEndsWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

@@ -6,8 +6,8 @@ import (
 	"k8s.io/client-go/util/watchlist"
 )
 
-// client is the client that the library works with. It gets all claims of a call
-// at the same time, and creates ResourceSlices with the present UID of their Node.
+// client is the client for the library. It reads all claims of a call concurrently, and creates
+// ResourceSlices with the present UID of their Node.
 type client struct {
 	kubernetes.Interface
 	node *nodeUID
@@ -17,8 +17,9 @@ func (c client) ResourceV1() resourceclient.ResourceV1Interface {
 	return resources{c.Interface.ResourceV1(), c}
 }
 
-// IsWatchListSemanticsUnSupported says so for clients in tests, which the library
-// asks; see [watchlist.DoesClientNotSupportWatchListSemantics].
+// IsWatchListSemanticsUnSupported returns the answer of the wrapped client, which the library would
+// not see otherwise. Only test clients return true; see
+// [watchlist.DoesClientNotSupportWatchListSemantics].
 func (c client) IsWatchListSemanticsUnSupported() bool {
 	return watchlist.DoesClientNotSupportWatchListSemantics(c.Interface)
 }

@@ -19,15 +19,15 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// work makes one device what a claim wants of it.
+// work is the configuration of one device for a claim.
 type work struct {
-	device string // the name in the snapshot
+	device string // name in the snapshot
 	do     discovery.Work
 }
 
-// works returns what is to be done before the devices are as the claim, whose key is the
-// consumer, wants them. It takes over how they are described now, which may differ from the
-// snapshot.
+// works returns the work needed before the devices match the claim. The consumer is the claim's
+// key. works also updates the devices and results with the present descriptions, which may differ
+// from the snapshot.
 func (d *Driver) works(consumer string, results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]work, error) {
 	var works []work
 	for i := range results {
@@ -51,18 +51,18 @@ func (d *Driver) works(consumer string, results []ledger.Result, devices []rules
 	return works, nil
 }
 
-// addNothing removes from a result with admin access what a container would get of its device. A monitor is allocated
-// all devices, among them those that do not exist yet, and those that a virtual machine has under vfio: it has nothing
-// to observe there, and the devices stay as they are.
+// addNothing removes from a result with admin access everything for a container. A monitoring claim
+// has all devices, including those that do not exist yet and those under vfio in a virtual machine.
+// There is nothing to observe on these devices, and they stay unchanged.
 func addNothing(r *ledger.Result, d *discovery.Device) {
 	d.Family, d.Edits, d.SharedEdits, d.CommonNodes, d.Files, r.Files = "", specs.ContainerEdits{}, specs.ContainerEdits{}, nil, nil, nil
 }
 
-// configure does the works of a plan, and returns the plan that is then to be
-// followed. It is on record before they begin: after a crash the claim holds
-// the devices still, and its next call goes on.
+// configure does the works of a plan, and returns the new plan to follow. The claim is recorded
+// before the work begins: after a crash the claim still has the devices, and its next call
+// continues.
 func (d *Driver) configure(ctx context.Context, claim *resourceapi.ResourceClaim, first *plan) (*plan, error) {
-	if !first.kept() { // else containers may have the devices, and the claim keeps its record
+	if !first.kept() { // otherwise containers may have the devices, and the claim keeps its record
 		if err := d.ledger.Give(first.wanted, ledger.Configuring, first.view); err != nil {
 			return nil, err
 		}
@@ -78,9 +78,8 @@ func (d *Driver) configure(ctx context.Context, claim *resourceapi.ResourceClaim
 	return then, err
 }
 
-// join waits for the job of a claim, if there is one. One that failed leaves
-// the claim with its devices, for the next call to go on. The caller keeps other
-// calls for the claim away.
+// join waits for the job of a claim, if there is one. After a failed job the claim keeps its
+// devices, and the next call tries again. The caller must hold the claim's lock.
 func (d *Driver) join(ctx context.Context, uid types.UID) error {
 	j := d.jobs.of(uid)
 	if j == nil {
@@ -93,8 +92,8 @@ func (d *Driver) join(ctx context.Context, uid types.UID) error {
 	return j.err
 }
 
-// callOff ends the job of a claim: what has not begun is not done, what has is
-// waited for.
+// callOff cancels the job of a claim. Works that have not begun are skipped, and callOff waits for
+// the running one.
 func (d *Driver) callOff(ctx context.Context, uid types.UID) error {
 	j := d.jobs.of(uid)
 	if j == nil {
@@ -108,7 +107,7 @@ func (d *Driver) callOff(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// await returns once the job has ended, or with the context.
+// await returns when the job has ended, or with an error when the context ends or the driver stops.
 func (d *Driver) await(ctx context.Context, j *job) error {
 	if closed(j.done) {
 		return nil
@@ -124,7 +123,7 @@ func (d *Driver) await(ctx context.Context, j *job) error {
 		strings.Join(j.devices, ", "), time.Since(j.began).Round(time.Second))
 }
 
-// job makes the devices of a claim what it wants of them.
+// job is the configuration of all devices of a claim.
 type job struct {
 	devices []string
 	began   time.Time
@@ -133,18 +132,18 @@ type job struct {
 	err     error
 }
 
-// jobs are those of claims whose outcome nobody has been told of, one for each
-// claim at most. They outlive the calls that begin them.
+// jobs are the jobs whose results no call has received yet, at most one for each claim. A job
+// outlives the call that started it.
 type jobs struct {
 	rescan func() // called when a job has ended
 	group  sync.WaitGroup
 
 	mu    sync.Mutex
 	byUID map[types.UID]*job
-	ended map[string]time.Time // by device, when the last one ended
+	ended map[string]time.Time // end of the last job, by device
 }
 
-// start begins the works of a plan.
+// start starts the works of a plan in the background.
 func (s *jobs) start(ctx context.Context, p *plan) {
 	working, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	j := &job{began: time.Now(), cancel: cancel, done: make(chan struct{})}
@@ -172,8 +171,8 @@ func (s *jobs) start(ctx context.Context, p *plan) {
 	})
 }
 
-// workAll does one work after the other, since they may be on one card. A panic
-// is a defect of ours, but must not take the process with it.
+// workAll does one work after another, since several devices may be on one card. A panic is a
+// defect in the agent but must not end the process.
 func workAll(ctx context.Context, works []work) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -201,22 +200,21 @@ func (s *jobs) end(j *job) {
 	close(j.done)
 }
 
-// of returns the job of a claim, nil if there is none.
+// of returns the job of a claim, or nil.
 func (s *jobs) of(uid types.UID) *job {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.byUID[uid]
 }
 
-// forget says that the outcome of a claim's job is known to those whom it
-// concerns.
+// forget removes the job of a claim, after a call has received the result.
 func (s *jobs) forget(uid types.UID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.byUID, uid)
 }
 
-// stop calls all jobs off and returns when they have ended.
+// stop cancels all jobs and returns when they have ended.
 func (s *jobs) stop() {
 	s.mu.Lock()
 	for _, j := range s.byUID {
@@ -226,12 +224,12 @@ func (s *jobs) stop() {
 	s.group.Wait()
 }
 
-// readAgain is how long after a job a device may still be Unknown because of it:
-// it is to be scanned, and read for a while.
+// readAgain is the time after a job during which a device may still be Unknown because of the job.
+// In this time the device is scanned and read again.
 const readAgain = 30 * time.Second
 
-// excuse returns for how long it is not said of a device that it is Unknown:
-// while a job is at it, which is why it cannot be read.
+// excuse returns for how long Unknown health of a device is not reported, because a job is
+// configuring the device or has just ended.
 func (s *jobs) excuse(device string, now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -243,7 +241,7 @@ func (s *jobs) excuse(device string, now time.Time) time.Duration {
 	return max(0, readAgain-now.Sub(s.ended[device]))
 }
 
-// said returns what is said of a device's health.
+// said returns the health to report for a device.
 func (s *jobs) said(device *discovery.Device, now time.Time) discovery.Health {
 	if device.Health.Status == discovery.Unknown && s.excuse(device.Name, now) > 0 {
 		return discovery.Health{Status: discovery.Healthy}

@@ -25,20 +25,19 @@ import (
 	"chandler.dev/internal/disk/disktest"
 )
 
-// fpgas stand in for a family and its hardware: each device has a function, and
-// its node gets another number when that changes.
+// fpgas is a fake family with its hardware. Each device has a function, and its device node gets
+// another number when the function changes.
 type fpgas struct {
 	mu    sync.Mutex
 	has   map[string]string
 	minor map[string]int64
-	works []string      // that were begun
-	hold  chan struct{} // a work ends when it is closed; nil lets it end at once
+	works []string      // works that were begun
+	hold  chan struct{} // a work ends when hold is closed; nil: at once
 	fails error
 	bench *bench
 }
 
-// newFPGAs returns a bench whose claims want the function "new" of devices a
-// and b, which have "old".
+// newFPGAs returns a bench with devices that have the function "old". Claims can request others.
 func newFPGAs(t *testing.T) (*bench, *fpgas) {
 	f := &fpgas{has: map[string]string{"a": "old", "b": "old"}, minor: map[string]int64{"a": 1, "b": 2}, bench: newBench(t)}
 	f.bench.config.Configure = f.configure
@@ -49,7 +48,7 @@ func newFPGAs(t *testing.T) (*bench, *fpgas) {
 	return f.bench, f
 }
 
-// acceleratorFunction is a parameter for which there is work to be done.
+// acceleratorFunction is a parameter that requires work.
 const acceleratorFunction discovery.Parameter = "acceleratorFunction"
 
 func (f *fpgas) configure(d discovery.Device, want discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
@@ -106,7 +105,7 @@ func wanting(function string, c *resourceapi.ResourceClaim) *resourceapi.Resourc
 	return c
 }
 
-// call prepares one claim as the kubelet does, which waits for 45 seconds.
+// call prepares one claim with the kubelet's timeout of 45 seconds.
 func (b *bench) call(c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	ctx, cancel := context.WithTimeout(b.t.Context(), 45*time.Second)
 	defer cancel()
@@ -168,7 +167,7 @@ func TestConfigure(t *testing.T) {
 	})
 }
 
-// A device that is as it should be, or that nothing is asked of, is prepared as ever.
+// A device that needs no change is prepared as usual, and so is a device without parameters.
 func TestConfigureNothing(t *testing.T) {
 	b, f := newFPGAs(t)
 	mustPrepare(t, b, wanting("old", claim("c", "a")))
@@ -201,13 +200,13 @@ func TestConfigureOutlastsCalls(t *testing.T) {
 	})
 }
 
-// After a crash the claim has the device still, without a spec, and goes on.
+// After a crash the claim still has the device, without a CDI spec, and the next call continues.
 func TestConfigureAfterCrash(t *testing.T) {
 	for _, failing := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			b, f := newFPGAs(t)
 			hold := make(chan struct{})
-			defer close(hold) // the first one's work ends too late
+			defer close(hold) // the work of the first driver ends too late
 			f.hold = hold
 			c := wanting("new", claim("c", "a"))
 			if _, err := b.call(c); err == nil {
@@ -224,7 +223,7 @@ func TestConfigureAfterCrash(t *testing.T) {
 			if failing {
 				f.fails = errors.New("CRC error")
 				mustRefuse(t, b, c, "device a", "CRC error")
-				mustRefuse(t, b, claim("rival", "a"), "held by claim default/c") // nothing is undone
+				mustRefuse(t, b, claim("rival", "a"), "held by claim default/c") // nothing is rolled back
 				mustUnprepare(t, b, c)
 				mustPrepare(t, b, claim("rival", "a"))
 				return
@@ -255,8 +254,8 @@ func TestConfigureFails(t *testing.T) {
 			if f.begun() != test.works {
 				t.Errorf("begun: %s", f.begun())
 			}
-			// Work that has begun may have changed the device, which stays the
-			// claim's until that is unprepared.
+			// Work that has begun may have changed the device, which stays allocated until
+			// Unprepare.
 			begun := test.works != ""
 			if who, held := b.OwnerOf("a"); held != begun || b.configuring(c) != begun || exists(b.specFile(c)) {
 				t.Errorf("held %v by %s, configuring %v", held, who, b.configuring(c))
@@ -269,8 +268,8 @@ func TestConfigureFails(t *testing.T) {
 	}
 }
 
-// A device that was configured is looked at anew at once, whatever became of it. A
-// call that configures nothing looks at none.
+// After configuration, successful or not, the device is scanned at once. A call without
+// configuration starts no scan.
 func TestRescanAfterConfiguring(t *testing.T) {
 	b, f := newFPGAs(t)
 	var rescans []string
@@ -284,7 +283,7 @@ func TestRescanAfterConfiguring(t *testing.T) {
 	c := wanting("new", claim("c", "a"))
 	f.fails = errors.New("CRC error")
 	mustRefuse(t, b, c, "CRC error")
-	b.jobs.group.Wait() // the refusal does not wait for the look
+	b.jobs.group.Wait() // the refusal does not wait for the scan
 	f.fails = nil
 	mustPrepare(t, b, c)
 	mustPrepare(t, b, c)
@@ -294,8 +293,7 @@ func TestRescanAfterConfiguring(t *testing.T) {
 	}
 }
 
-// A claim that was prepared once, and whose device cannot be made so again,
-// keeps what it has.
+// A prepared claim whose device cannot be configured again keeps the device.
 func TestConfigureAgainFails(t *testing.T) {
 	b, f := newFPGAs(t)
 	c := wanting("new", claim("c", "a"))
@@ -328,7 +326,7 @@ func TestConfigureOnlyWhatIsOnesOwn(t *testing.T) {
 	}
 }
 
-// Unprepare waits for work that has begun, calls off the rest, and leaves nothing.
+// Unprepare waits for running work, cancels the rest, and leaves nothing behind.
 func TestUnprepareCallsOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, f := newFPGAs(t)
@@ -357,7 +355,7 @@ func TestUnprepareCallsOff(t *testing.T) {
 	})
 }
 
-// While a device is configured it cannot be read, which is no news to anybody.
+// A device that cannot be read during its configuration is not reported as Unknown.
 func TestHealthWhileConfiguring(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, f := newFPGAs(t)
@@ -399,7 +397,7 @@ func TestHealthWhileConfiguring(t *testing.T) {
 	})
 }
 
-// A driver that stops does so when the work has ended, and answers calls before.
+// A stopping driver waits for running work. Waiting calls get their answers before.
 func TestRunWaitsForWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, f := newFPGAs(t)
@@ -433,9 +431,9 @@ func TestRunWaitsForWork(t *testing.T) {
 	})
 }
 
-// TestConfigureCrash stops the driver before each of its file operations in
-// turn: whatever the moment, no container can have the device before it is as
-// its claim wants it, the claim can be prepared then, and leaves nothing.
+// TestConfigureCrash stops the driver before each of its file operations in turn. No container can
+// get the device before its configuration. Afterwards the claim can be prepared, and it leaves
+// nothing behind.
 func TestConfigureCrash(t *testing.T) {
 	c := wanting("new", claim("c", "a"))
 	for step := 1; ; step++ {

@@ -1,7 +1,7 @@
-// Package driver speaks Dynamic Resource Allocation: it publishes a snapshot
-// of a host's devices in ResourceSlices, prepares and unprepares claims for
-// the kubelet, and tells the kubelet how the devices are. It knows no vendor
-// and reads nothing of the host but the device nodes that it hands out.
+// Package driver implements Dynamic Resource Allocation: it publishes the snapshot of a host's
+// devices in ResourceSlices, prepares and unprepares claims for the kubelet, and reports device
+// health to the kubelet. The package contains no vendor-specific code. Of the host it reads only
+// the device nodes and network interfaces that it gives to containers.
 package driver
 
 import (
@@ -32,114 +32,111 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Config says where and for whom a driver works. All of it must be set but what is
-// said to be optional.
+// Config is the configuration of a driver. All fields are required unless marked optional.
 type Config struct {
 	NodeName string // also the name of the pool
 
-	// PodUID is that of the agent's pod. If it is set, two agents may run at
-	// once while one takes over from the other. Optional.
+	// PodUID is the UID of the agent's pod. If it is set, two agents may run at once during an
+	// update. Optional.
 	PodUID types.UID
 
-	// KubeClient should allow for bursts: the kubelet's calls wait while each
-	// of their claims is read with it.
+	// KubeClient should allow bursts, since the kubelet's calls wait while the driver reads each of
+	// their claims.
 	KubeClient kubernetes.Interface
 
-	// StatusClient writes what becomes of the devices of claims into the status
-	// of these. It should have a limit of its own, so that nothing else waits
-	// for it. Optional: without it the status is left alone.
+	// StatusClient writes the state of devices to the status of their claims. It should have a rate
+	// limit of its own, so that nothing else waits for it. Optional: without it the driver writes
+	// no status.
 	StatusClient kubernetes.Interface
 
-	// Start registers the driver with the kubelet, as [StartHelper] does.
+	// Start registers the driver with the kubelet, like [StartHelper].
 	Start Starter
 
 	KubeletRoot string  // the kubelet's data directory
-	CDI         cdi.Dir // where the specs of claims go
+	CDI         cdi.Dir // directory of the claims' CDI specs
 
-	// Disk is what metadata of devices and CDI specs are written to and read
-	// from, the operating system's if nil.
+	// Disk is the file system for metadata files and CDI specs. Nil means the file system of the
+	// operating system.
 	Disk disk.FS
 
-	// HostFS is the file system of the scanned host, in which device nodes are
-	// looked at before they are handed out.
+	// HostFS is the file system of the scanned host. The driver checks its device nodes before
+	// containers get them.
 	HostFS fs.FS
 
-	// Ledger says who has what. The caller of [Driver.Run] opens it once
-	// this instance may write. Calls wait until then.
+	// Ledger contains the allocations. The caller of [Driver.Run] opens the ledger once this
+	// instance may write. Calls wait until then.
 	Ledger *ledger.Ledger
 
-	// Granter adds what depends on the set of devices of a request.
+	// Granter adds the edits that depend on all devices of a request.
 	Granter discovery.Granter
 
-	// NoMetadata leaves out the files in which containers read the attributes
-	// of their devices.
+	// NoMetadata disables the files from which containers read the attributes of their devices.
 	NoMetadata bool
 
-	// ReadParameters strictly decodes the opaque parameters that a claim or a
-	// device class has for this driver, and returns why they are not
-	// understood.
+	// ReadParameters strictly decodes the opaque parameters of a claim or device class for this
+	// driver. It returns an error for invalid parameters.
 	ReadParameters func(raw []byte) (discovery.Parameters, error)
 
-	// Accept reports why the devices of a request cannot be given with
-	// parameters that were understood.
+	// Accept returns an error if the devices of a request do not support the valid parameters of
+	// the request.
 	Accept discovery.Acceptor
 
-	// Order returns what programs of families are to keep up for the devices of a request, and
-	// Upkeep has them do so for a claim, and returns once it is so, however often it is called.
-	// UpkeepDir is the directory below which they do. Optional.
+	// Order returns the orders for the programs that must run for the devices of a request. Upkeep
+	// fulfils the orders of a claim and returns when the programs are ready; it may be called
+	// repeatedly. UpkeepDir is the parent directory of the programs' files. Optional.
 	Order     discovery.Orderer
 	Upkeep    func(ctx context.Context, uid types.UID, orders []discovery.Order) error
 	UpkeepDir string
 
-	// Configure makes devices what claims want of them.
+	// Configure configures devices for claims.
 	Configure discovery.Configurer
 
-	// Rescan is called when devices were configured, or when that failed: they
-	// may be other than the last snapshot has them. It must not block.
+	// Rescan is called after devices were configured, successfully or not, since they may now
+	// differ from the last snapshot. It must not block.
 	Rescan func()
 
-	// Preparing is called with each claim that is to be prepared. It must not block. Optional.
+	// Preparing is called with each claim to prepare. It must not block. Optional.
 	Preparing func(*resourceapi.ResourceClaim)
 
-	// ResourceOf returns the name by which pods ask in their limits for devices of a
-	// DeviceClass, "" if that is not known. It must not block. Optional.
+	// ResourceOf returns the extended resource name of a DeviceClass, or "" if unknown. It must not
+	// block. Optional.
 	ResourceOf func(class string) string
 
 	// Ended is called when a claim has ended. It must not block. Optional.
 	Ended func()
 
-	// Abandoned is asked about every ten minutes which claims nobody has any more.
+	// Abandoned returns the claims that no longer have a consumer. It is called about every ten
+	// minutes.
 	Abandoned Abandoned
 
-	// Gone returns what it means at present that a device is gone which a claim
-	// holds.
+	// Gone returns the present taint effect for devices of claims that have vanished.
 	Gone func() resourceapi.DeviceTaintEffect
 
-	// Observe is told how long the kubelet's calls take.
+	// Observe receives the durations of the kubelet's calls.
 	Observe Observer
 
-	// Tracer makes traces of the kubelet's calls. Nil means none.
+	// Tracer traces the kubelet's calls. Nil means no traces.
 	Tracer trace.Tracer
 }
 
-// Registration is what the kubelet has said to the driver's registration.
+// Registration is the kubelet's answer to the driver's registration.
 type Registration string
 
 // The answers of a kubelet.
 const (
-	Unanswered Registration = ""         // nothing yet
-	Accepted   Registration = "Accepted" // it will call
+	Unanswered Registration = ""         // no answer yet
+	Accepted   Registration = "Accepted" // the kubelet will call
 	Refused    Registration = "Refused"
 )
 
-// registered is what the kubelet said to the registration, and when.
+// registered is the kubelet's answer to the registration, with its time.
 type registered struct {
 	answer Registration
 	at     time.Time
 }
 
-// Starter registers a plugin with the kubelet, as [kubeletplugin.Start] does. The
-// plugin is a [Driver].
+// Starter registers a plugin with the kubelet, like [kubeletplugin.Start]. The plugin is a
+// [Driver].
 type Starter func(context.Context, kubeletplugin.DRAPlugin, ...kubeletplugin.Option) (Helper, error)
 
 // Helper is the part of [kubeletplugin.Helper] that the driver uses.
@@ -148,41 +145,40 @@ type Helper interface {
 	Stop()
 }
 
-// Driver is the DRA driver of one node. It is made with [New] and works while
-// [Driver.Run] does.
+// Driver is the DRA driver of one node. Create it with [New] and run it with [Driver.Run].
 type Driver struct {
 	config Config
 
 	// Replaced in tests.
 	files          disk.Files
 	healthInterval time.Duration
-	termination    time.Duration // how long containers of a pod that was deleted by force may go on
-	askInterval    time.Duration // about how long until the API server is asked again what it keeps
+	termination    time.Duration // how long containers of a pod that was deleted by force may continue to run
+	askInterval    time.Duration // approximate time between detections of the API server's features
 
 	view         atomic.Pointer[view]
-	publishing   sync.Mutex // of views
+	publishing   sync.Mutex // held while a view is published
 	registration atomic.Pointer[registered]
-	features     atomic.Pointer[features.Set]       // what the API server is known to keep, nil before it has said so
-	doubted      atomic.Bool                        // it may be another server by now
-	failed       atomic.Pointer[time.Time]          // when slices could not be written, nil if the publisher knows
-	refusal      atomic.Pointer[string]             // why it takes no slices, nil if it does
-	published    atomic.Pointer[resourceslice.Pool] // last, nil before the first time
-	wake         chan struct{}                      // has one when the publisher is to look again
-	prepared     chan struct{}                      // has one when a claim was prepared
-	refused      chan struct{}                      // has one when a claim was refused, since somebody has its device
+	features     atomic.Pointer[features.Set]       // features of the API server, nil until detected
+	doubted      atomic.Bool                        // the API server may have been replaced or updated
+	failed       atomic.Pointer[time.Time]          // time of a failed write of slices, nil if the publisher has handled the failure
+	refusal      atomic.Pointer[string]             // why the API server refuses the slices, nil if it accepts them
+	published    atomic.Pointer[resourceslice.Pool] // the last published pool, nil before the first
+	wake         chan struct{}                      // receives a value when the publisher must check again
+	prepared     chan struct{}                      // receives a value when a claim was prepared
+	refused      chan struct{}                      // receives a value when a claim was refused because its device is allocated
 
 	calls    calls
 	jobs     jobs
-	anew     sync.Map // by UID of a claim that was allocated anew: when that was first seen
+	anew     sync.Map // first sight of a new allocation of a claim, by UID
 	metadata metadata
 	ledger   *ledger.Ledger
-	serving  atomic.Bool             // the helper's sockets are there
+	serving  atomic.Bool             // the helper's sockets exist
 	fatal    context.CancelCauseFunc // set by Run
 }
 
 var _ kubeletplugin.DRAPlugin = &Driver{}
 
-// New returns a driver. It touches nothing yet.
+// New returns a driver. New has no side effects on the host.
 func New(config Config) *Driver {
 	config.CDI.Files.FS = config.Disk
 	d := &Driver{
@@ -202,15 +198,14 @@ func New(config Config) *Driver {
 	return d
 }
 
-// StartHelper starts the library's helper, which the kubelet calls at sockets.
+// StartHelper starts the library's helper, which serves the kubelet's calls on sockets.
 func StartHelper(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (Helper, error) {
 	return kubeletplugin.Start(ctx, plugin, options...)
 }
 
-// Run serves the kubelet and publishes what [Driver.Publish] was given, until
-// the context ends. It may be called once. When it returns, the calls that it
-// served are finished and nothing is written any more; the error is nil unless
-// something else than the context ended it.
+// Run serves the kubelet and publishes the snapshots given to [Driver.Publish], until the context
+// ends. It may be called once. When Run returns, all served calls are finished and nothing is
+// written anymore. The error is nil if the parent context has ended.
 func (d *Driver) Run(parent context.Context) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
@@ -219,8 +214,8 @@ func (d *Driver) Run(parent context.Context) error {
 	if err != nil {
 		return fmt.Errorf("run driver: %w", err)
 	}
-	// The helper drops calls in progress when its context ends, so it is
-	// stopped below, after them.
+	// The helper drops running calls when its context ends. Therefore it is stopped below, after
+	// the calls.
 	helper, err := d.config.Start(context.WithoutCancel(ctx), d, options...)
 	if err != nil {
 		return fmt.Errorf("run driver: %w", err)
@@ -240,7 +235,7 @@ func (d *Driver) Run(parent context.Context) error {
 	return fmt.Errorf("run driver: %w", err)
 }
 
-// serve does what the active instance does, once it is.
+// serve does the work of the active instance, once the ledger is open.
 func (d *Driver) serve(ctx context.Context, helper Helper) error {
 	select {
 	case <-d.ledger.Opened():
@@ -261,15 +256,15 @@ func (d *Driver) serve(ctx context.Context, helper Helper) error {
 	return d.publishLoop(ctx, helper)
 }
 
-// dataDir is where the driver has the socket that the kubelet calls.
+// dataDir is the directory of the socket for the kubelet's calls.
 func (d *Driver) dataDir() string {
 	return filepath.Join(d.config.KubeletRoot, "plugins", discovery.Domain)
 }
 
-// registryDir is where the kubelet looks for drivers.
+// registryDir is the kubelet's directory for registration sockets.
 func (d *Driver) registryDir() string { return filepath.Join(d.config.KubeletRoot, "plugins_registry") }
 
-// options makes the kubelet's directories and says to the helper where it is.
+// options creates the kubelet's directories and returns the options for the helper.
 func (d *Driver) options() ([]kubeletplugin.Option, error) {
 	data, registry := d.dataDir(), d.registryDir()
 	for _, dir := range []string{data, registry} {
@@ -297,8 +292,8 @@ func (d *Driver) options() ([]kubeletplugin.Option, error) {
 	return options, nil
 }
 
-// noteRegistration notes what the kubelet says to the registration. The
-// helper's RegistrationStatus is not safe to read while it runs.
+// noteRegistration is a gRPC interceptor that stores the kubelet's answer to the registration. The
+// helper's RegistrationStatus is not safe to read while the helper runs.
 func (d *Driver) noteRegistration(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if status, ok := request.(*registerapi.RegistrationStatus); ok {
 		answer := Refused
@@ -310,20 +305,20 @@ func (d *Driver) noteRegistration(ctx context.Context, request any, _ *grpc.Unar
 	return handler(ctx, request)
 }
 
-// Registered notes what the kubelet says to the registration. It is for a [Starter]
-// that does without the options of the library.
+// Registered stores the kubelet's answer to the registration. It is for a [Starter] that does not
+// use the library's options.
 func (d *Driver) Registered(answer Registration) {
 	d.registration.Store(&registered{answer, time.Now()})
 	notify(d.wake)
 }
 
-// Prepared returns how many claims are prepared, 0 until the records are read.
+// Prepared returns the number of prepared claims. It is 0 until the records are read.
 func (d *Driver) Prepared() int { return len(d.ledger.Claims()) }
 
-// Registration returns what the kubelet last said to the registration.
+// Registration returns the kubelet's last answer to the registration.
 func (d *Driver) Registration() Registration { return d.registration.Load().answer }
 
-// HandleError takes errors from the helper's background work. It implements
+// HandleError handles errors of the helper's background work. It implements
 // [kubeletplugin.DRAPlugin] and is not for other callers.
 func (d *Driver) HandleError(ctx context.Context, err error, message string) {
 	if !errors.Is(err, kubeletplugin.ErrRecoverable) {

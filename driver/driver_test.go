@@ -35,26 +35,26 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// One of them pauses since its last error, which outside a bubble of synctest is
-	// years later.
+	// One handler sleeps until a time relative to its last error, which is years later outside a
+	// synctest bubble.
 	utilruntime.ErrorHandlers = nil
 	m.Run()
 }
 
-// bench is a driver at work without a kubelet, on directories that outlive it.
+// bench is a driver without a kubelet. Its directories outlive the driver.
 type bench struct {
 	*Driver
 	t         testing.TB
 	config    Config
 	host      fstest.MapFS
-	state     string // the directory of the ledger
+	state     string // the ledger's directory
 	boot      string
-	active    chan struct{} // the ledger is opened when it is closed; nil: at once
+	active    chan struct{} // the ledger is opened when active is closed; nil: at once
 	hostFiles hostfile.Writer
 	disk      *disktest.Disk
-	kept      features.Set // of the API server, after a restart
+	kept      features.Set // features of the API server, after a restart
 
-	termination time.Duration // how long containers of a pod that was deleted by force go on
+	termination time.Duration // how long containers of a pod that was deleted by force continue to run
 }
 
 func newBench(t testing.TB) *bench {
@@ -87,10 +87,10 @@ func newBench(t testing.TB) *bench {
 	return b
 }
 
-// records is where the records of claims are.
+// records is the directory of the claims' records.
 func (b *bench) records() string { return filepath.Join(b.state, "claims") }
 
-// start makes a new driver on a new ledger, which is not open yet.
+// start makes a new driver with a new ledger that is not open yet.
 func (b *bench) start() *Driver {
 	b.t.Helper()
 	b.config.Ledger = ledger.New(ledger.Config{Dir: b.state, Boot: b.boot, Disk: b.disk})
@@ -102,7 +102,7 @@ func (b *bench) start() *Driver {
 	return d
 }
 
-// open opens the ledger of the driver that start has made.
+// open opens the ledger of the driver that start made.
 func (b *bench) open() {
 	if b.active != nil {
 		<-b.active
@@ -115,7 +115,7 @@ func (b *bench) open() {
 	}
 }
 
-// restart makes a new driver that is active and has recovered.
+// restart makes a new driver that is active and has read its records.
 func (b *bench) restart() *bench {
 	b.t.Helper()
 	d := b.start()
@@ -126,13 +126,13 @@ func (b *bench) restart() *bench {
 	return b
 }
 
-// keeps says what the API server keeps, from the next restart on.
+// keeps sets the features of the API server from the next restart on.
 func (b *bench) keeps(kept features.Set) *bench {
 	b.kept = kept
 	return b
 }
 
-// offers makes the devices the snapshot, and gives the host their nodes.
+// offers publishes a snapshot of the devices, and adds their nodes to the host.
 func (b *bench) offers(devices ...rules.Offered) *bench {
 	for _, d := range devices {
 		for _, edit := range d.Edits.DeviceNodes {
@@ -145,17 +145,18 @@ func (b *bench) offers(devices ...rules.Offered) *bench {
 	return b
 }
 
-// has gives the host a network interface, of devices whose directory is not named.
+// has adds a network interface to the host, for devices without a source directory.
 func (b *bench) has(network string) { b.host["net/"+network+"/type"] = &fstest.MapFile{} }
 
-// OwnerOf returns which claim keeps a container from silicon by a classic ID.
+// OwnerOf returns the claim that blocks an allocation of a physical device by the device plugin
+// API.
 func (b *bench) OwnerOf(silicon string) (who string, held bool) {
 	who = b.ledger.View(b.view.Load()).OwnerOf(discovery.ModeDRA, silicon)
 	owner, _, _ := strings.Cut(who, " (device ")
 	return owner, who != ""
 }
 
-// healthFor returns how the device of a claim is for it.
+// healthFor returns the health of a claim's device.
 func (b *bench) healthFor(c *resourceapi.ResourceClaim) discovery.Health {
 	has, _ := b.ledger.Claim(c.UID)
 	return b.healthIn(b.view.Load(), has, &has.Results[0])
@@ -173,7 +174,7 @@ func gpu(name string, minor int64) rules.Offered {
 	return d
 }
 
-// claim is a claim with one request for each device.
+// claim is a claim with one result for each device.
 func claim(name string, devices ...string) *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)},
@@ -206,7 +207,7 @@ func (b *bench) tryUnprepare(c *resourceapi.ResourceClaim) error {
 	return results[c.UID]
 }
 
-// fakeHelper stands in for the library's helper.
+// fakeHelper replaces the library's helper.
 type fakeHelper struct {
 	mu        sync.Mutex
 	published []resourceslice.DriverResources
@@ -226,7 +227,7 @@ func (f *fakeHelper) Stop() {
 	f.stopped = true
 }
 
-// sketches returns what was published since the last call.
+// sketches returns sketches of the pools published since the last call.
 func (f *fakeHelper) sketches() (out [][]string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -237,8 +238,8 @@ func (f *fakeHelper) sketches() (out [][]string) {
 	return out
 }
 
-// run starts a driver with the helper in a bubble of synctest, and returns
-// what ends it and gives Run's error.
+// run starts a driver with the helper in a synctest bubble. The returned function stops the driver
+// and returns the error of Run.
 func (b *bench) run(helper helperInterface) (stop func() error) {
 	b.t.Helper()
 	d := b.start()
@@ -272,8 +273,8 @@ func expectPublished(t *testing.T, helper *fakeHelper, want ...string) {
 	}
 }
 
-// Slices are published again for a while when the kubelet has registered the
-// driver, since it deleted all slices before.
+// After a registration the driver publishes the slices repeatedly for a while, since the kubelet
+// deleted all slices before it registered the driver.
 func TestPublishingAfterRegistration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, helper := newBench(t), &fakeHelper{}
@@ -287,7 +288,7 @@ func TestPublishingAfterRegistration(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 		register(true)
-		expectPublished(t, helper) // there is nothing yet
+		expectPublished(t, helper) // no snapshot yet
 		b.offers(gpu("a", 1))
 		expectPublished(t, helper, "a")
 		register(false)
@@ -313,7 +314,7 @@ func TestPublishing(t *testing.T) {
 		expectPublished(t, helper, "a b")
 
 		b.offers(gpu("a", 1), gpu("b", 2))
-		expectPublished(t, helper) // nothing changed
+		expectPublished(t, helper) // no change
 
 		a.Health.Status = discovery.Unknown
 		b.offers(a, other)
@@ -510,7 +511,7 @@ func TestHealthReports(t *testing.T) {
 		b.offers(a)
 		expect(10*time.Second, healthy, unhealthy)
 		expect(20*time.Second, healthy, unhealthy)
-		gone := discovery.Gone(resourceapi.DeviceTaintEffectNone) // b, as the snapshot has it
+		gone := discovery.Gone(resourceapi.DeviceTaintEffectNone) // b in the snapshot
 		b.Publish(&rules.Snapshot{Devices: []rules.Offered{a}, Gone: map[string]discovery.Health{"b": gone}}, nil)
 		expect(20*time.Second, healthy, healthy)
 		cancel()
@@ -520,8 +521,8 @@ func TestHealthReports(t *testing.T) {
 	})
 }
 
-// silentServer is a helper that waits for an API server which never answers,
-// as the library's does, until it is stopped.
+// silentServer is a helper that, like the library's, waits for an API server until the helper is
+// stopped. The server never answers.
 type silentServer struct{ stopped chan struct{} }
 
 func (s *silentServer) PublishResources(context.Context, resourceslice.DriverResources) error {
@@ -531,7 +532,7 @@ func (s *silentServer) PublishResources(context.Context, resourceslice.DriverRes
 
 func (s *silentServer) Stop() { close(s.stopped) }
 
-// A driver that waits for the API server ends all the same.
+// A driver that waits for the API server can still be stopped.
 func TestRunEndsWithoutAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

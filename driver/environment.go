@@ -15,16 +15,15 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// devicesVariable holds the names of the devices of a request, joined with
-// commas.
+// devicesVariable contains the device names of a request, separated by commas.
 const devicesVariable = "CHANDLER_DEVICES"
 
-// amountPrefix and the name of a capacity are the variable that holds how much of
-// it a request has of each device that is shared: CHANDLER_MEMORY, in bytes.
+// amountPrefix and the name of a capacity form an environment variable. Its value is the request's
+// amount of the capacity on each shared device, such as CHANDLER_MEMORY in bytes.
 const amountPrefix = "CHANDLER_"
 
-// claimName returns the name that the pod's author gave the claim: for one
-// made from a template, that in the pod.
+// claimName returns the name of the claim in the pod's spec. For a claim made from a template, this
+// is the pod's name for the claim.
 func claimName(claim *resourceapi.ResourceClaim) string {
 	if name := claim.Annotations[resourceapi.PodResourceClaimAnnotation]; name != "" {
 		return name
@@ -32,12 +31,12 @@ func claimName(claim *resourceapi.ResourceClaim) string {
 	return claim.Name
 }
 
-// setEdits gives each result the edits of its device and those of its request.
+// setEdits sets the edits of each result: those of its device and those of its request.
 //
-// Which containers get which requests is not known when a claim is prepared,
-// and container runtimes replace a variable by its name. So what depends on
-// the set of devices is computed for each request, carried alike by all of its
-// devices, and said again under a name of the request's own.
+// When a claim is prepared, the mapping of containers to requests is unknown, and container
+// runtimes overwrite environment variables of the same name. Edits that depend on the set of
+// devices are therefore computed for each request, and all devices of a request carry the same
+// edits. The variables are repeated under a name specific to the request.
 func (d *Driver) setEdits(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters, claim *resourceapi.ResourceClaim) {
 	given := make(map[string][]rules.Offered)
 	parts := make(map[string][]ledger.Result)
@@ -66,8 +65,8 @@ func (d *Driver) setEdits(results []ledger.Result, devices []rules.Offered, para
 	hookOnce(results)
 }
 
-// hookOnce leaves a hook to the first device of each request that has it. A container gets
-// all devices of a request, and the container runtime calls a hook for each.
+// hookOnce removes repeated hooks from all devices of a request except the first. A container gets
+// all devices of a request, and the container runtime would call the hook for each device.
 func hookOnce(results []ledger.Result) {
 	called := make(map[string][]*specs.Hook)
 	for i := range results {
@@ -83,10 +82,9 @@ func hookOnce(results []ledger.Result) {
 	}
 }
 
-// told returns what a container is told of the results of a request whatever
-// their vendor: the names of the devices and, by each capacity of which there is
-// a share among them, how much of it each result is, in the same order. A result
-// that is no share of it has nothing between the commas.
+// told returns environment variables that are independent of vendors: the device names of a
+// request, and the amounts of each shared capacity in the same order. A result without an amount
+// has an empty string between the commas.
 func told(results []ledger.Result) []string {
 	var names []string
 	amounts := make(map[resourceapi.QualifiedName][]string)
@@ -94,7 +92,7 @@ func told(results []ledger.Result) []string {
 		names = append(names, result.Device)
 		for capacity, amount := range result.Consumes {
 			if amount.IsZero() {
-				continue // it was not asked for
+				continue // not requested
 			}
 			if amounts[capacity] == nil {
 				amounts[capacity] = make([]string, len(results))
@@ -109,7 +107,7 @@ func told(results []ledger.Result) []string {
 	return env
 }
 
-// ofRequest returns the variables under their names for the request.
+// ofRequest returns the variables under names specific to the request.
 func ofRequest(env []string, claim, request string) []string {
 	suffix := "_" + discovery.Variable(claim) + "_" + discovery.Variable(request)
 	var out []string

@@ -9,8 +9,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-// A driver that cannot be reached any more ends and says why, and the next one
-// lets go of what it prepared.
+// A driver whose socket fails ends with the reason, and the next driver can release the prepared
+// claims.
 func TestLostListenerEndsRun(t *testing.T) {
 	for socket, test := range map[string]struct {
 		listener func(func(context.Context, string) (net.Listener, error)) kubeletplugin.Option

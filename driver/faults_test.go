@@ -18,8 +18,8 @@ import (
 
 var errFault = errors.New("input/output error")
 
-// fault lets one step of all that is done to files fail, or all from that step
-// on: then nothing is undone either, as when the process is killed.
+// fault makes one step of the file operations fail, or all steps from a number on. The second form
+// prevents any cleanup, as if the process was killed.
 type fault struct {
 	step  int
 	crash bool
@@ -34,19 +34,18 @@ func (f *fault) before(op disktest.Op, name string) error {
 	return nil
 }
 
-// met reports whether there was such a step.
+// met reports whether the step was reached.
 func (f *fault) met() bool { return len(f.trace) >= f.step }
 
-// trial is something that a fault may befall. The claim "held" has device a
-// before it.
+// trial is an operation under a fault. The claim "held" has device a at the start.
 type trial struct {
-	prepare func(*bench)       // what has happened before; may be nil
-	do      func(*bench) error // what the kubelet asks
-	keeps   bool               // whether "held" has a device all the while
-	after   map[string]string  // who has which device when it is done
+	prepare func(*bench)       // preceding events; may be nil
+	do      func(*bench) error // the kubelet's request
+	keeps   bool               // whether "held" has a device all the time
+	after   map[string]string  // expected claims by device after success
 }
 
-// trials returns what the kubelet may ask, and in which circumstances.
+// trials returns the kubelet's requests in different circumstances.
 func trials(t *testing.T) map[string]trial {
 	held, other, anew, none := claim("held", "a"), claim("other", "b"), claim("held", "b"), claim("held", "x")
 	none.Status.Allocation.Devices.Results[0].Driver = "other.example.com"
@@ -72,9 +71,9 @@ func trials(t *testing.T) map[string]trial {
 	}
 }
 
-// TestFaults lets each step of each trial fail in turn, once or for good. What
-// fails is said; no device is lost and none given twice, whether the driver is
-// asked again or is started anew; and all can be let go of.
+// TestFaults makes each step of each trial fail in turn, once or permanently. The failure is
+// reported, no device is lost or allocated twice, a repeated request or a restart of the driver
+// succeeds, and everything can be released.
 func TestFaults(t *testing.T) {
 	for name, trial := range trials(t) {
 		for _, crash := range []bool{false, true} {
@@ -94,7 +93,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// failAt does one run in which a step fails, and reports whether there was one.
+// failAt does one run with a failing step, and reports whether the step was reached.
 func (tr *trial) failAt(t *testing.T, step int, crash bool) bool {
 	devices := []rules.Offered{nic("a"), nic("b")}
 	b := newBench(t)
@@ -106,7 +105,7 @@ func (tr *trial) failAt(t *testing.T, step int, crash bool) bool {
 		tr.prepare(b)
 	}
 	f := &fault{step: step, crash: crash}
-	b.restart().offers(devices...) // what that has to do is done without a fault
+	b.restart().offers(devices...) // the restart itself has no fault
 	b.disk.Before = f.before
 	err := tr.do(b)
 	at := fmt.Sprintf("step %d of %s", step, strings.Join(f.trace, ", "))
@@ -122,7 +121,7 @@ func (tr *trial) failAt(t *testing.T, step int, crash bool) bool {
 		if who, held := b.holderOfEither(); !held || !strings.Contains(who, "held") {
 			t.Errorf("%s: the claim that has a device is said to have none, but %q", at, who)
 		}
-		// A rival is refused whatever the claim has now.
+		// A rival is refused, whatever the claim has now.
 		for _, device := range []string{"a", "b"} {
 			if _, held := b.OwnerOf(device); held {
 				mustRefuse(t, b, claim("rival", device), "is held by claim")
@@ -150,8 +149,8 @@ func (tr *trial) failAt(t *testing.T, step int, crash bool) bool {
 	return f.met()
 }
 
-// Nothing is undone: a claim whose spec cannot be written keeps the device, and
-// the next call goes on.
+// Nothing is rolled back: a claim whose CDI spec cannot be written keeps the device, and the next
+// call continues.
 func TestNothingIsUndone(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1))
 	c := claim("c", "a")
@@ -176,8 +175,8 @@ func TestNothingIsUndone(t *testing.T) {
 	mustPrepare(t, b, c)
 }
 
-// Nothing of a claim is synchronised but, before the first one of a boot, the file
-// that says which boot it is: a reboot voids all the rest.
+// The driver synchronises no file of a claim. Before the first claim of a boot it synchronises the
+// file with the boot ID, since a reboot invalidates everything else.
 func TestSynchronisedFiles(t *testing.T) {
 	b := newBench(t)
 	var synced []string
@@ -197,8 +196,8 @@ func TestSynchronisedFiles(t *testing.T) {
 	}
 }
 
-// On a full disk a record of the boot before stays as it is. The second Prepare
-// fails like the first, and nothing is given that a restart would not know of.
+// On a full disk a record of the previous boot stays unchanged. The second Prepare fails like the
+// first, and no device is allocated without a record for the next restart.
 func TestFullDiskAfterAReboot(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1))
 	c, other := claim("c", "a"), claim("other", "a")
@@ -223,7 +222,7 @@ func TestFullDiskAfterAReboot(t *testing.T) {
 	mustRefuse(t, b, c, "held by claim default/other")
 }
 
-// writeMetadata writes files of a claim as the library does.
+// writeMetadata writes metadata files of a claim in the format of the library.
 func (b *bench) writeMetadata(name string) {
 	b.t.Helper()
 	file := filepath.Join(b.metadata.dir, "default_"+name, "r", "metadata.json")
@@ -236,7 +235,7 @@ func (b *bench) writeMetadata(name string) {
 	}
 }
 
-// holderOfEither returns who has one of the devices.
+// holderOfEither returns the claim that has one of the devices.
 func (b *bench) holderOfEither() (string, bool) {
 	if who, held := b.OwnerOf("a"); held {
 		return who, true
@@ -244,8 +243,7 @@ func (b *bench) holderOfEither() (string, bool) {
 	return b.OwnerOf("b")
 }
 
-// expectSpecsHaveRecords checks that no container can have what nobody is on
-// record for.
+// expectSpecsHaveRecords checks that each claim with a CDI spec has a record.
 func (b *bench) expectSpecsHaveRecords(at string) {
 	b.t.Helper()
 	uids, err := b.config.CDI.Claims()
@@ -265,7 +263,7 @@ func (b *bench) holds(uid types.UID) bool {
 	return c != nil || b.ledger.IsSealed(uid)
 }
 
-// expectHolders checks who has which device, in memory and on disk.
+// expectHolders checks the claim of each device, in memory and on disk.
 func (b *bench) expectHolders(at string, want map[string]string, hostFile func(string) string) {
 	b.t.Helper()
 	for _, device := range []string{"a", "b"} {

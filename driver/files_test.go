@@ -14,7 +14,7 @@ import (
 	"chandler.dev/internal/hostfile"
 )
 
-// nic is a device with a file of the host, under a classic name.
+// nic is a device with a host file and an extended resource name.
 func nic(name string) rules.Offered {
 	d := gpu(name, 1)
 	if name == "b" {
@@ -25,8 +25,8 @@ func nic(name string) rules.Offered {
 	return d
 }
 
-// withFiles gives the driver a directory for files of the host, and returns
-// where that of a device is.
+// withFiles gives the driver a directory for host files. The returned function returns the path of
+// a device's file.
 func (b *bench) withFiles() (file func(device string) string) {
 	b.t.Helper()
 	root := b.t.TempDir()
@@ -55,7 +55,7 @@ func TestHostFilesGoWithTheClaim(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Unprepare needs nothing but the record.
+	// Unprepare needs only the record.
 	b.restart()
 	mustUnprepare(t, b, c)
 	if exists(file("a")) || exists(b.recordFile(c)) {
@@ -63,9 +63,8 @@ func TestHostFilesGoWithTheClaim(t *testing.T) {
 	}
 }
 
-// Files are written before a container can have the device: the claim's file, files
-// of the host, the spec. They are removed the other way round, but for the claim's
-// file, which goes last too.
+// Files are written before a container can get the device, in this order: record, host files, CDI
+// spec. They are removed in the reverse order, except the record, which is removed last.
 func TestOrderOfSteps(t *testing.T) {
 	b := newBench(t)
 	file := b.withFiles()
@@ -87,7 +86,7 @@ func TestOrderOfSteps(t *testing.T) {
 	}
 }
 
-// A file that several claims' devices have is there until the last has ended.
+// A host file of several claims' devices remains until the last claim ends.
 func TestHostFileOfSeveralClaims(t *testing.T) {
 	b := newBench(t)
 	file := b.withFiles()
@@ -129,7 +128,7 @@ func TestHostFileThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// A claim that is prepared under another name has no file of the name before.
+// After a claim is prepared under another resource name, the file of the earlier name is gone.
 func TestHostFileOfANameBefore(t *testing.T) {
 	b := newBench(t)
 	file := b.withFiles()
@@ -147,8 +146,8 @@ func TestHostFileOfANameBefore(t *testing.T) {
 	}
 }
 
-// A device without a classic name has no file that is called by it, and one
-// whose directory nobody made none either.
+// A device without an extended resource name gets no file with the name in its path. No file is
+// written if its directory does not exist.
 func TestHostFilesThatNobodyReads(t *testing.T) {
 	b := newBench(t)
 	file := b.withFiles()
@@ -166,8 +165,8 @@ func TestHostFilesThatNobodyReads(t *testing.T) {
 	}
 }
 
-// The files of a claim whose record cannot be read go with it as far as it can
-// be told which they are: by the snapshot, or by what the record still says.
+// The files of a claim with an unreadable record are removed with the record. They are identified
+// from the snapshot or from the readable part of the record.
 func TestHostFilesOfAnUnreadableRecord(t *testing.T) {
 	for name, test := range map[string]struct {
 		damage  func([]byte) []byte

@@ -26,20 +26,19 @@ import (
 
 var newRecords = flag.Bool("new-records", false, "write the golden records that are not there yet; none is ever changed")
 
-// goldenRecords is where the records of a version are, and beside each the CDI
-// spec that goes with it.
+// goldenRecords is the directory of a version's records and their CDI specs.
 func goldenRecords(version int) string { return fmt.Sprintf("testdata/records/v%d", version) }
 
-// golden is a claim of which there is a golden record.
+// golden is a claim with a golden record.
 type golden struct {
 	claim   *resourceapi.ResourceClaim
 	devices []rules.Offered
 	granted specs.ContainerEdits
-	since   int // the first version that has what the claim has
+	since   int // first version that supports the claim
 }
 
-// goldenClaims are claims whose records together have all that one can have, but
-// that devices are being configured.
+// goldenClaims are claims whose records together contain all possible fields, except those of
+// devices under configuration.
 func goldenClaims() map[string]golden {
 	share := func(r *resourceapi.DeviceRequestAllocationResult) {
 		shared := taking(claim("x", r.Device), "memory", "3Gi").Status.Allocation.Devices.Results[0]
@@ -76,7 +75,7 @@ func goldenClaims() map[string]golden {
 	}
 }
 
-// limits makes a claim one that the scheduler made for the limits of a pod.
+// limits turns a claim into a claim that the scheduler made for the extended resources of a pod.
 func limits(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	c.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}
 	c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "pod-of-limits", Controller: new(true)}}
@@ -84,7 +83,7 @@ func limits(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	return c
 }
 
-// goldenBench is a driver that has the devices of a golden claim.
+// goldenBench is a driver with the devices of a golden claim.
 func goldenBench(t *testing.T, g golden) *bench {
 	b := newBench(t)
 	b.withFiles()
@@ -94,8 +93,8 @@ func goldenBench(t *testing.T, g golden) *bench {
 	return b.restart().offers(g.devices...)
 }
 
-// formatOf returns what is written but for the time, which variables containers have, of
-// which there may be more at any time, and the checksum over them.
+// formatOf returns the decoded file without times, environment variables and the checksum. New
+// variables may be added at any time.
 func formatOf(t *testing.T, data []byte) any {
 	t.Helper()
 	if bytes.HasPrefix(data, []byte("sha256:")) {
@@ -129,8 +128,8 @@ func withoutVariables(value any) any {
 	return value
 }
 
-// The files written today are the golden records of this version. A
-// change of them is one of the format, and makes a new version (see record).
+// The files written today equal the golden records of the present version. Any difference is a
+// change of the format, and requires a new version (see record).
 func TestRecordsAreWrittenAsTheirVersionSays(t *testing.T) {
 	check := func(t *testing.T, name, file string) {
 		t.Helper()
@@ -172,8 +171,8 @@ func TestRecordsAreWrittenAsTheirVersionSays(t *testing.T) {
 	})
 }
 
-// Records of all versions are read for ever: what they say is held, its spec is
-// made again, Prepare answers by them, and Unprepare lets go.
+// Records of all versions remain readable: their devices are allocated, CDI specs are rewritten
+// from them, Prepare answers from them, and Unprepare releases the devices.
 func TestRecordsOfEveryVersionAreHonoured(t *testing.T) {
 	for version := 1; version <= ledger.Version; version++ {
 		for name, g := range goldenClaims() {
@@ -212,8 +211,7 @@ func TestRecordsOfEveryVersionAreHonoured(t *testing.T) {
 	}
 }
 
-// honours checks that the driver does as a record of the claim says, and leaves
-// it as it is.
+// honours checks that the driver follows the record of a claim and leaves the record unchanged.
 func honours(t *testing.T, b *bench, g golden, data, spec []byte) {
 	t.Helper()
 	if err := os.WriteFile(b.recordFile(g.claim), data, 0o600); err != nil {
@@ -261,9 +259,8 @@ func honours(t *testing.T, b *bench, g golden, data, spec []byte) {
 	}
 }
 
-// newer returns a golden record as a later agent may write it: of another
-// version, and with more in all of its objects than this one knows, but in the
-// edits, of which all is to be known.
+// newer returns a golden record in the form of a later agent: with another version, and with an
+// additional field in each object except the edits, whose fields must all be supported.
 func newer(t *testing.T, name string, version, readableBy int) []byte {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(goldenRecords(ledger.Version), name+".record"))
@@ -300,8 +297,8 @@ func addLater(value any) {
 	}
 }
 
-// A record of the next version is honoured like one of this, and stays as it is:
-// an agent that is replaced by its predecessor loses nothing of what it wrote.
+// A record of the next version is followed like one of the present version, and stays unchanged.
+// After a downgrade an agent loses nothing that its successor wrote.
 func TestRecordsOfTheNextVersionAreHonoured(t *testing.T) {
 	for name, g := range goldenClaims() {
 		t.Run(name, func(t *testing.T) {
@@ -314,8 +311,7 @@ func TestRecordsOfTheNextVersionAreHonoured(t *testing.T) {
 	}
 }
 
-// Where an older agent has to write a record anew it keeps the version, and
-// what it does not know.
+// When an older agent must rewrite a record, it keeps the version and the unknown fields.
 func TestRecordsOfTheNextVersionAreNotDowngraded(t *testing.T) {
 	g := goldenClaims()["whole"]
 	b := goldenBench(t, g)

@@ -12,16 +12,14 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// healthInterval is how often the kubelet is told anew. It takes health that
-// it has not heard of for 30 seconds as unknown, counting from when it heard of it
-// (pkg/kubelet/cm/dra/healthinfo.go, updateHealthInfo, in 1.34 and 1.37). So what
-// is told again must itself become Unknown when a device can no longer be read, as
-// it does by [discovery.Watch].
+// healthInterval is the interval of repeated health reports. The kubelet treats health as unknown
+// 30 seconds after receiving it (pkg/kubelet/cm/dra/healthinfo.go, updateHealthInfo, in 1.34 and
+// 1.37). Since the driver repeats reports, the health itself must become Unknown when a device can
+// no longer be read. [discovery.Watch] does this.
 const healthInterval = 10 * time.Second
 
-// WatchHealthStatus reports the health of all devices at once, when it changes,
-// and again at an interval. It implements [kubeletplugin.DRAPlugin] and is not
-// for other callers.
+// WatchHealthStatus reports the health of all devices at once, on changes, and at an interval. It
+// implements [kubeletplugin.DRAPlugin] and is not for other callers.
 func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	ticker := time.NewTicker(d.healthInterval)
 	defer ticker.Stop()
@@ -43,15 +41,15 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	}
 }
 
-// healthIn says how what a claim has is, as the view has it.
+// healthIn returns the health of a claim's device in the view.
 func (d *Driver) healthIn(v *view, r *ledger.Claim, has *ledger.Result) discovery.Health {
 	device, found := v.Present.Device(has.Source)
 	return d.HealthOf(&device.Device, found, v.snapshot.Gone, r, has)
 }
 
-// HealthOf says how what a claim has is: as its device if that is found, or gone,
-// also where another has taken its place. That is not said while it may only look
-// so: while the device is made what a claim wants, or cannot be read.
+// HealthOf returns the health of a claim's device. A device that was not found, or was replaced by
+// another, is gone. A replacement is not reported while it is uncertain, because the device is
+// being configured or cannot be read.
 func (d *Driver) HealthOf(device *discovery.Device, found bool, gone discovery.Missing, r *ledger.Claim, has *ledger.Result) discovery.Health {
 	now := time.Now()
 	if !found {
@@ -68,9 +66,9 @@ func (d *Driver) HealthOf(device *discovery.Device, found bool, gone discovery.M
 	return health
 }
 
-// healthReport says how the devices of the view are, and that those which are
-// gone but held are not well. Who has a device only for administration keeps it
-// longer than it is there, and others have what is in its place.
+// healthReport returns the health of all devices of the view. Allocated devices that are gone are
+// unhealthy. A claim with admin access may keep a device that has vanished, and does not affect the
+// health of its replacement.
 func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealthReport {
 	health := make(map[string]discovery.Health)
 	for _, device := range v.snapshot.Devices {
@@ -79,7 +77,7 @@ func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealth
 	for _, r := range d.ledger.Claims() {
 		for i := range r.Results {
 			result := &r.Results[i]
-			of := d.healthIn(v, r, result) // a numbered share is as its device
+			of := d.healthIn(v, r, result) // a numbered share has the health of its device
 			_, said := health[result.Device]
 			if !said || of.Key() == discovery.ConditionGone && !result.Admin {
 				health[result.Device] = of
@@ -98,8 +96,8 @@ func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealth
 	return report
 }
 
-// statusOf returns what the kubelet is told. A condition that the administrator
-// only wants to hear of leaves a device healthy, and is the report's message.
+// statusOf returns the status for the kubelet. A condition that is only informative leaves a device
+// healthy, and appears as the report's message.
 func statusOf(health discovery.Health) kubeletplugin.HealthStatus {
 	switch {
 	case health.Usable():

@@ -12,8 +12,9 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// TestInterfaceThatIsRenamed prepares a network function whose interface got another name after the agent looked, as udev
-// does a moment after a hot-plug. No container may be given the interface that has the name now.
+// TestInterfaceThatIsRenamed prepares a network function whose interface was renamed after the
+// scan, as udev does shortly after a hot-plug. No container may get the interface that has the old
+// name now.
 func TestInterfaceThatIsRenamed(t *testing.T) {
 	const source = "sys/devices/pci0000:00/0000:00:02.0"
 	link := func(name, below string) fstest.MapFS {
@@ -26,7 +27,7 @@ func TestInterfaceThatIsRenamed(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		files fstest.MapFS
-		want  string // the interface that the container gets
+		want  string // the container's interface
 	}{
 		"as it was":                  {link("eth0", "pci0000:00/0000:00:02.0"), "eth0"},
 		"of what was made of it":     {link("eth0", "pci0000:00/0000:00:02.0/virtio3"), "eth0"},
@@ -57,7 +58,7 @@ func TestInterfaceThatIsRenamed(t *testing.T) {
 			if len(got) != 1 || got[0].HostInterfaceName != test.want {
 				t.Errorf("the container gets %+v, want %s", got, test.want)
 			}
-			// It has left the host, and the claim has it still.
+			// The interface has left the host, and the claim still has it.
 			for name := range b.host {
 				delete(b.host, name)
 			}

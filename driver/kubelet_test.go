@@ -40,9 +40,9 @@ func dial(t testing.TB, socket string) *grpc.ClientConn {
 	return conn
 }
 
-// serve runs a new driver with the library's helper, and returns where it
-// registers, where it is called, and what ends it. The kubelet's directory is
-// that of earlier calls.
+// serve runs a new driver with the library's helper in the kubelet directory of earlier calls. It
+// returns connections to the registration socket and to the socket for calls, and a function that
+// stops the driver.
 func (b *bench) serve(client kubernetes.Interface) (registration, node *grpc.ClientConn, stop func()) {
 	b.t.Helper()
 	b.config.KubeClient = client
@@ -60,14 +60,14 @@ func (b *bench) serve(client kubernetes.Interface) (registration, node *grpc.Cli
 			b.t.Errorf("Run: %v", err)
 		}
 		if b.active == nil {
-			<-opened // it writes files until then
+			<-opened // the ledger writes files until then
 		}
 	})
 	b.t.Cleanup(stop)
 	registry := filepath.Join(b.config.KubeletRoot, "plugins_registry", "chandler.dev-pod-uid-reg.sock")
 	eventually(b.t, "the registration socket", func() bool { return exists(registry) })
 	registration = dial(b.t, registry)
-	// The socket is there a moment before it is listened to.
+	// The socket exists a moment before the helper listens on it.
 	info, err := registerapi.NewRegistrationClient(registration).GetInfo(ctx, &registerapi.InfoRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		b.t.Fatal(err)
@@ -78,8 +78,8 @@ func (b *bench) serve(client kubernetes.Interface) (registration, node *grpc.Cli
 	return registration, dial(b.t, info.Endpoint), stop
 }
 
-// dryRuns has a client answer dry runs as an API server that keeps every field.
-// By itself the fake one stores what is created in a dry run.
+// dryRuns makes a fake client answer dry runs like an API server that keeps every field. Otherwise
+// the fake client would store the objects of dry runs.
 func dryRuns(client *fake.Clientset) {
 	client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		create := action.(clienttesting.CreateActionImpl)
@@ -87,8 +87,8 @@ func dryRuns(client *fake.Clientset) {
 	})
 }
 
-// TestThroughTheHelper plays the kubelet: it registers the driver, prepares and
-// unprepares a claim over the real sockets.
+// TestThroughTheHelper acts as the kubelet: it registers the driver, and prepares and unprepares a
+// claim over real sockets.
 func TestThroughTheHelper(t *testing.T) {
 	c := claim("c", "a")
 	b := newBench(t)
@@ -103,7 +103,7 @@ func TestThroughTheHelper(t *testing.T) {
 	ctx := t.Context()
 	registration := registerapi.NewRegistrationClient(registry)
 	for answer, registered := range map[Registration]bool{Refused: false, Accepted: true} {
-		// A refusal is an error to the library as well.
+		// A refusal is also an error of the library.
 		registration.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: registered})
 		if got := b.Registration(); got != answer {
 			t.Errorf("registration is %q, want %q", got, answer)
@@ -144,8 +144,7 @@ func TestThroughTheHelper(t *testing.T) {
 	})
 }
 
-// expectSpans checks which spans were made, in the order in which they ended, each behind
-// those that it is a part of.
+// expectSpans checks the recorded spans, in the order of their ends, each with its parents.
 func expectSpans(t *testing.T, recorder *tracetest.SpanRecorder, want ...string) {
 	t.Helper()
 	byID := make(map[trace.SpanID]sdktrace.ReadOnlySpan)
@@ -165,7 +164,7 @@ func expectSpans(t *testing.T, recorder *tracetest.SpanRecorder, want ...string)
 	}
 }
 
-// stages are what calls consisted of, in the order in which they ended.
+// stages records the stages of calls in the order of their ends.
 type stages struct {
 	mu  sync.Mutex
 	all []string
@@ -189,8 +188,8 @@ func (s *stages) expect(t *testing.T, want ...string) {
 	}
 }
 
-// TestHealthStreams plays kubelets that know one version of the health service:
-// each is offered it, and told the same by it.
+// TestHealthStreams acts as kubelets that support one version of the health service. The driver
+// offers each version, and reports the same health on each.
 func TestHealthStreams(t *testing.T) {
 	b := newBench(t)
 	registry, conn, _ := b.serve(fake.NewClientset())
@@ -234,8 +233,7 @@ func TestHealthStreams(t *testing.T) {
 	}
 }
 
-// The library does not make the kubelet's calls wait for each other: one that
-// hangs keeps its own claim, and no other.
+// The library does not serialize the kubelet's calls. A call that hangs blocks only its own claim.
 func TestCallsAtTheSameTime(t *testing.T) {
 	b := newBench(t)
 	entered, leave := make(chan struct{}), make(chan struct{})

@@ -4,7 +4,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// limiting returns the pod for whose limits the scheduler made a claim, "" of other claims. It owns such a claim
+// limiting returns the pod for whose extended resources the scheduler made a claim, and "" for
+// other claims. The pod is the controller of such a claim
 // (pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go, in 1.34 to 1.37).
 func limiting(claim *resourceapi.ResourceClaim) string {
 	if claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] != "true" {
@@ -18,7 +19,8 @@ func limiting(claim *resourceapi.ResourceClaim) string {
 	return ""
 }
 
-// classOf returns the DeviceClass of a request. Those of claims for limits name one each.
+// classOf returns the DeviceClass of a request. Each request of a claim for extended resources
+// names one.
 func classOf(claim *resourceapi.ResourceClaim, request string) string {
 	for i := range claim.Spec.Devices.Requests {
 		if r := &claim.Spec.Devices.Requests[i]; r.Name == request && r.Exactly != nil {

@@ -16,7 +16,7 @@ import (
 	"chandler.dev/driver/pool"
 )
 
-// Idle GPUs lower the speed of their links. Their slices stay as they are.
+// Idle GPUs reduce the speed of their links. Their slices do not change.
 func TestSlicesOfIdleGPUs(t *testing.T) {
 	busy, err := os.ReadFile("../discovery/families/nvidia/testdata/h100x8.host")
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"chandler.dev/internal/rebind/rebindtest"
 )
 
-// divisible offers physical functions, and the virtual ones that they have or could have.
+// divisible describes physical functions with their existing and possible virtual functions.
 var divisible = &discovery.Family{
 	Name: "divisible", Doc: "functions that can be divided, for tests",
 	Match:  []discovery.Match{{Bus: "pci", PCIClass: "02"}},
@@ -44,8 +44,8 @@ var divisible = &discovery.Family{
 	},
 }
 
-// Nobody is ever given a function while somebody has a virtual function of it, whether that is
-// made already or not, nor the other way round.
+// A physical function and a virtual function of it are never allocated at the same time, whether or
+// not the virtual function exists already.
 func TestSchedulerGivesOneForm(t *testing.T) {
 	const physical = "pci-0000-03-00-0"
 	k := rebindtest.New(t)
@@ -83,7 +83,7 @@ func TestSchedulerGivesOneForm(t *testing.T) {
 			for _, kind := range []string{"virtual", "physical", "virtual"} {
 				scheduler.Allocate(types.UID(fmt.Sprint(kind, len(scheduler.Claims))), function(kind))
 			}
-			if first == "virtual" && given { // it is made then
+			if first == "virtual" && given { // the virtual functions are created then
 				scheduler.Slices = published(after).Slices
 				for i := range 3 {
 					scheduler.Allocate(types.UID(fmt.Sprint("later", i)), function("virtual"))
@@ -104,8 +104,8 @@ func TestSchedulerGivesOneForm(t *testing.T) {
 	}
 }
 
-// A reboot undoes what was made for a claim, and has it made again when the claim is prepared again.
-// It must come with the driver that it had.
+// A reboot removes a created device, and the next Prepare of its claim creates the device again.
+// The new device must have the same driver.
 func TestMadeAgainAfterReboot(t *testing.T) {
 	for driver, want := range map[string]string{"amdgpu": "", "vfio-pci": `device a has changed drivers: "vfio-pci" is bound to it now and "amdgpu" was`} {
 		b := newBench(t)

@@ -27,33 +27,33 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Where files with metadata are, below the driver's directory, and how the specs
-// are called that have them mounted.
+// Directories of metadata files below the driver's directory, and the prefix of the CDI specs that
+// mount them.
 const (
 	metadataDir        = "metadata"
 	metadataBefore     = "dra-device-metadata"
-	metadataSpecPrefix = discovery.Domain + "_metadata_" // and <claim uid>_<request>.json
+	metadataSpecPrefix = discovery.Domain + "_metadata_" // followed by <claim uid>_<request>.json
 )
 
-// metadata keeps the files that containers read of their devices: attributes,
-// and the names of interfaces that they got. The library writes them after a
-// claim is prepared (k8s.io/dynamic-resource-allocation/kubeletplugin,
-// metadata.go); a claim whose files cannot be written is prepared without. They
-// are an output of the ledger: what was written is written again if it is missing.
+// metadata manages the files from which containers read about their devices: attributes, and the
+// names of their network interfaces. The library writes the files after a claim is prepared
+// (k8s.io/dynamic-resource-allocation/kubeletplugin, metadata.go). If that fails, the claim is
+// prepared without metadata. The files are an output of the ledger, which writes missing files
+// again.
 //
-// The library wants a directory <namespace>_<name> for each claim. A later claim
-// may have the same name, and the name of a directory cannot be as long. So a
-// claim's files are in <dir>/<uid> instead. Beside them are copies of the claim's
-// specs, since the specs' directory may be lost while containers have them.
+// The library uses a directory <namespace>_<name> for each claim. A later claim may have the same
+// name, and such a name may be too long for a directory. Therefore the files of a claim are in
+// <dir>/<uid> instead, together with copies of the claim's CDI specs, since the specs' directory
+// may be lost while containers use them.
 type metadata struct {
 	specs  string // directory of CDI specs
 	dir    string // directory of the claims' directories
-	before string // where agents before kept the files, by the claims' names
+	before string // where earlier agents kept the files, by the claims' names
 	files  disk.Files
 	ledger *ledger.Ledger
 
 	mu    sync.Mutex
-	texts map[string]map[string][]byte // what was written, by the claim's UID and path; nil for what could not be read
+	texts map[string]map[string][]byte // contents of the written files, by claim UID and path; nil for unreadable files
 }
 
 var _ interface {
@@ -62,25 +62,25 @@ var _ interface {
 	ledger.Keeper
 } = (*metadata)(nil)
 
-// options has the library write the files.
+// options returns the library's options for metadata files.
 func (m *metadata) options() []kubeletplugin.Option {
 	return []kubeletplugin.Option{
-		// The newest version comes first; the older is for readers that know no other.
+		// The newest version comes first. The older version is for readers that support no other.
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion}),
 		kubeletplugin.CDIDirectory(m.specs),
 		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{
 			WriteFile: m.write,
-			MkdirAll:  func(string, fs.FileMode) error { return nil }, // write makes directories
-			// When the library wants to remove files they are gone already. Its
-			// way lists the specs of all claims.
+			MkdirAll:  func(string, fs.FileMode) error { return nil }, // write creates directories
+			// The driver has already removed the files when the library would remove them. The
+			// library would also list the specs of all claims.
 			RemoveAll: func(string) error { return nil },
 			Glob:      func(string) ([]string, error) { return nil, nil },
 		}),
 	}
 }
 
-// write writes a file for the library: <request>/metadata.json, or the spec that
-// has that mounted.
+// write writes a file for the library: either <request>/metadata.json, or the CDI spec that mounts
+// it.
 func (m *metadata) write(name string, data []byte, mode fs.FileMode) error {
 	base := filepath.Base(name)
 	uid := uidOf(base)
@@ -94,8 +94,8 @@ func (m *metadata) write(name string, data []byte, mode fs.FileMode) error {
 	if err != nil {
 		return err
 	}
-	// The library writes when all claims of a call are prepared. The kubelet may have
-	// given up on that call, and have unprepared this one.
+	// The library writes when all claims of a call are prepared. By then the kubelet may have given
+	// up on the call and unprepared this claim.
 	unlock, err := m.ledger.Lock(context.Background(), uid)
 	if err != nil {
 		return err
@@ -112,12 +112,12 @@ func (m *metadata) write(name string, data []byte, mode fs.FileMode) error {
 	return nil
 }
 
-// file is where a container reads of the devices of a request.
+// file returns the path of the metadata of a request.
 func (m *metadata) file(uid, request string) string {
 	return filepath.Join(m.dir, uid, request+".json")
 }
 
-// claimIn returns of which claim metadata are.
+// claimIn returns the UID of the claim that metadata describe.
 func claimIn(data []byte) (uid string, err error) {
 	var object struct{ Metadata struct{ UID string } }
 	if err = json.NewDecoder(bytes.NewReader(data)).Decode(&object); err == nil && object.Metadata.UID == "" {
@@ -129,7 +129,7 @@ func claimIn(data []byte) (uid string, err error) {
 	return object.Metadata.UID, err
 }
 
-// mounted returns a spec that has files of the claim's own directory mounted.
+// mounted returns the spec with mounts from the claim's own directory.
 func (m *metadata) mounted(uid string, data []byte) ([]byte, error) {
 	var spec specs.Spec
 	if err := json.Unmarshal(data, &spec); err != nil {
@@ -143,8 +143,8 @@ func (m *metadata) mounted(uid string, data []byte) ([]byte, error) {
 	return json.MarshalIndent(spec, "", "  ")
 }
 
-// keep remembers what a file is to be, or, if the data is nil, that there is one. It
-// returns where the file belongs: a spec also beside the claim's other files.
+// keep stores the content of a file, or, if data is nil, its existence. It returns the paths of the
+// file. A spec has a second path among the claim's other files.
 func (m *metadata) keep(uid, name string, data []byte) (paths []string) {
 	paths = []string{name}
 	if base := filepath.Base(name); uidOf(base) != "" {
@@ -166,14 +166,14 @@ func (m *metadata) keep(uid, name string, data []byte) (paths []string) {
 	return paths
 }
 
-// kept returns what the files of a claim are to be.
+// kept returns the contents of a claim's files.
 func (m *metadata) kept(uid string) map[string][]byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return maps.Clone(m.texts[uid])
 }
 
-// uidOf returns of which claim a spec is, by its name; "" if it is of none.
+// uidOf returns the UID of the claim in the file name of a metadata spec, or "" for other files.
 func uidOf(spec string) string {
 	rest, ours := strings.CutPrefix(spec, metadataSpecPrefix)
 	if !ours {
@@ -183,8 +183,7 @@ func uidOf(spec string) string {
 	return uid
 }
 
-// Write implements [ledger.Output]. It writes files again that the library has
-// written once and that are missing.
+// Write implements [ledger.Output]. It rewrites missing files that the library had written.
 func (m *metadata) Write(e ledger.Entry) error {
 	var errs []error
 	for name, data := range m.kept(string(e.Owner().UID)) {
@@ -222,7 +221,7 @@ func (m *metadata) Forget(uid types.UID) error {
 	return m.sweepBefore()
 }
 
-// Sweep implements [ledger.Output]. It remembers what is of claims that are known.
+// Sweep implements [ledger.Output]. It also reads the files of known claims.
 func (m *metadata) Sweep(look func(types.UID, func() error) (bool, error)) error {
 	claims, err := m.files.List(m.dir)
 	errs := []error{err}
@@ -253,14 +252,14 @@ func (m *metadata) Sweep(look func(types.UID, func() error) (bool, error)) error
 	return joined("sweep metadata of devices", append(errs, m.sweepBefore()))
 }
 
-// remember reads what a file is to be.
+// remember reads the content of a file.
 func (m *metadata) remember(uid, name string) error {
 	data, err := m.files.Read(name)
 	m.keep(uid, name, data)
 	return err
 }
 
-// sweepBefore removes what agents before wrote and no spec has mounted any more.
+// sweepBefore removes files of earlier agents that no spec mounts.
 func (m *metadata) sweepBefore() error {
 	dirs, err := m.files.List(m.before)
 	errs := []error{err}
@@ -272,7 +271,8 @@ func (m *metadata) sweepBefore() error {
 	return joined("sweep metadata of an earlier agent", errs)
 }
 
-// mentioned reports whether a path is, or may be, in a file of a claim.
+// mentioned reports whether a file of a claim contains a path, or cannot be read and may contain
+// it.
 func (m *metadata) mentioned(path string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -291,8 +291,8 @@ func (m *metadata) Tidy(age time.Duration) error {
 	return joined("sweep metadata of devices", []error{m.files.Sweep(m.specs, age, metadataSpecPrefix)})
 }
 
-// metadataOf returns what containers can read of a device: all that is
-// published of it, and how they call the interface that was moved to them.
+// metadataOf returns the metadata of a device for containers: all published attributes, and the
+// container's name for the network interface moved to it.
 func metadataOf(r *ledger.Result, device *rules.Offered) *kubeletplugin.DeviceMetadata {
 	out := &kubeletplugin.DeviceMetadata{Attributes: make(map[string]resourceapi.DeviceAttribute, len(device.Attributes))}
 	for name, value := range device.Attributes {
@@ -304,8 +304,7 @@ func metadataOf(r *ledger.Result, device *rules.Offered) *kubeletplugin.DeviceMe
 	return out
 }
 
-// interfaceOf returns what the interface is called that is moved to the
-// container, "" if none is.
+// interfaceOf returns the name in the container of the interface moved to it, or "".
 func interfaceOf(r *ledger.Result) string {
 	if len(r.Edits.NetDevices) != 1 {
 		return ""

@@ -33,8 +33,8 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// prepareCall has the library prepare a claim, and returns the CDI devices of
-// each device of the answer.
+// prepareCall prepares a claim through the library, and returns the CDI devices of each device in
+// the answer.
 func prepareCall(t *testing.T, conn *grpc.ClientConn, c *resourceapi.ResourceClaim) (ids [][]string) {
 	t.Helper()
 	response, err := drapb.NewDRAPluginClient(conn).NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{
@@ -61,8 +61,8 @@ func unprepareCall(t *testing.T, conn *grpc.ClientConn, c *resourceapi.ResourceC
 	}
 }
 
-// mounted returns what is mounted by a CDI device, as a container runtime finds
-// it: the path in the container and what is read there.
+// mounted returns the mount of a CDI device as a container runtime finds it: the path in the
+// container and the file's content.
 func (b *bench) mounted(id string) (path string, data []byte) {
 	b.t.Helper()
 	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(b.config.CDI.Path), cdiapi.WithAutoRefresh(false))
@@ -80,7 +80,7 @@ func (b *bench) mounted(id string) (path string, data []byte) {
 	return mount.ContainerPath, data
 }
 
-// metadataFiles returns what there is of the metadata of all claims.
+// metadataFiles returns the metadata files of all claims.
 func (b *bench) metadataFiles() []string {
 	b.t.Helper()
 	specs, err := filepath.Glob(filepath.Join(b.config.CDI.Path, "*metadata*"))
@@ -119,9 +119,8 @@ func versionsOf(t *testing.T, data []byte) (versions []string) {
 	}
 }
 
-// A container reads all that is published of its devices, and the name of the
-// interface that it was given; and nothing is left when the claim is unprepared,
-// which takes no API server.
+// A container can read all published attributes of its devices and the name of its network
+// interface. Unprepare removes all files, even without an API server.
 func TestMetadata(t *testing.T) {
 	c := claim("made-up-xyz12", "a", "vf", "b")
 	c.Annotations = map[string]string{resourceapi.PodResourceClaimAnnotation: "mine"}
@@ -176,7 +175,7 @@ func TestMetadata(t *testing.T) {
 	there := []string{"chandler.dev_metadata_uid-made-up-xyz12_net.json", "chandler.dev_metadata_uid-made-up-xyz12_r.json", "uid-made-up-xyz12"}
 	b.expectMetadata("prepared,", there...)
 	stop()
-	b.config.NoMetadata = true // what is there stays for those that have it, and goes with them
+	b.config.NoMetadata = true // existing files remain for their claims, and are removed with the claims
 	_, conn, stop = b.serve(client)
 	b.offers(a, gpu("b", 3), vf)
 	b.expectMetadata("after a restart", there...)
@@ -201,7 +200,7 @@ func decodeMetadata(t *testing.T, data []byte, request string) []metadataapi.Dev
 	return decoded.Requests[0].Devices
 }
 
-// Of two claims of one name each has its own files, which go with it.
+// Two claims of one name have separate files, which are removed with their claims.
 func TestMetadataOfClaimsWithOneName(t *testing.T) {
 	first, second := claim("c", "a"), claim("c", "b")
 	second.UID = "uid-second"
@@ -226,8 +225,8 @@ func TestMetadataOfClaimsWithOneName(t *testing.T) {
 	b.expectMetadata("of neither")
 }
 
-// A claim may have a longer name than any directory. Its containers find the file all
-// the same, also after a restart, and nothing is left of it.
+// A claim's name may be too long for a directory. Its containers find the file anyway, also after a
+// restart, and Unprepare removes everything.
 func TestMetadataOfALongName(t *testing.T) {
 	c, beside := claim("c", "a"), claim("c", "b")
 	c.Namespace, c.Name = strings.Repeat("n", 63), strings.Repeat("c", 252)+"1"
@@ -261,7 +260,7 @@ func TestMetadataOfALongName(t *testing.T) {
 	}
 }
 
-// Of a claim whose record cannot be read the files are found by its UID.
+// The files of a claim with an unreadable record are found by the UID.
 func TestMetadataOfAnUnreadableRecord(t *testing.T) {
 	for name, heir := range map[string]bool{"alone": false, "heir": true} {
 		t.Run(name, func(t *testing.T) {
@@ -295,8 +294,8 @@ func TestMetadataOfAnUnreadableRecord(t *testing.T) {
 	}
 }
 
-// A claim that began to end, and did not, is given again with its metadata: pods may have
-// come that the kubelet starts without another call.
+// A claim whose end failed keeps its metadata, since the kubelet may start further pods without
+// another call.
 func TestMetadataOfAClaimThatDidNotEnd(t *testing.T) {
 	c := claim("c", "a")
 	b := newBench(t)
@@ -325,8 +324,7 @@ func TestMetadataOfAClaimThatDidNotEnd(t *testing.T) {
 	b.expectMetadata("unprepared,")
 }
 
-// A spec that cannot be read when an agent starts is known by its copy, and is written
-// again when it vanishes.
+// A spec that cannot be read at the start is restored from its copy when it vanishes.
 func TestMetadataSpecThatCannotBeRead(t *testing.T) {
 	c := claim("c", "a")
 	b := newBench(t)
@@ -355,9 +353,8 @@ func TestMetadataSpecThatCannotBeRead(t *testing.T) {
 	b.expectMetadata("after the restart", name, "uid-c")
 }
 
-// Specs and files that vanish are written again: from memory, or by an agent that
-// starts, from the record and the copies of the specs. A write that fails at first is
-// tried again.
+// Specs and files that vanish are written again. A running agent writes them from memory, a
+// starting agent from the record and the copies of the specs. A failed write is repeated.
 func TestWipedFiles(t *testing.T) {
 	for name, restarted := range map[string]bool{"running": false, "restarted": true} {
 		t.Run(name, func(t *testing.T) {
@@ -427,8 +424,7 @@ func (b *bench) readAll(dir string, files map[string]string) {
 	}
 }
 
-// A request for which the claim has nothing of ours any more, since it was
-// allocated anew, leaves no file.
+// After a new allocation, a request without devices of this driver has no file.
 func TestMetadataOfAClaimAllocatedAnew(t *testing.T) {
 	c := claim("c", "a", "b")
 	c.Status.Allocation.Devices.Results[0].Request = "first"
@@ -449,8 +445,8 @@ func TestMetadataOfAClaimAllocatedAnew(t *testing.T) {
 	b.expectMetadata("unprepared,")
 }
 
-// A claim that is unprepared while others of the same call are still to be prepared has no
-// files, which nobody would remove.
+// If a claim is unprepared while other claims of the same call are still being prepared, no files
+// are written for the claim, since nothing would remove them.
 func TestMetadataOfAClaimThatHasEnded(t *testing.T) {
 	quick, slow := claim("quick", "a"), claim("slow", "b")
 	b := newBench(t)
@@ -478,7 +474,7 @@ func TestMetadataOfAClaimThatHasEnded(t *testing.T) {
 	b.expectMetadata("prepared,", "chandler.dev_metadata_uid-slow_r.json", "uid-slow")
 }
 
-// Where the files cannot be written, claims are prepared without.
+// If the files cannot be written, claims are prepared without metadata.
 func TestMetadataThatCannotBeWritten(t *testing.T) {
 	c := claim("c", "a")
 	b := newBench(t)
@@ -500,8 +496,8 @@ func TestMetadataThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// Files that no claim has any more are swept at the start. The files of an earlier agent
-// stay as long as a spec has them mounted.
+// The start removes files without a claim. Files of an earlier agent remain while a spec mounts
+// them.
 func TestMetadataIsSwept(t *testing.T) {
 	b := newBench(t)
 	b.restart().offers(gpu("a", 1), gpu("b", 2))
@@ -539,7 +535,7 @@ func TestMetadataIsSwept(t *testing.T) {
 	b.expectMetadata("beside a record that cannot be read", "chandler.dev_metadata_uid-damaged_r.json", "chandler.dev_metadata_uid-held_r.json",
 		"default_held", "uid-damaged", "uid-held")
 
-	// An abandoned claim is let go of without the library.
+	// The sweep releases an abandoned claim without the library.
 	b.config.Abandoned = func(context.Context, []ledger.Owner) ([]types.UID, error) { return []types.UID{held.UID}, nil }
 	b.restart().sweep(t.Context(), map[types.UID]bool{held.UID: true})
 	b.expectMetadata("after a sweep", "chandler.dev_metadata_uid-damaged_r.json", "uid-damaged")

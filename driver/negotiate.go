@@ -15,25 +15,25 @@ import (
 )
 
 const (
-	// negotiateTimeout is how long the API server has to say what it keeps, and
-	// negotiatePause how long until one is asked again that is not there.
+	// negotiateTimeout limits the detection of the API server's features. negotiatePause is the
+	// pause before the next try if the API server did not answer.
 	negotiateTimeout = 10 * time.Second
 	negotiatePause   = 3 * time.Second
 
-	// refusalPause is for how long a refusal to say what it keeps is not taken for
-	// the API server's last word. One that has only begun to work has not read its
-	// roles yet, and names of shares go by what it keeps.
+	// refusalPause is the time at the start during which a refused detection is not final. An API
+	// server that has just started has not read its roles yet, and the published names of shares
+	// depend on its features.
 	refusalPause = 30 * time.Second
 
-	// askInterval is about how often it is asked again: it may have been
-	// upgraded, or have other feature gates. One that did not say, as one does
-	// not that has only begun to work, is asked sooner.
+	// askInterval is the approximate interval of detections, since the API server may have been
+	// upgraded or configured with other feature gates. After a failed detection, the interval is
+	// shorter.
 	askInterval = 30 * time.Minute
-	sooner      = 30 // so many times
+	sooner      = 30 // divisor of the interval after a failure
 )
 
-// ask asks the API server what it keeps, for the publisher. It logs why the server
-// does not say, where that is another reason than the last, and returns it.
+// ask detects the API server's features for the publisher. It returns the reason of a failure, and
+// logs the reason if it differs from the last one.
 func (d *Driver) ask(ctx context.Context, p *publisher, last string) (reason string) {
 	err := d.negotiate(ctx)
 	if ctx.Err() != nil {
@@ -61,27 +61,26 @@ func (d *Driver) ask(ctx context.Context, p *publisher, last string) (reason str
 	return reason
 }
 
-// refused reports whether the API server said no, and not nothing or that it is
-// unwell.
+// refused reports whether the API server rejected the request. No answer, an internal error or a
+// request to slow down is not a rejection.
 func refused(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError && !apierrors.IsTooManyRequests(err)
 }
 
-// overtaken reports whether the API server said no only because the slice is another by now,
-// or is gone. The library looks again and writes anew.
+// overtaken reports whether the API server rejected the request only because the slice has changed
+// or is gone. The library reads the slice again and repeats the write.
 func overtaken(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }
 
-// Refusal returns why the API server refuses the node's ResourceSlices, such as the answer of
-// an admission webhook, "" if it does not, or was not asked since.
+// Refusal returns the API server's reason for refusing the node's ResourceSlices, such as the
+// answer of an admission webhook. It returns "" if the last detection succeeded or there was none.
 func (d *Driver) Refusal() string { return ptr.Deref(d.refusal.Load(), "") }
 
-// negotiate finds out what the API server keeps of the optional fields of a
-// ResourceSlice, by creating some in a dry run. To learn it from what it makes
-// of real ones would be too late: where it drops counters, a whole device and
-// its parts could both be allocated until then.
+// negotiate detects the optional fields of ResourceSlices that the API server keeps, by creating
+// slices in dry runs. Detection from the published slices would be too late: if the server dropped
+// counters, a whole device and its partitions could both be allocated in the meantime.
 func (d *Driver) negotiate(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, negotiateTimeout)
 	defer cancel()
@@ -95,13 +94,12 @@ func (d *Driver) negotiate(ctx context.Context) error {
 	return nil
 }
 
-// learn notes feature gates that the API server has off, and reports whether
-// that was news.
+// learn removes features that the API server has disabled, and reports whether the set has changed.
 func (d *Driver) learn(disabled []string) bool {
 	for {
 		before := d.features.Load()
 		if before == nil {
-			return false // nothing is taken for kept
+			return false // no feature is in use
 		}
 		after := before.Without(disabled...)
 		if after == *before {
@@ -113,8 +111,8 @@ func (d *Driver) learn(disabled []string) bool {
 	}
 }
 
-// Features returns what the API server keeps of ResourceSlices, and nothing
-// before it has said so.
+// Features returns the features of ResourceSlices that the API server keeps or drops, or nil before
+// their detection.
 func (d *Driver) Features() []features.Feature {
 	kept := d.features.Load()
 	if kept == nil {

@@ -25,7 +25,7 @@ import (
 	"chandler.dev/driver/pool/pooltest"
 )
 
-// A server that was upgraded is taken at its new word.
+// The features of an upgraded server are detected.
 func TestNegotiateAgain(t *testing.T) {
 	old := true
 	b := newBench(t)
@@ -57,8 +57,8 @@ func TestNegotiateAgain(t *testing.T) {
 	}
 }
 
-// While the API server is not there, or is unwell, claims are prepared and
-// nothing is published. When it is there it is asked before.
+// While the API server is unreachable or unhealthy, claims are prepared and nothing is published.
+// Later, the features are detected before the first publication.
 func TestPublishingWaitsForTheAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		down := []error{syscall.ECONNREFUSED, apierrors.NewInternalError(errors.New("no etcd")), apierrors.NewTooManyRequests("later", 1)}
@@ -93,7 +93,7 @@ func TestPublishingWaitsForTheAPIServer(t *testing.T) {
 	})
 }
 
-// A driver that waits for the API server ends at once.
+// A driver that waits for the API server stops at once.
 func TestRunEndsWhileItWaitsForTheAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -104,15 +104,15 @@ func TestRunEndsWhileItWaitsForTheAPIServer(t *testing.T) {
 		if err := stop(); err != nil {
 			t.Error(err)
 		}
-		if took := time.Since(start); took > 0 { // of the bubble's time
+		if took := time.Since(start); took > 0 { // time of the bubble
 			t.Errorf("Run took %s to end", took)
 		}
 	})
 }
 
-// To a server that goes on refusing to say what it keeps, the least is published.
-// It is asked again before long. One that refuses only at first gets what it keeps,
-// and nothing else before.
+// To a server that refuses every detection, only the required fields are published, and detection
+// is soon repeated. A server that refuses only at first gets all of its features, and nothing
+// before.
 func TestRefusalIsNotForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var allowed atomic.Bool
@@ -167,8 +167,8 @@ func TestFirstRefusals(t *testing.T) {
 	})
 }
 
-// A server that has begun to drop counters is asked before devices that compete
-// are published for the first time, and not only when it is time to.
+// Features are detected again before competing devices are published for the first time, since the
+// server may drop counters by now.
 func TestCountersAreAskedForBeforeTheyAreNeeded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var drops atomic.Bool
@@ -202,8 +202,8 @@ func TestCountersAreAskedForBeforeTheyAreNeeded(t *testing.T) {
 	})
 }
 
-// Slices that could not be written are said again before the library does so, whose pauses double up to 1,000 s.
-// Those that somebody else has written meanwhile, and fields that the server drops, are not.
+// Slices that could not be written are published again before the library's next try, whose delays
+// double up to 1,000 s. Conflicts and fields that the server drops cause no new publication.
 func TestFailedSlicesAreSaidAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, helper := newBench(t), &fakeHelper{}
@@ -235,8 +235,7 @@ func TestFailedSlicesAreSaidAgain(t *testing.T) {
 	})
 }
 
-// A slice that the server refuses may mean that it is another server by now: it
-// is asked again, and not only when it is time to.
+// A refused slice may mean that the server has changed. The features are detected again at once.
 func TestRefusedSlicesAreAskedAbout(t *testing.T) {
 	b := newBench(t).restart()
 	invalid := apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "slice", nil)
@@ -254,7 +253,7 @@ func TestRefusedSlicesAreAskedAbout(t *testing.T) {
 	if b.doubted.Swap(false) {
 		t.Error("the server is asked what it takes since somebody was quicker")
 	}
-	// Neither is it known what becomes of a field that the library has no name for.
+	// The same applies to a dropped field unknown to the library.
 	slice := func(d resourceapi.Device) *resourceapi.ResourceSlice {
 		return &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{d}}}
 	}

@@ -11,7 +11,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// cdiSpecs is the output that is the CDI specs of claims.
+// cdiSpecs is the ledger output for the CDI specs of claims.
 type cdiSpecs struct{ cdi.Dir }
 
 var _ interface {
@@ -38,7 +38,7 @@ func (s cdiSpecs) Remove(e ledger.Entry, others []ledger.Entry) error {
 	return s.RemoveClaim(uid)
 }
 
-// haveUID reports whether one of the entries is of a claim.
+// haveUID reports whether one of the entries has the claim's UID.
 func haveUID(entries []ledger.Entry, uid types.UID) bool {
 	return slices.ContainsFunc(entries, func(e ledger.Entry) bool { return e.Owner().UID == uid })
 }
@@ -74,7 +74,7 @@ func (s cdiSpecs) Named() (map[string][]ledger.SealedDevice, error) {
 	return named, joined("read CDI specs", errs)
 }
 
-// cdiDevices returns what a claim's CDI spec has.
+// cdiDevices returns the devices of a claim's CDI spec.
 func cdiDevices(c *ledger.Claim) []cdi.Device {
 	devices := make([]cdi.Device, 0, len(c.Results))
 	for _, result := range c.Results {
@@ -83,7 +83,7 @@ func cdiDevices(c *ledger.Claim) []cdi.Device {
 	return devices
 }
 
-// joined joins errors of a step, if there are any.
+// joined joins the errors of a step, if there are any.
 func joined(step string, errs []error) error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("%s: %w", step, err)

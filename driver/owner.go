@@ -13,22 +13,21 @@ import (
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 )
 
-// The library's controller asks once for the UID of the Node that is to own the
-// slices, and never again (syncPool in resourceslice/resourceslicecontroller.go of
-// k8s.io/dynamic-resource-allocation 0.37). When somebody deletes the Node and the
-// kubelet makes it anew, the garbage collector removes all slices of the old UID,
-// and would do so for ever. So the driver looks at the Node itself, at the moment
-// when slices are created, which is the only one at which the UID matters.
+// The library's controller reads the UID of the Node that owns the slices only once (syncPool in
+// resourceslice/resourceslicecontroller.go of k8s.io/dynamic-resource-allocation 0.37). If an
+// administrator deletes the Node and the kubelet creates it again, the garbage collector removes
+// all slices with the old UID, each time they are created. The driver therefore reads the Node
+// itself when slices are created. The UID matters only then.
 
-// setOnCreate is what the library is told in place of the UID, so that it does not
-// ask for it.
+// setOnCreate replaces the UID in the library's options, so that the library does not read the
+// Node.
 const setOnCreate types.UID = "set-on-create"
 
-// uidFresh is for how long the UID of the Node is taken for true. Slices of a pool
-// are created one after another.
+// uidFresh is how long a UID that was read remains in use. The slices of a pool are created one
+// after another.
 const uidFresh = 10 * time.Second
 
-// nodeUID is the UID that a Node was last seen with.
+// nodeUID is the last UID of a Node.
 type nodeUID struct {
 	name string
 	last atomic.Pointer[seenUID]
@@ -46,9 +45,9 @@ func (n *nodeUID) get(ctx context.Context, client kubernetes.Interface) (types.U
 	}
 	node, err := client.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
 	if err != nil {
-		// Not wrapped: of an error that is a NotFound the library takes it that the
-		// server has no v1 of the API, and goes on with v1beta2 (generic.go in
-		// k8s.io/dynamic-resource-allocation/client of 0.37).
+		// Not wrapped: the library interprets a NotFound error as a server without v1 of the API,
+		// and switches to v1beta2 (generic.go in k8s.io/dynamic-resource-allocation/client of
+		// 0.37).
 		return "", fmt.Errorf("get node %s, which is to own its slices: %v", n.name, err) //nolint:errorlint
 	}
 	n.last.Store(&seenUID{node.UID, time.Now()})

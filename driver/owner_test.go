@@ -24,9 +24,8 @@ var (
 	slicesResource = resourceapi.SchemeGroupVersion.WithResource("resourceslices")
 )
 
-// collected is an API server with a garbage collector: what is owned by a UID that
-// the Node of the name does not have is removed, at once and for ever, as the
-// controller manager does (attemptToDeleteItem in
+// collected is an API server with a garbage collector. Like the controller manager, it always
+// removes slices whose owner UID differs from the UID of the Node (attemptToDeleteItem in
 // pkg/controller/garbagecollector/garbagecollector.go of 1.34 and 1.37).
 type collected struct {
 	*fake.Clientset
@@ -45,10 +44,10 @@ func newCollected(t *testing.T) *collected {
 	return c
 }
 
-// setNode replaces the Node by one of the UID; "" removes it.
+// setNode replaces the Node by one with the UID. "" removes the Node.
 func (c *collected) setNode(uid types.UID) {
 	c.t.Helper()
-	_ = c.Tracker().Delete(nodesResource, "", "node") // there may be none
+	_ = c.Tracker().Delete(nodesResource, "", "node") // the Node may not exist
 	if uid == "" {
 		return
 	}
@@ -86,8 +85,8 @@ func (c *collected) collect(ctx context.Context) {
 	}
 }
 
-// A Node that was deleted and made anew owns the slices from then on. They are made
-// once, and after that nothing is asked or written.
+// After a Node was deleted and created again, the slices belong to the new Node. They are created
+// once, and then the driver makes no further calls.
 func TestNodeMadeAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := newCollected(t)
@@ -102,8 +101,8 @@ func TestNodeMadeAnew(t *testing.T) {
 		}}}}
 		controller, err := resourceslice.StartController(ctx, resourceslice.Options{
 			DriverName: discovery.Domain, KubeClient: client{b.config.KubeClient, &nodeUID{name: "node"}}, Resources: &resources,
-			Owner:            &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node", UID: "uid-1"}, // as the library remembers it
-			MutationCacheTTL: new(365 * 24 * time.Hour),                                                        // what it does after that it does again and again while time stands still
+			Owner:            &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node", UID: "uid-1"}, // as stored by the library
+			MutationCacheTTL: new(365 * 24 * time.Hour),                                                        // avoids endless work
 			ErrorHandler:     func(_ context.Context, err error, msg string) { t.Logf("%s: %v", msg, err) },
 		})
 		if err != nil {
@@ -119,7 +118,7 @@ func TestNodeMadeAnew(t *testing.T) {
 			t.Errorf("%d slices of a Node that is not there", n)
 		}
 		server.setNode("uid-2")
-		controller.Update(&resources) // as when the kubelet has registered the driver
+		controller.Update(&resources) // as after the kubelet's registration
 		time.Sleep(time.Minute)
 		expectOwned(t, server, "uid-2")
 		server.ClearActions()

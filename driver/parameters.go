@@ -14,9 +14,9 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// parameters returns what the claim and its device classes ask of the devices
-// of each request. The device class comes first in the allocation, so that
-// the claim overrides it. Parameters that are not understood are an error.
+// parameters returns the parameters of each request from the claim and its device classes. The
+// device class comes first in the allocation, so that the claim overrides it. Invalid parameters
+// are an error.
 func (d *Driver) parameters(claim *resourceapi.ResourceClaim, results []ledger.Result) (map[string]discovery.Parameters, error) {
 	asked := make(map[string]discovery.Parameters)
 	var errs []error
@@ -32,7 +32,7 @@ func (d *Driver) parameters(claim *resourceapi.ResourceClaim, results []ledger.R
 	return asked, errors.Join(errs...)
 }
 
-// accept reports why devices cannot be given with what their requests ask.
+// accept returns an error if devices do not support the parameters of their requests.
 func (d *Driver) accept(results []ledger.Result, devices []rules.Offered, asked map[string]discovery.Parameters) error {
 	given := make(map[string][]rules.Offered)
 	var errs []error
@@ -50,7 +50,7 @@ func (d *Driver) accept(results []ledger.Result, devices []rules.Offered, asked 
 	return errors.Join(errs...)
 }
 
-// readParameters joins what is said to this driver about a request.
+// readParameters joins the parameters of a request for this driver.
 func (d *Driver) readParameters(claim *resourceapi.ResourceClaim, request string) (discovery.Parameters, error) {
 	joined := make(discovery.Parameters)
 	var errs []error

@@ -13,18 +13,19 @@ import (
 	"chandler.dev/internal/traces"
 )
 
-// passLimit is how long after its beginning a call still waits for devices that will be had soon: those
-// that are handed over, given back to their driver, made or removed. The kubelet takes a refusal for no
-// error of the pod's (SyncPod in pkg/kubelet/kuberuntime/kuberuntime_manager.go, 1.28 to 1.37), and asks
-// again at its next look at the pod, after 60 to 90 seconds. It waits 45 seconds for an answer (see
-// [callLimit]); the rest is for the stages that follow.
+// passLimit is how long a call waits for devices that will soon be available, such as devices that
+// are being reclaimed, returned to their driver, created or removed. The kubelet does not treat a
+// refusal as a failure of the pod (SyncPod in pkg/kubelet/kuberuntime/kuberuntime_manager.go, 1.28
+// to 1.37), and calls again at the next synchronization of the pod, after 60 to 90 seconds. It
+// waits 45 seconds for an answer (see [callLimit]); the rest of this time is for the remaining
+// stages.
 const passLimit = 15 * time.Second
 
-// passInterval is how long a call that waits takes at most until it looks again.
+// passInterval is the longest pause between two tries of a waiting call.
 const passInterval = time.Second
 
-// preparePatiently prepares a claim. If it is refused for something that passes by itself, it is tried
-// again until the patience ends. Nothing is locked meanwhile.
+// preparePatiently prepares a claim. After a temporary refusal it tries again until the patience
+// context ends. It holds no lock between tries.
 func (d *Driver) preparePatiently(ctx, patience context.Context, claim *resourceapi.ResourceClaim) (devices []kubeletplugin.Device, err error) {
 	for waited := false; ; waited = true {
 		freed, view := d.ledger.Freed(), d.view.Load()
@@ -49,8 +50,9 @@ func (d *Driver) preparePatiently(ctx, patience context.Context, claim *resource
 	}
 }
 
-// passes reports whether a refusal passes by itself, as a rule within seconds. A device that was given
-// back or removed a moment ago may have been described before.
+// passes reports whether a refusal is temporary, and will usually pass within seconds. While a call
+// waits, this includes a device that is gone or changed: the scan may have been older than the
+// return or removal of the device.
 func passes(err error, waited bool) bool {
 	var blocked *ledger.Blocked
 	switch {

@@ -22,13 +22,12 @@ import (
 	"chandler.dev/internal/traces"
 )
 
-// maxAtOnce bounds how many claims of one call are worked on at a time.
+// maxAtOnce limits how many claims of one call are processed concurrently.
 const maxAtOnce = 16
 
-// PrepareResourceClaims prepares each claim by itself: one that fails does not
-// fail the others. It waits until this instance is the active one, unless there
-// is nothing to do, as for [Driver.Probe]. It implements
-// [kubeletplugin.DRAPlugin] and is not for other callers.
+// PrepareResourceClaims prepares each claim separately, so that one failure does not affect other
+// claims. It waits until this instance is active, unless there are no claims, as in [Driver.Probe].
+// It implements [kubeletplugin.DRAPlugin] and is not for other callers.
 func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	if len(claims) == 0 {
 		return nil, nil
@@ -68,9 +67,8 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	return answer, nil
 }
 
-// UnprepareResourceClaims lets go of each claim by itself. It needs neither
-// the API server nor the host. It implements [kubeletplugin.DRAPlugin] and is
-// not for other callers.
+// UnprepareResourceClaims releases each claim separately. It needs neither the API server nor the
+// host. It implements [kubeletplugin.DRAPlugin] and is not for other callers.
 func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	ctx, cancel := inTime(ctx)
 	defer cancel()
@@ -94,9 +92,9 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	return answer, nil
 }
 
-// each calls work for the numbers below n, some of them at the same time. A single
-// one, as most calls have, is done here: on a busy machine it takes as long as all
-// the rest until another thread runs.
+// each calls work for the numbers below n, at most maxAtOnce at a time. For n = 1, as in most
+// calls, it calls work directly, since on a busy machine the start of another thread takes as long
+// as the work.
 func each(n int, work func(i int)) {
 	if n == 1 {
 		work(0)
@@ -114,8 +112,8 @@ func each(n int, work func(i int)) {
 	group.Wait()
 }
 
-// prepareSafely prepares a claim. A panic is a defect of ours, but must not
-// take the other claims, nor the process, with it.
+// prepareSafely prepares a claim. A panic is a defect in the agent, but must not affect other
+// claims or end the process.
 func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceClaim) (devices []kubeletplugin.Device, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -136,12 +134,12 @@ func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceC
 	return d.prepare(ctx, claim)
 }
 
-// prepare holds the order of steps: look up, parameters, accept, verify, give,
-// files of the host, and the CDI spec last, so that whatever a container can be
-// given is in the ledger. Where devices must first be made what the claim wants,
-// that is written down and done before, and then all is looked at anew. Nothing
-// is undone: the kubelet notes a claim before it calls, and, failed or not, asks
-// again or unprepares (pkg/kubelet/cm/dra/manager.go in 1.34 and 1.37).
+// prepare does the steps in this order: look up the devices, read and accept the parameters, verify
+// the devices, record the claim, write host files, write the CDI spec. The spec comes last, so that
+// every device of a container is in the ledger. If devices must be configured first, the claim is
+// recorded before the configuration, and then the devices are looked up again. Nothing is rolled
+// back: the kubelet records a claim before it calls. After a failure it calls again or unprepares
+// the claim (pkg/kubelet/cm/dra/manager.go in 1.34 and 1.37).
 func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	if err := d.join(ctx, claim.UID); err != nil {
 		return nil, because(RefusedConfiguring, err)
@@ -182,18 +180,18 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	return answer(plan.wanted, plan.devices), nil
 }
 
-// plan is what is to be done for a claim.
+// plan contains everything needed to prepare a claim.
 type plan struct {
 	wanted  *ledger.Claim
 	earlier *ledger.Claim   // nil if there is none
-	state   ledger.State    // of the earlier one
-	devices []rules.Offered // what the results stand for
+	state   ledger.State    // of the earlier claim
+	devices []rules.Offered // the devices of the results
 	works   []work
-	orders  []discovery.Order // what programs are to keep up for it
+	orders  []discovery.Order // orders for the claim's programs
 	view    *view
 }
 
-// plan looks up what the claim wants, and whether it can be had.
+// plan looks up the devices of the claim, and returns an error if the claim cannot have them.
 func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*plan, error) {
 	view, err := d.wait(ctx)
 	if err != nil {
@@ -209,8 +207,8 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 	}
 	p := &plan{wanted: wanted, devices: devices, view: view}
 	p.earlier, p.state = d.ledger.Claim(claim.UID)
-	// Not asked again of what the claim has: an interface that was moved is no
-	// longer there to be moved.
+	// Parameters are not checked again for devices that a container may have: an interface that was
+	// moved to a container is no longer on the host.
 	if !p.kept() {
 		if err := d.accept(wanted.Results, devices, parameters); err != nil {
 			return nil, because(RefusedParameters, err)
@@ -230,7 +228,8 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 				return nil, because(RefusedChanged, err)
 			}
 		} else if devices[i].Making != nil {
-			// A reboot has undone the device. Once it is made again, it is to have that driver.
+			// A reboot has removed the device. The device that is created next must have the same
+			// driver.
 			wanted.Results[i].Driver = before.Driver
 		}
 		if err := verify(&wanted.Results[i], d.config.HostFS, before); err != nil {
@@ -253,11 +252,10 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 	return p, nil
 }
 
-// outlive refuses a claim that was allocated anew for as long as containers may go on
-// with what it had. The allocation before ended with its last pod, and the kubelet has not
-// unprepared the claim since, so that this pod was deleted by force. A kubelet that has
-// been restarted asks for the claim all the same (pkg/kubelet/cm/dra/claiminfo.go,
-// newClaimInfoFromState, in 1.34 to 1.37).
+// outlive refuses a claim with a new allocation while containers may still use the devices of the
+// earlier one. The earlier allocation ended with its last pod, but the kubelet has not unprepared
+// the claim, so the pod was deleted by force. A restarted kubelet prepares the claim nevertheless
+// (pkg/kubelet/cm/dra/claiminfo.go, newClaimInfoFromState, in 1.34 to 1.37).
 func (d *Driver) outlive(p *plan) error {
 	if p.state != ledger.Given {
 		return nil // no container can have it
@@ -269,8 +267,8 @@ func (d *Driver) outlive(p *plan) error {
 	return nil
 }
 
-// take gives the claim what it wants: in the ledger, and then in its outputs. If
-// that fails, the claim has the state that its record says, and the next call goes on.
+// take records the claim in the ledger and then writes its outputs. After a failure the claim has
+// the state in its record, and the next call continues.
 func (d *Driver) take(ctx context.Context, plan *plan) error {
 	wanted := plan.wanted
 	if err := traces.Do(ctx, "write record", func() error { return d.ledger.Give(wanted, ledger.Given, plan.view) }); err != nil {
@@ -286,8 +284,8 @@ func (d *Driver) take(ctx context.Context, plan *plan) error {
 	return nil
 }
 
-// unprepare ends a claim. It is no error if anything is missing. A claim that could not
-// be unprepared keeps what it has.
+// unprepare ends a claim. Missing files are not an error. After a failure the claim keeps its
+// devices.
 func (d *Driver) unprepare(ctx context.Context, uid types.UID) error {
 	unlock, err := d.ledger.Lock(ctx, string(uid))
 	if err != nil {
@@ -297,8 +295,7 @@ func (d *Driver) unprepare(ctx context.Context, uid types.UID) error {
 	return d.letGo(ctx, uid)
 }
 
-// letGo does what unprepare does, for a caller who keeps other calls for the
-// claim away.
+// letGo is unprepare for callers that hold the claim's lock.
 func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 	if err := d.callOff(ctx, uid); err != nil {
 		return err
@@ -317,10 +314,9 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// offeredFor reports whether what is published may depend on the record being
-// there: a device that is gone leaves the slices once it is unheld, one that is held
-// in another form is in none until then, and without counters what is held comes
-// first.
+// offeredFor reports whether the published slices may depend on a claim. A device that is gone
+// leaves the slices when its claim ends, and a device that is allocated in another form returns to
+// them. Without counters, allocated devices have precedence over others.
 func (d *Driver) offeredFor(r *ledger.Claim) bool {
 	if r == nil || r.Configuring || !d.kept().Counters {
 		return true
@@ -332,8 +328,8 @@ func (d *Driver) offeredFor(r *ledger.Claim) bool {
 	})
 }
 
-// newClaim returns what is to be written down of a claim but the edits: of
-// each of its results that is of this driver, and the devices that they stand for.
+// newClaim returns the record of a claim without the edits, and the devices of its results. It
+// includes only results of this driver.
 func (d *Driver) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger.Claim, []rules.Offered, error) {
 	r := d.ledger.NewClaim(claim.UID, claim.Namespace, claim.Name)
 	r.Pod = limiting(claim)
@@ -366,7 +362,7 @@ func (d *Driver) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger
 	return r, devices, nil
 }
 
-// newResult returns what is known of an allocation result from the device.
+// newResult returns the record of an allocation result.
 func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocationResult, device *rules.Offered) ledger.Result {
 	r := ledger.Result{
 		Request:  allocated.Request,
@@ -397,8 +393,8 @@ func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocat
 	return r
 }
 
-// consumed returns what an allocation takes of a device that claims have
-// together, nil if it has the device alone.
+// consumed returns how much an allocation consumes of a shared device, or nil for an exclusive
+// allocation.
 func consumed(allocated *resourceapi.DeviceRequestAllocationResult, device *rules.Offered) map[resourceapi.QualifiedName]resource.Quantity {
 	switch {
 	case allocated.ShareID != nil:
@@ -409,8 +405,8 @@ func consumed(allocated *resourceapi.DeviceRequestAllocationResult, device *rule
 	return nil
 }
 
-// answered reports whether the claim is already prepared as it is wanted: with
-// the same allocation, and its nodes as they were.
+// answered reports whether the claim is already prepared with the same allocation and the same
+// device nodes.
 func (p *plan) answered() bool {
 	if !p.kept() {
 		return false
@@ -423,16 +419,17 @@ func (p *plan) answered() bool {
 	return true
 }
 
-// has reports whether the claim was given in this boot what it is to have.
+// has reports whether the claim was given the same allocation in this boot.
 func (p *plan) has() bool {
 	return (p.state == ledger.Given || p.state == ledger.Configuring) && p.earlier.SameAllocation(p.wanted)
 }
 
-// kept reports whether a container may have what the claim was given. None has what is still being configured.
+// kept reports whether a container may have the claim's devices. No container has devices under
+// configuration.
 func (p *plan) kept() bool { return p.has() && p.state == ledger.Given }
 
-// answer returns what the kubelet is told of a prepared claim. A device's own
-// CDI ID comes first, since the kubelet's health report is keyed on that.
+// answer returns the kubelet's answer for a prepared claim. A device's own CDI ID comes first,
+// since the kubelet uses it as the key of health reports.
 func answer(r *ledger.Claim, given []rules.Offered) []kubeletplugin.Device {
 	devices := make([]kubeletplugin.Device, 0, len(r.Results))
 	for i, result := range r.Results {

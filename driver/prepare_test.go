@@ -36,10 +36,10 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// interfaceName is a parameter that a family may take.
+// interfaceName is a parameter of a family.
 const interfaceName discovery.Parameter = "interfaceName"
 
-// specOf returns what a container runtime makes of the claim's CDI devices.
+// specOf returns the edits of the claim's CDI devices as a container runtime reads them.
 func (b *bench) specOf(c *resourceapi.ResourceClaim) map[string]specs.ContainerEdits {
 	b.t.Helper()
 	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(b.config.CDI.Path), cdiapi.WithAutoRefresh(false))
@@ -243,7 +243,7 @@ func TestHeldByClaims(t *testing.T) {
 			for _, c := range test.held {
 				mustPrepare(t, b, c)
 			}
-			b.restart().offers(devices...) // what is held is known from disk
+			b.restart().offers(devices...) // allocations are read from disk
 			if !test.refused {
 				mustPrepare(t, b, test.wanted)
 				return
@@ -287,7 +287,7 @@ func TestHeldByTheClassicAPI(t *testing.T) {
 func TestVerify(t *testing.T) {
 	tests := map[string]struct {
 		change  func(b *bench, d *rules.Offered)
-		refused string // "" if it is prepared
+		refused string // "" if the claim is prepared
 	}{
 		"as it was":             {func(*bench, *rules.Offered) {}, ""},
 		"swapped":               {func(_ *bench, d *rules.Offered) { d.Identity = "uuid-of-another" }, "swapped: it is uuid-of-another now and was uuid-of-a"},
@@ -351,8 +351,8 @@ func TestNodesThatChangedAreRecordedAnew(t *testing.T) {
 	}
 }
 
-// Pods that have a claim together may have been given it before and after its nodes
-// changed. Both nodes are theirs until it is unprepared.
+// Pods that share a claim may have started before and after its device nodes changed. The claim has
+// both nodes until Unprepare.
 func TestNodesOfBeforeAreKept(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2))
 	c := claim("c", "a")
@@ -409,7 +409,7 @@ func TestParameters(t *testing.T) {
 	mustPrepare(t, b, config("chandler.dev", "good"))
 }
 
-// A claim's parameters override its device class, and reach the family.
+// A claim's parameters override those of its device class, and reach the family.
 func TestParametersReachTheFamily(t *testing.T) {
 	b := newBench(t)
 	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
@@ -436,8 +436,8 @@ func TestParametersReachTheFamily(t *testing.T) {
 	}
 }
 
-// A claim that sets one variable leaves the others as its device class has them. A
-// request's variables are carried under its own names too.
+// Environment variables of a claim override variables of the same name in the device class, and
+// leave the others. The variables are repeated under names specific to the request.
 func TestEnvironmentOfClass(t *testing.T) {
 	b := newBench(t)
 	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
@@ -511,8 +511,8 @@ func TestSpecIsWrittenAgain(t *testing.T) {
 	}
 }
 
-// A spec without a record is that of a claim whose record was lost: its containers
-// may run. It goes with the claim, or with a reboot.
+// A CDI spec without a record belongs to a claim whose record was lost and whose containers may
+// run. It is removed with the claim or after a reboot.
 func TestSpecsWithoutRecord(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1))
 	c := claim("c", "a")
@@ -575,7 +575,7 @@ func TestUnprepare(t *testing.T) {
 		}
 		return nil
 	}
-	b.config.HostFS = fstest.MapFS{} // nothing of the host, nor a snapshot, is needed
+	b.config.HostFS = fstest.MapFS{} // Unprepare needs neither the host nor a snapshot
 	b.restart()
 	for _, which := range []*resourceapi.ResourceClaim{c, c, claim("never-prepared", "a")} {
 		if err := b.tryUnprepare(which); err != nil {
@@ -591,7 +591,7 @@ func TestUnprepare(t *testing.T) {
 }
 
 func TestUnprepareThatFailsKeepsHolding(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // a claim waits for a device that another gives back
+	synctest.Test(t, func(t *testing.T) { // a claim waits while another releases the device
 		b := newBench(t).restart().offers(gpu("a", 1))
 		c := claim("c", "a")
 		mustPrepare(t, b, c)
@@ -630,7 +630,7 @@ func TestSpecsThatCannotBeWritten(t *testing.T) {
 		t.Errorf("held by %s, record %t", who, exists(b.recordFile(c)))
 	}
 	b.config.CDI.Path = good
-	b.restart().offers(gpu("a", 1)) // which writes the spec
+	b.restart().offers(gpu("a", 1)) // writes the spec
 	mustPrepare(t, b, c)
 }
 
@@ -690,7 +690,7 @@ func TestPrepareAndUnprepareOfOneClaimTakeTurns(t *testing.T) {
 	}
 }
 
-// The claims of a batch are prepared at the same time.
+// The claims of a call are prepared concurrently.
 func TestBatchesInParallel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 8
@@ -759,7 +759,7 @@ func TestUnrelatedClaimsDoNotWait(t *testing.T) {
 	}
 }
 
-// asking returns a claim that asks something of all of its devices.
+// asking returns a claim with parameters for all of its devices.
 func asking(c *resourceapi.ResourceClaim, raw string) *resourceapi.ResourceClaim {
 	c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
 		Source: resourceapi.AllocationConfigSourceClaim,
@@ -769,8 +769,8 @@ func asking(c *resourceapi.ResourceClaim, raw string) *resourceapi.ResourceClaim
 	return c
 }
 
-// A thing given once may not be there a second time, such as an interface that was
-// moved into the pod.
+// The parameters of a prepared claim are not checked again, since an interface that was moved to a
+// pod is no longer available.
 func TestParametersOfWhatIsPreparedAreNotJudgedAgain(t *testing.T) {
 	b := newBench(t)
 	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
@@ -805,8 +805,8 @@ func TestAdminAccessChangesNothing(t *testing.T) {
 	mustRefuse(t, b, asking(c, "net1"), "device a is not the claim's alone")
 }
 
-// TestUnprepareWakesThePublisher only where slices may change by it: of a device
-// that is gone, and without counters, where what is held comes first.
+// TestUnprepareWakesThePublisher checks that Unprepare wakes the publisher only if the slices may
+// change: when the device is gone, or without counters, when allocated devices have precedence.
 func TestUnprepareWakesThePublisher(t *testing.T) {
 	for name, test := range map[string]struct {
 		offered []rules.Offered // when the claim is unprepared
@@ -836,7 +836,7 @@ func TestUnprepareWakesThePublisher(t *testing.T) {
 	}
 }
 
-// A container gets all devices of a request, so a hook that they have in common is called once.
+// A container gets all devices of a request. A hook of several of these devices is called once.
 func TestHooksOnceForEachRequest(t *testing.T) {
 	hook := func(name string) *specs.Hook {
 		return &specs.Hook{HookName: "createContainer", Path: "/bin/hook", Args: []string{name}}

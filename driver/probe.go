@@ -13,11 +13,10 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// Probe goes the kubelet's way: to the socket where the driver registers, and
-// with a call for no claims to the one that is named there. It returns which of
-// them did not answer before the context ended. An instance that waits to
-// become the active one passes, and so does a driver that does not serve yet or
-// not any more. Neither the API server nor the host is asked.
+// Probe connects to the driver like the kubelet: to the registration socket, and then with an empty
+// call to the endpoint named there. It returns an error if one of them does not answer before the
+// context ends. Probe succeeds if the driver waits to become the active instance, or is not
+// serving. It contacts neither the API server nor the host.
 func (d *Driver) Probe(ctx context.Context) error {
 	if !d.serving.Load() {
 		return nil
@@ -33,8 +32,8 @@ func (d *Driver) Probe(ctx context.Context) error {
 	return nil
 }
 
-// registrarSocket is where the helper registers the driver (kubeletplugin,
-// Start): at a socket of this pod's own where there is one.
+// registrarSocket is the path of the helper's registration socket (kubeletplugin, Start). With a
+// PodUID, it is specific to the pod.
 func (d *Driver) registrarSocket() string {
 	name := discovery.Domain + "-reg.sock"
 	if uid := d.config.PodUID; uid != "" {

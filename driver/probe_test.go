@@ -12,8 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// The probe says whether the sockets that the kubelet would call answer, are not
-// there, or are silent.
+// The probe fails if a socket is missing or does not answer.
 func TestProbe(t *testing.T) {
 	remove := func(t *testing.T, socket string) {
 		if err := os.Remove(socket); err != nil {
@@ -22,7 +21,7 @@ func TestProbe(t *testing.T) {
 	}
 	hang := func(t *testing.T, socket string) {
 		remove(t, socket)
-		listener, err := net.Listen("unix", socket) // nobody accepts
+		listener, err := net.Listen("unix", socket) // no connection is accepted
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -61,8 +60,7 @@ func (b *bench) probe(t *testing.T, limit time.Duration) error {
 	return b.Probe(ctx)
 }
 
-// Nothing is wrong with a driver that does not serve, or that waits until it
-// may.
+// The probe succeeds for a driver that does not serve, or waits for the other instance.
 func TestProbeOfIdleDriver(t *testing.T) {
 	b := newBench(t)
 	b.active = make(chan struct{})
@@ -80,7 +78,7 @@ func TestProbeOfIdleDriver(t *testing.T) {
 	}
 }
 
-// Without a pod of its own the driver registers at the library's default.
+// Without a pod UID the driver registers at the library's default socket.
 func TestProbeWithoutPod(t *testing.T) {
 	b := newBench(t)
 	d := b.start()

@@ -15,50 +15,49 @@ import (
 	"chandler.dev/driver/pool"
 )
 
-// sayAfter is how often it is said that the API server does not answer.
+// sayAfter is the interval of the log message about an API server that does not answer.
 const sayAfter = 30 * time.Second
 
-// repeatFor is for how long after a registration the driver says again what is
-// published, at pauses that double from a second. A kubelet that starts deletes
-// all slices of its node, and so does one from which a driver was cut off for
-// 30 s (pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go); the library would make
-// them anew 30 s later (resourceslice.DefaultSyncDelay). To say it again writes
-// nothing that is there.
+// repeatFor is how long after a registration the driver repeats the publication, with pauses that
+// double from one second. A kubelet that starts deletes all slices of its node, and so does a
+// kubelet that was disconnected from a driver for 30 s
+// (pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). The library alone would create them again 30 s
+// later (resourceslice.DefaultSyncDelay). A repetition does not write existing slices.
 const repeatFor = 15 * time.Second
 
-// retryAfter is how long after a failed write the driver says again what is to be published. The library's own
-// pauses double with each failure in a row, up to 1,000 s (workqueue.DefaultTypedControllerRateLimiter in client-go
-// 0.37), and a kubelet that starts meanwhile leaves the node without slices for as long.
+// retryAfter is the time between a failed write and the next publication. The library's own delays
+// double with each consecutive failure, up to 1,000 s (workqueue.DefaultTypedControllerRateLimiter
+// in client-go 0.37), and a kubelet that starts in the meantime would leave the node without slices
+// for that time.
 const retryAfter = time.Minute
 
-// publisher is what decides when slices are published and when the API server is
-// asked what it keeps of them.
+// publisher decides when to publish slices and when to detect the API server's features.
 type publisher struct {
-	wanted  *resourceslice.Pool // what should be published, nil before the first scan
-	changes time.Time           // when that changes by itself, zero if it does not
-	last    *resourceslice.Pool // what was published last, nil before the first time
-	said    time.Time           // when it was published, or said again
+	wanted  *resourceslice.Pool // the pool to publish, nil before the first scan
+	changes time.Time           // when wanted changes without an event, zero if it does not
+	last    *resourceslice.Pool // the last published pool, nil before the first
+	said    time.Time           // time of the last publication or repetition
 
-	registered time.Time // when the kubelet last registered the driver, zero if it has not
-	failed     time.Time // when the library first failed to write what it was given, zero if it is not known to have
+	registered time.Time // time of the kubelet's last registration, zero if there was none
+	failed     time.Time // first failed write of the present pool, zero if there was none
 
 	began     time.Time
-	due       time.Time // when the API server is to be asked again
-	heard     bool      // it has said what it keeps, or goes on refusing to
-	confirmed bool      // it has done so with what is wanted in view
-	silent    time.Time // when it last failed to, zero if it did not
+	due       time.Time // time of the next detection of features
+	heard     bool      // the features were detected, or the server has refused for long enough
+	confirmed bool      // features were detected while wanted was pending
+	silent    time.Time // time of the last failed detection, zero after a success
 }
 
-// step is what the publisher does next.
+// step is the publisher's next action.
 type step string
 
 const (
 	wait    step = "wait"
-	ask     step = "ask" // what the API server keeps
+	ask     step = "ask" // detect the API server's features
 	publish step = "publish"
 )
 
-// next returns what to do now, and how long to wait if that is nothing.
+// next returns the next action, and for wait the time until which to wait.
 func (p *publisher) next(now time.Time) (do step, until time.Time) {
 	due, waits := p.due, p.waits()
 	if waits {
@@ -74,18 +73,18 @@ func (p *publisher) next(now time.Time) (do step, until time.Time) {
 	return wait, earlier(earlier(due, again), p.changes)
 }
 
-// unsaid reports whether something else should be published than is.
+// unsaid reports whether the wanted pool differs from the published one.
 func (p *publisher) unsaid() bool {
 	return p.wanted != nil && p.wanted != p.last && (p.last == nil || !equality.Semantic.DeepEqual(*p.last, *p.wanted))
 }
 
-// waits reports whether the API server must say what it keeps before something is
-// published. A server that has begun to drop counters keeps those that it has.
+// waits reports whether features must be detected before the next publication. A server that now
+// drops counters keeps those of existing slices.
 func (p *publisher) waits() bool {
 	return !p.heard || !p.confirmed && p.last != nil && p.unsaid() && pool.CompeteAnew(*p.last, *p.wanted)
 }
 
-// again returns when to say again what is published, zero if that is not needed.
+// again returns the time of the next repetition, or zero.
 func (p *publisher) again() time.Time {
 	if p.last == nil {
 		return time.Time{}
@@ -105,7 +104,8 @@ func (p *publisher) again() time.Time {
 	return retry
 }
 
-// given returns what the library is to be given: the same as last, if anything else has to wait.
+// given returns the pool for the library. It is the last pool if the wanted one must wait for the
+// detection of features.
 func (p *publisher) given() *resourceslice.Pool {
 	if p.waits() {
 		return p.last
@@ -113,8 +113,7 @@ func (p *publisher) given() *resourceslice.Pool {
 	return p.wanted
 }
 
-// hear takes over whether the API server has said what it keeps. It is to be
-// asked again after a time.
+// hear stores the result of a detection. The next detection is due after the duration again.
 func (p *publisher) hear(err error, now time.Time, again time.Duration) {
 	said := err == nil || refused(err) && (p.heard || now.Sub(p.began) >= refusalPause)
 	p.heard, p.confirmed, p.due = p.heard || said, said && p.unsaid(), now.Add(again)
@@ -123,7 +122,7 @@ func (p *publisher) hear(err error, now time.Time, again time.Duration) {
 	}
 }
 
-// earlier returns the earlier of two times, of which zero is none.
+// earlier returns the earlier of two times. A zero time means none.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -131,8 +130,8 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// publishLoop publishes, and asks the API server what it keeps of slices, until
-// the context ends. It looks again when it is woken.
+// publishLoop publishes slices and detects the API server's features until the context ends. Values
+// in d.wake start the next round.
 func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
 	p := &publisher{began: time.Now()}
 	reason := ""
@@ -167,7 +166,7 @@ func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
 	return nil
 }
 
-// look makes the publisher see how things are.
+// look updates the publisher with the present state of the driver.
 func (d *Driver) look(p *publisher) []discovery.Problem {
 	if d.doubted.Swap(false) {
 		p.due = time.Time{}
@@ -186,15 +185,14 @@ func (d *Driver) look(p *publisher) []discovery.Problem {
 	wanted, problems := pool.Of(in)
 	p.wanted, p.changes = &wanted, changes
 	if !p.unsaid() {
-		p.wanted = p.last // which is quickly seen to be the same
+		p.wanted = p.last // the same pointer makes later comparisons fast
 	}
 	return problems
 }
 
-// publish publishes. The first time the helper waits until the API server has
-// listed what slices there are, whatever becomes of the context; that must not
-// keep the driver from ending. It returns when its own context ends, which it
-// does right after this one.
+// publish gives the pool to the helper. Its first call blocks until the API server has listed the
+// existing slices, even after the context has ended. To let the driver stop, publish does not wait
+// for the call then. The call ends with its own context, soon afterwards.
 func (d *Driver) publish(ctx context.Context, helper Helper, now resourceslice.Pool) error {
 	resources := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.config.NodeName: now}}
 	published := make(chan error, 1)
@@ -214,8 +212,8 @@ func (d *Driver) publish(ctx context.Context, helper Helper, now resourceslice.P
 	}
 }
 
-// input returns what decides what is to be published of a view, and when that
-// changes by itself, zero if it does not.
+// input returns the input of the pool for a view. The second result is when the input changes
+// without an event, or zero.
 func (d *Driver) input(v *view, last resourceslice.Pool, now time.Time) (in pool.Input, changes time.Time) {
 	in = pool.Input{
 		Snapshot: v.snapshot,
@@ -238,8 +236,8 @@ func (d *Driver) input(v *view, last resourceslice.Pool, now time.Time) (in pool
 	return in, changes
 }
 
-// Published returns how many ResourceSlices the library was last given to publish,
-// and how many devices are in them. It reports false before the first time.
+// Published returns the number of ResourceSlices and devices in the last pool given to the library.
+// It reports false before the first publication.
 func (d *Driver) Published() (slices, devices int, known bool) {
 	last := d.published.Load()
 	if last == nil {
@@ -251,10 +249,10 @@ func (d *Driver) Published() (slices, devices int, known bool) {
 	return len(last.Slices), devices, true
 }
 
-// kept returns what the API server is known to keep.
+// kept returns the known features of the API server.
 func (d *Driver) kept() features.Set { return ptr.Deref(d.features.Load(), features.Set{}) }
 
-// notify puts a value into a channel with room for one, unless one waits in it.
+// notify sends a value to a channel with a buffer of one, unless the buffer is full.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

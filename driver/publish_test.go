@@ -15,7 +15,7 @@ import (
 	"chandler.dev/driver/pool/pooltest"
 )
 
-// The publisher's next step follows from its state and the time alone.
+// The publisher's next step depends only on its state and the time.
 func TestPublisher(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	of := func(devices ...rules.Offered) *resourceslice.Pool {
@@ -75,7 +75,8 @@ func TestPublisher(t *testing.T) {
 	}
 }
 
-// A server that does not answer is waited for, and one that goes on refusing is not.
+// The publisher waits for a server that does not answer, but not for a server that refuses for
+// long.
 func TestPublisherHears(t *testing.T) {
 	began := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	silence, refusal := errors.New("no route"), apierrors.NewForbidden(schema.GroupResource{}, "", nil)

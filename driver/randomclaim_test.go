@@ -21,18 +21,18 @@ import (
 	"chandler.dev/driver/pool/pooltest"
 )
 
-// claimer makes claims of every form for the devices of a host, but none for
-// which the scheduler would try very many combinations.
+// claimer makes claims of every form for the devices of a host, except claims with very many
+// combinations for the scheduler to try.
 type claimer struct {
 	*rand.Rand
 	devices   []rules.Offered
-	published int // how many devices the scheduler knows
+	published int // number of published devices
 	kept      features.Set
 }
 
 func (c *claimer) oneIn(n int) bool { return c.IntN(n) == 0 }
 
-// spec returns a claim of up to three devices.
+// spec returns a claim for up to three devices.
 func (c *claimer) spec() resourceapi.ResourceClaimSpec {
 	var claim resourceapi.DeviceClaim
 	left := 1
@@ -60,15 +60,15 @@ func (c *claimer) spec() resourceapi.ResourceClaimSpec {
 	all := func(r resourceapi.DeviceRequest) bool {
 		return r.Exactly != nil && r.Exactly.AllocationMode == resourceapi.DeviceAllocationModeAll
 	}
-	if c.oneIn(3) && !slices.ContainsFunc(claim.Requests, all) { // of which the scheduler says that it cannot be
+	if c.oneIn(3) && !slices.ContainsFunc(claim.Requests, all) { // the scheduler rejects this combination
 		root := resourceapi.FullyQualifiedName("resource.kubernetes.io/pcieRoot")
 		claim.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: &root}}
 	}
 	return resourceapi.ResourceClaimSpec{Devices: claim}
 }
 
-// exactly returns a request for so many devices: of any, for one of them that is
-// named, or for all of a name.
+// exactly returns a request for a number of devices: any devices, one device by name, or all
+// devices of a name.
 func (c *claimer) exactly(count int64) *resourceapi.ExactDeviceRequest {
 	r := &resourceapi.ExactDeviceRequest{DeviceClassName: "any", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
 	one := c.devices[c.IntN(len(c.devices))]
@@ -84,7 +84,7 @@ func (c *claimer) exactly(count int64) *resourceapi.ExactDeviceRequest {
 	case 2:
 		r.Count, r.Selectors = 1, pooltest.BySerial(one.Name)
 	case 3:
-		if count == 1 && !one.Open && one.Sharing == nil { // a claim has no room for all of very many shares
+		if count == 1 && !one.Open && one.Sharing == nil { // all shares of a device may be too many for a claim
 			r.AllocationMode, r.Count, r.Selectors = resourceapi.DeviceAllocationModeAll, 0, pooltest.BySerial(one.Name)
 		}
 	}
@@ -102,8 +102,7 @@ func requirement(name resourceapi.QualifiedName, amount int64, format resource.F
 	return &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{name: *resource.NewQuantity(amount, format)}}
 }
 
-// subRequest returns the request as one of several of which the first that can
-// be had is taken. None of these is for an administrator.
+// subRequest returns the request as an alternative of a prioritized list, without admin access.
 func subRequest(name string, r *resourceapi.ExactDeviceRequest) resourceapi.DeviceSubRequest {
 	return resourceapi.DeviceSubRequest{
 		Name: name, DeviceClassName: r.DeviceClassName, Selectors: r.Selectors, AllocationMode: r.AllocationMode,
@@ -111,9 +110,9 @@ func subRequest(name string, r *resourceapi.ExactDeviceRequest) resourceapi.Devi
 	}
 }
 
-// forbidden says which device was given to a claim that nobody is to have, or
-// nobody who does not tolerate what is wrong with it, "" if there is none. It
-// goes by the devices of the host, and by nothing that was published.
+// forbidden returns a text about a device of the claim that is withheld, or has a taint without a
+// toleration in the claim, and "" if there is none. It checks the devices of the host and ignores
+// the published slices.
 func forbidden(claim *resourceapi.ResourceClaim, view *view) string {
 	for _, r := range claim.Status.Allocation.Devices.Results {
 		d, _ := view.Device(r.Device)
@@ -129,7 +128,7 @@ func forbidden(claim *resourceapi.ResourceClaim, view *view) string {
 	return ""
 }
 
-// someClaim returns the UID of one of the claims, "" if there is none.
+// someClaim returns the UID of one of the claims, or "".
 func (c *claimer) someClaim(claims map[types.UID]*resourceapi.ResourceClaim) types.UID {
 	if len(claims) == 0 {
 		return ""
@@ -137,8 +136,8 @@ func (c *claimer) someClaim(claims map[types.UID]*resourceapi.ResourceClaim) typ
 	return slices.Sorted(maps.Keys(claims))[c.IntN(len(claims))]
 }
 
-// recordedHosts returns what all families find on every third of the recorded
-// hosts, every tenth if the tests are to be short. Each family has three or more.
+// recordedHosts returns the snapshots of every third recorded host, or of every tenth in short
+// tests. Each family has at least three recorded hosts.
 func recordedHosts(t *testing.T) (snapshots []*discovery.Snapshot) {
 	t.Helper()
 	files, err := filepath.Glob("../discovery/families/*/testdata/*.host")

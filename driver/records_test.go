@@ -19,8 +19,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// A record that an older agent set aside is the claim's again once there is an
-// agent that can read it.
+// A record that an older agent set aside is restored by an agent that can read it.
 func TestRecordThatWasSetAsideIsReadAgain(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1))
 	c := claim("c", "a")
@@ -37,11 +36,11 @@ func TestRecordThatWasSetAsideIsReadAgain(t *testing.T) {
 	if !exists(bad) || exists(b.recordFile(c)) {
 		t.Fatal("the record was not set aside")
 	}
-	b.restart() // and again by this one
+	b.restart() // set aside once more by this agent
 	if !exists(bad) {
 		t.Fatal("it is not aside any more")
 	}
-	if err := os.WriteFile(bad, data, 0o600); err != nil { // what to a newer agent is readable
+	if err := os.WriteFile(bad, data, 0o600); err != nil { // readable for a newer agent
 		t.Fatal(err)
 	}
 	b.restart().offers(gpu("a", 1))
@@ -84,7 +83,7 @@ func TestUnreadableRecordKeepsHolding(t *testing.T) {
 			if err := os.WriteFile(b.recordFile(c), damage(data), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			for range 2 { // the second start finds it set aside
+			for range 2 { // the second start finds the record set aside
 				b.restart().offers(devices...)
 				if exists(b.recordFile(c)) || !exists(filepath.Join(b.records(), "uid-c.bad0")) {
 					t.Fatal("it is not set aside")
@@ -122,8 +121,8 @@ func TestUnreadableRecordKeepsHolding(t *testing.T) {
 	}
 }
 
-// Of a share of which only the spec tells, the device is known by the share's
-// number.
+// If only the CDI spec of a numbered share is readable, the device is found by the name of the
+// share.
 func TestUnreadableRecordOfANumberedShare(t *testing.T) {
 	b := newBench(t).restart().offers(byNumber("a", 2))
 	c := claim("c", "a-share-00")
@@ -138,11 +137,11 @@ func TestUnreadableRecordOfANumberedShare(t *testing.T) {
 	}
 }
 
-// age is how a record says by which agents it can be read.
+// age is the text in a record about the agents that can read it.
 const age = `"version": 4,
   "readableBy": 1`
 
-// reseal changes a record and gives it the checksum that is right for it.
+// reseal changes a record and updates its checksum.
 func reseal(data []byte, before, after string) []byte {
 	_, body, _ := bytes.Cut(data, []byte("\n"))
 	changed := bytes.Replace(body, []byte(before), []byte(after), 1)
@@ -177,7 +176,7 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 	if err := os.WriteFile(b.recordFile(c), data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	b.boot = "boot-2" // the record is written anew
+	b.boot = "boot-2" // the record is rewritten
 	b.restart().offers(gpu("a", 1), gpu("b", 2))
 	mustPrepare(t, b, c)
 	data, _ = os.ReadFile(b.recordFile(c))
@@ -195,11 +194,11 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 	}
 }
 
-// checksum returns the line that begins the file of a claim.
+// checksum returns the first line of a claim's file.
 func checksum(body []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(body)) }
 
-// A claim has what it has since it was given that, in whichever boot; for another allocation the
-// time begins anew. Other programs read the same of the files.
+// The time of an allocation remains the same in later boots, and changes with a new allocation.
+// Other programs can read the time from the files.
 func TestRecordsSaySinceWhen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2))

@@ -8,18 +8,17 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Refusal is why a claim was not prepared, as one of a few words, so that refusals
-// can be counted.
+// Refusal is the category of the reason why a claim was not prepared, for metrics.
 type Refusal string
 
 // The reasons.
 const (
-	RefusedHeld        Refusal = "held"        // somebody else has the device
-	RefusedGone        Refusal = "gone"        // the device is not on this node, or not any more
+	RefusedHeld        Refusal = "held"        // another consumer has the device
+	RefusedGone        Refusal = "gone"        // the device is not on this node, or no longer
 	RefusedChanged     Refusal = "changed"     // another device, driver or device node is in its place
-	RefusedParameters  Refusal = "parameters"  // the claim's parameters are wrong, or the device cannot do what they say
-	RefusedConfiguring Refusal = "configuring" // the device is not yet what the claim wants, or could not be made so
-	RefusedWaiting     Refusal = "waiting"     // for another agent, another call, the first scan, or containers that go on
+	RefusedParameters  Refusal = "parameters"  // the claim's parameters are invalid, or the device does not support them
+	RefusedConfiguring Refusal = "configuring" // the device is not configured yet, or its configuration failed
+	RefusedWaiting     Refusal = "waiting"     // for another agent, another call, the first scan, or containers of an earlier allocation
 	RefusedDisk        Refusal = "disk"        // a file could not be written or read
 	RefusedOther       Refusal = "other"
 )
@@ -32,8 +31,8 @@ func Refusals() []Refusal {
 	}
 }
 
-// RefusalOf returns the reason for which a claim was not prepared, or devices were not
-// allocated, from the error.
+// RefusalOf returns the reason in the error of a claim that was not prepared, or of devices that
+// were not allocated.
 func RefusalOf(err error) Refusal {
 	var because *refusedError
 	var blocked *ledger.Blocked
@@ -60,7 +59,8 @@ type refusedError struct {
 // Unwrap implements the interface of package errors.
 func (r *refusedError) Unwrap() error { return r.error }
 
-// because gives an error a reason, unless it has one or is nil. The text stays.
+// because adds a reason to an error. It returns nil and errors that have a reason unchanged. The
+// text stays the same.
 func because(reason Refusal, err error) error {
 	if err == nil || RefusalOf(err) != RefusedOther && RefusalOf(err) != RefusedDisk {
 		return err

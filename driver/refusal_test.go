@@ -13,7 +13,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// A refusal has the reason of where it arose, whatever was said around it since.
+// A refusal has the reason of its origin, even after further wrapping.
 func TestRefusalOf(t *testing.T) {
 	held := &ledger.Blocked{Device: "a"}
 	disk := &fs.PathError{Op: "open", Path: "x", Err: fs.ErrPermission}
@@ -42,8 +42,8 @@ func TestRefusalOf(t *testing.T) {
 	}
 }
 
-// A function that no driver has is given to nobody: a container would get nothing of it. It is once a driver has it, and
-// whoever has it already keeps it.
+// A function without a driver is not allocated, since a container could not use it. It is allocated
+// once it has a driver, and remains allocated to its claim.
 func TestFunctionWithoutDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t).restart()
@@ -68,7 +68,8 @@ func TestFunctionWithoutDriver(t *testing.T) {
 	})
 }
 
-// A function is made for a claim, and its driver refuses it. The claim waits, though its devices were being configured.
+// A function was created for a claim, and its driver refuses it. The claim waits, although its
+// devices were under configuration.
 func TestMadeFunctionWithoutDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

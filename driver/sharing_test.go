@@ -20,7 +20,7 @@ import (
 
 const gib = 1 << 30
 
-// byMemory returns a GPU of so many GiB that is shared in GiB.
+// byMemory returns a GPU with the given memory in GiB, shared in units of 1 GiB.
 func byMemory(name string, memory int64) rules.Offered {
 	d := gpu(name, 1)
 	d.Capacity = discovery.Capacity{}
@@ -30,7 +30,7 @@ func byMemory(name string, memory int64) rules.Offered {
 	return d
 }
 
-// byNumber returns a GPU for so many claims.
+// byNumber returns a GPU for the given number of claims.
 func byNumber(name string, shares int64) rules.Offered {
 	d := gpu(name, 1)
 	d.Capacity = discovery.Capacity{}
@@ -39,7 +39,7 @@ func byNumber(name string, shares int64) rules.Offered {
 	return d
 }
 
-// taking makes the claim's results shares that consume so much of a capacity.
+// taking turns the claim's results into shares that consume an amount of a capacity.
 func taking(c *resourceapi.ResourceClaim, capacity resourceapi.QualifiedName, amount string) *resourceapi.ResourceClaim {
 	for i := range c.Status.Allocation.Devices.Results {
 		r := &c.Status.Allocation.Devices.Results[i]
@@ -56,7 +56,7 @@ func TestSharedMemoryAddsUp(t *testing.T) {
 	mustRefuse(t, b, taking(claim("three", "a"), "memory", "2Gi"), "is held by", "more of its memory than there is")
 	mustPrepare(t, b, taking(claim("four", "a"), "memory", "1Gi"))
 	mustRefuse(t, b, claim("whole", "a"), "is held by")
-	// The shares are known again after a restart.
+	// The shares are read again after a restart.
 	b.restart().offers(byMemory("a", 8))
 	mustRefuse(t, b, taking(claim("three", "a"), "memory", "2Gi"), "more of its memory than there is")
 	if err := b.tryUnprepare(claim("two")); err != nil {
@@ -89,12 +89,12 @@ func TestShareAllocatedAnew(t *testing.T) {
 func TestWholeExcludesShares(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1))
 	mustPrepare(t, b, claim("whole", "a"))
-	b.offers(byMemory("a", 8)) // the administrator has it shared now
+	b.offers(byMemory("a", 8)) // the administrator has enabled sharing
 	mustRefuse(t, b, taking(claim("share", "a"), "memory", "1Gi"), "is held by", "whole")
 }
 
-// Shares of a part take of the silicon once, and a part that is shared keeps
-// its sisters from what it takes.
+// Several shares of a partition consume its counters once. A shared partition blocks other
+// partitions like any partition.
 func TestSharedPart(t *testing.T) {
 	shared := func(name string, takes int) rules.Offered {
 		d := pooltest.Part("silicon", name, takes)
@@ -124,7 +124,7 @@ func TestNumberedShares(t *testing.T) {
 	mustRefuse(t, b, claim("whole", "a"), "is held by")
 }
 
-// A container learns how much it has of each device, and so does the family.
+// A container gets its amount of each device, and so does the family.
 func TestConsumedReachesContainerAndFamily(t *testing.T) {
 	b := newBench(t)
 	granted := make(map[string]discovery.Consumed) // by request
@@ -161,7 +161,7 @@ func TestConsumedReachesContainerAndFamily(t *testing.T) {
 	}
 }
 
-// An allocation that would give back what others have is no allocation.
+// A negative amount is refused, since it would release the capacity of other claims.
 func TestNegativeShare(t *testing.T) {
 	b := newBench(t).restart().offers(byMemory("big", 8))
 	if _, err := b.try(taking(claim("c", "big"), "memory", "-3Gi")); err == nil || !strings.Contains(err.Error(), "-3Gi of its memory") {
@@ -169,8 +169,7 @@ func TestNegativeShare(t *testing.T) {
 	}
 }
 
-// A device that is shared otherwise than when a claim got it is published again when
-// that claim has ended.
+// After a change of sharing, an allocated device is published again when its claim has ended.
 func TestSharedAnewIsPublishedAfterTheClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, helper := newBench(t), &fakeHelper{}
@@ -189,8 +188,8 @@ func TestSharedAnewIsPublishedAfterTheClaim(t *testing.T) {
 	})
 }
 
-// Shares of two capacities do not go together: who has all of the memory of a device has
-// it alone, also once it is shared by number.
+// Shares of two capacities exclude each other: a claim with all of a device's memory has the device
+// exclusively, even after the device is shared by number.
 func TestClaimsOfTwoForms(t *testing.T) {
 	b := newBench(t).restart().offers(byMemory("a", 8))
 	mustPrepare(t, b, taking(claim("one", "a"), "memory", "8Gi"))
@@ -199,8 +198,8 @@ func TestClaimsOfTwoForms(t *testing.T) {
 	mustRefuse(t, b, claim("three", "a-share-00"), "held by")
 }
 
-// Shares of two numbers do not go together, whether the agent was restarted in between or
-// not. A claim that was allocated before the number changed has one of the earlier shares.
+// Shares of two numbers cannot be allocated together, whether or not the agent was restarted in
+// between. A claim that was allocated before the number changed has one of the earlier shares.
 func TestNumberOfSharesChanges(t *testing.T) {
 	for name, claims := range map[string]func(i int) *resourceapi.ResourceClaim{
 		"shares": func(i int) *resourceapi.ResourceClaim {
@@ -229,7 +228,7 @@ func TestNumberOfSharesChanges(t *testing.T) {
 	}
 }
 
-// A device is not published as long as a claim has a share of another number.
+// A device is not published while a claim has a share of another number.
 func TestNumberOfSharesIsPublishedAfterTheClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t).restart().offers(byNumber("a", 4))

@@ -9,9 +9,9 @@ import (
 	"chandler.dev/internal/socket"
 )
 
-// sweepSockets removes the sockets of agents that were killed and never came
-// back: each pod has names of its own, so no later one replaces them, and the
-// kubelet would try to register them at each of its starts.
+// sweepSockets removes the sockets of agents that were killed and did not return. Socket names are
+// specific to a pod, so later agents do not replace them, and the kubelet would try to register
+// them at each start.
 func (d *Driver) sweepSockets(ctx context.Context) error {
 	return errors.Join(
 		socket.Sweep(ctx, filepath.Join(d.registryDir(), discovery.Domain+"-*reg.sock")),

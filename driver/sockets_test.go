@@ -7,10 +7,9 @@ import (
 	"testing"
 )
 
-// Of a killed agent's sockets nothing is left; what is served, and what is not
-// ours, stays.
+// The sockets of a killed agent are removed. Sockets in use and sockets of other programs remain.
 func TestSweepSockets(t *testing.T) {
-	root, err := os.MkdirTemp("", "sockets-") // t.TempDir may be too long for a socket
+	root, err := os.MkdirTemp("", "sockets-") // the path of t.TempDir may be too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,52 +27,51 @@ const (
 	ReasonPrepared  = "Prepared"
 	ReasonUnhealthy = "Unhealthy"
 	ReasonUnknown   = "Unknown" // the device cannot be read at present
-	ReasonGone      = "Gone"    // it is not there any more, or another is in its place
+	ReasonGone      = "Gone"    // the device has vanished, or another one has replaced it
 )
 
 const (
-	// statusQuiet is how long no claim must have been prepared before the status of
-	// those that were is written.
+	// statusQuiet is the time without a Prepare before the status of prepared claims is written.
 	statusQuiet = time.Second
 
-	// statusPause is between attempts to write what could not be written.
+	// statusPause is the pause before a failed write is repeated.
 	statusPause = 10 * time.Second
 
-	// statusTries is how often the same is written of a claim that the API
-	// server refuses. One that does not answer is asked until it does.
+	// statusTries is the number of tries for a status that the API server refuses. If the server
+	// does not answer, tries continue until it does.
 	statusTries = 5
 
-	// statusTimeout bounds what the API server takes for one claim.
+	// statusTimeout limits the calls for one claim.
 	statusTimeout = 10 * time.Second
 )
 
-// deviceStatus is what is said of a device in the status of a claim.
+// deviceStatus is the status of a device in the status of a claim.
 type deviceStatus struct {
 	pool, device, share     string
 	status                  metav1.ConditionStatus
 	reason, message, ifName string
 }
 
-// statusWriter says in the status of prepared claims how their devices are. It
-// works beside the kubelet's calls, with a client of its own, so that they
-// neither wait for it nor fail with it. It speaks resource.k8s.io/v1 only: to a
-// server without, every claim is gone.
+// statusWriter writes the health of devices to the status of prepared claims. It runs concurrently
+// with the kubelet's calls and with a client of its own, so that these calls neither wait for it
+// nor fail with it. It supports resource.k8s.io/v1 only: for a server without v1, every claim looks
+// deleted.
 type statusWriter struct {
 	client resourceclient.ResourceV1Interface
 	health func(*view, *ledger.Claim, *ledger.Result) discovery.Health // see [Driver.healthIn]
 	claims map[types.UID]attempt
-	due    time.Time // when a server that did not answer is to be asked again
+	due    time.Time // time of the next try after a server did not answer
 }
 
-// attempt is what was to be said of a claim, and how that went.
+// attempt is the wanted status of a claim's devices, and the result of writing it.
 type attempt struct {
 	statuses []deviceStatus
 	failures int
-	due      time.Time // when it is to be tried again
+	due      time.Time // time of the next try
 	said     bool
 }
 
-// statusLoop keeps the status of claims as the claims and the devices are.
+// statusLoop keeps the status of claims up to date until the context ends.
 func (d *Driver) statusLoop(ctx context.Context) {
 	if d.config.StatusClient == nil {
 		return
@@ -95,10 +94,9 @@ func (d *Driver) statusLoop(ctx context.Context) {
 	}
 }
 
-// untilQuiet returns when no claim was prepared for statusQuiet, when that has
-// gone on for ten times as long, or when there is a newer view. The status of
-// claims is not to compete with pods that start, and claims that are prepared in
-// one burst are looked at once.
+// untilQuiet returns when no claim was prepared for statusQuiet, at the latest after ten times
+// statusQuiet, or when there is a newer view. The writes should not compete with starting pods, and
+// the claims of a burst are then processed together.
 func (d *Driver) untilQuiet(ctx context.Context, v *view) {
 	limit := time.NewTimer(10 * statusQuiet)
 	defer limit.Stop()
@@ -118,8 +116,7 @@ func (d *Driver) untilQuiet(ctx context.Context, v *view) {
 	}
 }
 
-// write writes what has changed, and reports whether some of it is to be tried
-// again.
+// write writes changed statuses, and reports whether some must be tried again.
 func (w *statusWriter) write(ctx context.Context, v *view, claims []*ledger.Claim) (again bool) {
 	before := w.claims
 	w.claims = make(map[types.UID]attempt, len(claims))
@@ -141,7 +138,7 @@ func (w *statusWriter) write(ctx context.Context, v *view, claims []*ledger.Clai
 	return again
 }
 
-// logGone logs which devices of a claim are not what was given any more.
+// logGone logs devices that have vanished or were replaced while allocated to a claim.
 func logGone(ctx context.Context, c *ledger.Claim, before, now []deviceStatus) {
 	for _, s := range now {
 		if s.reason == ReasonGone && !slices.Contains(before, s) {
@@ -150,10 +147,10 @@ func logGone(ctx context.Context, c *ledger.Claim, before, now []deviceStatus) {
 	}
 }
 
-// open reports whether there is still something to be said of a claim.
+// open reports whether the status must still be written.
 func (a *attempt) open() bool { return !a.said && a.failures < statusTries }
 
-// try writes the status of a claim once, and notes how that went.
+// try tries to write the status of a claim once, and stores the result.
 func (w *statusWriter) try(ctx context.Context, c *ledger.Claim, a *attempt) {
 	err := w.writeClaim(ctx, c, a.statuses)
 	var refused apierrors.APIStatus
@@ -175,9 +172,8 @@ func (w *statusWriter) try(ctx context.Context, c *ledger.Claim, a *attempt) {
 	logger.V(2).Info("The status of a claim's devices cannot be written; trying again", "refused", a.failures)
 }
 
-// writeClaim makes the status of a claim say of its devices what it is to say.
-// A claim that is gone, or was replaced by another of its name, has none to
-// be written.
+// writeClaim writes the statuses to the status of a claim. It does nothing for a claim that was
+// deleted or replaced by another of the same name.
 func (w *statusWriter) writeClaim(ctx context.Context, c *ledger.Claim, statuses []deviceStatus) error {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -193,15 +189,15 @@ func (w *statusWriter) writeClaim(ctx context.Context, c *ledger.Claim, statuses
 	if !changed {
 		return nil
 	}
-	// With the UID it is refused if the claim is replaced meanwhile.
+	// With the UID, the server refuses the write if the claim was replaced in the meantime.
 	apply := resourceapply.ResourceClaim(c.Name, c.Namespace).WithUID(c.UID).
 		WithStatus(resourceapply.ResourceClaimStatus().WithDevices(entries...))
 	_, err = claims.ApplyStatus(ctx, apply, metav1.ApplyOptions{FieldManager: discovery.Domain, Force: true})
 	return err
 }
 
-// statusesOf returns what is to be said of what a claim has. A device that it
-// has twice, as one can with admin access, is told of once.
+// statusesOf returns the statuses of a claim's devices. A device that the claim has twice, as is
+// possible with admin access, has one status.
 func (w *statusWriter) statusesOf(v *view, c *ledger.Claim) []deviceStatus {
 	var statuses []deviceStatus
 	for i := range c.Results {
@@ -227,9 +223,9 @@ func (w *statusWriter) statusesOf(v *view, c *ledger.Claim) []deviceStatus {
 	return statuses
 }
 
-// entriesFor returns the entries to apply to a claim, of devices that are
-// allocated to it, and whether it says anything else now. The time of a
-// condition stays while its status does.
+// entriesFor returns the status entries to apply to a claim, for its allocated devices, and whether
+// they differ from the present status. The transition time of a condition changes only with its
+// status.
 func entriesFor(claim *resourceapi.ResourceClaim, statuses []deviceStatus, now metav1.Time) (entries []*resourceapply.AllocatedDeviceStatusApplyConfiguration, changed bool) {
 	for _, s := range statuses {
 		if !s.allocatedTo(claim) {
@@ -251,7 +247,7 @@ func entriesFor(claim *resourceapi.ResourceClaim, statuses []deviceStatus, now m
 	return entries, changed
 }
 
-// is reports whether the entry is of this driver's device.
+// is reports whether the arguments identify this driver's device.
 func (s *deviceStatus) is(driver, pool, device, share string) bool {
 	return driver == discovery.Domain && s.pool == pool && s.device == device && s.share == share
 }
@@ -262,7 +258,7 @@ func (s *deviceStatus) allocatedTo(claim *resourceapi.ResourceClaim) bool {
 	})
 }
 
-// entryOf returns what the claim says of the device, an empty entry if nothing.
+// entryOf returns the claim's present entry for the device, or an empty entry.
 func (s *deviceStatus) entryOf(claim *resourceapi.ResourceClaim) resourceapi.AllocatedDeviceStatus {
 	i := slices.IndexFunc(claim.Status.Devices, func(e resourceapi.AllocatedDeviceStatus) bool {
 		return s.is(e.Driver, e.Pool, e.Device, ptr.Deref(e.ShareID, ""))

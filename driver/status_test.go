@@ -30,13 +30,13 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// statusBench is a driver at work that writes the status of claims.
+// statusBench is a running driver that writes the status of claims.
 type statusBench struct {
 	*bench
 	client *fake.Clientset
 }
 
-// statusTest runs a test in a bubble, with a driver and what ends it.
+// statusTest runs a test in a synctest bubble with a running driver.
 func statusTest(t *testing.T, claims []*resourceapi.ResourceClaim, test func(t *testing.T, b *statusBench)) {
 	synctest.Test(t, func(t *testing.T) {
 		var objects []runtime.Object
@@ -62,7 +62,7 @@ func statusTest(t *testing.T, claims []*resourceapi.ResourceClaim, test func(t *
 	})
 }
 
-// said returns what the status of a claim says of devices, a line for each.
+// said returns the device statuses of a claim, one line for each device.
 func (b *statusBench) said(name string) (lines []string) {
 	b.t.Helper()
 	synctest.Wait()
@@ -91,7 +91,7 @@ func (b *statusBench) expectSaid(name string, want ...string) {
 	}
 }
 
-// verbs returns which calls were made of claims since the last time.
+// verbs returns the verbs of the calls for claims since the last call of verbs.
 func (b *statusBench) verbs() (verbs []string) {
 	synctest.Wait()
 	for _, action := range b.client.Actions() {
@@ -103,7 +103,7 @@ func (b *statusBench) verbs() (verbs []string) {
 	return verbs
 }
 
-// The status of a claim follows its devices; what others say there stays.
+// The status of a claim follows its devices. Entries of other drivers remain.
 func TestStatus(t *testing.T) {
 	share := types.UID("11111111-2222-3333-4444-555555555555")
 	c := claim("c", "a", "vf", "kvm", "x")
@@ -144,8 +144,8 @@ func TestStatus(t *testing.T) {
 	})
 }
 
-// A device that another has taken the place of, or another driver, is not what
-// the claim has; that it cannot be read or has no driver is no sign of it.
+// A device that was replaced, or has another driver, is gone for its claim. A device that cannot be
+// read or has no driver is not.
 func TestStatusOfAReplacedDevice(t *testing.T) {
 	c := claim("c", "a")
 	statusTest(t, []*resourceapi.ResourceClaim{c}, func(t *testing.T, b *statusBench) {
@@ -199,8 +199,8 @@ var replacements = []struct {
 		}, kubeletplugin.HealthStatusUnhealthy, discovery.ConditionDriverUnbound},
 }
 
-// Two cards that were removed and found again with each other's nodes are not what
-// the claims were given. That is said of both, and logged, until they are as before.
+// Two cards that were removed and found again with each other's device nodes are gone for their
+// claims. The status of both claims shows this, and it is logged, until the nodes are as before.
 func TestStatusOfRenumberedDevices(t *testing.T) {
 	one, two := claim("one", "a"), claim("two", "b")
 	statusTest(t, []*resourceapi.ResourceClaim{one, two}, func(t *testing.T, b *statusBench) {
@@ -232,7 +232,7 @@ func TestStatusOfRenumberedDevices(t *testing.T) {
 	}
 }
 
-// A device that a claim makes something else is not another for that.
+// A device that changes during its configuration for a claim is not considered replaced.
 func TestReplacedWhileConfiguring(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, f := newFPGAs(t)
@@ -267,8 +267,8 @@ func TestReplacedWhileConfiguring(t *testing.T) {
 	})
 }
 
-// Where claims share what was replaced, those that were prepared since have what
-// is there. Who has it for administration only does not make it sick for others.
+// If claims share a replaced device, claims that were prepared after the replacement have the new
+// device. A claim with admin access does not make the device unhealthy for others.
 func TestReplacedForSome(t *testing.T) {
 	b := newBench(t)
 	device := gpu("a", 1)
@@ -298,8 +298,8 @@ func TestReplacedForSome(t *testing.T) {
 	}
 }
 
-// A record of an agent that ended while it made a device something else does not
-// say what that was to become.
+// The record of an agent that ended during the configuration of a device does not contain the
+// device's new identity.
 func TestReplacedBeforeACrash(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1))
 	r := ledger.Claim{Results: []ledger.Result{{Device: "a", Source: "a", Identity: "other"}}}
@@ -311,7 +311,7 @@ func TestReplacedBeforeACrash(t *testing.T) {
 	}
 }
 
-// A new agent finds what the one before it wrote and writes nothing.
+// A new agent finds the status of its predecessor and writes nothing.
 func TestStatusAfterARestart(t *testing.T) {
 	c := claim("c", "a")
 	statusTest(t, []*resourceapi.ResourceClaim{c}, func(t *testing.T, b *statusBench) {
@@ -328,8 +328,8 @@ func TestStatusAfterARestart(t *testing.T) {
 	})
 }
 
-// While claims are prepared one soon after another the API server is left to
-// those who start pods, but not for ever.
+// During a burst of prepared claims the API server is left to the starting pods, but only for a
+// limited time.
 func TestStatusWaitsForTheEndOfABurst(t *testing.T) {
 	var claims []*resourceapi.ResourceClaim
 	var devices []rules.Offered
@@ -348,7 +348,7 @@ func TestStatusWaitsForTheEndOfABurst(t *testing.T) {
 			}
 		}
 		time.Sleep(statusQuiet)
-		if got := len(b.verbs()); got != 2*3 { // each got and patched
+		if got := len(b.verbs()); got != 2*3 { // get and patch for each
 			t.Errorf("after it there are %d calls", got)
 		}
 		for _, c := range claims[3:] {
@@ -361,7 +361,7 @@ func TestStatusWaitsForTheEndOfABurst(t *testing.T) {
 	})
 }
 
-// A claim that was replaced, or is gone, is left alone.
+// A claim that was replaced or deleted gets no status.
 func TestStatusOfReplacedClaims(t *testing.T) {
 	c, other := claim("c", "a"), claim("c", "a")
 	other.UID = "uid-of-another"
@@ -379,8 +379,8 @@ func TestStatusOfReplacedClaims(t *testing.T) {
 	})
 }
 
-// A status that the API server refuses is given up; one that it does not answer
-// is written when it does. Neither is noticed by who prepares.
+// If the API server refuses a status, the driver gives up. If the server does not answer, the
+// driver writes the status later. Prepare is not affected.
 func TestStatusThatCannotBeWritten(t *testing.T) {
 	c := claim("c", "a")
 	refusal := apierrors.NewForbidden(schema.GroupResource{Resource: "resourceclaims"}, "c", errors.New("no role"))
@@ -413,8 +413,8 @@ func TestStatusThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// The time of a condition is when its status changed, and no entry is made for
-// what is not, or no longer, allocated.
+// The transition time of a condition is when its status changed. Devices that are not allocated to
+// the claim, or no longer, get no entry.
 func TestEntriesFor(t *testing.T) {
 	c := claim("c", "a")
 	earlier, now := metav1.Unix(1, 0), metav1.Unix(2, 0)

@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	// swapInterval is how long until the API server is asked again to whom a device
-	// was allocated that is another now. A claim that is allocated before it
-	// answers is refused, also if it has the new device.
+	// swapInterval is the pause before the claims of replaced devices are listed again after a
+	// failure. A claim that was allocated before the list succeeds is refused, even if it was
+	// allocated the new device.
 	swapInterval = time.Second
 
 	swapTimeout = 10 * time.Second
 )
 
-// swapLoop finds out, once for each device that is seen to be another, to whom it is
-// allocated then: these claims were promised the one before. So no clock is compared
-// with another.
+// swapLoop lists the claims of each device that was replaced, once for each replacement. These
+// claims were allocated the earlier device. This method does not compare the clocks of different
+// hosts.
 func (d *Driver) swapLoop(ctx context.Context) {
 	for {
 		v := d.view.Load()
@@ -44,8 +44,8 @@ func (d *Driver) swapLoop(ctx context.Context) {
 	}
 }
 
-// askPromised asks the API server, if there is such a device of which it has not said
-// anything yet.
+// askPromised lists the claims from the API server, if a device was replaced and its claims are not
+// known yet.
 func (d *Driver) askPromised(ctx context.Context, v *view) error {
 	promised := make(map[string]map[types.UID]metav1.Time) // by device
 	for name, seen := range v.identities {
@@ -82,9 +82,8 @@ func (d *Driver) askPromised(ctx context.Context, v *view) error {
 	return nil
 }
 
-// sameSince reports whether another device has taken the place of the one that was
-// allocated to a claim. A later allocation has another time, which only servers since
-// Kubernetes 1.36 keep.
+// sameSince returns an error if the device was replaced after its allocation to the claim. It
+// recognises a later allocation by its timestamp, which only servers since Kubernetes 1.36 store.
 func (v *view) sameSince(claim *resourceapi.ResourceClaim, r *ledger.Result) error {
 	seen, allocated := v.identities[r.Source], claim.Status.Allocation.AllocationTimestamp
 	if seen.promised == nil || allocated == nil {

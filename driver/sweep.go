@@ -14,29 +14,29 @@ import (
 )
 
 const (
-	// sweepInterval is about how often it is asked which claims nobody has any more.
+	// sweepInterval is the approximate interval of the search for abandoned claims.
 	sweepInterval = 10 * time.Minute
-	// soonInterval is about how long until that is asked again of claims that nobody seems to have, of those
-	// whose records cannot be read, and once another claim was refused: others wait for their devices. It is longer
-	// than the kubelet needs to look for claims of pods that have ended (pkg/kubelet/cm/dra/manager.go,
-	// defaultReconcilePeriod, 60 s in 1.31 to 1.37).
+	// soonInterval is the approximate interval while a claim seems abandoned or a record cannot be
+	// read, and after a claim was refused, since pods may be waiting for the devices. It is longer
+	// than the kubelet's interval for unpreparing claims of ended pods
+	// (pkg/kubelet/cm/dra/manager.go, defaultReconcilePeriod, 60 s in 1.31 to 1.37).
 	soonInterval = 2 * time.Minute
-	// soonRounds is how often, after the start, that is asked soon of claims whose records cannot be read. The
-	// kubelet or the API server may not answer at first.
+	// soonRounds is the number of searches at soonInterval after the start for claims with
+	// unreadable records. The kubelet or the API server may not answer at first.
 	soonRounds = 3
 )
 
-// Abandoned returns which of the claims nobody has any more and nobody will
-// ask to unprepare: those that are gone from the API server, or are not
-// allocated on this node any more, and that no pod of the node and no container
-// that its kubelet knows refers to. A claim whose record cannot be read has no
-// namespace and no name.
+// Abandoned returns the claims without a consumer that the kubelet will not unprepare. Such a claim
+// is deleted from the API server or no longer allocated on this node, and no pod of the node and no
+// container in the kubelet's list refers to it. A claim with an unreadable record has neither
+// namespace nor name.
 type Abandoned func(ctx context.Context, claims []ledger.Owner) ([]types.UID, error)
 
-// sweepLoop lets go of claims that the kubelet has forgotten. One whose state was lost does, and one to 1.36 that has
-// unprepared a claim for one pod while it prepared it for another (unprepareResources in the same file, 1.34 to 1.36;
-// setUnpreparing keeps these apart in 1.37). Twice in a row such a claim must have been found: the kubelet may be about
-// to unprepare it.
+// sweepLoop releases claims that the kubelet has forgotten. A kubelet forgets claims when its state
+// is lost. Up to 1.36, it also forgets a claim that it unprepares for one pod while preparing it
+// for another (unprepareResources in the same file, 1.34 to 1.36; setUnpreparing separates these in
+// 1.37). A claim must be found abandoned twice in a row, since the kubelet may be about to
+// unprepare it.
 func (d *Driver) sweepLoop(ctx context.Context) {
 	suspects := make(map[types.UID]bool)
 	for round := 0; ; round++ {
@@ -51,9 +51,9 @@ func (d *Driver) sweepLoop(ctx context.Context) {
 	}
 }
 
-// pauseSweep returns when it is time to sweep, false if the context ends before.
+// pauseSweep returns true when it is time to sweep, and false if the context ends before.
 func (d *Driver) pauseSweep(ctx context.Context, about time.Duration) bool {
-	// Not all nodes of a cluster are to ask at the same time.
+	// The nodes of a cluster should not search at the same time.
 	pause := func(about time.Duration) time.Time { return time.Now().Add(about*3/4 + rand.N(about/2)) }
 	until := pause(about)
 	for {
@@ -73,8 +73,8 @@ func (d *Driver) pauseSweep(ctx context.Context, about time.Duration) bool {
 	}
 }
 
-// sweep unprepares the abandoned claims that were suspects before, and returns
-// the suspects for the next time.
+// sweep unprepares the abandoned claims that were already suspects, and returns the suspects for
+// the next search.
 func (d *Driver) sweep(ctx context.Context, before map[types.UID]bool) map[types.UID]bool {
 	logger := klog.FromContext(ctx)
 	claims := d.ledger.Owed()
@@ -109,10 +109,9 @@ func (d *Driver) sweep(ctx context.Context, before map[types.UID]bool) map[types
 	return suspects
 }
 
-// sweepAway unprepares an abandoned claim, unless somebody has it again since it
-// was asked: while its lock is held, nobody prepares it. It waits for it no
-// longer than a call does: one whose devices are being configured does not keep
-// the others.
+// sweepAway unprepares an abandoned claim, unless the claim has a consumer again. It holds the
+// claim's lock, so that the claim cannot be prepared at the same time. sweepAway waits for the lock
+// no longer than a call would, so that a claim under configuration does not delay the others.
 func (d *Driver) sweepAway(ctx context.Context, claim ledger.Owner) (gone bool, err error) {
 	ctx, cancel := inTime(ctx)
 	defer cancel()

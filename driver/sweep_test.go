@@ -59,7 +59,8 @@ func TestSweep(t *testing.T) {
 	mustPrepare(t, b, claim("next", "b"))
 }
 
-// While a pod is refused a device that a claim has which nobody has any more, it is asked soon who has it; else not.
+// While a pod is refused a device of an abandoned claim, the search for abandoned claims runs soon.
+// Otherwise it does not.
 func TestSweepForAPodThatWaits(t *testing.T) {
 	for waits, want := range map[bool]time.Duration{true: 5 * time.Minute, false: 7 * time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
@@ -88,9 +89,9 @@ func TestSweepForAPodThatWaits(t *testing.T) {
 	}
 }
 
-// A claim may be given to a pod again while the sweep still believes an earlier
-// answer. Whether it is prepared before the sweep has the claim's lock or waits for
-// it, the pod has it in the end.
+// A claim may be prepared for a pod while the sweep still relies on an earlier answer. Whether it
+// is prepared before the sweep has the claim's lock or waits for the lock, the pod has the claim in
+// the end.
 func TestSweepOfAClaimThatIsPreparedAnew(t *testing.T) {
 	for name, device := range map[string]string{"reserved again": "a", "allocated anew": "b"} {
 		t.Run(name, func(t *testing.T) {
@@ -117,7 +118,7 @@ func TestSweepOfAClaimThatIsPreparedAnew(t *testing.T) {
 					func() []types.UID {
 						mustUnprepare(t, b, before)
 						mustPrepare(t, b, anew)
-						return uids // as it was when the API server was asked
+						return uids // as it was at the time of the request
 					},
 					func() []types.UID { return nil },
 				}
@@ -146,7 +147,7 @@ func TestSweepOfAClaimThatIsPreparedAnew(t *testing.T) {
 	}
 }
 
-// A claim that was prepared in an earlier boot is swept too, or it would stay for ever.
+// A claim that was prepared in an earlier boot is swept too. Otherwise it would remain permanently.
 func TestSweepAsksAboutEarlierBoots(t *testing.T) {
 	b := newBench(t)
 	b.restart().offers(gpu("a", 1))
@@ -166,8 +167,7 @@ func TestSweepAsksAboutEarlierBoots(t *testing.T) {
 	}
 }
 
-// A claim whose record cannot be read is asked about by its UID, all that is
-// known of it, and let go of like any other.
+// A claim with an unreadable record is checked by its UID alone, and released like any other claim.
 func TestSweepOfUnreadableRecords(t *testing.T) {
 	b := newBench(t)
 	b.restart().offers(gpu("a", 1))
@@ -194,8 +194,8 @@ func TestSweepOfUnreadableRecords(t *testing.T) {
 	mustPrepare(t, b, claim("other", "a"))
 }
 
-// An abandoned claim whose devices are being configured keeps neither the sweep
-// nor the other claims for longer than a call would.
+// An abandoned claim whose devices are under configuration delays the sweep and the other claims no
+// longer than a call would.
 func TestSweepDoesNotWaitForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, f := newFPGAs(t)
@@ -222,8 +222,7 @@ func TestSweepDoesNotWaitForLong(t *testing.T) {
 	})
 }
 
-// Not all nodes sweep at the same time: the pauses differ, around what is
-// configured.
+// The nodes do not sweep at the same time: the pauses vary around the interval.
 func TestSweepHasJitter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -252,8 +251,8 @@ func TestSweepHasJitter(t *testing.T) {
 	})
 }
 
-// A claim that ended, of which only a CDI spec is there, as a backup brings one back, keeps its device from others for
-// a few minutes. Nobody waits for the sweep of all claims.
+// If only the CDI spec of an ended claim exists, for example from a backup, the claim blocks its
+// device for a few minutes. Its release does not wait for the regular sweep of all claims.
 func TestSweepOfWhatABackupBroughtBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

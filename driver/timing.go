@@ -12,21 +12,22 @@ import (
 	"chandler.dev/internal/traces"
 )
 
-// Observer is told how long a stage of one of the kubelet's calls took, and what
-// became of it. The operation is "prepare" or "unprepare". The stage is "call" for all
-// of the call, whatever the number of claims; "read" until the library has got the
-// claims of a prepare from the API server; or "claim" for the driver's part for each
-// claim: waiting for another call, checks, record, files and CDI spec. The rest is the
-// library's own part and, of prepare, the files with metadata. It may be called from
-// several goroutines at once.
+// Observer receives the duration and the error of a stage of a kubelet call. The operation is
+// "prepare" or "unprepare". The stage is one of:
+//   - "call": the whole call, with any number of claims;
+//   - "read": until the library has read the claims of a prepare call from the API server;
+//   - "claim": the driver's part for each claim, which is waiting for another call, checks, record,
+//     files and CDI spec.
+//
+// The rest of a call is the library's own part and, for prepare, the metadata files. An Observer
+// may be called from several goroutines at once.
 type Observer func(operation, stage string, took time.Duration, err error)
 
-// callBegan is the key of the time at which a call began, in its context.
+// callBegan is the key of the start time of a call in its context.
 type callBegan struct{}
 
-// timeCalls times the kubelet's calls. It is a gRPC interceptor, and passes over
-// calls without claims, such as [Driver.Probe]'s, and those of kubelets that speak
-// an older version than v1.
+// timeCalls is a gRPC interceptor that measures the kubelet's calls. It ignores calls without
+// claims, such as those of [Driver.Probe], and calls of kubelets with an older API than v1.
 func (d *Driver) timeCalls(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	operation := "prepare"
 	if _, ok := request.(*drapb.NodeUnprepareResourcesRequest); ok {
@@ -43,7 +44,7 @@ func (d *Driver) timeCalls(ctx context.Context, request any, _ *grpc.UnaryServer
 	return response, err
 }
 
-// timeRead says how long it took until the driver was given the claims of a call.
+// timeRead reports the time until the driver received the claims of a call.
 func (d *Driver) timeRead(ctx context.Context) {
 	if began, ok := ctx.Value(callBegan{}).(time.Time); ok {
 		_, end := traces.StageSince(ctx, "read claims from the API server", began)
@@ -52,7 +53,7 @@ func (d *Driver) timeRead(ctx context.Context) {
 	}
 }
 
-// timeClaim does the driver's part for one claim, and says how long it took.
+// timeClaim does the driver's part for one claim and reports its duration.
 func (d *Driver) timeClaim(ctx context.Context, operation string, claim kubeletplugin.NamespacedObject, work func(context.Context) error) error {
 	began := time.Now()
 	ctx, end := traces.Stage(ctx, "claim",

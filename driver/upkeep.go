@@ -11,8 +11,8 @@ import (
 	"chandler.dev/internal/traces"
 )
 
-// orders returns what programs are to keep up for a claim. They do so for devices that are the
-// claim's alone.
+// orders returns the orders for programs that must run for a claim. They require devices with an
+// exclusive allocation.
 func (d *Driver) orders(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]discovery.Order, error) {
 	if d.config.Order == nil {
 		return nil, nil
@@ -46,8 +46,8 @@ func (d *Driver) orders(results []ledger.Result, devices []rules.Offered, parame
 	return orders, nil
 }
 
-// order has what a claim wants kept up, and returns once it is so. The claim has its devices by
-// then, and has them still if it cannot be so: whatever was begun ends with the claim.
+// order starts the programs of a claim, and returns when they are ready. The claim already has its
+// devices, and keeps them after a failure. Programs that were started end with the claim.
 func (d *Driver) order(ctx context.Context, p *plan) error {
 	if len(p.orders) == 0 {
 		return nil

@@ -13,8 +13,9 @@ import (
 	"chandler.dev/discovery"
 )
 
-// A claim's programs are kept up before any container can have it, are ordered again with each call, and
-// refuses the claim while it cannot be. Only who has devices alone may ask for it.
+// A claim's programs are started before any container can have the claim, and are ordered again in
+// each call. While they cannot start, the claim is refused. Only exclusive allocations may have
+// such programs.
 func TestOrders(t *testing.T) {
 	b := newBench(t)
 	b.config.ReadParameters = func([]byte) (discovery.Parameters, error) { return discovery.Parameters{"daemon": "true"}, nil }

@@ -14,9 +14,9 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// verify reports why the device is not what it was when it was allocated, as
-// far as can be known: by what an earlier record of the claim says, also one of
-// before a reboot, and by its nodes on the host, which it writes down.
+// verify returns an error if the device differs from the device that was allocated, as far as this
+// can be determined. It compares the device with the claim's earlier record, also from before a
+// reboot, and with its nodes on the host, which verify stores in the result.
 func verify(r *ledger.Result, host fs.FS, earlier *ledger.Result) error {
 	if earlier != nil {
 		if err := sameSilicon(r, earlier); err != nil {
@@ -34,8 +34,9 @@ func verify(r *ledger.Result, host fs.FS, earlier *ledger.Result) error {
 	return nil
 }
 
-// driven reports a device that no driver has and that gives a container nothing, as a virtual function that was made
-// and that its driver refused. A driver may be about to take it.
+// driven returns an error for a device that has no driver and provides nothing to a container, such
+// as a virtual function that its driver refused. The error is temporary, since a driver may bind to
+// the device soon.
 func driven(device *rules.Offered) error {
 	driver, edits := device.Attributes.String("driver"), &device.Edits
 	switch {
@@ -47,10 +48,10 @@ func driven(device *rules.Offered) error {
 	return discovery.Passing(fmt.Errorf("device %s: %s", device.Name, device.Health.Reason))
 }
 
-// verifyInterfaces reports a network interface to be moved into a container that does not have its name, or
-// is not the device's, any more. udev gives interfaces other names a moment after the kernel has made them, and
-// the agent looks only after that; the name may by now be another device's. An interface is in the directory
-// of its device, or of one that the kernel made of it, such as a virtio device.
+// verifyInterfaces returns a temporary error if a network interface for the container no longer has
+// its name or belongs to another device. Shortly after the kernel creates an interface, udev
+// renames it, and the agent scans only later. Meanwhile another device may have the name. An
+// interface is in the directory of its device, or of a child such as a virtio device.
 func verifyInterfaces(r *ledger.Result, device *discovery.Device, host fs.FS) error {
 	for _, edit := range r.Edits.NetDevices {
 		name := edit.HostInterfaceName
@@ -69,7 +70,7 @@ func verifyInterfaces(r *ledger.Result, device *discovery.Device, host fs.FS) er
 	return nil
 }
 
-// sameSilicon reports how the device differs from the one that was prepared.
+// sameSilicon returns an error that describes how the device differs from the prepared device.
 func sameSilicon(r, earlier *ledger.Result) error {
 	if earlier.Identity != "" && r.Identity != "" && earlier.Identity != r.Identity {
 		return fmt.Errorf("device %s was swapped: it is %s now and was %s when the claim was prepared", r.Device, r.Identity, earlier.Identity)
@@ -80,9 +81,9 @@ func sameSilicon(r, earlier *ledger.Result) error {
 	return nil
 }
 
-// replacedBy reports how the device in the place of the one that was prepared is
-// another, or has other nodes than the claim was given. Where it has no driver,
-// its health says so.
+// replacedBy returns an error if another device has replaced the prepared one, or if the claim was
+// given other device nodes. A device without a driver is not an error here, since its health shows
+// this.
 func replacedBy(r *ledger.Result, device *discovery.Device, stock ledger.Stock) error {
 	now := ledger.Result{Device: r.Device, Identity: device.Identity, Driver: device.Attributes.String("driver")}
 	if now.Driver == "" {
@@ -97,8 +98,8 @@ func replacedBy(r *ledger.Result, device *discovery.Device, stock ledger.Stock) 
 	return nil
 }
 
-// nodeOnHost returns the device node that an edit is about, as it is on the
-// host. One that is not as the edit says is an error.
+// nodeOnHost returns the device node of an edit as found on the host. It returns an error if the
+// node does not match the edit.
 func nodeOnHost(host fs.FS, edit *specs.DeviceNode) (ledger.Node, error) {
 	name := edit.HostPath
 	if name == "" {

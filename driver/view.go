@@ -15,27 +15,27 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// view is a snapshot and what is made of it. It is never modified.
+// view is a snapshot with data derived from it. It is never modified.
 type view struct {
-	snapshot *rules.Snapshot   // nil before the first
-	withheld map[string]string // by silicon: why nobody new may have it
+	snapshot *rules.Snapshot   // nil before the first scan
+	withheld map[string]string // by physical device: why no new consumer can have it
 	*ledger.Present
-	identities map[string]identity // by device name, of those that have or had one
-	next       chan struct{}       // closed when another view has replaced this one
+	identities map[string]identity // by device name, for devices that have or had an identity
+	next       chan struct{}       // closed when a newer view has replaced this one
 }
 
-// identity is the one that a device was last seen with, and which it had before.
+// identity is the last known identity of a device, and the one before.
 type identity struct {
 	now, before string // before is "" if there was no other
 
-	// promised are the claims that the device was allocated to when it was seen to be
-	// another, with the times of their allocations; nil before the API server has said.
+	// promised are the claims that had the device in their allocation when its replacement was
+	// detected, with the times of their allocations. It is nil before the API server has answered.
 	promised *atomic.Pointer[map[types.UID]metav1.Time]
 }
 
-// Publish makes the snapshot what the driver offers, less the silicon that is
-// withheld, with the reason. Only claims that were allocated withheld silicon
-// already can get it. Neither argument may be modified any more.
+// Publish sets the snapshot that the driver offers, without the withheld physical devices. The
+// values of withheld are reasons. Only claims that were already allocated a withheld device can get
+// it. The caller must not modify the arguments afterwards.
 func (d *Driver) Publish(snapshot *rules.Snapshot, withheld map[string]string) {
 	d.publishing.Lock()
 	defer d.publishing.Unlock()
@@ -48,8 +48,8 @@ func (d *Driver) Publish(snapshot *rules.Snapshot, withheld map[string]string) {
 	notify(d.wake)
 }
 
-// identitiesIn adds the identities of a snapshot to those that are known. A
-// device keeps its own while it is gone or has none that can be read.
+// identitiesIn adds the identities of a snapshot to the known ones. A device keeps its identity
+// while it has vanished or its identity cannot be read.
 func identitiesIn(snapshot *rules.Snapshot, known map[string]identity) map[string]identity {
 	changed := make(map[string]identity)
 	for _, device := range snapshot.Devices {
@@ -73,8 +73,7 @@ func identitiesIn(snapshot *rules.Snapshot, known map[string]identity) map[strin
 	return changed
 }
 
-// Device finds the device that an allocated name stands for. It implements
-// [ledger.Stock].
+// Device returns the device for an allocated name. It implements [ledger.Stock].
 func (v *view) Device(name string) (rules.Offered, bool) {
 	if v.snapshot == nil {
 		return rules.Offered{}, false
@@ -82,8 +81,9 @@ func (v *view) Device(name string) (rules.Offered, bool) {
 	return pool.Device(v.snapshot, name)
 }
 
-// missing returns why a device of that name is not there. While it cannot be read, or a family has not answered,
-// as in the first seconds of an agent on a busy node, it may be there all the same.
+// missing returns the reason why a device of that name does not exist. If the device cannot be
+// read, or a family has not answered, as in the first seconds of an agent on a busy node, the error
+// is temporary.
 func (v *view) missing(pool, device string) error {
 	for _, problem := range v.snapshot.Problems {
 		if problem.Device == device || errors.Is(problem.Err, discovery.ErrNoAnswer) {
@@ -93,7 +93,7 @@ func (v *view) missing(pool, device string) error {
 	return fmt.Errorf("device %s/%s is gone from this node", pool, device)
 }
 
-// wait returns the present view once there is one with a snapshot.
+// wait returns the present view once it has a snapshot.
 func (d *Driver) wait(ctx context.Context) (*view, error) {
 	for {
 		v := d.view.Load()

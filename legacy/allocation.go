@@ -21,8 +21,8 @@ import (
 	"chandler.dev/legacy/list"
 )
 
-// allocate answers the requests of containers for IDs of a resource: look up,
-// edit, and have the ledger give them. All are given or none.
+// allocate answers the requests of containers for IDs of a resource. It looks up the IDs, computes
+// the edits and records the grants in the ledger. Either all grants are allocated or none.
 func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, requests [][]string) ([]*pluginapi.ContainerAllocateResponse, error) {
 	var responses []*pluginapi.ContainerAllocateResponse
 	var grants []*ledger.Grant
@@ -65,19 +65,20 @@ func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, re
 	return responses, nil
 }
 
-// passLimit is how long a call waits at most for devices that are handed over. The kubelet fails the pod
-// of a call that fails, and sets no limit (pkg/kubelet/cm/devicemanager/endpoint.go, allocate, in 1.25
-// to 1.37). But it calls from the loop in which it also sees other pods, and counts as unhealthy after
-// five minutes without a turn of that (SyncLoopHealthCheck in pkg/kubelet/kubelet.go, likewise).
+// passLimit limits the wait of a call for devices that are being reclaimed. If a call fails, the
+// kubelet fails the pod. The kubelet itself sets no limit
+// (pkg/kubelet/cm/devicemanager/endpoint.go, allocate, in 1.25 to 1.37). But it calls from its main
+// loop, and becomes unhealthy after five minutes without an iteration of the loop
+// (SyncLoopHealthCheck in pkg/kubelet/kubelet.go, in the same versions).
 const passLimit = 10 * time.Second
 
-// passInterval is how long a call that waits for that takes at most until it tries again.
+// passInterval is the longest pause between two tries of a waiting call.
 const passInterval = time.Second
 
-// give enters grants, once the pods have ended of which the kubelet has forgotten that
-// they have the IDs, and once devices are handed over. It may be learnt only when they are
-// entered that the kubelet has forgotten one, as when a pod comes again under its name:
-// PodResources lists the new one before it has anything. The wait is then taken up again.
+// give records grants. Before, it waits for the end of pods whose IDs the kubelet has forgotten,
+// and for reclaimed devices. A forgotten ID may be detected only when the grants are recorded. For
+// example, when a pod returns under its name, PodResources lists the new pod before the pod has
+// devices. Then give waits again.
 func (p *Plugin) give(ctx context.Context, stock *list.Stock, grants []*ledger.Grant) error {
 	for began := time.Now(); ; {
 		_ = traces.Do(ctx, "wait for pods that have ended", func() error { p.awaitEnd(ctx, grants, began.Add(endTimeout)); return nil })
@@ -97,8 +98,9 @@ func (p *Plugin) give(ctx context.Context, stock *list.Stock, grants []*ledger.G
 	}
 }
 
-// joins reports whether grants are for the container that was given another function of the same IOMMU group a moment
-// before, and has the ledger know it. A virtual machine asks for a GPU and its audio function by two resources.
+// joins reports whether grants are for the container that was given another function of the same
+// IOMMU group just before. If so, it links the grants in the ledger. A virtual machine requests a
+// GPU and its audio function as two resources.
 func (p *Plugin) joins(ctx context.Context, grants []*ledger.Grant, first *ledger.Grant) bool {
 	resource := grants[0].Resource
 	if p.config.AsksForBoth == nil || resource == first.Resource || grants[0].With != nil {
@@ -117,7 +119,7 @@ func (p *Plugin) joins(ctx context.Context, grants []*ledger.Grant, first *ledge
 	return true
 }
 
-// waitFor returns when something is closed, with the context, or after a while.
+// waitFor returns when freed is closed, the context ends, or passInterval is over.
 func waitFor(ctx context.Context, freed <-chan struct{}) {
 	timer := time.NewTimer(passInterval)
 	defer timer.Stop()
@@ -128,7 +130,7 @@ func waitFor(ctx context.Context, freed <-chan struct{}) {
 	}
 }
 
-// repeated returns an ID that is there twice.
+// repeated returns an ID that occurs twice.
 func repeated(ids []string) (id string, twice bool) {
 	seen := make(map[string]bool, len(ids))
 	for _, id := range ids {
@@ -140,8 +142,7 @@ func repeated(ids []string) (id string, twice bool) {
 	return "", false
 }
 
-// devicesOf returns the devices that units are given as, each once, in the units'
-// order.
+// devicesOf returns the devices of units, without duplicates, in the order of the units.
 func devicesOf(units []*list.Unit) []rules.Offered {
 	var devices []rules.Offered
 	seen := make(map[string]bool)
@@ -156,7 +157,7 @@ func devicesOf(units []*list.Unit) []rules.Offered {
 	return devices
 }
 
-// respond returns what the kubelet is to do for a container that gets devices.
+// respond returns the kubelet's answer for a container that gets devices.
 func (p *Plugin) respond(ctx context.Context, allocation rules.Allocation, devices []rules.Offered, grant discovery.Grant, variables []string) (*pluginapi.ContainerAllocateResponse, error) {
 	lists, err := p.listsOf(ctx, allocation.Lists, devices)
 	if err != nil {
@@ -171,7 +172,7 @@ func (p *Plugin) respond(ctx context.Context, allocation rules.Allocation, devic
 		}
 	}
 	if p.config.Grant != nil {
-		// Later variables replace earlier ones, so those of the set come last.
+		// Later environment variables replace earlier ones, so those of the whole set come last.
 		edits = discovery.Join(edits, p.config.Grant(rules.Devices(devices), grant))
 	}
 	edits.Env = append(edits.Env, variables...)
@@ -182,8 +183,7 @@ func (p *Plugin) respond(ctx context.Context, allocation rules.Allocation, devic
 	return r, p.name(r, lists, devices)
 }
 
-// response says edits in the words of the device-plugin API, which has fewer
-// of them than CDI.
+// response converts edits to the device plugin API, which supports fewer kinds of edits than CDI.
 func response(edits specs.ContainerEdits) (*pluginapi.ContainerAllocateResponse, error) {
 	r := &pluginapi.ContainerAllocateResponse{}
 	errs := []error{needsCDI(edits)}
@@ -203,9 +203,9 @@ func response(edits specs.ContainerEdits) (*pluginapi.ContainerAllocateResponse,
 	return r, errors.Join(errs...)
 }
 
-// needsCDI says what of edits the device-plugin API has no word for, nil if nothing.
-// Hooks are left out there: they make a device easier to use, and containers of old had
-// none.
+// needsCDI returns an error that lists edits without an equivalent in the device plugin API, or
+// nil. Hooks are not included: they make a device easier to use, and containers worked without
+// hooks before.
 func needsCDI(edits specs.ContainerEdits) error {
 	var errs []error
 	for _, part := range []struct {
@@ -228,13 +228,13 @@ func needsCDI(edits specs.ContainerEdits) error {
 	return errors.Join(errs...)
 }
 
-// addDevice adds a device node, or what of its permissions another of the same
-// path has not.
+// addDevice adds a device node. If the response has a node with the same path, addDevice adds its
+// missing permissions.
 func addDevice(r *pluginapi.ContainerAllocateResponse, node *specs.DeviceNode) error {
 	added := &pluginapi.DeviceSpec{
 		ContainerPath: node.Path,
 		HostPath:      cmp.Or(node.HostPath, node.Path),
-		Permissions:   cmp.Or(node.Permissions, "rw"), // none needs to make nodes
+		Permissions:   cmp.Or(node.Permissions, "rw"), // no container must create nodes
 	}
 	for _, d := range r.Devices {
 		if d.ContainerPath != added.ContainerPath {
@@ -254,8 +254,8 @@ func addDevice(r *pluginapi.ContainerAllocateResponse, node *specs.DeviceNode) e
 	return nil
 }
 
-// addMount adds a mount. The kubelet's are recursive binds; of the options it
-// only takes whether it is read-only.
+// addMount adds a mount. The kubelet makes recursive bind mounts, and supports only the read-only
+// option.
 func addMount(r *pluginapi.ContainerAllocateResponse, mount *specs.Mount) error {
 	added := &pluginapi.Mount{
 		ContainerPath: mount.ContainerPath,

@@ -63,7 +63,7 @@ func TestResponseCannotSay(t *testing.T) {
 	}
 }
 
-// Hooks make a device easier to use. By the plain device-plugin API containers go without.
+// Hooks make a device easier to use. The plain device plugin API omits them.
 func TestResponseWithoutHooks(t *testing.T) {
 	got, err := response(specs.ContainerEdits{Env: []string{"A=1"}, Hooks: []*specs.Hook{{HookName: "createContainer", Path: "/bin/hook"}}})
 	want := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{"A": "1"}}
@@ -72,7 +72,7 @@ func TestResponseWithoutHooks(t *testing.T) {
 	}
 }
 
-// Of a pool, containers get what has its nodes.
+// A container gets the devices of a pool that have their device nodes.
 func TestDevicesOfAPool(t *testing.T) {
 	down := listtest.Sick(listtest.GPU("b"), discovery.Unhealthy, "port eth0 has no carrier")
 	gone := listtest.Sick(listtest.GPU("c"), discovery.Unhealthy, "device node /dev/c is missing")
@@ -83,8 +83,7 @@ func TestDevicesOfAPool(t *testing.T) {
 	}
 }
 
-// The variables that the administrator wants do not take the place of those that come
-// with the devices.
+// The administrator's environment variables do not replace those of the devices.
 func TestVariablesOfAnAllocation(t *testing.T) {
 	p := New(Config{Grant: func([]discovery.Device, discovery.Grant) specs.ContainerEdits {
 		return specs.ContainerEdits{Env: []string{"VISIBLE=gpu-a"}}

@@ -36,7 +36,7 @@ func TestAllocateAmounts(t *testing.T) {
 	got := r.ContainerResponses[0]
 	for name, want := range map[string]string{
 		"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "3", "ALIYUN_COM_GPU_MEM_CONTAINER": "3", "ALIYUN_COM_GPU_MEM_DEV": "8",
-		"LIMIT": "3Gi of 1", // which the family is told
+		"LIMIT": "3Gi of 1", // the amount that the family receives
 	} {
 		if got.Envs[name] != want {
 			t.Errorf("%s is %q, want %q", name, got.Envs[name], want)
@@ -45,7 +45,7 @@ func TestAllocateAmounts(t *testing.T) {
 	if n := len(got.Devices); n != 2 || got.Devices[1].HostPath != "/dev/b" {
 		t.Errorf("device nodes %v", got.Devices)
 	}
-	// Another container has the rest, beside the first.
+	// Another container gets the rest of the same device.
 	if _, err := ask(listtest.Units("b", 3, 8)...); err != nil {
 		t.Errorf("the other units: %v", err)
 	}

@@ -6,7 +6,7 @@ import (
 	"chandler.dev/legacy/list/listtest"
 )
 
-// host returns the host of a snapshot.
+// host returns the snapshot of the host for a snapshot of offers.
 func host(s *rules.Snapshot) *discovery.Snapshot {
 	return &discovery.Snapshot{Devices: listtest.Found(s.Devices)}
 }

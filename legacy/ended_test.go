@@ -12,9 +12,9 @@ import (
 	"chandler.dev/legacy/list/listtest"
 )
 
-// A kubelet that lists a pod without the ID that it has hands that out again. The
-// next pod gets it if the first has ended, and waits a moment for the API server to
-// say so. It does not get it if the first runs: that kubelet has lost its checkpoint.
+// A kubelet that lists a pod without its ID allocates the ID again. The next pod gets the ID if the
+// first has ended, and waits a moment for the API server to confirm the end. It does not get the ID
+// while the first pod runs. In this case the kubelet has lost its checkpoint.
 func TestKubeletForgetsAnID(t *testing.T) {
 	for name, test := range map[string]struct {
 		ended func(asked int32) bool
@@ -29,7 +29,7 @@ func TestKubeletForgetsAnID(t *testing.T) {
 			k := kubelettest.New(t)
 			k.Start()
 			config := configFor(k)
-			config.Poll = kubelettest.Patience // but for what the test signals
+			config.Poll = kubelettest.Patience // longer than the test, which triggers polls itself
 			var allocating atomic.Bool
 			var asked atomic.Int32
 			config.Ended = func(_ context.Context, namespace, pod string) (bool, error) {
@@ -64,14 +64,14 @@ func TestKubeletForgetsAnID(t *testing.T) {
 	}
 }
 
-// between does something once, after a call has waited for pods that have ended and before
-// it enters its grants.
+// between calls a function once, after a call has waited for ended pods and before it records its
+// grants.
 type between struct {
 	sdktrace.SpanProcessor
 
 	do      atomic.Pointer[func()]
 	done    atomic.Bool
-	entered atomic.Bool // it was done, and the call has tried to enter its grants since
+	entered atomic.Bool // the function was called, and the call has tried to record its grants afterwards
 }
 
 func (*between) OnStart(context.Context, sdktrace.ReadWriteSpan) {}
@@ -88,8 +88,8 @@ func (b *between) OnEnd(span sdktrace.ReadOnlySpan) {
 	}
 }
 
-// A pod comes again under its name, and PodResources lists it without the ID just when the
-// call for it has seen that nothing is forgotten. It gets the ID all the same.
+// A pod returns under its name. PodResources lists it without the ID just after the call for the
+// pod has found no forgotten ID. The pod gets the ID nevertheless.
 func TestKubeletForgetsAnIDMeanwhile(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()

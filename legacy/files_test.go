@@ -16,15 +16,15 @@ import (
 	"chandler.dev/legacy/list/listtest"
 )
 
-// nic is a device with a file of the host.
+// nic is a device with a host file.
 func nic(id string) rules.Offered {
 	d := listtest.GPU(id)
 	d.Files = []discovery.HostFile{{Path: "/run/info/{resource}-" + id + ".json", Text: "what " + id + " is"}}
 	return d
 }
 
-// withFiles gives a plugin a directory for files of the host. It returns where the
-// file of an ID of example.com/gpu is, and how to make the plugin's ledger anew.
+// withFiles gives a plugin a directory for host files. It returns a function for the path of the
+// file of an ID of example.com/gpu, and a function that replaces the plugin's ledger.
 func withFiles(t *testing.T, k *kubelettest.Kubelet, config *Config) (file func(id string) string, again func()) {
 	t.Helper()
 	root := t.TempDir()
@@ -73,7 +73,7 @@ func TestHostFilesGoWithTheGrant(t *testing.T) {
 		t.Error("the file went with the agent, and the pod is still there")
 	}
 
-	// The host was started anew, without what was in memory.
+	// The host was rebooted and has lost the files in memory.
 	if err := os.Remove(file("a")); err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func TestHostFilesGoWithTheGrant(t *testing.T) {
 	}
 }
 
-// A grant that ended while no agent ran leaves no file.
+// A grant that ended while no agent was running leaves no file.
 func TestHostFilesOfWhatEndedMeanwhile(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
@@ -127,7 +127,7 @@ func TestHostFilesOfThePluginBefore(t *testing.T) {
 	kubelettest.Eventually(t, func() bool { return there(file("a")) }, func() string { return "no file of what a pod had already" })
 }
 
-// Nothing is given without the files that go with it.
+// Devices are not allocated without their host files.
 func TestHostFileThatCannotBeWritten(t *testing.T) {
 	k := kubelettest.New(t)
 	config := configFor(k)
@@ -150,7 +150,8 @@ func TestHostFileThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// A directory that nobody made has no reader, and a container needs no file there.
+// If the directory of host files does not exist, nothing reads them, and the device is allocated
+// without a file.
 func TestHostFilesThatNobodyReads(t *testing.T) {
 	k := kubelettest.New(t)
 	config := configFor(k)

@@ -16,11 +16,11 @@ import (
 	"chandler.dev/legacy/list"
 )
 
-// checkpointFile is in the kubelet's directory of device plugins.
+// checkpointFile is the name of the checkpoint in the kubelet's device-plugins directory.
 const checkpointFile = "kubelet_internal_checkpoint"
 
-// Written returns what containers have by the kubelet's checkpoint in its directory
-// of device plugins. Some containers may have ended; see [Allocated].
+// Written returns the allocations of containers in the kubelet's checkpoint. The argument is the
+// kubelet's device-plugins directory. Some of the containers may have ended; see [Allocated].
 func Written(dir fs.FS) ([]kubeletapi.Holding, error) {
 	c, err := readCheckpoint(dir)
 	var holdings []kubeletapi.Holding
@@ -35,8 +35,8 @@ func Written(dir fs.FS) ([]kubeletapi.Holding, error) {
 	return holdings, err
 }
 
-// nodesIn returns the device nodes of the host that a plugin's answer gives. The kubelet
-// does without an answer that it cannot read, too.
+// nodesIn returns the host paths of the device nodes in a plugin's answer. For an unreadable answer
+// it returns none, like the kubelet.
 func nodesIn(answer []byte) (paths []string) {
 	var given pluginapi.ContainerAllocateResponse
 	if proto.Unmarshal(answer, &given) != nil {
@@ -48,9 +48,9 @@ func nodesIn(answer []byte) (paths []string) {
 	return paths
 }
 
-// Allocated returns the IDs that containers have by the kubelet's checkpoint in its
-// directory of device plugins, by resource. Some containers may have ended: the kubelet
-// keeps their entries until it hands out something else.
+// Allocated returns the IDs of containers in the kubelet's checkpoint, by resource. The argument is
+// the kubelet's device-plugins directory. Some of the containers may have ended: the kubelet keeps
+// their entries until its next allocation.
 func Allocated(dir fs.FS) (map[string][]string, error) {
 	holdings, err := Written(dir)
 	ids := make(map[string][]string)
@@ -60,8 +60,8 @@ func Allocated(dir fs.FS) (map[string][]string, error) {
 	return ids, err
 }
 
-// readCheckpoint returns the checkpoint in a directory, which is empty if there is
-// none.
+// readCheckpoint returns the checkpoint in a directory. If there is none, it returns an empty
+// checkpoint.
 func readCheckpoint(dir fs.FS) (c checkpoint, err error) {
 	data, err := fs.ReadFile(dir, checkpointFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -76,11 +76,10 @@ func readCheckpoint(dir fs.FS) (c checkpoint, err error) {
 	return c, nil
 }
 
-// Held returns which containers have which of the devices, by the devices'
-// names, as the kubelet wrote down of every device plugin in the directory of
-// their sockets, which is not below another root of the kubelet
-// (pkg/kubelet/cm/devicemanager/manager.go, NewManagerImpl, in 1.25 to 1.37). Pods
-// are below its root. It is for those who are not the agent, and only reads.
+// Held returns the containers that have the devices, by device name, for all device plugins. It
+// reads the checkpoint in the device-plugins directory, which does not depend on the root of the
+// kubelet (pkg/kubelet/cm/devicemanager/manager.go, NewManagerImpl, in 1.25 to 1.37), and the
+// directories of pods below the root. It is for programs other than the agent, and only reads.
 func Held(host fs.FS, kubeletRoot, devicePlugins string, known []discovery.Device) (map[string]string, error) {
 	held := make(map[string]string)
 	data, err := fs.ReadFile(host, path.Join(devicePlugins, checkpointFile))
@@ -99,9 +98,9 @@ func Held(host fs.FS, kubeletRoot, devicePlugins string, known []discovery.Devic
 	return held, err
 }
 
-// checkpoint is what the kubelet keeps of what it handed out
-// (pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go, in 1.25 to 1.37; kubelets to
-// 1.19 wrote IDs without NUMA nodes, which those to 1.31 read too).
+// checkpoint is the kubelet's file of allocations
+// (pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go, in 1.25 to 1.37). Kubelets up to 1.19
+// wrote IDs without NUMA nodes, and kubelets up to 1.31 can read these.
 type checkpoint struct {
 	Data struct {
 		PodDeviceEntries []struct {
@@ -109,14 +108,13 @@ type checkpoint struct {
 			ContainerName string
 			ResourceName  string
 			DeviceIDs     map[string][]string // by NUMA node
-			AllocResp     []byte              // what the plugin answered
+			AllocResp     []byte              // the plugin's answer
 		}
 	}
 }
 
-// addCheckpoint adds what containers have by the kubelet's checkpoint. The
-// kubelet keeps entries of pods that have ended until it hands out something
-// else; those pods have no directory any more.
+// addCheckpoint adds the allocations in the kubelet's checkpoint. The kubelet keeps entries of
+// ended pods until its next allocation; such pods no longer have a directory.
 func addCheckpoint(held map[string]string, data []byte, known list.Catalogue, exists func(uid string) bool) error {
 	if len(data) == 0 {
 		return nil
@@ -141,8 +139,8 @@ func addCheckpoint(held map[string]string, data []byte, known list.Catalogue, ex
 	return nil
 }
 
-// namesOf returns the devices that an ID stands for, with which a plugin gave an answer.
-// A PCI address stands for that function, whoever offers it.
+// namesOf returns the names of the devices of an ID, which may depend on the plugin's answer. A PCI
+// address always stands for the function with the address, whatever the plugin.
 func namesOf(known list.Catalogue, id string, answer []byte) (names []string) {
 	if sysfs.IsPCIAddress(id) {
 		names = append(names, discovery.DeviceName(sysfs.Device{Path: id}))

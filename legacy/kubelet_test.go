@@ -23,11 +23,10 @@ import (
 	"chandler.dev/legacy/sockets"
 )
 
-// grace is short: what must not happen within it is tested in list_test.go
-// without a clock.
+// grace is short. The tests in list_test.go check the grace period without a clock.
 const grace = 150 * time.Millisecond
 
-// configFor is for tests: it keeps to the kubelet's directories and is quick.
+// configFor is a configuration with short intervals for the kubelet's directories.
 func configFor(k *kubelettest.Kubelet) Config {
 	return Config{
 		Kubelet:     sockets.New(k.Dir, nil),
@@ -39,10 +38,10 @@ func configFor(k *kubelettest.Kubelet) Config {
 	}
 }
 
-// stateOf is the directory of a ledger beside a kubelet.
+// stateOf is the ledger directory next to the kubelet's directory.
 func stateOf(k *kubelettest.Kubelet) string { return filepath.Join(filepath.Dir(k.Dir), "state") }
 
-// ledgerOf returns the ledger in that directory, which is not open yet.
+// ledgerOf returns a ledger in that directory. It is not open yet.
 func ledgerOf(k *kubelettest.Kubelet, outputs ...ledger.Output) *ledger.Ledger {
 	l := ledger.New(ledger.Config{
 		Dir: stateOf(k), Boot: "boot", Listings: true, Patience: grace,
@@ -64,7 +63,7 @@ func open(t *testing.T, p *Plugin) {
 	}
 }
 
-// podsOf asks a kubelet as the pod chandler/agent.
+// podsOf returns a function that lists pods like the agent in the pod chandler/agent.
 func podsOf(k *kubelettest.Kubelet) func(context.Context) (*kubeletapi.Listing, error) {
 	return func(ctx context.Context) (*kubeletapi.Listing, error) {
 		said, err := kubeletapi.ListPods(ctx, k.Pods)
@@ -75,17 +74,17 @@ func podsOf(k *kubelettest.Kubelet) func(context.Context) (*kubeletapi.Listing, 
 	}
 }
 
-// socketsOf returns the sockets at which a plugin is served.
+// socketsOf returns the sockets of a plugin.
 func socketsOf(p *Plugin) *sockets.Directory { return p.config.Kubelet.(*sockets.Directory) }
 
-// run runs a plugin, and opens its ledger, and returns how to end both.
+// run opens the ledger of a plugin and runs both. The returned function stops them.
 func run(t *testing.T, p *Plugin) (stop func()) {
 	t.Helper()
 	open(t, p)
 	return runOnly(t, p)
 }
 
-// runOnly runs a plugin whose ledger is opened by others.
+// runOnly runs a plugin whose ledger is already open.
 func runOnly(t *testing.T, p *Plugin) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -106,14 +105,13 @@ func runOnly(t *testing.T, p *Plugin) (stop func()) {
 	return stop
 }
 
-// publish has a plugin offer all that the host has.
+// publish offers all devices of the host.
 func publish(p *Plugin, s *rules.Snapshot) {
 	p.Know(host(s))
 	p.Publish(s, nil)
 }
 
-// gpus returns a snapshot of devices "gpu-<id>" with one ID of example.com/gpu
-// each.
+// gpus returns a snapshot of devices "gpu-<id>" with one ID of example.com/gpu each.
 func gpus(ids ...string) *rules.Snapshot {
 	s := &rules.Snapshot{}
 	for _, id := range ids {
@@ -122,20 +120,20 @@ func gpus(ids ...string) *rules.Snapshot {
 	return s
 }
 
-// listsOf returns the lists that follow from devices alone.
+// listsOf returns the first lists of the devices.
 func listsOf(devices ...rules.Offered) map[string]*list.List {
 	lists, _ := list.Lists{}.Next(list.Input{Snapshot: listtest.Snapshot(devices...), View: ledger.ViewOf(list.StockOf(listtest.Found(devices), list.Lists{}))})
 	return lists.Resources()
 }
 
-// holder returns which container keeps claims from silicon.
+// holder returns the container that blocks a physical device for claims.
 func holder(p *Plugin, silicon string) (who string, held bool) {
 	who = p.config.Ledger.View(p.stock.Load()).OwnerOf(discovery.ModeDevicePlugin, silicon)
 	owner, _, _ := strings.Cut(who, " (device ")
 	return owner, who != ""
 }
 
-// claim gives a claim a device.
+// claim allocates a device to a claim.
 func claim(t *testing.T, p *Plugin, uid, device string) {
 	t.Helper()
 	c := &ledger.Claim{UID: types.UID(uid), Namespace: "default", Name: uid, Boot: "boot", Results: []ledger.Result{{Device: device, Source: device, Silicon: device, Whole: true}}}

@@ -12,7 +12,8 @@ import (
 	"chandler.dev/legacy/sockets"
 )
 
-// retired returns an instance that offered devices and has ended, less its sockets, and what the kubelet has of it.
+// retired returns an instance that has ended while another waits to take over. Its sockets remain,
+// and the kubelet still has its registration.
 func retired(t *testing.T, devices ...string) (*kubelettest.Kubelet, *Plugin, *kubelettest.Plugin) {
 	t.Helper()
 	k := kubelettest.New(t)
@@ -28,7 +29,7 @@ func retired(t *testing.T, devices ...string) (*kubelettest.Kubelet, *Plugin, *k
 	return k, p, plugin
 }
 
-// allocating has the kubelet call Allocate, and returns where the answer comes.
+// allocating starts a call of Allocate, and returns the channel for its error.
 func allocating(plugin *kubelettest.Plugin) <-chan error {
 	answer := make(chan error, 1)
 	go func() {
@@ -38,8 +39,8 @@ func allocating(plugin *kubelettest.Plugin) <-chan error {
 	return answer
 }
 
-// An instance that is replaced keeps its sockets until the next one has its own,
-// and lets that one answer meanwhile. At no time is there none.
+// An instance that is replaced keeps its sockets until the next one has its own, and forwards calls
+// in the meantime. The resource always has a socket.
 func TestLinger(t *testing.T) {
 	k, old, before := retired(t, "a", "b")
 	if before.HasEnded() || len(k.Sockets()) != 1 {
@@ -66,7 +67,7 @@ func TestLinger(t *testing.T) {
 	}
 }
 
-// A call waits until the next instance takes calls. Its socket is in the directory a moment before.
+// A call waits until the next instance listens. The file of its socket exists a moment before.
 func TestLingerUntilTheNextListens(t *testing.T) {
 	k, old, before := retired(t, "a")
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
@@ -93,8 +94,7 @@ func TestLingerUntilTheNextListens(t *testing.T) {
 	}
 }
 
-// If no instance follows after all, nothing is waited for longer than the
-// context says, nor left.
+// If no instance follows, waiting ends with the context, and no socket remains.
 func TestLingerInVain(t *testing.T) {
 	k, p, plugin := retired(t, "a")
 	answer := allocating(plugin)

@@ -16,16 +16,15 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// annotation is where container runtimes look for names of CDI devices: any key with
-// the prefix "cdi.k8s.io/"
-// (pkg/cdi/annotations.go of tags.cncf.io/container-device-interface).
+// annotation is the annotation for the names of CDI devices. Container runtimes read any key with
+// the prefix "cdi.k8s.io/" (pkg/cdi/annotations.go of tags.cncf.io/container-device-interface).
 const annotation = "cdi.k8s.io/chandler.dev_devices"
 
-// errNoNames says why a device that needs CDI is not given by its name.
+// errNoNames is the reason why a device that needs CDI cannot be allocated by its name.
 var errNoNames = errors.New("the kubelet passes on no names of CDI devices; where the container runtime reads them in annotations, deviceListStrategy CDIAnnotations helps")
 
-// listsOf returns how devices get into a container: as the configuration says, and
-// else by CDI if they need it.
+// listsOf returns how a container gets the devices: as configured, or otherwise by CDI if the
+// devices need it.
 func (p *Plugin) listsOf(ctx context.Context, wanted rules.Lists, devices []rules.Offered) (rules.Lists, error) {
 	if wanted != (rules.Lists{}) {
 		return wanted, nil
@@ -50,8 +49,8 @@ func (p *Plugin) listsOf(ctx context.Context, wanted rules.Lists, devices []rule
 	return rules.Lists{CDIDevices: true}, nil
 }
 
-// name has a container get devices by their CDI names. The spec that says what they
-// are is on disk before.
+// name adds the CDI names of devices to the response. The spec of the devices is on disk before
+// name returns.
 func (p *Plugin) name(r *pluginapi.ContainerAllocateResponse, lists rules.Lists, devices []rules.Offered) error {
 	var names []string
 	for _, d := range devices {
@@ -74,10 +73,9 @@ func (p *Plugin) name(r *pluginapi.ContainerAllocateResponse, lists rules.Lists,
 	return nil
 }
 
-// keepSpecs makes the specs of devices what they should be. They have all devices of the
-// host: a container that has one by its name starts again without another Allocate,
-// whichever API offers the device by then. If no device is given so, and no container
-// can have one, there are no specs.
+// keepSpecs writes the specs of devices. They contain all devices of the host: a container that has
+// a device by its name restarts without another Allocate, whichever API offers the device at that
+// time. If no device may be allocated by its name, and no container has one, there are no specs.
 func (p *Plugin) keepSpecs() error {
 	what := p.offered.Load()
 	if what == nil {
@@ -97,15 +95,15 @@ func (p *Plugin) keepSpecs() error {
 	return nil
 }
 
-// specsOf is the texts of the specs of some devices, by the names of files.
+// specsOf contains the texts of the specs by file name, and the devices that they describe.
 type specsOf struct {
 	snapshot *rules.Snapshot
 	known    *[]discovery.Device
 	texts    map[string][]byte
 }
 
-// specsOf returns the texts of the specs of what is offered, and of what else there is on the
-// host. They are made anew only for others than the last time.
+// specsOf returns the texts of the specs of the offered devices and of all other devices on the
+// host. It returns the last result while the devices have not changed.
 func (p *Plugin) specsOf(s *rules.Snapshot, known *[]discovery.Device) (map[string][]byte, error) {
 	if last := p.specs.Load(); last != nil && last.snapshot == s && last.known == known {
 		return last.texts, nil
@@ -113,7 +111,7 @@ func (p *Plugin) specsOf(s *rules.Snapshot, known *[]discovery.Device) (map[stri
 	var devices []cdi.Device
 	add := func(name, family string, edits specs.ContainerEdits) {
 		d := cdi.Device{Name: name, Family: family, Edits: edits}
-		if cdi.Check(d) == nil { // else a container that asks for it is told why
+		if cdi.Check(d) == nil { // otherwise Allocate returns the error
 			devices = append(devices, d)
 		}
 	}
@@ -137,7 +135,7 @@ func (p *Plugin) specsOf(s *rules.Snapshot, known *[]discovery.Device) (map[stri
 	return texts, err
 }
 
-// named reports whether a device may be given by its CDI name.
+// named reports whether a device may be allocated by its CDI name.
 func named(s *rules.Snapshot) bool {
 	for i := range s.Devices {
 		d := &s.Devices[i]

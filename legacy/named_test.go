@@ -17,7 +17,7 @@ import (
 	"chandler.dev/legacy/list/listtest"
 )
 
-// grouped is a device that a container only has with a group of its own.
+// grouped is a device that requires an additional group in the container.
 func grouped(id string) rules.Offered {
 	d := listtest.GPU(id)
 	d.Edits.AdditionalGIDs = []uint32{44}
@@ -31,8 +31,8 @@ func hooked(id string) rules.Offered {
 	return d
 }
 
-// Containers get devices as the configuration of their resource says. A device that
-// needs CDI goes by it where the kubelet passes names on, and else is refused.
+// Containers get devices as configured for the resource. A device that needs CDI is allocated by
+// CDI if the kubelet supports CDI names, and refused otherwise.
 func TestDeviceListStrategies(t *testing.T) {
 	yes := func(context.Context) (bool, error) { return true, nil }
 	no := func(context.Context) (bool, error) { return false, nil }
@@ -103,8 +103,8 @@ func TestDeviceListStrategies(t *testing.T) {
 	}
 }
 
-// The spec outlives the configuration that asked for it, for as long as containers may
-// have devices by their names, and a lost one is written again.
+// After a change of the configuration, the spec remains while containers may have devices by their
+// names. If the spec is lost, it is written again.
 func TestSpecOfDevicesStaysWithContainers(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
@@ -122,7 +122,7 @@ func TestSpecOfDevicesStaysWithContainers(t *testing.T) {
 	}
 	k.Hold("pod", listtest.Resource, "a")
 	kubelettest.Eventually(t, func() bool { who, _ := holder(p, "gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
-	publish(p, listtest.Snapshot(listtest.GPU("b"))) // the other is DRA's by now
+	publish(p, listtest.Snapshot(listtest.GPU("b"))) // the other device is now offered by DRA
 	p.Know(host(byName))
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	"chandler.dev/legacy/list/listtest"
 )
 
-// Calls and lists are observed with what became of them, and Allocate is traced.
+// Calls and lists are observed with their errors, and Allocate is traced.
 func TestCallsAreObserved(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()

@@ -14,19 +14,19 @@ import (
 	"chandler.dev/legacy/list"
 )
 
-// offering is what the kubelet is offered.
+// offering manages the servers for the kubelet and their lists.
 type offering struct {
 	plugin   *Plugin
 	group    sync.WaitGroup
 	lists    list.Lists
-	running  map[string]func() // ends the server of a resource, and waits for it
-	problems []string          // as they were logged last
+	running  map[string]func() // functions that end the server of a resource and wait for its end
+	problems []string          // the last logged problems
 
-	seen *list.Stock // by which the ledger has adopted what pods have, nil before the first
+	seen *list.Stock // stock of the last adoption by the ledger, nil before the first
 }
 
-// serve keeps the servers and their lists as they should be, until the context
-// ends. Only it adds servers and ends them.
+// serve updates the servers and their lists until the context ends. No other function adds or ends
+// servers.
 func (o *offering) serve(ctx context.Context) {
 	p := o.plugin
 	defer o.group.Wait()
@@ -44,8 +44,7 @@ func (o *offering) serve(ctx context.Context) {
 	}
 }
 
-// update makes the lists say what follows from what is offered and from what
-// containers have.
+// update computes the lists from the offers and the allocations of containers.
 func (o *offering) update(ctx context.Context, what *offered) {
 	p, err := o.plugin, error(nil)
 	servers := maps.Clone(*p.servers.Load())
@@ -76,8 +75,9 @@ func (o *offering) update(ctx context.Context, what *offered) {
 	o.stop(ctx, servers)
 }
 
-// written returns what the kubelet has written down, as long as it does not answer, or the
-// grants cannot be read of init containers, of which it says nothing.
+// written returns the IDs in the kubelet's checkpoint, as long as PodResources does not answer. It
+// also does so while the grants of init containers cannot be read, since PodResources does not list
+// init containers.
 func (o *offering) written() (map[string][]string, error) {
 	p := o.plugin
 	if p.config.Allocated == nil || !p.config.Ledger.Asked().IsZero() {
@@ -86,9 +86,8 @@ func (o *offering) written() (map[string][]string, error) {
 	return p.config.Allocated()
 }
 
-// next computes the lists that follow. The ledger adopts what pods have of new
-// resources before the kubelet is told of them: a list without that would fail
-// the pods.
+// next computes the following lists. Before the kubelet receives the list of a new resource, the
+// ledger adopts the allocations of pods. A list without their IDs would make these pods fail.
 func (o *offering) next(ctx context.Context, in list.Input) (list.Lists, []discovery.Problem) {
 	l := o.plugin.config.Ledger
 	before := o.lists
@@ -109,16 +108,17 @@ func (o *offering) next(ctx context.Context, in list.Input) (list.Lists, []disco
 	return lists, problems
 }
 
-// look makes the lists follow from what the host has and from who has it now.
+// look sets the present devices and allocations in the input.
 func (o *offering) look(in *list.Input) {
 	in.Host = o.plugin.present()
 	in.View = o.plugin.config.Ledger.View(in.Host)
 	in.Perhaps = perhaps(in)
 }
 
-// perhaps returns what containers may have by IDs that the kubelet has written down, nil if
-// that is nothing, or the ledger knows what containers have. To a kubelet an ID that
-// another plugin gave is another device, though it stands for one of ours.
+// perhaps returns a view of the devices that containers may have by IDs in the kubelet's
+// checkpoint. It returns nil if there are none, or if the ledger knows the containers' allocations.
+// For the kubelet, an ID from another plugin is a different device, even if both IDs stand for the
+// same device.
 func perhaps(in *list.Input) *ledger.View {
 	if in.View.Perhaps() == "" || len(in.Written) == 0 {
 		return nil
@@ -141,7 +141,7 @@ func perhaps(in *list.Input) *ledger.View {
 	return ledger.ViewOf(in.Host, held...)
 }
 
-// start runs the servers that do not run yet.
+// start runs the servers that are not running yet.
 func (o *offering) start(ctx context.Context, servers map[string]*server) {
 	for resource, one := range servers {
 		if o.running[resource] != nil {
@@ -167,7 +167,7 @@ func (o *offering) stop(ctx context.Context, servers map[string]*server) {
 	}
 }
 
-// report logs the problems that it has not logged the last time.
+// report logs problems that were not logged the last time.
 func (o *offering) report(ctx context.Context, problems []discovery.Problem) {
 	var words []string
 	for _, problem := range problems {

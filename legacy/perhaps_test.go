@@ -15,9 +15,9 @@ import (
 	"chandler.dev/legacy/list/listtest"
 )
 
-// To the kubelet an ID that another plugin gave is no ID of ours. Until it says what
-// containers have, nobody gets what it has written down by such an ID. An ID of
-// ours stays healthy: the kubelet knows who has it, and starts that again only then.
+// For the kubelet, an ID from another plugin is not one of Chandler's IDs. Until PodResources
+// answers, the devices of such IDs in the checkpoint are not allocated. Chandler's own IDs stay
+// healthy, since the kubelet knows their containers and restarts these only with healthy IDs.
 func TestWrittenDownBeforeTheKubeletAnswers(t *testing.T) {
 	for name, holding := range map[string]kubeletapi.Holding{
 		"by another resource":      {Resource: "example.org/before", IDs: []string{"a"}},
@@ -55,14 +55,15 @@ func TestWrittenDownBeforeTheKubeletAnswers(t *testing.T) {
 			if _, err := registered.Allocate("c"); err != nil {
 				t.Errorf("allocate: %v", err)
 			}
-			k.Mute(false) // that container has ended
+			k.Mute(false) // the container has ended
 			registered.Says(t, "a b c")
 		})
 	}
 }
 
-// The kubelet may have said what containers have before the host was looked at, as on a slow
-// disk. A claim may wait for a device then, and asks as soon as that is known.
+// The kubelet may list allocations before the host was scanned, for example with a slow disk. The
+// ledger then recognises the devices as soon as they are scanned, before a waiting claim can get
+// them.
 func TestKnownAfterTheKubeletHasSaid(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
@@ -81,8 +82,8 @@ func TestKnownAfterTheKubeletHasSaid(t *testing.T) {
 	}
 }
 
-// PodResources names no init container. While the grants cannot be read, lists have what
-// the kubelet has written down all the same, for as long as that lasts.
+// PodResources does not list init containers. While the grants cannot be read, the lists therefore
+// contain the IDs in the kubelet's checkpoint.
 func TestInitContainerWhileGrantsCannotBeRead(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()

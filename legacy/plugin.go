@@ -1,6 +1,6 @@
-// Package legacy speaks the classic device-plugin API (v1beta1): a server for
-// each resource, its lists, allocate and preferred allocation. It knows no
-// vendor, reads no host and opens no socket.
+// Package legacy implements the device plugin API (v1beta1): a server for each resource, with its
+// list, Allocate and preferred allocation. The package has no vendor-specific code, does not read
+// the host and opens no sockets.
 package legacy
 
 import (
@@ -21,89 +21,84 @@ import (
 	"chandler.dev/legacy/list"
 )
 
-// Config is what a Plugin needs to know. StateDir must be set.
+// Config is the configuration of a Plugin.
 type Config struct {
-	// Kubelet takes the servers of resources. Package sockets has the real one.
+	// Kubelet serves the resources. Package sockets has the real implementation.
 	Kubelet Kubelet
 
-	// Pods asks the kubelet which containers have what. An answer that leaves out
-	// pods with running containers is not whole, and nothing ends by it.
+	// Pods lists the allocations of containers from the kubelet. If an answer may lack pods with
+	// running containers, the answer is not whole, and no grant ends because of it.
 	Pods func(ctx context.Context) (*kubeletapi.Listing, error)
 
-	// Allocated is asked while Pods does not answer in full. Nobody else gets the devices
-	// of its IDs until Pods has answered once. A first list without what
-	// containers have would make a kubelet with a topology policy panic that is starting
-	// (pkg/kubelet/cm/devicemanager/topology_hints.go, generateDeviceTopologyHints, in
-	// 1.34 to 1.37). Optional.
+	// Allocated returns the IDs of containers in the kubelet's checkpoint, by resource. It is
+	// called while Pods does not return a whole answer. Until then, the devices of these IDs are
+	// not allocated to others. If a first list lacked IDs of containers, a starting kubelet with a
+	// topology policy would panic (pkg/kubelet/cm/devicemanager/topology_hints.go,
+	// generateDeviceTopologyHints, in 1.34 to 1.37). Optional.
 	Allocated func() (map[string][]string, error)
 
-	// Written returns what containers have by the kubelet's checkpoint, and the device
-	// nodes that they were given. By those an ID is understood that the host does not
-	// tell of. Optional.
+	// Written returns the allocations in the kubelet's checkpoint with their device nodes. The
+	// nodes identify IDs unknown on the host. Optional.
 	Written func() ([]kubeletapi.Holding, error)
 
-	// Ledger says who has what. It is opened by the caller, and nothing is served
-	// before.
+	// Ledger contains the allocations. The caller opens it, and the Plugin serves nothing before.
 	Ledger *ledger.Ledger
 
-	// CDI is where the spec of devices goes that are given by CDI, and says where the
-	// container runtime sees the root of the host that was scanned.
+	// CDI is the directory for the specs of devices that are allocated by CDI. It also contains the
+	// path of the scanned host's root as seen by the container runtime.
 	CDI cdi.Dir
 
-	// PassesCDI reports whether the kubelet passes names of CDI devices on to the
-	// container runtime. Nil means that it does not.
+	// PassesCDI reports whether the kubelet passes names of CDI devices to the container runtime.
+	// Nil means no.
 	PassesCDI func(ctx context.Context) (bool, error)
 
-	// Grant returns what a container needs for a set of devices beyond their
-	// own edits. Nil means nothing.
+	// Grant returns the edits for a set of devices in addition to their own edits. Nil means none.
 	Grant discovery.Granter
 
-	// Pending reports whether a pod of this node that has not ended asks for a
-	// resource in an init container. PodResources leaves init containers out, so a
-	// grant that it never names may be for one. Such a grant ends after the time
-	// Unconfirmed if Pending says no. If Pending is nil it stays until its ID is
-	// handed out again.
+	// Pending reports whether a pod of this node that has not ended requests a resource in an init
+	// container. PodResources does not list init containers, so a grant that is never listed may
+	// belong to one. Such a grant ends after Unconfirmed if Pending returns false. If Pending is
+	// nil, the grant remains until the kubelet allocates its ID again.
 	Pending func(ctx context.Context, resource string) (bool, error)
 
-	// AsksForBoth reports whether exactly one pod of this node, which PodResources does not list yet, asks for two resources in
-	// one container. The kubelet allocates the resources of a container one after the other, and names no pod. Nil means
-	// that no pod does.
+	// AsksForBoth reports whether exactly one pod of this node that PodResources does not list yet
+	// requests two resources in one container. The kubelet allocates the resources of a container
+	// one after another, and its calls do not name the pod. Nil means that no pod does.
 	AsksForBoth func(ctx context.Context, resource, other string) (bool, error)
 
-	// Ended reports whether a pod of this node has ended. PodResources may list one
-	// that has, as it lists one whose devices the kubelet has forgotten. Nil means
-	// that none has.
+	// Ended reports whether a pod of this node has ended. PodResources may list an ended pod, in
+	// the same way as a pod whose devices the kubelet has forgotten. Nil means that no pod has
+	// ended.
 	Ended func(ctx context.Context, namespace, pod string) (bool, error)
 
-	// Observe is told how long the kubelet's calls take. Optional.
+	// Observe receives the durations of the kubelet's calls. Optional.
 	Observe Observer
 
-	// Tracer makes traces of calls of Allocate. Nil means none.
+	// Tracer traces calls of Allocate. Nil means no traces.
 	Tracer trace.Tracer
 
-	Grace       time.Duration // how long the kubelet may still hand out what it was told is unhealthy; 10 s if 0
-	Poll        time.Duration // how often PodResources is asked; 5 s if 0
+	Grace       time.Duration // how long the kubelet may still allocate an ID after it received the ID as unhealthy; 10 s if 0
+	Poll        time.Duration // interval of PodResources calls; 5 s if 0
 	Unconfirmed time.Duration // see Pending; 5 min if 0
 }
 
-// Kubelet is the node's kubelet, as the servers of resources meet it.
+// Kubelet connects the servers of resources with the node's kubelet.
 type Kubelet interface {
-	// Run does what goes on beside the servers until the context ends. It is
-	// called once, by the active instance.
+	// Run does the work that is common to all servers, until the context ends. It is called once,
+	// by the active instance.
 	Run(ctx context.Context)
 
-	// Serve has the kubelet call the server of a resource: it registers it, and
-	// again whenever the kubelet has lost it. It ends with the context, when the
-	// agent does and another instance may take over, or when the last device of
-	// the resource has gone. No call is in flight when it returns.
+	// Serve registers the server of a resource with the kubelet, and again whenever the kubelet has
+	// lost the registration. It returns when the context ends, since the agent stops and another
+	// instance may take over, or when gone is closed, since the resource has lost its last device.
+	// No call is in flight when it returns.
 	Serve(ctx context.Context, resource string, server pluginapi.DevicePluginServer, gone <-chan struct{})
 
-	// Linger keeps what the kubelet needs until another instance has taken over,
-	// or the context ends. It is called after Run, when this instance is the active
-	// one no more.
+	// Linger keeps the sockets until another instance has taken over, or the context ends. It is
+	// called after Run, when this instance is no longer active.
 	Linger(ctx context.Context)
 
-	// Probe says which servers cannot be reached in the kubelet's way.
+	// Probe returns an error that names the servers that the kubelet cannot reach.
 	Probe(ctx context.Context) error
 }
 
@@ -111,22 +106,22 @@ type Kubelet interface {
 type Plugin struct {
 	config Config
 
-	known   atomic.Pointer[[]discovery.Device]  // of the host, whichever API offers them
+	known   atomic.Pointer[[]discovery.Device]  // all devices of the host, whichever API offers them
 	offered atomic.Pointer[offered]             // nil until there is something to offer
-	stock   atomic.Pointer[list.Stock]          // what the host has, and the lists
-	given   atomic.Pointer[map[string][]string] // by key of a grant that the stock does not know: nodes; the map is never modified
-	told    atomic.Pointer[told]                // of both, nil before the first
+	stock   atomic.Pointer[list.Stock]          // the devices of the host, and the lists
+	given   atomic.Pointer[map[string][]string] // nodes of IDs unknown to the stock, by grant key; the map is never modified
+	told    atomic.Pointer[told]                // the last result of present, nil before the first
 	servers atomic.Pointer[map[string]*server]  // by resource; the map is never modified
-	specs   atomic.Pointer[specsOf]             // of devices that are given by CDI names, nil before there is one
+	specs   atomic.Pointer[specsOf]             // the last specs of devices, nil before there are any
 
-	restocking sync.Mutex // is held while the stock becomes another
+	restocking sync.Mutex // held while the stock is replaced
 
-	ready   chan struct{} // closed when PodResources was asked
-	changed chan struct{} // what the lists are computed from may have changed
-	ask     chan struct{} // PodResources may have something new to say
+	ready   chan struct{} // closed after the first PodResources call
+	changed chan struct{} // receives a value when the input of the lists may have changed
+	ask     chan struct{} // receives a value when PodResources may have a new answer
 }
 
-// New returns a Plugin, which does nothing until it runs.
+// New returns a Plugin. It does nothing until Run is called.
 func New(config Config) *Plugin {
 	if config.Observe == nil {
 		config.Observe = func(Operation, time.Duration, error) {}
@@ -152,8 +147,8 @@ func New(config Config) *Plugin {
 	return p
 }
 
-// present returns what the ledger is told of the host: the same one as long as nothing of it
-// changes, so that lists are left alone at rest.
+// present returns the present stock for the ledger. It returns the same pointer until a change, so
+// that lists are not computed again without a change.
 func (p *Plugin) present() *list.Stock {
 	stock, given := p.stock.Load(), p.given.Load()
 	if last := p.told.Load(); last != nil && last.stock == stock && last.given == given {
@@ -164,25 +159,24 @@ func (p *Plugin) present() *list.Stock {
 	return knowing
 }
 
-// host is present, for the ledger to ask.
+// host returns the same as present, as a [ledger.Stock].
 func (p *Plugin) host() ledger.Stock { return p.present() }
 
-// told is what the ledger was told of the host last, and of what that was made.
+// told is the last stock returned by present, with its sources.
 type told struct {
 	stock   *list.Stock
 	given   *map[string][]string
 	knowing *list.Stock
 }
 
-// offered is what the classic API is to offer.
+// offered is the input of Publish.
 type offered struct {
 	snapshot *rules.Snapshot
-	withheld map[string]string // by silicon: why nobody new may have it
+	withheld map[string]string // by physical device: why no new consumer can have it
 }
 
-// Publish says what the classic API is to offer from now on, and which silicon
-// of it is withheld, with the reason. Each snapshot is the whole truth; to
-// publish the same again changes nothing.
+// Publish sets the devices to offer, and the withheld physical devices with reasons. Each snapshot
+// replaces the last one. It does nothing if nothing has changed.
 func (p *Plugin) Publish(s *rules.Snapshot, withheld map[string]string) {
 	if before := p.offered.Load(); before != nil && rules.Same(before.snapshot, s) && maps.Equal(before.withheld, withheld) {
 		return
@@ -191,11 +185,10 @@ func (p *Plugin) Publish(s *rules.Snapshot, withheld map[string]string) {
 	signal(p.changed)
 }
 
-// Know says which devices the host has and what each could be offered as: all
-// of them, whichever API offers them, with the offers that their families gave.
-// By those the ledger recognises what containers have from a plugin that was
-// replaced, and has done so when Know returns: claims may wait for devices that
-// are new. It offers nothing; to say the same again changes nothing.
+// Know sets all devices of the host, whichever API offers them, with the offers of their families.
+// From these offers the ledger recognises allocations by a replaced plugin. It has done so when
+// Know returns, since claims may be waiting for new devices. Know offers nothing, and does nothing
+// if the snapshot has not changed.
 func (p *Plugin) Know(all *discovery.Snapshot) {
 	if p.known.Swap(&all.Devices) == &all.Devices {
 		return
@@ -205,19 +198,19 @@ func (p *Plugin) Know(all *discovery.Snapshot) {
 	signal(p.changed)
 }
 
-// restock makes the stock another one.
+// restock replaces the stock.
 func (p *Plugin) restock(other func(*list.Stock) *list.Stock) {
 	p.restocking.Lock()
 	defer p.restocking.Unlock()
 	p.stock.Store(other(p.stock.Load()))
 }
 
-// Ready is closed when the ledger is open and Run has asked the kubelet once,
-// whether it answered or not.
+// Ready is closed when the ledger is open and Run has called the kubelet once, whether or not it
+// answered.
 func (p *Plugin) Ready() <-chan struct{} { return p.ready }
 
-// Run serves what is published until the context ends, once the ledger is open.
-// The kubelet keeps what pods have, for the next instance to take over.
+// Run serves the published devices until the context ends, once the ledger is open. The kubelet
+// keeps the allocations of pods for the next instance.
 func (p *Plugin) Run(ctx context.Context) {
 	select {
 	case <-p.config.Ledger.Opened():
@@ -225,8 +218,8 @@ func (p *Plugin) Run(ctx context.Context) {
 		return
 	}
 	o := &offering{plugin: p, running: make(map[string]func())}
-	// A first list without all that pods have would fail them. A kubelet that is
-	// away has nothing to fail.
+	// A first list without all IDs of pods would make these pods fail. If the kubelet does not
+	// answer, there is no such risk.
 	lastError := p.poll(ctx, "")
 	close(p.ready)
 
@@ -237,7 +230,7 @@ func (p *Plugin) Run(ctx context.Context) {
 	all.Wait()
 }
 
-// signal tells a channel of capacity 1 that there is something to do.
+// signal sends a value to a channel with a buffer of one, unless the buffer is full.
 func signal(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

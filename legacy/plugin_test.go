@@ -144,7 +144,7 @@ func TestHeldIDsStay(t *testing.T) {
 	kubelettest.Never(t, 3*grace, func() bool { return registered.Last() != "b!" || registered.HasEnded() }, func() string { return "list is " + registered.Last() })
 
 	k.Hold("train", listtest.Resource)
-	// The kubelet is told that nothing is left before the plugin ends.
+	// The kubelet receives an empty list before the plugin ends.
 	registered.Says(t, "")
 	kubelettest.Eventually(t, registered.HasEnded, func() string { return "the plugin of a resource that has gone still serves" })
 	kubelettest.Eventually(t, func() bool { return len(k.Sockets()) == 0 }, func() string { return fmt.Sprint("sockets: ", k.Sockets()) })
@@ -169,7 +169,7 @@ func TestUnconfirmedGrant(t *testing.T) {
 			config := configFor(k)
 			config.Pending = test.pending
 			if !test.kept {
-				config.Unconfirmed = 3 * time.Second // it is looked at before, also on a busy machine
+				config.Unconfirmed = 3 * time.Second // longer than the checks before, even on a busy machine
 			}
 			p := New(config)
 			publish(p, gpus("a"))
@@ -214,7 +214,7 @@ func TestGrantIsOnDiskBeforeTheAnswer(t *testing.T) {
 	if err != nil || !strings.Contains(string(data), `"gpu-a"`) || !strings.Contains(string(data), listtest.Resource) {
 		t.Fatalf("grants are %s, %v", data, err)
 	}
-	// Where it cannot be written, nothing is granted.
+	// If the file cannot be written, nothing is allocated.
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
@@ -255,13 +255,13 @@ func TestGrantsOutliveTheProcess(t *testing.T) {
 	if _, held := holder(second, "gpu-a"); !held {
 		t.Error("the grant is forgotten")
 	}
-	// The device has gone meanwhile. The resource stays registered all the same.
+	// The device has vanished in the meantime. The resource remains registered.
 	publish(second, gpus())
 	k.Plugin(listtest.Resource, 2).Says(t, "a!")
 }
 
-// A resource that is not offered any more, though its devices are there, is left to
-// whoever serves it now. Pods keep what they have of it.
+// A resource whose devices exist but are no longer offered is left to another plugin. Pods keep
+// their allocations.
 func TestResourceIsNotOfferedAnyMore(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
@@ -308,15 +308,15 @@ func TestHoldingsOfThePluginBefore(t *testing.T) {
 	if holder, held := holder(p, "gpu-a"); !held || holder != "default/train main" {
 		t.Errorf("holder is %q, %t", holder, held)
 	}
-	// The kubelet asks for the list before it answers the registration.
+	// The kubelet requests the list before it answers the registration.
 	kubelettest.Eventually(t, func() bool { return len(socketsOf(p).Registered()) == 1 }, func() string { return fmt.Sprintf("registered %v", socketsOf(p).Registered()) })
 	k.Hold("train", listtest.Resource)
 	registered.Says(t, "a b")
 	kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "still held" })
 }
 
-// An ID that the host does not tell of, such as a serial number, stands for the devices
-// whose nodes the container was given with it.
+// An ID that is not found on the host, such as a serial number, stands for the devices whose nodes
+// the container was given.
 func TestIDsThatOnlyTheirNodesTell(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Hold("train", listtest.Resource, "SN17")
@@ -328,7 +328,7 @@ func TestIDsThatOnlyTheirNodesTell(t *testing.T) {
 		read++
 		return []kubeletapi.Holding{
 			{Resource: listtest.Resource, IDs: []string{"SN17"}, Nodes: []string{"/dev/gpuctl", "/dev/b"}},
-			{Resource: "example.org/nic", IDs: []string{"x"}, Nodes: []string{"/dev/gpuctl"}}, // which tells of nothing
+			{Resource: "example.org/nic", IDs: []string{"x"}, Nodes: []string{"/dev/gpuctl"}}, // identifies no device
 		}, nil
 	}
 	p := New(config)
@@ -371,7 +371,7 @@ func TestHolder(t *testing.T) {
 	}
 	k.Hold("train", listtest.Resource, "p", "s")
 	kubelettest.Eventually(t, func() bool { holder, _ := holder(p, "card"); return holder == "default/train main" }, func() string { return "the pod is not named" })
-	// The pod's second container reuses what its first one had.
+	// The pod's second container reuses the ID of the first container.
 	if _, err := registered.Allocate("p"); err != nil {
 		t.Errorf("allocate again: %v", err)
 	}
@@ -403,7 +403,7 @@ func TestHolderOfWhatIsNotOffered(t *testing.T) {
 	if n := len(socketsOf(p).Registered()); n > 0 {
 		t.Errorf("registered %v", socketsOf(p).Registered())
 	}
-	// A kubelet that does not know its pods frees nothing.
+	// An incomplete list of pods releases nothing.
 	k.Forget()
 	kubelettest.Never(t, 3*grace, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "freed" })
 	k.Hold("static", "example.org/nic", "x")
@@ -412,7 +412,7 @@ func TestHolderOfWhatIsNotOffered(t *testing.T) {
 	kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "held for ever" })
 }
 
-// unheard is in the name of who has what nobody is known to have yet.
+// unheard is part of the owner's text before the kubelet has answered.
 const unheard = "the kubelet has not said yet"
 
 func TestHolderBeforeTheKubeletAnswers(t *testing.T) {
@@ -513,7 +513,7 @@ func TestHeldByAnotherName(t *testing.T) {
 	}
 }
 
-// Two resources of which each list was made before the other was handed out.
+// The lists of two resources were computed before either allocated the device.
 func TestTheOtherNameIsQuicker(t *testing.T) {
 	p := New(configFor(kubelettest.New(t)))
 	open(t, p)
@@ -530,7 +530,7 @@ func TestTheOtherNameIsQuicker(t *testing.T) {
 	if given := p.config.Ledger.View(nil).Ours(); len(given) != 1 {
 		t.Error("what was refused is had")
 	}
-	// Another container of the pod has the same ID again.
+	// Another container of the pod gets the same ID again.
 	if _, err := p.allocate(t.Context(), lists[listtest.Resource], listtest.Resource, [][]string{{"a"}}); err != nil {
 		t.Error(err)
 	}
@@ -589,7 +589,7 @@ func TestAllocateRefuses(t *testing.T) {
 			t.Errorf("%s: %v", id, err)
 		}
 	}
-	// The kubelet asks for one container at a time, and for each ID once.
+	// The kubelet requests IDs for one container at a time, and each ID once.
 	for name, requests := range map[string][]*pluginapi.ContainerAllocateRequest{
 		"one container":  {{DevicesIds: []string{"a", "a"}}},
 		"two containers": {{DevicesIds: []string{"a"}}, {DevicesIds: []string{"a"}}},
@@ -658,9 +658,9 @@ func TestDirectoryIsNotWritable(t *testing.T) {
 	unwritable(t, k, k.Dir, "device-plugins directory "+k.Dir+": not writable")
 }
 
-// unwritable checks that what containers hold is followed where nothing can be
-// served, since there is a file in place of a directory, that this is said, and
-// that all is served once the directory is there.
+// unwritable checks a plugin with a file in place of the directory: the ledger still follows the
+// allocations of containers, the log contains the reason, and the plugin serves once the directory
+// exists.
 func unwritable(t *testing.T, k *kubelettest.Kubelet, dir, want string) {
 	t.Helper()
 	if err := os.WriteFile(dir, nil, 0o600); err != nil {
@@ -695,7 +695,7 @@ func unwritable(t *testing.T, k *kubelettest.Kubelet, dir, want string) {
 	<-ended
 }
 
-// log keeps what is logged.
+// log collects log output.
 type log struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -798,8 +798,8 @@ func TestConcurrency(t *testing.T) {
 	registered.Says(t, "a b c d")
 }
 
-// The ledger is told of the same stock while nothing changes: by that, lists are not
-// computed anew at each poll. It changes with what containers were given by other plugins.
+// The ledger receives the same stock while nothing changes, so that lists are not computed again at
+// each poll. The stock changes with the device nodes that other plugins gave to containers.
 func TestPresentStaysTheSame(t *testing.T) {
 	p := New(Config{})
 	before := p.present()

@@ -14,21 +14,20 @@ import (
 const (
 	podResourcesTimeout = 2 * time.Second
 
-	// settling is how long the kubelet may take to show what it was just
-	// granted.
+	// settling is how long the kubelet may take to list a new allocation.
 	settling = 100 * time.Millisecond
 
-	// endTimeout is how long the API server may take to be told that a pod has ended
-	// whose devices the kubelet hands out again.
+	// endTimeout is how long the API server may take to receive the end of a pod whose devices the
+	// kubelet allocates again.
 	endTimeout  = 2 * time.Second
 	endInterval = 100 * time.Millisecond
 
-	// notWhole is why an answer may leave something out that is held.
+	// notWhole is the reason why an answer may lack allocations.
 	notWhole = "PodResources does not list all pods yet"
 )
 
-// follow asks PodResources at intervals, and soon after each Allocate, until
-// the context ends. lastError is what kept it from answering before.
+// follow calls PodResources at intervals, and soon after each Allocate, until the context ends.
+// lastError is the reason of the last failure.
 func (p *Plugin) follow(ctx context.Context, lastError string) {
 	ticker := time.NewTicker(p.config.Poll)
 	defer ticker.Stop()
@@ -49,8 +48,8 @@ func (p *Plugin) follow(ctx context.Context, lastError string) {
 	}
 }
 
-// poll has the ledger observe what PodResources says. It logs why it does not
-// answer where that is another reason than the last, and returns it.
+// poll passes the answer of PodResources to the ledger. It returns the reason of a failure, and
+// logs the reason if it differs from the last one.
 func (p *Plugin) poll(ctx context.Context, lastError string) string {
 	logger := klog.FromContext(ctx)
 	began := time.Now()
@@ -80,10 +79,9 @@ func (p *Plugin) poll(ctx context.Context, lastError string) string {
 	return reason
 }
 
-// learn reads in the kubelet's checkpoint which device nodes containers were given by
-// IDs that are not known: those that are listed and, while not all are, those that the
-// kubelet has written down. It reads no more than once what is listed, and
-// forgets what is no longer when it reads more.
+// learn reads the device nodes of unknown IDs from the kubelet's checkpoint. These are IDs in the
+// answer of PodResources, and while the answer is not whole, also those in the checkpoint. Listed
+// IDs are read only once. When learn reads more, it drops IDs that are no longer listed.
 func (p *Plugin) learn(ctx context.Context, said *kubeletapi.Listing) {
 	if p.config.Written == nil {
 		return
@@ -133,7 +131,7 @@ func (p *Plugin) learn(ctx context.Context, said *kubeletapi.Listing) {
 	}
 }
 
-// expire ends the grants that no container can have.
+// expire ends grants that no container can have.
 func (p *Plugin) expire(ctx context.Context) {
 	if p.config.Pending == nil {
 		return
@@ -152,9 +150,8 @@ func (p *Plugin) expire(ctx context.Context) {
 	}
 }
 
-// awaitEnd waits for the end of pods of which the kubelet has forgotten that they
-// have IDs, and which it hands those out again. It waits in vain for one that runs
-// with them, until a time.
+// awaitEnd waits for the end of pods whose IDs the kubelet has forgotten and allocates again. If
+// such a pod continues to run, awaitEnd returns at the time end.
 func (p *Plugin) awaitEnd(ctx context.Context, grants []*ledger.Grant, end time.Time) {
 	again := make(map[string]bool, len(grants))
 	for _, g := range grants {
@@ -173,8 +170,8 @@ func (p *Plugin) awaitEnd(ctx context.Context, grants []*ledger.Grant, end time.
 	}
 }
 
-// endLost tells the ledger which of the pods of lost grants have ended, and
-// reports whether all have.
+// endLost reports ended pods of lost grants to the ledger, and returns whether all of them have
+// ended.
 func (p *Plugin) endLost(ctx context.Context, lost []*ledger.Grant) (all bool) {
 	if p.config.Ended == nil {
 		return false

@@ -18,11 +18,11 @@ import (
 	"chandler.dev/legacy/list"
 )
 
-// Observer is told how long one of the kubelet's calls took, or the sending of a list to
-// it, and what became of it. It may be called from several goroutines at once.
+// Observer receives the duration and the error of a kubelet call, or of sending a list to the
+// kubelet. It may be called from several goroutines at once.
 type Observer func(operation Operation, took time.Duration, err error)
 
-// Operation is what an [Observer] is told of.
+// Operation is the kind of an observed operation.
 type Operation string
 
 // The operations.
@@ -32,18 +32,18 @@ const (
 	OperationList     Operation = "list-sent" // a list sent to a call of ListAndWatch
 )
 
-// ErrUnavailable is in the error of a call that asks for an ID which the resource does not
-// have, or which is not to be given out.
+// ErrUnavailable is the error of calls for an ID that is not in the list of the resource or cannot
+// be allocated.
 var ErrUnavailable = errors.New("unavailable")
 
-// unavailableError is an error that is [ErrUnavailable] and has its own text.
+// unavailableError is an [ErrUnavailable] with its own text.
 type unavailableError struct{ error }
 
 // Is implements the interface of package errors.
 func (unavailableError) Is(target error) bool { return target == ErrUnavailable }
 
-// server is the plugin of one resource. All streams read one list, which is
-// replaced and never modified.
+// server is the plugin of one resource. All streams read the same list, which is replaced and never
+// modified.
 type server struct {
 	pluginapi.UnimplementedDevicePluginServer
 
@@ -56,14 +56,14 @@ type server struct {
 	mu       sync.Mutex
 	list     *list.List
 	changed  chan struct{}   // closed when the list is replaced
-	streams  map[*stream]int // the version that each has sent
+	streams  map[*stream]int // the version that each stream has sent
 	made     time.Time       // when the version of the list was published
-	told     time.Time       // since when all streams have sent what is marked gone, zero if not yet
-	inFlight int             // calls of Allocate
-	quiet    time.Time       // since when there is none
+	told     time.Time       // since when all streams have sent the IDs marked as gone, zero if not yet
+	inFlight int             // running calls of Allocate
+	quiet    time.Time       // since when there is no such call
 }
 
-// stream is one call of ListAndWatch.
+// stream is a call of ListAndWatch.
 type stream struct{ grpc.ServerStream }
 
 // allocator answers the requests of containers for IDs of a list.
@@ -81,7 +81,7 @@ func newServer(resource string, grace time.Duration, allocate allocator, observe
 	}
 }
 
-// publish makes l the list.
+// publish replaces the list.
 func (s *server) publish(l *list.List) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,22 +98,22 @@ func (s *server) publish(l *list.List) {
 	}
 }
 
-// tell notes when all streams have sent what is marked gone.
+// tell stores when all streams have sent the IDs marked as gone.
 func (s *server) tell() {
 	if s.list != nil && s.told.IsZero() && s.sent(s.list.Marked()) {
 		s.told = time.Now()
 	}
 }
 
-// current returns the list, and what is closed when there is another.
+// current returns the list, and a channel that is closed when the list is replaced.
 func (s *server) current() (*list.List, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.list, s.changed
 }
 
-// belief returns what the kubelet may still take for true, which last listed all
-// its pods when it was asked at a time.
+// belief returns what the kubelet may still assume. The argument is the start of the last whole
+// answer of PodResources.
 func (s *server) belief(heard time.Time) list.Belief {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,7 +127,7 @@ func (s *server) belief(heard time.Time) list.Belief {
 	return b
 }
 
-// done reports whether the kubelet knows that nothing is left of the resource.
+// done reports whether the resource can end, because the kubelet has received its empty list.
 func (s *server) done(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,7 +137,7 @@ func (s *server) done(now time.Time) bool {
 	return len(s.streams) > 0 || now.Sub(s.made) >= s.grace
 }
 
-// sent reports whether all streams sent a version or a later one.
+// sent reports whether all streams have sent the version or a later one.
 func (s *server) sent(version int) bool {
 	for _, sent := range s.streams {
 		if sent < version {
@@ -147,7 +147,7 @@ func (s *server) sent(version int) bool {
 	return true
 }
 
-// begin counts a call of Allocate, and the function that it returns its end.
+// begin marks the start of a call of Allocate, and the returned function its end.
 func (s *server) begin() (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,15 +160,14 @@ func (s *server) begin() (end func()) {
 	}
 }
 
-// GetDevicePluginOptions says that nothing is to be done before a container
-// starts: where that is asked for and the plugin is not there, the kubelet
-// fails every container that has the resource
+// GetDevicePluginOptions returns options without PreStartContainer. With this option, the kubelet
+// would fail every container of the resource while the plugin is not running
 // (pkg/kubelet/cm/devicemanager/manager.go, callPreStartContainerIfNeeded).
 func (s *server) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
 }
 
-// ListAndWatch sends the list at once and whenever there is another.
+// ListAndWatch sends the list at once and after each replacement.
 func (s *server) ListAndWatch(_ *pluginapi.Empty, to grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	own := &stream{to}
 	s.enter(own)
@@ -209,7 +208,7 @@ func (s *server) exit(own *stream) {
 	s.tell()
 }
 
-// Allocate answers for each container what it needs for its IDs.
+// Allocate returns what each container needs for its IDs.
 func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	defer s.begin()()
 	began := time.Now()
@@ -217,7 +216,7 @@ func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*p
 	for i, container := range r.ContainerRequests {
 		requests[i] = container.DevicesIds
 	}
-	// The list is read after the call is counted: no ID leaves it from then on.
+	// The list is read after the call is counted, so that no ID leaves the list during the call.
 	l, _ := s.current()
 	ctx, end := traces.Call(ctx, s.tracer, "allocate", attribute.String("chandler.resource", s.resource))
 	responses, err := s.allocate(ctx, l, s.resource, requests)
@@ -229,7 +228,7 @@ func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*p
 	return &pluginapi.AllocateResponse{ContainerResponses: responses}, nil
 }
 
-// GetPreferredAllocation answers for each container which IDs are best for it.
+// GetPreferredAllocation returns the best IDs for each container.
 func (s *server) GetPreferredAllocation(_ context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	began := time.Now()
 	l, _ := s.current()
@@ -248,7 +247,7 @@ func (s *server) GetPreferredAllocation(_ context.Context, r *pluginapi.Preferre
 	return response, nil
 }
 
-// PreStartContainer has nothing to do.
+// PreStartContainer does nothing.
 func (s *server) PreStartContainer(context.Context, *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
 	return &pluginapi.PreStartContainerResponse{}, nil
 }

@@ -9,7 +9,7 @@ import (
 	"chandler.dev/legacy/list/listtest"
 )
 
-// A Belief follows from the streams and calls.
+// The Belief depends on the streams and calls.
 func TestBelief(t *testing.T) {
 	in := list.Input{Snapshot: gpus("a", "b"), View: ledger.ViewOf(list.StockOf(nil, list.Lists{})), Now: listtest.Time, Grace: grace}
 	full, _ := list.Lists{}.Next(in)

@@ -12,13 +12,13 @@ import (
 	"chandler.dev/legacy/list/listtest"
 )
 
-// Of two granularities of one piece of silicon, what one takes the other shows
-// Unhealthy, and Allocate refuses.
+// A physical device is offered in two granularities. An allocation of one makes the other
+// Unhealthy, and Allocate refuses it.
 func TestTwoGranularities(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	p := New(configFor(k))
-	// "w" and "v" are whole devices, "x…" their two cores each.
+	// "w" and "v" are whole devices. IDs that begin with "x" are their cores, two each.
 	publish(p, listtest.Snapshot(append(listtest.Parts("gpu-w", 2, map[string]int64{"w": 2, "xw0": 1, "xw1": 1}), listtest.Parts("gpu-v", 2, map[string]int64{"v": 2, "xv0": 1, "xv1": 1})...)...))
 	run(t, p)
 	wholes, cores := k.Plugin(listtest.Resource, 1), k.Plugin(listtest.OtherResource, 1)
@@ -50,8 +50,9 @@ func TestTwoGranularities(t *testing.T) {
 	cores.Says(t, "xv0 xv1 xw0 xw1")
 }
 
-// A virtual machine asks for two functions of one IOMMU group by two resources. The kubelet allocates them one after the other and
-// names no pod, so the second one is allocated while exactly one pod that is starting asks for both, and else refused.
+// A virtual machine requests two functions of one IOMMU group as two resources. The kubelet
+// allocates them one after another and does not name the pod. So the second one is allocated only
+// while exactly one starting pod requests both.
 func TestTwoResourcesOfOneGroup(t *testing.T) {
 	for _, both := range []bool{true, false} {
 		k := kubelettest.New(t)

@@ -14,22 +14,21 @@ import (
 	"chandler.dev/discovery"
 )
 
-// create returns what the API server would make of a slice.
+// create returns the slice as the API server would store it.
 type create func(resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error)
 
-// Ask returns what the API server keeps of slices for the node. It creates some
-// in a dry run: one with all optional fields but lists, where that is refused one
-// for each, and one with a list. An error means that the server has not said what
-// it keeps, because it refuses such slices whatever is in them, or did not answer.
+// Ask returns the optional ResourceSlice fields that the API server keeps. It creates slices of the
+// node in dry runs: one with all optional fields except lists, one for each field if the server
+// refuses the first, and one with a list. Ask returns an error if the server does not answer, or
+// refuses every slice whatever its fields.
 func Ask(ctx context.Context, client kubernetes.Interface, nodeName string) (kept Set, err error) {
 	create := func(spec resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error) {
 		return dryRun(ctx, client, nodeName, spec)
 	}
 	refused := func() error {
-		// A policy may refuse all that is created in a dry run, and its refusal looks
-		// like that of a field: ValidatingAdmissionPolicy answers Invalid unless told
-		// otherwise (pkg/admission/plugin/policy/validating/validator.go of
-		// k8s.io/apiserver 0.37).
+		// A policy may refuse every dry run, and its refusal looks like the refusal of a field:
+		// ValidatingAdmissionPolicy answers Invalid unless configured otherwise
+		// (pkg/admission/plugin/policy/validating/validator.go of k8s.io/apiserver 0.37).
 		_, err := create(resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{{Name: "plain"}}})
 		return err
 	}
@@ -42,7 +41,7 @@ func Ask(ctx context.Context, client kubernetes.Interface, nodeName string) (kep
 		kept.Separate = true
 		return kept, nil
 	}
-	// Before 1.35 counters and who takes of them were of one slice.
+	// Before 1.35 counters and their consumers had to be in one slice.
 	both, err := create(resourceapi.ResourceSliceSpec{
 		SharedCounters: []resourceapi.CounterSet{{Name: probeSet, Counters: probeCounters()}},
 		Devices:        []resourceapi.Device{probePart("part")},
@@ -56,7 +55,7 @@ func Ask(ctx context.Context, client kubernetes.Interface, nodeName string) (kep
 	return kept, nil
 }
 
-// dryRun returns what the API server would make of a slice.
+// dryRun returns the slice as the API server would store it.
 func dryRun(ctx context.Context, client kubernetes.Interface, nodeName string, spec resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error) {
 	spec.Driver, spec.NodeName = discovery.Domain, &nodeName
 	spec.Pool = resourceapi.ResourcePool{Name: nodeName, Generation: 1, ResourceSliceCount: 1}

@@ -13,7 +13,7 @@ import (
 	"chandler.dev/driver/pool/pooltest"
 )
 
-// refusing returns a server that refuses some slices as invalid.
+// refusing returns a change for [pooltest.Dropping] that refuses some slices as invalid.
 func refusing(invalid func(*resourceapi.ResourceSlice) bool) func(*resourceapi.ResourceSlice) error {
 	return func(slice *resourceapi.ResourceSlice) error {
 		if invalid(slice) {
@@ -32,7 +32,7 @@ func effectless(slice *resourceapi.ResourceSlice) bool {
 
 func consumes(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }
 
-// apart reports whether a device takes of counters that are not in the slice.
+// apart reports whether a device consumes counters of another slice.
 func apart(slice *resourceapi.ResourceSlice) bool {
 	return len(slice.Spec.SharedCounters) == 0 && slices.ContainsFunc(slice.Spec.Devices, consumes)
 }
@@ -109,8 +109,8 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// A server that does not say what it keeps is not taken to keep anything. Neither
-// is one that refuses dry runs, or what is created in them whatever it is.
+// If the server does not answer, refuses dry runs, or refuses every slice in a dry run, Ask returns
+// no feature.
 func TestNoAnswer(t *testing.T) {
 	invalid := apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "", nil)
 	for name, refusal := range map[string]error{

@@ -8,12 +8,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// Newest is the newest version of Kubernetes that [Default] knows.
+// Newest is the newest version of Kubernetes supported by [Default].
 const Newest = "1.37"
 
-// Default returns the set of an API server of a version whose feature gates nobody
-// changed (pkg/features/kube_features.go, read in 1.34 to 1.37). Later versions count as
-// the newest one that is known. Versions before 1.34 have no resource.k8s.io/v1.
+// Default returns the features of an API server with the default feature gates of a version
+// (pkg/features/kube_features.go, read in 1.34 to 1.37). Versions later than [Newest] have the
+// features of [Newest]. Versions before 1.34 have no resource.k8s.io/v1 and are an error.
 func Default(of string) (Set, error) {
 	v, err := version.ParseGeneric(of)
 	if err != nil {
@@ -23,13 +23,12 @@ func Default(of string) (Set, error) {
 	case v.LessThan(version.MustParseGeneric("1.34")):
 		return Set{}, fmt.Errorf("version of Kubernetes %q: DRA is for 1.34 and later", of)
 	case v.LessThan(version.MustParseGeneric("1.36")):
-		return Set{}, nil // all of it is alpha
+		return Set{}, nil // all features are alpha
 	}
 	return Set{Bindings: true, Sharing: true, Separate: true, Counters: true, Told: true, Taints: true}, nil
 }
 
-// With returns the set with features switched on and off, by their names, and reports a
-// name that is not known.
+// With returns the set with features switched on and off by name. An unknown name is an error.
 func (s Set) With(gates map[string]bool) (Set, error) {
 	for name, on := range gates {
 		known := func(f field) bool { return f.name == name }

@@ -1,31 +1,30 @@
-// Package features finds out which optional fields of a ResourceSlice an API
-// server keeps. It publishes nothing and knows no device.
+// Package features detects the optional fields of ResourceSlices that an API server keeps. The
+// package publishes nothing.
 package features
 
-// Set says which optional fields of a ResourceSlice an API server is known to
-// keep. The zero value is a server of which nothing is known: to it the least is
-// published. Whatever the set, what is published never lets two claims have the
-// same silicon.
+// Set contains the optional fields of ResourceSlices that an API server is known to keep. The zero
+// value is for a server with unknown features, to which only the required fields are published.
+// Whatever the set, the published slices never allow two claims to have the same physical device.
 type Set struct {
-	Overhead      bool // else what users of devices need of the host is not charged
-	Groups        bool // else counters alone say which devices exclude each other
-	PartitionType bool // else the status of a pool does not count devices that compete by type
-	Lists         bool // else attributes with several values are strings with commas, or have the first value
+	Overhead      bool // else the host resources needed by consumers are not charged
+	Groups        bool // else counters alone express which devices exclude each other
+	PartitionType bool // else the status of a pool does not count competing devices by type
+	Lists         bool // else an attribute with several values is a string with commas, or has the first value
 	Bindings      bool // not used: no device waits for conditions before pods are bound
-	Sharing       bool // else a device shared by number is published as several numbered ones, one shared by amount as one
-	Separate      bool // else counters are in one slice with all devices that take of them
-	Counters      bool // else of devices that compete, only such as can all be given out are published
+	Sharing       bool // else a device shared by number is published as several numbered devices, and a device shared by amount once
+	Separate      bool // else each counter set is in one slice with all its consumers
+	Counters      bool // else only those competing devices are published that can all be allocated together
 	Told          bool // else taints without an effect are left out
 	Taints        bool // else unhealthy devices are left out
 }
 
-// A Feature is what an API server keeps of ResourceSlices or drops.
+// A Feature is an optional part of ResourceSlices that an API server keeps or drops.
 type Feature struct {
-	Name string // of the feature gate, or of what came with a version and has none
+	Name string // the feature gate, or a name of Chandler for a change without a gate
 	Kept bool
 }
 
-// All returns the set of a server that keeps everything.
+// All returns the set of a server with all features.
 func All() (s Set) {
 	for _, f := range s.fields() {
 		*f.kept = true
@@ -33,8 +32,7 @@ func All() (s Set) {
 	return s
 }
 
-// List returns what is kept and what is not, what is given up first at the
-// beginning.
+// List returns all features, beginning with the most dispensable.
 func (s Set) List() (features []Feature) {
 	for _, f := range s.fields() {
 		features = append(features, Feature{f.name, *f.kept})
@@ -42,8 +40,8 @@ func (s Set) List() (features []Feature) {
 	return features
 }
 
-// Without returns the set less some features, by their names. Names that it does
-// not know are of fields that are never published.
+// Without returns the set without some features, by name. Unknown names are ignored, since their
+// fields are never published.
 func (s Set) Without(names ...string) Set {
 	for _, name := range names {
 		s.set(name, false)
@@ -51,7 +49,7 @@ func (s Set) Without(names ...string) Set {
 	return s
 }
 
-// Missing names the features that are not in the set, for a log.
+// Missing names the features absent from the set, for logs.
 func (s Set) Missing() []string {
 	names := []string{}
 	for _, f := range s.List() {
@@ -67,9 +65,9 @@ type field struct {
 	kept *bool
 }
 
-// fields returns the fields with the feature gates that they depend on, or what
-// it takes otherwise: 1.35 brought counters in slices of their own and taints
-// that have no effect.
+// fields returns the fields with the names of their feature gates. Two fields have no gate and
+// depend on the version: 1.35 introduced counters in slices of their own and taints without an
+// effect.
 func (s *Set) fields() []field {
 	return []field{
 		{"DRANodeAllocatableResources", &s.Overhead},

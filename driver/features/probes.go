@@ -9,34 +9,34 @@ import (
 	"chandler.dev/discovery"
 )
 
-// probe is an optional field that a server keeps, drops or refuses.
+// probe is a test for an optional field. The server keeps, drops or refuses the field.
 type probe struct {
 	feature string
 	device  resourceapi.Device
 	kept    func(made) bool
 }
 
-// made is what the server made of a probe's device, and of the slice.
+// made is a probe's device and slice as the server would store them.
 type made struct {
 	resourceapi.Device
 	slice *resourceapi.ResourceSliceSpec
 }
 
-// Names of what is created in dry runs only.
+// Names in slices of dry runs.
 const (
-	probeSet   = "silicon" // of which devices take
-	probeTyped = "typed"   // the device because of which the slice has partition types
+	probeSet   = "silicon" // counter set of the probes
+	probeTyped = "typed"   // device in the slice with partition types
 )
 
-// probeType is the attribute that is the partition type.
+// probeType is the attribute with the partition type.
 const probeType resourceapi.FullyQualifiedName = discovery.Domain + "/partitionType"
 
 func probeCounters() map[string]resourceapi.Counter {
 	return map[string]resourceapi.Counter{"slices": {Value: resource.MustParse("1")}}
 }
 
-// probePart returns a device that takes of counters. All such devices of a slice
-// must have a partition type where one of them has.
+// probePart returns a device with counters and a partition type. If one such device of a slice has
+// a partition type, all of them must have one.
 func probePart(name string) resourceapi.Device {
 	return resourceapi.Device{
 		Name:             name,
@@ -47,8 +47,9 @@ func probePart(name string) resourceapi.Device {
 
 func consumes(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }
 
-// listProbe is asked for by itself: what drops lists refuses the attributes that
-// are left without a value, and that is every server but one with alpha features.
+// listProbe returns the probe for lists, which needs a slice of its own. A server that drops lists
+// refuses the remaining attribute without a value, and all servers without alpha features drop
+// lists.
 func listProbe() []probe {
 	return []probe{{
 		"DRAListTypeAttributes",
@@ -57,7 +58,7 @@ func listProbe() []probe {
 	}}
 }
 
-// probes returns a device for each other optional field.
+// probes returns a probe for each other optional field.
 func probes() []probe {
 	taint := func(effect resourceapi.DeviceTaintEffect) []resourceapi.DeviceTaint {
 		return []resourceapi.DeviceTaint{{Key: discovery.Domain + "/unhealthy", Effect: effect}}
@@ -102,8 +103,8 @@ func probes() []probe {
 	}
 }
 
-// find adds the features that the server keeps. Where it refuses them together,
-// they are tried one by one, unless it refuses a slice without any of them too.
+// find sets the features that the server keeps. If the server refuses all probes together, find
+// tries each probe alone, unless the server also refuses a slice without optional fields.
 func (s *Set) find(create create, refused func() error, probes []probe) error {
 	var spec resourceapi.ResourceSliceSpec
 	for _, p := range probes {

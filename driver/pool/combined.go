@@ -12,21 +12,21 @@ import (
 	"chandler.dev/discovery"
 )
 
-// The limits of a slice before Kubernetes 1.35, which are no longer constants of
-// the API (ResourceSliceMaxSharedCounters and
-// ResourceSliceMaxDeviceCountersPerSlice in pkg/apis/resource/types.go of 1.34).
-// Its number of devices does not depend on what they have.
+// The limits of a slice before Kubernetes 1.35, which the API package no longer defines
+// (ResourceSliceMaxSharedCounters and ResourceSliceMaxDeviceCountersPerSlice in
+// pkg/apis/resource/types.go of 1.34). Before 1.35, taints and counters do not lower the maximum
+// number of devices.
 const (
 	combinedDevices  = resourceapi.ResourceSliceMaxDevices
-	combinedCounters = 32   // of all counter sets together
-	combinedTaken    = 1024 // of all that the devices take of
+	combinedCounters = 32   // in all counter sets of a slice
+	combinedTaken    = 1024 // counters consumed by all devices of a slice
 )
 
-// combined returns slices in which each counter set is with all devices that
-// take of it, as Kubernetes 1.34 wants it: there the scheduler counts within a
-// slice (structured/internal/incubating/allocator_incubating.go of 0.34,
-// checkAvailableCounters). They are in the order of their first devices. Devices of a
-// set for which a slice has no room are left out.
+// combined returns slices with each counter set next to all its consumers. Kubernetes 1.34 requires
+// this layout, since its scheduler counts within a slice
+// (structured/internal/incubating/allocator_incubating.go of 0.34, checkAvailableCounters). The
+// slices are ordered by their first devices. Devices of a counter set too large for a slice are
+// left out, with a problem for each in left.
 func (in *input) combined(all content) (out []resourceslice.Slice, left []discovery.Problem) {
 	for _, unit := range all.units() {
 		left = append(left, in.fit(&unit)...)
@@ -39,16 +39,16 @@ func (in *input) combined(all content) (out []resourceslice.Slice, left []discov
 	return out, left
 }
 
-// units returns the smallest slices there may be: a counter set with all that
-// takes of it, and each other device by itself.
+// units returns the smallest possible slices: each counter set with all its consumers, and each
+// other device alone.
 func (c content) units() (units []resourceslice.Slice) {
-	of := make(map[string]int) // where the unit of a counter set is
+	of := make(map[string]int) // index in units, by counter set
 	for _, device := range c.inOrder() {
 		if len(device.ConsumesCounters) == 0 {
 			units = append(units, resourceslice.Slice{Devices: []resourceapi.Device{device}})
 			continue
 		}
-		set := device.ConsumesCounters[0].CounterSet // nothing takes of two
+		set := device.ConsumesCounters[0].CounterSet // no device consumes from two sets
 		i, found := of[set]
 		if !found {
 			i, of[set] = len(units), len(units)
@@ -82,9 +82,9 @@ func fits(slice resourceslice.Slice) bool {
 
 var errNoRoom = errors.New("the API server wants all devices that compete in one slice, which has no room for so many")
 
-// fit removes devices from a unit that is too large for a slice: the last, and
-// those that a claim has only after all others, since it must be seen what they
-// take.
+// fit removes devices from a unit too large for a slice. The last devices are removed first, and
+// allocated devices after all others, because the scheduler must see how much the allocated devices
+// consume.
 func (in *input) fit(unit *resourceslice.Slice) (left []discovery.Problem) {
 	if fits(*unit) {
 		return nil

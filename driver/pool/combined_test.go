@@ -79,7 +79,7 @@ func TestCombined(t *testing.T) {
 	}
 }
 
-// names writes the names of devices as a sketch does.
+// names joins device names, each with the suffix, in the format of a sketch.
 func names(devices []rules.Offered, suffix string) (out string) {
 	for i, d := range devices {
 		if i > 0 {
@@ -90,8 +90,8 @@ func names(devices []rules.Offered, suffix string) (out string) {
 	return out
 }
 
-// Combined slices say the same of the same devices as separate ones, and keep
-// what the validation of 1.34 wants.
+// Combined slices contain the same devices and counters as separate slices, and pass the validation
+// of Kubernetes 1.34.
 func TestCombinedOfRandomHosts(t *testing.T) {
 	for seed := range uint64(20) {
 		snapshot := discoverytest.RandomHost(rand.New(rand.NewPCG(seed, 1)), 200)
@@ -111,8 +111,8 @@ func TestCombinedOfRandomHosts(t *testing.T) {
 	}
 }
 
-// validBefore135 checks what only pkg/apis/resource/validation/validation.go of
-// Kubernetes 1.34 does (validateResourceSliceSpec and validateDevice).
+// validBefore135 repeats the checks of pkg/apis/resource/validation/validation.go of Kubernetes
+// 1.34 without an equivalent in later versions (validateResourceSliceSpec and validateDevice).
 func validBefore135(slice resourceslice.Slice) error {
 	counters, taken := sets.New[string](), 0
 	for _, set := range slice.SharedCounters {

@@ -12,7 +12,7 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// add adds a device of the snapshot, under as many names as it has to have.
+// add adds a device of the snapshot to out, under each of its published names.
 func (in *input) add(out *content, d *rules.Offered, place int) error {
 	device := resourceapi.Device{Name: d.Name, Attributes: in.attributes(d), Capacity: d.Capacity, Taints: in.taints(in.health(d))}
 	if in.Features.Overhead {
@@ -37,10 +37,10 @@ func (in *input) add(out *content, d *rules.Offered, place int) error {
 	return nil
 }
 
-// names returns the names by which a device is published, and whether several
-// claims may have it by its one name. To a server that does not know of sharing, a
-// device is for one claim if it would be counted twice, or if there is no room for a
-// number in its name.
+// names returns the published names of a device, and whether several claims can allocate the device
+// under its single name. If the server lacks sharing, numbered shares replace the single name. There are
+// two exceptions, in which the device is published once, for one claim: a device with counters, which
+// would otherwise be consumed once for each share, and a device whose name has no room for a number.
 func (in *input) names(d *rules.Offered) (names []string, shared bool) {
 	numbered := sharesOf(d)
 	counted := d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && in.Features.Counters
@@ -57,10 +57,10 @@ func (in *input) names(d *rules.Offered) (names []string, shared bool) {
 	return []string{d.Name}, false
 }
 
-// overhead returns what users of a device are charged with. The scheduler does
-// so for each claim of it and each pod of the claim (pkg/scheduler/framework/
-// plugins/dynamicresources/nodeallocatabledynamicresources.go), so that who has
-// a share, numbered or not, is charged like who has all.
+// overhead returns the node resources charged for an allocation of the device. The scheduler
+// charges them for each claim on the device and each pod of the claim
+// (pkg/scheduler/framework/plugins/ dynamicresources/nodeallocatabledynamicresources.go). A share,
+// numbered or not, therefore costs as much as the whole device.
 func overhead(needed rules.HostResources) map[corev1.ResourceName]resourceapi.NodeAllocatableResource {
 	if len(needed) == 0 {
 		return nil
@@ -72,10 +72,10 @@ func overhead(needed rules.HostResources) map[corev1.ResourceName]resourceapi.No
 	return out
 }
 
-// consumable returns the capacity of a shared device with what a claim may take
-// of it. Of a capacity without a policy the scheduler takes all for the first
-// claim (k8s.io/dynamic-resource-allocation/structured/internal/…/
-// consumable_capacity.go, fillEmptyRequest), so that nobody else got the device.
+// consumable returns the capacity of a shared device with the request policy of each entry. For a
+// capacity without a policy the scheduler gives everything to the first claim (fillEmptyRequest in
+// k8s.io/dynamic-resource-allocation/structured/internal/…/consumable_capacity.go), and no second
+// claim could allocate the device.
 func consumable(d *rules.Offered) discovery.Capacity {
 	capacity := make(discovery.Capacity, len(d.Capacity))
 	for name, one := range d.Capacity {
@@ -89,7 +89,7 @@ func consumable(d *rules.Offered) discovery.Capacity {
 			most.Mul(one.Value.Value() / s.Unit.Value())
 			units := &resourceapi.CapacityRequestPolicyRange{Min: &s.Unit, Max: &most, Step: &s.Unit}
 			if s.Unit.Cmp(most) == 0 {
-				units.Step = nil // beyond the only unit, which the server refuses
+				units.Step = nil // the server refuses a step beyond the only unit
 			}
 			policy = &resourceapi.CapacityRequestPolicy{Default: new(s.Default.DeepCopy()), ValidRange: units}
 		}
@@ -99,7 +99,8 @@ func consumable(d *rules.Offered) discovery.Capacity {
 	return capacity
 }
 
-// addCounters adds the counter set of a piece of silicon, once.
+// addCounters adds the counter set of a physical device to out. If out has the set already,
+// addCounters returns an error for a consumed counter missing from the set.
 func addCounters(out *content, name string, all, taken map[string]resource.Quantity) error {
 	set, found := out.counters[name]
 	if !found {
@@ -122,7 +123,8 @@ func counters(quantities map[string]resource.Quantity) map[string]resourceapi.Co
 	return out
 }
 
-// health returns what is said of a device's health.
+// health returns the health to publish for a device. An excused device with unknown health is
+// published as healthy.
 func (in *input) health(d *rules.Offered) discovery.Health {
 	if d.Health.Status == discovery.Unknown && in.Excused[d.Name] {
 		return discovery.Health{Status: discovery.Healthy}
@@ -130,9 +132,10 @@ func (in *input) health(d *rules.Offered) discovery.Health {
 	return d.Health
 }
 
-// taints returns what is said of a device that is not healthy. Its time is when
-// the state began, the same after a restart; where that is not known, it is left
-// to the server.
+// taints returns the taints for a health. A healthy device has none, and neither has a usable
+// device unless the server keeps taints without an effect. TimeAdded is the start of the state,
+// which is the same after a restart of the agent. If the start is unknown, the server sets the
+// time.
 func (in *input) taints(health discovery.Health) []resourceapi.DeviceTaint {
 	key := health.Key()
 	if key == "" || !in.Features.Taints || !in.Features.Told && health.Usable() {

@@ -15,7 +15,7 @@ import (
 
 const gib = 1 << 30
 
-// byMemory returns a device of so many GiB that is shared in GiB.
+// byMemory returns a device with the given memory in GiB, shared in units of 1 GiB.
 func byMemory(name string, memory int64) rules.Offered {
 	d := rules.Offered{Device: discovery.Device{Name: name, Capacity: discovery.Capacity{}}}
 	d.Capacity.Set("memory", memory*gib)
@@ -24,7 +24,7 @@ func byMemory(name string, memory int64) rules.Offered {
 	return d
 }
 
-// byNumber returns a device for so many claims.
+// byNumber returns a device for the given number of claims.
 func byNumber(name string, shares int64) rules.Offered {
 	d := rules.Offered{Device: discovery.Device{Name: name, Capacity: discovery.Capacity{}}}
 	d.Capacity.Set(discovery.Shares, shares)
@@ -56,22 +56,21 @@ func TestSlicesOfSharedDevices(t *testing.T) {
 			t.Errorf("%s is %s, want %s", name, quantities[0], quantities[1])
 		}
 	}
-	// Of a single unit there is no step to another.
+	// A device with a single unit has no step.
 	for name, one := range map[string]rules.Offered{"memory": byMemory("a", 1), "shares": byNumber("a", 1)} {
 		capacity := all(features.All(), one)["a"].Capacity[resourceapi.QualifiedName(name)]
 		if policy := capacity.RequestPolicy; policy.ValidRange.Step != nil || policy.ValidRange.Max.Cmp(*policy.Default) != 0 {
 			t.Errorf("%s, one unit: %v", name, policy)
 		}
 	}
-	// To a server that does not know of sharing an amount cannot be said, and a
-	// number can.
+	// A server without sharing cannot express amounts. Numbered shares need no sharing.
 	if d := all(without("DRAConsumableCapacity"), byMemory("a", 8)); len(d) != 1 || d["a"].AllowMultipleAllocations != nil || d["a"].Capacity["memory"].RequestPolicy != nil {
 		t.Errorf("without sharing, by memory: %v", d)
 	}
 	if d := all(without("DRAConsumableCapacity"), byNumber("a", 101)); len(d) != 101 || d["a-share-007"].Name == "" {
 		t.Errorf("without sharing, by number: %d devices", len(d))
 	}
-	long := strings.Repeat("a", 54) // as many as leave room for two digits
+	long := strings.Repeat("a", 54) // leaves room for a number of two digits
 	if d := all(without("DRAConsumableCapacity"), byNumber(long, 2)); len(d) != 2 {
 		t.Errorf("without sharing, of a long name: %v", d)
 	}

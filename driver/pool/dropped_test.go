@@ -14,9 +14,8 @@ import (
 	"chandler.dev/driver/pool/pooltest"
 )
 
-// Whatever was published before, is held, and has gone since: to a server that
-// has come to drop something that is not published, and what is taken is taken
-// of counters that there are.
+// Random hosts lose allocated devices while the server's features change: the server would drop no
+// published field, and every consumed counter exists.
 func TestNothingDroppedIsPublished(t *testing.T) {
 	for i, before := range pooltest.Sets() {
 		for j, after := range pooltest.Sets() {
@@ -44,7 +43,7 @@ func TestNothingDroppedIsPublished(t *testing.T) {
 	}
 }
 
-// dropped names what a device has that the server drops or refuses.
+// dropped names the fields of a device that the server drops or refuses.
 func dropped(d resourceapi.Device, all content, kept features.Set) (names []string) {
 	policies := 0
 	for _, capacity := range d.Capacity {

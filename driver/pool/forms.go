@@ -7,18 +7,18 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// owned is what a claim has of a device.
+// owned is the allocation of a device, or of a share, to a claim.
 type owned struct {
-	name  string // as it was allocated, such as "gpu-share-07"
+	name  string // the allocated name, such as "gpu-share-07"
 	hold  ledger.Hold
 	owner ledger.Owner
 }
 
-// reshaped returns which claim has a device in another form than the device would
-// be published in now, because the administrator has it shared otherwise or the API
-// server has learnt to share. The scheduler does not see what such a claim takes, and
-// what it gave out instead would be refused. It is by the device's name, or by that of
-// its silicon if others compete for that.
+// reshaped returns the claims with a device in another form than the pool would publish now. The
+// form changes when the administrator configures sharing differently, or when the API server gains
+// or loses sharing. The scheduler cannot see how much such a claim consumes, and the driver would
+// refuse further allocations. The result is indexed by device name, or by the name of the physical
+// device if the device consumes counters.
 func (in *input) reshaped(devices []rules.Offered) map[string]string {
 	who := make(map[string]string)
 	for i := range devices {
@@ -47,7 +47,7 @@ func (in *input) reshaped(devices []rules.Offered) map[string]string {
 	return who
 }
 
-// isShareOf reports whether an amount is a share of the device as it is shared now.
+// isShareOf reports whether an amount is a share in the present form of the device.
 func isShareOf(amount ledger.Amounts, d *rules.Offered) bool {
 	for name := range amount {
 		if _, has := d.Capacity[name]; !has {

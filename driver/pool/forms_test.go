@@ -17,8 +17,8 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// A device that claims have in one form is not published in another until they end:
-// the scheduler would give out what is refused then. In the same form it stays.
+// While claims have a device in one form, the pool does not publish the device in another form,
+// because the driver would refuse such allocations. The device stays published in its present form.
 func TestForms(t *testing.T) {
 	has := func(name string, amounts map[string]string) *ledger.Claim {
 		r := ledger.Result{Device: name, Source: "a", Silicon: "a", Whole: true}
@@ -84,8 +84,8 @@ func TestForms(t *testing.T) {
 	}
 }
 
-// An open device is never in another form, however it is published. Devices that
-// compete are not published while the scheduler cannot see what is taken.
+// A device with unlimited sharing has no form, however it is published. Devices that compete for
+// counters are not published while the scheduler cannot see the consumption of one of them.
 func TestFormsOfOthers(t *testing.T) {
 	kvm := rules.Offered{Device: discovery.Device{Name: "a", Open: true}}
 	claim := &ledger.Claim{Results: []ledger.Result{{Device: "a-share-07", Source: "a", Silicon: "a", Whole: true, Shared: true}}}

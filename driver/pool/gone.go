@@ -13,7 +13,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// takenOf returns what is held of counters, and whether it is of these.
+// takenOf returns the counters consumed by an allocation, and whether all contains them.
 func takenOf(h ledger.Hold, all map[string]resource.Quantity) (map[string]resource.Quantity, bool) {
 	if h.Whole {
 		return all, len(all) > 0
@@ -26,7 +26,8 @@ func takenOf(h ledger.Hold, all map[string]resource.Quantity) (map[string]resour
 	return h.Takes, len(h.Takes) > 0
 }
 
-// consumption returns what is taken of a counter set, nil if it is of another.
+// consumption returns an allocation's consumption of a counter set, or nil if the allocation has
+// counters of another set.
 func consumption(h ledger.Hold, set resourceapi.CounterSet) []resourceapi.DeviceCounterConsumption {
 	all := make(map[string]resource.Quantity, len(set.Counters))
 	for name, counter := range set.Counters {
@@ -39,12 +40,12 @@ func consumption(h ledger.Hold, set resourceapi.CounterSet) []resourceapi.Device
 	return []resourceapi.DeviceCounterConsumption{{CounterSet: set.Name, Counters: counters(taken)}}
 }
 
-// joinGone makes allocated devices that are not in the snapshot parts of the IOMMU groups
-// which they belong to now. A claim may have recorded a device as alone before the device
-// and others became one group. The configuration may leave such a device out, but a claim
-// that gets another device of the group under vfio takes all functions of the group.
+// joinGone moves allocated devices missing from the snapshot into their present IOMMU groups. A
+// claim may have recorded a device as alone before the device and others became one group. The
+// configuration may leave such a device out, but a claim for another device of the group under vfio
+// takes all functions of the group.
 func (in *input) joinGone() {
-	groups := make(map[string]string) // the silicon, by the name of a function that goes with it
+	groups := make(map[string]string) // name of the physical device, by the name of a function in its group
 	for i := range in.Snapshot.Devices {
 		d := &in.Snapshot.Devices[i]
 		if d.PartOf == nil || d.Rebind == nil {
@@ -63,7 +64,7 @@ func (in *input) joinGone() {
 	}
 }
 
-// takenByGone returns what claims have that is not in the snapshot, by silicon.
+// takenByGone returns the allocations of devices missing from the snapshot, by physical device.
 func (in *input) takenByGone() map[string][]ledger.Hold {
 	gone := make(map[string][]ledger.Hold)
 	for name, h := range in.alone {
@@ -74,8 +75,8 @@ func (in *input) takenByGone() map[string][]ledger.Hold {
 	return gone
 }
 
-// uncounted reports whether the scheduler cannot see that the device competes
-// with others that are gone.
+// uncounted reports whether the scheduler cannot see the competition between a device and the
+// allocated devices in gone.
 func (in *input) uncounted(d *rules.Offered, gone []ledger.Hold) bool {
 	return slices.ContainsFunc(gone, func(h ledger.Hold) bool {
 		switch {
@@ -91,10 +92,10 @@ func (in *input) uncounted(d *rules.Offered, gone []ledger.Hold) bool {
 	})
 }
 
-// addGone adds devices that are gone but held, as they were last published. Of
-// one that this process has not published there is only the name. Without taints
-// only those are added of which the scheduler is to see what they take, and which
-// nobody else gets.
+// addGone adds allocated devices missing from the snapshot, in their last published form. A device
+// never published by this process has only a name. If the server lacks taints, addGone adds only
+// exclusively allocated devices whose counters the scheduler must see. No other claim can allocate
+// such a device.
 func (in *input) addGone(out *content) {
 	for name, source := range in.held {
 		if _, present := in.Snapshot.Lookup(source); present {
@@ -129,7 +130,8 @@ func (in *input) addGone(out *content) {
 	}
 }
 
-// withoutPolicies returns capacity of which nobody takes a part.
+// withoutPolicies returns the capacity without request policies, so that claims cannot request part
+// of the capacity.
 func withoutPolicies(capacity map[resourceapi.QualifiedName]resourceapi.DeviceCapacity) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	plain := maps.Clone(capacity)
 	for name, one := range plain {
@@ -139,8 +141,8 @@ func withoutPolicies(capacity map[resourceapi.QualifiedName]resourceapi.DeviceCa
 	return plain
 }
 
-// keepCounters adds what a device that is gone takes of, and reports whether
-// all of it is still there: the silicon may have been replaced by another.
+// keepCounters adds the counter sets of a vanished device's consumption, and reports whether all of
+// them still exist. The physical device may have been replaced by another.
 func (in *input) keepCounters(out *content, consumptions []resourceapi.DeviceCounterConsumption) bool {
 	for _, consumed := range consumptions {
 		set, found := out.counters[consumed.CounterSet]

@@ -16,7 +16,7 @@ const (
 	firstSource, secondSource     = "sys/devices/pci0000:00/0000:03:00.0", "sys/devices/pci0000:00/0000:03:00.1"
 )
 
-// grouped is a function in an IOMMU group with another one.
+// grouped is a function in an IOMMU group with a second function.
 func grouped(name, source, other string) rules.Offered {
 	one := pooltest.Quantities(discovery.GroupCounter, 1)
 	return rules.Offered{Device: discovery.Device{
@@ -25,8 +25,8 @@ func grouped(name, source, other string) rules.Offered {
 	}}
 }
 
-// While a claim has a function that it recorded before the function and another one became
-// an IOMMU group, the scheduler can allocate no other function of the group.
+// A claim has a function recorded before the function and another became an IOMMU group. The
+// scheduler can allocate no other function of the group.
 func TestNoFunctionOfAGroupIsFreeWhileAClaimHasOneFromBefore(t *testing.T) {
 	first, second := grouped(firstFunction, firstSource, secondSource), grouped(secondFunction, secondSource, firstSource)
 	alone := rules.Offered{Device: discovery.Device{Name: firstFunction, Source: firstSource}}

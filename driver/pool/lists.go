@@ -10,9 +10,9 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// attributes returns the attributes of a device: as lists those that have them,
-// where the server takes lists (KEP-5491). A list that there is no room for
-// beside the other attributes is left to its string or number.
+// attributes returns the attributes of a device. If the server keeps lists (KEP-5491), a list
+// replaces the string or number of the same name. A list beyond the limits is omitted, and its
+// string or number remains.
 func (in *input) attributes(d *rules.Offered) discovery.Attributes {
 	if !in.Features.Lists || len(d.Lists) == 0 {
 		return d.Attributes
@@ -23,7 +23,7 @@ func (in *input) attributes(d *rules.Offered) discovery.Attributes {
 	}
 	room := resourceapi.ResourceSliceMaxAttributeValuesPerDevice - len(out)
 	most := resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice - len(d.Capacity)
-	if len(d.Takes) > 0 { // for the partition type
+	if len(d.Takes) > 0 { // room for the partition type
 		room--
 		most--
 	}
@@ -42,7 +42,7 @@ func (in *input) attributes(d *rules.Offered) discovery.Attributes {
 	return out
 }
 
-// valuesOf returns how many values an attribute has.
+// valuesOf returns the number of values of an attribute.
 func valuesOf(a resourceapi.DeviceAttribute) int {
 	if n := len(a.IntValues) + len(a.BoolValues) + len(a.StringValues) + len(a.VersionValues); n > 0 {
 		return n
@@ -50,7 +50,7 @@ func valuesOf(a resourceapi.DeviceAttribute) int {
 	return 1
 }
 
-// withoutLists returns the attributes that are no lists.
+// withoutLists returns the attributes without the list attributes.
 func withoutLists(attributes discovery.Attributes) discovery.Attributes {
 	out := maps.Clone(attributes)
 	maps.DeleteFunc(out, func(_ resourceapi.QualifiedName, a resourceapi.DeviceAttribute) bool {

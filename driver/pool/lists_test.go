@@ -56,7 +56,7 @@ func TestLists(t *testing.T) {
 			linked: resourceapi.DeviceAttribute{StringValues: many(46)}, numa: resourceapi.DeviceAttribute{IntValues: []int64{1, 0}},
 		},
 		"no room for all values": {
-			device: device(0, 0, 48), // with the node 49
+			device: device(0, 0, 48), // 49 with the NUMA node
 			numa:   resourceapi.DeviceAttribute{IntValues: []int64{1, 0}},
 		},
 		"room for one list": {
@@ -86,8 +86,8 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// A server that takes no lists any more gets none of what is gone either.
-// Lists leave room for what the driver says besides of devices that compete.
+// Lists leave room for the partition type that the driver adds to devices that compete for
+// counters.
 func TestListsLeaveRoomForThePartitionType(t *testing.T) {
 	for name, test := range map[string]struct{ attributes, peers, want int }{
 		"of all values":     {0, resourceapi.ResourceSliceMaxAttributeValuesPerDevice, 1},
@@ -112,6 +112,7 @@ func TestListsLeaveRoomForThePartitionType(t *testing.T) {
 	}
 }
 
+// A vanished device has no lists if the server no longer keeps lists.
 func TestListsOfTheGone(t *testing.T) {
 	in := Input{Snapshot: &rules.Snapshot{}, Claims: []*ledger.Claim{some("a", "a")}, Features: without("DRAListTypeAttributes")}
 	in.Last = published([]resourceapi.Device{{Name: "a", Attributes: discovery.Attributes{
@@ -124,7 +125,7 @@ func TestListsOfTheGone(t *testing.T) {
 	}
 }
 
-// One selector serves both forms: "includes".
+// The CEL function includes works for a single value and for a list.
 func TestSelectorForBothForms(t *testing.T) {
 	d := rules.Offered{Device: discovery.Device{Name: "a", Attributes: discovery.Attributes{}}}
 	d.Attributes.SetInt(numaNode, 1)

@@ -2,12 +2,12 @@ package pool
 
 import "chandler.dev/discovery/rules"
 
-// numberedShares is how often a shared device is published to a server that does
-// not know of sharing.
+// numberedShares is the number of names under which a device with unlimited sharing is published to
+// a server without sharing.
 const numberedShares = 64
 
-// Device finds the device that an allocated name stands for: the device of that
-// name, or the shared device of which it is a numbered share.
+// Device returns the device for an allocated name, which is the name of a device or of a numbered
+// share of a shared device.
 func Device(s *rules.Snapshot, name string) (rules.Offered, bool) {
 	if device, found := s.Lookup(name); found {
 		return device, true
@@ -16,8 +16,8 @@ func Device(s *rules.Snapshot, name string) (rules.Offered, bool) {
 	return device, found && sharesOf(&device) > 0
 }
 
-// Silicon finds the silicon that a name stands for. The name may be that of a
-// numbered share of a device which is not shared by number any more.
+// Silicon returns the name of the physical device for an allocated name, which may be that of a
+// numbered share even if the device is no longer shared by number.
 func Silicon(s *rules.Snapshot, name string) (silicon string, found bool) {
 	device, found := s.Lookup(name)
 	if !found {
@@ -26,7 +26,7 @@ func Silicon(s *rules.Snapshot, name string) (silicon string, found bool) {
 	return device.Silicon(), found
 }
 
-// shared finds the device of which a name is that of a numbered share.
+// shared returns the device for the name of a numbered share.
 func shared(s *rules.Snapshot, name string) (rules.Offered, bool) {
 	device, share := rules.ShareOf(name)
 	if !share {
@@ -35,8 +35,8 @@ func shared(s *rules.Snapshot, name string) (rules.Offered, bool) {
 	return s.Lookup(device)
 }
 
-// sharesOf returns as how many devices a shared one is published to a server
-// that does not know of sharing, 0 if amounts of it are shared.
+// sharesOf returns the number of shares that are published to a server without sharing. It returns
+// 0 if claims share amounts of the device.
 func sharesOf(d *rules.Offered) int {
 	if d.Open {
 		return numberedShares

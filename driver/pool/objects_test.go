@@ -19,7 +19,7 @@ import (
 	"chandler.dev/driver/pool"
 )
 
-// The objects are those that the library's controller writes on an empty server.
+// Objects returns the objects that the library's controller writes to an empty server.
 func TestObjectsAreTheController(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		taken := resourceapi.CounterSet{Name: "gpu", Counters: map[string]resourceapi.Counter{}}
@@ -30,7 +30,7 @@ func TestObjectsAreTheController(t *testing.T) {
 		client := fake.NewClientset()
 		client.PrependReactor("create", "resourceslices", func(action kubetesting.Action) (bool, runtime.Object, error) {
 			slice := action.(kubetesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
-			slice.Name = slice.GenerateName + "x" // as the API server does
+			slice.Name = slice.GenerateName + "x" // as in the API server
 			return false, nil, nil
 		})
 		controller, err := resourceslice.StartController(t.Context(), resourceslice.Options{

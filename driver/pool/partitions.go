@@ -12,28 +12,27 @@ import (
 	"chandler.dev/discovery"
 )
 
-// The compatibility groups of devices that compete. A device that is all of its
-// silicon and those that are parts of it are never in use together, whatever is
-// left of the counters; parts are, as far as the counters go. Of one counter set
-// all have a group, since one without is compatible with none that has one.
+// The compatibility groups of competing devices. A device consisting of a whole physical device is
+// never in use together with a partition of the same physical device, whatever the counters allow.
+// Partitions can be in use together as far as the counters reach. All devices of a counter set have
+// a group, since a device without a group is incompatible with devices in a group.
 const (
 	wholeGroup = "whole"
 	partsGroup = "parts"
 )
 
-// partitionType is the attribute by which requests for a pool's status count
-// devices that compete, and partitionTypeName what it is called in full.
+// partitionType is the attribute by which a ResourcePoolStatusRequest counts competing devices.
+// partitionTypeName is its fully qualified name.
 const (
 	partitionType     resourceapi.QualifiedName      = "partitionType"
 	partitionTypeName resourceapi.FullyQualifiedName = discovery.Domain + "/partitionType"
 )
 
-// maxPartitionTypes is how many types the status of a pool has room for
-// (PartitionSummary in k8s.io/api/resource/v1alpha3). Of a pool with more there
-// would be no status.
+// maxPartitionTypes is the maximum number of types in the status of a pool (PartitionSummary in
+// k8s.io/api/resource/v1alpha3). A pool with more types would have no status.
 const maxPartitionTypes = 32
 
-// group says of the devices that compete which exclude each other.
+// group sets the compatibility groups of the competing devices.
 func (c content) group() {
 	for name, device := range c.devices {
 		if !consumes(device) {
@@ -51,12 +50,11 @@ func (c content) group() {
 	}
 }
 
-// classify sets the partition type of the devices that compete, and reports
-// whether it could be said of all of them. Devices of one type take the same of
-// the same counter set, since the count of a type is compared with what is left
-// of one (consumesCountersKey in pkg/controller/resourcepoolstatusrequest/
-// views.go), so that the type begins with the silicon's name:
-// "pci-0000-19-00-0/1g.10gb".
+// classify sets the partition type of the competing devices and reports true, unless the limits
+// leave no room for the type of a device. Devices of one type consume the same counters of the same
+// set, since Kubernetes compares the count of a type with the rest of one set (consumesCountersKey
+// in pkg/controller/resourcepoolstatusrequest/views.go). The type therefore begins with the name of
+// the physical device: "pci-0000-19-00-0/1g.10gb".
 func (c content) classify() bool {
 	types := c.partitionTypes()
 	distinct := make(map[string]string)
@@ -86,7 +84,7 @@ func (c content) classify() bool {
 	return true
 }
 
-// hasRoom reports whether a device may have one more attribute.
+// hasRoom reports whether a device can have one more attribute.
 func hasRoom(d resourceapi.Device) bool {
 	values := 0
 	for _, attribute := range d.Attributes {
@@ -96,7 +94,7 @@ func hasRoom(d resourceapi.Device) bool {
 		values < resourceapi.ResourceSliceMaxAttributeValuesPerDevice
 }
 
-// unrelated returns a device as it was before group and classify.
+// unrelated returns a device without the changes of group and classify.
 func unrelated(device resourceapi.Device) resourceapi.Device {
 	device.Attributes = maps.Clone(device.Attributes)
 	delete(device.Attributes, partitionType)
@@ -107,12 +105,11 @@ func unrelated(device resourceapi.Device) resourceapi.Device {
 	return device
 }
 
-// partitionTypes returns the type of each device that competes, by its name.
-// Devices that are called alike and do not take the same have a number besides
-// that goes by what they take.
+// partitionTypes returns the type of each competing device, by device name. If devices with the
+// same kind consume different counters, a hash of the consumed counters follows the kind.
 func (c content) partitionTypes() map[string]string {
 	types := make(map[string]string)
-	costs := make(map[string]map[string]bool) // of the devices that are called alike
+	costs := make(map[string]map[string]bool) // costs of the devices of a type
 	for name, device := range c.devices {
 		if !consumes(device) {
 			continue
@@ -134,7 +131,7 @@ func (c content) partitionTypes() map[string]string {
 	return types
 }
 
-// kindOfPart returns what people call a device that takes of a counter set.
+// kindOfPart returns the usual name for the kind of a device with counters of a set.
 func kindOfPart(device resourceapi.Device, set string) string {
 	if device.Name == set {
 		return "whole"
@@ -147,7 +144,7 @@ func kindOfPart(device resourceapi.Device, set string) string {
 	return "part"
 }
 
-// costOf returns what is taken of counters, the same for the same.
+// costOf returns a string for the consumed counters. Equal consumption gives equal strings.
 func costOf(consumptions []resourceapi.DeviceCounterConsumption) string {
 	var words []string
 	for _, consumed := range consumptions {

@@ -21,7 +21,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// profiled is a part with a profile.
+// profiled is a partition with a profile.
 func profiled(silicon, name, profile string, takes int) rules.Offered {
 	d := pooltest.Part(silicon, name, takes)
 	d.Attributes = discovery.Attributes{}
@@ -29,8 +29,8 @@ func profiled(silicon, name, profile string, takes int) rules.Offered {
 	return d
 }
 
-// typesOf returns the partition types that are published, by device, nil if the
-// slices name no such attribute.
+// typesOf returns the published partition types by device, or nil if the slices declare no
+// partition type attribute.
 func typesOf(t *testing.T, snapshot *rules.Snapshot, kept features.Set) map[string]string {
 	t.Helper()
 	resources, _ := Of(Input{Snapshot: snapshot, Features: kept})
@@ -126,8 +126,8 @@ func wholesAndParts(devices []rules.Offered) map[string]string {
 	return types
 }
 
-// Whatever the host: devices of one type take the same, and there are no more
-// types than the status of a pool has room for.
+// On every host, devices of one type consume the same counters, and the status of a pool has room
+// for all types.
 func TestPartitionTypesOfRandomHosts(t *testing.T) {
 	seen := 0
 	for seed := range uint64(50) {
@@ -151,7 +151,8 @@ func TestPartitionTypesOfRandomHosts(t *testing.T) {
 	}
 }
 
-// schedulerOf returns a scheduler for a snapshot, as it is published to a server.
+// schedulerOf returns a scheduler with the slices of a snapshot, for a server with the given
+// features.
 func schedulerOf(t *testing.T, snapshot *rules.Snapshot, kept features.Set) *pooltest.Scheduler {
 	t.Helper()
 	pool, problems := Of(Input{Snapshot: snapshot, Features: kept})
@@ -161,7 +162,7 @@ func schedulerOf(t *testing.T, snapshot *rules.Snapshot, kept features.Set) *poo
 	return pooltest.NewScheduler(t, kept).Publish(pool)
 }
 
-// groupsOf returns the compatibility groups of all devices that compete.
+// groupsOf returns the compatibility groups of all competing devices.
 func groupsOf(pool resourceslice.Pool) map[string]string {
 	groups := make(map[string]string)
 	for _, slice := range pool.Slices {
@@ -183,7 +184,7 @@ func TestCompatibilityGroups(t *testing.T) {
 	if diff := cmp.Diff(want, groupsOf(in.Last)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	// A device that is gone and held has the groups that its silicon has now.
+	// A vanished, allocated device has the present groups of its physical device.
 	in.Claims = []*ledger.Claim{some("g0-a", "g0-a")}
 	in.Snapshot = &rules.Snapshot{Devices: []rules.Offered{pooltest.Part("g0", "g0", 7)}}
 	for _, in.Features = range []features.Set{features.All(), without("DRADeviceCompatibilityGroups"), without("DRAPartitionableDevicesType")} {
@@ -202,8 +203,8 @@ func TestCompatibilityGroups(t *testing.T) {
 	}
 }
 
-// A device that is all of its silicon is not given out beside a part of it, even
-// where the counters would allow it. Parts go together.
+// A whole physical device is not allocated together with a partition, even if the counters allow
+// both. Partitions are allocated together.
 func TestCompatibilityGroupsExclude(t *testing.T) {
 	devices := func() []rules.Offered {
 		var out []rules.Offered

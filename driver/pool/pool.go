@@ -1,6 +1,6 @@
-// Package pool turns the devices of a host into the ResourceSlices of its node's
-// pool, and finds the device that an allocated name stands for. It is pure: it
-// reads no host and asks no API server.
+// Package pool turns the devices of a host into the ResourceSlices of its node's pool, and finds
+// the device for an allocated name. The package is pure: it reads neither the host nor the API
+// server.
 package pool
 
 import (
@@ -22,26 +22,25 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// devicesPerSlice is the limit where any device has a taint or takes of counters.
-// It is kept to always, since the first taint would otherwise move devices between
-// slices.
+// devicesPerSlice is the limit for slices with taints or counters. The limit applies to all slices,
+// since otherwise the first taint would move devices between slices.
 const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
-// Input is all that decides what is published.
+// Input is the complete input of [Of].
 type Input struct {
 	Snapshot *rules.Snapshot
-	Withheld map[string]string             // by silicon: why nobody new may have it
+	Withheld map[string]string             // by physical device: why no new consumer can allocate it
 	Claims   []*ledger.Claim               // of this boot
-	Last     resourceslice.Pool            // as it was last published
+	Last     resourceslice.Pool            // the pool as last published
 	Features features.Set                  // of the API server
-	Excused  map[string]bool               // devices of which it is not said that they are Unknown
-	Gone     resourceapi.DeviceTaintEffect // of devices that claims have and the snapshot has not
+	Excused  map[string]bool               // devices whose Unknown health is not published
+	Gone     resourceapi.DeviceTaintEffect // for allocated devices missing from the snapshot
 }
 
-// Of returns the pool, and why devices are left out of it: those that could not be
-// published without the server refusing their neighbours. Devices are in slices by
-// where they are in the machine, and by their names, and counters by those of their
-// silicon, so that the same input always makes the same slices.
+// Of returns the pool, and a problem for each omitted device. Of omits a device if the server would
+// otherwise refuse other devices as well. Slices are ordered by the position of the devices in the
+// machine and then by name, and counter sets by the name of the physical device. The same input
+// always gives the same slices.
 func Of(given Input) (resourceslice.Pool, []discovery.Problem) {
 	in := &input{
 		Input: given, last: remember(given.Last),
@@ -65,27 +64,27 @@ func Of(given Input) (resourceslice.Pool, []discovery.Problem) {
 	return in.pool()
 }
 
-// input is an Input with what is looked up in it.
+// input is an Input with indexes.
 type input struct {
 	Input
-	held  map[string]string      // names of allocated devices to those in the snapshot
-	alone map[string]ledger.Hold // what a claim has for itself, by the names of allocated devices
-	owned map[string][]owned     // what claims have of devices that are not open, by the names in the snapshot
+	held  map[string]string      // allocated names to names in the snapshot
+	alone map[string]ledger.Hold // exclusive allocations, by allocated name
+	owned map[string][]owned     // allocations of devices without unlimited sharing, by name in the snapshot
 	last  content
 }
 
-// content is what a pool consists of.
+// content is the content of a pool.
 type content struct {
 	devices  map[string]resourceapi.Device
 	counters map[string]resourceapi.CounterSet
-	places   map[string]int // by name of a device: the place of its silicon among its neighbours, from 1; 0 of one that is gone
+	places   map[string]int // by device name: position of the physical device in topology order, from 1; 0 if the device vanished
 }
 
 func (in *input) pool() (resourceslice.Pool, []discovery.Problem) {
 	all, problems := in.content()
 	typed := in.relate(all)
 	var pool resourceslice.Pool
-	if in.Features.Separate || !in.Features.Counters { // without counters there is nothing to put together
+	if in.Features.Separate || !in.Features.Counters { // without counters, slices need no combination
 		pool.Slices = separate(all)
 	} else {
 		var left []discovery.Problem
@@ -98,15 +97,15 @@ func (in *input) pool() (resourceslice.Pool, []discovery.Problem) {
 		}
 	}
 	if len(pool.Slices) == 0 {
-		// An empty pool says that the driver is there.
+		// An empty pool shows the presence of the driver.
 		pool.Slices = []resourceslice.Slice{{}}
 	}
 	return pool, problems
 }
 
-// relate says how devices that compete stand to each other, as far as the server
-// keeps it, and reports whether they have partition types. It is for all that is
-// published, also what is gone and held.
+// relate sets the compatibility groups and partition types of competing devices, as far as the
+// server keeps them, and reports whether the devices have partition types. All published devices
+// are included, also allocated devices missing from the snapshot.
 func (in *input) relate(all content) (typed bool) {
 	if in.Features.Groups {
 		all.group()
@@ -114,8 +113,7 @@ func (in *input) relate(all content) (typed bool) {
 	return in.Features.PartitionType && all.classify()
 }
 
-// separate returns first the slices of the shared counters, then those of the
-// devices.
+// separate returns the slices of the counter sets, followed by the slices of the devices.
 func separate(all content) (out []resourceslice.Slice) {
 	counters := slices.SortedFunc(maps.Values(all.counters), func(a, b resourceapi.CounterSet) int { return strings.Compare(a.Name, b.Name) })
 	for chunk := range slices.Chunk(counters, resourceapi.ResourceSliceMaxCounterSets) {
@@ -127,12 +125,11 @@ func separate(all content) (out []resourceslice.Slice) {
 	return out
 }
 
-// inOrder returns the devices so that those of neighbours follow each other, and
-// those of one piece of silicon in name order. A scheduler that has no reason to
-// choose takes the first ones of a slice that are free
-// (structured/internal/*/allocator_*.go of k8s.io/dynamic-resource-allocation, in
-// 0.34 to 0.37), so that a pod with several gets neighbours. A device that is gone
-// stays behind the one that is before it by name.
+// inOrder returns the devices in topology order, and the devices of one physical device in name
+// order. A scheduler without another preference allocates the first free devices of a slice
+// (structured/internal/*/allocator_*.go of k8s.io/dynamic-resource-allocation, in 0.34 to 0.37), so
+// a pod with several devices gets devices near each other. A vanished device follows its
+// predecessor by name.
 func (c content) inOrder() []resourceapi.Device {
 	devices := slices.SortedFunc(maps.Values(c.devices), func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })
 	places, last := make(map[string]int, len(devices)), 0
@@ -168,7 +165,7 @@ func (in *input) content() (content, []discovery.Problem) {
 	return out, problems
 }
 
-// places returns the place of each piece of silicon among its neighbours, from 1.
+// places returns the position of each physical device in topology order, from 1.
 func (in *input) places() map[string]int {
 	places := make(map[string]int)
 	for i, silicon := range topology.Order(rules.Devices(in.Snapshot.Devices)) {
@@ -177,12 +174,16 @@ func (in *input) places() map[string]int {
 	return places
 }
 
-// choose returns the devices that are offered: without taints none that would
-// have one, unless a claim has it for itself. Nobody else gets that, and the
-// scheduler is to see what it takes. Nothing is offered of silicon of which a claim
-// has a part that is gone, unless that is counted. Without counters the scheduler cannot know that devices compete: then
-// those are offered that fit together, the held ones, after them what can be
-// used, and of what is alike in this what comes first by name.
+// choose returns the devices to publish.
+//
+// If the server lacks taints, devices in need of a taint are left out. The exception is a device
+// allocated exclusively: no other claim can allocate it, and the scheduler must see its
+// consumption. A device is also left out if a claim has a vanished partition of the same physical
+// device and the counters do not show the partition.
+//
+// If the server lacks counters, the scheduler cannot see competition. Then choose returns only
+// devices with room for each other: first the allocated devices, then usable ones, then the rest,
+// each in name order.
 func (in *input) choose() []rules.Offered {
 	gone := in.takenByGone()
 	offered := slices.DeleteFunc(slices.Clone(in.Snapshot.Devices), func(d rules.Offered) bool {
@@ -210,8 +211,8 @@ func (in *input) choose() []rules.Offered {
 	return slices.DeleteFunc(offered, func(d rules.Offered) bool { return !takeOf(left, &d) })
 }
 
-// takeOf takes what the device takes of what is left of its silicon, and
-// reports whether there was enough.
+// takeOf subtracts the counters of a device from the rest of its physical device, and reports
+// whether enough was left.
 func takeOf(left map[string]map[string]resource.Quantity, d *rules.Offered) bool {
 	if d.PartOf == nil || d.PartOf.Counters == nil {
 		return true
@@ -233,8 +234,8 @@ func takeOf(left map[string]map[string]resource.Quantity, d *rules.Offered) bool
 	return true
 }
 
-// checkCounters reports what the server, or the helper for all of the pool,
-// would refuse.
+// checkCounters returns an error for invalid counters. The server would refuse such a device, and
+// the library's controller might refuse the whole pool.
 func checkCounters(d *rules.Offered) error {
 	if d.PartOf == nil {
 		return nil
@@ -256,7 +257,7 @@ func checkCounters(d *rules.Offered) error {
 	return nil
 }
 
-// remember returns what a pool consists of.
+// remember returns the content of a pool.
 func remember(pool resourceslice.Pool) content {
 	out := content{devices: make(map[string]resourceapi.Device), counters: make(map[string]resourceapi.CounterSet)}
 	for _, slice := range pool.Slices {
@@ -270,9 +271,9 @@ func remember(pool resourceslice.Pool) content {
 	return out
 }
 
-// CompeteAnew reports whether there are devices that take of counters and did not
-// before. A server that drops counters would let them be given out beside each
-// other, until it is seen that it does.
+// CompeteAnew reports whether a device consumes counters in after but not in before. If the server
+// drops counters, the scheduler could allocate such devices together until the agent detects the
+// drop.
 func CompeteAnew(before, after resourceslice.Pool) bool {
 	known := remember(before).devices
 	for name, device := range remember(after).devices {

@@ -20,15 +20,15 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// without returns the set of a server that keeps all but some features.
+// without returns the features of a server that lacks the named ones.
 func without(names ...string) features.Set { return features.All().Without(names...) }
 
-// hold is what a claim has for itself.
+// hold is a claim with an exclusive allocation.
 func hold(name, silicon string, whole bool, takes map[string]resource.Quantity) *ledger.Claim {
 	return &ledger.Claim{Results: []ledger.Result{{Device: name, Source: name, Silicon: silicon, Whole: whole, Takes: takes}}}
 }
 
-// some is of a device that others may have besides.
+// some is a claim with a shared device.
 func some(name, device string) *ledger.Claim {
 	return &ledger.Claim{Results: []ledger.Result{{Device: name, Source: device, Shared: true}}}
 }
@@ -154,7 +154,7 @@ func TestDriverResources(t *testing.T) {
 			devices: []rules.Offered{pooltest.Part("g0", "g0", 7), pooltest.Part("g1", "g1", 7), pooltest.Part("g2", "g2", 7)},
 			holds: []*ledger.Claim{
 				hold("g0-a", "g0", false, pooltest.Quantities("slices", 1)), hold("g1-a", "g1", true, nil),
-				hold("g2-a", "g2", false, pooltest.Quantities("engines", 1)), // which g2 is not counted in any more
+				hold("g2-a", "g2", false, pooltest.Quantities("engines", 1)), // g2 no longer has this counter
 			},
 			want: []string{"set:g0 set:g1", "g0<g0 g0-a!gone:NoSchedule<g0 g1<g1 g1-a!gone:NoSchedule<g1 g2-a!gone:NoSchedule"},
 		},
@@ -196,7 +196,7 @@ func TestDriverResources(t *testing.T) {
 	}
 }
 
-// Since when a held device is gone is said where it is known.
+// The taint of a vanished device has the time of the disappearance, if known.
 func TestGoneSince(t *testing.T) {
 	gone := discovery.Gone(resourceapi.DeviceTaintEffectNoExecute)
 	gone.Since = metav1.Unix(7, 0)
@@ -271,7 +271,7 @@ func TestSharedWithoutSharing(t *testing.T) {
 	}
 }
 
-// Who has a share is charged like who has all, however the share is published.
+// A share costs as much as the whole device, however the share is published.
 func TestOverhead(t *testing.T) {
 	memory, cpu := resource.MustParse("512Mi"), resource.MustParse("100m")
 	needed := rules.HostResources{"memory": {PerPod: &memory}, "cpu": {PerContainer: &cpu}}
@@ -309,7 +309,7 @@ func TestOverhead(t *testing.T) {
 			}
 		})
 	}
-	// A device that is gone goes on to be charged for, unless the server has forgotten how.
+	// A vanished device keeps its overhead, unless the server no longer keeps overhead.
 	in := Input{Snapshot: &rules.Snapshot{}, Claims: []*ledger.Claim{some("alone", "alone")}}
 	in.Last = published([]resourceapi.Device{{Name: "alone", NodeAllocatableResources: want}})
 	for _, in.Features = range []features.Set{features.All(), without("DRANodeAllocatableResources")} {
@@ -332,8 +332,8 @@ func TestAttributesAndCapacityAreCopied(t *testing.T) {
 	}
 }
 
-// Neighbours follow each other in a slice, since the scheduler takes the first that
-// are free. A device that claims have keeps its place when it is gone.
+// Devices near each other follow each other in a slice, since the scheduler allocates the first
+// free devices. An allocated device keeps its position when it vanishes.
 func TestNeighboursFollowEachOther(t *testing.T) {
 	var devices []rules.Offered
 	for i := range 4 {

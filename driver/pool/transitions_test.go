@@ -24,7 +24,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// sliceServer keeps ResourceSlices, and lets them be looked at after each write.
+// sliceServer stores ResourceSlices and calls written after each write.
 type sliceServer struct {
 	tracker clienttesting.ObjectTracker
 	client  *fake.Clientset
@@ -45,8 +45,7 @@ func newSliceServer(written func([]*resourceapi.ResourceSlice)) *sliceServer {
 	return s
 }
 
-// react names what is created, numbers what is written, and shows what there is
-// after a write.
+// react sets names and resource versions of written objects, and calls written after each write.
 func (s *sliceServer) react(action clienttesting.Action) (bool, runtime.Object, error) {
 	change, changes := action.(interface{ GetObject() runtime.Object })
 	if changes {
@@ -67,7 +66,7 @@ func (s *sliceServer) react(action clienttesting.Action) (bool, runtime.Object, 
 func (s *sliceServer) slices() (all []*resourceapi.ResourceSlice) {
 	list, err := s.tracker.List(resourceapi.SchemeGroupVersion.WithResource("resourceslices"), resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"), "")
 	if err != nil {
-		panic(err) // a kind that the scheme knows
+		panic(err) // the scheme has the kind
 	}
 	for i := range list.(*resourceapi.ResourceSliceList).Items {
 		all = append(all, &list.(*resourceapi.ResourceSliceList).Items[i])
@@ -75,10 +74,9 @@ func (s *sliceServer) slices() (all []*resourceapi.ResourceSlice) {
 	return all
 }
 
-// A change of what the server keeps, and of the devices too, is several writes.
-// After none of them do the slices let a scheduler give out a whole beside a part
-// of it: neither one of today, nor one of 1.34, which uses pools that are not
-// complete.
+// A change of the server's features or of the devices takes several writes. After each write, no
+// scheduler can allocate a whole device together with one of its partitions: neither the present
+// scheduler nor that of 1.34, which uses incomplete pools.
 func TestWholesAndPartsAreNeverBothToBeHad(t *testing.T) {
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -100,7 +98,7 @@ func changeInTurn(t *testing.T, random *rand.Rand) {
 	controller, err := resourceslice.StartController(t.Context(), resourceslice.Options{
 		DriverName: discovery.Domain, KubeClient: server.client,
 		Owner:            &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node", UID: "uid"},
-		MutationCacheTTL: new(365 * 24 * time.Hour), // what it does after that it does again and again while time stands still
+		MutationCacheTTL: new(365 * 24 * time.Hour), // avoids endless work at the end of the TTL
 		ErrorHandler:     func(_ context.Context, err error, msg string) { t.Errorf("%s: %v", msg, err) },
 	})
 	if err != nil {
@@ -112,7 +110,7 @@ func changeInTurn(t *testing.T, random *rand.Rand) {
 		without("DRAPartitionableDevices", "DRADeviceCompatibilityGroups", "DRAPartitionableDevicesType"),
 	}
 	in := Input{
-		Claims: []*ledger.Claim{hold(heldPart, "gpu-0", false, pooltest.Quantities("slices", 1))}, // there or gone
+		Claims: []*ledger.Claim{hold(heldPart, "gpu-0", false, pooltest.Quantities("slices", 1))}, // in the snapshot or gone
 		Gone:   resourceapi.DeviceTaintEffectNoSchedule,
 	}
 	for range 12 {
@@ -120,7 +118,7 @@ func changeInTurn(t *testing.T, random *rand.Rand) {
 		in.Last, _ = Of(in)
 		offered = fmt.Sprintf("%d devices, %+v", len(in.Snapshot.Devices), in.Features)
 		controller.Update(&resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": in.Last}})
-		time.Sleep(2 * resourceslice.DefaultMutationCacheTTL) // of the bubble
+		time.Sleep(2 * resourceslice.DefaultMutationCacheTTL) // time of the bubble
 		if n := len(server.slices()); n != len(in.Last.Slices) {
 			t.Fatalf("%s: %d slices, want %d", offered, n, len(in.Last.Slices))
 		}
@@ -130,11 +128,10 @@ func changeInTurn(t *testing.T, random *rand.Rand) {
 	}
 }
 
-// heldPart is a part that a claim has throughout.
+// heldPart is a partition that stays allocated to a claim.
 const heldPart = "gpu-0-part-0"
 
-// gpusInParts returns some GPUs with some parts each, and other devices
-// that move them from slice to slice.
+// gpusInParts returns GPUs with partitions, and other devices that shift the GPUs between slices.
 func gpusInParts(random *rand.Rand) *rules.Snapshot {
 	s := &rules.Snapshot{}
 	add := func(d rules.Offered) {
@@ -168,9 +165,8 @@ func current(slices []*resourceapi.ResourceSlice) (newest []*resourceapi.Resourc
 	return newest
 }
 
-// bothToBeHad names a whole and a part that the allocator of this library gives
-// to two claims, or a whole that it gives beside the part that is held, "" if it
-// gives none.
+// bothToBeHad returns a whole device and a partition if the library's allocator allocates them to
+// two claims, or allocates the whole device together with heldPart. Otherwise it returns "".
 func bothToBeHad(t *testing.T, slices []*resourceapi.ResourceSlice) string {
 	t.Helper()
 	for _, pair := range pairs(slices) {
@@ -194,7 +190,8 @@ func bothToBeHad(t *testing.T, slices []*resourceapi.ResourceSlice) string {
 	return ""
 }
 
-// pairs returns a part with its whole for each silicon of which both are there.
+// pairs returns a partition and its whole device, in both orders, for each physical device with
+// both in the slices.
 func pairs(slices []*resourceapi.ResourceSlice) (out [][2]string) {
 	there := make(map[string]bool)
 	for _, slice := range slices {
@@ -214,11 +211,11 @@ func pairs(slices []*resourceapi.ResourceSlice) (out [][2]string) {
 	return out
 }
 
-// bothBefore135 does the same for the scheduler of 1.34: it takes what there is
-// of the newest generation, and counts within a slice (structured/internal/
-// incubating of k8s.io/dynamic-resource-allocation 0.34).
+// bothBefore135 does the same for the scheduler of 1.34, which uses the existing slices of the
+// newest generation and counts within a slice (structured/internal/incubating of
+// k8s.io/dynamic-resource-allocation 0.34).
 func bothBefore135(slices []*resourceapi.ResourceSlice) string {
-	silicon := make(map[string]string) // where a device is counted: its slice and counter set
+	silicon := make(map[string]string) // slice and counter set of a device
 	newest := current(slices)
 	for _, slice := range newest {
 		sets := make(map[string]bool)
@@ -228,7 +225,7 @@ func bothBefore135(slices []*resourceapi.ResourceSlice) string {
 		for _, device := range slice.Spec.Devices {
 			silicon[device.Name] = "nowhere, like " + device.Name
 			if consumes(device) && !sets[device.ConsumesCounters[0].CounterSet] {
-				silicon[device.Name] = "refused" // by this server
+				silicon[device.Name] = "refused" // by the server of 1.34
 			} else if consumes(device) {
 				silicon[device.Name] = slice.Name + "/" + device.ConsumesCounters[0].CounterSet
 			}

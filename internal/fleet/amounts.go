@@ -9,15 +9,15 @@ import (
 // Amounts are quantities by name.
 type Amounts map[string]resource.Quantity
 
-// add adds quantities.
+// add adds a quantity.
 func (a Amounts) add(name string, quantity resource.Quantity) {
 	sum := a[name].DeepCopy()
 	sum.Add(quantity)
 	a[name] = sum
 }
 
-// IsOpen reports whether any number of claims may have the device at once: nobody takes
-// any of its capacity unless it is asked for.
+// IsOpen reports whether any number of claims can have the device at once. By default, a claim
+// consumes none of such a device's capacity.
 func IsOpen(d *resourceapi.Device) bool {
 	if !ptr.Deref(d.AllowMultipleAllocations, false) {
 		return false
@@ -30,7 +30,7 @@ func IsOpen(d *resourceapi.Device) bool {
 	return true
 }
 
-// consume notes what a claim has of the capacity of a device that it shares.
+// consume adds a claim's consumption of a shared device's capacity.
 func (f *Fleet) consume(id ID, result *resourceapi.DeviceRequestAllocationResult) {
 	if ptr.Deref(result.AdminAccess, false) {
 		return
@@ -43,9 +43,9 @@ func (f *Fleet) consume(id ID, result *resourceapi.DeviceRequestAllocationResult
 	}
 }
 
-// RoomFor reports whether a claim may have the asked capacity of a device, beside what is
-// consumed of it. Where nothing is asked, the device's policy says how much a claim takes:
-// the default, or all of it (structured/internal/*/consumable_capacity.go of
+// RoomFor reports whether a claim can have the requested capacity of a device in addition to the
+// present consumption. Without a request for a capacity, the claim consumes the default of the
+// device's policy, or everything (structured/internal/*/consumable_capacity.go of
 // k8s.io/dynamic-resource-allocation 0.37, fillEmptyRequest).
 func (a Amounts) RoomFor(d *resourceapi.Device, asked map[resourceapi.QualifiedName]resource.Quantity) bool {
 	for name, capacity := range d.Capacity {
@@ -66,7 +66,7 @@ func (a Amounts) RoomFor(d *resourceapi.Device, asked map[resourceapi.QualifiedN
 	return true
 }
 
-// countersLeft returns what is left of the counters of all pools, by pool and set.
+// countersLeft returns the rest of the counters of all pools, by pool and counter set.
 func (f *Fleet) countersLeft() map[ID]map[string]Amounts {
 	left := make(map[ID]map[string]Amounts)
 	for _, slice := range current(f.Slices, "") {
@@ -85,7 +85,7 @@ func (f *Fleet) countersLeft() map[ID]map[string]Amounts {
 	for i := range f.Devices {
 		d := &f.Devices[i]
 		if len(d.Keepers()) == 0 {
-			continue // several claims that share a device take its counters once
+			continue // several claims for one shared device consume its counters once
 		}
 		for _, consumption := range d.Spec.ConsumesCounters {
 			set := left[ID{Driver: d.Driver, Pool: d.Pool}][consumption.CounterSet]
@@ -101,7 +101,7 @@ func (f *Fleet) countersLeft() map[ID]map[string]Amounts {
 	return left
 }
 
-// Suffices reports whether enough is left of the counters that the device takes of.
+// Suffices reports whether enough is left of the counters that the device consumes.
 func Suffices(left map[string]Amounts, d *resourceapi.Device) bool {
 	for _, consumption := range d.ConsumesCounters {
 		set := left[consumption.CounterSet]

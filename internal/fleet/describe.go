@@ -10,7 +10,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// describe returns a device as people know it.
+// describe returns a device with its description for users.
 func describe(id ID, node string, d resourceapi.Device) Device {
 	out := Device{ID: id, Node: node, Spec: d, Taints: taintsOf(&d), Kind: cmp.Or(Text(&d, "kind"), "other"), Model: model(&d)}
 	if capacity, has := d.Capacity["memory"]; has {
@@ -26,8 +26,8 @@ func describe(id ID, node string, d resourceapi.Device) Device {
 	return out
 }
 
-// Text returns an attribute as text, "" if there is none. A name without a domain is in
-// that of Chandler. Of a list it is the first value.
+// Text returns an attribute as text, or "". A name without a domain is in the domain of Chandler.
+// For a list it returns the first value.
 func Text(d *resourceapi.Device, name resourceapi.QualifiedName) string {
 	a, found := d.Attributes[name]
 	if !found {
@@ -39,12 +39,11 @@ func Text(d *resourceapi.Device, name resourceapi.QualifiedName) string {
 	return ""
 }
 
-// model is the product's name or its PCI IDs, with its profile, and whether it is a
-// virtual function.
+// model returns the product's name or its PCI IDs, the profile, and "VFs" for virtual functions.
 func model(d *resourceapi.Device) string {
 	name := Text(d, "model")
 	if first, rest, more := strings.Cut(name, " "); more && strings.EqualFold(first, Text(d, "vendor")) {
-		name = rest // the row says it all the same, and is short
+		name = rest // shorter, without loss of information
 	}
 	if vendor := Text(d, "pciVendor"); name == "" && vendor != "" {
 		name = vendor + ":" + Text(d, "pciDevice")
@@ -59,8 +58,8 @@ func model(d *resourceapi.Device) string {
 	return strings.Join(strings.Fields(strings.Join(words, " ")), " ")
 }
 
-// label is what people call a device on its node: its kind and where it is, such as
-// "gpu 1a:00.0", with the number of a partition; its name if it is no PCI device.
+// label returns a short name of a device on its node: its kind and address, such as "gpu 1a:00.0",
+// with the number of a partition. For other than PCI devices it returns the device's name.
 func label(d *resourceapi.Device, kind string) string {
 	address := ShortAddress(Text(d, deviceattribute.StandardDeviceAttributePCIBusID))
 	if address == "" {
@@ -77,11 +76,11 @@ func label(d *resourceapi.Device, kind string) string {
 	return kind + " " + address
 }
 
-// ShortAddress returns a PCI address without its domain if that is 0.
+// ShortAddress returns a PCI address without its domain if the domain is 0.
 func ShortAddress(address string) string { return strings.TrimPrefix(address, "0000:") }
 
-// Is reports whether people may mean the device by a word: its name, label, UUID, serial
-// number, interface, or PCI address with or without the domain.
+// Is reports whether a word identifies the device: its name, label, UUID, serial number, interface,
+// or PCI address with or without the domain.
 func (d *Device) Is(word string) bool {
 	if word == "" {
 		return false

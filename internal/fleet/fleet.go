@@ -1,6 +1,6 @@
-// Package fleet says of the devices of a cluster who has which and what is free, as far as
-// the API server knows: by ResourceSlices, ResourceClaims, nodes and pods. It is pure and
-// asks nobody. Which device a pod has by limits only the pod's node knows.
+// Package fleet computes the allocations and free devices of a cluster from the objects in the API
+// server: ResourceSlices, ResourceClaims, nodes and pods. It is pure and makes no calls. The
+// devices of a pod by the device plugin API are known only on the pod's node.
 package fleet
 
 import (
@@ -19,7 +19,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Input is what was read of a cluster. A list that could not be read is empty.
+// Input contains the objects of a cluster. A list that could not be read is empty.
 type Input struct {
 	Slices    []resourceapi.ResourceSlice
 	Claims    []resourceapi.ResourceClaim
@@ -29,73 +29,74 @@ type Input struct {
 	Pods      []corev1.Pod
 }
 
-// ID names a device in the cluster.
+// ID identifies a device in the cluster.
 type ID struct {
 	Driver string `json:"driver"`
 	Pool   string `json:"pool"`
 	Device string `json:"device"`
 }
 
-// Fleet is all devices of a cluster.
+// Fleet contains all devices of a cluster.
 type Fleet struct {
 	Input
 	Devices   []Device   // by node, and in the order of their slices
-	Resources []Resource // of the device-plugin API, by node and name
+	Resources []Resource // of the device plugin API, by node and name
 	byID      map[ID]int
-	consumed  map[ID]Amounts // of devices that claims share
+	consumed  map[ID]Amounts // of shared devices
 }
 
-// State is what a device is to the next pod.
+// State is the availability of a device for the next pod.
 type State string
 
 // States. A device is in exactly one of them.
 const (
-	Free State = "free" // a pod would get it
-	Held State = "held" // somebody has it, or what it shares silicon with
-	Out  State = "out"  // nobody has it, and nobody gets it
-	Open State = "open" // any number of pods get it
+	Free State = "free" // available
+	Held State = "held" // allocated, or blocked by an allocation of its physical device
+	Out  State = "out"  // not allocated and not available
+	Open State = "open" // unlimited sharing
 )
 
-// Device is a device of a slice, with its holders.
+// Device is a device of a slice, with its consumers.
 type Device struct {
 	ID
 	Node    string            `json:"node,omitempty"`
-	Label   string            `json:"label"` // what people call it on its node: gpu 1a:00.0
+	Label   string            `json:"label"` // short name on its node, such as gpu 1a:00.0
 	Kind    string            `json:"kind"`
 	Model   string            `json:"model,omitempty"`
 	Memory  resource.Quantity `json:"memory,omitzero"`
 	State   State             `json:"state"`
-	Partly  bool              `json:"partly,omitempty"`  // somebody has a part of it
-	Taints  []Taint           `json:"taints,omitempty"`  // without those of other domains
-	Silicon string            `json:"silicon,omitempty"` // of a device that others share silicon with
+	Partly  bool              `json:"partly,omitempty"`  // partly allocated
+	Taints  []Taint           `json:"taints,omitempty"`  // keys without the domain of Chandler
+	Silicon string            `json:"silicon,omitempty"` // the physical device, if several devices share it
 	Holders []Holder          `json:"holders,omitempty"`
 
-	Spec resourceapi.Device `json:"-"` // as it is published
+	Spec resourceapi.Device `json:"-"` // as published
 }
 
-// A Taint says what is wrong with a device.
+// A Taint is a problem of a device.
 type Taint struct {
 	Condition string                        `json:"condition"` // its key, without the domain of Chandler
 	Effect    resourceapi.DeviceTaintEffect `json:"effect"`
 	Since     time.Time                     `json:"since,omitzero"`
 }
 
-// Holder is who has a device, or a number of those of a resource.
+// Holder is an allocation of a device, or of a number of a resource's devices.
 type Holder struct {
 	Namespace string    `json:"namespace"`
-	Pod       string    `json:"pod,omitempty"`      // "" of a claim that is reserved for no pod
-	Claim     string    `json:"claim,omitempty"`    // "" by the device-plugin API
+	Pod       string    `json:"pod,omitempty"`      // "" for a claim that is reserved for no pod
+	Claim     string    `json:"claim,omitempty"`    // "" for the device plugin API
 	Request   string    `json:"request,omitempty"`  // of the claim
-	Resource  string    `json:"resource,omitempty"` // by which the pod asked in its limits
-	Count     int64     `json:"count,omitempty"`    // by the device-plugin API
-	Admin     bool      `json:"admin,omitempty"`    // for administration: it keeps nobody out
+	Resource  string    `json:"resource,omitempty"` // in the limits of the pod
+	Count     int64     `json:"count,omitempty"`    // for the device plugin API
+	Admin     bool      `json:"admin,omitempty"`    // admin access, which does not block other claims
 	Since     time.Time `json:"since,omitzero"`
 
-	// Devices are those of the device-plugin API, by name, if the node's agent was asked.
+	// Devices are the names of devices by the device plugin API, if they were read from the node's
+	// agent.
 	Devices []string `json:"devices,omitempty"`
 }
 
-// API is the API by which somebody has something: DRA or plugin.
+// API returns the API of the allocation: DRA or plugin.
 func (h *Holder) API() string {
 	if h.Claim == "" {
 		return "plugin"
@@ -103,10 +104,10 @@ func (h *Holder) API() string {
 	return "DRA"
 }
 
-// By is by what somebody has it: the resource in limits, else the claim.
+// By returns the resource in the pod's limits, or otherwise the claim.
 func (h *Holder) By() string { return cmp.Or(h.Resource, h.Claim) }
 
-// Name is who that is: the pod, else the claim, with its namespace.
+// Name returns the pod, or otherwise the claim, with its namespace.
 func (h *Holder) Name() string {
 	if h.Pod == "" {
 		return "claim " + h.Namespace + "/" + h.Claim
@@ -130,9 +131,9 @@ func Of(in Input, driver string) *Fleet {
 	return f
 }
 
-// current returns the slices of a driver that count: of each pool those of the newest
-// generation. They are by pool and by their own names, as the scheduler takes them
-// (structured/internal/*/pools_*.go of k8s.io/dynamic-resource-allocation 0.37, sortSlicesByName).
+// current returns the slices of the newest generation of each pool of a driver. They are sorted by
+// pool and by name, in the order of the scheduler (structured/internal/*/pools_*.go of
+// k8s.io/dynamic-resource-allocation 0.37, sortSlicesByName).
 func current(all []resourceapi.ResourceSlice, driver string) (out []*resourceapi.ResourceSlice) {
 	newest := make(map[ID]int64)
 	for i := range all {
@@ -155,7 +156,7 @@ func poolOf(slice *resourceapi.ResourceSlice) ID {
 	return ID{Driver: slice.Spec.Driver, Pool: slice.Spec.Pool.Name}
 }
 
-// hold says of each device who has it.
+// hold sets the consumers of each device.
 func (f *Fleet) hold() {
 	byPod := make(map[types.NamespacedName]*corev1.Pod)
 	for i := range f.Pods {
@@ -190,7 +191,7 @@ func (f *Fleet) hold() {
 	}
 }
 
-// podsOf returns the pods that a claim is reserved for.
+// podsOf returns the pods in a claim's reservation.
 func podsOf(claim *resourceapi.ResourceClaim) (pods []string) {
 	for _, user := range claim.Status.ReservedFor {
 		if user.Resource == "pods" && user.APIGroup == "" {
@@ -200,7 +201,7 @@ func podsOf(claim *resourceapi.ResourceClaim) (pods []string) {
 	return pods
 }
 
-// resourceOf returns the name in a pod's limits for which the scheduler made a claim.
+// resourceOf returns the name in a pod's limits for which the scheduler created a claim.
 func resourceOf(pod *corev1.Pod, claim, request string) string {
 	if pod == nil || pod.Status.ExtendedResourceClaimStatus == nil || pod.Status.ExtendedResourceClaimStatus.ResourceClaimName != claim {
 		return ""
@@ -213,7 +214,7 @@ func resourceOf(pod *corev1.Pod, claim, request string) string {
 	return ""
 }
 
-// judge says of each device what it is to the next pod.
+// judge sets the state of each device.
 func (f *Fleet) judge() {
 	left := f.countersLeft()
 	for i := range f.Devices {
@@ -225,8 +226,7 @@ func (f *Fleet) judge() {
 	}
 }
 
-// stateBy returns the state of a device of which so much is consumed, while so much is
-// left of counters.
+// stateBy returns the state of a device, from its consumed capacity and the rest of all counters.
 func (d *Device) stateBy(consumed Amounts, left map[ID]map[string]Amounts) State {
 	shared := ptr.Deref(d.Spec.AllowMultipleAllocations, false)
 	taken := len(d.Keepers()) > 0
@@ -250,12 +250,12 @@ func (d *Device) Barred() bool {
 	return slices.ContainsFunc(d.Spec.Taints, func(t resourceapi.DeviceTaint) bool { return Bars(t.Effect) })
 }
 
-// Bars reports whether a taint of that effect keeps pods away. Others only tell.
+// Bars reports whether taints with the effect keep pods away. Other taints are only informative.
 func Bars(effect resourceapi.DeviceTaintEffect) bool {
 	return effect == resourceapi.DeviceTaintEffectNoSchedule || effect == resourceapi.DeviceTaintEffectNoExecute
 }
 
-// Keepers are those holders that keep others out.
+// Keepers returns the consumers that block others.
 func (d *Device) Keepers() (out []Holder) {
 	for _, h := range d.Holders {
 		if !h.Admin {
@@ -265,7 +265,7 @@ func (d *Device) Keepers() (out []Holder) {
 	return out
 }
 
-// NodeNames returns the names of all nodes that have devices or resources, sorted.
+// NodeNames returns the names of all nodes with devices or resources, sorted.
 func (f *Fleet) NodeNames() []string {
 	names := make(map[string]bool)
 	for i := range f.Devices {
@@ -278,7 +278,7 @@ func (f *Fleet) NodeNames() []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// taintsOf returns what is wrong with a device, shortly.
+// taintsOf returns the taints of a device in short form.
 func taintsOf(d *resourceapi.Device) (out []Taint) {
 	for _, t := range d.Taints {
 		taint := Taint{Condition: strings.TrimPrefix(t.Key, discovery.Domain+"/"), Effect: t.Effect}

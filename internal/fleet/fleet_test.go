@@ -19,8 +19,8 @@ import (
 	"chandler.dev/internal/fleet/fleettest"
 )
 
-// A device is said to be free exactly when the scheduler's allocator gives it to a claim that
-// asks for this device and no other.
+// A device is reported as free exactly if the scheduler's allocator allocates it to a claim for
+// this device.
 func TestFreeIsWhatTheAllocatorGives(t *testing.T) {
 	seeds := uint64(30)
 	if testing.Short() {
@@ -79,7 +79,7 @@ func input(s *pooltest.Scheduler) (in fleet.Input) {
 	return in
 }
 
-// Of a pool that is being written anew, only the newest slices count.
+// While a pool is being updated, only its newest generation is used.
 func TestOldGenerationsDoNotCount(t *testing.T) {
 	c := fleettest.New(t)
 	c.Node("node", "../../discovery/families/hypervisor/testdata/kvm.host", nil)
@@ -98,7 +98,8 @@ func TestOldGenerationsDoNotCount(t *testing.T) {
 	}
 }
 
-// Pods that ended have nothing, and what the scheduler made a claim for is not counted twice.
+// Ended pods have no allocations, and resources for which the scheduler created a claim are not
+// counted twice.
 func TestResources(t *testing.T) {
 	c := fleettest.New(t)
 	c.Node("node", "../../discovery/families/hypervisor/testdata/kvm.host", nil)
@@ -126,7 +127,7 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// A device is found by every name that people have for it.
+// A device is found by each of its names.
 func TestIs(t *testing.T) {
 	c := fleettest.New(t)
 	c.Node("node", "../../discovery/families/nvidia/testdata/h100-mig.host", nil)

@@ -11,40 +11,40 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Resource is a resource that a device plugin offers on a node. The API server does not
-// know whose plugin that is.
+// Resource is a resource of a device plugin on a node. The API server does not show which plugin
+// offers the resource.
 type Resource struct {
 	Node        string   `json:"node"`
 	Name        string   `json:"name"`
-	Capacity    int64    `json:"capacity"`    // what the plugin lists
-	Allocatable int64    `json:"allocatable"` // what is healthy of it
-	Held        int64    `json:"held"`        // what pods ask for that are on the node
+	Capacity    int64    `json:"capacity"`    // all IDs in the plugin's list
+	Allocatable int64    `json:"allocatable"` // healthy IDs
+	Held        int64    `json:"held"`        // requested by pods on the node
 	Holders     []Holder `json:"holders,omitempty"`
 }
 
-// Free is how many a pod would get now.
+// Free returns the number that is available now.
 func (r *Resource) Free() int64 { return max(0, r.Allocatable-r.Held) }
 
-// Out is how many nobody has and nobody gets.
+// Out returns the number that is neither allocated nor available.
 func (r *Resource) Out() int64 { return max(0, r.Capacity-r.Free()-r.Held) }
 
-// Is reports whether people may mean the resource by a word: its name, with the domain or without.
+// Is reports whether a word identifies the resource: its name with or without the domain.
 func (r *Resource) Is(word string) bool {
 	_, short, _ := strings.Cut(r.Name, "/")
 	return strings.EqualFold(r.Name, word) || short != "" && strings.EqualFold(short, word)
 }
 
-// Open reports whether it is a device that any number of pods may have, and not as many devices
-// as the plugin lists IDs.
+// Open reports whether the resource is a single device with unlimited sharing, rather than as many
+// devices as IDs.
 func (r *Resource) Open() bool { return r.Capacity == discovery.AnyNumber }
 
-// IsExtended reports whether a name in limits is that of devices (pkg/apis/core/v1/helper
-// of Kubernetes 1.31 to 1.37, IsExtendedResourceName).
+// IsExtended reports whether a name in limits is an extended resource (pkg/apis/core/v1/helper of
+// Kubernetes 1.31 to 1.37, IsExtendedResourceName).
 func IsExtended(name corev1.ResourceName) bool {
 	return strings.Contains(string(name), "/") && !strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix)
 }
 
-// resources returns what device plugins offer on the nodes, and who has how many.
+// resources returns the resources of device plugins on the nodes, with their consumers.
 func resources(nodes []corev1.Node, pods []corev1.Pod) (out []Resource) {
 	at := make(map[[2]string]int)
 	for i := range nodes {
@@ -79,16 +79,16 @@ func resources(nodes []corev1.Node, pods []corev1.Pod) (out []Resource) {
 			out[index].Holders = append(out[index].Holders, holder)
 		}
 	}
-	// The kubelet keeps the name of a plugin that has gone, with none of it.
+	// The kubelet keeps the resource of a removed plugin with a capacity of 0.
 	return slices.DeleteFunc(out, func(r Resource) bool { return r.Capacity == 0 && r.Held == 0 })
 }
 
-// Ended reports whether a pod has ended, so that it has nothing any more.
+// Ended reports whether a pod has ended and has no allocations anymore.
 func Ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// byClaim reports whether the scheduler made a claim for a name in the limits of a pod.
+// byClaim reports whether the scheduler created a claim for a name in the limits of a pod.
 func byClaim(pod *corev1.Pod, name string) bool {
 	status := pod.Status.ExtendedResourceClaimStatus
 	return status != nil && slices.ContainsFunc(status.RequestMappings, func(m corev1.ContainerExtendedResourceRequest) bool { return m.ResourceName == name })

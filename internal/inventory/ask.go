@@ -11,23 +11,23 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// Ask is how a pod asks for a device.
+// Ask is how a pod can request a device.
 type Ask struct {
-	Class    string   `json:"deviceClass,omitempty"` // the most particular one that has it
-	Any      string   `json:"celAny,omitempty"`      // CEL that selects any device like it
-	This     string   `json:"celThis,omitempty"`     // CEL that selects it alone on this machine, "" if none does
-	Limits   []string `json:"limits,omitempty"`      // classic resources
-	Template string   `json:"template,omitempty"`    // a ResourceClaimTemplate for one like it
+	Class    string   `json:"deviceClass,omitempty"` // the most specific class that selects the device
+	Any      string   `json:"celAny,omitempty"`      // CEL that selects equivalent devices
+	This     string   `json:"celThis,omitempty"`     // CEL that selects only this device on this machine, or ""
+	Limits   []string `json:"limits,omitempty"`      // extended resources
+	Template string   `json:"template,omitempty"`    // a ResourceClaimTemplate for one equivalent device
 }
 
-// askFor says how to ask for each device.
+// askFor sets the Ask of each device.
 func askFor(devices []*Device, classes []Class) {
 	unique := newUniqueness(devices)
 	type like struct {
 		key   string
 		class string
 	}
-	known := make(map[string]like) // devices that differ only in what tells one from another have one class
+	known := make(map[string]like) // devices that differ only in their identity have the same class
 	for _, d := range devices {
 		for _, offer := range d.Offered.Offers {
 			d.Ask.Limits = append(d.Ask.Limits, offer.Resource)
@@ -45,8 +45,8 @@ func askFor(devices []*Device, classes []Class) {
 	}
 }
 
-// className returns the most particular class that has a device, first among those of its
-// classic resources.
+// className returns the most specific class that selects a device. Classes with one of the device's
+// extended resources have precedence.
 func className(d *Device, classes []Class) string {
 	var best *Class
 	offered := func(c *Class) bool {
@@ -81,8 +81,8 @@ func (c *Class) selects(d *rules.Offered) bool {
 	return true
 }
 
-// condition is CEL that holds where an attribute has the value that it has here. A device
-// without the attribute does not make it fail, as it would in a plain comparison.
+// condition returns CEL for an attribute with the present value. Unlike a plain comparison, it does
+// not fail for devices without the attribute.
 func condition(name resourceapi.QualifiedName, value resourceapi.DeviceAttribute) string {
 	domain, id, qualified := strings.Cut(string(name), "/")
 	if !qualified {
@@ -98,7 +98,7 @@ func condition(name resourceapi.QualifiedName, value resourceapi.DeviceAttribute
 	return ""
 }
 
-// celAny selects devices like this one: of its model and profile, or by its PCI IDs.
+// celAny returns CEL for devices of the same model and profile, or with the same PCI IDs.
 func celAny(d *Device) string {
 	attributes := d.Offered.Attributes
 	names := []resourceapi.QualifiedName{"model", "profile"}
@@ -117,8 +117,8 @@ func celAny(d *Device) string {
 	return strings.Join(all, " && ")
 }
 
-// telling are attributes by which one device is told from all others of a machine, the
-// best known first. All of one list are needed.
+// telling are sets of attributes that may identify a device on a machine, the most familiar first.
+// All attributes of a set are needed.
 var telling = [][]resourceapi.QualifiedName{
 	{attrBusID}, {"uuid"}, {"serial"}, {"ifName"}, {"rdmaDevice"}, {"queueName"},
 	{attrBusID, "partitionIndex"}, {"parent", "partitionIndex"}, {"parent", "vfIndex"}, {"pfPCIBusID", "sfNumber"},
@@ -126,7 +126,7 @@ var telling = [][]resourceapi.QualifiedName{
 	{"family", "model"}, {"kind", "model"}, {"family", "resource"}, {"family", "kind"},
 }
 
-// uniqueness counts how many devices have the same values of telling attributes.
+// uniqueness counts the devices with the same values of telling attributes.
 type uniqueness []map[string]int
 
 func newUniqueness(devices []*Device) uniqueness {
@@ -142,7 +142,7 @@ func newUniqueness(devices []*Device) uniqueness {
 	return u
 }
 
-// cel selects the device alone, "" if nothing does.
+// cel returns CEL that selects only the device, or "".
 func (u uniqueness) cel(d *Device) string {
 	for i, names := range telling {
 		if cel := celOf(d, names); u[i][cel] == 1 {
@@ -152,7 +152,7 @@ func (u uniqueness) cel(d *Device) string {
 	return ""
 }
 
-// celOf selects by attributes, "" if the device lacks one.
+// celOf returns CEL for the values of attributes, or "" if the device lacks one.
 func celOf(d *Device, names []resourceapi.QualifiedName) string {
 	all := make([]string, len(names))
 	for i, name := range names {
@@ -164,7 +164,7 @@ func celOf(d *Device, names []resourceapi.QualifiedName) string {
 	return strings.Join(all, " && ")
 }
 
-// template is a ResourceClaimTemplate for one device like this.
+// template returns a ResourceClaimTemplate for one equivalent device.
 func template(d *Device) string {
 	name := strings.Trim(notLabel.ReplaceAllString(strings.ToLower(d.Kind+"-"+d.Label), "-"), "-")
 	name = strings.Trim(name[:min(len(name), 50)], "-")

@@ -4,11 +4,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// hold says how much of each device is held, by who holds it and by the counters of its
-// silicon.
+// hold sets how much of each device is allocated, from its consumers and the counters of its
+// physical device.
 func hold(devices []*Device) {
 	left := countersLeft(devices)
-	wholes, parts := make(map[string]bool), make(map[string]bool) // held silicon
+	wholes, parts := make(map[string]bool), make(map[string]bool) // physical devices with allocations
 	for _, d := range devices {
 		if len(d.Holders) == 0 || d.Open {
 			continue
@@ -44,8 +44,8 @@ func hold(devices []*Device) {
 	}
 }
 
-// owned counts the claims and the classic IDs by which somebody has the device. Containers
-// that have one claim together have one share.
+// owned returns the number of claims and device plugin IDs of the device's allocations. Containers
+// that share a claim have one share.
 func (d *Device) owned() (n int) {
 	claims := make(map[string]bool)
 	for i := range d.Holders {
@@ -59,7 +59,7 @@ func (d *Device) owned() (n int) {
 	return n + len(claims)
 }
 
-// countersLeft returns what is left of the counters of each piece of silicon.
+// countersLeft returns the rest of the counters of each physical device.
 func countersLeft(devices []*Device) map[string]map[string]resource.Quantity {
 	left := make(map[string]map[string]resource.Quantity)
 	for _, d := range devices {
@@ -86,7 +86,7 @@ func countersLeft(devices []*Device) map[string]map[string]resource.Quantity {
 	return left
 }
 
-// exceeds reports whether there is less left of a counter than is taken.
+// exceeds reports whether a device needs more of a counter than is left.
 func exceeds(takes, left map[string]resource.Quantity) bool {
 	for name, quantity := range takes {
 		if rest, counted := left[name]; counted && quantity.Cmp(rest) > 0 {

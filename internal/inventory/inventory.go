@@ -1,6 +1,6 @@
-// Package inventory says what devices a machine has, where they stand, how they are, who
-// has them and what waits. It is pure: one function makes an [Inventory] of a snapshot and
-// of who has what. The terminal, the page and -o json show the same one.
+// Package inventory describes the devices of a machine: their position, health, consumers and
+// pending moves. It is pure: one function makes an [Inventory] from a snapshot and the allocations.
+// The terminal, the web UI and -o json show the same inventory.
 package inventory
 
 import (
@@ -13,46 +13,46 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// Facts are what an inventory is made of. They are only read.
+// Facts are the input of an inventory. They are only read.
 type Facts struct {
 	Name       string // of the machine
 	Version    string // of this program
-	Kubernetes string // the server's version, "" if it is not known
-	Recorded   string // name of the recorded host, "" of a live machine
-	Families   int    // how many looked at the host
+	Kubernetes string // the server's version, or ""
+	Recorded   string // name of the recorded host, "" for a live machine
+	Families   int    // number of families that examined the host
 	Functions  int    // PCI functions of the host, 0 if they were not counted
 
-	Snapshot *rules.Snapshot // with settled health where an agent has settled it
+	Snapshot *rules.Snapshot // with settled health if an agent has settled it
 
-	// Asked says that it is known who has what. Without it the Holders and the Moves are
-	// empty, and no device counts as free.
+	// Asked means that the consumers are known. Otherwise Holders and Moves are empty, and no
+	// device counts as free.
 	Asked   bool
 	Holders []Holder
 
-	API   map[string]discovery.Mode // which API offers what, by silicon
-	Moves map[string]Move           // what waits, by silicon
+	API   map[string]discovery.Mode // the offering API, by physical device
+	Moves map[string]Move           // pending moves, by physical device
 
-	Notes []Note // what is wrong with the node as a whole
+	Notes []Note // problems of the node as a whole
 
-	Classes []Class // DeviceClasses that claims may name
+	Classes []Class // DeviceClasses for claims
 
-	At time.Time // when all this was so
+	At time.Time // time of the facts
 }
 
-// Holder is one device that a container has.
+// Holder is the allocation of one device to a container.
 type Holder struct {
 	Device    string         `json:"device"`
 	API       discovery.Mode `json:"api"`
 	Namespace string         `json:"namespace,omitempty"`
-	Pod       string         `json:"pod,omitempty"`       // "" while the kubelet has not named it
-	Container string         `json:"container,omitempty"` // likewise
-	Claim     string         `json:"claim,omitempty"`     // its name, or its UID where no more is known
+	Pod       string         `json:"pod,omitempty"`       // "" until the kubelet lists it
+	Container string         `json:"container,omitempty"` // "" until the kubelet lists it
+	Claim     string         `json:"claim,omitempty"`     // its name, or its UID if the name is unknown
 	Request   string         `json:"request,omitempty"`   // of the claim
 	Resource  string         `json:"resource,omitempty"`  // in the limits of the pod
 	Since     time.Time      `json:"since,omitzero"`
 }
 
-// Owner names in a few words whose the device is: the pod, else the claim.
+// Owner returns a short name of the consumer: the pod, or otherwise the claim.
 func (h *Holder) Owner() string {
 	switch {
 	case h.Pod != "":
@@ -65,23 +65,23 @@ func (h *Holder) Owner() string {
 	return "a starting container"
 }
 
-// By names the resource in limits or the claim by which the device is had. For limits that DRA
-// serves the scheduler makes a claim, whose name nobody knows.
+// By returns the resource in the pod's limits, or otherwise the claim. If DRA serves the limits,
+// the scheduler creates a claim, whose generated name means nothing to users.
 func (h *Holder) By() string { return cmp.Or(h.Resource, h.Claim) }
 
-// Move is what silicon waits for.
+// Move is a pending move or change of a physical device.
 type Move struct {
-	To     discovery.Mode `json:"to,omitempty"` // the API that it moves to, "" if it changes in another way
+	To     discovery.Mode `json:"to,omitempty"` // the target API, "" for another change
 	Reason string         `json:"reason"`       // in words
 	For    []string       `json:"for,omitempty"`
 	Since  time.Time      `json:"since,omitzero"`
 }
 
-// Note says what is wrong with the node as a whole, and not with one of its devices.
+// Note is a problem of the node as a whole rather than of one device.
 type Note struct {
-	Name   string    `json:"name"` // what is wrong, in a word or two
+	Name   string    `json:"name"` // the problem, in a word or two
 	Reason string    `json:"reason"`
-	Code   string    `json:"code,omitempty"` // of doctor
+	Code   string    `json:"code,omitempty"` // code of chandler doctor
 	Since  time.Time `json:"since,omitzero"`
 }
 
@@ -90,11 +90,11 @@ type Class struct {
 	Name      string           `json:"name"`
 	Resource  string           `json:"resource,omitempty"` // its extended resource
 	Selectors []rules.Selector `json:"-"`                  // all must select a device
-	Length    int              `json:"-"`                  // of their expressions: the longest is the most particular
+	Length    int              `json:"-"`                  // of the expressions: the longest is the most specific
 }
 
-// Inventory is a machine's devices at one moment. It is never modified. Its JSON has all
-// of it, and is stable as docs/inventory.md says.
+// Inventory contains a machine's devices at one moment. It is never modified. Its JSON is complete,
+// and stable as described in docs/inventory.md.
 type Inventory struct {
 	Host       string    `json:"host"`
 	At         time.Time `json:"at"`
@@ -106,9 +106,9 @@ type Inventory struct {
 	Asked      bool      `json:"holdersKnown"`
 
 	Counts    []Count   `json:"counts"`    // by kind
-	Devices   []*Device `json:"devices"`   // in the order of their places
+	Devices   []*Device `json:"devices"`   // in the order of the tree
 	Holders   []Holder  `json:"holders"`   // in the order of pods
-	Waiting   []Waiting `json:"waiting"`   // in the order of silicon
+	Waiting   []Waiting `json:"waiting"`   // in the order of physical devices
 	Attention []Item    `json:"attention"` // worst first
 	Gone      []Gone    `json:"gone"`
 	Problems  []Problem `json:"problems"`
@@ -118,77 +118,76 @@ type Inventory struct {
 	byName map[string]*Device
 }
 
-// Device returns the device of that name, nil if there is none.
+// Device returns the device of that name, or nil.
 func (i *Inventory) Device(name string) *Device { return i.byName[name] }
 
-// Count is how many devices of a kind there are. Free, Held and Out make All together; of
-// parts and shares of one device each counts. What any number may have counts as Open alone.
+// Count is the number of devices of a kind. All is the sum of Free, Held and Out. Each partition
+// and each share of a device is counted. Devices with unlimited sharing are counted only in Open.
 type Count struct {
 	Kind string `json:"kind"`
 	All  int    `json:"all"`
 	Free int    `json:"free"`
 	Held int    `json:"held"`
-	Out  int    `json:"out"` // neither: unhealthy, not readable, or about to move
+	Out  int    `json:"out"` // unavailable: unhealthy, unreadable, or about to move
 	Open int    `json:"open,omitempty"`
 
-	Devices     int `json:"devices"`     // whatever their shares, less those for any number
-	FreeDevices int `json:"freeDevices"` // of which nobody has anything
+	Devices     int `json:"devices"`     // devices without regard to shares, without those of unlimited sharing
+	FreeDevices int `json:"freeDevices"` // of these, without any allocation
 }
 
-// State says in one word how a device is, by what matters most of it.
+// State is the most important state of a device.
 type State string
 
-// The states of a device. Present is that of one that is well where nobody was asked who
-// has what.
+// The states of a device. Present is the state of a healthy device if the consumers are unknown.
 const (
 	Free      State = "free"
 	Held      State = "held"
-	Partly    State = "partly"    // some of its shares or of its parts are held
-	Taken     State = "taken"     // held with the whole, or by other parts
+	Partly    State = "partly"    // some of its shares or partitions are allocated
+	Taken     State = "taken"     // allocated with the whole, or blocked by other partitions
 	Moving    State = "moving"    // waits to move to the other API
-	Degraded  State = "degraded"  // something is wrong, and it is given out
-	Unhealthy State = "unhealthy" // given to nobody
+	Degraded  State = "degraded"  // has a problem, and can be allocated
+	Unhealthy State = "unhealthy" // cannot be allocated
 	Unread    State = "unread"    // could not be read
-	Open      State = "open"      // any number of pods may have it
+	Open      State = "open"      // unlimited sharing
 	Present   State = "present"
 )
 
-// Device is one device with all that is said of it.
+// Device is one device with all of its data.
 type Device struct {
 	Name    string `json:"name"`
 	Kind    string `json:"kind"`
 	Family  string `json:"family"`
-	Label   string `json:"label"`            // its model in short, or the name of the part
-	Detail  string `json:"detail,omitempty"` // tells it from others of its model: an interface, a profile
+	Label   string `json:"label"`            // short model, or the name of the partition
+	Detail  string `json:"detail,omitempty"` // distinguishes it from others of its model: an interface, a profile
 	Model   string `json:"model,omitempty"`
 	Profile string `json:"profile,omitempty"`
 	Memory  int64  `json:"memoryBytes,omitempty"`
-	Silicon string `json:"silicon"` // what it is a part of, or itself
-	Index   int    `json:"index"`   // among the parts of its silicon
+	Silicon string `json:"silicon"` // the physical device of a partition, or the device itself
+	Index   int    `json:"index"`   // among the partitions of the physical device
 	Place   Place  `json:"place"`
 
 	State   State          `json:"state"`
-	Holding State          `json:"holding,omitempty"` // free, held, partly or taken, whatever its health; "" if nobody was asked
+	Holding State          `json:"holding,omitempty"` // free, held, partly or taken, whatever its health; "" if the consumers are unknown
 	Health  Health         `json:"health"`
-	API     discovery.Mode `json:"api,omitempty"` // by which it is offered
+	API     discovery.Mode `json:"api,omitempty"` // the offering API
 	Open    bool           `json:"open,omitempty"`
-	Unmade  bool           `json:"unmade,omitempty"` // it is not there yet: it is made when somebody gets it
+	Unmade  bool           `json:"unmade,omitempty"` // does not exist yet, and is created on demand
 	Shares  Shares         `json:"shares,omitzero"`
 	Holders []Holder       `json:"holders,omitempty"`
 	Move    *Move          `json:"move,omitempty"`
 	Ask     Ask            `json:"ask"`
 
-	// Offered is the device as it is in the snapshot.
+	// Offered is the device in the snapshot.
 	Offered *rules.Offered `json:"-"`
 }
 
-// Shares is how many may have a device together, and how many have.
+// Shares is the number of a device's shares, and of the allocated ones.
 type Shares struct {
 	All  int `json:"all"`
 	Held int `json:"held"`
 }
 
-// Place is where a device stands. Unknown fields are left out.
+// Place is the position of a device. Unknown fields are omitted.
 type Place struct {
 	Path    string   `json:"path,omitempty"` // its directory in /sys
 	Address string   `json:"pciAddress,omitempty"`
@@ -203,39 +202,39 @@ type Place struct {
 type Health struct {
 	Status    discovery.HealthStatus        `json:"status"`
 	Condition discovery.Condition           `json:"condition,omitempty"`
-	Effect    resourceapi.DeviceTaintEffect `json:"effect,omitempty"` // what the condition means
+	Effect    resourceapi.DeviceTaintEffect `json:"effect,omitempty"` // of the condition
 	Reason    string                        `json:"reason,omitempty"`
 	Since     time.Time                     `json:"since,omitzero"`
-	Stale     bool                          `json:"stale,omitempty"` // the last scan could not read it
+	Stale     bool                          `json:"stale,omitempty"` // the last scan could not read the device
 }
 
-// Waiting is silicon that waits, with the devices on it.
+// Waiting is a physical device with a pending move, and its devices.
 type Waiting struct {
 	Silicon string   `json:"silicon"`
 	Devices []string `json:"devices"`
 	Move
 }
 
-// Item is one thing that needs attention.
+// Item is one problem or pending move.
 type Item struct {
 	State   State               `json:"state"`
 	Device  string              `json:"device"`
-	Devices int                 `json:"devices"` // how many of the same silicon have the same
+	Devices int                 `json:"devices"` // number of devices of the same physical device with this item
 	Reason  string              `json:"reason"`
 	Key     discovery.Condition `json:"condition,omitempty"`
 	Effect  string              `json:"effect,omitempty"`
 	Since   time.Time           `json:"since,omitzero"`
-	Hit     []string            `json:"hit,omitempty"` // the pods that have it
+	Hit     []string            `json:"hit,omitempty"` // the pods that have the device
 }
 
-// Gone is a device that somebody has and that is not there.
+// Gone is an allocated device that has vanished.
 type Gone struct {
 	Device string   `json:"device"`
 	Health Health   `json:"health"`
 	Hit    []string `json:"hit,omitempty"`
 }
 
-// Problem is what could not be read or understood.
+// Problem is a read or parse error.
 type Problem struct {
 	Device string `json:"device"`
 	Error  string `json:"error"`

@@ -34,8 +34,8 @@ func snapshotOf(t *testing.T, file string) *rules.Snapshot {
 	return (&rules.Rules{}).Apply(discovery.Scan(discoverytest.Layout(t, file), families.All))
 }
 
-// Every device of every recorded host is in the tree once, the numbers add up, and the CEL
-// that is said to select a device alone selects it and no other.
+// Every device of every recorded host is in the tree once, the counts add up, and the CEL for a
+// single device selects only that device.
 func TestRecordedHosts(t *testing.T) {
 	for _, file := range hosts(t) {
 		t.Run(filepath.Base(filepath.Dir(filepath.Dir(file)))+"/"+filepath.Base(file), func(t *testing.T) {
@@ -106,7 +106,7 @@ func number(n int64) resourceapi.DeviceAttribute { return resourceapi.DeviceAttr
 
 func text(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
 
-// gpu is a GPU at an address below a switch of a root.
+// gpu is a GPU with an address below a switch of a root.
 func gpu(address, root, port, bridge string, node int64) rules.Offered {
 	name := "pci-" + strings.NewReplacer(":", "-", ".", "-").Replace(address)
 	return rules.Offered{

@@ -6,16 +6,16 @@ import (
 	"strings"
 )
 
-// Fabric is silicon that has private links together.
+// Fabric is a set of physical devices with private links.
 type Fabric struct {
-	Name     string      `json:"name"`             // of the technology: NVLink, XGMI
-	Fabric   string      `json:"fabric,omitempty"` // the attribute, "" if the devices have none
-	Members  []string    `json:"members"`          // silicon, in the order of the tree
-	Complete bool        `json:"complete"`         // each is linked to each, or nobody says to whom
+	Name     string      `json:"name"`             // the technology: NVLink, XGMI
+	Fabric   string      `json:"fabric,omitempty"` // the attribute, or ""
+	Members  []string    `json:"members"`          // physical devices, in the order of the tree
+	Complete bool        `json:"complete"`         // all members are linked to each other, or the links are unknown
 	Links    [][2]string `json:"links,omitempty"`  // each pair once
 }
 
-// linkNames is how link technologies are written, by the first word of a fabric's name.
+// linkNames are the names of link technologies, by the first word of a fabric's attribute.
 var linkNames = map[string]string{"xgmi": "XGMI", "nvlink": "NVLink", "board": "board"}
 
 // link finds the private links.
@@ -81,7 +81,7 @@ func (t *Tree) link(of map[string]*Device) {
 	}
 }
 
-// fabricWith describes a fabric.
+// fabricWith returns a fabric with its links.
 func fabricWith(fabric string, members []*Silicon, linked func(*Silicon) []*Silicon) Fabric {
 	word, _, _ := strings.Cut(fabric, "-")
 	f := Fabric{Name: linkNames[word], Fabric: fabric}

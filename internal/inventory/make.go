@@ -61,7 +61,7 @@ func Make(facts Facts) *Inventory {
 	return inv
 }
 
-// tellMoves says for whom moves wait, where the facts do not.
+// tellMoves sets the consumers for whom moves wait, unless the facts contain them.
 func (inv *Inventory) tellMoves() {
 	owners := make(map[string][]string)
 	for _, d := range inv.Devices {
@@ -78,7 +78,7 @@ func (inv *Inventory) tellMoves() {
 	}
 }
 
-// describe says what a device is by itself.
+// describe returns a device with the data that depends on it alone.
 func describe(o *rules.Offered) *Device {
 	d := &Device{
 		Name: o.Name, Kind: cmp.Or(o.Attributes.String("kind"), "other"), Family: o.Family,
@@ -95,8 +95,8 @@ func describe(o *rules.Offered) *Device {
 	return d
 }
 
-// healthOf says the health. A snapshot that nothing settled has no effects: they are the
-// usual ones then.
+// healthOf returns the health. If the snapshot has not been settled, its effects are missing, and
+// healthOf sets the default effects.
 func healthOf(h discovery.Health) Health {
 	said := Health{Status: cmp.Or(h.Status, discovery.Healthy), Condition: h.Key(), Effect: h.Effect, Reason: h.Reason, Since: h.Since.Time, Stale: h.Stale}
 	if said.Condition == "" {
@@ -108,8 +108,8 @@ func healthOf(h discovery.Health) Health {
 	return said
 }
 
-// Trouble is Degraded, Unhealthy or Unread, "" if the device is well. The effect of a
-// condition decides, not its name.
+// Trouble returns Degraded, Unhealthy or Unread, and "" for a healthy device. It depends on the
+// effect of a condition, not on its name.
 func (h *Health) Trouble() State {
 	switch {
 	case h.Condition == "":
@@ -122,7 +122,7 @@ func (h *Health) Trouble() State {
 	return Unhealthy
 }
 
-// state says what matters most of a device.
+// state returns the most important state of a device.
 func (d *Device) state(asked bool) State {
 	trouble := d.Health.Trouble()
 	switch {
@@ -140,16 +140,16 @@ func (d *Device) state(asked bool) State {
 	return d.Holding
 }
 
-// Out reports whether what is free of the device is to be had by nobody.
+// Out reports whether the free part of the device is unavailable.
 func (d *Device) Out() bool { return d.State == Unhealthy || d.State == Unread || d.State == Moving }
 
-// Awaits reports whether the device is not there yet, and is made for whoever gets it.
+// Awaits reports whether the device does not exist yet, and is created on demand.
 func (d *Device) Awaits() bool {
 	return d.Unmade && (d.State == Free || d.State == Present || d.State == Degraded && d.Holding != Taken && len(d.Holders) == 0)
 }
 
-// Units are how many pods could have one each: its shares, or the device. Had are those
-// that somebody has, and Out those that nobody can get.
+// Units returns the number of units of the device, which are its shares or the device itself, and
+// how many are allocated and unavailable.
 func (d *Device) Units() (all, had, out int) {
 	all = 1
 	switch {
@@ -164,7 +164,7 @@ func (d *Device) Units() (all, had, out int) {
 	return all, had, out
 }
 
-// count counts the devices by kind. Silicon that is divided counts by its parts.
+// count counts the devices by kind. A divided physical device counts by its partitions.
 func (inv *Inventory) count() {
 	index := make(map[string]int)
 	for _, s := range inv.Tree.Silicon() {
@@ -194,7 +194,7 @@ func (inv *Inventory) count() {
 	}
 }
 
-// wait lists what waits.
+// wait sets the pending moves.
 func (inv *Inventory) wait() {
 	for _, s := range inv.Tree.Silicon() {
 		if d := inv.byName[s.First()]; d.Move != nil {
@@ -203,7 +203,7 @@ func (inv *Inventory) wait() {
 	}
 }
 
-// miss lists what somebody has and is not there.
+// miss sets the allocated devices that have vanished.
 func (inv *Inventory) miss(gone discovery.Missing) {
 	names := make(map[string]int)
 	for _, h := range inv.Holders {
@@ -223,7 +223,7 @@ func (inv *Inventory) miss(gone discovery.Missing) {
 	slices.SortFunc(inv.Gone, func(a, b Gone) int { return CompareNatural(a.Device, b.Device) })
 }
 
-// attend lists what needs attention: once for the devices of one silicon that have the same.
+// attend sets the problems. Devices of one physical device with the same problem share an item.
 func (inv *Inventory) attend() {
 	type same struct {
 		silicon string
@@ -267,7 +267,7 @@ func (inv *Inventory) attend() {
 	})
 }
 
-// Owners names who has the device, each once.
+// Owners returns the consumers of the device, without duplicates.
 func (d *Device) Owners() (owners []string) {
 	for i := range d.Holders {
 		if who := d.Holders[i].Owner(); !slices.Contains(owners, who) {

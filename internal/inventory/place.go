@@ -12,14 +12,14 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Names of attributes that Kubernetes defines.
+// Attributes defined by Kubernetes.
 const (
 	attrBusID = deviceattribute.StandardDeviceAttributePCIBusID
 	attrRoot  = deviceattribute.StandardDeviceAttributePCIeRoot
 	attrNUMA  = deviceattribute.StandardDeviceAttributeNUMANode
 )
 
-// placeOf finds where a device stands: by its directory in /sys, and by its attributes.
+// placeOf returns the position of a device, from its directory in /sys and its attributes.
 func placeOf(d *discovery.Device) Place {
 	p := Place{Address: d.Attributes.String(attrBusID), Root: d.Attributes.String(attrRoot)}
 	if strings.HasPrefix(d.Source, "sys/") {
@@ -54,8 +54,8 @@ func placeOf(d *discovery.Device) Place {
 	return p
 }
 
-// Link describes the most that the PCIe link can do, such as "Gen 5 ×16". It is "" if the
-// link is not known.
+// Link returns the maximum speed and width of the PCIe link, such as "Gen 5 ×16", or "" if they are
+// unknown.
 func (p *Place) Link() string {
 	// The rates of the generations (PCI Express Base Specification 6.0, 4.2).
 	generation := map[int64]int{2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}[p.Speed]
@@ -79,49 +79,49 @@ func addressIn(name string) string {
 	return address
 }
 
-// ShortAddress leaves out the PCI domain where it is 0000, as lspci does.
+// ShortAddress removes the PCI domain 0000, like lspci.
 func ShortAddress(address string) string { return strings.TrimPrefix(address, "0000:") }
 
-// ShortRoot is the name of a PCIe root as people write it: "17" for "pci0000:17".
+// ShortRoot returns the short name of a PCIe root: "17" for "pci0000:17".
 func ShortRoot(root string) string { return ShortAddress(strings.TrimPrefix(root, "pci")) }
 
-// Tree is the machine: NUMA nodes, what stands below their PCIe roots, what has no place,
-// and private links.
+// Tree is the structure of the machine: NUMA nodes with the devices below their PCIe roots, devices
+// without a position, and private links.
 type Tree struct {
 	Nodes   []Node    `json:"numaNodes"`
-	Host    []Silicon `json:"host"` // of the host itself, such as /dev/kvm
+	Host    []Silicon `json:"host"` // devices of the host itself, such as /dev/kvm
 	Fabrics []Fabric  `json:"fabrics"`
 }
 
-// Node is a NUMA node, or what has none.
+// Node is a NUMA node, or the group of devices without one.
 type Node struct {
-	Number *int     `json:"number,omitempty"` // nil where no NUMA node is told
-	Placed bool     `json:"placed"`           // whether the devices have a PCIe place
+	Number *int     `json:"number,omitempty"` // nil without a NUMA node
+	Placed bool     `json:"placed"`           // whether the devices have a PCIe position
 	Branch []Branch `json:"branches"`
 }
 
-// Branch is what stands below one PCIe root, or below one switch of it.
+// Branch contains the devices below one PCIe root, or below one of its switches.
 type Branch struct {
-	Root    string    `json:"root,omitempty"`   // "pci0000:17", "" if the devices have no PCIe place
-	Switch  string    `json:"switch,omitempty"` // the bridge at which the tree forks, "" if that is the root
+	Root    string    `json:"root,omitempty"`   // "pci0000:17", "" without a PCIe position
+	Switch  string    `json:"switch,omitempty"` // the bridge below which the devices are, "" for the root
 	Silicon []Silicon `json:"silicon"`
 }
 
-// Silicon is what stands in one place: a device, or the parts of one.
+// Silicon is a physical device at its position: a single device, or a device with its partitions.
 type Silicon struct {
 	Name    string   `json:"name"`
 	Kind    string   `json:"kind"`
 	Address string   `json:"pciAddress,omitempty"`
-	Whole   string   `json:"whole,omitempty"` // the device that is all of it, "" if there is none
+	Whole   string   `json:"whole,omitempty"` // the whole device, or ""
 	Parts   []string `json:"parts,omitempty"` // the other devices, in order
-	Noun    string   `json:"noun,omitempty"`  // "VF" or "part": how people call its parts
-	Fabric  int      `json:"-"`               // number of its fabric in [Tree], counted from 1, 0 for none
+	Noun    string   `json:"noun,omitempty"`  // usual name of the partitions: "VF" or "part"
+	Fabric  int      `json:"-"`               // number of its fabric in [Tree], from 1; 0 for none
 
 	place Place
-	apart bool // the whole is given out beside the parts, as a physical function is
+	apart bool // the whole is allocated independently of the partitions, like a physical function
 }
 
-// All returns the names of all devices on the silicon.
+// All returns the names of all devices on the physical device.
 func (s *Silicon) All() []string {
 	if s.Whole == "" {
 		return s.Parts
@@ -129,10 +129,10 @@ func (s *Silicon) All() []string {
 	return append([]string{s.Whole}, s.Parts...)
 }
 
-// First is the whole, or the first of the parts.
+// First returns the whole, or the first partition.
 func (s *Silicon) First() string { return s.All()[0] }
 
-// counted returns the devices by which silicon is counted: its parts, if it has any.
+// counted returns the devices for counts: the partitions, if there are any.
 func (s *Silicon) counted() []string {
 	if len(s.Parts) == 0 || s.apart {
 		return s.All()
@@ -140,7 +140,7 @@ func (s *Silicon) counted() []string {
 	return s.Parts
 }
 
-// Silicon returns all silicon, in the order of the tree.
+// Silicon returns all physical devices, in the order of the tree.
 func (t *Tree) Silicon() (all []*Silicon) {
 	for n := range t.Nodes {
 		for b := range t.Nodes[n].Branch {
@@ -166,7 +166,7 @@ func (t *Tree) order(byName map[string]*Device) []*Device {
 	return devices
 }
 
-// treeOf puts devices in their places.
+// treeOf arranges devices by position.
 func treeOf(devices []*Device) *Tree {
 	t := &Tree{Nodes: []Node{}, Host: []Silicon{}, Fabrics: []Fabric{}}
 	of := make(map[string]*Device)
@@ -197,8 +197,8 @@ func treeOf(devices []*Device) *Tree {
 	return t
 }
 
-// noNUMA is the number of what has no NUMA node, and noPlace of what has no PCIe place
-// either.
+// noNUMA is the number of the group without a NUMA node, and noPlace of the group without a PCIe
+// position either.
 const (
 	noNUMA  = 1 << 30
 	noPlace = noNUMA + 1
@@ -214,7 +214,7 @@ func (s *Silicon) node() int {
 	return noNUMA
 }
 
-// ofHost reports whether silicon is something of the host that stands nowhere.
+// ofHost reports whether a device belongs to the host itself and has no position.
 func (s *Silicon) ofHost(d *Device) bool {
 	if s.place.Root != "" || s.place.NUMA != nil || len(s.Parts) > 0 && s.Whole != "" {
 		return false
@@ -222,8 +222,7 @@ func (s *Silicon) ofHost(d *Device) bool {
 	return d.Open || d.Kind == "hypervisor" || d.Kind == "enclave" || d.Kind == "other"
 }
 
-// group puts devices together that are parts of the same silicon, in the order of their
-// places.
+// group joins the devices of each physical device, in the order of their positions.
 func group(devices []*Device) []Silicon {
 	byName := make(map[string][]*Device)
 	var names []string
@@ -243,7 +242,7 @@ func group(devices []*Device) []Silicon {
 	return all
 }
 
-// siliconOf says where silicon stands and what its parts are called.
+// siliconOf returns the physical device with its position and the names of its partitions.
 func siliconOf(name string, devices []*Device) Silicon {
 	s := Silicon{Name: name}
 	slices.SortStableFunc(devices, func(a, b *Device) int {
@@ -260,8 +259,8 @@ func siliconOf(name string, devices []*Device) Silicon {
 	if len(devices) == 1 && first.Name == name && s.place.Root == "" {
 		own = ""
 	}
-	// A part is a function of its own, or a thing below one. The silicon stands where its
-	// physical function does.
+	// A partition is a function of its own, or belongs to one. The physical device has the position
+	// of its physical function.
 	if own != "" {
 		s.Address = own
 	}
@@ -299,9 +298,9 @@ func vfIndex(d *Device) int64 {
 	return -1
 }
 
-// branches puts silicon below PCIe roots, and below the switches at which a root forks.
+// branches groups physical devices by PCIe root, or by switch if a root forks.
 func branches(all []Silicon) (branches []Branch) {
-	below := make(map[string]int) // silicon below the first switch
+	below := make(map[string]int) // number of physical devices below the first switch
 	key := func(s *Silicon) string {
 		if len(s.place.Bridges) < 2 {
 			return s.place.Root
@@ -331,7 +330,7 @@ func branches(all []Silicon) (branches []Branch) {
 	return branches
 }
 
-// fork returns the bridge at which the tree forks, "" if that is the root.
+// fork returns the bridge at which the tree forks, "" for the root.
 func (b *Branch) fork() string {
 	if len(b.Silicon) < 2 {
 		return ""
@@ -343,7 +342,7 @@ func (b *Branch) fork() string {
 		}
 		common = common[:n]
 	}
-	if len(common) < 2 { // the first is a port of the root
+	if len(common) < 2 { // the first bridge is a port of the root
 		return ""
 	}
 	return common[len(common)-1]

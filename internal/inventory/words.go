@@ -12,8 +12,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// model returns the name of a device without its vendor's, which is short and tells it
-// from others.
+// model returns the short name of a device's model, without the vendor.
 func model(d *discovery.Device) string {
 	name := fullModel(d)
 	first, rest, found := strings.Cut(name, " ")
@@ -23,7 +22,7 @@ func model(d *discovery.Device) string {
 	return name
 }
 
-// fullModel returns the model, or else what is known of the device.
+// fullModel returns the model, or otherwise the best known description of the device.
 func fullModel(d *discovery.Device) string {
 	if name := d.Attributes.String("model"); name != "" {
 		return name
@@ -41,7 +40,7 @@ func fullModel(d *discovery.Device) string {
 	return d.Name
 }
 
-// interfaceOf is what the kernel calls the device, "" if nobody knows it by that.
+// interfaceOf returns the kernel's name for the device if users know the device by it, or "".
 func interfaceOf(d *discovery.Device) string {
 	for _, name := range []resourceapi.QualifiedName{"ifName", "rdmaDevice", "queueName"} {
 		if value := d.Attributes.String(name); value != "" {
@@ -51,7 +50,7 @@ func interfaceOf(d *discovery.Device) string {
 	return ""
 }
 
-// Bytes says an amount of memory in words, "" for none.
+// Bytes formats an amount of memory, with "" for none.
 func Bytes(n int64) string {
 	const mebi, gibi = 1 << 20, 1 << 30
 	in := func(unit int64, name string) string {
@@ -71,7 +70,7 @@ var (
 	notLabel = regexp.MustCompile(`[^a-z0-9]+`)
 )
 
-// CompareNatural orders names with numbers by the numbers: mlx5_2 before mlx5_10.
+// CompareNatural compares names with numbers by value: mlx5_2 comes before mlx5_10.
 func CompareNatural(a, b string) int {
 	as, bs := digits.FindAllString(a, -1), digits.FindAllString(b, -1)
 	for i := range min(len(as), len(bs)) {
@@ -88,7 +87,7 @@ func CompareNatural(a, b string) int {
 	return cmp.Compare(len(as), len(bs))
 }
 
-// Ranges sorts numbers and writes them as "24-27, 32", with that dash.
+// Ranges sorts numbers and formats them as ranges such as "24-27, 32", with the given dash.
 func Ranges(numbers []int, dash string) string {
 	slices.Sort(numbers)
 	var parts []string
@@ -106,7 +105,7 @@ func Ranges(numbers []int, dash string) string {
 	return strings.Join(parts, ", ")
 }
 
-// Plural writes "1 pod" and "2 pods".
+// Plural returns "1 pod" or "2 pods".
 func Plural(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
@@ -114,7 +113,7 @@ func Plural(n int, noun string) string {
 	return strconv.Itoa(n) + " " + noun + "s"
 }
 
-// APIName is what people call an API: DRA, or plugin.
+// APIName returns the usual name of an API: DRA, or plugin.
 func APIName(api discovery.Mode) string {
 	if api == discovery.ModeDevicePlugin {
 		return "plugin"

@@ -13,19 +13,19 @@ import (
 	"chandler.dev/internal/inventory"
 )
 
-// attention is one thing that is wrong, or that waits.
+// attention is a problem or a pending move.
 type attention struct {
 	Glyph glyph
-	Href  string // of the device's panel, "" if it has none
+	Href  string // link to the device's panel, or ""
 	Kind  string
 	Name  string
-	Code  string // of doctor, "" if it has none
+	Code  string // code of chandler doctor, or ""
 	Cond  string
 	Why   string
-	Owner string // emphasised behind Why: for whom a move waits
-	Lets  string // whether that one or those
-	Who   string // is hit
-	Then  string // what follows
+	Owner string // consumers for whom a move waits; emphasised after Why
+	Lets  string // "lets" or "let", after Owner
+	Who   string // affected consumers
+	Then  string // consequence
 	Since *stamp
 
 	begin int64
@@ -33,10 +33,10 @@ type attention struct {
 
 const (
 	codeProblem = "CH0309" // something of a device could not be read
-	codeWaits   = "CH0502" // it waits for the other API
+	codeWaits   = "CH0502" // the device waits to move to the other API
 )
 
-// attention returns what is wrong, worst first.
+// attention returns the problems and pending moves, worst first.
 func (v *view) attention() (items []attention) {
 	for _, s := range v.machine.all {
 		items = append(items, v.sick(s)...)
@@ -53,8 +53,7 @@ func (v *view) attention() (items []attention) {
 	return items
 }
 
-// sick returns what is wrong with silicon: once for all of its devices that have
-// the same.
+// sick returns the problems of a physical device. Devices with the same problem are one item.
 func (v *view) sick(s *silicon) (items []attention) {
 	type reading struct {
 		key    discovery.Condition
@@ -128,7 +127,7 @@ func (v *view) sickness(s *silicon, devices []*device) attention {
 	return item
 }
 
-// ownersOf returns who has any of the devices, each once.
+// ownersOf returns the consumers of the devices, without duplicates.
 func ownersOf(devices []*device) (owners []string) {
 	for _, d := range devices {
 		for _, owner := range d.Owners() {
@@ -141,7 +140,7 @@ func ownersOf(devices []*device) (owners []string) {
 	return owners
 }
 
-// some names the first of several.
+// some returns the first name and the number of the others.
 func some(names []string) string {
 	switch len(names) {
 	case 0:
@@ -154,7 +153,7 @@ func some(names []string) string {
 	return fmt.Sprintf("%s and %d more", names[0], len(names)-1)
 }
 
-// waits returns what silicon waits for.
+// waits returns the pending move of a physical device.
 func (v *view) waits(s *silicon, move *inventory.Move) attention {
 	d := s.First()
 	item := attention{
@@ -185,7 +184,7 @@ func otherAPI(to discovery.Mode) string {
 	return "DRA"
 }
 
-// waitNote says in short what silicon waits for, "" if it waits for nothing.
+// WaitNote returns a short text about the pending move, or "".
 func (s *silicon) WaitNote() string {
 	move := s.First().Move
 	if move == nil {
@@ -205,7 +204,7 @@ func letGo(owners int) string {
 	return "let"
 }
 
-// gone returns the devices that somebody has and that are not there any more.
+// gone returns the allocated devices that have vanished.
 func (v *view) gone() (items []attention) {
 	for _, gone := range v.inv.Gone {
 		class := cmp.Or(troubles[gone.Health.Trouble()], "bad")
@@ -232,7 +231,7 @@ func callName(name string) string {
 	return inventory.ShortAddress(fmt.Sprintf("%s:%s:%s.%s", parts[0], parts[1], parts[2], parts[3]))
 }
 
-// notes returns what is wrong with the node as a whole.
+// notes returns the problems of the node as a whole.
 func (v *view) notes() (items []attention) {
 	for _, note := range v.inv.Notes {
 		items = append(items, attention{
@@ -243,8 +242,8 @@ func (v *view) notes() (items []attention) {
 	return items
 }
 
-// problems returns what could not be read, of each device once, less what its
-// health says.
+// problems returns the read errors, one item for each device, without those that the device's
+// health shows.
 func (v *view) problems() (items []attention) {
 	byName := make(map[string][]string)
 	var names []string

@@ -9,10 +9,11 @@ import (
 	"chandler.dev/discovery"
 )
 
-// attribute is a line of what is published of a device.
+// attribute is one published attribute or capacity of a device.
 type attribute struct{ Name, Value, Small string }
 
-// attributesOf returns what is published of a device, those of Kubernetes first.
+// attributesOf returns the published attributes and capacities of a device. The standard attributes
+// of Kubernetes come first.
 func attributesOf(d *device) (all []attribute) {
 	names := make([]string, 0, len(d.Offered.Attributes))
 	for name := range d.Offered.Attributes {

@@ -1,11 +1,11 @@
-// Package page shows a machine's devices to people: where they are, how they are,
-// who has them, and how to ask for one. It turns an inventory into one HTML document that
-// needs nothing else, and serves it. It knows no vendor and asks nobody.
+// Package page is the web UI: it shows a machine's devices with their position, health and
+// consumers, and how to request them. It renders an inventory as one self-contained HTML document
+// and serves the document. It has no vendor-specific code and makes no calls to other services.
 package page
 
 import (
 	"crypto/sha256"
-	_ "embed" // its style, script and glyphs
+	_ "embed" // style, script and glyphs
 	"encoding/base64"
 	"fmt"
 	"io"
@@ -25,8 +25,8 @@ var style string
 //go:embed script.js
 var script string
 
-// Policy is the Content-Security-Policy of the document: its own style and its own
-// script, and nothing else.
+// Policy is the Content-Security-Policy of the document. It allows only the document's own style
+// and script.
 var Policy = "default-src 'none'; style-src " + hash(style) + "; script-src " + hash(script) +
 	"; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
@@ -35,19 +35,19 @@ func hash(text string) string {
 	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 }
 
-// document is all that the page shows.
+// document is the content of the web UI.
 type document struct {
 	*inventory.Inventory
 	Title    string
 	Env      string
-	Live     string // what to say while the page is live
-	Events   string // where revisions are told, "" if nothing is live
+	Live     string // text while the document is live
+	Events   string // path of the stream of revisions, "" if nothing is live
 	Revision string
 	AsOf     stamp
 
 	Alarms    []attention
 	Stock     []*stock
-	OutTold   bool // a column for what is out
+	OutTold   bool // shows a column for unavailable devices
 	Machine   *machine
 	Legend    []glyph
 	LinkNames []string
@@ -58,7 +58,7 @@ type document struct {
 	Solid     bool // there are devices
 }
 
-// view is an inventory on its way to a document.
+// view is an inventory with the data for a document.
 type view struct {
 	inv       *inventory.Inventory
 	list      []*device
@@ -68,14 +68,14 @@ type view struct {
 	machine   *machine
 }
 
-// Live says how a page hears of changes.
+// Live is how a document receives changes.
 type Live struct {
-	Events   string // path of the stream of revisions, "" if there is none
+	Events   string // path of the stream of revisions, or ""
 	Revision string
-	Changed  time.Time // when the host last changed
+	Changed  time.Time // time of the last change of the host
 }
 
-// Render writes the page of a machine.
+// Render writes the document of a machine.
 func Render(w io.Writer, inv *inventory.Inventory, live Live) error {
 	var out writer
 	out.document(documentOf(inv, live))
@@ -99,7 +99,7 @@ func look(inv *inventory.Inventory) *view {
 	return v
 }
 
-// titleOf says all of a device in words.
+// titleOf returns a summary of a device in words.
 func titleOf(d *device, s *silicon) string {
 	name := strings.TrimSpace(d.Label + " " + d.Addr)
 	switch {
@@ -159,7 +159,7 @@ func documentOf(inv *inventory.Inventory, live Live) *document {
 	return doc
 }
 
-// summary counts the devices.
+// summary returns the number of devices as text.
 func (v *view) summary() string {
 	if len(v.list) == 0 {
 		return "no accelerators"
@@ -176,7 +176,7 @@ func (v *view) summary() string {
 	return text
 }
 
-// legend returns the glyphs that are on the page, each once, and the names of links.
+// legend returns the glyphs of the document without duplicates, and the names of links.
 func (v *view) legend() (glyphs []glyph, links []string) {
 	for _, d := range v.list {
 		g := d.Glyph()
@@ -203,7 +203,7 @@ func (v *view) legend() (glyphs []glyph, links []string) {
 	return glyphs, links
 }
 
-// Looked says who looked at a host that has nothing.
+// Looked returns the text for a host without devices.
 func (doc *document) Looked() string {
 	if doc.Unread {
 		return "Above is what was found and could not be read. It is tried again with every scan."

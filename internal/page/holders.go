@@ -8,17 +8,17 @@ import (
 	"chandler.dev/internal/inventory"
 )
 
-// pod is a row of who holds what.
+// pod is a consumer in the list of allocations.
 type pod struct {
 	Namespace, Name string
-	Mate            string // as devices name it that the pod alone has
+	Mate            string // the pod's name as in the Mate of its devices
 	Rows            []podRow
 }
 
-// podRow is what a pod has by one claim and request, or by one classic resource.
+// podRow is a pod's devices by one request of a claim, or by one extended resource.
 type podRow struct {
 	Chips []chip
-	Via   string // claim or limits
+	Via   string // "claim" or "limits"
 	By    string
 	Small string // request
 	API   string
@@ -30,14 +30,14 @@ type chip struct {
 	ID, Title string
 	Glyph     glyph
 	Code      string // address or name
-	Text      string // for several together
+	Text      string // for several devices together
 	Small     string
 }
 
-// maxChips is how many parts of the same silicon are named one by one.
+// maxChips is the largest number of partitions of one physical device that get separate chips.
 const maxChips = 4
 
-// pods returns who holds what, in the order of their names.
+// pods returns the list of allocations, in the order of the consumers' names.
 func (v *view) pods() (pods []*pod) {
 	byName := make(map[string]*pod)
 	type rowKey struct{ pod, api, via, by, request string }
@@ -82,7 +82,7 @@ func (v *view) pods() (pods []*pod) {
 	return pods
 }
 
-// chips names devices; many parts of the same silicon are named together.
+// chips returns chips for devices. Many partitions of one physical device share a chip.
 func (v *view) chips(devices []*device) (chips []chip) {
 	bySilicon := make(map[string][]*device)
 	for _, d := range devices {
@@ -112,7 +112,7 @@ func (v *view) chips(devices []*device) (chips []chip) {
 	return chips
 }
 
-// callIn is how a device is called outside its silicon.
+// callIn returns the name of a device outside its physical device.
 func (d *device) callIn(s *silicon) string {
 	switch {
 	case s != nil && s.Divided() && d != s.Whole && !s.virtual():

@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// writer writes HTML. It is no html/template: with that the linker keeps every method of
-// the program, and the agent is half as large again, on disk and in memory.
+// writer writes HTML. The package does not use html/template, since the linker would then keep
+// every method of the program, which makes the agent half as large again, on disk and in memory.
 //
-// Formats are constants of this package in which every value stands between tags or in
-// a quoted attribute. There, escaping &, <, >, ' and " is enough (WHATWG HTML, 13.1.2.3
-// and 13.1.3). No value stands in a script, a style or the scheme of a link.
+// All formats are constants of this package. Their values are only between tags or in quoted
+// attributes. There, escaping &, <, >, ' and " is enough (WHATWG HTML, 13.1.2.3 and 13.1.3). No
+// value is in a script, a style or the scheme of a link.
 type writer struct{ bytes.Buffer }
 
 // f writes a format with %s for strings and %d for numbers. All strings are escaped.
@@ -31,17 +31,17 @@ func (w *writer) f(format string, values ...any) {
 	fmt.Fprintf(w, format, escaped...)
 }
 
-// trusted is HTML of the program's own.
+// trusted is HTML from the program itself.
 type trusted string
 
-// maybe writes a format with a text unless that is empty.
+// maybe writes a format with a text unless the text is empty.
 func (w *writer) maybe(format, text string) {
 	if text != "" {
 		w.f(format, text) //nolint:govet // the caller's format is a constant
 	}
 }
 
-// breaks lets a long expression break where it is read best.
+// breaks returns an expression with possible line breaks at readable places.
 func breaks(expression string) trusted {
 	escaped := html.EscapeString(expression)
 	for _, at := range []string{"[&#34;", ".?", ".orValue"} {
@@ -54,7 +54,7 @@ func (w *writer) glyph(g glyph) {
 	w.f(`<svg class="g %s" aria-hidden="true"><use href="#%s"/></svg>`, g.Class, g.Shape)
 }
 
-// ago writes since when something is, in the words for it; nothing if it is not known.
+// ago writes how long ago a moment was. It writes nothing for nil.
 func (w *writer) ago(s *stamp, words func(*stamp) string) {
 	if s != nil {
 		w.f(`<time datetime="%s" title="since %s">%s</time>`, s.Machine, s.Exact, words(s))
@@ -65,7 +65,7 @@ func inShort(s *stamp) string { return s.Short }
 
 func inLong(s *stamp) string { return s.Long }
 
-// document writes the page.
+// document writes the document.
 func (w *writer) document(doc *document) {
 	w.f("<!doctype html>\n<html lang=\"en\"")
 	if !doc.Solid {

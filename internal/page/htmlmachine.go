@@ -6,7 +6,7 @@ import (
 	"chandler.dev/internal/inventory"
 )
 
-// machine writes the devices in their places.
+// machine writes the devices at their positions.
 func (w *writer) machine(doc *document) {
 	m := doc.Machine
 	w.f(`<section class="machine" id="machine" tabindex="-1" aria-labelledby="h-mach"><div class="bar-h"><h2 id="h-mach">The machine</h2><ul class="legend" aria-label="Legend">`)
@@ -97,14 +97,14 @@ func (w *writer) address(s *silicon) {
 	}
 }
 
-// lane writes the classes of what has private links.
+// lane writes the classes of a physical device with private links.
 func (w *writer) lane(s *silicon) {
 	if s.Lane > 0 {
 		w.f(` lk lane%d`, s.Lane)
 	}
 }
 
-// held says in a class whether somebody has the device.
+// heldClass returns the class for whether the device is allocated.
 func heldClass(d *device) string {
 	if len(d.Holders) > 0 || d.Holding == inventory.Taken {
 		return "held"
@@ -112,7 +112,7 @@ func heldClass(d *device) string {
 	return "free"
 }
 
-// device writes a device that stands alone.
+// device writes a physical device without partitions.
 func (w *writer) device(s *silicon) {
 	d := s.First()
 	w.f(`<li class="dev %s %s%s`, d.Level, heldClass(d), when(d.Open, " open"))
@@ -141,7 +141,7 @@ func (w *writer) device(s *silicon) {
 	w.f(`</span></span></a></li>`)
 }
 
-// divided writes silicon with its parts.
+// divided writes a physical device with its partitions.
 func (w *writer) divided(s *silicon) {
 	w.f(`<li class="sil %s`, s.Level())
 	w.lane(s)

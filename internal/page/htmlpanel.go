@@ -10,7 +10,7 @@ func (w *writer) command(text string) {
 	w.f(`<code class="copy cmd"><span>%s</span></code>`, text)
 }
 
-// panel writes all of one piece of silicon.
+// panel writes the details of a physical device.
 func (w *writer) panel(p *panel) {
 	w.f(`<section class="panel" id="%s" tabindex="-1" aria-labelledby="p-%s"><div class="ph"><div><h2 id="p-%s">`, p.ID, p.ID, p.ID)
 	if p.Glyph != nil {

@@ -9,31 +9,31 @@ import (
 	"chandler.dev/internal/inventory"
 )
 
-// bus is a line to which devices are linked, each to each.
+// bus is the line of a fabric with links between all devices.
 type bus struct {
 	Name string
 	Text string
 	Lane int
 }
 
-// ring shows devices whose links are no complete fabric.
+// ring is the drawing of a fabric with some links missing.
 type ring struct {
 	Name, Text string
 	Nodes      []ringNode
-	Chords     []string // paths
+	Chords     []string // SVG paths
 }
 
 type ringNode struct {
 	ID           string
 	Title        string
 	Glyph        glyph
-	X, Y         string // of the glyph
+	X, Y         string // position of the glyph
 	TextX, TextY string
 	Label        string
 }
 
-// link draws the private links: a bus for what is linked each to each, a ring for
-// the rest. At most two buses can be told apart at the right side of the machine.
+// link lays out the private links. Fabrics with all links become buses, others become rings. At
+// most two buses can be distinguished at the right side of the machine.
 func (v *view) link() {
 	const lanes = 2
 	m, lane := v.machine, 0
@@ -68,7 +68,7 @@ func (v *view) link() {
 	}
 }
 
-// how says how silicon is linked.
+// how describes the links of a fabric.
 func how(f *inventory.Fabric) string {
 	if len(f.Links) > 0 {
 		return "each to each"
@@ -90,7 +90,7 @@ func nounOf(members []*silicon) string {
 	return "device"
 }
 
-// only returns the NUMA node in which all of it stands, nil if there is none.
+// only returns the NUMA node that contains all members, or nil.
 func (m *machine) only(members []*silicon) *numa {
 	if len(m.NUMA) < 2 {
 		return nil
@@ -111,7 +111,7 @@ func (m *machine) only(members []*silicon) *numa {
 	return nil
 }
 
-// rail draws the lines from the roots of silicon down to its bus.
+// rail adds the lines from the roots of physical devices to their bus.
 func (m *machine) rail(members []*silicon, lane int) {
 	local := m.only(members) != nil
 	if !local {
@@ -127,7 +127,7 @@ func (m *machine) rail(members []*silicon, lane int) {
 	}
 }
 
-// ringOf draws silicon around a circle, with a chord for each link.
+// ringOf places physical devices on a circle, with a chord for each link.
 func (v *view) ringOf(f *inventory.Fabric, members []*silicon) ring {
 	const centre, radius, label = 150.0, 108.0, 136.0
 	text := how(f)
@@ -156,8 +156,8 @@ func (v *view) ringOf(f *inventory.Fabric, members []*silicon) ring {
 	return r
 }
 
-// commonPrefix is what the names of silicon without addresses begin with before
-// their numbers, such as "neuron"; "" if there is no such thing.
+// commonPrefix returns the common beginning of names without addresses, before their numbers, such
+// as "neuron". It returns "" if the names differ.
 func commonPrefix(members []*silicon) string {
 	prefix := strings.TrimRight(members[0].Name, "0123456789")
 	for _, s := range members {
@@ -168,7 +168,7 @@ func commonPrefix(members []*silicon) string {
 	return prefix
 }
 
-// Glyph of silicon: that of the whole, or of the worst part.
+// Glyph returns the glyph of the whole device or of the worst partition.
 func (s *silicon) Glyph() glyph {
 	worst := s.First()
 	if s.Whole != nil {

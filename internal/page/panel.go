@@ -10,24 +10,24 @@ import (
 	"chandler.dev/internal/inventory"
 )
 
-// panel says all of one piece of silicon.
+// panel contains the details of a physical device.
 type panel struct {
 	ID    string
 	Title string
 	Kind  string
 	Addr  string
-	State string // or how many parts there are
+	State string // state, or number of partitions
 
-	Glyph *glyph // nil if it is shown by its parts
+	Glyph *glyph // nil if the partitions are shown
 	Says  []say
 	Do    []string // commands
-	Code  string   // of doctor
+	Code  string   // code of chandler doctor
 
 	Owners []owner
-	Nobody string // why nobody has it
+	Nobody string // why the device is not allocated
 
 	Ask        ask
-	ThisByPart bool // each part has an expression of its own
+	ThisByPart bool // each partition has an expression of its own
 	Parts      []part
 	PartsTitle string
 	Crumbs     []string
@@ -49,7 +49,7 @@ type say struct {
 	Effect       string
 }
 
-// owner is who has the device of a panel.
+// owner is a consumer of the panel's device.
 type owner struct {
 	*inventory.Holder
 	API   string
@@ -60,9 +60,9 @@ type owner struct {
 type part struct {
 	*device
 	Glyph  glyph
-	Second string // address, or what it takes
+	Second string // address or size
 	Owner  *owner
-	Others int // more owners
+	Others int // number of further consumers
 	This   string
 	Detail string
 }
@@ -98,7 +98,7 @@ func (v *view) panel(s *silicon) panel {
 	return p
 }
 
-// divide makes rows of the parts.
+// divide adds rows for the partitions.
 func (v *view) divide(p *panel, s *silicon) {
 	first, parts := s.First(), s.Parts()
 	p.PartsTitle, p.State = "Parts", inventory.Plural(len(parts), "partition")
@@ -125,7 +125,7 @@ func (v *view) divide(p *panel, s *silicon) {
 	}
 }
 
-// takes says how much of its silicon a part has.
+// takes returns the size of a partition.
 func takes(d *device) string {
 	if cores, has := d.Offered.Capacity["cores"]; has {
 		return inventory.Plural(int(cores.Value.Value()), "core")
@@ -164,7 +164,7 @@ func (v *view) owners(d *device) (owners []owner) {
 	return owners
 }
 
-// LongAPI is how the API is called where there is room.
+// LongAPI returns the long name of the API.
 func (o owner) LongAPI() string {
 	if o.API == "plugin" {
 		return "device plugin"
@@ -172,7 +172,8 @@ func (o owner) LongAPI() string {
 	return "Dynamic Resource Allocation"
 }
 
-// nobody says why nobody has a device, "" if somebody has or nobody was asked.
+// nobody returns the reason why a device is not allocated. It returns "" if the device is allocated
+// or the allocations are unknown.
 func (v *view) nobody(d *device) string {
 	switch {
 	case len(d.Holders) > 0 || !v.inv.Asked:
@@ -187,7 +188,7 @@ func (v *view) nobody(d *device) string {
 	return "Nobody."
 }
 
-// sayOf says what is wrong with the silicon, and what to do.
+// sayOf adds the problems of the physical device and the commands that help.
 func (v *view) sayOf(p *panel, s *silicon) {
 	d := s.First()
 	for _, other := range s.Devices {
@@ -224,10 +225,10 @@ func (v *view) sayOf(p *panel, s *silicon) {
 	}
 }
 
-// healthLevel is the level of the health alone.
+// healthLevel returns the level of the health alone.
 func (d *device) healthLevel() string { return cmp.Or(troubles[d.Health.Trouble()], "ok") }
 
-// placeOf says where the silicon is.
+// placeOf adds the position of the physical device.
 func (v *view) placeOf(p *panel, s *silicon) {
 	d := s.First()
 	if d.Place.NUMA != nil {
@@ -255,7 +256,7 @@ func (v *view) placeOf(p *panel, s *silicon) {
 	}
 }
 
-// linksOf returns the silicon to which some has private links.
+// linksOf returns the physical devices linked to s by private links.
 func (v *view) linksOf(s *silicon) (links []chip) {
 	for _, other := range s.links {
 		links = append(links, chip{ID: other.ID, Code: other.Call()})
@@ -263,7 +264,7 @@ func (v *view) linksOf(s *silicon) (links []chip) {
 	return links
 }
 
-// ask says how to ask for a device.
+// ask is how to request a device.
 type ask struct {
 	inventory.Ask
 	Limits []string

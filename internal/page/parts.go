@@ -12,31 +12,31 @@ import (
 	"chandler.dev/internal/inventory"
 )
 
-// manyDivided is from how much divided silicon on its parts are drawn as cells.
+// manyDivided is the number of divided physical devices from which partitions are drawn as cells.
 const manyDivided = 9
 
-// run is what one pod has of the parts of silicon, or what nobody has.
+// run is a pod's partitions of a physical device, or its free ones.
 type run struct {
 	N     int
 	Who   string
 	Parts string
 	API   string
 	Since *stamp
-	Bad   string // what is wrong with one part, instead of all else
+	Bad   string // the problem of a single partition, instead of all other fields
 }
 
-// Tiles reports whether the parts have room for a name and a holder.
+// Tiles reports whether the partitions have room for a name and a consumer.
 func (s *silicon) Tiles() bool {
 	return !s.virtual() && len(s.Parts()) <= maxGlyphs && !s.crowded
 }
 
-// Big reports whether there are more parts than a row has.
+// Big reports whether the partitions need more than one row.
 func (s *silicon) Big() bool { return len(s.Parts()) > maxGlyphs }
 
-// Few reports whether the parts fill half a row at most.
+// Few reports whether the partitions fit into half a row.
 func (s *silicon) Few() bool { return len(s.Parts()) <= 8 }
 
-// Count says how many parts there are and how they are, as words and numbers.
+// Count returns the number of partitions by state.
 func (s *silicon) Count() (words []counted) {
 	parts := s.Parts()
 	had, out := 0, make(map[string]int)
@@ -75,7 +75,7 @@ type counted struct {
 	Class string
 }
 
-// Size says how many parts there are, and of what size if they are alike.
+// Size returns the number of partitions as text, with their size if all are alike.
 func (s *silicon) Size() string {
 	parts := s.Parts()
 	text := inventory.Plural(len(parts), s.Noun)
@@ -95,7 +95,7 @@ func (s *silicon) Size() string {
 	return text
 }
 
-// HeldWhole names who has all of the silicon, "" if nobody has.
+// HeldWhole returns the consumers of the whole device, or "".
 func (s *silicon) HeldWhole() string {
 	if s.Whole == nil {
 		return ""
@@ -103,7 +103,7 @@ func (s *silicon) HeldWhole() string {
 	return some(s.Whole.Owners())
 }
 
-// Note is the reason that all sick parts have in common, "" if there is none.
+// Note returns the common problem of all devices, or "".
 func (s *silicon) Note() string {
 	note := ""
 	for _, d := range s.Devices {
@@ -118,7 +118,7 @@ func (s *silicon) Note() string {
 	return note
 }
 
-// Name shown in the head of the silicon.
+// Head returns the name in the heading of the physical device.
 func (s *silicon) Head() string {
 	d := s.First()
 	if name := d.Offered.Attributes.String("pfName"); s.virtual() && name != "" {
@@ -127,7 +127,7 @@ func (s *silicon) Head() string {
 	return d.ShortModel()
 }
 
-// Sub is what stands behind the name.
+// Sub returns the text after the name.
 func (s *silicon) Sub() string {
 	d := s.First()
 	if profile := s.Devices[len(s.Devices)-1].Offered.Attributes.String("profile"); profile != "" && s.uniform("profile") {
@@ -152,13 +152,13 @@ func (s *silicon) uniform(name resourceapi.QualifiedName) bool {
 	return true
 }
 
-// Solo reports whether it stands alone below its root.
+// Solo reports whether the physical device is alone below its root.
 func (s *silicon) Solo() bool { return s.solo && s.Root != "" }
 
-// ShortRoot is the root as it is shown.
+// ShortRoot returns the short name of the root.
 func (s *silicon) ShortRoot() string { return inventory.ShortRoot(s.Root) }
 
-// Level of the silicon as a whole: bad if all of it is.
+// Level returns the best level of the devices, so that the whole is bad only if all devices are.
 func (s *silicon) Level() string {
 	best := s.Devices[0].Level
 	for _, d := range s.Devices {
@@ -169,7 +169,7 @@ func (s *silicon) Level() string {
 	return best
 }
 
-// runs returns who has how many of the parts.
+// runsAt returns the numbers of partitions by consumer.
 func (s *silicon) runsAt(at time.Time) (runs []run) {
 	type key struct {
 		who, api string
@@ -209,7 +209,7 @@ func (s *silicon) runsAt(at time.Time) (runs []run) {
 	return append(runs, sick...)
 }
 
-// Second is the last line of a device: who has it.
+// Second returns the last line of a device with its consumers.
 func (d *device) Second() string {
 	owners := d.Owners()
 	switch {
@@ -231,7 +231,7 @@ func (d *device) Second() string {
 	return "free"
 }
 
-// Vacant says in a panel that nobody has a part.
+// Vacant returns the text for a partition without consumers in a panel.
 func (d *device) Vacant() string {
 	words := d.Second()
 	if d.Awaits() {
@@ -240,7 +240,7 @@ func (d *device) Vacant() string {
 	return words
 }
 
-// Pods are the names of who has a part, without their namespaces.
+// Pods returns the names of a partition's consumers without their namespaces.
 func (d *device) Pods() string {
 	var names []string
 	for _, owner := range d.Owners() {

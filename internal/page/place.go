@@ -8,24 +8,24 @@ import (
 	"chandler.dev/internal/inventory"
 )
 
-// silicon is what stands in one place of the machine: a device, or the parts of one.
+// silicon is a physical device at its position: a single device, or a device with its partitions.
 type silicon struct {
 	*inventory.Silicon
 	ID      string    // in the document
-	Devices []*device // one, or the whole and its parts in order
-	Whole   *device   // the device that is all of it, nil if there is none
-	Addr    string    // short PCI address, "" if it has none
+	Devices []*device // a single device, or the whole followed by its partitions in order
+	Whole   *device   // the whole device, or nil
+	Addr    string    // short PCI address, or ""
 	Root    string    // PCIe root, such as "pci0000:17"
-	Lane    int       // of its rail, 0 for none
-	Runs    []run     // who has how many parts, of many
+	Lane    int       // of its rail, or 0
+	Runs    []run     // partitions by consumer, if there are many
 
-	linkName string // of the private links that it has
+	linkName string // of its private links
 	links    []*silicon
-	solo     bool // it stands alone below its root
-	crowded  bool // so much is divided that parts have no room for names
+	solo     bool // alone below its root
+	crowded  bool // too many divided devices, so that partitions have no room for names
 }
 
-// Parts are the devices besides the whole.
+// Parts returns the devices without the whole.
 func (s *silicon) Parts() []*device {
 	if !s.Divided() {
 		return nil
@@ -33,28 +33,28 @@ func (s *silicon) Parts() []*device {
 	return slices.DeleteFunc(slices.Clone(s.Devices), func(d *device) bool { return d == s.Whole })
 }
 
-// First is the whole, or the first of the parts.
+// First returns the whole, or the first partition.
 func (s *silicon) First() *device { return s.Devices[0] }
 
-// Divided reports whether the silicon is shown by its parts.
+// Divided reports whether the partitions are shown.
 func (s *silicon) Divided() bool { return len(s.Silicon.Parts) > 0 }
 
-// virtual reports whether the parts are virtual functions.
+// virtual reports whether the partitions are virtual functions.
 func (s *silicon) virtual() bool { return s.Noun == "VF" }
 
-// Call is how the silicon is called beside others.
+// Call returns the short name among other physical devices.
 func (s *silicon) Call() string { return cmp.Or(s.Addr, s.Name) }
 
-// root is what stands below one PCIe root, or below one switch of it.
+// root contains the devices below one PCIe root, or below one of its switches.
 type root struct {
-	Name    string // short, "" if the devices have no PCIe place
+	Name    string // short name, "" without a PCIe position
 	Switch  string // short address, "" if the tree does not fork below a bridge
 	Silicon []*silicon
-	Lanes   []int // of the rails down its right side
+	Lanes   []int // of the rails at its right side
 	Local   bool  // the rails end in a bus within the NUMA node
 }
 
-// Solo reports whether there is one thing only.
+// Solo reports whether there is a single physical device.
 func (r *root) Solo() bool { return len(r.Silicon) == 1 }
 
 // numa is a NUMA node.
@@ -64,23 +64,23 @@ type numa struct {
 	Buses []bus
 }
 
-// Wide reports whether something in it needs room for its parts.
+// Wide reports whether the node contains a divided device.
 func (n *numa) Wide() bool {
 	return slices.ContainsFunc(n.Roots, func(r *root) bool { return slices.ContainsFunc(r.Silicon, (*silicon).Divided) })
 }
 
-// machine is all devices in their places.
+// machine contains all devices at their positions.
 type machine struct {
 	NUMA  []*numa
 	Buses []bus
 	Rings []ring
-	Loose []*device // of the host itself
+	Loose []*device // devices of the host itself
 	Rails bool
 
 	all []*silicon
 }
 
-// arrange shows the tree of an inventory.
+// arrange adds the tree of the inventory to the view.
 func (v *view) arrange() {
 	v.machine = &machine{}
 	tree := v.inv.Tree
@@ -118,8 +118,7 @@ func (v *view) arrange() {
 	}
 }
 
-// rootsOf shows what stands below a root. Things without a PCIe place stand side by
-// side.
+// rootsOf returns the roots of a branch. Devices without a PCIe position become roots of their own.
 func (v *view) rootsOf(b *inventory.Branch) (roots []*root) {
 	r := &root{Name: inventory.ShortRoot(b.Root), Switch: inventory.ShortAddress(b.Switch)}
 	for i := range b.Silicon {
@@ -137,7 +136,7 @@ func (v *view) rootsOf(b *inventory.Branch) (roots []*root) {
 	return roots
 }
 
-// siliconOf shows silicon with its devices.
+// siliconOf adds a physical device with its devices to the view.
 func (v *view) siliconOf(of *inventory.Silicon, root string) *silicon {
 	s := &silicon{Silicon: of, ID: documentID(of.Name), Root: root, Addr: inventory.ShortAddress(of.Address)}
 	for _, name := range of.All() {
@@ -156,8 +155,7 @@ func (v *view) siliconOf(of *inventory.Silicon, root string) *silicon {
 	return s
 }
 
-// documentID returns the ID of an element for a name. Elements of the page's own
-// have others.
+// documentID returns the element ID for a name. It avoids the IDs of the document's own elements.
 func documentID(name string) string {
 	switch name {
 	case "machine", "live", "q", "h-att", "h-stock", "h-mach", "h-who", "h-empty":

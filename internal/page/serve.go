@@ -17,14 +17,14 @@ import (
 	"chandler.dev/internal/inventory"
 )
 
-// Server serves the page of a host.
+// Server serves the web UI of a host.
 type Server struct {
-	// Read returns the host as it is now, nil while nothing is known of it.
+	// Read returns the present inventory, nil while it is unknown.
 	Read func() *inventory.Inventory
 
-	// Hosts are names, besides "localhost" and IP addresses, by which browsers may
-	// ask. Others are refused: a page of another site could otherwise have a name of
-	// its own resolve to this address, and read who has what.
+	// Hosts are names that browsers may use for this server, in addition to "localhost" and IP
+	// addresses. Requests for other names are refused. Otherwise another site could let its own
+	// name resolve to this address, and read the allocations.
 	Hosts []string
 
 	mu       sync.Mutex
@@ -32,11 +32,11 @@ type Server struct {
 	changed  time.Time
 }
 
-// interval is how often a host that somebody looks at is asked for changes.
+// interval is the interval of checks for changes while a browser is connected.
 const interval = time.Second
 
-// Handler answers with the page at /, with its data at /inventory.json, and with a
-// stream of revisions at /events.
+// Handler serves the document at /, its data at /inventory.json, and a stream of revisions at
+// /events.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", s.page)
@@ -57,7 +57,7 @@ func (s *Server) Handler() http.Handler {
 	})
 }
 
-// known reports whether browsers may ask by the name.
+// known reports whether browsers may use the name.
 func (s *Server) known(host string) bool {
 	name := host
 	if h, _, err := net.SplitHostPort(host); err == nil {
@@ -75,7 +75,7 @@ func (s *Server) known(host string) bool {
 	return false
 }
 
-// look returns the host with its revision.
+// look returns the inventory with its revision.
 func (s *Server) look() (*inventory.Inventory, Live) {
 	inv := s.Read()
 	if inv == nil {
@@ -97,7 +97,7 @@ func (s *Server) look() (*inventory.Inventory, Live) {
 	return inv, Live{Events: "events", Revision: revision, Changed: s.changed}
 }
 
-// revisionOf names what an inventory says, whenever it says it.
+// revisionOf returns a hash of an inventory, independent of its time.
 func revisionOf(inv *inventory.Inventory) string {
 	timeless := *inv
 	timeless.At = time.Time{}
@@ -109,7 +109,7 @@ func revisionOf(inv *inventory.Inventory) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// newest returns when the last thing happened that an inventory tells of.
+// newest returns the time of the last event in an inventory.
 func newest(inv *inventory.Inventory) (newest time.Time) {
 	note := func(at time.Time) {
 		if at.After(newest) {
@@ -154,12 +154,12 @@ func (s *Server) data(w http.ResponseWriter, r *http.Request) {
 	send(w, r, "application/json", append(data, '\n'))
 }
 
-// send writes an answer, compressed if the browser takes that.
+// send writes an answer, compressed if the browser supports compression.
 func send(w http.ResponseWriter, r *http.Request, kind string, data []byte) {
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("Vary", "Accept-Encoding")
 	if !strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
-		_, _ = w.Write(data) // the browser has gone
+		_, _ = w.Write(data) // the browser may have disconnected
 		return
 	}
 	w.Header().Set("Content-Encoding", "gzip")
@@ -168,7 +168,7 @@ func send(w http.ResponseWriter, r *http.Request, kind string, data []byte) {
 	_ = compressed.Close()
 }
 
-// events tells the revision of the host now, and again whenever it changes.
+// events sends the revision of the host, now and after each change.
 func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	controller := http.NewResponseController(w)
@@ -179,7 +179,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 			if _, err := fmt.Fprintf(w, "event: revision\ndata: %s\n\n", said); err != nil {
 				return
 			}
-		} else if quiet++; quiet%15 == 0 { // the stream is known to be alive
+		} else if quiet++; quiet%15 == 0 { // keeps the stream alive
 			if _, err := fmt.Fprint(w, ": alive\n\n"); err != nil {
 				return
 			}

@@ -9,27 +9,27 @@ import (
 	"chandler.dev/internal/inventory"
 )
 
-// A glyph stands for the state of a device. Its colour is the health, its fill
-// how much is held, its shape trouble.
+// A glyph represents the state of a device. The colour shows the health, the fill the allocated
+// amount, and the shape a problem.
 type glyph struct {
-	Class string // of the colour: ok, warn, bad, unk or move
-	Shape string // the symbol
+	Class string // colour: ok, warn, bad, unk or move
+	Shape string // symbol
 	Words string
 }
 
-// device is a device with all that a page says of it.
+// device is a device with its data for a document.
 type device struct {
 	*inventory.Device
 	ID    string // in the document
-	Level string // as the Class of a glyph
-	Addr  string // short PCI address, "" if it has none
-	Title string // all of it in words
+	Level string // like the Class of a glyph
+	Addr  string // short PCI address, or ""
+	Title string // summary in words
 
-	HeldSince *stamp // nil if that is not known
-	Unasked   bool   // it is not known who has it
+	HeldSince *stamp // nil if unknown
+	Unasked   bool   // the consumers are unknown
 }
 
-// Mate names the pod that alone has the device, "" if none has.
+// Mate returns the only pod that has the device, or "".
 func (d *device) Mate() string {
 	if owners := d.Owners(); len(owners) == 1 && !d.Open {
 		return owners[0]
@@ -37,12 +37,12 @@ func (d *device) Mate() string {
 	return ""
 }
 
-// levels in the order in which they need attention.
+// levels are ordered by urgency.
 var levels = []string{"bad", "unk", "warn", "move", "ok"}
 
 func worse(a, b string) int { return cmp.Compare(slices.Index(levels, a), slices.Index(levels, b)) }
 
-// troubles are the levels of what can be wrong with a device.
+// troubles maps the problems of a device to levels.
 var troubles = map[inventory.State]string{
 	inventory.Unhealthy: "bad", inventory.Unread: "unk", inventory.Degraded: "warn", inventory.Moving: "move",
 }
@@ -52,16 +52,16 @@ func levelOf(d *inventory.Device) string {
 	return cmp.Or(troubles[d.State], "ok")
 }
 
-// notKnown is said of devices in place of who has them.
+// notKnown replaces the consumers of a device if they are unknown.
 const notKnown = "not known who has it"
 
-// Why says what is wrong with the device, "" if nothing is.
+// Why returns the problem of the device, or "".
 func (d *device) Why() string { return d.Health.Reason }
 
-// Sub tells the device from others of its model, if its label does not.
+// Sub returns a text that distinguishes the device from others of its model, unless its label does.
 func (d *device) Sub() string { return d.Detail }
 
-// Glyph of the device.
+// Glyph returns the glyph of the device.
 func (d *device) Glyph() glyph {
 	fill, words := "free", "free"
 	if d.Unasked {
@@ -121,7 +121,7 @@ func (d *device) openGlyph() glyph {
 	return glyph{"ok", "g-open", "for any number of pods"}
 }
 
-// third says how full a device is that is partly held.
+// third returns the fill of a partly allocated device, from 1 to 3.
 func (d *device) third() int {
 	if d.Shares.All > 0 {
 		return min(3, max(1, 4*d.Shares.Held/(d.Shares.All+1)))
@@ -129,10 +129,10 @@ func (d *device) third() int {
 	return 2
 }
 
-// unmade is said of devices that are not there yet.
+// unmade is the text for devices that do not exist yet.
 const unmade = "made when somebody gets it"
 
-// Words say the state.
+// Words returns the state in words.
 func (d *device) Words() string {
 	if d.Open && d.Level == "ok" {
 		return "for any number"
@@ -179,7 +179,7 @@ func movingTo(m *inventory.Move) string {
 	return "moving to " + inventory.APIName(m.To)
 }
 
-// ShortModel is the model without the vendor's name.
+// ShortModel returns the model without the vendor's name.
 func (d *device) ShortModel() string {
 	first, rest, found := strings.Cut(d.Model, " ")
 	if found && rest != "" && strings.EqualFold(first, d.Offered.Attributes.String("vendor")) && d.Offered.Attributes.String("model") != "" {
@@ -188,7 +188,7 @@ func (d *device) ShortModel() string {
 	return d.Model
 }
 
-// arrow says from which API to which silicon moves.
+// arrow returns the old and the new API of a moving physical device.
 func arrow(m *inventory.Move) string {
 	if m.To == "" {
 		return "changes"

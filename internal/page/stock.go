@@ -9,28 +9,28 @@ import (
 	"chandler.dev/internal/inventory"
 )
 
-// stock is a row of what is here: devices that are as good as each other.
+// stock is a row of equivalent devices.
 type stock struct {
 	Kind, Model string
-	Small       string   // size, profile, or of what the devices are parts
-	Names       []string // classic resources and the DeviceClass
-	Open        bool     // for any number of pods
+	Small       string   // size, profile, or kind of partition
+	Names       []string // extended resources and the DeviceClass
+	Open        bool     // with unlimited sharing
 
 	Free, Held, Out, All int
 
-	Glyphs []glyph // up to 16 devices
+	Glyphs []glyph // of up to 16 devices
 	Bar    []segment
 }
 
-// segment is a part of a bar, in hundredths of it.
+// segment is a part of a bar, in percent.
 type segment struct{ Class, X, Width string }
 
-// maxGlyphs is how many devices are drawn one by one.
+// maxGlyphs is the largest number of devices with glyphs of their own.
 const maxGlyphs = 16
 
 var kinds = []string{"gpu", "npu", "fpga", "crypto", "dma", "nic", "hypervisor", "enclave", "other"}
 
-// stockOf counts what is here.
+// stockOf groups the devices into rows.
 func stockOf(all []*silicon) (rows []*stock) {
 	byKey := make(map[string]*stock)
 	of := make(map[*stock][]*device)
@@ -65,7 +65,7 @@ func stockOf(all []*silicon) (rows []*stock) {
 	return rows
 }
 
-// rowOf returns the row in which a device counts.
+// rowOf returns the row for a device.
 func rowOf(s *silicon, d *device) *stock {
 	row := &stock{Kind: d.Kind, Model: d.ShortModel(), Open: d.Open}
 	var small []string
@@ -106,7 +106,7 @@ func (row *stock) count(d *device) {
 	row.Free += all - had - out
 }
 
-// draw makes glyphs of a few devices, and a bar of many.
+// draw adds glyphs for a few devices, or a bar for many.
 func (row *stock) draw(devices []*device) {
 	rank := func(d *device) int {
 		r := slices.Index([]string{"ok", "warn", "move", "bad", "unk"}, d.Level)

@@ -9,12 +9,12 @@ import (
 	"unicode/utf8"
 )
 
-// trimZero writes a number with at most one digit behind the point.
+// trimZero formats a number with at most one decimal.
 func trimZero(n float64) string {
 	return strings.TrimSuffix(strconv.FormatFloat(n, 'f', 1, 64), ".0")
 }
 
-// short says how long something has gone on, in one unit.
+// short formats a duration in a single unit.
 func short(d time.Duration) string {
 	switch {
 	case d < time.Minute:
@@ -27,7 +27,7 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%d d", d/(24*time.Hour))
 }
 
-// long says the same with the minutes of the first hours.
+// long formats a duration like short, with minutes for the first hours.
 func long(d time.Duration) string {
 	minutes := d % time.Hour / time.Minute
 	if d < time.Hour || d >= 10*time.Hour || minutes == 0 {
@@ -36,16 +36,16 @@ func long(d time.Duration) string {
 	return fmt.Sprintf("%s %d min", short(d), minutes)
 }
 
-// stamp is a moment and how long ago it was.
+// stamp is a moment, and how long ago it was.
 type stamp struct {
-	Machine string // for computers
-	Exact   string // in words
+	Machine string // for machines
+	Exact   string // for people
 	Short   string
 	Long    string
 }
 
-// stampOf returns the stamp of a moment as it is read at another, nil if the
-// moment is not known.
+// stampOf returns the stamp of a moment since, as seen at the time at. It returns nil for an
+// unknown moment.
 func stampOf(since, at time.Time) *stamp {
 	if since.IsZero() {
 		return nil
@@ -59,7 +59,8 @@ func stampOf(since, at time.Time) *stamp {
 	}
 }
 
-// sentence begins with a capital and ends with a full stop. Each line is one.
+// sentence returns the text with a capital at the beginning and a full stop at the end. Each line
+// becomes a sentence.
 func sentence(text string) string {
 	first, rest, several := strings.Cut(strings.TrimSpace(text), "\n")
 	if several {
@@ -81,5 +82,5 @@ func oneSentence(text string) string {
 	return text
 }
 
-// sentenceCase begins with a capital.
+// sentenceCase returns the text with a capital at the beginning.
 func sentenceCase(text string) string { return strings.TrimSuffix(sentence(text), ".") }

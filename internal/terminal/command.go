@@ -2,9 +2,9 @@ package terminal
 
 import "strings"
 
-// BreakCommand returns a command in lines of at most that many columns, where it has spaces
-// outside quotes to be broken at. All lines but the last end with a backslash, so that the
-// command can be pasted. A remark after it that has no room gets a line of its own.
+// BreakCommand breaks a command into lines of at most the given columns, at spaces outside quotes.
+// All lines except the last end with a backslash, so that users can paste the command. A remark
+// without room gets a line of its own.
 func BreakCommand(command string, columns int) []string {
 	if Columns(command) <= columns {
 		return []string{command}
@@ -26,7 +26,7 @@ func BreakCommand(command string, columns int) []string {
 			line += " " + word
 		}
 	}
-	// The last line has no backslash, so a word may have been broken off in vain.
+	// The last line has no backslash, so its last word may have been broken off unnecessarily.
 	lines = append(lines, indent+line)
 	if remark != "" {
 		for _, words := range Wrap(strings.TrimPrefix(remark, "# "), columns-2) {
@@ -36,7 +36,7 @@ func BreakCommand(command string, columns int) []string {
 	return lines
 }
 
-// shellWords splits a command at spaces that are in no quotes.
+// shellWords splits a command at spaces outside quotes.
 func shellWords(command string) (words []string) {
 	var quote rune
 	var word strings.Builder

@@ -1,5 +1,4 @@
-// Package terminal is for text that people read in a terminal: its width, its
-// colours, and the glyphs that stand for devices.
+// Package terminal formats text for terminals: width, colours, and the glyphs of devices.
 package terminal
 
 import (
@@ -10,27 +9,26 @@ import (
 	"golang.org/x/term"
 )
 
-// DefaultWidth is the width in characters of what is no terminal.
+// DefaultWidth is the width in characters of an output that is not a terminal.
 const DefaultWidth = 80
 
-// minWidth is the least width that text is laid out for. A narrower terminal
-// breaks the lines itself.
+// minWidth is the smallest width for the layout of text. A narrower terminal breaks the lines
+// itself.
 const minWidth = 40
 
-// A Style says how text for people is written.
+// A Style determines the layout of text.
 type Style struct {
 	Width  int  // of a line, in characters
-	Colour bool // whether colours may be used
-	ASCII  bool // whether nothing but ASCII may be used
+	Colour bool // whether colours are allowed
+	ASCII  bool // whether only ASCII is allowed
 }
 
 // Plain is the style of a file.
 var Plain = Style{Width: DefaultWidth}
 
-// Of returns the style for out. Colours are for terminals only, and for none where the
-// variable NO_COLOR is set (https://no-color.org) or TERM is "dumb". ASCII is asked
-// for, or follows from a locale that is not UTF-8. The environment is that of
-// [os.LookupEnv].
+// Of returns the style for out. Only terminals have colours, unless the environment variable
+// NO_COLOR is set (https://no-color.org) or TERM is "dumb". The style is ASCII if the argument or a
+// locale without UTF-8 requires it. The environment is that of [os.LookupEnv].
 func Of(out io.Writer, environment func(string) (string, bool), ascii bool) Style {
 	style := Style{Width: DefaultWidth, ASCII: ascii || !utf8Locale(environment)}
 	file, ok := out.(*os.File)
@@ -46,9 +44,9 @@ func Of(out io.Writer, environment func(string) (string, bool), ascii bool) Styl
 	return style
 }
 
-// utf8Locale is whether the locale's characters are UTF-8. The first of the variables that is
-// set and not empty says it (POSIX, Environment Variables, 8.2). Where none is set it is
-// assumed: a container has no locale, and its terminal is somebody's who has.
+// utf8Locale reports whether the locale uses UTF-8. The first of the environment variables that is
+// set and not empty determines the locale (POSIX, Environment Variables, 8.2). If none is set,
+// UTF-8 is assumed: a container has no locale, but the terminal of its user has one.
 func utf8Locale(environment func(string) (string, bool)) bool {
 	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
 		if locale, _ := environment(name); locale != "" {
@@ -59,7 +57,7 @@ func utf8Locale(environment func(string) (string, bool)) bool {
 	return true
 }
 
-// A Colour is one of the few that mean something.
+// A Colour is one of the few colours with a meaning.
 type Colour string
 
 // Colours, as codes of Select Graphic Rendition (ECMA-48, 8.3.117).
@@ -72,7 +70,7 @@ const (
 	Strong  Colour = "1"  // bold
 )
 
-// Paint returns the text in a colour, or as it is where there are none.
+// Paint returns the text in a colour. If the style has no colours, it returns the text unchanged.
 func (s Style) Paint(c Colour, text string) string {
 	if !s.Colour || c == "" || text == "" {
 		return text
@@ -80,21 +78,21 @@ func (s Style) Paint(c Colour, text string) string {
 	return "\x1b[" + string(c) + "m" + text + "\x1b[0m"
 }
 
-// A Glyph stands for the state of a device, or for the result of a check.
+// A Glyph represents the state of a device, or the result of a check.
 type Glyph int
 
 // Glyphs.
 const (
-	Free      Glyph = iota // nobody has it
-	Held                   // somebody has it
-	Partly                 // somebody has a part of it
-	Moves                  // it moves to the other API
-	Degraded               // it is given out, though something is wrong
-	Unhealthy              // it cannot be used
-	Unread                 // it could not be read
-	Open                   // any number of pods may have it, and none has
-	OpenHeld               // any number of pods may have it, and some have
-	Asis                   // nobody was asked who has it, and it is well
+	Free      Glyph = iota // not allocated
+	Held                   // allocated
+	Partly                 // partly allocated
+	Moves                  // moves to the other API
+	Degraded               // can be allocated, but has a problem
+	Unhealthy              // cannot be used
+	Unread                 // could not be read
+	Open                   // unlimited sharing, without consumers
+	OpenHeld               // unlimited sharing, with consumers
+	Asis                   // healthy, consumers unknown
 	OK                     // a check passed
 	Failed                 // a check failed
 	Warned                 // a check warns
@@ -132,5 +130,5 @@ func (s Style) Bare(g Glyph) string {
 	return glyphs[g].utf8
 }
 
-// Colour of a glyph.
+// Colour returns the colour of a glyph.
 func (g Glyph) Colour() Colour { return glyphs[g].colour }

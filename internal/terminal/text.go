@@ -9,9 +9,9 @@ import (
 	"golang.org/x/text/width"
 )
 
-// Columns is how many columns of a terminal the text takes: two for each wide character
-// of East Asian scripts (Unicode Standard Annex 11), none for one that combines. It has no
-// colours in it.
+// Columns returns the number of columns of the text in a terminal: two for each wide character of
+// East Asian scripts (Unicode Standard Annex 11), and none for combining characters. The text must
+// not contain colours.
 func Columns(text string) (n int) {
 	for _, r := range text {
 		switch {
@@ -30,7 +30,7 @@ func wide(r rune) bool {
 	return kind == width.EastAsianWide || kind == width.EastAsianFullwidth
 }
 
-// Cut shortens text to that many columns; what was cut off is told by an ellipsis.
+// Cut shortens text to the given columns. An ellipsis replaces the rest.
 func (s Style) Cut(text string, columns int) string {
 	if Columns(text) <= columns {
 		return text
@@ -55,15 +55,14 @@ func (s Style) Cut(text string, columns int) string {
 	return kept.String() + end
 }
 
-// Pad returns the text, cut or with spaces after it, such that it takes exactly that many
-// columns.
+// Pad shortens the text or adds spaces, so that it has exactly the given columns.
 func (s Style) Pad(text string, columns int) string {
 	text = s.Cut(text, columns)
 	return text + strings.Repeat(" ", columns-Columns(text))
 }
 
-// Wrap breaks text into lines of at most that many columns, between words. A word that is
-// longer has a line of its own.
+// Wrap breaks text between words into lines of at most the given columns. A longer word gets a line
+// of its own.
 func Wrap(text string, columns int) (lines []string) {
 	var line string
 	for word := range strings.FieldsSeq(text) {
@@ -83,8 +82,8 @@ func Wrap(text string, columns int) (lines []string) {
 	return lines
 }
 
-// Safe returns text that comes from elsewhere without what a terminal would take for
-// commands: each control character is a question mark.
+// Safe replaces control characters in untrusted text by question marks, since a terminal would
+// interpret them.
 func Safe(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || unicode.In(r, unicode.Bidi_Control) {
@@ -94,8 +93,7 @@ func Safe(text string) string {
 	}, text)
 }
 
-// Age says roughly how long something has lasted, in at most four characters: 42s, 18m,
-// 7h, 17d, 3y.
+// Age formats a duration roughly, in at most four characters: 42s, 18m, 7h, 17d, 3y.
 func Age(d time.Duration) string {
 	const day = 24 * time.Hour
 	switch {

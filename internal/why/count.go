@@ -16,15 +16,16 @@ import (
 	"chandler.dev/internal/selectors"
 )
 
-// removed is why a device is not to be had for a request, in the order in which it is looked at.
+// removed is the reason why a device does not satisfy a request. Reasons are checked in their
+// order.
 type removed struct {
 	order int // of the condition
 	what  string
-	by    string // in detail, for one device
-	who   bool   // by is a name to be counted
+	by    string // detail for one device
+	who   bool   // by is a consumer's name, to be counted
 }
 
-// Orders of conditions. Those of selectors lie between, one for each.
+// Orders of conditions. Each selector has a number of its own from bySelector on.
 const (
 	byNode      = 1
 	byPool      = 2
@@ -36,14 +37,14 @@ const (
 	byOtherwise = 5000
 )
 
-// judged is a device of the class that a request names.
+// judged is a device of the requested class.
 type judged struct {
 	*fleet.Device
 	node *candidate
-	gone *removed // nil if the request may have it
+	gone *removed // nil if the device satisfies the request
 }
 
-// count counts for each request what each condition takes away.
+// count computes, for each request, how many devices each condition removes.
 func (a *asker) count(nodes []candidate) {
 	alts := a.alternativesOf(nodes)
 	for i := range a.answer.Asked {
@@ -58,7 +59,7 @@ func (a *asker) count(nodes []candidate) {
 	}
 }
 
-// alternativesOf returns what is asked of classes, by claim, request and resource.
+// alternativesOf returns the requests for classes, by claim, request and resource.
 func (a *asker) alternativesOf(nodes []candidate) map[string]*alternative {
 	out := make(map[string]*alternative)
 	for _, claim := range a.claims {
@@ -122,7 +123,7 @@ func (a *asker) countDevices(i int, alt *alternative, nodes []candidate) {
 	a.judged[i] = grouped{devices: devices, attribute: a.enough(r, alt, nodes, devices)}
 }
 
-// detail says which devices, or who has them.
+// detail returns the devices of a group, or their consumers.
 func detail(group []judged) string {
 	if group[0].gone.who {
 		counts := make(map[string]int64)
@@ -141,10 +142,10 @@ func detail(group []judged) string {
 	return some(names, 2)
 }
 
-// bare is a device's label without its kind.
+// bare returns a device's label without its kind.
 func bare(d *fleet.Device) string { return strings.TrimPrefix(d.Label, d.Kind+" ") }
 
-// people names who has most, and how many more there are.
+// people returns the consumer with the highest count and the number of the others.
 func people(counts map[string]int64) string {
 	names := slices.SortedFunc(maps.Keys(counts), func(a, b string) int { return cmp.Or(cmp.Compare(counts[b], counts[a]), strings.Compare(a, b)) })
 	if len(names) == 0 {
@@ -174,8 +175,8 @@ func expressions(selectors []resourceapi.DeviceSelector) string {
 	return strings.Join(out, " and ")
 }
 
-// judge returns the devices of a class, each with why it is not to be had, of how many there
-// are in all. An expression that fails for a device is told.
+// judge returns the devices of a class, each with the reason why it does not satisfy the request,
+// and the number of all devices. The error is that of an expression that fails for a device.
 func (a *asker) judge(class *resourceapi.DeviceClass, alt *alternative, nodes []candidate) (out []judged, all int, failed error) {
 	at := make(map[string]*candidate)
 	for i := range nodes {
@@ -208,8 +209,7 @@ func (a *asker) passes(d *fleet.Device, selectors []resourceapi.DeviceSelector) 
 	return true, nil
 }
 
-// judgeOne says why a device of the class is not to be had, by the first condition that takes
-// it away, nil if none does.
+// judgeOne returns the first condition that removes a device of the class, or nil.
 func (a *asker) judgeOne(j *judged, alt *alternative, incomplete map[fleet.ID]bool) *removed {
 	d := j.Device
 	switch {
@@ -255,12 +255,13 @@ func (a *asker) judgeOne(j *judged, alt *alternative, incomplete map[fleet.ID]bo
 	return &removed{order: byOtherwise, what: "smaller than what is asked, or need what the cluster lacks"}
 }
 
-// special reports whether more counts for a device than who has it and its taints.
+// special reports whether the availability of a device depends on more than its consumers and
+// taints.
 func special(d *fleet.Device, alt *alternative) bool {
 	return ptr.Deref(d.Spec.AllowMultipleAllocations, false) || len(d.Spec.ConsumesCounters) > 0 || alt.exactly.Capacity != nil
 }
 
-// onSilicon names who has another part of the silicon of a device.
+// onSilicon returns a consumer of another partition of the same physical device.
 func (a *asker) onSilicon(d *fleet.Device) string {
 	for i := range a.fleet.Devices {
 		other := &a.fleet.Devices[i]
@@ -275,7 +276,7 @@ func tolerated(taint *resourceapi.DeviceTaint, tolerations []resourceapi.DeviceT
 	return slices.ContainsFunc(tolerations, func(t resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(t, *taint) })
 }
 
-// conditionOf is the short name of a taint.
+// conditionOf returns the short name of a taint.
 func conditionOf(d *fleet.Device, taint *resourceapi.DeviceTaint) string {
 	for i := range d.Spec.Taints {
 		if &d.Spec.Taints[i] == taint {
@@ -285,7 +286,7 @@ func conditionOf(d *fleet.Device, taint *resourceapi.DeviceTaint) string {
 	return taint.Key
 }
 
-// incomplete returns the pools of which not all slices are there.
+// incomplete returns for each pool whether slices are missing.
 func (a *asker) incomplete() map[fleet.ID]bool {
 	out := make(map[fleet.ID]bool)
 	for pool, of := range a.library.byPool {
@@ -303,8 +304,8 @@ func (a *asker) incomplete() map[fleet.ID]bool {
 	return out
 }
 
-// enough says whether what is left does, and if not, why. If that is because an attribute is
-// not the same, it returns the attribute.
+// enough sets whether the remaining devices are enough, or otherwise the reason. If the reason is a
+// differing attribute, it returns the attribute.
 func (a *asker) enough(r *Request, alt *alternative, nodes []candidate, devices []judged) (attribute resourceapi.FullyQualifiedName) {
 	for _, d := range devices {
 		if d.gone == nil {
@@ -335,16 +336,15 @@ func (a *asker) enough(r *Request, alt *alternative, nodes []candidate, devices 
 	return attribute
 }
 
-// fitsAlone reports whether a node has what the request asks for, were it the only one, with
-// or without its constraints.
+// fitsAlone reports whether a node satisfies the request alone, with or without its constraints.
 func (a *asker) fitsAlone(alt *alternative, n *candidate, constrained bool) bool {
 	claim := alt.alone(func(*resourceapi.DeviceConstraint) bool { return constrained })
 	fits, err := a.library.fits(a.ctx, n.Node, []*resourceapi.ResourceClaim{claim})
 	return err == nil && fits
 }
 
-// culprit says which constraint keeps a request from being met: the one without which the
-// others are.
+// culprit returns the constraint that prevents the allocation: without this constraint, all others
+// are satisfied.
 func (a *asker) culprit(alt *alternative, nodes []candidate) (text string, attribute resourceapi.FullyQualifiedName) {
 	var all []string
 	for i := range alt.claim.Spec.Devices.Constraints {

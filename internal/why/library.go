@@ -18,18 +18,18 @@ import (
 	"chandler.dev/internal/fleet"
 )
 
-// features are those of a scheduler that knows all. Which feature gates the cluster's has is
-// not known to users, but an API server drops or refuses the fields of gates that are off.
+// features are those of a scheduler with all feature gates on. Users do not know the feature gates
+// of their cluster, but an API server drops or refuses the fields of disabled features.
 var features = structured.Features{
 	AdminAccess: true, CompatibilityGroups: true, ConsumableCapacity: true, DerivedAttributes: true, DeviceBindingAndStatus: true,
 	DeviceTaints: true, FractionalCapacityRange: true, ListTypeAttributes: true, OptionalNodeOperations: true,
 	PartitionableDevices: true, PrioritizedList: true,
 }
 
-// celCacheSize is for how many expressions the compiled form is kept.
+// celCacheSize is the number of compiled expressions in the cache.
 const celCacheSize = 1000
 
-// library is the scheduler's code, with what it knows of the cluster.
+// library is the scheduler's code with the state of the cluster.
 type library struct {
 	cel     *cel.Cache
 	state   structured.AllocatedState
@@ -57,8 +57,9 @@ func newLibrary(f *fleet.Fleet) *library {
 	return l
 }
 
-// Allocated is what claims have, as the scheduler counts it (pkg/scheduler/framework/plugins/
-// dynamicresources/allocateddevices.go of 1.37, foreachAllocatedDevice).
+// Allocated returns the allocations of claims in the form of the scheduler
+// (pkg/scheduler/framework/plugins/ dynamicresources/allocateddevices.go of 1.37,
+// foreachAllocatedDevice).
 func Allocated(claims iter.Seq[*resourceapi.ResourceClaim]) structured.AllocatedState {
 	state := structured.AllocatedState{
 		AllocatedDevices:         sets.New[structured.DeviceID](),
@@ -95,8 +96,8 @@ func each(claims []resourceapi.ResourceClaim) iter.Seq[*resourceapi.ResourceClai
 	}
 }
 
-// Get returns a class. With List it is the allocator's DeviceClassLister. The allocator's error names the
-// class, so this one does not.
+// Get returns a class. Get and List implement the allocator's DeviceClassLister. The error does not
+// name the class, since the allocator adds the name.
 func (l *library) Get(name string) (*resourceapi.DeviceClass, error) {
 	if class := l.classes[name]; class != nil {
 		return class, nil
@@ -109,8 +110,8 @@ func (l *library) List() ([]*resourceapi.DeviceClass, error) {
 	return slices.Collect(maps.Values(l.classes)), nil
 }
 
-// fits reports whether the allocator allocates claims on a node. The error is one for which
-// the scheduler gives up.
+// fits reports whether the allocator allocates the claims on a node. After an error the scheduler
+// would give up.
 func (l *library) fits(ctx context.Context, node *corev1.Node, claims []*resourceapi.ResourceClaim) (bool, error) {
 	results, err := l.allocate(ctx, l.slices, node, claims)
 	return err == nil && len(results) == len(claims), err
@@ -123,14 +124,14 @@ func (l *library) allocate(ctx context.Context, of []*resourceapi.ResourceSlice,
 	}
 	results, err := allocator.Allocate(ctx, node, claims)
 	if errors.Is(err, structured.ErrFailedAllocationOnNode) {
-		return nil, nil // another node may do
+		return nil, nil // another node may fit
 	}
 	return results, err
 }
 
-// given reports whether the allocator gives a device to a request that wants one, beside what
-// others have. It is asked where more counts than who has the device. The device is put first,
-// so that it is taken if it can be.
+// given reports whether the allocator allocates a device to a request for a single device, given
+// all present allocations. It is for devices whose availability depends on more than their
+// consumers. The device comes first in its slice, so that the allocator prefers it.
 func (l *library) given(ctx context.Context, d *fleet.Device, node *corev1.Node, alt *alternative) bool {
 	one, exactly := *alt, *alt.exactly
 	exactly.AllocationMode, exactly.Count = resourceapi.DeviceAllocationModeExactCount, 1
@@ -145,7 +146,7 @@ func (l *library) given(ctx context.Context, d *fleet.Device, node *corev1.Node,
 			switch {
 			case other.Name == d.Device:
 				lone.Spec.Devices = slices.Insert(lone.Spec.Devices, 0, other)
-				lone.Name = "" // slices are taken by name
+				lone.Name = "" // the allocator sorts slices by name
 			case shared || l.state.AllocatedDevices.Has(id):
 				lone.Spec.Devices = append(lone.Spec.Devices, other)
 			}
@@ -156,7 +157,7 @@ func (l *library) given(ctx context.Context, d *fleet.Device, node *corev1.Node,
 	return err == nil && len(results) == 1 && results[0].Devices.Results[0].Device == d.Device
 }
 
-// matches reports whether a device passes a selector.
+// matches reports whether a device satisfies a selector.
 func (l *library) matches(ctx context.Context, d *fleet.Device, selector *resourceapi.DeviceSelector) (bool, error) {
 	if selector.CEL == nil {
 		return false, errors.New("a selector that is no CEL")

@@ -14,7 +14,7 @@ import (
 	"chandler.dev/internal/fleet"
 )
 
-// wants returns what the pod asks for by limits: names of devices with how many.
+// wants returns the extended resources that the pod requests, with their amounts.
 func (a *asker) wants() map[corev1.ResourceName]int64 {
 	out := make(map[corev1.ResourceName]int64)
 	for name, quantity := range resource.PodRequests(a.pod, resource.PodResourcesOptions{}) {
@@ -35,7 +35,7 @@ func (a *asker) wanted() []corev1.ResourceName {
 	return out
 }
 
-// class returns the class that a name in limits stands for, by the scheduler's own rule.
+// class returns the class for a name in limits, by the rules of the scheduler.
 func (a *asker) class(name corev1.ResourceName) *resourceapi.DeviceClass {
 	if a.resolver == nil {
 		a.resolver = extendedresourcecache.NewExtendedResourceCache(klog.FromContext(a.ctx))
@@ -46,7 +46,7 @@ func (a *asker) class(name corev1.ResourceName) *resourceapi.DeviceClass {
 	return a.resolver.GetDeviceClass(name)
 }
 
-// plugged is what a device plugin offers on a node of a name, nil if none does.
+// plugged returns the resource of a device plugin on a node, or nil.
 func (a *asker) plugged(node string, name corev1.ResourceName) *fleet.Resource {
 	for i := range a.fleet.Resources {
 		if r := &a.fleet.Resources[i]; r.Node == node && r.Name == string(name) {
@@ -56,7 +56,7 @@ func (a *asker) plugged(node string, name corev1.ResourceName) *fleet.Resource {
 	return nil
 }
 
-// resources returns the names that pods may have in their limits, of device plugins and of classes.
+// resources returns all possible names in limits, of device plugins and of classes.
 func (a *asker) resources() (names []string) {
 	for i := range a.fleet.Resources {
 		names = append(names, a.fleet.Resources[i].Name)
@@ -69,14 +69,14 @@ func (a *asker) resources() (names []string) {
 	return names
 }
 
-// byDRA reports whether the scheduler takes a name in limits for devices of a class on a node:
-// if there is a class, and nothing of that name is to be had of a device plugin.
+// byDRA reports whether the scheduler serves a name in limits by DRA on a node. It does if a class
+// has the name and no device plugin on the node has a healthy device with the name.
 func (a *asker) byDRA(node string, name corev1.ResourceName) bool {
 	r := a.plugged(node, name)
 	return (r == nil || r.Allocatable == 0) && a.class(name) != nil
 }
 
-// short names the resource of device plugins of which a node has too little left.
+// short returns a device plugin resource with too little left on a node, or "".
 func (a *asker) short(node string) string {
 	wants := a.wants()
 	for _, name := range a.wanted() {
@@ -90,9 +90,10 @@ func (a *asker) short(node string) string {
 	return ""
 }
 
-// claimForLimits returns the claim that the scheduler would make for limits on a node, nil if
-// device plugins have all that is asked for (pkg/scheduler/framework/plugins/dynamicresources/
-// extendeddynamicresources.go of 1.37, filterExtendedResources and createRequestsAndMappings).
+// claimForLimits returns the claim that the scheduler would create for limits on a node. It returns
+// nil if device plugins serve all limits
+// (pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go of 1.37,
+// filterExtendedResources and createRequestsAndMappings).
 func (a *asker) claimForLimits(node *corev1.Node) *resourceapi.ResourceClaim {
 	claim := &resourceapi.ResourceClaim{}
 	claim.Namespace, claim.Name = a.pod.Namespace, "<limits>"
@@ -108,8 +109,8 @@ func (a *asker) claimForLimits(node *corev1.Node) *resourceapi.ResourceClaim {
 	return claim
 }
 
-// requestsForLimits returns a request for each container that stays, and one for the init
-// container that wants most beyond what containers after it have.
+// requestsForLimits returns a request for each container that keeps running, and one for the init
+// container with the highest demand beyond the containers after it.
 func requestsForLimits(pod *corev1.Pod, name corev1.ResourceName, class string) (out []resourceapi.DeviceRequest) {
 	containers := append(slices.Clone(pod.Spec.InitContainers), pod.Spec.Containers...)
 	stay := make([]int64, len(containers))
@@ -153,8 +154,8 @@ func dash(r rune) rune {
 	return r
 }
 
-// limits returns what the pod asks for by limits: of device plugins where any node has that
-// name from one, and of the class that has the name.
+// limits returns the requests for the pod's limits: for device plugins if any node has the resource
+// from a plugin, and for the class with the name.
 func (a *asker) limits() (out []Request) {
 	wants := a.wants()
 	for _, name := range a.wanted() {
@@ -170,7 +171,7 @@ func (a *asker) limits() (out []Request) {
 	return out
 }
 
-// countPlugged counts what device plugins offer of a name.
+// countPlugged counts the devices of device plugins for a resource.
 func (a *asker) countPlugged(r *Request, nodes []candidate) {
 	var all, refused, out, held, best int64
 	var at, no []string
@@ -226,7 +227,7 @@ func onNodes(n int) string {
 	return fmt.Sprintf("on %d nodes", n)
 }
 
-// holdersOf names who has devices of a device plugin.
+// holdersOf returns the consumers of a device plugin resource.
 func (a *asker) holdersOf(name string) string {
 	counts := make(map[string]int64)
 	for i := range a.fleet.Resources {
@@ -240,7 +241,7 @@ func (a *asker) holdersOf(name string) string {
 	return people(counts)
 }
 
-// take notes what a condition takes away, if anything.
+// take adds a step for a condition that removes devices.
 func (r *Request) take(n int64, what, detail string) {
 	if n > 0 {
 		r.Steps = append(r.Steps, Step{-n, what, detail})

@@ -14,10 +14,10 @@ import (
 	"chandler.dev/internal/selectors"
 )
 
-// nearDevices is how many devices are named of the place where least is missing.
+// nearDevices is the largest number of devices listed for the nearest place.
 const nearDevices = 8
 
-// codes are those of chandler doctor for conditions.
+// codes are the codes of chandler doctor for conditions.
 var codes = map[string]string{
 	"unhealthy": "CH0301", "unknown": "CH0302", "gone": "CH0303", "driver-unbound": "CH0304", "node-missing": "CH0305",
 	"over-temperature": "CH0306", "link-degraded": "CH0307", "fatal-errors": "CH0308",
@@ -26,13 +26,13 @@ var codes = map[string]string{
 
 // Codes of chandler doctor for classes.
 const (
-	noClass      = "CH0603" // a name that DRA offers by no class
+	noClass      = "CH0603" // no DeviceClass has the name
 	missingClass = "CH0613"
 	failingClass = "CH0614"
 )
 
-// near finds where least is missing for the first request that is not met, and what would help
-// there.
+// near finds the place with the fewest missing devices for the first unsatisfied request, and the
+// commands that help there.
 func (a *asker) near(nodes []candidate) {
 	at := slices.IndexFunc(a.answer.Asked, func(r Request) bool { return !r.Enough })
 	if at < 0 {
@@ -80,21 +80,21 @@ func reasonOf(d judged) string {
 	return d.gone.what
 }
 
-// group is devices of one node, which have an attribute in common if they have to.
+// group is a set of devices on one node, with a common attribute if the request requires one.
 type group struct {
 	where   string
 	has     int64
-	known   int64 // with those that something may give back
+	known   int64 // including devices that may become available
 	devices []judged
 }
 
-// grouped is devices with the attribute that they must have in common, "" if none.
+// grouped is a set of devices with the attribute that they must have in common, or "".
 type grouped struct {
 	devices   []judged
 	attribute resourceapi.FullyQualifiedName
 }
 
-// closest returns the group that has most, nil if no group has anything.
+// closest returns the group with the most available devices, or nil if there is no group.
 func (a *asker) closest(g grouped) *group {
 	groups := make(map[string]*group)
 	var names []string
@@ -131,14 +131,14 @@ func (a *asker) closest(g grouped) *group {
 	return groups[best]
 }
 
-// fix says what to type so that a group has enough.
+// fix adds commands after which a group has enough devices.
 func (a *asker) fix(r *Request, best *group) {
 	missing := r.Count - best.has
 	if r.All {
 		missing = best.known - best.has
 	}
 	if missing > best.known-best.has {
-		return // not even all of them would do
+		return // even all of them are not enough
 	}
 	var pods []string
 	for _, d := range best.devices {
@@ -150,7 +150,7 @@ func (a *asker) fix(r *Request, best *group) {
 			a.mend("chandler explain " + code)
 		}
 		if d.gone.order == byTaint && strings.Contains(d.gone.what, "/") {
-			// Nobody gets it, even if whoever has it lets go.
+			// The taint keeps the device unavailable even after its release.
 			a.mend("kubectl get devicetaintrules   # one may have set the taint " + d.gone.what)
 			continue
 		}
@@ -163,7 +163,7 @@ func (a *asker) fix(r *Request, best *group) {
 	a.mend(pods...)
 }
 
-// mend adds commands to those that help, each once.
+// mend adds commands to the answer, without duplicates.
 func (a *asker) mend(commands ...string) {
 	for _, command := range commands {
 		if !slices.Contains(a.answer.Fix, command) {
@@ -172,8 +172,8 @@ func (a *asker) mend(commands ...string) {
 	}
 }
 
-// mendName says what helps where an object of the pod's namespace is missing that the pod names. It can still be
-// made, but a pod cannot be changed to name another.
+// mendName adds commands for a missing object that the pod refers to. Users can still create the
+// object, but they cannot change the pod.
 func (a *asker) mendName(kind, name string, there []string) {
 	of := fmt.Sprintf("kubectl -n %s ", a.pod.Namespace)
 	if meant := selectors.Near(name, there); meant != "" {
@@ -182,7 +182,7 @@ func (a *asker) mendName(kind, name string, there []string) {
 	a.mend(of + "get " + kind + "s   # shows the names that there are")
 }
 
-// names are those of the objects in a namespace.
+// names returns the names of the objects in a namespace.
 func names[T any, P interface {
 	*T
 	metav1.Object
@@ -195,12 +195,13 @@ func names[T any, P interface {
 	return out
 }
 
-// mendClaim says how to write a request whose selector fails. A claim cannot be changed.
+// mendClaim adds a command for a request whose selector fails. Claims are immutable, so the user
+// must replace the claim.
 func (a *asker) mendClaim(alt *alternative, failed error) {
 	a.mend(fmt.Sprintf("kubectl -n %s get resourceclaim %s -o yaml   # write it, or its template, anew: %s", a.pod.Namespace, alt.claim.Name, selectors.MendExpression(alt.exactly.Selectors, failed, a.specs())))
 }
 
-// specs returns all devices as they are published.
+// specs returns all devices as published.
 func (a *asker) specs() (all []resourceapi.Device) {
 	for i := range a.fleet.Devices {
 		all = append(all, a.fleet.Devices[i].Spec)
@@ -208,7 +209,7 @@ func (a *asker) specs() (all []resourceapi.Device) {
 	return all
 }
 
-// nearPlugged is where most is free of a resource of device plugins.
+// nearPlugged finds the node with the most free devices of a device plugin resource.
 func (a *asker) nearPlugged(r *Request, nodes []candidate) {
 	var best *fleet.Resource
 	for i := range nodes {

@@ -11,19 +11,19 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// candidate is a node, and what the pod wants of it.
+// candidate is a node with the pod's demands on it.
 type candidate struct {
 	*corev1.Node
-	refused string                       // why the pod may not run there, "" if it may
-	short   string                       // of which resource of a device plugin the node has too little
-	claims  []*resourceapi.ResourceClaim // to be allocated there
+	refused string                       // why the pod cannot run there, or ""
+	short   string                       // device plugin resource with too little left on the node, or ""
+	claims  []*resourceapi.ResourceClaim // claims to allocate there
 }
 
-// cordoned is why a node takes no pods that an administrator has cordoned off.
+// cordoned is the reason for a node with scheduling disabled by an administrator.
 const cordoned = "cordoned"
 
-// nodes returns all nodes of the cluster. Those on which the pod may not run, as far as the
-// pod and the node say so, are noted in the answer.
+// nodes returns all nodes of the cluster. It adds nodes unsuitable for the pod to the answer, as
+// far as the pod and the nodes show this.
 func (a *asker) nodes() (out []candidate) {
 	refusals := make(map[string]int)
 	for i := range a.fleet.Nodes {
@@ -54,8 +54,8 @@ func (a *asker) nodes() (out []candidate) {
 	return out
 }
 
-// refused is why the pod may not run on a node: by the pod's selector and affinity, because
-// the node takes no pods, or for a taint of the node.
+// refused returns the reason why the pod cannot run on a node: the pod's selector and affinity, a
+// cordon, or a taint of the node.
 func (a *asker) refused(node *corev1.Node) string {
 	if node.Spec.Unschedulable && !a.tolerates(corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}) {
 		return cordoned
@@ -77,7 +77,7 @@ func (a *asker) tolerates(taint corev1.Taint) bool {
 	return schedulinghelpers.TolerationsTolerateTaint(klog.FromContext(a.ctx), a.pod.Spec.Tolerations, &taint, true)
 }
 
-// elsewhere is why a node does not do for claims that are allocated already.
+// elsewhere returns the reason why a node is not possible for claims that are already allocated.
 func (a *asker) elsewhere(node *corev1.Node) string {
 	for _, claim := range a.claims {
 		if claim.Status.Allocation == nil || claim.Status.Allocation.NodeSelector == nil {

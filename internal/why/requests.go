@@ -11,16 +11,15 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// alternative is a request, or one of those of a request of which the first that is to be had
-// is taken.
+// alternative is a request, or one of the alternatives of a prioritized list.
 type alternative struct {
 	claim   *resourceapi.ResourceClaim
-	request string // its name
-	sub     string // of an alternative, else ""
+	request string // name of the request
+	sub     string // name of the alternative, or ""
 	exactly *resourceapi.ExactDeviceRequest
 }
 
-// name is by which the API names it.
+// name returns the full name in the API.
 func (a *alternative) name() string {
 	if a.sub == "" {
 		return a.request
@@ -28,7 +27,7 @@ func (a *alternative) name() string {
 	return resourceclaim.CreateSubRequestRef(a.request, a.sub)
 }
 
-// alternatives returns all that a claim asks for.
+// alternatives returns all alternatives of a claim.
 func alternatives(claim *resourceapi.ResourceClaim) (out []alternative) {
 	for i := range claim.Spec.Devices.Requests {
 		r := &claim.Spec.Devices.Requests[i]
@@ -45,8 +44,7 @@ func alternatives(claim *resourceapi.ResourceClaim) (out []alternative) {
 	return out
 }
 
-// alone returns a claim for this alternative and nothing else, with the constraints that
-// some function keeps.
+// alone returns a claim for only this alternative, with the constraints selected by keep.
 func (a *alternative) alone(keep func(*resourceapi.DeviceConstraint) bool) *resourceapi.ResourceClaim {
 	claim := &resourceapi.ResourceClaim{ObjectMeta: a.claim.ObjectMeta}
 	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: a.request, Exactly: a.exactly}}
@@ -59,12 +57,12 @@ func (a *alternative) alone(keep func(*resourceapi.DeviceConstraint) bool) *reso
 	return claim
 }
 
-// concerned reports whether a constraint is for the alternative, too.
+// concerned reports whether a constraint applies to the alternative.
 func (a *alternative) concerned(c *resourceapi.DeviceConstraint) bool {
 	return len(c.Requests) == 0 || slices.Contains(c.Requests, a.request) || slices.Contains(c.Requests, a.name())
 }
 
-// rules says in words what must hold for the devices of a request.
+// rules returns the constraints on the devices of a request in words.
 func rules(claim *resourceapi.ResourceClaim, a alternative) (out []string) {
 	for _, c := range claim.Spec.Devices.Constraints {
 		if a.concerned(&c) {
@@ -81,7 +79,7 @@ func constraintText(c *resourceapi.DeviceConstraint) string {
 	return "each on another " + string(ptr.Deref(c.DistinctAttribute, ""))
 }
 
-// place is what people call devices that have an attribute in common.
+// place returns the usual name for the value of a common attribute.
 func place(attribute resourceapi.FullyQualifiedName) string {
 	switch string(attribute) {
 	case deviceattribute.StandardDeviceAttributePrefix + "numaNode":
@@ -93,7 +91,7 @@ func place(attribute resourceapi.FullyQualifiedName) string {
 	return name
 }
 
-// requests returns what the pod's claims ask for that are not allocated.
+// requests returns the requests of the pod's unallocated claims.
 func (a *asker) requests() (out []Request) {
 	for _, claim := range a.claims {
 		if claim.Status.Allocation != nil {
@@ -114,7 +112,7 @@ func (a *asker) asked(alt alternative) Request {
 	}
 }
 
-// total says how many devices are asked for.
+// total returns the number of requested devices as text.
 func (r *Request) total() string {
 	if r.All {
 		return "all"

@@ -1,6 +1,6 @@
-// Package why says why a pod waits for devices, or what it has. It does what the scheduler
-// does, with the scheduler's code for CEL and for allocation, and counts which condition took
-// how many devices away. It is pure: what was read of a cluster is given to it.
+// Package why explains why a pod waits for devices, or which devices it has. It works like the
+// scheduler, with the scheduler's code for CEL and for allocation, and counts the devices that each
+// condition removes. It is pure: its input are the objects of a cluster.
 package why
 
 import (
@@ -22,83 +22,83 @@ import (
 	"chandler.dev/internal/fleet"
 )
 
-// Answer is what is said of a pod.
+// Answer is the explanation for a pod.
 type Answer struct {
 	Pod     string    `json:"pod"`
 	Phase   string    `json:"phase"`
-	Since   time.Time `json:"since"` // when the pod was made, or started
+	Since   time.Time `json:"since"` // creation or start of the pod
 	Node    string    `json:"node,omitempty"`
-	Waits   bool      `json:"waits"`             // the scheduler has found no node for it
+	Waits   bool      `json:"waits"`             // the scheduler has found no node for the pod
 	Reason  string    `json:"reason"`            // in a few words
-	Fits    []string  `json:"fits,omitempty"`    // nodes on which its devices are to be had
-	Told    string    `json:"told,omitempty"`    // by the scheduler
+	Fits    []string  `json:"fits,omitempty"`    // nodes with room for the pod's devices
+	Told    string    `json:"told,omitempty"`    // the scheduler's message
 	Warning string    `json:"warning,omitempty"` // the last Event about a pod that does not start
-	Nodes   []Refusal `json:"nodes,omitempty"`   // on which the pod may not run
+	Nodes   []Refusal `json:"nodes,omitempty"`   // nodes on which the pod cannot run
 	Asked   []Request `json:"asked,omitempty"`   // one for each alternative of a request
-	Nearest *Nearest  `json:"nearest,omitempty"` // where least is missing
-	Fix     []string  `json:"fix,omitempty"`     // what to type
+	Nearest *Nearest  `json:"nearest,omitempty"` // the place with the fewest missing devices
+	Fix     []string  `json:"fix,omitempty"`     // commands
 
-	unmade string // a claim of the pod that is not made from its template yet, as the pod names it
+	unmade string // the pod's name for a claim that was not created from its template yet
 }
 
-// Refusal is why a pod may not run on nodes.
+// Refusal is the reason why a pod cannot run on nodes.
 type Refusal struct {
 	Why   string   `json:"why"`
 	Nodes []string `json:"nodes"`
 }
 
-// Request is what a claim asks for, or what a container does by its limits.
+// Request is a request of a claim, or of a container by its limits.
 type Request struct {
 	Claim    string         `json:"claim,omitempty"` // "" for limits
 	Name     string         `json:"name"`            // of the request, "" for limits of a device plugin
 	Resource string         `json:"resource,omitempty"`
 	Class    string         `json:"class,omitempty"`
 	Count    int64          `json:"count,omitempty"`
-	All      bool           `json:"all,omitempty"`   // of the devices, in place of a count
-	Admin    bool           `json:"admin,omitempty"` // it may have what others have
-	Rules    []string       `json:"rules,omitempty"` // for the devices together
+	All      bool           `json:"all,omitempty"`   // all devices, instead of a count
+	Admin    bool           `json:"admin,omitempty"` // admin access
+	Rules    []string       `json:"rules,omitempty"` // constraints on the set of devices
 	Steps    []Step         `json:"steps,omitempty"`
 	Left     int64          `json:"left"`
-	But      string         `json:"but,omitempty"` // why what is left does not do
+	But      string         `json:"but,omitempty"` // why the remaining devices are not enough
 	Has      []fleet.Device `json:"has,omitempty"`
 	Enough   bool           `json:"enough"`
 }
 
-// Step is what one condition does. The first is how many devices there are at all; each other
-// takes some away.
+// Step is the effect of one condition. The first step has the number of all devices, and each
+// further step removes some.
 type Step struct {
 	Devices int64  `json:"devices"`
 	What    string `json:"what"`
 	Detail  string `json:"detail,omitempty"`
 }
 
-// Nearest is where least is missing.
+// Nearest is the place with the fewest missing devices.
 type Nearest struct {
 	Where   string `json:"where"`
 	Has     int64  `json:"has"`
 	Devices []Near `json:"devices,omitempty"`
 }
 
-// Near is a device there, and why it is not to be had.
+// Near is a device of that place with the reason why it is unavailable.
 type Near struct {
 	fleet.Device
 	Why string `json:"why,omitempty"`
 }
 
-// asker is what the answer is made from.
+// asker contains the input and the state of an explanation.
 type asker struct {
 	ctx     context.Context
 	fleet   *fleet.Fleet
 	pod     *corev1.Pod
 	library *library
-	claims  []*resourceapi.ResourceClaim // that the pod has by name
-	judged  map[int]grouped              // the devices of each request, by its place in the answer
+	claims  []*resourceapi.ResourceClaim // the pod's claims
+	judged  map[int]grouped              // devices by index of the request in the answer
 	answer  *Answer
 
-	resolver *extendedresourcecache.ExtendedResourceCache // of names in limits, made when it is needed
+	resolver *extendedresourcecache.ExtendedResourceCache // for names in limits, made when needed
 }
 
-// Explain says why a pod waits, or what it has.
+// Explain returns why a pod waits, or which devices it has.
 func Explain(ctx context.Context, in fleet.Input, pod *corev1.Pod) (*Answer, error) {
 	if len(in.Nodes) == 0 {
 		in.Nodes = nodesOf(in.Slices)
@@ -124,7 +124,7 @@ func Explain(ctx context.Context, in fleet.Input, pod *corev1.Pod) (*Answer, err
 	return a.answer, a.waits()
 }
 
-// nodesOf returns the nodes of slices by name, for users who may not read nodes.
+// nodesOf returns nodes with the names in slices, for users without permission to read nodes.
 func nodesOf(all []resourceapi.ResourceSlice) (out []corev1.Node) {
 	seen := make(map[string]bool)
 	for i := range all {
@@ -136,8 +136,8 @@ func nodesOf(all []resourceapi.ResourceSlice) (out []corev1.Node) {
 	return out
 }
 
-// findClaims finds the claims of the pod. A claim that is to be made from a template is taken
-// for made. It returns what is missing.
+// findClaims finds the claims of the pod. It treats a claim that will be created from a template as
+// existing. It returns a text about missing objects, or "".
 func (a *asker) findClaims() (missing string) {
 	if gates := a.pod.Spec.SchedulingGates; len(gates) > 0 {
 		return fmt.Sprintf("its scheduling gate %s is not lifted", gates[0].Name)
@@ -147,7 +147,7 @@ func (a *asker) findClaims() (missing string) {
 		name, _, err := resourceclaim.Name(a.pod, ref)
 		switch {
 		case err == nil && name == nil:
-			continue // it was decided that no claim is needed
+			continue // no claim is needed
 		case err == nil:
 			at := slices.IndexFunc(a.fleet.Claims, func(c resourceapi.ResourceClaim) bool { return c.Namespace == a.pod.Namespace && c.Name == *name })
 			if at < 0 {
@@ -174,7 +174,7 @@ func (a *asker) findClaims() (missing string) {
 	return ""
 }
 
-// waits explains why no node does for a pod.
+// waits explains why no node fits the pod.
 func (a *asker) waits() error {
 	a.answer.Asked = append(a.requests(), a.limits()...)
 	if len(a.answer.Asked) == 0 {
@@ -201,8 +201,8 @@ func (a *asker) waits() error {
 	a.count(nodes)
 	switch {
 	case failed != nil:
-		// The scheduler gives up for all nodes (pkg/scheduler/framework/plugins/
-		// dynamicresources/dynamicresources.go of 1.37, Filter).
+		// The scheduler gives up for all nodes
+		// (pkg/scheduler/framework/plugins/dynamicresources/dynamicresources.go of 1.37, Filter).
 		a.answer.Fits = nil
 		a.answer.Reason = failed.Error()
 	case len(a.answer.Fits) > 0:
@@ -214,7 +214,7 @@ func (a *asker) waits() error {
 	return nil
 }
 
-// headline names what cannot be had.
+// headline returns the first unsatisfied request as text.
 func (a *asker) headline() string {
 	for _, r := range a.answer.Asked {
 		if r.Enough {
@@ -228,7 +228,7 @@ func (a *asker) headline() string {
 	return "no node has all that it asks for together"
 }
 
-// some names the first of many.
+// some returns the first names and the number of the others.
 func some(names []string, most int) string {
 	if len(names) <= most {
 		return strings.Join(names, ", ")
@@ -236,7 +236,7 @@ func some(names []string, most int) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// has says what a pod has that the scheduler has found a node for.
+// has adds the devices of a pod with a node.
 func (a *asker) has() {
 	if a.pod.Status.StartTime != nil {
 		a.answer.Since = a.pod.Status.StartTime.Time
@@ -275,7 +275,7 @@ func (a *asker) has() {
 	}
 }
 
-// asksDevices reports whether a pod asks for devices, by claims or by limits.
+// asksDevices reports whether a pod requests devices, by claims or by limits.
 func asksDevices(pod *corev1.Pod) bool {
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		for name := range c.Resources.Limits {
@@ -287,8 +287,8 @@ func asksDevices(pod *corev1.Pod) bool {
 	return len(pod.Spec.ResourceClaims) > 0
 }
 
-// Starting adds the last warning about a pod that has a node and whose containers do not
-// start, and where to look then.
+// Starting adds the last warning about a pod on a node whose containers do not start, and commands
+// for further investigation.
 func (a *Answer) Starting(events []corev1.Event) {
 	if a.Waits || a.Phase != string(corev1.PodPending) {
 		return
@@ -311,15 +311,15 @@ func (a *Answer) Starting(events []corev1.Event) {
 	}
 }
 
-// Unmade reports whether a claim of the pod is not made from its template yet.
+// Unmade reports whether a claim of the pod was not created from its template yet.
 func (a *Answer) Unmade() bool { return a.Waits && a.unmade != "" }
 
-// claimNotMade is the reason of the Event about a claim that could not be made from its template
+// claimNotMade is the reason of the Event about a claim that could not be created from its template
 // (pkg/controller/resourceclaim/controller.go, syncPod, in 1.31 to 1.37).
 const claimNotMade = "FailedResourceClaimCreation"
 
-// Making adds why a claim could not be made from its template, as a quota or a policy refuses it. Until
-// it is made, the scheduler does not look at devices.
+// Making adds the reason why a claim could not be created from its template, for example a quota or
+// a policy. Until the claim exists, the scheduler does not consider devices.
 func (a *Answer) Making(events []corev1.Event) {
 	var last *corev1.Event
 	for i := range events {
@@ -339,7 +339,7 @@ func (a *Answer) Making(events []corev1.Event) {
 	}
 }
 
-// eventTime is when an Event was last seen.
+// eventTime returns the time of an Event's last occurrence.
 func eventTime(e *corev1.Event) time.Time {
 	at := e.LastTimestamp.Time
 	if e.Series != nil && e.Series.LastObservedTime.After(at) {
@@ -351,7 +351,7 @@ func eventTime(e *corev1.Event) time.Time {
 	return at
 }
 
-// held is the request by which somebody has something.
+// held returns the request of an allocation.
 func (a *asker) held(h fleet.Holder) Request {
 	r := Request{Claim: h.Claim, Name: h.Request, Resource: h.Resource, Admin: h.Admin, Enough: true}
 	for i := range a.fleet.Claims {

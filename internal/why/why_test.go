@@ -27,7 +27,7 @@ import (
 	"chandler.dev/internal/why"
 )
 
-// For any host and any claim, the answer is that a claim fits exactly when the scheduler's
+// On any host and for any claim, the answer is that the claim fits exactly if the scheduler's
 // allocator allocates it, and the numbers of each request add up.
 func TestFitsWhatTheAllocatorAllocates(t *testing.T) {
 	seeds := uint64(400)
@@ -72,8 +72,8 @@ func TestFitsWhatTheAllocatorAllocates(t *testing.T) {
 	}
 }
 
-// allocates asks the allocator without the code under test. An error is one for which the
-// scheduler gives up.
+// allocates calls the allocator without the code under test. It reports false for an error, since
+// the scheduler would give up.
 func allocates(t *testing.T, s *pooltest.Scheduler, claim *resourceapi.ResourceClaim) bool {
 	state := structured.AllocatedState{
 		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
@@ -101,7 +101,7 @@ func allocates(t *testing.T, s *pooltest.Scheduler, claim *resourceapi.ResourceC
 	return err == nil && len(results) == 1
 }
 
-// check checks an answer for one claim by itself.
+// check checks the consistency of an answer for a single claim.
 func check(t *testing.T, seed uint64, answer *why.Answer) {
 	t.Helper()
 	for i := range answer.Asked {
@@ -131,7 +131,7 @@ func check(t *testing.T, seed uint64, answer *why.Answer) {
 	}
 }
 
-// randomCase returns a node of which some is held, and what a claim asks for.
+// randomCase returns a scheduler with some allocations on a node, and the spec of a claim.
 func randomCase(t *testing.T, random *rand.Rand) (*pooltest.Scheduler, resourceapi.ResourceClaimSpec) {
 	made, _ := pool.Of(pool.Input{Snapshot: discoverytest.RandomHost(random, 4+random.IntN(10)), Features: features.All()})
 	s := pooltest.NewScheduler(t, features.All()).Publish(made)
@@ -199,7 +199,7 @@ func randomRequest(random *rand.Rand, name string) resourceapi.DeviceRequest {
 
 const hosts = "../../discovery/families/"
 
-// cluster has two servers of eight GPUs, the second of which has a sick one.
+// cluster has two servers of eight GPUs. One GPU of the second server is unhealthy.
 func cluster(t *testing.T) *fleettest.Cluster {
 	c := fleettest.New(t)
 	c.Node("a", hosts+"amdgpu/testdata/mi210x8.host", nil)
@@ -216,7 +216,7 @@ func explain(t *testing.T, c *fleettest.Cluster, pod *corev1.Pod) *why.Answer {
 	return answer
 }
 
-// story is the steps of a request in short.
+// story returns a short form of a request's steps.
 func story(r *why.Request) string {
 	var out []string
 	for _, step := range r.Steps {
@@ -320,7 +320,7 @@ func TestReasons(t *testing.T) {
 	}
 }
 
-// Limits of pods are met by a device plugin where one has the name, else by a class.
+// Limits of pods are served by a device plugin that offers the name, or otherwise by a class.
 func TestLimits(t *testing.T) {
 	const name = "amd.com/gpu"
 	two := map[string]int64{name: 2}
@@ -378,7 +378,7 @@ func TestLimits(t *testing.T) {
 	})
 }
 
-// Nodes keep pods away by cordons and taints, and pods stay away by their affinity.
+// Nodes exclude pods by cordons and taints, and pods exclude nodes by affinity.
 func TestNodesThatRefuse(t *testing.T) {
 	c := cluster(t)
 	c.Nodes[0].Spec.Unschedulable = true
@@ -398,7 +398,7 @@ func TestNodesThatRefuse(t *testing.T) {
 	}
 }
 
-// A pod that waits for its claim to be made is told what the claim will need.
+// For a pod whose claim was not created yet, the answer contains the requests in the template.
 func TestTemplate(t *testing.T) {
 	c := cluster(t)
 	template := resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "gpus"}}
@@ -430,7 +430,7 @@ func TestTemplate(t *testing.T) {
 	}
 }
 
-// A pod that the scheduler has placed has what it has.
+// For a pod with a node, the answer contains its devices.
 func TestRuns(t *testing.T) {
 	c := cluster(t)
 	c.Give("ml", "train", "a", 180, "gpus", "pci-0000-23-00-0", "pci-0000-24-00-0")
@@ -440,7 +440,8 @@ func TestRuns(t *testing.T) {
 	}
 }
 
-// A claim that a quota refuses is never made. The devices are not why the pod waits then.
+// A claim that a quota refuses is never created. Then the devices are not the reason why the pod
+// waits.
 func TestClaimThatCannotBeMade(t *testing.T) {
 	c := cluster(t)
 	template := resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "gpus"}}

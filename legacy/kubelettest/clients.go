@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// name makes a plugin one whose end the kubelet notices. To 1.36 that is one for
-// each resource, the latest (pkg/kubelet/cm/devicemanager/plugin/v1beta1/
-// handler.go, registerClient, in 1.25 to 1.37).
+// name adds a plugin to those whose end the kubelet notices. Up to 1.36 this is only the latest
+// plugin of each resource (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, registerClient,
+// in 1.25 to 1.37).
 func (k *Kubelet) name(p *Plugin) {
 	resource := p.Request.ResourceName
 	k.mu.Lock()
@@ -18,8 +18,8 @@ func (k *Kubelet) name(p *Plugin) {
 	k.clients[resource] = append(slices.Clone(k.clients[resource]), p)
 }
 
-// unname takes a plugin back that could not be connected to. To 1.36 nobody has
-// its resource's name then (connectClient, there).
+// unname removes a plugin to which the connection failed. Up to 1.36 no plugin has the name of the
+// resource afterwards (connectClient, there).
 func (k *Kubelet) unname(p *Plugin) {
 	resource := p.Request.ResourceName
 	k.mu.Lock()
@@ -27,9 +27,9 @@ func (k *Kubelet) unname(p *Plugin) {
 	k.clients[resource] = slices.DeleteFunc(slices.Clone(k.clients[resource]), func(c *Plugin) bool { return k.ByName || c == p })
 }
 
-// run takes a plugin's lists until the stream ends, and disconnects it then. To
-// 1.36 the kubelet disconnects whichever plugin has the resource's name by then
-// (runClient, there), and marks all devices unhealthy.
+// run receives a plugin's lists until the stream ends, and then disconnects the plugin. Up to 1.36
+// the kubelet disconnects the plugin that has the resource's name at that time (runClient, there),
+// and marks all devices unhealthy.
 func (k *Kubelet) run(p *Plugin) {
 	resource := p.Request.ResourceName
 	p.watch(k.t, func(list string) {
@@ -54,7 +54,7 @@ func (k *Kubelet) run(p *Plugin) {
 	}
 }
 
-// forget is the end of a kubelet.
+// forget removes everything that a stopped kubelet forgets.
 func (k *Kubelet) forget() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -62,16 +62,15 @@ func (k *Kubelet) forget() {
 	clear(k.lists)
 }
 
-// Notices reports whether the kubelet would notice if the plugin ended that it
-// calls.
+// Notices reports whether the kubelet would notice the end of the plugin.
 func (k *Kubelet) Notices(p *Plugin) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Contains(k.clients[p.Request.ResourceName], p)
 }
 
-// Has returns the list of a resource that is in force, "" if there is none, and
-// how often its last plugin has gone.
+// Has returns the present list of a resource, or "", and how often the resource has lost its last
+// plugin.
 func (k *Kubelet) Has(resource string) (list string, holes int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

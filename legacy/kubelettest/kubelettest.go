@@ -1,6 +1,5 @@
-// Package kubelettest stands in for the kubelet in tests: its registration
-// service, one connection for each registered plugin, and PodResources, all at
-// real sockets.
+// Package kubelettest provides a fake kubelet for tests: its registration service, a connection to
+// each registered plugin, and PodResources, all at real sockets.
 package kubelettest
 
 import (
@@ -23,41 +22,41 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// Kubelet keeps to what is in pkg/kubelet/cm/devicemanager of k8s.io/kubernetes.
+// Kubelet behaves like pkg/kubelet/cm/devicemanager of k8s.io/kubernetes.
 type Kubelet struct {
 	pluginapi.UnimplementedRegistrationServer
 	podresourcesapi.UnimplementedPodResourcesListerServer
 
 	t    *testing.T
-	Dir  string // device-plugins
+	Dir  string // the device-plugins directory
 	Pods string // the socket of PodResources
 
-	// ByName has it know plugins by the names of their resources alone, as kubelets
-	// to 1.36 do; see disconnect.
+	// ByName makes the kubelet identify plugins only by the names of their resources, like kubelets
+	// up to 1.36; see run.
 	ByName bool
 
-	// Slow is how long it takes to notice that a stream has ended.
+	// Slow is how long the kubelet takes to notice the end of a stream.
 	Slow time.Duration
 
-	// Deaf has it never ask plugins for their lists.
+	// Deaf makes the kubelet never request lists.
 	Deaf bool
 
 	podServer *grpc.Server
-	Server    *grpc.Server // nil while it does not run
+	Server    *grpc.Server // nil while the kubelet is stopped
 
 	mu       sync.Mutex
 	plugins  []*Plugin
-	clients  map[string][]*Plugin // those whose end it notices, by resource
-	lists    map[string]string    // what is in force, by resource; none without a plugin
-	holes    map[string]int       // how often the last plugin of a resource has gone
-	refuse   error                // what Register answers; see Refuse
+	clients  map[string][]*Plugin // plugins whose end the kubelet notices, by resource
+	lists    map[string]string    // present lists, by resource; none without a plugin
+	holes    map[string]int       // how often a resource has lost its last plugin
+	refuse   error                // error from Register; see Refuse
 	taken    func()               // called before Register answers; see Taken
 	attempts int                  // calls of Register
 	listed   []*podresourcesapi.PodResources
 	silent   bool // PodResources fails
 }
 
-// Plugin is a registration that the kubelet has taken.
+// Plugin is a registration that the kubelet has accepted.
 type Plugin struct {
 	Request *pluginapi.RegisterRequest
 	Options *pluginapi.DevicePluginOptions
@@ -66,15 +65,14 @@ type Plugin struct {
 	At      time.Time
 
 	mu    sync.Mutex
-	lists []string // what ListAndWatch said, as text
+	lists []string // lists from ListAndWatch, as text
 	ended bool
 }
 
-// New returns a kubelet that does not run yet. Its device-plugins directory is
-// there, and PodResources answers.
+// New returns a stopped kubelet. Its device-plugins directory exists, and PodResources answers.
 func New(t *testing.T) *Kubelet {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "k") // t.TempDir is too long for a socket
+	dir, err := os.MkdirTemp("", "k") // the path of t.TempDir is too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +93,7 @@ func New(t *testing.T) *Kubelet {
 	return k
 }
 
-// Serve serves at a socket.
+// Serve starts a server at a socket.
 func Serve(t *testing.T, server *grpc.Server, socket string) {
 	t.Helper()
 	listener, err := net.Listen("unix", socket)
@@ -105,8 +103,7 @@ func Serve(t *testing.T, server *grpc.Server, socket string) {
 	go func() { _ = server.Serve(listener) }()
 }
 
-// Start does what the kubelet does when it starts: it removes all sockets,
-// then makes its own.
+// Start starts the kubelet, which removes all sockets and then creates its own.
 func (k *Kubelet) Start() {
 	k.t.Helper()
 	entries, err := os.ReadDir(k.Dir)
@@ -125,7 +122,7 @@ func (k *Kubelet) Start() {
 	Serve(k.t, k.Server, filepath.Join(k.Dir, "kubelet.sock"))
 }
 
-// Stop ends the kubelet and leaves its socket, as a kill does.
+// Stop stops the kubelet and leaves its socket, like a killed kubelet.
 func (k *Kubelet) Stop() {
 	if k.Server == nil {
 		return
@@ -138,7 +135,7 @@ func (k *Kubelet) Stop() {
 	}
 }
 
-// Register implements the kubelet's service: it calls the plugin back.
+// Register implements the kubelet's service. It calls the plugin before it returns.
 func (k *Kubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	k.mu.Lock()
 	refuse := k.refuse
@@ -153,8 +150,8 @@ func (k *Kubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*
 	}
 	p := &Plugin{Request: r, Conn: conn, API: pluginapi.NewDevicePluginClient(conn), At: time.Now()}
 	k.name(p)
-	// The kubelet asks for the options before it answers: a plugin that
-	// registers before it serves fails here.
+	// The kubelet requests the options before it answers. A plugin that registers before it serves
+	// fails here.
 	if p.Options, err = p.API.GetDevicePluginOptions(ctx, &pluginapi.Empty{}); err != nil {
 		k.unname(p)
 		conn.Close()
@@ -173,7 +170,7 @@ func (k *Kubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*
 	return &pluginapi.Empty{}, nil
 }
 
-// Watch collects what ListAndWatch says.
+// Watch collects the lists of ListAndWatch until the stream ends.
 func (p *Plugin) Watch(t *testing.T) { p.watch(t, func(string) {}) }
 
 func (p *Plugin) watch(t *testing.T, said func(list string)) {
@@ -192,8 +189,7 @@ func (p *Plugin) watch(t *testing.T, said func(list string)) {
 	p.ended = true
 }
 
-// Text says a list shortly: "a b! c@0" where b is unhealthy and c is on NUMA
-// node 0.
+// Text returns a short form of a list: "a b! c@0", where b is unhealthy and c is on NUMA node 0.
 func Text(devices []*pluginapi.Device) string {
 	var words []string
 	for _, d := range devices {
@@ -210,7 +206,7 @@ func Text(devices []*pluginapi.Device) string {
 	return strings.Join(words, " ")
 }
 
-// Said returns the lists that the plugin has sent, the first one first.
+// Said returns the lists of the plugin, the first one first.
 func (p *Plugin) Said() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -239,8 +235,7 @@ func (k *Kubelet) Registered() []*Plugin {
 	return slices.Clone(k.plugins)
 }
 
-// Plugin waits until there are n registrations of a resource, and returns the
-// Last of them.
+// Plugin waits until a resource has n registrations, and returns the last one.
 func (k *Kubelet) Plugin(resource string, n int) *Plugin {
 	k.t.Helper()
 	var own []*Plugin
@@ -256,7 +251,7 @@ func (k *Kubelet) Plugin(resource string, n int) *Plugin {
 	return own[len(own)-1]
 }
 
-// Says waits until the last list is as it should be.
+// Says waits until the last list equals want.
 func (p *Plugin) Says(t *testing.T, want string) {
 	t.Helper()
 	Eventually(t, func() bool { return p.Last() == want }, func() string { return "list is " + p.Last() + ", want " + want })
@@ -273,8 +268,8 @@ func (p *Plugin) Allocate(ids ...string) (*pluginapi.ContainerAllocateResponse, 
 	return r.ContainerResponses[0], nil
 }
 
-// Hold makes PodResources list a container of a pod "default/<pod>" called
-// "main" that has IDs, or list no such pod.
+// Hold makes PodResources list a container "main" of pod "default/<pod>" with IDs. Without IDs, the
+// pod is not listed.
 func (k *Kubelet) Hold(pod, resource string, ids ...string) {
 	if len(ids) == 0 {
 		k.list(pod)
@@ -286,12 +281,12 @@ func (k *Kubelet) Hold(pod, resource string, ids ...string) {
 	})
 }
 
-// Lose makes PodResources list that container without anything.
+// Lose makes PodResources list the container without IDs.
 func (k *Kubelet) Lose(pod string) {
 	k.list(pod, &podresourcesapi.ContainerResources{Name: "main"})
 }
 
-// list makes PodResources list a pod with containers, or none.
+// list makes PodResources list a pod with containers. Without containers, the pod is not listed.
 func (k *Kubelet) list(pod string, containers ...*podresourcesapi.ContainerResources) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -301,44 +296,44 @@ func (k *Kubelet) list(pod string, containers ...*podresourcesapi.ContainerResou
 	}
 }
 
-// Refuse makes Register answer an error, nil that it takes plugins again.
+// Refuse makes Register return an error. With nil, Register accepts plugins again.
 func (k *Kubelet) Refuse(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.refuse = err
 }
 
-// Taken makes Register call a function once the kubelet has a plugin and before the
-// plugin hears of it.
+// Taken makes Register call a function after the kubelet has accepted a plugin and before Register
+// returns.
 func (k *Kubelet) Taken(then func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.taken = then
 }
 
-// Attempts counts the calls of Register.
+// Attempts returns the number of calls of Register.
 func (k *Kubelet) Attempts() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.attempts
 }
 
-// Own makes PodResources list the agent's own pod too.
+// Own makes PodResources also list the agent's own pod.
 func (k *Kubelet) Own() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.listed = append(slices.Clone(k.listed), &podresourcesapi.PodResources{Name: "agent", Namespace: "chandler"})
 }
 
-// Forget makes PodResources list no pod, as before the API server has told the
-// kubelet of any.
+// Forget makes PodResources list no pod, like a kubelet that has not received pods from the API
+// server.
 func (k *Kubelet) Forget() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.listed = nil
 }
 
-// Mute makes PodResources fail.
+// Mute makes PodResources fail, or answer again.
 func (k *Kubelet) Mute(silent bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -355,7 +350,7 @@ func (k *Kubelet) List(context.Context, *podresourcesapi.ListPodResourcesRequest
 	return &podresourcesapi.ListPodResourcesResponse{PodResources: k.listed}, nil
 }
 
-// Sockets returns the names of our sockets.
+// Sockets returns the paths of Chandler's sockets.
 func (k *Kubelet) Sockets() []string {
 	paths, err := filepath.Glob(filepath.Join(k.Dir, "chandler-*"))
 	if err != nil {
@@ -364,7 +359,7 @@ func (k *Kubelet) Sockets() []string {
 	return paths
 }
 
-// Patience is how long something may take that is waited for.
+// Patience limits the waiting time in tests.
 const Patience = 10 * time.Second
 
 // Eventually waits until a condition is true.
@@ -377,7 +372,7 @@ func Eventually(t *testing.T, condition func() bool, state func() string) {
 	}
 }
 
-// Never checks that a condition does not come true for a while.
+// Never checks that a condition stays false for some time.
 func Never(t *testing.T, during time.Duration, condition func() bool, state func() string) {
 	t.Helper()
 	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {

@@ -6,19 +6,19 @@ import (
 	"testing"
 )
 
-// Odds is what something at a socket does that is no kubelet.
+// Odds is the behaviour of a process at the kubelet's socket that is not a kubelet.
 type Odds string
 
-// Each says what such a kubelet does.
+// The behaviours.
 const (
-	Gone    Odds = "gone"     // it left its socket
-	Garbage Odds = "garbage"  // it says what is no gRPC
-	HangsUp Odds = "hangs up" // it closes each connection
-	Silent  Odds = "silent"   // it takes connections and says nothing
+	Gone    Odds = "gone"     // has left its socket
+	Garbage Odds = "garbage"  // sends data that is not gRPC
+	HangsUp Odds = "hangs up" // closes each connection
+	Silent  Odds = "silent"   // accepts connections and sends nothing
 )
 
-// Odd has something at a socket that is no kubelet, until the test ends or it is told
-// to stop. Its socket stays.
+// Odd runs a process at a socket that is not a kubelet, until the test ends or stop is called. The
+// file of the socket remains.
 func Odd(t *testing.T, socket string, does Odds) (stop func()) {
 	t.Helper()
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
@@ -45,7 +45,7 @@ func Odd(t *testing.T, socket string, does Odds) (stop func()) {
 			case Silent:
 				context.AfterFunc(ctx, func() { conn.Close() })
 			case Garbage:
-				_, _ = conn.Write([]byte("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n\x00\xff\x17")) // it may be gone
+				_, _ = conn.Write([]byte("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n\x00\xff\x17")) // the connection may be closed
 				fallthrough
 			default:
 				conn.Close()

@@ -8,17 +8,17 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// Amount is how much a container asks for of a resource whose IDs count a
-// capacity: so many units of it, which must be of one device.
+// Amount is a container's amount of a resource whose IDs are units of a capacity. All units of an
+// amount must be on one device.
 type Amount struct {
 	Unit  *Unit
 	IDs   int
-	Place int // of the unit among those that the list offers, in name order
+	Place int // index of the unit among the units of the list, in name order
 }
 
-// Amount returns the amount that IDs of units are, nil if the IDs stand for
-// devices. It is an error if no one device can give all of it, since the kubelet
-// counts what is free on all devices together.
+// Amount returns the amount of IDs of units, or nil if the IDs stand for devices. It returns an
+// error if no single device has enough left. This can happen since the kubelet counts the free
+// units of all devices together.
 func (l *List) Amount(ids []string, units []*Unit) (*Amount, error) {
 	if !slices.ContainsFunc(units, func(u *Unit) bool { return u.Counts != "" }) {
 		return nil, nil
@@ -40,10 +40,10 @@ func (l *List) Amount(ids []string, units []*Unit) (*Amount, error) {
 	return &Amount{units[0], len(ids), slices.Index(l.units(), units[0])}, nil
 }
 
-// All reports whether units are all that the list offers.
+// All reports whether units are all units of the list.
 func (l *List) All(units []*Unit) bool { return len(units) == len(l.units()) }
 
-// units returns the units that the list offers, each once, in name order.
+// units returns the units of the list, without duplicates, in name order.
 func (l *List) units() []*Unit {
 	var units []*Unit
 	seen := make(map[*Unit]bool)
@@ -57,10 +57,10 @@ func (l *List) units() []*Unit {
 	return units
 }
 
-// amount returns size IDs of one unit of a capacity: of that which must be chosen
-// from, else of the one that has the least left of those that have enough, so that
-// large amounts stay together elsewhere; or the most, if amounts are to be spread. It
-// reports false if no unit has enough, or if the IDs stand for devices.
+// amount returns size IDs of a capacity from one unit. If IDs must be included, amount uses their
+// unit. Otherwise it uses the unit with the fewest free IDs among those with enough, so that other
+// units keep room for large amounts. With [rules.PolicySpread] it uses the unit with the most free
+// IDs. amount reports false if no unit has enough, or if the IDs stand for devices.
 func (n *neighbourhood) amount(size int) (ids []string, enough bool) {
 	if !slices.ContainsFunc(n.units, func(c *candidate) bool { return c.unit != nil && c.unit.Counts != "" }) {
 		return nil, false

@@ -8,8 +8,8 @@ import (
 	"chandler.dev/legacy/list/listtest"
 )
 
-// A device and what is made of it are not handed out together, whichever of them
-// is held. Parts are, as far as they do not compete.
+// A whole device and its partitions exclude each other. Partitions do not, as far as their counters
+// reach.
 func TestWholeAndParts(t *testing.T) {
 	devices := listtest.Parts("gpu-a", 2, map[string]int64{"a": 2, "b": 1, "c": 1})
 	whole, part, other := devices[0], devices[1], devices[2]
@@ -30,8 +30,8 @@ func TestWholeAndParts(t *testing.T) {
 	}
 }
 
-// Holdings add up, whatever they are called: two functions of one IOMMU group,
-// and parts of different sizes.
+// Allocations of one physical device add up, whatever their names: two functions of one IOMMU
+// group, and partitions of different sizes.
 func TestSiliconIsExhausted(t *testing.T) {
 	for name, test := range map[string]struct {
 		all    int64

@@ -8,22 +8,22 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Catalogue says what IDs stand for, whatever the resource: the plugin that we
-// replace, or an administrator before, may have given it another name.
+// Catalogue finds the devices for IDs, whatever the resource. The replaced plugin, or the
+// configuration before, may have used another resource name.
 type Catalogue struct {
 	known map[string]*Unit // by ID
-	stems map[string]*Unit // by what stands before the number of a share, where the plugin had a dialect of its own
+	stems map[string]*Unit // by the text before a share's number, for plugins with a dialect of their own
 	nodes []ownNodes
 }
 
-// ownNodes are the device nodes that a device and no other silicon has.
+// ownNodes are the device nodes of a single device.
 type ownNodes struct {
 	device discovery.Device
 	paths  []string
 }
 
-// CatalogueOf returns what IDs may stand for: the devices of a host with all
-// that they could be offered as. Open ones are never held.
+// CatalogueOf returns a catalogue of the devices of a host with all offers of their families. It
+// omits devices with unlimited sharing, since they never block each other.
 func CatalogueOf(devices []discovery.Device) Catalogue {
 	c := Catalogue{known: make(map[string]*Unit), stems: make(map[string]*Unit)}
 	for _, d := range devices {
@@ -44,7 +44,7 @@ func CatalogueOf(devices []discovery.Device) Catalogue {
 	return c
 }
 
-// add enters what the IDs of an offer stand for. The IDs of one device share a unit.
+// add adds the IDs of an offer. The IDs of one device share a unit.
 func (c Catalogue) add(d discovery.Device, offer discovery.Offer) {
 	alone := (*Unit)(nil).with(d, offer)
 	enter := func(units map[string]*Unit, key string) {
@@ -64,8 +64,8 @@ func (c Catalogue) add(d discovery.Device, offer discovery.Offer) {
 	}
 }
 
-// Find returns what an ID stands for, or would be a share of; nil if nothing is
-// known of it.
+// Find returns the unit for an ID, and whether the ID is a share of the unit. It returns nil for an
+// unknown ID.
 func (c Catalogue) Find(id string) (u *Unit, share bool) {
 	if u := c.known[id]; u != nil {
 		return u, false
@@ -85,9 +85,9 @@ func (c Catalogue) Find(id string) (u *Unit, share bool) {
 	return nil, false
 }
 
-// WithNodes returns what an ID stands for by which a container was given device nodes:
-// the devices that it has all nodes of, nil if there are none. So an ID is understood
-// that no file of the host has, as the serial numbers of Habana's plugin.
+// WithNodes returns a unit of all devices whose own device nodes were all given to a container by
+// an ID, or nil. This identifies IDs found in no file of the host, such as the serial numbers of
+// the Habana plugin.
 func (c Catalogue) WithNodes(id string, given []string) (u *Unit) {
 	if len(given) == 0 {
 		return nil

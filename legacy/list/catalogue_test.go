@@ -6,8 +6,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// IDs are recognised as those of devices, or of shares of them, in the dialects of
-// their plugins and of those that share any device.
+// IDs are recognised as IDs of devices or of shares, in the dialects of the devices' plugins and in
+// the common dialects.
 func TestCatalogue(t *testing.T) {
 	var devices []discovery.Device
 	add := func(id string, dialect discovery.Dialect) {

@@ -9,14 +9,13 @@ import (
 	"chandler.dev/legacy/list/listtest"
 )
 
-// offer makes the device stand behind other IDs.
+// offer returns the device with other IDs.
 func offer(d rules.Offered, unit string, ids ...string) rules.Offered {
 	d.Offers = []discovery.Offer{{Resource: listtest.Resource, IDs: ids, Unit: unit}}
 	return d
 }
 
-// at puts the device on a NUMA node, PCIe root and fabric; -1 and "" are not
-// known.
+// at returns the device on a NUMA node, PCIe root and fabric. -1 and "" mean unknown.
 func at(d rules.Offered, numa int64, root, fabric string) rules.Offered {
 	d.Attributes = discovery.Attributes{}
 	if numa >= 0 {

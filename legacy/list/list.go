@@ -1,6 +1,5 @@
-// Package list computes what the kubelet is told of classic resources: which IDs
-// there are, which of them can be used, and which are best given together. It
-// does nothing else: what is told follows from its arguments alone.
+// Package list computes the kubelet's lists of extended resources: the IDs, their health, and
+// preferred combinations. The package is pure: its results depend only on the arguments.
 package list
 
 import (
@@ -21,36 +20,36 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Belief is what the kubelet may still take for true of a resource.
+// Belief is what the kubelet may still assume about a resource.
 type Belief struct {
-	Told  time.Time // since when every stream has had all IDs that are marked gone; zero: not yet
+	Told  time.Time // since when every stream has received all IDs marked as gone; zero: not yet
 	Quiet time.Time // since when no Allocate is in flight; zero: one is
-	Heard time.Time // when the kubelet was last asked that then listed all its pods
+	Heard time.Time // start of the last PodResources call in which the kubelet listed all its pods
 }
 
-// Input is what lists are computed from, beside the lists before them.
+// Input is the input of [Lists.Next].
 type Input struct {
 	Snapshot *rules.Snapshot
-	Withheld map[string]string // by silicon: why nobody new may have it
-	View     *ledger.View      // who has what, on a host with a stock
-	Host     ledger.Stock      // that stock; nil has nothing
-	Beliefs  map[string]Belief // by resource, of those that the kubelet is told of
+	Withheld map[string]string // by physical device: why no new consumer can have it
+	View     *ledger.View      // the allocations on a host with a stock
+	Host     ledger.Stock      // the stock; nil has no devices
+	Beliefs  map[string]Belief // by resource, for resources registered with the kubelet
 
-	// Written are IDs by resource that the kubelet has written down as those of
-	// containers, while it does not say. The first list of a resource has them.
+	// Written are the IDs of containers in the kubelet's checkpoint, by resource. They are set as
+	// long as the kubelet does not list its pods. The first list of a resource contains them.
 	Written map[string][]string
 
-	// Perhaps is what containers may have by those IDs, as long as the ledger does not
-	// know what containers have. Nobody new gets it. Nil is nothing.
+	// Perhaps contains the devices that containers may have by those IDs, as long as the ledger
+	// does not know the containers' allocations. New consumers cannot get these devices. Nil means
+	// none.
 	Perhaps *ledger.View
 
 	Now time.Time
 
-	// Grace is how long the kubelet may still hand out an ID after it was told
-	// that it is unhealthy. Its Allocate looks an ID up once more after the
-	// plugin's answer and does not expect it to be missing
-	// (pkg/kubelet/cm/devicemanager/manager.go, allocateContainerResources, in
-	// 1.31 to 1.37).
+	// Grace is how long the kubelet may still allocate an ID after it received the ID as unhealthy.
+	// Its Allocate looks up an ID once more after the plugin's answer, and does not expect a
+	// missing ID (pkg/kubelet/cm/devicemanager/manager.go, allocateContainerResources, in 1.31 to
+	// 1.37).
 	Grace time.Duration
 }
 
@@ -62,12 +61,11 @@ type Lists struct {
 	ready  bool // there was an input
 }
 
-// List is what the kubelet is told of a resource, and what Allocate looks IDs up
-// in. It is never modified.
+// List is the list of a resource for the kubelet and for Allocate. It is never modified.
 type List struct {
 	resource   string
 	version    int
-	marked     int            // the version in which an ID was last marked as gone
+	marked     int            // version of the last ID marked as gone
 	rows       map[string]row // by ID
 	devices    []*pluginapi.Device
 	allocation rules.Allocation
@@ -75,24 +73,22 @@ type List struct {
 
 // row is one ID of a list.
 type row struct {
-	unit    *Unit  // nil for an ID of which no more is known than that somebody has it
-	sick    string // why the unit cannot be used, "" if it can
-	blocked string // who keeps everybody from it, "" if nobody does
+	unit    *Unit  // nil for an ID of unknown devices
+	sick    string // why the unit is unusable, or ""
+	blocked string // the consumer blocking the unit, or ""
 	gone    bool   // the ID is no longer offered
-	had     bool   // a container has it
+	had     bool   // a container has the ID
 }
 
-// Next returns the lists that follow, and what cannot be offered. It returns the
-// lists before where nothing has changed. The time that it takes is proportional
-// to the number of IDs.
+// Next returns the following lists, and a problem for each device without an offer. It returns the
+// receiver if nothing has changed. The duration is proportional to the number of IDs.
 //
-// An ID that is no longer offered is first marked as unhealthy. It leaves the
-// list when no container has it and the kubelet cannot hand it out any more; see
-// [Belief].
+// An ID no longer offered first becomes unhealthy. The ID leaves the list when no container has it
+// and the kubelet can no longer allocate it; see [Belief].
 //
-// A resource of which nothing is offered and the kubelet was not told has a list if
-// containers have IDs of it whose devices have vanished. If the devices are there,
-// the administrator offers them no more, and another plugin may serve the resource.
+// A resource neither offered nor registered with the kubelet has a list if containers have IDs of
+// vanished devices. If the devices exist, the administrator no longer offers them, and another
+// plugin may serve the resource.
 func (before Lists) Next(in Input) (Lists, []discovery.Problem) {
 	if before.settled(in) {
 		return before, before.offers.Problems
@@ -123,7 +119,7 @@ func (before Lists) Next(in Input) (Lists, []discovery.Problem) {
 	return next, next.offers.Problems
 }
 
-// settled reports whether the lists that follow from the input are these.
+// settled reports whether the input leads to the same lists.
 func (before Lists) settled(in Input) bool {
 	from := &before.from
 	if !before.ready || in.Snapshot != from.Snapshot || !in.View.Same(from.View) || in.Perhaps != from.Perhaps || !maps.Equal(in.Withheld, from.Withheld) {
@@ -143,8 +139,7 @@ func (before Lists) settled(in Input) bool {
 // Resources returns the lists by resource.
 func (before Lists) Resources() map[string]*List { return before.lists }
 
-// mayLeave reports whether IDs that are marked as gone may leave the list, if no
-// container has them.
+// mayLeave reports whether IDs marked as gone may leave the list, if no container has them.
 func (b Belief) mayLeave(now time.Time, grace time.Duration) bool {
 	if b.Told.IsZero() || b.Quiet.IsZero() {
 		return false
@@ -171,7 +166,7 @@ func vanished(grants map[string]*ledger.Grant, host ledger.Stock) bool {
 	return true
 }
 
-// leaves reports whether an ID leaves the list now.
+// leaves reports whether an ID can leave the list now.
 func (l *List) leaves(b Belief, in Input) bool {
 	if l.marked == 0 || !b.mayLeave(in.Now, in.Grace) {
 		return false
@@ -184,7 +179,7 @@ func (l *List) leaves(b Belief, in Input) bool {
 	return false
 }
 
-// grantsOf returns the grants of our own resources, by resource and ID.
+// grantsOf returns the grants of Chandler's resources, by resource and ID.
 func grantsOf(v *ledger.View) map[string]map[string]*ledger.Grant {
 	had := make(map[string]map[string]*ledger.Grant)
 	for _, g := range v.Ours() {
@@ -213,7 +208,7 @@ func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Gran
 	if in.Perhaps != nil {
 		either = make(map[string]*ledger.Grant)
 		maps.Copy(either, had)
-		maps.Copy(either, grantsOf(in.Perhaps)[resource]) // which nobody is known to have
+		maps.Copy(either, grantsOf(in.Perhaps)[resource]) // allocations with unconfirmed consumers
 	}
 	taken := sharesOf(offers.Units[resource], either)
 	for _, u := range offers.Units[resource] {
@@ -238,7 +233,7 @@ func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Gran
 	}
 	following.sort(offers.Units[resource])
 	if l.version > 0 && slices.EqualFunc(l.devices, following.devices, sameDevice) {
-		// The units may have new edits or the reasons new words all the same.
+		// The units may nevertheless have new edits, and the reasons new texts.
 		following.version, following.devices = l.version, l.devices
 	}
 	if newly {
@@ -247,8 +242,8 @@ func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Gran
 	return following
 }
 
-// offer adds the rows of a unit's IDs. An ID that a container has keeps standing
-// for what it was handed out as.
+// offer adds the rows of a unit's IDs. An ID that a container has keeps its devices of the time of
+// its allocation.
 func (l *List) offer(u *Unit, before *List, had, taken map[string]*ledger.Grant, in Input) {
 	sick, blocked := u.sick(in.Withheld), ""
 	if b := u.blocked(l.resource, in.View); b != nil {
@@ -266,9 +261,9 @@ func (l *List) offer(u *Unit, before *List, had, taken map[string]*ledger.Grant,
 	}
 }
 
-// doubt keeps IDs of a unit from everybody that a container may have by others. The kubelet
-// itself hands out no ID that a container has, and starts that container again only if
-// the ID is healthy.
+// doubt blocks the IDs of a unit if a container may have the unit's devices by other IDs. It leaves
+// IDs of containers: the kubelet does not allocate them again, and restarts their container only if
+// they are healthy.
 func (l *List) doubt(u *Unit, had map[string]*ledger.Grant, perhaps *ledger.View) {
 	if perhaps == nil {
 		return
@@ -285,12 +280,11 @@ func (l *List) doubt(u *Unit, had map[string]*ledger.Grant, perhaps *ledger.View
 	}
 }
 
-// sharesOf returns which IDs of units are not to be given out since containers have
-// others in their place: as many shares of the same devices, by IDs that another plugin
-// wrote in its own way, or that are no longer offered. A share stands for that of its
-// number, or else for the last one that nobody has.
+// sharesOf returns the blocked IDs of units with shares by other IDs: containers have shares of the
+// same devices, with IDs in another plugin's dialect or no longer offered. Such a share blocks the
+// ID with its number, or else the last free ID.
 func sharesOf(units []*Unit, had map[string]*ledger.Grant) map[string]*ledger.Grant {
-	shared := make(map[string]*Unit) // by its devices
+	shared := make(map[string]*Unit) // by the names of the unit's devices
 	listed := make(map[string]bool)
 	for _, u := range units {
 		if len(u.IDs) > 1 {
@@ -339,8 +333,8 @@ func sharesOf(units []*Unit, had map[string]*ledger.Grant) map[string]*ledger.Gr
 // number returns the digits at the end of an ID.
 func number(id string) string { return id[len(strings.TrimRight(id, "0123456789")):] }
 
-// blocked says who keeps the unit from everybody, nil if nobody does. If the unit
-// has several IDs they are shares of it, which any number of containers have.
+// blocked returns the consumer that blocks the unit, or nil. If the unit has several IDs, they are
+// shares, and any number of containers can have them.
 func (u *Unit) blocked(resource string, v *ledger.View) *ledger.Blocked {
 	want := u.Grant(resource, u.IDs[0], nil)
 	own := ""
@@ -349,13 +343,13 @@ func (u *Unit) blocked(resource string, v *ledger.View) *ledger.Blocked {
 	}
 	b := v.Blocked(discovery.ModeDevicePlugin, own, want.Holds())
 	if b != nil && b.Starting != nil {
-		return nil // the container that is starting may ask for this one too, and Allocate refuses others
+		return nil // the starting container may get this unit too, while Allocate refuses other containers
 	}
 	return b
 }
 
-// standsFor says who has an ID as other devices than those of a unit, "" if
-// nobody has.
+// standsFor returns a text about a container whose ID stands for other devices than those of the
+// unit, or "".
 func standsFor(g *ledger.Grant, u *Unit) string {
 	if g == nil || len(g.Devices) == 0 || slices.Equal(g.Devices, u.DeviceNames()) {
 		return ""
@@ -363,8 +357,8 @@ func standsFor(g *ledger.Grant, u *Unit) string {
 	return fmt.Sprintf("%s has it as %s", g.Owner(), strings.Join(g.Devices, ", "))
 }
 
-// ids returns the IDs of the rows in natural order. Those of the units that are
-// offered are in order already, which spares most of the work.
+// ids returns the IDs of the rows in natural order. The IDs of offered units are already sorted,
+// which makes the final sort fast.
 func (l *List) ids(offered []*Unit) []string {
 	ids := make([]string, 0, len(l.rows))
 	for _, u := range slices.SortedFunc(slices.Values(offered), func(a, b *Unit) int { return Natural(a.IDs[0], b.IDs[0]) }) {
@@ -385,7 +379,7 @@ func (l *List) ids(offered []*Unit) []string {
 	return ids
 }
 
-// sort makes the devices of the rows, in natural order of their IDs.
+// sort computes the devices of the rows, in natural order of their IDs.
 func (l *List) sort(offered []*Unit) {
 	topology := make(map[*Unit]*pluginapi.TopologyInfo)
 	l.devices = make([]*pluginapi.Device, 0, len(l.rows))
@@ -405,8 +399,8 @@ func (l *List) sort(offered []*Unit) {
 	}
 }
 
-// topology returns the NUMA nodes of the unit, nil if none is known or the
-// administrator wants none told.
+// topology returns the NUMA nodes of the unit. It returns nil if none is known or the administrator
+// has excluded them.
 func (u *Unit) topology() *pluginapi.TopologyInfo {
 	excluded := func(d rules.Offered) bool { return d.SRIOV != nil && d.SRIOV.ExcludeTopology }
 	if len(u.place.NUMA()) == 0 || slices.ContainsFunc(u.Devices, excluded) {
@@ -419,29 +413,29 @@ func (u *Unit) topology() *pluginapi.TopologyInfo {
 	return t
 }
 
-// refusal says why an ID cannot be handed out, "" if it can.
+// refusal returns why an ID cannot be allocated, or "".
 func (r row) refusal() string { return cmp.Or(r.blocked, r.sick) }
 
-// Version counts what the kubelet is told. It grows only when that changes.
+// Version returns the version of the list. It grows only when the devices for the kubelet change.
 func (l *List) Version() int { return l.version }
 
-// Marked returns the newest version in which an ID was marked as gone.
+// Marked returns the version of the last ID marked as gone.
 func (l *List) Marked() int { return l.marked }
 
-// Empty reports whether there is nothing on the list.
+// Empty reports whether the list has no IDs.
 func (l *List) Empty() bool { return len(l.rows) == 0 }
 
-// Devices is what the kubelet is told. It must not be modified.
+// Devices returns the devices for the kubelet. The caller must not modify them.
 func (l *List) Devices() []*pluginapi.Device { return l.devices }
 
-// Allocation is how the resource is given out.
+// Allocation returns how the resource is allocated.
 func (l *List) Allocation() rules.Allocation { return l.allocation }
 
-// Unit returns what an ID stands for, nil if nothing is known of it.
+// Unit returns the unit of an ID, or nil if it is unknown.
 func (l *List) Unit(id string) *Unit { return l.rows[id].unit }
 
-// LookUp returns the units that IDs stand for, each once, in name order, and why
-// they cannot be handed out.
+// LookUp returns the units of IDs, without duplicates, in name order. It returns an error if an ID
+// cannot be allocated.
 func (l *List) LookUp(ids []string) ([]*Unit, error) {
 	if l.allocation.One && len(ids) > 1 {
 		return nil, fmt.Errorf("%s: %d asked for; the configuration gives a container no more than one", l.resource, len(ids))
@@ -463,8 +457,8 @@ func (l *List) LookUp(ids []string) ([]*Unit, error) {
 	return slices.Compact(units), errors.Join(errs...)
 }
 
-// Consumed returns how much IDs are of the devices that are shared. Each ID is
-// a unit of what its devices are shared by.
+// Consumed returns the consumed amounts of shared devices. Each ID is one unit of the capacity of
+// its device's sharing.
 func (l *List) Consumed(ids []string) discovery.Consumed {
 	consumed := make(discovery.Consumed)
 	for _, id := range ids {

@@ -16,35 +16,35 @@ import (
 	"chandler.dev/legacy/list/listtest"
 )
 
-// step is one snapshot and the list that must follow from it.
+// step is a snapshot with the expected list.
 type step struct {
 	devices   []rules.Offered
 	held      []*ledger.Grant
 	elsewhere map[string]string
-	leave     int // IDs may leave that were marked in this version or before; or everything
+	leave     int // IDs may leave if marked in this version or before; or everything
 	want      string
-	why       map[string]string // by ID: what its refusal says
-	withheld  map[string]string // by silicon
+	why       map[string]string // text of the refusal, by ID
+	withheld  map[string]string // by physical device
 }
 
-// everything lets all IDs leave that were ever marked gone.
+// everything lets all IDs leave that were ever marked as gone.
 const everything = math.MaxInt
 
-// grace is that of the tests.
+// grace is the grace period of the tests.
 const grace = 10 * time.Second
 
 func had(id string, d rules.Offered) *ledger.Grant {
 	return hadAs(id, Of(listtest.Snapshot(d)).Units[listtest.Resource][0], listtest.Resource)
 }
 
-// hadAs is an ID that a container has of a unit.
+// hadAs is the grant of a container for an ID of a unit.
 func hadAs(id string, u *Unit, resource string) *ledger.Grant {
 	g := u.Grant(resource, id, nil)
 	g.Container = "default/train main"
 	return g
 }
 
-// viewOf returns what there is when containers have IDs, and claims silicon.
+// viewOf returns a view with grants of containers, and with claims on physical devices.
 func viewOf(stock ledger.Stock, had []*ledger.Grant, claimed map[string]string) *ledger.View {
 	var entries []ledger.Entry
 	for _, g := range had {
@@ -56,8 +56,8 @@ func viewOf(stock ledger.Stock, had []*ledger.Grant, claimed map[string]string) 
 	return ledger.ViewOf(stock, entries...)
 }
 
-// belief is that of a kubelet which hands out nothing any more that was marked
-// before, if it may.
+// belief is the belief of an idle kubelet. If leave is true, the kubelet no longer allocates IDs
+// marked as gone.
 func belief(leave bool) Belief {
 	b := Belief{Quiet: listtest.Time.Add(-time.Minute), Heard: listtest.Time}
 	if leave {
@@ -66,14 +66,14 @@ func belief(leave bool) Belief {
 	return b
 }
 
-// first returns the list of a resource that follows from devices alone.
+// first returns the first list of a resource with the devices.
 func first(resource string, devices ...rules.Offered) *List {
 	lists, _ := Lists{}.Next(Input{Snapshot: listtest.Snapshot(devices...), View: viewOf(StockOf(listtest.Found(devices), Lists{}), nil, nil), Now: listtest.Time, Grace: grace})
 	return lists.lists[resource]
 }
 
-// The first list of a resource has the IDs that the kubelet has written down, until it
-// has listed all its pods.
+// The first list of a resource contains the IDs in the kubelet's checkpoint, until the kubelet has
+// listed all its pods.
 func TestFirstListHasWhatTheKubeletHasWrittenDown(t *testing.T) {
 	s, in := listtest.GPU("a"), Input{Now: listtest.Time, Grace: grace, Written: map[string][]string{listtest.Resource: {"a", "old"}, "other.example.com/x": {"y"}}}
 	in.Snapshot, in.View = listtest.Snapshot(s), viewOf(StockOf(listtest.Found([]rules.Offered{s}), Lists{}), nil, nil)
@@ -94,8 +94,8 @@ func TestFirstListHasWhatTheKubeletHasWrittenDown(t *testing.T) {
 	}
 }
 
-// A share that a container has perhaps by an ID of another plugin is not given out again,
-// and a device that it has perhaps as a whole is nobody else's.
+// New consumers get neither a share nor a whole device if a container may have it by an ID of
+// another plugin.
 func TestWhatContainersHavePerhaps(t *testing.T) {
 	d := listtest.InUnits("a", 3)
 	stock := StockOf(listtest.Found([]rules.Offered{d}), Lists{})
@@ -325,8 +325,8 @@ func TestMayLeave(t *testing.T) {
 	}
 }
 
-// Lists are computed anew only when something is another, and a resource is
-// forgotten when nothing is left of it and the kubelet knows.
+// Lists are computed only after a change. A resource is removed when its list is empty and the
+// kubelet has received the empty list.
 func TestListsAtRest(t *testing.T) {
 	in := Input{Snapshot: listtest.Snapshot(listtest.GPU("a"), listtest.GPU("b")), View: viewOf(StockOf(nil, Lists{}), nil, nil), Now: listtest.Time, Grace: grace}
 	same := func(a, b Lists) bool {
@@ -375,8 +375,7 @@ func TestRefusalNamesEachDevice(t *testing.T) {
 	}
 }
 
-// A container may have a device of ours by an ID that is in no list: of another form,
-// perhaps another plugin's.
+// A container may have a device by an unlisted ID, for example in the dialect of another plugin.
 func TestIDOfAnotherForm(t *testing.T) {
 	devices := []rules.Offered{listtest.GPU("a")}
 	lists, _ := Lists{}.Next(Input{Snapshot: listtest.Snapshot(devices...), View: viewOf(StockOf(listtest.Found(devices), Lists{}), nil, nil), Now: listtest.Time, Grace: grace})
@@ -387,7 +386,7 @@ func TestIDOfAnotherForm(t *testing.T) {
 	}
 }
 
-// The administrator of a pool may want the kubelet told no NUMA nodes.
+// An SR-IOV pool may exclude NUMA nodes from its list.
 func TestExcludeTopology(t *testing.T) {
 	d := listtest.GPU("a")
 	d.Attributes.SetInt("resource.kubernetes.io/numaNode", 1)

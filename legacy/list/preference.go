@@ -10,20 +10,21 @@ import (
 	"chandler.dev/discovery/topology"
 )
 
-// maxCompared is how many devices there may be in all sets that are compared one by
-// one. It is enough for all sets of 16 devices, which take some milliseconds. Of more
-// sets, those are compared that grow from each device by the best one each time.
+// maxCompared limits the total number of devices in sets for individual comparison. It allows all
+// sets of 16 devices, which take some milliseconds. If there are more sets, only some are compared:
+// a set for each first device, grown by the best device each time.
 const maxCompared = 104_000
 
-// Prefer chooses size of the available IDs, all of include among them, by the
-// resource's policy. Sets of devices of which each has one ID are compared by the
-// weakest link that is needed to get from each to each other, since that is what work
-// on all of them waits for, and then by how near they are. Of sets that are as near it
-// takes the one that is farther from the rest, so that those who come later find
-// neighbours too, and then the first.
-// Shares come from the units that have most of them left, or fewest if they are to be
-// packed. IDs that count a capacity come from one unit. The answer is the same for
-// the same question.
+// Prefer chooses size of the available IDs, including all of include, by the resource's policy.
+//
+// If each device has one ID, sets of devices are compared by their weakest necessary link, since
+// work on all devices waits for this link, and then by their nearness. Among equally near sets
+// Prefer takes the set farthest from the remaining devices, so that later containers find near
+// devices too, and then the first set.
+//
+// Shares come from the units with the most free shares, or with the fewest under
+// [rules.PolicyPacked]. IDs of a capacity come from a single unit. The same arguments always give
+// the same answer.
 func (l *List) Prefer(available, include []string, size int) ([]string, error) {
 	include = slices.Compact(slices.SortedFunc(slices.Values(include), Natural))
 	candidates := slices.Compact(slices.SortedFunc(slices.Values(slices.Concat(available, include)), Natural))
@@ -39,26 +40,25 @@ func (l *List) Prefer(available, include []string, size int) ([]string, error) {
 	return ids, nil
 }
 
-// candidate is a unit among those that the kubelet may choose from.
+// candidate is a unit from which the kubelet may choose IDs.
 type candidate struct {
 	unit *Unit
-	free []string // its IDs that may be chosen: those that must be first, each in natural order
-	must int      // how many must be chosen
+	free []string // available IDs: first the IDs to include, then the others, each in natural order
+	must int      // number of IDs to include
 }
 
-// neighbourhood is the units to choose from, and how near they are.
+// neighbourhood is a set of candidates with their nearness.
 type neighbourhood struct {
 	policy rules.Policy
 	units  []*candidate
 	near   [][]int // by unit and unit
-	crowd  []int   // by unit: how near all others are
-	must   int     // how many IDs must be chosen
+	crowd  []int   // by unit: sum of its nearness to all others
+	must   int     // number of IDs to include
 
-	joined, left []int // room for weakest
+	joined, left []int // buffers for weakest
 }
 
-// neighbourhood groups IDs by the unit that they stand for. One that is not listed,
-// since the list has changed meanwhile, is a unit of its own.
+// neighbourhood groups IDs by their unit. An ID no longer in the list becomes a unit of its own.
 func (l *List) neighbourhood(ids, include []string) *neighbourhood {
 	n := &neighbourhood{policy: l.allocation.Policy, must: len(include)}
 	must := make(map[string]bool, len(include))
@@ -102,7 +102,7 @@ func nearness(a, b *Unit) int {
 	return topology.Nearness(a.place, b.place)
 }
 
-// best returns the best choice of so many IDs.
+// best returns the best choice of size IDs.
 func (n *neighbourhood) best(size int) *choice {
 	start := n.empty()
 	for i, c := range n.units {
@@ -145,8 +145,7 @@ func (n *neighbourhood) best(size int) *choice {
 	return best
 }
 
-// combinations returns how many sets of k of n there are, or a number above
-// maxCompared.
+// combinations returns the number of sets of k among n elements, or a number above maxCompared.
 func combinations(n, k int) int {
 	sets := 1
 	for i := range min(k, n-k) {
@@ -157,9 +156,9 @@ func combinations(n, k int) int {
 	return sets
 }
 
-// compare sets best to the best choice of so many that has what c has, and the rest
-// of the units that are free. Where too few are left it stops, or to choose nearly all
-// would take as long as to look at all smaller sets.
+// compare sets best to the best choice of size units with the units of c and others from free. It
+// stops where too few units are left. Otherwise a choice of nearly all units would take as long as
+// a comparison of all smaller sets.
 func (c *choice) compare(free []int, size int, best **choice) {
 	if c.size == size {
 		if *best == nil || c.better(*best) {
@@ -174,8 +173,8 @@ func (c *choice) compare(free []int, size int, best **choice) {
 	}
 }
 
-// byLeft compares units by how many IDs they have left; more than 0 says that the
-// first unit comes before the second by that.
+// byLeft compares two numbers of free IDs. The unit with the first number is preferred if the
+// result is positive.
 func (n *neighbourhood) byLeft(a, b int) int {
 	if n.policy == rules.PolicyPacked {
 		return cmp.Compare(b, a)
@@ -183,8 +182,7 @@ func (n *neighbourhood) byLeft(a, b int) int {
 	return cmp.Compare(a, b)
 }
 
-// byNearness compares how near something is; more than 0 says that the first is to
-// be preferred.
+// byNearness compares two values of nearness. The first is preferred if the result is positive.
 func (n *neighbourhood) byNearness(a, b int) int {
 	if n.policy == rules.PolicySpread {
 		return cmp.Compare(b, a)
@@ -192,16 +190,16 @@ func (n *neighbourhood) byNearness(a, b int) int {
 	return cmp.Compare(a, b)
 }
 
-// choice is a set of IDs that grows.
+// choice is a growing set of IDs.
 type choice struct {
 	n     *neighbourhood
 	size  int
-	units []int // those of which IDs are chosen, in the order of their first ones
-	taken []int // by unit: how many of its IDs are chosen
-	pull  []int // by unit: how near it is to what is chosen
-	near  int   // how near the chosen are to each other
-	crowd int   // how near they are to all others
-	weak  int   // the weakest link between them, once it is asked for; else -1
+	units []int // units with chosen IDs, in the order of their first choice
+	taken []int // by unit: number of chosen IDs
+	pull  []int // by unit: its nearness to the chosen units
+	near  int   // nearness of the chosen units to each other
+	crowd int   // nearness of the chosen units to all others
+	weak  int   // weakest link among the chosen units, or -1 if not computed
 }
 
 func (n *neighbourhood) empty() *choice {
@@ -214,7 +212,7 @@ func (c *choice) clone() *choice {
 	return &clone
 }
 
-// left returns how many IDs of a unit are not chosen.
+// left returns the number of a unit's free IDs.
 func (c *choice) left(unit int) int { return len(c.n.units[unit].free) - c.taken[unit] }
 
 // add chooses the next ID of a unit.
@@ -225,7 +223,7 @@ func (c *choice) add(unit int) {
 	c.count(unit, 1)
 }
 
-// remove takes back the only ID of the unit that was chosen last.
+// remove removes the last unit, which has a single chosen ID.
 func (c *choice) remove() {
 	last := len(c.units) - 1
 	c.count(c.units[last], -1)
@@ -243,9 +241,9 @@ func (c *choice) count(unit, by int) {
 	}
 }
 
-// grow chooses the best unit for each ID that is missing.
+// grow adds the best unit for each missing ID.
 func (c *choice) grow(size int) {
-	nearest := make([]int, len(c.n.units)) // by unit: how near it is to the nearest one that is chosen
+	nearest := make([]int, len(c.n.units)) // by unit: its nearness to the nearest chosen unit
 	join := func(chosen int) {
 		for i, near := range c.n.near[chosen] {
 			nearest[i] = max(nearest[i], near)
@@ -261,14 +259,14 @@ func (c *choice) grow(size int) {
 	}
 }
 
-// next returns the best unit that has an ID left. There is one. Each unit is so near to
-// the nearest one that is chosen.
+// next returns the best unit with a free ID. The caller ensures the existence of such a unit. The
+// argument is each unit's nearness to the nearest chosen unit.
 func (c *choice) next(nearest []int) int {
 	best := -1
 	for i := range c.n.units {
 		if c.left(i) > 0 && (best < 0 || cmp.Or(
 			c.n.byLeft(c.left(i), c.left(best)),
-			c.n.byLeft(-c.taken[i], -c.taken[best]), // two shares of one device are no more than one
+			c.n.byLeft(-c.taken[i], -c.taken[best]), // a second share of the same device adds no performance
 			c.n.byNearness(nearest[i], nearest[best]),
 			c.n.byNearness(c.pull[i], c.pull[best]),
 			cmp.Compare(c.n.crowd[best], c.n.crowd[i]),
@@ -279,15 +277,14 @@ func (c *choice) next(nearest []int) int {
 	return best
 }
 
-// weakest returns how near the two are that are farthest apart among those next to
-// each other, where the units are put next to each other as near as can be: the
-// smallest edge of a maximum spanning tree.
+// weakest returns the nearness of the weakest link needed to connect all chosen units: the smallest
+// edge of a maximum spanning tree.
 func (c *choice) weakest() int {
 	if c.weak >= 0 || len(c.units) < 2 {
 		return max(c.weak, 0)
 	}
 	c.weak = math.MaxInt
-	near := c.n.joined[:len(c.units)] // to the nearest one that is joined
+	near := c.n.joined[:len(c.units)] // to the nearest joined unit
 	left := c.n.left[:len(c.units)]
 	copy(left, c.units)
 	clear(near)
@@ -309,7 +306,7 @@ func (c *choice) weakest() int {
 	}
 }
 
-// better reports whether a choice of as many IDs is to be preferred.
+// better reports whether c is better than a choice of the same size.
 func (c *choice) better(than *choice) bool {
 	order := 0
 	if c.n.policy != rules.PolicySpread {
@@ -318,7 +315,7 @@ func (c *choice) better(than *choice) bool {
 	return cmp.Or(order, c.n.byNearness(c.near, than.near), cmp.Compare(than.crowd, c.crowd)) > 0
 }
 
-// ids returns the IDs that are chosen.
+// ids returns the chosen IDs.
 func (c *choice) ids() (ids []string) {
 	for i, unit := range c.n.units {
 		ids = append(ids, unit.free[:c.taken[i]]...)

@@ -15,8 +15,8 @@ import (
 )
 
 func TestPrefer(t *testing.T) {
-	// Two nodes of four devices, each with two PCIe roots; 2 and 6 have a
-	// private link.
+	// Two NUMA nodes of four devices, each with two PCIe roots. Devices 2 and 6 have a private
+	// link.
 	var pairs []rules.Offered
 	for i := range 8 {
 		fabric := ""
@@ -30,12 +30,12 @@ func TestPrefer(t *testing.T) {
 		d := at(listtest.GPU(fmt.Sprint(i)), int64(i/2), "", "")
 		shares = append(shares, offer(d, "", fmt.Sprintf("%d::0", i), fmt.Sprintf("%d::1", i), fmt.Sprintf("%d::2", i)))
 	}
-	// A ring of six in one fabric, and two pieces of silicon of two and three
-	// parts, all on one NUMA node.
+	// A ring of six devices in one fabric, and two physical devices with two and three partitions,
+	// all on one NUMA node.
 	var ring, parts []rules.Offered
 	for i := range 6 {
 		d := at(listtest.GPU(fmt.Sprint(i)), 0, "", "ring")
-		// With a third that is not there, they are too many for a string.
+		// With a third name, which does not exist, the names are too long for a string.
 		d.SetNames("linkedTo", []string{fmt.Sprintf("gpu-%d", (i+1)%6), fmt.Sprintf("gpu-%d", (i+5)%6), strings.Repeat("x", 60)})
 		ring = append(ring, d)
 	}
@@ -95,8 +95,8 @@ func TestPrefer(t *testing.T) {
 	}
 }
 
-// allocatedBy returns the list of a resource that is given out in some way, nil if no
-// device offers it.
+// allocatedBy returns the list of a resource with an allocation, or nil if no device offers the
+// resource.
 func allocatedBy(allocation rules.Allocation, resource string, devices ...rules.Offered) *List {
 	s := listtest.Snapshot(devices...)
 	s.Allocation = map[string]rules.Allocation{resource: allocation}
@@ -104,10 +104,10 @@ func allocatedBy(allocation rules.Allocation, resource string, devices ...rules.
 	return lists.Resources()[resource]
 }
 
-// The policies differ in which devices go together, and in whose shares are taken
-// first.
+// The policies differ in the preferred devices, and in whether shares come from idle or busy
+// devices.
 func TestPolicies(t *testing.T) {
-	// Two nodes of four devices, each with two PCIe roots.
+	// Two NUMA nodes of four devices, each with two PCIe roots.
 	var devices, shares []rules.Offered
 	for i := range 8 {
 		devices = append(devices, at(listtest.GPU(fmt.Sprint(i)), int64(i/4), fmt.Sprint("pci", i/2), ""))
@@ -149,16 +149,15 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// A set is found that does not hold what is nearest to any one device, and of sets
-// that are as near, the one which leaves neighbours behind.
+// The best set is found even without any device's nearest neighbour. Among equally near sets,
+// Prefer takes the set that leaves near devices for others.
 func TestPreferComparesSets(t *testing.T) {
 	linked := func(id string, numa int64, to ...string) rules.Offered {
 		d := at(listtest.GPU(id), numa, "", "")
 		d.SetNames("linkedTo", to)
 		return d
 	}
-	// A star of 0 with 1, 2 and 3, of which each has a pair of its own, and a square of
-	// 6, 7, 8 and 9.
+	// A star of 0 with 1, 2 and 3, each a pair with 0, and a square of 6, 7, 8 and 9.
 	star := []rules.Offered{
 		linked("0", 0, "gpu-1", "gpu-2", "gpu-3"), linked("1", 0), linked("2", 0), linked("3", 0),
 		linked("6", 1, "gpu-7", "gpu-8"), linked("7", 1, "gpu-9"), linked("8", 1, "gpu-9"), linked("9", 1),
@@ -182,8 +181,8 @@ func TestPreferComparesSets(t *testing.T) {
 	}
 }
 
-// All sets of devices are compared where that is quick, and where it is not the answer
-// is as large and has what it must.
+// All sets of devices are compared if this is quick. Otherwise the answer still has the right size
+// and includes the required IDs.
 func TestPreferOfMany(t *testing.T) {
 	var devices []rules.Offered
 	var ids []string
@@ -210,7 +209,7 @@ func TestPreferOfMany(t *testing.T) {
 	}
 }
 
-// No container gets more than one where the configuration says so.
+// If the configuration limits containers to one device, a container cannot get two.
 func TestNoMoreThanOne(t *testing.T) {
 	l := allocatedBy(rules.Allocation{One: true}, listtest.Resource, listtest.GPU("a"), listtest.GPU("b"))
 	if units, err := l.LookUp([]string{"a"}); err != nil || len(units) != 1 {
@@ -221,7 +220,7 @@ func TestNoMoreThanOne(t *testing.T) {
 	}
 }
 
-// BenchmarkPrefer has the most sets that are compared one by one, more devices than
+// BenchmarkPrefer measures the largest number of sets for individual comparison, more devices than
 // that, and the shares of eight devices.
 func BenchmarkPrefer(b *testing.B) {
 	wholes := func(n int) (devices []rules.Offered, ids []string) {

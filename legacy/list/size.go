@@ -7,7 +7,7 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// fit leaves out the last units of a resource if its list would be too long.
+// fit omits the last units of a resource if its list would be too long.
 func fit(resource string, units []*Unit) ([]*Unit, []discovery.Problem) {
 	size, ids, fitting := 0, 0, len(units)
 	for i, u := range units {
@@ -25,7 +25,7 @@ func fit(resource string, units []*Unit) ([]*Unit, []discovery.Problem) {
 		resource, ids, mebibytes(size), mebibytes(rules.MaxList), units[fitting].Name)}}
 }
 
-// size returns how many bytes of the list the unit's IDs take, or a few more.
+// size returns the number of bytes of the unit's IDs in the list, or slightly more.
 func (u *Unit) size() int {
 	size, nodes := 0, len(u.topology().GetNodes())
 	for _, id := range u.IDs {

@@ -13,7 +13,8 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// A list that the kubelet would not take is cut, and the administrator is told.
+// A list that is too long for the kubelet is shortened, and the omitted units are reported as
+// problems.
 func TestListThatIsTooLong(t *testing.T) {
 	const shares = 4096
 	s := &rules.Snapshot{}

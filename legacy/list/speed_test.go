@@ -12,8 +12,7 @@ import (
 	"chandler.dev/legacy/list/listtest"
 )
 
-// large returns GPUs in units of 1 GiB, and a view in which containers have half
-// of the units.
+// large returns GPUs in units of 1 GiB, and a view with half of the units allocated to containers.
 func large(gpus, units int) (*rules.Snapshot, *ledger.View) {
 	s := &rules.Snapshot{}
 	for i := range gpus {
@@ -35,8 +34,8 @@ func large(gpus, units int) (*rules.Snapshot, *ledger.View) {
 	return s, viewOf(StockOf(rules.Devices(s.Devices), Lists{}), had, nil)
 }
 
-// BenchmarkNext computes the lists of 8 GPUs of 320 GiB each, and of one in as many
-// units as a list has room for, half of it had.
+// BenchmarkNext computes the lists of 8 GPUs of 320 GiB each, and of one GPU with as many units as
+// fit into a list. Containers have half of the units.
 func BenchmarkNext(b *testing.B) {
 	for name, size := range map[string]struct{ gpus, units int }{"gibibytes": {8, 320}, "mebibytes": {1, 55000}} {
 		b.Run(name, func(b *testing.B) {
@@ -46,7 +45,7 @@ func BenchmarkNext(b *testing.B) {
 			i := 0
 			for b.Loop() {
 				i++
-				in.Withheld = map[string]string{"gpu-0": fmt.Sprint(i)} // something has changed
+				in.Withheld = map[string]string{"gpu-0": fmt.Sprint(i)} // a change
 				if lists, _ = lists.Next(in); len(lists.lists[listtest.MemoryResource].rows) != size.gpus*size.units {
 					b.Fatal("IDs are missing")
 				}
@@ -55,8 +54,7 @@ func BenchmarkNext(b *testing.B) {
 	}
 }
 
-// BenchmarkAtRest computes the lists of 3,000 shareable IDs of which nothing has
-// changed.
+// BenchmarkAtRest computes the lists of 3,000 shareable IDs without a change.
 func BenchmarkAtRest(b *testing.B) {
 	d := listtest.GPU("kvm")
 	d.Open, d.Offers[0].IDs = true, nil
@@ -73,8 +71,7 @@ func BenchmarkAtRest(b *testing.B) {
 	}
 }
 
-// BenchmarkBlocked asks once for each unit of a host, which a call of Allocate
-// does for its units.
+// BenchmarkBlocked checks each unit of a host once, like a call of Allocate for its units.
 func BenchmarkBlocked(b *testing.B) {
 	s, v := large(8, 320)
 	offers := Of(s)
@@ -87,8 +84,8 @@ func BenchmarkBlocked(b *testing.B) {
 	}
 }
 
-// Four times as many IDs take about four times as long, not sixteen times: the
-// steps are counted, since time is not to be relied on.
+// Four times as many IDs take about four times as long, not sixteen times. The test counts memory
+// allocations, since durations are not reliable.
 func TestNextIsLinear(t *testing.T) {
 	allocations := func(units int) float64 {
 		s, v := large(8, units)

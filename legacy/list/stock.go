@@ -6,21 +6,20 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Stock is what a host has, for the ledger. It is never modified.
+// Stock contains the devices of a host for the ledger. It is never modified.
 type Stock struct {
 	devices   map[string]discovery.Device
 	names     []string
 	parts     ledger.Parts
 	catalogue Catalogue
 	lists     Lists
-	given     map[string][]string // by key of a grant, the nodes that a container was given by an ID
+	given     map[string][]string // device nodes given to containers, by key of a grant
 }
 
 var _ ledger.Stock = (*Stock)(nil)
 
-// StockOf returns the stock of a host that has these devices, whichever API
-// offers them, with the offers that their families gave. The lists say which
-// resources are ours.
+// StockOf returns the stock of a host with the devices, whichever API offers them, and with the
+// offers of their families. The lists determine which resources belong to Chandler.
 func StockOf(devices []discovery.Device, lists Lists) *Stock {
 	s := &Stock{
 		devices:   make(map[string]discovery.Device, len(devices)),
@@ -49,16 +48,16 @@ func (s *Stock) With(lists Lists) *Stock {
 	return &other
 }
 
-// Knowing returns the stock that knows too which device nodes containers were given by
-// IDs that plugins made which were replaced, by the keys of grants.
+// Knowing returns the stock with device nodes that replaced plugins gave to containers, by the keys
+// of grants.
 func (s *Stock) Knowing(given map[string][]string) *Stock {
 	other := *s
 	other.given = given
 	return &other
 }
 
-// Knows reports whether it is known what an ID stands for without the device nodes
-// that a container was given.
+// Knows reports whether the devices of an ID can be found without the device nodes of its
+// container.
 func (s *Stock) Knows(resource, id string) bool {
 	if l := s.lists.lists[resource]; l != nil && l.Unit(id) != nil {
 		return true
@@ -87,7 +86,7 @@ func (s *Stock) WithID(resource, id string) (g *ledger.Grant, ours bool) {
 			return u.Grant(resource, id, s), true
 		}
 	}
-	u, share := s.catalogue.Find(id) // in another form, perhaps another plugin's
+	u, share := s.catalogue.Find(id) // in another dialect, such as a replaced plugin's
 	if u == nil {
 		u = s.catalogue.WithNodes(id, s.given[ledger.GrantKey(resource, id)])
 	}

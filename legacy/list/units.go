@@ -18,33 +18,32 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Unit is the devices behind one ID: one device, or several that are only given
-// together, such as a card of two FPGAs. A unit that is shared has several IDs.
-// It is never modified.
+// Unit contains the devices of an ID: a single device, or several that are only allocated together,
+// such as a card with two FPGAs. A shared unit has several IDs. A Unit is never modified.
 type Unit struct {
-	Name    string          // of the Offer, or of its only device
+	Name    string          // of the Offer, or of the only device
 	IDs     []string        // in natural order
 	Devices []rules.Offered // in name order
 
-	// Counts is the capacity of which each ID is a unit, "" if the IDs stand for
-	// the devices.
+	// Counts is the capacity if each ID is a unit of a capacity, and "" if the IDs stand for the
+	// devices.
 	Counts resourceapi.QualifiedName
 
-	// Pool says that containers get those of the devices that can be used.
+	// Pool means that containers get all usable devices of the unit.
 	Pool bool
 
 	place *topology.Place
 }
 
-// Offers is what a snapshot offers to the kubelet. It is never modified.
+// Offers are the offers of a snapshot for the kubelet. They are never modified.
 type Offers struct {
 	Units    map[string][]*Unit // by resource
 	Problems []discovery.Problem
 }
 
-// Of returns the units of each resource that a snapshot offers. An offer that
-// the kubelet would refuse is a problem, and hides no other. The answer is the
-// same for the same snapshot.
+// Of returns the units of each resource that a snapshot offers. An offer that the kubelet would
+// refuse becomes a problem and does not affect others. The same snapshot always gives the same
+// result.
 func Of(s *rules.Snapshot) *Offers {
 	o := &Offers{Units: make(map[string][]*Unit)}
 	resources := make(map[string]map[string]*Unit)
@@ -73,7 +72,7 @@ func Of(s *rules.Snapshot) *Offers {
 	return o
 }
 
-// complete fills in what follows from the unit's devices.
+// complete computes the fields that depend on the unit's devices.
 func (u *Unit) complete() {
 	devices := make([]*discovery.Device, len(u.Devices))
 	for i := range u.Devices {
@@ -85,12 +84,10 @@ func (u *Unit) complete() {
 // DeviceNames returns the names of the unit's devices.
 func (u *Unit) DeviceNames() []string { return u.place.Names() }
 
-// Silicon names the silicon that the unit is accounted for: that of its devices
-// that are not shareable.
+// Silicon returns the names of the unit's physical devices, without devices with unlimited sharing.
 func (u *Unit) Silicon() []string { return u.place.Silicon() }
 
-// Grant returns what a container gets by an ID of the unit, or one more ID of it
-// that is a share.
+// Grant returns the grant of a container for an ID of the unit, or for an additional share ID.
 func (u *Unit) Grant(resource, id string, stock ledger.Stock) *ledger.Grant {
 	g := &ledger.Grant{Resource: resource, ID: id, Devices: u.DeviceNames(), Silicon: u.Silicon(), Exclusive: len(u.IDs) == 1}
 	for i := range u.Devices {
@@ -106,8 +103,8 @@ func (u *Unit) Grant(resource, id string, stock ledger.Stock) *ledger.Grant {
 	return g
 }
 
-// join adds a device to the unit that its offer names. Devices without one are
-// told from named units by their key.
+// join adds a device to the unit in its offer. The keys of named units differ from those of devices
+// without a unit.
 func join(units map[string]*Unit, d rules.Offered, offer discovery.Offer) {
 	key, name := "unit "+offer.Unit, offer.Unit
 	if offer.Unit == "" {
@@ -124,8 +121,7 @@ func join(units map[string]*Unit, d rules.Offered, offer discovery.Offer) {
 	u.IDs = append(u.IDs, offer.IDs...)
 }
 
-// with returns a unit that stands for a device too, by the IDs of its offer.
-// The unit may be nil.
+// with returns a unit with one more device and the IDs of its offer. The receiver may be nil.
 func (u *Unit) with(d discovery.Device, offer discovery.Offer) *Unit {
 	joined := &Unit{Name: d.Name, IDs: slices.Clone(offer.IDs), Devices: []rules.Offered{{Device: d}}}
 	if u != nil {
@@ -141,9 +137,8 @@ func (u *Unit) with(d discovery.Device, offer discovery.Offer) *Unit {
 	return joined
 }
 
-// settle leaves out the IDs that the kubelet could not take and those that
-// stand for another unit already. One that is not UTF-8 would make the whole
-// list impossible to send.
+// settle omits IDs that the kubelet cannot accept and IDs of earlier units. A single ID that is not
+// UTF-8 would make the whole list impossible to send.
 func settle(resource string, units []*Unit) ([]*Unit, []discovery.Problem) {
 	var problems []discovery.Problem
 	var kept []*Unit
@@ -173,11 +168,10 @@ func settle(resource string, units []*Unit) ([]*Unit, []discovery.Problem) {
 	return kept, problems
 }
 
-// checkResource says why the kubelet would refuse to register a resource, nil
-// if it would not. The rules are those of IsExtendedResourceName in
-// k8s.io/kubernetes/pkg/apis/core/v1/helper/helpers.go.
+// checkResource returns an error if the kubelet would refuse to register a resource. The rules are
+// those of IsExtendedResourceName in k8s.io/kubernetes/pkg/apis/core/v1/helper/helpers.go.
 func checkResource(name string) error {
-	const quotaPrefix = "requests." // a ResourceQuota names the resource so
+	const quotaPrefix = "requests." // prefix of the resource's name in a ResourceQuota
 	if !strings.Contains(name, "/") || strings.Contains(name, "kubernetes.io/") || strings.HasPrefix(name, quotaPrefix) {
 		return fmt.Errorf("resource %q: not the name of an extended resource, such as vendor.example/gpu", name)
 	}
@@ -187,9 +181,9 @@ func checkResource(name string) error {
 	return nil
 }
 
-// sick says why one of the unit's devices cannot be given to a new pod, "" if
-// all can, or one if it is a pool. Silicon that is withheld must not be handed out,
-// which the kubelet understands as Unhealthy.
+// sick returns the reason why a device of the unit cannot be allocated to a new pod. It returns ""
+// if all devices can, or for a pool, if at least one can. Withheld physical devices must not be
+// allocated, and are Unhealthy for the kubelet.
 func (u *Unit) sick(withheld map[string]string) (reason string) {
 	usable := false
 	for i := range u.Devices {
@@ -210,9 +204,9 @@ func (u *Unit) sick(withheld map[string]string) (reason string) {
 	return reason
 }
 
-// Given returns the devices that a container gets: all, or those of a pool that have
-// their device nodes. It gets an adapter whose port has no carrier, since that may
-// come back while the container runs.
+// Given returns the devices that a container gets: all devices, or those of a pool that have their
+// device nodes. An adapter whose port has no carrier is included, since the carrier may return
+// while the container runs.
 func (u *Unit) Given() []rules.Offered {
 	if !u.Pool {
 		return u.Devices
@@ -225,7 +219,7 @@ func byName(a, b *Unit) int {
 	return cmp.Or(Natural(a.Name, b.Name), slices.Compare(deviceNames(a), deviceNames(b)))
 }
 
-// deviceNames returns the names of a unit's devices before it is complete.
+// deviceNames returns the names of a unit's devices before complete is called.
 func deviceNames(u *Unit) (names []string) {
 	for i := range u.Devices {
 		names = append(names, u.Devices[i].Name)
@@ -233,7 +227,7 @@ func deviceNames(u *Unit) (names []string) {
 	return names
 }
 
-// Natural orders strings as a person would: "gpu9" before "gpu10".
+// Natural compares strings with numbers by value: "gpu9" comes before "gpu10".
 func Natural(a, b string) int {
 	x, y := a, b
 	for x != "" && y != "" {
@@ -254,7 +248,7 @@ func Natural(a, b string) int {
 	return cmp.Or(cmp.Compare(len(x), len(y)), strings.Compare(a, b))
 }
 
-// digits counts the decimal digits that s begins with.
+// digits returns the number of decimal digits at the beginning of s.
 func digits(s string) int {
 	n := 0
 	for n < len(s) && s[n] >= '0' && s[n] <= '9' {

@@ -7,14 +7,14 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// callers counts the connections to a server. It implements [stats.Handler].
+// callers counts the connections of a server. It implements [stats.Handler].
 type callers struct {
 	mu    sync.Mutex
 	count int
-	none  chan struct{} // closed when there is none; nil until somebody asks
+	none  chan struct{} // closed when the count reaches 0; nil until gone is called
 }
 
-// gone returns what is closed when there is no connection.
+// gone returns a channel that is closed when there is no connection.
 func (c *callers) gone() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -25,24 +25,22 @@ const (
 	socketPrefix = "chandler-"
 	socketSuffix = ".sock"
 
-	// kubeletSocket is where the kubelet takes registrations.
+	// kubeletSocket is the kubelet's socket for registrations.
 	kubeletSocket = "kubelet.sock"
 
-	// maxSocketPath is what sun_path holds beside its final zero (unix(7)).
+	// maxSocketPath is the longest path in sun_path, without the final zero (unix(7)).
 	maxSocketPath = 107
 )
 
-// directory is the path of the kubelet's device-plugins directory. The kubelet
-// removes all sockets in it when it starts, then makes its own
-// (pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Start, in 1.31 to
-// 1.37).
+// directory is the path of the kubelet's device-plugins directory. A starting kubelet removes all
+// sockets in the directory and then creates its own
+// (pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Start, in 1.31 to 1.37).
 type directory string
 
-// errUnwritable is in an error that says that no socket can be made in the
-// directory.
+// errUnwritable is wrapped by errors about creating a socket in an unwritable directory.
 var errUnwritable = errors.New("not writable")
 
-// explain names the directory in an error, and says if it cannot be written to.
+// explain adds the directory to an error, and wraps errUnwritable if the directory is not writable.
 func (dir directory) explain(err error) error {
 	for _, unwritable := range []error{fs.ErrPermission, syscall.EROFS, syscall.ENOTDIR} {
 		if errors.Is(err, unwritable) {
@@ -55,8 +53,8 @@ func (dir directory) explain(err error) error {
 // path returns the path of a socket in the directory.
 func (dir directory) path(name string) string { return filepath.Join(string(dir), name) }
 
-// kubelet returns what tells the kubelet's socket from the one before it, nil
-// if there is none.
+// kubelet returns the file info of the kubelet's socket, or nil. The file info differs between
+// instances of the kubelet.
 func (dir directory) kubelet() os.FileInfo {
 	info, err := os.Lstat(dir.path(kubeletSocket))
 	if err != nil {
@@ -65,8 +63,8 @@ func (dir directory) kubelet() os.FileInfo {
 	return info
 }
 
-// sameSocket reports whether both are one socket, or both none. The number of
-// an inode is often used again at once, so that the time must agree too.
+// sameSocket reports whether a and b are the same socket, or both nil. A new file often gets the
+// inode number of a removed one, so the modification times must agree too.
 func sameSocket(a, b os.FileInfo) bool {
 	if a == nil || b == nil {
 		return a == nil && b == nil
@@ -74,7 +72,7 @@ func sameSocket(a, b os.FileInfo) bool {
 	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime())
 }
 
-// probe reports why the kubelet cannot be spoken to, nil if it can.
+// probe returns an error if the kubelet does not listen on its socket.
 func (dir directory) probe(ctx context.Context) error {
 	err := listens(ctx, dir.path(kubeletSocket))
 	if errors.Is(err, syscall.ENOTDIR) {
@@ -83,8 +81,8 @@ func (dir directory) probe(ctx context.Context) error {
 	return err
 }
 
-// listens reports why nobody takes calls at a socket, nil if somebody does. A socket is in its directory before
-// its owner listens, and after the owner was killed (bind(2) and listen(2) are two calls).
+// listens returns an error if no process listens on a socket. The file of a socket exists before
+// its process listens (bind(2) and listen(2) are two calls), and after the process was killed.
 func listens(ctx context.Context, socket string) error {
 	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", socket)
 	if err != nil {
@@ -93,9 +91,8 @@ func listens(ctx context.Context, socket string) error {
 	return conn.Close()
 }
 
-// listen makes a socket for a resource. Its name has not been used before,
-// since the kubelet refuses to connect to a socket that it knows
-// (pkg/kubelet/cm/devicemanager/manager.go, PluginConnected, in 1.37).
+// listen creates a socket for a resource under a new name, since the kubelet refuses to connect to
+// a socket again (pkg/kubelet/cm/devicemanager/manager.go, PluginConnected, in 1.37).
 func (dir directory) listen(resource string) (*net.UnixListener, error) {
 	path := dir.prefix(resource) + uniqueName() + socketSuffix
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -105,12 +102,11 @@ func (dir directory) listen(resource string) (*net.UnixListener, error) {
 	return listener, nil
 }
 
-// uniqueName returns a name that has not been used before. It sorts after all
-// that have.
+// uniqueName returns a new name, which sorts after all earlier names.
 func uniqueName() string { return strconv.FormatInt(time.Now().UnixNano(), 36) }
 
-// prefix returns the beginning of the paths of all sockets for a resource. Their
-// unique names follow it.
+// prefix returns the beginning of the paths of all sockets for a resource. A unique name follows
+// the prefix.
 func (dir directory) prefix(resource string) string {
 	room := max(0, maxSocketPath-len(dir.path(socketPrefix))-len("-"+uniqueName()+socketSuffix))
 	name := strings.Map(func(r rune) rune {
@@ -122,8 +118,7 @@ func (dir directory) prefix(resource string) string {
 	return dir.path(socketPrefix+name[:min(room, len(name))]) + "-"
 }
 
-// newest returns the socket for a resource that was made last, "" if there is
-// none.
+// newest returns the newest socket for a resource, or "".
 func (dir directory) newest(resource string) string {
 	last := ""
 	for _, path := range dir.sockets(resource) {
@@ -135,26 +130,26 @@ func (dir directory) newest(resource string) string {
 // sockets returns the sockets for a resource.
 func (dir directory) sockets(resource string) []string {
 	prefix := dir.prefix(resource)
-	paths, _ := filepath.Glob(dir.path(socketPrefix + "*" + socketSuffix)) // the pattern is one
+	paths, _ := filepath.Glob(dir.path(socketPrefix + "*" + socketSuffix)) // the pattern is valid
 	return slices.DeleteFunc(paths, func(path string) bool {
 		unique, is := strings.CutPrefix(path, prefix)
-		return !is || strings.Contains(unique, "-") // it is of a resource whose name begins like this one's
+		return !is || strings.Contains(unique, "-") // a longer resource name with the same beginning
 	})
 }
 
-// sweep removes the sockets of ours that nobody listens on, which a killed
-// instance has left. It also removes the empty files with which earlier versions
-// of the agent tried whether the directory can be written to.
+// sweep removes Chandler's sockets without a listening process, which killed instances leave
+// behind, and empty files from earlier versions of the agent, which tested with them whether the
+// directory is writable.
 func (dir directory) sweep(ctx context.Context) error {
 	return errors.Join(socket.Sweep(ctx, dir.path(socketPrefix+"*"+socketSuffix)), disk.Files{}.Sweep(string(dir), 0))
 }
 
-// watch calls changed when the kubelet's socket is made and when one of ours
+// watch calls changed when the kubelet's socket is created and when one of Chandler's sockets
 // vanishes, until the context ends.
 func (dir directory) watch(ctx context.Context, changed func()) {
 	logger := klog.FromContext(ctx)
 	for ctx.Err() == nil {
-		again := maxUnavailable // the directory is not there yet
+		again := maxUnavailable // the directory does not exist yet
 		if err := dir.watchOnce(ctx, changed); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			logger.V(2).Info("The device-plugins directory is looked at in intervals", "directory", string(dir), "reason", err.Error())
 			again = time.Minute

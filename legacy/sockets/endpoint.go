@@ -11,45 +11,43 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// closeTimeout is how long calls may take that are in flight at the end.
+// closeTimeout limits the wait for calls in flight when an endpoint closes.
 const closeTimeout = 5 * time.Second
 
-// sendTime is how long the answer to a call may take to the kubelet once it is made.
+// sendTime is the time for sending the answer of a call to the kubelet.
 const sendTime = 50 * time.Millisecond
 
-// endpoint is a plugin at one socket, as the kubelet is told of it in one
-// registration.
+// endpoint is a plugin at one socket, registered once with the kubelet.
 type endpoint struct {
-	pluginapi.DevicePluginServer // answers what the endpoint does not
+	pluginapi.DevicePluginServer // answers other calls
 
 	plugin  *plugin
 	dir     directory
 	path    string
 	grpc    *grpc.Server
 	served  chan struct{}             // closed when serving has ended
-	closing context.Context           // ended when this end wants the streams to end
+	closing context.Context           // ended when the agent ends the streams
 	end     context.CancelFunc        // ends closing
-	muted   context.Context           // ended when the streams are to stay, and say no more
+	muted   context.Context           // ended when the streams must stay open but send nothing more
 	mute    context.CancelFunc        // ends muted
-	watched chan struct{}             // closed when the kubelet has asked for the list
+	watched chan struct{}             // closed when the kubelet has requested the list
 	asked   sync.Once                 // closes watched
-	lost    atomic.Pointer[time.Time] // when the other end has ended a stream
-	refuses bool                      // it fails the registration
+	lost    atomic.Pointer[time.Time] // when the kubelet has ended a stream
+	refuses bool                      // makes the registration fail
 	calls   callers
 
 	mu       sync.Mutex
-	after    string        // a later socket of this instance, "" if there is none
-	inFlight int           // calls of Allocate
-	idle     chan struct{} // closed when an endpoint that leaves has none in flight; nil until it leaves
+	after    string        // a later socket of this instance, or ""
+	inFlight int           // running calls of Allocate
+	idle     chan struct{} // closed when a retired endpoint has no running Allocate; nil until it is retired
 }
 
-// open serves a plugin at a new socket. The socket accepts connections when open
-// returns.
+// open serves a plugin at a new socket, which accepts connections when open returns.
 func (dir directory) open(ctx context.Context, p *plugin) (*endpoint, error) {
 	return dir.serve(ctx, p, &endpoint{}, p.resource)
 }
 
-// serve has an endpoint serve a plugin at a new socket that is named for a resource.
+// serve lets an endpoint serve a plugin at a new socket, whose name contains the resource.
 func (dir directory) serve(ctx context.Context, p *plugin, e *endpoint, resource string) (*endpoint, error) {
 	listener, err := dir.listen(resource)
 	if err != nil {
@@ -76,7 +74,7 @@ func (dir directory) serve(ctx context.Context, p *plugin, e *endpoint, resource
 	return e, nil
 }
 
-// answer puts the logger into the context of a call, and logs its error.
+// answer returns an interceptor with a logger for the context of a call and for the call's error.
 func answer(logger klog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		response, err := handler(klog.NewContext(ctx, logger), request)
@@ -87,12 +85,12 @@ func answer(logger klog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// close waits for calls, ends the streams and removes the socket. The kubelet gives
-// a call up when a stream ends before it. Until it has noticed the end, it may call
-// here, and a call that is not answered is a pod that is rejected. It hangs up when
-// it has (pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go, Disconnect, in 1.25
-// to 1.37), but for an endpoint whose name another one has, to 1.36. It does nothing
-// on nil.
+// close waits for running calls, ends the streams and removes the socket. The kubelet abandons a
+// call when a stream ends before the call. Until the kubelet has noticed the end, it may call this
+// endpoint, and rejects a pod whose call is not answered. Afterwards the kubelet closes the
+// connection (pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go, Disconnect, in 1.25 to 1.37).
+// Kubelets up to 1.36 keep the connection if another endpoint has replaced this one under the same
+// name. close does nothing for nil.
 func (e *endpoint) close() {
 	if e == nil {
 		return
@@ -115,14 +113,14 @@ func (e *endpoint) close() {
 	<-e.served
 }
 
-// lose says that the kubelet does not have the endpoint any more.
+// lose marks the endpoint as no longer in use by the kubelet.
 func (e *endpoint) lose() {
 	now := time.Now()
 	e.lost.CompareAndSwap(nil, &now)
 	e.plugin.poke()
 }
 
-// stream is a call of ListAndWatch that either end can end.
+// stream is a call of ListAndWatch that both sides can end.
 type stream struct {
 	grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]
 	ctx context.Context
@@ -131,8 +129,8 @@ type stream struct {
 // Context implements grpc.ServerStream.
 func (s stream) Context() context.Context { return s.ctx }
 
-// streams reports whether the kubelet has asked for the list and has not ended the
-// stream. It does not for nil.
+// streams reports whether the kubelet has requested the list and has not ended the stream. It
+// returns false for nil.
 func (e *endpoint) streams() bool {
 	if e == nil || e.lost.Load() != nil {
 		return false
@@ -145,7 +143,7 @@ func (e *endpoint) streams() bool {
 	}
 }
 
-// GetDevicePluginOptions has the plugin answer, unless the registration is to fail.
+// GetDevicePluginOptions returns the plugin's answer, or an error if the registration must fail.
 func (e *endpoint) GetDevicePluginOptions(ctx context.Context, r *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
 	if e.refuses {
 		return nil, errRefused
@@ -153,8 +151,8 @@ func (e *endpoint) GetDevicePluginOptions(ctx context.Context, r *pluginapi.Empt
 	return e.plugin.server.GetDevicePluginOptions(ctx, r)
 }
 
-// ListAndWatch passes the plugin's lists on. If the kubelet ends the stream, the
-// plugin must be registered anew.
+// ListAndWatch forwards the plugin's lists. If the kubelet ends the stream, the plugin must be
+// registered again.
 func (e *endpoint) ListAndWatch(r *pluginapi.Empty, to grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	e.asked.Do(func() { close(e.watched) })
 	ctx, cancel := context.WithCancel(to.Context())
@@ -174,7 +172,8 @@ func (e *endpoint) ListAndWatch(r *pluginapi.Empty, to grpc.ServerStreamingServe
 	return err
 }
 
-// Allocate has the plugin answer, or the next instance once this one leaves.
+// Allocate returns the plugin's answer, or the answer of the next instance if this endpoint is
+// retired.
 func (e *endpoint) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	if !e.begin() {
 		return e.forward(ctx, r)
@@ -183,7 +182,7 @@ func (e *endpoint) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (
 	return e.plugin.server.Allocate(ctx, r)
 }
 
-// begin counts a call of Allocate. An endpoint that leaves takes none.
+// begin counts a call of Allocate. It reports false if the endpoint is retired.
 func (e *endpoint) begin() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -194,7 +193,7 @@ func (e *endpoint) begin() bool {
 	return true
 }
 
-// ended says that a call of Allocate has.
+// ended marks the end of a call of Allocate.
 func (e *endpoint) ended() {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// successorInterval is the time between looks for the next instance's socket.
+	// successorInterval is the interval of checks for the next instance's socket.
 	successorInterval = 20 * time.Millisecond
 
-	// lingerGrace is how long the kubelet has to call at a socket that is there.
+	// lingerGrace is how long the kubelet has to call the next instance's socket.
 	lingerGrace = time.Second
 )
 
-// leave keeps the endpoints of a registration for Linger, once they write nothing
-// any more. When the last endpoint of a resource ends, the kubelet takes all its
-// devices for unhealthy and rejects pods that have just been scheduled to them.
+// leave retires the endpoints of a registration and stores them for Linger. When the last endpoint
+// of a resource ends, the kubelet considers all of its devices unhealthy and rejects pods that have
+// just been scheduled.
 func (d *Directory) leave(r registration) {
 	for _, e := range r.endpoints() {
 		<-e.retire()
@@ -32,8 +32,8 @@ func (d *Directory) leave(r registration) {
 	}
 }
 
-// retire lets no more calls of Allocate in. The channel that it returns is
-// closed when those in flight have ended.
+// retire makes the endpoint forward new calls of Allocate. The returned channel is closed when the
+// running calls have ended.
 func (e *endpoint) retire() <-chan struct{} {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -46,9 +46,9 @@ func (e *endpoint) retire() <-chan struct{} {
 	return e.idle
 }
 
-// Linger keeps the sockets that Serve has left until the kubelet has those of
-// the next instance, or the context ends. The next instance may be the active
-// one by then, so it answers what the kubelet still asks of this one.
+// Linger keeps the sockets left by Serve until the kubelet has the sockets of the next instance, or
+// the context ends. The next instance may already be active, and therefore answers calls of
+// Allocate on the old sockets.
 func (d *Directory) Linger(ctx context.Context) {
 	d.mu.Lock()
 	left := d.left
@@ -70,8 +70,8 @@ func (d *Directory) Linger(ctx context.Context) {
 	all.Wait()
 }
 
-// successor waits until the next instance listens at its socket, and returns "" if the
-// context or the streams end before one does.
+// successor waits until the next instance listens on its socket, and returns the socket. It returns
+// "" if the context or the streams end before.
 func (e *endpoint) successor(ctx context.Context) string {
 	e.mu.Lock()
 	last := max(e.path, e.after)
@@ -90,7 +90,7 @@ func (e *endpoint) successor(ctx context.Context) string {
 	}
 }
 
-// forward has the next instance answer.
+// forward returns the answer of the next instance.
 func (e *endpoint) forward(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	socket := e.successor(ctx)
 	if socket == "" {

@@ -12,10 +12,9 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// Probe calls each resource's plugin at the socket under which the kubelet has
-// it, and names those that did not answer before the context ended. A socket
-// that has vanished is no error: a kubelet that starts removes all sockets, and
-// Serve makes a new one as soon as it can be registered.
+// Probe calls each registered plugin at its socket, and returns an error for each plugin without an
+// answer before the context ended. A missing socket is not an error: a starting kubelet removes all
+// sockets, and Serve soon creates a new one.
 func (d *Directory) Probe(ctx context.Context) error {
 	var errs []error
 	for resource, socket := range d.Registered() {

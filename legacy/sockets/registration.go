@@ -15,16 +15,15 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// register serves the plugin at a new socket and tells the kubelet of it.
-// Nothing is made before the kubelet answers: one that starts would remove the
-// socket again.
+// register serves the plugin at a new socket and registers the plugin with the kubelet. Before, the
+// kubelet must answer a probe, since a starting kubelet would remove the socket.
 func (d *Directory) register(ctx context.Context, p *plugin) (registration, error) {
 	if err := d.dir.probe(ctx); err != nil {
 		return registration{}, unavailable{fmt.Errorf("register %s: %w", p.resource, err)}
 	}
-	// Only now is it the socket of a kubelet that lives. One that was killed leaves its
-	// own, and who takes that for its follower's would register there once more and end
-	// the first stream, by which kubelets to 1.36 lose both.
+	// After the probe, this is the socket of a running kubelet. A killed kubelet leaves its socket
+	// behind. Mistaking that socket for the next kubelet's would cause a second registration, which
+	// ends the first stream. Kubelets up to 1.36 then lose both.
 	kubelet := d.dir.kubelet()
 	e, err := d.dir.open(ctx, p)
 	if err != nil {
@@ -40,9 +39,9 @@ func (d *Directory) register(ctx context.Context, p *plugin) (registration, erro
 	return registration{endpoint: e, kubelet: kubelet, at: time.Now()}, nil
 }
 
-// announce tells the kubelet of the endpoint. The kubelet may have taken it before
-// it answers, and pods would be rejected if it were closed then. So a call that has
-// begun gets a moment more when the context ends.
+// announce registers the endpoint with the kubelet. The kubelet may use the endpoint before
+// answering, and a closed endpoint would then reject pods. Therefore a running call gets some more
+// time when the context ends.
 func (e *endpoint) announce(ctx context.Context) error {
 	ended := ctx
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registerTimeout)
@@ -69,8 +68,7 @@ func (e *endpoint) announce(ctx context.Context) error {
 	return err
 }
 
-// inWords says what an answer to a registration means that is none of a kubelet's
-// own words.
+// inWords adds an explanation to errors of a registration from outside the kubelet's own code.
 func inWords(err error) error {
 	switch status.Code(err) {
 	case codes.Unimplemented:
@@ -81,25 +79,24 @@ func inWords(err error) error {
 	return err
 }
 
-// unavailable is that there is no kubelet to refuse anything.
+// unavailable is an error due to a missing kubelet.
 type unavailable struct{ error }
 
-// Unwrap returns what went wrong.
+// Unwrap returns the wrapped error.
 func (u unavailable) Unwrap() error { return u.error }
 
-// retry says when to try again. A kubelet that is new is tried at once.
+// retry computes the times of attempts. A new kubelet is tried at once.
 type retry struct {
 	delay   time.Duration
 	next    time.Time
-	kubelet os.FileInfo // that of the last attempt
-	taken   time.Time   // when a registration was last taken
+	kubelet os.FileInfo // socket of the kubelet at the last attempt
+	taken   time.Time   // time of the last successful registration
 }
 
-// wait returns how long to wait before the next attempt. A kubelet that ends a
-// stream may be about to end itself. To 1.36 it marks all devices of the resource
-// unhealthy a moment later, and its newest endpoint stopped, which should not be
-// the next one (pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go, Disconnect,
-// in 1.25 to 1.36).
+// wait returns the time until the next attempt. A kubelet that ends a stream may be about to stop.
+// Up to 1.36 it marks all devices of the resource unhealthy a moment later and stops its newest
+// endpoint, which should not be the next one
+// (pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go, Disconnect, in 1.25 to 1.36).
 func (r *retry) wait(dir directory, lost *endpoint) time.Duration {
 	if !sameSocket(r.kubelet, dir.kubelet()) {
 		return 0
@@ -113,7 +110,7 @@ func (r *retry) wait(dir directory, lost *endpoint) time.Duration {
 	return time.Until(next)
 }
 
-// failed returns how long to wait after an attempt that was not taken.
+// failed returns the time to wait after a failed attempt.
 func (r *retry) failed(dir directory, err error) time.Duration {
 	limit := maxRefused
 	if errors.As(err, new(unavailable)) || errors.Is(err, errUnwritable) {
@@ -128,8 +125,8 @@ func (r *retry) failed(dir directory, err error) time.Duration {
 	return wait
 }
 
-// succeeded makes the attempts rarer that follow each other closely all the
-// same, since the kubelet drops what it takes.
+// succeeded slows down successful attempts in quick succession, since the kubelet drops these
+// registrations again.
 func (r *retry) succeeded(now registration) {
 	if !sameSocket(r.kubelet, now.kubelet) || now.at.Sub(r.taken) > steady {
 		r.delay = firstRetry

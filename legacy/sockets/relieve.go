@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// maxRelief is how long earlier endpoints of other instances may go on.
+	// maxRelief limits how long earlier endpoints of other instances may continue.
 	maxRelief = 30 * time.Second
 
 	othersInterval = 100 * time.Millisecond
@@ -23,17 +23,17 @@ const (
 	settled = time.Second
 )
 
-// errRefused fails a registration that is meant to.
+// errRefused is the answer that makes a registration fail on purpose.
 var errRefused = status.Error(codes.Unavailable, "this registration is meant to fail: it has the kubelet forget the one before")
 
-// succeed registers the plugin in place of an earlier registration of this
-// instance, if there is one, and of those of instances before.
+// succeed registers the plugin. The new registration replaces earlier ones, both of this and of
+// earlier instances.
 func (d *Directory) succeed(ctx context.Context, p *plugin, before registration, gone <-chan struct{}) (registration, error) {
 	now, err := d.register(ctx, p)
 	if err != nil {
 		return now, err
 	}
-	var own []*endpoint // that the kubelet still streams from
+	var own []*endpoint // endpoints with a stream to the present kubelet
 	for _, e := range before.endpoints() {
 		if e.streams() && sameSocket(before.kubelet, now.kubelet) {
 			own = append(own, e)
@@ -41,7 +41,7 @@ func (d *Directory) succeed(ctx context.Context, p *plugin, before registration,
 			e.close()
 		}
 	}
-	// A lost endpoint does not stream. The one that was kept beside it is kept on.
+	// A lost endpoint has no stream. The other endpoint, which is already silent, is kept.
 	if len(own) == 1 && own[0] == before.kept && len(d.dir.others(ctx, now.endpoint, own)) == 0 {
 		now.kept = before.kept
 		now.kept.silence(now.endpoint)
@@ -50,20 +50,18 @@ func (d *Directory) succeed(ctx context.Context, p *plugin, before registration,
 	return d.relieve(ctx, p, now, own, gone), nil
 }
 
-// relieve lets earlier endpoints of the resource end without a moment in which the
-// kubelet has no device of it.
+// relieve ends earlier endpoints of the resource without leaving the kubelet without devices.
 //
-// To 1.36 the kubelet knows the plugin of a resource by the resource's name alone.
-// When any stream of it ends, it disconnects whichever plugin has the name by
-// then, and takes all devices for unhealthy (pkg/kubelet/cm/devicemanager/plugin/
-// v1beta1/handler.go, runClient, in 1.25 to 1.36). A registration that fails takes
-// the name away from the plugin that has it, and nothing else (connectClient,
-// there). The end of a stream has no effect then. The plugin must have the name
-// again afterwards, or its own end would have none either. So it is registered
-// twice, and the first stream has to last as long as the second.
+// Up to 1.36 the kubelet identifies plugins only by the resource's name. When any stream of the
+// resource ends, the kubelet disconnects the plugin with the name at that time, and considers all
+// devices unhealthy (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, runClient, in 1.25 to
+// 1.36). A failed registration takes the name away from its plugin and does nothing else
+// (connectClient, there). After that, the end of a stream has no effect. The plugin must get the
+// name again, since otherwise its own end would have no effect either. So relieve registers the
+// plugin twice, and the first stream must last as long as the second.
 //
-// From 1.37 on the kubelet knows plugins by name and socket, and calls any of those
-// it has: all this changes nothing there.
+// From 1.37 on the kubelet identifies plugins by name and socket, and calls any of them. These
+// steps then have no effect.
 func (d *Directory) relieve(ctx context.Context, p *plugin, now registration, own []*endpoint, gone <-chan struct{}) registration {
 	if len(own) == 0 && len(d.dir.others(ctx, now.endpoint, nil)) == 0 {
 		return now
@@ -108,8 +106,8 @@ func (d *Directory) relieve(ctx context.Context, p *plugin, now registration, ow
 	return last
 }
 
-// disown has the kubelet forget which plugin has the name of a resource, by a
-// registration that fails. Its socket is none that other instances look for.
+// disown makes the kubelet forget the plugin of a resource, by a registration that fails. Other
+// instances ignore its socket.
 func (d *Directory) disown(ctx context.Context, p *plugin) error {
 	e, err := d.dir.serve(ctx, p, &endpoint{refuses: true}, nobody)
 	if err != nil {
@@ -120,17 +118,17 @@ func (d *Directory) disown(ctx context.Context, p *plugin) error {
 	if err == nil {
 		return errors.New("the kubelet takes a registration that should fail")
 	}
-	if status.Code(err) == codes.Unknown { // its own refusal, with what it was answered
+	if status.Code(err) == codes.Unknown { // the kubelet's refusal, which contains the endpoint's answer
 		return nil
 	}
 	return err
 }
 
-// nobody is in place of a resource, and cannot be one.
+// nobody replaces the resource in the name of a socket. It is not a valid resource name.
 const nobody = "_"
 
-// others returns the sockets of other endpoints of the resource that are listened
-// at, but for some.
+// others returns the sockets of other endpoints of the resource with a listening process, except
+// those in but.
 func (dir directory) others(ctx context.Context, e *endpoint, but []*endpoint) []string {
 	return slices.DeleteFunc(dir.sockets(e.plugin.resource), func(path string) bool {
 		if path == e.path || slices.ContainsFunc(but, func(b *endpoint) bool { return b.path == path }) {
@@ -145,12 +143,12 @@ func (dir directory) others(ctx context.Context, e *endpoint, but []*endpoint) [
 	})
 }
 
-// silence has an endpoint keep its streams and its calls, and nothing else, since
-// another of this instance has taken its place.
+// silence makes an endpoint send nothing more, because another endpoint of this instance has
+// replaced it. The endpoint keeps its streams and still answers calls.
 func (e *endpoint) silence(by *endpoint) {
 	e.mu.Lock()
 	e.after = by.path
 	e.mu.Unlock()
 	e.mute()
-	_ = os.Remove(e.path) // as the listener does when it is closed
+	_ = os.Remove(e.path) // like a listener when it is closed
 }

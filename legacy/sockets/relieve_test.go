@@ -16,7 +16,7 @@ import (
 	"chandler.dev/legacy/kubelettest"
 )
 
-// instance is an agent that serves one resource, as long as it is told to.
+// instance is an agent that serves one resource until it is ended.
 type instance struct {
 	*Directory
 
@@ -24,8 +24,7 @@ type instance struct {
 	lingered chan struct{}
 }
 
-// begin starts an instance that another one will follow. When it is ended, it
-// lingers.
+// begin starts an instance with a successor. After its end the instance lingers.
 func begin(t *testing.T, k *kubelettest.Kubelet) *instance {
 	t.Helper()
 	i := &instance{Directory: New(k.Dir, func() bool { return true }), lingered: make(chan struct{})}
@@ -40,8 +39,8 @@ func begin(t *testing.T, k *kubelettest.Kubelet) *instance {
 	return i
 }
 
-// bothKubelets runs a test with a kubelet that knows plugins by name, and with one
-// that knows them by name and socket.
+// bothKubelets runs a test with both kinds of kubelets: some identify plugins by name, others by
+// name and socket.
 func bothKubelets(t *testing.T, test func(t *testing.T, k *kubelettest.Kubelet)) {
 	t.Helper()
 	for name, byName := range map[string]bool{"1.36": true, "1.37": false} {
@@ -55,8 +54,8 @@ func bothKubelets(t *testing.T, test func(t *testing.T, k *kubelettest.Kubelet))
 	}
 }
 
-// An instance that follows another leaves the kubelet no moment without devices,
-// and the kubelet notices its end.
+// When an instance follows another, the kubelet always has devices, and notices the end of the new
+// instance.
 func TestHandOver(t *testing.T) {
 	t.Parallel()
 	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
@@ -70,7 +69,7 @@ func TestHandOver(t *testing.T) {
 			last := k.Plugin(gpuResource, registrations)
 			last.Says(t, "a")
 			<-now.lingered
-			time.Sleep(100 * time.Millisecond) // in which the kubelet could notice something
+			time.Sleep(100 * time.Millisecond) // time for the kubelet to notice a change
 			if list, holes := k.Has(gpuResource); list != "a" || holes > 0 {
 				t.Fatalf("the kubelet has %q and had nothing %d times", list, holes)
 			}
@@ -92,8 +91,7 @@ func TestHandOver(t *testing.T) {
 	})
 }
 
-// An endpoint that another of the same instance has followed answers calls that
-// come late.
+// An endpoint that was replaced by another of the same instance still answers calls.
 func TestLateCall(t *testing.T) {
 	t.Parallel()
 	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
@@ -110,9 +108,9 @@ func TestLateCall(t *testing.T) {
 	})
 }
 
-// A kubelet that is slow to notice the end of an instance may call it until then, since
-// kubelets from 1.37 on call any endpoint that they have (pkg/kubelet/cm/devicemanager/
-// manager.go, PluginDisconnected). The next instance answers.
+// A slow kubelet may call an ended instance until the kubelet notices the end, since kubelets from
+// 1.37 on call any endpoint (pkg/kubelet/cm/devicemanager/manager.go, PluginDisconnected). The next
+// instance answers.
 func TestKubeletNoticesLate(t *testing.T) {
 	t.Parallel()
 	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
@@ -133,8 +131,7 @@ func TestKubeletNoticesLate(t *testing.T) {
 	})
 }
 
-// A plugin whose socket vanishes is registered anew, and the kubelet has devices
-// throughout.
+// A plugin whose socket vanishes is registered again, and the kubelet always has devices.
 func TestSocketVanishes(t *testing.T) {
 	t.Parallel()
 	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
@@ -156,7 +153,7 @@ func TestSocketVanishes(t *testing.T) {
 	})
 }
 
-// A list that changes is sent by the latest stream alone.
+// Only the latest stream sends a changed list.
 func TestOneStreamSpeaks(t *testing.T) {
 	t.Parallel()
 	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
@@ -232,8 +229,8 @@ func (c *changing) ListAndWatch(_ *pluginapi.Empty, to grpc.ServerStreamingServe
 	}
 }
 
-// A kubelet that registers a plugin and does not ask for its list is told of the
-// plugin again.
+// If a kubelet accepts a registration and does not request the list, the plugin is registered
+// again.
 func TestListIsNotAskedFor(t *testing.T) {
 	t.Parallel()
 	k := kubelettest.New(t)

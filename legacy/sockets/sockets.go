@@ -1,6 +1,6 @@
-// Package sockets serves device plugins at Unix sockets in the kubelet's
-// device-plugins directory, and keeps each one registered with whatever kubelet
-// there is. It does not know what the plugins offer.
+// Package sockets serves device plugins at Unix sockets in the kubelet's device-plugins directory,
+// and keeps them registered with the running kubelet. The package is independent of the plugins'
+// devices.
 package sockets
 
 import (
@@ -20,24 +20,22 @@ import (
 
 const (
 	firstRetry     = 100 * time.Millisecond
-	maxUnavailable = 800 * time.Millisecond // between attempts while there is no kubelet, or no socket can be made
-	maxRefused     = 30 * time.Second       // between attempts while the kubelet refuses, or drops what it took
-	lookInterval   = time.Second            // between looks at what inotify may not have told
+	maxUnavailable = 800 * time.Millisecond // between attempts while there is no kubelet, or no socket can be created
+	maxRefused     = 30 * time.Second       // between attempts while the kubelet refuses or drops registrations
+	lookInterval   = time.Second            // between checks for changes that inotify may have missed
 
-	// registerTimeout is longer than the kubelet takes to give up on reaching a
-	// plugin that registers: 10 s (plugin/v1beta1/client.go, dial, in 1.31 to
-	// 1.37).
+	// registerTimeout is longer than the kubelet's timeout for connecting to a registering plugin:
+	// 10 s (plugin/v1beta1/client.go, dial, in 1.31 to 1.37).
 	registerTimeout = 15 * time.Second
 
-	// lastAnswer is how long the kubelet has to answer a registration when the
-	// agent ends meanwhile.
+	// lastAnswer is how long the kubelet has to answer a registration when the agent ends in the
+	// meantime.
 	lastAnswer = time.Second
 
-	// watchTimeout is how long the kubelet may take to ask for the list of what it
-	// has registered.
+	// watchTimeout is how long the kubelet may take to request the list after a registration.
 	watchTimeout = 15 * time.Second
 
-	// steady is how long a registration lasts that the kubelet did not drop.
+	// steady is the minimum age of a registration that the kubelet has not dropped.
 	steady = 10 * time.Second
 )
 
@@ -45,16 +43,16 @@ const (
 type Directory struct {
 	dir       directory
 	succeeded func() bool
-	patience  time.Duration // how long the kubelet may take to ask for a list
+	patience  time.Duration // how long the kubelet may take to request a list
 	cleared   sync.Once
 
 	mu      sync.Mutex
-	plugins map[string]*plugin // those that are served, by resource
-	left    []*endpoint        // those that wait for Linger
+	plugins map[string]*plugin // served plugins, by resource
+	left    []*endpoint        // endpoints for Linger
 }
 
-// New returns the device-plugins directory at a path. Succeeded reports whether
-// another instance of the agent waits to take over; nil means that none does.
+// New returns the device-plugins directory at a path. Succeeded reports whether another instance of
+// the agent waits to take over. Nil means that none does.
 func New(path string, succeeded func() bool) *Directory {
 	if succeeded == nil {
 		succeeded = func() bool { return false }
@@ -67,15 +65,15 @@ func New(path string, succeeded func() bool) *Directory {
 	}
 }
 
-// plugin is a resource's server, at whatever socket it is reached.
+// plugin is the server of a resource, at any number of sockets.
 type plugin struct {
 	resource string
 	server   pluginapi.DevicePluginServer
-	wake     chan struct{} // there may be a reason to register anew
-	socket   string        // under which it is registered, "" if it is not; Directory.mu guards it
+	wake     chan struct{} // receives a value when another registration may be needed
+	socket   string        // the registered socket, or ""; guarded by Directory.mu
 }
 
-// poke says that there may be a reason to register anew.
+// poke wakes Serve, because another registration may be needed.
 func (p *plugin) poke() {
 	select {
 	case p.wake <- struct{}{}:
@@ -83,11 +81,11 @@ func (p *plugin) poke() {
 	}
 }
 
-// registration is an endpoint that the kubelet has taken.
+// registration is an endpoint that the kubelet has accepted.
 type registration struct {
 	endpoint *endpoint
-	kept     *endpoint   // an earlier one, whose stream must not end before; see relieve
-	kubelet  os.FileInfo // the socket of that kubelet
+	kept     *endpoint   // an earlier endpoint, whose stream must last as long; see relieve
+	kubelet  os.FileInfo // socket of the kubelet that accepted it
 	at       time.Time
 }
 
@@ -103,12 +101,11 @@ func (r registration) close() {
 	}
 }
 
-// Serve serves a resource and keeps it registered with whatever kubelet there
-// is, until the context ends or the resource is gone. A kubelet that is away
-// is waited for, and so is a directory that cannot be written to. When Serve
-// returns, no call is in flight. If the context ended and another instance
-// waits to take over, the socket stays for Linger. The kubelet is not told that
-// the plugin ends: the next instance takes over what pods have.
+// Serve serves a resource and keeps it registered with the kubelet, until the context ends or gone
+// is closed. While there is no kubelet, or the directory is not writable, Serve waits. When Serve
+// returns, no call is running. If the context ended and another instance waits to take over, the
+// socket remains for Linger. The kubelet does not notice the end of the plugin: the next instance
+// continues with the allocations of pods.
 func (d *Directory) Serve(ctx context.Context, resource string, server pluginapi.DevicePluginServer, gone <-chan struct{}) {
 	d.clear(ctx)
 	p := &plugin{resource: resource, server: server, wake: make(chan struct{}, 1)}
@@ -126,8 +123,8 @@ func (d *Directory) Serve(ctx context.Context, resource string, server pluginapi
 	last.close()
 }
 
-// keepRegistered returns the registration that the plugin has at the end, which may
-// be none. The caller must close it.
+// keepRegistered returns the last registration of the plugin, which may be empty. The caller must
+// close it.
 func (d *Directory) keepRegistered(ctx context.Context, p *plugin, gone <-chan struct{}) registration {
 	logger := klog.FromContext(ctx)
 	var current registration
@@ -162,7 +159,7 @@ func (d *Directory) keepRegistered(ctx context.Context, p *plugin, gone <-chan s
 	}
 }
 
-// stale says why the registration is no longer one, "" if it is.
+// stale returns why another registration is needed, or "".
 func (d *Directory) stale(r registration) string {
 	if r.endpoint == nil {
 		return "new"
@@ -182,8 +179,7 @@ func (d *Directory) stale(r registration) string {
 	return ""
 }
 
-// Registered returns the sockets under which resources are registered with the
-// kubelet, by resource.
+// Registered returns the sockets registered with the kubelet, by resource.
 func (d *Directory) Registered() map[string]string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -196,10 +192,10 @@ func (d *Directory) Registered() map[string]string {
 	return sockets
 }
 
-// Run clears away what a killed instance has left, and makes registrations
-// quicker until the context ends: it hears at once when the kubelet makes its
-// socket or removes ours. All that it hears is looked for at intervals too, so a
-// host without a free inotify instance is no reason to stop.
+// Run removes the leftovers of killed instances, and watches the directory until the context ends,
+// so that Serve reacts at once when the kubelet creates its socket or removes another. Serve also
+// checks for such changes at intervals, so Run does not fail on a host without free inotify
+// instances.
 func (d *Directory) Run(ctx context.Context) {
 	d.clear(ctx)
 	d.dir.watch(ctx, func() {
@@ -212,8 +208,7 @@ func (d *Directory) Run(ctx context.Context) {
 	})
 }
 
-// clear clears away what a killed instance has left, the first time that it is
-// called.
+// clear removes the leftovers of killed instances, once.
 func (d *Directory) clear(ctx context.Context) {
 	d.cleared.Do(func() {
 		if err := d.dir.sweep(ctx); err != nil {

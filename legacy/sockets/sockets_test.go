@@ -25,7 +25,7 @@ import (
 
 const gpuResource = "example.com/gpu"
 
-// lister is a plugin that always says one list.
+// lister is a plugin with a constant list.
 type lister struct {
 	pluginapi.UnimplementedDevicePluginServer
 }
@@ -55,7 +55,7 @@ func serve(t *testing.T, d *Directory) {
 	t.Cleanup(func() { cancel(); all.Wait() })
 }
 
-// watch does what goes on beside until the test ends.
+// watch runs the directory until the test ends.
 func watch(t *testing.T, d *Directory) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -155,7 +155,7 @@ func TestRegisterAnew(t *testing.T) {
 			}
 			t.Logf("took %v", second.At.Sub(disturbed))
 			kubelettest.Eventually(t, first.HasEnded, func() string { return "the first stream has not ended" })
-			// On a busy machine one disturbance may be seen as two.
+			// On a busy machine one disturbance may be detected twice.
 			registrations := 0
 			kubelettest.Eventually(t, func() bool {
 				before := registrations
@@ -253,7 +253,7 @@ func TestSocketNameFits(t *testing.T) {
 	}
 }
 
-// An endpoint that leaves waits for calls in flight.
+// A retired endpoint waits for running calls.
 func TestRetire(t *testing.T) {
 	t.Parallel()
 	e := &endpoint{}
@@ -273,7 +273,7 @@ func TestRetire(t *testing.T) {
 	<-idle
 }
 
-// The newest socket is that of the resource itself.
+// The newest socket belongs to the resource itself, not to a resource with a similar name.
 func TestNewestSocket(t *testing.T) {
 	t.Parallel()
 	k := kubelettest.New(t)
@@ -295,8 +295,8 @@ func TestNewestSocket(t *testing.T) {
 	}
 }
 
-// A plugin whose socket is silent is named; one whose socket the kubelet has
-// removed is not, since its server makes another.
+// The probe names a plugin whose socket does not answer. A plugin whose socket was removed is no
+// error, since its server creates another.
 func TestProbe(t *testing.T) {
 	t.Parallel()
 	k := kubelettest.New(t)
@@ -315,7 +315,7 @@ func TestProbe(t *testing.T) {
 		t.Errorf("unharmed: %v", err)
 	}
 
-	k.Stop() // so that nothing is registered anew
+	k.Stop() // prevents another registration
 	socket := p.Registered()["example.com/gpu"]
 	if err := os.Remove(socket); err != nil {
 		t.Fatal(err)
@@ -323,7 +323,7 @@ func TestProbe(t *testing.T) {
 	if err := p.Probe(t.Context()); err != nil {
 		t.Errorf("without its socket: %v", err)
 	}
-	listener, err := net.Listen("unix", socket) // nobody accepts
+	listener, err := net.Listen("unix", socket) // no connection is accepted
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -335,8 +335,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// A directory that cannot be written to for a while keeps plugins from the
-// kubelet no longer than that.
+// A plugin is registered soon after a directory becomes writable.
 func TestDirectoryIsNotWritableForAWhile(t *testing.T) {
 	t.Parallel()
 	k := kubelettest.New(t)
@@ -360,8 +359,8 @@ func TestDirectoryIsNotWritableForAWhile(t *testing.T) {
 	}
 }
 
-// Earlier versions tried whether the directory can be written to, and left a
-// file there if they were killed at it.
+// Earlier versions tested whether the directory is writable, and left a file if they were killed in
+// the test.
 func TestTrialsLeftBehind(t *testing.T) {
 	t.Parallel()
 	k := kubelettest.New(t)
@@ -376,8 +375,8 @@ func TestTrialsLeftBehind(t *testing.T) {
 	}
 }
 
-// An agent that ends while the kubelet answers its registration leaves the kubelet
-// what it has taken.
+// An agent that ends while the kubelet answers its registration keeps serving the accepted
+// endpoint.
 func TestEndWhileRegistering(t *testing.T) {
 	t.Parallel()
 	k := kubelettest.New(t)
@@ -394,10 +393,9 @@ func TestEndWhileRegistering(t *testing.T) {
 	p.Linger(ctx)
 }
 
-// Something at the kubelet's socket that is no kubelet, or one that takes no device
-// plugins, gets no registration and leaves no socket of ours. The reason names the
-// resource, the step and the kubelet's socket. A kubelet that comes after it is
-// registered with.
+// If the process at the kubelet's socket is not a kubelet, or does not support device plugins,
+// registration fails and leaves no socket. The error names the resource, the step and the kubelet's
+// socket. The next kubelet is registered with.
 func TestWhatIsNoKubelet(t *testing.T) {
 	t.Parallel()
 	for does, want := range map[kubelettest.Odds]string{
@@ -436,7 +434,7 @@ func TestWhatIsNoKubelet(t *testing.T) {
 			}
 			serve(t, d)
 			watch(t, d)
-			time.Sleep(50 * time.Millisecond) // in which it is tried
+			time.Sleep(50 * time.Millisecond) // time for an attempt
 			stop()
 			k.Start()
 			if said := k.Plugin(gpuResource, 1); said.Request.ResourceName != gpuResource {

@@ -12,7 +12,7 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// Quantities returns quantities by name: "slices", 7.
+// Quantities returns quantities by name, from pairs such as "slices", 7.
 func Quantities(pairs ...any) map[string]resource.Quantity {
 	out := make(map[string]resource.Quantity)
 	for i := 0; i < len(pairs); i += 2 {
@@ -21,12 +21,12 @@ func Quantities(pairs ...any) map[string]resource.Quantity {
 	return out
 }
 
-// Part is a device that takes slices of a piece of silicon with 7 of them.
+// Part is a device with some of the 7 slices of a physical device.
 func Part(silicon, name string, takes int) rules.Offered {
 	return rules.Offered{Device: discovery.Device{Name: name, PartOf: &discovery.Silicon{Name: silicon, Counters: Quantities("slices", 7)}, Takes: Quantities("slices", takes)}}
 }
 
-// Sketch writes a pool in a few words, a line for each slice.
+// Sketch returns a short form of a pool: a line for each slice.
 func Sketch(pool resourceslice.Pool) []string {
 	var lines []string
 	for _, slice := range pool.Slices {

@@ -1,5 +1,5 @@
-// Package pooltest has what tests of pools share: a scheduler that allocates claims
-// from what is published, devices that compete, and a short form of a pool.
+// Package pooltest provides helpers for tests of pools: a scheduler for published devices, devices
+// competing for counters, and a short form of a pool.
 package pooltest
 
 import (
@@ -20,8 +20,7 @@ import (
 	"chandler.dev/internal/why"
 )
 
-// Sets returns combinations of what an API server may keep: with all alpha fields,
-// and with none of them.
+// Sets returns combinations of API server features, each with all alpha fields and without them.
 func Sets() (all []features.Set) {
 	for i := range 8 {
 		kept := features.All()
@@ -35,18 +34,18 @@ func Sets() (all []features.Set) {
 	return all
 }
 
-// Scheduler is what a scheduler knows of one node, and allocates.
+// Scheduler allocates claims from the slices of a single node.
 type Scheduler struct {
 	t        testing.TB
 	features structured.Features
 	cache    *cel.Cache
 
 	Slices []*resourceapi.ResourceSlice
-	Claims map[types.UID]*resourceapi.ResourceClaim // that are allocated
+	Claims map[types.UID]*resourceapi.ResourceClaim // allocated claims
 }
 
-// NewScheduler returns a scheduler without slices, with the gates of a server that
-// keeps what the set says.
+// NewScheduler returns a scheduler without slices, with the feature gates of a server with the
+// given features.
 func NewScheduler(t testing.TB, kept features.Set) *Scheduler {
 	return &Scheduler{
 		t: t, Claims: make(map[types.UID]*resourceapi.ResourceClaim), cache: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true, EnableListTypeAttributes: kept.Lists}),
@@ -58,7 +57,7 @@ func NewScheduler(t testing.TB, kept features.Set) *Scheduler {
 	}
 }
 
-// Publish makes the slices those of a pool. It returns the scheduler.
+// Publish replaces the slices with those of a pool, and returns the scheduler.
 func (s *Scheduler) Publish(pool resourceslice.Pool) *Scheduler {
 	s.Slices = nil
 	for i, slice := range pool.Slices {
@@ -73,12 +72,12 @@ func (s *Scheduler) Publish(pool resourceslice.Pool) *Scheduler {
 	return s
 }
 
-// Get returns a class for all devices. With List it is a DeviceClassLister.
+// Get returns a class for all devices. Get and List implement DeviceClassLister.
 func (s *Scheduler) Get(name string) (*resourceapi.DeviceClass, error) {
 	return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil
 }
 
-// List returns no class: none has an extended resource.
+// List returns no class, since no class has an extended resource.
 func (s *Scheduler) List() ([]*resourceapi.DeviceClass, error) { return nil, nil }
 
 // Allocate allocates a claim for one device, and reports whether it could.
@@ -109,12 +108,12 @@ func (s *Scheduler) AllocateClaim(uid types.UID, spec resourceapi.ResourceClaimS
 	return claim, true
 }
 
-// IsAdmin reports whether a device was allocated for administration.
+// IsAdmin reports whether a result has admin access.
 func IsAdmin(r *resourceapi.DeviceRequestAllocationResult) bool {
 	return r.AdminAccess != nil && *r.AdminAccess
 }
 
-// BySerial selects the device of a serial number.
+// BySerial selects the device with a serial number.
 func BySerial(name string) []resourceapi.DeviceSelector {
 	return []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
 		Expression: fmt.Sprintf("device.attributes[%q].serial == %q", discovery.Domain, name),

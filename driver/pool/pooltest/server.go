@@ -9,8 +9,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// Dropping returns a client of an API server that changes the slices that it is
-// to create, or refuses them.
+// Dropping returns a client of an API server. The server passes the slice of each create call to
+// change, which may modify the slice or refuse the call with an error.
 func Dropping(t testing.TB, change func(*resourceapi.ResourceSlice) error) *fake.Clientset {
 	client := fake.NewClientset()
 	client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -27,12 +27,12 @@ func Dropping(t testing.TB, change func(*resourceapi.ResourceSlice) error) *fake
 	return client
 }
 
-// Keeping returns a client of an API server that keeps all of slices.
+// Keeping returns a client of an API server without changes to slices.
 func Keeping(t testing.TB) *fake.Clientset {
 	return Dropping(t, func(*resourceapi.ResourceSlice) error { return nil })
 }
 
-// WithoutCounters changes a slice as a server does that drops counters.
+// WithoutCounters removes from a slice the fields dropped by a server without counters.
 func WithoutCounters(slice *resourceapi.ResourceSlice) error {
 	slice.Spec.SharedCounters, slice.Spec.PartitionTypeAttribute = nil, nil
 	for i := range slice.Spec.Devices {

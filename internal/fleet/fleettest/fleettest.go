@@ -1,5 +1,5 @@
-// Package fleettest has clusters for tests: nodes that are recorded hosts, as the driver
-// publishes them, with claims and pods.
+// Package fleettest provides clusters for tests: nodes from recorded hosts with the driver's
+// slices, claims and pods.
 package fleettest
 
 import (
@@ -27,7 +27,7 @@ import (
 // Now is the time in these clusters.
 var Now = time.Date(2026, 11, 20, 9, 50, 21, 0, time.UTC)
 
-// Cluster is what is in an API server.
+// Cluster contains the objects of an API server.
 type Cluster struct {
 	fleet.Input
 	t testing.TB
@@ -43,7 +43,7 @@ func New(t testing.TB) *Cluster {
 	return c
 }
 
-// Class adds a class, for a name in limits unless that is "".
+// Class adds a class. The extended resource may be "".
 func (c *Cluster) Class(name, extended, expression string) {
 	class := resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
@@ -53,7 +53,7 @@ func (c *Cluster) Class(name, extended, expression string) {
 	c.Classes = append(c.Classes, class)
 }
 
-// Node adds a node that is a recorded host, with its devices as some function changes them.
+// Node adds a node from a recorded host. The function change may modify the devices.
 func (c *Cluster) Node(name, host string, change func(*discovery.Device)) {
 	c.t.Helper()
 	found := discovery.Scan(discoverytest.Layout(c.t, host), families.All)
@@ -88,7 +88,7 @@ func (c *Cluster) Publish(name string, made resourceslice.Pool) {
 	})
 }
 
-// Plugin has a device plugin offer a resource on a node.
+// Plugin adds a resource of a device plugin to a node.
 func (c *Cluster) Plugin(node, name string, capacity, allocatable int64) {
 	for i := range c.Nodes {
 		if c.Nodes[i].Name == node {
@@ -98,7 +98,7 @@ func (c *Cluster) Plugin(node, name string, capacity, allocatable int64) {
 	}
 }
 
-// Pod adds a pod that runs on a node, or waits if that is "". Its age is in minutes.
+// Pod adds a pod on a node, or a pending pod if node is "". Its age is in minutes.
 func (c *Cluster) Pod(namespace, name, node string, minutes int, limits map[string]int64, claims ...string) *corev1.Pod {
 	since := metav1.NewTime(Now.Add(-time.Duration(minutes) * time.Minute))
 	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + "-" + name), CreationTimestamp: since}}
@@ -137,8 +137,8 @@ func Request(name, class string, count int64, selectors ...string) resourceapi.D
 	return resourceapi.DeviceRequest{Name: name, Exactly: exactly}
 }
 
-// Give allocates devices of a node to a new claim, and reserves it for a new pod on that node.
-// The claim is the pod's name with "-devices" behind it.
+// Give allocates devices of a node to a new claim, which is reserved for a new pod on the node. The
+// name of the claim is the pod's name followed by "-devices".
 func (c *Cluster) Give(namespace, pod, node string, minutes int, request string, devices ...string) {
 	name := pod + "-devices"
 	claim := c.Claim(namespace, name, resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{Request(request, "any", int64(len(devices)))}})
@@ -152,7 +152,7 @@ func (c *Cluster) Give(namespace, pod, node string, minutes int, request string,
 	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: pod, UID: made.UID}}
 }
 
-// Objects returns all of it, for a fake client.
+// Objects returns all objects, for a fake client.
 func (c *Cluster) Objects() (out []runtime.Object) {
 	for i := range c.Slices {
 		out = append(out, &c.Slices[i])
@@ -175,7 +175,7 @@ func (c *Cluster) Objects() (out []runtime.Object) {
 	return out
 }
 
-// Sick returns a change that makes some devices unhealthy for a while.
+// Sick returns a change for [Cluster.Node] that makes the named devices unhealthy.
 func Sick(condition discovery.Condition, effect resourceapi.DeviceTaintEffect, minutes int, names ...string) func(*discovery.Device) {
 	return func(d *discovery.Device) {
 		for _, name := range names {

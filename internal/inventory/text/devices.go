@@ -9,28 +9,28 @@ import (
 	"chandler.dev/internal/terminal"
 )
 
-// columns are the widths of what stands beside each other in the rows of devices.
+// columns are the widths of the columns of devices.
 type columns struct {
 	head   int // tree, glyph, kind and address
-	label  int // model and what tells the device from others of it
+	label  int // model, and the text that distinguishes devices of the model
 	memory int
-	holder int // or, where nobody was asked, the link
-	by     int // or the classic names
+	holder int // consumer, or the link if the consumers are unknown
+	by     int // claim, or the extended resources
 }
 
-// The width of "plugin   1d", and what is between columns.
+// The width of "plugin 1d", and of the gap between columns.
 const (
 	tailWidth = 11
 	gap       = 2
 )
 
-// Widths from which there is room for memory, and for claims.
+// Minimum widths for the columns of memory and of claims.
 const (
 	wideMemory = 100
 	wideBy     = 110
 )
 
-// plan measures the columns.
+// plan computes the widths of the columns.
 func (p *printer) plan() {
 	p.layLanes()
 	c := &p.cols
@@ -86,10 +86,11 @@ func (p *printer) plan() {
 	c.holder = min(c.holder, rest)
 }
 
-// solo reports whether there is one thing below a root, which stands in its place then.
+// solo reports whether there is a single device below a root. The device then takes the place of
+// the root.
 func solo(b *inventory.Branch) bool { return len(b.Silicon) == 1 || b.Root == "" }
 
-// call names silicon by kind and address, or else by its name.
+// call returns the kind and address of a physical device, or otherwise its name.
 func (p *printer) call(s *inventory.Silicon) string {
 	if s.Address != "" {
 		return s.Kind + " " + inventory.ShortAddress(s.Address)
@@ -103,7 +104,7 @@ func labelOf(d *inventory.Device) string {
 
 func classic(d *inventory.Device) string { return strings.Join(d.Ask.Limits, ",") }
 
-// holding says in a few words who has a device.
+// holding returns a short text about the consumers of a device.
 func (p *printer) holding(d *inventory.Device) string {
 	switch owners := d.Owners(); {
 	case d.Shares.All > 0:
@@ -176,7 +177,7 @@ func below(last bool) string {
 	return "│  "
 }
 
-// silicon prints a device, or one with its parts.
+// silicon prints a physical device, with its partitions.
 func (p *printer) silicon(s *inventory.Silicon, tree string, last bool) {
 	under := tree + below(last)
 	if len(s.Parts) > 0 {
@@ -197,7 +198,7 @@ func (p *printer) silicon(s *inventory.Silicon, tree string, last bool) {
 	p.troubles(under, d)
 }
 
-// row adds the columns behind the head of a device.
+// row adds the columns of a device after its head.
 func (p *printer) row(l *line, d *inventory.Device) {
 	c := &p.cols
 	add := func(text string, width int) {
@@ -228,12 +229,12 @@ func (p *printer) row(l *line, d *inventory.Device) {
 	}
 }
 
-// tail says by which API and for how long.
+// tail returns the API of an allocation and its age.
 func (p *printer) tail(h *inventory.Holder) string {
 	return fmt.Sprintf("%-6s%5s", inventory.APIName(h.API), p.age(h.Since))
 }
 
-// age says how long ago something was, "" if that is not known.
+// age returns how long ago a time was, or "" if it is unknown.
 func (p *printer) age(since time.Time) string {
 	if since.IsZero() {
 		return ""
@@ -241,7 +242,7 @@ func (p *printer) age(since time.Time) string {
 	return terminal.Age(p.inv.At.Sub(since))
 }
 
-// sharers names who has shares.
+// sharers returns the consumers of shares.
 func (p *printer) sharers(d *inventory.Device) (names []string) {
 	for _, who := range d.Owners() {
 		for i := range d.Holders {
@@ -254,7 +255,7 @@ func (p *printer) sharers(d *inventory.Device) (names []string) {
 	return names
 }
 
-// troubles says below a device what is wrong with it, and what it waits for.
+// troubles prints the problems and the pending move of a device below it.
 func (p *printer) troubles(under string, d *inventory.Device) {
 	if d.Health.Condition != "" {
 		p.below(under, p.reason(&d.Health), troubleColour(d))
@@ -277,7 +278,7 @@ func troubleColour(d *inventory.Device) terminal.Colour {
 	return terminal.Bad
 }
 
-// reason says what is wrong, and as what.
+// reason returns the text of a problem, with its condition.
 func (p *printer) reason(h *inventory.Health) string {
 	if !p.inv.Asked {
 		return h.Reason
@@ -289,7 +290,7 @@ func (p *printer) reason(h *inventory.Health) string {
 	return fmt.Sprintf("%s (%s)", h.Reason, strings.Join(words, ", "))
 }
 
-// moveText says for whom a move waits.
+// moveText returns the text of a move with the consumers for whom it waits.
 func moveText(m *inventory.Move) string {
 	if m.To == "" || len(m.For) == 0 {
 		return m.Reason
@@ -304,7 +305,7 @@ func moveText(m *inventory.Move) string {
 	return fmt.Sprintf("moves to %s once %s", inventory.APIName(m.To), who)
 }
 
-// below writes text below a device.
+// below prints text below a device.
 func (p *printer) below(under, text string, colour terminal.Colour) {
 	indent := under + "    "
 	for _, text := range p.wrap(text, p.content()-terminal.Columns(indent), "") {
@@ -315,8 +316,7 @@ func (p *printer) below(under, text string, colour terminal.Colour) {
 	}
 }
 
-// trimmed leaves out the spaces at the end of a line, and what does not fit: a tree that is
-// deeper than the columns were planned for.
+// trimmed removes the spaces at the end of a line.
 func trimmed(l line) line {
 	for n := len(l.segments) - 1; n >= 0; n-- {
 		s := &l.segments[n]

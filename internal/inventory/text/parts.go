@@ -10,13 +10,14 @@ import (
 	"chandler.dev/internal/terminal"
 )
 
-// perRow is how many parts are in a row of glyphs.
+// perRow is the number of partitions in a row of glyphs.
 const perRow = 16
 
-// manyParts is from how many parts of a machine on each piece of silicon has one line.
+// manyParts is the number of partitions of a machine from which each physical device has only one
+// line.
 const manyParts = 128
 
-// divided prints silicon by its parts.
+// divided prints a physical device with its partitions.
 func (p *printer) divided(s *inventory.Silicon, tree, under string) {
 	parts := make([]*inventory.Device, len(s.Parts))
 	for i, name := range s.Parts {
@@ -64,8 +65,7 @@ func (p *printer) divided(s *inventory.Silicon, tree, under string) {
 	p.partTroubles(under, s, parts)
 }
 
-// callWidth is how wide the name of silicon is such that what follows stands below what
-// follows others' names.
+// callWidth returns the width of a physical device's name, so that the following text is aligned.
 func (p *printer) callWidth(s *inventory.Silicon, tree string) int {
 	if !p.compact() {
 		return 0
@@ -77,8 +77,7 @@ func (p *printer) callWidth(s *inventory.Silicon, tree string) int {
 	return p.cols.head - terminal.Columns(tree) - glyph
 }
 
-// block is the rows of glyphs and the runs of parts that one pod has, beside each other
-// where there is room.
+// block returns the rows of glyphs and the runs of partitions, side by side if there is room.
 func (p *printer) block(under string, s *inventory.Silicon, parts []*inventory.Device, summary string) (lines []line) {
 	var rows []line
 	for i := 0; i < len(parts); i += perRow {
@@ -116,7 +115,7 @@ func (p *printer) block(under string, s *inventory.Silicon, parts []*inventory.D
 	return lines
 }
 
-// fit cuts a line that is too wide, at its last segment.
+// fit shortens the last segment of a line that is too wide.
 func (p *printer) fit(l line) line {
 	if over := l.width() - p.content(); over > 0 {
 		last := &l.segments[len(l.segments)-1]
@@ -125,7 +124,7 @@ func (p *printer) fit(l line) line {
 	return trimmed(l)
 }
 
-// compact reports whether the machine has so many parts that each piece of silicon has one
+// compact reports whether the machine has so many partitions that each physical device has only one
 // line.
 func (p *printer) compact() bool {
 	n := 0
@@ -135,7 +134,7 @@ func (p *printer) compact() bool {
 	return n >= manyParts
 }
 
-// shared is what is the same of all parts: their model and profile.
+// shared returns the common model and profile of all partitions.
 func shared(parts []*inventory.Device) string {
 	first := parts[0]
 	if pf := first.Offered.Attributes.String("pfName"); pf != "" {
@@ -151,7 +150,7 @@ func shared(parts []*inventory.Device) string {
 	return text
 }
 
-// summary counts the parts.
+// summary returns the numbers of partitions by state.
 func (p *printer) summary(s *inventory.Silicon, parts []*inventory.Device) string {
 	if p.compact() && len(parts) <= perRow && p.inv.Asked {
 		held := 0
@@ -182,7 +181,7 @@ func (p *printer) summary(s *inventory.Silicon, parts []*inventory.Device) strin
 	return text + ": " + strings.Join(counts, ", ")
 }
 
-// tally is as what a part counts.
+// tally returns the state under which a partition is counted.
 func tally(d *inventory.Device) string {
 	switch {
 	case d.Open:
@@ -201,7 +200,7 @@ func tally(d *inventory.Device) string {
 	return "free"
 }
 
-// glyphs adds a glyph for each part.
+// glyphs adds a glyph for each partition.
 func (p *printer) glyphs(l *line, parts []*inventory.Device) {
 	for i := 0; i < len(parts); {
 		j, glyph := i, glyphOf(parts[i])
@@ -213,7 +212,7 @@ func (p *printer) glyphs(l *line, parts []*inventory.Device) {
 	}
 }
 
-// run is parts that have the same owner, or that are free alike.
+// run is a set of partitions with the same consumer, or of free ones.
 type run struct {
 	glyph  terminal.Glyph
 	who    string
@@ -221,7 +220,7 @@ type run struct {
 	parts  []*inventory.Device
 }
 
-// runs are lines that say who has which parts.
+// runs returns lines with consumers and their partitions.
 func (p *printer) runs(under string, s *inventory.Silicon, parts []*inventory.Device, width int) (lines []line) {
 	if !p.inv.Asked {
 		return nil
@@ -230,7 +229,7 @@ func (p *printer) runs(under string, s *inventory.Silicon, parts []*inventory.De
 	byKey := make(map[string]*run)
 	for _, d := range parts {
 		if d.Holding == inventory.Free && d.Health.Trouble() != "" && d.State != inventory.Degraded {
-			continue // it has a line of its own
+			continue // printed on a line of its own
 		}
 		r := &run{glyph: glyphOf(d), who: p.holding(d)}
 		key := fmt.Sprintf("%d %s", r.glyph, r.who)
@@ -248,7 +247,7 @@ func (p *printer) runs(under string, s *inventory.Silicon, parts []*inventory.De
 	for _, r := range runs {
 		who = max(who, terminal.Columns(r.who))
 	}
-	const head = 8 // a count, a glyph and spaces
+	const head = 8 // count, glyph and spaces
 	who = min(who, max(8, (width-head-tailWidth)*3/5))
 	names := max(4, width-head-who-2-1-tailWidth)
 	for _, r := range runs {
@@ -277,7 +276,7 @@ func rank(r *run) int {
 	return 2
 }
 
-// partNames names parts by the ranges of their numbers: "VF 24-27, 32", "xcp 0-3".
+// partNames returns the names of partitions as ranges of numbers: "VF 24-27, 32", "xcp 0-3".
 func partNames(s *inventory.Silicon, parts []*inventory.Device) string {
 	word := ""
 	var numbers []int
@@ -302,8 +301,8 @@ func partNames(s *inventory.Silicon, parts []*inventory.Device) string {
 	return word + " " + inventory.Ranges(numbers, "-")
 }
 
-// partTroubles says what is wrong with parts, once for all that have the same, and what the
-// silicon waits for.
+// partTroubles prints the problems of partitions, once for all partitions with the same problem,
+// and the pending move of the physical device.
 func (p *printer) partTroubles(under string, s *inventory.Silicon, parts []*inventory.Device) {
 	var reasons []string
 	byReason := make(map[string][]*inventory.Device)
@@ -331,7 +330,7 @@ func (p *printer) partTroubles(under string, s *inventory.Silicon, parts []*inve
 	}
 }
 
-// unmade says of how many parts there are only once somebody gets them.
+// unmade prints the number of partitions that are created on demand.
 func (p *printer) unmade(under string, parts []*inventory.Device) {
 	n := 0
 	for _, d := range parts {

@@ -7,17 +7,17 @@ import (
 	"chandler.dev/internal/terminal"
 )
 
-// maxLanes is how many rails are drawn beside each other.
+// maxLanes is the largest number of rails side by side.
 const maxLanes = 4
 
 // lane is the rail of one fabric.
 type lane struct {
-	fabric int // number, counted from 1
+	fabric int // number, from 1
 	text   string
 	begun  bool
 }
 
-// layLanes gives each fabric that reaches from each to each a rail.
+// layLanes assigns a rail to each fabric with all links.
 func (p *printer) layLanes() {
 	for i := range p.inv.Tree.Fabrics {
 		f := &p.inv.Tree.Fabrics[i]
@@ -32,7 +32,7 @@ func (p *printer) layLanes() {
 	}
 }
 
-// margin is how many columns the rails take.
+// margin returns the number of columns of the rails.
 func (p *printer) margin() int {
 	if len(p.lanes) == 0 {
 		return 0
@@ -40,10 +40,10 @@ func (p *printer) margin() int {
 	return 1 + 2*len(p.lanes)
 }
 
-// content is how many columns are left of the rails.
+// content returns the number of columns left of the rails.
 func (p *printer) content() int { return p.style.Width - p.margin() }
 
-// rails writes the lines with their rails, and the buses at which these end.
+// rails prints the lines with their rails, followed by the buses.
 func (p *printer) rails() {
 	for _, l := range p.lines {
 		p.rail(&l)
@@ -54,7 +54,7 @@ func (p *printer) rails() {
 	}
 }
 
-// rail draws the rails at the right of a line.
+// rail adds the rails at the right of a line.
 func (p *printer) rail(l *line) {
 	at := -1
 	for i, lane := range p.lanes {
@@ -88,7 +88,7 @@ func (p *printer) rail(l *line) {
 	}
 }
 
-// bus draws the line at which a rail ends.
+// bus prints the line at the end of a rail.
 func (p *printer) bus(i int) {
 	l := line{}
 	width := p.content() + 2 + 2*i // columns before the corner

@@ -1,5 +1,5 @@
-// Package text prints an inventory for people in a terminal: PCIe on the left, private links
-// on the right, one glyph for a device. It decides nothing about devices.
+// Package text prints an inventory in a terminal: PCIe on the left, private links on the right, and
+// one glyph for each device. It makes no decisions about devices.
 package text
 
 import (
@@ -11,8 +11,8 @@ import (
 	"chandler.dev/internal/terminal"
 )
 
-// Print prints an inventory. Where nobody was asked who has what, it shows what the devices
-// are instead of who has them. No line is wider than the style says.
+// Print prints an inventory. If the consumers are unknown, it shows properties of the devices
+// instead. No line is wider than the style allows.
 func Print(out io.Writer, inv *inventory.Inventory, style terminal.Style) error {
 	p := &printer{inv: inv, style: style}
 	p.print()
@@ -36,10 +36,10 @@ type segment struct {
 	colour terminal.Colour
 }
 
-// line is a line before the rails of private links are drawn at its right.
+// line is a line without the rails of private links at its right.
 type line struct {
 	segments []segment
-	fabric   int // that the silicon in it is of, 0 for none
+	fabric   int // of the physical device in the line, or 0
 }
 
 func (l *line) add(text string, colour terminal.Colour) {
@@ -76,7 +76,7 @@ func (p *printer) print() {
 	p.gone()
 }
 
-// notes says what is wrong with the node as a whole.
+// notes prints the problems of the node as a whole.
 func (p *printer) notes() {
 	for _, note := range p.inv.Notes {
 		text := note.Name + ": " + note.Reason
@@ -89,7 +89,7 @@ func (p *printer) notes() {
 	}
 }
 
-// empty says that there is nothing, and how many looked.
+// empty prints that there are no devices, and how many families examined the host.
 func (p *printer) empty() {
 	text := "No accelerator could be described."
 	if len(p.inv.Problems) == 0 {
@@ -104,7 +104,7 @@ func (p *printer) empty() {
 	}
 }
 
-// title names the machine, and says how many devices of each kind it has.
+// title returns the name of the machine and the number of devices of each kind.
 func (p *printer) title() string {
 	var counts []string
 	for _, c := range p.inv.Counts {
@@ -119,8 +119,8 @@ func (p *printer) title() string {
 	return strings.TrimRight(p.inv.Host+"   "+strings.Join(counts, ", "), " ")
 }
 
-// wrap breaks text into lines; those after the first are indented. A word that is too long
-// is cut. Spaces at the first words are kept.
+// wrap breaks text into lines and indents the lines after the first. It shortens words that are too
+// long, and returns a text that fits into one line unchanged.
 func (p *printer) wrap(text string, width int, indent string) (lines []string) {
 	text = terminal.Safe(text)
 	if terminal.Columns(text) <= width {
@@ -135,12 +135,12 @@ func (p *printer) wrap(text string, width int, indent string) (lines []string) {
 	return lines
 }
 
-// write writes a line that has no rails.
+// write prints a line without rails.
 func (p *printer) write(text string) {
 	p.out.WriteString(p.ascii(strings.TrimRight(text, " ")) + "\n")
 }
 
-// ascii replaces what is not ASCII, if nothing else may be used.
+// ascii replaces non-ASCII characters if the style requires ASCII.
 func (p *printer) ascii(text string) string {
 	if !p.style.ASCII {
 		return text
@@ -160,7 +160,7 @@ var asciiFor = map[rune]rune{
 	'›': '>', '×': 'x', '…': '~', '│': '|', '├': '|', '└': '`', '─': '-', '┐': '+', '┤': '+', '┼': '+', '┘': '+',
 }
 
-// partial tells the private links that do not reach from each to each.
+// partial prints the fabrics in which some links are missing.
 func (p *printer) partial() {
 	for i := range p.inv.Tree.Fabrics {
 		f := &p.inv.Tree.Fabrics[i]
@@ -178,7 +178,7 @@ func (p *printer) partial() {
 	}
 }
 
-// short names silicon by its address.
+// short returns the address of a physical device, or otherwise its name.
 func (p *printer) short(silicon string) string {
 	for _, s := range p.inv.Tree.Silicon() {
 		if s.Name == silicon && s.Address != "" {
@@ -188,7 +188,7 @@ func (p *printer) short(silicon string) string {
 	return silicon
 }
 
-// members says of how many the fabric is.
+// members returns the number and kind of a fabric's members.
 func (p *printer) members(f *inventory.Fabric) string {
 	kind := ""
 	for _, s := range p.inv.Tree.Silicon() {
@@ -207,7 +207,7 @@ func (p *printer) members(f *inventory.Fabric) string {
 	return inventory.Plural(len(f.Members), kind)
 }
 
-// host tells what is of the host itself.
+// host prints the devices of the host itself.
 func (p *printer) host() {
 	if len(p.inv.Tree.Host) == 0 {
 		return
@@ -246,7 +246,7 @@ func (p *printer) host() {
 	}
 }
 
-// gone tells what somebody has that is not there.
+// gone prints the allocated devices that have vanished.
 func (p *printer) gone() {
 	for _, g := range p.inv.Gone {
 		text := fmt.Sprintf("%s is gone, and %s", g.Device, strings.Join(g.Hit, ", "))
@@ -269,7 +269,7 @@ func (p *printer) gone() {
 	}
 }
 
-// emit writes a line without rails.
+// emit prints a line.
 func (p *printer) emit(l line) {
 	for _, s := range l.segments {
 		p.out.WriteString(p.style.Paint(s.colour, p.ascii(s.text)))

@@ -26,7 +26,7 @@ import (
 	"chandler.dev/internal/terminal"
 )
 
-var update = flag.Lookup("update") // of package discoverytest
+var update = flag.Lookup("update") // defined by package discoverytest
 
 var now = time.Date(2026, 11, 20, 9, 50, 0, 0, time.UTC)
 
@@ -39,8 +39,8 @@ func printed(t *testing.T, inv *inventory.Inventory, style terminal.Style) strin
 	return out.String()
 }
 
-// Whatever the host and whoever has its devices, no line is wider than the terminal, and
-// nothing but ASCII is printed where nothing else may be.
+// On any host and with any consumers, no line is wider than the terminal, and the ASCII style
+// prints only ASCII.
 func TestRecordedHosts(t *testing.T) {
 	files, err := filepath.Glob("../../../discovery/families/*/testdata/*.host")
 	if err != nil || len(files) < 100 {
@@ -96,7 +96,7 @@ func named(address string) string {
 	return "pci-" + strings.NewReplacer(":", "-", ".", "-").Replace("0000:"+address)
 }
 
-// pci is a device at an address, the path to which is given from the root's port on.
+// pci is a device with an address, at the end of a path that begins with the root's port.
 func pci(kind, vendor, model string, node int64, root string, path ...string) rules.Offered {
 	address := path[len(path)-1]
 	d := rules.Offered{Device: discovery.Device{
@@ -147,7 +147,7 @@ const (
 	day  = 24 * time.Hour
 )
 
-// hgx is a machine with eight GPUs and eight adapters, as in the picture of the page.
+// hgx is a machine with eight GPUs and eight adapters, as in the picture of the web UI.
 func hgx() inventory.Facts {
 	var devices []rules.Offered
 	adapter := 0
@@ -186,7 +186,7 @@ func hgx() inventory.Facts {
 	return facts
 }
 
-// partitioned is a machine with two GPUs in eight parts each.
+// partitioned is a machine with two GPUs of eight partitions each.
 func partitioned(t *testing.T) inventory.Facts {
 	snapshot := (&rules.Rules{}).Apply(discovery.Scan(discoverytest.Layout(t, "../../../discovery/families/amdgpu/testdata/mi300x-cpx.host"), families.All))
 	part := func(address string, numbers ...int) (names []string) {
@@ -233,7 +233,7 @@ func virtual() inventory.Facts {
 		dra("ran/cu-up-5f7c9-mz8jd", "cu-up", "vf", 2*hour, some(48, 53)...), dra("ran/probe-lat-29c8", "probe", "vf", time.Minute, some(60, 60)...))
 }
 
-// small is a machine with 512 small devices, 16 on each of 32 pieces of silicon.
+// small is a machine with 512 small devices, 16 on each of 32 physical devices.
 func small() inventory.Facts {
 	var devices []rules.Offered
 	var held []string
@@ -254,8 +254,9 @@ func small() inventory.Facts {
 	return factsOf("gw-octo-1", devices, dra("vpn/gateway-0", "crypto", "vf", hour, held...))
 }
 
-// requested is a machine with an adapter that has virtual functions on request, of which the first two are there,
-// and with another that none are made of yet, and with a GPU that can be cut into two.
+// requested is a machine with on-demand devices: an adapter whose first two virtual functions
+// exist, an adapter without existing virtual functions, and a GPU that can be divided into two
+// partitions.
 func requested() inventory.Facts {
 	var devices []rules.Offered
 	function := func(bus string, i int, made bool) {
@@ -277,7 +278,7 @@ func requested() inventory.Facts {
 	return factsOf("edge-13", append(devices, gpu), dra("ran/upf-0", "upf", "vf", day, named("16:01.0")))
 }
 
-// laptop is a machine whose GPU four containers may share.
+// laptop is a machine with a GPU that four containers can share.
 func laptop() inventory.Facts {
 	gpu, npu := pci("gpu", "intel", "", -1, "00", "00:02.0"), pci("npu", "intel", "", -1, "00", "00:0b.0")
 	for device, d := range map[string]*rules.Offered{"64a0": &gpu, "643e": &npu} {
@@ -313,7 +314,7 @@ func TestPrint(t *testing.T) {
 	}
 }
 
-// A colour is of a glyph or of a reason, and says nothing that the text does not.
+// Only glyphs and reasons have colours, and colours carry no information beyond the text.
 func TestColours(t *testing.T) {
 	inv := inventory.Make(hgx())
 	coloured := printed(t, inv, terminal.Style{Width: 80, Colour: true})

@@ -1,5 +1,4 @@
-// Package listtest has what tests of the device-plugin API share: devices with
-// classic IDs.
+// Package listtest provides devices with device plugin IDs for tests of the device plugin API.
 package listtest
 
 import (
@@ -23,10 +22,10 @@ const (
 	MemoryResource = "aliyun.com/gpu-mem"
 )
 
-// Time is some time.
+// Time is an arbitrary time.
 var Time = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// GPU returns a device "gpu-<id>" with a node of its own, offered by its ID.
+// GPU returns a device "gpu-<id>" with a device node of its own, offered by its ID.
 func GPU(id string) rules.Offered {
 	return rules.Offered{Device: discovery.Device{Name: "gpu-" + id, Family: "gpu", Attributes: discovery.Attributes{}, CommonNodes: []string{"/dev/gpuctl"}, Edits: specs.ContainerEdits{
 		DeviceNodes: []*specs.DeviceNode{
@@ -46,7 +45,7 @@ func Sick(d rules.Offered, status discovery.HealthStatus, reason string) rules.O
 // Snapshot returns a snapshot of devices.
 func Snapshot(devices ...rules.Offered) *rules.Snapshot { return &rules.Snapshot{Devices: devices} }
 
-// Found returns the devices as their families gave them, with the same offers.
+// Found returns the devices as their families describe them, with the same offers.
 func Found(devices []rules.Offered) []discovery.Device {
 	found := rules.Devices(devices)
 	for i := range found {
@@ -71,8 +70,8 @@ func Units(id string, from, to int) (ids []string) {
 	return ids
 }
 
-// Parts returns devices that take so much of a piece of silicon, by their IDs: a
-// unit each, of a resource of its own if the ID has an "x".
+// Parts returns partitions of a physical device, each with an ID and its share of the counter. Each
+// is a unit. Partitions whose ID begins with "x" have another resource.
 func Parts(silicon string, all int64, takes map[string]int64) (devices []rules.Offered) {
 	counters := map[string]resource.Quantity{"cores": *resource.NewQuantity(all, resource.DecimalSI)}
 	for _, id := range slices.Sorted(maps.Keys(takes)) {
