@@ -349,11 +349,11 @@ type PathGroup struct {
 	// Count is the number of containers that can share each device: 1 (the default) to 4096.
 	Count int `json:"count,omitempty"`
 
-	// Units is the number of devices, at most 1024, for hardware whose number cannot be determined
-	// on the host. A unit has all matches of the group's paths and USB devices; without matches,
-	// there are no units. A group with Units needs no paths, but then creates no devices while
-	// another family offers devices of the same kind. In the device plugin API, the IDs are the
-	// numbers of the units, from 0.
+	// Units is the number of devices, at most 1024, for hardware that cannot be counted on the
+	// host. A unit has all matches of the group's paths and USB devices; without matches, there are
+	// no units. A group with Units needs no paths, but then creates no devices while another family
+	// offers devices of the same kind. In the device plugin API, the IDs are the numbers of the
+	// units, from 0.
 	Units int `json:"units,omitempty"`
 
 	// UnitEnv is an environment variable with the numbers of a container's units, separated by

@@ -31,7 +31,7 @@ type follower struct {
 	lost string                              // the log message when the watch fails
 	take func(*metav1.PartialObjectMetadata) // receives the object, at first and after each change
 
-	version string // last received version of the object, "" to begin anew
+	version string // last received version of the object, "" to begin without a version
 	heard   bool   // this watch has received an event
 }
 
@@ -89,7 +89,7 @@ func (f *follower) watch(ctx context.Context) error {
 var errNoMetadata = errors.New("what the API server says is no metadata of an object")
 
 // ended returns the error of a watch that failed. If the version has expired, there is no error,
-// and the next watch begins anew.
+// and the next watch begins again without a version.
 func (f *follower) ended(err error) error {
 	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		f.version = ""

@@ -58,8 +58,8 @@ func say(w http.ResponseWriter, event, version string, labels map[string]string)
 }
 
 // FollowLabels reports the labels at first and after each change. A watch continues where the last
-// one ended, or begins anew if the API server no longer has that version. There are no other
-// requests, and each reason for a failed watch is logged once.
+// one ended, or begins again without a version if the API server no longer has that version. There
+// are no other requests, and each reason for a failed watch is logged once.
 func TestFollowLabels(t *testing.T) {
 	t.Parallel()
 	refuse := func(code int, reason metav1.StatusReason) func(http.ResponseWriter, *http.Request) {
