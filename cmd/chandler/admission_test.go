@@ -100,7 +100,7 @@ func shippedPolicy(t testing.TB) *policy {
 	return p
 }
 
-// refuses returns the policy's reason against an object, "" if the policy allows the object.
+// refuses returns the policy's reason for refusing an object, "" if the policy allows the object.
 func (p *policy) refuses(object, oldObject any) (string, error) {
 	variables := make(map[string]any)
 	input := map[string]any{"object": object, "oldObject": oldObject, "variables": variables}

@@ -111,8 +111,8 @@ func checkCommand(t *testing.T, c docs.Command, dir *string, makefile string) er
 	}
 }
 
-// checkFiles checks that the files after the given flags exist in the project. Names without a
-// directory are files of the reader.
+// checkFiles checks that the files after the given flags exist in the project. A name without a
+// directory is a file that the reader creates.
 func checkFiles(words []string, flags ...string) error {
 	for i, word := range words[:len(words)-1] {
 		if !slices.Contains(flags, word) || !strings.Contains(words[i+1], "/") {

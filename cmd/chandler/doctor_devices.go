@@ -188,8 +188,8 @@ func holders(n nodeNow) map[string][]doctor.Holder {
 	return found
 }
 
-// ours returns the agent's possible device plugin IDs, by resource. A resource of DRA alone has no
-// IDs.
+// ours returns the device plugin IDs that the agent may list, by resource. A resource of DRA alone
+// has no IDs.
 func ours(snapshot *rules.Snapshot, places map[string]discovery.Mode) map[string][]string {
 	found := make(map[string][]string)
 	if places == nil {
