@@ -45,7 +45,7 @@ func main() {
 			return
 		}
 		log, err := os.OpenFile(filepath.Join(root, "smi.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-		if errors.Is(err, syscall.EROFS) { // as in a container, where the driver also has /dev
+		if errors.Is(err, syscall.EROFS) { // the root is read-only, as in a container
 			log, err = os.OpenFile("/dev/smi.log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		}
 		if err != nil {
