@@ -10,9 +10,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ParseDriverConfig decodes and validates a configuration file in YAML or JSON. A field that
-// [DriverConfig] does not have is an error, so that a misspelt field is not taken for a missing
-// one.
+// ParseDriverConfig decodes and validates a configuration file in YAML or JSON. Fields unknown to
+// [DriverConfig] are errors, so that a misspelt field is not taken for a missing one.
 func ParseDriverConfig(data []byte) (*DriverConfig, error) {
 	config := &DriverConfig{}
 	if err := decode(data, KindDriverConfig, &config.TypeMeta, config); err != nil {
@@ -41,8 +40,8 @@ func ParseProvisionConfig(data []byte) (*ProvisionConfig, error) {
 	return config, nil
 }
 
-// ParseClaimParameters decodes and validates the opaque parameters of a claim in JSON. Another
-// kind, or a field that [ClaimParameters] does not have, is an error.
+// ParseClaimParameters decodes and validates the opaque parameters of a claim in JSON. Other kinds,
+// and fields unknown to [ClaimParameters], are errors.
 func ParseClaimParameters(data []byte) (*ClaimParameters, error) {
 	parameters := &ClaimParameters{}
 	if err := json.UnmarshalCaseSensitivePreserveInts(data, &parameters.TypeMeta); err != nil {
@@ -60,7 +59,7 @@ func ParseClaimParameters(data []byte) (*ClaimParameters, error) {
 	return parameters, nil
 }
 
-// manyDocuments matches a separator that is followed by a document.
+// manyDocuments matches a separator before another document.
 var manyDocuments = regexp.MustCompile(`(?m)\A\s*[^-\s#][\s\S]*^---[ \t]*$[\s]*[^\s#]`)
 
 // decode reads the type first, so that the error for another kind names the kind, and not an

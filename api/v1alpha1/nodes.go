@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// LabelMode is the label of a node that overrides the configuration's mode on that node: Auto, DRA
-// or DevicePlugin. It does not affect resources with their own mode.
+// LabelMode is the label of a node that overrides the configuration's mode on the node: Auto, DRA
+// or DevicePlugin. Resources with their own mode are not affected.
 const LabelMode = "chandler.dev/mode"
 
 // WrongMode reports whether a node has the label LabelMode with an invalid value.

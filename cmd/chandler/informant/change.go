@@ -20,8 +20,8 @@ const changeLimit = time.Minute
 const maxAnswer = 64 << 10
 
 // Change runs the program once with arguments for a change of a device, and returns its output.
-// Then it makes the running program scan again. Changes of the same device run one at a time. A
-// change that exceeds changeLimit is killed; whether it took effect is then unknown.
+// Then Change makes the running program scan again. Changes of the same device run one at a time. A
+// change longer than changeLimit is killed, with an unknown result.
 func (n *Informant) Change(ctx context.Context, args ...string) ([]byte, error) {
 	limit := fmt.Errorf("%s has not ended within %s", n.Name, changeLimit)
 	ctx, cancel := context.WithTimeoutCause(ctx, changeLimit, limit)

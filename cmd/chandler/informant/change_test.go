@@ -44,8 +44,8 @@ func TestChange(t *testing.T) {
 	}
 }
 
-// After a successful change, the program can still report a fault, such as a device node that it
-// could not create. The log then explains why the device is not found.
+// After a successful change, the program can still report a fault, such as a missing device node.
+// The log then explains why the device is not found.
 func TestChangeWithAComplaint(t *testing.T) {
 	var log strings.Builder
 	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))

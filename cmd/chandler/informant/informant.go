@@ -146,8 +146,8 @@ func (n *Informant) set(text []byte) {
 	}
 }
 
-// once gets one answer from the program, and lays the answer over the host's file system. If the
-// kernel driver is not loaded, it does nothing.
+// once gets one answer from the program, and lays the answer over the host's file system. Without
+// the kernel driver, once does nothing.
 func (n *Informant) once(ctx context.Context) error {
 	if !n.loaded() {
 		return nil
@@ -236,8 +236,8 @@ func (n *Informant) forget(reason error) {
 }
 
 // session starts the program and passes each line of its output to hear. It returns the reason for
-// its end: the program ended, was silent for too long or wrote an invalid line, hear returned an
-// error, or the context ended. It kills the program, if possible.
+// the end: the program ended, was silent for too long or wrote an invalid line, hear returned an
+// error, or the context ended. At the end, the program is killed, if possible.
 func (n *Informant) session(ctx context.Context, hear func(text []byte) error) error {
 	cmd := exec.Command(n.path, append([]string{"--watch", "--interval=" + n.interval.String()}, n.args...)...)
 	said := &head{}

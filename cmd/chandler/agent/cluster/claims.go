@@ -75,7 +75,7 @@ func (n *Node) referred(ctx context.Context, claim ledger.Owner, pods []corev1.P
 }
 
 // referredByUID is like referred, for a claim with only a UID. A pod with an unknown claim, or with
-// a claim that is not reserved for the pod, may refer to the given claim.
+// a claim reserved for other pods, may refer to the given claim.
 func (n *Node) referredByUID(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
 	all, err := n.claims.ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -114,15 +114,15 @@ func inContainer(listed *kubeletapi.Listing, uid types.UID) bool {
 }
 
 // inPod reports whether a pod refers to the claim by name. If the name now belongs to a successor
-// that is reserved for the pod, the pod refers to the successor.
+// with a reservation for the pod, the pod refers to the successor.
 func inPod(pods []corev1.Pod, claim ledger.Owner, successor *resourceapi.ResourceClaim) bool {
 	return slices.ContainsFunc(pods, func(pod corev1.Pod) bool {
 		return pod.Namespace == claim.Namespace && slices.Contains(claimsOf(&pod), claim.Name) && !reservedFor(successor, pod.UID)
 	})
 }
 
-// Users returns the names of the pods that have a claim, by the kubelet's last answer. Unlike the
-// claim's status, the answer also contains the pods of a claim that is reserved for a PodGroup.
+// Users returns the names of the pods with a claim, by the kubelet's last answer. Unlike the
+// claim's status, the answer also contains the pods of a claim with a reservation for a PodGroup.
 func (n *Node) Users(claim ledger.Owner) (pods []string) {
 	said := n.Said()
 	if said == nil {

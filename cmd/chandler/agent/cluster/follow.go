@@ -57,8 +57,8 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// watch watches until the API server ends the watch, as usual after some time. Neither this nor an expired
-// resource version is an error.
+// watch watches until the API server ends the watch, as usual after some time. A regular end and an
+// expired resource version are not errors.
 func (f *follower) watch(ctx context.Context) error {
 	f.heard = false
 	w, err := f.of.Watch(ctx, metav1.ListOptions{
@@ -88,8 +88,8 @@ func (f *follower) watch(ctx context.Context) error {
 
 var errNoMetadata = errors.New("what the API server says is no metadata of an object")
 
-// ended returns the error of a watch that failed. If the version has expired, there is no error,
-// and the next watch begins again without a version.
+// ended returns the error of a failed watch. After the expiry of a version, there is no error, and
+// the next watch begins without a version.
 func (f *follower) ended(err error) error {
 	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		f.version = ""

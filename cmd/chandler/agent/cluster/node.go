@@ -1,5 +1,5 @@
-// Package cluster queries the API server and the kubelet for the pods, claims and slices of a node.
-// It changes nothing.
+// Package cluster queries the API server and the kubelet for the pods, claims and slices of a node,
+// without changing anything.
 package cluster
 
 import (
@@ -55,7 +55,7 @@ func NewNode(name string, client kubernetes.Interface, own string, kubelet func(
 // not modify it.
 func (n *Node) Said() *kubeletapi.Listing { return n.said.Load() }
 
-// pods lists all pods of the node from the API server, including those that have ended.
+// pods lists all pods of the node from the API server, including ended pods.
 func (n *Node) pods(ctx context.Context) ([]corev1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
@@ -68,7 +68,7 @@ func (n *Node) pods(ctx context.Context) ([]corev1.Pod, error) {
 	return pods.Items, nil
 }
 
-// unended lists the node's pods that have not ended, from the API server.
+// unended lists the node's pods from the API server, except ended pods.
 func (n *Node) unended(ctx context.Context) ([]corev1.Pod, error) {
 	pods, err := n.pods(ctx)
 	return slices.DeleteFunc(pods, terminal), err
@@ -78,7 +78,7 @@ func terminal(pod corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// Pods lists the node's pods that have not ended, with their claims, from the API server.
+// Pods lists the node's pods with their claims from the API server, except ended pods.
 func (n *Node) Pods(ctx context.Context) (pods []podevents.Pod, err error) {
 	all, err := n.unended(ctx)
 	for i := range all {
