@@ -1,5 +1,5 @@
-// Package cdi writes CDI specs. It knows file names, CDI names and their
-// lifetime, and nothing of DRA or the device-plugin API.
+// Package cdi writes CDI specs. It handles their file names, CDI names and lifetime, independently
+// of DRA and the device plugin API.
 package cdi
 
 import (
@@ -23,42 +23,40 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// Vendor and Class make the kind of the specs that are written for claims.
+// Vendor and Class form the kind of claims' specs.
 const (
 	Vendor = discovery.Domain
 	Class  = "claim"
 )
 
-// A claim's spec is chandler.dev-claim_<uid>.json, as the CDI library names
-// transient specs.
+// A claim's spec is chandler.dev-claim_<uid>.json, the CDI library's name for transient specs.
 const (
 	prefix    = Vendor + "-" + Class + "_"
 	extension = ".json"
 )
 
-// Dir is a directory of CDI specs that a container runtime reads. Claims of
-// different UIDs may be written at the same time; one claim by one caller only.
+// Dir is a directory of CDI specs that a container runtime reads. Specs of different claims can be
+// written concurrently, but each claim only by one caller at a time.
 type Dir struct {
-	Path string // "/var/run/cdi"
+	Path string // such as "/var/run/cdi"
 
-	// RuntimeRoot is where the container runtime sees the root of the host
-	// that was scanned, "" if it sees it where it is.
+	// RuntimeRoot is the path at which the container runtime sees the root of the scanned host, ""
+	// if the paths are the same.
 	RuntimeRoot string
 
-	// Files writes the specs; its zero value is the one to use.
+	// Files writes the specs; use its zero value.
 	Files disk.Files
 }
 
 // Device is one CDI device of a spec.
 type Device struct {
-	Name   string // in a claim's spec as [Name] gives it
-	Family string // only in specs of devices that are given by their names; see [Dir.DevicesSpecs]
+	Name   string // in a claim's spec, a name from [Name]
+	Family string // only in specs of devices with their own names; see [Dir.DevicesSpecs]
 	Edits  specs.ContainerEdits
 }
 
-// Name returns the name of the CDI device for one allocation result of a
-// claim. It is never used again for another, so that no runtime can have it
-// cached.
+// Name returns the name of the CDI device for one allocation result of a claim. The name is never
+// reused for another device, so that runtimes cannot have a wrong device in a cache.
 func Name(uid types.UID, result int, device string, share types.UID) string {
 	name := fmt.Sprintf("%s-%d-%s", uid, result, device)
 	if share != "" {
@@ -67,16 +65,16 @@ func Name(uid types.UID, result int, device string, share types.UID) string {
 	return name
 }
 
-// ID returns the fully qualified name of a claim's CDI device, as container
-// runtimes are given it: "chandler.dev/claim=<name>".
+// ID returns the fully qualified name of a claim's CDI device, for container runtimes:
+// "chandler.dev/claim=<name>".
 func ID(name string) string { return parser.QualifiedName(Vendor, Class, name) }
 
-// id matches what comes before the device's name in the name of a CDI device.
-// The API server gives out UIDs of the first form.
+// id matches the prefix before the device name in the name of a CDI device. UIDs of the API server
+// have the first form.
 var id = regexp.MustCompile(`^([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|.+?)-[0-9]+-(.+)$`)
 
-// ParseID returns the claim and the device that a fully qualified name stands
-// for, if the name is one of ours. The end that tells shares apart is left out.
+// ParseID returns the claim and the device of a fully qualified name, if the name is one of ours. A
+// share ID at the end is removed.
 func ParseID(qualified string) (uid types.UID, device string, ok bool) {
 	name, ours := strings.CutPrefix(qualified, Vendor+"/"+Class+"=")
 	found := id.FindStringSubmatch(name)
@@ -86,21 +84,21 @@ func ParseID(qualified string) (uid types.UID, device string, ok bool) {
 	return types.UID(found[1]), share.ReplaceAllString(found[2], ""), true
 }
 
-// WriteClaim writes the spec of a claim, in place of an earlier one.
+// WriteClaim writes the spec of a claim, and replaces an earlier one.
 func (d Dir) WriteClaim(uid types.UID, devices []Device) error {
 	data, err := d.claim(uid, devices)
 	if err != nil {
 		return fmt.Errorf("CDI spec of claim %s: %w", uid, err)
 	}
-	// Runtimes need not run as root to read it, and there is no secret in it.
+	// Runtimes may not run as root, and the spec contains no secret.
 	if _, err := d.Files.Write(d.file(uid), data, 0o644); err != nil {
 		return fmt.Errorf("write CDI spec %s: %w", d.file(uid), err)
 	}
 	return nil
 }
 
-// CheckClaim returns nil if the spec of a claim is on disk exactly as
-// WriteClaim would write it, and else what is different.
+// CheckClaim returns nil if the spec of a claim on disk equals the one that WriteClaim would write,
+// and otherwise the difference.
 func (d Dir) CheckClaim(uid types.UID, devices []Device) error {
 	want, err := d.claim(uid, devices)
 	if err != nil {
@@ -116,7 +114,7 @@ func (d Dir) CheckClaim(uid types.UID, devices []Device) error {
 	return nil
 }
 
-// RemoveClaim removes the spec of a claim. One that is missing is no error.
+// RemoveClaim removes the spec of a claim, and succeeds if there is none.
 func (d Dir) RemoveClaim(uid types.UID) error {
 	if checkUID(uid) != nil {
 		return nil // never written
@@ -127,8 +125,7 @@ func (d Dir) RemoveClaim(uid types.UID) error {
 	return nil
 }
 
-// Claims returns the UIDs of the claims that have a spec, in order. Files of
-// others are ignored.
+// Claims returns the UIDs of the claims with a spec, in order. Other files are ignored.
 func (d Dir) Claims() ([]types.UID, error) {
 	entries, err := d.Files.List(d.Path)
 	if err != nil {
@@ -146,13 +143,12 @@ func (d Dir) Claims() ([]types.UID, error) {
 	return uids, nil
 }
 
-// share is how a share ID ends a name.
+// share matches a share ID at the end of a name.
 var share = regexp.MustCompile(`-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
-// ClaimDevices returns the devices that the spec of a claim is for, with their names
-// as its CDI names tell. It serves where nothing better is left to tell.
-// If it cannot be told whether a name ends in a share ID, it is returned with
-// and without.
+// ClaimDevices returns the devices of a claim's spec, with the names that the CDI names contain,
+// for use when all other records are lost. A name that may end in a share ID is returned with and
+// without its end.
 func (d Dir) ClaimDevices(uid types.UID) (devices []Device, err error) {
 	data, err := d.Files.Read(d.file(uid))
 	if err != nil {
@@ -176,8 +172,7 @@ func (d Dir) ClaimDevices(uid types.UID) (devices []Device, err error) {
 	return devices, nil
 }
 
-// Tidy removes temporary files of an age that writers left behind; see
-// [disk.Files.Sweep].
+// Tidy removes temporary files of a given age that writers left behind; see [disk.Files.Sweep].
 func (d Dir) Tidy(age time.Duration) error {
 	return d.Files.Sweep(d.Path, age, Vendor+"-")
 }
@@ -186,7 +181,7 @@ func (d Dir) file(uid types.UID) string {
 	return filepath.Join(d.Path, prefix+string(uid)+extension)
 }
 
-// checkUID reports why a UID cannot be part of a file name and a CDI name.
+// checkUID returns an error if a UID cannot be part of a file name and a CDI name.
 func checkUID(uid types.UID) error {
 	if err := parser.ValidateDeviceName(string(uid)); err != nil {
 		return fmt.Errorf("UID %q: %w", uid, err)
@@ -202,8 +197,8 @@ func (d Dir) claim(uid types.UID, devices []Device) ([]byte, error) {
 	return d.render(Class, nil, devices)
 }
 
-// render returns a spec's bytes, which are the same for the same devices. The hooks are for any
-// container that has one of the devices.
+// render returns a spec's bytes, which are the same for the same devices. The hooks apply to every
+// container with one of the devices.
 func (d Dir) render(class string, hooks []*specs.Hook, devices []Device) ([]byte, error) {
 	spec := &specs.Spec{Kind: Vendor + "/" + class, Devices: []specs.Device{}, ContainerEdits: specs.ContainerEdits{Hooks: hooks}}
 	for _, device := range devices {
@@ -211,8 +206,7 @@ func (d Dir) render(class string, hooks []*specs.Hook, devices []Device) ([]byte
 		edits.DeviceNodes = firstOfPath(edits.DeviceNodes)
 		spec.Devices = append(spec.Devices, specs.Device{Name: device.Name, ContainerEdits: edits})
 	}
-	// Runtimes refuse what is newer than they are, so no more is asked for
-	// than is used.
+	// Runtimes refuse specs of newer versions, so the spec has the lowest possible version.
 	version, err := specs.MinimumRequiredVersion(spec)
 	if err != nil {
 		return nil, fmt.Errorf("minimum version: %w", err)
@@ -231,8 +225,8 @@ func (d Dir) render(class string, hooks []*specs.Hook, devices []Device) ([]byte
 	return out.Bytes(), nil
 }
 
-// validate reports why a runtime would not load the spec: one device that is
-// not right makes it skip all devices of the file.
+// validate returns an error if a runtime would not load the spec: because of one invalid device,
+// runtimes skip all devices of a file.
 func validate(spec *specs.Spec) error {
 	if len(spec.Devices) == 0 {
 		return errors.New("no devices")
@@ -258,8 +252,7 @@ func validate(spec *specs.Spec) error {
 	return nil
 }
 
-// firstOfPath returns the nodes, of several with one path in the container
-// only the first.
+// firstOfPath returns the nodes without repeated container paths.
 func firstOfPath(nodes []*specs.DeviceNode) []*specs.DeviceNode {
 	seen := make(map[string]bool)
 	return slices.DeleteFunc(nodes, func(node *specs.DeviceNode) bool {

@@ -60,9 +60,8 @@ func TestWrittenSpecIsWhatRuntimesLoad(t *testing.T) {
 	}
 }
 
-// A runtime that does not know how to move an interface must not take the spec
-// for one that it knows all of. The container's OCI specification shows what it
-// makes of the spec.
+// A runtime that cannot move an interface must not accept the spec. The container's OCI
+// specification shows the effect of the spec.
 func TestInterfaceAsksForTheVersionThatMovesIt(t *testing.T) {
 	dir := Dir{Path: t.TempDir(), RuntimeRoot: "/simulated"}
 	name := Name(uid, 0, "pci-0000-16-01-2", "")
@@ -202,7 +201,7 @@ func TestErrorsNameFileAndStep(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	dir := Dir{Path: filepath.Join(file, "cdi")} // below a file nothing can be made, not even by root
+	dir := Dir{Path: filepath.Join(file, "cdi")} // below a file, not even root can create a file
 	err := dir.WriteClaim(uid, []Device{gpu("a")})
 	if err == nil || !strings.Contains(err.Error(), "write CDI spec "+dir.file(uid)) {
 		t.Errorf("error does not name the file: %v", err)

@@ -12,23 +12,22 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// deviceClass makes the kind of the spec of devices that containers have by the
-// device-plugin API. The kubelet remembers their names, so that a container which
-// starts again after a reboot has the same ones.
+// deviceClass is the class of the specs for devices of the device plugin API. The kubelet stores
+// their names, so that a container has the same devices when it restarts after a reboot.
 const deviceClass = "device"
 
 // DeviceID returns the fully qualified name of a device by its own name:
 // "chandler.dev/device=<name>".
 func DeviceID(name string) string { return parser.QualifiedName(Vendor, deviceClass, name) }
 
-// DevicesSpecs returns the texts of the specs of devices that are given by their names, by the
-// names of the files.
+// DevicesSpecs returns the texts of the specs for devices with their own names, by file name.
 //
-// Devices that have hooks are in a spec of their family. The hooks that all of them have are those
-// of the spec, so that they run once for a container, however many of the devices it has: a runtime
-// applies the edits of a spec once for all devices that a container gets of it, and those of devices
-// for each (Cache.InjectDevices in pkg/cdi/cache.go of tags.cncf.io/container-device-interface v1.1.0 and
-// v1.1.1, the latter of which containerd 2.4 has). It does not tell equal hooks apart.
+// Devices with hooks are in a spec of their family. Hooks common to all of its devices are hooks of
+// the spec, so that they run only once for a container with several of the devices: a runtime
+// applies the edits of a spec once for all of a container's devices in the spec, but the edits of
+// devices for each device (Cache.InjectDevices in pkg/cdi/cache.go of
+// tags.cncf.io/container-device-interface v1.1.0 and v1.1.1; containerd 2.4 has the latter). The
+// runtime does not detect equal hooks.
 func (d Dir) DevicesSpecs(devices []Device) (map[string][]byte, error) {
 	files := make(map[string][]Device)
 	for _, device := range devices {
@@ -50,7 +49,8 @@ func (d Dir) DevicesSpecs(devices []Device) (map[string][]byte, error) {
 	return texts, nil
 }
 
-// hasMore reports whether a device has anything but hooks. A device must have something.
+// hasMore reports whether a device has other edits than hooks. A device must have at least one
+// edit.
 func hasMore(d Device) bool {
 	d.Edits.Hooks = nil
 	return Check(d) == nil
@@ -59,7 +59,7 @@ func hasMore(d Device) bool {
 // hookedPrefix begins the names of the specs of families.
 const hookedPrefix = Vendor + "-" + deviceClass + "_"
 
-// shareHooks returns the hooks that all devices have, and the devices without them.
+// shareHooks returns the hooks common to all devices, and the devices without these hooks.
 func shareHooks(devices []Device) (shared []*specs.Hook, rest []Device) {
 	has := func(hooks []*specs.Hook, hook *specs.Hook) bool {
 		return slices.ContainsFunc(hooks, func(other *specs.Hook) bool { return reflect.DeepEqual(hook, other) })
@@ -77,8 +77,8 @@ func shareHooks(devices []Device) (shared []*specs.Hook, rest []Device) {
 	return shared, rest
 }
 
-// KeepDevicesSpecs makes the specs of devices say these texts, by the names of files, and writes
-// nothing if they do. There are no other specs of devices then.
+// KeepDevicesSpecs writes the specs of devices, by file name, unless they are up to date. It
+// removes all other specs of devices.
 func (d Dir) KeepDevicesSpecs(texts map[string][]byte) error {
 	var errs []error
 	for name, text := range texts {
@@ -102,7 +102,7 @@ func (d Dir) KeepDevicesSpecs(texts map[string][]byte) error {
 	return errors.Join(errs...)
 }
 
-// Check reports why a container runtime would not take a device.
+// Check returns an error if a container runtime would not accept a device.
 func Check(d Device) error {
 	e := &d.Edits
 	if len(e.DeviceNodes)+len(e.NetDevices)+len(e.Mounts)+len(e.Env)+len(e.Hooks)+len(e.AdditionalGIDs) == 0 && e.IntelRdt == nil {

@@ -11,8 +11,8 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// The spec of devices is what runtimes load. It is written again when something is
-// different, and only then, and goes with the last device.
+// Runtimes load the spec of devices. It is written only after a change, and is removed with the
+// last device.
 func TestDevicesSpec(t *testing.T) {
 	dir := Dir{Path: t.TempDir()}
 	file := filepath.Join(dir.Path, "chandler.dev-device.json")
@@ -58,8 +58,8 @@ func TestDevicesSpec(t *testing.T) {
 	}
 }
 
-// Container runtimes call each hook once for a container, however many devices of the family it has,
-// and whatever else.
+// Container runtimes run each hook once per container, regardless of the number of devices and of
+// other specs.
 func TestHooksRunOnceForAContainer(t *testing.T) {
 	dir := Dir{Path: t.TempDir()}
 	device := func(name, family string, hooks ...string) Device {

@@ -6,16 +6,16 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Rebase returns the edits for a container runtime that sees the root of the
-// scanned host at root: the host paths of nodes and mounts are prefixed with it. Paths in
-// the container stay as they are, and so do hooks, whose program is the agent's and lies
-// where the runtime sees it. The edits that are passed in are not modified.
+// Rebase returns the edits for a container runtime that sees the root of the scanned host at root:
+// it adds root to the host paths of nodes and mounts. Paths in the container remain, and so do
+// hooks, because their program is the agent's and has the runtime's path. The given edits are not
+// modified.
 func Rebase(edits specs.ContainerEdits, root string) specs.ContainerEdits {
 	if root == "/" {
 		root = ""
 	}
 	edits.DeviceNodes = copies(edits.DeviceNodes, func(node *specs.DeviceNode) {
-		// CDI takes a node without a host path from the container's.
+		// Without a host path, CDI uses the node's path in the container.
 		if node.HostPath == "" && root != "" {
 			node.HostPath = node.Path
 		}
@@ -41,8 +41,8 @@ func copies[T any](list []*T, change func(*T)) []*T {
 	return out
 }
 
-// below returns an absolute path as one below root. A source that is no
-// absolute path, such as that of a tmpfs, names no file of the host.
+// below returns an absolute path below root. A relative source, such as tmpfs, is not a file of the
+// host and stays unchanged.
 func below(root, name string) string {
 	if root == "" || !path.IsAbs(name) {
 		return name

@@ -1,33 +1,34 @@
 package v1alpha1
 
-// Rebinding lets the selected devices be given to a vfio driver for those who ask for it.
-// All functions of an IOMMU group must be selected, but for bridges and those without a
-// driver; they are then given out together.
+// Rebinding allows VFIO passthrough of the selected devices: they are bound to a vfio driver on
+// request. All functions of an IOMMU group must be selected, except bridges and functions without a
+// driver. The functions of a group are allocated together.
 type Rebinding struct {
 	Selector `json:",inline"`
 
-	// Driver is the vfio driver, which must be loaded: vfio-pci (the default), or one that
-	// can do more for the device, such as mlx5_vfio_pci.
+	// Driver is the vfio driver, which must be loaded: vfio-pci (the default), or a driver with
+	// more features for the device, such as mlx5_vfio_pci.
 	Driver string `json:"driver,omitempty"`
 }
 
-// Handover keeps the selected devices from their next owner until no process of the pods that
-// had them has them open. A process that the agent cannot see keeps nothing. Open devices, which any number of
-// containers may have, are left out.
+// Handover withholds the selected devices from their next consumer until every process of the
+// previous pods has closed them. If the agent cannot see these processes, it withholds a device
+// only until the pods' termination grace periods are over. Devices with unlimited sharing are
+// excluded.
 type Handover struct {
 	Selector `json:",inline"`
 
-	// Reset says how a device is reset then: None (the default), or Function for the reset of
-	// its PCI function. Shares and partitions of a device are not reset.
+	// Reset selects the reset of a device between two consumers: None (the default), or Function
+	// for the reset of its PCI function. Shares and partitions of a device are not reset.
 	Reset Reset `json:"reset,omitempty"`
 
-	// ResetMethods are the kernel's ways to reset the function that may be taken, in this
-	// order: flr, bus and others that the function's attribute reset_method lists, where they
-	// are written and stay. The kernel chooses if they are left out.
+	// ResetMethods are the permitted reset methods of the kernel, in order: flr, bus and others
+	// from the function's attribute reset_method. The agent writes them to that attribute, where
+	// they remain. By default, the kernel chooses the method.
 	ResetMethods []string `json:"resetMethods,omitempty"`
 }
 
-// Reset is how a device is reset.
+// Reset determines how a device is reset.
 type Reset string
 
 // The resets.
@@ -35,36 +36,36 @@ const (
 	// ResetNone resets nothing.
 	ResetNone Reset = "None"
 
-	// ResetFunction has the kernel reset the PCI function of the device.
+	// ResetFunction resets the PCI function of the device.
 	ResetFunction Reset = "Function"
 )
 
-// OnRequest are devices that are made when somebody gets them.
+// OnRequest configures devices that are created on demand.
 type OnRequest struct {
-	// KeepSeconds is how long what was made stays when nobody has it any more, 300 if it is
-	// left out.
+	// KeepSeconds is how long an unused device is kept before it is removed. The default is 300.
 	KeepSeconds *int `json:"keepSeconds,omitempty"`
 
-	// VirtualFunctions are physical functions that get virtual ones when somebody gets one.
-	// The first that selects a physical function counts.
+	// VirtualFunctions are physical functions whose virtual functions are created when the first
+	// one is needed. For each physical function, the first matching entry applies.
 	VirtualFunctions []OnRequestVirtualFunctions `json:"virtualFunctions,omitempty"`
 
-	// Partitions are devices that may be divided when somebody gets a partition of one: GPUs
-	// of NVIDIA in MIG mode, and GPUs of AMD that have compute partitions.
+	// Partitions are devices that can be partitioned when a partition is needed: NVIDIA GPUs in MIG
+	// mode, and AMD GPUs with compute partitions.
 	Partitions []Selector `json:"partitions,omitempty"`
 
-	// MPS are GPUs of NVIDIA for which claims may have an MPS daemon of their own, and TimeSlices
-	// those of which claims may set the time slice. chandler-nvml --upkeep must run on the node.
+	// MPS selects NVIDIA GPUs that claims can use with a control daemon of their own, and
+	// TimeSlices selects NVIDIA GPUs whose time slice claims can set. chandler-nvml --upkeep must
+	// run on the node.
 	MPS        []Selector `json:"mps,omitempty"`
 	TimeSlices []Selector `json:"timeSlices,omitempty"`
 }
 
-// OnRequestVirtualFunctions lets the selected physical functions of network adapters have
-// virtual ones on request. An adapter that has virtual functions already stays as it is.
+// OnRequestVirtualFunctions allows the creation of virtual functions for the selected physical
+// functions of network adapters. An adapter that already has virtual functions is not changed.
 type OnRequestVirtualFunctions struct {
 	Selector `json:",inline"`
 
-	// Count is how many virtual functions each of them gets, all at once; as many as it can
-	// have if it is left out, or can have fewer.
+	// Count is the number of virtual functions for each physical function, all created at once. The
+	// default, and the upper limit, is the adapter's maximum.
 	Count int `json:"count,omitempty"`
 }

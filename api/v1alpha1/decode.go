@@ -10,9 +10,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ParseDriverConfig decodes and validates a configuration file in YAML or
-// JSON. A field that is not in [DriverConfig] is an error, since a misspelt
-// field must not pass for one that was left out.
+// ParseDriverConfig decodes and validates a configuration file in YAML or JSON. Fields unknown to
+// [DriverConfig] are errors, so that a misspelt field is not taken for a missing one.
 func ParseDriverConfig(data []byte) (*DriverConfig, error) {
 	config := &DriverConfig{}
 	if err := decode(data, KindDriverConfig, &config.TypeMeta, config); err != nil {
@@ -27,8 +26,8 @@ func ParseDriverConfig(data []byte) (*DriverConfig, error) {
 	return config, nil
 }
 
-// ParseProvisionConfig decodes and validates what "chandler provision" is to do,
-// in YAML or JSON, as strictly as [ParseDriverConfig].
+// ParseProvisionConfig decodes and validates the configuration of "chandler provision" in YAML or
+// JSON, as strictly as [ParseDriverConfig].
 func ParseProvisionConfig(data []byte) (*ProvisionConfig, error) {
 	config := &ProvisionConfig{}
 	if err := decode(data, KindProvisionConfig, &config.TypeMeta, config); err != nil {
@@ -41,9 +40,8 @@ func ParseProvisionConfig(data []byte) (*ProvisionConfig, error) {
 	return config, nil
 }
 
-// ParseClaimParameters decodes and validates the opaque parameters of a claim
-// in JSON. Another kind, or a field that is not in [ClaimParameters], is an
-// error.
+// ParseClaimParameters decodes and validates the opaque parameters of a claim in JSON. Other kinds,
+// and fields unknown to [ClaimParameters], are errors.
 func ParseClaimParameters(data []byte) (*ClaimParameters, error) {
 	parameters := &ClaimParameters{}
 	if err := json.UnmarshalCaseSensitivePreserveInts(data, &parameters.TypeMeta); err != nil {
@@ -61,11 +59,11 @@ func ParseClaimParameters(data []byte) (*ClaimParameters, error) {
 	return parameters, nil
 }
 
-// manyDocuments matches a separator with a document behind it.
+// manyDocuments matches a separator before another document.
 var manyDocuments = regexp.MustCompile(`(?m)\A\s*[^-\s#][\s\S]*^---[ \t]*$[\s]*[^\s#]`)
 
-// decode reads the type first, so that an object of another kind is reported
-// as that and not by its first unknown field.
+// decode reads the type first, so that the error for another kind names the kind, and not an
+// unknown field.
 func decode(data []byte, kind string, meta *metav1.TypeMeta, into any) error {
 	if err := yaml.Unmarshal(data, meta); err != nil {
 		return fmt.Errorf("decode %s: %w", kind, err)
@@ -94,15 +92,14 @@ func checkKind(kind string, meta *metav1.TypeMeta) error {
 		kind, meta.APIVersion, meta.Kind, APIVersion, kind)
 }
 
-// decodeStrict decodes JSON as the API server does: names of fields are told
-// by case, and a field that is not known, or there twice, is an error.
+// decodeStrict decodes JSON as the API server does: field names are case-sensitive, and unknown or
+// duplicate fields are errors.
 func decodeStrict(data []byte, into any) error {
 	strict, err := json.UnmarshalStrict(data, into)
 	return errors.Join(append(strict, err)...)
 }
 
-// Validate reports everything that is wrong with the configuration, whatever the node.
-// Expressions are not compiled here.
+// Validate returns all errors of the configuration, for all nodes. It does not compile expressions.
 func (c *DriverConfig) Validate() error {
 	var errs []error
 	check := func(path string, err error) {
@@ -186,7 +183,7 @@ func (c *DriverConfig) Validate() error {
 	return errors.Join(append(errs, c.validateNames(surelyTogether)...)...)
 }
 
-// Validate reports everything that is wrong with the parameters.
+// Validate returns all errors of the parameters.
 func (p *ClaimParameters) Validate() error {
 	return errors.Join(
 		validateInterfaceName(p.InterfaceName),

@@ -111,7 +111,7 @@ func TestParseDriverConfigDefaults(t *testing.T) {
 	}
 }
 
-// Each error says which field is wrong and what was wanted.
+// Each error has the invalid field and the valid values.
 func TestParseDriverConfigRefuses(t *testing.T) {
 	tests := map[string]struct {
 		text string
@@ -200,7 +200,7 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 	}
 }
 
-// One name may be written twice where it stands for one thing.
+// A name may occur twice if both entries have the same meaning.
 func TestParseDriverConfigNames(t *testing.T) {
 	for name, text := range map[string]string{
 		"one unit":         "sharing: [{cel: a, unit: 1Gi, resource: a.b/c}, {cel: b, unit: 1024Mi, capacity: memory, resource: a.b/c}]\n",
@@ -238,7 +238,7 @@ func TestParseClaimParameters(t *testing.T) {
 	}
 }
 
-// A text that is no object cannot come from the API server, and is refused too.
+// A text that is not an object cannot come from the API server, and is refused too.
 func TestParseClaimParametersRefusesWhatIsNoObject(t *testing.T) {
 	for _, text := range []string{"", "null", "[]", `"x"`, "{", "{}{}"} {
 		if _, err := ParseClaimParameters([]byte(text)); err == nil {
@@ -247,7 +247,7 @@ func TestParseClaimParametersRefusesWhatIsNoObject(t *testing.T) {
 	}
 }
 
-// Whatever is written, decoding ends with a value or an error.
+// Decoding any text ends with a value or an error.
 func FuzzParseDriverConfig(f *testing.F) {
 	f.Add([]byte(header + "mode: DRA\nresources:\n- {name: a.b/c, cel: 'true'}\n"))
 	f.Add([]byte(header + "paths:\n- {name: a.b/c, groups: [{paths: [{path: '/dev/[a-c]*', type: Mount}]}]}\n"))

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// validateNames reports classic names that would stand for different things: a
-// container that asks for one of them must know what it gets. Entries of which
-// together reports that no node has both do not clash.
+// validateNames reports resource names with several meanings, because a container that requests a
+// name must get a defined device. Entries for different nodes, according to together, do not
+// conflict.
 func (c *DriverConfig) validateNames(together func(a, b *Nodes) bool) (errs []error) {
 	for i := range c.Sharing {
 		field := fmt.Sprintf("sharing[%d].resource", i)
@@ -36,14 +36,14 @@ func (c *DriverConfig) validateNames(together func(a, b *Nodes) bool) (errs []er
 	return errs
 }
 
-// overridden reports whether an entry before this one is for the same devices on some
-// nodes, so that this one does not count there.
+// overridden reports whether an entry before this one is for the same devices on some nodes, so
+// that this entry does not apply there.
 func (s *Sharing) overridden(before *Sharing) bool {
 	return s.CEL == before.CEL && before.Nodes != nil && !sameNodes(s.Nodes, before.Nodes)
 }
 
-// alike reports whether a share of one is what a share of the other is. How many
-// there are of a device may differ.
+// alike reports whether the shares of both entries are equal. The number of shares per device can
+// differ.
 func (s *Sharing) alike(other *Sharing) bool {
 	switch {
 	case (s.Unit == nil) != (other.Unit == nil) || s.Pool != other.Pool:
@@ -54,11 +54,11 @@ func (s *Sharing) alike(other *Sharing) bool {
 	return !s.Pool || s.Replicas == other.Replicas
 }
 
-// defaultCapacity is what units are of.
+// defaultCapacity is the default capacity of units.
 const defaultCapacity = "memory"
 
-// checkPathName reports a name that paths have too, but for devices that the
-// expression selects by it.
+// checkPathName reports a name that is also a name of paths, unless the expression selects these
+// devices by the name.
 func (c *DriverConfig) checkPathName(field, name string, selector Selector, together func(a, b *Nodes) bool) []error {
 	for i := range c.Paths {
 		if c.Paths[i].Name == name && !strings.Contains(selector.CEL, name) && together(c.Paths[i].Nodes, selector.Nodes) {

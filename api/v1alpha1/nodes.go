@@ -12,17 +12,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// LabelMode is the label of a node that takes the place of the configuration's mode
-// on that node: Auto, DRA or DevicePlugin. Resources with a mode of their own keep it.
+// LabelMode is the label of a node that overrides the configuration's mode on the node: Auto, DRA
+// or DevicePlugin. Resources with their own mode are not affected.
 const LabelMode = "chandler.dev/mode"
 
-// WrongMode reports whether a node has the label LabelMode with a value that is no mode.
+// WrongMode reports whether a node has the label LabelMode with an invalid value.
 func WrongMode(labels map[string]string) bool {
 	mode, labelled := labels[LabelMode]
 	return labelled && (mode == "" || Mode(mode).validate() != nil)
 }
 
-// Nodes are the nodes on which an entry counts. All that is said must hold of a node:
+// Nodes limits an entry to some nodes. A node must match all fields:
 //
 //	nodes: {matchLabels: {pool: training}}
 //	nodes: {names: [worker-1, worker-2]}
@@ -30,23 +30,23 @@ type Nodes struct {
 	// Names are the names of the nodes in Kubernetes.
 	Names []string `json:"names,omitempty"`
 
-	// MatchLabels and MatchExpressions select nodes by their labels, as a label
-	// selector of Kubernetes does.
+	// MatchLabels and MatchExpressions select nodes by their labels, as in a Kubernetes label
+	// selector.
 	MatchLabels      map[string]string                 `json:"matchLabels,omitempty"`
 	MatchExpressions []metav1.LabelSelectorRequirement `json:"matchExpressions,omitempty"`
 }
 
-// Node is the node on which a configuration is read.
+// Node is a node that reads a configuration.
 type Node struct {
 	Name   string
-	Labels map[string]string // nil if they are not known
+	Labels map[string]string // nil if unknown
 }
 
-// ErrNoLabels says that it depends on the node's labels which entries count, and that
-// the labels are not known.
+// ErrNoLabels is the error for entries that depend on the node's labels while the labels are
+// unknown.
 var ErrNoLabels = errors.New("which entries count depends on labels of the node, which are not known")
 
-// selector returns the selector of labels.
+// selector returns the label selector.
 func (n *Nodes) selector() (labels.Selector, error) {
 	return metav1.LabelSelectorAsSelector(&metav1.LabelSelector{MatchLabels: n.MatchLabels, MatchExpressions: n.MatchExpressions})
 }
@@ -69,8 +69,7 @@ func (n *Nodes) validate() error {
 	return nil
 }
 
-// include reports whether an entry counts on a node. An entry without nodes counts on
-// all of them.
+// include reports whether an entry applies to a node. An entry without nodes applies to all nodes.
 func (n *Nodes) include(node Node) (bool, error) {
 	switch {
 	case n == nil:
@@ -86,11 +85,11 @@ func (n *Nodes) include(node Node) (bool, error) {
 	return err == nil && selector.Matches(labels.Set(node.Labels)), err
 }
 
-// On returns what of a valid configuration counts on a node, with the mode that the
-// node's label says. Several entries for one name are for different nodes: where more
-// than one of these counts, the first does. An error says that the label is wrong, or
-// that entries contradict each other on this node; or it is [ErrNoLabels], and the
-// configuration is without the entries that go by labels.
+// On returns the part of a valid configuration that applies to a node, with the mode of the node's
+// label. Several entries for one name are for different nodes: if more than one of them applies,
+// the first one wins. The error is for an invalid label, or for entries that contradict each other
+// on this node. With the error [ErrNoLabels], the configuration lacks the entries that depend on
+// labels.
 func (c *DriverConfig) On(node Node) (*DriverConfig, error) {
 	var unknown error
 	here := func(n *Nodes) bool {
@@ -128,7 +127,7 @@ func (c *DriverConfig) On(node Node) (*DriverConfig, error) {
 	return &on, unknown
 }
 
-// keep returns the entries for which a function holds.
+// keep returns the entries that satisfy holds.
 func keep[T any](entries []T, holds func(T) bool) (kept []T) {
 	for _, entry := range entries {
 		if holds(entry) {
@@ -138,7 +137,7 @@ func keep[T any](entries []T, holds func(T) bool) (kept []T) {
 	return kept
 }
 
-// first reports whether a name is new, and remembers it.
+// first reports whether a name is new, and stores it.
 func first(seen map[string]bool, name string) bool {
 	if seen[name] {
 		return false
@@ -147,14 +146,14 @@ func first(seen map[string]bool, name string) bool {
 	return true
 }
 
-// surelyTogether reports whether two entries count on one node, whatever nodes there
-// are. Of two different selections of nodes that cannot be said.
+// surelyTogether reports whether two entries apply to a common node, whatever nodes exist. For two
+// different node selections, the answer is unknown, and so false.
 func surelyTogether(a, b *Nodes) bool { return a == nil || b == nil || sameNodes(a, b) }
 
 func sameNodes(a, b *Nodes) bool { return reflect.DeepEqual(a, b) }
 
-// named remembers for which nodes names have entries, and reports whether another
-// entry of a name can never count: one before it counts wherever it does.
+// named stores the nodes of each name's entries, and reports whether another entry of a name can
+// never apply, because an earlier entry always takes precedence.
 type named map[string][]*Nodes
 
 func (n named) hidden(name string, by *Nodes) bool {

@@ -37,7 +37,7 @@ func TestOn(t *testing.T) {
 	}
 	tests := map[string]struct {
 		node Node
-		want string // what counts, in short
+		want string // the entries that apply, in short
 		err  string
 	}{
 		"by name":             {node: Node{"b", map[string]string{}}, want: "DevicePlugin exclude 1; allocation Packed Spread; path /dev/b"},
@@ -58,7 +58,7 @@ func TestOn(t *testing.T) {
 			if on != nil {
 				got = inShort(on)
 			}
-			want := strings.Replace(test.want, " Packed Spread", " Packed", 1) // the first counts
+			want := strings.Replace(test.want, " Packed Spread", " Packed", 1) // the first one wins
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Error(diff)
 			}
@@ -91,8 +91,8 @@ func inShort(c *DriverConfig) string {
 	return string(c.Mode) + " " + strings.Join(parts, "; ")
 }
 
-// Entries for different nodes may contradict each other; those that meet on a node may
-// not, and where that depends on the node, it is said there.
+// Entries for different nodes may contradict each other. Entries for a common node may not; if that
+// depends on the node, On reports the error.
 func TestContradictionsOnNodes(t *testing.T) {
 	share := func(cel, what, nodes string) string {
 		return `- {cel: "` + cel + `", resource: e.x/s, ` + what + nodes + "}\n"
@@ -132,7 +132,8 @@ func TestContradictionsOnNodes(t *testing.T) {
 	}
 }
 
-// Nothing that parses makes On fail but for a reason that it names.
+// For every configuration that parses, On returns a configuration, or an error other than
+// [ErrNoLabels].
 func FuzzOn(f *testing.F) {
 	f.Add(forNodes, "pool", "big")
 	f.Add(header, LabelMode, "DRA")

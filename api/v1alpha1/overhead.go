@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// validate reports what is wrong with all but the selector.
+// validate returns the errors of all fields except the selector.
 func (o *Overhead) validate() error {
 	if len(o.PerPod) == 0 && len(o.PerContainer) == 0 {
 		return errors.New("want perPod, perContainer or both")
@@ -29,13 +29,12 @@ func validateAmounts(field string, amounts map[string]resource.Quantity) error {
 	return errors.Join(errs...)
 }
 
-// hugePages is how the name of huge pages of a size begins.
+// hugePages is the prefix of the resource names of huge pages.
 const hugePages = "hugepages-"
 
-// validateAmount checks an amount as the API server does those of containers:
-// names are those of resources that the kubelet sets cgroups for
-// (IsNodeAllocatableResourceName in pkg/apis/core/helper), CPU is in thousandths
-// and huge pages are whole.
+// validateAmount checks an amount as the API server does for containers: names are those of
+// resources with kubelet cgroups (IsNodeAllocatableResourceName in pkg/apis/core/helper), CPU is in
+// thousandths and huge pages are whole.
 func validateAmount(name string, amount resource.Quantity) error {
 	unit := resource.MustParse("1")
 	size, huge := strings.CutPrefix(name, hugePages)
@@ -56,8 +55,8 @@ func validateAmount(name string, amount resource.Quantity) error {
 	return nil
 }
 
-// multiple reports whether an amount is a whole number of units, and not so
-// large that it could not be counted.
+// multiple reports whether an amount is a whole number of units, and small enough for the
+// calculation.
 func multiple(amount, unit resource.Quantity) bool {
 	if amount.CmpInt64(math.MaxInt64/1000) > 0 || amount.Cmp(*resource.NewMilliQuantity(amount.MilliValue(), amount.Format)) != 0 {
 		return false

@@ -15,8 +15,8 @@ import (
 // kinds are the values of the attribute "kind".
 var kinds = []string{"gpu", "npu", "fpga", "crypto", "dma", "nic", "hypervisor", "enclave", "other"}
 
-// Bounds of the count of a group and the limit of a path, and of its units,
-// each of which is a device.
+// Limits for the count of a group, the limit of a path, and the units of a group. Each unit is a
+// device.
 const (
 	maxShares = 4096
 	maxUnits  = 1024
@@ -118,7 +118,7 @@ func (p *Path) validate() error {
 	return errors.Join(errs...)
 }
 
-// validateEnv checks variables that containers get.
+// validateEnv checks environment variables for containers.
 func validateEnv(env map[string]string) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(env)) {

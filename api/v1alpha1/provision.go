@@ -10,77 +10,75 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ProvisionConfig says how the PCI functions of a host are to be, in the file
-// that the --config of "chandler provision" names.
+// ProvisionConfig is the desired state of a host's PCI functions. The flag --config of "chandler
+// provision" names its file.
 type ProvisionConfig struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// Functions are rules for PCI functions. The first that selects a function
-	// counts. A function that no rule selects is not touched.
+	// Functions are rules for PCI functions. For each function, the first matching rule applies. A
+	// function without a matching rule is not changed.
 	Functions []Function `json:"functions,omitempty"`
 }
 
-// Function says how the selected PCI functions are to be: either bound to a
-// driver, or with what their own driver offers set up.
+// Function is the desired state of the selected PCI functions: either a driver, or settings of the
+// function's own driver.
 type Function struct {
-	// CEL is an expression over all PCI functions, by the attributes that every one
-	// has: pciVendor, pciDevice, pciClass, driver, function and the standard ones, and
-	// by those of a device that discovery finds on the function.
+	// CEL is an expression over all PCI functions. It can use the attributes of every function:
+	// pciVendor, pciDevice, pciClass, driver, function and the standard attributes, and those of a
+	// device that discovery finds on the function.
 	CEL string `json:"cel"`
 
-	// Driver is the kernel driver that the function is to be bound to, such as
-	// vfio-pci. It must be loaded.
+	// Driver is the kernel driver for the function, such as vfio-pci. It must be loaded.
 	Driver string `json:"driver,omitempty"`
 
-	// VirtualFunctions are those that the function is to have. Left out, they
-	// are not touched.
+	// VirtualFunctions are the function's virtual functions. By default, they are not changed.
 	VirtualFunctions *VirtualFunctions `json:"virtualFunctions,omitempty"`
 
-	// Services are what an Intel QAT function is to do: sym, asym, dc, dcc,
-	// decomp. Their order does not matter.
+	// Services are the services of an Intel QAT function: sym, asym, dc, dcc, decomp. Their order
+	// does not matter.
 	Services []string `json:"services,omitempty"`
 
-	// WorkQueueGroups are the groups 0, 1, … of an Intel DSA or IAA function.
-	// Its work queues are numbered through all of them, and so are its engines.
+	// WorkQueueGroups are the groups 0, 1, … of an Intel DSA or IAA function. Work queues and
+	// engines are numbered across all groups.
 	WorkQueueGroups []WorkQueueGroup `json:"workQueueGroups,omitempty"`
 }
 
-// VirtualFunctions are the SR-IOV virtual functions of a physical one.
+// VirtualFunctions are the SR-IOV virtual functions of a physical function.
 type VirtualFunctions struct {
-	// Count is how many there are to be, at least one.
+	// Count is the number of virtual functions, at least one.
 	Count int `json:"count"`
 
-	// Driver is the kernel driver that each is to be bound to. Left out, that is
-	// the kernel's choice.
+	// Driver is the kernel driver for each virtual function. By default, the kernel chooses the
+	// driver.
 	Driver string `json:"driver,omitempty"`
 }
 
 // WorkQueueGroup is a group of work queues and of the engines that do their work.
 type WorkQueueGroup struct {
-	// Engines is how many of the device's engines work for the group, at least one.
+	// Engines is the number of the device's engines in the group, at least one.
 	Engines int `json:"engines"`
 
 	// WorkQueues are the queues of the group, in order.
 	WorkQueues []WorkQueue `json:"workQueues"`
 }
 
-// WorkQueue is a work queue for programs in user space; see
+// WorkQueue is a work queue for user space programs; see
 // Documentation/ABI/stable/sysfs-driver-dma-idxd in the kernel's source.
 type WorkQueue struct {
-	// Name is for programs to find the queue by.
+	// Name identifies the queue for programs.
 	Name string `json:"name"`
 
 	// Mode is dedicated, for one process at a time, or shared.
 	Mode string `json:"mode"`
 
-	// Size is in entries, which all queues of a device share.
+	// Size is the number of entries. All queues of a device share the device's entries.
 	Size int `json:"size"`
 
-	// Priority is from 1 to 15, the highest; 10 if it is left out.
+	// Priority is from 1 to 15, the highest. The default is 10.
 	Priority int `json:"priority,omitempty"`
 
-	// Threshold is how many entries of a shared queue programs without
-	// privilege may fill; all if it is left out.
+	// Threshold is the number of entries of a shared queue that unprivileged programs can fill. By
+	// default, they can fill all entries.
 	Threshold int `json:"threshold,omitempty"`
 }
 
@@ -90,7 +88,7 @@ const (
 	WorkQueueShared    = "shared"
 )
 
-// defaultPriority is that of the configurations that Intel ships.
+// defaultPriority is the priority in Intel's own configurations.
 const defaultPriority = 10
 
 func (c *ProvisionConfig) setDefaults() {
@@ -109,9 +107,8 @@ func (c *ProvisionConfig) setDefaults() {
 	}
 }
 
-// Validate reports everything that is wrong with the configuration.
-// Expressions are not compiled here, and what only a function can tell, such as
-// how many virtual functions it may have, is not known yet.
+// Validate returns all errors of the configuration. It does not compile expressions, and does not
+// check properties of the functions, such as the maximum number of virtual functions.
 func (c *ProvisionConfig) Validate() error {
 	var errs []error
 	for i := range c.Functions {
@@ -175,8 +172,8 @@ func validateDriver(name string) error {
 	return nil
 }
 
-// services are those of Intel QAT (Documentation/ABI/testing/sysfs-driver-qat in
-// the kernel's source).
+// services are the services of Intel QAT (Documentation/ABI/testing/sysfs-driver-qat in the
+// kernel's source).
 var services = []string{"sym", "asym", "dc", "dcc", "decomp"}
 
 func validateServices(named []string) error {
@@ -201,7 +198,7 @@ func (g *WorkQueueGroup) validate() error {
 	return nil
 }
 
-// queueName matches a name that an attribute of a ResourceSlice can hold.
+// queueName matches names that are valid as an attribute of a ResourceSlice.
 var queueName = regexp.MustCompile(`^[!-~]([ -~]{0,62}[!-~])?$`)
 
 func (q WorkQueue) validate() error {

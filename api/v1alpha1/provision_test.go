@@ -49,7 +49,7 @@ functions:
 	}
 }
 
-// Each error says which field is wrong and what was wanted.
+// Each error has the invalid field and the valid values.
 func TestParseProvisionConfigRefuses(t *testing.T) {
 	queue := func(fields string) string {
 		return "{cel: 'true', workQueueGroups: [{engines: 1, workQueues: [{" + fields + "}]}]}"
@@ -97,7 +97,7 @@ func TestParseProvisionConfigRefuses(t *testing.T) {
 	}
 }
 
-// Whatever is written, decoding ends with a value that is valid, or an error.
+// Decoding any text ends with a valid value or an error.
 func FuzzParseProvisionConfig(f *testing.F) {
 	f.Add([]byte(provisionHeader + "functions:\n- {cel: 'true', virtualFunctions: {count: 1, driver: vfio-pci}}\n"))
 	f.Add([]byte(provisionHeader + "functions: [{cel: a, workQueueGroups: [{engines: 1, workQueues: [{name: a, mode: shared, size: 9}]}]}]"))

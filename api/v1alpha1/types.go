@@ -1,6 +1,6 @@
-// Package v1alpha1 is what users write: the configuration of the agents, that of a
-// host's PCI functions, and the parameters of a claim. It holds types, defaults,
-// validation, and which entries count on which node. It does nothing with them.
+// Package v1alpha1 defines the configuration types that users write: for the agents, for the PCI
+// functions of a host, and for the parameters of a claim. It contains types, defaults and
+// validation, and determines which entries apply to a node. It does not act on them.
 package v1alpha1
 
 import (
@@ -18,98 +18,94 @@ const (
 	KindProvisionConfig = "ProvisionConfig"
 )
 
-// DriverConfig is the configuration of the agents, in the file that their --config
-// names. Every field may be left out. Entries of lists may be for some nodes only.
+// DriverConfig is the configuration of the agents. The flag --config names its file. All fields are
+// optional. Entries of lists can be limited to some nodes.
 type DriverConfig struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// Mode is the API that offers devices for which no resource says another:
-	// Auto (the default), DRA or DevicePlugin.
+	// Mode is the API that offers devices, unless an entry of Resources selects another: Auto (the
+	// default), DRA or DevicePlugin.
 	Mode Mode `json:"mode,omitempty"`
 
-	// Exclude are devices that are offered to nobody.
+	// Exclude lists devices that are not offered.
 	Exclude []Selector `json:"exclude,omitempty"`
 
-	// Sharing lets several containers have one device. The first that selects
-	// a device counts.
+	// Sharing allows several containers to share a device. For each device, the first matching
+	// entry applies.
 	Sharing []Sharing `json:"sharing,omitempty"`
 
-	// Resources rename devices in the classic API, or choose the API that
-	// offers them. The first that selects a device counts.
+	// Resources rename devices in the device plugin API, or select the API that offers them. For
+	// each device, the first matching entry applies.
 	Resources []Resource `json:"resources,omitempty"`
 
-	// Allocation is how the device-plugin API gives out what a resource counts.
-	// If several entries of one resource count on a node, the first does.
+	// Allocation configures how the device plugin API allocates the devices of a resource. If
+	// several entries for the same resource apply to a node, the first one wins.
 	Allocation []Allocation `json:"allocation,omitempty"`
 
-	// Rebinding are PCI functions that claims and resources may have as vfio, by
-	// driver. While somebody has one so, it is taken from its kernel driver. The agent
-	// needs privileges for it, and a change takes effect at its next start. The first that
-	// selects a device counts.
+	// Rebinding lists PCI functions for VFIO passthrough, which claims and resources request with
+	// driver vfio. An allocated function is taken from its kernel driver until it is released. The
+	// agent needs privileges for this, and a change takes effect when the agent restarts. For each
+	// device, the first matching entry applies.
 	Rebinding []Rebinding `json:"rebinding,omitempty"`
 
-	// Handover is what is done to devices between two owners. The agent needs privileges
-	// for it. The first that selects a device counts.
+	// Handover configures reclaim: how a device is checked and reset between two consumers. The
+	// agent needs privileges for this. For each device, the first matching entry applies.
 	Handover []Handover `json:"handover,omitempty"`
 
-	// OnRequest are devices that are made when claims or resources get them, and undone when
-	// nobody has them any more. The agent needs privileges for it, and a change of all but
-	// keepSeconds takes effect at its next start.
+	// OnRequest configures devices that are created on demand, when claims or resources need them,
+	// and removed when they are no longer in use. The agent needs privileges for this. A change
+	// takes effect when the agent restarts, except a change of keepSeconds.
 	OnRequest OnRequest `json:"onRequest,omitzero"`
 
-	// Overhead is what users of devices need of the host's own CPU and memory.
-	// The first that selects a device counts.
+	// Overhead is the CPU and memory of the host that a pod needs in addition for a device. For
+	// each device, the first matching entry applies.
 	Overhead []Overhead `json:"overhead,omitempty"`
 
-	// Roots are directories of the host in which a family may look for what its
-	// vendor's software has there, libraries or bitstreams, by the family's name, or
-	// that with a suffix:
+	// Roots are directories of the host with vendor software for a family, such as libraries or
+	// bitstreams, by the family's name with an optional suffix:
 	//	roots: {nvidia: /run/nvidia/driver, nvidia-mps: /run/nvidia/mps}
 	Roots map[string]string `json:"roots,omitempty"`
 
-	// Paths are device nodes, files and USB devices of the host that are
-	// offered because they are named here.
+	// Paths are device nodes, files and USB devices of the host that are offered by path or USB ID.
 	Paths []PathResource `json:"paths,omitempty"`
 
-	// Hooks says whether container runtimes are to call the agent's program for a
-	// container that gets devices: for example, to have its loader find a vendor's
-	// libraries. Left out, it is Auto.
+	// Hooks determines whether container runtimes run the agent's program for containers with
+	// devices, for example so that the container's loader finds a vendor's libraries. The default
+	// is Auto.
 	Hooks Hooks `json:"hooks,omitempty"`
 
-	// Health says what it means for pods that a device is not well.
+	// Health configures the effects of unhealthy devices on pods.
 	Health Health `json:"health,omitzero"`
 }
 
-// Hooks says whether CDI specs have hooks.
+// Hooks determines whether CDI specs have hooks.
 type Hooks string
 
 // The choices for hooks.
 const (
-	// HooksAuto gives hooks to devices that are better used with them.
+	// HooksAuto adds hooks to devices that work better with them.
 	HooksAuto Hooks = "Auto"
 
-	// HooksNone gives none to any device, for container runtimes that forbid them.
+	// HooksNone adds no hooks, for container runtimes that forbid hooks.
 	HooksNone Hooks = "None"
 )
 
-// Health says what follows from the health of devices.
+// Health configures the effects of device conditions.
 type Health struct {
-	// Severity gives conditions, by their names, another effect than the one that
-	// the documentation says:
+	// Severity overrides the documented effects of conditions, by the condition's name:
 	//	severity: {over-temperature: NoExecute, link-degraded: NoSchedule}
 	Severity map[string]Effect `json:"severity,omitempty"`
 }
 
-// Effect is what a condition of a device means for pods: that of its taint in
+// Effect is the effect of a device condition on pods, which is the effect of the device's taint in
 // DRA.
 type Effect string
 
-// The effects. In the device-plugin API, which evicts nobody, NoExecute is as
-// NoSchedule.
+// The effects. The device plugin API evicts no pods: there, NoExecute has the effect of NoSchedule.
 const (
-	EffectNone       Effect = "None"       // the condition is reported, and nothing else happens
+	EffectNone       Effect = "None"       // the condition is only reported
 	EffectNoSchedule Effect = "NoSchedule" // no new pod gets the device
-	EffectNoExecute  Effect = "NoExecute"  // pods that have it are evicted as well
+	EffectNoExecute  Effect = "NoExecute"  // pods that have the device are also evicted
 )
 
 // Mode is an API that offers devices.
@@ -117,293 +113,284 @@ type Mode string
 
 // The modes.
 const (
-	// ModeAuto is DRA where the cluster has it and the device-plugin API elsewhere.
+	// ModeAuto selects DRA if the cluster supports it, and otherwise the device plugin API.
 	ModeAuto         Mode = "Auto"
 	ModeDRA          Mode = "DRA"
 	ModeDevicePlugin Mode = "DevicePlugin"
 )
 
-// Selector selects devices on the nodes on which it counts.
+// Selector selects devices on some or all nodes.
 type Selector struct {
 	// CEL is an expression over "device", as in a DeviceClass:
 	//	device.attributes["chandler.dev"].kind == "gpu"
-	// A device that lacks an attribute which the expression reads is not
-	// selected, and is reported. To allow for that, write .?name.orValue("").
+	// If a device lacks an attribute that the expression reads, the device is not selected, and an
+	// error is reported. For optional attributes, write .?name.orValue("").
 	CEL string `json:"cel"`
 
-	// Nodes are the nodes on which the entry counts, all if they are left out.
+	// Nodes limits the entry to some nodes. By default, the entry applies to all nodes.
 	Nodes *Nodes `json:"nodes,omitempty"`
 }
 
-// Sharing is how containers share each of the selected devices: by number
-// (Replicas) or by units of a capacity (Unit). They share the device freely:
-// nothing keeps one from using what another asked for, unless the device or its
-// vendor's software does.
+// Sharing configures how containers share each of the selected devices: by number (Replicas) or by
+// units of a capacity (Unit). Chandler does not enforce the shares: a container can use the
+// resources of another, unless the device or the vendor's software prevents it.
 type Sharing struct {
 	Selector `json:",inline"`
 
-	// Resource is the classic name of the shares, such as aliyun.com/gpu-mem. Where
-	// several entries have one, their shares are alike.
-	// It may be left out with Replicas: the shares then have the devices' name.
+	// Resource is the shares' resource name in the device plugin API, such as aliyun.com/gpu-mem.
+	// Entries with the same name must have equal shares. With Replicas, the name is optional: by
+	// default, shares have the devices' resource name.
 	Resource string `json:"resource,omitempty"`
 
-	// Replicas is how many containers may have a device at once. In DRA each
-	// takes one of so many of the capacity "shares".
+	// Replicas is the number of containers that can share a device. In DRA, each container takes
+	// one unit of the capacity "shares", which has this size.
 	Replicas int `json:"replicas,omitempty"`
 
-	// Pool says that a container gets all of the selected devices, and that
-	// there are Replicas of all of them together. It is for the device-plugin
-	// API; a claim asks for as many devices as it wants.
+	// Pool gives a container all of the selected devices, and makes Replicas the total number of
+	// shares. It is for the device plugin API; in DRA, a claim can request several devices.
 	Pool bool `json:"pool,omitempty"`
 
-	// Unit is how much one unit is, 1Gi. In the device-plugin API a container
-	// asks for a number of units, all of one device; in DRA a claim asks for an
-	// amount, which is rounded up to units, and without one for all. A resource has
-	// as many units as the kubelet takes in a list of 4 MiB.
+	// Unit is the size of one unit, such as 1Gi. In the device plugin API, a container requests a
+	// number of units, all of the same device. In DRA, a claim requests an amount, which is rounded
+	// up to whole units, or by default all of the capacity. The number of units of a resource is
+	// limited by the kubelet, which accepts lists of up to 4 MiB.
 	Unit *resource.Quantity `json:"unit,omitempty"`
 
-	// Capacity is the capacity that the units count: memory (the default), cores, or
-	// another one of the devices.
+	// Capacity is the capacity that is split into units: memory (the default), cores, or another
+	// capacity of the devices.
 	Capacity string `json:"capacity,omitempty"`
 }
 
-// Resource is how the selected devices are offered.
+// Resource configures how the selected devices are offered.
 type Resource struct {
 	Selector `json:",inline"`
 
-	// Name is their name in the classic API, in place of the family's own:
-	// example.com/gpu-large.
+	// Name is the resource name of the devices in the device plugin API, instead of the family's
+	// own name: example.com/gpu-large.
 	Name string `json:"name"`
 
-	// Mode is the API that offers them; left out, it is the configuration's.
+	// Mode is the API that offers the devices. The default is the mode of the configuration.
 	Mode Mode `json:"mode,omitempty"`
 
-	// AcceleratorFunction is the function that FPGAs are programmed with before
-	// the classic API lists them under that name, as in [ClaimParameters]. In
-	// DRA a claim says which one it wants.
+	// AcceleratorFunction is the function to program into FPGAs before the device plugin API offers
+	// them under this name, as in [ClaimParameters]. In DRA, claims select the function.
 	AcceleratorFunction string `json:"acceleratorFunction,omitempty"`
 
-	// Driver is vfio for devices that are given to a vfio driver before the classic API
-	// lists them under that name, as in [ClaimParameters]. They must be among those of
-	// rebinding, or be under vfio already.
+	// Driver is vfio for devices that are bound to a vfio driver before the device plugin API
+	// offers them under this name, as in [ClaimParameters]. An entry of rebinding must select the
+	// devices, or they must already be bound to a vfio driver.
 	Driver DriverKind `json:"driver,omitempty"`
 
-	// SRIOV makes the entry a pool of the SR-IOV network device plugin. PCI functions
-	// under vfio then have their addresses as IDs, and containers the variables
-	// PCIDEVICE_<PREFIX>_<NAME>, where otherwise they have what KubeVirt has: IOMMU
-	// groups, and PCI_RESOURCE_<NAME>. It may be empty: {}.
+	// SRIOV makes the entry a pool of the SR-IOV network device plugin. For PCI functions under
+	// vfio, the IDs are then PCI addresses, and containers get the environment variable
+	// PCIDEVICE_<PREFIX>_<NAME>. Without SRIOV, IDs and variables are those of KubeVirt: IOMMU
+	// groups, and PCI_RESOURCE_<NAME>. The value can be empty: {}.
 	SRIOV *SRIOVPool `json:"sriov,omitempty"`
 }
 
-// SRIOVPool has the settings that only a pool of the SR-IOV network device plugin has.
+// SRIOVPool has the settings that are specific to pools of the SR-IOV network device plugin.
 type SRIOVPool struct {
-	// AdditionalInfo is what PCIDEVICE_<PREFIX>_<NAME>_INFO says of devices as
-	// "extra", by their IDs. "*" stands for all devices; an entry for one device
-	// takes its place.
+	// AdditionalInfo is the content of "extra" in the environment variable
+	// PCIDEVICE_<PREFIX>_<NAME>_INFO, by device ID. The ID "*" stands for all devices; the entry of
+	// a device overrides single keys.
 	AdditionalInfo map[string]map[string]string `json:"additionalInfo,omitempty"`
 
-	// NeedVhostNet gives containers /dev/vhost-net and /dev/net/tun too.
+	// NeedVhostNet adds /dev/vhost-net and /dev/net/tun to containers.
 	NeedVhostNet bool `json:"needVhostNet,omitempty"`
 
-	// ExcludeTopology keeps the devices' NUMA nodes from the kubelet.
+	// ExcludeTopology hides the devices' NUMA nodes from the kubelet.
 	ExcludeTopology bool `json:"excludeTopology,omitempty"`
 }
 
-// DriverKind is a kind of kernel driver under which a device is given out.
+// DriverKind is a kind of kernel driver for allocated devices.
 type DriverKind string
 
 // The kinds.
 const (
-	// DriverVFIO gives a PCI function to a vfio driver, for a virtual machine or a program
-	// in user space.
+	// DriverVFIO binds a PCI function to a vfio driver, for a virtual machine or a user space
+	// program.
 	DriverVFIO DriverKind = "vfio"
 )
 
-// Allocation is how the device-plugin API gives out what a classic resource counts:
-// devices, or shares of them. The scheduler counts no more than numbers; which ones a
-// container gets is decided on the node.
+// Allocation configures how the device plugin API allocates the devices or shares of a resource.
+// The scheduler only counts them; the selection happens on the node.
 type Allocation struct {
-	// Resource is the classic name: nvidia.com/gpu.
+	// Resource is the resource name: nvidia.com/gpu.
 	Resource string `json:"resource"`
 
-	// Nodes are the nodes on which the entry counts, all if they are left out.
+	// Nodes limits the entry to some nodes. By default, the entry applies to all nodes.
 	Nodes *Nodes `json:"nodes,omitempty"`
 
-	// Policy says which of them a container gets together: Aligned (the default),
-	// Spread or Packed.
+	// Policy selects the devices that a container gets together: Aligned (the default), Spread or
+	// Packed.
 	Policy Policy `json:"policy,omitempty"`
 
-	// FailRequestsGreaterThanOne refuses containers that ask for more than one. It
-	// is for shares: two of them may be of one device, and then give no more than one
-	// does.
+	// FailRequestsGreaterThanOne rejects containers that request more than one. It is intended for
+	// shares: two shares may be of the same device, and then provide no more than a single share.
 	FailRequestsGreaterThanOne bool `json:"failRequestsGreaterThanOne,omitempty"`
 
-	// DeviceListStrategy says how containers get the devices; several may go
-	// together. Left out, it is EnvVar, and CDIDevices for devices that need it.
+	// DeviceListStrategy selects one or more ways to pass devices to containers. The default is
+	// EnvVar, or CDIDevices for devices that require it.
 	DeviceListStrategy []DeviceListStrategy `json:"deviceListStrategy,omitempty"`
 
-	// DeviceIDStrategy says how devices are named to NVIDIA's container runtime: UUID
-	// (the default) or Index.
+	// DeviceIDStrategy selects the device IDs for NVIDIA's container runtime: UUID (the default) or
+	// Index.
 	DeviceIDStrategy DeviceIDStrategy `json:"deviceIDStrategy,omitempty"`
 
-	// Env are variables that containers with such a device get besides, for container
-	// runtimes: {NVIDIA_GDS: enabled}. The variables that come with the devices
-	// override them.
+	// Env are additional environment variables for containers with such a device, for use by
+	// container runtimes: {NVIDIA_GDS: enabled}. The devices' own variables take precedence.
 	Env map[string]string `json:"env,omitempty"`
 
-	// Alike are attributes of which all devices of the resource must have the same value on a
-	// node, or none: [function, profile]. If two differ, the node offers none under that name,
-	// and the agent says which two.
+	// Alike lists attributes that must have the same value, or no value, for all devices of the
+	// resource on a node: [function, profile]. If two devices differ, the node offers no device
+	// under this name, and the agent reports the two devices.
 	Alike []string `json:"alike,omitempty"`
 }
 
-// DeviceIDStrategy is how devices are named to NVIDIA's container runtime.
+// DeviceIDStrategy selects the device IDs for NVIDIA's container runtime.
 type DeviceIDStrategy string
 
 // The strategies.
 const (
-	DeviceIDUUID  DeviceIDStrategy = "UUID"  // by their UUIDs
-	DeviceIDIndex DeviceIDStrategy = "Index" // by NVML's numbers, where chandler-nvml tells them
+	DeviceIDUUID  DeviceIDStrategy = "UUID"  // the devices' UUIDs
+	DeviceIDIndex DeviceIDStrategy = "Index" // NVML's device numbers, if chandler-nvml runs on the node
 )
 
-// DeviceListStrategy is a way for devices to get into containers.
+// DeviceListStrategy is a way to pass devices to containers.
 type DeviceListStrategy string
 
 // The strategies.
 const (
-	// ListEnvVar has the kubelet pass the container device nodes, mounts and
-	// variables. One of these names the devices to NVIDIA's container runtime.
+	// ListEnvVar passes device nodes, mounts and environment variables through the kubelet. One of
+	// the variables contains the device IDs for NVIDIA's container runtime.
 	ListEnvVar DeviceListStrategy = "EnvVar"
 
-	// ListVolumeMounts is as EnvVar, and names the devices to NVIDIA's container
-	// runtime by mounts, which a container cannot make for itself.
+	// ListVolumeMounts is like EnvVar, but passes the device IDs to NVIDIA's container runtime by
+	// mounts, which a container cannot forge.
 	ListVolumeMounts DeviceListStrategy = "VolumeMounts"
 
-	// ListCDIAnnotations names CDI devices in an annotation, for container runtimes
-	// that read it. It works with any kubelet.
+	// ListCDIAnnotations passes CDI device names in an annotation, for container runtimes that
+	// support it. It works with all kubelet versions.
 	ListCDIAnnotations DeviceListStrategy = "CDIAnnotations"
 
-	// ListCDIDevices has the kubelet name CDI devices to the container runtime. It
-	// needs Kubernetes 1.29.
+	// ListCDIDevices passes CDI device names through the kubelet to the container runtime. It needs
+	// Kubernetes 1.29.
 	ListCDIDevices DeviceListStrategy = "CDIDevices"
 )
 
-// Policy says which devices and shares a container gets together.
+// Policy selects the devices and shares that a container gets together.
 type Policy string
 
-// The policies. How near devices are is known by what is on the hardware: parts of
-// one device, private links, PCIe switches and roots, NUMA nodes.
+// The policies. The distance between devices follows from the hardware that they share: partitions
+// of one device, private links, PCIe switches and roots, NUMA nodes.
 const (
-	// PolicyAligned gives devices that are near to each other, and leaves neighbours
-	// to those who come later. Shares are of the devices that have most of them left.
+	// PolicyAligned selects devices that are close to each other, and leaves other close devices
+	// for later containers. Shares are taken from the devices with the most shares left.
 	PolicyAligned Policy = "Aligned"
 
-	// PolicySpread gives devices that are far from each other. Shares are as with
+	// PolicySpread selects devices that are far from each other. Shares are selected as with
 	// Aligned.
 	PolicySpread Policy = "Spread"
 
-	// PolicyPacked gives devices as Aligned does. Shares are of the devices that have
-	// fewest of them left, so that others stay free.
+	// PolicyPacked selects devices as with Aligned. Shares are taken from the devices with the
+	// fewest shares left, so that other devices stay free.
 	PolicyPacked Policy = "Packed"
 )
 
-// Overhead is what a pod needs of the node for each of the selected devices that
-// it has, beside what its containers ask for: the host memory of a GPU's
-// driver, the CPU time of who polls a queue. The scheduler charges the pod with
-// it, and the kubelet lets the pod have it, where DRA offers the device and the
-// cluster has the feature gate DRANodeAllocatableResources (KEP-5517). Elsewhere
-// nothing is charged.
+// Overhead is the amount of the node's resources that a pod needs for each selected device, in
+// addition to the requests of its containers: for example, the host memory of a GPU's driver, or
+// the CPU time for polling a queue. The scheduler adds the overhead to the pod's requests, and the
+// kubelet allows the pod to use it, if DRA offers the device and the cluster has the feature gate
+// DRANodeAllocatableResources (KEP-5517). Otherwise, the entry has no effect.
 type Overhead struct {
 	Selector `json:",inline"`
 
-	// PerPod is needed once by each pod, {memory: 512Mi}, and PerContainer again
-	// by each container that names the claim. They are of cpu, memory, or huge
-	// pages of a size: hugepages-2Mi.
+	// PerPod is added once for each pod, {memory: 512Mi}, and PerContainer for each container that
+	// uses the claim. The names are cpu, memory, or a size of huge pages: hugepages-2Mi.
 	PerPod       map[string]resource.Quantity `json:"perPod,omitempty"`
 	PerContainer map[string]resource.Quantity `json:"perContainer,omitempty"`
 }
 
-// PathResource is what is offered under one name. In DRA the name is the
-// attribute "resource" of the devices.
+// PathResource is a resource of devices that are selected by path or USB ID. In DRA, the devices
+// have its name in the attribute "resource".
 type PathResource struct {
-	// Name is the classic name, which is there once on each node:
-	// example.com/serial. At most 64 characters.
+	// Name is the resource name in the device plugin API, unique on each node: example.com/serial.
+	// The maximum length is 64 characters.
 	Name string `json:"name"`
 
-	// Nodes are the nodes on which the entry counts, all if they are left out.
+	// Nodes limits the entry to some nodes. By default, the entry applies to all nodes.
 	Nodes *Nodes `json:"nodes,omitempty"`
 
-	// Kind is the attribute "kind" of the devices; left out, it is "other".
+	// Kind is the attribute "kind" of the devices. The default is "other".
 	Kind string `json:"kind,omitempty"`
 
-	// Env are variables that each container with such a device gets.
+	// Env are environment variables for all containers with such a device.
 	Env map[string]string `json:"env,omitempty"`
 
-	// Groups say what makes the devices.
+	// Groups define the devices.
 	Groups []PathGroup `json:"groups"`
 }
 
-// PathGroup makes devices of either paths or USB devices, or of a number.
+// PathGroup defines devices from either paths or USB devices, or by a number.
 type PathGroup struct {
-	// Paths are what each device consists of: the first device of the first
-	// match of each, the second of the second. There are as many devices as the
-	// path with the most matches has, or as the scarcest lasts for.
+	// Paths are the parts of each device: device N combines the Nth match of each path. The path
+	// with the most matches sets the number of devices, unless another path runs out of matches:
+	// each match is used up to the limit of its path.
 	Paths []Path `json:"paths,omitempty"`
 
-	// USB are USB devices by their vendor and product. All that match make one
-	// device. With Each, one of each entry does.
+	// USB lists devices by vendor and product ID. All matching devices together form one device.
+	// With Each, one matching device per entry forms a device.
 	USB []USBDevice `json:"usb,omitempty"`
 
-	// Each makes a device of one USB device for each entry, and as many as there are
-	// such sets, as KubeVirt does.
+	// Each forms a device from one USB device per entry, as many times as there are such sets, as
+	// KubeVirt does.
 	Each bool `json:"each,omitempty"`
 
-	// Count is how many containers may have each device at once: 1 (the
-	// default) to 4096.
+	// Count is the number of containers that can share each device: 1 (the default) to 4096.
 	Count int `json:"count,omitempty"`
 
-	// Units is how many devices there are, at most 1024, where nothing on the
-	// host tells: each has all that is found of what the group names, and there
-	// is none where that is not found. Of a group that names nothing there is
-	// none either while another family offers devices of the same kind. A group with Units may name nothing. In the
-	// device-plugin API their IDs are their numbers, from 0.
+	// Units is the number of devices, at most 1024, for hardware that cannot be counted on the
+	// host. A unit has all matches of the group's paths and USB devices; without matches, there are
+	// no units. A group with Units needs no paths, but then creates no devices while another family
+	// offers devices of the same kind. In the device plugin API, the IDs are the numbers of the
+	// units, from 0.
 	Units int `json:"units,omitempty"`
 
-	// UnitEnv is a variable for the numbers of the units that a container has,
-	// with commas between: ACCELERATOR_UNITS.
+	// UnitEnv is an environment variable with the numbers of a container's units, separated by
+	// commas: ACCELERATOR_UNITS.
 	UnitEnv string `json:"unitEnv,omitempty"`
 }
 
-// Path is a device node of the host, or what is mounted from it. The agent must
-// see it: what is not in /dev must be mounted into its pod.
+// Path is a device node of the host, or a file or directory to mount. The agent must see it: paths
+// outside of /dev must be mounted into the agent's pod.
 type Path struct {
-	// Path is absolute, and may be a pattern: /dev/ttyUSB*. A directory stands
-	// for all device nodes below it.
+	// Path is an absolute path or a pattern: /dev/ttyUSB*. A directory stands for all device nodes
+	// below it.
 	Path string `json:"path"`
 
-	// MountPath is the path in the container, the same as on the host if left
-	// out. One that ends in a slash is the directory that it lies in there.
+	// MountPath is the path in the container. The default is the path on the host. If it ends in a
+	// slash, it is the parent directory in the container.
 	MountPath string `json:"mountPath,omitempty"`
 
-	// Permissions are what a container may do with a device node: read (r),
-	// write (w), and make nodes for it (m). Left out, they are mrw.
+	// Permissions are a container's permissions on a device node: read (r), write (w), and create
+	// nodes for it (m). The default is mrw.
 	Permissions string `json:"permissions,omitempty"`
 
 	// Type is Device (the default) or Mount.
 	Type PathType `json:"type,omitempty"`
 
-	// ReadOnly says how a Mount is mounted.
+	// ReadOnly mounts a Mount read-only.
 	ReadOnly bool `json:"readOnly,omitempty"`
 
-	// Limit is how many devices of the group may have the same match, 1 if left
-	// out, where other paths of the group have more.
+	// Limit is the number of devices of the group that can share a match, if other paths of the
+	// group have more matches. The default is 1.
 	Limit int `json:"limit,omitempty"`
 
-	// Optional says that devices do without this path where it matches nothing.
+	// Optional allows devices without this path if nothing matches.
 	Optional bool `json:"optional,omitempty"`
 }
 
-// PathType says how a path gets into a container.
+// PathType is the way a path gets into a container.
 type PathType string
 
 // The types of paths.
@@ -414,70 +401,65 @@ const (
 
 // USBDevice selects USB devices.
 type USBDevice struct {
-	// Vendor and Product are the IDs, up to four hexadecimal digits. They must
-	// be quoted where YAML takes them for a number: "1209".
+	// Vendor and Product are the IDs, up to four hexadecimal digits. Quote IDs that YAML would read
+	// as a number: "1209".
 	Vendor  string `json:"vendor"`
 	Product string `json:"product"`
 
-	// Serial is the serial number; left out, it may be any.
+	// Serial is the serial number. By default, every serial number matches.
 	Serial string `json:"serial,omitempty"`
 }
 
-// ClaimParameters are what a ResourceClaim or a DeviceClass may say to
-// Chandler, as opaque configuration of the driver chandler.dev, for one
-// request or for all. A claim overrides its class. A parameter that a device of
-// the request does not take is refused, so that a claim is never half obeyed. None
-// names a path, a mount or a hook of the host.
+// ClaimParameters are parameters of a ResourceClaim or a DeviceClass for Chandler, as opaque
+// configuration of the driver chandler.dev, for one request or for all. A claim overrides its
+// class. If a device of the request does not support a parameter, the claim is refused, so that a
+// claim is never applied in part. No parameter contains a path, a mount or a hook of the host.
 type ClaimParameters struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// InterfaceName is what the network interface of the device is called in
-	// the container, which it is moved into: "net1". At most 15 characters.
+	// InterfaceName is the name of the device's network interface in the container: "net1". The
+	// interface is moved into the container. The maximum length is 15 characters.
 	InterfaceName string `json:"interfaceName,omitempty"`
 
-	// AcceleratorFunction is the function that an FPGA is to be programmed
-	// with, by the ID that its maker gave it: 8 to 40 hexadecimal digits, in
-	// which dashes do not count.
+	// AcceleratorFunction is the function to program into an FPGA, by the vendor's ID: 8 to 40
+	// hexadecimal digits. Dashes are ignored.
 	AcceleratorFunction string `json:"acceleratorFunction,omitempty"`
 
-	// Driver is vfio for PCI functions that are wanted under a vfio driver, for a virtual
-	// machine or a program in user space. The administrator must let them be rebound. They
-	// go back to their own driver when the claim has ended. No other parameter goes with it.
+	// Driver is vfio for PCI functions under a vfio driver, for a virtual machine or a user space
+	// program. The administrator must allow passthrough of the functions. After the claim, they
+	// return to their own driver. Driver cannot be combined with other parameters.
 	Driver DriverKind `json:"driver,omitempty"`
 
-	// Environment are variables by which the device's own libraries are tuned
-	// in the containers that get it: {HSA_XNACK: "1"}. Which there are depends on
-	// the device's family. For a variable that both set, the claim overrides its
-	// class. At most 32 C identifiers of up to 64 characters, each with 1 to 256
-	// printable ASCII characters.
+	// Environment are environment variables that tune the device's own libraries in containers:
+	// {HSA_XNACK: "1"}. The supported variables depend on the device's family. If claim and class
+	// set the same variable, the claim overrides the class. The limits are 32 C identifiers of up
+	// to 64 characters, each with 1 to 256 printable ASCII characters.
 	Environment map[string]string `json:"environment,omitempty"`
 
-	// ComputePercentage is how much of the computing of each device the
-	// containers may use at most, in percent: 1 to 100. It is for devices whose
-	// vendor's software keeps to it.
+	// ComputePercentage limits the share of each device's computing that the containers can use, in
+	// percent: 1 to 100. It is supported for devices whose vendor software enforces the limit.
 	ComputePercentage *int `json:"computePercentage,omitempty"`
 
-	// MPS gives the claim a control daemon of NVIDIA's MPS that is its own, so that its
-	// containers, in however many pods, compute on its GPUs at the same time. It may be
-	// empty: {}. The administrator must allow it.
+	// MPS gives the claim its own control daemon of NVIDIA's Multi-Process Service, so that its
+	// containers, in any number of pods, compute on its GPUs at the same time. The value can be
+	// empty: {}. The administrator must allow this.
 	MPS *MPSParameters `json:"mps,omitempty"`
 
-	// TimeSlice is how long each program computes on a GPU of NVIDIA before the next has its
-	// turn: Default, Short, Medium or Long. The administrator must allow it. It does not go
-	// with MPS.
+	// TimeSlice is the length of each program's turn on an NVIDIA GPU: Default, Short, Medium or
+	// Long. The administrator must allow this. It cannot be combined with MPS.
 	TimeSlice TimeSlice `json:"timeSlice,omitempty"`
 }
 
-// MPSParameters are what a claim's MPS daemon keeps programs to, beside the computePercentage.
+// MPSParameters are limits that a claim's MPS daemon enforces, in addition to computePercentage.
 type MPSParameters struct {
-	// MemoryMiB is how much memory of each GPU each process may use, in MiB.
+	// MemoryMiB limits the memory of each GPU for each process, in MiB.
 	MemoryMiB *int `json:"memoryMiB,omitempty"`
 }
 
 // TimeSlice is a time slice of a GPU.
 type TimeSlice string
 
-// The time slices, by NVIDIA's names. How long they are is the driver's to say.
+// The time slices, by NVIDIA's names. The driver determines their length.
 const (
 	TimeSliceDefault TimeSlice = "Default"
 	TimeSliceShort   TimeSlice = "Short"

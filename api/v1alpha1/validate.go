@@ -70,7 +70,7 @@ func (a *Allocation) validate() error {
 	return nil
 }
 
-// attributeName matches the names of attributes, with a domain if it is not this driver's.
+// attributeName matches attribute names, with a domain if it is not this driver's.
 var attributeName = regexp.MustCompile(`^([a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?/)?[A-Za-z_][A-Za-z0-9_]{0,31}$`)
 
 func (k DriverKind) validate() error {
@@ -80,8 +80,7 @@ func (k DriverKind) validate() error {
 	return fmt.Errorf("driver: is %q; want %s", string(k), DriverVFIO)
 }
 
-// vfioDriver matches the names of the kernel's vfio drivers for PCI functions
-// (drivers/vfio/pci).
+// vfioDriver matches the names of the kernel's vfio drivers for PCI functions (drivers/vfio/pci).
 var vfioDriver = regexp.MustCompile(`^([a-z0-9_]{1,32}[_-])?vfio[_-]pci$`)
 
 func (r *Rebinding) validate() error {
@@ -91,7 +90,7 @@ func (r *Rebinding) validate() error {
 	return fmt.Errorf("driver: is %q; want a vfio driver, such as vfio-pci or mlx5_vfio_pci", r.Driver)
 }
 
-// resetMethod matches the names of the kernel's ways to reset a PCI function
+// resetMethod matches the names of the kernel's reset methods for PCI functions
 // (pci_reset_fn_methods in drivers/pci/pci.c).
 var resetMethod = regexp.MustCompile(`^[a-z][a-z_]{0,31}$`)
 
@@ -131,7 +130,7 @@ func validateCEL(expression string) error {
 	return nil
 }
 
-// validate reports what is wrong with all but the selector.
+// validate returns the errors of all fields except the selector.
 func (s *Sharing) validate() error {
 	byNumber, byUnit := s.Replicas != 0, s.Unit != nil
 	switch {
@@ -162,8 +161,8 @@ func (s *Sharing) validate() error {
 	return nil
 }
 
-// validateResourceName checks a name as the API server does for an extended
-// resource of a container: a domain, a slash and a name.
+// validateResourceName checks a name as the API server does for an extended resource of a
+// container: a domain, a slash and a name.
 func validateResourceName(name string) error {
 	domain, _, qualified := strings.Cut(name, "/")
 	if !qualified || domain == "" {
@@ -185,8 +184,8 @@ func validateRoot(root string) error {
 	return nil
 }
 
-// interfaceName is stricter than the kernel (net/core/dev.c, dev_valid_name),
-// which takes any bytes but a few.
+// interfaceName is stricter than the kernel (net/core/dev.c, dev_valid_name), which accepts almost
+// all bytes.
 var interfaceName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,15}$`)
 
 func validateInterfaceName(name string) error {
@@ -210,8 +209,8 @@ func validateAcceleratorFunction(id string) error {
 	return fmt.Errorf("acceleratorFunction: is %q; want 8 to 40 hexadecimal digits", id)
 }
 
-// A claim may set so many variables of such names and values. Names are those
-// of C, so that every shell and library can read them, and a value is one line.
+// Limits for the environment variables of a claim. Names are C identifiers, which every shell and
+// library can read, and a value is one line.
 var (
 	variableName  = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,63}$`)
 	variableValue = regexp.MustCompile(`^[ -~]{1,256}$`)
@@ -220,7 +219,7 @@ var (
 const (
 	maxVariables = 32
 
-	// ownVariables begins the names of what containers are told by Chandler.
+	// ownVariables is the prefix of Chandler's own environment variables in containers.
 	ownVariables = "CHANDLER_"
 )
 

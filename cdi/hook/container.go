@@ -1,11 +1,12 @@
-// Package hook changes the file system of a container that is being created: an OCI runtime
-// calls it as a createContainer hook, as root, with the container's state on its standard input
+// Package hook changes the file system of a container that is being created: an OCI runtime runs it
+// as a createContainer hook, as root, with the container's state on its standard input
 // (runtime-spec, config.md "POSIX-platform Hooks").
 //
-// The content of the container is its image's, and an image may be hostile. So every path is
-// looked up as if the container's root were "/", by openat2(2) with RESOLVE_IN_ROOT where the
-// kernel has it. No link leads out, and nothing of the container is ever run. A path that was
-// checked is not looked up a second time, which is how CVE-2024-0132 and CVE-2025-23359 got out.
+// The container's content comes from its image, and an image may be malicious. Therefore every path
+// is resolved as if the container's root were "/", by openat2(2) with RESOLVE_IN_ROOT if the kernel
+// supports it. No link leads out of the root, and no program of the container is run. After a
+// check, a path is not resolved a second time: this was the cause of CVE-2024-0132 and
+// CVE-2025-23359.
 package hook
 
 import (
@@ -24,31 +25,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Hook is one thing that can be done to a container.
+// A Hook is an operation on a container.
 type Hook struct {
 	Name  string // as in "chandler hook create-symlinks"
-	Short string // what it does, in one line
+	Short string // a description in one line
 
-	// Flags are the names of its flags, each with a line of help. Each may be given several times.
+	// Flags maps the names of the flags to help texts. Each flag can be repeated.
 	Flags map[string]string
 
-	// Run does it. The values of each flag are in the order in which they were given.
+	// Run runs the hook. The values of each flag are in the order of the command line.
 	Run func(c *Container, flags map[string][]string) error
 }
 
-// Common are the hooks that concern no vendor.
+// Common returns the hooks that are independent of vendors.
 func Common() []Hook { return []Hook{updateLDCache, createSymlinks} }
 
-// Container is the file system of a container that is being created. All paths are those in the
+// Container is the file system of a container that is being created. All paths are paths in the
 // container.
 type Container struct {
 	root *os.File
 }
 
-// The state and the configuration are the runtime's, so they are only kept from filling the memory.
+// The state and the configuration come from the runtime, so the limit only protects the memory.
 const maxState = 64 << 20
 
-// Of returns the file system of the container whose state a runtime writes to its hooks.
+// Of returns the file system of a container, by the state that a runtime passes to its hooks.
 func Of(state io.Reader) (*Container, error) {
 	var container specs.State
 	if err := json.NewDecoder(io.LimitReader(state, maxState)).Decode(&container); err != nil {
@@ -89,7 +90,7 @@ func In(root string) (*Container, error) {
 	return &Container{root: dir}, nil
 }
 
-// Close forgets the container.
+// Close releases the container's root.
 func (c *Container) Close() error { return c.root.Close() }
 
 // Open opens a regular file for reading.
@@ -103,7 +104,7 @@ func (c *Container) Open(name string) (*os.File, error) {
 	if err != nil {
 		return nil, inContainer(name, err)
 	}
-	if !info.Mode().IsRegular() { // a pipe would be waited for, and a device may do anything
+	if !info.Mode().IsRegular() { // a pipe would block, and opening a device can have side effects
 		return nil, inContainer(name, fmt.Errorf("a %s is in the place of a regular file", info.Mode().Type()))
 	}
 	opened, err := pathrs.Reopen(file, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC)
@@ -124,7 +125,7 @@ func (c *Container) Read(name string, limit int64) ([]byte, error) {
 	return data, inContainer(name, err)
 }
 
-// List returns what is in a directory, by name.
+// List returns the entries of a directory, by name.
 func (c *Container) List(dir string) ([]fs.DirEntry, error) {
 	handle, err := c.reach(dir)
 	if err != nil {
@@ -139,12 +140,12 @@ func (c *Container) List(dir string) ([]fs.DirEntry, error) {
 	return fs.ReadDir(dirFS{opened}, ".")
 }
 
-// dirFS is an open directory, as what fs.ReadDir sorts.
+// dirFS is an open directory, for fs.ReadDir.
 type dirFS struct{ dir *os.File }
 
 func (d dirFS) Open(string) (fs.File, error) { return d.dir, nil }
 
-// Exists reports whether there is such a file, wherever links lead in the container.
+// Exists reports whether a file exists, after resolving links in the container.
 func (c *Container) Exists(name string) bool {
 	file, err := c.reach(name)
 	if err != nil {
@@ -154,8 +155,8 @@ func (c *Container) Exists(name string) bool {
 	return true
 }
 
-// Write makes a file that everybody can read, with the directories above it. A file that is
-// there is replaced as a whole, and a link is replaced rather than followed.
+// Write creates a world-readable file, with its parent directories. It replaces an existing file
+// atomically, and replaces a link instead of following it.
 func (c *Container) Write(name string, data []byte) error {
 	return c.replace(name, func(dir int, temporary string) error {
 		fd, err := unix.Openat(dir, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
@@ -164,7 +165,7 @@ func (c *Container) Write(name string, data []byte) error {
 		}
 		file := os.NewFile(uintptr(fd), temporary)
 		defer file.Close()
-		if err := file.Chmod(0o644); err != nil { // whatever the umask of the runtime is
+		if err := file.Chmod(0o644); err != nil { // the runtime's umask may be restrictive
 			return err
 		}
 		_, err = file.Write(data)
@@ -172,13 +173,13 @@ func (c *Container) Write(name string, data []byte) error {
 	})
 }
 
-// Link makes a symbolic link, with the directories above it, in the place of a file or link that
-// is there. The target may be anything: it counts only in the container.
+// Link creates a symbolic link, with its parent directories, and replaces an existing file or link.
+// The target can be any text, because it is resolved only in the container.
 func (c *Container) Link(target, name string) error {
 	return c.replace(name, func(dir int, temporary string) error { return unix.Symlinkat(target, dir, temporary) })
 }
 
-// replace has a file made under a temporary name beside the one it is to have.
+// replace creates a file under a temporary name, and renames it.
 func (c *Container) replace(name string, create func(dir int, temporary string) error) error {
 	name = path.Clean("/" + name)
 	parent, err := pathrs.MkdirAllHandle(c.root, path.Dir(name), 0o755)
@@ -197,9 +198,9 @@ func (c *Container) replace(name string, create func(dir int, temporary string) 
 	return inContainer(name, err)
 }
 
-// Cover lays a file with other content over one of the container, read only. The content is in
-// memory, so the container may have no directory that can be written. The file to cover stays what
-// it was looked up as, whatever happens to its name meanwhile.
+// Cover mounts a file with other content over one of the container, read only. The content is in
+// memory, so the container needs no writable directory. The covered file is the one that was
+// resolved first, even if its name changes meanwhile.
 func (c *Container) Cover(name string, data []byte) error {
 	target, err := c.reach(name)
 	if err != nil {
@@ -209,7 +210,7 @@ func (c *Container) Cover(name string, data []byte) error {
 	if err := c.coverAt(target, path.Dir(path.Clean("/"+name)), data); err != nil {
 		return inContainer(name, fmt.Errorf("lay a file over it: %w", err))
 	}
-	mounted, err := c.reach(name) // the descriptor from before leads below the mount
+	mounted, err := c.reach(name) // the first descriptor refers to the file below the mount
 	if err != nil {
 		return err
 	}
@@ -221,8 +222,8 @@ func (c *Container) Cover(name string, data []byte) error {
 	return nil
 }
 
-// coverAt mounts a file of a new tmpfs over a file. A mount can be made only of what has a place
-// itself, so the tmpfs lies over a directory of the container for that moment.
+// coverAt mounts a file of a new tmpfs over a file. A bind mount needs a mounted source, so the
+// tmpfs temporarily covers a directory of the container.
 func (c *Container) coverAt(target *os.File, dir string, data []byte) (err error) {
 	below, err := c.reach(dir)
 	if err != nil {
@@ -245,7 +246,7 @@ func (c *Container) coverAt(target *os.File, dir string, data []byte) (err error
 	}
 	file := os.NewFile(uintptr(fd), "cover")
 	defer file.Close()
-	if err := file.Chmod(0o444); err != nil { // whatever the umask of the runtime is
+	if err := file.Chmod(0o444); err != nil { // the runtime's umask may be restrictive
 		return err
 	}
 	if _, err := file.Write(data); err != nil {
@@ -254,7 +255,7 @@ func (c *Container) coverAt(target *os.File, dir string, data []byte) (err error
 	return unix.Mount(descriptor(file), descriptor(target), "", unix.MS_BIND, "")
 }
 
-// FileSystem returns the type of the file system that has a file, as statfs(2).
+// FileSystem returns the type of a file's file system, as in statfs(2).
 func (c *Container) FileSystem(name string) (int64, error) {
 	file, err := c.reach(name)
 	if err != nil {
@@ -266,8 +267,8 @@ func (c *Container) FileSystem(name string) (int64, error) {
 	return int64(stat.Type), inContainer(name, err) //nolint:unconvert // an int32 on some machines
 }
 
-// Device returns the numbers of a character device, without following a link that is the last of
-// the path. It reports whether there is one.
+// Device returns the numbers of a character device, and whether there is one. It does not follow a
+// link at the end of the path.
 func (c *Container) Device(name string) (major, minor uint32, ok bool) {
 	parent, err := c.reach(path.Dir(name))
 	if err != nil {
@@ -282,13 +283,13 @@ func (c *Container) Device(name string) (major, minor uint32, ok bool) {
 	return unix.Major(stat.Rdev), unix.Minor(stat.Rdev), true
 }
 
-// reach returns a handle of a file, which is looked up in the container and not opened.
+// reach returns a handle of a file, which is resolved in the container but not opened.
 func (c *Container) reach(name string) (*os.File, error) {
 	file, err := pathrs.OpenatInRoot(c.root, path.Clean("/"+name))
 	return file, inContainer(name, err)
 }
 
-// descriptor is a path that leads to what is open, and is not looked up.
+// descriptor returns a path that leads to an open file without resolving the file's name.
 func descriptor(file *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", file.Fd()) }
 
 func inContainer(name string, err error) error {

@@ -109,7 +109,7 @@ func mustMkdir(t *testing.T, dir string) string {
 	return dir
 }
 
-// Whatever links an image has, nothing outside the container is read or written.
+// Whatever links an image has, no file outside the container is read or written.
 func TestHostileLinks(t *testing.T) {
 	outside := t.TempDir()
 	if err := os.WriteFile(outside+"/ld.so.conf", []byte("secret"), 0o600); err != nil {
@@ -126,7 +126,7 @@ func TestHostileLinks(t *testing.T) {
 		"in a circle":            {"etc": "-> etc"},
 	} {
 		c, root := newContainer(t, files)
-		// An error is right as well; the container does not start then.
+		// An error is valid too; the container then does not start.
 		errs := errors.Join(
 			updateLDCache.Run(c, map[string][]string{"folder": {"/usr/lib64", "/../../../.." + outside}}),
 			createSymlinks.Run(c, map[string][]string{"link": {"/etc/passwd::/etc/ld.so.conf", "x::/usr/lib64/y", "x::../../../.." + outside + "/z"}}),
@@ -147,7 +147,7 @@ func TestHostileLinks(t *testing.T) {
 	}
 }
 
-// A pipe or a device in the place of a file is not opened: that might last for ever.
+// A pipe or a device in place of a file is not opened, because that could block forever.
 func TestNoRegularFile(t *testing.T) {
 	c, root := newContainer(t, map[string]string{"etc/": ""})
 	if err := unix.Mkfifo(root+"/etc/ld.so.cache", 0o600); err != nil {
@@ -162,7 +162,7 @@ func TestNoRegularFile(t *testing.T) {
 func TestCreateSymlinks(t *testing.T) {
 	c, root := newContainer(t, map[string]string{"usr/lib/old": "content", "usr/lib/libcuda.so": "-> elsewhere", "lib": "-> usr/lib"})
 	links := []string{"libcuda.so.1::/usr/lib/libcuda.so", "../x::/new/dir/link", "target::/lib/old", "target::/lib/old"}
-	for range 2 { // the second time changes nothing
+	for range 2 { // the second run changes nothing
 		if err := createSymlinks.Run(c, map[string][]string{"link": links}); err != nil {
 			t.Fatal(err)
 		}
@@ -227,7 +227,8 @@ func build(t *testing.T, out, source string, args ...string) {
 	}
 }
 
-// loads is a program that loads a library by its name, as programs of CUDA do, and says what answered.
+// loads is a program that loads a library by name, as CUDA programs do, and prints the result of a
+// function.
 const loads = `
 #include <dlfcn.h>
 #include <stdio.h>
@@ -240,8 +241,8 @@ int main(int count, char **args) {
 
 func who(says string) string { return `const char *who(void) { return "` + says + `"; }` }
 
-// The real loader finds libraries in a directory where it does not look by itself, that of Red
-// Hat under Debian's loader, and prefers the image's if it was told to.
+// The real loader finds libraries in a directory outside its search path, Red Hat's with Debian's
+// loader, and prefers the image's libraries if configured.
 func TestRealLoader(t *testing.T) {
 	if _, err := exec.LookPath("cc"); err != nil {
 		t.Skip("there is no C compiler: ", err)
@@ -307,7 +308,7 @@ func TestRealLoader(t *testing.T) {
 	}
 }
 
-// copyLoader copies the loader and the libraries that a program needs.
+// copyLoader copies the loader and the libraries of a program.
 func copyLoader(t *testing.T, root, program string) {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "ldd", program).Output()
@@ -327,7 +328,7 @@ func copyLoader(t *testing.T, root, program string) {
 	}
 }
 
-// FuzzContainer gives a container links as hostile as can be, and writes through them.
+// FuzzContainer creates malicious links in a container, and writes through them.
 func FuzzContainer(f *testing.F) {
 	f.Add("etc", "/outside", "etc/ld.so.conf")
 	f.Add("a", "../..", "a/b/../../c")

@@ -13,9 +13,9 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// Install copies a program, which may be a link to it, to a path at which container runtimes can
-// call it, unless it is there already. A container that calls it meanwhile has either the old
-// one or the new.
+// Install copies a program, or the target of a link, to a path at which container runtimes can run
+// it, unless it is installed already. At any time, a container gets either the old program or the
+// new one.
 func Install(program, name string) error {
 	from, err := os.Open(program)
 	if err != nil {
@@ -36,7 +36,7 @@ func Install(program, name string) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(to.Name()) // there is none once it has its name
+	defer os.Remove(to.Name()) // there is none after the rename
 	defer to.Close()
 	_, err = io.Copy(to, from)
 	if err := errors.Join(err, to.Chmod(0o755), to.Sync(), to.Close()); err != nil {
@@ -48,18 +48,18 @@ func Install(program, name string) error {
 	return os.Rename(to.Name(), name)
 }
 
-const prefix = "chandler." // of files that an installation leaves if it is cut short; see [disk.Files.Sweep]
+const prefix = "chandler." // of the files of an interrupted installation; see [disk.Files.Sweep]
 
-// sameFile reports whether an installed program is the one that is to be installed. As with
-// rsync, the size and the time tell: the time is copied with the program.
+// sameFile reports whether the installed program is up to date. As with rsync, size and time
+// decide: the time is copied with the program.
 func sameFile(installed, program fs.FileInfo) bool {
 	return installed.Mode().IsRegular() && installed.Mode().Perm() == 0o755 &&
 		installed.Size() == program.Size() && installed.ModTime().Equal(program.ModTime())
 }
 
-// Keep has a program installed, looks every interval whether it is still there, and installs it
-// again if it is not: without it no container that calls it can start. It returns when the
-// context ends. Told are failures, each once until it is another or there is none.
+// Keep installs a program, and checks at each interval whether it is still installed: without the
+// program, no container with its hooks can start. Keep returns when the context ends. It calls
+// failed for each failure, but only once for repeated equal failures.
 func Keep(ctx context.Context, program, name string, interval time.Duration, failed func(error)) {
 	if err := (disk.Files{}).Sweep(filepath.Dir(name), disk.Abandoned, prefix); err != nil {
 		failed(err)

@@ -43,12 +43,12 @@ func TestInstall(t *testing.T) {
 	if second := check("one"); !os.SameFile(first, second) {
 		t.Error("the same program is installed again")
 	}
-	write(program, "two", old.Add(time.Hour)) // of the same size
+	write(program, "two", old.Add(time.Hour)) // the same size
 	second := check("two")
 	if os.SameFile(first, second) {
 		t.Error("the program was changed in place, and not replaced")
 	}
-	write(name, "cut", old.Add(time.Hour)) // something else has its size and time, and is no program
+	write(name, "cut", old.Add(time.Hour)) // another file with the same size and time, which is not executable
 	if err := os.Chmod(name, 0o644); err != nil {
 		t.Fatal(err)
 	}

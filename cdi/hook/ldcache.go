@@ -9,43 +9,42 @@ import (
 	"strings"
 )
 
-// A Library is one entry of the cache in which the loader of the GNU C library looks libraries
-// up, /etc/ld.so.cache.
+// A Library is one entry of /etc/ld.so.cache, the library cache of the GNU C library's loader.
 type Library struct {
-	Name string // by which programs ask for it, such as "libcuda.so.1"
+	Name string // the name in programs, such as "libcuda.so.1"
 	Path string
 
 	Flags     uint32 // the library's kind and machine
-	OSVersion uint32 // the oldest kernel that it is for; no longer used
-	HWCap     uint64 // what processor it is for; may refer to Cache.HWCaps
+	OSVersion uint32 // the oldest supported kernel; no longer used
+	HWCap     uint64 // the required processor; may refer to Cache.HWCaps
 }
 
-// Cache is the loader's cache. Its format is that of glibc since 2.2, "glibc-ld.so.cache1.1"
-// (sysdeps/generic/dl-cache.h and elf/cache.c; the extensions came with 2.33). All later versions
-// read what is written here.
+// Cache is the loader's cache. The format is that of glibc since 2.2, "glibc-ld.so.cache1.1"
+// (sysdeps/generic/dl-cache.h and elf/cache.c; extensions exist since 2.33). All later versions
+// read the caches of this package.
 type Cache struct {
 	Libraries []Library // in the loader's order
-	HWCaps    []string  // names of subdirectories of glibc-hwcaps, to which entries refer by number
+	HWCaps    []string  // names of subdirectories of glibc-hwcaps; entries refer to them by number
 	Generator string
 }
 
 const (
-	oldMagic   = "ld.so-1.7.0\x00"         // a table of old before the table of new, which old versions of glibc wrote
-	newMagic   = "glibc-ld.so.cache1.1"    //
+	oldMagic   = "ld.so-1.7.0\x00"         // a table in the old format before the new one, from old versions of glibc
+	newMagic   = "glibc-ld.so.cache1.1"    // the table since glibc 2.2
 	oldHeader  = 16                        // bytes: magic, number of entries
 	oldEntry   = 12                        // bytes
 	newHeader  = 48                        // bytes: magic, number of entries, length of strings, byte order, extensions
 	newEntry   = 24                        // bytes: flags, name, path, kernel, processor
 	extMagic   = 0xeaa42174                // of the directory of extensions
 	extEntry   = 16                        // bytes: tag, flags, offset, size
-	tagMaker   = 0                         // the extension that says what wrote the cache
-	tagHWCaps  = 1                         // the extension that names subdirectories of glibc-hwcaps
-	littleEnd  = 2                         // the byte order, which old versions leave 0
-	maxEntries = 1 << 20                   // far more than there are libraries
-	generator  = "chandler update-ldcache" //
+	tagMaker   = 0                         // the extension with the name of the cache's generator
+	tagHWCaps  = 1                         // the extension with the names of glibc-hwcaps subdirectories
+	littleEnd  = 2                         // the byte order, which is 0 in old versions
+	maxEntries = 1 << 20                   // far above any real number of libraries
+	generator  = "chandler update-ldcache" // our name in the generator extension
 )
 
-var order = binary.LittleEndian // that of all machines that we are built for
+var order = binary.LittleEndian // the byte order of all supported machines
 
 // ParseCache reads the content of /etc/ld.so.cache.
 func ParseCache(data []byte) (*Cache, error) {
@@ -55,7 +54,7 @@ func ParseCache(data []byte) (*Cache, error) {
 		if skip > uint64(len(data)) {
 			return nil, errors.New("loader's cache: cut off")
 		}
-		data = data[skip:] // offsets count from here
+		data = data[skip:] // offsets are relative to this table
 	}
 	if len(data) < newHeader || !bytes.HasPrefix(data, []byte(newMagic)) {
 		return nil, errors.New("loader's cache: of an unknown format")
@@ -87,7 +86,7 @@ func ParseCache(data []byte) (*Cache, error) {
 }
 
 func (c *Cache) parseExtensions(data []byte, at uint32) error {
-	if at == 0 { // as before 2.33
+	if at == 0 { // the format before 2.33
 		return nil
 	}
 	directory, err := part(data, at, 8)
@@ -148,9 +147,8 @@ func stringAt(data []byte, at uint32) (string, error) {
 	return string(text), nil
 }
 
-// Add puts libraries before those that the cache has under the same names, so that the loader
-// finds them first, and the first of them before the others. A library that is in the cache
-// under its path already stays where it is.
+// Add puts libraries before those of the same name in the cache, so that the loader finds the new
+// ones first, in the given order. A library whose path is already in the cache stays at its place.
 func (c *Cache) Add(libraries ...Library) {
 	var added []Library
 	for _, library := range libraries {
@@ -162,16 +160,16 @@ func (c *Cache) Add(libraries ...Library) {
 		}
 	}
 	c.Libraries = append(added, c.Libraries...)
-	// The loader searches by halves, so the order is a part of the format.
+	// The loader uses binary search, so the order is part of the format.
 	slices.SortStableFunc(c.Libraries, func(a, b Library) int { return compareNames(b.Name, a.Name) })
 }
 
-// compareNames is the order of _dl_cache_libcmp (elf/dl-cache.c): numbers count as numbers.
+// compareNames is the order of _dl_cache_libcmp (elf/dl-cache.c): digits are compared as numbers.
 func compareNames(a, b string) int {
 	isDigit := func(s string, i int) bool { return i < len(s) && s[i] >= '0' && s[i] <= '9' }
 	number := func(s string, i int) (value int32, end int) {
 		for ; isDigit(s, i); i++ {
-			value = value*10 + int32(s[i]-'0') // wraps around, as glibc's does
+			value = value*10 + int32(s[i]-'0') // overflows like glibc's
 		}
 		return value, i
 	}
@@ -203,7 +201,7 @@ func compareNames(a, b string) int {
 	return 0
 }
 
-// Bytes returns the cache as a file.
+// Bytes returns the cache in its file format.
 func (c *Cache) Bytes() []byte {
 	var table stringTable
 	table.start = newHeader + newEntry*len(c.Libraries)
@@ -239,7 +237,7 @@ func extensions(at int, hwcaps []byte) []byte {
 	}
 	all := []extension{{tagMaker, []byte(generator)}}
 	if len(hwcaps) > 0 {
-		all = []extension{{tagHWCaps, hwcaps}, all[0]} // its content is aligned, so it is first
+		all = []extension{{tagHWCaps, hwcaps}, all[0]} // first, because its content is aligned
 	}
 	at += 8 + extEntry*len(all)
 	directory := order.AppendUint32(order.AppendUint32(nil, extMagic), uint32(len(all)))
@@ -253,9 +251,9 @@ func extensions(at int, hwcaps []byte) []byte {
 	return append(directory, contents...)
 }
 
-// stringTable is the texts of a file, each there once, with an end.
+// stringTable contains the strings of a file, each once and null-terminated.
 type stringTable struct {
-	start int // where they are in the file
+	start int // the table's offset in the file
 	text  []byte
 	known map[string]uint32
 }

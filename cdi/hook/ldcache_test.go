@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The cache that this machine's own ldconfig has written is read and written without a loss.
+// The cache of this machine's ldconfig is read and written without loss.
 func TestCacheOfThisMachine(t *testing.T) {
 	data, err := os.ReadFile("/etc/ld.so.cache")
 	if err != nil {
@@ -34,7 +34,7 @@ func TestCacheOfThisMachine(t *testing.T) {
 	if diff := cmp.Diff(cache, again); diff != "" {
 		t.Error("written and read again, the cache is another (-before +after):\n", diff)
 	}
-	// That order is ldconfig's, so ours is checked by it.
+	// The order is ldconfig's, which checks compareNames.
 	inOrder := slices.IsSortedFunc(cache.Libraries, func(a, b Library) int { return compareNames(b.Name, a.Name) })
 	if !inOrder {
 		t.Error("the order of names is not ldconfig's")
@@ -43,7 +43,7 @@ func TestCacheOfThisMachine(t *testing.T) {
 
 var printed = regexp.MustCompile(`(?m)^\t(\S+) \((.*)\) => (\S+)$`)
 
-// Ldconfig of this machine reads what we write: the same libraries, and those that were added.
+// This machine's ldconfig reads our cache, with the same libraries and the added ones.
 func TestLdconfigReadsOurCache(t *testing.T) {
 	ldconfig, err := exec.LookPath("ldconfig")
 	if err != nil {
@@ -84,7 +84,7 @@ func TestLdconfigReadsOurCache(t *testing.T) {
 	}
 }
 
-// oldFormat returns a cache as glibc before 2.32 writes it: a table of old, then one of new.
+// oldFormat returns a cache in the format before glibc 2.32: an old table, then a new one.
 func oldFormat(c *Cache) []byte {
 	file := make([]byte, oldHeader, 256)
 	copy(file, oldMagic)

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// createSymlinks makes links in the container, each in the place of what is there.
+// createSymlinks creates links in the container, and replaces existing files.
 var createSymlinks = Hook{
 	Name:  "create-symlinks",
 	Short: "make symbolic links",

@@ -11,12 +11,12 @@ import (
 	"strings"
 )
 
-// updateLDCache has the container's loader find the libraries in directories that are mounted
-// into it. Distributions have them in different places (/usr/lib64, /usr/lib/x86_64-linux-gnu),
-// so a library that comes from the host is often where the image's loader never looks.
+// updateLDCache makes the container's loader find the libraries in mounted directories.
+// Distributions use different directories (/usr/lib64, /usr/lib/x86_64-linux-gnu), so the image's
+// loader often does not search the directory of a library from the host.
 //
-// It does the work of ldconfig itself: ldconfig would have to run as root on files of the image,
-// and many hosts have none.
+// The hook does the work of ldconfig itself: ldconfig would have to run as root on files of the
+// image, and many hosts have no ldconfig.
 var updateLDCache = Hook{
 	Name:  "update-ldcache",
 	Short: "have the loader find the libraries in directories",
@@ -41,7 +41,8 @@ var updateLDCache = Hook{
 	},
 }
 
-// Files of the GNU C library. Ldconfig reads those in the directory in the order of their names.
+// Files of the GNU C library. Ldconfig reads the files in the directory in the order of their
+// names.
 const (
 	ldCache   = "/etc/ld.so.cache"
 	ldConf    = "/etc/ld.so.conf"
@@ -51,17 +52,17 @@ const (
 	foldersConf   = "00-chandler-2.conf"
 )
 
-// Prefer has the next update-ldcache put the libraries of a directory before its own.
+// Prefer makes the next update-ldcache put the libraries of a directory before its own.
 func Prefer(c *Container, folder string) error { return addToConf(c, preferredConf, folder) }
 
-// Sizes that no such file reaches.
+// Sizes far above those of real files.
 const (
 	maxCache = 64 << 20
 	maxConf  = 1 << 20
 )
 
-// addToCache adds the libraries to the loader's cache, and the folders to ldconfig's
-// configuration, in case something in the container makes the cache anew.
+// addToCache adds the libraries to the loader's cache, and the folders to ldconfig's configuration,
+// in case the cache is rebuilt in the container.
 func addToCache(c *Container, folders []string) error {
 	cache, err := readCache(c)
 	if err != nil {
@@ -86,8 +87,8 @@ func addToCache(c *Container, folders []string) error {
 	return c.Write(ldCache, cache.Bytes())
 }
 
-// readCache returns the container's cache. If there is none, or one that no loader would
-// believe, it has nothing in it.
+// readCache returns the container's cache. A missing cache, or one in an invalid format, results in
+// an empty cache.
 func readCache(c *Container) (*Cache, error) {
 	data, err := c.Read(ldCache, maxCache)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -103,7 +104,7 @@ func readCache(c *Container) (*Cache, error) {
 	return cache, nil
 }
 
-// addToConf writes a file of ldconfig's configuration that names directories.
+// addToConf writes a file of ldconfig's configuration with directories.
 func addToConf(c *Container, name string, folders ...string) error {
 	const include = "include " + ldConfDir + "/*.conf\n"
 	if !c.Exists(ldConf) {
@@ -114,21 +115,20 @@ func addToConf(c *Container, name string, folders ...string) error {
 	return c.Write(path.Join(ldConfDir, name), []byte(strings.Join(folders, "\n")+"\n"))
 }
 
-// kind is how the cache tells the libraries that our processes can load (FLAG_ELF_LIBC6 and the
-// machine's, sysdeps/generic/ldconfig.h).
+// kind has the cache's flags for libraries of this machine (FLAG_ELF_LIBC6 and the machine's flag,
+// sysdeps/generic/ldconfig.h).
 var kind = map[string]struct {
 	machine elf.Machine
 	flags   uint32
-	musl    string // the machine in the names of musl's files
+	musl    string // the machine in musl's file names
 }{
 	"amd64": {elf.EM_X86_64, 0x0303, "x86_64"},
 	"arm64": {elf.EM_AARCH64, 0x0a03, "aarch64"},
 }[runtime.GOARCH]
 
-// librariesIn returns the libraries in a directory, and makes the links by which programs ask
-// for them, such as libcuda.so.1, where they are missing. Links that are there are found by their
-// own names too, as with ldconfig: libcuda.so, libGLX_indirect.so.0. Instead of a link there may be
-// the library itself, once more.
+// librariesIn returns the libraries in a directory. It creates the missing links by which programs
+// load them, such as libcuda.so.1. Existing links are also entries under their own names, as with
+// ldconfig: libcuda.so, libGLX_indirect.so.0. A copy of the library may take the place of a link.
 func librariesIn(c *Container, folder string) ([]Library, error) {
 	entries, err := c.List(folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -137,7 +137,7 @@ func librariesIn(c *Container, folder string) ([]Library, error) {
 	if err != nil {
 		return nil, err
 	}
-	files := make(map[string]string) // by the name that a library gives itself
+	files := make(map[string]string) // by soname
 	var libraries []Library
 	for _, entry := range entries {
 		link := entry.Type() == fs.ModeSymlink
@@ -154,7 +154,7 @@ func librariesIn(c *Container, folder string) ([]Library, error) {
 		if link {
 			continue
 		}
-		// A folder may have two versions; ldconfig takes the later, too.
+		// If a folder has two versions, the later one is used, as with ldconfig.
 		if other, ok := files[name]; !ok || compareNames(entry.Name(), other) > 0 {
 			files[name] = entry.Name()
 		}
@@ -172,8 +172,7 @@ func librariesIn(c *Container, folder string) ([]Library, error) {
 	return libraries, nil
 }
 
-// soname returns the name that a library gives itself, "" if it is none that processes of this
-// machine can load, or none at all.
+// soname returns a library's own name, "" if the file is not a library for this machine.
 func soname(c *Container, name string) string {
 	file, err := c.Open(name)
 	if err != nil {
@@ -191,16 +190,16 @@ func soname(c *Container, name string) string {
 	return names[0]
 }
 
-// muslPath returns the file that tells the loader of musl where libraries are. It reports whether
-// the container has that loader. Alpine is the distribution that has.
+// muslPath returns the file with the library paths of musl's loader, and whether the container has
+// that loader, as Alpine does.
 func muslPath(c *Container) (string, bool) {
 	return "/etc/ld-musl-" + kind.musl + ".path", c.Exists("/lib/ld-musl-" + kind.musl + ".so.1")
 }
 
-// muslDefault is where that loader looks if the file is missing (ldso/dynlink.c).
+// muslDefault is the search path of musl's loader if the file is missing (ldso/dynlink.c).
 const muslDefault = "/lib\n/usr/local/lib\n/usr/lib\n"
 
-// addToMuslPath adds the folders to those of the loader of musl. Paths are separated by line
+// addToMuslPath adds folders to the search path of musl's loader. Paths are separated by line
 // breaks or colons.
 func addToMuslPath(c *Container, name string, folders []string) error {
 	known, err := c.Read(name, maxConf)

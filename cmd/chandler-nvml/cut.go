@@ -16,13 +16,13 @@ import (
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
-// cutter makes MIG instances of one GPU, and removes them. An instance is a GPU instance
-// with one compute instance that is all of it.
+// cutter creates and removes MIG instances of one GPU. An instance is a GPU instance with a single
+// compute instance of the same size.
 type cutter struct {
 	lib    nvml.Interface
 	device nvml.Device
 	kinds  []kind
-	begun  bool   // the caller has begun to make or remove what is at the place
+	begun  bool   // the caller's record has a started creation or removal at the place
 	proc   string // the host's /proc
 	dev    string // the host's /dev
 	errOut io.Writer
@@ -35,11 +35,11 @@ type place struct {
 	at nvml.GpuInstancePlacement
 }
 
-// String returns the place as it stands in flags: "1g.10gb@4".
+// String returns the place in the form of the flags: "1g.10gb@4".
 func (p *place) String() string { return fmt.Sprintf("%s@%d", p.profile.Name, p.at.Start) }
 
-// change does what the flags ask for, and writes what came of a cut. An error leaves open what was
-// done.
+// change creates or removes an instance, as the flags request, and writes the result of a creation.
+// After an error, the GPU's state is uncertain.
 func (o *options) change(lib nvml.Interface, out, errOut io.Writer) error {
 	if (o.cut == "") == (o.remove == "") {
 		return errors.New("either --cut or --remove")
@@ -71,8 +71,8 @@ func (o *options) change(lib nvml.Interface, out, errOut io.Writer) error {
 	return json.NewEncoder(out).Encode(made)
 }
 
-// refuse says why nothing was cut. If the caller has begun something, that may be there still, and
-// then it returns the error, as where nothing was to be cut.
+// refuse writes the reason for which no instance was created. If the caller has begun a creation,
+// an instance may still exist; in this case, as for a removal, refuse returns the error instead.
 func (o *options) refuse(out io.Writer, err error) error {
 	if o.cut == "" || o.begun {
 		return err
@@ -80,7 +80,7 @@ func (o *options) refuse(out io.Writer, err error) error {
 	return json.NewEncoder(out).Encode(facts.Cut{Refused: err.Error()})
 }
 
-// newCutter opens a GPU that is in MIG mode.
+// newCutter opens a GPU in MIG mode.
 func newCutter(lib nvml.Interface, address string) (*cutter, error) {
 	device, ret := lib.DeviceGetHandleByPciBusId(address)
 	if ret != nvml.SUCCESS {
@@ -104,7 +104,7 @@ func newCutter(lib nvml.Interface, address string) (*cutter, error) {
 	return &cutter{lib: lib, device: device, kinds: all}, nil
 }
 
-// place returns the place of that name. It is an error if NVML lists no such one.
+// place returns the place with the given name, or an error if NVML lists no such place.
 func (c *cutter) place(text string) (*place, error) {
 	name, at, _ := strings.Cut(text, "@")
 	start, err := strconv.ParseUint(at, 10, 8)
@@ -123,8 +123,8 @@ func (c *cutter) place(text string) (*place, error) {
 
 var errInTheWay = errors.New("something else is in the way")
 
-// at returns the GPU instance at a place, nil if there is none. It is an error if another
-// one is in the way.
+// at returns the GPU instance at a place, nil if there is none. It fails if another GPU instance
+// overlaps the place.
 func (c *cutter) at(p *place) (at nvml.GpuInstance, number int, err error) {
 	for _, k := range c.kinds {
 		info := k.info
@@ -148,13 +148,13 @@ func (c *cutter) at(p *place) (at nvml.GpuInstance, number int, err error) {
 	return at, number, nil
 }
 
-// errNotOurs says that nothing is to be done with a GPU instance.
+// errNotOurs is the error for a foreign GPU instance without a compute instance.
 var errNotOurs = errors.New("somebody has made its GPU instance, and nothing computes in it")
 
-// cut makes an instance at a place, unless it is there already. A GPU instance without a
-// compute instance is used if the caller has begun it, such as if this program was killed. An
-// instance that was made for nothing is removed. With an error, it reports whether something may
-// be left of what the caller or this call has made.
+// cut creates an instance at a place, or uses the existing one. A GPU instance without a compute
+// instance is used only if the caller has begun the creation, for example before this program was
+// killed. If the creation fails, the new GPU instance is removed. With an error, left reports
+// whether a GPU instance of the caller or of this call may remain.
 func (c *cutter) cut(p *place) (made facts.Cut, left bool, err error) {
 	instance, number, err := c.at(p)
 	if err != nil {
@@ -183,15 +183,15 @@ func (c *cutter) cut(p *place) (made facts.Cut, left bool, err error) {
 		made.GI = number
 	}
 	if err := c.makeNodes(made.GI, made.CI); err != nil {
-		fmt.Fprintf(c.errOut, "chandler-nvml: device nodes of %s: %v\n", p, err) // whoever looks at the host says which is missing
+		fmt.Fprintf(c.errOut, "chandler-nvml: device nodes of %s: %v\n", p, err) // a scan of the host reports missing nodes
 	}
 	return made, false, nil
 }
 
 var errDivided = errors.New("somebody has divided its GPU instance")
 
-// compute has a GPU instance computed in by one compute instance that is all of it. Only in a
-// GPU instance of ours one is made.
+// compute returns the instance of a GPU instance with a single compute instance of the same size.
+// If there is no compute instance and the GPU instance is ours, compute creates one.
 func (c *cutter) compute(p *place, instance nvml.GpuInstance, ours bool) (facts.Instance, error) {
 	made := facts.Instance{Profile: p.profile.Name, Placement: &facts.Placement{Start: int(p.at.Start), Size: int(p.at.Size)}}
 	info, ret := instance.GetInfo()
@@ -226,7 +226,7 @@ type part struct {
 	slices int
 }
 
-// computeProfiles returns the kinds of compute instances that a GPU instance may have.
+// computeProfiles returns the possible compute instance profiles of a GPU instance.
 func computeProfiles(instance nvml.GpuInstance) (all []nvml.ComputeInstanceProfileInfo) {
 	for i := range nvml.COMPUTE_INSTANCE_PROFILE_COUNT {
 		if info, ret := instance.GetComputeInstanceProfileInfo(i, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED); ret == nvml.SUCCESS && info.InstanceCount > 0 {
@@ -254,8 +254,8 @@ func computeInstances(instance nvml.GpuInstance) (all []part, err error) {
 	return all, nil
 }
 
-// createCompute makes a compute instance of so many slices. More than one profile may
-// have as many, of which the GPU instance takes but one.
+// createCompute creates a compute instance with the given number of slices. If several profiles
+// have this number, the GPU instance accepts only one of them.
 func createCompute(instance nvml.GpuInstance, slices int) (number int, err error) {
 	err = fmt.Errorf("create its compute instance: there is no profile of %d slices", slices)
 	for _, profile := range computeProfiles(instance) {
@@ -280,7 +280,7 @@ func createCompute(instance nvml.GpuInstance, slices int) (number int, err error
 	return 0, err
 }
 
-// uuid returns the UUID of an instance, "" if it is not known.
+// uuid returns the UUID of an instance, "" if unknown.
 func (c *cutter) uuid(gi, ci int) string {
 	count, ret := c.device.GetMaxMigDeviceCount()
 	if ret != nvml.SUCCESS {
@@ -303,14 +303,14 @@ func (c *cutter) uuid(gi, ci int) string {
 	return ""
 }
 
-// remove removes the instance at a place. It is no error if there is none. If a UUID is
-// given, an instance with another one is somebody else's, who made it after ours was gone.
-// One in which anything runs stays, and so does a divided one. A GPU instance without a compute
-// instance stays unless the caller has begun it.
+// remove removes the instance at a place, and succeeds if there is none. An instance with a UUID
+// other than the given one belongs to another creator, and stays. Instances in use and divided
+// instances stay too. A GPU instance without a compute instance stays unless the caller has begun
+// its creation or removal.
 func (c *cutter) remove(p *place, uuid string) error {
 	instance, number, err := c.at(p)
 	if errors.Is(err, errInTheWay) {
-		return nil // somebody has removed ours, and made another one
+		return nil // ours is gone, and another instance was created
 	}
 	if err != nil {
 		return fmt.Errorf("remove %s: %w", p, err)

@@ -32,7 +32,7 @@ func machine(t *testing.T, configs ...gpus.Config) *mocked.Machine {
 	return m
 }
 
-// do runs the program once, as with these flags. It is an error if nothing was cut.
+// do runs the program once with the given flags. It returns an error if no instance was created.
 func do(m *mocked.Machine, o options) (made facts.Cut, err error) {
 	o.gpu = "0000:00:00.0"
 	if o.hostRoot == "" {
@@ -58,8 +58,8 @@ func refused(t *testing.T, err error, want string) {
 	}
 }
 
-// An instance that is cut is there, as it was asked for, and is gone when it was removed. Both may be
-// said twice.
+// A created instance has the requested properties, and is gone after its removal. Both operations
+// can be repeated.
 func TestCutAndRemove(t *testing.T) {
 	m := machine(t, gpus.H100_SXM5_80GB)
 	r, err := newReader(m, []string{"0000:00:00.0"})
@@ -114,8 +114,8 @@ func TestCutAndRemove(t *testing.T) {
 	refused(t, err, "either")
 }
 
-// Whatever fails, and wherever the program is killed: nothing is left half made, or the
-// next call goes on from there.
+// After any failure, and wherever the program is killed, no incomplete instance remains, or the
+// next call completes it.
 func TestCutFails(t *testing.T) {
 	fail := func(m *mocked.Machine, steps ...string) {
 		m.Before = func(step string) nvml.Return {
@@ -160,8 +160,9 @@ func TestCutFails(t *testing.T) {
 	}
 }
 
-// A GPU instance that an administrator has just made, and that he has made no compute instance in yet,
-// is left alone, whoever cuts or removes at its place. It is ours only if the caller has begun it.
+// A new GPU instance of an administrator, still without a compute instance, stays unchanged when an
+// instance is created or removed at its place. The GPU instance is ours only if the caller has
+// begun its creation.
 func TestHalfMadeBySomebodyElse(t *testing.T) {
 	m := machine(t, gpus.A100_SXM4_40GB)
 	c, err := newCutter(m, "0000:00:00.0")
@@ -191,7 +192,7 @@ func TestHalfMadeBySomebodyElse(t *testing.T) {
 	}
 }
 
-// An instance that somebody divided is neither given out whole nor removed.
+// A divided instance is neither allocated as a whole nor removed.
 func TestDivided(t *testing.T) {
 	m := machine(t, gpus.A100_SXM4_40GB)
 	c, err := newCutter(m, "0000:00:00.0")
@@ -215,7 +216,7 @@ func TestDivided(t *testing.T) {
 	refused(t, err, "divided")
 }
 
-// The nodes that open an instance are made as the kernel driver says.
+// The nodes that open an instance are created as the kernel driver specifies.
 func TestMakeNodes(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
@@ -249,8 +250,8 @@ func TestMakeNodes(t *testing.T) {
 	}
 }
 
-// Where the administrator has told the driver that nobody is to make a node, none is made, and the
-// program says so.
+// If the administrator has configured the driver against the creation of nodes, no node is created,
+// and the program reports the reason.
 func TestNodesOfWhichTheDriverWantsNone(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
@@ -275,7 +276,7 @@ func TestNodesOfWhichTheDriverWantsNone(t *testing.T) {
 	}
 }
 
-// Whatever is cut and removed in whatever order, the machine has what was cut last.
+// After creations and removals in any order, the machine has the last created instances.
 func TestCutAtRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	m := machine(t, gpus.H200_SXM5_141GB)
@@ -301,8 +302,8 @@ func TestCutAtRandom(t *testing.T) {
 	}
 }
 
-// NVML numbers GPU instances anew: an error of one that is gone is not the next one's, which
-// has its number.
+// NVML reuses GPU instance IDs: an error of a removed instance does not count for the next one with
+// the same ID.
 func TestErrorsGoWithTheirInstance(t *testing.T) {
 	m := machine(t, gpus.A100_SXM4_40GB)
 	r, err := newReader(m, []string{"0000:00:00.0"})
@@ -322,7 +323,7 @@ func TestErrorsGoWithTheirInstance(t *testing.T) {
 	if _, err := do(m, options{remove: "3g.20gb@0"}); err != nil {
 		t.Fatal(err)
 	}
-	again, err := do(m, options{cut: "4g.20gb@0"}) // before anybody has looked
+	again, err := do(m, options{cut: "4g.20gb@0"}) // without a read in between
 	if err != nil || again.GI != made.GI {
 		t.Fatalf("made %+v, then %+v, %v", made, again, err)
 	}

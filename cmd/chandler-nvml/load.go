@@ -8,7 +8,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// load returns the library, which is loaded by Init.
+// load returns the library, which Init loads.
 func (o *options) load() nvml.Interface {
 	return nvml.New(nvml.WithLibraryPath(library(filepath.Join(o.hostRoot, o.driverRoot))))
 }

@@ -15,12 +15,12 @@ import (
 	"chandler.dev/cmd/chandler-nvml/mocked"
 )
 
-// load returns a stand-in for NVML that knows an H100 at 0000:00:00.0 and an A100 at 0000:01:00.0,
-// both in MIG mode. It is for tests on a whole cluster: see package mocked. Its state lies in the
-// directory that the environment names, or else in the host's.
+// load returns a fake NVML with an H100 at 0000:00:00.0 and an A100 at 0000:01:00.0, both in MIG
+// mode, for tests on a whole cluster: see package mocked. The state is in the directory of an
+// environment variable, or else in the host's root.
 //
-// An instance is not made or removed any further while that directory has a file with the name of the
-// next step, such as "create-ci". So tests can end somebody who is half-way.
+// The creation or removal of an instance pauses while the directory has a file with the name of the
+// next step, such as "create-ci". Tests can thus end a process in the middle of a change.
 func (o *options) load() nvml.Interface {
 	dir := cmp.Or(os.Getenv("CHANDLER_NVML_MOCKED"), o.hostRoot)
 	m, err := mocked.New(dir, gpus.H100_SXM5_80GB, gpus.A100_SXM4_40GB)

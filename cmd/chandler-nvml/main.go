@@ -1,22 +1,21 @@
 //go:build cgo
 
-// Command chandler-nvml says what NVML, NVIDIA's management library, knows of
-// this host's GPUs, as package facts writes it, a line at a time. It is a program
-// of its own since NVML needs cgo and the C library, and may hang or crash:
-// chandler runs it where it is there, ends it when it is silent, and does
-// without it where it is not.
+// Command chandler-nvml prints the facts about this host's GPUs from NVML, NVIDIA's management
+// library, in the format of package facts, one line at a time. It is a separate program because
+// NVML needs cgo and the C library, and may hang or crash: chandler runs the program if installed,
+// ends a silent one, and works without it.
 //
-// With --cut and --remove, and only then, it changes a GPU: it makes a MIG instance at a
-// place that NVML lists, or removes it, and ends. To read them it must be able to open
-// /dev/nvidia*, and while it watches it holds them open, so that GPUs are reset,
-// and the driver is unloaded, only when it has ended.
+// With --cut or --remove, the program creates or removes a MIG instance at a place in NVML's list,
+// and exits. Without these flags and without --upkeep, it changes nothing. To read facts, the
+// program needs access to /dev/nvidia*. In watch mode, the device nodes stay open, so that GPUs can
+// be reset, and the driver can be unloaded, only after the program has ended.
 //
-// With --upkeep it is another program of its own, which goes on while the agent is updated: it
-// runs MPS daemons for claims, and sets time slices; see package upkeep.
+// With --upkeep, the program is a separate service with a life longer than the agent's: it runs MPS
+// daemons for claims, and sets time slices; see package upkeep.
 //
-// With --files it asks no GPU and no NVML. It says, as package userspace writes it, what
-// containers need of the driver's files, by NVIDIA's own code for CDI specs (nvcdi), which needs
-// cgo too. That only reads files.
+// With --files, the program uses neither GPUs nor NVML. It prints, in the format of package
+// userspace, the driver files for containers, by NVIDIA's own code for CDI specs (nvcdi), which
+// needs cgo too. This mode only reads files.
 package main
 
 import (
@@ -41,7 +40,7 @@ type options struct {
 	interval   time.Duration
 	watch      bool
 
-	again chan struct{} // it is to look again; room for one
+	again chan struct{} // requests for a scan; room for one
 
 	gpu, cut, remove, uuid string
 	begun                  bool
@@ -73,7 +72,7 @@ func main() {
 	}
 	go func() { done <- run(os.Stdout) }()
 	if o.watch {
-		// A call of NVML may never return; who started this program may be gone.
+		// a call of NVML may never return, and the parent process may be gone
 		go func() { done <- o.urged(os.Stdin) }()
 	}
 	if err := <-done; err != nil {
@@ -104,7 +103,7 @@ func (o *options) run(out io.Writer) error {
 	return r.watch(out, o)
 }
 
-// urged has the program look again whenever a line comes, until there are no more.
+// urged requests a scan after each line, until the end of the input.
 func (o *options) urged(in io.Reader) error {
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
@@ -116,8 +115,8 @@ func (o *options) urged(in io.Reader) error {
 	return lines.Err()
 }
 
-// libraryDirs are where distributions, and NVIDIA's and Google's installers,
-// put the driver's libraries.
+// libraryDirs are the directories of the driver's libraries in distributions, and with the
+// installers of NVIDIA and Google.
 var libraryDirs = []string{
 	"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu",
 	"lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu",
@@ -125,8 +124,8 @@ var libraryDirs = []string{
 
 const libraryName = "libnvidia-ml.so.1"
 
-// library returns the path of NVML below a root, or its name alone, by which the
-// dynamic linker finds it where the system has it.
+// library returns the path of NVML below a root, or only its name, with which the dynamic linker
+// searches the system's directories.
 func library(root string) string {
 	for _, dir := range libraryDirs {
 		file := filepath.Join(root, dir, libraryName)
@@ -137,7 +136,7 @@ func library(root string) string {
 	return libraryName
 }
 
-// listed returns the PCI addresses of the GPUs that the kernel driver has.
+// listed returns the PCI addresses of the kernel driver's GPUs.
 func listed(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -153,8 +152,7 @@ func listed(dir string) ([]string, error) {
 	return addresses, nil
 }
 
-// describe returns what NVML's answer means. NVML's own words are for answers
-// that it gave itself.
+// describe explains a return value of NVML, for values of NVML itself by NVML's own texts.
 func describe(ret nvml.Return) string {
 	switch ret {
 	case nvml.ERROR_LIBRARY_NOT_FOUND:

@@ -13,9 +13,9 @@ import (
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
-// readMIG reads the MIG mode of a GPU, its instances, and what could be cut of it. What NVML
-// does not tell for once, such as while the driver is busy, is as it was: a GPU in MIG mode
-// must not be taken for a whole one, nor an instance for none.
+// readMIG reads the MIG mode of a GPU, its instances, and its possible instances. If NVML
+// temporarily does not answer, for example while the driver is busy, the last values remain:
+// otherwise, a GPU in MIG mode would appear as a whole one, or an instance would disappear.
 func (r *reader) readMIG(g *gpu, now *facts.GPU) {
 	if !r.has("nvmlDeviceGetMigMode") {
 		return
@@ -24,7 +24,7 @@ func (r *reader) readMIG(g *gpu, now *facts.GPU) {
 	switch ret {
 	case nvml.SUCCESS:
 	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_FUNCTION_NOT_FOUND:
-		return // it has no such mode
+		return // the GPU has no MIG mode
 	default:
 		now.MIG, now.Instances, now.Profiles, now.Empty, now.PlacesUnknown = g.last.MIG, g.last.Instances, g.last.Profiles, g.last.Empty, g.last.PlacesUnknown
 		return
@@ -44,8 +44,8 @@ func (r *reader) readMIG(g *gpu, now *facts.GPU) {
 	r.readPlacements(g, now)
 }
 
-// transient reports whether NVML did not answer, but may when it is asked again. The other answers
-// are true for as long as the driver and this program's rights are what they are.
+// transient reports whether NVML may answer later. Other errors persist until the driver or this
+// program's permissions change.
 func transient(ret nvml.Return) bool {
 	switch ret {
 	case nvml.SUCCESS, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_FUNCTION_NOT_FOUND,
@@ -65,7 +65,7 @@ func (r *reader) readInstances(g *gpu, now *facts.GPU) {
 	for i := range count {
 		mig, ret := g.device.GetMigDeviceHandleByIndex(i)
 		if ret == nvml.ERROR_NOT_FOUND || ret == nvml.ERROR_INVALID_ARGUMENT {
-			continue // there are gaps in the numbers
+			continue // the indices have gaps
 		}
 		if ret != nvml.SUCCESS {
 			before := slices.IndexFunc(g.last.Instances, func(last facts.Instance) bool { return last.Index != nil && *last.Index == i })
@@ -81,8 +81,8 @@ func (r *reader) readInstances(g *gpu, now *facts.GPU) {
 	}
 }
 
-// instance describes a MIG device of a GPU of which that much is known. It is nothing if its
-// numbers are not.
+// instance describes a MIG device of a GPU, as far as its properties are known. It returns false if
+// the instance IDs are unknown.
 func (r *reader) instance(g *gpu, mig nvml.Device, now *facts.GPU) (facts.Instance, bool) {
 	gpuMemory := uint64(now.MemoryBytes)
 	gi, giRet := mig.GetGpuInstanceId()
@@ -125,9 +125,9 @@ func (r *reader) instance(g *gpu, mig nvml.Device, now *facts.GPU) (facts.Instan
 	return instance, true
 }
 
-// profile returns the name of the profile of an instance without what follows
-// its memory: "1g.10gb", or "1c.3g.40gb" if it computes in one slice of three.
-// The memory is in eighths of the GPU's, in GiB, as NVIDIA's plugin has it.
+// profile returns the name of an instance's profile without the suffix after its memory: "1g.10gb",
+// or "1c.3g.40gb" if the instance computes in one slice of three. The memory is in eighths of the
+// GPU's, in GiB, as in NVIDIA's device plugin.
 func profile(a nvml.DeviceAttributes, gpuMemory uint64) string {
 	const eighths, gib = 8, 1 << 30
 	share := math.Ceil(float64(a.MemorySizeMB<<20)/float64(gpuMemory)*eighths) / eighths
@@ -135,7 +135,7 @@ func profile(a nvml.DeviceAttributes, gpuMemory uint64) string {
 	return divided(a, fmt.Sprintf("%dg.%dgb", a.GpuInstanceSliceCount, int(memory)))
 }
 
-// divided returns the name of the profile of an instance, from that of its GPU instance.
+// divided returns the profile name of an instance, from the profile name of its GPU instance.
 func divided(a nvml.DeviceAttributes, name string) string {
 	if a.ComputeInstanceSliceCount != a.GpuInstanceSliceCount {
 		return fmt.Sprintf("%dc.%s", a.ComputeInstanceSliceCount, name)
@@ -143,9 +143,9 @@ func divided(a nvml.DeviceAttributes, name string) string {
 	return name
 }
 
-// suffixes are what follows the memory in the names of profiles
-// (NVML_GPU_INSTANCE_PROFILE_* in nvml.h): media engines, all of them, graphics,
-// or no media engine. The others have none.
+// suffixes are the suffixes after the memory in profile names (NVML_GPU_INSTANCE_PROFILE_* in
+// nvml.h): media engines, all media engines, graphics, or no media engine. Other profiles have no
+// suffix.
 var suffixes = map[int]string{
 	nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1:   "+me",
 	nvml.GPU_INSTANCE_PROFILE_2_SLICE_REV1:   "+me",
@@ -159,9 +159,9 @@ var suffixes = map[int]string{
 	nvml.GPU_INSTANCE_PROFILE_2_SLICE_NO_ME:  "-me",
 }
 
-// suffix returns what follows the memory in the name of an instance's profile,
-// and whether it is known: NVML's name of the instance ends with that of the
-// profile, and else the profile is the one of the GPU instance.
+// suffix returns the suffix after the memory in the name of an instance's profile, and whether it
+// is known. NVML's name of the instance ends with the profile name. Otherwise, the GPU instance's
+// profile has the suffix.
 func (r *reader) suffix(device, mig nvml.Device, gi int) (string, bool) {
 	if name, ret := mig.GetName(); ret == nvml.SUCCESS {
 		if _, named, ok := strings.Cut(name, " MIG "); ok {
@@ -186,9 +186,9 @@ func (r *reader) suffix(device, mig nvml.Device, gi int) (string, bool) {
 	return "", false
 }
 
-// place sets where the GPU instance of an instance lies, if that is known, and returns its
-// profile among those that are listed, nil if it is none of them. Who is not privileged is
-// not told. It is not told either if NVML will only answer later.
+// place sets the placement of an instance, if known, and returns its profile among the listed ones,
+// or nil. NVML gives the placement only to privileged processes. told is false if NVML may answer
+// later.
 func (g *gpu) place(instance *facts.Instance) (listed *kind, told bool) {
 	handle, ret := g.device.GetGpuInstanceById(instance.GI)
 	if ret != nvml.SUCCESS {
@@ -207,14 +207,14 @@ func (g *gpu) place(instance *facts.Instance) (listed *kind, told bool) {
 	return nil, true
 }
 
-// kind is a profile as NVML and as we know it.
+// kind is a profile in NVML's form and in ours.
 type kind struct {
 	info    nvml.GpuInstanceProfileInfo
 	profile facts.Profile
 }
 
-// readPlacements reads what could be cut of a GPU in MIG mode, and where GPU instances lie
-// in which nothing computes.
+// readPlacements reads the possible instances of a GPU in MIG mode, and the placements of GPU
+// instances without compute instances.
 func (r *reader) readPlacements(g *gpu, now *facts.GPU) {
 	for _, k := range g.kinds {
 		now.Profiles = append(now.Profiles, k.profile)
@@ -233,17 +233,16 @@ func (r *reader) readPlacements(g *gpu, now *facts.GPU) {
 	}
 }
 
-// kinds returns the profiles of a GPU with that much memory. There are none if the
-// library is too old to be told where to cut, or does not tell this program where it
-// could. A profile of which there can be no instance is left out. It reports whether NVML
-// answered all that it was asked.
+// kinds returns the profiles of a GPU with the given memory. There are none if the library is too
+// old to create instances at a chosen placement, or does not list placements to this program.
+// Profiles without a possible instance are left out. told is false if NVML may answer later.
 func kinds(lib nvml.Interface, device nvml.Device, gpuMemory uint64) (all []kind, told bool) {
 	for _, function := range []string{"nvmlDeviceGetGpuInstancePossiblePlacements_v2", "nvmlDeviceCreateGpuInstanceWithPlacement"} {
 		if lib.Extensions().LookupSymbol(function) != nil {
 			return nil, true
 		}
 	}
-	if gpuMemory == 0 { // profiles have their names by it
+	if gpuMemory == 0 { // profile names depend on the memory
 		return nil, false
 	}
 	named := make(map[string]bool)

@@ -17,7 +17,7 @@ import (
 	"chandler.dev/cmd/chandler-nvml/mocked"
 )
 
-// Each GPU's profiles have the names that NVIDIA gives them, and lie where its guide says.
+// Each GPU's profiles have NVIDIA's names, and the placements of NVIDIA's guide.
 func TestProfiles(t *testing.T) {
 	for _, test := range []struct {
 		config gpus.Config
@@ -46,8 +46,8 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// Of an old driver, of a GPU that is not in MIG mode and where NVML does not say, there
-// are no profiles, and nothing can be cut.
+// With an old driver, without MIG mode, and without an answer of NVML, there are no profiles, and
+// no instance can be created.
 func TestProfilesUnknown(t *testing.T) {
 	for name, spoil := range map[string]func(m *mocked.Machine){
 		"driver 450": func(m *mocked.Machine) {
@@ -82,8 +82,8 @@ func TestProfilesUnknown(t *testing.T) {
 	}
 }
 
-// A GPU of which NVML does not tell for a moment how it is divided is what it was, and not
-// whole.
+// If NVML temporarily does not report how a GPU is partitioned, the last state remains: the GPU
+// does not appear whole.
 func TestModeIsNotToldForAMoment(t *testing.T) {
 	for name, spoil := range map[string]func(d *server.Device){
 		"the mode": func(d *server.Device) {
@@ -126,8 +126,8 @@ func TestModeIsNotToldForAMoment(t *testing.T) {
 	}
 }
 
-// When the program has just started and NVML does not answer where instances lie or could, it says that it does
-// not know, rather than that there are no places: instances have their names by these.
+// If NVML does not yet report placements after the program's start, the placements are reported as
+// unknown rather than as an empty list: the names of instances depend on them.
 func TestPlacesAreNotToldForAMoment(t *testing.T) {
 	for name, spoil := range map[string]func(d *server.Device){
 		"a profile": func(d *server.Device) {
@@ -174,8 +174,8 @@ func TestPlacesAreNotToldForAMoment(t *testing.T) {
 	}
 }
 
-// NVML may list kinds of instances of which this GPU can have none. They are left out, and are in
-// the way of nothing.
+// NVML may list profiles without a possible instance on this GPU. They are left out, and do not
+// affect others.
 func TestKindsOfNone(t *testing.T) {
 	m := machine(t, gpus.A100_SXM4_40GB)
 	d := device(m.Server, 0)
@@ -190,7 +190,7 @@ func TestKindsOfNone(t *testing.T) {
 	list := d.GetGpuInstancesFunc
 	d.GetGpuInstancesFunc = func(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstance, nvml.Return) {
 		if info.InstanceCount == 0 {
-			return nil, nvml.ERROR_INVALID_ARGUMENT // as NVIDIA's binding answers
+			return nil, nvml.ERROR_INVALID_ARGUMENT // the answer of NVIDIA's binding
 		}
 		return list(info)
 	}
@@ -208,8 +208,8 @@ func TestKindsOfNone(t *testing.T) {
 	}
 }
 
-// An instance has the name by which its profile is listed, however NVML words it: who cut it
-// looks for that name.
+// An instance has the name of its listed profile, whatever name NVML gives the instance: its
+// creator searches for that name.
 func TestInstanceIsOfTheProfileListed(t *testing.T) {
 	m := machine(t, gpus.A100_SXM4_40GB)
 	d := device(m.Server, 0)

@@ -15,9 +15,9 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// makeNodes makes the device nodes that open a GPU instance and a compute instance in
-// it, where they are missing: no udev does. NVIDIA's setuid program nvidia-modprobe
-// makes them in the /dev of whoever calls it, which may be a container's.
+// makeNodes creates the missing device nodes that open a GPU instance and its compute instance:
+// udev does not create them. NVIDIA's setuid program nvidia-modprobe creates them in the /dev of
+// its caller, which may be a container's.
 func (c *cutter) makeNodes(gi, ci int) error {
 	minor, ret := c.device.GetMinorNumber()
 	if ret != nvml.SUCCESS {
@@ -33,9 +33,9 @@ func (c *cutter) makeNodes(gi, ci int) error {
 		c.makeNode(major, filepath.Join(dir, fmt.Sprintf("ci%d", ci), "access")))
 }
 
-// makeNode makes the node of a capability. Its file says the node's minor and mode in
-// lines such as "DeviceFileMinor: 12". If it says "DeviceFileModify: 0", an administrator wants
-// nobody but himself to make the node, as nvidia-modprobe has it too.
+// makeNode creates the device node of a capability. The capability's file has the node's minor
+// number and mode, in lines such as "DeviceFileMinor: 12". The line "DeviceFileModify: 0" reserves
+// the creation for the administrator, as for nvidia-modprobe.
 func (c *cutter) makeNode(major uint32, access string) error {
 	text, err := os.ReadFile(access)
 	if err != nil {
@@ -69,28 +69,28 @@ func (c *cutter) makeNode(major uint32, access string) error {
 	}
 	err = c.mknod(c.dev, major, minor, mode)
 	if errors.Is(err, syscall.EROFS) {
-		err = c.mknod("/dev", major, minor, mode) // as the chart has it for NVML
+		err = c.mknod("/dev", major, minor, mode) // the chart's directory for NVML
 	}
 	return err
 }
 
-// nodeName returns the name of the node of a capability below /dev.
+// nodeName returns the name of a capability's node below /dev.
 func nodeName(minor int) string { return fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor) }
 
-// mknod makes a node of a capability, unless it is there.
+// mknod creates the node of a capability, unless it exists.
 func (c *cutter) mknod(dev string, major uint32, minor int, mode uint64) error {
 	node := filepath.Join(dev, nodeName(minor))
 	if err := os.MkdirAll(filepath.Dir(node), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	device := int(major)<<8&0xfff00 | minor&0xff | minor&^0xff<<12 // as makedev(3) has it
+	device := int(major)<<8&0xfff00 | minor&0xff | minor&^0xff<<12 // the encoding of makedev(3)
 	if err := syscall.Mknod(node, syscall.S_IFCHR|uint32(mode), device); err != nil && !errors.Is(err, fs.ErrExist) {
 		return &fs.PathError{Op: "mknod", Path: node, Err: err}
 	}
 	return nil
 }
 
-// major returns the number of a driver of character devices.
+// major returns the major number of a character device driver.
 func (c *cutter) major(driver string) (uint32, error) {
 	text, err := os.ReadFile(filepath.Join(c.proc, "devices"))
 	if err != nil {

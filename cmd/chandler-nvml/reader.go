@@ -14,24 +14,23 @@ import (
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
-// reader reads what NVML knows of GPUs.
+// reader reads NVML's facts about GPUs.
 type reader struct {
 	lib  nvml.Interface
 	gpus []*gpu
 }
 
-// gpu is one that NVML has opened, or has lost.
+// gpu is an open or lost GPU.
 type gpu struct {
-	device nvml.Device // nil if it was lost before it was opened
-	last   facts.GPU   // what was read last
+	device nvml.Device // nil if the GPU was lost before it was opened
+	last   facts.GPU   // the last facts
 	xids   []facts.XID
 
-	kinds []kind // once they are known: they are the same for as long as the driver is
+	kinds []kind // once known: they are constant until the driver is reloaded
 }
 
-// newReader opens the GPUs of the addresses. A GPU that NVML does not know,
-// such as one that its driver was told to leave alone, is left out. It is an
-// error if none can be opened.
+// newReader opens the GPUs at the given addresses. It leaves out GPUs unknown to NVML, for example
+// because the driver is configured to ignore them, and fails if no GPU can be opened.
 func newReader(lib nvml.Interface, addresses []string) (*reader, error) {
 	r := &reader{lib: lib}
 	var errs []error
@@ -52,13 +51,12 @@ func newReader(lib nvml.Interface, addresses []string) (*reader, error) {
 	return r, nil
 }
 
-// has reports whether the library has a function. To call one that it has not
-// would end the program.
+// has reports whether the library has a function. Calling a missing function would end the program.
 func (r *reader) has(function string) bool {
 	return r.lib.Extensions().LookupSymbol(function) == nil
 }
 
-// write writes what is known now as one line.
+// write writes the current facts in one line.
 func (r *reader) write(out io.Writer) error {
 	gpus := make([]facts.GPU, len(r.gpus))
 	for i, g := range r.gpus {
@@ -72,8 +70,7 @@ func (r *reader) write(out io.Writer) error {
 	return err
 }
 
-// read returns what is known of a GPU. Of one that is lost, that is what was
-// known before.
+// read returns the facts about a GPU. For a lost GPU, these are the last known facts.
 func (r *reader) read(g *gpu) facts.GPU {
 	if g.device == nil {
 		return g.last
@@ -98,7 +95,7 @@ func (r *reader) read(g *gpu) facts.GPU {
 	if memory, ret := g.device.GetMemoryInfo(); ret == nvml.SUCCESS {
 		now.MemoryBytes = int64(memory.Total)
 	} else if ret != nvml.ERROR_NOT_SUPPORTED {
-		now.MemoryBytes = g.last.MemoryBytes // by which profiles have their names
+		now.MemoryBytes = g.last.MemoryBytes // profile names depend on the memory
 	}
 	if major, minor, ret := g.device.GetCudaComputeCapability(); ret == nvml.SUCCESS && major > 0 {
 		now.ComputeCapability = fmt.Sprintf("%d.%d", major, minor)
@@ -114,7 +111,7 @@ func (r *reader) read(g *gpu) facts.GPU {
 	return now
 }
 
-// cuda returns the newest version of CUDA that the driver serves, "" if it does not say.
+// cuda returns the newest supported version of CUDA, "" if unknown.
 func (r *reader) cuda() string {
 	if !r.has("nvmlSystemGetCudaDriverVersion") {
 		return ""
@@ -126,9 +123,8 @@ func (r *reader) cuda() string {
 	return fmt.Sprintf("%d.%d", version/1000, version%1000/10)
 }
 
-// fabric returns the NVLink domain of a GPU, nil if it is in none, or not yet.
-// The GPUs of one host behind NVSwitches have a domain whose UUID is zero, as
-// have those of any other host.
+// fabric returns the NVLink domain of a GPU, nil if the GPU has none yet. The GPUs of a single host
+// behind NVSwitches have a domain with the UUID zero, which is not unique among hosts.
 func (r *reader) fabric(device nvml.Device) *facts.Fabric {
 	if !r.has("nvmlDeviceGetGpuFabricInfo") {
 		return nil
@@ -144,7 +140,7 @@ func (r *reader) fabric(device nvml.Device) *facts.Fabric {
 	}
 }
 
-// readLinks reads what is at the other ends of a GPU's NVLinks.
+// readLinks reads the remote ends of a GPU's NVLinks.
 func (r *reader) readLinks(device nvml.Device, now *facts.GPU) {
 	if !r.has("nvmlDeviceGetNvLinkRemoteDeviceType") {
 		return
@@ -175,13 +171,12 @@ func (r *reader) readLinks(device nvml.Device, now *facts.GPU) {
 	now.Peers, now.Switches = slices.Compact(now.Peers), slices.Compact(now.Switches)
 }
 
-// recoveries are what a driver may want done with a GPU
-// (nvmlDeviceGpuRecoveryAction_t).
+// recoveries are the driver's recovery actions for a GPU (nvmlDeviceGpuRecoveryAction_t).
 var recoveries = []string{
 	"none", "gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset", "recover-imex-domain", "bus-reset", "system-reboot",
 }
 
-// recovery returns what the driver wants done with a GPU, "" if it does not say.
+// recovery returns the driver's requested recovery action for a GPU, "" if unknown.
 func (r *reader) recovery(device nvml.Device) string {
 	if !r.has("nvmlDeviceGetFieldValues") {
 		return ""

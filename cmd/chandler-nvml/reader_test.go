@@ -22,8 +22,8 @@ import (
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
-// dgx is a DGX with eight A100 of 40 GiB, at 0000:00:00.0 to 0000:07:00.0. Of
-// what NVML can say it has the functions that are not named.
+// dgx returns a DGX with eight A100 of 40 GiB, at 0000:00:00.0 to 0000:07:00.0. Its NVML lacks the
+// functions in without.
 func dgx(t *testing.T, without ...string) (*server.Server, *reader) {
 	t.Helper()
 	s := dgxa100.New()
@@ -51,7 +51,7 @@ func dgx(t *testing.T, without ...string) (*server.Server, *reader) {
 
 func device(s *server.Server, i int) *server.Device { return s.Devices[i].(*server.Device) }
 
-// read returns what is written of the GPUs, in the order of their addresses.
+// read returns the written facts, in the order of the GPUs' addresses.
 func read(t *testing.T, r *reader) []facts.GPU {
 	t.Helper()
 	var line bytes.Buffer
@@ -86,8 +86,7 @@ func TestReadWholeGPUs(t *testing.T) {
 	}
 }
 
-// A driver of long ago has fewer functions, and to call one that is missing
-// would end the program.
+// Old drivers have fewer functions, and calling a missing one would end the program.
 func TestReadCallsNoFunctionThatIsMissing(t *testing.T) {
 	s, r := dgx(t, "nvmlSystemGetCudaDriverVersion", "nvmlDeviceGetMigMode", "nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetNvLinkRemoteDeviceType",
 		"nvmlDeviceGetFieldValues", "nvmlEventSetCreate")
@@ -106,7 +105,7 @@ func TestReadCallsNoFunctionThatIsMissing(t *testing.T) {
 	}
 }
 
-// mig returns a MIG device as its GPU has it.
+// mig returns a MIG device of a GPU.
 func mig(name string, gi, ci, g, c int, memoryMiB uint64) *mock.Device {
 	return &mock.Device{
 		GetNameFunc: func() (string, nvml.Return) { return name, nvml.SUCCESS },
@@ -159,7 +158,7 @@ func TestReadMIG(t *testing.T) {
 	}
 }
 
-// The names are those that NVIDIA gives the profiles, of every GPU that has them.
+// The profile names are NVIDIA's, for every GPU that has them.
 func TestProfile(t *testing.T) {
 	const a100, a100x80, h100, h200, b200 = 40536 << 20, 81920 << 20, 81559 << 20, 143771 << 20, 183359 << 20
 	for want, test := range map[string]struct {
@@ -225,7 +224,7 @@ func TestReadFabricAndLinks(t *testing.T) {
 	}
 }
 
-// recovering lets a driver say what it wants done with a GPU.
+// recovering sets the driver's recovery action for a GPU.
 func recovering(d *server.Device, action uint32) {
 	d.GetFieldValuesFunc = func(values []nvml.FieldValue) nvml.Return {
 		if values[0].FieldId != nvml.FI_DEV_GET_GPU_RECOVERY_ACTION {
@@ -241,8 +240,8 @@ func xid(d *server.Device, code uint64, gi uint32) nvml.EventData {
 	return nvml.EventData{Device: d, EventType: nvml.EventTypeXidCriticalError, EventData: code, GpuInstanceId: gi, ComputeInstanceId: gi}
 }
 
-// An error stands against a GPU until its driver says that nothing is to be
-// done, or for good if it says nothing.
+// An error counts against a GPU until the driver requests no recovery action, or permanently if the
+// driver does not report any.
 func TestErrors(t *testing.T) {
 	s, r := dgx(t)
 	read(t, r)
@@ -279,7 +278,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// An error of nobody knows which GPU counts against all.
+// An error of an unknown GPU counts against all GPUs.
 func TestErrorOfNobodyKnowsWhom(t *testing.T) {
 	_, r := dgx(t)
 	read(t, r)
@@ -302,7 +301,7 @@ func TestErrorsAreBounded(t *testing.T) {
 	}
 }
 
-// A driver that is loaded and has no GPU is no error.
+// A loaded driver without GPUs is not an error.
 func TestReadNone(t *testing.T) {
 	s, _ := dgx(t)
 	r, err := newReader(s, nil)
@@ -314,7 +313,7 @@ func TestReadNone(t *testing.T) {
 	}
 }
 
-// A GPU that is lost is still described as it was.
+// A lost GPU is still described by its last facts.
 func TestLost(t *testing.T) {
 	s, r := dgx(t)
 	before := read(t, r)[4]
@@ -338,7 +337,7 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// An event is told at once, and other GPUs end the watch.
+// Events are reported at once, and a change of the host's GPUs ends the watch.
 func TestWatch(t *testing.T) {
 	s, r := dgx(t)
 	dir := t.TempDir()
@@ -379,7 +378,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// Whoever asks for it has the program look again before the interval has passed.
+// A request makes the program scan before the interval has passed.
 func TestWatchAgain(t *testing.T) {
 	for name, set := range map[string]nvml.EventSet{
 		"without events": nil,

@@ -13,7 +13,7 @@ import (
 	"chandler.dev/cmd/chandler-nvml/upkeep"
 )
 
-// runUpkeep keeps up what claims want until it is told to end.
+// runUpkeep runs the service for claims until it receives a signal to end.
 func (o *options) runUpkeep(io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

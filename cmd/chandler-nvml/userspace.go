@@ -18,8 +18,8 @@ import (
 	"chandler.dev/discovery/families/nvidia/userspace"
 )
 
-// runUserspace writes what NVIDIA's code for CDI specs says of the driver root, once or again
-// and again. It only reads that root: no library in it is loaded and no node opened.
+// runUserspace writes the answer of NVIDIA's CDI code for the driver root, once or repeatedly. It
+// loads no library of the root and opens no device node.
 func (o *options) runUserspace(out io.Writer) error {
 	for {
 		text, err := o.userspace()
@@ -38,8 +38,9 @@ func (o *options) userspace() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// NVIDIA's code follows links, and tells a file's place in the container by how its path
-	// begins. So it gets the root without links, none of which leads out of the host's files.
+	// NVIDIA's code follows links, and derives a file's place in the container from the beginning
+	// of its path. Therefore it gets the root with all links resolved, none of which leads out of
+	// the host's files.
 	root, err := securejoin.SecureJoin(host, o.driverRoot)
 	if err != nil {
 		return nil, fmt.Errorf("driver root: %w", err)
@@ -51,23 +52,23 @@ func (o *options) userspace() ([]byte, error) {
 	answer := userspace.Answer{Edits: specs.ContainerEdits{Env: edits.Env, Hooks: edits.Hooks}}
 	answer.Driver = driverOf(edits)
 	for _, m := range edits.Mounts {
-		// An absolute link below the root leads where the root is "/".
+		// An absolute link below the root leads to its target where the root is "/".
 		if userspace.Below(m.HostPath, root) {
-			m.HostPath = filepath.Join("/", o.driverRoot, strings.TrimPrefix(m.HostPath, root)) // as the family knows it
+			m.HostPath = filepath.Join("/", o.driverRoot, strings.TrimPrefix(m.HostPath, root)) // the family's path of the root
 			answer.Edits.Mounts = append(answer.Edits.Mounts, m)
 		}
 	}
 	return userspace.Format(answer)
 }
 
-// commonEdits returns what NVIDIA's code says that all containers with a GPU need of a driver
-// root. That is without nodes: these are each GPU's.
+// commonEdits returns the edits of NVIDIA's code for all containers with a GPU and a driver root.
+// Device nodes are left out, because they depend on the GPU.
 //
-// Left alone, that code would load two libraries below the root and initialise them
-// (nvidia-container-toolkit v1.20.1, pkg/nvcdi/lib.go): sandboxutils, which is switched off, and
-// NVML, in whose place it gets one that refuses. It then reads the version in the name of
-// libcuda.so.VERSION (internal/lookup/root/root.go). It would also look where variables of the
-// environment say, which are the agent's and say nothing of the root.
+// By default, NVIDIA's code would load two libraries below the root and initialise them
+// (nvidia-container-toolkit v1.20.1, pkg/nvcdi/lib.go): sandboxutils, which is disabled here, and
+// NVML, which is replaced by a failing implementation. The code then reads the version in the name
+// of libcuda.so.VERSION (internal/lookup/root/root.go). The code would also search the directories
+// of environment variables, which are the agent's and unrelated to the root.
 func commonEdits(root string) (*specs.ContainerEdits, error) {
 	for _, name := range []string{"PATH", "XDG_DATA_DIRS"} {
 		if err := os.Unsetenv(name); err != nil {
@@ -92,8 +93,8 @@ func commonEdits(root string) (*specs.ContainerEdits, error) {
 	return edits.ContainerEdits, nil
 }
 
-// driverOf returns the version of the driver, of which the hook for CUDA's compat libraries is
-// told.
+// driverOf returns the driver version, which is an argument of the hook for CUDA's compat
+// libraries.
 func driverOf(edits *specs.ContainerEdits) string {
 	for _, h := range edits.Hooks {
 		for _, arg := range h.Args {
@@ -105,13 +106,13 @@ func driverOf(edits *specs.ContainerEdits) string {
 	return ""
 }
 
-// refusing is an NVML that cannot be initialised. Nothing else of it is called.
+// refusing is an NVML whose initialisation fails. No other function of it is called.
 type refusing struct{ nvml.Interface }
 
 func (refusing) Init() nvml.Return { return nvml.ERROR_LIBRARY_NOT_FOUND }
 
-// silent drops what NVIDIA's code logs: a line for each file that it does not find, which is
-// most of them on any host.
+// silent drops the log of NVIDIA's code, which has a line for each missing file: most of them are
+// missing on any host.
 type silent struct{}
 
 func (silent) Debugf(string, ...any)   {}

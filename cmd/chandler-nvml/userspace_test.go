@@ -27,10 +27,10 @@ const (
 	hookProgram = "/opt/chandler"
 )
 
-// layOut makes a host with a GPU and a driver, and returns where its root is.
+// layOut creates a host with a GPU and a driver, and returns the path of its root.
 func layOut(t *testing.T, libraryDir string) string {
 	t.Helper()
-	// The path of a temporary directory may have links, as may that of any host's root.
+	// The path of a temporary directory may have links, like that of any host's root.
 	root := filepath.Join(t.TempDir(), "link")
 	if err := os.Symlink(t.TempDir(), root); err != nil {
 		t.Fatal(err)
@@ -46,8 +46,8 @@ func layOut(t *testing.T, libraryDir string) string {
 	return root
 }
 
-// given returns what a container of the host gets with its GPU, if a text lies over the host's
-// files, and no text is there if it is nil.
+// given returns the edits for a container with the host's GPU. text is the answer that lies over
+// the host's files, or nil for no answer.
 func given(t *testing.T, root, hooks string, text []byte) specs.ContainerEdits {
 	t.Helper()
 	return givenOf(t, root, driverRoot, hooks, text)
@@ -69,13 +69,13 @@ func givenOf(t *testing.T, root, driverRoot, hooks string, text []byte) specs.Co
 	return discovery.Join(snapshot.Devices[0].Edits, nvidia.Family.Grant(snapshot.Devices, discovery.Grant{}))
 }
 
-// entry is one thing that a container gets.
+// entry is a single edit.
 type entry struct{ kind, name, value string }
 
 func (e entry) String() string { return strings.TrimSpace(e.kind + " " + e.name + " " + e.value) }
 
-// entries returns edits one by one, so that those of NVIDIA's code and ours can be compared. The
-// program of a hook is left out, and so is its environment, which only NVIDIA's reads.
+// entries splits edits, so that those of NVIDIA's code and ours can be compared. A hook's program
+// is left out, and so is its environment, which only NVIDIA's hook reads.
 func entries(t *testing.T, edits specs.ContainerEdits) (all []entry) {
 	t.Helper()
 	for _, variable := range edits.Env {
@@ -104,13 +104,14 @@ func entries(t *testing.T, edits specs.ContainerEdits) (all []entry) {
 	return all
 }
 
-// Reasons for which ours differs. The page for users lists them.
+// Reasons for differences of ours. The user documentation lists them.
 const (
 	linkIsMount = "A link to a library is a mount of that library at the link's path"
 	moreLinks   = "Links that the host has beside its libraries are there too"
 )
 
-// difference returns why an entry is only in ours, or only in NVIDIA's, "" if there is no reason.
+// difference returns the reason for an entry only in ours, or only in NVIDIA's, "" if there is
+// none.
 func difference(root string, e entry, others []entry) string {
 	leads := func(l, m entry) bool { // a link to the file that is mounted at its path
 		file, err := filepath.EvalSymlinks(filepath.Join(root, driverRoot, path.Dir(l.name), l.value))
@@ -129,8 +130,8 @@ func difference(root string, e entry, others []entry) string {
 	return ""
 }
 
-// A container gets all that NVIDIA's own spec for the same root has. Each entry that differs has a
-// reason, and the page for users says it.
+// A container gets all entries of NVIDIA's own spec for the same root. Each difference has a
+// reason, which the user documentation has too.
 func TestUserspaceAgainstNVIDIA(t *testing.T) {
 	page, err := os.ReadFile("../../docs/nvidia.md")
 	if err != nil {
@@ -189,8 +190,8 @@ func TestUserspaceAgainstNVIDIA(t *testing.T) {
 	}
 }
 
-// These are the files of which users read that a container gets them. There are no others of the
-// made-up driver among them: those of an earlier one, and of the system.
+// A container gets exactly the files in the user documentation. The fake driver's other files, of
+// an earlier version and of the system, are left out.
 func TestUserspaceHasAll(t *testing.T) {
 	root := layOut(t, drivertest.RHEL)
 	text, err := (&options{hostRoot: root, driverRoot: driverRoot}).userspace()
@@ -236,7 +237,7 @@ func TestUserspaceHasAll(t *testing.T) {
 	}
 }
 
-// A driver may be in the host's own directories, which are seen below another one.
+// A driver may be in the host's own directories, which are visible below another directory.
 func TestUserspaceOfTheHost(t *testing.T) {
 	root := t.TempDir()
 	drivertest.Lay(t, root, drivertest.Debian)
@@ -258,9 +259,10 @@ func TestUserspaceOfTheHost(t *testing.T) {
 	}
 }
 
-// With nvidiaDriver.root=/ the chart shows the agent only some of the host's directories. These have all
-// files of the driver in the layouts of distributions, but for sockets. Debian has libraries in a
-// directory of their own, and links to them and to programs by way of /etc/alternatives.
+// With nvidiaDriver.root=/, the chart mounts only some of the host's directories into the agent's
+// pod. In the layouts of distributions, these contain all files of the driver, except sockets.
+// Debian has libraries in a separate directory, and links to libraries and programs through
+// /etc/alternatives.
 func TestUserspaceOfTheDirectoriesThatTheChartShows(t *testing.T) {
 	const current = "usr/lib/x86_64-linux-gnu/nvidia/current"
 	for name, libraryDir := range map[string]string{"Debian": current, "Ubuntu": drivertest.Debian, "Red Hat": drivertest.RHEL} {
@@ -325,8 +327,8 @@ func TestUserspaceOfTheDirectoriesThatTheChartShows(t *testing.T) {
 	}
 }
 
-// NVIDIA's code is made to load no library below the root: none of these could be loaded, and one
-// that hangs when it is would hang the program.
+// NVIDIA's code loads no library below the root: these libraries cannot be loaded, and a library
+// that hangs while it is loaded would hang the program.
 func TestUserspaceLoadsNothing(t *testing.T) {
 	root := layOut(t, drivertest.Debian)
 	dir := filepath.Join(root, driverRoot, drivertest.Debian)
@@ -349,7 +351,7 @@ func TestUserspaceLoadsNothing(t *testing.T) {
 	}
 }
 
-// A root without a driver, and one that leads out of the host's files, are no answer.
+// A root without a driver, and a root that leads out of the host's files, are errors.
 func TestUserspaceWithoutADriver(t *testing.T) {
 	root := layOut(t, drivertest.Debian)
 	if err := os.Symlink("/", filepath.Join(root, "out")); err != nil {
@@ -362,8 +364,8 @@ func TestUserspaceWithoutADriver(t *testing.T) {
 	}
 }
 
-// The driver root may be named by a path with links, such as /var/run on most hosts. The family
-// knows it by that path, and so does the container runtime.
+// The path of the driver root may contain links, such as /var/run on most hosts. The family and the
+// container runtime use that path.
 func TestUserspaceOfARootWithLinks(t *testing.T) {
 	root := layOut(t, drivertest.RHEL)
 	if err := os.MkdirAll(filepath.Join(root, "var"), 0o755); err != nil {

@@ -15,29 +15,28 @@ import (
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
-// harmless are errors that leave a GPU as good as it was: an application brings
-// 13 (graphics exception), 31 (memory page fault), 43 and 68 (its own work
-// stopped) and 45 (cleanup after it) upon itself, as NVIDIA's device plugin has it;
-// after 94 (memory error that was contained) it has to be started again; and 154 only
-// says that what the driver wants done has changed, which is read then. 109 (context
-// switch timeout), which that plugin ignores, wants the GPU reset. The remedies
-// are in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors/
-// analyzing-xid-catalog.html: RESTART_APP for 94, RESET_GPU for 109).
+// harmless are errors that leave a GPU usable. An application causes 13 (graphics exception), 31
+// (memory page fault), 43 and 68 (its own work stopped) and 45 (cleanup after it), as in NVIDIA's
+// device plugin; after 94 (contained memory error) the application has to be restarted; and 154
+// only reports a change of the recovery action, which is read anyway. 109 (context switch timeout),
+// which that plugin ignores, requires a reset of the GPU. The remedies are in NVIDIA's XID
+// catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html: RESTART_APP for 94,
+// RESET_GPU for 109).
 var harmless = []uint64{13, 31, 43, 45, 68, 94, 154}
 
-// settling is how long an error is remembered that the driver wants nothing done
-// about: it may be about to say so.
+// settling is how long an error is kept without a recovery action of the driver, which may follow a
+// little later.
 const settling = time.Minute
 
-// maxXIDs is how many errors of a GPU are remembered.
+// maxXIDs limits the errors that are kept for each GPU.
 const maxXIDs = 16
 
-// wanted are the events that are of interest, as far as a GPU has them.
+// wanted are the registered events, as far as a GPU supports them.
 const wanted = nvml.EventTypeXidCriticalError | nvml.EventMigConfigChange | nvml.EventTypeGpuRecoveryAction | nvml.EventTypeGpuUnavailableError
 
-// watch writes what is known, again after the interval, and again when a GPU has
-// an error or its MIG instances changed. It ends when the host has other GPUs
-// than before: NVML knows only those that were there when it was loaded.
+// watch writes the current facts, and again after the interval, after an error of a GPU, or after a
+// change of its MIG instances. It ends when the host's GPUs change: NVML has only the GPUs from the
+// time of its start.
 func (r *reader) watch(out io.Writer, o *options) error {
 	set := r.register()
 	before, err := listed(o.gpus)
@@ -82,11 +81,11 @@ func (r *reader) register() nvml.EventSet {
 	return set
 }
 
-// glance is how long NVML is asked to wait for events at a time: it cannot be interrupted.
+// glance limits each wait for events, because NVML's wait cannot be interrupted.
 const glance = 500 * time.Millisecond
 
-// wait waits for events, and notes those that come together. It returns after the interval,
-// or when it is to look again.
+// wait waits for events, and stores all that arrive together. It returns after the interval, or on
+// a request for a scan.
 func (r *reader) wait(set nvml.EventSet, interval time.Duration, again <-chan struct{}) error {
 	for left := interval; left > 0; left -= glance {
 		select {
@@ -112,7 +111,7 @@ func (r *reader) wait(set nvml.EventSet, interval time.Duration, again <-chan st
 		}
 		switch ret {
 		case nvml.SUCCESS, nvml.ERROR_TIMEOUT:
-		case nvml.ERROR_GPU_IS_LOST: // which it says at once, for ever
+		case nvml.ERROR_GPU_IS_LOST: // from now on, NVML returns this at once
 			set = nil
 		default:
 			return fmt.Errorf("wait for events: %s", describe(ret))
@@ -124,7 +123,7 @@ func (r *reader) wait(set nvml.EventSet, interval time.Duration, again <-chan st
 	return nil
 }
 
-// note remembers an error.
+// note stores an error.
 func (r *reader) note(event nvml.EventData, at time.Time) {
 	if event.EventType != nvml.EventTypeXidCriticalError || slices.Contains(harmless, event.EventData) {
 		return
@@ -139,14 +138,14 @@ func (r *reader) note(event nvml.EventData, at time.Time) {
 	}
 	known := ret == nvml.SUCCESS && slices.ContainsFunc(r.gpus, func(g *gpu) bool { return g.last.UUID == uuid })
 	for _, g := range r.gpus {
-		// An error of nobody knows whom may be of any of them.
+		// An error of an unknown GPU may be of any GPU.
 		if !known || g.last.UUID == uuid {
 			g.remember(xid)
 		}
 	}
 }
 
-// remember keeps the last error of each number and place.
+// remember keeps the last error of each code and GPU instance.
 func (g *gpu) remember(xid facts.XID) {
 	g.xids = slices.DeleteFunc(slices.Clone(g.xids), func(old facts.XID) bool {
 		return old.Code == xid.Code && (old.GI == nil) == (xid.GI == nil) && (old.GI == nil || *old.GI == *xid.GI)
@@ -157,8 +156,7 @@ func (g *gpu) remember(xid facts.XID) {
 	}
 }
 
-// forgetGone drops the errors of GPU instances that were there and are not any more. NVML
-// gives their numbers to others.
+// forgetGone drops the errors of removed GPU instances, because NVML reuses their IDs.
 func (g *gpu) forgetGone(now *facts.GPU) {
 	profile := func(of *facts.GPU, gi int) (name string, there bool) {
 		i := slices.IndexFunc(of.Instances, func(i facts.Instance) bool { return i.GI == gi })
@@ -181,8 +179,8 @@ func (g *gpu) forgetGone(now *facts.GPU) {
 	})
 }
 
-// pending returns the errors that stand against a GPU. There are none while its
-// driver wants nothing done.
+// pending returns the errors with an effect on a GPU's health. There are none while the driver
+// requests no recovery action.
 func (g *gpu) pending(recovery string) []facts.XID {
 	if recovery != "none" {
 		return g.xids

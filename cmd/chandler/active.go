@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flock is the lock of a state directory: a file in it, and the directory that it is
-// in, which the kernel locks. See [agent.Lock]. If the state directory is removed and
-// made again while an agent is active, the next one finds another file, but the same
-// parent. Earlier agents lock only the file.
+// flock is the lock of a state directory, see [agent.Lock]. It locks a file in the directory and
+// the directory's parent. If the state directory is removed and created again while an agent is
+// active, the next agent finds another file, but the same parent. Earlier versions of the agent
+// lock only the file.
 type flock string
 
 // Acquire implements [agent.Lock].
@@ -25,8 +25,8 @@ func (dir flock) Acquire(ctx context.Context) (release func(), err error) {
 // Awaited implements [agent.Lock].
 func (dir flock) Awaited() bool { return awaited(string(dir)) }
 
-// activate returns once this process holds the lock of the state directory. If the
-// process is killed, the kernel releases the lock.
+// activate blocks until this process holds the lock of the state directory. If the process is
+// killed, the kernel releases the lock.
 func activate(ctx context.Context, stateDir string) (release func(), err error) {
 	file, err := os.OpenFile(filepath.Join(stateDir, "active.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -45,13 +45,13 @@ func activate(ctx context.Context, stateDir string) (release func(), err error) 
 	return release, nil
 }
 
-// lockAll locks files one after the other.
+// lockAll locks files in order.
 func lockAll(ctx context.Context, stateDir string, files ...*os.File) error {
 	var waiting *os.File
-	defer func() { waiting.Close() }() // to close nil does nothing
+	defer func() { waiting.Close() }() // closing nil does nothing
 	for len(files) > 0 {
-		// The context could not interrupt a blocking flock, so the lock is tried at
-		// intervals. That makes a hand-over at most 50 ms longer.
+		// The context could not interrupt a blocking flock, so lockAll polls. A switch between
+		// agents takes at most 50 ms longer.
 		err := unix.Flock(int(files[0].Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			files = files[1:]
@@ -88,7 +88,7 @@ func lockWaiting(stateDir string, how int) (*os.File, error) {
 	return file, nil
 }
 
-// awaited reports whether another instance waits for the active one to let go.
+// awaited reports whether another instance waits for the lock of the active one.
 func awaited(stateDir string) bool {
 	file, err := lockWaiting(stateDir, unix.LOCK_EX)
 	if err == nil {

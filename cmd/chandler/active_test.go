@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of two instances one is active, and the other when that has let go.
+// Of two instances, the second becomes active when the first releases the lock.
 func TestActivate(t *testing.T) {
 	dir := t.TempDir()
 	first, err := activate(t.Context(), dir)
@@ -43,8 +43,8 @@ func TestActivate(t *testing.T) {
 	}
 }
 
-// An agent stays the only active one when its state directory is removed and made
-// again, and the next one becomes active when it ends.
+// An agent stays the only active one when its state directory is removed and created again. A
+// second agent becomes active when the first ends.
 func TestActivateInADirectoryThatWasWiped(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "plugins", "chandler.dev")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -70,8 +70,8 @@ func TestActivateInADirectoryThatWasWiped(t *testing.T) {
 	second()
 }
 
-// An agent of before locks the file alone. Whichever of the two begins, the other
-// waits for it.
+// Earlier versions of the agent lock only the file. Whichever agent starts first, the other waits
+// for it.
 func TestActivateBesideAnEarlierAgent(t *testing.T) {
 	dir := t.TempDir()
 	earlier, err := os.Create(filepath.Join(dir, "active.lock"))

@@ -23,7 +23,7 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// oldestServer is the first that serves ValidatingAdmissionPolicies by default.
+// oldestServer is the first version that serves ValidatingAdmissionPolicies by default.
 var oldestServer = kubernetes.MajorMinor(1, 30)
 
 // A policy is a compiled ValidatingAdmissionPolicy.
@@ -100,8 +100,7 @@ func shippedPolicy(t testing.TB) *policy {
 	return p
 }
 
-// refuses returns the reason for which the policy refuses an object, "" if it
-// does not.
+// refuses returns the policy's reason for refusing an object, "" if the policy allows the object.
 func (p *policy) refuses(object, oldObject any) (string, error) {
 	variables := make(map[string]any)
 	input := map[string]any{"object": object, "oldObject": oldObject, "variables": variables}
@@ -133,17 +132,17 @@ func (p *policy) refuses(object, oldObject any) (string, error) {
 	return "", nil
 }
 
-// object decodes JSON, in which PARAMETERS stands for the parameters.
+// object replaces PARAMETERS in JSON and decodes the result.
 func object(t testing.TB, text, parameters string) (object map[string]any) {
 	t.Helper()
-	// As the API server does, which tells whole numbers from others.
+	// Like the API server, which distinguishes integers from other numbers.
 	if err := strictjson.UnmarshalCaseSensitivePreserveInts([]byte(strings.ReplaceAll(text, "PARAMETERS", parameters)), &object); err != nil {
 		t.Fatal(err)
 	}
 	return object
 }
 
-// configured are the objects that can hold parameters.
+// configured contains the objects with room for parameters.
 var configured = map[string]string{
 	"claim":    `{"kind":"ResourceClaim","spec":{"devices":{"requests":[{"name":"a"}],"config":[{"requests":["a"],"opaque":{"driver":"chandler.dev","parameters":PARAMETERS}}]}}}`,
 	"template": `{"kind":"ResourceClaimTemplate","spec":{"metadata":{},"spec":{"devices":{"config":[{"opaque":{"driver":"chandler.dev","parameters":PARAMETERS}}]}}}}`,
@@ -156,7 +155,7 @@ type parametersTest struct {
 	AtPrepare                 bool
 }
 
-// parametersTests is the table that Prepare and the policy are held to.
+// parametersTests returns the test cases for both Prepare and the policy.
 func parametersTests(t testing.TB) (tests []parametersTest) {
 	t.Helper()
 	data, err := os.ReadFile("../../api/v1alpha1/testdata/claimparameters.yaml")
@@ -169,7 +168,7 @@ func parametersTests(t testing.TB) (tests []parametersTest) {
 	return tests
 }
 
-// The policy refuses what Prepare would, with a reason that names the same.
+// The policy refuses the same parameters as Prepare, with a reason that names the same field.
 func TestAdmissionPolicy(t *testing.T) {
 	p := shippedPolicy(t)
 	for _, test := range parametersTests(t) {
@@ -187,8 +186,8 @@ func TestAdmissionPolicy(t *testing.T) {
 	}
 }
 
-// The policy ignores objects that say nothing to this driver, and updates that do
-// not change the spec.
+// The policy ignores objects without parameters for this driver, and updates that do not change the
+// spec.
 func TestAdmissionPolicyLetsThrough(t *testing.T) {
 	p := shippedPolicy(t)
 	const bad = `{"kind":"GpuConfig"}`
@@ -212,7 +211,7 @@ func TestAdmissionPolicyLetsThrough(t *testing.T) {
 	}
 }
 
-// A new parameter has a place in the policy.
+// The policy covers every parameter.
 func TestAdmissionPolicyKnowsAllParameters(t *testing.T) {
 	fields := map[string]any{}
 	for field := range reflect.TypeFor[v1alpha1.ClaimParameters]().Fields() {
@@ -232,7 +231,7 @@ func TestAdmissionPolicyKnowsAllParameters(t *testing.T) {
 	}
 }
 
-// Whatever object the parameters are, the policy and Prepare agree.
+// For every object, the policy and Prepare agree.
 func FuzzAdmissionPolicy(f *testing.F) {
 	for _, test := range parametersTests(f) {
 		f.Add(test.Parameters)

@@ -11,8 +11,7 @@ import (
 	"chandler.dev/internal/apitest"
 )
 
-// apiServer keeps ResourceSlices, has a node and a claim for KVM, and nothing
-// else.
+// apiServer stores ResourceSlices and serves a node and a claim for KVM, and nothing else.
 type apiServer struct{ apitest.Server }
 
 // startAPIServer starts the API server at its address.
@@ -41,7 +40,8 @@ func (s *station) startAPIServer() *apiServer {
 	return a
 }
 
-// devices returns how many devices are in the one slice, or an error.
+// devices returns the number of devices in the only slice, or an error if there is not exactly one
+// slice.
 func (a *apiServer) devices() (int, error) {
 	kept := a.Slices()
 	if len(kept) != 1 {

@@ -20,7 +20,7 @@ const (
 	kvmHost   = "../../discovery/families/hypervisor/testdata/kvm.host"
 )
 
-// chandler runs a command and returns what it printed.
+// chandler runs a command and returns its output.
 func chandler(args ...string) (out, errOut string, err error) {
 	var o, e bytes.Buffer
 	cmd := newCommand()
@@ -40,7 +40,7 @@ func mustRun(t *testing.T, args ...string) string {
 	return out
 }
 
-// names returns the devices that discover finds.
+// names returns the names of the devices that discover finds.
 func names(t *testing.T, args ...string) (names []string) {
 	t.Helper()
 	var snapshot struct {
@@ -80,7 +80,7 @@ func TestDiscoverFormats(t *testing.T) {
 	}
 }
 
-// Devices that the configuration names are printed, and recorded with --config alone.
+// Devices of the configuration's paths are printed, and recorded only with --config.
 func TestPathsOfTheConfiguration(t *testing.T) {
 	dir := t.TempDir()
 	config, host := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "own.host")
@@ -113,8 +113,8 @@ func TestPathsOfTheConfiguration(t *testing.T) {
 	}
 }
 
-// stranger is a recorded host that is meant to hurt its reader: it claims to be
-// this machine and has the driver whose vendor's library is asked.
+// stranger returns a malicious recorded host: it claims to be this machine and has the driver whose
+// vendor library the agent queries.
 func stranger(t *testing.T, more string) string {
 	t.Helper()
 	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -126,8 +126,8 @@ func stranger(t *testing.T, more string) string {
 	return file
 }
 
-// Nothing of a recorded host reaches this machine: discover makes no file, opens
-// no device and runs no program for it.
+// A recorded host does not affect this machine: discover creates no file, opens no device and runs
+// no program for it.
 func TestDiscoverOfAStranger(t *testing.T) {
 	bin, tmp := t.TempDir(), t.TempDir()
 	ran := filepath.Join(t.TempDir(), "ran")
@@ -163,7 +163,7 @@ func TestDiscoverOfAStranger(t *testing.T) {
 	}
 }
 
-// Real device nodes are made only where somebody asks for them.
+// Real device nodes are created only on request.
 func TestSimulateDeviceNodes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "host")
 	mustRun(t, "simulate", dir, stranger(t, ""))
@@ -178,7 +178,7 @@ func TestSimulateDeviceNodes(t *testing.T) {
 	}
 }
 
-// discover says in words what it could not read, and prints the rest.
+// The command discover reports what was unreadable, and prints the rest.
 func TestDiscoverSaysWhatItCouldNotRead(t *testing.T) {
 	root := t.TempDir()
 	out, errOut, err := chandler("discover", "--host-root", root)
@@ -240,8 +240,8 @@ func write(t *testing.T, file, text string) {
 	}
 }
 
-// The recording of a simulated host is the host, and two hosts may be laid out
-// over each other.
+// The recording of a simulated host equals the original, and two hosts can be laid out over each
+// other.
 func TestSimulateAndRecord(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "host")
 	mustRun(t, "simulate", dir, eightGPUs, kvmHost)
@@ -266,7 +266,7 @@ func sorted(names []string) map[string]bool {
 	return set
 }
 
-// A host that cannot be read is found out before another is laid out.
+// An unreadable host is detected before another is laid out.
 func TestSimulateDoesNothingByHalves(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "host")
 	if _, _, err := chandler("simulate", dir, kvmHost, filepath.Join(t.TempDir(), "missing.host")); err == nil {
@@ -291,7 +291,7 @@ func TestRunRefuses(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			klog.StopFlushDaemon() // a run before has started it, and it reads what is reset
+			klog.StopFlushDaemon() // an earlier run started the daemon, which reads the settings that are reset here
 			if err := logsapi.ResetForTest(nil); err != nil {
 				t.Fatal(err)
 			}
@@ -320,8 +320,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// The labels of a host are printed as its feature file has them, and as the configuration
-// wants its devices.
+// The labels of a host are printed in the form of its feature file, and follow the configuration.
 func TestDiscoverLabels(t *testing.T) {
 	out := mustRun(t, "discover", "-o", "labels", eightGPUs)
 	if want := "amd.com/gpu.vram=64G\n"; !strings.Contains(out, want) || strings.Contains(out, "#") {
@@ -341,7 +340,7 @@ func TestDiscoverLabels(t *testing.T) {
 	}
 }
 
-// discover -o json says where the kernel has each device.
+// The output of discover -o json has the sysfs path of each device.
 func TestDiscoverSaysPaths(t *testing.T) {
 	for _, format := range []string{"json", "yaml"} {
 		out := mustRun(t, "discover", "-o", format, "../../discovery/families/amdgpu/testdata/mi210x8.host")

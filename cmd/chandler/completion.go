@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// outputs are the formats that each command prints.
+// outputs lists the output formats of each command.
 var outputs = map[string][]cobra.Completion{
 	"discover":       {"table", "wide", "tree", "json", "yaml", "labels"},
 	"inventory":      {"tree", "json", "yaml"},
@@ -14,8 +14,8 @@ var outputs = map[string][]cobra.Completion{
 	"migrate status": {"table", "json"},
 }
 
-// addCompletions has shells complete the values of flags, and the files of recorded hosts
-// where a command takes one. Completions that a command has of its own stay.
+// addCompletions adds shell completions for the values of flags, and for host recordings as
+// arguments. Existing completions of a command remain.
 func addCompletions(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		addCompletions(sub)
@@ -26,7 +26,7 @@ func addCompletions(cmd *cobra.Command) {
 			return
 		}
 		if _, there := cmd.GetFlagCompletionFunc(flag); !there {
-			_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // the flag is there, and nobody else completes it
+			_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // the flag exists and has no completion
 		}
 	}
 	if values := outputs[name]; values != nil {

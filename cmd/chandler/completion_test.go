@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Shells are told the values of flags and which files are recorded hosts, and every format
-// that is completed is one that the command takes.
+// Shells complete the values of flags and the files of recorded hosts. Every completed format is
+// valid.
 func TestCompletion(t *testing.T) {
 	if help := mustRun(t, "--help"); !strings.Contains(help, "completion ") {
 		t.Errorf("the help does not name the command:\n%s", help)

@@ -26,8 +26,8 @@ import (
 	"chandler.dev/internal/handover"
 )
 
-// loadConfig reads the configuration file as it counts on a node, or returns the
-// defaults where none is named.
+// loadConfig reads a configuration file and returns the part for a node. Without a file, loadConfig
+// returns the defaults.
 func loadConfig(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules.Rules, error) {
 	var data []byte
 	if file != "" {
@@ -43,8 +43,8 @@ func loadConfig(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules
 	return config, compiled, nil
 }
 
-// checkConfig decodes a configuration, and checks it and its expressions, whatever the
-// node. Of no data it returns the defaults.
+// checkConfig decodes and checks a configuration with its expressions, for all nodes. Without data,
+// it returns the defaults.
 func checkConfig(data []byte) (*v1alpha1.DriverConfig, error) {
 	if data == nil {
 		return &v1alpha1.DriverConfig{Mode: v1alpha1.ModeAuto}, nil
@@ -60,8 +60,8 @@ func checkConfig(data []byte) (*v1alpha1.DriverConfig, error) {
 	return config, nil
 }
 
-// parseConfig checks a configuration, and compiles what of it counts on a node. With
-// the error [v1alpha1.ErrNoLabels] it returns what does not depend on labels.
+// parseConfig checks a configuration, and compiles the part for a node. With the error
+// [v1alpha1.ErrNoLabels], the result contains only the parts independent of labels.
 func parseConfig(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules.Rules, error) {
 	config, err := checkConfig(data)
 	if err != nil {
@@ -75,13 +75,13 @@ func parseConfig(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rule
 	return config, compiled, errors.Join(err, unknown)
 }
 
-// nodeFlags adds flags that say of which node a command reads the configuration.
+// nodeFlags adds the flags that select the node whose configuration a command reads.
 func nodeFlags(flags *pflag.FlagSet, node *v1alpha1.Node) {
 	flags.StringVar(&node.Name, "node-name", os.Getenv("NODE_NAME"), "read the configuration as it counts on the `node` of this name; $NODE_NAME, else the host's name")
 	flags.StringToStringVar(&node.Labels, "node-labels", nil, "and of these `labels`: pool=training,chandler.dev/mode=DRA")
 }
 
-// nodeName returns a node's name in Kubernetes: the one that is said, or the host's.
+// nodeName returns the name of a node in Kubernetes: the given name, or else the host's name.
 func nodeName(said string) (string, error) {
 	if said == "" {
 		name, err := os.Hostname()
@@ -96,8 +96,8 @@ func nodeName(said string) (string, error) {
 	return said, nil
 }
 
-// loadConfigHere is [loadConfig] for a node whose name may be left out. Without a file
-// nothing depends on the name, so the host's may be one that no node has, such as "(none)".
+// loadConfigHere is [loadConfig] for a node whose name is optional. Without a file, nothing depends
+// on the name, so that an invalid host name, such as "(none)", does no harm.
 func loadConfigHere(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules.Rules, error) {
 	var err error
 	if file != "" || node.Name != "" {
@@ -113,34 +113,34 @@ func loadConfigHere(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *r
 	return config, compiled, err
 }
 
-// configuredHost returns a host with what the configuration says of it.
+// configuredHost returns a host with the settings of a configuration.
 func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
 	pool := func(r v1alpha1.Resource) bool { return r.SRIOV != nil }
 	host := &discovery.Host{FS: fsys, Roots: config.Roots, Pools: slices.ContainsFunc(config.Resources, pool)}
 	for _, entry := range config.Rebinding {
 		selector, err := rules.Compile(entry.CEL)
 		if err != nil {
-			continue // which compileRules reports
+			continue // compileRules reports the error
 		}
 		host.Rebind = append(host.Rebind, discovery.Rebinding{Expression: entry.CEL, Selects: selector.Selects, Driver: cmp.Or(entry.Driver, "vfio-pci")})
 	}
 	for _, entry := range config.OnRequest.VirtualFunctions {
 		selector, err := rules.Compile(entry.CEL)
 		if err != nil {
-			continue // likewise
+			continue // compileRules reports the error
 		}
 		host.VirtualFunctions = append(host.VirtualFunctions, discovery.VirtualFunctions{Expression: entry.CEL, Selects: selector.Selects, Count: entry.Count})
 	}
 	for _, entry := range config.OnRequest.Partitions {
 		selector, err := rules.Compile(entry.CEL)
 		if err != nil {
-			continue // likewise
+			continue // compileRules reports the error
 		}
 		host.Partition = append(host.Partition, discovery.Partitioning{Expression: entry.CEL, Selects: selector.Selects})
 	}
 	for _, kind := range []discovery.UpkeepKind{discovery.UpkeepMPS, discovery.UpkeepTimeSlices} {
 		for _, entry := range upkeep(config, kind) {
-			if selector, err := rules.Compile(entry.CEL); err == nil { // likewise
+			if selector, err := rules.Compile(entry.CEL); err == nil { // compileRules reports the error
 				host.Upkeep = append(host.Upkeep, discovery.Upkeep{Kind: kind, Expression: entry.CEL, Selects: selector.Selects})
 			}
 		}
@@ -155,7 +155,7 @@ func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
 	return host
 }
 
-// upkeep returns the devices for which a kind is allowed.
+// upkeep returns the selectors of the devices for a kind of sharing daemon.
 func upkeep(config *v1alpha1.DriverConfig, kind discovery.UpkeepKind) []v1alpha1.Selector {
 	if kind == discovery.UpkeepMPS {
 		return config.OnRequest.MPS
@@ -163,12 +163,12 @@ func upkeep(config *v1alpha1.DriverConfig, kind discovery.UpkeepKind) []v1alpha1
 	return config.OnRequest.TimeSlices
 }
 
-// handoverRules returns what is done to devices between two owners.
+// handoverRules returns the reclaim rules: what the agent does with a device between two consumers.
 func handoverRules(config *v1alpha1.DriverConfig) (out []handover.Rule) {
 	for _, entry := range config.Handover {
 		selector, err := rules.Compile(entry.CEL)
 		if err != nil {
-			continue // which compileRules reports
+			continue // compileRules reports the error
 		}
 		out = append(out, handover.Rule{Expression: entry.CEL, Selects: selector.Selects, Reset: entry.Reset == v1alpha1.ResetFunction, Methods: entry.ResetMethods})
 	}
@@ -198,7 +198,7 @@ func pathGroup(group v1alpha1.PathGroup) discovery.PathGroup {
 	return out
 }
 
-// checkRoots reports roots that no family looks at.
+// checkRoots reports unknown driver roots.
 func checkRoots(roots map[string]string) error {
 	var known []string
 	for _, f := range families.All {
@@ -212,7 +212,7 @@ func checkRoots(roots map[string]string) error {
 	return nil
 }
 
-// checkSeverity reports names of conditions that do not exist.
+// checkSeverity reports names of unknown conditions.
 func checkSeverity(effects map[string]v1alpha1.Effect) error {
 	known := discovery.Conditions()
 	for name := range effects {
@@ -223,7 +223,7 @@ func checkSeverity(effects map[string]v1alpha1.Effect) error {
 	return nil
 }
 
-// severityOf returns the effects that the configuration gives to conditions.
+// severityOf returns the configured effects of conditions.
 func severityOf(effects map[string]v1alpha1.Effect) discovery.Severity {
 	out := make(discovery.Severity, len(effects))
 	for name, effect := range effects {
@@ -232,8 +232,8 @@ func severityOf(effects map[string]v1alpha1.Effect) discovery.Severity {
 	return out
 }
 
-// compileRules compiles the configuration's expressions. All that do not
-// compile are reported, each by its place in the file.
+// compileRules compiles the configuration's expressions. It reports all errors, each with its place
+// in the file.
 func compileRules(config *v1alpha1.DriverConfig) (*rules.Rules, error) {
 	out := &rules.Rules{Mode: deviceMode(config.Mode), Allocation: allocations(config.Allocation)}
 	var errs []error
@@ -303,7 +303,7 @@ func compileRules(config *v1alpha1.DriverConfig) (*rules.Rules, error) {
 	return out, errors.Join(errs...)
 }
 
-// allocations returns how resources are given out.
+// allocations returns the allocation settings by resource.
 func allocations(config []v1alpha1.Allocation) map[string]rules.Allocation {
 	out := make(map[string]rules.Allocation, len(config))
 	for _, a := range config {
@@ -326,7 +326,7 @@ func allocations(config []v1alpha1.Allocation) map[string]rules.Allocation {
 	return out
 }
 
-// qualified returns names of attributes as devices have them, which leave out the driver's domain.
+// qualified returns attribute names as devices have them, without the driver's own domain.
 func qualified(attributes []string) (names []resourceapi.QualifiedName) {
 	for _, name := range attributes {
 		names = append(names, resourceapi.QualifiedName(strings.TrimPrefix(name, discovery.Domain+"/")))
@@ -334,7 +334,7 @@ func qualified(attributes []string) (names []resourceapi.QualifiedName) {
 	return names
 }
 
-// variables returns variables as containers are given them, in order.
+// variables returns environment variables as NAME=value, sorted by name.
 func variables(env map[string]string) (variables []string) {
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		variables = append(variables, name+"="+env[name])
@@ -384,7 +384,7 @@ func readParameters(raw []byte) (discovery.Parameters, error) {
 	return parameters, nil
 }
 
-// functionID returns the ID of an accelerator function as the kernel writes it.
+// functionID returns the ID of an accelerator function in the kernel's notation.
 func functionID(said string) string { return strings.ReplaceAll(strings.ToLower(said), "-", "") }
 
 func deviceMode(mode v1alpha1.Mode) discovery.Mode {

@@ -50,7 +50,7 @@ func TestSeverityOfConfig(t *testing.T) {
 	}
 }
 
-// The rules say how resources are given out, and so does each snapshot.
+// The rules and each snapshot have the allocation settings of the configuration.
 func TestAllocationOfConfig(t *testing.T) {
 	_, compiled, err := parseConfig([]byte("apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n"+
 		"allocation: [{resource: a.b/c, policy: Packed}, {resource: a.b/d, failRequestsGreaterThanOne: true, deviceIDStrategy: Index, env: {B: c, A: b}}]\n"), v1alpha1.Node{})

@@ -9,8 +9,8 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// Each claim of a burst is read before it is prepared. With client-go's own
-// limit the eleventh and all after it would wait, 200 ms each.
+// Each claim of a burst is read before it is prepared. With client-go's default limit, the eleventh
+// and all later claims would wait 200 ms each.
 func TestBurstOfClaimsDoesNotWaitForTheClient(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	config := `{"apiVersion": "v1", "kind": "Config", "current-context": "c",

@@ -11,7 +11,7 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// Every ConfigMap that is shipped holds a configuration that the agent takes.
+// Every shipped ConfigMap contains a valid configuration.
 func TestShippedConfigurations(t *testing.T) {
 	files, err := filepath.Glob("../../deployments/examples/config-*.yaml")
 	if err != nil || len(files) == 0 {

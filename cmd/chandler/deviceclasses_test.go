@@ -17,7 +17,7 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// deviceClasses returns the classes that deployments/ ships.
+// deviceClasses returns the classes in deployments/.
 func deviceClasses(t *testing.T) []resourceapi.DeviceClass {
 	t.Helper()
 	classes, err := deployments.DeviceClasses()
@@ -40,8 +40,8 @@ func recordedDevices(t *testing.T) (devices []discovery.Device) {
 	return devices
 }
 
-// Each class selects a device of the recorded hosts, each device is of a class,
-// and no expression fails for any device: the scheduler gives a node up for that.
+// Each class selects a device of the recorded hosts, each device belongs to a class, and no
+// expression fails for any device: an error makes the scheduler skip the node.
 func TestDeviceClasses(t *testing.T) {
 	devices := recordedDevices(t)
 	classed := make([]bool, len(devices))
@@ -81,25 +81,25 @@ func TestDeviceClasses(t *testing.T) {
 	}
 }
 
-// manifold are classic names of which there are more than a list can have, each
-// with a class in examples/ to copy.
+// manifold matches extended resource names that are too numerous for a list. For each pattern,
+// examples/ has a class to copy.
 var manifold = []*regexp.Regexp{
-	regexp.MustCompile(`^fpga\.intel\.com/af-`),                  // one for each function that there may be
-	regexp.MustCompile(`^fpga\.intel\.com/region-`),              // one for each region
-	regexp.MustCompile(`^amd\.com/(xilinx|advantech)_`),          // one for each shell and its time
-	regexp.MustCompile(`^amd\.com/[a-z]+_nps[0-9]+$`),            // one for each partition mode
-	regexp.MustCompile(`^nvidia\.com/mig-`),                      // one for each profile
-	regexp.MustCompile(`^nvidia\.com/GRID_`),                     // one for each type
-	regexp.MustCompile(`^qat\.intel\.com/(dc-|sym-|asym-).`),     // by the order in which services were written
-	regexp.MustCompile(`^(example\.com|squat\.ai|b-com\.com)/.`), // by whoever wrote the configuration
+	regexp.MustCompile(`^fpga\.intel\.com/af-`),                  // for each possible function
+	regexp.MustCompile(`^fpga\.intel\.com/region-`),              // for each region
+	regexp.MustCompile(`^amd\.com/(xilinx|advantech)_`),          // for each shell and its time
+	regexp.MustCompile(`^amd\.com/[a-z]+_nps[0-9]+$`),            // for each partition mode
+	regexp.MustCompile(`^nvidia\.com/mig-`),                      // for each profile
+	regexp.MustCompile(`^nvidia\.com/GRID_`),                     // for each type
+	regexp.MustCompile(`^qat\.intel\.com/(dc-|sym-|asym-).`),     // by the configured order of the services
+	regexp.MustCompile(`^(example\.com|squat\.ai|b-com\.com)/.`), // from the administrator's configuration
 }
 
-// aCard is a name that no class can stand for: it is of two devices.
+// aCard is a name without a possible class: it stands for two devices.
 const aCard = "amd.com/ama_u30"
 
-// A pod that asks for a classic name gets the device through DRA as well. A device
-// that has the name, of its own or from the administrator, is of the class with
-// that extendedResourceName, and a device with other names is not.
+// A pod that requests an extended resource name gets the device through DRA too. The class with the
+// extendedResourceName contains every device with the name, whether built in or configured, and no
+// device that has only other names.
 func TestExtendedResourceNames(t *testing.T) {
 	devices := recordedDevices(t)
 	shipped := classesByName(deviceClasses(t))
@@ -146,8 +146,8 @@ func classesByName(classes []resourceapi.DeviceClass) map[string]resourceapi.Dev
 	return named
 }
 
-// checkExact checks that a class selects the devices that have its extended
-// resource name, at least one, and none that has only other names.
+// checkExact checks that a class selects the devices with its extended resource name, at least one,
+// and no device that has only other names.
 func checkExact(t *testing.T, class resourceapi.DeviceClass, devices []discovery.Device) {
 	t.Helper()
 	resource := *class.Spec.ExtendedResourceName
@@ -159,7 +159,7 @@ func checkExact(t *testing.T, class resourceapi.DeviceClass, devices []discovery
 	for _, d := range devices {
 		names := namesOf(d)
 		if resource == "nvidia.com/gpu" && d.Attributes.String("function") == "partition" {
-			continue // GKE's plugin calls parts so too; the class is for whole GPUs
+			continue // GKE's plugin uses the name for partitions too; the class is for whole GPUs
 		}
 		selected, err := compiled.Selects(d)
 		if err != nil {
@@ -175,8 +175,7 @@ func checkExact(t *testing.T, class resourceapi.DeviceClass, devices []discovery
 	}
 }
 
-// namesOf returns the names that a device may have, of its own or where the
-// administrator chooses them.
+// namesOf returns the names that a device can have, built in or configured.
 func namesOf(d discovery.Device) (names []string) {
 	for _, offer := range d.Classic {
 		if !offer.Unnamed() {

@@ -119,7 +119,7 @@ func readFile(file string) ([]byte, error) {
 	return readInput(os.Stdin, file)
 }
 
-// printer returns what prints a snapshot in a format.
+// printer returns the print function of a format.
 func printer(format string) (func(io.Writer, *rules.Snapshot) error, error) {
 	switch format {
 	case "table":
@@ -153,7 +153,7 @@ type locatedDevice struct {
 	Path string `json:"path,omitempty"`
 }
 
-// located returns a snapshot as it is printed: each device has the kernel's directory of it.
+// located returns a snapshot for printing. Each device has its sysfs directory.
 func located(s *rules.Snapshot) any {
 	devices := make([]locatedDevice, len(s.Devices))
 	for i, d := range s.Devices {
@@ -172,8 +172,8 @@ func located(s *rules.Snapshot) any {
 	}{devices, problems}
 }
 
-// printLabels prints the labels that the devices give their node. The error is what cannot
-// be a label; the others are printed.
+// printLabels prints the labels that the devices give their node. Invalid labels are left out and
+// returned as an error.
 func printLabels(out io.Writer, s *rules.Snapshot) error {
 	made, err := labels.Of(s, families.All)
 	if _, writeErr := io.WriteString(out, labels.Lines(made)); writeErr != nil {

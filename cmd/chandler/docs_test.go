@@ -22,7 +22,7 @@ import (
 
 const projectRoot = "../.."
 
-// userPages returns the pages for users, and CONTRIBUTING.md.
+// userPages returns the user documentation, and CONTRIBUTING.md.
 func userPages(t *testing.T) []docs.Page {
 	t.Helper()
 	pages, err := docs.All(projectRoot)
@@ -32,7 +32,7 @@ func userPages(t *testing.T) []docs.Page {
 	return slices.DeleteFunc(pages, func(p docs.Page) bool { return p.Path == "ARCHITECTURE.md" || p.Path == "CHANGELOG.md" })
 }
 
-// programs are the commands that are not checked, with the reason.
+// programs lists unchecked commands, with the reason.
 var programs = map[string]string{
 	"docker":    "needs Docker and a registry",
 	"export":    "changes the shell that you type it in",
@@ -51,9 +51,9 @@ var programs = map[string]string{
 	"sha256sum": "checks what was released",
 }
 
-// Every command of the pages is one that there is: targets of make, files and charts are
-// there, and Chandler's own commands take what they are given. Those that read files are
-// run, on the files of fixtures.
+// Every command in the documentation is valid: make targets, files and charts exist, and Chandler's
+// commands accept their arguments. Commands that only read files are run with the files of
+// fixtures.
 func TestDocsCommands(t *testing.T) {
 	makefile, err := os.ReadFile(filepath.Join(projectRoot, "Makefile"))
 	if err != nil {
@@ -111,8 +111,8 @@ func checkCommand(t *testing.T, c docs.Command, dir *string, makefile string) er
 	}
 }
 
-// checkFiles checks that the files which such flags name are in the project. A name
-// without a directory is a file that the page has its reader write.
+// checkFiles checks that the files after the given flags exist in the project. A name without a
+// directory is a file that the reader creates.
 func checkFiles(words []string, flags ...string) error {
 	for i, word := range words[:len(words)-1] {
 		if !slices.Contains(flags, word) || !strings.Contains(words[i+1], "/") {
@@ -125,7 +125,7 @@ func checkFiles(words []string, flags ...string) error {
 	return nil
 }
 
-// checkChart checks that a chart in the project is there, and that it has the values.
+// checkChart checks that the project has a chart with the given values.
 func checkChart(words []string) error {
 	var values map[string]any
 	for i, word := range words {
@@ -158,7 +158,7 @@ func checkChart(words []string) error {
 	return nil
 }
 
-// checkTargets checks that the Makefile has the targets.
+// checkTargets checks the Makefile for the targets.
 func checkTargets(words []string, makefile string) error {
 	for _, target := range words {
 		if strings.Contains(target, "=") {
@@ -171,8 +171,7 @@ func checkTargets(words []string, makefile string) error {
 	return nil
 }
 
-// checkPackages checks that packages of the project are there. Those of a family that
-// is only an example are not.
+// checkPackages checks that packages of the project exist, except those of the example family.
 func checkPackages(dir string, words []string) error {
 	for _, word := range words {
 		if !strings.HasPrefix(word, "./") || strings.Contains(word, "mydevice") {
@@ -185,7 +184,7 @@ func checkPackages(dir string, words []string) error {
 	return nil
 }
 
-// findChandler returns the command that arguments name, with its flags set.
+// findChandler returns the command for a list of arguments, with its flags set.
 func findChandler(args []string) (*cobra.Command, error) {
 	c, rest, err := newCommand().Find(args)
 	if err != nil {
@@ -203,7 +202,7 @@ func parseChandler(args []string) error {
 	return err
 }
 
-// fixtures are the files that pages name, and what stands in for them.
+// fixtures maps file names in the documentation to files of the project.
 var fixtures = map[string]string{
 	"my-config.yaml":         "deployments/examples/config-gpu-memory.yaml",
 	"my-claims.yaml":         "deployments/examples/gpu-pair.yaml",
@@ -215,17 +214,17 @@ var fixtures = map[string]string{
 	"sriovdp-config.yaml":    "cmd/chandler/importer/testdata/sriovdp.json",
 }
 
-// inputs are what stands in for standard input, by command.
+// inputs maps commands to replacement files for standard input.
 var inputs = map[string]string{
 	"chandler validate":      "deployments/deviceclasses.yaml",
 	"chandler config import": "cmd/chandler/importer/testdata/nvidia-daemonset.yaml",
 }
 
-// readers are the commands that only read files, and so are run.
+// readers lists the commands that only read files. The test runs them.
 var readers = []string{"chandler discover", "chandler slices", "chandler validate", "chandler config import", "chandler version", "chandler migrate plan"}
 
-// runChandler runs a command of Chandler's if it only reads files. It must end well, or
-// with exit code 2, which "chandler config import" has where not all could be said.
+// runChandler runs a command of Chandler if it only reads files. The command must succeed or exit
+// with code 2, which "chandler config import" uses for incomplete imports.
 func runChandler(t *testing.T, args []string) error {
 	c, err := findChandler(args)
 	if err != nil {
@@ -241,8 +240,7 @@ func runChandler(t *testing.T, args []string) error {
 	return err
 }
 
-// outputOf runs a command in a directory with the fixtures, whose files of the project
-// are where they are from its root.
+// outputOf runs a command in a directory with the fixtures and the files of the project.
 func outputOf(t *testing.T, path string, args []string) (string, error) {
 	t.Helper()
 	root, err := filepath.Abs(projectRoot)
@@ -273,8 +271,8 @@ func outputOf(t *testing.T, path string, args []string) (string, error) {
 	return out.String(), err
 }
 
-// In a block of the kind "console", the lines below a command that only reads files are
-// what it prints; "…" stands for lines that are left out. With -update they are written.
+// In a block of the kind "console", the lines below a command that only reads files are its output;
+// "…" replaces omitted lines. With -update, the output is written to the page.
 func TestDocsOutput(t *testing.T) {
 	update := flag.Lookup("update").Value.String() == "true"
 	for _, page := range userPages(t) {
@@ -285,7 +283,7 @@ func TestDocsOutput(t *testing.T) {
 			}
 			commands, err := block.Commands()
 			if err != nil || len(commands) != 1 || filepath.Base(commands[0].Words[0]) != "chandler" {
-				continue // what a cluster answers
+				continue // output from a cluster
 			}
 			first, shown, _ := strings.Cut(block.Text, "\n")
 			c, err := findChandler(commands[0].Words[1:])
@@ -312,7 +310,7 @@ func TestDocsOutput(t *testing.T) {
 	}
 }
 
-// elided returns an expression for output of which lines are left out.
+// elided returns an expression for output with omitted lines.
 func elided(shown string) *regexp.Regexp {
 	parts := strings.Split(shown, "…\n")
 	for i := range parts {
@@ -321,9 +319,9 @@ func elided(shown string) *regexp.Regexp {
 	return regexp.MustCompile(`\A` + strings.Join(parts, `(.*\n)*`) + `\z`)
 }
 
-// Every YAML of the pages is right: configurations and claims by "chandler validate",
-// objects of Kubernetes by their types, and what is written for other device plugins by
-// "chandler config import".
+// Every YAML block of the documentation is valid: "chandler validate" accepts configurations and
+// claims, Kubernetes types accept Kubernetes objects, and "chandler config import" accepts
+// configurations of other device plugins.
 func TestDocsYAML(t *testing.T) {
 	strict := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
 	for _, page := range userPages(t) {
@@ -341,7 +339,7 @@ func TestDocsYAML(t *testing.T) {
 					continue
 				}
 				if text == "" {
-					continue // another plugin's, which whole has imported
+					continue // another plugin's configuration, which whole has imported
 				}
 				for document := range strings.SplitSeq(text, "\n---\n") {
 					if strings.Contains(document, "apiVersion: chandler.dev/") && !strings.Contains(document, "opaque:") {
@@ -359,8 +357,8 @@ func TestDocsYAML(t *testing.T) {
 	}
 }
 
-// whole returns a YAML as an object: a piece of a claim's spec is made a claim. It
-// returns none for what is written for another device plugin, if it can be imported.
+// whole returns a YAML text as an object: a part of a claim's spec becomes a claim. It returns ""
+// for another device plugin's configuration, if it can be imported.
 func whole(text string) (string, error) {
 	var top map[string]any
 	document, _, _ := strings.Cut(text, "\n---\n")
@@ -373,7 +371,7 @@ func whole(text string) (string, error) {
 	case version == "v1", group == "chandler.dev", version != "" && scheme.Scheme.IsGroupRegistered(group):
 		return text, nil
 	case strings.HasPrefix(text, "# my-values.yaml"), group == "kustomize.config.k8s.io":
-		return "", nil // e2e/chart gives them to Helm and kubectl
+		return "", nil // e2e/chart passes them to Helm and kubectl
 	case top["config"] != nil || top["constraints"] != nil:
 		return docs.Claim(text), nil
 	}

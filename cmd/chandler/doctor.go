@@ -88,22 +88,21 @@ there are warnings), and 2 if doctor itself could not look.`,
 	return cmd
 }
 
-// inherit takes the agent's options where this runs in its pod and nothing else was said.
+// inherit copies the agent's options for unset flags, if this process runs in the agent's pod.
 func (o *doctorOptions) inherit(flags *pflag.FlagSet, own map[string]string) {
 	if own == nil {
 		return
 	}
 	inherit(flags, own, "host-root", "runtime-root", "kubelet-root", "device-plugin-dir", "cdi-root", "config", "kubeconfig", "node-name")
 	if !flags.Changed("node-root") {
-		o.nodeRoot = "" // the pod has an /etc of its own
+		o.nodeRoot = "" // the pod has its own /etc
 	}
 }
 
-// places are the agent's options that say where what of the node is.
+// places lists the agent's options with directories and the node name.
 var places = []string{"host-root", "kubelet-root", "device-plugin-dir", "node-name"}
 
-// inherit gives flags the values that the agent in whose pod this is has, unless something else
-// was said.
+// inherit sets flags to the options of the agent in the same pod, unless the user has set them.
 func inherit(flags *pflag.FlagSet, own map[string]string, names ...string) {
 	for _, name := range names {
 		if value := own[name]; value != "" && flags.Lookup(name) != nil && !flags.Changed(name) {
@@ -112,17 +111,17 @@ func inherit(flags *pflag.FlagSet, own map[string]string, names ...string) {
 	}
 }
 
-// doctorError says with which exit code doctor ends.
+// doctorError is an error with doctor's exit code.
 type doctorError struct {
 	error
 
 	code int
 }
 
-// ExitCode is that of the command.
+// ExitCode returns the exit code of the command.
 func (e doctorError) ExitCode() int { return e.code }
 
-// couldNot is the error of a doctor that could not look.
+// couldNot returns the error of a doctor run without a result.
 func couldNot(err error) error {
 	if err == nil {
 		return nil
@@ -130,8 +129,8 @@ func couldNot(err error) error {
 	return doctorError{err, 2}
 }
 
-// run looks and prints. Node-problem-detector also takes from the output why doctor could
-// not look.
+// run checks the node and prints the report. For node-problem-detector, it also prints why the
+// check was impossible.
 func (o *doctorOptions) run(ctx context.Context, out, errOut io.Writer, args []string) error {
 	err := o.look(ctx, out, errOut, args)
 	var ends doctorError
@@ -169,7 +168,7 @@ func (o *doctorOptions) look(ctx context.Context, out, errOut io.Writer, args []
 		return couldNot(err)
 	}
 	if !report.Healthy(o.strict) {
-		return doctorError{errors.New(""), 1} // the report says it
+		return doctorError{errors.New(""), 1} // the report has the details
 	}
 	return nil
 }
@@ -225,9 +224,9 @@ func (o *doctorOptions) examine(ctx context.Context, errOut io.Writer, args []st
 	return doctor.Judge(facts, only...), nil
 }
 
-// connect returns how to reach the API server: as it was said, as a pod, as an administrator, or
-// as the kubelet. On a machine without a kubelet nobody else's cluster is asked unless
-// that was said.
+// connect returns a client configuration for the API server, from the first source that exists: the
+// flag, the pod, an administrator's kubeconfig, or the kubelet's. On a machine without a kubelet,
+// only the flag and the pod are considered, so that doctor does not query an unrelated cluster.
 func (o *doctorOptions) connect() (*rest.Config, error) {
 	if o.kubeconfig != "" {
 		return loadKubeconfig(o.kubeconfig)

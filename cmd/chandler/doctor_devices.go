@@ -28,10 +28,10 @@ import (
 	"chandler.dev/legacy/list"
 )
 
-// healthFile is where the agent keeps the states of devices.
+// healthFile is the agent's file with the states of devices.
 const healthFile = "health.json"
 
-// addDevices adds the facts that discovery, the configuration and the agent's files say.
+// addDevices adds facts from discovery, the configuration and the agent's files.
 func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gather.Options, f *doctor.Facts) error {
 	state := os.DirFS(g.StateDir)
 	if g.Recorded {
@@ -48,8 +48,8 @@ func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gath
 	if n.Devices, err = (discovery.Watch{Host: host, Families: families.All}).Once(ctx); err != nil {
 		return err
 	}
-	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without it, records of any boot count
-	n.Entries, _ = ledger.ReadEntries(state, ".", boot)         // what is wrong with them the records say
+	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without a boot ID, records of every boot apply
+	n.Entries, _ = ledger.ReadEntries(state, ".", boot)         // other checks report damaged records
 	if f.Kubelet.Pods.Not == "" {
 		n.addListed(&kubeletapi.Listing{Pods: f.Kubelet.Pods.Value})
 	}
@@ -64,7 +64,7 @@ func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gath
 
 	settler := discovery.Settler{Severity: severityOf(config.Health.Severity), Held: func(device string) bool { return len(f.Devices.Holders[device]) > 0 }}
 	if data, err := fs.ReadFile(state, healthFile); err == nil {
-		_ = json.Unmarshal(data, &settler) // since when devices are as they are; without it nothing is said of that
+		_ = json.Unmarshal(data, &settler) // the times of the states; without them, no times are reported
 	}
 	settled, _ := settler.Settle(n.Devices, time.Now())
 	f.Devices.Found, f.Devices.Well = n.Devices, make(map[string]bool)
@@ -74,11 +74,11 @@ func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gath
 	snapshot := n.Rules.Apply(settled) //nolint:contextcheck // evaluating an expression does not block
 	f.Devices.Snapshot = doctor.Known(snapshot)
 	f.Kubelet.Ours = ours(snapshot, n.API)
-	f.Devices.Waits = doctor.Known(waits(n)) //nolint:contextcheck // likewise
+	f.Devices.Waits = doctor.Known(waits(n)) //nolint:contextcheck // evaluating an expression does not block
 	return nil
 }
 
-// noFiles is the directory of an agent that is not there.
+// noFiles is the state directory if there is no agent.
 type noFiles struct{}
 
 // Open implements [fs.FS].
@@ -86,20 +86,19 @@ func (noFiles) Open(name string) (fs.File, error) {
 	return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 }
 
-// configInForce returns the configuration by which the agent goes, and notes what is wrong with the
-// one that it was given last.
+// configInForce returns the agent's configuration, and notes errors in the latest one.
 func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.DriverConfig, nodeNow, error) {
 	var n nodeNow
 	node := o.node
 	if node.Labels == nil && f.Cluster.Node.Not == "" && f.Cluster.Node.Value != nil {
 		node.Labels = maps.Clone(f.Cluster.Node.Value.Labels)
 		if v1alpha1.WrongMode(node.Labels) {
-			delete(node.Labels, v1alpha1.LabelMode) // it has a code of its own, and is not in force
+			delete(node.Labels, v1alpha1.LabelMode) // an invalid mode has its own code, and is not in force
 		}
 	}
 	if node.Labels == nil {
 		if data, err := fs.ReadFile(state, agent.KeptLabels); err == nil {
-			_ = json.Unmarshal(data, &node.Labels) // where it cannot be read, entries for labels are unknown
+			_ = json.Unmarshal(data, &node.Labels) // without the labels, entries for labels are unknown
 		}
 	}
 	kept, err := fs.ReadFile(state, agent.KeptConfig)
@@ -141,8 +140,8 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.D
 	return config, n, nil
 }
 
-// looking names the parts of a configuration for which the agent must see which processes have devices open. To
-// cut partitions it need not, since there the driver refuses.
+// looking lists the parts of a configuration that require the agent to see which processes have
+// devices open. Partitions are not among them: the driver refuses to partition a device in use.
 func looking(config *v1alpha1.DriverConfig) (parts []string) {
 	for part, has := range map[string]bool{
 		"handover":                   len(config.Handover) > 0,
@@ -157,7 +156,7 @@ func looking(config *v1alpha1.DriverConfig) (parts []string) {
 	return parts
 }
 
-// holders returns who has each device: the pods, where the kubelet says which have a claim.
+// holders returns the consumers of each device: pods, if the kubelet lists the pods of a claim.
 func holders(n nodeNow) map[string][]doctor.Holder {
 	found := make(map[string][]doctor.Holder)
 	add := func(device string, h doctor.Holder) {
@@ -189,12 +188,12 @@ func holders(n nodeNow) map[string][]doctor.Holder {
 	return found
 }
 
-// ours returns the classic IDs that the agent may list, by resource. A resource that DRA alone
-// offers has none.
+// ours returns the device plugin IDs that the agent may list, by resource. A resource of DRA alone
+// has no IDs.
 func ours(snapshot *rules.Snapshot, places map[string]discovery.Mode) map[string][]string {
 	found := make(map[string][]string)
 	if places == nil {
-		return found // there is no agent yet, so whoever serves a resource is right to
+		return found // without an agent, any plugin may serve a resource
 	}
 	for resource, units := range list.Of(snapshot).Units {
 		found[resource] = []string{}
@@ -207,7 +206,8 @@ func ours(snapshot *rules.Snapshot, places map[string]discovery.Mode) map[string
 	return found
 }
 
-// waits returns the devices that wait to move, once an agent has placed them.
+// waits returns the devices that wait to move to the other API, nil before an agent has placed the
+// devices.
 func waits(n nodeNow) (found []doctor.Wait) {
 	if n.API == nil {
 		return nil

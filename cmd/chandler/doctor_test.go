@@ -22,14 +22,14 @@ import (
 	"chandler.dev/internal/doctor"
 )
 
-// hostPrograms are those that look at a host or change it, which the pages of doctor's codes
-// name.
+// hostPrograms lists the programs in the documentation of doctor's codes that examine or change a
+// host.
 var hostPrograms = []string{
 	"ausearch", "cat", "crictl", "df", "dmesg", "du", "findmnt", "journalctl", "mkdir", "mv", "nvidia-modprobe",
 	"ps", "reboot", "rm", "sed", "sh", "sort", "sudoedit", "tail", "tee", "timedatectl", "tr", "udevadm",
 }
 
-// doctored runs doctor, and returns what it printed and its exit code.
+// doctored runs doctor, and returns its output and its exit code.
 func doctored(t *testing.T, args ...string) (out string, code int) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -52,7 +52,7 @@ func doctored(t *testing.T, args ...string) (out string, code int) {
 	return stdout.String(), code
 }
 
-// Doctor on recorded hosts says what is wrong with their devices, and no more.
+// On recorded hosts, doctor reports the faults of the devices and nothing else.
 func TestDoctorOfRecordedHosts(t *testing.T) {
 	for host, want := range map[string][]string{
 		"amdgpu/mi210x8":     nil,
@@ -130,7 +130,7 @@ func TestDoctorExitCodes(t *testing.T) {
 	}
 }
 
-// A machine without Kubernetes is well.
+// A machine without Kubernetes has no faults.
 func TestDoctorOfALaptop(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"sys", "proc", "dev"} {
@@ -187,7 +187,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// Node-problem-detector gets one line on standard output, and its exit codes.
+// For node-problem-detector, doctor prints one line and uses the matching exit codes.
 func TestDoctorForNodeProblemDetector(t *testing.T) {
 	const hosts = "../../discovery/families/nvidia/testdata/"
 	for _, test := range []struct {
@@ -211,7 +211,7 @@ func TestDoctorForNodeProblemDetector(t *testing.T) {
 	}
 }
 
-// A label for the mode that is wrong keeps doctor from nothing: it has a code of its own.
+// An invalid mode label does not stop doctor: the label has its own code.
 func TestDoctorOfAWrongLabel(t *testing.T) {
 	var f doctor.Facts
 	f.Cluster.Node = doctor.Known(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{v1alpha1.LabelMode: "dra"}}})
@@ -226,7 +226,8 @@ func TestDoctorOfAWrongLabel(t *testing.T) {
 	}
 }
 
-// Doctor knows for which parts of the configuration the agent must see who has devices open.
+// Doctor lists the parts of the configuration that require the agent to see which processes have
+// devices open.
 func TestDoctorKnowsWhatNeedsSight(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                              "",
@@ -245,8 +246,8 @@ func TestDoctorKnowsWhatNeedsSight(t *testing.T) {
 	}
 }
 
-// In the agent's pod, commands that look at the node look where the agent does, unless they are
-// told otherwise, and take nothing else of its options.
+// In the agent's pod, commands that examine the node use the agent's directories and node name
+// unless flags are set, and no other options of the agent.
 func TestOptionsOfTheAgent(t *testing.T) {
 	own := map[string]string{"host-root": "/host", "kubelet-root": "/k", "node-name": "n", "config": "/etc/c.yaml", "v": "4"}
 	cmd := newInventoryCommand()
@@ -261,7 +262,7 @@ func TestOptionsOfTheAgent(t *testing.T) {
 	}
 }
 
-// Where NVIDIA's nodes were not made, those that all GPUs share are told of as well.
+// If NVIDIA's device nodes are missing, doctor also reports the nodes that all GPUs share.
 func TestDoctorOfNodesThatWereNotMade(t *testing.T) {
 	data, err := os.ReadFile("../../discovery/families/nvidia/testdata/h100x8.host")
 	if err != nil {

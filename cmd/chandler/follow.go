@@ -21,29 +21,29 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// configFile is the configuration of an agent that runs, as it counts on a node.
+// configFile is the configuration file of a running agent, with the settings for the agent's node.
 type configFile struct {
-	name   string // of the file, none if ""
-	read   bool   // it was read before
-	last   []byte // its content then
-	unread string // why it could not be read then, "" if it could
+	name   string // path of the file, "" for none
+	read   bool   // the file was read before
+	last   []byte // the last content
+	unread string // the last read error, "" for none
 
 	node   v1alpha1.Node
-	labels <-chan map[string]string // of the node, whenever they change
+	labels <-chan map[string]string // the labels of the node, after each change
 
-	said   agent.Change           // what became of all that
-	counts *v1alpha1.DriverConfig // of which the settings are that were right last
-	right  agent.Settings         // those
+	said   agent.Change           // the last result: settings or an error
+	counts *v1alpha1.DriverConfig // the configuration of right
+	right  agent.Settings         // the last valid settings
 }
 
-// labelPatience is how long an agent that starts on a node for the first time waits for
-// the labels of the node, so that it offers nothing that it takes back at once.
+// labelPatience is how long an agent waits for the node's labels at its first start, to avoid
+// offers of devices that would be withdrawn at once.
 const labelPatience = 5 * time.Second
 
-// begin returns the settings with which an agent starts. It goes by the labels that
-// were in force last, so that a start changes nothing. If the configuration is
-// wrong, it also returns why, and the settings are those of the configuration that
-// was kept in the directory, or ones with which nothing is offered anew.
+// begin returns the initial settings of an agent. It uses the last labels in force, so that a
+// restart changes nothing. If the configuration is invalid, begin also returns the error, and the
+// settings of the last valid configuration in the directory. If there is none, the settings offer
+// no new device.
 func (f *configFile) begin(ctx context.Context, dir string) (settings agent.Settings, wrong error) {
 	f.node.Labels = keptLabels(ctx, os.DirFS(dir))
 	if f.node.Labels == nil {
@@ -76,8 +76,7 @@ func (f *configFile) begin(ctx context.Context, dir string) (settings agent.Sett
 	return settings, wrong
 }
 
-// keptLabels returns the labels of the node that are kept in an agent's directory, nil if
-// there are none.
+// keptLabels returns the node's labels from an agent's directory, nil if there are none.
 func keptLabels(ctx context.Context, dir fs.FS) (labels map[string]string) {
 	data, err := fs.ReadFile(dir, agent.KeptLabels)
 	if err == nil {
@@ -90,7 +89,7 @@ func keptLabels(ctx context.Context, dir fs.FS) (labels map[string]string) {
 	return labels
 }
 
-// kept returns the settings of the last configuration that was right.
+// kept returns the settings of the last valid configuration.
 func (f *configFile) kept(name string) (agent.Settings, error) {
 	data, err := os.ReadFile(name)
 	if err != nil {
@@ -100,14 +99,13 @@ func (f *configFile) kept(name string) (agent.Settings, error) {
 	return settings, err
 }
 
-// followInterval is how often the configuration file is read again. The file is
-// small, and the kubelet takes up to a minute to bring a changed ConfigMap to the
-// node, so the file is read rather than watched: a watch would have to follow the
-// links by which the kubelet swaps the files of a volume.
+// followInterval is the interval between reads of the configuration file. The file is small, and
+// the kubelet takes up to a minute to update a changed ConfigMap on the node. A watch would have to
+// follow the kubelet's links, which swap the files of a volume.
 const followInterval = 10 * time.Second
 
-// follow reads the configuration file and hears the labels of the node until the context
-// ends, and sends what becomes of them to changes.
+// follow reads the configuration file and receives the node's labels until the context ends. Each
+// result is sent to changes.
 func (f *configFile) follow(ctx context.Context, changes chan<- agent.Change) {
 	ticker := time.NewTicker(followInterval)
 	defer ticker.Stop()
@@ -137,7 +135,7 @@ func (f *configFile) follow(ctx context.Context, changes chan<- agent.Change) {
 	}
 }
 
-// look reads the file, and reports whether that says something else than the last time.
+// look reads the file, and reports whether the content or the read error has changed.
 func (f *configFile) look() (changed bool) {
 	if f.name == "" {
 		return false
@@ -152,12 +150,12 @@ func (f *configFile) look() (changed bool) {
 		return false
 	}
 	f.read, f.last, f.unread = true, data, ""
-	f.counts = nil // the text is to be kept, even if it says the same
+	f.counts = nil // the new text must be kept, even if its meaning is the same
 	return true
 }
 
-// say works out what the file says on the node. While only labels change by which
-// nothing goes, the rules are the same.
+// say computes the settings for the node. If only labels changed and the configuration does not
+// depend on them, the rules stay the same.
 func (f *configFile) say() {
 	if f.unread != "" {
 		f.said = agent.Change{Err: fmt.Errorf("read config: %s", f.unread)}
@@ -177,8 +175,8 @@ func (f *configFile) say() {
 	f.counts, f.right, f.said = counts, settings, agent.Change{Settings: settings}
 }
 
-// parseSettings returns the part of a configuration that an agent works with on a node.
-// With the error [v1alpha1.ErrNoLabels] it is what does not depend on labels.
+// parseSettings returns the settings for an agent on a node. With the error [v1alpha1.ErrNoLabels],
+// the settings are those that do not depend on labels.
 func parseSettings(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, agent.Settings, error) {
 	config, compiled, err := parseConfig(data, node)
 	if config == nil {
@@ -191,7 +189,7 @@ func parseSettings(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, age
 	}, err
 }
 
-// keepMade returns how long what was made on request stays when nobody has it.
+// keepMade returns how long an unused on-demand device is kept.
 func keepMade(o v1alpha1.OnRequest) time.Duration {
 	if o.KeepSeconds == nil {
 		return 5 * time.Minute

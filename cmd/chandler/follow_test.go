@@ -13,9 +13,9 @@ import (
 	"chandler.dev/discovery"
 )
 
-// volume is a ConfigMap volume as the kubelet lays it out: files are links into
-// ..data, which is a link that is replaced when the ConfigMap changes
-// (pkg/volume/util/atomic_writer.go, Write, in Kubernetes 1.34 and 1.37).
+// volume is a ConfigMap volume in the kubelet's layout: files are links into ..data, a link that
+// the kubelet replaces when the ConfigMap changes (pkg/volume/util/atomic_writer.go, Write, in
+// Kubernetes 1.34 and 1.37).
 type volume struct {
 	t   *testing.T
 	dir string
@@ -38,7 +38,7 @@ func (v *volume) must(err error) {
 	}
 }
 
-// update does what the kubelet does with a changed ConfigMap.
+// update updates the volume as the kubelet does for a changed ConfigMap.
 func (v *volume) update(text string) {
 	v.t.Helper()
 	before := v.n
@@ -53,8 +53,8 @@ func (v *volume) update(text string) {
 	}
 }
 
-// An agent starts with the configuration, or else with the last one that was right, or
-// else with nothing to offer anew. It tells why the configuration is wrong.
+// An agent starts with the configuration, or else with the last valid one, or else without new
+// offers. The error explains why the configuration is invalid.
 func TestConfigToBeginWith(t *testing.T) {
 	dra, wrong := header()+"mode: DRA\n", header()+"mode: Sometimes\n"
 	tests := map[string]struct {
@@ -92,8 +92,8 @@ func TestConfigToBeginWith(t *testing.T) {
 	}
 }
 
-// A changed ConfigMap is read and compiled while the agent runs, a wrong one is
-// reported with its reason, and each content is told once.
+// A changed ConfigMap is read and compiled while the agent runs. An invalid one is reported with
+// its reason, and each content is reported once.
 func TestFollowConfig(t *testing.T) {
 	dra, classic := header()+"mode: DRA\n", header()+"mode: DevicePlugin\n"
 	v := newVolume(t, dra)

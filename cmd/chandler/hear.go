@@ -11,13 +11,13 @@ import (
 	"chandler.dev/discovery/hostfs"
 )
 
-// interfacesInterval is how often the names of network interfaces are compared, where
-// the kernel's events about them do not reach the agent.
+// interfacesInterval is the interval between comparisons of network interface names, where the
+// kernel's events about interfaces do not reach the agent.
 const interfacesInterval = time.Second
 
-// hear returns what hears the kernel's events, and of a host's network interfaces
-// also where these have no event that reaches the agent. How recoveries from errors ended is
-// kept in recoveries.
+// hear returns a function that receives the kernel's events. If events about the host's network
+// interfaces do not reach the agent, the function compares their names instead. recoveries receives
+// the results of error recoveries.
 func hear(host fs.FS, recoveries *discovery.Recoveries) func(ctx context.Context, events chan<- struct{}) error {
 	return func(ctx context.Context, events chan<- struct{}) error {
 		if hostfs.HasSys(host) && !discovery.SharesNetwork(host) {

@@ -12,7 +12,7 @@ import (
 	nvidia "chandler.dev/discovery/families/nvidia/hook"
 )
 
-// newHookCommand returns the command that container runtimes call for CDI specs of the agent.
+// newHookCommand returns the command that container runtimes run for CDI specs of the agent.
 func newHookCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "hook",

@@ -16,7 +16,7 @@ func newConfigCommand() *cobra.Command {
 		Use:   "config",
 		Short: "Make configurations of the agent",
 		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() }, // else arguments are not looked at
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() }, // without RunE, arguments are not checked
 	}
 	cmd.AddCommand(newImportCommand())
 	return cmd
@@ -56,10 +56,11 @@ carried over changes what they get, and 1 if a file could not be read.`,
 	return cmd
 }
 
-// errChanged is of a configuration with which pods get something else.
+// errChanged is the error for a configuration with changes for pods: the number of changed
+// settings.
 type errChanged int
 
-// errChangedCode is the exit code for it.
+// errChangedCode is the exit code of errChanged.
 const errChangedCode = 2
 
 func (e errChanged) Error() string {

@@ -62,7 +62,7 @@ func TestConfigImport(t *testing.T) {
 	}
 }
 
-// The output is a configuration that the other commands take.
+// The output is a configuration that the other commands accept.
 func TestConfigImportFromStandardInput(t *testing.T) {
 	stdin, err := os.Open(filepath.Join("importer", "testdata", "nvidia-mps.yaml"))
 	if err != nil {
@@ -90,11 +90,11 @@ func TestConfigImportHelp(t *testing.T) {
 	}
 }
 
-// A host offers by an imported configuration what the plugin offered there.
+// With an imported configuration, a host offers the same devices as with the plugin.
 func TestConfigImportOnHosts(t *testing.T) {
 	tests := []struct {
 		file, host string
-		want       string // each resource, how many IDs it has, and the first
+		want       string // each resource with the number of IDs, and the first ID
 	}{
 		{"nvidia-mps.yaml", "nvidia/testdata/h100x8", "nvidia.com/gpu 18 GPU-5d2c1f1b-8a41-4e0b-9c37-0b6f3d9ae41b::0"},
 		{"nvidia-every-option.yaml", "nvidia/testdata/a100-single", "nvidia.com/gpu.shared 20 MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e403::0"},
@@ -125,14 +125,15 @@ func TestConfigImportOnHosts(t *testing.T) {
 	}
 }
 
-// Each of the strategies of NVIDIA's plugin for MIG has its names, as docs/nvidia.md has it. Instances have their names by
-// "none" too, where the plugin gives GPUs that nothing can compute on. By "single" a node with unlike ones offers none, where the
-// plugin does not start.
+// Each MIG strategy of the NVIDIA plugin results in its resource names, as docs/nvidia.md lists
+// them. With "none", instances also keep their names, where the plugin offers GPUs that cannot
+// compute. With "single", a node with unlike instances offers none, where the plugin does not
+// start.
 func TestConfigImportMIGStrategies(t *testing.T) {
 	const (
-		alike   = "a100-single" // every GPU is divided into instances of one profile
+		alike   = "a100-single" // every GPU has instances of one profile
 		unlike  = "h100-mig"    // two GPUs are whole, and another has instances of several profiles
-		whole   = "gb200"       // no GPU is divided
+		whole   = "gb200"       // no GPU is partitioned
 		gpus    = "nvidia.com/gpu 4 GPU-5d2c1f08-8a41-4e0b-9c37-0b6f3d9ae408"
 		parts   = "nvidia.com/mig-2g.10gb 5 MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e403"
 		ofThree = "nvidia.com/gpu 2 GPU-5d2c1f43-8a41-4e0b-9c37-0b6f3d9ae443, nvidia.com/mig-1g.10gb 1 MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e490, " +
@@ -158,7 +159,7 @@ func TestConfigImportMIGStrategies(t *testing.T) {
 	}
 }
 
-// So have the examples of docs/nvidia.md for single, and for no instances.
+// The examples of docs/nvidia.md have the same results for single, and for no instances.
 func TestMIGStrategiesOfDocs(t *testing.T) {
 	for _, test := range []struct{ example, host, want string }{
 		{"alike: [", "gb200", "nvidia.com/gpu 4 GPU-5d2c1f08-8a41-4e0b-9c37-0b6f3d9ae408"},
@@ -174,7 +175,8 @@ func TestMIGStrategiesOfDocs(t *testing.T) {
 	}
 }
 
-// A container that asks for GPUDirect Storage by the example of docs/nvidia.md gets all of its nodes.
+// A container that requests GPUDirect Storage with the example of docs/nvidia.md gets all of its
+// nodes.
 func TestStorageNodesOfDocs(t *testing.T) {
 	config := exampleOf(t, "nvidia.md", "example.com/gds")
 	host := filepath.Join(t.TempDir(), "gds.host")
@@ -204,7 +206,7 @@ Block devices:
 	}
 }
 
-// exampleOf writes the example of a page that has a text to a file, and returns its path.
+// exampleOf writes the example with the given text to a file, and returns the file's path.
 func exampleOf(t *testing.T, name, text string) string {
 	t.Helper()
 	page, err := docs.Read(filepath.Join("..", ".."), filepath.Join("..", "..", "docs", name))
@@ -221,8 +223,8 @@ func exampleOf(t *testing.T, name, text string) string {
 	return file
 }
 
-// offered returns each resource of a host with an imported configuration, how many
-// IDs it has, and the first.
+// offered returns each resource of a host with an imported configuration, with the number of IDs,
+// and the first ID.
 func offered(t *testing.T, file, host string) string {
 	t.Helper()
 	out, _, err := chandler("config", "import", "--only", file)
@@ -234,7 +236,7 @@ func offered(t *testing.T, file, host string) string {
 	return offeredBy(t, config, host)
 }
 
-// offeredBy returns that for a configuration.
+// offeredBy is like offered, for a configuration.
 func offeredBy(t *testing.T, config, host string) string {
 	t.Helper()
 	var snapshot rules.Snapshot
@@ -244,7 +246,7 @@ func offeredBy(t *testing.T, config, host string) string {
 	ids := make(map[string][]string)
 	for _, d := range snapshot.Devices {
 		for _, offer := range d.Offers {
-			for _, id := range offer.IDs { // those of a pool are those of each of its devices
+			for _, id := range offer.IDs { // each device of a pool has all IDs of the pool
 				if !slices.Contains(ids[offer.Resource], id) {
 					ids[offer.Resource] = append(ids[offer.Resource], id)
 				}

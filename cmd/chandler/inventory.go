@@ -30,7 +30,7 @@ type inventoryOptions struct {
 	migrateOptions
 
 	ascii bool
-	serve string // address of the page, "" for none
+	serve string // address of the web UI, "" for none
 }
 
 func newInventoryCommand() *cobra.Command {
@@ -91,7 +91,7 @@ func (o *inventoryOptions) run(ctx context.Context, out, errOut io.Writer, args 
 	return printInventory(out, errOut, inventory.Make(facts), o.output, o.ascii) //nolint:contextcheck // evaluating an expression does not block
 }
 
-// facts returns what the inventory is made of.
+// facts returns the input of the inventory.
 func (o *inventoryOptions) facts(ctx context.Context, errOut io.Writer, args []string) (inventory.Facts, error) {
 	name, err := nodeName(o.node.Name)
 	if err != nil {
@@ -107,7 +107,7 @@ func (o *inventoryOptions) facts(ctx context.Context, errOut io.Writer, args []s
 	}
 	warnings := errOut
 	if !asked {
-		warnings = io.Discard // nobody is there who could be asked
+		warnings = io.Discard // there is no kubelet to query
 	}
 	n, err := o.look(ctx, warnings, args)
 	if err != nil {
@@ -127,10 +127,10 @@ func (o *inventoryOptions) facts(ctx context.Context, errOut io.Writer, args []s
 	return facts, nil
 }
 
-// lookInterval is how long what was seen of a machine counts as new for a page.
+// lookInterval is the minimum interval between two scans for the web UI.
 const lookInterval = 2 * time.Second
 
-// show serves the page. While somebody looks at it, the machine is looked at again.
+// show serves the web UI. The machine is scanned again on request, at most once per lookInterval.
 func (o *inventoryOptions) show(ctx context.Context, out io.Writer, facts inventory.Facts, args []string) error {
 	var mu sync.Mutex
 	last := inventory.Make(facts)
@@ -149,11 +149,11 @@ func (o *inventoryOptions) show(ctx context.Context, out io.Writer, facts invent
 	return servePage(ctx, out, o.serve, read)
 }
 
-// recordedName is the name of a recorded host.
+// recordedName returns the name of a recorded host.
 func recordedName(file string) string { return strings.TrimSuffix(filepath.Base(file), ".host") }
 
-// settled returns a snapshot with the states of its devices, since when the agent wrote down
-// that they are so. If it wrote nothing that can be read, they are so since now.
+// settled returns a snapshot with the device states from the agent's file, and the times since when
+// they hold. If the file is missing or unreadable, the snapshot is returned unchanged.
 func settled(kubelet fs.FS, s *discovery.Snapshot) *discovery.Snapshot {
 	var settler discovery.Settler
 	data, err := fs.ReadFile(kubelet, stateDir+"/"+agent.HealthFile)
@@ -192,7 +192,7 @@ func writeInventory(out io.Writer, inv *inventory.Inventory, format string, asci
 	return text.Print(out, inv, terminal.Of(out, os.LookupEnv, ascii))
 }
 
-// treePrinter returns what prints a snapshot as a tree, without saying who has what.
+// treePrinter returns a function that prints a snapshot as a tree, without consumers.
 func (o discoverOptions) treePrinter(args []string) func(io.Writer, *rules.Snapshot) error {
 	return func(out io.Writer, s *rules.Snapshot) error {
 		facts := inventory.Facts{Snapshot: s, Families: len(families.All), At: time.Now(), Name: o.node.Name}

@@ -9,7 +9,7 @@ import (
 	"chandler.dev/internal/inventory"
 )
 
-// The inventory of a node is read from what its agent and its kubelet leave.
+// The inventory of a node is read from the files of its agent and its kubelet.
 func TestInventory(t *testing.T) {
 	dir := kubeletDir(t, map[string]string{
 		agentDir + "config.yaml": header() + "mode: DRA\n", agentDir + "sides.json": sides("DevicePlugin"), grantsFile: oneGrant,
@@ -43,7 +43,7 @@ func TestInventory(t *testing.T) {
 	}
 }
 
-// Of a recorded host nobody is asked who has what.
+// For a recorded host, no kubelet is queried for consumers.
 func TestInventoryOfRecordedHost(t *testing.T) {
 	tree := mustRun(t, "inventory", eightGPUs)
 	if tree != mustRun(t, "discover", eightGPUs, "-o", "tree") || !strings.Contains(tree, "• gpu 23:00.0") {

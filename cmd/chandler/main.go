@@ -1,6 +1,5 @@
-// Command chandler finds the accelerators of a host and offers them to
-// Kubernetes, through Dynamic Resource Allocation and through the classic
-// device-plugin API.
+// Command chandler finds the accelerators of a host and offers them to Kubernetes, through Dynamic
+// Resource Allocation (DRA) and through the device plugin API.
 package main
 
 import (
@@ -22,14 +21,14 @@ func main() {
 	asked := ctx.Err() != nil
 	stop()
 	if err != nil && (!asked || !errors.Is(err, context.Canceled)) {
-		if err.Error() != "" { // else all is said, and the exit code says the rest
+		if err.Error() != "" { // without a message, the output is complete and the exit code has the result
 			fmt.Fprintln(os.Stderr, "chandler:", err)
 		}
 		os.Exit(exitCode(err))
 	}
 }
 
-// exitCode returns the exit code for an error, 1 unless the error says another.
+// exitCode returns the exit code of an error, 1 unless the error has its own.
 func exitCode(err error) int {
 	var says interface{ ExitCode() int }
 	if errors.As(err, &says) {
@@ -38,8 +37,7 @@ func exitCode(err error) int {
 	return 1
 }
 
-// calledAs returns the command that a command line means. Kubectl runs the same binary under
-// names of its own.
+// calledAs returns the command for a command line. Kubectl runs the same binary under other names.
 func calledAs(args []string) *cobra.Command {
 	if !kubectl.IsPlugin(args[0]) {
 		return newCommand()

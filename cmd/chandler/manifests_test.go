@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The DaemonSet's patch for NVML gives what it is for, and takes nothing away
-// but the limits that it must.
+// The DaemonSet's patch for NVML adds what is necessary, and removes only the limits that it must
+// remove.
 func TestNVMLPatch(t *testing.T) {
 	read := func(file string) []byte {
 		data, err := os.ReadFile("../../deployments/" + file)
@@ -67,7 +67,7 @@ func TestNVMLPatch(t *testing.T) {
 	}
 }
 
-// The DaemonSet's agent writes labels of the node where Node Feature Discovery looks for them.
+// The DaemonSet's agent writes node labels to the directory that Node Feature Discovery reads.
 func TestFeatureDirIsMounted(t *testing.T) {
 	data, err := os.ReadFile("../../deployments/daemonset.yaml")
 	if err != nil {

@@ -8,9 +8,8 @@ import (
 	"testing"
 )
 
-// TestNoTemplatesInTheAgent holds the tag with which the agent is built to what
-// it is for. Of the packages that call methods by name cobra has one, in a
-// function that nobody calls and the linker leaves out.
+// TestNoTemplatesInTheAgent checks the effect of the agent's build tag. Of the packages that call
+// methods by name, cobra has one, in a function that is never called and that the linker removes.
 func TestNoTemplatesInTheAgent(t *testing.T) {
 	for tags, templates := range map[string]bool{"": true, "grpcnotrace": false} {
 		out, err := exec.Command("go", "list", "-deps", "-tags="+tags, ".").Output()

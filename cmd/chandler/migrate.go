@@ -41,7 +41,7 @@ type migrateOptions struct {
 	node            v1alpha1.Node
 	output          string
 
-	plan     bool // else the status
+	plan     bool // plan a move; otherwise print the status
 	to, next string
 }
 
@@ -108,7 +108,7 @@ has decided.`,
 	return cmd
 }
 
-// defaultKubeletRoot is the kubelet's --root-dir where nothing else is said.
+// defaultKubeletRoot is the kubelet's default --root-dir.
 const defaultKubeletRoot = "/var/lib/kubelet"
 
 func (o *migrateOptions) addFlags(cmd *cobra.Command) {
@@ -121,7 +121,7 @@ func (o *migrateOptions) addFlags(cmd *cobra.Command) {
 	flags.StringVarP(&o.output, "output", "o", "table", "table or json")
 }
 
-// run plans a move, or else says how far the last one is.
+// run plans a move, or prints the status of the last one.
 func (o *migrateOptions) run(ctx context.Context, out, errOut io.Writer, args []string) error {
 	if o.output != "table" && o.output != "json" {
 		return fmt.Errorf("output format %q: want table or json", o.output)
@@ -156,17 +156,17 @@ func (o *migrateOptions) run(ctx context.Context, out, errOut io.Writer, args []
 // stateDir is the agent's directory below the kubelet's.
 const stateDir = "plugins/" + discovery.Domain
 
-// nodeNow is a node as it is.
+// nodeNow is the current state of a node.
 type nodeNow struct {
 	agent.Standing
-	text []byte                            // of the configuration that is in force
-	pods map[types.NamespacedName][]string // that have each claim
-	said *kubeletapi.Listing               // the kubelet's word, nil if it was not asked or did not answer
+	text []byte                            // the configuration in force
+	pods map[types.NamespacedName][]string // the pods of each claim
+	said *kubeletapi.Listing               // the kubelet's list, nil if there is none
 
-	functions int // PCI functions of the host
+	functions int // number of the host's PCI functions
 }
 
-// look reads how a node is.
+// look reads the current state of the node.
 func (o *migrateOptions) look(ctx context.Context, errOut io.Writer, args []string) (n nodeNow, err error) {
 	kubelet, devicePlugins := os.DirFS(o.kubeletRoot), os.DirFS(o.devicePluginDir)
 	if _, err := fs.Stat(kubelet, "."); err != nil && o.kubeletRoot != defaultKubeletRoot {
@@ -180,8 +180,8 @@ func (o *migrateOptions) look(ctx context.Context, errOut io.Writer, args []stri
 			return n, err
 		}
 		host.FS = recorded.FS()
-		if o.kubeletRoot == defaultKubeletRoot { // this machine's says nothing of the recorded one
-			kubelet, _ = fs.Sub(host.FS, "var/lib/kubelet") // the paths are right
+		if o.kubeletRoot == defaultKubeletRoot { // this machine's kubelet is unrelated to the recorded host
+			kubelet, _ = fs.Sub(host.FS, "var/lib/kubelet") // the paths are valid
 			devicePlugins, _ = fs.Sub(kubelet, "device-plugins")
 			listing = nil
 		}
@@ -206,7 +206,7 @@ func (o *migrateOptions) look(ctx context.Context, errOut io.Writer, args []stri
 	if n.Devices, err = (discovery.Watch{Host: host, Families: families.All}).Once(ctx); err != nil {
 		return n, err
 	}
-	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without it, records of any boot count
+	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without a boot ID, records of every boot apply
 	if n.Entries, err = ledger.ReadEntries(kubelet, stateDir, boot); err != nil {
 		return n, fmt.Errorf("who has what: %w", err)
 	}
@@ -222,7 +222,7 @@ func (o *migrateOptions) look(ctx context.Context, errOut io.Writer, args []stri
 	return n, err
 }
 
-// inForce reads the configuration, the labels and the placement that are in force.
+// inForce reads the configuration, the labels and the placement in force.
 func (o *migrateOptions) inForce(ctx context.Context, state fs.FS, n *nodeNow) (config *v1alpha1.DriverConfig, err error) {
 	if o.config != "" {
 		n.text, err = os.ReadFile(o.config)
@@ -241,7 +241,7 @@ func (o *migrateOptions) inForce(ctx context.Context, state fs.FS, n *nodeNow) (
 	if n.API, n.Auto, err = agent.ReadPlacement(state); err != nil {
 		return nil, err
 	}
-	if n.Auto == discovery.ModeAuto { // it is not known, so that all that can move counts as to be moved
+	if n.Auto == discovery.ModeAuto { // without a known mode, every device that can move is counted as moving
 		n.Auto = discovery.ModeDevicePlugin
 		if o.to == string(v1alpha1.ModeDevicePlugin) {
 			n.Auto = discovery.ModeDRA
@@ -266,8 +266,8 @@ func (o *migrateOptions) nextRules(text []byte) (*rules.Rules, error) {
 	return compiled, err
 }
 
-// grant adds what a container has by the device-plugin API, unless the agent has written
-// it down. Another plugin may have given it, or the agent has not seen it yet.
+// grant adds an allocation of the device plugin API without a record of the agent. Another plugin
+// made such an allocation, or the agent has not seen it yet.
 func (n *nodeNow) grant(stock *list.Stock, resource, container string, ids []string) {
 	for _, id := range ids {
 		if slices.ContainsFunc(n.Entries, func(e ledger.Entry) bool { return e.Key() == ledger.GrantKey(resource, id) }) {
@@ -280,7 +280,7 @@ func (n *nodeNow) grant(stock *list.Stock, resource, container string, ids []str
 	}
 }
 
-// addListed adds what the kubelet says.
+// addListed adds the allocations of the kubelet's list.
 func (n *nodeNow) addListed(listing *kubeletapi.Listing) {
 	n.pods = make(map[types.NamespacedName][]string)
 	stock := list.StockOf(n.Devices.Devices, list.Lists{})
@@ -300,8 +300,8 @@ func (n *nodeNow) addListed(listing *kubeletapi.Listing) {
 	}
 }
 
-// addWritten adds what the kubelet has in its checkpoint. It keeps entries of pods that have
-// ended, whose directories are gone.
+// addWritten adds the allocations of the kubelet's checkpoint. It skips pods without a directory:
+// the checkpoint also contains pods that have ended.
 func (n *nodeNow) addWritten(kubelet, devicePlugins fs.FS) error {
 	written, err := legacy.Written(devicePlugins)
 	_, unknown := fs.Stat(kubelet, "pods")
@@ -315,19 +315,19 @@ func (n *nodeNow) addWritten(kubelet, devicePlugins fs.FS) error {
 	return err
 }
 
-// listing asks the kubelet what containers have.
+// listing queries the kubelet for the devices of all containers.
 func (o *migrateOptions) listing(ctx context.Context) (*kubeletapi.Listing, error) {
 	ctx, cancel := context.WithTimeout(ctx, listingTimeout)
 	defer cancel()
 	return kubeletapi.ListPods(ctx, o.podResources())
 }
 
-// podResources is the socket at which the kubelet says who has devices.
+// podResources returns the path of the kubelet's PodResources socket.
 func (o *migrateOptions) podResources() string {
 	return filepath.Join(o.kubeletRoot, "pod-resources", "kubelet.sock")
 }
 
-// unlistedText says what it means that the kubelet did not say at a socket who has devices.
+// unlistedText explains the consequences of a failed query at a PodResources socket.
 func unlistedText(socket string, err error) string {
 	why := err.Error()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -336,5 +336,5 @@ func unlistedText(socket string, err error) string {
 	return "The kubelet does not say which pods have devices: " + why + ". Its checkpoint is read instead, which may name pods that have ended, and does not name the pods of claims."
 }
 
-// listingTimeout is how long the kubelet may take to answer.
+// listingTimeout limits the kubelet's time to answer.
 const listingTimeout = 10 * time.Second

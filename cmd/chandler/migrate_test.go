@@ -12,7 +12,7 @@ import (
 	"chandler.dev/cmd/chandler/agent"
 )
 
-// kubeletDir lays out what a kubelet and an agent leave on a node with eight GPUs.
+// kubeletDir creates the files of a kubelet and an agent on a node with eight GPUs.
 func kubeletDir(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -45,7 +45,7 @@ const (
 	checkpoint = `{"Data":{"PodDeviceEntries":[{"PodUID":"alive","ContainerName":"c","ResourceName":"amd.com/gpu","DeviceIDs":{"0":["0000:44:00.0"]}},{"PodUID":"ended","ContainerName":"c","ResourceName":"amd.com/gpu","DeviceIDs":{"0":["0000:43:00.0"]}}]}}`
 )
 
-// migrate returns what a command says of the eight GPUs.
+// migrate returns the output of a migrate command for the eight GPUs.
 func migrate(t *testing.T, kubelet string, args ...string) (m migration, devices map[string]migratingDevice) {
 	t.Helper()
 	args = append([]string{"migrate", args[0], "-o", "json", "--node-name=worker", "--kubelet-root", kubelet, "--device-plugin-dir", filepath.Join(kubelet, "device-plugins")}, args[1:]...)
@@ -59,8 +59,8 @@ func migrate(t *testing.T, kubelet string, args ...string) (m migration, devices
 	return m, devices
 }
 
-// A move to DRA waits for who has a device by the device-plugin API, by whichever plugin,
-// and all else moves. Nothing is counted twice.
+// A move to DRA waits for the consumers of the device plugin API, of any plugin, and moves all
+// other devices. No device is counted twice.
 func TestMigratePlanToDRA(t *testing.T) {
 	dir := kubeletDir(t, map[string]string{
 		agentDir + "config.yaml": header() + "mode: DevicePlugin\n", agentDir + "sides.json": sides("DevicePlugin"), grantsFile: oneGrant,
@@ -84,8 +84,8 @@ func TestMigratePlanToDRA(t *testing.T) {
 	}
 }
 
-// A move to the device-plugin API waits for claims. The scheduler counts the pods that asked
-// by limits against what the device plugin has.
+// A move to the device plugin API waits for claims. The scheduler counts pods with limits against
+// the device plugin's devices.
 func TestMigratePlanToDevicePlugin(t *testing.T) {
 	dir := kubeletDir(t, map[string]string{agentDir + "sides.json": sides("DRA"), agentDir + "mode": "DRA", claimFile: byLimits})
 	m, devices := migrate(t, dir, "plan", "--to=DevicePlugin", eightGPUs)
@@ -100,7 +100,8 @@ func TestMigratePlanToDevicePlugin(t *testing.T) {
 	}
 }
 
-// Another configuration moves, excludes and shares; a name that both APIs have is warned of.
+// Another configuration moves, excludes and shares devices. A name that both APIs offer causes a
+// warning.
 func TestMigratePlanToAConfiguration(t *testing.T) {
 	dir := kubeletDir(t, map[string]string{agentDir + "config.yaml": header() + "mode: DevicePlugin\n", agentDir + "sides.json": sides("DevicePlugin"), grantsFile: oneGrant})
 	next := filepath.Join(dir, "next.yaml")
@@ -120,7 +121,7 @@ func TestMigratePlanToAConfiguration(t *testing.T) {
 	}
 }
 
-// The status goes by what the agent decided, and by the labels that it keeps.
+// The status uses the agent's decisions, and the labels in the agent's directory.
 func TestMigrateStatus(t *testing.T) {
 	files := map[string]string{
 		agentDir + "config.yaml": header() + "mode: DevicePlugin\n", agentDir + "labels.json": `{"chandler.dev/mode":"DRA"}`,
@@ -149,7 +150,7 @@ func TestMigrateStatus(t *testing.T) {
 	}
 }
 
-// A recorded host has no pods, and what is damaged is an error.
+// A recorded host has no pods, and damaged files are errors.
 func TestMigratePlanOfARecordedHost(t *testing.T) {
 	out := mustRun(t, "migrate", "plan", "--node-name=worker", eightGPUs)
 	if !strings.Contains(out, "8 devices: 8 move at once") {

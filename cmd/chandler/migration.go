@@ -17,7 +17,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// migration is what becomes of the devices of a node.
+// migration describes the move of a node's devices.
 type migration struct {
 	Node      string            `json:"node"`
 	Devices   []migratingDevice `json:"devices"`
@@ -32,17 +32,17 @@ type migratingDevice struct {
 	WaitsFor []string `json:"waitsFor,omitempty"`
 }
 
-// migratingName is a classic name, and how many devices of it there are.
+// migratingName is an extended resource name of the device plugin API, with device counts.
 type migratingName struct {
 	Name         string `json:"name"`
-	Moves        int    `json:"moves"`        // to another API at once
-	Waits        int    `json:"waits"`        // for pods
-	DRA          int    `json:"dra"`          // that DRA is to offer
-	DevicePlugin int    `json:"devicePlugin"` // that the device plugin is to offer, and that nobody has by DRA
+	Moves        int    `json:"moves"`        // move to another API at once
+	Waits        int    `json:"waits"`        // wait for pods to end
+	DRA          int    `json:"dra"`          // DRA will offer these
+	DevicePlugin int    `json:"devicePlugin"` // the device plugin will offer these, and no claim has them
 
-	// CountedTwice is how many of the name pods have through DRA that asked for it by
-	// limits, while the device plugin offers others. The scheduler counts these
-	// pods against what the device plugin has.
+	// CountedTwice is the number of devices that pods have by DRA although they requested them by
+	// limits, while the device plugin offers other devices of the name. The scheduler also counts
+	// these pods against the device plugin's devices.
 	CountedTwice int `json:"countedTwice"`
 }
 
@@ -66,7 +66,7 @@ func (m *migration) add(steps []agent.Step, entries []ledger.Entry, pods map[typ
 	}
 	for _, n := range m.Resources {
 		if n.DevicePlugin == 0 {
-			n.CountedTwice = 0 // without any of the name on the node, DRA alone counts
+			n.CountedTwice = 0 // if the node has no device plugin devices of the name, only DRA counts
 		}
 	}
 	m.note()
@@ -82,9 +82,9 @@ func ownerText(owner ledger.Owner, pods map[types.NamespacedName][]string) strin
 	return owner.String()
 }
 
-// limitRequest is how the scheduler names the requests of the claim that it makes for a
-// pod that asks by limits (pkg/scheduler/framework/plugins/dynamicresources/
-// extendeddynamicresources.go, createRequestsAndMappings, in 1.35 to 1.37).
+// limitRequest matches the request names of the claim that the scheduler creates for a pod with
+// limits (pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go,
+// createRequestsAndMappings, in 1.35 to 1.37).
 var limitRequest = regexp.MustCompile(`^container-\d+-request-\d+$`)
 
 func (n *migratingName) count(step agent.Step, entries []ledger.Entry) {
@@ -114,8 +114,8 @@ func (n *migratingName) count(step agent.Step, entries []ledger.Entry) {
 	}
 }
 
-// note says what the move means for the scheduler and for pods. The scheduler's rules
-// are those of pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest and
+// note adds the consequences of the move for the scheduler and for pods. The scheduler's rules are
+// in pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest and
 // shouldDelegateResourceToDRA, read in 1.35 to 1.37.
 func (m *migration) note() {
 	m.Notes = []string{}
@@ -144,7 +144,7 @@ func (m *migration) note() {
 	}
 }
 
-// print prints a table, how many devices move and wait, and the notes.
+// print prints a table of the devices, the counts by fate, and the notes.
 func (m *migration) print(out io.Writer) error {
 	var b strings.Builder
 	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
@@ -191,7 +191,7 @@ func (m *migration) print(out io.Writer) error {
 	return err
 }
 
-// Words for what becomes of a device, and of several, in a plan and in a status.
+// Words for the fate of one device, and of several, in a plan and in a status.
 var (
 	planned = map[agent.Fate][2]string{
 		agent.Stays:    {"stays", "stay"},

@@ -24,10 +24,10 @@ import (
 	"chandler.dev/legacy/list"
 )
 
-// BenchmarkNeighbours has pods come and go on recorded hosts, and counts how often
-// those that ask for several devices get them from one NUMA node, PCIe root or fabric
-// of private links: of all such pods ("numa-2-%"), and of those for which some were
-// free ("numa-2-found-%"). docs/neighbours.md has the result.
+// BenchmarkNeighbours starts and ends pods on recorded hosts, and counts how often a pod with
+// several devices gets them from one NUMA node, PCIe root or fabric of private links: among all
+// such pods ("numa-2-%"), and among the pods with enough free devices of that kind
+// ("numa-2-found-%"). docs/neighbours.md has the result.
 func BenchmarkNeighbours(b *testing.B) {
 	for _, host := range []struct{ file, resource string }{
 		{"amdgpu/testdata/mi210x8.host", "amd.com/gpu"},
@@ -56,11 +56,11 @@ func BenchmarkNeighbours(b *testing.B) {
 	}
 }
 
-// allocator returns the names of so many devices for a container, nil if there are none.
-// In use are the names of those that others have.
+// allocator returns the names of size devices for a container, nil if there are not enough. inUse
+// contains the names of allocated devices.
 type allocator func(inUse map[string]bool, size int) []string
 
-// byKubelet is the device-plugin API, with GetPreferredAllocation.
+// byKubelet allocates by the device plugin API, with GetPreferredAllocation.
 func byKubelet(s *rules.Snapshot, resource string) allocator {
 	lists, _ := list.Lists{}.Next(list.Input{Snapshot: s, View: ledger.ViewOf(list.StockOf(rules.Devices(s.Devices), list.Lists{}))})
 	l := lists.Resources()[resource]
@@ -73,7 +73,7 @@ func byKubelet(s *rules.Snapshot, resource string) allocator {
 		}
 		ids, err := l.Prefer(free, nil, size)
 		if err != nil {
-			return nil // not so many are free
+			return nil // not enough devices are free
 		}
 		for _, id := range ids {
 			names = append(names, l.Unit(id).DeviceNames()...)
@@ -82,8 +82,8 @@ func byKubelet(s *rules.Snapshot, resource string) allocator {
 	}
 }
 
-// byScheduler is DRA, with the scheduler's own allocator. The claims ask for a number
-// of devices, and that an attribute be the same if one is named.
+// byScheduler allocates by DRA, with the scheduler's own allocator. The claims request a number of
+// devices and, if same is set, equal values of that attribute.
 func byScheduler(b *testing.B, s *rules.Snapshot, same resourceapi.FullyQualifiedName) allocator {
 	b.Helper()
 	kept := features.All()
@@ -115,12 +115,12 @@ func byScheduler(b *testing.B, s *rules.Snapshot, same resourceapi.FullyQualifie
 	}
 }
 
-// neighbours counts sets of devices, by what they may have in common and their size.
+// neighbours counts sets of devices, by common property and size.
 type neighbours map[string]*together
 
 type together struct{ all, possible, found int }
 
-// count has 200 pods come and go.
+// count simulates 200 pods.
 func (n neighbours) count(s *rules.Snapshot, allocate allocator, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	inUse := make(map[string]bool)
@@ -142,7 +142,7 @@ func (n neighbours) count(s *rules.Snapshot, allocate allocator, seed uint64) {
 	}
 }
 
-// note counts a set of devices that was given while others were in use.
+// note counts a set of devices that was allocated while others were in use.
 func (n neighbours) note(s *rules.Snapshot, inUse map[string]bool, names []string) {
 	for what, common := range map[string]func(d *discovery.Device) string{
 		"numa": func(d *discovery.Device) string {
@@ -202,8 +202,7 @@ func largest(counts map[string]int) int {
 	return most
 }
 
-// connected reports whether private links lead from each of the devices to each other,
-// without one that is not among them.
+// connected reports whether the devices are connected by private links among themselves.
 func connected(s *rules.Snapshot, names []string) bool {
 	reached := []string{names[0]}
 	for i := 0; i < len(reached); i++ {

@@ -13,15 +13,15 @@ import (
 	"chandler.dev/discovery"
 )
 
-// noLabels tells at once that a node has no labels.
+// noLabels returns a channel with the empty labels of a node.
 func noLabels() <-chan map[string]string {
 	labels := make(chan map[string]string, 1)
 	labels <- map[string]string{}
 	return labels
 }
 
-// An agent starts with the labels of the node that it knew last, and without these with
-// those that it hears. Where it hears none it offers nothing anew, if entries go by labels.
+// An agent starts with the last known labels of the node, and otherwise with the labels that it
+// receives. Without labels, the agent offers nothing new if entries depend on labels.
 func TestLabelsToBeginWith(t *testing.T) {
 	const byLabel = "resources: [{name: a.b/c, cel: 'true', nodes: {matchLabels: {pool: big}}}]\n"
 	tests := map[string]struct {
@@ -73,8 +73,8 @@ func TestLabelsToBeginWith(t *testing.T) {
 	}
 }
 
-// Labels of the node change the configuration as the file does: entries come and go, a
-// wrong label is told and leaves what was, and other labels leave the rules alone.
+// Labels of the node change the configuration as the file does: entries come and go. An invalid
+// label is reported and changes nothing, and other labels do not affect the rules.
 func TestFollowLabels(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config")
 	write(t, file, header()+"mode: DevicePlugin\nexclude: [{cel: 'true', nodes: {matchLabels: {pool: idle}}}]\n")
@@ -127,7 +127,7 @@ func TestFollowLabels(t *testing.T) {
 	})
 }
 
-// Commands without a cluster read a configuration as it counts on a node.
+// Commands without a cluster read a configuration for a given node.
 func TestDiscoverOnANode(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, config, header()+"exclude: [{cel: 'true', nodes: {names: [worker-1]}}, {cel: 'true', nodes: {matchLabels: {pool: idle}}}]\n")

@@ -19,23 +19,22 @@ import (
 	"chandler.dev/internal/page"
 )
 
-// pageAddress is where pages are served unless another address is named. Only this
-// machine reaches it.
+// pageAddress is the default address of the web UI, reachable only from this machine.
 const pageAddress = "127.0.0.1:8083"
 
-// servePage serves a page until the context ends, and says where.
+// servePage serves the web UI until the context ends, and prints its address.
 func servePage(ctx context.Context, out io.Writer, address string, read func() *inventory.Inventory) error {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
 		return fmt.Errorf("serve page: %w", err)
 	}
 	fmt.Fprintf(out, "The page is at http://%s/ until you press Ctrl-C.\n", listener.Addr())
-	host, _, _ := net.SplitHostPort(address) //nolint:errcheck // it was listened on
+	host, _, _ := net.SplitHostPort(address) //nolint:errcheck // Listen accepted the address
 	return servePageOn(ctx, listener, read, host)
 }
 
-// servePageOn serves a page on a listener until the context ends. Browsers may ask by the
-// names.
+// servePageOn serves the web UI on a listener until the context ends. names are the host names that
+// browsers may use.
 func servePageOn(ctx context.Context, listener net.Listener, read func() *inventory.Inventory, names ...string) error {
 	pages := &page.Server{Read: read, Hosts: names}
 	server := &http.Server{Handler: pages.Handler(), ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10}
@@ -46,12 +45,12 @@ func servePageOn(ctx context.Context, listener net.Listener, read func() *invent
 	return nil
 }
 
-// pageRetry is how long the agent waits before it tries an address again that somebody
-// else has, such as the agent that it takes over from.
+// pageRetry is the interval between attempts to listen on an address in use, for example by the
+// previous agent.
 const pageRetry = 10 * time.Second
 
-// shippedClasses are the DeviceClasses that come with Chandler, by which a page says how to
-// ask for a device.
+// shippedClasses returns the DeviceClasses that come with Chandler. The web UI uses them to show
+// how to request a device.
 func shippedClasses() ([]inventory.Class, error) {
 	classes, err := deployments.DeviceClasses()
 	if err != nil {
@@ -60,8 +59,8 @@ func shippedClasses() ([]inventory.Class, error) {
 	return page.Classes(classes)
 }
 
-// pager returns the function that serves the agent's page, or nil if there is no address
-// for it. A page that cannot be served is no reason for an agent to end.
+// pager returns the function that serves the agent's web UI, or nil without an address. The agent
+// continues if the web UI cannot be served.
 func (o *runOptions) pager(client kubernetes.Interface) func(context.Context, func() (inventory.Facts, bool)) {
 	if o.pageAddress == "" {
 		return nil
@@ -97,7 +96,7 @@ func (o *runOptions) pager(client kubernetes.Interface) func(context.Context, fu
 		for ctx.Err() == nil {
 			listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.pageAddress)
 			if err == nil {
-				host, _, _ := net.SplitHostPort(o.pageAddress) //nolint:errcheck // it was listened on
+				host, _, _ := net.SplitHostPort(o.pageAddress) //nolint:errcheck // Listen accepted the address
 				err = servePageOn(ctx, listener, read, host, o.nodeName)
 			}
 			if err != nil && ctx.Err() == nil && !said {
@@ -112,7 +111,7 @@ func (o *runOptions) pager(client kubernetes.Interface) func(context.Context, fu
 	}
 }
 
-// serverVersion returns the version of the API server, "" if it does not answer.
+// serverVersion returns the version of the API server, "" if the server does not answer.
 func serverVersion(client kubernetes.Interface) string {
 	version, err := client.Discovery().ServerVersion()
 	if err != nil {

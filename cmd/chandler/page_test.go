@@ -24,7 +24,7 @@ import (
 	"chandler.dev/internal/terminal"
 )
 
-// recordedHosts are those of all families.
+// recordedHosts returns the recorded hosts of all families.
 func recordedHosts(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("../../discovery/families/*/testdata/*.host")
@@ -34,8 +34,8 @@ func recordedHosts(t *testing.T) []string {
 	return files
 }
 
-// recordedInventory returns the inventory of a recorded host, of which it is known that nobody
-// has a device if somebody was asked.
+// recordedInventory returns the inventory of a recorded host. If asked is true, the devices are
+// known to have no consumers.
 func recordedInventory(t *testing.T, file string, asked bool) *inventory.Inventory {
 	t.Helper()
 	facts := recordedFacts(t, file)
@@ -68,11 +68,10 @@ var (
 	templates  = regexp.MustCompile(`(?s)<pre class="copy"><span>(apiVersion: .*?)</span></pre>`)
 )
 
-// TestPageOfEachHost renders the page of every recorded host. Each device has a link and a panel or
-// a row of one, numbers add up, and each claim template is one that chandler validate
-// accepts.
+// TestPageOfEachHost renders the web UI for every recorded host. Each device has a link and a panel
+// or a row of one, numbers add up, and chandler validate accepts each claim template.
 func TestPageOfEachHost(t *testing.T) {
-	out := os.Getenv("PAGES") // a directory to look at them in
+	out := os.Getenv("PAGES") // a directory for viewing the pages
 	validator := newValidator()
 	validated := make(map[string]bool)
 	for i, file := range recordedHosts(t) {
@@ -123,7 +122,8 @@ func TestPageOfEachHost(t *testing.T) {
 	}
 }
 
-// The page and the terminal say what is wrong with the node as a whole, and a device that waits has doctor's code.
+// The web UI and the terminal show faults of the node as a whole, and a waiting device has doctor's
+// code.
 func TestPageSaysWhatIsWrongWithTheNode(t *testing.T) {
 	inv := recordedInventory(t, "../../discovery/families/amdgpu/testdata/mi210x8.host", true)
 	inv.Notes = []inventory.Note{{Name: "configuration", Reason: "no such field", Code: "CH0703"}}
@@ -143,7 +143,7 @@ func TestPageSaysWhatIsWrongWithTheNode(t *testing.T) {
 	}
 }
 
-// The page says of a device that it is there only once somebody gets it, and of nothing else.
+// The web UI marks devices that are created on demand, and no others.
 func TestPageOfDevicesOnRequest(t *testing.T) {
 	for name, made := range map[string]bool{"there": true, "not there yet": false} {
 		inv := recordedInventory(t, "../../discovery/families/nvidia/testdata/h100-mig.host", true)
@@ -162,8 +162,8 @@ func TestPageOfDevicesOnRequest(t *testing.T) {
 	}
 }
 
-// A pod that asked by limits has its devices by these, whichever API serves them. The scheduler's name for the claim is
-// in the panel alone.
+// A pod with limits has its devices by these limits, whichever API serves them. Only the panel
+// shows the scheduler's name for the claim.
 func TestPageOfLimitsThatDRAServes(t *testing.T) {
 	facts := recordedFacts(t, "../../discovery/families/amdgpu/testdata/mi210x8.host")
 	facts.Asked = true
@@ -189,7 +189,7 @@ func TestPageOfLimitsThatDRAServes(t *testing.T) {
 	}
 }
 
-// TestInventoryServes shows the page of a recorded host, and its data.
+// TestInventoryServes serves the web UI of a recorded host, and its data.
 func TestInventoryServes(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -207,7 +207,7 @@ func TestInventoryServes(t *testing.T) {
 	}
 	go io.Copy(io.Discard, out) //nolint:errcheck // the rest of the line
 	for path, want := range map[string]string{"": "Instinct MI300X OAM", "inventory.json": "\"host\": \"mi300x-cpx\""} {
-		answer, err := http.Get(address + path) //nolint:noctx // it ends with the test
+		answer, err := http.Get(address + path) //nolint:noctx // the request ends with the test
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -226,7 +226,8 @@ func TestInventoryServes(t *testing.T) {
 	}
 }
 
-// Of a recorded host nobody knows who has what. The page says so, and calls nothing free or held.
+// A recorded host has no information about consumers. The web UI shows this, and marks no device as
+// free or held.
 func TestPageOfAHostThatNobodyWasAskedOf(t *testing.T) {
 	counted := regexp.MustCompile(`(?i)\b(free|held|nobody has)\b|Held by`)
 	for i, file := range recordedHosts(t) {
@@ -251,12 +252,12 @@ func TestPageOfAHostThatNobodyWasAskedOf(t *testing.T) {
 }
 
 var (
-	notSaid = regexp.MustCompile(`(?s)<thead>.*?</thead>|<script.*?</script>|<style.*?</style>|<pre.*?</pre>`) // what says nothing of devices
+	notSaid = regexp.MustCompile(`(?s)<thead>.*?</thead>|<script.*?</script>|<style.*?</style>|<pre.*?</pre>`) // text unrelated to devices
 	titles  = regexp.MustCompile(`(?:title|aria-label)="([^"]*)"[^>]*>`)
 	tags    = regexp.MustCompile(`<[^>]*>`)
 )
 
-// said is the text of a page, with the titles that show when something is pointed at.
+// said returns the text of a page, with the tooltips.
 func said(body string) string {
 	body = notSaid.ReplaceAllString(body, "")
 	return tags.ReplaceAllString(titles.ReplaceAllString(body, ">\n$1\n"), "\n")

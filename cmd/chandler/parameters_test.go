@@ -17,7 +17,7 @@ import (
 	"chandler.dev/discovery/network"
 )
 
-// readParameters says in the agent's words all that a claim says.
+// readParameters converts all parameters of a claim to the agent's names.
 func TestReadParameters(t *testing.T) {
 	got, err := readParameters([]byte(`{"apiVersion": "chandler.dev/v1alpha1", "kind": "ClaimParameters", "interfaceName": "net1",
 		"acceleratorFunction": "D8424DC4-a4a3c413f89e433683f9040b", "computePercentage": 50, "environment": {"HSA_XNACK": "1", "B": "x=y"}}`))
@@ -36,7 +36,7 @@ func TestReadParameters(t *testing.T) {
 	}
 }
 
-// The documentation lists the variables and parameters that families take.
+// The documentation lists the environment variables and parameters that families support.
 func TestDocumentedParameters(t *testing.T) {
 	data, err := os.ReadFile("../../docs/claim-parameters.md")
 	if err != nil {

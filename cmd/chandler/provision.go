@@ -72,7 +72,7 @@ It needs root, the host's processes in /proc, and the wanted drivers loaded.`,
 	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
 	cmd.Flags().StringVar(&o.kubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's `directory` on the host, its --root-dir, below --host-root")
 	cmd.Flags().StringVar(&o.devicePluginDir, "device-plugin-dir", pluginapi.DevicePluginPath, "the kubelet's device-plugins `directory`, which is here whatever its --root-dir, below --host-root")
-	_ = cmd.MarkFlagRequired("config") // the flag is there
+	_ = cmd.MarkFlagRequired("config") // the flag exists
 	return cmd
 }
 
@@ -109,7 +109,7 @@ func (o *provisionOptions) run(ctx context.Context, out io.Writer) error {
 
 // held returns the devices that containers have, by either API.
 func (o *provisionOptions) held(host *discovery.Host, known []discovery.Device) (map[string]string, error) {
-	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without it, records of any boot count
+	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without a boot ID, records of every boot apply
 	inHost := func(dir string) string { return strings.TrimPrefix(path.Clean("/"+dir), "/") }
 	kubelet := inHost(o.kubeletRoot)
 	state := path.Join(kubelet, "plugins", discovery.Domain)
@@ -132,8 +132,7 @@ func loadProvisionConfig(file string) ([]provision.Rule, error) {
 	return wanted, nil
 }
 
-// parseProvisionConfig decodes a configuration, checks it and compiles its
-// expressions.
+// parseProvisionConfig decodes and checks a configuration, and compiles its expressions.
 func parseProvisionConfig(data []byte) ([]provision.Rule, error) {
 	config, err := v1alpha1.ParseProvisionConfig(data)
 	if err != nil {
@@ -154,8 +153,8 @@ func parseProvisionConfig(data []byte) ([]provision.Rule, error) {
 	return out, errors.Join(errs...)
 }
 
-// settings returns what only the family of a function can set, nil if that is
-// nothing.
+// settings returns the settings of a function that only its family can apply, nil if there are
+// none.
 func settings(f v1alpha1.Function) any {
 	if len(f.Services) > 0 {
 		return qat.Services(f.Services)

@@ -17,8 +17,8 @@ const (
 	provisionExample = "../../deployments/examples/provision.yaml"
 )
 
-// provisionHost lays out a recorded server with QAT, and one process. The virtual
-// functions that were there are not.
+// provisionHost lays out a recorded server with QAT, and one process, without the recorded virtual
+// functions.
 func provisionHost(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "host")
@@ -43,7 +43,7 @@ func provisionHost(t *testing.T) string {
 	return dir
 }
 
-// tree returns the content of every file below a directory, and of every link.
+// tree returns the content of every file and link below a directory.
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := make(map[string]string)
@@ -69,8 +69,8 @@ func tree(t *testing.T, dir string) map[string]string {
 	return files
 }
 
-// A dry run of the example prints the plan and leaves every file as it was. What
-// is done in earnest is the same, as far as files that are no kernel's go.
+// A dry run of the example prints the plan and changes no file. A real run makes the same changes,
+// as far as that is possible without a kernel.
 func TestProvisionDryRun(t *testing.T) {
 	dir := provisionHost(t)
 	for _, driver := range []string{"vfio-pci"} {
@@ -97,7 +97,7 @@ func TestProvisionDryRun(t *testing.T) {
 		}
 	}
 	done, _, err := chandler("provision", "--config", provisionExample, "--host-root", dir)
-	if err == nil || !strings.Contains(err.Error(), "virtfn0") { // nobody makes virtual functions
+	if err == nil || !strings.Contains(err.Error(), "virtfn0") { // no kernel creates virtual functions
 		t.Errorf("error %v", err)
 	}
 	if first, _, _ := strings.Cut(done, "virtfn"); !strings.HasPrefix(out, first) {
@@ -109,8 +109,8 @@ func TestProvisionDryRun(t *testing.T) {
 	}
 }
 
-// A device is not touched if the kubelet's directories say that a container has it.
-// That of device plugins stays where it is if the kubelet's root is elsewhere.
+// A device is not changed if a container has it according to the kubelet's directories. The
+// device-plugins directory stays in its default place even with another kubelet root.
 func TestProvisionAsksTheKubelet(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, config, provisionHeader+`

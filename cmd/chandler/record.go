@@ -37,7 +37,7 @@ are.`,
 			}
 			loaded, _, err := loadConfigHere(config, node)
 			if err != nil {
-				// A host is worth a look most of all when something is wrong.
+				// A recording is most useful when something is wrong.
 				fmt.Fprintln(cmd.ErrOrStderr(), "chandler: recorded without what the configuration names:", err)
 				loaded = &v1alpha1.DriverConfig{}
 			}
@@ -58,7 +58,7 @@ are.`,
 	return cmd
 }
 
-// writeFile writes a file, or out for "-".
+// writeFile writes a file, or to out for "-".
 func writeFile(out io.Writer, file string, data []byte) error {
 	if file == "-" {
 		_, err := out.Write(data)

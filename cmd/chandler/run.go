@@ -64,7 +64,7 @@ type runOptions struct {
 	rescanInterval  time.Duration
 	healthAddress   string
 	metricsAddress  string
-	// Files with the certificate of the server of metrics, and its key.
+	// The certificate and key files of the metrics server.
 	metricsCertificate, metricsKey string
 	pageAddress                    string
 	logging                        *logsapi.LoggingConfiguration
@@ -120,12 +120,12 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	logsapi.AddFlags(o.logging, flags)
 }
 
-// featureDir is where Node Feature Discovery's worker looks for feature files.
+// featureDir is the directory of feature files for Node Feature Discovery's worker.
 const featureDir = "/etc/kubernetes/node-feature-discovery/features.d"
 
-// collectOften makes the garbage collector run when the heap has grown by half, not
-// when it has doubled, unless GOGC says otherwise. The agent runs on every node and
-// makes little garbage, so this saves memory and costs next to no time.
+// collectOften runs the garbage collector when the heap has grown by half instead of doubled,
+// unless GOGC is set. The agent runs on every node and produces little garbage, so this saves
+// memory at almost no cost.
 func collectOften() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
@@ -192,13 +192,13 @@ const (
 	hooksInterval = 30 * time.Second
 )
 
-// installHooks installs this program where container runtimes call it, and returns its path, "" if
-// they are not to. Hooks have to do with the files that are mounted from directories which the
-// administrator named, so there are none without.
+// installHooks installs this program where container runtimes can run it, and returns the path, ""
+// if containers get no hooks. Hooks serve the files that are mounted from driver roots, so that
+// without driver roots there are none.
 func installHooks(settings agent.Settings, stateDir string) string {
 	name := filepath.Join(stateDir, "bin", "chandler")
 	if settings.NoHooks || len(settings.Roots) == 0 {
-		return "" // a program that is there already stays, for the containers that call it
+		return "" // an installed program remains, for the containers that use it
 	}
 	if err := hook.Install(ownProgram, name); err != nil {
 		if _, missing := os.Stat(name); missing != nil {
@@ -223,9 +223,8 @@ func (o *runOptions) check() error {
 	return nil
 }
 
-// agentConfig turns the options into the Config of an agent. It finds errors of the
-// options. A wrong configuration is none of these: claims must be unprepared all the
-// same.
+// agentConfig returns the configuration of an agent. It returns an error for invalid options, but
+// not for an invalid configuration file: claims must be unprepared in any case.
 func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients clients) (agent.Config, error) {
 	var none agent.Config
 	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -306,14 +305,13 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 	}, nil
 }
 
-// How many requests per second, and at once, the status of claims and the Events
-// of pods may take.
+// Rate limits for claim statuses and pod Events: requests per second, and at once.
 const (
 	statusQPS   = 10
 	statusBurst = 20
 )
 
-// clients are those of the API server.
+// clients are the clients of the API server.
 type clients struct {
 	main, status kubernetes.Interface
 	review       reviewed.Clients
@@ -321,9 +319,9 @@ type clients struct {
 	metadata     metadata.Interface
 }
 
-// connect makes the clients of the API server without a request to it. The kubelet
-// reads each claim too, so by default a client may ask twice as often as a kubelet, and
-// a burst of claims need not wait. Protobuf costs both ends less than JSON.
+// connect creates the clients of the API server without sending a request. The kubelet also reads
+// each claim, so the default limit is twice the kubelet's, and a burst of claims does not wait.
+// Protobuf costs both sides less than JSON.
 func (o *runOptions) connect() (clients, error) {
 	config, err := o.clientConfig()
 	if err != nil {
@@ -337,14 +335,13 @@ func (o *runOptions) connect() (clients, error) {
 	if c.main, err = kubernetes.NewForConfig(config); err != nil {
 		return clients{}, err
 	}
-	// The status of claims and Events have a limit of their own, so that nothing else
-	// waits for them.
+	// Claim statuses and Events have their own limit, to delay nothing else.
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = statusQPS, statusBurst
 	if c.status, err = kubernetes.NewForConfig(config); err != nil {
 		return clients{}, err
 	}
-	// Whoever asks for metrics with wrong tokens must not keep the status waiting.
+	// Requests for metrics with invalid tokens must not delay claim statuses.
 	asking, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return clients{}, err
@@ -368,15 +365,14 @@ func (o *runOptions) clientConfig() (*rest.Config, error) {
 	return config, err
 }
 
-// loadKubeconfig returns how to reach the API server that a kubeconfig names.
+// loadKubeconfig returns the client configuration of a kubeconfig file.
 func loadKubeconfig(file string) (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", file)
 	return config, kubectl.KubeconfigError(err)
 }
 
-// checkDirectories finds out now whether the first claim would fail. The agent cannot
-// work without the kubelet's directory. Without the directory for CDI specs it still
-// serves the device-plugin API.
+// checkDirectories finds problems before the first claim fails. The agent cannot work without the
+// kubelet's directory. Without the directory for CDI specs, it still serves the device plugin API.
 func (o *runOptions) checkDirectories(ctx context.Context, stateDir string) error {
 	if err := writable(stateDir); err != nil {
 		return fmt.Errorf("kubelet root %s: %w", o.kubeletRoot, err)
@@ -387,8 +383,7 @@ func (o *runOptions) checkDirectories(ctx context.Context, stateDir string) erro
 	return nil
 }
 
-// writable makes the directory if it is missing, and reports whether files can be
-// made in it.
+// writable creates a directory if it is missing, and checks that files can be created there.
 func writable(dir string) error {
 	if err := (disk.Files{}).MakeDir(dir, 0o750); err != nil {
 		return fmt.Errorf("make directory: %w", err)

@@ -12,15 +12,14 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// docs/security.md has a row for each right of the agent, each directory of the host
-// that its pod mounts, and each admission policy, and none for rights that the agent
-// does not have.
+// docs/security.md has a row for each permission of the agent, each host directory in its pod, and
+// each admission policy, and no row for permissions that the agent does not have.
 func TestSecurityPage(t *testing.T) {
 	page, err := os.ReadFile("../../docs/security.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows := make(map[string]string) // the second cell, by each name in the first one
+	rows := make(map[string]string) // the second cell, by each name in the first cell
 	for line := range strings.Lines(string(page)) {
 		if cells := strings.Split(line, "|"); len(cells) > 3 {
 			for name := range strings.SplitSeq(cells[1], ",") {
@@ -61,7 +60,7 @@ func TestSecurityPage(t *testing.T) {
 	}
 }
 
-// manifest decodes the first object of a file of deployments/.
+// manifest decodes the first object of a file in deployments/.
 func manifest(t *testing.T, file string, into any) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("../../deployments", file))
@@ -74,7 +73,7 @@ func manifest(t *testing.T, file string, into any) {
 	}
 }
 
-// rights returns the agent's, in the cluster and in its namespace.
+// rights returns the agent's permissions, in the cluster and in its namespace.
 func rights(t *testing.T) (rules []rbacv1.PolicyRule) {
 	t.Helper()
 	data, err := os.ReadFile("../../deployments/rbac.yaml")
@@ -82,7 +81,7 @@ func rights(t *testing.T) (rules []rbacv1.PolicyRule) {
 		t.Fatal(err)
 	}
 	for document := range bytes.SplitSeq(data, []byte("\n---\n")) {
-		var role rbacv1.ClusterRole // of which a Role has the same fields
+		var role rbacv1.ClusterRole // a Role has the same fields
 		if err := yaml.Unmarshal(document, &role); err != nil {
 			t.Fatal(err)
 		}

@@ -14,9 +14,9 @@ import (
 	"chandler.dev/internal/reviewed"
 )
 
-// server returns the function that serves health checks and metrics, or nil if there is
-// no address for them. With an address of their own, metrics are for those whom the API
-// server lets read them, and nowhere else.
+// server returns the function that serves health checks and metrics, or nil if there is no address
+// for them. If metrics have their own address, they are served only there, and only to clients that
+// the API server authorizes.
 func (o *runOptions) server(review reviewed.Clients) (func(context.Context, http.Handler) error, error) {
 	if o.metricsAddress == "" {
 		if o.healthAddress == "" {
@@ -51,7 +51,7 @@ func only(handler http.Handler, paths ...string) http.Handler {
 	return mux
 }
 
-// serve serves until the context ends, with TLS if that is configured.
+// serve serves until the context ends, with TLS if configured.
 func serve(ctx context.Context, address string, handler http.Handler, secure *tls.Config) error {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {

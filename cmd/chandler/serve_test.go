@@ -53,8 +53,8 @@ func TestServeNamesTheAddress(t *testing.T) {
 	}
 }
 
-// With an address of their own, metrics are there for those whom the API server lets
-// read them, and not where health is told to anybody.
+// If metrics have their own address, they are served only to clients that the API server
+// authorizes, and not at the unprotected health address.
 func TestServeProtectedMetrics(t *testing.T) {
 	client := fake.NewClientset()
 	client.PrependReactor("create", "tokenreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -98,8 +98,8 @@ func TestServeProtectedMetrics(t *testing.T) {
 	}
 }
 
-// httpClient waits until the addresses are served, and returns a function that returns
-// the status of the answer to a request with a token.
+// httpClient waits until the addresses are served. It returns a function that sends a request with
+// a token and returns the status.
 func httpClient(t *testing.T, addresses ...string) func(url, token string) int {
 	t.Helper()
 	for _, address := range addresses {

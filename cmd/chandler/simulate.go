@@ -41,7 +41,7 @@ replaced. All else in the directory is kept.`,
 	return cmd
 }
 
-// simulate reads every host before it lays the first one out.
+// simulate reads all recorded hosts before it lays out the first one.
 func simulate(errOut io.Writer, dir string, files []string, nodes bool) error {
 	hosts := make([]*recorded.Host, len(files))
 	for i, file := range files {
@@ -50,7 +50,7 @@ func simulate(errOut io.Writer, dir string, files []string, nodes bool) error {
 			return err
 		}
 	}
-	for _, mount := range []string{"sys", "proc", "dev"} { // every host has them, whatever was recorded
+	for _, mount := range []string{"sys", "proc", "dev"} { // every host has these, even if they were not recorded
 		if err := os.MkdirAll(filepath.Join(dir, mount), 0o755); err != nil {
 			return fmt.Errorf("simulate: %w", err)
 		}
@@ -63,7 +63,7 @@ func simulate(errOut io.Writer, dir string, files []string, nodes bool) error {
 	return nil
 }
 
-// layOut lays one host out, and says which nodes it could not make.
+// layOut lays out one recorded host, and reports device nodes that it could not create.
 func layOut(errOut io.Writer, host *recorded.Host, dir string, nodes bool) error {
 	if !nodes {
 		return host.Layout(dir)

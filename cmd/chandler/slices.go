@@ -92,7 +92,7 @@ func (o slicesOptions) run(ctx context.Context, out, errOut io.Writer, args []st
 	return nil
 }
 
-// kept returns what the API server keeps of slices.
+// kept returns the features of ResourceSlices that the API server keeps.
 func (o slicesOptions) kept() (features.Set, error) {
 	kept, err := features.Default(o.version)
 	if err != nil {
@@ -108,7 +108,7 @@ func (o slicesOptions) kept() (features.Set, error) {
 	return kept.With(gates)
 }
 
-// scan looks at the host.
+// scan scans the host.
 func (o slicesOptions) scan(ctx context.Context, config *v1alpha1.DriverConfig, errOut io.Writer, args []string) (*discovery.Snapshot, error) {
 	if len(args) == 1 {
 		recorded, err := readRecorded(args[0])

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// slicesOf returns what the command prints as JSON.
+// slicesOf returns the command's JSON output.
 func slicesOf(t *testing.T, args ...string) resourceapi.ResourceSliceList {
 	t.Helper()
 	var list resourceapi.ResourceSliceList
@@ -49,7 +49,7 @@ func TestSlices(t *testing.T) {
 	}
 }
 
-// The slices are those for an API server of a version, and with other feature gates.
+// The slices depend on the version and the feature gates of the API server.
 func TestSlicesForVersions(t *testing.T) {
 	const partitioned = "../../discovery/families/nvidia/testdata/h100-mig.host"
 	counters := func(args ...string) (sets int) {

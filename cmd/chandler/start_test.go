@@ -26,11 +26,11 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// asProgram is the variable with which this test's binary is the agent's.
+// asProgram is the environment variable that makes the test binary run as the agent.
 const asProgram = "CHANDLER_TEST_AS_PROGRAM"
 
-// A station is what an agent finds on a node: directories, and the addresses of
-// an API server, which is not there at first, and of the agent itself.
+// A station is the environment of an agent on a node: directories, and the addresses of an API
+// server, which does not run at first, and of the agent itself.
 type station struct {
 	t                 *testing.T
 	root              string
@@ -56,9 +56,9 @@ func newStation(t *testing.T) *station {
 // addresses counts the calls of freeAddress.
 var addresses atomic.Uint32
 
-// freeAddress returns an address at which nobody listens. It is no port of 127.0.0.1, which the kernel may give
-// meanwhile to any connection that a test opens, but one of a loopback address that only this call has, by
-// the process's ID.
+// freeAddress returns an unused address. The kernel may assign a port of 127.0.0.1 to any
+// connection of a test in the meantime, so the address is a loopback address that only this call
+// uses, derived from the process ID.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	pid := os.Getpid()
@@ -84,7 +84,7 @@ func (s *station) registrar() string {
 	return s.path("kubelet/plugins_registry/chandler.dev-pod-uid-reg.sock")
 }
 
-// process is an agent that runs.
+// process is a running agent.
 type process struct {
 	t   *testing.T
 	cmd *exec.Cmd
@@ -105,8 +105,8 @@ func (p *process) said() string {
 	return p.log.String()
 }
 
-// start starts the agent, with further arguments. It is killed if the test ends
-// before it does.
+// start starts the agent with additional arguments. If the agent still runs when the test ends, it
+// is killed.
 func (s *station) start(args ...string) *process {
 	s.t.Helper()
 	self, err := os.Executable()
@@ -158,7 +158,7 @@ func (p *process) until(what string, is func() error) {
 	}
 }
 
-// answers waits until the agent answers a path so.
+// answers waits until the agent answers a path with the given status and text.
 func (p *process) answers(s *station, path string, status int, text string) {
 	p.t.Helper()
 	p.until(path, func() error {
@@ -175,21 +175,21 @@ func (p *process) answers(s *station, path string, status int, text string) {
 	})
 }
 
-// ends tells the agent to end, and checks that it does so well, and that no
-// answer which it may wait for keeps it.
+// ends terminates the agent, and checks that it exits in time and without an error, even if it
+// waits for an answer.
 func (p *process) ends() {
 	p.t.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		p.t.Fatal(err)
 	}
-	late := time.AfterFunc(8*time.Second, func() { _ = p.cmd.Process.Signal(syscall.SIGQUIT) }) // which tells where it hangs
+	late := time.AfterFunc(8*time.Second, func() { _ = p.cmd.Process.Signal(syscall.SIGQUIT) }) // dumps all goroutines
 	defer late.Stop()
 	if err := p.cmd.Wait(); err != nil {
 		p.t.Errorf("with SIGTERM it ended with %v", err)
 	}
 }
 
-// register does what the kubelet does with a driver that it finds.
+// register registers the driver as the kubelet does.
 func (s *station) register(p *process) (calls drapb.DRAPluginClient) {
 	s.t.Helper()
 	p.until("the registration", func() error {
@@ -225,9 +225,9 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// An agent that starts before all that it needs waits for it, says so, and
-// offers the host when it is there: neither the kubelet nor its directories, nor
-// the API server, nor the directory for CDI specs.
+// An agent that starts before everything it needs waits and logs this: for the kubelet and its
+// directories, the API server, and the directory for CDI specs. It offers the host's devices once
+// they are there.
 func TestStartBeforeEverythingElse(t *testing.T) {
 	t.Parallel()
 	s := newStation(t)
@@ -245,7 +245,7 @@ func TestStartBeforeEverythingElse(t *testing.T) {
 	agent.answers(s, "/readyz", http.StatusOK, "ok")
 	agent.answers(s, "/healthz", http.StatusOK, "ok")
 	agent.answers(pages, "/", http.StatusOK, "No accelerators.")
-	// A claim that was prepared before the API server went away ends without it.
+	// Unprepare of a claim from before the API server went away succeeds without it.
 	unprepared, err := calls.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "n", Name: "c", Uid: "u"}}})
 	if err != nil || unprepared.Claims["u"].GetError() != "" {
 		t.Errorf("unprepared: %v, %v", unprepared, err)
@@ -265,14 +265,13 @@ func TestStartBeforeEverythingElse(t *testing.T) {
 	offered(0)
 	mustRun(t, "simulate", "--device-nodes", s.path("host"), kvmHost)
 	offered(2)            // KVM and TUN
-	if os.Getuid() == 0 { // else the nodes of the host are none
+	if os.Getuid() == 0 { // only root can create device nodes
 		s.prepares(agent, calls)
 	}
 	agent.ends()
 }
 
-// prepares checks that a claim is prepared as soon as there is a directory for
-// its CDI spec.
+// prepares checks that a claim is prepared as soon as there is a directory for its CDI spec.
 func (s *station) prepares(agent *process, calls drapb.DRAPluginClient) {
 	s.t.Helper()
 	request := &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "n", Name: "kvm", Uid: "kvm-uid"}}}
@@ -295,7 +294,7 @@ func (s *station) prepares(agent *process, calls drapb.DRAPluginClient) {
 	agent.answers(s, "/healthz", http.StatusOK, "ok")
 }
 
-// An agent ends at once and well when it is told to, whatever it waits for.
+// An agent that waits for something exits at once and without an error on SIGTERM.
 func TestEndsWhileItWaits(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -304,7 +303,7 @@ func TestEndsWhileItWaits(t *testing.T) {
 	}{
 		"for the API server": {func(*station) {}, "Publishing ResourceSlices waits for the API server"},
 		"for an API server that is silent": {func(s *station) {
-			listener, err := net.Listen("tcp", s.apiserver) // nobody accepts
+			listener, err := net.Listen("tcp", s.apiserver) // no process accepts connections
 			if err != nil {
 				s.t.Fatal(err)
 			}
@@ -331,8 +330,8 @@ func TestEndsWhileItWaits(t *testing.T) {
 	}
 }
 
-// A call that waits for the agent's turn is told that it has ended, so that the
-// kubelet asks again, and does not keep it.
+// A call that waits for the agent's turn fails when the agent ends, so that the kubelet repeats it.
+// The call does not delay the agent.
 func TestEndsWhileACallWaits(t *testing.T) {
 	t.Parallel()
 	s := newStation(t)
@@ -344,7 +343,7 @@ func TestEndsWhileACallWaits(t *testing.T) {
 	defer release()
 	agent := s.start()
 	calls := s.register(agent)
-	agent.answers(s, "/readyz", http.StatusOK, "ok") // so that the other may end
+	agent.answers(s, "/readyz", http.StatusOK, "ok") // so that the other agent may end
 	answer := make(chan error, 1)
 	go func() {
 		_, err := calls.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{{Uid: "u"}}})
@@ -361,8 +360,7 @@ func TestEndsWhileACallWaits(t *testing.T) {
 	}
 }
 
-// A fault that cannot be mended ends the agent with a reason and an exit code that
-// says so.
+// A permanent fault ends the agent with a reason and an exit code.
 func TestEndsWithAReason(t *testing.T) {
 	t.Parallel()
 	s := newStation(t)
@@ -376,7 +374,7 @@ func TestEndsWithAReason(t *testing.T) {
 	agent.says("chandler: run driver: mkdir " + s.path("kubelet/plugins_registry"))
 }
 
-// An agent that runs reads a changed configuration, and says what is wrong with it.
+// A running agent reads a changed configuration, and logs its errors.
 func TestReadsAChangedConfiguration(t *testing.T) {
 	t.Parallel()
 	s := newStation(t)
@@ -390,9 +388,9 @@ func TestReadsAChangedConfiguration(t *testing.T) {
 	agent.ends()
 }
 
-// An agent that starts with a wrong configuration goes on with the last one that was
-// right. It is not ready, so that an upgrade stops, and is alive, so that it is not
-// restarted. A wrong command line ends it.
+// An agent that starts with an invalid configuration continues with the last valid one. It is not
+// ready, so that an upgrade stops, and is alive, so that it is not restarted. An invalid command
+// line ends the agent.
 func TestStartsWithAWrongConfiguration(t *testing.T) {
 	t.Parallel()
 	s := newStation(t)
@@ -423,8 +421,8 @@ func TestStartsWithAWrongConfiguration(t *testing.T) {
 	agent.says(`chandler: node name "No!"`)
 }
 
-// The program for hooks is installed where a directory is named whose files containers get, and
-// stays for the containers that call it.
+// The program for hooks is installed if driver roots are configured, and remains for the containers
+// that use it.
 func TestInstallHooks(t *testing.T) {
 	dir := t.TempDir()
 	roots := map[string]string{"nvidia": "/run/nvidia/driver"}

@@ -18,7 +18,7 @@ import (
 type column struct {
 	title string
 	value func(rules.Offered) string
-	width int // the longest value shown, in characters; 0 is any
+	width int // maximum width in characters, 0 for no limit
 }
 
 var (
@@ -36,7 +36,7 @@ func printTable(out io.Writer, s *rules.Snapshot) error {
 	return printColumns(out, s, nameColumn, kindColumn, modelColumn, memoryColumn, numaColumn, healthColumn)
 }
 
-// printWide prints every column whole.
+// printWide prints all columns without truncation.
 func printWide(out io.Writer, s *rules.Snapshot) error {
 	columns := []column{
 		nameColumn, kindColumn, {"FAMILY", attribute("family"), 0}, {"VENDOR", attribute("vendor"), 0}, modelColumn, memoryColumn,
@@ -69,12 +69,12 @@ func printColumns(out io.Writer, s *rules.Snapshot, columns ...column) error {
 	return table.Flush()
 }
 
-// attribute returns a function that prints an attribute, or "" if there is none.
+// attribute returns a function that prints an attribute, "" if there is none.
 func attribute(name resourceapi.QualifiedName) func(rules.Offered) string {
 	return func(d rules.Offered) string { return strings.Join(discovery.Values(d.Attributes[name]), ",") }
 }
 
-// model is the product's name, or its PCI IDs if the name is not known.
+// model returns the product name or, if unknown, the PCI IDs.
 func model(d rules.Offered) string {
 	if name := d.Attributes.String("model"); name != "" {
 		return name
@@ -102,7 +102,7 @@ func wideHealth(d rules.Offered) string {
 	return fmt.Sprintf("%s: %s", d.Health.Status, d.Health.Reason)
 }
 
-// classicNames lists the device's classic resources with how many IDs each has.
+// classicNames lists the device's extended resources, with the number of IDs if it is not one.
 func classicNames(d rules.Offered) string {
 	offers := make([]string, len(d.Offers))
 	for i, offer := range d.Offers {

@@ -8,8 +8,8 @@ import (
 	"chandler.dev/internal/traces"
 )
 
-// trace has the agent make traces, if the environment names a collector. The function that
-// it returns sends the last of them.
+// trace enables the agent's traces if environment variables name a collector. The function stop
+// sends the remaining traces.
 func trace(ctx context.Context, config *agent.Config) (stop func(), err error) {
 	tracer, stop, err := traces.Start(ctx, config.NodeName, config.Version)
 	if err != nil {

@@ -68,14 +68,14 @@ order back:
 	return cmd
 }
 
-// endingPatience is how long agents may take to see that a pod was deleted: they ask
+// endingPatience is how long agents may take to notice that a pod was deleted: they query
 // PodResources every 5 s.
 const endingPatience = 7 * time.Second
 
-// agentsName is that of the agents' DaemonSet.
+// agentsName is the name of the agents' DaemonSet.
 const agentsName = "chandler"
 
-// uninstaller has the agents of a namespace leave their nodes.
+// uninstaller removes the agents of a namespace from their nodes.
 type uninstaller struct {
 	client    kubernetes.Interface
 	namespace string
@@ -83,16 +83,16 @@ type uninstaller struct {
 
 	order    removal.Order
 	renewed  time.Time
-	interval time.Duration // between two looks
-	settle   time.Duration // how long a scheduler may still allocate what it saw in slices
+	interval time.Duration // the time between two checks
+	settle   time.Duration // how long a scheduler may still allocate devices of deleted slices
 }
 
 func newUninstaller(client kubernetes.Interface, namespace string, out io.Writer) *uninstaller {
 	return &uninstaller{client: client, namespace: namespace, out: out, interval: time.Second, settle: 3 * time.Second}
 }
 
-// run does it. The order stays if it succeeds: an agent that starts before it is deleted
-// leaves again.
+// run removes Chandler from all nodes. If it succeeds, the order remains, so that an agent that
+// starts before the DaemonSet is deleted leaves too.
 func (u *uninstaller) run(ctx context.Context, timeout time.Duration) (err error) {
 	_, err = u.client.AppsV1().DaemonSets(u.namespace).Get(ctx, agentsName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -138,7 +138,7 @@ func (u *uninstaller) run(ctx context.Context, timeout time.Duration) (err error
 	return nil
 }
 
-// takeBack takes the order back, so that the agents go on as before.
+// takeBack revokes the order, so that the agents continue as before.
 func (u *uninstaller) takeBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -156,8 +156,8 @@ func (u *uninstaller) have(ctx context.Context, want removal.State) error {
 	return u.until(ctx, func(ctx context.Context) error { return u.all(ctx, want) })
 }
 
-// until renews the order and looks, until there is no error or one that is final. That a
-// device is in use is final after a while: the pod may just have been deleted.
+// until renews the order and calls look until there is no error or a final one. A device in use is
+// final only after endingPatience, because its pod may just have been deleted.
 func (u *uninstaller) until(ctx context.Context, look func(context.Context) error) error {
 	begun := time.Now()
 	for {
@@ -177,7 +177,7 @@ func (u *uninstaller) until(ctx context.Context, look func(context.Context) erro
 	}
 }
 
-// renew gives the order again if it was long ago.
+// renew gives the order again if the last time was too long ago.
 func (u *uninstaller) renew(ctx context.Context) error {
 	if time.Since(u.renewed) < removal.Beat {
 		return nil
@@ -190,7 +190,7 @@ func (u *uninstaller) renew(ctx context.Context) error {
 	return nil
 }
 
-// all returns nil if all agents are in a state. That a device is in use is an *inUse.
+// all returns nil if all agents are in a state. For devices in use, the error is an *inUse.
 func (u *uninstaller) all(ctx context.Context, want removal.State) error {
 	set, err := u.client.AppsV1().DaemonSets(u.namespace).Get(ctx, agentsName, metav1.GetOptions{})
 	if err != nil {
@@ -231,8 +231,8 @@ func rolledOut(set *appsv1.DaemonSet, pods int) error {
 	return nil
 }
 
-// noSlices waits until the API server has no devices of the driver, and then as long as a
-// scheduler may allocate what it saw before.
+// noSlices waits until the API server has no devices of the driver, and then until schedulers can
+// no longer allocate them.
 func (u *uninstaller) noSlices(ctx context.Context) error {
 	err := u.until(ctx, func(ctx context.Context) error {
 		list, err := draclient.New(u.client).ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + discovery.Domain})
@@ -260,7 +260,7 @@ func (u *uninstaller) noSlices(ctx context.Context) error {
 	}
 }
 
-// checkClaims returns an *inUse if a claim is allocated a device of the driver.
+// checkClaims returns an *inUse if a device of the driver is allocated to a claim.
 func (u *uninstaller) checkClaims(ctx context.Context) error {
 	var used inUse
 	options := metav1.ListOptions{Limit: 500}
@@ -287,7 +287,7 @@ func (u *uninstaller) checkClaims(ctx context.Context) error {
 	return nil
 }
 
-// holder says who has a claim that is allocated devices of the driver, "" if it has none.
+// holder describes the consumer of a claim with devices of the driver, "" if the claim has none.
 func holder(claim *resourceapi.ResourceClaim) string {
 	if claim.Status.Allocation == nil {
 		return ""
@@ -314,7 +314,7 @@ func holder(claim *resourceapi.ResourceClaim) string {
 	return fmt.Sprintf("node %s: %s has %s", strings.Join(slices.Compact(nodes), ", "), by, strings.Join(devices, ", "))
 }
 
-// inUse says who has devices.
+// inUse is the error for devices in use, with their consumers.
 type inUse struct{ by []string }
 
 func (e *inUse) Error() string {

@@ -20,7 +20,7 @@ import (
 	"chandler.dev/internal/removal"
 )
 
-// removable is a cluster with two agents. To each order an agent answers as it is told.
+// removable returns a cluster with agents that answer each order by the given functions.
 func removable(t *testing.T, answers map[string]func(removal.Order) removal.Report, objects ...runtime.Object) *fake.Clientset {
 	t.Helper()
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "chandler", Namespace: "ns", UID: "set"}}
@@ -64,7 +64,7 @@ func removable(t *testing.T, answers map[string]func(removal.Order) removal.Repo
 	return client
 }
 
-// obeys is an agent that does as it is told.
+// obeys is an agent that follows every order.
 func obeys(o removal.Order) removal.Report {
 	if o.Phase == removal.Remove {
 		return removal.Report{State: removal.Removed}
@@ -104,8 +104,8 @@ func TestUninstall(t *testing.T) {
 	for name, test := range map[string]struct {
 		answers map[string]func(removal.Order) removal.Report
 		objects []runtime.Object
-		want    []string // of the error
-		given   bool     // agents were given an order
+		want    []string // in the error
+		given   bool     // agents received an order
 	}{
 		"removed":     {answers: map[string]func(removal.Order) removal.Report{"a": obeys, "b": obeys}, objects: []runtime.Object{other}, given: true},
 		"claim":       {answers: map[string]func(removal.Order) removal.Report{"a": obeys}, objects: []runtime.Object{claim}, want: []string{"node worker: pod default/train-0 (claim default/train) has gpu-1", "nothing was removed"}},
@@ -138,8 +138,7 @@ func TestUninstall(t *testing.T) {
 	}
 }
 
-// Where there is no agent there is nothing to do, and an uninstall that is ended takes its
-// order back.
+// Without agents, there is nothing to do. A cancelled uninstall revokes its order.
 func TestUninstallEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		if err := newUninstaller(fake.NewClientset(), "ns", new(strings.Builder)).run(t.Context(), time.Minute); err != nil {
@@ -160,8 +159,8 @@ func TestUninstallEnds(t *testing.T) {
 	})
 }
 
-// No agent is told to leave its node before all have said that they withhold their devices: until then, each can go on
-// as if nothing had been.
+// No agent is ordered to leave its node until all agents withhold their devices: before that, each
+// can continue as if nothing had happened.
 func TestUninstallRemovesOnceAllWithhold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun := time.Now()

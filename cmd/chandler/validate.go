@@ -51,8 +51,8 @@ warnings do not count.`,
 	}
 }
 
-// validateFiles checks files and prints its findings. It goes on after an error, so
-// that you see all errors at once.
+// validateFiles checks files and prints its findings. It continues after an error, so that a single
+// run finds all errors.
 func validateFiles(in io.Reader, out io.Writer, files []string) error {
 	v := newValidator()
 	for _, file := range files {
@@ -88,9 +88,9 @@ func (v *validator) named(in io.Reader, name string) {
 	}
 }
 
-// filesOf returns the YAML and JSON files below a directory, in order. If the name is
-// not that of a directory, it returns the name. If something cannot be read, it returns
-// an error and the other files.
+// filesOf returns the YAML and JSON files below a directory, in order. If name is not a directory,
+// it returns the name. It returns an error for unreadable files and directories, together with the
+// other files.
 func filesOf(name string) ([]string, error) {
 	if info, err := os.Stat(name); name == "-" || err != nil || !info.IsDir() {
 		return []string{name}, nil
@@ -114,8 +114,8 @@ func filesOf(name string) ([]string, error) {
 	return files, errors.Join(errs...)
 }
 
-// isChart reports whether a directory is a Helm chart, whose files are no objects before
-// Helm has rendered them.
+// isChart reports whether a directory is a Helm chart, whose templates are not objects until Helm
+// renders them.
 func isChart(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, "Chart.yaml"))
 	return err == nil
@@ -128,7 +128,7 @@ func readInput(in io.Reader, file string) ([]byte, error) {
 	return os.ReadFile(file)
 }
 
-// A severity says what a finding means: only errors make validate fail.
+// A severity is the importance of a finding. Only errors make validate fail.
 type severity string
 
 const (
@@ -155,7 +155,7 @@ type validator struct {
 	decoder  runtime.Decoder
 	findings []finding
 	checked  int
-	found    bool                    // the file was not named, but found in a directory
+	found    bool                    // the file was found in a directory, not named
 	classes  map[string][]namedClass // by extended resource name
 }
 
@@ -173,8 +173,8 @@ func (v *validator) report(at place, s severity, err error) {
 	}
 }
 
-// apart returns the errors that err joins, without the text that precedes all of them.
-// If err joins none, it returns err.
+// apart returns the errors that err joins, without their common prefix. If err joins no errors, it
+// returns err.
 func apart(err error) []error {
 	var joined interface{ Unwrap() []error }
 	if !errors.As(err, &joined) {
@@ -187,8 +187,8 @@ func apart(err error) []error {
 	return all
 }
 
-// placed returns the errors that err joins. Each begins with the text that precedes
-// them all, which says where they are.
+// placed returns the errors that err joins, each with the common prefix, which contains their
+// place.
 func placed(err error) []error {
 	inner := errors.Unwrap(err)
 	if inner == nil {
@@ -213,11 +213,11 @@ func (v *validator) notef(at place, format string, args ...any) {
 	v.report(at, severityNote, fmt.Errorf(format, args...))
 }
 
-// separator begins a document of YAML.
+// separator matches the beginning of a YAML document.
 var separator = regexp.MustCompile(`(?m)^---(?:[ \t\r]|$)`)
 
-// file checks the documents of a file. It splits them itself, since a YAML reader stops
-// after the first.
+// file checks the documents of a file. It splits them itself, because a YAML reader stops after the
+// first error.
 func (v *validator) file(name, text string) {
 	line, before := 1, v.checked+len(v.findings)
 	for _, document := range separator.Split(text, -1) {
@@ -229,7 +229,7 @@ func (v *validator) file(name, text string) {
 	}
 }
 
-// blankLines counts the empty lines at the beginning.
+// blankLines counts the empty lines and comments at the beginning of a document.
 func blankLines(document string) int {
 	count := 0
 	for line := range strings.Lines(document) {

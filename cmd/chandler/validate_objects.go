@@ -30,8 +30,7 @@ const resourceGroup = "resource.k8s.io"
 // ownKinds are the kinds of chandler.dev.
 var ownKinds = []string{v1alpha1.KindClaimParameters, v1alpha1.KindDriverConfig, v1alpha1.KindProvisionConfig}
 
-// configOf is where objects of resource.k8s.io, in all versions, have parameters for
-// drivers.
+// configOf maps kinds of resource.k8s.io, in all versions, to the path of their driver parameters.
 var configOf = map[string][]string{
 	"ResourceClaim":         {"spec", "devices", "config"},
 	"ResourceClaimTemplate": {"spec", "spec", "devices", "config"},
@@ -87,7 +86,7 @@ func (v *validator) object(at place, object *unstructured.Unstructured, data []b
 
 // list checks the objects of a list, such as kubectl prints.
 func (v *validator) list(at place, list *unstructured.Unstructured) {
-	items, _ := list.Object["items"].([]any) // nil if it is no list
+	items, _ := list.Object["items"].([]any) // nil if the field is not a list
 	for i, item := range items {
 		data, err := json.Marshal(item)
 		if err != nil {
@@ -122,8 +121,7 @@ func (v *validator) own(at place, kind string, data []byte) {
 	}
 }
 
-// unreached warns of entries that select nothing but what an entry before them does, so
-// that they never count.
+// unreached warns about entries that never match because an earlier entry has the same selector.
 func (v *validator) unreached(at place, config *v1alpha1.DriverConfig) {
 	selectors := make(map[string][]v1alpha1.Selector)
 	for _, e := range config.Sharing {
@@ -174,7 +172,7 @@ func typeOf(text string) (meta runtime.TypeMeta, err error) {
 	return meta, err
 }
 
-// resource checks a claim, a template of claims or a device class.
+// resource checks a claim, a claim template or a device class.
 func (v *validator) resource(at place, object *unstructured.Unstructured, data []byte) {
 	v.checked++
 	if _, err := v.typed(data); runtime.IsNotRegisteredError(err) {
@@ -189,8 +187,7 @@ func (v *validator) resource(at place, object *unstructured.Unstructured, data [
 	}
 }
 
-// typed decodes an object of Kubernetes, as strictly as the API server does with
-// fieldValidation=Strict.
+// typed decodes a Kubernetes object, as strictly as the API server with fieldValidation=Strict.
 func (v *validator) typed(data []byte) (runtime.Object, error) {
 	typed, _, err := v.decoder.Decode(data, nil, nil)
 	if strict, ok := runtime.AsStrictDecodingError(err); ok {
@@ -202,7 +199,7 @@ func (v *validator) typed(data []byte) (runtime.Object, error) {
 // parameters checks the parameters for this driver in an object, as Prepare does.
 func (v *validator) parameters(at place, object *unstructured.Unstructured) {
 	path := configOf[object.GetKind()]
-	entries, _, _ := unstructured.NestedFieldNoCopy(object.Object, path...) // a wrong type was reported before
+	entries, _, _ := unstructured.NestedFieldNoCopy(object.Object, path...) // an invalid type was reported before
 	list, _ := entries.([]any)
 	for i, entry := range list {
 		config, _ := entry.(map[string]any)
@@ -220,9 +217,9 @@ func (v *validator) parameters(at place, object *unstructured.Unstructured) {
 	}
 }
 
-// claimParameters checks parameters, and warns of parameters that no family takes,
-// and that are not for any device. Whether the devices of a claim take them is known only
-// once the claim is allocated.
+// claimParameters checks parameters. It warns about parameters that no family supports and that do
+// not apply to every device. Whether the devices of a claim support them is known only after
+// allocation.
 func (v *validator) claimParameters(at place, data []byte) {
 	parameters, err := readParameters(data)
 	if err != nil {
@@ -235,8 +232,8 @@ func (v *validator) claimParameters(at place, data []byte) {
 	}
 }
 
-// selectors compiles the expressions that select devices. It looks for them everywhere
-// in an object, since each version of resource.k8s.io has them in another place.
+// selectors compiles the expressions that select devices. It searches the whole object, because
+// each version of resource.k8s.io has them in another place.
 func (v *validator) selectors(at place, value any) {
 	switch value := value.(type) {
 	case []any:
@@ -250,7 +247,7 @@ func (v *validator) selectors(at place, value any) {
 				if _, err := rules.Compile(expression); err != nil {
 					v.report(at.at("cel.expression"), severityError, err)
 				}
-			case key != "opaque": // opaque parameters may hold anything
+			case key != "opaque": // opaque parameters can contain anything
 				v.selectors(at.at(key), value[key])
 			}
 		}
@@ -269,12 +266,12 @@ type namedClass struct {
 	at   place
 }
 
-// sharedNames warns of classes with one extended resource name.
+// sharedNames warns about several classes with the same extended resource name.
 func (v *validator) sharedNames() {
 	for _, resource := range slices.Sorted(maps.Keys(v.classes)) {
 		first := v.classes[resource][0]
 		for _, class := range v.classes[resource][1:] {
-			if class.name != first.name { // else it is the same class twice
+			if class.name != first.name { // otherwise, the same class was read twice
 				v.report(class.at, severityWarning, fmt.Errorf("is %s, and so is that of DeviceClass %s (%s); pods that ask for it get devices of the class that was created last",
 					resource, first.name, first.at))
 			}
@@ -282,7 +279,7 @@ func (v *validator) sharedNames() {
 	}
 }
 
-// other checks objects that have pods, and ignores all others.
+// other checks objects that contain pods, and ignores all others.
 func (v *validator) other(at place, object *unstructured.Unstructured, data []byte) {
 	typed, err := v.typed(data)
 	pod, path := podSpec(typed)
@@ -301,13 +298,13 @@ func (v *validator) other(at place, object *unstructured.Unstructured, data []by
 	}
 }
 
-// podKinds are the kinds that have pods.
+// podKinds are the kinds that contain pods.
 var podKinds = map[string]bool{
 	"Pod": true, "PodTemplate": true, "Deployment": true, "DaemonSet": true, "StatefulSet": true,
 	"ReplicaSet": true, "ReplicationController": true, "Job": true, "CronJob": true,
 }
 
-// podSpec returns the pod spec of an object and its place, or nil.
+// podSpec returns the pod spec of an object and its path, or nil.
 func podSpec(object runtime.Object) (*corev1.PodSpec, string) {
 	const template = "spec.template.spec"
 	switch o := object.(type) {

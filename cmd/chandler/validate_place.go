@@ -9,26 +9,26 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A place is where something is written.
+// A place is a place in a file.
 type place struct {
 	file   string
-	line   int    // of the field, or of what is around it; 0 for the file as a whole
-	object string // DeviceClass gpu.example.com
-	path   string // spec.config[0]
+	line   int    // of the field or of its nearest known parent; 0 for the file as a whole
+	object string // such as DeviceClass gpu.example.com
+	path   string // such as spec.config[0]
 
-	node  *yaml.Node // the field's value, nil if that is not known
-	above int        // how many lines of the file are above the text of the node
+	node  *yaml.Node // the field's value, nil if unknown
+	above int        // number of lines in the file before the node's text
 }
 
-// placeOf returns the place of a document, whose first line has that number.
+// placeOf returns the place of a document that begins at the given line.
 func placeOf(file string, line int, document string) place {
 	p := place{file: file, line: line + blankLines(document)}
 	p.node, p.above = parsed(document), line-1
 	return p
 }
 
-// parsed returns a document with the lines of its fields, or nil if it is not YAML. The
-// decoder reports that.
+// parsed returns a document with the lines of its fields, or nil if the document is not YAML, which
+// the decoder reports.
 func parsed(document string) *yaml.Node {
 	var root yaml.Node
 	if err := yaml.Unmarshal([]byte(document), &root); err != nil || len(root.Content) == 0 {
@@ -46,8 +46,8 @@ func (p place) at(path string) place {
 	return p.descend(path)
 }
 
-// descend returns the place with the line of a field below it. If the field is missing,
-// the line is that of the last field on the way that is there.
+// descend returns the place with the line of a field below it. If the field is missing, the line is
+// that of its nearest existing parent.
 func (p place) descend(path string) place {
 	for path != "" && p.node != nil {
 		var name string
@@ -60,8 +60,8 @@ func (p place) descend(path string) place {
 	return p
 }
 
-// cutName cuts the first name or index off the path of a field. Brackets hold an index,
-// or a key of a map: data[config.yaml].
+// cutName cuts the first name or index off a field path. Brackets contain an index or a map key:
+// data[config.yaml].
 func cutName(path string) (name, rest string) {
 	if inside, ok := strings.CutPrefix(path, "["); ok {
 		name, rest, _ = strings.Cut(inside, "]")
@@ -73,8 +73,7 @@ func cutName(path string) (name, rest string) {
 	return path, ""
 }
 
-// child returns the value of a field or an item, and the line at which it
-// begins, nil if there is none.
+// child returns the value of a field or an item and its first line, nil if there is none.
 func child(n *yaml.Node, name string) (*yaml.Node, int) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -94,28 +93,26 @@ func child(n *yaml.Node, name string) (*yaml.Node, int) {
 	return nil, 0
 }
 
-// inside returns the place of the document that a string is: the text of a file
-// in a ConfigMap.
+// inside returns the place of a document in a string, such as a file in a ConfigMap.
 func (p place) inside() place {
 	if p.node == nil || p.node.Kind != yaml.ScalarNode || p.node.Style&yaml.LiteralStyle == 0 {
-		p.node = nil // its lines are not those of the file
+		p.node = nil // its lines differ from those of the file
 		return p
 	}
-	p.above += p.node.Line // the line with the bar
+	p.above += p.node.Line // the document starts below the line with |
 	p.node = parsed(p.node.Value)
 	return p
 }
 
 var (
-	// leadingKind is how messages of package v1alpha1 begin.
+	// leadingKind matches the beginning of messages of package v1alpha1.
 	leadingKind = regexp.MustCompile(`^(?:decode )?[A-Z][A-Za-z]+: `)
 
-	// refusedField is how decoders name a field that is unknown or duplicate.
+	// refusedField matches the name of an unknown or duplicate field in decoder messages.
 	refusedField = regexp.MustCompile(`^(?:unknown|duplicate) field "([^"]+)"`)
 )
 
-// of returns the place with the line of the first field that a message names, if it
-// names one.
+// of returns the place with the line of the first field in a message, if the message names one.
 func (p place) of(message string) place {
 	message = leadingKind.ReplaceAllString(message, "")
 	inner := p

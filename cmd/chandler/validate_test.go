@@ -9,15 +9,15 @@ import (
 	"testing"
 )
 
-// validate returns what validate prints of a text.
+// validate returns the output of validate for a text.
 func validate(text string) (string, error) {
 	var out strings.Builder
 	err := validateFiles(strings.NewReader(text), &out, []string{"-"})
 	return out.String(), err
 }
 
-// withParameters are objects that hold parameters, in all versions that they
-// are served in, and where.
+// withParameters returns objects with parameters, in all served versions, by version and path of
+// the parameters.
 func withParameters(parameters string) map[string]string {
 	const opaque = `config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: chandler.dev, parameters: %s}}]`
 	config := fmt.Sprintf(opaque, parameters)
@@ -31,12 +31,12 @@ func withParameters(parameters string) map[string]string {
 	return objects
 }
 
-// validate refuses the parameters of a claim, a template or a class that Prepare
-// refuses, and says where they are.
+// validate refuses the same parameters of a claim, a template or a class as Prepare, and reports
+// their place.
 func TestValidateParameters(t *testing.T) {
 	for _, test := range parametersTests(t) {
 		if test.AtPrepare {
-			continue // YAML is refused for that before it is looked at
+			continue // the YAML decoder refuses these first
 		}
 		for name, text := range withParameters(strings.ReplaceAll(test.Parameters, `\/`, "/")) {
 			_, path, _ := strings.Cut(name, "/")
@@ -200,7 +200,7 @@ func TestValidate(t *testing.T) {
 
 func header() string { return "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n" }
 
-// Everything that is shipped is right, but for patches, which are no objects.
+// All shipped objects are valid, except patches, which are not objects.
 func TestValidateShipped(t *testing.T) {
 	files, err := filepath.Glob("../../deployments/*.yaml")
 	if err != nil {
@@ -221,7 +221,7 @@ func TestValidateShipped(t *testing.T) {
 	}
 }
 
-// Files are checked together, and one that cannot be read hides no other.
+// Files are checked together, and an unreadable file does not hide the others.
 func TestValidateFiles(t *testing.T) {
 	dir := t.TempDir()
 	good, bad, missing := filepath.Join(dir, "good.yaml"), filepath.Join(dir, "bad.yaml"), filepath.Join(dir, "missing.yaml")
@@ -241,8 +241,7 @@ func TestValidateFiles(t *testing.T) {
 	}
 }
 
-// A directory stands for the files below it that may hold objects; what is none
-// is not taken for one.
+// A directory stands for the files below it that may contain objects. Other files are ignored.
 func TestValidateDirectory(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(dir, "below"), 0o755); err != nil {
@@ -279,7 +278,7 @@ func TestValidateDirectory(t *testing.T) {
 	}
 }
 
-// Whatever is written, it is checked to the end.
+// The check of any text ends without a panic.
 func FuzzValidate(f *testing.F) {
 	for _, file := range []string{"config.yaml", "examples/fpga-function.yaml", "examples/gpu-pair.yaml"} {
 		data, err := os.ReadFile("../../deployments/" + file)
@@ -296,7 +295,7 @@ func FuzzValidate(f *testing.F) {
 	})
 }
 
-// Nodes of entries are checked, with the line of the entry.
+// The nodes of entries are checked, with the line of the entry.
 func TestValidateNodes(t *testing.T) {
 	printed, err := validate(header() + `exclude:
 - cel: "true"

@@ -23,8 +23,8 @@ func newVersionCommand() *cobra.Command {
 	}
 }
 
-// buildVersion returns the version that the linker was told, else the commit
-// that Go noted, else "development".
+// buildVersion returns the linker's version, or the commit in Go's build information, or
+// "development".
 func buildVersion() string {
 	if version != "" {
 		return version

@@ -9,8 +9,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
 )
 
-// createGI makes a GPU instance where NVML lists the placement, nothing lies there, and
-// the GPU has as much left as the profile wants.
+// createGI creates a GPU instance if NVML lists the placement, the placement is free, and the GPU
+// has enough resources left for the profile.
 func (m *Machine) createGI(gpu, profile, start, size int) (made nvml.GpuInstance, _ nvml.Return) {
 	ret := m.do("create-gi", func(s *state) nvml.Return {
 		listed := slices.Contains(m.Placements(gpu, profile), nvml.GpuInstancePlacement{Start: uint32(start), Size: uint32(size)})

@@ -1,10 +1,10 @@
 //go:build cgo
 
-// Package mocked is a machine whose GPUs are NVIDIA's own mocks, cut into MIG instances as
-// the driver does it: where NVML lists a placement and nothing lies there, as often as the
-// GPU has room for, and removed only when nothing runs in them. The mocks themselves
-// let anybody cut anything. Its state lies in files, with those that the kernel driver
-// shows of MIG instances, so that several processes see one machine.
+// Package mocked simulates a machine with NVIDIA's own GPU mocks, for tests. The mocks alone accept
+// any MIG instance. Package mocked follows the driver's rules: instances lie at listed and free
+// placements, fit into the GPU, and are removed only when no process uses them. The state is in
+// files, together with the kernel driver's files about MIG instances, so that several processes
+// share a machine.
 package mocked
 
 import (
@@ -25,13 +25,13 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
 )
 
-// Machine is one with GPUs in MIG mode at 0000:00:00.0, 0000:01:00.0 and so on.
+// Machine is a machine with GPUs in MIG mode at 0000:00:00.0, 0000:01:00.0 and so on.
 type Machine struct {
 	*server.Server
 
-	// Before is called before an instance is made or removed, with the word
-	// "create-gi", "create-ci", "destroy-ci" or "destroy-gi". The call answers what it
-	// returns, and does nothing, unless that is SUCCESS.
+	// Before is called before an instance is created or removed, with "create-gi", "create-ci",
+	// "destroy-ci" or "destroy-gi". Unless it returns SUCCESS, the operation does nothing and
+	// returns the same value.
 	Before func(step string) nvml.Return
 
 	dir string
@@ -41,7 +41,7 @@ type Machine struct {
 type Instance struct {
 	GI, Start, Size int
 	Profile         int    // one of nvml.GPU_INSTANCE_PROFILE_*
-	Parts           []Part // compute instances in it
+	Parts           []Part // its compute instances
 }
 
 // Part is a compute instance.
@@ -51,13 +51,13 @@ type Part struct {
 	Busy        bool // a process runs in it
 }
 
-// state is what lies in the file, by the number of the GPU.
+// state is the content of the state file, by the number of the GPU.
 type state struct {
-	Made      int // how many compute instances there have ever been
+	Made      int // number of compute instances ever created
 	Instances map[int][]Instance
 }
 
-// New returns a machine whose files lie below dir: state of its own, and proc.
+// New returns a machine with its files below dir: its state, and proc.
 func New(dir string, configs ...gpus.Config) (*Machine, error) {
 	s, err := server.New(server.WithGPUs(configs...), server.WithDriverVersion("570.86.15"), server.WithNVMLVersion("12.570.86.15"), server.WithCUDADriverVersion(12080))
 	if err != nil {
@@ -74,7 +74,7 @@ func New(dir string, configs ...gpus.Config) (*Machine, error) {
 // device returns a GPU by its number.
 func (m *Machine) device(gpu int) *server.Device { return m.Devices[gpu].(*server.Device) }
 
-// wrap has a GPU behave.
+// wrap replaces a GPU's functions.
 func (m *Machine) wrap(gpu int) {
 	d := m.device(gpu)
 	d.UUID = fmt.Sprintf("GPU-5d2c1f1b-8a41-4e0b-9c37-0b6f3d9a%04x", gpu) // the same in each process
@@ -93,7 +93,7 @@ func (m *Machine) wrap(gpu int) {
 	d.GetGpuInstancePossiblePlacementsFunc = func(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement, nvml.Return) {
 		return m.Placements(gpu, index(info.Id)), nvml.SUCCESS
 	}
-	d.CreateGpuInstanceFunc = nil // where the driver likes is not where the scheduler thought
+	d.CreateGpuInstanceFunc = nil // the driver's own choice can differ from the scheduler's
 	d.CreateGpuInstanceWithPlacementFunc = func(info *nvml.GpuInstanceProfileInfo, at *nvml.GpuInstancePlacement) (nvml.GpuInstance, nvml.Return) {
 		return m.createGI(gpu, index(info.Id), int(at.Start), int(at.Size))
 	}
@@ -115,14 +115,14 @@ func (m *Machine) wrap(gpu int) {
 	d.GetMigDeviceHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) { return m.mig(gpu, i) }
 }
 
-// id is the number of a profile by which instances are made: another one than that by
-// which it is asked for, as with the driver.
+// id returns the number of a profile for creating instances. As with the driver, queries of the
+// profile use another number.
 func id(profile int) uint32 { return uint32(40 - profile) }
 
 func index(id uint32) int { return 40 - int(id) }
 
-// profile returns a profile, and how many slices of memory its instances have: one for
-// each eighth of the GPU's. The mocks have some with a little more memory than that.
+// profile returns a profile, and the number of memory slices of its instances: one for each eighth
+// of the GPU's memory. Some mocks have slightly more memory than that.
 func (m *Machine) profile(gpu, profile int) (info nvml.GpuInstanceProfileInfo, size uint32) {
 	d := m.device(gpu)
 	eighth := d.Config.MemoryMB / 8
@@ -132,9 +132,9 @@ func (m *Machine) profile(gpu, profile int) (info nvml.GpuInstanceProfileInfo, s
 	return info, uint32(slices)
 }
 
-// Placements returns where instances of a profile may lie. Instances of two slices begin at
-// even ones. NVIDIA's MIG User Guide has them so, and the mocks have some with fewer
-// slices than their memory is in.
+// Placements returns the possible placements of a profile's instances. Instances of two slices
+// begin at even ones, by NVIDIA's MIG User Guide. Some mocks have fewer slices than their memory
+// needs.
 func (m *Machine) Placements(gpu, profile int) (listed []nvml.GpuInstancePlacement) {
 	d := m.device(gpu)
 	_, size := m.profile(gpu, profile)
@@ -153,12 +153,12 @@ func (m *Machine) Placements(gpu, profile int) (listed []nvml.GpuInstancePlaceme
 func (m *Machine) Instances(gpu int) (all []Instance) {
 	_ = m.change(func(s *state) nvml.Return {
 		all = s.Instances[gpu]
-		return nvml.ERROR_NO_DATA // nothing is written
+		return nvml.ERROR_NO_DATA // write nothing
 	})
 	return all
 }
 
-// Run has a process run in a MIG device, or end.
+// Run simulates the start or the end of a process in a MIG device.
 func (m *Machine) Run(uuid string, runs bool) error {
 	return m.change(func(s *state) nvml.Return {
 		for _, instances := range s.Instances {
@@ -175,7 +175,7 @@ func (m *Machine) Run(uuid string, runs bool) error {
 	})
 }
 
-// change changes the state, unless the change answers something else than SUCCESS.
+// change changes the state, unless the function returns something other than SUCCESS.
 func (m *Machine) change(change func(s *state) nvml.Return) error {
 	if ret := m.do("", change); ret != nvml.SUCCESS {
 		return ret
@@ -219,12 +219,12 @@ func writeAt(file *os.File, text []byte) error {
 	return err
 }
 
-// show writes what the kernel driver shows of MIG instances.
+// show writes the kernel driver's files about MIG instances.
 func (m *Machine) show(s *state) error {
 	var errs []error
 	for gpu := range m.Devices {
 		mig := filepath.Join(m.dir, fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig", gpu))
-		wanted := make(map[string]int) // the minors of nodes, by directory
+		wanted := make(map[string]int) // the minor numbers of nodes, by directory
 		for _, one := range s.Instances[gpu] {
 			dir := filepath.Join(mig, fmt.Sprintf("gi%d", one.GI))
 			wanted[dir] = 100*gpu + 10*one.GI + 3
@@ -240,7 +240,7 @@ func (m *Machine) show(s *state) error {
 			}
 			return err
 		}))
-		slices.SortFunc(there, func(a, b string) int { return cmp.Compare(b, a) }) // what lies within first
+		slices.SortFunc(there, func(a, b string) int { return cmp.Compare(b, a) }) // inner directories first
 		for _, dir := range there {
 			if _, found := wanted[dir]; !found {
 				errs = append(errs, os.RemoveAll(dir))
@@ -253,8 +253,8 @@ func (m *Machine) show(s *state) error {
 	return errors.Join(errs...)
 }
 
-// showAccess shows which node opens an instance. A file that is there stays as it is, since others read it
-// meanwhile, and the kernel never shows it without its text.
+// showAccess writes the file with the number of an instance's node. An existing file stays
+// unchanged, because other processes read it. The kernel never shows an empty file.
 func showAccess(dir string, minor int) error {
 	name := filepath.Join(dir, "access")
 	if _, err := os.Stat(name); err == nil {
@@ -268,13 +268,13 @@ func showAccess(dir string, minor int) error {
 	return os.Rename(name+"~", name)
 }
 
-// uuid returns the UUID of a MIG device, another one each time.
+// uuid returns the UUID of a MIG device, a new one each time.
 func uuid(gpu, gi, made int) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%d/%d/%d", gpu, gi, made))
 	return fmt.Sprintf("MIG-%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
 }
 
-// mig returns a MIG device by its number among those of its GPU.
+// mig returns a MIG device by its number on the GPU.
 func (m *Machine) mig(gpu, number int) (nvml.Device, nvml.Return) {
 	d := m.device(gpu)
 	for _, one := range m.Instances(gpu) {

@@ -21,7 +21,7 @@ import (
 const (
 	pipes        = "pipe" // where programs find the daemon
 	logs         = "log"
-	sharedMemory = "shm" // which programs and the daemon have together
+	sharedMemory = "shm" // shared by programs and the daemon
 )
 
 // NVIDIA's programs.
@@ -30,7 +30,7 @@ const (
 	management = "nvidia-smi"
 )
 
-// begin does what a claim wants. Nothing is there of an earlier attempt.
+// begin applies the settings of a claim. An earlier attempt must have been undone.
 func (k *Keeper) begin(ctx context.Context, c *claim, wanted *wish, how map[string]string) error {
 	c.touched = true
 	for _, dir := range []string{pipes, logs, sharedMemory} {
@@ -61,20 +61,22 @@ func (k *Keeper) begin(ctx context.Context, c *claim, wanted *wish, how map[stri
 	return k.finish(c)
 }
 
-// refused reports whether nvidia-smi has ended by itself with an error, or is not there, and so has changed nothing.
+// refused reports whether nvidia-smi exited with an error, or is missing, and so has changed
+// nothing.
 func refused(err error) bool {
 	status := (*exec.ExitError)(nil)
 	return errors.As(err, &status) && status.Exited() || errors.Is(err, exec.ErrNotFound)
 }
 
-// finish writes down that the order was followed to its end.
+// finish records that the order is complete.
 func (k *Keeper) finish(c *claim) error {
 	c.set(func() { c.Begun = true })
 	return k.save(c)
 }
 
-// reset gives GPUs back as they are for all, and returns an error until they are: the next claim would have a GPU that
-// one process alone can use. A GPU that the driver has lost is as no claim had it. No program reads a time slice back.
+// reset restores the default settings of GPUs, and returns an error until they are restored:
+// otherwise, the next claim could get a GPU in exclusive mode. A lost GPU counts as restored. Time
+// slices cannot be read back.
 func (k *Keeper) reset(ctx context.Context, c *claim, w *wish) error {
 	if now := c.copy(); !now.Changed && !now.Begun {
 		return nil
@@ -99,7 +101,8 @@ func (k *Keeper) reset(ctx context.Context, c *claim, w *wish) error {
 	return nil
 }
 
-// isDefault returns nil if all processes may compute on a GPU, and else why that could not be set, or be read back.
+// isDefault returns nil if a GPU's compute mode is the default, and otherwise the error of setting
+// or reading the mode.
 func (k *Keeper) isDefault(ctx context.Context, gpu string, set error) error {
 	mode, err := k.ask(ctx, k.config.Begin, "", "", management, "-i", gpu, "--query-gpu=compute_mode", "--format=csv,noheader")
 	switch mode = strings.TrimSpace(mode); {
@@ -113,12 +116,13 @@ func (k *Keeper) isDefault(ctx context.Context, gpu string, set error) error {
 	return nil
 }
 
-// nothingThere are the statuses with which nvidia-smi ends, by its manual, if the GPU cannot be so (3), is
-// not found (6), has no driver (9), the driver does not know how (13), or the GPU has fallen off the bus (15).
+// nothingThere lists the exit statuses of nvidia-smi, by its manual, if the operation is not
+// available on the GPU (3), or the GPU is not found (6), has no driver (9), has a driver without
+// the function (13), or has fallen off the bus (15).
 var nothingThere = []int{3, 6, 9, 13, 15}
 
-// change has a GPU be as a claim wants it, or as it is for all. With MPS, one process alone
-// computes on it, which is that of MPS. NVML has no call for time slices that is documented.
+// change applies a claim's setting to a GPU, or the default. With MPS, the GPU is in exclusive mode
+// for the process of MPS. NVML has no documented call for time slices.
 func (k *Keeper) change(ctx context.Context, gpu string, w *wish, on bool) error {
 	what, args := "compute mode", []string{"-i", gpu, "-c", "DEFAULT"}
 	switch {
@@ -131,14 +135,14 @@ func (k *Keeper) change(ctx context.Context, gpu string, w *wish, on bool) error
 	case on:
 		args[3] = "EXCLUSIVE_PROCESS"
 	}
-	// It may take seconds, if no process has the driver keep the GPU ready.
+	// This may take seconds, if no process makes the driver keep the GPU ready.
 	if _, err := k.ask(ctx, k.config.Begin, "", "", management, args...); err != nil {
 		return fmt.Errorf("%s of GPU %s: %w", what, gpu, err)
 	}
 	return nil
 }
 
-// start starts the daemon of a claim, and returns once it answers and keeps to the limits.
+// start starts the daemon of a claim, and returns once the daemon answers and applies the limits.
 func (k *Keeper) start(ctx context.Context, c *claim, wanted *wish) error {
 	ctx, cancel := context.WithTimeout(ctx, k.config.Begin)
 	defer cancel()
@@ -150,9 +154,9 @@ func (k *Keeper) start(ctx context.Context, c *claim, wanted *wish) error {
 		return fmt.Errorf("log of the daemon: %w", err)
 	}
 	defer out.Close()
-	// In the foreground, so that its number is known. Each is the leader of a session, which
-	// does not end with this process.
-	cmd := exec.Command(control, "-f") //nolint:noctx // it outlives all calls
+	// The daemon runs in the foreground to have a known process ID. As the leader of a session, the
+	// daemon survives this process.
+	cmd := exec.Command(control, "-f") //nolint:noctx // the daemon outlives all calls
 	cmd.Env = append(k.environment(c.UID), "CUDA_VISIBLE_DEVICES="+strings.Join(wanted.gpus, ","))
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -162,7 +166,7 @@ func (k *Keeper) start(ctx context.Context, c *claim, wanted *wish) error {
 	p := wire.Process{PID: cmd.Process.Pid, Start: started(cmd.Process.Pid)}
 	c.set(func() { c.Process = p })
 	ended := make(chan struct{})
-	go k.attend(c, p, func() { _ = cmd.Wait(); close(ended) }) // how it ended is not told apart
+	go k.attend(c, p, func() { _ = cmd.Wait(); close(ended) }) // the exit status is not used
 	if err := k.save(c); err != nil {
 		return err
 	}
@@ -172,7 +176,7 @@ func (k *Keeper) start(ctx context.Context, c *claim, wanted *wish) error {
 	return k.limit(ctx, c.UID, wanted)
 }
 
-// answers returns once the daemon takes commands.
+// answers returns once the daemon accepts commands.
 func (k *Keeper) answers(ctx context.Context, uid string, ended <-chan struct{}) error {
 	for {
 		_, err := k.command(ctx, uid, "get_server_list")
@@ -189,7 +193,7 @@ func (k *Keeper) answers(ctx context.Context, uid string, ended <-chan struct{})
 	}
 }
 
-// limit has the daemon keep each process to what the claim wants.
+// limit sets the daemon's limits for each process, as the claim requests.
 func (k *Keeper) limit(ctx context.Context, uid string, wanted *wish) error {
 	if wanted.threads > 0 {
 		if _, err := k.command(ctx, uid, fmt.Sprintf("set_default_active_thread_percentage %d", wanted.threads)); err != nil {
@@ -213,10 +217,10 @@ func (k *Keeper) limit(ctx context.Context, uid string, wanted *wish) error {
 	return nil
 }
 
-// refusals are how the daemon says no without an exit status.
+// refusals are words in the daemon's error messages, which have no exit status.
 var refusals = []string{"error", "fail", "invalid", "cannot", "unknown", "not supported"}
 
-// command gives the daemon of a claim a command, and returns its answer.
+// command sends a command to the daemon of a claim, and returns the answer.
 func (k *Keeper) command(ctx context.Context, uid, line string) (string, error) {
 	answer, err := k.ask(ctx, k.config.Ask, uid, line+"\n", control)
 	if err != nil {
@@ -230,12 +234,12 @@ func (k *Keeper) command(ctx context.Context, uid, line string) (string, error) 
 	return answer, nil
 }
 
-// ask runs a program of NVIDIA's for a claim to its end, and returns what it writes.
+// ask runs one of NVIDIA's programs for a claim to its end, and returns the output.
 func (k *Keeper) ask(ctx context.Context, limit time.Duration, uid, input, name string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var out bytes.Buffer
-	cmd := exec.Command(name, args...) //nolint:noctx // it is killed below with all that it started
+	cmd := exec.Command(name, args...) //nolint:noctx // killed below with all of its children
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = k.environment(uid), strings.NewReader(input), &out, &out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.WaitDelay = time.Second
@@ -251,13 +255,13 @@ func (k *Keeper) ask(ctx context.Context, limit time.Duration, uid, input, name 
 		}
 		return out.String(), nil
 	case <-ctx.Done():
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // it may have ended meanwhile
-		<-ended                                             //nolint:errcheck // that it was killed
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // the process may have ended meanwhile
+		<-ended                                             //nolint:errcheck // the error is that of the kill
 		return "", fmt.Errorf("%s has not ended after %s: %w", name, limit, context.DeadlineExceeded)
 	}
 }
 
-// lastWords returns what the daemon wrote last, for messages.
+// lastWords returns the end of the daemon's log, for messages.
 func (k *Keeper) lastWords(uid string) string {
 	data, err := os.ReadFile(filepath.Join(k.dir(uid), logs, "output.log"))
 	text := strings.TrimSpace(string(data))
@@ -267,9 +271,9 @@ func (k *Keeper) lastWords(uid string) string {
 	return fmt.Sprintf("; its log ends with %q", text[max(0, len(text)-200):])
 }
 
-// attend waits for the end of a daemon, and says so unless it was meant to end.
+// attend waits for the end of a daemon, and logs it unless it was intended.
 func (k *Keeper) attend(c *claim, p wire.Process, wait func()) {
-	if wait == nil { // not our child
+	if wait == nil { // not a child of this process
 		wait = func() {
 			for alive(p) {
 				time.Sleep(200 * time.Millisecond)
@@ -286,16 +290,17 @@ func (k *Keeper) attend(c *claim, p wire.Process, wait func()) {
 	})
 }
 
-// killed is how long a process may take to end that was killed: the driver has to give up its GPU.
+// killed limits the wait for a killed process to end: the driver has to release its GPU.
 const killed = 10 * time.Second
 
-// quit ends the daemon of a claim and all that it started: by its own command, then by signals.
+// quit ends the daemon of a claim and all processes it started: by the daemon's own command, then
+// by signals.
 func (k *Keeper) quit(ctx context.Context, c *claim) error {
 	before := c.copy().Process
-	c.set(func() { c.Process = wire.Process{} }) // its end is meant
+	c.set(func() { c.Process = wire.Process{} }) // its end is intended
 	if alive(before) {
 		ctx, cancel := context.WithTimeout(ctx, k.config.Quit)
-		// Nobody waits for clients: the claim has ended, or its daemon has.
+		// There is no wait for clients: the claim or its daemon has ended.
 		_, err := k.command(ctx, c.UID, "quit -t 1")
 		for err == nil && alive(before) && ctx.Err() == nil {
 			time.Sleep(20 * time.Millisecond)
@@ -316,7 +321,7 @@ func (k *Keeper) quit(ctx context.Context, c *claim) error {
 	return fmt.Errorf("processes of the MPS daemon do not end: %v", ofClaim(k.dir(c.UID)))
 }
 
-// tidy removes pipes that a daemon left, which the next one could take for its own.
+// tidy removes pipes of the last daemon, which the next one could take for its own.
 func (k *Keeper) tidy(uid string) error {
 	entries, err := os.ReadDir(filepath.Join(k.dir(uid), pipes))
 	if err != nil {

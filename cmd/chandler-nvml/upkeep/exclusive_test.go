@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A claim that begins once more while its end goes on has one daemon, which the keeper knows, or none.
+// A claim that begins again while it ends has one daemon, which the keeper has recorded, or none.
 func TestBeginWhileItEnds(t *testing.T) {
 	m := newMachine(t)
 	k := m.keeper()
@@ -14,7 +14,7 @@ func TestBeginWhileItEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := k.claims["one"]
-	c.busy.Lock() // as a call does that works on it
+	c.busy.Lock() // simulates a call in progress
 	ended, begun := make(chan error, 1), make(chan error, 1)
 	go func() { ended <- k.End(t.Context(), "one") }()
 	time.Sleep(50 * time.Millisecond)
@@ -38,7 +38,8 @@ func TestBeginWhileItEnds(t *testing.T) {
 	}
 }
 
-// An order that comes while the program ends is refused, so that the agent orders again of the next one.
+// An order during the program's end is refused, so that the agent repeats the order to the next
+// process.
 func TestOrderWhileItStops(t *testing.T) {
 	m := newMachine(t)
 	k := m.keeper()
@@ -57,8 +58,9 @@ func TestOrderWhileItStops(t *testing.T) {
 	}
 }
 
-// A claim does not end before its GPU is for all processes again: while nvidia-smi fails, or succeeds and changes nothing, and
-// also if the program was killed before the claim had begun.
+// A claim does not end before its GPU is in the default mode again: neither while nvidia-smi fails,
+// nor while it succeeds without an effect, nor after the program was killed before the claim had
+// begun.
 func TestGPUIsSetBackBeforeTheEnd(t *testing.T) {
 	for _, behaviour := range []string{"may not manage", "sets nothing"} {
 		for _, killed := range []bool{false, true} {
@@ -67,7 +69,7 @@ func TestGPUIsSetBackBeforeTheEnd(t *testing.T) {
 			if err := k.Begin(t.Context(), "one", plain); err != nil {
 				t.Fatal(err)
 			}
-			if killed { // after the GPU was changed, and before that was the record of a claim that had begun
+			if killed { // after the change of the GPU, and before the record of completion
 				k.Stop(t.Context())
 				c := k.claims["one"]
 				c.set(func() { c.Begun = false })

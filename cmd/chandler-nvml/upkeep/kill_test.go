@@ -22,7 +22,7 @@ import (
 	"chandler.dev/internal/upkeep/wire"
 )
 
-// process starts the supervisor as a process of its own, in an environment.
+// process starts the supervisor as a separate process, with additional environment variables.
 func (m *machine) process(env ...string) *exec.Cmd {
 	m.t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -37,7 +37,7 @@ func (m *machine) process(env ...string) *exec.Cmd {
 	return cmd
 }
 
-// call asks the supervisor, until it answers.
+// call sends a request to the supervisor, until it answers.
 func (m *machine) call(method, path string, body any) (string, int) {
 	m.t.Helper()
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
@@ -69,8 +69,8 @@ func (m *machine) call(method, path string, body any) (string, int) {
 	}
 }
 
-// A supervisor that is killed leaves its daemon to the next one, which knows it again, sees
-// its end, and ends it.
+// A killed supervisor leaves its daemon to the next one, which adopts the daemon, detects its end,
+// and ends it.
 func TestSupervisorIsKilled(t *testing.T) {
 	m := newMachine(t)
 	first := m.process()
@@ -112,7 +112,7 @@ func TestSupervisorIsKilled(t *testing.T) {
 	}
 }
 
-// claims returns what the supervisor says that it does.
+// claims returns the claims by the supervisor's answer.
 func (m *machine) claims() (all []wire.Claim) {
 	m.t.Helper()
 	text, _ := m.call("GET", wire.Path, nil)
@@ -122,11 +122,11 @@ func (m *machine) claims() (all []wire.Claim) {
 	return all
 }
 
-// child returns the child of a process that is not among others.
+// child returns a child of a process that is not among the others.
 func (m *machine) child(pid int, others ...int) (child int) {
 	m.t.Helper()
 	await(m.t, func() bool {
-		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid)) // any may have started it
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid)) // any thread may have started it
 		for _, file := range threads {
 			text, _ := os.ReadFile(file)
 			for field := range strings.FieldsSeq(string(text)) {
@@ -140,8 +140,8 @@ func (m *machine) child(pid int, others ...int) (child int) {
 	return child
 }
 
-// A supervisor that crashes is started again by its parent, which outlives it with its daemons, and reaps these when they end. Both
-// end with all daemons when they are told to, or when the parent is killed.
+// After a crash, the parent restarts the supervisor. The parent keeps the daemons, and reaps them
+// when they end. Both processes end with all daemons on a signal, or when the parent is killed.
 func TestParent(t *testing.T) {
 	m := newMachine(t)
 	parent := m.process("UPKEEP_WITH_PARENT=1")
@@ -161,7 +161,7 @@ func TestParent(t *testing.T) {
 	if err := syscall.Kill(daemon.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	await(t, func() bool { return syscall.Kill(daemon.PID, 0) != nil }) // and is not left for want of who waits for it
+	await(t, func() bool { return syscall.Kill(daemon.PID, 0) != nil }) // it is reaped, and not left as a zombie
 	await(t, func() bool { return m.claims()[0].Broken != "" })
 	if text, status := m.call("PUT", wire.Path+"/one", plain); status != http.StatusNoContent {
 		t.Fatal(status, text)
@@ -183,11 +183,11 @@ func TestParent(t *testing.T) {
 	await(t, func() bool { return len(ofClaim(m.dir("one"))) == 0 })
 }
 
-// A supervisor that only crashes is not started for ever.
+// A supervisor with repeated crashes is not restarted forever.
 func TestParentGivesUp(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	if err := os.WriteFile(m.config.Dir, nil, 0o600); err != nil { // where its directory is to be
+	if err := os.WriteFile(m.config.Dir, nil, 0o600); err != nil { // in place of the directory
 		t.Fatal(err)
 	}
 	began := time.Now()
@@ -196,8 +196,7 @@ func TestParentGivesUp(t *testing.T) {
 	}
 }
 
-// A daemon that a killed supervisor had started, and not yet told its limits, is not taken for
-// one that keeps to them.
+// A daemon without limits, left by a killed supervisor, is not taken for one with limits.
 func TestSupervisorIsKilledBeforeLimits(t *testing.T) {
 	m := newMachine(t, "deaf")
 	first := m.process()
@@ -228,7 +227,7 @@ func TestSupervisorIsKilledBeforeLimits(t *testing.T) {
 	}
 }
 
-// A supervisor that is killed at any moment leaks nothing: neither while it begins nor while it ends.
+// Whenever a supervisor is killed, during the beginning or the end of a claim, nothing leaks.
 func TestSupervisorIsKilledAnytime(t *testing.T) {
 	m := newMachine(t, "leaves its server", "leaves its pipe")
 	rounds := 8

@@ -13,21 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isChild is the variable by which a process knows that Run has started it.
+// isChild is the environment variable of a child process of Run.
 const isChild = "CHANDLER_UPKEEP_CHILD"
 
-// How often the child may crash, and how long until it is started again.
+// The limit of crashes, and the pause before a restart.
 const (
 	crashes      = 5
 	crashesSince = time.Minute
 	pause        = time.Second
 )
 
-// Run serves in a child process, which is this program again, until the context ends. It starts the child
-// again when that crashes, so that daemons go on. A container ends with its first process, and the runtime then
-// kills all others in it. That is why the first process does nothing else.
+// Run serves in a child process with the same program, until the context ends. After a crash, Run
+// restarts the child, so that daemons continue. A container ends with its first process, and the
+// runtime then kills all others. For this reason, the first process does nothing else.
 //
-// It waits for all children of this process.
+// Run waits for all children of the current process.
 func Run(ctx context.Context, config Config) error {
 	if os.Getenv(isChild) == "" {
 		return stay(ctx, config.log())
@@ -35,14 +35,15 @@ func Run(ctx context.Context, config Config) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin) // which ends with the parent
+		_, _ = io.Copy(io.Discard, os.Stdin) // ends with the parent
 		cancel()
 	}()
 	return Serve(ctx, config)
 }
 
 func stay(ctx context.Context, log *log.Logger) error {
-	// The processes that a crashed child leaves become children of this one, whatever the container's first process is.
+	// The processes of a crashed child become children of this one, even if this is not the
+	// container's first process.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become the parent of orphans: %w", err)
 	}
@@ -64,7 +65,7 @@ func stay(ctx context.Context, log *log.Logger) error {
 		if err != nil {
 			return fmt.Errorf("start %s: %w", program, err)
 		}
-		stop := context.AfterFunc(ctx, func() { _ = syscall.Kill(pid, syscall.SIGTERM) }) // it may have ended
+		stop := context.AfterFunc(ctx, func() { _ = syscall.Kill(pid, syscall.SIGTERM) }) // the child may have ended
 		status, err := reap(pid)
 		stop()
 		switch {
@@ -85,7 +86,7 @@ func stay(ctx context.Context, log *log.Logger) error {
 	}
 }
 
-// reap waits for the end of a child, and meanwhile for that of whatever else has become a child of this process.
+// reap waits for the end of a child, and meanwhile collects all other children of this process.
 func reap(pid int) (status syscall.WaitStatus, err error) {
 	for {
 		ended, err := syscall.Wait4(-1, &status, 0, nil)

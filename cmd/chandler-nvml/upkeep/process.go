@@ -11,19 +11,17 @@ import (
 	"chandler.dev/internal/upkeep/wire"
 )
 
-// mark begins the variable by which the processes of a claim are known, with the claim's
-// directory, which no other supervisor of this machine has: the daemon has it, and its servers
-// inherit it.
+// mark begins the environment variable of a claim's processes. Its value is the claim's directory,
+// which is unique on the machine. The daemon has the variable, and its servers inherit it.
 const mark = "CHANDLER_UPKEEP_OF="
 
-// started returns when a process was started, "" if there is none of that number, or only what is
-// left of one until its parent has asked for its end.
+// started returns the start time of a process, "" if there is no such process or only a zombie.
 func started(pid int) string {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return ""
 	}
-	// The name of the program, in parentheses, may have anything in it: man 5 proc_pid_stat.
+	// The name of the program, in parentheses, may contain any character: man 5 proc_pid_stat.
 	_, rest, _ := strings.Cut(string(stat[max(0, bytes.LastIndexByte(stat, ')')):]), " ")
 	fields := strings.Fields(rest)
 	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
@@ -34,8 +32,8 @@ func started(pid int) string {
 
 func alive(p wire.Process) bool { return p.PID > 0 && p.Start != "" && started(p.PID) == p.Start }
 
-// ofClaim returns the processes of the claim that has a directory. A container's process cannot pass for one: it is in
-// another control group than this program.
+// ofClaim returns the processes of the claim with the given directory. A container's process cannot
+// pretend to be one: it has another cgroup than this program.
 func ofClaim(dir string) (found []wire.Process) {
 	own, _ := os.ReadFile("/proc/self/cgroup")
 	names, _ := filepath.Glob("/proc/[0-9]*")
@@ -62,12 +60,12 @@ func marked(environ []byte, dir string) bool {
 	return false
 }
 
-// signal sends all processes of a claim a signal, and reports whether there are any.
+// signal sends a signal to all processes of a claim, and reports whether there are any.
 func signal(dir string, s syscall.Signal) bool {
 	all := ofClaim(dir)
 	for _, p := range all {
 		if alive(p) {
-			_ = syscall.Kill(p.PID, s) // it may have ended meanwhile
+			_ = syscall.Kill(p.PID, s) // the process may have ended meanwhile
 		}
 	}
 	return len(all) > 0

@@ -17,8 +17,8 @@ import (
 	"chandler.dev/internal/upkeep/wire"
 )
 
-// Serve takes the agent's orders until the context ends, and then ends all daemons. It waits
-// while another process does so in the same directory.
+// Serve follows the agent's orders until the context ends, and then ends all daemons. It waits
+// while another process serves the same directory.
 func Serve(ctx context.Context, config Config) error {
 	if err := os.MkdirAll(config.Dir, 0o711); err != nil {
 		return fmt.Errorf("make directory: %w", err)
@@ -47,7 +47,7 @@ func Serve(ctx context.Context, config Config) error {
 	context.AfterFunc(ctx, func() {
 		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), k.config.Begin)
 		defer cancel()
-		_ = server.Shutdown(ending) // the agent asks the next process what is not answered
+		_ = server.Shutdown(ending) // the agent repeats unanswered orders to the next process
 	})
 	err = server.Serve(listener)
 	if ctx.Err() == nil {
@@ -57,7 +57,7 @@ func Serve(ctx context.Context, config Config) error {
 	return nil
 }
 
-// lock waits for a file's lock. A process that is killed leaves none.
+// lock waits for a file's lock. The kernel releases the lock of a killed process.
 func lock(ctx context.Context, name string) (unlock func(), err error) {
 	file, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -79,7 +79,7 @@ func (k *Keeper) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+wire.Path, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(k.Claims()) // who asked may have gone
+		_ = json.NewEncoder(w).Encode(k.Claims()) // the client may be gone
 	})
 	mux.HandleFunc("PUT "+wire.Path+"/{uid}", func(w http.ResponseWriter, r *http.Request) {
 		var order wire.Order
@@ -89,7 +89,7 @@ func (k *Keeper) Handler() http.Handler {
 			http.Error(w, fmt.Sprintf("order: %v", err), http.StatusBadRequest)
 			return
 		}
-		// Who asks may give up; the work goes on, and the next request finds it done.
+		// The client may give up; the work continues, and the next request finds it done.
 		answer(w, k.Begin(context.WithoutCancel(r.Context()), r.PathValue("uid"), order))
 	})
 	mux.HandleFunc("DELETE "+wire.Path+"/{uid}", func(w http.ResponseWriter, r *http.Request) {

@@ -1,12 +1,11 @@
-// Package upkeep does for claims, as long as they have GPUs, what NVIDIA has programs for: it runs
-// a control daemon of MPS for each claim that wants one, and sets the time slice of GPUs. The
-// agent says what, over a unix socket of the node; see package wire. It is a process of its own
-// because the agent is updated while pods run, and a daemon must not end with it.
+// Package upkeep runs NVIDIA's programs for claims with GPUs: an MPS control daemon for each claim
+// that requests one, and programs for the time slices of GPUs. The agent gives the orders over a
+// unix socket of the node; see package wire. Upkeep is a separate process because the agent is
+// updated while pods run, and daemons must survive the update.
 //
-// Each claim has a directory, with a record that is written before anything is done. Processes
-// that a killed predecessor has left are found by that record, and by a variable in their
-// environment. Nothing is begun anew without an order of the agent, who alone knows which claims
-// there are.
+// Each claim has a directory with a record, which is written before any change. The record, and an
+// environment variable, identify the processes of a killed predecessor. Nothing is started without
+// an order of the agent, because only the agent has the list of existing claims.
 package upkeep
 
 import (
@@ -30,25 +29,24 @@ import (
 	"chandler.dev/internal/upkeep/wire"
 )
 
-// Config says how claims are kept up.
+// Config configures a Keeper.
 type Config struct {
-	// Dir has the socket and a directory for each claim. It has the same path here and on
-	// the host.
+	// Dir has the socket and a directory for each claim, with the same path here and on the host.
 	Dir string
 
-	// Root is the directory in which NVIDIA's programs are at home, with all that they
-	// need. They run with it as their root unless it is "/".
+	// Root is the directory of NVIDIA's programs and all files they need, and their root directory
+	// unless it is "/".
 	Root string
 
-	// Private gives each daemon a view of its own of the file system, with the claim's shared
-	// memory as /dev/shm. It takes the privilege to mount.
+	// Private gives each daemon its own mount namespace, with the claim's shared memory as
+	// /dev/shm. Mounting needs privileges.
 	Private bool
 
 	Log *log.Logger
 
-	Begin time.Duration // how long until a daemon must answer, and a GPU be changed; 15 s if 0
-	Ask   time.Duration // how long one command to a daemon may take; 3 s if 0
-	Quit  time.Duration // how long a daemon may take to end before it is killed; 5 s if 0
+	Begin time.Duration // limit until a daemon answers, and for changing a GPU; 15 s if 0
+	Ask   time.Duration // limit for one command to a daemon; 3 s if 0
+	Quit  time.Duration // limit until a daemon ends, before it is killed; 5 s if 0
 }
 
 func (c *Config) log() *log.Logger {
@@ -58,27 +56,27 @@ func (c *Config) log() *log.Logger {
 	return c.Log
 }
 
-// Keeper keeps up what the agent orders.
+// Keeper runs the daemons and settings of the agent's orders.
 type Keeper struct {
 	config Config
 
 	mu       sync.Mutex
 	claims   map[string]*claim
-	stopping bool // no order is followed any more
+	stopping bool // orders are refused
 }
 
-// claim is what is done for a claim. While one call works on it, others wait.
+// claim is the state of a claim. busy is held while a call works on the claim.
 type claim struct {
 	busy sync.Mutex
 
 	mu sync.Mutex
 	wire.Claim
-	touched bool // something may have been done, by this process or an earlier one
+	touched bool // this process or an earlier one may have changed something
 }
 
 var uidForm = regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`)
 
-// New returns a Keeper that has taken over what an earlier one has left.
+// New returns a Keeper that has taken over the claims of an earlier process.
 func New(config Config) (*Keeper, error) {
 	config.Begin, config.Ask, config.Quit = cmp.Or(config.Begin, 15*time.Second), cmp.Or(config.Ask, 3*time.Second), cmp.Or(config.Quit, 5*time.Second)
 	config.Root = cmp.Or(config.Root, "/")
@@ -99,8 +97,8 @@ func New(config Config) (*Keeper, error) {
 	return k, nil
 }
 
-// adopt takes over a claim of an earlier process. A record that cannot be read is as one of a
-// claim for which nothing was begun: its processes are found all the same.
+// adopt takes over a claim of an earlier process. An unreadable record counts as the record of an
+// incomplete claim: its processes are found without it.
 func (k *Keeper) adopt(uid string) {
 	c := &claim{Claim: wire.Claim{UID: uid}, touched: true}
 	k.claims[uid] = c
@@ -112,7 +110,7 @@ func (k *Keeper) adopt(uid string) {
 	switch {
 	case err != nil:
 		c.Broken = fmt.Sprintf("its record cannot be read: %v", err)
-	case !c.Begun: // its daemon, if it has one, may not know its limits
+	case !c.Begun: // its daemon, if it has one, may lack its limits
 		c.Broken = "an earlier process ended before all was done"
 	case !c.daemon():
 	case alive(c.Process):
@@ -128,7 +126,7 @@ func (c *claim) daemon() bool { return c.How[mps] != "" }
 
 func (k *Keeper) dir(uid string) string { return filepath.Join(k.config.Dir, uid) }
 
-// Claims returns all that is done, in order.
+// Claims returns the state of all claims, in order.
 func (k *Keeper) Claims() []wire.Claim {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -145,11 +143,11 @@ func (c *claim) copy() wire.Claim {
 	return c.Claim
 }
 
-// errOrder is of orders that nobody could follow.
+// errOrder is the error for invalid orders.
 var errOrder = errors.New("the order makes no sense")
 
-// Begin does what is ordered for a claim, and returns once it is so. A context that ends calls
-// off what is waited for. If something else was ordered before, that is ended first.
+// Begin follows an order for a claim, and returns once all settings are in force. The end of the
+// context ends only waits. If another order was in force, it is ended first.
 func (k *Keeper) Begin(ctx context.Context, uid string, order wire.Order) error {
 	wanted, err := parse(order.How)
 	if err == nil && !uidForm.MatchString(uid) {
@@ -183,11 +181,13 @@ func (k *Keeper) Begin(ctx context.Context, uid string, order wire.Order) error 
 	return err
 }
 
-// errStopping is returned for an order that comes while this process ends. The agent orders again of the next one.
+// errStopping is the error for an order while this process ends. The agent repeats the order to the
+// next process.
 var errStopping = errors.New("the supervisor of daemons is ending")
 
-// enter returns the claim of that UID, with its busy lock held. It refuses GPUs that another claim has: a claim has its
-// GPUs from here until [Keeper.End] has read back that they are as they were, so there is one daemon for a GPU.
+// enter returns the claim with the given UID, with its busy lock held. It refuses GPUs of another
+// claim: a claim has its GPUs from the call of enter until [Keeper.End] has read back the restored
+// settings, so there is one daemon per GPU.
 func (k *Keeper) enter(uid string, wanted *wish, how map[string]string) (*claim, error) {
 	for {
 		c, err := k.reserve(uid, wanted, how)
@@ -202,11 +202,11 @@ func (k *Keeper) enter(uid string, wanted *wish, how map[string]string) (*claim,
 			}
 			return c, nil
 		}
-		c.busy.Unlock() // it has ended while this call waited; the claim begins again
+		c.busy.Unlock() // the claim ended while this call waited; it begins again
 	}
 }
 
-// reserve returns the claim of that UID, a new one if there is none.
+// reserve returns the claim with the given UID, a new one if there is none.
 func (k *Keeper) reserve(uid string, wanted *wish, how map[string]string) (*claim, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -228,15 +228,16 @@ func (k *Keeper) reserve(uid string, wanted *wish, how map[string]string) (*clai
 		k.claims[uid] = c
 	}
 	if len(c.copy().How) == 0 {
-		c.set(func() { c.How = how }) // which keeps others from the GPUs
+		c.set(func() { c.How = how }) // reserves the GPUs
 	}
 	return c, nil
 }
 
-// errEnded means that a claim has ended while a call waited for it.
+// errEnded is the error for a claim that ended while a call waited.
 var errEnded = errors.New("the claim has ended")
 
-// current reports why nothing is to be done for a claim whose busy lock the caller has, nil if it may be.
+// current returns an error if a claim must not be changed, nil otherwise. The caller must hold the
+// claim's busy lock.
 func (k *Keeper) current(c *claim) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -255,7 +256,7 @@ func (c *claim) set(change func()) {
 	change()
 }
 
-// End undoes what was done for a claim, and returns once nothing is left of it.
+// End ends a claim's daemon and settings, and returns once nothing remains of them.
 func (k *Keeper) End(ctx context.Context, uid string) error {
 	k.mu.Lock()
 	c := k.claims[uid]
@@ -282,8 +283,9 @@ func (k *Keeper) End(ctx context.Context, uid string) error {
 	return nil
 }
 
-// Stop ends all daemons before this process ends, and refuses all orders from then on. Their directories stay: containers have them
-// mounted, and find the daemon again that the agent orders of the next process.
+// Stop ends all daemons before this process ends, and refuses all later orders. The directories
+// stay: they are mounted in containers, which find the next daemon there after the agent's order to
+// the next process.
 func (k *Keeper) Stop(ctx context.Context) {
 	k.mu.Lock()
 	k.stopping = true
@@ -302,7 +304,7 @@ func (k *Keeper) Stop(ctx context.Context) {
 	group.Wait()
 }
 
-// save writes down what is done for a claim.
+// save writes the record of a claim.
 func (k *Keeper) save(c *claim) error {
 	data, err := json.Marshal(c.copy())
 	if err != nil {
@@ -315,8 +317,8 @@ func (k *Keeper) save(c *claim) error {
 	return os.Rename(file+".new", file)
 }
 
-// undo ends the daemon of a claim, and gives its GPUs back as they are for all. The directory
-// stays if containers are to go on with it.
+// undo ends the daemon of a claim, and restores the GPUs' defaults. With keep, the directory stays
+// for the containers that use it.
 func (k *Keeper) undo(ctx context.Context, c *claim, keep bool) error {
 	if err := k.quit(ctx, c); err != nil {
 		return err

@@ -25,7 +25,7 @@ const (
 	gpuB = "GPU-00000000-0000-0000-0000-00000000000b"
 )
 
-// fake is the program in place of NVIDIA's; it needs no library, as in any root.
+// fake is the program in place of NVIDIA's; it is static, and so runs in any root.
 var fake string
 
 func TestMain(m *testing.M) {
@@ -47,7 +47,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// serve is the supervisor as a process of its own.
+// serve runs the supervisor in a separate process.
 func serve(dir string) {
 	config := Config{Dir: filepath.Join(dir, "state"), Root: filepath.Join(dir, "root"), Quit: time.Second}
 	ctx, stop := signals.NotifyContext(context.Background(), syscall.SIGTERM)
@@ -69,7 +69,7 @@ type machine struct {
 
 func newMachine(t *testing.T, behaviour ...string) *machine {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "mps") // short, for the names of sockets
+	dir, err := os.MkdirTemp("", "mps") // short, because socket paths have a limit
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func newMachine(t *testing.T, behaviour ...string) *machine {
 	return m
 }
 
-// behave says how NVIDIA's programs behave from now on.
+// behave sets the behaviour of NVIDIA's programs from now on.
 func (m *machine) behave(how ...string) {
 	m.t.Helper()
 	if err := os.WriteFile(filepath.Join(m.config.Root, "behaviour"), []byte(strings.Join(how, "\n")+"\n"), 0o600); err != nil {
@@ -117,7 +117,7 @@ func (m *machine) keeper() *Keeper {
 
 func (m *machine) dir(uid string) string { return filepath.Join(m.config.Dir, uid) }
 
-// left returns what is left of claims: directories, and processes.
+// left returns what remains of claims: directories, and processes.
 func (m *machine) left(uids ...string) (left []string) {
 	entries, _ := os.ReadDir(m.config.Dir)
 	for _, entry := range entries {
@@ -133,7 +133,7 @@ func (m *machine) left(uids ...string) (left []string) {
 	return left
 }
 
-// managed checks how nvidia-smi was called.
+// managed checks the calls of nvidia-smi.
 func (m *machine) managed(want ...string) {
 	m.t.Helper()
 	said, err := os.ReadFile(filepath.Join(m.config.Root, "smi.log"))
@@ -152,8 +152,8 @@ func order(how ...string) wire.Order {
 
 var plain = order(mps, "true")
 
-// A daemon is there once it was ordered, keeps to the limits, and nothing of it is left once it was
-// ended, however badly it behaves.
+// A daemon runs after its order and applies the limits. After its end, nothing remains of it,
+// whatever its faults.
 func TestDaemon(t *testing.T) {
 	for _, behaviour := range []string{"", "slow", "leaves its server", "leaves its pipe", "stubborn"} {
 		t.Run(behaviour, func(t *testing.T) {
@@ -193,7 +193,7 @@ func TestDaemon(t *testing.T) {
 	}
 }
 
-// Each claim has its own daemon, with its own limits, and ends alone.
+// Each claim has its own daemon with its own limits, and ends independently.
 func TestTwoClaims(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -220,7 +220,8 @@ func TestTwoClaims(t *testing.T) {
 	}
 }
 
-// A daemon that does not do what it is told is said to, does not stay, and can be begun later.
+// Refusal of an order by a daemon causes an error and ends the daemon. The daemon can be started
+// later.
 func TestRefusals(t *testing.T) {
 	for behaviour, want := range map[string]string{
 		"dies":    "ended at once; its log ends with \"cannot load libcuda.so.1\"",
@@ -259,7 +260,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// Orders that make no sense do nothing.
+// Invalid orders have no effect.
 func TestOrders(t *testing.T) {
 	k := newMachine(t).keeper()
 	for uid, how := range map[string]wire.Order{
@@ -273,7 +274,8 @@ func TestOrders(t *testing.T) {
 	}
 }
 
-// A daemon that ends by itself is said to, and ordered again it serves the containers that have its directory.
+// The end of a daemon is reported. After another order, the new daemon serves the containers that
+// have the claim's directory.
 func TestDaemonDies(t *testing.T) {
 	m := newMachine(t)
 	k := m.keeper()
@@ -292,7 +294,7 @@ func TestDaemonDies(t *testing.T) {
 	if got, want := k.Claims()[0].Broken, fmt.Sprintf("MPS daemon %d has ended by itself", dead); got != want {
 		t.Errorf("%q; want %q", got, want)
 	}
-	if err := k.Begin(t.Context(), "one", plain); err != nil { // although the pipe is there still, and the server
+	if err := k.Begin(t.Context(), "one", plain); err != nil { // although the pipe and the server remain
 		t.Fatal(err)
 	}
 	after, err := os.Stat(filepath.Join(m.config.Dir, "one", pipes))
@@ -304,7 +306,7 @@ func TestDaemonDies(t *testing.T) {
 	}
 }
 
-// Another order for a claim ends what was before.
+// Another order for a claim ends the previous one.
 func TestAnotherOrder(t *testing.T) {
 	m := newMachine(t)
 	k := m.keeper()
@@ -325,7 +327,8 @@ func TestAnotherOrder(t *testing.T) {
 	}
 }
 
-// A time slice is set while the claim has the GPU, and is the driver's own afterwards.
+// A time slice is in force while the claim has the GPU, and is reset to the driver's default
+// afterwards.
 func TestTimeSlice(t *testing.T) {
 	m := newMachine(t)
 	k := m.keeper()
@@ -342,8 +345,8 @@ func TestTimeSlice(t *testing.T) {
 	m.managed("compute-policy -i "+gpuA+" --set-timeslice=2", "compute-policy -i "+gpuA+" --set-timeslice=0")
 }
 
-// A GPU that cannot be changed is said to be so, and keeps no claim from its end if nothing was changed, or nothing is there that
-// could be changed back. Otherwise the claim ends once it was.
+// A GPU that cannot be changed causes an error. It does not delay the end of a claim if nothing was
+// changed, or if nothing can be restored. Otherwise, the claim ends once the GPU is restored.
 func TestUnmanageable(t *testing.T) {
 	m := newMachine(t)
 	for _, behaviour := range []string{"cannot manage", "may not manage"} {
@@ -391,7 +394,8 @@ func await(t *testing.T, so func() bool) {
 	}
 }
 
-// With a view of its own a daemon has the claim's shared memory and pipes, in the root of NVIDIA's driver.
+// In its own mount namespace, a daemon has the claim's shared memory and pipes, in the root of
+// NVIDIA's driver.
 func TestPrivate(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounts take root")
@@ -415,7 +419,7 @@ func TestPrivate(t *testing.T) {
 	}
 	m.keeper() // nothing is mounted twice
 
-	// A reboot leaves the directory alone.
+	// After a reboot, only the directory remains.
 	await(t, func() bool { return !signal(m.dir("one"), syscall.SIGKILL) })
 	if err := unix.Unmount(shm, 0); err != nil {
 		t.Fatal(err)

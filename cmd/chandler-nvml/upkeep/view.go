@@ -10,16 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// programDirs are where programs are in a root.
+// programDirs are the directories of programs in a root.
 var programDirs = []string{"usr/bin", "bin", "usr/local/bin", "usr/local/nvidia/bin"}
 
-// Where a daemon with a view of its own has the directories of its claim.
+// The claim's directories in the mount namespace of a daemon.
 const (
 	insidePipes = "/tmp/nvidia-mps"
 	insideLogs  = "/tmp/nvidia-mps-log"
 )
 
-// environment is that of the programs that run for a claim, "" for none.
+// environment returns the environment of the programs for a claim. uid is "" for programs without a
+// claim.
 func (k *Keeper) environment(uid string) []string {
 	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	switch {
@@ -31,8 +32,8 @@ func (k *Keeper) environment(uid string) []string {
 	return append(env, mark+k.dir(uid), "CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(k.dir(uid), pipes), "CUDA_MPS_LOG_DIRECTORY="+filepath.Join(k.dir(uid), logs))
 }
 
-// shared mounts the memory that programs and the daemon of a claim have together. So containers
-// cannot write without bounds there, as in any container's /dev/shm.
+// shared mounts the memory that programs share with the daemon of a claim. The mount limits the
+// memory, as in any container's /dev/shm.
 func (k *Keeper) shared(uid string) error {
 	dir := filepath.Join(k.dir(uid), sharedMemory)
 	var now unix.Statfs_t
@@ -45,18 +46,18 @@ func (k *Keeper) shared(uid string) error {
 	return nil
 }
 
-// isMount reports whether something is mounted on a directory.
+// isMount reports whether a directory is a mount point.
 func isMount(dir string) bool {
 	var here, above unix.Stat_t
 	return unix.Stat(dir, &here) == nil && unix.Stat(filepath.Dir(dir), &above) == nil && here.Dev != above.Dev
 }
 
-// run starts a program of the root. With a view of its own it sees the claim's directories in
-// place of /tmp and /dev/shm.
+// run starts a program of the root. With Private, the program sees the claim's directories in place
+// of /tmp and /dev/shm.
 func (k *Keeper) run(uid string, cmd *exec.Cmd) error {
 	found := false
 	for _, dir := range programDirs {
-		// A link in the root may lead anywhere, and is followed in the root alone.
+		// A link in the root may lead anywhere, and is resolved only inside the root.
 		file := filepath.Join(k.config.Root, dir, filepath.Base(cmd.Args[0]))
 		if info, err := os.Lstat(file); err == nil && !info.IsDir() {
 			cmd.Path, found = "/"+filepath.Join(dir, filepath.Base(cmd.Args[0])), true
@@ -77,8 +78,8 @@ func (k *Keeper) run(uid string, cmd *exec.Cmd) error {
 	}
 	failed := make(chan error)
 	go func() {
-		// The thread has a view of its own from here on, which its child inherits. It ends
-		// with the goroutine, since it is never unlocked.
+		// From here on, the thread has its own mount namespace, which its child inherits. The
+		// thread ends with the goroutine, because it is never unlocked.
 		runtime.LockOSThread()
 		err := k.look(uid)
 		if err == nil {
@@ -89,7 +90,7 @@ func (k *Keeper) run(uid string, cmd *exec.Cmd) error {
 	return <-failed
 }
 
-// look gives the calling thread a view of its own of the file system.
+// look moves the calling thread to its own mount namespace.
 func (k *Keeper) look(uid string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("a view of its own of the file system: %w", err)
@@ -98,7 +99,7 @@ func (k *Keeper) look(uid string) error {
 		return fmt.Errorf("keep mounts from others: %w", err)
 	}
 	root := k.config.Root
-	var binds [][2]string // from and to, in order
+	var binds [][2]string // source and target, in order
 	if root != "/" {
 		binds = append(binds, [2]string{"/dev", "/dev"}, [2]string{"/proc", "/proc"})
 	}

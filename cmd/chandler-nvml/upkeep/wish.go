@@ -8,22 +8,22 @@ import (
 	"strings"
 )
 
-// The words of orders; package nvidia writes them.
+// The keys of orders, which package nvidia writes.
 const (
-	gpus      = "gpus"      // UUIDs, with commas between them
-	mps       = "mps"       // "true": the claim has a control daemon of MPS
-	threads   = "threads"   // of MPS: the share of computing that each process may use, in percent
-	memory    = "memory"    // of MPS: the memory of each GPU that each process may use, in MiB
-	timeSlice = "timeSlice" // how long one process computes before the next has its turn: 0 to 3, of which 0 is the driver's own
+	gpus      = "gpus"      // UUIDs, separated by commas
+	mps       = "mps"       // "true" for an MPS control daemon
+	threads   = "threads"   // of MPS: the share of computing for each process, in percent
+	memory    = "memory"    // of MPS: the memory of each GPU for each process, in MiB
+	timeSlice = "timeSlice" // length of each process's turn on a GPU: 0 to 3, where 0 is the driver's default
 )
 
-// wish is an order that was understood.
+// wish is a decoded order.
 type wish struct {
 	gpus      []string
 	mps       bool
 	threads   int // 0 for no limit
-	memory    int // in MiB, likewise
-	timeSlice int // -1 if it is left as it is
+	memory    int // in MiB, 0 for no limit
+	timeSlice int // -1 leaves the time slice unchanged
 }
 
 var uuidForm = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)

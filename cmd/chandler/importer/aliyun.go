@@ -8,7 +8,7 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// aliyun reads what is written for Aliyun's GPU sharing (cmd/nvidia in
+// aliyun reads configurations of Aliyun GPU sharing (cmd/nvidia in
 // AliyunContainerService/gpushare-device-plugin).
 type aliyun struct {
 	im       *importer
@@ -59,7 +59,7 @@ func (a *aliyun) finish() {
 	a.im.say(value{file: unit.file}, "the scheduler's extender and its annotations are not needed any more: the agent finds a GPU that has enough left; a pod for which no GPU has is refused")
 }
 
-// shareMemory adds shares of the memory of NVIDIA's GPUs.
+// shareMemory shares the memory of NVIDIA GPUs in units.
 func (im *importer) shareMemory(from value, name, unit string) {
 	size := resource.MustParse(unit)
 	im.share(from, nvidiaFull, v1alpha1.Sharing{Resource: name, Unit: &size})

@@ -8,25 +8,23 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Arguments and variables that are a file of their own are read as a container
-// with these fields.
+// A file of arguments or environment variables alone is read as a container with these fields.
 const (
 	argsField = "args"
 	envField  = "env"
 )
 
-// programWord matches what begins a line that starts a plugin.
+// programWord matches the beginning of a command line that starts a plugin.
 var programWord = regexp.MustCompile(`(?m)\A(?:\s*#.*\n|\s*\n)*\s*(?:\$\s+)?(?:sudo\s+)?(?:--?[a-zA-Z]|\S*(?:device-plugin|deviceplugin|device-dp|_plugin|gpushare)\S*\s+-|(?:docker|podman|nerdctl)\s+run\b|helm\s+(?:install|upgrade|template)\b)`)
 
-// looksLikeArguments reports whether a text is what is written after the name of
-// a program.
+// looksLikeArguments reports whether a text is a command line or a list of flags.
 func looksLikeArguments(text string) bool {
 	return programWord.MatchString(text) && !strings.HasPrefix(strings.TrimSpace(text), "---")
 }
 
 var variableLine = regexp.MustCompile(`^\s*(?:export\s+|-e\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)$`)
 
-// looksLikeVariables reports whether all lines of a text are variables, NAME=value.
+// looksLikeVariables reports whether all lines of a text are environment variables, NAME=value.
 func looksLikeVariables(text string) bool {
 	found := false
 	for line := range strings.Lines(text) {
@@ -42,7 +40,7 @@ func looksLikeVariables(text string) bool {
 	return found
 }
 
-// variablesOf returns a container with the variables.
+// variablesOf returns a container with the environment variables of a text.
 func variablesOf(file, text string) value {
 	env := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
 	number := 0
@@ -62,10 +60,10 @@ func variablesOf(file, text string) value {
 	return value{node: object(1, envField, env), file: file}
 }
 
-// prompt matches what documentation has before commands.
+// prompt matches the shell prompt or sudo before commands in documentation.
 var prompt = regexp.MustCompile(`(?m)^\s*\$\s+(?:sudo\s+)?|\A\s*sudo\s+`)
 
-// argumentsOf returns a container with the arguments.
+// argumentsOf returns a container with the arguments of a text.
 func argumentsOf(file, text string) value {
 	args := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: 1}
 	text = strings.ReplaceAll(prompt.ReplaceAllString(text, ""), "\\\n", "  ")
@@ -76,13 +74,13 @@ func argumentsOf(file, text string) value {
 	return value{node: object(1, argsField, args), file: file}
 }
 
-// runOf returns the container that a command line of Docker or the like runs: what is
-// before the image is for Docker, but for variables.
+// runOf returns the container that a docker, podman or nerdctl run command starts. The words before
+// the image are options of that command; only the environment variables among them are kept.
 func runOf(words []*yaml.Node) (*yaml.Node, bool) {
 	if len(words) < 2 || !slices.Contains([]string{"docker", "podman", "nerdctl"}, words[0].Value) || words[1].Value != "run" {
 		return nil, false
 	}
-	image := func(sign string) int { // a name, as of --name, has no slash
+	image := func(sign string) int { // an image contains a slash, unlike the value of --name
 		return slices.IndexFunc(words, func(word *yaml.Node) bool {
 			return strings.Contains(word.Value, "plugin") && !strings.ContainsAny(word.Value[:1], "-/.") && strings.Contains(word.Value, sign)
 		})
@@ -108,11 +106,10 @@ func runOf(words []*yaml.Node) (*yaml.Node, bool) {
 	return object(words[i].Line, "image", words[i], argsField, args, envField, env), true
 }
 
-// words splits a text as a shell does, but for lines that are JSON already, which
-// are one word each.
+// words splits a text as a shell does, except that a JSON object or list is always a single word.
 func words(text string, line int) (words []*yaml.Node) {
 	var word strings.Builder
-	began, quote := 0, rune(0) // the line with which a word begins, the quotes around it
+	began, quote := 0, rune(0) // the line where a word begins, the quotes around the word
 	end := func() {
 		if began > 0 {
 			words = append(words, scalar(word.String(), began))
@@ -171,7 +168,7 @@ func words(text string, line int) (words []*yaml.Node) {
 	return words
 }
 
-// balanced returns how long the object or list is with which a text begins.
+// balanced returns the length of the JSON object or list at the beginning of a text.
 func balanced(text string) int {
 	depth := 0
 	for i := 0; i < len(text); i++ {
@@ -193,7 +190,7 @@ func scalar(text string, line int) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text, Line: line}
 }
 
-// object returns an object of names and nodes.
+// object returns a mapping node of alternating names and nodes.
 func object(line int, fields ...any) *yaml.Node {
 	out := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Line: line}
 	for i := 0; i+1 < len(fields); i += 2 {
@@ -207,15 +204,15 @@ func object(line int, fields ...any) *yaml.Node {
 	return out
 }
 
-// An argument is a flag with its value, or what stands by itself.
+// An argument is a flag with its value, or a positional argument.
 type argument struct {
-	name  string // without dashes, "" if it is no flag
-	value value  // what it is set to; of a flag alone, "true"
-	alone bool   // it has no value
+	name  string // without dashes, "" for a positional argument
+	value value  // the flag's value; "true" for a flag without one
+	alone bool   // the flag has no value
 }
 
-// arguments splits arguments into flags and their values. alone reports whether a
-// flag has no value, such as a boolean one.
+// arguments splits arguments into flags and their values. alone reports whether a flag takes no
+// value, such as a boolean flag.
 func arguments(args []value, alone func(name string) bool) []argument {
 	var out []argument
 	for i := 0; i < len(args); i++ {
@@ -228,7 +225,7 @@ func arguments(args []value, alone func(name string) bool) []argument {
 		name, said, assigned := strings.Cut(bare, "=")
 		name = strings.TrimSpace(name)
 		arg := argument{name: name, value: args[i]}
-		arg.value.path += "--" + name // an argument is known by its flag
+		arg.value.path += "--" + name // notes name an argument by its flag
 		switch {
 		case assigned:
 			arg.value.node = scalar(said, args[i].node.Line)

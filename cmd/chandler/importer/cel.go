@@ -5,26 +5,26 @@ import (
 	"strings"
 )
 
-// attributes is where expressions find what discovery says of a device.
+// attributes is the CEL path of Chandler's device attributes.
 const attributes = `device.attributes["chandler.dev"].`
 
-// Attributes that every device of the families has that are asked for them.
+// Attributes that every device of the importable families has.
 const (
 	familyAttribute = attributes + "family"
 	kindAttribute   = attributes + "kind"
 )
 
-// text returns an attribute that a device need not have.
+// text returns the CEL expression of an optional string attribute.
 func text(name string) string { return attributes + "?" + name + `.orValue("")` }
 
-// number returns a number that a device need not have.
+// number returns the CEL expression of an optional integer attribute.
 func number(name string) string { return attributes + "?" + name + ".orValue(-1)" }
 
-// busID is the PCI address.
+// busID is the CEL expression of the PCI address.
 const busID = `device.attributes["resource.kubernetes.io"].?pciBusID.orValue("")`
 
-// bound returns an expression in which the attributes have a short name, if it
-// reads more than two.
+// bound shortens an expression that reads more than two attributes: cel.bind gives their domain a
+// short name.
 func bound(cel string) string {
 	if strings.Count(cel, attributes) < 3 {
 		return cel
@@ -32,7 +32,7 @@ func bound(cel string) string {
 	return "cel.bind(a, " + strings.TrimSuffix(attributes, ".") + ", " + strings.ReplaceAll(cel, attributes, "a.") + ")"
 }
 
-// oneOf returns an expression for an attribute with one of the values.
+// oneOf returns an expression that holds if an attribute has one of the values.
 func oneOf(attribute string, values []string) string {
 	if len(values) == 1 {
 		return attribute + " == " + quote(values[0])
@@ -46,13 +46,14 @@ func oneOf(attribute string, values []string) string {
 
 func quote(text string) string { return strconv.QuoteToASCII(text) }
 
-// all returns an expression for what all of the expressions hold for.
+// all returns an expression that holds if all of the expressions hold.
 func all(expressions []string) string { return join(expressions, " && ", " || ") }
 
-// anyOf returns an expression for what one of the expressions holds for.
+// anyOf returns an expression that holds if any of the expressions holds.
 func anyOf(expressions []string) string { return join(expressions, " || ", " && ") }
 
-// join joins expressions, with brackets around those with the other operator.
+// join joins expressions with an operator. Expressions that contain the other operator get
+// parentheses.
 func join(expressions []string, operator, other string) string {
 	if len(expressions) == 1 {
 		return expressions[0]

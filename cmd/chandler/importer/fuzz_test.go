@@ -13,8 +13,7 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// FuzzImport reads any text as a file: of whatever plugin it is, nothing breaks, and
-// what is written is a configuration.
+// FuzzImport imports any text: there is no panic, and the result is a valid configuration.
 func FuzzImport(f *testing.F) {
 	entries, err := os.ReadDir("testdata")
 	if err != nil {
@@ -36,7 +35,7 @@ func FuzzImport(f *testing.F) {
 	})
 }
 
-// FuzzPlainJSON finds the same in JSON with and without comments and commas.
+// FuzzPlainJSON checks that comments and trailing commas do not change the content of JSON.
 func FuzzPlainJSON(f *testing.F) {
 	f.Add(`{"a": "// no comment", "b": [1, {"c": null}], "d": "\\\""}`)
 	f.Add(`[]`)
@@ -59,7 +58,7 @@ func FuzzPlainJSON(f *testing.F) {
 	})
 }
 
-// FuzzWords splits what is quoted for a shell into what it was.
+// FuzzWords checks that words reverses the quoting for a shell.
 func FuzzWords(f *testing.F) {
 	f.Add("--device", `{"name": "it's"}`)
 	f.Add("a b", "--c=\\d")
@@ -93,7 +92,7 @@ func FuzzParts(f *testing.F) {
 	})
 }
 
-// FuzzAlias reads how Xilinx's plugin is to name cards.
+// FuzzAlias reads naming rules of the Xilinx plugin.
 func FuzzAlias(f *testing.F) {
 	f.Add("u30-*-*", "'ama_'+deviceType")
 	f.Add("*-xilinx_u50_gen3x16_xdma_201920_3-1579649056", "'u50-'+timestamp")

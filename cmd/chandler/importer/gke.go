@@ -2,7 +2,7 @@ package importer
 
 import "chandler.dev/api/v1alpha1"
 
-// gke reads the sharing of GPUs on nodes of Google's (cmd/nvidia_gpu in
+// gke reads the GPU sharing settings of GKE nodes (cmd/nvidia_gpu in
 // GoogleCloudPlatform/container-engine-accelerators).
 type gke struct{ im *importer }
 

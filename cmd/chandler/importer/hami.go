@@ -7,16 +7,16 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// hami reads what is written for HAMi, and for what it was called before
-// (charts/hami and cmd/device-plugin/nvidia in Project-HAMi/HAMi v2.10).
+// hami reads configurations of HAMi and of its predecessors (charts/hami and
+// cmd/device-plugin/nvidia in Project-HAMi/HAMi v2.10).
 type hami struct {
 	im       *importer
 	settings *settings
-	volcano  bool    // it is the variant for Volcano's scheduler
-	counts   []value // how many containers may have a GPU, on nodes where it is another number
+	volcano  bool    // the variant for the Volcano scheduler
+	counts   []value // containers per GPU, on nodes with a number of their own
 }
 
-// hamiCount is how many containers may have a GPU if nothing is said.
+// hamiCount is the default number of containers per GPU.
 const hamiCount = 10
 
 func newHAMi(im *importer) *format {
@@ -83,12 +83,12 @@ func newHAMi(im *importer) *format {
 	}
 }
 
-// isDevices recognises the file that says how HAMi calls what each vendor has.
+// isDevices recognises the file with the resource names of each vendor.
 func (h *hami) isDevices(v value) bool {
 	return v.at("nvidia").hasAny("resourceCountName", "resourceMemoryName", "deviceSplitCount", "migProfileAllowlist", "knownMigGeometries") && !v.hasAny("kind", "apiVersion")
 }
 
-// isNodes recognises the file that says what is different on nodes.
+// isNodes recognises the file with the settings of single nodes.
 func (h *hami) isNodes(v value) bool { return v.at("nodeconfig").isList() }
 
 func (h *hami) isValues(v value) bool {
@@ -116,7 +116,7 @@ func (h *hami) read(v value) {
 	}
 }
 
-// devices reads the file that says how HAMi calls what each vendor has.
+// devices reads the file with the resource names of each vendor.
 func (h *hami) devices(v value) {
 	h.settings.file(v.at("nvidia"), inOwn, h.im.unknown)
 	for name, field := range v.fields() {
@@ -129,7 +129,7 @@ func (h *hami) devices(v value) {
 
 func (h *hami) values(v value) {
 	var rest []value
-	nvidia := v.at("devices", "nvidia") // which has what was in devicePlugin, and at the top, in older charts
+	nvidia := v.at("devices", "nvidia") // older charts had these fields in devicePlugin and at the top level
 	h.settings.file(v, inValues, func(field value) {
 		if o := h.settings.find(func(o *option) bool { return o.at != "" && nvidia.there() && field.path == nvidia.path+"."+o.at }); o != nil {
 			h.settings.put(o, field, inFile)
@@ -155,11 +155,11 @@ func (h *hami) values(v value) {
 	h.im.others(v, rest)
 }
 
-// example is the node of the example that the chart's values have.
+// example is the node name in the example of the chart's values.
 const example = "your-node-name"
 
-// sameOnNode are the settings of a node that are not carried over, and with which values
-// all is as without them.
+// sameOnNode lists the settings of a node that are not imported, with the values that have no
+// effect.
 var sameOnNode = map[string][]string{
 	"operatingmode":                {"hami-core"},
 	"devicememoryscaling":          {"1", "1.0"},
@@ -170,7 +170,7 @@ var sameOnNode = map[string][]string{
 	"enablegetpreferredallocation": {"true", "false"},
 }
 
-// node reads what is different on a node.
+// node reads the settings of a single node.
 func (h *hami) node(v value) {
 	h.im.unknownExcept(v, slices.Concat([]string{"name", "devicesplitcount", "filterdevices"}, sorted(sameOnNode))...)
 	name := v.at("name")
@@ -212,7 +212,7 @@ func (h *hami) finish() {
 	if h.volcano {
 		name, memory = "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory and volcano.sh/vgpu-cores"
 	}
-	for _, count := range h.counts { // before the entry for all other nodes, since the first counts
+	for _, count := range h.counts { // before the entry for all other nodes, because the first match wins
 		if n, ok := count.number(); ok && n > 0 {
 			h.im.share(count, nvidiaFull, v1alpha1.Sharing{Replicas: n, Resource: name})
 		} else {

@@ -1,6 +1,5 @@
-// Package importer reads what people wrote for other device plugins and says it
-// as a DriverConfig, with a note for each thing that it could not carry over. It
-// opens no file and looks at no host.
+// Package importer converts configurations of other device plugins to a DriverConfig, with a note
+// for each setting that has no equivalent. It opens no file and reads nothing of a host.
 package importer
 
 import (
@@ -13,25 +12,24 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// A File is a text that somebody wrote.
+// A File is a file to import.
 type File struct {
-	Name string // as messages have it
+	Name string // the name in messages
 	Data []byte
 }
 
-// Options say what the files do not.
+// Options are settings of an import that the files do not contain.
 type Options struct {
-	// Named is the one of several configurations that is meant, "" for all of them:
-	// such as those of a ConfigMap of which NVIDIA's plugin has each node read another.
+	// Named selects one of several named configurations, such as those of a ConfigMap with a
+	// configuration for each node of the NVIDIA plugin. "" selects all of them.
 	Named string
 
-	// Only excludes the families that the files say nothing of.
+	// Only excludes all families that the files do not mention.
 	Only bool
 }
 
-// Import reads files together, since one may say of which another is part: the
-// arguments of a plugin and its configuration. An error names each file that it
-// could not make anything of.
+// Import reads files together, since they can belong together, such as the arguments of a plugin
+// and its configuration file. The error names each file that could not be imported.
 func Import(files []File, options Options) (*Result, error) {
 	im := newImporter(options)
 	var errs []error
@@ -73,49 +71,49 @@ func Import(files []File, options Options) (*Result, error) {
 	return im.result(), nil
 }
 
-// A format is what one plugin reads.
+// A format is the configuration format of one plugin.
 type format struct {
-	name     string   // NVIDIA's device plugin
-	group    string   // the name of all plugins with the same forms, if there are several
-	forms    string   // config file, flags, Helm values
-	families []string // of Chandler, which offer what the plugin does
+	name     string   // such as "NVIDIA's device plugin"
+	group    string   // the common name of several plugins with the same formats, or ""
+	forms    string   // such as "config file, flags, Helm values"
+	families []string // the Chandler families that offer the same devices
 
-	// alternatives says that the files of a ConfigMap are such of which each node
-	// reads one: by this label, or else by its name.
+	// With alternatives, each node reads one of the files of a ConfigMap: the file that the node's
+	// label names or, if label is "", the file with the node's name.
 	alternatives bool
 	label        string
 
-	needs   bool   // the plugin does nothing without a document
-	runsAt  *value // a container that runs it, nil if there is none
-	wasRead bool   // there was a document
+	needs   bool   // the plugin offers nothing without a configuration document
+	runsAt  *value // a container that runs the plugin, or nil
+	wasRead bool   // a configuration document was read
 
-	is   func(value) bool // whether a document is the plugin's
+	is   func(value) bool // reports whether a document belongs to the plugin
 	read func(value)      // reads a document
 
-	runs      func(container) bool // whether a container runs the plugin
-	container func(container)      // reads its arguments and environment
+	runs      func(container) bool // reports whether a container runs the plugin
+	container func(container)      // reads the container's arguments and environment
 
-	finish func() // reads what could only be read with all the rest
+	finish func() // runs after all files were read
 }
 
-// importer is a DriverConfig while it is written.
+// importer builds a DriverConfig.
 type importer struct {
 	options Options
 	formats []*format
 	found   map[string]bool // by the name of the format
 	config  v1alpha1.DriverConfig
-	origins map[string][]string // of the entries of a list of the configuration
-	names   map[string]bool     // of what the configuration offers
+	origins map[string][]string // the sources of each list entry, by the name of the list
+	names   map[string]bool     // the resource names in the configuration
 	notes   []Note
-	chart   string                // of Helm, whose values are read
-	shared  []map[string][]string // the selectors of pools of adapters that containers have together
-	unread  map[string][]string   // objects that are of no plugin, by file
+	chart   string                // the Helm chart whose values are being read
+	shared  []map[string][]string // the selectors of adapter pools that containers share
+	unread  map[string][]string   // objects that belong to no plugin, by file
 
-	configMapName string // of the ConfigMap that is read, "" for none
+	configMapName string // the name of the ConfigMap that is being read, or ""
 
-	seen      []string        // the names of configurations of which nodes read one
-	byDefault string          // which of several configurations nodes read that say nothing
-	nodes     *v1alpha1.Nodes // for which entries are made at present; else those of what they are made of
+	seen      []string        // the names of configurations that apply to some nodes only
+	byDefault string          // the configuration of nodes that select none
+	nodes     *v1alpha1.Nodes // the nodes of the entries that are being added; if nil, each entry's source decides
 }
 
 func newImporter(options Options) *importer {
@@ -123,7 +121,7 @@ func newImporter(options Options) *importer {
 	im.config.APIVersion, im.config.Kind = v1alpha1.APIVersion, v1alpha1.KindDriverConfig
 	im.config.Mode = v1alpha1.ModeDevicePlugin
 	im.formats = []*format{
-		newHAMi(im), // whose containers are called as NVIDIA's are
+		newHAMi(im), // before NVIDIA, because HAMi containers have similar names
 		newNVIDIA(im),
 		newGKE(im),
 		newAliyun(im),
@@ -140,7 +138,7 @@ func newImporter(options Options) *importer {
 	return im
 }
 
-// Formats describes what can be imported, a line for each plugin.
+// Formats returns a list of the formats that can be imported, one plugin per line.
 func Formats() string {
 	var lines []string
 	for _, f := range newImporter(Options{}).formats {
@@ -152,13 +150,12 @@ func Formats() string {
 	return strings.Join(lines, "")
 }
 
-// errUnknown is of a file that is of no format.
+// errUnknown is the error for a file of no known format.
 func errUnknown() error {
 	return fmt.Errorf("nothing in it is known; known are\n%s", strings.TrimRight(Formats(), "\n"))
 }
 
-// chooseDefault remembers which of several named configurations nodes read that say
-// nothing.
+// chooseDefault stores the name of the configuration that applies to nodes which select none.
 func (im *importer) chooseDefault(v value) {
 	for _, at := range [][]string{{"spec", "devicePlugin"}, {"devicePlugin"}, {}} {
 		if name := v.at(at...).at("config", "default").text(); im.byDefault == "" {

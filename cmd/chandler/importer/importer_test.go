@@ -16,7 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// read imports files, and fails if what is written is no configuration.
+// read imports files, and fails the test if the result is not a valid configuration.
 func read(t testing.TB, options Options, files ...File) (*Result, string, error) {
 	t.Helper()
 	result, err := Import(files, options)
@@ -49,7 +49,7 @@ func read(t testing.TB, options Options, files ...File) (*Result, string, error)
 	return result, string(data), nil
 }
 
-// TestGolden imports each file of testdata, and each folder as one.
+// TestGolden imports each file of testdata, and each folder as one import.
 func TestGolden(t *testing.T) {
 	entries, err := os.ReadDir("testdata")
 	if err != nil {
@@ -85,7 +85,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// filesOf returns a file, or the files of a folder, by their last names.
+// filesOf returns a file, or the files of a folder, with their base names.
 func filesOf(t testing.TB, name string) []File {
 	t.Helper()
 	names := []string{name}
@@ -107,8 +107,8 @@ func filesOf(t testing.TB, name string) []File {
 	return files
 }
 
-// TestSamples imports configurations of other people, which are not part of this
-// repository: the folder that CHANDLER_CONFIGS names holds one for each plugin.
+// TestSamples imports sample configurations that are not part of this repository: the folder in
+// CHANDLER_CONFIGS has a folder for each plugin.
 func TestSamples(t *testing.T) {
 	dir := os.Getenv("CHANDLER_CONFIGS")
 	if dir == "" {
@@ -129,7 +129,7 @@ func TestSamples(t *testing.T) {
 	}
 }
 
-// Text of other people is never too much, whatever aliases and counts make of it.
+// The output stays small, whatever aliases and counts a file contains.
 func TestImportIsBounded(t *testing.T) {
 	bomb := "a: &a [x, x, x, x, x, x, x, x]\n"
 	for i := range 9 {
@@ -155,11 +155,11 @@ func TestImportIsBounded(t *testing.T) {
 	}
 }
 
-// Where each node reads another configuration, --named imports the one alone.
+// If each node has a configuration of its own, --named imports a single one.
 func TestNamed(t *testing.T) {
 	for _, test := range []struct {
 		file, named, want string
-		changed           int // the other configurations, which are not imported
+		changed           int // notes about the other configurations, which are not imported
 	}{
 		{"nvidia-labels.yaml", "mps", "replicas: 4", 3},
 		{"sriovdp-nodes", "node-2", "openshift.io/b", 2},

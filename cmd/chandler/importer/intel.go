@@ -9,23 +9,22 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// intel reads what is written for one of Intel's device plugins: flags, the
-// object of the operator, and values of its charts (cmd/*_plugin and
-// pkg/apis/deviceplugin/v1 in intel/intel-device-plugins-for-kubernetes v0.36,
-// and intel/helm-charts).
+// intel reads configurations of one of the Intel device plugins: flags, the operator's object, and
+// values of the charts (cmd/*_plugin and pkg/apis/deviceplugin/v1 in
+// intel/intel-device-plugins-for-kubernetes v0.36, and intel/helm-charts).
 type intel struct {
 	im       *importer
 	settings *settings
 	plugin   *intelPlugin
-	version  string // of the image, "" if it is not known
+	version  string // of the image, "" if unknown
 }
 
-// An intelPlugin is what is particular to one of them.
+// An intelPlugin describes one of the Intel device plugins.
 type intelPlugin struct {
-	short    string   // gpu, as in intel-gpu-plugin and GpuDevicePlugin
-	title    string   // in messages
-	families []string // of Chandler
-	own      []string // fields of Helm values that no other has
+	short    string   // such as gpu, as in intel-gpu-plugin and GpuDevicePlugin
+	title    string   // the name in messages
+	families []string // the Chandler families that offer the same devices
+	own      []string // fields of Helm values that no other plugin has
 	options  func(*intel) []option
 	finish   func(*intel)
 }
@@ -44,7 +43,7 @@ func intelPlugins() []*intelPlugin {
 	}
 }
 
-// titles returns what the plugins are for.
+// titles returns the titles of all plugins.
 func titles() string {
 	var titles []string
 	for _, plugin := range intelPlugins() {
@@ -77,16 +76,14 @@ func (i *intel) isObject(v value) bool {
 	return strings.EqualFold(v.at("kind").text(), i.plugin.short+"DevicePlugin") && strings.HasPrefix(v.at("apiVersion").text(), "deviceplugin.intel.com/")
 }
 
-// isMapping recognises the objects by which an admission webhook translates names
-// of FPGAs.
+// isMapping recognises the objects with which an admission webhook translates FPGA names.
 func (i *intel) isMapping(v value) bool {
 	return i.plugin.short == "fpga" && strings.HasPrefix(v.at("apiVersion").text(), "fpga.intel.com/")
 }
 
-// isValues recognises the values of the plugin's chart, by what only it has or by
-// its name.
+// isValues recognises the values of the plugin's chart, by the plugin's own fields or by its name.
 func (i *intel) isValues(v value) bool {
-	if v.hasAny("apiVersion", "kind", argsField, "command") { // these are of a container
+	if v.hasAny("apiVersion", "kind", argsField, "command") { // a container has these fields
 		return false
 	}
 	if v.hasAny(i.plugin.own...) {
@@ -115,7 +112,7 @@ func (i *intel) read(v value) {
 	}
 }
 
-// flagsOf are flags that only one of the plugins has.
+// flagsOf lists flags that only one of the plugins has.
 var flagsOf = map[string][]string{
 	"gpu":  {"enable-monitoring", "monitoring-mode", "allow-ids", "deny-ids", "bypath", "wsl", "resource-manager", "health-management", "xpumd-endpoint", "levelzero-socket", "run-mode"},
 	"qat":  {"dpdk-driver", "kernel-vf-drivers", "max-num-devices"},
@@ -130,7 +127,7 @@ func (i *intel) runs(c container) bool {
 		return true
 	}
 	if c.image == "" && short == "qat" && len(c.args) == 0 && (c.env["KERNEL_VF_DRIVERS"].there() || c.env["DPDK_DRIVER"].there()) {
-		return true // the ConfigMap of its first releases
+		return true // the ConfigMap of the plugin's first releases
 	}
 	if c.names("intel-idxd-config-initcontainer") {
 		return short == strings.ToLower(c.env["DEVICE_TYPE"].text()) || short == "dsa" && c.env["DEVICE_TYPE"].text() == ""
@@ -167,8 +164,8 @@ func (i *intel) finish() {
 	}
 }
 
-// deployment are fields of the operator's objects and of charts that are about
-// how the plugin runs.
+// deployment returns the fields of the operator's objects and of charts that configure the
+// deployment of the plugin.
 func (i *intel) deployment() []option {
 	return []option{
 		{at: "image", fate: carried},
@@ -187,8 +184,8 @@ func (i *intel) deployment() []option {
 
 func (i *intel) common() []option { return nil }
 
-// policy is the option for which of several free devices a pod gets. Those that
-// are not in the list are how it is without.
+// policy returns the option that selects among several free devices. known maps the values of the
+// option; names are the resources that get the policy.
 func (i *intel) policy(at string, known map[string]v1alpha1.Policy, names ...string) option {
 	return option{name: "allocation-policy", at: at, do: func(v value) {
 		policy, ok := known[v.text()]
@@ -204,7 +201,7 @@ func (i *intel) policy(at string, known map[string]v1alpha1.Policy, names ...str
 const fromKernel = "health is what the kernel tells"
 
 func (i *intel) gpu() []option {
-	// With balanced, shares are of the GPUs that have most of them left.
+	// With balanced, shares come from the GPUs with the most shares left.
 	policies := map[string]v1alpha1.Policy{"none": v1alpha1.PolicyAligned, "balanced": v1alpha1.PolicyAligned, "packed": v1alpha1.PolicyPacked}
 	policy := i.policy("preferredAllocationPolicy", policies, "gpu.intel.com/i915", "gpu.intel.com/xe")
 	ofChart := policy
@@ -230,7 +227,7 @@ func (i *intel) gpu() []option {
 	}
 }
 
-// shared is the option for how many containers may have each device.
+// shared returns the option for the number of containers per device.
 func (i *intel) shared(cel string) option {
 	return option{name: "shared-dev-num", at: "sharedDevNum", do: func(v value) {
 		n, ok := v.number()
@@ -243,11 +240,11 @@ func (i *intel) shared(cel string) option {
 	}}
 }
 
-// split are the versions before the one whose plugin offers all GPUs to a monitor
+// split matches the versions before 0.36. From 0.36 on, the plugin offers all GPUs to a monitor
 // under one name.
 var split = regexp.MustCompile(`^v?0\.([0-2]?[0-9]|3[0-5])(\.|$|-)`)
 
-// monitoring reads under which names all GPUs are offered to monitors.
+// monitoring reads the resource names under which monitors get all GPUs.
 func (i *intel) monitoring() {
 	enabled := i.settings.get("enable-monitoring")
 	if !enabled.is() {
@@ -285,7 +282,7 @@ func (i *intel) qat() []option {
 		{name: "dpdk-driver", at: "dpdkDriver", fine: []string{"vfio-pci"}, why: "virtual functions are offered under igb_uio as well as under vfio-pci"},
 		{name: "kernel-vf-drivers", at: "kernelVfDrivers", do: i.architectures},
 		{name: "max-num-devices", at: "maxNumDevices", why: "all virtual functions that are bound to vfio-pci are offered; leave those with their driver that the kernel is to keep"},
-		// With packed, virtual functions of one device are together.
+		// With packed, virtual functions of one device are allocated together.
 		i.policy("preferredAllocationPolicy", map[string]v1alpha1.Policy{"balanced": v1alpha1.PolicySpread, "packed": v1alpha1.PolicyAligned},
 			"qat.intel.com/generic", "qat.intel.com/cy", "qat.intel.com/dc", "qat.intel.com/sym", "qat.intel.com/asym"),
 		{name: "mode", fate: lost, fine: []string{"dpdk"}, why: "instances of the kernel's own driver are not offered, only virtual functions"},
@@ -293,15 +290,14 @@ func (i *intel) qat() []option {
 	}
 }
 
-// architectures excludes virtual functions whose driver the plugin does not look
-// for.
+// architectures excludes virtual functions whose driver is not in the plugin's list.
 func (i *intel) architectures(v value) {
 	var kept []string
 	for _, text := range v.texts() {
 		for driver := range strings.SplitSeq(text, ",") {
 			if name := strings.TrimSuffix(strings.TrimSpace(driver), "vf"); name != "" {
 				if name == "c62x" {
-					name = "c6xx" // as the module is called
+					name = "c6xx" // the name of the kernel module
 				}
 				kept = append(kept, name)
 			}
@@ -335,7 +331,7 @@ func (i *intel) sgx() []option {
 	}
 }
 
-// sgxDefault is how many containers may have an enclave if nothing is said.
+// sgxDefault is the default number of containers with an enclave.
 const sgxDefault = 110
 
 func (i *intel) fpga() []option {
@@ -350,10 +346,10 @@ func (i *intel) fpga() []option {
 	}}}
 }
 
-// interfaceID matches the ID of what the static part of an FPGA has for functions.
+// interfaceID matches an FPGA interface ID.
 var interfaceID = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// mapping reads an object by which names that pods ask for are translated.
+// mapping reads an object that translates a resource name of pods.
 func (i *intel) mapping(v value) {
 	id := strings.ToLower(v.at("spec", "interfaceId").text())
 	kind := v.at("kind").text()
@@ -379,7 +375,7 @@ func (i *intel) dsa() []option {
 
 func (i *intel) iaa() []option { return []option{i.sharedQueues("iaa")} }
 
-// sharedQueues is the option for how many containers may have a shared work queue.
+// sharedQueues returns the option for the number of containers per shared work queue.
 func (i *intel) sharedQueues(architecture string) option {
 	return i.shared(all([]string{oneOf(familyAttribute, []string{"idxd"}), oneOf(text("architecture"), []string{architecture}), oneOf(text("profile"), []string{"user-shared"})}))
 }

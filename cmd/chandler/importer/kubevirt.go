@@ -9,13 +9,13 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// kubevirt reads which devices of the host KubeVirt permits
-// (docs/devel/host-devices-and-device-plugins.md in kubevirt/kubevirt, and the
-// HyperConverged object of kubevirt/hyperconverged-cluster-operator).
+// kubevirt reads the host devices that KubeVirt permits
+// (docs/devel/host-devices-and-device-plugins.md in kubevirt/kubevirt, and the HyperConverged
+// object of kubevirt/hyperconverged-cluster-operator).
 type kubevirt struct {
 	im    *importer
-	leave []value // the resources that KubeVirt has to leave to the agent
-	first value   // that was read
+	leave []value // the resources that KubeVirt must leave to the agent
+	first value   // the first value that was read
 }
 
 func newKubeVirt(im *importer) *format {
@@ -39,16 +39,16 @@ func newKubeVirt(im *importer) *format {
 	}
 }
 
-// note keeps the first value that is read.
+// note stores the first value that is read.
 func (k *kubevirt) note(v value) {
 	if !k.first.there() {
 		k.first = v
 	}
 }
 
-// finish says which resources KubeVirt has to leave to the agent, and which it never
-// does (getPermanentHostDevicePlugins in pkg/virt-handler/device-manager/
-// device_controller.go).
+// finish notes the resources that KubeVirt must leave to the agent, and those that KubeVirt always
+// serves itself (getPermanentHostDevicePlugins in
+// pkg/virt-handler/device-manager/device_controller.go).
 func (k *kubevirt) finish() {
 	if k.first.there() {
 		at := k.first
@@ -66,7 +66,7 @@ func (k *kubevirt) finish() {
 	}
 }
 
-// permitted returns the list of what is permitted.
+// permitted returns the object with the permitted devices.
 func (k *kubevirt) permitted(v value) value {
 	for _, at := range [][]string{
 		{"permittedHostDevices"},
@@ -87,7 +87,7 @@ func (k *kubevirt) permitted(v value) value {
 		}
 	}
 	if kind := v.at("kind").text(); kind == "KubeVirt" || kind == "HyperConverged" {
-		return v.at("spec") // which permits nothing
+		return v.at("spec") // permits no device
 	}
 	return value{}
 }
@@ -112,7 +112,7 @@ func (k *kubevirt) read(v value) {
 	}
 }
 
-// rest notes what else such an object says.
+// rest notes the other fields of a KubeVirt or HyperConverged object.
 func (k *kubevirt) rest(v, list value) {
 	var rest []value
 	for _, at := range []value{v.at("spec"), v.at("spec", "configuration"), v.at("spec", "virtualization")} {
@@ -128,7 +128,7 @@ func (k *kubevirt) rest(v, list value) {
 	k.im.others(v, rest)
 }
 
-// common reports whether an entry is to be carried over.
+// common reports whether an entry is imported.
 func (k *kubevirt) common(v value, known ...string) bool {
 	k.im.unknownExcept(v, append(known, "resourceName", "externalResourceProvider", "disabled")...)
 	if disabled := v.at("disabled"); disabled.is() {
@@ -138,17 +138,17 @@ func (k *kubevirt) common(v value, known ...string) bool {
 	return true
 }
 
-// offered remembers a resource that KubeVirt has to leave to the agent.
+// offered stores a resource that KubeVirt must leave to the agent.
 func (k *kubevirt) offered(v value, ok bool) {
 	if ok && !v.at("externalResourceProvider").is() {
 		k.leave = append(k.leave, v.at("resourceName"))
 	}
 }
 
-// vendorSelector matches 10DE:1EB8.
+// vendorSelector matches a vendor and device ID such as 10DE:1EB8.
 var vendorSelector = regexp.MustCompile(`^([0-9a-fA-F]{4}):([0-9a-fA-F]{4})$`)
 
-// vfio are the drivers of functions that a virtual machine can have.
+// vfio is the end of an expression for drivers that pass functions to virtual machines.
 const vfio = `.contains("vfio")`
 
 func (k *kubevirt) pci(v value) {
@@ -157,7 +157,7 @@ func (k *kubevirt) pci(v value) {
 	}
 	selector := v.at("pciVendorSelector")
 	if !selector.there() {
-		selector = v.at("pciDeviceSelector") // as the HyperConverged object has it
+		selector = v.at("pciDeviceSelector") // the field of the HyperConverged object
 	}
 	m := vendorSelector.FindStringSubmatch(selector.text())
 	if m == nil {
@@ -169,13 +169,13 @@ func (k *kubevirt) pci(v value) {
 		oneOf(text("pciDevice"), lower(m[2:3])),
 		text("driver") + vfio,
 	}
-	if strings.EqualFold(m[1], "10de") { // a virtual function of a vGPU type is under NVIDIA's own driver
+	if strings.EqualFold(m[1], "10de") { // a virtual function with a vGPU type uses NVIDIA's own driver
 		cel[2] = anyOf([]string{cel[2], oneOf(familyAttribute, []string{"vfio"})})
 	}
 	k.offered(v, k.im.resource(v, v.at("resourceName").text(), all(cel)))
 }
 
-// typeID matches what is the number of a type of vGPUs, and not its name.
+// typeID matches the number of a vGPU type, as opposed to its name.
 var typeID = regexp.MustCompile(`^nvidia-[0-9]+$`)
 
 func (k *kubevirt) mediated(v value) {
@@ -188,7 +188,7 @@ func (k *kubevirt) mediated(v value) {
 		k.im.lost(cmpValue(selector, v), "is no name of a type, such as GRID T4-1Q")
 		return
 	}
-	// KubeVirt compares names with their spaces as underscores.
+	// KubeVirt replaces spaces by underscores before it compares names.
 	names := map[string]bool{name: true, strings.ReplaceAll(name, " ", "_"): true, strings.ReplaceAll(name, "_", " "): true}
 	cel := all([]string{oneOf(familyAttribute, []string{"vfio"}), oneOf(text("profile"), sorted(names))})
 	k.offered(v, k.im.resource(v, v.at("resourceName").text(), cel))
@@ -198,7 +198,7 @@ func (k *kubevirt) usb(v value) {
 	if !k.common(v, "selectors") {
 		return
 	}
-	group := v1alpha1.PathGroup{Each: true} // sets of one device for each selector
+	group := v1alpha1.PathGroup{Each: true} // each set has one device for each selector
 	for _, selector := range v.at("selectors").items() {
 		k.im.unknownExcept(selector, "vendor", "product", "serial")
 		group.USB = append(group.USB, usbDevice(selector))
@@ -212,7 +212,7 @@ func usbDevice(v value) v1alpha1.USBDevice {
 	return v1alpha1.USBDevice{Vendor: id("vendor"), Product: id("product"), Serial: v.at("serial").text()}
 }
 
-// maxDevices reads how many virtual machines may be on a node.
+// maxDevices reads the limit on virtual machines of a node.
 func (k *kubevirt) maxDevices(v value) {
 	count, ok := v.number()
 	if !ok || count < 1 {
@@ -222,5 +222,5 @@ func (k *kubevirt) maxDevices(v value) {
 	k.im.share(v, oneOf(familyAttribute, []string{"hypervisor"}), v1alpha1.Sharing{Replicas: count})
 }
 
-// sorted returns the keys of a map in order.
+// sorted returns the sorted keys of a map.
 func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -9,17 +9,16 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// nvidia reads what is written for NVIDIA's device plugin, by itself or under the
-// GPU operator (api/config/v1 and cmd/nvidia-device-plugin in
-// NVIDIA/k8s-device-plugin v0.20, deployments/helm of it, and the ClusterPolicy of
-// NVIDIA/gpu-operator).
+// nvidia reads configurations of the NVIDIA device plugin, alone or under the GPU operator
+// (api/config/v1 and cmd/nvidia-device-plugin in NVIDIA/k8s-device-plugin v0.20, its
+// deployments/helm, and the ClusterPolicy of NVIDIA/gpu-operator).
 type nvidia struct {
 	im       *importer
 	settings *settings
-	names    []string // of the resources
+	names    []string // the resource names
 	own      bool     // the plugin's configuration file was read
-	each     []value  // configuration files of which each node reads another
-	where    value    // the file or ConfigMap in which it is
+	each     []value  // configuration files that apply to some nodes only
+	where    value    // the file or ConfigMap that contains the configuration
 }
 
 func newNVIDIA(im *importer) *format {
@@ -39,7 +38,7 @@ func newNVIDIA(im *importer) *format {
 	}
 }
 
-// Expressions for NVIDIA's GPUs: all of them, and those that are no MIG instances.
+// Expressions for NVIDIA GPUs: all of them, and all except MIG instances.
 var (
 	nvidiaGPU  = all([]string{oneOf(familyAttribute, []string{"nvidia"}), oneOf(kindAttribute, []string{"gpu"})})
 	nvidiaMIG  = oneOf(text("function"), []string{"partition"})
@@ -136,7 +135,7 @@ func (n *nvidia) isOperator(v value) bool {
 		plugin.isMap() && (v.hasAny("toolkit", "dcgmExporter", "migManager", "sandboxWorkloads", "operator", "vgpuDeviceManager") || plugin.at("config").hasAny("name", "create", "data"))
 }
 
-// isValues recognises the values of the plugin's chart, and of the operator's.
+// isValues recognises the values of the plugin's chart and of the operator's chart.
 func (n *nvidia) isValues(v value) bool {
 	if v.hasAny("apiVersion", "kind") {
 		return false
@@ -151,8 +150,8 @@ func (n *nvidia) isValues(v value) bool {
 		v.isMap() && strings.Contains(n.im.chart, "nvidia-device-plugin")
 }
 
-// finish reads the settings, and those of each configuration of which some nodes read
-// one. The flags count for all of them.
+// finish adds the entries of the settings, and of each configuration that applies to some nodes
+// only. Flags apply to all of these configurations.
 func (n *nvidia) finish() {
 	all := n.settings
 	for _, configuration := range n.each {
@@ -173,7 +172,7 @@ func (n *nvidia) finish() {
 	}
 }
 
-// entries makes entries of the settings.
+// entries adds the entries of the settings.
 func (n *nvidia) entries() {
 	n.settings.finish()
 	names := append(n.names, nvidiaOne)
@@ -197,8 +196,8 @@ func (n *nvidia) entries() {
 	}
 }
 
-// idStrategy reads how GPUs are named to the container runtime, and returns what was
-// carried over.
+// idStrategy reads the device ID strategy: how the plugin names GPUs to the container runtime. It
+// returns the imported values.
 func (im *importer) idStrategy(strategy value, names []string) []value {
 	switch strings.ToLower(strategy.text()) {
 	case "", "uuid":
@@ -215,8 +214,8 @@ func (im *importer) idStrategy(strategy value, names []string) []value {
 	}
 }
 
-// runtimeVariables reads what the container runtime is told to bring besides, and
-// returns what was carried over. The plugin tells it by variables.
+// runtimeVariables reads the additional features of the container runtime, which the plugin
+// requests by environment variables. It returns the imported values.
 func (im *importer) runtimeVariables(settings *settings, names []string) (carried []value) {
 	set := func(v value, name, text string) {
 		carried = append(carried, v)
@@ -268,7 +267,7 @@ func (n *nvidia) values(v value) {
 	n.im.others(v, rest)
 }
 
-// named reads named configurations, of which each node reads one.
+// named reads named configurations, each for some nodes.
 func (n *nvidia) named(configs value) {
 	var known []value
 	for _, c := range configs.fields() {
@@ -327,7 +326,7 @@ func (n *nvidia) operator(v value) {
 	n.im.others(v, rest)
 }
 
-// runs recognises the containers of the plugin, and of what is deployed with it.
+// runs recognises the containers of the plugin and of its companions.
 func (n *nvidia) runs(c container) bool {
 	if n.isPlugin(c) {
 		return true
@@ -358,7 +357,7 @@ func (n *nvidia) container(c container) {
 	}
 }
 
-// labels says who labels nodes.
+// labels notes that the agent labels nodes.
 func (n *nvidia) labels(v value) {
 	if truth, ok := v.truth(); ok && !truth {
 		return
@@ -366,7 +365,7 @@ func (n *nvidia) labels(v value) {
 	n.im.say(v, "the agent sets the labels nvidia.com/gpu.* of nodes, through Node Feature Discovery; see docs/node-labels.md")
 }
 
-// mig reads how MIG instances are offered.
+// mig reads the MIG strategy.
 func (n *nvidia) mig(v value) {
 	switch strings.ToLower(v.text()) {
 	case "", "none":
@@ -385,12 +384,12 @@ func (n *nvidia) mig(v value) {
 
 const nvml = "the names and UUIDs of MIG instances are known where chandler-nvml runs"
 
-// timeSlicing reads shares by number.
+// timeSlicing reads the time-slicing shares of each resource.
 func (n *nvidia) timeSlicing(v value) {
 	n.shares(v, v.at("failRequestsGreaterThanOne").is())
 }
 
-// mps reads shares by number that a daemon controls.
+// mps reads the MPS shares of each resource, which an MPS daemon limits.
 func (n *nvidia) mps(v value) {
 	if n.settings.get("sharing.timeSlicing").has("resources") {
 		n.im.lost(v, "the plugin does not take it together with timeSlicing, and neither is it here")
@@ -407,8 +406,8 @@ func (n *nvidia) mps(v value) {
 	n.im.say(v.at("resources"), "NVIDIA's mps-control-daemon has to run as before, with %s shown to the agent", dir)
 }
 
-// shares reads which resources have how many shares, and whether a container may
-// have one of them only.
+// shares reads the number of shares of each resource. With onlyOne, a container gets at most one
+// share.
 func (n *nvidia) shares(v value, onlyOne bool) {
 	n.im.unknownExcept(v, "renameByDefault", "failRequestsGreaterThanOne", "resources")
 	rename := v.at("renameByDefault").is()
@@ -458,7 +457,7 @@ func (n *nvidia) shares(v value, onlyOne bool) {
 	}
 }
 
-// profile matches the name of a MIG profile's resource.
+// profile matches the resource name of a MIG profile.
 var profile = regexp.MustCompile(`^nvidia\.com/mig-([0-9a-z]+g\.[0-9]+gb|[0-9]+c\.[0-9]+g\.[0-9]+gb)([.-].*)?$`)
 
 // selects returns an expression for the devices of one of the plugin's resources.
@@ -474,7 +473,7 @@ func (n *nvidia) selects(name string) (string, bool) {
 		return "", false
 	}
 	attribute := m[1] + m[2]
-	if strings.HasPrefix(m[2], ".") { // a resource's name can have no plus
+	if strings.HasPrefix(m[2], ".") { // a resource name cannot contain a plus sign
 		attribute = m[1] + strings.ReplaceAll(m[2], ".", "+")
 	}
 	return all([]string{nvidiaGPU, oneOf(text("profile"), []string{attribute})}), true

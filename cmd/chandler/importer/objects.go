@@ -16,16 +16,15 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// A container is what runs a plugin.
+// A container is a container that may run a plugin.
 type container struct {
 	value
 	image string
-	args  []value          // the command too
-	env   map[string]value // whose value is written
+	args  []value          // including the command
+	env   map[string]value // the environment variables with a literal value
 }
 
-// names reports whether the image, the command or the container has one of the
-// names in it.
+// names reports whether the image, the command or the container name contains one of the names.
 func (c container) names(names ...string) bool {
 	where := []string{imageName(c.image), c.at("name").text()}
 	for _, arg := range c.args {
@@ -42,7 +41,7 @@ func (c container) names(names ...string) bool {
 	return false
 }
 
-// imageName returns the name of an image without registry and version.
+// imageName returns an image without its version.
 func imageName(image string) string {
 	image, _, _ = strings.Cut(image, "@")
 	if slash := strings.LastIndex(image, "/"); strings.LastIndex(image, ":") > slash {
@@ -60,7 +59,7 @@ func imageVersion(image string) string {
 	return ""
 }
 
-// hasFlag reports whether one of the arguments is that flag.
+// hasFlag reports whether one of the flags is among the arguments.
 func (c container) hasFlag(names ...string) bool {
 	return slices.ContainsFunc(c.args, func(arg value) bool {
 		bare := strings.TrimLeft(arg.text(), "-")
@@ -83,11 +82,11 @@ func containerOf(v value) container {
 	return c
 }
 
-// script matches the flag of a shell that has the next argument be a script.
+// script matches the shell flag after which the script follows.
 var script = regexp.MustCompile(`^-[a-z]*c$`)
 
-// unshelled returns arguments in which the script of a shell, as of sh -c, is split into
-// the words that it consists of.
+// unshelled splits the script of a shell command such as sh -c into its words. Other arguments are
+// returned unchanged.
 func unshelled(args []value) []value {
 	if len(args) == 0 || !slices.Contains([]string{"sh", "ash", "bash", "dash"}, path.Base(args[0].text())) {
 		return args
@@ -109,7 +108,7 @@ func unshelled(args []value) []value {
 	return out
 }
 
-// imageOf returns an image, which charts have in parts.
+// imageOf returns an image, which charts split into repository and tag.
 func imageOf(v value) string {
 	if !v.isMap() {
 		return v.text()
@@ -121,7 +120,7 @@ func imageOf(v value) string {
 	return image
 }
 
-// setEnv reads variables, as of a container or as an object.
+// setEnv reads environment variables from a container's list or from a map.
 func (c container) setEnv(env value) {
 	maps.Insert(c.env, env.fields())
 	if env.isList() {
@@ -134,7 +133,7 @@ func (c container) setEnv(env value) {
 	}
 }
 
-// document reads a document, and reports whether it is known.
+// document reads a document, and reports whether its format is known.
 func (im *importer) document(v value) (known bool, err error) {
 	kind, version := v.at("kind").text(), v.at("apiVersion").text()
 	switch {
@@ -169,8 +168,8 @@ func (im *importer) document(v value) (known bool, err error) {
 	return false, nil
 }
 
-// each reads documents, and reports whether one of them is known. Beside one that is, those
-// that cannot be read are noted: they are other people's, as in all ConfigMaps of a namespace.
+// each reads documents, and reports whether at least one of them is known. In that case, documents
+// with errors are only noted: a dump of all ConfigMaps of a namespace contains unrelated ones.
 func (im *importer) each(documents []value) (known bool, err error) {
 	errs := make([]error, len(documents))
 	for i, document := range documents {
@@ -245,7 +244,7 @@ func (im *importer) configMap(v value) (known bool, err error) {
 	return false, errors.Join(errs...)
 }
 
-// variablesIn returns a container with the variables that a ConfigMap has for it.
+// variablesIn returns a container with the environment variables of a ConfigMap.
 func variablesIn(data value) container {
 	c := container{env: make(map[string]value)}
 	for name, v := range data.fields() {
@@ -256,8 +255,8 @@ func variablesIn(data value) container {
 	return c
 }
 
-// chosen reads configurations of one format. If each node reads another, their entries
-// are for those nodes.
+// chosen reads configurations of one format. If each of them applies to some nodes only, their
+// entries are limited to those nodes.
 func (im *importer) chosen(f *format, configurations []value) {
 	for _, c := range configurations {
 		im.seen = append(im.seen, nameOf(c))
@@ -298,10 +297,10 @@ func (im *importer) chosen(f *format, configurations []value) {
 	}
 }
 
-// byLabel reads configurations of which nodes read the one that a label of theirs names,
-// and without the label the usual one; none is usual if its index is below 0.
+// byLabel reads configurations that a node label selects by name. The configuration with the index
+// usual applies to nodes without the label; no configuration does if usual is below 0.
 func (im *importer) byLabel(f *format, configurations []value, usual int) {
-	var labelled []string // that read another than the usual one
+	var labelled []string // the names of the configurations that need the label
 	label := func(operator metav1.LabelSelectorOperator, names []string) *v1alpha1.Nodes {
 		if operator == metav1.LabelSelectorOpIn && len(names) == 1 {
 			return &v1alpha1.Nodes{MatchLabels: map[string]string{f.label: names[0]}}
@@ -327,13 +326,13 @@ func (im *importer) byLabel(f *format, configurations []value, usual int) {
 	im.take(f, *rest)
 }
 
-// configuration is one that several names stand for.
+// configuration is a configuration with all of its names.
 type configuration struct {
 	value value
 	names []string
 }
 
-// alike puts together configurations that say the same.
+// alike groups configurations with the same content.
 func alike(configurations []value) (all []*configuration) {
 	by := make(map[string]*configuration)
 	for _, c := range configurations {
@@ -348,13 +347,13 @@ func alike(configurations []value) (all []*configuration) {
 	return all
 }
 
-// isNodeName reports whether a file in a ConfigMap may be called as a node is: the
-// operator of the SR-IOV plugin names them so.
+// isNodeName reports whether a file name in a ConfigMap can be a node name. The SR-IOV operator
+// names the files after nodes.
 func isNodeName(name string) bool {
 	return len(validation.IsDNS1123Subdomain(name)) == 0 && !slices.Contains([]string{".json", ".yaml", ".yml", ".conf", ".txt"}, path.Ext(name))
 }
 
-// nameOf returns the name of the field that a value is.
+// nameOf returns the name of the field that holds a value.
 func nameOf(v value) string {
 	if inside, ok := strings.CutSuffix(v.path, "]"); ok {
 		return inside[strings.LastIndex(inside, "[")+1:]
@@ -362,14 +361,13 @@ func nameOf(v value) string {
 	return v.path[strings.LastIndex(v.path, ".")+1:]
 }
 
-// otherNode notes a configuration that is for other nodes than the one that is
-// imported, where nothing says which nodes these are.
+// otherNode notes a configuration that is not imported because its nodes are unknown.
 func (im *importer) otherNode(v value, name, instead string) {
 	at := v.as("")
 	im.lost(at, "is another configuration for some nodes; %s is imported, and this one with --named=%s", instead, name)
 }
 
-// podOf returns what is said of the pods of a workload, nothing if it is none.
+// podOf returns the pod spec of a workload, or the zero value.
 func podOf(v value) value {
 	for _, at := range [][]string{
 		{"spec", "jobTemplate", "spec", "template", "spec"},
@@ -388,8 +386,7 @@ func podOf(v value) value {
 	return value{}
 }
 
-// pod reads the containers of a pod, and reports whether one of them runs a
-// plugin.
+// pod reads the containers of a pod, and reports whether one of them runs a plugin.
 func (im *importer) pod(v value) (known bool) {
 	if !v.hasAny("containers", "initContainers") {
 		return im.runs(containerOf(v))

@@ -7,31 +7,31 @@ import (
 	"strings"
 )
 
-// A fate is what becomes of an option.
+// A fate is the treatment of an option.
 type fate int
 
 const (
-	idle    fate = iota // it has no meaning here, and pods do not notice
-	lost                // pods get something else without it
-	carried             // the format's code reads it
+	idle    fate = iota // the option has no meaning for Chandler, and pods do not notice
+	lost                // pods get something else without the option
+	carried             // the format's code reads the option
 )
 
-// An option is a setting of a plugin, whichever way it is written.
+// An option is a setting of a plugin, in any of its notations.
 type option struct {
-	name string // of the flag; without one, of the field
-	env  string // of the variable, where it is not the flag's name in capitals
-	at   string // of the field in the plugin's own file or object, with dots
-	in   string // of the field in Helm values, with dots
+	name string // the flag; without a flag, the field
+	env  string // the environment variable, if it is not the flag's name in capitals
+	at   string // the dotted path in the plugin's own file or object
+	in   string // the dotted path in Helm values
 
 	alone bool // the flag needs no value
-	many  bool // it may be set more than once
+	many  bool // the option can be set more than once
 	fate  fate
-	fine  []string // values with which all is as without the option
-	why   string   // of an idle or lost one
+	fine  []string // values that change nothing
+	why   string   // the reason, for an idle or lost option
 	do    func(value)
 }
 
-// variable returns the name of the option's variable.
+// variable returns the name of the option's environment variable.
 func (o *option) variable() string {
 	return cmp.Or(o.env, strings.ToUpper(strings.ReplaceAll(o.name, "-", "_")))
 }
@@ -51,8 +51,8 @@ func (o *option) fineAs(v value) bool {
 	return !v.isMap()
 }
 
-// never are flags and variables that no pod of others notices, whatever the
-// plugin: those of klog, glog and of the Go runtime.
+// never lists flags and environment variables of any plugin that do not affect pods: those of klog,
+// glog and the Go runtime.
 var never = map[string]string{
 	"v": "", "vmodule": "", "logtostderr": "", "alsologtostderr": "", "log_dir": "", "log-dir": "", "log_file": "",
 	"log_file_max_size": "", "log_backtrace_at": "", "skip_headers": "", "skip_log_headers": "", "add_dir_header": "",
@@ -60,17 +60,17 @@ var never = map[string]string{
 	"debug": "", "version": "", "help": "", "h": "", "feature-gates": "",
 }
 
-// aloneOfLogging are those of them that have no value.
+// aloneOfLogging lists the logging flags that take no value.
 var aloneOfLogging = []string{"logtostderr", "alsologtostderr", "skip_headers", "skip_log_headers", "add_dir_header", "one_output", "debug", "version", "help", "h"}
 
-// The order in which the places of a setting count, the last one most.
+// The sources of a setting, by increasing precedence.
 const (
 	inFile = iota
 	inEnv
 	inFlags
 )
 
-// settings are what is set of a plugin's options, by name.
+// settings holds the values of a plugin's options, by name.
 type settings struct {
 	im    *importer
 	table []option
@@ -86,10 +86,10 @@ func newSettings(im *importer, table []option) *settings {
 	return &settings{im: im, table: table, set: make(map[string]setting)}
 }
 
-// clone returns settings that can be added to.
+// clone returns a copy that can be changed independently.
 func (s *settings) clone() *settings { return &settings{s.im, s.table, maps.Clone(s.set)} }
 
-// put sets an option, unless it is set already where that counts more.
+// put sets an option, unless a source with higher precedence has set it already.
 func (s *settings) put(o *option, v value, rank int) {
 	name := cmp.Or(o.name, o.at, o.in)
 	if before, ok := s.set[name]; ok {
@@ -103,7 +103,7 @@ func (s *settings) put(o *option, v value, rank int) {
 	s.set[name] = setting{v, rank}
 }
 
-// find returns the option for which a function holds, nil if there is none.
+// find returns the first option that matches, nil if there is none.
 func (s *settings) find(is func(*option) bool) *option {
 	i := slices.IndexFunc(s.table, func(o option) bool { return is(&o) })
 	if i < 0 {
@@ -112,7 +112,7 @@ func (s *settings) find(is func(*option) bool) *option {
 	return &s.table[i]
 }
 
-// flags reads the arguments of a container. Unknown flags are noted.
+// flags reads the arguments and environment variables of a container. Unknown flags are noted.
 func (s *settings) flags(c container) {
 	named := func(name string) *option {
 		return s.find(func(o *option) bool {
@@ -147,8 +147,7 @@ func (s *settings) flags(c container) {
 	}
 }
 
-// file reads the fields below an object. Fields that are not known are noted; rest
-// says how.
+// file reads the fields of an object. It calls rest for each unknown field.
 func (s *settings) file(v value, key func(*option) string, rest func(value)) {
 	s.fields(v, "", key, rest)
 }
@@ -171,15 +170,15 @@ func (s *settings) fields(v value, prefix string, key func(*option) string, rest
 	}
 }
 
-// inOwn and inValues are where an option is in a plugin's own file, and in Helm values.
+// inOwn and inValues return the path of an option in the plugin's own file and in Helm values.
 func inOwn(o *option) string    { return o.at }
 func inValues(o *option) string { return o.in }
 
-// get returns what an option is set to, nothing if it is not set.
+// get returns the value of an option, the zero value if the option is not set.
 func (s *settings) get(name string) value { return s.set[name].value }
 
-// finish notes what is not carried over, and has the code of the carried options
-// read them, in the order of the table.
+// finish handles all options in the order of the table: it runs the code of each option with a do
+// function, and notes the options that are not imported.
 func (s *settings) finish() {
 	names := slices.Sorted(maps.Keys(s.set))
 	for i := range s.table {
@@ -201,8 +200,8 @@ func (s *settings) finish() {
 	}
 }
 
-// unknown notes a field of a plugin's own file that is not known here. A name
-// that cannot be one of the plugin's is a remark of who wrote it.
+// unknown notes an unknown field of a plugin's own file. A name that cannot be a field of the
+// plugin is taken for a remark of the author.
 func (im *importer) unknown(v value) {
 	name := nameOf(v)
 	if strings.HasPrefix(name, "_") || strings.HasPrefix(name, "/") || strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "$") || strings.HasPrefix(strings.ToLower(name), "comment") {
@@ -212,7 +211,7 @@ func (im *importer) unknown(v value) {
 	im.lost(v, "is a field that is not known here")
 }
 
-// unknownExcept notes the fields of an object that are none of those.
+// unknownExcept notes the fields of an object that are not in the list.
 func (im *importer) unknownExcept(v value, known ...string) {
 	for name, field := range v.fields() {
 		if !slices.Contains(known, name) {
@@ -221,7 +220,7 @@ func (im *importer) unknownExcept(v value, known ...string) {
 	}
 }
 
-// others notes together the fields of a large object that say nothing of devices.
+// others notes, in one note, the fields of a large object that are unrelated to devices.
 func (im *importer) others(v value, fields []value) {
 	if len(fields) == 0 {
 		return

@@ -8,8 +8,8 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// rdmaShared reads what is written for Mellanox's shared RDMA device plugin
-// (README.md and pkg/types in Mellanox/k8s-rdma-shared-dev-plugin v1.5).
+// rdmaShared reads configurations of the Mellanox shared RDMA device plugin (README.md and
+// pkg/types in Mellanox/k8s-rdma-shared-dev-plugin v1.5).
 type rdmaShared struct {
 	im       *importer
 	settings *settings
@@ -40,7 +40,7 @@ func newRDMAShared(im *importer) *format {
 	}
 }
 
-// isOldRDMA recognises what the plugin read before 2019.
+// isOldRDMA recognises the configuration format from before 2019.
 func isOldRDMA(v value) bool {
 	mode := v.at("mode").text()
 	return (mode == "hca" || mode == "sriov") && (v.has("pfNetdevices") || len(v.node.Content) == 2)
@@ -67,11 +67,10 @@ func (r *rdmaShared) read(v value) {
 	}
 }
 
-// defaultCount is how many containers the chart of the network operator lets have
-// the adapters of a pool.
+// defaultCount is the default number of containers per pool in the network operator's chart.
 const defaultCount = 1000
 
-// section reads what a chart makes pools of: their selectors are beside their names.
+// section reads pools from chart values, which have the selectors beside the name.
 func (r *rdmaShared) section(v value) {
 	for _, one := range v.at("resources").items() {
 		count := one.at("rdmaHcaMax").node
@@ -89,10 +88,10 @@ func (r *rdmaShared) section(v value) {
 	}
 }
 
-// sharedPrefix is the prefix of resources that name no other.
+// sharedPrefix is the default prefix of resources.
 const sharedPrefix = "rdma"
 
-// pool reads a pool of adapters that containers have together.
+// pool reads a pool of adapters that containers share.
 func (r *rdmaShared) pool(v value) {
 	fields := []string{"resourceName", "resourcePrefix", "rdmaHcaMax", "devices", "selectors"}
 	v = v.spelled(fields...)
@@ -129,7 +128,7 @@ func (r *rdmaShared) pool(v value) {
 	}
 	id := name + all(cel)
 	if r.seen[id] {
-		return // as when an object is imported twice
+		return // the same object can be imported twice
 	}
 	r.seen[id] = true
 	for _, before := range r.im.shared {
@@ -142,7 +141,7 @@ func (r *rdmaShared) pool(v value) {
 	r.im.share(v, all(cel), v1alpha1.Sharing{Resource: name, Replicas: replicas, Pool: true})
 }
 
-// apart reports whether nothing can be selected by both of two sets of selectors.
+// apart reports whether no device can match both sets of selectors.
 func apart(a, b map[string][]string) bool {
 	for attribute, values := range a {
 		others, both := b[attribute]
@@ -153,7 +152,7 @@ func apart(a, b map[string][]string) bool {
 	return false
 }
 
-// cmpValue returns the first of two values that is there.
+// cmpValue returns a if it is present, and otherwise the place of b.
 func cmpValue(a, b value) value {
 	if a.there() {
 		return a
@@ -162,7 +161,7 @@ func cmpValue(a, b value) value {
 	return b
 }
 
-// old reads a configuration of before pools: all adapters, or the virtual functions
+// old reads a configuration from before pools, which offers all adapters, or the virtual functions
 // of some, under one name.
 func (r *rdmaShared) old(v value) {
 	r.im.unknownExcept(v, "mode", "pfNetdevices")

@@ -14,15 +14,14 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// A Note is something that was written and is not carried over, or that somebody
-// has to do so that all is as before.
+// A Note is a setting that is not imported, or an action that keeps pods working as before.
 type Note struct {
-	Place string // config.yaml:4
-	Field string // flags.plugin.deviceListStrategy
-	Said  string // volume-mounts
+	Place string // such as config.yaml:4
+	Field string // such as flags.plugin.deviceListStrategy
+	Said  string // such as volume-mounts
 	Why   string
 
-	// Pods says that pods get something else because of it.
+	// Pods reports whether pods get something else as a result.
 	Pods bool
 
 	file string
@@ -34,16 +33,16 @@ func (n Note) String() string {
 	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), ": ")
 }
 
-// A Result is a configuration, and what is to be said of it.
+// A Result is a configuration with its notes.
 type Result struct {
 	Config  *v1alpha1.DriverConfig
-	Formats []string // that were found
+	Formats []string // the names of the formats in the files
 	Notes   []Note
 
 	origins map[string][]string
 }
 
-// Changed returns how many of the notes say that pods get something else.
+// Changed returns the number of notes with a change for pods.
 func (r *Result) Changed() int {
 	changed := 0
 	for _, n := range r.Notes {
@@ -68,7 +67,7 @@ func (im *importer) result() *Result {
 	return result
 }
 
-// maxSaid is how much of what was written a note repeats.
+// maxSaid is the number of characters that a note quotes.
 const maxSaid = 100
 
 // note adds a note.
@@ -80,18 +79,18 @@ func (im *importer) note(v value, pods bool, format string, args ...any) {
 			n.Place = fmt.Sprintf("%s:%d", n.Place, n.line)
 		}
 	}
-	if !slices.Contains(im.notes, n) { // as where a flag counts for several configurations
+	if !slices.Contains(im.notes, n) { // a flag can apply to several configurations
 		im.notes = append(im.notes, n)
 	}
 }
 
-// lost notes what pods are without.
+// lost adds a note about a change for pods.
 func (im *importer) lost(v value, format string, args ...any) { im.note(v, true, format, args...) }
 
-// say notes what pods do not notice.
+// say adds a note without a change for pods.
 func (im *importer) say(v value, format string, args ...any) { im.note(v, false, format, args...) }
 
-// oneLine returns text as it can stand in a comment.
+// oneLine returns text in a form that fits into a comment.
 func oneLine(text string) string {
 	text = strings.Join(strings.Fields(text), " ")
 	return strings.Map(func(r rune) rune {
@@ -102,7 +101,7 @@ func oneLine(text string) string {
 	}, text)
 }
 
-// exclude adds an expression for devices that nobody gets.
+// exclude adds an expression for devices that are not offered.
 func (im *importer) exclude(from value, cel string) {
 	entry := v1alpha1.Selector{CEL: bound(cel), Nodes: im.nodesOf(from)}
 	if im.fits(from, "", v1alpha1.DriverConfig{Exclude: []v1alpha1.Selector{entry}}) {
@@ -119,7 +118,7 @@ func (im *importer) share(from value, cel string, sharing v1alpha1.Sharing) {
 		sharing.Replicas = maxShares
 	}
 	if slices.ContainsFunc(im.config.Sharing, func(s v1alpha1.Sharing) bool { return reflect.DeepEqual(s, sharing) }) {
-		return // as when a pod is imported with its DaemonSet
+		return // a pod and its DaemonSet can be imported together
 	}
 	if im.fits(from, sharing.Resource, v1alpha1.DriverConfig{Sharing: []v1alpha1.Sharing{sharing}}) {
 		im.config.Sharing = append(im.config.Sharing, sharing)
@@ -127,16 +126,16 @@ func (im *importer) share(from value, cel string, sharing v1alpha1.Sharing) {
 	}
 }
 
-// maxShares is how many containers can have one thing.
+// maxShares is the highest number of containers per device.
 const maxShares = 4096
 
-// resource adds an entry of resources, and reports whether it could.
+// resource adds an entry of resources, and reports whether the entry is valid.
 func (im *importer) resource(from value, name, cel string) bool {
 	return im.pool(from, name, cel, nil)
 }
 
-// pool adds an entry of resources that may be a pool of the SR-IOV plugin, and
-// reports whether it could.
+// pool adds an entry of resources that may be a pool of the SR-IOV plugin, and reports whether the
+// entry is valid.
 func (im *importer) pool(from value, name, cel string, sriov *v1alpha1.SRIOVPool) bool {
 	entry := v1alpha1.Resource{Name: name, Selector: v1alpha1.Selector{CEL: bound(cel), Nodes: im.nodesOf(from)}, SRIOV: sriov}
 	if slices.ContainsFunc(im.config.Resources, func(r v1alpha1.Resource) bool { return reflect.DeepEqual(r, entry) }) {
@@ -150,7 +149,7 @@ func (im *importer) pool(from value, name, cel string, sriov *v1alpha1.SRIOVPool
 	return ok
 }
 
-// paths adds an entry of paths, and reports whether it could.
+// paths adds an entry of paths, and reports whether the entry is valid.
 func (im *importer) paths(from value, entry v1alpha1.PathResource) bool {
 	entry.Nodes = im.nodesOf(from)
 	if slices.ContainsFunc(im.config.Paths, func(p v1alpha1.PathResource) bool { return reflect.DeepEqual(p, entry) }) {
@@ -164,7 +163,7 @@ func (im *importer) paths(from value, entry v1alpha1.PathResource) bool {
 	return ok
 }
 
-// allocation sets how what a resource counts is given out.
+// allocation changes the allocation settings of a resource.
 func (im *importer) allocation(from value, name string, set func(*v1alpha1.Allocation)) {
 	nodes := im.nodesOf(from)
 	i := slices.IndexFunc(im.config.Allocation, func(a v1alpha1.Allocation) bool {
@@ -182,12 +181,12 @@ func (im *importer) allocation(from value, name string, set func(*v1alpha1.Alloc
 	}
 }
 
-// onlyOne has containers refused that ask for more than one of a resource.
+// onlyOne rejects containers that request more than one device of a resource.
 func (im *importer) onlyOne(from value, name string) {
 	im.allocation(from, name, func(a *v1alpha1.Allocation) { a.FailRequestsGreaterThanOne = true })
 }
 
-// listStrategies are how NVIDIA's plugin says how containers get devices.
+// listStrategies maps the device list strategies of the NVIDIA plugin.
 var listStrategies = map[string]v1alpha1.DeviceListStrategy{
 	"envvar":          v1alpha1.ListEnvVar,
 	"volume-mounts":   v1alpha1.ListVolumeMounts,
@@ -195,8 +194,7 @@ var listStrategies = map[string]v1alpha1.DeviceListStrategy{
 	"cdi-cri":         v1alpha1.ListCDIDevices,
 }
 
-// listStrategy sets how containers get the devices of resources, as NVIDIA's plugin
-// has it: a list, or texts with commas between.
+// listStrategy sets the device list strategy of resources: a list, or strings separated by commas.
 func (im *importer) listStrategy(v value, names ...string) {
 	var strategies []v1alpha1.DeviceListStrategy
 	for _, text := range v.texts() {
@@ -217,7 +215,7 @@ func (im *importer) listStrategy(v value, names ...string) {
 	}
 }
 
-// nodesOf returns the nodes for which an entry is that is made of a value.
+// nodesOf returns the nodes of an entry with the given source.
 func (im *importer) nodesOf(from value) *v1alpha1.Nodes {
 	if im.nodes != nil {
 		return im.nodes
@@ -225,21 +223,21 @@ func (im *importer) nodesOf(from value) *v1alpha1.Nodes {
 	return from.nodes
 }
 
-// listed reports whether it is said how containers get the devices of a resource.
+// listed reports whether a resource has a device list strategy.
 func (im *importer) listed(name string) bool {
 	return slices.ContainsFunc(im.config.Allocation, func(a v1alpha1.Allocation) bool {
 		return a.Resource == name && reflect.DeepEqual(a.Nodes, im.nodes) && len(a.DeviceListStrategy) > 0
 	})
 }
 
-// policy sets which of what a resource counts a container gets.
+// policy sets the allocation policy of resources.
 func (im *importer) policy(from value, policy v1alpha1.Policy, names ...string) {
 	for _, name := range names {
 		im.allocation(from, name, func(a *v1alpha1.Allocation) { a.Policy = policy })
 	}
 }
 
-// root names a directory of the host for a family.
+// root sets the host directory of a family.
 func (im *importer) root(from value, family, dir string) {
 	roots := map[string]string{family: dir}
 	if !im.fits(from, "", v1alpha1.DriverConfig{Roots: roots}) {
@@ -251,8 +249,8 @@ func (im *importer) root(from value, family, dir string) {
 	im.config.Roots[family] = dir
 }
 
-// fits reports whether an entry can be added to the configuration, and notes why
-// not. A name is that of what it offers, "" if it has none.
+// fits reports whether an entry can be added to the configuration, and otherwise notes the reason.
+// name is the entry's resource name, or "".
 func (im *importer) fits(from value, name string, entry v1alpha1.DriverConfig) bool {
 	if name != "" && !im.named(from, name) {
 		return false
@@ -273,18 +271,18 @@ func (im *importer) fits(from value, name string, entry v1alpha1.DriverConfig) b
 	return true
 }
 
-// place matches where in a configuration an error is, which is not where it was
-// written.
+// place matches the beginning of an error: the place in the new configuration, which is not the
+// place in the source.
 var place = regexp.MustCompile(`^[a-z]+\[[0-9]+\](?:: |\.)`)
 
-// origin remembers what an entry of a list was made of.
+// origin stores the source of a list entry.
 func (im *importer) origin(list string, from value) {
 	im.origins[list] = append(im.origins[list], from.origin())
 }
 
-// named reports whether the kubelet takes a name for a resource, and notes if not
-// (IsExtendedResourceName in pkg/apis/core/v1/helper of Kubernetes, read in 1.25
-// and 1.37, by which the kubelet's device manager refuses registrations).
+// named reports whether the kubelet accepts a resource name, and otherwise adds a note
+// (IsExtendedResourceName in pkg/apis/core/v1/helper of Kubernetes, read in 1.25 and 1.37; the
+// kubelet's device manager refuses registrations by the same rule).
 func (im *importer) named(from value, name string) bool {
 	if len(validation.IsQualifiedName("requests."+name)) == 0 && strings.Contains(name, "/") {
 		return true

@@ -6,9 +6,9 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// rocm reads what is written for AMD's GPU device plugin, by itself or under the
-// GPU operator (cmd/k8s-device-plugin and helm/amd-gpu in ROCm/k8s-device-plugin,
-// and the DeviceConfig of ROCm/gpu-operator).
+// rocm reads configurations of the AMD GPU device plugin, alone or under the GPU operator
+// (cmd/k8s-device-plugin and helm/amd-gpu in ROCm/k8s-device-plugin, and the DeviceConfig of
+// ROCm/gpu-operator).
 type rocm struct {
 	im       *importer
 	settings *settings
@@ -51,8 +51,8 @@ func (r *rocm) isValues(v value) bool {
 	return strings.Contains(repository, "rocm") || v.at("dp").isMap() && v.at("lbl").isMap() || v.has("dp", "labeller")
 }
 
-// isOperator recognises the object of the GPU operator, and the part of the values of its
-// chart of which the chart makes one.
+// isOperator recognises the GPU operator's object, and the part of its chart's values that becomes
+// such an object.
 func (r *rocm) isOperator(v value) bool {
 	return v.at("kind").text() == "DeviceConfig" && strings.HasPrefix(v.at("apiVersion").text(), "amd.com/") ||
 		v.at("spec", "devicePlugin").hasAny("devicePluginArguments", "devicePluginImage", "enableDevicePlugin", "enableNodeLabeller")
@@ -72,7 +72,7 @@ func (r *rocm) read(v value) {
 	}
 }
 
-// operator reads the object of the GPU operator.
+// operator reads the GPU operator's object.
 func (r *rocm) operator(v value) {
 	plugin := v.at("spec", "devicePlugin")
 	if enabled := plugin.at("enableDevicePlugin"); enabled.there() && !enabled.is() {
@@ -111,7 +111,7 @@ func (r *rocm) container(c container) {
 	r.settings.flags(c)
 }
 
-// replicas reads how many containers may have a GPU (ROCm/k8s-device-plugin#189).
+// replicas reads the number of containers per GPU (ROCm/k8s-device-plugin#189).
 func (r *rocm) replicas(v value) {
 	n, ok := v.number()
 	switch {
@@ -122,7 +122,7 @@ func (r *rocm) replicas(v value) {
 	}
 }
 
-// labels says who labels nodes.
+// labels notes that the agent labels nodes.
 func (r *rocm) labels(v value) {
 	if truth, ok := v.truth(); ok && !truth {
 		return
@@ -130,13 +130,13 @@ func (r *rocm) labels(v value) {
 	r.im.say(v, "the agent sets the labels amd.com/gpu.* of nodes, through Node Feature Discovery; see docs/node-labels.md")
 }
 
-// partitions are how GPUs can be divided: compute and memory. A part of memory is
-// never smaller than one of compute.
+// partitions lists the compute and memory partitions of GPUs. A memory partition is never smaller
+// than a compute partition.
 var partitions = []string{
 	"spx_nps1", "dpx_nps1", "dpx_nps2", "tpx_nps1", "qpx_nps1", "qpx_nps2", "qpx_nps4", "cpx_nps1", "cpx_nps2", "cpx_nps4", "cpx_nps8",
 }
 
-// strategy reads how partitions of GPUs are named.
+// strategy reads the naming strategy of GPU partitions.
 func (r *rocm) strategy(v value) {
 	switch strings.ToLower(v.text()) {
 	case "single", "":

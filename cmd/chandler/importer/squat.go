@@ -12,16 +12,16 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// squat reads what is written for squat's generic-device-plugin (config.go and
-// deviceplugin in squat/generic-device-plugin).
+// squat reads configurations of squat's generic-device-plugin (config.go and deviceplugin in
+// squat/generic-device-plugin).
 type squat struct {
 	im       *importer
 	settings *settings
 	devices  []value // of all files and arguments
-	version  string  // of the image, "" if it is not known
+	version  string  // of the image, "" if unknown
 	taken    map[string]bool
 	ran      value // the container
-	told     bool  // that the domain is not known for sure
+	told     bool  // the note about the uncertain domain exists
 }
 
 func newSquat(im *importer) *format {
@@ -63,7 +63,7 @@ func (s *squat) is(v value) bool {
 	return isDevice(v)
 }
 
-// isDevice recognises what --device takes.
+// isDevice recognises a value of --device.
 func isDevice(v value) bool {
 	groups := v.at("groups")
 	return v.hasAny("name", "type") && (groups.isList() && len(groups.node.Content) > 0 && groups.items()[0].hasAny("paths", "usb", "usbs") || v.at("paths").isList() && v.has("type"))
@@ -93,11 +93,11 @@ func (s *squat) container(c container) {
 	s.settings.flags(c)
 }
 
-// argument reads what follows --device: YAML, JSON, or as it was at first, a name
-// and paths with commas between.
+// argument reads a value of --device: YAML, JSON, or the oldest form, a name and paths separated by
+// commas.
 func (s *squat) argument(v value) []value {
 	if strings.Contains(v.node.Value, "{{") {
-		return nil // which the flags note
+		return nil // the flags note it
 	}
 	if inside, err := embedded(v); err == nil && inside.isMap() {
 		inside.path = "--device"
@@ -127,9 +127,8 @@ func (s *squat) finish() {
 	s.makeRoom()
 }
 
-// The domains of resources where none is named: that of MicroShift, whose
-// configuration has the plugin's in it, and those of the plugin until release 0.2
-// and from then on (squat/generic-device-plugin#75).
+// The default domains of resources: that of MicroShift, whose configuration contains the plugin's,
+// and those of the plugin before release 0.2 and since (squat/generic-device-plugin#75).
 const (
 	microshift     = "genericDevicePlugin"
 	ofMicroshift   = "device.microshift.io"
@@ -137,10 +136,10 @@ const (
 	ofSquatSince02 = "devic.es"
 )
 
-// since02 matches the versions from release 0.2 on.
+// since02 matches versions since release 0.2.
 var since02 = regexp.MustCompile(`^v?(?:0\.(?:[2-9]|[1-9][0-9])|[1-9][0-9]*)(?:\.|$|-)`)
 
-// before02 matches the versions before.
+// before02 matches versions before release 0.2.
 var before02 = regexp.MustCompile(`^v?0\.[01](?:\.|$|-)`)
 
 // domain returns the domain of a device's resource.
@@ -160,7 +159,7 @@ func (s *squat) domain(v value) string {
 	return ofSquat
 }
 
-// device reads what is offered under one name.
+// device reads the devices of one resource name.
 func (s *squat) device(domain string, v value) {
 	s.im.unknownExcept(v, "name", "groups", "type", "paths", "count")
 	entry := v1alpha1.PathResource{Name: domain + "/" + cmp.Or(v.at("name").text(), v.at("type").text())}
@@ -169,7 +168,7 @@ func (s *squat) device(domain string, v value) {
 			entry.Groups = append(entry.Groups, g)
 		}
 	}
-	for _, one := range v.at("paths").items() { // before there were groups
+	for _, one := range v.at("paths").items() { // the format before groups existed
 		if p, ok := s.path(one); ok {
 			entry.Groups = append(entry.Groups, v1alpha1.PathGroup{Paths: []v1alpha1.Path{p}, Count: s.count(v)})
 		}
@@ -202,7 +201,7 @@ func (s *squat) group(v value) (v1alpha1.PathGroup, bool) {
 	return group, true
 }
 
-// count returns how many containers may have a device at once.
+// count returns the number of containers that share a device.
 func (s *squat) count(v value) int {
 	at := v.at("count")
 	count, ok := at.number()
@@ -221,7 +220,7 @@ func (s *squat) count(v value) int {
 	return count
 }
 
-// path reads a path, which may be its name alone.
+// path reads a path: an object, or a string alone.
 func (s *squat) path(v value) (v1alpha1.Path, bool) {
 	p := v1alpha1.Path{Path: v.text()}
 	if v.isMap() {
@@ -248,8 +247,8 @@ func (s *squat) path(v value) (v1alpha1.Path, bool) {
 	return p, true
 }
 
-// families are those that would offer device nodes themselves, by the beginnings
-// of their paths. A node that a family offers is not offered by its path too.
+// nodeFamilies lists the families that offer device nodes themselves, by path prefix. A node that a
+// family offers is not offered by its path too.
 var nodeFamilies = []struct {
 	prefix   string
 	families []string
@@ -267,7 +266,7 @@ var nodeFamilies = []struct {
 	{"/dev/iax", []string{"idxd"}},
 }
 
-// take remembers the families whose nodes are named by their paths.
+// take stores the families whose nodes are offered by path.
 func (s *squat) take(p string) {
 	for _, nodes := range nodeFamilies {
 		if strings.HasPrefix(p, nodes.prefix) {
@@ -278,8 +277,8 @@ func (s *squat) take(p string) {
 	}
 }
 
-// makeRoom excludes the families whose nodes are offered by their paths, unless
-// another imported plugin offers them.
+// makeRoom excludes the families whose nodes are offered by path, unless another imported plugin
+// offers them.
 func (s *squat) makeRoom() {
 	wanted := make(map[string]bool)
 	for _, f := range s.im.formats {

@@ -10,15 +10,15 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// sriovdp reads what is written for the SR-IOV network device plugin (README.md
-// and pkg/types in k8snetworkplumbingwg/sriov-network-device-plugin v3.9).
+// sriovdp reads configurations of the SR-IOV network device plugin (README.md and pkg/types in
+// k8snetworkplumbingwg/sriov-network-device-plugin v3.9).
 type sriovdp struct {
 	im       *importer
 	settings *settings
 	pools    []value // of all files
 	policies []value // SriovNetworkNodePolicies
-	operator []value // of the pools, those in the operator's ConfigMap
-	ran      bool    // a container runs the plugin, which says with which prefix
+	operator []value // the pools of the operator's ConfigMap
+	ran      bool    // a container runs the plugin, and its flags set the prefix
 }
 
 func newSRIOV(im *importer) *format {
@@ -53,14 +53,12 @@ func (s *sriovdp) is(v value) bool {
 	return v.spelled("resourceList").has("resourceList") || isNodePolicy(v) || isSection(v, "sriovDevicePlugin") || isOperatorValues(v)
 }
 
-// isOperatorValues recognises the values of the operator's chart that say with which prefix
-// it starts the plugin.
+// isOperatorValues recognises values of the operator's chart that set the plugin's resource prefix.
 func isOperatorValues(v value) bool {
 	return v.at("operator", "resourcePrefix").isText() && !v.hasAny("apiVersion", "kind")
 }
 
-// isSection recognises the part of the values of NVIDIA's network operator that is
-// about a plugin.
+// isSection recognises the section of a plugin in the values of the NVIDIA network operator.
 func isSection(v value, plugin string) bool {
 	return nameOf(v) == plugin && v.at("resources").isList() && v.at("resources").items() != nil
 }
@@ -94,7 +92,7 @@ func (s *sriovdp) read(v value) {
 	s.pools = append(s.pools, pools...)
 }
 
-// section reads what a chart makes pools of: their selectors are beside their names.
+// section reads pools from chart values, which have the selectors beside the name.
 func (s *sriovdp) section(v value) {
 	for _, r := range v.at("resources").items() {
 		pool := object(r.node.Line, "resourceName", r.at("name").node, "resourcePrefix", scalar("nvidia.com", r.node.Line))
@@ -127,27 +125,27 @@ func (s *sriovdp) finish() {
 	}
 }
 
-// The prefixes of resources that name no other: the plugin's, and that which the SR-IOV
-// network operator starts it with.
+// The default prefixes of resources: the plugin's own, and the prefix that the SR-IOV network
+// operator sets.
 const (
 	poolDefault     = "intel.com"
 	operatorDefault = "openshift.io"
 )
 
-// operatorConfig is the ConfigMap in which the operator writes a file for each node.
+// operatorConfig is the ConfigMap with a file of the operator for each node.
 const operatorConfig = "device-plugin-config"
 
 const ofOperator = "has the prefix %s, which is the operator's default; name the DaemonSet or its values too if yours is another"
 
-// The fields of a pool, and of a set of its selectors. The operator's files have what the
-// plugin makes of selectors too.
+// The fields of a pool, and of a set of its selectors. The operator's files also contain fields
+// that the plugin computes from selectors.
 var (
 	poolFields     = []string{"resourceName", "resourcePrefix", "deviceType", "excludeTopology", "additionalInfo", "selectors", "isRdma", "rootDevices", "sriovMode", "SelectorObj", "SelectorObjs"}
 	selectorFields = []string{"vendors", "devices", "drivers", "pciAddresses", "acpiIndexes", "auxTypes", "pfNames", "rootDevices", "linkTypes", "pKeys", "vdpaType", "isRdma", "needVhostNet", "ddpProfiles"}
 )
 
-// spelledPool returns a pool whose fields are spelled as these are: the operator writes
-// IsRdma, and NeedVhostNet.
+// spelledPool returns a pool with the spelling of the fields above: the operator writes IsRdma and
+// NeedVhostNet.
 func spelledPool(v value) value {
 	v = v.spelled(poolFields...)
 	for i := 1; v.isMap() && i < len(v.node.Content); i += 2 {
@@ -169,8 +167,8 @@ func spelledPool(v value) value {
 	return v
 }
 
-// pool reads a pool of devices. The prefix is that which the operator starts the plugin
-// with, as far as is known, "" if it does not start it.
+// pool reads a pool of devices. operator is the default prefix of the operator, "" if the operator
+// does not start the plugin or the prefix is set elsewhere.
 func (s *sriovdp) pool(v value, operator string) {
 	v = spelledPool(v)
 	prefix := cmp.Or(v.at("resourcePrefix").text(), s.settings.get("resource-prefix").text())
@@ -203,13 +201,13 @@ func (s *sriovdp) pool(v value, operator string) {
 		sets, whole = []string{cel}, ok
 	}
 	if !whole {
-		return // which is noted
+		return // already noted
 	}
 	s.im.pool(v, name, anyOf(slices.Compact(sets)), said)
 }
 
-// said reads what a pool says beside its selectors. The plugin gives the nodes of
-// vhost-net with the devices of those sets of selectors that want them.
+// said reads the fields of a pool beside its selectors. The plugin adds the vhost-net nodes only to
+// devices of the selector sets with needVhostNet.
 func (s *sriovdp) said(v value) *v1alpha1.SRIOVPool {
 	out := &v1alpha1.SRIOVPool{}
 	out.ExcludeTopology = v.at("excludeTopology").is()
@@ -234,12 +232,12 @@ func (s *sriovdp) said(v value) *v1alpha1.SRIOVPool {
 	return out
 }
 
-// drivers are what releases before 3.0 had as types of devices.
+// drivers maps the device types of releases before 3.0.
 var drivers = map[string]string{"vfio": "vfio-pci", "uio": "igb_uio"}
 
-// modern returns a pool as it is written since release 3.0, in which what devices
-// are selected by is below selectors. Before, rootDevices were the devices themselves,
-// or with sriovMode those whose virtual functions are meant.
+// modern converts a pool to the format since release 3.0, which selects devices below selectors.
+// Before, rootDevices were the devices themselves or, with sriovMode, the physical functions whose
+// virtual functions are selected.
 func modern(v value, kind string) value {
 	selectors := object(v.node.Line)
 	if v.at("isRdma").is() {
@@ -272,7 +270,7 @@ func modern(v value, kind string) value {
 	return v
 }
 
-// nodePolicy reads what the SR-IOV network operator makes such a pool of.
+// nodePolicy reads a SriovNetworkNodePolicy, which the SR-IOV network operator converts to a pool.
 func (s *sriovdp) nodePolicy(v value) {
 	prefix := cmp.Or(s.settings.get("resource-prefix").text(), operatorDefault)
 	p, said := &pool{im: s.im}, &v1alpha1.SRIOVPool{}

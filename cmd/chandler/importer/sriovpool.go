@@ -8,17 +8,16 @@ import (
 	"strings"
 )
 
-// A pool is a set of selectors of a pool while it is read.
+// A pool collects the expressions of one set of selectors.
 type pool struct {
 	im   *importer
 	kind string // netdevice, accelerator, auxnetdevice
 	cel  []string
 
-	chosen map[string][]string // the values of attributes that are asked for
+	chosen map[string][]string // the selected values of each attribute
 }
 
-// selects returns the expression of a set of selectors, and whether it says all
-// that they do.
+// selects returns the expression of a set of selectors, and whether the expression is complete.
 func (p *pool) selects(v value) (string, bool) {
 	p.functions(v)
 	complete := true
@@ -50,7 +49,7 @@ func (p *pool) selects(v value) (string, bool) {
 		case "vdpaType":
 			p.one(text("vdpaType"), field.texts())
 		case "isRdma", "needVhostNet":
-			// The one is what the family says, the other is read with the pool.
+			// functions reads isRdma, and sriovdp.said reads needVhostNet.
 		case "ddpProfiles":
 			p.im.lost(field, "no file of the kernel tells which profile an adapter has loaded, so the pool is left out; of it all could be selected by: %s", all(p.cel))
 			complete = false
@@ -61,15 +60,14 @@ func (p *pool) selects(v value) (string, bool) {
 	return all(p.cel), complete
 }
 
-// functions begins an expression with the families that describe what the plugin
-// would look at.
+// functions begins an expression with the families whose devices the plugin would consider.
 func (p *pool) functions(v value) {
 	if p.kind == "accelerator" {
 		p.cel = append(p.cel, text("pciVendor")+` != ""`, "!("+oneOf(kindAttribute, []string{"nic"})+")", attributes+`?pciClass.orValue("12").startsWith("12")`)
 		p.accelerator(v)
 		return
 	}
-	// The plugin leaves alone what a default route of the host leads through.
+	// The plugin skips interfaces that carry a default route of the host.
 	const route = "!" + attributes + "?defaultRoute.orValue(false)"
 	if v.at("isRdma").is() {
 		p.cel = append(p.cel, oneOf(familyAttribute, []string{"rdma"}), route)
@@ -77,13 +75,12 @@ func (p *pool) functions(v value) {
 	}
 	nic := oneOf(kindAttribute, []string{"nic"})
 	if slices.ContainsFunc(v.at("drivers").texts(), func(driver string) bool { return strings.Contains(driver, "vfio") }) {
-		nic = anyOf([]string{nic, text("pciClass") + `.startsWith("02")`}) // a physical function
+		nic = anyOf([]string{nic, text("pciClass") + `.startsWith("02")`}) // also matches a physical function under vfio
 	}
 	p.cel = append(p.cel, nic, route)
 }
 
-// accelerator notes which accelerators are offered as the families have them that
-// describe them.
+// accelerator notes the accelerators that keep the IDs and environment variables of their families.
 func (p *pool) accelerator(v value) {
 	drivers := v.at("drivers").texts()
 	if len(drivers) == 0 || slices.ContainsFunc(drivers, func(driver string) bool { return !strings.Contains(driver, "vfio") }) {
@@ -102,7 +99,7 @@ func (p *pool) one(attribute string, values []string) {
 	p.chosen[attribute] = values
 }
 
-// numbers selects by numbers, which are written as texts.
+// numbers selects by numbers in string form.
 func (p *pool) numbers(name string, v value) bool {
 	var numbers []string
 	for _, text := range v.texts() {
@@ -117,8 +114,7 @@ func (p *pool) numbers(name string, v value) bool {
 	return true
 }
 
-// auxiliary selects sub-functions, which are the only auxiliary devices that the
-// plugin takes.
+// auxiliary selects sub-functions, the only auxiliary devices that the plugin supports.
 func (p *pool) auxiliary(v value) bool {
 	if slices.ContainsFunc(v.texts(), func(text string) bool { return text != "sf" }) {
 		p.im.lost(v, "of auxiliary devices only sub-functions (sf) are known, so the pool is left out")
@@ -128,12 +124,12 @@ func (p *pool) auxiliary(v value) bool {
 	return true
 }
 
-// part matches a physical function and the virtual ones of it that are meant:
+// part matches a physical function with the numbers of its selected virtual functions:
 // ens1f0#0,2-7.
 var part = regexp.MustCompile(`^([^#]+)(?:#([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*))?$`)
 
-// parts selects by physical functions and numbers of their virtual ones, or of
-// their sub-functions.
+// parts selects by physical functions, and by the numbers of their virtual functions or
+// sub-functions.
 func (p *pool) parts(attribute string, v value) bool {
 	index := "vfIndex"
 	if p.kind == "auxnetdevice" {
@@ -161,7 +157,7 @@ func (p *pool) parts(attribute string, v value) bool {
 	return true
 }
 
-// indices returns an expression for numbers and ranges of them: 0,2-7.
+// indices returns an expression for numbers and ranges such as 0,2-7.
 func indices(attribute, said string) string {
 	var single, any []string
 	for one := range strings.SplitSeq(said, ",") {
@@ -178,7 +174,7 @@ func indices(attribute, said string) string {
 	return anyOf(any)
 }
 
-// plainNumber returns digits as CEL writes a number.
+// plainNumber returns digits in CEL's number syntax.
 func plainNumber(digits string) string {
 	if len(digits) > 18 {
 		digits = digits[:18]
@@ -187,7 +183,7 @@ func plainNumber(digits string) string {
 	return strconv.FormatUint(n, 10)
 }
 
-// ids returns PCI IDs as attributes have them: four lower-case digits.
+// ids returns PCI IDs in the form of the attributes: four lower-case digits.
 func ids(v value) []string {
 	var out []string
 	for _, id := range lower(v.texts()) {
@@ -208,7 +204,7 @@ func lower(texts []string) []string {
 	return out
 }
 
-// linkLayers returns how attributes have what Linux calls the types of links.
+// linkLayers converts Linux link types to attribute values.
 func linkLayers(v value) []string {
 	var out []string
 	for _, text := range lower(v.texts()) {

@@ -15,8 +15,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// parse returns the documents of a file: YAML, JSON with or without comments,
-// arguments, or variables.
+// parse returns the documents of a file: YAML, JSON with or without comments, arguments, or
+// environment variables.
 func parse(file File) ([]value, error) {
 	text, err := decoded(file.Data)
 	if err != nil {
@@ -45,8 +45,8 @@ func parse(file File) ([]value, error) {
 	return documents, nil
 }
 
-// embedded parses the text of a file that is a value, such as in a ConfigMap.
-// The value itself is returned if it is no text.
+// embedded parses a file in a string value, such as in a ConfigMap. A value that is not a string is
+// returned unchanged.
 func embedded(v value) (value, error) {
 	if !v.isText() {
 		return v, nil
@@ -62,15 +62,14 @@ func embedded(v value) (value, error) {
 	switch {
 	case v.above < 0:
 	case v.node.Style&yaml.LiteralStyle != 0:
-		inside.above = v.above + v.node.Line // the line with the bar
-	case v.node.Column == 0: // an argument, which is as it is in the file
+		inside.above = v.above + v.node.Line // the text starts below the line with |
+	case v.node.Column == 0: // an argument starts on its own line
 		inside.above = v.above + v.node.Line - 1
 	}
 	return inside, nil
 }
 
-// decoded returns a text as UTF-8, without a byte order mark and with Unix' line
-// ends.
+// decoded returns a text as UTF-8, without a byte order mark and with Unix line ends.
 func decoded(data []byte) (string, error) {
 	switch {
 	case bytes.HasPrefix(data, []byte("\xff\xfe")), bytes.HasPrefix(data, []byte("\xfe\xff")):
@@ -92,16 +91,15 @@ func decoded(data []byte) (string, error) {
 	return strings.ReplaceAll(strings.ReplaceAll(string(data), "\r\n", "\n"), "\r", "\n"), nil
 }
 
-// action matches an action of a Go template, as charts have it.
+// action matches an action of a Go template in a chart.
 var action = regexp.MustCompile(`\{\{-?\s*(?:[.$"(]|/\*|[a-zA-Z]+\b)`)
 
-// errTemplate is of a file of a chart before Helm has made it.
+// errTemplate is the error for a chart template that Helm has not rendered.
 func errTemplate(line int) error {
 	return fmt.Errorf("line %d: is a template of Helm, and not YAML yet; import what \"helm template\" makes of it, or the values alone", line)
 }
 
-// templateLine returns the line with the first action outside of comments, 0 if
-// there is none.
+// templateLine returns the line of the first action outside of comments, 0 if there is none.
 func templateLine(text string) int {
 	line := 0
 	for l := range strings.Lines(text) {
@@ -113,7 +111,7 @@ func templateLine(text string) int {
 	return 0
 }
 
-// parseNodes returns the documents of YAML or JSON that are not empty.
+// parseNodes returns the non-empty documents of YAML or JSON.
 func parseNodes(text string) ([]*yaml.Node, error) {
 	nodes, err := parseYAML(text)
 	if err == nil {
@@ -140,7 +138,7 @@ func parseNodes(text string) ([]*yaml.Node, error) {
 	return nil, err
 }
 
-// errJSON says in which line of a text JSON ends to be that, nil if it is JSON.
+// errJSON returns an error with the line of the first JSON syntax error, nil if the text is valid.
 func errJSON(text string) error {
 	var content any
 	err := json.Unmarshal([]byte(text), &content)
@@ -151,7 +149,7 @@ func errJSON(text string) error {
 	return err
 }
 
-// omission matches a line with which documentation leaves something out.
+// omission matches a line with an ellipsis, as documentation uses it.
 var omission = regexp.MustCompile(`(?m)^[ \t]+(?:\.\.\.+|…)[ \t]*$`)
 
 func parseYAML(text string) (nodes []*yaml.Node, err error) {
@@ -176,7 +174,7 @@ func parseYAML(text string) (nodes []*yaml.Node, err error) {
 	}
 }
 
-// parseJSON parses JSON that YAML does not take, such as some escapes.
+// parseJSON parses JSON that the YAML parser rejects, such as some escapes.
 func parseJSON(text string) (*yaml.Node, bool) {
 	var content any
 	if json.Unmarshal([]byte(text), &content) != nil {
@@ -193,8 +191,8 @@ func parseJSON(text string) (*yaml.Node, bool) {
 	return nodes[0], true
 }
 
-// plainJSON returns what looks like JSON without comments and tabs between its
-// tokens, and without commas before closing brackets. Lines stay where they are.
+// plainJSON removes comments and trailing commas from text that looks like JSON, and replaces tabs
+// between tokens. Line numbers stay the same.
 func plainJSON(text string) (string, bool) {
 	var out strings.Builder
 	started := false
@@ -235,7 +233,7 @@ func plainJSON(text string) (string, bool) {
 	return trailingComma(out.String()), started
 }
 
-// quoted returns the length of the string in quotes with which a text begins.
+// quoted returns the length of the quoted string at the beginning of a text.
 func quoted(text string) int {
 	for i := 1; i < len(text); i++ {
 		switch text[i] {

@@ -13,29 +13,29 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// A value is something that is written in YAML or JSON, or as an argument, and
-// where. The zero value is nothing.
+// A value is a YAML or JSON node or an argument, with its place. The zero value stands for an
+// absent value.
 type value struct {
 	node  *yaml.Node // without aliases and merges
 	file  string
-	above int    // how many lines of the file are above the text of the node, -1 if that is not known
-	path  string // data[config.json].resourceList[0]
+	above int    // number of lines in the file before the node's text, -1 if unknown
+	path  string // such as data[config.json].resourceList[0]
 
-	// nodes are those that it is for, nil if it is for all of them.
+	// nodes are the nodes to which the value applies, nil for all nodes.
 	nodes *v1alpha1.Nodes
 }
 
-// there reports whether something is written, be it null.
+// there reports whether the value is present, even if null.
 func (v value) there() bool { return v.node != nil }
 
-// null reports whether nothing is written, or nothing is said by it.
+// null reports whether the value is absent or null.
 func (v value) null() bool { return v.node == nil || v.node.Tag == "!!null" }
 
 func (v value) isMap() bool  { return v.node != nil && v.node.Kind == yaml.MappingNode }
 func (v value) isList() bool { return v.node != nil && v.node.Kind == yaml.SequenceNode }
 func (v value) isText() bool { return v.node != nil && v.node.Kind == yaml.ScalarNode && !v.null() }
 
-// line returns the line of the file, 0 if it is not known.
+// line returns the line in the file, 0 if unknown.
 func (v value) line() int {
 	if v.node == nil || v.above < 0 || v.node.Line == 0 {
 		return 0
@@ -43,7 +43,7 @@ func (v value) line() int {
 	return v.above + v.node.Line
 }
 
-// origin says where the value is.
+// origin returns the place of the value, for messages.
 func (v value) origin() string {
 	place := oneLine(v.file)
 	if line := v.line(); line > 0 {
@@ -52,8 +52,7 @@ func (v value) origin() string {
 	return strings.TrimSpace(place + " " + oneLine(v.path))
 }
 
-// as returns another text in the value's place, as when the value itself is too
-// long to be repeated.
+// as returns another text at the value's place, such as when the value itself is too long to quote.
 func (v value) as(text string) value {
 	line := 0
 	if v.node != nil {
@@ -63,7 +62,7 @@ func (v value) as(text string) value {
 	return v
 }
 
-// below returns a value that is part of this one.
+// below returns a value that is part of this value.
 func (v value) below(name string, node *yaml.Node) value {
 	if v.path != "" && !strings.HasPrefix(name, "[") {
 		name = "." + name
@@ -71,7 +70,7 @@ func (v value) below(name string, node *yaml.Node) value {
 	return value{node, v.file, v.above, v.path + name, v.nodes}
 }
 
-// at returns the value below those fields, nothing if there is none.
+// at returns the value at a path of fields, an absent value if there is none.
 func (v value) at(names ...string) value {
 	for _, name := range names {
 		found := value{file: v.file, above: v.above, path: v.path, nodes: v.nodes}
@@ -85,8 +84,8 @@ func (v value) at(names ...string) value {
 	return v
 }
 
-// spelled returns an object whose names are spelled as those are where they differ
-// in upper and lower case only: Go's encoding/json reads both.
+// spelled returns an object whose field names have the given spelling where they differ only in
+// case: Go's encoding/json accepts both.
 func (v value) spelled(names ...string) value {
 	if !v.isMap() {
 		return v
@@ -103,7 +102,7 @@ func (v value) spelled(names ...string) value {
 	return v
 }
 
-// has reports whether all of those fields are there.
+// has reports whether all of the fields are present.
 func (v value) has(names ...string) bool {
 	for _, name := range names {
 		if !v.at(name).there() {
@@ -113,7 +112,7 @@ func (v value) has(names ...string) bool {
 	return true
 }
 
-// hasAny reports whether one of those fields is there.
+// hasAny reports whether any of the fields is present.
 func (v value) hasAny(names ...string) bool {
 	for _, name := range names {
 		if v.at(name).there() {
@@ -123,8 +122,7 @@ func (v value) hasAny(names ...string) bool {
 	return false
 }
 
-// fields are the fields of an object in their order. Of a name that is there
-// twice, the last one counts.
+// fields returns the fields of an object in order. If a name occurs twice, the last field wins.
 func (v value) fields() iter.Seq2[string, value] {
 	return func(yield func(string, value) bool) {
 		if !v.isMap() {
@@ -139,7 +137,7 @@ func (v value) fields() iter.Seq2[string, value] {
 	}
 }
 
-// fieldPath returns how a path has the name of a field.
+// fieldPath returns the name of a field for use in a path.
 func fieldPath(name string) string {
 	if strings.ContainsAny(name, ".[] ") {
 		return "[" + name + "]"
@@ -147,7 +145,7 @@ func fieldPath(name string) string {
 	return name
 }
 
-// fieldsWith are the names of the fields that say something.
+// fieldsWith returns the names of the fields with at least one scalar.
 func (v value) fieldsWith() (names []string) {
 	for name, field := range v.fields() {
 		if len(field.texts()) > 0 {
@@ -157,8 +155,8 @@ func (v value) fieldsWith() (names []string) {
 	return names
 }
 
-// items are the items of a list. A single value is a list of itself, as in
-// Go libraries that take either.
+// items returns the items of a list. A single value is a list of itself, as in Go libraries that
+// accept both.
 func (v value) items() []value {
 	if v.null() {
 		return nil
@@ -173,7 +171,7 @@ func (v value) items() []value {
 	return items
 }
 
-// text returns what a scalar says, "" if it is none.
+// text returns the text of a scalar, "" for other values.
 func (v value) text() string {
 	if !v.isText() {
 		return ""
@@ -181,7 +179,7 @@ func (v value) text() string {
 	return strings.TrimSpace(v.node.Value)
 }
 
-// texts returns the scalars of a list.
+// texts returns the non-empty scalars of a list.
 func (v value) texts() []string {
 	var texts []string
 	for _, item := range v.items() {
@@ -192,14 +190,13 @@ func (v value) texts() []string {
 	return texts
 }
 
-// number returns a whole number, which may be quoted.
+// number returns an integer, which may be quoted.
 func (v value) number() (int, bool) {
 	n, err := strconv.Atoi(v.text())
 	return n, err == nil
 }
 
-// truth returns what Go takes for true or false, which may be quoted, and whether
-// it is one.
+// truth returns a boolean, which may be quoted, and whether the value is one.
 func (v value) truth() (truth, ok bool) {
 	switch strings.ToLower(v.text()) {
 	case "yes", "on":
@@ -211,13 +208,13 @@ func (v value) truth() (truth, ok bool) {
 	return truth, err == nil
 }
 
-// is reports whether the value is a true one.
+// is reports whether the value is true.
 func (v value) is() bool {
 	truth, _ := v.truth()
 	return truth
 }
 
-// short returns what is written, if it is short enough to be repeated.
+// short returns the value's text, shortened for a note.
 func (v value) short() string {
 	if v.null() {
 		return ""
@@ -244,8 +241,7 @@ func cut(text string) string {
 	return text
 }
 
-// flow returns the first nodes of a value without comments, to be written in one
-// line.
+// flow returns the first nodes of a value without comments, in YAML's flow style.
 func flow(node *yaml.Node, count *int) *yaml.Node {
 	out := &yaml.Node{Kind: node.Kind, Tag: node.Tag, Value: node.Value}
 	if node.Kind != yaml.ScalarNode {
@@ -262,7 +258,7 @@ func flow(node *yaml.Node, count *int) *yaml.Node {
 	return out
 }
 
-// Bounds of what aliases make of a document, and of how deep it may be.
+// Limits on the nodes that aliases expand to, and on the depth of a document.
 const (
 	maxAliased = 20_000
 	maxDepth   = 100
@@ -270,8 +266,8 @@ const (
 
 var errAliases = errors.New("too large, or too deep, once its aliases are resolved")
 
-// resolved returns a copy of a node in which aliases are what they stand for, and
-// merges (<<) are fields. The budget is how many nodes may come of aliases.
+// resolved returns a copy of a node with aliases expanded and merges (<<) applied. budget is the
+// number of nodes that aliases may still expand to.
 func resolved(node *yaml.Node, budget *int, aliased bool, depth int) (*yaml.Node, error) {
 	if aliased {
 		*budget--
@@ -305,7 +301,7 @@ func resolved(node *yaml.Node, budget *int, aliased bool, depth int) (*yaml.Node
 	return out, nil
 }
 
-// merge adds the fields that an object does not have itself.
+// merge adds the fields that the object does not have yet.
 func merge(into, from *yaml.Node) {
 	if from == nil {
 		return

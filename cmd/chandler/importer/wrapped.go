@@ -7,8 +7,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// values returns the Helm values that an object holds, as those of Flux, Argo CD
-// and k3s do, or those that a command line of Helm sets.
+// values returns the Helm values in an object of Flux, Argo CD or k3s, or the values that a Helm
+// command line sets.
 func (im *importer) values(v value) (value, bool) {
 	for _, at := range [][]string{
 		{"spec", "values"},                         // HelmRelease
@@ -34,7 +34,7 @@ func (im *importer) values(v value) (value, bool) {
 	return im.helm(v)
 }
 
-// chartOf returns the name of the chart that an object is about.
+// chartOf returns the name of the chart that an object deploys.
 func chartOf(v value) string {
 	for _, at := range [][]string{
 		{"spec", "chart", "spec", "chart"},
@@ -49,7 +49,7 @@ func chartOf(v value) string {
 	return ""
 }
 
-// helm returns the values that a command line of Helm sets.
+// helm returns the values that a Helm command line sets.
 func (im *importer) helm(v value) (value, bool) {
 	args := v.at(argsField).items()
 	if len(args) == 0 || args[0].text() != "helm" || v.hasAny("image", "name") {
@@ -79,14 +79,13 @@ func (im *importer) helm(v value) (value, bool) {
 
 var aloneOfHelm = []string{"i", "install", "wait", "create-namespace", "generate-name", "atomic", "devel", "dry-run", "debug", "reuse-values", "reset-values", "dependency-update"}
 
-// assign sets a field by its path with dots, as Helm does. Numbers in brackets are
-// not known.
+// assign sets a field by its dotted path, as Helm does. Indices in brackets are not supported.
 func assign(in *yaml.Node, path string, to *yaml.Node) {
 	if to == nil {
 		return
 	}
 	name, rest, deeper := strings.Cut(path, ".")
-	for strings.HasSuffix(name, `\`) && deeper { // a dot that is part of a name
+	for strings.HasSuffix(name, `\`) && deeper { // an escaped dot is part of the name
 		var more string
 		more, rest, deeper = strings.Cut(rest, ".")
 		name = strings.TrimSuffix(name, `\`) + "." + more
@@ -103,19 +102,18 @@ func assign(in *yaml.Node, path string, to *yaml.Node) {
 	assign(inner, rest, to)
 }
 
-// maxNested is how deep a configuration may be in an object of somebody else's.
+// maxNested is the maximum depth of a configuration in another object.
 const maxNested = 8
 
-// nested reads the configurations that are somewhere in an object, such as the
-// values of a chart that has others below it, or in a NicClusterPolicy, and returns
-// where they are.
+// nested reads the configurations inside an object, such as the values of an umbrella chart or a
+// NicClusterPolicy, and returns their paths.
 func (im *importer) nested(v value, depth int) (found []string) {
 	if depth > maxNested {
 		return nil
 	}
 	for _, part := range parts(v) {
 		if name := nameOf(part); depth == 0 && v.has("kind") && (name == "metadata" || name == "status") {
-			continue // which may repeat the rest
+			continue // these can repeat the rest
 		}
 		inside := part
 		if part.isText() {
@@ -129,7 +127,7 @@ func (im *importer) nested(v value, depth int) (found []string) {
 			inside = text
 		}
 		if onlyVersion(inside) && !part.isText() {
-			continue // which is said of many things
+			continue // many objects have a version
 		}
 		if f := im.recognise(inside); f != nil {
 			im.take(f, inside)
@@ -150,7 +148,7 @@ func (im *importer) nested(v value, depth int) (found []string) {
 	return found
 }
 
-// parts returns what an object or a list consists of.
+// parts returns the parts of an object or a list.
 func parts(v value) []value {
 	if v.isList() {
 		return v.items()
@@ -162,7 +160,7 @@ func parts(v value) []value {
 	return fields
 }
 
-// onlyVersion reports whether an object says a version and nothing else.
+// onlyVersion reports whether the only field of an object is its version.
 func onlyVersion(v value) bool { return v.isMap() && len(v.node.Content) == 2 && v.has("version") }
 
 // onlyRead notes that the rest of an object was not read.
@@ -172,7 +170,7 @@ func (im *importer) onlyRead(v value, found []string) {
 	im.say(at, "of this object only %s was read", strings.Join(found, ", "))
 }
 
-// patched returns the container that a JSON patch gives arguments to.
+// patched returns a container with the arguments and environment variables of a JSON patch.
 func patched(v value) (container, bool) {
 	c := container{env: make(map[string]value)}
 	for _, operation := range v.items() {

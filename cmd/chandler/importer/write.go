@@ -10,7 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// YAML returns the configuration with what is to be said of it in comments.
+// YAML returns the configuration, with the notes as comments.
 func (r *Result) YAML() ([]byte, error) {
 	var plain bytes.Buffer
 	encoder := json.NewEncoder(&plain)
@@ -40,7 +40,7 @@ func (r *Result) YAML() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// head returns the comment at the head of the file.
+// head returns the comment at the beginning of the file.
 func (r *Result) head() string {
 	var out strings.Builder
 	fmt.Fprintf(&out, "# Imported: %s.\n", strings.Join(r.Formats, "; "))
@@ -64,8 +64,7 @@ func (r *Result) head() string {
 	return out.String()
 }
 
-// block has objects and lists written over several lines, and strings in quotes
-// only where they need them.
+// block selects the block style for objects and lists, and quotes for strings only where needed.
 func block(node *yaml.Node) {
 	node.Style = 0
 	for _, child := range node.Content {
@@ -73,10 +72,10 @@ func block(node *yaml.Node) {
 	}
 }
 
-// first are the fields that begin an object.
+// first lists the fields at the beginning of an object.
 var first = []string{"apiVersion", "kind", "mode", "name", "resource", "cel"}
 
-// order puts the fields that tell what an object is before the others.
+// order moves the identifying fields of an object to its beginning.
 func order(node *yaml.Node) {
 	for _, child := range node.Content {
 		order(child)
@@ -100,7 +99,7 @@ func order(node *yaml.Node) {
 	node.Content = fields
 }
 
-// sources says above each entry of a list what it was made of.
+// sources adds a comment above each list entry with the entry's source.
 func (r *Result) sources(root *yaml.Node) {
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		origins := r.origins[root.Content[i].Value]

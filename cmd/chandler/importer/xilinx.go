@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-// xilinx reads what is written for the FPGA plugin of Xilinx and AMD
-// (k8s-device-plugin in Xilinx/FPGA_as_a_Service 1.3).
+// xilinx reads configurations of the Xilinx and AMD FPGA plugin (k8s-device-plugin in
+// Xilinx/FPGA_as_a_Service 1.3).
 type xilinx struct {
 	im       *importer
 	settings *settings
-	names    []value // the names that cards are given, all of NameCustomize.json
+	names    []value // the card names of NameCustomize.json
 }
 
 func newXilinx(im *importer) *format {
@@ -42,14 +42,14 @@ func newXilinx(im *importer) *format {
 	}
 }
 
-// aliasKey matches how cards are chosen: their type, shell, and time or UUID.
+// aliasKey matches a selector of cards: type, shell, and time or UUID.
 var aliasKey = regexp.MustCompile(`^([A-Za-z0-9_.*]+)-([A-Za-z0-9_.*]+)-([A-Za-z0-9_.*]+)$`)
 
-// xilinxFile is how the plugin's file is called.
+// xilinxFile is the name of the plugin's file.
 const xilinxFile = "NameCustomize.json"
 
-// is recognises an object of keys with three parts, and names that are made of
-// terms; in the plugin's own file any texts, as what is wrong with them is noted.
+// is recognises an object whose keys have three parts and whose values are names made of terms. In
+// the plugin's own file, any strings are recognised, so that mistakes are noted.
 func (x *xilinx) is(v value) bool {
 	if !v.isMap() || len(v.node.Content) == 0 {
 		return false
@@ -72,14 +72,14 @@ func (x *xilinx) read(v value) {
 	}
 }
 
-// The fields of a card of which its name may be made.
+// The fields of a card that a name can contain.
 var cardFields = []string{"deviceType", "shellVer", "uuid", "timestamp", "DBDF", "deviceID", "serial", "SN", "index"}
 
 // A term is a part of a name: a text, or a field of the card.
 type term struct{ text, field string }
 
-// termsOf reads terms with plus signs between, 'u30'+'-'+shellVer, and reports
-// whether they are such.
+// termsOf splits a name into its terms, such as 'u30'+'-'+shellVer, and reports whether the name is
+// valid.
 func termsOf(alias string) (terms []term, ok bool) {
 	for part := range strings.SplitSeq(alias, "+") {
 		part = strings.TrimSpace(part)
@@ -160,8 +160,7 @@ func (x *xilinx) alias(v value) {
 	x.im.resource(v, "amd.com/"+name.String(), all(cel))
 }
 
-// isUUID reports whether the last part of a key is the end of a UUID, and not a
-// time.
+// isUUID reports whether the last part of a key is the end of a UUID, as opposed to a time.
 func isUUID(last string) bool {
 	return len(last) == 6 && strings.ContainsAny(strings.ToLower(last), "abcdef")
 }

@@ -12,17 +12,16 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// changeLimit is how long a change of a device may take. NVML makes a MIG instance in less
-// than a second, unless it has to wake the GPU up first.
+// changeLimit limits the time for a change of a device. NVML creates a MIG instance in less than a
+// second, unless it has to wake the GPU up first.
 const changeLimit = time.Minute
 
-// maxAnswer is how long the answer to a change may be, in bytes.
+// maxAnswer limits the answer to a change, in bytes.
 const maxAnswer = 64 << 10
 
-// Change runs the program once with arguments that have it change a device, and returns
-// what it writes. Then the program that keeps running is asked to look again. One change of
-// a device is made at a time. A change that takes too long is killed, and may have been done
-// or not.
+// Change runs the program once with arguments for a change of a device, and returns its output.
+// Then Change makes the running program scan again. Changes of the same device run one at a time. A
+// change longer than changeLimit is killed, with an unknown result.
 func (n *Informant) Change(ctx context.Context, args ...string) ([]byte, error) {
 	limit := fmt.Errorf("%s has not ended within %s", n.Name, changeLimit)
 	ctx, cancel := context.WithTimeoutCause(ctx, changeLimit, limit)
@@ -47,7 +46,7 @@ func (n *Informant) Change(ctx context.Context, args ...string) ([]byte, error) 
 	case <-ctx.Done():
 		select {
 		case err = <-ended:
-		case <-time.After(2 * time.Second): // it hangs in the kernel, and cannot be killed
+		case <-time.After(2 * time.Second): // the program hangs in the kernel, and cannot be killed
 			return nil, context.Cause(ctx)
 		}
 	}
@@ -65,7 +64,8 @@ func (n *Informant) Change(ctx context.Context, args ...string) ([]byte, error) 
 	return answer.Bytes(), nil
 }
 
-// enter has one change of a device at a time be made. The others wait.
+// enter waits until no other change of the device runs. The caller must call leave after its own
+// change.
 func (n *Informant) enter(ctx context.Context, device string) (leave func(), err error) {
 	mine := make(chan struct{})
 	for {
@@ -90,7 +90,7 @@ func (n *Informant) enter(ctx context.Context, device string) (leave func(), err
 	}
 }
 
-// urge tells the running program when it is to look again, until it is not heard any more.
+// urge passes requests for a scan to the running program, until deaf is closed.
 func (n *Informant) urge(stdin io.Writer, deaf <-chan struct{}) {
 	for {
 		select {
@@ -98,21 +98,21 @@ func (n *Informant) urge(stdin io.Writer, deaf <-chan struct{}) {
 			return
 		case <-n.again:
 			if _, err := io.WriteString(stdin, "\n"); err != nil {
-				return // it has ended
+				return // the program has ended
 			}
 		}
 	}
 }
 
-// lookAgain asks the running program to look at once.
+// lookAgain requests a scan from the running program. It does not block.
 func (n *Informant) lookAgain() {
 	select {
 	case n.again <- struct{}{}:
-	default: // it is to look already
+	default: // a request is pending already
 	}
 }
 
-// bounded keeps no more than it takes to see that it is too much.
+// bounded keeps at most one byte more than maxAnswer.
 type bounded struct{ bytes.Buffer }
 
 func (b *bounded) Write(p []byte) (int, error) {

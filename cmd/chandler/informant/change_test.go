@@ -15,7 +15,7 @@ import (
 	"chandler.dev/discovery/hostfs"
 )
 
-// changer returns what runs a program, a script of the shell.
+// changer returns an informant for a program, which is a shell script.
 func changer(t *testing.T, script string) *Informant {
 	t.Helper()
 	dir := t.TempDir()
@@ -31,8 +31,8 @@ func changer(t *testing.T, script string) *Informant {
 	return newInformant(discovery.Program{Name: "program", MaxSize: 100, Changes: changes}, program, hostfs.NewOverlay(fsys), []string{"--of-the-host"})
 }
 
-// A change is made by a run of its own, whose answer comes back. Afterwards the program
-// that keeps running is to look again.
+// A change is a separate run of the program, whose output is returned. Then the running program
+// gets a request for a scan.
 func TestChange(t *testing.T) {
 	n := changer(t, `echo "$@"`)
 	answer, err := n.Change(t.Context(), "--cut=x", "--gpu=y")
@@ -44,8 +44,8 @@ func TestChange(t *testing.T) {
 	}
 }
 
-// A program that did what it was to do may still say what is amiss, such as a node that it could
-// not make. Without that, nobody would know why the device is not seen.
+// After a successful change, the program can still report a fault, such as a missing device node.
+// The log then explains why the device is not found.
 func TestChangeWithAComplaint(t *testing.T) {
 	var log strings.Builder
 	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
@@ -70,8 +70,8 @@ func TestChangeFails(t *testing.T) {
 	}
 }
 
-// A change that takes too long is ended, and no second one of that device is made beside it. Other
-// devices are changed meanwhile, and the device itself afterwards.
+// A change that exceeds the time limit is killed, and no second change of the same device runs
+// beside it. Other devices are changed meanwhile, and the device itself afterwards.
 func TestChangeHangs(t *testing.T) {
 	n := changer(t, `[ "$1" != slow ] || exec sleep 3600; echo "$1"`)
 	within := func(d time.Duration, device string) error {
@@ -83,7 +83,7 @@ func TestChangeHangs(t *testing.T) {
 	if err := within(100*time.Millisecond, "slow"); err == nil {
 		t.Error("no error")
 	}
-	leave, err := n.enter(t.Context(), "hangs") // as if it could not be killed
+	leave, err := n.enter(t.Context(), "hangs") // simulates a process that cannot be killed
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +101,7 @@ func TestChangeHangs(t *testing.T) {
 	}
 }
 
-// The program that keeps running reads a line when it is to look again.
+// The running program reads a line as the request for a scan.
 func TestLookAgain(t *testing.T) {
 	n := changer(t, "echo first; read line; echo second; read line")
 	n.Check = func(string) error { return nil }

@@ -14,14 +14,14 @@ import (
 	"chandler.dev/discovery/hostfs"
 )
 
-// mockedHost is a host with the GPU that the mock of NVML knows.
+// mockedHost is a host with the GPU of the NVML mock.
 var mockedHost = strings.NewReplacer(
 	"0000:01:00.0", "0000:00:00.0", "GPU-5d2c1f01-8a41-4e0b-9c37-0b6f3d9ae401", "GPU-5d2c1f1b-8a41-4e0b-9c37-0b6f3d9a0000",
 	"195 nvidia\n", "195 nvidia\n506 nvidia-caps\n",
 ).Replace(nvmlHost)
 
-// mocked lays the host out, and returns what asks the real program about it, with NVIDIA's
-// mock in place of NVML.
+// mocked lays the host out, and returns an informant with the real program and NVIDIA's mock of
+// NVML.
 func mocked(t *testing.T) (*Informant, *discovery.Host) {
 	t.Helper()
 	if _, err := exec.LookPath("gcc"); err != nil {
@@ -48,8 +48,8 @@ func mocked(t *testing.T) (*Informant, *discovery.Host) {
 	}
 }
 
-// The program, what runs it and the family together: what NVML lists is described, is cut
-// when it is wanted, is seen at once, and is gone when it was removed.
+// Program, informant and family work together: an instance of NVML is described, a requested one is
+// created and found at once, and a removed one is gone.
 func TestCut(t *testing.T) {
 	n, host := mocked(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -17,8 +17,8 @@ import (
 	"chandler.dev/discovery/hostfs"
 )
 
-// made lays out a host with a GPU and a made-up driver, and returns what has the real program look
-// at the driver, with little patience.
+// made lays out a host with a GPU and a fake driver, and returns an informant with the real program
+// and short time limits.
 func made(t *testing.T) (n *Informant, host *discovery.Host, root string) {
 	t.Helper()
 	builtNVML = true
@@ -39,14 +39,15 @@ func made(t *testing.T) (n *Informant, host *discovery.Host, root string) {
 	return n, &discovery.Host{FS: overlay, Roots: map[string]string{"nvidia": "/run/driver"}}, root
 }
 
-// has reports whether a container that has the GPU has a file.
+// has reports whether a container with the GPU gets a file.
 func has(t *testing.T, host *discovery.Host, name string) bool {
 	t.Helper()
 	return slices.ContainsFunc(gpuOf(t, host).Edits.Mounts, func(m *specs.Mount) bool { return m.ContainerPath == name })
 }
 
-// The next scan has what NVIDIA's code says, and a change of the driver's files is noticed. Before,
-// after the driver was changed, and without the program, the family finds the libraries itself.
+// The next scan uses the answer of NVIDIA's code, and a change of the driver's files is detected.
+// Before that, after a change of the driver, and without the program, the family finds the
+// libraries itself.
 func TestFiles(t *testing.T) {
 	const icd, library = "/etc/OpenCL/vendors/nvidia.icd", "/usr/lib64/libcuda.so.1"
 	n, host, root := made(t)
@@ -74,7 +75,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// Where there is no driver below the root the program says so, and no device suffers.
+// Without a driver below the root, the program reports an error, and the devices remain usable.
 func TestFilesThatAreNotThere(t *testing.T) {
 	n, host, _ := made(t)
 	n.args = n.Args(t.TempDir(), "/run/driver")

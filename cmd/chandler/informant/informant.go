@@ -1,6 +1,5 @@
-// Package informant runs the programs that ask vendors' libraries about devices, and
-// lays the answers over the file system of the host. It does not read the answers:
-// families do.
+// Package informant runs the programs that query vendors' libraries, and lays the answers over the
+// file system of the host. It does not interpret the answers: families do.
 package informant
 
 import (
@@ -25,55 +24,55 @@ import (
 	"chandler.dev/discovery/hostfs"
 )
 
-// Informant runs the program of a family and lays the answers over the host's file
-// system, where the family finds them. If the program is not there or has nothing
-// to say, the host is as the kernel's files tell.
+// Informant runs the program of a family and lays the answers over the host's file system, where
+// the family finds them. If the program is missing or gives no answer, the family sees only the
+// kernel's files.
 type Informant struct {
 	discovery.Program
 	path    string // of the program
 	args    []string
 	host    *hostfs.Overlay
-	changed func() // called when the program said something new; set by Run
+	changed func() // called after a new answer; set by Run
 
-	interval time.Duration // how often the program answers
+	interval time.Duration // the interval between answers
 	silence  time.Duration // how long the program may be silent
-	retry    time.Duration // how long to wait after it ended; doubled up to maxRetry
-	keep     time.Duration // how long its last answer is believed after it ended
+	retry    time.Duration // the pause after the program ended; doubled up to maxRetry
+	keep     time.Duration // how long the last answer is valid after the program ended
 
-	Family string // whose program it is
+	Family string // the family of the program
 
-	again chan struct{} // the running program is to look again; room for one
+	again chan struct{} // requests a scan from the running program; room for one
 
 	mu       sync.Mutex
-	changing map[string]chan struct{} // devices of which a change is made; closed after it
+	changing map[string]chan struct{} // devices with a running change; closed after it
 
 	settled func() // closes ready
 	ready   chan struct{}
-	heard   time.Time // when it last answered
-	logged  string    // the last reason why it ended
+	heard   time.Time // time of the last answer
+	logged  string    // the last logged reason for the program's end
 }
 
 const (
 	interval = 10 * time.Second
 
-	// silence is longer than the interval, since a library may have to wake up each
-	// device first, which may take seconds for each.
+	// silence is longer than the interval, because a library may have to wake up each device first,
+	// which can take seconds per device.
 	silence  = 2 * time.Minute
 	retry    = time.Second
 	maxRetry = time.Minute
 	keep     = 2 * time.Minute
 
-	// look is how often to check whether the kernel driver is loaded.
+	// look is the interval between checks for the kernel driver.
 	look = 10 * time.Second
 
-	// onceLimit is how long a command that prints once waits.
+	// onceLimit limits the wait of a command that prints once.
 	onceLimit = 10 * time.Second
 )
 
-// Overlay returns the informants of a host, and lets the host's file system take
-// their answers. Only this machine has informants: they load libraries of the
-// host, and a recorded or copied host may come from anybody. A family whose
-// answers are in the host's files already has none either.
+// Overlay returns the informants of a host, and adds their answers to the host's file system. Only
+// this machine has informants: they load libraries of the host, and a recorded or copied host may
+// come from an untrusted source. A family gets no informant if its answers are already in the
+// host's files.
 func Overlay(host *discovery.Host, all []*discovery.Family, hostRoot string) []*Informant {
 	if !hostfs.HasProc(host.FS) {
 		return nil
@@ -118,8 +117,8 @@ func newInformant(program discovery.Program, path string, host *hostfs.Overlay, 
 	return n
 }
 
-// findProgram returns the path of a program beside this one, or else of one that the
-// shell would find, or "" if there is none.
+// findProgram returns the path of a program in the directory of this one, or else in PATH, or "" if
+// there is none.
 func findProgram(name string) string {
 	if self, err := os.Executable(); err == nil {
 		beside := filepath.Join(filepath.Dir(self), name)
@@ -140,15 +139,15 @@ func (n *Informant) loaded() bool {
 	return err == nil
 }
 
-// set lays an answer over the host's file system, or takes the last one away.
+// set lays an answer over the host's file system, or removes the last one.
 func (n *Informant) set(text []byte) {
 	if n.host.Set(strings.TrimPrefix(n.File, "/"), text) {
 		n.changed()
 	}
 }
 
-// once asks the program one time, and lays the answer over the host's file system. If
-// the kernel driver is not loaded, it does nothing.
+// once gets one answer from the program, and lays the answer over the host's file system. Without
+// the kernel driver, once does nothing.
 func (n *Informant) once(ctx context.Context) error {
 	if !n.loaded() {
 		return nil
@@ -170,8 +169,8 @@ func (n *Informant) once(ctx context.Context) error {
 	return fmt.Errorf("%s: %w", n.Name, err)
 }
 
-// Ask asks each informant of the host once. If one does not answer, errOut is told,
-// and the host is as the kernel's files tell.
+// Ask gets one answer from each informant of the host. Failures are written to errOut; the family
+// then sees only the kernel's files.
 func Ask(ctx context.Context, host *discovery.Host, all []*discovery.Family, hostRoot string, errOut io.Writer) {
 	for _, n := range Overlay(host, all, hostRoot) {
 		if err := n.once(ctx); err != nil {
@@ -180,13 +179,12 @@ func Ask(ctx context.Context, host *discovery.Host, all []*discovery.Family, hos
 	}
 }
 
-// Ready is closed when the program has said something, or when it is known that it
-// has nothing to say yet.
+// Ready returns a channel that is closed after the program's first answer, or when there is none
+// for now.
 func (n *Informant) Ready() <-chan struct{} { return n.ready }
 
-// Run keeps the program running until the context ends, and calls changed whenever
-// the program has said something new. The reason why the program ended is logged
-// once.
+// Run keeps the program running until the context ends, and calls changed after each new answer.
+// Each reason for the program's end is logged once.
 func (n *Informant) Run(ctx context.Context, changed func()) {
 	n.changed = changed
 	defer n.settled()
@@ -229,23 +227,22 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// forget replaces the last answer by the reason why there is none any more, unless the
-// program may soon be back or never answered.
+// forget replaces the last answer by the reason for its absence, unless the answer is still valid
+// or there was none.
 func (n *Informant) forget(reason error) {
 	if !n.heard.IsZero() && time.Since(n.heard) >= n.keep {
 		n.set(n.Lost(reason))
 	}
 }
 
-// session starts the program and hands each line of its output to hear. It returns why
-// the session ended: the program ended, was silent for too long or wrote nonsense, hear
-// returned an error, or the context ended. It leaves no program behind that can be
-// killed.
+// session starts the program and passes each line of its output to hear. It returns the reason for
+// the end: the program ended, was silent for too long or wrote an invalid line, hear returned an
+// error, or the context ended. At the end, the program is killed, if possible.
 func (n *Informant) session(ctx context.Context, hear func(text []byte) error) error {
 	cmd := exec.Command(n.path, append([]string{"--watch", "--interval=" + n.interval.String()}, n.args...)...)
 	said := &head{}
 	cmd.Stderr = said
-	stdin, err := cmd.StdinPipe() // the program ends when this is closed, also by our death
+	stdin, err := cmd.StdinPipe() // the program ends when this is closed, even if this process is killed
 	if err != nil {
 		return err
 	}
@@ -258,7 +255,7 @@ func (n *Informant) session(ctx context.Context, hear func(text []byte) error) e
 		return err
 	}
 	lines, deaf, ended := make(chan []byte), make(chan struct{}), make(chan struct{})
-	var end error // once ended is closed
+	var end error // valid once ended is closed
 	go func() {
 		scanner := bufio.NewScanner(stdout)
 		scanner.Buffer(nil, n.MaxSize+1)
@@ -286,8 +283,8 @@ func (n *Informant) session(ctx context.Context, hear func(text []byte) error) e
 		}
 		return reason
 	}
-	// A program that hangs in the kernel cannot be killed. No second one is started
-	// beside it, but this process may end.
+	// A program that hangs in the kernel cannot be killed. No second one is started beside it, but
+	// this process may end.
 	select {
 	case <-ctx.Done():
 	case <-ended:
@@ -298,8 +295,8 @@ func (n *Informant) session(ctx context.Context, hear func(text []byte) error) e
 	return reason
 }
 
-// listen hands lines to hear until there are no more, or until one of them is wrong.
-// The end of the lines is no error.
+// listen passes lines to hear until there are no more, or until a line is invalid. The end of the
+// lines is no error.
 func (n *Informant) listen(ctx context.Context, lines <-chan []byte, hear func([]byte) error) error {
 	silence := time.NewTimer(n.silence)
 	defer silence.Stop()
@@ -333,7 +330,7 @@ func (h *head) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ending returns why a program ended: its exit status and its first line of standard
+// ending returns the reason for a program's end: its exit status and its first line of standard
 // error.
 func (n *Informant) ending(err error, said []byte) error {
 	if err == nil {
@@ -342,7 +339,7 @@ func (n *Informant) ending(err error, said []byte) error {
 	return fmt.Errorf("it ended: %w: %s", err, n.firstLine(said))
 }
 
-// firstLine returns the first line of a program's standard error, without its name.
+// firstLine returns the first line of a program's standard error, without the program's name.
 func (n *Informant) firstLine(said []byte) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(string(said)), "\n")
 	return strings.TrimPrefix(line, n.Name+": ")

@@ -19,7 +19,7 @@ import (
 	"chandler.dev/discovery/recorded"
 )
 
-// nvmlHost is a host with one GPU of NVIDIA's.
+// nvmlHost is a host with one NVIDIA GPU.
 const nvmlHost = `One GPU.
 
 -- proc/devices --
@@ -59,7 +59,7 @@ var buildNVML = sync.OnceValues(func() (string, error) {
 func TestMain(m *testing.M) {
 	m.Run()
 	if !builtNVML {
-		return // to ask for the program would build it
+		return // buildNVML would build the program
 	}
 	if program, err := buildNVML(); err == nil {
 		os.RemoveAll(filepath.Dir(program))
@@ -68,8 +68,8 @@ func TestMain(m *testing.M) {
 
 var builtNVML bool
 
-// standIn lays out the host with a library that was compiled so, and returns
-// what asks the real program about it, with little patience.
+// standIn lays out the host with a fake library, compiled with the given macros. It returns an
+// informant with the real program and short time limits.
 func standIn(t *testing.T, defines ...string) (*Informant, *discovery.Host) {
 	t.Helper()
 	if _, err := exec.LookPath("gcc"); err != nil {
@@ -118,7 +118,7 @@ func layOut(t *testing.T, data []byte) (root string) {
 	return root
 }
 
-// gpuOf returns the GPU as the agent would see it now.
+// gpuOf returns the GPU of a scan.
 func gpuOf(t *testing.T, host *discovery.Host) discovery.Device {
 	t.Helper()
 	snapshot := discovery.Scan(host, families.All)
@@ -129,7 +129,7 @@ func gpuOf(t *testing.T, host *discovery.Host) discovery.Device {
 	return gpu
 }
 
-// start runs the program until the test ends, and checks that it does end.
+// start runs the program until the test ends, and checks that it exits.
 func start(t *testing.T, n *Informant) (changed <-chan struct{}) {
 	t.Helper()
 	changes := make(chan struct{}, 1)
@@ -176,7 +176,7 @@ func TestNVML(t *testing.T) {
 	}
 }
 
-// NVML's facts are recorded with the host, and found again in the recording.
+// NVML's facts are recorded with the host, and are found again in the recording.
 func TestNVMLOnce(t *testing.T) {
 	n, host := standIn(t)
 	if err := n.once(t.Context()); err != nil {
@@ -195,8 +195,7 @@ func TestNVMLOnce(t *testing.T) {
 	}
 }
 
-// A library that is of no use does the host no harm, and the first scan does not
-// wait for it for long.
+// A broken library does not affect the host, and delays the first scan only briefly.
 func TestNVMLThatIsOfNoUse(t *testing.T) {
 	for name, test := range map[string]struct{ define, want string }{
 		"hangs":   {"-DHANG", "silent for 1s"},
@@ -221,7 +220,7 @@ func TestNVMLThatIsOfNoUse(t *testing.T) {
 	}
 }
 
-// Where NVML is not installed the program says so.
+// Without NVML, the program reports an error.
 func TestNVMLThatIsNotThere(t *testing.T) {
 	n, host := standIn(t)
 	n.args = n.Args(t.TempDir(), "")
@@ -237,8 +236,7 @@ func TestNVMLThatIsNotThere(t *testing.T) {
 	}
 }
 
-// When NVML stops answering, what it said is kept, and the GPU's health is no
-// longer known.
+// When NVML stops answering, its last facts remain, and the GPU's health becomes unknown.
 func TestNVMLThatTires(t *testing.T) {
 	n, host := standIn(t, "-DTIRES")
 	n.silence, n.retry = 2*time.Second, time.Hour
@@ -256,7 +254,7 @@ func TestNVMLThatTires(t *testing.T) {
 	}
 }
 
-// Only this machine is asked about, and only if nobody has answered yet.
+// Only this machine has informants, and only without an existing answer.
 func TestOverlayInformants(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, nvidia.Family.Programs[0].Name), []byte("#!/bin/sh\n"), 0o755); err != nil {

@@ -21,23 +21,23 @@ import (
 )
 
 const (
-	// mostAsked is how many agents are asked at most, since a user waits for the answer.
+	// mostAsked limits the number of agents to query, because a user waits for the answer.
 	mostAsked = 16
-	// askPatience is how long they may take.
+	// askPatience is the time limit for all agents together.
 	askPatience = 5 * time.Second
 )
 
-// told is what an agent's metrics say of a device.
+// told is a device in an agent's metrics.
 type told struct{ label, model string }
 
-// answers are what agents say that the API server does not know.
+// answers holds data from the agents' metrics that the API server does not have.
 type answers struct {
 	devices map[string]map[string]told // by node and name
-	waiting map[string]int             // devices that wait to be offered otherwise, by node
-	why     map[string]string          // an agent does not say it, by node
+	waiting map[string]int             // devices that wait for release before the other API offers them, by node
+	why     map[string]string          // the reason for an agent's missing answer, by node
 }
 
-// ask asks the agents of nodes what pods have there by limits.
+// ask queries the agents of nodes for the devices that pods have by the device plugin API.
 func (v *view) ask(ctx context.Context, w *whoView) {
 	nodes := w.askable()
 	if len(nodes) == 0 {
@@ -52,9 +52,10 @@ func (v *view) ask(ctx context.Context, w *whoView) {
 	}
 }
 
-// askAgents asks the agents of nodes for their metrics, through the API server, and returns why others did not
-// answer. The user needs the right to get pods/proxy for that, and agents whose metrics are protected do not
-// answer. Nodes without an agent are other drivers'.
+// askAgents fetches the metrics of the nodes' agents through the API server. why holds the reason
+// for each missing answer. The user needs permission to get pods/proxy, and agents with protected
+// metrics do not answer. Nodes without an agent are in neither map: their devices belong to other
+// drivers.
 func (v *view) askAgents(ctx context.Context, nodes []string) (said map[string]map[string]*dto.MetricFamily, why map[string]string) {
 	said, why = make(map[string]map[string]*dto.MetricFamily), make(map[string]string)
 	agents, err := v.agents(ctx)
@@ -93,7 +94,7 @@ func (v *view) askAgents(ctx context.Context, nodes []string) (said map[string]m
 	return said, why
 }
 
-// reason says in short why an agent did not answer.
+// reason describes briefly the cause of an agent's missing answer.
 func reason(err error) string {
 	switch {
 	case apierrors.IsForbidden(err):
@@ -114,8 +115,8 @@ func (v *view) measured(ctx context.Context, agent *corev1.Pod) (map[string]*dto
 	return parser.TextToMetricFamilies(bytes.NewReader(text))
 }
 
-// askable returns the nodes whose agents know more: the node that is asked for, and those on which pods have
-// devices by limits.
+// askable returns the nodes whose agents have more data: the requested node, and the nodes on which
+// pods have devices by the device plugin API.
 func (w *whoView) askable() (nodes []string) {
 	if w.Node != "" {
 		nodes = append(nodes, w.Node)
@@ -128,7 +129,8 @@ func (w *whoView) askable() (nodes []string) {
 	return nodes
 }
 
-// hear takes from an agent's metrics which devices pods have by limits, and how many devices wait.
+// hear reads from an agent's metrics the devices that pods have by the device plugin API, and the
+// number of waiting devices.
 func (w *whoView) hear(node string, families map[string]*dto.MetricFamily) {
 	for _, value := range samples(families["chandler_devices_waiting"]) {
 		w.answers.waiting[node] += int(value)
@@ -162,7 +164,7 @@ func (w *whoView) hear(node string, families map[string]*dto.MetricFamily) {
 	}
 }
 
-// toldOf returns what the labels of chandler_device_info say of a device.
+// toldOf describes a device by the labels of chandler_device_info.
 func toldOf(labels map[string]string) told {
 	name := labels["device"]
 	label := strings.TrimSpace(labels["kind"] + " " + cmp.Or(fleet.ShortAddress(labels["pci_address"]), name))
@@ -189,7 +191,8 @@ func samples(family *dto.MetricFamily) func(yield func(map[string]string, float6
 	}
 }
 
-// unsaid says of which nodes it is not known which devices pods have by limits, and why.
+// unsaid explains why the devices that pods have by the device plugin API are unknown on some
+// nodes.
 func (w *whoView) unsaid() string {
 	var nodes []string
 	for _, r := range w.Resources {

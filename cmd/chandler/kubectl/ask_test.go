@@ -16,7 +16,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// measured is what the agent of vm-1 says of the NPUs that a pod has by limits.
+// measured is an extract of the metrics of the agent of vm-1, with NPUs that a pod has by the
+// device plugin API.
 const measured = `# TYPE chandler_device_info gauge
 chandler_device_info{node="vm-1",device="pci-0000-05-00-0",pci_address="0000:05:00.0",kind="npu",model="Example NPU",parent=""} 1
 chandler_device_info{node="vm-1",device="npu-7",pci_address="",kind="npu",model="",parent=""} 1
@@ -35,7 +36,8 @@ type refused struct{ error }
 func (r refused) DoRaw(context.Context) ([]byte, error)         { return nil, r.error }
 func (r refused) Stream(context.Context) (io.ReadCloser, error) { return nil, r.error }
 
-// withAgent is the example with an agent on vm-1 that answers all the same.
+// withAgent returns a client of the example with an agent on vm-1, which always gives the same
+// answer.
 func withAgent(t *testing.T, answer rest.ResponseWrapper) *fake.Clientset {
 	t.Helper()
 	client := fake.NewClientset(append(example(t).Objects(), &corev1.Pod{
@@ -49,7 +51,8 @@ func withAgent(t *testing.T, answer rest.ResponseWrapper) *fake.Clientset {
 	return client
 }
 
-// who asks the node's agent which devices a pod has by limits. If that does not answer, it says why.
+// The command who queries the node's agent for the devices that a pod has by the device plugin API.
+// If the agent does not answer, who prints the reason.
 func TestWhoAsksAgents(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods/proxy"}
 	for name, test := range map[string]struct {
@@ -126,7 +129,7 @@ func TestWhoAsksAgents(t *testing.T) {
 	}
 }
 
-// Where a word is not found and agents do not answer, who says why.
+// If a device is not found and agents did not answer, the error of who gives the reason.
 func TestWhoWithoutAnswers(t *testing.T) {
 	client := withAgent(t, refused{apierrors.NewForbidden(schema.GroupResource{Resource: "pods/proxy"}, "chandler", errors.New("no"))})
 	_, _, err := run(t, client, 160, "who", "serial-0")

@@ -15,10 +15,10 @@ import (
 	"chandler.dev/internal/fleet"
 )
 
-// agentSelector selects the agents' pods, however they were installed.
+// agentSelector selects the agents' pods, for every kind of installation.
 const agentSelector = "app.kubernetes.io/name=chandler"
 
-// collect collects what there is to know of a cluster and of some of its nodes.
+// collect collects the data of the cluster and of some of its nodes.
 func (r *reportOptions) collect(ctx context.Context, c *collection, nodes []string) error {
 	client, err := r.connect()
 	if err != nil {
@@ -54,8 +54,8 @@ func (r *reportOptions) collect(ctx context.Context, c *collection, nodes []stri
 	return nil
 }
 
-// chosen returns the nodes of which a report is made: the named ones, else all that have an
-// agent, if they are few.
+// chosen returns the nodes of a report: the named nodes or, without names, all nodes with an agent,
+// up to mostNodes.
 func (r *reportOptions) chosen(c *collection, v *view, agents map[string]*corev1.Pod, named []string) []string {
 	if len(named) > 0 {
 		for _, name := range named {
@@ -74,7 +74,7 @@ func (r *reportOptions) chosen(c *collection, v *view, agents map[string]*corev1
 	return all
 }
 
-// agents returns the agents' pods by node. Of two on one node it is the newer.
+// agents returns the agents' pods by node. If a node has two, the newer one is returned.
 func (v *view) agents(ctx context.Context) (map[string]*corev1.Pod, error) {
 	out := make(map[string]*corev1.Pod)
 	pods, err := v.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: agentSelector})
@@ -94,7 +94,7 @@ func (v *view) agents(ctx context.Context) (map[string]*corev1.Pod, error) {
 	return out, nil
 }
 
-// collectCluster collects objects, without what is nobody's business.
+// collectCluster collects API objects, without their private parts.
 func (v *view) collectCluster(ctx context.Context, c *collection, agents map[string]*corev1.Pod) {
 	var claims []resourceapi.ResourceClaim
 	for i := range v.Claims {
@@ -127,12 +127,13 @@ func (v *view) collectCluster(ctx context.Context, c *collection, agents map[str
 	v.collectConfig(ctx, c, agents)
 }
 
-// concerns reports whether a claim is Chandler's: if it has its devices, or none yet.
+// concerns reports whether a claim belongs into the report: if it has a device of Chandler, or is
+// not allocated yet.
 func concerns(claim *resourceapi.ResourceClaim) bool {
 	return claim.Status.Allocation == nil || slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == driverName })
 }
 
-// bareClaim is a claim without what other drivers are told.
+// bareClaim returns a copy of a claim without the parts of other drivers.
 func bareClaim(claim *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	claim = claim.DeepCopy()
 	bareMeta(&claim.ObjectMeta)
@@ -149,12 +150,12 @@ func bareClaim(claim *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	return claim
 }
 
-// bareMeta takes out what nobody reads, and annotations, which may hold anything.
+// bareMeta removes managed fields, and annotations, which can contain anything.
 func bareMeta(meta *metav1.ObjectMeta) {
 	meta.ManagedFields, meta.Annotations = nil, nil
 }
 
-// nodeFact is what a report has of a node.
+// nodeFact is the report's extract of a node.
 type nodeFact struct {
 	Name        string                 `json:"name"`
 	Labels      map[string]string      `json:"labels,omitempty"`
@@ -175,8 +176,8 @@ func nodeFacts(nodes []corev1.Node) (out []nodeFact) {
 	return out
 }
 
-// podFact is what a report has of a pod that asks for devices: neither its image, nor its
-// environment, nor its arguments.
+// podFact is the report's extract of a pod that requests devices. It contains neither the image nor
+// the environment nor the arguments.
 type podFact struct {
 	Namespace  string                    `json:"namespace"`
 	Name       string                    `json:"name"`
@@ -206,7 +207,7 @@ func (v *view) podFacts() (out []podFact) {
 	return out
 }
 
-// asks reports whether a pod asks for devices.
+// asks reports whether a pod requests devices.
 func asks(pod *corev1.Pod) bool {
 	return len(pod.Spec.ResourceClaims) > 0 || slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
 		for name := range c.Resources.Limits {
@@ -218,8 +219,8 @@ func asks(pod *corev1.Pod) bool {
 	})
 }
 
-// events returns those about Chandler: of its own pods, of the claims, and of pods that ask for
-// devices.
+// events returns the Events about Chandler's own pods, about the claims, and about pods that
+// request devices.
 func (v *view) events(ctx context.Context, c *collection, claims []resourceapi.ResourceClaim, agents map[string]*corev1.Pod) (out []corev1.Event) {
 	all, err := v.client.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -251,7 +252,7 @@ func (v *view) events(ctx context.Context, c *collection, claims []resourceapi.R
 	return out
 }
 
-// collectConfig collects how Chandler was installed.
+// collectConfig collects Chandler's DaemonSets and configuration.
 func (v *view) collectConfig(ctx context.Context, c *collection, agents map[string]*corev1.Pod) {
 	var has []string
 	seen := make(map[string]bool)
@@ -287,7 +288,7 @@ func (v *view) collectConfig(ctx context.Context, c *collection, agents map[stri
 	c.say("config", strings.Join(append(has, "versions of all nodes"), ", "))
 }
 
-// bareSet is a DaemonSet without the values of variables.
+// bareSet returns a copy of a DaemonSet without the values of environment variables.
 func bareSet(set *appsv1.DaemonSet) *appsv1.DaemonSet {
 	set = set.DeepCopy()
 	bareMeta(&set.ObjectMeta)
@@ -304,7 +305,7 @@ func bareSet(set *appsv1.DaemonSet) *appsv1.DaemonSet {
 	return set
 }
 
-// name tells of the names that are to be replaced.
+// name registers the names that the redactor replaces.
 func (v *view) name(c *collection, agents map[string]*corev1.Pod) {
 	own := make(map[string]bool)
 	for _, pod := range agents {

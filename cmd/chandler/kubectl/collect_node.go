@@ -20,14 +20,14 @@ import (
 // agentContainer is the name of the agent's container.
 const agentContainer = "chandler"
 
-// mostLog is how much of a log is taken, in bytes.
+// mostLog limits the size of a log, in bytes.
 const mostLog = 8 << 20
 
-// commandTimeout is how long a command in an agent's pod may take.
+// commandTimeout limits the run time of a command in an agent's pod.
 const commandTimeout = 60 * time.Second
 
-// collectNode collects what there is to know of a node: by commands in the agent's pod, and from
-// its log and metrics.
+// collectNode collects the data of a node: by commands in the agent's pod, and from the agent's log
+// and metrics.
 func (r *reportOptions) collectNode(ctx context.Context, c *collection, v *view, node string, agent *corev1.Pod) {
 	if agent == nil {
 		c.lack(node, "no agent runs there that may be seen")
@@ -44,7 +44,7 @@ func (r *reportOptions) collectNode(ctx context.Context, c *collection, v *view,
 	} else {
 		c.lack("recorded host of "+node, failure(err, stderr))
 	}
-	// Doctor ends with 1 if anything is wrong.
+	// Doctor exits with status 1 if it finds a fault.
 	if doctor, stderr, err := r.in(ctx, agent, []string{program, "doctor", "-o", "json"}); json.Valid(doctor) && len(doctor) > 0 {
 		c.add(dir+"doctor.json", kindText, doctor)
 		has = append(has, doctorText(doctor))
@@ -79,7 +79,7 @@ func containerOf(pod *corev1.Pod) *corev1.Container {
 	return &pod.Spec.Containers[0]
 }
 
-// inherited returns those of the agent's arguments that record has, too.
+// inherited returns those arguments of the agent that the command record has too.
 func inherited(args []string) (out []string) {
 	for _, arg := range args {
 		if strings.HasPrefix(arg, "--host-root=") || strings.HasPrefix(arg, "--config=") {
@@ -89,7 +89,7 @@ func inherited(args []string) (out []string) {
 	return out
 }
 
-// log collects the agent's log, and that of its process before if there was one.
+// log collects the agent's log, and the log of its previous process after a restart.
 func (r *reportOptions) log(ctx context.Context, c *collection, v *view, agent *corev1.Pod, dir, node string) bool {
 	options := &corev1.PodLogOptions{Container: containerOf(agent).Name, SinceSeconds: new(int64(r.since.Seconds())), LimitBytes: new(int64(mostLog)), Timestamps: true}
 	log, err := v.client.CoreV1().Pods(agent.Namespace).GetLogs(agent.Name, options).DoRaw(ctx)
@@ -108,7 +108,7 @@ func (r *reportOptions) log(ctx context.Context, c *collection, v *view, agent *
 	return true
 }
 
-// metrics asks the agent for its metrics, through the API server.
+// metrics fetches the agent's metrics through the API server.
 func (v *view) metrics(ctx context.Context, agent *corev1.Pod, container *corev1.Container) ([]byte, error) {
 	for _, port := range container.Ports {
 		if port.Name == "http" || port.Name == "metrics" {
@@ -137,7 +137,7 @@ func (r *reportOptions) in(ctx context.Context, pod *corev1.Pod, command []strin
 	}
 	url := client.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Container: containerOf(pod).Name, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
-	// API servers and kubelets speak WebSocket for this since 1.30 (KEP-4006). SPDY is for those before.
+	// API servers and kubelets support WebSocket here since 1.30 (KEP-4006). Older ones need SPDY.
 	executor, err := remotecommand.NewWebSocketExecutor(config, "GET", url.String())
 	if err != nil {
 		return nil, nil, err
@@ -158,12 +158,12 @@ func (r *reportOptions) in(ctx context.Context, pod *corev1.Pod, command []strin
 	return out.Bytes(), errOut.Bytes(), err
 }
 
-// limited keeps what is written to a buffer from growing without end.
+// limited limits the size of a buffer to mostOutput.
 func limited(to *bytes.Buffer) io.Writer { return &limit{to} }
 
 type limit struct{ to *bytes.Buffer }
 
-// mostOutput is how much a command may say, in bytes.
+// mostOutput limits the output of a command, in bytes.
 const mostOutput = 64 << 20
 
 func (l *limit) Write(p []byte) (int, error) {
@@ -173,7 +173,7 @@ func (l *limit) Write(p []byte) (int, error) {
 	return l.to.Write(p)
 }
 
-// doctorText says in short what doctor found.
+// doctorText summarises the result of doctor.
 func doctorText(data []byte) string {
 	var result struct {
 		Categories []struct {

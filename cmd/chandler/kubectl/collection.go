@@ -14,7 +14,7 @@ import (
 	"chandler.dev/internal/terminal"
 )
 
-// A collection is what goes into a report. Nothing leaves it that was not redacted.
+// A collection is the content of a report. Its archive is always redacted.
 type collection struct {
 	redact  *redact.Redactor
 	name    string
@@ -24,10 +24,10 @@ type collection struct {
 	missing []string
 }
 
-// line is what is said of a part of the report.
+// line is a line of the report's summary.
 type line struct{ title, text string }
 
-// kind says how a file is redacted.
+// kind determines how a file is redacted.
 type kind int
 
 const (
@@ -41,7 +41,7 @@ type collected struct {
 	data []byte
 }
 
-// add adds a file, and learns from it what identifies something.
+// add adds a file, and registers the identities in it for redaction.
 func (c *collection) add(name string, k kind, data []byte) {
 	if k == kindHost {
 		c.redact.LearnHost(data)
@@ -61,16 +61,16 @@ func (c *collection) addJSON(name string, object any) {
 	c.add(name, kindText, append(data, '\n'))
 }
 
-// say notes what was taken or left out.
+// say notes a part that was collected or left out.
 func (c *collection) say(title, text string) { c.lines = append(c.lines, line{title, text}) }
 
-// lack notes what could not be had.
+// lack notes a part that could not be collected.
 func (c *collection) lack(what, why string) {
 	c.missing = append(c.missing, fmt.Sprintf("%s: %s", what, why))
 }
 
-// archive returns all files, redacted, as one. Files are redacted only now, since an identity
-// that one of them names may be in any other.
+// archive returns all files, redacted, in one archive. Redaction waits until then, because an
+// identity from one file can occur in every other.
 func (c *collection) archive() ([]byte, error) {
 	var out bytes.Buffer
 	zip := gzip.NewWriter(&out)

@@ -9,13 +9,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// completeNodesAndPods completes the names of nodes and of the namespace's pods. Names
-// that the user may not list are left out.
+// completeNodesAndPods completes the names of nodes, and of pods in the namespace. It leaves out
+// names that the user may not list.
 func (o *options) completeNodesAndPods(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	return o.complete(cmd, args, word, nodeNames, podNames)
 }
 
-// completePods completes the names of the namespace's pods.
+// completePods completes the names of pods in the namespace.
 func (o *options) completePods(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	return o.complete(cmd, args, word, podNames)
 }

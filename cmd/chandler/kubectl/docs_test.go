@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// The documentation shows what the commands print of the example cluster.
+// The documentation shows the output of the commands for the example cluster.
 func TestDocumentation(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/kubectl.md")
 	if err != nil {

@@ -5,11 +5,11 @@ import (
 	"regexp"
 )
 
-// notDecoded is the error of a file that can be read and is no kubeconfig (loader.go of
-// k8s.io/client-go/tools/clientcmd 0.37, Load). The rest of the error names Go's types.
+// notDecoded matches the error for a readable file that is not a kubeconfig (loader.go of
+// k8s.io/client-go/tools/clientcmd 0.37, Load). The rest of the error names Go types.
 var notDecoded = regexp.MustCompile(`error loading config file "([^"]+)": (?:couldn't get version/kind|no kind |yaml: |error converting YAML)`)
 
-// KubeconfigError returns an error of loading a kubeconfig in words for people.
+// KubeconfigError replaces an error of loading a kubeconfig by a readable one.
 func KubeconfigError(err error) error {
 	if err == nil {
 		return nil

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// The error names a file that is no kubeconfig, without Go's types, and says why a file cannot be read.
+// The error names a file that is not a kubeconfig, without Go types, and gives the reason if a file
+// is unreadable.
 func TestNoKubeconfig(t *testing.T) {
 	for name, text := range map[string]string{
 		"passwd":    "root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1::/:/bin/sh\n",

@@ -1,5 +1,5 @@
-// Package kubectl has the commands for those who have a cluster and not the node: top, who,
-// why and report. They go by what the user may read of the API server and change nothing.
+// Package kubectl implements the commands for users of a cluster without access to its nodes: top,
+// who, why and report. They use the user's own permissions on the API server and change nothing.
 package kubectl
 
 import (
@@ -21,14 +21,14 @@ import (
 	"chandler.dev/internal/terminal"
 )
 
-// Names of the binary by which kubectl finds it: as a plugin, and for the shell completion of
-// the plugin (pkg/cmd/plugin.go and plugin_completion.go of k8s.io/kubectl 0.26 to 0.37).
+// The binary's names as a kubectl plugin, and as the plugin's shell completion (pkg/cmd/plugin.go
+// and plugin_completion.go of k8s.io/kubectl 0.26 to 0.37).
 const (
 	pluginName     = "kubectl-chandler"
 	completionName = "kubectl_complete-chandler"
 )
 
-// IsPlugin reports whether a binary of that path was called as kubectl's plugin.
+// IsPlugin reports whether path is the name of the kubectl plugin.
 func IsPlugin(path string) bool {
 	name := filepath.Base(path)
 	return strings.HasPrefix(name, pluginName) || strings.HasPrefix(name, "kubectl_chandler") || isCompletion(path)
@@ -36,8 +36,8 @@ func IsPlugin(path string) bool {
 
 func isCompletion(path string) bool { return strings.HasPrefix(filepath.Base(path), completionName) }
 
-// Arguments returns what the command line of the plugin means. Kubectl runs another name of it
-// to complete words, with the words typed so far.
+// Arguments returns the plugin's arguments. To complete words, kubectl runs the binary under
+// another name, with the words typed so far.
 func Arguments(args []string) []string {
 	if isCompletion(args[0]) {
 		return append([]string{cobra.ShellCompRequestCmd}, args[1:]...)
@@ -63,7 +63,7 @@ and standard error says so.`,
 	return cmd
 }
 
-// Commands returns the commands, for the plugin and for chandler itself.
+// Commands returns the commands of the plugin, which chandler itself has too.
 func Commands(version string) []*cobra.Command {
 	var out []*cobra.Command
 	for _, command := range commands {
@@ -74,7 +74,7 @@ func Commands(version string) []*cobra.Command {
 
 var commands = []func(*options) *cobra.Command{newTop, newWho, newWhy, newReport}
 
-// options are what all commands have.
+// options are common to all commands.
 type options struct {
 	version    string
 	kubeconfig clientcmd.ClientConfigLoadingRules
@@ -82,7 +82,7 @@ type options struct {
 	output     string
 	ascii      bool
 
-	// For tests, which have neither a cluster nor a clock.
+	// Set by tests, which have neither a cluster nor a clock.
 	client kubernetes.Interface
 	now    func() time.Time
 	width  int
@@ -93,14 +93,14 @@ func newOptions(version string) *options {
 	return &options{version: version, kubeconfig: *clientcmd.NewDefaultClientConfigLoadingRules(), now: time.Now}
 }
 
-// addFlags adds the flags by which kubectl reaches a cluster, under kubectl's names.
+// addFlags adds the flags that select a cluster, with kubectl's names.
 func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.kubeconfig.ExplicitPath, clientcmd.RecommendedConfigPathFlag, "", "kubeconfig `file`, else that of KUBECONFIG or ~/.kube/config")
 	clientcmd.BindOverrideFlags(&o.overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
 	flags.BoolVar(&o.ascii, "ascii", false, "write nothing but ASCII")
 }
 
-// addOutput adds the flag for the format.
+// addOutput adds the flag for the output format.
 func (o *options) addOutput(flags *pflag.FlagSet) {
 	flags.StringVarP(&o.output, "output", "o", "", "json, or nothing for people")
 }
@@ -112,7 +112,7 @@ func (o *options) checkOutput() error {
 	return nil
 }
 
-// style returns how to write to the command's output.
+// style returns the style of the command's output.
 func (o *options) style(cmd *cobra.Command) terminal.Style {
 	style := terminal.Of(cmd.OutOrStdout(), os.LookupEnv, o.ascii)
 	if o.width > 0 {
@@ -125,7 +125,7 @@ func (o *options) config() clientcmd.ClientConfig {
 	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&o.kubeconfig, &o.overrides)
 }
 
-// namespace returns the one that was asked for or that the kubeconfig names.
+// namespace returns the namespace of the command line or, without one, of the kubeconfig.
 func (o *options) namespace() (string, error) {
 	if o.client != nil {
 		if ns := o.overrides.Context.Namespace; ns != "" {
@@ -137,13 +137,13 @@ func (o *options) namespace() (string, error) {
 	return namespace, err
 }
 
-// How often a command may ask: a report of many nodes asks often, and a user waits for it.
+// Rate limits for API requests. A report of many nodes needs many, and a user waits for it.
 const (
 	qps   = 50
 	burst = 100
 )
 
-// restConfig returns how to reach the API server.
+// restConfig returns the client configuration for the API server.
 func (o *options) restConfig() (*rest.Config, error) {
 	config, err := o.config().ClientConfig()
 	if clientcmd.IsEmptyConfig(err) {
@@ -171,7 +171,7 @@ func (o *options) connect() (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(config)
 }
 
-// read reads the cluster, and tells on standard error what it could not.
+// read reads the cluster, and reports on standard error what was not readable.
 func (o *options) read(ctx context.Context, cmd *cobra.Command, what reading) (*view, error) {
 	client, err := o.connect()
 	if err != nil {

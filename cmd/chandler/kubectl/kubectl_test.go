@@ -30,7 +30,7 @@ import (
 
 const hosts = "../../../discovery/families/"
 
-// example is a cluster with something of everything.
+// example returns a cluster with all kinds of devices and consumers.
 func example(t *testing.T) *fleettest.Cluster {
 	t.Helper()
 	c := fleettest.New(t)
@@ -128,7 +128,7 @@ func TestGoldens(t *testing.T) {
 	}
 }
 
-// An API server that serves only an older version of resource.k8s.io has the same to say.
+// The output is the same with an API server that serves only an older version of resource.k8s.io.
 func TestOlderVersions(t *testing.T) {
 	objects := example(t).Objects()
 	newest := fake.NewClientset(objects...)
@@ -147,7 +147,7 @@ func TestOlderVersions(t *testing.T) {
 	}
 }
 
-// Devices that any number of pods may have are not counted as a thousand, nor summed with others.
+// Devices with unlimited sharing are not counted as a thousand, nor added to other devices.
 func TestOpenDevicesAreNotSummed(t *testing.T) {
 	c := fleettest.New(t)
 	c.Node("gpus", hosts+"amdgpu/testdata/mi210x8.host", nil)
@@ -174,7 +174,7 @@ func TestOpenDevicesAreNotSummed(t *testing.T) {
 	}
 }
 
-// The three numbers of each row add up, and so do the glyphs where there is room for all.
+// The numbers of each row add up, and so do the glyphs if there is room for all.
 func TestTopAddsUp(t *testing.T) {
 	client := fake.NewClientset(example(t).Objects()...)
 	stdout, _, err := run(t, client, 80, "top", "-o", "json")
@@ -200,8 +200,8 @@ func TestTopAddsUp(t *testing.T) {
 	}
 }
 
-// A user who may read one namespace only is told what that hides; one who may read nothing
-// gets an error.
+// A user who may read one namespace only gets a note about the consequences. A user who may read
+// nothing gets an error.
 func TestForbidden(t *testing.T) {
 	client := fake.NewClientset(example(t).Objects()...)
 	forbid(client, func(resource, namespace string) bool {
@@ -244,7 +244,7 @@ func TestUnknownWord(t *testing.T) {
 	}
 }
 
-// Each kind of glyph is seen in a strip, however few devices it stands for.
+// Each kind of glyph appears in a strip, even for a single device.
 func TestScale(t *testing.T) {
 	for _, counts := range []map[terminal.Glyph]int64{
 		{terminal.Held: 1000, terminal.Unhealthy: 1, terminal.Free: 1, terminal.Moves: 1},
@@ -269,7 +269,7 @@ func TestScale(t *testing.T) {
 	}
 }
 
-// Text of others does not reach the terminal as commands.
+// Text from API objects cannot send control sequences to the terminal.
 func TestSafe(t *testing.T) {
 	c := fleettest.New(t)
 	c.Node("node", hosts+"hypervisor/testdata/kvm.host", func(d *discovery.Device) {
@@ -288,7 +288,7 @@ func TestSafe(t *testing.T) {
 	}
 }
 
-// The exit code says whether a pod waits, or that nobody could look.
+// The exit code reports whether a pod waits, or that the check was impossible.
 func TestWhyExitCode(t *testing.T) {
 	client := fake.NewClientset(example(t).Objects()...)
 	code := func(err error) int {
@@ -314,8 +314,8 @@ func TestWhyExitCode(t *testing.T) {
 	}
 }
 
-// Of a pod whose containers do not start, the last warning is told, and of one that has ended
-// that its devices are free.
+// For a pod whose containers do not start, the output has the last warning. For a pod that has
+// ended, the output reports that its devices are free.
 func TestWhyOfAPodThatDoesNotRun(t *testing.T) {
 	for phase, want := range map[corev1.PodPhase][]string{
 		corev1.PodPending:   {"and its containers do not start", "the last warning says: FailedPrepareDynamicResources: the newest", "/chandler doctor"},

@@ -15,8 +15,9 @@ import (
 	"chandler.dev/internal/fleet"
 )
 
-// offered looks for a device that is in no ResourceSlice, as those are that a device plugin offers: only the
-// agents know their names. It returns nil if none has it, and why agents did not answer, "" if all did.
+// offered finds a device that is in no ResourceSlice, such as a device of a device plugin: only the
+// agents know its name. found is nil if no agent has the device. unasked gives the reason for
+// missing answers, "" if all agents answered.
 func (v *view) offered(ctx context.Context, word string) (found *whoView, unasked string) {
 	if strings.HasPrefix(word, "node/") || strings.HasPrefix(word, "pod/") {
 		return nil, ""
@@ -45,14 +46,14 @@ func (v *view) offered(ctx context.Context, word string) (found *whoView, unaske
 	return found, unasked
 }
 
-// isDevice reports whether people may mean a device by a word, as [fleet.Device.Is].
+// isDevice reports whether word is a name of a device, like [fleet.Device.Is].
 func isDevice(labels map[string]string, word string) bool {
 	address := labels["pci_address"]
 	is := func(text string) bool { return text != "" && strings.EqualFold(text, word) }
 	return slices.ContainsFunc([]string{labels["device"], toldOf(labels).label, labels["uuid"], labels["serial"], address, fleet.ShortAddress(address)}, is)
 }
 
-// toldDevice returns a device as its agent's metrics say it is.
+// toldDevice returns a device from its agent's metrics.
 func (v *view) toldDevice(node string, info map[string]string, families map[string]*dto.MetricFamily) fleet.Device {
 	name, of := info["device"], toldOf(info)
 	d := fleet.Device{
@@ -74,7 +75,7 @@ func (v *view) toldDevice(node string, info map[string]string, families map[stri
 		}
 		h := fleet.Holder{Namespace: labels["namespace"], Pod: labels["pod"], Claim: labels["claim"], Request: labels["request"], Resource: labels["resource"]}
 		if h.Pod == "" && labels["api"] == string(discovery.ModeDevicePlugin) {
-			h.Namespace, h.Pod = "?", "?" // the kubelet has not named it yet
+			h.Namespace, h.Pod = "?", "?" // the kubelet has not named the pod yet
 		}
 		h.Since = v.started(h.Namespace, h.Pod)
 		if d.State = fleet.Held; !slices.ContainsFunc(d.Holders, func(other fleet.Holder) bool { return other.Name() == h.Name() && other.By() == h.By() }) {

@@ -17,24 +17,24 @@ import (
 	"chandler.dev/internal/fleet"
 )
 
-// reading says what a command has to know.
+// reading selects the objects that a command needs.
 type reading struct {
 	drivers   bool // of all DRA drivers, not only of Chandler
 	classes   bool
-	templates bool // of the namespace
+	templates bool // in the namespace
 }
 
-// view is a cluster as the user may see it.
+// view is the part of a cluster that the user may read.
 type view struct {
 	fleet.Input
 	client    kubernetes.Interface
 	namespace string
 	now       time.Time
-	missing   []string // what could not be read, and what follows from that
+	missing   []string // what could not be read, and the consequences
 }
 
-// read reads what is asked for. It notes objects that the user may not read. Without slices and
-// without nodes there is nothing to say, so that is an error.
+// read reads the selected objects, and notes those that the user may not read. It fails if neither
+// slices nor nodes are readable.
 func (v *view) read(ctx context.Context, what reading) error {
 	dra := draclient.New(v.client)
 	of := metav1.ListOptions{}
@@ -49,7 +49,7 @@ func (v *view) read(ctx context.Context, what reading) error {
 	v.lacks(slicesErr, "ResourceSlices", "devices that DRA offers are left out")
 	v.lacks(nodesErr, "nodes", "devices that device plugins offer are left out")
 
-	// Who may read one namespace only sees what is held there.
+	// A user who may read a single namespace sees only the consumers there.
 	v.everywhere("ResourceClaims", "what claims of other namespaces have counts as free", func(namespace string) error {
 		return list(ctx, dra.ResourceClaims(namespace).List, metav1.ListOptions{}, func(l *resourceapi.ResourceClaimList) { v.Claims = l.Items })
 	})
@@ -71,7 +71,7 @@ func (v *view) read(ctx context.Context, what reading) error {
 	return nil
 }
 
-// everywhere reads objects of all namespaces, or else of the user's.
+// everywhere reads the objects of all namespaces or, if that is forbidden, of the user's namespace.
 func (v *view) everywhere(what, then string, read func(namespace string) error) {
 	err := read(metav1.NamespaceAll)
 	if !apierrors.IsForbidden(err) {
@@ -85,8 +85,8 @@ func (v *view) everywhere(what, then string, read func(namespace string) error) 
 	v.missing = append(v.missing, fmt.Sprintf("%s of other namespaces than %s: forbidden; %s", what, v.namespace, then))
 }
 
-// lacks notes what could not be read, and what follows. An API server that does not serve
-// resource.k8s.io has none of it.
+// lacks notes what could not be read, and the consequences. An API server without resource.k8s.io
+// has no such objects, which is not noted.
 func (v *view) lacks(err error, what, then string) {
 	switch {
 	case err == nil, apierrors.IsNotFound(err):
@@ -97,7 +97,7 @@ func (v *view) lacks(err error, what, then string) {
 	}
 }
 
-// taint taints devices as DeviceTaintRules say, as the scheduler does before it looks at them
+// taint applies DeviceTaintRules to the devices, as the scheduler does before it considers them
 // (resourceslice/tracker/tracker.go of k8s.io/dynamic-resource-allocation 0.37, applyPatches).
 func (v *view) taint(rules []resourceapi.DeviceTaintRule) {
 	is := func(wanted *string, name string) bool { return wanted == nil || *wanted == name }
@@ -117,7 +117,7 @@ func (v *view) taint(rules []resourceapi.DeviceTaintRule) {
 	}
 }
 
-// list lists objects and hands on what was listed.
+// list lists objects and passes the list to keep.
 func list[L any](ctx context.Context, read func(context.Context, metav1.ListOptions) (L, error), options metav1.ListOptions, keep func(L)) error {
 	all, err := read(ctx, options)
 	if err == nil {
@@ -126,7 +126,7 @@ func list[L any](ctx context.Context, read func(context.Context, metav1.ListOpti
 	return err
 }
 
-// started returns when a pod started, zero if that is not known.
+// started returns the start time of a pod, zero if unknown.
 func (v *view) started(namespace, name string) (since time.Time) {
 	for i := range v.Pods {
 		if p := &v.Pods[i]; p.Namespace == namespace && p.Name == name {

@@ -17,7 +17,7 @@ import (
 	"chandler.dev/internal/terminal"
 )
 
-// reportOptions are what a report is to have.
+// reportOptions select the content of a report.
 type reportOptions struct {
 	*options
 	file       string
@@ -69,7 +69,7 @@ pods/exec there. On a node without a cluster, --this-node makes a report of that
 	return cmd
 }
 
-// mostNodes is of how many nodes a report is made that names none.
+// mostNodes limits the nodes of a report without node arguments.
 const mostNodes = 20
 
 func (r *reportOptions) run(ctx context.Context, cmd *cobra.Command, nodes []string) error {
@@ -110,7 +110,7 @@ func (r *reportOptions) run(ctx context.Context, cmd *cobra.Command, nodes []str
 	return nil
 }
 
-// create writes a new file that others may not read. It replaces none.
+// create writes a new file that only the user may read. It never replaces a file.
 func create(file string, data []byte) error {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -139,7 +139,7 @@ func (r *reportOptions) leftOut(c *collection) {
 	}
 }
 
-// here collects what there is to know of this machine, by running this program.
+// here collects the data of this machine with other commands of this program.
 func (r *reportOptions) here(ctx context.Context, c *collection) {
 	const dir = "nodes/this/"
 	var has []string
@@ -166,14 +166,14 @@ func runSelf(ctx context.Context, args ...string) (stdout, stderr []byte, err er
 		return nil, nil, err
 	}
 	cmd := exec.CommandContext(ctx, self, args...)
-	cmd.Args[0] = "chandler" // whatever name it was called by
+	cmd.Args[0] = "chandler" // the default name, even if this process runs under another
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	err = cmd.Run()
 	return out.Bytes(), errOut.Bytes(), err
 }
 
-// failure says in a line why something failed.
+// failure returns the cause of a failure in one line.
 func failure(err error, stderr []byte) string {
 	text := strings.TrimSpace(string(stderr))
 	if lines := strings.Split(text, "\n"); text != "" {
@@ -185,7 +185,7 @@ func failure(err error, stderr []byte) string {
 	return err.Error()
 }
 
-// size is how large something is, for people.
+// size formats a number of bytes.
 func size(n int) string {
 	switch {
 	case n < 1024:
@@ -196,7 +196,7 @@ func size(n int) string {
 	return fmt.Sprintf("%d MiB", n>>20)
 }
 
-// write prints what was collected.
+// write prints a summary of the collected data.
 func (c *collection) write(out io.Writer, style terminal.Style) {
 	widest := 0
 	for _, l := range c.lines {

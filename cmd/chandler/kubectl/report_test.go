@@ -32,14 +32,13 @@ import (
 	"chandler.dev/internal/fleet/fleettest"
 )
 
-// recordedHost is the host that agents of the tests record.
+// recordedHost is the host recording of the test agents.
 const recordedHost = hosts + "nvidia/testdata/h100-mig.host"
 
-// secretText is in each object of the cluster that may have something in it that must not be
-// shared.
+// secretText is a secret in every object of the cluster that can contain one.
 const secretText = "hunter2hunter2"
 
-// withAgents returns a cluster whose nodes have agents, and a client of it.
+// withAgents returns a cluster with agents on its nodes, and a client of the cluster.
 func withAgents(t *testing.T) (*fleettest.Cluster, *fake.Clientset) {
 	t.Helper()
 	c := example(t)
@@ -76,7 +75,7 @@ func withAgents(t *testing.T) (*fleettest.Cluster, *fake.Clientset) {
 	return c, client
 }
 
-// sizes are of what is compressed, which differ with pseudonyms.
+// sizes matches sizes of compressed data, which depend on pseudonyms.
 var sizes = regexp.MustCompile(`\d+ (?:KiB|B)\b`)
 
 type response string
@@ -84,12 +83,12 @@ type response string
 func (r response) DoRaw(context.Context) ([]byte, error)         { return []byte(r), nil }
 func (r response) Stream(context.Context) (io.ReadCloser, error) { return nil, errors.New("no") }
 
-// doctorOutput is as chandler doctor -o json writes it.
+// doctorOutput is sample output of chandler doctor -o json.
 const doctorOutput = `{"success":false,"categories":[{"categoryName":"kubelet","checks":[
 {"description":"another plugin serves nvidia.com/gpu","result":"error","code":"CH0104"},
 {"description":"degraded","result":"warning","code":"CH0307"},{"description":"well","result":"success"}]}]}`
 
-// report runs the command and returns what it printed, with the files of the archive.
+// report runs the command and returns its output, and the files of the archive.
 func report(t *testing.T, client *fake.Clientset, width int, args ...string) (stdout string, files map[string]string) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -134,7 +133,7 @@ func report(t *testing.T, client *fake.Clientset, width int, args ...string) (st
 	return out.String(), reporttest.Unpack(t, data)
 }
 
-// here is the directory of the package, since tests of reports go elsewhere.
+// here is the directory of the package. Tests of reports change the working directory.
 var here = func() string {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -143,7 +142,7 @@ var here = func() string {
 	return dir
 }()
 
-// identities returns what identifies the devices of the cluster and of the recorded host.
+// identities returns the identities of the devices of the cluster and of the recorded host.
 func identities(t *testing.T, c *fleettest.Cluster) (out []string) {
 	t.Helper()
 	for i := range c.Slices {
@@ -159,7 +158,7 @@ func identities(t *testing.T, c *fleettest.Cluster) (out []string) {
 	return slices.DeleteFunc(out, func(s string) bool { return s == "" })
 }
 
-// A report has what is needed, and neither a secret nor an identity.
+// A report is complete, and contains neither a secret nor an identity.
 func TestReport(t *testing.T) {
 	c, client := withAgents(t)
 	private := identities(t, c)
@@ -192,7 +191,7 @@ func TestReport(t *testing.T) {
 	}
 	discoverytest.CompareGolden(t, filepath.Join(here, "testdata/report-80.txt"), []byte(sizes.ReplaceAllString(stdout, "N KiB")))
 
-	// The recorded host is discovered as the one before.
+	// The redacted host recording has the same devices as the original.
 	copied := filepath.Join(t.TempDir(), "copied.host")
 	if err := os.WriteFile(copied, []byte(files["nodes/gpu-node-06/recorded.host"]), 0o600); err != nil {
 		t.Fatal(err)
@@ -201,7 +200,7 @@ func TestReport(t *testing.T) {
 	if after := discovery.Scan(discoverytest.Layout(t, copied), families.All); len(after.Devices) != len(before.Devices) {
 		t.Errorf("%d devices, %d before", len(after.Devices), len(before.Devices))
 	}
-	// A device has one pseudonym in the slice, in the metrics and in the host.
+	// A device has the same pseudonym in slices, metrics and host recordings.
 	uuid := pseudonymIn(files["nodes/gpu-node-06/metrics.txt"])
 	for _, name := range []string{"cluster/resourceslices.json", "nodes/gpu-node-06/recorded.host"} {
 		if !strings.Contains(files[name], uuid) {
@@ -216,7 +215,7 @@ func pseudonymIn(metrics string) string {
 	return uuid
 }
 
-// Identities are in a report that is to have them; secrets are not.
+// With --with-identities, a report contains identities, but no secrets.
 func TestReportWithIdentities(t *testing.T) {
 	_, client := withAgents(t)
 	_, files := report(t, client, 80, "--with-identities", "gpu-node-06")
@@ -246,7 +245,7 @@ func TestAnonymousReport(t *testing.T) {
 	}
 }
 
-// A report of this machine asks no cluster.
+// A report of this machine needs no cluster.
 func TestReportOfThisNode(t *testing.T) {
 	t.Chdir(t.TempDir())
 	o := newOptions("v1.2.3")

@@ -9,16 +9,17 @@ import (
 	"chandler.dev/internal/terminal"
 )
 
-// stripLength is how many glyphs stand for the devices of a model at most.
+// stripLength limits the glyphs for the devices of a model.
 const stripLength = 16
 
-// order is that of glyphs in a strip.
+// order is the order of glyphs in a strip.
 var order = []terminal.Glyph{
 	terminal.Held, terminal.Partly, terminal.Moves, terminal.Unhealthy, terminal.Unread,
 	terminal.Free, terminal.Degraded, terminal.OpenHeld, terminal.Open,
 }
 
-// glyph stands for a device. A sick device is shown as sick, also while somebody has it.
+// glyph returns the glyph of a device. An unhealthy device has the glyph for its health, even while
+// allocated.
 func glyph(d *fleet.Device) terminal.Glyph {
 	worst := terminal.Glyph(-1)
 	for _, taint := range d.Taints {
@@ -46,7 +47,7 @@ func glyph(d *fleet.Device) terminal.Glyph {
 	return terminal.Free
 }
 
-// strip draws glyphs to scale, at most that many. Each that there is has one.
+// strip draws glyphs to scale, at most the given number. Every glyph with a count above 0 appears.
 func strip(style terminal.Style, counts map[terminal.Glyph]int64, most int) cell {
 	var total int64
 	for _, n := range counts {
@@ -64,8 +65,8 @@ func strip(style terminal.Style, counts map[terminal.Glyph]int64, most int) cell
 	return cell{text.String(), painted.String()}
 }
 
-// scale returns how many glyphs of each are shown: all if there is room, else in proportion,
-// at least one of each. The rest goes to those that lose most by rounding.
+// scale returns the number of glyphs of each kind: the counts if there is room, otherwise a
+// proportion of at least one each. The remainder goes to the glyphs that lose most by rounding.
 func scale(counts map[terminal.Glyph]int64, total int64, most int) map[terminal.Glyph]int {
 	shown := make(map[terminal.Glyph]int)
 	if total <= int64(most) {

@@ -8,7 +8,7 @@ import (
 	"chandler.dev/internal/terminal"
 )
 
-// cell is a text of a table, and how it looks in colour if it has any.
+// cell is a text in a table, with its coloured form if it has one.
 type cell struct{ text, painted string }
 
 func plain(text string) cell { return cell{text: terminal.Safe(text)} }
@@ -19,7 +19,7 @@ func number[N int | int64](n N) cell { return plain(fmt.Sprint(n)) }
 type column struct {
 	title string
 	right bool
-	least int // to how many columns of the terminal it may be cut, 0 if it may not
+	least int // the minimum width in terminal columns, 0 if the text must not be cut
 }
 
 // table is text in columns, two spaces apart.
@@ -30,8 +30,8 @@ type table struct {
 
 func (t *table) add(cells ...cell) { t.rows = append(t.rows, cells) }
 
-// widths returns the width of each column: such that all fits, as far as some may be cut. The
-// widest is cut first.
+// widths returns the width of each column, so that the table fits if the columns can be cut that
+// far. The widest column is cut first.
 func (t *table) widths(width int) []int {
 	out := make([]int, len(t.columns))
 	for i, c := range t.columns {
@@ -55,7 +55,7 @@ func (t *table) widths(width int) []int {
 	}
 }
 
-// write writes the table, no line wider than the style's.
+// write writes the table. No line is wider than the style's width.
 func (t *table) write(out io.Writer, style terminal.Style) {
 	widths := t.widths(style.Width)
 	line := func(cells []cell) {

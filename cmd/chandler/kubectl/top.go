@@ -64,13 +64,13 @@ func writeJSON(out io.Writer, value any) error {
 	return encoder.Encode(value)
 }
 
-// counts are how many devices are in which state. Free, Held and Out make All.
+// counts are numbers of devices by state. Free, Held and Out add up to All.
 type counts struct {
 	Free int64 `json:"free"`
 	Held int64 `json:"held"`
 	Out  int64 `json:"out"`
 	All  int64 `json:"all"`
-	Open int64 `json:"open,omitempty"` // of All: any number of pods may have each
+	Open int64 `json:"open,omitempty"` // part of All: devices with unlimited sharing
 
 	glyphs map[terminal.Glyph]int64
 }
@@ -105,7 +105,7 @@ func (c *counts) addResource(r *fleet.Resource) {
 	c.draw(terminal.Unhealthy, r.Out())
 }
 
-// addOpen adds a resource that is one device for any number of pods.
+// addOpen adds a resource that stands for one device with unlimited sharing.
 func (c *counts) addOpen(r *fleet.Resource) {
 	c.All++
 	switch {
@@ -129,7 +129,7 @@ func (c *counts) draw(g terminal.Glyph, n int64) {
 	c.glyphs[g] += n
 }
 
-// modelRow is a model with how many of it there are.
+// modelRow is a model with the numbers of its devices.
 type modelRow struct {
 	Kind   string            `json:"kind"`
 	Model  string            `json:"model"`
@@ -137,7 +137,7 @@ type modelRow struct {
 	counts
 }
 
-// nodeRow is a node with how many devices it has.
+// nodeRow is a node with the numbers of its devices.
 type nodeRow struct {
 	Node  string     `json:"node"`
 	Kinds []kindRow  `json:"kinds"`
@@ -145,7 +145,7 @@ type nodeRow struct {
 	counts
 }
 
-// kindRow is how many devices of a kind a node has. Parts of one silicon are together.
+// kindRow counts the devices of one kind on a node. Partitions of one physical device are grouped.
 type kindRow struct {
 	Kind string `json:"kind"`
 	counts
@@ -153,7 +153,7 @@ type kindRow struct {
 	order   []string
 }
 
-// sickness is what is wrong with a device.
+// sickness describes an unhealthy device.
 type sickness struct {
 	Device string        `json:"device"` // its label
 	Name   string        `json:"name"`
@@ -165,7 +165,7 @@ type topView struct {
 	Nodes  []nodeRow  `json:"nodes"`
 }
 
-// kindOfPlugins is that of the rows for resources of device plugins.
+// kindOfPlugins is the kind of rows for device plugin resources.
 const kindOfPlugins = "plugin"
 
 // topOf counts the devices of a fleet.
@@ -210,7 +210,7 @@ func entry[V any](rows map[string]*V, key string, blank V) *V {
 	return rows[key]
 }
 
-// rank orders kinds: those that people look for come first, plugins last.
+// rank orders kinds: the most requested kinds first, device plugin resources last.
 func rank(kind string) int {
 	kinds := []string{"gpu", "npu", "fpga", "nic", "dma", "crypto", "enclave", "hypervisor", "other", kindOfPlugins}
 	if i := slices.Index(kinds, kind); i >= 0 {
@@ -249,7 +249,7 @@ func (t *topView) writeModels(out io.Writer, style terminal.Style) {
 		rows.add(plain(m.Kind), plain(m.Model), plain(gibibytes(m.Memory)), m.free(), number(m.Held), number(m.Out), number(m.All), cell{})
 	}
 	room := style.Width
-	for _, w := range rows.widths(1 << 20) { // of what is in no need to be cut
+	for _, w := range rows.widths(1 << 20) { // the widths if nothing is cut
 		room -= w + 2
 	}
 	for i, m := range t.Models {
@@ -258,7 +258,7 @@ func (t *topView) writeModels(out io.Writer, style terminal.Style) {
 	rows.write(out, style)
 }
 
-// free is how many pods may have: any number where the device is open.
+// free returns the number of free devices, "any" if all devices have unlimited sharing.
 func (c *counts) free() cell {
 	if c.Open > 0 && c.Open == c.All {
 		return plain("any")
@@ -266,8 +266,8 @@ func (c *counts) free() cell {
 	return number(c.Free)
 }
 
-// freeDevices is how many devices a pod would get, beside those that any number of pods may
-// have.
+// freeDevices returns the number of free devices without those with unlimited sharing, "any" if all
+// devices of the node have unlimited sharing.
 func (n *nodeRow) freeDevices() cell {
 	if n.Open > 0 && n.Open == n.All {
 		return plain("any")
@@ -275,7 +275,7 @@ func (n *nodeRow) freeDevices() cell {
 	return number(n.Free - n.Open)
 }
 
-// healthWidth is from which width on there is room to say what is wrong with devices.
+// healthWidth is the terminal width from which on the health of devices is shown.
 const healthWidth = 100
 
 // writeNodes prints a line for each node.
@@ -311,7 +311,7 @@ func (n *nodeRow) strips(style terminal.Style, room int) cell {
 	for i := range n.Kinds {
 		k := &n.Kinds[i]
 		if k.Open == k.All {
-			continue // hypervisors: anybody may have them
+			continue // devices with unlimited sharing, such as /dev/kvm
 		}
 		part := k.strip(style)
 		gap := ""
@@ -327,8 +327,8 @@ func (n *nodeRow) strips(style terminal.Style, room int) cell {
 	return whole
 }
 
-// strip draws the devices of one kind: a glyph for each, with the parts of one silicon
-// together. Many are told in words.
+// strip draws the devices of one kind: a glyph for each, grouped by physical device. Many devices
+// are summarised in words.
 func (k *kindRow) strip(style terminal.Style) cell {
 	kind := terminal.Safe(k.Kind) + " "
 	if k.All > stripLength {
@@ -356,7 +356,7 @@ func (k *kindRow) strip(style terminal.Style) cell {
 	return out
 }
 
-// health says what is wrong with which devices.
+// health lists the unhealthy devices with their conditions.
 func (n *nodeRow) health(now time.Time) string {
 	var all []string
 	for _, s := range n.Sick {
@@ -367,7 +367,7 @@ func (n *nodeRow) health(now time.Time) string {
 	return strings.Join(all, ", ")
 }
 
-// since is how long ago something began, "" if that is not known.
+// since returns the time since t, "" if t is unknown.
 func since(t, now time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -375,7 +375,7 @@ func since(t, now time.Time) string {
 	return terminal.Age(now.Sub(t))
 }
 
-// gibibytes writes memory as people say it.
+// gibibytes formats an amount of memory.
 func gibibytes(q resource.Quantity) string {
 	if q.IsZero() {
 		return ""

@@ -15,7 +15,7 @@ import (
 	"chandler.dev/internal/terminal"
 )
 
-// driverName is Chandler's, as a DRA driver.
+// driverName is Chandler's name as a DRA driver.
 const driverName = discovery.Domain
 
 func newWho(o *options) *cobra.Command {
@@ -72,7 +72,7 @@ inventory" says more on the node.`,
 	return cmd
 }
 
-// whoView is devices and those who have them.
+// whoView is a list of devices with their consumers.
 type whoView struct {
 	Node      string           `json:"node,omitempty"`
 	Pod       string           `json:"pod,omitempty"`
@@ -82,7 +82,7 @@ type whoView struct {
 	answers answers
 }
 
-// who returns what a word of the command line asks for.
+// who returns the view for a word of the command line.
 func (v *view) who(word string) (*whoView, error) {
 	f := fleet.Of(v.Input, driverName)
 	type look struct {
@@ -164,15 +164,15 @@ func filter(into *whoView, f *fleet.Fleet, device func(*fleet.Device) bool, reso
 	return into
 }
 
-// holding is what one owner has through one claim, or of one resource.
+// holding is the set of devices that one consumer has by one claim or one resource.
 type holding struct {
 	fleet.Holder
 	node    string
-	devices []*fleet.Device // none by the device-plugin API
-	told    []told          // those by the device-plugin API, if the agent says so
+	devices []*fleet.Device // empty for the device plugin API
+	told    []told          // the devices by the device plugin API, if the agent has answered
 }
 
-// holdings returns what each owner has, by owner.
+// holdings returns the holdings of all consumers.
 func (w *whoView) holdings() (out []*holding) {
 	at := make(map[string]*holding)
 	for i := range w.Devices {
@@ -205,7 +205,7 @@ func (w *whoView) holdings() (out []*holding) {
 	return out
 }
 
-// write prints who has what, and after it what is free and what is wrong.
+// write prints the consumers with their devices, and then free and unhealthy devices.
 func (w *whoView) write(out io.Writer, style terminal.Style, now time.Time) {
 	rows, wide := w.rows(style, now)
 	if len(rows.rows) > 0 {
@@ -226,8 +226,8 @@ func (w *whoView) write(out io.Writer, style terminal.Style, now time.Time) {
 	}
 }
 
-// rows returns a line for each device that somebody has. Lines of one holder after the first
-// have only what differs. The style is wide if all columns have room.
+// rows returns a line for each allocated device. After the first line of a consumer, only the
+// differing cells are filled. wide reports whether the style has room for all columns.
 func (w *whoView) rows(style terminal.Style, now time.Time) (rows table, wide bool) {
 	rows.columns = []column{{title: "NODE", least: 10}, {title: "POD", least: 14}, {title: "DEVICE", least: 12}, {title: "MODEL", least: 12}, {title: "BY", least: 12}, {title: "REQUEST", least: 8}, {title: "API"}, {title: "AGE", right: true}}
 	for _, h := range w.holdings() {
@@ -265,7 +265,7 @@ func (w *whoView) rows(style terminal.Style, now time.Time) (rows table, wide bo
 	return rows, style.Width >= healthWidth
 }
 
-// requestOf is by which request of a claim somebody has a device.
+// requestOf returns the name of the claim's request through which a holder has a device.
 func requestOf(d *fleet.Device, h *fleet.Holder) string {
 	for _, other := range d.Holders {
 		if other.Name() == h.Name() && other.Claim == h.Claim {
@@ -275,7 +275,7 @@ func requestOf(d *fleet.Device, h *fleet.Holder) string {
 	return ""
 }
 
-// named is a device's label, with its glyph if something is wrong.
+// named returns a device's label, with a glyph if the device is unhealthy.
 func named(style terminal.Style, d *fleet.Device) cell {
 	label := terminal.Safe(d.Label)
 	switch g := glyph(d); g {
@@ -306,7 +306,7 @@ func (t table) without(titles ...string) table {
 	return out
 }
 
-// summary says how much of a node is free, who has nothing, and what is wrong with devices.
+// summary lists the free devices of a node, a pod without devices, and unhealthy devices.
 func (w *whoView) summary(style terminal.Style, now time.Time) string {
 	var sentences []string
 	switch {
@@ -353,7 +353,8 @@ func (w *whoView) summary(style terminal.Style, now time.Time) string {
 	return terminal.Safe(strings.Join(sentences, " "))
 }
 
-// waitingText says how many devices are offered to nobody, so that nothing else here counts them.
+// waitingText gives the number of devices that are not offered at present, and so are counted
+// nowhere else.
 func waitingText(n int) string {
 	if n == 1 {
 		return "1 device of this node waits until those who have it let go, and is offered to nobody: run chandler migrate status there."
@@ -361,7 +362,7 @@ func waitingText(n int) string {
 	return fmt.Sprintf("%d devices of this node wait until those who have them let go, and are offered to nobody: run chandler migrate status there.", n)
 }
 
-// forAge says for how long something has been so, if that is known.
+// forAge returns a phrase for the time since t, "" if t is unknown.
 func forAge(t, now time.Time) string {
 	if age := since(t, now); age != "" {
 		return ", for " + age
@@ -381,7 +382,7 @@ func (w *whoView) state(d *fleet.Device) string {
 	return "free"
 }
 
-// open names the devices that any number of pods may have, "" if there are none.
+// open returns a sentence about the devices with unlimited sharing, "" if there are none.
 func (w *whoView) open() string {
 	var names []string
 	for i := range w.Devices {
@@ -400,7 +401,7 @@ func (w *whoView) open() string {
 	return "Any number of pods may have " + and(names) + "."
 }
 
-// and joins names as sentences do.
+// and joins names to a phrase.
 func and(names []string) string {
 	last := len(names) - 1
 	if last == 0 {
@@ -409,8 +410,8 @@ func and(names []string) string {
 	return strings.Join(names[:last], ", ") + " and " + names[last]
 }
 
-// free says how many devices of which kind are free, such as "4 gpu and 5 nic are free", ""
-// if none is. Devices for any number of pods do not count.
+// free returns the number of free devices by kind, such as "4 gpu and 5 nic are free", "" if there
+// are none. Devices with unlimited sharing are left out.
 func (w *whoView) free() string {
 	byKind := make(map[string]int64)
 	var kinds []string

@@ -21,13 +21,13 @@ import (
 	"chandler.dev/internal/why"
 )
 
-// Exit codes of why, beside 0.
+// Exit codes of why, other than 0.
 const (
 	codeWaits   = 1
 	codeUnasked = 2
 )
 
-// exit is an error with an exit code. Without an error nothing more is to be said.
+// exit is an error with an exit code. If error is nil, no message is printed.
 type exit struct {
 	error
 	code int
@@ -88,7 +88,7 @@ and 2 if the command could not look.`,
 	return cmd
 }
 
-// why prints the answer for a pod, and reports whether it waits.
+// why prints the answer for a pod, and reports whether the pod waits.
 func (o *options) why(ctx context.Context, cmd *cobra.Command, word string) (waits bool, err error) {
 	if err := o.checkOutput(); err != nil {
 		return false, err
@@ -128,7 +128,7 @@ func (o *options) why(ctx context.Context, cmd *cobra.Command, word string) (wai
 	return answer.Waits, nil
 }
 
-// whyWriter writes an answer for people.
+// whyWriter writes an answer for a terminal.
 type whyWriter struct {
 	out   io.Writer
 	style terminal.Style
@@ -139,7 +139,7 @@ func (w *whyWriter) line(format string, args ...any) {
 	fmt.Fprintln(w.out, strings.TrimRight(fmt.Sprintf(format, args...), " "))
 }
 
-// text writes a text in as many lines as it needs, each after the first with an indent.
+// text writes a text in as many lines as necessary. All lines after the first are indented.
 func (w *whyWriter) text(indent int, text string) {
 	for i, line := range terminal.Wrap(terminal.Safe(text), w.style.Width-indent) {
 		if i > 0 {
@@ -188,7 +188,7 @@ func (w *whyWriter) write(a *why.Answer) {
 	}
 }
 
-// fixIndent is how wide the column is before commands.
+// fixIndent is the width of the column before commands.
 const fixIndent = 9
 
 func verb(phase string) string {
@@ -201,7 +201,7 @@ func verb(phase string) string {
 	return "has ended on"
 }
 
-// asked writes what is asked for, and what became of the devices, or what the pod has.
+// asked writes a request with the result of each step, or the devices that the pod has.
 func (w *whyWriter) asked(a *why.Answer, r *why.Request) {
 	w.text(2, title(a, r))
 	for i, step := range r.Steps {
@@ -223,7 +223,7 @@ func (w *whyWriter) asked(a *why.Answer, r *why.Request) {
 	}
 }
 
-// title is what a request asks for, in a line.
+// title describes a request in one line.
 func title(a *why.Answer, r *why.Request) string {
 	count := fmt.Sprint(r.Count)
 	if r.All {
@@ -250,7 +250,7 @@ func title(a *why.Answer, r *why.Request) string {
 	return text
 }
 
-// first writes how many devices there are at all. If there are none, it says why.
+// first writes the number of all devices. If there are none, it adds the reason.
 func (w *whyWriter) first(step *why.Step) {
 	separator := ", "
 	switch {
@@ -262,7 +262,7 @@ func (w *whyWriter) first(step *why.Step) {
 	w.indented(fmt.Sprintf("%6d  %s%s%s", step.Devices, step.What, separator, step.Detail))
 }
 
-// indented writes a text that begins with a number, its other lines below the text.
+// indented writes a text that begins with a number, with its other lines below the text.
 func (w *whyWriter) indented(text string) {
 	number, rest := text[:8], text[8:]
 	for i, line := range terminal.Wrap(breakable(terminal.Safe(rest), w.style.Width-8), w.style.Width-8) {
@@ -273,8 +273,8 @@ func (w *whyWriter) indented(text string) {
 	}
 }
 
-// breakable puts spaces into words that are longer than a line, as expressions have them:
-// behind a bracket, a comma, or before a dot, else where the line ends.
+// breakable splits words that are longer than a line, such as CEL expressions: after a bracket or
+// comma, before a dot, or otherwise at the end of the line.
 func breakable(text string, columns int) string {
 	var out []string
 	for word := range strings.FieldsSeq(text) {
@@ -297,10 +297,11 @@ func breakable(text string, columns int) string {
 	return strings.Join(out, " ")
 }
 
-// whatWidth is how wide the column of conditions is at most.
+// whatWidth limits the width of the column with the conditions.
 const whatWidth = 38
 
-// step writes what a condition took away. Expressions have lines of their own.
+// step writes the number of devices that a condition excludes. Long conditions have lines of their
+// own.
 func (w *whyWriter) step(r *why.Request, step *why.Step) {
 	column := 0
 	for _, s := range r.Steps[1:] {
@@ -335,7 +336,7 @@ func (w *whyWriter) has(r *why.Request, d *fleet.Device) {
 
 func bare(d *fleet.Device) string { return strings.TrimPrefix(d.Label, d.Kind+" ") }
 
-// refusals writes on which nodes the pod may not run, and why.
+// refusals writes the nodes on which the pod may not run, with the reasons.
 func (w *whyWriter) refusals(a *why.Answer) {
 	if len(a.Nodes) == 0 {
 		return
@@ -350,7 +351,7 @@ func (w *whyWriter) refusals(a *why.Answer) {
 	}
 }
 
-// nearest writes where least is missing, with the devices there.
+// nearest writes the place where the fewest devices are missing, with the devices there.
 func (w *whyWriter) nearest(n *why.Nearest) {
 	w.text(2, fmt.Sprintf("nearest: %s, has %d", n.Where, n.Has))
 	line, columns := "", 0
@@ -380,7 +381,7 @@ func (w *whyWriter) nearest(n *why.Nearest) {
 	}
 }
 
-// age is for how long a device has been as it is.
+// age returns the time since a device was tainted, "" if unknown.
 func (w *whyWriter) age(d *fleet.Device) string {
 	for _, taint := range d.Taints {
 		if fleet.Bars(taint.Effect) {

@@ -21,10 +21,10 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Abandoned returns which of the claims are gone from the API server, or are not
-// allocated on the node any more, and are referred to by no pod of the node and
-// by no container that the kubelet lists. If one of these cannot be asked, that is an
-// error, and no claim counts as abandoned.
+// Abandoned returns the claims that no longer exist in the API server or are no longer allocated on
+// the node, and that neither a pod of the node nor a container in the kubelet's list refers to. If
+// the API server or the kubelet does not answer, Abandoned returns an error, and no claim counts as
+// abandoned.
 func (n *Node) Abandoned(ctx context.Context, claims []ledger.Owner) ([]types.UID, error) {
 	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
@@ -59,8 +59,8 @@ func (n *Node) Abandoned(ctx context.Context, claims []ledger.Owner) ([]types.UI
 	return abandoned, nil
 }
 
-// referred reports whether the claim is allocated on the node, or one of the
-// pods refers to it.
+// referred reports whether the claim is allocated on the node, or one of the pods refers to the
+// claim.
 func (n *Node) referred(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
 	now, err := n.claims.ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	switch {
@@ -74,8 +74,8 @@ func (n *Node) referred(ctx context.Context, claim ledger.Owner, pods []corev1.P
 	return n.allocatedHere(now) || inPod(pods, claim, nil), nil
 }
 
-// referredByUID is for a claim of which only the UID is known. Any pod may refer to
-// the claim if it refers to one that is not there or is not reserved for that pod.
+// referredByUID is like referred, for a claim with only a UID. A pod with an unknown claim, or with
+// a claim reserved for other pods, may refer to the given claim.
 func (n *Node) referredByUID(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
 	all, err := n.claims.ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -99,30 +99,30 @@ func (n *Node) referredByUID(ctx context.Context, claim ledger.Owner, pods []cor
 	return false, nil
 }
 
-// allocatedHere reports whether the claim has anything of the node's pool.
+// allocatedHere reports whether a device of the node's pool is allocated to the claim.
 func (n *Node) allocatedHere(claim *resourceapi.ResourceClaim) bool {
 	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
 		return result.Driver == discovery.Domain && result.Pool == n.name
 	})
 }
 
-// inContainer reports whether the kubelet gave a container a CDI device of the
-// claim. Names of CDI devices begin with the claim's UID, which is never used again.
+// inContainer reports whether the kubelet gave a container a CDI device of the claim. Names of CDI
+// devices begin with the claim's UID, which is never reused.
 func inContainer(listed *kubeletapi.Listing, uid types.UID) bool {
 	prefix := cdi.ID(string(uid) + "-")
 	return slices.ContainsFunc(listed.CDIDevices(), func(name string) bool { return strings.HasPrefix(name, prefix) })
 }
 
-// inPod reports whether a pod refers to the claim by its name. If the name now belongs
-// to a successor that is reserved for the pod, the pod means the successor.
+// inPod reports whether a pod refers to the claim by name. If the name now belongs to a successor
+// with a reservation for the pod, the pod refers to the successor.
 func inPod(pods []corev1.Pod, claim ledger.Owner, successor *resourceapi.ResourceClaim) bool {
 	return slices.ContainsFunc(pods, func(pod corev1.Pod) bool {
 		return pod.Namespace == claim.Namespace && slices.Contains(claimsOf(&pod), claim.Name) && !reservedFor(successor, pod.UID)
 	})
 }
 
-// Users returns the names of the pods that have a claim, by what the kubelet last answered. It names the pods of a claim
-// that is reserved for a PodGroup too, which the claim's status does not.
+// Users returns the names of the pods with a claim, by the kubelet's last answer. Unlike the
+// claim's status, the answer also contains the pods of a claim with a reservation for a PodGroup.
 func (n *Node) Users(claim ledger.Owner) (pods []string) {
 	said := n.Said()
 	if said == nil {
@@ -140,7 +140,7 @@ func (n *Node) Users(claim ledger.Owner) (pods []string) {
 	return pods
 }
 
-// ByName returns the pods of the node that the API server has, by name.
+// ByName returns the node's pods in the API server, by name.
 func (n *Node) ByName(ctx context.Context) (map[types.NamespacedName]*corev1.Pod, error) {
 	pods, err := n.pods(ctx)
 	byName := make(map[types.NamespacedName]*corev1.Pod, len(pods))
@@ -166,8 +166,8 @@ func reservedFor(claim *resourceapi.ResourceClaim, pod types.UID) bool {
 	})
 }
 
-// Named returns which ResourceClaim has the device of a name allocated, or which
-// ResourceSlice still offers it. An API server without resource.k8s.io names none.
+// Named maps the names of the node's devices to the ResourceClaim that has the device, or else the
+// ResourceSlice that still offers it. The map is empty if the API server has no resource.k8s.io.
 func (n *Node) Named(ctx context.Context) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
@@ -196,7 +196,7 @@ func (n *Node) Named(ctx context.Context) (map[string]string, error) {
 			continue
 		}
 		for _, result := range claim.Status.Allocation.Devices.Results {
-			admin := result.AdminAccess != nil && *result.AdminAccess // keeps nobody out
+			admin := result.AdminAccess != nil && *result.AdminAccess // does not exclude other consumers
 			if result.Driver == discovery.Domain && result.Pool == n.name && !admin {
 				by[result.Device] = fmt.Sprintf("ResourceClaim %s/%s", claim.Namespace, claim.Name)
 			}

@@ -17,7 +17,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// listing answers as the kubelet's PodResources API does.
+// listing answers like the kubelet's PodResources API.
 func listing(pods []*podresourcesapi.PodResources) func(context.Context) (*kubeletapi.Listing, error) {
 	return func(context.Context) (*kubeletapi.Listing, error) { return &kubeletapi.Listing{Pods: pods}, nil }
 }
@@ -85,7 +85,7 @@ func TestAbandoned(t *testing.T) {
 		"the kubelet has no pods yet": {unknown: true},
 	}
 	for name, test := range tests {
-		// By the UID alone nothing else is found out.
+		// With the UID alone, the result is the same.
 		for _, claim := range []ledger.Owner{{UID: "uid-1", Namespace: "default", Name: "c"}, {UID: "uid-1"}} {
 			t.Run(name+", as "+claim.Name, func(t *testing.T) {
 				client := fake.NewClientset(test.objects...)
@@ -99,8 +99,7 @@ func TestAbandoned(t *testing.T) {
 	}
 }
 
-// Where no more than the UID of a claim is known, a pod that waits for a claim
-// may wait for that one.
+// If only the UID of a claim is known, a pod that waits for a claim may wait for that one.
 func TestAbandonedByUID(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "pod-1"}}
 	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "x", ResourceClaimName: new("another")}}

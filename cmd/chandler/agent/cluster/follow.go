@@ -14,29 +14,28 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// How long until a watch that ended is begun again: the first once it has said
-// something, doubled up to the longest while it says nothing.
+// The pause before a watch restarts: shortPause after a watch with an event, doubled up to
+// longPause after watches without events.
 const (
 	shortPause = time.Second
 	longPause  = time.Minute
 )
 
-// follower is a watch of the metadata of one object, which is begun again where it ended. A
-// watch without a version needs no list before it, since it begins with what is there
-// (k8s.io/apiserver/pkg/storage/cacher/cacher.go, Watch, read in 0.28 to 0.37).
+// follower watches the metadata of one object, and restarts the watch where the last one ended. A
+// watch without a resource version needs no list before it, because it begins with the current
+// state (k8s.io/apiserver/pkg/storage/cacher/cacher.go, Watch, read in 0.28 to 0.37).
 type follower struct {
 	of   metadata.ResourceInterface
 	name string                              // of the object
-	what string                              // its kind, for errors
-	lost string                              // what it means that it cannot be followed
-	take func(*metav1.PartialObjectMetadata) // is given it as it is first, and whenever it has changed
+	what string                              // the object's kind, for errors
+	lost string                              // the log message when the watch fails
+	take func(*metav1.PartialObjectMetadata) // receives the object, at first and after each change
 
-	version string // of the object as it was heard last, "" if the watch is to begin anew
-	heard   bool   // this watch has said something
+	version string // last received version of the object, "" to begin without a version
+	heard   bool   // this watch has received an event
 }
 
-// run follows the object until the context ends. Each reason for a watch that fails is
-// logged once.
+// run follows the object until the context ends. Each reason for a failed watch is logged once.
 func (f *follower) run(ctx context.Context) {
 	pause, said := shortPause, ""
 	for ctx.Err() == nil {
@@ -58,14 +57,14 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// watch watches until the API server ends it, as it does after a time. That is no error,
-// and neither is that the API server does not remember as far back as the watch goes.
+// watch watches until the API server ends the watch, as usual after some time. A regular end and an
+// expired resource version are not errors.
 func (f *follower) watch(ctx context.Context) error {
 	f.heard = false
 	w, err := f.of.Watch(ctx, metav1.ListOptions{
 		FieldSelector:       fields.OneTermEqualSelector(metav1.ObjectNameField, f.name).String(),
 		ResourceVersion:     f.version,
-		AllowWatchBookmarks: true, // so that the version is not too old when the watch begins again
+		AllowWatchBookmarks: true, // keep the version recent enough for the next watch
 	})
 	if err != nil {
 		return f.ended(err)
@@ -89,8 +88,8 @@ func (f *follower) watch(ctx context.Context) error {
 
 var errNoMetadata = errors.New("what the API server says is no metadata of an object")
 
-// ended returns why a watch ended too early. After one that goes back too far, the next
-// one begins anew.
+// ended returns the error of a failed watch. After the expiry of a version, there is no error, and
+// the next watch begins without a version.
 func (f *follower) ended(err error) error {
 	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		f.version = ""

@@ -9,12 +9,11 @@ import (
 	"k8s.io/client-go/metadata"
 )
 
-// FollowLabels tells the labels of a node when it hears them first and whenever they
-// change, until the context ends. Those of a node that was deleted stay until there is
-// another of its name. While the API server does not answer, or there is no such node,
-// nothing is told.
+// FollowLabels calls tell with the labels of a node, at first and after each change, until the
+// context ends. The labels of a deleted node stay in force until a node with the same name appears.
+// While the API server does not answer, or there is no such node, tell is not called.
 func FollowLabels(ctx context.Context, client metadata.Interface, node string, tell func(map[string]string)) {
-	var last map[string]string // that were told, nil if none were
+	var last map[string]string // the labels of the last call, nil if there was none
 	f := follower{
 		of: client.Resource(corev1.SchemeGroupVersion.WithResource("nodes")), name: node, what: "node",
 		lost: "The labels of the node cannot be followed; those seen last stay in force",

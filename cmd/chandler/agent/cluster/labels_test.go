@@ -25,7 +25,7 @@ type watchServer struct {
 	answers []func(w http.ResponseWriter, r *http.Request)
 
 	mu    sync.Mutex
-	asked []string // from which version each watch was to go on
+	asked []string // the start version of each watch
 }
 
 func (s *watchServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -57,9 +57,9 @@ func say(w http.ResponseWriter, event, version string, labels map[string]string)
 	w.(http.Flusher).Flush()
 }
 
-// Labels are told as they are first, and whenever they are others. A watch that ends is
-// begun again where it ended, and anew where the API server does not know that any more.
-// Nothing else is asked, and each reason for a watch that fails is logged once.
+// FollowLabels reports the labels at first and after each change. A watch continues where the last
+// one ended, or begins again without a version if the API server no longer has that version. There
+// are no other requests, and each reason for a failed watch is logged once.
 func TestFollowLabels(t *testing.T) {
 	t.Parallel()
 	refuse := func(code int, reason metav1.StatusReason) func(http.ResponseWriter, *http.Request) {
@@ -77,7 +77,7 @@ func TestFollowLabels(t *testing.T) {
 		func(w http.ResponseWriter, _ *http.Request) {
 			say(w, "ADDED", "10", nil)
 			say(w, "MODIFIED", "11", map[string]string{"pool": "big"})
-			say(w, "MODIFIED", "12", map[string]string{"pool": "big"}) // its status
+			say(w, "MODIFIED", "12", map[string]string{"pool": "big"}) // a change of its status
 			say(w, "DELETED", "13", map[string]string{"pool": "big"})
 			say(w, "ADDED", "14", map[string]string{"pool": "big", "zone": "a"})
 			say(w, "BOOKMARK", "20", nil)

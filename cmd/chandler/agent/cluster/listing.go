@@ -12,11 +12,11 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// Listing asks the kubelet what containers have, and finds out whether the answer is
-// whole. It is whole if it names the agent's own pod, which must not be a static one,
-// since the kubelet knows those before all others. An agent that is no pod goes by
-// the last whole answer and, if that named a pod which is missing now, by the API
-// server, which it asks only then.
+// Listing queries the kubelet for the devices of all containers, and determines whether the answer
+// is complete. An answer is complete if it contains the agent's own pod. That pod must not be a
+// static pod, because the kubelet has static pods before all others. For an agent outside of a pod,
+// an answer with all pods of the last complete answer is complete; otherwise the agent compares the
+// answer with the API server.
 func (n *Node) Listing(ctx context.Context) (*kubeletapi.Listing, error) {
 	said, err := n.kubelet(ctx)
 	if errors.Is(err, kubeletapi.ErrAbsent) && n.Written != nil {
@@ -52,9 +52,9 @@ func (n *Node) Listing(ctx context.Context) (*kubeletapi.Listing, error) {
 	return said, nil
 }
 
-// written returns what the node's pods have by the kubelet's checkpoint. It may have
-// entries of pods that have ended, and knows pods by their UIDs alone. Those of static
-// pods are annotations of the pods that the API server has in their place.
+// written returns the devices of the node's pods by the kubelet's checkpoint. The checkpoint may
+// contain pods that have ended, and identifies pods only by UID. The UIDs of static pods are
+// annotations of their mirror pods in the API server.
 func (n *Node) written(ctx context.Context) (*kubeletapi.Listing, error) {
 	holdings, err := n.Written()
 	if err != nil {
@@ -91,8 +91,8 @@ func hasAll(named, pods map[string]bool) bool {
 	return true
 }
 
-// namesBound reports whether all pods are named that the API server has bound to
-// the node and that have not ended.
+// namesBound reports whether named contains all pods that the API server has bound to the node and
+// that have not ended.
 func (n *Node) namesBound(ctx context.Context, named map[string]bool) bool {
 	pods, err := n.unended(ctx)
 	if err != nil {

@@ -19,15 +19,15 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// A kubelet that has just started leaves pods out. An agent that is a pod sees that
-// by its own pod. Any other agent asks the API server, but only when a pod is missing.
+// A kubelet that has just started omits pods. An agent in a pod detects this by its own pod. Any
+// other agent queries the API server, but only if a pod is missing.
 func TestListings(t *testing.T) {
 	steps := []struct {
 		name      string
 		listed    string
-		bound     string // pods of the API server; one that ends in "!" has ended; "-": it is away
-		pod, none bool   // whether the answer is whole for an agent that is a pod, or none
-		asked     bool   // whether an agent that is none asks the API server
+		bound     string // pods of the API server; "!" marks a pod that has ended; "-" is an unreachable server
+		pod, none bool   // whether the answer is complete for an agent in a pod, and outside of one
+		asked     bool   // whether an agent outside of a pod queries the API server
 	}{
 		{"after its start", "", "agent train", false, false, true},
 		{"static pods", "proxy", "agent proxy train", false, false, true},
@@ -87,8 +87,7 @@ func TestListings(t *testing.T) {
 	}
 }
 
-// Without a PodResources API the kubelet's checkpoint says what pods have that have
-// not ended.
+// Without a PodResources API, the devices of running pods are read from the kubelet's checkpoint.
 func TestListingWithoutPodResources(t *testing.T) {
 	pod := func(name, uid string, phase corev1.PodPhase, containers ...string) *corev1.Pod {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(uid)}}

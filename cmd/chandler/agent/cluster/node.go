@@ -1,5 +1,5 @@
-// Package cluster asks the API server and the kubelet which pods, claims and slices
-// concern a node. It changes nothing.
+// Package cluster queries the API server and the kubelet for the pods, claims and slices of a node,
+// without changing anything.
 package cluster
 
 import (
@@ -22,40 +22,40 @@ import (
 	"chandler.dev/internal/podevents"
 )
 
-// AskTimeout is how long the API server has for an answer if other work waits for it.
+// AskTimeout limits a request to the API server if other work waits for the answer.
 const AskTimeout = 10 * time.Second
 
-// Node is a node that an agent asks about.
+// Node is the agent's view of its node in the cluster.
 type Node struct {
 	name    string
 	client  kubernetes.Interface
 	claims  *draclient.Client
-	own     string // the agent's own pod, "" if it is none
+	own     string // the agent's own pod, "" outside of a pod
 	kubelet func(ctx context.Context) (*kubeletapi.Listing, error)
 
-	// Written returns what containers have by the kubelet's checkpoint, which is
-	// read if the kubelet has no PodResources API. Nil means that it cannot be read.
+	// Written returns the devices of containers by the kubelet's checkpoint, which is used if the
+	// kubelet has no PodResources API. It is nil if the checkpoint cannot be read.
 	Written func() ([]kubeletapi.Holding, error)
-	absent  sync.Once // it was said that there is no PodResources API
+	absent  sync.Once // the absence of a PodResources API was logged
 
 	said atomic.Pointer[kubeletapi.Listing] // the kubelet's last answer, nil if there was none
 
 	mu     sync.Mutex
-	listed map[string]bool               // the pods that the last whole answer of the kubelet named, nil if there was none
+	listed map[string]bool               // the pods of the kubelet's last complete answer, nil if there was none
 	known  map[types.NamespacedName]term // pods that have grants
 }
 
-// NewNode returns a node. Its kubelet is asked by a function for what PodResources
-// says. The agent's own pod, as "namespace/name", is "" if the agent is none.
+// NewNode returns a node. own is the agent's own pod, as "namespace/name", or "" outside of a pod.
+// kubelet queries the PodResources API.
 func NewNode(name string, client kubernetes.Interface, own string, kubelet func(ctx context.Context) (*kubeletapi.Listing, error)) *Node {
 	return &Node{name: name, client: client, claims: draclient.New(client), own: own, kubelet: kubelet, known: make(map[types.NamespacedName]term)}
 }
 
-// Said returns what the kubelet last answered to [Node.Listing], nil if it has not. It
-// may not be modified.
+// Said returns the kubelet's last answer to [Node.Listing], nil if there was none. The caller must
+// not modify it.
 func (n *Node) Said() *kubeletapi.Listing { return n.said.Load() }
 
-// pods asks the API server for all pods of the node, ended ones included.
+// pods lists all pods of the node from the API server, including ended pods.
 func (n *Node) pods(ctx context.Context) ([]corev1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
@@ -68,7 +68,7 @@ func (n *Node) pods(ctx context.Context) ([]corev1.Pod, error) {
 	return pods.Items, nil
 }
 
-// unended asks the API server for the node's pods that have not ended.
+// unended lists the node's pods from the API server, except ended pods.
 func (n *Node) unended(ctx context.Context) ([]corev1.Pod, error) {
 	pods, err := n.pods(ctx)
 	return slices.DeleteFunc(pods, terminal), err
@@ -78,8 +78,7 @@ func terminal(pod corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// Pods asks the API server for the node's pods that have not ended, and for the
-// claims that they refer to.
+// Pods lists the node's pods with their claims from the API server, except ended pods.
 func (n *Node) Pods(ctx context.Context) (pods []podevents.Pod, err error) {
 	all, err := n.unended(ctx)
 	for i := range all {
@@ -88,15 +87,15 @@ func (n *Node) Pods(ctx context.Context) (pods []podevents.Pod, err error) {
 	return pods, err
 }
 
-// Pending reports whether a pod of the node that has not ended asks for a classic
-// resource in an init container. PodResources leaves init containers out.
+// Pending reports whether a pod of the node that has not ended requests an extended resource in an
+// init container. PodResources does not list init containers.
 func (n *Node) Pending(ctx context.Context, resource string) (bool, error) {
 	pods, err := n.unended(ctx)
 	return slices.ContainsFunc(pods, func(pod corev1.Pod) bool { return asks(pod.Spec.InitContainers, resource) }), err
 }
 
-// AskForBoth reports whether exactly one pod of the node that has not ended, and that PodResources did not list yet, asks for
-// two resources in one container.
+// AskForBoth reports whether exactly one pod of the node requests two resources in one container,
+// among the pods that have not ended and that PodResources does not list yet.
 func (n *Node) AskForBoth(ctx context.Context, resource, other string) (bool, error) {
 	pods, err := n.unended(ctx)
 	if err != nil {
@@ -123,7 +122,7 @@ func (n *Node) AskForBoth(ctx context.Context, resource, other string) (bool, er
 	return count == 1, nil
 }
 
-// asks reports whether a container asks for a classic resource.
+// asks reports whether a container requests an extended resource.
 func asks(containers []corev1.Container, resource string) bool {
 	return slices.ContainsFunc(containers, func(c corev1.Container) bool {
 		_, asks := c.Resources.Limits[corev1.ResourceName(resource)]
@@ -131,13 +130,12 @@ func asks(containers []corev1.Container, resource string) bool {
 	})
 }
 
-// passesCDI is the first version of the kubelet that passes names of CDI devices on
-// from device plugins, by default (pkg/features/kube_features.go,
-// DevicePluginCDIDevices, in 1.28 to 1.31).
+// passesCDI is the first version of the kubelet that by default passes on the CDI device names of
+// device plugins (pkg/features/kube_features.go, DevicePluginCDIDevices, in 1.28 to 1.31).
 var passesCDI = version.MajorMinor(1, 29)
 
-// PassesCDI reports whether the kubelet passes names of CDI devices on from device
-// plugins, by its version as the API server says it.
+// PassesCDI reports whether the kubelet passes on the CDI device names of device plugins, by the
+// kubelet's version in the API server.
 func (n *Node) PassesCDI(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()

@@ -15,7 +15,7 @@ import (
 	"chandler.dev/internal/podevents"
 )
 
-// Pods are known with all claims that they refer to, until they end.
+// Pods are listed with all of their claims, until they end.
 func TestPods(t *testing.T) {
 	pod := func(name string, phase corev1.PodPhase) *corev1.Pod {
 		return &corev1.Pod{
@@ -53,7 +53,7 @@ func TestPassesCDI(t *testing.T) {
 	}
 }
 
-// Two resources are for one container if exactly one pod that is starting asks for both in one container.
+// AskForBoth is true if exactly one starting pod requests both resources in one container.
 func TestAskForBoth(t *testing.T) {
 	const gpu, audio = "nvidia.com/GP102", "nvidia.com/audio"
 	pod := func(name string, containers ...[]string) *corev1.Pod {

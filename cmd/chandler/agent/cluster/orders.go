@@ -10,9 +10,9 @@ import (
 	"chandler.dev/internal/removal"
 )
 
-// FollowOrders tells the orders of removal that the agents of a namespace are given, when
-// it hears the first and whenever there is another, until the context ends. It tells
-// nothing of a ConfigMap that was deleted: Chandler is deleted with it.
+// FollowOrders calls tell with the removal orders for the agents of a namespace, at first and after
+// each change, until the context ends. The deletion of the ConfigMap is no order, because Chandler
+// is deleted with it.
 func FollowOrders(ctx context.Context, client metadata.Interface, namespace string, tell func(removal.Order)) {
 	var last removal.Order
 	f := follower{

@@ -16,7 +16,7 @@ import (
 	"chandler.dev/internal/removal"
 )
 
-// Orders are told when they change, and a ConfigMap that is deleted takes none back.
+// Orders are reported when they change. Deleting the ConfigMap revokes no order.
 func TestFollowOrders(t *testing.T) {
 	t.Parallel()
 	a, b := removal.Order{Phase: removal.Withhold, ID: "a", Beat: 1}, removal.Order{Phase: removal.Remove, ID: "a", Beat: 2}

@@ -16,19 +16,18 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// termsInterval is how often it is looked whether there are grants of pods whose
-// terms are not known.
+// termsInterval is the interval between checks for grants of unknown pods.
 const termsInterval = 5 * time.Second
 
-// term is a pod that has classic devices, as it was when it was first seen; nil if it
-// was not there. The ledger needs to know of it when it is gone, and a pod that is
-// deleted by force cannot be asked about any more.
+// term is a pod with devices of the device plugin API, as it was when first seen, or nil if it was
+// not found. The ledger needs this data after the pod is gone, and a pod that was deleted by force
+// is no longer in the API server.
 type term struct {
 	asked time.Time
 	pod   *corev1.Pod
 }
 
-// LearnTerms learns the terms of pods that get grants, until the context ends.
+// LearnTerms collects data about the pods with grants, until the context ends.
 func (n *Node) LearnTerms(ctx context.Context, l *ledger.Ledger) {
 	ticker := time.NewTicker(termsInterval)
 	defer ticker.Stop()
@@ -44,8 +43,8 @@ func (n *Node) LearnTerms(ctx context.Context, l *ledger.Ledger) {
 	}
 }
 
-// learn asks the API server, if there is a grant of a pod whose terms are not
-// known, and forgets pods that have none.
+// learn queries the API server if there is a grant of an unknown pod, and removes pods without
+// grants.
 func (n *Node) learn(ctx context.Context, grants []*ledger.Grant) error {
 	since := make(map[types.NamespacedName]time.Time)
 	for _, g := range grants {
@@ -78,8 +77,8 @@ func (n *Node) learn(ctx context.Context, grants []*ledger.Grant) error {
 	return nil
 }
 
-// outdated forgets pods that have no grant, or a newer one, and reports whether any
-// of the pods is not known.
+// outdated removes pods that have no grant, or a newer one, and reports whether any of the pods is
+// unknown.
 func (n *Node) outdated(since map[types.NamespacedName]time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -90,15 +89,15 @@ func (n *Node) outdated(since map[types.NamespacedName]time.Time) bool {
 	return len(n.known) < len(since)
 }
 
-// termOf returns a pod that has grants, nil if it is not known.
+// termOf returns a pod with grants, nil if unknown.
 func (n *Node) termOf(namespace, pod string) *corev1.Pod {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.known[types.NamespacedName{Namespace: namespace, Name: pod}].pod
 }
 
-// Termination returns how long the containers of a pod may go on once it is
-// deleted, and whether that is known.
+// Termination returns the grace period of a deleted pod's containers, and whether the period is
+// known.
 func (n *Node) Termination(namespace, pod string) (time.Duration, bool) {
 	p := n.termOf(namespace, pod)
 	if p == nil || p.Spec.TerminationGracePeriodSeconds == nil {
@@ -107,10 +106,10 @@ func (n *Node) Termination(namespace, pod string) (time.Duration, bool) {
 	return time.Duration(*p.Spec.TerminationGracePeriodSeconds) * time.Second, true
 }
 
-// UID returns the UID by which the kubelet knows a pod that has grants, "" if it is not known. For a
-// static pod that is not the UID of its mirror in the API, which has it as an annotation
-// (CreateMirrorPod in pkg/kubelet/pod/mirror_client.go and applyDefaults in
-// pkg/kubelet/config/common.go, in 1.31 to 1.37).
+// UID returns the kubelet's UID of a pod with grants, "" if unknown. The kubelet's UID of a static
+// pod is an annotation of the mirror pod in the API server, which has another UID (CreateMirrorPod
+// in pkg/kubelet/pod/mirror_client.go and applyDefaults in pkg/kubelet/config/common.go, in 1.31 to
+// 1.37).
 func (n *Node) UID(namespace, pod string) types.UID {
 	p := n.termOf(namespace, pod)
 	if p == nil {
@@ -122,7 +121,7 @@ func (n *Node) UID(namespace, pod string) types.UID {
 	return p.UID
 }
 
-// Asks reports whether a pod asks for a classic resource, and whether that is known.
+// Asks reports whether a pod requests an extended resource, and whether the answer is known.
 func (n *Node) Asks(namespace, pod, resource string) (asked, known bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -130,8 +129,8 @@ func (n *Node) Asks(namespace, pod, resource string) (asked, known bool) {
 	return t.pod != nil && (asks(t.pod.Spec.InitContainers, resource) || asks(t.pod.Spec.Containers, resource)), known
 }
 
-// Ended asks the API server whether a pod of the node that has grants has ended: it
-// is gone, or another of its name is there, or none of its containers runs any more.
+// Ended queries the API server and reports whether a pod with grants has ended: the pod is gone,
+// another pod has its name, or none of its containers runs any more.
 func (n *Node) Ended(ctx context.Context, namespace, pod string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
@@ -147,8 +146,8 @@ func (n *Node) Ended(ctx context.Context, namespace, pod string) (bool, error) {
 	}), nil
 }
 
-// goesOn reports whether a pod has not ended, nor been deleted and its containers
-// ended.
+// goesOn reports whether a pod still runs: a pod has stopped if it has ended, or if it is deleted
+// and its containers have ended.
 func goesOn(pod corev1.Pod) bool {
 	if terminal(pod) {
 		return false

@@ -16,7 +16,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Pods are asked about once, and their terms are known when they are gone.
+// Each pod is queried once, and its data remains when the pod is gone.
 func TestTerms(t *testing.T) {
 	train := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train"}}
 	train.Spec.NodeName, train.Spec.TerminationGracePeriodSeconds = "node", new(int64(120))
@@ -79,7 +79,7 @@ func TestTerms(t *testing.T) {
 	}
 }
 
-// A pod has ended when no container of it runs any more, or another has its name.
+// A pod has ended when none of its containers runs any more, or when another pod has its name.
 func TestEnded(t *testing.T) {
 	pod := func(uid string, phase corev1.PodPhase, deleted, runs bool) *corev1.Pod {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train", UID: types.UID(uid)}}
@@ -121,7 +121,7 @@ func TestEnded(t *testing.T) {
 	}
 }
 
-// The processes of a static pod are in a group that has the kubelet's name of it.
+// The UID of a static pod is the kubelet's, which the cgroup of the pod's processes has.
 func TestUID(t *testing.T) {
 	mirror := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "static", UID: "of-the-mirror",
 		Annotations: map[string]string{corev1.MirrorPodAnnotationKey: "5f1c"}}}

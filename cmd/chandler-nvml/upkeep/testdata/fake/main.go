@@ -1,5 +1,5 @@
-// Command fake is, for tests, nvidia-cuda-mps-control at its worst, or nvidia-smi, by the name
-// that it is called by. How it behaves is in the file "behaviour" of its root, a word on each line.
+// Command fake replaces nvidia-cuda-mps-control or nvidia-smi in tests, depending on its name. Its
+// behaviour, including faults, is in the file "behaviour" of its root, one word per line.
 package main
 
 import (
@@ -45,7 +45,7 @@ func main() {
 			return
 		}
 		log, err := os.OpenFile(filepath.Join(root, "smi.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-		if errors.Is(err, syscall.EROFS) { // as in a container; the driver has it there too
+		if errors.Is(err, syscall.EROFS) { // the root is read-only, as in a container
 			log, err = os.OpenFile("/dev/smi.log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		}
 		if err != nil {
@@ -65,7 +65,7 @@ func main() {
 	}
 }
 
-// computeMode returns how a GPU was set last, in the words of the query.
+// computeMode returns the last mode that was set for a GPU, in the words of the query.
 func computeMode(root, gpu string) string {
 	log, err := os.ReadFile(filepath.Join(root, "smi.log"))
 	if inside, insideErr := os.ReadFile("/dev/smi.log"); err != nil && insideErr == nil {
@@ -83,8 +83,8 @@ func computeMode(root, gpu string) string {
 	return mode
 }
 
-// daemon is the control daemon. Like the real one it has a server as its child, and does not
-// start where another one seems to be.
+// daemon is the control daemon. Like the real one, it has a server as its child, and does not start
+// if another one appears to run.
 func daemon(own, socket string, behaves func(string) bool) {
 	if behaves("dies") {
 		fmt.Println("cannot load libcuda.so.1")
@@ -99,7 +99,7 @@ func daemon(own, socket string, behaves func(string) bool) {
 	if behaves("silent") {
 		time.Sleep(time.Hour)
 	}
-	server := exec.Command(own, "server") //nolint:noctx // it outlives this program
+	server := exec.Command(own, "server") //nolint:noctx // the server outlives this program
 	server.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := server.Start(); err != nil {
 		panic(err)
@@ -110,7 +110,7 @@ func daemon(own, socket string, behaves func(string) bool) {
 		os.Exit(1)
 	}
 	if shm := os.Getenv("CUDA_VISIBLE_DEVICES"); shm != "" {
-		_ = os.WriteFile("/dev/shm/of-mps-daemon", []byte(shm), 0o600) // where it may
+		_ = os.WriteFile("/dev/shm/of-mps-daemon", []byte(shm), 0o600) // only where that is possible
 	}
 	limits := &limits{server: strconv.Itoa(server.Process.Pid), memory: make(map[string]string), threads: "100.0"}
 	for {
@@ -146,7 +146,7 @@ func daemon(own, socket string, behaves func(string) bool) {
 	}
 }
 
-// limits are what the daemon keeps clients to.
+// limits are the limits for the daemon's clients.
 type limits struct {
 	server  string
 	mu      sync.Mutex
@@ -178,7 +178,7 @@ func (l *limits) answer(words []string, forgets bool) string {
 
 // client passes a command to the daemon.
 func client(socket string) {
-	c, err := net.Dial("unix", socket) //nolint:noctx // whoever runs this ends it
+	c, err := net.Dial("unix", socket) //nolint:noctx // the caller ends it
 	if err != nil {
 		fmt.Println("Cannot find MPS control daemon process")
 		os.Exit(1)
