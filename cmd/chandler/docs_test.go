@@ -151,7 +151,8 @@ func checkChart(words []string) error {
 			}
 			at = inner
 		}
-		if _, ok := at[path[len(path)-1]]; !ok && path[0] != "config" {
+		anyKey := len(at) == 0 || path[0] == "config" // such as nodeSelector, which is empty by default
+		if _, ok := at[path[len(path)-1]]; !ok && !anyKey {
 			return fmt.Errorf("the chart has no value %s", key)
 		}
 	}

@@ -23,15 +23,16 @@ func TestAllAreValid(t *testing.T) {
 	}
 }
 
-// The README's table has one row for each family, in the order of [families.All].
-func TestREADME(t *testing.T) {
-	text, err := os.ReadFile("../../README.md")
+// TestTableOfFamilies expects one row for each family on the start page of the documentation, in the
+// order of [families.All].
+func TestTableOfFamilies(t *testing.T) {
+	text, err := os.ReadFile("../../docs/index.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, table, found := strings.Cut(string(text), "\n| family |")
 	if !found {
-		t.Fatal("README.md has no table of families")
+		t.Fatal("docs/index.md has no table of families")
 	}
 	var rows, want []string
 	for line := range strings.Lines(table) {
@@ -42,7 +43,7 @@ func TestREADME(t *testing.T) {
 		name := strings.TrimSpace(cells[1])
 		if page, ok := strings.CutPrefix(name, "["); ok {
 			name, _, _ = strings.Cut(page[1:], "`")
-			if page != fmt.Sprintf("`%s`](docs/families/%[1]s.md)", name) {
+			if page != fmt.Sprintf("`%s`](families/%[1]s.md)", name) {
 				t.Errorf("%s is no link to the family's page", cells[1])
 			}
 			rows = append(rows, name)
@@ -52,7 +53,7 @@ func TestREADME(t *testing.T) {
 		want = append(want, f.Name)
 	}
 	if diff := cmp.Diff(want, rows); diff != "" {
-		t.Errorf("families in README.md (-listed in All +rows):\n%s", diff)
+		t.Errorf("families in docs/index.md (-listed in All +rows):\n%s", diff)
 	}
 }
 
