@@ -7,24 +7,24 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// attempts are those to make units of the host what they were before somebody got them. After one that
-// failed the next one waits, and each reason is said once.
+// attempts paces the attempts to restore units of the host to their state before allocation. After
+// a failed attempt the agent pauses for refuseInterval, and logs each new reason once.
 type attempts struct {
-	failing string // what a failure means, for the log
+	failing string // log message of a failure
 
 	failed map[string]time.Time // by unit, when the last attempt failed
-	said   map[string]string    // likewise, why
+	said   map[string]string    // by unit, why the last attempt failed
 }
 
 func newAttempts(failing string) *attempts {
 	return &attempts{failing: failing, failed: make(map[string]time.Time), said: make(map[string]string)}
 }
 
-// due reports whether it is time for an attempt.
+// due reports whether the unit has never failed, or failed at least refuseInterval ago.
 func (t *attempts) due(unit string) bool { return time.Since(t.failed[unit]) >= refuseInterval }
 
-// pause returns how long until it is to be looked again whether there is something to do, if nothing is heard
-// meanwhile: until the next attempt for one of some units, at most.
+// pause returns how long to wait, without other events, before the next check: until the next
+// attempt for one of the units is due, and at most refuseInterval.
 func (t *attempts) pause(units map[string]bool) time.Duration {
 	pause := refuseInterval
 	for unit := range units {
@@ -35,7 +35,7 @@ func (t *attempts) pause(units map[string]bool) time.Duration {
 	return pause
 }
 
-// ended says how an attempt ended.
+// ended records the result of an attempt, and logs an error unless the last attempt failed alike.
 func (t *attempts) ended(ctx context.Context, unit string, err error) {
 	if err == nil {
 		delete(t.failed, unit)

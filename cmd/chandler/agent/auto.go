@@ -16,14 +16,14 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// askInterval is how often an API server that does not serve resource.k8s.io
-// is asked whether it does by now.
+// askInterval is how often the agent checks again whether an API server serves resource.k8s.io,
+// after the group was missing.
 const askInterval = time.Minute
 
-// auto chooses the API for devices whose mode leaves the choice. It chooses DRA if the
-// API server serves resource.k8s.io and the kubelet has registered the driver, and the
-// device-plugin API if the group is not served or the kubelet refuses the driver. If
-// one of them does not answer, the last choice stands. That choice is kept in a file.
+// auto chooses the API for devices in mode Auto. It chooses DRA if the API server serves
+// resource.k8s.io and the kubelet has registered the driver, and the device-plugin API if the group
+// is not served or the kubelet refuses the driver. While either of them does not answer, auto keeps
+// the last choice. The choice is stored in a file.
 type auto struct {
 	*memo
 	served       func(context.Context) (bool, error)
@@ -33,10 +33,10 @@ type auto struct {
 	asked time.Time
 }
 
-// autoFile is the file, in the agent's directory, of the choice.
+// autoFile is the name of the file with the choice, in the agent's directory.
 const autoFile = "mode"
 
-// newAuto reads the last choice.
+// newAuto reads the last choice from the file.
 func newAuto(ctx context.Context, served func(context.Context) (bool, error), registration func() driver.Registration, files disk.Files, stateDir string) *auto {
 	a := &auto{served: served, registration: registration}
 	a.memo = openMemo(ctx, files, filepath.Join(stateDir, autoFile), func(data []byte) (err error) {
@@ -46,7 +46,7 @@ func newAuto(ctx context.Context, served func(context.Context) (bool, error), re
 	return a
 }
 
-// choose returns the present choice, or "" if none could be made yet.
+// choose returns the present choice, or "" if no choice was possible yet.
 func (a *auto) choose(ctx context.Context) devices.Mode {
 	choice := a.ask(ctx)
 	if choice != a.last && choice != devices.ModeAuto {
@@ -81,8 +81,8 @@ func (a *auto) ask(ctx context.Context) devices.Mode {
 	return devices.ModeAuto // the kubelet has yet to register the driver
 }
 
-// servesDRA reports whether the API server serves resource.k8s.io in a version
-// that the driver speaks: v1beta1 or later.
+// servesDRA reports whether the API server serves resource.k8s.io in a version that the driver
+// supports: v1beta1 or later.
 func servesDRA(ctx context.Context, client discovery.ServerGroupsInterfaceWithContext) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, cluster.AskTimeout)
 	defer cancel()
@@ -104,10 +104,10 @@ func servesDRA(ctx context.Context, client discovery.ServerGroupsInterfaceWithCo
 	return false, nil
 }
 
-// awaitTurn keeps an agent with a wrong configuration from registering the driver while
-// another agent of the node holds the lock. The kubelet calls the plugin that registered
-// last (pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go, get, read in 1.34 and 1.37).
-// This agent is not ready, so nobody ends the other one, and calls would wait here in vain.
+// awaitTurn keeps an agent with an invalid configuration from registering the driver while another
+// agent of the node holds the lock. The kubelet calls the plugin that registered last
+// (pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go, get, read in 1.34 and 1.37). This agent is not
+// ready, so the other agent goes on running, and the kubelet's calls would wait here in vain.
 func (a *agent) awaitTurn(ctx context.Context) {
 	if a.Wrong == nil {
 		return

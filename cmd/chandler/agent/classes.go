@@ -19,29 +19,28 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// classInterval is how often the agent looks at DeviceClasses. Nothing waits for the
-// warnings.
+// classInterval is how often the agent lists DeviceClasses. The warnings are not urgent.
 const classInterval = 10 * time.Minute
 
-// classCheck warns if DeviceClasses keep pods with "limits" from the devices that they
-// ask for. If several classes have one extended resource name, only one of them serves
-// the name, and that one may be another driver's. If no class has the name, nobody
-// serves it. Servers without the feature gate DRAExtendedResource drop the name, which
-// is the default before Kubernetes 1.36.
+// classCheck warns if pods with "limits" cannot get their devices because of the DeviceClasses. If
+// several classes have the same extended resource name, only one class serves the name, and that
+// class may belong to another driver. If no class has the name, DRA does not serve it. API servers
+// without the feature gate DRAExtendedResource drop the name, which is the default before
+// Kubernetes 1.36.
 type classCheck struct {
 	client *draclient.Client
 
-	// offered returns the devices that DRA offers, and whether that is known.
+	// offered returns the devices that DRA offers, and false while they are unknown.
 	offered func() ([]rules.Offered, bool)
 
-	// listed is told all classes whenever they were looked at. Optional.
+	// listed, if set, receives all classes after each successful list.
 	listed func([]resourceapi.DeviceClass)
 
-	said map[string]bool // the warnings that still hold
+	said map[string]bool // warnings that still apply
 }
 
-// resourcesOf returns the names by which pods ask in their limits for devices of classes, by class. A class without
-// one has that which Kubernetes gives it.
+// resourcesOf returns, by class, the extended resource name that pods put in their limits. A class
+// without a name in its spec has the implicit name that Kubernetes defines.
 func resourcesOf(classes []resourceapi.DeviceClass) map[string]string {
 	of := make(map[string]string, len(classes))
 	for i := range classes {
@@ -54,8 +53,8 @@ func resourcesOf(classes []resourceapi.DeviceClass) map[string]string {
 	return of
 }
 
-// run warns once it is known which devices DRA offers, and again when there is
-// something new to say.
+// run warns as soon as the devices that DRA offers are known, and then whenever a list of the
+// classes leads to a new warning. It returns when the context ends.
 func (c *classCheck) run(ctx context.Context) {
 	for {
 		interval := time.Second
@@ -74,7 +73,7 @@ func (c *classCheck) run(ctx context.Context) {
 func (c *classCheck) warn(ctx context.Context, offered []rules.Offered) {
 	ask, cancel := context.WithTimeout(ctx, cluster.AskTimeout)
 	defer cancel()
-	// The API server's cache is new enough and costs little.
+	// A response from the API server's cache is fresh enough and costs little.
 	classes, err := c.client.DeviceClasses().List(ask, metav1.ListOptions{ResourceVersion: "0"})
 	if apierrors.IsNotFound(err) {
 		return
@@ -105,8 +104,8 @@ func (c *classCheck) warn(ctx context.Context, offered []rules.Offered) {
 	c.said = said
 }
 
-// withoutClass returns, in order, the classic names of devices that DRA offers and for
-// which there is no class.
+// withoutClass returns, sorted, the extended resource names of devices that DRA offers and no class
+// serves.
 func withoutClass(classes []resourceapi.DeviceClass, offered []rules.Offered) (names []string) {
 	served := func(name string) bool {
 		return slices.ContainsFunc(classes, func(class resourceapi.DeviceClass) bool {
@@ -127,10 +126,10 @@ func withoutClass(classes []resourceapi.DeviceClass, offered []rules.Offered) (n
 // A clash is an extended resource name that several classes have.
 type clash struct {
 	resource string
-	classes  []string // first the one that the scheduler takes
+	classes  []string // in the scheduler's order of preference
 }
 
-// clashes returns, by name, the clashes that a class for this driver takes part in.
+// clashes returns the clashes that involve a class for this driver, sorted by name.
 func clashes(classes []resourceapi.DeviceClass) []clash {
 	byResource := make(map[string][]resourceapi.DeviceClass)
 	for _, class := range classes {
@@ -154,14 +153,14 @@ func clashes(classes []resourceapi.DeviceClass) []clash {
 	return found
 }
 
-// byPrecedence puts the class first that the scheduler takes: the newest, and among
-// equally new ones the first by name (DeviceClassSpec.ExtendedResourceName).
+// byPrecedence sorts the class first that the scheduler takes: the newest, and of equally new
+// classes the first by name (DeviceClassSpec.ExtendedResourceName).
 func byPrecedence(a, b resourceapi.DeviceClass) int {
 	return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
 }
 
-// forThisDriver reports whether an expression of the class names the driver, or
-// an attribute of its devices.
+// forThisDriver reports whether an expression of the class contains the driver's name, as the names
+// of device attributes do.
 func forThisDriver(class resourceapi.DeviceClass) bool {
 	return slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
 		return s.CEL != nil && strings.Contains(s.CEL.Expression, discovery.Domain)

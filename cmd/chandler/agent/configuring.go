@@ -15,31 +15,30 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// workInterval is how long the agent waits after work on a device failed, before it
-// tries again.
+// workInterval is the pause between failed work on a device and the next attempt.
 const workInterval = 5 * time.Minute
 
-// configuring configures devices for the device-plugin API. For example, it programs an
-// FPGA with the function that the configuration wants. A device that is not as wanted
-// is not listed. Work on the device begins when the kubelet has been told so and nobody
-// has the silicon, and nobody gets the silicon before the work has ended. In DRA a claim
-// says what it wants.
+// configuring configures devices for the device-plugin API. For example, it programs an FPGA with
+// the function that the configuration requests. A device is not listed before its state matches the
+// configuration. Work on a device begins only after the kubelet was informed and while the physical
+// device is free, and the physical device cannot be allocated until the work has ended. By DRA,
+// claims contain the parameters, and preparing a claim configures its devices.
 type configuring struct {
 	configure discovery.Configurer
 	accept    discovery.Acceptor
 	ledger    *ledger.Ledger
-	ended     chan struct{} // some work has ended; room for one
+	ended     chan struct{} // receives a value when work has ended; capacity 1
 
-	wanted  map[string]bool   // devices that were as wanted at the last look
-	reasons map[string]string // why the other devices are not listed
+	wanted  map[string]bool   // whether the device matched the configuration at the last check, by device
+	reasons map[string]string // why the device is not listed, by device
 
 	group   sync.WaitGroup
 	mu      sync.Mutex
-	working map[string]bool // devices
+	working map[string]bool // by device
 	failed  map[string]failure
 }
 
-// failure is why a device could not be configured.
+// failure is the error of the last work on a device, nil if the work succeeded, and when it ended.
 type failure struct {
 	err error
 	at  time.Time
@@ -52,8 +51,9 @@ func newConfiguring(configure discovery.Configurer, accept discovery.Acceptor, l
 	}
 }
 
-// listable returns the devices that can be listed, and whether to look again soon. The
-// stock is what the host has. Nothing is made of silicon that is withheld.
+// listable returns the snapshot with the offers that can be listed, and whether to check again
+// soon. The stock is the present state of the host. Devices on withheld physical devices keep their
+// last result, and no work on them begins.
 func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock ledger.Stock, withheld map[string]string) (listed *rules.Snapshot, soon bool) {
 	listed = new(*s)
 	listed.Devices = slices.Clone(s.Devices)
@@ -61,7 +61,7 @@ func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock led
 	for i := range listed.Devices {
 		d := &listed.Devices[i]
 		if len(d.Want) == 0 && (d.Rebind == nil && d.Making == nil || len(d.Offers) == 0) {
-			continue // nothing is wanted of it, it is there, and nothing can have been made of it
+			continue // the device has no parameters, and is already usable or not offered
 		}
 		if withheld[d.Silicon()] != "" {
 			wanted[d.Name] = f.wanted[d.Name]
@@ -88,12 +88,11 @@ func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock led
 	return listed, soon
 }
 
-// noRoom is why a device is not listed that could be made, and is not: see [crowded].
+// noRoom is the reason for a device that could be created but would not fit; see [crowded].
 const noRoom = "there is no room to make it beside others that the configuration wants too"
 
-// look returns why the device cannot be listed, or "" if it can, and whether that may
-// change by itself. It updates the description of the device, and begins work on the
-// device if that is due.
+// look returns why the device cannot be listed, "" if the device can be, and whether to check again
+// soon. It updates the description of the device, and starts the work that is due.
 func (f *configuring) look(ctx context.Context, d *rules.Offered, stock ledger.Stock) (reason string, again bool) {
 	const begun = "it is being made so"
 	working, failed := f.state(d.Name)
@@ -107,7 +106,7 @@ func (f *configuring) look(ctx context.Context, d *rules.Offered, stock ledger.S
 	now, work, err := f.configure(d.Device, d.Want, change.Key())
 	switch {
 	case err != nil && (d.Health.Stale || d.Health.Status == discovery.Unknown) && f.wanted[d.Name]:
-		return "", false // it was as wanted, and cannot be read for the moment
+		return "", false // the device matched before, and is only unreadable at the moment
 	case err != nil:
 		return err.Error(), false
 	case work == nil:
@@ -116,7 +115,7 @@ func (f *configuring) look(ctx context.Context, d *rules.Offered, stock ledger.S
 	case failed.err != nil && time.Since(failed.at) < workInterval:
 		return failed.err.Error(), false
 	case f.reasons[d.Name] == "":
-		return "it is to be made so", true // the kubelet is told before work begins
+		return "it is to be made so", true // the kubelet learns of the change before the work begins
 	}
 	lease, blocked := f.ledger.Lease(change, stock)
 	if blocked != nil {
@@ -126,8 +125,9 @@ func (f *configuring) look(ctx context.Context, d *rules.Offered, stock ledger.S
 	return begun, false
 }
 
-// changeOf returns what is reserved while a device changes: the whole silicon, but a driver is that of one function,
-// or of one IOMMU group, and a device that is created takes its part.
+// changeOf returns what is reserved while a device changes: the whole physical device in general,
+// but only the device itself if its driver changes, since a driver belongs to one function or IOMMU
+// group, or if the device is created, since a new device takes only its partition.
 func changeOf(d *rules.Offered) ledger.Change {
 	c := ledger.Change{Name: d.Name + " for its resource", API: discovery.ModeDevicePlugin, Devices: []ledger.Hold{ledger.Silicon(d.Silicon())}}
 	if d.Want[discovery.Driver] != "" || d.Making != nil {
@@ -142,7 +142,8 @@ func (f *configuring) state(device string) (working bool, failed failure) {
 	return f.working[device], f.failed[device]
 }
 
-// start begins the work on a device, which is released when the work has ended.
+// start starts the work on a device. When the work has ended, start calls release and signals
+// f.ended.
 func (f *configuring) start(ctx context.Context, device string, work discovery.Work, release func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -161,7 +162,7 @@ func (f *configuring) start(ctx context.Context, device string, work discovery.W
 	})
 }
 
-// workSafely does some work. A panic in it becomes an error and does not end the
+// workSafely does the work and returns its error. A panic becomes an error instead of ending the
 // process.
 func workSafely(ctx context.Context, work discovery.Work) (err error) {
 	defer func() {
@@ -176,8 +177,8 @@ func workSafely(ctx context.Context, work discovery.Work) (err error) {
 // wait returns when all work has ended.
 func (f *configuring) wait() { f.group.Wait() }
 
-// withdraw takes back the offers of devices that have a reason not to be listed, and of
-// devices that are only handed out together with one of those.
+// withdraw removes the offers of devices that have a reason not to be listed, and the offers of
+// devices that are only allocated together with such a device.
 func withdraw(devices []rules.Offered, reasons map[string]string) []rules.Offered {
 	type unit struct{ resource, name string }
 	broken := make(map[unit]bool)

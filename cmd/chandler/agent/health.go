@@ -14,19 +14,19 @@ import (
 	"chandler.dev/internal/doctor"
 )
 
-// probeTimeout is how long the agent's own sockets have for an answer. The kubelet
-// waits longer for the answer of /healthz.
+// probeTimeout limits how long the agent waits for its own sockets. The kubelet's timeout for
+// /healthz is longer.
 const probeTimeout = 3 * time.Second
 
-// handler answers /healthz, /readyz and /metrics.
+// handler serves /healthz, /readyz and /metrics.
 func (a *agent) handler() http.Handler {
 	mux := healthMux(a.Version, a.checkLive, a.checkReady)
 	mux.Handle("GET /metrics", a.metrics.handler(a.state(), a.Wrong))
 	return mux
 }
 
-// healthMux answers /healthz with the result of live, and /readyz with that of ready. Each answer
-// says the version.
+// healthMux serves the result of live at /healthz and the result of ready at /readyz. Each response
+// has the agent's version in its Server header.
 func healthMux(version string, live, ready func(context.Context) error) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", answer("alive", version, live))
@@ -34,8 +34,8 @@ func healthMux(version string, live, ready func(context.Context) error) *http.Se
 	return mux
 }
 
-// answer answers with the result of a check. It logs each answer that differs from the
-// one before, since the kubelet only tells of the status.
+// answer serves the result of a check. It logs each result that differs from the last one, because
+// the kubelet reports only the status code.
 func answer(what, version string, check func(context.Context) error) http.HandlerFunc {
 	var mu sync.Mutex
 	last := ""
@@ -56,19 +56,18 @@ func answer(what, version string, check func(context.Context) error) http.Handle
 	}
 }
 
-// checkLive returns nil while the kubelet's calls are answered. If they are not, a new
-// process mends that. Faults outside the process do not count.
+// checkLive returns nil while the agent's sockets respond to calls like the kubelet's. If they do
+// not, a restart of the process helps. Faults outside the process do not fail the check.
 func (a *agent) checkLive(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	return errors.Join(a.driver.Probe(ctx), a.Kubelet.DevicePlugins.Probe(ctx))
 }
 
-// checkReady returns nil once the kubelet knows where to call, so that an agent
-// which this one replaces may end. That this one is active is not asked: it
-// becomes so when the other has ended. The active one must be able to read
-// something of the host. An agent that starts with a wrong configuration is not ready,
-// so that an upgrade stops there.
+// checkReady returns nil once the kubelet has registered the driver or refused it, so that an agent
+// which is being replaced may end. The new agent need not be active: it becomes active when the old
+// agent has ended. An active agent must be able to read at least part of the host. An agent that
+// started with an invalid configuration is not ready, so that a rolling upgrade stops there.
 func (a *agent) checkReady(context.Context) error {
 	if err := a.stillWrong(); err != nil {
 		return fmt.Errorf("the configuration is wrong: %w", err)
@@ -79,10 +78,10 @@ func (a *agent) checkReady(context.Context) error {
 	return a.checkRead(time.Now())
 }
 
-// readPatience is how long it may take until something of the host was read.
+// readPatience is how long the first successful scan may take before the agent is unready.
 const readPatience = time.Minute
 
-// checkRead returns nil unless nothing of the host could be read for long.
+// checkRead returns an error if no scan has succeeded within readPatience after scanning began.
 func (a *agent) checkRead(now time.Time) error {
 	begun := a.watching.Load()
 	if begun == nil || a.settled.Load() != nil || now.Sub(*begun) <= readPatience {

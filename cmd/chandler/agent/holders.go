@@ -14,22 +14,22 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// container is a container as the kubelet names it.
+// container identifies a container by the names in the kubelet's listing.
 type container struct{ pod, name string }
 
-// holdersOf returns who has what, each once, in a fixed order and without times; see [Holders].
+// holdersOf returns the allocations of [Holders] without times and without duplicates.
 func holdersOf(view *ledger.View, said *kubeletapi.Listing) []inventory.Holder {
 	holders := Holders(view, said, nil)
 	for i := range holders {
 		holders[i].Since = time.Time{}
 	}
-	return slices.Compact(holders) // several shares of one device look the same
+	return slices.Compact(holders) // several shares of one device look alike
 }
 
-// Holders returns who has what, in a fixed order, once for each share. The containers that
-// have claims are those that the kubelet said last, which may be nil. A claim that
-// the kubelet does not know of a container has no pod. since says when a claim
-// was given what it has; it may be nil.
+// Holders returns the allocations in a fixed order, with one element for each share. Containers
+// with claims come from said, the kubelet's last listing, which may be nil. An allocation by a
+// claim has no container if the kubelet lists none for the claim. since returns when the devices of
+// a claim were allocated; since may be nil.
 func Holders(view *ledger.View, said *kubeletapi.Listing, since func(types.UID) time.Time) []inventory.Holder {
 	var holders []inventory.Holder
 	if since == nil {
@@ -76,7 +76,7 @@ func Holders(view *ledger.View, said *kubeletapi.Listing, since func(types.UID) 
 	return holders
 }
 
-// containersByCDI returns which containers have the CDI devices of claims, by their names.
+// containersByCDI returns the containers that have each CDI device of claims, by the device's name.
 func containersByCDI(said *kubeletapi.Listing) map[string][]container {
 	by := make(map[string][]container)
 	if said == nil {
@@ -87,8 +87,9 @@ func containersByCDI(said *kubeletapi.Listing) map[string][]container {
 			for _, claim := range c.DynamicResources {
 				for _, resource := range claim.ClaimResources {
 					for _, device := range resource.CdiDevices {
-						// With each device of a claim the kubelet lists those before it again
-						// (GetDynamicResources in pkg/kubelet/cm/container_manager_linux.go, 1.37).
+						// For each further device of a claim the kubelet lists the previous devices
+						// again (GetDynamicResources in pkg/kubelet/cm/container_manager_linux.go,
+						// 1.37).
 						if has := (container{pod.Name, c.Name}); !slices.Contains(by[device.Name], has) {
 							by[device.Name] = append(by[device.Name], has)
 						}

@@ -13,9 +13,9 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// inventory returns what the node has and who has it, as it is now, and false before that
-// is known. It asks neither the API server nor the kubelet: pods are those that the
-// kubelet named last. It asks the disk since when claims have what they have.
+// inventory returns the present devices and allocations of the node, and false while they are
+// unknown. It sends no request to the API server or the kubelet: pods come from the kubelet's last
+// listing. The times of claims are read from disk.
 func (a *agent) inventory() (inventory.Facts, bool) {
 	p := a.placed.Load()
 	if p == nil {
@@ -27,7 +27,7 @@ func (a *agent) inventory() (inventory.Facts, bool) {
 	return facts, true
 }
 
-// facts returns what an inventory is made of, less what is not of devices.
+// facts returns the part of an inventory that concerns devices.
 func (p *placed) facts(view func(ledger.Stock) *ledger.View, said *kubeletapi.Listing, since func(types.UID) time.Time) inventory.Facts {
 	facts := inventory.Facts{
 		Snapshot: p.snapshot, Asked: true, API: p.placement.API, Moves: make(map[string]inventory.Move),
@@ -39,8 +39,8 @@ func (p *placed) facts(view func(ledger.Stock) *ledger.View, said *kubeletapi.Li
 	return facts
 }
 
-// notes returns what is wrong with the node as a whole: a configuration that is not in force, scans that do not end,
-// and why the API server refuses the slices, "" if it does not.
+// notes returns the problems of the node as a whole: slices that the API server refuses (refusal is
+// the reason, or ""), a configuration that is not in force, and scans that do not end.
 func (a *agent) notes(refusal string) (notes []inventory.Note) {
 	if refusal != "" {
 		notes = append(notes, inventory.Note{Name: "ResourceSlices", Reason: "the API server refuses them: " + refusal, Code: "CH0615"})
@@ -63,9 +63,9 @@ func (a *agent) notes(refusal string) (notes []inventory.Note) {
 	return notes
 }
 
-// Facts returns what an inventory is made of, less what the standing does not say. said is
-// the kubelet's word, which may be nil; kubelet is its directory, and dir the agent's below
-// it.
+// Facts returns the inventory of a standing, as far as the standing contains it. said is the
+// kubelet's listing and may be nil; kubelet is the kubelet's directory, and dir the agent's
+// directory in it.
 func (s Standing) Facts(said *kubeletapi.Listing, kubelet fs.FS, dir string) inventory.Facts {
 	snapshot := s.Rules.Apply(s.Devices)
 	since := func(claim types.UID) time.Time { return ledger.ReadSince(kubelet, dir, claim) }

@@ -16,12 +16,12 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// labelInterval is how often the agent looks whether the feature file says what it should.
-// Node Feature Discovery reads it once a minute by default.
+// labelInterval is how often the agent compares the feature file with the labels. Node Feature
+// Discovery reads the file once a minute by default.
 const labelInterval = 5 * time.Second
 
-// labelNode keeps the feature file until the context ends. The file stays when the agent
-// ends: the node has the same devices when the next one begins.
+// labelNode maintains the feature file until the context ends. The file remains when the agent
+// ends, because the node has the same devices when the next agent starts.
 func (a *agent) labelNode(ctx context.Context) {
 	if a.FeatureDir == "" {
 		return
@@ -35,27 +35,27 @@ func (a *agent) labelNode(ctx context.Context) {
 	}
 }
 
-// featureFile is the file in which Node Feature Discovery finds the labels of the node.
+// featureFile maintains the file with the labels of the node for Node Feature Discovery.
 type featureFile struct {
 	files    disk.Files
 	dir      string
 	families []*discovery.Family
 
-	of    *rules.Snapshot // of which text is
-	known bool            // text is known
-	text  []byte          // nil if the node has no labels
-	err   error           // what of that is no label, or why text is of an earlier snapshot
-	said  string          // the error that was logged last, "" if all was well since
+	of    *rules.Snapshot // snapshot that take was called with last
+	known bool            // whether text was computed
+	text  []byte          // content of the file, nil if the node has no labels
+	err   error           // values that are invalid in labels, or why text is from an earlier snapshot
+	said  string          // error that was logged last, "" after a success
 }
 
-// featureName is the name of the file.
+// featureName is the name of the feature file.
 const featureName = "chandler"
 
-// errNoFeatureDir says that nobody reads feature files, or none of this agent's.
+// errNoFeatureDir means that Node Feature Discovery does not run here, or reads another directory.
 var errNoFeatureDir = errors.New("there is no such directory")
 
-// keep makes the file say what the devices of a snapshot give the node. An error is logged
-// once, and the file is tried again at the next call.
+// keep writes the labels of the snapshot to the file. It logs an error once, and the next call
+// tries again.
 func (f *featureFile) keep(ctx context.Context, s *rules.Snapshot) {
 	if s != f.of {
 		f.of = s
@@ -78,8 +78,8 @@ func (f *featureFile) keep(ctx context.Context, s *rules.Snapshot) {
 	}
 }
 
-// take makes the text of a snapshot. A file that Node Feature Discovery would not take is not
-// written, and the one before stays.
+// take computes the text for a snapshot. If Node Feature Discovery would refuse the file, the
+// previous text remains.
 func (f *featureFile) take(s *rules.Snapshot) {
 	made, err := labels.Of(s, f.families)
 	text, fileErr := labels.File(made)
@@ -93,8 +93,8 @@ func (f *featureFile) take(s *rules.Snapshot) {
 	}
 }
 
-// write makes the file what it should be, unless it is. Nobody would read it in a directory
-// that is made for it.
+// write writes the text to the file unless the file has this content. It does not create the
+// directory, which would have no reader.
 func (f *featureFile) write() error {
 	if _, err := f.files.Stat(f.dir); f.text != nil && errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s: %w", f.dir, errNoFeatureDir)
@@ -105,7 +105,8 @@ func (f *featureFile) write() error {
 	return nil
 }
 
-// sweep removes what killed agents left. It is hidden, so Node Feature Discovery ignores it.
+// sweep removes temporary files of agents that were killed. Their names begin with a dot, so Node
+// Feature Discovery ignores such files.
 func (f *featureFile) sweep(ctx context.Context) {
 	if err := f.files.Sweep(f.dir, disk.Abandoned, featureName); err != nil {
 		klog.FromContext(ctx).Error(err, "Temporary files beside the labels of the node")

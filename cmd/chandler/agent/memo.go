@@ -13,21 +13,20 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// readLimit is how long a file that cannot be read is tried again before the agent
-// does without it: a passing error of the disk should not cost what the file says.
+// readLimit is how long the agent retries to read a file before starting without it. A transient
+// disk error should not lose the content.
 const readLimit = 10 * time.Second
 
-// memo is a file in which the agent writes down what it decided or saw, so that a
-// restart changes nothing.
+// memo is a file with a decision or observation of the agent, so that a restart changes nothing.
 type memo struct {
 	files disk.Files
 	file  string
-	said  []byte // what the file says
-	lost  bool   // the file could be neither read nor set aside
+	said  []byte // content of the file
+	lost  bool   // the file could be neither read nor renamed
 }
 
-// openMemo reads a file by a function that says whether it is understood. If the file
-// cannot be read or understood, it is set aside, and the agent begins anew.
+// openMemo reads a file and calls parse with the content. A file that cannot be read or parsed is
+// renamed to NAME.unreadable, and the agent starts without its content.
 func openMemo(ctx context.Context, files disk.Files, file string, parse func(data []byte) error) *memo {
 	m := &memo{files: files, file: file}
 	for began := time.Now(); ; waitFor(ctx, nil, time.Second) {
@@ -56,8 +55,8 @@ func openMemo(ctx context.Context, files disk.Files, file string, parse func(dat
 	}
 }
 
-// write makes the file say something, unless it does already. If that fails, or
-// somebody removes the file, the next call writes it.
+// write writes the data to the file unless the file has this content. After an error, or if the
+// file was removed, the next call writes the data.
 func (m *memo) write(ctx context.Context, data []byte) {
 	if m.lost {
 		return

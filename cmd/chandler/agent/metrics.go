@@ -15,28 +15,29 @@ import (
 	"chandler.dev/legacy"
 )
 
-// agentMetrics are the metrics of the agent that change with events. All other metrics
-// are computed when they are asked for; see [stateCollector].
+// agentMetrics are the metrics that change with events. All other metrics are computed on each
+// request; see [stateCollector].
 type agentMetrics struct {
 	version  string
 	registry metrics.KubeRegistry
 
-	calls   *metrics.HistogramVec // of DRA
-	classic *metrics.HistogramVec // of the device-plugin API
+	calls   *metrics.HistogramVec // calls through DRA
+	classic *metrics.HistogramVec // calls through the device-plugin API
 	refused *metrics.CounterVec
 	scans   *metrics.Histogram
-	scanned atomic.Pointer[discovery.Scanned] // the last scan, nil before the first has ended
+	scanned atomic.Pointer[discovery.Scanned] // last scan, nil before the first scan has ended
 
-	// Whether the configuration that was read last is in force, and since when.
-	// Prometheus and its Alertmanager name theirs likewise.
+	// Whether the last configuration is in force, and since when. The names follow the metrics of
+	// Prometheus and Alertmanager.
 	reloads      *metrics.CounterVec
 	configured   *metrics.Gauge
 	configuredAt *metrics.Gauge
-	behind       *metrics.Gauge // whether a change waits for the next start
+	behind       *metrics.Gauge // whether a change takes effect only after a restart
 }
 
-// newAgentMetrics returns the metrics of an agent. If nobody is served with them, they take no values: the package of
-// the registries keeps each of these for as long as the process runs, and tests run thousands of agents in one.
+// newAgentMetrics returns the metrics of an agent. If they are not served, the metrics record no
+// values: the registry package keeps every registered metric for the life of the process, and tests
+// run thousands of agents in one process.
 func newAgentMetrics(version string, served bool) *agentMetrics {
 	m := &agentMetrics{version: version}
 	m.calls = metrics.NewHistogramVec(&metrics.HistogramOpts{
@@ -87,8 +88,8 @@ func newAgentMetrics(version string, served bool) *agentMetrics {
 		StabilityLevel: metrics.ALPHA,
 	})
 	if served {
-		// A metric takes values once it is registered, and registering it while another
-		// goroutine has a value for it is a race (component-base/metrics, lazyMetric).
+		// A metric records values once it is registered. Registering a metric while another
+		// goroutine observes a value is a race (component-base/metrics, lazyMetric).
 		m.registry = metrics.NewKubeRegistry()
 		m.registry.MustRegister(m.calls, m.classic, m.refused, m.scans, m.reloads, m.configured, m.configuredAt, m.behind)
 		m.begin()
@@ -96,7 +97,7 @@ func newAgentMetrics(version string, served bool) *agentMetrics {
 	return m
 }
 
-// reloaded notes what became of a configuration that was read.
+// reloaded records whether a configuration was read successfully.
 func (m *agentMetrics) reloaded(err error) {
 	m.reloads.WithLabelValues(resultOf(err)).Inc()
 	if err != nil {
@@ -107,7 +108,7 @@ func (m *agentMetrics) reloaded(err error) {
 	m.configuredAt.SetToCurrentTime()
 }
 
-// outdated notes whether changes wait for the agent's next start.
+// outdated records whether changes take effect only after a restart of the agent.
 func (m *agentMetrics) outdated(are bool) {
 	m.behind.Set(map[bool]float64{true: 1}[are])
 }
@@ -140,14 +141,14 @@ func (m *agentMetrics) observeClassic(operation legacy.Operation, took time.Dura
 	m.refused.WithLabelValues(string(discovery.ModeDevicePlugin), string(reason)).Inc()
 }
 
-// observeScan is told of the scans of a [discovery.Watch].
+// observeScan records a scan of a [discovery.Watch].
 func (m *agentMetrics) observeScan(s discovery.Scanned) {
 	m.scans.Observe(s.Took.Seconds())
 	m.scanned.Store(&s)
 }
 
-// handler answers with the metrics of an agent that starts with a configuration, or
-// because of wrong without. Metrics of facts that are not known yet are left out.
+// handler serves the metrics of an agent. wrong is nil, or why the agent started without a valid
+// configuration. Metrics are left out while their facts are unknown.
 func (m *agentMetrics) handler(state agentState, wrong error) http.Handler {
 	m.reloaded(wrong)
 	m.registry.CustomMustRegister(&stateCollector{agentState: state, metrics: m})
@@ -155,8 +156,8 @@ func (m *agentMetrics) handler(state agentState, wrong error) http.Handler {
 	return metrics.HandlerFor(m.registry, metrics.HandlerOpts{})
 }
 
-// begin makes the counters that alerts go by 0, since a counter that begins with 1 has
-// not grown by Prometheus' word.
+// begin sets the counters of alerts to 0, because for Prometheus a counter that begins at 1 has not
+// increased.
 func (m *agentMetrics) begin() {
 	for _, api := range []discovery.Mode{discovery.ModeDRA, discovery.ModeDevicePlugin} {
 		for _, reason := range driver.Refusals() {
@@ -168,5 +169,5 @@ func (m *agentMetrics) begin() {
 	}
 }
 
-// goVersion is the version of Go that the agent was built with.
+// goVersion returns the version of Go that built the agent.
 func goVersion() string { return runtime.Version() }

@@ -15,8 +15,9 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// The unit is a label, as with kube-state-metrics' kube_node_status_capacity: devices are shared
-// by bytes of memory, by numbers of shares, or by cores.
+// sharedKeys are the labels of shared capacity. The unit is a label, as in
+// kube_node_status_capacity of kube-state-metrics: devices are shared by bytes of memory, by
+// numbers of shares, or by cores.
 var sharedKeys = []string{"node", "device", "capacity", "unit"}
 
 var (
@@ -30,13 +31,13 @@ var (
 		slices.Concat(sharedKeys, []string{"namespace", "pod", "claim", "request", "resource", "api"}), nil, metrics.ALPHA, "")
 )
 
-// use is how much of its capacity somebody has of a shared device.
+// use is the amount of a shared device's capacity that one consumer has.
 type use struct {
-	holder inventory.Holder // without a container, since those of a claim have its share together
+	holder inventory.Holder // without a container, because the containers of a claim share its amount
 	amount float64
 }
 
-// sharedUse is how much there is of a shared device, who has it, and how much nobody has.
+// sharedUse is the capacity of a shared device, its consumers, and the free amount.
 type sharedUse struct {
 	device   string
 	capacity resourceapi.QualifiedName
@@ -45,7 +46,7 @@ type sharedUse struct {
 	free     float64
 }
 
-// unit is that of the capacity.
+// unit returns the unit of the capacity.
 func (s *sharedUse) unit() string {
 	if s.capacity == "memory" {
 		return "byte"
@@ -53,7 +54,7 @@ func (s *sharedUse) unit() string {
 	return "integer"
 }
 
-// sharedUses returns how the shared devices of a snapshot are used, in its order.
+// sharedUses returns the use of each shared device, in the order of devices.
 func sharedUses(devices []rules.Offered, view *ledger.View, said *kubeletapi.Listing) (all []sharedUse) {
 	var held map[string]map[inventory.Holder]int64 // units by device
 	for i := range devices {
@@ -91,7 +92,7 @@ func sharedUses(devices []rules.Offered, view *ledger.View, said *kubeletapi.Lis
 // wholeDevice stands for all units of a device.
 const wholeDevice = -1
 
-// wholeUnits returns how many units a shared device has.
+// wholeUnits returns the number of units of a shared device.
 func wholeUnits(d *rules.Offered) int64 {
 	if n := d.Shares(); n > 0 {
 		return n
@@ -99,16 +100,16 @@ func wholeUnits(d *rules.Offered) int64 {
 	return d.Sharing.Default.Value() / max(d.Sharing.Unit.Value(), 1)
 }
 
-// excluded reports whether somebody has another device of the same silicon which cannot be had
-// beside this one: one of the two is the whole.
+// excluded reports whether another device of the same physical device is allocated and rules out
+// this device. Of two such devices one is the whole physical device.
 func excluded(d *rules.Offered, devices []rules.Offered, held map[string]map[inventory.Holder]int64) bool {
 	return slices.ContainsFunc(devices, func(other rules.Offered) bool {
 		return other.Name != d.Name && other.Silicon() == d.Silicon() && (other.PartOf == nil || d.PartOf == nil) && len(held[other.Name]) > 0
 	})
 }
 
-// unitsHeld returns how many units each holder has of each device; of one that is not shared, and
-// for who has it alone, that is wholeDevice. Claims with admin access have nothing.
+// unitsHeld returns the units of each device by consumer. A consumer with exclusive use, and each
+// consumer of an unshared device, has wholeDevice. Claims with admin access consume nothing.
 func unitsHeld(devices []rules.Offered, view *ledger.View, said *kubeletapi.Listing) map[string]map[inventory.Holder]int64 {
 	sharing := make(map[string]*rules.Sharing)
 	for i := range devices {
@@ -162,7 +163,8 @@ func unitsHeld(devices []rules.Offered, view *ledger.View, said *kubeletapi.List
 	return held
 }
 
-// onlyPod returns the pod of containers, "" if there are none or several pods.
+// onlyPod returns the pod of the containers, "" without containers or if they belong to several
+// pods.
 func onlyPod(containers []container) (pod string) {
 	for i, c := range containers {
 		if i > 0 && c.pod != pod {

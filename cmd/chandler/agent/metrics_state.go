@@ -16,20 +16,20 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// agentState is the state that is read whenever metrics are asked for.
+// agentState is the state of the agent, read for each request for metrics.
 type agentState struct {
 	node       string
 	features   func() []features.Feature
 	prepared   func() int
-	placed     func() *placed // nil before it is known
+	placed     func() *placed // nil before the first placement
 	view       func(ledger.Stock) *ledger.View
-	said       func() *kubeletapi.Listing // nil before the kubelet has answered
+	said       func() *kubeletapi.Listing // the kubelet's last listing, nil before the kubelet has answered
 	published  func() (slices, devices int, known bool)
-	refusal    func() string           // why the API server refuses the slices, "" if it does not
-	registered func() (is, known bool) // by the kubelet's word, as the DRA driver
+	refusal    func() string           // why the API server refuses the slices, or ""
+	registered func() (is, known bool) // whether the kubelet has registered the DRA driver
 }
 
-// state returns the agent's.
+// state returns the state of the agent.
 func (a *agent) state() agentState {
 	return agentState{
 		node:      a.NodeName,
@@ -46,7 +46,7 @@ func (a *agent) state() agentState {
 	}
 }
 
-// stateCollector makes metrics of the state.
+// stateCollector computes metrics from the state.
 type stateCollector struct {
 	metrics.BaseStableCollector
 	agentState
@@ -54,8 +54,9 @@ type stateCollector struct {
 	metrics *agentMetrics
 }
 
-// The labels by which other exporters' metrics are joined: NVIDIA's DCGM exporter has the
-// labels UUID and pci_bus_id, and AMD's gpu_uuid and serial_number.
+// deviceKeys are the labels that join with the metrics of other exporters: the DCGM exporter of
+// NVIDIA has the labels UUID and pci_bus_id, and the exporter of AMD has gpu_uuid and
+// serial_number.
 var deviceKeys = []string{"node", "device", "uuid", "pci_address", "pci_bus_id"}
 
 var (
@@ -103,7 +104,7 @@ var (
 		"Reads of the host that a driver has not answered. Their devices count as unreadable.", nil, nil, metrics.ALPHA, "")
 )
 
-// stateMetrics are all that a [stateCollector] makes.
+// stateMetrics are all metrics of a [stateCollector].
 var stateMetrics = []*metrics.Desc{
 	buildMetric, featureMetric, preparedMetric, registeredMetric, slicesMetric, publishedMetric, refusedMetric, asideMetric,
 	devicesMetric, waitingMetric, infoMetric, conditionMetric, memoryMetric, sharesMetric, allocatedMetric,
@@ -190,7 +191,7 @@ func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
 	}
 }
 
-// collectDevice makes the metrics of one device.
+// collectDevice sends the metrics of one device.
 func (s *stateCollector) collectDevice(gauge func(of *metrics.Desc, value float64, labels ...string), d *rules.Offered) {
 	text := d.Attributes.String
 	version := ""
@@ -217,8 +218,8 @@ func (s *stateCollector) keys(d *rules.Offered) []string {
 	return append(keys, s.node, d.Name, d.Attributes.String("uuid"), address, nvidiaBusID(address))
 }
 
-// nvidiaBusID writes a PCI address as NVIDIA's tools do: in capitals, and with eight
-// digits of the domain.
+// nvidiaBusID returns a PCI address in the form of NVIDIA's tools: in upper case, and with eight
+// digits of the domain. For text without a domain, or with a longer one, it returns "".
 func nvidiaBusID(address string) string {
 	domain, rest, found := strings.Cut(address, ":")
 	if !found || len(domain) > 8 {
@@ -236,7 +237,7 @@ func number(is bool) float64 {
 
 type deviceLabels struct{ family, api, health string }
 
-// countDevices counts the devices that an API has.
+// countDevices counts the devices that an API offers.
 func countDevices(p *placed) map[deviceLabels]int {
 	counts := make(map[deviceLabels]int)
 	for i := range p.snapshot.Devices {
@@ -254,7 +255,8 @@ func countDevices(p *placed) map[deviceLabels]int {
 	return counts
 }
 
-// countProblems counts problems by family. A problem names a device, or its family.
+// countProblems counts problems by family. The Device of a problem is the name of a device or a
+// family.
 func countProblems(s *rules.Snapshot) map[string]int {
 	families := make(map[string]bool)
 	counts := make(map[string]int)

@@ -10,64 +10,63 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Placement says which API offers which silicon. It is never modified.
+// Placement is the decision which API offers each physical device. It is never modified.
 type Placement struct {
-	// API is by silicon. Silicon that no API offers yet is missing.
+	// API is by physical device. Physical devices that no API offers yet are missing.
 	API map[string]discovery.Mode
 
-	// Moving says, by silicon, why it waits: for its owners to end before it moves to
-	// the other API, or for the first API. It is withheld meanwhile.
+	// Moving is, by physical device, why the device is withheld: it must be free before it moves to
+	// the other API or changes, or its first API is still unknown.
 	Moving map[string]string
 
-	// To is the API to which silicon moves that is among Moving. It is missing there if the
-	// silicon changes in another way.
+	// To is the next API of each physical device in Moving. Devices that change in another way are
+	// missing.
 	To map[string]discovery.Mode
 
-	// Free is the silicon of Facts.Changing that nobody has: it may change now.
+	// Free contains the physical devices of Facts.Changing that are free and may change now.
 	Free map[string]bool
 
-	// Ask says that silicon waits only because the API server was not asked.
+	// Ask means that a physical device waits only because Facts.Published is missing.
 	Ask bool
 }
 
-// Facts are what else decides a placement.
+// Facts are the other inputs of a placement.
 type Facts struct {
-	// Auto is the API for devices whose mode leaves the choice, and "" while that is
-	// not known.
+	// Auto is the API for devices in mode Auto, and "" while the API is undecided.
 	Auto discovery.Mode
 
-	// Published is what the API server says, nil if it was not asked.
+	// Published is the API server's answer, nil without a request.
 	Published *Published
 
-	// Changing is the silicon whose devices are still as earlier settings wanted
-	// them, because the present settings exclude a device or share it otherwise.
+	// Changing contains the physical devices whose devices still follow earlier settings, because
+	// the present settings exclude a device or change how it is shared.
 	Changing map[string]bool
 
-	// Unknown says why it is not known what the administrator wants, or that the
-	// administrator wants nothing offered, "" if it is known.
+	// Unknown is why the wanted configuration is unknown, or that an administrator wants no device
+	// offered, and "" otherwise.
 	Unknown string
 }
 
-// Published is what the API server has of a node's devices.
+// Published lists the objects in the API server that name devices of the node.
 type Published struct {
-	// By says, by silicon, which ResourceSlice or ResourceClaim names it.
+	// By is, by physical device, the ResourceSlice or ResourceClaim that names the device.
 	By map[string]string
 
-	// Err is why the API server could not be asked. All silicon counts as named then.
+	// Err is why the request failed. Then every physical device counts as named.
 	Err error
 }
 
-// Place decides which API offers which silicon. Silicon is offered by one API at a
-// time. It moves to another only while nobody has it and nobody could get it, and is
-// withheld until then. For example, a GPU whose mode changed from DRA to the
-// device-plugin API is withheld until no claim has it and no ResourceSlice names it.
+// Place decides which API offers each physical device. One API at a time offers a physical device.
+// The device moves to the other API only while it is free and cannot be allocated, and is withheld
+// until then. For example, a GPU whose mode changed from DRA to the device-plugin API is withheld
+// until no claim has the GPU and no ResourceSlice names it.
 //
-// Silicon that changes in another way stays where it is, and is withheld, until
-// nobody has it. For example, a GPU that was shared in units of memory and is to be
-// shared by number is withheld until no claim has any of it.
+// A physical device that changes in another way stays with its API, and is withheld until it is
+// free. For example, a GPU that was shared in units of memory and will be shared by number is
+// withheld until no claim has any share of the GPU.
 //
-// While it is not known what the administrator wants, all silicon stays where it is and
-// is withheld, except that pods keep what they have by the device-plugin API.
+// While facts.Unknown is set, all physical devices stay with their API and are withheld, except
+// that pods keep the devices that the device-plugin API has allocated.
 //
 // Place is pure.
 func Place(before map[string]discovery.Mode, devices []rules.Offered, view *ledger.View, facts Facts) Placement {
@@ -78,7 +77,7 @@ func Place(before map[string]discovery.Mode, devices []rules.Offered, view *ledg
 	all := siliconOf(devices, view.Grants())
 	for silicon := range facts.Changing {
 		if _, there := all[silicon]; !there {
-			all[silicon] = wish{} // the earlier settings exclude all that it is now
+			all[silicon] = wish{} // the earlier settings exclude all present devices
 		}
 	}
 	for silicon, s := range all {
@@ -87,11 +86,11 @@ func Place(before map[string]discovery.Mode, devices []rules.Offered, view *ledg
 	return p
 }
 
-// wish is what the administrator wants of silicon.
+// wish is the wanted configuration of a physical device.
 type wish struct {
-	mode discovery.Mode // the same for all of its devices: see rules.Rules
-	open bool           // any number of containers may have all of its devices
-	had  bool           // a container has one of its devices by the device-plugin API
+	mode discovery.Mode // the same for all devices of one physical device: see rules.Rules
+	open bool           // all devices have unlimited sharing
+	had  bool           // a container has one of the devices by the device-plugin API
 }
 
 func siliconOf(devices []rules.Offered, grants []*ledger.Grant) map[string]wish {
@@ -110,7 +109,7 @@ func siliconOf(devices []rules.Offered, grants []*ledger.Grant) map[string]wish 
 	return all
 }
 
-// place places one piece of silicon.
+// place decides about one physical device.
 func (p *Placement) place(silicon string, s wish, view *ledger.View, facts Facts) {
 	now, wanted := p.API[silicon], s.mode
 	if wanted == discovery.ModeAuto {
@@ -122,9 +121,8 @@ func (p *Placement) place(silicon string, s wish, view *ledger.View, facts Facts
 	reason := ""
 	switch {
 	case facts.Unknown != "" && s.had && now != discovery.ModeDRA:
-		// After a reboot the kubelet starts a pod only if the IDs that it has are
-		// healthy (pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate, in
-		// 1.28 to 1.37).
+		// After a reboot the kubelet starts a pod only if the IDs of its devices are healthy
+		// (pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate, in 1.28 to 1.37).
 		now = cmp.Or(now, discovery.ModeDevicePlugin)
 	case facts.Unknown != "":
 		reason = facts.Unknown
@@ -156,7 +154,8 @@ func (p *Placement) place(silicon string, s wish, view *ledger.View, facts Facts
 	}
 }
 
-// obstacle returns who keeps silicon from moving to an API, "" if nobody does.
+// obstacle returns the consumer or API object that keeps a physical device from moving to an API,
+// or "".
 func (p *Placement) obstacle(silicon string, to discovery.Mode, view *ledger.View, facts Facts) string {
 	if who := view.OwnerOf(other(to), silicon); who != "" || to == discovery.ModeDRA {
 		return who
@@ -172,8 +171,8 @@ func (p *Placement) obstacle(silicon string, to discovery.Mode, view *ledger.Vie
 	}
 }
 
-// owner returns who has silicon, or could still get it from the API where it is, ""
-// if nobody has.
+// owner returns the consumer of a physical device. For a free device of DRA, owner returns the API
+// object that could still lead to an allocation. If there is neither, owner returns "".
 func (p *Placement) owner(silicon string, api discovery.Mode, view *ledger.View, facts Facts) string {
 	if who := view.OwnerOf(discovery.ModeDevicePlugin, silicon); who != "" || api == discovery.ModeDevicePlugin {
 		return cmp.Or(who, view.OwnerOf(discovery.ModeDRA, silicon))
@@ -188,7 +187,7 @@ func other(api discovery.Mode) discovery.Mode {
 	return discovery.ModeDRA
 }
 
-// holding returns the API by which somebody has the silicon, "" if nobody has.
+// holding returns the API that has allocated the physical device, or "".
 func holding(silicon string, view *ledger.View) discovery.Mode {
 	for _, api := range []discovery.Mode{discovery.ModeDRA, discovery.ModeDevicePlugin} {
 		if view.OwnerOf(api, silicon) != "" {
@@ -198,8 +197,8 @@ func holding(silicon string, view *ledger.View) discovery.Mode {
 	return discovery.ModeAuto
 }
 
-// OfDRA returns, by silicon, why DRA withholds it. DRA knows all devices, so that a
-// claim which was allocated a device before the device moved can still be prepared.
+// OfDRA returns, by physical device, why DRA withholds the device. DRA lists withheld devices too,
+// so that claims whose device moved after their allocation can still be prepared.
 func (p Placement) OfDRA() map[string]string {
 	withheld := maps.Clone(p.Moving)
 	for silicon, api := range p.API {

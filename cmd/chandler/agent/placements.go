@@ -9,18 +9,17 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// placements are the API that offers each silicon, as it was decided last. If their
-// file is lost, they are found out anew: [Place] leaves silicon with the API by which
-// somebody has it.
+// placements is the last decision which API offers each physical device. If the file is lost,
+// [Place] decides again, and leaves an allocated physical device with the API of its consumer.
 type placements struct {
 	*memo
 	api map[string]discovery.Mode // by silicon
 }
 
-// placementFile is the file, in the agent's directory, in which they are.
+// placementFile is the name of the file with the placements, in the agent's directory.
 const placementFile = "sides.json"
 
-// loadPlacements reads the placements.
+// loadPlacements reads the placements from the file.
 func loadPlacements(ctx context.Context, files disk.Files, stateDir string) *placements {
 	p := &placements{}
 	p.memo = openMemo(ctx, files, filepath.Join(stateDir, placementFile), func(data []byte) (err error) {
@@ -30,10 +29,10 @@ func loadPlacements(ctx context.Context, files disk.Files, stateDir string) *pla
 	return p
 }
 
-// set takes over what was decided, and writes it down.
+// set stores the placements and writes them to the file.
 func (p *placements) set(ctx context.Context, api map[string]discovery.Mode) {
 	p.api = api
-	if data, err := json.Marshal(api); err == nil { // always
+	if data, err := json.Marshal(api); err == nil {
 		p.write(ctx, data)
 	}
 }

@@ -22,24 +22,24 @@ import (
 	"chandler.dev/internal/removal"
 )
 
-// reportInterval is how often an agent with an order looks whether its answer is another.
+// reportInterval is how often an agent with an order checks whether its report has changed.
 const reportInterval = time.Second
 
-// cleanPatience is how long an agent may take to remove what it has on the node.
+// cleanPatience is how long the agent may take to clean the node.
 const cleanPatience = 30 * time.Second
 
-// errLeave ends the parts of an agent that is to leave the node.
+// errLeave ends the parts of the agent when Chandler is removed from the node.
 var errLeave = errors.New("the agent leaves the node")
 
-// obeying is an order and what was answered.
+// obeying is an order and the last report.
 type obeying struct {
 	order   removal.Order
-	expires time.Time // when an order to withhold is in force no longer unless it is renewed
+	expires time.Time // when an order to withhold ends unless it is renewed
 	told    removal.Report
 }
 
-// obey withholds everything while an order is in force, and answers it. It returns
-// [errLeave] when the agent is to leave and nobody has anything.
+// obey withholds all devices while an order is in force, and reports the progress. It returns
+// [errLeave] once an order to remove Chandler is in force and no device is allocated.
 func (a *agent) obey(ctx context.Context) error {
 	var o obeying
 	for {
@@ -71,7 +71,7 @@ func (a *agent) obey(ctx context.Context) error {
 	}
 }
 
-// leaving says why everything is withheld, "" if no order says so.
+// leaving returns why all devices are withheld, or "" without an order.
 func (a *agent) leaving() string {
 	if o := a.order.Load(); o != nil && o.Phase != removal.None {
 		return "Chandler is being removed"
@@ -79,7 +79,7 @@ func (a *agent) leaving() string {
 	return ""
 }
 
-// report returns the answer to an order.
+// report returns the report for an order.
 func (a *agent) report(o removal.Order) removal.Report {
 	r := removal.Report{ID: o.ID, State: removal.Offering}
 	if o.Phase == removal.None {
@@ -108,7 +108,7 @@ func (a *agent) report(o removal.Order) removal.Report {
 	return r
 }
 
-// because adds to what is not done yet why a device is kept, or why it failed.
+// because appends to the text of a pending step which consumer delays it, or its last error.
 func because(text, kept string, failed error) string {
 	switch {
 	case kept != "":
@@ -119,7 +119,7 @@ func because(text, kept string, failed error) string {
 	return text
 }
 
-// namesOf names owners.
+// namesOf joins the names of owners, at most maxNames.
 func namesOf(owners []ledger.Owner) string {
 	var names []string
 	for _, owner := range owners {
@@ -137,10 +137,11 @@ func namesOf(owners []ledger.Owner) string {
 	return strings.Join(names, ", ")
 }
 
-// maxNames is how many owners an answer names.
+// maxNames is the maximum number of owners in a report.
 const maxNames = 20
 
-// answer tells what was not told yet. If that fails, the next tick tries again.
+// answer sends a report that differs from the last one. After an error, the next tick sends it
+// again.
 func (a *agent) answer(ctx context.Context, o *obeying, r removal.Report) {
 	if r == o.told || r.State == removal.Offering && o.told.State == "" {
 		return
@@ -157,10 +158,10 @@ func (a *agent) tell(ctx context.Context, r removal.Report) error {
 	return removal.Tell(ctx, a.StatusClient, namespace, name, r)
 }
 
-// leave removes what the agent has on the node and in the API server, now that its parts
-// have ended, and waits until its pod is deleted. If somebody got something before the
-// parts had ended, or the order is taken back, it returns an error: the next process
-// offers everything again.
+// leave removes the agent's data from the node and the API server, after the parts of the agent
+// have ended, and waits until the agent's pod is deleted. If a device was allocated before the
+// parts had ended, or if the order is withdrawn, leave returns an error: the next process offers
+// all devices again.
 func (a *agent) leave(ctx context.Context) error {
 	report := removal.Report{ID: a.order.Load().ID, State: removal.Removed}
 	if owners, ending := a.ledger.View(nil).Owners(); len(owners)+len(ending) > 0 {
@@ -188,7 +189,7 @@ func (a *agent) leave(ctx context.Context) error {
 	return a.rest(ctx, report)
 }
 
-// rest answers the order until the pod is deleted, or the order is another.
+// rest repeats the report until the pod is deleted, or returns errAnew after another order.
 func (a *agent) rest(ctx context.Context, report removal.Report) error {
 	o := obeying{order: *a.order.Load()}
 	for {
@@ -207,8 +208,8 @@ func (a *agent) rest(ctx context.Context, report removal.Report) error {
 
 var errAnew = errors.New("beginning anew")
 
-// clean removes what outlives an agent: slices, the files that it keeps for the next one,
-// and its sockets, which have nobody behind them any more.
+// clean removes the data that outlives an agent: ResourceSlices, files for the next agent, CDI
+// specs, the feature file, and sockets without a listener.
 func (a *agent) clean(ctx context.Context) error {
 	errs := []error{a.deleteSlices(ctx)}
 	files := a.files()
@@ -230,7 +231,7 @@ func (a *agent) clean(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// cleanRunDir removes all that is in the directory on tmpfs, which is the root of a mount.
+// cleanRunDir empties the directory on tmpfs. The directory itself is a mount point and remains.
 func (a *agent) cleanRunDir(files disk.Files) error {
 	entries, err := files.List(a.RunDir)
 	errs := []error{err}
@@ -240,7 +241,7 @@ func (a *agent) cleanRunDir(files disk.Files) error {
 	return errors.Join(errs...)
 }
 
-// deleteSlices deletes the ResourceSlices of the node, with the taints of devices.
+// deleteSlices deletes the ResourceSlices of the node, including the taints of devices.
 func (a *agent) deleteSlices(ctx context.Context) error {
 	client := draclient.New(a.Client).ResourceSlices()
 	list, err := client.List(ctx, metav1.ListOptions{

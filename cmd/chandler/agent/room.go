@@ -8,10 +8,10 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// crowded returns the devices of the classic API for which there is no room, so that they are not
-// to be made. Parts that could be made of one piece of silicon may overlap, and the administrator
-// may have named more of them than fit. Those that are there come first, and then those that come
-// first by their names, so that it is always the same ones that fit.
+// crowded returns the devices of the device-plugin API that do not fit, and so are not created.
+// Partitions of one physical device may overlap, and the configuration may list more partitions
+// than fit. Existing devices take precedence, then devices in the order of their names, so that the
+// result is stable.
 func crowded(devices []rules.Offered) map[string]bool {
 	left := make(map[string]map[string]resource.Quantity) // by silicon
 	without := make(map[string]bool)
@@ -39,7 +39,7 @@ func crowded(devices []rules.Offered) map[string]bool {
 	return without
 }
 
-// exceeds reports whether something takes more than there is.
+// exceeds reports whether a device takes more of any counter than is left.
 func exceeds(takes, left map[string]resource.Quantity) bool {
 	for name, value := range takes {
 		if there := left[name]; value.Cmp(there) > 0 {

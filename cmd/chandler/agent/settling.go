@@ -12,20 +12,20 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// settling settles the states of devices and writes them down, so that a restart does
-// not change since when they are so.
+// settling settles the health of devices and writes the states to a file, so that their times
+// survive a restart.
 type settling struct {
 	*memo
 	settler discovery.Settler
-	again   *time.Timer // for the next scan
+	again   *time.Timer // triggers the next scan
 }
 
-// HealthFile is the file, in the agent's directory, in which the states of devices are; see
+// HealthFile is the name of the file with the states of devices, in the agent's directory; see
 // [discovery.Settler].
 const HealthFile = "health.json"
 
-// newSettling reads the last states of devices. rescan is called when a state may
-// change by itself, such as when a device has been well for long enough.
+// newSettling reads the last states of devices. The timer calls rescan when a state may change
+// without an event, such as after a device was healthy for long enough.
 func newSettling(ctx context.Context, severity discovery.Severity, files disk.Files, stateDir string, rescan func()) *settling {
 	s := &settling{again: time.AfterFunc(time.Hour, rescan)}
 	s.again.Stop()
@@ -34,10 +34,10 @@ func newSettling(ctx context.Context, severity discovery.Severity, files disk.Fi
 	return s
 }
 
-// settle returns a snapshot with the states of its devices.
+// settle returns a copy of the snapshot with settled states, and writes the states to the file.
 func (s *settling) settle(ctx context.Context, snapshot *discovery.Snapshot) *discovery.Snapshot {
 	settled, again := s.settler.Settle(snapshot, time.Now())
-	if data, err := json.Marshal(&s.settler); err == nil { // always
+	if data, err := json.Marshal(&s.settler); err == nil {
 		if s.write(ctx, data); !s.lost && !bytes.Equal(s.said, data) {
 			again = min(cmp.Or(again, writeAgain), writeAgain)
 		}
@@ -50,8 +50,8 @@ func (s *settling) settle(ctx context.Context, snapshot *discovery.Snapshot) *di
 	return settled
 }
 
-// writeAgain is after which time states are written down again if that failed.
+// writeAgain is how long after a failed write the states are written again.
 const writeAgain = 30 * time.Second
 
-// stop asks for no more scans.
+// stop stops the timer, so that no more scans follow.
 func (s *settling) stop() { s.again.Stop() }

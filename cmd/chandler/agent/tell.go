@@ -16,7 +16,7 @@ import (
 	"chandler.dev/internal/podevents"
 )
 
-// tellPods tells pods about the health of their devices.
+// tellPods reports the health of devices to their pods by Events.
 func (a *agent) tellPods(ctx context.Context) {
 	teller := podevents.Teller{
 		Client: a.StatusClient,
@@ -40,11 +40,10 @@ func (a *agent) tellPods(ctx context.Context) {
 	teller.Run(ctx, a.resaid)
 }
 
-// devicesInUse returns the devices that containers have by claims and by grants
-// that PodResources has named, in the order of their names, with their health. If a
-// device is gone for one claim and there for another, the gone one comes first. The
-// model is that of the device that is there. Devices that a claim only administers
-// are left out.
+// devicesInUse returns the allocated devices with their health, sorted by name: devices of claims,
+// and devices of grants whose pod PodResources has named. If a device is gone for one consumer and
+// present for another, the gone device comes first. A device that is gone has no model. Devices
+// with admin access and devices of claims that are still being configured are left out.
 func devicesInUse(settled *discovery.Snapshot, gone resourceapi.DeviceTaintEffect, view *ledger.View, health func(*ledger.Claim, *ledger.Result) discovery.Health) []podevents.Device {
 	var devices []podevents.Device
 	at := func(name string, health discovery.Health) *podevents.Device {
@@ -93,7 +92,7 @@ func devicesInUse(settled *discovery.Snapshot, gone resourceapi.DeviceTaintEffec
 	return devices
 }
 
-// with returns names with another, each once.
+// with appends a name unless names contains it.
 func with(names []types.NamespacedName, name types.NamespacedName) []types.NamespacedName {
 	if slices.Contains(names, name) {
 		return names
@@ -101,7 +100,7 @@ func with(names []types.NamespacedName, name types.NamespacedName) []types.Names
 	return append(names, name)
 }
 
-// order says what a pod is told first of a device that it has twice.
+// order sorts the state "gone" of a device before its other state.
 func order(h discovery.Health) int {
 	if h.Key() == discovery.ConditionGone {
 		return 0

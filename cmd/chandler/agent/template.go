@@ -11,9 +11,9 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Template returns the pool that an agent publishes first on a host of which nobody has
-// anything, in a cluster whose API server keeps the features and serves DRA. The problems
-// are why devices are left out.
+// Template returns the first pool that an agent publishes on a host without allocations, in a
+// cluster whose API server keeps the features and serves DRA. The problems list why devices are
+// left out.
 func Template(found *discovery.Snapshot, settings Settings, kept features.Set) (resourceslice.Pool, []discovery.Problem) {
 	settler := discovery.Settler{Severity: settings.Severity}
 	settled, _ := settler.Settle(found, time.Now())
