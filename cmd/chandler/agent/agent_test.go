@@ -38,8 +38,8 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// node is a node in memory: a recorded host, an API server and a kubelet, without a
-// socket. It is its own kubelet and its own lock.
+// node is a node in memory, without sockets: a recorded host, an API server and a kubelet. The type
+// itself implements the kubelet and the lock.
 type node struct {
 	t       *testing.T
 	client  *fake.Clientset
@@ -48,12 +48,12 @@ type node struct {
 
 	mu        sync.Mutex
 	plugin    kubeletplugin.DRAPlugin
-	published []string // the devices in the slices, in order
+	published []string // devices in the slices, in order
 	pool      resourceslice.Pool
 	servers   map[string]pluginapi.DevicePluginServer
 	healthy   map[string][]string // IDs by resource
-	allocated map[string]string   // likewise, one ID each
-	claimed   map[string]string   // claims of pods, by the names of the pods
+	allocated map[string]string   // one ID by resource
+	claimed   map[string]string   // claims by the name of the pod
 }
 
 func newNode(t *testing.T) *node {
@@ -65,7 +65,7 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// recordedHost returns the files of a recorded host, by its path below the families.
+// recordedHost returns the files of a recorded host. The path is relative to the families.
 func recordedHost(t testing.TB, path string) fs.FS {
 	t.Helper()
 	data, err := os.ReadFile("../../../discovery/families/" + path)
@@ -79,7 +79,7 @@ func recordedHost(t testing.TB, path string) fs.FS {
 	return host.FS()
 }
 
-// config returns what an agent of the node works with.
+// config returns the configuration of an agent on the node.
 func (n *node) config(wanted *rules.Rules) Config {
 	n.t.Helper()
 	return Config{
@@ -103,7 +103,7 @@ func (n *node) config(wanted *rules.Rules) Config {
 	}
 }
 
-// ServerGroupsWithContext says that the API server serves DRA.
+// ServerGroupsWithContext returns the API groups of a server with DRA.
 func (n *node) ServerGroupsWithContext(context.Context) (*metav1.APIGroupList, error) {
 	return &metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: resourceapi.GroupName, Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}}, nil
 }
@@ -124,7 +124,7 @@ func (n *node) start(_ context.Context, plugin kubeletplugin.DRAPlugin, _ ...kub
 	return helper{n}, nil
 }
 
-// dra returns the driver that was registered last, nil if none was.
+// dra returns the driver that registered last, or nil.
 func (n *node) dra() kubeletplugin.DRAPlugin {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -150,7 +150,7 @@ func (n *node) pods(context.Context) (*kubeletapi.Listing, error) {
 	return &kubeletapi.Listing{Pods: pods}, nil
 }
 
-// helper is the library's.
+// helper replaces the helper of the kubeletplugin library.
 type helper struct{ *node }
 
 func (h helper) PublishResources(_ context.Context, resources resourceslice.DriverResources) error {
@@ -195,7 +195,7 @@ func (n *node) Linger(context.Context) {}
 // Probe implements legacy.Kubelet.
 func (n *node) Probe(context.Context) error { return nil }
 
-// list is the kubelet's end of ListAndWatch.
+// list is the kubelet's side of a ListAndWatch stream.
 type list struct {
 	ctx      context.Context
 	node     *node
@@ -220,8 +220,7 @@ func (l list) SetTrailer(metadata.MD)       {}
 func (l list) SendMsg(any) error            { return errors.ErrUnsupported }
 func (l list) RecvMsg(any) error            { return errors.ErrUnsupported }
 
-// offers waits, and checks which devices are in slices, and which resources are
-// served.
+// offers waits a minute, and then checks the devices in slices and the resources of device plugins.
 func (n *node) offers(published, served string) {
 	n.t.Helper()
 	time.Sleep(time.Minute)
@@ -241,7 +240,7 @@ func (n *node) offers(published, served string) {
 	}
 }
 
-// prepare prepares a claim for a device.
+// prepare creates a claim for a device and prepares the claim.
 func (n *node) prepare(device string) (*resourceapi.ResourceClaim, error) {
 	n.t.Helper()
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim", UID: "uid"}}
@@ -259,7 +258,7 @@ func (n *node) prepareAgain(claim *resourceapi.ResourceClaim) error {
 	return errors.Join(err, prepared[claim.UID].Err)
 }
 
-// unprepare unprepares a claim, and checks that its spec is gone.
+// unprepare unprepares a claim, and checks that its CDI spec is gone.
 func (n *node) unprepare(claim *resourceapi.ResourceClaim) {
 	n.t.Helper()
 	unprepared, err := n.dra().UnprepareResourceClaims(n.t.Context(), []kubeletplugin.NamespacedObject{{NamespacedName: types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, UID: claim.UID}})
@@ -271,7 +270,7 @@ func (n *node) unprepare(claim *resourceapi.ResourceClaim) {
 	}
 }
 
-// allocate gives an ID to a container, and checks that it gets a node for it.
+// allocate allocates an ID to a container, and checks that the container gets the device node.
 func (n *node) allocate(resource, id, path string) {
 	n.t.Helper()
 	n.mu.Lock()
@@ -286,7 +285,7 @@ func (n *node) allocate(resource, id, path string) {
 	n.allocated[resource] = id
 }
 
-// run runs an agent until it is told to stop.
+// run runs an agent until the caller calls stop.
 func (n *node) run(config Config) (stop func()) {
 	ctx, cancel := context.WithCancel(n.t.Context())
 	ended := make(chan error, 1)
@@ -300,9 +299,9 @@ func (n *node) run(config Config) (stop func()) {
 	}
 }
 
-// A whole agent offers the devices of a host by both APIs, prepares a claim, serves a
-// classic resource, and follows the configuration, without a socket. When it ends,
-// none of its goroutines is left: a bubble of synctest waits for all.
+// A whole agent, without sockets, offers the devices of a host by both APIs, prepares a claim,
+// serves an extended resource, and follows the configuration. When the agent ends, all its
+// goroutines have ended: synctest waits for every goroutine of its bubble.
 func TestAgent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -330,8 +329,8 @@ func TestAgent(t *testing.T) {
 	})
 }
 
-// While the agent's directory cannot be read or written, nothing is offered and
-// nothing is lost: the agent tries again until it can, or until it is to end.
+// While the agent's directory cannot be read, the agent offers no device and loses no data. It
+// retries until the directory is readable, or until the agent has to end.
 func TestAgentOpensItsLedgerAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// It is looked again when the next attempt is due, and seldom if none is.
+// The next check is due with the next attempt, and after refuseInterval if no attempt is pending.
 func TestAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tries := newAttempts("A device is not given back")

@@ -43,7 +43,7 @@ func TestAuto(t *testing.T) {
 			if got := a.choose(t.Context()); got != test.want {
 				t.Errorf("chose %q; want %q", got, test.want)
 			}
-			// The choice is written again if its file was removed, and outlives the process.
+			// The choice survives a restart, and is written again after its file was removed.
 			if err := os.Remove(filepath.Join(dir, "mode")); err == nil {
 				a.choose(t.Context())
 			}

@@ -35,8 +35,8 @@ func class(name, resource, driver string, age int) *resourceapi.DeviceClass {
 	return c
 }
 
-// Classes with one name are found where one is for this driver, in the order in
-// which the scheduler prefers them.
+// Classes with the same name are reported if at least one class is for this driver, in the order of
+// the scheduler's preference.
 func TestClashes(t *testing.T) {
 	got := clashes([]resourceapi.DeviceClass{
 		*class("ours", "nvidia.com/gpu", "chandler.dev", 5),
@@ -59,7 +59,7 @@ func TestClashes(t *testing.T) {
 	}
 }
 
-// The agent says once what there is to say, and again when that has changed.
+// The agent logs each warning once, and again after the classes have changed.
 func TestClassCheck(t *testing.T) {
 	var log []string
 	logger := funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{})
@@ -101,7 +101,8 @@ func TestClassCheck(t *testing.T) {
 	said(`["ours" "theirs"]`)
 }
 
-// Of names that DRA offers and no class has, each is told once, until one has it.
+// A name that DRA offers and no class has is logged once, and again after a class with the name has
+// come and gone.
 func TestNamesWithoutClass(t *testing.T) {
 	var log []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))

@@ -13,7 +13,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// card stands in for devices that can be made something else.
+// card is a fake configurer of devices whose function can be changed.
 type card struct {
 	has      map[string]string
 	readable bool
@@ -24,7 +24,7 @@ type card struct {
 
 func newCard() *card { return &card{has: map[string]string{}, readable: true} }
 
-// acceleratorFunction is a parameter for which there is work to be done.
+// acceleratorFunction is a parameter that requires work.
 const acceleratorFunction discovery.Parameter = "acceleratorFunction"
 
 func (c *card) configure(d discovery.Device, want discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
@@ -58,7 +58,7 @@ func (c *card) configuring(l *ledger.Ledger) *configuring {
 	}, l)
 }
 
-// openLedger returns an open ledger in a directory.
+// openLedger returns an open ledger with its files in dir.
 func openLedger(t *testing.T, dir string) *ledger.Ledger {
 	t.Helper()
 	l := ledger.New(ledger.Config{Dir: dir, Boot: "boot"})
@@ -68,7 +68,7 @@ func openLedger(t *testing.T, dir string) *ledger.Ledger {
 	return l
 }
 
-// port is a device that is to have a function, "" if none is wanted.
+// port returns a device with the given function in its parameters, or without parameters for "".
 func port(name, function, unit string) rules.Offered {
 	d := rules.Offered{Device: discovery.Device{Name: name}, Offers: []discovery.Offer{{Resource: "example.com/fn", IDs: []string{name}, Unit: unit}}}
 	if function != "" {
@@ -77,7 +77,7 @@ func port(name, function, unit string) rules.Offered {
 	return d
 }
 
-// listedNames returns the devices that are listed.
+// listedNames returns the names of the listed devices.
 func listedNames(s *rules.Snapshot) string {
 	var listed []string
 	for _, d := range s.Devices {

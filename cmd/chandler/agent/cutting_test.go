@@ -23,8 +23,8 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// cutting is a node with an H100 in MIG mode, of which the administrator lets instances be
-// cut. They stay for a minute.
+// cutting is a node with an H100 in MIG mode. The configuration allows on-demand instances, and
+// released instances remain for a minute.
 type cutting struct {
 	*node
 	*cuttest.GPU
@@ -45,7 +45,7 @@ func (c *cutting) config() Config {
 	return config
 }
 
-// start runs an agent until it offers what there is.
+// start runs an agent, and waits until the devices are published.
 func (c *cutting) start() (stop func()) {
 	c.t.Helper()
 	stop = c.run(c.config())
@@ -71,7 +71,7 @@ func (c *cutting) gets(device, name string) (*resourceapi.ResourceClaim, error) 
 	return claim, c.prepareAgain(claim)
 }
 
-// got prepares a claim, which must succeed.
+// got prepares a claim, which must succeed, and returns a function that unprepares the claim.
 func (c *cutting) got(device, name string) (release func()) {
 	c.t.Helper()
 	claim, err := c.gets(device, name)
@@ -81,7 +81,7 @@ func (c *cutting) got(device, name string) (release func()) {
 	return func() { c.unprepare(claim) }
 }
 
-// is checks which instances there are.
+// is checks the instances of the GPU, and the number of their records.
 func (c *cutting) is(places ...string) {
 	c.t.Helper()
 	synctest.Wait()
@@ -94,15 +94,15 @@ func (c *cutting) is(places ...string) {
 	}
 }
 
-// offered reports whether a device is in slices.
+// offered reports whether slices contain a device.
 func (c *cutting) offered(device string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Contains(c.published, cuttest.Device+"-"+device)
 }
 
-// An instance is cut for a claim, which gets its nodes, and removed a while after. Whoever
-// wants it meanwhile gets it as it is.
+// An instance is created for a claim, whose CDI spec has the device nodes, and removed a while
+// after its release. Until then another claim gets the instance unchanged.
 func TestAgentCuts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
@@ -144,9 +144,8 @@ func TestAgentCuts(t *testing.T) {
 	})
 }
 
-// Who gets what lies in the way of instances that nobody has any more need not wait until
-// these would have been removed. An instance that somebody has, or that an administrator has cut, is
-// in the way.
+// A claim may get an instance in place of overlapping instances that are released but not yet
+// removed. An instance that is allocated, or was created by an administrator, is an obstacle.
 func TestAgentCutsInPlaceOfWhatIsWarm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
@@ -172,8 +171,8 @@ func TestAgentCutsInPlaceOfWhatIsWarm(t *testing.T) {
 	})
 }
 
-// An instance that an administrator has cut is offered, nothing else is where it lies, and it is never
-// removed.
+// An instance of an administrator is offered, other instances at its placement are not, and the
+// agent never removes the instance.
 func TestAgentKeepsWhatIsCutByHand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
@@ -194,8 +193,8 @@ func TestAgentKeepsWhatIsCutByHand(t *testing.T) {
 	})
 }
 
-// An instance that an administrator cuts at the very moment is his, and stays. So does one that he cuts
-// where the agent's was, which he has removed.
+// The agent keeps an instance that an administrator creates at the same moment as the agent, and an
+// instance that an administrator creates after removing the agent's instance.
 func TestAgentKeepsWhatIsCutByHandMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
@@ -225,7 +224,8 @@ func TestAgentKeepsWhatIsCutByHandMeanwhile(t *testing.T) {
 	})
 }
 
-// Without NVML the agent cannot remove what it has cut. It sees when an administrator does.
+// Without NVML the agent cannot remove its instances, but notices when an administrator removes
+// them.
 func TestAgentWithoutNVMLSinceItCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
@@ -233,7 +233,7 @@ func TestAgentWithoutNVMLSinceItCut(t *testing.T) {
 		c.got("mig-1g-10gb-at-0", "first")()
 		stop()
 		c.Silent = true
-		c.Remove("nothing") // the files are made anew
+		c.Remove("nothing") // refreshes the files
 		config := c.config()
 		config.Programs = nil
 		stop = c.run(config)
@@ -246,8 +246,8 @@ func TestAgentWithoutNVMLSinceItCut(t *testing.T) {
 	})
 }
 
-// An agent takes over what the one before it has cut: what a claim has stays, and the rest
-// is removed. After a reboot there is nothing.
+// An agent takes over the instances of its predecessor: allocated instances remain, and the others
+// are removed. After a reboot no instance exists.
 func TestAgentAdoptsWhatWasCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
@@ -271,8 +271,8 @@ func TestAgentAdoptsWhatWasCut(t *testing.T) {
 	})
 }
 
-// An instance that somebody has when the administrator wants none cut any more keeps its name, and
-// is not taken for gone. It is removed when nobody has it.
+// An allocated instance keeps its name, and is not treated as gone, after a configuration change
+// that forbids on-demand instances. The agent removes the instance after its release.
 func TestAgentCutsNoMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
@@ -297,8 +297,8 @@ func TestAgentCutsNoMore(t *testing.T) {
 	})
 }
 
-// An instance that could not be cut is left alone for a while, and can be had again later.
-// An instance that cannot be removed, since something runs in it, is removed later.
+// After a failure to create an instance, a later call can create the instance. An instance that
+// cannot be removed, because a process uses it, is removed later.
 func TestAgentCannotCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
@@ -329,7 +329,7 @@ func TestAgentCannotCut(t *testing.T) {
 	})
 }
 
-// Every instance that could be cut of a GPU that is sick is sick too.
+// If a GPU is unhealthy, so is every instance that could be created on the GPU.
 func TestAgentCutsNothingOfASickGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
@@ -353,13 +353,13 @@ func TestAgentCutsNothingOfASickGPU(t *testing.T) {
 	})
 }
 
-// byProfile is an entry of resources that selects all places for instances of a profile.
+// byProfile returns an entry of resources for all placements of a profile.
 func byProfile(t *testing.T, profile, name string) rules.Resource {
 	t.Helper()
 	return rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?profile.orValue("") == "`+profile+`"`), Name: name}
 }
 
-// classic returns the settings by which the device-plugin API offers what entries select.
+// classic returns settings with entries of resources for the device-plugin API.
 func (c *cutting) classic(entries ...rules.Resource) Settings {
 	settings := c.config().Settings
 	settings.Rules = &rules.Rules{Mode: discovery.ModeDevicePlugin, Resources: entries}
@@ -373,13 +373,13 @@ func (c *cutting) healthyOf(resource string) []string {
 	return slices.Sorted(slices.Values(c.healthy[resource]))
 }
 
-// An entry of resources has the instances cut that it selects, as many as fit, and keeps them. Their IDs
-// are the same after a reboot. Once the entry is gone, so are they.
+// For an entry of resources the agent creates as many of the selected instances as fit, and keeps
+// them. After the entry is removed, the agent removes the instances that are not allocated.
 func TestAgentCutsForAResource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
 		config := c.config()
-		// Four 1g.20gb take all slices of memory, and leave no room for the others.
+		// Four 1g.20gb take all memory slices, and leave no room for the others.
 		config.Settings = c.classic(byProfile(t, "3g.40gb", "example.com/large"), byProfile(t, "1g.20gb", "nvidia.com/mig-1g.20gb"))
 		stop := c.run(config)
 		c.pause(5 * time.Minute)
@@ -404,12 +404,12 @@ func TestAgentCutsForAResource(t *testing.T) {
 		c.is(places...)
 		c.changes <- Change{Settings: c.classic()}
 		c.pause(5 * time.Minute)
-		c.is("1g.20gb@2") // which a pod has
+		c.is("1g.20gb@2") // allocated to a pod
 		stop()
 	})
 }
 
-// Instances are cut again after a reboot, under the same IDs.
+// After a reboot the agent creates the instances again, with the same IDs.
 func TestAgentCutsForAResourceAfterAReboot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)

@@ -65,8 +65,8 @@ func TestAgentTaintsMountedDisk(t *testing.T) {
 	})
 }
 
-// A device that pods may also have with its own driver has no taint for a mount, which may
-// be that of the pod.
+// A disk that pods may also use with its own driver has no taint for a mount: the mount may belong
+// to a pod.
 func TestAgentAllowsMountOfDiskWithItsOwnDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)

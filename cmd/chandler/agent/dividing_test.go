@@ -20,8 +20,8 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// dividing is a node with two MI300X that the administrator lets be divided. They stay
-// divided for a minute.
+// dividing is a node with two MI300X. The configuration allows on-demand partitions, and the GPUs
+// stay partitioned for a minute after the last release.
 type dividing struct {
 	*rebinding
 	host *parttest.Host
@@ -39,7 +39,7 @@ func (d *dividing) config() Config {
 	return config
 }
 
-// start runs an agent until it offers what there is.
+// start runs an agent, and waits until the devices are published.
 func (d *dividing) start() (stop func()) {
 	d.t.Helper()
 	stop = d.run(d.config())
@@ -52,12 +52,12 @@ func (d *dividing) pause(long time.Duration) {
 	synctest.Wait()
 }
 
-// claims returns a claim for a device of the first GPU, such as "-cpx-0", "" for all of it.
+// claims returns a claim for a device of the first GPU, such as "-cpx-0", or "" for the whole GPU.
 func (d *dividing) claims(suffix, name string) *resourceapi.ResourceClaim {
 	return d.claimFor(parttest.Device+suffix, name, "")
 }
 
-// got prepares a claim, which must succeed, and checks which nodes it has of those of the first GPU.
+// got prepares a claim, which must succeed, and checks the claim's device nodes of the first GPU.
 func (d *dividing) got(claim *resourceapi.ResourceClaim, partitions ...int) (release func()) {
 	d.t.Helper()
 	if err := d.prepareAgain(claim); err != nil {
@@ -84,7 +84,8 @@ func (d *dividing) got(claim *resourceapi.ResourceClaim, partitions ...int) (rel
 	return func() { d.unprepare(claim) }
 }
 
-// is checks the modes of the GPUs, how many are written down, and that all is offered and well.
+// is checks the modes of the GPUs, the number of records, and that all devices are offered and
+// healthy.
 func (d *dividing) is(modes string, records int) {
 	d.t.Helper()
 	synctest.Wait()
@@ -106,8 +107,8 @@ func (d *dividing) is(modes string, records int) {
 	}
 }
 
-// A GPU is divided when a claim gets a part of it, once for all parts, and put together a while
-// after nobody has any. Whoever wants all of it, or it in another mode, need not wait so long.
+// A GPU is partitioned once, for the first claim for a partition, and restored a while after the
+// last release. A claim for the whole GPU, or for another mode, need not wait so long.
 func TestAgentDivides(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDividing(t)
@@ -146,7 +147,7 @@ func TestAgentDivides(t *testing.T) {
 	})
 }
 
-// An agent takes over what the one before it has divided. After a reboot all is whole.
+// An agent takes over the partitions of its predecessor. After a reboot all GPUs are whole.
 func TestAgentAdoptsWhatWasDivided(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDividing(t)
@@ -173,7 +174,8 @@ func TestAgentAdoptsWhatWasDivided(t *testing.T) {
 	})
 }
 
-// An agent that is killed before or after any write leaves what the next one goes on from.
+// An agent that is killed before or after any write leaves a state that the next agent can
+// continue.
 func TestAgentKilledWhileItDivides(t *testing.T) {
 	for name, after := range map[string]bool{"before": false, "after": true} {
 		for writes := range 3 {
@@ -213,7 +215,7 @@ func TestAgentKilledWhileItDivides(t *testing.T) {
 	}
 }
 
-// A kernel that does not come back holds up one GPU and nothing else.
+// A kernel call that hangs blocks one GPU and no other.
 func TestAgentDividesWhileTheKernelHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDividing(t)
@@ -246,8 +248,8 @@ func TestAgentDividesWhileTheKernelHangs(t *testing.T) {
 	})
 }
 
-// Parts that KFD lists late are waited for. A part that it never lists is not given, and is
-// said to be unwell; the others are given.
+// The agent waits for partitions that KFD lists late. A partition that KFD never lists is not
+// allocated and has a taint; the other partitions are allocated.
 func TestAgentWaitsForPartitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDividing(t)
@@ -273,8 +275,8 @@ func TestAgentWaitsForPartitions(t *testing.T) {
 	})
 }
 
-// Nothing is divided or put together while a process has it open, whoever that is, or while
-// the kernel refuses. It is tried again.
+// The agent does not change the mode of a GPU while any process has the GPU open, or while the
+// kernel refuses the change, and retries later.
 func TestAgentKeepsGPUsInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDividing(t)
@@ -311,8 +313,8 @@ func TestAgentKeepsGPUsInUse(t *testing.T) {
 	})
 }
 
-// A GPU that an administrator has divided stays so, and a part that somebody has when the
-// administrator wants no more divided keeps its name until then.
+// A GPU that an administrator has partitioned remains partitioned. A partition that is allocated
+// when the configuration stops allowing partitions keeps its name until its release.
 func TestAgentKeepsWhatIsDividedByHand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDividing(t)

@@ -14,7 +14,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// The checks answer as they are when they are asked.
+// The responses follow the present results of the checks.
 func TestHealthMux(t *testing.T) {
 	var live, ready atomic.Bool
 	check := func(is *atomic.Bool, words string) func(context.Context) error {
@@ -54,12 +54,12 @@ func expect(t *testing.T, url string, status int, text string) {
 	}
 }
 
-// An agent that can read nothing of the host is not ready. After a first scan it
-// is, and the states of devices tell which cannot be read.
+// An agent that can read nothing of the host is not ready. After the first scan the agent is ready,
+// and the states of devices show which devices are unreadable.
 func TestCheckRead(t *testing.T) {
 	now := time.Now()
 	for name, test := range map[string]struct {
-		begun time.Duration // before now
+		begun time.Duration // time before now
 		read  bool
 		fail  bool
 	}{

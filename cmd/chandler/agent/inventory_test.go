@@ -13,15 +13,15 @@ import (
 	"chandler.dev/internal/inventory"
 )
 
-// Before the devices are placed it is not known who has what.
+// Before the first placement the allocations are unknown.
 func TestInventoryAtFirst(t *testing.T) {
 	if facts, known := (&agent{}).inventory(); known {
 		t.Errorf("an agent that has seen nothing says %+v", facts)
 	}
 }
 
-// The inventory of an agent says who has what by both APIs, since when, and what waits for
-// whom.
+// The inventory lists the allocations by both APIs, since when they exist, and which consumer
+// delays a move.
 func TestInventory(t *testing.T) {
 	s := newScraped(t, "gpu-node-1", "nvidia/testdata/h100x8.host", &rules.Rules{})
 	names := make([]string, 0, len(s.placed.snapshot.Devices))
@@ -34,7 +34,7 @@ func TestInventory(t *testing.T) {
 	for _, pod := range s.said.Pods {
 		for _, c := range pod.Containers {
 			for _, claim := range c.DynamicResources {
-				claim.ClaimResources = append(claim.ClaimResources, claim.ClaimResources...) // listed twice
+				claim.ClaimResources = append(claim.ClaimResources, claim.ClaimResources...) // as if listed twice
 			}
 		}
 	}
@@ -66,7 +66,7 @@ func TestInventory(t *testing.T) {
 	}
 }
 
-// Silicon waits from when this agent saw it begin. Before that another agent may have seen it.
+// A wait has a start time only if this agent observed the start. Before, another agent may have.
 func TestBeginnings(t *testing.T) {
 	at := time.Date(2026, 11, 20, 6, 41, 11, 0, time.UTC)
 	now := map[string]string{"a": "moves", "b": "moves"}
@@ -86,7 +86,7 @@ func TestBeginnings(t *testing.T) {
 	}
 }
 
-// The inventory says what is wrong with the node as a whole.
+// The notes of the inventory describe the problems of the node as a whole.
 func TestInventoryNotes(t *testing.T) {
 	a := &agent{metrics: newAgentMetrics("v1", true)}
 	a.settings.Store(&a.Settings)

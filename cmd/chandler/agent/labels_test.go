@@ -26,7 +26,7 @@ import (
 type labelled struct {
 	*node
 	dir     string
-	failing atomic.Bool // the disk
+	failing atomic.Bool // whether the disk fails
 
 	mu     sync.Mutex
 	writes int
@@ -70,8 +70,8 @@ func (l *labelled) run(t *testing.T, wanted *rules.Rules) {
 	})
 }
 
-// expect waits, and checks what is in the directory, how often the file was written, and
-// how many errors were logged.
+// expect waits, and checks the content of the directory, the number of writes to the file, and the
+// number of logged errors.
 func (l *labelled) expect(t *testing.T, lines string, writes, logged int) {
 	t.Helper()
 	time.Sleep(time.Minute)
@@ -93,8 +93,8 @@ func (l *labelled) expect(t *testing.T, lines string, writes, logged int) {
 	}
 }
 
-// The labels of the node follow its devices and the configuration. The file is written when
-// it should say something else, and goes when there is nothing to say.
+// The labels of the node follow its devices and the configuration. The file is written only when
+// its content changes, and removed when no label is left.
 func TestLabels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -127,7 +127,7 @@ func TestLabels(t *testing.T) {
 	})
 }
 
-// An error of the disk is said once for as long as it lasts, and the file is written after it.
+// A disk error is logged once for as long as it lasts, and the file is written afterwards.
 func TestLabelsOnABadDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -149,7 +149,8 @@ func TestLabelsOnABadDisk(t *testing.T) {
 	})
 }
 
-// The temporary file of a killed agent is removed, and a file that says the same already is not written.
+// The temporary file of a killed agent is removed, and a file with the same content is not
+// rewritten.
 func TestLabelsAfterAnotherAgent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -172,8 +173,8 @@ func TestLabelsAfterAnotherAgent(t *testing.T) {
 	})
 }
 
-// While devices give the node more labels than a file may have, the file of before stays, or
-// what another agent left.
+// While the labels exceed the maximum size of a file, the previous file remains, even the file of
+// an earlier agent.
 func TestTooManyLabels(t *testing.T) {
 	f := &featureFile{dir: t.TempDir(), families: []*discovery.Family{{Name: "x", Labels: []discovery.Labels{{Set: map[string]string{"x.io/{model}": "true"}}}}}}
 	snapshot := func(devices int) *rules.Snapshot {
@@ -191,7 +192,7 @@ func TestTooManyLabels(t *testing.T) {
 	}
 	for _, step := range []struct {
 		devices *rules.Snapshot
-		lines   int // of the file, 0 if it is not there
+		lines   int // lines of the file, 0 without a file
 		wrong   bool
 	}{{many, 1, true}, {snapshot(2), 4, false}, {many, 4, true}, {snapshot(0), 0, false}, {many, 0, true}} {
 		f.keep(t.Context(), step.devices)

@@ -18,8 +18,8 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// A running agent says who has what as soon as the kubelet names the containers, what is
-// published, and that it has scanned.
+// The metrics of a running agent contain the containers of allocations once the kubelet has listed
+// the containers, the published slices, and the scans.
 func TestAgentIsMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)

@@ -14,8 +14,9 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// sharedNode is a node on which two GPUs are shared by number, and the other six by memory. A claim
-// has two of eight shares, a pod has two others by classic IDs, and a claim of two pods has 10 GiB.
+// sharedNode returns a node with two GPUs that are shared by number, and six that are shared by
+// memory. A claim has two of eight shares, a pod has two other shares by IDs of the device-plugin
+// API, and a claim of two pods has 10 GiB.
 func sharedNode(t *testing.T) *scraped {
 	t.Helper()
 	s := newScraped(t, "mi-2", "amdgpu/testdata/mi210x8.host", &rules.Rules{Sharing: []rules.Share{
@@ -31,7 +32,7 @@ func sharedNode(t *testing.T) *scraped {
 	return s
 }
 
-// share gives a claim of pods an amount of a device, all of it if that is nil.
+// share allocates amounts of a device, or for nil the whole device, to a claim of pods.
 func (s *scraped) share(namespace, name, device string, amounts map[resourceapi.QualifiedName]string, pods ...string) {
 	s.t.Helper()
 	c := &ledger.Claim{UID: types.UID("uid-" + name), Namespace: namespace, Name: name}
@@ -50,8 +51,8 @@ func (s *scraped) share(namespace, name, device string, amounts map[resourceapi.
 	}
 }
 
-// All shares of a device that somebody has, and those that nobody has, are as many as there are.
-// Containers that have a claim together have its share once.
+// The allocated and the free shares of a device add up to its capacity. Containers with a common
+// claim count once.
 func TestMetricsOfSharedDevices(t *testing.T) {
 	text := sharedNode(t).scrape()
 	expectLines(t, text,
@@ -65,8 +66,8 @@ func TestMetricsOfSharedDevices(t *testing.T) {
 	)
 }
 
-// A whole that is shared has nothing left while somebody has a part of it, or whatever a record says
-// that cannot be read.
+// A shared whole device has no free capacity while a consumer has a partition, or while the device
+// is named in a record that cannot be read.
 func TestSharedDevicesThatOthersExclude(t *testing.T) {
 	whole := rules.Offered{Device: discovery.Device{Name: "gpu"}, Sharing: &rules.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi"), Default: resource.MustParse("80Gi")}}
 	part := rules.Offered{Device: discovery.Device{Name: "gpu-0", PartOf: &discovery.Silicon{Name: "gpu"}}}

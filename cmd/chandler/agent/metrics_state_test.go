@@ -40,7 +40,7 @@ import (
 
 var update = flag.Bool("update", false, "write golden files")
 
-// scraped is a node whose metrics are asked for.
+// scraped is a node whose metrics are requested.
 type scraped struct {
 	t       *testing.T
 	metrics *agentMetrics
@@ -51,8 +51,8 @@ type scraped struct {
 	handler http.Handler
 }
 
-// newScraped returns a node with the devices of a recorded host, which DRA offers unless
-// the rules say otherwise.
+// newScraped returns a node with the devices of a recorded host. DRA offers the devices unless the
+// rules select the other API.
 func newScraped(t *testing.T, node, host string, wanted *rules.Rules) *scraped {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("../../../discovery/families", host))
@@ -79,7 +79,7 @@ func newScraped(t *testing.T, node, host string, wanted *rules.Rules) *scraped {
 	return s
 }
 
-// claim gives devices to a claim that containers of a pod have.
+// claim allocates devices to a claim of a pod's containers.
 func (s *scraped) claim(namespace, name, pod string, containers []string, devices ...string) {
 	s.t.Helper()
 	c := &ledger.Claim{UID: types.UID("uid-" + name), Namespace: namespace, Name: name}
@@ -104,14 +104,14 @@ func (s *scraped) claim(namespace, name, pod string, containers []string, device
 	s.said.Pods = append(s.said.Pods, listed)
 }
 
-// grant gives devices to a container by classic IDs.
+// grant allocates devices to a container by IDs of the device-plugin API.
 func (s *scraped) grant(container, resource string, devices ...string) {
 	for i, device := range devices {
 		s.entries = append(s.entries, &ledger.Grant{Resource: resource, ID: fmt.Sprintf("%s-%d", device, i), Devices: []string{device}, Silicon: []string{device}, Exclusive: true, Container: container})
 	}
 }
 
-// sick gives a device a condition.
+// sick sets the health of a device.
 func (s *scraped) sick(device string, health discovery.Health) {
 	for i := range s.placed.snapshot.Devices {
 		if d := &s.placed.snapshot.Devices[i]; d.Name == device {
@@ -126,7 +126,7 @@ var (
 	builtWith = regexp.MustCompile(`go_version="[^"]*"`)
 )
 
-// scrape returns what Prometheus is told.
+// scrape returns the response to Prometheus.
 func (s *scraped) scrape() string {
 	s.t.Helper()
 	answer := httptest.NewRecorder()
@@ -138,15 +138,15 @@ func (s *scraped) scrape() string {
 	return string(text)
 }
 
-// fixed leaves out what is another at each scrape.
+// fixed removes or replaces the values that differ between scrapes or builds.
 func fixed(text string) string {
 	text = ofProcess.ReplaceAllString(text, "")
 	text = changing.ReplaceAllString(text, "$1 1.7e+09")
 	return builtWith.ReplaceAllString(text, `go_version="go1.26"`)
 }
 
-// The nodes whose metrics are golden files. Module e2e/prometheus asks these with the
-// queries of the documentation, the dashboard and the alerts.
+// scrapedNodes returns the nodes with golden files of metrics. Module e2e/prometheus evaluates the
+// queries of the documentation, the dashboard and the alerts with these files.
 func scrapedNodes(t *testing.T) map[string]*scraped {
 	h100 := newScraped(t, "dgx-1", "nvidia/testdata/h100x8.host", &rules.Rules{})
 	h100.claim("research", "train", "train-0", []string{"trainer"}, "pci-0000-1b-00-0", "pci-0000-43-00-0")
@@ -173,8 +173,8 @@ func scrapedNodes(t *testing.T) map[string]*scraped {
 	return map[string]*scraped{"h100": h100, "mig": mig, "mi210": mi210, "shared": sharedNode(t)}
 }
 
-// The metrics of nodes on which devices are had through both APIs, as Prometheus is told
-// them. They pass the checks of promtool check metrics.
+// The metrics of nodes with allocations by both APIs match the golden files, and pass the checks of
+// promtool check metrics.
 func TestMetricsOfNodes(t *testing.T) {
 	for name, node := range scrapedNodes(t) {
 		t.Run(name, func(t *testing.T) {
@@ -203,10 +203,10 @@ func TestMetricsOfNodes(t *testing.T) {
 	}
 }
 
-// docsRow is a row of the table of metrics.
+// docsRow matches a row of the table of metrics.
 var docsRow = regexp.MustCompile("(?m)^\\| `(chandler_[a-z_]+)` \\| (\\w+) \\|")
 
-// The table in the documentation has each metric once, with its type, and no others.
+// The table in the documentation lists exactly the existing metrics, each once and with its type.
 func TestMetricsAreDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/metrics.md")
 	if err != nil {
@@ -250,7 +250,7 @@ func scrapeOf(nodes map[string]*scraped) string {
 	return all.String()
 }
 
-// Refusals are counted by reasons that do not grow in number, whatever the error says.
+// Refusals are counted by a fixed set of reasons, whatever the text of the error.
 func TestMetricsOfRefusals(t *testing.T) {
 	m := newAgentMetrics("v1", true)
 	scrape := serveMetrics(t, m, emptyState())
@@ -284,8 +284,8 @@ func TestMetricsOfRefusals(t *testing.T) {
 	}
 }
 
-// Who has a device is said once, whatever the number of its shares, with the pod as soon
-// as the kubelet names it.
+// Each allocation is listed once, whatever the number of its shares, and with the pod once the
+// kubelet has listed the pod.
 func TestHolders(t *testing.T) {
 	claim := &ledger.Claim{UID: "u", Namespace: "a", Name: "c", Results: []ledger.Result{
 		{Request: "one", Device: "gpu-share-0", Source: "gpu", CDI: "u-0-gpu"},
@@ -332,7 +332,7 @@ func TestNVIDIABusID(t *testing.T) {
 	}
 }
 
-// BenchmarkScrape asks a node with 512 devices, half of which somebody has.
+// BenchmarkScrape requests the metrics of a node with 512 devices, half of them allocated.
 func BenchmarkScrape(b *testing.B) {
 	snapshot := &rules.Snapshot{}
 	var entries []ledger.Entry

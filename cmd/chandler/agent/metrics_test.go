@@ -17,7 +17,8 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// serveMetrics serves metrics until the test ends, and returns what asks for them.
+// serveMetrics serves metrics until the test ends, and returns a function that requests the
+// metrics.
 func serveMetrics(t *testing.T, m *agentMetrics, state agentState) (scrape func() string) {
 	t.Helper()
 	server := httptest.NewServer(m.handler(state, nil))
@@ -36,7 +37,7 @@ func serveMetrics(t *testing.T, m *agentMetrics, state agentState) (scrape func(
 	}
 }
 
-// emptyState is that of an agent that knows nothing yet.
+// emptyState returns the state of an agent before its first scan.
 func emptyState() agentState {
 	return agentState{
 		node:       "worker",
@@ -60,8 +61,8 @@ func expectLines(t *testing.T, text string, lines ...string) {
 	}
 }
 
-// The kubelet's calls are counted by how long they took, and devices and claims
-// are as they are when it is asked.
+// The kubelet's calls are counted by duration. The numbers of devices and claims are those at the
+// time of the request.
 func TestMetricsOfCallsAndDevices(t *testing.T) {
 	m := newAgentMetrics("v1", true)
 	var now *placed
@@ -119,7 +120,7 @@ func TestMetricsSayWhatTheServerKeeps(t *testing.T) {
 	if lines := strings.Count(text, "\nchandler_dra_server_feature_enabled{"); lines != len(kept) {
 		t.Errorf("%d features, want %d:\n%s", lines, len(kept), text)
 	}
-	// The next scrape has what has changed.
+	// The next scrape reflects the change.
 	kept = features.All().List()
 	if text := scrape(); regexp.MustCompile(`feature_enabled\{.*\} 0\n`).MatchString(text) {
 		t.Errorf("still without:\n%s", text)

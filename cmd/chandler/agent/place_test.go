@@ -10,10 +10,10 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// owners is who has which silicon by an API.
+// owners maps physical devices to their consumers by one API.
 type owners map[string]string
 
-// viewOf returns the view of a ledger in which claims and pods have silicon.
+// viewOf returns a view of a ledger with physical devices allocated to claims and pods.
 func viewOf(claims, pods owners) *ledger.View {
 	var entries []ledger.Entry
 	for silicon, name := range claims {
@@ -35,14 +35,14 @@ func TestPlace(t *testing.T) {
 	free := &Published{}
 	tests := map[string]struct {
 		before   discovery.Mode
-		mode     discovery.Mode // of the device
+		mode     discovery.Mode // mode of the device
 		auto     discovery.Mode
 		open     bool
 		dra      owners
 		classic  owners
 		said     *Published
 		changing bool
-		unknown  bool // what the administrator wants
+		unknown  bool // whether the wanted configuration is unknown
 		want     discovery.Mode
 		moving   bool
 		ask      bool
@@ -111,8 +111,8 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// Silicon moves when all of its parts are free, and then all of them move. It is not
-// open because one of its parts is.
+// A physical device moves when all its partitions are free, and then as a whole. Unlimited sharing
+// of one partition does not apply to the physical device.
 func TestPlaceMovesSiliconAsOne(t *testing.T) {
 	whole := &discovery.Silicon{Name: "gpu"}
 	parts := []rules.Offered{
@@ -130,7 +130,7 @@ func TestPlaceMovesSiliconAsOne(t *testing.T) {
 	}
 }
 
-// Silicon that is not on the host at present comes back to the API where it was.
+// A physical device that is absent from the host returns to its last API.
 func TestPlaceRemembersWhatIsGone(t *testing.T) {
 	p := Place(map[string]discovery.Mode{"gpu": classic}, nil, viewOf(nil, nil), Facts{Auto: dra})
 	if p.API["gpu"] != classic {
@@ -138,8 +138,9 @@ func TestPlaceRemembersWhatIsGone(t *testing.T) {
 	}
 }
 
-// Silicon whose devices the earlier settings all exclude changes too: a virtual function
-// that they exclude came back while they were in force for the physical one.
+// A physical device also changes if the earlier settings exclude all its devices, such as an
+// excluded virtual function that reappears while the earlier settings still apply to the physical
+// function.
 func TestPlaceFreesWhatEarlierSettingsExclude(t *testing.T) {
 	before := map[string]discovery.Mode{"gpu": dra}
 	facts := Facts{Changing: map[string]bool{"gpu": true}, Published: &Published{}}
@@ -151,8 +152,8 @@ func TestPlaceFreesWhatEarlierSettingsExclude(t *testing.T) {
 	}
 }
 
-// A claim of which only a CDI spec is left keeps its silicon with DRA, also where the
-// spec names a numbered share of a device that is not shared any more.
+// A claim with only a CDI spec left keeps its physical device with DRA, even if the spec names a
+// numbered share of a device that is no longer shared.
 func TestPlaceKeepsSealedShares(t *testing.T) {
 	devices := []rules.Offered{{Device: discovery.Device{Name: "gpu"}, Mode: classic}}
 	stock := &ledger.Present{Snapshot: &rules.Snapshot{Devices: devices}}

@@ -15,7 +15,7 @@ import (
 	"chandler.dev/internal/disk/disktest"
 )
 
-// A restart finds the placements as they were.
+// The placements survive a restart.
 func TestPlacementsSurviveRestart(t *testing.T) {
 	dir := t.TempDir()
 	want := map[string]discovery.Mode{"gpu": dra, "nic": classic}
@@ -25,8 +25,7 @@ func TestPlacementsSurviveRestart(t *testing.T) {
 	}
 }
 
-// Placements that could not be written are written the next time, and again when
-// their file was removed.
+// Placements are written again after a failed write, and after their file was removed.
 func TestPlacementsAreWrittenAgain(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "sides.json")
@@ -50,7 +49,7 @@ func TestPlacementsAreWrittenAgain(t *testing.T) {
 	}
 }
 
-// A file of placements that cannot be understood is kept beside the new one.
+// A damaged file of placements is kept beside the new file.
 func TestPlacementsThatAreDamaged(t *testing.T) {
 	for name, text := range map[string]string{"no JSON": `{"gpu":"Dev`, "empty": "", "no API": `{"gpu":"Classic"}`} {
 		t.Run(name, func(t *testing.T) {
@@ -74,12 +73,11 @@ func TestPlacementsThatAreDamaged(t *testing.T) {
 	}
 }
 
-// A file of placements that cannot be read for the moment is read again, and nothing
-// is written meanwhile.
+// A file of placements that is temporarily unreadable is read again, and not written meanwhile.
 func TestPlacementsThatCannotBeReadForTheMoment(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "sides.json")
-	if err := os.Mkdir(file, 0o700); err != nil { // reading it is EISDIR
+	if err := os.Mkdir(file, 0o700); err != nil { // reading a directory returns EISDIR
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -99,8 +97,8 @@ func TestPlacementsThatCannotBeReadForTheMoment(t *testing.T) {
 	})
 }
 
-// A file of placements that can be neither read nor set aside is not written over,
-// and the agent goes on without it.
+// A file of placements that can be neither read nor renamed is not overwritten, and the agent works
+// without the file.
 func TestPlacementsThatCannotBeSetAside(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "sides.json")

@@ -15,7 +15,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// A plan that is made of an agent's files says what the agent then does.
+// A plan computed from the agent's files predicts the agent's actions.
 func TestPlanSaysWhatTheAgentDoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)

@@ -12,9 +12,9 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// Slices and claims name devices, parts of silicon, or numbered shares. Silicon does
-// not leave DRA while any of these names is left, not even if the administrator has
-// stopped sharing the device in the meantime.
+// Slices and claims name devices, partitions of physical devices, or numbered shares. A physical
+// device does not leave DRA while any of these names exists, even if the configuration has stopped
+// sharing the device in the meantime.
 func TestPublished(t *testing.T) {
 	slice := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "slice"},

@@ -16,7 +16,7 @@ import (
 	"chandler.dev/internal/rebind/rebindtest"
 )
 
-// An IOMMU group goes to a claim as a whole, and comes back as a whole.
+// A claim gets an IOMMU group as a whole, and the group returns to its drivers as a whole.
 func TestAgentRebindsAGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const otherFunction, other = "0000:03:00.1", "pci-0000-03-00-1"
@@ -48,8 +48,9 @@ func TestAgentRebindsAGroup(t *testing.T) {
 	})
 }
 
-// A function of an IOMMU group is taken out and comes back alone, in a group of its own. A resource has it under
-// vfio again, and the other function, which nobody wants so any more, goes back to its driver.
+// A function leaves its IOMMU group and returns in a group of its own. The agent binds the function
+// to vfio again for a resource, and the other function, which no resource needs any more, returns
+// to its driver.
 func TestAgentRebindsAFunctionThatReturnsAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const otherFunction = "0000:03:00.1"
@@ -73,7 +74,8 @@ func TestAgentRebindsAFunctionThatReturnsAlone(t *testing.T) {
 	})
 }
 
-// A virtual function goes back though somebody has another one of the same adapter.
+// A virtual function returns to its driver while another function of the adapter is still
+// allocated.
 func TestAgentRebindsVirtualFunctions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const sibling = "0000:04:00.1"
@@ -115,7 +117,7 @@ func TestAgentRebindsVirtualFunctions(t *testing.T) {
 	})
 }
 
-// A disk that no family hands out is there for vfio alone.
+// A disk that no family offers is available only under vfio.
 func TestAgentRebindsWhatNoFamilyOffers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -136,7 +138,7 @@ func TestAgentRebindsWhatNoFamilyOffers(t *testing.T) {
 	})
 }
 
-// A look at who uses a function that hangs costs ten seconds once, and nothing afterwards until it ends.
+// A check for processes that hangs delays calls by ten seconds once, and then not until it ends.
 func TestLookThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &agent{}

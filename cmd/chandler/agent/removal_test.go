@@ -22,8 +22,8 @@ import (
 	"chandler.dev/internal/removal"
 )
 
-// orders runs an agent that hears orders, and returns a function that gives one. The
-// channel has the error with which the agent ends.
+// orders runs an agent that receives orders, and returns a function that sends an order. The
+// channel receives the error of the agent when it ends.
 func (n *node) orders(config Config) (give func(removal.Order), ended chan error) {
 	n.t.Helper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "agent", Namespace: "chandler"}}
@@ -39,7 +39,7 @@ func (n *node) orders(config Config) (give func(removal.Order), ended chan error
 	return func(o removal.Order) { orders <- o }, ended
 }
 
-// answers checks the last answer, after at most three seconds.
+// answers waits three seconds, and checks the last report.
 func (n *node) answers(want removal.Report) {
 	n.t.Helper()
 	time.Sleep(3 * time.Second)
@@ -53,7 +53,7 @@ func (n *node) answers(want removal.Report) {
 	}
 }
 
-// has checks which devices slices have and which classic IDs are healthy.
+// has checks the devices in slices and the number of healthy IDs of the device-plugin API.
 func (n *node) has(published string, healthy int) {
 	n.t.Helper()
 	n.mu.Lock()
@@ -67,8 +67,8 @@ func (n *node) has(published string, healthy int) {
 	}
 }
 
-// An agent that is to be removed withholds everything, says who has something, leaves
-// nothing once nobody has, and answers probes until its pod is deleted.
+// An agent that is to be removed withholds all devices, reports their consumers, removes everything
+// once no device is allocated, and answers probes until its pod is deleted.
 func TestRemoval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -117,7 +117,7 @@ func TestRemoval(t *testing.T) {
 		if files, _ := filepath.Glob(filepath.Join(config.FeatureDir, "*")); len(files) != 0 {
 			t.Errorf("labels of the node are left: %q", files)
 		}
-		time.Sleep(2 * removal.Patience) // an order to leave does not expire
+		time.Sleep(2 * removal.Patience) // an order to remove does not expire
 		if _, err := os.Stat(config.StateDir); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the agent's directory is left, or there again: %v", err)
 		}
@@ -128,8 +128,8 @@ func TestRemoval(t *testing.T) {
 	})
 }
 
-// A container that has a device by the device-plugin API keeps the agent from leaving, and
-// is named. An order that nobody renews is in force no longer.
+// A container with a device of the device-plugin API delays the removal, and the report names its
+// pod. An order that is not renewed expires.
 func TestRemovalWaitsForContainers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -153,8 +153,8 @@ func TestRemovalWaitsForContainers(t *testing.T) {
 	})
 }
 
-// It is told why a device cannot be given back: a process has it open still. A device that stays as it is
-// does not keep the agent.
+// The report explains why a device cannot return to its driver: a process still has the device
+// open. A device that keeps its driver does not delay the removal.
 func TestRemovalWhileDevicesAreKept(t *testing.T) {
 	for _, want := range []string{"vfio", ""} {
 		synctest.Test(t, func(t *testing.T) {
@@ -184,7 +184,7 @@ func TestRemovalWhileDevicesAreKept(t *testing.T) {
 	}
 }
 
-// An agent does not leave before it has given everything back.
+// An agent does not leave before all devices have returned to their drivers.
 func TestRemovalWaitsForDrivers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -211,7 +211,8 @@ func TestRemovalWaitsForDrivers(t *testing.T) {
 	})
 }
 
-// An agent whose rights were taken away while a device is rebound does not leave, and says which device it is, and what to do.
+// An agent that has lost its permissions while a device is bound to vfio does not leave, and
+// reports the device and the remedy.
 func TestRemovalWithoutRights(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -232,7 +233,7 @@ func TestRemovalWithoutRights(t *testing.T) {
 	})
 }
 
-// An agent that is being removed binds nothing for a classic resource any more.
+// An agent that is being removed binds no more devices for resources of the device-plugin API.
 func TestRemovalUnbindsResources(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)

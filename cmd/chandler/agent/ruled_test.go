@@ -21,7 +21,7 @@ func selector(t *testing.T, expression string) rules.Selector {
 	return compiled
 }
 
-// described says in a word what there is of each device.
+// described summarizes the devices and how they are shared.
 func described(s *rules.Snapshot) string {
 	var words []string
 	for _, d := range s.Devices {
@@ -37,8 +37,8 @@ func described(s *rules.Snapshot) string {
 	return strings.Join(words, ", ")
 }
 
-// Devices that other rules exclude or share otherwise stay as they were until their
-// silicon is released, and all else is as the rules want it at once.
+// Devices that new rules exclude or share otherwise stay unchanged until their physical device is
+// released. The new rules apply to all other devices at once.
 func TestRuled(t *testing.T) {
 	gpu := discovery.Device{Name: "gpu", Capacity: discovery.Capacity{"memory": resourceapi.DeviceCapacity{Value: resource.MustParse("8Gi")}}}
 	gpu.Classic = []discovery.Offer{{Resource: "example.com/gpu", IDs: []string{"gpu"}}}
@@ -84,7 +84,7 @@ func TestRuled(t *testing.T) {
 	expect("not excluded any more", "gpu by memory, nic, tpu", "gpu")
 }
 
-// Another number of shares is another form.
+// A different number of shares is a different form.
 func TestRuledOfAnotherNumber(t *testing.T) {
 	by := func(n int) *rules.Rules {
 		return &rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: n}}}
@@ -101,8 +101,8 @@ func TestRuledOfAnotherNumber(t *testing.T) {
 	}
 }
 
-// Rules that come when nothing was known of what the administrator wants hold at once:
-// devices of another form were not offered, and a claim on a share would wait for itself.
+// Rules that replace an unknown configuration apply at once: no device was offered in an earlier
+// form, and a claim for a share would otherwise wait for its own end.
 func TestRuledAfterNothingWasKnown(t *testing.T) {
 	r := newRuled(&rules.Rules{Unknown: "the configuration is wrong"})
 	r.see(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
@@ -113,7 +113,7 @@ func TestRuledAfterNothingWasKnown(t *testing.T) {
 	}
 }
 
-// Before the first scan there is nothing that could change.
+// Before the first scan no device can be changing.
 func TestRuledBeforeTheFirstScan(t *testing.T) {
 	r := newRuled(&rules.Rules{})
 	r.change(&rules.Rules{Mode: discovery.ModeDRA})
@@ -123,7 +123,7 @@ func TestRuledBeforeTheFirstScan(t *testing.T) {
 	}
 }
 
-// An excluded device that a claim of an earlier process has is not gone.
+// An excluded device that was allocated to a claim before a restart is not treated as gone.
 func TestRuledKeepsWhatClaimsHave(t *testing.T) {
 	r := newRuled(&rules.Rules{Exclude: []rules.Selector{selector(t, `true`)}})
 	r.see(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}, {Name: "nic"}}})

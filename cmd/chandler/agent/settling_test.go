@@ -18,8 +18,8 @@ func healthSnapshot(status discovery.HealthStatus) *discovery.Snapshot {
 	return &discovery.Snapshot{Devices: []discovery.Device{{Name: "a", Health: discovery.Health{Status: status}}}}
 }
 
-// A state that settles by itself asks for a scan when it is due, and a restarted
-// agent says the same of it as the one before.
+// A state that changes after a delay triggers a scan when the delay ends, and a restarted agent
+// reports the same state as before.
 func TestSettling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()

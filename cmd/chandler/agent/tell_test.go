@@ -17,9 +17,8 @@ import (
 	"chandler.dev/internal/podevents"
 )
 
-// Devices given out by either API are told of as they were seen, and those that are
-// gone as the administrator wants it. A claim may have a device whose place another
-// has taken.
+// Allocated devices of both APIs are reported with their present health, and missing devices with
+// the configured effect. A claim may have a device whose place another device has taken.
 func TestDevicesInUse(t *testing.T) {
 	sick := discovery.Health{Status: discovery.Unhealthy, Reason: "sick"}
 	settled := &discovery.Snapshot{Devices: []discovery.Device{{Name: "a"}, {Name: "b", Health: sick, Attributes: discovery.Attributes{}}}}
@@ -33,7 +32,7 @@ func TestDevicesInUse(t *testing.T) {
 	one, since, admin, working := claimOf("claim", "c", "b", "b"), claimOf("since", "b"), claimOf("admin", "a"), claimOf("working", "a")
 	admin.Results[0].Admin, working.Configuring = true, true
 	entries := []ledger.Entry{one, since, admin, working, grantOf("train", "a", "b"), grantOf("train", "b", "d"), grantOf("train", "e"), &ledger.Grant{ID: "new", Devices: []string{"a"}}}
-	// Two cards that have changed their nodes, of which one cannot be read.
+	// Two cards with exchanged device nodes. Card g is unreadable.
 	now := &rules.Snapshot{}
 	for name, node := range map[string]string{"f": "/dev/1", "g": "/dev/0"} {
 		d := discovery.Device{Name: name, Edits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: node, Major: 226, Minor: 1}}}}
@@ -71,7 +70,7 @@ func TestDevicesInUse(t *testing.T) {
 	}
 }
 
-// claimOf is a claim that has devices.
+// claimOf returns a claim with devices.
 func claimOf(name string, devices ...string) *ledger.Claim {
 	c := &ledger.Claim{UID: types.UID(name), Namespace: "n", Name: name}
 	for _, device := range devices {
@@ -80,7 +79,7 @@ func claimOf(name string, devices ...string) *ledger.Claim {
 	return c
 }
 
-// grantOf is what a pod has by a classic ID.
+// grantOf returns the allocation of devices to a pod by the device-plugin API.
 func grantOf(pod string, devices ...string) *ledger.Grant {
 	return &ledger.Grant{Resource: "example.com/gpu", ID: devices[0], Devices: devices, Silicon: devices, Exclusive: true, Container: "n/" + pod + " main"}
 }

@@ -16,7 +16,7 @@ import (
 	"chandler.dev/driver/features"
 )
 
-// The pool of a node that is not there yet is the one that an agent on it publishes.
+// The template for a future node equals the pool that an agent on the node publishes.
 func TestTemplateIsWhatTheAgentPublishes(t *testing.T) {
 	for name, test := range map[string]struct {
 		host   string

@@ -31,8 +31,8 @@ import (
 	"chandler.dev/internal/upkeep/wire"
 )
 
-// keeping is a node with an A100 and an L40S, for whose claims MPS daemons run: real processes
-// of a program in place of NVIDIA's.
+// keeping is a node with an A100 and an L40S, and with MPS daemons for claims: real processes of a
+// program that replaces NVIDIA's.
 type keeping struct {
 	*node
 
@@ -45,7 +45,7 @@ func newKeeping(t *testing.T) *keeping {
 	t.Helper()
 	k := &keeping{node: newNode(t)}
 	var err error
-	if k.dir, err = os.MkdirTemp("", "k"); err != nil { // short, for the names of sockets
+	if k.dir, err = os.MkdirTemp("", "k"); err != nil { // short, because names of sockets are limited
 		t.Fatal(err)
 	}
 	k.root = filepath.Join(k.dir, "driver")
@@ -63,7 +63,7 @@ func newKeeping(t *testing.T) *keeping {
 	return k
 }
 
-// behaves says how daemons behave from now on.
+// behaves sets how daemons behave from now on.
 func (k *keeping) behaves(how string) {
 	k.t.Helper()
 	if err := os.WriteFile(filepath.Join(k.root, "behaviour"), []byte(how+"\n"), 0o600); err != nil {
@@ -73,7 +73,7 @@ func (k *keeping) behaves(how string) {
 
 func (k *keeping) upkeep() string { return filepath.Join(k.dir, "plugins/chandler.dev/upkeep/nvidia") }
 
-// supervise runs what chandler-nvml does.
+// supervise runs the supervisor of chandler-nvml.
 func (k *keeping) supervise() (stop func()) {
 	k.t.Helper()
 	ctx, cancel := context.WithCancel(k.t.Context())
@@ -81,7 +81,7 @@ func (k *keeping) supervise() (stop func()) {
 	go func() {
 		ended <- upkeep.Serve(ctx, upkeep.Config{Dir: k.upkeep(), Root: k.root, Begin: 10 * time.Second, Quit: time.Second})
 	}()
-	k.comes(func() bool { // its file is there before it is listened to
+	k.comes(func() bool { // the socket file exists before the supervisor listens
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(k.upkeep(), wire.Socket))
 		if err == nil {
 			_ = conn.Close()
@@ -97,10 +97,10 @@ func (k *keeping) supervise() (stop func()) {
 	}
 }
 
-// agent runs an agent until it offers the GPU.
+// agent runs an agent, and waits until it offers the GPU.
 func (k *keeping) agent() (stop func()) { return k.agentOn(nil) }
 
-// agentOn runs an agent that writes on a disk.
+// agentOn runs an agent that writes to the given disk.
 func (k *keeping) agentOn(on disk.FS) (stop func()) {
 	k.t.Helper()
 	config := k.config(&rules.Rules{Mode: discovery.ModeDRA})
@@ -129,7 +129,7 @@ func (k *keeping) comes(so func() bool) {
 	}
 }
 
-// claim is one for a GPU, with parameters.
+// claim creates a claim for a GPU, with parameters.
 func (k *keeping) claim(name, device string, parameters discovery.Parameters) *resourceapi.ResourceClaim {
 	k.t.Helper()
 	raw, err := json.Marshal(parameters)
@@ -152,7 +152,7 @@ func (k *keeping) claim(name, device string, parameters discovery.Parameters) *r
 	return claim
 }
 
-// daemon returns the process of a claim's daemon, 0 if there is none.
+// daemon returns the PID of a claim's daemon, or 0.
 func (k *keeping) daemon(claim string) int {
 	data, err := os.ReadFile(filepath.Join(k.upkeep(), claim, wire.Record))
 	var record wire.Claim
@@ -162,8 +162,8 @@ func (k *keeping) daemon(claim string) int {
 	return record.Process.PID
 }
 
-// A claim has a daemon from before its containers start until it ends. The daemon outlives the agent,
-// and one that dies is begun again.
+// A claim has a daemon from before its containers start until the claim ends. The daemon outlives
+// the agent, and is restarted if it dies.
 func TestAgentKeepsUpMPS(t *testing.T) {
 	t.Parallel()
 	k := newKeeping(t)
@@ -185,7 +185,7 @@ func TestAgentKeepsUpMPS(t *testing.T) {
 	}
 	stopAgent()
 	stopAgent = k.agent()
-	if err := k.prepareAgain(claim); err != nil || k.daemon("train") != pid { // for another pod
+	if err := k.prepareAgain(claim); err != nil || k.daemon("train") != pid { // as for another pod
 		t.Errorf("%v; daemon %d, which was %d", err, k.daemon("train"), pid)
 	}
 
@@ -195,7 +195,7 @@ func TestAgentKeepsUpMPS(t *testing.T) {
 	k.comes(func() bool { now := k.daemon("train"); return now != 0 && now != pid })
 	pid = k.daemon("train")
 	stopSupervisor()                                            // as for an update
-	k.comes(func() bool { return syscall.Kill(pid, 0) != nil }) // a moment later, since its parent has to ask for its end
+	k.comes(func() bool { return syscall.Kill(pid, 0) != nil }) // delayed until the parent has waited for the process
 	stopSupervisor = k.supervise()
 	k.comes(func() bool { return k.daemon("train") != 0 })
 
@@ -205,7 +205,7 @@ func TestAgentKeepsUpMPS(t *testing.T) {
 	stopSupervisor()
 }
 
-// gone checks that nothing is left of a claim.
+// gone checks that no file of a claim is left.
 func (k *keeping) gone(claim string) {
 	k.t.Helper()
 	if _, err := os.Stat(filepath.Join(k.upkeep(), claim)); !os.IsNotExist(err) {
@@ -213,7 +213,8 @@ func (k *keeping) gone(claim string) {
 	}
 }
 
-// A claim whose daemon cannot be had is not prepared, can be once it can, and can always be unprepared.
+// A claim is not prepared if its daemon cannot start. The claim is prepared once the daemon can
+// start, and can always be unprepared.
 func TestAgentCannotKeepUpMPS(t *testing.T) {
 	t.Parallel()
 	k := newKeeping(t)
@@ -240,7 +241,7 @@ func TestAgentCannotKeepUpMPS(t *testing.T) {
 	}
 	refuses(k.claim("other", "pci-0000-41-00-0", mps), "is no whole GPU for which the administrator allows it, by onRequest.mps")
 
-	// A supervisor that was ended with its daemons keeps nobody from the GPU.
+	// A supervisor that ended together with its daemons does not block the GPU.
 	stopSupervisor()
 	if err := os.Remove(filepath.Join(k.upkeep(), wire.Socket)); err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
@@ -252,21 +253,21 @@ func TestAgentCannotKeepUpMPS(t *testing.T) {
 	stopSupervisor()
 }
 
-// mortal is a disk whose agent is killed before or after one of its writes: it writes nothing any more, and
-// orders nothing.
+// mortal is a disk that kills its agent before or after one of the writes: every later write fails,
+// and the agent can no longer connect to the supervisor.
 type mortal struct {
 	disk.OS
 
 	socket string
 
 	mu      sync.Mutex
-	moments int // until then, of which each write has two; -1 for any number
+	moments int // steps before the agent is killed, two for each write; -1 for never
 	dead    bool
 }
 
 var errKilled = errors.New("the agent was killed")
 
-// write makes a write, unless the agent is dead.
+// write calls write, unless the agent is dead.
 func (m *mortal) write(write func() error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -280,11 +281,11 @@ func (m *mortal) write(write func() error) error {
 	return err
 }
 
-// passes has a moment pass, which may be that of the agent's death.
+// passes counts a step, and kills the agent at the last one.
 func (m *mortal) passes() {
 	if m.moments == 0 && !m.dead {
 		m.dead = true
-		_ = os.Rename(m.socket, m.socket+".of-others") // bury says so
+		_ = os.Rename(m.socket, m.socket+".of-others") // if this fails, bury fails too
 	}
 	m.moments--
 }
@@ -316,7 +317,7 @@ func (m *mortal) dies(after int) {
 	m.moments = after
 }
 
-// bury reports whether the agent was killed, and lets the next one live.
+// bury reports whether the agent was killed, and makes the socket available to the next agent.
 func (m *mortal) bury(t *testing.T) bool {
 	t.Helper()
 	m.mu.Lock()
@@ -329,8 +330,9 @@ func (m *mortal) bury(t *testing.T) bool {
 	return m.dead
 }
 
-// An agent that is killed before or after any write, while a claim gets its daemon or while it ends, leaves what the next one goes on
-// from, whether the claim is still wanted or not. Each claim has one daemon, and nothing is left in the end.
+// An agent that is killed before or after any write, while the daemon of a claim starts or ends,
+// leaves a state that the next agent can continue, whether the claim is still needed or not. Each
+// claim has one daemon, and no file is left in the end.
 func TestAgentIsKilledWhileItKeepsUp(t *testing.T) {
 	t.Parallel()
 	k := newKeeping(t)
@@ -379,7 +381,7 @@ func TestAgentIsKilledWhileItKeepsUp(t *testing.T) {
 	stopSupervisor()
 }
 
-// A daemon of a claim that nobody knows any more is ended.
+// The agent ends the daemon of an unknown claim.
 func TestAgentEndsWhatIsKeptUpForNobody(t *testing.T) {
 	t.Parallel()
 	k := newKeeping(t)

@@ -15,7 +15,7 @@ import (
 	"chandler.dev/internal/rebind/rebindtest"
 )
 
-// took checks how long something took, to two seconds.
+// took checks that an action took the expected time, or up to two seconds more.
 func took(t *testing.T, what string, began time.Time, want time.Duration) {
 	t.Helper()
 	if got := time.Since(began); got < want || got > want+2*time.Second {
@@ -23,8 +23,8 @@ func took(t *testing.T, what string, began time.Time, want time.Duration) {
 	}
 }
 
-// A pod that comes while its disk is handed over waits for that, and has it as soon as it is free. Others
-// do not wait, and nobody waits for ever.
+// A pod that starts during the reclaim of its disk waits, and gets the disk as soon as it is free.
+// Other pods do not wait, and no pod waits without a limit.
 func TestAgentWaitsForAHandOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, false)
@@ -45,7 +45,7 @@ func TestAgentWaitsForAHandOver(t *testing.T) {
 			other := h.claimFor(otherName, "other", "")
 			err := h.prepareAgain(other)
 			h.unprepare(other)
-			h.unprepare(next) // the pod has gone meanwhile, and its claim is prepared again all the same
+			h.unprepare(next) // the pod is deleted while the call waits; the call still prepares the claim
 			if since := time.Since(began); since > 1100*time.Millisecond {
 				t.Errorf("others waited too, for %s", since)
 			}
@@ -82,7 +82,7 @@ func TestAgentWaitsForAHandOver(t *testing.T) {
 	})
 }
 
-// The same holds for the device-plugin API, whose pods fail if Allocate does.
+// The same applies to the device-plugin API, where a pod fails if Allocate fails.
 func TestAgentWaitsToHandAnIDOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, false)
@@ -102,7 +102,8 @@ func TestAgentWaitsToHandAnIDOver(t *testing.T) {
 	})
 }
 
-// A pod that comes while its disk is given back to its driver waits for that, also for a process that lets go of it late.
+// A pod that starts while its disk returns to its driver waits, even for a process that closes the
+// disk late.
 func TestAgentWaitsForADriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -124,7 +125,7 @@ func TestAgentWaitsForADriver(t *testing.T) {
 	})
 }
 
-// A claim for a virtual function that is being removed just then waits for that, and has it made anew.
+// A claim for a virtual function that is just being removed waits, and then gets a new function.
 func TestAgentWaitsForARemoval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
@@ -145,8 +146,9 @@ func TestAgentWaitsForARemoval(t *testing.T) {
 	})
 }
 
-// A family has not answered when the agent first offers devices, as on a node that has just started and is busy. A
-// claim for one of its devices waits, and is refused with the reason if that takes too long.
+// A family has not answered before the agent first offers devices, as on a busy node that has just
+// started. A claim for a device of the family waits, and is refused with the reason after a time
+// limit.
 func TestAgentWaitsForAFamily(t *testing.T) {
 	for answers, want := range map[time.Duration]string{
 		15 * time.Second: "",
@@ -177,7 +179,7 @@ func TestAgentWaitsForAFamily(t *testing.T) {
 					took(t, "the wait", began, 15*time.Second)
 				}
 				stop()
-				time.Sleep(answers) // until the last look has ended
+				time.Sleep(answers) // until the last scan has ended
 			})
 		})
 	}

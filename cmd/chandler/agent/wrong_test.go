@@ -20,8 +20,8 @@ import (
 	"chandler.dev/internal/podevents"
 )
 
-// An agent keeps the configuration that is in force in a file, so that another one
-// can start with it after a reboot.
+// An agent keeps the configuration in force in a file, so that another agent can start with the
+// configuration after a reboot.
 func TestAgentKeepsItsConfiguration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -44,9 +44,9 @@ func TestAgentKeepsItsConfiguration(t *testing.T) {
 	})
 }
 
-// A node is booted, its configuration is wrong, and no earlier one is known. Its pods
-// start with what they have, their claims end, and nothing else is offered until the
-// configuration is right. The reason is told wherever somebody may look.
+// After a reboot the configuration is invalid, and no earlier one is known. Pods start with the
+// devices that they have, claims end, and no other device is offered until the configuration is
+// valid. Metrics, the readiness probe and an Event report the reason.
 func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -102,9 +102,9 @@ func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
 	})
 }
 
-// An agent starts with a wrong configuration beside one that works, as the DaemonSet's
-// update has it. The kubelet goes on calling the one that works. Once the configuration
-// is right, the newcomer registers and is ready, and takes over.
+// An agent starts with an invalid configuration beside a working agent, as in an update of the
+// DaemonSet. The kubelet continues to call the working agent. Once the configuration is valid, the
+// new agent registers, becomes ready, and takes over.
 func TestAgentWithAWrongConfigurationLeavesCallsToTheOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -148,8 +148,8 @@ func TestAgentWithAWrongConfigurationLeavesCallsToTheOther(t *testing.T) {
 	})
 }
 
-// If the agent beside it dies, an agent with a wrong configuration registers, so that
-// claims end.
+// If the working agent dies, an agent with an invalid configuration registers, so that claims can
+// end.
 func TestAgentWithAWrongConfigurationTakesOverFromTheDead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -195,7 +195,8 @@ func (l turns) Acquire(ctx context.Context) (func(), error) {
 // Awaited implements Lock.
 func (l turns) Awaited() bool { return false }
 
-// serveInMemory makes an agent serve without a socket, and returns what asks it.
+// serveInMemory configures an agent to serve without a socket, and returns a function that requests
+// a path.
 func serveInMemory(config *Config) (answer func(path string) string) {
 	handlers := make(chan http.Handler, 1)
 	config.Serve = func(ctx context.Context, handler http.Handler) error {
