@@ -197,8 +197,8 @@ func holding(silicon string, view *ledger.View) discovery.Mode {
 	return discovery.ModeAuto
 }
 
-// OfDRA returns, by physical device, why DRA withholds the device. DRA lists withheld devices too,
-// so that claims whose device moved after their allocation can still be prepared.
+// OfDRA returns, by physical device, why DRA withholds the device. The driver keeps withheld devices
+// in its snapshot, so that claims whose device moved after their allocation can still be prepared.
 func (p Placement) OfDRA() map[string]string {
 	withheld := maps.Clone(p.Moving)
 	for silicon, api := range p.API {
