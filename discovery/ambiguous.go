@@ -10,21 +10,20 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// dropAmbiguous takes from devices what would stand for several of them: an
-// identity that different silicon states alike, and classic IDs that more than
-// one unit has. None is known by it then, so that none is taken for the other.
-// It is one problem, whose name is that of no device: nothing of theirs was
-// unreadable.
+// dropAmbiguous removes values that would identify several devices: an identity that is set on
+// different physical devices, and a classic ID that several units have. No device keeps such a value,
+// so no device is mistaken for another. Each case becomes one Problem. The Problem names several
+// devices, so no device counts as unreadable.
 func (s *Snapshot) dropAmbiguous() {
 	s.dropIdentities()
 	s.dropIDs()
 }
 
-// among tells in which group of devices a value must be unique.
+// among is a value and the group of devices in which the value must be unique.
 type among struct{ group, value string }
 
-// dropIdentities drops identities, with the attributes and IDs that say the
-// same. Parts of one piece of silicon may well have one in common.
+// dropIdentities removes ambiguous identities, with the attributes and IDs that repeat them.
+// Partitions of one physical device may share an identity.
 func (s *Snapshot) dropIdentities() {
 	stating := make(map[among][]*Device)
 	for i := range s.Devices {
@@ -44,7 +43,7 @@ func (s *Snapshot) dropIdentities() {
 	}
 }
 
-// dropIdentity makes a device one whose identity is not known.
+// dropIdentity removes the identity of a device, with the attributes and IDs that repeat it.
 func (d *Device) dropIdentity() {
 	identity := d.Identity
 	d.Identity, d.Attributes = "", maps.Clone(d.Attributes)
@@ -56,8 +55,7 @@ func (d *Device) dropIdentity() {
 	d.keepIDs(func(_ Offer, id string) bool { return id != identity })
 }
 
-// keepIDs leaves out the classic IDs that are not to be kept, and offers that
-// have none then.
+// keepIDs removes the classic IDs for which keep returns false, and the offers that have no ID left.
 func (d *Device) keepIDs(keep func(Offer, string) bool) {
 	var offers []Offer
 	for _, offer := range d.Classic {
@@ -70,8 +68,8 @@ func (d *Device) keepIDs(keep func(Offer, string) bool) {
 	d.Classic = offers
 }
 
-// dropIDs drops classic IDs of a resource, or of a family where its offers
-// have no resource yet, that stand for more than one unit.
+// dropIDs removes classic IDs that identify more than one unit of a resource. Offers without a
+// resource name are compared within their family.
 func (s *Snapshot) dropIDs() {
 	units := make(map[among]string)
 	twice := make(map[among]bool)
@@ -107,7 +105,7 @@ func (s *Snapshot) dropIDs() {
 	}
 }
 
-// group names what the IDs of an offer must be unique in.
+// group names the group in which the IDs of an offer must be unique.
 func (o *Offer) group(d *Device) string {
 	if o.Unnamed() {
 		return "family " + d.Family
@@ -115,7 +113,7 @@ func (o *Offer) group(d *Device) string {
 	return o.Resource
 }
 
-// unit names what the IDs of a device's offer stand for.
+// unit names the unit that the IDs of a device's offer identify.
 func (o *Offer) unit(d *Device) string {
 	if o.Unit == "" {
 		return "device " + d.Name
@@ -123,7 +121,7 @@ func (o *Offer) unit(d *Device) string {
 	return "unit " + o.Unit
 }
 
-// ambiguous reports what several devices have in common.
+// ambiguous adds a Problem with the names of all devices that share a value.
 func (s *Snapshot) ambiguous(devices []*Device, what error) {
 	names := make([]string, len(devices))
 	for i, d := range devices {

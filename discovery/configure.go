@@ -6,33 +6,31 @@ import (
 	"fmt"
 )
 
-// Work changes a host so that a device becomes what was asked of it. It may
-// take longer than a caller can wait, and is begun by whoever holds the device
-// alone. If its context ends before anything is changed, nothing is; later it
-// goes on to its end.
+// Work changes the host so that a device gets the requested configuration. Work may take longer than
+// a caller can wait, so the caller allocates the device exclusively first. If ctx ends before the
+// first change, Work changes nothing. After the first change, Work runs to its end.
 type Work func(ctx context.Context) error
 
-// Configurer returns a device as it is described now, and what is to be done to
-// the host before it is as the parameters want it: nil if it is so already. It
-// changes nothing itself. The error says why the device cannot be made so, or
-// that it cannot be seen whether it is; that of the work, also that the device
-// is not so after it. The consumer is the key of the ledger's entry for which the device is
-// changed.
+// Configurer returns the current description of a device, and the Work that gives the device the
+// wanted parameters. Work is nil if the device already has them. A Configurer changes nothing itself.
+// The error gives the reason why the device cannot be configured, or why its state cannot be read.
+// The error of Work also covers a device that does not have the parameters afterwards. consumer is
+// the key of the ledger's entry for which the device is changed.
 type Configurer func(d Device, want Parameters, consumer string) (Device, Work, error)
 
-// ErrPassing is in the error of a [Configurer], or of whoever gives devices out, that refuses a device only for the
-// moment, as a rule for seconds.
+// ErrPassing marks the error of a [Configurer] or of an allocation that is refused only temporarily,
+// usually for seconds.
 var ErrPassing = errors.New("for the moment")
 
-// Passing returns an error that is [ErrPassing] and has the text of another.
+// Passing returns an error with the text of err that is also [ErrPassing].
 func Passing(err error) error { return passingError{err} }
 
 type passingError struct{ error }
 
 func (e passingError) Unwrap() []error { return []error{e.error, ErrPassing} }
 
-// Configurers joins the Configures of families. A device whose family
-// has no Configure is as it should be.
+// Configurers joins the Configure functions of families. A device whose family has no Configure needs
+// no work.
 func Configurers(host *Host, families []*Family) Configurer {
 	return func(d Device, want Parameters, _ string) (Device, Work, error) {
 		for _, f := range families {
@@ -44,8 +42,8 @@ func Configurers(host *Host, families []*Family) Configurer {
 	}
 }
 
-// configured asks the family, and takes over what it describes anew. The rest
-// stays, such as its health, which is a matter of more than one reading.
+// configured calls the family's Configure and takes over the new description. The other fields of the
+// device stay, such as its health, which takes more than one reading.
 func (f *Family) configured(host *Host, d Device, want Parameters) (Device, Work, error) {
 	now, work, err := f.Configure(host, d, want)
 	if err != nil {
@@ -75,7 +73,7 @@ func (f *Family) configured(host *Host, d Device, want Parameters) (Device, Work
 	}, nil
 }
 
-// confirm reports why a device is not as it is wanted after the work.
+// confirm returns an error if the device does not have the wanted parameters after the work.
 func (f *Family) confirm(host *Host, d Device, want Parameters) error {
 	_, work, err := f.Configure(host, d, want)
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The family's new description counts, and later changes to the device stay.
+// Configurers takes over the family's new description, and keeps later changes to the device.
 func TestConfigurers(t *testing.T) {
 	errWork := errors.New("no power")
 	described := Device{Name: "p", Source: "sys/new", Attributes: Attributes{}, Classic: []Offer{{Resource: "a.b/new"}}}

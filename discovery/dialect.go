@@ -2,30 +2,29 @@ package discovery
 
 import "strconv"
 
-// Dialect is how a plugin writes the IDs of shares: "GPU-1::3" is one of "GPU-1".
+// Dialect is the format in which a device plugin writes the IDs of shares: "GPU-1::3" is a share of
+// "GPU-1".
 type Dialect struct {
 	// Infix stands between the ID of the device and the number of the share.
 	Infix string `json:"shareInfix,omitempty"`
 
-	// Stem stands before the number if the ID of the device is numbered itself:
-	// "card1-" of a GPU that has the ID "card1-0" alone and is "card1-0", "card1-1",
-	// … shared. An Open device that has one may be given another count.
+	// Stem replaces the device's ID and Infix if the ID of an unshared device ends in a number of its
+	// own. For example, a GPU has the ID "card1-0" alone, and "card1-0", "card1-1", … when it is
+	// shared: its Stem is "card1-". The number of shares of an Open device with a Stem can be changed.
 	Stem string `json:"shareStem,omitempty"`
 }
 
-// The dialects of plugins that share devices of any family. Chandler writes the
-// first two.
+// The dialects of plugins that share devices of any family. Chandler writes Replicas and Units.
 var (
-	Replicas = Dialect{Infix: "::"}  // NVIDIA's device plugin: copies of a device
-	Units    = Dialect{Infix: "-_-"} // Aliyun's GPU sharing: units of memory
+	Replicas = Dialect{Infix: "::"}  // the NVIDIA device plugin: copies of a device
+	Units    = Dialect{Infix: "-_-"} // Aliyun GPU sharing: units of memory
 	vGPUs    = Dialect{Infix: "-"}   // HAMi
 )
 
-// Dialects returns those in which a share of any device may have been written.
+// Dialects returns the dialects in which the ID of a share of any device can be written.
 func Dialects() []Dialect { return []Dialect{Replicas, Units, vGPUs} }
 
-// Before returns what stands before the number of a share of a device that has the
-// ID alone.
+// Before returns the text before the number of a share. id is the ID of the unshared device.
 func (d Dialect) Before(id string) string {
 	if d.Stem != "" {
 		return d.Stem
@@ -33,16 +32,16 @@ func (d Dialect) Before(id string) string {
 	return id + d.Infix
 }
 
-// Share is how much a container has of a device that is shared in units.
+// Share is the part of a unit-shared device that a container has.
 type Share struct {
-	Place     int // of the device among those of the resource
+	Place     int // index of the device among those of the resource
 	Container int // units of this container
 	Call      int // units of all containers of the call
 	Device    int // units of the device
 }
 
-// Variables returns what Aliyun's GPU sharing tells a container of its share: of
-// aliyun.com/gpu-mem in ALIYUN_COM_GPU_MEM_IDX, _POD, _CONTAINER and _DEV.
+// Variables returns the environment variables that Aliyun GPU sharing sets in a container. For
+// aliyun.com/gpu-mem these are ALIYUN_COM_GPU_MEM_IDX, _POD, _CONTAINER and _DEV.
 func (s Share) Variables(resource string) []string {
 	prefix := Variable(resource) + "_"
 	return []string{

@@ -9,12 +9,12 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Consumed is how much is given of devices that several containers have together:
-// an amount of each capacity, by the devices' names. A device that is not in it is
-// given whole, and of a capacity that is not in it nothing is said.
+// Consumed holds the allocated amounts of shared devices: an amount for each capacity, by device
+// name. A device without an entry is allocated whole. A capacity without an entry has no defined
+// amount.
 type Consumed map[string]map[resourceapi.QualifiedName]resource.Quantity
 
-// Add adds amounts of a device: who has two shares of it may use both.
+// Add adds amounts of a device: a container with two shares may use the sum of both.
 func (c Consumed) Add(device string, amounts map[resourceapi.QualifiedName]resource.Quantity) {
 	for capacity, amount := range amounts {
 		if c[device] == nil {
@@ -26,12 +26,12 @@ func (c Consumed) Add(device string, amounts map[resourceapi.QualifiedName]resou
 	}
 }
 
-// Granter returns what a container needs because of the set of devices it is
-// given, beyond the devices' own Edits.
+// Granter returns the edits that a container needs because of its set of devices, in addition to the
+// Edits of each device.
 type Granter func(given []Device, grant Grant) specs.ContainerEdits
 
-// Granters joins the Grants of families: each is asked about the devices of
-// its own that are in the set, in the order in which they are in it.
+// Granters joins the Grant functions of families. Each family receives only its own devices, in the
+// order of the set.
 func Granters(families []*Family) Granter {
 	return func(given []Device, grant Grant) specs.ContainerEdits {
 		var edits specs.ContainerEdits
@@ -45,7 +45,7 @@ func Granters(families []*Family) Granter {
 	}
 }
 
-// Join returns what both edits make of a container.
+// Join returns the edits of a followed by those of b.
 func Join(a, b specs.ContainerEdits) specs.ContainerEdits {
 	return specs.ContainerEdits{
 		DeviceNodes:    slices.Concat(a.DeviceNodes, b.DeviceNodes),
@@ -58,7 +58,8 @@ func Join(a, b specs.ContainerEdits) specs.ContainerEdits {
 	}
 }
 
-// Variable returns a name as part of a variable's: "my-gpu/big" is MY_GPU_BIG.
+// Variable converts a name to a part of an environment variable's name: "my-gpu/big" becomes
+// MY_GPU_BIG.
 func Variable(name string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -71,9 +72,9 @@ func Variable(name string) string {
 	}, name)
 }
 
-// ResourceVariable returns the name of a resource as part of a variable's, as
-// the SR-IOV network device plugin and KubeVirt write it: dots and slashes become
-// underscores, and hyphens stay.
+// ResourceVariable converts a resource name to a part of an environment variable's name, as the
+// SR-IOV network device plugin and KubeVirt do: dots and slashes become underscores, and hyphens
+// stay.
 func ResourceVariable(resource string) string {
 	return strings.ToUpper(strings.NewReplacer("/", "_", ".", "_").Replace(resource))
 }

@@ -7,53 +7,53 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Health is a reading of a device's state at the time of the scan, and after a
-// [Settler] the state that the device is said to be in.
+// Health is a reading of a device's state at the time of the scan. After a [Settler] it is the state
+// that the agent publishes for the device.
 type Health struct {
 	Status    HealthStatus `json:"status"`
-	Condition Condition    `json:"condition,omitempty"` // what is wrong, by a name; see [Health.Key]
-	Reason    string       `json:"reason,omitempty"`    // in words, "" while healthy
+	Condition Condition    `json:"condition,omitempty"` // name of the fault; see [Health.Key]
+	Reason    string       `json:"reason,omitempty"`    // description of the fault, "" while healthy
 
-	// Setting says that the device is set up so that it cannot be used, and that nothing is broken: a reset does not help.
+	// Setting reports that the host's configuration makes the device unusable, and that no hardware is
+	// broken: a reset does not help.
 	Setting bool `json:"-"`
 
-	// Since is when the state began, in whole seconds, and Effect what it means
-	// for those who would have the device. Stale says that the last scan could
-	// not read it, and that this is what was known before. They are set by
-	// [Settler], never by a family.
+	// Since is the start of the state, in whole seconds, and Effect is the effect of the state on
+	// scheduling. Stale reports that the last scan could not read the device, and that this is its
+	// previous state. [Settler] sets these fields; a family never does.
 	Since  metav1.Time                   `json:"-"`
 	Effect resourceapi.DeviceTaintEffect `json:"-"`
 	Stale  bool                          `json:"-"`
 }
 
-// HealthStatus says whether a device can be used.
+// HealthStatus reports whether a device can be used.
 type HealthStatus string
 
-// The states of a device. The zero value counts as Healthy.
+// The states of a device. The zero value means Healthy.
 const (
 	Healthy   HealthStatus = "Healthy"
-	Unhealthy HealthStatus = "Unhealthy" // known not to work
-	Unknown   HealthStatus = "Unknown"   // could not be read; what is said of it may be out of date
+	Unhealthy HealthStatus = "Unhealthy" // a fault was found
+	Unknown   HealthStatus = "Unknown"   // unreadable; the description of the device may be out of date
 )
 
-// Condition names what is wrong with a device: the part of a taint's key behind
-// "chandler.dev/", and what the administrator sets a severity for.
+// Condition names a fault of a device. It is the part of a taint's key after "chandler.dev/", and the
+// key for which the administrator sets a severity.
 type Condition string
 
 // The conditions.
 const (
-	ConditionUnhealthy       Condition = "unhealthy"        // what its family finds and has no other name
-	ConditionUnknown         Condition = "unknown"          // could not be read for a while
-	ConditionGone            Condition = "gone"             // not there any more, but held by a claim
+	ConditionUnhealthy       Condition = "unhealthy"        // a fault that its family found and that has no name of its own
+	ConditionUnknown         Condition = "unknown"          // unreadable for a while
+	ConditionGone            Condition = "gone"             // removed from the host while a claim has it
 	ConditionDriverUnbound   Condition = "driver-unbound"   // no kernel driver is bound to it
-	ConditionNodeMissing     Condition = "node-missing"     // a device node of it is not in /dev
-	ConditionNotResponding   Condition = "not-responding"   // the bus says that it is there, and it does not answer
+	ConditionNodeMissing     Condition = "node-missing"     // one of its device nodes is missing in /dev
+	ConditionNotResponding   Condition = "not-responding"   // present on the bus, but does not respond
 	ConditionOverTemperature Condition = "over-temperature" // as hot as its critical limit
-	ConditionLinkDegraded    Condition = "link-degraded"    // its PCIe link is less than both ends can do
-	ConditionFatalErrors     Condition = "fatal-errors"     // it, or its link, has had fatal PCIe errors since it was found
+	ConditionLinkDegraded    Condition = "link-degraded"    // its PCIe link is narrower or slower than both ends support
+	ConditionFatalErrors     Condition = "fatal-errors"     // the device or its link has had fatal PCIe errors since the device was found
 )
 
-// Conditions returns all of them.
+// Conditions returns all conditions.
 func Conditions() []Condition {
 	return []Condition{
 		ConditionUnhealthy, ConditionUnknown, ConditionGone, ConditionDriverUnbound,
@@ -61,17 +61,17 @@ func Conditions() []Condition {
 	}
 }
 
-// Gone returns the health of a device that somebody has and that is not there any
-// more, by what the administrator wants that to mean.
+// Gone returns the health of an allocated device that was removed from the host, with the effect that
+// the administrator set for that.
 func Gone(effect resourceapi.DeviceTaintEffect) Health {
 	return Health{Status: Unhealthy, Condition: ConditionGone, Reason: "the device is gone", Effect: effect}
 }
 
-// Missing is the health of devices that are not there any more, by name.
+// Missing is the health of devices that were removed from the host, by name.
 type Missing map[string]Health
 
-// Health returns the health of a device that is not there. If it is not known
-// since when, the effect is what the administrator wants that to mean.
+// Health returns the health of a device that was removed from the host. For a device that is not in
+// m, the start is unset and the effect is the given one.
 func (m Missing) Health(device string, effect resourceapi.DeviceTaintEffect) Health {
 	if health, known := m[device]; known {
 		return health
@@ -79,8 +79,8 @@ func (m Missing) Health(device string, effect resourceapi.DeviceTaintEffect) Hea
 	return Gone(effect)
 }
 
-// Key returns the condition, "" of a healthy device. One that has no other name
-// is by the status.
+// Key returns the condition, or "" for a healthy device. If the family set no condition, Key derives
+// it from the status.
 func (h Health) Key() Condition {
 	switch {
 	case h.Status == Unknown:
@@ -93,18 +93,18 @@ func (h Health) Key() Condition {
 	return h.Condition
 }
 
-// Usable reports whether a new pod may be given the device. A
-// condition that the administrator only wants to hear of keeps nobody from it.
+// Usable reports whether the device may be allocated to a new pod. A condition with the effect None
+// does not prevent that.
 func (h Health) Usable() bool {
 	return h.Key() == "" || h.Effect == resourceapi.DeviceTaintEffectNone
 }
 
-// Severity is what the administrator wants conditions to mean. Those that it
-// does not name mean NoSchedule, or None where they need not hurt: a link that
-// is slower than it could be, and errors of the past.
+// Severity maps conditions to the effects that the administrator set. The default is NoSchedule. For
+// conditions that need not do harm, a degraded link and fatal errors of the past, the default is
+// None.
 type Severity map[Condition]resourceapi.DeviceTaintEffect
 
-// Effect returns what a condition means.
+// Effect returns the effect of a condition.
 func (s Severity) Effect(c Condition) resourceapi.DeviceTaintEffect {
 	if effect, set := s[c]; set {
 		return effect
@@ -115,7 +115,7 @@ func (s Severity) Effect(c Condition) resourceapi.DeviceTaintEffect {
 	return resourceapi.DeviceTaintEffectNoSchedule
 }
 
-// level orders states, the worse the higher.
+// level orders states by severity. A worse state has a higher level.
 func (s Severity) level(h Health) int {
 	if h.Key() == "" {
 		return 0
@@ -124,8 +124,7 @@ func (s Severity) level(h Health) int {
 	return 1 + slices.Index(effects, s.Effect(h.Key()))
 }
 
-// worst returns the worst of what was read of a device, the first of several
-// that are as bad.
+// worst returns the worst reading of a device, or the first of several equally bad readings.
 func (s Severity) worst(d *Device) Health {
 	worst := d.Health
 	for _, reading := range d.Readings {

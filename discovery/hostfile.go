@@ -8,28 +8,25 @@ import (
 	"strings"
 )
 
-// resourceMark stands for the classic resource name in the name of a [HostFile].
+// resourceMark is the placeholder for the classic resource name in the name of a [HostFile].
 const resourceMark = "{resource}"
 
-// HostFile is a file of the host that others than the container read while a
-// container has a device: what the device is, for the network plugin that the
-// container runtime calls. It is written before the container can start, and
-// removed once nothing has the device.
+// HostFile is a file of the host that a program outside the container reads while a container has a
+// device. An example is the device description for the network plugin that the container runtime
+// calls. The agent writes the file before the container can start, and removes it when the device is
+// released.
 type HostFile struct {
-	// Path is where the file is, in one of the directories that the family
-	// lists. "{resource}" in its name stands for the classic resource name with
-	// "-" in place of "/"; a device that has none has no such file.
+	// Path is in one of the family's FileDirs. "{resource}" in the file's name stands for the classic
+	// resource name with "-" in place of "/". A device without a classic resource has no such file.
 	Path string `json:"path"`
 
 	Text string `json:"text"`
 }
 
-// hostFileName are names that no reader takes for a directory, an option or a
-// hidden file.
+// hostFileName matches names that no reader mistakes for a directory, an option or a hidden file.
 var hostFileName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:-]*$`)
 
-// CheckIn reports why the file is not one to be written in one of the
-// directories, nil if it is.
+// CheckIn returns an error if the file is not in one of the directories or its name is invalid.
 func (f HostFile) CheckIn(dirs []string) error {
 	dir, name := path.Split(f.Path)
 	switch {
@@ -41,8 +38,8 @@ func (f HostFile) CheckIn(dirs []string) error {
 	return nil
 }
 
-// FilesAs returns the files of the host that go with the device while a
-// container has it under the classic resource name, "" if it has none.
+// FilesAs returns the files of the host for a device that a container has under the classic resource
+// name. resource is "" if the device has none.
 func (d *Device) FilesAs(resource string) []HostFile {
 	var files []HostFile
 	for _, f := range d.Files {
@@ -57,8 +54,7 @@ func (d *Device) FilesAs(resource string) []HostFile {
 	return files
 }
 
-// FileDirs returns the directories of the host in which the files of families'
-// devices are.
+// FileDirs returns the directories of the host that contain the files of the families' devices.
 func FileDirs(families []*Family) []string {
 	var dirs []string
 	for _, f := range families {
@@ -68,8 +64,7 @@ func FileDirs(families []*Family) []string {
 	return slices.Compact(dirs)
 }
 
-// checkFiles reports which files of the device are in no directory of its
-// family's.
+// checkFiles returns an error if a file of the device is outside its family's directories.
 func (d *Device) checkFiles(dirs []string) error {
 	for _, f := range d.FilesAs("example.com/resource") {
 		if err := f.CheckIn(dirs); err != nil {

@@ -8,15 +8,15 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// kernel lists the devices of buses and classes, each once in a scan, however
-// many families ask, and knows which of thousands a match may select.
+// kernel lists the devices of buses and classes. It reads each list once in a scan, for all families,
+// and indexes PCI functions, so that a match is compared with few of thousands.
 type kernel struct {
 	fsys     fs.FS
-	rebinds  bool // the administrator lets devices be given to vfio
+	rebinds  bool // the administrator allows VFIO passthrough
 	lists    map[string][]sysfs.Device
-	byVendor map[string][]sysfs.Device // PCI functions, those that cannot be told by ""; nil until asked for
-	byClass  map[string][]sysfs.Device // likewise, by the two digits of the base class
-	byDriver map[string][]sysfs.Device // likewise, by what is bound to them
+	byVendor map[string][]sysfs.Device // PCI functions; the key "" holds those whose vendor is unreadable; nil until the first use
+	byClass  map[string][]sysfs.Device // the same, by the two digits of the base class
+	byDriver map[string][]sysfs.Device // the same, by the bound driver
 	problems []Problem
 }
 
@@ -36,16 +36,16 @@ func (k *kernel) list(m Match) []sysfs.Device {
 	}
 	devices, err := read(k.fsys, name)
 	k.lists[dir] = devices
-	// A missing class only says that no driver made one. A missing PCI bus says
-	// that the host was not mounted where it should be, or has no such bus.
+	// A class is missing if no driver created it. A missing PCI bus is a problem: the host is mounted
+	// at the wrong place, or has no such bus.
 	if err != nil && (m.Bus == "pci" || !errors.Is(err, fs.ErrNotExist)) {
 		k.problems = append(k.problems, Problem{dir, err})
 	}
 	return devices
 }
 
-// candidates returns the devices of the match's bus or class that it may
-// select, and those of which that cannot be told.
+// candidates returns the devices of the match's bus or class that the match may select, including
+// those whose index key is unreadable.
 func (k *kernel) candidates(m Match) []sysfs.Device {
 	all := k.list(m)
 	switch {

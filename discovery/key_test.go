@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// A device is told from another one of its name by each part of its key. What is not known distinguishes nothing.
+// A difference in any part of the key distinguishes two devices of the same name. An unknown part
+// distinguishes nothing.
 func TestDeviceKey(t *testing.T) {
 	key := DeviceKey{Function: "0000:03:00.0", ID: "0x8086 0x1572 ", Identity: "serial", Inode: 7}
 	for name, test := range map[string]struct {
@@ -27,7 +28,7 @@ func TestDeviceKey(t *testing.T) {
 	}
 }
 
-// The key is read from the PCI function on which the device is.
+// The key is read from the PCI function of the device.
 func TestKeyOf(t *testing.T) {
 	dir := t.TempDir()
 	function := "sys/devices/pci0000:00/0000:03:00.0"

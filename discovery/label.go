@@ -8,55 +8,53 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Labels says, as data, which labels devices give their node. Package labels makes
-// labels of it.
+// Labels describes as data which labels the devices give their node. Package labels computes the
+// labels.
 //
-// Names and values are texts with words in braces, such as "{model}", which stand for
-// what a device has by that word. A device that lacks one of the words gives the node no
-// such label. The words are:
+// Names and values are texts with words in braces, such as "{model}". A word stands for a property of
+// the device. A device that lacks one of the words does not contribute to the label. The words are:
 //
 //   - the names of attributes; those of versions also with .major, .minor and .patch;
 //   - the names of capacities; also with .Mi and .Gi, in these units, rounded;
-//   - the keys of [Device.Facts], which come before attributes of the same name;
-//   - family; resource, the first classic name that the device is offered by;
-//   - replicas, how many containers may have the device; shared, whether that is more than
-//     one; renamed, whether the administrator gave it a name that no plugin has for it;
-//   - count and silicon, only in values: how many devices, and how many pieces of silicon,
+//   - the keys of [Device.Facts], which take precedence over attributes of the same name;
+//   - family; resource, the first classic name of the device;
+//   - replicas, how many containers may share the device; shared, whether that is more than one;
+//     renamed, whether the administrator gave the device a resource name that no plugin uses;
+//   - count and silicon, only in values: how many devices, and how many physical devices,
 //     give the node the same label.
 //
-// If several Labels make a label of one name, the last one's is the label.
+// If several Labels set the same label, the last one wins.
 type Labels struct {
-	// Where lists what a device must have, by words: "" is nothing, and "!gpu" anything
-	// but "gpu". A device that has it all counts.
+	// Where lists the properties that a device must have, by word: "" requires that the property is
+	// absent, and "!gpu" any value except "gpu". A device must match all of them.
 	Where map[string]string
 
-	// Main is a word. If it is set, only the devices count that have what most silicon has
-	// by it: the most frequent model of a host that has several.
+	// Main is a word. If it is set, only those devices count whose value of the word is the most
+	// frequent, by physical devices: the most frequent model of a host with several models.
 	Main string
 
 	If Agreement
 
-	// Set has values by names of labels. If devices differ in a value, the label has the
-	// one that most silicon has.
+	// Set maps names of labels to values. If devices differ in a value, the label gets the value of
+	// the most physical devices.
 	Set map[string]string
 
-	// Space is what takes the place of white space. Other characters that a label
-	// cannot have are left out. It is "-" if empty.
+	// Space replaces white space in values, "-" if empty. Other characters that are invalid in labels
+	// are removed.
 	Space string
 }
 
-// Agreement says whether labels depend on what devices have in common.
+// Agreement makes labels depend on whether the devices have the same value.
 type Agreement string
 
 // The agreements.
 const (
 	Always   Agreement = ""
-	Agreed   Agreement = "agreed"   // there is a label if all that count make the same
-	Disputed Agreement = "disputed" // there are labels if not all that count make the same
+	Agreed   Agreement = "agreed"   // the label is set if all matching devices produce the same value
+	Disputed Agreement = "disputed" // the labels are set if the matching devices produce different values
 )
 
-// Words returns the words of a name or value of a label, in order. The error is a brace
-// without its other.
+// Words returns the words of a label's name or value, in order. An unbalanced brace is an error.
 func Words(text string) ([]string, error) {
 	var words []string
 	for {
@@ -75,15 +73,16 @@ func Words(text string) ([]string, error) {
 	}
 }
 
-// reservedNamespaces end the domains of labels in which Node Feature Discovery makes none.
+// reservedNamespaces is the suffix of label domains in which Node Feature Discovery creates no
+// labels.
 const reservedNamespaces = "kubernetes.io"
 
-// openNamespaces end the domains of these in which it does.
+// openNamespaces are the suffixes of label domains below reservedNamespaces in which it does.
 var openNamespaces = []string{"feature.node.kubernetes.io", "profile.node.kubernetes.io"}
 
-// CheckLabel reports what is wrong with a label, nil if a node can have it and Node Feature
-// Discovery makes it: since 0.13 it takes any domain but kubernetes.io and what is below,
-// other than its own (Node labels in its customization guide).
+// CheckLabel returns an error unless the label is valid for a node and Node Feature Discovery creates
+// it. Since 0.13 Node Feature Discovery accepts any domain except kubernetes.io and its subdomains,
+// other than its own domains (Node labels in its customization guide).
 func CheckLabel(name, value string) error {
 	if messages := validation.IsQualifiedName(name); len(messages) > 0 {
 		return fmt.Errorf("label %q: %s", name, strings.Join(messages, "; "))
@@ -102,8 +101,7 @@ func CheckLabel(name, value string) error {
 	return nil
 }
 
-// validate reports what is wrong with labels whatever devices have. A word is taken to be
-// one letter.
+// validate checks the labels independently of any device. Each word is replaced by one letter.
 func (l *Labels) validate() []error {
 	var errs []error
 	for name, value := range l.Set {

@@ -12,11 +12,10 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// SetNames sets an attribute to several names. As a string they have commas
-// between, and are left out where they are longer together than the API's limit,
-// since some of them would say that there are no others. As a list, which has no
-// such limit, they are among the Lists if there is more than one; unless one is
-// longer by itself.
+// SetNames sets an attribute to several names. The string value joins the names with commas. It is
+// left out if it exceeds the API's length limit, because a shortened text would hide names. Several
+// names are also set as a list, which has no limit for the total length, unless one name exceeds the
+// limit alone.
 func (d *Device) SetNames(name resourceapi.QualifiedName, names []string) {
 	if value := strings.Join(names, ","); len(value) <= resourceapi.DeviceAttributeMaxValueLength {
 		d.Attributes.SetString(name, value)
@@ -27,8 +26,8 @@ func (d *Device) SetNames(name resourceapi.QualifiedName, names []string) {
 	}
 }
 
-// Names returns the names that an attribute was set to, nil if there are none, or
-// none are known since they were too many for a string and one too long for a list.
+// Names returns the names that [Device.SetNames] set. It returns nil if no names were set, or if they
+// exceeded the limits of both the string and the list.
 func (d *Device) Names(name resourceapi.QualifiedName) []string {
 	if list := d.Lists[name].StringValues; list != nil {
 		return list
@@ -39,7 +38,7 @@ func (d *Device) Names(name resourceapi.QualifiedName) []string {
 	return nil
 }
 
-// setList sets a list. Devices that were copied from one another have theirs.
+// setList sets a list. It clones the map first, because copies of a device share it.
 func (d *Device) setList(name resourceapi.QualifiedName, list resourceapi.DeviceAttribute) {
 	d.Lists = maps.Clone(d.Lists)
 	if d.Lists == nil {
@@ -48,9 +47,8 @@ func (d *Device) setList(name resourceapi.QualifiedName, list resourceapi.Device
 	d.Lists[name] = list
 }
 
-// setPlaces adds the lists of where devices are in the machine: the NUMA nodes
-// that are as near as their own, and the PCIe roots of those that consist of
-// several functions.
+// setPlaces adds the lists of a device's location in the machine: the NUMA nodes that are as near as
+// its own, and the PCIe roots of a device that consists of several functions.
 func setPlaces(host *Host, devices []Device) {
 	near := make(map[int64]resourceapi.DeviceAttribute) // by NUMA node
 	for i := range devices {
@@ -69,9 +67,8 @@ func setPlaces(host *Host, devices []Device) {
 	}
 }
 
-// nodesNear returns a NUMA node and those of its socket that are nearest to it,
-// as the firmware's table of distances says (Documentation/ABI/stable/
-// sysfs-devices-node).
+// nodesNear returns a NUMA node and the nearest nodes of its socket, by the distances in the
+// firmware's table (Documentation/ABI/stable/sysfs-devices-node).
 func nodesNear(host *Host, node int64) resourceapi.DeviceAttribute {
 	sys, err := fs.Sub(host.FS, "sys")
 	links, ok := sys.(fs.ReadLinkFS)
@@ -85,7 +82,7 @@ func nodesNear(host *Host, node int64) resourceapi.DeviceAttribute {
 	return list.Value
 }
 
-// roots returns the PCIe roots of all that the device consists of, its own first.
+// roots returns the PCIe roots of all functions of the device. The root of d.Source is first.
 func (d *Device) roots(host *Host) (roots []string) {
 	if len(d.Includes) == 0 {
 		return nil

@@ -13,8 +13,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// A machine with two sockets of two NUMA nodes each, and a fifth node of which
-// the firmware says nothing.
+// machineWithNodes has two sockets with two NUMA nodes each, and a fifth node without firmware
+// information.
 func machineWithNodes() fstest.MapFS {
 	fsys := fstest.MapFS{}
 	for node, distances := range []string{"10 12 21 21", "12 10 21 21", "21 21 10 12", "21 21 12 10"} {
@@ -74,7 +74,7 @@ func TestListsOfPlaces(t *testing.T) {
 	}
 }
 
-// Names that are too long for a string are all in the list.
+// The list contains names that are too long for a string.
 func TestSetNames(t *testing.T) {
 	long := []string{strings.Repeat("a", 40), strings.Repeat("b", 40)}
 	tests := map[string]struct {

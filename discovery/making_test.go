@@ -8,7 +8,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// A device that is made while the host is looked at is both there and could be made. It is there.
+// A device that is created during the scan is listed both as existing and as one that could be
+// created. The snapshot has it as existing.
 func TestScanWhileADeviceIsMade(t *testing.T) {
 	const whole = "sys/devices/pci0000:00/0000:01:00.0"
 	there := discovery.Device{Name: "part", Source: whole + "/part"}

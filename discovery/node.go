@@ -14,9 +14,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// DRMNodes returns the nodes that the kernel's graphics subsystem has for a
-// device: the cards, then the render nodes. As with [Node], what could not be
-// read of their numbers is the error.
+// DRMNodes returns the nodes of the kernel's graphics subsystem for a device: the card nodes, then
+// the render nodes. As with [Node], unreadable numbers are an error.
 func DRMNodes(d sysfs.Device) (nodes []*specs.DeviceNode, err error) {
 	var errs []error
 	for _, minor := range append(d.Numbered("drm", "card"), d.Numbered("drm", "renderD")...) {
@@ -26,9 +25,9 @@ func DRMNodes(d sysfs.Device) (nodes []*specs.DeviceNode, err error) {
 	return nodes, errors.Join(errs...)
 }
 
-// SharedNode returns what is to be said of a device whose node any number of
-// containers may have at once, such as /dev/kvm: its name, node and health, and
-// as its model what the kernel calls it. dir and the error are those of [Node].
+// SharedNode describes a device whose node any number of containers may use at once, such as
+// /dev/kvm. It sets the name, the node and the health, and the kernel's name as the model. dir and
+// the error are those of [Node].
 func SharedNode(host *Host, misc sysfs.Device, dir string) (Device, error) {
 	d := Device{
 		Name:       DeviceName(misc),
@@ -43,12 +42,13 @@ func SharedNode(host *Host, misc sysfs.Device, dir string) (Device, error) {
 	return d, err
 }
 
-// CheckNode returns a device node as it is on the host, and reports how that is not as an
-// edit says. It may be another device's, made before the kernel gave out other numbers.
+// CheckNode compares a device node of the host with an edit. It returns the node as found, and an
+// error if type or numbers differ: the node may belong to another device, if the kernel has assigned
+// new numbers since.
 func CheckNode(edit *specs.DeviceNode, info fs.FileInfo) (*specs.DeviceNode, error) {
 	name, wanted := cmp.Or(edit.HostPath, edit.Path), edit.Type
 	if wanted == "u" {
-		wanted = "c" // the same, unbuffered
+		wanted = "c" // "u" is an unbuffered character device
 	}
 	found := &specs.DeviceNode{Path: name, Type: nodeType(info.Mode())}
 	if found.Type == "" || wanted != "" && found.Type != wanted {
@@ -56,7 +56,7 @@ func CheckNode(edit *specs.DeviceNode, info fs.FileInfo) (*specs.DeviceNode, err
 	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || found.Type == "p" {
-		return found, nil // a file system that has no numbers
+		return found, nil // the file system has no device numbers
 	}
 	found.Major, found.Minor = int64(unix.Major(uint64(stat.Rdev))), int64(unix.Minor(uint64(stat.Rdev)))
 	numbered := edit.Major != 0 || edit.Minor != 0
@@ -66,8 +66,8 @@ func CheckNode(edit *specs.DeviceNode, info fs.FileInfo) (*specs.DeviceNode, err
 	return found, nil
 }
 
-// nodeType returns the type of a device node as CDI writes it, "" if the file is
-// no device node.
+// nodeType returns the type of a device node as CDI writes it, or "" if the file is not a device
+// node.
 func nodeType(mode fs.FileMode) string {
 	switch {
 	case mode&fs.ModeCharDevice != 0:
@@ -80,8 +80,8 @@ func nodeType(mode fs.FileMode) string {
 	return ""
 }
 
-// CountedIDs returns as many classic IDs, which are the prefix and a number from
-// 0, for a device that so many containers may have.
+// CountedIDs returns count classic IDs for a device that count containers may share: the prefix
+// followed by a number from 0.
 func CountedIDs(prefix string, count int) []string {
 	ids := make([]string, count)
 	for i := range ids {
@@ -90,6 +90,6 @@ func CountedIDs(prefix string, count int) []string {
 	return ids
 }
 
-// VFIOControl returns the nodes through which all IOMMU groups and functions
-// under vfio are used. They are CommonNodes of the families that use [VFIO].
+// VFIOControl returns the nodes that are needed to use any IOMMU group or function under vfio. They
+// are CommonNodes of the families that use [VFIO].
 func VFIOControl() []string { return []string{"/dev/vfio/vfio", "/dev/iommu"} }

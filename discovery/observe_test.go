@@ -11,8 +11,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Who observes scans hears of each how long it took, which families were late, and how many
-// reads hang, until they have ended.
+// An observer of scans receives the duration of each scan, its late families, and the number of
+// hanging reads, until these return.
 func TestScansAreObserved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := machine()

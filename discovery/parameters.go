@@ -8,21 +8,20 @@ import (
 	"strings"
 )
 
-// Parameter names what a claim may ask of a device beyond having it. Each [Family]
-// has names for those that it takes, which are those of the fields that users write.
+// Parameter names a setting that a claim can request for a device. Each [Family] lists the parameters
+// that it accepts. The names are those of the fields in the users' configuration.
 type Parameter string
 
-// Environment returns the parameter that sets a variable in the containers which
-// get the devices. A family takes it that has the variable among its Variables.
+// Environment returns the parameter that sets an environment variable in the containers of a device.
+// A family accepts the parameter if its Variables list the variable.
 func Environment(variable string) Parameter {
 	return Parameter(variablePrefix + variable + "]")
 }
 
-// variablePrefix begins the parameters that set variables.
+// variablePrefix is the prefix of parameters that set environment variables.
 const variablePrefix = "environment["
 
-// variable returns the name of the variable that the parameter sets, "" if it
-// sets none.
+// variable returns the name of the environment variable that the parameter sets, or "".
 func (p Parameter) variable() string {
 	if rest, ok := strings.CutPrefix(string(p), variablePrefix); ok {
 		return strings.TrimSuffix(rest, "]")
@@ -30,11 +29,11 @@ func (p Parameter) variable() string {
 	return ""
 }
 
-// Parameters are what a claim asks of the devices of a request.
+// Parameters are the settings that a claim requests for the devices of a request.
 type Parameters map[Parameter]string
 
-// Environment returns the variables that the parameters set, as NAME=value, in
-// the order of their names.
+// Environment returns the environment variables that the parameters set, as NAME=value, sorted by
+// name.
 func (p Parameters) Environment() []string {
 	var env []string
 	for _, name := range slices.Sorted(maps.Keys(p)) {
@@ -45,13 +44,11 @@ func (p Parameters) Environment() []string {
 	return env
 }
 
-// Acceptor reports why the devices of a request cannot be given with
-// parameters, nil if they can.
+// Acceptor returns an error if the devices of a request cannot be allocated with the parameters.
 type Acceptor func(given []Device, parameters Parameters) error
 
-// Acceptors joins what families accept: a device takes the parameters that its
-// family lists, and no other, where the family's Accept has nothing against
-// those that are its own.
+// Acceptors joins the Accept functions of families. A device accepts only parameters that its family
+// lists, and only if the family's Accept returns no error for the family's own parameters.
 func Acceptors(families []*Family) Acceptor {
 	byName := make(map[string]*Family, len(families))
 	for _, f := range families {
@@ -82,7 +79,7 @@ func Acceptors(families []*Family) Acceptor {
 	}
 }
 
-// takes reports which of the parameters the family does not list.
+// takes returns an error for each parameter that the family does not list.
 func (f *Family) takes(d Device, parameters Parameters) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(parameters)) {
@@ -93,7 +90,7 @@ func (f *Family) takes(d Device, parameters Parameters) error {
 	return errors.Join(errs...)
 }
 
-// Lists reports whether the family lists the parameter among those that it takes.
+// Lists reports whether the family accepts the parameter.
 func (f *Family) Lists(name Parameter) bool {
 	if variable := name.variable(); variable != "" {
 		return slices.Contains(f.Variables, variable)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// interfaceName is a parameter that a family may take.
+// interfaceName is a parameter that a family can accept.
 const interfaceName Parameter = "interfaceName"
 
 func TestAcceptors(t *testing.T) {
@@ -53,7 +53,7 @@ func TestParametersEnvironment(t *testing.T) {
 	}
 }
 
-// The variables of a family are names, in order, and none of Chandler's own.
+// The environment variables of a family are sorted, valid names outside Chandler's own prefix.
 func TestFamilyVariables(t *testing.T) {
 	for text, want := range map[string]string{
 		"A B_2":      "",

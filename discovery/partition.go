@@ -2,18 +2,18 @@ package discovery
 
 import "errors"
 
-// Partitioning is which devices the administrator lets be divided into partitions for
-// those who ask for these.
+// Partitioning selects the devices that the administrator allows Chandler to partition on demand.
 type Partitioning struct {
-	Expression string // as the administrator wrote it
+	Expression string // as in the configuration
 	Selects    func(Device) (bool, error)
 }
 
-// SamePartitioning reports whether two entries say the same.
+// SamePartitioning reports whether two entries have the same expression.
 func SamePartitioning(a, b Partitioning) bool { return a.Expression == b.Expression }
 
-// Partitions reports whether the administrator lets a device be divided. The device is
-// described as a whole. The error is of expressions that cannot be evaluated for it.
+// Partitions reports whether the administrator allows a device to be partitioned. d is the
+// description of the whole device. The error joins those of expressions that cannot be evaluated for
+// the device.
 func (h *Host) Partitions(d Device) (bool, error) {
 	var errs []error
 	for _, partitioning := range h.Partition {

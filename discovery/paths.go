@@ -1,59 +1,58 @@
 package discovery
 
-// PathResource is what the administrator offers under one classic name: device
-// nodes, files and USB devices of the host. Its names are those of the
-// configuration.
+// PathResource is a classic resource that the administrator defines from device nodes, files and USB
+// devices of the host. Its JSON names are those of the configuration.
 type PathResource struct {
 	Name   string            `json:"name"`           // "example.com/serial"
 	Kind   string            `json:"kind,omitempty"` // the attribute, "other" if empty
-	Env    map[string]string `json:"env,omitempty"`  // what a container gets besides
+	Env    map[string]string `json:"env,omitempty"`  // additional environment variables of the container
 	Groups []PathGroup       `json:"groups"`
 }
 
-// PathGroup says what makes one device of the resource: something of each of
-// its Paths, or USB devices, or no more than a number.
+// PathGroup defines devices of the resource: each consists of a match of each of Paths, or of USB
+// devices, or only of a number.
 type PathGroup struct {
 	Paths []HostPath `json:"paths,omitempty"`
 	USB   []USBID    `json:"usb,omitempty"`
 
-	// Each says that one USB device of each entry makes a device, as with
-	// paths. Else all that match make one.
+	// Each makes one device of one USB device per entry, as with paths. Otherwise all matches together
+	// make one device.
 	Each bool `json:"each,omitempty"`
 
-	// Count is how many containers may have each device at once; 0 is 1.
+	// Count is the number of containers that may have a device at once; 0 means 1.
 	Count int `json:"count,omitempty"`
 
-	// Units is how many devices the group is where that cannot be seen: all that
-	// it names is in each of them, and must be there, but it may name nothing.
-	// 0 is as many as are found.
+	// Units is the number of devices of the group if the host does not show it. Each unit has all
+	// paths of the group, which must exist, but the group may have no paths. With 0, as many devices
+	// are created as are found.
 	Units int `json:"units,omitempty"`
 
-	// UnitEnv is the variable that holds the numbers of the units which a
-	// container has, joined with commas.
+	// UnitEnv is the environment variable with the numbers of the container's units, joined with
+	// commas.
 	UnitEnv string `json:"unitEnv,omitempty"`
 }
 
-// Unseen is the Source of units of which nothing on the host can be seen: they
-// last as long as the host.
+// Unseen is the Source of units that are not visible on the host: they exist as long as the host
+// does.
 const Unseen = "sys"
 
-// HostPath is a device node, or what is mounted, of the host.
+// HostPath is a device node or a mounted path of the host.
 type HostPath struct {
 	Path string `json:"path"` // absolute; a pattern of [path.Match]
 
-	// MountPath is where it is in the container: as on the host if empty, and
-	// in that directory under its own name if it ends in a slash.
+	// MountPath is the path in the container. If empty, it is the path on the host. If it ends in a
+	// slash, it is the directory for the file's own name.
 	MountPath string `json:"mountPath,omitempty"`
 
 	Permissions string `json:"permissions,omitempty"` // of a device node: "mrw" if empty
-	Mount       bool   `json:"mount,omitempty"`       // it is mounted, and no device node
-	ReadOnly    bool   `json:"readOnly,omitempty"`    // how it is mounted
+	Mount       bool   `json:"mount,omitempty"`       // a mount, not a device node
+	ReadOnly    bool   `json:"readOnly,omitempty"`    // for a mount
 
-	// Limit is how many devices of the group may have the same match, where
-	// other paths have more; 0 is 1.
+	// Limit is the number of devices of the group that may share a match if other paths have more
+	// matches; 0 means 1.
 	Limit int `json:"limit,omitempty"`
 
-	// Optional says that the devices do without where nothing matches.
+	// Optional allows devices without a match of this path.
 	Optional bool `json:"optional,omitempty"`
 }
 
@@ -61,5 +60,5 @@ type HostPath struct {
 type USBID struct {
 	Vendor  string `json:"vendor"`           // four lower-case hexadecimal digits
 	Product string `json:"product"`          // the same
-	Serial  string `json:"serial,omitempty"` // any if empty
+	Serial  string `json:"serial,omitempty"` // empty matches any
 }

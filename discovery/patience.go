@@ -13,28 +13,28 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// patient reads a host of which any file may never answer: a driver may hold a
-// lock that it never gives back. The kernel cannot be told to end such a read.
-// So each reading is a goroutine of its own, which is left alone if it hangs.
+// patient reads a host on which a read of any file may hang, for example because a driver never
+// releases a lock. The kernel offers no way to cancel such a read, so each reading runs in a
+// goroutine of its own, which is abandoned if it hangs.
 type patient struct {
 	host     *Host
 	patience time.Duration
-	again    chan struct{} // has one when a scan may now find more than the last one
+	again    chan struct{} // holds a value when a scan may find more than the last one did; see notify
 
-	mu   sync.Mutex // for writers of hung
+	mu   sync.Mutex // held while hung is replaced
 	hung atomic.Pointer[[]*hang]
 }
 
-// hang is a read that does not end.
+// hang is a read that does not return.
 type hang struct {
 	step
 	of   *view
-	what string // the directory of a PCI function, or else the file
+	what string // the directory of the PCI function, or the file if there is none
 }
 
-// stops reports whether a step is not to be taken beside the read that hangs. The
-// kernel answers by itself what links and directory entries there are, so these
-// can be looked at unless it is one of them that hangs.
+// stops reports whether a step must be skipped while the read hangs. The kernel looks up links and
+// directory entries without the driver, so these steps are skipped only if such a lookup hangs
+// itself.
 func (h *hang) stops(op, file string) bool {
 	return h.what == hangUnit(file) && (!isLook(op) || isLook(h.op))
 }
@@ -47,8 +47,8 @@ func newPatient(host *Host, patience time.Duration) *patient {
 	return p
 }
 
-// hangUnit returns what is not read while a read of the file hangs: all of its
-// PCI function, since one file after the other would hang.
+// hangUnit returns the path that is skipped while a read of the file hangs: the whole PCI function,
+// because its other files would probably hang too.
 func hangUnit(file string) string {
 	if function, ok := sysfs.At(nil, file).PCIFunction(); ok {
 		return function.Path
@@ -56,12 +56,12 @@ func hangUnit(file string) string {
 	return file
 }
 
-// stops reports whether a step is not to be taken, since it would hang.
+// stops reports whether a step must be skipped because it would hang.
 func (p *patient) stops(op, file string) bool {
 	return slices.ContainsFunc(*p.hung.Load(), func(h *hang) bool { return h.stops(op, file) })
 }
 
-// hanging returns a problem for each PCI function of which a read hangs.
+// hanging returns a Problem for each PCI function with a read that hangs.
 func (p *patient) hanging() (problems []Problem) {
 	for _, h := range *p.hung.Load() {
 		if function := sysfs.At(nil, h.what); sysfs.IsPCIAddress(function.Name()) {
@@ -71,7 +71,7 @@ func (p *patient) hanging() (problems []Problem) {
 	return problems
 }
 
-// change replaces the list of reads that hang.
+// change replaces the list of hanging reads.
 func (p *patient) change(change func([]*hang) []*hang) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,7 +79,7 @@ func (p *patient) change(change func([]*hang) []*hang) {
 	p.hung.Store(&hung)
 }
 
-// notify says that another scan may find more.
+// notify reports on p.again that another scan may find more.
 func (p *patient) notify() {
 	select {
 	case p.again <- struct{}{}:
@@ -87,9 +87,8 @@ func (p *patient) notify() {
 	}
 }
 
-// leave gives the view's reading up if one read has kept it for half of the
-// patience or longer, and reports whether it has. The device that hangs is then
-// not read until that read ends.
+// leave abandons the view's reading if one read has lasted for at least half of the patience, and
+// reports whether it did. The hanging device is not read again until that read returns.
 func (p *patient) leave(v *view) bool {
 	if !p.suspect(v, p.patience/2) {
 		return false
@@ -98,8 +97,8 @@ func (p *patient) leave(v *view) bool {
 	return true
 }
 
-// suspect reports whether one read has kept a view for so long. Nothing else of the
-// device is read then, by any view, until that read ends.
+// suspect reports whether one read of the view has lasted for the given time. If so, no view reads
+// that device until the read returns.
 func (p *patient) suspect(v *view, lasted time.Duration) bool {
 	at := v.now()
 	if at.op == "" || time.Since(at.since) < lasted {
@@ -117,7 +116,7 @@ func (p *patient) suspect(v *view, lasted time.Duration) bool {
 	return true
 }
 
-// answered forgets that a read of the view hung.
+// answered removes the view's read from the list of hanging reads.
 func (p *patient) answered(v *view) {
 	mine := func(h *hang) bool { return h.of == v }
 	if !slices.ContainsFunc(*p.hung.Load(), mine) {
@@ -129,8 +128,8 @@ func (p *patient) answered(v *view) {
 	}
 }
 
-// await returns what is read of the host. It is read again without what hangs,
-// until it can be, or the context ends, which is reported.
+// await returns the result of read. If the reading hangs, await abandons it and starts another one
+// without the hanging files, until one ends. ok is false if the context ends first.
 func await[T any](ctx context.Context, p *patient, read func(*Host) T) (found T, ok bool) {
 	for {
 		r := begin(p, read)
@@ -149,11 +148,11 @@ func await[T any](ctx context.Context, p *patient, read func(*Host) T) (found T,
 type reading[T any] struct {
 	*view
 
-	found T    // once it has ended
-	late  bool // it is waited for no longer
+	found T    // valid once ended is closed
+	late  bool // the reading was abandoned
 }
 
-// begin begins to read the host.
+// begin starts a reading of the host.
 func begin[T any](p *patient, read func(*Host) T) *reading[T] {
 	r := &reading[T]{view: &view{patient: p, ended: make(chan struct{})}}
 	host := *p.host
@@ -165,7 +164,7 @@ func begin[T any](p *patient, read func(*Host) T) *reading[T] {
 	return r
 }
 
-// wait waits for the end of the reading and reports whether it has ended.
+// wait waits for the end of the reading, at most for limit, and reports whether it has ended.
 func (r *reading[T]) wait(ctx context.Context, limit time.Duration) bool {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -182,18 +181,18 @@ func (r *reading[T]) wait(ctx context.Context, limit time.Duration) bool {
 	}
 }
 
-// view is the host's file system as one reading sees it. It knows what is being
-// read, and refuses what hangs, and everything once the reading was left.
+// view is the host's file system as one reading sees it. It records the current step, refuses steps
+// that would hang, and refuses all steps once the reading was abandoned.
 type view struct {
 	patient *patient
 	ended   chan struct{} // closed when the reading has ended
 	left    atomic.Bool
 
 	mu sync.Mutex
-	at step // zero between two steps
+	at step // the current step, zero between two steps
 }
 
-// where says what is being done, for a message.
+// where describes the current step for a message.
 func (v *view) where() string {
 	at := v.now()
 	if at.op == "" {
@@ -202,16 +201,16 @@ func (v *view) where() string {
 	return fmt.Sprintf(" (%s %s)", at.op, at.file)
 }
 
-// step is what is being done.
+// step is a file system operation in progress.
 type step struct {
 	op, file string
 	since    time.Time
 }
 
-// ErrHangs is the error of a read that the kernel does not end.
+// ErrHangs is the error of a read that does not return.
 var ErrHangs = errors.New("does not answer")
 
-// step does one thing that may hang.
+// step runs an operation that may hang.
 func (v *view) step(op, file string, do func() error) error {
 	if v.left.Load() || v.patient.stops(op, file) {
 		return &fs.PathError{Op: op, Path: file, Err: ErrHangs}
@@ -230,7 +229,7 @@ func (v *view) note(at step) {
 	v.mu.Unlock()
 }
 
-// now returns what is being done.
+// now returns the current step.
 func (v *view) now() step {
 	v.mu.Lock()
 	defer v.mu.Unlock()

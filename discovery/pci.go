@@ -15,8 +15,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// DeviceName returns the name of a device by the kernel's: "pci-0000-03-00-0"
-// for the PCI function "0000:03:00.0", "vhost-net" for itself.
+// DeviceName converts the kernel's name of a device to a DNS label: "pci-0000-03-00-0" for the PCI
+// function "0000:03:00.0", and "vhost-net" for itself.
 func DeviceName(d sysfs.Device) string {
 	if sysfs.IsPCIAddress(d.Name()) {
 		return "pci-" + strings.NewReplacer(":", "-", ".", "-").Replace(d.Name())
@@ -24,13 +24,12 @@ func DeviceName(d sysfs.Device) string {
 	return strings.NewReplacer(":", "-", ".", "-", "_", "-", "!", "-").Replace(strings.ToLower(d.Name()))
 }
 
-// PCI returns what is to be said of any PCI function, for a family to add to:
-// its name, the vocabulary's pciVendor, pciDevice, driver, function, parent,
-// iommuGroup, linkSpeed and linkWidth, and the standard attributes pciBusID,
-// pcieRoot and numaNode. A virtual function is part of its physical one. A value
-// that is not there is left out; one that cannot be read is the error. PCI does not
-// wake a suspended function. If reading the link would wake the function, PCI leaves
-// out the link, and [Merge] keeps the values of the last snapshot.
+// PCI returns the common description of a PCI function, which a family extends: its name, the
+// attributes pciVendor, pciDevice, driver, function, parent, iommuGroup, linkSpeed and linkWidth, and
+// the standard attributes pciBusID, pcieRoot and numaNode. A virtual function is part of its physical
+// function. Missing values are left out; unreadable values are an error. PCI does not wake a
+// suspended function. If reading the link would wake the function, PCI leaves out the link, and
+// [Merge] keeps the values of the last snapshot.
 func PCI(host *Host, function sysfs.Device) (Device, error) {
 	attrs := function.Attrs()
 	d := Device{
@@ -61,22 +60,20 @@ func PCI(host *Host, function sysfs.Device) (Device, error) {
 	return d, nil
 }
 
-// Divided reports whether a PCI function has virtual functions. The kernel then
-// links to the first of them as virtfn0, and the function itself must not be
-// given away (Documentation/ABI/testing/sysfs-bus-pci). An error says that the
-// link could not be looked for.
+// Divided reports whether a PCI function has virtual functions. If so, the kernel links to the first
+// one as virtfn0, and the physical function must not be assigned to a guest
+// (Documentation/ABI/testing/sysfs-bus-pci). The error is that of looking up the link.
 //
-// The attribute sriov_numvfs tells the same and is not read: its reader waits
-// for the device's lock, which a driver that probes the device holds
-// (sriov_numvfs_show in drivers/pci/iov.c).
+// The attribute sriov_numvfs has the same information. It is not read because sriov_numvfs_show in
+// drivers/pci/iov.c waits for the device's lock, which a driver holds while it probes the device.
 func Divided(function sysfs.Device) (bool, error) { return function.Has("virtfn0") }
 
 // linkSpeed matches "16.0 GT/s PCIe", and "8 GT/s" of older kernels.
 var linkSpeed = regexp.MustCompile(`^([0-9]{1,3})(?:\.([0-9]))? GT/s(?: PCIe)?$`)
 
-// Hardware returns what is to be said of a piece of hardware: of a PCI function
-// what [PCI] does, and of one that has no address, such as a part of a system on
-// a chip, its name and driver.
+// Hardware returns the common description of a hardware device: the result of [PCI] for a PCI
+// function, and the name and driver for a device without a PCI address, such as a part of a system on
+// a chip.
 func Hardware(host *Host, d sysfs.Device) (Device, error) {
 	if sysfs.IsPCIAddress(d.Name()) {
 		return PCI(host, d)
@@ -86,10 +83,9 @@ func Hardware(host *Host, d sysfs.Device) (Device, error) {
 	return described, nil
 }
 
-// CompatibleVendor returns who made a part of a system on a chip, as the device
-// tree's first compatible string says: "rockchip" of "rockchip,rk3588-mali". It
-// is empty where there is none (Documentation/devicetree/bindings/
-// vendor-prefixes.yaml).
+// CompatibleVendor returns the vendor of a part of a system on a chip, from the first compatible
+// string of the device tree: "rockchip" for "rockchip,rk3588-mali". It is empty without such a string
+// (Documentation/devicetree/bindings/vendor-prefixes.yaml).
 func CompatibleVendor(d sysfs.Device) string {
 	vendor, _, ok := strings.Cut(d.Uevent()["OF_COMPATIBLE_0"], ",")
 	if !ok {
@@ -106,18 +102,18 @@ func setGroup(a Attributes, function sysfs.Device) error {
 	return err
 }
 
-// setLink sets linkSpeed, in MT/s, and linkWidth, in lanes, to the most that the link of
-// a physical function can reach: the smaller of the maxima of the function and of the
-// port above it (Documentation/ABI/testing/sysfs-bus-pci). If the maximum of the port is
-// not known, or the function is not below a port, the function's maximum is published.
+// setLink sets linkSpeed, in MT/s, and linkWidth, in lanes, to the maximum that the link of a
+// physical function can reach: the smaller of the maxima of the function and of the port above it
+// (Documentation/ABI/testing/sysfs-bus-pci). If the maximum of the port is not known, or the function
+// is not below a port, the function's maximum is published.
 //
-// A link of unknown width has no speed either. The current speed and width are not attributes, because GPUs and accelerators lower
-// them while they are idle. A virtual function has no link: its registers for the link
-// may hold anything.
+// A link of unknown width gets no speed either. The current speed and width are not attributes,
+// because GPUs and accelerators lower them while idle. A virtual function has no link: its link
+// registers may hold any value.
 func setLink(a Attributes, function sysfs.Device) error {
 	width, err := linkWidthOf(function, "max")
 	if width == 0 {
-		return err // all registers may read as ones, and the speed with them
+		return err // all registers may read as ones, including the speed
 	}
 	speed, err := linkSpeedOf(function, "max")
 	if port := function.Parent(); sysfs.IsPCIAddress(port.Name()) {
@@ -186,9 +182,8 @@ func parseLinkSpeed(text string) (speed int64, ok bool) {
 	return 1000*whole + 100*tenths, true
 }
 
-// SetPlace sets where in the machine a kernel device is that is no PCI function
-// but sits on one, such as a USB device: pcieRoot and numaNode. A device
-// that sits on none has no place.
+// SetPlace sets the location of a kernel device that is not a PCI function but is below one, such as
+// a USB device: pcieRoot and numaNode. A device that is below no PCI function gets neither.
 func SetPlace(a Attributes, d sysfs.Device) error {
 	function, ok := d.PCIFunction()
 	if !ok {
@@ -200,9 +195,9 @@ func SetPlace(a Attributes, d sysfs.Device) error {
 	return nil
 }
 
-// setLocation sets the attributes that Kubernetes itself defines, through its
-// own helpers. Those refuse PCI domains of more than four digits (KEP-4381
-// knows only "0000"), which are published in the same form, longer.
+// setLocation sets the attributes that Kubernetes defines, by its own helpers. The helpers reject PCI
+// domains of more than four digits (KEP-4381 describes only "0000"). Longer domains are published in
+// the same form.
 func setLocation(a Attributes, function sysfs.Device) error {
 	a.SetString(deviceattribute.StandardDeviceAttributePCIBusID, function.Name())
 	return setPlace(a, function)
@@ -221,19 +216,18 @@ func setPlace(a Attributes, function sysfs.Device) error {
 	return err
 }
 
-// Idle reports whether a function of a driver is one that nobody can use: no driver
-// is bound, or one that only keeps the function from others, as pci-stub does, and
-// pci-pf-stub, which makes virtual functions besides, and Xen's pciback
-// (drivers/pci/pci-stub.c, drivers/pci/pci-pf-stub.c, drivers/xen/xen-pciback).
+// Idle reports whether a driver leaves its function unusable: no driver is bound, or a driver that
+// only reserves the function. Those are pci-stub, pci-pf-stub, which can also create virtual
+// functions, and pciback of Xen (drivers/pci/pci-stub.c, drivers/pci/pci-pf-stub.c,
+// drivers/xen/xen-pciback).
 func Idle(driver string) bool {
 	return slices.Contains([]string{"", "pci-stub", "pci-pf-stub", "pciback"}, driver)
 }
 
-// noDriver is the health of what no driver is bound to.
+// noDriver is the health of a device without a driver.
 var noDriver = Health{Status: Unhealthy, Condition: ConditionDriverUnbound, Reason: "no driver is bound to it"}
 
-// Unbound returns what is to be said of a PCI function that no driver is bound
-// to: that it is there, and that nobody can use it so.
+// Unbound describes a PCI function without a driver: it exists and is unusable.
 func Unbound(host *Host, function sysfs.Device, kind, vendor string) (Device, error) {
 	d, err := PCI(host, function)
 	d.Attributes.SetString("kind", kind)
@@ -242,10 +236,10 @@ func Unbound(host *Host, function sysfs.Device, kind, vendor string) (Device, er
 	return d, err
 }
 
-// ByClassDevices describes devices that class devices show, which may be below no PCI
-// function: each class device by describe, which is given the functions that were found, by
-// PCI address, and each function without a driver as [Unbound]. A function with a driver is
-// described by its class device.
+// ByClassDevices describes devices that are visible as class devices, which need not be below a PCI
+// function. It calls describe for each class device, with the found PCI functions by address, and
+// [Unbound] for each PCI function without a driver. A function with a driver is described by its
+// class device.
 func ByClassDevices(host *Host, found []sysfs.Device, kind, vendor string, describe func(class sysfs.Device, functions map[string]sysfs.Device) (Device, error)) (devices []Device, problems []Problem) {
 	functions := make(map[string]sysfs.Device)
 	for _, d := range found {
@@ -270,11 +264,10 @@ func ByClassDevices(host *Host, found []sysfs.Device, kind, vendor string, descr
 	return devices, problems
 }
 
-// Node returns the edit that gives a container the kernel's node of a device.
-// dir is where the node lies if the kernel does not say: "/dev/dri". The
-// numbers are written down where they are known, so that what was prepared
-// can be checked and what has changed since is not handed out. Where they
-// cannot be read, the edit is without them and there is an error besides.
+// Node returns the edit that gives a container the kernel's node of a device. dir is the directory of
+// the node if the kernel does not report one: "/dev/dri". The edit contains the device numbers if
+// they are known, so that a later check can detect a changed node and refuse to hand it out. If the
+// numbers are unreadable, Node returns the edit without them and an error.
 func Node(d sysfs.Device, dir string) (*specs.DeviceNode, error) {
 	node, err := d.Node(dir)
 	edit := &specs.DeviceNode{Path: node.Path, HostPath: node.Path, Permissions: "rw"}
@@ -291,16 +284,16 @@ func Node(d sysfs.Device, dir string) (*specs.DeviceNode, error) {
 	return edit, nil
 }
 
-// PermitMknod lets a container make the nodes too ("mrw"), as the plugins of some
-// families do and software that makes its own /dev expects.
+// PermitMknod allows a container to create the nodes as well ("mrw"). The device plugins of some
+// families do so, and software that creates its own /dev expects it.
 func PermitMknod(nodes []*specs.DeviceNode) {
 	for _, node := range nodes {
 		node.Permissions = "mrw"
 	}
 }
 
-// NodeHealth reads from the host's /dev whether the nodes of a device are
-// there, and are not another's. It opens none of them.
+// NodeHealth checks in the host's /dev whether the nodes of a device exist and have the device's
+// numbers. It opens none of them.
 func NodeHealth(host *Host, nodes []*specs.DeviceNode) Health {
 	if len(nodes) == 0 {
 		return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: "the kernel has no device node for it"}
@@ -312,7 +305,7 @@ func NodeHealth(host *Host, nodes []*specs.DeviceNode) Health {
 			return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: fmt.Sprintf("device node %s is missing", node.HostPath)}
 		case err != nil:
 			return Health{Status: Unknown, Reason: fmt.Sprintf("device node %s cannot be looked at: %v", node.HostPath, err)}
-		case nodeType(info.Mode()) != "": // else a stand-in of a host that was laid out
+		case nodeType(info.Mode()) != "": // otherwise an ordinary file of a recorded host
 			if _, err := CheckNode(node, info); err != nil {
 				return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: err.Error()}
 			}

@@ -19,15 +19,15 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// TestPCIValues checks what is left out because the kernel says that there is
-// none, and what because it cannot be true, which is an error.
+// TestPCIValues checks that values which the kernel reports as absent are left out, and that
+// impossible values are an error.
 func TestPCIValues(t *testing.T) {
 	const dir = "sys/devices/pci0000:00/0000:00:01.0"
 	node := resourceapi.QualifiedName("resource.kubernetes.io/numaNode")
 	for _, test := range []struct {
 		file, content string
 		attribute     resourceapi.QualifiedName
-		want          int64 // -1 where it is left out
+		want          int64 // -1 if left out
 		fail          bool
 	}{
 		{"numa_node", "1\n", node, 1, false},
@@ -36,7 +36,7 @@ func TestPCIValues(t *testing.T) {
 		{"numa_node", "", node, -1, true},
 		{"numa_node", "0x1\n", node, -1, true},
 		{"numa_node", "01\n", node, -1, true},
-		{"numa_node", "7\n", node, -1, true}, // which the kernel does not have
+		{"numa_node", "7\n", node, -1, true}, // the host has no such node
 		{"max_link_speed", "16.0 GT/s PCIe\n", "linkSpeed", 16000, false},
 		{"max_link_speed", "2.5 GT/s\n", "linkSpeed", 2500, false},
 		{"max_link_speed", "Unknown\n", "linkSpeed", -1, false},
@@ -84,8 +84,8 @@ func TestPCIValues(t *testing.T) {
 	})
 }
 
-// TestLinkMaximum checks that a function's link is described by the most that both of its
-// ends can do, whatever the link does at the moment.
+// TestLinkMaximum checks that the attributes of a function's link are the maximum of both ends,
+// whatever the link's current speed and width are.
 func TestLinkMaximum(t *testing.T) {
 	const port = "sys/devices/pci0000:00/0000:00:01.0/"
 	const function = port + "0000:03:00.0/"
@@ -136,8 +136,8 @@ func TestLinkMaximum(t *testing.T) {
 	}
 }
 
-// FuzzPCI gives one content to every file of a PCI function, and as the text of
-// a link, and expects that what is said of it could be true.
+// FuzzPCI gives the same content to every file of a PCI function, and uses it as the target of a
+// link. The resulting attributes must be plausible.
 func FuzzPCI(f *testing.F) {
 	for _, seed := range []string{
 		"", "0x10de\n", "-1\n", "1024\n", "16.0 GT/s PCIe\n", "8 GT/s", "Inf GT/s", "1e300 GT/s", "Unknown", "255", "0x7fffffffffffffff",
@@ -166,9 +166,8 @@ func FuzzPCI(f *testing.F) {
 	})
 }
 
-// slowProbe is a host whose functions' drivers take for ever to probe: the kernel
-// makes readers of sriov_numvfs wait. Its function 0000:04:00.0 cannot be looked
-// at.
+// slowProbe is a host whose drivers never finish to probe their functions: the kernel makes readers
+// of sriov_numvfs wait. Its function 0000:04:00.0 is unreadable.
 type slowProbe struct {
 	fstest.MapFS
 	t *testing.T
@@ -188,7 +187,7 @@ func (f slowProbe) Lstat(name string) (fs.FileInfo, error) {
 	return f.MapFS.Lstat(name)
 }
 
-// A virtual function is part of its physical one, which is divided.
+// A virtual function is part of its physical function, which is divided.
 func TestVirtualFunctions(t *testing.T) {
 	const dir = "sys/bus/pci/devices/"
 	host := slowProbe{t: t, MapFS: fstest.MapFS{
@@ -219,7 +218,7 @@ func TestVirtualFunctions(t *testing.T) {
 	}
 }
 
-// FuzzVersion checks that what is published as a version is one.
+// FuzzVersion checks that every published version is a semantic version.
 func FuzzVersion(f *testing.F) {
 	for _, seed := range []string{"535.104.05", "550.120", "6.8.5-custom", "1.2.3.4", "..", "999999999.999999999.999999999", "1.2\n"} {
 		f.Add(seed)
@@ -234,7 +233,7 @@ func FuzzVersion(f *testing.F) {
 	})
 }
 
-// A node that is there with other numbers is that of another device.
+// A node with other numbers belongs to another device.
 func TestNodeHealth(t *testing.T) {
 	node := func(mode fs.FileMode, major, minor uint32) *fstest.MapFile {
 		return &fstest.MapFile{Mode: mode, Sys: &syscall.Stat_t{Rdev: unix.Mkdev(major, minor)}}

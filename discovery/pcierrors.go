@@ -8,9 +8,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// fatalErrors returns how many fatal errors the kernel has counted of a function, of
-// the port above it, or at its root port
-// (Documentation/ABI/testing/sysfs-bus-pci-devices-aer).
+// fatalErrors describes the fatal errors that the kernel has counted for a function, for the port
+// above it, or at its root port (Documentation/ABI/testing/sysfs-bus-pci-devices-aer).
 func (p pciHealth) fatalErrors(function sysfs.Device) string {
 	if n := countedErrors(function); n > 0 {
 		return errorCount(n)
@@ -39,7 +38,7 @@ func errorCount(n uint64) string {
 	return fmt.Sprintf("%d fatal PCIe errors", n)
 }
 
-// countedErrors returns the fatal errors that the kernel counts as a function's own.
+// countedErrors returns the fatal errors that the kernel counts for the function itself.
 func countedErrors(function sysfs.Device) uint64 {
 	text, _ := function.Text("aer_dev_fatal")
 	for line := range strings.Lines(text) {
@@ -51,11 +50,11 @@ func countedErrors(function sysfs.Device) uint64 {
 	return 0
 }
 
-// strayErrors returns how many fatal errors a root port was told of and no function
-// has. Before 6.16 the kernel does not count a fatal error of an endpoint as the
-// endpoint's: it does not read what went wrong over a link that is not to be trusted,
-// and counts only what it has read (aer_get_device_error_info, aer_print_error and
-// pci_rootport_aer_stats_incr in drivers/pci/pcie/aer.c).
+// strayErrors returns the number of fatal errors that a root port received and that no function below
+// it counts. Before 6.16 the kernel does not count a fatal error for its endpoint: after a fatal
+// error it does not read the details over the link, and counts only errors with details
+// (aer_get_device_error_info, aer_print_error and pci_rootport_aer_stats_incr in
+// drivers/pci/pcie/aer.c).
 func (p pciHealth) strayErrors(root sysfs.Device) uint64 {
 	strays, read := p.strays[root.Path]
 	if !read {
@@ -67,7 +66,7 @@ func (p pciHealth) strayErrors(root sysfs.Device) uint64 {
 	return strays
 }
 
-// errorsFrom returns the fatal errors of a function and all functions below it.
+// errorsFrom returns the fatal errors of a function and of all functions below it.
 func errorsFrom(function sysfs.Device) uint64 {
 	n := countedErrors(function)
 	for _, below := range function.Children(".") {

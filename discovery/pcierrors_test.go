@@ -10,8 +10,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// pciTree is a root port with a switch that has two ports below it: a function with
-// a virtual one is below the first, a function alone below the second.
+// The paths of a PCI tree: a root port with a switch that has two ports. Below the first port is a
+// physical function with a virtual one, and below the second port a single function.
 const (
 	rootPort = "sys/devices/pci0000:00/0000:00:01.0"
 	firstWay = rootPort + "/0000:01:00.0/0000:02:00.0"

@@ -12,9 +12,9 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// readPCI adds the readings of a PCI function's health to the devices that are
-// the function, or a part of it. The family's own readings come first. It returns
-// those of each function that it read, by directory.
+// readPCI adds the health readings of a PCI function to the devices that are the function or a part
+// of it. The family's own readings come first. readPCI returns the readings by the function's
+// directory.
 func readPCI(host *Host, devices []Device) map[string][]Health {
 	health := newPCIHealth(host)
 	for i := range devices {
@@ -26,8 +26,8 @@ func readPCI(host *Host, devices []Device) map[string][]Health {
 	return health.known
 }
 
-// pciHealth reads the health of PCI functions, and of each of them once: partitions
-// are of one function, and virtual functions have a physical one in common.
+// pciHealth reads the health of each PCI function once: several partitions can share a function, and
+// virtual functions share a physical one.
 type pciHealth struct {
 	host   *Host
 	known  map[string][]Health // by directory
@@ -38,8 +38,8 @@ func newPCIHealth(host *Host) pciHealth {
 	return pciHealth{host: host, known: make(map[string][]Health), strays: make(map[string]uint64)}
 }
 
-// of returns what is wrong with a PCI function. A virtual function is a part of its
-// physical one, which has the link, the sensors and the count of errors for both.
+// of returns the faults of a PCI function. The faults of a virtual function include those of its
+// physical function, which has the link, the sensors and the error counters of both.
 func (p pciHealth) of(function sysfs.Device) []Health {
 	readings := p.alone(function)
 	if failure := p.host.Recoveries.failure(function); failure != "" {
@@ -59,7 +59,7 @@ func (p pciHealth) of(function sysfs.Device) []Health {
 	return readings
 }
 
-// alone returns what is wrong with a function by its own directory.
+// alone returns the faults that the function's own directory shows.
 func (p pciHealth) alone(function sysfs.Device) []Health {
 	readings, read := p.known[function.Path]
 	if !read {
@@ -69,10 +69,10 @@ func (p pciHealth) alone(function sysfs.Device) []Health {
 	return readings
 }
 
-// functionOf returns the PCI function whose health is the device's: the device
-// itself, or the function to which the "device" link of a class directory leads,
-// such as that of infiniband/mlx5_0. A device that merely sits on a
-// function, as a USB device on its controller, does not share its health.
+// functionOf returns the PCI function whose health the device has: the device itself, or the target
+// of the "device" link of a class directory such as infiniband/mlx5_0. A device that is only
+// connected to a function, such as a USB device to its controller, does not share the function's
+// health.
 func functionOf(d sysfs.Device) (sysfs.Device, bool) {
 	if !sysfs.IsPCIAddress(d.Name()) {
 		d, _ = d.LinkTo("device")
@@ -80,10 +80,9 @@ func functionOf(d sysfs.Device) (sysfs.Device, bool) {
 	return d, sysfs.IsPCIAddress(d.Name())
 }
 
-// read returns what is wrong with a PCI function, present faults before past ones.
-// It does not judge what it cannot read: a sensor that does not answer is no reason
-// to doubt the device. It wakes no function that sleeps, and reads no file that
-// takes the lock of a device.
+// read returns the faults of a PCI function, present faults before past ones. An unreadable value is
+// not a fault: a sensor that does not respond does not make the device unhealthy. read wakes no
+// suspended function, and reads no file that takes the device's lock.
 func (p pciHealth) read(function sysfs.Device) []Health {
 	var readings []Health
 	add := func(condition Condition, reason string) {
@@ -91,8 +90,8 @@ func (p pciHealth) read(function sysfs.Device) []Health {
 			readings = append(readings, Health{Status: Unhealthy, Condition: condition, Reason: reason})
 		}
 	}
-	// Documentation/ABI/testing/sysfs-devices-power; a function without power
-	// management is "unsupported".
+	// A function without power management has the status "unsupported"
+	// (Documentation/ABI/testing/sysfs-devices-power).
 	status, err := function.Text("power/runtime_status")
 	if err != nil || status == "active" || status == "unsupported" {
 		add(ConditionNotResponding, silent(p.host, function))
@@ -103,21 +102,19 @@ func (p pciHealth) read(function sysfs.Device) []Health {
 	return readings
 }
 
-// noLink is the width of a link whose status reads as all ones, as that of a function
-// does which does not answer; no link has 63 lanes (PCI_EXP_LNKSTA_NLW in
-// include/uapi/linux/pci_regs.h). Some virtual machines show it of functions that are
-// well.
+// noLink is the width of a link whose status register reads as all ones because the function does not
+// respond; no link has 63 lanes (PCI_EXP_LNKSTA_NLW in include/uapi/linux/pci_regs.h). Some virtual
+// machines report it for healthy functions.
 const noLink = 63
 
-// headerSize is that of what any function has at the beginning of its configuration
-// space, and all that users other than root may read of it.
+// headerSize is the size of the configuration space header that every function has. Users other than
+// root can read no more.
 const headerSize = 64
 
-// silent returns how a function does not answer: all of the header of its
-// configuration space reads as ones. The vendor alone would not do, since virtual
-// functions that are well have ones there (section 3.4.1.1 of the SR-IOV
-// specification). The kernel keeps readers waiting while it resets the function
-// (pci_wait_cfg in drivers/pci/access.c), so a reset is not taken for silence.
+// silent describes how a function does not respond: the whole header of its configuration space reads
+// as ones. The vendor ID alone is not enough, because it reads as ones on healthy virtual functions
+// (section 3.4.1.1 of the SR-IOV specification). During a reset of the function the kernel blocks
+// readers (pci_wait_cfg in drivers/pci/access.c), so a reset is not mistaken for a fault.
 func silent(host *Host, function sysfs.Device) string {
 	if width, _ := function.Attrs().Uint("current_link_width"); width != noLink {
 		return ""
@@ -134,11 +131,11 @@ func silent(host *Host, function sysfs.Device) string {
 	return "it does not answer: its configuration space reads all ones"
 }
 
-// limitFile is that of the temperature at which a sensor's chip is in danger
+// limitFile matches the file with the critical temperature of a sensor's chip
 // (Documentation/hwmon/sysfs-interface.rst).
 var limitFile = regexp.MustCompile(`^temp[0-9]+_crit$`)
 
-// tooHot returns which sensor of a function is as hot as its critical limit.
+// tooHot describes the first sensor of a function that has reached its critical limit.
 func tooHot(host *Host, function sysfs.Device) string {
 	for _, hwmon := range function.Children("hwmon") {
 		files, _ := fs.ReadDir(host.FS, hwmon.Path)
@@ -157,14 +154,13 @@ func tooHot(host *Host, function sysfs.Device) string {
 	return ""
 }
 
-// networkClass is what the class of network controllers begins with.
+// networkClass is the PCI base class of network controllers.
 const networkClass = "02"
 
-// degraded returns how the link of a function is less than it and the port above
-// it can do (Documentation/ABI/testing/sysfs-bus-pci). The speed is judged of
-// network controllers only: the kernel does not tell a link that was trained
-// slowly from one that is slow because there is nothing to do, as that of idle
-// GPUs and accelerators is.
+// degraded describes how the link of a function is below the maximum of the function and of the port
+// above it (Documentation/ABI/testing/sysfs-bus-pci). The speed is checked only for network
+// controllers: the kernel does not distinguish a link that was trained at a low speed from one that
+// idle GPUs and accelerators have slowed down.
 func degraded(function sysfs.Device) string {
 	port := function.Parent()
 	if !sysfs.IsPCIAddress(port.Name()) {
@@ -184,5 +180,5 @@ func degraded(function sysfs.Device) string {
 	return ""
 }
 
-// known returns a width or speed of a link, and 0 also for one that cannot be read.
+// known returns the width or speed of a link, and 0 if it is unreadable.
 func known(value int64, _ error) int64 { return value }

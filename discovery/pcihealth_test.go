@@ -12,7 +12,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// silence is the configuration space of a function that does not answer.
+// silence is the configuration space of a function that does not respond.
 var silence = strings.Repeat("\xff", 64)
 
 // functionHost is a host with one function below one port.
@@ -42,10 +42,10 @@ func TestPCIHealth(t *testing.T) {
 	sick := discovery.Health{Status: discovery.Unhealthy, Reason: "sick"}
 	tests := map[string]struct {
 		files   map[string]string
-		health  discovery.Health // what the family says
+		health  discovery.Health // reading of the family
 		problem bool
 		want    discovery.Condition
-		others  int // further readings
+		others  int // number of further readings
 	}{
 		"all is well":                   {},
 		"too hot":                       {files: map[string]string{"hwmon/hwmon3/temp2_input": "100000"}, want: discovery.ConditionOverTemperature},
@@ -113,8 +113,8 @@ func TestPCIHealth(t *testing.T) {
 	}
 }
 
-// A part that is a class directory has the readings of the function that its
-// device link leads to. A device that merely sits on the function has not.
+// A part that is a class directory has the readings of the function to which its device link leads. A
+// device that is only connected to the function does not have them.
 func TestPCIHealthOfParts(t *testing.T) {
 	const function = "sys/devices/pci0000:00/0000:00:01.0/0000:03:00.0"
 	host := functionHost(map[string]string{"aer_dev_fatal": "TOTAL_ERR_FATAL 2", "infiniband/mlx5_0/port": "1", "usb1/1-1/tty/ttyUSB0/dev": "188:0"})

@@ -2,28 +2,27 @@ package discovery
 
 import "fmt"
 
-// Write is one attribute that is to be written, and what changes by it. It is
-// data: a family says what is to be written, and writes nothing.
+// Write describes one write to an attribute and its effect. A Write is data: a family returns it and
+// does not write anything itself.
 type Write struct {
-	Path  string // of the attribute, as of fs.FS: "sys/bus/pci/drivers_probe"
+	Path  string // of the attribute, as in fs.FS: "sys/bus/pci/drivers_probe"
 	Value string // what is written
 
-	// NameOf is a link whose target's last element is written in place of Value:
-	// the address of a virtual function that does not exist yet when this is
-	// planned.
+	// NameOf is a link. If it is set, the last element of its target is written instead of Value: the
+	// address of a virtual function that does not exist yet at planning time.
 	NameOf string
 
-	// Shows is where the change is seen, the attribute itself or the "driver"
-	// link of a device, and From and To what is seen there; From is empty
-	// where nothing is, or nobody knows what the kernel leaves there.
+	// Shows is the path that shows the change: the attribute itself or the "driver" link of a device.
+	// From and To are the values before and after. From is empty if there is no value, or if the value
+	// that the kernel leaves is not predictable.
 	Shows, From, To string
 
-	// Always is set where the write is to be made even if one before it could
-	// not be, since it ends what an earlier one began.
+	// Always is set if the write must be made even after an earlier write failed, because it completes
+	// what an earlier write started.
 	Always bool
 }
 
-// String returns what changes: "/sys/…/sriov_numvfs: 0 -> 16".
+// String describes the change: "/sys/…/sriov_numvfs: 0 -> 16".
 func (w Write) String() string {
 	return fmt.Sprintf("/%s: %s -> %s", w.Shows, orNone(w.From), orNone(w.To))
 }
@@ -35,7 +34,7 @@ func orNone(value string) string {
 	return value
 }
 
-// Set returns the write of an attribute that shows what was written to it.
+// Set returns the write of an attribute that reads back the written value.
 func Set(path, from, to string) Write {
 	return Write{Path: path, Value: to, Shows: path, From: from, To: to}
 }

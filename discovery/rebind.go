@@ -14,46 +14,46 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Driver is the parameter by which a claim, or a classic resource, asks for a device
-// under another kind of kernel driver than its own. Its one value is [DriverVFIO].
-// Whether a device takes it is the administrator's to say, and not its family's.
+// Driver is the parameter with which a claim or a classic resource requests a device under another
+// kind of kernel driver. Its only value is [DriverVFIO]. The administrator's configuration, not the
+// family, decides whether a device accepts it.
 const Driver Parameter = "driver"
 
-// DriverVFIO asks for a PCI function as a vfio driver hands it out.
+// DriverVFIO requests VFIO passthrough of a PCI function.
 const DriverVFIO = "vfio"
 
-// VFIODriver is the attribute that says which vfio driver a device is given to for
-// those who ask for it so. A device without it cannot be had so.
+// VFIODriver is the attribute with the vfio driver to which a device is bound on request. A device
+// without the attribute does not support VFIO passthrough.
 const VFIODriver resourceapi.QualifiedName = "vfioDriver"
 
-// Rebinding is which devices the administrator lets be given to a vfio driver for those
-// who ask for it.
+// Rebinding selects the devices that the administrator allows to be bound to a vfio driver on
+// request.
 type Rebinding struct {
-	Expression string // as the administrator wrote it
+	Expression string // as in the configuration
 	Selects    func(Device) (bool, error)
 	Driver     string // "vfio-pci"
 }
 
-// SameRebinding reports whether two entries say the same.
+// SameRebinding reports whether two entries have the same expression and driver.
 func SameRebinding(a, b Rebinding) bool { return a.Expression == b.Expression && a.Driver == b.Driver }
 
-// Rebindable says how a device can be given to a vfio driver. It is set by [Scan].
+// Rebindable describes how a device can be bound to a vfio driver. [Scan] sets it.
 type Rebindable struct {
 	Driver string `json:"driver"`
 
-	// Others are the kernel's directories of the functions that go with it: those of
-	// its IOMMU group that have a driver, but for bridges.
+	// Others are the kernel's directories of the functions that are bound together with the device:
+	// those of its IOMMU group that have a driver, except bridges.
 	Others []string `json:"others,omitempty"`
 
-	// Only says that nobody can have the device otherwise.
+	// Only reports that the device can be allocated only with VFIO passthrough.
 	Only bool `json:"only,omitempty"`
 
-	// Why says why it cannot be, nevertheless, "" if it can.
+	// Why is the reason why passthrough is not possible nevertheless, or "".
 	Why string `json:"why,omitempty"`
 }
 
-// Rebinds returns the vfio driver that the administrator lets a device be given to, ""
-// if there is none. The error is of expressions that cannot be evaluated for it.
+// Rebinds returns the vfio driver that the administrator allows for a device, or "". The error joins
+// those of expressions that cannot be evaluated for the device.
 func (h *Host) Rebinds(d Device) (driver string, err error) {
 	var errs []error
 	for _, rebinding := range h.Rebind {
@@ -68,8 +68,7 @@ func (h *Host) Rebinds(d Device) (driver string, err error) {
 	return "", errors.Join(errs...)
 }
 
-// setRebindable says of devices which are PCI functions how they can be given to a vfio
-// driver, where the administrator lets them be.
+// setRebindable sets Rebind of the PCI functions for which the administrator allows VFIO passthrough.
 func setRebindable(host *Host, devices []Device) (problems []Problem) {
 	if len(host.Rebind) == 0 {
 		return nil
@@ -88,7 +87,7 @@ func setRebindable(host *Host, devices []Device) (problems []Problem) {
 			continue
 		}
 		r := &Rebindable{Driver: driver, Only: d.Rebind != nil && d.Rebind.Only}
-		if d.Making == nil { // else its group is not known yet
+		if d.Making == nil { // otherwise the device does not exist yet, and neither does its group
 			r.Others, r.Why = GroupOthers(host, function)
 		}
 		d.Rebind = r
@@ -96,8 +95,8 @@ func setRebindable(host *Host, devices []Device) (problems []Problem) {
 	return problems
 }
 
-// GroupOthers returns the other functions of an IOMMU group that go with a function, and
-// why the function cannot be given to vfio.
+// GroupOthers returns the other functions of an IOMMU group that must be bound together with a
+// function, and the reason why the function cannot be bound to vfio, or "".
 func GroupOthers(host *Host, function sysfs.Device) (others []string, why string) {
 	group := function.Link("iommu_group")
 	if group == "" {
@@ -121,14 +120,14 @@ func GroupOthers(host *Host, function sysfs.Device) (others []string, why string
 	return others, ""
 }
 
-// joinRebindable decides which devices can be given to vfio with all that goes with
-// them: an IOMMU group goes as a whole or not at all. Those that can have the attribute
+// joinRebindable decides which devices can be bound to vfio together with all functions of their
+// IOMMU group: a group is bound as a whole or not at all. Those devices get the attribute
 // [VFIODriver].
 func (s *Snapshot) joinRebindable() {
 	if !slices.ContainsFunc(s.Devices, func(d Device) bool { return d.Rebind != nil }) {
 		return
 	}
-	allowed := make(map[string]bool) // kernel's directories
+	allowed := make(map[string]bool) // by the kernel's directory
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		allowed[d.Source] = allowed[d.Source] || d.Rebind != nil || IsVFIO(d.Attributes.String("driver"))
@@ -153,8 +152,9 @@ func (s *Snapshot) joinRebindable() {
 	}
 }
 
-// acceptDriver reports why a device cannot be given as a kind of driver has it. It takes
-// no other parameter besides: what a family does for a device it does with its own driver.
+// acceptDriver returns an error if a device cannot be allocated under the requested kind of driver. A
+// request with Driver accepts no other parameters: a family configures a device only under the
+// device's own driver.
 func acceptDriver(d *Device, parameters Parameters) error {
 	as, asked := parameters[Driver]
 	switch {
@@ -168,7 +168,7 @@ func acceptDriver(d *Device, parameters Parameters) error {
 		others := slices.DeleteFunc(slices.Sorted(maps.Keys(parameters)), func(p Parameter) bool { return p == Driver })
 		return fmt.Errorf("device %s takes no %s under vfio", d.Name, others[0])
 	case d.Rebind == nil && IsVFIO(d.Attributes.String("driver")):
-		return nil // as it is
+		return nil // the device is already under vfio
 	case d.Rebind == nil:
 		return fmt.Errorf("device %s cannot be had as vfio: the configuration does not let it be rebound", d.Name)
 	case d.Rebind.Why != "":
@@ -180,9 +180,9 @@ func acceptDriver(d *Device, parameters Parameters) error {
 	return nil
 }
 
-// Rebound returns a device as it is under a vfio driver, with the edits by which a
-// container uses it. All else stays, so that whoever chose the device by what it is
-// still finds it. An error says what could not be read.
+// Rebound returns the description of a device that is bound to a vfio driver, with the edits for a
+// container. All other fields stay, so that the attributes by which the scheduler selected the device
+// still match. The error joins what could not be read.
 func Rebound(host *Host, d Device) (Device, error) {
 	nodes, err := VFIO(host, sysfs.At(host.FS, d.Source))
 	PermitMknod(nodes) // as KubeVirt does

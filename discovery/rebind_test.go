@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Who may have a device under vfio, and who may have it otherwise.
+// acceptDriver decides which devices accept VFIO passthrough and which accept only that.
 func TestAcceptDriver(t *testing.T) {
 	accept := Acceptors([]*Family{{Name: "gpu", Parameters: []Parameter{"other"}}})
 	under := Attributes{}

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// The times of a [Settler] that are not set.
+// The defaults of a [Settler]'s durations.
 const (
 	defaultUnknownAfter   = 30 * time.Second
 	defaultRecoverAfter   = 10 * time.Second
@@ -20,34 +20,31 @@ const (
 	defaultFlappingWithin = 10 * time.Minute
 )
 
-// maxFlaps is how many of them are counted. The time to recover has long been
-// the longest by then.
+// maxFlaps is the maximum that is counted. The time to recover reaches its limit before.
 const maxFlaps = 10
 
-// Settler turns what was read of devices, scan after scan, into the states that
-// are said of them. It reads no clock and no host. The zero value has the times
-// of the documentation.
+// Settler turns the readings of successive scans into the published states of devices. It reads
+// neither the clock nor the host. The zero value has the documented durations.
 //
-//   - A device that cannot be read keeps its state for UnknownAfter, 30 s, and
-//     is Unknown then. One that was never read is so at once.
-//   - A worse state holds at once. A better one does when no reading of
-//     RecoverAfter, 10 s, was as bad. That time doubles, up to RecoverAtLast,
-//     5 min, each time that the state becomes worse within FlappingWithin,
-//     10 min, of the last time.
-//   - A device that nobody has is often made, bound, unbound and taken away on
-//     purpose. If nobody has had it since it lost its driver or its node, or since
-//     it was found and could not be read yet, then it is better at once, and what
-//     it lacked does not count as becoming worse.
-//   - A device that is missing is gone since then. If somebody had it meanwhile,
-//     being gone was a state like others, and ends like them. A device that
-//     nobody has is often taken away on purpose, as parts are for a whole: when it
-//     returns, it is at once as it was before.
-//   - A device is not gone, but cannot be read, if nothing of its silicon is there
-//     because the silicon, its family or a list of devices could not be read.
-//   - The state of a device that is missing is kept while somebody has it,
-//     and for FlappingWithin then, unless other hardware takes its place.
+//   - An unreadable device keeps its state for UnknownAfter, 30 s, and is Unknown afterwards.
+//     A device that was never read is Unknown at once.
+//   - A worse state applies at once. A better state applies when no reading was as bad as the
+//     current state for RecoverAfter, 10 s. That time doubles, up to RecoverAtLast, 5 min, each
+//     time that the state becomes worse within FlappingWithin, 10 min, of the last time.
+//   - Administrators often create, bind, unbind and remove free devices on purpose. If a device
+//     has been free since it lost its driver or its node, or since it was found and was not
+//     readable yet, it recovers at once, and the missing driver or node does not count as
+//     becoming worse.
+//   - A device that is missing has been gone since the scan that first missed it. If it was
+//     allocated meanwhile, gone is a state like others and ends like them. Free devices are often
+//     removed on purpose, such as partitions in favor of a whole device: when such a device
+//     returns, it has its previous state at once.
+//   - A device counts as unreadable, not as gone, if its whole physical device is missing because
+//     the physical device, its family or a list of devices could not be read.
+//   - The state of a missing device is kept while the device is allocated, and for
+//     FlappingWithin afterwards, unless other hardware takes its place.
 //
-// Of two states the worse is the one to which Severity gives the worse effect.
+// Severity decides which of two states is worse.
 type Settler struct {
 	Severity       Severity
 	UnknownAfter   time.Duration
@@ -55,13 +52,13 @@ type Settler struct {
 	RecoverAtLast  time.Duration
 	FlappingWithin time.Duration
 
-	// Held reports whether somebody has the device; nil means that nobody has any.
+	// Held reports whether the device is allocated; nil means that no device is.
 	Held func(device string) bool
 
 	states map[string]*state // by device
 }
 
-// state is what is known of one device over time.
+// state is the history of one device.
 type state struct {
 	Identity  string       `json:"identity,omitempty"`
 	Family    string       `json:"family,omitempty"`
@@ -70,21 +67,20 @@ type state struct {
 	Condition Condition    `json:"condition,omitempty"`
 	Reason    string       `json:"reason,omitempty"`
 	Since     metav1.Time  `json:"since"`
-	Worsened  metav1.Time  `json:"worsened,omitzero"` // when it last became worse
-	Flaps     int          `json:"flaps,omitempty"`   // how often it did so before, each time soon after the last
-	Made      bool         `json:"made,omitempty"`    // it is being made or taken apart, and nobody has had it since
+	Worsened  metav1.Time  `json:"worsened,omitzero"` // time of the last change to a worse state
+	Flaps     int          `json:"flaps,omitempty"`   // number of changes to a worse state, each within FlappingWithin of the one before
+	Made      bool         `json:"made,omitempty"`    // the device is being created or removed, and has been free since
 
-	Missing metav1.Time `json:"missing,omitzero"` // since when, zero of a device that is there
-	Missed  bool        `json:"missed,omitempty"` // somebody had it while it was missing
+	Missing metav1.Time `json:"missing,omitzero"` // start of the absence, zero for a device that is present
+	Missed  bool        `json:"missed,omitempty"` // the device was allocated while it was missing
 
-	// Since when readings are Unknown or better than the state, and since when
-	// nobody has the device that is missing. After a restart these begin anew.
+	// unread and better are the start of readings that are Unknown or better than the state. unheld is
+	// the time since when the missing device is free. A restart resets all three.
 	unread, better, unheld time.Time
 }
 
-// Settle returns the snapshot with the states of its devices, and after which
-// time one may change although what is read stays the same, 0 if none does. The
-// host should be scanned then.
+// Settle returns the snapshot with the states of its devices. again is the time after which a state
+// may change even though the readings stay the same, or 0. The caller should scan the host then.
 func (s *Settler) Settle(snapshot *Snapshot, now time.Time) (settled *Snapshot, again time.Duration) {
 	settled = &Snapshot{Devices: slices.Clone(snapshot.Devices), Problems: snapshot.Problems}
 	present, silicon := make(map[string]bool, len(settled.Devices)), make(map[string]bool)
@@ -112,8 +108,7 @@ func (s *Settler) Settle(snapshot *Snapshot, now time.Time) (settled *Snapshot, 
 	return settled, again
 }
 
-// settle gives the device its state, and returns after which time that may
-// change.
+// settle sets the state of the device, and returns the time after which the state may change.
 func (s *Settler) settle(d *Device, now time.Time) (wait time.Duration) {
 	reading := s.Severity.worst(d)
 	st := s.states[d.Name]
@@ -136,9 +131,9 @@ func (s *Settler) settle(d *Device, now time.Time) (wait time.Duration) {
 	return wait
 }
 
-// isMade reports whether a reading is of a device that may be in the making, or is
-// being taken apart: it lacks its driver or a node, or could never be read, and
-// nothing else was wrong with it before; or whether it just was.
+// isMade reports whether a reading may be that of a device that is being created or removed: the
+// device lacks its driver or a node, or was never readable, and had no other fault before. It also
+// reports true for the first good reading after that.
 func (st *state) isMade(reading Health) bool {
 	wasWell := st.Made || st.Status == "" || st.Status == Healthy
 	switch reading.Key() {
@@ -152,11 +147,10 @@ func (st *state) isMade(reading Health) bool {
 	return false
 }
 
-// held reports whether somebody has the device.
+// held reports whether the device is allocated.
 func (s *Settler) held(device string) bool { return s.Held != nil && s.Held(device) }
 
-// say returns the health of a device by what was read of it, and after which time
-// that may change.
+// say returns the health of a device after a reading, and the time after which the health may change.
 func (s *Settler) say(st *state, reading Health, now time.Time) (health Health, wait time.Duration) {
 	if wait = s.wait(st, reading, now); wait == 0 {
 		s.become(st, reading, now)
@@ -173,7 +167,7 @@ func (s *Settler) say(st *state, reading Health, now time.Time) (health Health, 
 	return health, wait
 }
 
-// sooner returns the shorter of two times to wait, where 0 is for ever.
+// sooner returns the shorter of two waiting times, where 0 means no limit.
 func sooner(a, b time.Duration) time.Duration {
 	if a == 0 || b > 0 && b < a {
 		return b
@@ -181,17 +175,17 @@ func sooner(a, b time.Duration) time.Duration {
 	return a
 }
 
-// gone returns the health of a device that is missing.
+// gone returns the health of a missing device.
 func (s *Settler) gone(st *state) Health {
 	h := Gone(s.Severity.Effect(ConditionGone))
 	h.Since = st.Missing
 	if st.health().Key() == ConditionGone {
-		h.Since = st.Since // it was back for less time than it has to be
+		h.Since = st.Since // the device was present for less than the time to recover
 	}
 	return h
 }
 
-// miss says that the device is missing.
+// miss records that the device is missing.
 func (s *Settler) miss(st *state, held bool, now time.Time) {
 	if st.Missing.IsZero() || st.Missing.After(now) {
 		st.Missing = seconds(now)
@@ -205,8 +199,8 @@ func (s *Settler) miss(st *state, held bool, now time.Time) {
 	}
 }
 
-// back says that the device is not missing any more. If somebody missed it and
-// nothing worse is known of it, it recovers from that.
+// back records that the device is present again. If it was allocated meanwhile, and its state is
+// better than gone, its state becomes gone, from which it recovers.
 func (s *Settler) back(st *state) {
 	gone := s.gone(st)
 	gone.Reason = "the device was gone until just now"
@@ -217,7 +211,7 @@ func (s *Settler) back(st *state) {
 	st.Missing, st.Missed, st.unheld = metav1.Time{}, false, time.Time{}
 }
 
-// wait returns for how long the state is kept if the reading stays as it is.
+// wait returns how long the state is kept if the reading does not change.
 func (s *Settler) wait(st *state, reading Health, now time.Time) time.Duration {
 	known := st.Status != "" && st.Status != Unknown
 	if reading.Status == Unknown {
@@ -245,7 +239,7 @@ func (s *Settler) wait(st *state, reading Health, now time.Time) time.Duration {
 	return max(0, hold-now.Sub(st.better))
 }
 
-// become makes the reading the state. A different reason alone is no other state.
+// become makes the reading the state. A different reason alone does not change the state.
 func (s *Settler) become(st *state, reading Health, now time.Time) {
 	before := st.health()
 	if st.Status != "" && !st.Made && s.Severity.level(reading) > s.Severity.level(before) {
@@ -270,7 +264,7 @@ func (st *state) health() Health {
 	return Health{Status: st.Status, Condition: st.Condition, Reason: st.Reason}
 }
 
-// seconds is what is left of a time when it was written down and read again.
+// seconds truncates a time to the precision in which it is stored.
 func seconds(t time.Time) metav1.Time { return metav1.Time{Time: t.UTC().Truncate(time.Second)} }
 
 func or(set, otherwise time.Duration) time.Duration {
@@ -280,11 +274,10 @@ func or(set, otherwise time.Duration) time.Duration {
 	return otherwise
 }
 
-// MarshalJSON writes the states, for another Settler to go on from.
+// MarshalJSON writes the states, so that another Settler can continue with them.
 func (s *Settler) MarshalJSON() ([]byte, error) { return json.Marshal(s.states) }
 
-// UnmarshalJSON takes over states that were written down. If one of them cannot
-// be right, it takes none.
+// UnmarshalJSON reads states that MarshalJSON wrote. If one of them is invalid, it reads none.
 func (s *Settler) UnmarshalJSON(data []byte) error {
 	var states map[string]*state
 	if err := json.Unmarshal(data, &states); err != nil {

@@ -26,9 +26,8 @@ func newScans(t *testing.T) *scans {
 	return &scans{t: t, settler: &discovery.Settler{}, now: settleStart, device: discovery.Device{Name: "a"}}
 }
 
-// want scans when seconds have gone by, and expects a state in the form
-// "condition reason since again", times in seconds from the start; "-" is a
-// healthy device without a reason.
+// want scans after the given number of seconds, and expects a state in the form "condition reason
+// since again". The times are seconds from the start. "-" is a healthy device without a reason.
 func (s *scans) want(after int, reading discovery.Health, want string) {
 	s.t.Helper()
 	s.now = s.now.Add(time.Duration(after) * time.Second)
@@ -45,14 +44,14 @@ func (s *scans) want(after int, reading discovery.Health, want string) {
 	}
 }
 
-// gone scans without the device when seconds have gone by.
+// gone scans without the device after the given number of seconds.
 func (s *scans) gone(after int) {
 	s.now = s.now.Add(time.Duration(after) * time.Second)
 	s.settler.Settle(&discovery.Snapshot{}, s.now)
 }
 
-// missing scans without the device when seconds have gone by, and expects it to
-// be gone since so many seconds from the start, with an effect.
+// missing scans without the device after the given number of seconds. The device must be gone since
+// the wanted number of seconds from the start, with the wanted effect.
 func (s *scans) missing(after int, want string) {
 	s.t.Helper()
 	s.now = s.now.Add(time.Duration(after) * time.Second)
@@ -67,10 +66,10 @@ func (s *scans) missing(after int, want string) {
 	}
 }
 
-// hold says that somebody has the device.
+// hold marks the device as allocated.
 func (s *scans) hold() { s.settler.Held = func(device string) bool { return device == "a" } }
 
-// restart goes on with another Settler that has what the first wrote down.
+// restart continues with another Settler that has read the states of the first one.
 func (s *scans) restart() {
 	s.t.Helper()
 	data, err := json.Marshal(s.settler)
@@ -134,7 +133,7 @@ func TestSettle(t *testing.T) {
 			s.restart()
 			s.want(1, well, "  3 0")
 		},
-		"made and unmade in a row": func(s *scans) { // as virtual functions
+		"made and unmade in a row": func(s *scans) { // as virtual functions are
 			s.want(0, well, "  0 0")
 			for at := 3; at < 60; at += 3 {
 				s.want(1, unbound, fmt.Sprintf("driver-unbound no driver %d 0", at-2))
@@ -142,7 +141,7 @@ func TestSettle(t *testing.T) {
 				s.want(1, well, fmt.Sprintf("  %d 0", at))
 			}
 			s.want(1, sick, "unhealthy sick 58 0")
-			s.want(1, well, "unhealthy sick 58 10") // it has not become worse before
+			s.want(1, well, "unhealthy sick 58 10") // it had not become worse before
 		},
 		"unbound while held": func(s *scans) {
 			s.hold()
@@ -198,7 +197,7 @@ func TestSettle(t *testing.T) {
 				at += 2 + hold
 				s.want(hold, well, fmt.Sprintf("  %d 0", at))
 			}
-			s.want(600, sick, fmt.Sprintf("unhealthy sick %d 0", at+600)) // the last time was 901 s before
+			s.want(600, sick, fmt.Sprintf("unhealthy sick %d 0", at+600)) // 901 s after the last time
 			s.want(1, well, fmt.Sprintf("unhealthy sick %d 10", at+600))
 		},
 		"flapping over a restart": func(s *scans) {
@@ -251,7 +250,7 @@ func TestSettle(t *testing.T) {
 			s.missing(1, "gone 1 NoSchedule")
 			s.want(1, well, "  0 0")
 		},
-		"missing, and held only when it is back": func(s *scans) { // as what was made for a claim
+		"missing, and held only when it is back": func(s *scans) { // as a device that was created for a claim
 			s.want(0, well, "  0 0")
 			s.missing(1, "gone 1 NoSchedule")
 			s.hold()
@@ -274,7 +273,7 @@ func TestSettle(t *testing.T) {
 			s.missing(1, "gone 1 NoSchedule")
 			s.missing(1, "gone 1 NoSchedule")
 			s.want(1, well, was+" 1 10")
-			s.missing(5, "gone 1 NoSchedule") // it was not back for long enough
+			s.missing(5, "gone 1 NoSchedule") // shorter than the time to recover
 			s.want(1, well, was+" 1 10")
 			s.want(10, well, "  19 0")
 			s.missing(1, "gone 20 NoSchedule")
@@ -289,7 +288,7 @@ func TestSettle(t *testing.T) {
 			s.want(0, hot, "over-temperature hot 0 0")
 			s.missing(1, "gone 1 NoExecute")
 			s.restart()
-			s.missing(0, "gone 1 NoExecute") // who has it is not known yet
+			s.missing(0, "gone 1 NoExecute") // after a restart, no allocation is known yet
 			s.hold()
 			s.missing(1, "gone 1 NoExecute")
 			s.missing(3600, "gone 1 NoExecute")
@@ -321,7 +320,7 @@ func TestSettle(t *testing.T) {
 		"other hardware in its place": func(s *scans) {
 			s.device.Identity = "first"
 			s.want(0, sick, "unhealthy sick 0 0")
-			s.device.Identity = "" // could not be read
+			s.device.Identity = "" // unreadable
 			s.want(1, sick, "unhealthy sick 0 0")
 			s.device.Identity = "second"
 			s.want(1, well, "  2 0")
@@ -336,7 +335,7 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// A state is said with its effect, and the scan is left as it was.
+// Settle sets the effect of a state, and does not modify the scan.
 func TestSettleEffects(t *testing.T) {
 	s := discovery.Settler{Severity: discovery.Severity{discovery.ConditionUnknown: resourceapi.DeviceTaintEffectNone}}
 	scan := &discovery.Snapshot{
@@ -365,8 +364,8 @@ func TestSettleEffects(t *testing.T) {
 	}
 }
 
-// FuzzSettlerStates reads states that somebody damaged: they are refused, or
-// such that a device could have been in them.
+// FuzzSettlerStates reads damaged states. They must be rejected, or must be possible states of a
+// device.
 func FuzzSettlerStates(f *testing.F) {
 	for _, seed := range []string{
 		`{"a":{"status":"Unhealthy","condition":"node-missing","reason":"r","since":"2026-01-02T03:04:05Z","worsened":"2026-01-02T03:04:05Z","flaps":3}}`,
@@ -389,8 +388,7 @@ func FuzzSettlerStates(f *testing.F) {
 	})
 }
 
-// A device that an agent has not seen since it started is not gone if what leads
-// to it cannot be read.
+// After a restart, a device that was not seen yet is not gone if the path to it is unreadable.
 func TestSettleOfWhatCannotBeReached(t *testing.T) {
 	for name, test := range map[string]struct {
 		snapshot discovery.Snapshot

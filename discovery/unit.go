@@ -1,8 +1,7 @@
 package discovery
 
-// CountMembers sets the Members of all offers that name a Unit to how many of
-// the devices are offered as that unit. It is for families whose units are only
-// given whole, as cards of several functions are.
+// CountMembers sets the Members of all offers with a Unit to the number of devices in that unit. It
+// is for families whose units are allocated only as a whole, such as cards with several functions.
 func CountMembers(devices []Device) {
 	offers := make([][]Offer, len(devices))
 	for i := range devices {
@@ -18,8 +17,8 @@ func CountMembers(devices []Device) {
 	}
 }
 
-// Members returns a function that counts the devices which are offered as the
-// unit of an offer. It is given the offers of each device.
+// Members returns a function that counts the devices in the unit of an offer. offers are the offers
+// of each device.
 func Members(offers [][]Offer) func(Offer) int {
 	type unit struct{ resource, name string }
 	members := make(map[unit]int)

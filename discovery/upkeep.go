@@ -6,28 +6,28 @@ import (
 	"path"
 )
 
-// Upkeep is what the administrator lets a vendor's own program do for claims for as long as they
-// have devices, such as to run a daemon for them.
+// Upkeep selects the devices for which the administrator allows a vendor's program to do work for
+// claims, such as running a daemon, for as long as the claims have devices.
 type Upkeep struct {
 	Kind       UpkeepKind
-	Expression string // as the administrator wrote it
+	Expression string // as in the configuration
 	Selects    func(Device) (bool, error)
 }
 
-// UpkeepKind is a kind of what is done.
+// UpkeepKind is a kind of such work.
 type UpkeepKind string
 
-// The kinds.
+// The kinds of work.
 const (
-	UpkeepMPS        UpkeepKind = "mps"        // a daemon by which programs compute on a GPU at the same time
-	UpkeepTimeSlices UpkeepKind = "timeSlices" // how long each program computes before the next has its turn
+	UpkeepMPS        UpkeepKind = "mps"        // a daemon with which programs compute on a GPU at the same time
+	UpkeepTimeSlices UpkeepKind = "timeSlices" // how long each program computes before the next one's turn
 )
 
-// SameUpkeep reports whether two entries say the same.
+// SameUpkeep reports whether two entries have the same kind and expression.
 func SameUpkeep(a, b Upkeep) bool { return a.Kind == b.Kind && a.Expression == b.Expression }
 
-// Keeps reports whether the administrator allows a kind for a device. The error is of
-// expressions that cannot be evaluated for it.
+// Keeps reports whether the administrator allows a kind of work for a device. The error joins those
+// of expressions that cannot be evaluated for the device.
 func (h *Host) Keeps(d Device, kind UpkeepKind) (bool, error) {
 	var errs []error
 	for _, upkeep := range h.Upkeep {
@@ -45,16 +45,16 @@ func (h *Host) Keeps(d Device, kind UpkeepKind) (bool, error) {
 	return false, errors.Join(errs...)
 }
 
-// Order is what a family's program is to do for a claim for as long as that has its devices.
+// Order is the work of a family's program for a claim, for as long as the claim has its devices.
 type Order struct {
 	Family string
-	How    map[string]string // in the family's words
+	How    map[string]string // in the family's format
 }
 
 // Orderer returns the orders for the devices of a request.
 type Orderer func(given []Device, parameters Parameters) []Order
 
-// Orderers joins the Orders of families.
+// Orderers joins the Order functions of families.
 func Orderers(families []*Family) Orderer {
 	return func(given []Device, parameters Parameters) (orders []Order) {
 		for _, f := range families {
@@ -75,7 +75,7 @@ func Orderers(families []*Family) Orderer {
 	}
 }
 
-// JoinOrders returns the orders of all requests of a claim. A family has one for each claim.
+// JoinOrders returns the orders of all requests of a claim. A claim can have one order per family.
 func JoinOrders(all ...[]Order) (joined []Order, err error) {
 	seen := make(map[string]bool)
 	for _, orders := range all {
@@ -90,6 +90,6 @@ func JoinOrders(all ...[]Order) (joined []Order, err error) {
 	return joined, nil
 }
 
-// UpkeepDir returns the directory in which a family's program has what goes with a claim. It has
-// the same path for the agent and on the host.
+// UpkeepDir returns the directory of the files that a family's program keeps for a claim. Its path is
+// the same for the agent and on the host.
 func (g *Grant) UpkeepDir(family string) string { return path.Join(g.Upkeep, family, g.UID) }

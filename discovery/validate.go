@@ -16,8 +16,8 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Validate reports why the device could not be published in a ResourceSlice,
-// or handed to a container runtime, nil if it can.
+// Validate returns an error if the device could not be published in a ResourceSlice or passed to a
+// container runtime.
 func (d *Device) Validate() error {
 	var errs []error
 	if !plainLabel(d.Name) {
@@ -60,9 +60,8 @@ func validateAttributes(what string, attributes Attributes) []error {
 	})
 }
 
-// inOrder returns what is wrong with the entries of a map, in the order of their
-// names. Only what is wrong is put in order: mostly nothing is, and every scan
-// asks.
+// inOrder returns the errors of the entries of a map, sorted by name. Only the invalid entries are
+// sorted: usually there are none, and every scan calls inOrder.
 func inOrder[V any](what string, entries map[resourceapi.QualifiedName]V, check func(resourceapi.QualifiedName, V) error) []error {
 	var wrong map[resourceapi.QualifiedName]error
 	for name, value := range entries {
@@ -80,9 +79,8 @@ func inOrder[V any](what string, entries map[resourceapi.QualifiedName]V, check 
 	return errs
 }
 
-// validateName reports why the API server would refuse an attribute or a
-// capacity of that name, and all devices of the slice with it. The rules are
-// those of [resourceapi.QualifiedName].
+// validateName returns an error if the API server would reject an attribute or capacity of that name,
+// and with it all devices of the slice. The rules are those of [resourceapi.QualifiedName].
 func validateName(name resourceapi.QualifiedName) error {
 	domain, id, qualified := strings.Cut(string(name), "/")
 	if !qualified {
@@ -101,9 +99,9 @@ func validateName(name resourceapi.QualifiedName) error {
 	return nil
 }
 
-// The functions below accept names of the common forms, and only such as
-// Kubernetes accepts. Its own functions match regular expressions, which takes most
-// of the time of a scan, so they are asked only about the other names.
+// The functions below accept only names of common forms, all of which Kubernetes accepts. The
+// Kubernetes functions match regular expressions, which would take most of the time of a scan, so
+// they check only the other names.
 
 // plainLabel reports whether a name is a DNS label: "pci-0000-19-00-0".
 func plainLabel(name string) bool {
@@ -117,7 +115,7 @@ func plainLabel(name string) bool {
 	return 0 < len(name) && len(name) <= validation.DNS1123LabelMaxLength
 }
 
-// plainDomain reports whether a name is of up to 63 bytes and of DNS labels: "example.com".
+// plainDomain reports whether a name consists of DNS labels and has up to 63 bytes: "example.com".
 func plainDomain(name string) bool {
 	for label := range strings.SplitSeq(name, ".") {
 		if !plainLabel(label) {
@@ -127,7 +125,7 @@ func plainDomain(name string) bool {
 	return len(name) <= resourceapi.DeviceMaxDomainLength
 }
 
-// plainWord reports whether a name is of ASCII letters: "pciVendor".
+// plainWord reports whether a name consists of ASCII letters: "pciVendor".
 func plainWord(name string) bool {
 	for i := range len(name) {
 		if c := name[i] | 0x20; c < 'a' || 'z' < c {
@@ -137,10 +135,10 @@ func plainWord(name string) bool {
 	return 0 < len(name) && len(name) <= resourceapi.DeviceMaxIDLength
 }
 
-// semanticVersion matches versions as semver.org has them, at 2.0.0.
+// semanticVersion matches the versions of semver.org 2.0.0.
 var semanticVersion = regexp.MustCompile(`^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
 
-// validateValue reports why the API server would refuse an attribute.
+// validateValue returns an error if the API server would reject an attribute.
 func validateValue(a resourceapi.DeviceAttribute) error {
 	values := 0
 	for _, has := range []bool{a.IntValue != nil, a.BoolValue != nil, a.StringValue != nil, a.VersionValue != nil, a.IntValues != nil, a.BoolValues != nil, a.StringValues != nil, a.VersionValues != nil} {

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// The quick checks accept nothing that Kubernetes refuses.
+// The quick checks accept no name that Kubernetes rejects.
 func TestPlainNames(t *testing.T) {
 	names := []string{"", strings.Repeat("a", 32), strings.Repeat("a", 33), strings.Repeat("a", 63), strings.Repeat("a", 64), "é", "[", "@", "`", "{"}
 	for _, c := range "az0-_.AZ/ " {

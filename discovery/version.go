@@ -8,13 +8,12 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// versionNumbers matches "6.8.5", "550.120" and NVIDIA's "535.104.05".
+// versionNumbers matches "6.8.5", "550.120" and "535.104.05" of NVIDIA.
 var versionNumbers = regexp.MustCompile(`^([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?$`)
 
-// SetVersion sets a version attribute, which in Kubernetes is a semantic
-// version. Two or three numbers become one, without leading zeros and with a
-// third number of zero where there is none: their order and values stay. A
-// text that says more than that is left out, since it cannot be said.
+// SetVersion sets a version attribute, which must be a semantic version. It converts two or three
+// numbers: leading zeros are removed, and a missing third number becomes 0. The order and values of
+// the numbers stay. Any other text is left out, because a semantic version cannot express it.
 func (a Attributes) SetVersion(name resourceapi.QualifiedName, text string) {
 	m := versionNumbers.FindStringSubmatch(text)
 	if m == nil {

@@ -12,19 +12,19 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// VFIO returns the edits by which a container uses a function, or a mediated
-// device, that is bound to a vfio driver. There are two ways, and a kernel may
-// have either or both (Documentation/driver-api/vfio.rst):
+// VFIO returns the edits with which a container uses a function or a mediated device that is bound to
+// a vfio driver. There are two interfaces, and a kernel may have either or both
+// (Documentation/driver-api/vfio.rst):
 //
 //   - by the IOMMU group (CONFIG_VFIO_GROUP): /dev/vfio/42, through /dev/vfio/vfio;
 //   - by the device itself (CONFIG_VFIO_DEVICE_CDEV): /dev/vfio/devices/vfio0,
 //     through /dev/iommu.
 //
-// Only nodes that the kernel has in sysfs are named. As with [Node], the error is
-// what could not be read of their numbers. Without a node there is an error.
+// VFIO returns only nodes that the kernel lists in sysfs. As with [Node], unreadable numbers are an
+// error. No node at all is an error.
 //
-// A group is given whole: whoever has one of its functions has them all, and gets
-// the nodes of all.
+// An IOMMU group is allocated as a whole: a container that has one of its functions has all of them,
+// and gets the nodes of all.
 func VFIO(host *Host, function sysfs.Device) ([]*specs.DeviceNode, error) {
 	var nodes []*specs.DeviceNode
 	var errs []error
@@ -51,9 +51,8 @@ func VFIO(host *Host, function sysfs.Device) ([]*specs.DeviceNode, error) {
 	before := len(nodes)
 	for _, member := range members {
 		for _, cdev := range member.Children("vfio-dev") {
-			// A kernel without such nodes has the directory, and no numbers
-			// in it; nor have functions without an IOMMU (vfio_device_add in
-			// drivers/vfio/vfio.h).
+			// A kernel without such nodes has the directory, but no numbers in it. The same is true for
+			// functions without an IOMMU (vfio_device_add in drivers/vfio/vfio.h).
 			if cdev.Exists("dev") || cdev.Uevent()["DEVNAME"] != "" {
 				add(cdev, "/dev/vfio/devices")
 			}
@@ -67,16 +66,16 @@ func VFIO(host *Host, function sysfs.Device) ([]*specs.DeviceNode, error) {
 		return nil, errors.New("vfio: the kernel has no node for it, nor for its IOMMU group")
 	case !hasIOMMU && (!byGroup || !hasControl):
 		errs = append(errs, errors.New("vfio: the kernel has no node that it could be used through"))
-	case hasIOMMU && (byDevice || !hasControl): // which a group is used through too (iommufd's VFIO compatibility)
+	case hasIOMMU && (byDevice || !hasControl): // a group can be used through /dev/iommu too (iommufd's VFIO compatibility)
 		add(sysfs.At(host.FS, iommu), "/dev")
 	}
 	return nodes, errors.Join(errs...)
 }
 
-// groupNode returns the kernel device that has the node of an IOMMU group. Its
-// name has a prefix where there is no IOMMU and the administrator allows vfio
-// nevertheless (vfio_create_group in drivers/vfio/group.c). The group's own name
-// does not tell: it is "vfio-noiommu" for mediated devices too.
+// groupNode returns the kernel device that has the node of an IOMMU group. The device's name has a
+// prefix if the host has no IOMMU and the administrator allows vfio nevertheless (vfio_create_group
+// in drivers/vfio/group.c). The name of the group does not show that: it is "vfio-noiommu" for
+// mediated devices too.
 func groupNode(host *Host, group string) (sysfs.Device, bool) {
 	for _, name := range []string{"noiommu-" + group, group} {
 		if node := path.Join("sys/class/vfio", name); mayExist(host, node) {
@@ -86,8 +85,8 @@ func groupNode(host *Host, group string) (sysfs.Device, bool) {
 	return sysfs.Device{}, false
 }
 
-// groupMembers returns the functions of an IOMMU group, in the order of their
-// names, at least the one that is known to be in it.
+// groupMembers returns the functions of an IOMMU group, sorted by name. The result always contains
+// known.
 func groupMembers(host *Host, group string, known sysfs.Device) (members []sysfs.Device) {
 	dir := path.Join("sys/kernel/iommu_groups", group, "devices")
 	entries, _ := fs.ReadDir(host.FS, dir)
@@ -104,7 +103,7 @@ func groupMembers(host *Host, group string, known sysfs.Device) (members []sysfs
 	return members
 }
 
-// mayExist reports whether a host has a file, or it cannot be told.
+// mayExist reports whether a file exists or its absence cannot be established.
 func mayExist(host *Host, name string) bool {
 	_, err := fs.Stat(host.FS, name)
 	return !errors.Is(err, fs.ErrNotExist)

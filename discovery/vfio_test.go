@@ -23,12 +23,12 @@ func TestVFIO(t *testing.T) {
 		return n
 	}
 	for name, test := range map[string]struct {
-		group string // the target of the link, "" for none
+		group string // target of the link, "" for none
 		files map[string]string
 		want  []*specs.DeviceNode
 		err   string
 	}{
-		"by the group": { // Debian's kernels
+		"by the group": { // kernels of Debian
 			"../../../kernel/iommu_groups/42",
 			map[string]string{
 				"sys/class/vfio/42/dev":                    "243:3",
@@ -45,7 +45,7 @@ func TestVFIO(t *testing.T) {
 		"by itself": {
 			"../../../kernel/iommu_groups/42",
 			map[string]string{
-				"sys/class/misc/vfio/dev":         "10:196", // for groups, of which there are none
+				"sys/class/misc/vfio/dev":         "10:196", // for groups; the host has none
 				"sys/class/misc/iommu/dev":        "10:125",
 				function + "/vfio-dev/vfio0/dev":  "510:0",
 				function + "/vfio-dev/nodev/size": "1",

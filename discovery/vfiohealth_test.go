@@ -20,8 +20,8 @@ func TestVFIOHealth(t *testing.T) {
 		mdev     = function + "/83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
 		type1    = "sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts"
 		iommufd  = "sys/module/iommufd/parameters/allow_unsafe_interrupts"
-		// The chip of an interrupt as kernels on x86 name it where nothing remaps
-		// interrupts, and where they are remapped.
+		// chip is the file with the chip name of an interrupt. plain is its content on x86 without
+		// interrupt remapping, and remaps with it.
 		chip   = "sys/kernel/irq/1/chip_name"
 		plain  = "IO-APIC"
 		remaps = "IR-IO-APIC"
@@ -35,7 +35,7 @@ func TestVFIOHealth(t *testing.T) {
 		function string
 		nodes    []string
 		files    map[string]string
-		want     string // part of the reason, "" if it can be used
+		want     string // part of the reason, "" if usable
 	}{
 		"usable":                     {function, group, nil, ""},
 		"no node":                    {function, nil, nil, "no device node"},
