@@ -8,15 +8,15 @@ import (
 	"chandler.dev/discovery"
 )
 
-// account is what the ledger knows of one entry. It is never modified.
+// account is an entry with its state. It is never modified.
 type account struct {
-	key   string // of the entry
+	key   string // key of the entry
 	entry Entry
 	state State
 	holds []Hold
 
-	// Of an Unsure claim: the state that it has if its file was written, and
-	// the account that it has if not.
+	// Only for an Unsure claim: to is the state of the claim if its file was written, and before is
+	// the account of the claim if it was not.
 	to     State
 	before *account
 }
@@ -25,7 +25,7 @@ func newAccount(e Entry, state State) *account {
 	return &account{key: e.Key(), entry: e, state: state, holds: e.Holds()}
 }
 
-// blocks reports whether the account keeps owners by an API out.
+// blocks reports whether the account blocks owners by an API.
 func (a *account) blocks(by discovery.Mode) bool {
 	switch {
 	case a.state == Past || a.state == None:
@@ -36,13 +36,14 @@ func (a *account) blocks(by discovery.Mode) bool {
 	return true
 }
 
-// passes reports whether the account is of an owner that has ended, or is ending.
+// passes reports whether the account's owner has ended or is ending.
 func (a *account) passes() bool {
 	e, leased := a.entry.(*lease)
 	return leased && e.why != "" || a.state == Ending
 }
 
-// who names the account's owner for another, and the call that the agent waits for if it is the agent.
+// who names the account's owner in a message for another owner. If the owner is the agent, who also
+// names the overdue call.
 func (a *account) who(other Owner) string {
 	who := a.entry.Owner().before(other)
 	if late := a.late(); late != nil {
@@ -51,7 +52,7 @@ func (a *account) who(other Owner) string {
 	return who
 }
 
-// late returns an error that names an overdue call of the agent on the devices, nil if there is none.
+// late returns an error that names an overdue call of the agent on the devices, or nil.
 func (a *account) late() error {
 	if e, ok := a.entry.(*lease); ok {
 		return e.late()
@@ -59,12 +60,12 @@ func (a *account) late() error {
 	return nil
 }
 
-// blocking returns that the account blocks a device, since its owner has another.
+// blocking returns a Blocked for a device whose owner is the account's.
 func (a *account) blocking(device, has, why string) *Blocked {
 	return &Blocked{Device: device, By: a.entry.Owner(), Has: has, Passing: a.passes(), Changing: a.changes(), late: a.late() != nil, why: why}
 }
 
-// changes reports whether the account is of a lease on what the agent changes.
+// changes reports whether the account is a lease for a change by the agent.
 func (a *account) changes() bool {
 	e, leased := a.entry.(*lease)
 	return leased && e.why == ""
@@ -72,7 +73,7 @@ func (a *account) changes() bool {
 
 func (a *account) has() bool { return a != nil && (a.state == Given || a.state == Configuring) }
 
-// sorted returns the accounts in the order of their keys.
+// sorted returns the accounts sorted by key.
 func sorted(accounts map[string]*account) []*account {
 	list := make([]*account, 0, len(accounts))
 	for _, key := range slices.Sorted(maps.Keys(accounts)) {
@@ -87,7 +88,7 @@ func (l *Ledger) account(key string) *account {
 	return l.accounts[key]
 }
 
-// put makes an account the one of its key.
+// put stores an account under its key.
 func (l *Ledger) put(a *account) {
 	if before := l.accounts[a.key]; before != nil {
 		l.index.remove(before)
@@ -97,7 +98,7 @@ func (l *Ledger) put(a *account) {
 	l.version++
 }
 
-// drop forgets the account of a key, and says that something is free.
+// drop removes the account of a key, and signals that a device may be free.
 func (l *Ledger) drop(key string) {
 	a := l.accounts[key]
 	if !l.takeOut(key) {
@@ -113,7 +114,7 @@ func (l *Ledger) drop(key string) {
 	}
 }
 
-// takeOut forgets the account of a key, and reports whether there was one.
+// takeOut removes the account of a key, and reports whether it existed.
 func (l *Ledger) takeOut(key string) bool {
 	a := l.accounts[key]
 	if a == nil {
@@ -125,8 +126,8 @@ func (l *Ledger) takeOut(key string) bool {
 	return true
 }
 
-// putBack makes the account of a key what it was before a reservation that nobody has seen. Nothing is freed: whoever
-// waits for that would try again at once.
+// putBack restores the account of a key as it was before a reservation that was never visible. It
+// does not signal a release: a caller that waits for one would retry at once.
 func (l *Ledger) putBack(key string, before *account) {
 	l.takeOut(key)
 	if before != nil {
@@ -134,8 +135,9 @@ func (l *Ledger) putBack(key string, before *account) {
 	}
 }
 
-// Freed returns what is closed when somebody's entry is no more, so that somebody else may have what it had. The
-// agent's own changes do not count: whoever tries to begin one may wait for this.
+// Freed returns a channel that the ledger closes when an entry ends, so that its devices may be
+// allocated. The end of the agent's own changes does not close the channel: callers that try to begin
+// such a change wait on it.
 func (l *Ledger) Freed() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()

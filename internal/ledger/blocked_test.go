@@ -23,14 +23,14 @@ func amount(name string, value string) Amounts {
 	return Amounts{resourceapi.QualifiedName(name): resource.MustParse(value)}
 }
 
-// shared is a device of so much memory and so many shares.
+// shared returns a device with memory and a number of shares.
 func shared(name string) rules.Offered {
 	return rules.Offered{Device: discovery.Device{Name: name, Capacity: discovery.Capacity{
 		"memory": {Value: resource.MustParse("16Gi")}, "shares": {Value: resource.MustParse("4")},
 	}}}
 }
 
-// TestBlocked is the rule: who excludes whom.
+// TestBlocked checks which owners exclude each other.
 func TestBlocked(t *testing.T) {
 	group := func(name string) rules.Offered {
 		return rules.Offered{Device: discovery.Device{Name: name, PartOf: &discovery.Silicon{Name: "iommu-group-7"}}}
@@ -65,7 +65,7 @@ func TestBlocked(t *testing.T) {
 		has     []Hold
 		wantBy  discovery.Mode
 		want    []Hold
-		blocked string // part of why, "" if not
+		blocked string // part of the reason, "" if not blocked
 	}{
 		"the same device":                  {dra, of("a"), dra, of("a"), "device a"},
 		"another device":                   {dra, of("a"), dra, of("big"), ""},
@@ -130,9 +130,9 @@ func TestBlocked(t *testing.T) {
 	}
 }
 
-// After two cards were removed and found again with each other's numbers, a
-// container that was given a node has the other card: nobody else may get that.
-// A node that all cards have says nothing.
+// After two cards were removed and found again with each other's numbers, a container that was given
+// a node has the other card, which no other owner may get. A node that all cards share is not
+// considered.
 func TestNodesThatAnotherDeviceHasNow(t *testing.T) {
 	before := host(gpu("a", 128), gpu("b", 129))
 	b := newBench(t)
@@ -141,19 +141,19 @@ func TestNodesThatAnotherDeviceHasNow(t *testing.T) {
 	b.mustRefuse(claim("other", now["b"]), now, "claim default/c, which was given its nodes as those of device a")
 	b.mustRefuse(claim("other", now["a"]), now, "device a is held by claim default/c")
 	alone := gpu("b", 131)
-	alone.Edits.DeviceNodes[1].Path = "/dev/dri/renderD128" // the path is what a container was given after a restart
+	alone.Edits.DeviceNodes[1].Path = "/dev/dri/renderD128" // after a restart the container was given the path
 	renamed := host(gpu("a", 130), alone)
 	b.mustRefuse(claim("other", renamed["b"]), renamed, "given its nodes")
 	numbers := gpu("b", 128)
-	numbers.Edits.DeviceNodes[1].Path = "/dev/dri/renderD200" // and the numbers what it may open
+	numbers.Edits.DeviceNodes[1].Path = "/dev/dri/renderD200" // and the container may open the numbers
 	renumbered := host(gpu("a", 130), numbers)
 	b.mustRefuse(claim("other", renumbered["b"]), renumbered, "given its nodes")
-	left := host(gpu("d", 130)) // of the node that all have no other card tells
+	left := host(gpu("d", 130)) // the other card has only the shared node
 	b.mustGive(claim("other", left["d"]), left)
 }
 
-// A grant says of all its devices together which nodes were given: those of one do not
-// keep others from their share of another.
+// A grant records the nodes of all its devices together. The nodes of one device do not block other
+// owners from their share of another device.
 func TestNodesOfAPool(t *testing.T) {
 	devices := host(gpu("a", 128), gpu("b", 129), gpu("c", 130))
 	pool := func(id string, names ...string) *Grant {
@@ -175,9 +175,9 @@ func TestNodesOfAPool(t *testing.T) {
 	}
 }
 
-// Devices have other nodes when none of their own is as it was given, when one of
-// these has other numbers, or is another device's. A node that all cards have says
-// nothing, nor does one that comes or goes beside others.
+// Devices have other nodes if none of their own is as it was given, or if one of these has other
+// numbers or belongs to another device. A node that all cards share does not matter, nor does one
+// that appears or disappears next to others.
 func TestRenumbered(t *testing.T) {
 	both := func(name string, card, render int64) rules.Offered {
 		d := gpu(name, render)
@@ -211,7 +211,7 @@ func TestRenumbered(t *testing.T) {
 	}
 }
 
-// All shares of one device together take what the device takes of its silicon.
+// All shares of one device together take the device's part of its physical device.
 func TestSharesOfAPart(t *testing.T) {
 	p := part("card", "p0", 4)
 	p.Capacity = discovery.Capacity{"shares": {Value: resource.MustParse("4")}}

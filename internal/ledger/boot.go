@@ -6,8 +6,8 @@ import (
 	"io/fs"
 )
 
-// sayBoot has the file boot say the present boot. As long as it says another,
-// claims' files that cannot be read are of the past; there must be none then.
+// sayBoot writes the present boot to the file boot. While the file has another boot, unreadable
+// records of claims count as those of an earlier boot, so sayBoot removes them first.
 func (l *Ledger) sayBoot() error {
 	defer l.saying.take()()
 	l.mu.Lock()
@@ -28,9 +28,9 @@ func (l *Ledger) sayBoot() error {
 	return nil
 }
 
-// dropPast removes the files of the past that are not understood: once the file
-// boot says the present boot, nobody can tell of which they are. Those that cannot
-// be read at present are kept until then, unless all are to go.
+// dropPast removes invalid files of an earlier boot: once the file boot has the present boot, their
+// boot is not recognizable. Files that are temporarily unreadable are kept until then, unless all is
+// set.
 func (l *Ledger) dropPast(all bool) error {
 	l.mu.Lock()
 	accounts := sorted(l.accounts)

@@ -12,27 +12,25 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// Counters say how much is taken of the counters of a piece of silicon.
+// Counters are amounts of the counters of a physical device.
 type Counters = map[string]resource.Quantity
 
-// Amounts say how much is taken of the capacities of a device that several
-// owners have together.
+// Amounts are amounts of the capacities of a device that several owners share.
 type Amounts = map[resourceapi.QualifiedName]resource.Quantity
 
-// Hold is one device in an entry, and how much of it.
+// Hold is one device of an entry, with the allocated part.
 type Hold struct {
 	Device, Silicon string
-	Whole           bool     // all of the silicon
-	Takes           Counters // else, of its counters
-	Amount          Amounts  // of a shared device; nil: all of it
-	Form            string   // how the device is cut into shares
-	Shares          int64    // into how many, 0 if that is not known
-	Open            bool     // keeps nobody out; so does admin access
-	Nodes           []Node   // of the device on the host, as the owner was given them
+	Whole           bool     // the whole physical device
+	Takes           Counters // otherwise, amounts of its counters
+	Amount          Amounts  // for a shared device; nil means all
+	Form            string   // how the device is divided into shares
+	Shares          int64    // number of shares, 0 if not known
+	Open            bool     // blocks no other owner; also set for admin access
+	Nodes           []Node   // device nodes on the host, as the owner was given them
 
-	// Present says that Silicon, Whole and Takes are for the present snapshot to
-	// say, since the entry's file does not. Silicon holds if the device is
-	// gone.
+	// Present means that Silicon, Whole and Takes come from the present snapshot, because the entry's
+	// file does not contain them. Silicon is used if the device is gone.
 	Present bool
 }
 
@@ -44,8 +42,8 @@ type Node struct {
 	Minor uint32 `json:"minor,omitempty"`
 }
 
-// Entry is what one owner has: a [*Claim], a [*Grant] or a [*Sealed], which are
-// data as in their files, or a lease, which has no file. It is never modified.
+// Entry is the allocation of one owner: a [*Claim], a [*Grant] or a [*Sealed], which are the data of
+// their files, or a lease, which has no file. An Entry is never modified.
 type Entry interface {
 	Key() string
 	API() discovery.Mode
@@ -54,18 +52,18 @@ type Entry interface {
 	Files() []discovery.HostFile
 }
 
-// Owner is whose an entry is: a claim, or a container that has a grant. One
-// that is not known yet has no name. The zero Owner is the agent itself.
+// Owner is the owner of an entry: a claim, or a container that has a grant. An owner that is not
+// known yet has no name. The zero Owner is the agent itself.
 type Owner struct {
 	API             discovery.Mode
 	Namespace, Name string    // of the claim, or of the pod
 	UID             types.UID // of the claim
 	Container       string
 
-	left string // why what it had is kept, though it has ended; "" if it has not
+	left string // reason why the devices of an ended owner are kept; "" if it has not ended
 }
 
-// String names the owner for those who may not have what it has.
+// String names the owner in messages for other owners.
 func (o Owner) String() string {
 	switch {
 	case o == Owner{}:
@@ -84,8 +82,8 @@ func (o Owner) String() string {
 	return fmt.Sprintf("%s/%s %s", o.Namespace, o.Name, o.Container)
 }
 
-// before names the owner for another, which may be a claim that has the name
-// that this one had before it.
+// before names the owner in a message for another owner. The other owner may be a later claim with
+// the same name.
 func (o Owner) before(other Owner) string {
 	if o.API == discovery.ModeDRA && o.Name != "" && o.left == "" && other.API == o.API && other.Namespace == o.Namespace && other.Name == o.Name {
 		return fmt.Sprintf("an earlier %s with UID %s", o, o.UID)
@@ -93,17 +91,17 @@ func (o Owner) before(other Owner) string {
 	return o.String()
 }
 
-// State is how far an entry has come.
+// State is the progress of an entry.
 type State int
 
-// The states of entries. All but Past keep others out.
+// The states of entries. All except Past block other owners.
 const (
-	None        State = iota // there is no such entry
-	Reserved                 // its file is being written
-	Unsure                   // nor could the file be read afterwards
-	Configuring              // a claim's devices are being changed
-	Given                    // a container has it, or may start with it
-	Ending                   // its outputs are going
+	None        State = iota // no entry exists
+	Reserved                 // the file is being written
+	Unsure                   // the write failed, and so did reading the file
+	Configuring              // the claim's devices are being changed
+	Given                    // a container has the devices, or may start with them
+	Ending                   // the outputs are being removed
 	Past                     // a claim of an earlier boot
 )
 
@@ -112,53 +110,53 @@ func (s State) String() string {
 	return [...]string{"None", "Reserved", "Unsure", "Configuring", "Given", "Ending", "Past"}[s]
 }
 
-// Stock is what the host has at present.
+// Stock is the set of devices that the host has at present.
 type Stock interface {
-	// Device finds a device by the name that it has in the snapshot, or that
-	// a share of it has in slices.
+	// Device returns a device by its name in the snapshot, or by the name of one of its shares in
+	// ResourceSlices.
 	Device(name string) (rules.Offered, bool)
 
 	// Names returns the names of all devices.
 	Names() []string
 
-	// Parts returns the names of the devices that are parts of a piece of silicon.
+	// Parts returns the names of the partitions of a physical device.
 	Parts(silicon string) []string
 
-	// WithID returns what would be granted by a classic ID, whatever plugin
-	// gave it, nil if nothing is known of it; and whether the resource is ours.
+	// WithID returns the grant for a classic ID of any plugin, or nil if the ID is not known. ours
+	// reports whether this agent serves the resource.
 	WithID(resource, id string) (g *Grant, ours bool)
 }
 
-// Output is a kind of file that is there because of entries. It ignores
-// entries that have no such file.
+// Output is a kind of file that exists because of entries. An Output ignores entries that need no
+// such file.
 type Output interface {
-	// Write makes the files of an entry what they should be.
+	// Write makes the files of an entry match the entry.
 	Write(e Entry) error
 
-	// Remove removes the files of an entry, less those that others have too.
+	// Remove removes the files of an entry, except those that other entries need too.
 	Remove(e Entry, others []Entry) error
 
-	// Sweep finds the claims that there are files of, and hands each to look with
-	// what removes its files. If look does not know the claim, it removes them.
+	// Sweep finds the claims that have files, and calls look for each with a function that removes the
+	// claim's files. look calls that function if it does not know the claim.
 	Sweep(look func(uid types.UID, remove func() error) (known bool, err error)) error
 }
 
-// Keeper is an Output that cannot make its files from an entry, and keeps copies of them.
+// Keeper is an Output that cannot compute its files from an entry, and keeps copies of them.
 type Keeper interface {
-	// Forget removes the copies of a claim's files. It is called when nothing else of
-	// the claim is left: a claim that began to end, and did not, is given again.
+	// Forget removes the copies of a claim's files. The ledger calls Forget after everything else of
+	// the claim is removed: if the end of a claim fails, the claim is prepared again.
 	Forget(uid types.UID) error
 }
 
-// Tidier is an Output of which writers that are killed leave temporary files.
+// Tidier is an Output whose writers leave temporary files when they are killed.
 type Tidier interface {
-	// Tidy removes those of an age; see [disk.Files.Sweep].
+	// Tidy removes temporary files of an age; see [disk.Files.Sweep].
 	Tidy(age time.Duration) error
 }
 
-// Namer is an Output whose files say by themselves whose they are.
+// Namer is an Output whose files name their owners.
 type Namer interface {
-	// Named returns the devices that the files of each owner name, by key. It
-	// returns nil, and why, if it cannot be told which owners have files.
+	// Named returns the devices in the files of each owner, by key. If the owners with files cannot be
+	// determined, Named returns nil and an error.
 	Named() (map[string][]SealedDevice, error)
 }

@@ -9,56 +9,56 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Grant is the entry of one classic ID that a container has, or is about to
-// have. It begins without a container, and gets one once PodResources names it.
-// It is never modified. A file holds all grants.
+// Grant is the entry of one classic ID that a container has or will get. At first a Grant has no
+// container; the container is set when PodResources lists it. A Grant is never modified. One file
+// holds all grants.
 type Grant struct {
 	Resource  string    `json:"resource"`
 	ID        string    `json:"id"`
-	Devices   []string  `json:"devices,omitempty"`   // that the ID stood for
-	Silicon   []string  `json:"silicon,omitempty"`   // of those that are not open
+	Devices   []string  `json:"devices,omitempty"`   // of the ID
+	Silicon   []string  `json:"silicon,omitempty"`   // those without unlimited sharing
 	Exclusive bool      `json:"exclusive,omitempty"` // the devices had no other ID in the resource
 	Since     time.Time `json:"since"`
-	Container string    `json:"container,omitempty"` // "namespace/pod container", "" until PodResources says
+	Container string    `json:"container,omitempty"` // "namespace/pod container", "" until PodResources lists it
 
-	// HostFiles are written down whole: after a reboot the kubelet starts the
-	// pod again without another Allocate, and they must be there again.
+	// HostFiles are stored whole: after a reboot the kubelet starts the pod again without another
+	// Allocate, and the files must exist again.
 	HostFiles []discovery.HostFile `json:"files,omitempty"`
 
-	// Form is how the devices were cut into the shares of which the ID is one.
-	// Grants of agents before have none: their shares go with those of the same
-	// resource.
+	// Form is how the devices were divided into the shares that include the ID. Grants of earlier
+	// versions have no Form: their shares belong to those of the same resource.
 	Form string `json:"form,omitempty"`
 
-	// Nodes are those that the container was given. After a reboot it is given
-	// what bears their paths then.
+	// Nodes are the nodes that the container was given. After a reboot the container is given the
+	// nodes that have the same paths then.
 	Nodes []Node `json:"nodes,omitempty"`
 
-	// Until is how long containers may go on that had the ID before, since the
-	// kubelet hands out at once what a pod had that was deleted by force.
+	// Until is the time until which containers that had the ID before may continue: the kubelet reuses
+	// the IDs of a force-deleted pod at once.
 	Until time.Time `json:"until,omitzero"`
 
-	// Earlier are the containers that had the ID before, as long as PodResources lists
-	// them. A kubelet whose checkpoint was lost hands out what they still have.
+	// Earlier are the containers that had the ID before, for as long as PodResources lists them. After
+	// the loss of its checkpoint, a kubelet allocates IDs that these containers still have.
 	Earlier []string `json:"earlier,omitempty"`
 
-	// CDI says that the container was given names of CDI devices. They must be there
-	// whenever it starts again, after a reboot too.
+	// CDI reports that the container was given names of CDI devices. The CDI specs must exist whenever
+	// the container starts again, also after a reboot.
 	CDI bool `json:"cdi,omitempty"`
 
-	// With is the grant of another function of the same IOMMU group that the container was given a moment before. It does not
-	// block this one. It is not written down: once both are given, neither is asked for.
+	// With is the grant of another function of the same IOMMU group that the container was given a
+	// moment before. With does not block this grant. It is not stored: after both are allocated,
+	// neither is requested again.
 	With *Grant `json:"-"`
 
-	missing time.Time // when PodResources first left it out again
-	lost    bool      // the kubelet lists the container and does not know the ID
-	ended   bool      // and the pod has ended, by the API server's word
+	missing time.Time // time when PodResources first left out the ID
+	lost    bool      // the kubelet lists the container without the ID
+	ended   bool      // lost, and the API server reports that the pod has ended
 }
 
 // Key implements [Entry].
 func (g *Grant) Key() string { return GrantKey(g.Resource, g.ID) }
 
-// GrantKey is the key of the grant of an ID.
+// GrantKey returns the key of the grant of an ID.
 func GrantKey(resource, id string) string { return resource + " " + id }
 
 // API implements [Entry].
@@ -98,13 +98,13 @@ func (g *Grant) Holds() []Hold {
 // Files implements [Entry].
 func (g *Grant) Files() []discovery.HostFile { return g.HostFiles }
 
-// encodeGrants returns the bytes of the file of grants.
+// encodeGrants returns the content of the file of grants.
 func encodeGrants(grants []*Grant) ([]byte, error) {
 	data, err := json.MarshalIndent(grants, "", "  ")
 	return append(data, '\n'), err
 }
 
-// decodeGrants reads the file of grants.
+// decodeGrants decodes the file of grants.
 func decodeGrants(data []byte) ([]*Grant, error) {
 	var saved []*Grant
 	if err := json.Unmarshal(data, &saved); err != nil {

@@ -20,7 +20,7 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// Grants that agents of today wrote are read for ever, and written as they were.
+// Grants of present agents stay readable in all later versions, and are written unchanged.
 func TestGoldenGrants(t *testing.T) {
 	files, err := filepath.Glob("testdata/grants/*.json")
 	if err != nil || len(files) == 0 {
@@ -60,8 +60,8 @@ func TestGoldenGrants(t *testing.T) {
 	}
 }
 
-// Whatever is in the file of grants, reading it ends, and what can be read can be
-// written and read again.
+// Reading any content of the file of grants ends, and a grant that was read can be written and read
+// again.
 func FuzzGrants(f *testing.F) {
 	f.Add([]byte(`[{"resource":"a.b/c","id":"1","devices":["gpu"],"since":"2026-01-02T03:04:05Z"},null]`))
 	f.Add([]byte(`[{"id":"1"}]`))
@@ -76,7 +76,7 @@ func FuzzGrants(f *testing.F) {
 		}
 		written, err := encodeGrants(grants)
 		if err != nil {
-			return // a time that JSON has no word for
+			return // a time that JSON cannot represent
 		}
 		if again, err := decodeGrants(written); err != nil || len(again) != len(grants) {
 			t.Errorf("%d grants, then %d: %v", len(grants), len(again), err)
@@ -86,7 +86,7 @@ func FuzzGrants(f *testing.F) {
 
 func wantAll(device string) []Hold { return []Hold{{Device: device, Silicon: device, Whole: true}} }
 
-// podsSay is what PodResources says: containers with IDs of a resource.
+// podsSay returns a PodResources listing: containers with IDs of a resource.
 func podsSay(whole bool, containers map[string][]string) *kubeletapi.Listing {
 	said := &kubeletapi.Listing{Whole: whole}
 	for name, ids := range containers {
@@ -100,7 +100,7 @@ func podsSay(whole bool, containers map[string][]string) *kubeletapi.Listing {
 	return said
 }
 
-// kubelet is a ledger that is open, and what is told of a kubelet to it.
+// kubelet is an open ledger with a simulated kubelet.
 type kubelet struct {
 	*Ledger
 	t     *testing.T
@@ -123,7 +123,7 @@ func newKubelet(t *testing.T, config Config, devices ...string) *kubelet {
 	return &kubelet{l, t, s, d}
 }
 
-// give gives a container an ID, which is that of the device of its name.
+// give allocates an ID to a container. The ID is the name of the device.
 func (k *kubelet) give(id string) error {
 	g, _ := k.stock.WithID("ours/gpu", id)
 	given := *g
@@ -136,10 +136,10 @@ func (k *kubelet) mustGive(id string) {
 	if err := k.give(id); err != nil {
 		k.t.Fatal(err)
 	}
-	time.Sleep(time.Millisecond) // an answer that is asked for now tells of it
+	time.Sleep(time.Millisecond) // later answers include the grant
 }
 
-// says has PodResources say which containers have what.
+// says passes a PodResources listing to the ledger.
 func (k *kubelet) says(said *kubeletapi.Listing) {
 	k.t.Helper()
 	if err := k.Observe(time.Now(), said, always(k.stock)); err != nil {
@@ -147,7 +147,7 @@ func (k *kubelet) says(said *kubeletapi.Listing) {
 	}
 }
 
-// check checks who keeps an owner by an API from a device, "" if nobody does.
+// check checks the owner that blocks an API from a device, or "" for none.
 func (k *kubelet) check(when string, by discovery.Mode, device, want string) {
 	k.t.Helper()
 	blocked := ""
@@ -161,8 +161,8 @@ func (k *kubelet) check(when string, by discovery.Mode, device, want string) {
 
 const starting, train = "a container that the kubelet is starting", "default/train main"
 
-// A grant ends when whole listings have left its container out for long enough.
-// An answer that leaves out pods frees nothing.
+// A grant ends when complete listings have left its container out for long enough. An incomplete
+// listing ends no grant.
 func TestLifeOfAGrant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{Termination: func(string, string) (time.Duration, bool) { return 0, true }}, "a")
@@ -207,9 +207,8 @@ func TestLifeOfAGrant(t *testing.T) {
 	})
 }
 
-// A pod that is deleted by force leaves the kubelet's books at once, while its
-// containers use up the pod's time to end. The kubelet hands the ID out again by
-// itself; a claim waits.
+// The kubelet removes a force-deleted pod from its records at once, while the pod's containers use up
+// their grace period. The kubelet may allocate the ID again at once, but a claim waits.
 func TestForceDeletedPod(t *testing.T) {
 	for name, test := range map[string]struct {
 		termination func(string, string) (time.Duration, bool)
@@ -267,8 +266,8 @@ func TestForceDeletedPodWhileTheKubeletIsDown(t *testing.T) {
 	})
 }
 
-// An ID that is handed out again may be one of a pod that was deleted by force,
-// whose containers may outlive those that have it now.
+// An ID that is allocated again may have belonged to a force-deleted pod, whose containers may
+// outlive the present ones.
 func TestIDOfAForceDeletedPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{Termination: func(_, pod string) (time.Duration, bool) {
@@ -296,7 +295,7 @@ func TestIDOfAForceDeletedPod(t *testing.T) {
 	})
 }
 
-// An ID that is handed out again is the newer container's.
+// An ID that is allocated again belongs to the newer container.
 func TestIDHandedOutAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{}, "a")
@@ -312,8 +311,8 @@ func TestIDHandedOutAgain(t *testing.T) {
 	})
 }
 
-// A kubelet whose checkpoint was lost lists a container without what it has. The
-// container keeps that while its pod asks for it, and nobody else gets it.
+// After the loss of its checkpoint, a kubelet lists a container without its devices. The container
+// keeps them while its pod requests them, and no other owner gets them.
 func TestCheckpointLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asks, known := true, true
@@ -333,7 +332,7 @@ func TestCheckpointLost(t *testing.T) {
 			t.Errorf("the ID is given to another: %v", err)
 		}
 		k.mustGive("b")
-		asks, known = false, false // as for an agent that has just started
+		asks, known = false, false // as in an agent that has just started
 		for range 20 {
 			k.says(lost)
 			time.Sleep(10 * time.Second)
@@ -349,8 +348,8 @@ func TestCheckpointLost(t *testing.T) {
 	})
 }
 
-// A kubelet whose checkpoint was lost hands out at once what a container still has. Claims
-// wait for that container too.
+// After the loss of its checkpoint, a kubelet allocates at once the devices that a container still
+// has. Claims wait for that container too.
 func TestIDHandedOutAfterACheckpointWasLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{Asks: func(_, pod, _ string) (bool, bool) { return pod != "ended", true }}, "a")
@@ -387,8 +386,8 @@ func TestIDHandedOutAfterACheckpointWasLost(t *testing.T) {
 	})
 }
 
-// A pod that has ended may be listed for long, without what it had. The ID is free
-// again once that is known, for others of its API at once.
+// An ended pod may be listed for a long time, without its devices. Once the end is known, the ID is
+// free, and at once for other pods of the same API.
 func TestEndedPodIsListed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{Asks: func(string, string, string) (bool, bool) { return true, true }}, "a", "b")
@@ -413,7 +412,7 @@ func TestEndedPodIsListed(t *testing.T) {
 		}
 		k.check("the pod has ended", dra, "a", "")
 		k.mustGive("a")
-		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}})) // another of that name
+		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}})) // another pod of that name
 		k.says(ended)
 		if len(k.Lost()) != 1 {
 			t.Error("the next pod of that name is taken for the one that has ended")
@@ -421,8 +420,8 @@ func TestEndedPodIsListed(t *testing.T) {
 	})
 }
 
-// Grants that nobody is known to have are told, and end unless they were made
-// anew or confirmed meanwhile.
+// Unconfirmed returns grants without a known container. They end, unless they were allocated again or
+// confirmed meanwhile.
 func TestUnconfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{}, "a", "b", "c")
@@ -445,8 +444,8 @@ func TestUnconfirmed(t *testing.T) {
 	})
 }
 
-// An ID that another plugin gave blocks while it is listed, and is in no file. It is
-// adopted once its resource is ours.
+// An ID of another plugin blocks its device while the ID is listed, and is in no file. It is adopted
+// once its resource is ours.
 func TestGivenByAnotherPlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{Termination: func(string, string) (time.Duration, bool) { return 0, true }}, "a")
@@ -479,9 +478,8 @@ func TestGivenByAnotherPlugin(t *testing.T) {
 	})
 }
 
-// The kubelet may have said what containers have before the host was looked at. Nobody gets a
-// device that is found later and that a container has. If the resource is ours, that is
-// written down.
+// The kubelet may have listed its containers before the first scan. A device that is found later and
+// belongs to a container is not allocated. If the resource is ours, the grant is written.
 func TestDeviceFoundAfterTheKubeletHasSaid(t *testing.T) {
 	for _, resource := range []string{"theirs/gpu", "ours/gpu"} {
 		t.Run(resource, func(t *testing.T) {
@@ -503,7 +501,7 @@ func TestDeviceFoundAfterTheKubeletHasSaid(t *testing.T) {
 	}
 }
 
-// A device may be found while it is entered what the kubelet has said.
+// A device may be found while a listing is being recorded.
 func TestDeviceFoundMeanwhile(t *testing.T) {
 	k := newKubelet(t, Config{}, "a")
 	done := make(chan struct{})
@@ -519,8 +517,8 @@ func TestDeviceFoundMeanwhile(t *testing.T) {
 	k.check("found meanwhile", dra, "a", train)
 }
 
-// Until the kubelet has named all its pods, claims that have nothing yet get no
-// silicon: a container may have it. Containers get it all the same.
+// Until the kubelet has listed all its pods, new claims get no device that a container may have.
+// Containers can get devices nevertheless.
 func TestUnheard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{}, "a", "b")
@@ -540,8 +538,8 @@ func TestUnheard(t *testing.T) {
 	})
 }
 
-// After a reboot the kubelet repeats the old answer: whatever bears the nodes of
-// a grant then is the container's.
+// After a reboot the kubelet repeats its earlier answer: the devices that have a grant's nodes then
+// belong to the container.
 func TestGrantAfterAReboot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{}, "a", "b")
@@ -554,14 +552,14 @@ func TestGrantAfterAReboot(t *testing.T) {
 		k.Ledger = again
 		k.check("the same nodes", dra, "a", train)
 		k.check("the same nodes", dra, "b", "")
-		k.stock["a"], k.stock["b"] = gpu("a", 129), gpu("b", 128) // they have changed places
+		k.stock["a"], k.stock["b"] = gpu("a", 129), gpu("b", 128) // the devices have exchanged their nodes
 		k.check("its device", dra, "a", train)
 		k.check("what has its node now", dra, "b", train)
 		k.check("what has its node now", classic, "b", train)
 	})
 }
 
-// A grant that cannot be written down is not given, and nothing is left of it.
+// A grant that cannot be written is not allocated and leaves nothing behind.
 func TestGrantThatCannotBeWritten(t *testing.T) {
 	for _, step := range []disktest.Op{disktest.Create, disktest.Write, disktest.Sync, disktest.Rename} {
 		t.Run(string(step), func(t *testing.T) {
@@ -604,7 +602,7 @@ func TestGrantThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// A file of grants that is not understood is set aside. PodResources still tells.
+// An invalid file of grants is set aside. PodResources still lists the allocations.
 func TestGrantsThatCannotBeRead(t *testing.T) {
 	dir := t.TempDir()
 	name := filepath.Join(dir, grantsFile)
@@ -624,9 +622,9 @@ func TestGrantsThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// While the file of grants cannot be read it is not written over, no claim gets
-// what a container may have, and no container gets anything. It is read again, and
-// what was found out meanwhile is added to it. PodResources names no init container.
+// While the file of grants is unreadable, it is not overwritten, no claim gets a device that a
+// container may have, and no container gets any device. The file is read again later, and the grants
+// of the meantime are added. PodResources lists no init containers.
 func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 	for name, again := range map[string]func(*kubelet) error{
 		"read by Reconcile": func(k *kubelet) error { return k.Reconcile(t.Context()) },
@@ -697,7 +695,7 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 	}
 }
 
-// A damaged file of grants that cannot be set aside is not written over.
+// A damaged file of grants that cannot be set aside is not overwritten.
 func TestGrantsThatCannotBeSetAside(t *testing.T) {
 	k := newKubelet(t, Config{}, "a")
 	if err := os.WriteFile(k.file(grantsFile), []byte("{}"), 0o600); err != nil {
@@ -724,7 +722,7 @@ func TestGrantsThatCannotBeSetAside(t *testing.T) {
 	}
 }
 
-// whileRemoved is an output that looks at the ledger while the files of an entry are removed.
+// whileRemoved is an output that reads the ledger while the files of an entry are removed.
 type whileRemoved struct {
 	HostFiles
 
@@ -733,8 +731,8 @@ type whileRemoved struct {
 
 func (w whileRemoved) Remove(Entry, []Entry) error { w.look(); return nil }
 
-// The grant of a pod without a grace period is in the ledger until its outputs are removed: an output that withholds
-// the device does so before the device is free.
+// The grant of a pod without a grace period is in the ledger until its outputs are removed: an output
+// that withholds the device must do so before the device is free.
 func TestGrantOutlastsItsOutputs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{Termination: func(string, string) (time.Duration, bool) { return 0, true }}, "a")

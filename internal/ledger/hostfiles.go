@@ -9,14 +9,13 @@ import (
 	"chandler.dev/internal/hostfile"
 )
 
-// HostFiles is the output that is files of the host: each is there as long as
-// anybody has it.
+// HostFiles is the output of host files: each file exists for as long as an entry needs it.
 type HostFiles struct{ hostfile.Writer }
 
 var _ Output = HostFiles{}
 
-// Write implements [Output]. Where nobody made their directory nobody reads
-// files either, and they are left out.
+// Write implements [Output]. If the directory of a file does not exist, no program reads the file,
+// and Write leaves it out.
 func (w HostFiles) Write(e Entry) error {
 	files := e.Files()
 	if len(files) == 0 {
@@ -39,6 +38,5 @@ func (w HostFiles) Remove(e Entry, others []Entry) error {
 	return w.Writer.Remove(gone)
 }
 
-// Sweep implements [Output]. Which files of the host are ours is not known
-// without their entries.
+// Sweep implements [Output]. It does nothing, because host files do not name their owner.
 func (w HostFiles) Sweep(func(types.UID, func() error) (bool, error)) error { return nil }

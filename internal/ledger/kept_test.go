@@ -8,8 +8,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// A device that is kept is nobody's, by either API, until it is released. It is no owner whose end
-// anybody waits for.
+// A kept device is allocated to no owner, by either API, until it is released. Keeping is not an
+// owner whose end another owner waits for.
 func TestKept(t *testing.T) {
 	l := newBench(t).Ledger
 	s := host(gpu("gpu-0", 1), gpu("gpu-1", 1))
@@ -46,7 +46,7 @@ func TestKept(t *testing.T) {
 	}
 }
 
-// passer keeps what passes, or says that its disk fails.
+// passer records passed IDs, or fails like a disk.
 type passer struct {
 	HostFiles
 
@@ -65,8 +65,8 @@ func (p *passer) Pass(earlier []*Grant) error {
 	return p.err
 }
 
-// An ID that passes to another container is told before, and can be kept from that. A
-// container that was never named has ended before it began.
+// The outputs are called before an ID passes to another container, and can prevent that. A container
+// that PodResources never listed counts as ended before it started.
 func TestPass(t *testing.T) {
 	l := newBench(t).Ledger
 	p := &passer{ledger: l}
@@ -101,7 +101,7 @@ func TestPass(t *testing.T) {
 	}
 }
 
-// A container that goes on while the kubelet hands its ID out again has not ended.
+// A container that continues while the kubelet allocates its ID again has not ended.
 func TestPassOfLost(t *testing.T) {
 	l := newBench(t).Ledger
 	p := &passer{ledger: l}
@@ -124,8 +124,8 @@ func TestPassOfLost(t *testing.T) {
 	}
 }
 
-// Grants of which one is blocked free nothing: whoever waits until something is free, and tries again,
-// would do so at once, for ever.
+// A blocked set of grants does not signal a release: a caller that waits for a release and retries
+// would retry at once, without end.
 func TestBlockedGrantsFreeNothing(t *testing.T) {
 	l := newBench(t).Ledger
 	s := host(gpu("gpu-0", 1), gpu("gpu-1", 1))

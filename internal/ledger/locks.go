@@ -5,26 +5,26 @@ import (
 	"sync"
 )
 
-// turn is had by one at a time. While somebody waits for it, a simulation's clock
-// goes on, which it does not for a mutex: a disk may be slow.
+// turn is a mutex as a channel. In a simulation the clock advances while a goroutine waits for a
+// turn, but not while it waits for a sync.Mutex: a simulated disk may be slow.
 type turn chan struct{}
 
 func newTurn() turn { return make(turn, 1) }
 
-// take returns once nobody else has the turn.
+// take waits for the turn and takes it.
 func (t turn) take() (done func()) {
 	t <- struct{}{}
 	return func() { <-t }
 }
 
-// locks has a lock for each key, which can be waited for with a context. The
-// zero value is ready to use.
+// locks has one lock per key. A caller can wait for a lock with a context. The zero value is ready to
+// use.
 type locks struct {
 	mu    sync.Mutex
-	taken map[string]chan struct{} // closed when let go
+	taken map[string]chan struct{} // closed on release
 }
 
-// lock returns once nobody else has the key, or with the context's error.
+// lock takes the lock of a key, or returns the context's error.
 func (l *locks) lock(ctx context.Context, key string) (unlock func(), err error) {
 	for {
 		unlock, other := l.try(key)
@@ -39,7 +39,7 @@ func (l *locks) lock(ctx context.Context, key string) (unlock func(), err error)
 	}
 }
 
-// try takes the lock of a key, or returns what is closed when it is let go.
+// try takes the lock of a key. If the lock is taken, try returns a channel that is closed on release.
 func (l *locks) try(key string) (unlock func(), other <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -12,32 +12,32 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// unheard is who has what nobody is known to have before PodResources has named
-// all pods for the first time.
+// unheard is the reason that blocks devices without a recorded owner until PodResources has listed
+// all pods once.
 const unheard = "a container perhaps: the kubelet has not said yet what containers have"
 
-// Termination is how long the containers of a deleted pod go on where that is
-// not known: Kubernetes' default (pkg/apis/core/v1/defaults.go,
-// DefaultTerminationGracePeriodSeconds, in 1.31 to 1.37).
+// Termination is the default time for which containers of a deleted pod may continue. It is the
+// default of Kubernetes (pkg/apis/core/v1/defaults.go, DefaultTerminationGracePeriodSeconds, in 1.31
+// to 1.37).
 const Termination = 30 * time.Second
 
-// listed is what PodResources said.
+// listed is the content of PodResources.
 type listed struct {
-	whole     bool                // whether it has named all pods once
-	since     time.Time           // since when each answer has named all pods, zero if the last one did not
-	asked     time.Time           // when it was last asked, zero if it did not answer in full
-	ids       map[string]sighting // which container has what, of whatever resource
-	strangers map[string]*Grant   // what of it other plugins gave
+	whole     bool                // PodResources has listed all pods at least once
+	since     time.Time           // time since when each answer has listed all pods, zero if the last one did not
+	asked     time.Time           // time of the last request, zero if its answer was incomplete
+	ids       map[string]sighting // allocated IDs of any resource, with their containers
+	strangers map[string]*Grant   // those of other plugins
 }
 
-// sighting is an ID that PodResources lists, or listed until a moment ago.
+// sighting is an ID that PodResources lists, or has listed recently.
 type sighting struct {
 	resource, id, container string
-	missing                 time.Time // when PodResources first left it out again
+	missing                 time.Time // time when PodResources first left out the ID
 }
 
-// perhaps says why a container may have what nobody is known to have, "" if it is
-// known what containers have.
+// perhaps returns the reason why a container may have a device without a recorded owner, or "" if all
+// allocations are known.
 func (l *Ledger) perhaps() string {
 	switch {
 	case l.unread:
@@ -48,10 +48,10 @@ func (l *Ledger) perhaps() string {
 	return ""
 }
 
-// Observe enters what PodResources said when it was asked at a time, nil if it
-// did not answer. Grants that it names get their container, and end when whole
-// answers have left them out for long enough. It asks for the stock when nobody else
-// can change the account: what [Ledger.Recognise] is told meanwhile comes after it.
+// Observe records the PodResources listing that was requested at a time. said is nil if PodResources
+// did not answer. Listed grants get their container. Grants end when complete listings have left them
+// out for long enough. Observe calls stock while the ledger is locked: a later [Ledger.Recognise] has
+// a newer stock.
 func (l *Ledger) Observe(at time.Time, said *kubeletapi.Listing, stock func() Stock) error {
 	ended, adopted, changed := l.observe(at, said, stock)
 	if !changed {
@@ -90,8 +90,7 @@ func (l *Ledger) observe(at time.Time, said *kubeletapi.Listing, stock func() St
 	return ended, adopted, changed || len(adopted) > 0 || l.unsaved
 }
 
-// idsIn returns which container has what, by key, and which containers there
-// are.
+// idsIn returns the IDs that containers have, by key, and the resources of each container.
 func idsIn(said *kubeletapi.Listing) (ids map[string]sighting, running map[string]map[string]bool) {
 	ids, running = make(map[string]sighting), make(map[string]map[string]bool)
 	for _, pod := range said.Pods {
@@ -109,7 +108,7 @@ func idsIn(said *kubeletapi.Listing) (ids map[string]sighting, running map[strin
 	return ids, running
 }
 
-// list remembers what was said, and for a while what no longer is.
+// list stores the listing, and keeps IDs that are missing from it for a while.
 func (l *Ledger) list(at time.Time, ids map[string]sighting, whole bool) {
 	now := maps.Clone(ids)
 	for key, before := range l.said.ids {
@@ -126,8 +125,8 @@ func (l *Ledger) list(at time.Time, ids map[string]sighting, whole bool) {
 	l.said.ids = now
 }
 
-// leftOut returns since when nothing but whole answers has left something out that
-// was first missing at a time. While the kubelet does not answer, it ends no
+// leftOut returns the time since when an ID that was first missing at a time has been absent from
+// complete answers without interruption. While the kubelet does not answer, it does not end
 // containers either.
 func (l *Ledger) leftOut(missing time.Time) time.Time { return later(missing, l.said.since) }
 
@@ -138,7 +137,7 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// termination returns how long the container of a deleted pod may go on.
+// termination returns the time for which the container of a deleted pod may continue.
 func (l *Ledger) termination(container string) time.Duration {
 	if l.config.Termination != nil {
 		o := (&Grant{Container: container}).Owner()
@@ -149,8 +148,7 @@ func (l *Ledger) termination(container string) time.Duration {
 	return Termination
 }
 
-// confirm enters which container has what was granted, and reports whether any
-// of it is new.
+// confirm sets the containers of grants, and reports whether any of them is new.
 func (l *Ledger) confirm(at time.Time, ids map[string]sighting) (changed bool) {
 	for key, s := range ids {
 		a := l.accounts[key]
@@ -158,8 +156,7 @@ func (l *Ledger) confirm(at time.Time, ids map[string]sighting) (changed bool) {
 			continue
 		}
 		g := a.entry.(*Grant)
-		// An answer that was asked for before the grant tells of the container
-		// that had the ID before.
+		// An answer that was requested before the grant still has the previous container of the ID.
 		if a.state == Reserved || g.Since.After(at) || g.Container == s.container && g.missing.IsZero() && !g.lost {
 			continue
 		}
@@ -171,8 +168,7 @@ func (l *Ledger) confirm(at time.Time, ids map[string]sighting) (changed bool) {
 	return changed
 }
 
-// replace makes another version of a grant the one that counts. Its outputs are
-// the same.
+// replace stores another version of a grant. The outputs of both versions are the same.
 func (l *Ledger) replace(g *Grant, state State) {
 	if l.said.strangers[g.Key()] != nil {
 		l.said.strangers[g.Key()] = g
@@ -180,10 +176,9 @@ func (l *Ledger) replace(g *Grant, state State) {
 	l.put(newAccount(g, state))
 }
 
-// Lost returns the grants of containers that PodResources lists without them: the
-// kubelet's checkpoint was lost, or the pod has ended. Kubelets to 1.33 list ended
-// pods too, without what they had (pkg/kubelet/apis/podresources/server_v1.go,
-// List, in 1.28 to 1.32).
+// Lost returns the grants whose containers PodResources lists without them: the kubelet lost its
+// checkpoint, or the pod has ended. Kubelets up to 1.33 list ended pods too, without their devices
+// (pkg/kubelet/apis/podresources/server_v1.go, List, in 1.28 to 1.32).
 func (l *Ledger) Lost() (lost []*Grant) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -195,8 +190,8 @@ func (l *Ledger) Lost() (lost []*Grant) {
 	return lost
 }
 
-// PodsEnded says that the pods of lost grants have ended, so that PodResources
-// leaves the grants out for good.
+// PodsEnded records that the pods of lost grants have ended, so that PodResources will never list the
+// grants again.
 func (l *Ledger) PodsEnded(grants []*Grant) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -210,11 +205,10 @@ func (l *Ledger) PodsEnded(grants []*Grant) {
 	}
 }
 
-// dismiss ends what was confirmed and has been left out for long enough, and
-// reports whether there was any. Those of the same API may have the ID earlier
-// than those of the other: the kubelet itself knows when its containers are gone,
-// and a pod that is deleted by force leaves its books at once, while containers
-// use up their time.
+// dismiss ends confirmed grants that have been left out for long enough, and reports whether there
+// were any. The device plugin API may reuse the ID earlier than DRA may use the device: the kubelet
+// waits for its own containers, but removes a force-deleted pod from its records at once, while the
+// containers still use up their grace period.
 func (l *Ledger) dismiss(at time.Time, ids map[string]sighting, running map[string]map[string]bool) (ended []Entry, changed bool) {
 	for _, a := range sorted(l.accounts) {
 		g, ok := a.entry.(*Grant)
@@ -257,15 +251,14 @@ func (l *Ledger) dismiss(at time.Time, ids map[string]sighting, running map[stri
 			delete(l.said.strangers, key)
 			l.drop(key)
 		default:
-			l.put(newAccount(g, Ending)) // until its outputs are removed
+			l.put(newAccount(g, Ending)) // until the outputs are removed
 			ended, changed = append(ended, g), true
 		}
 	}
 	return ended, changed
 }
 
-// still returns the containers that had the ID of a grant before and are listed, and
-// whose pods have not ended.
+// still returns the earlier containers of a grant's ID that are listed and whose pods have not ended.
 func (l *Ledger) still(g *Grant, running map[string]map[string]bool) (still []string) {
 	for _, name := range g.Earlier {
 		o := (&Grant{Container: name}).Owner()
@@ -276,9 +269,8 @@ func (l *Ledger) still(g *Grant, running map[string]map[string]bool) (still []st
 	return still
 }
 
-// runsStill reports whether the kubelet lists the container of a grant, and has
-// forgotten that it has anything of the resource that its pod asks for, as one
-// does whose checkpoint was lost.
+// runsStill reports whether the kubelet lists the container of a grant without the resource that its
+// pod requests, as a kubelet does after the loss of its checkpoint.
 func (l *Ledger) runsStill(g *Grant, running map[string]map[string]bool) bool {
 	resources, listed := running[g.Container]
 	if !listed || g.ended || resources[g.Resource] || l.config.Asks == nil {
@@ -287,16 +279,15 @@ func (l *Ledger) runsStill(g *Grant, running map[string]map[string]bool) bool {
 	return l.mayAsk(g.Owner(), g.Resource)
 }
 
-// mayAsk reports whether a pod asks for a resource, or whether it does is not known.
+// mayAsk reports whether a pod requests a resource, or whether that is not known.
 func (l *Ledger) mayAsk(pod Owner, resource string) bool {
 	asks, known := l.config.Asks(pod.Namespace, pod.Name, resource)
 	return asks || !known
 }
 
-// adopt enters what PodResources lists and nobody was granted: as a grant, if
-// its resource is ours, and else for as long as it is listed. A grant without
-// devices gets those that its ID stands for. It returns the keys of
-// grants that have become ours.
+// adopt records IDs that PodResources lists and that have no grant: as a grant if the resource is
+// ours, otherwise for as long as the ID is listed. A grant without devices gets the devices of its
+// ID. adopt returns the keys of grants that have become ours.
 func (l *Ledger) adopt(at time.Time, s Stock) (adopted []string) {
 	for _, a := range sorted(l.accounts) {
 		g, ok := a.entry.(*Grant)
@@ -333,7 +324,7 @@ func (l *Ledger) adopt(at time.Time, s Stock) (adopted []string) {
 			if l.said.strangers == nil {
 				l.said.strangers = make(map[string]*Grant)
 			}
-			g.HostFiles = nil // they are of the plugin that gave it
+			g.HostFiles = nil // they belong to the other plugin
 			l.said.strangers[key] = g
 		}
 		l.put(newAccount(g, Given))
@@ -341,9 +332,9 @@ func (l *Ledger) adopt(at time.Time, s Stock) (adopted []string) {
 	return adopted
 }
 
-// Recognise enters what PodResources last listed of the devices of a stock, before anybody
-// is offered these. It writes nothing, so that nobody waits for the disk; that is for
-// [Ledger.Run]. Before the ledger is open it does nothing.
+// Recognise records what the last PodResources listing contains of the devices of a stock, before
+// these devices are offered. It writes nothing, so that the caller does not wait for the disk;
+// [Ledger.Run] writes. Before the ledger is open, Recognise does nothing.
 func (l *Ledger) Recognise(s Stock) {
 	if !l.isOpen() {
 		return
@@ -356,9 +347,9 @@ func (l *Ledger) Recognise(s Stock) {
 	}
 }
 
-// Adopt enters as grants what PodResources last listed of resources that are
-// ours now. It is for the moment before the kubelet is told of a resource: a list
-// without what pods have would fail them.
+// Adopt records as grants what the last PodResources listing contains of resources that have become
+// ours. The agent calls it before it registers a resource with the kubelet: a device list without the
+// allocated IDs would make the pods fail.
 func (l *Ledger) Adopt(s Stock) error {
 	l.mu.Lock()
 	for key, g := range l.said.strangers {
@@ -380,27 +371,26 @@ func (l *Ledger) Adopt(s Stock) error {
 	return errors.Join(append(errs, l.saveGrants())...)
 }
 
-// noteClaims keeps the devices of claims of which there is nothing but that
-// containers have their CDI devices, by an agent whose files were lost, until
-// they are unprepared. The kubelet names CDI devices of the containers of active
-// pods since Kubernetes 1.34 (pkg/kubelet/apis/podresources/server_v1.go, List).
+// noteClaims records claims that are known only from the CDI devices of containers, because the
+// agent's files were lost. It keeps their devices until the claims are unprepared. The kubelet lists
+// the CDI devices of active pods since Kubernetes 1.34 (pkg/kubelet/apis/podresources/server_v1.go,
+// List).
 //
-// It also names claims that have just ended, until all claims of a pod are unprepared
+// The kubelet also lists claims that have just ended, until all claims of a pod are unprepared
 // (pkg/kubelet/cm/dra/manager.go, unprepareResources, read in 1.34 and 1.37).
 func (l *Ledger) noteClaims(said *kubeletapi.Listing) {
 	if !l.wiped {
-		return // what it names besides was prepared in an earlier boot, and is prepared anew
+		return // other listed claims were prepared in an earlier boot, and are prepared again
 	}
 	for uid, devices := range claimsIn(said) {
 		if _, ended := l.ended[uid]; !ended && l.accounts[uid] == nil && l.accounts[sealedKey(uid)] == nil {
 			l.put(newAccount(seal(types.UID(uid), nil, devices, l.config.Boot, false), Given))
-			notify(l.changed) // it is to be written down
+			notify(l.changed) // Run writes the entry
 		}
 	}
 }
 
-// claimsIn returns the devices of ours that containers have by claims, by the
-// claims' UIDs.
+// claimsIn returns our devices that containers have through claims, by the UID of the claim.
 func claimsIn(said *kubeletapi.Listing) map[string][]SealedDevice {
 	claims := make(map[string][]SealedDevice)
 	for _, name := range said.CDIDevices() {
@@ -411,10 +401,9 @@ func claimsIn(said *kubeletapi.Listing) map[string][]SealedDevice {
 	return claims
 }
 
-// Unconfirmed returns the grants from before a time that PodResources never
-// named, by resource. It leaves out init containers
-// (pkg/kubelet/apis/podresources/server_v1.go, List), so that a grant may be
-// one's.
+// Unconfirmed returns the grants from before a time that PodResources never listed, by resource. Such
+// a grant may belong to an init container, which PodResources leaves out
+// (pkg/kubelet/apis/podresources/server_v1.go, List).
 func (l *Ledger) Unconfirmed(before time.Time) map[string][]*Grant {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -427,9 +416,9 @@ func (l *Ledger) Unconfirmed(before time.Time) map[string][]*Grant {
 	return found
 }
 
-// Asked returns when PodResources was last asked, zero if it did not answer in
-// full. It is zero too while the file of grants cannot be read: PodResources leaves
-// out init containers, so that the file alone tells of what these have.
+// Asked returns the time of the last PodResources request, zero if its answer was incomplete. It also
+// returns zero while the file of grants is unreadable: PodResources leaves out init containers, so
+// their devices are only in the file.
 func (l *Ledger) Asked() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()

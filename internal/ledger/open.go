@@ -13,13 +13,11 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// readTries is how often a file is read that cannot be read, before the ledger
-// opens without it.
+// readTries is the number of attempts to read a file before the ledger opens without it.
 const readTries = 3
 
-// Open reads all entries and makes their outputs what they should be. The
-// caller holds the node's lock. Problems are what could not be read or written;
-// those are tried again by [Ledger.Run].
+// Open reads all entries and makes their outputs match. The caller holds the node's lock. problems
+// are failed reads and writes, which [Ledger.Run] repeats.
 func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	_, err = l.claims.Lstat(l.file(claimsDir))
 	without := errors.Is(err, fs.ErrNotExist)
@@ -47,7 +45,7 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 		if l.accounts[key] == nil && l.accounts[sealedKey(key)] == nil && !past {
 			klog.FromContext(ctx).Info("A claim has a CDI spec and no record; what the spec names is kept for it until it is unprepared", "uid", key)
 			l.put(newAccount(seal(types.UID(key), nil, devices, l.config.Boot, past), Given))
-			notify(l.changed) // it is to be written down
+			notify(l.changed) // Run writes the entry
 		}
 	}
 	problems = append(problems, l.dropPast(false), l.readGrants())
@@ -61,9 +59,9 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	return slices.DeleteFunc(problems, func(err error) bool { return err == nil }), nil
 }
 
-// makeDirs makes the directories of the ledger, and synchronises their names, and with
-// them that of the file boot: an agent that was killed may not have done so, and others
-// make directories for files that may be lost.
+// makeDirs creates the directories of the ledger, and synchronizes their names. That includes the
+// name of the file boot: an agent that was killed may not have synchronized it. Other programs create
+// directories without synchronizing, and their files may be lost.
 func (l *Ledger) makeDirs() error {
 	for _, dir := range []string{l.config.Dir, l.file(claimsDir), filepath.Dir(l.file(grantsFile))} {
 		if err := l.synced.MakeDir(dir, 0o700); err != nil {
@@ -76,10 +74,10 @@ func (l *Ledger) makeDirs() error {
 	return nil
 }
 
-// keep writes a file that is to survive a loss of power.
+// keep writes a file that must survive a power failure.
 func (l *Ledger) keep(name string, data []byte) error {
 	if _, err := l.synced.Lstat(l.file(name)); errors.Is(err, fs.ErrNotExist) {
-		if err := l.makeDirs(); err != nil { // which somebody may have removed
+		if err := l.makeDirs(); err != nil { // they may have been removed
 			return err
 		}
 	}
@@ -87,8 +85,8 @@ func (l *Ledger) keep(name string, data []byte) error {
 	return err
 }
 
-// named returns the devices that the outputs of claims name, nil if it cannot be
-// told which claims have outputs.
+// named returns the devices in the outputs of claims, or nil if the claims with outputs are not
+// known.
 func (l *Ledger) named() (map[string][]SealedDevice, error) {
 	named := make(map[string][]SealedDevice)
 	var errs []error
@@ -109,11 +107,11 @@ func (l *Ledger) named() (map[string][]SealedDevice, error) {
 	return named, errors.Join(errs...)
 }
 
-// readBoot reports whether no claim was given in this boot.
+// readBoot reports whether all claims with records are of an earlier boot.
 func (l *Ledger) readBoot() (past bool, err error) {
 	data, err := l.read(bootFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		l.wiped = true // or the agents before wrote none
+		l.wiped = true // or an earlier version of the agent wrote none
 		return false, nil
 	}
 	if err != nil {
@@ -125,9 +123,9 @@ func (l *Ledger) readBoot() (past bool, err error) {
 	return !l.booted && l.isBoot(boot), nil
 }
 
-// bootText returns the text of the file boot. It says too that claims' files were lost
-// in this boot, for the agents that follow: an agent that does not know that takes the
-// text for a damaged one, and writes it anew.
+// bootText returns the content of the file boot. The content also records for later agents that
+// claims' files were lost in this boot. An agent version without that feature treats the text as
+// damaged, and writes it again.
 func (l *Ledger) bootText() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -137,13 +135,13 @@ func (l *Ledger) bootText() []byte {
 	return []byte(l.config.Boot + "\n")
 }
 
-// isBoot reports whether a text may be the boot ID of another boot. A damaged file
-// does not tell of another boot. All boot IDs of a kernel are of one length.
+// isBoot reports whether a text may be the ID of another boot. A damaged file is not evidence of
+// another boot. All boot IDs of a kernel have the same length.
 func (l *Ledger) isBoot(text string) bool {
 	return len(text) == len(l.config.Boot) && strings.Trim(text, "-0123456789abcdefghijklmnopqrstuvwxyz") == ""
 }
 
-// read reads a file, and again if that fails: a disk may recover.
+// read reads a file, with several attempts: a disk may recover.
 func (l *Ledger) read(name string) (data []byte, err error) {
 	for range readTries {
 		if data, err = l.synced.Read(l.file(name)); err == nil || errors.Is(err, fs.ErrNotExist) {
@@ -153,7 +151,7 @@ func (l *Ledger) read(name string) (data []byte, err error) {
 	return nil, err
 }
 
-// readClaims reads the files of claims.
+// readClaims reads the files of all claims.
 func (l *Ledger) readClaims(named map[string][]SealedDevice, past bool) (problems []error, err error) {
 	files, err := l.claims.List(l.file(claimsDir))
 	if err != nil {
@@ -173,8 +171,8 @@ func (l *Ledger) readClaims(named map[string][]SealedDevice, past bool) (problem
 	return problems, nil
 }
 
-// readClaim reads the file of a claim, or sets it aside. One that cannot be read
-// at present stays where it is.
+// readClaim reads the file of a claim, or sets it aside if it is invalid. A file that is temporarily
+// unreadable stays where it is.
 func (l *Ledger) readClaim(uid types.UID, named []SealedDevice, past bool) error {
 	file := l.claimFile(uid)
 	data, err := l.read(filepath.Join(claimsDir, string(uid)+claimExtension))
@@ -195,13 +193,13 @@ func (l *Ledger) readClaim(uid types.UID, named []SealedDevice, past bool) error
 	sealed := l.also(seal(uid, data, named, l.config.Boot, past))
 	l.put(sealed.account())
 	if sealed.past {
-		return nil // a loss of power left it so, and it goes
+		return nil // a power failure damaged the file, and it is removed
 	}
 	return errors.Join(fmt.Errorf("record %s: %w; it is set aside, and the devices that it names stay with its claim until that is unprepared", file, err),
 		l.setAside(uid))
 }
 
-// stateOf returns the state of a claim that was read.
+// stateOf returns the state of a claim that was read from a file.
 func (l *Ledger) stateOf(c *Claim) State {
 	switch {
 	case c.Boot != l.config.Boot:
@@ -212,7 +210,7 @@ func (l *Ledger) stateOf(c *Claim) State {
 	return Given
 }
 
-// also returns a sealed entry with what another of its claim has.
+// also merges a sealed entry with the claim's other sealed entry.
 func (l *Ledger) also(s *Sealed) *Sealed {
 	if a := l.accounts[s.Key()]; a != nil {
 		other := a.entry.(*Sealed)
@@ -222,8 +220,8 @@ func (l *Ledger) also(s *Sealed) *Sealed {
 	return s
 }
 
-// readAside reads a file that was set aside. It is the claim's again if this
-// agent understands it, as a newer one may, and there is no other of the claim.
+// readAside reads a file that was set aside. If this agent understands the file, as a newer version
+// may, and the claim has no other file, the file becomes the claim's record again.
 func (l *Ledger) readAside(uid types.UID, name string, named []SealedDevice, past bool) error {
 	aside := filepath.Join(claimsDir, name)
 	data, readErr := l.read(aside)
@@ -239,7 +237,7 @@ func (l *Ledger) readAside(uid types.UID, name string, named []SealedDevice, pas
 	return readErr
 }
 
-// setAside moves a file that is not understood out of the way of a new one.
+// setAside renames an invalid file, to make room for a new one.
 func (l *Ledger) setAside(uid types.UID) error {
 	files, err := l.asideOf(uid)
 	if err == nil {
@@ -251,9 +249,9 @@ func (l *Ledger) setAside(uid types.UID) error {
 	return nil
 }
 
-// readGrants reads the file of grants, unless it has been read. A file that is not
-// understood is set aside; PodResources still tells what containers have. While the
-// file cannot be read or set aside, it is not written either.
+// readGrants reads the file of grants, unless it was read before. An invalid file is set aside;
+// PodResources still lists the containers' devices. While the file cannot be read or set aside, it is
+// not written either.
 func (l *Ledger) readGrants() error {
 	defer l.saving.take()()
 	l.mu.Lock()
@@ -286,7 +284,7 @@ func (l *Ledger) readGrants() error {
 		l.put(newAccount(g, Given))
 	}
 	if l.isOpen() {
-		notify(l.changed) // their outputs are missing perhaps
+		notify(l.changed) // their outputs may be missing
 	}
 	return damaged
 }

@@ -12,7 +12,7 @@ type Present struct {
 	Snapshot *rules.Snapshot // may be nil
 
 	once  sync.Once
-	parts Parts // of the snapshot, once Parts was called
+	parts Parts // of the snapshot, set by the first call of Parts
 }
 
 // Device implements [Stock].
@@ -47,10 +47,10 @@ func (p *Present) Parts(silicon string) []string {
 	return p.parts[silicon]
 }
 
-// Parts lists the names of devices by the silicon that they are parts of.
+// Parts lists the names of partitions by their physical device.
 type Parts map[string][]string
 
-// Add adds a device, unless the device is a piece of silicon of its own.
+// Add adds a device if the device is a partition.
 func (p *Parts) Add(d *discovery.Device) {
 	if d.PartOf == nil {
 		return

@@ -13,11 +13,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Read returns who has which devices, by the devices' names, as the files of a
-// ledger in a directory of the host say. It is for those who are not the agent,
-// and only reads. Claims of another boot than that of the boot ID have nothing,
-// if there is one. The devices that a damaged file names count; one that names
-// nothing is an error.
+// Read returns the owners of devices, by the name of the device, from the files of a ledger in a
+// directory of the host. It is for programs other than the agent, and only reads. If boot is not "",
+// claims of another boot own nothing. The devices in a damaged file are included; a damaged file
+// without devices is an error.
 func Read(host fs.FS, dir, boot string) (map[string]string, error) {
 	entries, err := ReadEntries(host, dir, boot)
 	held := make(map[string]string)
@@ -40,7 +39,7 @@ func Read(host fs.FS, dir, boot string) (map[string]string, error) {
 	return held, err
 }
 
-// ReadEntries returns the claims and grants of which [Read] tells the devices.
+// ReadEntries returns the claims and grants whose devices [Read] returns.
 func ReadEntries(host fs.FS, dir, boot string) (entries []Entry, err error) {
 	claims, err := readClaims(host, path.Join(dir, claimsDir), boot)
 	for _, c := range claims {
@@ -63,8 +62,8 @@ func ReadEntries(host fs.FS, dir, boot string) (entries []Entry, err error) {
 	return entries, errors.Join(err, grantsErr)
 }
 
-// ReadSince returns since when a claim has its devices, as the files of a ledger say: when its
-// record was written if that does not say, zero if it cannot be told.
+// ReadSince returns the time since when a claim has its devices, from the files of a ledger: the time
+// in its record, or the modification time of the record if it has none, or zero if neither is known.
 func ReadSince(host fs.FS, dir string, uid types.UID) time.Time {
 	file := path.Join(dir, claimsDir, string(uid)+claimExtension)
 	if data, err := fs.ReadFile(host, file); err == nil {
@@ -99,7 +98,7 @@ func readClaims(host fs.FS, dir, boot string) (claims []*Claim, err error) {
 		}
 		c := &Claim{}
 		if err == nil {
-			_, body, _ := bytes.Cut(data, []byte("\n")) // whatever its version and checksum
+			_, body, _ := bytes.Cut(data, []byte("\n")) // of any version and checksum
 			err = json.Unmarshal(body, c)
 		}
 		if err != nil {

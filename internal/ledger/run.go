@@ -16,12 +16,11 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// interval is how often the files are compared with the entries.
+// interval is the time between two comparisons of the files with the entries.
 const interval = 30 * time.Second
 
-// Run makes the files of entries what they should be, at once where one could
-// not be written or removed and else at an interval, until the context ends.
-// The ledger must be open.
+// Run reconciles the files with the entries until the context ends: at once after a failed write or
+// removal, otherwise at an interval. The ledger must be open.
 func (l *Ledger) Run(ctx context.Context) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
@@ -44,7 +43,7 @@ func (l *Ledger) Run(ctx context.Context) {
 	}
 }
 
-// Reconcile makes the files of entries what they should be, once.
+// Reconcile makes the files match the entries, once.
 func (l *Ledger) Reconcile(ctx context.Context) error {
 	read := l.readGrants()
 	l.mu.Lock()
@@ -65,8 +64,8 @@ func (l *Ledger) Reconcile(ctx context.Context) error {
 	return errors.Join(append(errs, l.restoreFiles())...)
 }
 
-// sweep removes the outputs of claims that are no more: those that could not be removed, and those that a backup
-// brought back. An agent that starts and finds them would have to take them for claims whose files were lost.
+// sweep removes the outputs of ended claims: outputs whose removal failed, and outputs that a backup
+// restored. At its start an agent would mistake them for those of claims whose files were lost.
 func (l *Ledger) sweep() error {
 	var errs []error
 	for _, o := range l.outputs {
@@ -75,14 +74,15 @@ func (l *Ledger) sweep() error {
 	return errors.Join(errs...)
 }
 
-// Look hands what is there because of a claim to remove, if there is nothing else of the claim, and
-// reports whether there is. A claim that a call is about is left to the call.
+// Look calls remove, which removes files of a claim, unless the ledger has an entry of the claim, and
+// reports whether it has one. If a call for the claim is in progress, Look leaves the files to that
+// call.
 func (l *Ledger) Look(uid types.UID, remove func() error) (known bool, err error) {
 	return l.look(uid, remove)
 }
 
-// look removes the files of a claim of which there is nothing else, and reports
-// whether there is. A claim that a call is about is left to the call.
+// look removes files of a claim without an entry, and reports whether the claim has one. If a call
+// for the claim is in progress, look leaves the files to that call.
 func (l *Ledger) look(uid types.UID, remove func() error) (known bool, err error) {
 	unlock, busy := l.locks.try(string(uid))
 	if busy != nil {
@@ -97,7 +97,7 @@ func (l *Ledger) look(uid types.UID, remove func() error) (known bool, err error
 	return false, remove()
 }
 
-// tidy removes temporary files of an age.
+// tidy removes temporary files that are older than age.
 func (l *Ledger) tidy(age time.Duration) error {
 	var errs []error
 	for _, dir := range append([]string{"", claimsDir, filepath.Dir(grantsFile)}, l.config.Beside...) {
@@ -111,7 +111,7 @@ func (l *Ledger) tidy(age time.Duration) error {
 	return errors.Join(errs...)
 }
 
-// present returns the names of the files of claims, nil if they are not known.
+// present returns the names of the claims' files, or nil if they cannot be listed.
 func (l *Ledger) present() (map[string]bool, error) {
 	files, err := l.claims.List(l.file(claimsDir))
 	if err != nil {
@@ -124,7 +124,7 @@ func (l *Ledger) present() (map[string]bool, error) {
 	return names, nil
 }
 
-// reconcile does what is to be done for one entry, unless a call does.
+// reconcile makes the files of one entry match the entry, unless a call for it is in progress.
 func (l *Ledger) reconcile(e Entry, present map[string]bool) error {
 	key := e.Key()
 	if s, ok := e.(*Sealed); ok {
@@ -153,11 +153,11 @@ func (l *Ledger) reconcile(e Entry, present map[string]bool) error {
 	return l.Write(key)
 }
 
-// restoreClaim writes the file of a claim that was lost.
+// restoreClaim writes the lost file of a claim.
 func (l *Ledger) restoreClaim(c *Claim) error {
 	file := l.claimFile(c.UID)
 	if _, err := l.claims.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
-		return nil // it was written since
+		return nil // written meanwhile
 	}
 	data, err := c.file()
 	if err == nil {
@@ -169,8 +169,8 @@ func (l *Ledger) restoreClaim(c *Claim) error {
 	return nil
 }
 
-// restoreSealed writes down what is known of a claim of which there is no file: an agent
-// that starts would know nothing of it.
+// restoreSealed writes a record for a claim that has no file. Otherwise an agent that starts would
+// not know the claim.
 func (l *Ledger) restoreSealed(s *Sealed, present map[string]bool) error {
 	a := l.account(s.Key())
 	if a == nil || a.entry != Entry(s) || a.state == Past || s.unread || present == nil {
@@ -183,7 +183,7 @@ func (l *Ledger) restoreSealed(s *Sealed, present map[string]bool) error {
 	}
 	data, err := s.file(l.config.Boot)
 	if err == nil {
-		err = l.sayBoot() // as for any file of a claim
+		err = l.sayBoot() // as before any file of a claim
 	}
 	if err == nil {
 		_, err = l.claims.Write(l.file(filepath.Join(claimsDir, string(s.UID)+badExtension+"0")), data, 0o600)
@@ -194,13 +194,13 @@ func (l *Ledger) restoreSealed(s *Sealed, present map[string]bool) error {
 	return nil
 }
 
-// unseal reads a claim's file again that could not be read.
+// unseal reads the file of a claim again if it was unreadable.
 func (l *Ledger) unseal(s *Sealed) error {
 	if a := l.account(s.Key()); !s.unread || a == nil || a.entry != Entry(s) {
 		return nil
 	}
 	if l.account(string(s.UID)) != nil {
-		return nil // the claim was given anew
+		return nil // the claim was prepared again
 	}
 	data, err := l.claims.Read(l.claimFile(s.UID))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -210,12 +210,12 @@ func (l *Ledger) unseal(s *Sealed) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case err != nil: // it is gone
+	case err != nil: // the file was removed
 		l.drop(s.Key())
 	case decodeErr == nil && c.UID == s.UID:
 		l.drop(s.Key())
 		l.put(newAccount(c, l.stateOf(c)))
-	default: // it is damaged, and stays where it is until its claim ends
+	default: // the file is damaged, and stays where it is until the claim ends
 		read := *s
 		read.unread = false
 		l.put(read.account())
@@ -223,8 +223,8 @@ func (l *Ledger) unseal(s *Sealed) error {
 	return nil
 }
 
-// restoreFiles writes the files again that are of no single claim, if they are
-// missing or could not be written.
+// restoreFiles writes the files that several claims share, if they are missing or their last write
+// failed.
 func (l *Ledger) restoreFiles() error {
 	l.mu.Lock()
 	unsaved, some, booted := l.unsaved, len(l.grants()) > 0, l.booted
@@ -239,8 +239,8 @@ func (l *Ledger) restoreFiles() error {
 	return errors.Join(errs...)
 }
 
-// Claims returns the claims that are prepared, or whose devices are being
-// changed, in the order of their UIDs. There are none before the ledger is open.
+// Claims returns the claims that are prepared, or whose devices are being changed, sorted by UID. It
+// returns none before the ledger is open.
 func (l *Ledger) Claims() []*Claim {
 	if !l.isOpen() {
 		return nil
@@ -250,8 +250,7 @@ func (l *Ledger) Claims() []*Claim {
 	return claimsOf(sorted(l.accounts))
 }
 
-// Owed are the claims of which there is anything, whatever the boot, with their
-// names where those are known.
+// Owed returns all claims with an entry, of any boot, with their names if these are known.
 func (l *Ledger) Owed() []Owner {
 	l.mu.Lock()
 	defer l.mu.Unlock()

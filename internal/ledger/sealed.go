@@ -11,29 +11,30 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Sealed is the entry of a claim whose file is not understood, is missing, or
-// cannot be read at present. It keeps everybody from what is known of it: what
-// the claim's CDI spec names, and what can be read of the file.
+// Sealed is the entry of a claim whose file is invalid, missing, or temporarily unreadable. It blocks
+// the devices that the claim is known to have: those in the claim's CDI spec, and those that can be
+// read from the file.
 type Sealed struct {
 	UID     types.UID
 	Devices []SealedDevice
 
-	// all says that not even that is known: it may be anything that is not open.
+	// all reports that the devices are unknown: the claim may have any device, except those with
+	// unlimited sharing.
 	all bool
 
-	unread bool // the file is there, and reading it failed
-	past   bool // it is of an earlier boot, and nothing is known of it
+	unread bool // the file exists, but reading it failed
+	past   bool // the entry is of an earlier boot and has no known devices
 }
 
-// SealedDevice is what is known of one device of a sealed entry.
+// SealedDevice is the known part of one device of a sealed entry.
 type SealedDevice struct {
-	Name    string // perhaps that of a share of it
-	Silicon string // "" if it is not known
+	Name    string // possibly that of a share of the device
+	Silicon string // "" if not known
 	Files   []discovery.HostFile
-	Nodes   []Node // that the claim was given
+	Nodes   []Node // nodes that the claim was given
 }
 
-// account returns the account of the entry.
+// account returns an account for the entry.
 func (s *Sealed) account() *account {
 	if s.past {
 		return newAccount(s, Past)
@@ -41,7 +42,7 @@ func (s *Sealed) account() *account {
 	return newAccount(s, Given)
 }
 
-// Key is the claim's UID with a mark, since a claim may have an entry besides.
+// Key is the claim's UID with a suffix, because the claim may have another entry too.
 func (s *Sealed) Key() string { return sealedKey(string(s.UID)) }
 
 func sealedKey(uid string) string { return uid + " sealed" }
@@ -69,9 +70,9 @@ func (s *Sealed) Files() (files []discovery.HostFile) {
 	return files
 }
 
-// describedBy returns the entry with the files of its devices as the snapshot has
-// them, which goes before what a damaged file says. It may have been given the
-// files of any device if it is not known which it has.
+// describedBy returns the entry with the files of its devices from the snapshot, which take
+// precedence over those in a damaged file. If the claim's devices are unknown, the entry gets the
+// files of all devices, because the claim may have been given any of them.
 func (s *Sealed) describedBy(stock Stock) *Sealed {
 	if stock == nil {
 		return s
@@ -91,7 +92,7 @@ func (s *Sealed) describedBy(stock Stock) *Sealed {
 	return &described
 }
 
-// who names the owner for those who may not have what it has.
+// who names the owner in a message for other owners.
 func (s *Sealed) who() string {
 	if s.all {
 		return fmt.Sprintf("%s, whose record cannot be read: it may have any device, until it is unprepared", s.Owner())
@@ -99,13 +100,13 @@ func (s *Sealed) who() string {
 	return fmt.Sprintf("%s, whose record cannot be read", s.Owner())
 }
 
-// seal returns what is known of a claim by its file, which may be nil, and by
-// the devices that its CDI spec names. The past is what an earlier boot left.
+// seal returns the known part of a claim, from the data of its file, which may be nil, and the
+// devices in its CDI spec. past reports that an earlier boot left the file.
 func seal(uid types.UID, data []byte, named []SealedDevice, boot string, past bool) *Sealed {
 	s := &Sealed{UID: uid}
 	damaged := true
 	if body, err := checked(data); err == nil {
-		damaged = false // it is a newer agent's
+		damaged = false // the checksum is valid: a newer agent wrote the file
 		if of := bootOf(body); of != "" && of != boot {
 			return s
 		}
@@ -124,8 +125,8 @@ func bootOf(body []byte) string {
 	return c.Boot
 }
 
-// salvaged is what is read of a file that is not understood, and written of a sealed
-// entry whose file is gone.
+// salvaged is the part that is read from an invalid file, and written for a sealed entry without a
+// file.
 type salvaged struct {
 	Boot    string           `json:"boot"`
 	Results []salvagedResult `json:"results"`
@@ -140,8 +141,8 @@ type salvagedResult struct {
 	Nodes   []Node               `json:"nodes,omitempty"`
 }
 
-// file returns the bytes of a file that says of the entry what is known. Where that is
-// not all, the file is as good as damaged.
+// file returns the record of a sealed entry. If the entry's devices are not all known, the record
+// reads like a damaged file.
 func (s *Sealed) file(boot string) ([]byte, error) {
 	c := salvaged{Boot: boot}
 	for _, d := range s.Devices {
@@ -154,9 +155,8 @@ func (s *Sealed) file(boot string) ([]byte, error) {
 	return append([]byte(checksum(body)+"\n"), body...), nil
 }
 
-// salvage returns what a file still says of the devices: the names, the silicon
-// and the files of the host that go with them. It is only good enough to keep
-// others from the devices, and to remove the files.
+// salvage returns the devices that an invalid file names, with their physical devices, nodes and host
+// files. The result is only good enough to block the devices and to remove the files.
 func salvage(body []byte, boot string) (devices []SealedDevice) {
 	var c salvaged
 	// A field of the wrong type is left out, and the rest is read.

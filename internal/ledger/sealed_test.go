@@ -20,7 +20,7 @@ import (
 
 var open = rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}}
 
-// damage makes the file of a claim one that cannot be understood.
+// damage makes the file of a claim invalid.
 func (b *bench) damage(c *Claim) {
 	b.t.Helper()
 	if err := os.WriteFile(b.claimFile(c.UID), nil, 0o600); err != nil {
@@ -28,9 +28,8 @@ func (b *bench) damage(c *Claim) {
 	}
 }
 
-// A damaged file without a spec may be of a claim that has any device. Nothing
-// that is not open is given until the claim is unprepared; in another boot it
-// keeps nobody out.
+// A claim with a damaged file and no spec may have any device. Only devices with unlimited sharing
+// are allocated until the claim is unprepared. After a reboot it blocks nothing.
 func TestDamagedFileWithoutSpec(t *testing.T) {
 	s := host(gpu("a", 128), gpu("b", 129), open)
 	s.withFile("a")
@@ -48,7 +47,7 @@ func TestDamagedFileWithoutSpec(t *testing.T) {
 			}
 			b.mustRefuse(other, s, "device b is held by claim with UID uid-c, whose record cannot be read")
 			b.mustGive(claim("open", s["kvm"]), s)
-			b.mustGive(claim("c", s["a"]), s) // its own claim can be prepared beside it
+			b.mustGive(claim("c", s["a"]), s) // the claim itself can be prepared
 			b.mustRefuse(other, s, "held by claim with UID uid-c")
 			b.open()
 			b.mustRefuse(other, s, "held by claim with UID uid-c")
@@ -63,8 +62,8 @@ func TestDamagedFileWithoutSpec(t *testing.T) {
 	}
 }
 
-// A file that a loss of power left damaged is of the past, also once the file
-// boot says the present boot, and for an agent that starts then.
+// A file that was damaged by a power failure belongs to an earlier boot, also after the file boot has
+// the present boot, and for an agent that starts then.
 func TestDamagedFileOfThePast(t *testing.T) {
 	s := host(gpu("a", 128), gpu("b", 129))
 	for name, at := range map[string]string{"removed at once": "", "removed when a claim is given": "uid-c"} {
@@ -104,8 +103,8 @@ func (s stock) withFile(name string) {
 	s[name] = d
 }
 
-// The host files of a claim of which nothing is known are those that the host's
-// devices have and nobody else.
+// The host files of a claim with unknown devices are those of the host's devices that no other entry
+// needs.
 func TestFilesOfAClaimOfWhichNothingIsKnown(t *testing.T) {
 	s := host(gpu("a", 128), gpu("b", 129))
 	s.withFile("a")
@@ -119,7 +118,7 @@ func TestFilesOfAClaimOfWhichNothingIsKnown(t *testing.T) {
 	}
 }
 
-// A damaged file beside a spec keeps what the spec names.
+// A claim with a damaged file and a spec keeps the devices of the spec.
 func TestDamagedFileWithSpec(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128), gpu("b", 129), part("card", "p0", 4), part("card", "p1", 4), part("card", "card", 8))
@@ -137,8 +136,8 @@ func TestDamagedFileWithSpec(t *testing.T) {
 	}
 }
 
-// A claim of a newer agent keeps what its file names, and is read again by an
-// agent that understands it.
+// A claim of a newer agent keeps the devices in its file. An agent that understands the file reads it
+// again.
 func TestNewerFile(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128), gpu("b", 129))
@@ -153,7 +152,7 @@ func TestNewerFile(t *testing.T) {
 	b.mustRefuse(claim("another", s["a"]), s, "held by claim with UID uid-c")
 }
 
-// One error of reading is not damage.
+// One read error is not damage.
 func TestFileThatCannotBeReadAtPresent(t *testing.T) {
 	s := host(gpu("a", 128), gpu("b", 129))
 	for name, failures := range map[string]int{"once": 1, "for a while": 100} {
@@ -186,8 +185,8 @@ func TestFileThatCannotBeReadAtPresent(t *testing.T) {
 	}
 }
 
-// A claim of which only the spec is left, since somebody wiped the agent's
-// directory, keeps what the spec names until it is unprepared.
+// If the agent's directory was removed and only the spec of a claim is left, the claim keeps the
+// devices of the spec until it is unprepared.
 func TestSpecWithoutFile(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128), gpu("b", 129))
@@ -199,7 +198,7 @@ func TestSpecWithoutFile(t *testing.T) {
 	}
 	b.open()
 	select {
-	case <-b.changed: // so that Run writes it down at once
+	case <-b.changed: // so that Run writes the entry at once
 	default:
 		t.Error("it is not written down")
 	}
@@ -220,8 +219,8 @@ func TestSpecWithoutFile(t *testing.T) {
 	b.mustGive(claim("other", s["a"]), s)
 }
 
-// The ledger stays closed while the specs cannot be listed. Else a running pod whose
-// claim has only a spec would lose it, and its device.
+// The ledger stays closed while the specs cannot be listed. Otherwise a running pod whose claim has
+// only a spec would lose its device.
 func TestSpecsThatCannotBeListed(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128))
@@ -256,8 +255,7 @@ func listing(whole bool, cdi ...string) *kubeletapi.Listing {
 	}}}
 }
 
-// Where the spec is gone too, the kubelet still knows which CDI devices
-// containers have.
+// If the spec is gone too, the kubelet still lists the CDI devices of containers.
 func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	const uid = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10"
 	b := newBench(t)
@@ -270,15 +268,15 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID "+uid)
 	b.mustGive(claim("another", s["b"]), s)
 	select {
-	case <-b.changed: // so that Run writes it down at once
+	case <-b.changed: // so that Run writes the entry at once
 	default:
 		t.Error("it is not written down")
 	}
 	if err := b.End(uid, s); err != nil {
 		t.Fatal(err)
 	}
-	// An answer that was asked for before says nothing of what is since, and the kubelet
-	// names a claim for a moment after it was unprepared.
+	// An answer that was requested before is out of date, and the kubelet lists a claim for a moment
+	// after it was unprepared.
 	for _, asked := range []time.Time{asked, time.Now()} {
 		if err := b.Observe(asked, said, always(s)); err != nil {
 			t.Fatal(err)
@@ -287,8 +285,8 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	b.mustGive(claim("other", s["a"]), s)
 }
 
-// The kubelet does not say how much of a device a claim has, so claims that only it knows
-// keep each other out until all but one have ended.
+// The kubelet does not report how much of a device a claim has. Claims that are known only from the
+// kubelet block each other until all except one have ended.
 func TestSharesThatOnlyTheKubeletKnows(t *testing.T) {
 	const one, other = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10", "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a11"
 	b := newBench(t)
@@ -310,8 +308,8 @@ func TestSharesThatOnlyTheKubeletKnows(t *testing.T) {
 	b.mustGive(share(one), s)
 }
 
-// The facts about a claim without a file survive an agent that ends after somebody has
-// wiped its directory and the specs, and while the kubelet does not answer.
+// The known part of a claim without a file survives a restart of the agent, even if its directory and
+// the specs were removed and the kubelet does not answer.
 func TestSealedIsWrittenDown(t *testing.T) {
 	for name, all := range map[string]bool{"a device is known": false, "nothing is known": true} {
 		t.Run(name, func(t *testing.T) {
@@ -335,7 +333,7 @@ func TestSealedIsWrittenDown(t *testing.T) {
 				b.open()
 			}
 			b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID uid-c")
-			moved := gpu("b", 128) // has the node that the claim was given
+			moved := gpu("b", 128) // it has the node that the claim was given
 			b.mustRefuse(claim("moved", moved), host(moved), "held by claim with UID uid-c")
 			if all {
 				b.mustRefuse(claim("another", s["b"]), s, "it may have any device")
@@ -351,7 +349,7 @@ func TestSealedIsWrittenDown(t *testing.T) {
 	}
 }
 
-// The boot is said again before a claim is given in a directory that was wiped.
+// After its directory was removed, the ledger writes the file boot before it allocates a claim.
 func TestBootIsSaidAgain(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128), gpu("b", 129))
@@ -365,8 +363,8 @@ func TestBootIsSaidAgain(t *testing.T) {
 	}
 }
 
-// An agent that is killed may leave a file boot that a loss of power takes back. So the
-// next one synchronises its directory when it opens.
+// A killed agent may leave a file boot that a power failure reverts, so the next agent synchronizes
+// its directory when it opens the ledger.
 func TestBootIsSynchronisedByEachAgent(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128))
@@ -397,8 +395,7 @@ func TestBootIsSynchronisedByEachAgent(t *testing.T) {
 	}
 }
 
-// A damaged file boot does not say that this is another boot: a record that cannot
-// be understood keeps others out.
+// A damaged file boot is not evidence of another boot: an invalid record blocks other owners.
 func TestDamagedBoot(t *testing.T) {
 	s := host(gpu("a", 128), gpu("b", 129))
 	for name, text := range map[string]string{
@@ -418,8 +415,8 @@ func TestDamagedBoot(t *testing.T) {
 	}
 }
 
-// After a reboot PodResources names what the kubelet's checkpoint has, though nothing
-// of it is prepared. Claims that lost their records do not wait for each other.
+// After a reboot PodResources lists the content of the kubelet's checkpoint, although nothing of it
+// is prepared. Claims that lost their records do not wait for each other.
 func TestKubeletKnowsClaimsOfTheEarlierBoot(t *testing.T) {
 	const uid = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10"
 	b := newBench(t)
@@ -508,8 +505,8 @@ func FuzzDecodeGrants(f *testing.F) {
 	})
 }
 
-// Claims whose files were lost are noted for as long as the boot lasts, also by agents
-// that start when there are other files again, and also if only the claims' files went.
+// Claims whose files were lost are recorded for as long as the boot lasts, also by agents that start
+// when other files exist again, and also if only the claims' files were lost.
 func TestClaimsAreNotedAfterALoss(t *testing.T) {
 	const uid = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10"
 	said := func() *kubeletapi.Listing { return listing(true, "chandler.dev/claim="+uid+"-0-a") }
@@ -553,7 +550,7 @@ func TestClaimsAreNotedAfterALoss(t *testing.T) {
 	}
 }
 
-// A claim of an earlier boot keeps nobody out, whether it can be ended or not.
+// A claim of an earlier boot blocks no other owner, even if its end fails.
 func TestPastThatCannotBeEnded(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128))
@@ -573,8 +570,8 @@ func TestPastThatCannotBeEnded(t *testing.T) {
 	}
 }
 
-// The spec of a claim that ended is removed when a backup brings it back while the agent runs, and keeps nothing. That
-// of a claim whose record somebody removed stays.
+// If a backup restores the spec of an ended claim while the agent runs, the spec is removed and
+// blocks nothing. The spec of a claim whose record was removed stays.
 func TestSpecThatComesBack(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128), gpu("b", 129))

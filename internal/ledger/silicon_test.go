@@ -9,18 +9,18 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// inGroup returns a PCI function of IOMMU group 3, as the functions of a group are described while one of them is
-// under vfio.
+// inGroup returns a PCI function of IOMMU group 3. It is described as the functions of a group are
+// while one of them is bound to vfio.
 func inGroup(name string) rules.Offered {
 	one := map[string]resource.Quantity{"group": resource.MustParse("1")}
 	return rules.Offered{Device: discovery.Device{Name: name, Takes: one, PartOf: &discovery.Silicon{Name: "iommu-group-3", Counters: one}}}
 }
 
-// alone returns a PCI function that is a piece of silicon of its own.
+// alone returns a PCI function that is a physical device of its own.
 func alone(name string) rules.Offered { return rules.Offered{Device: discovery.Device{Name: name}} }
 
-// A claim is judged by the silicon that it recorded and by the present one. Functions of one IOMMU group become one
-// piece of silicon, or separate ones, while claims have them.
+// Allocation considers both the physical device in a claim's record and the present one. Functions of
+// one IOMMU group become one physical device, or separate ones, while claims have them.
 func TestSiliconChangesUnderClaim(t *testing.T) {
 	for name, test := range map[string]struct {
 		before, now stock

@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// A container may have thousands of shares of a device, and what is done with them takes
-// time in proportion to their number. The steps are counted, since time is not to be
-// relied on.
+// A container may have thousands of shares of a device. The cost must be proportional to their
+// number. The test counts allocations, because time measurements are unreliable.
 func TestManyShares(t *testing.T) {
 	allocations := func(shares int) float64 {
 		return testing.AllocsPerRun(1, func() {

@@ -7,19 +7,18 @@ import (
 	"chandler.dev/discovery"
 )
 
-// View is the ledger of one moment. It is never modified.
+// View is a snapshot of the ledger. It is never modified.
 type View struct {
-	accounts  []*account // in the order of their keys
+	accounts  []*account // sorted by key
 	index     index
-	strangers map[string]*Grant // by key, what other plugins gave
+	strangers map[string]*Grant // allocations of other plugins, by key
 	stock     Stock
 	version   int
-	perhaps   string // why a container may have what nobody is known to have, "" if none may
+	perhaps   string // reason why a container may have a device without a recorded owner, or ""
 }
 
-// View returns the ledger as it is now, for a host that has the stock. The stock
-// may be nil where only entries are listed. The view of a ledger that is not open
-// shows nothing.
+// View returns the present state of the ledger for a host with the stock. The stock may be nil if the
+// caller only lists entries. The view of a ledger that is not open is empty.
 func (l *Ledger) View(s Stock) *View {
 	if !l.isOpen() {
 		return &View{index: newIndex(), stock: s}
@@ -39,8 +38,7 @@ func (l *Ledger) View(s Stock) *View {
 	return &v
 }
 
-// ViewOf returns a view of entries that are all given, for those who compute what
-// follows from one.
+// ViewOf returns a view in which the given entries are allocated, to compute what follows from that.
 func ViewOf(s Stock, entries ...Entry) *View {
 	v := &View{index: newIndex(), stock: s}
 	accounts := make(map[string]*account)
@@ -53,25 +51,24 @@ func ViewOf(s Stock, entries ...Entry) *View {
 	return v
 }
 
-// Same reports whether two views show the same.
+// Same reports whether two views have the same content.
 func (v *View) Same(other *View) bool {
 	return v == other || v != nil && other != nil && v.version != 0 && v.version == other.version && v.perhaps == other.perhaps && v.stock == other.stock
 }
 
-// Blocked says why an owner by an API cannot have what it wants, nil if it can.
-// The key is that of an entry of the owner's own, which may be "".
+// Blocked returns the reason why an owner by an API cannot get the wanted devices, or nil. own is the
+// key of the owner's present entry, or "".
 func (v *View) Blocked(by discovery.Mode, own string, want []Hold) *Blocked {
 	return v.index.blocked(question{by: by, own: own, want: want, stock: v.stock})
 }
 
-// Perhaps says why a container may have what nobody is known to have, "" if none may.
+// Perhaps returns the reason why a container may have a device without a recorded owner, or "".
 func (v *View) Perhaps() string { return v.perhaps }
 
-// Claims returns the claims that are prepared, or whose devices are being
-// changed.
+// Claims returns the claims that are prepared, or whose devices are being changed.
 func (v *View) Claims() []*Claim { return claimsOf(v.accounts) }
 
-// claimsOf returns the claims of accounts that are not of an earlier boot.
+// claimsOf returns the claims of accounts, without those of an earlier boot.
 func claimsOf(accounts []*account) (claims []*Claim) {
 	for _, a := range accounts {
 		if c, ok := a.entry.(*Claim); ok && a.state != Past {
@@ -81,8 +78,7 @@ func claimsOf(accounts []*account) (claims []*Claim) {
 	return claims
 }
 
-// Sealed returns the entries of this boot whose records were set aside, since they are
-// not understood.
+// Sealed returns the entries of this boot whose records were set aside as unreadable.
 func (v *View) Sealed() (sealed []*Sealed) {
 	for _, a := range v.accounts {
 		if s, ok := a.entry.(*Sealed); ok && a.state != Past {
@@ -92,8 +88,8 @@ func (v *View) Sealed() (sealed []*Sealed) {
 	return sealed
 }
 
-// Grants returns what containers have by classic IDs, whatever plugin gave them.
-// Those that have left the kubelet's books are not among them.
+// Grants returns the allocations by classic IDs, of any plugin. It leaves out allocations that the
+// kubelet has released.
 func (v *View) Grants() (grants []*Grant) {
 	for _, a := range v.accounts {
 		if g, ok := a.entry.(*Grant); ok && a.state != Ending {
@@ -103,14 +99,14 @@ func (v *View) Grants() (grants []*Grant) {
 	return grants
 }
 
-// Ours returns the grants that were given here, or were adopted.
+// Ours returns the grants of this agent, including adopted ones.
 func (v *View) Ours() []*Grant {
 	return slices.DeleteFunc(v.Grants(), func(g *Grant) bool { return v.strangers[g.Key()] != nil })
 }
 
-// Owners returns who has something that was given here, whose claim has not ended yet, or
-// whose entry is not understood. Those are ending that PodResources does not name any more,
-// and that have not left the kubelet's books for good.
+// Owners returns the owners of this agent's allocations, including claims that have not ended and
+// entries with unreadable records. ending are the owners of grants that PodResources no longer lists
+// and that the kubelet has not released for good.
 func (v *View) Owners() (owners, ending []Owner) {
 	for _, a := range v.accounts {
 		grant, isGrant := a.entry.(*Grant)
@@ -126,7 +122,7 @@ func (v *View) Owners() (owners, ending []Owner) {
 	return owners, ending
 }
 
-// Has reports whether somebody has a device.
+// Has reports whether a device is allocated.
 func (v *View) Has(device string) bool {
 	for _, a := range v.index.of[device] {
 		if a.state != Past && slices.ContainsFunc(a.holds, func(h Hold) bool { return h.Device == device }) {
@@ -136,9 +132,9 @@ func (v *View) Has(device string) bool {
 	return false
 }
 
-// Renumbered says how the devices of a grant have other nodes than those that its
-// container was given, "" if they have the same. Numbers do not count: after a
-// reboot the container is given whatever bears the paths.
+// Renumbered describes how the nodes of a grant's devices differ from those that its container was
+// given, or returns "". It ignores numbers: after a reboot the container is given the nodes that have
+// the paths then.
 func (v *View) Renumbered(g *Grant) string {
 	given := slices.Clone(g.Nodes)
 	for i := range given {
@@ -147,8 +143,8 @@ func (v *View) Renumbered(g *Grant) string {
 	return Renumbered(given, g.Devices, v.stock)
 }
 
-// OwnerOf returns who keeps the other API from silicon, because an owner by this
-// API has any of it; "" if nobody does. An open device is nobody's.
+// OwnerOf returns the owner that blocks the other API from a physical device, because an owner by
+// this API has a part of it, or "". A device with unlimited sharing has no owner.
 func (v *View) OwnerOf(api discovery.Mode, silicon string) (who string) {
 	q := question{by: discovery.ModeDRA, of: api, want: []Hold{{Device: silicon, Silicon: silicon, Whole: true}}, stock: v.stock}
 	if api == discovery.ModeDRA {
