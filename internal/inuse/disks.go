@@ -18,16 +18,16 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// disks are the block devices of a host and what they are in use for.
+// disks are the block devices of a host with their uses.
 type disks struct {
-	all         []sysfs.Device    // partitions too
+	all         []sysfs.Device    // including partitions
 	controllers []controller      // of NVMe subsystems
-	users       map[string]string // what uses one, by its numbers "259:1" ("c 241:0" of a character device) or its name "nvme0n1p1"
+	users       map[string]string // use of a disk, by its numbers "259:1" ("c 241:0" for a character device) or by its name "nvme0n1p1"
 
-	tags map[string]string // where what a host shares with its guest is mounted, by its tag
+	tags map[string]string // mount points of file systems that a host shares with its guest, by tag
 
-	lists *reader // lists the above; what it could not read may be a disk on any function
-	reads *reader // reads what disks are used for
+	lists *reader // reads the lists above; after an error, any function may have an unlisted disk
+	reads *reader // reads the uses of disks
 }
 
 // controller is a controller of an NVMe subsystem.
@@ -35,24 +35,24 @@ type controller struct {
 	sysfs.Device
 
 	subsystem sysfs.Device
-	paths     []string // to namespaces, "nvme0c1n2"
+	paths     []string // paths to namespaces, "nvme0c1n2"
 }
 
-// reaches reports whether the controller is a path to a namespace of its subsystem, or
-// to the one that a partition is on. The kernel calls the path to nvme0n2 by controller
-// 1 nvme0c1n2 (nvme_mpath_set_disk_name in drivers/nvme/host/multipath.c).
+// reaches reports whether the controller is a path to a namespace of its subsystem, or to the
+// namespace of a partition. The kernel names the path to nvme0n2 through controller 1 nvme0c1n2
+// (nvme_mpath_set_disk_name in drivers/nvme/host/multipath.c).
 func (c controller) reaches(disk sysfs.Device) bool {
 	head := strings.TrimPrefix(disk.Path, c.subsystem.Path+"/")
 	head, _, _ = strings.Cut(head, "/")
 	subsystem, namespace, ok := cutLast(head, "n")
 	if !ok {
-		return true // that is no name of a namespace
+		return true // not a name of a namespace
 	}
 	_, instance, ok := cutLast(c.Name(), "nvme")
 	return !ok || slices.Contains(c.paths, subsystem+"c"+instance+"n"+namespace)
 }
 
-// cutLast cuts a text before and after the last separator.
+// cutLast splits a text at the last separator.
 func cutLast(text, separator string) (before, after string, found bool) {
 	i := strings.LastIndex(text, separator)
 	if i < 0 {
@@ -61,10 +61,10 @@ func cutLast(text, separator string) (before, after string, found bool) {
 	return text[:i], text[i+len(separator):], true
 }
 
-// maxTable bounds what is read of a table in /proc, in bytes.
+// maxTable is the maximum size of a table in /proc, in bytes.
 const maxTable = 16 << 20
 
-// listDisks returns which disks there are, and not what they are in use for.
+// listDisks lists the disks without their uses.
 func listDisks(host *discovery.Host) *disks {
 	d := &disks{users: make(map[string]string), tags: make(map[string]string), lists: &reader{FS: host.FS}, reads: &reader{FS: host.FS}}
 	d.all, _ = sysfs.Class(d.lists, "block")
@@ -81,11 +81,11 @@ func readDisks(host *discovery.Host) *disks {
 	d.addTargets()
 	for pattern, user := range map[string]string{
 		"sys/fs/btrfs/*/devices/*": "btrfs",
-		// A directory for each mounted file system, in whichever mount namespace.
+		// One directory for each mounted file system, in any mount namespace.
 		"sys/fs/ext4/*":   "its ext4 file system is mounted",
 		"sys/fs/xfs/*":    "its XFS file system is mounted",
 		"sys/fs/f2fs/*":   "its F2FS file system is mounted",
-		"proc/fs/jbd2/*":  "the journal of a mounted file system is on it", // "sda1-8", or "sdb1" on a disk of its own
+		"proc/fs/jbd2/*":  "the journal of a mounted file system is on it", // "sda1-8", or "sdb1" for a separate journal disk
 		"sys/fs/erofs/*":  "its EROFS file system is mounted",
 		"sys/fs/nilfs2/*": "its NILFS file system is mounted",
 	} {
@@ -105,9 +105,9 @@ func readDisks(host *discovery.Host) *disks {
 	return d
 }
 
-// addControllers adds the controllers of NVMe subsystems. A namespace that may
-// have several paths is a child of the subsystem, and of no controller
-// (nvme_mpath_set_live in drivers/nvme/host/multipath.c).
+// addControllers adds the controllers of NVMe subsystems. A namespace with several possible paths is
+// a child of the subsystem, not of a controller (nvme_mpath_set_live in
+// drivers/nvme/host/multipath.c).
 func (d *disks) addControllers() {
 	subsystems, _ := sysfs.Class(d.lists, "nvme-subsystem")
 	for _, subsystem := range subsystems {
@@ -126,8 +126,8 @@ func (d *disks) addControllers() {
 	}
 }
 
-// addMounts adds what is mounted in the mount namespace of each process: a
-// container may have mounted a disk that the host has not.
+// addMounts adds the mounts of all processes' mount namespaces: a container may have mounted a disk
+// without a mount on the host.
 func (d *disks) addMounts(host fs.FS) {
 	first, err := sysfs.ReadText(host, "proc/1/mountinfo", maxTable)
 	if err != nil {
@@ -161,8 +161,8 @@ func (d *disks) addMounts(host fs.FS) {
 	}
 }
 
-// ended reports whether a file of a process cannot be read because the process has
-// ended, or has closed it.
+// ended reports whether a file of a process is unreadable because the process has ended or has closed
+// the file.
 func ended(host fs.FS, name string, err error) bool {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || errors.Is(err, syscall.EINVAL) {
 		return true
@@ -171,7 +171,7 @@ func ended(host fs.FS, name string, err error) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// addSwaps adds the disks that the host swaps to. A kernel may be without swap.
+// addSwaps adds the swap disks. A kernel may have no swap support.
 func (d *disks) addSwaps() {
 	for line := range strings.Lines(d.reads.text("proc/swaps")) {
 		if fields := strings.Fields(line); len(fields) > 0 && path.IsAbs(fields[0]) {
@@ -180,12 +180,12 @@ func (d *disks) addSwaps() {
 	}
 }
 
-// unescape undoes how tables in /proc write paths (seq_path in fs/seq_file.c).
+// unescape reverts the escaping of paths in /proc (seq_path in fs/seq_file.c).
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\043`, "#", `\134`, `\`)
 
-// addLoops adds the disks that loop devices are made of, and those to which zram
-// devices write what they have no room for. The kernel itself has those open, and no
-// process does: so kubelets keep the disks of pods that have volumes in block mode.
+// addLoops adds the disks behind loop devices, and the backing disks of zram devices. The kernel has
+// these disks open, no process has: kubelets keep the disks of pods with block-mode volumes in this
+// way.
 func (d *disks) addLoops() {
 	for _, disk := range d.all {
 		if file := d.reads.text(path.Join(disk.Path, "loop/backing_file")); file != "" {
@@ -194,16 +194,16 @@ func (d *disks) addLoops() {
 				d.addFile(file, user)
 			}
 		}
-		// Documentation/admin-guide/blockdev/zram.rst: "none" without one.
+		// See Documentation/admin-guide/blockdev/zram.rst: "none" means no backing disk.
 		if file := d.reads.text(path.Join(disk.Path, "backing_dev")); path.IsAbs(file) {
 			d.addFile(file, disk.Name()+" writes to it")
 		}
 	}
 }
 
-// addBehind asks a loop device by which numbers the kernel knows what it is made of, a
-// disk or a file on one. The path that it shows may be of another mount namespace, or
-// lead to another file by now. Where it cannot be asked, addBehind returns false.
+// addBehind queries a loop device for the numbers of the disk or file behind the device. The path in
+// sysfs may belong to another mount namespace, or may lead to another file by now. If the query
+// fails, addBehind returns false.
 func (d *disks) addBehind(loop sysfs.Device, user string) bool {
 	node, err := loop.In(d.reads.FS).Node("/dev")
 	if err != nil {
@@ -218,7 +218,7 @@ func (d *disks) addBehind(loop sysfs.Device, user string) bool {
 	if err != nil {
 		return false
 	}
-	behind := info.Device // of the file system that the file is on (loop_get_status in drivers/block/loop.c)
+	behind := info.Device // device of the file's file system (loop_get_status in drivers/block/loop.c)
 	if info.Rdevice != 0 {
 		behind = info.Rdevice
 	}
@@ -226,8 +226,8 @@ func (d *disks) addBehind(loop sysfs.Device, user string) bool {
 	return true
 }
 
-// exports are the files of configfs that name the disks which the kernel's own
-// servers hand out to other machines, and those servers' modules.
+// exports are the configfs files with the disks of the kernel's own servers, which export disks to
+// other machines, and the modules of these servers.
 var exports = []struct{ module, pattern, user string }{
 	{"nvmet", "sys/kernel/config/nvmet/subsystems/*/namespaces/*/device_path", "it is exported by the NVMe target"},
 	{"nvmet", "sys/kernel/config/nvmet/subsystems/*/passthru/device_path", "the NVMe target passes it through"},
@@ -235,7 +235,7 @@ var exports = []struct{ module, pattern, user string }{
 	{"target_core_mod", "sys/kernel/config/target/core/*/*/udev_path", "it is exported by the SCSI target"},
 }
 
-// addExports adds the disks that the kernel hands out to other machines.
+// addExports adds the disks of the kernel's own servers.
 func (d *disks) addExports() {
 	for _, export := range exports {
 		_, loadedErr := d.reads.Stat("sys/module/" + export.module)
@@ -244,25 +244,26 @@ func (d *disks) addExports() {
 			d.reads.fail(fmt.Errorf("module %s is loaded, and its exports cannot be read: %w", export.module, err))
 		}
 		for _, file := range d.reads.glob(export.pattern) {
-			// The NVMe target opens a disk when its namespace is enabled, and closes it when the namespace is
-			// disabled (nvmet_ns_enable and nvmet_ns_disable in drivers/nvme/target/core.c). A passthrough controller
-			// is referenced while it is enabled (nvmet_passthru_ctrl_enable in drivers/nvme/target/passthru.c).
+			// The NVMe target opens a disk when its namespace is enabled, and closes the disk when the
+			// namespace is disabled (nvmet_ns_enable and nvmet_ns_disable in
+			// drivers/nvme/target/core.c). A passthrough controller is referenced while it is enabled
+			// (nvmet_passthru_ctrl_enable in drivers/nvme/target/passthru.c).
 			if export.module == "nvmet" && d.reads.text(path.Join(path.Dir(file), "enable")) == "0" {
 				continue
 			}
-			if disk := d.reads.text(file); path.IsAbs(disk) { // else none is set
+			if disk := d.reads.text(file); path.IsAbs(disk) { // otherwise no disk is set
 				d.addFile(disk, export.user)
 			}
 		}
 	}
 }
 
-// scsiTarget matches the numbers of the disk that a backend of the SCSI target has
-// (iblock_show_configfs_dev_params in drivers/target/target_core_iblock.c).
+// scsiTarget matches the numbers of the disk behind a SCSI target (iblock_show_configfs_dev_params in
+// drivers/target/target_core_iblock.c).
 var scsiTarget = regexp.MustCompile(`Major: (\d+) +Minor: (\d+)`)
 
-// addTargets adds the disks of the SCSI target by their numbers. The path that
-// administration tools note beside them (udev_path) may be missing.
+// addTargets adds the disks of the SCSI target by number. The path that administration tools store
+// separately (udev_path) may be missing.
 func (d *disks) addTargets() {
 	for _, file := range d.reads.glob("sys/kernel/config/target/core/*/*/info") {
 		for _, found := range scsiTarget.FindAllStringSubmatch(d.reads.text(file), -1) {
@@ -271,9 +272,9 @@ func (d *disks) addTargets() {
 	}
 }
 
-// addFile adds the user of a file, if it is the node of a disk. A file of a file
-// system needs no note: the file system is mounted. A file that is not there, or
-// not any more, could be the node of any disk, unless a disk has its name.
+// addFile adds the user of a file, if the file is the node of a disk. A regular file needs no entry,
+// because its file system is mounted. A missing or deleted file could have been the node of any disk,
+// unless a disk has its name.
 func (d *disks) addFile(file, user string) {
 	node, deleted := strings.CutSuffix(file, " (deleted)") // d_path in fs/d_path.c
 	disk, found := d.addNode(node, user)
@@ -283,9 +284,9 @@ func (d *disks) addFile(file, user string) {
 	}
 }
 
-// addNode adds the user of a disk by the path of its node, which may be a link of
-// udev's such as /dev/disk/by-uuid/…. It returns the kernel's name of the disk,
-// "cciss!c0d0" for /dev/cciss/c0d0, and whether there is a file of that path.
+// addNode adds the user of a disk by the path of the disk's node, which may be a udev link such as
+// /dev/disk/by-uuid/…. addNode returns the kernel's name of the disk, "cciss!c0d0" for
+// /dev/cciss/c0d0, and whether the path exists.
 func (d *disks) addNode(node, user string) (disk string, found bool) {
 	node = strings.TrimPrefix(path.Clean(node), "/")
 	info, err := d.reads.Stat(node)
@@ -299,7 +300,7 @@ func (d *disks) addNode(node, user string) (disk string, found bool) {
 	return disk, err == nil
 }
 
-// addLinks adds the user of the disks that links in sysfs lead to.
+// addLinks adds the user of the target disks of links in sysfs.
 func (d *disks) addLinks(pattern, user string) {
 	for _, link := range d.reads.glob(pattern) {
 		if target, err := d.reads.ReadLink(link); err == nil {
@@ -308,12 +309,11 @@ func (d *disks) addLinks(pattern, user string) {
 	}
 }
 
-// addMount adds a line of mountinfo, such as "36 35 98:0 /mnt1 /mnt2 rw,noatime
-// master:1 - ext3 /dev/root rw" (proc_pid_mountinfo(5)). The numbers are the
-// disk's where the file system lies on one, and its name is said otherwise. The
-// source may be several disks ("/dev/sda:/dev/sdb"), options may name more
-// ("logdev=/dev/sdc"), and the mounted thing may be the node of a disk, which
-// kubelets mount for volumes in block mode.
+// addMount adds a line of mountinfo, such as "36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3
+// /dev/root rw" (proc_pid_mountinfo(5)). The numbers identify the disk if the file system is on a
+// single disk; otherwise the source has its name. The source may list several disks
+// ("/dev/sda:/dev/sdb"), options may name more ("logdev=/dev/sdc"), and the mounted file may be the
+// node of a disk: kubelets mount nodes for block-mode volumes.
 func (d *disks) addMount(fields []string) {
 	if len(fields) < 10 {
 		return
@@ -340,8 +340,8 @@ func (d *disks) addMount(fields []string) {
 	}
 }
 
-// on returns the disks on the function: those below it, and the namespaces that an
-// NVMe subsystem has in its place (native multipath).
+// on returns the disks on the function: the disks below the function, and the namespaces of an NVMe
+// subsystem above its controllers (native multipath).
 func (d *disks) on(function sysfs.Device) (found []sysfs.Device) {
 	for _, disk := range d.all {
 		on := below(disk, function)
@@ -358,7 +358,7 @@ func (d *disks) on(function sysfs.Device) (found []sysfs.Device) {
 // below returns the uses of the disks on the function.
 func (d *disks) below(function sysfs.Device) Uses { return d.usesBelow(function, d.user) }
 
-// usesBelow returns the uses of the disks on the function, where user returns what uses a disk.
+// usesBelow returns the uses of the disks on the function. user returns the use of one disk.
 func (d *disks) usesBelow(function sysfs.Device, user func(sysfs.Device) (string, error)) (uses Uses) {
 	if d.lists.err != nil {
 		return Uses{{Object: "a disk", Unseen: d.lists.err}}
@@ -375,7 +375,7 @@ func (d *disks) usesBelow(function sysfs.Device, user func(sysfs.Device) (string
 	return uses
 }
 
-// user returns what uses a disk, "" if nothing does as far as could be read.
+// user returns the use of a disk, "" if no use is visible.
 func (d *disks) user(disk sysfs.Device) (string, error) {
 	if user, err := d.userInTables(disk); user != "" || err != nil {
 		return user, err
@@ -383,8 +383,7 @@ func (d *disks) user(disk sysfs.Device) (string, error) {
 	return d.claimed(disk)
 }
 
-// userInTables returns what uses a disk according to the kernel's tables. It does not open
-// the disk.
+// userInTables returns the use of a disk by the kernel's tables. It does not open the disk.
 func (d *disks) userInTables(disk sysfs.Device) (string, error) {
 	r := &reader{FS: d.reads.FS, err: d.reads.err}
 	for _, key := range []string{r.text(path.Join(disk.Path, "dev")), disk.Name()} {
@@ -392,7 +391,7 @@ func (d *disks) userInTables(disk sysfs.Device) (string, error) {
 			return user, nil
 		}
 	}
-	if disk.In(r).Exists("bcache") { // a cache shows no holders
+	if disk.In(r).Exists("bcache") { // a cache has no holders
 		return "bcache", nil
 	}
 	if holders := r.list(path.Join(disk.Path, "holders")); len(holders) > 0 {
@@ -401,12 +400,12 @@ func (d *disks) userInTables(disk sysfs.Device) (string, error) {
 	return "", r.err
 }
 
-// claimed asks the kernel whether it uses a disk in a way that nothing above tells,
-// such as a file system that is still busy in no mount namespace at all. Where the
-// host has no node of the disk, nobody can be asked.
+// claimed reports whether the kernel uses a disk without an entry in the tables above, for example
+// for a file system that is busy in no mount namespace at all. If the host has no node of the disk,
+// the kernel cannot be queried and claimed returns "".
 func (d *disks) claimed(disk sysfs.Device) (string, error) {
 	node, err := disk.In(d.reads.FS).Node("/dev")
-	if err != nil || node.Major == 0 && node.Minor == 0 { // a path of a namespace has none
+	if err != nil || node.Major == 0 && node.Minor == 0 { // a path of a namespace has no node
 		return "", nil
 	}
 	file, err := hostfs.OpenDisk(d.reads.FS, strings.TrimPrefix(node.Path, "/"), node.Major, node.Minor, true)

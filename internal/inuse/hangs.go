@@ -10,8 +10,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// hanging returns what else hangs on a function: other functions, devices that were made
-// on it, and what the kernel itself uses it for.
+// hanging returns the dependents of a function: other functions, devices created on top, and the
+// kernel's own uses.
 func (v *View) hanging(function sysfs.Device) (uses Uses) {
 	r := &reader{FS: v.host.FS}
 	add := func(object, how string) { uses = append(uses, Use{Object: object, How: how, Unbinding: true}) }
@@ -30,7 +30,7 @@ func (v *View) hanging(function sysfs.Device) (uses Uses) {
 	}
 	_ = fs.WalkDir(r, function.Path, func(name string, entry fs.DirEntry, _ error) error {
 		if entry == nil || entry.IsDir() {
-			return nil // r has the error
+			return nil // r keeps the error
 		}
 		dir := path.Base(path.Dir(name))
 		switch {
@@ -56,9 +56,9 @@ func (v *View) hanging(function sysfs.Device) (uses Uses) {
 	return uses
 }
 
-// rdma returns the remote disks that the kernel may reach through the function's RDMA
-// device. Which device a controller goes through, no file says. If a remote disk is
-// reached by TCP, routes lead to it.
+// rdma returns the remote disks that the kernel may reach through the function's RDMA device. The
+// kernel does not show which RDMA device a controller uses. If a remote disk is reached by TCP, the
+// routes show the interface.
 func (v *View) rdma(r *reader, function sysfs.Device) (uses Uses) {
 	if _, err := r.Stat(path.Join(function.Path, "infiniband")); err != nil {
 		return nil

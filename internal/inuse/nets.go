@@ -14,17 +14,17 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// nets are the network interfaces of a host and which of them its routes use.
+// nets are the network interfaces of a host and their use by routes.
 type nets struct {
 	all    []sysfs.Device
-	routed map[string]string // a destination, by the interface that leads to it
+	routed map[string]string // a destination, by interface
 
-	lists *reader // lists the interfaces; what it could not read may be one on any function
+	lists *reader // lists the interfaces; after an error, any function may have an unlisted interface
 	reads *reader // reads the routes
 }
 
-// readNets reads the interfaces of the host, and the routes of its first process.
-// It does not read /proc/net, which shows the network namespace of its reader.
+// readNets reads the interfaces of the host, and the routes of its first process. It does not read
+// /proc/net, which shows the network namespace of the reader.
 func readNets(host *discovery.Host) *nets {
 	n := &nets{routed: make(map[string]string), lists: &reader{FS: host.FS}, reads: &reader{FS: host.FS}}
 	n.all, _ = sysfs.Class(n.lists, "net")
@@ -32,7 +32,7 @@ func readNets(host *discovery.Host) *nets {
 	six, err6 := sysfs.ReadText(n.reads, "proc/1/net/ipv6_route", maxTable)
 	n.reads.note(err4)
 	n.reads.note(err6)
-	if errors.Is(err4, fs.ErrNotExist) && errors.Is(err6, fs.ErrNotExist) { // a kernel may be without one of them
+	if errors.Is(err4, fs.ErrNotExist) && errors.Is(err6, fs.ErrNotExist) { // a kernel may lack one of them
 		n.reads.fail(err4)
 	}
 	for line := range strings.Lines(four) {
@@ -42,7 +42,7 @@ func readNets(host *discovery.Host) *nets {
 	}
 	for line := range strings.Lines(six) {
 		fields := strings.Fields(line)
-		// Every interface that is up has link-local and multicast routes.
+		// Every interface in state up has link-local and multicast routes.
 		if len(fields) == 10 && !strings.HasPrefix(fields[0], "fe8") && !strings.HasPrefix(fields[0], "ff") {
 			n.add(fields[9], fields[0], fields[1])
 		}
@@ -50,8 +50,7 @@ func readNets(host *discovery.Host) *nets {
 	return n
 }
 
-// add adds a route by its destination and the length of the prefix, or the mask,
-// in hexadecimal digits.
+// add adds a route by its destination and the prefix length or mask, in hexadecimal digits.
 func (n *nets) add(name, destination, prefix string) {
 	what := "a route of the host leads through it"
 	if strings.Trim(destination+prefix, "0") == "" {
@@ -62,8 +61,8 @@ func (n *nets) add(name, destination, prefix string) {
 	}
 }
 
-// below returns the uses of the interfaces on the function. If the function is to be
-// unbound, they must also be down, since a container's MACVLAN on one does not show here.
+// below returns the uses of the interfaces on the function. To unbind the function, the interfaces
+// must also be down, because the MACVLAN interface of a container is not visible here.
 func (n *nets) below(function sysfs.Device) (uses Uses) {
 	if n.lists.err != nil {
 		return Uses{{Object: "an interface", Unseen: n.lists.err}}
@@ -108,10 +107,9 @@ func (n *nets) uses(d sysfs.Device) (uses Uses) {
 	return uses
 }
 
-// hiddenBelow reports whether an interface of a function, of one of its ports or of its
-// sub-functions is in another network namespace than that of the reader. A directory "net"
-// lists only those of the reader's, and its number of links counts all (fs/kernfs/inode.c,
-// kernfs_refresh_inode).
+// hiddenBelow reports whether another network namespace than the reader's has an interface of the
+// function, of one of its ports or of its sub-functions. A directory "net" lists only the reader's
+// interfaces, but its link count includes all interfaces (fs/kernfs/inode.c, kernfs_refresh_inode).
 func (n *nets) hiddenBelow(r *reader, function sysfs.Device) bool {
 	seen := make(map[string]int) // interfaces, by directory
 	for _, d := range n.all {
@@ -124,17 +122,17 @@ func (n *nets) hiddenBelow(r *reader, function sysfs.Device) bool {
 		}
 		if info, err := r.Stat(name); err == nil {
 			stat, ok := info.Sys().(*syscall.Stat_t)
-			hidden = hidden || ok && int(stat.Nlink)-2 > seen[name] // "." and the name of the directory itself
+			hidden = hidden || ok && int(stat.Nlink)-2 > seen[name] // "." and the directory's own name
 		}
 		return fs.SkipDir
 	})
-	return hidden // r has the errors
+	return hidden // r keeps the errors
 }
 
-// hasHidden reports whether a function must have an interface, given that none
-// is seen: it is a network function that the kernel itself drives.
+// hasHidden reports whether a function without a visible interface must have one: the kernel itself
+// drives the function, and the function is a network function.
 func hasHidden(r *reader, name string) bool {
-	function := sysfs.At(r, name) // which remembers no driver that could not be read
+	function := sysfs.At(r, name) // At does not record errors of reading the driver
 	attrs := function.Attrs()
 	class, _ := attrs.Hex("class", 6)
 	r.note(attrs.Err())
@@ -144,8 +142,8 @@ func hasHidden(r *reader, name string) bool {
 		!function.Exists("uio") && !function.Exists("vfio-dev") && !onlyRDMA(r, function) && !hasVDPA(function)
 }
 
-// onlyRDMA reports whether a function is for RDMA and has no interface. An Ethernet
-// port has one, and an InfiniBand port if IPoIB is loaded (ipoib_add_one in
+// onlyRDMA reports whether a function is for RDMA only and has no interface. An Ethernet port has
+// one, and an InfiniBand port has one if IPoIB is loaded (ipoib_add_one in
 // drivers/infiniband/ulp/ipoib/ipoib_main.c). The port of an EFA is neither.
 func onlyRDMA(r *reader, function sysfs.Device) bool {
 	_, err := r.Stat("sys/module/ib_ipoib")
@@ -164,17 +162,17 @@ func onlyRDMA(r *reader, function sysfs.Device) bool {
 	return len(layers) > 0
 }
 
-// hasVDPA reports whether the function is used through vDPA, whose devices are
-// right below it.
+// hasVDPA reports whether the function is used through vDPA. The vDPA devices are direct children of
+// the function.
 func hasVDPA(function sysfs.Device) bool {
 	return slices.ContainsFunc(function.Children("."), func(d sysfs.Device) bool { return strings.HasPrefix(d.Name(), "vdpa") })
 }
 
-// maxStack bounds how many interfaces lie above one another: a VLAN on a bridge
-// on a bond. The kernel's bound is 8 (MAX_NEST_DEV).
+// maxStack is the maximum depth of stacked interfaces, such as a VLAN on a bridge on a bond. The
+// kernel's limit is 8 (MAX_NEST_DEV).
 const maxStack = 8
 
-// use returns what an interface, or one that lies above it, is used for.
+// use returns the use of an interface, or of an interface stacked on top.
 func (n *nets) use(r *reader, name string, above int) string {
 	if use := n.routed[name]; use != "" || above == 0 {
 		return use

@@ -16,8 +16,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// open returns the processes, and the kernel's own servers, that have a node of the
-// function open.
+// open returns the processes, and the kernel's own servers, with an open node of the function.
 func (v *View) open(function sysfs.Device) (uses Uses) {
 	nodes, err := v.nodes(function)
 	if err != nil {
@@ -32,9 +31,9 @@ func (v *View) open(function sysfs.Device) (uses Uses) {
 	return append(uses, v.hiddenGroup(function)...)
 }
 
-// openNodes returns who has some nodes open.
+// openNodes returns the users of open nodes.
 func (v *View) openNodes(nodes []node) (uses Uses) {
-	seen := make(map[string]bool) // a node may be found in several ways
+	seen := make(map[string]bool) // several keys can lead to one node
 	for _, node := range nodes {
 		for _, key := range []string{node.numbers, node.path} {
 			who, ok := v.opened.by[key]
@@ -53,9 +52,9 @@ func (v *View) openNodes(nodes []node) (uses Uses) {
 	return uses
 }
 
-// hiddenGroup tells whether the function's IOMMU group is open, where a process has
-// some function open by vfio and the kernel does not say which. It asks the kernel: a
-// group can be open once, and is, as long as one of its functions is (in
+// hiddenGroup reports whether the function's IOMMU group is open. It is needed if a process uses a
+// function through vfio and the kernel does not show which one. hiddenGroup tries to open the group:
+// the kernel refuses a second open, and a group is open while one of its functions is open (in
 // vfio_group_fops_open and vfio_device_open of Linux 5.16 to 6.18).
 func (v *View) hiddenGroup(function sysfs.Device) Uses {
 	if v.opened.vfio == "" {
@@ -76,20 +75,20 @@ func (v *View) hiddenGroup(function sysfs.Device) Uses {
 	return uses
 }
 
-// node is a device node. Its numbers are as of numbers, "" if they are not known.
+// node is a device node. Its numbers have the format of numbers, "" if unknown.
 type node struct{ path, numbers string }
 
 func nodeOf(n sysfs.Node) node { return node{n.Path, numbers(n.Block, n.Major, n.Minor)} }
 
-// nodes returns the nodes that are the function's alone: those that the kernel
-// has below it and below the disks that it has elsewhere, those of its IOMMU group,
-// and those that a family knows of.
+// nodes returns the nodes of this function only: the kernel's nodes below the function and below the
+// function's disks elsewhere in sysfs, the nodes of the function's IOMMU group, and nodes that a
+// family reports.
 func (v *View) nodes(function sysfs.Device) (nodes []node, err error) {
 	r := &reader{FS: v.host.FS}
 	dirs := []string{function.Path}
 	for _, disk := range v.disks.on(function) {
 		if !below(disk, function) {
-			// The namespace as a character device is beside it: ng0n1.
+			// The character device of the namespace is a sibling: ng0n1.
 			generic := path.Join(path.Dir(disk.Path), strings.Replace(disk.Name(), "nvme", "ng", 1))
 			dirs = append(dirs, disk.Path, generic)
 		}
@@ -101,7 +100,7 @@ func (v *View) nodes(function sysfs.Device) (nodes []node, err error) {
 				r.note(err)
 				nodes = append(nodes, nodeOf(found))
 			}
-			return nil // r has the error
+			return nil // r keeps the error
 		})
 	}
 	for _, group := range v.groups(r, function) {
@@ -110,7 +109,7 @@ func (v *View) nodes(function sysfs.Device) (nodes []node, err error) {
 	add := func(n *specs.DeviceNode) {
 		nodes = append(nodes, node{n.HostPath, numbers(n.Type == "b", n.Major, n.Minor)})
 	}
-	vfio, _ := discovery.VFIO(&discovery.Host{FS: r}, sysfs.At(r, function.Path)) // or it is not bound to vfio
+	vfio, _ := discovery.VFIO(&discovery.Host{FS: r}, sysfs.At(r, function.Path)) // an error means: not bound to vfio
 	if r.err != nil {
 		return nil, fmt.Errorf("list its nodes: %w", r.err)
 	}
@@ -130,8 +129,8 @@ func (v *View) nodes(function sysfs.Device) (nodes []node, err error) {
 	return nodes, nil
 }
 
-// groups returns the nodes of the IOMMU groups that the function and the mediated
-// devices on it are in, whatever driver they have.
+// groups returns the nodes of the IOMMU groups of the function and of the mediated devices on the
+// function, under any driver.
 func (v *View) groups(r *reader, function sysfs.Device) (nodes []sysfs.Node) {
 	for _, member := range append([]sysfs.Device{function.In(r)}, mediated(r, function)...) {
 		group := member.Link("iommu_group")

@@ -17,24 +17,23 @@ import (
 	"chandler.dev/discovery/hostfs"
 )
 
-// opened are the device nodes, and what is like them, that processes have open.
+// opened are the device nodes and similar files that processes have open.
 type opened struct {
-	// A process for each thing that one has open. A device node is here by its
-	// numbers, since a container may have it under any name, and by its path, if
-	// that is below /dev. For others, see keysOf and keysWithin.
+	// by maps an open file to a process. The key of a device node is its numbers, because a container
+	// may use any name, and also its path if that is below /dev. For other keys, see keysOf and
+	// keysWithin.
 	by map[string]string
 
-	vfio string // a process that has a function open by vfio, and nothing says which function
-	err  error  // why there may be more
+	vfio string // a process with an unidentified function open through vfio
+	err  error  // reason why the list may be incomplete
 
-	sharesFiles func(thread, other string) bool // reports that two threads have one table of files; false where that is not known
+	sharesFiles func(thread, other string) bool // reports whether two threads share one file table, false if unknown
 }
 
-// initialPIDs is the namespace of all processes (PROC_PID_INIT_INO in
-// include/linux/proc_ns.h).
+// initialPIDs is the namespace of all processes (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 const initialPIDs = "pid:[4026531836]"
 
-// openNodes returns what is open. Processes that except names do not count.
+// openNodes returns the open files. It ignores the processes of except.
 func openNodes(host *discovery.Host, except func(process int) bool) *opened {
 	o := newOpened(host.FS)
 	entries, err := fs.ReadDir(host.FS, "proc")
@@ -74,14 +73,15 @@ func newOpened(host fs.FS) *opened {
 	return &opened{by: make(map[string]string), sharesFiles: sharesFiles(host)}
 }
 
-// read adds what a process has open, unless it does not count, and reports whether there is such a process. Threads may
-// have a table of files of their own (CLONE_FILES in clone(2)); most have that of the process, which is read once.
+// read adds the open files of a process, unless except is set, and reports whether the process
+// exists. Threads may have a file table of their own (CLONE_FILES in clone(2)). Most threads share
+// the table of the process, which is read once.
 func (o *opened) read(host *discovery.Host, process string, except bool) (found bool, err error) {
 	who := "process " + process
-	if name, _ := host.ReadText("/proc/" + process + "/comm"); name != "" { // for people
+	if name, _ := host.ReadText("/proc/" + process + "/comm"); name != "" { // for messages
 		who += " (" + name + ")"
 	}
-	var tables []string // threads whose files were read
+	var tables []string // threads with a table of their own
 	for _, thread := range threadsOf(host.FS, process) {
 		if slices.ContainsFunc(tables, func(other string) bool { return o.sharesFiles(thread, other) }) {
 			continue
@@ -98,8 +98,8 @@ func (o *opened) read(host *discovery.Host, process string, except bool) (found 
 			return true, err
 		}
 	}
-	// The memory of a process whose first thread has ended is seen through another one: /proc has a directory for
-	// each thread (proc_pid_lookup in fs/proc/base.c, Linux 6.12).
+	// After the first thread of a process has ended, the process's memory is visible through another
+	// thread: /proc has a directory for each thread (proc_pid_lookup in fs/proc/base.c, Linux 6.12).
 	mapped := process
 	if len(tables) > 0 && tables[0] != process {
 		mapped = tables[0]
@@ -108,7 +108,7 @@ func (o *opened) read(host *discovery.Host, process string, except bool) (found 
 	return len(tables) > 0 || isThere, err
 }
 
-// threadsOf returns the threads of a process, of which the first one has the number of the process.
+// threadsOf returns the threads of a process. The first thread has the number of the process.
 func threadsOf(host fs.FS, process string) []string {
 	threads := []string{process}
 	entries, _ := fs.ReadDir(host, path.Join("proc", process, "task"))
@@ -120,8 +120,8 @@ func threadsOf(host fs.FS, process string) []string {
 	return threads
 }
 
-// readDir adds what a directory of links to open files has, and reports whether there is such a directory, which the end
-// of its thread removes.
+// readDir adds the open files of a directory of links, and reports whether the directory exists. The
+// end of a thread removes its directory.
 func (o *opened) readDir(host fs.FS, dir, process, who string, except bool) (isThere bool, err error) {
 	files, err := fs.ReadDir(host, dir)
 	switch {
@@ -159,16 +159,15 @@ func (o *opened) add(host fs.FS, link, who string) error {
 	return err
 }
 
-// PCI functions as files that a process can map and drive the function by: the
-// kernel's resource files in sysfs, and the older ones in /proc.
+// Files with which a process can map and drive a PCI function: the kernel's resource files in sysfs,
+// and the older files in /proc.
 var (
 	resource = regexp.MustCompile(`/(devices/.*)/resource[0-9]+(?:_wc)?$`)
 	procPCI  = regexp.MustCompile(`/bus/pci/(?:([0-9a-f]{4}):)?([0-9a-f]{2})/([0-9a-f]{2}\.[0-7])$`)
 )
 
-// keysOf returns by what an open file is there, if it may be a device node: "b 259:1"
-// and "/dev/nvme0n1p1". A PCI function that is open as a whole is there by its
-// directory in sysfs, or by its address.
+// keysOf returns the keys of an open file that may be a device node: "b 259:1" and "/dev/nvme0n1p1".
+// The key of a PCI function that is open as a whole is its directory in sysfs, or its address.
 func keysOf(host fs.FS, link, target string) (keys []string, err error) {
 	if !path.IsAbs(target) { // "socket:[4711]"
 		return nil, nil
@@ -193,11 +192,10 @@ func keysOf(host fs.FS, link, target string) (keys []string, err error) {
 	return keys, err
 }
 
-// keysWithin returns what lies behind a descriptor that is no file of a file system. A
-// function that was opened by vfio has one even if its group is closed; the kernel says
-// which function it is since Linux 6.17 (vfio_device_show_fdinfo in
-// drivers/vfio/vfio_main.c). Files that were registered with an io_uring are in no
-// table of the process, and the kernel says their names (io_uring/fdinfo.c).
+// keysWithin returns the keys of the files behind an anonymous descriptor. A function that was opened
+// through vfio has such a descriptor even if its group is closed; the kernel names the function since
+// Linux 6.17 (vfio_device_show_fdinfo in drivers/vfio/vfio_main.c). Files that were registered with
+// an io_uring are in no table of the process, but the kernel lists their names (io_uring/fdinfo.c).
 func (o *opened) keysWithin(host fs.FS, link, target, who string) (keys []string, err error) {
 	switch target {
 	case "anon_inode:[vfio-device]", "anon_inode:[io_uring]":
@@ -226,8 +224,7 @@ func (o *opened) keysWithin(host fs.FS, link, target, who string) (keys []string
 	return keys, nil
 }
 
-// numbers returns what names a device node by its numbers, "b 259:1", or "" if
-// they are not known.
+// numbers formats the numbers of a device node, "b 259:1", or returns "" if both are 0.
 func numbers(block bool, major, minor int64) string {
 	switch {
 	case major == 0 && minor == 0:
@@ -238,7 +235,7 @@ func numbers(block bool, major, minor int64) string {
 	return fmt.Sprintf("c %d:%d", major, minor)
 }
 
-// numbersOf returns what numbers does of a device node, "" of another file.
+// numbersOf returns the formatted numbers of a device node, "" for another file.
 func numbersOf(info fs.FileInfo) string {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || info.Mode()&fs.ModeDevice == 0 {

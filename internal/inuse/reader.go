@@ -11,8 +11,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// reader reads the files of a host and remembers the first error. That a file is
-// missing is an answer and no error.
+// reader reads the files of a host and keeps the first error. A missing file is a valid result and
+// not an error.
 type reader struct {
 	fs.FS
 
@@ -25,7 +25,7 @@ func (r *reader) note(err error) {
 	}
 }
 
-// fail keeps the first error. An error for want of privilege gives way to any other.
+// fail keeps the first error. Any other error replaces a permission error.
 func (r *reader) fail(err error) {
 	if r.err == nil || errors.Is(r.err, fs.ErrPermission) && !errors.Is(err, fs.ErrPermission) {
 		r.err = err
@@ -62,21 +62,21 @@ func (r *reader) ReadLink(name string) (string, error) {
 	return target, err
 }
 
-// text returns a file, "" if it is missing.
+// text returns the content of a file, "" if the file is missing.
 func (r *reader) text(name string) string {
 	text, err := sysfs.ReadText(r, name, maxTable)
 	r.note(err)
 	return text
 }
 
-// list returns the entries of a directory, none if it is missing.
+// list returns the entries of a directory, none if the directory is missing.
 func (r *reader) list(name string) []fs.DirEntry {
 	entries, _ := r.ReadDir(name)
 	return entries
 }
 
-// glob returns the paths that match a pattern. Unlike [fs.Glob], it does not hide
-// that a directory could not be read, and what follows the last star may be missing.
+// glob returns the paths with a pattern. Unlike [fs.Glob], glob records errors of reading
+// directories, and the part after the last star need not exist.
 func (r *reader) glob(pattern string) []string {
 	found := []string{""}
 	for element := range strings.SplitSeq(pattern, "/") {
@@ -97,11 +97,10 @@ func (r *reader) glob(pattern string) []string {
 	return found
 }
 
-// maxLinks is how many links the kernel follows in one path (MAXSYMLINKS).
+// maxLinks is the kernel's limit of links in one path (MAXSYMLINKS).
 const maxLinks = 40
 
-// follow returns where a path leads if it is a link, or a link to a link. There may be
-// nothing at the end.
+// follow resolves a path through links to links. The final target need not exist.
 func (r *reader) follow(name string) string {
 	for range maxLinks {
 		info, err := r.Lstat(name)
@@ -121,5 +120,6 @@ func (r *reader) follow(name string) string {
 	return name
 }
 
-// textOf returns a file of the host, of which the caller knows why it may be missing.
+// textOf returns the content of a file of the host. Callers distinguish the reasons for a missing
+// file.
 func textOf(host fs.FS, name string) (string, error) { return sysfs.ReadText(host, name, maxTable) }

@@ -8,13 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kcmpFiles has kcmp(2) compare the tables of files of two threads (KCMP_FILES in include/uapi/linux/kcmp.h).
+// kcmpFiles makes kcmp(2) compare the file tables of two threads (KCMP_FILES in
+// include/uapi/linux/kcmp.h).
 const kcmpFiles = 2
 
-// sharesFiles returns what reports whether two threads of the host have one table of files. It compares them by kcmp(2),
-// which knows threads by their numbers in the PID namespace of the caller. So it reports false, and each table is
-// read, if /proc of the host is not of that namespace, as that of a recorded host, and where the kernel refuses:
-// without CONFIG_KCMP (ENOSYS), without CAP_SYS_PTRACE (EPERM), and for a thread that has ended (ESRCH).
+// sharesFiles returns a function to report whether two threads of the host share one file table. The
+// function compares threads by kcmp(2), which uses thread numbers of the caller's PID namespace. The
+// function reports false, and each table is read, if the host's /proc belongs to another namespace or
+// to a recorded host, and if the kernel refuses the comparison: without CONFIG_KCMP (ENOSYS), without
+// CAP_SYS_PTRACE (EPERM), and for a thread after its end (ESRCH).
 func sharesFiles(host fs.FS) func(thread, other string) bool {
 	if !isOwnProc(host) {
 		return func(string, string) bool { return false }
@@ -33,8 +35,9 @@ func sharesFiles(host fs.FS) func(thread, other string) bool {
 	}
 }
 
-// isOwnProc reports whether /proc of the host has processes by the numbers that this process knows them by: it shows this
-// process under its own number, and in the namespace of all processes or in that of its first process.
+// isOwnProc reports whether the host's /proc uses this process's numbers of processes: this process
+// has its own number there, and /proc is of the namespace of all processes or of the namespace of its
+// first process.
 func isOwnProc(host fs.FS) bool {
 	own := strconv.Itoa(unix.Getpid())
 	if shown, err := fs.ReadLink(host, "proc/self"); err != nil || shown != own {

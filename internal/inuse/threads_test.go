@@ -19,7 +19,8 @@ import (
 	"chandler.dev/discovery/hostfs"
 )
 
-// childEnv has the test's program be a process with threads and files instead: "<files> <threads> <unshared|shared|leaderless>".
+// childEnv turns the test's program into a process with threads and files: "<files> <threads>
+// <unshared|shared|leaderless>".
 const childEnv = "INUSE_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -31,7 +32,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// child opens files, starts threads, says that it is ready, and waits for the end of its input.
+// child opens files, starts threads, reports readiness, and waits for the end of its input.
 func child(wanted string) {
 	var files, threads int
 	var kind string
@@ -53,7 +54,7 @@ func child(wanted string) {
 		}()
 	}
 	ready.Add(1)
-	go func() { // a thread that has /dev/zero open, in a table of its own if that is wanted
+	go func() { // a thread with /dev/zero open, in a table of its own if wanted
 		runtime.LockOSThread()
 		if kind == "unshared" {
 			if err := unix.Unshare(unix.CLONE_FILES); err != nil {
@@ -69,12 +70,12 @@ func child(wanted string) {
 	ready.Wait()
 	fmt.Fprintln(os.Stdout, "ready")
 	if kind == "leaderless" && os.Getpid() == unix.Gettid() {
-		_, _, _ = unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0) // the first thread alone
+		_, _, _ = unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0) // only the first thread
 	}
 	_, _ = os.Stdin.Read(make([]byte, 1))
 }
 
-// start starts a child, which ends with the test.
+// start starts a child. The child ends with the test.
 func start(t testing.TB, files, threads int, kind string) (process int) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0]) //nolint:gosec // this program
@@ -111,15 +112,15 @@ func realHost(t testing.TB) *discovery.Host {
 	return &discovery.Host{FS: root}
 }
 
-// without is the opened of a kernel that does not compare tables.
+// without returns an opened for a kernel without table comparison.
 func without(host fs.FS) *opened {
 	o := newOpened(host)
 	o.sharesFiles = func(string, string) bool { return false }
 	return o
 }
 
-// What the threads of a process have open is seen whether they have the table of the process or one of their own, and
-// after the first thread has ended, also where the kernel does not compare tables.
+// The open files of threads are found whether the threads share the table of the process or have
+// their own, and after the first thread has ended, also if the kernel does not compare tables.
 func TestThreads(t *testing.T) {
 	host := realHost(t)
 	for _, kind := range []string{"shared", "unshared", "leaderless"} {
@@ -136,7 +137,7 @@ func TestThreads(t *testing.T) {
 	}
 }
 
-// waitForZombie returns once the first thread of a process has ended.
+// waitForZombie waits until the first thread of a process has ended.
 func waitForZombie(t *testing.T, process int) {
 	t.Helper()
 	for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
@@ -150,7 +151,7 @@ func waitForZombie(t *testing.T, process int) {
 	}
 }
 
-// Threads that share the table of their process are told from one that does not, and the shared table is read once.
+// A shared table is read once, and a thread with a table of its own is read separately.
 func TestSharedTable(t *testing.T) {
 	host := realHost(t)
 	process := strconv.Itoa(start(t, 3, 5, "unshared"))
@@ -174,14 +175,14 @@ func TestSharedTable(t *testing.T) {
 	}
 }
 
-// /proc of a recorded host says nothing of this machine's threads.
+// /proc of a recorded host does not describe this machine's threads.
 func TestIsOwnProc(t *testing.T) {
 	if isOwnProc(os.DirFS(t.TempDir())) {
 		t.Error("an empty directory is taken for /proc of this machine")
 	}
 }
 
-// How long it takes to read what a process has open that has 10,000 files and 200 threads.
+// BenchmarkOpenFiles reads the open files of a process with 10,000 files and 200 threads.
 func BenchmarkOpenFiles(b *testing.B) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Max < 12000 {

@@ -14,8 +14,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// A node is in use under whatever name a process has it open: in a container it
-// may have any.
+// A node is in use under any name: a container may use any path.
 func TestOpenByAnotherName(t *testing.T) {
 	const function = "sys/devices/pci0000:00/0000:03:00.0"
 	host := &discovery.Host{FS: fstest.MapFS{
@@ -47,7 +46,7 @@ func TestOpenByAnotherName(t *testing.T) {
 	}
 }
 
-// An open file that cannot be looked at may be any node.
+// An unreadable open file may be any node.
 func TestOpenFileThatCannotBeRead(t *testing.T) {
 	host := unreadable{fstest.MapFS{
 		"proc/1/fd/3": {Data: []byte("/data/node"), Mode: fs.ModeSymlink},
@@ -58,14 +57,14 @@ func TestOpenFileThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// unreadable is a host that describes no file.
+// unreadable is a host without file information.
 type unreadable struct{ fstest.MapFS }
 
 func (unreadable) Stat(name string) (fs.FileInfo, error) {
 	return nil, &fs.PathError{Op: "stat", Path: name, Err: syscall.EIO}
 }
 
-// Links that lead nowhere end, and tell nothing.
+// Broken links end the search and have no target.
 func TestFollow(t *testing.T) {
 	r := &reader{FS: fstest.MapFS{
 		"dev/alias": {Data: []byte("alias"), Mode: fs.ModeSymlink},
@@ -79,8 +78,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// FuzzTables gives any text to what reads the host's tables: each ends, and no
-// interface is in use that no table names.
+// FuzzTables passes any text to the readers of the host's tables. Each reader must end, and no
+// interface is in use unless a table names the interface.
 func FuzzTables(f *testing.F) {
 	f.Add("36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue", "eth0\t00000000\t0101A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0",
 		"00000000000000000000000000000000 00 00000000000000000000000000000000 00 fe80 00000400 00000001 00000000 00000003     eth0", "/dev/sda2 partition 1 0 -2")

@@ -20,8 +20,8 @@ const (
 	subsystem = "sys/devices/virtual/nvme-subsystem/nvme-subsys0"
 )
 
-// host returns a host with a function that nobody uses, and more files. One whose text
-// begins with "->" is a link, and one with "b" or "c" a device node.
+// host returns a host with an unused function and further files. A text with the prefix "->" becomes
+// a link, and a text with the prefix "b" or "c" a device node.
 func host(files map[string]string) fstest.MapFS {
 	all := fstest.MapFS{}
 	for _, more := range []map[string]string{{
@@ -54,9 +54,9 @@ func uses(host fs.FS, o inuse.Options) (texts []string) {
 	return texts
 }
 
-// Each case is a way to use the function, and all that is said of it.
+// Each case is a way to use the function, with all reported uses.
 func TestUses(t *testing.T) {
-	// A controller of a subsystem, with a path to one of its two namespaces.
+	// A controller of a subsystem with a path to one of the two namespaces.
 	multipath := map[string]string{
 		function + "/nvme/nvme3/state":             "live",
 		function + "/nvme/nvme3/nvme0c3n1/size":    "1",
@@ -150,7 +150,7 @@ func TestUses(t *testing.T) {
 	})
 }
 
-// Who only keeps its driver is in the way of unbinding, and of nothing else.
+// A bound driver prevents unbinding, and nothing else.
 func TestBound(t *testing.T) {
 	h := host(map[string]string{
 		function + "/net/eth0/flags": "0x1003", "sys/class/net/eth0": "->../../../" + function + "/net/eth0",
@@ -162,7 +162,7 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// Processes that do not count are left out.
+// Of ignores the processes of Except.
 func TestExcept(t *testing.T) {
 	h := host(map[string]string{function + "/uio/uio0/dev": "240:0", "proc/47/fd/3": "->/dev/uio0", "proc/48/fd/3": "->/dev/uio0"})
 	want := []string{"in use: /dev/uio0: process 48 has it open"}
@@ -171,7 +171,7 @@ func TestExcept(t *testing.T) {
 	}
 }
 
-// forbidden is a host whose reader may not see what the process 47 has open.
+// forbidden is a host whose reader has no permission to see the open files of process 47.
 type forbidden struct{ fstest.MapFS }
 
 func (f forbidden) ReadDir(name string) ([]fs.DirEntry, error) {
@@ -181,7 +181,7 @@ func (f forbidden) ReadDir(name string) ([]fs.DirEntry, error) {
 	return f.MapFS.ReadDir(name)
 }
 
-// A reader without privilege sees what it can see, and says what it cannot.
+// A reader without privilege reports the visible uses, and an error for the others.
 func TestWithoutPrivilege(t *testing.T) {
 	h := forbidden{host(map[string]string{function + "/uio/uio0/dev": "240:0", "proc/47/fd/3": "->/dev/uio0", "proc/48/fd/3": "->/dev/uio0"})}
 	found := inuse.Of(&discovery.Host{FS: h}, sysfs.At(h, function), inuse.Options{})
@@ -196,8 +196,8 @@ func TestWithoutPrivilege(t *testing.T) {
 	}
 }
 
-// Disks returns the uses of disks that the kernel's tables show. It opens no disk, and no
-// process's list of open files.
+// Disks returns the uses of disks in the kernel's tables. It opens no disk and no process's list of
+// open files.
 func TestDisks(t *testing.T) {
 	disk := map[string]string{
 		function + "/ata1/host0/block/sda/dev":       "8:0",
@@ -231,8 +231,8 @@ func TestDisks(t *testing.T) {
 	}
 }
 
-// neverOpens is a host on which it is an error of the test to open a disk, or to list what
-// a process has open.
+// neverOpens is a host on which opening a disk, or listing the open files of a process, fails the
+// test.
 type neverOpens struct {
 	fstest.MapFS
 
