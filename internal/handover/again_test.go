@@ -13,8 +13,8 @@ import (
 	"chandler.dev/internal/disk/disktest"
 )
 
-// A claim whose end fails, since its record cannot be removed, is given still: its device is not reset before the end
-// has succeeded, and then once.
+// If the end of a claim fails because its record cannot be removed, the claim stays allocated: its
+// device is not reset until the end succeeds, and then once.
 func TestRepeatedEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -49,8 +49,8 @@ func TestRepeatedEnd(t *testing.T) {
 	})
 }
 
-// A claim whose record is damaged hands its device over all the same: when it ends, and also if it was ending
-// before the record was.
+// The device of a claim with a damaged record is handed over nevertheless: when the claim ends, and
+// also if the claim was ending before the damage.
 func TestSealedClaim(t *testing.T) {
 	for _, ending := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -100,7 +100,7 @@ func TestSealedClaim(t *testing.T) {
 	}
 }
 
-// Records that somebody removes are written again while devices are had, and while they are handed over.
+// Removed records are written again while devices are allocated, and during the handover.
 func TestWipedRecords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

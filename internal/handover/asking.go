@@ -11,12 +11,12 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// users are the pods that may use the devices of an owner, as far as they are known.
+// users are the known pods of an owner's devices.
 type users struct {
 	Pods  []types.UID   `json:"pods,omitempty"`
-	Grace time.Duration `json:"grace,omitempty"` // the longest time for which containers of the pods may go on after their deletion
+	Grace time.Duration `json:"grace,omitempty"` // longest grace period of the pods
 
-	// Unknown means that the owner has, or had, a pod whose UID is not known.
+	// Unknown means that the owner has, or had, a pod with an unknown UID.
 	Unknown bool `json:"unknownPods,omitempty"`
 }
 
@@ -40,10 +40,11 @@ func (u users) with(claim *claimUsers) users {
 	return all
 }
 
-// unknown reports whether a pod may use the devices that nothing is known of.
+// unknown reports whether an unknown pod may use the devices.
 func (u users) unknown() bool { return u.Unknown || len(u.Pods) == 0 }
 
-// terminates returns for how long processes of the pods may go on after the owner has ended.
+// terminates returns the time for which processes of the pods may continue after the end of the
+// owner.
 func (u users) terminates() time.Duration {
 	if u.unknown() || u.Grace == 0 {
 		return max(u.Grace, ledger.Termination) + terminationMargin
@@ -51,25 +52,25 @@ func (u users) terminates() time.Duration {
 	return u.Grace + terminationMargin
 }
 
-// terminationMargin is how long the kubelet and the container runtime take at most to end a container once its grace
-// period is over.
+// terminationMargin is the maximum time in which the kubelet and the container runtime end a
+// container after its grace period.
 const terminationMargin = 10 * time.Second
 
 // Pod is a pod of the node.
 type Pod struct {
 	UID   types.UID
-	Grace time.Duration // for how long its containers may go on after its deletion
+	Grace time.Duration // time for which its containers may continue after its deletion
 }
 
 // claimUsers are the pods of one claim.
 type claimUsers struct {
-	reserved []types.UID    // that the claim was reserved for when it was prepared
-	named    map[string]Pod // that the kubelet has listed with the claim, by name; of UID "" if the API server did not have it
-	asked    time.Time      // when the API server was asked last
+	reserved []types.UID    // pods in the claim's reservation at preparation
+	named    map[string]Pod // pods that the kubelet has listed with the claim, by name; without UID if the API server did not have the pod
+	asked    time.Time      // time of the last request to the API server
 }
 
-// askAll finds out which pods have claims, without waiting for the API server. The kubelet lists a pod that joins a claim
-// while it is prepared, and the pods of a PodGroup that a claim is reserved for, by their names.
+// askAll determines the pods of claims in the background. The kubelet lists by name a pod that joins
+// a prepared claim, and the pods of a PodGroup in a claim's reservation.
 func (c *Custodian) askAll(ctx context.Context, claims []*ledger.Claim) {
 	if c.config.Users == nil || c.config.PodsOf == nil {
 		return
@@ -94,7 +95,8 @@ func (c *Custodian) askAll(ctx context.Context, claims []*ledger.Claim) {
 	}()
 }
 
-// listed notes which pods the kubelet lists with a claim, and reports whether it is time to ask which these are.
+// listed records the pods that the kubelet lists with a claim, and reports whether the API server
+// must be queried for them.
 func (c *Custodian) listed(claim *ledger.Claim, names []string) (due bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,7 +110,7 @@ func (c *Custodian) listed(claim *ledger.Claim, names []string) (due bool) {
 	return unknown && time.Since(of.asked) >= askInterval
 }
 
-// found notes what the API server has of pods that the kubelet listed.
+// found records the API server's answer about pods that the kubelet listed.
 func (u *claimUsers) found(namespace string, pods map[types.NamespacedName]Pod, err error) {
 	u.asked = time.Now()
 	if err != nil {
@@ -121,7 +123,7 @@ func (u *claimUsers) found(namespace string, pods map[types.NamespacedName]Pod, 
 	}
 }
 
-// usersOf returns the pods of a claim. The caller has the mutex.
+// usersOf returns the pods of a claim. The caller holds the mutex.
 func (c *Custodian) usersOf(claim types.UID) *claimUsers {
 	if c.claims[claim] == nil {
 		c.claims[claim] = &claimUsers{named: make(map[string]Pod)}

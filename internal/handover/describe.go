@@ -9,9 +9,9 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Describe returns a settled snapshot in which devices are unhealthy that were looked at and cannot be
-// handed over yet, so that they are not offered. A device that several have at once is well for the
-// others. Any other fault of a device comes first.
+// Describe returns the settled snapshot with checked devices that cannot be handed over yet marked
+// unhealthy, so that no API offers these devices. A shared device stays healthy for its other
+// consumers. Any other fault of a device takes precedence.
 func (c *Custodian) Describe(s *discovery.Snapshot, severity discovery.Severity) *discovery.Snapshot {
 	kept := c.kept()
 	if len(kept) == 0 {
@@ -29,7 +29,7 @@ func (c *Custodian) Describe(s *discovery.Snapshot, severity discovery.Severity)
 	return &now
 }
 
-// kept returns what that makes of devices, by name.
+// kept returns the health of the withheld devices, by name.
 func (c *Custodian) kept() map[string]discovery.Health {
 	c.mu.Lock()
 	defer c.mu.Unlock()

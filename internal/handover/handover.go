@@ -1,6 +1,7 @@
-// Package handover keeps a device between two owners: until no process of the pods that had it has it
-// open any more, and until it was reset, where the administrator asks for that. Whatever it cannot see
-// keeps nothing. It knows no vendor, and leaves it to the ledger who may have a device.
+// Package handover withholds a device between two owners: until every process of the previous pods
+// has closed the device, and until the device was reset, if the administrator requests a reset. If
+// the package cannot see whether a device is open, the device is not withheld. The package has no
+// vendor-specific code, and the ledger decides on allocations.
 package handover
 
 import (
@@ -23,52 +24,51 @@ import (
 	"chandler.dev/internal/overdue"
 )
 
-// Rule is how the administrator wants some devices handed over.
+// Rule configures the handover of some devices.
 type Rule struct {
-	Expression string // as the administrator wrote it
+	Expression string // as in the configuration
 	Selects    func(discovery.Device) (bool, error)
 
-	// Reset says that the device's PCI function is reset, and Methods by which of the kernel's
-	// ways, the first that works; the kernel chooses if there are none.
+	// Reset requests a reset of the device's PCI function. Methods are the kernel's reset methods to
+	// try, in order. Without Methods the kernel chooses one.
 	Reset   bool
 	Methods []string
 }
 
-// Config is what a Custodian works with.
+// Config configures a Custodian.
 type Config struct {
 	Host *discovery.Host
 
-	// Write writes an attribute of the host, as of fs.FS. Nil means that the agent may not
-	// change the host, and nothing can be reset.
+	// Write writes an attribute of the host; the name is a path of fs.FS. With nil, the agent has no
+	// permission to change the host and resets nothing.
 	Write func(name, value string) error
 
-	Journal journal.Config // the place of the records; no process and no need of a reset outlives a boot
-	Earlier string         // the directory in which earlier versions kept the records
+	Journal journal.Config // configuration of the journal; processes and pending resets end with the boot
+	Earlier string         // directory in which earlier versions kept the records
 
 	Ledger *ledger.Ledger
-	Stock  func() ledger.Stock // the devices of the host as both APIs offer them
-	Rules  func() []Rule       // in force at present; the first that selects a device counts
+	Stock  func() ledger.Stock // devices of the host as both APIs offer them
+	Rules  func() []Rule       // rules in force; the first match wins
 
 	// Snapshot returns the devices of the host, nil before the first scan.
 	Snapshot func() *discovery.Snapshot
 
-	// PodOf returns the pod of a classic owner, "" if it is not known. It does not block.
+	// PodOf returns the pod of an owner by the device plugin API, "" if unknown. It does not block.
 	PodOf func(ledger.Owner) types.UID
 
-	// Users returns the names of the pods that have a claim, by what the kubelet lists, and PodsOf asks the API server
-	// for the pods of the node. Optional.
+	// Users returns the names of the pods with a claim from the kubelet's list, and PodsOf requests
+	// the pods of the node from the API server. Both are optional.
 	Users  func(ledger.Owner) []string
 	PodsOf func(context.Context) (map[types.NamespacedName]Pod, error)
 
-	// Changed is called when a device may be offered that was not, or is not to be offered any
-	// more. It must not block.
+	// Changed is called when the set of devices to offer may have changed. It must not block.
 	Changed func()
 
-	Limit time.Duration // how long a look or a reset may take before it is said that it hangs; 10 s if 0
+	Limit time.Duration // time after which a check or a reset is reported as hanging; 10 s if 0
 }
 
-// Intervals at which it is looked again: at devices that processes have open, at those whose reset
-// failed, at who has what, and whether there is anything to do at all.
+// Intervals between checks: of devices with open files, of devices after a failed reset, of all
+// allocations, and while there are no rules and no records.
 const (
 	openInterval    = time.Second
 	resetInterval   = 10 * time.Second
@@ -76,73 +76,75 @@ const (
 	idleInterval    = 30 * time.Second
 )
 
-// askInterval is how long until the API server is asked again for the pods of the node, if it did not have one that the
-// kubelet lists with a claim.
+// askInterval is the time between two requests to the API server for the pods of the node, if the
+// previous answer lacked a pod that the kubelet lists with a claim.
 const askInterval = time.Minute
 
-// How long the end of an owner waits for the hand-over, which takes no time if all processes
-// have ended, and how long the kubelet waits that hands an ID out again.
+// endWait is the time for which the end of an owner waits for the handover, which is immediate if all
+// processes have ended. passWait is the time for which the kubelet waits when it allocates an ID
+// again.
 const (
 	endWait  = 300 * time.Millisecond
 	passWait = 5 * time.Second
 )
 
-// begun is why a device is kept before it was looked at.
+// begun is the reason for withholding a device before the first check.
 const begun = "it is being handed over"
 
-// Custodian keeps devices between two owners. It is an [ledger.Output].
+// Custodian withholds devices between two owners. It is an [ledger.Output].
 type Custodian struct {
 	config  Config
 	journal *journal.Journal[record]
-	wake    chan struct{} // has one when Run is to look
+	wake    chan struct{} // holds a value when Run must check again
 	closing chan struct{} // closed when Run ends
-	asking  atomic.Bool   // the API server is being asked
-	reads   overdue.Calls // of the keys of devices, by their directories
+	asking  atomic.Bool   // a request to the API server is in progress
+	reads   overdue.Calls // reads of device keys, by the device's directory
 
-	unwritten bool // a warning was logged that records cannot be written; used by [Custodian.Run] only
+	unwritten bool // a warning about unwritable records was logged; used by [Custodian.Run] only
 
-	filing chan struct{} // has one while a call writes or removes records; a simulation's clock stands while a mutex is waited for
+	filing chan struct{} // held by a call that writes or removes records; a channel, because a simulation's clock stops while a goroutine waits for a mutex
 
 	choosing sync.Mutex
 	choices  choices
 
 	mu      sync.Mutex
-	closed  bool                      // Run ends: no look, reset or removal of a record begins any more
-	works   sync.WaitGroup            // calls of work; none is added once closed is set
+	closed  bool                      // Run ends: no check, reset or removal of a record starts any more
+	works   sync.WaitGroup            // calls of work; no call starts once closed is set
 	records map[string]*record        // by name
-	claims  map[types.UID]*claimUsers // the pods of claims that go on
-	passed  map[string]string         // grants that are handed over and still in the ledger: their keys, by grantOf
-	blind   map[string]bool           // records of which it was said that nothing can be seen
+	claims  map[types.UID]*claimUsers // pods of present claims
+	passed  map[string]string         // keys of grants that are handed over and still in the ledger, by grantOf
+	blind   map[string]bool           // records with a logged warning that open files are not visible
 }
 
-// record names a device and its consumer. It is in the journal before the consumer has the device, as far as is known,
-// and until the next consumer may have it.
+// record describes a device and its consumer. The journal has the record before the consumer gets the
+// device, as far as the agent can tell, and until the next consumer may get it.
 type record struct {
 	Key    string       `json:"key"` // of the owner's entry
 	Owner  ledger.Owner `json:"owner"`
-	Grant  string       `json:"grant,omitempty"` // as of grantOf
+	Grant  string       `json:"grant,omitempty"` // as grantOf returns
 	Hold   ledger.Hold  `json:"hold"`
-	Source string       `json:"source"` // the device's directory, as of fs.FS
+	Source string       `json:"source"` // the device's directory, a path of fs.FS
 
-	// Device is the physical device. If another one has its name by now, that one is never reset.
+	// Device is the physical device. If another device has the name by now, that device is never
+	// reset.
 	Device discovery.DeviceKey `json:"device,omitzero"`
 	Nodes  []ledger.Node       `json:"nodes,omitempty"`
 	users
 	Ended bool `json:"ended,omitempty"`
 
 	name  string
-	why   string        // why the device is kept, since the last look
-	since time.Time     // when it was first seen that it cannot be handed over
-	after time.Time     // when to look again
-	idle  bool          // no process has it open any more
-	over  bool          // nothing of its claim is left, or is about to be
-	ended time.Time     // when its owner had ended, or when this agent found that
-	takes bool          // the kubelet has allocated its ID to another container, which waits
-	early bool          // withheld since the agent started, since Run has not checked yet whether its claim goes on
-	done  chan struct{} // closed when the look that goes on has ended, nil if none does
+	why   string        // reason for withholding the device, from the last check
+	since time.Time     // time of the first check that found the device not ready
+	after time.Time     // earliest time of the next check
+	idle  bool          // no process has the device open any more
+	over  bool          // the claim is removed completely, or is about to be
+	ended time.Time     // time when the owner ended, or when this agent noticed that
+	takes bool          // the kubelet has allocated the ID to another container, which waits
+	early bool          // withheld since the start of the agent, because Run has not yet checked whether the claim continues
+	done  chan struct{} // closed when the check in progress ends, nil if there is none
 }
 
-// New returns a Custodian. It is ready once it was loaded.
+// New returns a Custodian. It is ready after loading its records.
 func New(config Config) *Custodian {
 	if config.Limit == 0 {
 		config.Limit = 10 * time.Second
@@ -155,9 +157,10 @@ func New(config Config) *Custodian {
 	}
 }
 
-// Run hands devices over until the context ends. It is called once. When it returns, nothing writes to a device or to
-// the journal any more, except for a call that the kernel has not answered within Limit. The lease of such a call lasts
-// until the kernel answers; see [ledger.Ledger.EndLeases].
+// Run hands devices over until the context ends. It is called once. After Run has returned, nothing
+// writes to a device or to the journal any more, except a call that the kernel has not answered
+// within Limit. The lease of such a call lasts until the kernel answers; see
+// [ledger.Ledger.EndLeases].
 func (c *Custodian) Run(ctx context.Context) {
 	defer c.finish()
 	var refreshed time.Time
@@ -186,7 +189,7 @@ func (c *Custodian) Run(ctx context.Context) {
 	}
 }
 
-// finish lets no work begin any more, and waits for the work that goes on.
+// finish prevents new work and waits for the work in progress.
 func (c *Custodian) finish() {
 	c.mu.Lock()
 	c.closed = true
@@ -200,7 +203,7 @@ func (c *Custodian) finish() {
 	}
 }
 
-// isClosed reports whether Run has ended, or is about to.
+// isClosed reports whether Run has ended, or is about to end.
 func (c *Custodian) isClosed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -213,7 +216,7 @@ func (c *Custodian) any() bool {
 	return len(c.records) > 0
 }
 
-// ended returns the records of owners that have ended, in order.
+// ended returns the records of ended owners, sorted by name.
 func (c *Custodian) ended() (ended []*record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -225,8 +228,8 @@ func (c *Custodian) ended() (ended []*record) {
 	return ended
 }
 
-// try looks whether a device can be handed over, unless that goes on already or is not due. The
-// channel is closed when the look has ended.
+// try checks whether a device can be handed over, unless a check is in progress or not yet due. It
+// returns a channel that is closed when the check has ended.
 func (c *Custodian) try(ctx context.Context, r *record) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -244,10 +247,10 @@ func (c *Custodian) try(ctx context.Context, r *record) <-chan struct{} {
 	return r.done
 }
 
-// work hands a device over, or says why that cannot be yet.
+// work hands a device over, or records the reason for withholding it.
 func (c *Custodian) work(ctx context.Context, r *record, of users, done chan struct{}) {
 	why, again := c.settle(ctx, r, of)
-	if !c.isClosed() { // else the next agent looks again
+	if !c.isClosed() { // otherwise the next agent checks again
 		if why == "" && c.hasEnded(r) {
 			if err := c.forget(r); err != nil {
 				why, again = err.Error(), resetInterval
@@ -261,14 +264,15 @@ func (c *Custodian) work(ctx context.Context, r *record, of users, done chan str
 	close(done)
 }
 
-// settle returns why a device cannot be handed over yet, "" if it can, and when to look again.
+// settle returns the reason for withholding a device, "" if the device is ready, and the time until
+// the next check.
 func (c *Custodian) settle(ctx context.Context, r *record, of users) (why string, again time.Duration) {
 	d, rule, why := c.rule(r)
 	switch {
 	case why != "":
 		return why, openInterval
 	case rule == nil, c.config.Ledger.Taken(r.name, r.Key, r.Owner):
-		return "", 0 // the administrator wants nothing done, or somebody has it who may
+		return "", 0 // no rule applies, or another owner has the device rightfully
 	case c.isGiven(r):
 		return begun, openInterval
 	}
@@ -289,7 +293,7 @@ func (c *Custodian) settle(ctx context.Context, r *record, of users) (why string
 			return fmt.Sprintf("whether a process has it open is not known (%v), and containers may go on for a while", unseen), min(left, openInterval)
 		}
 		if of.unknown() {
-			return "", 0 // without a reset, which would hit a process that goes on
+			return "", 0 // no reset, which could hit a running process
 		}
 	}
 	if !rule.Reset || r.Hold.Amount != nil || isPart(d) {
@@ -308,8 +312,8 @@ func (c *Custodian) settle(ctx context.Context, r *record, of users) (why string
 	return "", 0
 }
 
-// isGiven reports whether the claim of a record is in the ledger still. Its end may fail, and then the device is the
-// claim's once more.
+// isGiven reports whether the ledger still has the claim of a record. If the end of a claim fails,
+// the claim keeps its device.
 func (c *Custodian) isGiven(r *record) bool {
 	c.mu.Lock()
 	over := r.over
@@ -321,7 +325,7 @@ func (c *Custodian) isGiven(r *record) bool {
 	return e != nil && e.Owner() == r.Owner
 }
 
-// setIdle notes that no process has a device open any more.
+// setIdle records that no process has a device open any more.
 func (c *Custodian) setIdle(r *record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -330,8 +334,8 @@ func (c *Custodian) setIdle(r *record) {
 	}
 }
 
-// rule returns the device of a record and what the administrator wants, nil if nothing. It says why if
-// that cannot be told.
+// rule returns the device of a record and the administrator's rule, or nil without a rule. why is set
+// if the rule cannot be determined.
 func (c *Custodian) rule(r *record) (d discovery.Device, rule *Rule, why string) {
 	rules := c.config.Rules()
 	if len(rules) == 0 {
@@ -350,24 +354,24 @@ func (c *Custodian) rule(r *record) (d discovery.Device, rule *Rule, why string)
 		return d, nil, fmt.Sprintf("it cannot be described at present: %v", unread)
 	case known && r.Device.Same(key):
 		return d, rule, ""
-	case known && rule != nil: // the device has another name by now; its nodes are looked for, and nothing is reset
+	case known && rule != nil: // the device has another name by now: its nodes are checked, and nothing is reset
 		return discovery.Device{Name: r.Hold.Device, Source: r.Source}, &Rule{}, ""
 	case r.Source != "" && !c.config.Host.Exists("/"+r.Source):
-		return d, nil, "" // it was taken out
+		return d, nil, "" // the device was removed
 	case r.Source != "" && (c.isOther(r.Source) || c.isDivided(r.Source)):
-		// It is no more, such as a partition of a GPU that was removed, or a function that has
-		// virtual ones by now. Those of its processes that go on have open what is offered in its
-		// place, or what that is part of.
+		// The device does not exist any more: a partition of a GPU that was removed, or a function that
+		// now has virtual functions. Its remaining processes have the replacement open, or a device
+		// that contains the replacement.
 		return discovery.Device{Name: r.Hold.Device, Source: r.Source}, &Rule{}, ""
 	}
 	return d, nil, "it cannot be described at present"
 }
 
-// keyLimit is how long reading the key of a device may take.
+// keyLimit is the time limit for reading the key of a device.
 const keyLimit = time.Second
 
-// keyOf returns the key of a device. A driver may keep a read of its function from ending. After the limit the read goes
-// on alone, and the key has only what needs no read.
+// keyOf returns the key of a device. A driver may block a read of its function. After the limit the
+// read continues in the background, and the key has only the parts that need no read.
 func (c *Custodian) keyOf(d discovery.Device) (discovery.DeviceKey, error) {
 	read := make(chan discovery.DeviceKey, 1)
 	err := c.reads.Of(d.Source)
@@ -387,8 +391,8 @@ func (c *Custodian) keyOf(d discovery.Device) (discovery.DeviceKey, error) {
 	return key, err
 }
 
-// chosen returns a device of the present snapshot, and the first rule that selects it, nil if none does. That is
-// found out once for each snapshot: who has what is looked at every few seconds.
+// chosen returns a device of the present snapshot, and the first rule that selects the device, or
+// nil. The rules are evaluated once per snapshot, because allocations are checked every few seconds.
 func (c *Custodian) chosen(rules []Rule, name string) (d discovery.Device, rule *Rule, known bool) {
 	s := c.config.Snapshot()
 	if s == nil {
@@ -410,20 +414,21 @@ func (c *Custodian) chosen(rules []Rule, name string) (d discovery.Device, rule 
 	return d, rule, true
 }
 
-// choices are which rules select the devices of a snapshot, by their names.
+// choices are the rules that select the devices of a snapshot, by device name.
 type choices struct {
 	of    *discovery.Snapshot
-	by    *Rule // the first of all
+	by    *Rule // the first of all rules
 	rules map[string]*Rule
 }
 
-// isOther reports whether some device is described in a directory in place of one that is not.
+// isOther reports whether the snapshot describes another device in a directory.
 func (c *Custodian) isOther(source string) bool {
 	s := c.config.Snapshot()
 	return s != nil && slices.ContainsFunc(s.Devices, func(d discovery.Device) bool { return d.Source == source })
 }
 
-// isDivided reports whether a directory is of a function that has virtual ones, under which it is not offered.
+// isDivided reports whether a directory is of a function with virtual functions. Such a function is
+// not offered.
 func (c *Custodian) isDivided(source string) bool {
 	function, ok := functionOf(c.config.Host.FS, discovery.Device{Source: source})
 	if !ok {
@@ -433,8 +438,8 @@ func (c *Custodian) isDivided(source string) bool {
 	return divided && err == nil
 }
 
-// ruleOf returns the first rule that selects a device. A rule that cannot be evaluated for the
-// device does not select it.
+// ruleOf returns the first rule that selects a device. A rule that cannot be evaluated for the device
+// does not select it.
 func ruleOf(rules []Rule, d discovery.Device) *Rule {
 	for i := range rules {
 		if selected, err := rules[i].Selects(d); err == nil && selected {
@@ -446,8 +451,9 @@ func ruleOf(rules []Rule, d discovery.Device) *Rule {
 
 var errUnknownPod = errors.New("which pods had it is not known")
 
-// terminates returns for how long containers of an owner that has ended may go on. A container whose ID the kubelet
-// has allocated once more has ended by the kubelet's own account, and the next one would be rejected for good.
+// terminates returns the remaining time for which containers of an ended owner may continue. If the
+// kubelet has allocated a container's ID again, the kubelet considers the container ended, and the
+// next container would be rejected permanently.
 func (c *Custodian) terminates(r *record, of users) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -457,10 +463,10 @@ func (c *Custodian) terminates(r *record, of users) time.Duration {
 	return of.terminates() - time.Since(r.ended)
 }
 
-// look returns which processes of some pods have a device open. It waits for as long as that takes: a look
-// hangs at a process of the pod that hangs in the kernel itself, and that is the one that may have the device.
-// So a look that has not ended is no look that could not see. It reports false if the administrator wants
-// nothing done any more.
+// look returns the processes of pods with the device open. It has no time limit: a check hangs at a
+// process that hangs in the kernel itself, and that process may be the one with the device. So an
+// unfinished check is different from a check without permission. wanted is false if the rule was
+// removed in the meantime.
 func (c *Custodian) look(ctx context.Context, r *record, d discovery.Device, of users) (uses inuse.Uses, wanted bool) {
 	if len(of.Pods) == 0 {
 		return inuse.Uses{{Object: "the device", Unseen: errUnknownPod}}, true
@@ -484,8 +490,8 @@ func (c *Custodian) look(ctx context.Context, r *record, d discovery.Device, of 
 	}
 }
 
-// open returns which process has a device open, "" if none is seen to have. It also returns why there may
-// be one nevertheless.
+// open returns the process that has a device open, or "". unseen is the reason why there may be an
+// invisible one.
 func open(uses inuse.Uses) (why string, unseen error) {
 	for _, use := range uses {
 		if use.Unseen == nil {
@@ -496,7 +502,7 @@ func open(uses inuse.Uses) (why string, unseen error) {
 	return "", unseen
 }
 
-// say says why a device is kept, or that it is not any more if there is no reason.
+// say records the reason for withholding a device, or releases the device if there is none.
 func (c *Custodian) say(ctx context.Context, r *record, why string) {
 	c.mu.Lock()
 	before, kept := r.why, c.records[r.name] == r
@@ -509,7 +515,7 @@ func (c *Custodian) say(ctx context.Context, r *record, why string) {
 		r.since = time.Now()
 	}
 	if kept {
-		c.config.Ledger.Keep(r.kept(why)) // under the lock, so that it is not kept after it was released
+		c.config.Ledger.Keep(r.kept(why)) // under the lock, so that a released device is not withheld again
 	}
 	c.mu.Unlock()
 	if kept {
@@ -520,7 +526,7 @@ func (c *Custodian) say(ctx context.Context, r *record, why string) {
 	c.config.Changed()
 }
 
-// sayBlind says once of a record that it cannot be told whether the device is open.
+// sayBlind logs once per record that open files of the device are not visible.
 func (c *Custodian) sayBlind(ctx context.Context, r *record, unseen error) {
 	c.mu.Lock()
 	said := c.blind[r.name]

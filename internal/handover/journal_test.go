@@ -15,9 +15,9 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// A claim ends while its record cannot be changed, and its device is withheld. The record is written once the disk
-// allows it. An agent that is killed before that leaves the earlier record, by which the next agent withholds the device
-// from the start.
+// A claim ends while its record is not writable, and its device is withheld. The record is written
+// once the disk allows it. If the agent is killed before, the earlier record remains, and the next
+// agent withholds the device from the start.
 func TestClaimEndsWhileItsRecordCannotBeWritten(t *testing.T) {
 	for _, killed := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -56,7 +56,8 @@ func TestClaimEndsWhileItsRecordCannotBeWritten(t *testing.T) {
 	}
 }
 
-// An agent that starts withholds the devices of records only until it has checked which claims go on.
+// At its start, the agent withholds the devices of records only until it has checked which claims
+// continue.
 func TestRecordOfClaimThatGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -77,8 +78,8 @@ func TestRecordOfClaimThatGoesOn(t *testing.T) {
 	})
 }
 
-// When Run returns, nothing is written to a device or to the journal any more, also by a look that hangs and by a claim
-// that ends later.
+// After Run has returned, nothing is written to a device or to the journal, even by a hanging check
+// or for a claim with a later end.
 func TestNothingIsWrittenAfterRun(t *testing.T) {
 	for _, endsLater := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -115,7 +116,8 @@ func TestNothingIsWrittenAfterRun(t *testing.T) {
 	}
 }
 
-// Run waits for a reset that goes on, as long as a call may take, and the record of a reset that has not ended stays.
+// Run waits for a reset in progress, up to the limit of a call. The record of an unfinished reset
+// stays.
 func TestRunWaitsForAReset(t *testing.T) {
 	for _, took := range []time.Duration{3 * time.Second, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
@@ -154,8 +156,8 @@ func TestRunWaitsForAReset(t *testing.T) {
 	}
 }
 
-// A claim that was given and is being configured again has pods that may run: its device is withheld when it ends. A
-// claim that was never given leaves no record.
+// An allocated claim in reconfiguration may have running pods: its device is withheld at its end. A
+// claim that was never allocated leaves no record.
 func TestClaimIsConfiguredAgain(t *testing.T) {
 	for _, given := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -184,7 +186,7 @@ func TestClaimIsConfiguredAgain(t *testing.T) {
 	}
 }
 
-// Records of earlier versions are read from their directory, and are in the journal afterwards.
+// Records of earlier versions are read from their directory, and moved to the journal.
 func TestRecordsOfEarlierVersions(t *testing.T) {
 	for boot, kept := range map[string]string{"boot": "process 47 (train) has it open", "another": ""} {
 		synctest.Test(t, func(t *testing.T) {
@@ -212,7 +214,7 @@ func TestRecordsOfEarlierVersions(t *testing.T) {
 	}
 }
 
-// Temporary files that the disk did not remove when the agent started are removed later.
+// Temporary files that the disk could not remove at the start of the agent are removed later.
 func TestTemporaryFilesAreRemovedLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

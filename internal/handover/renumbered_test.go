@@ -12,8 +12,8 @@ import (
 	"chandler.dev/internal/rebind/rebindtest"
 )
 
-// A driver that is loaded again gives the names of two devices, such as neuron0 and neuron1, to each other's functions.
-// The device of a record is then another one, which another claim may have, and is not reset.
+// A reloaded driver may exchange the names of two devices, such as neuron0 and neuron1. The name in a
+// record then belongs to another device, which another claim may have and which is not reset.
 func TestRenumberedDeviceIsNotReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -45,7 +45,7 @@ func TestRenumberedDeviceIsNotReset(t *testing.T) {
 	})
 }
 
-// hangingAttribute is a host on which a read of an attribute hangs while a channel is open.
+// hangingAttribute is a host with an attribute whose read hangs while a channel is open.
 type hangingAttribute struct {
 	fs.FS
 
@@ -64,8 +64,8 @@ func (h hangingAttribute) ReadLink(name string) (string, error)       { return f
 func (h hangingAttribute) Lstat(name string) (fs.FileInfo, error)     { return fs.Lstat(h.FS, name) }
 func (h hangingAttribute) Stat(name string) (fs.FileInfo, error)      { return fs.Stat(h.FS, name) }
 
-// A function whose attributes cannot be read does not keep claims from being prepared and from ending. Its device is
-// withheld until it is certain which device has the name.
+// A function with unreadable attributes does not prevent claims from being prepared and from ending.
+// Its device is withheld until the device behind the name is certain.
 func TestReadOfAKeyHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

@@ -9,7 +9,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// An expression is evaluated once for a device as long as neither changes, and anew when one does.
+// An expression is evaluated once for a device until the rules or the snapshot change.
 func TestChoosesOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A record that the disk does not read, or list, for a moment is read later, and the device is kept by it.
+// A record that the disk temporarily does not read or list is read later, and its device is withheld.
 func TestUnreadRecord(t *testing.T) {
 	for _, unread := range []string{"d.", "reclaim"} {
 		t.Run(unread, func(t *testing.T) { readLater(t, unread) })
