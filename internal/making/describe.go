@@ -9,9 +9,9 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Describe returns a snapshot in which the devices of a unit that is being changed are
-// either there and well, or not made yet: what the kernel shows of them meanwhile says
-// nothing. Devices that could not be made are unhealthy for a while, with the reason.
+// Describe returns the snapshot with stable devices for units in change: each device is either
+// present and healthy, or not created yet. The kernel's view during a change is not meaningful.
+// Devices that could not be created are unhealthy for a while, with the reason.
 func (m *Maker) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -31,8 +31,8 @@ func (m *Maker) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 			m.seen[unit] = devices
 		}
 	}
-	// While a unit is made, a device that is another family's is not finished either: a network
-	// function has its interface before it has its RDMA device.
+	// During a change, a device of another family is incomplete too: a network function has its
+	// interface before its RDMA device.
 	instead := make(map[string]*discovery.Device)
 	for unit := range m.working {
 		for i := range m.seen[unit] {
@@ -60,13 +60,12 @@ func (m *Maker) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 	return &now
 }
 
-// unfinished reports whether a device is such as one is that the kernel or a driver is still
-// at work on.
+// unfinished reports whether a device looks as if the kernel or a driver were still setting it up.
 func unfinished(h discovery.Health) bool {
 	return h.Status == discovery.Unknown || h.Condition == discovery.ConditionDriverUnbound || h.Condition == discovery.ConditionNodeMissing
 }
 
-// failing returns a device that is not made with the reason why it could not be.
+// failing returns a device that does not exist, with the reason if its creation failed recently.
 func (m *Maker) failing(d discovery.Device) discovery.Device {
 	if d.Making == nil || d.Health.Status != discovery.Healthy {
 		return d
