@@ -15,12 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// look is how often it is looked for what was written to the host's files.
+// look is the interval at which the model checks the host's files for writes.
 const look = 5 * time.Millisecond
 
-// At lays a host out in a directory for agents that are processes of their own: what they write to the
-// files of attributes takes effect a little later, until the test ends. Nodes below dev are real, which
-// takes root. Unlike a kernel, it cannot refuse a write.
+// At creates a simulated host in a directory for agents in processes of their own: writes to
+// attribute files take effect shortly afterwards, until the test ends. Nodes below dev are real,
+// which requires root. Unlike a kernel, the model cannot refuse a write.
 func At(t testing.TB, dir string) *Kernel {
 	k := lay(t, dir, true)
 	leases := make(map[string]*os.File)
@@ -47,14 +47,15 @@ func At(t testing.TB, dir string) *Kernel {
 	return k
 }
 
-// attributes are those whose files are looked at, in the order in which agents write them.
+// attributes are the patterns of the checked attribute files, in the order in which agents write
+// them.
 var attributes = []string{
 	"sys/devices/*/*/*/driver_override",
 	"sys/bus/pci/drivers/*/unbind", "sys/bus/pci/drivers/*/bind", "sys/bus/pci/drivers_probe",
 }
 
-// obey does what was written. It looks in the reverse order: whoever wrote a later attribute has written
-// the earlier ones.
+// obey applies the writes. It reads the files in reverse order: a process that wrote a later
+// attribute has written the earlier ones.
 func (k *Kernel) obey() {
 	type written struct{ name, value string }
 	var all []written
@@ -71,15 +72,16 @@ func (k *Kernel) obey() {
 	}
 	for _, w := range slices.Backward(all) {
 		if strings.HasPrefix(w.name, "sys/bus/") {
-			k.File(w.name, "") // as it reads again
+			k.File(w.name, "") // as the attribute reads after a write
 		}
-		_ = k.Write(w.name, w.value) // whoever wrote it is not told
+		_ = k.Write(w.name, w.value) // the writer gets no error
 	}
 }
 
-// lease makes and removes virtual functions while somebody opens sriov_numvfs to write it, since a kernel has
-// done that when the write ends. Whoever opens a file on which there is a lease waits for its end (fcntl(2)).
-// The value is not known yet. It is taken to be that of [Physical.Makes], or 0 if there are virtual functions.
+// lease creates or removes virtual functions while a process opens sriov_numvfs for writing, because
+// a kernel has finished the change when the write ends. Opening a leased file waits for the end of
+// the lease (fcntl(2)). The written value is not known yet, so lease uses [Physical.Makes], or 0 if
+// there are virtual functions.
 func (k *Kernel) lease(leases map[string]*os.File) {
 	k.mu.Lock()
 	all := slices.Collect(maps.Values(k.physical))
@@ -92,11 +94,11 @@ func (k *Kernel) lease(leases map[string]*os.File) {
 				continue
 			}
 			if _, err := unix.FcntlInt(opened.Fd(), unix.F_SETLEASE, unix.F_RDLCK); err != nil {
-				opened.Close() // somebody is writing
+				opened.Close() // another process is writing
 				continue
 			}
 			leases[p.Address] = opened
-			if text, err := io.ReadAll(opened); err == nil && strings.TrimSpace(string(text)) != k.numVFs(p.Address) { // while there was no lease
+			if text, err := io.ReadAll(opened); err == nil && strings.TrimSpace(string(text)) != k.numVFs(p.Address) { // written without a lease
 				_ = k.Write(Source(p.Address)+"/sriov_numvfs", strings.TrimSpace(string(text)))
 			}
 			continue
@@ -108,13 +110,13 @@ func (k *Kernel) lease(leases map[string]*os.File) {
 		if k.Virtual(p.Address) == 0 {
 			count = p.Makes
 		}
-		_ = k.Write(Source(p.Address)+"/sriov_numvfs", strconv.Itoa(count)) // whoever writes is not told
+		_ = k.Write(Source(p.Address)+"/sriov_numvfs", strconv.Itoa(count)) // the writer gets no error
 		file.Close()
 		delete(leases, p.Address)
 	}
 }
 
-// isNews reports whether a file holds what was written to it, and not what the kernel says.
+// isNews reports whether the file has a written value instead of the kernel's own text.
 func (k *Kernel) isNews(name, value string) bool {
 	return (value == "") == (path.Base(name) == "driver_override")
 }

@@ -9,7 +9,7 @@ import (
 	"chandler.dev/internal/provision"
 )
 
-// A write of another process to the files takes effect, as a kernel has it.
+// A write of another process to the files takes effect, as on a real kernel.
 func TestFiles(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, for device nodes")

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host is a directory whose files below dev are device nodes, as their text says. Only
-// privilege could make those.
+// host is a directory with simulated device nodes below dev. The text of a file gives the numbers of
+// the node. Real nodes would need privilege.
 type host struct{ fs.FS }
 
 // Stat implements [fs.StatFS].
@@ -52,7 +52,7 @@ func (h host) node(name string, info fs.FileInfo, err error) (fs.FileInfo, error
 	return n, nil
 }
 
-// node is what is known of a device node.
+// node is the file information of a device node.
 type node struct {
 	fs.FileInfo
 
@@ -66,13 +66,13 @@ func (n node) Mode() fs.FileMode { return n.mode }
 // Sys implements [fs.FileInfo].
 func (n node) Sys() any { return n.stat }
 
-// numbers returns which device node a text is, such as "c 10:196".
+// numbers parses the text of a device node, such as "c 10:196".
 func numbers(text string) (kind rune, major, minor uint32, err error) {
 	_, err = fmt.Sscanf(text, "%c %d:%d", &kind, &major, &minor)
 	return kind, major, minor, err
 }
 
-// makeNode makes a device node, which takes root.
+// makeNode creates a device node, which requires root.
 func makeNode(name, text string) error {
 	kind, major, minor, err := numbers(text)
 	if err != nil {
