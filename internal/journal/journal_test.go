@@ -17,7 +17,7 @@ type body struct {
 	Text string `json:"text"`
 }
 
-// bench is a directory with the disk that a test can make fail.
+// bench is a directory with a disk that can fail.
 type bench struct {
 	t    *testing.T
 	dir  string
@@ -62,7 +62,7 @@ func (b *bench) file(name, data string) {
 	}
 }
 
-// files returns the paths of all files, hidden ones included.
+// files returns the paths of all files, including hidden ones.
 func (b *bench) files() string {
 	var all []string
 	for _, pattern := range []string{"*/*.json", "*/*/*.json", "*/*/.*", "*/*/*.tmp"} {
@@ -97,7 +97,7 @@ func put(text string) *Record[body] {
 	return &Record[body]{Group: "g", Silicon: "s", Devices: []string{"d"}, Body: body{text}}
 }
 
-// The next agent of the same boot has the record as it was written. An agent of another boot removes it.
+// The next agent of the same boot reads the record unchanged. An agent of another boot removes it.
 func TestBoots(t *testing.T) {
 	b := newBench(t)
 	if err := b.journal("1").Put(put("a")); err != nil {
@@ -120,7 +120,7 @@ func TestBoots(t *testing.T) {
 	b.check(j, "", "")
 }
 
-// A file that is not understood stays, is reported, and is no record.
+// An invalid file stays, is reported, and is not a record.
 func TestInvalidFile(t *testing.T) {
 	for _, data := range []string{"{", `{"boot":"1","trade":"create","group":"other"}`, `{"boot":"1","trade":"reclaim","group":"g"}`, "{}"} {
 		b := newBench(t)
@@ -133,7 +133,7 @@ func TestInvalidFile(t *testing.T) {
 	}
 }
 
-// Where the trade can replace a record that is not valid, the replacement is on disk.
+// If the trade can replace an invalid record, the replacement is on disk.
 func TestDamaged(t *testing.T) {
 	b := newBench(t)
 	for _, group := range []string{"there", "gone"} {
@@ -157,8 +157,8 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
-// If the disk does not write a record, the host must not change, and the record before stays. The error names the
-// directory and how it can be made available.
+// If the disk does not write a record, the host must not change, and the previous record stays. The
+// error names the directory and a way to make the directory available.
 func TestPutThatFails(t *testing.T) {
 	b := newBench(t)
 	j := b.journal("1")
@@ -181,8 +181,8 @@ func TestPutThatFails(t *testing.T) {
 	}
 }
 
-// A change that has happened is known even if the disk does not write it, and is written later. So is a record that
-// was removed by others, but none of a change that was undone.
+// A change that was made is in memory even if the disk does not write it, and is written later. So is
+// a record that was removed by another program, unless the change was undone.
 func TestRestore(t *testing.T) {
 	b := newBench(t)
 	j := b.journal("1")
@@ -214,7 +214,7 @@ func TestRestore(t *testing.T) {
 	b.check(j, "", "")
 }
 
-// A record that cannot be removed stays, so that the change is undone again.
+// A record stays if it cannot be removed, so that the change is undone again.
 func TestRemoveThatFails(t *testing.T) {
 	b := newBench(t)
 	j := b.journal("1")
@@ -228,7 +228,8 @@ func TestRemoveThatFails(t *testing.T) {
 	b.check(j, "g=a", "journal/create/g.json")
 }
 
-// What the disk does not list or read when the journal opens is read later, unless the group was changed again.
+// Records that the disk does not list or read at the start are read later, unless their group was
+// changed again.
 func TestReadAgain(t *testing.T) {
 	for _, fails := range []string{"create", "g.json"} {
 		for _, changed := range []bool{false, true} {
@@ -267,8 +268,8 @@ func TestReadAgain(t *testing.T) {
 	}
 }
 
-// Files of an earlier version become records: several of them one record, and void ones none. Those that are not
-// understood stay. The result is the same after a kill at any step.
+// Files of an earlier version become records: several files become one record, and void files none.
+// Invalid files stay. The result is the same after a kill at any step.
 func TestEarlierVersion(t *testing.T) {
 	for steps := range 12 {
 		b := newBench(t)
@@ -297,7 +298,8 @@ func TestEarlierVersion(t *testing.T) {
 	}
 }
 
-// A converted record that could not be written is written later, and the old files go with it.
+// A converted record that could not be written is written later. The old files are removed
+// afterwards.
 func TestConvertedLater(t *testing.T) {
 	for _, undone := range []bool{false, true} {
 		b := newBench(t)
