@@ -9,7 +9,7 @@ import (
 	"chandler.dev/internal/overdue"
 )
 
-// A call that hangs is recorded for its object until it ends.
+// A hanging call is recorded for its object until its end.
 func TestCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := 0
