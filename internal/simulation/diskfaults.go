@@ -9,10 +9,10 @@ import (
 	"chandler.dev/internal/simulation/disk"
 )
 
-// diskFault is any fault of the disk that goes on for a while.
+// diskFault is any lasting fault of the disk.
 const diskFault = "fault of the disk"
 
-// diskFails makes some operations of the disk fail for a while, one in a few.
+// diskFails makes some operations of the disk fail for a while, one in oneIn.
 func (w *World) diskFails(name string, with error, oneIn int, which func(disk.Op) bool) bool {
 	if w.goesOn(diskFault) {
 		return false
@@ -35,7 +35,7 @@ func (w *World) diskFails(name string, with error, oneIn int, which func(disk.Op
 	return true
 }
 
-// slowDisk makes operations of the disk take time, so that others come between.
+// slowDisk makes operations of the disk take time, so that other operations run in between.
 func (w *World) slowDisk() bool {
 	if w.goesOn(diskFault) {
 		return false
@@ -51,8 +51,8 @@ func (w *World) slowDisk() bool {
 	return true
 }
 
-// wipeState removes the agent's directory, as people do who think that it is of
-// no use any more, and the agent's process with it.
+// wipeState removes the agent's directory and ends the agent's process, as an administrator may do
+// who considers the directory obsolete.
 func (w *World) wipeState() bool {
 	if len(w.disk.Files(stateDir)) == 0 || w.minor < 34 {
 		return false
@@ -62,13 +62,13 @@ func (w *World) wipeState() bool {
 	w.disk.Wipe(stateDir)
 	w.disk.Wipe(runDir)
 	if !w.lock.isHeld() {
-		w.forgetUses() // of the agent that is starting
+		w.forgetUses() // of the starting agent
 	}
 	w.saw("stateWiped")
 	return true
 }
 
-// forgetState notes that something of what agents wrote down is gone.
+// forgetState records the loss of some of the agents' files.
 func (w *World) forgetState() {
 	w.lost = w.lost || w.unhealed()
 	w.wiped = true

@@ -5,7 +5,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// equip gives an agent its disk and its kubelet.
+// equip sets the disk and the kubelet in an agent's configuration.
 func (w *World) equip(config *agent.Config, i *incarnation) {
 	config.Disk = w.disk.View(i.diskGate)
 	config.HostFiles.Dirs = discovery.FileDirs(w.machine.families)

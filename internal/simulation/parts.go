@@ -14,8 +14,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// part is how much somebody has of a device: of each of its capacities, from 0 to 1.
-// Nil is all of the device, and an empty one a share of which the size is not known.
+// part is the allocated fraction of each capacity of a device, from 0 to 1. Nil is the whole device,
+// and an empty part is a share of unknown size.
 type part map[resourceapi.QualifiedName]float64
 
 func (p part) String() string {
@@ -29,8 +29,7 @@ func (p part) String() string {
 	return cmp.Or(strings.Join(words, ", "), "a share")
 }
 
-// goesWith reports whether both are shares that can be compared: then it counts how much
-// they are together.
+// goesWith reports whether two parts are comparable shares, so that their sum matters.
 func (p part) goesWith(other part) bool {
 	if p == nil || other == nil {
 		return false
@@ -41,16 +40,15 @@ func (p part) goesWith(other part) bool {
 	})
 }
 
-// portion is what an allocation has of a device, or a pod by a classic ID.
+// portion identifies a device of an allocation, or of a pod's classic ID.
 type portion struct {
 	claim  bool      // by DRA
-	of     types.UID // the claim or the pod
-	device string    // as the allocation names it, or the resource with the ID
+	of     types.UID // UID of the claim or the pod
+	device string    // device name in the allocation, or the resource with the ID
 	share  types.UID
 }
 
-// notePortions notes how much of each device an allocation has, by the slices that
-// it was made of.
+// notePortions records the allocated part of each device, by the slices behind the allocation.
 func (w *World) notePortions(claim types.UID, results []resourceapi.DeviceRequestAllocationResult, of []*resourceapi.ResourceSlice) {
 	for _, r := range results {
 		p, has := portion{claim: true, of: claim, device: r.Device}, part(nil)
@@ -65,7 +63,7 @@ func (w *World) notePortions(claim types.UID, results []resourceapi.DeviceReques
 					total := d.Capacity[capacity].Value
 					switch {
 					case taken.IsZero():
-						continue // shares by number take none of the memory unless they ask
+						continue // shares by number use no memory unless requested
 					case capacity == discovery.Shares && total.Value() != w.shares(d.Name):
 						continue
 					}
@@ -82,7 +80,7 @@ func (w *World) notePortions(claim types.UID, results []resourceapi.DeviceReques
 	}
 }
 
-// numberOf returns of how many shares of a device there is one device each in slices.
+// numberOf returns the number of shares of a device with a slice device of their own.
 func numberOf(device string, in []*resourceapi.ResourceSlice) int64 {
 	names := make(map[string]bool)
 	for _, s := range in {
@@ -95,16 +93,16 @@ func numberOf(device string, in []*resourceapi.ResourceSlice) int64 {
 	return int64(len(names))
 }
 
-// shares returns into how many shares the administrator wants a device cut at present. An
-// agent cannot know of how many one is that was allocated by slices of another number.
+// shares returns the number of shares that the present configuration requests for a device. An agent
+// cannot determine the size of a share from slices with another number of shares.
 func (w *World) shares(device string) int64 {
 	d := w.wanted()[device]
 	return d.Shares()
 }
 
-// forgetNumbers notes which claims an agent cannot know the size of that starts now, or is
-// told of another number of shares: those that were allocated by number, and not prepared in
-// this boot. A prepared claim has the number in its record, as long as that stays the same.
+// forgetNumbers records the claims with a size unknown to an agent that starts now or receives
+// another number of shares: claims that were allocated by number and not prepared in this boot. The
+// record of a prepared claim has the number, as long as the number does not change.
 func (w *World) forgetNumbers() {
 	w.mu.Lock()
 	all := maps.Clone(w.portions)
@@ -124,8 +122,8 @@ func (w *World) forgetNumbers() {
 	}
 }
 
-// prepared notes that nobody knows how much a portion is if an agent that never knew has
-// prepared it anew.
+// prepared marks the size of a portion as unknown if an agent without the size has prepared the claim
+// again.
 func (w *World) prepared(p portion) {
 	w.mu.Lock()
 	before, told := w.recorded[p]
@@ -135,14 +133,14 @@ func (w *World) prepared(p portion) {
 	}
 }
 
-// forgetSize notes that nobody knows how much a portion is.
+// forgetSize marks the size of a portion as unknown.
 func (w *World) forgetSize(p portion) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.portions[p] = part{}
 }
 
-// portion returns how much a portion is: as much as was said the first time.
+// portion returns the size of a portion. The first recorded size stays.
 func (w *World) portion(p portion, has part) part {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -153,7 +151,7 @@ func (w *World) portion(p portion, has part) part {
 	return has
 }
 
-// add adds another part, and returns the capacity of which there is then not enough.
+// add adds another part, and returns a capacity with a sum above the total, or "".
 func (p part) add(other part) (exceeded resourceapi.QualifiedName) {
 	for capacity, amount := range other {
 		if p[capacity] += amount; p[capacity] > 1.001 {

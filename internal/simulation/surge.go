@@ -27,21 +27,21 @@ func (w *World) surge() bool {
 	return true
 }
 
-// wrongSurge goes on while an agent with a wrong configuration is beside another.
+// wrongSurge is the time in which an agent with an invalid configuration runs next to another agent.
 const wrongSurge = "surge with a wrong configuration"
 
-// surgeWrong starts another agent, whose configuration is wrong. The first one goes on, since the
-// newcomer is not ready, until somebody takes the update back or mends the configuration.
+// surgeWrong starts another agent with an invalid configuration. The first agent continues, because
+// the new agent is not ready, until the update is reverted or the configuration is fixed.
 func (w *World) surgeWrong() bool {
 	w.clean()
 	if !w.surges || len(w.living) != 1 || w.goesOn("surge") || w.goesOn(wrongSurge) {
 		return false
 	}
 	old := w.living[0]
-	settings := w.settings // as the first one has kept it in a file
+	settings := w.settings // as the first agent has stored them in a file
 	if w.random.IntN(3) == 0 {
-		w.unsure(2 * learn) // that agent hands nothing over
-		// Settings that agents take only at their start stay as they were.
+		w.unsure(2 * learn) // the new agent hands over nothing
+		// Settings that agents read only at their start stay unchanged.
 		settings = agent.Settings{Rebind: settings.Rebind, VirtualFunctions: settings.VirtualFunctions, Rules: &rules.Rules{Mode: discovery.ModeAuto, Unknown: "the configuration is wrong"}}
 	}
 	next := w.startAgentWith(settings, errors.New("exclude[0].cel: no such field"))
@@ -56,11 +56,11 @@ func (w *World) surgeWrong() bool {
 		if next.dead.Load() {
 			return
 		}
-		if next.wrong.Swap(false) && !next.tell(agent.Change{Settings: w.settings}) { // nobody has mended it meanwhile
-			next.die() // and its pod starts again with the right one
+		if next.wrong.Swap(false) && !next.tell(agent.Change{Settings: w.settings}) { // the configuration was not fixed in the meantime
+			next.die() // and the pod restarts with the valid configuration
 		}
 		if slices.Contains(w.living, old) && len(w.living) > 1 {
-			time.Sleep(2 * time.Second) // until it is ready
+			time.Sleep(2 * time.Second) // until the agent is ready
 			w.log("%s is told to end", old.name)
 			old.cancel()
 			w.living = slices.DeleteFunc(w.living, func(i *incarnation) bool { return i == old })
@@ -70,8 +70,8 @@ func (w *World) surgeWrong() bool {
 	return true
 }
 
-// checkCalls demands that the kubelet calls no agent with a wrong configuration while another
-// one works: calls would wait there in vain.
+// checkCalls fails if the kubelet calls an agent with an invalid configuration while another agent
+// works: calls would wait there without success.
 func (w *World) checkCalls() {
 	called := w.kubelet.Calls()
 	for _, i := range w.living {

@@ -16,11 +16,11 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// form is devices by name, as the administrator wants or wanted them.
+// form is a set of devices by name, with a present or past configuration.
 type form map[string]rules.Offered
 
-// want draws what the administrator wants: which API offers the devices, how they
-// are shared, and which are offered to nobody.
+// want draws a configuration: the API that offers the devices, their sharing, and the excluded
+// devices.
 func (w *World) want() {
 	w.mode = pick(w.random, discovery.ModeDRA, discovery.ModeDRA, discovery.ModeDevicePlugin, discovery.ModeAuto)
 	if w.minor < 34 {
@@ -52,14 +52,13 @@ func (w *World) want() {
 	w.log("the administrator wants mode %q, devices %s, excluded %v", w.mode, shared, excluded)
 }
 
-// wanted is how the administrator wants devices at present.
+// wanted returns the devices with the present configuration.
 func (w *World) wanted() form { return w.forms[len(w.forms)-1] }
 
-// dra reports whether devices may be offered by DRA.
+// dra reports whether DRA may offer devices.
 func (w *World) dra() bool { return w.minor >= 34 && w.mode != discovery.ModeDevicePlugin }
 
-// classic reports whether devices may be offered by the device-plugin API, at
-// last.
+// classic reports whether only the device plugin API may offer devices.
 func (w *World) classic() bool { return w.minor < 34 || w.mode == discovery.ModeDevicePlugin }
 
 // changeConfig changes the configuration while agents run.
@@ -69,13 +68,13 @@ func (w *World) changeConfig() bool {
 		return false
 	}
 	w.want()
-	w.forgetNumbers() // of an agent that has not looked at the host yet
+	w.forgetNumbers() // of an agent before its first scan
 	w.tell(agent.Change{Settings: w.settings})
 	w.saw("configChanged")
 	return true
 }
 
-// wrongConfig has the administrator write what no agent understands.
+// wrongConfig writes an invalid configuration.
 func (w *World) wrongConfig() bool {
 	w.clean()
 	if len(w.living) == 0 {
@@ -86,7 +85,7 @@ func (w *World) wrongConfig() bool {
 	return true
 }
 
-// tell tells all agents of a change of the configuration.
+// tell sends a change of the configuration to all agents.
 func (w *World) tell(c agent.Change) {
 	for _, i := range w.living {
 		if wrong := i.wrong.Load(); wrong && c.Err == nil {
@@ -96,11 +95,11 @@ func (w *World) tell(c agent.Change) {
 			}
 			continue
 		}
-		i.tell(c) // or it waits for something, and reads the newest when it starts
+		i.tell(c) // a waiting agent reads the newest configuration when it starts
 	}
 }
 
-// tell tells an agent of a change of the configuration, and reports whether it has heard.
+// tell sends a change of the configuration to an agent, and reports whether the agent received it.
 func (i *incarnation) tell(c agent.Change) bool {
 	select {
 	case i.changes <- c:
@@ -123,7 +122,7 @@ func (w *World) restartChanged() bool {
 	return true
 }
 
-// published says what is missing in the slices of the node, or is too much.
+// published describes missing or surplus devices in the slices of the node.
 func (w *World) published() string {
 	if why := w.missing(); why != "" {
 		return why
@@ -155,7 +154,7 @@ func (w *World) published() string {
 		return why
 	}
 	if w.open() > 0 {
-		return "" // some may have what is to be offered otherwise
+		return "" // some pods may have devices that are to be offered differently
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.machine.devices)) {
 		d, wanted := w.wanted()[name]
@@ -163,7 +162,7 @@ func (w *World) published() string {
 		switch {
 		case !wanted && there:
 			return "device " + name + " is published, and excluded"
-		case !wanted || d.PartOf != nil && !w.server.Features().Counters: // of those only some are
+		case !wanted || d.PartOf != nil && !w.server.Features().Counters: // only some of these are
 		case !there:
 			return "device " + name + " is not published"
 		case shared[name] && !d.Open && (d.Shares() == 0 || w.server.Features().Sharing):
@@ -175,13 +174,13 @@ func (w *World) published() string {
 	return ""
 }
 
-// competing says which published devices take more of their silicon than there is, where
-// the API server keeps no counters: the scheduler gives all of them.
+// competing describes published devices that together exceed their physical device on an API server
+// without counters, where the scheduler allocates all of them.
 func (w *World) competing(published map[string]bool) string {
 	if w.server.Features().Counters {
 		return ""
 	}
-	left := make(map[string]map[string]resource.Quantity) // by silicon
+	left := make(map[string]map[string]resource.Quantity) // by physical device
 	for _, name := range slices.Sorted(maps.Keys(published)) {
 		d := w.machine.devices[name]
 		for counter, takes := range d.Takes {
@@ -199,15 +198,13 @@ func (w *World) competing(published map[string]bool) string {
 	return ""
 }
 
-// stem returns of which device a name in slices is, and whether it is that of a
-// share.
+// stem returns the device behind a name in slices, and whether the name is that of a share.
 func stem(name string) (device string, share bool) {
 	device, _, share = strings.Cut(name, "-share-")
 	return device, share
 }
 
-// listed says which classic IDs the kubelet does not have, or has too many, while no
-// pod has any.
+// listed describes missing or surplus classic IDs in the kubelet, while no pod has any.
 func (w *World) listed() string {
 	if w.open() > 0 {
 		return ""

@@ -12,10 +12,10 @@ import (
 	"k8s.io/client-go/kubernetes/typed/resource/v1beta2"
 )
 
-// errUnserved is the answer to who asks for a version that is not served.
+// errUnserved is the answer to a request for an API version that is not served.
 var errUnserved = apierrors.NewGenericServerResponse(404, "get", slicesResource, "", "the server could not find the requested resource", 0, true)
 
-// unserved is a client for a kind of a version that is not served.
+// unserved is a client for a kind in a version that is not served.
 type unserved[T, L any] struct{}
 
 func (unserved[T, L]) Get(context.Context, string, metav1.GetOptions) (none T, err error) {

@@ -22,9 +22,9 @@ import (
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 )
 
-// Client returns a client of the server. Each of its requests is put to the gate
-// first, which tells one client's faults from those of all; it may be nil. Of an
-// interface it has what the agent uses: another method panics.
+// Client returns a client of the server. Each request passes the gate first, which adds faults of
+// this client only; the gate may be nil. The client implements the methods that the agent uses: other
+// methods panic.
 func (s *Server) Client(gate Fault) kubernetes.Interface { return client{server: s, gate: gate} }
 
 type client struct {
@@ -33,7 +33,7 @@ type client struct {
 	gate   Fault
 }
 
-// IsWatchListSemanticsUnSupported has caches list first, and watch then.
+// IsWatchListSemanticsUnSupported makes caches list first, and watch afterwards.
 func (client) IsWatchListSemanticsUnSupported() bool { return true }
 
 // CoreV1 implements [kubernetes.Interface].
@@ -94,7 +94,7 @@ func (c resources) DeviceClasses() resourceclient.DeviceClassInterface {
 	}}}
 }
 
-// Each client has the methods of a kind, and of its interface the rest, which panic.
+// Each client has the methods of kind, and the other methods of its interface, which panic.
 type (
 	nodes struct {
 		kind[*corev1.Node, *corev1.NodeList]
@@ -169,7 +169,7 @@ func (k kind[T, L]) Get(ctx context.Context, name string, _ metav1.GetOptions) (
 	return o.DeepCopyObject().(T), nil
 }
 
-// Watch tells of what happens after the version of the options.
+// Watch reports the events after the version in the options.
 func (k kind[T, L]) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	selector, err := fields.ParseSelector(options.FieldSelector)
 	if err != nil {
@@ -198,7 +198,7 @@ func (k kind[T, L]) Watch(ctx context.Context, options metav1.ListOptions) (watc
 	return w, nil
 }
 
-// List returns the objects that the options ask for, and of which version they are.
+// List returns the selected objects and their version.
 func (k kind[T, L]) List(ctx context.Context, options metav1.ListOptions) (none L, err error) {
 	s, err := k.begin(ctx, Call{Verb: "list"})
 	if err != nil {
@@ -220,7 +220,7 @@ func (k kind[T, L]) List(ctx context.Context, options metav1.ListOptions) (none 
 	return k.listOf(metav1.ListMeta{ResourceVersion: strconv.FormatInt(at, 10)}, found), nil
 }
 
-// Create makes an object.
+// Create creates an object.
 func (k kind[T, L]) Create(ctx context.Context, o T, options metav1.CreateOptions) (none T, err error) {
 	dry := len(options.DryRun) > 0
 	s, err := k.begin(ctx, Call{Verb: "create", DryRun: dry})
@@ -246,7 +246,7 @@ func (k kind[T, L]) Create(ctx context.Context, o T, options metav1.CreateOption
 	return made.DeepCopyObject().(T), nil
 }
 
-// Update replaces an object, if it is of the version that there is.
+// Update replaces an object, if the version is current.
 func (k kind[T, L]) Update(ctx context.Context, o T, _ metav1.UpdateOptions) (none T, err error) {
 	s, err := k.begin(ctx, Call{Verb: "update"})
 	if err != nil {
@@ -272,7 +272,7 @@ func (k kind[T, L]) Update(ctx context.Context, o T, _ metav1.UpdateOptions) (no
 	return made.DeepCopyObject().(T), nil
 }
 
-// Delete removes an object, if it is the one that the options mean.
+// Delete removes an object, if the options match.
 func (k kind[T, L]) Delete(ctx context.Context, name string, options metav1.DeleteOptions) error {
 	s, err := k.begin(ctx, Call{Verb: "delete"})
 	if err != nil {
@@ -293,8 +293,8 @@ func (k kind[T, L]) Delete(ctx context.Context, name string, options metav1.Dele
 	return nil
 }
 
-// ApplyStatus takes over what is said of a claim's devices. One manager says all
-// that is said of them here, so that what it leaves out goes.
+// ApplyStatus sets the status of a claim's devices. The model has only one field manager, so fields
+// left out are removed.
 func (k claimsOf) ApplyStatus(ctx context.Context, c *resourceapply.ResourceClaimApplyConfiguration, _ metav1.ApplyOptions) (*resourceapi.ResourceClaim, error) {
 	s, err := k.begin(ctx, Call{Verb: "apply"})
 	if err != nil {
@@ -320,7 +320,7 @@ func (k claimsOf) ApplyStatus(ctx context.Context, c *resourceapply.ResourceClai
 	return made.DeepCopy(), nil
 }
 
-// sorted returns the objects in the order of their names.
+// sorted returns the objects sorted by name.
 func sorted(objects map[string]object) (all []object) {
 	for _, key := range slices.Sorted(maps.Keys(objects)) {
 		all = append(all, objects[key])
@@ -338,7 +338,7 @@ func present[T object](s *Server, resource string) (all []T) {
 	return all
 }
 
-// values returns what pointers point to.
+// values dereferences pointers.
 func values[T any](pointers []*T) []T {
 	all := make([]T, 0, len(pointers))
 	for _, p := range pointers {

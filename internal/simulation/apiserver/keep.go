@@ -7,10 +7,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// keep makes of an object what the server keeps of it, and returns why it does
-// not take the object. A field that an object had before stays, as with the
-// server's own strategies (pkg/registry/resource/resourceslice/strategy.go,
-// dropDisabledFields).
+// keep removes from an object the fields that the server does not keep, and returns an error if the
+// server rejects the object. A field of the previous object stays, as with the server's own
+// strategies (pkg/registry/resource/resourceslice/strategy.go, dropDisabledFields).
 func (s *Server) keep(o object, before object) error {
 	slice, is := o.(*resourceapi.ResourceSlice)
 	if !is {
@@ -27,7 +26,7 @@ func (s *Server) keep(o object, before object) error {
 	return nil
 }
 
-// features are those that a slice uses already.
+// features are the features that a slice already uses.
 type features struct{ taints, counters, sharing, lists, overhead, groups, types, bindings bool }
 
 func featuresOf(spec *resourceapi.ResourceSliceSpec) (f features) {
@@ -94,8 +93,8 @@ func (s *Server) drop(spec *resourceapi.ResourceSliceSpec, had features) {
 	}
 }
 
-// refuse returns what the server does not take: what an older one has no value
-// for, and what is without a value after it was dropped.
+// refuse returns the reasons for which the server rejects a slice: values that an older server does
+// not have, and objects without a value after drop.
 func (s *Server) refuse(spec *resourceapi.ResourceSliceSpec) (problems field.ErrorList) {
 	path := field.NewPath("spec")
 	limit := resourceapi.ResourceSliceMaxDevices

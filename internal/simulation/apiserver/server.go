@@ -1,8 +1,7 @@
-// Package apiserver is a model of the API server for simulations: the kinds that
-// the agent uses, in memory, with versions, conflicts, watches, stale lists and
-// dry runs, and with faults of every kind that the agent must outlive. It holds
-// what a server and its controllers do of their own accord, too: it collects the
-// slices of a node that is gone. It is no part of the product.
+// Package apiserver is a model of the API server for simulations: the kinds that the agent uses, in
+// memory, with versions, conflicts, watches, stale lists and dry runs, and with faults of every kind
+// that the agent must survive. It also models the server's controllers: it collects the slices of a
+// deleted node. The package is not part of the product.
 package apiserver
 
 import (
@@ -29,7 +28,7 @@ type Call struct {
 	DryRun   bool
 }
 
-// String returns the call in words.
+// String returns a description of the call.
 func (c Call) String() string {
 	if c.DryRun {
 		return c.Verb + " " + c.Resource + " in a dry run"
@@ -37,33 +36,32 @@ func (c Call) String() string {
 	return c.Verb + " " + c.Resource
 }
 
-// Fault is asked about each request before it is answered. It may wait, and what
-// it returns is the answer if it is not nil.
+// Fault is called for each request before the answer. It may wait. A non-nil result is the answer.
 type Fault func(ctx context.Context, call Call) error
 
-// Features says which optional fields of slices the server keeps.
+// Features are the optional fields of slices that the server keeps.
 type Features struct {
 	Taints, Counters, Separate, Sharing, Lists, Overhead, Groups, Types, Bindings, NoneEffect bool
 }
 
-// AllFeatures is a server that keeps all fields.
+// AllFeatures are the features of a server that keeps all fields.
 var AllFeatures = Features{true, true, true, true, true, true, true, true, true, true}
 
-// Server is a model of an API server. Its zero value is not ready; see [New].
+// Server is a model of an API server. Its zero value is invalid; see [New].
 type Server struct {
 	mu       sync.Mutex
 	version  int64
 	created  int64
 	fault    Fault
 	features Features
-	stale    int64 // lists that may be of the past are of this version, 0 for the present
+	stale    int64 // version of lists that may be stale, 0 for the present version
 	noDRA    bool  // resource.k8s.io is not served
 
 	stores map[string]*store
-	Writes int // requests that changed something
+	Writes int // number of requests with a change
 }
 
-// The kinds that a server has.
+// The kinds of a server.
 var (
 	slicesResource  = schema.GroupResource{Group: resourceapi.GroupName, Resource: "resourceslices"}
 	claimsResource  = schema.GroupResource{Group: resourceapi.GroupName, Resource: "resourceclaims"}
@@ -73,7 +71,7 @@ var (
 	eventsResource  = schema.GroupResource{Group: eventsv1.GroupName, Resource: "events"}
 )
 
-// New returns a server with no objects that keeps all fields.
+// New returns a server without objects that keeps all fields.
 func New() *Server {
 	byName := func(o object) fields.Set { return fields.Set{"metadata.name": o.GetName()} }
 	s := &Server{features: AllFeatures, stores: make(map[string]*store)}
@@ -99,45 +97,44 @@ func New() *Server {
 	return s
 }
 
-// SetFault has a fault asked about each request from now on; nil ends it.
+// SetFault sets the fault for each request from now on; nil removes the fault.
 func (s *Server) SetFault(f Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fault = f
 }
 
-// SetFeatures makes the server one that keeps these fields, as an upgrade does.
-// Its objects stay as they are.
+// SetFeatures changes the features, like an upgrade of the server. The objects stay unchanged.
 func (s *Server) SetFeatures(f Features) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.features = f
-	s.next() // a scheduler may think anew
+	s.next() // schedulers try again
 }
 
-// Features returns which fields the server keeps.
+// Features returns the features of the server.
 func (s *Server) Features() Features {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.features
 }
 
-// Version returns the number of the last change of any object.
+// Version returns the version of the last change of any object.
 func (s *Server) Version() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.version
 }
 
-// Serve says whether the server has the group resource.k8s.io.
+// Serve sets whether the server serves the group resource.k8s.io.
 func (s *Server) Serve(dra bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.noDRA = !dra
 }
 
-// Freeze makes lists that may be of the past be of now, until Thaw: those with a
-// resource version of "0", as caches ask for.
+// Freeze makes lists that may be stale return the present state, until Thaw: lists with resource
+// version "0", as caches request them.
 func (s *Server) Freeze() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,7 +148,7 @@ func (s *Server) Thaw() {
 	s.stale = 0
 }
 
-// EndWatches ends all watches, as a server does that restarts.
+// EndWatches ends all watches, like a restart of the server.
 func (s *Server) EndWatches() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,17 +159,17 @@ func (s *Server) EndWatches() {
 	}
 }
 
-// Slices returns the slices that there are. They must not be modified.
+// Slices returns all slices. The caller must not modify them.
 func (s *Server) Slices() []*resourceapi.ResourceSlice {
 	return present[*resourceapi.ResourceSlice](s, "resourceslices")
 }
 
-// Claims returns the claims that there are. They must not be modified.
+// Claims returns all claims. The caller must not modify them.
 func (s *Server) Claims() []*resourceapi.ResourceClaim {
 	return present[*resourceapi.ResourceClaim](s, "resourceclaims")
 }
 
-// Claim returns a claim, nil if there is none. It must not be modified.
+// Claim returns a claim, or nil. The caller must not modify the claim.
 func (s *Server) Claim(namespace, name string) *resourceapi.ResourceClaim {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,8 +177,8 @@ func (s *Server) Claim(namespace, name string) *resourceapi.ResourceClaim {
 	return claim
 }
 
-// Past returns the slices as they were some changes of anything ago: those that
-// a scheduler sees whose cache is behind.
+// Past returns the slices before a number of changes of any object, as a scheduler with an outdated
+// cache sees them.
 func (s *Server) Past(changes int64) []*resourceapi.ResourceSlice {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,7 +193,7 @@ func (s *Server) Past(changes int64) []*resourceapi.ResourceSlice {
 	return all
 }
 
-// Put creates or replaces an object, for the model's own side.
+// Put creates or replaces an object, for the model itself.
 func (s *Server) Put(o object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,8 +211,7 @@ func (s *Server) Put(o object) {
 	store.change(kind, o, s.next())
 }
 
-// Delete removes an object, for the model's own side. With a node goes all that
-// belongs to it.
+// Delete removes an object, for the model itself. With a node, the node's objects are removed too.
 func (s *Server) Delete(o object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -234,7 +230,7 @@ func (s *Server) delete(store *store, o object) {
 	}
 }
 
-// collect removes the slices whose owner is gone.
+// collect removes the slices of a deleted owner.
 func (s *Server) collect(owner types.UID) {
 	slices := s.stores["resourceslices"]
 	for _, o := range sorted(slices.objects) {
@@ -247,7 +243,7 @@ func (s *Server) collect(owner types.UID) {
 	}
 }
 
-// DeleteSlices removes all slices of a node, as a kubelet does that starts
+// DeleteSlices removes all slices of a node, as a kubelet does at its start
 // (pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go, wipeResourceSlices).
 func (s *Server) DeleteSlices(node string) (deleted int) {
 	s.mu.Lock()
@@ -262,7 +258,7 @@ func (s *Server) DeleteSlices(node string) (deleted int) {
 	return deleted
 }
 
-// born gives a new object what the server gives it.
+// born sets the fields of a new object that the server sets.
 func (s *Server) born(o object) {
 	s.created++
 	if o.GetName() == "" {
@@ -298,8 +294,7 @@ func (s *Server) storeOf(o object) *store {
 	panic(fmt.Sprintf("no store for %T", o))
 }
 
-// admit returns why a request is not answered, after it has waited as long as
-// the fault has it wait.
+// admit waits for as long as the faults require, and returns the error with which a request fails.
 func (s *Server) admit(ctx context.Context, gate Fault, call Call) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -320,21 +315,21 @@ func (s *Server) admit(ctx context.Context, gate Fault, call Call) error {
 	return nil
 }
 
-// ErrDown is what requests meet while nobody answers.
+// ErrDown is the error of requests while no server answers.
 var ErrDown = errors.New("dial tcp: connect: connection refused")
 
-// TooMany is the answer of a server that has too much to do.
+// TooMany is the answer of an overloaded server.
 func TooMany() error { return apierrors.NewTooManyRequests("too many requests", 1) }
 
-// Internal is the answer of a server that is unwell.
+// Internal is the answer of a server with an internal error.
 func Internal() error { return apierrors.NewInternalError(errors.New("etcdserver: request timed out")) }
 
-// Forbidden is the answer of a server whose access rules are not there yet.
+// Forbidden is the answer of a server that lacks the access rules.
 func Forbidden(resource string) error {
 	return apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no rule allows it"))
 }
 
-// Groups returns the API groups that the server has.
+// Groups returns the API groups of the server.
 func (s *Server) Groups(ctx context.Context, gate Fault) (*metav1.APIGroupList, error) {
 	if err := s.admit(ctx, gate, Call{Verb: "get", Resource: "groups"}); err != nil {
 		return nil, err

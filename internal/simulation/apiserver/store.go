@@ -14,20 +14,20 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// object is what a store keeps of any kind.
+// object is an API object of any kind.
 type object interface {
 	runtime.Object
 	metav1.Object
 }
 
-// store is all objects of one kind, with what became of each. Its caller holds
-// the server's lock. Objects in it are never modified.
+// store holds all objects of one kind with their history. The caller holds the server's lock. Stored
+// objects are never modified.
 type store struct {
 	resource schema.GroupResource
 	selects  func(object) fields.Set
 
 	objects  map[string]object // by namespace/name
-	events   []event           // all that ever happened
+	events   []event           // complete history
 	watchers map[*watcher]bool
 }
 
@@ -44,7 +44,7 @@ func newStore(resource schema.GroupResource, selects func(object) fields.Set) *s
 
 func keyOf(o object) string { return o.GetNamespace() + "/" + o.GetName() }
 
-// at returns the objects as they were at a version.
+// at returns the objects at a version.
 func (s *store) at(version int64) map[string]object {
 	then := make(map[string]object)
 	for _, e := range s.events {
@@ -60,8 +60,7 @@ func (s *store) at(version int64) map[string]object {
 	return then
 }
 
-// list returns copies of the objects that the options ask for, of a version, in
-// the order of their names.
+// list returns copies of the selected objects, sorted by name.
 func (s *store) list(namespace string, options metav1.ListOptions, objects map[string]object) ([]object, error) {
 	selector, err := fields.ParseSelector(options.FieldSelector)
 	if err != nil {
@@ -83,7 +82,7 @@ func (s *store) matches(o object, namespace string, selector fields.Selector) bo
 	return selector.Empty() || selector.Matches(s.selects(o))
 }
 
-// change makes o the object of its name, at a version, and tells watchers.
+// change stores o under its name, at a version, and notifies watchers.
 func (s *store) change(kind watch.EventType, o object, version int64) {
 	o.SetResourceVersion(strconv.FormatInt(version, 10))
 	if kind == watch.Deleted {
@@ -98,8 +97,7 @@ func (s *store) change(kind watch.EventType, o object, version int64) {
 	}
 }
 
-// watcher is one watch. Its events wait in a queue, so that nobody who changes
-// something waits for who is told of it.
+// watcher is one watch. Its events wait in a queue, so that a writer does not wait for watchers.
 type watcher struct {
 	store     *store
 	namespace string
@@ -107,13 +105,13 @@ type watcher struct {
 
 	server *Server
 	queue  []event
-	more   chan struct{} // has one when there is something in the queue
+	more   chan struct{} // holds a value when the queue is not empty
 	result chan watch.Event
 	stop   chan struct{}
 }
 
-// tell queues an event. An object that its selector does not match any more is
-// gone to a watcher that it matched.
+// tell queues an event. An object that no longer matches the selector is deleted for a watcher that
+// has seen a match.
 func (w *watcher) tell(e event) {
 	if w.store.matches(e.object, w.namespace, w.selector) {
 		w.queue = append(w.queue, e)
@@ -121,7 +119,7 @@ func (w *watcher) tell(e event) {
 	}
 }
 
-// run hands events on until the watch is stopped.
+// run delivers events until the watch is stopped.
 func (w *watcher) run() {
 	defer close(w.result)
 	for {
@@ -151,7 +149,7 @@ func (w *watcher) Stop() {
 	w.end()
 }
 
-// end stops a watch, under the server's lock.
+// end stops a watch. The caller holds the server's lock.
 func (w *watcher) end() {
 	if w.store.watchers[w] {
 		delete(w.store.watchers, w)
@@ -169,5 +167,5 @@ func notify(c chan<- struct{}) {
 	}
 }
 
-// uid returns a UID that is new, and the same for the same number.
+// uid returns a unique UID for a number.
 func uid(n int64) types.UID { return types.UID(fmt.Sprintf("%08x-0000-4000-8000-%012x", n, n)) }

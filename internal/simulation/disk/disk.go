@@ -1,7 +1,6 @@
-// Package disk is a model of a disk for simulations: files and directories in
-// memory that lose at a loss of power what was not synchronised, fill up, fail
-// and become read-only. A process has it through a view of its own, which ends
-// with the process. It is no part of the product.
+// Package disk is a model of a disk for simulations: files and directories in memory. At a power
+// failure the disk loses unsynchronized data. It can fill up, fail and become read-only. Each process
+// has its own view of the disk, which ends with the process. The package is not part of the product.
 package disk
 
 import (
@@ -16,7 +15,7 @@ import (
 	"time"
 )
 
-// Op is one thing that is done to a disk.
+// Op is an operation on a disk.
 type Op string
 
 // The operations, as faults see them.
@@ -34,54 +33,52 @@ const (
 	Stat    Op = "stat"
 )
 
-// Changes reports whether the operation changes what is on the disk.
+// Changes reports whether the operation changes the content of the disk.
 func (o Op) Changes() bool { return o != Read && o != List && o != Stat && o != Sync && o != SyncDir }
 
-// Fault is asked before each operation of any view. If it returns an
-// error, that is the operation's; a write with an error leaves a part of what was
-// to be written.
+// Fault is called before each operation of any view. If it returns an error, the operation fails with
+// the error. A failed write writes a part of the data.
 type Fault func(op Op, name string) error
 
-// Disk is a disk. It keeps no more than POSIX promises, and writes nothing back by
-// itself: a name is durable once its directory was synchronised, and a directory
-// by its own name, as files are.
+// Disk is a disk. It guarantees no more than POSIX, and writes nothing back by itself: a name is
+// durable once its directory was synchronized, and, like files, a directory by its own name.
 type Disk struct {
 	mu      sync.Mutex
 	dirs    map[string]*dir
-	removed map[string]*dir // durable directories that were removed since, which may be there again
+	removed map[string]*dir // durable directories that were removed since; they may reappear
 	serial  int
 	fault   Fault
 	log     func(string)
-	lost    int // how often something was lost with the power
-	Syncs   int // how often something was synchronised
-	Changes int // operations that changed something
+	lost    int // number of losses at a power failure
+	Syncs   int // number of synchronizations
+	Changes int // number of operations with a change
 }
 
 // dir is a directory.
 type dir struct {
 	mode    fs.FileMode
-	durable bool // its name in the directory that it is in
+	durable bool // the name in the parent directory is durable
 	files   map[string]*file
-	pending map[string][]*file // what each name may be after a loss of power: as it is durably, and after each change since
+	pending map[string][]*file // possible files of each name after a power failure: the durable file, and the file after each later change
 }
 
-// file is what a name stands for. It is never of two names.
+// file is the target of a name. No two names share a file.
 type file struct {
 	data   []byte
-	synced []byte // nil until it was synchronised
+	synced []byte // nil until the first synchronization
 	mode   fs.FileMode
 	time   time.Time
 }
 
-// New returns a disk that has some directories and those that they are in, durably.
-// Log is told what is done to it, if it is not nil.
+// New returns a disk with some directories and their parents, all durable. log receives the
+// operations, if not nil.
 func New(log func(string), dirs ...string) *Disk {
 	if log == nil {
 		log = func(string) {}
 	}
 	d := &Disk{dirs: map[string]*dir{"/": newDir(0o755)}, removed: make(map[string]*dir), log: log}
 	for _, name := range dirs {
-		_ = d.make(name, 0o755) // no file is in the way
+		_ = d.make(name, 0o755) // no file has the name
 	}
 	for _, in := range d.dirs {
 		in.durable = true
@@ -93,7 +90,7 @@ func newDir(mode fs.FileMode) *dir {
 	return &dir{mode: mode, files: make(map[string]*file), pending: make(map[string][]*file)}
 }
 
-// SetFault has a fault asked before each operation from now on; nil ends it.
+// SetFault sets the fault for each operation from now on; nil removes the fault.
 func (d *Disk) SetFault(f Fault) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -113,10 +110,10 @@ func (d *dir) set(name string, f *file) {
 	}
 }
 
-// LosePower makes the disk what it may be after a loss of power: each name is
-// what it durably was or what any change since made it, and the content of a file
-// that was not synchronised is there, in part, as zeros or not at all. Of volatile
-// directories nothing is left. It reports whether anything was lost.
+// LosePower changes the disk to a possible state after a power failure. Each name is in its durable
+// state or in the state after any later change. Unsynchronized content survives, survives in part,
+// becomes zeros or is lost. Volatile directories are lost. LosePower reports whether anything was
+// lost.
 func (d *Disk) LosePower(random *rand.Rand, volatile ...string) (lost bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -152,8 +149,8 @@ func (d *Disk) LosePower(random *rand.Rand, volatile ...string) (lost bool) {
 	return lost
 }
 
-// loseDirs makes the directories what they may be, and reports whether any was
-// lost or is there again.
+// loseDirs changes the directories to a possible state, and reports whether any directory was lost or
+// has reappeared.
 func (d *Disk) loseDirs(random *rand.Rand) (lost bool) {
 	for _, name := range slices.Sorted(maps.Keys(d.dirs)) {
 		if in := d.dirs[name]; in != nil && !in.durable && random.IntN(2) == 0 {
@@ -174,8 +171,7 @@ func (d *Disk) loseDirs(random *rand.Rand) (lost bool) {
 	return lost
 }
 
-// remove removes a directory with all that is in it. Its durable part may be
-// there again after a loss of power.
+// remove removes a directory with its content. The durable part may reappear after a power failure.
 func (d *Disk) remove(name string) {
 	for below, in := range d.dirs {
 		if !isBelow(below, []string{name}) {
@@ -191,7 +187,7 @@ func (d *Disk) remove(name string) {
 	}
 }
 
-// losePower makes the content what it may be, and reports whether that is less.
+// losePower changes the content to a possible state, and reports whether any was lost.
 func (f *file) losePower(random *rand.Rand) (lost bool) {
 	if f.synced != nil && bytes.Equal(f.synced, f.data) {
 		return false
@@ -209,8 +205,8 @@ func (f *file) losePower(random *rand.Rand) (lost bool) {
 	return lost
 }
 
-// Reboot makes the disk what it is after a shutdown in good order: all is there
-// but volatile directories.
+// Reboot changes the disk to the state after an orderly shutdown: everything survives except volatile
+// directories.
 func (d *Disk) Reboot(volatile ...string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -233,15 +229,14 @@ func isBelow(name string, dirs []string) bool {
 	return slices.ContainsFunc(dirs, func(dir string) bool { return name == dir || strings.HasPrefix(name, strings.TrimSuffix(dir, "/")+"/") })
 }
 
-// Wipe removes a directory with all that is in it, as people do.
+// Wipe removes a directory with its content, as an administrator may do.
 func (d *Disk) Wipe(name string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	maps.DeleteFunc(d.dirs, func(dir string, _ *dir) bool { return isBelow(dir, []string{name}) })
 }
 
-// Damage changes the content of a file, as a bit that flips does. It reports
-// whether there is such a file.
+// Damage changes the content of a file, like a flipped bit. It reports whether the file exists.
 func (d *Disk) Damage(name string, to func([]byte) []byte) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -254,7 +249,7 @@ func (d *Disk) Damage(name string, to func([]byte) []byte) bool {
 	return true
 }
 
-// Delete removes a file, as people do. It reports whether there was one.
+// Delete removes a file, as an administrator may do. It reports whether the file existed.
 func (d *Disk) Delete(name string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -274,7 +269,7 @@ func (d *Disk) find(name string) *file {
 	return nil
 }
 
-// Files returns the names of all files below a directory, in order.
+// Files returns the names of all files below a directory, sorted.
 func (d *Disk) Files(below string) (names []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -289,7 +284,7 @@ func (d *Disk) Files(below string) (names []string) {
 	return names
 }
 
-// Content returns what is in a file, and whether it is there.
+// Content returns the content of a file, and whether the file exists.
 func (d *Disk) Content(name string) ([]byte, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -12,8 +12,7 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// outcomes returns what a file may hold after many losses of power, "-" where it
-// is missing.
+// outcomes returns the possible contents of a file after many power failures, "-" for a missing file.
 func outcomes(t *testing.T, prepare func(synced, unsynced disk.Files)) map[string]bool {
 	t.Helper()
 	seen := make(map[string]bool)
@@ -110,7 +109,7 @@ func TestWhatIsNotSynchronisedIsLost(t *testing.T) {
 	}
 }
 
-// namesLast synchronises no directory.
+// namesLast synchronizes no directory.
 type namesLast struct{ disk.FS }
 
 func (namesLast) SyncDir(string) error { return nil }

@@ -14,7 +14,7 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// View is the disk as one process has it.
+// View is the disk for one process.
 type View struct {
 	disk *Disk
 	gate Fault
@@ -22,9 +22,8 @@ type View struct {
 
 var _ disk.FS = View{}
 
-// View returns the disk for a process. Each of its operations is put to the
-// gate, which tells when the process is dead; it may be nil. Faults come first,
-// since they may take time.
+// View returns the disk for a process. Before each operation the view calls the gate, which fails for
+// a dead process and may be nil. Faults come first, because they may take time.
 func (d *Disk) View(gate Fault) View { return View{d, gate} }
 
 // begin locks the disk, unless the operation fails.
@@ -77,7 +76,7 @@ func (v View) MkdirAll(name string, mode fs.FileMode) error {
 	return v.disk.make(name, mode)
 }
 
-// make makes a directory and those that it is in.
+// make creates a directory with its parents.
 func (d *Disk) make(name string, mode fs.FileMode) error {
 	for made := name; d.dirs[made] == nil; made = path.Dir(made) {
 		if d.find(made) != nil {
@@ -234,7 +233,7 @@ func (v View) Stat(name string) (fs.FileInfo, error) {
 // Lstat implements [disk.FS]; there are no links.
 func (v View) Lstat(name string) (fs.FileInfo, error) { return v.Stat(name) }
 
-// open is a file that is being written.
+// open is a file opened for writing.
 type open struct {
 	View
 	name   string
@@ -291,8 +290,7 @@ func (o *open) Close() error {
 	return nil
 }
 
-// ErrDead is what the operations of a process meet that was killed: they do
-// nothing any more.
+// ErrDead is the error of all operations after the process was killed. They have no effect.
 var ErrDead = errors.New("the process was killed")
 
 // info describes a file.

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// process is one that has nodes open.
+// process is a process with open nodes.
 type process struct {
 	since time.Time
 	nodes []string
 }
 
-// Spawn starts a process in a control group that opens nodes, those that there are, and returns its
-// number.
+// Spawn starts a process in a control group, opens the existing ones among the nodes, and returns the
+// number of the process.
 func (h *Host) Spawn(name, group string, nodes ...string) (pid int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -37,7 +37,7 @@ func (h *Host) Spawn(name, group string, nodes ...string) (pid int) {
 	return pid
 }
 
-// Exit ends a process. It is no error if that has ended.
+// Exit ends a process. An ended process is not an error.
 func (h *Host) Exit(pid int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -51,7 +51,7 @@ func (h *Host) exit(pid int) {
 	}
 }
 
-// Openers returns since when processes have had a function open.
+// Openers returns the times since when processes have had a function open.
 func (h *Host) Openers(address string) []time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -78,7 +78,7 @@ func (h *Host) openers(f *function) (since []time.Time) {
 	return since
 }
 
-// DiskNode returns the node that a function has under its own driver, "" if it has none.
+// DiskNode returns the node of a function under its own driver, "" if there is none.
 func (h *Host) DiskNode(address string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()

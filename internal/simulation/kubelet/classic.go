@@ -18,21 +18,21 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// endpoint is a device plugin that has registered for a resource.
+// endpoint is a device plugin with a registration for a resource.
 type endpoint struct {
 	process  *Process
 	resource string
 	server   pluginapi.DevicePluginServer
 
-	stream context.Context // of ListAndWatch; it ends when the kubelet drops the endpoint
+	stream context.Context // context of ListAndWatch; ends when the kubelet drops the endpoint
 	drop   context.CancelFunc
-	speaks context.Context // ends when the stream is to stay and say no more, too
+	speaks context.Context // also ends when the stream stays open but sends nothing more
 	mute   context.CancelFunc
-	fails  bool          // its registration is meant to fail
-	lost   chan struct{} // closed when the stream has ended
+	fails  bool          // the registration is intended to fail
+	lost   chan struct{} // closed at the end of the stream
 	once   sync.Once
 	calls  sync.WaitGroup
-	leaves atomic.Bool // its agent has ended, and another is to answer
+	leaves atomic.Bool // the agent has ended, and another agent takes over
 }
 
 // lose ends the stream, from either side.
@@ -58,9 +58,8 @@ func (s stream) SetTrailer(metadata.MD)       {}
 func (s stream) SendMsg(any) error            { return errors.New("not a message") }
 func (s stream) RecvMsg(any) error            { return errors.New("not a message") }
 
-// Send takes a list (pkg/kubelet/cm/devicemanager/manager.go,
-// genericDeviceUpdateCallback): it replaces all that is known of the resource,
-// whichever endpoint says it.
+// Send receives a list. The list replaces all devices of the resource, whichever endpoint sends it
+// (pkg/kubelet/cm/devicemanager/manager.go, genericDeviceUpdateCallback).
 func (s stream) Send(list *pluginapi.ListAndWatchResponse) error {
 	k := s.kubelet
 	if s.endpoint.stream.Err() != nil || s.endpoint.process.isDead() {
@@ -86,7 +85,7 @@ func (s stream) Send(list *pluginapi.ListAndWatchResponse) error {
 	return nil
 }
 
-// noteList notes a list, and which IDs it is without.
+// noteList records a list, and the allocated IDs missing from the list.
 func (k *Kubelet) noteList(resource string, list *pluginapi.ListAndWatchResponse) {
 	listed := make(map[string]bool)
 	for _, d := range list.Devices {
@@ -102,8 +101,8 @@ func (k *Kubelet) noteList(resource string, list *pluginapi.ListAndWatchResponse
 	}
 }
 
-// register connects an endpoint, and ends the connection of another as its
-// version does.
+// register connects an endpoint. It ends the connection of another endpoint in the way of the
+// kubelet's version.
 func (k *Kubelet) register(e *endpoint) error {
 	if e.process.isDead() {
 		return errors.New("the process was killed")
@@ -128,7 +127,7 @@ func (k *Kubelet) register(e *endpoint) error {
 	return nil
 }
 
-// options asks a plugin for its options, without the lock.
+// options calls a plugin for its options, without holding the lock.
 func (k *Kubelet) options(e *endpoint) error {
 	k.mu.Unlock()
 	defer k.mu.Lock()
@@ -139,11 +138,10 @@ func (k *Kubelet) options(e *endpoint) error {
 	return err
 }
 
-// runClient receives a plugin's lists until the stream ends. To 1.36 it then
-// disconnects whoever has the resource's name by now, since endpoints were known
-// by that alone, and does nothing if a registration that failed has taken the name
-// away (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, runClient and
-// connectClient, in 1.25 to 1.36; by name and socket in 1.37).
+// runClient receives a plugin's lists until the stream ends. Kubelets up to 1.36 then disconnect the
+// present endpoint of the resource, because endpoints had no other identity. They do nothing if a
+// failed registration has removed the name (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go,
+// runClient and connectClient, in 1.25 to 1.36; by name and socket in 1.37).
 func (k *Kubelet) runClient(e *endpoint) {
 	done := make(chan struct{})
 	go func() {
@@ -174,12 +172,11 @@ func (k *Kubelet) runClient(e *endpoint) {
 	}
 }
 
-// disconnectNamed is what a kubelet to 1.36 does when the stream of an endpoint has
-// ended.
+// disconnectNamed models kubelets up to 1.36 at the end of an endpoint's stream.
 func (k *Kubelet) disconnectNamed(e *endpoint) {
 	named := k.named[e.resource]
 	if named == nil {
-		if all := k.endpoints[e.resource]; len(all) > 1 && all[len(all)-1] != e { // else it is called still, in vain
+		if all := k.endpoints[e.resource]; len(all) > 1 && all[len(all)-1] != e { // otherwise the kubelet still calls the endpoint, without success
 			k.without(e)
 		}
 		return
@@ -193,14 +190,13 @@ func (k *Kubelet) disconnectNamed(e *endpoint) {
 	}
 }
 
-// without takes an endpoint from those that the kubelet may call.
+// without removes an endpoint from the endpoints that the kubelet calls.
 func (k *Kubelet) without(e *endpoint) {
 	k.endpoints[e.resource] = slices.DeleteFunc(slices.Clone(k.endpoints[e.resource]), func(other *endpoint) bool { return other == e })
 }
 
-// allocate asks plugins for what a pod requests (pkg/kubelet/cm/devicemanager/
-// manager.go, allocateContainerResources). It still has what it was
-// given before, without a call.
+// allocate calls plugins for the resources of a pod (pkg/kubelet/cm/devicemanager/manager.go,
+// allocateContainerResources). A pod keeps earlier allocations, without a call.
 func (k *Kubelet) allocate(ctx context.Context, pod *Pod) error {
 	for _, resource := range slices.Sorted(maps.Keys(pod.Requests)) {
 		e, ids, err := k.choose(ctx, pod, resource, pod.Requests[resource])
@@ -239,8 +235,8 @@ func nodesOf(response *pluginapi.AllocateResponse) (paths []string) {
 	return paths
 }
 
-// choose returns which IDs a pod is to be given, and by which endpoint; none if
-// it has them already.
+// choose returns the IDs for a pod and the endpoint to call. It returns no IDs if the pod already has
+// them.
 func (k *Kubelet) choose(ctx context.Context, pod *Pod, resource string, n int) (*endpoint, []string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -282,7 +278,7 @@ func (k *Kubelet) choose(ctx context.Context, pod *Pod, resource string, n int) 
 	return e, ids, nil
 }
 
-// preferred puts first what the plugin prefers. It is asked without the lock.
+// preferred puts the plugin's preferred IDs first. It calls the plugin without holding the lock.
 func (k *Kubelet) preferred(ctx context.Context, e *endpoint, free []string, n int) []string {
 	k.mu.Unlock()
 	defer k.mu.Lock()
@@ -295,12 +291,12 @@ func (k *Kubelet) preferred(ctx context.Context, e *endpoint, free []string, n i
 	ids := answer.ContainerResponses[0].DeviceIDs
 	rest := slices.DeleteFunc(slices.Clone(free), func(id string) bool { return slices.Contains(ids, id) })
 	if len(ids)+len(rest) != len(free) {
-		return free // it named others
+		return free // the plugin named IDs outside free
 	}
 	return append(slices.Clone(ids), rest...)
 }
 
-// allocate calls the plugin. One whose process is killed does not answer.
+// allocate calls the plugin. If the plugin's process is killed, there is no answer.
 func (e *endpoint) allocate(ctx context.Context, ids []string) (*pluginapi.AllocateResponse, error) {
 	type answer struct {
 		response *pluginapi.AllocateResponse
@@ -334,7 +330,7 @@ func (e *endpoint) allocate(ctx context.Context, ids []string) (*pluginapi.Alloc
 	}
 }
 
-// holder returns the pod that has an ID, "" if none has.
+// holder returns the pod with an ID, "" if the ID is free.
 func (k *Kubelet) holder(resource, id string) types.UID {
 	for uid, devices := range k.devices {
 		if slices.Contains(devices[resource], id) {
@@ -344,9 +340,8 @@ func (k *Kubelet) holder(resource, id string) types.UID {
 	return ""
 }
 
-// takeBack frees the devices of pods that are not active any more
-// (pkg/kubelet/cm/devicemanager/manager.go, UpdateAllocatedDevices), which it
-// does when devices are asked for and when PodResources is.
+// takeBack frees the devices of inactive pods. The kubelet does so on allocations and on calls of
+// PodResources (pkg/kubelet/cm/devicemanager/manager.go, UpdateAllocatedDevices).
 func (k *Kubelet) takeBack() {
 	if !k.ready {
 		return
@@ -360,28 +355,27 @@ func (k *Kubelet) takeBack() {
 	}
 }
 
-// Process is what the kubelet has of one agent.
+// Process is the kubelet's interface for one agent.
 type Process struct {
 	kubelet *Kubelet
 	name    string
 	dead    chan struct{}
 
-	// Succeeded reports whether another agent waits for this one to end. Nil
-	// means that none does.
+	// Succeeded reports whether another agent waits for the end of this agent. Nil means no.
 	Succeeded func() bool
 
 	mu        sync.Mutex
 	listeners []*listener
-	left      []*endpoint // that Serve has left to Linger
+	left      []*endpoint // left by Serve to Linger
 }
 
-// Process returns what a new agent has of the kubelet. Its name is for messages.
+// Process returns the interface for a new agent. The name is for messages.
 func (k *Kubelet) Process(name string) *Process {
 	return &Process{kubelet: k, name: name, dead: make(chan struct{})}
 }
 
-// Kill ends the process for the kubelet: nothing that it answers is heard any more,
-// and its sockets and streams end.
+// Kill ends the process for the kubelet: the kubelet ignores further answers of the process, and its
+// sockets and streams end.
 func (p *Process) Kill() {
 	close(p.dead)
 	go p.end()
@@ -421,9 +415,9 @@ func (p *Process) Run(ctx context.Context) { <-ctx.Done() }
 // Probe implements legacy.Kubelet.
 func (p *Process) Probe(context.Context) error { return nil }
 
-// Pods answers PodResources (pkg/kubelet/apis/podresources/server_v1.go, List):
-// active pods from 1.34 on, all that the pod manager has before. Init containers
-// are left out. CDI devices are there from 1.34 on.
+// Pods answers PodResources (pkg/kubelet/apis/podresources/server_v1.go, List): with the active pods
+// from 1.34 on, and with all pods of the pod manager before. Init containers are left out. CDI
+// devices are included from 1.34 on.
 func (p *Process) Pods(ctx context.Context) (*kubeletapi.Listing, error) {
 	k := p.kubelet
 	if p.isDead() {
@@ -454,7 +448,7 @@ func (p *Process) Pods(ctx context.Context) (*kubeletapi.Listing, error) {
 	return listing, nil
 }
 
-// Allocated returns what is in the checkpoint, which can be read while the kubelet is down
+// Allocated returns the content of the checkpoint, which is readable while the kubelet is down
 // (pkg/kubelet/cm/devicemanager/manager.go, writeCheckpoint).
 func (p *Process) Allocated() (map[string][]string, error) {
 	k := p.kubelet
@@ -469,7 +463,7 @@ func (p *Process) Allocated() (map[string][]string, error) {
 	return ids, nil
 }
 
-// list adds what a pod's container has.
+// list adds the devices of a pod's container.
 func (k *Kubelet) list(pod *Pod, c *podresourcesapi.ContainerResources) {
 	for _, resource := range slices.Sorted(maps.Keys(k.devices[pod.UID])) {
 		c.Devices = append(c.Devices, &podresourcesapi.ContainerDevices{ResourceName: resource, DeviceIds: slices.Clone(k.devices[pod.UID][resource])})

@@ -28,13 +28,13 @@ const driver = "driver.test"
 type node struct {
 	*Kubelet
 	server *apiserver.Server
-	pods   atomic.Pointer[[]*Pod] // that the API server has; the list is never modified
+	pods   atomic.Pointer[[]*Pod] // pods in the API server; the list is never modified
 }
 
-// set has the API server have pods.
+// set sets the pods in the API server.
 func (n *node) set(pods ...*Pod) { n.pods.Store(&pods) }
 
-// start starts a kubelet of a version, which ends with the test.
+// start starts a kubelet of a version. The kubelet ends with the test.
 func start(t *testing.T, minor int) *node {
 	n := &node{server: apiserver.New()}
 	n.set()
@@ -48,7 +48,7 @@ func start(t *testing.T, minor int) *node {
 	return n
 }
 
-// claim makes a claim that is allocated and reserved for pods.
+// claim creates an allocated claim with a reservation for pods.
 func (n *node) claim(name string, pods ...types.UID) {
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
 	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: driver, Pool: "node", Device: "d"}}}}
@@ -63,7 +63,7 @@ func (n *node) add(pod *Pod) {
 	n.Add(pod)
 }
 
-// draPlugin is a driver that notes what it is asked.
+// draPlugin is a driver that records its calls.
 type draPlugin struct {
 	mu    sync.Mutex
 	calls []string
@@ -110,7 +110,8 @@ func (p *draPlugin) WatchHealthStatus(context.Context, chan<- kubeletplugin.Devi
 	return kubeletplugin.ErrHealthNotSupported
 }
 
-// register registers a driver by the library's helper, and returns what ends it.
+// register registers a driver by the library's helper, and returns a function to end the
+// registration.
 func (n *node) register(t *testing.T, p *draPlugin) (*Process, func()) {
 	process := n.Process("agent")
 	helper, err := process.StartDRA(klog.NewContext(context.Background(), klog.Logger{}), p, kubeletplugin.DriverName(driver), kubeletplugin.NodeName("node"),
@@ -118,7 +119,7 @@ func (n *node) register(t *testing.T, p *draPlugin) (*Process, func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(2 * time.Second) // until the kubelet has looked for sockets
+	time.Sleep(2 * time.Second) // until the kubelet has searched for sockets
 	return process, helper.Stop
 }
 
@@ -180,8 +181,7 @@ func TestPrepareIsTriedAgain(t *testing.T) {
 	})
 }
 
-// TestForceDelete has the kubelet unprepare a claim while the container still
-// runs.
+// TestForceDelete checks that the kubelet unprepares a claim while the container still runs.
 func TestForceDelete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := start(t, 37)
@@ -205,8 +205,8 @@ func TestForceDelete(t *testing.T) {
 	})
 }
 
-// TestUnprepareOfOthers has a pod that was never prepared for a claim unprepare
-// it though another pod has it, as kubelets to 1.36 do.
+// TestUnprepareOfOthers checks that kubelets up to 1.36 unprepare a claim for a pod without a
+// prepared claim, although another pod has the claim.
 func TestUnprepareOfOthers(t *testing.T) {
 	for minor, wrong := range map[int]bool{36: true, 37: false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -218,7 +218,7 @@ func TestUnprepareOfOthers(t *testing.T) {
 			n.claim("both", "1")
 			n.add(&Pod{UID: "1", Namespace: "ns", Name: "one", Claims: []string{"both"}})
 			time.Sleep(time.Second)
-			n.add(&Pod{UID: "2", Namespace: "ns", Name: "two", Claims: []string{"both"}}) // for which it is not reserved
+			n.add(&Pod{UID: "2", Namespace: "ns", Name: "two", Claims: []string{"both"}}) // the claim has no reservation for the pod
 			time.Sleep(time.Second)
 			n.Delete("2", false)
 			time.Sleep(10 * time.Second)
@@ -337,8 +337,8 @@ func TestClassic(t *testing.T) {
 	})
 }
 
-// TestHandOver has one plugin follow another. The devices are there throughout, and
-// the kubelet notices when the second has ended too.
+// TestHandOver replaces one plugin by another. The devices are present throughout, and the kubelet
+// notices the end of the second plugin.
 func TestHandOver(t *testing.T) {
 	for _, minor := range []int{36, 37} {
 		synctest.Test(t, func(t *testing.T) {
@@ -377,8 +377,8 @@ func TestHandOver(t *testing.T) {
 	}
 }
 
-// TestStreamEnds has the end of one plugin's stream disconnect another that does
-// not know of it, as kubelets to 1.36 do.
+// TestStreamEnds checks that in kubelets up to 1.36 the end of one plugin's stream disconnects
+// another plugin that is unaware of the first.
 func TestStreamEnds(t *testing.T) {
 	for minor, want := range map[int]int{36: 0, 37: 1} {
 		synctest.Test(t, func(t *testing.T) {

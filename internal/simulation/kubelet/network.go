@@ -10,15 +10,15 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-// network is the sockets of a node, by path, in memory. Real ones would keep the
-// time of a simulation from advancing.
+// network holds the sockets of a node in memory, by path. Real sockets would stop the time of a
+// simulation.
 type network struct {
 	mu        sync.Mutex
 	listeners map[string]*listener
 	serial    int
 }
 
-// listener is a socket. It is gone when it is closed.
+// listener is a socket. Closing removes the socket.
 type listener struct {
 	*bufconn.Listener
 	network *network
@@ -27,7 +27,7 @@ type listener struct {
 	serial  int
 }
 
-// bufferSize is how much of a connection is under way.
+// bufferSize is the size of a connection's buffer, in bytes.
 const bufferSize = 64 << 10
 
 func (n *network) listen(path string, process *Process) *listener {
@@ -63,7 +63,7 @@ func (n *network) dial(ctx context.Context, path string) (net.Conn, error) {
 	return l.DialContext(ctx)
 }
 
-// registrars returns the sockets at which plugins register.
+// registrars returns the registration sockets of plugins.
 func (n *network) registrars() (found []*listener) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -76,7 +76,7 @@ func (n *network) registrars() (found []*listener) {
 	return found
 }
 
-// has reports whether there is a socket.
+// has reports whether a socket exists.
 func (n *network) has(path string) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

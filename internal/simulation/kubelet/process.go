@@ -9,11 +9,10 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// retryPause is how long until a registration that the kubelet did not take is
-// tried again.
+// retryPause is the time until a failed registration is tried again.
 const retryPause = 500 * time.Millisecond
 
-// endpoint returns an endpoint that is not registered yet.
+// endpoint returns an unregistered endpoint.
 func (p *Process) endpoint(ctx context.Context, resource string, server pluginapi.DevicePluginServer) *endpoint {
 	e := &endpoint{process: p, resource: resource, server: server, lost: make(chan struct{})}
 	e.stream, e.drop = context.WithCancel(context.WithoutCancel(ctx))
@@ -24,7 +23,7 @@ func (p *Process) endpoint(ctx context.Context, resource string, server pluginap
 // Serve implements legacy.Kubelet.
 func (p *Process) Serve(ctx context.Context, resource string, server pluginapi.DevicePluginServer, gone <-chan struct{}) {
 	for {
-		var all []*endpoint // the latest last
+		var all []*endpoint // latest last
 		e := p.endpoint(ctx, resource, server)
 		if err := p.kubelet.register(e); err == nil {
 			all = p.relieve(ctx, e, gone)
@@ -60,9 +59,9 @@ func (p *Process) Serve(ctx context.Context, resource string, server pluginapi.D
 	}
 }
 
-// relieve does what legacy/sockets does when endpoints of other instances are
-// there: it has the kubelet forget the endpoint's name while they end, and
-// registers another afterwards. It returns those that the kubelet streams from.
+// relieve behaves as legacy/sockets if endpoints of other instances exist: it makes the kubelet
+// forget the endpoint's name while the others end, and registers another endpoint afterwards. It
+// returns the endpoints with a stream to the kubelet.
 func (p *Process) relieve(ctx context.Context, e *endpoint, gone <-chan struct{}) []*endpoint {
 	if !p.kubelet.others(e) {
 		return []*endpoint{e}
@@ -70,7 +69,7 @@ func (p *Process) relieve(ctx context.Context, e *endpoint, gone <-chan struct{}
 	forgotten := p.endpoint(ctx, e.resource, e.server)
 	forgotten.fails = true
 	defer forgotten.drop()
-	_ = p.kubelet.register(forgotten) // it is meant to fail
+	_ = p.kubelet.register(forgotten) // intended to fail
 	wait := func(how time.Duration) bool {
 		timer := time.NewTimer(how)
 		defer timer.Stop()
@@ -97,7 +96,7 @@ func (p *Process) relieve(ctx context.Context, e *endpoint, gone <-chan struct{}
 	return []*endpoint{e, last}
 }
 
-// others reports whether the kubelet streams from other processes.
+// others reports whether the kubelet has streams from other processes.
 func (k *Kubelet) others(e *endpoint) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -118,8 +117,8 @@ func (p *Process) leave(e *endpoint) {
 	p.left = append(p.left, e)
 }
 
-// successor waits for another agent's endpoint of the resource, and returns nil
-// if there is none in time.
+// successor waits for another agent's endpoint of the resource, and returns nil if none appears in
+// time.
 func (e *endpoint) successor(ctx context.Context) *endpoint {
 	k := e.process.kubelet
 	for ctx.Err() == nil && e.stream.Err() == nil {

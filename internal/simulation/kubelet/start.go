@@ -8,7 +8,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-// StartDRA starts the library's helper for a driver, on sockets of the model.
+// StartDRA starts the library's helper for a driver, on simulated sockets.
 func (p *Process) StartDRA(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (*kubeletplugin.Helper, error) {
 	return kubeletplugin.Start(ctx, plugin, append(options, kubeletplugin.PluginListener(p.listen), kubeletplugin.RegistrarListener(p.listen))...)
 }
