@@ -14,33 +14,34 @@ import (
 	"chandler.dev/e2e/guest/inside"
 )
 
-// A Result is how a program ended, and what it wrote.
+// A Result is the exit code and the output of a program.
 type Result struct {
 	Stdout, Stderr string
 	Code           int // -1 after a signal
 }
 
-// A Command is a program to run, with more than arguments.
+// A Command is a program to run, with its arguments and environment.
 type Command struct {
 	Args  []string
-	Env   []string // beside PATH and HOME
+	Env   []string // in addition to PATH and HOME
 	Dir   string
 	Stdin string
 }
 
-// Run runs a program in the guest and returns how it ended.
+// Run runs a program in the guest and returns its result.
 func (g *Guest) Run(t testing.TB, args ...string) Result {
 	t.Helper()
 	return g.RunCommand(t, Command{Args: args})
 }
 
-// RunCommand runs a command in the guest and returns how it ended.
+// RunCommand runs a command in the guest and returns its result.
 func (g *Guest) RunCommand(t testing.TB, c Command) Result {
 	t.Helper()
 	return g.StartCommand(t, c).Wait(t)
 }
 
-// Must runs a program in the guest, which has to succeed, and returns what it wrote to its standard output.
+// Must runs a program in the guest and returns its standard output. If the program fails, the test
+// fails.
 func (g *Guest) Must(t testing.TB, args ...string) string {
 	t.Helper()
 	r := g.Run(t, args...)
@@ -50,20 +51,20 @@ func (g *Guest) Must(t testing.TB, args ...string) string {
 	return r.Stdout
 }
 
-// Sh runs a script with dash, which ends at the first command that fails, and returns what it wrote to its standard
-// output.
+// Sh runs a script with dash and returns its standard output. The script ends at the first failed
+// command.
 func (g *Guest) Sh(t testing.TB, script string) string {
 	t.Helper()
 	return g.Must(t, "sh", "-euc", script)
 }
 
-// Load loads modules, which Modules or Carry of the Config has to name.
+// Load loads a module. Modules or Carry of the Config must list the module.
 func (g *Guest) Load(t testing.TB, module string, parameters ...string) {
 	t.Helper()
 	g.Must(t, append([]string{"modprobe", module}, parameters...)...)
 }
 
-// Mount mounts a file system on a directory, which is made.
+// Mount creates a directory and mounts a file system there.
 func (g *Guest) Mount(t testing.TB, source, target, kind, options string) {
 	t.Helper()
 	g.call(t, "Mount", inside.Mount{Source: source, Target: target, Type: kind, Options: options}, new(inside.Nothing))
@@ -77,19 +78,20 @@ func (g *Guest) ReadFile(t testing.TB, path string) string {
 	return string(data)
 }
 
-// WriteFile writes a file of the guest, and the directories that it needs.
+// WriteFile writes a file of the guest, and creates the parent directories.
 func (g *Guest) WriteFile(t testing.TB, path, content string, mode os.FileMode) {
 	t.Helper()
 	g.call(t, "Write", inside.File{Path: path, Data: []byte(content), Mode: mode}, new(inside.Nothing))
 }
 
-// WriteAttribute writes a file that exists, such as one in /sys, and returns the error of the guest's kernel.
+// WriteAttribute writes an existing file, such as one in /sys, and returns the error of the guest's
+// kernel.
 func (g *Guest) WriteAttribute(t testing.TB, path, value string) error {
 	t.Helper()
 	return g.try(t, "Write", inside.File{Path: path, Data: []byte(value)}, new(inside.Nothing))
 }
 
-// A Process is a program that runs in the guest.
+// A Process is a running program in the guest.
 type Process struct {
 	PID int // in the guest
 
@@ -101,10 +103,10 @@ type Process struct {
 	mu             sync.Mutex
 	stdout, stderr strings.Builder
 	code           int
-	err            error // why the process is no longer followed
+	err            error // reason why the process is no longer followed
 }
 
-// Start starts a program in the guest. It ends with the guest, if not before.
+// Start starts a program in the guest. The end of the guest also ends the program.
 func (g *Guest) Start(t testing.TB, args ...string) *Process {
 	t.Helper()
 	return g.StartCommand(t, Command{Args: args})
@@ -139,14 +141,16 @@ func (p *Process) follow(client *rpc.Client) {
 	}
 }
 
-// Output returns what the process has written so far, to its standard output and then to its standard error.
+// Output returns the output of the process so far: its standard output followed by its standard
+// error.
 func (p *Process) Output() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.stdout.String() + p.stderr.String()
 }
 
-// Until waits until the process has written a text, and fails the test if it ends without.
+// Until waits until the output of the process contains a text. If the process ends before, the test
+// fails.
 func (p *Process) Until(t testing.TB, text string) {
 	t.Helper()
 	for !strings.Contains(p.Output(), text) {
@@ -170,14 +174,14 @@ func (p *Process) Signal(t testing.TB, signal syscall.Signal) {
 	p.g.call(t, "Signal", inside.Signal{Process: p.number, Signal: signal}, new(inside.Nothing))
 }
 
-// Stop asks the process to end, and returns how it did.
+// Stop sends SIGTERM to the process, and returns its result.
 func (p *Process) Stop(t testing.TB) Result {
 	t.Helper()
 	p.Signal(t, syscall.SIGTERM)
 	return p.Wait(t)
 }
 
-// Wait waits until the process has ended.
+// Wait waits for the end of the process.
 func (p *Process) Wait(t testing.TB) Result {
 	t.Helper()
 	select {
@@ -195,7 +199,7 @@ func (p *Process) Wait(t testing.TB) Result {
 	return Result{Stdout: p.stdout.String(), Stderr: p.stderr.String(), Code: p.code}
 }
 
-// call asks the guest for something that has to succeed.
+// call calls a method of the guest's server. If the call fails, the test fails.
 func (g *Guest) call(t testing.TB, method string, args, reply any) {
 	t.Helper()
 	if err := g.try(t, method, args, reply); err != nil {
@@ -214,7 +218,7 @@ func describe(method string, args any) string {
 	}
 }
 
-// try asks the guest for something, and returns the guest's error.
+// try calls a method of the guest's server, and returns the guest's error.
 func (g *Guest) try(t testing.TB, method string, args, reply any) error {
 	t.Helper()
 	call := g.client.Go(inside.Service+"."+method, args, reply, make(chan *rpc.Call, 1))

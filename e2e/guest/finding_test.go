@@ -16,14 +16,14 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// strangers are functions of real models, as pcifake makes them: no driver can work on them.
+// strangers are functions of real models, created by pcifake: no driver works with them.
 var strangers = []string{
 	"0/10de:2330:030200/4/2330", // an H100
 	"0/15b3:101d:020000",        // a ConnectX-6 Dx
 	"0/1da3:1020:120000",        // a Gaudi2
 	"0/19e5:d802:120000",        // an Ascend 910
 	"0/1e60:2864:120000",        // a Hailo-8
-	"0/1af4:1110:050000",        // no accelerator
+	"0/1af4:1110:050000",        // not an accelerator
 	"1/1002:74a1:120000",        // an MI300X
 	"1/8086:4940:0b4000/4/4941", // a QAT of the fourth generation
 	"1/10ee:5001:120000",        // an Alveo U200
@@ -32,10 +32,10 @@ var strangers = []string{
 	"1/8086:0bd5:038000/4/0bd5", // a Data Center GPU Max
 }
 
-// strangersDomain is the PCI domain of those on node 0. It has five digits.
+// strangersDomain is the PCI domain of the functions on node 0. It has five digits.
 const strangersDomain = 0x10010
 
-// TestFinding compares all that is found with what the kernel, lspci and QEMU say of it.
+// TestFinding compares all found devices with the information of the kernel, lspci and QEMU.
 func TestFinding(t *testing.T) {
 	t.Run("newer", func(t *testing.T) { testFinding(t, guest.Newer) })
 	t.Run("debian12", func(t *testing.T) {
@@ -106,7 +106,7 @@ func testFinding(t *testing.T, kernel guest.Version) {
 	}
 }
 
-// topology is a machine of two NUMA nodes, each with a root complex, and a switch.
+// topology returns a machine with two NUMA nodes, each with a root complex, and a switch.
 func topology(kernel guest.Version) guest.Config {
 	return guest.Config{
 		Kernel: kernel, NUMA: true, IOMMU: "intel", Memory: 1280,
@@ -132,7 +132,7 @@ func topology(kernel guest.Version) guest.Config {
 	}
 }
 
-// A discovered host is what "chandler discover -o json" prints, as far as tests look at it.
+// A discovered host is the output of "chandler discover -o json", as far as tests use it.
 type discovered struct {
 	Devices  []device
 	Problems json.RawMessage
@@ -146,7 +146,7 @@ type device struct {
 	Offers             []json.RawMessage
 }
 
-// A value is an attribute's, of which one field is set.
+// A value is the value of an attribute. One field is set.
 type value struct {
 	String string
 	Int    *int
@@ -154,7 +154,7 @@ type value struct {
 
 func (d device) text(attribute string) string { return d.Attributes[attribute].String }
 
-// number returns an attribute, or -1 as the kernel does for what there is not.
+// number returns an attribute, or -1 if it is missing, as in the kernel's files.
 func (d device) number(attribute string) int {
 	if n := d.Attributes[attribute].Int; n != nil {
 		return *n
@@ -162,7 +162,7 @@ func (d device) number(attribute string) int {
 	return -1
 }
 
-// model returns a device's PCI IDs, as lspci -n writes them.
+// model returns a device's PCI IDs in the format of lspci -n.
 func (d device) model() string { return d.text("pciVendor") + ":" + d.text("pciDevice") }
 
 func (h discovered) byModel() map[string][]device {
@@ -190,7 +190,7 @@ func parse(t *testing.T, text string) discovered {
 	return out
 }
 
-// A function is what the kernel and lspci say of a PCI function.
+// A function is the information of the kernel and lspci about a PCI function.
 type function struct {
 	path  string
 	node  int
@@ -198,7 +198,7 @@ type function struct {
 	lspci map[string]string
 }
 
-// kernelFunctions asks sysfs, and lspci, for all functions, by address.
+// kernelFunctions reads all functions from sysfs and lspci, by address.
 func kernelFunctions(t *testing.T, g *guest.Guest) map[string]function {
 	t.Helper()
 	found := make(map[string]function)
@@ -267,12 +267,12 @@ func agreeWithKernel(t *testing.T, devices []device, kernel map[string]function)
 	}
 }
 
-// agreeWithQEMU compares devices with what QEMU, and pcifake, were told.
+// agreeWithQEMU compares devices with the configuration of QEMU and pcifake.
 func agreeWithQEMU(t *testing.T, found map[string][]device, fake bool) {
 	t.Helper()
 	type want struct {
 		family, kind, status, condition string
-		node, count, above              int // above: the bridges between the device and its root
+		node, count, above              int // above: the number of bridges between the device and its root
 	}
 	wants := map[string]want{
 		"1af4:1050": {"generic", "gpu", "Healthy", "", 1, 1, 1},
@@ -315,7 +315,7 @@ func agreeWithQEMU(t *testing.T, found map[string][]device, fake bool) {
 	}
 }
 
-// replay records the guest and reads the record on this machine: the same devices.
+// replay records the guest and reads the recording on this machine: the devices must be the same.
 func replay(t *testing.T, g *guest.Guest, want discovered) {
 	record := filepath.Join(t.TempDir(), "guest.host")
 	if err := os.WriteFile(record, []byte(g.Must(t, "chandler", "record", "--comment", "A guest.")), 0o644); err != nil {

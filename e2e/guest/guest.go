@@ -1,7 +1,8 @@
-// Package guest boots Debian's kernels in QEMU, without hardware virtualisation, for tests of what the product does on
-// a real kernel. It knows how to make a guest and talk to it, and nothing of what is tested.
+// Package guest boots Debian kernels in QEMU, without hardware virtualization, for tests of the
+// product on a real kernel. It creates a guest and communicates with it, and is independent of the
+// tested product.
 //
-// A test is an ordinary one, which runs on the host:
+// A test is an ordinary Go test on the host:
 //
 //	func TestNVMe(t *testing.T) {
 //		g := guest.Boot(t, guest.Config{
@@ -18,15 +19,18 @@
 //		agent.Stop(t)
 //	}
 //
-// The first process of a guest is cmd/guestinit. It loads Modules, and then does what the host asks for over a port of
-// virtio-serial (package inside). A guest has the product's own chandler, busybox, dash, kmod, and Debian's programs
-// that Tools names. Nothing of it is left when the test ends, or when its process is killed.
+// The first process of a guest is cmd/guestinit. It loads Modules, and then serves requests of the
+// host over a virtio-serial port (package inside). A guest has the product's own chandler, busybox,
+// dash, kmod, and the Debian programs in Tools. The guest is removed when the test ends, or when its
+// process is killed.
 //
-// The tests are in this folder, in package guest_test. Those that call [Long] are left out of the selection that CI runs,
-// which has to end within five minutes. Put what fits one boot into one boot, and do not boot two guests at once.
+// The tests are in this folder, in package guest_test. Tests that call [Long] are left out of the
+// selection for CI, which must end within five minutes. Use one boot for as many checks as possible,
+// and do not boot two guests at once.
 //
-// A guest that says nothing is booted a second time. If it says nothing then either, or falls silent later, the test
-// fails with a message that begins with "unknown:", for it says nothing about the product.
+// A silent guest is booted a second time. If the guest stays silent, or becomes silent later, the
+// test fails with a message that begins with "unknown:", because such a failure is no evidence about
+// the product.
 package guest
 
 import (
@@ -47,64 +51,66 @@ import (
 	"chandler.dev/e2e/guest/inside"
 )
 
-// A Version says which of two versions that Debian has is meant.
+// A Version selects one of two versions in Debian.
 type Version int
 
 // The versions of kernels and of QEMU.
 const (
 	Newer    Version = iota // in the backports of Debian 12: 6.12 and 10.0, or later
-	Debian12                // Debian 12's own: 6.1 and 7.2
+	Debian12                // in Debian 12 itself: 6.1 and 7.2
 )
 
-// Config is a guest to boot. Its zero value is one of one CPU without further devices.
+// Config describes a guest. The zero value is a guest with one CPU and no further devices.
 type Config struct {
 	Kernel Version
-	QEMU   Version // igb, and the SR-IOV of it, needs the newer one
+	QEMU   Version // igb and its SR-IOV need the newer version
 
-	Memory int  // in MiB; 1024 unless given
-	CPUs   int  // 1 unless given
-	NUMA   bool // two nodes, each with half of CPUs and Memory; 2 CPUs at least
+	Memory int  // in MiB, 1024 by default
+	CPUs   int  // 1 by default
+	NUMA   bool // two nodes, each with half of CPUs and Memory; needs at least 2 CPUs
 
-	// IOMMU is "intel", "virtio" or none.
+	// IOMMU is "intel", "virtio" or "" for none.
 	IOMMU string
-	// Args are further arguments of QEMU, such as devices; Kargs further parameters of the kernel.
+	// Args are further arguments of QEMU, such as devices. Kargs are further kernel parameters.
 	Args  []string
 	Kargs []string
 
-	// Modules are loaded at each boot, in this order; Carry are there to be loaded. Both bring those that they need.
-	// Those in the folder modules, such as pcifake, are built with this machine's C compiler: see [HasCompiler].
+	// Modules are loaded at each boot, in this order. Carry are available for loading. Dependencies
+	// are included. The modules in the folder modules, such as pcifake, are built with this machine's
+	// C compiler: see [HasCompiler].
 	Modules []string
 	Carry   []string
-	// Tools are programs of Debian, such as lspci, ip, nvme, mke2fs, setpriv, losetup, mdadm.
+	// Tools are Debian programs, such as lspci, ip, nvme, mke2fs, setpriv, losetup, mdadm.
 	Tools []string
-	// Programs are further programs, static ones, by the name that they have in the guest: see [Build].
+	// Programs are further static programs, by their name in the guest: see [Build].
 	Programs map[string]string
-	// Files are written into the initramfs, by path in the guest.
+	// Files are the texts of files in the initramfs, by path in the guest.
 	Files map[string]string
-	// Disks are the virtio disks vda, vdb and so on. They keep their content when the guest is reset.
+	// Disks are the virtio disks vda, vdb and so on. They keep their content across resets of the
+	// guest.
 	Disks []Disk
 }
 
-// A Disk is an empty disk, or one with an empty file system.
+// A Disk is an empty disk, or a disk with an empty file system.
 type Disk struct {
 	Size int64 // in MiB
 	Ext4 bool
 }
 
-// A Guest is one that runs.
+// A Guest is a running guest.
 type Guest struct {
-	Kernel   string // as uname -r says it
+	Kernel   string // as reported by uname -r
 	QEMU     string // the version of QEMU
 	Greeting inside.Greeting
 
 	dir    string
 	qemu   *machine
 	client *rpc.Client
-	lost   chan struct{} // closed when the guest is known to be lost, for the reason why
+	lost   chan struct{} // closed when the guest is lost, for the reason why
 	why    error
 }
 
-// Long leaves a test out of the selection that CI runs: "go test -short".
+// Long excludes a test from the selection for CI: "go test -short".
 func Long(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -112,10 +118,11 @@ func Long(t testing.TB) {
 	}
 }
 
-// patience is how long a guest may be silent. It is generous: an emulated machine on a busy host is slow.
+// patience is the maximum time for which a guest may be silent. It is long because an emulated
+// machine on a busy host is slow.
 const patience = 4 * time.Minute
 
-// Boot boots a guest, which ends with the test.
+// Boot boots a guest. The guest ends with the test.
 func Boot(t testing.TB, config Config) *Guest {
 	t.Helper()
 	config = config.withDefaults()
@@ -157,13 +164,13 @@ func (c Config) withDefaults() Config {
 	if len(c.Disks) > 0 {
 		c.Modules = append([]string{"virtio_blk"}, c.Modules...)
 	}
-	if c.IOMMU == "virtio" { // before the drivers of the devices that it translates for
+	if c.IOMMU == "virtio" { // before the drivers of the devices behind the IOMMU
 		c.Modules = append([]string{"virtio_iommu"}, c.Modules...)
 	}
 	return c
 }
 
-// A prepared guest is all that is needed to boot it.
+// A prepared guest has everything needed for a boot.
 type prepared struct {
 	config Config
 	dir    string
@@ -264,7 +271,7 @@ func (p *prepared) makeDisks(ctx context.Context, tools debian.Root) error {
 
 func (p *prepared) disk(i int) string { return filepath.Join(p.dir, fmt.Sprintf("disk%d", i)) }
 
-// errSilent is why a guest that runs, but says nothing, is tried again.
+// errSilent is the error of a running but silent guest. The boot is repeated.
 var errSilent = errors.New("the guest says nothing")
 
 func (p *prepared) boot(ctx context.Context) (*Guest, error) {
@@ -285,14 +292,14 @@ func (p *prepared) boot(ctx context.Context) (*Guest, error) {
 	return g, nil
 }
 
-// greet connects to the guest's port and waits for its first word since a boot. QEMU may drop a connection that follows
-// another one.
+// greet connects to the guest's port and waits for the first answer since a boot. QEMU may drop a
+// connection that follows another one.
 func (g *Guest) greet(ctx context.Context) error {
 	silent := time.After(patience)
 	for {
 		conn, err := g.qemu.dial(ctx, portSocket)
 		switch {
-		case err != nil && g.qemu.failure() != nil: // the kernel panicked, and said nothing to us
+		case err != nil && g.qemu.failure() != nil: // the kernel panicked before the first answer
 			return fmt.Errorf("%w: %w", errSilent, err)
 		case err != nil:
 			return err
@@ -316,7 +323,7 @@ func (g *Guest) greet(ctx context.Context) error {
 	}
 }
 
-// listen asks the guest now and then whether it is still there, until its connection ends.
+// listen checks from time to time that the guest still answers, until its connection ends.
 func (g *Guest) listen(client *rpc.Client) {
 	for {
 		call := client.Go(inside.Service+".Hello", inside.Nothing{}, new(inside.Greeting), make(chan *rpc.Call, 1))
@@ -340,8 +347,8 @@ func (g *Guest) listen(client *rpc.Client) {
 	}
 }
 
-// Reset resets the guest as a loss of power does, at once, and waits until it has booted again. Whatever the guest had
-// not written to its disks is gone, and so are its processes.
+// Reset resets the guest immediately, like a power failure, and waits until it has booted again.
+// Unwritten data of the guest is lost, and its processes end.
 func (g *Guest) Reset(t testing.TB) {
 	t.Helper()
 	_ = g.client.Close()
@@ -360,10 +367,10 @@ func (g *Guest) Reset(t testing.TB) {
 	if g.Greeting.Boot == before {
 		t.Fatalf("the guest was not reset")
 	}
-	g.QMP(t, "set-action", map[string]any{"reboot": "shutdown"}) // only now: the firmware resets once more
+	g.QMP(t, "set-action", map[string]any{"reboot": "shutdown"}) // only now, because the firmware resets once more
 }
 
-// Console returns the last lines that the guest's kernel, and its first process, wrote.
+// Console returns the last lines of output of the guest's kernel and first process.
 func (g *Guest) Console() string { return lastLines(filepath.Join(g.dir, consoleFile), 150) }
 
 func (g *Guest) end(t testing.TB) {

@@ -7,7 +7,7 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// TestHarness proves what the other tests here lean on.
+// TestHarness tests the functions of the harness that other tests rely on.
 func TestHarness(t *testing.T) {
 	t.Run("newer", func(t *testing.T) { testHarness(t, guest.Config{}) })
 	t.Run("debian12", func(t *testing.T) {

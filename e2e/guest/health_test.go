@@ -9,7 +9,8 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// TestHealth has QEMU report errors of PCIe devices and lets one fall silent, and compares what the agent says of them.
+// TestHealth injects PCIe errors with QEMU and makes a device stop responding, and compares the
+// agent's reports.
 func TestHealth(t *testing.T) {
 	kernels := map[string]guest.Version{"newer": guest.Newer, "Debian 12": guest.Debian12}
 	if testing.Short() {
@@ -23,11 +24,12 @@ func TestHealth(t *testing.T) {
 // The devices of healthOn, as discovery names them.
 const (
 	virtual = "pci-0000-01-10-0" // of an adapter below the first root port
-	silent  = "pci-0000-02-00-0" // below the second
+	silent  = "pci-0000-02-00-0" // below the second root port
 )
 
-// healthOn has an adapter with a virtual function, and one that vfio has, each below a root port of its own. The errors
-// are those of the ports: QEMU's adapters do not let their own be reported (their Device Control cannot be written).
+// healthOn boots a guest with an adapter with a virtual function, and an adapter under vfio, each
+// below its own root port. The errors are errors of the ports: QEMU's adapters do not report their
+// own (their Device Control register is not writable).
 func healthOn(t *testing.T, kernel guest.Version) {
 	args := []string{
 		"-device", "pcie-root-port,id=port0,bus=pcie.0,chassis=1,slot=1,addr=0x8", "-device", "igb,bus=port0",
@@ -38,7 +40,7 @@ func healthOn(t *testing.T, kernel guest.Version) {
 			clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}], contexts: [{name: c, context: {cluster: c}}]}`,
 	}})
 	t.Logf("Linux %s in QEMU %s", g.Kernel, g.QEMU)
-	// A function under vfio would sleep while nobody has it.
+	// A function under vfio would be suspended while free.
 	g.Sh(t, `
 		for f in /sys/bus/pci/devices/*; do
 			case $(cat $f/vendor):$(cat $f/device) in
@@ -57,13 +59,13 @@ func healthOn(t *testing.T, kernel guest.Version) {
 	healthy(t, g, virtual, silent)
 
 	g.Monitor(t, "pcie_aer_inject_error port1 RCVR") // correctable
-	// A port that has told of an error interrupts for no other one until the kernel has read it.
+	// After a reported error, a port raises no further interrupt until the kernel has read the error.
 	counted(t, g, "aer_dev_correctable", "TOTAL_ERR_COR 1")
 	g.Monitor(t, "pcie_aer_inject_error port1 POISON_TLP") // not fatal
 	counted(t, g, "aer_dev_nonfatal", "TOTAL_ERR_NONFATAL 1")
 	healthy(t, g, virtual, silent)
 
-	// A port that leads to other buses: nothing answers for what was below it.
+	// A port with other secondary buses: the devices below do not respond.
 	g.Must(t, "setpci", "-s", "00:09.0", "SECONDARY_BUS=7f")
 	sick(t, g, silent, "not-responding", "it does not answer: its configuration space reads all ones")
 	state := recorded(t, g, silent, "not-responding")
@@ -82,7 +84,8 @@ func healthOn(t *testing.T, kernel guest.Version) {
 	sick(t, g, silent, "fatal-errors", "1 fatal PCIe error of the port above it, 0000:00:09.0")
 	healthy(t, g, virtual)
 	g.Monitor(t, "pcie_aer_inject_error port0 DLP")
-	// The kernel resets what is below the port, and the adapter may lose its carrier, which is worse.
+	// The kernel resets the devices below the port, and the adapter may lose its carrier, which is
+	// worse.
 	for deadline := time.Now().Add(settleTime); healthOf(t, g)[virtual].Health.Status == "Healthy"; {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s is well after a fatal error of the port above it", virtual)
@@ -92,10 +95,11 @@ func healthOn(t *testing.T, kernel guest.Version) {
 	agent.Stop(t)
 }
 
-// unrecovered has the agent say what the kernel could not recover: below both ports, since QEMU's links do not come
-// back after their reset ("subordinate device reset failed"). A virtual function follows its port too; the interface of
-// its physical one is set down, or the carrier that it lost would count first. A driver that takes a function anew finds
-// it well. Whether the kernel says it of the port or of what is below differs.
+// unrecovered checks the report of failed recoveries: below both ports, because QEMU's links do not
+// return after their reset ("subordinate device reset failed"). A virtual function follows its port
+// too; the interface of its physical function is set down, otherwise the lost carrier would come
+// first. After a driver is bound again, the function is healthy. The kernel reports the failure for
+// the port or for the device below, depending on the version.
 func unrecovered(t *testing.T, g *guest.Guest) {
 	t.Helper()
 	const lost = "the kernel could not recover "
@@ -110,11 +114,12 @@ func unrecovered(t *testing.T, g *guest.Guest) {
 		return
 	}
 	g.Sh(t, "echo 0000:02:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; echo 0000:02:00.0 > /sys/bus/pci/drivers_probe")
-	time.Sleep(settleTime) // it became worse several times, so the agent waits longer
+	time.Sleep(settleTime) // after several faults, the agent waits longer
 	recorded(t, g, silent, "fatal-errors")
 }
 
-// says waits until the agent that runs says that a device is unhealthy for a reason that begins so.
+// says waits until the running agent reports a device as unhealthy, with a reason that begins with
+// reason.
 func says(t *testing.T, g *guest.Guest, name, reason string) {
 	t.Helper()
 	for deadline := time.Now().Add(settleTime); ; time.Sleep(200 * time.Millisecond) {
@@ -147,10 +152,10 @@ func counted(t *testing.T, g *guest.Guest, file, line string) {
 	}
 }
 
-// settleTime is how long the guest's kernel and the agent may take.
+// settleTime is the maximum reaction time of the guest's kernel and the agent.
 const settleTime = 40 * time.Second
 
-// healthy checks that discovery finds nothing wrong with devices.
+// healthy checks that discovery finds no fault of devices.
 func healthy(t *testing.T, g *guest.Guest, names ...string) {
 	t.Helper()
 	found := healthOf(t, g)
@@ -161,7 +166,7 @@ func healthy(t *testing.T, g *guest.Guest, names ...string) {
 	}
 }
 
-// sick waits until discovery finds a condition, with a reason unless that is "".
+// sick waits until discovery reports a condition. The reason is checked unless it is "".
 func sick(t *testing.T, g *guest.Guest, name, condition, reason string) {
 	t.Helper()
 	for deadline := time.Now().Add(settleTime); ; {
@@ -177,7 +182,7 @@ func sick(t *testing.T, g *guest.Guest, name, condition, reason string) {
 	}
 }
 
-// A state is one that the agent keeps.
+// A state is a stored state of the agent.
 type state struct {
 	Status    string `json:"status"`
 	Reason    string `json:"reason"`
@@ -185,7 +190,7 @@ type state struct {
 	Since     string `json:"since"`
 }
 
-// recorded waits until the agent that runs says that a device has a condition, "" for none.
+// recorded waits until the running agent has stored a condition of a device, "" for none.
 func recorded(t *testing.T, g *guest.Guest, name, condition string) state {
 	t.Helper()
 	for deadline := time.Now().Add(settleTime); ; time.Sleep(200 * time.Millisecond) {
@@ -203,7 +208,7 @@ func recorded(t *testing.T, g *guest.Guest, name, condition string) state {
 	}
 }
 
-// foundDevice is a device as chandler discover -o json says it.
+// foundDevice is a device in the output of chandler discover -o json.
 type foundDevice struct {
 	Name   string `json:"name"`
 	Health struct {

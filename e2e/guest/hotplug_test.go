@@ -12,7 +12,7 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// kubeconfig is that of a cluster that does not answer.
+// kubeconfig is the kubeconfig of a cluster that does not answer.
 const kubeconfig = `apiVersion: v1
 kind: Config
 clusters: [{name: none, cluster: {server: "http://127.0.0.1:9"}}]
@@ -21,9 +21,11 @@ users: [{name: none, user: {}}]
 current-context: none
 `
 
-// TestHotPlug has virtual functions made, bound, unbound and unmade, and a network interface renamed, while an agent runs
-// without a cluster, in a container as the DaemonSet has it, with a network namespace of its own. It says how long after the kernel's events the agent knew, and in how many steps it followed a
-// storm of them. How long that takes depends on the machine, and is not asserted.
+// TestHotPlug creates, binds, unbinds and removes virtual functions, and renames a network interface,
+// while an agent runs without a cluster, in the DaemonSet's container with a separate network
+// namespace. It reports the delay between the kernel's events and the agent's reaction, and the
+// number of steps in which the agent followed a burst of events. The delay depends on the machine and
+// is not asserted.
 func TestHotPlug(t *testing.T) {
 	guest.Long(t)
 	g := guest.Boot(t, guest.Config{
@@ -66,11 +68,11 @@ func TestHotPlug(t *testing.T) {
 			after.Sub(first).Round(time.Millisecond), after.Sub(last).Round(time.Millisecond), strings.Count(agent.Output()[said:], changedLine))
 	}
 	step("virtual functions made", devicesOf(agent)+2, "echo 2 > "+dir+"/sriov_numvfs")
-	for range 4 { // the other one stays as it is
+	for range 4 { // the other one stays unchanged
 		step("unbound", devicesOf(agent), "echo $(basename $(readlink "+dir+"/virtfn0)) > /sys/bus/pci/drivers/igbvf/unbind")
 		step("bound", devicesOf(agent), "echo $(basename $(readlink "+dir+"/virtfn0)) > /sys/bus/pci/drivers/igbvf/bind")
 	}
-	// Of this the kernel says nothing in the agent's network namespace.
+	// The kernel does not report this change in the agent's network namespace.
 	renamed := "name=$(ls " + dir + "/virtfn0/net); ip link set dev $name down; ip link set dev $name name renamed"
 	step("an interface renamed", devicesOf(agent), renamed)
 	took = took[:len(took)-1]
@@ -87,7 +89,7 @@ func TestHotPlug(t *testing.T) {
 	t.Logf("of %d steps: median %v, most %v", len(took), took[len(took)/2], took[len(took)-1])
 }
 
-// changedLine is what the agent logs when it has found the host changed.
+// changedLine is the agent's log message about a changed host.
 const changedLine = "The host's devices changed"
 
 var (
@@ -95,7 +97,7 @@ var (
 	event   = regexp.MustCompile(`event (\d+) `)
 )
 
-// eventsBefore returns when the first and the last event of those before a time were.
+// eventsBefore returns the times of the first and the last event before a time.
 func eventsBefore(output string, before time.Time) (first, last time.Time) {
 	for _, match := range event.FindAllStringSubmatch(output, -1) {
 		micros, _ := strconv.ParseInt(match[1], 10, 64)
@@ -110,14 +112,15 @@ func eventsBefore(output string, before time.Time) (first, last time.Time) {
 	return first, last
 }
 
-// devicesOf returns how many devices the agent said last that there are.
+// devicesOf returns the number of devices in the agent's last message.
 func devicesOf(agent *guest.Process) int {
 	all := changed.FindAllStringSubmatch(agent.Output(), -1)
 	devices, _ := strconv.Atoi(all[len(all)-1][4])
 	return devices
 }
 
-// until returns when the agent first said, after so much of its output, that it has so many devices.
+// until returns the time of the agent's first message with a number of devices, after a position in
+// its output.
 func until(t *testing.T, agent *guest.Process, said, devices int) time.Time {
 	t.Helper()
 	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(50 * time.Millisecond) {
@@ -131,7 +134,7 @@ func until(t *testing.T, agent *guest.Process, said, devices int) time.Time {
 	return time.Time{}
 }
 
-// saidChanged returns when the agent said that it had found the host changed.
+// saidChanged returns the times of the agent's messages about a changed host.
 func saidChanged(t testing.TB, output string) (all []time.Time) {
 	t.Helper()
 	for _, match := range changed.FindAllStringSubmatch(output, -1) {

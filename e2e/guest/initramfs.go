@@ -23,13 +23,13 @@ import (
 	"chandler.dev/e2e/guest/inside"
 )
 
-// always are the modules and tools that every guest has.
+// The modules and tools of every guest.
 var (
 	alwaysModules = []string{"virtio_pci", "virtio_console", "ext4", "crc32c_generic", "configfs"}
 	alwaysTools   = []string{"dash", "kmod"}
 )
 
-// A tree is what an initramfs is made of: files of the host by path in the guest, links and texts likewise.
+// A tree is the content of an initramfs: files of the host, links and texts, by path in the guest.
 type tree struct {
 	files map[string]string
 	links map[string]string
@@ -74,7 +74,7 @@ func writeInitramfs(ctx context.Context, to string, kernel debian.Kernel, tools 
 	return t.write(to)
 }
 
-// addTools adds busybox with all that it can be called, and the tools with the libraries that they need.
+// addTools adds busybox with all its applets, and the tools with their libraries.
 func (t tree) addTools(ctx context.Context, root debian.Root, tools []string) error {
 	busybox, err := root.Program("busybox")
 	if err != nil {
@@ -107,7 +107,7 @@ func (t tree) addTools(ctx context.Context, root debian.Root, tools []string) er
 	return nil
 }
 
-// addLibraries adds what the dynamic linker needs to start a program.
+// addLibraries adds the libraries that a program needs.
 func (t tree) addLibraries(root debian.Root, path string) error {
 	const dir = "lib/x86_64-linux-gnu/"
 	file, err := elf.Open(path)
@@ -141,7 +141,7 @@ func (t tree) addLibraries(root debian.Root, path string) error {
 	return nil
 }
 
-// addModules adds the modules, and those that they need, unpacked, and with lists of their own.
+// addModules adds the modules and their dependencies, unpacked, and a new module list.
 func (t tree) addModules(ctx context.Context, dir string, kernel debian.Kernel, tools debian.Root, modules []string) error {
 	list, err := readModules(kernel.Modules)
 	if err != nil {
@@ -197,8 +197,8 @@ func (t tree) addModules(ctx context.Context, dir string, kernel debian.Kernel, 
 	})
 }
 
-// write writes the tree as an archive in the format that kernels unpack (Documentation/driver-api/early-userspace/
-// buffer-format.rst), with the directories that it needs.
+// write writes the tree with all parent directories as an archive in the kernel's format
+// (Documentation/driver-api/early-userspace/buffer-format.rst).
 func (t tree) write(to string) error {
 	file, err := os.Create(to)
 	if err != nil {
@@ -227,7 +227,7 @@ func (t tree) write(to string) error {
 	return errors.Join(a.err, a.w.Close(), file.Close())
 }
 
-// An archiveWriter writes entries after their directories, and keeps its first error.
+// An archiveWriter writes directories before their entries, and keeps its first error.
 type archiveWriter struct {
 	w    *cpio.Writer
 	made map[string]bool
@@ -252,8 +252,8 @@ func (a *archiveWriter) add(header *cpio.Header, data []byte) {
 	}
 }
 
-// Build builds a program of this module or of the product as a static one, for the Programs of a Config, and returns
-// its path.
+// Build builds a static program of this module or of the product, for the Programs of a Config, and
+// returns its path.
 func Build(t testing.TB, pkg string) string {
 	t.Helper()
 	module := ""
@@ -267,14 +267,15 @@ func Build(t testing.TB, pkg string) string {
 	return path
 }
 
-// builds are the programs that this process has built.
+// builds are the programs already built by this process.
 var builds sync.Map
 
-// agent is the package of the agent, which every guest has.
+// agent is the package of the agent. Every guest has the agent.
 const agent = "chandler.dev/cmd/chandler"
 
-// buildProgram builds a program of a module, given by its directory relative to this one's root. Each checkout has its
-// own directory for them, since tests of several may run at once.
+// buildProgram builds a program of a module; the module is a directory relative to this module's
+// root. Each checkout has its own directory for programs, because tests of several checkouts may run
+// at once.
 func buildProgram(ctx context.Context, module, pkg string) (string, error) {
 	if path, built := builds.Load(pkg); built {
 		return path.(string), nil
@@ -290,7 +291,7 @@ func buildProgram(ctx context.Context, module, pkg string) (string, error) {
 	b := build.Builder{Cache: filepath.Join(archive.Dir, "checkouts", fmt.Sprintf("%x", sha256.Sum256([]byte(root)))[:12]), Progress: os.Stderr}
 	var path string
 	if pkg == agent {
-		path, err = b.Agent(ctx, filepath.Dir(root)) // which says its version
+		path, err = b.Agent(ctx, filepath.Dir(root)) // with its version
 	} else {
 		path, err = b.Static(ctx, filepath.Join(root, module), pkg)
 	}
@@ -309,7 +310,7 @@ func moduleRoot(ctx context.Context) (string, error) {
 	return filepath.Dir(strings.TrimSpace(string(out))), nil
 }
 
-// archive is Debian's, in the cache of all tests of this user.
+// archive returns the Debian archive, in a cache for all tests of this user.
 func archive() (debian.Archive, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {

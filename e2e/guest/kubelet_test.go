@@ -10,16 +10,17 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// A node is a guest with stand-ins for a kubelet and an API server (cmd/guestkubelet), which say what the agent offers.
+// A node is a guest with stand-ins for a kubelet and an API server (cmd/guestkubelet), which print
+// the devices that the agent offers.
 type node struct {
 	*guest.Guest
 
 	kubelet, events *guest.Process
-	began           int // of the output of events, with the step that is under way
-	since           int // likewise, of the kubelet's
+	began           int // start of the present step in the output of events
+	since           int // start of the present step in the output of the kubelet
 }
 
-// programs are those that a node needs.
+// programs returns the programs of a node.
 func programs(t testing.TB) map[string]string {
 	return map[string]string{
 		"guestkubelet": guest.Build(t, "chandler.dev/e2e/cmd/guestkubelet"),
@@ -28,7 +29,7 @@ func programs(t testing.TB) map[string]string {
 	}
 }
 
-// newNode starts the stand-ins, and lays out the configuration of an agent.
+// newNode starts the stand-ins, and writes the configuration of an agent.
 func newNode(t testing.TB, g *guest.Guest, config string) *node {
 	t.Helper()
 	t.Logf("Linux %s in QEMU %s", g.Kernel, g.QEMU)
@@ -57,20 +58,20 @@ func (n *node) agent(t testing.TB) *guest.Process {
 	return agent
 }
 
-// step begins a step: what was said before is not looked at.
+// step begins a step: earlier output is ignored.
 func (n *node) step() { n.began, n.since = len(n.events.Output()), len(n.kubelet.Output()) }
 
-// returnTime is how long it may take until a device is offered again that was away several times while somebody had it:
-// the agent waits longer each time.
+// returnTime is the maximum time until a device is offered again after several absences while
+// allocated: the agent waits longer each time.
 const returnTime = 3 * time.Minute
 
-// Where devices are offered.
+// inSlices and inList are the places of offered devices.
 const inSlices = "slices"
 
 func inList(resource string) string { return "list " + resource }
 
-// offers waits until the agent offers a device in a state, "" for not at all, and returns when it did so first after the
-// step began, and whether it has said so since then only.
+// offers waits until the agent offers a device in a state, "" for not at all. It returns the time of
+// the first such offer since the step began.
 func (n *node) offers(t testing.TB, where, device, state string) (at time.Time) {
 	t.Helper()
 	for deadline := time.Now().Add(returnTime); ; time.Sleep(50 * time.Millisecond) {
@@ -88,7 +89,7 @@ func (n *node) offers(t testing.TB, where, device, state string) (at time.Time) 
 	}
 }
 
-// never checks that no answer since the step began has offered a device as one to be had.
+// never checks that no answer since the step began has offered a device as healthy.
 func (n *node) never(t testing.TB, where, device string) {
 	t.Helper()
 	for _, s := range n.said(where, device) {
@@ -99,13 +100,13 @@ func (n *node) never(t testing.TB, where, device string) {
 	}
 }
 
-// A said is what was said of a device, and when.
+// A said is an offered state of a device, with the time.
 type said struct {
 	at    time.Time
 	state string
 }
 
-// said returns what has been said of a device since the step began.
+// said returns the offered states of a device since the step began.
 func (n *node) said(where, device string) (all []said) {
 	line := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(where) + ` (\d+) (.*)\n`)
 	for _, match := range line.FindAllStringSubmatch(n.kubelet.Output()[n.since:], -1) {
@@ -125,7 +126,7 @@ func micros(text string) time.Time {
 	return time.UnixMicro(n).UTC()
 }
 
-// refused has the agent refuse a claim or a device for a reason.
+// refused checks that the agent refuses a claim or a device for a reason.
 func (n *node) refused(t testing.TB, why string, command ...string) {
 	t.Helper()
 	got := n.Run(t, append([]string{"guestkubelet"}, command...)...)
@@ -134,7 +135,7 @@ func (n *node) refused(t testing.TB, why string, command ...string) {
 	}
 }
 
-// granted has the agent grant something, which may take it a while.
+// granted repeats a command until the agent grants it, which may take a while.
 func (n *node) granted(t testing.TB, command ...string) {
 	t.Helper()
 	for deadline := time.Now().Add(settleTime); ; time.Sleep(200 * time.Millisecond) {

@@ -21,7 +21,7 @@ import (
 	"chandler.dev/e2e/guest/inside"
 )
 
-// A machine is a QEMU that runs, and the conversation with its monitor by QMP
+// A machine is a running QEMU with a connection to its monitor by QMP
 // (https://www.qemu.org/docs/master/interop/qmp-spec.html).
 type machine struct {
 	dir     string
@@ -30,15 +30,15 @@ type machine struct {
 	err     error
 	stderr  bytes.Buffer
 
-	asking sync.Mutex // one command at a time
+	asking sync.Mutex // serializes commands
 	qmp    net.Conn
 	answer chan message
 
 	mu      sync.Mutex
-	waiting map[string]chan json.RawMessage // for events, by name
+	waiting map[string]chan json.RawMessage // receivers of events, by name
 }
 
-// A message is what QEMU says: an answer or an event.
+// A message is an answer or an event of QEMU.
 type message struct {
 	Return json.RawMessage `json:"return"`
 	Error  *struct {
@@ -51,7 +51,7 @@ type message struct {
 
 func startMachine(ctx context.Context, p *prepared) (*machine, error) {
 	for _, file := range []string{portSocket, qmpSocket, consoleFile} {
-		_ = os.Remove(filepath.Join(p.dir, file)) // of a first attempt
+		_ = os.Remove(filepath.Join(p.dir, file)) // from a first attempt
 	}
 	cmd, err := p.qemu.Command(context.WithoutCancel(ctx), "qemu-system-x86_64", p.args()...)
 	if err != nil {
@@ -72,8 +72,8 @@ func startMachine(ctx context.Context, p *prepared) (*machine, error) {
 	return m, nil
 }
 
-// start starts QEMU from a thread that lives until QEMU has ended: the kernel kills QEMU when that thread dies, which
-// it does with this process alone.
+// start starts QEMU from a thread that lives until QEMU has ended: the kernel kills QEMU at the end
+// of the thread, which ends only with this process.
 func (m *machine) start(cmd *exec.Cmd) error {
 	started := make(chan error)
 	go func() {
@@ -91,7 +91,7 @@ func (m *machine) start(cmd *exec.Cmd) error {
 	return <-started
 }
 
-// args are those of QEMU.
+// args returns the arguments of QEMU.
 func (p *prepared) args() []string {
 	c := p.config
 	share := func(dir string) string { return filepath.Join(string(p.qemu), dir) }
@@ -128,8 +128,9 @@ func (p *prepared) args() []string {
 	return append(args, c.Args...)
 }
 
-// kargs are parameters of the kernel. On a busy machine too few ticks of an emulated timer may come in the time that the
-// kernel takes to test it, and the kernel would panic (timer_irq_works in arch/x86/kernel/apic/io_apic.c, 6.1 and 6.12).
+// kargs returns the kernel parameters. On a busy machine too few ticks of an emulated timer may
+// arrive during the kernel's timer test, and the kernel would panic (timer_irq_works in
+// arch/x86/kernel/apic/io_apic.c, 6.1 and 6.12).
 func (p *prepared) kargs() []string {
 	args := []string{"console=ttyS0", "quiet", "loglevel=5", "panic=-1", "no_timer_check"}
 	if p.config.IOMMU == "intel" {
@@ -138,7 +139,7 @@ func (p *prepared) kargs() []string {
 	return args
 }
 
-// dial connects to one of QEMU's sockets as soon as it is there.
+// dial connects to one of QEMU's sockets as soon as the socket exists.
 func (m *machine) dial(ctx context.Context, socket string) (net.Conn, error) {
 	for {
 		conn, err := net.Dial("unix", filepath.Join(m.dir, socket))
@@ -186,14 +187,14 @@ func (m *machine) listen(decoder *json.Decoder) {
 		if waiting := m.waiting[said.Event]; waiting != nil {
 			select {
 			case waiting <- said.Data:
-			default: // nobody read the last ones
+			default: // the previous events were not read
 			}
 		}
 		m.mu.Unlock()
 	}
 }
 
-// command has QEMU do something, and returns its answer.
+// command sends a command to QEMU, and returns the answer.
 func (m *machine) command(name string, arguments map[string]any) (json.RawMessage, error) {
 	m.asking.Lock()
 	defer m.asking.Unlock()
@@ -214,7 +215,7 @@ func (m *machine) command(name string, arguments map[string]any) (json.RawMessag
 	return said.Return, nil
 }
 
-// events returns the data of the events of a name from now on.
+// events returns the data of later events of a name.
 func (m *machine) events(name string) <-chan json.RawMessage {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -234,7 +235,7 @@ func (m *machine) version() (string, error) {
 	return fmt.Sprintf("%d.%d.%d", v.QEMU.Major, v.QEMU.Minor, v.QEMU.Micro), err
 }
 
-// kill ends QEMU, if it has not ended, and waits for it.
+// kill ends QEMU and waits for its end.
 func (m *machine) kill() {
 	_ = m.process.Kill()
 	<-m.done
@@ -243,7 +244,7 @@ func (m *machine) kill() {
 	}
 }
 
-// failure says why QEMU ended; it is nil while QEMU runs.
+// failure returns the reason for the end of QEMU, nil while QEMU runs.
 func (m *machine) failure() error {
 	select {
 	case <-m.done:
@@ -253,7 +254,7 @@ func (m *machine) failure() error {
 	}
 }
 
-// QMP has QEMU do something, such as device_add, and returns its answer.
+// QMP sends a command to QEMU, such as device_add, and returns the answer.
 func (g *Guest) QMP(t testing.TB, command string, arguments map[string]any) json.RawMessage {
 	t.Helper()
 	answer, err := g.qemu.command(command, arguments)
@@ -263,7 +264,8 @@ func (g *Guest) QMP(t testing.TB, command string, arguments map[string]any) json
 	return answer
 }
 
-// Monitor runs a command of QEMU's monitor for people, such as pcie_aer_inject_error, and returns what it says.
+// Monitor runs a command of QEMU's human monitor, such as pcie_aer_inject_error, and returns its
+// output.
 func (g *Guest) Monitor(t testing.TB, command string) string {
 	t.Helper()
 	var said string
@@ -273,5 +275,5 @@ func (g *Guest) Monitor(t testing.TB, command string) string {
 	return said
 }
 
-// Events returns the data of QEMU's events of a name, such as DEVICE_DELETED, from now on.
+// Events returns the data of QEMU's later events of a name, such as DEVICE_DELETED.
 func (g *Guest) Events(name string) <-chan json.RawMessage { return g.qemu.events(name) }

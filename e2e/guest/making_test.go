@@ -8,26 +8,27 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// made are virtual functions of a real kernel that are made when somebody gets one, and undone.
+// made is a physical function of a real kernel whose virtual functions are created on demand and
+// removed.
 type made struct {
 	*guest.Guest
 	physical string
-	dir      string // where it is written down
+	dir      string // directory of the records
 }
 
-// now returns sriov_numvfs, and how many virtual functions there are.
+// now returns sriov_numvfs and the number of virtual functions.
 func (m made) now(t *testing.T) string {
 	t.Helper()
 	return strings.TrimSpace(m.Sh(t, "cat /sys/bus/pci/devices/"+m.physical+"/sriov_numvfs; ls -d /sys/bus/pci/devices/"+m.physical+"/virtfn* 2>/dev/null | wc -l"))
 }
 
-// left returns what is written down.
+// left returns the names of the records.
 func (m made) left(t *testing.T) string {
 	t.Helper()
 	return strings.TrimSpace(m.Sh(t, "ls "+m.dir+" 2>/dev/null || true"))
 }
 
-// has checks how many virtual functions there are, and whether that is written down.
+// has checks the number of virtual functions, and whether there is a record.
 func (m made) has(t *testing.T, count int) {
 	t.Helper()
 	if got, want := m.now(t), fmt.Sprintf("%d\n%d", count, count); got != want {
@@ -38,7 +39,8 @@ func (m made) has(t *testing.T, count int) {
 	}
 }
 
-// makes has virtual functions made, which are where and what they were said to be, and undone.
+// makes creates virtual functions and removes them. They must have the announced places and
+// properties.
 func (m made) makes(t *testing.T) {
 	before := m.Must(t, "guestmake", "could", m.physical)
 	if strings.Count(before, " false\n") != 3 {
@@ -56,7 +58,8 @@ func (m made) makes(t *testing.T) {
 	}
 }
 
-// refuses has a virtual function be used by the host, and one be made by the administrator.
+// refuses checks the refusal if the host uses a virtual function, and if the administrator has
+// created one.
 func (m made) refuses(t *testing.T) {
 	device := "/sys/bus/pci/devices/" + m.physical
 	m.Must(t, "guestmake", "make", m.physical)
@@ -85,7 +88,7 @@ func (m made) refuses(t *testing.T) {
 	m.has(t, 0)
 }
 
-// killed has each call die before each of its writes. The next one goes on, in either direction.
+// killed kills each call before each of its writes. The next call continues, in either direction.
 func (m made) killed(t *testing.T) {
 	for _, then := range []string{"make", "undo"} {
 		if got := m.Run(t, "guestmake", "-dies=0", "make", m.physical); got.Code != 9 {

@@ -11,7 +11,8 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// keepMade is how long agents in guests keep what they made, and onRequest lets them make it of adapters under igb.
+// keepMade is the time for which agents in guests keep unused functions. onRequest allows the agent
+// to create them on adapters under igb.
 const (
 	keepMade  = 3 * time.Second
 	onRequest = `
@@ -23,7 +24,8 @@ onRequest:
 `
 )
 
-// TestOnRequest has virtual functions made on request on the kernel of Debian 12. [TestRebind] does so on the newer one.
+// TestOnRequest creates virtual functions on demand on the kernel of Debian 12. [TestRebind] does so
+// on the newer kernel.
 func TestOnRequest(t *testing.T) {
 	guest.Long(t)
 	programs := programs(t)
@@ -45,8 +47,8 @@ func madeOf(t *testing.T, g *guest.Guest) made {
 	return made{g, strings.Fields(g.Sh(t, "cd /sys/bus/pci/drivers/igb; ls -d 0*"))[0], "/run/made/create"}
 }
 
-// byTheAgent has a whole agent make virtual functions when a claim gets one, and undo that, and kills the agent at random
-// moments.
+// byTheAgent lets an agent create virtual functions for claims and remove them, and kills the agent
+// at random moments.
 func (m made) byTheAgent(t *testing.T, n *node) {
 	var names []string
 	for line := range strings.Lines(m.Must(t, "guestmake", "could", m.physical)) {
@@ -80,7 +82,7 @@ func (m made) byTheAgent(t *testing.T, n *node) {
 	n.granted(t, "prepare", first)
 	n.granted(t, "unprepare", first)
 	time.Sleep(2 * keepMade)
-	m.has(t, 3) // as long as anybody has one
+	m.has(t, 3) // as long as one is allocated
 	n.granted(t, "unprepare", second)
 	m.undone(t)
 	offered()
@@ -92,15 +94,15 @@ func (m made) byTheAgent(t *testing.T, n *node) {
 	for turn := range turns {
 		claim := fmt.Sprintf("%s.turn%d", names[turn%3], turn)
 		prepared := n.Start(t, "guestkubelet", "prepare", claim)
-		time.Sleep(rand.N(1500 * time.Millisecond)) //nolint:gosec // nobody guesses it
+		time.Sleep(rand.N(1500 * time.Millisecond)) //nolint:gosec // random test times need no secrecy
 		kill()
 		prepared.Wait(t)
-		if turn%2 == 0 { // the pod is still wanted
+		if turn%2 == 0 { // the pod still exists
 			n.granted(t, "prepare", claim)
 			m.has(t, 3)
 		}
 		n.granted(t, "unprepare", claim)
-		time.Sleep(keepMade - time.Second + rand.N(3*time.Second)) //nolint:gosec // likewise
+		time.Sleep(keepMade - time.Second + rand.N(3*time.Second)) //nolint:gosec // random test times need no secrecy
 		kill()
 		m.undone(t)
 	}
@@ -108,7 +110,7 @@ func (m made) byTheAgent(t *testing.T, n *node) {
 	agent.Stop(t)
 }
 
-// undone waits until no virtual function is left, and nothing written down of one.
+// undone waits until all virtual functions and records are removed.
 func (m made) undone(t *testing.T) {
 	t.Helper()
 	began := time.Now()

@@ -8,9 +8,10 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// TestMediated is of what kernels make of a function: mediated devices, and virtio devices by vDPA. No kernel of
-// Debian has a driver that does it without hardware, so the tests bring their own (modules/mademdev and
-// modules/madevdpa), which make nothing that works, by the kernel's own means and in the kernel's own places.
+// TestMediated covers devices that kernels create on a function: mediated devices, and virtio devices
+// by vDPA. No Debian kernel has a driver for these without hardware, so the tests use their own
+// modules (modules/mademdev and modules/madevdpa). These create devices without function, by the
+// kernel's own interfaces and in the kernel's own places.
 func TestMediated(t *testing.T) {
 	guest.Long(t)
 	if !guest.HasCompiler() {
@@ -36,7 +37,7 @@ func TestMediated(t *testing.T) {
 			t.Fatalf("found %v: %+v", found, d)
 		}
 		said := h.run(t, d.group(t), []string{d.Name}, []string{uuid})
-		// It has no configuration space to read, but its descriptor was given.
+		// The device has no configuration space to read, but its descriptor was opened.
 		if !said.Viable || said.IOMMU != "" || !strings.Contains(said.Functions[uuid], "configuration space") {
 			t.Errorf("a container that was given it is told %+v", said)
 		}
@@ -56,8 +57,8 @@ func TestMediated(t *testing.T) {
 	t.Run("a driver that is slow", func(t *testing.T) { slowDriver(t, g) })
 }
 
-// slowDriver has the agent's look at a host not wait for a driver that takes long, and during that time keeps the kernel's
-// lock on the function: the kernel answers nobody then who reads how many virtual functions it has.
+// slowDriver checks that the agent's scan does not wait for a slow driver. The driver holds the
+// kernel's lock of the function meanwhile: the kernel blocks readers of sriov_numvfs.
 func slowDriver(t *testing.T, g *guest.Guest) {
 	physical := functions(t, g, "8086:10c9")[0]
 	dir := "/sys/bus/pci/devices/" + physical

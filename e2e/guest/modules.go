@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// A moduleList is what depmod says of a kernel's modules.
+// A moduleList is the output of depmod for a kernel.
 type moduleList struct {
 	file    map[string]string   // by name of the module
-	needs   map[string][]string // the files that a file needs
-	soft    map[string][]string // the modules that a module wants loaded before or after
+	needs   map[string][]string // dependencies of a file
+	soft    map[string][]string // modules to load before or after a module
 	builtin map[string]bool
 	err     error // of closure
 }
@@ -54,14 +54,14 @@ func readModules(dir string) (*moduleList, error) {
 	return l, nil
 }
 
-// moduleName is the name of the module in a file, as the kernel writes it.
+// moduleName returns the kernel's name of the module in a file.
 func moduleName(file string) string {
 	name, _, _ := strings.Cut(filepath.Base(file), ".ko")
 	return strings.ReplaceAll(name, "-", "_")
 }
 
-// closure returns the files of the modules and of all that they need. Those that are built in have none; for a module
-// that the kernel does not have at all, it sets err.
+// closure returns the files of the modules and their dependencies. Built-in modules have no file. For
+// a module that the kernel does not have, closure sets err.
 func (l *moduleList) closure(modules []string) []string {
 	var files []string
 	var add func(file string)

@@ -10,7 +10,7 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// plugConfig has one kind of device in each API.
+// plugConfig offers one kind of device by each API.
 const plugConfig = `apiVersion: chandler.dev/v1alpha1
 kind: DriverConfig
 mode: DRA
@@ -22,16 +22,17 @@ resources:
 
 const eduResource = "example.com/edu"
 
-// A slot is a place in which a device is plugged, taken out, unbound and removed.
+// A slot is a port for a device that is plugged, removed and unbound.
 type slot struct {
 	address, port, qemu string
-	where, device       string // as what it is offered; in lists by its IOMMU group
-	held                bool   // somebody has it
+	where, device       string // where and under which name the device is offered; in lists by its IOMMU group
+	held                bool   // the device is allocated
 }
 
-// TestPlug takes devices under an agent away in each way that there is, and brings them back: those that nobody has, one
-// that a container has, and one that a claim has. It says how long after the kernel's events the kubelet and the API server
-// knew, which depends on the machine and is not asserted.
+// TestPlug removes devices under an agent in each possible way, and brings them back: free devices, a
+// device of a container, and a device of a claim. It reports the delay between the kernel's events
+// and the updates of the kubelet and the API server. The delay depends on the machine and is not
+// asserted.
 func TestPlug(t *testing.T) {
 	guest.Long(t)
 	slots := []slot{
@@ -47,7 +48,7 @@ func TestPlug(t *testing.T) {
 		config.Args = append(config.Args, "-device", fmt.Sprintf("pcie-root-port,id=%s,chassis=%d,addr=0x%x", s.port, i+1, 8+i), "-device", s.model("")+",bus="+s.port)
 	}
 	n := newNode(t, guest.Boot(t, config), plugConfig)
-	n.Load(t, "vfio-pci", "ids=1234:11e8,1b36:0010") // which binds what is plugged in
+	n.Load(t, "vfio-pci", "ids=1234:11e8,1b36:0010") // binds devices as they are plugged in
 	for i, s := range slots {
 		if s.where != inSlices {
 			slots[i].device = n.group(t, s.address)
@@ -83,7 +84,7 @@ func (n *node) group(t testing.TB, address string) string {
 	return strings.TrimSpace(n.Sh(t, "basename $(readlink /sys/bus/pci/devices/"+address+"/iommu_group)"))
 }
 
-// model is the slot's device as QEMU has it.
+// model returns the slot's device in the syntax of QEMU's arguments.
 func (s slot) model(serial string) string {
 	text := s.qemu + ",id=" + s.port + "-device"
 	if s.qemu == "nvme" {
@@ -92,7 +93,7 @@ func (s slot) model(serial string) string {
 	return text
 }
 
-// plugged is the same for QMP.
+// plugged returns the slot's device in the syntax of QMP.
 func (s slot) plugged(serial string) map[string]any {
 	device := map[string]any{"bus": s.port}
 	for i, part := range strings.Split(s.model(serial), ",") {
@@ -105,7 +106,7 @@ func (s slot) plugged(serial string) map[string]any {
 	return device
 }
 
-// plug takes the device away and brings it back.
+// plug removes the device and brings it back.
 func (n *node) plug(t *testing.T, s slot) {
 	dir := "/sys/bus/pci/devices/" + s.address
 	deleted := n.Events("DEVICE_DELETED")
@@ -127,7 +128,7 @@ func (n *node) plug(t *testing.T, s slot) {
 			gone = "gone"
 		}
 	}
-	again := func(why string) { // nobody else is given what somebody has
+	again := func(why string) { // an allocated device is not allocated again
 		if s.held {
 			n.refused(t, why, "prepare", "pci-"+strings.NewReplacer(":", "-", ".", "-").Replace(s.address)+".again")
 		}

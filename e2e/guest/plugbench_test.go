@@ -9,10 +9,11 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// BenchmarkPlug says how long after the kernel's first event of a change the kubelet has a new list, and the API server new
-// slices, in which the device is said to be so. In turns a function in each of the two loses its driver and gets it back;
-// each change is the first after some silence. It also says when the agent itself knew, so that one sees what the outlets
-// add. For a hundred changes of each kind:
+// BenchmarkPlug measures the time between the kernel's first event of a change and the new list in
+// the kubelet or the new slices in the API server. In turns a function of each API loses its driver
+// and gets it back; each change is the first after some silence. The benchmark also reports when the
+// agent itself found the change, which shows the delay of the outputs. For a hundred changes of each
+// kind:
 //
 //	go test ./guest -run '^$' -bench Plug -benchtime 100x -timeout 60m
 func BenchmarkPlug(b *testing.B) {
@@ -67,7 +68,7 @@ func BenchmarkPlug(b *testing.B) {
 	agent.Stop(b)
 }
 
-// report reports the median, the 99th percentile and the longest of durations, in milliseconds.
+// report reports the median, the 99th percentile and the maximum of durations, in milliseconds.
 func report(b *testing.B, what string, took []time.Duration) {
 	b.Helper()
 	if len(took) == 0 {
@@ -79,7 +80,7 @@ func report(b *testing.B, what string, took []time.Duration) {
 	}
 }
 
-// lastBefore returns the last of some times, which are in order, that is not after another; the first if all are.
+// lastBefore returns the last of some sorted times that is not after at, or the first one if all are.
 func lastBefore(all []time.Time, at time.Time) time.Time {
 	i, _ := slices.BinarySearchFunc(all, at, func(a, b time.Time) int { return a.Compare(b) })
 	return all[max(0, i-1)]

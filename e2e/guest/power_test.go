@@ -15,15 +15,16 @@ import (
 
 var resets = flag.Int("resets", 200, "how often TestPowerLoss resets the guest; once with -short")
 
-// resetsOfOne is how often one guest is reset: the GPUs of its disk do not become free again.
+// resetsOfOne is the number of resets of one guest: the GPUs on its disk do not become free again.
 const resetsOfOne = 10
 
-// recordedHosts are those of cmd/restless.
+// recordedHosts are the recorded hosts of cmd/restless.
 var recordedHosts = []string{"gaudi/testdata/gaudi2x8.host", "amdgpu/testdata/mi210x8.host"}
 
-// TestPowerLoss resets a guest at random moments while an agent starts, prepares, unprepares and allocates with its
-// directories on a real ext4. A reset loses what the guest's kernel has not yet written. After each, the agent must
-// start, honour each device that it allocated, and give all others to new claims.
+// TestPowerLoss resets a guest at random moments while an agent starts, prepares, unprepares and
+// allocates with its directories on a real ext4. A reset loses the guest kernel's unwritten data.
+// After each reset, the agent must start, respect each allocated device, and allocate all other
+// devices to new claims.
 func TestPowerLoss(t *testing.T) {
 	all := *resets
 	if testing.Short() {
@@ -60,12 +61,12 @@ func losePower(t *testing.T, resets int) {
 		moment, span := "working", 3*time.Second
 		switch {
 		case number == resets:
-			span = 1 // nanosecond: it is enough that the agent has come so far
-		case rand.IntN(4) == 0: //nolint:gosec // nobody guesses it
+			span = 1 // 1 ns: reaching this point is enough
+		case rand.IntN(4) == 0: //nolint:gosec // random test times need no secrecy
 			moment, span = "started", 6*time.Second
 		}
 		node.Until(t, moment)
-		time.Sleep(rand.N(span)) //nolint:gosec // nobody guesses it
+		time.Sleep(rand.N(span)) //nolint:gosec // random test times need no secrecy
 		if said := node.Output(); strings.Contains(said, "fault:") {
 			t.Fatalf("after %d resets: %s", number, said)
 		}

@@ -20,7 +20,7 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// leastPrivilege has the agent's container, as the DaemonSet says it, find the same devices as root does.
+// leastPrivilege checks that the agent's container of the DaemonSet finds the same devices as root.
 func leastPrivilege(t *testing.T, g *guest.Guest, want discovered) {
 	pod := daemonSet(t)
 	if !slices.Contains(pod.Containers[0].Args, "--host-root=/host") {
@@ -35,7 +35,8 @@ func leastPrivilege(t *testing.T, g *guest.Guest, want discovered) {
 	}
 }
 
-// leastPrivilegedAgent has an agent in that container offer the kubelet the same devices as one that root runs on the host.
+// leastPrivilegedAgent checks that an agent in the DaemonSet's container offers the kubelet the same
+// devices as an agent of root on the host.
 func leastPrivilegedAgent(t *testing.T, g *guest.Guest) {
 	const resource = "example.com/any"
 	n := newNode(t, g, `apiVersion: chandler.dev/v1alpha1
@@ -43,7 +44,7 @@ kind: DriverConfig
 mode: DevicePlugin
 resources: [{name: `+resource+`, cel: "true"}]
 `)
-	// The API server cannot be reached from a network namespace of its own, and is not needed for lists.
+	// The API server is unreachable from a separate network namespace, and lists do not need it.
 	g.WriteFile(t, "/etc/chandler/kubeconfig", kubeconfig, 0o600)
 	offers := func(args ...string) (last string) {
 		n.step()
@@ -84,9 +85,9 @@ func daemonSet(t *testing.T) corev1.PodSpec {
 	return agent.Spec.Template.Spec
 }
 
-// contained lays out the agent's container with other arguments, and returns the command that runs it: with namespaces
-// of its own, the user, the capabilities, the read-only root and the mounts of the pod, and the seccomp profile that
-// containerd has for RuntimeDefault.
+// contained creates the agent's container with other arguments, and returns the command to run it:
+// with separate namespaces, the pod's user, capabilities, read-only root and mounts, and the seccomp
+// profile of containerd for RuntimeDefault.
 func contained(t *testing.T, g *guest.Guest, pod corev1.PodSpec, args ...string) []string {
 	t.Helper()
 	const dir = "/agent" // on the file system of the program
@@ -121,7 +122,7 @@ func contained(t *testing.T, g *guest.Guest, pod corev1.PodSpec, args ...string)
 			if strings.HasPrefix(mount.MountPath, "/host/") && !mount.ReadOnly {
 				t.Errorf("%s is mounted to be written", mount.MountPath)
 			}
-			// As containerd does: only the mount itself is read-only, not what is mounted below it.
+			// As in containerd, only the mount itself is read-only, not the mounts below.
 			options := []string{"rbind", "rprivate", map[bool]string{true: "ro", false: "rw"}[mount.ReadOnly]}
 			spec.Mounts = append(spec.Mounts, specs.Mount{Destination: mount.MountPath, Type: "bind", Source: source, Options: options})
 		}
@@ -135,5 +136,5 @@ func contained(t *testing.T, g *guest.Guest, pod corev1.PodSpec, args ...string)
 	return []string{"runc", "run", "--no-pivot", "--bundle", dir, "agent" + strconv.Itoa(containers)}
 }
 
-// containers counts those that were laid out.
+// containers is the number of created containers.
 var containers int

@@ -13,8 +13,8 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// TestProvision has the command provision change functions of a real kernel: what is in use it leaves alone, whoever
-// uses it, and whatever it was killed at is finished by the next.
+// TestProvision changes functions of a real kernel with the command provision: it must not change
+// functions in use, of any kind of use, and a killed command must be completed by the next one.
 func TestProvision(t *testing.T) {
 	t.Run("newer", func(t *testing.T) { testProvision(t, guest.Newer) })
 	t.Run("debian12", func(t *testing.T) {
@@ -45,7 +45,7 @@ func testProvision(t *testing.T, version guest.Version) {
 			"-device", "nvme-ns,drive=namespace,bus=nvme",
 		},
 	}
-	if version == guest.Newer { // the older QEMU's igb is none
+	if version == guest.Newer { // the older QEMU has no igb
 		config.Modules = append(config.Modules, "igb", "igbvf")
 		config.Args = append(config.Args, "-device", "pcie-root-port,id=rp1,chassis=2",
 			"-netdev", "user,id=net,restrict=on", "-device", "igb,netdev=net,bus=rp1")
@@ -66,7 +66,7 @@ func testProvision(t *testing.T, version guest.Version) {
 	}
 }
 
-// provisioned is a guest and the physical function that is provisioned.
+// provisioned is a guest with the physical function to provision.
 type provisioned struct {
 	*guest.Guest
 
@@ -91,7 +91,7 @@ functions:
 	return []string{"chandler", "provision", "--config", file}
 }
 
-// run provisions the function as wanted, which has to succeed, and returns what was printed.
+// run provisions the function, which must succeed, and returns the output.
 func (p *provisioned) run(t *testing.T, wanted string, more ...string) string {
 	t.Helper()
 	return p.Must(t, append(p.config(t, wanted), more...)...)
@@ -102,8 +102,9 @@ func (p *provisioned) driver(t *testing.T, function string) string {
 	return strings.TrimSpace(p.Sh(t, "basename $(readlink /sys/bus/pci/devices/"+function+"/driver || echo none)"))
 }
 
-// A user is somebody who uses the function, as a script that begins it, one that ends it, and what the command says.
-// Between the two, "hold" keeps descriptors open. The short selection leaves out those whose names end with "…".
+// A user is a use of the function: a script to begin the use, a script to end it, and the command's
+// message. In between, "hold" keeps descriptors open. The short selection leaves out users with a
+// name that ends with "…".
 type user struct {
 	name, begin, hold, end string
 	says                   []string
@@ -142,8 +143,8 @@ func (p *provisioned) isRefused(t *testing.T, u user, wanted string) {
 
 const wait = "; echo ready; exec sleep 1000"
 
-// disk has the namespace of the controller in use. Its subsystem may have several controllers, so the kernel has the
-// disk below the subsystem, and not below the function.
+// disk uses the namespace of the controller. Its subsystem may have several controllers, so the disk
+// is below the subsystem in sysfs, and not below the function.
 func (p *provisioned) disk(t *testing.T) {
 	if at := p.Must(t, "readlink", "-f", "/sys/class/block/nvme0n1"); !strings.Contains(at, "/nvme-subsystem/") {
 		t.Fatalf("the disk is at %s", at)
@@ -198,7 +199,8 @@ func (p *provisioned) disk(t *testing.T) {
 	intact()
 }
 
-// vfio has the function's group in use by a process, once through a node of another name, and once without any node.
+// vfio uses the function's group in a process, once through a node of another name, and once without
+// a node.
 func (p *provisioned) vfio(t *testing.T) {
 	p.run(t, "driver: vfio-pci")
 	group := strings.TrimSpace(p.Sh(t, "basename $(readlink /sys/bus/pci/devices/"+p.function+"/iommu_group)"))
@@ -217,7 +219,7 @@ func (p *provisioned) vfio(t *testing.T) {
 
 const twoFunctions = "virtualFunctions: {count: 2, driver: vfio-pci}"
 
-// killed has the command killed after each of its writes, and run again.
+// killed kills the command after each of its writes, and runs it again.
 func (p *provisioned) killed(t *testing.T) {
 	dir := "/sys/bus/pci/devices/" + p.function
 	state := func() string {
@@ -235,7 +237,7 @@ func (p *provisioned) killed(t *testing.T) {
 	}
 	writes := strings.Count(planned, "\n")
 	for n := range writes {
-		if testing.Short() && n != 1 && n != 2 { // that leave what no plan would see
+		if testing.Short() && n != 1 && n != 2 { // these leave a state that no plan would notice
 			continue
 		}
 		reset()
@@ -259,7 +261,7 @@ func (p *provisioned) killed(t *testing.T) {
 	}
 }
 
-// refused has the kernel refuse what is written.
+// refused checks writes that the kernel refuses.
 func (p *provisioned) refused(t *testing.T) {
 	dir := "/sys/bus/pci/devices/" + p.function
 	p.Sh(t, "echo 0 > "+dir+"/sriov_numvfs")
@@ -287,7 +289,7 @@ func (p *provisioned) refused(t *testing.T) {
 	p.Sh(t, "echo 0 > "+dir+"/sriov_numvfs")
 }
 
-// network has the interface of the function in use.
+// network uses the interface of the function.
 func (p *provisioned) network(t *testing.T) {
 	name := strings.TrimSpace(p.Must(t, "ls", "/sys/bus/pci/devices/"+p.function+"/net"))
 	for _, u := range []user{

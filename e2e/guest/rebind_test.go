@@ -8,8 +8,8 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// TestRebind gives functions of a real kernel to vfio and back to the drivers that they had, and has virtual functions
-// made on request.
+// TestRebind binds functions of a real kernel to vfio and back to their own drivers, and creates
+// virtual functions on demand.
 func TestRebind(t *testing.T) {
 	programs := programs(t)
 	programs["guestrebind"] = guest.Build(t, "chandler.dev/e2e/cmd/guestrebind")
@@ -59,7 +59,7 @@ func TestRebind(t *testing.T) {
 	t.Run("bound before", r.before)
 }
 
-// rebound is a function that has a driver of its own.
+// rebound is a function with its own driver.
 type rebound struct {
 	*guest.Guest
 	own, address string
@@ -70,7 +70,7 @@ func (r rebound) driver(t *testing.T) string {
 	return strings.TrimSpace(r.Sh(t, "cd /sys/bus/pci/devices/"+r.address+"; basename $(readlink driver || echo none); cat driver_override"))
 }
 
-// check reports a driver that is not the one that it should be.
+// check reports a driver other than the expected one.
 func (r rebound) check(t *testing.T, want string) {
 	t.Helper()
 	if got := strings.Join(strings.Fields(r.driver(t)), " "); got != want {
@@ -96,7 +96,7 @@ func (r rebound) give(t *testing.T) {
 	}
 }
 
-// refused has a command fail for a reason.
+// refused checks that a command fails for a reason.
 func (r rebound) refused(t *testing.T, do, why string) {
 	t.Helper()
 	if got := r.Run(t, "guestrebind", do, r.address); got.Code == 0 || !strings.Contains(got.Stderr, why) {
@@ -104,7 +104,7 @@ func (r rebound) refused(t *testing.T, do, why string) {
 	}
 }
 
-// up sees that an interface which is up is not taken from the host.
+// up checks that an interface in state up is not taken from the host.
 func (r rebound) up(t *testing.T) {
 	name := strings.TrimSpace(r.Sh(t, "ls /sys/bus/pci/devices/"+r.address+"/net"))
 	r.Must(t, "ip", "link", "set", name, "up")
@@ -113,7 +113,7 @@ func (r rebound) up(t *testing.T) {
 	r.Must(t, "ip", "link", "set", name, "down")
 }
 
-// killed has each call die before each of its writes. The next one goes on, in either direction.
+// killed kills each call before each of its writes. The next call continues, in either direction.
 func (r rebound) killed(t *testing.T) {
 	for step := range 3 {
 		for _, then := range []string{"take", "give"} {
@@ -133,7 +133,7 @@ func (r rebound) killed(t *testing.T) {
 	}
 }
 
-// open keeps a descriptor of the function open, which is waited for.
+// open checks that a function with an open descriptor is neither taken nor given back.
 func (r rebound) open(t *testing.T) {
 	r.take(t)
 	user := r.Start(t, "guestuse", "vfio", r.address)
@@ -149,8 +149,8 @@ func (r rebound) open(t *testing.T) {
 	user.Stop(t)
 }
 
-// handsOver ends the claim of a pod whose process goes on. The function is kept until that has ended, and is reset
-// then; a monitor has it open all the while.
+// handsOver ends the claim of a pod with a running process. The function is withheld until the
+// process has ended, and is then reset. A monitor has the function open all the time.
 func (r rebound) handsOver(t *testing.T) {
 	const pod, group = "5f1c9a52-7d0e-4c8e-9a57-0d2f6d0e1b11", "/sys/fs/cgroup/kubepods.slice/kubepods-pod5f1c9a52_7d0e_4c8e_9a57_0d2f6d0e1b11.slice/c.scope"
 	node := "/dev/" + strings.TrimSpace(r.Sh(t, "ls /sys/bus/pci/devices/"+r.address+"/nvme"))
@@ -180,7 +180,7 @@ func (r rebound) handsOver(t *testing.T) {
 	keeper.Stop(t)
 }
 
-// refuses takes the driver away that the function had: the kernel chooses another, or none.
+// refuses removes the function's own driver: the kernel chooses another driver, or none.
 func (r rebound) refuses(t *testing.T) {
 	r.take(t)
 	r.Must(t, "modprobe", "-r", "nvme")
@@ -190,20 +190,20 @@ func (r rebound) refuses(t *testing.T) {
 	r.check(t, "nvme (null)")
 }
 
-// reboot loses the power half-way. The kernel has forgotten it then.
+// reboot resets the guest in between. The kernel's state is lost then.
 func (r rebound) reboot(t *testing.T) {
 	r.Run(t, "guestrebind", "-dies=2", "take", r.address)
 	file := strings.TrimSpace(r.Sh(t, "ls /run/rebound/rebind/*.json"))
 	record := r.Sh(t, "cat "+file)
 	r.Reset(t)
-	r.WriteFile(t, file, record, 0o600) // as if it were on a disk
+	r.WriteFile(t, file, record, 0o600) // as if the file were on a disk
 	r.check(t, r.own+" (null)")
 	r.give(t)
 	r.take(t)
 	r.give(t)
 }
 
-// before has the administrator bind the function. It stays so.
+// before binds the function as an administrator. The binding stays.
 func (r rebound) before(t *testing.T) {
 	device := "/sys/bus/pci/devices/" + r.address
 	r.Sh(t, "echo vfio-pci > "+device+"/driver_override; echo "+r.address+" > "+device+"/driver/unbind; echo "+r.address+" > /sys/bus/pci/drivers_probe")

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// rebindConfig lets claims have disks under vfio.
+// rebindConfig allows claims to use disks through vfio.
 const rebindConfig = `apiVersion: chandler.dev/v1alpha1
 kind: DriverConfig
 mode: DRA
@@ -16,8 +16,8 @@ rebinding:
 - cel: device.attributes["chandler.dev"].?pciClass.orValue("").startsWith("0108")
 `
 
-// byTheAgent has a whole agent give a function to claims under vfio, and back to the driver that it had, and kills the
-// agent on the way.
+// byTheAgent lets an agent bind a function to vfio for claims, and back to its own driver, and kills
+// the agent in between.
 func byTheAgent(t *testing.T, n *node, r rebound) {
 	agent := n.agent(t)
 	kill := func() {
@@ -52,8 +52,8 @@ func byTheAgent(t *testing.T, n *node, r rebound) {
 	r.check(t, "vfio-pci vfio-pci")
 	n.granted(t, "unprepare", claim)
 	n.step()
-	n.refused(t, "guestuse", "prepare", device+".vfio.second") // VFIO would refuse it to the pod
-	kill()                                                     // while it waits for the process
+	n.refused(t, "guestuse", "prepare", device+".vfio.second") // the kernel would refuse VFIO to the pod
+	kill()                                                     // while the agent waits for the process
 	n.offers(t, inSlices, device, "driver-unbound")
 	r.check(t, "vfio-pci vfio-pci")
 	user.Stop(t)
@@ -66,20 +66,20 @@ func byTheAgent(t *testing.T, n *node, r rebound) {
 	}
 	for range 10 {
 		prepared := n.Start(t, "guestkubelet", "prepare", claim)
-		time.Sleep(rand.N(600 * time.Millisecond)) //nolint:gosec // nobody guesses it
+		time.Sleep(rand.N(600 * time.Millisecond)) //nolint:gosec // random test times need no secrecy
 		kill()
 		prepared.Wait(t)
 		n.granted(t, "prepare", claim)
 		r.check(t, "vfio-pci vfio-pci")
 		n.granted(t, "unprepare", claim)
-		time.Sleep(rand.N(300 * time.Millisecond)) //nolint:gosec // nobody guesses it
+		time.Sleep(rand.N(300 * time.Millisecond)) //nolint:gosec // random test times need no secrecy
 		kill()
 		r.back(t)
 	}
 	agent.Stop(t)
 }
 
-// back waits until the function has the driver that it had.
+// back waits until the function has its own driver again.
 func (r rebound) back(t *testing.T) {
 	t.Helper()
 	began := time.Now()

@@ -12,13 +12,15 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// seenOn are the kernels and the QEMU on which TestFinding last saw the devices of seen. The pages of families say so.
+// seenOn are the kernels and the QEMU with which TestFinding last found the devices of seen. The
+// pages of families name them.
 const seenOn = "Linux 6.1 and 6.12 in QEMU 10.0"
 
-// noDriver is what is seen of hardware that QEMU does not have.
+// noDriver describes hardware that QEMU does not have.
 const noDriver = "a function without a driver"
 
-// seen are the families that TestFinding sees devices of, and the devices, as the family's page says them.
+// seen maps the families with devices in TestFinding to these devices, as described in the page of
+// the family.
 var seen = map[string]string{
 	"amdgpu":      noDriver,
 	"apex":        noDriver,
@@ -37,7 +39,7 @@ var seen = map[string]string{
 	"vfio":        "functions alone in their IOMMU group, two behind one bridge, and virtual functions of an igb and of an NVMe controller",
 }
 
-// TestPages holds the pages of families, and the table of all of them, to seen.
+// TestPages compares the pages of families, and the table of all families, with seen.
 func TestPages(t *testing.T) {
 	const begin = "It is also tested on real kernels, "
 	pages, err := filepath.Glob("../../docs/families/*.md")

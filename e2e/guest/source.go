@@ -11,10 +11,10 @@ import (
 	"chandler.dev/e2e/guest/debian"
 )
 
-// sources is the folder, in this module, of kernel modules that the tests bring themselves.
+// sources is the folder, in this module, with the tests' own kernel modules.
 const sources = "guest/modules"
 
-// HasCompiler tells whether this machine can build the modules in the folder modules.
+// HasCompiler reports whether this machine can build the modules in the folder modules.
 func HasCompiler() bool {
 	for _, program := range []string{"gcc", "make"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -24,8 +24,8 @@ func HasCompiler() bool {
 	return true
 }
 
-// buildModules builds those of the modules that the tests bring into lib/modules/RELEASE/extra in a directory, and
-// returns the others.
+// buildModules builds the tests' own modules into lib/modules/RELEASE/extra in a directory, and
+// returns the other modules.
 func buildModules(ctx context.Context, dir string, kernel debian.Kernel, c Config, modules []string) (others []string, err error) {
 	root, err := moduleRoot(ctx)
 	if err != nil {
@@ -65,7 +65,8 @@ func buildModule(ctx context.Context, source, to string, kernel debian.Kernel, v
 	if err := os.CopyFS(work, os.DirFS(source)); err != nil {
 		return err
 	}
-	// Debian's own compiler may be of another version; that makes no difference to a module as simple as these.
+	// Debian's own compiler may have another version, which does not matter for modules as simple as
+	// these.
 	make := exec.CommandContext(ctx, "make", "-C", filepath.Join(headers, "usr/src/linux-headers-"+kernel.Release), "M="+work, "CC=gcc", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules") // BTF needs pahole
 	if out, err := make.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w\n%s", err, out)

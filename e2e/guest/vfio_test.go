@@ -9,10 +9,11 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// edu is the ID of QEMU's teaching device, for which no kernel has a driver.
+// edu is the ID of QEMU's educational device. No kernel has a driver for it.
 const edu = "1234:11e8"
 
-// vfioGuest is a guest with functions to bind to vfio: an edu alone, two behind one bridge, and adapters with SR-IOV.
+// vfioGuest returns a guest with functions to bind to vfio: a single edu, two edus behind one bridge,
+// and adapters with SR-IOV.
 func vfioGuest(t *testing.T, kernel guest.Version, iommu string) guest.Config {
 	return guest.Config{
 		Kernel: kernel, IOMMU: iommu,
@@ -30,8 +31,8 @@ func vfioGuest(t *testing.T, kernel guest.Version, iommu string) guest.Config {
 	}
 }
 
-// TestVFIO compares what chandler says of functions under vfio with what the kernel lets a container do that has no
-// more than the CDI spec gives it.
+// TestVFIO compares chandler's description of functions under vfio with the kernel's behavior for a
+// container that has only the devices of the CDI spec.
 func TestVFIO(t *testing.T) {
 	t.Run("newer", func(t *testing.T) { testVFIO(t, guest.Newer) })
 	t.Run("debian12", func(t *testing.T) {
@@ -58,10 +59,10 @@ func testVFIO(t *testing.T, kernel guest.Version) {
 	})
 	t.Run("a group", func(t *testing.T) {
 		bind(t, g, first, "vfio-pci")
-		usable(t, g, edu, first) // beside one without a driver
+		usable(t, g, edu, first) // next to one without a driver
 		bind(t, g, second, "pci-stub")
 		usable(t, g, edu, first)
-		const other = "pci-pf-stub" // which pci-stub is not told from by its name alone
+		const other = "pci-pf-stub" // a driver whose name alone does not distinguish it from pci-stub
 		g.Load(t, other)
 		bind(t, g, second, other)
 		d, answers := discover(t, g).use(t, first)
@@ -86,11 +87,11 @@ func testVFIO(t *testing.T, kernel guest.Version) {
 			g.Load(t, adapter.module)
 			physical := functions(t, g, adapter.id)[0]
 			dir := "/sys/bus/pci/devices/" + physical
-			if adapter.module == "igb" { // or its virtual functions wait for it
+			if adapter.module == "igb" { // otherwise its virtual functions wait for the interface
 				g.Sh(t, "ip link set $(ls "+dir+"/net) up")
 			}
 			g.Sh(t, "echo 0 > "+dir+"/sriov_drivers_autoprobe; echo 2 > "+dir+"/sriov_numvfs")
-			if adapter.module == "igb" { // igb takes its interface down and up again as it makes functions (igb_sriov_reinit, 6.1 to 6.12)
+			if adapter.module == "igb" { // igb sets its interface down and up again while it creates functions (igb_sriov_reinit, 6.1 to 6.12)
 				g.Sh(t, "n=0; until grep -q 1 "+dir+"/net/*/carrier || [ $n = 600 ]; do sleep 0.1; n=$((n+1)); done")
 			}
 			virtual := strings.Fields(g.Sh(t, "for vf in "+dir+"/virtfn*; do basename $(readlink $vf); done"))
@@ -117,7 +118,7 @@ func testVFIO(t *testing.T, kernel guest.Version) {
 	})
 }
 
-// TestVFIOWithoutInterruptRemapping is of virtio-iommu, which on x86 remaps no interrupts.
+// TestVFIOWithoutInterruptRemapping uses virtio-iommu, which remaps no interrupts on x86.
 func TestVFIOWithoutInterruptRemapping(t *testing.T) {
 	config := vfioGuest(t, guest.Newer, "virtio")
 	config.Files = map[string]string{"/etc/provision.yaml": provisionEdu}
@@ -142,7 +143,7 @@ func TestVFIOWithoutInterruptRemapping(t *testing.T) {
 	usable(t, g, edu, alone)
 }
 
-// staysAsleep checks that nothing wakes a function that nobody has, and that the kernel has put to sleep, to look at it.
+// staysAsleep checks that discovery does not wake a free function that the kernel has suspended.
 func staysAsleep(t *testing.T, g *guest.Guest, address string) {
 	t.Helper()
 	power := "/sys/bus/pci/devices/" + address + "/power/"
@@ -162,7 +163,7 @@ functions:
   driver: vfio-pci
 `
 
-// functions returns the addresses of the functions of an ID, "vendor:device", in order.
+// functions returns the addresses of the functions with an ID, "vendor:device", sorted.
 func functions(t *testing.T, g *guest.Guest, id string) []string {
 	t.Helper()
 	var found []string
@@ -175,7 +176,7 @@ func functions(t *testing.T, g *guest.Guest, id string) []string {
 	return found
 }
 
-// bind binds a function to a driver, in place of its own.
+// bind replaces the driver of a function.
 func bind(t *testing.T, g *guest.Guest, address, driver string) {
 	t.Helper()
 	dir := "/sys/bus/pci/devices/" + address
@@ -183,7 +184,7 @@ func bind(t *testing.T, g *guest.Guest, address, driver string) {
 		driver, dir, dir, address, dir, address, dir, driver))
 }
 
-// A vfioHost is what chandler discover says of a guest.
+// A vfioHost is the output of chandler discover in a guest.
 type vfioHost struct {
 	g       *guest.Guest
 	text    string
@@ -214,7 +215,7 @@ func discover(t *testing.T, g *guest.Guest) vfioHost {
 	return h
 }
 
-// find returns the device of a PCI function, if it is offered.
+// find returns the device of a PCI function, if there is one.
 func (h vfioHost) find(address string) (vfioDevice, bool) {
 	return h.named("pci-" + strings.NewReplacer(":", "-", ".", "-").Replace(address))
 }
@@ -237,7 +238,7 @@ func (h vfioHost) device(t *testing.T, address string) vfioDevice {
 	return d
 }
 
-// group returns the node of the group that a device is used through.
+// group returns the node of the IOMMU group of a device.
 func (d vfioDevice) group(t *testing.T) string {
 	t.Helper()
 	for _, node := range d.Edits.DeviceNodes {
@@ -249,15 +250,15 @@ func (d vfioDevice) group(t *testing.T) string {
 	return ""
 }
 
-// answers are those of e2e/cmd/vfiouser.
+// answers is the output of e2e/cmd/vfiouser.
 type answers struct {
 	Group, Container, IOMMU string
 	Viable                  bool
 	Functions               map[string]string
 }
 
-// use has a container open a function through its group. The container has the node of another group besides, of which
-// no CDI spec says anything, if one is named, and opens that in place of its own.
+// use opens a function through its group in a container. If other names the node of another group,
+// the container gets that node without a CDI spec, and opens it instead of its own.
 func (h vfioHost) use(t *testing.T, address string, other ...string) (vfioDevice, answers) {
 	t.Helper()
 	d := h.device(t, address)
@@ -273,7 +274,7 @@ func (h vfioHost) useAll(t *testing.T, group string, addresses []string, other .
 	return h.run(t, group, names, addresses, other...)
 }
 
-// run has a container, which is given the named devices, open what the kernel calls as it does.
+// run opens functions by their kernel addresses in a container with the named devices.
 func (h vfioHost) run(t *testing.T, group string, names, addresses []string, other ...string) (said answers) {
 	t.Helper()
 	const dir = "/tmp/bundle"
@@ -283,7 +284,7 @@ func (h vfioHost) run(t *testing.T, group string, names, addresses []string, oth
 		t.Fatal(err)
 	}
 	for _, path := range other {
-		group = "/given" // by a mount, which the cgroup of devices does not know of
+		group = "/given" // by a mount, which the device cgroup does not cover
 		spec["mounts"] = append(spec["mounts"].([]any), map[string]any{"destination": group, "source": path, "type": "bind", "options": []string{"bind", "rw"}})
 	}
 	process := spec["process"].(map[string]any)
@@ -303,7 +304,7 @@ func (h vfioHost) run(t *testing.T, group string, names, addresses []string, oth
 	return said
 }
 
-// usable fails the test unless chandler says that functions can be used, and a container that is given them can.
+// usable fails the test unless chandler reports functions as usable and a container can use them.
 func usable(t *testing.T, g *guest.Guest, id string, addresses ...string) {
 	t.Helper()
 	h := discover(t, g)

@@ -13,7 +13,7 @@ import (
 	"chandler.dev/e2e/build"
 )
 
-// depends returns the dependency of a package whose name begins with prefix.
+// depends returns the dependency of a package that begins with prefix.
 func (a Archive) depends(ctx context.Context, pkg string, newer bool, prefix string) (string, error) {
 	list, err := a.field(ctx, pkg, newer, "Depends")
 	if err != nil {
@@ -27,7 +27,7 @@ func (a Archive) depends(ctx context.Context, pkg string, newer bool, prefix str
 	return "", fmt.Errorf("package %s depends on no %s…", pkg, prefix)
 }
 
-// field returns what the archive says of a package.
+// field returns a field of a package's entry in the archive.
 func (a Archive) field(ctx context.Context, pkg string, newer bool, field string) (string, error) {
 	if err := a.update(ctx); err != nil {
 		return "", err
@@ -44,13 +44,13 @@ func (a Archive) field(ctx context.Context, pkg string, newer bool, field string
 	return "", fmt.Errorf("package %s has no field %s", pkg, field)
 }
 
-// named returns the name of the root for a package: with its version.
+// named returns the name of a package's root. The name contains the version.
 func (a Archive) named(ctx context.Context, pkg string, newer bool) (string, error) {
 	version, err := a.field(ctx, pkg, newer, "Version")
 	return pkg + "_" + strings.ReplaceAll(version, ":", "."), err
 }
 
-// download fetches packages into a directory, and closure all that they depend on, too.
+// download fetches packages into a directory. closure also fetches all dependencies.
 func (a Archive) download(ctx context.Context, newer bool, dir string, packages ...string) error {
 	cmd := a.command(ctx, "apt-get", release(newer, append([]string{"download"}, packages...)...)...)
 	cmd.Dir = dir
@@ -68,8 +68,9 @@ func (a Archive) closure(ctx context.Context, newer bool, dir string, packages .
 	return a.run(a.command(ctx, "apt-get", release(newer, append(args, packages...)...)...), "fetching "+strings.Join(packages, " "))
 }
 
-// unpack makes the root of that name, unless it is there, of the packages that fetch leaves in a directory. Further is
-// done to the root before it can be seen, so that it is there whole or not at all.
+// unpack creates the root with a name, unless it exists, from the packages that fetch leaves in a
+// directory. further changes the root before the root is visible, so that no incomplete root is ever
+// visible.
 func (a Archive) unpack(ctx context.Context, name string, fetch, further func(dir string) error) error {
 	final := filepath.Join(a.roots(), name)
 	if _, err := os.Stat(final); err == nil {
@@ -105,7 +106,7 @@ func (a Archive) unpack(ctx context.Context, name string, fetch, further func(di
 	return os.Rename(root, final)
 }
 
-// release adds the option that has packages come from the backports.
+// release adds the option to prefer packages of the backports.
 func release(newer bool, args ...string) []string {
 	if newer {
 		return append(args, "-o", "APT::Default-Release="+backports)
@@ -113,7 +114,7 @@ func release(newer bool, args ...string) []string {
 	return args
 }
 
-// update has apt ask the archive, unless it did today.
+// update runs the update of apt, unless it ran today.
 func (a Archive) update(ctx context.Context) error {
 	unlock, err := build.Lock(ctx, filepath.Join(a.Dir, "lock-apt"))
 	if err != nil {
@@ -140,7 +141,7 @@ func (a Archive) update(ctx context.Context) error {
 
 func (a Archive) aptDir(name string) string { return filepath.Join(a.Dir, "apt", name) }
 
-// command returns a command of apt that knows nothing of the machine's own packages and lists.
+// command returns an apt command that ignores the machine's own packages and lists.
 func (a Archive) command(ctx context.Context, program string, args ...string) *exec.Cmd {
 	options := []string{
 		"-q", "-o", "Dir::Etc::sourcelist=" + a.aptDir("debian.sources"), "-o", "Dir::Etc::sourceparts=-",
@@ -165,7 +166,7 @@ func (a Archive) apt(ctx context.Context, program string, args ...string) (strin
 	return string(out), nil
 }
 
-// run runs a command and tells every now and then that it still does.
+// run runs a command and reports from time to time that it is still running.
 func (a Archive) run(cmd *exec.Cmd, doing string) error {
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out

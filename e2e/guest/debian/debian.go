@@ -1,6 +1,6 @@
-// Package debian fetches kernels, QEMU and tools from Debian's archive and unpacks them into a cache directory. It
-// installs nothing, and leaves apt's own configuration and lists alone. It takes the versions that the archive has,
-// and asks the archive once a day.
+// Package debian fetches kernels, QEMU and tools from the Debian archive and unpacks them into a
+// cache directory. It installs nothing, and does not use apt's own configuration and lists. It takes
+// the versions in the archive, and checks the archive once a day.
 package debian
 
 import (
@@ -20,7 +20,7 @@ import (
 	"chandler.dev/e2e/build"
 )
 
-// Sources is where packages come from: Debian 12 and its backports.
+// Sources are the package sources: Debian 12 and its backports.
 const sources = `Types: deb
 URIs: http://deb.debian.org/debian
 Suites: bookworm bookworm-updates bookworm-backports
@@ -34,48 +34,49 @@ Components: main
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 `
 
-// backports is the release from which a package comes only where it is asked for.
+// backports is the release of packages that are requested in the newer version.
 const backports = "bookworm-backports"
 
 // qemu is the package of the emulator.
 const qemu = "qemu-system-x86"
 
-// toolPackages are those of the programs that guests can have, beside what these depend on.
+// toolPackages are the packages of the programs for guests, without dependencies.
 var toolPackages = []string{
 	"busybox-static", "dash", "kmod", "pciutils", "iproute2", "nvme-cli", "e2fsprogs", "util-linux", "mount", "xz-utils",
 	"mdadm", "ethtool", "runc",
 }
 
-// An Archive is Debian's archive, and a directory in which there is what was fetched from it.
+// An Archive is the Debian archive with a directory of fetched packages.
 type Archive struct {
 	Dir      string
-	Progress io.Writer // told what takes time; may be nil
+	Progress io.Writer // receives messages about slow steps; may be nil
 }
 
 // A Kernel is an unpacked kernel.
 type Kernel struct {
-	Release string // as uname -r says it
+	Release string // as reported by uname -r
 	Root    string // of the unpacked package
 	Image   string // the path of vmlinuz
-	Modules string // the directory lib/modules/RELEASE, with the files that depmod makes
+	Modules string // the directory lib/modules/RELEASE, with the files of depmod
 }
 
-// Root is a directory with unpacked packages and all that they depend on, the C library too.
+// Root is a directory with unpacked packages and all dependencies, including the C library.
 type Root string
 
-// state says which root is the one for what was asked for, and when the archive was asked.
+// state is the root for a request, and the time of the last check of the archive.
 type state struct {
 	Asked time.Time
 	Root  string
 }
 
-// fresh is how long an answer of the archive is good, and kept how long an unpacked package that nobody asks for.
+// fresh is the time for which an answer of the archive is valid. kept is the time after which an
+// unused package is removed.
 const (
 	fresh = 24 * time.Hour
 	kept  = 14 * fresh
 )
 
-// Kernel returns Debian 12's kernel, or the one in its backports, which is newer.
+// Kernel returns the kernel of Debian 12, or the newer one of its backports.
 func (a Archive) Kernel(ctx context.Context, newer bool) (Kernel, error) {
 	tools, err := a.Tools(ctx)
 	if err != nil {
@@ -99,8 +100,8 @@ func (a Archive) Kernel(ctx context.Context, newer bool) (Kernel, error) {
 	return kernelIn(dir)
 }
 
-// Headers returns what modules for that kernel are built with: a directory in which make finds the kernel's build tree
-// at usr/src/linux-headers-RELEASE.
+// Headers returns a directory with the files to build modules for the kernel: make finds the kernel's
+// build tree at usr/src/linux-headers-RELEASE.
 func (a Archive) Headers(ctx context.Context, newer bool) (string, error) {
 	return a.find(ctx, name("headers", newer), func() (string, error) {
 		headers, err := a.depends(ctx, "linux-headers-amd64", newer, "linux-headers-")
@@ -108,7 +109,7 @@ func (a Archive) Headers(ctx context.Context, newer bool) (string, error) {
 			return "", err
 		}
 		packages := []string{headers}
-		for _, prefix := range []string{"linux-headers-", "linux-kbuild-"} { // the common ones, and the programs
+		for _, prefix := range []string{"linux-headers-", "linux-kbuild-"} { // the common headers and the programs
 			pkg, err := a.depends(ctx, headers, newer, prefix)
 			if err != nil {
 				return "", err
@@ -123,7 +124,7 @@ func (a Archive) Headers(ctx context.Context, newer bool) (string, error) {
 	})
 }
 
-// QEMU returns a root with Debian 12's QEMU, or the one in its backports.
+// QEMU returns a root with the QEMU of Debian 12, or the one of its backports.
 func (a Archive) QEMU(ctx context.Context, newer bool) (Root, error) {
 	dir, err := a.find(ctx, name("qemu", newer), func() (string, error) {
 		root, err := a.named(ctx, qemu, newer)
@@ -135,7 +136,7 @@ func (a Archive) QEMU(ctx context.Context, newer bool) (Root, error) {
 	return Root(dir), err
 }
 
-// Tools returns a root with the programs that guests can have.
+// Tools returns a root with the programs for guests.
 func (a Archive) Tools(ctx context.Context) (Root, error) {
 	root := fmt.Sprintf("tools_%08x", crc32.ChecksumIEEE([]byte(strings.Join(toolPackages, " "))))
 	dir, err := a.find(ctx, root, func() (string, error) {
@@ -144,7 +145,8 @@ func (a Archive) Tools(ctx context.Context) (Root, error) {
 	return Root(dir), err
 }
 
-// relocate has the build tree look for the common headers beside itself, and not in /usr/src of this machine.
+// relocate makes the build tree search the common headers in the same root instead of /usr/src of
+// this machine.
 func relocate(root string) error {
 	makefiles, err := filepath.Glob(filepath.Join(root, "usr/src/linux-headers-*-amd64/Makefile"))
 	if err != nil {
@@ -170,8 +172,8 @@ func name(what string, newer bool) string {
 	return what
 }
 
-// find returns the directory for what is asked for, as it was last found or by asking the archive anew. If the archive
-// cannot be reached, that of an earlier day does.
+// find returns the directory for a request: the one found last, or a new one after a check of the
+// archive. If the archive is unreachable, the directory of an earlier day is used.
 func (a Archive) find(ctx context.Context, what string, ask func() (string, error)) (string, error) {
 	if err := os.MkdirAll(a.roots(), 0o755); err != nil {
 		return "", err
@@ -225,7 +227,7 @@ func (s state) write(file string) error {
 	return os.Rename(file+".new", file)
 }
 
-// sweep removes what nobody has asked for in a long time.
+// sweep removes directories that were not used for a long time.
 func (a Archive) sweep() error {
 	entries, err := os.ReadDir(a.roots())
 	if err != nil {
@@ -260,7 +262,7 @@ func kernelIn(root string) (Kernel, error) {
 	return Kernel{}, fmt.Errorf("%s holds no kernel with modules", root)
 }
 
-// depmod makes the lists of modules that Debian makes when a kernel is installed.
+// depmod creates the module lists that Debian creates at the installation of a kernel.
 func depmod(ctx context.Context, tools Root, root string) error {
 	k, err := kernelIn(root)
 	if err != nil {
@@ -269,13 +271,13 @@ func depmod(ctx context.Context, tools Root, root string) error {
 	return tools.Depmod(ctx, strings.TrimSuffix(k.Modules, "/lib/modules/"+k.Release), k.Release)
 }
 
-// Depmod makes the lists of the modules below lib/modules in a directory.
+// Depmod creates the lists of the modules below lib/modules in a directory.
 func (r Root) Depmod(ctx context.Context, dir, release string) error {
 	cmd, err := r.Command(ctx, "kmod", "-b", dir, release)
 	if err != nil {
 		return err
 	}
-	cmd.Args = slices.Insert(cmd.Args, 1, "--argv0", "depmod") // the program is what it is called
+	cmd.Args = slices.Insert(cmd.Args, 1, "--argv0", "depmod") // kmod selects its function by argv[0]
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("depmod: %w\n%s", err, out)
@@ -283,7 +285,7 @@ func (r Root) Depmod(ctx context.Context, dir, release string) error {
 	return nil
 }
 
-// binaries are the directories of programs, and libraries those of libraries, in a root.
+// binaries are the directories of programs in a root, and libraries the directories of libraries.
 var (
 	binaries  = []string{"usr/bin", "bin", "usr/sbin", "sbin"}
 	libraries = []string{"lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "usr/lib"}
@@ -309,11 +311,11 @@ func (r Root) lookup(dirs []string, file string) (string, error) {
 	return "", fmt.Errorf("%s is not in %s", file, r)
 }
 
-// loader is the dynamic linker, by its path in a root.
+// loader is the path of the dynamic linker in a root.
 const loader = "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
 
-// Command returns a command that runs a program of the root on this machine, with the root's own libraries, whatever
-// the machine has.
+// Command returns a command to run a program of the root on this machine, with the root's own
+// libraries instead of the machine's.
 func (r Root) Command(ctx context.Context, program string, args ...string) (*exec.Cmd, error) {
 	path, err := r.Program(program)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package inside is the part of the tests' harness that runs in a guest: its first process and the server that does
-// what the test on the host asks for. It knows nothing of Chandler.
+// Package inside is the part of the test harness that runs in a guest: the first process and the
+// server for the host's requests. It is independent of Chandler.
 package inside
 
 import (
@@ -15,20 +15,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Port is the name of the virtio-serial port over which the host asks.
+// Port is the name of the virtio-serial port for the host's requests.
 const Port = "chandler.guest"
 
-// Files that the initramfs has for the first process: names of modules, one on each line. The modules of ModulesFile
-// are loaded at every boot.
+// ModulesFile is a file of the initramfs with the modules to load at every boot: one name per line.
 const ModulesFile = "/etc/guest-modules"
 
-// Path is where commands in a guest are looked for. Debian's own programs come before those of busybox.
+// Path is the search path of commands in a guest. Debian programs come before busybox.
 const Path = "/usr/bin:/bin"
 
-// transport are the modules without which there is no port.
+// transport are the modules that the port needs.
 var transport = []string{"virtio_pci", "virtio_console"}
 
-// A mount is a file system that every guest has.
+// A mount is a file system of every guest.
 type mount struct {
 	kind, at string
 	flags    uintptr
@@ -46,8 +45,8 @@ var mounts = []mount{
 	{"debugfs", "/sys/kernel/debug", 0},
 }
 
-// Init is the life of the first process: it makes the system ready, starts the server as a process of its own, and
-// waits for the orphans of all others. It returns only if the server ended.
+// Init runs the first process: it sets up the system, starts the server in a process of its own, and
+// reaps orphans. It returns only if the server ends.
 func Init() error {
 	for _, m := range mounts {
 		if err := os.MkdirAll(m.at, 0o755); err != nil {
@@ -140,16 +139,17 @@ func openPort() (*port, error) {
 	}
 }
 
-// A port is the open port, read and written by blocking calls.
+// A port is the open port. Reads and writes block.
 type port struct{ fd int }
 
-// A session is what the host says and hears from when it connects until it goes.
+// A session is one connection of the host.
 type session struct {
 	port  *port
 	begun bool
 }
 
-// Read waits while the host has not come yet. The kernel says by an end of the file that it is away.
+// Read waits until the host is connected. The kernel reports a disconnected host as the end of the
+// file.
 func (s *session) Read(b []byte) (int, error) {
 	for {
 		n, err := unix.Read(s.port.fd, b)

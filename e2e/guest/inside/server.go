@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Service is the name by which net/rpc knows the calls of a Server.
+// Service is the name of the Server's methods in net/rpc.
 const Service = "Guest"
 
 // A Server answers the host.
@@ -38,7 +38,8 @@ func newServer(problems []string) *Server {
 	return s
 }
 
-// serve answers in JSON, of which each message stands for itself: the host may come again in the midst.
+// serve answers in JSON. Each message is independent, because the host may reconnect in the middle of
+// a message.
 func (s *Server) serve(p *port) error {
 	server := rpc.NewServer()
 	if err := server.RegisterName(Service, s); err != nil {
@@ -49,17 +50,17 @@ func (s *Server) serve(p *port) error {
 	}
 }
 
-// Nothing is what a call is given, or answers, that needs no more.
+// Nothing is the empty argument or result of a call.
 type Nothing struct{}
 
-// A Greeting says which boot of which kernel this is, and the modules that could not be loaded.
+// A Greeting identifies the boot and the kernel, and lists the modules that could not be loaded.
 type Greeting struct {
 	Boot     string
 	Kernel   string
 	Problems []string
 }
 
-// Hello tells that the guest is alive.
+// Hello shows that the guest answers.
 func (s *Server) Hello(_ Nothing, reply *Greeting) error {
 	*reply = s.hello
 	return nil
@@ -68,12 +69,12 @@ func (s *Server) Hello(_ Nothing, reply *Greeting) error {
 // A Command is a program to start.
 type Command struct {
 	Args  []string
-	Env   []string // beside PATH and HOME
+	Env   []string // in addition to PATH and HOME
 	Dir   string
 	Stdin []byte
 }
 
-// Started is a process: its number in later calls, and its PID in the guest.
+// Started is a started process: its number for later calls, and its PID in the guest.
 type Started struct {
 	Process int
 	PID     int
@@ -106,19 +107,19 @@ func (s *Server) process(number int) *process {
 	return s.processes[number]
 }
 
-// A Position is how much of a process' output the host has already.
+// A Position is the amount of a process's output that the host already has.
 type Position struct {
 	Process, Stdout, Stderr int
 }
 
-// News is what a process wrote since, and how it ended if it did.
+// News is the new output of a process, and its exit code if the process has ended.
 type News struct {
 	Stdout, Stderr []byte
 	Ended          bool
 	Code           int // -1 after a signal
 }
 
-// Follow answers when the process has written something or ended, and after a second at the latest.
+// Follow returns when the process has new output or has ended, at the latest after a second.
 func (s *Server) Follow(at Position, reply *News) error {
 	p := s.process(at.Process)
 	p.mu.Lock()
@@ -139,13 +140,13 @@ func (s *Server) Follow(at Position, reply *News) error {
 	return nil
 }
 
-// A Signal goes to a process.
+// A Signal is a signal for a process.
 type Signal struct {
 	Process int
 	Signal  syscall.Signal
 }
 
-// Signal sends a process a signal; one that ended is left alone.
+// Signal sends a signal to a process. An ended process is not an error.
 func (s *Server) Signal(to Signal, _ *Nothing) error {
 	err := s.process(to.Process).cmd.Process.Signal(to.Signal)
 	if errors.Is(err, os.ErrProcessDone) {
@@ -165,10 +166,10 @@ func (s *Server) Read(path string, reply *[]byte) error {
 type File struct {
 	Path string
 	Data []byte
-	Mode os.FileMode // 0 leaves the mode of a file that exists, and creates none
+	Mode os.FileMode // 0 keeps the mode of an existing file, and does not create a file
 }
 
-// Write writes a file by one call of write(2) where it is short, as attributes in sysfs want it.
+// Write writes a file. A short text is written by one call of write(2), as sysfs attributes require.
 func (s *Server) Write(f File, _ *Nothing) error {
 	flags := os.O_WRONLY | os.O_TRUNC
 	if f.Mode != 0 {
@@ -192,7 +193,7 @@ type Mount struct {
 	Options              string
 }
 
-// Mount mounts a file system on a directory, which it makes.
+// Mount creates a directory and mounts a file system there.
 func (s *Server) Mount(m Mount, _ *Nothing) error {
 	if err := os.MkdirAll(m.Target, 0o755); err != nil {
 		return err
@@ -200,12 +201,12 @@ func (s *Server) Mount(m Mount, _ *Nothing) error {
 	return unix.Mount(m.Source, m.Target, m.Type, m.Flags, m.Options)
 }
 
-// A process is one that the host started.
+// A process is a process that the host started.
 type process struct {
 	cmd *exec.Cmd
 
 	mu             sync.Mutex
-	news           chan struct{} // closed, and made anew, when there is something to tell
+	news           chan struct{} // closed and replaced on each change
 	stdout, stderr bytes.Buffer
 	ended          bool
 	code           int
@@ -219,13 +220,13 @@ func (p *process) wait() {
 	p.tell()
 }
 
-// tell wakes those that follow. The caller has the lock.
+// tell wakes the followers. The caller holds the lock.
 func (p *process) tell() {
 	close(p.news)
 	p.news = make(chan struct{})
 }
 
-// An output is one of a process' two.
+// An output is the standard output or standard error of a process.
 type output struct {
 	p  *process
 	to *bytes.Buffer
