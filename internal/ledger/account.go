@@ -8,7 +8,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// account is an entry with its state. It is never modified.
+// account is an immutable pair of an entry and its state.
 type account struct {
 	key   string // key of the entry
 	entry Entry
@@ -16,7 +16,7 @@ type account struct {
 	holds []Hold
 
 	// Only for an Unsure claim: to is the state of the claim if its file was written, and before is
-	// the account of the claim if it was not.
+	// the account of the claim otherwise.
 	to     State
 	before *account
 }
@@ -52,7 +52,7 @@ func (a *account) who(other Owner) string {
 	return who
 }
 
-// late returns an error that names an overdue call of the agent on the devices, or nil.
+// late returns an error with an overdue call of the agent on the devices, or nil.
 func (a *account) late() error {
 	if e, ok := a.entry.(*lease); ok {
 		return e.late()
@@ -98,7 +98,7 @@ func (l *Ledger) put(a *account) {
 	l.version++
 }
 
-// drop removes the account of a key, and signals that a device may be free.
+// drop removes the account of a key, and signals a possibly free device.
 func (l *Ledger) drop(key string) {
 	a := l.accounts[key]
 	if !l.takeOut(key) {
@@ -114,7 +114,7 @@ func (l *Ledger) drop(key string) {
 	}
 }
 
-// takeOut removes the account of a key, and reports whether it existed.
+// takeOut removes the account of a key, and reports whether there was an account.
 func (l *Ledger) takeOut(key string) bool {
 	a := l.accounts[key]
 	if a == nil {
@@ -126,8 +126,8 @@ func (l *Ledger) takeOut(key string) bool {
 	return true
 }
 
-// putBack restores the account of a key as it was before a reservation that was never visible. It
-// does not signal a release: a caller that waits for one would retry at once.
+// putBack restores the account of a key from before a reservation without visible effect. putBack
+// does not signal a release: waiting callers would retry at once.
 func (l *Ledger) putBack(key string, before *account) {
 	l.takeOut(key)
 	if before != nil {
@@ -135,9 +135,9 @@ func (l *Ledger) putBack(key string, before *account) {
 	}
 }
 
-// Freed returns a channel that the ledger closes when an entry ends, so that its devices may be
-// allocated. The end of the agent's own changes does not close the channel: callers that try to begin
-// such a change wait on it.
+// Freed returns a channel. The ledger closes the channel when an entry ends and its devices may be
+// allocated. The end of the agent's own changes does not close the channel: callers wait for the
+// channel before such a change.
 func (l *Ledger) Freed() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()

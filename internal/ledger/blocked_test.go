@@ -130,9 +130,8 @@ func TestBlocked(t *testing.T) {
 	}
 }
 
-// After two cards were removed and found again with each other's numbers, a container that was given
-// a node has the other card, which no other owner may get. A node that all cards share is not
-// considered.
+// After two cards were removed and found again with each other's numbers, a container with a node has
+// the other card, which no other owner may get. A shared node of all cards is not considered.
 func TestNodesThatAnotherDeviceHasNow(t *testing.T) {
 	before := host(gpu("a", 128), gpu("b", 129))
 	b := newBench(t)
@@ -152,8 +151,8 @@ func TestNodesThatAnotherDeviceHasNow(t *testing.T) {
 	b.mustGive(claim("other", left["d"]), left)
 }
 
-// A grant records the nodes of all its devices together. The nodes of one device do not block other
-// owners from their share of another device.
+// A grant records the nodes of all its devices together. The nodes of a device do not block other
+// owners' shares of another device.
 func TestNodesOfAPool(t *testing.T) {
 	devices := host(gpu("a", 128), gpu("b", 129), gpu("c", 130))
 	pool := func(id string, names ...string) *Grant {
@@ -175,9 +174,9 @@ func TestNodesOfAPool(t *testing.T) {
 	}
 }
 
-// Devices have other nodes if none of their own is as it was given, or if one of these has other
-// numbers or belongs to another device. A node that all cards share does not matter, nor does one
-// that appears or disappears next to others.
+// Devices have other nodes if all of their own nodes have changed, or if a node has other numbers or
+// belongs to another device. A shared node of all cards does not matter, nor does a node that appears
+// or disappears next to others.
 func TestRenumbered(t *testing.T) {
 	both := func(name string, card, render int64) rules.Offered {
 		d := gpu(name, render)
@@ -211,7 +210,7 @@ func TestRenumbered(t *testing.T) {
 	}
 }
 
-// All shares of one device together take the device's part of its physical device.
+// All shares of a device together take the device's part of its physical device.
 func TestSharesOfAPart(t *testing.T) {
 	p := part("card", "p0", 4)
 	p.Capacity = discovery.Capacity{"shares": {Value: resource.MustParse("4")}}

@@ -7,7 +7,7 @@ import (
 )
 
 // sayBoot writes the present boot to the file boot. While the file has another boot, unreadable
-// records of claims count as those of an earlier boot, so sayBoot removes them first.
+// records of claims count as records of an earlier boot, so sayBoot removes such records first.
 func (l *Ledger) sayBoot() error {
 	defer l.saying.take()()
 	l.mu.Lock()
@@ -29,8 +29,7 @@ func (l *Ledger) sayBoot() error {
 }
 
 // dropPast removes invalid files of an earlier boot: once the file boot has the present boot, their
-// boot is not recognizable. Files that are temporarily unreadable are kept until then, unless all is
-// set.
+// boot is not recognizable. Temporarily unreadable files are kept until then, unless all is set.
 func (l *Ledger) dropPast(all bool) error {
 	l.mu.Lock()
 	accounts := sorted(l.accounts)

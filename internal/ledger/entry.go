@@ -15,7 +15,7 @@ import (
 // Counters are amounts of the counters of a physical device.
 type Counters = map[string]resource.Quantity
 
-// Amounts are amounts of the capacities of a device that several owners share.
+// Amounts are amounts of the capacities of a shared device.
 type Amounts = map[resourceapi.QualifiedName]resource.Quantity
 
 // Hold is one device of an entry, with the allocated part.
@@ -29,7 +29,7 @@ type Hold struct {
 	Open            bool     // blocks no other owner; also set for admin access
 	Nodes           []Node   // device nodes on the host, as the owner was given them
 
-	// Present means that Silicon, Whole and Takes come from the present snapshot, because the entry's
+	// If Present is set, Silicon, Whole and Takes come from the present snapshot, because the entry's
 	// file does not contain them. Silicon is used if the device is gone.
 	Present bool
 }
@@ -52,15 +52,15 @@ type Entry interface {
 	Files() []discovery.HostFile
 }
 
-// Owner is the owner of an entry: a claim, or a container that has a grant. An owner that is not
-// known yet has no name. The zero Owner is the agent itself.
+// Owner is the owner of an entry: a claim, or a container with a grant. An owner has no name until
+// the agent has learned its name. The zero Owner is the agent itself.
 type Owner struct {
 	API             discovery.Mode
 	Namespace, Name string    // of the claim, or of the pod
 	UID             types.UID // of the claim
 	Container       string
 
-	left string // reason why the devices of an ended owner are kept; "" if it has not ended
+	left string // reason why the devices of an ended owner are kept; "" before its end
 }
 
 // String names the owner in messages for other owners.
@@ -110,9 +110,9 @@ func (s State) String() string {
 	return [...]string{"None", "Reserved", "Unsure", "Configuring", "Given", "Ending", "Past"}[s]
 }
 
-// Stock is the set of devices that the host has at present.
+// Stock is the set of the host's present devices.
 type Stock interface {
-	// Device returns a device by its name in the snapshot, or by the name of one of its shares in
+	// Device returns a device by its name in the snapshot, or by the name of a share in
 	// ResourceSlices.
 	Device(name string) (rules.Offered, bool)
 
@@ -127,28 +127,28 @@ type Stock interface {
 	WithID(resource, id string) (g *Grant, ours bool)
 }
 
-// Output is a kind of file that exists because of entries. An Output ignores entries that need no
-// such file.
+// Output is a kind of file that exists because of entries. An Output ignores entries without such
+// files.
 type Output interface {
 	// Write makes the files of an entry match the entry.
 	Write(e Entry) error
 
-	// Remove removes the files of an entry, except those that other entries need too.
+	// Remove removes the files of an entry, except files of other entries.
 	Remove(e Entry, others []Entry) error
 
-	// Sweep finds the claims that have files, and calls look for each with a function that removes the
-	// claim's files. look calls that function if it does not know the claim.
+	// Sweep calls look for each claim with files. The remove function removes the claim's files; look
+	// calls remove for an unknown claim.
 	Sweep(look func(uid types.UID, remove func() error) (known bool, err error)) error
 }
 
-// Keeper is an Output that cannot compute its files from an entry, and keeps copies of them.
+// Keeper is an Output with stored copies of its files, which cannot be computed from an entry.
 type Keeper interface {
 	// Forget removes the copies of a claim's files. The ledger calls Forget after everything else of
 	// the claim is removed: if the end of a claim fails, the claim is prepared again.
 	Forget(uid types.UID) error
 }
 
-// Tidier is an Output whose writers leave temporary files when they are killed.
+// Tidier is an Output whose writers leave temporary files after a kill.
 type Tidier interface {
 	// Tidy removes temporary files of an age; see [disk.Files.Sweep].
 	Tidy(age time.Duration) error

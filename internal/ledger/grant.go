@@ -9,50 +9,50 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Grant is the entry of one classic ID that a container has or will get. At first a Grant has no
-// container; the container is set when PodResources lists it. A Grant is never modified. One file
-// holds all grants.
+// Grant is the entry of a classic ID of a present or future container. At first a Grant has no
+// container; the agent sets the container when PodResources lists the ID. A Grant is never modified.
+// A single file holds all grants.
 type Grant struct {
 	Resource  string    `json:"resource"`
 	ID        string    `json:"id"`
 	Devices   []string  `json:"devices,omitempty"`   // of the ID
-	Silicon   []string  `json:"silicon,omitempty"`   // those without unlimited sharing
+	Silicon   []string  `json:"silicon,omitempty"`   // except devices with unlimited sharing
 	Exclusive bool      `json:"exclusive,omitempty"` // the devices had no other ID in the resource
 	Since     time.Time `json:"since"`
-	Container string    `json:"container,omitempty"` // "namespace/pod container", "" until PodResources lists it
+	Container string    `json:"container,omitempty"` // "namespace/pod container", "" until PodResources lists the ID
 
 	// HostFiles are stored whole: after a reboot the kubelet starts the pod again without another
 	// Allocate, and the files must exist again.
 	HostFiles []discovery.HostFile `json:"files,omitempty"`
 
-	// Form is how the devices were divided into the shares that include the ID. Grants of earlier
-	// versions have no Form: their shares belong to those of the same resource.
+	// Form describes the division of the devices into shares. Grants of earlier versions have no Form:
+	// their shares count as shares of the same resource.
 	Form string `json:"form,omitempty"`
 
 	// Nodes are the nodes that the container was given. After a reboot the container is given the
-	// nodes that have the same paths then.
+	// nodes with the same paths.
 	Nodes []Node `json:"nodes,omitempty"`
 
-	// Until is the time until which containers that had the ID before may continue: the kubelet reuses
-	// the IDs of a force-deleted pod at once.
+	// Until is the end of the grace period of earlier containers with the ID: the kubelet reuses the
+	// IDs of a force-deleted pod at once.
 	Until time.Time `json:"until,omitzero"`
 
-	// Earlier are the containers that had the ID before, for as long as PodResources lists them. After
-	// the loss of its checkpoint, a kubelet allocates IDs that these containers still have.
+	// Earlier are the previous containers of the ID, for as long as PodResources lists them. After the
+	// loss of its checkpoint, a kubelet allocates IDs of running containers again.
 	Earlier []string `json:"earlier,omitempty"`
 
-	// CDI reports that the container was given names of CDI devices. The CDI specs must exist whenever
+	// CDI is set if the container was given names of CDI devices. The CDI specs must exist whenever
 	// the container starts again, also after a reboot.
 	CDI bool `json:"cdi,omitempty"`
 
-	// With is the grant of another function of the same IOMMU group that the container was given a
-	// moment before. With does not block this grant. It is not stored: after both are allocated,
-	// neither is requested again.
+	// With is the grant of another function of the same IOMMU group given to the container a moment
+	// before. With does not block the grant, and is not stored: after both are allocated, neither is
+	// requested again.
 	With *Grant `json:"-"`
 
 	missing time.Time // time when PodResources first left out the ID
 	lost    bool      // the kubelet lists the container without the ID
-	ended   bool      // lost, and the API server reports that the pod has ended
+	ended   bool      // lost, and the pod has ended according to the API server
 }
 
 // Key implements [Entry].

@@ -60,8 +60,7 @@ func TestGoldenGrants(t *testing.T) {
 	}
 }
 
-// Reading any content of the file of grants ends, and a grant that was read can be written and read
-// again.
+// Reading any content of the file of grants ends, and each grant can be written and read again.
 func FuzzGrants(f *testing.F) {
 	f.Add([]byte(`[{"resource":"a.b/c","id":"1","devices":["gpu"],"since":"2026-01-02T03:04:05Z"},null]`))
 	f.Add([]byte(`[{"id":"1"}]`))
@@ -76,7 +75,7 @@ func FuzzGrants(f *testing.F) {
 		}
 		written, err := encodeGrants(grants)
 		if err != nil {
-			return // a time that JSON cannot represent
+			return // a time outside the range of JSON
 		}
 		if again, err := decodeGrants(written); err != nil || len(again) != len(grants) {
 			t.Errorf("%d grants, then %d: %v", len(grants), len(again), err)
@@ -244,7 +243,7 @@ func TestForceDeletedPod(t *testing.T) {
 	}
 }
 
-// A kubelet that is down ends no containers.
+// A stopped kubelet ends no containers.
 func TestForceDeletedPodWhileTheKubeletIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{}, "a")
@@ -266,8 +265,8 @@ func TestForceDeletedPodWhileTheKubeletIsDown(t *testing.T) {
 	})
 }
 
-// An ID that is allocated again may have belonged to a force-deleted pod, whose containers may
-// outlive the present ones.
+// A newly allocated ID may have belonged to a force-deleted pod, whose containers may outlive the
+// present ones.
 func TestIDOfAForceDeletedPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{Termination: func(_, pod string) (time.Duration, bool) {
@@ -295,7 +294,7 @@ func TestIDOfAForceDeletedPod(t *testing.T) {
 	})
 }
 
-// An ID that is allocated again belongs to the newer container.
+// A newly allocated ID belongs to the newer container.
 func TestIDHandedOutAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{}, "a")
@@ -348,8 +347,8 @@ func TestCheckpointLost(t *testing.T) {
 	})
 }
 
-// After the loss of its checkpoint, a kubelet allocates at once the devices that a container still
-// has. Claims wait for that container too.
+// After the loss of its checkpoint, a kubelet allocates a running container's devices at once. Claims
+// wait for the container too.
 func TestIDHandedOutAfterACheckpointWasLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{Asks: func(_, pod, _ string) (bool, bool) { return pod != "ended", true }}, "a")
@@ -420,8 +419,8 @@ func TestEndedPodIsListed(t *testing.T) {
 	})
 }
 
-// Unconfirmed returns grants without a known container. They end, unless they were allocated again or
-// confirmed meanwhile.
+// Unconfirmed returns grants without a known container. Such grants end, unless they were allocated
+// again or confirmed meanwhile.
 func TestUnconfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{}, "a", "b", "c")
@@ -444,8 +443,8 @@ func TestUnconfirmed(t *testing.T) {
 	})
 }
 
-// An ID of another plugin blocks its device while the ID is listed, and is in no file. It is adopted
-// once its resource is ours.
+// An ID of another plugin blocks its device while the ID is listed, and is in no file. The ID is
+// adopted once its resource is ours.
 func TestGivenByAnotherPlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{Termination: func(string, string) (time.Duration, bool) { return 0, true }}, "a")
@@ -478,8 +477,8 @@ func TestGivenByAnotherPlugin(t *testing.T) {
 	})
 }
 
-// The kubelet may have listed its containers before the first scan. A device that is found later and
-// belongs to a container is not allocated. If the resource is ours, the grant is written.
+// The kubelet may have listed its containers before the first scan. A device of a container is not
+// allocated, even if the device is found later. If the resource is ours, the grant is written.
 func TestDeviceFoundAfterTheKubeletHasSaid(t *testing.T) {
 	for _, resource := range []string{"theirs/gpu", "ours/gpu"} {
 		t.Run(resource, func(t *testing.T) {
@@ -517,7 +516,7 @@ func TestDeviceFoundMeanwhile(t *testing.T) {
 	k.check("found meanwhile", dra, "a", train)
 }
 
-// Until the kubelet has listed all its pods, new claims get no device that a container may have.
+// Until the kubelet has listed all its pods, new claims get no device of a possible container.
 // Containers can get devices nevertheless.
 func TestUnheard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -538,8 +537,8 @@ func TestUnheard(t *testing.T) {
 	})
 }
 
-// After a reboot the kubelet repeats its earlier answer: the devices that have a grant's nodes then
-// belong to the container.
+// After a reboot the kubelet repeats its earlier answer: the devices with a grant's nodes then belong
+// to the container.
 func TestGrantAfterAReboot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{}, "a", "b")
@@ -559,7 +558,7 @@ func TestGrantAfterAReboot(t *testing.T) {
 	})
 }
 
-// A grant that cannot be written is not allocated and leaves nothing behind.
+// An unwritable grant is not allocated and leaves nothing behind.
 func TestGrantThatCannotBeWritten(t *testing.T) {
 	for _, step := range []disktest.Op{disktest.Create, disktest.Write, disktest.Sync, disktest.Rename} {
 		t.Run(string(step), func(t *testing.T) {
@@ -622,8 +621,8 @@ func TestGrantsThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// While the file of grants is unreadable, it is not overwritten, no claim gets a device that a
-// container may have, and no container gets any device. The file is read again later, and the grants
+// While the file of grants is unreadable, the file is not overwritten, no claim gets a device of a
+// possible container, and no container gets any device. The file is read again later, and the grants
 // of the meantime are added. PodResources lists no init containers.
 func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 	for name, again := range map[string]func(*kubelet) error{
@@ -695,7 +694,7 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 	}
 }
 
-// A damaged file of grants that cannot be set aside is not overwritten.
+// If a damaged file of grants cannot be set aside, the file is not overwritten.
 func TestGrantsThatCannotBeSetAside(t *testing.T) {
 	k := newKubelet(t, Config{}, "a")
 	if err := os.WriteFile(k.file(grantsFile), []byte("{}"), 0o600); err != nil {
@@ -732,7 +731,7 @@ type whileRemoved struct {
 func (w whileRemoved) Remove(Entry, []Entry) error { w.look(); return nil }
 
 // The grant of a pod without a grace period is in the ledger until its outputs are removed: an output
-// that withholds the device must do so before the device is free.
+// must withhold the device before the device is free.
 func TestGrantOutlastsItsOutputs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{Termination: func(string, string) (time.Duration, bool) { return 0, true }}, "a")

@@ -9,13 +9,13 @@ import (
 	"chandler.dev/internal/hostfile"
 )
 
-// HostFiles is the output of host files: each file exists for as long as an entry needs it.
+// HostFiles is the output of host files: each file exists for as long as an entry needs the file.
 type HostFiles struct{ hostfile.Writer }
 
 var _ Output = HostFiles{}
 
 // Write implements [Output]. If the directory of a file does not exist, no program reads the file,
-// and Write leaves it out.
+// and Write skips the file.
 func (w HostFiles) Write(e Entry) error {
 	files := e.Files()
 	if len(files) == 0 {
@@ -38,5 +38,5 @@ func (w HostFiles) Remove(e Entry, others []Entry) error {
 	return w.Writer.Remove(gone)
 }
 
-// Sweep implements [Output]. It does nothing, because host files do not name their owner.
+// Sweep implements [Output] and does nothing, because host files do not name their owner.
 func (w HostFiles) Sweep(func(types.UID, func() error) (bool, error)) error { return nil }

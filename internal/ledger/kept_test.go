@@ -8,8 +8,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// A kept device is allocated to no owner, by either API, until it is released. Keeping is not an
-// owner whose end another owner waits for.
+// A kept device is allocated to no owner, by either API, until its release. Keeping is not an owner
+// whose end another owner waits for.
 func TestKept(t *testing.T) {
 	l := newBench(t).Ledger
 	s := host(gpu("gpu-0", 1), gpu("gpu-1", 1))
@@ -65,8 +65,8 @@ func (p *passer) Pass(earlier []*Grant) error {
 	return p.err
 }
 
-// The outputs are called before an ID passes to another container, and can prevent that. A container
-// that PodResources never listed counts as ended before it started.
+// The outputs are called before an ID passes to another container, and can prevent the pass. A never
+// listed container counts as ended before its start.
 func TestPass(t *testing.T) {
 	l := newBench(t).Ledger
 	p := &passer{ledger: l}
@@ -101,7 +101,7 @@ func TestPass(t *testing.T) {
 	}
 }
 
-// A container that continues while the kubelet allocates its ID again has not ended.
+// A container may still run while the kubelet allocates its ID again.
 func TestPassOfLost(t *testing.T) {
 	l := newBench(t).Ledger
 	p := &passer{ledger: l}
@@ -124,8 +124,8 @@ func TestPassOfLost(t *testing.T) {
 	}
 }
 
-// A blocked set of grants does not signal a release: a caller that waits for a release and retries
-// would retry at once, without end.
+// A blocked set of grants does not signal a release: waiting callers would retry at once, without
+// end.
 func TestBlockedGrantsFreeNothing(t *testing.T) {
 	l := newBench(t).Ledger
 	s := host(gpu("gpu-0", 1), gpu("gpu-1", 1))

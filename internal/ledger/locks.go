@@ -6,18 +6,18 @@ import (
 )
 
 // turn is a mutex as a channel. In a simulation the clock advances while a goroutine waits for a
-// turn, but not while it waits for a sync.Mutex: a simulated disk may be slow.
+// turn, but not during a wait for a sync.Mutex: a simulated disk may be slow.
 type turn chan struct{}
 
 func newTurn() turn { return make(turn, 1) }
 
-// take waits for the turn and takes it.
+// take waits for the turn.
 func (t turn) take() (done func()) {
 	t <- struct{}{}
 	return func() { <-t }
 }
 
-// locks has one lock per key. A caller can wait for a lock with a context. The zero value is ready to
+// locks has a lock per key. A caller can wait for a lock with a context. The zero value is ready to
 // use.
 type locks struct {
 	mu    sync.Mutex

@@ -12,25 +12,24 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// unheard is the reason that blocks devices without a recorded owner until PodResources has listed
-// all pods once.
+// unheard is the reason to block devices without a recorded owner until PodResources has listed all
+// pods once.
 const unheard = "a container perhaps: the kubelet has not said yet what containers have"
 
-// Termination is the default time for which containers of a deleted pod may continue. It is the
-// default of Kubernetes (pkg/apis/core/v1/defaults.go, DefaultTerminationGracePeriodSeconds, in 1.31
-// to 1.37).
+// Termination is the default grace period of a deleted pod's containers, which is the default of
+// Kubernetes (pkg/apis/core/v1/defaults.go, DefaultTerminationGracePeriodSeconds, in 1.31 to 1.37).
 const Termination = 30 * time.Second
 
 // listed is the content of PodResources.
 type listed struct {
 	whole     bool                // PodResources has listed all pods at least once
-	since     time.Time           // time since when each answer has listed all pods, zero if the last one did not
+	since     time.Time           // time since when each answer has listed all pods, zero after an incomplete answer
 	asked     time.Time           // time of the last request, zero if its answer was incomplete
 	ids       map[string]sighting // allocated IDs of any resource, with their containers
-	strangers map[string]*Grant   // those of other plugins
+	strangers map[string]*Grant   // allocations of other plugins
 }
 
-// sighting is an ID that PodResources lists, or has listed recently.
+// sighting is a present or recent ID in PodResources.
 type sighting struct {
 	resource, id, container string
 	missing                 time.Time // time when PodResources first left out the ID
@@ -48,7 +47,7 @@ func (l *Ledger) perhaps() string {
 	return ""
 }
 
-// Observe records the PodResources listing that was requested at a time. said is nil if PodResources
+// Observe records a PodResources listing with the time of the request. said is nil if PodResources
 // did not answer. Listed grants get their container. Grants end when complete listings have left them
 // out for long enough. Observe calls stock while the ledger is locked: a later [Ledger.Recognise] has
 // a newer stock.
@@ -90,7 +89,7 @@ func (l *Ledger) observe(at time.Time, said *kubeletapi.Listing, stock func() St
 	return ended, adopted, changed || len(adopted) > 0 || l.unsaved
 }
 
-// idsIn returns the IDs that containers have, by key, and the resources of each container.
+// idsIn returns the IDs of containers, by key, and the resources of each container.
 func idsIn(said *kubeletapi.Listing) (ids map[string]sighting, running map[string]map[string]bool) {
 	ids, running = make(map[string]sighting), make(map[string]map[string]bool)
 	for _, pod := range said.Pods {
@@ -108,7 +107,7 @@ func idsIn(said *kubeletapi.Listing) (ids map[string]sighting, running map[strin
 	return ids, running
 }
 
-// list stores the listing, and keeps IDs that are missing from it for a while.
+// list stores the listing, and keeps missing IDs for a while.
 func (l *Ledger) list(at time.Time, ids map[string]sighting, whole bool) {
 	now := maps.Clone(ids)
 	for key, before := range l.said.ids {
@@ -125,9 +124,8 @@ func (l *Ledger) list(at time.Time, ids map[string]sighting, whole bool) {
 	l.said.ids = now
 }
 
-// leftOut returns the time since when an ID that was first missing at a time has been absent from
-// complete answers without interruption. While the kubelet does not answer, it does not end
-// containers either.
+// leftOut returns the start of an uninterrupted absence of an ID from complete answers. missing is
+// the time of the first absence. A kubelet that does not answer does not end containers either.
 func (l *Ledger) leftOut(missing time.Time) time.Time { return later(missing, l.said.since) }
 
 func later(a, b time.Time) time.Time {
@@ -137,7 +135,7 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// termination returns the time for which the container of a deleted pod may continue.
+// termination returns the grace period of a deleted pod's container.
 func (l *Ledger) termination(container string) time.Duration {
 	if l.config.Termination != nil {
 		o := (&Grant{Container: container}).Owner()
@@ -156,7 +154,7 @@ func (l *Ledger) confirm(at time.Time, ids map[string]sighting) (changed bool) {
 			continue
 		}
 		g := a.entry.(*Grant)
-		// An answer that was requested before the grant still has the previous container of the ID.
+		// An answer to a request before the grant still has the previous container of the ID.
 		if a.state == Reserved || g.Since.After(at) || g.Container == s.container && g.missing.IsZero() && !g.lost {
 			continue
 		}
@@ -190,8 +188,8 @@ func (l *Ledger) Lost() (lost []*Grant) {
 	return lost
 }
 
-// PodsEnded records that the pods of lost grants have ended, so that PodResources will never list the
-// grants again.
+// PodsEnded records the end of the pods of lost grants: PodResources will never list the grants
+// again.
 func (l *Ledger) PodsEnded(grants []*Grant) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -205,10 +203,10 @@ func (l *Ledger) PodsEnded(grants []*Grant) {
 	}
 }
 
-// dismiss ends confirmed grants that have been left out for long enough, and reports whether there
-// were any. The device plugin API may reuse the ID earlier than DRA may use the device: the kubelet
-// waits for its own containers, but removes a force-deleted pod from its records at once, while the
-// containers still use up their grace period.
+// dismiss ends confirmed grants after a sufficient absence, and reports whether there were any. The
+// device plugin API may reuse the ID earlier than DRA may use the device: the kubelet waits for its
+// own containers, but removes a force-deleted pod from its records at once, while the containers
+// still use up their grace period.
 func (l *Ledger) dismiss(at time.Time, ids map[string]sighting, running map[string]map[string]bool) (ended []Entry, changed bool) {
 	for _, a := range sorted(l.accounts) {
 		g, ok := a.entry.(*Grant)
@@ -258,7 +256,7 @@ func (l *Ledger) dismiss(at time.Time, ids map[string]sighting, running map[stri
 	return ended, changed
 }
 
-// still returns the earlier containers of a grant's ID that are listed and whose pods have not ended.
+// still returns the listed earlier containers of a grant's ID, except containers of ended pods.
 func (l *Ledger) still(g *Grant, running map[string]map[string]bool) (still []string) {
 	for _, name := range g.Earlier {
 		o := (&Grant{Container: name}).Owner()
@@ -269,8 +267,8 @@ func (l *Ledger) still(g *Grant, running map[string]map[string]bool) (still []st
 	return still
 }
 
-// runsStill reports whether the kubelet lists the container of a grant without the resource that its
-// pod requests, as a kubelet does after the loss of its checkpoint.
+// runsStill reports whether the kubelet lists the container of a grant without a resource of its
+// pod's requests, as a kubelet does after the loss of its checkpoint.
 func (l *Ledger) runsStill(g *Grant, running map[string]map[string]bool) bool {
 	resources, listed := running[g.Container]
 	if !listed || g.ended || resources[g.Resource] || l.config.Asks == nil {
@@ -279,15 +277,15 @@ func (l *Ledger) runsStill(g *Grant, running map[string]map[string]bool) bool {
 	return l.mayAsk(g.Owner(), g.Resource)
 }
 
-// mayAsk reports whether a pod requests a resource, or whether that is not known.
+// mayAsk reports whether a pod requests a resource or its requests are unknown.
 func (l *Ledger) mayAsk(pod Owner, resource string) bool {
 	asks, known := l.config.Asks(pod.Namespace, pod.Name, resource)
 	return asks || !known
 }
 
-// adopt records IDs that PodResources lists and that have no grant: as a grant if the resource is
-// ours, otherwise for as long as the ID is listed. A grant without devices gets the devices of its
-// ID. adopt returns the keys of grants that have become ours.
+// adopt records listed IDs without a grant: as a grant if the resource is ours, otherwise for as long
+// as the ID is listed. A grant without devices gets the devices of its ID. adopt returns the keys of
+// the adopted grants.
 func (l *Ledger) adopt(at time.Time, s Stock) (adopted []string) {
 	for _, a := range sorted(l.accounts) {
 		g, ok := a.entry.(*Grant)
@@ -324,7 +322,7 @@ func (l *Ledger) adopt(at time.Time, s Stock) (adopted []string) {
 			if l.said.strangers == nil {
 				l.said.strangers = make(map[string]*Grant)
 			}
-			g.HostFiles = nil // they belong to the other plugin
+			g.HostFiles = nil // the files of the other plugin
 			l.said.strangers[key] = g
 		}
 		l.put(newAccount(g, Given))
@@ -332,8 +330,8 @@ func (l *Ledger) adopt(at time.Time, s Stock) (adopted []string) {
 	return adopted
 }
 
-// Recognise records what the last PodResources listing contains of the devices of a stock, before
-// these devices are offered. It writes nothing, so that the caller does not wait for the disk;
+// Recognise records what the last PodResources listing contains of the devices of a stock, before any
+// API offers the devices. Recognise writes nothing, so the caller does not wait for the disk;
 // [Ledger.Run] writes. Before the ledger is open, Recognise does nothing.
 func (l *Ledger) Recognise(s Stock) {
 	if !l.isOpen() {
@@ -347,9 +345,9 @@ func (l *Ledger) Recognise(s Stock) {
 	}
 }
 
-// Adopt records as grants what the last PodResources listing contains of resources that have become
-// ours. The agent calls it before it registers a resource with the kubelet: a device list without the
-// allocated IDs would make the pods fail.
+// Adopt records grants for the IDs in the last PodResources listing whose resources have become ours.
+// The agent calls Adopt before the registration of a resource with the kubelet: a device list without
+// the allocated IDs would make the pods fail.
 func (l *Ledger) Adopt(s Stock) error {
 	l.mu.Lock()
 	for key, g := range l.said.strangers {
@@ -371,12 +369,11 @@ func (l *Ledger) Adopt(s Stock) error {
 	return errors.Join(append(errs, l.saveGrants())...)
 }
 
-// noteClaims records claims that are known only from the CDI devices of containers, because the
-// agent's files were lost. It keeps their devices until the claims are unprepared. The kubelet lists
-// the CDI devices of active pods since Kubernetes 1.34 (pkg/kubelet/apis/podresources/server_v1.go,
-// List).
+// noteClaims records claims from the CDI devices of containers, if the agent's files were lost. Such
+// claims keep their devices until they are unprepared. The kubelet lists the CDI devices of active
+// pods since Kubernetes 1.34 (pkg/kubelet/apis/podresources/server_v1.go, List).
 //
-// The kubelet also lists claims that have just ended, until all claims of a pod are unprepared
+// The kubelet also lists recently ended claims, until all claims of a pod are unprepared
 // (pkg/kubelet/cm/dra/manager.go, unprepareResources, read in 1.34 and 1.37).
 func (l *Ledger) noteClaims(said *kubeletapi.Listing) {
 	if !l.wiped {
@@ -390,7 +387,7 @@ func (l *Ledger) noteClaims(said *kubeletapi.Listing) {
 	}
 }
 
-// claimsIn returns our devices that containers have through claims, by the UID of the claim.
+// claimsIn returns containers' devices from our claims, by the UID of the claim.
 func claimsIn(said *kubeletapi.Listing) map[string][]SealedDevice {
 	claims := make(map[string][]SealedDevice)
 	for _, name := range said.CDIDevices() {
@@ -401,8 +398,8 @@ func claimsIn(said *kubeletapi.Listing) map[string][]SealedDevice {
 	return claims
 }
 
-// Unconfirmed returns the grants from before a time that PodResources never listed, by resource. Such
-// a grant may belong to an init container, which PodResources leaves out
+// Unconfirmed returns the grants from before a time without any PodResources listing, by resource.
+// Such a grant may belong to an init container, which PodResources leaves out
 // (pkg/kubelet/apis/podresources/server_v1.go, List).
 func (l *Ledger) Unconfirmed(before time.Time) map[string][]*Grant {
 	l.mu.Lock()
@@ -416,9 +413,9 @@ func (l *Ledger) Unconfirmed(before time.Time) map[string][]*Grant {
 	return found
 }
 
-// Asked returns the time of the last PodResources request, zero if its answer was incomplete. It also
-// returns zero while the file of grants is unreadable: PodResources leaves out init containers, so
-// their devices are only in the file.
+// Asked returns the time of the last PodResources request, zero if its answer was incomplete. Asked
+// also returns zero while the file of grants is unreadable: PodResources leaves out init containers,
+// so their devices are only in the file.
 func (l *Ledger) Asked() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// readTries is the number of attempts to read a file before the ledger opens without it.
+// readTries is the number of attempts to read a file before the ledger opens without the file.
 const readTries = 3
 
 // Open reads all entries and makes their outputs match. The caller holds the node's lock. problems
@@ -59,8 +59,8 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	return slices.DeleteFunc(problems, func(err error) bool { return err == nil }), nil
 }
 
-// makeDirs creates the directories of the ledger, and synchronizes their names. That includes the
-// name of the file boot: an agent that was killed may not have synchronized it. Other programs create
+// makeDirs creates the directories of the ledger, and synchronizes their names. The name of the file
+// boot is included: a killed agent may have left the name unsynchronized. Other programs create
 // directories without synchronizing, and their files may be lost.
 func (l *Ledger) makeDirs() error {
 	for _, dir := range []string{l.config.Dir, l.file(claimsDir), filepath.Dir(l.file(grantsFile))} {
@@ -74,10 +74,10 @@ func (l *Ledger) makeDirs() error {
 	return nil
 }
 
-// keep writes a file that must survive a power failure.
+// keep writes a file and synchronizes it against a power failure.
 func (l *Ledger) keep(name string, data []byte) error {
 	if _, err := l.synced.Lstat(l.file(name)); errors.Is(err, fs.ErrNotExist) {
-		if err := l.makeDirs(); err != nil { // they may have been removed
+		if err := l.makeDirs(); err != nil { // another program may have removed the directories
 			return err
 		}
 	}
@@ -123,9 +123,9 @@ func (l *Ledger) readBoot() (past bool, err error) {
 	return !l.booted && l.isBoot(boot), nil
 }
 
-// bootText returns the content of the file boot. The content also records for later agents that
-// claims' files were lost in this boot. An agent version without that feature treats the text as
-// damaged, and writes it again.
+// bootText returns the content of the file boot. The content also records a loss of claims' files in
+// the present boot, for later agents. An agent version without the feature treats the text as
+// damaged, and writes the file again.
 func (l *Ledger) bootText() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -171,8 +171,8 @@ func (l *Ledger) readClaims(named map[string][]SealedDevice, past bool) (problem
 	return problems, nil
 }
 
-// readClaim reads the file of a claim, or sets it aside if it is invalid. A file that is temporarily
-// unreadable stays where it is.
+// readClaim reads the file of a claim, or sets an invalid file aside. A temporarily unreadable file
+// stays in place.
 func (l *Ledger) readClaim(uid types.UID, named []SealedDevice, past bool) error {
 	file := l.claimFile(uid)
 	data, err := l.read(filepath.Join(claimsDir, string(uid)+claimExtension))
@@ -199,7 +199,7 @@ func (l *Ledger) readClaim(uid types.UID, named []SealedDevice, past bool) error
 		l.setAside(uid))
 }
 
-// stateOf returns the state of a claim that was read from a file.
+// stateOf returns the state of a claim from a file.
 func (l *Ledger) stateOf(c *Claim) State {
 	switch {
 	case c.Boot != l.config.Boot:
@@ -220,8 +220,8 @@ func (l *Ledger) also(s *Sealed) *Sealed {
 	return s
 }
 
-// readAside reads a file that was set aside. If this agent understands the file, as a newer version
-// may, and the claim has no other file, the file becomes the claim's record again.
+// readAside reads a set-aside file. If the agent understands the file, as a newer version may, and
+// the claim has no other file, the file becomes the claim's record again.
 func (l *Ledger) readAside(uid types.UID, name string, named []SealedDevice, past bool) error {
 	aside := filepath.Join(claimsDir, name)
 	data, readErr := l.read(aside)

@@ -14,9 +14,9 @@ import (
 )
 
 // Read returns the owners of devices, by the name of the device, from the files of a ledger in a
-// directory of the host. It is for programs other than the agent, and only reads. If boot is not "",
-// claims of another boot own nothing. The devices in a damaged file are included; a damaged file
-// without devices is an error.
+// directory of the host. Read is for programs other than the agent. If boot is not "", claims of
+// another boot own nothing. The devices in a damaged file are included; a damaged file without
+// devices is an error.
 func Read(host fs.FS, dir, boot string) (map[string]string, error) {
 	entries, err := ReadEntries(host, dir, boot)
 	held := make(map[string]string)
@@ -63,7 +63,7 @@ func ReadEntries(host fs.FS, dir, boot string) (entries []Entry, err error) {
 }
 
 // ReadSince returns the time since when a claim has its devices, from the files of a ledger: the time
-// in its record, or the modification time of the record if it has none, or zero if neither is known.
+// in its record, or else the modification time of the record, or zero if neither is known.
 func ReadSince(host fs.FS, dir string, uid types.UID) time.Time {
 	file := path.Join(dir, claimsDir, string(uid)+claimExtension)
 	if data, err := fs.ReadFile(host, file); err == nil {
@@ -90,7 +90,7 @@ func readClaims(host fs.FS, dir, boot string) (claims []*Claim, err error) {
 	for _, entry := range entries {
 		name := entry.Name()
 		if strings.HasPrefix(name, ".") {
-			continue // of a writer that crashed
+			continue // left by a crashed writer
 		}
 		data, err := fs.ReadFile(host, path.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) {

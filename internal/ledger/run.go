@@ -64,8 +64,8 @@ func (l *Ledger) Reconcile(ctx context.Context) error {
 	return errors.Join(append(errs, l.restoreFiles())...)
 }
 
-// sweep removes the outputs of ended claims: outputs whose removal failed, and outputs that a backup
-// restored. At its start an agent would mistake them for those of claims whose files were lost.
+// sweep removes the outputs of ended claims: outputs after a failed removal, and outputs restored
+// from a backup. At its start an agent would treat such outputs as claims with lost files.
 func (l *Ledger) sweep() error {
 	var errs []error
 	for _, o := range l.outputs {
@@ -75,14 +75,14 @@ func (l *Ledger) sweep() error {
 }
 
 // Look calls remove, which removes files of a claim, unless the ledger has an entry of the claim, and
-// reports whether it has one. If a call for the claim is in progress, Look leaves the files to that
-// call.
+// reports whether there is an entry. If a call for the claim is in progress, Look leaves the files to
+// the call.
 func (l *Ledger) Look(uid types.UID, remove func() error) (known bool, err error) {
 	return l.look(uid, remove)
 }
 
-// look removes files of a claim without an entry, and reports whether the claim has one. If a call
-// for the claim is in progress, look leaves the files to that call.
+// look removes files of a claim without an entry, and reports whether the claim has an entry. If a
+// call for the claim is in progress, look leaves the files to the call.
 func (l *Ledger) look(uid types.UID, remove func() error) (known bool, err error) {
 	unlock, busy := l.locks.try(string(uid))
 	if busy != nil {
@@ -97,7 +97,7 @@ func (l *Ledger) look(uid types.UID, remove func() error) (known bool, err error
 	return false, remove()
 }
 
-// tidy removes temporary files that are older than age.
+// tidy removes temporary files of an age or older.
 func (l *Ledger) tidy(age time.Duration) error {
 	var errs []error
 	for _, dir := range append([]string{"", claimsDir, filepath.Dir(grantsFile)}, l.config.Beside...) {
@@ -111,7 +111,7 @@ func (l *Ledger) tidy(age time.Duration) error {
 	return errors.Join(errs...)
 }
 
-// present returns the names of the claims' files, or nil if they cannot be listed.
+// present returns the names of the claims' files, or nil if listing fails.
 func (l *Ledger) present() (map[string]bool, error) {
 	files, err := l.claims.List(l.file(claimsDir))
 	if err != nil {
@@ -124,7 +124,7 @@ func (l *Ledger) present() (map[string]bool, error) {
 	return names, nil
 }
 
-// reconcile makes the files of one entry match the entry, unless a call for it is in progress.
+// reconcile makes the files of one entry match the entry, unless a call for the entry is in progress.
 func (l *Ledger) reconcile(e Entry, present map[string]bool) error {
 	key := e.Key()
 	if s, ok := e.(*Sealed); ok {
@@ -169,8 +169,8 @@ func (l *Ledger) restoreClaim(c *Claim) error {
 	return nil
 }
 
-// restoreSealed writes a record for a claim that has no file. Otherwise an agent that starts would
-// not know the claim.
+// restoreSealed writes a record for a claim without a file. Otherwise the next agent would not know
+// the claim.
 func (l *Ledger) restoreSealed(s *Sealed, present map[string]bool) error {
 	a := l.account(s.Key())
 	if a == nil || a.entry != Entry(s) || a.state == Past || s.unread || present == nil {
@@ -194,7 +194,7 @@ func (l *Ledger) restoreSealed(s *Sealed, present map[string]bool) error {
 	return nil
 }
 
-// unseal reads the file of a claim again if it was unreadable.
+// unseal reads a previously unreadable file of a claim again.
 func (l *Ledger) unseal(s *Sealed) error {
 	if a := l.account(s.Key()); !s.unread || a == nil || a.entry != Entry(s) {
 		return nil
@@ -215,7 +215,7 @@ func (l *Ledger) unseal(s *Sealed) error {
 	case decodeErr == nil && c.UID == s.UID:
 		l.drop(s.Key())
 		l.put(newAccount(c, l.stateOf(c)))
-	default: // the file is damaged, and stays where it is until the claim ends
+	default: // the file is damaged, and stays in place until the claim ends
 		read := *s
 		read.unread = false
 		l.put(read.account())
@@ -223,8 +223,8 @@ func (l *Ledger) unseal(s *Sealed) error {
 	return nil
 }
 
-// restoreFiles writes the files that several claims share, if they are missing or their last write
-// failed.
+// restoreFiles writes the shared files of several entries, if the files are missing or their last
+// write failed.
 func (l *Ledger) restoreFiles() error {
 	l.mu.Lock()
 	unsaved, some, booted := l.unsaved, len(l.grants()) > 0, l.booted
@@ -239,8 +239,8 @@ func (l *Ledger) restoreFiles() error {
 	return errors.Join(errs...)
 }
 
-// Claims returns the claims that are prepared, or whose devices are being changed, sorted by UID. It
-// returns none before the ledger is open.
+// Claims returns the prepared claims, and the claims in configuration, sorted by UID. Before the
+// ledger is open, there are none.
 func (l *Ledger) Claims() []*Claim {
 	if !l.isOpen() {
 		return nil
@@ -250,7 +250,7 @@ func (l *Ledger) Claims() []*Claim {
 	return claimsOf(sorted(l.accounts))
 }
 
-// Owed returns all claims with an entry, of any boot, with their names if these are known.
+// Owed returns all claims with an entry, of any boot, with their names if known.
 func (l *Ledger) Owed() []Owner {
 	l.mu.Lock()
 	defer l.mu.Unlock()

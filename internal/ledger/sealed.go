@@ -11,27 +11,26 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Sealed is the entry of a claim whose file is invalid, missing, or temporarily unreadable. It blocks
-// the devices that the claim is known to have: those in the claim's CDI spec, and those that can be
-// read from the file.
+// Sealed is the entry of a claim whose file is invalid, missing, or temporarily unreadable. The entry
+// blocks the claim's known devices: the devices in the CDI spec, and the readable devices in the
+// file.
 type Sealed struct {
 	UID     types.UID
 	Devices []SealedDevice
 
-	// all reports that the devices are unknown: the claim may have any device, except those with
-	// unlimited sharing.
+	// all is set if the devices are unknown: the claim may have any device without unlimited sharing.
 	all bool
 
 	unread bool // the file exists, but reading it failed
 	past   bool // the entry is of an earlier boot and has no known devices
 }
 
-// SealedDevice is the known part of one device of a sealed entry.
+// SealedDevice is the known part of a device of a sealed entry.
 type SealedDevice struct {
-	Name    string // possibly that of a share of the device
+	Name    string // possibly the name of a share
 	Silicon string // "" if not known
 	Files   []discovery.HostFile
-	Nodes   []Node // nodes that the claim was given
+	Nodes   []Node // nodes of the claim
 }
 
 // account returns an account for the entry.
@@ -71,8 +70,8 @@ func (s *Sealed) Files() (files []discovery.HostFile) {
 }
 
 // describedBy returns the entry with the files of its devices from the snapshot, which take
-// precedence over those in a damaged file. If the claim's devices are unknown, the entry gets the
-// files of all devices, because the claim may have been given any of them.
+// precedence over the files in a damaged record. If the claim's devices are unknown, the entry gets
+// the files of all devices, because the claim may have any device.
 func (s *Sealed) describedBy(stock Stock) *Sealed {
 	if stock == nil {
 		return s
@@ -101,7 +100,7 @@ func (s *Sealed) who() string {
 }
 
 // seal returns the known part of a claim, from the data of its file, which may be nil, and the
-// devices in its CDI spec. past reports that an earlier boot left the file.
+// devices in its CDI spec. past is set if an earlier boot left the file.
 func seal(uid types.UID, data []byte, named []SealedDevice, boot string, past bool) *Sealed {
 	s := &Sealed{UID: uid}
 	damaged := true
@@ -125,8 +124,8 @@ func bootOf(body []byte) string {
 	return c.Boot
 }
 
-// salvaged is the part that is read from an invalid file, and written for a sealed entry without a
-// file.
+// salvaged is the part of a record for reading invalid files, and for writing sealed entries without
+// a file.
 type salvaged struct {
 	Boot    string           `json:"boot"`
 	Results []salvagedResult `json:"results"`
@@ -155,8 +154,8 @@ func (s *Sealed) file(boot string) ([]byte, error) {
 	return append([]byte(checksum(body)+"\n"), body...), nil
 }
 
-// salvage returns the devices that an invalid file names, with their physical devices, nodes and host
-// files. The result is only good enough to block the devices and to remove the files.
+// salvage returns the devices in an invalid file, with their physical devices, nodes and host files.
+// The result is only good enough to block the devices and to remove the files.
 func salvage(body []byte, boot string) (devices []SealedDevice) {
 	var c salvaged
 	// A field of the wrong type is left out, and the rest is read.

@@ -29,7 +29,7 @@ func (b *bench) damage(c *Claim) {
 }
 
 // A claim with a damaged file and no spec may have any device. Only devices with unlimited sharing
-// are allocated until the claim is unprepared. After a reboot it blocks nothing.
+// are allocated until the claim is unprepared. After a reboot the claim blocks nothing.
 func TestDamagedFileWithoutSpec(t *testing.T) {
 	s := host(gpu("a", 128), gpu("b", 129), open)
 	s.withFile("a")
@@ -62,8 +62,8 @@ func TestDamagedFileWithoutSpec(t *testing.T) {
 	}
 }
 
-// A file that was damaged by a power failure belongs to an earlier boot, also after the file boot has
-// the present boot, and for an agent that starts then.
+// A file damaged by a power failure belongs to an earlier boot, also after the file boot has the
+// present boot, and for a later agent.
 func TestDamagedFileOfThePast(t *testing.T) {
 	s := host(gpu("a", 128), gpu("b", 129))
 	for name, at := range map[string]string{"removed at once": "", "removed when a claim is given": "uid-c"} {
@@ -103,8 +103,8 @@ func (s stock) withFile(name string) {
 	s[name] = d
 }
 
-// The host files of a claim with unknown devices are those of the host's devices that no other entry
-// needs.
+// The host files of a claim with unknown devices are the files of the host's devices without another
+// user.
 func TestFilesOfAClaimOfWhichNothingIsKnown(t *testing.T) {
 	s := host(gpu("a", 128), gpu("b", 129))
 	s.withFile("a")
@@ -136,8 +136,7 @@ func TestDamagedFileWithSpec(t *testing.T) {
 	}
 }
 
-// A claim of a newer agent keeps the devices in its file. An agent that understands the file reads it
-// again.
+// A claim of a newer agent keeps the devices in its file. A matching agent reads the file again.
 func TestNewerFile(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128), gpu("b", 129))
@@ -186,7 +185,7 @@ func TestFileThatCannotBeReadAtPresent(t *testing.T) {
 }
 
 // If the agent's directory was removed and only the spec of a claim is left, the claim keeps the
-// devices of the spec until it is unprepared.
+// devices of the spec until the claim is unprepared.
 func TestSpecWithoutFile(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128), gpu("b", 129))
@@ -275,8 +274,8 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	if err := b.End(uid, s); err != nil {
 		t.Fatal(err)
 	}
-	// An answer that was requested before is out of date, and the kubelet lists a claim for a moment
-	// after it was unprepared.
+	// An answer to an earlier request is out of date, and the kubelet lists a claim for a moment after
+	// the unprepare call.
 	for _, asked := range []time.Time{asked, time.Now()} {
 		if err := b.Observe(asked, said, always(s)); err != nil {
 			t.Fatal(err)
@@ -285,8 +284,8 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	b.mustGive(claim("other", s["a"]), s)
 }
 
-// The kubelet does not report how much of a device a claim has. Claims that are known only from the
-// kubelet block each other until all except one have ended.
+// The kubelet does not report how much of a device a claim has. Claims known only from the kubelet
+// block each other until a single claim is left.
 func TestSharesThatOnlyTheKubeletKnows(t *testing.T) {
 	const one, other = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10", "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a11"
 	b := newBench(t)
@@ -333,7 +332,7 @@ func TestSealedIsWrittenDown(t *testing.T) {
 				b.open()
 			}
 			b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID uid-c")
-			moved := gpu("b", 128) // it has the node that the claim was given
+			moved := gpu("b", 128) // has the claim's node
 			b.mustRefuse(claim("moved", moved), host(moved), "held by claim with UID uid-c")
 			if all {
 				b.mustRefuse(claim("another", s["b"]), s, "it may have any device")
@@ -349,7 +348,7 @@ func TestSealedIsWrittenDown(t *testing.T) {
 	}
 }
 
-// After its directory was removed, the ledger writes the file boot before it allocates a claim.
+// After the removal of its directory, the ledger writes the file boot before the next allocation.
 func TestBootIsSaidAgain(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128), gpu("b", 129))
@@ -363,8 +362,8 @@ func TestBootIsSaidAgain(t *testing.T) {
 	}
 }
 
-// A killed agent may leave a file boot that a power failure reverts, so the next agent synchronizes
-// its directory when it opens the ledger.
+// After a kill of the agent, a power failure may revert the file boot, so the next agent synchronizes
+// its directory when opening the ledger.
 func TestBootIsSynchronisedByEachAgent(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128))
@@ -415,8 +414,8 @@ func TestDamagedBoot(t *testing.T) {
 	}
 }
 
-// After a reboot PodResources lists the content of the kubelet's checkpoint, although nothing of it
-// is prepared. Claims that lost their records do not wait for each other.
+// After a reboot PodResources lists the content of the kubelet's checkpoint, although nothing is
+// prepared. Claims without records do not wait for each other.
 func TestKubeletKnowsClaimsOfTheEarlierBoot(t *testing.T) {
 	const uid = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10"
 	b := newBench(t)
@@ -506,7 +505,7 @@ func FuzzDecodeGrants(f *testing.F) {
 }
 
 // Claims whose files were lost are recorded for as long as the boot lasts, also by agents that start
-// when other files exist again, and also if only the claims' files were lost.
+// after other files exist again, and also if only the claims' files were lost.
 func TestClaimsAreNotedAfterALoss(t *testing.T) {
 	const uid = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10"
 	said := func() *kubeletapi.Listing { return listing(true, "chandler.dev/claim="+uid+"-0-a") }

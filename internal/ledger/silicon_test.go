@@ -9,18 +9,19 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// inGroup returns a PCI function of IOMMU group 3. It is described as the functions of a group are
-// while one of them is bound to vfio.
+// inGroup returns a PCI function of IOMMU group 3. Its description is that of a function whose group
+// has a member under vfio.
 func inGroup(name string) rules.Offered {
 	one := map[string]resource.Quantity{"group": resource.MustParse("1")}
 	return rules.Offered{Device: discovery.Device{Name: name, Takes: one, PartOf: &discovery.Silicon{Name: "iommu-group-3", Counters: one}}}
 }
 
-// alone returns a PCI function that is a physical device of its own.
+// alone returns a PCI function as a physical device of its own.
 func alone(name string) rules.Offered { return rules.Offered{Device: discovery.Device{Name: name}} }
 
-// Allocation considers both the physical device in a claim's record and the present one. Functions of
-// one IOMMU group become one physical device, or separate ones, while claims have them.
+// Allocation considers both the physical device in a claim's record and the present device. Functions
+// of an IOMMU group become a single physical device, or separate devices, while claims have the
+// functions.
 func TestSiliconChangesUnderClaim(t *testing.T) {
 	for name, test := range map[string]struct {
 		before, now stock

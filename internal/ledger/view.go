@@ -7,7 +7,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// View is a snapshot of the ledger. It is never modified.
+// View is an immutable snapshot of the ledger.
 type View struct {
 	accounts  []*account // sorted by key
 	index     index
@@ -18,7 +18,7 @@ type View struct {
 }
 
 // View returns the present state of the ledger for a host with the stock. The stock may be nil if the
-// caller only lists entries. The view of a ledger that is not open is empty.
+// caller only lists entries. The view of a closed ledger is empty.
 func (l *Ledger) View(s Stock) *View {
 	if !l.isOpen() {
 		return &View{index: newIndex(), stock: s}
@@ -38,7 +38,7 @@ func (l *Ledger) View(s Stock) *View {
 	return &v
 }
 
-// ViewOf returns a view in which the given entries are allocated, to compute what follows from that.
+// ViewOf returns a view with the given entries as allocations, for computing their consequences.
 func ViewOf(s Stock, entries ...Entry) *View {
 	v := &View{index: newIndex(), stock: s}
 	accounts := make(map[string]*account)
@@ -65,10 +65,10 @@ func (v *View) Blocked(by discovery.Mode, own string, want []Hold) *Blocked {
 // Perhaps returns the reason why a container may have a device without a recorded owner, or "".
 func (v *View) Perhaps() string { return v.perhaps }
 
-// Claims returns the claims that are prepared, or whose devices are being changed.
+// Claims returns the prepared claims, and the claims in configuration.
 func (v *View) Claims() []*Claim { return claimsOf(v.accounts) }
 
-// claimsOf returns the claims of accounts, without those of an earlier boot.
+// claimsOf returns the claims of accounts, except claims of an earlier boot.
 func claimsOf(accounts []*account) (claims []*Claim) {
 	for _, a := range accounts {
 		if c, ok := a.entry.(*Claim); ok && a.state != Past {
@@ -78,7 +78,7 @@ func claimsOf(accounts []*account) (claims []*Claim) {
 	return claims
 }
 
-// Sealed returns the entries of this boot whose records were set aside as unreadable.
+// Sealed returns the entries of the present boot with unreadable records.
 func (v *View) Sealed() (sealed []*Sealed) {
 	for _, a := range v.accounts {
 		if s, ok := a.entry.(*Sealed); ok && a.state != Past {
@@ -88,8 +88,8 @@ func (v *View) Sealed() (sealed []*Sealed) {
 	return sealed
 }
 
-// Grants returns the allocations by classic IDs, of any plugin. It leaves out allocations that the
-// kubelet has released.
+// Grants returns the allocations by classic IDs, of any plugin. Allocations released by the kubelet
+// are left out.
 func (v *View) Grants() (grants []*Grant) {
 	for _, a := range v.accounts {
 		if g, ok := a.entry.(*Grant); ok && a.state != Ending {
@@ -105,8 +105,8 @@ func (v *View) Ours() []*Grant {
 }
 
 // Owners returns the owners of this agent's allocations, including claims that have not ended and
-// entries with unreadable records. ending are the owners of grants that PodResources no longer lists
-// and that the kubelet has not released for good.
+// entries with unreadable records. ending are the owners of grants missing from PodResources, until
+// the kubelet's release is final.
 func (v *View) Owners() (owners, ending []Owner) {
 	for _, a := range v.accounts {
 		grant, isGrant := a.entry.(*Grant)
@@ -132,9 +132,9 @@ func (v *View) Has(device string) bool {
 	return false
 }
 
-// Renumbered describes how the nodes of a grant's devices differ from those that its container was
-// given, or returns "". It ignores numbers: after a reboot the container is given the nodes that have
-// the paths then.
+// Renumbered describes how the nodes of a grant's devices differ from the nodes given to its
+// container, or returns "". Numbers are ignored: after a reboot the container is given the nodes with
+// the same paths.
 func (v *View) Renumbered(g *Grant) string {
 	given := slices.Clone(g.Nodes)
 	for i := range given {
@@ -143,8 +143,8 @@ func (v *View) Renumbered(g *Grant) string {
 	return Renumbered(given, g.Devices, v.stock)
 }
 
-// OwnerOf returns the owner that blocks the other API from a physical device, because an owner by
-// this API has a part of it, or "". A device with unlimited sharing has no owner.
+// OwnerOf returns the owner by api whose allocation blocks the other API from a physical device, or
+// "". A device with unlimited sharing has no owner.
 func (v *View) OwnerOf(api discovery.Mode, silicon string) (who string) {
 	q := question{by: discovery.ModeDRA, of: api, want: []Hold{{Device: silicon, Silicon: silicon, Whole: true}}, stock: v.stock}
 	if api == discovery.ModeDRA {
