@@ -10,20 +10,19 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// dropAmbiguous removes values that would identify several devices: an identity that is set on
-// different physical devices, and a classic ID that several units have. No device keeps such a value,
-// so no device is mistaken for another. Each case becomes one Problem. The Problem names several
-// devices, so no device counts as unreadable.
+// dropAmbiguous removes ambiguous values: an identity of different physical devices, and a classic ID
+// of several units. No device keeps such a value, so no device is mistaken for another. Each case
+// becomes a Problem. The Problem names several devices, so no device counts as unreadable.
 func (s *Snapshot) dropAmbiguous() {
 	s.dropIdentities()
 	s.dropIDs()
 }
 
-// among is a value and the group of devices in which the value must be unique.
+// among is a value with the group of devices where the value must be unique.
 type among struct{ group, value string }
 
-// dropIdentities removes ambiguous identities, with the attributes and IDs that repeat them.
-// Partitions of one physical device may share an identity.
+// dropIdentities removes ambiguous identities, with the attributes and IDs derived from them.
+// Partitions of a physical device may share an identity.
 func (s *Snapshot) dropIdentities() {
 	stating := make(map[among][]*Device)
 	for i := range s.Devices {
@@ -43,7 +42,8 @@ func (s *Snapshot) dropIdentities() {
 	}
 }
 
-// dropIdentity removes the identity of a device, with the attributes and IDs that repeat it.
+// dropIdentity removes the identity of a device, with the attributes and IDs derived from the
+// identity.
 func (d *Device) dropIdentity() {
 	identity := d.Identity
 	d.Identity, d.Attributes = "", maps.Clone(d.Attributes)
@@ -55,7 +55,7 @@ func (d *Device) dropIdentity() {
 	d.keepIDs(func(_ Offer, id string) bool { return id != identity })
 }
 
-// keepIDs removes the classic IDs for which keep returns false, and the offers that have no ID left.
+// keepIDs removes the classic IDs rejected by keep, and offers without a remaining ID.
 func (d *Device) keepIDs(keep func(Offer, string) bool) {
 	var offers []Offer
 	for _, offer := range d.Classic {
@@ -68,8 +68,8 @@ func (d *Device) keepIDs(keep func(Offer, string) bool) {
 	d.Classic = offers
 }
 
-// dropIDs removes classic IDs that identify more than one unit of a resource. Offers without a
-// resource name are compared within their family.
+// dropIDs removes classic IDs shared by several units of a resource. Offers without a resource name
+// are compared within their family.
 func (s *Snapshot) dropIDs() {
 	units := make(map[among]string)
 	twice := make(map[among]bool)
@@ -105,7 +105,7 @@ func (s *Snapshot) dropIDs() {
 	}
 }
 
-// group names the group in which the IDs of an offer must be unique.
+// group names the group where the IDs of an offer must be unique.
 func (o *Offer) group(d *Device) string {
 	if o.Unnamed() {
 		return "family " + d.Family
@@ -113,7 +113,7 @@ func (o *Offer) group(d *Device) string {
 	return o.Resource
 }
 
-// unit names the unit that the IDs of a device's offer identify.
+// unit names the unit behind the IDs of a device's offer.
 func (o *Offer) unit(d *Device) string {
 	if o.Unit == "" {
 		return "device " + d.Name
@@ -121,7 +121,7 @@ func (o *Offer) unit(d *Device) string {
 	return "unit " + o.Unit
 }
 
-// ambiguous adds a Problem with the names of all devices that share a value.
+// ambiguous adds a Problem with the names of all devices with the same value.
 func (s *Snapshot) ambiguous(devices []*Device, what error) {
 	names := make([]string, len(devices))
 	for i, d := range devices {

@@ -14,15 +14,15 @@ type Work func(ctx context.Context) error
 // Configurer returns the current description of a device, and the Work that gives the device the
 // wanted parameters. Work is nil if the device already has them. A Configurer changes nothing itself.
 // The error gives the reason why the device cannot be configured, or why its state cannot be read.
-// The error of Work also covers a device that does not have the parameters afterwards. consumer is
-// the key of the ledger's entry for which the device is changed.
+// Work also fails if the device does not have the parameters afterwards. consumer is the key of the
+// consumer's entry in the ledger.
 type Configurer func(d Device, want Parameters, consumer string) (Device, Work, error)
 
-// ErrPassing marks the error of a [Configurer] or of an allocation that is refused only temporarily,
-// usually for seconds.
+// ErrPassing marks the error of a temporary refusal by a [Configurer] or an allocation, usually for
+// seconds.
 var ErrPassing = errors.New("for the moment")
 
-// Passing returns an error with the text of err that is also [ErrPassing].
+// Passing returns an error with the text of err, wrapping [ErrPassing] too.
 func Passing(err error) error { return passingError{err} }
 
 type passingError struct{ error }
@@ -43,7 +43,7 @@ func Configurers(host *Host, families []*Family) Configurer {
 }
 
 // configured calls the family's Configure and takes over the new description. The other fields of the
-// device stay, such as its health, which takes more than one reading.
+// device stay, such as its health, which takes several readings.
 func (f *Family) configured(host *Host, d Device, want Parameters) (Device, Work, error) {
 	now, work, err := f.Configure(host, d, want)
 	if err != nil {

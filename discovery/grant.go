@@ -26,8 +26,8 @@ func (c Consumed) Add(device string, amounts map[resourceapi.QualifiedName]resou
 	}
 }
 
-// Granter returns the edits that a container needs because of its set of devices, in addition to the
-// Edits of each device.
+// Granter returns a container's edits for its whole set of devices, in addition to the Edits of each
+// device.
 type Granter func(given []Device, grant Grant) specs.ContainerEdits
 
 // Granters joins the Grant functions of families. Each family receives only its own devices, in the

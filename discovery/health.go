@@ -7,20 +7,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Health is a reading of a device's state at the time of the scan. After a [Settler] it is the state
-// that the agent publishes for the device.
+// Health is a reading of a device's state at the time of the scan. After a [Settler], Health is the
+// published state of the device.
 type Health struct {
 	Status    HealthStatus `json:"status"`
 	Condition Condition    `json:"condition,omitempty"` // name of the fault; see [Health.Key]
 	Reason    string       `json:"reason,omitempty"`    // description of the fault, "" while healthy
 
-	// Setting reports that the host's configuration makes the device unusable, and that no hardware is
-	// broken: a reset does not help.
+	// Setting is set if the host's configuration makes the device unusable. No hardware is broken, and
+	// a reset does not help.
 	Setting bool `json:"-"`
 
 	// Since is the start of the state, in whole seconds, and Effect is the effect of the state on
-	// scheduling. Stale reports that the last scan could not read the device, and that this is its
-	// previous state. [Settler] sets these fields; a family never does.
+	// scheduling. Stale is set if the last scan could not read the device and Health is its previous
+	// state. [Settler] sets these fields; a family never does.
 	Since  metav1.Time                   `json:"-"`
 	Effect resourceapi.DeviceTaintEffect `json:"-"`
 	Stale  bool                          `json:"-"`
@@ -36,17 +36,17 @@ const (
 	Unknown   HealthStatus = "Unknown"   // unreadable; the description of the device may be out of date
 )
 
-// Condition names a fault of a device. It is the part of a taint's key after "chandler.dev/", and the
-// key for which the administrator sets a severity.
+// Condition names a fault of a device. Condition is the part of a taint's key after "chandler.dev/",
+// and the key of a configured severity.
 type Condition string
 
 // The conditions.
 const (
-	ConditionUnhealthy       Condition = "unhealthy"        // a fault that its family found and that has no name of its own
+	ConditionUnhealthy       Condition = "unhealthy"        // a fault without a name of its own, found by the family
 	ConditionUnknown         Condition = "unknown"          // unreadable for a while
 	ConditionGone            Condition = "gone"             // removed from the host while a claim has it
 	ConditionDriverUnbound   Condition = "driver-unbound"   // no kernel driver is bound to it
-	ConditionNodeMissing     Condition = "node-missing"     // one of its device nodes is missing in /dev
+	ConditionNodeMissing     Condition = "node-missing"     // a device node is missing in /dev
 	ConditionNotResponding   Condition = "not-responding"   // present on the bus, but does not respond
 	ConditionOverTemperature Condition = "over-temperature" // as hot as its critical limit
 	ConditionLinkDegraded    Condition = "link-degraded"    // its PCIe link is narrower or slower than both ends support
@@ -61,17 +61,17 @@ func Conditions() []Condition {
 	}
 }
 
-// Gone returns the health of an allocated device that was removed from the host, with the effect that
-// the administrator set for that.
+// Gone returns the health of an allocated device after its removal from the host, with the configured
+// effect.
 func Gone(effect resourceapi.DeviceTaintEffect) Health {
 	return Health{Status: Unhealthy, Condition: ConditionGone, Reason: "the device is gone", Effect: effect}
 }
 
-// Missing is the health of devices that were removed from the host, by name.
+// Missing is the health of removed devices, by name.
 type Missing map[string]Health
 
-// Health returns the health of a device that was removed from the host. For a device that is not in
-// m, the start is unset and the effect is the given one.
+// Health returns the health of a removed device. For a device missing from m, the start is unset and
+// the effect is the argument.
 func (m Missing) Health(device string, effect resourceapi.DeviceTaintEffect) Health {
 	if health, known := m[device]; known {
 		return health
@@ -80,7 +80,7 @@ func (m Missing) Health(device string, effect resourceapi.DeviceTaintEffect) Hea
 }
 
 // Key returns the condition, or "" for a healthy device. If the family set no condition, Key derives
-// it from the status.
+// the condition from the status.
 func (h Health) Key() Condition {
 	switch {
 	case h.Status == Unknown:
@@ -94,14 +94,13 @@ func (h Health) Key() Condition {
 }
 
 // Usable reports whether the device may be allocated to a new pod. A condition with the effect None
-// does not prevent that.
+// does not prevent an allocation.
 func (h Health) Usable() bool {
 	return h.Key() == "" || h.Effect == resourceapi.DeviceTaintEffectNone
 }
 
-// Severity maps conditions to the effects that the administrator set. The default is NoSchedule. For
-// conditions that need not do harm, a degraded link and fatal errors of the past, the default is
-// None.
+// Severity maps conditions to the configured effects. The default is NoSchedule, except for a
+// degraded link and fatal errors of the past. They may be harmless, so their default is None.
 type Severity map[Condition]resourceapi.DeviceTaintEffect
 
 // Effect returns the effect of a condition.

@@ -11,10 +11,9 @@ import (
 // resourceMark is the placeholder for the classic resource name in the name of a [HostFile].
 const resourceMark = "{resource}"
 
-// HostFile is a file of the host that a program outside the container reads while a container has a
-// device. An example is the device description for the network plugin that the container runtime
-// calls. The agent writes the file before the container can start, and removes it when the device is
-// released.
+// HostFile is a file of the host for programs outside the container, present while a container has a
+// device. An example is the device description for the container runtime's network plugin. The agent
+// writes the file before the container can start, and removes it when the device is released.
 type HostFile struct {
 	// Path is in one of the family's FileDirs. "{resource}" in the file's name stands for the classic
 	// resource name with "-" in place of "/". A device without a classic resource has no such file.
@@ -26,7 +25,7 @@ type HostFile struct {
 // hostFileName matches names that no reader mistakes for a directory, an option or a hidden file.
 var hostFileName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:-]*$`)
 
-// CheckIn returns an error if the file is not in one of the directories or its name is invalid.
+// CheckIn returns an error if the file is outside the directories or its name is invalid.
 func (f HostFile) CheckIn(dirs []string) error {
 	dir, name := path.Split(f.Path)
 	switch {
@@ -38,8 +37,8 @@ func (f HostFile) CheckIn(dirs []string) error {
 	return nil
 }
 
-// FilesAs returns the files of the host for a device that a container has under the classic resource
-// name. resource is "" if the device has none.
+// FilesAs returns the files of the host for a device allocated by the classic resource name. resource
+// is "" if the device has none.
 func (d *Device) FilesAs(resource string) []HostFile {
 	var files []HostFile
 	for _, f := range d.Files {
@@ -54,7 +53,7 @@ func (d *Device) FilesAs(resource string) []HostFile {
 	return files
 }
 
-// FileDirs returns the directories of the host that contain the files of the families' devices.
+// FileDirs returns the directories of the host for the files of the families' devices.
 func FileDirs(families []*Family) []string {
 	var dirs []string
 	for _, f := range families {

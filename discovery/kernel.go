@@ -8,13 +8,13 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// kernel lists the devices of buses and classes. It reads each list once in a scan, for all families,
-// and indexes PCI functions, so that a match is compared with few of thousands.
+// kernel lists the devices of buses and classes. It reads each list once in a scan, for all families.
+// An index of PCI functions limits the comparisons of a match to few of thousands.
 type kernel struct {
 	fsys     fs.FS
 	rebinds  bool // the administrator allows VFIO passthrough
 	lists    map[string][]sysfs.Device
-	byVendor map[string][]sysfs.Device // PCI functions; the key "" holds those whose vendor is unreadable; nil until the first use
+	byVendor map[string][]sysfs.Device // PCI functions; the key "" holds functions with an unreadable vendor; nil until the first use
 	byClass  map[string][]sysfs.Device // the same, by the two digits of the base class
 	byDriver map[string][]sysfs.Device // the same, by the bound driver
 	problems []Problem
@@ -44,8 +44,8 @@ func (k *kernel) list(m Match) []sysfs.Device {
 	return devices
 }
 
-// candidates returns the devices of the match's bus or class that the match may select, including
-// those whose index key is unreadable.
+// candidates returns the match's possible devices of its bus or class, including devices with an
+// unreadable index key.
 func (k *kernel) candidates(m Match) []sysfs.Device {
 	all := k.list(m)
 	switch {

@@ -12,7 +12,7 @@ import (
 // labels.
 //
 // Names and values are texts with words in braces, such as "{model}". A word stands for a property of
-// the device. A device that lacks one of the words does not contribute to the label. The words are:
+// the device. A device without a value for a word does not contribute to the label. The words are:
 //
 //   - the names of attributes; those of versions also with .major, .minor and .patch;
 //   - the names of capacities; also with .Mi and .Gi, in these units, rounded;

@@ -13,9 +13,9 @@ import (
 )
 
 // SetNames sets an attribute to several names. The string value joins the names with commas. It is
-// left out if it exceeds the API's length limit, because a shortened text would hide names. Several
-// names are also set as a list, which has no limit for the total length, unless one name exceeds the
-// limit alone.
+// left out if the text exceeds the API's length limit, because a shortened text would hide names.
+// Several names are also set as a list, which has no limit for the total length, unless a name
+// exceeds the limit alone.
 func (d *Device) SetNames(name resourceapi.QualifiedName, names []string) {
 	if value := strings.Join(names, ","); len(value) <= resourceapi.DeviceAttributeMaxValueLength {
 		d.Attributes.SetString(name, value)
@@ -26,8 +26,8 @@ func (d *Device) SetNames(name resourceapi.QualifiedName, names []string) {
 	}
 }
 
-// Names returns the names that [Device.SetNames] set. It returns nil if no names were set, or if they
-// exceeded the limits of both the string and the list.
+// Names returns the names set by [Device.SetNames]. The result is nil without any names, or if the
+// names exceeded the limits of both the string and the list.
 func (d *Device) Names(name resourceapi.QualifiedName) []string {
 	if list := d.Lists[name].StringValues; list != nil {
 		return list
@@ -38,7 +38,7 @@ func (d *Device) Names(name resourceapi.QualifiedName) []string {
 	return nil
 }
 
-// setList sets a list. It clones the map first, because copies of a device share it.
+// setList sets a list. Copies of a device share the map, so setList clones the map first.
 func (d *Device) setList(name resourceapi.QualifiedName, list resourceapi.DeviceAttribute) {
 	d.Lists = maps.Clone(d.Lists)
 	if d.Lists == nil {
@@ -47,8 +47,8 @@ func (d *Device) setList(name resourceapi.QualifiedName, list resourceapi.Device
 	d.Lists[name] = list
 }
 
-// setPlaces adds the lists of a device's location in the machine: the NUMA nodes that are as near as
-// its own, and the PCIe roots of a device that consists of several functions.
+// setPlaces adds the lists of a device's location in the machine: the NUMA nodes as near as its own,
+// and the PCIe roots of a device with several functions.
 func setPlaces(host *Host, devices []Device) {
 	near := make(map[int64]resourceapi.DeviceAttribute) // by NUMA node
 	for i := range devices {

@@ -42,9 +42,9 @@ func SharedNode(host *Host, misc sysfs.Device, dir string) (Device, error) {
 	return d, err
 }
 
-// CheckNode compares a device node of the host with an edit. It returns the node as found, and an
-// error if type or numbers differ: the node may belong to another device, if the kernel has assigned
-// new numbers since.
+// CheckNode compares a device node of the host with an edit. CheckNode returns the node as found, and
+// an error if type or numbers differ: the node may belong to another device, if the kernel has
+// assigned new numbers since.
 func CheckNode(edit *specs.DeviceNode, info fs.FileInfo) (*specs.DeviceNode, error) {
 	name, wanted := cmp.Or(edit.HostPath, edit.Path), edit.Type
 	if wanted == "u" {
@@ -80,8 +80,8 @@ func nodeType(mode fs.FileMode) string {
 	return ""
 }
 
-// CountedIDs returns count classic IDs for a device that count containers may share: the prefix
-// followed by a number from 0.
+// CountedIDs returns count classic IDs for a device with count containers: the prefix followed by a
+// number from 0.
 func CountedIDs(prefix string, count int) []string {
 	ids := make([]string, count)
 	for i := range ids {
@@ -90,6 +90,6 @@ func CountedIDs(prefix string, count int) []string {
 	return ids
 }
 
-// VFIOControl returns the nodes that are needed to use any IOMMU group or function under vfio. They
-// are CommonNodes of the families that use [VFIO].
+// VFIOControl returns the nodes needed for any IOMMU group or function under vfio. Families with
+// [VFIO] list them as CommonNodes.
 func VFIOControl() []string { return []string{"/dev/vfio/vfio", "/dev/iommu"} }

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Parameter names a setting that a claim can request for a device. Each [Family] lists the parameters
-// that it accepts. The names are those of the fields in the users' configuration.
+// Parameter names a setting for a device that a claim can request. Each [Family] lists its accepted
+// parameters. The names are the field names in the users' configuration.
 type Parameter string
 
 // Environment returns the parameter that sets an environment variable in the containers of a device.
@@ -18,10 +18,10 @@ func Environment(variable string) Parameter {
 	return Parameter(variablePrefix + variable + "]")
 }
 
-// variablePrefix is the prefix of parameters that set environment variables.
+// variablePrefix is the prefix of parameters for environment variables.
 const variablePrefix = "environment["
 
-// variable returns the name of the environment variable that the parameter sets, or "".
+// variable returns the name of the parameter's environment variable, or "".
 func (p Parameter) variable() string {
 	if rest, ok := strings.CutPrefix(string(p), variablePrefix); ok {
 		return strings.TrimSuffix(rest, "]")
@@ -29,11 +29,10 @@ func (p Parameter) variable() string {
 	return ""
 }
 
-// Parameters are the settings that a claim requests for the devices of a request.
+// Parameters are the settings of a claim for the devices of a request.
 type Parameters map[Parameter]string
 
-// Environment returns the environment variables that the parameters set, as NAME=value, sorted by
-// name.
+// Environment returns the environment variables of the parameters, as NAME=value, sorted by name.
 func (p Parameters) Environment() []string {
 	var env []string
 	for _, name := range slices.Sorted(maps.Keys(p)) {
@@ -47,8 +46,8 @@ func (p Parameters) Environment() []string {
 // Acceptor returns an error if the devices of a request cannot be allocated with the parameters.
 type Acceptor func(given []Device, parameters Parameters) error
 
-// Acceptors joins the Accept functions of families. A device accepts only parameters that its family
-// lists, and only if the family's Accept returns no error for the family's own parameters.
+// Acceptors joins the Accept functions of families. A device accepts only its family's listed
+// parameters, and only if the family's Accept returns no error for the family's own parameters.
 func Acceptors(families []*Family) Acceptor {
 	byName := make(map[string]*Family, len(families))
 	for _, f := range families {
@@ -79,7 +78,7 @@ func Acceptors(families []*Family) Acceptor {
 	}
 }
 
-// takes returns an error for each parameter that the family does not list.
+// takes returns an error for each parameter missing from the family's list.
 func (f *Family) takes(d Device, parameters Parameters) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(parameters)) {

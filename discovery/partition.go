@@ -2,7 +2,7 @@ package discovery
 
 import "errors"
 
-// Partitioning selects the devices that the administrator allows Chandler to partition on demand.
+// Partitioning selects the devices for which the administrator allows on-demand partitions.
 type Partitioning struct {
 	Expression string // as in the configuration
 	Selects    func(Device) (bool, error)
@@ -12,8 +12,8 @@ type Partitioning struct {
 func SamePartitioning(a, b Partitioning) bool { return a.Expression == b.Expression }
 
 // Partitions reports whether the administrator allows a device to be partitioned. d is the
-// description of the whole device. The error joins those of expressions that cannot be evaluated for
-// the device.
+// description of the whole device. The error joins the errors of expressions that cannot be evaluated
+// for the device.
 func (h *Host) Partitions(d Device) (bool, error) {
 	var errs []error
 	for _, partitioning := range h.Partition {

@@ -1,7 +1,7 @@
 package discovery
 
-// PathResource is a classic resource that the administrator defines from device nodes, files and USB
-// devices of the host. Its JSON names are those of the configuration.
+// PathResource is a classic resource of the administrator, made from device nodes, files and USB
+// devices of the host. Its JSON names are the names in the configuration.
 type PathResource struct {
 	Name   string            `json:"name"`           // "example.com/serial"
 	Kind   string            `json:"kind,omitempty"` // the attribute, "other" if empty
@@ -15,16 +15,16 @@ type PathGroup struct {
 	Paths []HostPath `json:"paths,omitempty"`
 	USB   []USBID    `json:"usb,omitempty"`
 
-	// Each makes one device of one USB device per entry, as with paths. Otherwise all matches together
-	// make one device.
+	// Each makes a device of a USB device per entry, as with paths. Otherwise all matches together
+	// make a single device.
 	Each bool `json:"each,omitempty"`
 
 	// Count is the number of containers that may have a device at once; 0 means 1.
 	Count int `json:"count,omitempty"`
 
-	// Units is the number of devices of the group if the host does not show it. Each unit has all
-	// paths of the group, which must exist, but the group may have no paths. With 0, as many devices
-	// are created as are found.
+	// Units is the number of devices of the group if the host does not show the number. Each unit has
+	// all paths of the group, which must exist, but the group may have no paths. With 0, as many
+	// devices are created as are found.
 	Units int `json:"units,omitempty"`
 
 	// UnitEnv is the environment variable with the numbers of the container's units, joined with
@@ -32,7 +32,7 @@ type PathGroup struct {
 	UnitEnv string `json:"unitEnv,omitempty"`
 }
 
-// Unseen is the Source of units that are not visible on the host: they exist as long as the host
+// Unseen is the Source of units without a trace on the host: the units exist as long as the host
 // does.
 const Unseen = "sys"
 
@@ -40,8 +40,8 @@ const Unseen = "sys"
 type HostPath struct {
 	Path string `json:"path"` // absolute; a pattern of [path.Match]
 
-	// MountPath is the path in the container. If empty, it is the path on the host. If it ends in a
-	// slash, it is the directory for the file's own name.
+	// MountPath is the path in the container. If empty, MountPath is the path on the host. With a
+	// slash at the end, MountPath is the directory for the file's own name.
 	MountPath string `json:"mountPath,omitempty"`
 
 	Permissions string `json:"permissions,omitempty"` // of a device node: "mrw" if empty

@@ -15,7 +15,7 @@ import (
 
 // patient reads a host on which a read of any file may hang, for example because a driver never
 // releases a lock. The kernel offers no way to cancel such a read, so each reading runs in a
-// goroutine of its own, which is abandoned if it hangs.
+// goroutine of its own, which is abandoned if the read hangs.
 type patient struct {
 	host     *Host
 	patience time.Duration
@@ -25,7 +25,7 @@ type patient struct {
 	hung atomic.Pointer[[]*hang]
 }
 
-// hang is a read that does not return.
+// hang is a read without an end.
 type hang struct {
 	step
 	of   *view
@@ -47,8 +47,8 @@ func newPatient(host *Host, patience time.Duration) *patient {
 	return p
 }
 
-// hangUnit returns the path that is skipped while a read of the file hangs: the whole PCI function,
-// because its other files would probably hang too.
+// hangUnit returns the path to skip while a read of the file hangs: the whole PCI function, because
+// its other files would probably hang too.
 func hangUnit(file string) string {
 	if function, ok := sysfs.At(nil, file).PCIFunction(); ok {
 		return function.Path

@@ -84,8 +84,8 @@ func Hardware(host *Host, d sysfs.Device) (Device, error) {
 }
 
 // CompatibleVendor returns the vendor of a part of a system on a chip, from the first compatible
-// string of the device tree: "rockchip" for "rockchip,rk3588-mali". It is empty without such a string
-// (Documentation/devicetree/bindings/vendor-prefixes.yaml).
+// string of the device tree: "rockchip" for "rockchip,rk3588-mali". The result is empty without such
+// a string (Documentation/devicetree/bindings/vendor-prefixes.yaml).
 func CompatibleVendor(d sysfs.Device) string {
 	vendor, _, ok := strings.Cut(d.Uevent()["OF_COMPATIBLE_0"], ",")
 	if !ok {
@@ -182,8 +182,8 @@ func parseLinkSpeed(text string) (speed int64, ok bool) {
 	return 1000*whole + 100*tenths, true
 }
 
-// SetPlace sets the location of a kernel device that is not a PCI function but is below one, such as
-// a USB device: pcieRoot and numaNode. A device that is below no PCI function gets neither.
+// SetPlace sets the location of a kernel device below a PCI function, such as a USB device: pcieRoot
+// and numaNode. Other devices get neither.
 func SetPlace(a Attributes, d sysfs.Device) error {
 	function, ok := d.PCIFunction()
 	if !ok {
@@ -195,9 +195,9 @@ func SetPlace(a Attributes, d sysfs.Device) error {
 	return nil
 }
 
-// setLocation sets the attributes that Kubernetes defines, by its own helpers. The helpers reject PCI
-// domains of more than four digits (KEP-4381 describes only "0000"). Longer domains are published in
-// the same form.
+// setLocation sets Kubernetes' own attributes, by its own helpers. The helpers reject PCI domains of
+// more than four digits (KEP-4381 describes only "0000"). Longer domains are published in the same
+// form.
 func setLocation(a Attributes, function sysfs.Device) error {
 	a.SetString(deviceattribute.StandardDeviceAttributePCIBusID, function.Name())
 	return setPlace(a, function)
@@ -217,7 +217,7 @@ func setPlace(a Attributes, function sysfs.Device) error {
 }
 
 // Idle reports whether a driver leaves its function unusable: no driver is bound, or a driver that
-// only reserves the function. Those are pci-stub, pci-pf-stub, which can also create virtual
+// only reserves the function. Such drivers are pci-stub, pci-pf-stub, which can also create virtual
 // functions, and pciback of Xen (drivers/pci/pci-stub.c, drivers/pci/pci-pf-stub.c,
 // drivers/xen/xen-pciback).
 func Idle(driver string) bool {
@@ -236,10 +236,9 @@ func Unbound(host *Host, function sysfs.Device, kind, vendor string) (Device, er
 	return d, err
 }
 
-// ByClassDevices describes devices that are visible as class devices, which need not be below a PCI
-// function. It calls describe for each class device, with the found PCI functions by address, and
-// [Unbound] for each PCI function without a driver. A function with a driver is described by its
-// class device.
+// ByClassDevices describes devices by their class devices, which need not be below a PCI function. It
+// calls describe for each class device, with the found PCI functions by address, and [Unbound] for
+// each PCI function without a driver. A function with a driver is described by its class device.
 func ByClassDevices(host *Host, found []sysfs.Device, kind, vendor string, describe func(class sysfs.Device, functions map[string]sysfs.Device) (Device, error)) (devices []Device, problems []Problem) {
 	functions := make(map[string]sysfs.Device)
 	for _, d := range found {
@@ -266,8 +265,8 @@ func ByClassDevices(host *Host, found []sysfs.Device, kind, vendor string, descr
 
 // Node returns the edit that gives a container the kernel's node of a device. dir is the directory of
 // the node if the kernel does not report one: "/dev/dri". The edit contains the device numbers if
-// they are known, so that a later check can detect a changed node and refuse to hand it out. If the
-// numbers are unreadable, Node returns the edit without them and an error.
+// known, so that a later check can detect and refuse a changed node. If the numbers are unreadable,
+// Node returns the edit without them and an error.
 func Node(d sysfs.Device, dir string) (*specs.DeviceNode, error) {
 	node, err := d.Node(dir)
 	edit := &specs.DeviceNode{Path: node.Path, HostPath: node.Path, Permissions: "rw"}
@@ -285,7 +284,7 @@ func Node(d sysfs.Device, dir string) (*specs.DeviceNode, error) {
 }
 
 // PermitMknod allows a container to create the nodes as well ("mrw"). The device plugins of some
-// families do so, and software that creates its own /dev expects it.
+// families do so, and software with its own /dev expects the permission.
 func PermitMknod(nodes []*specs.DeviceNode) {
 	for _, node := range nodes {
 		node.Permissions = "mrw"
@@ -293,7 +292,7 @@ func PermitMknod(nodes []*specs.DeviceNode) {
 }
 
 // NodeHealth checks in the host's /dev whether the nodes of a device exist and have the device's
-// numbers. It opens none of them.
+// numbers. NodeHealth opens no node.
 func NodeHealth(host *Host, nodes []*specs.DeviceNode) Health {
 	if len(nodes) == 0 {
 		return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: "the kernel has no device node for it"}

@@ -8,8 +8,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// fatalErrors describes the fatal errors that the kernel has counted for a function, for the port
-// above it, or at its root port (Documentation/ABI/testing/sysfs-bus-pci-devices-aer).
+// fatalErrors describes the kernel's count of fatal errors for a function, for the port above it, or
+// at its root port (Documentation/ABI/testing/sysfs-bus-pci-devices-aer).
 func (p pciHealth) fatalErrors(function sysfs.Device) string {
 	if n := countedErrors(function); n > 0 {
 		return errorCount(n)
@@ -38,7 +38,7 @@ func errorCount(n uint64) string {
 	return fmt.Sprintf("%d fatal PCIe errors", n)
 }
 
-// countedErrors returns the fatal errors that the kernel counts for the function itself.
+// countedErrors returns the kernel's count of fatal errors for the function itself.
 func countedErrors(function sysfs.Device) uint64 {
 	text, _ := function.Text("aer_dev_fatal")
 	for line := range strings.Lines(text) {
@@ -50,9 +50,9 @@ func countedErrors(function sysfs.Device) uint64 {
 	return 0
 }
 
-// strayErrors returns the number of fatal errors that a root port received and that no function below
-// it counts. Before 6.16 the kernel does not count a fatal error for its endpoint: after a fatal
-// error it does not read the details over the link, and counts only errors with details
+// strayErrors returns the number of fatal errors received by a root port and counted by no function
+// below. Before 6.16 the kernel does not count a fatal error for its endpoint: after a fatal error
+// the kernel does not read the details over the link, and counts only errors with details
 // (aer_get_device_error_info, aer_print_error and pci_rootport_aer_stats_incr in
 // drivers/pci/pcie/aer.c).
 func (p pciHealth) strayErrors(root sysfs.Device) uint64 {

@@ -12,9 +12,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// readPCI adds the health readings of a PCI function to the devices that are the function or a part
-// of it. The family's own readings come first. readPCI returns the readings by the function's
-// directory.
+// readPCI adds the health readings of a PCI function to devices that are the function or its parts.
+// The family's own readings come first. readPCI returns the readings by the function's directory.
 func readPCI(host *Host, devices []Device) map[string][]Health {
 	health := newPCIHealth(host)
 	for i := range devices {
@@ -27,7 +26,7 @@ func readPCI(host *Host, devices []Device) map[string][]Health {
 }
 
 // pciHealth reads the health of each PCI function once: several partitions can share a function, and
-// virtual functions share a physical one.
+// virtual functions share a physical function.
 type pciHealth struct {
 	host   *Host
 	known  map[string][]Health // by directory
@@ -38,7 +37,7 @@ func newPCIHealth(host *Host) pciHealth {
 	return pciHealth{host: host, known: make(map[string][]Health), strays: make(map[string]uint64)}
 }
 
-// of returns the faults of a PCI function. The faults of a virtual function include those of its
+// of returns the faults of a PCI function. The faults of a virtual function include the faults of its
 // physical function, which has the link, the sensors and the error counters of both.
 func (p pciHealth) of(function sysfs.Device) []Health {
 	readings := p.alone(function)
@@ -59,7 +58,7 @@ func (p pciHealth) of(function sysfs.Device) []Health {
 	return readings
 }
 
-// alone returns the faults that the function's own directory shows.
+// alone returns the faults in the function's own directory.
 func (p pciHealth) alone(function sysfs.Device) []Health {
 	readings, read := p.known[function.Path]
 	if !read {
@@ -70,9 +69,8 @@ func (p pciHealth) alone(function sysfs.Device) []Health {
 }
 
 // functionOf returns the PCI function whose health the device has: the device itself, or the target
-// of the "device" link of a class directory such as infiniband/mlx5_0. A device that is only
-// connected to a function, such as a USB device to its controller, does not share the function's
-// health.
+// of the "device" link of a class directory such as infiniband/mlx5_0. A device merely connected to a
+// function, such as a USB device to its controller, does not share the function's health.
 func functionOf(d sysfs.Device) (sysfs.Device, bool) {
 	if !sysfs.IsPCIAddress(d.Name()) {
 		d, _ = d.LinkTo("device")
@@ -81,8 +79,8 @@ func functionOf(d sysfs.Device) (sysfs.Device, bool) {
 }
 
 // read returns the faults of a PCI function, present faults before past ones. An unreadable value is
-// not a fault: a sensor that does not respond does not make the device unhealthy. read wakes no
-// suspended function, and reads no file that takes the device's lock.
+// not a fault: a silent sensor does not make the device unhealthy. read wakes no suspended function,
+// and reads no file behind the device's lock.
 func (p pciHealth) read(function sysfs.Device) []Health {
 	var readings []Health
 	add := func(condition Condition, reason string) {
@@ -104,15 +102,15 @@ func (p pciHealth) read(function sysfs.Device) []Health {
 
 // noLink is the width of a link whose status register reads as all ones because the function does not
 // respond; no link has 63 lanes (PCI_EXP_LNKSTA_NLW in include/uapi/linux/pci_regs.h). Some virtual
-// machines report it for healthy functions.
+// machines report this width for healthy functions.
 const noLink = 63
 
-// headerSize is the size of the configuration space header that every function has. Users other than
-// root can read no more.
+// headerSize is the size of the configuration space header of every function. Users other than root
+// can read no more.
 const headerSize = 64
 
 // silent describes how a function does not respond: the whole header of its configuration space reads
-// as ones. The vendor ID alone is not enough, because it reads as ones on healthy virtual functions
+// as ones. The vendor ID alone is not enough, because healthy virtual functions have all ones there
 // (section 3.4.1.1 of the SR-IOV specification). During a reset of the function the kernel blocks
 // readers (pci_wait_cfg in drivers/pci/access.c), so a reset is not mistaken for a fault.
 func silent(host *Host, function sysfs.Device) string {
@@ -135,7 +133,7 @@ func silent(host *Host, function sysfs.Device) string {
 // (Documentation/hwmon/sysfs-interface.rst).
 var limitFile = regexp.MustCompile(`^temp[0-9]+_crit$`)
 
-// tooHot describes the first sensor of a function that has reached its critical limit.
+// tooHot describes a function's first sensor at or above its critical limit.
 func tooHot(host *Host, function sysfs.Device) string {
 	for _, hwmon := range function.Children("hwmon") {
 		files, _ := fs.ReadDir(host.FS, hwmon.Path)
@@ -159,8 +157,8 @@ const networkClass = "02"
 
 // degraded describes how the link of a function is below the maximum of the function and of the port
 // above it (Documentation/ABI/testing/sysfs-bus-pci). The speed is checked only for network
-// controllers: the kernel does not distinguish a link that was trained at a low speed from one that
-// idle GPUs and accelerators have slowed down.
+// controllers: the kernel does not distinguish a link trained at a low speed from a link slowed down
+// by an idle GPU or accelerator.
 func degraded(function sysfs.Device) string {
 	port := function.Parent()
 	if !sysfs.IsPCIAddress(port.Name()) {
@@ -180,5 +178,5 @@ func degraded(function sysfs.Device) string {
 	return ""
 }
 
-// known returns the width or speed of a link, and 0 if it is unreadable.
+// known returns the width or speed of a link, and 0 if unreadable.
 func known(value int64, _ error) int64 { return value }

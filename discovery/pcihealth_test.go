@@ -12,10 +12,10 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// silence is the configuration space of a function that does not respond.
+// silence is the configuration space of a silent function.
 var silence = strings.Repeat("\xff", 64)
 
-// functionHost is a host with one function below one port.
+// functionHost is a host with a function below a port.
 func functionHost(files map[string]string) *discovery.Host {
 	const bus, port = "sys/bus/pci/devices/", "sys/devices/pci0000:00/0000:00:01.0"
 	const function = port + "/0000:03:00.0"
@@ -114,7 +114,7 @@ func TestPCIHealth(t *testing.T) {
 }
 
 // A part that is a class directory has the readings of the function to which its device link leads. A
-// device that is only connected to the function does not have them.
+// device merely connected to the function does not have the readings.
 func TestPCIHealthOfParts(t *testing.T) {
 	const function = "sys/devices/pci0000:00/0000:00:01.0/0000:03:00.0"
 	host := functionHost(map[string]string{"aer_dev_fatal": "TOTAL_ERR_FATAL 2", "infiniband/mlx5_0/port": "1", "usb1/1-1/tty/ttyUSB0/dev": "188:0"})

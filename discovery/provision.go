@@ -2,23 +2,23 @@ package discovery
 
 import "fmt"
 
-// Write describes one write to an attribute and its effect. A Write is data: a family returns it and
-// does not write anything itself.
+// Write describes one write to an attribute and its effect. A Write is data: a family returns Writes
+// and does not write anything itself.
 type Write struct {
 	Path  string // of the attribute, as in fs.FS: "sys/bus/pci/drivers_probe"
-	Value string // what is written
+	Value string // the written text
 
-	// NameOf is a link. If it is set, the last element of its target is written instead of Value: the
+	// NameOf is a link. If set, the last element of its target is written instead of Value: the
 	// address of a virtual function that does not exist yet at planning time.
 	NameOf string
 
 	// Shows is the path that shows the change: the attribute itself or the "driver" link of a device.
-	// From and To are the values before and after. From is empty if there is no value, or if the value
-	// that the kernel leaves is not predictable.
+	// From and To are the values before and after. From is empty without a value, or if the kernel's
+	// value is not predictable.
 	Shows, From, To string
 
-	// Always is set if the write must be made even after an earlier write failed, because it completes
-	// what an earlier write started.
+	// Always is set if the write must be made even after a failed write, because it completes an
+	// earlier write.
 	Always bool
 }
 

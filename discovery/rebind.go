@@ -22,12 +22,11 @@ const Driver Parameter = "driver"
 // DriverVFIO requests VFIO passthrough of a PCI function.
 const DriverVFIO = "vfio"
 
-// VFIODriver is the attribute with the vfio driver to which a device is bound on request. A device
-// without the attribute does not support VFIO passthrough.
+// VFIODriver is the attribute with the vfio driver of a device's passthrough. A device without the
+// attribute does not support VFIO passthrough.
 const VFIODriver resourceapi.QualifiedName = "vfioDriver"
 
-// Rebinding selects the devices that the administrator allows to be bound to a vfio driver on
-// request.
+// Rebinding selects the devices for which the administrator allows VFIO passthrough.
 type Rebinding struct {
 	Expression string // as in the configuration
 	Selects    func(Device) (bool, error)
@@ -41,19 +40,19 @@ func SameRebinding(a, b Rebinding) bool { return a.Expression == b.Expression &&
 type Rebindable struct {
 	Driver string `json:"driver"`
 
-	// Others are the kernel's directories of the functions that are bound together with the device:
-	// those of its IOMMU group that have a driver, except bridges.
+	// Others are the kernel's directories of the functions bound together with the device: the
+	// functions of its IOMMU group with a driver, except bridges.
 	Others []string `json:"others,omitempty"`
 
-	// Only reports that the device can be allocated only with VFIO passthrough.
+	// Only is set if the device can be allocated only with VFIO passthrough.
 	Only bool `json:"only,omitempty"`
 
 	// Why is the reason why passthrough is not possible nevertheless, or "".
 	Why string `json:"why,omitempty"`
 }
 
-// Rebinds returns the vfio driver that the administrator allows for a device, or "". The error joins
-// those of expressions that cannot be evaluated for the device.
+// Rebinds returns the vfio driver allowed for a device, or "". The error joins the errors of
+// expressions that cannot be evaluated for the device.
 func (h *Host) Rebinds(d Device) (driver string, err error) {
 	var errs []error
 	for _, rebinding := range h.Rebind {
@@ -68,7 +67,7 @@ func (h *Host) Rebinds(d Device) (driver string, err error) {
 	return "", errors.Join(errs...)
 }
 
-// setRebindable sets Rebind of the PCI functions for which the administrator allows VFIO passthrough.
+// setRebindable sets Rebind of the PCI functions with allowed VFIO passthrough.
 func setRebindable(host *Host, devices []Device) (problems []Problem) {
 	if len(host.Rebind) == 0 {
 		return nil
@@ -95,8 +94,8 @@ func setRebindable(host *Host, devices []Device) (problems []Problem) {
 	return problems
 }
 
-// GroupOthers returns the other functions of an IOMMU group that must be bound together with a
-// function, and the reason why the function cannot be bound to vfio, or "".
+// GroupOthers returns the other functions of an IOMMU group to bind together with a function, and the
+// reason why the function cannot be bound to vfio, or "".
 func GroupOthers(host *Host, function sysfs.Device) (others []string, why string) {
 	group := function.Link("iommu_group")
 	if group == "" {
@@ -121,7 +120,7 @@ func GroupOthers(host *Host, function sysfs.Device) (others []string, why string
 }
 
 // joinRebindable decides which devices can be bound to vfio together with all functions of their
-// IOMMU group: a group is bound as a whole or not at all. Those devices get the attribute
+// IOMMU group: a group is bound as a whole or not at all. Such devices get the attribute
 // [VFIODriver].
 func (s *Snapshot) joinRebindable() {
 	if !slices.ContainsFunc(s.Devices, func(d Device) bool { return d.Rebind != nil }) {
@@ -180,9 +179,9 @@ func acceptDriver(d *Device, parameters Parameters) error {
 	return nil
 }
 
-// Rebound returns the description of a device that is bound to a vfio driver, with the edits for a
-// container. All other fields stay, so that the attributes by which the scheduler selected the device
-// still match. The error joins what could not be read.
+// Rebound returns the description of a device under a vfio driver, with the edits for a container.
+// All other fields stay, so that the scheduler's selection of the device still matches. The error
+// joins the read errors.
 func Rebound(host *Host, d Device) (Device, error) {
 	nodes, err := VFIO(host, sysfs.At(host.FS, d.Source))
 	PermitMknod(nodes) // as KubeVirt does

@@ -35,7 +35,7 @@ const maxFlaps = 10
 //     has been free since it lost its driver or its node, or since it was found and was not
 //     readable yet, it recovers at once, and the missing driver or node does not count as
 //     becoming worse.
-//   - A device that is missing has been gone since the scan that first missed it. If it was
+//   - A missing device has been gone since the first scan without the device. If it was
 //     allocated meanwhile, gone is a state like others and ends like them. Free devices are often
 //     removed on purpose, such as partitions in favor of a whole device: when such a device
 //     returns, it has its previous state at once.
@@ -68,10 +68,10 @@ type state struct {
 	Reason    string       `json:"reason,omitempty"`
 	Since     metav1.Time  `json:"since"`
 	Worsened  metav1.Time  `json:"worsened,omitzero"` // time of the last change to a worse state
-	Flaps     int          `json:"flaps,omitempty"`   // number of changes to a worse state, each within FlappingWithin of the one before
+	Flaps     int          `json:"flaps,omitempty"`   // number of changes to a worse state, each within FlappingWithin of the previous change
 	Made      bool         `json:"made,omitempty"`    // the device is being created or removed, and has been free since
 
-	Missing metav1.Time `json:"missing,omitzero"` // start of the absence, zero for a device that is present
+	Missing metav1.Time `json:"missing,omitzero"` // start of the absence, zero for a present device
 	Missed  bool        `json:"missed,omitempty"` // the device was allocated while it was missing
 
 	// unread and better are the start of readings that are Unknown or better than the state. unheld is
@@ -131,9 +131,9 @@ func (s *Settler) settle(d *Device, now time.Time) (wait time.Duration) {
 	return wait
 }
 
-// isMade reports whether a reading may be that of a device that is being created or removed: the
-// device lacks its driver or a node, or was never readable, and had no other fault before. It also
-// reports true for the first good reading after that.
+// isMade reports whether a reading fits a device during its creation or removal: the device lacks its
+// driver or a node, or was never readable, and had no other fault before. isMade also reports true
+// for the next good reading.
 func (st *state) isMade(reading Health) bool {
 	wasWell := st.Made || st.Status == "" || st.Status == Healthy
 	switch reading.Key() {
@@ -150,7 +150,8 @@ func (st *state) isMade(reading Health) bool {
 // held reports whether the device is allocated.
 func (s *Settler) held(device string) bool { return s.Held != nil && s.Held(device) }
 
-// say returns the health of a device after a reading, and the time after which the health may change.
+// say returns the health of a device after a reading, and the time until a possible change of the
+// health.
 func (s *Settler) say(st *state, reading Health, now time.Time) (health Health, wait time.Duration) {
 	if wait = s.wait(st, reading, now); wait == 0 {
 		s.become(st, reading, now)
@@ -200,7 +201,7 @@ func (s *Settler) miss(st *state, held bool, now time.Time) {
 }
 
 // back records that the device is present again. If it was allocated meanwhile, and its state is
-// better than gone, its state becomes gone, from which it recovers.
+// better than gone, its state becomes gone, and recovers from gone.
 func (s *Settler) back(st *state) {
 	gone := s.gone(st)
 	gone.Reason = "the device was gone until just now"
@@ -264,7 +265,7 @@ func (st *state) health() Health {
 	return Health{Status: st.Status, Condition: st.Condition, Reason: st.Reason}
 }
 
-// seconds truncates a time to the precision in which it is stored.
+// seconds truncates a time to the stored precision.
 func seconds(t time.Time) metav1.Time { return metav1.Time{Time: t.UTC().Truncate(time.Second)} }
 
 func or(set, otherwise time.Duration) time.Duration {
@@ -277,7 +278,7 @@ func or(set, otherwise time.Duration) time.Duration {
 // MarshalJSON writes the states, so that another Settler can continue with them.
 func (s *Settler) MarshalJSON() ([]byte, error) { return json.Marshal(s.states) }
 
-// UnmarshalJSON reads states that MarshalJSON wrote. If one of them is invalid, it reads none.
+// UnmarshalJSON reads states that MarshalJSON wrote. If any state is invalid, it reads none.
 func (s *Settler) UnmarshalJSON(data []byte) error {
 	var states map[string]*state
 	if err := json.Unmarshal(data, &states); err != nil {

@@ -1,7 +1,8 @@
 package discovery
 
-// CountMembers sets the Members of all offers with a Unit to the number of devices in that unit. It
-// is for families whose units are allocated only as a whole, such as cards with several functions.
+// CountMembers sets the Members of all offers with a Unit to the number of devices in that unit.
+// CountMembers is for families whose units are allocated only as a whole, such as cards with several
+// functions.
 func CountMembers(devices []Device) {
 	offers := make([][]Offer, len(devices))
 	for i := range devices {

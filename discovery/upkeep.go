@@ -6,8 +6,8 @@ import (
 	"path"
 )
 
-// Upkeep selects the devices for which the administrator allows a vendor's program to do work for
-// claims, such as running a daemon, for as long as the claims have devices.
+// Upkeep selects the devices whose claims may use a vendor's program, for example to run a daemon,
+// for as long as the claims have devices.
 type Upkeep struct {
 	Kind       UpkeepKind
 	Expression string // as in the configuration
@@ -19,15 +19,15 @@ type UpkeepKind string
 
 // The kinds of work.
 const (
-	UpkeepMPS        UpkeepKind = "mps"        // a daemon with which programs compute on a GPU at the same time
+	UpkeepMPS        UpkeepKind = "mps"        // a daemon for simultaneous computing of programs on a GPU
 	UpkeepTimeSlices UpkeepKind = "timeSlices" // how long each program computes before the next one's turn
 )
 
 // SameUpkeep reports whether two entries have the same kind and expression.
 func SameUpkeep(a, b Upkeep) bool { return a.Kind == b.Kind && a.Expression == b.Expression }
 
-// Keeps reports whether the administrator allows a kind of work for a device. The error joins those
-// of expressions that cannot be evaluated for the device.
+// Keeps reports whether the administrator allows a kind of work for a device. The error joins the
+// errors of expressions that cannot be evaluated for the device.
 func (h *Host) Keeps(d Device, kind UpkeepKind) (bool, error) {
 	var errs []error
 	for _, upkeep := range h.Upkeep {
@@ -90,6 +90,6 @@ func JoinOrders(all ...[]Order) (joined []Order, err error) {
 	return joined, nil
 }
 
-// UpkeepDir returns the directory of the files that a family's program keeps for a claim. Its path is
-// the same for the agent and on the host.
+// UpkeepDir returns the directory of the files of a family's program for a claim. Its path is the
+// same for the agent and on the host.
 func (g *Grant) UpkeepDir(family string) string { return path.Join(g.Upkeep, family, g.UID) }

@@ -79,8 +79,8 @@ func inOrder[V any](what string, entries map[resourceapi.QualifiedName]V, check 
 	return errs
 }
 
-// validateName returns an error if the API server would reject an attribute or capacity of that name,
-// and with it all devices of the slice. The rules are those of [resourceapi.QualifiedName].
+// validateName returns an error if the API server would reject an attribute or capacity of the name,
+// and with it all devices of the slice. See [resourceapi.QualifiedName] for the rules.
 func validateName(name resourceapi.QualifiedName) error {
 	domain, id, qualified := strings.Cut(string(name), "/")
 	if !qualified {
@@ -99,7 +99,7 @@ func validateName(name resourceapi.QualifiedName) error {
 	return nil
 }
 
-// The functions below accept only names of common forms, all of which Kubernetes accepts. The
+// The functions below accept only names of common forms, and Kubernetes accepts all such names. The
 // Kubernetes functions match regular expressions, which would take most of the time of a scan, so
 // they check only the other names.
 

@@ -12,19 +12,18 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// VFIO returns the edits with which a container uses a function or a mediated device that is bound to
-// a vfio driver. There are two interfaces, and a kernel may have either or both
-// (Documentation/driver-api/vfio.rst):
+// VFIO returns a container's edits for a function or a mediated device under a vfio driver. There are
+// two interfaces, and a kernel may have either or both (Documentation/driver-api/vfio.rst):
 //
 //   - by the IOMMU group (CONFIG_VFIO_GROUP): /dev/vfio/42, through /dev/vfio/vfio;
 //   - by the device itself (CONFIG_VFIO_DEVICE_CDEV): /dev/vfio/devices/vfio0,
 //     through /dev/iommu.
 //
-// VFIO returns only nodes that the kernel lists in sysfs. As with [Node], unreadable numbers are an
-// error. No node at all is an error.
+// VFIO returns only nodes listed in sysfs. As with [Node], unreadable numbers are an error. No node
+// at all is an error.
 //
-// An IOMMU group is allocated as a whole: a container that has one of its functions has all of them,
-// and gets the nodes of all.
+// An IOMMU group is allocated as a whole: a container with any function of the group has all
+// functions, and gets the nodes of all.
 func VFIO(host *Host, function sysfs.Device) ([]*specs.DeviceNode, error) {
 	var nodes []*specs.DeviceNode
 	var errs []error

@@ -12,8 +12,8 @@ import (
 )
 
 // VFIOHealth reports whether the kernel allows a process to use a function or a mediated device by
-// the nodes that [VFIO] returned. Apart from the nodes this requires an IOMMU group in which the host
-// drives no function, and interrupts that the function cannot forge.
+// the nodes from [VFIO]. Apart from the nodes, the use requires an IOMMU group without functions
+// driven by the host, and protection against forged interrupts.
 func VFIOHealth(host *Host, function sysfs.Device, nodes []*specs.DeviceNode) Health {
 	health := NodeHealth(host, nodes)
 	reason := groupKept(host, function)
@@ -37,8 +37,8 @@ func IsVFIO(driver string) bool {
 // pci-pf-stub is not marked.
 var harmless = []string{"", "pci-stub", "pcieport"}
 
-// groupKept describes the function that blocks the use of an IOMMU group through vfio, or returns "".
-// The kernel makes a group available to user space only while the kernel uses none of the group's
+// groupKept describes the function that prevents the use of an IOMMU group through vfio, or returns
+// "". The kernel makes a group available to user space only while the kernel uses none of the group's
 // functions itself (iommu_group_claim_dma_owner in drivers/iommu/iommu.c, and vfio_group_viable
 // before Linux 5.19).
 func groupKept(host *Host, function sysfs.Device) string {
@@ -56,8 +56,8 @@ func groupKept(host *Host, function sysfs.Device) string {
 }
 
 // interruptsUnsafe returns the reason why the kernel refuses the use of a function that could send
-// any interrupt to the host. It returns "" if the kernel allows the use or the answer is not known.
-// The kernel refuses the use without interrupt remapping, as under virtio-iommu on x86 or with
+// any interrupt to the host. The result is "" if the kernel allows the use or the answer is not
+// known. The kernel refuses the use without interrupt remapping, as under virtio-iommu on x86 or with
 // intremap=off, unless the administrator allows it (vfio_iommu_type1_attach_group in
 // drivers/vfio/vfio_iommu_type1.c, and iommufd_device_bind in drivers/iommu/iommufd/device.c). A
 // mediated device sends no interrupts to the host.
@@ -90,9 +90,9 @@ func interruptsUnsafe(host *Host, function sysfs.Device, nodes []*specs.DeviceNo
 // legacyInterrupts is the number of legacy interrupts of a PC.
 const legacyInterrupts = 16
 
-// remapsInterrupts reports whether the host remaps interrupts, or whether that is not known. On x86
-// the chip name of the legacy interrupts shows it: "IO-APIC", or "IR-IO-APIC" with remapping
-// (arch/x86/kernel/apic/io_apic.c). If one IOMMU remaps interrupts, all of them do.
+// remapsInterrupts reports whether the host remaps interrupts or the answer is not known. On x86 the
+// chip name of the legacy interrupts shows the answer: "IO-APIC", or "IR-IO-APIC" with remapping
+// (arch/x86/kernel/apic/io_apic.c). If any IOMMU remaps interrupts, all IOMMUs do.
 func remapsInterrupts(host *Host) bool {
 	for number := range legacyInterrupts {
 		chip, _ := host.ReadText(fmt.Sprintf("/sys/kernel/irq/%d/chip_name", number))
