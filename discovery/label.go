@@ -73,11 +73,11 @@ func Words(text string) ([]string, error) {
 	}
 }
 
-// reservedNamespaces is the suffix of label domains in which Node Feature Discovery creates no
-// labels.
+// reservedNamespaces is the suffix of label domains without labels by Node Feature Discovery.
 const reservedNamespaces = "kubernetes.io"
 
-// openNamespaces are the suffixes of label domains below reservedNamespaces in which it does.
+// openNamespaces are the exceptions: suffixes of label domains below reservedNamespaces with labels
+// by Node Feature Discovery.
 var openNamespaces = []string{"feature.node.kubernetes.io", "profile.node.kubernetes.io"}
 
 // CheckLabel returns an error unless the label is valid for a node and Node Feature Discovery creates

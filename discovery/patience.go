@@ -13,9 +13,9 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// patient reads a host on which a read of any file may hang, for example because a driver never
-// releases a lock. The kernel offers no way to cancel such a read, so each reading runs in a
-// goroutine of its own, which is abandoned if the read hangs.
+// patient reads a host where a read of any file may hang, for example because a driver never releases
+// a lock. The kernel offers no way to cancel such a read, so each reading runs in a goroutine of its
+// own, which is abandoned if the read hangs.
 type patient struct {
 	host     *Host
 	patience time.Duration

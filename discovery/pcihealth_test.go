@@ -113,7 +113,7 @@ func TestPCIHealth(t *testing.T) {
 	}
 }
 
-// A part that is a class directory has the readings of the function to which its device link leads. A
+// A part that is a class directory has the readings of the target function of its device link. A
 // device merely connected to the function does not have the readings.
 func TestPCIHealthOfParts(t *testing.T) {
 	const function = "sys/devices/pci0000:00/0000:00:01.0/0000:03:00.0"

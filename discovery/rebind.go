@@ -14,9 +14,9 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Driver is the parameter with which a claim or a classic resource requests a device under another
-// kind of kernel driver. Its only value is [DriverVFIO]. The administrator's configuration, not the
-// family, decides whether a device accepts it.
+// Driver is the parameter of a claim or a classic resource to request a device under another kind of
+// kernel driver. Its only value is [DriverVFIO]. The administrator's configuration, not the family,
+// decides whether a device accepts it.
 const Driver Parameter = "driver"
 
 // DriverVFIO requests VFIO passthrough of a PCI function.

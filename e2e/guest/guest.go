@@ -118,8 +118,8 @@ func Long(t testing.TB) {
 	}
 }
 
-// patience is the maximum time for which a guest may be silent. It is long because an emulated
-// machine on a busy host is slow.
+// patience is the maximum silence of a guest. It is long because an emulated machine on a busy host
+// is slow.
 const patience = 4 * time.Minute
 
 // Boot boots a guest. The guest ends with the test.

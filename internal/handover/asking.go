@@ -43,8 +43,7 @@ func (u users) with(claim *claimUsers) users {
 // unknown reports whether an unknown pod may use the devices.
 func (u users) unknown() bool { return u.Unknown || len(u.Pods) == 0 }
 
-// terminates returns the time for which processes of the pods may continue after the end of the
-// owner.
+// terminates returns the longest lifetime of the pods' processes after the end of the owner.
 func (u users) terminates() time.Duration {
 	if u.unknown() || u.Grace == 0 {
 		return max(u.Grace, ledger.Termination) + terminationMargin
@@ -52,14 +51,14 @@ func (u users) terminates() time.Duration {
 	return u.Grace + terminationMargin
 }
 
-// terminationMargin is the maximum time in which the kubelet and the container runtime end a
-// container after its grace period.
+// terminationMargin is the maximum time of the kubelet and the container runtime to end a container
+// after its grace period.
 const terminationMargin = 10 * time.Second
 
 // Pod is a pod of the node.
 type Pod struct {
 	UID   types.UID
-	Grace time.Duration // time for which its containers may continue after its deletion
+	Grace time.Duration // grace period of its containers after its deletion
 }
 
 // claimUsers are the pods of one claim.

@@ -44,7 +44,7 @@ type Config struct {
 	Write func(name, value string) error
 
 	Journal journal.Config // configuration of the journal; processes and pending resets end with the boot
-	Earlier string         // directory in which earlier versions kept the records
+	Earlier string         // records directory of earlier versions
 
 	Ledger *ledger.Ledger
 	Stock  func() ledger.Stock // devices of the host as both APIs offer them
@@ -80,9 +80,8 @@ const (
 // previous answer lacked a pod that the kubelet lists with a claim.
 const askInterval = time.Minute
 
-// endWait is the time for which the end of an owner waits for the handover, which is immediate if all
-// processes have ended. passWait is the time for which the kubelet waits when it allocates an ID
-// again.
+// endWait is the longest wait of an owner's end for the handover, which is immediate if all processes
+// have ended. passWait is the longest wait of the kubelet for an ID that it allocates again.
 const (
 	endWait  = 300 * time.Millisecond
 	passWait = 5 * time.Second
@@ -91,7 +90,7 @@ const (
 // begun is the reason for withholding a device before the first check.
 const begun = "it is being handed over"
 
-// Custodian withholds devices between two owners. It is an [ledger.Output].
+// Custodian withholds devices between two owners. It implements [ledger.Output].
 type Custodian struct {
 	config  Config
 	journal *journal.Journal[record]
@@ -102,7 +101,7 @@ type Custodian struct {
 
 	unwritten bool // a warning about unwritable records was logged; used by [Custodian.Run] only
 
-	filing chan struct{} // held by a call that writes or removes records; a channel, because a simulation's clock stops while a goroutine waits for a mutex
+	filing chan struct{} // held during writes and removals of records; a mutex would stop a simulation's clock
 
 	choosing sync.Mutex
 	choices  choices
@@ -451,9 +450,9 @@ func ruleOf(rules []Rule, d discovery.Device) *Rule {
 
 var errUnknownPod = errors.New("which pods had it is not known")
 
-// terminates returns the remaining time for which containers of an ended owner may continue. If the
-// kubelet has allocated a container's ID again, the kubelet considers the container ended, and the
-// next container would be rejected permanently.
+// terminates returns the remaining grace period of an ended owner's containers. If the kubelet has
+// allocated a container's ID again, the kubelet considers the container ended, and the next container
+// would be rejected permanently.
 func (c *Custodian) terminates(r *record, of users) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()

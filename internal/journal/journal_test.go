@@ -97,7 +97,8 @@ func put(text string) *Record[body] {
 	return &Record[body]{Group: "g", Silicon: "s", Devices: []string{"d"}, Body: body{text}}
 }
 
-// The next agent of the same boot reads the record unchanged. An agent of another boot removes it.
+// The next agent of the same boot reads the record unchanged. An agent of another boot removes the
+// record.
 func TestBoots(t *testing.T) {
 	b := newBench(t)
 	if err := b.journal("1").Put(put("a")); err != nil {
@@ -181,8 +182,8 @@ func TestPutThatFails(t *testing.T) {
 	}
 }
 
-// A change that was made is in memory even if the disk does not write it, and is written later. So is
-// a record that was removed by another program, unless the change was undone.
+// A completed change is in memory even if the disk does not write the record, which is written later.
+// A record removed by another program is written again, unless the change was undone.
 func TestRestore(t *testing.T) {
 	b := newBench(t)
 	j := b.journal("1")
@@ -268,8 +269,8 @@ func TestReadAgain(t *testing.T) {
 	}
 }
 
-// Files of an earlier version become records: several files become one record, and void files none.
-// Invalid files stay. The result is the same after a kill at any step.
+// Files of an earlier version become records: several files become a single record, and void files
+// none. Invalid files stay. The result is the same after a kill at any step.
 func TestEarlierVersion(t *testing.T) {
 	for steps := range 12 {
 		b := newBench(t)

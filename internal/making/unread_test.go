@@ -12,8 +12,8 @@ import (
 	"chandler.dev/internal/disk/disktest"
 )
 
-// A record that the disk temporarily does not read or list is read later, and its unit is removed. A
-// unit that was created again in the meantime is not the one of the old record.
+// A record that the disk temporarily does not read or list is read later, and its unit is removed.
+// The old record does not apply to a unit created again in the meantime.
 func TestUnreadRecord(t *testing.T) {
 	for i := range 4 {
 		anew, unread := i%2 > 0, []string{".json", "create"}[i/2]

@@ -69,8 +69,8 @@ type state struct {
 	Root  string
 }
 
-// fresh is the time for which an answer of the archive is valid. kept is the time after which an
-// unused package is removed.
+// fresh is the validity of an answer of the archive. kept is the time after which an unused package
+// is removed.
 const (
 	fresh = 24 * time.Hour
 	kept  = 14 * fresh

@@ -93,8 +93,8 @@ func (s *Server) drop(spec *resourceapi.ResourceSliceSpec, had features) {
 	}
 }
 
-// refuse returns the reasons for which the server rejects a slice: values that an older server does
-// not have, and objects without a value after drop.
+// refuse returns the server's reasons to reject a slice: values that an older server does not have,
+// and objects without a value after drop.
 func (s *Server) refuse(spec *resourceapi.ResourceSliceSpec) (problems field.ErrorList) {
 	path := field.NewPath("spec")
 	limit := resourceapi.ResourceSliceMaxDevices

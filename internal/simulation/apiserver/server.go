@@ -294,7 +294,7 @@ func (s *Server) storeOf(o object) *store {
 	panic(fmt.Sprintf("no store for %T", o))
 }
 
-// admit waits for as long as the faults require, and returns the error with which a request fails.
+// admit waits for as long as the faults require, and returns the error of a failed request.
 func (s *Server) admit(ctx context.Context, gate Fault, call Call) error {
 	if err := ctx.Err(); err != nil {
 		return err

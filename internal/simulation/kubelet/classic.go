@@ -176,7 +176,7 @@ func (k *Kubelet) runClient(e *endpoint) {
 func (k *Kubelet) disconnectNamed(e *endpoint) {
 	named := k.named[e.resource]
 	if named == nil {
-		if all := k.endpoints[e.resource]; len(all) > 1 && all[len(all)-1] != e { // otherwise the kubelet still calls the endpoint, without success
+		if all := k.endpoints[e.resource]; len(all) > 1 && all[len(all)-1] != e { // otherwise still called, in vain
 			k.without(e)
 		}
 		return
