@@ -81,7 +81,7 @@ const (
 const askInterval = time.Minute
 
 // endWait is the longest wait of an owner's end for the handover, which is immediate if all processes
-// have ended. passWait is the longest wait of the kubelet for an ID that it allocates again.
+// have ended. passWait is the longest wait of a kubelet's repeated allocation of an ID.
 const (
 	endWait  = 300 * time.Millisecond
 	passWait = 5 * time.Second

@@ -49,8 +49,8 @@ func (l *Ledger) perhaps() string {
 
 // Observe records a PodResources listing with the time of the request. said is nil if PodResources
 // did not answer. Listed grants get their container. Grants end when complete listings have left them
-// out for long enough. Observe calls stock while the ledger is locked: a later [Ledger.Recognise] has
-// a newer stock.
+// out for long enough. Observe calls stock while the ledger is locked, so a concurrent
+// [Ledger.Recognise] runs afterwards.
 func (l *Ledger) Observe(at time.Time, said *kubeletapi.Listing, stock func() Stock) error {
 	ended, adopted, changed := l.observe(at, said, stock)
 	if !changed {

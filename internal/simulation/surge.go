@@ -27,7 +27,7 @@ func (w *World) surge() bool {
 	return true
 }
 
-// wrongSurge is the time in which an agent with an invalid configuration runs next to another agent.
+// wrongSurge names the event of an agent with an invalid configuration next to another agent.
 const wrongSurge = "surge with a wrong configuration"
 
 // surgeWrong starts another agent with an invalid configuration. The first agent continues, because
