@@ -67,7 +67,7 @@ var agentCodes = []Code{
 		ID: "CH0709", Says: "the agent cannot determine which devices are open", Result: Warning, Symptoms: []Symptom{GivenTwice, NoEffect, Creating},
 		Looks: "If the configuration has `handover`, `rebinding` or `onRequest.virtualFunctions`, doctor checks whether the agent can read the open files of the host's processes, and whether its /proc is the host's. On the node, it checks the capabilities of the agent's process.",
 		Comes: "The agent is not privileged: `handover`, `rebinding` or `onRequest` is in the configuration, but `handover.enabled`, `rebinding.enabled` or `onRequest.enabled` is not set in the chart, or the patch was not applied. Or the volume of the agent's pod is not the host's /proc. Or the node is a container, as in kind: there the agent sees the processes of pods, which is enough for `handover`, but not the processes of the machine, which `rebinding` and `onRequest.virtualFunctions` need.",
-		Why:   "If the agent cannot tell whether a device is in use, reclaim (`handover`) does not delay it, so the next pod gets the device at once. VFIO passthrough (`rebinding`) and on-demand virtual functions (`onRequest`) leave the device unchanged, so pods that request such a device do not start.",
+		Why:   "If the agent cannot tell whether a device is in use, reclaim (`handover`) withholds the device only for as long as containers of the previous pods may run. In the device plugin API, the next pod gets the device at once. VFIO passthrough (`rebinding`) and on-demand virtual functions (`onRequest`) leave the device unchanged, so pods that request such a device do not start.",
 		Fixes: []Fix{
 			{"helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values --set handover.enabled=true", "Makes the agent privileged, if you installed the chart. For the other features, set `rebinding.enabled` or `onRequest.enabled`."},
 			{"kubectl -n chandler patch daemonset chandler --patch-file deployments/examples/handover-patch.yaml", "Does the same with the plain manifests. For the other features, use rebinding-patch.yaml."},
@@ -76,7 +76,7 @@ var agentCodes = []Code{
 	{
 		ID: "CH0710", Says: "a configuration change requires a restart of the agent", Result: Warning, Symptoms: []Symptom{NoEffect},
 		Looks: "Doctor reads the agent's metric `chandler_config_restart_needed`.",
-		Comes: "You changed `roots`, `paths`, `hooks`, `rebinding`, or a field of `onRequest` other than `keepSeconds`, or added the first entry of `pools`. The agent's log and web UI name the fields.",
+		Comes: "You changed `roots`, `paths`, `hooks`, `rebinding`, or a field of `onRequest` other than `keepSeconds`, or added the first entry of `resources` with `sriov`. The agent's log and web UI name the fields.",
 		Why:   "The agent uses the values that these fields had when it started. All other changes are in effect.",
 		Fixes: []Fix{{"kubectl -n chandler rollout restart daemonset chandler", "Restarts the agents, one node after the other. Pods keep their devices."}},
 	},

@@ -115,10 +115,24 @@ var likeliest = map[Symptom][]string{
 // symptom. The page links the other causes.
 const firstCauses = 3
 
+const troubleshootingIntro = "# Troubleshooting\n\n" +
+	"This page helps you to find the cause of a fault by its symptom.\n\n" +
+	"**1. Run `chandler doctor`.** It detects all faults on this page, and prints their causes and the commands that fix\n" +
+	"them. Run it in the agent's pod on the affected node:\n\n" +
+	"```sh\nkubectl -n chandler get pods -o wide\nkubectl -n chandler exec POD -- /chandler doctor\n```\n\n" +
+	"In the pod, doctor cannot read the container runtime's configuration. On the node, run `sudo chandler doctor`.\n" +
+	"[Doctor](doctor.md) describes its output.\n\n" +
+	"**2. If a pod stays Pending**, [`kubectl chandler why`](kubectl.md#find-out-why-a-pod-is-pending-why) counts the\n" +
+	"devices that each part of its request excludes:\n\n" +
+	"```sh\nkubectl chandler why POD\n```\n\n" +
+	"**3. If you cannot run doctor**, look up the symptom below. The most likely faults are first. The page of each code\n" +
+	"describes the check, the cause and the fix.\n\n" +
+	"To get help from others, create an archive with [`kubectl chandler report`](kubectl.md#collect-diagnostics-report).\n"
+
 // Troubleshooting returns the page with the faults by symptom, in Markdown.
 func Troubleshooting() string {
 	var b strings.Builder
-	b.WriteString("# Troubleshooting\n\nUse this page if a pod does not start, a device is missing, or a node has a problem. Start with `chandler doctor`, in the pod of the agent:\n\n```sh\nkubectl -n chandler exec daemonset/chandler -- /chandler doctor\n```\n\nDoctor finds all of the faults below, and prints the commands that fix them. In the pod, doctor cannot read the configuration of\nthe container runtime: for that, run `sudo chandler doctor` on the node.\n\nIf you cannot run doctor, look for your symptom below. The most likely causes come first.\n")
+	b.WriteString(troubleshootingIntro)
 	for _, s := range Symptoms() {
 		var codes []Code
 		for _, c := range Codes() {
@@ -133,16 +147,15 @@ func Troubleshooting() string {
 			return int(Failed - c.Result)
 		}
 		slices.SortStableFunc(codes, func(a, b Code) int { return rank(a) - rank(b) })
-		fmt.Fprintf(&b, "\n## %s\n\n", s)
+		fmt.Fprintf(&b, "\n## %s\n\n| fault | likely cause |\n|---|---|\n", s)
 		for _, c := range codes[:min(len(codes), firstCauses)] {
-			fmt.Fprintf(&b, "- [%s](codes/%s.md): %s. %s\n", c.ID, c.ID, c.Says, c.Comes)
+			fmt.Fprintf(&b, "| [%s](codes/%s.md): %s | %s |\n", c.ID, c.ID, c.Says, c.Comes)
 		}
 		if len(codes) > firstCauses {
-			var others []string
+			b.WriteString("\nOther possible faults:\n\n")
 			for _, c := range codes[firstCauses:] {
-				others = append(others, fmt.Sprintf("[%s](codes/%s.md)", c.Says, c.ID))
+				fmt.Fprintf(&b, "- [%s](codes/%s.md): %s\n", c.ID, c.ID, c.Says)
 			}
-			fmt.Fprintf(&b, "- Other causes: %s.\n", strings.Join(others, "; "))
 		}
 	}
 	return b.String()
