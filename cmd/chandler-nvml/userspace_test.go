@@ -106,8 +106,8 @@ func entries(t *testing.T, edits specs.ContainerEdits) (all []entry) {
 
 // Reasons for differences of ours. The user documentation lists them.
 const (
-	linkIsMount = "A link to a library is a mount of that library at the link's path"
-	moreLinks   = "Links that the host has beside its libraries are there too"
+	linkIsMount = "The library is mounted again at the path of each link to it"
+	moreLinks   = "Links that the host has beside its libraries are included"
 )
 
 // difference returns the reason for an entry only in ours, or only in NVIDIA's, "" if there is

@@ -165,7 +165,7 @@ func TestExplain(t *testing.T) {
 		return out.String(), err
 	}
 	out, err := run("ch0104")
-	if err != nil || !strings.HasPrefix(out, "CH0104 another plugin serves a resource of ours") {
+	if err != nil || !strings.HasPrefix(out, "CH0104 another device plugin serves the same extended resource") {
 		t.Errorf("%s, %v", out, err)
 	}
 	out, err = run()

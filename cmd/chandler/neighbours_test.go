@@ -27,7 +27,7 @@ import (
 // BenchmarkNeighbours starts and ends pods on recorded hosts, and counts how often a pod with
 // several devices gets them from one NUMA node, PCIe root or fabric of private links: among all
 // such pods ("numa-2-%"), and among the pods with enough free devices of that kind
-// ("numa-2-found-%"). docs/neighbours.md has the result.
+// ("numa-2-found-%"). docs/testing.md has the result.
 func BenchmarkNeighbours(b *testing.B) {
 	for _, host := range []struct{ file, resource string }{
 		{"amdgpu/testdata/mi210x8.host", "amd.com/gpu"},

@@ -73,18 +73,18 @@ type Symptom string
 
 // The symptoms.
 const (
-	ClaimPending   Symptom = "A pod with a claim stays Pending"
-	LimitsPending  Symptom = "A pod with limits stays Pending"
-	Creating       Symptom = "A pod stays in ContainerCreating, or its claim is not prepared"
+	ClaimPending   Symptom = "A pod with a ResourceClaim stays Pending"
+	LimitsPending  Symptom = "A pod that requests a device with limits stays Pending"
+	Creating       Symptom = "A pod stays in ContainerCreating, or its ResourceClaim is not prepared"
 	WithoutDevice  Symptom = "A container starts without its device, or cannot open it"
-	GivenTwice     Symptom = "Two pods have one device"
+	GivenTwice     Symptom = "Two pods use the same device"
 	DeviceMissing  Symptom = "A device is not offered, or is missing from the node"
 	DeviceSlow     Symptom = "A device is slow, or fails under load"
 	Terminating    Symptom = "A pod stays in Terminating, or a device does not become free"
 	AgentDown      Symptom = "The agent does not start, or does not become ready"
-	NoEffect       Symptom = "A change of the configuration has no effect"
-	AfterARestart  Symptom = "Something is wrong after an upgrade, a restart or a reboot"
-	WrongEverybody Symptom = "Nothing works on this node, with or without devices"
+	NoEffect       Symptom = "A configuration change has no effect"
+	AfterARestart  Symptom = "Problems after an upgrade, a restart or a reboot"
+	WrongEverybody Symptom = "No pods start on a node, with or without devices"
 )
 
 // Symptoms returns all symptoms.

@@ -31,7 +31,7 @@ func (c Code) Explain(out io.Writer, style terminal.Style) error {
 			fmt.Fprintf(&b, "  %s\n", line)
 		}
 	}
-	fmt.Fprint(&b, "\nMend it\n")
+	fmt.Fprint(&b, "\nFix\n")
 	for _, fix := range c.Fixes {
 		for _, line := range terminal.BreakCommand(fix.Command, style.Width-4) {
 			fmt.Fprintf(&b, "  $ %s\n", line)
@@ -65,7 +65,7 @@ func List(out io.Writer, style terminal.Style) error {
 // explained returns the effect of a command, including the effect on others.
 func (f Fix) explained() string {
 	if how := disturbs(f.Command); how != "" {
-		return fmt.Sprintf("%s It disturbs others: %s.", f.Does, how)
+		return fmt.Sprintf("%s Effect on others: %s.", f.Does, how)
 	}
 	return f.Does
 }
@@ -75,11 +75,11 @@ func (c Code) Page() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s: %s\n\n", c.ID, c.Says)
 	fmt.Fprintf(&b, "Category: %s. Result: %s.\n\n", c.Category(), c.severity())
-	fmt.Fprintf(&b, "**What is checked.** %s\n\n**Cause.** %s\n\n**Why it matters.** %s\n\n## Mend it\n\n", c.Looks, c.Comes, c.Why)
+	fmt.Fprintf(&b, "**What is checked.** %s\n\n**Cause.** %s\n\n**Why it matters.** %s\n\n## Fix\n\n", c.Looks, c.Comes, c.Why)
 	for _, fix := range c.Fixes {
 		fmt.Fprintf(&b, "```sh\n%s\n```\n\n%s\n\n", fix.Command, fix.explained())
 	}
-	b.WriteString("Words in capitals stand for names on your cluster. `chandler doctor` prints these commands with the names filled in.\n\n## You may have come here because\n\n")
+	b.WriteString("Words in capitals are placeholders. `chandler doctor` prints these commands with the names of your cluster.\n\n## Symptoms\n\n")
 	for _, s := range c.Symptoms {
 		fmt.Fprintf(&b, "- [%s](../troubleshooting.md#%s)\n", s, anchor(string(s)))
 	}
@@ -89,7 +89,7 @@ func (c Code) Page() string {
 // Index returns the page with all codes, in Markdown.
 func Index() string {
 	var b strings.Builder
-	b.WriteString("# Codes\n\n`chandler doctor` gives each fault that it finds a code. A code keeps its meaning for ever. The first two digits are the\ncategory. `chandler explain CODE` prints the same pages.\n\n| code | says | result |\n|---|---|---|\n")
+	b.WriteString("# Codes of chandler doctor\n\n`chandler doctor` prints a code with each fault that it finds. Each code has a page with its cause and the commands that fix it.\n`chandler explain CODE` prints the same text. The meaning of a code never changes. The first two digits are the category.\n\n| code | fault | result |\n|---|---|---|\n")
 	for _, c := range Codes() {
 		fmt.Fprintf(&b, "| [%s](%s.md) | %s | %s |\n", c.ID, c.ID, c.Says, c.severity())
 	}
@@ -115,10 +115,24 @@ var likeliest = map[Symptom][]string{
 // symptom. The page links the other causes.
 const firstCauses = 3
 
+const troubleshootingIntro = "# Troubleshooting\n\n" +
+	"This page helps you to find the cause of a fault by its symptom.\n\n" +
+	"**1. Run `chandler doctor`.** It detects all faults on this page, and prints their causes and the commands that fix\n" +
+	"them. Run it in the agent's pod on the affected node:\n\n" +
+	"```sh\nkubectl -n chandler get pods -o wide\nkubectl -n chandler exec POD -- /chandler doctor\n```\n\n" +
+	"In the pod, doctor cannot read the container runtime's configuration. On the node, run `sudo chandler doctor`.\n" +
+	"[Doctor](doctor.md) describes its output.\n\n" +
+	"**2. If a pod stays Pending**, [`kubectl chandler why`](kubectl.md#find-out-why-a-pod-is-pending-why) counts the\n" +
+	"devices that each part of its request excludes:\n\n" +
+	"```sh\nkubectl chandler why POD\n```\n\n" +
+	"**3. If you cannot run doctor**, look up the symptom below. The most likely faults are first. The page of each code\n" +
+	"describes the check, the cause and the fix.\n\n" +
+	"To get help from others, create an archive with [`kubectl chandler report`](kubectl.md#collect-diagnostics-report).\n"
+
 // Troubleshooting returns the page with the faults by symptom, in Markdown.
 func Troubleshooting() string {
 	var b strings.Builder
-	b.WriteString("# Troubleshooting\n\nStart with `chandler doctor` on the node, or in the agent's pod:\n\n```sh\nkubectl -n chandler exec daemonset/chandler -- /chandler doctor\n```\n\nIt finds all of the faults below, and prints the commands that mend them. In the pod it cannot see the\ncontainer runtime's configuration; run `sudo chandler doctor` on the node for that.\n\nIf you cannot run doctor, look for your symptom here. Each symptom has its likeliest causes first, and links to the others.\n")
+	b.WriteString(troubleshootingIntro)
 	for _, s := range Symptoms() {
 		var codes []Code
 		for _, c := range Codes() {
@@ -133,16 +147,15 @@ func Troubleshooting() string {
 			return int(Failed - c.Result)
 		}
 		slices.SortStableFunc(codes, func(a, b Code) int { return rank(a) - rank(b) })
-		fmt.Fprintf(&b, "\n## %s\n\n", s)
+		fmt.Fprintf(&b, "\n## %s\n\n| fault | likely cause |\n|---|---|\n", s)
 		for _, c := range codes[:min(len(codes), firstCauses)] {
-			fmt.Fprintf(&b, "- %s ([%s](codes/%s.md)). %s\n", c.Says, c.ID, c.ID, c.Comes)
+			fmt.Fprintf(&b, "| [%s](codes/%s.md): %s | %s |\n", c.ID, c.ID, c.Says, c.Comes)
 		}
 		if len(codes) > firstCauses {
-			var others []string
+			b.WriteString("\nOther possible faults:\n\n")
 			for _, c := range codes[firstCauses:] {
-				others = append(others, fmt.Sprintf("[%s](codes/%s.md)", c.Says, c.ID))
+				fmt.Fprintf(&b, "- [%s](codes/%s.md): %s\n", c.ID, c.ID, c.Says)
 			}
-			fmt.Fprintf(&b, "- Or: %s.\n", strings.Join(others, "; "))
 		}
 	}
 	return b.String()
