@@ -233,7 +233,7 @@ const (
 	ModeDevicePlugin Mode = "DevicePlugin" // the classic device-plugin API only
 )
 
-// Attributes are a device's attributes by name; see ARCHITECTURE.md for the
+// Attributes are a device's attributes by name; see docs/attributes.md for the
 // vocabulary that all families share.
 type Attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 

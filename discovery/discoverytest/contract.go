@@ -17,7 +17,7 @@ import (
 )
 
 // vocabulary lists the attributes that all families share, with their types. Names without a domain
-// are in Chandler's domain. To add a word, add it here and to the table in ARCHITECTURE.md.
+// are in Chandler's domain. To add an attribute, add it here and to docs/attributes.md.
 var vocabulary = map[resourceapi.QualifiedName]string{
 	"kind":                  "string",
 	"family":                "string",

@@ -1,0 +1,71 @@
+package discoverytest
+
+import (
+	"maps"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/internal/docs"
+)
+
+// published are the attributes that devices have in addition to the vocabulary, with their types.
+var published = map[resourceapi.QualifiedName]string{
+	standard + "pciBusID": "string",
+	standard + "pcieRoot": "string",
+	standard + "numaNode": "int",
+
+	"partitionType": "string", // set by package driver/pool
+}
+
+// attributeRow matches a row with an attribute's name, type and example.
+var attributeRow = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (string|int|bool|version) \\| `([^`]+)` \\| ")
+
+// The page of attributes has each attribute once, with its type, and an example of that type.
+func TestDocsOfAttributes(t *testing.T) {
+	page, err := docs.Read("../..", "../../docs/attributes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := maps.Clone(vocabulary)
+	maps.Copy(want, published)
+	got := make(map[resourceapi.QualifiedName]string)
+	for _, row := range attributeRow.FindAllStringSubmatch(page.Text, -1) {
+		name, kind, example := resourceapi.QualifiedName(row[1]), row[2], row[3]
+		if got[name] != "" {
+			t.Errorf("%s has two rows", name)
+		}
+		got[name] = kind
+		if err := checkAttribute(name, exampleOf(kind, example)); err != nil && published[name] == "" {
+			t.Errorf("example of %s: %v", name, err)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("attributes of docs/attributes.md (-code +page):\n%s", diff)
+	}
+}
+
+// exampleOf returns an attribute with the value that text represents, none if text has another type.
+func exampleOf(kind, text string) (a resourceapi.DeviceAttribute) {
+	switch kind {
+	case "string":
+		a.StringValue = &text
+	case "version":
+		if strings.Count(text, ".") == 2 {
+			a.VersionValue = &text
+		}
+	case "int":
+		if value, err := strconv.ParseInt(text, 10, 64); err == nil {
+			a.IntValue = &value
+		}
+	case "bool":
+		if value, err := strconv.ParseBool(text); err == nil {
+			a.BoolValue = &value
+		}
+	}
+	return a
+}
