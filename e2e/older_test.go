@@ -86,7 +86,7 @@ func TestOlderVersionsOfDRA(t *testing.T) {
 			t.Fatalf("doctor: %v, %v\n%s", err, jsonErr, out)
 		}
 		codes, text := says.codes()
-		if slices.Contains(codes, "CH0601") || !strings.Contains(text, "resource.k8s.io/"+version+" is served, and not v1") {
+		if slices.Contains(codes, "CH0601") || !strings.Contains(text, "resource.k8s.io/"+version+" is served, but not v1") {
 			t.Errorf("%s: doctor finds %v:\n%s", version, codes, text)
 		}
 	}

@@ -55,7 +55,7 @@ it; "chandler explain CODE" says more. A check that could not look says why.
 Run it on a node as root, or in the agent's pod, where it takes the agent's own
 options. Of a recorded host it checks the devices and the host. It changes nothing.
 
-The exit code is 0 if nothing is wrong, 1 if something is (with --strict also if
+The exit code is 0 if no fault is found, 1 if one is (with --strict also if
 there are warnings), and 2 if doctor itself could not look.`,
 		Example: `  sudo chandler doctor
   kubectl -n chandler exec daemonset/chandler -- /chandler doctor

@@ -140,7 +140,7 @@ func TestDoctorOfALaptop(t *testing.T) {
 	}
 	t.Setenv("KUBECONFIG", filepath.Join(dir, "of-another-cluster"))
 	out, code := doctored(t, "--host-root", dir, "--kubelet-root", dir, "--device-plugin-dir", filepath.Join(dir, "none"), "--only", "kubelet,runtime,apis,cluster,agent")
-	want := "\nkubelet\n  - there is none: kubelet, cluster and agent are not asked\n\ncontainer runtime\n  - there is none\n\n0 ✓   0 !   0 ✗   2 not asked\n"
+	want := "\nkubelet\n  - no kubelet runs on this machine: kubelet, cluster and agent are not checked\n\ncontainer runtime\n  - no kubelet runs on this machine\n\n0 ✓   0 !   0 ✗   2 not checked\n"
 	if _, got, _ := strings.Cut(out, "UTC\n"); got != want || code != 0 {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
@@ -195,7 +195,7 @@ func TestDoctorForNodeProblemDetector(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"--only", "devices", hosts + "h100x8.host"}, 0, "nothing is wrong"},
+		{[]string{"--only", "devices", hosts + "h100x8.host"}, 0, "no faults found"},
 		{[]string{"--only", "devices", hosts + "broken.host"}, 1, "CH"},
 		{[]string{"--only", "nonsense"}, 2, "category"},
 		{[]string{"none.host"}, 2, "read recorded host"},
@@ -274,7 +274,7 @@ func TestDoctorOfNodesThatWereNotMade(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, code := doctored(t, file)
-	if said := strings.Join(strings.Fields(out), " "); code != 1 || !strings.Contains(said, "/dev/nvidiactl, /dev/nvidia-uvm") || !strings.Contains(said, "are not there either") || !strings.Contains(said, "sudo nvidia-modprobe") {
+	if said := strings.Join(strings.Fields(out), " "); code != 1 || !strings.Contains(said, "/dev/nvidiactl, /dev/nvidia-uvm") || !strings.Contains(said, "are missing too") || !strings.Contains(said, "sudo nvidia-modprobe") {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
 }

@@ -280,7 +280,7 @@ func testHandedOver(t *testing.T, p *privileged) {
 	}
 	p.upgrade(privilegedValues, "--set=hostPaths.proc=/proc")
 	p.healthy(balancerDevice)
-	if out := p.doctor(); !strings.Contains(out, "the agent sees who has a device open") {
+	if out := p.doctor(); !strings.Contains(out, "the agent can determine which devices") {
 		t.Errorf("doctor says\n%s", out)
 	}
 	node := kernelDir + "/dev/" + balancerDev

@@ -34,11 +34,11 @@ func checkAgentRuns(f *Facts, say *saying) {
 	}
 	switch {
 	case !answered && f.Agent.Local:
-		say.found("CH0701", name+" does not answer", sentence(f.Agent.Ready.why())+" The kubelet restarts it if it stays so.", logs)
+		say.found("CH0701", name+" does not respond", sentence(f.Agent.Ready.why())+" The kubelet restarts the agent if this continues.", logs)
 	case answered && ready != "" && !notReadyForConfig(ready):
 		say.found("CH0701", name+" is not ready", sentence(ready), logs)
 	case lives && live != "":
-		say.found("CH0701", name+" does not answer the kubelet", sentence(live)+" The kubelet restarts it.", logs)
+		say.found("CH0701", name+" does not respond to the kubelet", sentence(live)+" The kubelet restarts the agent.", logs)
 	case answered && ready == "":
 		since := ""
 		if pod != nil && pod.Status.StartTime != nil {
@@ -46,14 +46,14 @@ func checkAgentRuns(f *Facts, say *saying) {
 		}
 		say.ok("%s is ready%s", name, since)
 	case asked && pod == nil && (!looked || !running):
-		say.found("CH0701", "no agent runs on this node", "The API server knows no pod of it here. A taint, a node selector or pod security may keep the DaemonSet from it.",
+		say.found("CH0701", "no agent runs on this node", "The API server has no agent pod for this node. A taint, a node selector or pod security may prevent it.",
 			"kubectl -n chandler describe daemonset chandler", "kubectl -n chandler get events --sort-by=.lastTimestamp | tail -n 20")
 	case pod != nil && !podReady(pod):
 		say.found("CH0701", name+" is not ready", sentence(podReason(pod)), fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name), logs)
 	case pod != nil:
 		say.ok("%s is ready%s", name, lasting(pod.CreationTimestamp.Time, f.Time))
 	case looked && !running:
-		say.found("CH0701", "no agent runs on this node", "There is no process of it.", "kubectl -n chandler get pods -o wide", "kubectl -n chandler describe daemonset chandler")
+		say.found("CH0701", "no agent runs on this node", "No process of the agent exists.", "kubectl -n chandler get pods -o wide", "kubectl -n chandler describe daemonset chandler")
 	case looked:
 		say.ok("the agent runs")
 	default:
@@ -76,9 +76,9 @@ func (f *Facts) beside(say *saying) {
 		if why == "" {
 			why = podReason(pod)
 		}
-		cause := sentence(why) + " It was to take over."
+		cause := sentence(why) + " This agent should take over."
 		if first := f.Agent.Pod.Value; first != nil && podReady(first) {
-			cause += fmt.Sprintf(" %s goes on meanwhile, and the update waits.", first.Name)
+			cause += fmt.Sprintf(" Until then, %s continues, and the update waits.", first.Name)
 		}
 		say.found("CH0701", fmt.Sprintf("two agents are on this node, and %s is not ready%s", pod.Name, lasting(pod.CreationTimestamp.Time, f.Time)),
 			cause, fmt.Sprintf("kubectl -n %s logs %s --tail=50", pod.Namespace, pod.Name), fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name))
@@ -88,14 +88,14 @@ func (f *Facts) beside(say *saying) {
 // checkInstallations reports a node with agents of several installations. Two agents of the
 // same installation are on a node during an update only.
 func checkInstallations(f *Facts, say *saying) {
-	cause := "Only one of their agents works at a time, and the others wait. Whenever it is restarted, the next one may be another's, with another configuration."
+	cause := "Only one agent is active at a time, and the others wait. When it restarts, an agent of another installation may become active, with another configuration."
 	var others []*corev1.Pod
 	for _, other := range f.Agent.Beside {
 		if other.Foreign {
 			others = append(others, other.Pod)
 		}
 	}
-	const find = "kubectl get daemonsets -A -l app.kubernetes.io/name=chandler   # keep one, or have their node selectors exclude each other"
+	const find = "kubectl get daemonsets -A -l app.kubernetes.io/name=chandler   # keep one, or use node selectors that exclude each other"
 	if first := f.Agent.Pod.Value; first != nil && len(others) > 0 {
 		pods, fix := []string{first.Namespace + "/" + first.Name}, []string{find}
 		for _, pod := range append([]*corev1.Pod{first}, others...) {
@@ -104,11 +104,11 @@ func checkInstallations(f *Facts, say *saying) {
 		for _, pod := range others {
 			pods = append(pods, pod.Namespace+"/"+pod.Name)
 		}
-		say.found("CH0708", "this node has agents of different installations", list(pods)+" have nothing to do with each other. "+cause, fix...)
+		say.found("CH0708", "this node has agents of different installations", list(pods)+" belong to different installations. "+cause, fix...)
 		return
 	}
 	if names := f.Agent.Installations; len(names) > 1 {
-		say.found("CH0708", "this node has agents of different installations", "They are of the DaemonSets "+list(names)+". "+cause, find)
+		say.found("CH0708", "this node has agents of different installations", "They belong to the DaemonSets "+list(names)+". "+cause, find)
 	}
 }
 
@@ -151,11 +151,11 @@ func (f *Facts) restarts(say *saying, pod *corev1.Pod) {
 		if c.RestartCount < manyRestarts {
 			continue
 		}
-		why := "It is not known why."
+		why := "The reason is unknown."
 		if last := c.LastTerminationState.Terminated; last != nil {
-			why = fmt.Sprintf("The last time it ended with %s, code %d: %s", last.Reason, last.ExitCode, sentence(last.Message))
+			why = fmt.Sprintf("Its last exit was %s, code %d: %s", last.Reason, last.ExitCode, sentence(last.Message))
 		}
-		say.found("CH0706", fmt.Sprintf("the agent was restarted %d times", c.RestartCount), why+" Pods that have devices go on.",
+		say.found("CH0706", fmt.Sprintf("the agent was restarted %d times", c.RestartCount), why+" Pods that have devices continue.",
 			fmt.Sprintf("kubectl -n %s logs %s --previous --tail=50", pod.Namespace, pod.Name), fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name))
 	}
 }
@@ -168,7 +168,7 @@ func checkConfig(f *Facts, say *saying) {
 	}
 	mend := []string{
 		"kubectl -n chandler get configmap chandler -o jsonpath='{.data.config\\.yaml}' | chandler validate -",
-		"kubectl -n chandler edit configmap chandler   # with Helm, mend your values as well",
+		"kubectl -n chandler edit configmap chandler   # with Helm, fix your values as well",
 	}
 	switch {
 	case !known && !notReadyForConfig(ready):
@@ -177,11 +177,11 @@ func checkConfig(f *Facts, say *saying) {
 		if why == "" {
 			why = ready
 		}
-		say.found("CH0703", "the configuration has an error", sentence(strings.ReplaceAll(why, "\n", "; "))+" The last one that was right stays in force.", mend...)
+		say.found("CH0703", "the configuration is invalid", sentence(strings.ReplaceAll(why, "\n", "; "))+" The last valid configuration remains in effect.", mend...)
 	case f.Agent.Refused:
-		say.found("CH0703", "the configuration changed and has an error", "The agent refused it, and the one before stays in force. From here it is not seen: the command says why.", mend...)
+		say.found("CH0703", "the changed configuration is invalid", "The agent rejected it, and the previous one remains in effect. The error is not visible from here: the command prints it.", mend...)
 	default:
-		say.ok("the configuration is right")
+		say.ok("the configuration is valid")
 	}
 }
 
@@ -198,21 +198,21 @@ func checkRecords(f *Facts, say *saying) {
 		}
 		uid, _, _ := strings.Cut(path.Base(file), ".")
 		fix := []string{"sudo cat " + file}
-		cause := "It could not be understood: damaged, or cut off by a loss of power. Its devices are kept from everybody until the claim is unprepared. If no claim and no pod has that UID any more, the agent lets go of it by itself, about five minutes after its start."
+		cause := "The file is damaged, or incomplete after a loss of power. Its devices are not allocated until the claim is unprepared. If no claim and no pod has this UID any more, the agent releases the devices about five minutes after its start."
 		if strings.HasSuffix(file, ".unreadable") {
-			cause = "The agent could not read it and goes on without. Nothing is given out twice because of it."
+			cause = "The agent could not read the file and continues without it. No device is allocated twice because of this."
 			fix = append(fix, "sudo rm "+file)
 		} else {
-			fix = append(fix, fmt.Sprintf("kubectl get resourceclaims -A -o jsonpath='{range .items[?(@.metadata.uid==%q)]}{.metadata.namespace}/{.metadata.name} {.status.reservedFor[*].name}{end}'   # delete the pods that it is reserved for", uid))
+			fix = append(fix, fmt.Sprintf("kubectl get resourceclaims -A -o jsonpath='{range .items[?(@.metadata.uid==%q)]}{.metadata.namespace}/{.metadata.name} {.status.reservedFor[*].name}{end}'   # delete the pods in reservedFor", uid))
 		}
 		say.found("CH0702", "the record "+path.Base(file)+" is set aside", cause, fix...)
 	}
 	for _, file := range records.Newer {
-		say.found("CH0704", "the record "+path.Base(file)+" is of a newer agent", "An agent of this version may not act on it. It keeps what the record names from everybody, and does not unprepare the claim.",
-			"helm rollback chandler --namespace chandler   # back to the newer version, if you installed the chart", "kubectl -n chandler rollout undo daemonset chandler   # the same with the plain manifests")
+		say.found("CH0704", "the record "+path.Base(file)+" is from a newer agent", "An agent of this version must not act on the record. It does not allocate the devices in the record, and does not unprepare the claim.",
+			"helm rollback chandler --namespace chandler   # back to the newer version, if you installed the chart", "kubectl -n chandler rollout undo daemonset chandler   # with the plain manifests")
 	}
 	for _, what := range records.Unread {
-		say.found("CH0707", "a record of the agent cannot be read", sentence(what)+" The devices that it names are kept from everybody.",
+		say.found("CH0707", "a record of the agent cannot be read", sentence(what)+" The devices in the record are not allocated.",
 			"sudo dmesg | tail -n 50   # the disk may have failed", "kubectl -n chandler logs daemonset/chandler --tail=50")
 	}
 	if say.none(before) {
@@ -222,13 +222,13 @@ func checkRecords(f *Facts, say *saying) {
 				given++
 			}
 		}
-		say.ok("%s prepared, %s granted, no record set aside", several(given, "claim"), several(records.Grants, "ID"))
+		say.ok("%s prepared, %s allocated by the device plugin API, no record set aside", several(given, "claim"), several(records.Grants, "ID"))
 	}
 }
 
 func checkAgentVersion(f *Facts, say *saying) {
 	if v := f.Agent.Version; v != "" && v != f.Version {
-		say.found("CH0705", fmt.Sprintf("the agent is %s, and this program %s", v, f.Version), "They may not mean the same by what is written on the node, so what is said here may be wrong of that agent.",
+		say.found("CH0705", fmt.Sprintf("the agent has version %s, and this program %s", v, f.Version), "The versions may use different files on the node, so these results may not apply to the agent.",
 			"kubectl -n chandler exec daemonset/chandler -- /chandler doctor --host-root=/host")
 	}
 }
@@ -244,9 +244,9 @@ type blind struct {
 // blinds maps parts of the configuration to the effects. The agent changes no device unless it
 // sees that the device is unused. In contrast, an unknown consumer does not delay reclaim.
 var blinds = map[string]blind{
-	"handover":                   {"A device goes to the next pod, though a process of the last one may still have it open.", "handover.enabled", "handover-patch.yaml"},
-	"rebinding":                  {"No function is given to vfio, and pods that ask for one so do not start.", "rebinding.enabled", "rebinding-patch.yaml"},
-	"onRequest.virtualFunctions": {"No virtual functions are made, and pods that are given one do not start.", "onRequest.enabled", "rebinding-patch.yaml"},
+	"handover":                   {"A device is allocated to the next pod although a process of the previous pod may still have it open.", "handover.enabled", "handover-patch.yaml"},
+	"rebinding":                  {"No function is bound to vfio, and pods that request passthrough do not start.", "rebinding.enabled", "rebinding-patch.yaml"},
+	"onRequest.virtualFunctions": {"No virtual functions are created, and pods that get one do not start.", "onRequest.enabled", "rebinding-patch.yaml"},
 }
 
 // checkSight reports whether the agent can see open device files, if the configuration
@@ -258,10 +258,10 @@ func checkSight(f *Facts, say *saying) {
 	if f.Agent.Sight == f.Agent.SightAll {
 		handing, changing = f.Agent.Looking, nil
 	}
-	judgeSight(handing, f.Agent.Sight, "the agent sees who has a device open", sightFixes, say)
-	judgeSight(changing, f.Agent.SightAll, "the agent sees who has a device open that it is to change", func(looking []string) []string {
+	judgeSight(handing, f.Agent.Sight, "the agent can determine which devices pods have open", sightFixes, say)
+	judgeSight(changing, f.Agent.SightAll, "the agent can determine which devices any process has open", func(looking []string) []string {
 		if why, known := f.Agent.Sight.get(); why == "" && known { // more permissions would not help
-			return []string{"kubectl -n chandler edit configmap chandler   # leave " + list(looking) + " out on this node, which is a container"}
+			return []string{"kubectl -n chandler edit configmap chandler   # remove " + list(looking) + " for this node, which is a container"}
 		}
 		return sightFixes(looking)
 	}, say)
@@ -287,13 +287,13 @@ func judgeSight(looking []string, sight Answer[string], well string, fixes func(
 	}
 	switch why, known := sight.get(); {
 	case !known:
-		say.not("whether the agent sees who has a device open: %s", sight.why())
+		say.not("whether the agent can determine which devices are open: %s", sight.why())
 	case why != "":
 		causes := []string{sentence(why)}
 		for _, part := range looking {
 			causes = append(causes, blinds[part].then)
 		}
-		say.found("CH0709", "the agent needs to see who has devices open, for "+list(looking)+", and does not", strings.Join(causes, " "), fixes(looking)...)
+		say.found("CH0709", "the agent cannot determine which devices are open, for "+list(looking), strings.Join(causes, " "), fixes(looking)...)
 	default:
 		say.ok("%s", well)
 	}
@@ -311,7 +311,7 @@ func sightFixes(looking []string) []string {
 	}
 	fixes := []string{"helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values " + strings.Join(sets, " ")}
 	for _, patch := range patches {
-		fixes = append(fixes, "kubectl -n chandler patch daemonset chandler --patch-file deployments/examples/"+patch+"   # the same with the plain manifests")
+		fixes = append(fixes, "kubectl -n chandler patch daemonset chandler --patch-file deployments/examples/"+patch+"   # with the plain manifests")
 	}
 	return fixes
 }
@@ -320,7 +320,7 @@ func sightFixes(looking []string) []string {
 // only.
 func checkOutdated(f *Facts, say *saying) {
 	if f.Agent.Outdated {
-		say.found("CH0710", "a change of the configuration is not in force yet", "The agent reads some fields only when it starts, such as rebinding and onRequest. Its log and its page name those that changed.",
+		say.found("CH0710", "a configuration change requires a restart of the agent", "The agent reads some fields only when it starts, such as rebinding and onRequest. Its log and its web UI name the changed fields.",
 			"kubectl -n chandler rollout restart daemonset chandler   # pods keep their devices")
 	}
 }

@@ -26,7 +26,7 @@ func checkBoth(f *Facts, say *saying) {
 	snapshot, known := f.Devices.Snapshot.get()
 	places, placed := f.Devices.API.get()
 	if !known || !placed || len(places) == 0 {
-		say.not("which API offers what is not decided yet")
+		say.not("the agent has not yet decided which API offers which device")
 		return
 	}
 	byAPI := make(map[string]map[discovery.Mode]int)
@@ -45,11 +45,11 @@ func checkBoth(f *Facts, say *saying) {
 		if dra == 0 || plugin == 0 || len(f.waiting()) > 0 {
 			continue
 		}
-		say.found("CH0501", resource+" is offered by both APIs", fmt.Sprintf("DRA has %s of that name, and the device plugin %s. Pods that ask by limits get only those of the device plugin on this node.", several(dra, "device"), several(plugin, "device")),
-			"kubectl -n chandler edit configmap chandler   # give all of them one mode, or names of their own")
+		say.found("CH0501", resource+" is offered by both APIs", fmt.Sprintf("DRA offers %s of that name, and the device plugin API %s. On this node, pods with limits get only devices of the device plugin API.", several(dra, "device"), several(plugin, "device")),
+			"kubectl -n chandler edit configmap chandler   # use the same mode for all, or different names")
 	}
 	if say.none(before) {
-		say.ok("no name is offered by both")
+		say.ok("no extended resource is offered by both APIs")
 	}
 }
 
@@ -72,21 +72,21 @@ func checkWaits(f *Facts, say *saying) {
 		for _, h := range f.Devices.Holders[w.Device] {
 			names = append(names, h.String())
 			if h.Pod != "" {
-				fix = append(fix, fmt.Sprintf("kubectl -n %s delete pod %s   # when that may end", h.Namespace, h.Pod))
+				fix = append(fix, fmt.Sprintf("kubectl -n %s delete pod %s   # once the pod may end", h.Namespace, h.Pod))
 			}
 		}
 		cause := sentence(w.Reason)
 		if len(names) > 0 {
-			cause = list(names) + " has it."
+			cause = "In use by " + list(names) + "."
 		}
 		if len(fix) == 0 {
-			fix = []string{"chandler migrate status   # says for whom it waits"}
+			fix = []string{"chandler migrate status   # shows which pod it waits for"}
 		}
 		text := fmt.Sprintf("%s waits to move from %s to %s", name, apiName(w.From), apiName(w.To))
 		if w.From == discovery.ModeAuto {
 			text = fmt.Sprintf("%s waits to be offered by %s", name, apiName(w.To))
 		}
-		say.found("CH0502", text, cause+" Nobody new gets it until it has moved.", fix...)
+		say.found("CH0502", text, cause+" No new pod gets the device until it has moved.", fix...)
 	}
 }
 
@@ -97,7 +97,7 @@ const busID resourceapi.QualifiedName = "resource.kubernetes.io/pciBusID"
 func checkOtherDrivers(f *Facts, say *saying) {
 	all, known := f.Cluster.Slices.get()
 	if !known {
-		say.not("whether another DRA driver publishes our devices: %s", f.Cluster.Slices.why())
+		say.not("whether another DRA driver publishes the same devices: %s", f.Cluster.Slices.why())
 		return
 	}
 	ours := make(map[string]bool)
@@ -130,13 +130,13 @@ func checkOtherDrivers(f *Facts, say *saying) {
 			}
 		}
 		if len(both) > 0 {
-			say.found("CH0503", fmt.Sprintf("the DRA driver %s publishes %s of ours", driver, several(len(both), "device")),
-				fmt.Sprintf("Both publish %s. The scheduler takes them for different devices, and may give one to two claims.", list(both)),
-				"kubectl get daemonsets -A   # delete that of the other driver", "kubectl delete resourceslices --field-selector spec.driver="+driver+",spec.nodeName="+f.Node)
+			say.found("CH0503", fmt.Sprintf("the DRA driver %s also publishes %s of this node", driver, several(len(both), "device")),
+				fmt.Sprintf("Both drivers publish %s. The scheduler treats the entries as different devices, and may allocate one device to two claims.", list(both)),
+				"kubectl get daemonsets -A   # delete the DaemonSet of the other driver", "kubectl delete resourceslices --field-selector spec.driver="+driver+",spec.nodeName="+f.Node)
 		}
 	}
 	if say.none(before) {
-		say.ok("no other DRA driver publishes a device of ours")
+		say.ok("no other DRA driver publishes the same devices")
 	}
 }
 
@@ -150,9 +150,9 @@ func checkModeLabel(f *Facts, say *saying) {
 		return
 	}
 	if !v1alpha1.WrongMode(node.Labels) {
-		say.ok("the node's label %s=%s is in force", v1alpha1.LabelMode, value)
+		say.ok("the node's label %s=%s is in effect", v1alpha1.LabelMode, value)
 		return
 	}
-	say.found("CH0504", fmt.Sprintf("the node's label %s has the value %q", v1alpha1.LabelMode, value), "It must be Auto, DRA or DevicePlugin. The agent keeps the configuration that was right last.",
+	say.found("CH0504", fmt.Sprintf("the node's label %s has the value %q", v1alpha1.LabelMode, value), "Valid values are Auto, DRA and DevicePlugin. The last valid configuration remains in effect.",
 		fmt.Sprintf("kubectl label node %s %s=Auto --overwrite", f.Node, v1alpha1.LabelMode))
 }

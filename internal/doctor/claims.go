@@ -35,7 +35,7 @@ func checkClaims(f *Facts, say *saying) {
 		return
 	}
 	if f.Cluster.OwnOnly {
-		say.not("whether claims can be satisfied: the slices of other nodes may not be seen with these credentials")
+		say.not("whether claims can be satisfied: these credentials do not permit reading the slices of other nodes")
 		return
 	}
 	m := newMatcher(all, classes)
@@ -63,21 +63,21 @@ func checkClaims(f *Facts, say *saying) {
 		}
 	}
 	for _, class := range slices.Sorted(maps.Keys(missing)) {
-		say.found("CH0613", "there is no DeviceClass "+class, "It is asked for by "+list(missing[class])+". The scheduler allocates nothing to a claim that names a class which is not there. "+selectors.WhoseClass(class), selectors.MendMissingClass(class, slices.Collect(maps.Keys(m.classes)))...)
+		say.found("CH0613", "the DeviceClass "+class+" does not exist", "It is requested by "+list(missing[class])+". The scheduler allocates no device to a claim with a missing class. "+selectors.WhoseClass(class), selectors.MendMissingClass(class, slices.Collect(maps.Keys(m.classes)))...)
 	}
 	for _, class := range slices.Sorted(maps.Keys(m.broken)) {
 		c, err := m.classes[class], m.broken[class]
-		say.found("CH0614", "the expression of the DeviceClass "+class+" fails", "The scheduler gives up for every pod that asks for the class and meets such a device. Its error is: "+sentence(oneLine(err)), selectors.MendClass(&c, err, m.specs())...)
+		say.found("CH0614", "the expression of the DeviceClass "+class+" fails", "Scheduling fails for every pod that requests the class as soon as the scheduler evaluates such a device. The error is: "+sentence(oneLine(err)), selectors.MendClass(&c, err, m.specs())...)
 	}
 	for _, class := range slices.Sorted(maps.Keys(empty)) {
 		if m.broken[class] != nil {
 			continue
 		}
-		cause := "No device of any node is of it, and " + list(empty[class]) + " asks for it."
-		say.found("CH0609", "the DeviceClass "+class+" selects nothing", cause, "kubectl get deviceclass "+class+" -o yaml", "kubectl get resourceslices -o yaml | grep -A3 attributes | head -n 40")
+		cause := "No device of any node matches, and the class is requested by " + list(empty[class]) + "."
+		say.found("CH0609", "the DeviceClass "+class+" matches no device", cause, "kubectl get deviceclass "+class+" -o yaml", "kubectl get resourceslices -o yaml | grep -A3 attributes | head -n 40")
 	}
 	if say.none(before) && waiting > 0 {
-		say.ok("every claim that waits could be satisfied by some device")
+		say.ok("the devices can satisfy every waiting claim")
 	}
 }
 
@@ -106,7 +106,7 @@ func (f *Facts) request(say *saying, m *matcher, claim *resourceapi.ResourceClai
 			if selector.CEL != nil {
 				var err error
 				if left, err = match(left, selector.CEL.Expression); err != nil && len(left) == 0 {
-					why = fmt.Sprintf("the selector %s fails: %s. A claim cannot be changed: write it, or its template, anew. There, %s", selector.CEL.Expression, oneLine(err), selectors.MendExpression(s.selectors, err, m.specs()))
+					why = fmt.Sprintf("the selector %s fails: %s. A claim cannot be changed: create a new one, or change its template: %s", selector.CEL.Expression, oneLine(err), selectors.MendExpression(s.selectors, err, m.specs()))
 					break
 				}
 			}
@@ -122,7 +122,7 @@ func (f *Facts) request(say *saying, m *matcher, claim *resourceapi.ResourceClai
 			return
 		}
 		if len(left) > 0 {
-			why = fmt.Sprintf("no node has %d such devices; the most is %d", s.count, perNode(left))
+			why = fmt.Sprintf("no node has %d such devices; the maximum is %d", s.count, perNode(left))
 		}
 	}
 	_ = wanted

@@ -29,7 +29,7 @@ var clusterChecks = []check{
 
 func checkServer(f *Facts, say *saying) {
 	if _, known := f.Cluster.Server.get(); !known {
-		say.found("CH0606", "the API server does not answer", sentence(f.Cluster.Server.why())+" Pods that run go on; nothing new is scheduled to this node, and no claim is prepared.",
+		say.found("CH0606", "the API server does not respond", sentence(f.Cluster.Server.why())+" Running pods continue, but no new pod is scheduled to this node, and no claim is prepared.",
 			"kubectl get --raw /readyz?verbose", "kubectl cluster-info")
 	}
 }
@@ -52,18 +52,18 @@ func checkServed(f *Facts, say *saying) {
 	case version == "v1":
 		say.ok("resource.k8s.io/v1 is served")
 	case version != "":
-		say.ok("resource.k8s.io/%s is served, and not v1: claims do not say how their devices are", version)
+		say.ok("resource.k8s.io/%s is served, but not v1: the status of claims does not contain the state of devices", version)
 	case f.usesDRA():
-		say.found("CH0601", "the API server does not serve resource.k8s.io", "The mode is DRA, so nothing is offered. Kubernetes serves that API from 1.34 on, and 1.32 and 1.33 do where it was switched on.",
+		say.found("CH0601", "the API server does not serve resource.k8s.io", "The mode is DRA, so no device is offered. Kubernetes serves this API from 1.34 on, and in 1.32 and 1.33 if it is turned on.",
 			"kubectl -n chandler edit configmap chandler   # mode: Auto, or DevicePlugin", "kubectl api-versions | grep resource.k8s.io")
 	default:
-		say.ok("resource.k8s.io is not served, and the device-plugin API needs none")
+		say.ok("resource.k8s.io is not served, and the device plugin API does not need it")
 	}
 }
 
 func checkNodeThere(f *Facts, say *saying) {
 	if node, known := f.Cluster.Node.get(); known && node == nil {
-		say.found("CH0607", "there is no node "+f.Node, "The API server knows no Node of that name, so it is not known what belongs to it.", "kubectl get nodes", "chandler doctor --node-name=NAME")
+		say.found("CH0607", "the Node "+f.Node+" does not exist", "The API server has no Node with this name, so slices and pods of the node cannot be checked.", "kubectl get nodes", "chandler doctor --node-name=NAME")
 	}
 }
 
@@ -73,9 +73,9 @@ var without = []struct {
 	feature, effect string
 	concerns        func(f *Facts) bool
 }{
-	{"DRADeviceTaints", "unhealthy devices are left out of the slices, instead of having a taint", func(f *Facts) bool { return true }},
-	{"DRAPartitionableDevices", "of wholes and parts that compete, only such are published as can all be given out", competes},
-	{"DRAConsumableCapacity", "a device that is shared by amount is for one claim at a time", shared},
+	{"DRADeviceTaints", "unhealthy devices are left out of the slices instead of getting a taint", func(f *Facts) bool { return true }},
+	{"DRAPartitionableDevices", "only devices and partitions that do not compete with each other are published", competes},
+	{"DRAConsumableCapacity", "a device that is shared by amount can be allocated to one claim at a time only", shared},
 }
 
 // competes reports whether a device of the node shares a physical device with others.
@@ -111,27 +111,27 @@ func checkFeatures(f *Facts, say *saying) {
 		return
 	}
 	if !known || len(features) == 0 {
-		say.not("which features the API server keeps: %s", cmp.Or(f.Agent.Features.why(), "the agent does not say"))
+		say.not("which features the API server keeps: %s", cmp.Or(f.Agent.Features.why(), "the agent does not report them"))
 		return
 	}
 	before := len(say.findings)
 	for _, w := range without {
 		if kept, told := features[w.feature]; told && !kept && w.concerns(f) {
-			say.found("CH0602", "the API server has the feature "+w.feature+" off", "It drops these fields of ResourceSlices, so "+w.effect+".",
-				fmt.Sprintf("ps -o args= -C kube-apiserver | tr ' ' '\\n' | grep feature-gates   # add %s=true, and the same to scheduler and kubelets", w.feature))
+			say.found("CH0602", "the feature gate "+w.feature+" of the API server is off", "The API server drops these fields of ResourceSlices, so "+w.effect+".",
+				fmt.Sprintf("ps -o args= -C kube-apiserver | tr ' ' '\\n' | grep feature-gates   # add %s=true, also to the scheduler and the kubelets", w.feature))
 		}
 	}
 	if say.none(before) {
-		say.ok("the API server keeps all that the devices of this node need")
+		say.ok("the API server keeps all fields that the devices of this node need")
 	}
 }
 
 // checkTaken reports a rejection of the node's ResourceSlices by the API server.
 func checkTaken(f *Facts, say *saying) {
 	if f.Agent.Unwanted {
-		say.found("CH0615", "the API server refuses the ResourceSlices of this node", "The scheduler goes by those of before, or knows of no device. The agent's page and its log have the API server's words.",
-			"kubectl -n chandler logs daemonset/chandler --tail=100 | grep ResourceSlices   # says who refuses them, and why",
-			"kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicies   # a webhook must take dry runs, too")
+		say.found("CH0615", "the API server rejects the ResourceSlices of this node", "The scheduler uses the previous slices, or has no device of this node. The agent's web UI and its log contain the API server's message.",
+			"kubectl -n chandler logs daemonset/chandler --tail=100 | grep ResourceSlices   # shows the reason",
+			"kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicies   # a webhook must also accept dry runs")
 	}
 }
 
@@ -173,10 +173,10 @@ func checkPublished(f *Facts, say *saying) {
 	}
 	switch {
 	case len(missing) > 0:
-		say.found("CH0608", several(len(missing), "device")+" of DRA "+isAre(len(missing))+" in no ResourceSlice", list(missing)+" should be published, and the scheduler does not know of it. An agent that has just started publishes within seconds.",
+		say.found("CH0608", several(len(missing), "DRA device")+" "+isAre(len(missing))+" missing from the ResourceSlices", list(missing)+" should be published. Until then, the scheduler cannot allocate it. An agent that has just started publishes within seconds.",
 			"kubectl get resourceslices --field-selector spec.driver=chandler.dev,spec.nodeName="+f.Node, "kubectl -n chandler rollout restart daemonset chandler")
 	case wanted > 0:
-		say.ok("the ResourceSlices have every device that DRA offers")
+		say.ok("the ResourceSlices contain every DRA device")
 	}
 }
 
@@ -218,9 +218,9 @@ func checkClasses(f *Facts, say *saying) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(offered)) {
 		if len(byName[name]) == 0 {
-			say.found("CH0603", fmt.Sprintf("DRA offers %s, and no DeviceClass has that name", name),
-				"Pods that ask for it by limits wait. Either no class has it as its extendedResourceName, or the API server dropped that field: before 1.36 the feature gate DRAExtendedResource is off.",
-				helmSet+" --set deviceClasses.enabled=true", "kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # where the feature gate is off")
+			say.found("CH0603", fmt.Sprintf("DRA offers %s, but no DeviceClass has that name", name),
+				"Pods with this name in limits wait. Either no class has the name as its extendedResourceName, or the API server dropped that field: before 1.36, the feature gate DRAExtendedResource is off by default.",
+				helmSet+" --set deviceClasses.enabled=true", "kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # if the feature gate is off")
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
@@ -246,10 +246,10 @@ func checkClasses(f *Facts, say *saying) {
 			fix = []string{"kubectl delete deviceclass " + same[0].Name}
 		}
 		say.found("CH0604", fmt.Sprintf("%d DeviceClasses have the extendedResourceName %s", len(same), name),
-			fmt.Sprintf("Pods that ask for it by limits get devices of %s, which is the newest, and never those of %s.", same[0].Name, list(names)), fix...)
+			fmt.Sprintf("Pods with this name in limits get devices of %s, which is the newest class, and never those of %s.", same[0].Name, list(names)), fix...)
 	}
 	if say.none(before) {
-		say.ok("every name that DRA offers has one DeviceClass")
+		say.ok("every extended resource offered by DRA has one DeviceClass")
 	}
 }
 
@@ -279,8 +279,8 @@ func checkPrepared(f *Facts, say *saying) {
 			}
 			for _, c := range d.Conditions {
 				if c.Type == "Ready" && c.Status != "True" {
-					say.found("CH0611", fmt.Sprintf("claim %s/%s does not have its device %s%s", claim.Namespace, claim.Name, d.Device, lasting(c.LastTransitionTime.Time, f.Time)),
-						sentence(c.Message)+" Its pod does not start, or has lost the device.",
+					say.found("CH0611", fmt.Sprintf("claim %s/%s has no usable device: %s%s", claim.Namespace, claim.Name, d.Device, lasting(c.LastTransitionTime.Time, f.Time)),
+						sentence(c.Message)+" The pod does not start, or has lost the device.",
 						fmt.Sprintf("kubectl -n %s get resourceclaim %s -o yaml", claim.Namespace, claim.Name), fmt.Sprintf("kubectl -n %s delete %s", claim.Namespace, podsOf(claim)))
 				}
 			}
@@ -313,11 +313,11 @@ func checkRights(f *Facts, say *saying) {
 	missing, known := f.Cluster.Rights.get()
 	switch {
 	case !known:
-		say.not("what the agent may do: %s", f.Cluster.Rights.why())
+		say.not("the permissions of the agent: %s", f.Cluster.Rights.why())
 	case len(missing) > 0:
-		say.found("CH0605", "the agent lacks "+several(len(missing), "right"), "It may not "+strings.Join(missing, ", nor ")+".", helmSet+"   # makes the roles what this version needs", "kubectl auth can-i --list --as=system:serviceaccount:chandler:chandler")
+		say.found("CH0605", "the agent lacks "+several(len(missing), "permission"), "It is not permitted to "+strings.Join(missing, ", or to ")+".", helmSet+"   # updates the roles to this version", "kubectl auth can-i --list --as=system:serviceaccount:chandler:chandler")
 	default:
-		say.ok("the agent may do all that it must")
+		say.ok("the agent has all permissions that it needs")
 	}
 }
 
@@ -335,9 +335,9 @@ func checkPolicies(f *Facts, say *saying) {
 	case !known:
 		say.not("the admission policies: %s", f.Cluster.Policies.why())
 	case len(missing) > 0:
-		say.found("CH0612", several(len(missing), "admission policy")+" "+isAre(len(missing))+" missing", fmt.Sprintf("There is no ValidatingAdmissionPolicy %s. Without it mistakes in claims are found only when a pod starts, and an agent could write objects of other nodes.", list(missing)),
+		say.found("CH0612", several(len(missing), "admission policy")+" "+isAre(len(missing))+" missing", fmt.Sprintf("The ValidatingAdmissionPolicy %s is missing. Without it, errors in claims are found only when a pod starts, and an agent could write objects of other nodes.", list(missing)),
 			helmSet+strings.Join(sets, ""))
 	default:
-		say.ok("the admission policies are in force")
+		say.ok("the admission policies are in effect")
 	}
 }

@@ -23,7 +23,7 @@ var deviceChecks = []check{
 func checkHealth(f *Facts, say *saying) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known {
-		say.found("CH0310", "the host's devices could not be read", f.Devices.Snapshot.why(), "chandler discover")
+		say.found("CH0310", "the devices of the host cannot be read", f.Devices.Snapshot.why(), "chandler discover")
 		return
 	}
 	families := make(map[string]bool)
@@ -100,7 +100,7 @@ func togetherOf(parts []*discovery.Device) together {
 func (f *Facts) sickTogether(say *saying, all []*discovery.Device) {
 	key := all[0].Health.Key()
 	what := map[discovery.Condition]string{
-		discovery.ConditionDriverUnbound: "have no driver bound to them", discovery.ConditionNodeMissing: "lack a device node",
+		discovery.ConditionDriverUnbound: "have no kernel driver", discovery.ConditionNodeMissing: "lack a device node",
 	}[key]
 	reasons := make(map[string]bool)
 	usable := false
@@ -111,18 +111,18 @@ func (f *Facts) sickTogether(say *saying, all []*discovery.Device) {
 		each = append(each, fmt.Sprintf("%s (%s)", d.Name, d.Health.Reason))
 		for _, h := range f.Devices.Holders[d.Name] {
 			if h.Pod != "" {
-				deletes = append(deletes, fmt.Sprintf("kubectl -n %s delete pod %s   # when that may end", h.Namespace, h.Pod))
+				deletes = append(deletes, fmt.Sprintf("kubectl -n %s delete pod %s   # once the pod may end", h.Namespace, h.Pod))
 			}
 		}
 		mends = append(mends, f.conditionFix(key, d)...)
 	}
 	cause := strings.Join(each, ", ") + "."
 	if len(reasons) == 1 {
-		cause = sentence(all[0].Health.Reason) + fmt.Sprintf(" They are %s.", namesOf(all))
+		cause = sentence(all[0].Health.Reason) + fmt.Sprintf(" The devices are %s.", namesOf(all))
 	}
 	cause += f.lacks(key, all[0])
 	if !usable {
-		cause += " No new pod gets them."
+		cause += " No new pod gets these devices."
 	}
 	var fix []string
 	for _, line := range append(deletes, mends...) {
@@ -136,22 +136,22 @@ func (f *Facts) sickTogether(say *saying, all []*discovery.Device) {
 // settles reports a device that has recovered but must stay healthy before it is allocated
 // again.
 func (f *Facts) settles(say *saying, d *discovery.Device) {
-	say.found(CodeOf(d.Health.Key()), title(d)+" is well again, and is given out when it has stayed so",
-		fmt.Sprintf("The fault is over: %s A device must be well for 10 seconds, and for up to 5 minutes if it fails again and again.", sentence(d.Health.Reason)),
-		"chandler doctor --only devices --wait 60s   # looks again until it is")
+	say.found(CodeOf(d.Health.Key()), title(d)+" has recovered, and is allocated again after a delay",
+		fmt.Sprintf("The fault has ended: %s A device must stay healthy for 10 seconds, and for up to 5 minutes if it fails repeatedly.", sentence(d.Health.Reason)),
+		"chandler doctor --only devices --wait 60s   # waits for the end of the delay")
 }
 
 // conditionTexts describe conditions. The name of a device precedes the text.
 var conditionTexts = map[discovery.Condition]string{
 	discovery.ConditionUnhealthy:       "is unhealthy",
 	discovery.ConditionUnknown:         "cannot be read",
-	discovery.ConditionGone:            "is gone",
-	discovery.ConditionDriverUnbound:   "has no driver bound to it",
+	discovery.ConditionGone:            "is missing",
+	discovery.ConditionDriverUnbound:   "has no kernel driver",
 	discovery.ConditionNodeMissing:     "lacks a device node",
 	discovery.ConditionOverTemperature: "is too hot",
 	discovery.ConditionLinkDegraded:    "has a degraded PCIe link",
 	discovery.ConditionFatalErrors:     "has had fatal PCIe errors",
-	discovery.ConditionNotResponding:   "does not answer",
+	discovery.ConditionNotResponding:   "does not respond on the bus",
 }
 
 // sick reports an unhealthy device, and others of the same physical device with the same
@@ -161,7 +161,7 @@ func (f *Facts) sick(say *saying, d *discovery.Device, health discovery.Health, 
 	what, cause := conditionTexts[key], sentence(health.Reason)
 	if link, found := strings.CutPrefix(health.Reason, "its link "); found && key == discovery.ConditionLinkDegraded {
 		what = "has a link that " + link
-		cause = "The link came up narrower or slower than both of its ends can do."
+		cause = "The link has fewer lanes or a lower speed than both of its ends support."
 	}
 	text := fmt.Sprintf("%s %s%s", title(d), what, lasting(health.Since.Time, f.Time))
 	holders := slices.Clone(f.Devices.Holders[d.Name])
@@ -169,23 +169,23 @@ func (f *Facts) sick(say *saying, d *discovery.Device, health discovery.Health, 
 		holders = append(holders, f.Devices.Holders[other.Name]...)
 	}
 	if len(others) > 0 {
-		cause += fmt.Sprintf(" So %s with it: %s.", are(len(others), "device"), namesOf(others))
+		cause += fmt.Sprintf(" The same applies to %s: %s.", several(len(others), "device"), namesOf(others))
 	}
 	var names, fix []string
 	for _, h := range holders {
 		names = append(names, h.String())
 		if h.Pod != "" && key != discovery.ConditionLinkDegraded && key != discovery.ConditionFatalErrors {
-			fix = append(fix, fmt.Sprintf("kubectl -n %s delete pod %s   # when that may end", h.Namespace, h.Pod))
+			fix = append(fix, fmt.Sprintf("kubectl -n %s delete pod %s   # once the pod may end", h.Namespace, h.Pod))
 		}
 	}
 	cause += f.lacks(key, d)
 	if len(names) > 0 {
-		cause += fmt.Sprintf(" %s has it.", list(names))
+		cause += fmt.Sprintf(" In use by %s.", list(names))
 	}
 	if health.Usable() {
-		cause += " It is still given out."
+		cause += " The device is still allocated."
 	} else {
-		cause += " No new pod gets it."
+		cause += " No new pod gets the device."
 	}
 	say.found(CodeOf(key), text, cause, append(fix, f.conditionFix(key, d)...)...)
 }
@@ -197,7 +197,7 @@ func (f *Facts) lacks(key discovery.Condition, d *discovery.Device) string {
 	if key != discovery.ConditionNodeMissing || len(others) == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" Of the nodes that such devices share, %s %s not there either.", list(others), isAre(len(others)))
+	return fmt.Sprintf(" Of the nodes that these devices share, %s %s missing too.", list(others), isAre(len(others)))
 }
 
 // namesOf lists the names of devices.
@@ -213,15 +213,15 @@ func namesOf(devices []*discovery.Device) string {
 func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []string {
 	at := address(d)
 	if key == discovery.ConditionNodeMissing {
-		return []string{cmp.Or(f.Devices.MakeNodes[d.Family], "sudo udevadm trigger --action=add   # makes device nodes again")}
+		return []string{cmp.Or(f.Devices.MakeNodes[d.Family], "sudo udevadm trigger --action=add   # creates device nodes again")}
 	}
 	if at == "" {
-		return []string{"sudo dmesg | tail -n 50   # the kernel says more"}
+		return []string{"sudo dmesg | tail -n 50   # shows the kernel's messages"}
 	}
-	kernel := fmt.Sprintf("sudo dmesg | grep %s   # the kernel says more", at)
+	kernel := fmt.Sprintf("sudo dmesg | grep %s   # shows the kernel's messages", at)
 	rescan := []string{
 		fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/remove"`, at),
-		`sudo sh -c "echo 1 > /sys/bus/pci/rescan"   # if it stays so, reseat it`,
+		`sudo sh -c "echo 1 > /sys/bus/pci/rescan"   # if this does not help, reseat the card`,
 	}
 	switch key {
 	case discovery.ConditionLinkDegraded:
@@ -232,7 +232,7 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 			fmt.Sprintf("sudo sh -c \"echo %s > /sys/bus/pci/drivers_probe\"", at),
 		}
 	case discovery.ConditionOverTemperature:
-		return []string{fmt.Sprintf("grep . /sys/bus/pci/devices/%s/hwmon/hwmon*/temp*_input   # then look at fans and air", at)}
+		return []string{fmt.Sprintf("grep . /sys/bus/pci/devices/%s/hwmon/hwmon*/temp*_input   # then check fans and air flow", at)}
 	case discovery.ConditionUnhealthy, discovery.ConditionUnknown:
 		if d.Health.Setting || isPart(d) {
 			return []string{kernel}
@@ -274,7 +274,7 @@ func checkProblems(f *Facts, say *saying) {
 		f.problem(say, p, &d, offered)
 	}
 	if say.none(before) && len(snapshot.Problems) == 0 {
-		say.ok("all that the families look at could be read")
+		say.ok("all facts about the devices could be read")
 	}
 }
 
@@ -289,17 +289,17 @@ func (f *Facts) problem(say *saying, p discovery.Problem, d *rules.Offered, offe
 	case errors.Is(p.Err, discovery.ErrHangs):
 		fix := []string{"sudo dmesg | tail -n 50"}
 		if at != "" {
-			fix = []string{fmt.Sprintf("sudo dmesg | grep %s", at), fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"   # if it stays so, reboot`, at)}
+			fix = []string{fmt.Sprintf("sudo dmesg | grep %s", at), fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"   # if this does not help, reboot`, at)}
 		}
-		say.found("CH0310", name+" does not answer", "A read of it hangs in the kernel: "+sentence(reason)+" It is left alone, so that the other devices go on.", fix...)
+		say.found("CH0310", name+" hangs", "A read of the device hangs in the kernel: "+sentence(reason)+" Chandler does not access it, so that other devices are not affected.", fix...)
 	case strings.Contains(reason, "none is known by it"), strings.Contains(reason, "described by family"):
-		say.found("CH0311", name+" cannot be told apart", sentence(reason), look)
+		say.found("CH0311", name+": the identity is not unique", sentence(reason), look)
 	case strings.Contains(reason, "vfio: "):
 		f.vfioProblem(say, name, reason, at)
 	case offered:
-		say.found("CH0309", name+" could not be read in full", sentence(reason)+" It is offered without what could not be read.", look)
+		say.found("CH0309", name+" cannot be read completely", sentence(reason)+" It is offered without these facts.", look)
 	default:
-		say.found("CH0309", name+" could not be described", sentence(reason)+" It is not offered.", look)
+		say.found("CH0309", name+" cannot be described", sentence(reason)+" It is not offered.", look)
 	}
 }
 
@@ -307,11 +307,11 @@ func (f *Facts) problem(say *saying, p discovery.Problem, d *rules.Offered, offe
 func (f *Facts) vfioProblem(say *saying, name, reason, at string) {
 	fix := []string{"sudo modprobe vfio-pci", "ls -l /dev/vfio /dev/vfio/devices /dev/iommu"}
 	if strings.Contains(reason, "in no IOMMU group") {
-		fix = []string{"cat /proc/cmdline   # it wants intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi on in the firmware", "sudo reboot"}
+		fix = []string{"cat /proc/cmdline   # requires intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi on in the firmware", "sudo reboot"}
 	} else if at != "" {
 		fix = append(fix, fmt.Sprintf("ls /sys/bus/pci/devices/%s/vfio-dev", at))
 	}
-	say.found("CH0312", name+" is bound to vfio and cannot be opened", sentence(reason)+" It is not offered.", fix...)
+	say.found("CH0312", name+" is bound to vfio but cannot be opened", sentence(reason)+" It is not offered.", fix...)
 }
 
 // functionOf returns the PCI address at the beginning of a device's name, or "".
@@ -338,8 +338,8 @@ func checkOffered(f *Facts, say *saying) {
 	}
 	slices.Sort(left)
 	if len(left) > 0 && len(snapshot.Devices) == 0 {
-		say.found("CH0313", fmt.Sprintf("the configuration leaves out all of %s", several(len(left), "device")),
-			"Its exclude entries, or its resources, leave nothing to offer: "+list(left)+" would be there without them.",
+		say.found("CH0313", fmt.Sprintf("the configuration excludes all devices: %s", several(len(left), "device")),
+			"Without its entries exclude and resources, the node would offer "+list(left)+".",
 			"kubectl -n chandler get configmap chandler -o yaml")
 	}
 }

@@ -294,7 +294,7 @@ func TestOldDRA(t *testing.T) {
 	if found := Judge(f).Codes(); len(found) > 0 {
 		t.Errorf("found %v", found)
 	}
-	if got := printed(t, f, terminal.Plain, false); !strings.Contains(got, "resource.k8s.io/v1beta2 is served, and not v1") {
+	if got := printed(t, f, terminal.Plain, false); !strings.Contains(got, "resource.k8s.io/v1beta2 is served, but not v1") {
 		t.Errorf("it does not say which version:\n%s", got)
 	}
 	delete(gates, "DynamicResourceAllocation")
@@ -393,10 +393,10 @@ func TestLikeliestHaveTheSymptom(t *testing.T) {
 func TestQuietNamesWhatWasNotAsked(t *testing.T) {
 	f := healthy()
 	f.Runtime.Config = Unknown[RuntimeConfig]("it is not in the agent's pod")
-	if got := printed(t, f, terminal.Plain, true); !strings.Contains(got, "not asked: whether CDI is on") {
+	if got := printed(t, f, terminal.Plain, true); !strings.Contains(got, "not checked: whether CDI is on") {
 		t.Errorf("it is not named:\n%s", got)
 	}
-	if got := printed(t, healthy(), terminal.Plain, true); strings.Contains(got, "not asked:") {
+	if got := printed(t, healthy(), terminal.Plain, true); strings.Contains(got, "not checked:") {
 		t.Errorf("all was asked:\n%s", got)
 	}
 }
@@ -412,7 +412,7 @@ func TestCauseBeforeConsequence(t *testing.T) {
 			t.Errorf("found %v", found)
 		}
 		got := words(printed(t, f, terminal.Plain, true))
-		for _, want := range []string{"plugins/chandler.dev is full: make room first, as " + code + " says.", "chandler explain " + code} {
+		for _, want := range []string{"plugins/chandler.dev is full: free space first (" + code + ").", "chandler explain " + code} {
 			if !strings.Contains(got, want) {
 				t.Errorf("no %q in %s", want, got)
 			}
@@ -455,7 +455,7 @@ func TestDevicesOfOneCause(t *testing.T) {
 		t.Errorf("%v are not told of together:\n%s", ill, got)
 	}
 	f.Devices.Lacks = map[string][]string{"nvidia": {"/dev/nvidiactl", "/dev/nvidia-uvm"}}
-	if got := words(printed(t, f, terminal.Plain, true)); !strings.Contains(got, "Of the nodes that such devices share, /dev/nvidiactl and /dev/nvidia-uvm are not there either.") {
+	if got := words(printed(t, f, terminal.Plain, true)); !strings.Contains(got, "Of the nodes that these devices share, /dev/nvidiactl and /dev/nvidia-uvm are missing too.") {
 		t.Errorf("what they share is not told of:\n%s", got)
 	}
 	for _, name := range ill {
@@ -472,11 +472,11 @@ func TestDeviceThatRecovers(t *testing.T) {
 	f.Devices.Well = map[string]bool{d.Name: true}
 	d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver is bound to it", Since: ago(11 * time.Second)}
 	got := printed(t, f, terminal.Plain, true)
-	if !strings.Contains(got, "is well again") || strings.Contains(got, "modprobe") {
+	if !strings.Contains(got, "has recovered") || strings.Contains(got, "modprobe") {
 		t.Errorf("got:\n%s", got)
 	}
 	f.Devices.Well = nil
-	if got := printed(t, f, terminal.Plain, true); strings.Contains(got, "is well again") {
+	if got := printed(t, f, terminal.Plain, true); strings.Contains(got, "has recovered") {
 		t.Errorf("got:\n%s", got)
 	}
 }
@@ -520,11 +520,11 @@ func words(text string) string {
 // On a node that is a container, the agent supports reclaim, but cannot change devices. More
 // permissions would not help.
 func TestSightOnANodeThatIsAContainer(t *testing.T) {
-	const changes = "onRequest.virtualFunctions and rebinding, and does not"
+	const changes = "onRequest.virtualFunctions and rebinding cause"
 	f := healthy()
 	f.Agent.Looking, f.Agent.Sight, f.Agent.SightAll = []string{"handover", "onRequest.virtualFunctions", "rebinding"}, Known(""), Known("the processes in /proc are those of a container")
 	got := words(printed(t, f, terminal.Plain, true))
-	if !strings.Contains(got, changes) || strings.Contains(got, "for handover") || strings.Contains(got, "enabled=true") || !strings.Contains(got, "on this node, which is a container") {
+	if !strings.Contains(got, changes) || strings.Contains(got, "handover and") || strings.Contains(got, "enabled=true") || !strings.Contains(got, "for this node, which is a container") {
 		t.Errorf("got:\n%s", got)
 	}
 	f.Agent.Looking = []string{"handover"}
@@ -533,7 +533,7 @@ func TestSightOnANodeThatIsAContainer(t *testing.T) {
 	}
 	f.Agent.Looking, f.Agent.Sight = []string{"handover", "rebinding"}, Known("not all processes are visible")
 	f.Agent.SightAll = f.Agent.Sight
-	if got := words(printed(t, f, terminal.Plain, true)); strings.Count(got, "needs to see") != 1 || !strings.Contains(got, `--set handover.enabled=true \ --set rebinding.enabled=true`) {
+	if got := words(printed(t, f, terminal.Plain, true)); strings.Count(got, "cannot determine") != 1 || !strings.Contains(got, `--set handover.enabled=true \ --set rebinding.enabled=true`) {
 		t.Errorf("got:\n%s", got)
 	}
 }

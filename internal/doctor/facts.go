@@ -38,7 +38,7 @@ func (a Answer[T]) get() (T, bool) { return a.Value, a.asked && a.Not == "" }
 // why returns the reason why the fact is unknown.
 func (a Answer[T]) why() string {
 	if !a.asked {
-		return "nobody was asked"
+		return "it was not checked"
 	}
 	return a.Not
 }
@@ -80,10 +80,10 @@ func (f *Facts) unasked(c Category) (why string, mention bool) {
 	case c == Devices || c == Host:
 		return "", true
 	case f.Recorded:
-		return "a recorded host does not tell", true
+		return "the host recording has no such information", true
 	case f.NoKubelet != "" && f.NoCluster != "":
 		if c == Kubelet {
-			return f.NoKubelet + ": kubelet, cluster and agent are not asked", true
+			return f.NoKubelet + ": kubelet, cluster and agent are not checked", true
 		}
 		return f.NoKubelet, c == Runtime
 	case c == Cluster:

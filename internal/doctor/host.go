@@ -24,8 +24,8 @@ var hostChecks = []check{
 
 func checkProc(f *Facts, say *saying) {
 	if proc, known := f.Host.Proc.get(); known && !proc {
-		say.found("CH0409", "no /proc of a kernel is where the host's should be",
-			"The directory that --host-root names is not the root of a host: what is read there says nothing of this machine.",
+		say.found("CH0409", "--host-root is not the root directory of a host",
+			"The directory has no /proc of a kernel, so its files do not describe this machine.",
 			"chandler doctor --host-root=/")
 	}
 }
@@ -41,7 +41,7 @@ func (f Function) bridge() bool { return strings.HasPrefix(f.Class, "06") }
 func checkIOMMU(f *Facts, say *saying) {
 	functions, known := f.Host.Functions.get()
 	if !known {
-		say.not("the PCI bus cannot be looked at: %s", f.Host.Functions.why())
+		say.not("the PCI bus cannot be read: %s", f.Host.Functions.why())
 		return
 	}
 	groups := make(map[string][]Function)
@@ -56,12 +56,12 @@ func checkIOMMU(f *Facts, say *saying) {
 	}
 	switch {
 	case len(groups) == 0 && len(bound) > 0:
-		say.found("CH0401", fmt.Sprintf("the IOMMU is off, and %s bound to vfio", are(len(bound), "function")),
-			fmt.Sprintf("%s cannot be given to anybody safely: without an IOMMU there are no groups.", list(bound)),
-			"cat /proc/cmdline   # it wants intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi on in the firmware", "sudo reboot")
+		say.found("CH0401", fmt.Sprintf("the IOMMU is off, but %s bound to vfio", are(len(bound), "function")),
+			fmt.Sprintf("%s cannot be used safely: without an IOMMU, the device could access all memory of the host.", list(bound)),
+			"cat /proc/cmdline   # requires intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi on in the firmware", "sudo reboot")
 		return
 	case len(groups) == 0:
-		say.ok("no IOMMU groups, and nothing needs them")
+		say.ok("no IOMMU groups, and no device needs them")
 		return
 	}
 	before := len(say.findings)
@@ -83,11 +83,11 @@ func checkIOMMU(f *Facts, say *saying) {
 			at, _, _ := strings.Cut(function, " ")
 			fix = append(fix, fmt.Sprintf(`sudo sh -c "echo vfio-pci > /sys/bus/pci/devices/%s/driver_override; echo %s > /sys/bus/pci/devices/%s/driver/unbind; echo %s > /sys/bus/pci/drivers_probe"`, at, at, at, at))
 		}
-		say.found("CH0402", fmt.Sprintf("IOMMU group %s has functions that the host uses", name),
-			fmt.Sprintf("%s is bound to vfio, and %s in the same group to a driver of the host. The kernel opens a group only when all of it is bound to vfio.", list(theirs), list(others)), fix...)
+		say.found("CH0402", fmt.Sprintf("IOMMU group %s has both vfio functions and functions of the host", name),
+			fmt.Sprintf("%s is bound to vfio, and %s in the same group to a driver of the host. The kernel opens a group only if no function of it has a driver of the host.", list(theirs), list(others)), fix...)
 	}
 	if say.none(before) {
-		say.ok("IOMMU is on: %s, none spans devices that are offered apart", several(len(groups), "group"))
+		say.ok("the IOMMU is on: %s, none with both vfio functions and functions of the host", several(len(groups), "group"))
 	}
 }
 
@@ -116,15 +116,15 @@ func checkDrivers(f *Facts, say *saying) {
 			continue
 		}
 		fix := []string{fmt.Sprintf(`sudo modprobe "$(cat /sys/bus/pci/devices/%s/modalias)"`, function.Address)}
-		cause := "No module of a driver for it is loaded. Nobody has the device, and nobody gets it."
+		cause := "No module with a driver for the device is loaded. The device cannot be allocated."
 		if function.Override != "" {
-			cause = fmt.Sprintf("It is to have the driver %s, and that has not taken it. Nobody gets it.", function.Override)
+			cause = fmt.Sprintf("Its driver_override is %s, but this driver is not bound. The device cannot be allocated.", function.Override)
 			fix = []string{"sudo modprobe " + function.Override, fmt.Sprintf(`sudo sh -c "echo %s > /sys/bus/pci/drivers_probe"`, function.Address)}
 		}
-		say.found("CH0304", fmt.Sprintf("%s %s:%s has no driver bound to it", strings.TrimPrefix(function.Address, "0000:"), function.Vendor, function.Device), cause, fix...)
+		say.found("CH0304", fmt.Sprintf("%s %s:%s has no kernel driver", strings.TrimPrefix(function.Address, "0000:"), function.Vendor, function.Device), cause, fix...)
 	}
 	if say.none(before) {
-		say.ok("no accelerator is without a driver")
+		say.ok("every accelerator has a kernel driver")
 	}
 }
 
@@ -148,7 +148,7 @@ func checkNodes(f *Facts, say *saying) {
 		nodes += len(snapshot.Devices[i].Edits.DeviceNodes)
 	}
 	if nodes > 0 {
-		say.ok("every device node is there, with the numbers the kernel says")
+		say.ok("every device node exists with the kernel's numbers")
 	}
 }
 
@@ -167,16 +167,16 @@ func checkModules(f *Facts, say *saying) {
 	}
 	for _, driver := range slices.Sorted(maps.Keys(wanted)) {
 		say.found("CH0403", fmt.Sprintf("the module %s is not loaded", driver),
-			fmt.Sprintf("%s to have it by driver_override, and without a driver nobody gets it.", list(wanted[driver])),
+			fmt.Sprintf("The driver_override of %s names this module. A device without a driver cannot be allocated.", list(wanted[driver])),
 			"sudo modprobe "+driver, fmt.Sprintf("echo %s | sudo tee /etc/modules-load.d/%s.conf", driver, driver))
 	}
 	if f.Host.Virtual && !f.Host.Modules["kvm"] {
 		say.found("CH0403", "the module kvm is not loaded",
-			"The processors can run virtual machines, and /dev/kvm is not there for those who ask for it.",
+			"The processors support virtualization, but /dev/kvm is missing.",
 			"sudo modprobe kvm_intel || sudo modprobe kvm_amd")
 	}
 	if say.none(before) {
-		say.ok("every module that a device needs is loaded")
+		say.ok("all required kernel modules are loaded")
 	}
 }
 
@@ -186,12 +186,12 @@ func checkSELinux(f *Facts, say *saying) {
 	case !known || f.Recorded:
 		return
 	case !linux.Enforcing:
-		say.ok("SELinux keeps nobody from devices: it is off or permissive")
+		say.ok("SELinux is off or permissive")
 	case linux.Agent == "":
-		say.not("SELinux is enforcing, and which type the agent has cannot be read")
+		say.not("SELinux is enforcing, but the type of the agent cannot be read")
 	case confined(linux.Agent):
-		say.found("CH0404", "SELinux confines the agent as any container",
-			fmt.Sprintf("The agent runs as %s. That type may not connect to the kubelet's sockets, nor write to its directories.", linux.Agent),
+		say.found("CH0404", "SELinux blocks the agent",
+			fmt.Sprintf("The agent runs as %s. This type must not connect to the kubelet's sockets or write to its directories.", linux.Agent),
 			`kubectl -n chandler patch daemonset chandler --type=merge -p '{"spec":{"template":{"spec":{"securityContext":{"seLinuxOptions":{"type":"container_device_plugin_t"}}}}}}'`,
 			"sudo ausearch -m avc -ts recent")
 	default:
@@ -215,7 +215,7 @@ func checkClock(f *Facts, say *saying) {
 		return
 	}
 	if skew.Abs() <= maxSkew {
-		say.ok("the clock agrees with the API server's")
+		say.ok("the clock matches the API server's")
 		return
 	}
 	direction := "ahead of"
@@ -223,7 +223,7 @@ func checkClock(f *Facts, say *saying) {
 		direction = "behind"
 	}
 	say.found("CH0405", fmt.Sprintf("the clock is %s %s the API server's", skew.Abs().Round(time.Second), direction),
-		"Certificates and tokens may count as not yet valid or as expired, and it cannot be told since when devices have been sick.",
+		"Certificates and tokens may appear to be expired or not yet valid, and the times of device faults are wrong.",
 		"timedatectl status", "sudo systemctl restart systemd-timesyncd || sudo systemctl restart chronyd")
 }
 
@@ -259,18 +259,18 @@ func checkSpace(f *Facts, say *saying) {
 	before := len(say.findings)
 	for _, s := range spaces {
 		if s.full() {
-			say.found("CH0406", fmt.Sprintf("%d MiB are left of the disk with %s", s.Free>>20, s.Path),
-				"The agent writes down who has what before it gives a device out. With a full disk no claim is prepared and nothing is allocated.",
+			say.found("CH0406", fmt.Sprintf("the disk with %[2]s has %[1]d MiB of free space", s.Free>>20, s.Path),
+				"The agent records each allocation before it allocates a device. With a full disk, no claim is prepared and no device is allocated.",
 				"df -h "+s.Path, "sudo journalctl --vacuum-size=200M", "sudo crictl rmi --prune")
 		}
 		if s.filled() {
-			say.found("CH0407", fmt.Sprintf("%d inodes are left of the disk with %s", s.INFree, s.Path),
-				"No more files can be made there, whatever room is left.",
+			say.found("CH0407", fmt.Sprintf("the disk with %[2]s has %[1]d free inodes", s.INFree, s.Path),
+				"No files can be created there, whatever space is free.",
 				"df -i "+s.Path, "sudo du --inodes -xd1 / | sort -n | tail", "sudo crictl rmi --prune")
 		}
 	}
 	if say.none(before) && len(spaces) > 0 {
-		say.ok("there is room for records and specs")
+		say.ok("the disk has free space for records and CDI specs")
 	}
 }
 
@@ -279,6 +279,6 @@ func checkState(f *Facts, say *saying) {
 	if !known || why == "" {
 		return
 	}
-	say.found("CH0408", "the agent's directory cannot be written to", sentence(why)+" No claim can be prepared.",
+	say.found("CH0408", "the agent's directory is not writable", sentence(why)+" No claim can be prepared.",
 		fmt.Sprintf("findmnt -T %s", f.Kubelet.Root), fmt.Sprintf("sudo mount -o remount,rw $(findmnt -no TARGET -T %s)", f.Kubelet.Root))
 }

@@ -30,9 +30,9 @@ func checkPluginDir(f *Facts, say *saying) {
 	why, known := f.Kubelet.Dir.get()
 	switch {
 	case !known:
-		say.not("the device-plugin directory: %s", f.Kubelet.Dir.why())
+		say.not("the device plugin directory: %s", f.Kubelet.Dir.why())
 	case why != "":
-		say.found("CH0101", "the kubelet's device-plugin directory cannot be used", sentence(why)+" No device plugin can serve there.",
+		say.found("CH0101", "the kubelet's device plugin directory is not usable", sentence(why)+" No device plugin can create its socket there.",
 			"sudo mkdir -p "+f.Kubelet.PluginDir, "sudo systemctl restart kubelet")
 	}
 }
@@ -48,24 +48,24 @@ func checkKubeletAnswers(f *Facts, say *saying) {
 	}
 	switch {
 	case !known && !listed:
-		say.not("whether the kubelet answers: %s", f.Kubelet.Answers.why())
+		say.not("whether the kubelet responds: %s", f.Kubelet.Answers.why())
 	case known && why != "":
-		say.found("CH0102", "the kubelet does not answer", sentence(why), "sudo systemctl status kubelet", "sudo journalctl -u kubelet -n 50", "sudo systemctl restart kubelet")
+		say.found("CH0102", "the kubelet does not respond", sentence(why), "sudo systemctl status kubelet", "sudo journalctl -u kubelet -n 50", "sudo systemctl restart kubelet")
 	case !listed:
-		say.found("CH0102", "the kubelet's PodResources API does not answer", sentence(f.Kubelet.Pods.why())+" Nobody else says which pod has which device.",
+		say.found("CH0102", "the kubelet's PodResources API does not respond", sentence(f.Kubelet.Pods.why())+" Without it, the devices of pods are unknown.",
 			"sudo journalctl -u kubelet -n 50", "sudo systemctl restart kubelet")
 	default:
 		of := ""
 		if f.Kubernetes != "" && f.Kubernetes != UnknownVersion {
 			of = ", v" + strings.TrimPrefix(f.Kubernetes, "v")
 		}
-		say.ok("answers%s: device plugins v1beta1, PodResources v1", of)
+		say.ok("the kubelet responds%s: device plugins v1beta1, PodResources v1", of)
 	}
 }
 
 func checkRegistered(f *Facts, say *saying) {
 	if f.Agent.Mode == discovery.ModeDevicePlugin {
-		say.not("DRA is off by the configuration, so the kubelet need not register chandler.dev")
+		say.not("the configured mode does not use DRA, so the kubelet need not register chandler.dev")
 		return
 	}
 	there, known := f.Kubelet.Registration.get()
@@ -78,15 +78,15 @@ func checkRegistered(f *Facts, say *saying) {
 	running, _ := f.Agent.Running.get()
 	switch {
 	case there && !refused:
-		say.ok("has the socket of chandler.dev where it looks for drivers")
+		say.ok("the socket of chandler.dev is in the kubelet's directory for drivers")
 	case there:
-		say.found("CH0103", "the kubelet has not registered chandler.dev", sentence(ready)+" It looks at its plugins_registry directory when it starts, and when a socket appears there.",
+		say.found("CH0103", "the kubelet has not registered chandler.dev", sentence(ready)+" The kubelet scans its plugins_registry directory at its start and when a socket appears there.",
 			"sudo systemctl restart kubelet", "sudo journalctl -u kubelet | grep -i chandler.dev")
 	case running:
-		say.found("CH0103", "the kubelet has not registered chandler.dev", "The agent runs, and its socket is not in "+f.Kubelet.Root+"/plugins_registry. It may be starting, or have another --kubelet-root.",
+		say.found("CH0103", "the kubelet has not registered chandler.dev", "The agent runs, but its socket is not in "+f.Kubelet.Root+"/plugins_registry. The agent may be starting, or may have another --kubelet-root.",
 			"kubectl -n chandler rollout restart daemonset chandler")
 	default:
-		say.not("chandler.dev is not registered, since no agent runs")
+		say.not("chandler.dev is not registered, because no agent runs")
 	}
 }
 
@@ -95,7 +95,7 @@ func checkRegistered(f *Facts, say *saying) {
 func checkOthers(f *Facts, say *saying) {
 	listed, known := f.Kubelet.Allocatable.get()
 	if !known {
-		say.not("whether another plugin serves a resource of ours: %s", f.Kubelet.Allocatable.why())
+		say.not("whether another plugin serves a resource of Chandler: %s", f.Kubelet.Allocatable.why())
 		return
 	}
 	ids := make(map[string][]string)
@@ -114,20 +114,20 @@ func checkOthers(f *Facts, say *saying) {
 			continue
 		}
 		slices.Sort(foreign)
-		cause := fmt.Sprintf("The kubelet lists %s for it, which the agent does not offer there. It asks whoever registered last, so one device may be given out twice.", list(foreign))
+		cause := fmt.Sprintf("The kubelet lists the IDs %s, which the agent does not offer for this resource. The kubelet uses the plugin that registered last, so one device may be allocated twice.", list(foreign))
 		fix := []string{"kubectl get pods -A -o wide --field-selector spec.nodeName=" + f.Node + "   # delete the DaemonSet of the other plugin"}
 		if len(f.Kubelet.PluginPods) > 0 {
-			cause += fmt.Sprintf(" %s the device-plugin directory mounted.", has(f.Kubelet.PluginPods))
+			cause += fmt.Sprintf(" %s the device plugin directory mounted.", has(f.Kubelet.PluginPods))
 			fix = nil
 			for _, pod := range f.Kubelet.PluginPods {
 				namespace, name, _ := strings.Cut(pod, "/")
-				fix = append(fix, fmt.Sprintf("kubectl -n %s delete %s   # it ends on all nodes", namespace, ownerOf(name)))
+				fix = append(fix, fmt.Sprintf("kubectl -n %s delete %s   # removes it from all nodes", namespace, ownerOf(name)))
 			}
 		}
 		say.found("CH0104", "another plugin serves "+resource, cause, fix...)
 	}
 	if say.none(before) {
-		say.ok("no other plugin serves a resource of ours, as far as IDs tell")
+		say.ok("no other plugin serves a resource of Chandler with other IDs")
 	}
 }
 
@@ -167,10 +167,10 @@ func checkPodResources(f *Facts, say *saying) {
 	}
 	switch {
 	case given > 0 && claims == 0 && f.gateOff("KubeletPodResourcesDynamicResources", 34):
-		say.found("CH0105", "PodResources says nothing of claims", fmt.Sprintf("The agent has prepared %s, and the kubelet names none. Its feature gate KubeletPodResourcesDynamicResources is off, which is the default before 1.34. Who has which device by a claim is known of the claim, and not of the pod.", several(given, "claim")),
+		say.found("CH0105", "the kubelet's PodResources API does not report claims", fmt.Sprintf("The agent has prepared %s, but the kubelet reports none. Its feature gate KubeletPodResourcesDynamicResources is off, which is the default before 1.34. The claim of a device is known, but not the pod.", several(given, "claim")),
 			"sudo sed -i '/^featureGates:/a\\  KubeletPodResourcesDynamicResources: true' /var/lib/kubelet/config.yaml", "sudo systemctl restart kubelet")
 	case claims > 0:
-		say.ok("PodResources names %s", several(claims, "claim"))
+		say.ok("the PodResources API reports %s", several(claims, "claim"))
 	}
 }
 
@@ -201,10 +201,10 @@ func checkVersions(f *Facts, say *saying) {
 	}
 	switch {
 	case f.Agent.Mode == discovery.ModeDRA && kubelet.LessThan(oldestDRA):
-		say.found("CH0106", fmt.Sprintf("kubelet %s is too old for DRA", f.kubeletVersion()), "Kubelets call this driver from 1.32 on. The mode DRA leaves nothing else.",
+		say.found("CH0106", fmt.Sprintf("kubelet %s is too old for DRA", f.kubeletVersion()), "Kubelets can call this driver from 1.32 on, and the mode DRA does not allow the device plugin API.",
 			"kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # until the kubelet is upgraded")
 	case kubelet.LessThan(oldestPlugin):
-		say.found("CH0106", fmt.Sprintf("kubelet %s is older than any that Chandler supports", f.kubeletVersion()), "Chandler needs Kubernetes 1.25 or later.",
+		say.found("CH0106", fmt.Sprintf("kubelet %s is older than the oldest that Chandler supports", f.kubeletVersion()), "Chandler needs Kubernetes 1.25 or later.",
 			"kubectl get node "+f.Node+" -o wide   # upgrade this node's kubelet")
 	}
 	server, known := f.Cluster.Server.get()
@@ -214,9 +214,9 @@ func checkVersions(f *Facts, say *saying) {
 	}
 	switch behind := int(of.Minor()) - int(kubelet.Minor()); {
 	case behind < 0:
-		say.found("CH0107", "the kubelet is newer than the API server", fmt.Sprintf("The kubelet has %s and the API server %s. Kubernetes supports only kubelets that are not newer.", f.kubeletVersion(), server), "kubectl version   # upgrade the control plane first")
+		say.found("CH0107", "the kubelet is newer than the API server", fmt.Sprintf("The kubelet has version %s and the API server %s. A kubelet must not be newer than the API server.", f.kubeletVersion(), server), "kubectl version   # upgrade the control plane first")
 	case behind > 3:
-		say.found("CH0107", "the kubelet is too old for the API server", fmt.Sprintf("The kubelet has %s and the API server %s. Kubernetes supports three minor versions between them.", f.kubeletVersion(), server), "kubectl drain "+f.Node+" --ignore-daemonsets   # then upgrade its kubelet")
+		say.found("CH0107", "the kubelet is too old for the API server", fmt.Sprintf("The kubelet has version %s and the API server %s. Kubernetes supports a difference of three minor versions.", f.kubeletVersion(), server), "kubectl drain "+f.Node+" --ignore-daemonsets   # then upgrade its kubelet")
 	}
 }
 
@@ -231,7 +231,7 @@ func (f *Facts) kubeletVersion() string {
 func checkRoot(f *Facts, say *saying) {
 	flags, known := f.Kubelet.Flags.get()
 	if root := flags["root-dir"]; known && root != "" && strings.TrimRight(root, "/") != strings.TrimRight(f.Kubelet.Root, "/") {
-		say.found("CH0108", "the kubelet's directory is "+root, fmt.Sprintf("The agent looks for it at %s. It registers where no kubelet looks.", f.Kubelet.Root),
+		say.found("CH0108", "the kubelet's directory is "+root, fmt.Sprintf("The agent uses %s, and registers in a directory that the kubelet does not watch.", f.Kubelet.Root),
 			fmt.Sprintf("kubectl -n chandler set env daemonset chandler --list; kubectl -n chandler edit daemonset chandler   # --kubelet-root=%s, and the same in its volumes", root))
 	}
 }
@@ -243,10 +243,10 @@ func checkRemoved(f *Facts, say *saying) {
 	}
 	fix := "kubectl -n chandler rollout restart daemonset chandler"
 	if pod := f.Agent.Pod.Value; pod != nil {
-		fix = fmt.Sprintf("kubectl -n %s delete pod %s   # the next one has what is there now", pod.Namespace, pod.Name)
+		fix = fmt.Sprintf("kubectl -n %s delete pod %s   # the next pod mounts the current directories", pod.Namespace, pod.Name)
 	}
-	say.found("CH0108", "the agent has "+list(f.Agent.Removed)+" as it was before it was removed", "Somebody removed it while the agent runs. The agent does not see what is there now or comes there, and nobody sees what the agent writes.",
-		"sudo systemctl restart kubelet   # it makes its directories and sockets again", fix)
+	say.found("CH0108", "the agent has a removed directory mounted: "+list(f.Agent.Removed), "The directory was removed while the agent runs. The agent does not see new files in the current directory, and files that the agent writes are invisible to others.",
+		"sudo systemctl restart kubelet   # creates its directories and sockets again", fix)
 }
 
 func checkKubeletGates(f *Facts, say *saying) {
@@ -259,12 +259,12 @@ func checkKubeletGates(f *Facts, say *saying) {
 		// The gate is off by default before 1.34 (pkg/features/kube_features.go, read in 1.32 and
 		// 1.34). Outside DRA mode, doctor assumes that this is intended.
 		if f.Agent.Mode == discovery.ModeDRA && f.gateOff("DynamicResourceAllocation", 34) {
-			say.found("CH0109", "the kubelet has DRA switched off", "Its feature gate DynamicResourceAllocation is off by default before Kubernetes 1.34, so it registers no DRA driver and prepares no claim.",
+			say.found("CH0109", "DRA is off in the kubelet", "Its feature gate DynamicResourceAllocation is off by default before Kubernetes 1.34, so it registers no DRA driver and prepares no claim.",
 				"sudoedit /var/lib/kubelet/config.yaml   # featureGates: {DynamicResourceAllocation: true}", "sudo systemctl restart kubelet")
 		}
 		return
 	}
-	say.found("CH0109", "the kubelet has DRA switched off", "Its feature gate DynamicResourceAllocation is false, so it registers no DRA driver and prepares no claim.",
+	say.found("CH0109", "DRA is off in the kubelet", "Its feature gate DynamicResourceAllocation is false, so it registers no DRA driver and prepares no claim.",
 		"sudo sed -i '/DynamicResourceAllocation: *false/d' /var/lib/kubelet/config.yaml", "sudo systemctl restart kubelet")
 }
 
@@ -277,18 +277,18 @@ func checkNode(f *Facts, say *saying) {
 	for _, c := range node.Status.Conditions {
 		switch {
 		case c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue:
-			say.found("CH0110", fmt.Sprintf("the node is not Ready%s", lasting(c.LastTransitionTime.Time, f.Time)), sentence(c.Message)+" No new pod is scheduled to it.",
+			say.found("CH0110", fmt.Sprintf("the node is not Ready%s", lasting(c.LastTransitionTime.Time, f.Time)), sentence(c.Message)+" No new pod is scheduled to the node.",
 				"kubectl describe node "+f.Node, "sudo journalctl -u kubelet -n 50")
 		case c.Type != corev1.NodeReady && c.Status == corev1.ConditionTrue && strings.HasSuffix(string(c.Type), "Pressure"):
-			say.found("CH0111", fmt.Sprintf("the node has %s%s", c.Type, lasting(c.LastTransitionTime.Time, f.Time)), sentence(c.Message)+" The kubelet ends pods, and no new ones are scheduled to it.",
+			say.found("CH0111", fmt.Sprintf("the node has %s%s", c.Type, lasting(c.LastTransitionTime.Time, f.Time)), sentence(c.Message)+" The kubelet evicts pods, and no new pods are scheduled to the node.",
 				"kubectl describe node "+f.Node, "df -h "+f.Kubelet.Root, "free -m")
 		}
 	}
 	if node.Spec.Unschedulable {
-		say.found("CH0111", "the node is cordoned", "Somebody has marked it as unschedulable. Its devices are published, and no new pod comes.", "kubectl uncordon "+f.Node)
+		say.found("CH0111", "the node is cordoned", "The node is marked as unschedulable. Its devices are published, but no new pod is scheduled to it.", "kubectl uncordon "+f.Node)
 	}
 	if say.none(before) {
-		say.ok("the node is Ready, and takes pods")
+		say.ok("the node is Ready and accepts pods")
 	}
 }
 
@@ -303,9 +303,9 @@ func checkTopology(f *Facts, say *saying) {
 	places, _ := f.Devices.API.get()
 	for _, mode := range places {
 		if mode == discovery.ModeDRA {
-			say.found("CH0112", "the topology policy "+config.TopologyPolicy+" does not count devices by DRA",
-				"The kubelet's topology manager asks the CPU, memory and device managers, and not DRA. A pod may get CPUs of one NUMA node and a device of another.",
-				"kubectl explain resourceclaim.spec.devices.constraints.matchAttribute   # ask for resource.kubernetes.io/numaNode in the claim")
+			say.found("CH0112", "the topology policy "+config.TopologyPolicy+" ignores DRA devices",
+				"The kubelet's topology manager consults the CPU, memory and device managers, but not DRA drivers. A pod may get CPUs of one NUMA node and a device of another.",
+				"kubectl explain resourceclaim.spec.devices.constraints.matchAttribute   # use resource.kubernetes.io/numaNode in the claim")
 			return
 		}
 	}

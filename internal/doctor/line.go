@@ -22,7 +22,7 @@ func (r *Report) Line(strict bool) string {
 	}
 	f, found := r.first(worst)
 	if !found {
-		return "nothing is wrong"
+		return "no faults found"
 	}
 	text := f.Text
 	if f.Code != "" {

@@ -14,8 +14,8 @@ func TestLine(t *testing.T) {
 		strict   bool
 		want     string
 	}{
-		"well":               {[]Finding{{Result: OK, Text: "8 devices"}}, false, "nothing is wrong"},
-		"a warning":          {[]Finding{{Result: Warning, Text: "slow", Code: "CH0001"}}, false, "nothing is wrong"},
+		"well":               {[]Finding{{Result: OK, Text: "8 devices"}}, false, "no faults found"},
+		"a warning":          {[]Finding{{Result: Warning, Text: "slow", Code: "CH0001"}}, false, "no faults found"},
 		"a warning, strict":  {[]Finding{{Result: Warning, Text: "slow", Code: "CH0001"}}, true, "CH0001: slow"},
 		"a fault":            {[]Finding{{Result: Warning, Text: "slow"}, {Result: Failed, Text: "gone\nnow", Code: "CH0002"}}, true, "CH0002: gone now"},
 		"faults":             {[]Finding{{Result: Failed, Text: "a", Code: "CH0002"}, {Result: Failed, Text: "b"}}, false, "CH0002: a (and 1 more)"},

@@ -42,7 +42,7 @@ func (r *Report) notAsked(b *strings.Builder, style terminal.Style) {
 		return
 	}
 	fmt.Fprintln(b)
-	text := "not asked: " + strings.Join(names, ", ") + ". Without --quiet doctor says why. On the node, as root, it can ask most."
+	text := "not checked: " + strings.Join(names, ", ") + ". Without --quiet, doctor prints the reasons. Run it as root on the node for most checks."
 	for _, line := range terminal.Wrap(terminal.Safe(text), style.Width) {
 		fmt.Fprintln(b, line)
 	}
@@ -120,7 +120,7 @@ func (r *Report) foot(style terminal.Style) string {
 		parts = append(parts, fmt.Sprintf("%d %s", r.Count(result), style.Bare(resultGlyphs[result])))
 	}
 	if n := r.Count(NotAsked); n > 0 {
-		parts = append(parts, fmt.Sprintf("%d not asked", n))
+		parts = append(parts, fmt.Sprintf("%d not checked", n))
 	}
 	foot := strings.Join(parts, "   ")
 	worst := r.worst()

@@ -34,7 +34,7 @@ func checkRuntime(f *Facts, say *saying) {
 	r := f.Runtime
 	name := strings.TrimSpace(r.Name + " " + r.Version)
 	if v, err := version.ParseGeneric(r.Version); err == nil && firstCDI[r.Name] != nil && v.LessThan(firstCDI[r.Name]) {
-		say.found("CH0201", name+" is too old for CDI", fmt.Sprintf("%s reads CDI specs from %s on. Pods with a claim start without their devices.", r.Name, firstCDI[r.Name]),
+		say.found("CH0201", name+" is too old for CDI", fmt.Sprintf("%s supports CDI specs from %s on. Pods with a claim start without their devices.", r.Name, firstCDI[r.Name]),
 			"kubectl drain "+f.Node+" --ignore-daemonsets   # then upgrade "+r.Name, "kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # until then")
 		return
 	}
@@ -60,17 +60,17 @@ func checkRuntime(f *Facts, say *saying) {
 		fix := []string{fmt.Sprintf("sudo sed -i 's/enable_cdi = false/enable_cdi = true/' %s", file), restart}
 		cause := fmt.Sprintf("enable_cdi is not true in %s. Pods with a claim start without their devices.", file)
 		if r.Version == "" {
-			cause += fmt.Sprintf(" The version of %s is not known here. From containerd 2.4 on CDI is always on, and that line has no effect.", r.Name)
+			cause += fmt.Sprintf(" The version of %s is unknown here. From containerd 2.4 on CDI is always on, and that line has no effect.", r.Name)
 			fix = append([]string{"containerd --version"}, fix...)
 		}
 		say.found("CH0202", name+" does not read CDI specs", cause, fix...)
 	case !slices.ContainsFunc(config.SpecDirs, func(dir string) bool { return sameDir(dir, r.Dir) }):
-		say.found("CH0203", fmt.Sprintf("%s does not read %s", name, r.Dir), fmt.Sprintf("It reads %s. The agent writes the specs of claims where it does not look.", list(config.SpecDirs)),
+		say.found("CH0203", fmt.Sprintf("%s does not read %s", name, r.Dir), fmt.Sprintf("It reads %s. The agent writes the specs of claims to another directory.", list(config.SpecDirs)),
 			fmt.Sprintf("sudo sed -i 's|cdi_spec_dirs = .*|cdi_spec_dirs = [\"/etc/cdi\", %q]|' %s", r.Dir, file), restart)
 	case !config.Started.IsZero() && config.Changed.After(config.Started.Add(startSlack)):
-		say.found("CH0208", name+" runs with an older configuration", fmt.Sprintf("%s changed at %s, and %s has run since %s.", file, config.Changed.UTC().Format("2006-01-02 15:04"), r.Name, config.Started.UTC().Format("2006-01-02 15:04")), restart)
+		say.found("CH0208", name+" still uses an older configuration", fmt.Sprintf("%s changed at %s, and %s has run since %s.", file, config.Changed.UTC().Format("2006-01-02 15:04"), r.Name, config.Started.UTC().Format("2006-01-02 15:04")), restart)
 	default:
-		say.ok("%s: CDI is on, and reads %s", name, list(config.SpecDirs))
+		say.ok("%s: CDI is on, with the directories %s", name, list(config.SpecDirs))
 	}
 }
 
@@ -83,7 +83,7 @@ func sameDir(a, b string) bool {
 
 func checkSpecDir(f *Facts, say *saying) {
 	if why, known := f.Runtime.Writable.get(); known && why != "" {
-		say.found("CH0205", "the directory for CDI specs cannot be written to", sentence(why)+" No claim is prepared.",
+		say.found("CH0205", "the directory for CDI specs is not writable", sentence(why)+" No claim is prepared.",
 			"sudo mkdir -p "+f.Runtime.Dir, "findmnt -T "+f.Runtime.Dir)
 	}
 }
@@ -97,7 +97,7 @@ func checkSpecs(f *Facts, say *saying) {
 		if known {
 			why = f.Agent.Records.why()
 		}
-		say.not("whether the CDI specs are those of claims: %s", why)
+		say.not("whether each CDI spec belongs to a claim: %s", why)
 		return
 	}
 	before := len(say.findings)
@@ -108,30 +108,30 @@ func checkSpecs(f *Facts, say *saying) {
 	for _, r := range records.Claims {
 		claimed[r.UID] = true
 		if !there[r.UID] && !r.Past {
-			text, cause := fmt.Sprintf("the CDI spec of claim %s/%s is missing", r.Namespace, r.Name), "The claim is prepared, and its spec is not in "+f.Runtime.Dir+". A container that starts now does not get its devices."
+			text, cause := fmt.Sprintf("the CDI spec of claim %s/%s is missing", r.Namespace, r.Name), "The claim is prepared, but its spec is not in "+f.Runtime.Dir+". A container that starts now does not get its devices."
 			if code, dir := f.full(); code != "" {
-				say.found("CH0206", text, fmt.Sprintf("%s The disk with %s is full: make room first, as %s says. Once there is room, an agent that runs writes the spec again within 30 s.", cause, dir, code), "chandler explain "+code)
+				say.found("CH0206", text, fmt.Sprintf("%s The disk with %s is full: free space first (%s). Then a running agent writes the spec again within 30 s.", cause, dir, code), "chandler explain "+code)
 				say.follows(code)
 				continue
 			}
-			say.found("CH0206", text, cause+" An agent that runs writes it again within 30 s.", "kubectl -n chandler rollout restart daemonset chandler")
+			say.found("CH0206", text, cause+" A running agent writes it again within 30 s.", "kubectl -n chandler rollout restart daemonset chandler")
 		}
 	}
 	sealed := strings.Join(records.Aside, " ")
 	for _, s := range specs {
 		if !claimed[s.UID] && !strings.Contains(sealed, s.UID) {
-			say.found("CH0204", "a CDI spec is left of a claim that has ended", fmt.Sprintf("%s belongs to the claim with UID %s, of which there is no record. An agent that starts now keeps what it names from others, until it has asked the kubelet and the API server: about five minutes.", s.File, s.UID),
-				"kubectl get resourceclaims -A -o jsonpath='{range .items[*]}{.metadata.uid} {.metadata.namespace}/{.metadata.name}{\"\\n\"}{end}' | grep "+s.UID+"   # if there is none:", "sudo rm "+s.File)
+			say.found("CH0204", "a CDI spec remains for a claim that has ended", fmt.Sprintf("%s belongs to the claim with UID %s, which has no record. An agent that starts now does not allocate the devices of the spec until it has checked with the kubelet and the API server, for about five minutes.", s.File, s.UID),
+				"kubectl get resourceclaims -A -o jsonpath='{range .items[*]}{.metadata.uid} {.metadata.namespace}/{.metadata.name}{\"\\n\"}{end}' | grep "+s.UID+"   # if there is no such claim:", "sudo rm "+s.File)
 		}
 	}
 	if say.none(before) {
-		say.ok("no CDI spec is left of a claim that has ended")
+		say.ok("every CDI spec belongs to a claim")
 	}
 }
 
 func checkSpecErrors(f *Facts, say *saying) {
 	for _, file := range slices.Sorted(maps.Keys(f.Runtime.Errors)) {
-		say.found("CH0207", path.Base(file)+" is no CDI spec that can be used", sentence(strings.Join(f.Runtime.Errors[file], "; "))+" Runtimes leave it out, and with it the devices that it shares with others.",
+		say.found("CH0207", path.Base(file)+" is not a valid CDI spec", sentence(strings.Join(f.Runtime.Errors[file], "; "))+" Runtimes ignore it, and devices that other specs define as well.",
 			"sudo cat "+file, "sudo mv "+file+" /root/")
 	}
 }

@@ -33,7 +33,7 @@ func TestMonitor(t *testing.T) {
 		status  types.Status
 		message string
 	}{
-		hosts + "/h100x8.host": {types.OK, "nothing is wrong"},
+		hosts + "/h100x8.host": {types.OK, "no faults found"},
 		hosts + "/broken.host": {types.NonOK, "CH"},
 		hosts + "/none.host":   {types.Unknown, "read recorded host"},
 	} {

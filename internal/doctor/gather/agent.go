@@ -125,7 +125,7 @@ func agent(ctx context.Context, o Options, processes []process, f *doctor.Facts)
 	case len(found) > 0:
 		a.Running = doctor.Known(true)
 	case len(processes) == 0:
-		a.Running = doctor.Unknown[bool]("processes of the host are not to be seen from here")
+		a.Running = doctor.Unknown[bool]("the processes of the host are not visible from here")
 	default:
 		a.Running = doctor.Known(false)
 	}

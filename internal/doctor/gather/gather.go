@@ -56,9 +56,9 @@ func All(ctx context.Context, o Options) *doctor.Facts {
 	}
 	processes := processesOf(o.Proc)
 	if !hasKubelet(o, processes) {
-		f.NoKubelet = "there is none"
+		f.NoKubelet = "no kubelet runs on this machine"
 		if len(named(processes, "kubelet")) > 0 {
-			f.NoKubelet = "a kubelet runs, and this user may not look at it: run doctor as root"
+			f.NoKubelet = "a kubelet runs, but this user lacks the permission to check it: run doctor as root"
 			f.Kubernetes = doctor.UnknownVersion
 		}
 	}
@@ -111,7 +111,7 @@ func within[T any](ctx context.Context, what string, step func() (T, error)) doc
 	case o := <-done:
 		return doctor.Of(o.value, o.err)
 	case <-timer.C:
-		return doctor.Unknown[T](fmt.Sprintf("%s does not answer within %s", what, Patience))
+		return doctor.Unknown[T](fmt.Sprintf("%s does not respond within %s", what, Patience))
 	case <-ctx.Done():
 		return doctor.Unknown[T](ctx.Err().Error())
 	}

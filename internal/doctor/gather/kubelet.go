@@ -72,7 +72,7 @@ func allocatable(ctx context.Context, socket string) ([]*podresourcesapi.Contain
 	defer conn.Close()
 	answer, err := podresourcesapi.NewPodResourcesListerClient(conn).GetAllocatableResources(ctx, &podresourcesapi.AllocatableResourcesRequest{}, grpc.MaxCallRecvMsgSize(maxAnswer))
 	if err != nil {
-		return nil, fmt.Errorf("ask PodResources for allocatable devices: %w", err)
+		return nil, fmt.Errorf("get allocatable devices from PodResources: %w", err)
 	}
 	return answer.Devices, nil
 }
@@ -91,7 +91,7 @@ func flagsOf(o Options, processes []process) (doctor.Answer[map[string]string], 
 func kubeletFlags(o Options, kubelets []process) (map[string]string, error) {
 	switch len(kubelets) {
 	case 0:
-		return nil, fmt.Errorf("no process of a kubelet is to be seen in %s", o.Proc)
+		return nil, fmt.Errorf("no kubelet process is visible in %s", o.Proc)
 	case 1:
 		return kubelets[0].flags(), nil
 	}

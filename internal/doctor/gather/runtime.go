@@ -49,9 +49,9 @@ func runtimeConfig(o Options, processes []process, r *doctor.RuntimeFacts) (doct
 		r.Name = "containerd"
 		return containerdConfig(o, containerd, r.Version)
 	case r.Name != "":
-		return doctor.RuntimeConfig{}, fmt.Errorf("the configuration of %s is not known here", r.Name)
+		return doctor.RuntimeConfig{}, fmt.Errorf("the configuration of %s is unknown here", r.Name)
 	}
-	return doctor.RuntimeConfig{}, errors.New("no container runtime is to be seen")
+	return doctor.RuntimeConfig{}, errors.New("no container runtime is visible")
 }
 
 // containerdFile is the relevant part of a containerd configuration file.

@@ -23,7 +23,7 @@ import (
 func sight(o Options, agents []process) (ofPods, ofAll doctor.Answer[string]) {
 	both := func(answer doctor.Answer[string]) (ofPods, ofAll doctor.Answer[string]) { return answer, answer }
 	if len(agents) == 0 {
-		return both(doctor.Unknown[string]("no process of an agent is to be seen"))
+		return both(doctor.Unknown[string]("no agent process is visible"))
 	}
 	if o.Simulated {
 		return both(doctor.Unknown[string]("the host is simulated"))
