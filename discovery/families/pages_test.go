@@ -80,23 +80,23 @@ func facts(t *testing.T, f *discovery.Family, hosts []string, classes []resource
 	row("kernel devices", matches(f)...)
 	row("DeviceClasses", classesOf(t, devices, classes)...)
 	if f.FromConfig {
-		row("classic names", "the names that you give")
+		row("extended resources", "names that you choose")
 	} else {
-		row("classic names", classicNames(devices)...)
+		row("extended resources", classicNames(devices)...)
 	}
 	row("attributes", attributes(devices)...)
 	row("capacities", capacities(devices)...)
-	row("roots", code(f.Roots)...)
+	row("driver roots", code(f.Roots)...)
 	var parameters []string
 	for _, p := range f.Parameters {
 		parameters = append(parameters, fmt.Sprintf("[`%s`](../claim-parameters.md)", p))
 	}
-	row("parameters of a claim", parameters...)
+	row("claim parameters", parameters...)
 	if n := len(f.Variables); n > 0 {
-		row("variables of a claim", fmt.Sprintf("[%d variables](../claim-parameters.md#environment) that tune the vendor's libraries", n))
+		row("environment variables that claims can set", fmt.Sprintf("[%d, for the vendor's libraries](../claim-parameters.md#environment)", n))
 	}
 	if len(f.Labels) > 0 {
-		row("labels of the node", "those of the [vendor's labeller](../node-labels.md)")
+		row("node labels", "as the [vendor's labeller](../node-labels.md)")
 	}
 	describe(f, example, row)
 	return text.String()
@@ -127,19 +127,19 @@ func says(d *discovery.Device) int {
 
 // describe adds rows about one device and the container edits for the device.
 func describe(f *discovery.Family, d *discovery.Device, row func(string, ...string)) {
-	row("an example", "`"+d.Name+"`")
+	row("example device", "`"+d.Name+"`")
 	var grant specs.ContainerEdits
 	if len(d.Classic) > 0 {
 		offer := d.Classic[0]
 		name := "`" + offer.Resource + "`"
 		if offer.Unnamed() {
-			name = "under your name"
+			name = "with a name that you choose"
 		}
 		ids := code(offer.IDs)
 		if len(ids) > 2 {
 			ids = append(ids[:1], "…")
 		}
-		row("its classic ID", name+": "+strings.Join(ids, ", "))
+		row("its ID in the device plugin API", name+": "+strings.Join(ids, ", "))
 		if f.Grant != nil {
 			resource := strings.Replace(offer.Resource, "*", "name", 1)
 			if offer.Resource == discovery.AnyName {
@@ -158,7 +158,7 @@ func describe(f *discovery.Family, d *discovery.Device, row func(string, ...stri
 	}
 	row("its device nodes", code(unique(nodes))...)
 	row("its mounts", few(code(unique(mounts)), 4)...)
-	row("its variables", code(unique(edits.Env))...)
+	row("its environment variables", code(unique(edits.Env))...)
 }
 
 // matches lists the kernel devices that a family matches.
@@ -232,7 +232,7 @@ func classicNames(devices []discovery.Device) []string {
 			case offer.Resource == discovery.AnyName:
 				yours = true
 			case offer.Unnamed() || offer.Named || d.Named:
-				named = append(named, "`"+offer.Resource+"` where you name it")
+				named = append(named, "`"+offer.Resource+"` (if you name it)")
 			default:
 				own = append(own, "`"+offer.Resource+"`")
 			}
@@ -240,7 +240,7 @@ func classicNames(devices []discovery.Device) []string {
 	}
 	names := append(unique(own), unique(named)...)
 	if yours {
-		names = append(names, "any name of yours")
+		names = append(names, "names that you choose")
 	}
 	return names
 }
@@ -266,7 +266,10 @@ func capacities(devices []discovery.Device) []string {
 	return code(slices.Sorted(maps.Keys(seen)))
 }
 
-// comment returns the comment of a recorded host on one line.
+// settings begin lines of comments that set fields of the host; see [discoverytest.Run].
+var settings = []string{"root", "hooks", "paths", "pools", "rebinding", "partitioning", "virtual functions"}
+
+// comment returns the comment of a recorded host on one line, without settings.
 func comment(t *testing.T, host string) string {
 	data, err := os.ReadFile(host)
 	if err != nil {
@@ -279,8 +282,9 @@ func comment(t *testing.T, host string) string {
 	var lines []string
 	for line := range strings.Lines(h.Comment()) {
 		line = strings.TrimSpace(line)
-		if strings.HasPrefix(line, "root: ") || strings.HasPrefix(line, "hooks: ") || strings.HasPrefix(line, "paths: ") || line == "pools" {
-			continue // an instruction for the test
+		setting, _, _ := strings.Cut(line, ": ")
+		if slices.Contains(settings, setting) {
+			continue
 		}
 		lines = append(lines, line)
 	}
