@@ -242,9 +242,10 @@ type blind struct {
 }
 
 // blinds maps parts of the configuration to the effects. The agent changes no device unless it
-// sees that the device is unused. In contrast, an unknown consumer does not delay reclaim.
+// sees that the device is unused. In contrast, an unknown consumer delays reclaim for a limited
+// time only.
 var blinds = map[string]blind{
-	"handover":                   {"A device is allocated to the next pod although a process of the previous pod may still have it open.", "handover.enabled", "handover-patch.yaml"},
+	"handover":                   {"A device is withheld only as long as containers of the previous pod may run, and not at all in the device plugin API.", "handover.enabled", "handover-patch.yaml"},
 	"rebinding":                  {"No function is bound to vfio, and pods that request passthrough do not start.", "rebinding.enabled", "rebinding-patch.yaml"},
 	"onRequest.virtualFunctions": {"No virtual functions are created, and pods that get one do not start.", "onRequest.enabled", "rebinding-patch.yaml"},
 }
