@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"io/fs"
+	"path"
 	"syscall"
 
 	"chandler.dev/discovery/sysfs"
@@ -32,7 +33,17 @@ func KeyOf(host *Host, d *Device) DeviceKey {
 			key.ID += text + " "
 		}
 	}
-	if info, err := fs.Stat(host.FS, function.Path); err == nil {
+	key.Inode = FunctionKey(host, function.Path).Inode
+	return key
+}
+
+// FunctionKey returns the key of a PCI function, by its directory: the address and the inode. It reads no attribute, so
+// no driver delays it. Within one boot the two suffice, since the kernel reuses no inode number of sysfs
+// (kernfs_id_ino in include/linux/kernfs.h, Linux 6.12: the number has a generation). A reset, and a change of the
+// driver, leave the directory as it is.
+func FunctionKey(host *Host, dir string) DeviceKey {
+	key := DeviceKey{Function: path.Base(dir)}
+	if info, err := fs.Stat(host.FS, dir); err == nil {
 		if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 			key.Inode = stat.Ino
 		}

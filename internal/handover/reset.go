@@ -47,7 +47,7 @@ func (c *Custodian) reset(r *record, d discovery.Device, rule *Rule) error {
 	stock := c.config.Stock()
 	lease, blocked := c.config.Ledger.Lease(ledger.Change{
 		Name: "reset of " + d.Name, Consumer: r.Key, Had: r.Owner, API: r.Owner.API,
-		Devices: ledger.On(stock, function.Path), Functions: []string{function.Path},
+		Devices: ledger.On(stock, function.Path), Functions: []discovery.DeviceKey{discovery.FunctionKey(c.config.Host, function.Path)},
 	}, stock)
 	if blocked != nil {
 		return blocked

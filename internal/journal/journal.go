@@ -56,6 +56,9 @@ type Journal[T any] struct {
 	// group has no record, and the file stays for people to read. It is set before the journal is opened.
 	Damaged func(group string) *Record[T]
 
+	// Check returns why the body of a record is not valid, nil if it is. Optional. It is set before the journal is opened.
+	Check func(r *Record[T]) error
+
 	config  Config
 	trade   string
 	earlier Earlier[T]
@@ -201,6 +204,8 @@ func (j *Journal[T]) takeOver(file string, data []byte) (*Record[T], error) {
 		return nil, j.config.Files.Remove(file)
 	case err == nil && (r.Group != group || r.Trade != j.trade):
 		err = fmt.Errorf("the record is for group %q of trade %q", r.Group, r.Trade)
+	case err == nil && j.Check != nil:
+		err = j.Check(r)
 	}
 	if err == nil {
 		j.keep(r)

@@ -242,9 +242,9 @@ func (x *index) blockedFunctions(q *question) *Blocked {
 	if q.lease == nil {
 		return nil
 	}
-	for _, term := range q.lease.terms() {
-		for _, a := range x.of[term] {
-			if !q.exempts(a) {
+	for _, function := range q.lease.Functions {
+		for _, a := range x.of[functionTerm(function)] {
+			if e, ok := a.entry.(*lease); ok && e.has(function) && !q.exempts(a) {
 				return a.blocking(q.lease.subject(), q.lease.subject(), a.who(Owner{}))
 			}
 		}

@@ -5,8 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -21,7 +21,10 @@ type Change struct {
 	Had       Owner          // if set, the entry of that key blocks the change unless this owner has it
 	API       discovery.Mode // the API by which the devices are offered
 	Devices   []Hold         // what no consumer may have meanwhile; see [Device] and [Silicon]
-	Functions []string       // directories of the PCI functions that are written to, as of fs.FS; one lease at a time has each
+
+	// Functions are the PCI functions that are written to, by [discovery.FunctionKey]; one lease at a time has each. A
+	// function that the kernel has registered again is another one, on which the lease gives no right.
+	Functions []discovery.DeviceKey
 
 	// Ended is called when a call of [Lease.Do] ends after the lease was released. It must not block. Optional.
 	Ended func()
@@ -40,7 +43,7 @@ func Silicon(name string) Hold { return Hold{Device: name, Silicon: name, Whole:
 func (c *Change) subject() string {
 	switch {
 	case len(c.Functions) > 0:
-		return path.Base(c.Functions[0])
+		return c.Functions[0].Function
 	case len(c.Devices) > 0:
 		return c.Devices[0].Device
 	}
@@ -71,8 +74,15 @@ type lease struct {
 
 var _ Entry = (*lease)(nil)
 
-// Key returns the key of the lease, by which a nested change names it as its consumer.
-func (c *Change) Key() string { return c.Name + " leased" }
+// Key returns the key of the lease, by which a nested change names it as its consumer. The name may have the address of
+// a function, which the kernel may give to another one, so the inodes are in the key too.
+func (c *Change) Key() string {
+	key := c.Name
+	for _, function := range c.Functions {
+		key += " " + strconv.FormatUint(function.Inode, 10)
+	}
+	return key + " leased"
+}
 
 // API implements [Entry].
 func (e *lease) API() discovery.Mode { return e.Change.API }
@@ -109,7 +119,13 @@ func (e *lease) terms() (terms []string) {
 	return terms
 }
 
-func functionTerm(function string) string { return "function " + path.Base(function) }
+// has reports whether a function is one of those of the lease.
+func (e *lease) has(function discovery.DeviceKey) bool {
+	return slices.ContainsFunc(e.Functions, function.Same)
+}
+
+// functionTerm finds leases by the address of a function; [lease.has] distinguishes the functions of one address.
+func functionTerm(function discovery.DeviceKey) string { return "function " + function.Function }
 
 // Lease is the right to change devices, until it is released. There is no write to a PCI function without one.
 type Lease struct {
@@ -192,11 +208,16 @@ func (l *Ledger) EndLeases(ctx context.Context) (ended bool) {
 	}
 }
 
-// Leased reports whether somebody may write to a PCI function, by its address or directory.
-func (l *Ledger) Leased(function string) bool {
+// Leased reports whether there is a lease on a PCI function, so that the agent may write to it.
+func (l *Ledger) Leased(function discovery.DeviceKey) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.index.of[functionTerm(function)]) > 0
+	for _, a := range l.index.of[functionTerm(function)] {
+		if e, ok := a.entry.(*lease); ok && e.has(function) {
+			return true
+		}
+	}
+	return false
 }
 
 // Do calls do, which the kernel may keep for as long as it likes, and gives up after a limit with an error that

@@ -137,7 +137,7 @@ func TestLeaseForConsumer(t *testing.T) {
 	if err := b.Give(claim("other", s["f1"]), Given, s); err == nil {
 		t.Error("another claim gets a function that is being changed")
 	}
-	inner, blocked := b.Lease(Change{Name: "inner", Consumer: vm.Key(), Devices: group.Devices, Functions: []string{"sys/devices/0000:03:00.0"}}, s)
+	inner, blocked := b.Lease(Change{Name: "inner", Consumer: vm.Key(), Devices: group.Devices, Functions: []discovery.DeviceKey{{Function: "0000:03:00.0"}}}, s)
 	if blocked != nil {
 		t.Fatalf("leased by the same consumer once more: %v", blocked)
 	}
@@ -150,11 +150,12 @@ func TestLeaseOfFunction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		s := host(gpu("gpu-0", 128))
+		function := discovery.DeviceKey{Function: "0000:03:00.0", Inode: 7}
 		of := func(name string) Change {
-			return Change{Name: name, Functions: []string{"sys/devices/pci0000:00/0000:03:00.0"}}
+			return Change{Name: name, Functions: []discovery.DeviceKey{function}}
 		}
 		first, blocked := b.Lease(of("first"), s)
-		if blocked != nil || !b.Leased("0000:03:00.0") || b.Leased("0000:04:00.0") {
+		if blocked != nil || !b.Leased(function) || b.Leased(discovery.DeviceKey{Function: "0000:04:00.0"}) {
 			t.Fatal(blocked)
 		}
 		if _, blocked := b.Lease(of("second"), s); blocked == nil || !blocked.Changing {
@@ -172,10 +173,41 @@ func TestLeaseOfFunction(t *testing.T) {
 			t.Fatalf("after %s: %v", time.Since(began), err)
 		}
 		second.Release()
-		if b.Leased("0000:03:00.0") {
+		if b.Leased(function) {
 			t.Error("leased after the end")
 		}
 	})
+}
+
+// A function that the kernel has registered again under the same address is another one: a lease on the one before gives
+// no right to it, and does not keep others from it.
+func TestLeaseOfFunctionRegisteredAgain(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("gpu-0", 128))
+	change := Change{Name: "driver of 0000:03:00.0", Functions: []discovery.DeviceKey{{Function: "0000:03:00.0", Inode: 7}}}
+	before, blocked := b.Lease(change, s)
+	if blocked != nil {
+		t.Fatal(blocked)
+	}
+	again := change
+	again.Functions = []discovery.DeviceKey{{Function: "0000:03:00.0", Inode: 8}}
+	if b.Leased(again.Functions[0]) {
+		t.Error("the lease is on the function that has the address now")
+	}
+	after, blocked := b.Lease(again, s)
+	if blocked != nil {
+		t.Fatal(blocked)
+	}
+	before.Release()
+	if !b.Leased(again.Functions[0]) || b.Leased(change.Functions[0]) {
+		t.Error("the end of the first lease is not that of the first lease alone")
+	}
+	after.Release()
+	unknown := discovery.DeviceKey{Function: "0000:03:00.0"} // as on a host without inodes
+	change.Functions = append(change.Functions, unknown)
+	if _, blocked := b.Lease(change, s); blocked != nil || !b.Leased(again.Functions[0]) {
+		t.Errorf("%v; a function of which only the address is known is not leased", blocked)
+	}
 }
 
 // A lease lasts until a call has ended that the kernel keeps, also one that was released since.

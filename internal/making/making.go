@@ -70,6 +70,10 @@ type record = journal.Record[creation]
 type creation struct {
 	Family string           `json:"family"`
 	Making discovery.Making `json:"making"`
+
+	// Function is the function on which the devices are created. What is on one that the kernel has registered again is
+	// not the agent's. It is zero in a record of an earlier version.
+	Function discovery.DeviceKey `json:"function,omitzero"`
 }
 
 // failure is why a unit is not made, or not undone.
@@ -138,7 +142,7 @@ func (m *Maker) note(d *discovery.Device) error {
 	}
 	m.mu.Unlock()
 	if r := m.made.Get(unit); r != nil {
-		if maps.Equal(r.Body.Making.How, d.Making.How) {
+		if maps.Equal(r.Body.Making.How, d.Making.How) && m.isCurrent(r) {
 			return nil
 		}
 		names = union(names, r.Devices)
@@ -146,7 +150,17 @@ func (m *Maker) note(d *discovery.Device) error {
 	if !slices.Contains(names, d.Name) {
 		names = append(names, d.Name)
 	}
-	return m.made.Put(&record{Group: unit, Silicon: d.Silicon(), Devices: names, Body: creation{Family: d.Family, Making: *d.Making}})
+	return m.made.Put(&record{Group: unit, Silicon: d.Silicon(), Devices: names, Body: creation{Family: d.Family, Making: *d.Making, Function: m.functionOf(d.Making)}})
+}
+
+// functionOf returns the function on which devices are created, as it is registered now.
+func (m *Maker) functionOf(making *discovery.Making) discovery.DeviceKey {
+	return discovery.FunctionKey(m.config.Host, making.Of)
+}
+
+// isCurrent reports whether the function of a record is still the one on which the devices were created.
+func (m *Maker) isCurrent(r *record) bool {
+	return r.Body.Function.Same(m.functionOf(&r.Body.Making))
 }
 
 // amend writes down what has come of a unit. Where that fails, it is known for as long as this
@@ -186,7 +200,7 @@ func (m *Maker) forget(unit string) error {
 // Has reports whether a unit was made, or was about to be, with what was written down of it.
 func (m *Maker) Has(unit string) (how map[string]string, has bool) {
 	r := m.made.Get(unit)
-	if r == nil {
+	if r == nil || !m.isCurrent(r) {
 		return nil, false
 	}
 	return maps.Clone(r.Body.Making.How), true

@@ -44,7 +44,7 @@ func (m *Maker) Configurer(next discovery.Configurer) discovery.Configurer {
 // wherever an earlier call, or an earlier agent, has stopped.
 func (m *Maker) make(ctx context.Context, d *discovery.Device, consumer string) (discovery.Device, error) {
 	unit := d.Making.Unit
-	lease, err := m.config.Ledger.AwaitLease(ctx, ledger.Change{Name: "unit " + unit, Consumer: consumer, API: discovery.ModeDRA, Functions: []string{d.Making.Of}, Ended: m.config.Changed}, m.config.Stock)
+	lease, err := m.config.Ledger.AwaitLease(ctx, ledger.Change{Name: "unit " + unit, Consumer: consumer, API: discovery.ModeDRA, Functions: []discovery.DeviceKey{m.functionOf(d.Making)}, Ended: m.config.Changed}, m.config.Stock)
 	if err != nil {
 		return *d, err
 	}
@@ -179,7 +179,7 @@ func (m *Maker) Undo(ctx context.Context, unit string, came ...string) (removed 
 	if r == nil {
 		return false, nil
 	}
-	c := ledger.Change{Name: "unit " + unit, API: discovery.ModeDRA, Functions: []string{r.Body.Making.Of}, Ended: m.config.Changed}
+	c := ledger.Change{Name: "unit " + unit, API: discovery.ModeDRA, Functions: []discovery.DeviceKey{m.functionOf(&r.Body.Making)}, Ended: m.config.Changed}
 	for _, device := range union(r.Devices, came) {
 		c.Devices = append(c.Devices, ledger.Device(device, r.Silicon))
 	}
@@ -190,6 +190,10 @@ func (m *Maker) Undo(ctx context.Context, unit string, came ...string) (removed 
 	defer m.begin(unit, lease)()
 	if m.made.Get(unit) != r {
 		return false, nil // another call has changed it before the lease
+	}
+	if !m.isCurrent(r) {
+		m.config.Changed()
+		return false, m.forget(unit) // with the function before, all that was created on it is gone
 	}
 	removed, err = m.undo(ctx, lease, r, union(r.Devices, came))
 	if err == nil {

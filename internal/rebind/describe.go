@@ -3,6 +3,7 @@ package rebind
 import (
 	"context"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -93,6 +94,7 @@ func (b *Binder) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 		}
 	}
 	b.mu.Unlock()
+	maps.DeleteFunc(records, func(_ string, r *function) bool { return !b.isCurrent(r) })
 	if len(records) == 0 {
 		return s
 	}
@@ -122,17 +124,12 @@ func (b *Binder) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 // function's lock (driver_override_show in drivers/pci/pci-sysfs.c, Linux 6.1 and 6.12).
 const lookLimit = time.Second
 
-// forgetReturned removes the records of functions that are what they were, though nobody has given them
-// back. Such a function was taken out and has come back, and the kernel has forgotten its binding. It may
-// be in another IOMMU group by now, so its record says nothing that is still so, such as what goes with it.
+// forgetReturned removes the records of functions that the kernel has registered again, and of those that an
+// administrator has bound to their own drivers. A function that was registered again may be in another IOMMU group, and
+// the kernel has forgotten its binding.
 func (b *Binder) forgetReturned() {
 	b.mu.Lock()
-	var records []*function
-	for _, r := range b.bound {
-		if !r.Choose && r.Driver != r.To {
-			records = append(records, r)
-		}
-	}
+	records := slices.Collect(maps.Values(b.bound))
 	b.mu.Unlock()
 	for _, r := range records {
 		if b.hasReturned(r) {
@@ -141,10 +138,13 @@ func (b *Binder) forgetReturned() {
 	}
 }
 
-// hasReturned reports whether a function is under the driver that it had.
+// hasReturned reports whether a function is under the driver that it had, or another one has its address.
 func (b *Binder) hasReturned(r *function) bool {
 	function := b.function(r.Source)
-	return function.Driver() == r.Driver && function.Exists(".")
+	if !b.isCurrent(r) {
+		return true
+	}
+	return !r.Choose && r.Driver != r.To && function.Driver() == r.Driver && function.Exists(".")
 }
 
 // forgetIfReturned removes the record of a function unless a call changes the function. What it cannot remove the
@@ -161,9 +161,12 @@ func (b *Binder) forgetIfReturned(r *function) {
 	if !same || !b.hasReturned(r) {
 		return // it was changed before the lease
 	}
-	if override, err := b.override(lease, b.function(r.Source), lookLimit); err == nil && override == r.Override {
-		_ = b.change(r.unit, []string{r.Address})
+	if b.isCurrent(r) {
+		if override, err := b.override(lease, b.function(r.Source), lookLimit); err != nil || override != r.Override {
+			return
+		}
 	}
+	_ = b.change(r.unit, []string{r.Address})
 }
 
 // describe returns a device that is rebound, as it is now. A family that describes it too

@@ -93,8 +93,8 @@ func orNone(driver string) string {
 
 func (b *Binder) give(ctx context.Context, lease *ledger.Lease, r *function) error {
 	function := b.function(r.Source)
-	if !function.Exists(".") {
-		return nil // it was taken out, or is a virtual function that is no more
+	if !function.Exists(".") || !b.isCurrent(r) {
+		return nil // it was removed, and another one may have its address
 	}
 	driver := function.Driver()
 	if r.Choose {

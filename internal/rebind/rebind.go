@@ -80,6 +80,10 @@ type function struct {
 	Override string `json:"override"` // its driver_override, "" if it had none
 	To       string `json:"to"`       // the vfio driver
 
+	// Key is that of the function. The kernel has forgotten the binding of a function that it registers again, as after
+	// a card was replaced or virtual functions were created once more. It is zero in a record of an earlier version.
+	Key discovery.DeviceKey `json:"key,omitzero"`
+
 	// Choose says that the driver which it had is not known. The kernel chooses.
 	Choose bool `json:"choose,omitempty"`
 
@@ -106,7 +110,7 @@ func New(config Config) *Binder {
 		seen: make(map[string]discovery.Device),
 	}
 	b.journal = journal.New(config.Journal, "rebind", journal.Earlier[binding]{Dir: config.Earlier, Convert: b.convert, Merge: merge})
-	b.journal.Damaged = b.damaged
+	b.journal.Damaged, b.journal.Check = b.damaged, check
 	return b
 }
 
@@ -142,7 +146,10 @@ func (b *Binder) index() {
 			if f.unit == "" { // it was decoded
 				f.unit, f.Device.Source = r.Group, f.Source
 			}
-			b.bound[f.Address] = f
+			// An agent that was killed while a function left the record of another unit has left it in both.
+			if other := b.bound[f.Address]; other == nil || other.Choose {
+				b.bound[f.Address] = f
+			}
 		}
 	}
 }
@@ -174,7 +181,9 @@ func (b *Binder) convert(address string, data []byte) (*record, error) {
 func recordOf(boot, unit string, functions ...*function) *record {
 	r := &record{Boot: boot, Group: unit, Body: binding{Functions: functions}}
 	for _, f := range functions {
-		f.unit = unit
+		if f.unit != unit { // else it may be in use
+			f.unit = unit
+		}
 		if f.Device.Name != "" {
 			r.Silicon, r.Devices = f.Device.Silicon(), append(r.Devices, f.Device.Name)
 		}
@@ -182,15 +191,33 @@ func recordOf(boot, unit string, functions ...*function) *record {
 	return r
 }
 
-// merge adds the functions of a converted record to those of its unit.
+// merge adds the functions of a converted record to those of its unit. Where the record of the unit was damaged, the
+// converted one has the drivers of its functions.
 func merge(there, converted *record) *record {
 	functions := slices.Clone(there.Body.Functions)
 	for _, f := range converted.Body.Functions {
-		if !slices.ContainsFunc(functions, func(has *function) bool { return has.Address == f.Address }) {
+		i := slices.IndexFunc(functions, func(has *function) bool { return has.Address == f.Address })
+		switch {
+		case i < 0:
 			functions = append(functions, f)
+		case functions[i].Choose:
+			functions[i] = f
 		}
 	}
 	return recordOf(there.Boot, there.Group, functions...)
+}
+
+// check returns why a record is not valid, nil if it is.
+func check(r *record) error {
+	if len(r.Body.Functions) == 0 {
+		return errors.New("it has no function")
+	}
+	for _, f := range r.Body.Functions {
+		if f == nil || !sysfs.IsPCIAddress(f.Address) || filepath.Base(f.Source) != f.Address {
+			return errors.New("one of its functions has no address, or the directory of another one")
+		}
+	}
+	return nil
 }
 
 // damaged returns the record of a unit of which nothing but the name is known, nil if the host has no such unit.
@@ -233,8 +260,17 @@ func (b *Binder) function(source string) sysfs.Device { return sysfs.At(b.config
 // of returns what the function of a device was, nil if it is not rebound.
 func (b *Binder) of(d *discovery.Device) *function {
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.bound[filepath.Base(d.Source)]
+	f := b.bound[filepath.Base(d.Source)]
+	b.mu.Unlock()
+	if f == nil || !b.isCurrent(f) {
+		return nil
+	}
+	return f
+}
+
+// isCurrent reports whether a record is of the function that has its address now, or had it last.
+func (b *Binder) isCurrent(f *function) bool {
+	return f.Key.Same(discovery.FunctionKey(b.config.Host, f.Source))
 }
 
 // note writes down what the functions of a unit are, before any is changed, unless that is written down already. If a
@@ -249,13 +285,14 @@ func (b *Binder) note(lease *ledger.Lease, sources []string, to string, d discov
 		b.mu.Lock()
 		before, device := b.bound[filepath.Base(source)], b.seen[source] // none if no family describes it
 		b.mu.Unlock()
-		if before != nil && !before.Choose {
+		current := before != nil && b.isCurrent(before)
+		if current && !before.Choose {
 			continue
 		}
 		if source == d.Source {
 			device = d
 		}
-		f, err := b.describeNow(lease, source, to, before != nil)
+		f, err := b.describeNow(lease, source, to, current)
 		if err != nil {
 			return err
 		}
@@ -291,7 +328,7 @@ func (b *Binder) describeNow(lease *ledger.Lease, source, to string, unread bool
 	if choose {
 		driver, override = "", ""
 	}
-	return &function{Choose: choose, Address: of.Name(), Source: source, Driver: driver, Override: override, To: to}, nil
+	return &function{Choose: choose, Address: of.Name(), Source: source, Driver: driver, Override: override, To: to, Key: discovery.FunctionKey(b.config.Host, source)}, nil
 }
 
 // change removes functions from the record of a unit, by their addresses, and adds others. A record without functions
@@ -350,14 +387,22 @@ func overrideOf(function sysfs.Device) (string, error) {
 func (b *Binder) lease(functions []string, consumer string) (*ledger.Lease, error) {
 	stock := b.config.Stock()
 	return b.leased(ledger.Change{
-		Name: "driver of " + filepath.Base(functions[0]), Consumer: consumer, API: discovery.ModeDRA, Functions: functions,
+		Name: "driver of " + filepath.Base(functions[0]), Consumer: consumer, API: discovery.ModeDRA, Functions: b.keysOf(functions...),
 		Devices: ledger.On(stock, functions...),
 	}, stock)
 }
 
 // leaseRecord keeps other calls from a function while it leaves its record, whichever consumer has the function.
 func (b *Binder) leaseRecord(source string) (*ledger.Lease, error) {
-	return b.leased(ledger.Change{Name: "record of " + filepath.Base(source), Functions: []string{source}}, b.config.Stock())
+	return b.leased(ledger.Change{Name: "record of " + filepath.Base(source), Functions: b.keysOf(source)}, b.config.Stock())
+}
+
+// keysOf returns the keys of functions, by their directories.
+func (b *Binder) keysOf(sources ...string) (keys []discovery.DeviceKey) {
+	for _, source := range sources {
+		keys = append(keys, discovery.FunctionKey(b.config.Host, source))
+	}
+	return keys
 }
 
 func (b *Binder) leased(c ledger.Change, stock ledger.Stock) (*ledger.Lease, error) {

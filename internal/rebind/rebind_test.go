@@ -434,7 +434,7 @@ func TestUnbindHangs(t *testing.T) {
 	}
 	close(hangs)
 	b.config.Limit = time.Minute
-	for limit := time.Now().Add(time.Minute); b.config.Ledger.Leased(first); time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(time.Minute); b.config.Ledger.Leased(discovery.DeviceKey{Function: first}); time.Sleep(time.Millisecond) {
 		if time.Now().After(limit) {
 			t.Fatal("it hangs still")
 		}
@@ -477,7 +477,8 @@ func TestLookHangs(t *testing.T) {
 		if _, err := take(t.Context(), b, device(other)); err != nil {
 			t.Fatal(err)
 		}
-		k.Return(first, "nvme", "4")
+		k.SetDriver(first, "nvme") // by an administrator
+		k.File(rebindtest.Source(first)+"/driver_override", "(null)\n")
 		stuck := &stuckFS{FS: k.FS(), until: make(chan struct{})}
 		b.config.Host = &discovery.Host{FS: stuck}
 		began := time.Now()

@@ -21,7 +21,7 @@ func (a *agent) leased(configure discovery.Configurer) discovery.Configurer {
 		}
 		change := ledger.Change{Name: d.Name + " configured", Consumer: consumer, API: discovery.ModeDRA, Devices: []ledger.Hold{ledger.Device(d.Name, d.Silicon())}}
 		if function, ok := functionOf(d.Source); ok {
-			change.Functions = []string{function}
+			change.Functions = []discovery.DeviceKey{discovery.FunctionKey(a.host, function)}
 		}
 		return now, func(ctx context.Context) error {
 			lease, err := a.ledger.AwaitLease(ctx, change, a.stock)
@@ -49,25 +49,26 @@ func functionOf(dir string) (string, bool) {
 var errNoLease = errors.New("no lease on the function")
 
 // guarded returns what writes attributes of the host, and refuses each write to a PCI function on which there is no
-// lease.
+// lease, also to one that the kernel has registered again since the lease began.
 func (a *agent) guarded(write func(name, value string) error) func(name, value string) error {
 	if write == nil {
 		return nil
 	}
 	return func(name, value string) error {
 		function := functionWritten(name, value)
-		if function != "" && !a.ledger.Leased(function) {
+		if function != "" && !a.ledger.Leased(discovery.FunctionKey(a.host, function)) {
 			return fmt.Errorf("write %q to /%s: function %s: %w", value, name, path.Base(function), errNoLease)
 		}
 		return write(name, value)
 	}
 }
 
-// functionWritten returns the PCI function that a write changes, "" if there is none. A write to a driver's bind and
-// unbind, and to drivers_probe, names the function in its value (Documentation/ABI/testing/sysfs-bus-pci).
+// functionWritten returns the directory of the PCI function that a write changes, "" if there is none. A write to a
+// driver's bind and unbind, and to drivers_probe, names the function in its value
+// (Documentation/ABI/testing/sysfs-bus-pci).
 func functionWritten(name, value string) string {
 	if strings.HasPrefix(name, "sys/bus/pci/") && !strings.HasPrefix(name, "sys/bus/pci/devices/") {
-		return strings.TrimSpace(value)
+		return "sys/bus/pci/devices/" + strings.TrimSpace(value)
 	}
 	function, _ := functionOf(name)
 	return function

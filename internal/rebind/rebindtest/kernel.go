@@ -9,6 +9,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -33,6 +34,7 @@ type Kernel struct {
 	mu        sync.Mutex
 	functions map[string]function  // by address
 	physical  map[string]*Physical // likewise
+	removed   int                  // directories of functions that are no more
 }
 
 // function is what a function is however it is bound.
@@ -93,13 +95,27 @@ func (k *Kernel) Return(address, driver, group string) {
 	k.mu.Lock()
 	before := k.functions[address].group
 	k.setDriver(address, "")
-	for _, gone := range []string{"sys/bus/pci/devices/" + address, Source(address), "sys/kernel/iommu_groups/" + before + "/devices/" + address} {
+	for _, gone := range []string{"sys/bus/pci/devices/" + address, "sys/kernel/iommu_groups/" + before + "/devices/" + address} {
 		if err := os.RemoveAll(filepath.Join(k.Dir, gone)); err != nil {
 			k.t.Error(err)
 		}
 	}
+	k.removeSource(address)
 	k.mu.Unlock()
 	k.Add(address, driver, group)
+}
+
+// removeSource removes the directory of a function. It stays outside of the host, so that its inode number is not used
+// again, as in sysfs.
+func (k *Kernel) removeSource(address string) {
+	k.removed++
+	err := os.MkdirAll(filepath.Join(k.Dir, "removed"), 0o755)
+	if err == nil {
+		err = os.Rename(filepath.Join(k.Dir, Source(address)), filepath.Join(k.Dir, "removed", strconv.Itoa(k.removed)))
+	}
+	if err != nil {
+		k.t.Error(err)
+	}
 }
 
 // File writes a file of the host. One in dev is a device node, such as "c 10:196".

@@ -235,13 +235,14 @@ func (k *Kernel) removeVirtual(p *Physical, i int) {
 		k.removeRDMA(address, i+1)
 	}
 	for _, name := range []string{
-		"sys/bus/pci/devices/" + address, Source(address), Source(p.Address) + fmt.Sprintf("/virtfn%d", i),
+		"sys/bus/pci/devices/" + address, Source(p.Address) + fmt.Sprintf("/virtfn%d", i),
 		fmt.Sprintf("sys/class/net/vf%d", i), "sys/kernel/iommu_groups/" + k.functions[address].group,
 	} {
 		if err := os.RemoveAll(filepath.Join(k.Dir, name)); err != nil {
 			k.t.Error(err)
 		}
 	}
+	k.removeSource(address)
 	delete(k.functions, address)
 	k.wait()
 }

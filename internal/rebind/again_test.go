@@ -1,0 +1,182 @@
+package rebind
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/rebind/rebindtest"
+)
+
+// A function that the kernel has registered again is another one, whichever driver it has: its record is removed, and it
+// is described as it is and keeps its driver. The sibling in its group, which was not registered again, is returned.
+func TestRegisteredAgain(t *testing.T) {
+	for name, driver := range map[string]string{
+		"the administrator's rule binds it to vfio": "vfio-pci",
+		"another card":        "e1000e",
+		"none has taken it":   "",
+		"the card came back":  "nvme",
+		"after another start": "vfio-pci",
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newKernel(t)
+			b := k.binder("1", nil)
+			if _, err := take(t.Context(), b, device(other)); err != nil {
+				t.Fatal(err)
+			}
+			k.Return(first, driver, "9")
+			if strings.HasSuffix(name, "start") {
+				b = k.binder("1", nil)
+			}
+			now := device()
+			now.Attributes = discovery.Attributes{}
+			now.Attributes.SetString("model", "another card")
+			now.Attributes.SetString("driver", driver)
+			s := b.Describe(&discovery.Snapshot{Devices: []discovery.Device{now}})
+			if len(s.Devices) != 1 || s.Devices[0].Attributes.String("model") != "another card" {
+				t.Errorf("described: %+v", s.Devices)
+			}
+			want := []Left{{Unit: "iommu-group-3", Devices: []string{"pci-0000-03-00-1"}}}
+			if left := b.Left(); len(left) != 1 || !slices.Equal(left[0].Devices, want[0].Devices) {
+				t.Errorf("left %+v, want %+v", left, want)
+			}
+			before := len(k.Written())
+			if err := giveAll(t.Context(), b); err != nil || len(b.Left()) > 0 || len(k.records()) > 0 {
+				t.Errorf("left %v: %v", b.Left(), err)
+			}
+			k.check(driver, "(null)", first)
+			k.check("nvme", "(null)", other)
+			for _, write := range k.Written()[before:] {
+				if strings.Contains(write, first) {
+					t.Errorf("written: %s", write)
+				}
+			}
+		})
+	}
+}
+
+// The record stays while another call changes the function, or the disk does not remove it. The next call does not take
+// the record for that of the new function.
+func TestRegisteredAgainWhileTheRecordStays(t *testing.T) {
+	k := newKernel(t)
+	b := k.binder("1", nil)
+	if _, err := take(t.Context(), b, device(other)); err != nil {
+		t.Fatal(err)
+	}
+	k.Return(first, "e1000e", "3")
+	lease, err := b.leaseRecord(rebindtest.Source(first))
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := device(other)
+	now.Attributes.SetString("driver", "e1000e")
+	s := b.Describe(&discovery.Snapshot{Devices: []discovery.Device{now}})
+	if got := s.Devices[0].Attributes.String("driver"); got != "e1000e" {
+		t.Errorf("described with driver %q", got)
+	}
+	lease.Release()
+	if _, err := take(t.Context(), b, now); err != nil {
+		t.Fatal(err)
+	}
+	k.check("vfio-pci", "vfio-pci", first, other)
+	if err := giveAll(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	k.check("e1000e", "(null)", first)
+	k.check("nvme", "(null)", other)
+}
+
+// A change of the driver leaves the function the same, so a record is found again by the next agent.
+func TestSameFunctionUnderAnotherDriver(t *testing.T) {
+	k := newKernel(t)
+	before := discovery.FunctionKey(k.Host(), rebindtest.Source(first))
+	if _, err := take(t.Context(), k.binder("1", nil), device(other)); err != nil {
+		t.Fatal(err)
+	}
+	b := k.binder("1", nil)
+	f := b.bound[first]
+	if f == nil || f.Key != before || before.Inode == 0 || !b.isCurrent(f) {
+		t.Errorf("record %+v, key before %+v", f, before)
+	}
+}
+
+// A record whose functions are not valid is treated like one that cannot be decoded: the kernel chooses the drivers.
+func TestRecordWithoutFunctions(t *testing.T) {
+	for name, functions := range map[string]string{
+		"none":         `[]`,
+		"null":         `[null]`,
+		"nameless":     `[{}]`,
+		"no directory": `[{"function":"0000:03:00.0"}]`,
+		"another's":    `[{"function":"0000:03:00.0","source":"sys/devices/pci0000:00/0000:00:03.0/0000:03:00.1"}]`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newKernel(t)
+			if _, err := take(t.Context(), k.binder("1", nil), device(other)); err != nil {
+				t.Fatal(err)
+			}
+			k.File(damagedRecord, `{"boot":"1","trade":"rebind","group":"iommu-group-3","body":{"functions":`+functions+`}}`)
+			b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Journal: k.journal("1")})
+			if problems := b.Open(); len(problems) != 1 || !strings.Contains(problems[0].Error(), "iommu-group-3") {
+				t.Errorf("problems %v", problems)
+			}
+			if err := giveAll(t.Context(), b); err != nil {
+				t.Fatal(err)
+			}
+			k.check("nvme", "(null)", first, other)
+		})
+	}
+}
+
+// An agent was killed while it converted the records of an earlier version, and the record that it wrote was damaged: the
+// file of the earlier version, which is there still, has the driver.
+func TestDamagedWhileConverted(t *testing.T) {
+	k := newKernel(t)
+	if _, err := take(t.Context(), k.binder("1", nil), device(other)); err != nil {
+		t.Fatal(err)
+	}
+	earlier := filepath.Join(k.Dir, "state/rebound")
+	if err := os.CopyFS(earlier, os.DirFS("testdata/rebound")); err != nil {
+		t.Fatal(err)
+	}
+	k.File(damagedRecord, "{")
+	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Journal: k.journal("1"), Earlier: earlier})
+	if problems := b.Open(); len(problems) != 1 {
+		t.Errorf("problems %v", problems)
+	}
+	for _, address := range []string{first, other} {
+		if f := b.bound[address]; f.Choose || f.Driver != "nvme" {
+			t.Errorf("record of %s: %+v", address, f)
+		}
+	}
+	if err := giveAll(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	k.check("nvme", "(null)", first, other)
+}
+
+// An agent was killed while a function whose driver was not known left the record of one unit for that of another. The
+// driver that is known counts, and both records are removed.
+func TestFunctionInTwoRecords(t *testing.T) {
+	for _, unit := range []string{"iommu-group-2", "iommu-group-4"} {
+		k := newKernel(t)
+		b := k.binder("1", nil)
+		if _, err := take(t.Context(), b, device(other)); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.change(unit, nil, b.unknown(rebindtest.Source(first))); err != nil {
+			t.Fatal(err)
+		}
+		b = k.binder("1", nil)
+		if f := b.bound[first]; f.Choose || f.Driver != "nvme" {
+			t.Errorf("%s: %+v", unit, f)
+		}
+		if err := errors.Join(giveAll(t.Context(), b), giveAll(t.Context(), b)); err != nil || len(k.records()) > 0 {
+			t.Errorf("%s: %v, records %q", unit, err, k.records())
+		}
+		k.check("nvme", "(null)", first, other)
+	}
+}
