@@ -40,9 +40,11 @@ type Tools struct {
 	// come back.
 	Write func(name, value string) error
 
-	// Busy returns who uses a PCI function, nil if nobody does. If the function keeps its
-	// driver, an interface that is up is no use; otherwise it is to be unbound or destroyed.
-	Busy func(function sysfs.Device, keeps bool) error
+	// Busy returns why PCI functions cannot be changed, nil if no process and no part of the host uses one of them. The
+	// error begins with the name of the function. All functions are looked up in one scan of the open files of all
+	// processes, so a caller asks once for all. An interface that is up counts as a use unless the functions keep their
+	// drivers.
+	Busy func(keep bool, functions ...sysfs.Device) error
 
 	// Note adds to [Making.How] of a unit that was made, or is being made or undone, what has come of
 	// it. Where the unit is not written down any more, it does nothing.

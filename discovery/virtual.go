@@ -180,8 +180,8 @@ func MakeVirtual(host *Host, tools Tools, m Making) (Work, error) {
 	if probe, err := physical.Text("sriov_drivers_autoprobe"); err == nil && probe == "0" {
 		return nil, fmt.Errorf("sriov_drivers_autoprobe of %s is 0, so that no driver would take its virtual functions", physical.Name())
 	}
-	if err := tools.Busy(physical, true); err != nil {
-		return nil, fmt.Errorf("physical function %s: %w", physical.Name(), err)
+	if err := tools.Busy(true, physical); err != nil {
+		return nil, fmt.Errorf("physical function %w", err)
 	}
 	return func(context.Context) error {
 		if err := writeVirtual(tools, physical, count); err != nil {
@@ -223,10 +223,11 @@ func UnmakeVirtual(host *Host, tools Tools, m Making) (Work, error) {
 	if !ours(len(functions), m) {
 		return nil, nil
 	}
-	for _, function := range functions {
-		if err := tools.Busy(function, false); err != nil {
-			return nil, fmt.Errorf("virtual function %s: %w", function.Name(), err)
-		}
+	if len(functions) == 0 {
+		return nil, nil
+	}
+	if err := tools.Busy(false, functions...); err != nil {
+		return nil, fmt.Errorf("virtual function %w", err)
 	}
 	return func(context.Context) error { return writeVirtual(tools, physical, "0") }, nil
 }

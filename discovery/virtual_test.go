@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"io/fs"
+	"slices"
 	"testing"
 	"testing/fstest"
 
@@ -31,10 +32,14 @@ func TestUnmakeVirtual(t *testing.T) {
 				"sys/devices/pci0000:00/0000:03:10.0/vendor": {},
 				"sys/devices/pci0000:00/0000:03:10.2/vendor": {},
 			}}
-			tools := Tools{Busy: func(sysfs.Device, bool) error { return nil }}
+			var asked []int // how many functions each call was about
+			tools := Tools{Busy: func(_ bool, functions ...sysfs.Device) error { asked = append(asked, len(functions)); return nil }}
 			work, err := UnmakeVirtual(host, tools, Making{Of: physical, How: test.how})
 			if err != nil || (work != nil) != test.undone {
 				t.Errorf("work %v, error %v", work != nil, err)
+			}
+			if test.undone && !slices.Equal(asked, []int{2}) {
+				t.Errorf("who uses the functions was asked for %v functions", asked)
 			}
 		})
 	}

@@ -140,6 +140,21 @@ func (v *View) Bound(function sysfs.Device) Uses {
 	return uses
 }
 
+// Err returns who uses one of several functions, as an error that begins with the name of the function; nil if they are
+// free. The functions keep their drivers, or they are to be unbound or destroyed; see [View.Bound] and [View.Of].
+func (v *View) Err(keep bool, functions ...sysfs.Device) error {
+	uses := v.Of
+	if keep {
+		uses = v.Bound
+	}
+	for _, function := range functions {
+		if err := uses(function).Err(); err != nil {
+			return fmt.Errorf("%s: %w", function.Name(), err)
+		}
+	}
+	return nil
+}
+
 // below reports whether a kernel device is on the function, or is it.
 func below(d, function sysfs.Device) bool { return Within(d.Path, function) }
 

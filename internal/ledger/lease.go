@@ -16,11 +16,11 @@ import (
 
 // Change describes a lease: what the agent is about to change, and for which consumer.
 type Change struct {
-	Name      string         // of the lease; unique among all leases, such as the name of a device or a unit
-	Consumer  string         // key of the claim or lease for which the change is made and which does not block it; optional
-	Had       Owner          // if set, the entry of that key blocks the change unless this owner has it
-	API       discovery.Mode // the API by which the devices are offered
-	Devices   []Hold         // what no consumer may have meanwhile; see [Device] and [Silicon]
+	Name     string         // of the lease; unique among all leases, such as the name of a device or a unit
+	Consumer string         // key of the claim or lease for which the change is made and which does not block it; optional
+	Had      Owner          // if set, the entry of that key blocks the change unless this owner has it
+	API      discovery.Mode // the API by which the devices are offered
+	Devices  []Hold         // what no consumer may have meanwhile; see [Device] and [Silicon]
 
 	// Functions are the PCI functions that are written to, by [discovery.FunctionKey]; one lease at a time has each. A
 	// function that the kernel has registered again is another one, on which the lease gives no right.

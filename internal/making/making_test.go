@@ -93,7 +93,7 @@ func (k *kernel) write(name, value string) error {
 	return nil
 }
 
-func (k *kernel) looked(sysfs.Device, bool) error {
+func (k *kernel) looked(bool, ...sysfs.Device) error {
 	k.mu.Lock()
 	slow, busy := k.slow, k.busy
 	k.mu.Unlock()
@@ -118,7 +118,7 @@ func set(host *discovery.Host, tools discovery.Tools, m discovery.Making, value 
 	if now, err := host.ReadText("/" + m.How["attribute"]); err != nil || now == value {
 		return nil, err
 	}
-	if err := tools.Busy(sysfs.At(host.FS, m.Of), value == "1"); err != nil {
+	if err := tools.Busy(value == "1", sysfs.At(host.FS, m.Of)); err != nil {
 		return nil, err
 	}
 	return func(context.Context) error { return tools.Write(m.How["attribute"], value) }, nil
@@ -362,7 +362,7 @@ func TestCannotBeMade(t *testing.T) {
 		"not seen":         {func(k *kernel, _ *Maker) { k.lazy = true }, "it was not seen within 30s"},
 		"read-only":        {func(_ *kernel, m *Maker) { m.config.Tools.Write = func(string, string) error { return syscall.EROFS } }, "read-only file system: the agent may not change the host: it takes onRequest.enabled"},
 		"no privilege":     {func(_ *kernel, m *Maker) { m.config.Tools.Write = nil }, "may not change the host"},
-		"who uses it":      {func(_ *kernel, m *Maker) { m.config.Tools.Busy = nil }, "cannot be told"},
+		"who uses it":      {func(_ *kernel, m *Maker) { m.config.Tools.Busy = nil }, "cannot find out"},
 		"family is absent": {func(_ *kernel, m *Maker) { m.config.Families = nil }, `family "cells" makes no devices`},
 		"disk is full": {func(k *kernel, m *Maker) {
 			m.made = journal.New(journal.Config{Dir: filepath.Join(k.dir, attribute)}, "create", journal.Earlier[creation]{})

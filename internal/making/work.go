@@ -274,11 +274,11 @@ func (m *Maker) tools(lease *ledger.Lease, family string) discovery.Tools {
 		Write:  func(name, value string) error { return m.set(lease, name, value) },
 		Note:   m.amend,
 		Forget: m.forget,
-		Busy: func(function sysfs.Device, keeps bool) error {
+		Busy: func(keep bool, functions ...sysfs.Device) error {
 			if m.config.Tools.Busy == nil {
-				return errors.New("who uses the host's functions cannot be told")
+				return fmt.Errorf("%s: the agent cannot find out who uses functions of the host", functions[0].Name())
 			}
-			return m.config.Tools.Busy(function, keeps)
+			return m.config.Tools.Busy(keep, functions...)
 		},
 	}
 }

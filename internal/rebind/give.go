@@ -124,7 +124,7 @@ func (b *Binder) unused(r *function) error {
 		return nil
 	}
 	if err := b.config.Busy(b.function(r.Source)); err != nil && !errors.Is(err, fs.ErrPermission) {
-		return discovery.Passing(err)
+		return discovery.Passing(fmt.Errorf("function %w", err))
 	}
 	return nil
 }

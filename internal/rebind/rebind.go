@@ -29,9 +29,9 @@ type Config struct {
 	// change the host.
 	Write func(name, value string) error
 
-	// Busy returns who uses a function, nil if nobody does. It is asked before a function is
-	// taken from a driver. Nil means that nobody can tell, and nothing is taken.
-	Busy func(function sysfs.Device) error
+	// Busy returns who uses one of several functions, as an error that begins with the name of the function; nil if they
+	// are free. It is called before functions are taken from their drivers. If it is nil, no function is taken.
+	Busy func(functions ...sysfs.Device) error
 
 	Journal journal.Config // the place of the records of what functions were
 	Earlier string         // the directory in which earlier versions kept them, a file for each function

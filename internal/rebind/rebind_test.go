@@ -52,9 +52,11 @@ func (k *kernel) binder(boot string, users map[string]string) *Binder {
 	b := newBinder(k.t, Config{
 		Host: k.Host(), Write: k.Write, Family: "vfio", Journal: k.journal(boot), Earlier: filepath.Join(k.Dir, "state/rebound"),
 		Limit: time.Minute, Wait: 100 * time.Millisecond,
-		Busy: func(function sysfs.Device) error {
-			if user := users[function.Name()]; user != "" {
-				return errors.New("in use: " + user)
+		Busy: func(functions ...sysfs.Device) error {
+			for _, function := range functions {
+				if user := users[function.Name()]; user != "" {
+					return errors.New(function.Name() + ": in use: " + user)
+				}
 			}
 			return nil
 		},
@@ -713,7 +715,7 @@ func TestRemovedRecords(t *testing.T) {
 func TestDamagedRecordOfAnEarlierBoot(t *testing.T) {
 	k := newKernel(t)
 	k.File(damagedRecord, "")
-	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Busy: func(sysfs.Device) error { return nil }, Journal: k.journal("2")})
+	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Busy: func(...sysfs.Device) error { return nil }, Journal: k.journal("2")})
 	if problems := b.Open(); len(problems) != 1 || len(b.Left()) != 1 {
 		t.Fatalf("problems %v, left %v", problems, b.Left())
 	}
@@ -751,7 +753,7 @@ func TestDamagedRecordOfNothing(t *testing.T) {
 func TestDamagedRecordWithoutDriver(t *testing.T) {
 	k := newKernel(t)
 	k.File(damagedRecord, "")
-	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Busy: func(sysfs.Device) error { return nil }, Journal: k.journal("2")})
+	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Busy: func(...sysfs.Device) error { return nil }, Journal: k.journal("2")})
 	if problems := b.Open(); len(problems) != 1 {
 		t.Fatalf("problems %v", problems)
 	}

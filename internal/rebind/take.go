@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/ledger"
 )
 
@@ -82,6 +83,7 @@ func (b *Binder) mayTake(functions []string, to string) error {
 	if !b.loaded(to) {
 		return fmt.Errorf("driver %s is not loaded (modprobe %s)", to, to)
 	}
+	var bound []sysfs.Device
 	for _, source := range functions {
 		function := b.function(source)
 		if driver := function.Driver(); driver == to || driver == "" {
@@ -90,9 +92,13 @@ func (b *Binder) mayTake(functions []string, to string) error {
 		if function.Exists("virtfn0") {
 			return fmt.Errorf("function %s has virtual functions", function.Name())
 		}
-		if err := b.config.Busy(function); err != nil {
-			return fmt.Errorf("function %s: %w", function.Name(), err)
-		}
+		bound = append(bound, function)
+	}
+	if len(bound) == 0 {
+		return nil
+	}
+	if err := b.config.Busy(bound...); err != nil {
+		return fmt.Errorf("function %w", err)
 	}
 	return nil
 }

@@ -64,12 +64,9 @@ func (a *agent) describedAs(name string) (discovery.Device, bool) {
 	return d.Device, found
 }
 
-// used returns who uses a function, nil if nobody does; see [discovery.Tools].
-func (a *agent) used(function sysfs.Device, keeps bool) error {
-	if !keeps {
-		return a.busy(function)
-	}
-	return a.looked(function, func(options inuse.Options) error { return inuse.Look(a.host, options).Bound(function).Err() })
+// used returns who uses one of several functions, nil if they are free; see [discovery.Tools].
+func (a *agent) used(keep bool, functions ...sysfs.Device) error {
+	return a.looked(functions[0], func(options inuse.Options) error { return inuse.Look(a.host, options).Err(keep, functions...) })
 }
 
 // openMaker takes over what an earlier agent has made.

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"io/fs"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -10,6 +11,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/rebind/rebindtest"
 )
@@ -94,4 +96,43 @@ func TestAgentWritesDownAgainWhatWasMade(t *testing.T) {
 		m.has(0, 2*keepMade)
 		stop()
 	})
+}
+
+// countingProc is a host that counts how often the open files of a process are listed.
+type countingProc struct {
+	fs.FS
+
+	listed int
+}
+
+func (c *countingProc) ReadDir(name string) ([]fs.DirEntry, error) {
+	if name == "proc/47/fd" {
+		c.listed++
+	}
+	return fs.ReadDir(c.FS, name)
+}
+func (c *countingProc) ReadLink(name string) (string, error)   { return fs.ReadLink(c.FS, name) }
+func (c *countingProc) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(c.FS, name) }
+func (c *countingProc) Stat(name string) (fs.FileInfo, error)  { return fs.Stat(c.FS, name) }
+
+// The open files of all processes are read once for all functions that are removed together, or that go to vfio together.
+func TestFunctionsAreLookedUpTogether(t *testing.T) {
+	k := rebindtest.New(t)
+	var functions []sysfs.Device
+	for _, address := range []string{"0000:03:00.0", "0000:03:00.1", "0000:03:00.2"} {
+		k.Add(address, "vfio-pci", address[len(address)-1:])
+		functions = append(functions, sysfs.At(nil, rebindtest.Source(address)))
+	}
+	k.Opens("47", "qemu", "/dev/vfio/2")
+	counting := &countingProc{FS: k.FS()}
+	a := &agent{host: &discovery.Host{FS: counting}}
+	if err := a.used(false, functions[:2]...); err != nil {
+		t.Error(err)
+	}
+	if err := a.used(false, functions...); err == nil || !strings.HasPrefix(err.Error(), "0000:03:00.2: in use: /dev/vfio/2: process 47 (qemu)") {
+		t.Error(err)
+	}
+	if counting.listed != 2 {
+		t.Errorf("the open files were listed %d times for two calls", counting.listed)
+	}
 }

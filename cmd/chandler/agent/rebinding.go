@@ -50,10 +50,8 @@ func (a *agent) newBinder() *rebind.Binder {
 	return rebind.New(config)
 }
 
-// busy returns who uses a function, nil if nobody does.
-func (a *agent) busy(function sysfs.Device) error {
-	return a.looked(function, func(options inuse.Options) error { return inuse.Of(a.host, function, options).Err() })
-}
+// busy returns who uses one of several functions, nil if they are free.
+func (a *agent) busy(functions ...sysfs.Device) error { return a.used(false, functions...) }
 
 // opened returns which process has a device under vfio open, "" if none is seen. VFIO lets one process at a time open a
 // group (vfio_group_fops_open in drivers/vfio, EBUSY, Linux 5.16 to 6.18) or have a device bound to its iommufd.
@@ -85,7 +83,7 @@ func (a *agent) looked(function sysfs.Device, look func(inuse.Options) error) er
 		err = a.looks.Do(lookLimit, function.Path, "looking at what processes have open", func() error { return look(options) })
 	}
 	if errors.Is(err, overdue.Err) {
-		return fmt.Errorf("who uses it cannot be told: %w", err)
+		return fmt.Errorf("%s: the agent cannot find out who uses it: %w", function.Name(), err)
 	}
 	return err
 }

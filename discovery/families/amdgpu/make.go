@@ -80,10 +80,8 @@ func divide(host *discovery.Host, tools discovery.Tools, function sysfs.Device, 
 	if err != nil {
 		return nil, err
 	}
-	for _, part := range parts {
-		if err := tools.Busy(part, true); err != nil {
-			return nil, fmt.Errorf("%s: %w", part.Name(), err)
-		}
+	if err := tools.Busy(true, parts...); err != nil {
+		return nil, err
 	}
 	return func(context.Context) error {
 		if err := tools.Write(function.Child(currentMode).Path, strings.ToUpper(mode)); err != nil {

@@ -58,11 +58,11 @@ func (h *dividing) host() *discovery.Host {
 }
 
 func (h *dividing) tools() discovery.Tools {
-	return discovery.Tools{Write: h.Write, Busy: func(function sysfs.Device, _ bool) error {
+	return discovery.Tools{Write: h.Write, Busy: func(_ bool, functions ...sysfs.Device) error {
 		if h.alone {
 			return nil
 		}
-		return inuse.Look(h.host(), inuse.Options{}).Bound(function).Err()
+		return inuse.Look(h.host(), inuse.Options{}).Err(true, functions...)
 	}}
 }
 

@@ -46,12 +46,8 @@ func run(dies, count int, do, physical string) error {
 		Host: host, Families: families.All, Journal: journal.Config{Dir: "/run/made", Boot: guest.Boot}, Ledger: guest.Ledger, Stock: guesthost.Stock,
 		Tools: discovery.Tools{
 			Write: guest.Write,
-			Busy: func(function sysfs.Device, keeps bool) error {
-				view := inuse.Look(host, inuse.Options{})
-				if keeps {
-					return view.Bound(function).Err()
-				}
-				return view.Of(function).Err()
+			Busy: func(keep bool, functions ...sysfs.Device) error {
+				return inuse.Look(host, inuse.Options{}).Err(keep, functions...)
 			},
 		},
 		Device: func(name string) (discovery.Device, bool) { return scan().Lookup(name) },

@@ -43,7 +43,9 @@ func run(dies int, do, address string) error {
 	binder := rebind.New(rebind.Config{
 		Host: host, Family: "vfio", Journal: journal.Config{Dir: "/run/rebound", Boot: guest.Boot},
 		Write: guest.Write, Ledger: guest.Ledger, Stock: guesthost.Stock,
-		Busy: func(function sysfs.Device) error { return inuse.Of(host, function, inuse.Options{}).Err() },
+		Busy: func(functions ...sysfs.Device) error {
+			return inuse.Look(host, inuse.Options{}).Err(false, functions...)
+		},
 	})
 	if err := errors.Join(binder.Open()...); err != nil {
 		return err
