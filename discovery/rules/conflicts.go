@@ -72,7 +72,8 @@ func (s *Snapshot) dropCounted() {
 	})
 }
 
-var errSplit = errors.New("its silicon is given to two APIs; choose one mode for all of its devices")
+// ErrSplit is wrapped by the problem of a device that is left out because the rules give its silicon to two APIs.
+var ErrSplit = errors.New("its silicon is given to two APIs; choose one mode for all of its devices")
 
 // dropSplit removes every device of a physical device if the modes of its devices differ.
 func (s *Snapshot) dropSplit() {
@@ -87,7 +88,7 @@ func (s *Snapshot) dropSplit() {
 	}
 	s.Devices = slices.DeleteFunc(s.Devices, func(d Offered) bool {
 		if split[d.Silicon()] {
-			s.report(d.Name, errSplit)
+			s.report(d.Name, ErrSplit)
 		}
 		return split[d.Silicon()]
 	})

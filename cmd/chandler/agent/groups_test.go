@@ -175,3 +175,85 @@ func TestGivenClaimStaysGivenWhileItsDeviceChanges(t *testing.T) {
 		stop()
 	})
 }
+
+// A pod has a disk by DRA. A resource of the device plugin API wants its sibling under vfio, so the two become one piece of
+// silicon for two APIs, which neither may offer. The claim of the pod keeps its disk and is prepared again, by an agent
+// that starts with that configuration, by one that reads it while it runs, and where the sibling is plugged in later.
+// The silicon is left out once the claim has ended.
+func TestClaimKeepsItsDiskWhenEntriesSplitTheGroup(t *testing.T) {
+	for name, plugged := range map[string]bool{"configuration": false, "sibling is plugged in": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRebinding(t)
+				if !plugged {
+					r.addSibling()
+				}
+				wanted := classicVFIO(t)
+				wanted.Resources[0].Selector = selector(t, `device.attributes["resource.kubernetes.io"].pciBusID == "`+siblingFunction+`"`)
+				config := r.config(&rules.Rules{Mode: discovery.ModeDRA})
+				if plugged {
+					config = r.config(wanted)
+				}
+				stop := r.run(config)
+				offered := diskName + " " + siblingName
+				if plugged {
+					offered = diskName
+				}
+				r.offers(offered, "")
+				pod := r.claim("pod", "")
+				r.gives(pod, diskNode)
+				if plugged {
+					r.addSibling()
+				} else {
+					stop()
+					stop = r.run(r.config(wanted))
+				}
+				time.Sleep(workInterval)
+				if err := r.prepareAgain(pod); err != nil {
+					t.Error(err)
+				}
+				r.keepsDisk()
+				stop()
+			})
+		})
+	}
+}
+
+// Rules that are read while the agent runs may make one piece of silicon of functions that claims have. Each device is there
+// once, as the new rules want it, or as before if they give the silicon to two APIs, until it is released.
+func TestRuledWhileSiliconGrows(t *testing.T) {
+	two := func(name string) discovery.Device {
+		d := discovery.Device{Name: name, Source: "sys/devices/" + name, Attributes: discovery.Attributes{}, Rebind: &discovery.Rebindable{Driver: "vfio-pci"}}
+		d.Attributes.SetInt("iommuGroup", 3)
+		d.Attributes.SetString("model", name)
+		d.Classic = []discovery.Offer{{Resource: "*", Named: true, IDs: []string{name}}}
+		return d
+	}
+	raw := &discovery.Snapshot{Devices: []discovery.Device{two("a"), two("b")}}
+	wants := func(selected string, mode discovery.Mode) *rules.Rules {
+		return &rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{{Selector: selector(t, selected), Name: "example.com/vm", Mode: &mode, Want: discovery.Parameters{discovery.Driver: discovery.DriverVFIO}}}}
+	}
+	view := viewOf(owners{"a": "claim"}, nil)
+	for name, test := range map[string]struct {
+		to      *rules.Rules
+		silicon string // of device a, while a claim has it
+		after   string // the devices once it was released
+	}{
+		"one API for both": {wants("true", discovery.ModeDRA), "iommu-group-3", "a, b"},
+		"two APIs":         {wants(`device.attributes["chandler.dev"].model == "b"`, discovery.ModeDevicePlugin), "a", ""},
+	} {
+		r := newRuled(&rules.Rules{Mode: discovery.ModeDRA})
+		r.see(raw)
+		r.keepSplit(view)
+		r.change(test.to)
+		r.keepSplit(view)
+		a, _ := r.snapshot.Lookup("a")
+		if described(r.snapshot) != "a, b" || a.Silicon() != test.silicon {
+			t.Errorf("%s: %s; a is of %s, want %s", name, described(r.snapshot), a.Silicon(), test.silicon)
+		}
+		r.release(r.changing())
+		if described(r.snapshot) != test.after {
+			t.Errorf("%s: released: %s", name, described(r.snapshot))
+		}
+	}
+}

@@ -153,6 +153,7 @@ func (p *placing) decide(ctx context.Context, auto discovery.Mode, leaving strin
 	p.stock = &ledger.Present{Snapshot: p.devices.snapshot}
 	view := p.ledger.View(p.stock)
 	p.devices.keepExcluded(view) //nolint:contextcheck // evaluating an expression does not block
+	p.devices.keepSplit(view)    //nolint:contextcheck // likewise
 	facts := Facts{Auto: auto, Unknown: cmp.Or(leaving, p.devices.rules.Unknown)}
 	placement := p.devices.place(p.places.api, view, facts, func() *Published { return p.published(ctx, p.devices.snapshot) }) //nolint:contextcheck // likewise
 	for silicon, reason := range placement.Moving {

@@ -102,7 +102,7 @@ func (s Standing) step(was rules.Offered, after *rules.Snapshot, placement Place
 	case !there:
 	case step.From != step.To:
 		step.Fate = Moves
-	case !sameForm([]rules.Offered{was}, []rules.Offered{d}):
+	case was.Form() != d.Form():
 		step.Fate = Changes
 	}
 	return step

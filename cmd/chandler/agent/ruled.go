@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -36,20 +37,22 @@ func (r *ruled) see(raw *discovery.Snapshot) {
 // apply makes the snapshot.
 func (r *ruled) apply() {
 	s := r.rules.Apply(r.raw)
-	applied := make(map[*rules.Rules]bool)
+	var kept []rules.Offered
+	applied, names := make(map[*rules.Rules]bool), make(map[string]bool)
 	for _, earlier := range r.earlier {
 		if applied[earlier] {
 			continue
 		}
 		applied[earlier] = true
-		under := func(d rules.Offered) bool { return r.earlier[d.Silicon()] == earlier }
-		s.Devices = slices.DeleteFunc(s.Devices, under)
 		for _, d := range earlier.Apply(r.raw).Devices {
-			if under(d) {
-				s.Devices = append(s.Devices, d)
+			if r.earlier[d.Silicon()] == earlier && !names[d.Name] {
+				kept, names[d.Name] = append(kept, d), true
 			}
 		}
 	}
+	// Other rules may have other silicon: a resource joins the functions of an IOMMU group.
+	s.Devices = slices.DeleteFunc(s.Devices, func(d rules.Offered) bool { return r.earlier[d.Silicon()] != nil || names[d.Name] })
+	s.Devices = append(s.Devices, kept...)
 	slices.SortFunc(s.Devices, func(a, b rules.Offered) int { return strings.Compare(a.Name, b.Name) })
 	r.snapshot = s
 }
@@ -66,10 +69,10 @@ func (r *ruled) change(to *rules.Rules) {
 		r.apply()
 		return
 	}
-	next := bySilicon(to.Apply(r.raw))
+	next := to.Apply(r.raw)
 	for silicon, devices := range bySilicon(r.snapshot) {
 		switch {
-		case sameForm(devices, next[silicon]):
+		case sameForm(devices, next):
 			delete(r.earlier, silicon)
 		case r.earlier[silicon] == nil:
 			r.earlier[silicon] = before
@@ -90,13 +93,32 @@ func (r *ruled) keepExcluded(view *ledger.View) {
 	}
 	lenient := *r.rules
 	lenient.Exclude = nil
-	kept := bySilicon(r.snapshot)
-	for silicon, devices := range bySilicon(lenient.Apply(r.raw)) {
-		if !sameForm(devices, kept[silicon]) && view.OwnerOf(discovery.ModeDRA, silicon) != "" {
-			r.earlier[silicon] = &lenient
+	r.keep(&lenient, view)
+}
+
+// keepSplit keeps devices that claims have and that are left out because the rules give their silicon to two APIs. It
+// may have become one piece since a claim got its device: a resource that another process read wants vfio for a function
+// of the IOMMU group, or a function was plugged in.
+func (r *ruled) keepSplit(view *ledger.View) {
+	if !slices.ContainsFunc(r.snapshot.Problems, func(p discovery.Problem) bool { return errors.Is(p.Err, rules.ErrSplit) }) {
+		return
+	}
+	apart := *r.rules
+	apart.Resources = nil
+	r.keep(&apart, view)
+}
+
+// keep keeps silicon as other rules want it that claims have, and that the present rules leave out or share otherwise.
+func (r *ruled) keep(as *rules.Rules, view *ledger.View) {
+	found := false
+	for silicon, devices := range bySilicon(as.Apply(r.raw)) {
+		if !sameForm(devices, r.snapshot) && view.OwnerOf(discovery.ModeDRA, silicon) != "" {
+			r.earlier[silicon], found = as, true
 		}
 	}
-	r.apply()
+	if found {
+		r.apply()
+	}
 }
 
 // changing returns the silicon that is still under earlier rules.
@@ -141,12 +163,12 @@ func bySilicon(s *rules.Snapshot) map[string][]rules.Offered {
 	return all
 }
 
-// sameForm reports whether two descriptions of silicon have all devices of the first,
-// and share these in the same way.
-func sameForm(before, after []rules.Offered) bool {
-	for _, a := range before {
-		i := slices.IndexFunc(after, func(b rules.Offered) bool { return b.Name == a.Name })
-		if i < 0 || a.Form() != after[i].Form() {
+// sameForm reports whether a snapshot has all devices of a piece of silicon, and shares them in the same way. Whether they
+// are of one piece there, too, is not asked: the ledger judges entries by the silicon of before and by that of now.
+func sameForm(before []rules.Offered, after *rules.Snapshot) bool {
+	for i := range before {
+		now, found := after.Lookup(before[i].Name)
+		if !found || before[i].Form() != now.Form() {
 			return false
 		}
 	}
