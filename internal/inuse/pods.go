@@ -98,11 +98,12 @@ func SightOf(host fs.FS, process string) error {
 	return nil
 }
 
-// seesAll tells why the processes of all pods are not in /proc, nil if they are. With the mount option
-// hidepid, whoever lacks privilege does not see those of others, among them the first one. A node may be
-// a container itself, as with kind. The containers that its kubelet runs are in PID namespaces below the
-// node's, so /proc is the node's if a process in such a container sees a first process that is not of its
-// own namespace there.
+// seesAll returns why the processes of all pods are not in /proc, nil if they are. With the mount option hidepid, a
+// process without privilege sees no processes of others, not even the first one.
+//
+// A node may be a container itself, as with kind. /proc is then the node's, and not that of the agent's own container,
+// if its first process is in another PID namespace than the agent, or, in a pod with hostPID, in another network
+// namespace: all containers of a pod share one network namespace.
 func seesAll(host fs.FS, process string) error {
 	if _, err := fs.Lstat(host, "proc/1"); err != nil {
 		return fmt.Errorf("not all processes are visible: %w", err)
@@ -111,10 +112,21 @@ func seesAll(host fs.FS, process string) error {
 	if err != nil || first == initialPIDs {
 		return nil
 	}
-	if own, err := fs.ReadLink(host, path.Join("proc", process, "ns/pid")); err != nil || own == first {
+	own, err := fs.ReadLink(host, path.Join("proc", process, "ns/pid"))
+	if err != nil || own == first && !apartFromFirst(host, process) {
 		return errNotAll
 	}
 	return nil
+}
+
+// apartFromFirst reports whether a process is in another network namespace than the first one.
+func apartFromFirst(host fs.FS, process string) bool {
+	first, err := fs.ReadLink(host, "proc/1/ns/net")
+	if err != nil {
+		return false
+	}
+	own, err := fs.ReadLink(host, path.Join("proc", process, "ns/net"))
+	return err == nil && own != first
 }
 
 // inPod reports whether a process is in the control group of a pod, by its file

@@ -123,6 +123,15 @@ func TestByPodsThatCannotBeSeen(t *testing.T) {
 		all["proc/1/ns/pid"], all["proc/self/ns/pid"] = "->pid:[4026532000]", "->pid:["+own+"]"
 		return host(all)
 	}
+	inNetworks := func(first, own string) fs.FS {
+		all := maps.Clone(files)
+		all["proc/1/ns/pid"], all["proc/self/ns/pid"] = "->pid:[4026532000]", "->pid:[4026532000]"
+		all["proc/1/ns/net"], all["proc/self/ns/net"] = "->net:["+first+"]", "->net:["+own+"]"
+		return host(all)
+	}
+	if got := byPods(inNetworks("4026532001", "4026532002"), serial); got != "in use: /dev/ttyS9: process 47 (qemu) has it open" {
+		t.Errorf("with hostPID on a node that is a container: %q", got)
+	}
 	if got := byPods(container("4026532111"), serial); got != "in use: /dev/ttyS9: process 47 (qemu) has it open" {
 		t.Errorf("on a node that is a container: %q", got)
 	}
@@ -139,6 +148,7 @@ func TestByPodsThatCannotBeSeen(t *testing.T) {
 		"hidepid":                          {hidden, "not all processes are visible"},
 		"a container's own processes":      {with("proc/1/ns/pid", "->pid:[4026532000]"), "those of a container"},
 		"its own container's processes":    {container("4026532000"), "those of a container"},
+		"its own pod's processes":          {inNetworks("4026532001", "4026532001"), "those of a container"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := byPods(test.host, serial)
