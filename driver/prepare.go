@@ -332,7 +332,7 @@ func (d *Driver) offeredFor(r *ledger.Claim) bool {
 // includes only results of this driver.
 func (d *Driver) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger.Claim, []rules.Offered, error) {
 	r := d.ledger.NewClaim(claim.UID, claim.Namespace, claim.Name)
-	r.Pod = limiting(claim)
+	r.Pod, r.Users = limiting(claim), usersOf(claim)
 	if claim.Status.Allocation == nil {
 		return nil, nil, errors.New("not allocated")
 	}
@@ -360,6 +360,16 @@ func (d *Driver) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger
 		devices = append(devices, device)
 	}
 	return r, devices, nil
+}
+
+// usersOf returns the pods that a claim is reserved for.
+func usersOf(claim *resourceapi.ResourceClaim) (pods []types.UID) {
+	for _, consumer := range claim.Status.ReservedFor {
+		if consumer.APIGroup == "" && consumer.Resource == "pods" {
+			pods = append(pods, consumer.UID)
+		}
+	}
+	return pods
 }
 
 // newResult returns the record of an allocation result.

@@ -129,6 +129,14 @@ func apartFromFirst(host fs.FS, process string) bool {
 	return err == nil && own != first
 }
 
+// InPods returns what reports whether a process is one of some pods; see [Options.Except].
+func InPods(host fs.FS, pods []types.UID) func(process int) bool {
+	return func(process int) bool {
+		groups, err := textOf(host, path.Join("proc", strconv.Itoa(process), "cgroup"))
+		return err == nil && slices.ContainsFunc(pods, func(pod types.UID) bool { return inPod(groups, pod) })
+	}
+}
+
 // inPod reports whether a process is in the control group of a pod, by its file
 // /proc/PID/cgroup. With version 1 it has a line for each hierarchy. The kubelet calls a pod's
 // group pod<UID>, or for systemd kubepods-burstable-pod<UID>.slice with underscores in the

@@ -9,6 +9,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
@@ -44,7 +45,7 @@ func (b *Blocked) Why() string { return b.why }
 
 // mayOpen returns [*Blocked] if a process has a device open that only one process can open. The caller has reserved the
 // devices.
-func (l *Ledger) mayOpen(holds []Hold, s Stock) error {
+func (l *Ledger) mayOpen(holds []Hold, own []types.UID, s Stock) error {
 	if l.config.Opened == nil {
 		return nil
 	}
@@ -55,7 +56,7 @@ func (l *Ledger) mayOpen(holds []Hold, s Stock) error {
 			continue // that of a shared device is open in the containers of its other consumers
 		}
 		asked[h.Device] = true
-		if who := l.config.Opened(&d.Device); who != "" {
+		if who := l.config.Opened(&d.Device, own); who != "" {
 			return &Blocked{Device: h.Device, Has: h.Device, Passing: true, why: who}
 		}
 	}
@@ -207,8 +208,9 @@ type question struct {
 }
 
 // exempts reports whether an account blocks nothing of what is asked: the owner's own entries, and leases on what
-// changes for the owner. Two devices that only wait for their resets do not wait for each other. What is withheld after its consumer has ended blocks that consumer too: the key may be that
-// of an ID which another container gets next.
+// changes for the owner. Two devices that only wait for their resets do not wait for each other. A device that is
+// withheld after its consumer has ended is withheld from that consumer too: the key may be that of an ID which another
+// container gets next.
 func (q *question) exempts(a *account) bool {
 	e, leased := a.entry.(*lease)
 	switch {

@@ -72,6 +72,9 @@ type Claim struct {
 	// [Ledger.Give].
 	Configuring bool `json:"configuring,omitempty"`
 
+	// Users are the pods that the claim is reserved for while it is prepared. They are not in the file.
+	Users []types.UID `json:"-"`
+
 	unknown unknownFields
 	raw     []byte // its file as it was read, nil if this code made it
 }

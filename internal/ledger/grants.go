@@ -45,7 +45,7 @@ func (l *Ledger) GiveGrants(s Stock, grants []*Grant) error {
 	for _, g := range grants {
 		holds = append(holds, g.Holds()...)
 	}
-	if err := l.mayOpen(holds, s); err != nil {
+	if err := l.mayOpen(holds, nil, s); err != nil {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.unreserve(grants, before)

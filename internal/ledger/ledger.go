@@ -69,9 +69,10 @@ type Config struct {
 	// that is known. Optional.
 	Asks func(namespace, pod, resource string) (asks, known bool)
 
-	// Opened returns which process has a device open that only one process at a time can open, "" if none is seen. It is
-	// called before a consumer gets the device, and may read the host. Optional.
-	Opened func(d *discovery.Device) string
+	// Opened returns which process has a device open that only one process at a time can open, "" if none is seen. The
+	// processes of the consumer's own pods do not count: they have the device already if the files of the ledger were
+	// lost. It is called before a consumer gets the device, and may read the host. Optional.
+	Opened func(d *discovery.Device, own []types.UID) string
 }
 
 // Ledger is the ledger of a node. Only the one agent that may write has it open.
@@ -178,7 +179,7 @@ func (l *Ledger) Give(c *Claim, to State, s Stock) error {
 		return err
 	}
 	if to == Given && (before == nil || before.state != Given) {
-		if err := l.mayOpen(c.Holds(), s); err != nil {
+		if err := l.mayOpen(c.Holds(), c.Users, s); err != nil {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.putBack(c.Key(), before)
@@ -239,7 +240,6 @@ func (l *Ledger) reserve(c *Claim, s Stock) (before *account, err error) {
 	return before, nil
 }
 
-// has reports whether a claim has its devices in this boot.
 // enter makes a claim what its file says after it was written.
 func (l *Ledger) enter(there disk.InPlace, c *Claim, to State, before *account) {
 	switch there {

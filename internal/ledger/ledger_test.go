@@ -569,8 +569,8 @@ func TestOpenedDevice(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128), gpu("b", 129))
 	who := ""
-	b.config.Opened = func(d *discovery.Device) string {
-		if d.Name != "a" {
+	b.config.Opened = func(d *discovery.Device, own []types.UID) string {
+		if d.Name != "a" || slices.Contains(own, "own") {
 			return ""
 		}
 		return who
@@ -584,6 +584,8 @@ func TestOpenedDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	freed := b.Freed()
+	b.mustRefuse(first, s, "device a is held by process 47")
+	first.Users = []types.UID{"other"}
 	b.mustRefuse(first, s, "device a is held by process 47")
 	if got := b.state(first); got != Configuring {
 		t.Errorf("state %v after a refusal", got)
@@ -605,6 +607,12 @@ func TestOpenedDevice(t *testing.T) {
 	blocked, ok := errors.AsType[*Blocked](b.GiveGrants(s, []*Grant{grant}))
 	if !ok || !blocked.Passing || blocked.Why() != who {
 		t.Errorf("a container is refused with %v", blocked)
+	}
+	own := claim("own", s["a"])
+	own.Users = []types.UID{"own"}
+	b.mustGive(own, s) // its own pod has the device open, and the files of the ledger were lost
+	if err := b.End(own.UID, s); err != nil {
+		t.Error(err)
 	}
 	if len(b.View(s).Grants()) > 0 {
 		t.Error("a grant that was refused is in the ledger")

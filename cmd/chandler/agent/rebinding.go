@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
@@ -53,14 +54,34 @@ func (a *agent) newBinder() *rebind.Binder {
 // busy returns who uses one of several functions, nil if they are free.
 func (a *agent) busy(functions ...sysfs.Device) error { return a.used(false, functions...) }
 
-// opened returns which process has a device under vfio open, "" if none is seen. VFIO lets one process at a time open a
-// group (vfio_group_fops_open in drivers/vfio, EBUSY, Linux 5.16 to 6.18) or have a device bound to its iommufd.
-func (a *agent) opened(d *discovery.Device) string {
+// opened returns which process has a device under vfio open, or another function of its IOMMU group, "" if none is seen
+// but those of the consumer's own pods. VFIO lets one process at a time open a group (vfio_group_fops_open in
+// drivers/vfio, EBUSY, Linux 5.16 to 6.18) or have a device bound to its iommufd, and a group belongs to one iommufd
+// (iommu_device_claim_dma_owner in drivers/iommu/iommu.c, since Linux 6.2).
+func (a *agent) opened(d *discovery.Device, own []types.UID) string {
 	function := sysfs.At(a.host.FS, d.Source)
 	if !sysfs.IsPCIAddress(function.Name()) || !discovery.IsVFIO(function.Driver()) {
 		return ""
 	}
-	err := a.looked(function, func(options inuse.Options) error { return inuse.Of(a.host, function, options).Seen().Err() })
+	functions := []sysfs.Device{function}
+	others, _ := discovery.GroupOthers(a.host, function) // else the function has no group
+	for _, other := range others {
+		if sibling := sysfs.At(a.host.FS, other); discovery.IsVFIO(sibling.Driver()) {
+			functions = append(functions, sibling)
+		}
+	}
+	err := a.looked(function, func(options inuse.Options) error {
+		if len(own) > 0 {
+			options.Except = inuse.InPods(a.host.FS, own)
+		}
+		view := inuse.Look(a.host, options)
+		for _, function := range functions {
+			if err := view.Of(function).Seen().Err(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	if err == nil || errors.Is(err, overdue.Err) {
 		return ""
 	}

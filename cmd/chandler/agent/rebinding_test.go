@@ -200,7 +200,7 @@ func TestAgentRebinds(t *testing.T) {
 		r.Opens("47", "qemu", "/dev/vfio/3")
 		r.unprepare(vm)
 		r.bound("vfio-pci", time.Minute)
-		r.refuses(pod, "it is not given back to driver nvme: in use: /dev/vfio/3: process 47 (qemu) has it open")
+		r.refuses(pod, "it is not given back to driver nvme: function 0000:03:00.0: in use: /dev/vfio/3: process 47 (qemu) has it open")
 		if got := r.taint(); !strings.Contains(got, string(discovery.ConditionDriverUnbound)) {
 			t.Errorf("taint %q while it is not given back", got)
 		}
