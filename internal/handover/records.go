@@ -305,8 +305,23 @@ func (c *Custodian) recordOf(rules []Rule, e ledger.Entry, h ledger.Hold) *recor
 		return nil
 	}
 	r.Source, r.Nodes = d.Source, ledger.NodesIn(d.OwnNodes())
+	if isClaim { // a grant has the nodes of all its devices together
+		r.Nodes = append(r.Nodes, ownOf(h.Nodes, &d, r.Nodes)...)
+	}
 	r.Device, _ = c.keyOf(d) // what is not known does not distinguish devices
 	return r
+}
+
+// ownOf returns which nodes that a claim was given are of one device alone, such as the node of its IOMMU group while it is
+// under vfio, less those that are known.
+func ownOf(given []ledger.Node, d *discovery.Device, known []ledger.Node) (nodes []ledger.Node) {
+	for _, n := range given {
+		common := slices.Contains(d.CommonNodes, n.Path) || slices.Contains(discovery.VFIOControl(), n.Path)
+		if !common && !slices.Contains(known, n) {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
 }
 
 // hasEnded reports whether the owner of a record has ended.

@@ -439,3 +439,29 @@ func TestAgentKeepsItsLockWhileAResetHangs(t *testing.T) {
 		})
 	}
 }
+
+// A pod has a disk under vfio, and its process has the node of the IOMMU group open, when an administrator binds the disk
+// to its own driver. The disk is kept for as long as the process has that node open, which is not the disk's any more. A
+// process that has only the control node of vfio open does not keep it.
+func TestKeptByTheNodesOfTheClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHanding(t, false)
+		config := h.config(&rules.Rules{Mode: discovery.ModeDRA})
+		config.Settings.Rebind = everything
+		stop := h.run(config)
+		h.offers(diskName, "")
+		vm, next := h.claim("vm", "vfio"), h.claimOf("next")
+		vm.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "vm", UID: "vm"}}
+		h.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		h.runs("47", "qemu", "vm", "/dev/vfio/3")
+		h.runs("48", "other", "vm", "/dev/vfio/vfio")
+		h.SetDriver(diskFunction, "nvme")
+		h.File(rebindtest.Source(diskFunction)+"/driver_override", "(null)\n")
+		time.Sleep(time.Minute)
+		h.unprepare(vm)
+		h.refuses(next, "/dev/vfio/3: process 47 (qemu) has it open")
+		h.Ends("47")
+		h.gives(next, diskNode)
+		stop()
+	})
+}
