@@ -257,6 +257,19 @@ func TestDriverRoot(t *testing.T) {
 	}
 }
 
+// TestHostPID checks that the agent is in the PID namespace of the host where it looks at the open files of processes, since kcmp(2) knows threads
+// by their numbers there, and nowhere else.
+func TestHostPID(t *testing.T) {
+	for values, want := range map[string]bool{
+		"": false, "nvml: {enabled: true}": false, "fpgaProgramming: {enabled: true}": false,
+		"rebinding: {enabled: true}": true, "handover: {enabled: true}": true, "onRequest: {enabled: true}": true,
+	} {
+		if got := daemonSet(t, values).Spec.Template.Spec.HostPID; got != want {
+			t.Errorf("%s: hostPID %t, want %t", values, got, want)
+		}
+	}
+}
+
 // TestValues changes many values and checks their effects.
 func TestValues(t *testing.T) {
 	set := daemonSet(t, `

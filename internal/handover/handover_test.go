@@ -98,7 +98,7 @@ func (b *bench) open() (problems []error) {
 // gives gives the claim the device.
 func (b *bench) gives(pods ...types.UID) {
 	b.t.Helper()
-	b.Reserve("old", pods)
+	b.NoteUsers("old", pods)
 	if err := b.ledger.Give(b.claim, ledger.Given, &ledger.Present{}); err != nil {
 		b.t.Fatal(err)
 	}

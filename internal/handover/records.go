@@ -125,8 +125,8 @@ func (r *record) had(d discovery.Device) discovery.Device {
 	return d
 }
 
-// Reserve says for which pods a claim is that is about to be prepared.
-func (c *Custodian) Reserve(claim types.UID, pods []types.UID) {
+// NoteUsers notes the pods for which a claim is about to be prepared.
+func (c *Custodian) NoteUsers(claim types.UID, pods []types.UID) {
 	if len(c.config.Rules()) == 0 {
 		return
 	}

@@ -165,7 +165,7 @@ func newAgent(config Config) *agent {
 		Configure:      a.configurer(),
 		Rescan:         func() { notify(a.events) },
 		Preparing: func(claim *resourceapi.ResourceClaim) {
-			a.keeper.Reserve(claim.UID, cluster.PodsOf(claim))
+			a.keeper.NoteUsers(claim.UID, cluster.PodsOf(claim))
 			a.noteAsked(claim)
 		},
 		ResourceOf: a.resourceOf,

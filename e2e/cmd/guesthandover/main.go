@@ -64,7 +64,7 @@ func run(address string, pod types.UID, method string) error {
 	}
 	claim := l.NewClaim("claim", "default", "claim")
 	claim.Results = []ledger.Result{{Request: "r", Device: d.Name, Silicon: d.Name, Whole: true, Source: d.Name, CDI: d.Name}}
-	keeper.Reserve(claim.UID, []types.UID{pod})
+	keeper.NoteUsers(claim.UID, []types.UID{pod})
 	if err := l.Give(claim, ledger.Given, &ledger.Present{}); err != nil {
 		return err
 	}
