@@ -110,6 +110,7 @@ func TestWipedRecords(t *testing.T) {
 		stop := b.run()
 		wiped := func() {
 			t.Helper()
+			synctest.Wait() // no record is being written
 			before := b.files()
 			if err := os.RemoveAll(filepath.Join(b.dir, "reclaim")); err != nil {
 				t.Fatal(err)
