@@ -180,3 +180,33 @@ func TestFunctionInTwoRecords(t *testing.T) {
 		k.check("nvme", "(null)", first, other)
 	}
 }
+
+// A scan that has seen a function under its own driver looks again once it has the lease: a call that has taken the function
+// for vfio meanwhile keeps its record, and so does one that goes on.
+func TestReturnedFunctionIsTakenAgain(t *testing.T) {
+	k := newKernel(t)
+	b := k.binder("1", nil)
+	if _, err := take(t.Context(), b, device(other)); err != nil {
+		t.Fatal(err)
+	}
+	seen := b.bound[first] // by a scan that found the function under nvme
+	b.forgetIfReturned(seen)
+	if f := b.bound[first]; f != seen {
+		t.Errorf("record of a function under vfio: %+v", f)
+	}
+	k.SetDriver(first, "nvme")
+	k.File(rebindtest.Source(first)+"/driver_override", "(null)\n")
+	lease, err := b.lease([]string{rebindtest.Source(first)}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.forgetIfReturned(seen)
+	if f := b.bound[first]; f != seen {
+		t.Errorf("record while a call changes the function: %+v", f)
+	}
+	lease.Release()
+	b.forgetIfReturned(seen)
+	if f := b.bound[first]; f != nil {
+		t.Errorf("record of a function that was returned: %+v", f)
+	}
+}
