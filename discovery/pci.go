@@ -128,6 +128,31 @@ func setLink(a Attributes, function sysfs.Device) error {
 	return err
 }
 
+// Link is a PCIe link at one moment.
+type Link struct {
+	Speed int64 // in MT/s, 0 if it is not known
+	Width int64 // in lanes, 0 if it is not known
+}
+
+// CurrentLink returns the link of a device as it is at present. It returns nothing of a device without the attribute
+// linkWidth, and of a suspended one, which the read would wake (current_link_speed_show in drivers/pci/pci-sysfs.c, Linux
+// 6.12). A driver may delay it.
+func CurrentLink(host *Host, d *Device) Link {
+	function, ok := sysfs.At(host.FS, d.Source).PCIFunction()
+	if _, has := d.Attributes["linkWidth"]; !has || !ok {
+		return Link{}
+	}
+	if status, err := function.Text("power/runtime_status"); err == nil && status != "active" && status != "unsupported" {
+		return Link{}
+	}
+	width, _ := linkWidthOf(function, "current")
+	if width == 0 {
+		return Link{} // all registers may read as ones, and the speed with them
+	}
+	speed, _ := linkSpeedOf(function, "current")
+	return Link{Speed: speed, Width: width}
+}
+
 // smallerKnown returns the smaller of the maxima of a function and of the port above it.
 // A maximum of 0 is not known. Without the function's maximum, the link's is not known.
 func smallerKnown(function, port int64) int64 {

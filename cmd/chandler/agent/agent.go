@@ -72,6 +72,7 @@ type agent struct {
 	idle    chan struct{}                 // has one when nobody may have what was made any more
 	asked   sync.Map                      // by device, when a claim last asked for it
 	looks   overdue.Calls                 // at who uses functions, by their directories
+	links   linkReader                    // reads the links of devices for metrics
 
 	placed     atomic.Pointer[placed]            // nil before devices are placed
 	resources  atomic.Pointer[map[string]string] // names in limits by DeviceClass, nil before the classes were looked at

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/component-base/metrics"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
@@ -14,6 +15,7 @@ import (
 	"chandler.dev/driver/features"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/overdue"
 )
 
 // agentState is the state of the agent, read for each request for metrics.
@@ -27,6 +29,8 @@ type agentState struct {
 	published  func() (slices, devices int, known bool)
 	refusal    func() string           // why the API server refuses the slices, or ""
 	registered func() (is, known bool) // whether the kubelet has registered the DRA driver
+
+	links func([]rules.Offered) map[string]discovery.Link // the links of devices at present, by device
 }
 
 // state returns the state of the agent.
@@ -43,7 +47,38 @@ func (a *agent) state() agentState {
 		registered: func() (is, known bool) {
 			return a.driver.Registration() == driver.Accepted, !a.withoutDRA.Load()
 		},
+		links: func(devices []rules.Offered) map[string]discovery.Link { return a.links.read(a.host, devices) },
 	}
+}
+
+// linkReader reads the links of devices, unless an earlier read has not ended. The zero value is ready to use.
+type linkReader struct{ calls overdue.Calls }
+
+// linkLimit is how long a request for metrics waits for the links of all devices. A function that is being reset delays
+// reads of its configuration space (pci_wait_cfg in drivers/pci/access.c).
+const linkLimit = time.Second
+
+// read returns the links of devices by name, nil if a driver delays it.
+func (r *linkReader) read(host *discovery.Host, devices []rules.Offered) map[string]discovery.Link {
+	const all = "links"
+	if r.calls.Of(all) != nil {
+		return nil
+	}
+	read := make(chan map[string]discovery.Link, 1)
+	err := r.calls.Do(linkLimit, all, "reading the links of devices", func() error {
+		links := make(map[string]discovery.Link)
+		for i := range devices {
+			if link := discovery.CurrentLink(host, &devices[i].Device); link.Width > 0 {
+				links[devices[i].Name] = link
+			}
+		}
+		read <- links
+		return nil
+	})
+	if err != nil {
+		return nil
+	}
+	return <-read
 }
 
 // stateCollector computes metrics from the state.
@@ -92,6 +127,11 @@ var (
 		"Memory of each device that has its own.", []string{"node", "device"}, nil, metrics.ALPHA, "")
 	sharesMetric = metrics.NewDesc("chandler_device_shares",
 		"Into how many shares each device is cut, where the configuration shares it by number.", []string{"node", "device"}, nil, metrics.ALPHA, "")
+	speedMetric = metrics.NewDesc("chandler_device_link_speed_transfers_per_second",
+		"Transfers per second on a lane of each device's PCIe link at present. GPUs lower it while they are idle. Absent while the device is suspended.",
+		[]string{"node", "device"}, nil, metrics.ALPHA, "")
+	widthMetric = metrics.NewDesc("chandler_device_link_width_lanes",
+		"Lanes of each device's PCIe link at present. Absent while the device is suspended.", []string{"node", "device"}, nil, metrics.ALPHA, "")
 	allocatedMetric = metrics.NewDesc("chandler_device_allocated",
 		"1 for each container that has a device, by a claim (api DRA) or by a classic resource (api DevicePlugin). "+
 			"pod and container are empty while the kubelet has not named them. Claims with admin access are left out.",
@@ -107,7 +147,7 @@ var (
 // stateMetrics are all metrics of a [stateCollector].
 var stateMetrics = []*metrics.Desc{
 	buildMetric, featureMetric, preparedMetric, registeredMetric, slicesMetric, publishedMetric, refusedMetric, asideMetric,
-	devicesMetric, waitingMetric, infoMetric, conditionMetric, memoryMetric, sharesMetric, allocatedMetric,
+	devicesMetric, waitingMetric, infoMetric, conditionMetric, memoryMetric, sharesMetric, speedMetric, widthMetric, allocatedMetric,
 	sharedMetric, sharedFreeMetric, sharedAllocatedMetric,
 	problemsMetric, lateMetric, hangingMetric,
 }
@@ -163,6 +203,12 @@ func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
 			waiting[d.Family]++
 		} else {
 			waiting[d.Family] += 0
+		}
+	}
+	for name, link := range s.links(p.snapshot.Devices) {
+		gauge(widthMetric, float64(link.Width), s.node, name)
+		if link.Speed > 0 {
+			gauge(speedMetric, float64(link.Speed)*1e6, s.node, name)
 		}
 	}
 	for family, n := range waiting {

@@ -63,10 +63,14 @@ func newScraped(t *testing.T, node, host string, wanted *rules.Rules) *scraped {
 	if err != nil {
 		t.Fatal(err)
 	}
-	snapshot := wanted.Apply(discovery.Scan(&discovery.Host{FS: parsed.FS()}, []*discovery.Family{nvidia.Family, amdgpu.Family}))
+	recorded := &discovery.Host{FS: parsed.FS()}
+	snapshot := wanted.Apply(discovery.Scan(recorded, []*discovery.Family{nvidia.Family, amdgpu.Family}))
 	s := &scraped{t: t, metrics: newAgentMetrics("v1.0.0", true), state: emptyState()}
 	s.placed = &placed{snapshot: snapshot, placement: Place(nil, snapshot.Devices, ledger.ViewOf(&ledger.Present{Snapshot: snapshot}), Facts{Auto: discovery.ModeDRA, Published: &Published{}})}
 	s.state.node = node
+	s.state.links = func(devices []rules.Offered) map[string]discovery.Link {
+		return new(linkReader).read(recorded, devices)
+	}
 	s.state.placed = func() *placed { return s.placed }
 	s.state.view = func(stock ledger.Stock) *ledger.View { return ledger.ViewOf(stock, s.entries...) }
 	s.state.said = func() *kubeletapi.Listing { return &s.said }

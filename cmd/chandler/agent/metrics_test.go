@@ -49,6 +49,7 @@ func emptyState() agentState {
 		published:  func() (int, int, bool) { return 0, 0, false },
 		refusal:    func() string { return "" },
 		registered: func() (bool, bool) { return false, true },
+		links:      func([]rules.Offered) map[string]discovery.Link { return nil },
 	}
 }
 

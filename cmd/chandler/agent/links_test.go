@@ -1,0 +1,84 @@
+package agent
+
+import (
+	"io/fs"
+	"path"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/rebind/rebindtest"
+)
+
+// The metrics have the link of a device as it is at present, and nothing of a suspended one, which the read would wake, or of
+// a virtual function, which has no link.
+func TestCurrentLinks(t *testing.T) {
+	k := rebindtest.New(t)
+	d := rules.Offered{Device: discovery.Device{Name: "gpu", Source: rebindtest.Source("0000:03:00.0"), Attributes: discovery.Attributes{}}}
+	d.Attributes.SetInt("linkWidth", 16)
+	virtual := d
+	virtual.Name, virtual.Attributes = "virtual", discovery.Attributes{}
+	k.Add("0000:03:00.0", "nvme", "3")
+	set := func(name, text string) { k.File(d.Source+"/"+name, text+"\n") }
+	set("current_link_width", "16")
+	set("current_link_speed", "2.5 GT/s PCIe")
+	set("power/runtime_status", "active")
+	var r linkReader
+	read := func() map[string]discovery.Link { return r.read(k.Host(), []rules.Offered{d, virtual}) }
+	if got := read(); len(got) != 1 || got["gpu"] != (discovery.Link{Speed: 2500, Width: 16}) {
+		t.Errorf("idle: %+v", got)
+	}
+	set("current_link_speed", "32.0 GT/s PCIe")
+	if got := read(); got["gpu"].Speed != 32000 {
+		t.Errorf("at work: %+v", got)
+	}
+	set("power/runtime_status", "suspended")
+	if got := read(); len(got) != 0 {
+		t.Errorf("suspended: %+v", got)
+	}
+}
+
+// A read that a driver delays delays one request for metrics, by a second, and no other one until it ends.
+func TestReadOfLinksHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := rebindtest.New(t)
+		k.Add("0000:03:00.0", "nvme", "3")
+		k.File(rebindtest.Source("0000:03:00.0")+"/current_link_width", "4\n")
+		hangs := make(chan struct{})
+		host := &discovery.Host{FS: hangingFile{k.FS(), "current_link_width", hangs}}
+		d := rules.Offered{Device: discovery.Device{Name: "d", Source: rebindtest.Source("0000:03:00.0"), Attributes: discovery.Attributes{}}}
+		d.Attributes.SetInt("linkWidth", 4)
+		var r linkReader
+		for _, want := range []time.Duration{linkLimit, 0} {
+			began := time.Now()
+			if got := r.read(host, []rules.Offered{d}); len(got) > 0 || time.Since(began) != want {
+				t.Errorf("after %s: %+v, want nothing after %s", time.Since(began), got, want)
+			}
+		}
+		close(hangs)
+		synctest.Wait()
+		if got := r.read(host, []rules.Offered{d}); got["d"].Width != 4 {
+			t.Errorf("after the read has ended: %+v", got)
+		}
+	})
+}
+
+// hangingFile is a host on which a read of some file hangs while a channel is open.
+type hangingFile struct {
+	fs.FS
+
+	name  string
+	until chan struct{}
+}
+
+func (h hangingFile) Open(name string) (fs.File, error) {
+	if path.Base(name) == h.name {
+		<-h.until
+	}
+	return h.FS.Open(name)
+}
+func (h hangingFile) ReadDir(name string) ([]fs.DirEntry, error) { return fs.ReadDir(h.FS, name) }
+func (h hangingFile) ReadLink(name string) (string, error)       { return fs.ReadLink(h.FS, name) }
+func (h hangingFile) Lstat(name string) (fs.FileInfo, error)     { return fs.Lstat(h.FS, name) }
