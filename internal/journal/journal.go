@@ -233,11 +233,14 @@ func (j *Journal[T]) convert(file string, data []byte) (*Record[T], error) {
 	if r == nil || r.Boot != j.config.Boot {
 		return nil, j.config.Files.Remove(file)
 	}
-	r.Trade = j.trade
-	if there := j.Get(r.Group); there != nil && j.earlier.Merge != nil {
+	there := j.Get(r.Group)
+	if there != nil && j.earlier.Merge != nil {
 		r = j.earlier.Merge(there, r)
 	} else if there != nil {
 		r = there
+	}
+	if r != there {
+		r.Boot, r.Trade = j.config.Boot, j.trade
 	}
 	j.mu.Lock()
 	j.replaced[r.Group] = append(j.replaced[r.Group], file)

@@ -6,9 +6,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/disk"
+	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/rebind/rebindtest"
 )
 
@@ -208,5 +213,92 @@ func TestReturnedFunctionIsTakenAgain(t *testing.T) {
 	b.forgetIfReturned(seen)
 	if f := b.bound[first]; f != nil {
 		t.Errorf("record of a function that was returned: %+v", f)
+	}
+}
+
+// The disk fails once, or from then on, in any operation of taking and returning a group, and the agent is killed after that. The
+// next agent, whose disk works, returns whatever was changed. While a function differs from what it was, a record is there.
+func TestDiskFails(t *testing.T) {
+	for _, forGood := range []bool{false, true} {
+		for nth, reached := 1, true; reached; nth++ {
+			k := newKernel(t)
+			operations := 0
+			place := k.journal("1")
+			place.Files = disk.Files{FS: &disktest.Disk{Before: func(disktest.Op, string) error {
+				operations++
+				if operations == nth || forGood && operations > nth {
+					return syscall.ENOSPC
+				}
+				return nil
+			}}}
+			config := Config{
+				Host: k.Host(), Write: k.Write, Family: "vfio", Journal: place, Wait: time.Millisecond,
+				Busy: func(...sysfs.Device) error { return nil },
+			}
+			b := newBinder(t, config)
+			_ = b.Open() // the sweep of temporary files may fail
+			changed := func() bool { return k.Driver(first) != "nvme" || k.Driver(other) != "nvme" }
+			_, err := take(t.Context(), b, device(other))
+			if changed() && len(k.records()) == 0 {
+				t.Errorf("operation %d: changed without a record: %v", nth, err)
+			}
+			_ = giveAll(t.Context(), b)
+			if changed() && len(k.records()) == 0 {
+				t.Errorf("operation %d: not returned, and no record", nth)
+			}
+			if err := giveAll(t.Context(), k.binder("1", nil)); err != nil {
+				t.Errorf("operation %d: the next agent: %v", nth, err)
+			}
+			k.check("nvme", "(null)", first, other)
+			if got := k.records(); len(got) > 0 {
+				t.Errorf("operation %d: records %q", nth, got)
+			}
+			reached = operations >= nth
+		}
+	}
+}
+
+// The same for the conversion of the records of an earlier version, which begins when the agent starts.
+func TestDiskFailsDuringConversion(t *testing.T) {
+	for _, returns := range []bool{false, true} {
+		for nth, reached := 1, true; reached; nth++ {
+			k := newKernel(t)
+			if _, err := take(t.Context(), k.binder("1", nil), device(other)); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.RemoveAll(filepath.Join(k.Dir, "run/journal")); err != nil {
+				t.Fatal(err)
+			}
+			earlier := filepath.Join(k.Dir, "state/rebound")
+			if err := os.CopyFS(earlier, os.DirFS("testdata/rebound")); err != nil {
+				t.Fatal(err)
+			}
+			operations := 0
+			place := k.journal("1")
+			place.Files = disk.Files{FS: &disktest.Disk{Before: func(disktest.Op, string) error {
+				if operations++; operations >= nth {
+					return syscall.ENOSPC
+				}
+				return nil
+			}}}
+			b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Journal: place, Earlier: earlier, Wait: time.Millisecond})
+			_ = b.Open() // reports what the disk does not write
+			for _, address := range []string{first, other} {
+				if f := b.bound[address]; f == nil || f.Driver != "nvme" {
+					t.Errorf("operation %d: record of %s: %+v", nth, address, f)
+				}
+			}
+			if returns {
+				_ = giveAll(t.Context(), b)
+			}
+			if err := giveAll(t.Context(), k.binder("1", nil)); err != nil {
+				t.Errorf("operation %d: the next agent: %v", nth, err)
+			}
+			k.check("nvme", "(null)", first, other)
+			if got := append(k.records(), filesIn(earlier)...); len(got) > 0 {
+				t.Errorf("operation %d: records %q", nth, got)
+			}
+			reached = operations >= nth
+		}
 	}
 }
