@@ -3,8 +3,12 @@ package making
 import (
 	"os"
 	"path/filepath"
+	"slices"
+	"syscall"
 	"testing"
 	"testing/synctest"
+
+	"chandler.dev/internal/disk/disktest"
 )
 
 // registerAgain has the kernel register the cell again, divided or not. The directory before stays outside of the host,
@@ -62,4 +66,44 @@ func TestCreatedOnTheFunctionThatWasRegisteredAgain(t *testing.T) {
 		}
 		k.check(false)
 	})
+}
+
+// The disk fails in any operation of creating and removing a unit, and the agent is killed after that. While the unit is there,
+// its record is, and the next agent, whose disk works, removes the unit.
+func TestDiskFails(t *testing.T) {
+	for _, forGood := range []bool{false, true} {
+		for nth, reached := 1, true; reached; nth++ {
+			synctest.Test(t, func(t *testing.T) {
+				k := newKernel(t)
+				operations := 0
+				k.disk = &disktest.Disk{Before: func(disktest.Op, string) error {
+					operations++
+					if operations == nth || forGood && operations > nth {
+						return syscall.ENOSPC
+					}
+					return nil
+				}}
+				m := k.maker("1")
+				divided := func() bool { _, err := os.Stat(filepath.Join(k.dir, whole, "a")); return err == nil }
+				err := get(t.Context(), m, k.scan(), 0)
+				if divided() && len(k.records()) == 0 {
+					t.Errorf("operation %d: created without a record: %v", nth, err)
+				}
+				_, _ = m.Undo(t.Context(), "cell-0")
+				if divided() && len(k.records()) == 0 {
+					t.Errorf("operation %d: not removed, and no record", nth)
+				}
+				k.disk = nil
+				if _, err := k.maker("1").Undo(t.Context(), "cell-0"); err != nil {
+					t.Errorf("operation %d: the next agent: %v", nth, err)
+				}
+				// The fake clock hides the age of temporary files, so they are not swept here.
+				left := slices.DeleteFunc(k.records(), func(name string) bool { return filepath.Base(name)[0] == '.' })
+				if divided() || len(left) > 0 {
+					t.Errorf("operation %d: there still: %t, records %q", nth, divided(), left)
+				}
+				reached = operations >= nth
+			})
+		}
+	}
 }
