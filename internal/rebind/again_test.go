@@ -302,3 +302,40 @@ func TestDiskFailsDuringConversion(t *testing.T) {
 		}
 	}
 }
+
+// While no agent runs, one function of a group under vfio is unplugged and another one is plugged in. The next agent returns the
+// one that is left, and takes the new one too where the claim goes on.
+func TestGroupChangesWhileNoAgentRuns(t *testing.T) {
+	const third = "0000:03:00.2"
+	for _, goesOn := range []bool{false, true} {
+		k := newKernel(t)
+		if _, err := take(t.Context(), k.binder("1", nil), device(other)); err != nil {
+			t.Fatal(err)
+		}
+		for _, gone := range []string{rebindtest.Source(other), "sys/bus/pci/devices/" + other, "sys/kernel/iommu_groups/3/devices/" + other} {
+			if err := os.RemoveAll(filepath.Join(k.Dir, gone)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		k.Add(third, "nvme", "3")
+		before := len(k.Written())
+		b := k.binder("1", nil)
+		now := device(third)
+		now.Name, now.Source, now.Rebind = "pci-0000-03-00-2", rebindtest.Source(third), &discovery.Rebindable{Driver: "vfio-pci"}
+		b.Describe(&discovery.Snapshot{Devices: []discovery.Device{now}})
+		if goesOn {
+			if _, err := take(t.Context(), b, device(third)); err != nil {
+				t.Fatal(err)
+			}
+			k.check("vfio-pci", "vfio-pci", first, third)
+		}
+		if err := giveAll(t.Context(), b); err != nil || len(k.records()) > 0 {
+			t.Errorf("%v, records %q", err, k.records())
+		}
+		k.check("nvme", "(null)", first, third)
+		written := slices.ContainsFunc(k.Written()[before:], func(write string) bool { return strings.Contains(write, third) })
+		if written != goesOn {
+			t.Errorf("claim goes on: %t; written %q", goesOn, k.Written()[before:])
+		}
+	}
+}
