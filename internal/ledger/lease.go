@@ -77,11 +77,11 @@ var _ Entry = (*lease)(nil)
 // Key returns the key of the lease, by which a nested change names it as its consumer. The name may have the address of
 // a function, which the kernel may give to another one, so the inodes are in the key too.
 func (c *Change) Key() string {
-	key := c.Name
+	words := []string{c.Name}
 	for _, function := range c.Functions {
-		key += " " + strconv.FormatUint(function.Inode, 10)
+		words = append(words, strconv.FormatUint(function.Inode, 10))
 	}
-	return key + " leased"
+	return strings.Join(append(words, "leased"), " ")
 }
 
 // API implements [Entry].
