@@ -183,6 +183,10 @@ type Match struct {
 	Device   string // PCI device ID, likewise: "6240"
 	PCIClass string // how the PCI class code begins, lower-case digits: "03", "0302"
 
+	// Hardware leaves out devices that are not below another device, such as bridges and
+	// veth interfaces of class "net".
+	Hardware bool
+
 	// Rebindable says that the match is for hosts where the administrator lets devices
 	// be given to vfio, and selects nothing on others.
 	Rebindable bool
@@ -330,6 +334,9 @@ func (m Match) selects(d sysfs.Device) (bool, error) {
 		if ok, _ := path.Match(m.Name, d.Name()); !ok {
 			return false, nil
 		}
+	}
+	if m.Hardware && isVirtual(d.Path) {
+		return false, nil
 	}
 	if m.Vendor != "" || m.Device != "" || m.PCIClass != "" {
 		id, err := d.PCIID()

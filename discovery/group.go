@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"path"
 	"slices"
 	"strconv"
@@ -41,18 +42,38 @@ func JoinGroups(devices []Device, wanted func(*Device) bool) []Device {
 	return devices
 }
 
-// joinMembers joins the devices of groups.
+// joinMembers joins the devices of groups. A device that is used through several groups joins
+// the devices of all of them. The unit has the name of the first group.
 func joinMembers(devices []Device, joined func(group string) bool, groupsOf func(*Device) []string) {
-	members := make(map[string][]*Device) // by the group's number
+	unit := make(map[string]string) // the first group of those that are joined, by group
+	groups := make([][]string, len(devices))
 	for i := range devices {
-		d := &devices[i]
-		for _, group := range groupsOf(d) {
-			members[group] = append(members[group], d)
+		groups[i] = slices.DeleteFunc(groupsOf(&devices[i]), func(group string) bool { return !joined(group) })
+		var firsts []string
+		for _, group := range groups[i] {
+			unit[group] = cmp.Or(unit[group], group)
+			firsts = append(firsts, unit[group])
+		}
+		slices.Sort(firsts)
+		if firsts = slices.Compact(firsts); len(firsts) < 2 {
+			continue
+		}
+		for group, first := range unit {
+			if slices.Contains(firsts, first) {
+				unit[group] = firsts[0]
+			}
 		}
 	}
-	for group, devices := range members {
-		if len(devices) > 1 && joined(group) {
-			join("iommu-group-"+group, devices)
+	members := make(map[string][]*Device) // by the first group
+	for i := range devices {
+		if len(groups[i]) > 0 {
+			first := unit[groups[i][0]]
+			members[first] = append(members[first], &devices[i])
+		}
+	}
+	for first, devices := range members {
+		if len(devices) > 1 {
+			join("iommu-group-"+first, devices)
 		}
 	}
 }

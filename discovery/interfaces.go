@@ -35,32 +35,49 @@ func SharesNetwork(host fs.FS) bool {
 	return len(interfaceNames(host)) == len(own)
 }
 
-// FollowInterfaces sends a value to events, which should have room for one, whenever
-// the names of a host's network interfaces are others than before, until the context
+// FollowInterfaces sends changes to events, which must have room for one value, whenever
+// a host's network interfaces have other names than before, until the context
 // ends. It reads one directory each time. This is for a process that does not hear of
 // interfaces: the kernel has no other way to tell, since inotify sees no change of sysfs,
 // and another network namespace can only be entered with CAP_SYS_ADMIN there
 // (setns(2)).
-func FollowInterfaces(ctx context.Context, host fs.FS, every time.Duration, events chan<- struct{}) {
+func FollowInterfaces(ctx context.Context, host fs.FS, every time.Duration, events chan Changes) {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
-	last := interfaceNames(host)
+	last := make(map[string]string)
+	followNames(host, last)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
-		now := interfaceNames(host)
-		if slices.Equal(last, now) {
-			continue
-		}
-		last = now
-		select {
-		case events <- struct{}{}:
-		default:
+		if changed := followNames(host, last); len(changed) > 0 {
+			Changes{Uevents: changed}.Send(events)
 		}
 	}
+}
+
+// followNames updates the directories of network interfaces, by their names, and returns
+// events for the names that have come and gone, as the kernel would send them.
+func followNames(host fs.FS, dirs map[string]string) (changed []Uevent) {
+	names := interfaceNames(host)
+	for name, dir := range dirs {
+		if _, found := slices.BinarySearch(names, name); !found {
+			changed = append(changed, Uevent{Path: dir, Subsystem: "net"})
+			delete(dirs, name)
+		}
+	}
+	for _, name := range names {
+		if dirs[name] == "" {
+			dirs[name] = path.Join(netClass, name)
+			if device, ok := sysfs.At(host, netClass).LinkTo(name); ok {
+				dirs[name] = device.Path
+			}
+			changed = append(changed, Uevent{Path: dirs[name], Subsystem: "net"})
+		}
+	}
+	return changed
 }
 
 // interfaceNames returns the names of the host's network interfaces in order.

@@ -24,7 +24,7 @@ func TestFollowInterfaces(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		events, ended := make(chan struct{}, 1), make(chan struct{})
+		events, ended := make(chan Changes, 1), make(chan struct{})
 		go func() {
 			defer close(ended)
 			FollowInterfaces(ctx, os.DirFS(root), time.Second, events)

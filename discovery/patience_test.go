@@ -137,7 +137,7 @@ func machine() *stuck {
 type watched struct {
 	t       *testing.T
 	host    *stuck
-	events  chan struct{}
+	events  chan Changes
 	start   time.Time
 	mu      sync.Mutex
 	last    *Snapshot
@@ -149,7 +149,7 @@ type watched struct {
 // be answered then.
 func watchMachine(t *testing.T, host *stuck, families ...*Family) (w *watched, stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
-	w = &watched{t: t, host: host, events: make(chan struct{}, 1), start: time.Now()}
+	w = &watched{t: t, host: host, events: make(chan Changes, 1), start: time.Now()}
 	settler, ended := &Settler{}, make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -239,7 +239,7 @@ func TestWatchStartsWhileADeviceHangs(t *testing.T) {
 		// Changes are seen at once.
 		host.write(pciDir+nic+"/label", "second")
 		host.write(pciDir+gpu2+"/label", "second")
-		w.events <- struct{}{}
+		w.events <- Changes{Everything: true}
 		w.want(12*time.Second, all("01-00-0", "", "02-00-0", "gpu second", "03-00-0", "nic second"))
 		w.want(10*time.Minute, all("01-00-0", "", "02-00-0", "gpu second", "03-00-0", "nic second"))
 		if n := host.asked[label1]; n != 1 {
@@ -289,7 +289,7 @@ func TestWatchOfADeviceThatHangs(t *testing.T) {
 				w.want(39*time.Second, all())
 				w.want(41*time.Second, unread("!"))
 				host.write(pciDir+nic+"/label", "second")
-				w.events <- struct{}{}
+				w.events <- Changes{Everything: true}
 				if got := w.at(42 * time.Second); got["03-00-0"] != "nic second" {
 					t.Errorf("a change is not seen: %v", got)
 				}
@@ -423,7 +423,7 @@ func TestWatchOfADeviceThatGoesWhileItsFamilyHangs(t *testing.T) {
 		host.mu.Lock()
 		maps.DeleteFunc(host.files, func(name string, _ *fstest.MapFile) bool { return strings.HasPrefix(name, pciDir+gpu1+"/") })
 		host.mu.Unlock()
-		w.events <- struct{}{}
+		w.events <- Changes{Everything: true}
 		w.want(42*time.Second, all("01-00-0", ""))
 
 		// Whether one is there may itself be what cannot be seen.
@@ -432,7 +432,7 @@ func TestWatchOfADeviceThatGoesWhileItsFamilyHangs(t *testing.T) {
 		host.mu.Unlock()
 		defer host.block("stat sys/class/widget/a")()
 		defer host.block("sys/class/widget")()
-		w.events <- struct{}{}
+		w.events <- Changes{Everything: true}
 		if got := w.at(2 * time.Minute); got["a"] != "widget first!?" {
 			t.Errorf("a device of which nothing can be seen: %v", got)
 		}

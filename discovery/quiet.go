@@ -21,9 +21,10 @@ import (
 // family gives the same answer for the same host, so while all of it says the same,
 // and no event came, the family need not be asked again.
 type trace struct {
-	fsys  fs.FS
-	steps map[string]*traced // by operation and name
-	mixed bool               // one step had two answers
+	fsys   fs.FS
+	steps  map[string]*traced // by operation and name
+	places map[string]bool    // of sysfs that it went to; see [placeOf]
+	mixed  bool               // one step had two answers
 }
 
 // traced is a step and a digest of its answer.
@@ -35,7 +36,7 @@ type traced struct {
 
 // newTrace returns a trace and the host as it is seen through it.
 func newTrace(host *Host) (*trace, *Host) {
-	t := &trace{fsys: host.FS, steps: make(map[string]*traced)}
+	t := &trace{fsys: host.FS, steps: make(map[string]*traced), places: make(map[string]bool)}
 	through := *host
 	through.FS = t
 	return t, &through
@@ -63,6 +64,9 @@ func hasEvents(op, name string, err error) bool {
 
 // note remembers a step.
 func (t *trace) note(op, name string, err error, answer ...string) {
+	if place := placeOf(name); place != "" && !t.places[place] {
+		t.places[strings.Clone(place)] = true
+	}
 	if hasEvents(op, name, err) {
 		return
 	}
@@ -235,27 +239,24 @@ func (s *scanner) isCalm() bool {
 		!slices.ContainsFunc(s.looks, func(l look) bool { return !l.traced && (len(l.matched) > 0 || len(l.Devices) > 0) })
 }
 
-// isQuiet reports whether the host is known to be as the last scan found it, if the
-// kernel has reported no event since. A host that takes long to answer is not known to be.
-func (s *scanner) isQuiet(ctx context.Context) bool {
-	if !s.isCalm() {
-		return false
-	}
-	quiet := true
+// compare compares what may have changed without an event since the last scan, and returns the
+// families for which it has. A family whose part of the host takes long to answer is among them.
+func (s *scanner) compare(ctx context.Context) (changed map[*Family]bool) {
+	changed = make(map[*Family]bool)
 	limit := time.Now().Add(s.patience)
-	var readings []*reading[bool]
-	for _, l := range s.looks {
-		if len(l.steps)+len(l.sensors) > 0 {
-			readings = append(readings, begin(s.patient, l.isQuiet))
+	readings := make(map[*Family]*reading[bool])
+	for i, f := range s.families {
+		if l := s.looks[1+i]; len(l.steps)+len(l.sensors) > 0 {
+			readings[f] = begin(s.patient, l.isQuiet)
 		}
 	}
-	for _, r := range readings {
+	for f, r := range readings {
 		if !r.wait(ctx, time.Until(limit)) {
 			s.leave(r.view)
-			quiet = false
-			continue
+			changed[f] = true
+		} else if !r.found {
+			changed[f] = true
 		}
-		quiet = quiet && r.found
 	}
-	return quiet
+	return changed
 }

@@ -81,7 +81,7 @@ var quietFamily = &Family{Name: "one", Match: []Match{{Bus: "pci", Vendor: "1e52
 type quietly struct {
 	host   *counted
 	hears  atomic.Bool
-	events chan struct{}
+	events chan Changes
 	last   *Snapshot
 	times  int // published
 	looks  int
@@ -92,7 +92,7 @@ func watchQuietly(t *testing.T, do func(w *quietly)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		w := &quietly{host: quietHost(), events: make(chan struct{}, 1)}
+		w := &quietly{host: quietHost(), events: make(chan Changes, 1)}
 		w.hears.Store(true)
 		go Watch{
 			Host: &Host{FS: w.host}, Families: []*Family{quietFamily}, Events: w.events, Hears: w.hears.Load,
@@ -175,7 +175,7 @@ func TestWatchSeesWhatHasNoEvents(t *testing.T) {
 		if published, _ := w.pass(time.Minute); published != 0 {
 			t.Errorf("%d published before the event", published)
 		}
-		notifyOf(w.events)
+		Changes{Everything: true}.Send(w.events)
 		if published, _ := w.pass(time.Second); published != 1 || *w.last.Devices[0].Attributes["resource.kubernetes.io/numaNode"].IntValue != 7 {
 			t.Errorf("%d published after the event: %+v", published, w.last.Devices)
 		}

@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"fmt"
-	"strings"
 	"sync"
 
 	"chandler.dev/discovery/sysfs"
@@ -18,15 +17,8 @@ type Recoveries struct {
 	well   map[string]int // likewise, that it was recovered, or that a driver has taken it anew
 }
 
-// hear takes note of one of the kernel's events, as [Listen] gets it: texts that a zero byte ends, of
-// which all but the first are variables.
-func (r *Recoveries) hear(message []byte) {
-	variables := make(map[string]string)
-	for text := range strings.SplitSeq(string(message), "\x00") {
-		if name, value, ok := strings.Cut(text, "="); ok {
-			variables[name] = value
-		}
-	}
+// hear takes note of a kernel event with these variables.
+func (r *Recoveries) hear(variables map[string]string) {
 	if variables["SUBSYSTEM"] != "pci" {
 		return
 	}

@@ -64,7 +64,7 @@ func TestRecoveries(t *testing.T) {
 				host.FS.(fstest.MapFS)[function+"/class"] = &fstest.MapFile{Data: []byte("0x020000\n")}
 			}
 			for _, message := range test.events {
-				host.Recoveries.hear(message)
+				host.Recoveries.hear(ueventVariables(message))
 			}
 			for function, want := range map[string]string{recoveryPhysical: test.physical, recoveryVirtual: test.virtual, recoveryOther: test.other} {
 				devices := []Device{{Name: "d", Source: function}}

@@ -47,9 +47,10 @@ type look struct {
 	// These are readings that may change without an event; see [trace].
 	traces    bool     // it is to be remembered
 	traced    bool     // it was, and tells whether the host is the same
-	steps     []traced // in describing devices
+	steps     []traced // in describing devices, by name
 	sensors   []traced // in readings of functions, less these
 	functions map[string][]Health
+	places    []string // of sysfs that were read, in order; see [look.seesDeviceOf]
 }
 
 // matches are which kernel devices each family matches.
@@ -99,6 +100,13 @@ func (l look) left(f *Family, before []look) look {
 	return l
 }
 
+// of reports whether the look is of the same kernel devices as the one that is asked for, all
+// of which could be listed.
+func (l look) of(asked look) bool {
+	same := func(a, b sysfs.Device) bool { return a.Path == b.Path }
+	return len(asked.Problems) == 0 && slices.EqualFunc(l.matched, asked.matched, same)
+}
+
 // asks reports whether there is anything to ask the family.
 func (l look) asks(f *Family) bool { return len(l.matched) > 0 || f.FromConfig || f.Always }
 
@@ -139,12 +147,13 @@ func (l look) read(f *Family, host *Host) look {
 	l.Problems = slices.Concat(l.Problems, problems)
 	l.add(devices, f)
 	functions := readPCI(sensed, l.Devices)
-	setPlaces(host, l.Devices)
+	setPlaces(described, l.Devices)
 	l.Problems = slices.Concat(l.Problems, setRebindable(described, l.Devices))
 	if l.traces {
 		l.steps, l.traced = answers.done(nil)
 		l.sensors, _ = sensors.done(answers)
 		l.functions = functions
+		l.places = placesOf(l.matched, answers, sensors)
 	}
 	return l
 }
@@ -191,6 +200,9 @@ func share(looks, last []look) {
 		return
 	}
 	for i := range looks {
+		if len(looks[i].Devices) == 0 || len(last[i].Devices) > 0 && &looks[i].Devices[0] == &last[i].Devices[0] {
+			continue // the look was kept
+		}
 		before := last[i].byName()
 		for j := range looks[i].Devices {
 			d := &looks[i].Devices[j]

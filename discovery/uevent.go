@@ -5,19 +5,61 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
+
+// Uevent names the device of a kernel event.
+type Uevent struct {
+	Path      string // the device's directory on the host: "sys/devices/virtual/misc/kvm"
+	OldPath   string // where it was before, if the event is about a new name
+	Subsystem string // the device's bus or class, or else "module", "drivers" and the like
+	Node      string // the device's node on the host, "" if it has none: "dev/kvm"
+}
+
+// Changes are what may have changed on a host: everything, or what belongs to the devices
+// that Uevents name.
+type Changes struct {
+	Everything bool
+	Uevents    []Uevent // none if Everything is set
+}
+
+// maxUevents is how many events are looked at one by one. More of them mean everything.
+const maxUevents = 1024
+
+// Send sends changes to a [Watch] through a channel that has room for one value. If a value
+// waits in the channel, Send adds the changes to that value. Send does not wait.
+func (c Changes) Send(to chan Changes) {
+	for {
+		select {
+		case to <- c:
+			return
+		case waiting := <-to:
+			c = waiting.and(c)
+		}
+	}
+}
+
+// and returns the changes of both.
+func (c Changes) and(more Changes) Changes {
+	if c.Everything || more.Everything || len(c.Uevents)+len(more.Uevents) > maxUevents {
+		return Changes{Everything: true}
+	}
+	return Changes{Uevents: slices.Concat(c.Uevents, more.Uevents)}
+}
 
 // kernelGroup is the multicast group of events that the kernel sends itself;
 // group 2 carries what udev makes of them (lib/kobject_uevent.c).
 const kernelGroup = 1
 
-// Listen sends a value to events, which should have room for one, when it has begun
-// to listen, and whenever the kernel says something about a device: added, removed,
-// changed, bound. The message itself is not passed on, since the scan that follows looks
-// at everything anew. Only how recoveries from errors ended, which no file says, is kept
-// in recoveries, unless that is nil.
+// Listen sends changes to events, which must have room for one value: everything when it
+// has begun to listen, and the device of each kernel event: added, removed, changed,
+// bound. If the kernel dropped events because Listen was slow, or if a message cannot be
+// parsed, Listen sends everything. How recoveries from errors ended, which no file says,
+// is kept in recoveries, unless that is nil.
 //
 // The kernel says what concerns no network namespace in all of those that belong to
 // the first user namespace, and what concerns network interfaces only in theirs
@@ -25,9 +67,8 @@ const kernelGroup = 1
 // in a container hears of devices, except in a user namespace of its own, which is an
 // error. It hears of interfaces only if it [SharesNetwork]; else see [FollowInterfaces].
 //
-// Listen returns nil when the context ends. A reader that is slow misses
-// nothing, since two values that wait are the same as one.
-func Listen(ctx context.Context, events chan<- struct{}, recoveries *Recoveries) error {
+// Listen returns nil when the context ends.
+func Listen(ctx context.Context, events chan Changes, recoveries *Recoveries) error {
 	if err := reached(); err != nil {
 		return err
 	}
@@ -38,23 +79,57 @@ func Listen(ctx context.Context, events chan<- struct{}, recoveries *Recoveries)
 	defer socket.Close()
 	defer context.AfterFunc(ctx, func() { socket.Close() })() // ends the Read below
 	message := make([]byte, 8192)                             // more than the kernel's UEVENT_BUFFER_SIZE
+	changes := Changes{Everything: true}
 	for {
-		select {
-		case events <- struct{}{}:
-		default:
-		}
+		changes.Send(events)
 		n, err := socket.Read(message)
 		if ctx.Err() != nil {
 			return nil
 		}
-		// ENOBUFS says that events were lost, which is an event too.
-		if err != nil && !errors.Is(err, unix.ENOBUFS) {
+		switch {
+		case err == nil:
+			variables := ueventVariables(message[:n])
+			changes = changesOf(variables)
+			if recoveries != nil {
+				recoveries.hear(variables)
+			}
+		case errors.Is(err, unix.ENOBUFS): // the kernel dropped events (netlink(7))
+			changes = Changes{Everything: true}
+		default:
 			return fmt.Errorf("read uevent socket: %w", err)
 		}
-		if recoveries != nil && err == nil {
-			recoveries.hear(message[:n])
+	}
+}
+
+// ueventVariables returns the variables of a kernel event: texts that a zero byte ends, of
+// which the first is "action@devpath" (kobject_uevent_env in lib/kobject_uevent.c).
+func ueventVariables(message []byte) map[string]string {
+	variables := make(map[string]string)
+	for text := range strings.SplitSeq(string(message), "\x00") {
+		if name, value, ok := strings.Cut(text, "="); ok {
+			variables[name] = value
 		}
 	}
+	return variables
+}
+
+// changesOf returns what an event names. The kernel sets DEVPATH and SUBSYSTEM in each event
+// (kobject_uevent_env in lib/kobject_uevent.c).
+func changesOf(variables map[string]string) Changes {
+	hostPath := func(dir, name string) string {
+		if name == "" {
+			return ""
+		}
+		return path.Join(dir, name)
+	}
+	e := Uevent{
+		Path: hostPath("sys", variables["DEVPATH"]), OldPath: hostPath("sys", variables["DEVPATH_OLD"]),
+		Subsystem: variables["SUBSYSTEM"], Node: hostPath("dev", variables["DEVNAME"]),
+	}
+	if e.Path == "" || e.Subsystem == "" {
+		return Changes{Everything: true}
+	}
+	return Changes{Uevents: []Uevent{e}}
 }
 
 // firstUserNamespace is the inode of the user namespace that the kernel starts with

@@ -22,11 +22,10 @@ type Watch struct {
 	// 0 means 30 s.
 	Interval time.Duration
 
-	// Hears reports whether the kernel's events reach Events, all that there are of the
-	// host. Then a scan at the interval only looks at what has no events, such as
-	// sensors and the nodes in /dev, and all the rest is looked at when an event comes,
-	// when what was looked at has changed, and at every tenth interval. Nil means that
-	// every scan looks at everything.
+	// Hears reports whether all kernel events of the host reach Events. Then a scan after an
+	// event reads only the families that the event may concern. At the interval, the watch compares what has no events, such as sensors and the nodes in /dev, and reads
+	// the families for which it has changed. Every tenth interval, and after a scan that
+	// found problems, all families are read. Nil means that each scan reads all families.
 	Hears func() bool
 
 	// Settle is how long the kernel must be silent before its first event is
@@ -44,9 +43,9 @@ type Watch struct {
 	// Observe is told of each scan when it has ended. Optional.
 	Observe func(Scanned)
 
-	// Events reports kernel events, one value for each burst at least; see
-	// [Listen]. It may be nil.
-	Events <-chan struct{}
+	// Events reports what may have changed, such as by kernel events; see [Listen]. It may
+	// be nil.
+	Events <-chan Changes
 }
 
 // Scanned is what became of a scan.
@@ -56,10 +55,9 @@ type Scanned struct {
 	Hanging int      // reads of devices that have not ended
 }
 
-// Run scans now, whenever the kernel reports an event, and at the interval,
-// and hands each snapshot to publish, which is called from one goroutine. A scan
-// that finds nothing to have changed is not published. It returns when the context
-// ends.
+// Run scans now, when something may have changed, and at the interval, and calls publish with
+// each snapshot, from one goroutine. If no family has to be read, there is no new snapshot. It
+// returns when the context ends.
 //
 // A device that was described before and cannot be read for the moment keeps
 // its last description with health Unknown; see [Merge].
@@ -78,28 +76,41 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 		w.Settle = 20 * time.Millisecond
 	}
 	s, pace := newScanner(w), pace{shortest: w.Settle}
-	var complete time.Time // when the last scan of everything began
-	for told := true; ctx.Err() == nil; told = w.wait(ctx, s.again, &pace) {
+	var complete, compared time.Time // when all families were read, and what has no events was compared
+	followsEvents := func() bool {
+		return w.hears() && s.isCalm() && time.Since(complete) < completeAfter*w.Interval
+	}
+	concerns := func(c Changes) bool { return !followsEvents() || s.concerns(c) }
+	changes := Changes{Everything: true}
+	for ctx.Err() == nil {
 		began := time.Now()
-		if !told && w.hears() && began.Sub(complete) < completeAfter*w.Interval && s.isQuiet(ctx) {
-			if w.Observe != nil && ctx.Err() == nil {
-				w.Observe(s.scanned(time.Since(began)))
+		atInterval := !changes.Everything && len(changes.Uevents) == 0
+		var snapshot *Snapshot
+		answered := false
+		switch {
+		case changes.Everything || !followsEvents():
+			complete, compared, s.traces = began, began, w.hears()
+			snapshot, answered = s.scan(ctx, nil)
+		case !atInterval:
+			snapshot, answered = s.scan(ctx, func(_ *Family, l look) bool { return !slices.ContainsFunc(changes.Uevents, l.seesDeviceOf) })
+		default:
+			compared = began
+			if changed := s.compare(ctx); len(changed) > 0 {
+				snapshot, answered = s.scan(ctx, func(f *Family, _ look) bool { return !changed[f] })
 			}
-			continue
 		}
-		complete, s.traces = began, w.hears()
-		snapshot, answered := s.scan(ctx)
 		if w.Observe != nil && ctx.Err() == nil {
 			w.Observe(s.scanned(time.Since(began)))
 		}
 		if answered && ctx.Err() == nil {
 			publish(snapshot)
 		}
+		changes = w.wait(ctx, s.again, compared.Add(w.Interval), &pace, concerns)
 	}
 }
 
-// completeAfter is after how many intervals everything is looked at although nothing
-// was heard.
+// completeAfter is after how many intervals all families are read although no event
+// concerned them.
 const completeAfter = 10
 
 func (w Watch) hears() bool { return w.Hears != nil && w.Hears() }
@@ -110,7 +121,7 @@ func (w Watch) hears() bool { return w.Hears != nil && w.Hears() }
 func (w Watch) Once(ctx context.Context) (*Snapshot, error) {
 	s := newScanner(w)
 	for {
-		snapshot, _ := s.scan(ctx)
+		snapshot, _ := s.scan(ctx, nil)
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("scan: %w", err)
 		}
@@ -122,20 +133,25 @@ func (w Watch) Once(ctx context.Context) (*Snapshot, error) {
 	}
 }
 
-// wait returns when it is time for the next scan, and reports whether there is
-// something to look for.
-func (w Watch) wait(ctx context.Context, again <-chan struct{}, pace *pace) (told bool) {
-	interval := time.NewTimer(w.Interval)
+// wait returns when it is time for the next scan, with what may have changed: nothing that is
+// known of at the interval. It ignores changes that do not concern any family.
+func (w Watch) wait(ctx context.Context, again <-chan struct{}, next time.Time, pace *pace, concerns func(Changes) bool) Changes {
+	interval := time.NewTimer(time.Until(next))
 	defer interval.Stop()
-	select {
-	case <-ctx.Done():
-	case <-interval.C:
-		return false
-	case <-again:
-	case <-w.Events:
-		pace.settle(ctx, w.Events)
+	for {
+		select {
+		case <-ctx.Done():
+			return Changes{}
+		case <-interval.C:
+			return Changes{}
+		case <-again:
+			return Changes{Everything: true}
+		case changes := <-w.Events:
+			if concerns(changes) {
+				return pace.settle(ctx, changes, w.Events, concerns)
+			}
+		}
 	}
-	return true
 }
 
 // pace is how fast events are answered.
@@ -154,9 +170,9 @@ const (
 	calm      = 2 * time.Second
 )
 
-// settle returns when the kernel has been silent for a while after an event, or has
-// gone on for too long.
-func (p *pace) settle(ctx context.Context, events <-chan struct{}) {
+// settle returns when there were no further changes for a while, or when they have gone on
+// for too long, with all of them.
+func (p *pace) settle(ctx context.Context, changes Changes, events <-chan Changes, concerns func(Changes) bool) Changes {
 	p.silence = min(2*p.silence, maxSlower*p.shortest)
 	if time.Since(p.ended) > calm || p.silence == 0 {
 		p.silence = p.shortest
@@ -169,13 +185,16 @@ func (p *pace) settle(ctx context.Context, events <-chan struct{}) {
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return changes
 		case <-limit.C:
-			return
+			return changes
 		case <-silence.C:
-			return
-		case <-events:
-			silence.Reset(p.silence)
+			return changes
+		case more := <-events:
+			if concerns(more) {
+				changes = changes.and(more)
+				silence.Reset(p.silence)
+			}
 		}
 	}
 }
@@ -186,7 +205,7 @@ type scanner struct {
 	families []*Family // in the order in which they are asked
 	late     map[*Family]*reading[look]
 	last     *Snapshot
-	looks    []look // that the last one was made of
+	looks    []look // that the last one was made of: problems of lists, and one of each family
 	traces   bool   // they are to tell whether the host is still the same
 }
 
@@ -202,17 +221,25 @@ func newScanner(w Watch) *scanner {
 }
 
 // scan returns what is known of the host now, nil if the context ends before. It
-// reports whether a family has answered, now or before.
-func (s *scanner) scan(ctx context.Context) (now *Snapshot, answered bool) {
+// reports whether a family has answered, now or before. It does not read a family again of
+// whose last look keeps reports true, unless the family matches other devices than then. If
+// keeps is nil, it reads all families.
+func (s *scanner) scan(ctx context.Context, keeps func(*Family, look) bool) (now *Snapshot, answered bool) {
+	kept := make(map[*Family]look)
+	for i, f := range s.families {
+		if keeps != nil && keeps(f, s.looks[1+i]) {
+			kept[f] = s.looks[1+i]
+		}
+	}
 	m, ok := await(ctx, s.patient, func(host *Host) matches { return match(host, s.families) })
 	if !ok {
 		return nil, false
 	}
 	looks := []look{{Problems: slices.Concat(s.hanging(), m.problems)}}
 	ordinary := slices.DeleteFunc(slices.Clone(s.families), func(f *Family) bool { return f.Leftovers })
-	looks = append(looks, s.read(ctx, ordinary, m, looks)...)
+	looks = append(looks, s.read(ctx, ordinary, m, kept, looks)...)
 	for _, f := range s.families[len(ordinary):] { // each gets what those before leave
-		looks = append(looks, s.read(ctx, []*Family{f}, m, looks)...)
+		looks = append(looks, s.read(ctx, []*Family{f}, m, kept, looks)...)
 	}
 	share(looks, s.looks)
 	now, ok = await(ctx, s.patient, func(host *Host) *Snapshot { return Merge(host, s.last, joinLooks(looks)) })
@@ -240,12 +267,17 @@ func anyRead(looks []look) bool {
 	return !unread || slices.ContainsFunc(looks, func(l look) bool { return !l.unread && len(l.matched)+len(l.Devices) > 0 })
 }
 
-// read returns the looks of families, which are read at the same time.
-func (s *scanner) read(ctx context.Context, families []*Family, m matches, before []look) []look {
+// read returns the looks of families, which are read at the same time. A look that is kept
+// need not be made again.
+func (s *scanner) read(ctx context.Context, families []*Family, m matches, kept map[*Family]look, before []look) []look {
 	looks := make([]look, len(families))
 	readings := make([]*reading[look], len(families))
 	for i, f := range families {
 		asked := m.of[f].left(f, before)
+		if last, ok := kept[f]; ok && last.of(asked) {
+			looks[i] = last
+			continue
+		}
 		asked.traces = s.traces
 		looks[i], readings[i] = asked, s.late[f]
 		if readings[i] == nil && asked.asks(f) {

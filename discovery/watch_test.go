@@ -281,7 +281,7 @@ func TestMergeKeepsAWholeBesideItsParts(t *testing.T) {
 
 // paced is a host that is watched, with the times of its scans.
 type paced struct {
-	events chan struct{}
+	events chan Changes
 
 	mu    sync.Mutex // time that goes by in a bubble orders nothing for the race detector
 	began time.Time
@@ -315,7 +315,7 @@ func pacing(t *testing.T, do func(p *paced)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		p := &paced{events: make(chan struct{}, 1)}
+		p := &paced{events: make(chan Changes, 1)}
 		watch := Watch{Host: host, Families: []*Family{widgets}, Interval: time.Hour, Events: p.events}
 		go watch.Run(ctx, p.scanned)
 		synctest.Wait()
@@ -328,18 +328,11 @@ func pacing(t *testing.T, do func(p *paced)) {
 // storm is so many events, one after each gap, with silence behind them.
 func (p *paced) storm(events int, gap time.Duration) {
 	for range events {
-		notifyOf(p.events)
+		Changes{Everything: true}.Send(p.events)
 		time.Sleep(gap)
 	}
 	time.Sleep(10 * time.Second)
 	synctest.Wait()
-}
-
-func notifyOf(events chan<- struct{}) {
-	select {
-	case events <- struct{}{}:
-	default:
-	}
 }
 
 // The events of one device are answered by one scan, and soon.
@@ -365,7 +358,7 @@ func TestWatchAnswersStepsOfADevice(t *testing.T) {
 	pacing(t, func(p *paced) {
 		for range 20 {
 			p.begin()
-			notifyOf(p.events)
+			Changes{Everything: true}.Send(p.events)
 			time.Sleep(time.Second)
 			synctest.Wait()
 			if scans := p.times(); len(scans) != 1 || scans[0] > 400*time.Millisecond {
@@ -407,9 +400,9 @@ func TestWatchDoesNotStarve(t *testing.T) {
 func TestScansShareDescriptions(t *testing.T) {
 	host, root := widgetHost(t, map[string]string{"a": "first", "b": "second"})
 	scanner := newScanner(Watch{Host: host, Families: []*Family{widgets}})
-	first, _ := scanner.scan(t.Context())
+	first, _ := scanner.scan(t.Context(), nil)
 	setLabel(t, root, "b", "another")
-	second, _ := scanner.scan(t.Context())
+	second, _ := scanner.scan(t.Context(), nil)
 	attributes := func(s *Snapshot, name string) (text string, memory uintptr) {
 		d, _ := s.Lookup(name)
 		return d.Attributes.String("model"), reflect.ValueOf(d.Attributes).Pointer()
@@ -447,7 +440,7 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 func TestListenEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Listen(ctx, make(chan struct{}, 1), nil); err != nil {
+	if err := Listen(ctx, make(chan Changes, 1), nil); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -463,7 +456,7 @@ func TestListen(t *testing.T) {
 	defer file.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	events, ended := make(chan struct{}, 1), make(chan error, 1)
+	events, ended := make(chan Changes, 1), make(chan error, 1)
 	go func() { ended <- Listen(ctx, events, new(Recoveries)) }()
 	for {
 		if _, err := file.WriteString("change"); err != nil {

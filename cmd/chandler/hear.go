@@ -18,8 +18,8 @@ const interfacesInterval = time.Second
 // hear returns a function that receives the kernel's events. If events about the host's network
 // interfaces do not reach the agent, the function compares their names instead. recoveries receives
 // the results of error recoveries.
-func hear(host fs.FS, recoveries *discovery.Recoveries) func(ctx context.Context, events chan<- struct{}) error {
-	return func(ctx context.Context, events chan<- struct{}) error {
+func hear(host fs.FS, recoveries *discovery.Recoveries) func(ctx context.Context, events chan discovery.Changes) error {
+	return func(ctx context.Context, events chan discovery.Changes) error {
 		if hostfs.HasSys(host) && !discovery.SharesNetwork(host) {
 			klog.FromContext(ctx).Info("The agent has a network namespace of its own, in which the kernel says nothing of the host's network interfaces; their names are compared instead", "interval", interfacesInterval)
 			ctx, cancel := context.WithCancel(ctx)

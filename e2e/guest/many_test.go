@@ -61,5 +61,9 @@ func TestMany(t *testing.T) {
 	time.Sleep(5 * time.Minute)
 	t.Logf("at rest: %.1f %% of a processor", float64(ticks()-before)/time.Since(since).Seconds())
 	measure("later")
+	before, since = ticks(), time.Now()
+	g.Sh(t, "for i in 0 1 2 3 4 5 6 7 8 9; do for name in null zero; do echo change > /sys/class/mem/$name/uevent; sleep 1.5; done; done")
+	t.Logf("20 events of /dev/null and /dev/zero in %v: %.1f s of a processor", time.Since(since).Round(time.Second), float64(ticks()-before)/100)
+	measure("after these events")
 	agent.Stop(t)
 }

@@ -18,6 +18,7 @@ import (
 
 	"chandler.dev/cdi"
 	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/discovery"
 	"chandler.dev/driver"
 	"chandler.dev/internal/simulation/apiserver"
 	"chandler.dev/internal/simulation/disk"
@@ -216,16 +217,13 @@ func (w *World) startAgentWith(settings agent.Settings, wrong error) *incarnatio
 }
 
 // hear hands on what the kernel says.
-func (i *incarnation) hear(ctx context.Context, events chan<- struct{}) error {
+func (i *incarnation) hear(ctx context.Context, events chan discovery.Changes) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-i.events:
-		}
-		select {
-		case events <- struct{}{}:
-		default:
+			discovery.Changes{Everything: true}.Send(events)
 		}
 	}
 }

@@ -57,7 +57,7 @@ type agent struct {
 	lock      func()                   // releases the lock if that waits for the end of the process; referenced so that its files stay open
 	because   atomic.Pointer[error]    // why a configuration that came since is wrong
 	wrong     chan error               // has one that was not told yet: why the configuration is wrong, or nil
-	events    chan struct{}            // has one when something about the host's devices changed
+	events    chan discovery.Changes   // what of the host's devices may have changed since the last scan
 	snapshots chan *discovery.Snapshot // has one that was not placed yet
 
 	hearing  atomic.Bool                        // the kernel's events come to events
@@ -103,7 +103,7 @@ func newAgent(config Config) *agent {
 		righted:   make(chan struct{}),
 		locked:    make(chan struct{}),
 		wrong:     make(chan error, 1),
-		events:    make(chan struct{}, 1),
+		events:    make(chan discovery.Changes, 1),
 		snapshots: make(chan *discovery.Snapshot, 1),
 		resaid:    make(chan struct{}, 1),
 		ordered:   make(chan struct{}, 1),
@@ -164,7 +164,7 @@ func newAgent(config Config) *agent {
 		Upkeep:         a.upkeep.Begin,
 		UpkeepDir:      a.upkeepDir(),
 		Configure:      a.configurer(),
-		Rescan:         func() { notify(a.events) },
+		Rescan:         a.rescan,
 		Preparing: func(claim *resourceapi.ResourceClaim) {
 			a.keeper.NoteUsers(claim.UID, cluster.PodsOf(claim))
 			a.noteAsked(claim)
@@ -209,7 +209,7 @@ func (a *agent) run(parent context.Context) error {
 		return nil
 	})
 	for _, informant := range a.Informants {
-		group.Go(func() error { informant.Run(ctx, func() { notify(a.events) }); return nil })
+		group.Go(func() error { informant.Run(ctx, a.rescan); return nil })
 	}
 	if a.KeepHooks != nil {
 		group.Go(func() error { a.KeepHooks(ctx); return nil })

@@ -57,16 +57,16 @@ type Config struct {
 	// RescanInterval is the time between scans while the kernel reports nothing.
 	RescanInterval time.Duration
 
-	// Uevents sends a value to events when it begins to hear the kernel, and whenever
-	// the kernel reports a change of the host's devices, until the context ends. Nil
+	// Uevents sends changes of the host's devices to events when it begins to hear the
+	// kernel, and whenever the kernel reports some, until the context ends. Nil
 	// means that nothing does; see [discovery.Listen].
-	Uevents func(ctx context.Context, events chan<- struct{}) error
+	Uevents func(ctx context.Context, events chan discovery.Changes) error
 
 	// Recoveries are what Uevents hears of recoveries from errors. Optional.
 	Recoveries *discovery.Recoveries
 
-	// HearsAll says that these are all events of the host, so that little of it need be
-	// looked at while there are none; see [discovery.Watch].
+	// HearsAll says that these are all events of the host, so that a scan reads only what
+	// they name; see [discovery.Watch].
 	HearsAll bool
 
 	Informants []Informant

@@ -78,7 +78,7 @@ func (a *agent) watchDiskUse(ctx context.Context) {
 		// A disk that is mounted more than once may have another reason each time.
 		same := func(string, string) bool { return true }
 		if !maps.EqualFunc(*last, a.usedDisks(s), same) {
-			notify(a.events)
+			a.rescan()
 		}
 	}
 }

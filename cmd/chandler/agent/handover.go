@@ -30,7 +30,7 @@ func (a *agent) newKeeper() *handover.Custodian {
 		Users:    a.cluster.Users,
 		PodsOf:   a.podsOfNode,
 		Changed: func() {
-			notify(a.events)
+			a.rescan()
 			notify(a.rebound)
 			notify(a.idle)
 		},

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"testing"
 	"testing/synctest"
+
+	"chandler.dev/discovery"
 )
 
 // The agent knows whether it hears the kernel: from the first value on, and not any more
@@ -12,10 +14,10 @@ import (
 func TestListenKnowsWhetherItHears(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		speak, fail := make(chan struct{}), make(chan struct{})
-		a := &agent{events: make(chan struct{}, 1)}
-		a.Uevents = func(_ context.Context, events chan<- struct{}) error {
+		a := &agent{events: make(chan discovery.Changes, 1)}
+		a.Uevents = func(_ context.Context, events chan discovery.Changes) error {
 			<-speak
-			events <- struct{}{}
+			events <- discovery.Changes{Everything: true}
 			<-fail
 			return errors.New("no socket")
 		}

@@ -34,7 +34,7 @@ func (a *agent) newMaker() *making.Maker {
 		Ledger:   a.ledger,
 		Stock:    a.stock,
 		Changed: func() {
-			notify(a.events)
+			a.rescan()
 			notify(a.idle)
 		},
 	})

@@ -126,13 +126,13 @@ func TestAgentSaysNothingOfWhatIsBeingMade(t *testing.T) {
 		m := newMakes(t)
 		kernel := make(chan struct{})
 		config := m.config(&rules.Rules{Mode: discovery.ModeDRA})
-		config.Uevents = func(ctx context.Context, events chan<- struct{}) error {
+		config.Uevents = func(ctx context.Context, events chan discovery.Changes) error {
 			for {
 				select {
 				case <-ctx.Done():
 					return nil
 				case <-kernel:
-					notify(events)
+					discovery.Changes{Everything: true}.Send(events)
 				}
 			}
 		}

@@ -39,7 +39,7 @@ func (a *agent) newBinder() *rebind.Binder {
 		Ledger: a.ledger,
 		Stock:  a.stock,
 		Changed: func() {
-			notify(a.events)
+			a.rescan()
 			notify(a.rebound)
 		},
 	}

@@ -76,7 +76,7 @@ func (a *agent) change(ctx context.Context, change Change) {
 	klog.FromContext(ctx).Info("The configuration changed")
 	a.warnOutdated(ctx)
 	replace(a.rules, change.Settings.Rules)
-	notify(a.events) // to settle the states of devices by the new severity
+	a.rescan() // to settle the states of devices by the new severity
 }
 
 // outdated returns the fields of the configuration that have changed since the agent started and are read only then.

@@ -20,7 +20,7 @@ func TestChange(t *testing.T) {
 	var log []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))
 	first := &rules.Rules{Mode: discovery.ModeDRA}
-	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: newAgentMetrics("v1", true), rules: make(chan *rules.Rules, 1), events: make(chan struct{}, 1), wrong: make(chan error, 1), righted: make(chan struct{})}
+	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: newAgentMetrics("v1", true), rules: make(chan *rules.Rules, 1), events: make(chan discovery.Changes, 1), wrong: make(chan error, 1), righted: make(chan struct{})}
 	a.settings.Store(&a.Settings)
 	scrape := serveMetrics(t, a.metrics, emptyState())
 	expectLines(t, scrape(), "chandler_config_last_reload_successful 1")

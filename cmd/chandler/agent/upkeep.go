@@ -23,6 +23,6 @@ func (a *agent) newOverseer() *upkeep.Overseer {
 		Dir:      a.upkeepDir(),
 		Families: families,
 		Ledger:   a.ledger,
-		Changed:  func() { notify(a.events) },
+		Changed:  a.rescan,
 	})
 }

@@ -11,15 +11,15 @@ import (
 
 // listen hears the kernel's events.
 func (a *agent) listen(ctx context.Context) {
-	heard, ended := make(chan struct{}, 1), make(chan struct{})
+	heard, ended := make(chan discovery.Changes, 1), make(chan struct{})
 	relayed := make(chan struct{})
 	go func() {
 		defer close(relayed)
 		for {
 			select {
-			case <-heard:
+			case changes := <-heard:
 				a.hearing.Store(true)
-				notify(a.events)
+				changes.Send(a.events)
 			case <-ended:
 				a.hearing.Store(false)
 				return
@@ -33,6 +33,9 @@ func (a *agent) listen(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "The kernel's events cannot be heard; changes are seen at the next scan", "interval", a.RescanInterval)
 	}
 }
+
+// rescan begins a scan that reads all families.
+func (a *agent) rescan() { discovery.Changes{Everything: true}.Send(a.events) }
 
 // firstWord is how long the first scan waits for informants, so that an agent that
 // starts does not take back what the last one published.
@@ -49,7 +52,7 @@ func (a *agent) watch(ctx context.Context) {
 		watch.Hears = a.hearing.Load
 	}
 	var last *discovery.Snapshot
-	settling := newSettling(ctx, a.Settings.Severity, a.files(), a.StateDir, func() { notify(a.events) })
+	settling := newSettling(ctx, a.Settings.Severity, a.files(), a.StateDir, a.rescan)
 	defer settling.stop()
 	settling.settler.Held = a.held
 	begun := time.Now()

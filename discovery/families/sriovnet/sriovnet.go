@@ -25,8 +25,8 @@ var Family = &discovery.Family{
 	Match: []discovery.Match{
 		{Bus: "pci", PCIClass: "02"},
 		{Bus: "auxiliary", Name: subfunctions},
-		{Bus: "vdpa"},  // child devices of a function
-		{Class: "net"}, // child devices of a function
+		{Bus: "vdpa"},                  // child devices of a function
+		{Class: "net", Hardware: true}, // child devices of a function
 	},
 	Describe:    describe,
 	CommonNodes: discovery.VFIOControl(),

@@ -1,0 +1,129 @@
+package discovery
+
+import (
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"chandler.dev/discovery/sysfs"
+)
+
+// This file decides which families an event may concern. An event says that a device was
+// added, removed, bound, unbound, changed or renamed. By then, the kernel has made or removed
+// the device's directory and what is below it, the links to it from its class and its bus, and
+// its node (device_add and device_del in drivers/base/core.c, Linux 6.12), and for a function
+// of an IOMMU its place in a group. Files elsewhere that change as a consequence are attributes
+// of which the kernel reports no change; [scanner.compare] reads those at the interval.
+
+// grouped are the buses of devices that have IOMMU groups, and the classes of IOMMUs and of
+// groups (iommu_buses in drivers/iommu/iommu.c; vfio_noiommu_group_alloc and
+// vfio_register_emulated_iommu_dev in drivers/vfio). A group has no events of its own.
+var grouped = []string{"amba", "ap", "cdx", "css", "fsl-mc", "host1x", "iommu", "mdev", "pci", "platform", "vfio"}
+
+// iommuGroups is where sysfs lists the members of groups.
+const iommuGroups = "sys/kernel/iommu_groups"
+
+// placeOf returns the place of a file of sysfs, by which a look remembers that it depends on
+// the file: the PCI function to which the file belongs, or the file itself. It returns "" for
+// a file that is not in sysfs.
+func placeOf(name string) string {
+	if !strings.HasPrefix(name, "sys/") {
+		return ""
+	}
+	if strings.HasPrefix(name, iommuGroups) {
+		return iommuGroups
+	}
+	if function, ok := sysfs.At(nil, name).PCIFunction(); ok {
+		return function.Path
+	}
+	return name
+}
+
+// placesOf returns the places of kernel devices and of what was read through traces.
+func placesOf(matched []sysfs.Device, traces ...*trace) []string {
+	places := make(map[string]bool)
+	for _, t := range traces {
+		maps.Copy(places, t.places)
+	}
+	for _, d := range matched {
+		places[placeOf(d.Path)] = true
+	}
+	return slices.Sorted(maps.Keys(places))
+}
+
+// A changed place is one that an event may have changed, with all that is below it, and with
+// the lists of the directories above it that are below top.
+type changedPlace struct{ name, top string }
+
+// places returns the places that the event may have changed.
+func (e Uevent) places() (places []changedPlace) {
+	for _, dir := range []string{e.Path, e.OldPath} {
+		if dir == "" {
+			continue
+		}
+		name := path.Base(dir)
+		places = append(places,
+			changedPlace{path.Join("sys/class", e.Subsystem, name), "sys/class"},
+			changedPlace{path.Join("sys/bus", e.Subsystem, "devices", name), "sys/bus"},
+		)
+		if e.Subsystem == "pci" {
+			// A physical function and its virtual ones, which have links to each other,
+			// are below the same port, or on the same root bus.
+			dir = path.Dir(dir)
+		}
+		places = append(places, changedPlace{dir, "."})
+	}
+	if slices.Contains(grouped, e.Subsystem) {
+		places = append(places, changedPlace{iommuGroups, "."})
+	}
+	if e.Node != "" {
+		places = append(places, changedPlace{"sys/dev", "."}) // the links by device numbers
+	}
+	return append(places, changedPlace{path.Join("sys/bus", e.Subsystem, "drivers"), "sys/bus"}) // and those of drivers to their devices
+}
+
+// seesDeviceOf reports whether the look may depend on the device of an event: it was made of
+// the device, of a device above or below it, or of its node.
+func (l look) seesDeviceOf(e Uevent) bool {
+	for _, changed := range e.places() {
+		if touches(l.places, changed, func(place string) string { return place }) {
+			return true
+		}
+	}
+	return e.Node != "" && touches(l.steps, changedPlace{e.Node, "."}, func(step traced) string { return step.name })
+}
+
+// touches reports whether one of the names, which are in order, is changed.
+func touches[T any](all []T, changed changedPlace, nameOf func(T) string) bool {
+	at := func(name string) (int, bool) {
+		return slices.BinarySearchFunc(all, name, func(one T, name string) int { return strings.Compare(nameOf(one), name) })
+	}
+	for above := changed.name; above != changed.top && above != "."; above = path.Dir(above) {
+		if _, found := at(above); found {
+			return true
+		}
+	}
+	below, _ := at(changed.name + "/")
+	return below < len(all) && strings.HasPrefix(nameOf(all[below]), changed.name+"/")
+}
+
+// concerns reports whether changes may be of the devices that families match, or of what they
+// read. Other changes leave the last snapshot as it is.
+func (s *scanner) concerns(c Changes) bool {
+	return c.Everything || slices.ContainsFunc(c.Uevents, func(e Uevent) bool {
+		return slices.ContainsFunc(s.families, func(f *Family) bool { return f.mayMatch(e) }) ||
+			slices.ContainsFunc(s.looks, func(l look) bool { return l.seesDeviceOf(e) })
+	})
+}
+
+// mayMatch reports whether the family may match the device of an event.
+func (f *Family) mayMatch(e Uevent) bool {
+	return slices.ContainsFunc(f.Match, func(m Match) bool {
+		return (m.Bus == e.Subsystem || m.Class == e.Subsystem) && !(m.Hardware && isVirtual(e.Path) && (e.OldPath == "" || isVirtual(e.OldPath)))
+	})
+}
+
+// isVirtual reports whether a device is below no other device (get_device_parent in
+// drivers/base/core.c).
+func isVirtual(name string) bool { return strings.HasPrefix(name, "sys/devices/virtual/") }

@@ -1,0 +1,412 @@
+package families_test
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"math/rand/v2"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/sysfs"
+)
+
+// TestEventsSuffice changes recorded hosts at random as a kernel would, sends the events that
+// the kernel would send, and expects that a watch which reads only what events name always
+// finds what a scan of everything finds.
+func TestEventsSuffice(t *testing.T) {
+	hosts, err := filepath.Glob("*/testdata/*.host")
+	if err != nil || len(hosts) == 0 {
+		t.Fatalf("no recorded hosts: %v", err)
+	}
+	steps, every := 24, 1
+	if discoverytest.Brief() {
+		steps, every = 12, 6
+	}
+	for i, file := range hosts {
+		if i%every != 0 {
+			continue
+		}
+		t.Run(file, func(t *testing.T) {
+			t.Parallel()
+			host := discoverytest.Layout(t, file)
+			hash := fnv.New64a()
+			_, _ = hash.Write([]byte(file))
+			k := newKernel(host.FS.(*discoverytest.Tree), rand.New(rand.NewPCG(hash.Sum64(), 1)))
+			synctest.Test(t, func(t *testing.T) { k.compare(t, host, steps) })
+		})
+	}
+}
+
+// compare changes a host that two watches follow, of which one is told to scan everything.
+func (k *kernel) compare(t *testing.T, host *discovery.Host, steps int) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	watch := func(hears bool) (chan discovery.Changes, *atomic.Pointer[discovery.Snapshot]) {
+		events, last := make(chan discovery.Changes, 1), new(atomic.Pointer[discovery.Snapshot])
+		seen := *host
+		seen.FS = k
+		w := discovery.Watch{Host: &seen, Families: families.All, Events: events, Hears: func() bool { return hears }}
+		go w.Run(ctx, func(s *discovery.Snapshot) { last.Store(s) })
+		return events, last
+	}
+	events, followed := watch(true)
+	everything, complete := watch(false)
+	history := []string{"the host as it was recorded"}
+	for range steps {
+		// What is said of devices that cannot be read depends on how often they were.
+		time.Sleep(2*30*time.Second + time.Second)
+		synctest.Wait()
+		if want, got := complete.Load(), followed.Load(); !discovery.Same(want, got) {
+			t.Fatalf("after these steps, a scan of everything finds\n%s\nand a watch that follows events\n%s\n%s", text(want), text(got), strings.Join(history, "\n"))
+		}
+		step, changes := k.step()
+		history = append(history, fmt.Sprintf("%s: %+v", step, changes))
+		discovery.Changes{Everything: true}.Send(everything)
+		if changes.Everything || len(changes.Uevents) > 0 {
+			changes.Send(events)
+		} // else the change has no events, and is seen at the interval
+	}
+}
+
+func text(s *discovery.Snapshot) string {
+	var lines []string
+	for _, d := range s.Devices {
+		lines = append(lines, fmt.Sprintf("  %s %s %s %+v %v %v", d.Name, d.Family, d.Attributes.String("driver"), d.Health, d.PartOf, d.Includes))
+	}
+	for _, p := range s.Problems {
+		lines = append(lines, "  problem "+p.Error())
+	}
+	return strings.Join(lines, "\n")
+}
+
+// kernel changes a recorded host. It is the file system that watches read.
+type kernel struct {
+	*rand.Rand
+
+	recorded *discoverytest.Tree
+	now      atomic.Pointer[discoverytest.Tree]
+	devices  []kernelDevice
+	links    map[string]string // targets of all links, by name
+	modules  []string
+
+	gone    map[string]bool   // directories of devices and modules
+	unbound map[string]bool   // PCI functions
+	passed  map[string]bool   // those that vfio-pci has instead
+	group   map[string]string // number of the IOMMU group that a function is in instead
+	renamed map[string]bool   // directories of network interfaces
+	changed map[string]string // contents of files
+	missing map[string]bool   // nodes
+}
+
+// kernelDevice is a device of a class or a bus.
+type kernelDevice struct{ path, subsystem, node string }
+
+func newKernel(recorded *discoverytest.Tree, random *rand.Rand) *kernel {
+	k := &kernel{
+		Rand: random, recorded: recorded, links: make(map[string]string), gone: make(map[string]bool), unbound: make(map[string]bool), passed: make(map[string]bool),
+		group: make(map[string]string), renamed: make(map[string]bool), changed: make(map[string]string), missing: make(map[string]bool),
+	}
+	k.now.Store(recorded)
+	for _, name := range recorded.Files() {
+		target, err := recorded.ReadLink(name)
+		if err != nil {
+			continue
+		}
+		if !path.IsAbs(target) {
+			target = path.Join("/", path.Dir(name), target)
+		}
+		k.links[name] = strings.TrimPrefix(path.Clean(target), "/")
+		subsystem := ""
+		if elements := strings.Split(name, "/"); len(elements) == 4 && strings.HasPrefix(name, "sys/class/") {
+			subsystem = elements[2]
+		} else if len(elements) == 5 && strings.HasPrefix(name, "sys/bus/") && elements[3] == "devices" {
+			subsystem = elements[2]
+		}
+		device := sysfs.At(recorded, k.links[name])
+		if subsystem != "" && device.Exists(".") && strings.HasPrefix(device.Path, "sys/devices/") {
+			node := device.Uevent()["DEVNAME"]
+			if node != "" {
+				node = path.Join("dev", node)
+			}
+			k.devices = append(k.devices, kernelDevice{device.Path, subsystem, node})
+		}
+	}
+	slices.SortFunc(k.devices, func(a, b kernelDevice) int { return strings.Compare(a.path, b.path) })
+	entries, _ := recorded.ReadDir("sys/module")
+	for _, entry := range entries {
+		k.modules = append(k.modules, path.Join("sys/module", entry.Name()))
+	}
+	return k
+}
+
+func (k *kernel) Open(name string) (fs.File, error)          { return k.now.Load().Open(name) }
+func (k *kernel) Stat(name string) (fs.FileInfo, error)      { return k.now.Load().Stat(name) }
+func (k *kernel) Lstat(name string) (fs.FileInfo, error)     { return k.now.Load().Lstat(name) }
+func (k *kernel) ReadLink(name string) (string, error)       { return k.now.Load().ReadLink(name) }
+func (k *kernel) ReadDir(name string) ([]fs.DirEntry, error) { return k.now.Load().ReadDir(name) }
+
+func isBelow(name, dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
+
+// function returns the PCI function that a device is or is on, "" if there is none.
+func (d kernelDevice) function() string {
+	function, _ := sysfs.At(nil, d.path).PCIFunction()
+	return function.Path
+}
+
+// step changes the host, and returns the events of that.
+func (k *kernel) step() (what string, changes discovery.Changes) {
+	defer func() {
+		k.now.Store(k.tree())
+		if len(changes.Uevents) > 0 && k.IntN(8) == 0 {
+			what, changes = what+", events are lost", discovery.Changes{Everything: true}
+		}
+	}()
+	if len(k.devices) == 0 {
+		return "nothing", discovery.Changes{}
+	}
+	d := k.devices[k.IntN(len(k.devices))]
+	function := d.function()
+	isFunction := d.path == function && d.subsystem == "pci"
+	switch n := k.IntN(10); {
+	case k.absent(d.path) || k.renamed[d.path] || n == 0:
+		return k.restore(d.path)
+	case n == 1 && len(k.modules) > 0:
+		module := k.modules[k.IntN(len(k.modules))]
+		k.gone[module] = !k.gone[module]
+		return "a module comes or goes", discovery.Changes{Uevents: []discovery.Uevent{{Path: module, Subsystem: "module"}}}
+	case n == 2 && d.node != "":
+		k.missing[d.node] = !k.missing[d.node]
+		return "node " + d.node + " comes or goes", discovery.Changes{}
+	case n <= 3:
+		return k.changeFile(d.path), discovery.Changes{}
+	case n == 4 && isFunction:
+		return k.regroup(d)
+	case d.subsystem == "net":
+		k.renamed[d.path] = true
+		return "a network interface is renamed", discovery.Changes{Uevents: []discovery.Uevent{{Path: d.path + "x", OldPath: d.path, Subsystem: "net"}}}
+	case n <= 6 && isFunction:
+		uevents := k.events(d.path, false)
+		k.unbound[d.path] = true
+		what := "a function is unbound"
+		if k.passed[d.path] = n == 6; n == 6 {
+			what = "a function is given to vfio-pci"
+			group := path.Join(vfioDir, path.Base(k.links[d.path+"/iommu_group"]))
+			uevents = append(uevents, discovery.Uevent{Path: group, Subsystem: "vfio", Node: path.Join("dev/vfio", path.Base(group))})
+		}
+		return what, discovery.Changes{Uevents: append(uevents, discovery.Uevent{Path: d.path, Subsystem: "pci"})}
+	}
+	uevents := k.events(d.path, true)
+	k.gone[d.path] = true
+	return "a device is removed", discovery.Changes{Uevents: uevents}
+}
+
+const vfioDir = "sys/devices/virtual/vfio"
+
+// absent reports whether a device is not there, or not as it was recorded.
+func (k *kernel) absent(dir string) bool {
+	for gone, is := range k.gone {
+		if is && isBelow(dir, gone) {
+			return true
+		}
+	}
+	for function, is := range k.unbound {
+		if is && isBelow(dir, function) {
+			return true
+		}
+	}
+	return false
+}
+
+// restore brings the device, and those above and below it, back as they were recorded.
+func (k *kernel) restore(dir string) (string, discovery.Changes) {
+	function := cmpOr(kernelDevice{path: dir}.function(), dir)
+	var uevents []discovery.Uevent
+	if k.passed[function] {
+		group := path.Base(k.links[function+"/iommu_group"])
+		uevents = append(uevents, discovery.Uevent{Path: path.Join(vfioDir, group), Subsystem: "vfio", Node: path.Join("dev/vfio", group)})
+	}
+	related := func(other string) bool { return isBelow(other, function) || isBelow(function, other) }
+	for _, set := range []map[string]bool{k.gone, k.unbound, k.passed} {
+		for name, is := range set {
+			if is && related(name) && !strings.HasPrefix(name, "sys/module/") {
+				set[name] = false
+				uevents = append(uevents, k.events(name, true)...)
+			}
+		}
+	}
+	for name, is := range k.renamed {
+		if is && related(name) {
+			k.renamed[name] = false
+			uevents = append(uevents, discovery.Uevent{Path: name, OldPath: name + "x", Subsystem: "net"})
+		}
+	}
+	if len(uevents) == 0 {
+		uevents = k.events(dir, true) // such as those of udevadm trigger
+	}
+	return "devices come back", discovery.Changes{Uevents: uevents}
+}
+
+func cmpOr(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// events are those of the devices below a directory, and of itself if it is a device that comes
+// or goes: each device has an event of its own.
+func (k *kernel) events(dir string, own bool) (uevents []discovery.Uevent) {
+	for _, d := range slices.Backward(k.devices) {
+		if isBelow(d.path, dir) && (own || d.path != dir) {
+			uevents = append(uevents, discovery.Uevent{Path: d.path, Subsystem: d.subsystem, Node: d.node})
+		}
+	}
+	return uevents
+}
+
+// told are attributes whose changes the kernel reports, or that never change.
+var told = []string{"vendor", "device", "class", "modalias", "subsystem_vendor", "subsystem_device", "revision", "numa_node", "max_link_speed", "max_link_width", "acpi_index", "label", "uevent", "dev", "sriov_totalvfs", "idVendor", "idProduct"}
+
+// changeFile changes an attribute of which the kernel reports no change.
+func (k *kernel) changeFile(dir string) string {
+	files := slices.DeleteFunc(k.recorded.Files(), func(name string) bool {
+		return !isBelow(name, dir) || k.links[name] != "" || slices.Contains(told, path.Base(name))
+	})
+	if len(files) == 0 {
+		return "nothing"
+	}
+	name := files[k.IntN(len(files))]
+	if _, changed := k.changed[name]; changed {
+		delete(k.changed, name)
+		return name + " is as before"
+	}
+	k.changed[name] = fmt.Sprint(k.IntN(100), "\n")
+	return name + " changes"
+}
+
+// regroup moves a function into the IOMMU group of another one. The kernel does that when it
+// finds the function anew.
+func (k *kernel) regroup(d kernelDevice) (string, discovery.Changes) {
+	groups := []string{"4711"}
+	for name, target := range k.links {
+		if path.Base(name) == "iommu_group" {
+			groups = append(groups, path.Base(target))
+		}
+	}
+	slices.Sort(groups)
+	uevents := k.events(d.path, true)
+	k.group[d.path] = groups[k.IntN(len(groups))]
+	return "a function is in another group", discovery.Changes{Uevents: uevents}
+}
+
+// tree is the host as it is now.
+func (k *kernel) tree() *discoverytest.Tree {
+	t := k.recorded
+	for name, content := range k.changed {
+		t = t.WithFile(name, []byte(content))
+	}
+	for function, group := range k.group {
+		address := path.Base(function)
+		for name := range k.links {
+			if strings.HasPrefix(name, "sys/kernel/iommu_groups/") && path.Base(name) == address {
+				t = t.Without(name)
+			}
+		}
+		t = t.WithLink(function+"/iommu_group", "/sys/kernel/iommu_groups/"+group)
+		t = t.WithLink(path.Join("sys/kernel/iommu_groups", group, "devices", address), "/"+function)
+	}
+	for dir, is := range k.renamed {
+		if is {
+			t = k.move(t, dir, dir+"x")
+		}
+	}
+	for function, is := range k.unbound {
+		if !is {
+			continue
+		}
+		for _, d := range k.devices {
+			if isBelow(d.path, function) && d.path != function && d.function() == function {
+				t = k.without(t, d)
+			}
+		}
+		t = t.Without(function + "/driver")
+		if k.passed[function] {
+			group := path.Base(k.links[function+"/iommu_group"])
+			t = t.WithLink(function+"/driver", "/sys/bus/pci/drivers/vfio-pci")
+			t = t.WithFile(path.Join(vfioDir, group, "uevent"), []byte("DEVNAME=vfio/"+group+"\n"))
+			t = t.WithFile(path.Join(vfioDir, group, "dev"), []byte("511:7\n"))
+			t = t.WithLink("sys/class/vfio/"+group, "/"+path.Join(vfioDir, group))
+			t = t.WithFile("dev/vfio/"+group, nil)
+		}
+	}
+	for dir, is := range k.gone {
+		if !is {
+			continue
+		}
+		for _, d := range k.devices {
+			if isBelow(d.path, dir) {
+				t = k.without(t, d)
+			}
+		}
+		t = k.withoutLinks(t.Without(dir), dir)
+	}
+	for node, is := range k.missing {
+		if is {
+			t = t.Without(node)
+		}
+	}
+	return t
+}
+
+// without is the tree without a device, its node, and the directory of its class below the
+// device above it if it is empty then.
+func (k *kernel) without(t *discoverytest.Tree, d kernelDevice) *discoverytest.Tree {
+	t = k.withoutLinks(t.Without(d.path), d.path)
+	if d.node != "" {
+		t = t.Without(d.node)
+	}
+	if dir := path.Dir(d.path); path.Base(dir) == d.subsystem {
+		if entries, err := t.ReadDir(dir); err == nil && len(entries) == 0 {
+			t = t.Without(dir)
+		}
+	}
+	return t
+}
+
+// withoutLinks is the tree without links to what is below a directory.
+func (k *kernel) withoutLinks(t *discoverytest.Tree, dir string) *discoverytest.Tree {
+	for name, target := range k.links {
+		if isBelow(target, dir) && !strings.HasPrefix(name, "dev/") {
+			t = t.Without(name)
+		}
+	}
+	return t
+}
+
+// move gives a device's directory another name.
+func (k *kernel) move(t *discoverytest.Tree, from, to string) *discoverytest.Tree {
+	moved := t.Without(from)
+	for _, name := range t.Files() {
+		if !isBelow(name, from) {
+			continue
+		}
+		if target, ok := k.links[name]; ok {
+			moved = moved.WithLink(to+name[len(from):], "/"+target)
+		} else if data, err := fs.ReadFile(t, name); err == nil {
+			moved = moved.WithFile(to+name[len(from):], data)
+		}
+	}
+	moved = k.withoutLinks(moved, from)
+	return moved.WithLink("sys/class/net/"+path.Base(to), "/"+to)
+}
