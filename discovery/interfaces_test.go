@@ -4,7 +4,9 @@ import (
 	"context"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -19,9 +21,12 @@ func TestFollowInterfaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	link := func(name string) string { return filepath.Join(class, name) }
-	if err := os.Symlink("../../devices/pci0000:00/0000:03:00.0/net/eth0", link("eth0")); err != nil {
-		t.Fatal(err)
+	lay := func(name string) {
+		if err := os.Symlink("../../devices/pci0000:00/0000:03:00.0/net/"+name, link(name)); err != nil {
+			t.Fatal(err)
+		}
 	}
+	lay("eth0")
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		events, ended := make(chan Changes, 1), make(chan struct{})
@@ -34,15 +39,22 @@ func TestFollowInterfaces(t *testing.T) {
 			want     int
 		}{{"eth0", "eth0", 0}, {"eth0", "lan1", 1}, {"lan1", "lan1", 0}, {"lan1", "eth0", 1}} {
 			synctest.Wait()
-			if err := os.Rename(link(step.from), link(step.to)); err != nil {
+			if err := os.Remove(link(step.from)); err != nil {
 				t.Fatal(err)
 			}
+			lay(step.to)
 			time.Sleep(5 * time.Second)
 			if len(events) != step.want {
 				t.Errorf("%+v: %d events", step, len(events))
 			}
 			if len(events) > 0 {
-				<-events
+				var names []string
+				for _, e := range (<-events).Uevents {
+					names = append(names, path.Base(e.Path)+" "+e.Subsystem)
+				}
+				if want := []string{step.from + " net", step.to + " net"}; !slices.Equal(names, want) {
+					t.Errorf("%+v: events of %q, want %q", step, names, want)
+				}
 			}
 		}
 		cancel()

@@ -18,9 +18,11 @@ type counted struct {
 	fstest.MapFS
 
 	opened atomic.Int32
+	asked  atomic.Int32 // what is opened, looked at and listed
 }
 
 func (c *counted) Open(name string) (fs.File, error) {
+	c.asked.Add(1)
 	c.opened.Add(1)
 	return c.MapFS.Open(name)
 }
@@ -30,6 +32,7 @@ func (c *counted) Lstat(name string) (fs.FileInfo, error) { return c.now().Lstat
 func (c *counted) ReadLink(name string) (string, error)   { return c.now().ReadLink(name) }
 
 func (c *counted) ReadFile(name string) ([]byte, error) {
+	c.asked.Add(1)
 	c.opened.Add(1)
 	return c.MapFS.ReadFile(name)
 }
@@ -37,6 +40,7 @@ func (c *counted) ReadFile(name string) ([]byte, error) {
 func (c *counted) ReadDir(name string) ([]fs.DirEntry, error) { return c.now().ReadDir(name) }
 
 func (c *counted) now() fstest.MapFS {
+	c.asked.Add(1)
 	c.opened.Load()
 	return c.MapFS
 }

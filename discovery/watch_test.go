@@ -445,8 +445,8 @@ func TestListenEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A kernel event reaches the listener: writing to a device's uevent file makes
-// the kernel send one.
+// A kernel event reaches the listener and names its device: writing to a device's uevent file
+// makes the kernel send one.
 func TestListen(t *testing.T) {
 	const trigger = "/sys/class/mem/null/uevent"
 	file, err := os.OpenFile(trigger, os.O_WRONLY, 0)
@@ -463,8 +463,10 @@ func TestListen(t *testing.T) {
 			t.Skipf("cannot make the kernel send an event: %v", err)
 		}
 		select {
-		case <-events:
-			return
+		case changes := <-events:
+			if slices.Contains(changes.Uevents, Uevent{Path: "sys/devices/virtual/mem/null", Subsystem: "mem", Node: "dev/null"}) {
+				return
+			}
 		case err := <-ended:
 			t.Fatal(err)
 		case <-time.After(50 * time.Millisecond): // Listen may not have begun
