@@ -96,7 +96,7 @@ func newTraced(op, name string, err error, answer ...string) traced {
 func (t *trace) Open(name string) (fs.File, error) {
 	file, err := t.fsys.Open(name)
 	if err != nil {
-		t.note("read", name, err)
+		t.note("read", name, err, "")
 		return nil, err
 	}
 	return &tracedFile{File: file, trace: t, name: name}, nil
@@ -191,25 +191,50 @@ func (t *trace) done(other *trace) (steps []traced, ok bool) {
 
 // holds reports whether the step still has the same answer.
 func (step traced) holds(host *Host) bool {
-	again, _ := newTrace(host)
+	var answer []string
+	var err error
 	switch step.op {
 	case "read":
-		file, err := again.Open(step.name)
-		if err == nil {
-			_, _ = io.Copy(io.Discard, io.LimitReader(file, int64(step.size)+1))
-			_ = file.Close()
-		}
+		var data string
+		data, err = readUpTo(host.FS, step.name, step.size+1)
+		answer = []string{data}
 	case "stat":
-		_, _ = again.Stat(step.name)
+		var info fs.FileInfo
+		info, err = fs.Stat(host.FS, step.name)
+		answer = []string{kind(info)}
 	case "lstat":
-		_, _ = again.Lstat(step.name)
+		var info fs.FileInfo
+		info, err = fs.Lstat(host.FS, step.name)
+		answer = []string{kind(info)}
 	case "readlink":
-		_, _ = again.ReadLink(step.name)
+		var target string
+		target, err = fs.ReadLink(host.FS, step.name)
+		answer = []string{target}
 	case "readdir":
-		_, _ = again.ReadDir(step.name)
+		var entries []fs.DirEntry
+		entries, err = fs.ReadDir(host.FS, step.name)
+		answer = names(entries)
 	}
-	now := again.steps[step.op+" "+step.name]
-	return now != nil && *now == step
+	return step == newTraced(step.op, step.name, err, answer...)
+}
+
+// readUpTo reads as much of a file.
+func readUpTo(fsys fs.FS, name string, limit int) (string, error) {
+	file, err := fsys.Open(name)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	data, n := make([]byte, limit), 0
+	for n < limit && err == nil {
+		var read int
+		read, err = file.Read(data[n:])
+		n += read
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return string(data[:n]), err
 }
 
 // isQuiet reports whether what was read of the look's devices, and may change without

@@ -3,6 +3,8 @@ package driver
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -33,10 +35,13 @@ const retryAfter = time.Minute
 
 // publisher decides when to publish slices and when to detect the API server's features.
 type publisher struct {
-	wanted  *resourceslice.Pool // the pool to publish, nil before the first scan
-	changes time.Time           // when wanted changes without an event, zero if it does not
-	last    *resourceslice.Pool // the last published pool, nil before the first
-	said    time.Time           // time of the last publication or repetition
+	wanted   *resourceslice.Pool // the pool to publish, nil before the first scan
+	problems []discovery.Problem // why wanted lacks devices
+	from     pool.Input          // input of wanted
+	beside   *resourceslice.Pool // last at the time when wanted was computed
+	changes  time.Time           // when wanted changes without an event, zero if it does not
+	last     *resourceslice.Pool // the last published pool, nil before the first
+	said     time.Time           // time of the last publication or repetition
 
 	registered time.Time // time of the kubelet's last registration, zero if there was none
 	failed     time.Time // first failed write of the present pool, zero if there was none
@@ -182,12 +187,22 @@ func (d *Driver) look(p *publisher) []discovery.Problem {
 		return nil
 	}
 	in, changes := d.input(v, ptr.Deref(p.last, resourceslice.Pool{}), now)
+	p.changes = changes
+	if p.wanted != nil && p.beside == p.last && sameInput(p.from, in) {
+		return p.problems
+	}
 	wanted, problems := pool.Of(in)
-	p.wanted, p.changes = &wanted, changes
+	p.wanted, p.problems, p.from, p.beside = &wanted, problems, in, p.last
 	if !p.unsaid() {
 		p.wanted = p.last // the same pointer makes later comparisons fast
 	}
 	return problems
+}
+
+// sameInput reports whether two inputs make the same pool, if the last published pool is the same.
+func sameInput(a, b pool.Input) bool {
+	return a.Snapshot == b.Snapshot && maps.Equal(a.Withheld, b.Withheld) && slices.Equal(a.Claims, b.Claims) &&
+		a.Features == b.Features && maps.Equal(a.Excused, b.Excused) && a.Gone == b.Gone
 }
 
 // publish gives the pool to the helper. Its first call blocks until the API server has listed the
