@@ -8,7 +8,7 @@ import (
 
 // Stock contains the devices of a host for the ledger. It is never modified.
 type Stock struct {
-	devices   map[string]discovery.Device
+	devices   map[string]*discovery.Device
 	names     []string
 	parts     ledger.Parts
 	catalogue Catalogue
@@ -19,17 +19,19 @@ type Stock struct {
 var _ ledger.Stock = (*Stock)(nil)
 
 // StockOf returns the stock of a host with the devices, whichever API offers them, and with the
-// offers of their families. The lists determine which resources belong to Chandler.
+// offers of their families. The lists determine which resources belong to Chandler. The stock refers
+// to the devices, which must not be modified any more.
 func StockOf(devices []discovery.Device, lists Lists) *Stock {
 	s := &Stock{
-		devices:   make(map[string]discovery.Device, len(devices)),
+		devices:   make(map[string]*discovery.Device, len(devices)),
 		catalogue: CatalogueOf(devices),
 		lists:     lists,
 	}
-	for _, d := range devices {
+	for i := range devices {
+		d := &devices[i]
 		s.devices[d.Name] = d
 		s.names = append(s.names, d.Name)
-		s.parts.Add(&d)
+		s.parts.Add(d)
 	}
 	return s
 }
@@ -69,7 +71,10 @@ func (s *Stock) Knows(resource, id string) bool {
 // Device implements [ledger.Stock].
 func (s *Stock) Device(name string) (rules.Offered, bool) {
 	d, found := s.devices[name]
-	return rules.Offered{Device: d}, found
+	if !found {
+		return rules.Offered{}, false
+	}
+	return rules.Offered{Device: *d}, true
 }
 
 // Names implements [ledger.Stock].
