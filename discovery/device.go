@@ -318,9 +318,9 @@ type Snapshot struct {
 	// nobody has. It is set by [Settler].
 	Gone Missing
 
-	// found is what families found, in name order, before it was joined. Only
-	// [Scan] and [Merge] make a snapshot that has it.
-	found look
+	// found is what families found, before it was joined. Only [Scan] and [Merge] make a
+	// snapshot that has it.
+	found found
 }
 
 // Problem is what could not be read, or is not as it should be. It never ends

@@ -9,39 +9,45 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
+// found is what families found, before the work on devices of several families is done. It
+// refers to the devices of looks, which nothing modifies.
+type found struct {
+	devices  []*Device // in name order
+	problems []Problem
+}
+
 // joinLooks makes a snapshot of what families found, and does what concerns all of
 // them: devices that are used through one IOMMU group become one unit, a whole
 // takes all that its parts take, and no two devices are known by one name,
 // identity or classic ID. It reads nothing and modifies no look.
-func joinLooks(looks []look) *Snapshot {
-	var found []*Device
-	var all look
+func joinLooks(looks []look) *Snapshot { return foundIn(looks).join() }
+
+// foundIn returns what is in looks, with one device of each name and each problem once.
+func foundIn(looks []look) found {
+	var all found
 	for _, l := range looks {
 		for i := range l.Devices {
-			found = append(found, &l.Devices[i])
+			all.devices = append(all.devices, &l.Devices[i])
 		}
-		all.Problems = append(all.Problems, l.Problems...)
+		all.problems = append(all.problems, l.Problems...)
 	}
-	all.sort(found)
+	all.sort()
 	all.dropNamesakes()
 	all.dropRepeated()
-	return all.join()
+	return all
 }
 
-// sort takes devices into the look in name order, those of one name in the order
-// in which they were found. A device is large, so each is copied once.
-func (l *look) sort(found []*Device) {
-	slices.SortStableFunc(found, func(a, b *Device) int { return strings.Compare(a.Name, b.Name) })
-	l.Devices = make([]Device, len(found))
-	for i, d := range found {
-		l.Devices[i] = *d
+// sort puts devices in name order, those of one name in the order in which they were found.
+func (f *found) sort() {
+	slices.SortStableFunc(f.devices, func(a, b *Device) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// join makes a snapshot of what all families found.
+func (f found) join() *Snapshot {
+	s := &Snapshot{Devices: make([]Device, len(f.devices)), Problems: slices.Clone(f.problems), found: f}
+	for i, d := range f.devices {
+		s.Devices[i] = *d
 	}
-}
-
-// join makes a snapshot of a look of all families, whose devices are in name
-// order.
-func (l look) join() *Snapshot {
-	s := &Snapshot{Devices: slices.Clone(l.Devices), Problems: slices.Clone(l.Problems), found: l}
 	s.markUnread()
 	s.markReadings()
 	s.joinRebindable()
@@ -54,33 +60,29 @@ func (l look) join() *Snapshot {
 // dropNamesakes keeps the first of several devices of one name, that of the
 // family listed first. A device that is there takes the place of one that could be made: it was
 // made while the host was looked at.
-func (l *look) dropNamesakes() {
-	kept := 0
-	for i := range l.Devices {
-		if d := &l.Devices[i]; kept > 0 && l.Devices[kept-1].Name == d.Name {
-			before := &l.Devices[kept-1]
-			if (before.Making == nil) != (d.Making == nil) {
-				if d.Making == nil {
-					*before = *d
-				}
-				continue
-			}
-			l.Problems = append(l.Problems, Problem{d.Family + " " + d.Name, fmt.Errorf("described by family %s too, whose description is kept", before.Family)})
+func (f *found) dropNamesakes() {
+	kept := f.devices[:0]
+	for _, d := range f.devices {
+		if len(kept) == 0 || kept[len(kept)-1].Name != d.Name {
+			kept = append(kept, d)
 			continue
 		}
-		if kept != i {
-			l.Devices[kept] = l.Devices[i]
+		before := &kept[len(kept)-1]
+		switch {
+		case ((*before).Making == nil) == (d.Making == nil):
+			f.problems = append(f.problems, Problem{d.Family + " " + d.Name, fmt.Errorf("described by family %s too, whose description is kept", (*before).Family)})
+		case d.Making == nil:
+			*before = d
 		}
-		kept++
 	}
-	l.Devices = l.Devices[:kept]
+	f.devices = kept
 }
 
 // dropRepeated keeps one of several problems that say the same: more than one
 // family looks at a device before it is known whose it is.
-func (l *look) dropRepeated() {
+func (f *found) dropRepeated() {
 	seen := make(map[string]bool)
-	l.Problems = slices.DeleteFunc(l.Problems, func(p Problem) bool {
+	f.problems = slices.DeleteFunc(f.problems, func(p Problem) bool {
 		repeated := seen[p.Error()]
 		seen[p.Error()] = true
 		return repeated

@@ -56,8 +56,8 @@ func Merge(host *Host, last, next *Snapshot) *Snapshot {
 			devices[name] = kept
 		}
 	}
-	merged := look{Problems: next.found.Problems}
-	merged.sort(slices.Collect(maps.Values(devices)))
+	merged := found{devices: slices.Collect(maps.Values(devices)), problems: next.found.problems}
+	merged.sort()
 	return merged.join()
 }
 
@@ -91,10 +91,10 @@ func keepLink(host *Host, before, now *Device) *Device {
 }
 
 // byName returns the devices by their names.
-func (l look) byName() map[string]*Device {
-	devices := make(map[string]*Device, len(l.Devices))
-	for i := range l.Devices {
-		devices[l.Devices[i].Name] = &l.Devices[i]
+func (f found) byName() map[string]*Device {
+	devices := make(map[string]*Device, len(f.devices))
+	for _, d := range f.devices {
+		devices[d.Name] = d
 	}
 	return devices
 }
@@ -141,7 +141,7 @@ func (d Device) idle(driver string) *Device {
 // functions are bound and unbound each by itself, and so are those of one IOMMU
 // group.
 func (s *Snapshot) describes(old *Device) bool {
-	return slices.ContainsFunc(s.found.Devices, func(d Device) bool {
+	return slices.ContainsFunc(s.found.devices, func(d *Device) bool {
 		return d.Source == old.Source || strings.HasPrefix(d.Source, old.Source+"/") || slices.Contains(d.Includes, old.Source) ||
 			d.PartOf != nil && d.PartOf.Name == old.Name
 	})

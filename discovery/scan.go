@@ -203,7 +203,10 @@ func share(looks, last []look) {
 		if len(looks[i].Devices) == 0 || len(last[i].Devices) > 0 && &looks[i].Devices[0] == &last[i].Devices[0] {
 			continue // the look was kept
 		}
-		before := last[i].byName()
+		before := make(map[string]*Device, len(last[i].Devices))
+		for j := range last[i].Devices {
+			before[last[i].Devices[j].Name] = &last[i].Devices[j]
+		}
 		for j := range looks[i].Devices {
 			d := &looks[i].Devices[j]
 			if known := before[d.Name]; known != nil && equality.Semantic.DeepEqual(known, d) {

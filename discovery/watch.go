@@ -343,7 +343,11 @@ func (s *scanner) answer(ctx context.Context, f *Family, asked look, r *reading[
 	asked.unread = true
 	asked.Problems = append(asked.Problems, Problem{f.Name, fmt.Errorf("%w in %s%s", ErrNoAnswer, s.patience, r.where())})
 	if s.last != nil {
-		asked.had = slices.DeleteFunc(slices.Clone(s.last.found.Devices), func(d Device) bool { return d.Family != f.Name })
+		for _, d := range s.last.found.devices {
+			if d.Family == f.Name {
+				asked.had = append(asked.had, *d)
+			}
+		}
 	}
 	return asked
 }

@@ -61,6 +61,9 @@ func setLabel(t *testing.T, root, name, label string) {
 	}
 }
 
+// joined makes a snapshot of what one family found.
+func joined(l look) *Snapshot { return joinLooks([]look{l}) }
+
 func TestMerge(t *testing.T) {
 	host, root := widgetHost(t, map[string]string{"a": "first", "b": "second"})
 	families := []*Family{widgets}
@@ -103,7 +106,7 @@ func TestMerge(t *testing.T) {
 func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 	host, _ := widgetHost(t, map[string]string{"a": "first"})
 	part := Device{Name: "a-1", Family: "widget", Source: "sys/class/widget/a", PartOf: &Silicon{Name: "a"}}
-	last := look{Devices: []Device{part}}.join()
+	last := joined(look{Devices: []Device{part}})
 	broken := errors.New("input/output error")
 	for name, next := range map[string]look{
 		"silicon":                  {Problems: []Problem{{"a", broken}}},
@@ -114,7 +117,7 @@ func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 		"described without a fact": {Devices: []Device{{Name: "a-1"}}, Problems: []Problem{{"a-1", broken}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Merge(host, last, next.join()).Devices
+			got := Merge(host, last, joined(next)).Devices
 			if len(got) != 1 || got[0].Name != "a-1" || got[0].PartOf == nil || got[0].Health.Status != Unknown {
 				t.Errorf("got %+v; want the last description of a-1, Unknown", got)
 			}
@@ -126,13 +129,13 @@ func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 		"it is a whole again": {Devices: []Device{{Name: "a"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, there := Merge(host, last, next.join()).Lookup("a-1"); there {
+			if _, there := Merge(host, last, joined(next)).Lookup("a-1"); there {
 				t.Error("a-1 is kept")
 			}
 		})
 	}
-	whole := look{Devices: []Device{{Name: "a", Family: "widget", Source: part.Source}}}.join()
-	divided := look{Devices: []Device{part}, Problems: []Problem{{"widget", broken}}}.join()
+	whole := joined(look{Devices: []Device{{Name: "a", Family: "widget", Source: part.Source}}})
+	divided := joined(look{Devices: []Device{part}, Problems: []Problem{{"widget", broken}}})
 	if _, there := Merge(host, whole, divided).Lookup("a"); there {
 		t.Error("a whole is kept beside its parts")
 	}
@@ -175,8 +178,8 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			host := &Host{FS: test.host}
-			merged := Merge(host, look{Devices: test.last}.join(), look{Devices: test.next}.join())
-			again := Merge(host, merged, look{Devices: test.next}.join())
+			merged := Merge(host, joined(look{Devices: test.last}), joined(look{Devices: test.next}))
+			again := Merge(host, merged, joined(look{Devices: test.next}))
 			if !Same(merged, again) {
 				t.Errorf("then %+v, and again %+v", merged.Devices, again.Devices)
 			}
@@ -192,7 +195,7 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 		})
 	}
 	stub := fstest.MapFS{dir + "/vendor": bound[dir+"/vendor"], dir + "/driver": {Data: []byte("../../../bus/pci/drivers/pci-stub"), Mode: fs.ModeSymlink}}
-	got, _ := Merge(&Host{FS: stub}, look{Devices: []Device{one}}.join(), look{}.join()).Lookup("a")
+	got, _ := Merge(&Host{FS: stub}, joined(look{Devices: []Device{one}}), joined(look{})).Lookup("a")
 	if got.Health.Key() != ConditionDriverUnbound || !strings.Contains(got.Health.Reason, "pci-stub") || got.Attributes.String("driver") != "pci-stub" {
 		t.Errorf("under pci-stub: %+v", got)
 	}
@@ -264,16 +267,16 @@ func TestSuspendedFunctionKeepsItsLink(t *testing.T) {
 func TestMergeKeepsAWholeBesideItsParts(t *testing.T) {
 	host, _ := widgetHost(t, map[string]string{"whole": "x", "part": "x"})
 	silicon := &Silicon{Name: "whole", Counters: map[string]resource.Quantity{"parts": resource.MustParse("1")}}
-	last := look{Devices: []Device{
+	last := joined(look{Devices: []Device{
 		{Name: "part", Source: "sys/class/widget/part", PartOf: silicon},
 		{Name: "whole", Source: "sys/class/widget/whole", PartOf: silicon},
-	}}.join()
+	}})
 	unreadable := errors.New("input/output error")
 	for name, next := range map[string]look{
 		"both":  {Problems: []Problem{{"part", unreadable}, {"whole", unreadable}}},
 		"whole": {Devices: last.Devices[:1], Problems: []Problem{{"whole", unreadable}}},
 	} {
-		if got := Merge(host, last, next.join()).Devices; len(got) != 2 || got[1].Health.Status != Unknown {
+		if got := Merge(host, last, joined(next)).Devices; len(got) != 2 || got[1].Health.Status != Unknown {
 			t.Errorf("%s unreadable: %+v", name, got)
 		}
 	}
