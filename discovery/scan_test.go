@@ -260,6 +260,29 @@ func TestScanJoinsIOMMUGroups(t *testing.T) {
 	}
 }
 
+// A device that is used through several IOMMU groups joins the devices of all of them: it cannot
+// be given away beside any of these.
+func TestScanJoinsDevicesOfSeveralIOMMUGroups(t *testing.T) {
+	device := func(name string, groups ...string) discovery.Device {
+		d := discovery.Device{Name: name}
+		for _, group := range groups {
+			node := "/dev/vfio/" + group
+			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: node, HostPath: node})
+		}
+		return d
+	}
+	described := []discovery.Device{device("a", "7"), device("b", "8", "9"), device("c", "9"), device("d", "7", "8"), device("e", "10")}
+	f := scanFamily("one", misc, func([]sysfs.Device) ([]discovery.Device, []discovery.Problem) { return described, nil })
+	var got []string
+	for _, d := range discovery.Scan(miscHost("a"), []*discovery.Family{f}).Devices {
+		got = append(got, d.Name+" "+d.Silicon())
+	}
+	want := []string{"a iommu-group-7", "b iommu-group-7", "c iommu-group-7", "d iommu-group-7", "e e"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("silicon (-want +got):\n%s", diff)
+	}
+}
+
 // An ID of the classic API stands for one unit or for none.
 func TestScanDropsAnIDOfTwo(t *testing.T) {
 	offer := func(resource, unit string, ids ...string) []discovery.Offer {

@@ -110,3 +110,38 @@ func TestPublisherHears(t *testing.T) {
 		t.Error("confirmed, and nothing is to be published")
 	}
 }
+
+// The pool of thousands of devices is computed again only if its input has changed.
+func TestPoolIsKeptWhileItsInputIsTheSame(t *testing.T) {
+	b := newBench(t)
+	d := b.start()
+	b.open()
+	snapshot := &rules.Snapshot{Devices: []rules.Offered{gpu("a", 1), gpu("b", 2)}}
+	p := &publisher{}
+	look := func(s *rules.Snapshot, withheld map[string]string) *resourceslice.Pool {
+		d.Publish(s, withheld)
+		d.look(p)
+		return p.wanted
+	}
+	first := look(snapshot, nil)
+	if look(snapshot, map[string]string{}) != first {
+		t.Error("the pool is computed again although nothing has changed")
+	}
+	withheld := look(snapshot, map[string]string{"a": "another API offers it"})
+	if withheld == first {
+		t.Error("the pool is the same although a device is withheld")
+	}
+	if other := look(&rules.Snapshot{Devices: snapshot.Devices[:1]}, nil); other == withheld || len(other.Slices[0].Devices) != 1 {
+		t.Error("the pool is the same although the devices have changed")
+	}
+	one := p.wanted
+	all := features.All()
+	d.features.Store(&all)
+	if d.look(p); p.wanted == one {
+		t.Error("the pool is the same although the API server keeps more")
+	}
+	p.last = p.wanted
+	if d.look(p); p.wanted != p.last {
+		t.Error("the published pool is not the wanted one")
+	}
+}
