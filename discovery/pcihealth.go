@@ -89,8 +89,15 @@ func (p pciHealth) read(function sysfs.Device) []Health {
 		}
 	}
 	// A function without power management has the status "unsupported"
-	// (Documentation/ABI/testing/sysfs-devices-power).
-	status, err := function.Text("power/runtime_status")
+	// (Documentation/ABI/testing/sysfs-devices-power). Reading the registers of a virtual
+	// function resumes at most the port above the function, and the port is awake while the
+	// physical function is (pci_config_pm_runtime_get in drivers/pci/pci.c). Reading a sensor
+	// may resume the function itself.
+	awake := physicalOf(function)
+	if len(function.Children("hwmon")) > 0 {
+		awake = function
+	}
+	status, err := awake.Text("power/runtime_status")
 	if err != nil || status == "active" || status == "unsupported" {
 		add(ConditionNotResponding, silent(p.host, function))
 		add(ConditionOverTemperature, tooHot(p.host, function))

@@ -1,12 +1,14 @@
 package discoverytest
 
 import (
+	"io/fs"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
 )
 
 // counter counts the errors of a test that is expected to fail.
@@ -18,6 +20,25 @@ type counter struct {
 
 func (c *counter) Helper()               {}
 func (c *counter) Errorf(string, ...any) { c.errors++ }
+
+// A family that reads through a link breaks the contract, except through those of classes.
+func TestCheckLinks(t *testing.T) {
+	tree := (&Tree{root: directory("", fs.ModeDir|0o755, nil)}).
+		WithFile("sys/devices/x/misc/kvm/dev", []byte("10:232\n")).WithFile("sys/devices/x/vendor", []byte("0x1\n")).
+		WithLink("sys/devices/x/misc/kvm/device", "../..").WithLink("sys/class/misc/kvm", "../../devices/x/misc/kvm")
+	for file, want := range map[string]int{"dev": 0, "device": 0, "device/vendor": 1} {
+		f := &discovery.Family{Name: "one", Always: true, Describe: func(host *discovery.Host, _ []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
+			_, _ = sysfs.At(host.FS, "sys/devices/x/misc/kvm").Text(file)
+			_, _ = sysfs.At(host.FS, "sys/class/misc/kvm").Text("dev")
+			return nil, nil
+		}}
+		found := &counter{TB: t}
+		checkLinks(found, &discovery.Host{FS: tree}, f)
+		if found.errors != want {
+			t.Errorf("%s: %d errors, want %d", file, found.errors, want)
+		}
+	}
+}
 
 // If two chips of a card both have the card's node, there is an error, unless the chips compete for
 // the card or the node is a common node.

@@ -58,6 +58,7 @@ func Run(t *testing.T, f *discovery.Family) {
 			checkVendors(t, snapshot)
 			CheckNodes(t, snapshot)
 			checkRecord(t, host, f, snapshot)
+			checkLinks(t, host, f)
 			checkDamage(t, host, f, snapshot)
 		})
 	}
