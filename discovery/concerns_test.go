@@ -232,3 +232,28 @@ func TestChangesOfAnEvent(t *testing.T) {
 		}
 	}
 }
+
+// A family of network interfaces on hardware does not match those of pods, so their events do not
+// concern it.
+func TestMayMatch(t *testing.T) {
+	const virtual, hardware = "sys/devices/virtual/net/", "sys/devices/pci0000:00/0000:03:00.0/net/"
+	f := &Family{Match: []Match{{Class: "net", Hardware: true}, {Bus: "usb"}}}
+	for e, want := range map[Uevent]bool{
+		{Path: virtual + "veth0", Subsystem: "net"}:                             false,
+		{Path: virtual + "eth1", OldPath: virtual + "veth0", Subsystem: "net"}:  false,
+		{Path: hardware + "eth0", Subsystem: "net"}:                             true,
+		{Path: hardware + "lan0", OldPath: hardware + "eth0", Subsystem: "net"}: true,
+		{Path: "sys/devices/virtual/misc/kvm", Subsystem: "misc"}:               false,
+		{Path: "sys/devices/pci0000:00/usb1/1-1", Subsystem: "usb"}:             true,
+	} {
+		if got := f.mayMatch(e); got != want {
+			t.Errorf("%+v: %t, want %t", e, got, want)
+		}
+	}
+	for path, want := range map[string]bool{virtual + "veth0": false, hardware + "eth0": true} {
+		host := fstest.MapFS{path + "/type": {}}
+		if got, err := f.Match[0].selects(sysfs.At(host, path)); got != want || err != nil {
+			t.Errorf("%s is selected: %t, %v; want %t", path, got, err, want)
+		}
+	}
+}
