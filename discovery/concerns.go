@@ -119,8 +119,9 @@ func (s *scanner) concerns(c Changes) bool {
 
 // mayMatch reports whether the family may match the device of an event.
 func (f *Family) mayMatch(e Uevent) bool {
+	hardware := !isVirtual(e.Path) || e.OldPath != "" && !isVirtual(e.OldPath)
 	return slices.ContainsFunc(f.Match, func(m Match) bool {
-		return (m.Bus == e.Subsystem || m.Class == e.Subsystem) && !(m.Hardware && isVirtual(e.Path) && (e.OldPath == "" || isVirtual(e.OldPath)))
+		return (m.Bus == e.Subsystem || m.Class == e.Subsystem) && (hardware || !m.Hardware)
 	})
 }
 
