@@ -62,12 +62,21 @@ func hasEvents(op, name string, err error) bool {
 	return op != "read" || isTold[path.Base(name)] || errors.Is(err, fs.ErrNotExist)
 }
 
+// isUnboundLate reports whether a link is that of a function to a vfio driver. While a process has
+// the function open, the kernel removes the link at the beginning of an unbind and waits for the
+// process before it sends the event (__device_release_driver in drivers/base/dd.c and
+// vfio_unregister_group_dev in drivers/vfio/vfio_main.c). Only since Linux 6.6 is there an event
+// before that, of the class vfio-dev.
+func isUnboundLate(op, name string, answer []string) bool {
+	return op == "readlink" && path.Base(name) == "driver" && len(answer) == 1 && IsVFIO(path.Base(answer[0]))
+}
+
 // note remembers a step.
 func (t *trace) note(op, name string, err error, answer ...string) {
 	if place := placeOf(name); place != "" && !t.places[place] {
 		t.places[strings.Clone(place)] = true
 	}
-	if hasEvents(op, name, err) {
+	if hasEvents(op, name, err) && !isUnboundLate(op, name, answer) {
 		return
 	}
 	step := newTraced(op, name, err, answer...)

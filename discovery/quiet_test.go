@@ -197,3 +197,20 @@ func TestWatchLetsSensorsSpeak(t *testing.T) {
 		}
 	})
 }
+
+// While a process has a function under vfio open, Linux before 6.6 sends no event of an unbind. It
+// is seen at the next interval.
+func TestWatchSeesAnUnbindThatWaits(t *testing.T) {
+	const link = "sys/devices/pci0000:00/0000:03:00.0/driver"
+	watchQuietly(t, func(w *quietly) {
+		w.host.MapFS[link] = &fstest.MapFile{Data: []byte("../../../bus/pci/drivers/vfio-pci"), Mode: fs.ModeSymlink}
+		Changes{Uevents: []Uevent{{Path: "sys/devices/pci0000:00/0000:03:00.0", Subsystem: "pci"}}}.Send(w.events)
+		if w.pass(time.Minute); w.last.Devices[0].Attributes.String("driver") != "vfio-pci" {
+			t.Fatalf("bound: %+v", w.last.Devices)
+		}
+		delete(w.host.MapFS, link)
+		if published, _ := w.pass(30 * time.Second); published != 1 || w.last.Devices[0].Attributes.String("driver") != "" {
+			t.Errorf("unbound: %d published: %+v", published, w.last.Devices)
+		}
+	})
+}

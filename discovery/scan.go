@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -150,6 +151,11 @@ func (l look) read(f *Family, host *Host) look {
 	setPlaces(described, l.Devices)
 	l.Problems = slices.Concat(l.Problems, setRebindable(described, l.Devices))
 	if l.traces {
+		for _, d := range found {
+			if IsVFIO(d.Driver()) { // which was remembered when devices were matched
+				_, _ = answers.ReadLink(path.Join(d.Path, "driver"))
+			}
+		}
 		l.steps, l.traced = answers.done(nil)
 		l.sensors, _ = sensors.done(answers)
 		l.functions = functions
