@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
 	"testing/synctest"
@@ -116,11 +117,14 @@ func TestWatchReadsTheFamilyThatAnEventConcerns(t *testing.T) {
 		host.MapFS[dir+address+"/class"] = &fstest.MapFile{Data: []byte("0x120000\n")}
 		files = append(files, dir+address)
 	}
+	var mu sync.Mutex // families are read at the same time
 	var read []string
 	family := func(name string, f Family) *Family {
 		f.Name, f.Doc = name, name
 		f.Describe = func(host *Host, found []sysfs.Device) (devices []Device, problems []Problem) {
+			mu.Lock()
 			read = append(read, name)
+			mu.Unlock()
 			for _, d := range found {
 				if name == "b" && d.Exists("spoiled") {
 					continue
@@ -132,7 +136,7 @@ func TestWatchReadsTheFamilyThatAnEventConcerns(t *testing.T) {
 		return &f
 	}
 	families := []*Family{
-		family("a", Family{Match: []Match{{Bus: "pci", Vendor: "000a"}}}),
+		family("a", Family{Match: []Match{{Bus: "pci", Vendor: "000a"}, {Class: "test"}}}), // the class of the events
 		family("b", Family{Match: []Match{{Bus: "pci", Vendor: "000b"}}}),
 		family("leftovers", Family{Match: []Match{{Bus: "pci"}}, Leftovers: true}),
 	}
@@ -144,11 +148,15 @@ func TestWatchReadsTheFamilyThatAnEventConcerns(t *testing.T) {
 		go Watch{Host: &Host{FS: host}, Families: families, Events: events, Hears: func() bool { return true }}.Run(ctx, func(s *Snapshot) { last = s })
 		after := func(changes Changes, change func()) string {
 			synctest.Wait()
+			mu.Lock()
 			read = nil
+			mu.Unlock()
 			change()
 			changes.Send(events)
 			time.Sleep(3 * time.Second)
 			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
 			slices.Sort(read)
 			return strings.Join(read, " ")
 		}
@@ -157,7 +165,6 @@ func TestWatchReadsTheFamilyThatAnEventConcerns(t *testing.T) {
 			return Changes{Uevents: []Uevent{{Path: function, Subsystem: "test"}}}
 		}
 		nothing := func() {}
-		families[0].Match = append(families[0].Match, Match{Class: "test"}) // some family matches the devices of the events
 		for _, step := range []struct {
 			what    string
 			changes Changes

@@ -29,9 +29,9 @@ func TestEventsSuffice(t *testing.T) {
 	if err != nil || len(hosts) == 0 {
 		t.Fatalf("no recorded hosts: %v", err)
 	}
-	steps, every := 24, 1
+	steps, every := 12, 1
 	if discoverytest.Brief() {
-		steps, every = 12, 6
+		steps, every = 8, 8
 	}
 	for i, file := range hosts {
 		if i%every != 0 {
