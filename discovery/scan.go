@@ -152,7 +152,7 @@ func (l look) read(f *Family, host *Host) look {
 	l.Problems = slices.Concat(l.Problems, setRebindable(described, l.Devices))
 	if l.traces {
 		for _, d := range found {
-			if IsVFIO(d.Driver()) { // which was remembered when devices were matched
+			if sysfs.IsPCIAddress(d.Name()) && IsVFIO(d.Driver()) { // which may be remembered from the matching
 				_, _ = answers.ReadLink(path.Join(d.Path, "driver"))
 			}
 		}
