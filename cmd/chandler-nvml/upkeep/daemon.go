@@ -43,7 +43,7 @@ func (k *Keeper) begin(ctx context.Context, c *claim, wanted *wish, how map[stri
 		return err
 	}
 	for i, gpu := range wanted.gpus {
-		if err := k.change(ctx, gpu, wanted, true); err != nil {
+		if err := k.change(ctx, c.UID, gpu, wanted, true); err != nil {
 			if i == 0 && refused(err) {
 				c.set(func() { c.Changed = false })
 				err = errors.Join(err, k.save(c))
@@ -83,7 +83,7 @@ func (k *Keeper) reset(ctx context.Context, c *claim, w *wish) error {
 	}
 	var errs []error
 	for _, gpu := range w.gpus {
-		err := k.change(ctx, gpu, w, false)
+		err := k.change(ctx, c.UID, gpu, w, false)
 		if w.timeSlice < 0 {
 			err = k.isDefault(ctx, gpu, err)
 		}
@@ -123,7 +123,7 @@ var nothingThere = []int{3, 6, 9, 13, 15}
 
 // change applies a claim's setting to a GPU, or the default. With MPS, the GPU is in exclusive mode
 // for the process of MPS. NVML has no documented call for time slices.
-func (k *Keeper) change(ctx context.Context, gpu string, w *wish, on bool) error {
+func (k *Keeper) change(ctx context.Context, uid, gpu string, w *wish, on bool) error {
 	what, args := "compute mode", []string{"-i", gpu, "-c", "DEFAULT"}
 	switch {
 	case w.timeSlice >= 0:
@@ -135,8 +135,9 @@ func (k *Keeper) change(ctx context.Context, gpu string, w *wish, on bool) error
 	case on:
 		args[3] = "EXCLUSIVE_PROCESS"
 	}
-	// This may take seconds, if no process makes the driver keep the GPU ready.
-	if _, err := k.ask(ctx, k.config.Begin, "", "", management, args...); err != nil {
+	// This may take seconds, if no process makes the driver keep the GPU ready. The process is marked
+	// as one of the claim: if this program is killed, the next one ends it before it changes the GPU.
+	if _, err := k.ask(ctx, k.config.Begin, uid, "", management, args...); err != nil {
 		return fmt.Errorf("%s of GPU %s: %w", what, gpu, err)
 	}
 	return nil
@@ -293,8 +294,8 @@ func (k *Keeper) attend(c *claim, p wire.Process, wait func()) {
 // killed limits the wait for a killed process to end: the driver has to release its GPU.
 const killed = 10 * time.Second
 
-// quit ends the daemon of a claim and all processes it started: by the daemon's own command, then
-// by signals.
+// quit ends all processes of a claim: the daemon and its children by the daemon's own command, then by
+// signals, and an nvidia-smi that a killed program has left.
 func (k *Keeper) quit(ctx context.Context, c *claim) error {
 	before := c.copy().Process
 	c.set(func() { c.Process = wire.Process{} }) // its end is intended
@@ -318,7 +319,7 @@ func (k *Keeper) quit(ctx context.Context, c *claim) error {
 		}
 	}
 	c.set(func() { c.Process = before })
-	return fmt.Errorf("processes of the MPS daemon do not end: %v", ofClaim(k.dir(c.UID)))
+	return fmt.Errorf("processes of the claim do not end: %v", ofClaim(k.dir(c.UID)))
 }
 
 // tidy removes pipes of the last daemon, which the next one could take for its own.

@@ -227,6 +227,34 @@ func TestSupervisorIsKilledBeforeLimits(t *testing.T) {
 	}
 }
 
+// An nvidia-smi that a killed supervisor has left is ended before the next supervisor changes the
+// GPU. Otherwise, its change could come last.
+func TestSupervisorIsKilledBeforeChange(t *testing.T) {
+	m := newMachine(t, "hesitates")
+	first := m.process()
+	left := make(chan wire.Process, 1)
+	go func() {
+		var pid int
+		for pid == 0 {
+			time.Sleep(10 * time.Millisecond)
+			text, _ := os.ReadFile(filepath.Join(m.config.Root, "hesitating"))
+			pid, _ = strconv.Atoi(string(text))
+		}
+		left <- wire.Process{PID: pid, Start: started(pid)}
+		_ = first.Process.Kill()
+		_ = first.Wait()
+		m.behave()
+		m.process()
+	}()
+	// The first supervisor does not answer this, and the second one does.
+	if text, status := m.call("PUT", wire.Path+"/one", plain); status != http.StatusNoContent {
+		t.Fatal(status, text)
+	}
+	if p := <-left; alive(p) {
+		t.Errorf("process %d may change the GPU still", p.PID)
+	}
+}
+
 // Whenever a supervisor is killed, during the beginning or the end of a claim, nothing leaks.
 func TestSupervisorIsKilledAnytime(t *testing.T) {
 	m := newMachine(t, "leaves its server", "leaves its pipe")

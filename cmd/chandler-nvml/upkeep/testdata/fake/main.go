@@ -44,6 +44,10 @@ func main() {
 		if behaves("sets nothing") {
 			return
 		}
+		if behaves("hesitates") {
+			_ = os.WriteFile(filepath.Join(root, "hesitating"), []byte(strconv.Itoa(os.Getpid())), 0o600)
+			time.Sleep(time.Hour)
+		}
 		log, err := os.OpenFile(filepath.Join(root, "smi.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		if errors.Is(err, syscall.EROFS) { // the root is read-only, as in a container
 			log, err = os.OpenFile("/dev/smi.log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
