@@ -34,7 +34,7 @@ func (b *Binder) Configurer(next discovery.Configurer) discovery.Configurer {
 				return d, nil, fmt.Errorf("device %s: %w", d.Name, err)
 			}
 			now.Family, now.Health = b.config.Family, d.Health
-			functions, _ := b.functionsOf(&d) // cannot fail for a bound device
+			functions, _ := b.functionsOf(&d) // isTaken has checked the error
 			if b.wanted(functions) {
 				b.config.Changed()
 			}
