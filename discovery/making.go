@@ -8,61 +8,64 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Making says how a device that is not there yet is made when somebody gets it: a virtual
-// function, or a partition. Families describe such devices where the administrator allows
-// it, in [Host], and only such as can be made at that moment.
+// Making describes how to create a missing device on demand: a virtual function, or a partition.
+// Families describe such devices if the administrator allows on-demand creation, in [Host], and
+// only devices that can be created at that moment.
 //
-// The device is described under the name, with the Silicon and what it Takes of it, that it
-// will have once it is made, and with such attributes as are known beforehand. It has no
-// nodes, and is healthy if it could be made. Once it is there, the family describes it like
-// any other device, without Making. Nobody needs to remember which was which.
+// A missing device has the name, the Silicon and the Takes of the future device, and the attributes
+// that are known in advance. It has no nodes, and is healthy if it can be created. Once the device
+// exists, the family describes it like any other device, without Making. No component needs to
+// remember the difference.
 //
-// The agent makes a device when a claim gets it, or as long as a classic resource that the
-// administrator wrote has it, by [Family.Make]. When nobody has had any device of the Unit
-// for a while, it undoes that by [Family.Unmake]. It undoes only what it has made itself.
+// The agent creates a device by [Family.Make] for a claim, or for a resource of the device plugin
+// API in the administrator's configuration. When all devices of the Unit have been unused for a
+// while, the agent removes the unit by [Family.Unmake]. The agent removes only units that an agent
+// created.
 type Making struct {
-	// Unit names what is made in one step, and undone in one: all virtual functions of a
-	// physical one, or one partition alone. It is a DNS label, and unique on the host.
+	// Unit names the devices that are created in one step, and removed in one: all virtual
+	// functions of a physical function, or a single partition. It is a DNS label, and unique on the
+	// host.
 	Unit string `json:"unit"`
 
-	// Of is the kernel's directory of what the device is made of, as [Device.Source].
+	// Of is the kernel's directory of the physical function or device, as in [Device.Source].
 	Of string `json:"of"`
 
-	// How is what the family has to know to make the unit and to undo it, in its own words.
-	// It is written down before the unit is made, so that a later agent can undo it.
+	// How is the data that the family needs to create the unit and to remove it. The family chooses
+	// the keys. How is recorded before the unit is created, so that a later agent can remove the
+	// unit.
 	How map[string]string `json:"how,omitempty"`
 }
 
-// Tools are what the work of [Family.Make] and [Family.Unmake] changes the host with. Each
-// returns an error if the agent may not change the host.
+// Tools are the functions with which the work of [Family.Make] and [Family.Unmake] changes the
+// host. Each returns an error if the agent has no permission to change the host.
 type Tools struct {
-	// Write writes an attribute, as of fs.FS. It does not wait for a kernel that does not
-	// come back.
+	// Write writes an attribute, by its name in fs.FS. It returns an error if the kernel blocks the
+	// write for too long.
 	Write func(name, value string) error
 
-	// Busy returns why PCI functions cannot be changed, nil if no process and no part of the host uses one of them. The
-	// error begins with the name of the function. All functions are looked up in one scan of the open files of all
-	// processes, so a caller asks once for all. An interface that is up counts as a use unless the functions keep their
-	// drivers.
+	// Busy returns why PCI functions cannot be changed, nil if no process and no part of the host
+	// uses one of them. The error begins with the name of the function. One call scans the open
+	// files of all processes once, so callers should pass all functions together. With keep the
+	// functions keep their drivers, and an interface that is up is not a use.
 	Busy func(keep bool, functions ...sysfs.Device) error
 
-	// Note adds to [Making.How] of a unit that was made, or is being made or undone, what has come of
-	// it. Where the unit is not written down any more, it does nothing.
+	// Note adds the result of a creation or a removal to the recorded [Making.How] of a unit.
+	// Without a record it does nothing.
 	Note func(unit string, how map[string]string) error
 
-	// Forget says that nothing of a unit is left to undo: somebody else has made it meanwhile, or it
-	// could not be made.
+	// Forget removes the record of a unit when nothing is left to remove, because another program
+	// created the present devices or the creation failed.
 	Forget func(unit string) error
 
-	// Run runs the family's [Program] that Changes devices once, with arguments besides its own that have it
-	// change a device, and returns what it writes.
+	// Run runs the family's [Program] that Changes devices once, with additional arguments for the
+	// change of a device, and returns its output.
 	Run func(ctx context.Context, args ...string) ([]byte, error)
 }
 
-// Makes reports whether the family makes devices for those who get them.
+// Makes reports whether the family can create devices on demand.
 func (f *Family) Makes() bool { return f.Make != nil && f.Unmake != nil }
 
-// home is the kernel's directory without which the device is gone.
+// home is the kernel's directory without which the device cannot exist.
 func (d *Device) home() string {
 	if d.Making != nil {
 		return d.Making.Of
@@ -70,7 +73,7 @@ func (d *Device) home() string {
 	return d.Source
 }
 
-// validate reports what is wrong with a device that is not there yet.
+// validate returns an error for an invalid description of a missing device.
 func (m *Making) validate(d *Device) error {
 	switch {
 	case m == nil:

@@ -15,34 +15,35 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// VirtualFunctions lets physical functions have virtual ones when somebody gets one.
+// VirtualFunctions allows physical functions to get virtual functions on demand.
 type VirtualFunctions struct {
-	Expression string // as the administrator wrote it
+	Expression string // as in the configuration
 	Selects    func(physical Device) (bool, error)
-	Count      int // how many a physical function has then at most, 0 for all that it can have
+	Count      int // maximum number for a physical function, 0 for the hardware's maximum
 }
 
-// SameVirtualFunctions reports whether two entries say the same.
+// SameVirtualFunctions reports whether two entries are equal.
 func SameVirtualFunctions(a, b VirtualFunctions) bool {
 	return a.Expression == b.Expression && a.Count == b.Count
 }
 
-// Words of [Making.How]: how many virtual functions there are to be, and how many came. The latter is
-// missing until the kernel has said so, and again if the agent is killed meanwhile.
+// Keys of [Making.How]: the wanted number of virtual functions, and the number that the kernel
+// created. The latter is missing until the write has ended, and remains missing if the agent is
+// killed meanwhile.
 const (
 	virtualCount = "virtualFunctions"
 	virtualCame  = "came"
 )
 
-// Unmade returns the virtual functions that a physical one could be given, as far as any
-// PCI function is described by [PCI], where the administrator allows it. The physical one
-// is as its family describes it. There are none while it has some already: the kernel goes
-// from no number but 0 to another. Their device ID is in the capability of the physical
-// one; where they will be follows from it too, though a device may choose other places for
-// other numbers of them, which then do not appear (SR-IOV 3.3.9, 3.3.10).
+// Unmade returns the virtual functions that a physical function could get, with the attributes that
+// [PCI] describes for any PCI function, if the administrator allows on-demand creation. The
+// physical function is as its family describes it. There are no results if it has virtual functions
+// already: the kernel changes their number only from 0. Their device ID is in the capability of the
+// physical function. Their addresses follow from the capability too, but a device may choose other
+// addresses for another number of virtual functions, and then the described ones do not appear
+// (SR-IOV 3.3.9, 3.3.10).
 //
-// The driver and what it makes, such as an interface, are not known beforehand, nor is the
-// IOMMU group.
+// The driver and its interfaces are not known in advance, nor is the IOMMU group.
 func (h *Host) Unmade(physical Device) (virtual []Device, err error) {
 	entry, err := h.virtualFunctionsOf(physical)
 	if entry == nil {
@@ -96,16 +97,17 @@ func (h *Host) most(entry *VirtualFunctions) int {
 	return entry.Count
 }
 
-// virtualID returns the PCI device ID that virtual functions will have. The kernel writes it
-// without leading zeros (sriov_vf_device_show in drivers/pci/iov.c).
+// virtualID returns the PCI device ID of future virtual functions. The kernel writes the ID without
+// leading zeros (sriov_vf_device_show in drivers/pci/iov.c).
 func virtualID(attrs *sysfs.Attrs) (string, bool) {
 	text, ok := attrs.Written("sriov_vf_device")
 	number, err := strconv.ParseUint(text, 16, 16)
 	return fmt.Sprintf("%04x", number), ok && err == nil
 }
 
-// virtualAddress returns where a virtual function is, by where the first one and the next
-// one are (pci_iov_virtfn_bus and pci_iov_virtfn_devfn in drivers/pci/iov.c).
+// virtualAddress returns the address of virtual function number i, from the offset of the first
+// virtual function and the stride between them (pci_iov_virtfn_bus and pci_iov_virtfn_devfn in
+// drivers/pci/iov.c).
 func virtualAddress(physical string, offset, stride, i uint64) (string, bool) {
 	var domain, bus, slot, function uint64
 	if _, err := fmt.Sscanf(physical, "%x:%x:%x.%x", &domain, &bus, &slot, &function); err != nil {
@@ -119,9 +121,8 @@ func virtualAddress(physical string, offset, stride, i uint64) (string, bool) {
 	return address, at < 1<<16 && sysfs.IsPCIAddress(address)
 }
 
-// unmade returns a virtual function that is not there. The kernel will have its directory
-// beside that of the physical one, on whichever bus it is (pci_iov_add_virtfn in
-// drivers/pci/iov.c).
+// unmade returns the description of a missing virtual function. The kernel will create its
+// directory beside the physical function's, on any bus (pci_iov_add_virtfn in drivers/pci/iov.c).
 func unmade(h *Host, physical Device, address, id string, making Making) Device {
 	function := sysfs.At(h.FS, path.Join(path.Dir(physical.Source), address))
 	d := Device{
@@ -140,8 +141,8 @@ func unmade(h *Host, physical Device, address, id string, making Making) Device 
 	return d
 }
 
-// virtualOf returns how many virtual functions a physical one has, by their links: the
-// attribute sriov_numvfs is not read, as in [Divided].
+// virtualOf returns the virtual functions of a physical function, by their links. It does not read
+// the attribute sriov_numvfs, for the same reason as [Divided].
 func virtualOf(host *Host, physical sysfs.Device) (functions []sysfs.Device, err error) {
 	entries, err := fs.ReadDir(host.FS, physical.Path)
 	if err != nil {
@@ -160,8 +161,8 @@ func virtualOf(host *Host, physical sysfs.Device) (functions []sysfs.Device, err
 	return functions, nil
 }
 
-// MakeVirtual is the [Family.Make] of families that describe virtual functions which
-// [Host.Unmade] returns. All are made by one write.
+// MakeVirtual is the [Family.Make] of families that describe virtual functions from [Host.Unmade].
+// One write creates all virtual functions of a physical function.
 func MakeVirtual(host *Host, tools Tools, m Making) (Work, error) {
 	physical, count := sysfs.At(host.FS, m.Of), m.How[virtualCount]
 	functions, err := virtualOf(host, physical)
@@ -199,8 +200,8 @@ func MakeVirtual(host *Host, tools Tools, m Making) (Work, error) {
 	}, nil
 }
 
-// ours reports whether the virtual functions that a physical one has are those that an agent has made.
-// If it was killed before it could say how many came, they may be fewer than it wanted.
+// ours reports whether an agent created the present virtual functions. If the agent was killed
+// before it recorded the number, there may be fewer than it wanted.
 func ours(has int, m Making) bool {
 	if came := m.How[virtualCame]; came != "" {
 		return strconv.Itoa(has) == came
@@ -209,8 +210,8 @@ func ours(has int, m Making) bool {
 	return err == nil && has > 0 && has <= count
 }
 
-// UnmakeVirtual is the [Family.Unmake] of the same families. A physical function that has
-// another number of virtual ones by now was changed by somebody else, and stays as it is.
+// UnmakeVirtual is the [Family.Unmake] of the same families. If the number of virtual functions has
+// changed since, another program changed it, and the physical function remains unchanged.
 func UnmakeVirtual(host *Host, tools Tools, m Making) (Work, error) {
 	physical := sysfs.At(host.FS, m.Of)
 	functions, err := virtualOf(host, physical)
@@ -239,9 +240,9 @@ func writeVirtual(tools Tools, physical sysfs.Device, count string) error {
 	return nil
 }
 
-// ExplainVirtual says what an error of the kernel means that a write of sriov_numvfs ended
-// with, as far as it is known, and what helps (sriov_numvfs_store in drivers/pci/iov.c of
-// Linux 6.1 to 6.18, and what it calls). It is a remark in parentheses, or "".
+// ExplainVirtual returns the known cause and the remedy for a kernel error from a write of
+// sriov_numvfs, in parentheses, or "" (sriov_numvfs_store in drivers/pci/iov.c of Linux 6.1 to
+// 6.18, and its callees).
 func ExplainVirtual(count string, err error) string {
 	switch {
 	case errors.Is(err, syscall.EBUSY) && count != "0":

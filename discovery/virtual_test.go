@@ -9,8 +9,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// An agent undoes what an agent has made, also if that one was killed before it could say how many
-// virtual functions came. Functions that somebody else has made stay.
+// An agent removes virtual functions that an agent created, even if that agent was killed before it
+// recorded their number. Functions of another program stay.
 func TestUnmakeVirtual(t *testing.T) {
 	const physical = "sys/devices/pci0000:00/0000:03:00.0"
 	for name, test := range map[string]struct {
@@ -32,7 +32,7 @@ func TestUnmakeVirtual(t *testing.T) {
 				"sys/devices/pci0000:00/0000:03:10.0/vendor": {},
 				"sys/devices/pci0000:00/0000:03:10.2/vendor": {},
 			}}
-			var asked []int // how many functions each call was about
+			var asked []int // the number of functions in each call
 			tools := Tools{Busy: func(_ bool, functions ...sysfs.Device) error { asked = append(asked, len(functions)); return nil }}
 			work, err := UnmakeVirtual(host, tools, Making{Of: physical, How: test.how})
 			if err != nil || (work != nil) != test.undone {

@@ -72,7 +72,8 @@ func (s *Snapshot) dropCounted() {
 	})
 }
 
-// ErrSplit is wrapped by the problem of a device that is left out because the rules give its silicon to two APIs.
+// ErrSplit is wrapped by the problem of a device that is left out because the rules offer devices
+// of one physical device by both APIs.
 var ErrSplit = errors.New("its silicon is given to two APIs; choose one mode for all of its devices")
 
 // dropSplit removes every device of a physical device if the modes of its devices differ.

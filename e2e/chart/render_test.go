@@ -257,8 +257,8 @@ func TestDriverRoot(t *testing.T) {
 	}
 }
 
-// TestHostPID checks that the agent is in the PID namespace of the host where it looks at the open files of processes, since kcmp(2) knows threads
-// by their numbers there, and nowhere else.
+// TestHostPID checks that the agent is in the PID namespace of the host if it reads the open files
+// of processes, because kcmp(2) finds threads by their numbers in that namespace only.
 func TestHostPID(t *testing.T) {
 	for values, want := range map[string]bool{
 		"": false, "nvml: {enabled: true}": false, "fpgaProgramming: {enabled: true}": false,

@@ -29,7 +29,7 @@ import (
 
 const address = "0000:03:00.0"
 
-// bench is a host with one device, the claim that has it, and a Custodian.
+// bench is a host with one device, the claim that has the device, and a Custodian.
 type bench struct {
 	*Custodian
 	*rebindtest.Kernel
@@ -40,13 +40,13 @@ type bench struct {
 
 	ledgerDisk disk.FS                                                     // the operating system's if nil
 	listed     []string                                                    // pods that the kubelet lists with the claim
-	podsOf     func(context.Context) (map[types.NamespacedName]Pod, error) // asks the API server
+	podsOf     func(context.Context) (map[types.NamespacedName]Pod, error) // a request to the API server
 
 	fsys   fs.FS
 	rule   Rule
-	lifted atomic.Bool // there is no rule any more
+	lifted atomic.Bool // the administrator has removed the rule
 
-	swapped atomic.Bool // the kernel has given the names of two devices to each other's functions
+	swapped atomic.Bool // the kernel has exchanged the names of two devices
 	device  discovery.Device
 	others  []discovery.Device
 	ledger  *ledger.Ledger
@@ -62,7 +62,7 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// open makes a Custodian and a ledger that know what is on disk.
+// open creates a Custodian and a ledger from the records on disk.
 func (b *bench) open() (problems []error) {
 	b.t.Helper()
 	b.ledger = ledger.New(ledger.Config{Dir: filepath.Join(b.dir, "state"), Boot: "boot", Disk: b.ledgerDisk})
@@ -95,7 +95,7 @@ func (b *bench) open() (problems []error) {
 	return problems
 }
 
-// gives gives the claim the device.
+// gives gives the device to the claim.
 func (b *bench) gives(pods ...types.UID) {
 	b.t.Helper()
 	b.NoteUsers("old", pods)
@@ -114,7 +114,7 @@ func (b *bench) ends() {
 	}
 }
 
-// keeps checks why the device is kept, "" if it is not.
+// keeps checks why the device is withheld, "" if available.
 func (b *bench) keeps(why string) {
 	b.t.Helper()
 	blocked := b.ledger.View(&ledger.Present{}).Blocked(discovery.ModeDRA, "", []ledger.Hold{{Device: "d", Silicon: "d", Whole: true}})
@@ -123,7 +123,7 @@ func (b *bench) keeps(why string) {
 	}
 }
 
-// run has the Custodian work until it is told to stop.
+// run runs the Custodian until stop is called.
 func (b *bench) run() (stop func()) {
 	ctx, cancel := context.WithCancel(b.t.Context())
 	go b.Run(ctx)
@@ -133,8 +133,8 @@ func (b *bench) run() (stop func()) {
 	}
 }
 
-// handsOver ends the process of [bench.trains], and the Custodian once it has handed the device over, of which
-// nothing is written down any more.
+// handsOver ends the process of [bench.trains], waits until the device is reclaimed without any
+// record left, and stops the Custodian.
 func (b *bench) handsOver(stop func()) {
 	b.t.Helper()
 	b.Ends("47")
@@ -146,14 +146,14 @@ func (b *bench) handsOver(stop func()) {
 	}
 }
 
-// trains has a process of the pod open the device.
+// trains makes a process of the pod open the device.
 func (b *bench) trains() {
 	b.t.Helper()
 	b.File("proc/47/cgroup", "0::/kubepods/podpod/0\n")
 	b.Opens("47", "train", "/dev/d")
 }
 
-// Whatever is not the former owner's alone is not reset.
+// A device that the previous owner did not use alone is not reset.
 func TestNotReset(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*bench)
@@ -207,7 +207,8 @@ func TestNotReset(t *testing.T) {
 	}
 }
 
-// A look that hangs keeps the device until it ends, or until the administrator wants nothing done any more.
+// A check that hangs withholds the device until the check ends, or until the administrator removes
+// the rule.
 func TestLookThatHangs(t *testing.T) {
 	for _, lifted := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -246,8 +247,8 @@ func TestLookThatHangs(t *testing.T) {
 	}
 }
 
-// A claim does not end while no record of it is on disk, since the next agent could not know that it had the device. A
-// record that is damaged keeps no device.
+// A claim does not end while it has no record on disk, because the next agent would have no
+// information about its device. A damaged record withholds no device.
 func TestWhatCannotBeTold(t *testing.T) {
 	t.Run("no record on disk", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
@@ -298,7 +299,8 @@ func (b *bench) files() []string {
 	return files
 }
 
-// A claim whose end nobody saw is handed over all the same, and its device goes to who has it by then.
+// The device of a claim whose end was missed is still reclaimed before another consumer gets the
+// device.
 func TestLostOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -323,7 +325,7 @@ func TestLostOwner(t *testing.T) {
 	})
 }
 
-// hanging is a host whose processes cannot be listed while a channel is open.
+// hanging is a host whose processes cannot be listed until a channel is closed.
 type hanging struct {
 	fs.FS
 
@@ -340,7 +342,7 @@ func (h hanging) ReadLink(name string) (string, error)   { return fs.ReadLink(h.
 func (h hanging) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(h.FS, name) }
 func (h hanging) Stat(name string) (fs.FileInfo, error)  { return fs.Stat(h.FS, name) }
 
-// Devices that end together are handed over together: one that takes long holds up no other.
+// Devices that end together are reclaimed together: a slow device does not delay the others.
 func TestTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -363,8 +365,9 @@ func TestTogether(t *testing.T) {
 	})
 }
 
-// A device that is something else by now is not kept for ever, but as long as a process has it open: a GPU that
-// was cut, or a function that has virtual ones, from which everybody would be kept too.
+// A device that has changed into something else, such as a partitioned GPU or a function with
+// virtual functions, is withheld only as long as a process has it open. Otherwise no consumer could
+// ever use the new devices.
 func TestNoMore(t *testing.T) {
 	const virtual = "0000:03:10.0"
 	for name, change := range map[string]func(*bench){
@@ -399,8 +402,7 @@ func noMore(t *testing.T, change func(*bench)) {
 	})
 }
 
-// The device of a claim that could not end, since the disk is read-only, stays the claim's: it is not withheld from it, and
-// not reset.
+// If the disk is read-only and a claim cannot end, the claim keeps its device, without a reset.
 func TestFailedEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -429,8 +431,8 @@ func TestFailedEnd(t *testing.T) {
 	})
 }
 
-// The API server is asked seldom for a pod that it does not have, and nothing waits for it. A pod that joins a claim, or takes
-// another's place, is asked for by its name.
+// The API server is rarely asked for a missing pod, and no other work waits for the answer. A pod
+// that joins a claim, or replaces another pod, is requested by name.
 func TestPodsThatJoin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -471,7 +473,8 @@ func TestPodsThatJoin(t *testing.T) {
 	})
 }
 
-// The device of pods that are not known is withheld for as long as their containers may go on, and is not reset.
+// A device of unknown pods is withheld for as long as their containers may continue to run, and is
+// not reset.
 func TestUnknownPods(t *testing.T) {
 	for name, test := range map[string]struct {
 		pods   []types.UID
@@ -511,7 +514,7 @@ func TestUnknownPods(t *testing.T) {
 	}
 }
 
-// A disk that is full for long is said once.
+// A disk that stays full is logged once.
 func TestFullDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

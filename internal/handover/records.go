@@ -26,9 +26,10 @@ var _ interface {
 	ledger.Tidier
 } = &Custodian{}
 
-// Load reads the records of earlier agents of this boot. It is called before the ledger is opened. Until Run has checked
-// which claims of the records go on, their devices are withheld from other consumers: an agent that was killed when a
-// claim had ended may not have written that down. A record that cannot be read withholds nothing.
+// Load reads the records of earlier agents of this boot. It must be called before the ledger is
+// opened. The devices of the records are withheld from other consumers until Run has checked which
+// claims still exist: an agent that was killed after the end of a claim may not have recorded the
+// end. A record that cannot be read withholds nothing.
 func (c *Custodian) Load() (problems []error) {
 	problems = c.journal.Open()
 	for _, r := range c.journal.All() {
@@ -37,7 +38,7 @@ func (c *Custodian) Load() (problems []error) {
 	return slices.DeleteFunc(problems, func(err error) bool { return err == nil })
 }
 
-// load takes a record over that an earlier agent of this boot has written.
+// load adds a record of an earlier agent of this boot.
 func (c *Custodian) load(j *journal.Record[record]) error {
 	r := j.Body
 	r.name = j.Group
@@ -61,7 +62,7 @@ func (c *Custodian) load(j *journal.Record[record]) error {
 	return nil
 }
 
-// readAgain reads the records that the disk did not list or read when the agent started.
+// readAgain reads the records that could not be listed or read when the agent started.
 func (c *Custodian) readAgain(ctx context.Context) {
 	if !c.journal.Unread() {
 		return
@@ -78,7 +79,7 @@ func (c *Custodian) readAgain(ctx context.Context) {
 	}
 }
 
-// convert returns the record that a file of an earlier version becomes.
+// convert converts a record of an earlier version.
 func convert(name string, data []byte) (*journal.Record[record], error) {
 	var r struct {
 		Boot string `json:"boot"`
@@ -93,29 +94,30 @@ func convert(name string, data []byte) (*journal.Record[record], error) {
 	return &journal.Record[record]{Boot: r.Boot, Group: name, Silicon: r.Hold.Silicon, Devices: []string{r.Hold.Device}, Body: r.record}, nil
 }
 
-// isValid reports whether a record names a device, and has the name of its device and owner.
+// isValid reports whether a record names a device, and has the name that follows from its device
+// and owner.
 func (r *record) isValid() bool {
 	return r.Hold.Device != "" && r.Key != "" && r.nameOf() == r.name
 }
 
-// takeTurn returns once no other call writes or removes records.
+// takeTurn waits until no other call writes or removes records.
 func (c *Custodian) takeTurn() (done func()) {
 	c.filing <- struct{}{}
 	return func() { <-c.filing }
 }
 
-// nameOf returns the name of a record: of its device, and of who has that.
+// nameOf returns the name of a record, which follows from its device and owner.
 func (r *record) nameOf() string {
 	sum := sha256.Sum256([]byte(r.Key + " " + r.Owner.String() + " " + string(r.Owner.UID)))
 	return r.Hold.Device + "." + hex.EncodeToString(sum[:6])
 }
 
-// kept returns what the ledger keeps.
+// kept converts a record for [ledger.Ledger.Keep].
 func (r *record) kept(why string) *ledger.Kept {
 	return &ledger.Kept{Name: r.name, Consumer: r.Key, Had: r.Owner, Hold: r.Hold, Why: why, Idle: r.idle}
 }
 
-// had returns a device with the nodes that its owner had.
+// had adds the nodes that the owner was given to a device.
 func (r *record) had(d discovery.Device) discovery.Device {
 	var nodes []*specs.DeviceNode
 	for _, n := range r.Nodes {
@@ -125,7 +127,7 @@ func (r *record) had(d discovery.Device) discovery.Device {
 	return d
 }
 
-// NoteUsers notes the pods for which a claim is about to be prepared.
+// NoteUsers records the pods of a claim that is about to be prepared.
 func (c *Custodian) NoteUsers(claim types.UID, pods []types.UID) {
 	if len(c.config.Rules()) == 0 {
 		return
@@ -136,8 +138,8 @@ func (c *Custodian) NoteUsers(claim types.UID, pods []types.UID) {
 	of.reserved = union(of.reserved, pods)
 }
 
-// Write implements [ledger.Output]: it writes down who has which device. Of grants it is not known
-// yet.
+// Write implements [ledger.Output]: it records the devices of a claim. The containers of grants are
+// not known yet.
 func (c *Custodian) Write(e ledger.Entry) error {
 	if _, ok := e.(*ledger.Claim); !ok {
 		return nil
@@ -146,8 +148,8 @@ func (c *Custodian) Write(e ledger.Entry) error {
 	return err
 }
 
-// Remove implements [ledger.Output]: it keeps the devices of an owner that ends, less those that the
-// owner has all the same.
+// Remove implements [ledger.Output]: it withholds the devices of an ending owner, except devices
+// that the owner has by another entry too.
 func (c *Custodian) Remove(e ledger.Entry, others []ledger.Entry) error {
 	has := func(device string) bool {
 		return slices.ContainsFunc(others, func(other ledger.Entry) bool {
@@ -167,8 +169,8 @@ func (c *Custodian) Remove(e ledger.Entry, others []ledger.Entry) error {
 	return err
 }
 
-// Forget implements [ledger.Keeper]: it hands over the devices of a claim that has ended, and of which nothing else is
-// left. Before that the end may fail, and nothing is reset.
+// Forget implements [ledger.Keeper]: it reclaims the devices of a claim once nothing else of the
+// claim is left. Before that point the end may still fail, so no device is reset.
 func (c *Custodian) Forget(claim types.UID) error {
 	kept := c.recordsOf(claim)
 	kept = slices.DeleteFunc(kept, func(r *record) bool { return !c.hasEnded(r) })
@@ -193,7 +195,8 @@ func (c *Custodian) recordsOf(claim types.UID) (records []*record) {
 	return records
 }
 
-// end keeps the devices of a claim that ends and of which nothing else is understood, or known.
+// end withholds the devices of an ending claim whose other records could not be decoded, or are
+// missing.
 func (c *Custodian) end(claim types.UID) error {
 	var errs []error
 	for _, r := range c.recordsOf(claim) {
@@ -219,7 +222,8 @@ func (c *Custodian) Pass(earlier []*ledger.Grant) error {
 	return errors.Join(errs...)
 }
 
-// Sweep implements [ledger.Output]. Run looks at the records of owners that have ended.
+// Sweep implements [ledger.Output]. It does nothing, because Run checks the records of ended
+// owners.
 func (c *Custodian) Sweep(func(types.UID, func() error) (bool, error)) error { return nil }
 
 // Tidy implements [ledger.Tidier].
@@ -230,7 +234,7 @@ func holds(e ledger.Entry, device string) bool {
 	return slices.ContainsFunc(e.Holds(), func(h ledger.Hold) bool { return h.Device == device })
 }
 
-// handOver begins to hand devices over, all at once, and waits a little for that.
+// handOver starts to reclaim devices, all at once, and waits for at most the given time.
 func (c *Custodian) handOver(kept []*record, wait time.Duration) {
 	if len(kept) == 0 {
 		return
@@ -250,8 +254,9 @@ func (c *Custodian) handOver(kept []*record, wait time.Duration) {
 	notify(c.wake)
 }
 
-// counts reports whether an entry is of an owner whose devices are to be handed over. A claim that is Configuring counts
-// for its records only: it was given before, and its pods may run.
+// counts reports whether the devices of an entry's owner are to be reclaimed. A claim that is
+// Configuring matters only for existing records: the claim was given before, and its pods may be
+// running.
 func (c *Custodian) counts(e ledger.Entry) bool {
 	switch e := e.(type) {
 	case *ledger.Claim:
@@ -262,8 +267,8 @@ func (c *Custodian) counts(e ledger.Entry) bool {
 	return false
 }
 
-// note writes down who has devices, or had them, and returns the records that are kept. Devices that
-// has names are left out.
+// note records the present or past devices of an entry, except the devices that has reports. It
+// returns the records of the devices to withhold if the owner has ended.
 func (c *Custodian) note(e ledger.Entry, has func(device string) bool, ended bool) (kept []*record, err error) {
 	rules := c.config.Rules()
 	if !c.counts(e) || len(rules) == 0 && !c.any() {
@@ -288,8 +293,8 @@ func (c *Custodian) note(e ledger.Entry, has func(device string) bool, ended boo
 	return kept, errors.Join(errs...)
 }
 
-// recordOf returns the record of an owner's device, a new one if there is none and the administrator
-// wants the device handed over, and else nil.
+// recordOf returns the record of an owner's device. If there is none, it returns a new record if
+// the administrator wants the device reclaimed, and nil otherwise.
 func (c *Custodian) recordOf(rules []Rule, e ledger.Entry, h ledger.Hold) *record {
 	r := &record{Key: e.Key(), Owner: e.Owner(), Grant: grantOf(e), Hold: h}
 	r.name = r.nameOf()
@@ -308,12 +313,12 @@ func (c *Custodian) recordOf(rules []Rule, e ledger.Entry, h ledger.Hold) *recor
 	if isClaim { // a grant has the nodes of all its devices together
 		r.Nodes = append(r.Nodes, ownOf(h.Nodes, &d, r.Nodes)...)
 	}
-	r.Device, _ = c.keyOf(d) // what is not known does not distinguish devices
+	r.Device, _ = c.keyOf(d) // unknown fields do not distinguish devices
 	return r
 }
 
-// ownOf returns which nodes that a claim was given are of one device alone, such as the node of its IOMMU group while it is
-// under vfio, less those that are known.
+// ownOf returns the given nodes that belong to the device alone, such as the node of its IOMMU
+// group while the device is bound to vfio, without the known nodes.
 func ownOf(given []ledger.Node, d *discovery.Device, known []ledger.Node) (nodes []ledger.Node) {
 	for _, n := range given {
 		common := slices.Contains(d.CommonNodes, n.Path) || slices.Contains(discovery.VFIOControl(), n.Path)
@@ -331,7 +336,7 @@ func (c *Custodian) hasEnded(r *record) bool {
 	return r.Ended
 }
 
-// usersBy returns the pods of a record, with those that are known by now.
+// usersBy returns the pods of a record, including pods that became known since.
 func (c *Custodian) usersBy(r *record) users {
 	pod := types.UID("")
 	if r.Owner.API == discovery.ModeDevicePlugin {
@@ -351,10 +356,10 @@ func union(a, b []types.UID) []types.UID {
 	return slices.Compact(all)
 }
 
-// save writes a record with the pods, and whether the owner has ended, unless that is on disk already. The device of an
-// owner that has ended is kept in any case. If its record cannot be written but an earlier one of the owner is on disk,
-// that is enough for the next agent, which finds that the owner has ended; the journal writes the record later. The
-// caller has the turn.
+// save writes a record with the pods and whether the owner has ended, unless the same record is on
+// disk. The device of an ended owner is withheld in any case. If that record cannot be written but
+// an earlier record of the owner is on disk, save returns no error: the next agent finds that the
+// owner has ended, and the journal writes the record later. The caller has the turn.
 func (c *Custodian) save(r *record, of users, ended bool) error {
 	c.mu.Lock()
 	now := record{Key: r.Key, Owner: r.Owner, Grant: r.Grant, Hold: r.Hold, Source: r.Source, Device: r.Device, Nodes: r.Nodes, users: of, Ended: ended}
@@ -387,14 +392,14 @@ func (c *Custodian) save(r *record, of users, ended bool) error {
 	case ended && !r.Ended:
 		r.Ended, r.why, r.ended = true, begun, time.Now()
 		c.config.Ledger.Keep(r.kept(begun))
-	case !ended && r.Ended: // its claim could not be ended, and is given still
+	case !ended && r.Ended: // the claim could not be ended, and remains given
 		r.Ended, r.why, r.idle, r.over, r.after = false, "", false, false, time.Time{}
 		c.config.Ledger.Release(r.name)
 	}
 	return err
 }
 
-// forget removes a record whose device is handed over.
+// forget removes a record after its device was reclaimed.
 func (c *Custodian) forget(r *record) error {
 	defer c.takeTurn()()
 	if err := c.journal.Remove(r.name); err != nil {
@@ -411,14 +416,15 @@ func (c *Custodian) forget(r *record) error {
 	return nil
 }
 
-// refresh writes down who has what by now, and whose end nobody saw.
+// refresh records the present devices of all owners, and withholds the devices of owners whose end
+// was missed.
 func (c *Custodian) refresh(ctx context.Context) {
 	c.readAgain(ctx)
 	view := c.config.Ledger.View(nil)
 	c.askAll(ctx, view.Claims())
 	var entries []ledger.Entry
 	for _, claim := range view.Claims() {
-		if _, state := c.config.Ledger.Get(claim.Key()); state != ledger.Ending { // else it may be handed over already
+		if _, state := c.config.Ledger.Get(claim.Key()); state != ledger.Ending { // an ending claim may be reclaimed already
 			entries = append(entries, claim)
 		}
 	}
@@ -460,8 +466,8 @@ func (c *Custodian) refresh(ctx context.Context) {
 	c.complain(ctx, errors.Join(errs...))
 }
 
-// complain says once that it is not written down who has devices, until all is. The text of a reason names
-// another temporary file each time.
+// complain logs a failure to write records once, until a write succeeds. It does not compare
+// errors, because each error names a different temporary file.
 func (c *Custodian) complain(ctx context.Context, err error) {
 	if err != nil && !c.unwritten {
 		klog.FromContext(ctx).Error(err, "Who has devices is not written down; trying again", "interval", refreshInterval)
@@ -469,27 +475,27 @@ func (c *Custodian) complain(ctx context.Context, err error) {
 	c.unwritten = err != nil
 }
 
-// lose keeps a device whose owner has ended, as far as is known.
+// lose withholds a device whose owner has ended, as far as the agent can tell.
 func (c *Custodian) lose(r *record) error {
 	defer c.takeTurn()()
 	return c.save(r, c.usersBy(r), true)
 }
 
-// restore writes the record of a device that is being handed over again if somebody has removed it: an agent
-// that starts would give the device to its next owner at once.
+// restore writes the record of a withheld device again if the record was removed: without the
+// record, the next agent would give the device to its next owner at once.
 func (c *Custodian) restore(r *record) error {
 	defer c.takeTurn()()
 	c.mu.Lock()
 	there := c.records[r.name] == r
 	c.mu.Unlock()
 	if !there {
-		return nil // it is handed over
+		return nil // the device was reclaimed
 	}
 	return c.save(r, c.usersBy(r), true)
 }
 
-// grantOf tells a grant from all others, and those of the same ID before; "" of another entry. A grant
-// is in the ledger for a while after its container has ended.
+// grantOf identifies a grant, also among grants of the same ID; "" for other entries. A grant stays
+// in the ledger for a while after its container has ended.
 func grantOf(e ledger.Entry) string {
 	g, ok := e.(*ledger.Grant)
 	if !ok {
@@ -498,7 +504,7 @@ func grantOf(e ledger.Entry) string {
 	return fmt.Sprintf("%s %s %d", g.Key(), g.Container, g.Since.UnixNano())
 }
 
-// lives reports whether a record's owner has the device still.
+// lives reports whether a record's owner still has the device.
 func (c *Custodian) lives(r *record) bool {
 	e, state := c.config.Ledger.Get(r.Key)
 	if r.Grant != "" && state == ledger.Ending {

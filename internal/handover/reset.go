@@ -15,14 +15,14 @@ import (
 
 var errNoPrivilege = errors.New("the agent may not change the host: it takes handover.enabled, see docs/handover.md")
 
-// isPart reports whether a device is one of several on the same function, which nobody can reset
-// alone. A virtual function is not.
+// isPart reports whether a device is one of several on the same function, which cannot be reset
+// alone. A virtual function is not such a part.
 func isPart(d discovery.Device) bool {
 	return d.PartOf != nil && len(d.PartOf.Counters) > 0 && d.Name != d.PartOf.Name
 }
 
-// reset resets the PCI function of a device, which nobody has. The kernel does not return before it is
-// done, tells the driver before and after, and resets a bus only if nothing else is on it
+// reset resets the PCI function of a device without consumers. The kernel returns after the reset,
+// notifies the driver before and after, and resets a bus only if no other device is on the bus
 // (pci_reset_function and pci_parent_bus_reset in drivers/pci/pci.c).
 func (c *Custodian) reset(r *record, d discovery.Device, rule *Rule) error {
 	function, ok := functionOf(c.config.Host.FS, d)
@@ -38,7 +38,7 @@ func (c *Custodian) reset(r *record, d discovery.Device, rule *Rule) error {
 	}
 	switch {
 	case !function.Exists("."):
-		return nil // it was taken out
+		return nil // the function was removed
 	case !function.Exists("reset"):
 		return fmt.Errorf("the kernel has no way to reset function %s", function.Name())
 	case c.config.Write == nil:
@@ -65,7 +65,7 @@ func (c *Custodian) reset(r *record, d discovery.Device, rule *Rule) error {
 		}
 	}
 	if err := c.write(function, "reset", "1"); err != nil && function.Exists(".") {
-		return err // else it was taken out, or the reset has removed it
+		return err // otherwise the function was removed, perhaps by the reset
 	}
 	return nil
 }
@@ -84,7 +84,7 @@ func (c *Custodian) write(function sysfs.Device, attribute, value string) error 
 	return nil
 }
 
-// functionOf returns the PCI function that a device is, or is on.
+// functionOf returns the PCI function that contains a device, or that is the device.
 func functionOf(host fs.FS, d discovery.Device) (sysfs.Device, bool) {
 	for dir := d.Source; dir != "." && dir != "/" && dir != ""; dir = path.Dir(dir) {
 		if sysfs.IsPCIAddress(path.Base(dir)) {

@@ -16,13 +16,13 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// maxPasses is how often the processes of pods are looked at before it is said that
-// they do not hold still. A process may start another and end in the middle of a look.
+// maxPasses is how often the processes of pods are listed before ByPods gives up. A process may
+// start another process and end during a pass.
 const maxPasses = 5
 
-// ByPods returns which processes of some pods have a device open: its own nodes, and all
-// else by which a PCI function can be driven. The processes of a pod are those in its
-// control group, so one of a monitor does not count.
+// ByPods returns which processes of some pods have a device open: its own nodes, and every other
+// file that can drive a PCI function. The processes of a pod are the processes in its control
+// group, so the process of a monitor is ignored.
 func ByPods(host *discovery.Host, d discovery.Device, pods []types.UID) (uses Uses) {
 	for range maxPasses {
 		processes, err := processesOf(host, pods)
@@ -69,15 +69,16 @@ func processesOf(host *discovery.Host, pods []types.UID) (processes []string, er
 	return processes, nil
 }
 
-// self is the process that looks, in whichever /proc (proc_pid(5)).
+// self is the calling process in any mount of /proc (proc_pid(5)).
 const self = "self"
 
-// Sight tells why it cannot be seen what the processes of pods have open, nil if it can be. It asks for
-// the first process, which has every privilege: who may look at that one may look at all.
+// Sight returns why the open files of pods' processes are not visible, nil if they are. It reads
+// the open files of the first process, which has every privilege: a reader with access to that
+// process has access to all.
 func Sight(host fs.FS) error { return SightOf(host, self) }
 
-// SightOfAll tells why it cannot be seen what all processes of the machine have open, besides why [Sight]
-// cannot. On a node that is a container itself there are others.
+// SightOfAll returns why the open files of all processes of the machine are not visible, in
+// addition to the reasons of [Sight]. If the node is a container, other processes run outside.
 func SightOfAll(host fs.FS) error {
 	if namespace, err := fs.ReadLink(host, "proc/1/ns/pid"); err == nil && namespace != initialPIDs {
 		return errNotAll
@@ -87,7 +88,7 @@ func SightOfAll(host fs.FS) error {
 
 var errNotAll = errors.New("the processes in /proc are those of a container, and not those of the host")
 
-// SightOf is Sight for another process than the caller's, which /proc of the host has under a number.
+// SightOf is Sight for another process than the caller, by its number in the host's /proc.
 func SightOf(host fs.FS, process string) error {
 	if err := seesAll(host, process); err != nil {
 		return err
@@ -98,12 +99,13 @@ func SightOf(host fs.FS, process string) error {
 	return nil
 }
 
-// seesAll returns why the processes of all pods are not in /proc, nil if they are. With the mount option hidepid, a
-// process without privilege sees no processes of others, not even the first one.
+// seesAll returns why the processes of all pods are not in /proc, nil if they are. With the mount
+// option hidepid, an unprivileged process sees no processes of other users, not even the first one.
 //
-// A node may be a container itself, as with kind. /proc is then the node's, and not that of the agent's own container,
-// if its first process is in another PID namespace than the agent, or, in a pod with hostPID, in another network
-// namespace: all containers of a pod share one network namespace.
+// A node may be a container, as with kind. In that case /proc is the node's, and not that of the
+// agent's own container, if its first process is in another PID namespace than the agent, or, in a
+// pod with hostPID, in another network namespace: all containers of a pod share one network
+// namespace.
 func seesAll(host fs.FS, process string) error {
 	if _, err := fs.Lstat(host, "proc/1"); err != nil {
 		return fmt.Errorf("not all processes are visible: %w", err)
@@ -119,7 +121,7 @@ func seesAll(host fs.FS, process string) error {
 	return nil
 }
 
-// apartFromFirst reports whether a process is in another network namespace than the first one.
+// apartFromFirst reports whether a process is in another network namespace than the first process.
 func apartFromFirst(host fs.FS, process string) bool {
 	first, err := fs.ReadLink(host, "proc/1/ns/net")
 	if err != nil {
@@ -129,7 +131,8 @@ func apartFromFirst(host fs.FS, process string) bool {
 	return err == nil && own != first
 }
 
-// InPods returns what reports whether a process is one of some pods; see [Options.Except].
+// InPods returns a function that reports whether a process belongs to one of some pods; see
+// [Options.Except].
 func InPods(host fs.FS, pods []types.UID) func(process int) bool {
 	return func(process int) bool {
 		groups, err := textOf(host, path.Join("proc", strconv.Itoa(process), "cgroup"))
@@ -137,10 +140,10 @@ func InPods(host fs.FS, pods []types.UID) func(process int) bool {
 	}
 }
 
-// inPod reports whether a process is in the control group of a pod, by its file
-// /proc/PID/cgroup. With version 1 it has a line for each hierarchy. The kubelet calls a pod's
-// group pod<UID>, or for systemd kubepods-burstable-pod<UID>.slice with underscores in the
-// UID (pkg/kubelet/cm, GetPodCgroupNameSuffix and ToSystemd, in 1.31 to 1.37).
+// inPod reports whether the text of /proc/PID/cgroup shows a process in the control group of a pod.
+// With version 1 the file has a line for each hierarchy. The kubelet names a pod's group pod<UID>,
+// or for systemd kubepods-burstable-pod<UID>.slice with underscores in the UID (pkg/kubelet/cm,
+// GetPodCgroupNameSuffix and ToSystemd, in 1.31 to 1.37).
 func inPod(groups string, pod types.UID) bool {
 	if pod == "" {
 		return false

@@ -18,7 +18,7 @@ import (
 
 const pod types.UID = "5f1c9a52-7d0e-4c8e-9a57-0d2f6d0e1b11"
 
-// serial is a device that is no PCI function.
+// serial is a device without a PCI function.
 var serial = discovery.Device{Name: "serial", Source: "sys/devices/virtual/tty/ttyS9", Edits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{
 	{Path: "/dev/serial", HostPath: "/dev/ttyS9", Type: "c", Major: 4, Minor: 73}, {Path: "/dev/control", Type: "c", Major: 10, Minor: 1},
 }}, CommonNodes: []string{"/dev/control"}}
@@ -31,8 +31,8 @@ func byPods(host fs.FS, d discovery.Device) string {
 	return strings.Join(texts, "; ")
 }
 
-// A process counts that is in the pod's control group, however that is named, and has one of
-// the device's own nodes open.
+// ByPods finds a process in the pod's control group, with any form of the group's name, if the
+// process has one of the device's own nodes open.
 func TestByPods(t *testing.T) {
 	const open = "in use: /dev/ttyS9: process 47 (qemu) has it open"
 	for name, test := range map[string]struct {
@@ -58,7 +58,7 @@ func TestByPods(t *testing.T) {
 	}
 }
 
-// All that a function can be driven by is looked for, and not only its nodes.
+// ByPods checks all files that can drive a function, not only its nodes.
 func TestByPodsOfAFunction(t *testing.T) {
 	d := discovery.Device{Name: "f", Source: function}
 	for file, want := range map[string]string{
@@ -80,11 +80,11 @@ func TestByPodsOfAFunction(t *testing.T) {
 	}
 }
 
-// harsh is a host that changes while it is looked at, or is not to be looked at.
+// harsh is a host that changes while it is read, or cannot be read.
 type harsh struct {
 	fs.FS
 
-	open func(name string) error // before a file is opened, or a directory read
+	open func(name string) error // called before a file is opened, or a directory read
 }
 
 func (h harsh) Open(name string) (fs.File, error) {
@@ -108,7 +108,7 @@ func failAt(at string, err error) func(name string) error {
 	return func(name string) error { return map[bool]error{true: err}[name == at] }
 }
 
-// Processes that cannot be seen are told as such. Those that end meanwhile are no more.
+// Invisible processes are reported as such. Processes that end meanwhile are ignored.
 func TestByPodsThatCannotBeSeen(t *testing.T) {
 	files := map[string]string{"proc/1/cgroup": "0::/", "proc/47/cgroup": "0::/kubepods/pod" + string(pod) + "/0", "proc/47/fd/3": "->/dev/ttyS9"}
 	with := func(name, text string) fs.FS {
@@ -164,7 +164,7 @@ func TestByPodsThatCannotBeSeen(t *testing.T) {
 	}
 }
 
-// Whoever may not look at the first process does not see what others have open.
+// A reader without access to the first process does not see the open files of others.
 func TestSight(t *testing.T) {
 	files := map[string]string{"proc/1/cgroup": "0::/", "proc/1/fd/3": "->/dev/null"}
 	container := maps.Clone(files)
@@ -184,7 +184,7 @@ func TestSight(t *testing.T) {
 	}
 }
 
-// A process that starts another and ends while it is looked at hides nothing.
+// A process that starts another process and ends during the pass does not hide the new process.
 func TestByPodsThatStartProcesses(t *testing.T) {
 	files := map[string]string{"proc/1/cgroup": "0::/", "proc/47/cgroup": "0::/kubepods/pod" + string(pod) + "/0", "proc/47/fd/3": "->/dev/ttyS9"}
 	processes := host(files)

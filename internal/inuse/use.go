@@ -1,7 +1,6 @@
-// Package inuse finds out who uses a PCI function: the file systems, swap, arrays and
-// exports on its disks, the routes and interfaces above its ports, the processes that
-// have one of its nodes open. It reads the host and changes nothing. It does not know
-// which container was given what: the ledger does.
+// Package inuse finds the users of a PCI function: file systems, swap, arrays and exports on its
+// disks, routes and interfaces above its ports, and processes with one of its nodes open. It reads
+// the host and changes nothing. Containers and their devices are recorded in package ledger.
 package inuse
 
 import (
@@ -15,19 +14,19 @@ import (
 
 // Use is one way in which a function is in use, or may be.
 type Use struct {
-	Object string // what of the function: "disk nvme0n1", "interface eth0", "/dev/vfio/42"
+	Object string // the used object of the function: "disk nvme0n1", "interface eth0", "/dev/vfio/42"
 	How    string // "it is mounted on /data", "process 47 (qemu) has it open"
 
-	// Unbinding is set where only a function that is to be unbound from its driver
-	// counts as used, such as one whose interface is up and has no routes.
+	// Unbinding is set if the use only prevents that the function is unbound from its driver, as
+	// with an interface that is up and has no routes.
 	Unbinding bool
 
-	// Unseen is why it cannot be told whether the object is used; How is empty then.
-	// It wraps fs.ErrPermission if that is only because the reader lacks privilege.
+	// Unseen is why it is unknown whether the object is used; How is empty in that case. Unseen
+	// wraps fs.ErrPermission if the only cause is a lack of privilege.
 	Unseen error
 }
 
-// String says the use in a sentence: "in use: disk nvme0n1: it is mounted on /data".
+// String describes the use: "in use: disk nvme0n1: it is mounted on /data".
 func (u Use) String() string {
 	if u.Unseen != nil {
 		return fmt.Sprintf("whether %s is in use cannot be told: %v", u.Object, u.Unseen)
@@ -38,8 +37,8 @@ func (u Use) String() string {
 // Uses are all uses of a function.
 type Uses []Use
 
-// Err returns the uses as one error, or nil if there are none: the function is then
-// free. The error wraps what could not be seen.
+// Err returns the uses as one error, or nil if there are none, so that the function is free. The
+// error wraps the errors in Unseen.
 func (u Uses) Err() error {
 	if len(u) == 0 {
 		return nil
@@ -47,12 +46,12 @@ func (u Uses) Err() error {
 	return usesError(u)
 }
 
-// Seen returns the uses that are known, without those that cannot be told.
+// Seen returns the uses that are known, without those that have Unseen set.
 func (u Uses) Seen() Uses {
 	return slices.DeleteFunc(slices.Clone(u), func(use Use) bool { return use.Unseen != nil })
 }
 
-// usesError are uses as an error.
+// usesError is an error that consists of uses.
 type usesError Uses
 
 func (e usesError) Error() string {
@@ -63,7 +62,8 @@ func (e usesError) Error() string {
 	return strings.Join(texts, "; ")
 }
 
-// Unwrap returns why some uses cannot be told, unless others are known: the function is in use then, whatever the rest is.
+// Unwrap returns the errors in Unseen, but none if another use is known: the function is in use in
+// that case, whatever the other objects are.
 func (e usesError) Unwrap() (errs []error) {
 	if len(Uses(e).Seen()) > 0 {
 		return nil
@@ -74,16 +74,16 @@ func (e usesError) Unwrap() (errs []error) {
 	return errs
 }
 
-// Options say what is known of the host beforehand. All may be left out.
+// Options are optional inputs of a [View].
 type Options struct {
-	// Known are the devices that the families found. Their nodes are looked for too.
+	// Known are the devices that the families found. A View searches for users of their nodes too.
 	Known []discovery.Device
 
-	// Except says which processes do not count, by their numbers in the host's /proc.
+	// Except reports whether to ignore a process, by its number in the host's /proc.
 	Except func(process int) bool
 }
 
-// View is what uses the functions of a host, as it was at one moment.
+// View is a record of the users of a host's functions at one moment.
 type View struct {
 	host  *discovery.Host
 	known []discovery.Device
@@ -93,21 +93,21 @@ type View struct {
 	nets   *nets
 }
 
-// Look reads what uses the functions of a host now. A reader without privilege looks
-// as far as it can: what it must not see is Unseen in the uses that it could be.
+// Look records the users of a host's functions now. If the reader lacks privilege, objects that it
+// cannot read have Unseen set.
 func Look(host *discovery.Host, o Options) *View {
 	return &View{host: host, known: o.Known, opened: openNodes(host, o.Except), disks: readDisks(host), nets: readNets(host)}
 }
 
-// Of returns who uses a function now, for one function. It is [Look] and [View.Of].
+// Of returns the uses of one function now. It combines [Look] and [View.Of].
 func Of(host *discovery.Host, function sysfs.Device, o Options) Uses {
 	return Look(host, o).Of(function)
 }
 
-// Disks returns what uses the disks on functions now, as errors by the directories of those
-// functions whose disks are in use: mounted file systems, swap, arrays and exports. It
-// leaves out what cannot be read. It neither opens a disk nor reads which files processes
-// have open, so it can be called often.
+// Disks returns the present uses of the disks on functions: mounted file systems, swap, arrays and
+// exports. The result has an error for the directory of each function whose disks are in use.
+// Unreadable objects are left out. Disks neither opens a disk nor reads which files processes have
+// open, so frequent calls are cheap.
 func Disks(host *discovery.Host, functions []sysfs.Device) map[string]error {
 	used := make(map[string]error)
 	disks := readDisks(host)
@@ -119,8 +119,8 @@ func Disks(host *discovery.Host, functions []sysfs.Device) map[string]error {
 	return used
 }
 
-// Of returns who uses a function that is to be unbound from its driver, or to be
-// destroyed. Nobody does if there are no uses.
+// Of returns the uses of a function that is to be unbound from its driver, or to be destroyed.
+// Without uses the function is free.
 func (v *View) Of(function sysfs.Device) Uses {
 	uses := v.disks.below(function)
 	uses = append(uses, v.nets.below(function)...)
@@ -128,8 +128,8 @@ func (v *View) Of(function sysfs.Device) Uses {
 	return append(uses, v.open(function)...)
 }
 
-// Bound returns who uses a function that keeps its driver while it is changed: its
-// interface may be up, for example.
+// Bound returns the uses of a function that keeps its driver while it is changed: its interface may
+// be up, for example.
 func (v *View) Bound(function sysfs.Device) Uses {
 	var uses Uses
 	for _, use := range v.Of(function) {
@@ -140,8 +140,9 @@ func (v *View) Bound(function sysfs.Device) Uses {
 	return uses
 }
 
-// Err returns who uses one of several functions, as an error that begins with the name of the function; nil if they are
-// free. The functions keep their drivers, or they are to be unbound or destroyed; see [View.Bound] and [View.Of].
+// Err returns the uses of the first function in use as an error that begins with the name of the
+// function; nil if all are free. With keep the functions keep their drivers, as in [View.Bound];
+// otherwise the functions are to be unbound or destroyed, as in [View.Of].
 func (v *View) Err(keep bool, functions ...sysfs.Device) error {
 	uses := v.Of
 	if keep {
@@ -155,10 +156,10 @@ func (v *View) Err(keep bool, functions ...sysfs.Device) error {
 	return nil
 }
 
-// below reports whether a kernel device is on the function, or is it.
+// below reports whether a kernel device is on the function, or is the function.
 func below(d, function sysfs.Device) bool { return Within(d.Path, function) }
 
-// Within reports whether a path of sysfs is the function's directory, or lies in it.
+// Within reports whether a path of sysfs is the function's directory, or lies in that directory.
 func Within(name string, function sysfs.Device) bool {
 	return name == function.Path || strings.HasPrefix(name, function.Path+"/")
 }

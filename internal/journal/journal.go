@@ -19,14 +19,15 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// Record is one change of the host. A record is never modified after it was handed to a [Journal].
+// Record is one change of the host. A record is never modified after a call has passed it to a
+// [Journal].
 type Record[T any] struct {
 	Boot    string   `json:"boot"`              // the kernel's boot ID; the journal sets it
 	Trade   string   `json:"trade"`             // the kind of change; the journal sets it
-	Group   string   `json:"group"`             // the unit that is changed as a whole, and the name of the file
+	Group   string   `json:"group"`             // the unit that changes as a whole, and the name of the file
 	Silicon string   `json:"silicon,omitempty"` // the physical device
 	Devices []string `json:"devices,omitempty"` // the names of the devices
-	Body    T        `json:"body"`              // what the trade needs to undo the change
+	Body    T        `json:"body"`              // data for the undo of the change
 }
 
 // Config is the place of a journal.
@@ -36,44 +37,49 @@ type Config struct {
 	Boot  string // the kernel's boot ID; records of another boot are removed
 }
 
-// Earlier describes records that agents of earlier versions wrote. They are converted when a journal opens.
+// Earlier describes records of earlier versions of the agent. A journal converts them when it
+// opens.
 type Earlier[T any] struct {
 	Dir string // absolute
 
-	// Convert returns the record that a file becomes, whose Boot it must set. The name is the file's name without
-	// ".json". A file without a record and without an error is removed. A file without a record and with an error
-	// stays for people to read, and the error is reported. With both, the record is used and the error is reported.
+	// Convert returns the record for a file, with Boot set. The name is the file's name without
+	// ".json". A file without a record and without an error is removed. A file without a record and
+	// with an error stays for inspection, and the error is reported. With both, the record is used
+	// and the error is reported.
 	Convert func(name string, data []byte) (*Record[T], error)
 
-	// Merge returns the record of a group that has one already, which may come from another file of the same group.
-	// Nil means that the record there remains as it is.
+	// Merge returns the record of a group that already has a record, perhaps from another file of
+	// the same group. Nil means that the existing record remains unchanged.
 	Merge func(there, converted *Record[T]) *Record[T]
 }
 
-// Journal has the records of one trade. It keeps them in memory, too: after Open and ReadAgain, the disk is only written.
+// Journal has the records of one trade. It keeps the records in memory, too: after Open and
+// ReadAgain, the disk is only written.
 type Journal[T any] struct {
-	// Damaged returns what takes the place of the record of a group that is not valid. If it is nil, or returns nil, the
-	// group has no record, and the file stays for people to read. It is set before the journal is opened.
+	// Damaged returns the replacement for the invalid record of a group. If Damaged is nil, or
+	// returns nil, the group has no record, and the file stays for inspection. Damaged must be set
+	// before the journal is opened.
 	Damaged func(group string) *Record[T]
 
-	// Check returns why the body of a record is not valid, nil if it is. Optional. It is set before the journal is opened.
+	// Check returns why the body of a record is not valid, nil if valid. Optional. Check must be
+	// set before the journal is opened.
 	Check func(r *Record[T]) error
 
 	config  Config
 	trade   string
 	earlier Earlier[T]
-	filing  chan struct{} // has one value while a call reads, writes or removes files; a mutex is never held that long
+	filing  chan struct{} // holds one value while a call reads, writes or removes files; a mutex is never held for so long
 
 	mu        sync.Mutex
 	records   map[string]*Record[T] // by group
-	unwritten map[string]bool       // groups whose files may have an older record than the one in memory
-	replaced  map[string][]string   // by group, the files of earlier versions that its record replaces
-	unread    map[string]bool       // files that the disk did not read
-	unlisted  map[string]bool       // directories that the disk did not list
+	unwritten map[string]bool       // groups whose files may be older than the record in memory
+	replaced  map[string][]string   // by group, the files of earlier versions that the group's record replaces
+	unread    map[string]bool       // files that could not be read
+	unlisted  map[string]bool       // directories that could not be listed
 }
 
-// New returns the journal of a trade. Its records are read by [Journal.Open]. A zero Earlier means that no earlier
-// version had such records.
+// New returns the journal of a trade, without records until [Journal.Open]. A zero Earlier means
+// that no earlier version had such records.
 func New[T any](config Config, trade string, earlier Earlier[T]) *Journal[T] {
 	return &Journal[T]{
 		config: config, trade: trade, earlier: earlier, filing: make(chan struct{}, 1),
@@ -90,9 +96,10 @@ func (j *Journal[T]) Dir() string { return filepath.Join(j.config.Dir, j.trade) 
 // File returns the file of a group's record.
 func (j *Journal[T]) File(group string) string { return filepath.Join(j.Dir(), group+suffix) }
 
-// Open reads the records of earlier agents. A record of another boot is removed. A file that is not understood stays for
-// people to read and is reported. A directory or file that the disk does not read is reported, and [Journal.ReadAgain]
-// reads it later. The caller makes sure that no other agent writes to the directory.
+// Open reads the records of earlier agents. A record of another boot is removed. An invalid file
+// stays for inspection and is reported. A directory or file that cannot be read is reported, and
+// [Journal.ReadAgain] reads it later. The caller must ensure that no other agent writes to the
+// directory.
 func (j *Journal[T]) Open() []error {
 	done := j.takeTurn()
 	problems := []error{j.config.Files.Sweep(j.Dir(), 0, "")}
@@ -101,8 +108,8 @@ func (j *Journal[T]) Open() []error {
 	return slices.DeleteFunc(append(problems, more...), func(err error) bool { return err == nil })
 }
 
-// ReadAgain reads what the disk did not list or read before, and returns the records that were found. Unread is true if
-// the disk still does not read all of it.
+// ReadAgain reads directories and files that could not be read before, and returns the records
+// found. Unread is true if some still cannot be read.
 func (j *Journal[T]) ReadAgain() (found []*Record[T], problems []error, unread bool) {
 	j.mu.Lock()
 	dirs := slices.DeleteFunc(j.dirs(), func(dir string) bool { return !j.unlisted[dir] })
@@ -123,7 +130,7 @@ func (j *Journal[T]) ReadAgain() (found []*Record[T], problems []error, unread b
 	return found, problems, len(j.unread)+len(j.unlisted) > 0
 }
 
-// Unread reports whether there may be records that the disk did not list or read.
+// Unread reports whether there may be records that could not be listed or read.
 func (j *Journal[T]) Unread() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -169,7 +176,7 @@ func (j *Journal[T]) list(dirs []string) (found []*Record[T], problems []error) 
 	return found, problems
 }
 
-// read takes over the record of a file, nil if there is none.
+// read adds the record of a file, nil if there is none.
 func (j *Journal[T]) read(file string) (*Record[T], error) {
 	defer j.takeTurn()()
 	data, err := j.config.Files.Read(file)
@@ -191,7 +198,7 @@ func (j *Journal[T]) read(file string) (*Record[T], error) {
 	return j.convert(file, data)
 }
 
-// takeOver takes over a record of the present form. The caller has the turn.
+// takeOver adds a record of the present form. The caller has the turn.
 func (j *Journal[T]) takeOver(file string, data []byte) (*Record[T], error) {
 	group := strings.TrimSuffix(filepath.Base(file), suffix)
 	if j.Get(group) != nil {
@@ -220,8 +227,8 @@ func (j *Journal[T]) takeOver(file string, data []byte) (*Record[T], error) {
 	return nil, fmt.Errorf("record %s is not valid and stays for inspection: %w", file, err)
 }
 
-// convert takes over a record of an earlier version. The new file is written before the old one is removed; where the
-// disk does not do that, [Journal.Restore] repeats it. The caller has the turn.
+// convert adds a record of an earlier version. The new file is written before the old one is
+// removed; after a disk error, [Journal.Restore] tries again. The caller has the turn.
 func (j *Journal[T]) convert(file string, data []byte) (*Record[T], error) {
 	r, err := j.earlier.Convert(strings.TrimSuffix(filepath.Base(file), suffix), data)
 	if err != nil {
@@ -254,7 +261,7 @@ func (j *Journal[T]) takeTurn() (done func()) {
 	return func() { <-j.filing }
 }
 
-// keep sets a group's record in memory. The file has this record.
+// keep sets a group's record in memory, after the record was read from or written to the file.
 func (j *Journal[T]) keep(r *Record[T]) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -263,7 +270,7 @@ func (j *Journal[T]) keep(r *Record[T]) {
 	delete(j.unread, j.File(r.Group))
 }
 
-// Get returns the record of a group, nil if it has none.
+// Get returns the record of a group, nil if there is none.
 func (j *Journal[T]) Get(group string) *Record[T] {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -281,9 +288,9 @@ func (j *Journal[T]) All() []*Record[T] {
 	return all
 }
 
-// Put writes a record before the host is changed, in place of the group's earlier record. If Put returns an error, the
-// host must not be changed. A record that may be on disk despite the error is kept, see [disk.Files.Write]; the undo then
-// finds nothing to do.
+// Put writes a record before the host is changed, in place of the group's earlier record. If Put
+// returns an error, the host must not be changed. A record that may be on disk despite the error is
+// kept, see [disk.Files.Write]; the undo then finds nothing to do.
 func (j *Journal[T]) Put(r *Record[T]) error {
 	defer j.takeTurn()()
 	r.Boot, r.Trade = j.config.Boot, j.trade

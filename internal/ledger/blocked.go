@@ -16,35 +16,37 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// Blocked says why a device is not to be had. It is an error.
+// Blocked is the error that explains why a device is not available to an owner.
 type Blocked struct {
-	Device string // that is wanted
-	By     Owner  // whose entry it is, none if that is not known
-	Has    string // the device that the owner has
+	Device string // the wanted device
+	By     Owner  // the owner of the blocking entry, the zero Owner if unknown
+	Has    string // the owner's device
 
-	// Forgotten says that the kubelet hands the device out again while the pod that has
-	// it is listed without it. Once that pod is known to have ended, the device is to be had.
+	// Forgotten means that the kubelet allocates the device again while it lists the pod that has
+	// the device without the device. The device becomes available once that pod is known to have
+	// ended.
 	Forgotten bool
 
-	Passing  bool // the owner has ended, or is ending, and the device is being handed over
+	Passing  bool // the owner has ended or is ending, and the device is being reclaimed
 	Changing bool // the agent is changing the device
 
-	// Starting is the grant of another function of the same IOMMU group whose container is not known yet, nil if it is not
-	// that which blocks the device. The device may be for the same container.
+	// Starting is the blocking grant if the grant is for another function of the same IOMMU group
+	// and its container is not known yet, nil otherwise. The wanted device may be for the same
+	// container.
 	Starting *Grant
 
 	late bool // a call of the agent on the device is overdue
 	why  string
 }
 
-// Error says who has the device.
+// Error names the device and its owner.
 func (b *Blocked) Error() string { return fmt.Sprintf("device %s is held by %s", b.Device, b.why) }
 
-// Why says who has the device, without its name.
+// Why describes the owner without the name of the device.
 func (b *Blocked) Why() string { return b.why }
 
-// mayOpen returns [*Blocked] if a process has a device open that only one process can open. The caller has reserved the
-// devices.
+// mayOpen returns [*Blocked] if a process has one of the devices open and the device can be opened
+// by only one process at a time. The caller has reserved the devices.
 func (l *Ledger) mayOpen(holds []Hold, own []types.UID, s Stock) error {
 	if l.config.Opened == nil {
 		return nil
@@ -53,7 +55,7 @@ func (l *Ledger) mayOpen(holds []Hold, own []types.UID, s Stock) error {
 	for _, h := range holds {
 		d, found := s.Device(h.Device)
 		if !found || asked[h.Device] || h.Open || h.Amount != nil {
-			continue // that of a shared device is open in the containers of its other consumers
+			continue // the containers of other consumers may have a shared device open
 		}
 		asked[h.Device] = true
 		if who := l.config.Opened(&d.Device, own); who != "" {
@@ -63,26 +65,26 @@ func (l *Ledger) mayOpen(holds []Hold, own []types.UID, s Stock) error {
 	return nil
 }
 
-// index finds the accounts that may concern a device. Thousands of shares of one
-// device are found under the same terms, so the accounts of a term are a map.
+// index finds the accounts that may concern a device. Thousands of shares of one device are found
+// under the same terms, so the accounts of a term are a map.
 type index struct {
-	of    map[string]map[string]*account // by what it is found under: silicon, devices, paths of nodes; by key
+	of    map[string]map[string]*account // accounts by term (physical device, device, node or function) and by key
 	own   map[string]bool                // terms whose accounts no copy of the index shares
-	loose []*account                     // to be asked about everything: what they have is for the present to say
+	loose []*account                     // accounts without a known physical device, which are checked for every device
 }
 
 func newIndex() index {
 	return index{of: make(map[string]map[string]*account), own: make(map[string]bool)}
 }
 
-// copy returns an index that stays as it is. The two share what is in them until it
-// changes.
+// copy returns an index that does not change any more. The copy and the original share their maps
+// until the original changes.
 func (x *index) copy() index {
 	clear(x.own)
 	return index{of: maps.Clone(x.of), loose: x.loose}
 }
 
-// writable returns the accounts of a term, which no copy shares.
+// writable returns the accounts of a term as a map that no copy shares.
 func (x *index) writable(term string) map[string]*account {
 	if !x.own[term] {
 		x.own[term] = true
@@ -122,14 +124,14 @@ func (x *index) remove(a *account) {
 	}
 }
 
-// loose reports whether it cannot be said under what silicon the account is to
-// be found.
+// loose reports whether the physical device of an account is unknown, so that no term finds the
+// account.
 func (a *account) loose() bool {
 	sealed, ok := a.entry.(*Sealed)
 	return ok && sealed.all || slices.ContainsFunc(a.holds, func(h Hold) bool { return h.Present && h.Silicon == "" })
 }
 
-// terms are what an account is found under.
+// terms returns the terms under which an account is found.
 func (a *account) terms() []string {
 	terms := make(map[string]bool)
 	if e, ok := a.entry.(*lease); ok {
@@ -152,7 +154,7 @@ func (a *account) terms() []string {
 
 func (n *Node) numbered() bool { return n.Major != 0 || n.Minor != 0 }
 
-// terms are what the node is known by: its path, and its numbers if it has any.
+// terms returns the terms under which the node is found: its path, and its numbers if known.
 func (n *Node) terms() []string {
 	if n.numbered() {
 		return []string{n.Path, n.numbers()}
@@ -170,8 +172,8 @@ func (n Node) String() string {
 
 func (n *Node) numbers() string { return fmt.Sprintf("%s %d:%d", n.Type, n.Major, n.Minor) }
 
-// concerned returns the accounts that may block a hold, in a fixed order. Accounts are found by the silicon that they
-// recorded, and by the devices that are parts of the wanted silicon now.
+// concerned returns the accounts that may block a hold, in a fixed order. Accounts are found by the
+// recorded physical device, and by the present parts of the wanted physical device.
 func (x *index) concerned(w *Hold, nodes []Node, q *question) []*account {
 	terms := append([]string{w.Device, w.Silicon}, q.stock.Parts(w.Silicon)...)
 	for i := range nodes {
@@ -192,25 +194,25 @@ func (x *index) concerned(w *Hold, nodes []Node, q *question) []*account {
 	return found
 }
 
-// question is one that is asked of the index: may an owner have this?
+// question describes a query of the index: whether an owner may have the wanted devices.
 type question struct {
 	by    discovery.Mode
 	owner Owner
-	own   string         // the key of the owner's entry, which keeps it from nothing
-	of    discovery.Mode // whose entries count, those of both APIs if ""
-	with  *Grant         // of the same container; see [Grant.With]
-	had   Owner          // if set, the entry of the key own is exempt only if it is this owner's
-	lease *lease         // what is wanted is for this lease; nil for a claim or a grant
+	own   string         // key of the owner's entry, which does not block the owner
+	of    discovery.Mode // consider only entries of this API, those of both APIs if ""
+	with  *Grant         // a grant of the same container; see [Grant.With]
+	had   Owner          // if set, the entry with key own is exempt only if it belongs to this owner
+	lease *lease         // the lease that wants the devices; nil for a claim or a grant
 	want  []Hold
 	stock Stock
 
-	ending bool // grants that are ending count, by either API
+	ending bool // whether grants that are ending block too, by either API
 }
 
-// exempts reports whether an account blocks nothing of what is asked: the owner's own entries, and leases on what
-// changes for the owner. Two devices that only wait for their resets do not wait for each other. A device that is
-// withheld after its consumer has ended is withheld from that consumer too: the key may be that of an ID which another
-// container gets next.
+// exempts reports whether an account does not block the query: the owner's own entries, and leases
+// for changes on behalf of the owner. Two devices that only wait for their resets do not wait for
+// each other. A device that is withheld after its consumer has ended is withheld from that consumer
+// too, because the key may be that of an ID which another container gets next.
 func (q *question) exempts(a *account) bool {
 	e, leased := a.entry.(*lease)
 	switch {
@@ -226,7 +228,8 @@ func (q *question) exempts(a *account) bool {
 	return a.key == sealedKey(q.own) || leased && e.Consumer == q.own && (q.lease != nil || e.why == "")
 }
 
-// blocked is all that says who excludes whom.
+// blocked returns the first conflict of a query, nil if the owner may have the devices. All rules
+// of exclusion are applied here.
 func (x *index) blocked(q question) *Blocked {
 	if b := x.blockedFunctions(&q); b != nil {
 		return b
@@ -239,7 +242,7 @@ func (x *index) blocked(q question) *Blocked {
 	return nil
 }
 
-// blockedFunctions returns which lease has one of the functions that are wanted for another.
+// blockedFunctions returns the lease that already covers one of the functions of the wanted lease.
 func (x *index) blockedFunctions(q *question) *Blocked {
 	if q.lease == nil {
 		return nil
@@ -264,7 +267,7 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 	for j := range q.want {
 		if j != i {
 			other := complete(q.want[j], q.stock)
-			balance.add(&other) // what the owner gets besides; with what others have it is told
+			balance.add(&other) // the owner's other devices; a shortage shows when those of others are added
 		}
 	}
 	for _, a := range x.concerned(&w, nodes, &q) {
@@ -303,22 +306,23 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 	return nil
 }
 
-// sameGroup reports whether two devices are functions of one IOMMU group, which go to one process together.
+// sameGroup reports whether two devices are functions of one IOMMU group, which only one process
+// can use.
 func sameGroup(a, b *Hold) bool {
 	_, one := a.Takes[discovery.GroupCounter]
 	_, other := b.Takes[discovery.GroupCounter]
 	return one && other && a.Silicon == b.Silicon
 }
 
-// apart reports whether an account is of the other API, which never has devices of the same silicon. What the agent
-// changes is a matter of devices, whatever API offers them.
+// apart reports whether an account belongs to the other API, which never has devices of the same
+// physical device. Changes of the agent are judged by device, whatever API offers the device.
 func (q *question) apart(a *account) bool {
 	return q.lease == nil && !a.changes() && a.entry.API() != q.by
 }
 
-// judged returns what an account has, once as it was recorded and, where the device is part of other silicon
-// now, once more as it is at present: functions become one piece of silicon when passthrough is enabled for them, or
-// when a function is plugged into an IOMMU group.
+// judged returns the holds of an account as recorded, and a second time as they are at present if
+// the device belongs to another physical device now. Functions become one physical device when
+// passthrough is enabled for them, or when a function is plugged into their IOMMU group.
 func judged(holds []Hold, stock Stock) []Hold {
 	all := make([]Hold, 0, len(holds))
 	for _, h := range holds {
@@ -332,8 +336,8 @@ func judged(holds []Hold, stock Stock) []Hold {
 	return all
 }
 
-// complete fills in what the present snapshot says of a hold whose entry does
-// not say it.
+// complete fills in, from the present snapshot, the fields of a hold that its entry does not
+// record.
 func complete(h Hold, stock Stock) Hold {
 	if !h.Present {
 		return h
@@ -349,8 +353,8 @@ func complete(h Hold, stock Stock) Hold {
 	return h
 }
 
-// present finds the device of a name that a CDI spec or a file says. It may be that
-// of a numbered share of a device which is not shared by number any more.
+// present finds the device with a name from a CDI spec or a file. The name may be that of a
+// numbered share of a device that is not shared by number any more.
 func present(name string, stock Stock) (rules.Offered, bool) {
 	device, found := stock.Device(name)
 	if of, share := rules.ShareOf(name); !found && share {
@@ -359,12 +363,12 @@ func present(name string, stock Stock) (rules.Offered, bool) {
 	return device, found
 }
 
-// touches reports whether both are of one piece of silicon.
+// touches reports whether both holds are on one physical device.
 func (h *Hold) touches(w *Hold) bool { return h.Silicon == w.Silicon || h.Device == w.Device }
 
-// excludes reports whether who has h keeps others from having what is wanted,
-// whatever else there is. Of two parts of one piece of silicon that is not so,
-// nor of two shares of one form: what they take together is for the balance.
+// excludes reports whether hold h excludes the wanted hold, whatever other holds exist. Two parts
+// of one physical device do not exclude each other, nor do two shares of one form: the balance
+// decides whether there is enough for both.
 func (h *Hold) excludes(w *Hold) bool {
 	switch {
 	case h.Device == w.Device:
@@ -375,16 +379,16 @@ func (h *Hold) excludes(w *Hold) bool {
 	return h.Whole || w.Whole || h.takesAll() || w.takesAll()
 }
 
-// sameForm reports whether shares of two forms go together. An entry of an agent
-// that wrote down less of its form goes with all that begin so.
+// sameForm reports whether shares of two forms are compatible. An entry of an older agent records
+// only the beginning of the form, and is compatible with every form that begins so.
 func sameForm(a, b string) bool {
 	return a == b || strings.HasPrefix(a, b+" ") || strings.HasPrefix(b, a+" ")
 }
 
-// takesAll reports whether a device that has parts is all of them.
+// takesAll reports whether the hold is the whole of a device that has parts.
 func (h *Hold) takesAll() bool { return h.Device == h.Silicon && len(h.Takes) > 0 }
 
-// bears reports whether an owner was given one of the nodes.
+// bears reports whether the hold includes one of the nodes.
 func (h *Hold) bears(nodes []Node) bool {
 	return slices.ContainsFunc(h.Nodes, func(mine Node) bool {
 		return slices.ContainsFunc(nodes, func(n Node) bool {
@@ -393,9 +397,8 @@ func (h *Hold) bears(nodes []Node) bool {
 	})
 }
 
-// explains reports whether the nodes of a grant may be those of what is wanted because
-// its owner has that too: a grant says of all its devices together which nodes were
-// given.
+// explains reports whether the nodes of a grant may be those of the wanted device, because the
+// owner has that device too. A grant records the nodes of all its devices together.
 func (a *account) explains(w *Hold, stock Stock) bool {
 	return a.entry.API() == discovery.ModeDevicePlugin && slices.ContainsFunc(a.holds, func(h Hold) bool {
 		h = complete(h, stock)
@@ -403,8 +406,9 @@ func (a *account) explains(w *Hold, stock Stock) bool {
 	})
 }
 
-// Renumbered says how devices have other nodes than the ones that were given, as
-// after cards were removed and found again; "" if they have the same.
+// Renumbered describes how the present nodes of devices differ from the given ones, as after cards
+// were removed and found again. It returns "" if they do not differ, or if one of the devices is
+// missing.
 func Renumbered(given []Node, devices []string, s Stock) string {
 	var now, common []string
 	var has []Node
@@ -412,7 +416,7 @@ func Renumbered(given []Node, devices []string, s Stock) string {
 	for _, name := range devices {
 		d, found := s.Device(name)
 		if !found {
-			return "" // there is more to say than that
+			return "" // a missing device is reported elsewhere
 		}
 		has, common, silicon[d.Silicon()] = append(has, NodesOf(name, s)...), append(common, d.CommonNodes...), true
 	}
@@ -445,7 +449,8 @@ func Renumbered(given []Node, devices []string, s Stock) string {
 	return other
 }
 
-// ownerOf returns the device that has a node now, "" if only some silicon has.
+// ownerOf returns the device that has a node now, "" if there is none outside the excepted physical
+// devices.
 func ownerOf(path string, s Stock, except map[string]bool) string {
 	for _, name := range s.Names() {
 		d, _ := s.Device(name)
@@ -456,7 +461,8 @@ func ownerOf(path string, s Stock, except map[string]bool) string {
 	return ""
 }
 
-// NodesOf returns the nodes that a device and no other silicon has now.
+// NodesOf returns the present nodes of a device, without common nodes that other physical devices
+// share.
 func NodesOf(name string, stock Stock) (nodes []Node) {
 	device, found := stock.Device(name)
 	if !found {
@@ -465,28 +471,28 @@ func NodesOf(name string, stock Stock) (nodes []Node) {
 	return NodesIn(device.OwnNodes())
 }
 
-// NodesIn returns the nodes of the host that edits are about.
+// NodesIn returns the host's nodes that CDI edits describe.
 func NodesIn(edits []*specs.DeviceNode) (nodes []Node) {
 	for _, edit := range edits {
 		n := Node{Path: cmp.Or(edit.HostPath, edit.Path), Type: edit.Type, Major: uint32(edit.Major), Minor: uint32(edit.Minor)}
 		if n.Type == "u" {
-			n.Type = "c" // the same, unbuffered
+			n.Type = "c" // "u" is an unbuffered character device, the same as "c"
 		}
 		nodes = append(nodes, n)
 	}
 	return nodes
 }
 
-// balance adds up what is taken of what an owner wants to take of: the counters
-// of its silicon, and the capacity of its device.
+// balance adds up the use of the counters of the wanted device's physical device, and of the
+// device's capacity.
 type balance struct {
 	wanted   *Hold
 	counters sums[string]
 	capacity sums[resourceapi.QualifiedName]
-	counted  map[string]bool // devices whose takes are in counters: all shares of one take together what it takes
+	counted  map[string]bool // devices whose takes are in counters; all shares of a device together count once
 }
 
-// sums is what is taken of each of some things of which there is so much.
+// sums is the taken amount and the limit of each counter or capacity.
 type sums[K ~string] struct {
 	taken, limits map[K]resource.Quantity
 }
@@ -518,8 +524,8 @@ func newSums[K ~string](taken map[K]resource.Quantity) sums[K] {
 	return sums[K]{taken: maps.Clone(taken), limits: make(map[K]resource.Quantity)}
 }
 
-// add counts what another hold takes and returns, in words, of what there is
-// then not enough, "" if there is enough of all.
+// add counts another hold and returns a description of the exceeded counter or capacity, "" if
+// there is enough of each.
 func (b *balance) add(other *Hold) string {
 	if b.wanted.Open || other.Open || other.Silicon != b.wanted.Silicon {
 		return ""
@@ -539,9 +545,9 @@ func (b *balance) add(other *Hold) string {
 	return ""
 }
 
-// add counts what another takes of what is summed up, and returns the name of
-// which there is then not enough. A name may have no limit any more, because the
-// device has changed; the scheduler was the last to know it.
+// add adds amounts of another hold to the sums and returns the first exceeded name. A name may have
+// no limit any more because the device has changed; then the scheduler alone has checked the
+// amount.
 func (s *sums[K]) add(takes map[K]resource.Quantity) K {
 	for _, name := range slices.Sorted(maps.Keys(takes)) {
 		total, counted := s.taken[name]

@@ -21,108 +21,105 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Version is that of the files which this code writes.
+// Version is the version of the files that this code writes.
 const Version = 4
 
-// readableBy is the oldest version whose agents may act on files of this one. Version 2
-// added the number of shares, version 3 since when a claim has its devices, and version 4
-// for whose limits the scheduler made a claim.
+// readableBy is the oldest version whose agents may act on files of this version. Version 2 added
+// the number of shares, version 3 the time of the allocation, and version 4 the pod for whose
+// limits the scheduler made a claim.
 const readableBy = 1
 
-// Claim is the entry of a claim: who has what, and all that is needed to write
-// its outputs again. It is a type of our own, so that no update of a library
-// changes what is on disk.
+// Claim is the entry of a claim: the allocated devices, and all data needed to write the outputs
+// again. It is independent of library types, so that no update of a library changes the format on
+// disk.
 //
-// On disk it is a line with the checksum of all that follows, and JSON.
+// On disk a claim is a line with the checksum of the rest, followed by JSON.
 //
-// Agents are replaced by older ones too, while claims are prepared. Whatever is
-// added to the format makes a new version, and a file says in ReadableBy the
-// oldest version whose agents may act on it. That may be an older one if such
-// an agent
+// An agent may be replaced by an older one while claims are prepared. Every addition to the format
+// gets a new version, and a file names in ReadableBy the oldest version whose agents may act on the
+// file. That may be an older version if an agent of that version
 //
-//   - sees by the fields it knows no less taken than is,
-//   - finds in the edits all that containers are to have, and can write them as
-//     CDI, and
-//   - may prepare the claim anew. It then keeps the version and the fields of
-//     the claim and its results which it does not know, without knowing whether
-//     they are still so: results of other devices have none of them, and what is
-//     looked up at each Prepare (nodes, edits, files) has only what it knows.
+//   - sees in its known fields at least as much taken as is taken,
+//   - finds in the edits everything that containers need, and can write the edits as CDI, and
+//   - may prepare the claim again. Such an agent keeps the version, and the unknown fields of the claim
+//     and its results, without a check whether they still apply: results of other devices have none of
+//     them, and the data that each Prepare looks up (nodes, edits, files) has only the known fields.
 //
-// An agent sets a file aside that it may not act on, and keeps others from the
-// devices all the same. Agents read the files of all versions before theirs.
+// An agent sets a file aside if it may not act on the file, and still withholds the devices. Agents
+// read the files of all versions before their own.
 type Claim struct {
-	Version    int `json:"version"`              // of the agent that wrote it first
-	ReadableBy int `json:"readableBy,omitempty"` // zero means that Version
+	Version    int `json:"version"`              // version of the agent that wrote the claim first
+	ReadableBy int `json:"readableBy,omitempty"` // zero means the value of Version
 
 	UID       types.UID `json:"uid"`
 	Namespace string    `json:"namespace"`
 	Name      string    `json:"name"`
-	Boot      string    `json:"boot"` // the kernel's boot ID when it was prepared
+	Boot      string    `json:"boot"` // the kernel's boot ID when the claim was prepared
 	Results   []Result  `json:"results"`
 
-	// Since is when the claim was given its allocation, in any boot. An agent of version 1
-	// or 2 writes none.
+	// Since is when the claim got its allocation, in any boot. Agents of versions 1 and 2 do not
+	// write it.
 	Since time.Time `json:"since,omitzero"`
 
-	// Pod is the pod for whose limits the scheduler made the claim, "" of other claims.
+	// Pod is the pod for whose limits the scheduler made the claim, "" for other claims.
 	Pod string `json:"pod,omitempty"`
 
-	// Configuring says that the devices are being made what the claim wants of
-	// them: it has them, and no container may have them yet. It is set by
-	// [Ledger.Give].
+	// Configuring means that the devices are being configured for the claim: the claim has them,
+	// but no container may have them yet. [Ledger.Give] sets it.
 	Configuring bool `json:"configuring,omitempty"`
 
-	// Users are the pods that the claim is reserved for while it is prepared. They are not in the file.
+	// Users are the pods in the claim's reservedFor while the claim is prepared. The file omits
+	// them.
 	Users []types.UID `json:"-"`
 
 	unknown unknownFields
-	raw     []byte // its file as it was read, nil if this code made it
+	raw     []byte // the file as it was read, nil if this code made the claim
 }
 
 // Result is one allocation result of a claim.
 type Result struct {
 	Request string    `json:"request"` // "request" or "request/subrequest"
 	Pool    string    `json:"pool"`
-	Device  string    `json:"device"` // as it was allocated
+	Device  string    `json:"device"` // the name in the allocation
 	ShareID types.UID `json:"shareID,omitempty"`
-	Admin   bool      `json:"admin,omitempty"`  // keeps nobody out
-	Shared  bool      `json:"shared,omitempty"` // the device is open
+	Admin   bool      `json:"admin,omitempty"`  // excludes no other consumer
+	Shared  bool      `json:"shared,omitempty"` // the device has unlimited sharing
 
-	// Resource is the name in the limits of the pod for which the scheduler made the claim,
-	// "" of other claims, and where it was not known.
+	// Resource is the resource name in the limits of the pod for which the scheduler made the
+	// claim, "" for other claims, and where the name was not known.
 	Resource string `json:"resource,omitempty"`
 
-	// The claim has all of the silicon, or takes of its counters. Claims that have
-	// the device together consume its capacity.
+	// The claim has the whole physical device, or takes of its counters. Claims that share the
+	// device consume its capacity.
 	Silicon  string                                          `json:"silicon"`
 	Whole    bool                                            `json:"whole,omitempty"`
 	Takes    map[string]resource.Quantity                    `json:"takes,omitempty"`
 	Consumes map[resourceapi.QualifiedName]resource.Quantity `json:"consumes,omitempty"`
 
-	// Shares is into how many shares the device was cut, 0 if it was not shared by number
-	// or an agent of version 1 wrote the file. The administrator may change the number.
+	// Shares is the number of shares of the device, 0 if the device was not shared by number or if
+	// an agent of version 1 wrote the file. The administrator may change the number.
 	Shares int64 `json:"shares,omitempty"`
 
-	// By what the device is known again.
+	// The following fields identify the device.
 	Source   string `json:"source"`             // name in the snapshot
 	Identity string `json:"identity,omitempty"` // "" if it was unknown
 	Driver   string `json:"driver,omitempty"`
-	Nodes    []Node `json:"nodes,omitempty"` // as they were on the host: one for each node of the edits, then those of before
+	Nodes    []Node `json:"nodes,omitempty"` // nodes of the host: first one for each node of the edits, then earlier ones
 
 	CDI   string               `json:"cdi"` // name of the CDI device
 	Edits specs.ContainerEdits `json:"edits"`
-	Files []HostFile           `json:"files,omitempty"` // of the host, for others than the container
+	Files []HostFile           `json:"files,omitempty"` // files of the host for readers outside the container
 
 	unknown unknownFields
 }
 
-// HostFile is a file of the host that goes with a device.
+// HostFile is a file of the host that belongs to a device.
 type HostFile struct {
 	Path string `json:"path"`
 	Text string `json:"text"`
 }
 
-// Key is the claim's UID.
+// Key returns the claim's UID.
 func (c *Claim) Key() string { return string(c.UID) }
 
 // API implements [Entry].
@@ -133,7 +130,7 @@ func (c *Claim) Owner() Owner {
 	return Owner{API: discovery.ModeDRA, Namespace: c.Namespace, Name: c.Name, UID: c.UID}
 }
 
-// Named is the claim's name, which another claim may have had before it.
+// Named returns the namespace and name of the claim. An earlier claim may have had the same name.
 func (c *Claim) Named() types.NamespacedName {
 	return types.NamespacedName{Namespace: c.Namespace, Name: c.Name}
 }
@@ -147,7 +144,7 @@ func (c *Claim) Holds() []Hold {
 	return holds
 }
 
-// Hold returns what a result has of its device.
+// Hold returns the hold of a result on its device.
 func (r *Result) Hold() Hold {
 	return Hold{
 		Device: r.Source, Silicon: r.Silicon, Whole: r.Whole, Takes: r.Takes, Amount: r.Consumes,
@@ -155,8 +152,8 @@ func (r *Result) Hold() Hold {
 	}
 }
 
-// KeepNodes adds the nodes that the claim was given before: containers may go on with
-// them, since pods have a claim together.
+// KeepNodes adds the nodes that the claim was given before. Several pods may share a claim, so
+// earlier containers may still use these nodes.
 func (r *Result) KeepNodes(earlier *Result) {
 	for _, n := range earlier.Nodes {
 		if !slices.Contains(r.Nodes, n) {
@@ -170,9 +167,8 @@ func (r *Result) LastNodes() []Node {
 	return r.Nodes[:min(len(r.Nodes), len(r.Edits.DeviceNodes))]
 }
 
-// formOf returns the form of the shares that a claim has: by which capacities
-// they are measured, and of how many they are. Shares of one capacity go together
-// whatever their size.
+// formOf returns the form of a claim's shares: the capacities that measure the shares, and the
+// number of shares. Shares of the same capacities are compatible whatever their sizes.
 func formOf(amounts Amounts, shares int64) string {
 	names := make([]string, 0, len(amounts))
 	for name := range amounts {
@@ -197,7 +193,7 @@ func (c *Claim) Files() []discovery.HostFile {
 	return files
 }
 
-// Find returns the result that stands for the same allocation as the other.
+// Find returns the result for the same allocation as the other result. The claim may be nil.
 func (c *Claim) Find(other *Result) (*Result, bool) {
 	if c == nil {
 		return nil, false
@@ -209,19 +205,19 @@ func (c *Claim) Find(other *Result) (*Result, bool) {
 	return &c.Results[i], true
 }
 
-// SameAllocation reports whether both are of the same allocation.
+// SameAllocation reports whether both claims have the same allocation.
 func (c *Claim) SameAllocation(other *Claim) bool {
 	return slices.EqualFunc(c.Results, other.Results, func(a, b Result) bool { return a.sameAllocation(&b) })
 }
 
-// sameAllocation reports whether both are of the same allocation result.
+// sameAllocation reports whether both are the same allocation result.
 func (r *Result) sameAllocation(other *Result) bool {
 	return r.Request == other.Request && r.Pool == other.Pool && r.Device == other.Device &&
 		r.ShareID == other.ShareID && r.Admin == other.Admin
 }
 
-// Keep takes over what a newer agent wrote in an earlier entry of the same claim, and since when
-// the claim has the allocation.
+// Keep copies from an earlier entry of the same claim the fields that a newer agent wrote, and the
+// time of the allocation.
 func (c *Claim) Keep(earlier *Claim) {
 	if earlier == nil {
 		return
@@ -240,8 +236,8 @@ func (c *Claim) Keep(earlier *Claim) {
 	}
 }
 
-// file returns the bytes of the claim's file: one that was read as it was, with
-// all that this code does not know of it.
+// file returns the bytes of the claim's file. A claim that was read from a file returns the bytes
+// of that file, unknown fields included.
 func (c *Claim) file() ([]byte, error) {
 	if c.raw != nil {
 		return c.raw, nil
@@ -254,7 +250,7 @@ func (c *Claim) file() ([]byte, error) {
 	return append([]byte(checksum(body)+"\n"), body...), nil
 }
 
-// DecodeClaim reads a claim's file.
+// DecodeClaim decodes a claim's file.
 func DecodeClaim(data []byte) (*Claim, error) {
 	body, err := checked(data)
 	if err != nil {
@@ -278,7 +274,7 @@ func DecodeClaim(data []byte) (*Claim, error) {
 	return c, nil
 }
 
-// checked returns what follows the checksum of a file, which is right.
+// checked verifies the checksum of a file and returns the rest of the file.
 func checked(data []byte) (body []byte, err error) {
 	sum, body, found := bytes.Cut(data, []byte("\n"))
 	if !found {
@@ -290,8 +286,7 @@ func checked(data []byte) (body []byte, err error) {
 	return body, nil
 }
 
-// understood reports why an agent that writes the version may not act on this
-// claim.
+// understood returns an error if an agent that writes the given version may not act on this claim.
 func (c *Claim) understood(version int) error {
 	readableBy := c.ReadableBy
 	if readableBy == 0 {
@@ -306,8 +301,8 @@ func (c *Claim) understood(version int) error {
 	return nil
 }
 
-// complete reports what a claim lacks that all have: without it nobody would
-// be kept from what the claim has.
+// complete returns an error if a required field is missing. Without these fields the claim's
+// devices could not be withheld from other consumers.
 func (c *Claim) complete() error {
 	if c.UID == "" || c.Boot == "" {
 		return errors.New("lacks the claim's UID or the boot ID")
@@ -320,8 +315,8 @@ func (c *Claim) complete() error {
 	return nil
 }
 
-// checkEdits reports what this code does not know of the edits in a file, and
-// would leave out of a CDI spec.
+// checkEdits returns an error if the edits in a file have fields that this code would omit from a
+// CDI spec.
 func checkEdits(body []byte) error {
 	var c struct {
 		Results []struct{ Edits json.RawMessage }
@@ -344,7 +339,7 @@ func checksum(body []byte) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// unknownFields are fields of a JSON object that this code does not know.
+// unknownFields are the fields of a JSON object that this code does not define.
 type unknownFields map[string]json.RawMessage
 
 // UnmarshalJSON keeps unknown fields.
@@ -373,8 +368,8 @@ func (r *Result) UnmarshalJSON(data []byte) (err error) {
 	return err
 }
 
-// MarshalJSON writes unknown fields too. It is declared on the value because
-// results are encoded as elements of a list.
+// MarshalJSON writes unknown fields too. The receiver is a value because results are encoded as
+// elements of a list.
 func (r Result) MarshalJSON() ([]byte, error) {
 	type plain Result
 	return withUnknown(plain(r), r.unknown)
@@ -388,7 +383,7 @@ func unknownOf(data []byte, known any) (unknownFields, error) {
 	}
 	for field := range reflect.TypeOf(known).Fields() {
 		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
-		// The decoder takes names in any case.
+		// The decoder ignores the case of names.
 		maps.DeleteFunc(fields, func(key string, _ json.RawMessage) bool { return name != "" && strings.EqualFold(key, name) })
 	}
 	if len(fields) == 0 {
@@ -397,7 +392,7 @@ func unknownOf(data []byte, known any) (unknownFields, error) {
 	return fields, nil
 }
 
-// withUnknown encodes a struct and adds the fields to it, in name order.
+// withUnknown encodes a struct and appends the unknown fields in name order.
 func withUnknown(known any, unknown unknownFields) ([]byte, error) {
 	data, err := json.Marshal(known)
 	if err != nil || len(unknown) == 0 {

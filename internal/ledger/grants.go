@@ -10,8 +10,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// mayHave says that new claims wait, as long as it is not known what containers
-// have.
+// mayHave returns [*Blocked] for new claims while the devices of containers are not known yet.
 func (l *Ledger) mayHave(q question) *Blocked {
 	why := l.perhaps()
 	if why == "" || q.by != discovery.ModeDRA {
@@ -25,11 +24,10 @@ func (l *Ledger) mayHave(q question) *Blocked {
 	return nil
 }
 
-// GiveGrants gives containers IDs, all or none, or returns [*Blocked] or the
-// error of the disk. The grants are on disk, and their files of the host are
-// written, before it returns. A newer grant of an ID takes the place of the
-// older one. While the file of grants cannot be read, nothing can be added to it,
-// so containers are given nothing.
+// GiveGrants gives containers IDs, all or none, or returns [*Blocked] or a disk error. The grants
+// are on disk, and their files of the host are written, before GiveGrants returns. A newer grant of
+// an ID replaces the older one. While the file of grants cannot be read, no grant can be added to
+// the file, so containers get no IDs.
 func (l *Ledger) GiveGrants(s Stock, grants []*Grant) error {
 	if err := l.readGrants(); err != nil {
 		return err
@@ -52,7 +50,7 @@ func (l *Ledger) GiveGrants(s Stock, grants []*Grant) error {
 		return err
 	}
 	if err := l.saveGrants(); err != nil {
-		// Nobody comes back for them: they end, whichever file is in place.
+		// No later call would release these grants, so they end, whichever file is in place.
 		l.restoreGrants(grants, before)
 		return err
 	}
@@ -87,7 +85,7 @@ func (l *Ledger) reserveGrants(s Stock, grants []*Grant) (before []*account, err
 	blocked := func(g *Grant) *Blocked {
 		return l.index.blocked(question{by: discovery.ModeDevicePlugin, owner: g.Owner(), own: g.Key(), with: g.With, want: g.Holds(), stock: s})
 	}
-	shares := make(map[string]*Grant) // the last one of each device
+	shares := make(map[string]*Grant) // the last grant of each device
 	for i, g := range grants {
 		key := g.Key()
 		before[i] = l.accounts[key]
@@ -123,7 +121,7 @@ func (l *Ledger) reserveGrants(s Stock, grants []*Grant) (before []*account, err
 	return before, nil
 }
 
-// unreserve takes back what [Ledger.reserveGrants] entered.
+// unreserve reverts [Ledger.reserveGrants].
 func (l *Ledger) unreserve(grants []*Grant, before []*account) {
 	for i, g := range slices.Backward(grants) {
 		l.putBack(g.Key(), before[i])
@@ -131,9 +129,9 @@ func (l *Ledger) unreserve(grants []*Grant, before []*account) {
 	}
 }
 
-// share says what the grant is a share of, "" if it is none. Who may have one share of
-// a device may have more, as long as the device has so many: of thousands it is asked
-// for the first and for the last.
+// share identifies the device and the form of a shared grant; "" for an exclusive grant. Shares of
+// the same device do not exclude each other as long as the device has enough, so among thousands of
+// shares only the first and the last one are checked.
 func (g *Grant) share() string {
 	if g.Exclusive {
 		return ""
@@ -141,7 +139,7 @@ func (g *Grant) share() string {
 	return strings.Join(append([]string{g.Resource, g.Form}, g.Devices...), " ")
 }
 
-// restore makes the account of a key what it was before.
+// restore sets the account of a key back to an earlier account.
 func (l *Ledger) restore(key string, before *account) {
 	l.drop(key)
 	if before != nil {
@@ -149,7 +147,7 @@ func (l *Ledger) restore(key string, before *account) {
 	}
 }
 
-// restoreGrants takes grants back. The file of grants is written again.
+// restoreGrants reverts grants and schedules a write of the file of grants.
 func (l *Ledger) restoreGrants(grants []*Grant, before []*account) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -163,7 +161,7 @@ func (l *Ledger) restoreGrants(grants []*Grant, before []*account) {
 	notify(l.changed)
 }
 
-// EndGrants ends grants, less those that were made anew or confirmed meanwhile.
+// EndGrants ends grants, except those that were given again or confirmed meanwhile.
 func (l *Ledger) EndGrants(grants []*Grant) error {
 	var ended []Entry
 	l.mu.Lock()
@@ -181,9 +179,9 @@ func (l *Ledger) EndGrants(grants []*Grant) error {
 	return l.endReplaced(ended)
 }
 
-// endReplaced removes the outputs of entries that have ended, or that others replace, less those that others have too.
-// A grant leaves the ledger after its outputs, so that a device which an output withholds is never free between the
-// two, and the file of grants after that.
+// endReplaced removes the outputs of ended and replaced entries, except outputs that other entries
+// share. A grant leaves the ledger after its outputs, so that a device which an output withholds is
+// never free between the two. The file of grants is written last.
 func (l *Ledger) endReplaced(entries []Entry) error {
 	defer l.alone(entries...)()
 	var errs []error
@@ -193,7 +191,7 @@ func (l *Ledger) endReplaced(entries []Entry) error {
 			errs = append(errs, err)
 			l.mu.Lock()
 			if !slices.Contains(l.left, e) {
-				l.left = append(l.left, e) // tried again
+				l.left = append(l.left, e) // Run tries again
 			}
 			l.mu.Unlock()
 			continue
@@ -207,7 +205,7 @@ func (l *Ledger) endReplaced(entries []Entry) error {
 	return errors.Join(append(errs, l.saveGrants())...)
 }
 
-// keysOf returns the keys of entries that are in the ledger still.
+// keysOf returns the keys of the entries that are still in the ledger.
 func (l *Ledger) keysOf(entries []Entry) (keys []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -219,7 +217,7 @@ func (l *Ledger) keysOf(entries []Entry) (keys []string) {
 	return keys
 }
 
-// saveGrants writes the file of grants, once it has been read.
+// saveGrants writes the file of grants, once the file has been read.
 func (l *Ledger) saveGrants() error {
 	defer l.saving.take()()
 	l.mu.Lock()
@@ -242,7 +240,7 @@ func (l *Ledger) saveGrants() error {
 	return nil
 }
 
-// grants returns the grants that are on disk, by resource and ID.
+// grants returns the grants for the file, by resource and ID.
 func (l *Ledger) grants() []*Grant {
 	grants := make([]*Grant, 0)
 	for _, a := range l.accounts {

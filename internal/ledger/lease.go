@@ -14,32 +14,35 @@ import (
 	"chandler.dev/internal/overdue"
 )
 
-// Change describes a lease: what the agent is about to change, and for which consumer.
+// Change describes a lease: the devices that the agent is about to change, and the consumer.
 type Change struct {
-	Name     string         // of the lease; unique among all leases, such as the name of a device or a unit
-	Consumer string         // key of the claim or lease for which the change is made and which does not block it; optional
-	Had      Owner          // if set, the entry of that key blocks the change unless this owner has it
-	API      discovery.Mode // the API by which the devices are offered
-	Devices  []Hold         // what no consumer may have meanwhile; see [Device] and [Silicon]
+	Name     string         // name of the lease; unique among all leases, such as the name of a device or a unit
+	Consumer string         // key of the claim or lease that needs the change and does not block it; optional
+	Had      Owner          // if set, the entry with key Consumer blocks the change unless it belongs to this owner
+	API      discovery.Mode // the API that offers the devices
+	Devices  []Hold         // the holds that no consumer may have meanwhile; see [Device] and [Silicon]
 
-	// Functions are the PCI functions that are written to, by [discovery.FunctionKey]; one lease at a time has each. A
-	// function that the kernel has registered again is another one, on which the lease gives no right.
+	// Functions are the PCI functions to be written, by [discovery.FunctionKey]. Each function has
+	// at most one lease at a time. After the kernel has registered a function again, an earlier
+	// lease does not cover it.
 	Functions []discovery.DeviceKey
 
-	// Ended is called when a call of [Lease.Do] ends after the lease was released. It must not block. Optional.
+	// Ended is called when a call of [Lease.Do] ends after the lease was released. It must not
+	// block. Optional.
 	Ended func()
 }
 
-// Device returns the hold of a device, which leaves others the parts of its silicon that do not compete with it. The
-// silicon is what the device was part of when it was last described, the device itself if that is "".
+// Device returns the hold of a device alone: other consumers may have parts of the same physical
+// device that do not compete with the device. silicon names the physical device of the last
+// description, "" for the device itself.
 func Device(name, silicon string) Hold {
 	return Hold{Device: name, Silicon: cmp.Or(silicon, name), Present: true}
 }
 
-// Silicon returns the hold of a whole piece of silicon.
+// Silicon returns the hold of a whole physical device.
 func Silicon(name string) Hold { return Hold{Device: name, Silicon: name, Whole: true} }
 
-// subject names what changes, for people.
+// subject names the changed device for log messages and errors.
 func (c *Change) subject() string {
 	switch {
 	case len(c.Functions) > 0:
@@ -50,7 +53,7 @@ func (c *Change) subject() string {
 	return c.Name
 }
 
-// On returns the holds of all devices that are on PCI functions.
+// On returns the holds of all devices on PCI functions.
 func On(s Stock, functions ...string) (holds []Hold) {
 	for _, name := range s.Names() {
 		d, _ := s.Device(name)
@@ -61,21 +64,23 @@ func On(s Stock, functions ...string) (holds []Hold) {
 	return holds
 }
 
-// lease is the third kind of entry beside claims and grants: devices that no consumer may get, because the agent
-// changes them, or because their previous consumer has not let go of them ([Kept]). It has no file and ends with
-// the process; what must survive the process is in the journal of whoever holds the lease.
+// lease is the third kind of entry beside claims and grants. It withholds devices from consumers
+// because the agent is changing the devices, or because their previous consumer has not released
+// them ([Kept]). A lease has no file and ends with the process; its creator records in a journal
+// what must survive.
 type lease struct {
 	Change
 
-	why   string         // why the devices are withheld from the next consumer, "" if the agent changes them
-	idle  bool           // they are withheld, and no process has them open any more
-	calls *overdue.Calls // of [Lease.Do], nil if the agent does not change them
+	why   string         // reason to withhold the devices from the next consumer, "" if the agent is changing them
+	idle  bool           // the devices are withheld, and no process has them open any more
+	calls *overdue.Calls // calls of [Lease.Do], nil if the agent is not changing the devices
 }
 
 var _ Entry = (*lease)(nil)
 
-// Key returns the key of the lease, by which a nested change names it as its consumer. The name may have the address of
-// a function, which the kernel may give to another one, so the inodes are in the key too.
+// Key returns the key of the lease; a nested change names it as its consumer. The name may contain
+// the address of a function, which the kernel may give to another function, so the key also
+// contains the inodes.
 func (c *Change) Key() string {
 	words := []string{c.Name}
 	for _, function := range c.Functions {
@@ -87,7 +92,7 @@ func (c *Change) Key() string {
 // API implements [Entry].
 func (e *lease) API() discovery.Mode { return e.Change.API }
 
-// Owner implements [Entry]. A previous consumer has no UID here, since all else of its claim is gone.
+// Owner implements [Entry]. The Owner of a previous consumer has no UID, since its claim is gone.
 func (e *lease) Owner() Owner {
 	if e.why == "" {
 		return Owner{}
@@ -103,7 +108,7 @@ func (e *lease) Holds() []Hold { return e.Devices }
 // Files implements [Entry].
 func (e *lease) Files() []discovery.HostFile { return nil }
 
-// late returns an error that names a call which has not ended in time, nil if there is none.
+// late returns an error that names an overdue call, nil if there is none.
 func (e *lease) late() error {
 	if e.calls == nil {
 		return nil
@@ -111,7 +116,7 @@ func (e *lease) late() error {
 	return e.calls.Of(e.Name)
 }
 
-// terms are what the functions of the lease are found under.
+// terms returns the terms under which the functions of the lease are found.
 func (e *lease) terms() (terms []string) {
 	for _, function := range e.Functions {
 		terms = append(terms, functionTerm(function))
@@ -119,26 +124,28 @@ func (e *lease) terms() (terms []string) {
 	return terms
 }
 
-// has reports whether a function is one of those of the lease.
+// has reports whether the lease covers a function.
 func (e *lease) has(function discovery.DeviceKey) bool {
 	return slices.ContainsFunc(e.Functions, function.Same)
 }
 
-// functionTerm finds leases by the address of a function; [lease.has] distinguishes the functions of one address.
+// functionTerm returns the term for leases of a function's address; [lease.has] distinguishes
+// successive functions with the same address.
 func functionTerm(function discovery.DeviceKey) string { return "function " + function.Function }
 
-// Lease is the right to change devices, until it is released. There is no write to a PCI function without one.
+// Lease is the permission to change devices until it is released. The agent writes to no PCI
+// function without a lease.
 type Lease struct {
 	ledger *Ledger
 	entry  *lease
 
-	// Guarded by the ledger's mutex.
-	running  int  // calls of Do
-	released bool // by its holder; it lasts until these calls have ended
+	// The following fields are guarded by the ledger's mutex.
+	running  int  // number of running calls of Do
+	released bool // set by Release; the lease lasts until these calls have ended
 }
 
-// Lease reserves what a change concerns, or returns which consumer, or which other lease, has any of it. Consumers
-// are judged by either API.
+// Lease reserves the devices and functions of a change, or returns the consumer or the other lease
+// that has one of them. Consumers of both APIs are checked.
 func (l *Ledger) Lease(c Change, s Stock) (*Lease, *Blocked) {
 	e := &lease{Change: c, calls: &overdue.Calls{}}
 	q := question{by: discovery.ModeDRA, own: c.Consumer, had: c.Had, lease: e, want: e.Devices, stock: s, ending: true}
@@ -164,8 +171,8 @@ func (l *Ledger) Lease(c Change, s Stock) (*Lease, *Blocked) {
 	return x, nil
 }
 
-// AwaitLease returns a lease as [Ledger.Lease] does, and waits for other leases to end, except for those that a call
-// keeps which is overdue. It takes the stock again each time.
+// AwaitLease returns a lease as [Ledger.Lease] does, but waits for other leases to end, except for
+// a lease with an overdue call. It calls stock before each attempt.
 func (l *Ledger) AwaitLease(ctx context.Context, c Change, stock func() Stock) (*Lease, error) {
 	for {
 		l.mu.Lock()
@@ -186,8 +193,9 @@ func (l *Ledger) AwaitLease(ctx context.Context, c Change, stock func() Stock) (
 	}
 }
 
-// EndLeases refuses new leases and waits for those under which the agent changes devices, until the context ends. It
-// reports whether none is left. While one is left, a write to the host may still go on.
+// EndLeases refuses new leases and waits until the agent is changing no device, or until the
+// context ends. It reports whether no change is left. While one is left, a write to the host may
+// still continue.
 func (l *Ledger) EndLeases(ctx context.Context) (ended bool) {
 	for {
 		l.mu.Lock()
@@ -208,7 +216,8 @@ func (l *Ledger) EndLeases(ctx context.Context) (ended bool) {
 	}
 }
 
-// Leased reports whether there is a lease on a PCI function, so that the agent may write to it.
+// Leased reports whether a lease covers a PCI function, so that the agent may write to the
+// function.
 func (l *Ledger) Leased(function discovery.DeviceKey) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -220,8 +229,8 @@ func (l *Ledger) Leased(function discovery.DeviceKey) bool {
 	return false
 }
 
-// Do calls do, which the kernel may keep for as long as it likes, and gives up after a limit with an error that
-// wraps [overdue.Err]. The lease then lasts until the call has ended.
+// Do calls do, which may block in the kernel without limit. After the limit, Do returns an error
+// that wraps [overdue.Err]; the lease then lasts until the call has ended.
 func (x *Lease) Do(limit time.Duration, what string, do func() error) error {
 	x.ledger.mu.Lock()
 	x.running++
@@ -233,7 +242,7 @@ func (x *Lease) Do(limit time.Duration, what string, do func() error) error {
 	return err
 }
 
-// Late returns an error that names a call which has not ended in time and goes on, nil if there is none.
+// Late returns an error that names an overdue call, nil if there is none.
 func (x *Lease) Late() error { return x.entry.late() }
 
 // Release ends the lease once all calls have ended.
@@ -244,7 +253,7 @@ func (x *Lease) Release() {
 	x.dropIfDone()
 }
 
-// ended notes the end of a call.
+// ended records the end of a call.
 func (x *Lease) ended() {
 	x.ledger.mu.Lock()
 	x.running--
@@ -256,22 +265,23 @@ func (x *Lease) ended() {
 	}
 }
 
-// dropIfDone ends the lease if it was released and no call goes on. The ledger's mutex is held.
+// dropIfDone ends the lease if it was released and no call is running. The caller has the ledger's
+// mutex.
 func (x *Lease) dropIfDone() {
 	if key := x.entry.Key(); x.released && x.running == 0 && x.ledger.accounts[key] != nil && x.ledger.accounts[key].entry == Entry(x.entry) {
 		x.ledger.drop(key)
 	}
 }
 
-// Kept withholds a device from the next consumer after its previous one has ended. Whoever keeps the device remembers
-// it, and keeps it again before the ledger is opened.
+// Kept withholds a device from the next consumer after the previous consumer has ended. The creator
+// records the device elsewhere, and calls Keep again before the ledger is opened.
 type Kept struct {
-	Name     string // tells it from all others that are kept
+	Name     string // unique name
 	Consumer string // key of the previous consumer's entry; a lease for that consumer is not blocked
 	Had      Owner  // the previous consumer
-	Hold     Hold   // what it had
+	Hold     Hold   // the hold of the previous consumer
 	Why      string // why the device is kept: "process 47 (train) has /dev/nvidia0 open"
-	Idle     bool   // no process has the device open any more, so it does not block the reset of another one
+	Idle     bool   // no process has the device open any more, so it does not block the reset of another device
 }
 
 func (k *Kept) lease() *lease {
@@ -281,21 +291,22 @@ func (k *Kept) lease() *lease {
 // Owner returns the previous consumer, with the reason why the device is kept.
 func (k *Kept) Owner() Owner { return k.lease().Owner() }
 
-// Keep withholds a device until [Ledger.Release]. A later call with the same name replaces the reason.
+// Keep withholds a device until [Ledger.Release]. A later call with the same name replaces the
+// reason.
 func (l *Ledger) Keep(k *Kept) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.put(newAccount(k.lease(), Reserved))
 }
 
-// Release ends what [Ledger.Keep] began.
+// Release ends the effect of [Ledger.Keep].
 func (l *Ledger) Release(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.drop((&Change{Name: name}).Key())
 }
 
-// Kept returns why devices are kept though no consumer has them, "" if none is.
+// Kept returns why one of the devices is withheld after its consumer has ended, "" if none is.
 func (v *View) Kept(devices ...string) string {
 	for _, a := range v.accounts {
 		if e, ok := a.entry.(*lease); ok && e.why != "" && slices.Contains(devices, e.Devices[0].Device) {
@@ -305,8 +316,9 @@ func (v *View) Kept(devices ...string) string {
 	return ""
 }
 
-// Taken reports whether another consumer has any of a device that is kept. The entry of a key does not count if it is
-// the previous consumer's, which is ending, also where its record is sealed.
+// Taken reports whether another consumer has a kept device or a competing part. The entry with the
+// given key is ignored if it belongs to the previous consumer, which is ending, even if its record
+// is sealed.
 func (l *Ledger) Taken(name, key string, had Owner) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -318,15 +330,16 @@ func (l *Ledger) Taken(name, key string, had Owner) bool {
 	return l.index.blocked(q) != nil
 }
 
-// Passer is an [Output] that acts when the kubelet allocates an ID to a container while the ledger still has the grant
-// of the previous one. It withholds what the next container may not have yet.
+// Passer is an [Output] that acts when the kubelet allocates an ID to a container while the ledger
+// still has the previous container's grant. It withholds devices that the next container may not
+// have yet.
 type Passer interface {
 	// Pass is called with the earlier grants, which have ended.
 	Pass(earlier []*Grant) error
 }
 
-// pass calls each [Passer] with the grants that new ones replace. A container goes on if the kubelet lists it and
-// has only forgotten that it has the ID.
+// pass calls each [Passer] with the grants that new grants replace. It leaves out the grants of
+// containers that continue to run: the kubelet lists the container, but has forgotten its ID.
 func (l *Ledger) pass(grants []*Grant) error {
 	var ended []*Grant
 	for _, g := range grants {

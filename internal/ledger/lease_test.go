@@ -16,8 +16,8 @@ func all(silicon string) Change {
 	return Change{Name: silicon, API: classic, Devices: []Hold{Silicon(silicon)}}
 }
 
-// A lease waits until it is known what containers have, and for consumers by either API. No consumer gets the device
-// before the lease ends.
+// A lease is refused until the devices of containers are known, and while a consumer of either API
+// has the device. No consumer gets the device before the lease ends.
 func TestLease(t *testing.T) {
 	k := newKubelet(t, Config{}, "a", "b")
 	if _, b := k.Lease(all("a"), k.stock); b == nil {
@@ -50,8 +50,8 @@ func TestLease(t *testing.T) {
 	k.mustGive("a")
 }
 
-// A lease on a device leaves consumers the parts of its silicon that do not compete with it, such as other virtual
-// functions, and not those that do, such as the other functions of its IOMMU group.
+// A lease on a device blocks the parts of its physical device that compete with the device, such as
+// the other functions of its IOMMU group, but no other parts, such as other virtual functions.
 func TestLeaseOfDevice(t *testing.T) {
 	for _, classicHas := range []bool{false, true} {
 		k := newKubelet(t, Config{}, "vf1", "vf2", "vf3")
@@ -96,8 +96,9 @@ func TestLeaseOfDevice(t *testing.T) {
 	}
 }
 
-// A lease on all devices that a change touches is refused while a claim has one of them, whatever silicon the claim
-// recorded. So the virtual functions of an adapter are not removed while they are parts of an IOMMU group.
+// A lease on all devices of a change is refused while a claim has one of them, whatever physical
+// device the claim recorded. So the virtual functions of an adapter are not removed while they are
+// parts of an IOMMU group.
 func TestLeaseOfRecordedSilicon(t *testing.T) {
 	b := newBench(t)
 	s := host(inGroup("vf0"), inGroup("vf1"))
@@ -115,7 +116,8 @@ func TestLeaseOfRecordedSilicon(t *testing.T) {
 	}
 }
 
-// The consumer for whom a device is changed does not block the change, and no other one may have it.
+// A consumer does not block the change of a device on its behalf, and no other consumer may have
+// the device.
 func TestLeaseForConsumer(t *testing.T) {
 	b := newBench(t)
 	s := host(inGroup("f0"), inGroup("f1"))
@@ -145,7 +147,7 @@ func TestLeaseForConsumer(t *testing.T) {
 	outer.Release()
 }
 
-// One lease at a time has a function, and the next one is waited for.
+// A function has at most one lease at a time, and AwaitLease waits for the previous lease to end.
 func TestLeaseOfFunction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -179,8 +181,8 @@ func TestLeaseOfFunction(t *testing.T) {
 	})
 }
 
-// A function that the kernel has registered again under the same address is another one: a lease on the one before gives
-// no right to it, and does not keep others from it.
+// A function that the kernel has registered again under the same address is a different function:
+// an earlier lease does not cover the new function, and does not block others.
 func TestLeaseOfFunctionRegisteredAgain(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("gpu-0", 128))
@@ -210,7 +212,7 @@ func TestLeaseOfFunctionRegisteredAgain(t *testing.T) {
 	}
 }
 
-// A lease lasts until a call has ended that the kernel keeps, also one that was released since.
+// A lease lasts until its blocked call has ended, even if it was released before.
 func TestLeaseOutlastsCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -239,7 +241,7 @@ func TestLeaseOutlastsCalls(t *testing.T) {
 		if blocked != nil || ended != 1 {
 			t.Fatal(blocked, ended)
 		}
-		lease.Release() // once more, which ends no other lease of the name
+		lease.Release() // a second Release does not end another lease of the same name
 		if _, blocked := b.Lease(all("gpu-0"), s); blocked == nil {
 			t.Error("leased twice")
 		}
@@ -247,7 +249,8 @@ func TestLeaseOutlastsCalls(t *testing.T) {
 	})
 }
 
-// A ledger that ends its leases refuses new ones, and reports whether a change goes on that cannot be called back.
+// A ledger that ends its leases refuses new leases, and reports whether a change that cannot be
+// cancelled is still running.
 func TestEndLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

@@ -1,7 +1,7 @@
-// Package ledger says who has which devices, by either API: it writes down what
-// claims and containers are given before they get it, keeps others out, and
-// keeps the files that go with it as they should be. It knows no device's
-// vendor and speaks to nobody.
+// Package ledger records the allocation of devices by both APIs: it writes allocations of claims
+// and containers to disk before the containers get the devices, excludes other consumers, and keeps
+// the files that belong to an allocation up to date. It is independent of vendors and makes no
+// network calls.
 package ledger
 
 import (
@@ -23,89 +23,89 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// The files of a ledger: claims/<uid>.record, claims/<uid>.bad<n> for one that
-// is not understood, grants/grants.json, and boot, which says in which boot
-// claims were last given.
+// The files of a ledger: claims/<uid>.record, claims/<uid>.bad<n> for a record that could not be
+// decoded, grants/grants.json, and boot, which names the boot of the last claim that was given.
 const (
 	claimsDir  = "claims"
 	grantsFile = "grants/grants.json"
 	bootFile   = "boot"
 
-	// wipedWord is in the file boot if claims' files were lost in this boot.
+	// wipedWord is in the file boot if records of claims were lost in this boot.
 	wipedWord = "wiped"
 
 	claimExtension = ".record"
 	badExtension   = ".bad"
 )
 
-// endedFor is for how long it is remembered that a claim has ended: longer than the kubelet
-// names it after that, and than PodResources takes to answer.
+// endedFor is for how long the ledger remembers the end of a claim. It is longer than the kubelet
+// lists the claim after its end, and longer than a PodResources call takes.
 const endedFor = time.Minute
 
-// Config says where a ledger is.
+// Config is the configuration of a ledger.
 type Config struct {
-	Dir  string  // the agent's own; outlives it
-	Boot string  // the kernel's boot ID: claims of another boot keep nobody out
+	Dir  string  // the ledger's own directory, which survives a reboot
+	Boot string  // the kernel's boot ID; claims of another boot exclude no consumer
 	Disk disk.FS // the operating system's if nil
 
-	// Beside are directories in Dir in which others write, whose temporary files are
-	// removed too. Nobody writes there before the ledger was opened.
+	// Beside are directories in Dir that other code writes to. The ledger removes their temporary
+	// files too. No other code writes there before the ledger was opened.
 	Beside []string
 
-	// Listings says that PodResources is asked and [Ledger.Observe] called.
-	// Until the first whole answer no new claim is given anything that is not
-	// open: a container may have it.
+	// Listings means that the caller polls PodResources and calls [Ledger.Observe]. Until the first
+	// complete answer, new claims get only open devices, because a container may have any other
+	// device.
 	Listings bool
 
-	// Patience is how long whole answers of PodResources must leave out what a
-	// container had before another gets it; 10 s if 0.
+	// Patience is for how long complete answers of PodResources must omit a container's device
+	// before another container gets the device; 10 s if 0.
 	Patience time.Duration
 
-	// Termination returns how long the containers of a pod may go on once it
-	// is deleted, and whether that is known. Optional.
+	// Termination returns for how long the containers of a deleted pod may continue to run, and
+	// whether that time is known. Optional.
 	Termination func(namespace, pod string) (time.Duration, bool)
 
-	// Asks reports whether a pod that has not ended asks for a resource, and whether
-	// that is known. Optional.
+	// Asks reports whether a pod that has not ended requests a resource, and whether the answer is
+	// known. Optional.
 	Asks func(namespace, pod, resource string) (asks, known bool)
 
-	// Opened returns which process has a device open that only one process at a time can open, "" if none is seen. The
-	// processes of the consumer's own pods do not count: they have the device already if the files of the ledger were
-	// lost. It is called before a consumer gets the device, and may read the host. Optional.
+	// Opened returns the process that has a device open, if only one process at a time can open the
+	// device; "" if there is none. Processes of the consumer's own pods are ignored: they already
+	// have the device if the files of the ledger were lost. Opened is called before a consumer gets
+	// the device, and may read the host. Optional.
 	Opened func(d *discovery.Device, own []types.UID) string
 }
 
-// Ledger is the ledger of a node. Only the one agent that may write has it open.
+// Ledger is the ledger of a node. Only one agent may have it open.
 type Ledger struct {
 	config  Config
-	claims  disk.Files // claims' files, which no reboot outlives
-	synced  disk.Files // the other files, which a reboot leaves as they are
+	claims  disk.Files // records of claims, which are invalid after a reboot
+	synced  disk.Files // the other files, which survive a reboot
 	outputs []Output
-	opened  chan struct{} // closed once it is open
-	changed chan struct{} // has one when Run is to look
+	opened  chan struct{} // closed by Open
+	changed chan struct{} // holds a value when Run must reconcile; every change may send, Run receives
 
 	locks  locks
-	filing turn // one entry at a time writes or removes files of the host
-	saving turn // one read or write of grants at a time, so that the last one is the newest
-	saying turn // one write of the boot at a time
+	filing turn // serializes writes and removals of files of the host
+	saving turn // serializes reads and writes of grants, so that the last write is the newest
+	saying turn // serializes writes of the file boot
 
-	mu       sync.Mutex // guards what follows, and is never held during I/O
+	mu       sync.Mutex // guards the fields below, and is never held during I/O
 	accounts map[string]*account
 	index    index
-	version  int                // counts changes of the accounts; 1 at first, since a view of no ledger has 0
-	view     *View              // as of some version, nil before the first
-	replaced map[string][]Entry // by key, entries whose outputs the present one replaces
+	version  int                // number of changes of the accounts, from 1, because a view of no ledger has 0
+	view     *View              // the view of an earlier or the present version, nil before the first
+	replaced map[string][]Entry // by key, entries whose outputs the present entry replaces
 	said     listed
-	unread   bool                 // the file of grants may say more than the accounts
-	unsaved  bool                 // the file of grants is not what the accounts say
-	booted   bool                 // the file boot says the present boot
-	wiped    bool                 // claims' files were lost in this boot
-	left     []Entry              // entries that are no more, whose outputs could not be removed
+	unread   bool                 // the file of grants may hold grants that the accounts lack
+	unsaved  bool                 // the file of grants differs from the accounts
+	booted   bool                 // the file boot names the present boot
+	wiped    bool                 // records of claims were lost in this boot
+	left     []Entry              // ended entries whose outputs could not be removed
 	ended    map[string]time.Time // when claims have ended, by key
-	freed    chan struct{}        // closed when an entry is no more; nil if nobody waits for that
+	freed    chan struct{}        // closed when an entry ends; nil if no caller waits
 
 	leasesEnd chan struct{} // closed when the next lease ends
-	closed    bool          // no lease begins any more
+	closed    bool          // no new lease is possible
 }
 
 // New returns a ledger that is not open yet.
@@ -133,12 +133,11 @@ func New(config Config) *Ledger {
 	}
 }
 
-// AddOutput has files written and removed with entries. Outputs are written in
-// the order in which they were added, and removed in the opposite one. It is
-// called before the ledger is opened.
+// AddOutput adds an output whose files are written and removed with entries. Outputs are written in
+// the order of these calls, and removed in reverse order. AddOutput must be called before Open.
 func (l *Ledger) AddOutput(o Output) { l.outputs = append(l.outputs, o) }
 
-// Opened is closed once the ledger is open.
+// Opened returns a channel that is closed once the ledger is open.
 func (l *Ledger) Opened() <-chan struct{} { return l.opened }
 
 func (l *Ledger) isOpen() bool {
@@ -150,20 +149,19 @@ func (l *Ledger) isOpen() bool {
 	}
 }
 
-// Lock keeps other calls for a claim, or for one grant, away.
+// Lock excludes other calls for the same claim or grant until unlock is called.
 func (l *Ledger) Lock(ctx context.Context, key string) (unlock func(), err error) {
 	return l.locks.lock(ctx, key)
 }
 
-// NewClaim returns a claim of this boot that has nothing yet.
+// NewClaim returns a claim of this boot without devices.
 func (l *Ledger) NewClaim(uid types.UID, namespace, name string) *Claim {
 	return &Claim{Version: Version, ReadableBy: readableBy, UID: uid, Namespace: namespace, Name: name, Boot: l.config.Boot, Since: time.Now().UTC().Truncate(time.Second)}
 }
 
-// Give makes a claim Configuring or Given, or returns [*Blocked] or the error
-// of the disk. After an error of the disk the claim is in the state that its
-// file, read back, says. The caller has the claim's lock. It implements the
-// beginning of Prepare; outputs are for [Ledger.Write].
+// Give puts a claim into the state Configuring or Given, or returns [*Blocked] or a disk error.
+// After a disk error, the state of the claim follows from its file, which is read back. The caller
+// has the claim's lock. Give is the first half of Prepare; [Ledger.Write] writes the outputs.
 func (l *Ledger) Give(c *Claim, to State, s Stock) error {
 	if err := l.Settle(c.Key()); err != nil {
 		return err
@@ -199,9 +197,9 @@ func (l *Ledger) Give(c *Claim, to State, s Stock) error {
 	return err
 }
 
-// conform gives shares the form in which others have the same device. The administrator
-// may want another number of shares since. The device is not published as long as it is
-// had in the earlier form, so a claim that comes now was allocated by that.
+// conform gives the shares of a claim the form that other consumers of the same device have. The
+// administrator may have changed the number of shares since. The device is not published while it
+// is in use in the earlier form, so the scheduler allocated this claim by the earlier form too.
 func (l *Ledger) conform(c *Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -217,8 +215,8 @@ func (l *Ledger) conform(c *Claim) {
 	}
 }
 
-// reserve enters a claim unless it is blocked. It decides in one step, so of
-// several owners who want a device one wins, and nobody waits.
+// reserve enters a claim unless it is blocked. The decision is one step under the mutex, so one of
+// several owners that want a device gets it, and no caller waits.
 func (l *Ledger) reserve(c *Claim, s Stock) (before *account, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -240,7 +238,7 @@ func (l *Ledger) reserve(c *Claim, s Stock) (before *account, err error) {
 	return before, nil
 }
 
-// enter makes a claim what its file says after it was written.
+// enter sets the state of a claim according to the file in place after a write.
 func (l *Ledger) enter(there disk.InPlace, c *Claim, to State, before *account) {
 	switch there {
 	case disk.New:
@@ -263,8 +261,8 @@ func (l *Ledger) enter(there disk.InPlace, c *Claim, to State, before *account) 
 	}
 }
 
-// Settle finds out what became of a claim whose file could not be read after it
-// was written. The caller has the claim's lock.
+// Settle determines the state of a claim whose file could not be read back after a write. The
+// caller has the claim's lock.
 func (l *Ledger) Settle(key string) error {
 	a := l.account(key)
 	if a == nil || a.state != Unsure {
@@ -285,7 +283,7 @@ func (l *Ledger) Settle(key string) error {
 	return nil
 }
 
-// Get returns the entry of a key, and its state; nil and None if there is none.
+// Get returns the entry of a key and its state; nil and None if there is none.
 func (l *Ledger) Get(key string) (Entry, State) {
 	a := l.account(key)
 	if a == nil {
@@ -294,16 +292,16 @@ func (l *Ledger) Get(key string) (Entry, State) {
 	return a.entry, a.state
 }
 
-// Claim returns the entry of a claim, nil if there is none that is understood,
-// and its state.
+// Claim returns the entry of a claim and its state. The entry is nil if there is none or if its
+// record could not be decoded.
 func (l *Ledger) Claim(uid types.UID) (*Claim, State) {
 	e, state := l.Get(string(uid))
 	c, _ := e.(*Claim)
 	return c, state
 }
 
-// Since returns since when a claim has its devices. If its record does not say, it asks the disk
-// when that was written; zero if it cannot be told.
+// Since returns when a claim got its devices. If the record has no time, Since returns the
+// modification time of its file; zero if the file cannot be read.
 func (l *Ledger) Since(uid types.UID) time.Time {
 	if c, _ := l.Claim(uid); c != nil && !c.Since.IsZero() {
 		return c.Since
@@ -315,11 +313,11 @@ func (l *Ledger) Since(uid types.UID) time.Time {
 	return info.ModTime()
 }
 
-// IsSealed reports whether there is something of a claim that is not understood.
+// IsSealed reports whether the ledger has files of a claim that it could not decode.
 func (l *Ledger) IsSealed(uid types.UID) bool { return l.account(sealedKey(string(uid))) != nil }
 
-// Write makes the outputs of an entry what they should be. The caller has its
-// lock. If there is an error it is tried again by [Ledger.Run].
+// Write brings the outputs of an entry up to date. The caller has the entry's lock. After an error,
+// [Ledger.Run] tries again.
 func (l *Ledger) Write(key string) error {
 	l.mu.Lock()
 	a, replaced := l.accounts[key], l.replaced[key]
@@ -344,14 +342,15 @@ func (l *Ledger) Write(key string) error {
 	return nil
 }
 
-// End removes the outputs of a claim, and then its file. It is no error
-// if any is missing. The caller has the claim's lock. The stock, which may be nil, has the files
-// of devices for a sealed entry that does not name them.
+// End removes the outputs of a claim, and then its record. A missing file is not an error. The
+// caller has the claim's lock. The stock, which may be nil, supplies the files of devices for a
+// sealed entry that does not name them.
 //
-// A claim that could not be ended is given still, and its outputs are written again: a kubelet to 1.36 whose call
-// to unprepare it failed starts the claim's next pod without another call, since it takes the claim for prepared
-// (pkg/kubelet/cm/dra/manager.go, PrepareResources, read in 1.36.0; since 1.37.0 it rejects the pod until the claim is
-// unprepared). The kubelet calls again when that pod has ended.
+// A claim that could not be ended remains given, and its outputs are written again: if the call to
+// unprepare a claim fails, a kubelet up to 1.36 starts the claim's next pod without another call,
+// since it regards the claim as prepared (pkg/kubelet/cm/dra/manager.go, PrepareResources, read in
+// 1.36.0; since 1.37.0 it rejects the pod until the claim is unprepared). The kubelet calls again
+// when that pod has ended.
 func (l *Ledger) End(uid types.UID, s Stock) error {
 	err := l.end(uid, s)
 	if err == nil {
@@ -408,8 +407,8 @@ func (l *Ledger) end(uid types.UID, s Stock) error {
 	return nil
 }
 
-// ending makes a claim one that is Ending, and returns whose outputs are to go.
-// Of a claim that is not known there may be some all the same.
+// ending puts a claim into the state Ending and returns the entries whose outputs must be removed.
+// A claim without an entry may have outputs too.
 func (l *Ledger) ending(key string, s Stock) (entries []Entry, sealed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -419,7 +418,7 @@ func (l *Ledger) ending(key string, s Stock) (entries []Entry, sealed bool) {
 		entries = append(entries, &Sealed{UID: types.UID(key)})
 	}
 	if a := l.accounts[key]; a != nil {
-		if a.state != Past { // which keeps nobody out, whether it can be ended or not
+		if a.state != Past { // a Past claim excludes no consumer, whether it can be ended or not
 			ending := *a
 			ending.state = Ending
 			l.put(&ending)
@@ -432,8 +431,8 @@ func (l *Ledger) ending(key string, s Stock) (entries []Entry, sealed bool) {
 	return append(entries, l.replaced[key]...), sealed
 }
 
-// removeOutputs removes the outputs of an entry, less those that others have
-// too, the last written first.
+// removeOutputs removes the outputs of an entry in reverse order, except the files that other
+// entries share.
 func (l *Ledger) removeOutputs(e Entry, others []Entry) error {
 	for _, o := range slices.Backward(l.outputs) {
 		if err := o.Remove(e, others); err != nil {
@@ -443,7 +442,7 @@ func (l *Ledger) removeOutputs(e Entry, others []Entry) error {
 	return nil
 }
 
-// others returns the entries whose outputs are to stay, without some.
+// others returns the entries whose outputs must stay, except the entries with the given keys.
 func (l *Ledger) others(without []string) []Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -456,9 +455,9 @@ func (l *Ledger) others(without []string) []Entry {
 	return entries
 }
 
-// alone keeps others from files of the host, if there are any of the entries: of
-// two that end at once and have one file, the second sees that the first is
-// gone, and no file is written while another thinks that nobody has it.
+// alone excludes other writers of files of the host, if one of the entries has such files. When two
+// entries that share a file end at once, the second one sees that the first is gone. A file is not
+// written while another call regards it as unused.
 func (l *Ledger) alone(entries ...Entry) (done func()) {
 	if !slices.ContainsFunc(entries, func(e Entry) bool { return len(e.Files()) > 0 }) {
 		return func() {}

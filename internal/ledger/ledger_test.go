@@ -26,7 +26,7 @@ import (
 	"chandler.dev/internal/disk/disktest"
 )
 
-// stock is what a host has, by name.
+// stock is the devices of a host, by name.
 type stock map[string]rules.Offered
 
 func (s stock) Device(name string) (rules.Offered, bool) {
@@ -49,7 +49,7 @@ func (s stock) WithID(resource, id string) (*Grant, bool) {
 	return &Grant{Devices: []string{id}, Silicon: []string{d.Silicon()}, Exclusive: true}, ours
 }
 
-// gpu has a node of its own and one that all have.
+// gpu has its own node and a common node.
 func gpu(name string, minor int64) rules.Offered {
 	d := rules.Offered{Device: discovery.Device{Name: name, Identity: "uuid-of-" + name, Attributes: discovery.Attributes{}}}
 	d.CommonNodes = []string{"/dev/kfd"}
@@ -60,7 +60,7 @@ func gpu(name string, minor int64) rules.Offered {
 	return d
 }
 
-// always returns the same stock whenever it is asked for.
+// always returns a function that returns the same stock each time.
 func always(s stock) func() Stock { return func() Stock { return s } }
 
 func host(devices ...rules.Offered) stock {
@@ -71,7 +71,7 @@ func host(devices ...rules.Offered) stock {
 	return s
 }
 
-// part takes so much of a silicon of eight slices.
+// part takes an amount of a physical device of eight slices.
 func part(silicon, name string, takes int64) rules.Offered {
 	return rules.Offered{Device: discovery.Device{Name: name, Takes: quantities(takes), PartOf: &discovery.Silicon{Name: silicon, Counters: quantities(8)}}}
 }
@@ -80,7 +80,7 @@ func quantities(n int64) map[string]resource.Quantity {
 	return map[string]resource.Quantity{"slices": *resource.NewQuantity(n, resource.DecimalSI)}
 }
 
-// claim is a claim that is to have devices.
+// claim returns a claim for devices.
 func claim(name string, devices ...rules.Offered) *Claim {
 	c := &Claim{Version: Version, UID: types.UID("uid-" + name), Namespace: "default", Name: name, Boot: "boot-1"}
 	for i, d := range devices {
@@ -99,17 +99,17 @@ func claim(name string, devices ...rules.Offered) *Claim {
 	return c
 }
 
-// notes is an output: who has one.
+// notes is an output that records which entries have outputs.
 type notes struct {
 	mu    sync.Mutex
 	of    map[string]bool
 	names map[string][]SealedDevice
 
-	// unlisted is why it cannot be told which claims have specs.
+	// unlisted is the error of listing the claims with specs.
 	unlisted error
 	fails    error
 
-	tidied time.Duration // the age of what was last swept
+	tidied time.Duration // the age argument of the last sweep
 }
 
 func (n *notes) Write(e Entry) error {
@@ -174,7 +174,7 @@ func newBench(t *testing.T) *bench {
 	return b.open()
 }
 
-// open opens the ledger anew, as another process does.
+// open opens the ledger again, as another process does.
 func (b *bench) open() *bench {
 	b.t.Helper()
 	b.Ledger = New(b.config)
@@ -219,8 +219,8 @@ func (b *bench) state(c *Claim) State {
 	return state
 }
 
-// A claim keeps others out from the moment it is given something until it has
-// ended, also over restarts, and a reboot makes it one of the past.
+// A claim excludes others from its first state until it has ended, also after restarts, and a
+// reboot makes it a Past claim.
 func TestLifeOfAClaim(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128), gpu("b", 129))
@@ -251,7 +251,7 @@ func TestLifeOfAClaim(t *testing.T) {
 	}
 }
 
-// Nothing is undone: after a disk error a claim is what its file says, in memory
+// No write is rolled back: after a disk error the state of a claim follows from its file, in memory
 // as after a restart.
 func TestDiskErrors(t *testing.T) {
 	s := host(gpu("a", 128))
@@ -261,7 +261,7 @@ func TestDiskErrors(t *testing.T) {
 		return c
 	}
 	before := map[string]struct {
-		boots []string // in which it was given
+		boots []string // boots in which the claim was given
 		state State
 	}{
 		"nothing": {nil, None},
@@ -309,8 +309,8 @@ func TestDiskErrors(t *testing.T) {
 	}
 }
 
-// A claim whose file was written, though there was an error, is given: the next
-// call answers. Where the file cannot be read, it keeps others out until it can.
+// A claim whose file was written despite an error is given: the next call reads the file. While the
+// file cannot be read, the claim excludes others.
 func TestUnsure(t *testing.T) {
 	s := host(gpu("a", 128))
 	for _, written := range []bool{true, false} {
@@ -378,14 +378,14 @@ func TestOutputsAreReconciled(t *testing.T) {
 	if b.notes.tidied != disk.Abandoned {
 		t.Errorf("temporary files of age %s were swept", b.notes.tidied)
 	}
-	delete(b.notes.of, c.Key()) // somebody wiped the directory
+	delete(b.notes.of, c.Key()) // as if the directory had been wiped
 	if err := b.Reconcile(t.Context()); err != nil || !b.notes.of[c.Key()] {
 		t.Errorf("outputs %v, %v", b.notes.of, err)
 	}
 }
 
-// A claim that could not be ended is given still, with its outputs, until it is ended once more: a kubelet to 1.36
-// may start the claim's next pod without another call.
+// A claim that could not be ended remains given, with its outputs, until the next call ends it: a
+// kubelet up to 1.36 may start the claim's next pod without another call.
 func TestFailedEndLeavesClaimGiven(t *testing.T) {
 	for name, fails := range map[string]func(b *bench, fails bool){
 		"an output": func(b *bench, fails bool) {
@@ -426,7 +426,7 @@ func TestFailedEndLeavesClaimGiven(t *testing.T) {
 	}
 }
 
-// The files are compared with the entries every 30 s, also after a failure.
+// Run compares the files with the entries every 30 s, also after a failure.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -461,8 +461,8 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// The names of the directories of the file boot are synchronised before it is written,
-// also where somebody removed the directory and another has made it again.
+// The directories of the file boot are synchronised before the file is written, even if a directory
+// was removed and created again by another process.
 func TestDirectoriesAreSynchronised(t *testing.T) {
 	b := newBench(t)
 	var did []string
@@ -490,8 +490,8 @@ func TestDirectoriesAreSynchronised(t *testing.T) {
 	}
 }
 
-// Outputs that a loss of power brought back go later, if they cannot when the ledger
-// is opened.
+// Outputs that reappear after a loss of power are removed later if they cannot be removed when the
+// ledger is opened.
 func TestOutputsThatCannotBeSwept(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128))
@@ -507,7 +507,7 @@ func TestOutputsThatCannotBeSwept(t *testing.T) {
 	}
 }
 
-// The file of a claim goes last, and one that cannot be removed keeps the claim.
+// The file of a claim is removed last, and a file that cannot be removed keeps the claim.
 func TestEndThatFails(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128))
@@ -530,7 +530,7 @@ func TestEndThatFails(t *testing.T) {
 	}
 }
 
-// Of many owners who want one device at once, one gets it.
+// If many owners want one device at once, exactly one gets the device.
 func TestGiveAtOnce(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128))
@@ -563,8 +563,8 @@ func TestGiveAtOnce(t *testing.T) {
 	}
 }
 
-// A consumer does not get a device that a process has open which only one process can open. A claim that has the device
-// is not asked again: its own pod has the device open.
+// A consumer does not get an exclusively opened device while a process has the device open. A claim
+// that has the device is not checked again: its own pod has the device open.
 func TestOpenedDevice(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128), gpu("b", 129))
@@ -610,7 +610,7 @@ func TestOpenedDevice(t *testing.T) {
 	}
 	own := claim("own", s["a"])
 	own.Users = []types.UID{"own"}
-	b.mustGive(own, s) // its own pod has the device open, and the files of the ledger were lost
+	b.mustGive(own, s) // the claim's own pod has the device open, and the files of the ledger were lost
 	if err := b.End(own.UID, s); err != nil {
 		t.Error(err)
 	}
@@ -660,8 +660,8 @@ func TestWipedDirectoryIsWrittenAgain(t *testing.T) {
 	}
 }
 
-// Two views show the same while nothing has changed, also where nobody has anything:
-// by that, lists are not computed anew at each look.
+// Two views are the same as long as nothing has changed, also without any entries, so that lists
+// need not be computed again.
 func TestSameViews(t *testing.T) {
 	l := New(Config{Dir: t.TempDir(), Boot: "boot-1"})
 	if _, err := l.Open(t.Context()); err != nil {

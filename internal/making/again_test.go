@@ -11,8 +11,8 @@ import (
 	"chandler.dev/internal/disk/disktest"
 )
 
-// registerAgain has the kernel register the cell again, divided or not. The directory before stays outside of the host,
-// so that its inode number is not used again, as in sysfs.
+// registerAgain makes the kernel register the cell again, divided or not. The old directory remains
+// outside of the host, so that its inode number is not used again, as in sysfs.
 func (k *kernel) registerAgain(value string) {
 	k.t.Helper()
 	if err := os.Rename(filepath.Join(k.dir, whole), filepath.Join(k.dir, "removed")); err != nil {
@@ -21,8 +21,9 @@ func (k *kernel) registerAgain(value string) {
 	k.divide(value)
 }
 
-// What is on a function that the kernel has registered again, as after a card was replaced, was not created by the agent,
-// and stays. The record before is removed, by the same agent and by the next one.
+// Devices on a function that the kernel has registered again, as after a card was replaced, were
+// not created by the agent, and stay. The old record is removed, by the same agent and by the next
+// one.
 func TestCreatedBeforeTheFunctionWasRegisteredAgain(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -48,7 +49,7 @@ func TestCreatedBeforeTheFunctionWasRegisteredAgain(t *testing.T) {
 	}
 }
 
-// What a claim gets on the function that was registered again is created once more, and removed.
+// A claim gets a device on the newly registered function: the device is created again, and removed.
 func TestCreatedOnTheFunctionThatWasRegisteredAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
@@ -68,8 +69,9 @@ func TestCreatedOnTheFunctionThatWasRegisteredAgain(t *testing.T) {
 	})
 }
 
-// The disk fails in any operation of creating and removing a unit, and the agent is killed after that. While the unit is there,
-// its record is, and the next agent, whose disk works, removes the unit.
+// The disk fails in any operation of creating and removing a unit, and the agent is killed after
+// that. While the unit is there, its record is there too, and the next agent, whose disk works,
+// removes the unit.
 func TestDiskFails(t *testing.T) {
 	for _, forGood := range []bool{false, true} {
 		for nth, reached := 1, true; reached; nth++ {

@@ -1,8 +1,7 @@
-// Package making makes devices that are not there until somebody gets them, by what their
-// families know, and undoes that when nobody has them any more. It writes down what it
-// makes before it does, and goes on from whatever a killed agent has left. It knows no
-// vendor and no Kubernetes. Who may have a device, and since when nobody has it, is not its
-// to decide.
+// Package making creates devices on demand, by the functions of their families, and removes the
+// devices when they are not in use any more. It records each unit before the unit is created, and
+// continues after a killed agent. It is independent of vendors and Kubernetes. The caller decides
+// which consumer may have a device, and for how long an unused device stays.
 package making
 
 import (
@@ -20,74 +19,74 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Config is what a Maker works with.
+// Config is the configuration of a Maker.
 type Config struct {
 	Host     *discovery.Host
 	Families []*discovery.Family
 
-	// Tools change the host; see [discovery.Tools]. Those that are nil mean that the agent
-	// may not change it.
+	// Tools change the host; see [discovery.Tools]. A nil function means that the agent has no
+	// permission for the change.
 	Tools discovery.Tools
 
-	// Programs run the programs of families, by their names; see [discovery.Tools].
+	// Programs run the programs of families, by name; see [discovery.Tools].
 	Programs map[string]func(ctx context.Context, args ...string) ([]byte, error)
 
-	Journal journal.Config // where it is written down what was made
-	Earlier string         // the directory in which earlier versions wrote that down
+	Journal journal.Config // the place of the records of created units
+	Earlier string         // the directory of the records of earlier versions
 
-	// Device returns a device as those who give it out know it.
+	// Device returns a device as the publishers of both APIs see it.
 	Device func(name string) (discovery.Device, bool)
 
-	// Changed is called when a device may be other than the last scan has it. It must not
-	// block.
+	// Changed is called when a device may differ from the last scan. It must not block.
 	Changed func()
 
-	// Ledger is asked for a lease before the host changes, and Stock for the devices of the host as both APIs offer
-	// them.
+	// Ledger grants a lease before the host changes, and Stock returns the devices of the host as
+	// both APIs offer them.
 	Ledger *ledger.Ledger
 	Stock  func() ledger.Stock
 
-	Limit time.Duration // how long a write may take before nobody waits for it any more; 60 s if 0
-	Wait  time.Duration // how long until what was made must be seen; 30 s if 0
+	Limit time.Duration // how long the Maker waits for a write; 60 s if 0
+	Wait  time.Duration // how long a scan may take to find a created device; 30 s if 0
 }
 
-// Maker makes devices and undoes that.
+// Maker creates devices and removes them.
 type Maker struct {
 	config Config
 	made   *journal.Journal[creation] // by unit
 
 	mu      sync.Mutex
-	working map[string]bool               // by unit, while a call changes it
-	awaited map[string]bool               // likewise, while the unit is being made
-	failed  map[string]failure            // likewise, why it could not be made or undone
-	seen    map[string][]discovery.Device // likewise, the devices as they were scanned last before they were made
+	working map[string]bool               // units that a call is changing
+	awaited map[string]bool               // units that are being created
+	failed  map[string]failure            // by unit, why the unit could not be created or removed
+	seen    map[string][]discovery.Device // by unit, the devices in the last scan before the unit was created
 }
 
-// record is on disk before anything is made, and is removed when that is undone.
+// record is on disk before a unit is created, until the unit is removed.
 type record = journal.Record[creation]
 
-// creation is how the devices of a unit are made.
+// creation describes how the devices of a unit are created.
 type creation struct {
 	Family string           `json:"family"`
 	Making discovery.Making `json:"making"`
 
-	// Function is the function on which the devices are created. What is on one that the kernel has registered again is
-	// not the agent's. It is zero in a record of an earlier version.
+	// Function is the function on which the devices are created. Devices on a function that the
+	// kernel has registered again do not belong to the agent. Zero in a record of an earlier
+	// version.
 	Function discovery.DeviceKey `json:"function,omitzero"`
 }
 
-// failure is why a unit is not made, or not undone.
+// failure is why a unit could not be created or removed.
 type failure struct {
 	err  error
-	how  map[string]string // as it was to be made
-	made bool              // it is there, and is not undone
+	how  map[string]string // the How of the attempt to create the unit
+	made bool              // the unit exists and could not be removed
 	at   time.Time
 }
 
-// remember is how long it is said of devices that they could not be made.
+// remember is for how long devices are unhealthy after they could not be created.
 const remember = 5 * time.Minute
 
-// New returns a Maker. It is ready once it was opened.
+// New returns a Maker. The caller must call [Maker.Open] before any other method.
 func New(config Config) *Maker {
 	config.Limit, config.Wait = cmp.Or(config.Limit, time.Minute), cmp.Or(config.Wait, 30*time.Second)
 	if config.Changed == nil {
@@ -99,12 +98,12 @@ func New(config Config) *Maker {
 	}
 }
 
-// Open reads what an earlier agent of this boot has made; see [journal.Journal.Open]. The unit of a record that is not
-// understood stays as it is.
+// Open reads the records of earlier agents of this boot; see [journal.Journal.Open]. A unit whose
+// record cannot be decoded remains unchanged.
 func (m *Maker) Open() (problems []error) { return m.made.Open() }
 
-// ReadAgain reads records that the disk did not list or read when they were opened, and reports whether
-// there are such still. It has one caller at a time.
+// ReadAgain reads records that could not be listed or read before, and reports whether some are
+// still unread. It must not be called concurrently.
 func (m *Maker) ReadAgain() (problems []error, unread bool) {
 	found, problems, unread := m.made.ReadAgain()
 	if len(found) > 0 {
@@ -113,7 +112,7 @@ func (m *Maker) ReadAgain() (problems []error, unread bool) {
 	return problems, unread
 }
 
-// convert returns the record that a file of an earlier version becomes.
+// convert converts a record of an earlier version.
 func convert(unit string, data []byte) (*journal.Record[creation], error) {
 	var r struct {
 		Boot    string           `json:"boot"`
@@ -131,8 +130,8 @@ func convert(unit string, data []byte) (*journal.Record[creation], error) {
 	return &journal.Record[creation]{Boot: r.Boot, Group: unit, Silicon: r.Silicon, Devices: r.Devices, Body: creation{Family: r.Family, Making: r.Making}}, nil
 }
 
-// note writes down what is to be made, unless that is written down already. Of an earlier attempt in
-// another way nothing is there, or the family would have refused.
+// note records a unit before it is created, unless the record is already there. Nothing remains of
+// an earlier attempt in another way; otherwise the family would have refused.
 func (m *Maker) note(d *discovery.Device) error {
 	unit := d.Making.Unit
 	m.mu.Lock()
@@ -153,18 +152,19 @@ func (m *Maker) note(d *discovery.Device) error {
 	return m.made.Put(&record{Group: unit, Silicon: d.Silicon(), Devices: names, Body: creation{Family: d.Family, Making: *d.Making, Function: m.functionOf(d.Making)}})
 }
 
-// functionOf returns the function on which devices are created, as it is registered now.
+// functionOf returns the present key of the function on which devices are created.
 func (m *Maker) functionOf(making *discovery.Making) discovery.DeviceKey {
 	return discovery.FunctionKey(m.config.Host, making.Of)
 }
 
-// isCurrent reports whether the function of a record is still the one on which the devices were created.
+// isCurrent reports whether the function of a record is still the function on which the devices
+// were created.
 func (m *Maker) isCurrent(r *record) bool {
 	return r.Body.Function.Same(m.functionOf(&r.Body.Making))
 }
 
-// amend writes down what has come of a unit. Where that fails, it is known for as long as this
-// agent runs, and is written later.
+// amend records the result of a change of a unit. If the disk fails, the result remains in memory
+// and is written later.
 func (m *Maker) amend(unit string, how map[string]string) error {
 	r := m.made.Get(unit)
 	if r == nil {
@@ -186,7 +186,7 @@ func union(names, more []string) []string {
 	return slices.Compact(all)
 }
 
-// forget removes the record of a unit of which nothing is left to undo.
+// forget removes the record of a unit once nothing is left to remove.
 func (m *Maker) forget(unit string) error {
 	if err := m.made.Remove(unit); err != nil {
 		return err
@@ -197,7 +197,8 @@ func (m *Maker) forget(unit string) error {
 	return nil
 }
 
-// Has reports whether a unit was made, or was about to be, with what was written down of it.
+// Has reports whether a unit has a record, because it was created or about to be created, and
+// returns the recorded How.
 func (m *Maker) Has(unit string) (how map[string]string, has bool) {
 	r := m.made.Get(unit)
 	if r == nil || !m.isCurrent(r) {
@@ -206,16 +207,16 @@ func (m *Maker) Has(unit string) (how map[string]string, has bool) {
 	return maps.Clone(r.Body.Making.How), true
 }
 
-// Made is a unit that was made, or that an agent was about to make.
+// Made is a unit that was created, or that an agent was about to create.
 type Made struct {
 	Unit    string
 	Family  string
-	Silicon string   // of which its devices are
-	Devices []string // their names
-	Failed  error    // why it could not be undone at the last attempt, nil if that was not tried
+	Silicon string   // the physical device
+	Devices []string // names of the devices
+	Failed  error    // why the last attempt to remove the unit failed, nil if there was none
 }
 
-// Made returns all units that are to be undone sometime, in order.
+// Made returns all units with a record, in order.
 func (m *Maker) Made() (made []Made) {
 	all := m.made.All()
 	m.mu.Lock()
@@ -230,7 +231,7 @@ func (m *Maker) Made() (made []Made) {
 	return made
 }
 
-// family returns the family of that name, if it makes devices.
+// family returns the family with a name, or an error if it cannot create devices.
 func (m *Maker) family(name string) (*discovery.Family, error) {
 	for _, f := range m.config.Families {
 		if f.Name == name && f.Makes() {

@@ -27,19 +27,19 @@ const (
 	attribute = whole + "/divided"
 )
 
-// kernel divides a cell into a and b when "1" is written, and puts it together when "0" is.
+// kernel divides a cell into a and b when "1" is written, and merges the parts when "0" is written.
 type kernel struct {
 	t   *testing.T
 	dir string
 
-	disk disk.FS // of the next maker; the operating system's if nil
+	disk disk.FS // for the next maker; the operating system's if nil
 
 	mu     sync.Mutex
 	budget int           // writes until the agent is killed, -1 for any number
-	refuse error         // what a write says
-	lazy   bool          // a write succeeds and does nothing
-	slow   chan struct{} // a look at who uses the cell ends when it is closed
-	hangs  chan struct{} // a write ends when it is closed
+	refuse error         // the error of a write
+	lazy   bool          // a write succeeds without effect
+	slow   chan struct{} // a check for users of the cell blocks until it is closed
+	hangs  chan struct{} // a write blocks until it is closed
 	writes []string
 	busy   error
 }
@@ -106,7 +106,7 @@ func (k *kernel) looked(bool, ...sysfs.Device) error {
 	return busy
 }
 
-// cells divide cells.
+// cells is a family that divides cells.
 var cells = &discovery.Family{
 	Name: "cells",
 	Make: func(host *discovery.Host, tools discovery.Tools, m discovery.Making) (discovery.Work, error) {
@@ -127,7 +127,7 @@ func set(host *discovery.Host, tools discovery.Tools, m discovery.Making, value 
 	return func(context.Context) error { return tools.Write(m.How["attribute"], value) }, nil
 }
 
-// scan describes the parts, as they are or could be.
+// scan describes the parts, existing or not.
 func (k *kernel) scan() *discovery.Snapshot {
 	s := &discovery.Snapshot{}
 	for _, part := range []string{"a", "b"} {
@@ -140,7 +140,7 @@ func (k *kernel) scan() *discovery.Snapshot {
 	return s
 }
 
-// maker returns one whose devices are looked at anew whenever it asks.
+// maker returns a Maker with a new scan for each call of Device.
 func (k *kernel) maker(boot string) *Maker {
 	k.t.Helper()
 	fsys, err := hostfs.Open(k.dir)
@@ -189,7 +189,7 @@ func nothing(d discovery.Device, _ discovery.Parameters, _ string) (discovery.De
 	return d, nil, nil
 }
 
-// get does what is to be done for somebody who gets a part.
+// get does the work of the Configurer for a consumer of a part.
 func get(ctx context.Context, m *Maker, s *discovery.Snapshot, i int) error {
 	_, work, err := m.Configurer(nothing)(s.Devices[i], nil, "claim")
 	if work == nil || err != nil {
@@ -198,7 +198,7 @@ func get(ctx context.Context, m *Maker, s *discovery.Snapshot, i int) error {
 	return work(ctx)
 }
 
-// A unit is made once for all of its devices, and undone once.
+// A unit is created once for all of its devices, and removed once.
 func TestMakes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
@@ -232,7 +232,7 @@ func TestMakes(t *testing.T) {
 	})
 }
 
-// An agent that is killed at any step leaves what the next one goes on from, either way.
+// The next agent continues after an agent that was killed at any step, in both directions.
 func TestKilled(t *testing.T) {
 	for step := range 3 {
 		for _, wanted := range []bool{true, false} {
@@ -265,7 +265,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// A unit that could not be made, and is then made in another way, is undone as it was made.
+// A unit that could not be created, and is then created in another way, is removed in the latter
+// way.
 func TestMadeInAnotherWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
@@ -277,7 +278,7 @@ func TestMadeInAnotherWay(t *testing.T) {
 			t.Error("it was made")
 		}
 		k.refuse = nil
-		m = k.maker("1") // the administrator has another number now
+		m = k.maker("1") // the administrator has changed the number
 		s = k.scan()
 		s.Devices[1].Making.How["count"] = "4"
 		if err := get(t.Context(), m, s, 1); err != nil {
@@ -292,14 +293,14 @@ func TestMadeInAnotherWay(t *testing.T) {
 	})
 }
 
-// A boot undoes everything. Nothing that somebody else has made is undone.
+// A reboot removes everything. Units of other programs are not removed.
 func TestWhatIsNotOurs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
 		if err := get(t.Context(), k.maker("1"), k.scan(), 0); err != nil {
 			t.Fatal(err)
 		}
-		m := k.maker("2") // an administrator divided it after the boot
+		m := k.maker("2") // an administrator divided the cell after the boot
 		if made := m.Made(); len(made) > 0 || len(k.records()) > 0 {
 			t.Errorf("after a boot: %+v, %q", made, k.records())
 		}
@@ -312,7 +313,7 @@ func TestWhatIsNotOurs(t *testing.T) {
 	})
 }
 
-// A record that cannot be read is said, and nothing is done by it.
+// A record that cannot be read is reported and ignored.
 func TestDamagedRecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
@@ -329,8 +330,7 @@ func TestDamagedRecord(t *testing.T) {
 	})
 }
 
-// A device that is there under the name and is another one is nobody's who was promised the one that was to be
-// made.
+// A different device with the expected name is not given to the consumer of the missing device.
 func TestAnotherDevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
@@ -345,7 +345,7 @@ func TestAnotherDevice(t *testing.T) {
 			return d, there
 		}
 		const want = `its parent is "cell-7" and not "cell-0"`
-		for range 2 { // the second time it is there already
+		for range 2 { // the second time the device is already there
 			if err := get(t.Context(), m, before, 0); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("error %v, want %q", err, want)
 			}
@@ -353,8 +353,7 @@ func TestAnotherDevice(t *testing.T) {
 	})
 }
 
-// Devices that cannot be made are unhealthy for a while, and the reason is said to whoever
-// gets one.
+// Devices that cannot be created are unhealthy for a while, and consumers get the reason.
 func TestCannotBeMade(t *testing.T) {
 	for name, test := range map[string]struct {
 		spoil func(*kernel, *Maker)
@@ -404,7 +403,7 @@ func TestCannotBeMade(t *testing.T) {
 	}
 }
 
-// Devices that cannot be undone are there still, and well. It is said why.
+// Devices that cannot be removed are still there and healthy, and the reason is reported.
 func TestCannotBeUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
@@ -424,8 +423,8 @@ func TestCannotBeUndone(t *testing.T) {
 	})
 }
 
-// A record that somebody removes is written again. That is no change of a device: who is told of one looks again, and
-// would do so for ever while the disk cannot be written.
+// A removed record is written again. This does not call Changed: each call causes a scan, and the
+// scans would never end while the disk cannot be written.
 func TestRemovedRecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
@@ -446,7 +445,7 @@ func TestRemovedRecord(t *testing.T) {
 	})
 }
 
-// A write that hangs is waited for once. Nothing else is done to the unit before it ends.
+// A write that hangs is waited for once. The unit does not change before the write ends.
 func TestHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
@@ -471,7 +470,7 @@ func TestHangs(t *testing.T) {
 	})
 }
 
-// A look that hangs is waited for once, too, and nothing is done after it. Other units are done
+// A check that hangs is waited for once, too, and no work follows. Other units are processed
 // meanwhile.
 func TestLookHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -499,8 +498,8 @@ func TestLookHangs(t *testing.T) {
 	})
 }
 
-// A device that is there once the unit is undone, such as the one that was divided, is not
-// waited for to go, though it was one of the unit while it was not there.
+// A removal does not wait for the disappearance of a device that exists only without the unit, such
+// as the device that was divided, although that device belonged to the unit while it was missing.
 func TestWholeComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
@@ -529,7 +528,7 @@ func TestWholeComesBack(t *testing.T) {
 	})
 }
 
-// A unit that somebody else has undone is forgotten at once.
+// A unit that another program has removed is forgotten at once.
 func TestUndoneAlready(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
@@ -540,7 +539,7 @@ func TestUndoneAlready(t *testing.T) {
 		device := m.config.Device
 		m.config.Device = func(name string) (discovery.Device, bool) {
 			d, _ := device(name)
-			d.Making, d.Source = nil, whole // as it is seen where nobody has looked since
+			d.Making, d.Source = nil, whole // as if there had been no scan since
 			return d, true
 		}
 		k.divide("0")
@@ -552,7 +551,7 @@ func TestUndoneAlready(t *testing.T) {
 	})
 }
 
-// Only what was to be made in the way that failed is said to fail.
+// Only a creation in the way that failed is reported as failed.
 func TestFailsInOneWay(t *testing.T) {
 	k := newKernel(t)
 	m := k.maker("1")
@@ -567,7 +566,7 @@ func TestFailsInOneWay(t *testing.T) {
 	}
 }
 
-// Nothing is begun once it was called off.
+// No work begins after the context was cancelled.
 func TestCalledOff(t *testing.T) {
 	k := newKernel(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -577,7 +576,7 @@ func TestCalledOff(t *testing.T) {
 	}
 }
 
-// An agent that ends does not wait for a device that it will not see any more.
+// An ending agent does not wait for a scan that would find the device.
 func TestCalledOffBeforeItIsSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
@@ -596,7 +595,7 @@ func TestCalledOffBeforeItIsSeen(t *testing.T) {
 	})
 }
 
-// While a unit is changed, its devices are there and well, or not made yet.
+// While a unit is changed, its devices are healthy, or not created yet.
 func TestDescribeMeanwhile(t *testing.T) {
 	k := newKernel(t)
 	m := k.maker("1")
@@ -609,7 +608,7 @@ func TestDescribeMeanwhile(t *testing.T) {
 	k.divide("1")
 	s := k.scan()
 	s.Devices[0].Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound}
-	s.Devices = s.Devices[:1] // the other one is not described at all
+	s.Devices = s.Devices[:1] // the other device is missing
 	var said []string
 	for _, d := range m.Describe(s).Devices {
 		said = append(said, fmt.Sprint(d.Name, " ", d.Health.Status, " ", d.Making != nil))
@@ -623,7 +622,7 @@ func TestDescribeMeanwhile(t *testing.T) {
 	}
 }
 
-// After it was made, a device is made what it is wanted as.
+// A created device is then configured as the claim wants.
 func TestWantedOtherwise(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
@@ -645,7 +644,7 @@ func TestWantedOtherwise(t *testing.T) {
 	})
 }
 
-// A record that an earlier version wrote is converted, and the unit is undone by it.
+// A record of an earlier version is converted, and serves to remove the unit.
 func TestRecordOfAnEarlierVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)

@@ -16,8 +16,8 @@ import (
 	"chandler.dev/internal/overdue"
 )
 
-// Configurer makes devices that are not there, and asks the next one what else is to be
-// done of them, and of all others.
+// Configurer returns a configurer that creates missing devices and then calls the next one for the
+// rest of the configuration. All other devices go to the next one directly.
 func (m *Maker) Configurer(next discovery.Configurer) discovery.Configurer {
 	return func(d discovery.Device, want discovery.Parameters, consumer string) (discovery.Device, discovery.Work, error) {
 		if d.Making == nil {
@@ -40,8 +40,8 @@ func (m *Maker) Configurer(next discovery.Configurer) discovery.Configurer {
 	}
 }
 
-// make makes a device with all of its unit, and returns it as it is then. It goes on from
-// wherever an earlier call, or an earlier agent, has stopped.
+// make creates a device with its whole unit, and returns the device as a scan found it. It
+// continues where an earlier call or agent has stopped.
 func (m *Maker) make(ctx context.Context, d *discovery.Device, consumer string) (discovery.Device, error) {
 	unit := d.Making.Unit
 	lease, err := m.config.Ledger.AwaitLease(ctx, ledger.Change{Name: "unit " + unit, Consumer: consumer, API: discovery.ModeDRA, Functions: []discovery.DeviceKey{m.functionOf(d.Making)}, Ended: m.config.Changed}, m.config.Stock)
@@ -50,13 +50,13 @@ func (m *Maker) make(ctx context.Context, d *discovery.Device, consumer string) 
 	}
 	defer m.begin(unit, lease)()
 	if now, there := m.config.Device(d.Name); there && now.Making == nil && promised(d, &now) == nil {
-		return now, nil // with another one of its unit
+		return now, nil // created together with another device of its unit
 	}
 	now, err := m.makeUnit(ctx, lease, d)
 	m.mu.Lock()
 	if err != nil && ctx.Err() == nil {
 		m.failed[unit] = failure{err: err, how: d.Making.How, at: time.Now()}
-		time.AfterFunc(remember, m.config.Changed) // no event of the kernel says that it is over
+		time.AfterFunc(remember, m.config.Changed) // no kernel event announces the end of the failure
 	} else {
 		delete(m.failed, unit)
 	}
@@ -77,7 +77,7 @@ func (m *Maker) makeUnit(ctx context.Context, lease *ledger.Lease, d *discovery.
 		return *d, err
 	}
 	if err := ctx.Err(); err != nil {
-		return *d, fmt.Errorf("called off: %w", err) // from here on the work is not stopped
+		return *d, fmt.Errorf("called off: %w", err) // from here on the work is not cancelled
 	}
 	if work != nil {
 		if err := m.note(d); err != nil {
@@ -101,10 +101,10 @@ func (m *Maker) setAwaited(unit string, awaited bool) {
 	}
 }
 
-// settles is how long a device that was made may take to be well.
+// settles is how long a created device may take to become healthy.
 const settles = 2 * time.Second
 
-// see returns once those who give the device out know that it is there.
+// see waits until the publishers of both APIs see the created device, and returns the device.
 func (m *Maker) see(ctx context.Context, d *discovery.Device) (now discovery.Device, err error) {
 	var since time.Time
 	var other error
@@ -133,11 +133,12 @@ func (m *Maker) see(ctx context.Context, d *discovery.Device) (now discovery.Dev
 	return now, nil
 }
 
-// identity is by what a PCI device that was made is known to be the one that was promised.
+// identity lists the attributes that must agree between a created PCI device and the description of
+// the missing device.
 var identity = []resourceapi.QualifiedName{"pciVendor", "pciDevice", "function", "parent", deviceattribute.StandardDeviceAttributePCIBusID}
 
-// promised reports how a device that is there differs from the one that was to be made under its name. The
-// kernel may have put that elsewhere.
+// promised returns an error if the device with a name differs from the description of the missing
+// device. The kernel may have put the created device elsewhere.
 func promised(d, now *discovery.Device) error {
 	for _, name := range identity {
 		if want, got := d.Attributes.String(name), now.Attributes.String(name); want != "" && got != want {
@@ -147,11 +148,11 @@ func promised(d, now *discovery.Device) error {
 	return nil
 }
 
-// again is how long until the host is looked at once more while something is waited for: an agent may
-// hear nothing of what the kernel does.
+// again is the interval of scans while the Maker waits for a change, because kernel events may be
+// missing.
 const again = time.Second
 
-// until reports whether something came to be so in time.
+// until waits for a condition and reports whether the condition became true in time.
 func (m *Maker) until(ctx context.Context, so func() bool) bool {
 	limit, looked := time.Now().Add(m.config.Wait), time.Now()
 	for !so() {
@@ -171,9 +172,10 @@ func (m *Maker) until(ctx context.Context, so func() bool) bool {
 	return true
 }
 
-// Undo removes what was made, and returns [*ledger.Blocked] if a consumer, or another change, has any of its devices or
-// of those that came in their place. It is no error if nothing is there any more, or if another program has changed
-// what was made: removed is false then, and only the record is removed.
+// Undo removes a unit. It returns [*ledger.Blocked] if a consumer, or another change, has one of
+// its devices or of the devices in came, which appeared in their place. A missing unit is not an
+// error, nor is a unit that another program has changed: in both cases removed is false, and only
+// the record is removed.
 func (m *Maker) Undo(ctx context.Context, unit string, came ...string) (removed bool, err error) {
 	r := m.made.Get(unit)
 	if r == nil {
@@ -189,11 +191,11 @@ func (m *Maker) Undo(ctx context.Context, unit string, came ...string) (removed 
 	}
 	defer m.begin(unit, lease)()
 	if m.made.Get(unit) != r {
-		return false, nil // another call has changed it before the lease
+		return false, nil // another call has changed the unit before the lease
 	}
 	if !m.isCurrent(r) {
 		m.config.Changed()
-		return false, m.forget(unit) // with the function before, all that was created on it is gone
+		return false, m.forget(unit) // the created devices disappeared together with the earlier function
 	}
 	removed, err = m.undo(ctx, lease, r, union(r.Devices, came))
 	if err == nil {
@@ -216,7 +218,7 @@ func (m *Maker) undo(ctx context.Context, lease *ledger.Lease, r *record, device
 	if err != nil {
 		return false, err
 	}
-	if work == nil { // nothing of it is there, or what is there is somebody else's
+	if work == nil { // nothing of the unit is there, or another program created what is there
 		m.config.Changed()
 		return false, nil
 	}
@@ -224,21 +226,21 @@ func (m *Maker) undo(ctx context.Context, lease *ledger.Lease, r *record, device
 		d, known := m.config.Device(name)
 		return known && d.Making == nil
 	}
-	// Others may be there only afterwards, such as the device that was divided.
+	// Other devices of the unit appear only after the removal, such as the device that was divided.
 	undone := slices.DeleteFunc(devices, func(name string) bool { return !offered(name) })
 	if err := work(context.WithoutCancel(ctx)); err != nil {
 		return false, err
 	}
 	m.config.Changed()
-	// Those who give them out are to know it, before somebody may have one.
+	// The publishers must see the removal before a consumer may have one of the devices.
 	if !m.until(ctx, func() bool { return !slices.ContainsFunc(undone, offered) }) {
 		return false, errors.New("its devices are there still")
 	}
 	return true, nil
 }
 
-// plan asks a family what is to be done. A driver may keep it waiting: it is left alone
-// then, and nothing is done.
+// plan calls the Make or Unmake function of a family. If a driver blocks the call for too long,
+// plan returns an error and does no work.
 func (m *Maker) plan(lease *ledger.Lease, ask func(*discovery.Host, discovery.Tools, discovery.Making) (discovery.Work, error), family string, of discovery.Making) (work discovery.Work, err error) {
 	var planned discovery.Work
 	err = lease.Do(m.config.Limit, "a look at /"+of.Of, func() (err error) {
@@ -246,12 +248,12 @@ func (m *Maker) plan(lease *ledger.Lease, ask func(*discovery.Host, discovery.To
 		return err
 	})
 	if errors.Is(err, overdue.Err) {
-		return nil, err // planned is not ours yet
+		return nil, err // the call is still running and may write to planned
 	}
 	return planned, err
 }
 
-// begin notes that a unit changes under a lease, until end is called.
+// begin marks a unit as changing under a lease until end is called.
 func (m *Maker) begin(unit string, lease *ledger.Lease) (end func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -267,7 +269,7 @@ func (m *Maker) begin(unit string, lease *ledger.Lease) (end func()) {
 
 var errNoPrivilege = errors.New("the agent may not change the host: it takes onRequest.enabled, see docs/on-request.md")
 
-// tools returns what a unit is changed with.
+// tools returns the tools for changes of a unit.
 func (m *Maker) tools(lease *ledger.Lease, family string) discovery.Tools {
 	return discovery.Tools{
 		Run:    m.config.Programs[family],

@@ -17,8 +17,9 @@ import (
 	"chandler.dev/internal/rebind/rebindtest"
 )
 
-// A function that the kernel has registered again is another one, whichever driver it has: its record is removed, and it
-// is described as it is and keeps its driver. The sibling in its group, which was not registered again, is returned.
+// A function that the kernel has registered again is a different function, whatever its driver: the
+// old record is removed, and the new function is described as a scan finds it and keeps its driver.
+// The sibling in its group, which was not registered again, is returned.
 func TestRegisteredAgain(t *testing.T) {
 	for name, driver := range map[string]string{
 		"the administrator's rule binds it to vfio": "vfio-pci",
@@ -64,8 +65,8 @@ func TestRegisteredAgain(t *testing.T) {
 	}
 }
 
-// The record stays while another call changes the function, or the disk does not remove it. The next call does not take
-// the record for that of the new function.
+// The record stays while another call changes the function, or while the disk cannot remove the
+// record. The next call does not apply the record to the new function.
 func TestRegisteredAgainWhileTheRecordStays(t *testing.T) {
 	k := newKernel(t)
 	b := k.binder("1", nil)
@@ -95,7 +96,7 @@ func TestRegisteredAgainWhileTheRecordStays(t *testing.T) {
 	k.check("nvme", "(null)", other)
 }
 
-// A change of the driver leaves the function the same, so a record is found again by the next agent.
+// A change of the driver leaves the function the same, so the next agent finds the record again.
 func TestSameFunctionUnderAnotherDriver(t *testing.T) {
 	k := newKernel(t)
 	before := discovery.FunctionKey(k.Host(), rebindtest.Source(first))
@@ -109,7 +110,8 @@ func TestSameFunctionUnderAnotherDriver(t *testing.T) {
 	}
 }
 
-// A record whose functions are not valid is treated like one that cannot be decoded: the kernel chooses the drivers.
+// A record with invalid functions is treated like a record that cannot be decoded: the kernel
+// chooses the drivers.
 func TestRecordWithoutFunctions(t *testing.T) {
 	for name, functions := range map[string]string{
 		"none":         `[]`,
@@ -136,8 +138,8 @@ func TestRecordWithoutFunctions(t *testing.T) {
 	}
 }
 
-// An agent was killed while it converted the records of an earlier version, and the record that it wrote was damaged: the
-// file of the earlier version, which is there still, has the driver.
+// An agent was killed while it converted the records of an earlier version, and its new record was
+// damaged. The file of the earlier version, which is still there, has the driver.
 func TestDamagedWhileConverted(t *testing.T) {
 	k := newKernel(t)
 	if _, err := take(t.Context(), k.binder("1", nil), device(other)); err != nil {
@@ -163,8 +165,8 @@ func TestDamagedWhileConverted(t *testing.T) {
 	k.check("nvme", "(null)", first, other)
 }
 
-// An agent was killed while a function whose driver was not known left the record of one unit for that of another. The
-// driver that is known counts, and both records are removed.
+// An agent was killed while a function with unknown driver moved from the record of one unit to
+// that of another. The known driver is used, and both records are removed.
 func TestFunctionInTwoRecords(t *testing.T) {
 	for _, unit := range []string{"iommu-group-2", "iommu-group-4"} {
 		k := newKernel(t)
@@ -186,8 +188,8 @@ func TestFunctionInTwoRecords(t *testing.T) {
 	}
 }
 
-// A scan that has seen a function under its own driver looks again once it has the lease: a call that has taken the function
-// for vfio meanwhile keeps its record, and so does one that goes on.
+// A scan that has seen a function under its own driver checks again once it has the lease. So the
+// record stays if another call has bound the function to vfio meanwhile, or is still running.
 func TestReturnedFunctionIsTakenAgain(t *testing.T) {
 	k := newKernel(t)
 	b := k.binder("1", nil)
@@ -216,8 +218,9 @@ func TestReturnedFunctionIsTakenAgain(t *testing.T) {
 	}
 }
 
-// The disk fails once, or from then on, in any operation of taking and returning a group, and the agent is killed after that. The
-// next agent, whose disk works, returns whatever was changed. While a function differs from what it was, a record is there.
+// The disk fails once, or from then on, in any operation of taking and returning a group, and the
+// agent is killed after that. The next agent, whose disk works, returns every changed function.
+// While a function is changed, its record is there.
 func TestDiskFails(t *testing.T) {
 	for _, forGood := range []bool{false, true} {
 		for nth, reached := 1, true; reached; nth++ {
@@ -258,7 +261,8 @@ func TestDiskFails(t *testing.T) {
 	}
 }
 
-// The same for the conversion of the records of an earlier version, which begins when the agent starts.
+// The same for the conversion of the records of an earlier version, which begins when the agent
+// starts.
 func TestDiskFailsDuringConversion(t *testing.T) {
 	for _, returns := range []bool{false, true} {
 		for nth, reached := 1, true; reached; nth++ {
@@ -282,7 +286,7 @@ func TestDiskFailsDuringConversion(t *testing.T) {
 				return nil
 			}}}
 			b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Journal: place, Earlier: earlier, Wait: time.Millisecond})
-			_ = b.Open() // reports what the disk does not write
+			_ = b.Open() // reports disk errors
 			for _, address := range []string{first, other} {
 				if f := b.bound[address]; f == nil || f.Driver != "nvme" {
 					t.Errorf("operation %d: record of %s: %+v", nth, address, f)
@@ -303,8 +307,9 @@ func TestDiskFailsDuringConversion(t *testing.T) {
 	}
 }
 
-// While no agent runs, one function of a group under vfio is unplugged and another one is plugged in. The next agent returns the
-// one that is left, and takes the new one too where the claim goes on.
+// While no agent runs, one function of a group under vfio is unplugged and another one is plugged
+// in. The next agent returns the remaining function, and takes the new one too if the claim still
+// exists.
 func TestGroupChangesWhileNoAgentRuns(t *testing.T) {
 	const third = "0000:03:00.2"
 	for _, goesOn := range []bool{false, true} {

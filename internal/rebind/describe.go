@@ -12,8 +12,9 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Configurer gives devices to vfio for those who want them so, and asks the next one what is
-// to be done of all else. A device that is being given back is nobody's meanwhile.
+// Configurer returns a configurer that binds devices to vfio for claims with that parameter, and
+// calls the next one for all other claims. A device on its way back to its own driver is not
+// available.
 func (b *Binder) Configurer(next discovery.Configurer) discovery.Configurer {
 	return func(d discovery.Device, want discovery.Parameters, consumer string) (discovery.Device, discovery.Work, error) {
 		r := b.of(&d)
@@ -23,7 +24,7 @@ func (b *Binder) Configurer(next discovery.Configurer) discovery.Configurer {
 		case want[discovery.Driver] == "":
 			return next(d, want, consumer)
 		case r == nil && discovery.IsVFIO(d.Attributes.String("driver")):
-			return d, nil, nil // it was so before, and stays so
+			return d, nil, nil // the device was under vfio before, and stays there
 		case d.Rebind == nil || d.Rebind.Why != "":
 			return d, nil, fmt.Errorf("device %s: it cannot be had as vfio", d.Name)
 		}
@@ -33,7 +34,7 @@ func (b *Binder) Configurer(next discovery.Configurer) discovery.Configurer {
 				return d, nil, fmt.Errorf("device %s: %w", d.Name, err)
 			}
 			now.Family, now.Health = b.config.Family, d.Health
-			functions, _ := b.functionsOf(&d) // which is taken
+			functions, _ := b.functionsOf(&d) // isTaken has checked the error
 			if b.wanted(functions) {
 				b.config.Changed()
 			}
@@ -51,8 +52,8 @@ func (b *Binder) Configurer(next discovery.Configurer) discovery.Configurer {
 	}
 }
 
-// wanted forgets why functions could not be given back, since a consumer wants them as they are. It reports whether
-// there was a reason.
+// wanted forgets why functions could not be returned to their drivers, because a consumer wants
+// them under vfio. It reports whether there was such a failure.
 func (b *Binder) wanted(sources []string) (had bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -65,7 +66,8 @@ func (b *Binder) wanted(sources []string) (had bool) {
 	return had
 }
 
-// notYet says that a device is not what it was, and why it could not be given back.
+// notYet returns an error for a device that is still under vfio, with the reason if its return
+// failed.
 func (b *Binder) notYet(d *discovery.Device, r *function) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -75,9 +77,9 @@ func (b *Binder) notYet(d *discovery.Device, r *function) error {
 	return discovery.Passing(fmt.Errorf("device %s: it is under %s until it was given back to %s", d.Name, orNone(r.To), orNone(r.Driver)))
 }
 
-// Describe returns a snapshot in which devices that are rebound are what they were, so
-// that whoever chose them by that still does, with the nodes and the health that they have
-// under vfio. It replaces all that is described of their functions.
+// Describe returns a snapshot in which bound devices keep their original descriptions, so that
+// selectors still match, with the nodes and the health that the devices have under vfio. The
+// originals replace all descriptions of the same functions.
 func (b *Binder) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 	b.forgetReturned()
 	b.mu.Lock()
@@ -120,13 +122,13 @@ func (b *Binder) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 	return &now
 }
 
-// lookLimit is how long a scan waits at most for a function's driver_override, for which the kernel takes the
-// function's lock (driver_override_show in drivers/pci/pci-sysfs.c, Linux 6.1 and 6.12).
+// lookLimit is how long a scan waits for a function's driver_override, because the kernel takes the
+// function's lock for a read (driver_override_show in drivers/pci/pci-sysfs.c, Linux 6.1 and 6.12).
 const lookLimit = time.Second
 
-// forgetReturned removes the records of functions that the kernel has registered again, and of those that an
-// administrator has bound to their own drivers. A function that was registered again may be in another IOMMU group, and
-// the kernel has forgotten its binding.
+// forgetReturned removes the records of functions that the kernel has registered again, and of
+// functions that an administrator has bound to their own drivers. A function that was registered
+// again may be in another IOMMU group, and the kernel has forgotten its binding.
 func (b *Binder) forgetReturned() {
 	b.mu.Lock()
 	records := slices.Collect(maps.Values(b.bound))
@@ -138,7 +140,8 @@ func (b *Binder) forgetReturned() {
 	}
 }
 
-// hasReturned reports whether a function is under the driver that it had, or another one has its address.
+// hasReturned reports whether a function is under its original driver, or a different function has
+// its address.
 func (b *Binder) hasReturned(r *function) bool {
 	function := b.function(r.Source)
 	if !b.isCurrent(r) {
@@ -147,8 +150,8 @@ func (b *Binder) hasReturned(r *function) bool {
 	return !r.Choose && r.Driver != r.To && function.Driver() == r.Driver && function.Exists(".")
 }
 
-// forgetIfReturned removes the record of a function unless a call changes the function. What it cannot remove the
-// next scan does.
+// forgetIfReturned removes the record of a function unless a call changes the function. If the
+// removal fails, the next scan tries again.
 func (b *Binder) forgetIfReturned(r *function) {
 	lease, err := b.leaseRecord(r.Source)
 	if err != nil {
@@ -159,7 +162,7 @@ func (b *Binder) forgetIfReturned(r *function) {
 	same := b.bound[r.Address] == r
 	b.mu.Unlock()
 	if !same || !b.hasReturned(r) {
-		return // it was changed before the lease
+		return // the record changed before the lease
 	}
 	if b.isCurrent(r) {
 		if override, err := b.override(lease, b.function(r.Source), lookLimit); err != nil || override != r.Override {
@@ -169,8 +172,8 @@ func (b *Binder) forgetIfReturned(r *function) {
 	_ = b.change(r.unit, []string{r.Address})
 }
 
-// describe returns a device that is rebound, as it is now. A family that describes it too
-// tells what else is wrong with it.
+// describe returns the present description of a bound device. If a family describes the device too,
+// its readings are included.
 func (b *Binder) describe(r *function, seen *discovery.Device) discovery.Device {
 	d := r.Device
 	d.Readings = nil
@@ -185,7 +188,7 @@ func (b *Binder) describe(r *function, seen *discovery.Device) discovery.Device 
 	case failed != nil:
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: failed.Error()}
 	case b.function(r.Source).Driver() == r.To:
-		d, _ = discovery.Rebound(b.config.Host, d) // its health says what cannot be read
+		d, _ = discovery.Rebound(b.config.Host, d) // an error appears in the health of the device
 	}
 	if d.Health.Status == discovery.Healthy && len(d.Readings) > 0 {
 		d.Health = d.Readings[0]

@@ -12,16 +12,16 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Left is a unit that is not what it was, as it was left by those who had it as vfio.
+// Left is a unit whose functions have not been returned to their drivers.
 type Left struct {
 	Unit    string   // see [Unit]
-	Devices []string // the names of the devices that are its functions, or would be
-	Failed  error    // why it could not be given back at the last attempt, nil if that was not tried
-	Unknown bool     // what a function was could not be read, so that no new consumer can have it until it was given back
+	Devices []string // names of the devices on its functions, present or expected
+	Failed  error    // why the last attempt to return the unit failed, nil if there was none
+	Unknown bool     // the original state of a function could not be read, so no new consumer can use the unit until its return
 }
 
-// Unit returns the name of what goes to vfio and back together: an IOMMU group, or a device alone if its group is not
-// known.
+// Unit returns the name of the unit that is bound and returned as a whole: an IOMMU group, or a
+// device alone if its group is not known.
 func Unit(d *discovery.Device) string {
 	if group := d.Attributes["iommuGroup"].IntValue; group != nil {
 		return "iommu-group-" + strconv.FormatInt(*group, 10)
@@ -29,7 +29,7 @@ func Unit(d *discovery.Device) string {
 	return d.Name
 }
 
-// Left returns all units that are not what they were, in order.
+// Left returns all units that have not been returned to their drivers, in order.
 func (b *Binder) Left() (left []Left) {
 	all := b.journal.All()
 	b.mu.Lock()
@@ -48,9 +48,9 @@ func (b *Binder) Left() (left []Left) {
 	return left
 }
 
-// Give gives the functions of a unit back to the drivers that they had, and returns [*ledger.Blocked] if a consumer, or
-// another change, has one of them. It is no error if there is nothing to give back. A function that was bound to
-// another driver since stays with that driver.
+// Give returns the functions of a unit to their original drivers. It returns [*ledger.Blocked] if a
+// consumer, or another change, has one of the functions. A unit without a record is not an error. A
+// function that was bound to another driver since stays with that driver.
 func (b *Binder) Give(ctx context.Context, unit string) error {
 	r := b.journal.Get(unit)
 	if r == nil {
@@ -67,7 +67,7 @@ func (b *Binder) Give(ctx context.Context, unit string) error {
 	defer b.config.Changed()
 	defer lease.Release()
 	if b.journal.Get(unit) != r {
-		return nil // it was changed before the lease
+		return nil // the record changed before the lease
 	}
 	var failed error
 	for _, f := range r.Body.Functions {
@@ -94,7 +94,7 @@ func orNone(driver string) string {
 func (b *Binder) give(ctx context.Context, lease *ledger.Lease, r *function) error {
 	function := b.function(r.Source)
 	if !function.Exists(".") || !b.isCurrent(r) {
-		return nil // it was removed, and another one may have its address
+		return nil // the function was removed, and a different function may have its address
 	}
 	driver := function.Driver()
 	if r.Choose {
@@ -117,8 +117,8 @@ func (b *Binder) give(ctx context.Context, lease *ledger.Lease, r *function) err
 	return b.giveDriver(ctx, lease, r, driver)
 }
 
-// unused returns who has a function open, as far as that can be seen: the kernel would wait for it, and
-// keep the function locked meanwhile.
+// unused returns an error if a visible process has a function open: the kernel would wait for that
+// process, and keep the function locked meanwhile.
 func (b *Binder) unused(r *function) error {
 	if b.config.Busy == nil {
 		return nil
@@ -129,7 +129,7 @@ func (b *Binder) unused(r *function) error {
 	return nil
 }
 
-// resetOverride has the function be for the driver that it was for whatever its identity.
+// resetOverride restores the original driver_override of a function.
 func (b *Binder) resetOverride(lease *ledger.Lease, r *function) error {
 	override, err := b.override(lease, b.function(r.Source), b.config.Limit)
 	if err != nil || override == r.Override {
@@ -141,8 +141,8 @@ func (b *Binder) resetOverride(lease *ledger.Lease, r *function) error {
 	return b.write(lease, r.Address, "set its driver", path.Join(r.Source, "driver_override"), r.Override)
 }
 
-// choose has the kernel choose the driver of a function of which it is not known which one it had. If
-// it has one of its own, that is the one.
+// choose makes the kernel choose the driver of a function whose original driver is unknown. If a
+// driver other than vfio is bound already, that driver stays.
 func (b *Binder) choose(lease *ledger.Lease, r *function, driver string) error {
 	own := driver != "" && !discovery.IsVFIO(driver)
 	if !own {
@@ -159,7 +159,7 @@ func (b *Binder) choose(lease *ledger.Lease, r *function, driver string) error {
 	return b.probe(lease, r, driver)
 }
 
-// probe has the kernel choose a driver.
+// probe unbinds a function and makes the kernel choose its driver.
 func (b *Binder) probe(lease *ledger.Lease, r *function, driver string) error {
 	if driver != "" {
 		if err := b.write(lease, r.Address, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Address); err != nil {
@@ -169,7 +169,7 @@ func (b *Binder) probe(lease *ledger.Lease, r *function, driver string) error {
 	return b.write(lease, r.Address, "have the kernel choose its driver", "sys/bus/pci/drivers_probe", r.Address)
 }
 
-// giveDriver binds a function to the driver that it had. If that is not loaded any more, the
+// giveDriver binds a function to its original driver. If that driver is not loaded any more, the
 // kernel chooses.
 func (b *Binder) giveDriver(ctx context.Context, lease *ledger.Lease, r *function, driver string) error {
 	switch {

@@ -39,8 +39,9 @@ func (r *rebinding) keepsDisk() {
 	}
 }
 
-// A pod has a disk, with whose sibling it became one piece of silicon since: passthrough was enabled for both, or the
-// sibling was plugged in. The sibling is refused under vfio until the pod's claim has ended.
+// A pod has a disk that has since become one physical device with a sibling: passthrough was
+// enabled for both, or the sibling was plugged in. The sibling is refused under vfio until the
+// pod's claim has ended.
 func TestSiblingOfPreparedDisk(t *testing.T) {
 	for name, before := range map[string]func(r *rebinding, pod *resourceapi.ResourceClaim) (stop func()){
 		"passthrough is enabled": func(r *rebinding, pod *resourceapi.ResourceClaim) func() {
@@ -81,7 +82,7 @@ func TestSiblingOfPreparedDisk(t *testing.T) {
 	}
 }
 
-// The same where a resource of the device plugin API wants the sibling under vfio.
+// The same for a resource of the device plugin API that wants the sibling under vfio.
 func TestSiblingForResource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -102,8 +103,8 @@ func TestSiblingForResource(t *testing.T) {
 	})
 }
 
-// Two claims are allocated virtual functions that do not exist yet, and that turn out to be in one IOMMU group. The
-// one that asks for vfio waits until the other has ended.
+// Two claims are allocated virtual functions that do not exist yet, and that turn out to be in one
+// IOMMU group. The claim for vfio waits until the other claim has ended.
 func TestVirtualFunctionsOfOneGroupAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := makesOf(t, &rebindtest.Physical{Address: physicalFunction, Total: 7, OneGroup: true})
@@ -136,8 +137,8 @@ func TestVirtualFunctionsOfOneGroupAtOnce(t *testing.T) {
 	})
 }
 
-// Claims for virtual functions of one IOMMU group do not exclude each other while none of them asks for vfio, though
-// passthrough is allowed for all.
+// Claims for virtual functions of one IOMMU group do not exclude each other while no claim wants
+// vfio, although passthrough is allowed for all.
 func TestVirtualFunctionsOfOneGroupWithoutVFIO(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := makesOf(t, &rebindtest.Physical{Address: physicalFunction, Total: 7, OneGroup: true})
@@ -154,8 +155,8 @@ func TestVirtualFunctionsOfOneGroupWithoutVFIO(t *testing.T) {
 	})
 }
 
-// A claim that a container may have stays given while its device is changed for it once more: when it ends, the
-// container before it is not forgotten.
+// A claim that a container may have stays given while its device is changed for the claim again:
+// when the claim ends, the earlier container is not forgotten.
 func TestGivenClaimStaysGivenWhileItsDeviceChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -176,10 +177,11 @@ func TestGivenClaimStaysGivenWhileItsDeviceChanges(t *testing.T) {
 	})
 }
 
-// A pod has a disk by DRA. A resource of the device plugin API wants its sibling under vfio, so the two become one piece of
-// silicon for two APIs, which neither may offer. The claim of the pod keeps its disk and is prepared again, by an agent
-// that starts with that configuration, by one that reads it while it runs, and where the sibling is plugged in later.
-// The silicon is left out once the claim has ended.
+// A pod has a disk by DRA. A resource of the device plugin API wants its sibling under vfio, so the
+// two become one physical device for two APIs, and neither API may offer it. The claim of the pod
+// keeps its disk and is prepared again: by an agent that starts with that configuration, by a
+// running agent that reads it, and after the sibling is plugged in. The physical device is left out
+// once the claim has ended.
 func TestClaimKeepsItsDiskWhenEntriesSplitTheGroup(t *testing.T) {
 	for name, plugged := range map[string]bool{"configuration": false, "sibling is plugged in": true} {
 		t.Run(name, func(t *testing.T) {
@@ -219,8 +221,9 @@ func TestClaimKeepsItsDiskWhenEntriesSplitTheGroup(t *testing.T) {
 	}
 }
 
-// Rules that are read while the agent runs may make one piece of silicon of functions that claims have. Each device is there
-// once, as the new rules want it, or as before if they give the silicon to two APIs, until it is released.
+// Rules that are read while the agent runs may combine functions that claims have into one physical
+// device. Each device is in the snapshot once, under the new rules, or under the earlier ones until
+// release if the new rules give the physical device to two APIs.
 func TestRuledWhileSiliconGrows(t *testing.T) {
 	two := func(name string) discovery.Device {
 		d := discovery.Device{Name: name, Source: "sys/devices/" + name, Attributes: discovery.Attributes{}, Rebind: &discovery.Rebindable{Driver: "vfio-pci"}}
@@ -236,8 +239,8 @@ func TestRuledWhileSiliconGrows(t *testing.T) {
 	view := viewOf(owners{"a": "claim"}, nil)
 	for name, test := range map[string]struct {
 		to      *rules.Rules
-		silicon string // of device a, while a claim has it
-		after   string // the devices once it was released
+		silicon string // physical device of device a, while a claim has the device a
+		after   string // the devices after the release
 	}{
 		"one API for both": {wants("true", discovery.ModeDRA), "iommu-group-3", "a, b"},
 		"two APIs":         {wants(`device.attributes["chandler.dev"].model == "b"`, discovery.ModeDevicePlugin), "a", ""},

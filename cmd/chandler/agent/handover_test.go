@@ -24,7 +24,7 @@ import (
 	"chandler.dev/internal/rebind/rebindtest"
 )
 
-// handing is a node whose disk is handed over.
+// handing is a node that reclaims its disk.
 type handing struct {
 	*rebinding
 
@@ -42,7 +42,8 @@ func (h *handing) config(wanted *rules.Rules) Config {
 	return config
 }
 
-// startClassic runs an agent that offers the disk by the device-plugin API, and has process 47 of the pod "old" open it.
+// startClassic runs an agent that offers the disk by the device plugin API, and makes process 47 of
+// the pod "old" open the disk.
 func (h *handing) startClassic() (stop func()) {
 	h.t.Helper()
 	classic := discovery.ModeDevicePlugin
@@ -63,7 +64,7 @@ func (h *handing) start() (stop func()) {
 	return stop
 }
 
-// claimOf returns a claim for the disk that is reserved for a pod of its name.
+// claimOf returns a claim for the disk that is reserved for the pod with the same name.
 func (h *handing) claimOf(pod string) *resourceapi.ResourceClaim {
 	h.t.Helper()
 	claim := h.claim(pod, "")
@@ -71,14 +72,14 @@ func (h *handing) claimOf(pod string) *resourceapi.ResourceClaim {
 	return claim
 }
 
-// runs has a process of a pod, which has the UID, open a node.
+// runs adds a process of the pod with a UID that has a node open.
 func (h *handing) runs(process, comm, pod, node string) {
 	h.t.Helper()
 	h.File("proc/"+process+"/cgroup", "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"+pod+".slice/cri-containerd-0.scope\n")
 	h.Opens(process, comm, node)
 }
 
-// pod has the API server know a pod.
+// pod adds a pod to the API server.
 func (h *handing) pod(name string, uid types.UID) {
 	h.t.Helper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid}, Spec: corev1.PodSpec{NodeName: "node"}}
@@ -87,13 +88,13 @@ func (h *handing) pod(name string, uid types.UID) {
 	}
 }
 
-// records returns what is written down.
+// records returns the files of the records.
 func (h *handing) records() []string {
 	records, _ := filepath.Glob(filepath.Join(h.dir, "run/chandler/journal/reclaim/*"))
 	return records
 }
 
-// resets returns the attributes of the disk that were written.
+// resets returns the written attributes of the disk.
 func (h *handing) resets() (written []string) {
 	for _, write := range h.Written() {
 		written = append(written, strings.TrimPrefix(write, rebindtest.Source(diskFunction)+"/"))
@@ -101,8 +102,8 @@ func (h *handing) resets() (written []string) {
 	return written
 }
 
-// A pod's process lives on when its claim has ended. Nobody gets the disk before the process has
-// ended; a monitor's does not count.
+// A pod's process continues to run after its claim has ended. No consumer gets the disk before the
+// process has ended. The process of a monitor is ignored.
 func TestAgentHandsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, false)
@@ -118,7 +119,7 @@ func TestAgentHandsOver(t *testing.T) {
 			t.Errorf("taint %q", got)
 		}
 		stop()
-		stop = h.start() // which keeps it too
+		stop = h.start() // the next agent keeps the disk too
 		h.refuses(next, "process 47 (train)")
 		h.Ends("47")
 		time.Sleep(2 * time.Second)
@@ -130,7 +131,7 @@ func TestAgentHandsOver(t *testing.T) {
 		if records := h.records(); len(records) != 1 {
 			t.Errorf("written down: %q", records)
 		}
-		h.unprepare(next) // whose processes have ended
+		h.unprepare(next) // the processes of the pod have ended
 		if records := h.records(); len(records) != 0 || len(h.Written()) > 0 {
 			t.Errorf("written down: %q; writes %q", records, h.Written())
 		}
@@ -139,8 +140,8 @@ func TestAgentHandsOver(t *testing.T) {
 	})
 }
 
-// Nothing is written, looked at or kept unless the administrator says so, and all ends when the
-// administrator does not say so any more.
+// Nothing is recorded, checked or withheld without a rule of the administrator, and everything ends
+// when the administrator removes the rule.
 func TestAgentHandsNothingOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, true)
@@ -172,7 +173,7 @@ func TestAgentHandsNothingOver(t *testing.T) {
 	})
 }
 
-// The disk is reset before the next one has it, by the ways that the administrator wants.
+// The disk is reset before the next consumer has it, by the methods that the administrator wants.
 func TestAgentResets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, true, "flr")
@@ -189,7 +190,8 @@ func TestAgentResets(t *testing.T) {
 	})
 }
 
-// A reset that hangs costs that disk alone, until it ends. A reset that fails is tried again.
+// A reset that hangs affects only its disk, until the reset ends. A reset that fails is tried
+// again.
 func TestAgentResetsWhatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, true)
@@ -228,7 +230,7 @@ func TestAgentResetsWhatHangs(t *testing.T) {
 	})
 }
 
-// A reset that removes the disk has handed over what there is.
+// A reset that removes the disk completes the reclaim.
 func TestAgentResetsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, true)
@@ -252,7 +254,8 @@ func TestAgentResetsAway(t *testing.T) {
 	})
 }
 
-// An agent that is killed before it has reset a disk leaves that to the next one, and a reboot ends all.
+// If an agent is killed before it has reset a disk, the next agent does so. After a reboot nothing
+// is left to do.
 func TestAgentIsKilledWhileItHandsOver(t *testing.T) {
 	for _, reboots := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -278,7 +281,7 @@ func TestAgentIsKilledWhileItHandsOver(t *testing.T) {
 	}
 }
 
-// asks asks for a device as the kubelet does, and returns why it was refused.
+// asks requests a device as the kubelet does, and returns the error.
 func (h *handing) asks(resource, id string) error {
 	h.mu.Lock()
 	server := h.servers[resource]
@@ -287,8 +290,8 @@ func (h *handing) asks(resource, id string) error {
 	return err
 }
 
-// The kubelet hands an ID out again whose pod was deleted by force, before the agent has seen that it
-// ended and after. Nobody gets the disk while a process of that pod has it open.
+// The kubelet allocates an ID again after its pod was deleted by force, before and after the agent
+// has seen the end of the pod. No consumer gets the disk while a process of that pod has it open.
 func TestAgentHandsIDsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, true)
@@ -329,8 +332,8 @@ func TestAgentHandsIDsOver(t *testing.T) {
 	})
 }
 
-// A claim that is reserved for a PodGroup does not name its pods. The kubelet does, and the disk is withheld until their
-// processes have closed it.
+// A claim that is reserved for a PodGroup does not name its pods. The kubelet lists the pods, and
+// the disk is withheld until their processes have closed it.
 func TestAgentFindsPodsOfPodGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, true)
@@ -355,8 +358,8 @@ func TestAgentFindsPodsOfPodGroup(t *testing.T) {
 	})
 }
 
-// Without privilege nothing can be reset, and what processes have open is unknown: the next claim waits for as long as
-// the containers of the pod before may go on.
+// Without privilege the agent cannot reset the disk or read the open files of processes: the next
+// claim waits for as long as the containers of the earlier pod may continue to run.
 func TestAgentThatCannotLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, false)
@@ -385,7 +388,7 @@ func TestAgentThatCannotLook(t *testing.T) {
 	})
 }
 
-// Temporary files are removed that a killed agent has left beside what it wrote down.
+// Temporary files that a killed agent has left beside its records are removed.
 func TestAgentRemovesTemporaryFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, false)
@@ -407,8 +410,9 @@ func TestAgentRemovesTemporaryFiles(t *testing.T) {
 	})
 }
 
-// An agent that ends while the kernel keeps a reset does not release the node's lock: the next agent would give the disk
-// to a pod, and the reset would hit that pod. After the lock was released nothing is written.
+// An agent that ends while a reset hangs does not release the node's lock: the next agent would
+// give the disk to a pod, and the reset would hit that pod. After the release of the lock nothing
+// is written.
 func TestAgentKeepsItsLockWhileAResetHangs(t *testing.T) {
 	for _, hanging := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -440,9 +444,10 @@ func TestAgentKeepsItsLockWhileAResetHangs(t *testing.T) {
 	}
 }
 
-// A pod has a disk under vfio, and its process has the node of the IOMMU group open, when an administrator binds the disk
-// to its own driver. The disk is kept for as long as the process has that node open, which is not the disk's any more. A
-// process that has only the control node of vfio open does not keep it.
+// A pod has a disk under vfio, and its process has the node of the IOMMU group open, when an
+// administrator binds the disk to its own driver. The disk is withheld for as long as the process
+// has that node open, although the node does not belong to the disk any more. A process that has
+// only the control node of vfio open does not matter.
 func TestKeptByTheNodesOfTheClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, false)

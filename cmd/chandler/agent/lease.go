@@ -34,7 +34,7 @@ func (a *agent) leased(configure discovery.Configurer) discovery.Configurer {
 	}
 }
 
-// functionOf returns the directory of the PCI function that a kernel directory is, or is in.
+// functionOf returns the directory of the PCI function at or above a kernel directory.
 func functionOf(dir string) (string, bool) {
 	for ; dir != "." && dir != "/" && dir != ""; dir = path.Dir(dir) {
 		if sysfs.IsPCIAddress(path.Base(dir)) {
@@ -44,12 +44,13 @@ func functionOf(dir string) (string, bool) {
 	return "", false
 }
 
-// errNoLease is returned for a write to a PCI function that no part of the agent has reserved. It is a defect of the
-// agent, and the write would change a device that a consumer may have.
+// errNoLease is the error of a write to a PCI function without a lease. Such a write is a defect of
+// the agent, because a consumer may have the device.
 var errNoLease = errors.New("no lease on the function")
 
-// guarded returns what writes attributes of the host, and refuses each write to a PCI function on which there is no
-// lease, also to one that the kernel has registered again since the lease began.
+// guarded wraps a function that writes attributes of the host. The result refuses each write to a
+// PCI function without a lease, also if the kernel has registered the function again since the
+// lease began.
 func (a *agent) guarded(write func(name, value string) error) func(name, value string) error {
 	if write == nil {
 		return nil
@@ -63,9 +64,9 @@ func (a *agent) guarded(write func(name, value string) error) func(name, value s
 	}
 }
 
-// functionWritten returns the directory of the PCI function that a write changes, "" if there is none. A write to a
-// driver's bind and unbind, and to drivers_probe, names the function in its value
-// (Documentation/ABI/testing/sysfs-bus-pci).
+// functionWritten returns the directory of the PCI function that a write changes, "" if there is
+// none. A write to a driver's bind and unbind, and to drivers_probe, names the function in its
+// value (Documentation/ABI/testing/sysfs-bus-pci).
 func functionWritten(name, value string) string {
 	if strings.HasPrefix(name, "sys/bus/pci/") && !strings.HasPrefix(name, "sys/bus/pci/devices/") {
 		return "sys/bus/pci/devices/" + strings.TrimSpace(value)

@@ -9,8 +9,8 @@ import (
 	"chandler.dev/internal/rebind/rebindtest"
 )
 
-// No part of the agent writes to a PCI function without a lease on it, whichever attribute names the function. Passthrough,
-// creation and resets write through this in all tests of a whole agent.
+// No part of the agent writes to a PCI function without a lease, whichever attribute names the
+// function. Passthrough, creation and resets use this guard in all tests of a whole agent.
 func TestWritesNeedALease(t *testing.T) {
 	const other = "0000:04:00.0"
 	function := rebindtest.Source("0000:03:00.0")
@@ -24,7 +24,7 @@ func TestWritesNeedALease(t *testing.T) {
 	k.Add(other, "nvme", "4")
 	host := k.Host()
 	write := (&agent{ledger: l, host: host}).guarded(func(string, string) error { written++; return nil })
-	writes := map[string]string{ // values by attributes
+	writes := map[string]string{ // values by attribute
 		function + "/sriov_numvfs":               "4",
 		function + "/driver_override":            "vfio-pci",
 		function + "/reset":                      "1",

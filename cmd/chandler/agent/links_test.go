@@ -12,8 +12,8 @@ import (
 	"chandler.dev/internal/rebind/rebindtest"
 )
 
-// The metrics have the link of a device as it is at present, and nothing of a suspended one, which the read would wake, or of
-// a virtual function, which has no link.
+// The metrics include the present link of a device, but not of a suspended device, which the read
+// would wake, or of a virtual function, which has no link.
 func TestCurrentLinks(t *testing.T) {
 	k := rebindtest.New(t)
 	d := rules.Offered{Device: discovery.Device{Name: "gpu", Source: rebindtest.Source("0000:03:00.0"), Attributes: discovery.Attributes{}}}
@@ -40,7 +40,8 @@ func TestCurrentLinks(t *testing.T) {
 	}
 }
 
-// A read that a driver delays delays one request for metrics, by a second, and no other one until it ends.
+// A read that a driver delays delays one request for metrics, by a second, and no other request
+// until it ends.
 func TestReadOfLinksHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := rebindtest.New(t)
@@ -65,7 +66,7 @@ func TestReadOfLinksHangs(t *testing.T) {
 	})
 }
 
-// hangingFile is a host on which a read of some file hangs while a channel is open.
+// hangingFile is a host on which a read of a file blocks until a channel is closed.
 type hangingFile struct {
 	fs.FS
 

@@ -16,8 +16,8 @@ import (
 	"chandler.dev/internal/rebind/rebindtest"
 )
 
-// The kernel puts virtual functions elsewhere than it had said. The claim fails, those that came are offered, and
-// they stay as long as somebody has one.
+// The kernel creates virtual functions at other addresses than announced. The claim fails, the
+// actual functions are offered, and stay as long as one has a consumer.
 func TestAgentMakesVirtualFunctionsElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := makesOf(t, &rebindtest.Physical{Address: physicalFunction, Total: 7, Shift: 5})
@@ -40,7 +40,8 @@ func TestAgentMakesVirtualFunctionsElsewhere(t *testing.T) {
 	})
 }
 
-// An agent whose disk does not read for a moment what the one before has made removes it nevertheless.
+// An agent removes the functions of an earlier agent even if the disk cannot read their records at
+// first.
 func TestAgentReadsLaterWhatWasMade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
@@ -64,14 +65,14 @@ func TestAgentReadsLaterWhatWasMade(t *testing.T) {
 	})
 }
 
-// A claim that has come and gone between two looks counts.
+// A claim that begins and ends between two checks postpones the removal.
 func TestAgentKeepsWhatWasHadForAMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
 		stop := m.start()
 		m.gets(1, "first")()
 		m.has(4, keepMade-5*time.Second)
-		m.gets(2, "second")() // in a moment
+		m.gets(2, "second")() // for a moment
 		m.has(4, keepMade-5*time.Second)
 		m.has(0, 10*time.Second)
 		if writes := strings.Join(m.Written(), "\n"); strings.Count(writes, "sriov_numvfs") != 2 {
@@ -81,7 +82,8 @@ func TestAgentKeepsWhatWasHadForAMoment(t *testing.T) {
 	})
 }
 
-// Somebody removes the agent's directory while functions are there. The next agent undoes them all the same.
+// The agent's directory is removed while functions exist. The next agent still removes the
+// functions.
 func TestAgentWritesDownAgainWhatWasMade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
@@ -115,7 +117,8 @@ func (c *countingProc) ReadLink(name string) (string, error)   { return fs.ReadL
 func (c *countingProc) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(c.FS, name) }
 func (c *countingProc) Stat(name string) (fs.FileInfo, error)  { return fs.Stat(c.FS, name) }
 
-// The open files of all processes are read once for all functions that are removed together, or that go to vfio together.
+// The open files of all processes are read once for all functions that are removed together, or
+// that are bound to vfio together.
 func TestFunctionsAreLookedUpTogether(t *testing.T) {
 	k := rebindtest.New(t)
 	var functions []sysfs.Device

@@ -13,8 +13,8 @@ import (
 	"chandler.dev/internal/rebind/rebindtest"
 )
 
-// The files of the agent were lost while a pod has a disk under vfio. Its claim is prepared again, though the pod's own
-// container has the disk open, and that of another pod is not.
+// The files of the agent were lost while a pod has a disk under vfio. The pod's claim is prepared
+// again, although its own container has the disk open. The claim of another pod is refused.
 func TestOpenedByItsOwnPod(t *testing.T) {
 	for _, own := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -46,7 +46,8 @@ func TestOpenedByItsOwnPod(t *testing.T) {
 	}
 }
 
-// A claim that gets one function of an IOMMU group under vfio is refused while a process has another function of it open.
+// A claim for one function of an IOMMU group under vfio is refused while a process has another
+// function of the group open.
 func TestSiblingIsOpened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)

@@ -15,8 +15,8 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Intervals at which the agent looks again though no device has changed: until both
-// APIs are ready, while something waits, and otherwise.
+// Intervals at which the agent decides again without a change of a device: until both APIs are
+// ready, while a device waits, and otherwise.
 const (
 	readyInterval    = 50 * time.Millisecond
 	waitingInterval  = time.Second // doubled up to longWaitInterval
@@ -26,47 +26,47 @@ const (
 
 // publisher offers devices through one API: package driver or legacy.
 type publisher interface {
-	// Publish says what to offer from now on: the devices of a snapshot, less the
-	// silicon that is withheld, with the reason.
+	// Publish sets the devices to offer: those of a snapshot without the withheld physical devices.
+	// The values of withheld are the reasons.
 	Publish(s *rules.Snapshot, withheld map[string]string)
 }
 
-// classicPublisher offers devices through the device-plugin API: package legacy.
+// classicPublisher offers devices through the device plugin API: package legacy.
 type classicPublisher interface {
 	publisher
 
-	// Know is given all devices with their classic IDs, whichever API offers them.
-	// Containers may have some of those from another plugin.
+	// Know receives all devices with their extended resource IDs, whichever API offers them.
+	// Containers may have some of these devices from another plugin.
 	Know(*discovery.Snapshot)
 }
 
-// placing hands each device to the API that is to offer it.
+// placing decides by which API each device is offered, and publishes the devices.
 type placing struct {
 	devices     *ruled
 	auto        *auto
 	places      *placements
 	ledger      *ledger.Ledger
-	stock       *ledger.Present // of what was placed last
+	stock       *ledger.Present // the devices of the last decision
 	cluster     *cluster.Node
 	configuring *configuring
 	dra         publisher
 	classic     classicPublisher
-	placed      *atomic.Pointer[placed] // what was placed last
-	told        func()                  // called when that is new
-	leaving     func() string           // why everything is withheld, "" if it is not
+	placed      *atomic.Pointer[placed] // the last decision
+	told        func()                  // called after each decision
+	leaving     func() string           // the reason to withhold all devices, "" if there is none
 
-	// ready reports whether both APIs know who has what.
+	// ready reports whether the allocations of both APIs are known.
 	ready func() bool
 
-	snapshots chan *discovery.Snapshot // the newest that the watch has seen; room for one
-	changes   chan *rules.Rules        // of the configuration; room for one
-	ordered   chan struct{}            // what leaving returns may be another; room for one
-	moving    map[string]string        // what waits for its API, and why
-	since     map[string]time.Time     // from when, where this agent saw it begin
-	problems  map[string]bool          // that were logged and persist
+	snapshots chan *discovery.Snapshot // the newest snapshot of the watch; capacity 1
+	changes   chan *rules.Rules        // new configurations; capacity 1
+	ordered   chan struct{}            // signals that the result of leaving may have changed; capacity 1
+	moving    map[string]string        // physical devices that wait for their API, with the reasons
+	since     map[string]time.Time     // when the wait began, if this agent saw the beginning
+	problems  map[string]bool          // problems that were logged and persist
 }
 
-// place hands devices to the two APIs.
+// place runs the placement of devices until the context ends.
 func (a *agent) place(ctx context.Context) {
 	served := func(ctx context.Context) (bool, error) { return servesDRA(ctx, a.Groups) }
 	p := &placing{
@@ -89,16 +89,16 @@ func (a *agent) place(ctx context.Context) {
 	p.run(ctx)
 }
 
-// placed is a snapshot and where its devices are.
+// placed is a snapshot with the placement of its devices.
 type placed struct {
 	snapshot  *rules.Snapshot
 	placement Placement
-	leaving   bool                 // everything is withheld, since Chandler is being removed
-	since     map[string]time.Time // from when silicon waits, where this agent saw it begin
+	leaving   bool                 // all devices are withheld, because Chandler is being removed
+	since     map[string]time.Time // when the wait of a physical device began, if this agent saw the beginning
 }
 
-// run publishes until the context ends. It looks again when a device changes, and now
-// and then, since owners and the cluster change too.
+// run publishes until the context ends. It decides again when a device changes, and at intervals,
+// because allocations and the cluster change too.
 func (p *placing) run(ctx context.Context) {
 	timer := time.NewTimer(readyInterval)
 	defer timer.Stop()
@@ -113,7 +113,7 @@ func (p *placing) run(ctx context.Context) {
 			p.devices.see(raw) //nolint:contextcheck // evaluating an expression does not block
 			p.report(ctx, p.devices.snapshot.Problems)
 		case changed := <-p.changes:
-			p.devices.change(changed) //nolint:contextcheck // likewise
+			p.devices.change(changed) //nolint:contextcheck // evaluating an expression does not block
 			wait = waitingInterval
 			if p.devices.snapshot != nil {
 				p.report(ctx, p.devices.snapshot.Problems)
@@ -139,7 +139,7 @@ func (p *placing) run(ctx context.Context) {
 		p.told()
 		if len(placement.Moving) > 0 || soon || mode == discovery.ModeAuto {
 			timer.Reset(wait)
-			wait = min(2*wait, longWaitInterval) // somebody may have the silicon for days
+			wait = min(2*wait, longWaitInterval) // a consumer may have the physical device for days
 		} else {
 			timer.Reset(quietInterval)
 			wait = waitingInterval
@@ -147,15 +147,15 @@ func (p *placing) run(ctx context.Context) {
 	}
 }
 
-// decide places the devices, and writes the placement down if it is new. Silicon that
-// changes and is free becomes what the configuration wants.
+// decide places the devices, and records a new placement. A physical device that changes and is
+// free gets its new configuration.
 func (p *placing) decide(ctx context.Context, auto discovery.Mode, leaving string) Placement {
 	p.stock = &ledger.Present{Snapshot: p.devices.snapshot}
 	view := p.ledger.View(p.stock)
 	p.devices.keepExcluded(view) //nolint:contextcheck // evaluating an expression does not block
-	p.devices.keepSplit(view)    //nolint:contextcheck // likewise
+	p.devices.keepSplit(view)    //nolint:contextcheck // evaluating an expression does not block
 	facts := Facts{Auto: auto, Unknown: cmp.Or(leaving, p.devices.rules.Unknown)}
-	placement := p.devices.place(p.places.api, view, facts, func() *Published { return p.published(ctx, p.devices.snapshot) }) //nolint:contextcheck // likewise
+	placement := p.devices.place(p.places.api, view, facts, func() *Published { return p.published(ctx, p.devices.snapshot) }) //nolint:contextcheck // evaluating an expression does not block
 	for silicon, reason := range placement.Moving {
 		if p.moving[silicon] != reason {
 			klog.FromContext(ctx).V(2).Info("Silicon waits for its API", "silicon", silicon, "reason", reason)
@@ -172,8 +172,9 @@ func (p *placing) decide(ctx context.Context, auto discovery.Mode, leaving strin
 	return placement
 }
 
-// beginnings returns from when silicon waits. Silicon that waits when the agent has just started may have waited for
-// an earlier agent too, so that is not known.
+// beginnings returns when the wait of each physical device began. The beginning is unknown for a
+// device that waits when the agent starts, because an earlier agent may have withheld the device
+// already.
 func beginnings(before, now map[string]string, since map[string]time.Time, at time.Time) map[string]time.Time {
 	begun := make(map[string]time.Time, len(now))
 	for silicon := range now {
@@ -186,9 +187,9 @@ func beginnings(before, now map[string]string, since map[string]time.Time, at ti
 	return begun
 }
 
-// published returns which ResourceSlice still offers each silicon of a snapshot, or
-// which ResourceClaim has any of it. Slices and claims name devices, or numbered
-// shares of devices.
+// published returns, by physical device of a snapshot, the ResourceSlice that still offers the
+// device, or the ResourceClaim to which a part of the device is allocated. Slices and claims name
+// devices, or numbered shares of devices.
 func (p *placing) published(ctx context.Context, s *rules.Snapshot) *Published {
 	names, err := p.cluster.Named(ctx)
 	said := &Published{By: make(map[string]string), Err: err}
@@ -200,7 +201,7 @@ func (p *placing) published(ctx context.Context, s *rules.Snapshot) *Published {
 	return said
 }
 
-// report logs problems that were not there at the last snapshot.
+// report logs the problems that are new since the last snapshot.
 func (p *placing) report(ctx context.Context, problems []discovery.Problem) {
 	now := make(map[string]bool, len(problems))
 	for _, problem := range problems {

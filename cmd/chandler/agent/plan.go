@@ -13,43 +13,42 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Standing is how things are on a node: what an agent on it goes by when it places
-// devices.
+// Standing is the present state of a node, from which an agent places devices.
 type Standing struct {
-	Rules   *rules.Rules // in force
+	Rules   *rules.Rules // the rules in force
 	Devices *discovery.Snapshot
-	Entries []ledger.Entry            // who has what
-	API     map[string]discovery.Mode // by silicon, as it was decided last; see [ReadPlacement]
-	Auto    discovery.Mode            // likewise
+	Entries []ledger.Entry            // all allocations
+	API     map[string]discovery.Mode // the last decision by physical device; see [ReadPlacement]
+	Auto    discovery.Mode            // the last choice for mode Auto; see [ReadPlacement]
 }
 
-// Fate is what becomes of a device.
+// Fate is the effect of a change of the rules on a device.
 type Fate string
 
-// The fates.
+// All fates.
 const (
-	Stays    Fate = "stays"    // with its API
-	Moves    Fate = "moves"    // to another API at once, since nobody has it
-	Waits    Fate = "waits"    // for who has it, and is withheld until then
-	Changes  Fate = "changes"  // in how it is shared, at once
-	Excluded Fate = "excluded" // at once
+	Stays    Fate = "stays"    // the device stays with its API
+	Moves    Fate = "moves"    // a free device moves to another API at once
+	Waits    Fate = "waits"    // the device is withheld until its consumers have ended
+	Changes  Fate = "changes"  // the sharing changes at once
+	Excluded Fate = "excluded" // the device is excluded at once
 )
 
-// Step says what becomes of a device, and why.
+// Step is the effect on one device, with the reason.
 type Step struct {
 	Device    string         `json:"device"`
-	Resources []string       `json:"resources,omitempty"` // its classic names
+	Resources []string       `json:"resources,omitempty"` // its extended resource names
 	From      discovery.Mode `json:"from,omitempty"`
-	To        discovery.Mode `json:"to,omitempty"` // where it is to be
+	To        discovery.Mode `json:"to,omitempty"` // the wanted API
 	Fate      Fate           `json:"fate"`
 	Owners    []ledger.Owner `json:"-"`
 	Reason    string         `json:"reason,omitempty"`
 }
 
-// Plan says what becomes of each device when the rules become others. With the same
-// rules it says what has not become of them yet. It goes the way of an agent: free
-// devices move, and the rest waits. It does not include facts that only the API server
-// knows, such as claims that are allocated and not prepared.
+// Plan returns the effect of new rules on each device. With the same rules it returns the steps
+// that have not been completed yet. Plan decides like an agent: free devices move, and the others
+// wait. It leaves out facts that only the API server has, such as claims that are allocated and not
+// prepared.
 func (s Standing) Plan(next *rules.Rules) []Step {
 	devices := newRuled(s.Rules)
 	devices.see(s.Devices)
@@ -58,7 +57,7 @@ func (s Standing) Plan(next *rules.Rules) []Step {
 	}
 	devices.keepExcluded(view())
 	before := devices.snapshot
-	if s.API == nil { // there is no agent yet
+	if s.API == nil { // no agent has run yet
 		s.API = devices.place(nil, view(), Facts{Auto: s.Auto, Published: &Published{}}, nil).API
 	}
 	if next != s.Rules {
@@ -69,7 +68,7 @@ func (s Standing) Plan(next *rules.Rules) []Step {
 
 	steps := make([]Step, 0, len(before.Devices))
 	names := make(map[string]bool)
-	for _, all := range [][]rules.Offered{before.Devices, devices.snapshot.Devices} { // the latter for those that are not excluded any more
+	for _, all := range [][]rules.Offered{before.Devices, devices.snapshot.Devices} { // the latter for devices that the old rules exclude
 		for _, d := range all {
 			if !names[d.Name] {
 				names[d.Name] = true
@@ -81,7 +80,7 @@ func (s Standing) Plan(next *rules.Rules) []Step {
 	return steps
 }
 
-// step says what becomes of a device as it was.
+// step returns the effect on a device, given its earlier description.
 func (s Standing) step(was rules.Offered, after *rules.Snapshot, placement Placement) Step {
 	silicon := was.Silicon()
 	step := Step{Device: was.Name, From: s.API[silicon], To: placement.API[silicon], Fate: Stays, Reason: placement.Moving[silicon]}
@@ -108,7 +107,7 @@ func (s Standing) step(was rules.Offered, after *rules.Snapshot, placement Place
 	return step
 }
 
-// owners returns who has anything of silicon, each once.
+// owners returns the owners of any part of a physical device, without duplicates.
 func (s Standing) owners(silicon string, snapshot *rules.Snapshot) (owners []ledger.Owner) {
 	for _, e := range s.Entries {
 		has := slices.ContainsFunc(e.Holds(), func(h ledger.Hold) bool {
@@ -122,9 +121,8 @@ func (s Standing) owners(silicon string, snapshot *rules.Snapshot) (owners []led
 	return owners
 }
 
-// ReadPlacement returns which API offers each silicon, and which one the agent chose where
-// the configuration leaves it the choice, as the agent wrote it down in its directory. Both
-// are empty if there is no agent yet.
+// ReadPlacement returns the API of each physical device, and the agent's choice for mode Auto, from
+// the files in the agent's directory. Both are empty if no agent has run yet.
 func ReadPlacement(dir fs.FS) (api map[string]discovery.Mode, auto discovery.Mode, err error) {
 	data, err := fs.ReadFile(dir, placementFile)
 	if err == nil {
@@ -143,7 +141,7 @@ func ReadPlacement(dir fs.FS) (api map[string]discovery.Mode, auto discovery.Mod
 	return api, auto, nil
 }
 
-// parsePlacement reads the file of a placement.
+// parsePlacement decodes the file of a placement.
 func parsePlacement(data []byte) (api map[string]discovery.Mode, err error) {
 	if err := json.Unmarshal(data, &api); err != nil {
 		return nil, err
@@ -156,7 +154,7 @@ func parsePlacement(data []byte) (api map[string]discovery.Mode, err error) {
 	return api, nil
 }
 
-// parseAuto reads the file of the choice.
+// parseAuto decodes the file of the choice for mode Auto.
 func parseAuto(data []byte) (discovery.Mode, error) {
 	mode := discovery.Mode(data)
 	if mode != discovery.ModeDRA && mode != discovery.ModeDevicePlugin {

@@ -31,7 +31,7 @@ const (
 	diskNode     = "/dev/nvme0"
 )
 
-// disks hands functions out as their own driver has them. When vfio has one, it does not know it.
+// disks offers functions that have their own driver. It does not find functions under vfio.
 var disks = &discovery.Family{
 	Name:  "disks",
 	Doc:   "disks, for tests",
@@ -53,7 +53,7 @@ var disks = &discovery.Family{
 	},
 }
 
-// rebinding is a node with a disk that may be rebound.
+// rebinding is a node with a disk that allows passthrough.
 type rebinding struct {
 	*node
 	*rebindtest.Kernel
@@ -69,7 +69,7 @@ func newRebinding(t *testing.T) *rebinding {
 	return r
 }
 
-// config returns what an agent works with whose administrator lets everything be rebound.
+// config returns the configuration of an agent that allows passthrough for every device.
 func (r *rebinding) config(wanted *rules.Rules) Config {
 	config := r.node.config(wanted)
 	config.FS, config.Families, config.Write, config.BootID = r.FS(), r.families, r.Write, r.boot
@@ -82,7 +82,7 @@ func (r *rebinding) config(wanted *rules.Rules) Config {
 
 var everything = []discovery.Rebinding{{Expression: "true", Driver: "vfio-pci", Selects: func(discovery.Device) (bool, error) { return true, nil }}}
 
-// start runs an agent, and waits until it offers the disk.
+// start runs an agent, and waits until the disk is offered.
 func (r *rebinding) start() (stop func()) {
 	r.t.Helper()
 	stop = r.run(r.config(&rules.Rules{Mode: discovery.ModeDRA}))
@@ -90,7 +90,7 @@ func (r *rebinding) start() (stop func()) {
 	return stop
 }
 
-// claim returns a claim for the disk as "vfio", or "" with its own driver.
+// claim returns a claim for the disk as "vfio", or with its own driver for "".
 func (r *rebinding) claim(name, as string) *resourceapi.ResourceClaim {
 	r.t.Helper()
 	return r.claimFor(diskName, name, as)
@@ -112,7 +112,7 @@ func (r *rebinding) claimFor(device, name, as string) *resourceapi.ResourceClaim
 	return claim
 }
 
-// gives prepares a claim, and checks which nodes its CDI spec has.
+// gives prepares a claim, and checks the nodes in its CDI spec.
 func (r *rebinding) gives(claim *resourceapi.ResourceClaim, nodes ...string) {
 	r.t.Helper()
 	if err := r.prepareAgain(claim); err != nil {
@@ -135,7 +135,7 @@ func (r *rebinding) gives(claim *resourceapi.ResourceClaim, nodes ...string) {
 	}
 }
 
-// refuses checks that a claim cannot be prepared, and why.
+// refuses checks that a claim cannot be prepared, and the reason.
 func (r *rebinding) refuses(claim *resourceapi.ResourceClaim, why string) {
 	r.t.Helper()
 	if err := r.prepareAgain(claim); err == nil || !strings.Contains(err.Error(), why) {
@@ -143,8 +143,8 @@ func (r *rebinding) refuses(claim *resourceapi.ResourceClaim, why string) {
 	}
 }
 
-// wipes removes a directory of the agent's records, once the agent has written what it had to: a file that comes
-// while the others go would keep the directory.
+// wipes removes a directory of the agent's records, after the agent has finished its writes: a file
+// that appears during the removal would keep the directory.
 func (r *rebinding) wipes(dir string) {
 	r.t.Helper()
 	synctest.Wait()
@@ -153,7 +153,7 @@ func (r *rebinding) wipes(dir string) {
 	}
 }
 
-// bound waits, and checks which driver has the disk and whether anything is written down of it.
+// bound waits, and checks the driver of the disk and whether the disk has a record.
 func (r *rebinding) bound(driver string, after time.Duration) {
 	r.t.Helper()
 	time.Sleep(after)
@@ -164,7 +164,7 @@ func (r *rebinding) bound(driver string, after time.Duration) {
 	}
 }
 
-// taint returns which taint the disk has in the slices.
+// taint returns the taint of the disk in the slices.
 func (r *rebinding) taint() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -179,8 +179,8 @@ func (r *rebinding) taint() string {
 	return strings.Join(said, ", ")
 }
 
-// A claim has the disk under vfio. It is the same device to everybody meanwhile. When the claim
-// has ended, the disk goes back to its driver, and nobody has it with that driver before.
+// A claim has the disk under vfio. The slices show the same device meanwhile. After the claim has
+// ended, the disk returns to its driver, and no consumer gets it with that driver before.
 func TestAgentRebinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -213,7 +213,7 @@ func TestAgentRebinds(t *testing.T) {
 			t.Errorf("taint %q while a claim has it", got)
 		}
 		r.Opens("48", "qemu", "/dev/vfio/3")
-		r.gives(again, "/dev/vfio/3", "/dev/vfio/vfio") // its own pod has it open
+		r.gives(again, "/dev/vfio/3", "/dev/vfio/vfio") // the claim's own pod has it open
 		r.unprepare(again)
 		r.Ends("48")
 		r.bound("nvme", refuseInterval+time.Second)
@@ -227,7 +227,7 @@ func TestAgentRebinds(t *testing.T) {
 	})
 }
 
-// The agent does not take a device that somebody uses. The claim waits, and is told who it is.
+// The agent does not bind a device that is in use. The claim waits, and the error names the user.
 func TestAgentTakesNothingInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -244,7 +244,7 @@ func TestAgentTakesNothingInUse(t *testing.T) {
 	})
 }
 
-// An agent that starts goes on with what the one before has rebound.
+// An agent that starts continues with the bound devices of the earlier agent.
 func TestAgentRestartsWhileRebound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -271,8 +271,8 @@ func TestAgentRestartsWhileRebound(t *testing.T) {
 	})
 }
 
-// Somebody removes the agent's directory while a claim has a device. The agent writes down again what it was, and the
-// next agent gives it back.
+// The agent's directory is removed while a claim has a device. The agent writes the record again,
+// and the next agent returns the device.
 func TestAgentWritesDownAgainWhatIsRebound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -289,8 +289,8 @@ func TestAgentWritesDownAgainWhatIsRebound(t *testing.T) {
 	})
 }
 
-// An agent that is killed before any write leaves what the next one goes on from, whether the claim
-// is still wanted or not.
+// The next agent continues after an agent that was killed before any of its writes, whether the
+// claim still exists or not.
 func TestAgentIsKilledWhileItRebinds(t *testing.T) {
 	for step := range 7 {
 		for _, wanted := range []bool{true, false} {
@@ -325,7 +325,8 @@ func TestAgentIsKilledWhileItRebinds(t *testing.T) {
 	}
 }
 
-// A driver does not take the disk back. The disk is unhealthy, with the driver's reason, until it does.
+// A driver refuses the returned disk. The disk is unhealthy, with the driver's reason, until the
+// driver accepts it.
 func TestAgentIsRefusedByADriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -350,8 +351,8 @@ func TestAgentIsRefusedByADriver(t *testing.T) {
 	})
 }
 
-// A boot ends all bindings. The next agent has nothing to give back, and a claim that pods still have
-// is made what it was.
+// A reboot ends all bindings. The next agent has nothing to return, and binds the device of a claim
+// that pods still have again.
 func TestAgentRebindsAfterAReboot(t *testing.T) {
 	for _, ends := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -382,14 +383,15 @@ func TestAgentRebindsAfterAReboot(t *testing.T) {
 	}
 }
 
-// classicVFIO has the disk offered under vfio by the device-plugin API.
+// classicVFIO returns rules that offer the disk under vfio by the device plugin API.
 func classicVFIO(t *testing.T) *rules.Rules {
 	classic := discovery.ModeDevicePlugin
 	entry := rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?vfioDriver.hasValue()`), Name: "example.com/disk", Mode: &classic, Want: discovery.Parameters{discovery.Driver: discovery.DriverVFIO}}
 	return &rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{entry}}
 }
 
-// A classic resource has its devices under vfio as long as it is there, and as long as a pod has one.
+// A resource of the device plugin API has its devices under vfio as long as the resource is
+// configured, and as long as a pod has a device.
 func TestAgentRebindsForAResource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -404,7 +406,7 @@ func TestAgentRebindsForAResource(t *testing.T) {
 				t.Errorf("healthy: %q, want %q", r.healthy, ids)
 			}
 		}
-		r.offers("", "") // somebody uses it
+		r.offers("", "") // the disk is in use
 		r.bound("nvme", 0)
 		r.Ends("47")
 		r.bound("vfio-pci", workInterval+time.Minute)
@@ -429,7 +431,8 @@ func TestAgentRebindsForAResource(t *testing.T) {
 	})
 }
 
-// A resource has its device again, though the record of what that was cannot be read, once no pod has it.
+// If the record of the original state cannot be read, a resource gets its device back once no pod
+// has it.
 func TestAgentRebindsForAResourceWithoutTheRecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -452,7 +455,7 @@ func TestAgentRebindsForAResourceWithoutTheRecord(t *testing.T) {
 			t.Errorf("written while a pod has it: %q", now[writes:])
 		}
 		r.mu.Lock()
-		clear(r.healthy)   // by the agent before
+		clear(r.healthy)   // from the earlier agent
 		clear(r.allocated) // the pod has ended
 		r.mu.Unlock()
 		time.Sleep(workInterval + time.Minute)
@@ -466,7 +469,7 @@ func TestAgentRebindsForAResourceWithoutTheRecord(t *testing.T) {
 	})
 }
 
-// A driver that does not let go holds up its own device and nothing else.
+// A driver that does not release a device delays only that device.
 func TestAgentRebindsWhileADriverHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -491,8 +494,9 @@ func TestAgentRebindsWhileADriverHangs(t *testing.T) {
 	})
 }
 
-// The administrator allows no rebinding any more while a claim has the disk under vfio. The claim goes
-// on. An agent without privilege says that it cannot give the disk back, and one that has it does.
+// The administrator disables passthrough while a claim has the disk under vfio. The claim
+// continues. An agent without privilege reports that it cannot return the disk, and an agent with
+// privilege returns it.
 func TestAgentThatMayNotGiveBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -522,7 +526,8 @@ func TestAgentThatMayNotGiveBack(t *testing.T) {
 	})
 }
 
-// The node reboots while the agent rebinds. The next agent changes nothing by itself.
+// The node reboots while the agent binds a device. The next agent changes nothing on its own
+// initiative.
 func TestAgentRebootsWhileItRebinds(t *testing.T) {
 	for step := range 7 {
 		synctest.Test(t, func(t *testing.T) {

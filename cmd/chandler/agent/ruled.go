@@ -11,30 +11,29 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// ruled is the devices of a host as the administrator wants them. When the rules
-// exclude a device or share it in another way, its silicon stays as the earlier rules
-// wanted it until it is released: somebody may have it by the names and amounts of
-// before.
+// ruled applies the administrator's rules to the devices of a host. When new rules exclude a device
+// or share the device in another way, its physical device stays under the earlier rules until
+// released, because a consumer may have it by the earlier names and amounts.
 type ruled struct {
 	rules    *rules.Rules
-	earlier  map[string]*rules.Rules // by silicon that is still under earlier rules
+	earlier  map[string]*rules.Rules // by physical device that is still under earlier rules
 	raw      *discovery.Snapshot
-	snapshot *rules.Snapshot // what the rules make of raw, nil before there is one
+	snapshot *rules.Snapshot // the result of the rules for raw, nil before the first scan
 
-	sought bool // excluded devices that claims have were sought
+	sought bool // keepExcluded has run
 }
 
 func newRuled(present *rules.Rules) *ruled {
 	return &ruled{rules: present, earlier: make(map[string]*rules.Rules)}
 }
 
-// see takes over what a scan found.
+// see applies the rules to a new scan.
 func (r *ruled) see(raw *discovery.Snapshot) {
 	r.raw = raw
 	r.apply()
 }
 
-// apply makes the snapshot.
+// apply computes the snapshot.
 func (r *ruled) apply() {
 	s := r.rules.Apply(r.raw)
 	var kept []rules.Offered
@@ -50,21 +49,22 @@ func (r *ruled) apply() {
 			}
 		}
 	}
-	// Other rules may have other silicon: a resource joins the functions of an IOMMU group.
+	// The physical devices may differ between rules: a resource joins the functions of an IOMMU
+	// group.
 	s.Devices = slices.DeleteFunc(s.Devices, func(d rules.Offered) bool { return r.earlier[d.Silicon()] != nil || names[d.Name] })
 	s.Devices = append(s.Devices, kept...)
 	slices.SortFunc(s.Devices, func(a, b rules.Offered) int { return strings.Compare(a.Name, b.Name) })
 	r.snapshot = s
 }
 
-// change puts other rules in force.
+// change puts new rules in force.
 func (r *ruled) change(to *rules.Rules) {
 	before := r.rules
 	r.rules = to
 	if r.raw == nil {
 		return
 	}
-	if before.Unknown != "" { // nothing was offered in the form of those rules, so the agent begins as at a start
+	if before.Unknown != "" { // nothing was offered under those rules, so the agent begins as at a start
 		r.sought = false
 		r.apply()
 		return
@@ -81,8 +81,8 @@ func (r *ruled) change(to *rules.Rules) {
 	r.apply()
 }
 
-// keepExcluded keeps excluded devices that claims of an earlier process have, once
-// it is known who has what. The claims are not told that their device is gone.
+// keepExcluded keeps excluded devices that claims of an earlier process have, once the allocations
+// are known. These claims are not notified of the exclusion.
 func (r *ruled) keepExcluded(view *ledger.View) {
 	if r.sought {
 		return
@@ -96,9 +96,10 @@ func (r *ruled) keepExcluded(view *ledger.View) {
 	r.keep(&lenient, view)
 }
 
-// keepSplit keeps devices that claims have and that are left out because the rules give their silicon to two APIs. It
-// may have become one piece since a claim got its device: a resource that another process read wants vfio for a function
-// of the IOMMU group, or a function was plugged in.
+// keepSplit keeps devices of claims that are left out because the rules give their physical device
+// to two APIs. The devices may have become one physical device after the allocation: a function was
+// plugged in, or a resource wants vfio for a function of the IOMMU group and another process was
+// running when the resource was configured.
 func (r *ruled) keepSplit(view *ledger.View) {
 	if !slices.ContainsFunc(r.snapshot.Problems, func(p discovery.Problem) bool { return errors.Is(p.Err, rules.ErrSplit) }) {
 		return
@@ -108,7 +109,8 @@ func (r *ruled) keepSplit(view *ledger.View) {
 	r.keep(&apart, view)
 }
 
-// keep keeps silicon as other rules want it that claims have, and that the present rules leave out or share otherwise.
+// keep keeps the physical devices of claims under other rules if the present rules leave the
+// devices out or share them in another way.
 func (r *ruled) keep(as *rules.Rules, view *ledger.View) {
 	found := false
 	for silicon, devices := range bySilicon(as.Apply(r.raw)) {
@@ -121,7 +123,7 @@ func (r *ruled) keep(as *rules.Rules, view *ledger.View) {
 	}
 }
 
-// changing returns the silicon that is still under earlier rules.
+// changing returns the physical devices that are still under earlier rules.
 func (r *ruled) changing() map[string]bool {
 	changing := make(map[string]bool, len(r.earlier))
 	for silicon := range r.earlier {
@@ -130,14 +132,14 @@ func (r *ruled) changing() map[string]bool {
 	return changing
 }
 
-// release puts silicon under the present rules.
+// release puts physical devices under the present rules.
 func (r *ruled) release(silicon map[string]bool) {
 	maps.DeleteFunc(r.earlier, func(name string, _ *rules.Rules) bool { return silicon[name] })
 	r.apply()
 }
 
-// place decides which API offers what, and puts silicon under the present rules that is
-// free. The API server is asked only if it decides.
+// place decides the API of each device, and puts free physical devices under the present rules. The
+// API server is asked only if the decision depends on its answer.
 func (r *ruled) place(before map[string]discovery.Mode, view *ledger.View, facts Facts, ask func() *Published) Placement {
 	place := func() Placement {
 		facts.Changing = r.changing()
@@ -163,8 +165,9 @@ func bySilicon(s *rules.Snapshot) map[string][]rules.Offered {
 	return all
 }
 
-// sameForm reports whether a snapshot has all devices of a piece of silicon, and shares them in the same way. Whether they
-// are of one piece there, too, is not asked: the ledger judges entries by the silicon of before and by that of now.
+// sameForm reports whether a snapshot has all devices of one physical device, with the same
+// sharing. The devices may belong to different physical devices in the snapshot: the ledger judges
+// entries by both the earlier and the present physical device.
 func sameForm(before []rules.Offered, after *rules.Snapshot) bool {
 	for i := range before {
 		now, found := after.Lookup(before[i].Name)

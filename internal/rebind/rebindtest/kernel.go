@@ -1,4 +1,4 @@
-// Package rebindtest has, for tests, a host whose PCI functions change their drivers.
+// Package rebindtest simulates a host whose PCI functions change their drivers, for tests.
 package rebindtest
 
 import (
@@ -19,37 +19,37 @@ import (
 	"chandler.dev/discovery/hostfs"
 )
 
-// Kernel is a host whose attributes do what those of a kernel do, at its worst where a
-// test says so. Fields are set before the host is used.
+// Kernel is a host whose attributes behave like those of a kernel, with failures at the choice of a
+// test. Exported fields must be set before the host is used.
 type Kernel struct {
 	Dir     string                     // the root of the host
 	Budget  int                        // writes until the agent is killed, -1 for any number; see [Kernel.Kill]
-	Refuses map[string]error           // by driver, what a probe of it says; of "reset_method" a write to it
-	Hangs   map[string]chan struct{}   // by driver, an unbind ends when it is closed; of "reset" a reset
-	Resets  func(address string) error // what the reset of a function says; it may change the host; optional
-	Writes  []string                   // that were made
+	Refuses map[string]error           // by driver, the error of a probe; by "reset_method", the error of a write
+	Hangs   map[string]chan struct{}   // by driver, an unbind blocks until it is closed; by "reset", a reset
+	Resets  func(address string) error // returns the error of a function's reset; may change the host; optional
+	Writes  []string                   // all writes so far
 
 	t         testing.TB
-	nodes     bool // files below dev are device nodes, and no texts that say which
+	nodes     bool // files below dev are device nodes instead of texts
 	mu        sync.Mutex
 	functions map[string]function  // by address
-	physical  map[string]*Physical // likewise
-	removed   int                  // directories of functions that are no more
+	physical  map[string]*Physical // by address
+	removed   int                  // number of removed directories of functions
 }
 
-// function is what a function is however it is bound.
+// function is the fixed properties of a function.
 type function struct {
-	driver string // that takes it by its identity
+	driver string // the driver for its device ID
 	group  string // its IOMMU group
 }
 
-// ErrKilled is what a write returns when the agent's budget is spent.
+// ErrKilled is the error of a write when the agent's budget is spent.
 var ErrKilled = errors.New("the agent was killed")
 
 // New returns a host without functions, with the drivers nvme, e1000e and vfio-pci.
 func New(t testing.TB) *Kernel { return lay(t, t.TempDir(), false) }
 
-// lay lays a host out in a directory.
+// lay creates the files of a host in a directory.
 func lay(t testing.TB, dir string, nodes bool) *Kernel {
 	k := &Kernel{t: t, Dir: dir, nodes: nodes, Budget: -1, Refuses: make(map[string]error), Hangs: make(map[string]chan struct{}), functions: make(map[string]function)}
 	k.File("sys/devices/virtual/misc/vfio/uevent", "MAJOR=10\nMINOR=196\nDEVNAME=vfio/vfio\n")
@@ -76,7 +76,7 @@ func driverDir(driver string) string { return "sys/bus/pci/drivers/" + driver }
 // Source returns the directory of a function, as of fs.FS.
 func Source(address string) string { return "sys/devices/pci0000:00/0000:00:03.0/" + address }
 
-// Add makes a disk that a driver has.
+// Add adds a disk with a driver.
 func (k *Kernel) Add(address, driver, group string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -90,7 +90,7 @@ func (k *Kernel) Add(address, driver, group string) {
 	k.setDriver(address, driver)
 }
 
-// Return has a function come back that was taken out: with its own driver, and in another group.
+// Return adds a removed function again, with its own driver, and in another group.
 func (k *Kernel) Return(address, driver, group string) {
 	k.mu.Lock()
 	before := k.functions[address].group
@@ -105,8 +105,8 @@ func (k *Kernel) Return(address, driver, group string) {
 	k.Add(address, driver, group)
 }
 
-// removeSource removes the directory of a function. It stays outside of the host, so that its inode number is not used
-// again, as in sysfs.
+// removeSource removes the directory of a function from the host. It moves the directory, so that
+// its inode number is not used again, as in sysfs.
 func (k *Kernel) removeSource(address string) {
 	k.removed++
 	err := os.MkdirAll(filepath.Join(k.Dir, "removed"), 0o755)
@@ -118,7 +118,7 @@ func (k *Kernel) removeSource(address string) {
 	}
 }
 
-// File writes a file of the host. One in dev is a device node, such as "c 10:196".
+// File writes a file of the host. A file in dev describes a device node, such as "c 10:196".
 func (k *Kernel) File(name, text string) {
 	k.t.Helper()
 	name = filepath.Join(k.Dir, name)
@@ -134,7 +134,7 @@ func (k *Kernel) File(name, text string) {
 	}
 }
 
-// Link makes a link of the host.
+// Link creates a symbolic link of the host.
 func (k *Kernel) Link(name, target string) {
 	k.t.Helper()
 	name = filepath.Join(k.Dir, name)
@@ -146,7 +146,7 @@ func (k *Kernel) Link(name, target string) {
 	}
 }
 
-// Opens has a process open a node.
+// Opens adds a process with an open node.
 func (k *Kernel) Opens(process, comm, node string) {
 	k.t.Helper()
 	k.File("proc/"+process+"/comm", comm+"\n")
@@ -161,7 +161,7 @@ func (k *Kernel) Ends(process string) {
 	}
 }
 
-// Driver returns the driver of a function, "" if it has none.
+// Driver returns the driver of a function, "" if there is none.
 func (k *Kernel) Driver(address string) string {
 	target, _ := os.Readlink(filepath.Join(k.Dir, Source(address), "driver"))
 	return strings.TrimPrefix(path.Base(target), ".")
@@ -180,14 +180,14 @@ func (k *Kernel) Written() []string {
 	return slices.Clone(k.Writes)
 }
 
-// Kill has the agent be killed after some more writes, or not if these are -1.
+// Kill sets the number of writes until the agent is killed, -1 for any number.
 func (k *Kernel) Kill(after int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.Budget = after
 }
 
-// Refuse has a driver refuse functions, unless the error is nil.
+// Refuse sets the error of a driver's probes, nil for success.
 func (k *Kernel) Refuse(driver string, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -201,8 +201,8 @@ func (k *Kernel) SetDriver(address, driver string) {
 	k.setDriver(address, driver)
 }
 
-// setDriver binds a function, and makes the group's node as long as vfio has a function of
-// it.
+// setDriver binds a function. The node of its group exists as long as vfio has a function of the
+// group.
 func (k *Kernel) setDriver(address, driver string) {
 	_ = os.Remove(filepath.Join(k.Dir, Source(address), "driver"))
 	if driver != "" {
@@ -227,7 +227,7 @@ func (k *Kernel) setDriver(address, driver string) {
 	}
 }
 
-// probe has a driver look at a function, which is as its override or its identity says.
+// probe binds a function to the driver that its override or its device ID selects.
 func (k *Kernel) probe(address string) error {
 	if k.Driver(address) != "" {
 		return nil
@@ -243,7 +243,7 @@ func (k *Kernel) probe(address string) error {
 	return nil
 }
 
-// Write is what the agent writes attributes with.
+// Write writes an attribute in the agent's place.
 func (k *Kernel) Write(name, value string) error {
 	k.mu.Lock()
 	if k.Budget == 0 {
@@ -305,7 +305,7 @@ func (k *Kernel) Write(name, value string) error {
 	return nil
 }
 
-// Reboot is what a boot makes of the host.
+// Reboot has the effects of a reboot on the host.
 func (k *Kernel) Reboot() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -331,7 +331,7 @@ func (k *Kernel) FS() fs.FS {
 	return host{fsys}
 }
 
-// Host returns the host as it is read.
+// Host returns the host for discovery.
 func (k *Kernel) Host() *discovery.Host {
 	k.t.Helper()
 	return &discovery.Host{FS: k.FS()}

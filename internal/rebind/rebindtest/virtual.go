@@ -10,26 +10,28 @@ import (
 	"time"
 )
 
-// Physical is a function of a network adapter that can have virtual ones. Fields are set
-// before the host is used.
+// Physical is a function of a network adapter with SR-IOV. Exported fields must be set before the
+// host is used.
 type Physical struct {
 	Address string
-	Total   int   // how many virtual functions it can have
-	Fewer   int   // its driver makes that many fewer than it is told
-	Shift   int   // virtual functions come so many places later than sriov_offset says
-	Makes   int   // on a host of [At], how many a write of sriov_numvfs is taken to ask for
-	Refuses error // what a write of sriov_numvfs says, nil if it does what it should
+	Total   int   // maximum number of virtual functions
+	Fewer   int   // the driver creates this many fewer than requested
+	Shift   int   // virtual functions appear this many places after sriov_offset
+	Makes   int   // on a host of [At], the assumed request of a write to sriov_numvfs
+	Refuses error // the error of a write to sriov_numvfs, nil for success
 
-	Hangs chan struct{} // a write of sriov_numvfs ends when it is closed
+	Hangs chan struct{} // a write to sriov_numvfs blocks until it is closed
 
 	OneGroup bool // all virtual functions are in one IOMMU group, as behind a bridge without ACS
 
-	// RDMA has it be an adapter that mlx5_core drives, with an RDMA device. Each virtual function
-	// gets its own that long after its interface, and the node of it one step later.
+	// RDMA, if not 0, makes the function an adapter with mlx5_core and an RDMA device. The RDMA
+	// device of each virtual function appears this long after its interface, and its node one step
+	// later.
 	RDMA time.Duration
 }
 
-// driver returns the driver of the physical function, that of virtual ones, and who made both.
+// driver returns the drivers of the physical and the virtual functions, the vendor ID, and both
+// device IDs.
 func (p *Physical) driver() (physical, virtual, vendor, device, virtualDevice string) {
 	if p.RDMA > 0 {
 		return "mlx5_core", "mlx5_core", "15b3", "101d", "101e"
@@ -37,10 +39,11 @@ func (p *Physical) driver() (physical, virtual, vendor, device, virtualDevice st
 	return "igb", "igbvf", "8086", "1521", "1520"
 }
 
-// step is how long the kernel takes for each virtual function: they come and go one by one.
+// step is the kernel's time for each virtual function, which come and go one by one.
 const step = 10 * time.Millisecond
 
-// AddPhysical makes a physical function under igb whose virtual ones igbvf takes, or one with RDMA.
+// AddPhysical adds a physical function with the driver igb and igbvf for its virtual functions, or
+// mlx5_core with RDMA.
 func (k *Kernel) AddPhysical(p *Physical) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -67,7 +70,7 @@ func (k *Kernel) AddPhysical(p *Physical) {
 	k.physical[p.Address] = p
 }
 
-// network makes a network function. A driver has it if it has a name.
+// network adds a network function. The driver may be "".
 func (k *Kernel) network(address, vendor, device, driver, group string) {
 	for name, text := range map[string]string{"driver_override": "(null)", "class": "0x020000", "vendor": "0x" + vendor, "device": "0x" + device, "numa_node": "0"} {
 		k.File(Source(address)+"/"+name, text+"\n")
@@ -81,21 +84,21 @@ func (k *Kernel) network(address, vendor, device, driver, group string) {
 	}
 }
 
-// netInterface makes the interface of a function.
+// netInterface adds the interface of a function.
 func (k *Kernel) netInterface(address, name, flags string) {
 	k.File(Source(address)+"/net/"+name+"/type", "1\n")
 	k.File(Source(address)+"/net/"+name+"/flags", flags+"\n")
 	k.Link("sys/class/net/"+name, "../../"+strings.TrimPrefix(Source(address), "sys/")+"/net/"+name)
 }
 
-// rdma makes the RDMA device of a function, by its number.
+// rdma adds the RDMA device of a function, by its number.
 func (k *Kernel) rdma(address string, number int) {
 	name := fmt.Sprintf("infiniband/mlx5_%d", number)
 	k.File(Source(address)+"/"+name+"/ports/1/link_layer", "Ethernet\n")
 	k.Link("sys/class/"+name, "../../"+strings.TrimPrefix(Source(address), "sys/")+"/"+name)
 }
 
-// verbs makes what programs use the RDMA device by.
+// verbs adds the node of an RDMA device for programs.
 func (k *Kernel) verbs(address string, number int) {
 	name := fmt.Sprintf("infiniband_verbs/uverbs%d", number)
 	k.File(Source(address)+"/"+name+"/dev", fmt.Sprintf("231:%d\n", 192+number))
@@ -104,7 +107,7 @@ func (k *Kernel) verbs(address string, number int) {
 	k.File(fmt.Sprintf("dev/infiniband/uverbs%d", number), fmt.Sprintf("c 231:%d", 192+number))
 }
 
-// removeRDMA removes the RDMA device of a function, if it has one.
+// removeRDMA removes the RDMA device of a function, if there is one.
 func (k *Kernel) removeRDMA(address string, number int) {
 	for _, name := range []string{
 		fmt.Sprintf("sys/class/infiniband/mlx5_%d", number), fmt.Sprintf("sys/class/infiniband_verbs/uverbs%d", number), fmt.Sprintf("dev/infiniband/uverbs%d", number),
@@ -116,7 +119,8 @@ func (k *Kernel) removeRDMA(address string, number int) {
 	}
 }
 
-// bindRDMA has virtual function number i have an RDMA device as long as its own driver has it.
+// bindRDMA adds the RDMA device of virtual function number i while the function's own driver is
+// bound.
 func (k *Kernel) bindRDMA(p *Physical, i int) {
 	time.Sleep(p.RDMA)
 	for _, make := range []func(string, int){k.rdma, k.verbs} {
@@ -132,28 +136,28 @@ func (k *Kernel) bindRDMA(p *Physical, i int) {
 // VirtualAddress returns the address of a virtual function of 0000:03:00.0.
 func VirtualAddress(i int) string { return fmt.Sprintf("0000:03:%02x.%d", 16+2*i/8, 2*i%8) }
 
-// Virtual returns how many virtual functions a physical one has.
+// Virtual returns the number of virtual functions of a physical function.
 func (k *Kernel) Virtual(physical string) int {
 	links, _ := filepath.Glob(filepath.Join(k.Dir, Source(physical), "virtfn*"))
 	return len(links)
 }
 
-// HangVirtual has each write of sriov_numvfs from now on end when a channel is closed.
+// HangVirtual makes each later write of sriov_numvfs block until a channel is closed.
 func (k *Kernel) HangVirtual(physical string, until chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.physical[physical].Hangs = until
 }
 
-// SetVirtual makes virtual functions as an administrator does, where agents write by [Kernel.Write].
+// SetVirtual creates virtual functions as an administrator does, on hosts with [Kernel.Write].
 func (k *Kernel) SetVirtual(physical string, count int) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.setVirtual(k.physical[physical], strconv.Itoa(count))
 }
 
-// setVirtual is what the kernel does when sriov_numvfs is written. The caller holds the
-// lock, which is free while the kernel is at work.
+// setVirtual has the effects of a write to sriov_numvfs. The caller holds the lock, which is free
+// while the kernel is at work.
 func (k *Kernel) setVirtual(p *Physical, value string) error {
 	if hangs := p.Hangs; hangs != nil {
 		k.mu.Unlock()
@@ -183,13 +187,13 @@ func (k *Kernel) setVirtual(p *Physical, value string) error {
 			k.removeVirtual(p, i)
 		}
 	}
-	if !k.nodes { // else it says so already, and may say by now what the next one has written
+	if !k.nodes { // with nodes, the file already has the value, perhaps that of the next write
 		k.File(Source(p.Address)+"/sriov_numvfs", value+"\n")
 	}
 	return nil
 }
 
-// numVFs returns what sriov_numvfs reads as: so many virtual functions were asked for.
+// numVFs returns the value of sriov_numvfs: the requested number of virtual functions.
 func (k *Kernel) numVFs(physical string) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -205,7 +209,7 @@ func (k *Kernel) wait() {
 	k.mu.Lock()
 }
 
-// addVirtual makes a virtual function. Its driver takes it a little later.
+// addVirtual adds a virtual function, and its driver a little later.
 func (k *Kernel) addVirtual(p *Physical, i int) {
 	address := VirtualAddress(i + p.Shift)
 	_, driver, vendor, _, device := p.driver()
@@ -218,7 +222,7 @@ func (k *Kernel) addVirtual(p *Physical, i int) {
 	k.Link(Source(p.Address)+fmt.Sprintf("/virtfn%d", i), "../"+address)
 	k.functions[address] = function{driver, group}
 	k.wait()
-	_ = k.probe(address) // the kernel only logs that a driver refuses
+	_ = k.probe(address) // the kernel only logs the error of a driver
 	if k.Driver(address) != "" {
 		k.netInterface(address, fmt.Sprintf("vf%d", i), "0x1002")
 		if p.RDMA > 0 {
