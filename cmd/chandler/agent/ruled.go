@@ -98,8 +98,8 @@ func (r *ruled) keepExcluded(view *ledger.View) {
 
 // keepSplit keeps devices of claims that are left out because the rules give their physical device
 // to two APIs. The devices may have become one physical device after the allocation: a function was
-// plugged in, or a resource wants vfio for a function of the IOMMU group and another process was
-// running when the resource was configured.
+// plugged in, or the agent has restarted with a resource that wants vfio for a function of the IOMMU
+// group.
 func (r *ruled) keepSplit(view *ledger.View) {
 	if !slices.ContainsFunc(r.snapshot.Problems, func(p discovery.Problem) bool { return errors.Is(p.Err, rules.ErrSplit) }) {
 		return
