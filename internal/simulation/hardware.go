@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -89,7 +90,7 @@ func (w *World) pullOut(c card) {
 	defer w.mu.Unlock()
 	for _, p := range w.processes {
 		p.uses = slices.DeleteFunc(slices.Clone(p.uses), func(u *use) bool {
-			return strings.Contains(w.machine.devices[u.device].Source, c.address)
+			return u.address == c.address || strings.Contains(w.machine.devices[u.device].Source, c.address) && !w.machine.reassigns
 		})
 	}
 }
@@ -120,6 +121,60 @@ func (w *World) renumber() bool {
 	w.uevent()
 	w.saw("nodesRenumbered")
 	return true
+}
+
+// reassign has a driver find two cards in the other order: they come back with each other's names and nodes.
+func (w *World) reassign() bool {
+	if !w.machine.reassigns {
+		return false
+	}
+	a, b := w.random.IntN(len(w.cards)), w.random.IntN(len(w.cards))
+	one, other := &w.cards[a], &w.cards[b]
+	if a == b || w.host.Gone(one.address) || w.host.Gone(other.address) {
+		return false
+	}
+	for _, c := range []*card{one, other} {
+		w.host.Vanish(c.address, c.nodes...)
+		w.pullOut(*c)
+	}
+	w.uevent()
+	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
+	w.host.Exchange(one.address, other.address, "hailo_chardev", append(slices.Clone(one.nodes), other.nodes...)...)
+	one.nodes, other.nodes = other.nodes, one.nodes
+	w.mu.Lock()
+	delete(w.handed, one.address)
+	delete(w.handed, other.address)
+	w.mu.Unlock()
+	w.host.Return(one.address, nil)
+	w.host.Return(other.address, nil)
+	w.log("cards %s and %s have each other's names", one.address, other.address)
+	w.uevent()
+	w.saw("numbersReassigned")
+	return true
+}
+
+// cardOf returns the address of the card that a device is, or is on, at present.
+func (w *World) cardOf(device string) string {
+	d := w.machine.devices[device]
+	if nodes := nodesOf(&d); w.machine.reassigns {
+		for _, c := range w.cards {
+			if slices.Contains(nodes, c.nodes[0]) {
+				return c.address
+			}
+		}
+	}
+	return addressIn(d.Source)
+}
+
+// notes notes that an agent writes down that a consumer has a device, which may be reset from then on.
+func (w *World) notes(file string) {
+	device, _, _ := strings.Cut(path.Base(file), ".")
+	if _, there := w.disk.Content(file); there || path.Dir(file) != runDir+"/journal/reclaim" {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.handed[w.cardOf(device)] = true
 }
 
 func (w *World) sicken() bool {

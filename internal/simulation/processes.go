@@ -157,6 +157,23 @@ func (w *World) checkHandover(c *kubelet.Container, u *use) string {
 	return ""
 }
 
+// opened returns which process of a container has a function open, "" if none has.
+func (w *World) opened(address string) string {
+	if w.wiped {
+		return ""
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range w.processes {
+		for _, u := range p.uses {
+			if !u.open && !u.stranger && !u.forgotten && u.address == address {
+				return fmt.Sprintf("process %d of pod %s has it open", p.pid, p.pod)
+			}
+		}
+	}
+	return ""
+}
+
 // pathsOf returns the paths of nodes on the host.
 func pathsOf(edits specs.ContainerEdits) (paths []string) {
 	for _, n := range edits.DeviceNodes {

@@ -53,7 +53,8 @@ type claimInfo struct {
 
 	prepared    bool // not in the checkpoint
 	unpreparing bool
-	why         error // it is not unprepared
+	asked       time.Time // when it was last asked for to be unprepared, or that failed
+	why         error     // it is not unprepared
 }
 
 // Pauses after a registration that failed, before it is tried again
@@ -186,7 +187,7 @@ func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {
 		if err != nil {
 			return fmt.Errorf("fetch ResourceClaim %s: %w", name, err)
 		}
-		if !slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == pod.UID }) {
+		if !k.isReserved(claim, pod) {
 			return fmt.Errorf("pod %s is not allowed to use ResourceClaim %s", pod, name)
 		}
 		if claim.Status.Allocation == nil {
@@ -243,6 +244,14 @@ func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {
 	return nil
 }
 
+// isReserved reports whether a pod may use a claim: from 1.37 on also if the claim is reserved for the pod's PodGroup
+// (k8s.io/dynamic-resource-allocation/resourceclaim/resourceclaim.go, IsReservedForPod, in 0.37).
+func (k *Kubelet) isReserved(claim *resourceapi.ResourceClaim, pod *Pod) bool {
+	return slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {
+		return r.UID == pod.UID || k.config.Minor >= 37 && r.Resource == "podgroups" && r.Name == pod.Group
+	})
+}
+
 // note enters a pod's claims in the checkpoint, and returns those that are to be
 // prepared.
 func (k *Kubelet) note(pod *Pod, claims []*resourceapi.ResourceClaim) (*drapb.NodePrepareResourcesRequest, error) {
@@ -296,7 +305,7 @@ func (k *Kubelet) unprepare(ctx context.Context, pod types.UID, namespace string
 			delete(info.pods, pod)
 			continue
 		}
-		info.unpreparing = true
+		info.unpreparing, info.asked = true, time.Now()
 		k.asked[info.uid]++
 		request.Claims = append(request.Claims, &drapb.Claim{Namespace: namespace, Name: name, Uid: string(info.uid)})
 		keys = append(keys, key)
@@ -313,6 +322,7 @@ func (k *Kubelet) unprepare(ctx context.Context, pod types.UID, namespace string
 		if info == nil || string(info.uid) != request.Claims[i].Uid {
 			continue
 		}
+		info.asked = time.Now()
 		if info.why = err; err == nil {
 			k.log("claim %s is unprepared", key)
 			k.unprepared[info.uid]++
