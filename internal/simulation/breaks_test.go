@@ -155,7 +155,9 @@ func (d deliberate) build(t *testing.T) string {
 	if err = errors.Join(err, os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("go", "test", "-c", "-vet=off", "-tags", "simulated", "-overlay", filepath.Join(dir, "overlay.json"), "-o", program, ".").CombinedOutput(); err != nil {
+	command := exec.Command("go", "test", "-c", "-vet=off", "-tags", "simulated", "-overlay", filepath.Join(dir, "overlay.json"), "-o", program, ".")
+	command.Env = append(os.Environ(), "CGO_ENABLED=0") // with cgo there are threads that the scheduler does not choose
+	if out, err := command.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	return program

@@ -85,6 +85,7 @@ func allFaults() []fault {
 		{"deviceReturns", 4, (*World).comeBack},
 		{"deviceSwapped", 2, (*World).swap},
 		{"nodesRenumbered", 3, (*World).renumber},
+		{"groupChanges", 4, (*World).regroup},
 		{"numbersReassigned", 4, (*World).reassign},
 		{"anotherPlugin", 0, nil}, // from the beginning
 		{"unreadable", 3, (*World).sicken},

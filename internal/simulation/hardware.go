@@ -123,6 +123,32 @@ func (w *World) renumber() bool {
 	return true
 }
 
+// movable is the disk that may be plugged into the slot of another IOMMU group.
+const movable = "0000:02:00.0"
+
+// regroup has a disk come back in another IOMMU group: that of two other disks, or its own.
+func (w *World) regroup() bool {
+	if len(w.machine.allowed.rebind) == 0 || w.host.Gone(movable) {
+		return false
+	}
+	w.moveTo(map[bool]int{true: 4, false: 2}[len(w.host.Group(movable)) == 1])
+	w.saw("groupChanges")
+	return true
+}
+
+func (w *World) moveTo(group int) {
+	c := card{address: movable}
+	w.host.Vanish(c.address)
+	w.disturb(c)
+	w.pullOut(c)
+	w.uevent()
+	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
+	w.host.Regroup(c.address, group)
+	w.host.Return(c.address, nil)
+	w.log("disk %s is in IOMMU group %d", c.address, group)
+	w.uevent()
+}
+
 // reassign has a driver find two cards in the other order: they come back with each other's names and nodes.
 func (w *World) reassign() bool {
 	if !w.machine.reassigns {

@@ -249,6 +249,9 @@ func (m *machine) makeRules() error {
 		}
 	}
 	for _, c := range m.cards {
+		if m.reassigns {
+			break // a card is excluded by its address, whatever its name is
+		}
 		one, err := rules.Compile(fmt.Sprintf(`device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") == %q`, c.address))
 		if err != nil {
 			return err

@@ -107,9 +107,8 @@ func (w *World) putPod(p *pod) {
 	if p.Group != "" {
 		spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &p.Group}
 	}
-	if p.Grace > 0 {
-		seconds := int64(p.Grace / time.Second)
-		spec.TerminationGracePeriodSeconds = &seconds
+	if p.Namespace == namespace {
+		spec.TerminationGracePeriodSeconds = new(int64(p.Grace / time.Second))
 	}
 	w.server.Put(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID}, Spec: spec})
 }
@@ -119,7 +118,7 @@ func (w *World) newPod(kind string) *pod {
 	w.made++
 	return &pod{own: true, Pod: &kubelet.Pod{
 		UID: types.UID(fmt.Sprintf("%08x-0000-4000-b000-%012x", w.made, w.made)), Namespace: namespace, Name: fmt.Sprintf("%s-%d", kind, w.made),
-		Grace: time.Duration(1+w.random.IntN(29)) * time.Second, Stubborn: w.random.IntN(2) == 0,
+		Grace: time.Duration(w.random.IntN(30)) * time.Second, Stubborn: w.random.IntN(2) == 0,
 	}}
 }
 

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -134,7 +135,7 @@ func (a *tally) simulate(t *testing.T, number uint64) {
 	case ctx.Err() != nil:
 		o.Why = "it does not end"
 	case err != nil || decoded != nil:
-		o.Why, o.History = fmt.Sprintf("the process failed: %v", errors.Join(err, decoded)), string(printed)
+		o.Why, o.History = fmt.Sprintf("the process failed: %v: %.300s", errors.Join(err, decoded), crash.Find(printed)), string(printed)
 	case o.Why == "" && (o.Events < 100 || o.Struck < 5):
 		o.Why = fmt.Sprintf("there are %d events and %d faults only", o.Events, o.Struck)
 	}
@@ -159,6 +160,9 @@ type outcome struct {
 	Events, Struck int
 	Seen           map[string]int
 }
+
+// crash matches what a process prints that crashes.
+var crash = regexp.MustCompile(`(?s)(panic|fatal error): .*`)
 
 const outcomeMark = "outcome: "
 

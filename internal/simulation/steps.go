@@ -101,6 +101,9 @@ func (w *World) converge() {
 			w.host.Return(c.address, nil)
 		}
 	}
+	if len(w.host.Group(movable)) > 1 {
+		w.moveTo(2)
+	}
 	virtual := w.host.Virtual(w.machine.allowed.make)
 	refused := slices.ContainsFunc(virtual, func(address string) bool {
 		driver, _ := w.host.Driver(address)

@@ -395,7 +395,7 @@ func (w *World) excludes(u, other *use) string {
 		if slices.ContainsFunc(u.nodes, func(n string) bool { return slices.Contains(other.nodes, n) }) {
 			return "one node"
 		}
-		if u.vfio && other.vfio && slices.Contains(u.group, w.addressOf(other.device)) {
+		if u.vfio && other.vfio && (slices.Contains(u.group, w.addressOf(other.device)) || slices.Contains(other.group, w.addressOf(u.device))) {
 			return "one IOMMU group"
 		}
 		return ""

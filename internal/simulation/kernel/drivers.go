@@ -104,11 +104,15 @@ func (h *Host) boot() {
 	}
 }
 
-// probeAnew has a function that has appeared be taken by its driver.
+// probeAnew has a function that has appeared be taken by its driver. None takes it while a function of its IOMMU group is
+// under vfio (iommu_device_use_default_domain in drivers/iommu/iommu.c, Linux 6.1 to 6.18).
 func (h *Host) probeAnew(of Function) {
 	f := &function{Function: of}
 	h.functions[f.Address] = f
 	h.override(f, none)
+	if slices.ContainsFunc(h.inGroup(f.Group), func(member string) bool { return h.functions[member].driver == VFIO }) {
+		return
+	}
 	h.bind(f, f.Driver)
 	for i := range f.Boot {
 		h.bind(h.addVirtual(f, i), virtual)
