@@ -70,6 +70,7 @@ var deliberates = []deliberate{
 
 // rare are faults without which a defect is not seen, and which strike ten times as often for it.
 var rare = map[string]string{
+	"a device is reset that has the name of another":                  "numbersReassigned",
 	"a spec without a record keeps nobody out":                        "stateWiped",
 	"names of directories that somebody removed are not synchronised": "stateWiped",
 }

@@ -1,7 +1,7 @@
 // Package simulation runs whole agents of a node against models of a kubelet, an
 // API server, a kernel and a disk, with faults of each. A seed fixes the
-// configuration, the pods, the faults and when they come; which goroutine goes
-// first is not fixed. It is no part of the product.
+// configuration, the pods, the faults, when they come, and, with the changes of
+// scheduling_test.go, which goroutine goes first. It is no part of the product.
 package simulation
 
 import (
@@ -309,6 +309,9 @@ func (w *World) end() {
 	w.server.SetFault(nil)
 	for _, i := range w.all {
 		<-i.done
+		for w.lock.writes(i) {
+			time.Sleep(lockPause)
+		}
 	}
 	w.kubelet.Down()
 	w.server.EndWatches()
