@@ -144,6 +144,14 @@ func (w *World) moveTo(group int) {
 	w.uevent()
 	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
 	w.host.Regroup(c.address, group)
+	for _, container := range w.kubelet.Containers() { // what they have is in no group with the disk any more
+		uses, _ := container.Note.([]*use)
+		for _, u := range uses {
+			if u.group = slices.DeleteFunc(slices.Clone(u.group), func(address string) bool { return address == c.address }); u.address == c.address {
+				u.group = nil
+			}
+		}
+	}
 	w.host.Return(c.address, nil)
 	w.log("disk %s is in IOMMU group %d", c.address, group)
 	w.uevent()
