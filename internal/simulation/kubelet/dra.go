@@ -244,8 +244,8 @@ func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {
 	return nil
 }
 
-// isReserved reports whether a pod may use a claim: from 1.37 on also if the claim is reserved for the pod's PodGroup
-// (k8s.io/dynamic-resource-allocation/resourceclaim/resourceclaim.go, IsReservedForPod, in 0.37).
+// isReserved reports whether a pod may use a claim: in the models from 1.37 on also if the claim is reserved for the
+// pod's PodGroup, for which kubelets have a feature gate from 1.36 on (pkg/kubelet/cm/dra/manager.go, prepareResources).
 func (k *Kubelet) isReserved(claim *resourceapi.ResourceClaim, pod *Pod) bool {
 	return slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {
 		return r.UID == pod.UID || k.config.Minor >= 37 && r.Resource == "podgroups" && r.Name == pod.Group
@@ -253,7 +253,9 @@ func (k *Kubelet) isReserved(claim *resourceapi.ResourceClaim, pod *Pod) bool {
 }
 
 // note enters a pod's claims in the checkpoint, and returns those that are to be
-// prepared.
+// prepared. To 1.36 a claim whose Unprepare goes on, or has failed, is prepared for
+// another pod; from 1.37 on that pod waits (pkg/kubelet/cm/dra/manager.go,
+// prepareResources: isPrepared in 1.36, isUnpreparing before it in 1.37).
 func (k *Kubelet) note(pod *Pod, claims []*resourceapi.ResourceClaim) (*drapb.NodePrepareResourcesRequest, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
