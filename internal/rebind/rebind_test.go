@@ -848,6 +848,18 @@ func TestCommonNodesAreRecorded(t *testing.T) {
 	}
 }
 
+// A function that was in the group when the device was described, and is in another one by now, stays with its driver.
+func TestFunctionHasLeftTheGroup(t *testing.T) {
+	k := newKernel(t)
+	d := device(other)
+	k.Return(other, "nvme", "4")
+	if _, err := take(t.Context(), k.binder("1", nil), d); err != nil {
+		t.Fatal(err)
+	}
+	k.check("vfio-pci", "vfio-pci", first)
+	k.check("nvme", "(null)", other)
+}
+
 func TestCalledOff(t *testing.T) {
 	k := newKernel(t)
 	ctx, cancel := context.WithCancel(t.Context())
