@@ -65,11 +65,13 @@ var deliberates = []deliberate{
 	{"pods that join a claim are not looked for", "internal/handover/asking.go", "		due = c.listed(claim, c.config.Users(claim.Owner())) || due\n", "		_ = claim\n"},
 	{"a lease does not keep a sibling from another claim", "internal/ledger/lease.go", "	if b := l.index.blocked(q); b != nil {\n		return nil, b\n	}\n	l.put(newAccount(e, Reserved))", "	if b := l.index.blockedFunctions(&q); b != nil {\n		return nil, b\n	}\n	l.put(newAccount(e, Reserved))"},
 	{"claims are judged by the silicon that they recorded alone", "internal/ledger/blocked.go", "found && device.Silicon() != h.Silicon {", "found && false {"},
+	{"a function that has left the IOMMU group goes to vfio with it", "internal/rebind/take.go", "		return b.function(source).Exists(\"iommu_group\") && unitOf(b.function(source)) != unit\n", "		return false && unit == source\n"},
 	{"admin access changes devices", "driver/configure.go", "		if r.Admin && (do != nil || err != nil) {", "		if false {"},
 }
 
 // rare are faults without which a defect is not seen, and which strike ten times as often for it.
 var rare = map[string]string{
+	"the lock is released while a write goes on":                      "writesHang",
 	"a device is reset that has the name of another":                  "numbersReassigned",
 	"a spec without a record keeps nobody out":                        "stateWiped",
 	"names of directories that somebody removed are not synchronised": "stateWiped",
