@@ -107,7 +107,7 @@ func (a *tally) run(t *testing.T) {
 					number += uint64(a.next)
 				}
 				a.next++
-				more := a.next <= a.count && !(a.stop && len(a.failed) > 0)
+				more := a.next <= a.count && (!a.stop || len(a.failed) == 0)
 				a.mu.Unlock()
 				if !more {
 					return
@@ -125,7 +125,7 @@ func (a *tally) simulate(t *testing.T, number uint64) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	began := time.Now()
-	command := exec.CommandContext(ctx, a.program, "-test.run", "^TestWorld$", "-test.timeout", "0", "-world", fmt.Sprint(number), "-often", a.often, "-histories", *out)
+	command := exec.CommandContext(ctx, a.program, "-test.run", "^TestWorld$", "-test.v", "-test.timeout", "0", "-world", fmt.Sprint(number), "-often", a.often, "-histories", *out)
 	command.Env = append(os.Environ(), environment...)
 	printed, err := command.CombinedOutput()
 	o := outcome{}
@@ -193,7 +193,7 @@ func TestWorld(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fmt.Printf("%s%s\n", outcomeMark, text)
+	t.Logf("%s%s", outcomeMark, text)
 }
 
 // TestOneHistory demands that a seed has one history, while the machine runs other worlds.

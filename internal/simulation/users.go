@@ -109,7 +109,7 @@ func (w *World) startContainer(c *kubelet.Container) error {
 			}
 			u := w.claimUse(c, uid, &r)
 			u.nodes = w.ownNodes(found[id])
-			u.vfio, u.group = len(claim.Status.Allocation.Devices.Config) > 0, w.host.Group(w.addressOf(u.device))
+			u.vfio, u.group = len(claim.Status.Allocation.Devices.Config) > 0, w.host.Behind(pathsOf(found[id]))
 			nodes = append(slices.Clone(nodes), pathsOf(found[id])...)
 			if why := w.checkHandover(c, u); why != "" {
 				w.fail("%s, and %s", u, why)
@@ -259,7 +259,7 @@ func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses
 			continue // the ID stood for less than the whole card
 		}
 		u := w.useOf(c, d, has)
-		u.vfio, u.group = d.Want[discovery.Driver] == discovery.DriverVFIO, w.host.Group(w.addressOf(d.Name))
+		u.vfio, u.group = d.Want[discovery.Driver] == discovery.DriverVFIO, w.host.Behind(c.Nodes)
 		u.classic, u.id, u.nodes, u.stranger, u.portion = true, id, nodes, stranger, p
 		uses = append(uses, u)
 	}

@@ -277,6 +277,18 @@ func (h *Host) Group(address string) []string {
 	return nil
 }
 
+// Behind returns the functions of the IOMMU group of which one of some nodes is.
+func (h *Host) Behind(nodes []string) []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, name := range nodes {
+		if number, err := strconv.Atoi(strings.TrimPrefix(name, "/dev/vfio/")); err == nil {
+			return h.inGroup(number)
+		}
+	}
+	return nil
+}
+
 // Regroup puts a function that has vanished into another IOMMU group, in which it will be when it returns.
 func (h *Host) Regroup(address string, group int) {
 	h.mu.Lock()
