@@ -860,6 +860,18 @@ func TestFunctionHasLeftTheGroup(t *testing.T) {
 	k.check("nvme", "(null)", other)
 }
 
+// A device that has moved to another IOMMU group since it was described is not taken until it is described again: its record
+// would be one of the earlier group.
+func TestMovedSinceItWasDescribed(t *testing.T) {
+	k := newKernel(t)
+	d := device()
+	k.Return(first, "nvme", "4")
+	if _, err := take(t.Context(), k.binder("1", nil), d); err == nil || !strings.Contains(err.Error(), "is in iommu-group-4 by now") {
+		t.Errorf("%v", err)
+	}
+	k.check("nvme", "(null)", first)
+}
+
 func TestCalledOff(t *testing.T) {
 	k := newKernel(t)
 	ctx, cancel := context.WithCancel(t.Context())

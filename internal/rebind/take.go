@@ -28,6 +28,9 @@ func (b *Binder) take(ctx context.Context, d discovery.Device, consumer string) 
 		return err
 	}
 	defer lease.Release()
+	if now := unitOf(b.function(d.Source)); d.Attributes["iommuGroup"].IntValue != nil && b.function(d.Source).Exists("iommu_group") && now != Unit(&d) {
+		return discovery.Passing(fmt.Errorf("function %s was described in %s, and is in %s by now", path.Base(d.Source), Unit(&d), now))
+	}
 	if err := b.mayTake(functions, to); err != nil {
 		return err
 	}
