@@ -34,7 +34,6 @@ var (
 	first   = flag.Uint64("first", 1, "the first of them")
 	verbose = flag.Bool("each", false, "print how long each seed takes")
 	out     = flag.String("histories", "", "directory for the histories of seeds that fail")
-	keep    = flag.Bool("keep", false, "keep all histories")
 	world   = flag.Uint64("world", 0, "run the world of this seed in this process; see TestWorld")
 )
 
@@ -125,8 +124,10 @@ func (a *tally) simulate(t *testing.T, number uint64) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	began := time.Now()
-	command := exec.CommandContext(ctx, a.program, "-test.run", "^TestWorld$", "-test.v", "-test.timeout", "0", "-world", fmt.Sprint(number), "-often", a.often, "-histories", *out)
-	command.Env = append(os.Environ(), environment...)
+	command := exec.CommandContext(ctx, a.program, "-test.run", "^TestWorld$", "-test.v", "-test.timeout", "0", "-world", fmt.Sprint(number), "-often", a.often)
+	// The arguments and the environment are the same wherever the seed is run: they shift the addresses on the heap, by
+	// which maps of pointers are in order.
+	command.Args[0], command.Env = "simulation.test", environment
 	printed, err := command.CombinedOutput()
 	o := outcome{}
 	_, text, _ := strings.Cut(string(printed), outcomeMark)
@@ -149,7 +150,7 @@ func (a *tally) simulate(t *testing.T, number uint64) {
 		a.seen[fault] += n
 	}
 	if o.Why != "" {
-		a.failed = append(a.failed, failure{number, o.Why, o.History})
+		a.failed = append(a.failed, failure{number, o.Why, kept(number, o)})
 	}
 }
 
@@ -184,10 +185,7 @@ func TestWorld(t *testing.T) {
 	sum := sha256.Sum256([]byte(w.History()))
 	o := outcome{Hash: hex.EncodeToString(sum[:6]), Events: w.events, Struck: w.struck, Seen: w.seen}
 	if len(w.failures) > 0 {
-		o.Why = w.failures[0]
-	}
-	if o.Why != "" || *keep {
-		o.History = w.kept(o.Hash)
+		o.Why, o.History = w.failures[0], w.History()
 	}
 	text, err := json.Marshal(o)
 	if err != nil {
@@ -214,13 +212,13 @@ func TestOneHistory(t *testing.T) {
 // enough is how many seeds have all kinds of faults.
 const enough = 150
 
-// kept writes the history to a file if a directory is given, and returns the path, else the history.
-func (w *World) kept(hash string) string {
+// kept writes a history to a file if a directory is given, and returns the path, else the history.
+func kept(number uint64, o outcome) string {
 	if *out == "" {
-		return w.History()
+		return o.History
 	}
-	name := filepath.Join(*out, fmt.Sprintf("seed-%d-%s.txt", w.seed, hash))
-	if err := os.WriteFile(name, []byte(w.History()), 0o644); err != nil {
+	name := filepath.Join(*out, fmt.Sprintf("seed-%d-%s.txt", number, o.Hash))
+	if err := os.WriteFile(name, []byte(o.History), 0o644); err != nil {
 		return err.Error()
 	}
 	return name
