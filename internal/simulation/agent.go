@@ -107,7 +107,7 @@ type lock struct {
 func (l *lock) isHeld() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.holder != nil
+	return l.holder != nil && !l.holder.dead.Load()
 }
 
 // heldSince returns since when an agent has had the lock, now if none has.
@@ -192,6 +192,9 @@ func (l lockOf) Acquire(ctx context.Context) (func(), error) {
 			delete(l.waiting, l.own)
 			l.mu.Unlock()
 			l.own.world.log("%s is the active agent", l.own.name)
+			if l.own.world.wiped { // since it was started, perhaps
+				l.own.world.forgetUses()
+			}
 			return l.unlock, nil
 		}
 		l.waiting[l.own] = true
