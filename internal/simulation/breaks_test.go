@@ -60,19 +60,13 @@ var deliberates = []deliberate{
 	{"devices are handed over that processes have open", "internal/handover/handover.go", "	if why != \"\" {\n		return why, openInterval\n	}\n	if of.unknown()", "	if of.unknown()"},
 	{"the lock is released while a write goes on", "internal/ledger/lease.go", "			some = some || a.changes()\n", "			_ = a\n"},
 	{"a claim whose Unprepare failed is ended later", "internal/ledger/ledger.go", "	err := l.end(uid, s)\n	if err == nil {\n		return nil\n	}\n", "	err := l.end(uid, s)\n	if err == nil {\n		return nil\n	}\n	time.AfterFunc(30*time.Second, func() { _ = l.end(uid, s) })\n"},
-	{"a device is reset that has the name of another", "internal/handover/handover.go", "	case known && r.Device.Same(key):\n		return d, rule, \"\"\n", "	case known:\n		return d, rule, \"\"\n"},
-	{"a device is reset of which a user is unknown", "internal/handover/handover.go", "		if of.unknown() {\n			return \"\", 0", "		if false {\n			return \"\", 0"},
-	{"pods that join a claim are not looked for", "internal/handover/asking.go", "		due = c.listed(claim, c.config.Users(claim.Owner())) || due\n", "		_ = claim\n"},
-	{"a lease does not keep a sibling from another claim", "internal/ledger/lease.go", "	if b := l.index.blocked(q); b != nil {\n		return nil, b\n	}\n	l.put(newAccount(e, Reserved))", "	if b := l.index.blockedFunctions(&q); b != nil {\n		return nil, b\n	}\n	l.put(newAccount(e, Reserved))"},
-	{"claims are judged by the silicon that they recorded alone", "internal/ledger/blocked.go", "found && device.Silicon() != h.Silicon {", "found && false {"},
 	{"a function that has left the IOMMU group goes to vfio with it", "internal/rebind/take.go", "		return b.function(source).Exists(\"iommu_group\") && unitOf(b.function(source)) != unit\n", "		return false && unit == source\n"},
-	{"admin access changes devices", "driver/configure.go", "		if r.Admin && (do != nil || err != nil) {", "		if false {"},
+	{"admin access is judged as other access is", "driver/parameters.go", "		case !r.Admin:\n", "		case true:\n"},
 }
 
 // rare are faults without which a defect is not seen, and which strike ten times as often for it.
 var rare = map[string]string{
 	"the lock is released while a write goes on":                      "writesHang",
-	"a device is reset that has the name of another":                  "numbersReassigned",
 	"a spec without a record keeps nobody out":                        "stateWiped",
 	"names of directories that somebody removed are not synchronised": "stateWiped",
 }
