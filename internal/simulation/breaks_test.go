@@ -66,6 +66,7 @@ var deliberates = []deliberate{
 
 // rare are faults without which a defect is not seen, and which strike ten times as often for it.
 var rare = map[string]string{
+	"a function that has left the IOMMU group goes to vfio with it":   "groupChanges",
 	"the lock is released while a write goes on":                      "writesHang",
 	"a spec without a record keeps nobody out":                        "stateWiped",
 	"names of directories that somebody removed are not synchronised": "stateWiped",
