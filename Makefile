@@ -57,14 +57,13 @@ unit: ## the tests that need no cluster
 	$(UNIT) $$($(GO) list ./... | grep -vxF "$$($(GO) list $(RACED))")
 	$(UNIT) -run '$(ALONE)' ./cmd/chandler ./cmd/chandler/agent ./driver
 
-# SEED=n RUNS=m repeats one seed. A seed determines the events and their times, but not the
-# order in which goroutines run.
+# SEED=n RUNS=m repeats one seed, which has one history.
 SEEDS ?= 2500
-RUNS  ?= 100
+RUNS  ?= 1
 HISTORIES ?= $(or $(TMPDIR),/tmp)
 
 simulate: ## whole agents against models, with faults: SEEDS=n seeds, or SEED=n RUNS=m times one; 1,000 sequences of claims for partitions
-	$(GO) test ./internal/simulation -run TestSimulation -v -timeout 0 -args -histories $(HISTORIES) \
+	$(GO) test ./internal/simulation -run '$(if $(SEED),TestSimulation,TestSimulation|TestOneHistory)' -v -timeout 0 -args -histories $(HISTORIES) \
 	  $(if $(SEED),-seed $(SEED) -runs $(RUNS),-seeds $(SEEDS))
 	$(if $(SEED),,$(GO) test ./discovery/families/nvidia ./discovery/families/amdgpu -run TestPacking -args -sequences 1000)
 

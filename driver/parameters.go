@@ -37,8 +37,10 @@ func (d *Driver) accept(results []ledger.Result, devices []rules.Offered, asked 
 	given := make(map[string][]rules.Offered)
 	var errs []error
 	for i, r := range results {
-		given[r.Request] = append(given[r.Request], devices[i])
-		if r.Admin && len(asked[r.Request]) > 0 {
+		switch {
+		case !r.Admin:
+			given[r.Request] = append(given[r.Request], devices[i])
+		case len(asked[r.Request]) > 0:
 			errs = append(errs, fmt.Errorf("request %s: parameters: with admin access device %s is not the claim's alone, and nothing of it is changed", r.Request, r.Device))
 		}
 	}

@@ -91,6 +91,10 @@ type function struct {
 	// until it is that again.
 	Device discovery.Device `json:"device"`
 
+	// CommonNodes are those of the device, which its JSON form does not have. Without them an agent that starts would
+	// take a node such as /dev/vfio/vfio for the device's own, which other devices are in use with.
+	CommonNodes []string `json:"commonNodes,omitempty"`
+
 	unit string // whose record has it
 }
 
@@ -144,7 +148,7 @@ func (b *Binder) index() {
 	for _, r := range b.journal.All() {
 		for _, f := range r.Body.Functions {
 			if f.unit == "" { // it was decoded
-				f.unit, f.Device.Source = r.Group, f.Source
+				f.unit, f.Device.Source, f.Device.CommonNodes = r.Group, f.Source, f.CommonNodes
 			}
 			// An agent that was killed while a function left the record of another unit has left it in both.
 			if other := b.bound[f.Address]; other == nil || other.Choose {
@@ -296,7 +300,7 @@ func (b *Binder) note(lease *ledger.Lease, sources []string, to string, d discov
 		if err != nil {
 			return err
 		}
-		f.Device = device
+		f.Device, f.CommonNodes = device, device.CommonNodes
 		now = append(now, f)
 		if before != nil && before.unit != unit {
 			moved = append(moved, before)

@@ -17,6 +17,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"tags.cncf.io/container-device-interface/specs-go"
+
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/disk"
@@ -826,6 +828,50 @@ func TestDescribe(t *testing.T) {
 }
 
 // Nothing is begun once it was called off.
+// A device whose nodes were described under vfio is taken again, and the agent is killed halfway. The control node of vfio
+// is not the device's own for the next agent either, so that the device can be returned while others use that node.
+func TestCommonNodesAreRecorded(t *testing.T) {
+	k := newKernel(t)
+	d := device(other)
+	for _, node := range []string{"/dev/vfio/3", discovery.VFIOControl()[0]} {
+		d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: node, HostPath: node})
+	}
+	d.CommonNodes = discovery.VFIOControl()
+	if _, err := take(t.Context(), k.binder("1", nil), d); err != nil {
+		t.Fatal(err)
+	}
+	k.SetDriver(first, "")
+	s := k.binder("1", nil).Describe(&discovery.Snapshot{Devices: []discovery.Device{d}})
+	own := s.Devices[0].OwnNodes()
+	if len(own) != 1 || own[0].Path != "/dev/vfio/3" {
+		t.Errorf("its own nodes are %v", own)
+	}
+}
+
+// A function that was in the group when the device was described, and is in another one by now, stays with its driver.
+func TestFunctionHasLeftTheGroup(t *testing.T) {
+	k := newKernel(t)
+	d := device(other)
+	k.Return(other, "nvme", "4")
+	if _, err := take(t.Context(), k.binder("1", nil), d); err != nil {
+		t.Fatal(err)
+	}
+	k.check("vfio-pci", "vfio-pci", first)
+	k.check("nvme", "(null)", other)
+}
+
+// A device that has moved to another IOMMU group since it was described is not taken until it is described again: its record
+// would be one of the earlier group.
+func TestMovedSinceItWasDescribed(t *testing.T) {
+	k := newKernel(t)
+	d := device()
+	k.Return(first, "nvme", "4")
+	if _, err := take(t.Context(), k.binder("1", nil), d); err == nil || !strings.Contains(err.Error(), "is in iommu-group-4 by now") {
+		t.Errorf("%v", err)
+	}
+	k.check("nvme", "(null)", first)
+}
+
 func TestCalledOff(t *testing.T) {
 	k := newKernel(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -28,6 +28,9 @@ func (b *Binder) take(ctx context.Context, d discovery.Device, consumer string) 
 		return err
 	}
 	defer lease.Release()
+	if now := unitOf(b.function(d.Source)); d.Attributes["iommuGroup"].IntValue != nil && b.function(d.Source).Exists("iommu_group") && now != Unit(&d) {
+		return discovery.Passing(fmt.Errorf("function %s was described in %s, and is in %s by now", path.Base(d.Source), Unit(&d), now))
+	}
 	if err := b.mayTake(functions, to); err != nil {
 		return err
 	}
@@ -52,9 +55,14 @@ func (b *Binder) take(ctx context.Context, d discovery.Device, consumer string) 
 }
 
 // functionsOf returns the functions that a device takes with it, itself first. A function that had no driver when
-// its group was looked at, such as one that was just being given back, goes with the device if it has one by now.
+// its group was looked at, such as one that was just being given back, goes with the device if it has one by now. A
+// function that has moved to another group since stays as it is.
 func (b *Binder) functionsOf(d *discovery.Device) ([]string, error) {
 	functions := append([]string{d.Source}, d.Rebind.Others...)
+	unit := unitOf(b.function(d.Source))
+	functions = slices.DeleteFunc(functions, func(source string) bool {
+		return b.function(source).Exists("iommu_group") && unitOf(b.function(source)) != unit
+	})
 	now, _ := discovery.GroupOthers(b.config.Host, b.function(d.Source)) // else as it was looked at
 	b.mu.Lock()
 	defer b.mu.Unlock()

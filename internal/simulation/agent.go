@@ -56,6 +56,9 @@ func (i *incarnation) diskGate(op disk.Op, name string) error {
 	if op == disk.Remove && path.Ext(name) == ".record" {
 		i.world.twice(name, i.boot)
 	}
+	if op == disk.Rename {
+		i.world.notes(name)
+	}
 	if (op.Changes() || op == disk.Sync || op == disk.SyncDir) && i.limit.Load() > 0 && i.limit.Add(-1) == 0 {
 		i.world.log("%s is killed before it can %s", i.name, op)
 		i.world.saw(map[bool]string{false: "agentKilledWriting", true: "powerLostWriting"}[i.power])
@@ -79,7 +82,7 @@ func (i *incarnation) die() {
 		return
 	}
 	i.world.hurts()
-	i.world.lock.drop(i)
+	i.world.lock.died(i)
 	i.cancel()
 	i.process.Kill()
 }
@@ -92,30 +95,88 @@ func (g groups) ServerGroupsWithContext(ctx context.Context) (*metav1.APIGroupLi
 	return g.world.server.Groups(ctx, g.apiGate)
 }
 
-// lock is what one agent of the node holds at a time.
+// lock is the node's lock, which one agent has at a time. A process that is killed while the kernel works on a write of
+// it ends only after that, and the kernel releases its locks then (do_exit in kernel/exit.c, Linux 6.1 to 6.18).
 type lock struct {
 	mu      sync.Mutex
 	holder  *incarnation
 	waiting map[*incarnation]bool
+	writing map[*incarnation]int // writes to the host that go on
+	since   time.Time            // when the holder got it
 }
 
 func (l *lock) isHeld() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.holder != nil
+	return l.holder != nil && !l.holder.dead.Load()
 }
 
-// lockPause is how often the lock is asked for, as the real one is.
-const lockPause = 50 * time.Millisecond
+// heldSince returns since when an agent has had the lock, now if none has.
+func (l *lock) heldSince() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.holder == nil {
+		return time.Now()
+	}
+	return l.since
+}
 
 func (l *lock) drop(i *incarnation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.release(i)
+}
+
+func (l *lock) release(i *incarnation) {
 	delete(l.waiting, i)
 	if l.holder == i {
 		l.holder = nil
 	}
 }
+
+// died releases what an agent has whose process ends, once it writes nothing any more.
+func (l *lock) died(i *incarnation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.waiting, i)
+	if l.writing[i] == 0 {
+		l.release(i)
+	}
+}
+
+// begins notes that an agent begins a write, and reports whether it has the lock.
+func (l *lock) begins(i *incarnation) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.writing[i]++
+	return l.holder == i
+}
+
+// ends notes that a write of an agent has ended.
+func (l *lock) ends(i *incarnation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.writing[i]--; l.writing[i] == 0 && i.dead.Load() {
+		l.release(i)
+	}
+}
+
+// writes reports whether a write of an agent goes on.
+func (l *lock) writes(i *incarnation) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.writing[i] > 0
+}
+
+// reboot forgets all processes.
+func (l *lock) reboot() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.holder, l.waiting = nil, make(map[*incarnation]bool)
+}
+
+// lockPause is how often the lock is asked for, as the real one is.
+const lockPause = 50 * time.Millisecond
 
 // lockOf is the lock as one agent has it.
 type lockOf struct {
@@ -128,11 +189,14 @@ func (l lockOf) Acquire(ctx context.Context) (func(), error) {
 	for {
 		l.mu.Lock()
 		if l.holder == nil && !l.own.dead.Load() {
-			l.holder = l.own
+			l.holder, l.since = l.own, time.Now()
 			delete(l.waiting, l.own)
 			l.mu.Unlock()
 			l.own.world.log("%s is the active agent", l.own.name)
-			return func() { l.drop(l.own) }, nil
+			if l.own.world.wiped { // since it was started, perhaps
+				l.own.world.forgetUses()
+			}
+			return l.unlock, nil
 		}
 		l.waiting[l.own] = true
 		l.mu.Unlock()
@@ -143,6 +207,14 @@ func (l lockOf) Acquire(ctx context.Context) (func(), error) {
 		case <-time.After(lockPause):
 		}
 	}
+}
+
+// unlock releases the lock. The agent must not write to the host any more, since the next one begins.
+func (l lockOf) unlock() {
+	if l.writes(l.own) {
+		l.own.world.fail("%s releases the node's lock while a write of it goes on", l.own.name)
+	}
+	l.drop(l.own)
 }
 
 // Awaited implements [agent.Lock].

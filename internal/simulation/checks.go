@@ -106,7 +106,7 @@ func (w *World) alone(name, boot string) map[string]bool {
 	}
 	devices := make(map[string]bool)
 	for _, r := range c.Results {
-		if !r.Shared && r.Consumes == nil {
+		if !r.Shared && !r.Admin && r.Consumes == nil {
 			devices[r.Source] = true
 		}
 	}

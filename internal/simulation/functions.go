@@ -29,14 +29,14 @@ const count = 3
 // functions is a machine with disks and network adapters whose drivers change: one disk that
 // nobody may touch, one that is alone in its IOMMU group, two that are in one group, an adapter
 // without virtual functions, and one that has two from the boot on.
-func functions(rebinds, makes bool) *machine {
-	m := &machine{name: fmt.Sprintf("disks and adapters, rebinding %v, on request %v", rebinds, makes), resets: true}
+func functions(rebinds, makes, oneGroup bool) *machine {
+	m := &machine{name: fmt.Sprintf("disks and adapters, rebinding %v, on request %v, virtual functions in one group %v", rebinds, makes, oneGroup), resets: true}
 	disk := func(address string, group int) { m.add(address, kernel.Function{Driver: "nvme", Group: group}) }
 	disk("0000:01:00.0", 1)
 	disk("0000:02:00.0", 2)
 	disk("0000:04:00.0", 4)
 	disk("0000:04:00.1", 4)
-	m.add("0000:03:00.0", kernel.Function{Driver: "igb", Group: 10, Total: 7})
+	m.add("0000:03:00.0", kernel.Function{Driver: "igb", Group: 10, Total: 7, OneGroup: oneGroup})
 	m.add("0000:05:00.0", kernel.Function{Driver: "igb", Group: 20, Total: 7, Boot: 2})
 	if rebinds {
 		m.allowed.rebind = []string{"0000:02:00.0", "0000:04:00.0", "0000:04:00.1", "0000:03:10.0", "0000:03:10.2", "0000:03:10.4"}
@@ -134,7 +134,9 @@ func (w *World) specify(claim *resourceapi.ResourceClaim, device *rules.Offered)
 		expression = `device.attributes["chandler.dev"].?vfioDriver.hasValue()`
 	}
 	if device != nil {
-		vfio = device.Rebind != nil && (device.Rebind.Only || vfio)
+		// Those of one group go to vfio together, and the last pods want each of them.
+		oneGroup := strings.Contains(device.Source, ":10.") && w.machine.functions[4].OneGroup
+		vfio = device.Rebind != nil && (device.Rebind.Only || vfio && !oneGroup)
 		expression = fmt.Sprintf(`device.attributes["resource.kubernetes.io"].pciBusID == %q`, addressIn(device.Source))
 	}
 	claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
@@ -167,6 +169,10 @@ func (i *incarnation) write(name, value string) error {
 		i.die()
 		return errKilled
 	}
+	if !w.lock.begins(i) {
+		w.fail("%s writes %q to %s without the node's lock", i.name, value, name)
+	}
+	defer w.lock.ends(i)
 	w.judge(name, value)
 	latency := w.upTo(200 * time.Millisecond)
 	if w.chance(20) {
@@ -202,6 +208,14 @@ func (w *World) judge(name, value string) {
 		w.touched[a.Function] = time.Now()
 		w.mu.Unlock()
 	}
+	if a.Name == "reset" {
+		if w.machine.reassigns && !w.wiped && !w.wasHanded(a.Function) {
+			w.fail("%q is written to %s, which no consumer has had", value, name)
+		}
+		if who := w.opened(a.Function); who != "" {
+			w.fail("%q is written to %s, and %s", value, name, who)
+		}
+	}
 	if a.Name != "unbind" && a.Name != "sriov_numvfs" && a.Name != "reset" {
 		return
 	}
@@ -217,6 +231,12 @@ func (w *World) judge(name, value string) {
 	}
 }
 
+func (w *World) wasHanded(address string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.handed[address]
+}
+
 // userOf returns which container has a function that is taken from a driver, "" if none has. Who was given a function
 // under vfio, and has it no longer since it was taken out, does not have what came in its place under another driver;
 // driver is "" where it does not matter.
@@ -225,7 +245,7 @@ func (w *World) userOf(address, driver string) string {
 		return ""
 	}
 	for _, u := range w.users() {
-		if u.device != deviceName(address) || u.back || u.forgotten {
+		if u.device != deviceName(address) || u.open || u.back || u.forgotten {
 			continue
 		}
 		if driver != "" && w.disturbed[address] && u.vfio != (driver == kernel.VFIO) {
@@ -248,7 +268,7 @@ func (w *World) longOpen(address string, since time.Time) bool {
 // checkForm demands that the driver of what a container has is the one that it was given with.
 func (w *World) checkForm(u *use) string {
 	address := w.addressOf(u.device)
-	if address == "" || w.wiped || u.back || u.forgotten || w.disturbed[address] {
+	if address == "" || w.wiped || u.open || u.back || u.forgotten || w.disturbed[address] {
 		return ""
 	}
 	own := "nvme"
@@ -270,14 +290,9 @@ func (w *World) checkForm(u *use) string {
 // keptFromVFIO says which function of an IOMMU group the host uses, so that nobody can use the others under vfio. One
 // that was taken out meanwhile has come back so.
 func (w *World) keptFromVFIO(address string) string {
-	for _, f := range w.machine.functions {
-		if f.Address != address {
-			continue
-		}
-		for _, member := range w.group(f) {
-			if driver, _ := w.host.Driver(member); driver != "" && driver != kernel.VFIO && !w.disturbed[member] {
-				return fmt.Sprintf("of its IOMMU group %s is under %s", member, driver)
-			}
+	for _, member := range w.host.Group(address) {
+		if driver, _ := w.host.Driver(member); driver != "" && driver != kernel.VFIO && !w.disturbed[member] {
+			return fmt.Sprintf("of its IOMMU group %s is under %s", member, driver)
 		}
 	}
 	return ""

@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -89,7 +90,7 @@ func (w *World) pullOut(c card) {
 	defer w.mu.Unlock()
 	for _, p := range w.processes {
 		p.uses = slices.DeleteFunc(slices.Clone(p.uses), func(u *use) bool {
-			return strings.Contains(w.machine.devices[u.device].Source, c.address)
+			return u.address == c.address || strings.Contains(w.machine.devices[u.device].Source, c.address) && !w.machine.reassigns
 		})
 	}
 }
@@ -120,6 +121,94 @@ func (w *World) renumber() bool {
 	w.uevent()
 	w.saw("nodesRenumbered")
 	return true
+}
+
+// movable is the disk that may be plugged into the slot of another IOMMU group.
+const movable = "0000:02:00.0"
+
+// regroup has a disk come back in another IOMMU group: that of two other disks, or its own.
+func (w *World) regroup() bool {
+	if len(w.machine.allowed.rebind) == 0 || w.host.Gone(movable) {
+		return false
+	}
+	w.moveTo(map[bool]int{true: 4, false: 2}[len(w.host.Group(movable)) == 1])
+	w.saw("groupChanges")
+	return true
+}
+
+func (w *World) moveTo(group int) {
+	c := card{address: movable}
+	w.host.Vanish(c.address)
+	w.disturb(c)
+	w.pullOut(c)
+	w.uevent()
+	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
+	w.host.Regroup(c.address, group)
+	for _, container := range w.kubelet.Containers() { // what they have is in no group with the disk any more
+		uses, _ := container.Note.([]*use)
+		for _, u := range uses {
+			if u.group = slices.DeleteFunc(slices.Clone(u.group), func(address string) bool { return address == c.address }); u.address == c.address {
+				u.group = nil
+			}
+		}
+	}
+	w.host.Return(c.address, nil)
+	w.log("disk %s is in IOMMU group %d", c.address, group)
+	w.uevent()
+}
+
+// reassign has a driver find two cards in the other order: they come back with each other's names and nodes.
+func (w *World) reassign() bool {
+	if !w.machine.reassigns {
+		return false
+	}
+	a, b := w.random.IntN(len(w.cards)), w.random.IntN(len(w.cards))
+	one, other := &w.cards[a], &w.cards[b]
+	if a == b || w.host.Gone(one.address) || w.host.Gone(other.address) {
+		return false
+	}
+	for _, c := range []*card{one, other} {
+		w.host.Vanish(c.address, c.nodes...)
+		w.pullOut(*c)
+	}
+	w.uevent()
+	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
+	w.host.Exchange(one.address, other.address, "hailo_chardev", append(slices.Clone(one.nodes), other.nodes...)...)
+	one.nodes, other.nodes = other.nodes, one.nodes
+	w.mu.Lock()
+	delete(w.handed, one.address)
+	delete(w.handed, other.address)
+	w.mu.Unlock()
+	w.host.Return(one.address, nil)
+	w.host.Return(other.address, nil)
+	w.log("cards %s and %s have each other's names", one.address, other.address)
+	w.uevent()
+	w.saw("numbersReassigned")
+	return true
+}
+
+// cardOf returns the address of the card that a device is, or is on, at present.
+func (w *World) cardOf(device string) string {
+	d := w.machine.devices[device]
+	if nodes := nodesOf(&d); w.machine.reassigns {
+		for _, c := range w.cards {
+			if slices.Contains(nodes, c.nodes[0]) {
+				return c.address
+			}
+		}
+	}
+	return addressIn(d.Source)
+}
+
+// notes notes that an agent writes down that a consumer has a device, which may be reset from then on.
+func (w *World) notes(file string) {
+	device, _, _ := strings.Cut(path.Base(file), ".")
+	if _, there := w.disk.Content(file); there || path.Dir(file) != runDir+"/journal/reclaim" {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.handed[w.cardOf(device)] = true
 }
 
 func (w *World) sicken() bool {

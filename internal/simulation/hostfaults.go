@@ -90,6 +90,7 @@ func (w *World) disturb(c card) {
 // rebootHost has the kernel start anew.
 func (w *World) rebootHost() {
 	w.host.Reboot()
+	w.lock.reboot()
 	clear(w.disturbed)
 	for _, c := range w.cards {
 		if w.host.Gone(c.address) {

@@ -36,6 +36,7 @@ type machine struct {
 	resets    bool              // devices' functions can be reset
 	named     []rules.Resource  // what the device-plugin API offers of them
 
+	reassigns bool             // cards may come back with each other's names and nodes
 	renumbers bool             // cards may come back with each other's nodes
 	sharings  [][]rules.Share  // how its devices may be shared
 	exclude   []rules.Selector // for each card
@@ -97,6 +98,30 @@ func cores(chips, each int) *machine {
 	return m
 }
 
+// numbered is a machine with chips whose names are numbers that the kernel assigns. Each can be reset.
+func numbered(n int) *machine {
+	m := &machine{name: fmt.Sprintf("%d chips that the kernel numbers", n), resets: true, reassigns: true}
+	var b strings.Builder
+	for i := range n {
+		address := fmt.Sprintf("0000:0%d:00.0", i+1)
+		dir := fmt.Sprintf("sys/devices/pci0000:00/0000:00:0%d.0/%s", i+1, address)
+		fmt.Fprintf(&b, "-- sys/bus/pci/devices/%s -> ../../../%s --\n", address, strings.TrimPrefix(dir, "sys/"))
+		for _, attribute := range []string{"vendor 0x1e60", "device 0x2864", "class 0x120000", "numa_node 0", "reset ", "reset_method flr"} {
+			name, value, _ := strings.Cut(attribute, " ")
+			fmt.Fprintf(&b, "-- %s/%s --\n%s\n", dir, name, value)
+		}
+		fmt.Fprintf(&b, "-- %s/driver -> ../../../../bus/pci/drivers/hailo --\n", dir)
+		class := fmt.Sprintf("%s/hailo_chardev/hailo%d", dir, i)
+		fmt.Fprintf(&b, "-- sys/class/hailo_chardev/hailo%d -> ../../%s --\n", i, strings.TrimPrefix(class, "sys/"))
+		fmt.Fprintf(&b, "-- %s/dev --\n510:%d\n-- %s/uevent --\nMAJOR=510\nMINOR=%d\nDEVNAME=hailo%d\n", class, i, class, i, i)
+		fmt.Fprintf(&b, "-- dev/hailo%d c 510:%d --\n", i, i)
+		m.cards = append(m.cards, card{address, []string{fmt.Sprintf("dev/hailo%d", i)}})
+	}
+	b.WriteString("-- end --\n")
+	m.text = []byte(b.String())
+	return m
+}
+
 // recorded are hosts of other families, on which all devices are well.
 var recorded = []string{
 	"dlb/two", "fpgaxilinx/media", "hypervisor/kvm", "idxd/spr", "intelgpu/flex170x2", "qat/old", "tenstorrent/loudbox", "tpu/accel", "vfio/iommufd",
@@ -115,10 +140,13 @@ var machines = sync.OnceValues(func() (all []*machine, err error) {
 	for range 4 {
 		all = append(all, gpus(3), cores(2, 2))
 	}
-	for range 3 {
-		all = append(all, functions(true, true))
+	for range 2 {
+		all = append(all, numbered(3))
 	}
-	all = append(all, functions(true, false), functions(false, true), functions(false, false))
+	for range 2 {
+		all = append(all, functions(true, true, false), functions(true, true, true))
+	}
+	all = append(all, functions(true, false, false), functions(false, true, false), functions(false, false, false))
 	for _, name := range recorded {
 		m, readErr := read(name)
 		all, err = append(all, m), errors.Join(err, readErr)
@@ -221,6 +249,9 @@ func (m *machine) makeRules() error {
 		}
 	}
 	for _, c := range m.cards {
+		if m.reassigns {
+			break // a card is excluded by its address, whatever its name is
+		}
 		one, err := rules.Compile(fmt.Sprintf(`device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") == %q`, c.address))
 		if err != nil {
 			return err

@@ -104,9 +104,11 @@ func (w *World) putPod(p *pod) {
 		spec.Containers[0].Resources.Limits = nil
 		spec.InitContainers = []corev1.Container{{Name: "init", Resources: corev1.ResourceRequirements{Limits: limits}}}
 	}
-	if p.Grace > 0 {
-		seconds := int64(p.Grace / time.Second)
-		spec.TerminationGracePeriodSeconds = &seconds
+	if p.Group != "" {
+		spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &p.Group}
+	}
+	if p.Namespace == namespace {
+		spec.TerminationGracePeriodSeconds = new(int64(p.Grace / time.Second))
 	}
 	w.server.Put(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID}, Spec: spec})
 }
@@ -116,7 +118,7 @@ func (w *World) newPod(kind string) *pod {
 	w.made++
 	return &pod{own: true, Pod: &kubelet.Pod{
 		UID: types.UID(fmt.Sprintf("%08x-0000-4000-b000-%012x", w.made, w.made)), Namespace: namespace, Name: fmt.Sprintf("%s-%d", kind, w.made),
-		Grace: time.Duration(1+w.random.IntN(29)) * time.Second, Stubborn: w.random.IntN(2) == 0,
+		Grace: time.Duration(w.random.IntN(30)) * time.Second, Stubborn: w.random.IntN(2) == 0,
 	}}
 }
 
@@ -139,9 +141,15 @@ func (w *World) makePod() {
 	case w.random.IntN(3) == 0:
 		p.own = false
 		p.Claims = []string{fmt.Sprintf("shared-%d", w.random.IntN(2))}
+		if w.minor >= 37 && w.random.IntN(3) == 0 {
+			p.Group = "group"
+			p.Claims = []string{"of-the-group"}
+		}
 		if w.server.Claim(namespace, p.Claims[0]) == nil {
 			w.makeClaim(p.Claims[0])
 		}
+	case w.random.IntN(10) == 0:
+		w.monitor(p)
 	default:
 		for i := range 1 + w.random.IntN(2) {
 			name := fmt.Sprintf("%s-claim-%d", p.Name, i)
@@ -190,6 +198,15 @@ func (w *World) makeClaim(name string) {
 		claim.Spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{capacity: amount}}
 	}
 	w.specify(claim, nil)
+	w.server.Put(claim)
+}
+
+// monitor makes a pod one that observes all devices, whoever has them, by a claim with admin access.
+func (w *World) monitor(p *pod) {
+	p.Claims = []string{p.Name + "-claim"}
+	claim := newClaim(p.Claims[0], 0)
+	request := claim.Spec.Devices.Requests[0].Exactly
+	request.AllocationMode, request.AdminAccess = resourceapi.DeviceAllocationModeAll, new(true)
 	w.server.Put(claim)
 }
 

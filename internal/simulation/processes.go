@@ -21,8 +21,10 @@ type running struct {
 	pod   types.UID
 	uses  []*use
 	known bool // everything is to be handed over that it has, and it is known whose it is
+	since time.Time
 	until time.Time
 	ended bool // its container has
+	brief bool // it had ended before every agent can have learned from PodResources whose devices these are
 }
 
 // handovers draws how devices are handed over. No family's device but that of our own machines
@@ -76,7 +78,7 @@ func (w *World) spawn(c *kubelet.Container, uses []*use, nodes []string) {
 	pid := w.host.Spawn("train", "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"+strings.ReplaceAll(string(c.Pod.UID), "-", "_")+".slice/cri-containerd-0.scope", nodes...)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.processes = append(w.processes, &running{pid: pid, pod: c.Pod.UID, uses: uses, known: known})
+	w.processes = append(w.processes, &running{pid: pid, pod: c.Pod.UID, uses: uses, known: known, since: time.Now()})
 }
 
 func (w *World) podOf(uid types.UID) *pod {
@@ -93,7 +95,7 @@ func (w *World) linger(c *kubelet.Container) {
 			continue
 		}
 		w.mu.Lock()
-		p.ended = true
+		p.ended, p.brief = true, time.Since(p.since) < time.Minute
 		w.mu.Unlock()
 		if !late {
 			w.exit(p)
@@ -151,6 +153,24 @@ func (w *World) checkHandover(c *kubelet.Container, u *use) string {
 			sees := p.known && handsOver || u.vfio && had.vfio // VFIO lets only one process open the device
 			if sees && p.pod != c.Pod.UID && same && had.claim != u.claim {
 				return fmt.Sprintf("process %d of pod %s has it open since before", p.pid, p.pod)
+			}
+		}
+	}
+	return ""
+}
+
+// opened returns which process of a container has a function open, "" if none has. The agent cannot know of a process that
+// lives on of a container by the device-plugin API which ended before PodResources named it.
+func (w *World) opened(address string) string {
+	if w.wiped {
+		return ""
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range w.processes {
+		for _, u := range p.uses {
+			if !u.open && !u.stranger && !u.forgotten && (!u.classic || !p.brief) && u.address == address {
+				return fmt.Sprintf("process %d of pod %s has it open", p.pid, p.pod)
 			}
 		}
 	}

@@ -116,8 +116,8 @@ func (w *World) schedule(pod *pod) bool {
 	}
 	for _, name := range pod.Claims {
 		claim := w.server.Claim(pod.Namespace, name).DeepCopy()
-		if !reserved(claim, pod.UID) {
-			claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID})
+		if consumer := consumerOf(pod); !reserved(claim, consumer.UID) {
+			claim.Status.ReservedFor = append(claim.Status.ReservedFor, consumer)
 			w.server.Put(claim)
 		}
 	}
@@ -133,6 +133,14 @@ func amounts(taken map[resourceapi.QualifiedName]resource.Quantity) (all string)
 	return all
 }
 
+// consumerOf returns whom the claims of a pod are reserved for: its PodGroup if it has one.
+func consumerOf(p *pod) resourceapi.ResourceClaimConsumerReference {
+	if p.Group != "" {
+		return resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: p.Group, UID: types.UID(p.Group)}
+	}
+	return resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: p.Name, UID: p.UID}
+}
+
 func reserved(claim *resourceapi.ResourceClaim, uid types.UID) bool {
 	return slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == uid })
 }
@@ -140,15 +148,19 @@ func reserved(claim *resourceapi.ResourceClaim, uid types.UID) bool {
 // release does what the controller of claims does for a pod that is gone or has
 // ended: the claims are not reserved for it any more, those that are reserved
 // for nobody are allocated no more, and those that were made for it go
-// (pkg/controller/resourceclaim).
+// (pkg/controller/resourceclaim). A PodGroup has its claims until its last pod is gone.
 func (w *World) release(pod *pod) {
+	if pod.Group != "" && w.hasMore(pod) {
+		return
+	}
+	consumer := consumerOf(pod)
 	for _, name := range pod.Claims {
 		claim := w.server.Claim(pod.Namespace, name)
-		if claim == nil || !reserved(claim, pod.UID) && !pod.own {
+		if claim == nil || !reserved(claim, consumer.UID) && !pod.own {
 			continue
 		}
 		claim = claim.DeepCopy()
-		claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == pod.UID })
+		claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == consumer.UID })
 		if len(claim.Status.ReservedFor) == 0 {
 			claim.Status.Allocation, claim.Status.Devices = nil, nil
 		}
@@ -157,6 +169,11 @@ func (w *World) release(pod *pod) {
 			w.server.Delete(claim)
 		}
 	}
+}
+
+// hasMore reports whether a pod's PodGroup has other pods.
+func (w *World) hasMore(p *pod) bool {
+	return slices.ContainsFunc(w.cluster(), func(other *pod) bool { return other != p && other.Group == p.Group })
 }
 
 // quiet is a context whose logger says nothing.

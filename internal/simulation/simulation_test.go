@@ -1,15 +1,25 @@
 package simulation
 
 import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
-	"runtime/debug"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"testing/cryptotest"
 	"testing/synctest"
 	"time"
 
@@ -22,135 +32,196 @@ var (
 	runs    = flag.Int("runs", 1, "how often to run it")
 	seeds   = flag.Int("seeds", 0, "how many seeds to run; see make simulate")
 	first   = flag.Uint64("first", 1, "the first of them")
-	verbose = flag.Bool("each", false, "say how long each seed takes")
-	stop    = flag.Bool("stop", false, "stop at the first seed that fails")
+	verbose = flag.Bool("each", false, "print how long each seed takes")
 	out     = flag.String("histories", "", "directory for the histories of seeds that fail")
+	world   = flag.Uint64("world", 0, "run the world of this seed in this process; see TestWorld")
 )
 
 func TestMain(m *testing.M) {
 	flag.StringVar(&often, "often", "", "a kind of fault that strikes ten times as often; its seeds are others than those without")
 	flag.Parse()
-	debug.SetGCPercent(1600) // a world is small and gone soon
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
 	utilruntime.ErrorHandlers = nil // one of them keeps the time of its last error, and each bubble begins in the year 2000
 	m.Run()
 }
 
-// TestSimulation runs seeds, or one seed as often as is asked: which goroutine goes
-// first is not fixed by the seed. It demands that each kind of fault is seen to
-// happen where enough seeds are run.
+// TestSimulation runs seeds, or one seed several times. It demands that each kind of fault is seen to happen where enough
+// seeds are run.
 func TestSimulation(t *testing.T) {
 	if *seeds == 0 && *seed == 0 {
 		t.Skip("no seeds are asked for: see make simulate")
 	}
-	if _, err := machines(); err != nil {
-		t.Fatal(err)
-	}
-	all := tally{count: *seeds, seen: make(map[string]int)}
+	all := tally{program: deliberate{}.build(t), often: often, first: *first, count: *seeds}
 	if *seed != 0 {
-		all.count = *runs
+		all.first, all.count, all.same = *seed, *runs, true
 	}
-	// Worlds share nothing, so that there is one at a time on each processor.
-	t.Run("worlds", func(t *testing.T) {
-		for range runtime.GOMAXPROCS(0) {
-			t.Run("", func(t *testing.T) {
-				t.Parallel()
-				for {
-					run, more := all.next()
-					if !more {
-						return
-					}
-					all.simulate(t, run)
-				}
-			})
-		}
-	})
+	all.run(t)
 	for _, f := range faultKinds() {
-		if all.seen[f.name] == 0 && all.count >= enough && *seed == 0 && !t.Failed() {
+		if all.seen[f.name] == 0 && (f.weight > 0 || f.strike == nil) && all.count >= enough && !all.same && len(all.failed) == 0 {
 			t.Errorf("fault %s never happened", f.name)
 		}
 		t.Logf("%8d %s", all.seen[f.name], f.name)
 	}
-	for _, why := range all.failed { // again, where it is seen: a long output is cut at its beginning
-		t.Log(why)
+	if all.same && len(all.histories) > 1 {
+		t.Errorf("seed %d has %d histories", all.first, len(all.histories))
+	}
+	for _, f := range all.failed {
+		t.Errorf("seed %d: %s\nits history: %s\nrepeat it with: make simulate SEED=%[1]d RUNS=1", f.seed, f.why, f.history)
 	}
 }
 
 // tally is what came of the worlds that were run.
 type tally struct {
-	count int // of worlds
+	program string // that runs a world
+	often   string // the kind of fault that strikes ten times as often
+	first   uint64 // seed
+	count   int    // of worlds
+	same    bool   // all are of the first seed
+	stop    bool   // at the first seed that fails
 
-	mu     sync.Mutex
-	run    int // of them
-	seen   map[string]int
-	failed []string // which seeds, and why
+	mu        sync.Mutex
+	next      int
+	seen      map[string]int
+	failed    []failure
+	histories map[string]int // how often worlds had each history, by its hash
 }
 
-// next returns the number of the next world, and whether there is one.
-func (a *tally) next() (run int, more bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	run = a.run
-	a.run++
-	return run, run < a.count
+// failure is a seed that failed, and why.
+type failure struct {
+	seed         uint64
+	why, history string
 }
 
-// simulate runs one world, and says what was wrong in it.
-func (a *tally) simulate(t *testing.T, run int) {
-	number := *first + uint64(run)
-	if *seed != 0 {
-		number = *seed
+// run runs the worlds, one at a time on each processor.
+func (a *tally) run(t *testing.T) {
+	a.seen, a.histories = make(map[string]int), make(map[string]int)
+	var workers sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			for {
+				a.mu.Lock()
+				number := a.first
+				if !a.same {
+					number += uint64(a.next)
+				}
+				a.next++
+				more := a.next <= a.count && (!a.stop || len(a.failed) == 0)
+				a.mu.Unlock()
+				if !more {
+					return
+				}
+				a.simulate(t, number)
+			}
+		})
 	}
+	workers.Wait()
+	slices.SortFunc(a.failed, func(a, b failure) int { return cmp.Compare(a.seed, b.seed) })
+}
+
+// simulate runs one world in a process of its own.
+func (a *tally) simulate(t *testing.T, number uint64) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
 	began := time.Now()
-	guard := time.AfterFunc(patience, func() { panic(fmt.Sprintf("seed %d does not end", number)) })
-	w := simulate(t, number)
-	guard.Stop()
+	command := exec.CommandContext(ctx, a.program, "-test.run", "^TestWorld$", "-test.v", "-test.timeout", "0", "-world", fmt.Sprint(number), "-often", a.often)
+	// The arguments and the environment are the same wherever the seed is run: they shift the addresses on the heap, by
+	// which maps of pointers are in order.
+	command.Args[0], command.Env = "simulation.test", environment
+	printed, err := command.CombinedOutput()
+	o := outcome{}
+	_, text, _ := strings.Cut(string(printed), outcomeMark)
+	text, _, _ = strings.Cut(text, "\n")
+	switch decoded := json.Unmarshal([]byte(text), &o); {
+	case ctx.Err() != nil:
+		o.Why = "it does not end"
+	case err != nil || decoded != nil:
+		o.Why, o.History = fmt.Sprintf("the process failed: %v: %.300s", errors.Join(err, decoded), crash.Find(printed)), string(printed)
+	case o.Why == "" && (o.Events < 100 || o.Struck < 5):
+		o.Why = fmt.Sprintf("there are %d events and %d faults only", o.Events, o.Struck)
+	}
 	if *verbose {
-		t.Logf("seed %d: %d events, %d faults, %d lines, %s", number, w.events, w.struck, len(w.history), time.Since(began).Round(time.Millisecond))
+		t.Logf("seed %d: %d events, %d faults, history %s, %s", number, o.Events, o.Struck, o.Hash, time.Since(began).Round(time.Millisecond))
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for fault, n := range w.seen {
+	a.histories[o.Hash]++
+	for fault, n := range o.Seen {
 		a.seen[fault] += n
 	}
-	switch {
-	case len(w.failures) > 0:
-		why := fmt.Sprintf("seed %d: %s", number, w.failures[0])
-		t.Errorf("%s\n%s\nrepeat it with: make simulate SEED=%d RUNS=100", why, w.kept(number, run), number)
-		a.failed = append(a.failed, why)
-		if *stop {
-			a.run = a.count
+	if o.Why != "" {
+		a.failed = append(a.failed, failure{number, o.Why, kept(number, o)})
+	}
+}
+
+// outcome is what a process prints of its world.
+type outcome struct {
+	Why, History   string // of a failure
+	Hash           string // of the history
+	Events, Struck int
+	Seen           map[string]int
+}
+
+// crash matches what a process prints that crashes.
+var crash = regexp.MustCompile(`(?s)(panic|fatal error): .*`)
+
+const outcomeMark = "outcome: "
+
+// TestWorld runs one world in this process, and prints what came of it.
+func TestWorld(t *testing.T) {
+	if *world == 0 {
+		t.Skip("TestSimulation runs this in processes of its own")
+	}
+	if _, err := machines(); err != nil {
+		t.Fatal(err)
+	}
+	var w *World
+	cryptotest.SetGlobalRandom(t, *world)
+	synctest.Test(t, func(*testing.T) {
+		seedScheduler(*world)
+		w = NewWorld(*world)
+		w.Run(steps)
+	})
+	sum := sha256.Sum256([]byte(w.History()))
+	o := outcome{Hash: hex.EncodeToString(sum[:6]), Events: w.events, Struck: w.struck, Seen: w.seen}
+	if len(w.failures) > 0 {
+		o.Why, o.History = w.failures[0], w.History()
+	}
+	text, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s%s", outcomeMark, text)
+}
+
+// TestOneHistory demands that a seed has one history, while the machine runs other worlds.
+func TestOneHistory(t *testing.T) {
+	if *seeds == 0 {
+		t.Skip("no seeds are asked for: see make simulate")
+	}
+	program := deliberate{}.build(t)
+	for number := range uint64(10) {
+		all := tally{program: program, first: *first + number, count: 6, same: true}
+		all.run(t)
+		if len(all.histories) != 1 {
+			t.Errorf("seed %d has these histories, with how often: %v", all.first, all.histories)
 		}
-	case w.events < 100 || w.struck < 5:
-		why := fmt.Sprintf("seed %d: there are %d events and %d faults only", number, w.events, w.struck)
-		t.Error(why)
-		a.failed = append(a.failed, why)
 	}
 }
 
 // enough is how many seeds have all kinds of faults.
 const enough = 150
 
-// kept writes the history to a file where that is asked for, and returns what is
-// to be said of it.
-func (w *World) kept(number uint64, run int) string {
+// kept writes a history to a file if a directory is given, and returns the path, else the history.
+func kept(number uint64, o outcome) string {
 	if *out == "" {
-		return w.History()
+		return o.History
 	}
-	name := filepath.Join(*out, fmt.Sprintf("seed-%d-run-%d.txt", number, run))
-	if err := os.WriteFile(name, []byte(w.History()), 0o644); err != nil {
+	name := filepath.Join(*out, fmt.Sprintf("seed-%d-%s.txt", number, o.Hash))
+	if err := os.WriteFile(name, []byte(o.History), 0o644); err != nil {
 		return err.Error()
 	}
-	return "its history is in " + name
-}
-
-func simulate(t *testing.T, number uint64) (w *World) {
-	synctest.Test(t, func(*testing.T) {
-		w = NewWorld(number)
-		w.Run(steps)
-	})
-	return w
+	return name
 }
 
 // patience is how long a seed may take on a busy machine.

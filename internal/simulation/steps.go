@@ -101,6 +101,9 @@ func (w *World) converge() {
 			w.host.Return(c.address, nil)
 		}
 	}
+	if len(w.host.Group(movable)) > 1 {
+		w.moveTo(2)
+	}
 	virtual := w.host.Virtual(w.machine.allowed.make)
 	refused := slices.ContainsFunc(virtual, func(address string) bool {
 		driver, _ := w.host.Driver(address)
@@ -124,7 +127,7 @@ func (w *World) lastPods() bool {
 	for _, p := range w.lastOf() {
 		w.submit(p)
 	}
-	if !w.await(w.limit(), w.allRun) {
+	if !w.await(w.limit(), w.allRun) || !w.monitors() {
 		return false
 	}
 	if w.wiped && len(w.machine.functions) > 0 {
@@ -134,6 +137,29 @@ func (w *World) lastPods() bool {
 	}
 	w.reboot(w.random.IntN(2) == 0)
 	return w.await(w.limit(), w.allRun)
+}
+
+// monitors demands that a pod with admin access to all devices runs beside the pods that have them.
+func (w *World) monitors() bool {
+	if w.classic() || !w.dra() {
+		return true
+	}
+	p := w.newPod("monitor")
+	p.Grace, p.Stubborn = time.Second, false
+	w.monitor(p)
+	w.submit(p)
+	// The scheduler has no room for a claim for all devices where some compete for a counter, as functions of one IOMMU
+	// group do: admin access counts there, too (k8s.io/dynamic-resource-allocation 0.37, checkAvailableCounters).
+	if p.bound && !w.await(w.limit(), w.allRun) {
+		return false
+	}
+	w.deletePod(p, false)
+	return w.await(w.limit(), func() string {
+		if w.podOf(p.UID) != nil {
+			return fmt.Sprintf("pod %s has not ended", p)
+		}
+		return ""
+	})
 }
 
 // allRun says how many pods do not run.

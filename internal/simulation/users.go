@@ -38,6 +38,8 @@ type use struct {
 	stranger  bool                         // another plugin gave it
 	forgotten bool                         // by all who had written it down
 	vfio      bool                         // it is had as vfio
+	group     []string                     // the functions of its IOMMU group when the container was started
+	address   string                       // of its PCI function, when the container was started
 	nodes     []string                     // numbers of its own device nodes, when the container was started
 }
 
@@ -51,7 +53,7 @@ func (u *use) String() string {
 
 // useOf returns what having a part of a device is.
 func (w *World) useOf(c *kubelet.Container, d *rules.Offered, part part) *use {
-	u := &use{container: c, device: d.Name, silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Open, takes: d.Takes, part: part}
+	u := &use{container: c, device: d.Name, address: w.cardOf(d.Name), silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Open, takes: d.Takes, part: part}
 	if d.PartOf != nil {
 		u.has = d.PartOf.Counters
 	}
@@ -92,7 +94,7 @@ func (w *World) startContainer(c *kubelet.Container) error {
 			if _, there := found[id]; !there {
 				// Metadata that could not be written is left out; a kubelet to 1.36 keeps its name.
 				_, of := deviceOf(id, uid)
-				if !w.unhealed() && isOf(ids, claim) && !c.Ending[uid] && (of || !w.failedOnce()) {
+				if !w.unhealed() && isOf(ids, claim) && !w.ends(c.Ending[uid]) && (of || !w.failedOnce()) {
 					w.fail("pod %s cannot start: claim %s is prepared, and CDI device %s is in no spec", c.Pod, c.Names[uid], id)
 				}
 				return fmt.Errorf("unresolvable CDI devices %s", id)
@@ -107,7 +109,7 @@ func (w *World) startContainer(c *kubelet.Container) error {
 			}
 			u := w.claimUse(c, uid, &r)
 			u.nodes = w.ownNodes(found[id])
-			u.vfio = len(claim.Status.Allocation.Devices.Config) > 0
+			u.vfio, u.group = len(claim.Status.Allocation.Devices.Config) > 0, w.host.Behind(pathsOf(found[id]))
 			nodes = append(slices.Clone(nodes), pathsOf(found[id])...)
 			if why := w.checkHandover(c, u); why != "" {
 				w.fail("%s, and %s", u, why)
@@ -123,6 +125,12 @@ func (w *World) startContainer(c *kubelet.Container) error {
 	c.Note = uses
 	w.spawn(c, uses, nodes)
 	return nil
+}
+
+// ends reports whether the outputs of a claim may be missing that was asked for to be unprepared: an agent is doing that,
+// or writes them again since it failed.
+func (w *World) ends(asked time.Time) bool {
+	return !asked.IsZero() && (time.Since(asked) < heal || time.Since(w.lock.heldSince()) < heal)
 }
 
 // isOf reports whether CDI devices are those of a claim's allocation. The claim may
@@ -251,7 +259,7 @@ func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses
 			continue // the ID stood for less than the whole card
 		}
 		u := w.useOf(c, d, has)
-		u.vfio = d.Want[discovery.Driver] == discovery.DriverVFIO
+		u.vfio, u.group = d.Want[discovery.Driver] == discovery.DriverVFIO, w.host.Behind(c.Nodes)
 		u.classic, u.id, u.nodes, u.stranger, u.portion = true, id, nodes, stranger, p
 		uses = append(uses, u)
 	}
@@ -386,6 +394,9 @@ func (w *World) excludes(u, other *use) string {
 	case u.silicon != other.silicon:
 		if slices.ContainsFunc(u.nodes, func(n string) bool { return slices.Contains(other.nodes, n) }) {
 			return "one node"
+		}
+		if u.vfio && other.vfio && (slices.Contains(u.group, w.addressOf(other.device)) || slices.Contains(other.group, w.addressOf(u.device))) {
+			return "one IOMMU group"
 		}
 		return ""
 	case u.device != other.device && w.parted[u.silicon]:

@@ -1,7 +1,7 @@
 // Package simulation runs whole agents of a node against models of a kubelet, an
 // API server, a kernel and a disk, with faults of each. A seed fixes the
-// configuration, the pods, the faults and when they come; which goroutine goes
-// first is not fixed. It is no part of the product.
+// configuration, the pods, the faults, when they come, and, with the changes of
+// scheduling_test.go, which goroutine goes first. It is no part of the product.
 package simulation
 
 import (
@@ -68,6 +68,7 @@ type World struct {
 
 	mu        sync.Mutex
 	touched   map[string]time.Time // by function: when an agent last began to take it, or to give it back
+	handed    map[string]bool      // by function: a consumer had it, by what agents wrote down, since it got the name that it has
 	resets    bool                 // the administrator ever wanted functions reset
 	processes []*running
 	history   []string
@@ -113,8 +114,8 @@ func NewWorld(seed uint64) *World {
 	w := &World{
 		seed: seed, random: rand.New(rand.NewPCG(seed, 1)), faults: rand.New(rand.NewPCG(seed, 2)), start: time.Now(),
 		seen: make(map[string]int), portions: make(map[portion]part), recorded: make(map[portion][]byte), pods: make(map[types.UID]*pod), parted: make(map[string]bool), ongoing: make(map[string]*ongoing),
-		touched: make(map[string]time.Time), disturbed: make(map[string]bool),
-		server: apiserver.New(), lock: lock{waiting: make(map[*incarnation]bool)},
+		touched: make(map[string]time.Time), handed: make(map[string]bool), disturbed: make(map[string]bool),
+		server: apiserver.New(), lock: lock{waiting: make(map[*incarnation]bool), writing: make(map[*incarnation]int)},
 	}
 	w.configure()
 	w.host = kernel.New(w.machine.text)
@@ -308,6 +309,9 @@ func (w *World) end() {
 	w.server.SetFault(nil)
 	for _, i := range w.all {
 		<-i.done
+		for w.lock.writes(i) {
+			time.Sleep(lockPause)
+		}
 	}
 	w.kubelet.Down()
 	w.server.EndWatches()

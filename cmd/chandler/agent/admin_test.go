@@ -11,6 +11,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/amdgpu/parttest"
+	"chandler.dev/discovery/families/vfio"
 )
 
 // withAdminAccess makes a claim one of a monitor, and adds devices to it.
@@ -59,6 +60,25 @@ func TestAdminAccessBesideVirtualMachine(t *testing.T) {
 		}
 		if driver := r.Driver(diskFunction); driver != "vfio-pci" {
 			t.Errorf("driver %q", driver)
+		}
+		stop()
+	})
+}
+
+// A device that is available under vfio alone is there for a monitor too, which gets no node of it.
+func TestAdminAccessToDeviceOfNoFamily(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		r.families = []*discovery.Family{vfio.Family}
+		stop := r.start()
+		monitor := withAdminAccess(r.claim("monitor", ""))
+		if err := r.prepareAgain(monitor); err != nil {
+			t.Errorf("monitor: %v", err)
+		}
+		for _, name := range r.specsOf("monitor") {
+			if data, err := os.ReadFile(name); err != nil || strings.Contains(string(data), "/dev/") {
+				t.Errorf("monitor: %s, %v", data, err)
+			}
 		}
 		stop()
 	})

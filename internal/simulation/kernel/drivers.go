@@ -22,8 +22,9 @@ type Function struct {
 	Group   int    // its IOMMU group
 
 	// Of a physical function: how many virtual ones it can have, and how many it has from the
-	// boot on.
+	// boot on. OneGroup says that all of these are in one IOMMU group, as under a bridge without ACS.
 	Total, Boot int
+	OneGroup    bool
 }
 
 // function is a Function as it is at present.
@@ -103,11 +104,15 @@ func (h *Host) boot() {
 	}
 }
 
-// probeAnew has a function that has appeared be taken by its driver.
+// probeAnew has a function that has appeared be taken by its driver. None takes it while a function of its IOMMU group is
+// under vfio (iommu_device_use_default_domain in drivers/iommu/iommu.c, Linux 6.1 to 6.18).
 func (h *Host) probeAnew(of Function) {
 	f := &function{Function: of}
 	h.functions[f.Address] = f
 	h.override(f, none)
+	if slices.ContainsFunc(h.inGroup(f.Group), func(member string) bool { return h.functions[member].driver == VFIO }) {
+		return
+	}
 	h.bind(f, f.Driver)
 	for i := range f.Boot {
 		h.bind(h.addVirtual(f, i), virtual)
@@ -201,6 +206,9 @@ func (h *Host) addVirtual(of *function, i int) *function {
 	bus, _, _ := strings.Cut(strings.TrimPrefix(of.Address, "0000:"), ":")
 	address := fmt.Sprintf("0000:%s:%02x.%d", bus, devfn/8, devfn%8)
 	f := &function{Function: Function{Address: address, Source: path.Join(path.Dir(of.Source), address), Driver: virtual, Group: of.Group + 1 + i}, physical: of}
+	if of.OneGroup {
+		f.Group = of.Group + 1
+	}
 	for name, text := range map[string]string{"class": "0x020000", "vendor": "0x8086", "device": "0x1520", "numa_node": "0"} {
 		h.text(f.Source+"/"+name, text+"\n")
 	}
@@ -230,8 +238,11 @@ func (h *Host) removeVirtual(of *function) {
 	of.virtual = of.virtual[:i]
 	h.bind(f, "")
 	delete(h.functions, f.Address)
-	for _, name := range []string{"sys/bus/pci/devices/" + f.Address, f.Source, fmt.Sprintf("%s/virtfn%d", of.Source, i), fmt.Sprintf("sys/kernel/iommu_groups/%d", f.Group)} {
+	for _, name := range []string{"sys/bus/pci/devices/" + f.Address, f.Source, fmt.Sprintf("%s/virtfn%d", of.Source, i), fmt.Sprintf("sys/kernel/iommu_groups/%d/devices/%s", f.Group, f.Address)} {
 		h.drop(name)
+	}
+	if len(h.inGroup(f.Group)) == 0 {
+		h.drop(fmt.Sprintf("sys/kernel/iommu_groups/%d", f.Group))
 	}
 }
 
@@ -244,6 +255,59 @@ func (h *Host) Driver(address string) (driver string, found bool) {
 		return "", false
 	}
 	return f.driver, true
+}
+
+// inGroup returns the addresses of the functions of an IOMMU group, in order.
+func (h *Host) inGroup(number int) (addresses []string) {
+	for _, address := range slices.Sorted(maps.Keys(h.functions)) {
+		if h.functions[address].Group == number {
+			addresses = append(addresses, address)
+		}
+	}
+	return addresses
+}
+
+// Group returns the functions that are in the IOMMU group of a function, itself included.
+func (h *Host) Group(address string) []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if f := h.functions[address]; f != nil {
+		return h.inGroup(f.Group)
+	}
+	return nil
+}
+
+// Behind returns the functions of the IOMMU group of which one of some nodes is.
+func (h *Host) Behind(nodes []string) []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, name := range nodes {
+		if number, err := strconv.Atoi(strings.TrimPrefix(name, "/dev/vfio/")); err == nil {
+			return h.inGroup(number)
+		}
+	}
+	return nil
+}
+
+// Regroup puts a function that has vanished into another IOMMU group, in which it will be when it returns.
+func (h *Host) Regroup(address string, group int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.driven = slices.Clone(h.driven)
+	for i := range h.driven {
+		if h.driven[i].Address == address {
+			h.driven[i].Group = group
+		}
+	}
+	for i, e := range h.gone[address] {
+		if dir, is := strings.CutPrefix(e.path, "sys/kernel/iommu_groups/"); is {
+			_, below, _ := strings.Cut(dir, "/")
+			h.gone[address][i].path = fmt.Sprintf("sys/kernel/iommu_groups/%d/%s", group, below)
+		}
+		if path.Base(e.path) == "iommu_group" {
+			e.node.target = path.Join(path.Dir(e.node.target), strconv.Itoa(group))
+		}
+	}
 }
 
 // Overridden reports whether a function is for a driver whatever its identity.

@@ -210,6 +210,41 @@ func (h *Host) Return(address string, change func(name string, data []byte) []by
 	return gone != nil
 }
 
+// Exchange has two functions that vanished return with each other's class device of a class, and its node: the kernel
+// assigns the numbers of class devices in the order in which a driver finds its functions.
+func (h *Host) Exchange(one, other, class string, nodes ...string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	numbered := func(e entry) bool { return has(e.path, class) || slices.Contains(nodes, e.path) }
+	moved := func(from, to string) (all []entry) {
+		for _, e := range h.gone[from] {
+			if numbered(e) {
+				n := *e.node
+				n.target = h.at(from, to, n.target)
+				all = append(all, entry{h.at(from, to, e.path), &n})
+			}
+		}
+		return all
+	}
+	toOne, toOther := moved(other, one), moved(one, other)
+	for address, with := range map[string][]entry{one: toOne, other: toOther} {
+		h.gone[address] = append(slices.DeleteFunc(h.gone[address], numbered), with...)
+	}
+}
+
+// at returns a path below one function as below another.
+func (h *Host) at(from, to, name string) string {
+	for _, e := range h.gone[from] {
+		for _, f := range h.gone[to] {
+			if e.path == "sys/bus/pci/devices/"+from && f.path == "sys/bus/pci/devices/"+to {
+				below := func(target string) string { return strings.TrimPrefix(target, "../../../") }
+				return strings.Replace(name, below(e.node.target), below(f.node.target), 1)
+			}
+		}
+	}
+	return name
+}
+
 // Gone reports whether a function vanished.
 func (h *Host) Gone(address string) bool {
 	h.mu.Lock()

@@ -53,7 +53,8 @@ type claimInfo struct {
 
 	prepared    bool // not in the checkpoint
 	unpreparing bool
-	why         error // it is not unprepared
+	asked       time.Time // when it was last asked for to be unprepared, or that failed
+	why         error     // it is not unprepared
 }
 
 // Pauses after a registration that failed, before it is tried again
@@ -186,7 +187,7 @@ func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {
 		if err != nil {
 			return fmt.Errorf("fetch ResourceClaim %s: %w", name, err)
 		}
-		if !slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == pod.UID }) {
+		if !k.isReserved(claim, pod) {
 			return fmt.Errorf("pod %s is not allowed to use ResourceClaim %s", pod, name)
 		}
 		if claim.Status.Allocation == nil {
@@ -243,8 +244,18 @@ func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {
 	return nil
 }
 
+// isReserved reports whether a pod may use a claim: in the models from 1.37 on also if the claim is reserved for the
+// pod's PodGroup, for which kubelets have a feature gate from 1.36 on (pkg/kubelet/cm/dra/manager.go, prepareResources).
+func (k *Kubelet) isReserved(claim *resourceapi.ResourceClaim, pod *Pod) bool {
+	return slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {
+		return r.UID == pod.UID || k.config.Minor >= 37 && r.Resource == "podgroups" && r.Name == pod.Group
+	})
+}
+
 // note enters a pod's claims in the checkpoint, and returns those that are to be
-// prepared.
+// prepared. To 1.36 a claim whose Unprepare goes on, or has failed, is prepared for
+// another pod; from 1.37 on that pod waits (pkg/kubelet/cm/dra/manager.go,
+// prepareResources: isPrepared in 1.36, isUnpreparing before it in 1.37).
 func (k *Kubelet) note(pod *Pod, claims []*resourceapi.ResourceClaim) (*drapb.NodePrepareResourcesRequest, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -296,7 +307,7 @@ func (k *Kubelet) unprepare(ctx context.Context, pod types.UID, namespace string
 			delete(info.pods, pod)
 			continue
 		}
-		info.unpreparing = true
+		info.unpreparing, info.asked = true, time.Now()
 		k.asked[info.uid]++
 		request.Claims = append(request.Claims, &drapb.Claim{Namespace: namespace, Name: name, Uid: string(info.uid)})
 		keys = append(keys, key)
@@ -313,6 +324,7 @@ func (k *Kubelet) unprepare(ctx context.Context, pod types.UID, namespace string
 		if info == nil || string(info.uid) != request.Claims[i].Uid {
 			continue
 		}
+		info.asked = time.Now()
 		if info.why = err; err == nil {
 			k.log("claim %s is unprepared", key)
 			k.unprepared[info.uid]++

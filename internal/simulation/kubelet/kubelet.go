@@ -51,6 +51,7 @@ type Pod struct {
 	Namespace, Name string
 	Static          bool           // not of the API server
 	Claims          []string       // names of ResourceClaims
+	Group           string         // the name of its PodGroup, "" if it has none
 	Requests        map[string]int // of classic resources
 	Init            bool           // it is an init container, and another waits for its end
 	Grace           time.Duration  // until its container is killed
@@ -70,10 +71,10 @@ type Container struct {
 	Nodes   []string                   // paths of device nodes, of classic devices
 	Listed  map[string]map[string]bool // by resource, the IDs of its last list
 
-	// Ending are claims that the kubelet has asked to unprepare, without an answer. To 1.36
+	// Ending says when the kubelet last asked to unprepare claims, or that failed. To 1.36
 	// it takes them for prepared all the same, and does not ask again for another pod
 	// (pkg/kubelet/cm/dra/manager.go, prepareResources and unprepareResources).
-	Ending map[types.UID]bool
+	Ending map[types.UID]time.Time
 
 	unprepared map[types.UID]int // how often each claim was before
 	asked      map[types.UID]int // how often that was asked for before

@@ -261,10 +261,10 @@ func (k *Kubelet) start(ctx context.Context, w *worker) error {
 	if ctx.Err() != nil || !k.up {
 		return context.Canceled
 	}
-	c := &Container{Pod: w.pod, Claims: make(map[types.UID][]string), Names: make(map[types.UID]string), Ending: make(map[types.UID]bool), Devices: maps.Clone(k.devices[w.pod.UID]), Listed: maps.Clone(k.lists), unprepared: maps.Clone(k.unprepared), asked: maps.Clone(k.asked)}
+	c := &Container{Pod: w.pod, Claims: make(map[types.UID][]string), Names: make(map[types.UID]string), Ending: make(map[types.UID]time.Time), Devices: maps.Clone(k.devices[w.pod.UID]), Listed: maps.Clone(k.lists), unprepared: maps.Clone(k.unprepared), asked: maps.Clone(k.asked)}
 	for _, name := range w.pod.Claims {
 		if info := k.claims[w.pod.Namespace+"/"+name]; info != nil {
-			c.Claims[info.uid], c.Names[info.uid], c.Ending[info.uid] = slices.Clone(info.cdi), name, info.unpreparing
+			c.Claims[info.uid], c.Names[info.uid], c.Ending[info.uid] = slices.Clone(info.cdi), name, endingOf(info)
 		} else {
 			return errors.New("unable to get claim info for ResourceClaim " + name)
 		}
@@ -283,6 +283,14 @@ func (k *Kubelet) start(ctx context.Context, w *worker) error {
 	k.containers[w.pod.UID] = c
 	k.log("container of pod %s starts: claims %v, devices %v", w.pod, c.Claims, c.Devices)
 	return nil
+}
+
+// endingOf returns when a claim was asked for to be unprepared that is not, zero if it never was.
+func endingOf(info *claimInfo) time.Time {
+	if info.unpreparing {
+		return info.asked
+	}
+	return time.Time{}
 }
 
 func (k *Kubelet) ended(uid types.UID) {
