@@ -178,7 +178,7 @@ func (p *privileged) tell(t *testing.T) {
 // describe. The notes must also give the reasons for the privilege.
 func testInstalled(t *testing.T, p *privileged) {
 	notes := p.run(privilegedValues, "install", "chandler", p.project.Chart(), "--create-namespace", "--values=-")
-	if want := "privileged, for rebinding and handover and devices on request.\nWhat they can do then: docs/rebinding.md, docs/handover.md, docs/on-request.md."; !strings.Contains(notes, want) {
+	if want := "privileged because of VFIO passthrough and reclaim and on-demand devices.\nFor what this permits, see docs/rebinding.md, docs/handover.md, docs/on-request.md."; !strings.Contains(notes, want) {
 		t.Errorf("the notes do not say %q:\n%s", want, notes)
 	}
 	label := regexp.MustCompile(`kubectl (label namespace .*)`).FindStringSubmatch(notes)

@@ -160,12 +160,12 @@ func notes(t *testing.T, values string) string {
 func TestNotesOfPrivilege(t *testing.T) {
 	for values, want := range map[string]string{
 		"":                             "",
-		"{nvml: {enabled: true}}":      "privileged, for NVML.",
-		"{rebinding: {enabled: true}}": "privileged, for rebinding.\nWhat they can do then: docs/rebinding.md.",
-		"{handover: {enabled: true}, onRequest: {enabled: true}}":                               "privileged, for handover and devices on request.",
-		"{nvml: {enabled: true}, fpgaProgramming: {enabled: true}, rebinding: {enabled: true}}": "privileged, for NVML and FPGA programming and rebinding.",
+		"{nvml: {enabled: true}}":      "privileged because of NVML.",
+		"{rebinding: {enabled: true}}": "privileged because of VFIO passthrough.\nFor what this permits, see docs/rebinding.md.",
+		"{handover: {enabled: true}, onRequest: {enabled: true}}":                               "privileged because of reclaim and on-demand devices.",
+		"{nvml: {enabled: true}, fpgaProgramming: {enabled: true}, rebinding: {enabled: true}}": "privileged because of NVML and FPGA programming and VFIO passthrough.",
 	} {
-		if out := notes(t, values); want == "" == strings.Contains(out, "privileged, for") || !strings.Contains(out, want) {
+		if out := notes(t, values); want == "" == strings.Contains(out, "privileged because of") || !strings.Contains(out, want) {
 			t.Errorf("%s: no %q in\n%s", values, want, out)
 		}
 	}
