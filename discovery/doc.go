@@ -128,8 +128,8 @@
 // A device that cannot be read is not gone. Describe returns a Problem that names the device, and
 // the device keeps its last description with health Unknown while its directory exists in sysfs.
 // Only a missing directory makes a device gone; an unreadable directory does not. A PCI function
-// that its family no longer describes because no driver is bound to it keeps its description, with
-// the remark "no driver".
+// that its family no longer describes because no driver is bound to it keeps its description, and
+// the device is reported as one without a driver.
 //
 // A family returns readings. [Settler] alone turns readings into states. Settler decides when an
 // unreadable device becomes Unknown, when a device has recovered, since when the state lasts, and

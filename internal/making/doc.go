@@ -13,13 +13,12 @@
 //
 // # From the request to the removal
 //
-// [Maker] wraps the interface Configurer of the driver, before package rebind. The work for a
-// device with Making is the family's Make, for the whole Unit, the devices created in one step.
-// Then the work waits until the device is in the view that both APIs use. Meanwhile a claim is
-// Configuring. The device plugin API allocates only existing devices, so the agent creates the
-// devices of entries of "resources" in advance (configuring of package agent). While a unit
-// changes, snapshots contain its devices either healthy or not created, never in between
-// ([Maker.Describe]).
+// [Maker] wraps a [discovery.Configurer], before package rebind does. The work for a device with
+// Making is the family's Make, for the whole Unit, the devices created in one step. Then the work
+// waits until the device is in the view that both APIs use. Meanwhile a claim is Configuring. The
+// device plugin API allocates only existing devices, so the agent creates the devices of entries of
+// "resources" in advance (configuring of package agent). While a unit changes, snapshots contain
+// its devices either healthy or not created, never in between ([Maker.Describe]).
 //
 // The unit is recorded before it is created. The agent removes the recorded devices (undoMade of
 // package agent) by Unmake, when the ledger grants a lease on every device of the unit, no resource

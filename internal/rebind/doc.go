@@ -15,10 +15,10 @@
 //
 // # From the request to the return
 //
-// [Binder] wraps the interface Configurer of the driver, so a claim is Configuring while its device
-// changes drivers. Before the first write, the journal contains one record of the whole unit, which
-// is an IOMMU group, or a function without a group. The record contains, for each function, its
-// driver, its driver_override, and the description of the device. While that record exists,
+// [Binder] wraps a [discovery.Configurer], so a claim is Configuring while its device changes
+// drivers. Before the first write, the journal contains one record of the whole unit, which is an
+// IOMMU group, or a function without a group. The record contains, for each function, its driver,
+// its driver_override, and the description of the device. While that record exists,
 //
 //   - snapshots contain the device as described in the record ([Binder.Describe]), with its nodes
 //     and health under vfio. So rules, slices and settled states do not follow the change of
