@@ -1,8 +1,8 @@
 // Package making creates devices on demand, by the functions of their families, and removes them
 // after their last consumer. The package records a unit before the unit is created. A new agent
 // continues from any state left by a killed agent. The package has no vendor-specific code and no
-// dependency on Kubernetes. The ledger decides which consumer has a device, and since when a device
-// is free.
+// dependency on Kubernetes. The ledger decides which consumer has a device. The caller decides how
+// long an unused device stays.
 //
 // # Devices that do not exist yet
 //
