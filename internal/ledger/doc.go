@@ -197,7 +197,7 @@
 //     TestOutputsThatCannotBeSwept.
 //
 // TestPowerLoss of e2e/guest tests the same on a real ext4 file system, in a guest that is reset at
-// random moments.
+// random moments; see "On real kernels" in docs/testing.md.
 //
 // A break is a defect that "make simulate-breaks" builds into the product, one at a time. The disk
 // of the simulation keeps no more than POSIX guarantees. After a loss of power, each name may have
