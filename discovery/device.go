@@ -1,7 +1,3 @@
-// Package discovery finds the accelerators of a host. It turns a file system
-// into data: a scan asks every [Family] what it recognises and returns a
-// [Snapshot]. It reads the host and does nothing else: it writes nothing, logs
-// nothing, runs no command and does not know that there is a cluster.
 package discovery
 
 import (

@@ -1,7 +1,3 @@
-// Package driver implements Dynamic Resource Allocation: it publishes the snapshot of a host's
-// devices in ResourceSlices, prepares and unprepares claims for the kubelet, and reports device
-// health to the kubelet. The package contains no vendor-specific code. Of the host it reads only
-// the device nodes and network interfaces that it gives to containers.
 package driver
 
 import (

@@ -1,5 +1,3 @@
-// Package features detects the optional fields of ResourceSlices that an API server keeps. The
-// package publishes nothing.
 package features
 
 // Set contains the optional fields of ResourceSlices that an API server is known to keep. The zero

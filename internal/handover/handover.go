@@ -1,7 +1,3 @@
-// Package handover withholds a device between two owners: until every process of the previous pods
-// has closed the device, and until the device was reset, if the administrator requests a reset. If
-// the package cannot see whether a device is open, the device is not withheld. The package has no
-// vendor-specific code, and the ledger decides on allocations.
 package handover
 
 import (

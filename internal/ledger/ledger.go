@@ -1,7 +1,3 @@
-// Package ledger records the allocation of devices by both APIs: it writes allocations of claims
-// and containers to disk before the containers get the devices, excludes other consumers, and keeps
-// the files that belong to an allocation up to date. It is independent of vendors and makes no
-// network calls.
 package ledger
 
 import (

@@ -1,7 +1,3 @@
-// Package making creates devices on demand, by the functions of their families, and removes the
-// devices when they are not in use any more. It records each unit before the unit is created, and
-// continues after a killed agent. It is independent of vendors and Kubernetes. The caller decides
-// which consumer may have a device, and for how long an unused device stays.
 package making
 
 import (

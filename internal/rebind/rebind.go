@@ -1,7 +1,3 @@
-// Package rebind gives PCI functions to a vfio driver for those who ask for them so, and
-// back to the drivers that they had. It writes down what a function had before it changes
-// it, and goes on from whatever a killed agent has left. It knows no vendor and no
-// Kubernetes. Who may have a device is not its to decide.
 package rebind
 
 import (

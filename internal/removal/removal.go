@@ -1,6 +1,3 @@
-// Package removal implements the protocol between the uninstall command and the agents. The
-// command writes an order to an annotation of the agents' ConfigMap. Each agent answers with a
-// condition of its own pod. ConfigMap and pods are deleted with Chandler.
 package removal
 
 import (

@@ -1,6 +1,3 @@
-// Package sockets serves device plugins at Unix sockets in the kubelet's device-plugins directory,
-// and keeps them registered with the running kubelet. The package is independent of the plugins'
-// devices.
 package sockets
 
 import (

@@ -1,8 +1,3 @@
-// Package agent is the agent of a node. It watches the devices of a host, decides
-// which API offers which of them, and runs the two APIs, the health checks and the
-// Events. It reads no flags and no configuration files, knows no vendor, and
-// reaches its surroundings only through its Config, so that a test can run a whole
-// agent.
 package agent
 
 import (
