@@ -9,12 +9,13 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// This file decides which families an event may concern. An event says that a device was
-// added, removed, bound, unbound, changed or renamed. By then, the kernel has made or removed
-// the device's directory and what is below it, the links to it from its class and its bus, and
-// its node (device_add and device_del in drivers/base/core.c, Linux 6.12), and for a function
-// of an IOMMU its place in a group. Files elsewhere that change as a consequence are attributes
-// of which the kernel reports no change; [scanner.compare] reads those at the interval.
+// This file decides which families an event may concern. A kernel event reports that a device was
+// added, removed, bound, unbound, changed or renamed. Before the kernel sends the event, the kernel
+// has created or removed the device's directory with everything below, the links to the directory
+// from the device's class and bus, and the device node (device_add and device_del in
+// drivers/base/core.c, Linux 6.12). For a function behind an IOMMU, the kernel has also updated the
+// IOMMU group. Other files that change as a consequence are attributes without events;
+// [scanner.compare] reads these at the interval.
 
 // grouped are the buses of devices that have IOMMU groups, and the classes of IOMMUs and of
 // groups (iommu_buses in drivers/iommu/iommu.c; vfio_noiommu_group_alloc and
@@ -24,9 +25,9 @@ var grouped = []string{"amba", "ap", "cdx", "css", "fsl-mc", "host1x", "iommu", 
 // iommuGroups is where sysfs lists the members of groups.
 const iommuGroups = "sys/kernel/iommu_groups"
 
-// placeOf returns the place of a file of sysfs, by which a look remembers that it depends on
-// the file: the PCI function to which the file belongs, or the file itself. It returns "" for
-// a file that is not in sysfs.
+// placeOf returns the place in sysfs under which a look records its dependency on a file: the
+// directory of the file's PCI function, or else the file itself. placeOf returns "" for a file
+// outside sysfs.
 func placeOf(name string) string {
 	if !strings.HasPrefix(name, "sys/") {
 		return ""
@@ -40,7 +41,7 @@ func placeOf(name string) string {
 	return name
 }
 
-// placesOf returns the places of kernel devices and of what was read through traces.
+// placesOf returns the places of kernel devices and of the files that were read through traces.
 func placesOf(matched []sysfs.Device, traces ...*trace) []string {
 	places := make(map[string]bool)
 	for _, t := range traces {
@@ -52,8 +53,8 @@ func placesOf(matched []sysfs.Device, traces ...*trace) []string {
 	return slices.Sorted(maps.Keys(places))
 }
 
-// A changed place is one that an event may have changed, with all that is below it, and with
-// the lists of the directories above it that are below top.
+// changedPlace is a place that an event may have changed, together with everything below the place
+// and with the directory listings above the place, up to top.
 type changedPlace struct{ name, top string }
 
 // places returns the places that the event may have changed.
@@ -80,11 +81,11 @@ func (e Uevent) places() (places []changedPlace) {
 	if e.Node != "" {
 		places = append(places, changedPlace{"sys/dev", "."}) // the links by device numbers
 	}
-	return append(places, changedPlace{path.Join("sys/bus", e.Subsystem, "drivers"), "sys/bus"}) // and those of drivers to their devices
+	return append(places, changedPlace{path.Join("sys/bus", e.Subsystem, "drivers"), "sys/bus"}) // the links from drivers to their devices
 }
 
-// seesDeviceOf reports whether the look may depend on the device of an event: it was made of
-// the device, of a device above or below it, or of its node.
+// seesDeviceOf reports whether the look may depend on the device of an event: the look has read the
+// device, a device above or below the device, or the device node.
 func (l look) seesDeviceOf(e Uevent) bool {
 	for _, changed := range e.places() {
 		if touches(l.places, changed, func(place string) string { return place }) {
@@ -94,7 +95,7 @@ func (l look) seesDeviceOf(e Uevent) bool {
 	return e.Node != "" && touches(l.steps, changedPlace{e.Node, "."}, func(step traced) string { return step.name })
 }
 
-// touches reports whether one of the names, which are in order, is changed.
+// touches reports whether one of the sorted names is in the changed place.
 func touches[T any](all []T, changed changedPlace, nameOf func(T) string) bool {
 	at := func(name string) (int, bool) {
 		return slices.BinarySearchFunc(all, name, func(one T, name string) int { return strings.Compare(nameOf(one), name) })
@@ -108,8 +109,8 @@ func touches[T any](all []T, changed changedPlace, nameOf func(T) string) bool {
 	return below < len(all) && strings.HasPrefix(nameOf(all[below]), changed.name+"/")
 }
 
-// concerns reports whether changes may be of the devices that families match, or of what they
-// read. Other changes leave the last snapshot as it is.
+// concerns reports whether changes may affect devices that families match, or files that families
+// have read. Other changes leave the last snapshot valid.
 func (s *scanner) concerns(c Changes) bool {
 	return c.Everything || slices.ContainsFunc(c.Uevents, func(e Uevent) bool {
 		return slices.ContainsFunc(s.families, func(f *Family) bool { return f.mayMatch(e) }) ||
@@ -125,6 +126,6 @@ func (f *Family) mayMatch(e Uevent) bool {
 	})
 }
 
-// isVirtual reports whether a device is below no other device (get_device_parent in
+// isVirtual reports whether a device has no parent device (get_device_parent in
 // drivers/base/core.c).
 func isVirtual(name string) bool { return strings.HasPrefix(name, "sys/devices/virtual/") }

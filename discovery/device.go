@@ -15,227 +15,219 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Domain is the domain of Chandler's attributes and the name of its DRA
-// driver. Attribute names without a domain, such as "kind", are in it.
+// Domain is the domain of Chandler's attributes and the name of the DRA driver. Attribute names
+// without a domain, such as "kind", belong to this domain.
 const Domain = "chandler.dev"
 
-// Device is one thing that can be given to a container, as the host says. It is
-// plain data: everything that is said to Kubernetes about the device is computed
-// from it.
+// Device is a device that a container can be given, as found on the host. Device is plain data:
+// everything that Chandler publishes to Kubernetes about the device is computed from these fields.
 type Device struct {
-	// Name is unique on the host, a DNS label, and the same after a reboot or
-	// a hot-swap of other devices: the PCI address and partition index as
-	// "pci-0000-19-00-0" and "pci-0000-19-00-0-xcp-1", or what the kernel
-	// names a device that has no address.
+	// Name is unique on the host, is a DNS label, and stays the same after a reboot or a hot-swap
+	// of other devices. Name is the PCI address and partition index, as in "pci-0000-19-00-0" and
+	// "pci-0000-19-00-0-xcp-1", or the kernel's name for a device without an address.
 	Name string `json:"name"`
 
 	// Family is the name of the family that recognised the device.
 	Family string `json:"family"`
 
-	// Identity is the UUID or serial number by which this piece of silicon is
-	// told from another in the same slot, "" while it is unknown.
+	// Identity is the UUID or serial number that distinguishes this physical device from another in
+	// the same slot. Identity is "" while unknown.
 	Identity string `json:"identity,omitempty"`
 
-	// Source is the kernel's directory of the device without the leading
-	// slash, such as "sys/devices/pci0000:00/0000:00:01.0". The device is gone
-	// when this directory is. If the kernel has no directory for it, as for a file
-	// that the administrator named, Source is its path on the host.
+	// Source is the kernel's directory of the device without the leading slash, such as
+	// "sys/devices/pci0000:00/0000:00:01.0". When this directory is gone, the device is gone. For a
+	// device without a kernel directory, such as a file that the administrator named, Source is the
+	// path on the host.
 	Source string `json:"-"`
 
-	// Includes are the directories of further kernel devices that the device
-	// consists of, in the same form: the other function of a two-function chip.
+	// Includes lists the directories of the other kernel devices that belong to the device, in the
+	// same form: for example, the second function of a two-function chip.
 	Includes []string `json:"-"`
 
-	// Attributes are as they stand in a ResourceSlice.
+	// Attributes are published in the ResourceSlice unchanged.
 	Attributes Attributes `json:"attributes,omitempty"`
 
-	// Lists are the attributes that have several values by nature, as lists. They
-	// are published in place of, or beside, those of Attributes where the cluster
-	// takes lists.
+	// Lists holds the attributes that have several values, as lists. If the cluster supports list
+	// attributes, Lists are published in addition to Attributes, and replace attributes of the same
+	// name.
 	Lists Attributes `json:"lists,omitempty"`
 
-	// Capacity is as it stands in a ResourceSlice. A device that has [Shares] can
-	// be had by that many containers at once.
+	// Capacity is published in the ResourceSlice unchanged. A device with the capacity [Shares] can
+	// be allocated to that many containers at once.
 	Capacity Capacity `json:"capacity,omitempty"`
 
-	// Facts are what only labels of the node and Grant say of the device, by words of its family;
-	// see [Labels].
+	// Facts are family-specific values that only node labels and Grant use; see [Labels].
 	Facts map[string]string `json:"facts,omitempty"`
 
-	// CommonNodes are the paths on the host of nodes in Edits that other silicon may
-	// have too. [Scan] adds those of the family.
+	// CommonNodes lists the host paths of device nodes in Edits that other physical devices may
+	// have too. [Scan] adds the CommonNodes of the family.
 	CommonNodes []string `json:"-"`
 
 	Health Health `json:"health"`
 
-	// Readings are what else is wrong with the device, worst first, beside what
-	// its family found. They are set by [Scan].
+	// Readings are further faults of the device, worst first, in addition to the family's finding
+	// in Health. [Scan] sets Readings.
 	Readings []Health `json:"-"`
 
-	// Open says that any number of containers may have the device at once
-	// and lose nothing by it, as with /dev/kvm.
+	// Open marks a device with unlimited sharing, such as /dev/kvm: any number of containers may
+	// have the device at once without loss.
 	Open bool `json:"shareable,omitempty"`
 
-	// Named says that nobody gets the device, by either API, unless the
-	// administrator gives it one of the names of its Classic: what a plugin has
-	// only where it is told to, and is not for everybody, such as the nodes of
-	// all GPUs at once for a monitor.
+	// Named marks an opt-in device. Neither API offers the device unless the administrator gives
+	// the device one of the names in Classic. For example, a vendor plugin offers the nodes of all
+	// GPUs at once to a monitor only if configured to.
 	Named bool `json:"optIn,omitempty"`
 
-	// PoolOnly says that nobody gets the device, by either API, unless the
-	// administrator has it in a pool of this kind, "" if it needs none.
+	// PoolOnly restricts the device to pools of this kind: neither API offers the device unless the
+	// administrator puts the device into such a pool. "" means no restriction.
 	PoolOnly Pools `json:"poolOnly,omitempty"`
 
-	// Rebind says how the device can be given to a vfio driver, nil if the
-	// administrator does not let it be. It is set by [Scan].
+	// Rebind describes VFIO passthrough of the device, and is nil if the administrator does not
+	// allow passthrough. [Scan] sets Rebind.
 	Rebind *Rebindable `json:"rebind,omitempty"`
 
-	// Making says how the device is made when somebody gets it, nil if it is there.
+	// Making describes how to create the device on demand, and is nil if the device exists.
 	Making *Making `json:"making,omitempty"`
 
-	// SRIOV is the pool of the SR-IOV network device plugin that the administrator
-	// has the device in, nil if it is in none. It is set by the rules.
+	// SRIOV is the device's pool of the SR-IOV network device plugin, nil if the device is in no
+	// such pool. The rules set SRIOV.
 	SRIOV *SRIOVPool `json:"sriov,omitempty"`
 
-	// FromConfig says that the administrator named what the device consists of.
-	// It is set by [Scan].
+	// FromConfig marks a device whose parts the administrator named. [Scan] sets FromConfig.
 	FromConfig bool `json:"-"`
 
-	// PartOf is the silicon that the device shares with others, nil if it is
-	// all there is of it, and Takes what it takes of its counters. A
-	// device that bears the name of its silicon is all of it.
+	// PartOf is the physical device that the device shares with others, nil if the device is the
+	// whole physical device. Takes is the device's consumption of the counters in PartOf. A device
+	// whose Name equals PartOf.Name is the whole physical device.
 	PartOf *Silicon                     `json:"partOf,omitempty"`
 	Takes  map[string]resource.Quantity `json:"takes,omitempty"`
 
-	// Classic is what the plugins that Chandler replaces offer the device as. The
-	// administrator's rules decide what of this is offered.
+	// Classic lists the resources that the replaced plugins offer the device as. The
+	// administrator's rules decide which of these are offered.
 	Classic []Offer `json:"offers,omitempty"`
 
-	// Edits are what a container needs to use the device, whatever else it is
-	// given: nodes, mounts, environment, hooks. Host paths are those of the
-	// host that was scanned.
+	// Edits are the container edits that every container with the device needs: nodes, mounts,
+	// environment variables, hooks. Host paths are paths on the scanned host.
 	Edits specs.ContainerEdits `json:"edits"`
 
-	// SharedEdits are what a container needs besides where the device is shared:
-	// what the vendor has for users of one device to get on. They become Edits
-	// when the administrator has the device shared.
+	// SharedEdits are the additional container edits for a shared device, such as the vendor's
+	// mechanism for several users of one device. If the administrator shares the device,
+	// SharedEdits are added to Edits.
 	SharedEdits specs.ContainerEdits `json:"sharedEdits,omitzero"`
 
-	// Files are files of the host that others read while a container has the
-	// device, in the directories that its family lists.
+	// Files are host files that other programs read while a container has the device, in the
+	// directories that the family lists in FileDirs.
 	Files []HostFile `json:"files,omitempty"`
 }
 
-// Silicon is what several devices are parts of: a PCI function and its partitions,
-// a physical function and its virtual ones. Only one API offers it at a time.
+// Silicon is a physical device with several parts: a PCI function and its partitions, or a physical
+// function and its virtual functions. Only one API offers the parts at a time.
 type Silicon struct {
-	Name string `json:"name"` // a DNS label, by the same rules as a device's name
+	Name string `json:"name"` // a DNS label, by the rules for a device's name
 
-	// Counters is how much there is to take, nil if the parts do not compete.
-	// Devices that share the silicon carry the same counters.
+	// Counters is the total that the parts take from, nil if the parts do not compete. All devices
+	// of the same Silicon carry the same counters.
 	Counters map[string]resource.Quantity `json:"counters,omitempty"`
 }
 
-// AnyNumber is how many IDs a device has under the device-plugin API that any number of
-// containers may have: the default of KubeVirt's --max-devices.
+// AnyNumber is the number of IDs that the device plugin API lists for a device with unlimited
+// sharing, as in the default of KubeVirt's --max-devices.
 const AnyNumber = 1000
 
-// Offer is one classic resource that a device stands behind. One device may
-// have many IDs (shares), many Offers, and several devices may share a Unit,
-// which is then only handed out as a whole (a two-chip card).
+// Offer is one extended resource that a device provides. A device can have many IDs (shares) and
+// many Offers. Several devices can share a Unit, which is then only allocated as a whole (a
+// two-chip card).
 //
-// A Named one is only offered once the administrator has given its resource to the
-// device, and then instead of the others: what the plugin has in a mode that is not
-// its default, such as larger units of the same silicon.
+// A Named offer replaces the device's other offers once the administrator has given its resource
+// name to the device. Named offers describe modes of a plugin that are not the plugin's default,
+// such as larger units of the same physical device.
 type Offer struct {
-	// Resource is the name that everybody knows the device by: "amd.com/gpu". If
-	// there is none, it is a pattern of the names that the administrator may give
-	// it: [AnyName], or "nvidia.com/*" for IDs that a plugin has for its own names
-	// alone. Such an offer is only made once there is a name.
+	// Resource is the established resource name of the device, such as "amd.com/gpu". Without an
+	// established name, Resource is a pattern of names that the administrator may choose:
+	// [AnyName], or "nvidia.com/*" for IDs that a plugin uses only for names of its own. An offer
+	// with a pattern takes effect only after the administrator has chosen a name.
 	Resource string   `json:"resource"`
-	IDs      []string `json:"ids"`            // as the plugin that Chandler replaces gives them
-	Unit     string   `json:"unit,omitempty"` // "" if the device is a unit of its own
+	IDs      []string `json:"ids"`            // in the format of the plugin that Chandler replaces
+	Unit     string   `json:"unit,omitempty"` // "" if the device is a unit by itself
 	Named    bool     `json:"optional,omitempty"`
 
-	// SRIOV says that the offer is for pools of the SR-IOV network device plugin,
-	// and for no other names: it has other IDs than the plugins for other names.
+	// SRIOV restricts the offer to pools of the SR-IOV network device plugin, whose IDs differ from
+	// those of the plugins for other names.
 	SRIOV bool `json:"sriov,omitempty"`
 
-	// Members is how many devices the Unit consists of, if it is of several and
-	// only given with all of them, as a card is with its FPGAs. It is 0 where
-	// whatever the administrator leaves of a unit will do, as of an IOMMU group.
+	// Members is the number of devices in a Unit that is only allocated complete, such as a card
+	// with its FPGAs. Members is 0 if an incomplete unit may be allocated: in an IOMMU group, the
+	// devices that the administrator has not excluded are enough.
 	Members int `json:"members,omitempty"`
 
-	// Pool says that an ID stands for those devices of the Unit that can be used, and
-	// for all where Pool is false. It is set by the rules.
+	// Pool lets an ID stand for the usable devices of the Unit. If Pool is false, an ID stands for
+	// all devices of the Unit. The rules set Pool.
 	Pool bool `json:"pool,omitempty"`
 
-	// NameAs is the attribute under which DRA publishes the name of the resource
-	// too, for those who look a device up by it there as in the classic API, ""
-	// if there are none.
+	// NameAs is the attribute under which DRA also publishes the resource name, for programs that
+	// look up a device by that name. "" means that no such programs exist.
 	NameAs resourceapi.QualifiedName `json:"nameAs,omitempty"`
 
-	// Dialect is how the plugin writes the IDs of shares, [Replicas] if it is zero.
+	// Dialect is the plugin's format for the IDs of shares. The zero value is [Replicas].
 	Dialect
 
-	// Counts is the capacity of which each ID is a unit: what a container asks
-	// for is an amount, and comes from one device. It is set by [Rules].
+	// Counts is the capacity that the IDs are units of. A container then requests an amount, which
+	// comes from a single device. [Rules] set Counts.
 	Counts resourceapi.QualifiedName `json:"counts,omitempty"`
 }
 
-// Pools are a kind of pools that the administrator makes.
+// Pools is a kind of pools that the administrator configures.
 type Pools string
 
 // The kinds of pools.
 const (
-	// SharedPools are those of the shared RDMA plugin. They take nothing from the users
-	// of a device's parts, so a device that is for them alone, such as an adapter that
-	// has virtual functions, is silicon of its own.
+	// SharedPools are the pools of the shared RDMA plugin. These pools take nothing from the users
+	// of a device's parts. A device for shared pools only, such as an adapter that has virtual
+	// functions, is therefore a separate Silicon.
 	SharedPools Pools = "shared"
 
-	// SRIOVPools are those of the SR-IOV network device plugin. The host
-	// uses the devices that are for them alone, unless the administrator says otherwise.
+	// SRIOVPools are the pools of the SR-IOV network device plugin. Devices for these pools only
+	// are in use by the host, unless the configuration states otherwise.
 	SRIOVPools Pools = "sriov"
 )
 
-// SRIOVPool is what the administrator wants of a pool of the SR-IOV network device
-// plugin, in the plugin's words.
+// SRIOVPool holds the administrator's settings for a pool of the SR-IOV network device plugin, in
+// the plugin's terms.
 type SRIOVPool struct {
-	// AdditionalInfo is what containers are told of the devices besides, by the
-	// devices' IDs, or by "*" of all.
+	// AdditionalInfo holds additional information about the devices for containers, keyed by device
+	// ID, or by "*" for all devices.
 	AdditionalInfo map[string]map[string]string `json:"additionalInfo,omitempty"`
 
-	NeedVhostNet    bool `json:"needVhostNet,omitempty"`    // containers get /dev/vhost-net and /dev/net/tun too
-	ExcludeTopology bool `json:"excludeTopology,omitempty"` // the kubelet is told no NUMA nodes
+	NeedVhostNet    bool `json:"needVhostNet,omitempty"`    // containers also get /dev/vhost-net and /dev/net/tun
+	ExcludeTopology bool `json:"excludeTopology,omitempty"` // the kubelet gets no NUMA nodes
 }
 
-// AnyName is the Resource of an offer that may have any name.
+// AnyName is the Resource of an offer that accepts any name.
 const AnyName = "*"
 
-// Unnamed reports whether the offer waits for a name.
+// Unnamed reports whether the offer has no resource name yet.
 func (o *Offer) Unnamed() bool { return strings.HasSuffix(o.Resource, "*") }
 
-// Shares is the capacity of which containers take where a device is shared by
-// number.
+// Shares is the capacity that containers consume when a device is shared by number.
 const Shares resourceapi.QualifiedName = "shares"
 
-// Mode is an API that offers devices.
+// Mode selects the API that offers devices.
 type Mode string
 
-// The modes that an administrator may choose.
+// The modes that an administrator can choose.
 const (
-	ModeAuto         Mode = ""             // DRA where the cluster has it, else the device-plugin API
+	ModeAuto         Mode = ""             // DRA if the cluster has DRA, otherwise the device plugin API
 	ModeDRA          Mode = "DRA"          // Dynamic Resource Allocation only
-	ModeDevicePlugin Mode = "DevicePlugin" // the classic device-plugin API only
+	ModeDevicePlugin Mode = "DevicePlugin" // only the device plugin API
 )
 
 // Attributes are a device's attributes by name; see docs/attributes.md for the
 // vocabulary that all families share.
 type Attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
-// SetString sets a string attribute. An empty value is left out, since it is
-// not known; one longer than the API's limit is cut at a character's end, and
-// what cannot be printed becomes a space.
+// SetString sets a string attribute. SetString ignores an empty value, which means unknown,
+// truncates a value longer than the API's limit at a character boundary, and replaces unprintable
+// characters by spaces.
 func (a Attributes) SetString(name resourceapi.QualifiedName, value string) {
 	value = strings.TrimSpace(strings.Map(printable, strings.ToValidUTF8(value, "")))
 	if len(value) > resourceapi.DeviceAttributeMaxValueLength {
@@ -293,7 +285,7 @@ func (a Attributes) String(name resourceapi.QualifiedName) string {
 	return ""
 }
 
-// Capacity is what a device has of things that can be counted.
+// Capacity holds the countable resources of a device.
 type Capacity map[resourceapi.QualifiedName]resourceapi.DeviceCapacity
 
 // Set sets a capacity that is a number, in bytes for memory.
@@ -305,24 +297,23 @@ func (c Capacity) Set(name resourceapi.QualifiedName, value int64) {
 	c[name] = resourceapi.DeviceCapacity{Value: *resource.NewQuantity(value, format)}
 }
 
-// Snapshot is all devices of a host at one moment. It is never modified.
+// Snapshot holds all devices of a host at one moment. Snapshots are never modified.
 type Snapshot struct {
 	Devices  []Device // in name order
 	Problems []Problem
 
-	// Gone is the health of devices that were there before, also of those that
-	// nobody has. It is set by [Settler].
+	// Gone is the health of devices that were present before, including devices without a consumer.
+	// [Settler] sets Gone.
 	Gone Missing
 
-	// found is what families found, before it was joined. Only [Scan] and [Merge] make a
-	// snapshot that has it.
+	// found holds the findings of the families before the join. Only [Scan] and [Merge] set found.
 	found found
 }
 
-// Problem is what could not be read, or is not as it should be. It never ends
-// a scan.
+// Problem reports a file that could not be read, or an unexpected state. A problem never ends a
+// scan.
 type Problem struct {
-	Device string // the name of the device, or of what was looked at
+	Device string // the name of the device, or of the object that was read
 	Err    error
 }
 
@@ -335,7 +326,7 @@ func (s *Snapshot) Lookup(name string) (Device, bool) {
 	return s.Devices[i], true
 }
 
-// OwnNodes returns the nodes in Edits that no other silicon has.
+// OwnNodes returns the nodes in Edits that no other physical device has.
 func (d *Device) OwnNodes() (nodes []*specs.DeviceNode) {
 	for _, n := range d.Edits.DeviceNodes {
 		if !slices.Contains(d.CommonNodes, cmp.Or(n.HostPath, n.Path)) {
@@ -345,8 +336,8 @@ func (d *Device) OwnNodes() (nodes []*specs.DeviceNode) {
 	return nodes
 }
 
-// Silicon names the silicon that the device competes for: what it is part of, or
-// itself.
+// Silicon returns the name of the device's physical device: PartOf's name, or the device's own
+// name.
 func (d *Device) Silicon() string {
 	if d.PartOf != nil {
 		return d.PartOf.Name
@@ -354,7 +345,7 @@ func (d *Device) Silicon() string {
 	return d.Name
 }
 
-// MarshalJSON writes {"devices":[…],"problems":[…]}, both always there.
+// MarshalJSON writes {"devices":[…],"problems":[…]}. Both lists are present even if empty.
 func (s *Snapshot) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
 		Devices  []Device  `json:"devices"`
@@ -379,8 +370,8 @@ func Problems(device string, err error) []Problem {
 	return []Problem{{device, err}}
 }
 
-// Error returns the problem in words.
+// Error returns the problem as text.
 func (p Problem) Error() string { return fmt.Sprintf("%s: %v", p.Device, p.Err) }
 
-// Unwrap returns what went wrong.
+// Unwrap returns the underlying error.
 func (p Problem) Unwrap() error { return p.Err }

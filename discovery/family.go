@@ -14,21 +14,19 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Family recognises one kind of accelerator and describes what it finds. A
-// family is a value in a list: see package families.
+// Family recognises one kind of accelerator and describes the devices found. A family is a value in
+// a list: see package families.
 //
-// Its functions only read the host that they are given. They may not run
-// commands, write, log or keep state, and must give the same answer for the
-// same host.
+// The functions of a family only read the host in their arguments. These functions must not run
+// commands, write, log or keep state, and must return the same result for the same host.
 type Family struct {
 	Name  string  // a DNS label; published as the attribute "family"
 	Doc   string  // one line: what the family covers
 	Match []Match // the kernel devices that belong to the family
 
-	// Describe returns the devices that the matched kernel devices make up. It
-	// gets all matches at once, in path order, because one device may consist
-	// of several functions: a card, an IOMMU group, a pool. It is not called if
-	// nothing matches.
+	// Describe returns the devices that the matched kernel devices make up. Describe gets all
+	// matches at once, in path order, because a device may consist of several functions, as a card,
+	// an IOMMU group or a pool does. Describe is not called if nothing matches.
 	//
 	// If an attribute cannot be read, Describe returns the device without it,
 	// and a Problem that names the device by its Device.Name. It leaves a
@@ -36,18 +34,17 @@ type Family struct {
 	// Problem must not hide another device.
 	Describe func(host *Host, found []sysfs.Device) ([]Device, []Problem)
 
-	// FromConfig says that the family describes what the administrator names in
-	// Host.Paths. Match may be empty, and Describe is called even if nothing
-	// matches. Where another family describes the same node, that family's
-	// device is offered unless the administrator excludes it.
+	// FromConfig marks a family that describes the administrator's paths in Host.Paths. Match may
+	// be empty, and Describe is called even if nothing matches. If another family describes the
+	// same node, the other family's device is offered unless the administrator excludes that
+	// device.
 	FromConfig bool
 
-	// Always says that Describe is called even if nothing matches.
+	// Always makes a scan call Describe even if nothing matches.
 	Always bool
 
-	// Leftovers families run last. They see only matches that no other family
-	// described or failed to read, such as vfio functions that nobody
-	// recognises.
+	// Leftovers families run last. Leftovers families see only matches that no other family
+	// described or failed to read, such as vfio functions that no family recognises.
 	Leftovers bool
 
 	// An Unclaimed family of leftovers does not even see what another family
@@ -55,205 +52,194 @@ type Family struct {
 	// functions.
 	Unclaimed bool
 
-	// Provision returns the attributes to write, in order, to give a PCI function
-	// the settings that are wanted, which are of a type that the family has for
-	// them. It returns none if the function has them already. Like Describe, it only
-	// reads. It returns an error if the function cannot have the settings, or if
-	// somebody uses what they would take away. If the function is not the family's,
-	// or the type is another family's, the error wraps [errors.ErrUnsupported]. Nil
-	// means that nothing can be set.
+	// Provision returns the attributes to write, in order, so that a PCI function gets the wanted
+	// settings. The type of the settings is specific to the family. Provision returns no writes if
+	// the function has the settings already. Like Describe, Provision only reads. Provision returns
+	// an error if the function cannot have the settings, or if parts that the settings would remove
+	// are in use. If the function belongs to another family, or the type of the settings does, the
+	// error wraps [errors.ErrUnsupported]. A nil Provision means that the family has no settings.
 	Provision func(host *Host, function sysfs.Device, want any) ([]Write, error)
 
-	// Grant returns what a container needs because of the set of devices it
-	// was given, beyond their own Edits: joined, numbered or JSON variables.
-	// It is pure. Nil means nothing.
+	// Grant returns the container edits for the whole set of allocated devices, beyond the Edits of
+	// each: joined, numbered or JSON variables. Grant is pure. A nil Grant adds nothing.
 	Grant func(given []Device, grant Grant) specs.ContainerEdits
 
-	// Parameters lists what a claim may ask of the family's devices. Grant gets
-	// the values that the claim chose.
+	// Parameters lists the parameters that a claim may set for the family's devices. Grant gets the
+	// values in the claim.
 	Parameters []Parameter
 
-	// Variables lists the environment variables that a claim may set, in order:
-	// the vendor's documented tuning variables. It leaves out those that Grant
-	// or Edits set, that select devices, or that load code.
+	// Variables lists, in order, the environment variables that a claim may set: the vendor's
+	// documented tuning variables. Variables leaves out variables that Grant or Edits set, that
+	// select devices, or that load code.
 	Variables []string
 
-	// Configure returns the present description of a device, and the work that
-	// makes the device what the parameters want. The work is nil if there is
-	// nothing to do. Configure only reads; the work changes the host, and
-	// afterwards Configure is called again. Changing the host is a privilege:
-	// unless the administrator has granted it, for example by naming a root, a
-	// device that needs work is an error. Nil means that no parameter needs work.
+	// Configure returns the present description of a device, and the work that applies the wanted
+	// parameters to the device. The work is nil if the parameters are already in effect. Configure
+	// only reads. The work changes the host, and Configure is called again afterwards. Changing the
+	// host needs the administrator's permission, for example a named root; without permission, a
+	// device that needs work is an error. A nil Configure means that no parameter needs work.
 	Configure func(host *Host, d Device, want Parameters) (Device, Work, error)
 
-	// Make returns the work that makes a unit of devices which are described with a
-	// [Making], and Unmake the work that undoes what an agent has made. The work is nil if
-	// there is nothing to do: the unit is there, or is not there any more, or is not as it
-	// was made, since somebody else has changed it. Both only read; the work changes the
-	// host with the tools, goes on from whatever a killed agent has left, and may be done
-	// again. It need not wait until the devices can be seen. Unmake must refuse a unit that
-	// somebody uses without having got it from the agent. Nil means that the family makes
-	// nothing.
+	// Make returns the work that creates a unit of devices whose description has a [Making]. Unmake
+	// returns the work that removes a unit that an agent created. The work is nil if nothing is to
+	// be done: the unit already exists, is already gone, or was changed by another program since
+	// its creation. Make and Unmake only read. The work changes the host with the tools, continues
+	// after an interruption at any point, and may be repeated. The work need not wait until the
+	// devices are visible. Unmake must refuse a unit that is in use without an allocation by the
+	// agent. Nil functions mean that the family creates no devices.
 	Make, Unmake func(host *Host, tools Tools, m Making) (Work, error)
 
-	// Order returns what the family's program is to do for a claim for as long as it has the
-	// devices of a request, nil if nothing. It is pure, and only of parameters that were
-	// accepted. Nil means that there is no such program.
+	// Order returns the instructions to the family's program for a claim that has the devices of a
+	// request, nil if none. The instructions hold as long as the allocation. Order is pure, and is
+	// called only with accepted parameters. A nil Order means that the family has no such program.
 	Order func(given []Device, parameters Parameters) map[string]string
 
-	// Accept returns an error if the devices of a request cannot be given with
-	// these parameters. It is pure. Nil accepts all.
+	// Accept returns an error if the devices of a request cannot be allocated with these
+	// parameters. Accept is pure. A nil Accept accepts all parameters.
 	Accept func(given []Device, parameters Parameters) error
 
-	// Programs ask the vendor's code for facts that no file of the kernel has.
+	// Programs query the vendor's code for facts that no kernel file has.
 	Programs []*Program
 
-	// CommonNodes are the device nodes that several devices of the family may
-	// have although they are different silicon, since the node alone gives
-	// access to none of them: "/dev/kfd", "/dev/vfio/vfio". Any other node in
-	// the Edits of a device belongs to its silicon alone, unless the device is
-	// Open.
+	// CommonNodes lists the device nodes that several physical devices of the family may share,
+	// because such a node alone gives access to none of the devices: "/dev/kfd", "/dev/vfio/vfio".
+	// Any other node in the Edits of a device belongs to one physical device alone, unless the
+	// device is Open.
 	CommonNodes []string
 
-	// MakeNodes is the command by which an administrator has missing device nodes made,
-	// with a remark. Empty means that udev makes them.
+	// MakeNodes is the command with which an administrator creates missing device nodes, with a
+	// remark. Empty means that udev creates the nodes.
 	MakeNodes string
 
-	// Roots lists the keys under which the administrator names directories of the
-	// host for the family: the family's name, or the name with a suffix.
+	// Roots lists the configuration keys for host directories of the family: the family's name, or
+	// the name with a suffix.
 	Roots []string
 
 	// FileDirs lists the directories of the host that hold the Files of the
 	// family's devices, as clean and absolute paths.
 	FileDirs []string
 
-	// Rebinds says that Grant serves devices of other families too, which were given to
-	// vfio for somebody; see [Rebound].
+	// Rebinds marks a family whose Grant also serves devices of other families under VFIO
+	// passthrough; see [Rebound].
 	Rebinds bool
 
-	// Labels are the labels of nodes by which pods find the family's devices, as the
-	// vendor's labeller names and writes them. Chandler has labels of its own for all
-	// families.
+	// Labels are the node labels for the family's devices, with the names and values of the
+	// vendor's labeller. Chandler also has labels of its own for all families.
 	Labels []Labels
 }
 
-// Grant says to whom, and by which API, a set of devices is given.
+// Grant is the context in which a set of devices is allocated: the API, the resource or the claim.
 type Grant struct {
 	API      Mode   // ModeDRA or ModeDevicePlugin
-	Resource string // the classic resource name, "" in DRA if the devices have none or several
-	All      bool   // they are all devices of the resource; false in DRA
-	Claim    string // the claim's name in the pod, "" in the classic API
-	Request  string // the request's name in the claim, "" in the classic API
+	Resource string // the extended resource name, "" in DRA if the devices have no name or several names
+	All      bool   // the devices are all devices of the resource; false in DRA
+	Claim    string // the claim's name in the pod, "" in the device plugin API
+	Request  string // the request's name in the claim, "" in the device plugin API
 
-	// Parameters are what the claim asks of the devices of the request, none
-	// in the classic API.
+	// Parameters are the claim's parameters for the devices of the request, empty in the device
+	// plugin API.
 	Parameters Parameters
 
-	// UID is the claim's, and Upkeep the directory in which programs of families keep up what
-	// claims want; see [Grant.UpkeepDir]. Both are empty in the classic API.
+	// UID is the claim's UID. Upkeep is the directory that programs of families use for the daemons
+	// that claims need; see [Grant.UpkeepDir]. Both are empty in the device plugin API.
 	UID    string
 	Upkeep string
 
-	// Consumed is how much of each shared device is given. A family passes it on
-	// if the vendor's software enforces it.
+	// Consumed is the consumed capacity of each shared device. A family passes Consumed on if the
+	// vendor's software enforces limits.
 	Consumed Consumed
 
-	// Naming is how the vendor's container runtime is told which devices it is to
-	// bring, where there is one.
+	// Naming selects how the vendor's container runtime, if installed, gets the list of devices.
 	Naming Naming
 }
 
-// Naming is how a vendor's container runtime is told of devices.
+// Naming selects how a vendor's container runtime gets the list of devices.
 type Naming struct {
-	None   bool // not at all: the devices come by CDI
-	Mounts bool // by mounts beside a variable, which a container cannot make for itself
-	Index  bool // by the devices' numbers in place of their UUIDs, where these are known
+	None   bool // the runtime gets no list: CDI injects the devices
+	Mounts bool // by mounts beside a variable, which a container cannot forge
+	Index  bool // by device indexes in place of UUIDs, if known
 }
 
-// Match selects kernel devices. All fields that are set must hold; either Bus
-// or Class is.
+// Match selects kernel devices. All fields that are set must hold. Exactly one of Bus and Class is
+// set.
 type Match struct {
 	Bus   string // "pci": devices of /sys/bus/pci/devices
 	Class string // "misc": devices of /sys/class/misc
 
 	Name     string // a pattern of [path.Match] for the kernel's name: "kvm", "amdgpu_xcp_*"
 	Driver   string // the bound driver: "amdgpu"
-	Unbound  bool   // no driver is bound, and it is no virtual function, which may have to wait for one
+	Unbound  bool   // no driver is bound, and the function is not a virtual function, which may have to wait for a driver
 	Vendor   string // PCI vendor ID, four lower-case digits: "10de"
-	Device   string // PCI device ID, likewise: "6240"
-	PCIClass string // how the PCI class code begins, lower-case digits: "03", "0302"
+	Device   string // PCI device ID, four lower-case digits: "6240"
+	PCIClass string // prefix of the PCI class code, lower-case digits: "03", "0302"
 
-	// Hardware leaves out devices that are not below another device, such as bridges and
-	// veth interfaces of class "net".
+	// Hardware excludes devices without a parent device, such as bridges and veth interfaces of
+	// class "net".
 	Hardware bool
 
-	// Rebindable says that the match is for hosts where the administrator lets devices
-	// be given to vfio, and selects nothing on others.
+	// Rebindable restricts the match to hosts whose administrator allows VFIO passthrough.
 	Rebindable bool
 }
 
-// Host is what a family may look at.
+// Host is a family's view of the host.
 type Host struct {
 	// FS is the host's file system, rooted at its "/". Paths have no leading
 	// slash: "proc/devices".
 	FS fs.FS
 
-	// Roots are directories of the host that the administrator named, by the keys
-	// of [Family.Roots]: for example, where a vendor's driver libraries lie.
+	// Roots are host directories that the administrator named, keyed by [Family.Roots]: for
+	// example, the directory of a vendor's driver libraries.
 	Roots map[string]string
 
 	// Paths are the device nodes, files and USB devices that the administrator
 	// named, in the order of the configuration.
 	Paths []PathResource
 
-	// Hooks is the path of the program that container runtimes call as a hook, as they
-	// see it: the agent's own, with the arguments of "chandler hook". It is empty where
-	// there are to be no hooks.
+	// Hooks is the path of the hook program in the container runtime's view: the agent's own
+	// program, run with the arguments of "chandler hook". Hooks is empty if hooks are disabled.
 	Hooks string
 
-	// Pools says that the administrator has pools of the SR-IOV network device plugin.
-	// Families then look at what only such pools have, too.
+	// Pools reports whether the configuration has pools of the SR-IOV network device plugin.
+	// Families then also describe devices that only such pools use.
 	Pools bool
 
-	// VirtualFunctions is which physical functions the administrator lets have virtual ones
-	// when somebody gets one, the first that selects a function first; see [Host.Unmade].
+	// VirtualFunctions selects the physical functions on which the administrator allows virtual
+	// functions on demand. The first match wins; see [Host.Unmade].
 	VirtualFunctions []VirtualFunctions
 
-	// Rebind is which devices the administrator lets be given to a vfio driver, the
-	// first that selects a device first.
+	// Rebind selects the devices for which the administrator allows VFIO passthrough. The first
+	// match wins.
 	Rebind []Rebinding
 
-	// Partition is which devices the administrator lets be divided for those who ask for
-	// partitions.
+	// Partition selects the devices that the administrator allows to be partitioned for claims.
 	Partition []Partitioning
 
-	// Upkeep is which devices the administrator lets programs of families keep up something for.
+	// Upkeep selects the devices for which the administrator allows daemons of family programs.
 	Upkeep []Upkeep
 
-	// Made reports whether an agent has made a unit, or was about to, and will undo it, with what was
-	// written down of it; see [Making]. It changes no more often than what the host shows of
-	// the unit. Nil means that nothing was made.
+	// Made reports whether an agent has created a unit, or was about to, and will remove the unit,
+	// and returns the recorded details; see [Making]. The result changes no more often than the
+	// unit's state on the host. A nil Made means that no unit was created.
 	Made func(unit string) (how map[string]string, made bool)
 
-	// Recoveries are how the kernel's recoveries of PCI functions ended, as [Listen] has heard. Nil means
-	// that this is not known. No family looks at it.
+	// Recoveries holds the outcome of the kernel's recoveries of PCI functions, as received by
+	// [Listen]. Nil means unknown. No family reads Recoveries.
 	Recoveries *Recoveries
 }
 
-// ReadText returns a file of the host without the white space around it; it
-// may be up to 64 KiB long. The path begins with a slash.
+// ReadText returns the content of a host file of at most 64 KiB without surrounding white space.
+// The path begins with a slash.
 func (h *Host) ReadText(name string) (string, error) {
 	return sysfs.ReadText(h.FS, strings.TrimPrefix(path.Clean(name), "/"), 64<<10)
 }
 
-// Exists reports whether the host has a file of that path, which begins with
-// a slash.
+// Exists reports whether the host has a file at the path, which begins with a slash.
 func (h *Host) Exists(name string) bool {
 	_, err := fs.Stat(h.FS, strings.TrimPrefix(path.Clean(name), "/"))
 	return err == nil
 }
 
-// Validate reports what is wrong with a list of families, nil if nothing is.
+// Validate returns the errors in a list of families, or nil.
 func Validate(families []*Family) error {
 	var errs []error
 	seen := make(map[string]bool)
@@ -269,7 +255,7 @@ func Validate(families []*Family) error {
 	return errors.Join(errs...)
 }
 
-// ownVariables begins the names of what containers are told whatever the family.
+// ownVariables is the prefix of the variables that Chandler sets for all families.
 const ownVariables = "CHANDLER_"
 
 func (f *Family) validate() []error {
@@ -352,11 +338,11 @@ func (m Match) selects(d sysfs.Device) (bool, error) {
 	if m.Driver != "" && d.Driver() != m.Driver || m.Unbound && (d.Bound() || d.Exists("physfn")) {
 		return false, nil
 	}
-	// A link in a class may lead to a device that is gone.
+	// A link in a class directory may lead to a device that is gone.
 	return m.Vendor != "" || m.Device != "" || m.PCIClass != "" || d.Exists("."), nil
 }
 
-// unknown returns err if it is why a value is not known.
+// unknown returns err if the value is unknown because of err.
 func unknown(value string, err error) error {
 	if value != "" {
 		return nil
@@ -364,8 +350,8 @@ func unknown(value string, err error) error {
 	return err
 }
 
-// matched returns the kernel devices that belong to the family, each once, in
-// path order, and what could not be read to decide.
+// matched returns the kernel devices that belong to the family, each once, in path order. The
+// problems are errors of reads that the decision needed.
 func (f *Family) matched(kernel *kernel) ([]sysfs.Device, []Problem) {
 	var found []sysfs.Device
 	var problems []Problem

@@ -10,18 +10,18 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// joinGroups makes devices that are used through one IOMMU group parts of one
-// piece of silicon, of which each takes all, and one unit of the classic API: a
-// process that opens the group has all of its functions, whichever families hand
-// them out (Documentation/driver-api/vfio.rst). The unit is known by the IDs of its first
+// joinGroups joins the devices of each IOMMU group: the devices become parts of one physical
+// device, each part takes the whole physical device, and all form one unit of the device plugin
+// API. A process that opens the group can use all functions of the group, regardless of the
+// families of the functions (Documentation/driver-api/vfio.rst). The unit uses the IDs of its first
 // device. A device that is alone in its group stays as it is.
 func (s *Snapshot) joinGroups() {
 	joinMembers(s.Devices, func(string) bool { return true }, (*Device).vfioGroups)
 }
 
-// JoinGroups returns the devices, of which those of an IOMMU group are joined as one unit if one of them is wanted
-// under vfio. Without that, functions which can be given to vfio are devices of their own: each has a driver that uses
-// it alone.
+// JoinGroups returns the devices, with the devices of an IOMMU group joined as one unit if one of
+// the group is wanted under vfio. Otherwise, functions that support VFIO passthrough stay separate
+// devices: each has a driver that uses the function alone.
 func JoinGroups(devices []Device, wanted func(*Device) bool) []Device {
 	groups := make(map[string]bool)
 	for i := range devices {
@@ -42,10 +42,10 @@ func JoinGroups(devices []Device, wanted func(*Device) bool) []Device {
 	return devices
 }
 
-// joinMembers joins the devices of groups. A device that is used through several groups joins
-// the devices of all of them. The unit has the name of the first group.
+// joinMembers joins the devices of groups. A device with several groups joins the devices of all
+// its groups. The unit is named after the first group.
 func joinMembers(devices []Device, joined func(group string) bool, groupsOf func(*Device) []string) {
-	unit := make(map[string]string) // the first group of those that are joined, by group
+	unit := make(map[string]string) // the first of the joined groups, by group
 	groups := make([][]string, len(devices))
 	for i := range devices {
 		groups[i] = slices.DeleteFunc(groupsOf(&devices[i]), func(group string) bool { return !joined(group) })
@@ -78,7 +78,8 @@ func joinMembers(devices []Device, joined func(group string) bool, groupsOf func
 	}
 }
 
-// rebindGroup returns the number of the IOMMU group with which a device can be given to vfio, "" if it cannot be.
+// rebindGroup returns the IOMMU group number of a device that supports VFIO passthrough, and "" for
+// other devices.
 func (d *Device) rebindGroup() string {
 	if group := d.Attributes["iommuGroup"].IntValue; group != nil && d.Rebind != nil && d.Rebind.Why == "" {
 		return strconv.FormatInt(*group, 10)
@@ -86,12 +87,12 @@ func (d *Device) rebindGroup() string {
 	return ""
 }
 
-// vfioGroups returns the IOMMU groups that a device is used through, by their
-// numbers. They are told by its nodes: that of a group, "/dev/vfio/42", or
-// "/dev/vfio/noiommu-0" where there is no IOMMU; or the node of a function,
-// "/dev/vfio/devices/vfio0", since the kernel gives a group to one user at a time
-// by that too (iommu_device_claim_dma_owner in drivers/iommu/iommu.c). A device that can
-// only be had under vfio is one of its group before it is given to vfio.
+// vfioGroups returns the numbers of the IOMMU groups through which a device is used. The device
+// nodes contain the numbers: "/dev/vfio/42" is the node of a group, and "/dev/vfio/noiommu-0" the
+// node of a group without an IOMMU. The node of a function, "/dev/vfio/devices/vfio0", counts as
+// the function's group, because the kernel gives a group to one user at a time through this node
+// too (iommu_device_claim_dma_owner in drivers/iommu/iommu.c). A device that is available only
+// under vfio belongs to its group even before the passthrough.
 func (d *Device) vfioGroups() (groups []string) {
 	if group := d.rebindGroup(); group != "" && d.Rebind.Only {
 		return []string{group}
@@ -112,13 +113,14 @@ func (d *Device) vfioGroups() (groups []string) {
 	return groups
 }
 
-// GroupCounter is the counter of an IOMMU group, of which each of its functions takes all.
+// GroupCounter is the counter of an IOMMU group. Each function of the group takes the whole
+// counter.
 const GroupCounter = "group"
 
-// join makes devices, which are in name order, one unit of that name.
+// join joins devices, which are sorted by name, to one unit with the given name.
 func join(unit string, devices []*Device) {
 	all := map[string]resource.Quantity{GroupCounter: resource.MustParse("1")}
-	type names struct { // that have IDs of their own
+	type names struct { // each with a separate list of IDs
 		resource string
 		sriov    bool
 	}

@@ -12,13 +12,13 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// netClass is where the network interfaces of a host are: those of the network
-// namespace in which its /sys was mounted.
+// netClass is the directory of the host's network interfaces: the interfaces of the network
+// namespace in which the host's /sys was mounted.
 const netClass = "sys/class/net"
 
-// SharesNetwork reports whether this process is in the network namespace of the host
-// whose file system it is given: it has the same interfaces, by name, number and
-// address. Then it hears the kernel's events about them.
+// SharesNetwork reports whether this process is in the network namespace of the given host: both
+// have the same interfaces by name, number and address. The process then receives the kernel's
+// events about these interfaces.
 func SharesNetwork(host fs.FS) bool {
 	own, err := net.Interfaces()
 	if err != nil {
@@ -35,12 +35,11 @@ func SharesNetwork(host fs.FS) bool {
 	return len(interfaceNames(host)) == len(own)
 }
 
-// FollowInterfaces sends changes to events, which must have room for one value, whenever
-// a host's network interfaces have other names than before, until the context
-// ends. It reads one directory each time. This is for a process that does not hear of
-// interfaces: the kernel has no other way to tell, since inotify sees no change of sysfs,
-// and another network namespace can only be entered with CAP_SYS_ADMIN there
-// (setns(2)).
+// FollowInterfaces sends changes to events whenever the names of a host's network interfaces
+// change, until the context ends. The channel must have a buffer of one. FollowInterfaces reads one
+// directory each time. It serves processes that receive no events about interfaces. The kernel
+// offers no other notification: inotify does not report changes of sysfs, and entering another
+// network namespace needs CAP_SYS_ADMIN there (setns(2)).
 func FollowInterfaces(ctx context.Context, host fs.FS, every time.Duration, events chan Changes) {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
@@ -58,8 +57,8 @@ func FollowInterfaces(ctx context.Context, host fs.FS, every time.Duration, even
 	}
 }
 
-// followNames updates the directories of network interfaces, by their names, and returns
-// events for the names that have come and gone, as the kernel would send them.
+// followNames updates dirs, the directories of network interfaces by name, and returns events for
+// added and removed names in the form of the kernel's events.
 func followNames(host fs.FS, dirs map[string]string) (changed []Uevent) {
 	names := interfaceNames(host)
 	for name, dir := range dirs {

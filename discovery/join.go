@@ -9,20 +9,21 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// found is what families found, before the work on devices of several families is done. It
-// refers to the devices of looks, which nothing modifies.
+// found holds the findings of all families before devices of several families are joined. The
+// devices belong to looks and must not be modified.
 type found struct {
 	devices  []*Device // in name order
 	problems []Problem
 }
 
-// joinLooks makes a snapshot of what families found, and does what concerns all of
-// them: devices that are used through one IOMMU group become one unit, a whole
-// takes all that its parts take, and no two devices are known by one name,
-// identity or classic ID. It reads nothing and modifies no look.
+// joinLooks builds a snapshot from the families' looks, and does the work across families: the
+// devices of one IOMMU group become one unit, a whole device takes everything that its parts take,
+// and no two devices share a name, an identity or a device plugin ID. joinLooks reads no files and
+// modifies no look.
 func joinLooks(looks []look) *Snapshot { return foundIn(looks).join() }
 
-// foundIn returns what is in looks, with one device of each name and each problem once.
+// foundIn returns the findings of looks, with one device for each name and without repeated
+// problems.
 func foundIn(looks []look) found {
 	var all found
 	for _, l := range looks {
@@ -37,12 +38,12 @@ func foundIn(looks []look) found {
 	return all
 }
 
-// sort puts devices in name order, those of one name in the order in which they were found.
+// sort sorts the devices by name, and keeps the order of devices with equal names.
 func (f *found) sort() {
 	slices.SortStableFunc(f.devices, func(a, b *Device) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// join makes a snapshot of what all families found.
+// join builds a snapshot from the findings of all families.
 func (f found) join() *Snapshot {
 	s := &Snapshot{Devices: make([]Device, len(f.devices)), Problems: slices.Clone(f.problems), found: f}
 	for i, d := range f.devices {
@@ -57,9 +58,9 @@ func (f found) join() *Snapshot {
 	return s
 }
 
-// dropNamesakes keeps the first of several devices of one name, that of the
-// family listed first. A device that is there takes the place of one that could be made: it was
-// made while the host was looked at.
+// dropNamesakes keeps one of several devices with the same name: the device of the family listed
+// first. An existing device replaces a device that could be created on demand, because the device
+// was created during the scan.
 func (f *found) dropNamesakes() {
 	kept := f.devices[:0]
 	for _, d := range f.devices {
@@ -78,8 +79,8 @@ func (f *found) dropNamesakes() {
 	f.devices = kept
 }
 
-// dropRepeated keeps one of several problems that say the same: more than one
-// family looks at a device before it is known whose it is.
+// dropRepeated removes problems with equal texts. Several families can read a device before the
+// device's family is known.
 func (f *found) dropRepeated() {
 	seen := make(map[string]bool)
 	f.problems = slices.DeleteFunc(f.problems, func(p Problem) bool {
@@ -89,7 +90,7 @@ func (f *found) dropRepeated() {
 	})
 }
 
-// markUnread turns the health of devices that have a problem to Unknown.
+// markUnread sets the health of devices with a problem to Unknown.
 func (s *Snapshot) markUnread() {
 	for _, problem := range s.Problems {
 		for i := range s.Devices {
@@ -100,8 +101,8 @@ func (s *Snapshot) markUnread() {
 	}
 }
 
-// markReadings gives devices whose family finds nothing wrong the worst of their
-// other readings.
+// markReadings sets the health of a device whose family found no fault to the worst of its other
+// readings.
 func (s *Snapshot) markReadings() {
 	for i := range s.Devices {
 		if d := &s.Devices[i]; d.Health.Status == Healthy && len(d.Readings) > 0 {
@@ -110,11 +111,11 @@ func (s *Snapshot) markReadings() {
 	}
 }
 
-// joinWholes makes a device take all of the silicon that bears its name and
-// that others are parts of, so that it is given out only without them. The
-// device that mediated devices are made of is another family's, for example, and
-// so may a physical function be. Parts that take nothing of their silicon then
-// take one part of it each, which leaves them free of one another.
+// joinWholes makes a device take all of the physical device with the same name if other devices are
+// parts of that physical device. The whole is then allocated only without the parts. The whole can
+// be a device of another family, for example the parent of mediated devices, or a physical
+// function. Parts that take no counters then take one unit of the counter "parts" each, so that the
+// parts stay independent of each other.
 func (s *Snapshot) joinWholes() {
 	parts := make(map[string][]*Device) // by their silicon
 	for i := range s.Devices {
@@ -129,7 +130,7 @@ func (s *Snapshot) joinWholes() {
 	}
 }
 
-// takeAll makes the device all of the silicon of its parts.
+// takeAll makes the device the whole of the parts' physical device.
 func (d *Device) takeAll(parts []*Device) {
 	one := map[string]resource.Quantity{"parts": resource.MustParse("1")}
 	all, free := make(map[string]resource.Quantity), int64(0)

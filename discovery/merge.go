@@ -14,23 +14,22 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Merge returns the next snapshot with what is still true of the last one. Both
-// are of [Scan] or Merge.
+// Merge returns the next snapshot, completed with the parts of the last snapshot that are still
+// true. Both snapshots come from [Scan] or Merge.
 //
-// Absence is a statement: a device whose directory is gone from sysfs is gone. A
-// device whose directory is there keeps its last description if a Problem says
-// that it could not be read. Its health is then Unknown, with the problem as the
-// reason. So does a device that is missing because the way to it could not be
-// read: its silicon, its family, or a list of devices. Parts that are kept take
-// the place of the whole that they would otherwise be taken for. A PCI function
-// that is [Idle] also keeps its last description if nothing is described of it any
-// more, and is said to have no driver, or none by which anybody could use it. A
-// function whose link cannot be read without waking it keeps what was known of the link.
+// A device whose directory is missing in sysfs is gone. A device whose directory exists keeps its
+// last description if a Problem reports a failed read. Its health is then Unknown, with the problem
+// as the reason. A missing device also keeps its last description if the read of its physical
+// device, of its family or of a list of devices failed. Parts that are kept replace the whole that
+// would otherwise be described in their place. A PCI function that is [Idle] and no longer
+// described keeps its last description too. Its health then reports a missing driver, or a driver
+// that allows no use. A function whose link cannot be read without waking the function keeps the
+// last known link attributes.
 func Merge(host *Host, last, next *Snapshot) *Snapshot {
 	if last == nil {
 		return next
 	}
-	before, devices := last.found.byName(), next.found.byName() // as they were before they were joined
+	before, devices := last.found.byName(), next.found.byName() // as they were before the join
 	causes := causesOf(next.Problems)
 	for i := range last.Devices {
 		old := &last.Devices[i]
@@ -99,15 +98,14 @@ func (f found) byName() map[string]*Device {
 	return devices
 }
 
-// lacks reports whether the host has no such file any more. That it cannot be
-// looked at says nothing.
+// lacks reports whether the host no longer has the file. Any other error of the check is no
+// evidence.
 func (h *Host) lacks(name string) bool {
 	_, err := fs.Stat(h.FS, name)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// isIdle reports whether a kernel device is a PCI function that is there and is
-// [Idle].
+// isIdle reports whether a kernel device is a PCI function that exists and is [Idle].
 func isIdle(host *Host, source string) bool {
 	function := sysfs.At(host.FS, source)
 	if !sysfs.IsPCIAddress(function.Name()) || !host.Exists("/"+source) {
@@ -117,14 +115,13 @@ func isIdle(host *Host, source string) bool {
 	return !function.Bound() || driver != "" && Idle(driver)
 }
 
-// unread returns the device with the health of one that cannot be read now.
+// unread returns the device with health Unknown and why as the reason.
 func (d Device) unread(why error) *Device {
 	d.Health, d.Readings = Health{Status: Unknown, Reason: fmt.Sprintf("last description kept: %v", why)}, nil
 	return &d
 }
 
-// idle returns the device as it is without a driver, or under one that only keeps
-// it from others.
+// idle returns the device without a driver, or with a driver that only blocks other drivers.
 func (d Device) idle(driver string) *Device {
 	d.Attributes = maps.Clone(d.Attributes)
 	delete(d.Attributes, "driver")
@@ -136,10 +133,9 @@ func (d Device) idle(driver string) *Device {
 	return &d
 }
 
-// describes reports whether the snapshot says anything of a device's PCI function,
-// or of parts of it. Others of the same silicon say nothing of it: virtual
-// functions are bound and unbound each by itself, and so are those of one IOMMU
-// group.
+// describes reports whether the snapshot describes a device's PCI function, or parts of the
+// function. Other parts of the same physical device do not matter: virtual functions are bound and
+// unbound individually, and so are the functions of an IOMMU group.
 func (s *Snapshot) describes(old *Device) bool {
 	return slices.ContainsFunc(s.found.devices, func(d *Device) bool {
 		return d.Source == old.Source || strings.HasPrefix(d.Source, old.Source+"/") || slices.Contains(d.Includes, old.Source) ||
@@ -150,8 +146,8 @@ func (s *Snapshot) describes(old *Device) bool {
 // anyList stands for all lists of devices.
 const anyList = "/sys/"
 
-// causesOf returns the first problem of each device, and under [anyList] that of
-// a list of devices.
+// causesOf returns the first problem of each device. The first problem with any list of devices is
+// stored under [anyList].
 func causesOf(problems []Problem) map[string]error {
 	causes := make(map[string]error)
 	for _, problem := range problems {
@@ -166,13 +162,13 @@ func causesOf(problems []Problem) map[string]error {
 	return causes
 }
 
-// whyMissing returns what kept a scan from finding a device that is there, nil
-// if nothing is known to have.
+// whyMissing returns the error that may have prevented a scan from finding an existing device, nil
+// if no such error is known.
 func whyMissing(d *Device, causes map[string]error) error {
 	return cmp.Or(causes[d.Silicon()], causes[d.Family], causes[anyList])
 }
 
-// divides reports whether the snapshot has parts of the silicon of that name.
+// divides reports whether the snapshot has parts of the named physical device.
 func (s *Snapshot) divides(silicon string) bool {
 	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.PartOf != nil && d.PartOf.Name == silicon })
 }

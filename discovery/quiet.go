@@ -16,25 +16,24 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// trace is a host's file system that remembers what a family read of it which may
-// change although the kernel reports no event: health, sensors, nodes in /dev. A
-// family gives the same answer for the same host, so while all of it says the same,
-// and no event came, the family need not be asked again.
+// trace is a host file system that records those answers read by a family that may change without a
+// kernel event: health, sensors, nodes in /dev. A family returns the same result for the same host. As
+// long as all recorded answers are unchanged and no event arrives, the family need not be read again.
 type trace struct {
 	fsys   fs.FS
 	steps  map[string]*traced // by operation and name
-	places map[string]bool    // of sysfs that it went to; see [placeOf]
-	mixed  bool               // one step had two answers
+	places map[string]bool    // the places in sysfs that were read; see [placeOf]
+	mixed  bool               // one step had two different answers
 }
 
-// traced is a step and a digest of its answer.
+// traced is a step and a digest of the answer.
 type traced struct {
 	op, name string
-	size     int // of what was read
+	size     int // of the data that was read
 	digest   uint64
 }
 
-// newTrace returns a trace and the host as it is seen through it.
+// newTrace returns a trace, and the host with the trace as its file system.
 func newTrace(host *Host) (*trace, *Host) {
 	t := &trace{fsys: host.FS, steps: make(map[string]*traced), places: make(map[string]bool)}
 	through := *host
@@ -44,17 +43,17 @@ func newTrace(host *Host) (*trace, *Host) {
 
 var seed = maphash.MakeSeed()
 
-// isTold reports whether the kernel reports changes of what an attribute says, or it
-// never changes while the device is there (drivers/pci/pci-sysfs.c, drivers/base/core.c).
+// isTold lists the attributes whose changes the kernel reports by events, and those that never
+// change while the device exists (drivers/pci/pci-sysfs.c, drivers/base/core.c).
 var isTold = map[string]bool{
 	"vendor": true, "device": true, "class": true, "modalias": true, "subsystem_vendor": true, "subsystem_device": true,
 	"revision": true, "numa_node": true, "max_link_speed": true, "max_link_width": true, "acpi_index": true, "label": true,
 	"uevent": true, "dev": true, "sriov_totalvfs": true, "idVendor": true, "idProduct": true,
 }
 
-// hasEvents reports whether the kernel reports changes of what a step answers. It
-// does when files, directories and links of sysfs come and go, except those by which
-// network interfaces lie above one another.
+// hasEvents reports whether the kernel reports changes of a step's answer by events. The kernel
+// reports added and removed files, directories and links of sysfs, except the links between stacked
+// network interfaces.
 func hasEvents(op, name string, err error) bool {
 	if !strings.HasPrefix(name, "sys/") || strings.Contains(name, "/net/") {
 		return false
@@ -62,16 +61,16 @@ func hasEvents(op, name string, err error) bool {
 	return op != "read" || isTold[path.Base(name)] || errors.Is(err, fs.ErrNotExist)
 }
 
-// isUnboundLate reports whether a link is that of a function to a vfio driver. While a process has
-// the function open, the kernel removes the link at the beginning of an unbind and waits for the
-// process before it sends the event (__device_release_driver in drivers/base/dd.c and
-// vfio_unregister_group_dev in drivers/vfio/vfio_main.c). Only since Linux 6.6 is there an event
-// before that, of the class vfio-dev.
+// isUnboundLate reports whether a link is the driver link of a function under a vfio driver. While
+// a process has the function open, the kernel removes the link at the beginning of an unbind, and
+// sends the event only after the process has closed the function (__device_release_driver in
+// drivers/base/dd.c and vfio_unregister_group_dev in drivers/vfio/vfio_main.c). Only since Linux
+// 6.6 does an earlier event exist, of the class vfio-dev.
 func isUnboundLate(op, name string, answer []string) bool {
 	return op == "readlink" && path.Base(name) == "driver" && len(answer) == 1 && IsVFIO(path.Base(answer[0]))
 }
 
-// note remembers a step.
+// note records a step.
 func (t *trace) note(op, name string, err error, answer ...string) {
 	if place := placeOf(name); place != "" && !t.places[place] {
 		t.places[strings.Clone(place)] = true
@@ -111,7 +110,7 @@ func (t *trace) Open(name string) (fs.File, error) {
 	return &tracedFile{File: file, trace: t, name: name}, nil
 }
 
-// tracedFile notes what was read of it when it is closed.
+// tracedFile notes the data that was read when the file is closed.
 type tracedFile struct {
 	fs.File
 
@@ -165,7 +164,8 @@ func (t *trace) ReadDir(name string) ([]fs.DirEntry, error) {
 	return entries, err
 }
 
-// kind is what discovery looks at of a file: its kind and, of a device node, its numbers.
+// kind returns the attributes of a file that discovery uses: the mode and, for a device node, the
+// numbers.
 func kind(info fs.FileInfo) string {
 	if info == nil {
 		return ""
@@ -185,8 +185,8 @@ func names(entries []fs.DirEntry) []string {
 	return all
 }
 
-// done returns the steps that another trace has not, false if they cannot tell whether
-// the host is the same.
+// done returns the steps that differ from another trace's steps, sorted by name. ok is false if the
+// steps cannot show whether the host is unchanged.
 func (t *trace) done(other *trace) (steps []traced, ok bool) {
 	for key, step := range t.steps {
 		if other != nil && other.steps[key] != nil && *other.steps[key] == *step {
@@ -198,7 +198,7 @@ func (t *trace) done(other *trace) (steps []traced, ok bool) {
 	return steps, !t.mixed
 }
 
-// holds reports whether the step still has the same answer.
+// holds reports whether the step still has the recorded answer.
 func (step traced) holds(host *Host) bool {
 	var answer []string
 	var err error
@@ -227,7 +227,7 @@ func (step traced) holds(host *Host) bool {
 	return step == newTraced(step.op, step.name, err, answer...)
 }
 
-// readUpTo reads as much of a file.
+// readUpTo reads at most limit bytes of a file.
 func readUpTo(fsys fs.FS, name string, limit int) (string, error) {
 	file, err := fsys.Open(name)
 	if err != nil {
@@ -246,9 +246,9 @@ func readUpTo(fsys fs.FS, name string, limit int) (string, error) {
 	return string(data[:n]), err
 }
 
-// isQuiet reports whether what was read of the look's devices, and may change without
-// an event, is still so. Where a sensor says something else, what follows from it is
-// compared: most of what sensors say is fine.
+// isQuiet reports whether the recorded answers for the look's devices are unchanged. If only sensor
+// values have changed, isQuiet compares the resulting health readings: most changes of sensor
+// values are harmless.
 func (l look) isQuiet(host *Host) bool {
 	changed := func(step traced) bool { return !step.holds(host) }
 	if slices.ContainsFunc(l.steps, changed) {
@@ -266,15 +266,15 @@ func (l look) isQuiet(host *Host) bool {
 	return true
 }
 
-// isCalm reports whether every family has answered the last scan in full, so that a
-// look at what has no events can tell whether anything has changed.
+// isCalm reports whether every family has answered the last scan in full. Only then can a
+// comparison of the recorded answers show whether anything has changed.
 func (s *scanner) isCalm() bool {
 	return s.last != nil && len(s.last.Problems) == 0 && len(s.late) == 0 && len(*s.hung.Load()) == 0 &&
 		!slices.ContainsFunc(s.looks, func(l look) bool { return !l.traced && (len(l.matched) > 0 || len(l.Devices) > 0) })
 }
 
-// compare compares what may have changed without an event since the last scan, and returns the
-// families for which it has. A family whose part of the host takes long to answer is among them.
+// compare compares the recorded answers with the host, and returns the families with changes. A
+// family whose answers take longer than the patience counts as changed.
 func (s *scanner) compare(ctx context.Context) (changed map[*Family]bool) {
 	changed = make(map[*Family]bool)
 	limit := time.Now().Add(s.patience)

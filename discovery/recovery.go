@@ -7,17 +7,17 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Recoveries are the PCI functions that the kernel has tried to recover from an error since it was
-// listened to. No file says how that ended: the kernel only sends events (pci_uevent_ers in
-// drivers/pci/pci-driver.c). The zero value knows of none.
+// Recoveries records the results of the kernel's attempts to recover PCI functions from errors
+// since [Listen] began. No file contains a result: the kernel only sends events (pci_uevent_ers in
+// drivers/pci/pci-driver.c). The zero value has no records. Listen writes, scans read.
 type Recoveries struct {
 	mu     sync.Mutex
 	events int
-	failed map[string]int // by the function's directory, the number of the last event that said so
-	well   map[string]int // likewise, that it was recovered, or that a driver has taken it anew
+	failed map[string]int // by the function's directory, the number of the last event that reported a failure
+	well   map[string]int // by directory, the last event that reported a recovery or a newly bound driver
 }
 
-// hear takes note of a kernel event with these variables.
+// hear records a kernel event with these variables.
 func (r *Recoveries) hear(variables map[string]string) {
 	if variables["SUBSYSTEM"] != "pci" {
 		return
@@ -41,9 +41,9 @@ func (r *Recoveries) hear(variables map[string]string) {
 	}
 }
 
-// failure says that the kernel could not recover a function, or what is above it, and that the function
-// has not been well since, "" if it could. A virtual function follows its physical one. Of a port it means
-// all that is below it.
+// failure returns the reason if the kernel could not recover a function, or a port above the
+// function, and the function has not recovered since. Otherwise failure returns "". A virtual
+// function follows its physical function. The failure of a port affects everything below the port.
 func (r *Recoveries) failure(function sysfs.Device) string {
 	if r == nil {
 		return ""

@@ -12,12 +12,12 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Scan returns the devices of the given families on a host. It never fails. A
-// device that cannot be described is left out of the snapshot, or is in it with
-// health Unknown and without what could not be read. Problems name it.
+// Scan returns the devices of the given families on a host. Scan never fails. A device that cannot
+// be described is left out of the snapshot, or is included with health Unknown and without the
+// values that could not be read. Problems name the device.
 //
-// Scan reads one file after the other and waits for each, as is good enough for
-// what lies in memory. [Watch] does not wait for what hangs.
+// Scan reads one file after the other and waits for each, which suits files in memory. [Watch] does
+// not wait for reads that hang.
 func Scan(host *Host, families []*Family) *Snapshot {
 	m := match(host, families)
 	looks := []look{{Problems: m.problems}}
@@ -27,43 +27,43 @@ func Scan(host *Host, families []*Family) *Snapshot {
 	return joinLooks(looks)
 }
 
-// leftoversLast returns the families in the order in which they are asked.
+// leftoversLast returns the families in the order of reading.
 func leftoversLast(families []*Family) []*Family {
 	leftovers := func(f *Family) bool { return f.Leftovers }
 	ordinary := func(f *Family) bool { return !f.Leftovers }
 	return slices.Concat(slices.DeleteFunc(slices.Clone(families), leftovers), slices.DeleteFunc(slices.Clone(families), ordinary))
 }
 
-// look is what one family finds on a host. The work on devices of several families
-// is not yet done; see [joinLooks].
+// look holds the findings of one family on a host. Devices of several families are not joined yet;
+// see [joinLooks].
 type look struct {
 	Devices  []Device
 	Problems []Problem
 
 	matched []sysfs.Device // by the family
-	claims  bool           // no Unclaimed family may have what is matched
+	claims  bool           // Unclaimed families must not see the matched devices
 	unread  bool           // the family has not answered
-	had     []Device       // what it found when it last did
+	had     []Device       // the findings of the family's last answer
 
-	// These are readings that may change without an event; see [trace].
-	traces    bool     // it is to be remembered
-	traced    bool     // it was, and tells whether the host is the same
-	steps     []traced // in describing devices, by name
-	sensors   []traced // in readings of functions, less these
+	// These fields record reads whose answers may change without an event; see [trace].
+	traces    bool     // reads are to be recorded
+	traced    bool     // reads were recorded, and show whether the host is unchanged
+	steps     []traced // of describing devices, by name
+	sensors   []traced // of health readings, without the steps above
 	functions map[string][]Health
-	places    []string // of sysfs that were read, in order; see [look.seesDeviceOf]
+	places    []string // the places in sysfs that were read, in order; see [look.seesDeviceOf]
 }
 
-// matches are which kernel devices each family matches.
+// matches holds the kernel devices that each family matches.
 type matches struct {
 	of       map[*Family]look
-	problems []Problem // of lists of devices
+	problems []Problem // with lists of devices
 }
 
-// match lists the kernel devices of a host and decides which families they
-// belong to. It reads no file whose reader has to wait for a device: the kernel
-// makes modalias, vendor, device and class of what it has in memory, and the
-// rest are directories and links (drivers/pci/pci-sysfs.c, fs/kernfs).
+// match lists the kernel devices of a host and decides which families the devices belong to. match
+// reads no file that makes a reader wait for a device: the kernel generates modalias, vendor,
+// device and class from memory, and the rest are directories and links (drivers/pci/pci-sysfs.c,
+// fs/kernfs).
 func match(host *Host, families []*Family) matches {
 	kernel := newKernel(host)
 	m := matches{of: make(map[*Family]look, len(families))}
@@ -75,15 +75,15 @@ func match(host *Host, families []*Family) matches {
 	return m
 }
 
-// left returns the look of a family before it is read. A family of leftovers
-// gets only the kernel devices that the looks before leave it: no device consists
-// of them, and nobody failed to read them. A device that a family matched which has
-// not answered may be one of its own.
+// left returns the look of a family before the family is read. A family of leftovers gets only the
+// kernel devices that the earlier looks leave: devices that are neither part of a described device
+// nor failed to be read. Every device matched by a family that has not answered may belong to that
+// family, and is left out.
 func (l look) left(f *Family, before []look) look {
 	if !f.Leftovers {
 		return l
 	}
-	taken := make(map[string]bool) // paths, and names of devices
+	taken := make(map[string]bool) // paths and names of devices
 	for _, look := range before {
 		take(taken, look.Devices)
 		take(taken, look.had)
@@ -101,14 +101,14 @@ func (l look) left(f *Family, before []look) look {
 	return l
 }
 
-// of reports whether the look is of the same kernel devices as the one that is asked for, all
-// of which could be listed.
+// of reports whether the look and the asked look have the same kernel devices, and every list of
+// devices could be read.
 func (l look) of(asked look) bool {
 	same := func(a, b sysfs.Device) bool { return a.Path == b.Path }
 	return len(asked.Problems) == 0 && slices.EqualFunc(l.matched, asked.matched, same)
 }
 
-// asks reports whether there is anything to ask the family.
+// asks reports whether the family has to be read.
 func (l look) asks(f *Family) bool { return len(l.matched) > 0 || f.FromConfig || f.Always }
 
 // in returns the look with its kernel devices in another view of the host.
@@ -121,7 +121,7 @@ func (l look) in(fsys fs.FS) look {
 	return l
 }
 
-// take marks the kernel devices that devices consist of.
+// take marks the kernel devices that belong to described devices.
 func take(taken map[string]bool, devices []Device) {
 	for i := range devices {
 		taken[devices[i].Source] = true
@@ -131,8 +131,8 @@ func take(taken map[string]bool, devices []Device) {
 	}
 }
 
-// read asks the family what the kernel devices offer that it matches, and reads
-// what there is to be read of the devices of any family.
+// read calls the family's Describe for the matched kernel devices, and adds the values that are
+// read for devices of any family.
 func (l look) read(f *Family, host *Host) look {
 	if !l.asks(f) {
 		return l
@@ -152,7 +152,7 @@ func (l look) read(f *Family, host *Host) look {
 	l.Problems = slices.Concat(l.Problems, setRebindable(described, l.Devices))
 	if l.traces {
 		for _, d := range found {
-			if sysfs.IsPCIAddress(d.Name()) && IsVFIO(d.Driver()) { // which may be remembered from the matching
+			if sysfs.IsPCIAddress(d.Name()) && IsVFIO(d.Driver()) { // match may have cached the driver link
 				_, _ = answers.ReadLink(path.Join(d.Path, "driver"))
 			}
 		}
@@ -164,8 +164,8 @@ func (l look) read(f *Family, host *Host) look {
 	return l
 }
 
-// describe calls the family's Describe. A family that panics on what it finds
-// is a defect of ours, but must not take the devices of the others with it.
+// describe calls the family's Describe. A panic in Describe is a bug in the family, but must not
+// affect the devices of other families.
 func (f *Family) describe(host *Host, found []sysfs.Device) (devices []Device, problems []Problem) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -175,8 +175,8 @@ func (f *Family) describe(host *Host, found []sysfs.Device) (devices []Device, p
 	return f.Describe(host, found)
 }
 
-// add takes the family's devices into the look, less those that could not be
-// published or handed out.
+// add adds the family's devices to the look, except devices that could not be published or
+// allocated.
 func (l *look) add(devices []Device, f *Family) {
 	l.Devices = slices.Grow(l.Devices, len(devices))
 	for i := range devices {
@@ -198,9 +198,10 @@ func (l *look) add(devices []Device, f *Family) {
 	}
 }
 
-// share gives devices that are described as in the last looks, in the same order, the memory
-// of that description. A reader keeps a snapshot until something has changed, so without it
-// there would be two descriptions of every device: the reader's, and those of the last scan.
+// share makes devices whose description is unchanged use the memory of the last looks'
+// descriptions. A reader keeps a snapshot until the next change. Without share, memory would hold
+// two descriptions of every device: the reader's and the last scan's. Device order must be the
+// same.
 func share(looks, last []look) {
 	if len(looks) != len(last) {
 		return

@@ -15,19 +15,19 @@ import (
 // Uevent names the device of a kernel event.
 type Uevent struct {
 	Path      string // the device's directory on the host: "sys/devices/virtual/misc/kvm"
-	OldPath   string // where it was before, if the event is about a new name
+	OldPath   string // the previous directory, if the event reports a new name
 	Subsystem string // the device's bus or class, or else "module", "drivers" and the like
-	Node      string // the device's node on the host, "" if it has none: "dev/kvm"
+	Node      string // the path of the device node on the host, "" if none: "dev/kvm"
 }
 
-// Changes are what may have changed on a host: everything, or what belongs to the devices
-// that Uevents name.
+// Changes describes what may have changed on a host: everything, or the devices that Uevents name.
 type Changes struct {
 	Everything bool
 	Uevents    []Uevent // none if Everything is set
 }
 
-// maxUevents is how many events are looked at one by one. More of them mean everything.
+// maxUevents is the maximum number of events that are evaluated one by one. More events count as a
+// change of everything.
 const maxUevents = 1024
 
 // Send sends changes to a [Watch] through a channel that has room for one value. If a value
@@ -43,7 +43,7 @@ func (c Changes) Send(to chan Changes) {
 	}
 }
 
-// and returns the changes of both.
+// and returns the union of both changes.
 func (c Changes) and(more Changes) Changes {
 	if c.Everything || more.Everything || len(c.Uevents)+len(more.Uevents) > maxUevents {
 		return Changes{Everything: true}
@@ -51,21 +51,21 @@ func (c Changes) and(more Changes) Changes {
 	return Changes{Uevents: slices.Concat(c.Uevents, more.Uevents)}
 }
 
-// kernelGroup is the multicast group of events that the kernel sends itself;
-// group 2 carries what udev makes of them (lib/kobject_uevent.c).
+// kernelGroup is the multicast group of events that the kernel itself sends; group 2 carries udev's
+// versions of the events (lib/kobject_uevent.c).
 const kernelGroup = 1
 
-// Listen sends changes to events, which must have room for one value: everything when it
-// has begun to listen, and the device of each kernel event: added, removed, changed,
-// bound. If the kernel dropped events because Listen was slow, or if a message cannot be
-// parsed, Listen sends everything. How recoveries from errors ended, which no file says,
-// is kept in recoveries, unless that is nil.
+// Listen sends changes to events, which must have a buffer of one: first Everything, and then the
+// device of each kernel event (added, removed, changed, bound). If the kernel dropped events
+// because Listen was slow, or if a message cannot be parsed, Listen sends Everything. Listen
+// records the results of recoveries from errors in recoveries, unless recoveries is nil.
 //
-// The kernel says what concerns no network namespace in all of those that belong to
-// the first user namespace, and what concerns network interfaces only in theirs
-// (kobject_uevent_net_broadcast in lib/kobject_uevent.c, since Linux 4.18). So an agent
-// in a container hears of devices, except in a user namespace of its own, which is an
-// error. It hears of interfaces only if it [SharesNetwork]; else see [FollowInterfaces].
+// The kernel broadcasts events to all network namespaces that belong to the initial user namespace.
+// Events about network interfaces reach only the interface's own network namespace
+// (kobject_uevent_net_broadcast in lib/kobject_uevent.c, since Linux 4.18). An agent in a container
+// therefore receives events about devices, except in a separate user namespace, for which Listen
+// returns an error. The agent receives events about interfaces only if [SharesNetwork] is true;
+// otherwise see [FollowInterfaces].
 //
 // Listen returns nil when the context ends.
 func Listen(ctx context.Context, events chan Changes, recoveries *Recoveries) error {
@@ -101,8 +101,8 @@ func Listen(ctx context.Context, events chan Changes, recoveries *Recoveries) er
 	}
 }
 
-// ueventVariables returns the variables of a kernel event: texts that a zero byte ends, of
-// which the first is "action@devpath" (kobject_uevent_env in lib/kobject_uevent.c).
+// ueventVariables returns the variables of a kernel event. The message consists of zero-terminated
+// strings, of which the first is "action@devpath" (kobject_uevent_env in lib/kobject_uevent.c).
 func ueventVariables(message []byte) map[string]string {
 	variables := make(map[string]string)
 	for text := range strings.SplitSeq(string(message), "\x00") {
@@ -113,7 +113,7 @@ func ueventVariables(message []byte) map[string]string {
 	return variables
 }
 
-// changesOf returns what an event names. The kernel sets DEVPATH and SUBSYSTEM in each event
+// changesOf returns the changes for an event. The kernel sets DEVPATH and SUBSYSTEM in each event
 // (kobject_uevent_env in lib/kobject_uevent.c).
 func changesOf(variables map[string]string) Changes {
 	hostPath := func(dir, name string) string {
@@ -132,12 +132,12 @@ func changesOf(variables map[string]string) Changes {
 	return Changes{Uevents: []Uevent{e}}
 }
 
-// firstUserNamespace is the inode of the user namespace that the kernel starts with
-// (PROC_USER_INIT_INO in include/linux/proc_ns.h).
+// firstUserNamespace is the inode number of the initial user namespace (PROC_USER_INIT_INO in
+// include/linux/proc_ns.h).
 const firstUserNamespace = 0xEFFFFFFD
 
-// reached returns why the kernel's events do not reach this process, nil if they do or
-// it cannot be told.
+// reached returns an error if the kernel's events cannot reach this process. reached returns nil if
+// they can, or if the answer is unknown.
 func reached() error {
 	network, err := os.Open("/proc/self/ns/net")
 	if err != nil {
@@ -152,7 +152,7 @@ func reached() error {
 			return nil //nolint:nilerr // it cannot be told
 		}
 	}
-	if err != nil && !errors.Is(err, unix.EPERM) { // an owner that this process must not see
+	if err != nil && !errors.Is(err, unix.EPERM) { // EPERM: this process must not see the owner
 		return nil //nolint:nilerr // it cannot be told
 	}
 	return errors.New("the kernel says nothing in network namespaces of users' own namespaces")

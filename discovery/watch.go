@@ -12,62 +12,59 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Watch is how a host is watched. Its zero value watches for ever, at the
-// default interval, without kernel events.
+// Watch configures how a host is watched. The zero value watches permanently, at the default
+// interval, without kernel events.
 type Watch struct {
 	Host     *Host
 	Families []*Family
 
-	// Interval is the time between scans while the kernel reports nothing;
-	// 0 means 30 s.
+	// Interval is the time between scans without kernel events; 0 means 30 s.
 	Interval time.Duration
 
-	// Hears reports whether all kernel events of the host reach Events. Then a scan after an
-	// event reads only the families that the event may concern. At the interval, the watch compares what has no events, such as sensors and the nodes in /dev, and reads
-	// the families for which it has changed. Every tenth interval, and after a scan that
-	// found problems, all families are read. Nil means that each scan reads all families.
+	// Hears reports whether all kernel events of the host reach Events. If so, a scan after an
+	// event reads only the families that the event may concern. At the interval, the watch compares
+	// files without events, such as sensors and the nodes in /dev, and reads the families with
+	// changes. Every tenth interval, and after a scan that found problems, the watch reads all
+	// families. If Hears is nil, each scan reads all families.
 	Hears func() bool
 
-	// Settle is how long the kernel must be silent before its first event is
-	// answered with a scan; 0 means 20 ms, in which it says most of what there is
-	// to say of one device. With each scan that follows soon after the last one the
-	// time doubles, up to sixteen times as long, 320 ms: a storm of events is
-	// answered by a handful of scans. Where the kernel is never silent, a scan
-	// follows after ten times that time, but at most 2 s.
+	// Settle is the time without further events after which the first event triggers a scan; 0
+	// means 20 ms, which covers most events of one device. The time doubles with each scan that
+	// follows soon after the last scan, up to sixteen times Settle (320 ms), so that a storm of
+	// events causes only a few scans. If the events never pause, a scan follows after ten times
+	// that time, but at most 2 s.
 	Settle time.Duration
 
-	// Patience is how long a family may take to answer; 0 means 10 s. The kernel
-	// may never answer a read of a device that hangs.
+	// Patience is the time limit for a family's answer; 0 means 10 s. A read of a hanging device
+	// may never return.
 	Patience time.Duration
 
-	// Observe is told of each scan when it has ended. Optional.
+	// Observe is called at the end of each scan. Optional.
 	Observe func(Scanned)
 
-	// Events reports what may have changed, such as by kernel events; see [Listen]. It may
-	// be nil.
+	// Events reports possible changes, such as kernel events; see [Listen]. Events may be nil.
 	Events <-chan Changes
 }
 
-// Scanned is what became of a scan.
+// Scanned reports the result of a scan.
 type Scanned struct {
 	Took    time.Duration
-	Late    []string // names of the families that have not answered in time, in order
+	Late    []string // names of the families that exceeded the patience, in order
 	Hanging int      // reads of devices that have not ended
 }
 
-// Run scans now, when something may have changed, and at the interval, and calls publish with
-// each snapshot, from one goroutine. If no family has to be read, there is no new snapshot. It
-// returns when the context ends.
+// Run scans at once, after possible changes, and at the interval, and calls publish with each
+// snapshot from one goroutine. If no family has to be read, Run creates no snapshot. Run returns
+// when the context ends.
 //
-// A device that was described before and cannot be read for the moment keeps
-// its last description with health Unknown; see [Merge].
+// A known device that cannot be read at the moment keeps its last description with health Unknown;
+// see [Merge].
 //
-// Families are read at the same time, and none waits for another. After Patience
-// a scan goes on without the families that have not answered: all of their
-// devices count as unreadable. If one read keeps a family from answering, the
-// next scan follows at once, and the family is read again without the device
-// that hangs. That device counts as unreadable until its read ends. Nothing is
-// published before any family has answered.
+// Families are read concurrently and do not wait for each other. After Patience, a scan continues
+// without the families that have not answered, and all devices of these families count as
+// unreadable. If a single read blocks a family, the next scan follows at once and reads the family
+// without the hanging device. That device counts as unreadable until its read ends. Run publishes
+// nothing before the first family has answered.
 func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 	if w.Interval == 0 {
 		w.Interval = 30 * time.Second
@@ -76,7 +73,7 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 		w.Settle = 20 * time.Millisecond
 	}
 	s, pace := newScanner(w), pace{shortest: w.Settle}
-	var complete, compared time.Time // when all families were read, and what has no events was compared
+	var complete, compared time.Time // the last time of a full scan, and of the last comparison without events
 	followsEvents := func() bool {
 		return w.hears() && s.isCalm() && time.Since(complete) < completeAfter*w.Interval
 	}
@@ -109,15 +106,14 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 	}
 }
 
-// completeAfter is after how many intervals all families are read although no event
-// concerned them.
+// completeAfter is the number of intervals after which all families are read even without an event.
 const completeAfter = 10
 
 func (w Watch) hears() bool { return w.Hears != nil && w.Hears() }
 
-// Once scans as Run does, until nothing more is to be found without what does not
-// answer, and returns what it found. Problems name what has not answered. The
-// error is that of the context, if that ends before.
+// Once scans as Run does until further scans would find nothing new without the hanging reads, and
+// returns the result. Problems name the families and devices that have not answered. Once returns
+// the context's error if the context ends first.
 func (w Watch) Once(ctx context.Context) (*Snapshot, error) {
 	s := newScanner(w)
 	for {
@@ -133,8 +129,8 @@ func (w Watch) Once(ctx context.Context) (*Snapshot, error) {
 	}
 }
 
-// wait returns when it is time for the next scan, with what may have changed: nothing that is
-// known of at the interval. It ignores changes that do not concern any family.
+// wait returns when the next scan is due, with the possible changes. At the interval, the changes
+// are empty. wait ignores changes that concern no family.
 func (w Watch) wait(ctx context.Context, again <-chan struct{}, next time.Time, pace *pace, concerns func(Changes) bool) Changes {
 	interval := time.NewTimer(time.Until(next))
 	defer interval.Stop()
@@ -154,15 +150,16 @@ func (w Watch) wait(ctx context.Context, again <-chan struct{}, next time.Time, 
 	}
 }
 
-// pace is how fast events are answered.
+// pace decides how soon a scan follows events.
 type pace struct {
-	shortest time.Duration // silence before the first of several scans
-	silence  time.Duration // before the last one
-	ended    time.Time     // when its events had settled
+	shortest time.Duration // the pause before the first of several scans
+	silence  time.Duration // the pause before the last scan
+	ended    time.Time     // the end of the last wait in settle
 }
 
-// How much longer the silence becomes, for how long the kernel may go on in units of
-// it and at all, and after which time without events all begins anew.
+// maxSlower limits how often the pause doubles, as a factor. maxSilent (in pauses) and maxStorm
+// limit the wait while events continue. After the time calm without events, the pause is the
+// shortest again.
 const (
 	maxSlower = 16
 	maxSilent = 10
@@ -170,8 +167,8 @@ const (
 	calm      = 2 * time.Second
 )
 
-// settle returns when there were no further changes for a while, or when they have gone on
-// for too long, with all of them.
+// settle returns all changes when events have paused for a while, or when events have continued for
+// too long.
 func (p *pace) settle(ctx context.Context, changes Changes, events <-chan Changes, concerns func(Changes) bool) Changes {
 	p.silence = min(2*p.silence, maxSlower*p.shortest)
 	if time.Since(p.ended) > calm || p.silence == 0 {
@@ -199,14 +196,14 @@ func (p *pace) settle(ctx context.Context, changes Changes, events <-chan Change
 	}
 }
 
-// scanner scans a host again and again, and remembers what has not answered.
+// scanner scans a host repeatedly, and remembers which reads have not ended.
 type scanner struct {
 	*patient
-	families []*Family // in the order in which they are asked
+	families []*Family // in the order of reading
 	late     map[*Family]*reading[look]
 	last     *Snapshot
-	looks    []look // that the last one was made of: problems of lists, and one of each family
-	traces   bool   // they are to tell whether the host is still the same
+	looks    []look // the basis of the last snapshot: first the problems of lists, then one look for each family
+	traces   bool   // looks are to record their reads; see [trace]
 }
 
 func newScanner(w Watch) *scanner {
@@ -220,10 +217,10 @@ func newScanner(w Watch) *scanner {
 	}
 }
 
-// scan returns what is known of the host now, nil if the context ends before. It
-// reports whether a family has answered, now or before. It does not read a family again of
-// whose last look keeps reports true, unless the family matches other devices than then. If
-// keeps is nil, it reads all families.
+// scan returns the present snapshot of the host, nil if the context ends first. answered reports
+// whether a family has answered, now or before. If keeps returns true for a family's last look,
+// scan does not read the family again, unless the matched devices have changed. If keeps is nil,
+// scan reads all families.
 func (s *scanner) scan(ctx context.Context, keeps func(*Family, look) bool) (now *Snapshot, answered bool) {
 	kept := make(map[*Family]look)
 	for i, f := range s.families {
@@ -238,7 +235,7 @@ func (s *scanner) scan(ctx context.Context, keeps func(*Family, look) bool) (now
 	looks := []look{{Problems: slices.Concat(s.hanging(), m.problems)}}
 	ordinary := slices.DeleteFunc(slices.Clone(s.families), func(f *Family) bool { return f.Leftovers })
 	looks = append(looks, s.read(ctx, ordinary, m, kept, looks)...)
-	for _, f := range s.families[len(ordinary):] { // each gets what those before leave
+	for _, f := range s.families[len(ordinary):] { // each gets the devices that the earlier families left
 		looks = append(looks, s.read(ctx, []*Family{f}, m, kept, looks)...)
 	}
 	share(looks, s.looks)
@@ -250,7 +247,7 @@ func (s *scanner) scan(ctx context.Context, keeps func(*Family, look) bool) (now
 	return now, answered
 }
 
-// scanned says what became of the last scan.
+// scanned returns the result of the last scan.
 func (s *scanner) scanned(took time.Duration) Scanned {
 	last := Scanned{Took: took, Hanging: len(*s.hung.Load())}
 	for _, f := range s.families {
@@ -261,14 +258,14 @@ func (s *scanner) scanned(took time.Duration) Scanned {
 	return last
 }
 
-// anyRead reports whether a family has answered, unless none was to be read.
+// anyRead reports whether a family has answered, or no family had to be read.
 func anyRead(looks []look) bool {
 	unread := slices.ContainsFunc(looks, func(l look) bool { return l.unread })
 	return !unread || slices.ContainsFunc(looks, func(l look) bool { return !l.unread && len(l.matched)+len(l.Devices) > 0 })
 }
 
-// read returns the looks of families, which are read at the same time. A look that is kept
-// need not be made again.
+// read returns the looks of families. Families are read concurrently. A kept look is not read
+// again.
 func (s *scanner) read(ctx context.Context, families []*Family, m matches, kept map[*Family]look, before []look) []look {
 	looks := make([]look, len(families))
 	readings := make([]*reading[look], len(families))
@@ -297,8 +294,9 @@ func (s *scanner) read(ctx context.Context, families []*Family, m matches, kept 
 	return looks
 }
 
-// alone begins to read each device alone of families that one read has kept for a while.
-// So all that hang of a driver are known after one patience, instead of one after each.
+// alone starts a separate read of each device for families that one read has blocked for a while.
+// All hanging devices of a driver are then known after one patience, instead of one patience per
+// device.
 func (s *scanner) alone(ctx context.Context, families []*Family, looks []look, readings []*reading[look]) (alone []*reading[look]) {
 	soon := time.Now().Add(s.patience / 4)
 	for i, f := range families {
@@ -315,12 +313,11 @@ func (s *scanner) alone(ctx context.Context, families []*Family, looks []look, r
 	return alone
 }
 
-// ErrNoAnswer is in the [Problem] of a family that a scan went on without.
+// ErrNoAnswer is in the [Problem] of a family that did not answer in time.
 var ErrNoAnswer = errors.New("no answer")
 
-// answer returns what a reading has found of a family. If it has not ended at
-// the limit, the look is unread. A late reading goes on, and begins the scan in
-// which its answer is used.
+// answer returns the findings of a reading. If the reading has not ended at the limit, the look is
+// unread. A late reading continues, and triggers the scan that uses its answer.
 func (s *scanner) answer(ctx context.Context, f *Family, asked look, r *reading[look], limit time.Time) look {
 	if r.late {
 		limit = time.Now()
@@ -352,8 +349,8 @@ func (s *scanner) answer(ctx context.Context, f *Family, asked look, r *reading[
 	return asked
 }
 
-// Same reports whether two snapshots say the same of the host, whenever it was
-// scanned, so that a reader need only be told of changes.
+// Same reports whether two snapshots describe the same host state, regardless of the scan time. A
+// reader then needs to see only changes.
 func Same(a, b *Snapshot) bool {
 	if a == nil || b == nil {
 		return a == b
