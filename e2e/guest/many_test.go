@@ -11,15 +11,15 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// TestMany has an agent offer 2,048 virtual functions, which uio_pci_generic has, and logs how much memory the agent has then,
-// how much of a processor events of other devices take, and how much the agent takes at rest. It asserts none of these, which
-// depend on the load of the machine.
+// TestMany offers 2,048 virtual functions under uio_pci_generic, and logs the agent's memory, the
+// CPU time for events of other devices, and the CPU usage at rest. It asserts none of these,
+// because they depend on the load of the machine.
 func TestMany(t *testing.T) {
 	guest.Long(t)
 	if !guest.HasCompiler() {
 		t.Skip("there is no C compiler for pcifake")
 	}
-	const adapters = 32 // of 64 virtual functions
+	const adapters = 32 // with 64 virtual functions each
 	g := guest.Boot(t, guest.Config{
 		CPUs: 2, Memory: 3072, Carry: []string{"pcifake", "pci-pf-stub", "uio_pci_generic"}, Programs: programs(t),
 	})
@@ -51,14 +51,14 @@ func TestMany(t *testing.T) {
 		t.Logf("%s: %s", when, strings.Join(regexp.MustCompile(`(?m)^(VmHWM|VmRSS|RssAnon):\s+.*`).FindAllString(status, -1), ", "))
 	}
 	measure("at once")
-	ticks := func() int { // of 10 ms, in user space and in the kernel (proc_pid_stat(5))
+	ticks := func() int { // in units of 10 ms, in user space and in the kernel (proc_pid_stat(5))
 		t.Helper()
 		fields := strings.Fields(g.Sh(t, fmt.Sprintf("cat /proc/%d/stat", agent.PID)))
 		user, _ := strconv.Atoi(fields[13])
 		system, _ := strconv.Atoi(fields[14])
 		return user + system
 	}
-	time.Sleep(time.Minute) // all is published
+	time.Sleep(time.Minute) // until all devices are published
 	before, since := ticks(), time.Now()
 	g.Sh(t, "for i in 0 1 2 3 4 5 6 7 8 9; do for name in null zero; do echo change > /sys/class/mem/$name/uevent; sleep 1.5; done; done")
 	t.Logf("20 events of /dev/null and /dev/zero in %v: %.1f s of a processor", time.Since(since).Round(time.Second), float64(ticks()-before)/100)

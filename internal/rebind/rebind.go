@@ -17,84 +17,88 @@ import (
 	"chandler.dev/internal/overdue"
 )
 
-// Config is what a Binder works with.
+// Config holds the settings and dependencies of a Binder.
 type Config struct {
 	Host *discovery.Host
 
-	// Write writes an attribute of the host, as of fs.FS. Nil means that the agent may not
-	// change the host.
+	// Write writes an attribute of the host. The name is a path as in fs.FS. Nil means that the
+	// agent may not change the host.
 	Write func(name, value string) error
 
-	// Busy returns who uses one of several functions, as an error that begins with the name of the function; nil if they
-	// are free. It is called before functions are taken from their drivers. If it is nil, no function is taken.
+	// Busy returns the users of the functions as an error that begins with the name of a function,
+	// nil if all are free. Busy is called before functions are unbound from their drivers. If Busy
+	// is nil, no function is taken.
 	Busy func(functions ...sysfs.Device) error
 
-	Journal journal.Config // the place of the records of what functions were
-	Earlier string         // the directory in which earlier versions kept them, a file for each function
+	Journal journal.Config // location of the records of the functions' previous drivers
+	Earlier string         // directory of the records of earlier versions, one file per function
 
 	// Family is the name of the family whose Grant serves functions under vfio.
 	Family string
 
-	// Changed is called when a device may be other than the last scan has it. It must not
-	// block.
+	// Changed is called when a device may differ from the last scan. It must not block.
 	Changed func()
 
-	// Ledger is asked for a lease before a function changes, and Stock for the devices of the host as both APIs
-	// offer them.
+	// Ledger grants a lease before a function changes. Stock returns the devices of the host as
+	// both APIs offer them.
 	Ledger *ledger.Ledger
 	Stock  func() ledger.Stock
 
-	Limit time.Duration // how long a write may take before nobody waits for it any more; 20 s if 0
-	Wait  time.Duration // how long until a driver must have taken a function; 10 s if 0
+	Limit time.Duration // maximum wait for a write; 20 s if 0
+	Wait  time.Duration // maximum wait for a driver to take a function; 10 s if 0
 }
 
-// Binder gives functions to vfio and back.
+// Binder binds functions to vfio and returns them to their previous drivers.
 type Binder struct {
 	config  Config
 	journal *journal.Journal[binding] // by unit
-	filing  chan struct{}             // has one while a call changes a record
+	filing  chan struct{}             // has a value while a call changes a record
 
 	mu     sync.Mutex
 	bound  map[string]*function        // of all records, by the function's address
-	failed map[string]error            // by unit, why it could not be given back
-	seen   map[string]discovery.Device // by directory, those that can be rebound, as they were scanned last
+	failed map[string]error            // by unit, why its functions could not be returned
+	seen   map[string]discovery.Device // by directory, the devices of the last scan that support passthrough
 }
 
-// record is on disk before any function of its unit is changed, and is removed when all are as they were.
+// record is on disk before any function of its unit changes, and is removed when all functions have
+// their previous drivers again.
 type record = journal.Record[binding]
 
-// binding is what the functions of a unit were before they were given to vfio.
+// binding holds the previous state of a unit's functions.
 type binding struct {
 	Functions []*function `json:"functions"`
 }
 
-// function is what a function was before it was given to vfio. It is not modified once it is in Binder.bound.
+// function holds the state of a function before the passthrough. A function in Binder.bound is not
+// modified.
 type function struct {
 	Address  string `json:"function"`
-	Source   string `json:"source"`   // its directory, as of fs.FS
-	Driver   string `json:"driver"`   // "" if it had none
-	Override string `json:"override"` // its driver_override, "" if it had none
+	Source   string `json:"source"`   // its directory as in fs.FS
+	Driver   string `json:"driver"`   // "" if the function had no driver
+	Override string `json:"override"` // its driver_override, "" if not set
 	To       string `json:"to"`       // the vfio driver
 
-	// Key is that of the function. The kernel has forgotten the binding of a function that it registers again, as after
-	// a card was replaced or virtual functions were created once more. It is zero in a record of an earlier version.
+	// Key is the key of the function. When the kernel registers a function again, as after the
+	// replacement of a card or the recreation of virtual functions, the kernel has lost the old
+	// binding, and the Key differs. Key is zero in a record of an earlier version.
 	Key discovery.DeviceKey `json:"key,omitzero"`
 
-	// Choose says that the driver which it had is not known. The kernel chooses.
+	// Choose means that the previous driver is unknown, so that the kernel chooses a driver.
 	Choose bool `json:"choose,omitempty"`
 
-	// Device is the device that is the function, as it was described. It is described so
-	// until it is that again.
+	// Device is the description of the function's device before the passthrough. The device keeps
+	// this description until the function has its previous driver again.
 	Device discovery.Device `json:"device"`
 
-	// CommonNodes are those of the device, which its JSON form does not have. Without them an agent that starts would
-	// take a node such as /dev/vfio/vfio for the device's own, which other devices are in use with.
+	// CommonNodes are the CommonNodes of Device, which the JSON form of a device omits. Without
+	// them, a new agent would treat a node such as /dev/vfio/vfio, which other devices use too, as
+	// the device's own.
 	CommonNodes []string `json:"commonNodes,omitempty"`
 
-	unit string // whose record has it
+	unit string // the unit whose record has the function
 }
 
-// New returns a Binder. It is ready once it was opened.
+// New returns a Binder. Call Open before other methods.
 func New(config Config) *Binder {
 	if config.Limit == 0 {
 		config.Limit = 20 * time.Second
@@ -114,16 +118,17 @@ func New(config Config) *Binder {
 	return b
 }
 
-// Open reads the records of an earlier agent of this boot; see [journal.Journal.Open]. If a record is not valid, the
-// functions of its unit are known all the same, and the kernel chooses their drivers.
+// Open reads the records of an earlier agent of this boot; see [journal.Journal.Open]. For an
+// invalid record, the functions of the unit are tracked nevertheless, and the kernel chooses their
+// drivers.
 func (b *Binder) Open() (problems []error) {
 	problems = b.journal.Open()
 	b.index()
 	return problems
 }
 
-// ReadAgain reads records that the disk did not list or read when they were opened, and reports whether there are such
-// still.
+// ReadAgain reads the records that Open could not list or read, and reports whether unread records
+// remain.
 func (b *Binder) ReadAgain() (problems []error, unread bool) {
 	if !b.journal.Unread() {
 		return nil, false
@@ -136,17 +141,18 @@ func (b *Binder) ReadAgain() (problems []error, unread bool) {
 	return problems, unread
 }
 
-// index takes over what the journal has.
+// index rebuilds b.bound from the journal.
 func (b *Binder) index() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	clear(b.bound)
 	for _, r := range b.journal.All() {
 		for _, f := range r.Body.Functions {
-			if f.unit == "" { // it was decoded
+			if f.unit == "" { // the function was decoded from a file
 				f.unit, f.Device.Source, f.Device.CommonNodes = r.Group, f.Source, f.CommonNodes
 			}
-			// An agent that was killed while a function left the record of another unit has left it in both.
+			// An agent killed while it moved a function between the records of two units leaves the
+			// function in both.
 			if other := b.bound[f.Address]; other == nil || other.Choose {
 				b.bound[f.Address] = f
 			}
@@ -154,8 +160,9 @@ func (b *Binder) index() {
 	}
 }
 
-// convert returns the record that the file of one function, of an earlier version, becomes. If it is not valid, the
-// kernel chooses the driver of the function, unless that is gone: the kernel has forgotten its binding then.
+// convert converts the record of one function by an earlier version. If the record is invalid, the
+// kernel chooses the driver of the function. convert returns nil for an invalid record of a missing
+// function, because the kernel has lost its binding.
 func (b *Binder) convert(address string, data []byte) (*record, error) {
 	var r struct {
 		Boot string `json:"boot"`
@@ -181,7 +188,7 @@ func (b *Binder) convert(address string, data []byte) (*record, error) {
 func recordOf(boot, unit string, functions ...*function) *record {
 	r := &record{Boot: boot, Group: unit, Body: binding{Functions: functions}}
 	for _, f := range functions {
-		if f.unit != unit { // else it may be in use
+		if f.unit != unit { // do not write to functions that may be in use
 			f.unit = unit
 		}
 		if f.Device.Name != "" {
@@ -191,8 +198,8 @@ func recordOf(boot, unit string, functions ...*function) *record {
 	return r
 }
 
-// merge adds the functions of a converted record to those of its unit. Where the record of the unit was damaged, the
-// converted one has the drivers of its functions.
+// merge adds the functions of a converted record to the record of the unit. Functions from a
+// damaged record of the unit are replaced by converted ones, which contain the drivers.
 func merge(there, converted *record) *record {
 	functions := slices.Clone(there.Body.Functions)
 	for _, f := range converted.Body.Functions {
@@ -207,7 +214,7 @@ func merge(there, converted *record) *record {
 	return recordOf(there.Boot, there.Group, functions...)
 }
 
-// check returns why a record is not valid, nil if it is.
+// check returns why a record is invalid, nil if it is valid.
 func check(r *record) error {
 	if len(r.Body.Functions) == 0 {
 		return errors.New("it has no function")
@@ -220,7 +227,8 @@ func check(r *record) error {
 	return nil
 }
 
-// damaged returns the record of a unit of which nothing but the name is known, nil if the host has no such unit.
+// damaged returns a record for a unit of which only the name is known, nil if the host has no such
+// unit.
 func (b *Binder) damaged(unit string) *record {
 	all, _ := sysfs.Bus(b.config.Host.FS, "pci")
 	var functions []*function
@@ -235,13 +243,13 @@ func (b *Binder) damaged(unit string) *record {
 	return recordOf(b.config.Journal.Boot, unit, functions...)
 }
 
-// sourceOf returns the directory of a function, and whether there is such a function.
+// sourceOf returns the directory of a function, and whether the function exists.
 func (b *Binder) sourceOf(address string) (source string, there bool) {
 	function, there := sysfs.At(b.config.Host.FS, "sys/bus/pci/devices").LinkTo(address)
 	return function.Path, there
 }
 
-// unitOf returns the unit of a function of which nothing is described; see [Unit].
+// unitOf returns the unit of a function without a described device; see [Unit].
 func unitOf(function sysfs.Device) string {
 	if group, ok := function.LinkTo("iommu_group"); ok {
 		return "iommu-group-" + group.Name()
@@ -249,15 +257,16 @@ func unitOf(function sysfs.Device) string {
 	return discovery.DeviceName(function)
 }
 
-// unknown returns the record of a function of which nothing else is known.
+// unknown returns the state of a function without a readable record.
 func (b *Binder) unknown(source string) *function {
 	return &function{Choose: true, Address: filepath.Base(source), Source: source, To: b.function(source).Driver()}
 }
 
-// function returns a function as the host has it now.
+// function returns a function in its present state on the host.
 func (b *Binder) function(source string) sysfs.Device { return sysfs.At(b.config.Host.FS, source) }
 
-// of returns what the function of a device was, nil if it is not rebound.
+// of returns the recorded state of a device's function, nil if the function is not under
+// passthrough.
 func (b *Binder) of(d *discovery.Device) *function {
 	b.mu.Lock()
 	f := b.bound[filepath.Base(d.Source)]
@@ -268,13 +277,15 @@ func (b *Binder) of(d *discovery.Device) *function {
 	return f
 }
 
-// isCurrent reports whether a record is of the function that has its address now, or had it last.
+// isCurrent reports whether a record belongs to the function that has the recorded address now or
+// had it last.
 func (b *Binder) isCurrent(f *function) bool {
 	return f.Key.Same(discovery.FunctionKey(b.config.Host, f.Source))
 }
 
-// note writes down what the functions of a unit are, before any is changed, unless that is written down already. If a
-// record could not be read and its function has its own driver by now, what that is can be told again.
+// note records the state of a unit's functions before any of them changes, except functions with a
+// usable record. If a record could not be read and its function has its own driver again, note
+// records that driver.
 func (b *Binder) note(lease *ledger.Lease, sources []string, to string, d discovery.Device) error {
 	if b.journal.Unread() {
 		return discovery.Passing(errors.New("the records of an earlier agent cannot be read yet, so it is not known which drivers functions had"))
@@ -283,7 +294,7 @@ func (b *Binder) note(lease *ledger.Lease, sources []string, to string, d discov
 	var now, moved []*function
 	for _, source := range sources {
 		b.mu.Lock()
-		before, device := b.bound[filepath.Base(source)], b.seen[source] // none if no family describes it
+		before, device := b.bound[filepath.Base(source)], b.seen[source] // none if no family describes the function
 		b.mu.Unlock()
 		current := before != nil && b.isCurrent(before)
 		if current && !before.Choose {
@@ -313,7 +324,8 @@ func (b *Binder) note(lease *ledger.Lease, sources []string, to string, d discov
 	return nil
 }
 
-// describeNow returns what a function is. Unread is true if its record could not be read.
+// describeNow returns the present state of a function. unread means that the function's record
+// could not be read.
 func (b *Binder) describeNow(lease *ledger.Lease, source, to string, unread bool) (*function, error) {
 	of := b.function(source)
 	driver := of.Driver()
@@ -323,7 +335,7 @@ func (b *Binder) describeNow(lease *ledger.Lease, source, to string, unread bool
 		return nil, err
 	}
 	if override == to && driver != to {
-		override = "" // left by an agent whose record could not be read; under it no other driver takes the function
+		override = "" // set by an agent whose record could not be read; with this override no other driver takes the function
 	}
 	if choose {
 		driver, override = "", ""
@@ -331,8 +343,8 @@ func (b *Binder) describeNow(lease *ledger.Lease, source, to string, unread bool
 	return &function{Choose: choose, Address: of.Name(), Source: source, Driver: driver, Override: override, To: to, Key: discovery.FunctionKey(b.config.Host, source)}, nil
 }
 
-// change removes functions from the record of a unit, by their addresses, and adds others. A record without functions
-// is removed.
+// change removes functions, by address, from the record of a unit, and adds others. A record
+// without functions is removed.
 func (b *Binder) change(unit string, without []string, with ...*function) error {
 	if len(without)+len(with) == 0 {
 		return nil
@@ -353,7 +365,7 @@ func (b *Binder) change(unit string, without []string, with ...*function) error 
 	return b.journal.Put(recordOf("", unit, functions...))
 }
 
-// forget removes the record of a unit whose functions are as they were.
+// forget removes the record of a unit whose functions have their previous state again.
 func (b *Binder) forget(r *record) error {
 	var addresses []string
 	for _, f := range r.Body.Functions {
@@ -368,12 +380,13 @@ func (b *Binder) forget(r *record) error {
 	return nil
 }
 
-// Restore writes records that were removed or could not be written; see [journal.Journal.Restore]. It needs no lease:
-// while a write to a function hangs, the agent may end, and the next one needs the record.
+// Restore rewrites records that were removed or could not be written; see
+// [journal.Journal.Restore]. It needs no lease: while a write to a function hangs, the agent may
+// end, and the next agent needs the record.
 func (b *Binder) Restore() error { return b.journal.Restore() }
 
-// overrideOf returns the driver that a function is for whatever its identity, "" if there is
-// none (Documentation/ABI/testing/sysfs-bus-pci).
+// overrideOf returns the driver_override of a function, with which the function matches only that
+// driver regardless of its IDs, and "" if not set (Documentation/ABI/testing/sysfs-bus-pci).
 func overrideOf(function sysfs.Device) (string, error) {
 	text, err := function.Text("driver_override")
 	if text == "(null)" {
@@ -382,8 +395,8 @@ func overrideOf(function sysfs.Device) (string, error) {
 	return text, err
 }
 
-// lease reserves functions, with all devices that are on them, to change them for a consumer. The error wraps
-// [*ledger.Blocked].
+// lease reserves functions, with all their devices, for a change on behalf of a consumer. The error
+// wraps [*ledger.Blocked].
 func (b *Binder) lease(functions []string, consumer string) (*ledger.Lease, error) {
 	stock := b.config.Stock()
 	return b.leased(ledger.Change{
@@ -392,12 +405,13 @@ func (b *Binder) lease(functions []string, consumer string) (*ledger.Lease, erro
 	}, stock)
 }
 
-// leaseRecord keeps other calls from a function while it leaves its record, whichever consumer has the function.
+// leaseRecord blocks other calls for a function while its record is removed, whichever consumer has
+// the function.
 func (b *Binder) leaseRecord(source string) (*ledger.Lease, error) {
 	return b.leased(ledger.Change{Name: "record of " + filepath.Base(source), Functions: b.keysOf(source)}, b.config.Stock())
 }
 
-// keysOf returns the keys of functions, by their directories.
+// keysOf returns the keys of functions, given by directory.
 func (b *Binder) keysOf(sources ...string) (keys []discovery.DeviceKey) {
 	for _, source := range sources {
 		keys = append(keys, discovery.FunctionKey(b.config.Host, source))
@@ -431,8 +445,8 @@ func (b *Binder) write(lease *ledger.Lease, address, what, name, value string) e
 	return fmt.Errorf("function %s: %s: write %q to /%s: %w", address, what, value, name, err)
 }
 
-// override returns the driver_override of a function. The kernel may keep it waiting for as long as a
-// process has the function open.
+// override returns the driver_override of a function. The kernel may delay the read for as long as
+// a process has the function open.
 func (b *Binder) override(lease *ledger.Lease, function sysfs.Device, limit time.Duration) (string, error) {
 	var override string
 	err := lease.Do(limit, "a read of its driver_override", func() (err error) {
@@ -447,7 +461,7 @@ func (b *Binder) override(lease *ledger.Lease, function sysfs.Device, limit time
 
 var errNoPrivilege = errors.New("the agent may not change the host: it takes rebinding.enabled, see docs/rebinding.md")
 
-// bind has a driver take a function that no driver has, and waits until it has.
+// bind binds a function without a driver to a driver, and waits for the result.
 func (b *Binder) bind(ctx context.Context, lease *ledger.Lease, source, driver string, write func() error) error {
 	address := filepath.Base(source)
 	wrote := write()
@@ -469,7 +483,7 @@ func (b *Binder) bind(ctx context.Context, lease *ledger.Lease, source, driver s
 	})
 }
 
-// until returns when there is no error any more, or the last one after a while.
+// until calls look until there is no error, and returns the last error after the time limit.
 func (b *Binder) until(ctx context.Context, look func() error) error {
 	limit := time.Now().Add(b.config.Wait)
 	for {
@@ -485,7 +499,7 @@ func (b *Binder) until(ctx context.Context, look func() error) error {
 	}
 }
 
-// loaded reports whether the kernel has a driver for PCI functions.
+// loaded reports whether the kernel has the PCI driver.
 func (b *Binder) loaded(driver string) bool {
 	return b.config.Host.Exists("/" + driverDir(driver))
 }

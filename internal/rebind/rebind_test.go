@@ -31,7 +31,7 @@ import (
 
 const (
 	first = "0000:03:00.0"
-	other = "0000:03:00.1" // in the group of the first
+	other = "0000:03:00.1" // in the IOMMU group of the first
 )
 
 // kernel is a host with two disks in one IOMMU group.
@@ -48,7 +48,7 @@ func newKernel(t *testing.T) *kernel {
 	return k
 }
 
-// binder returns what an agent that starts has, where somebody may use functions.
+// binder returns the Binder of a new agent. users names the user of each used function.
 func (k *kernel) binder(boot string, users map[string]string) *Binder {
 	k.t.Helper()
 	b := newBinder(k.t, Config{
@@ -69,12 +69,12 @@ func (k *kernel) binder(boot string, users map[string]string) *Binder {
 	return b
 }
 
-// journal returns the place of the records in a boot.
+// journal returns the journal's configuration for a boot.
 func (k *kernel) journal(boot string) journal.Config {
 	return journal.Config{Dir: filepath.Join(k.Dir, "run/journal"), Boot: boot}
 }
 
-// device returns the disk as a scan describes it, alone in its group or with the other.
+// device returns the disk as a scan describes it, alone in its group or with others.
 func device(others ...string) discovery.Device {
 	d := discovery.Device{
 		Name: "pci-0000-03-00-0", Family: "disks", Source: rebindtest.Source(first), Attributes: discovery.Attributes{},
@@ -112,8 +112,8 @@ func nothing(d discovery.Device, _ discovery.Parameters, _ string) (discovery.De
 
 var vfio = discovery.Parameters{discovery.Driver: discovery.DriverVFIO}
 
-// take does for a claim what the driver does: it asks what is to be done, does it, and asks
-// again.
+// take does what the driver does for a claim: it calls the Configurer, runs the work, and calls the
+// Configurer again.
 func take(ctx context.Context, b *Binder, d discovery.Device) (discovery.Device, error) {
 	configure := b.Configurer(nothing)
 	now, work, err := configure(d, vfio, "claim")
@@ -135,7 +135,7 @@ func giveAll(ctx context.Context, b *Binder) (errs error) {
 	return errs
 }
 
-// check reports how functions are not under the driver that they should have.
+// check reports functions without the expected driver and override.
 func (k *kernel) check(driver, override string, addresses ...string) {
 	k.t.Helper()
 	for _, address := range addresses {
@@ -156,7 +156,7 @@ func filesIn(dir string) (names []string) {
 	return names
 }
 
-// A function goes to vfio with its whole group, and back.
+// A function is bound to vfio with its whole group, and returned.
 func TestTakeAndGive(t *testing.T) {
 	k := newKernel(t)
 	b := k.binder("1", nil)
@@ -175,7 +175,7 @@ func TestTakeAndGive(t *testing.T) {
 	if _, err := take(t.Context(), b, device(other)); err != nil || len(k.Writes) != writes {
 		t.Errorf("taken again: %v, writes %q", err, k.Writes[writes:])
 	}
-	for range 2 { // the second time there is nothing to do
+	for range 2 { // the second call has nothing to do
 		if err := giveAll(t.Context(), b); err != nil {
 			t.Fatal(err)
 		}
@@ -189,7 +189,7 @@ func TestTakeAndGive(t *testing.T) {
 	}
 }
 
-// Nothing is written, nor written down, for what may not be taken.
+// A refused passthrough causes no write and no record.
 func TestRefused(t *testing.T) {
 	for name, test := range map[string]struct {
 		users map[string]string
@@ -223,8 +223,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// Somebody begins to use a function while another one of its group is being taken. It is left
-// alone until nobody uses it any more.
+// A program begins to use a function while another function of the group is taken. The used
+// function keeps its driver until it is free.
 func TestUsedMeanwhile(t *testing.T) {
 	k := newKernel(t)
 	users := make(map[string]string)
@@ -246,7 +246,7 @@ func TestUsedMeanwhile(t *testing.T) {
 	k.check("vfio-pci", "vfio-pci", first, other)
 }
 
-// Somebody begins to use a function while the disk takes its time to write down what it was. Nothing is changed.
+// A program begins to use a function during the slow write of the record. Nothing changes.
 func TestUsedSinceTheLook(t *testing.T) {
 	k := newKernel(t)
 	users := make(map[string]string)
@@ -268,8 +268,8 @@ func TestUsedSinceTheLook(t *testing.T) {
 	k.check("nvme", "(null)", first, other)
 }
 
-// An agent was killed after it had set the override, and the next one cannot read its record. The
-// function can be given back all the same.
+// An agent was killed after it had set the override, and the next agent cannot read the record. The
+// function can be returned nevertheless.
 func TestOverrideIsLeft(t *testing.T) {
 	k := newKernel(t)
 	if err := k.Write(rebindtest.Source(first)+"/driver_override", "vfio-pci"); err != nil {
@@ -285,8 +285,9 @@ func TestOverrideIsLeft(t *testing.T) {
 	k.check("nvme", "(null)", first, other)
 }
 
-// A function of the group had no driver when the device was described, since it was being given back. By now it has
-// one, and goes with the device, but not before it is known that it may.
+// A function of the group had no driver when the device was described, because it was being
+// returned. By now the function has a driver. It is taken with the device, but only after a scan
+// has confirmed that it may be.
 func TestGivenBackMeanwhile(t *testing.T) {
 	for name, half := range map[string]bool{"at first": false, "when the device was taken without it": true} {
 		t.Run(name, func(t *testing.T) {
@@ -318,7 +319,7 @@ func TestGivenBackMeanwhile(t *testing.T) {
 	}
 }
 
-// A function that was under vfio before anybody asked stays so.
+// A function that was under vfio before the first request stays under vfio.
 func TestBoundBefore(t *testing.T) {
 	k := newKernel(t)
 	k.SetDriver(first, "vfio-pci")
@@ -331,8 +332,8 @@ func TestBoundBefore(t *testing.T) {
 	}
 }
 
-// An agent that is killed before any of its writes leaves what the next one goes on from,
-// either way.
+// If an agent is killed before any of its writes, the next agent can continue with the passthrough
+// or return the functions.
 func TestKilled(t *testing.T) {
 	for _, ends := range []string{"taken", "given back"} {
 		for step := range 13 {
@@ -370,7 +371,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// A reboot half-way leaves nothing to give back.
+// A reboot halfway leaves nothing to return.
 func TestReboot(t *testing.T) {
 	for step := range 7 {
 		k := newKernel(t)
@@ -386,7 +387,8 @@ func TestReboot(t *testing.T) {
 	}
 }
 
-// A driver that does not take its function back is said to, and is asked again.
+// If a driver refuses to take its function back, the device is unhealthy, and the return is
+// retried.
 func TestRefusesToComeBack(t *testing.T) {
 	k := newKernel(t)
 	b := k.binder("1", nil)
@@ -408,7 +410,8 @@ func TestRefusesToComeBack(t *testing.T) {
 	k.check("nvme", "(null)", first)
 }
 
-// vfio may refuse a function too. It stays the claim's, and goes back when that ends.
+// The vfio driver can refuse a function too. The device stays with the claim, and is returned after
+// the claim has ended.
 func TestProbeFails(t *testing.T) {
 	k := newKernel(t)
 	k.Refuses["vfio-pci"] = syscall.EINVAL
@@ -422,8 +425,8 @@ func TestProbeFails(t *testing.T) {
 	k.check("nvme", "(null)", first)
 }
 
-// A write that hangs is waited for once. Nothing else is done to the function before it
-// ends, and then all goes on.
+// A hanging write is waited for once. The function is not changed again until the write has ended,
+// and then work continues.
 func TestUnbindHangs(t *testing.T) {
 	k := newKernel(t)
 	hangs := make(chan struct{})
@@ -449,7 +452,8 @@ func TestUnbindHangs(t *testing.T) {
 	k.check("vfio-pci", "vfio-pci", first)
 }
 
-// A device that a process has open is not taken from vfio: the kernel would wait for it.
+// A device that a process has open is not unbound from vfio, because the kernel would wait for the
+// process.
 func TestKeptOpen(t *testing.T) {
 	k := newKernel(t)
 	users := make(map[string]string)
@@ -472,8 +476,8 @@ func TestKeptOpen(t *testing.T) {
 	k.check("nvme", "(null)", first)
 }
 
-// A look that the kernel does not answer holds up one scan for a moment, and nothing else is done to the function
-// before it ends.
+// A read that hangs in the kernel delays one scan for a moment. The function is not changed until
+// the read has ended.
 func TestLookHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
@@ -503,7 +507,8 @@ func TestLookHangs(t *testing.T) {
 	})
 }
 
-// stuckFS is a kernel that holds the lock of its functions for a while.
+// stuckFS is a host file system that blocks reads of driver_override until a channel is closed, as
+// the kernel does while it holds a function's lock.
 type stuckFS struct {
 	fs.FS
 
@@ -525,7 +530,7 @@ func (s *stuckFS) ReadLink(name string) (string, error) { return fs.ReadLink(s.F
 // Lstat implements [fs.ReadLinkFS].
 func (s *stuckFS) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(s.FS, name) }
 
-// The administrator's own changes meanwhile stand.
+// Changes by an administrator during the passthrough remain.
 func TestAdministratorActs(t *testing.T) {
 	for name, test := range map[string]struct {
 		driver   string
@@ -549,7 +554,7 @@ func TestAdministratorActs(t *testing.T) {
 	}
 }
 
-// A function that is gone has nothing to be given back.
+// A function that is gone has nothing to return.
 func TestGone(t *testing.T) {
 	k := newKernel(t)
 	b := k.binder("1", nil)
@@ -565,10 +570,10 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// damagedRecord is the file of the record of the group.
+// damagedRecord is the file with the record of the group.
 const damagedRecord = "run/journal/rebind/iommu-group-3.json"
 
-// If what a function was cannot be read, the kernel chooses.
+// If the record of a function cannot be read, the kernel chooses the driver.
 func TestDamagedRecord(t *testing.T) {
 	k := newKernel(t)
 	if _, err := take(t.Context(), k.binder("1", nil), device(other)); err != nil {
@@ -585,7 +590,7 @@ func TestDamagedRecord(t *testing.T) {
 	k.check("nvme", "(null)", first)
 }
 
-// Records of earlier versions, a file for each function, become one record of the group.
+// The records of earlier versions, one file per function, become one record of the group.
 func TestEarlierRecords(t *testing.T) {
 	for name, damaged := range map[string]string{"valid": "", "one is damaged": other} {
 		t.Run(name, func(t *testing.T) {
@@ -624,10 +629,11 @@ func TestEarlierRecords(t *testing.T) {
 	}
 }
 
-// A directory that is wiped while half of a group is under vfio leaves the next agent all of the record or none of it.
+// If the directory is deleted while half of a group is under vfio, the next agent finds the
+// complete record or none.
 func TestWipedHalfway(t *testing.T) {
 	k := newKernel(t)
-	k.Budget = 4 // the first function is under vfio, and the other one is not
+	k.Budget = 4 // the first function is under vfio, and the other is not
 	b := k.binder("1", nil)
 	if _, err := take(t.Context(), b, device(other)); !errors.Is(err, rebindtest.ErrKilled) || k.Driver(first) != "vfio-pci" || k.Driver(other) == "vfio-pci" {
 		t.Fatalf("%v, drivers %s and %s", err, k.Driver(first), k.Driver(other))
@@ -649,7 +655,7 @@ func TestWipedHalfway(t *testing.T) {
 	k.check("nvme", "(null)", first, other)
 }
 
-// Records that the disk does not list for a moment are listed later.
+// Records that the disk temporarily fails to list are read later.
 func TestUnlistedRecords(t *testing.T) {
 	k := newKernel(t)
 	if _, err := take(t.Context(), k.binder("1", nil), device(other)); err != nil {
@@ -680,7 +686,8 @@ func TestUnlistedRecords(t *testing.T) {
 	k.check("nvme", "(null)", first, other)
 }
 
-// Records that were removed are written again, also while a write to a function hangs. The next agent gives the functions back by them.
+// Removed records are written again, even while a write to a function hangs. The next agent uses
+// them to return the functions.
 func TestRemovedRecords(t *testing.T) {
 	k := newKernel(t)
 	hangs := make(chan struct{})
@@ -712,8 +719,8 @@ func TestRemovedRecords(t *testing.T) {
 	}
 }
 
-// A record that cannot be read, such as one that a loss of power has emptied, gives way to what the
-// function is once it has its own driver and is taken again.
+// An unreadable record, such as one emptied by a power loss, is replaced by the function's present
+// state when the function has its own driver and is taken again.
 func TestDamagedRecordOfAnEarlierBoot(t *testing.T) {
 	k := newKernel(t)
 	k.File(damagedRecord, "")
@@ -733,8 +740,8 @@ func TestDamagedRecordOfAnEarlierBoot(t *testing.T) {
 	k.check("nvme", "(null)", first)
 }
 
-// A record that cannot be read of a function that is not there, such as a virtual one after a reboot, says nothing of
-// the one that is made in its place.
+// An unreadable record of a missing function, such as a virtual function after a reboot, does not
+// apply to the next function at its address.
 func TestDamagedRecordOfNothing(t *testing.T) {
 	k := newKernel(t)
 	const virtual = "0000:09:10.2"
@@ -751,7 +758,8 @@ func TestDamagedRecordOfNothing(t *testing.T) {
 	}
 }
 
-// The same where its own driver refused it meanwhile: the kernel chooses when it is given back.
+// If the function's own driver has refused it in the meantime, the kernel chooses a driver at the
+// return.
 func TestDamagedRecordWithoutDriver(t *testing.T) {
 	k := newKernel(t)
 	k.File(damagedRecord, "")
@@ -772,8 +780,8 @@ func TestDamagedRecordWithoutDriver(t *testing.T) {
 	k.check("nvme", "(null)", first)
 }
 
-// A function that has its own driver stays with it if its record cannot be read: nothing is unbound. If the
-// kernel's driver refuses it, it is tried again.
+// A function with its own driver keeps that driver if its record cannot be read: nothing is
+// unbound. If the driver that the kernel chooses refuses the function, the return is retried.
 func TestDamagedRecordOfWhatIsWell(t *testing.T) {
 	k := newKernel(t)
 	k.File(damagedRecord, "")
@@ -796,7 +804,8 @@ func TestDamagedRecordOfWhatIsWell(t *testing.T) {
 	k.check("nvme", "(null)", first)
 }
 
-// A rebound device is described once, as what it was, whatever family finds it.
+// A device under passthrough is described once, by its description before the passthrough,
+// whichever family finds it.
 func TestDescribe(t *testing.T) {
 	k := newKernel(t)
 	b := k.binder("1", nil)
@@ -823,13 +832,13 @@ func TestDescribe(t *testing.T) {
 		if found.Family != "vfio" || scanned.Devices[1].Family != "vfio" {
 			t.Error("the scan's snapshot was modified")
 		}
-		b = k.binder("1", nil) // an agent that starts says the same
+		b = k.binder("1", nil) // a new agent gives the same description
 	}
 }
 
-// Nothing is begun once it was called off.
-// A device whose nodes were described under vfio is taken again, and the agent is killed halfway. The control node of vfio
-// is not the device's own for the next agent either, so that the device can be returned while others use that node.
+// A device whose nodes were described under vfio is taken again, and the agent is killed halfway.
+// For the next agent, the control node of vfio is still not the device's own, so the device can be
+// returned while other devices use that node.
 func TestCommonNodesAreRecorded(t *testing.T) {
 	k := newKernel(t)
 	d := device(other)
@@ -848,7 +857,7 @@ func TestCommonNodesAreRecorded(t *testing.T) {
 	}
 }
 
-// A function that was in the group when the device was described, and is in another one by now, stays with its driver.
+// A function that has left the group since the device was described keeps its driver.
 func TestFunctionHasLeftTheGroup(t *testing.T) {
 	k := newKernel(t)
 	d := device(other)
@@ -860,8 +869,8 @@ func TestFunctionHasLeftTheGroup(t *testing.T) {
 	k.check("nvme", "(null)", other)
 }
 
-// A device that has moved to another IOMMU group since it was described is not taken until it is described again: its record
-// would be one of the earlier group.
+// A device that has moved to another IOMMU group since it was described is not taken before the
+// next description: its record would belong to the earlier group.
 func TestMovedSinceItWasDescribed(t *testing.T) {
 	k := newKernel(t)
 	d := device()

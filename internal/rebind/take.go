@@ -12,11 +12,11 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// take gives a device to vfio with all functions that go with it. It goes on from
-// wherever an earlier call, or an earlier agent, has stopped. Nothing is written before it
-// is on disk what the function was. The order is that of the kernel's documentation
-// (Documentation/ABI/testing/sysfs-bus-pci, driver_override): the override first, so that
-// no other driver takes the function meanwhile.
+// take binds a device, with all functions that belong to it, to the vfio driver. take continues
+// from wherever an earlier call, or an earlier agent, has stopped. The state of the functions is on
+// disk before anything changes. The order is that of the kernel's documentation
+// (Documentation/ABI/testing/sysfs-bus-pci, driver_override): the override comes first, so that no
+// other driver takes the function in between.
 func (b *Binder) take(ctx context.Context, d discovery.Device, consumer string) error {
 	to := d.Rebind.Driver
 	functions, err := b.functionsOf(&d)
@@ -35,7 +35,7 @@ func (b *Binder) take(ctx context.Context, d discovery.Device, consumer string) 
 		return err
 	}
 	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("called off: %w", err) // from here on nothing is stopped
+		return fmt.Errorf("called off: %w", err) // after this point nothing is interrupted
 	}
 	defer b.config.Changed()
 	ctx = context.WithoutCancel(ctx)
@@ -54,16 +54,17 @@ func (b *Binder) take(ctx context.Context, d discovery.Device, consumer string) 
 	return nil
 }
 
-// functionsOf returns the functions that a device takes with it, itself first. A function that had no driver when
-// its group was looked at, such as one that was just being given back, goes with the device if it has one by now. A
-// function that has moved to another group since stays as it is.
+// functionsOf returns the functions that passthrough of a device takes, the device's own function
+// first. A function that had no driver when its group was scanned, such as one that was being
+// returned, is included if it has a driver by now. A function that has moved to another group since
+// is not included.
 func (b *Binder) functionsOf(d *discovery.Device) ([]string, error) {
 	functions := append([]string{d.Source}, d.Rebind.Others...)
 	unit := unitOf(b.function(d.Source))
 	functions = slices.DeleteFunc(functions, func(source string) bool {
 		return b.function(source).Exists("iommu_group") && unitOf(b.function(source)) != unit
 	})
-	now, _ := discovery.GroupOthers(b.config.Host, b.function(d.Source)) // else as it was looked at
+	now, _ := discovery.GroupOthers(b.config.Host, b.function(d.Source)) // an error leaves the list of the scan
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, source := range now {
@@ -78,9 +79,9 @@ func (b *Binder) functionsOf(d *discovery.Device) ([]string, error) {
 	return functions, nil
 }
 
-// mayTake returns why functions cannot be taken, nil if they can. All are asked about
-// before the first is changed, and each again once it is written down what it was: the disk, and the
-// writes to those before, may have taken long.
+// mayTake returns why functions cannot be taken, nil if they can. All functions are checked before
+// the first changes, and each again after its record is written: the disk and the writes to the
+// earlier functions may have taken long.
 func (b *Binder) mayTake(functions []string, to string) error {
 	if b.config.Write == nil {
 		return errNoPrivilege
@@ -95,7 +96,7 @@ func (b *Binder) mayTake(functions []string, to string) error {
 	for _, source := range functions {
 		function := b.function(source)
 		if driver := function.Driver(); driver == to || driver == "" {
-			continue // done so far, or nothing is taken from anybody
+			continue // already done, or no driver loses the function
 		}
 		if function.Exists("virtfn0") {
 			return fmt.Errorf("function %s has virtual functions", function.Name())
@@ -111,7 +112,7 @@ func (b *Binder) mayTake(functions []string, to string) error {
 	return nil
 }
 
-// takeFunction gives one function to a driver.
+// takeFunction binds one function to the vfio driver.
 func (b *Binder) takeFunction(ctx context.Context, lease *ledger.Lease, source, to string) error {
 	function := b.function(source)
 	override, err := b.override(lease, function, b.config.Limit)
@@ -132,8 +133,8 @@ func (b *Binder) takeFunction(ctx context.Context, lease *ledger.Lease, source, 
 	})
 }
 
-// swap unbinds a function from the driver that it has, unless that is the right one, and
-// binds it.
+// swap unbinds a function from its present driver, unless that is the wanted driver, and binds the
+// function.
 func (b *Binder) swap(ctx context.Context, lease *ledger.Lease, source, to string, bind func() error) error {
 	address := path.Base(source)
 	switch driver := b.function(source).Driver(); driver {
@@ -148,7 +149,8 @@ func (b *Binder) swap(ctx context.Context, lease *ledger.Lease, source, to strin
 	return b.bind(ctx, lease, source, to, bind)
 }
 
-// await returns once the nodes of a device under vfio can be opened.
+// await returns when the nodes of a device under vfio can be opened, or with an error after a
+// while.
 func (b *Binder) await(ctx context.Context, d discovery.Device) error {
 	return b.until(ctx, func() error {
 		now, err := discovery.Rebound(b.config.Host, d)
@@ -159,7 +161,8 @@ func (b *Binder) await(ctx context.Context, d discovery.Device) error {
 	})
 }
 
-// isTaken reports whether all functions that go with a device are under its vfio driver.
+// isTaken reports whether all functions that passthrough of a device takes are under its vfio
+// driver.
 func (b *Binder) isTaken(d *discovery.Device) bool {
 	functions, err := b.functionsOf(d)
 	return err == nil && !slices.ContainsFunc(functions, func(source string) bool { return b.function(source).Driver() != d.Rebind.Driver })

@@ -14,7 +14,7 @@ import (
 	"chandler.dev/discovery/families/vfio"
 )
 
-// withAdminAccess makes a claim one of a monitor, and adds devices to it.
+// withAdminAccess gives a claim admin access, as for a monitor, and adds devices to the claim.
 func withAdminAccess(claim *resourceapi.ResourceClaim, more ...string) *resourceapi.ResourceClaim {
 	results := &claim.Status.Allocation.Devices.Results
 	for _, device := range more {
@@ -26,8 +26,8 @@ func withAdminAccess(claim *resourceapi.ResourceClaim, more ...string) *resource
 	return claim
 }
 
-// A monitor with admin access gets the devices that exist. Of a partition that could be created it gets nothing, and
-// nothing is created for it.
+// A monitor with admin access gets the devices that exist. For a partition that could be created,
+// the monitor gets nothing, and the agent creates nothing.
 func TestAdminAccessBesidePartitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDividing(t)
@@ -43,7 +43,8 @@ func TestAdminAccessBesidePartitions(t *testing.T) {
 	})
 }
 
-// The same while a virtual machine has the device under vfio. The monitor gets no node of it.
+// A virtual machine has the device under vfio. A monitor with admin access gets no node of the
+// device.
 func TestAdminAccessBesideVirtualMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -65,7 +66,8 @@ func TestAdminAccessBesideVirtualMachine(t *testing.T) {
 	})
 }
 
-// A device that is available under vfio alone is there for a monitor too, which gets no node of it.
+// A monitor with admin access can prepare a device that is available only under vfio, but gets no
+// node of the device.
 func TestAdminAccessToDeviceOfNoFamily(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)

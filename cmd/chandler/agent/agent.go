@@ -30,7 +30,7 @@ import (
 	"chandler.dev/legacy"
 )
 
-// agent is a whole agent.
+// agent holds the state of a node's agent.
 type agent struct {
 	Config
 	host    *discovery.Host
@@ -45,46 +45,46 @@ type agent struct {
 	classic *legacy.Plugin
 
 	settings  atomic.Pointer[Settings] // in force
-	rules     chan *rules.Rules        // has one when the rules of the settings changed
-	accepted  chan struct{}            // has one when the settings changed
-	righted   chan struct{}            // closed when a right configuration came since the agent started
+	rules     chan *rules.Rules        // has a value when the rules of the settings changed
+	accepted  chan struct{}            // has a value when the settings changed
+	righted   chan struct{}            // closed at the first valid configuration after the start
 	locked    chan struct{}            // closed when this agent holds the lock
-	lock      func()                   // releases the lock if that waits for the end of the process; referenced so that its files stay open
-	because   atomic.Pointer[error]    // why a configuration that came since is wrong
-	wrong     chan error               // has one that was not told yet: why the configuration is wrong, or nil
-	events    chan discovery.Changes   // what of the host's devices may have changed since the last scan
-	snapshots chan *discovery.Snapshot // has one that was not placed yet
+	lock      func()                   // releases the lock if that waits for the end of the process; keeps the lock's files open
+	because   atomic.Pointer[error]    // why the newest configuration is invalid
+	wrong     chan error               // has a value to report: why the configuration is invalid, or nil
+	events    chan discovery.Changes   // changes of the host's devices since the last scan
+	snapshots chan *discovery.Snapshot // has a snapshot that was not placed yet
 
-	hearing  atomic.Bool                        // the kernel's events come to events
-	watching atomic.Pointer[time.Time]          // when the first scan began
-	settled  atomic.Pointer[discovery.Snapshot] // its devices with their states, nil until they are known
-	diskUse  atomic.Pointer[map[string]string]  // why the host's use of disks keeps devices from vfio, by device; nil before the first scan
-	resaid   chan struct{}                      // has one when that says something else
+	hearing  atomic.Bool                        // the kernel's events reach the channel events
+	watching atomic.Pointer[time.Time]          // start of the first scan
+	settled  atomic.Pointer[discovery.Snapshot] // the devices with their settled states, nil before the first scan
+	diskUse  atomic.Pointer[map[string]string]  // why the host's use of disks prevents passthrough, by device; nil before the first scan
+	resaid   chan struct{}                      // has a value when settled changed
 
-	order   atomic.Pointer[removal.Order] // that was heard last, nil before the first
-	ordered chan struct{}                 // has one when it is another
-	rebound chan struct{}                 // has one when a device may be to be given back
-	idle    chan struct{}                 // has one when nobody may have what was made any more
-	asked   sync.Map                      // by device, when a claim last asked for it
-	looks   overdue.Calls                 // at who uses functions, by their directories
+	order   atomic.Pointer[removal.Order] // the last removal order, nil before the first
+	ordered chan struct{}                 // has a value when the order changed
+	rebound chan struct{}                 // has a value when a device may be due for its return to its driver
+	idle    chan struct{}                 // has a value when a created unit may have lost its last consumer
+	asked   sync.Map                      // time of the last claim for a device, by device
+	looks   overdue.Calls                 // checks for users of functions, by the functions' directories
 	links   linkReader                    // reads the links of devices for metrics
 
 	placed     atomic.Pointer[placed]            // nil before devices are placed
-	resources  atomic.Pointer[map[string]string] // names in limits by DeviceClass, nil before the classes were looked at
-	withoutDRA atomic.Bool                       // the API server said that it does not serve DRA
+	resources  atomic.Pointer[map[string]string] // extended resource names by DeviceClass, nil before the classes were read
+	withoutDRA atomic.Bool                       // the API server does not serve DRA
 }
 
-// lingerLimit is how long an agent that has ended waits at most for the next one
-// to offer what it did through the device-plugin API.
+// lingerLimit is the maximum time that a stopping agent waits for the next agent to take over the
+// resources of the device plugin API.
 const lingerLimit = 10 * time.Second
 
-// Run runs an agent until the context ends or a part of the agent fails. When it
-// returns, nothing of the agent is left but what its claims and grants need.
+// Run runs an agent until the context ends or a part of the agent fails. When Run returns, only the
+// files and devices that the agent's claims and grants need remain.
 func Run(ctx context.Context, config Config) error {
 	return newAgent(config).run(ctx)
 }
 
-// newAgent makes the parts.
+// newAgent creates the agent and its parts.
 func newAgent(config Config) *agent {
 	if config.Disk != nil {
 		config.CDI.Files.FS, config.HostFiles.Files.FS = config.Disk, config.Disk
@@ -231,21 +231,22 @@ func (a *agent) run(parent context.Context) error {
 	err := group.Wait()
 	a.unlock(ctx, release)
 	if errors.Is(err, errLeave) && parent.Err() == nil {
-		a.Kubelet.DevicePlugins.Linger(ctx) // not at all, since no other agent follows
+		a.Kubelet.DevicePlugins.Linger(ctx) // returns at once, because no other agent follows
 		return a.leave(parent)
 	}
 	lingering, cancel := context.WithTimeout(context.WithoutCancel(ctx), lingerLimit)
 	defer cancel()
 	a.Kubelet.DevicePlugins.Linger(lingering)
 	klog.FromContext(ctx).Info("Chandler ends", "reason", context.Cause(ctx))
-	if errors.Is(err, errLeave) { // the pod was deleted meanwhile
+	if errors.Is(err, errLeave) { // the pod was deleted in the meantime
 		return nil
 	}
 	return err
 }
 
-// unlock lets the next instance begin once nothing of this one writes. A write that the kernel keeps cannot be called
-// back, so the lock then stays until the process has ended, which waits for the kernel too.
+// unlock releases the lock to the next instance when all writes of this instance have ended. A
+// write that hangs in the kernel cannot be cancelled. The lock then stays until the end of the
+// process, which waits for the kernel too.
 func (a *agent) unlock(ctx context.Context, held <-chan func()) {
 	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), lingerLimit)
 	defer cancel()
@@ -261,8 +262,8 @@ func (a *agent) unlock(ctx context.Context, held <-chan func()) {
 	}
 }
 
-// open opens the ledger, and tries again while its directory cannot be read or
-// written. It reports false if the context ended before.
+// open opens the ledger, and retries while the ledger's directory cannot be read or written. open
+// reports false if the context ended first.
 func (a *agent) open(ctx context.Context) bool {
 	lastError := ""
 	for ctx.Err() == nil {
@@ -285,12 +286,12 @@ func (a *agent) open(ctx context.Context) bool {
 	return false
 }
 
-// openInterval is how long until the ledger is tried again.
+// openInterval is the time until the next attempt to open the ledger.
 const openInterval = time.Second
 
-// runDRA runs the driver as soon as the cluster may have DRA. If there are records
-// of claims, the cluster had DRA before, and the kubelet must be able to unprepare
-// those claims even while the API server does not answer.
+// runDRA runs the driver as soon as the cluster may have DRA. Existing records of claims show that
+// the cluster had DRA before. The kubelet must then be able to unprepare those claims even while
+// the API server does not answer.
 func (a *agent) runDRA(ctx context.Context) error {
 	a.awaitTurn(ctx)
 	for {
@@ -316,7 +317,7 @@ func (a *agent) runDRA(ctx context.Context) error {
 	}
 }
 
-// hasRecords reports whether there may be records of claims.
+// hasRecords reports whether records of claims may exist.
 func (a *agent) hasRecords() bool {
 	records, err := a.files().List(a.recordDir())
 	return len(records) > 0 || err != nil
@@ -324,14 +325,14 @@ func (a *agent) hasRecords() bool {
 
 func (a *agent) files() disk.Files { return disk.Files{FS: a.Disk} }
 
-// journal returns the place of the records of changes that last until the next reboot.
+// journal returns the configuration of the journal, whose records last until the next reboot.
 func (a *agent) journal() journal.Config {
 	return journal.Config{Files: a.files(), Dir: filepath.Join(a.RunDir, "journal"), Boot: a.BootID}
 }
 
 func (a *agent) recordDir() string { return filepath.Join(a.StateDir, "claims") }
 
-// checkClasses warns of DeviceClasses.
+// checkClasses logs warnings about DeviceClasses.
 func (a *agent) checkClasses(ctx context.Context) {
 	listed := func(classes []resourceapi.DeviceClass) {
 		of := resourcesOf(classes)
@@ -341,7 +342,8 @@ func (a *agent) checkClasses(ctx context.Context) {
 	check.run(ctx)
 }
 
-// resourceOf returns the name of a class in limits, as the classes were when they were last looked at.
+// resourceOf returns the extended resource name of a DeviceClass, according to the last read of the
+// classes.
 func (a *agent) resourceOf(class string) string {
 	if of := a.resources.Load(); of != nil {
 		return (*of)[class]
@@ -349,10 +351,10 @@ func (a *agent) resourceOf(class string) string {
 	return ""
 }
 
-// learnTerms keeps what the ledger needs to know of pods.
+// learnTerms gives the ledger the facts about pods that the ledger needs.
 func (a *agent) learnTerms(ctx context.Context) { a.cluster.LearnTerms(ctx, a.ledger) }
 
-// offered returns the devices that DRA offers, and whether that is known.
+// offered returns the devices that DRA offers, and reports false before devices are placed.
 func (a *agent) offered() ([]rules.Offered, bool) {
 	p := a.placed.Load()
 	if p == nil {
@@ -362,12 +364,12 @@ func (a *agent) offered() ([]rules.Offered, bool) {
 	return slices.DeleteFunc(slices.Clone(p.snapshot.Devices), func(d rules.Offered) bool { return withheld[d.Silicon()] != "" }), true
 }
 
-// gone returns what it means that a device is gone.
+// gone returns the taint effect for devices that are gone.
 func (a *agent) gone() resourceapi.DeviceTaintEffect {
 	return a.settings.Load().Severity.Effect(discovery.ConditionGone)
 }
 
-// ready reports whether the kubelet was asked what containers have.
+// ready reports whether the agent has read the containers' allocations from the kubelet.
 func (a *agent) ready() bool {
 	select {
 	case <-a.classic.Ready():
@@ -377,7 +379,7 @@ func (a *agent) ready() bool {
 	}
 }
 
-// notify puts a value into a channel with room for one, unless one waits in it.
+// notify sends a value to a channel with a buffer of one, unless the buffer is full.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -385,8 +387,7 @@ func notify(c chan<- struct{}) {
 	}
 }
 
-// waitFor returns when the channel is closed, after a time, or when the context
-// ends.
+// waitFor returns when the channel is closed, after the duration, or when the context ends.
 func waitFor(ctx context.Context, c <-chan struct{}, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -397,8 +398,8 @@ func waitFor(ctx context.Context, c <-chan struct{}, d time.Duration) {
 	}
 }
 
-// replace puts a value into a channel with room for one, in place of one that
-// waits in it. It has one caller at a time.
+// replace puts a value into a channel with a buffer of one, in place of any waiting value. It must
+// not be called concurrently.
 func replace[T any](c chan T, value T) {
 	select {
 	case <-c:
@@ -407,7 +408,7 @@ func replace[T any](c chan T, value T) {
 	c <- value
 }
 
-// ignoreEnd returns nil for the error of a context that was ended from outside.
+// ignoreEnd returns nil if the context has ended, and err otherwise.
 func ignoreEnd(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil

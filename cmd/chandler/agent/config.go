@@ -24,141 +24,140 @@ import (
 	"chandler.dev/legacy"
 )
 
-// Config is everything that an agent works with.
+// Config holds the settings and dependencies of an agent.
 type Config struct {
 	Version  string
 	NodeName string
 
-	// PodUID is that of the agent's own pod. Without it no two agents can run
-	// while one takes over. Optional.
+	// PodUID is the UID of the agent's own pod. Two agents can run during a takeover only if PodUID
+	// is set. Optional.
 	PodUID types.UID
 
-	// Pod is the agent's own pod as "namespace/name", "" if it is none. A kubelet
-	// that does not list it is not believed about other pods either.
+	// Pod is the agent's own pod as "namespace/name", "" if the agent runs outside of a pod. Pod
+	// lists that omit the agent's own pod are treated as incomplete.
 	Pod string
 
-	// BootID is the kernel's. Claims that were prepared in another boot hold
-	// nothing.
+	// BootID identifies the kernel's boot. Claims that were prepared in an earlier boot hold no
+	// devices.
 	BootID string
 
-	FS       fs.FS               // the root of the host, with what informants say laid over it
-	Families []*discovery.Family // what to look for on it
-	Settings Settings            // what the administrator wants
-	Changes  <-chan Change       // of that, while the agent runs; optional
+	FS       fs.FS               // the root of the host, overlaid with the files of informants
+	Families []*discovery.Family // the families to scan for
+	Settings Settings            // the administrator's settings
+	Changes  <-chan Change       // changes of the settings while the agent runs; optional
 
-	// Orders are those to remove Chandler, the first if there is one when the agent starts,
-	// and then each other. Optional.
+	// Orders receives the orders to remove Chandler: first the order that exists at the start, if
+	// any, and then each other order. Optional.
 	Orders <-chan removal.Order
 
-	// Wrong is why the configuration is wrong, so that the Settings are those of an
-	// earlier one. Optional.
+	// Wrong is the error in the configuration at the start. The Settings are then those of an
+	// earlier configuration. Optional.
 	Wrong error
 
-	// RescanInterval is the time between scans while the kernel reports nothing.
+	// RescanInterval is the time between scans without kernel events.
 	RescanInterval time.Duration
 
-	// Uevents sends changes of the host's devices to events when it begins to hear the
-	// kernel, and whenever the kernel reports some, until the context ends. Nil
-	// means that nothing does; see [discovery.Listen].
+	// Uevents sends changes of the host's devices to events, first when the subscription to the
+	// kernel's events begins and then for each event, until the context ends. Nil means that the
+	// agent receives no events; see [discovery.Listen].
 	Uevents func(ctx context.Context, events chan discovery.Changes) error
 
-	// Recoveries are what Uevents hears of recoveries from errors. Optional.
+	// Recoveries holds the results of error recoveries that Uevents receives. Optional.
 	Recoveries *discovery.Recoveries
 
-	// HearsAll says that these are all events of the host, so that a scan reads only what
-	// they name; see [discovery.Watch].
+	// HearsAll reports that Uevents receives all events of the host, so that a scan reads only the
+	// families that an event concerns; see [discovery.Watch].
 	HearsAll bool
 
 	Informants []Informant
 
-	// Programs run the programs of families, by their names, to change devices where the
-	// administrator allows it; see [discovery.Tools].
+	// Programs run the programs of families, by family name, to change devices where the
+	// administrator allows changes; see [discovery.Tools].
 	Programs map[string]func(ctx context.Context, args ...string) ([]byte, error)
 
-	// Write writes an attribute of the host, as of fs.FS. It rebinds and makes devices where
-	// the administrator allows it. Nil means that the agent may not change the host.
+	// Write writes an attribute of the host. The name is a path as in fs.FS. With Write, the agent
+	// binds functions to drivers and creates devices where the administrator allows it. Nil means
+	// that the agent may not change the host.
 	Write func(name, value string) error
 
 	Client kubernetes.Interface
 
-	// StatusClient writes Events and the status of claims. It should have a limit
-	// of its own, so that nothing else waits for it.
+	// StatusClient writes Events and the status of claims. It should have a separate rate limit, so
+	// that other requests do not wait for these writes.
 	StatusClient kubernetes.Interface
 
-	// Groups is asked whether the API server serves resource.k8s.io.
+	// Groups detects whether the API server serves resource.k8s.io.
 	Groups kubediscovery.ServerGroupsInterfaceWithContext
 
 	Kubelet Kubelet
 	Lock    Lock
 
-	Disk        disk.FS         // where files are written, that of the operating system if nil
+	Disk        disk.FS         // the file system for the agent's own files, that of the operating system if nil
 	KubeletRoot string          // the kubelet's data directory
-	StateDir    string          // where the agent keeps what must outlive it
+	StateDir    string          // directory for state that must outlive the agent
 	RunDir      string          // directory on tmpfs for state that lasts until the next reboot
-	CDI         cdi.Dir         // where the specs of claims go
-	HostFiles   hostfile.Writer // writes files of the host that go with devices
+	CDI         cdi.Dir         // directory for the CDI specs of claims
+	HostFiles   hostfile.Writer // writes the host files that belong to devices
 
-	// FeatureDir is the directory in which Node Feature Discovery finds files with labels
-	// of the node, "" for no labels. None are written while it does not exist.
+	// FeatureDir is the directory in which Node Feature Discovery reads files with node labels, ""
+	// for no labels. The agent writes no labels while the directory does not exist.
 	FeatureDir string
 
-	// NoMetadata leaves out the files in which containers read the attributes of
-	// their devices.
+	// NoMetadata disables the files in which containers read the attributes of their devices.
 	NoMetadata bool
 
-	// ReadParameters decodes what claims say to the driver.
+	// ReadParameters decodes the opaque parameters of claims.
 	ReadParameters func(raw []byte) (discovery.Parameters, error)
 
-	// Tracer makes traces of the kubelet's calls. Nil means none.
+	// Tracer traces the kubelet's calls. Nil disables tracing.
 	Tracer trace.Tracer
 
-	// HookProgram is as [discovery.Host.Hooks].
+	// HookProgram has the same meaning as [discovery.Host.Hooks].
 	HookProgram string
 
-	// KeepHooks has that program installed until the context ends, which it does before the
-	// agent removes what it has on the node. Optional.
+	// KeepHooks keeps that program installed until the context ends. The context ends before the
+	// agent removes its files from the node. Optional.
 	KeepHooks func(ctx context.Context)
 
 	// Serve answers HTTP requests for /healthz, /readyz and /metrics with the
 	// handler until the context ends. Optional.
 	Serve func(ctx context.Context, handler http.Handler) error
 
-	// ServePage shows the node's inventory, less what only others know of it, until the
-	// context ends. There is none before devices are placed. Optional.
+	// ServePage serves the web UI with the node's inventory until the context ends. facts reports
+	// false before devices are placed. Optional.
 	ServePage func(ctx context.Context, facts func() (inventory.Facts, bool))
 }
 
-// Settings are what the administrator wants, compiled.
+// Settings are the administrator's settings in compiled form.
 type Settings struct {
 	Rules    *rules.Rules
-	Severity discovery.Severity       // of conditions of devices
+	Severity discovery.Severity       // severity of the conditions of devices
 	Roots    map[string]string        // as in [discovery.Host]
-	Paths    []discovery.PathResource // likewise
-	Pools    bool                     // likewise
-	NoHooks  bool                     // container runtimes are to call none
-	Rebind   []discovery.Rebinding    // likewise
-	Handover []handover.Rule          // what is done to devices between two owners
+	Paths    []discovery.PathResource // as in [discovery.Host]
+	Pools    bool                     // as in [discovery.Host]
+	NoHooks  bool                     // container runtimes call no hooks
+	Rebind   []discovery.Rebinding    // as in [discovery.Host]
+	Handover []handover.Rule          // reclaim steps between two consumers of a device
 
-	// VirtualFunctions and Partition are as in [discovery.Host].
+	// VirtualFunctions and Partition have the same meaning as in [discovery.Host].
 	VirtualFunctions []discovery.VirtualFunctions
 	Partition        []discovery.Partitioning
 
-	// Upkeep is as in [discovery.Host].
+	// Upkeep has the same meaning as in [discovery.Host].
 	Upkeep []discovery.Upkeep
 
-	// KeepMade is how long what was made on request stays when nobody has it any more.
+	// KeepMade is the time for which devices created on demand remain without a consumer.
 	KeepMade time.Duration
 
-	// Text is the configuration that they were compiled from. It is kept as
-	// [KeptConfig]. Optional.
+	// Text is the source of the settings. The agent saves Text as [KeptConfig]. Optional.
 	Text []byte
 
-	// Labels are those of the node by which they were chosen, kept as [KeptLabels]. Nil
-	// if they are not known.
+	// Labels are the node labels that selected the settings. The agent saves Labels as
+	// [KeptLabels]. Nil means unknown.
 	Labels map[string]string
 }
 
-// Host returns a host as the settings want it to be looked at.
+// Host returns the host with the settings that scans use.
 func (s *Settings) Host(fsys fs.FS) *discovery.Host {
 	return &discovery.Host{
 		FS: fsys, Roots: s.Roots, Paths: s.Paths, Pools: s.Pools,
@@ -170,35 +169,35 @@ func (s *Settings) Host(fsys fs.FS) *discovery.Host {
 type Change struct {
 	Settings Settings
 
-	// Err is why the new configuration is wrong. The old one stays in force then.
+	// Err is the error in the new configuration. The previous configuration then stays in force.
 	Err error
 }
 
-// Kubelet is how the agent and the kubelet reach each other.
+// Kubelet holds the interfaces between the agent and the kubelet.
 type Kubelet struct {
 	// StartDRA registers the DRA driver with the kubelet. The plugin is a
 	// [driver.Driver]; see [driver.StartHelper].
 	StartDRA driver.Starter
 
-	// DevicePlugins takes the servers of classic resources.
+	// DevicePlugins registers the servers of extended resources.
 	DevicePlugins legacy.Kubelet
 
-	// Pods asks the PodResources API which containers have what. Whether the answer
-	// is whole is for the agent to find out.
+	// Pods queries the PodResources API for the devices of containers. The agent checks whether the
+	// answer is complete.
 	Pods func(ctx context.Context) (*kubeletapi.Listing, error)
 
-	// Allocated returns the classic IDs that the kubelet has written down as those of
-	// containers, by resource; see [legacy.Allocated].
+	// Allocated returns the device plugin IDs in the kubelet's checkpoint, by resource; see
+	// [legacy.Allocated].
 	Allocated func() (map[string][]string, error)
 
-	// Written returns what containers have by the kubelet's checkpoint, for a kubelet
-	// without a PodResources API, and for IDs that the host does not tell of; see
+	// Written returns the allocations of containers in the kubelet's checkpoint, for a kubelet
+	// without a PodResources API and for IDs that no file of the host contains; see
 	// [legacy.Written]. Optional.
 	Written func() ([]kubeletapi.Holding, error)
 }
 
-// Lock is held by one agent of a node at a time. While an upgrade surges two run at
-// once, and only the holder may write records, specs and slices.
+// Lock is held by one agent of a node at a time. While an upgrade surges, two agents run at once,
+// and only the holder may write records, specs and slices.
 type Lock interface {
 	// Acquire waits until this agent holds the lock or the context ends.
 	Acquire(ctx context.Context) (release func(), err error)
@@ -207,13 +206,12 @@ type Lock interface {
 	Awaited() bool
 }
 
-// Informant tells, by means of the file system of the host, something about
-// devices that no file of the kernel says.
+// Informant supplies facts about devices that no kernel file has, through the host file system in
+// Config.FS.
 type Informant interface {
-	// Run keeps telling until the context ends. It calls changed whenever it has
-	// told something new.
+	// Run supplies facts until the context ends, and calls changed after each new fact.
 	Run(ctx context.Context, changed func())
 
-	// Ready is closed when it has told something, or has nothing to tell yet.
+	// Ready is closed when the first facts are available, or when no facts are expected yet.
 	Ready() <-chan struct{}
 }

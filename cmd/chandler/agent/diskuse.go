@@ -60,8 +60,8 @@ func (a *agent) describeUsedDisks(s *discovery.Snapshot) *discovery.Snapshot {
 	return &described
 }
 
-// watchDiskUse starts a scan when the disks of other devices are in use than at the last scan. The kernel sends no event
-// when a file system is mounted or unmounted.
+// watchDiskUse starts a scan when the set of used disks differs from the last scan. The kernel
+// sends no event when a file system is mounted or unmounted.
 func (a *agent) watchDiskUse(ctx context.Context) {
 	interval := time.NewTicker(a.RescanInterval)
 	defer interval.Stop()
@@ -73,9 +73,9 @@ func (a *agent) watchDiskUse(ctx context.Context) {
 		}
 		s, last := a.settled.Load(), a.diskUse.Load()
 		if s == nil || last == nil {
-			continue // nothing was scanned yet
+			continue // before the first scan
 		}
-		// A disk that is mounted more than once may have another reason each time.
+		// A disk with several mounts may have a different reason each time.
 		same := func(string, string) bool { return true }
 		if !maps.EqualFunc(*last, a.usedDisks(s), same) {
 			a.rescan()

@@ -12,10 +12,10 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// handoverDir is where earlier versions wrote down who had what.
+// handoverDir is the directory of the consumer records of earlier versions.
 const handoverDir = "handover"
 
-// newKeeper makes what keeps devices between two owners.
+// newKeeper creates the Custodian, which keeps devices between two consumers.
 func (a *agent) newKeeper() *handover.Custodian {
 	return handover.New(handover.Config{
 		Host:     a.host,
@@ -37,7 +37,7 @@ func (a *agent) newKeeper() *handover.Custodian {
 	})
 }
 
-// podsOfNode asks the API server for the pods of the node.
+// podsOfNode returns the node's pods from the API server.
 func (a *agent) podsOfNode(ctx context.Context) (map[types.NamespacedName]handover.Pod, error) {
 	pods, err := a.cluster.ByName(ctx)
 	known := make(map[types.NamespacedName]handover.Pod, len(pods))
@@ -50,7 +50,7 @@ func (a *agent) podsOfNode(ctx context.Context) (map[types.NamespacedName]handov
 	return known, err
 }
 
-// openKeeper takes over what an earlier agent has kept, before anybody can have it.
+// openKeeper loads the records of an earlier agent, before any device can be allocated.
 func (a *agent) openKeeper(ctx context.Context) {
 	for _, problem := range a.keeper.Load() {
 		klog.FromContext(ctx).Error(problem, "Recovering what is to be handed over")

@@ -9,8 +9,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// The agent knows whether it hears the kernel: from the first value on, and not any more
-// when what hears it has failed.
+// The agent records whether it receives the kernel's events: from the first value until Uevents
+// fails.
 func TestListenKnowsWhetherItHears(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		speak, fail := make(chan struct{}), make(chan struct{})

@@ -18,10 +18,10 @@ import (
 	"chandler.dev/internal/making"
 )
 
-// madeDir is where earlier versions wrote down what was made.
+// madeDir is the directory of the records of created units of earlier versions.
 const madeDir = "made"
 
-// newMaker makes what makes devices for those who get them.
+// newMaker creates the Maker, which creates devices on demand.
 func (a *agent) newMaker() *making.Maker {
 	return making.New(making.Config{
 		Host:     a.host,
@@ -40,8 +40,8 @@ func (a *agent) newMaker() *making.Maker {
 	})
 }
 
-// configurer makes devices what those who get them want: first they are made, then given to
-// a driver, and then their family has its turn.
+// configurer returns the steps that prepare devices for a consumer: the device is created, then
+// bound to a driver, and then configured by its family.
 func (a *agent) configurer() discovery.Configurer {
 	return a.maker.Configurer(a.binder.Configurer(a.leased(discovery.Configurers(a.host, a.Families))))
 }
@@ -54,7 +54,7 @@ func (a *agent) stock() ledger.Stock {
 	return &ledger.Present{}
 }
 
-// describedAs returns a device as both APIs know it.
+// describedAs returns a device as both APIs offer the device.
 func (a *agent) describedAs(name string) (discovery.Device, bool) {
 	p := a.placed.Load()
 	if p == nil {
@@ -64,12 +64,12 @@ func (a *agent) describedAs(name string) (discovery.Device, bool) {
 	return d.Device, found
 }
 
-// used returns who uses one of several functions, nil if they are free; see [discovery.Tools].
+// used returns the users of the functions as an error, nil if all are free; see [discovery.Tools].
 func (a *agent) used(keep bool, functions ...sysfs.Device) error {
 	return a.looked(functions[0], func(options inuse.Options) error { return inuse.Look(a.host, options).Err(keep, functions...) })
 }
 
-// openMaker takes over what an earlier agent has made.
+// openMaker loads the records of units that an earlier agent created.
 func (a *agent) openMaker(ctx context.Context) {
 	for _, problem := range a.maker.Open() {
 		klog.FromContext(ctx).Error(problem, "Recovering what was made on request")
@@ -77,10 +77,10 @@ func (a *agent) openMaker(ctx context.Context) {
 	notify(a.idle)
 }
 
-// undoMade undoes what was made on request when nobody has had any of it for a while, and
-// no classic resource wants it.
+// undoMade removes units that were created on demand after their devices have had no consumer for a
+// while, unless an extended resource lists a device of the unit.
 func (a *agent) undoMade(ctx context.Context) {
-	since := make(map[string]time.Time) // by unit, from when nobody has it
+	since := make(map[string]time.Time) // by unit, the time since which no consumer has a device of the unit
 	attempts := newAttempts("Devices that were made on request are not undone")
 	unwritten := false
 	for {
@@ -128,8 +128,8 @@ func (a *agent) undoMade(ctx context.Context) {
 	}
 }
 
-// noteAsked notes when a claim has asked for devices: it may have ended when somebody looks next who
-// has what.
+// noteAsked stores the time at which a claim requested devices. By the next check for consumers,
+// the claim may have ended.
 func (a *agent) noteAsked(claim *resourceapi.ResourceClaim) {
 	if claim.Status.Allocation == nil {
 		return
@@ -141,7 +141,7 @@ func (a *agent) noteAsked(claim *resourceapi.ResourceClaim) {
 	}
 }
 
-// lastAsked returns when a claim last asked for one of some devices.
+// lastAsked returns the time of the last claim for one of the devices.
 func (a *agent) lastAsked(devices []string) (last time.Time) {
 	for _, device := range devices {
 		if at, _ := a.asked.Load(device); at != nil && at.(time.Time).After(last) {
@@ -151,7 +151,7 @@ func (a *agent) lastAsked(devices []string) (last time.Time) {
 	return last
 }
 
-// wanted returns the units of which somebody has a device, or a classic resource lists one.
+// wanted returns the units with a device that has a consumer or that an extended resource lists.
 func (a *agent) wanted(p *placed, all []making.Made) map[string]bool {
 	wanted := make(map[string]bool)
 	if len(all) == 0 {
@@ -170,8 +170,8 @@ func (a *agent) wanted(p *placed, all []making.Made) map[string]bool {
 	return wanted
 }
 
-// devicesOf returns the devices of a unit: those that were to be made, and those that have come. The
-// kernel may have put virtual functions elsewhere than it had said.
+// devicesOf returns the devices of a unit: the devices that were planned, and the devices that
+// appeared. The kernel may assign virtual functions other addresses than it had announced.
 func (p *placed) devicesOf(made *making.Made) []string {
 	devices := slices.Clone(made.Devices)
 	for i := range p.snapshot.Devices {

@@ -32,7 +32,7 @@ const (
 // virtual returns the name of a virtual function.
 func virtual(i int) string { return strings.Fields(virtuals)[i] }
 
-// makes is a node with an adapter that may have four virtual functions on request.
+// makes is a node with an adapter that can have four virtual functions on demand.
 type makes struct {
 	*rebinding
 	physical *rebindtest.Physical
@@ -58,7 +58,7 @@ func (m *makes) config(wanted *rules.Rules) Config {
 	return config
 }
 
-// start runs an agent, and waits until it offers what could be made.
+// start runs an agent, and waits until the agent offers the possible virtual functions.
 func (m *makes) start() (stop func()) {
 	m.t.Helper()
 	stop = m.run(m.config(&rules.Rules{Mode: discovery.ModeDRA}))
@@ -66,7 +66,8 @@ func (m *makes) start() (stop func()) {
 	return stop
 }
 
-// has waits, and checks how many virtual functions there are, and whether that is written down.
+// has waits, and then checks the number of virtual functions, and that a record exists if there are
+// any.
 func (m *makes) has(count int, after time.Duration) {
 	m.t.Helper()
 	time.Sleep(after)
@@ -87,8 +88,8 @@ func (m *makes) gets(i int, name string) (release func()) {
 	return func() { m.unprepare(claim) }
 }
 
-// All virtual functions are made by one write when the first is claimed, and are undone by
-// one when nobody has had any for a while.
+// One write creates all virtual functions when the first is claimed, and one write removes all of
+// them when none has had a consumer for a while.
 func TestAgentMakesVirtualFunctions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
@@ -106,7 +107,7 @@ func TestAgentMakesVirtualFunctions(t *testing.T) {
 		m.has(4, time.Hour)
 		second()
 		m.has(4, keepMade-5*time.Second)
-		third := m.gets(1, "third") // it is warm
+		third := m.gets(1, "third") // the virtual functions still exist
 		m.has(4, time.Hour)
 		third()
 		m.has(0, keepMade+5*time.Second)
@@ -119,8 +120,8 @@ func TestAgentMakesVirtualFunctions(t *testing.T) {
 	})
 }
 
-// While virtual functions come and go one by one, and are without drivers for a moment, all
-// are offered and none is said to be unwell.
+// While virtual functions come and go one by one and are without drivers for a moment, all are
+// offered and none is reported as unhealthy.
 func TestAgentSaysNothingOfWhatIsBeingMade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
@@ -164,8 +165,8 @@ func TestAgentSaysNothingOfWhatIsBeingMade(t *testing.T) {
 	})
 }
 
-// A virtual function with RDMA has its interface before its RDMA device. The claim waits for that. The
-// adapter itself is offered as long as it has no virtual functions.
+// A virtual function with RDMA has its interface before its RDMA device. The claim waits for the
+// RDMA device. The adapter itself is offered while it has no virtual functions.
 func TestAgentMakesVirtualFunctionsWithRDMA(t *testing.T) {
 	const adapter = "pci-0000-03-00-0"
 	synctest.Test(t, func(t *testing.T) {
@@ -192,7 +193,7 @@ func TestAgentMakesVirtualFunctionsWithRDMA(t *testing.T) {
 	})
 }
 
-// Virtual functions whose RDMA device does not come are given to nobody as if they had one.
+// If the RDMA device of a virtual function does not appear, the claim fails.
 func TestAgentGivesNoVirtualFunctionWithoutItsRDMADevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := makesOf(t, &rebindtest.Physical{Address: physicalFunction, Total: 7, RDMA: time.Hour})
@@ -207,7 +208,8 @@ func TestAgentGivesNoVirtualFunctionWithoutItsRDMADevice(t *testing.T) {
 	})
 }
 
-// Virtual functions that an administrator made stay. While they are there, no others are offered.
+// Virtual functions that an administrator created remain. While they exist, the agent offers no
+// others.
 func TestAgentLeavesOthersVirtualFunctions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
@@ -227,8 +229,8 @@ func TestAgentLeavesOthersVirtualFunctions(t *testing.T) {
 	})
 }
 
-// If an administrator changes the number of virtual functions that the agent has created,
-// they stay, and the agent does not log that it has removed them.
+// If an administrator changes the number of virtual functions that the agent has created, the
+// virtual functions remain, and the agent does not log a removal.
 func TestAgentLogsThatVirtualFunctionsWereChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
@@ -261,8 +263,7 @@ func TestAgentLogsThatVirtualFunctionsWereChanged(t *testing.T) {
 	})
 }
 
-// An agent that starts goes on with what the one before has made, and knows that it is to
-// be undone.
+// A new agent continues with the virtual functions of the previous agent, and removes them later.
 func TestAgentRestartsWithWhatItMade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
@@ -280,7 +281,7 @@ func TestAgentRestartsWithWhatItMade(t *testing.T) {
 		m.unprepare(claim)
 		stop()
 		config := m.config(&rules.Rules{Mode: discovery.ModeDRA})
-		config.Settings.VirtualFunctions = nil // the administrator wants none on request any more
+		config.Settings.VirtualFunctions = nil // the administrator no longer allows virtual functions on demand
 		stop = m.run(config)
 		m.has(0, 2*keepMade)
 		m.offers("", "")
@@ -288,8 +289,8 @@ func TestAgentRestartsWithWhatItMade(t *testing.T) {
 	})
 }
 
-// An agent that is killed before any write leaves what the next one goes on from, whether the
-// claim is still wanted or not. A reboot undoes everything.
+// If an agent is killed before any of its writes, the next agent continues from there, whether the
+// claim is still wanted or not. A reboot removes all virtual functions.
 func TestAgentIsKilledWhileItMakes(t *testing.T) {
 	for step := range 3 {
 		for _, then := range []string{"wanted", "unwanted", "rebooted"} {
@@ -313,7 +314,7 @@ func TestAgentIsKilledWhileItMakes(t *testing.T) {
 						m.boot = "second"
 					}
 					stop = m.run(m.config(&rules.Rules{Mode: discovery.ModeDRA}))
-					time.Sleep(keepMade / 2) // it undoes them after all of it, and one after the other goes then
+					time.Sleep(keepMade / 2) // half the time, because the agent removes units after all of keepMade
 					if then != "unwanted" {
 						if err := m.prepareAgain(claim); err != nil {
 							t.Error(err)
@@ -330,8 +331,8 @@ func TestAgentIsKilledWhileItMakes(t *testing.T) {
 	}
 }
 
-// The kernel refuses, makes fewer, or no driver takes what it makes. The claim is told, and others
-// are kept from what cannot be made.
+// The kernel refuses, creates fewer virtual functions, or no driver binds to them. The claim gets
+// the error, and devices that cannot be created are tainted for other claims.
 func TestAgentCannotMakeVirtualFunctions(t *testing.T) {
 	for name, test := range map[string]struct {
 		spoil  func(*makes)
@@ -345,7 +346,7 @@ func TestAgentCannotMakeVirtualFunctions(t *testing.T) {
 		},
 		"fewer": {
 			func(m *makes) { m.physical.Fewer = 2 }, nil,
-			"was to have 4 virtual functions and has 2", virtual(0) + " " + virtual(1) + " " + virtual(3), // which the claim has, and is gone
+			"was to have 4 virtual functions and has 2", virtual(0) + " " + virtual(1) + " " + virtual(3), // the claim's device is gone
 		},
 		"no driver takes them": {
 			func(m *makes) { m.Refuse("igbvf", syscall.ENODEV) }, func(m *makes) { m.Refuse("igbvf", nil) },
@@ -373,12 +374,12 @@ func TestAgentCannotMakeVirtualFunctions(t *testing.T) {
 					m.unprepare(claim)
 					stop()
 					stop = m.run(m.config(&rules.Rules{Mode: discovery.ModeDRA}))
-					m.has(0, 2*keepMade) // those that are there are undone nevertheless
+					m.has(0, 2*keepMade) // the existing virtual functions are removed nevertheless
 					stop()
 					return
 				}
 				test.mend(m)
-				if m.Virtual(physicalFunction) > 0 { // they are undone, and made anew
+				if m.Virtual(physicalFunction) > 0 { // they are removed and created again
 					m.unprepare(claim)
 					m.has(0, 2*keepMade)
 				}
@@ -395,7 +396,7 @@ func TestAgentCannotMakeVirtualFunctions(t *testing.T) {
 	}
 }
 
-// A kernel that does not come back holds up its own adapter and nothing else.
+// A write that hangs in the kernel blocks its own adapter and nothing else.
 func TestAgentMakesWhileTheKernelHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
@@ -419,7 +420,7 @@ func TestAgentMakesWhileTheKernelHangs(t *testing.T) {
 	})
 }
 
-// Nothing that a process of the host uses is destroyed.
+// The agent removes no virtual function that a process of the host uses.
 func TestAgentKeepsVirtualFunctionsInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
@@ -427,7 +428,7 @@ func TestAgentKeepsVirtualFunctionsInUse(t *testing.T) {
 		release := m.gets(0, "c")
 		release()
 		flags := rebindtest.Source(rebindtest.VirtualAddress(2)) + "/net/vf2/flags"
-		m.File(flags, "0x1003\n") // an administrator set its interface up
+		m.File(flags, "0x1003\n") // an administrator set the interface up
 		m.has(4, time.Hour)
 		m.File(flags, "0x1002\n")
 		m.has(0, refuseInterval+5*time.Second)
@@ -435,7 +436,7 @@ func TestAgentKeepsVirtualFunctionsInUse(t *testing.T) {
 	})
 }
 
-// A claim may want a virtual function that is not there under vfio.
+// A claim can request a virtual function under vfio before the function exists.
 func TestAgentMakesAndRebinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
@@ -459,7 +460,8 @@ func TestAgentMakesAndRebinds(t *testing.T) {
 	})
 }
 
-// An entry of resources has all virtual functions as long as it is there.
+// An extended resource keeps all its virtual functions as long as the configuration lists the
+// resource.
 func TestAgentMakesForAResource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)

@@ -19,14 +19,15 @@ import (
 	"chandler.dev/internal/rebind"
 )
 
-// refuseInterval is how long until it is tried again to give a device back, or to undo what was made, after that
-// failed. It is also looked after that time whether somebody has it still, in case nobody was heard to let go.
+// refuseInterval is the time until the next attempt after the return of a device to its driver, or
+// the removal of a unit, has failed. After the same time the agent also checks again for consumers,
+// in case no release was reported.
 const refuseInterval = 10 * time.Second
 
-// reboundDir is where earlier versions wrote down what functions were.
+// reboundDir is the directory of the records of bound functions of earlier versions.
 const reboundDir = "rebound"
 
-// newBinder makes what gives devices to vfio and back.
+// newBinder creates the Binder, which binds functions to vfio and returns them to their drivers.
 func (a *agent) newBinder() *rebind.Binder {
 	config := rebind.Config{
 		Host:  a.host,
@@ -51,12 +52,13 @@ func (a *agent) newBinder() *rebind.Binder {
 	return rebind.New(config)
 }
 
-// busy returns who uses one of several functions, nil if they are free.
+// busy returns the users of the functions as an error, nil if all are free.
 func (a *agent) busy(functions ...sysfs.Device) error { return a.used(false, functions...) }
 
-// opened returns which process has a device under vfio open, or another function of its IOMMU group, "" if none is seen
-// but those of the consumer's own pods. VFIO lets one process at a time open a group (vfio_group_fops_open in
-// drivers/vfio, EBUSY, Linux 5.16 to 6.18) or have a device bound to its iommufd, and a group belongs to one iommufd
+// opened returns the process that has a device under vfio open, or another function of the device's
+// IOMMU group. opened ignores the consumer's own pods, and returns "" if no such process is
+// visible. VFIO lets one process at a time open a group (vfio_group_fops_open in drivers/vfio,
+// EBUSY, Linux 5.16 to 6.18) or bind a device to its iommufd, and a group belongs to one iommufd
 // (iommu_device_claim_dma_owner in drivers/iommu/iommu.c, since Linux 6.2).
 func (a *agent) opened(d *discovery.Device, own []types.UID) string {
 	function := sysfs.At(a.host.FS, d.Source)
@@ -64,7 +66,7 @@ func (a *agent) opened(d *discovery.Device, own []types.UID) string {
 		return ""
 	}
 	functions := []sysfs.Device{function}
-	others, _ := discovery.GroupOthers(a.host, function) // else the function has no group
+	others, _ := discovery.GroupOthers(a.host, function) // an error means that the function has no group
 	for _, other := range others {
 		if sibling := sysfs.At(a.host.FS, other); discovery.IsVFIO(sibling.Driver()) {
 			functions = append(functions, sibling)
@@ -88,12 +90,12 @@ func (a *agent) opened(d *discovery.Device, own []types.UID) string {
 	return "an earlier consumer or a program of the host: " + err.Error()
 }
 
-// lookLimit is how long it may take to find out who uses a function. A process that hangs in the
-// kernel can keep whoever looks at it for as long.
+// lookLimit is the time limit of a check for the users of a function. A process that hangs in the
+// kernel can block the check for as long.
 const lookLimit = 10 * time.Second
 
-// looked returns what a look at who uses a function says, or an error if it takes too long. None begins
-// while another look at the function hangs.
+// looked returns the result of a check for the users of a function, or an error if the check takes
+// too long. No check starts while another check of the function hangs.
 func (a *agent) looked(function sysfs.Device, look func(inuse.Options) error) error {
 	var options inuse.Options
 	if s := a.settled.Load(); s != nil {
@@ -109,7 +111,7 @@ func (a *agent) looked(function sysfs.Device, look func(inuse.Options) error) er
 	return err
 }
 
-// openBinder takes over what an earlier agent has rebound.
+// openBinder loads the records of functions that an earlier agent bound to vfio.
 func (a *agent) openBinder(ctx context.Context) {
 	for _, problem := range a.binder.Open() {
 		klog.FromContext(ctx).Error(problem, "Recovering what is rebound")
@@ -117,10 +119,11 @@ func (a *agent) openBinder(ctx context.Context) {
 	notify(a.rebound)
 }
 
-// giveBack gives devices that were rebound back to the drivers that they had, once nobody
-// has them and no classic resource wants them so. Until then they are nobody's but those
-// who ask for them as they are. A device whose record could not be read is given back though
-// a resource wants it: under its own driver it can be described, and then it is rebound.
+// giveBack returns devices under vfio to their previous drivers once they have no consumer and no
+// extended resource wants them under vfio. Until then, only requests for the present driver can get
+// these devices. A device with an unreadable record is returned even if an extended resource wants
+// the device: its own driver is needed to describe the device, and afterwards the device is bound
+// to vfio again.
 func (a *agent) giveBack(ctx context.Context) {
 	attempts := newAttempts("A device is not given back to its driver")
 	unwritten := false
@@ -159,8 +162,8 @@ func (a *agent) giveBack(ctx context.Context) {
 	}
 }
 
-// restored has records written again that somebody has removed. It says once that they cannot be, whatever
-// temporary files the errors name.
+// restored rewrites records that another program has removed. It logs a failure once, since the
+// errors contain varying names of temporary files.
 func restored(ctx context.Context, restore func() error, of string, failing bool) (fails bool) {
 	err := restore()
 	if err != nil && !failing {
@@ -169,7 +172,8 @@ func restored(ctx context.Context, restore func() error, of string, failing bool
 	return err != nil
 }
 
-// giveUnit gives back all functions of one unit, unless a consumer has any of it.
+// giveUnit returns all functions of a unit to their drivers, unless a device of the unit has a
+// consumer.
 func (a *agent) giveUnit(ctx context.Context, left rebind.Left) error {
 	var blocked *ledger.Blocked
 	switch err := a.binder.Give(ctx, left.Unit); {
@@ -182,7 +186,7 @@ func (a *agent) giveUnit(ctx context.Context, left rebind.Left) error {
 	return nil
 }
 
-// rebound returns the units that classic resources want under vfio.
+// rebound returns the units that extended resources want under vfio.
 func (p *placed) rebound() map[string]bool {
 	wanted := make(map[string]bool)
 	if p.leaving {

@@ -16,16 +16,15 @@ import (
 	"chandler.dev/internal/podevents"
 )
 
-// KeptConfig is the file, in the agent's directory, of the last configuration that was
-// right. An agent that starts with a wrong one goes on with it.
+// KeptConfig is the file, in the agent's directory, with the last valid configuration. An agent
+// that starts with an invalid configuration uses this file.
 const KeptConfig = "config.yaml"
 
-// KeptLabels is the file, in the agent's directory, of the labels of the node that are in
-// force. An agent that starts goes by them until it hears others, so that a start
-// without an API server changes nothing.
+// KeptLabels is the file, in the agent's directory, with the node labels in force. A new agent uses
+// this file until it receives the labels, so that a start without an API server changes nothing.
 const KeptLabels = "labels.json"
 
-// keepConfig keeps the configuration that is in force, until the context ends.
+// keepConfig saves the configuration in force, until the context ends.
 func (a *agent) keepConfig(ctx context.Context) {
 	memoOf := func(name string) *memo {
 		return openMemo(ctx, a.files(), filepath.Join(a.StateDir, name), func([]byte) error { return nil })
@@ -36,15 +35,15 @@ func (a *agent) keepConfig(ctx context.Context) {
 		if settings.Text != nil {
 			config.write(ctx, settings.Text)
 		}
-		if data, err := json.Marshal(settings.Labels); err == nil && settings.Labels != nil { // always
+		if data, err := json.Marshal(settings.Labels); err == nil && settings.Labels != nil { // Marshal cannot fail here
 			labels.write(ctx, data)
 		}
 		waitFor(ctx, a.accepted, quietInterval)
 	}
 }
 
-// follow puts changed settings in force until the context ends. If a configuration
-// is wrong, the one before stays.
+// follow puts changed settings in force until the context ends. If a configuration is invalid, the
+// previous one stays in force.
 func (a *agent) follow(ctx context.Context) {
 	for {
 		select {
@@ -71,7 +70,7 @@ func (a *agent) change(ctx context.Context, change Change) {
 		close(a.righted)
 	}
 	if change.Settings.Rules == before.Rules {
-		return // the node has other labels, and nothing goes by them
+		return // the node's labels changed, but no setting depends on them
 	}
 	klog.FromContext(ctx).Info("The configuration changed")
 	a.warnOutdated(ctx)
@@ -79,7 +78,7 @@ func (a *agent) change(ctx context.Context, change Change) {
 	a.rescan() // to settle the states of devices by the new severity
 }
 
-// outdated returns the fields of the configuration that have changed since the agent started and are read only then.
+// outdated returns the changed fields of the configuration that need a restart of the agent.
 func (a *agent) outdated() (fields []string) {
 	started, now := &a.Settings, a.settings.Load()
 	for _, field := range []struct {
@@ -93,7 +92,7 @@ func (a *agent) outdated() (fields []string) {
 		{"onRequest.virtualFunctions", slices.EqualFunc(now.VirtualFunctions, started.VirtualFunctions, discovery.SameVirtualFunctions)},
 		{"onRequest.partitions", slices.EqualFunc(now.Partition, started.Partition, discovery.SamePartitioning)},
 		{"onRequest.mps or onRequest.timeSlices", slices.EqualFunc(now.Upkeep, started.Upkeep, discovery.SameUpkeep)},
-		{"pools", started.Pools || !now.Pools}, // the kernel's physical functions are offered in the first ones
+		{"pools", started.Pools || !now.Pools}, // with pools at the start, the families already describe physical functions
 	} {
 		if !field.same {
 			fields = append(fields, field.name)
@@ -102,7 +101,7 @@ func (a *agent) outdated() (fields []string) {
 	return fields
 }
 
-// warnOutdated says which changes wait for the agent's next start.
+// warnOutdated logs the changes that need a restart of the agent.
 func (a *agent) warnOutdated(ctx context.Context) {
 	fields := a.outdated()
 	a.metrics.outdated(len(fields) > 0)
@@ -111,8 +110,8 @@ func (a *agent) warnOutdated(ctx context.Context) {
 	}
 }
 
-// stillWrong returns why the configuration is wrong, nil if that with which the agent
-// started was not, or a right one has come since.
+// stillWrong returns the error in the configuration. It returns nil if the configuration at the
+// start was valid, or if a valid one has arrived since.
 func (a *agent) stillWrong() error {
 	if a.settings.Load() != &a.Settings || a.Wrong == nil {
 		return nil
@@ -123,7 +122,8 @@ func (a *agent) stillWrong() error {
 	return a.Wrong
 }
 
-// unaccepted returns why the newest configuration is not in force, nil if it is.
+// unaccepted returns the error that prevents the newest configuration from taking effect, nil if it
+// is in force.
 func (a *agent) unaccepted() error {
 	if why := a.because.Load(); why != nil {
 		return *why
@@ -131,10 +131,10 @@ func (a *agent) unaccepted() error {
 	return a.stillWrong()
 }
 
-// complainInterval is how long until an Event is tried again.
+// complainInterval is the time until an Event is retried.
 const complainInterval = 10 * time.Second
 
-// complain tells the agent's own pod, by Events, why the configuration is wrong.
+// complain reports an invalid configuration in Events of the agent's own pod.
 func (a *agent) complain(ctx context.Context) {
 	namespace, name, isPod := strings.Cut(a.Pod, "/")
 	if !isPod {

@@ -14,8 +14,8 @@ import (
 	"chandler.dev/internal/handover"
 )
 
-// A configuration that is wrong is logged and told in a metric, and the one before
-// stays in force. The log names settings that wait for the next start.
+// An invalid configuration is logged and reported in a metric, and the previous one stays in force.
+// The log names settings that need a restart.
 func TestChange(t *testing.T) {
 	var log []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))

@@ -6,10 +6,10 @@ import (
 	"chandler.dev/internal/upkeep"
 )
 
-// upkeepDir is where programs of families keep up what claims want.
+// upkeepDir returns the directory for the daemons of family programs.
 func (a *agent) upkeepDir() string { return filepath.Join(a.StateDir, "upkeep") }
 
-// newOverseer makes what orders of those programs.
+// newOverseer creates the Overseer, which gives instructions to the family programs.
 func (a *agent) newOverseer() *upkeep.Overseer {
 	var families []string
 	for _, f := range a.Families {

@@ -9,7 +9,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// listen hears the kernel's events.
+// listen receives the kernel's events and forwards them to a.events. It sets a.hearing while
+// Uevents delivers.
 func (a *agent) listen(ctx context.Context) {
 	heard, ended := make(chan discovery.Changes, 1), make(chan struct{})
 	relayed := make(chan struct{})
@@ -37,12 +38,11 @@ func (a *agent) listen(ctx context.Context) {
 // rescan begins a scan that reads all families.
 func (a *agent) rescan() { discovery.Changes{Everything: true}.Send(a.events) }
 
-// firstWord is how long the first scan waits for informants, so that an agent that
-// starts does not take back what the last one published.
+// firstWord is the time that the first scan waits for informants, so that a new agent does not
+// withdraw facts that the previous agent published.
 const firstWord = 30 * time.Second
 
-// watch scans the host and hands the snapshots on, with the states that devices
-// have settled in.
+// watch scans the host and sends the snapshots, with the settled states of devices, to a.snapshots.
 func (a *agent) watch(ctx context.Context) {
 	for _, informant := range a.Informants {
 		waitFor(ctx, informant.Ready(), firstWord)
