@@ -33,22 +33,22 @@ type incarnation struct {
 	boot    string
 	cancel  context.CancelFunc
 	process *kubelet.Process
-	events  chan struct{} // of the kernel
+	events  chan struct{} // events of the kernel
 	changes chan agent.Change
 	done    chan struct{} // closed when the agent has returned
-	err     error         // with which it did
+	err     error         // the result of the agent; read after done
 
 	dead      atomic.Bool
-	wrong     atomic.Bool  // its configuration is
-	limit     atomic.Int64 // after how many more changes of the disk it is killed, plus one; 0: it is not
-	hostLimit atomic.Int64 // likewise of the host's attributes
-	power     bool         // it is killed then by a loss of power
+	wrong     atomic.Bool  // its configuration is invalid
+	limit     atomic.Int64 // the number of further changes of the disk before the process is killed, plus one; 0 means never
+	hostLimit atomic.Int64 // the same for changes of the host's attributes
+	power     bool         // the kill is a loss of power
 }
 
-// errKilled is how a process that was killed meets the world.
+// errKilled is the result of calls by a killed process.
 var errKilled = errors.New("the process was killed")
 
-// diskGate lets the process change the disk while it lives.
+// diskGate lets the process change the disk while the process lives.
 func (i *incarnation) diskGate(op disk.Op, name string) error {
 	if i.dead.Load() {
 		return disk.ErrDead
@@ -68,7 +68,7 @@ func (i *incarnation) diskGate(op disk.Op, name string) error {
 	return nil
 }
 
-// apiGate lets the process call the API server while it lives.
+// apiGate lets the process call the API server while the process lives.
 func (i *incarnation) apiGate(_ context.Context, _ apiserver.Call) error {
 	if i.dead.Load() {
 		return errKilled
@@ -76,7 +76,7 @@ func (i *incarnation) apiGate(_ context.Context, _ apiserver.Call) error {
 	return nil
 }
 
-// die ends the process at once: nothing that it does from now on is seen.
+// die ends the process at once: nothing that the process does afterwards has an effect.
 func (i *incarnation) die() {
 	if i.dead.Swap(true) {
 		return
@@ -87,7 +87,7 @@ func (i *incarnation) die() {
 	i.process.Kill()
 }
 
-// groups says which groups the API server has.
+// groups returns the API groups of the API server.
 type groups struct{ *incarnation }
 
 // ServerGroupsWithContext implements discovery.ServerGroupsInterfaceWithContext.
@@ -95,14 +95,15 @@ func (g groups) ServerGroupsWithContext(ctx context.Context) (*metav1.APIGroupLi
 	return g.world.server.Groups(ctx, g.apiGate)
 }
 
-// lock is the node's lock, which one agent has at a time. A process that is killed while the kernel works on a write of
-// it ends only after that, and the kernel releases its locks then (do_exit in kernel/exit.c, Linux 6.1 to 6.18).
+// lock is the node's lock, which one agent has at a time. If a process is killed during a write in
+// the kernel, the process ends only after the write, and the kernel releases its locks then
+// (do_exit in kernel/exit.c, Linux 6.1 to 6.18).
 type lock struct {
 	mu      sync.Mutex
 	holder  *incarnation
 	waiting map[*incarnation]bool
-	writing map[*incarnation]int // writes to the host that go on
-	since   time.Time            // when the holder got it
+	writing map[*incarnation]int // writes to the host in progress
+	since   time.Time            // the time at which the holder got the lock
 }
 
 func (l *lock) isHeld() bool {
@@ -111,7 +112,8 @@ func (l *lock) isHeld() bool {
 	return l.holder != nil && !l.holder.dead.Load()
 }
 
-// heldSince returns since when an agent has had the lock, now if none has.
+// heldSince returns the time since which an agent has had the lock, and the present time if no
+// agent has the lock.
 func (l *lock) heldSince() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -134,7 +136,7 @@ func (l *lock) release(i *incarnation) {
 	}
 }
 
-// died releases what an agent has whose process ends, once it writes nothing any more.
+// died releases the lock of an agent whose process ends, unless a write is in progress.
 func (l *lock) died(i *incarnation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -144,7 +146,7 @@ func (l *lock) died(i *incarnation) {
 	}
 }
 
-// begins notes that an agent begins a write, and reports whether it has the lock.
+// begins records the beginning of a write by an agent, and reports whether the agent has the lock.
 func (l *lock) begins(i *incarnation) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -152,7 +154,7 @@ func (l *lock) begins(i *incarnation) bool {
 	return l.holder == i
 }
 
-// ends notes that a write of an agent has ended.
+// ends records the end of a write by an agent.
 func (l *lock) ends(i *incarnation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -161,24 +163,24 @@ func (l *lock) ends(i *incarnation) {
 	}
 }
 
-// writes reports whether a write of an agent goes on.
+// writes reports whether a write of an agent is in progress.
 func (l *lock) writes(i *incarnation) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.writing[i] > 0
 }
 
-// reboot forgets all processes.
+// reboot removes all processes.
 func (l *lock) reboot() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.holder, l.waiting = nil, make(map[*incarnation]bool)
 }
 
-// lockPause is how often the lock is asked for, as the real one is.
+// lockPause is the interval between attempts to get the lock, as for the real lock.
 const lockPause = 50 * time.Millisecond
 
-// lockOf is the lock as one agent has it.
+// lockOf is the lock from the view of one agent.
 type lockOf struct {
 	*lock
 	own *incarnation
@@ -193,7 +195,7 @@ func (l lockOf) Acquire(ctx context.Context) (func(), error) {
 			delete(l.waiting, l.own)
 			l.mu.Unlock()
 			l.own.world.log("%s is the active agent", l.own.name)
-			if l.own.world.wiped { // since it was started, perhaps
+			if l.own.world.wiped { // the wipe may have happened after the start of the agent
 				l.own.world.forgetUses()
 			}
 			return l.unlock, nil
@@ -209,7 +211,8 @@ func (l lockOf) Acquire(ctx context.Context) (func(), error) {
 	}
 }
 
-// unlock releases the lock. The agent must not write to the host any more, since the next one begins.
+// unlock releases the lock. The agent must not write to the host afterwards, since the next agent
+// begins.
 func (l lockOf) unlock() {
 	if l.writes(l.own) {
 		l.own.world.fail("%s releases the node's lock while a write of it goes on", l.own.name)
@@ -232,10 +235,10 @@ const (
 	cdiRoot     = "/var/run/cdi"
 )
 
-// startAgent starts another agent of the node.
+// startAgent starts another agent on the node.
 func (w *World) startAgent() *incarnation { return w.startAgentWith(w.settings, nil) }
 
-// startAgentWith starts one with a configuration, or for want of a right one.
+// startAgentWith starts an agent with settings. wrong is the error if the configuration is invalid.
 func (w *World) startAgentWith(settings agent.Settings, wrong error) *incarnation {
 	w.agents++
 	w.keeps = w.server.Features()
@@ -288,7 +291,7 @@ func (w *World) startAgentWith(settings agent.Settings, wrong error) *incarnatio
 	return i
 }
 
-// hear hands on what the kernel says.
+// hear forwards the kernel's events to the agent.
 func (i *incarnation) hear(ctx context.Context, events chan discovery.Changes) error {
 	for {
 		select {
@@ -300,7 +303,8 @@ func (i *incarnation) hear(ctx context.Context, events chan discovery.Changes) e
 	}
 }
 
-// uevent has the kernel tell all agents that something changed.
+// uevent sends an event of the kernel to all living agents. Only the root goroutine may call
+// uevent.
 func (w *World) uevent() {
 	for _, i := range w.living {
 		select {
@@ -310,7 +314,7 @@ func (w *World) uevent() {
 	}
 }
 
-// announce has the kernel tell all agents, from any goroutine.
+// announce sends an event of the kernel to all agents, from any goroutine.
 func (w *World) announce() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -322,18 +326,18 @@ func (w *World) announce() {
 	}
 }
 
-// sink logs to the history.
+// sink writes log messages to the history.
 type sink struct {
 	world  *World
 	prefix string
 	values []any
-	slices bool // of the library's controller of slices
+	slices bool // the sink of the library's controller of slices
 }
 
-// rescheduled is what the library's controller says when it has scheduled to
-// look at a pool again. It does so at once, for ever, while the clock stands at
-// the moment for which that was due, as the clock of a simulation does
-// (resourceslice/resourceslicecontroller.go, syncPool).
+// rescheduled is the message of the library's controller after it has scheduled the next sync of a
+// pool. While the clock stands at the moment of the sync, as the clock of a simulation does, the
+// controller would repeat this at once without end (resourceslice/resourceslicecontroller.go,
+// syncPool).
 const rescheduled = "Scheduled re-sync"
 
 func (s *sink) Init(logr.RuntimeInfo)  {}

@@ -14,13 +14,13 @@ import (
 
 var breaks = flag.Bool("breaks", false, "build the product with one deliberate defect at a time, and demand that each is found")
 
-// deliberate is a change of the product that takes something away which it needs.
+// deliberate is a defect: a change that removes necessary code from the product.
 type deliberate struct {
 	what, file string
 	old, new   string
 }
 
-// deliberates are found by the simulation within limit seeds each.
+// deliberates lists the defects that the simulation finds within limit seeds each.
 var deliberates = []deliberate{
 	{"claims take what others have", "internal/ledger/ledger.go", "	if b := l.index.blocked(q); b != nil {\n		return nil, b\n	}\n	if before != nil && before.state != Past {", "	if before != nil && before.state != Past {"},
 	{"a claim that is being given keeps nobody out", "internal/ledger/ledger.go", "	l.put(a)\n	return before, nil", "	return before, nil"},
@@ -64,7 +64,8 @@ var deliberates = []deliberate{
 	{"admin access is judged as other access is", "driver/parameters.go", "		case !r.Admin:\n", "		case true:\n"},
 }
 
-// rare are faults without which a defect is not seen, and which strike ten times as often for it.
+// rare lists, by defect, the fault without which the simulation does not find the defect. For that
+// defect, the fault strikes ten times as often.
 var rare = map[string]string{
 	"a function that has left the IOMMU group goes to vfio with it":   "groupChanges",
 	"the lock is released while a write goes on":                      "writesHang",
@@ -72,14 +73,14 @@ var rare = map[string]string{
 	"names of directories that somebody removed are not synchronised": "stateWiped",
 }
 
-// limit is within how many seeds a defect is to be found, and sure is how often the
-// product as it is must pass the seed that found it.
+// limit is the maximum number of seeds to find a defect. sure is the number of times that the
+// unchanged product must pass the seed that found the defect.
 const (
 	limit = 1000
 	sure  = 20
 )
 
-// The product has each place of a defect once.
+// The source has the place of each defect exactly once.
 func TestPlacesOfDefects(t *testing.T) {
 	for _, d := range deliberates {
 		source, err := os.ReadFile(filepath.Join("../..", d.file))
@@ -89,9 +90,9 @@ func TestPlacesOfDefects(t *testing.T) {
 	}
 }
 
-// TestBreaks shows that the simulation sees. The product as it is must pass the
-// seeds that find defects, or nothing is shown. It builds the product anew for each
-// defect, and runs on demand: make simulate-breaks.
+// TestBreaks shows that the simulation finds defects. The unchanged product must pass the seeds
+// that find defects; otherwise these seeds prove nothing. TestBreaks builds the product for each
+// defect, and runs only with make simulate-breaks.
 func TestBreaks(t *testing.T) {
 	if !*breaks {
 		t.Skip("see make simulate-breaks")
@@ -121,7 +122,8 @@ func TestBreaks(t *testing.T) {
 	}
 }
 
-// build builds the simulation with the defect and the changed runtime, and returns the program.
+// build builds the simulation with the defect and the changed runtime, and returns the path of the
+// program.
 func (d deliberate) build(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -154,14 +156,14 @@ func (d deliberate) build(t *testing.T) string {
 		t.Fatal(err)
 	}
 	command := exec.Command("go", "test", "-c", "-vet=off", "-tags", "simulated", "-overlay", filepath.Join(dir, "overlay.json"), "-o", program, ".")
-	command.Env = append(os.Environ(), "CGO_ENABLED=0") // with cgo there are threads that the scheduler does not choose
+	command.Env = append(os.Environ(), "CGO_ENABLED=0") // with cgo, threads exist that the scheduler does not choose
 	if out, err := command.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	return program
 }
 
-// changed returns the source of a file with changes.
+// changed returns the source of a file with the changes applied.
 func changed(t *testing.T, file string, changes []deliberate) []byte {
 	t.Helper()
 	source, err := os.ReadFile(file)

@@ -15,7 +15,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// check looks whether what must always hold holds.
+// check checks the invariants.
 func (w *World) check() {
 	w.checkCalls()
 	users := w.users()
@@ -35,13 +35,13 @@ func (w *World) check() {
 			}
 		}
 		same := func(b *use) bool {
-			unit := a.classic && a.container == b.container && strings.HasPrefix(a.silicon, "iommu-group-") // which one ID stands for
+			unit := a.classic && a.container == b.container && strings.HasPrefix(a.silicon, "iommu-group-") // one ID stands for the unit
 			return a.claim != "" && a.claim == b.claim && a.device == b.device && a.share == b.share || unit && a.silicon == b.silicon
 		}
 		if a.open || a.back || slices.ContainsFunc(users[:i], same) {
 			continue
 		}
-		if a.part != nil { // shares together take what the device takes
+		if a.part != nil { // all shares together take what the device takes
 			if parts[a.device] == nil {
 				parts[a.device] = make(part)
 			}
@@ -58,9 +58,9 @@ func (w *World) check() {
 	}
 }
 
-// unrecorded says how the record of a claim is not about what a container has by it, "" if it
-// is: an agent that started now would give that to others. A record that is missing is being
-// written, or was lost; see missing.
+// unrecorded returns the error in a claim's record that would make a new agent give the container's
+// device to others, "" if there is none. A missing record is being written or was lost; see
+// missing.
 func (w *World) unrecorded(u *use) string {
 	record, there := w.disk.Content(w.recordOf(u.claim))
 	switch {
@@ -74,8 +74,8 @@ func (w *World) unrecorded(u *use) string {
 	return ""
 }
 
-// twice demands that nobody else has what a claim has whose record is about to be removed:
-// as long as it is there, others are kept out.
+// twice fails if another claim has a device of the claim whose record is about to be removed: as
+// long as the record exists, the devices must not go to other claims.
 func (w *World) twice(name, boot string) {
 	mine := w.alone(name, boot)
 	if len(mine) == 0 {
@@ -93,7 +93,7 @@ func (w *World) twice(name, boot string) {
 	}
 }
 
-// alone returns the devices that a record of a boot gives to its claim alone.
+// alone returns the devices that a record of a boot gives exclusively to its claim.
 func (w *World) alone(name, boot string) map[string]bool {
 	if path.Ext(name) != ".record" {
 		return nil
@@ -117,8 +117,8 @@ func (w *World) recordOf(claim types.UID) string {
 	return stateDir + "/claims/" + string(claim) + ".record"
 }
 
-// count counts what a use takes of the counters of its silicon, and says of which
-// there is not enough.
+// count adds the counters that a use takes from its silicon, and returns an error text if a counter
+// is exceeded.
 func (u *use) count(counters map[string]map[string]resource.Quantity) string {
 	if counters[u.silicon] == nil {
 		counters[u.silicon] = make(map[string]resource.Quantity)

@@ -22,14 +22,14 @@ import (
 type fault struct {
 	name   string
 	weight int
-	strike func(w *World) bool // false: it cannot be now
+	strike func(w *World) bool // false if the fault is impossible now
 }
 
-// often is the kind of fault that strikes ten times as often as else, "" for none. It is for what only
-// happens after a fault that is rare.
+// often is the kind of fault that strikes ten times as often, "" for none. It serves situations
+// that arise only after a rare fault.
 var often string
 
-// faultKinds returns all kinds of faults, in an order that stays.
+// faultKinds returns all kinds of faults, always in the same order.
 func faultKinds() []fault {
 	kinds := allFaults()
 	for i := range kinds {
@@ -85,12 +85,12 @@ func allFaults() []fault {
 		{"deviceReturns", 4, (*World).comeBack},
 		{"deviceSwapped", 2, (*World).swap},
 		{"nodesRenumbered", 3, (*World).renumber},
-		{"groupChanges", 0, (*World).regroup}, // with -often alone: agents do not yet recover from all that comes of it
+		{"groupChanges", 0, (*World).regroup}, // with -often alone: agents do not yet recover from all consequences
 		{"numbersReassigned", 4, (*World).reassign},
-		{"anotherPlugin", 0, nil}, // from the beginning
+		{"anotherPlugin", 0, nil}, // strikes before the start
 		{"unreadable", 3, (*World).sicken},
 		{"readHangs", 2, (*World).hang},
-		{"processLingers", 0, nil}, // where containers end
+		{"processLingers", 0, nil}, // strikes when containers end
 		{"agentKilledChanging", 6, (*World).killChanging},
 		{"hostUses", 4, (*World).hostUses},
 		{"driverRefuses", 3, (*World).driverRefuses},
@@ -102,7 +102,7 @@ func isWrite(op disk.Op) bool { return op == disk.Create || op == disk.Write || 
 func isRead(op disk.Op) bool  { return op == disk.Read || op == disk.List }
 func isSync(op disk.Op) bool  { return op == disk.Sync || op == disk.SyncDir }
 
-// during has a fault go on for a while, and end then.
+// during makes a fault last for a random time up to longest, and then calls end.
 func (w *World) during(name string, longest time.Duration, end func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -115,13 +115,13 @@ func (w *World) goesOn(name string) bool {
 	return w.ongoing[name] != nil
 }
 
-// clean forgets agents that have ended.
+// clean drops agents that have ended from w.living.
 func (w *World) clean() {
 	w.living = slices.DeleteFunc(w.living, func(i *incarnation) bool { return i.dead.Load() })
 }
 
-// keepAgent starts an agent if none lives, as the kubelet does with a pod, or has
-// the machine start again if an agent was to die of a loss of power.
+// keepAgent starts an agent if none lives, as the kubelet does for a pod. If an agent was killed by
+// a loss of power, the machine reboots.
 func (w *World) keepAgent() {
 	if slices.ContainsFunc(w.living, func(i *incarnation) bool { return i.power && i.dead.Load() }) {
 		w.reboot(true)
@@ -144,8 +144,7 @@ func (w *World) killAgent() bool {
 	return true
 }
 
-// killWriting has an agent killed before it does something to the disk, alone or
-// by a loss of power.
+// killWriting lets an agent be killed before a change of the disk, alone or by a loss of power.
 func (w *World) killWriting(power bool) bool {
 	w.clean()
 	if len(w.living) == 0 {
@@ -169,8 +168,8 @@ func (w *World) restartAgent() bool {
 	return true
 }
 
-// replaceAgent ends the agent and starts another. Where agents have no sockets of
-// their own, the other starts when the first has ended.
+// replaceAgent ends the agent and starts another. Without surges, the new agent starts after the
+// first has ended.
 func (w *World) replaceAgent() {
 	one := w.living[0]
 	w.log("%s is told to end", one.name)
@@ -182,7 +181,7 @@ func (w *World) replaceAgent() {
 	w.startAgent()
 }
 
-// volatile are the directories that no reboot leaves anything of.
+// volatile lists the directories that a reboot empties.
 var volatile = []string{"/var/run", "/run"}
 
 func (w *World) reboot(powerLost bool) bool {
@@ -204,13 +203,13 @@ func (w *World) reboot(powerLost bool) bool {
 	w.newBoot()
 	w.rebootHost()
 	w.endOngoing("kubeletDown", "surge", wrongSurge)
-	w.lost = false // all claims are prepared anew
+	w.lost = false // all claims are prepared again
 	w.kubelet.Up()
 	w.startAgent()
 	return true
 }
 
-// endOngoing ends faults before their time, without what their end does.
+// endOngoing ends faults early, without calling their end functions.
 func (w *World) endOngoing(names ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -266,9 +265,9 @@ func (w *World) forceDelete() bool {
 	return false
 }
 
-// reallocate has a claim allocated anew while a container goes on with what it had: its pod
-// is deleted by force, another claim has the device for a moment, and a kubelet that was
-// restarted asks for the claim again.
+// reallocate allocates a claim again while a container keeps running with the claim's earlier
+// devices: the pod is deleted by force, another claim has the device for a moment, and a restarted
+// kubelet prepares the claim again.
 func (w *World) reallocate() bool {
 	p := w.anyPod(func(p *pod) bool { return p.bound && !p.own && p.Stubborn })
 	if p == nil || w.isDown() || !w.kubelet.IsUp() {
@@ -282,7 +281,7 @@ func (w *World) reallocate() bool {
 	before := w.server.Claim(namespace, p.Claims[0]).DeepCopy()
 	w.deletePod(p, true)
 	if before.Status.Allocation == nil || w.server.Claim(namespace, before.Name).Status.Allocation != nil {
-		return true // the pod has ended, or others have the claim too
+		return true // the pod has ended, or other pods have the claim too
 	}
 	passing, next := before.DeepCopy(), w.newPod("pod")
 	passing.Name, passing.UID = "passing", ""
@@ -292,7 +291,7 @@ func (w *World) reallocate() bool {
 	w.server.Delete(passing)
 	w.kubelet.Down()
 	w.kubelet.Up()
-	time.Sleep(time.Duration(w.random.IntN(500)) * time.Millisecond) // containers of pods that it does not know end in a second
+	time.Sleep(time.Duration(w.random.IntN(500)) * time.Millisecond) // the kubelet ends containers of unknown pods within a second
 	w.submit(next)
 	if placed {
 		w.saw("claimReallocated")
@@ -300,8 +299,8 @@ func (w *World) reallocate() bool {
 	return true
 }
 
-// deletePrepared deletes a pod by force while a slow disk has its claim wait, and has another
-// pod get the device.
+// deletePrepared deletes a pod by force while a slow disk delays its claim, and starts another pod
+// that may get the device.
 func (w *World) deletePrepared() bool {
 	if w.isDown() || w.goesOn(diskFault) || !w.dra() {
 		return false
@@ -328,8 +327,9 @@ func (w *World) deletePrepared() bool {
 	return true
 }
 
-// joinEnding has a pod join a claim whose Unprepare fails at least twice, since the disk removes nothing for a while. To
-// 1.36 the kubelet starts the pod without another call: the claim is prepared, by its account (see [kubelet.Container]).
+// joinEnding lets a pod join a claim whose Unprepare fails at least twice, because the disk fails
+// all removals for a while. Kubelets up to 1.36 start the pod without another call, since the claim
+// counts as prepared (see [kubelet.Container]).
 func (w *World) joinEnding() bool {
 	if w.isDown() || w.goesOn(diskFault) || !w.dra() || !w.kubelet.IsUp() {
 		return false
@@ -355,7 +355,7 @@ func (w *World) joinEnding() bool {
 		w.heals()
 	})
 	w.deletePod(one, !one.bound)
-	time.Sleep(2 * time.Second) // the kubelet asks, and a second later asks again
+	time.Sleep(2 * time.Second) // the kubelet calls Unprepare, and again a second later
 	w.submit(other)
 	if one.bound && other.bound {
 		w.saw("joinedWhileEnding")
@@ -363,7 +363,7 @@ func (w *World) joinEnding() bool {
 	return true
 }
 
-// anyPod returns one of the pods that match, nil if none does.
+// anyPod returns one of the matching pods, nil if there are none.
 func (w *World) anyPod(match func(*pod) bool) *pod {
 	all := slices.DeleteFunc(w.cluster(), func(p *pod) bool { return p.Namespace != namespace || !match(p) })
 	if len(all) == 0 {
@@ -372,7 +372,7 @@ func (w *World) anyPod(match func(*pod) bool) *pod {
 	return pick(w.random, all...)
 }
 
-// setFault has the API server answer calls of the agent with a fault.
+// setFault makes the API server answer calls of the agent with a fault.
 func (w *World) setFault(name string, longest time.Duration, f apiserver.Fault) bool {
 	if slices.ContainsFunc([]string{"apiDown", "apiSlow", "apiThrottles", "apiConflicts", "apiForbids"}, w.goesOn) {
 		return false
@@ -405,7 +405,7 @@ func (w *World) apiSlow() bool {
 	})
 }
 
-// upTo returns a time for any goroutine.
+// upTo returns a random duration. Any goroutine may call upTo.
 func (w *World) upTo(longest time.Duration) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -465,7 +465,7 @@ func (w *World) schedulerBehind() bool {
 	return true
 }
 
-// dropFields makes the API server one of another version.
+// dropFields gives the API server the features of another version.
 func (w *World) dropFields() bool {
 	w.server.SetFeatures(featuresOf(pick(w.random, 34, 35, 36, 37)))
 	w.saw("fieldsDropped")

@@ -17,18 +17,18 @@ import (
 	"chandler.dev/internal/simulation/kernel"
 )
 
-// allowed is what the administrator of a machine lets agents do to its functions.
+// allowed holds the changes of functions that the machine's administrator allows.
 type allowed struct {
-	rebind []string // addresses of functions
-	make   string   // the physical function that may have virtual ones, "" for none
+	rebind []string // addresses of the functions allowed under vfio
+	make   string   // the physical function that may get virtual functions, "" for none
 }
 
-// count is how many virtual functions it may have.
+// count is the number of virtual functions on demand.
 const count = 3
 
-// functions is a machine with disks and network adapters whose drivers change: one disk that
-// nobody may touch, one that is alone in its IOMMU group, two that are in one group, an adapter
-// without virtual functions, and one that has two from the boot on.
+// functions returns a machine with disks and network adapters whose drivers change: one disk that
+// the agents must not change, one disk alone in its IOMMU group, two disks in one group, an adapter
+// without virtual functions, and an adapter with two virtual functions from the boot on.
 func functions(rebinds, makes, oneGroup bool) *machine {
 	m := &machine{name: fmt.Sprintf("disks and adapters, rebinding %v, on request %v, virtual functions in one group %v", rebinds, makes, oneGroup), resets: true}
 	disk := func(address string, group int) { m.add(address, kernel.Function{Driver: "nvme", Group: group}) }
@@ -40,7 +40,7 @@ func functions(rebinds, makes, oneGroup bool) *machine {
 	m.add("0000:05:00.0", kernel.Function{Driver: "igb", Group: 20, Total: 7, Boot: 2})
 	if rebinds {
 		m.allowed.rebind = []string{"0000:02:00.0", "0000:04:00.0", "0000:04:00.1", "0000:03:10.0", "0000:03:10.2", "0000:03:10.4"}
-		m.cards = append(m.cards, card{address: "0000:02:00.0"}) // one function of a card does not vanish alone
+		m.cards = append(m.cards, card{address: "0000:02:00.0"}) // a single function of a multi-function card does not vanish
 	}
 	if makes {
 		m.allowed.make = "0000:03:00.0"
@@ -50,7 +50,7 @@ func functions(rebinds, makes, oneGroup bool) *machine {
 	return m
 }
 
-// add adds a function as it is recorded, without its driver.
+// add adds a function to the host recording, without its driver.
 func (m *machine) add(address string, f kernel.Function) {
 	bus := strings.Split(address, ":")[1]
 	f.Address, f.Source = address, fmt.Sprintf("sys/devices/pci0000:00/0000:00:%s.0/%s", bus, address)
@@ -73,7 +73,7 @@ func (m *machine) add(address string, f kernel.Function) {
 	m.functions = append(m.functions, f)
 }
 
-// host is a machine's host with what the administrator allows.
+// host returns a machine's host with the settings that the administrator allows.
 func (m *machine) host(h *kernel.Host) *discovery.Host {
 	host := &discovery.Host{FS: h}
 	if len(m.allowed.rebind) > 0 {
@@ -89,8 +89,8 @@ func (m *machine) host(h *kernel.Host) *discovery.Host {
 	return host
 }
 
-// resources names what the device-plugin API offers of the machine's functions: disks under
-// vfio, virtual functions with their own driver.
+// resources returns the extended resources of the machine's functions: disks under vfio, virtual
+// functions with their own driver.
 func (m *machine) resources() ([]rules.Resource, error) {
 	if len(m.functions) == 0 {
 		return nil, nil
@@ -108,10 +108,10 @@ func (m *machine) resources() ([]rules.Resource, error) {
 
 func deviceName(address string) string { return discovery.DeviceName(sysfs.At(nil, address)) }
 
-// asVFIO is how a claim says that it wants functions under vfio.
+// asVFIO is the parameter of claims that request functions under vfio.
 const asVFIO = `{"driver":"vfio"}`
 
-// readParameters decodes what claims say.
+// readParameters decodes the parameters of claims.
 func readParameters(raw []byte) (discovery.Parameters, error) {
 	if string(raw) != asVFIO {
 		return nil, fmt.Errorf("no parameters: %s", raw)
@@ -119,8 +119,8 @@ func readParameters(raw []byte) (discovery.Parameters, error) {
 	return discovery.Parameters{discovery.Driver: discovery.DriverVFIO}, nil
 }
 
-// specify has a claim of a machine whose drivers change say what it wants: some function under
-// vfio or with its own driver, or that of a device.
+// specify adds a random request to a claim of a machine with functions: a function under vfio or
+// with its own driver, or the function of the given device.
 func (w *World) specify(claim *resourceapi.ResourceClaim, device *rules.Offered) {
 	if len(w.machine.functions) == 0 {
 		return
@@ -134,7 +134,7 @@ func (w *World) specify(claim *resourceapi.ResourceClaim, device *rules.Offered)
 		expression = `device.attributes["chandler.dev"].?vfioDriver.hasValue()`
 	}
 	if device != nil {
-		// Those of one group go to vfio together, and the last pods want each of them.
+		// The functions of one group go to vfio together, and the last pods want each function.
 		oneGroup := strings.Contains(device.Source, ":10.") && w.machine.functions[4].OneGroup
 		vfio = device.Rebind != nil && (device.Rebind.Only || vfio && !oneGroup)
 		expression = fmt.Sprintf(`device.attributes["resource.kubernetes.io"].pciBusID == %q`, addressIn(device.Source))
@@ -147,7 +147,7 @@ func (w *World) specify(claim *resourceapi.ResourceClaim, device *rules.Offered)
 	}
 }
 
-// addressIn returns the address of the PCI function that a path leads to, "" if it leads to none.
+// addressIn returns the last PCI address in a path, "" if there is none.
 func addressIn(source string) string {
 	found := address.FindAllString(source, -1)
 	if len(found) == 0 {
@@ -156,8 +156,8 @@ func addressIn(source string) string {
 	return found[len(found)-1]
 }
 
-// write changes the host for an agent, and demands that it may, and that nobody uses what it
-// takes away.
+// write changes the host for an agent, and fails if the change is not allowed or takes a function
+// from a user.
 func (i *incarnation) write(name, value string) error {
 	w := i.world
 	if i.dead.Load() {
@@ -183,8 +183,8 @@ func (i *incarnation) write(name, value string) error {
 	return err
 }
 
-// judge demands of a write that the administrator allows it, and that nobody uses what it takes
-// away.
+// judge fails if the administrator does not allow a write, or if the write takes a function from a
+// user.
 func (w *World) judge(name, value string) {
 	a := kernel.ParseWrite(name, value)
 	may, taken := false, []string{a.Function}
@@ -237,9 +237,9 @@ func (w *World) wasHanded(address string) bool {
 	return w.handed[address]
 }
 
-// userOf returns which container has a function that is taken from a driver, "" if none has. Who was given a function
-// under vfio, and has it no longer since it was taken out, does not have what came in its place under another driver;
-// driver is "" where it does not matter.
+// userOf returns the container that has a function which is being taken from a driver, "" if there
+// is none. A container that got the function under vfio no longer has the function after the
+// function was replaced by one under another driver. driver is "" if the driver does not matter.
 func (w *World) userOf(address, driver string) string {
 	if w.wiped {
 		return ""
@@ -256,8 +256,8 @@ func (w *World) userOf(address, driver string) string {
 	return ""
 }
 
-// longOpen reports whether an agent that took a function must have seen that it is open: it
-// looks before its first write, and nobody can look again before the second one.
+// longOpen reports whether an agent that took a function must have seen the function open: the
+// agent checks before its first write, and no check is possible right before the second write.
 func (w *World) longOpen(address string, since time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -265,7 +265,8 @@ func (w *World) longOpen(address string, since time.Time) bool {
 	return since.Before(begun) || now.Sub(begun) > 30*time.Second && since.Before(now)
 }
 
-// checkForm demands that the driver of what a container has is the one that it was given with.
+// checkForm returns an error text if a container's device is not under the driver with which the
+// container got the device.
 func (w *World) checkForm(u *use) string {
 	address := w.addressOf(u.device)
 	if address == "" || w.wiped || u.open || u.back || u.forgotten || w.disturbed[address] {
@@ -287,8 +288,9 @@ func (w *World) checkForm(u *use) string {
 	return ""
 }
 
-// keptFromVFIO says which function of an IOMMU group the host uses, so that nobody can use the others under vfio. One
-// that was taken out meanwhile has come back so.
+// keptFromVFIO returns an error text if the host uses a function of the IOMMU group, which makes
+// the other functions unusable under vfio. A function that vanished and returned in the meantime
+// may be under its own driver.
 func (w *World) keptFromVFIO(address string) string {
 	for _, member := range w.host.Group(address) {
 		if driver, _ := w.host.Driver(member); driver != "" && driver != kernel.VFIO && !w.disturbed[member] {
@@ -298,7 +300,7 @@ func (w *World) keptFromVFIO(address string) string {
 	return ""
 }
 
-// addressOf returns the address of the function that a device of a machine with such is.
+// addressOf returns the PCI address of a device, "" on a machine without functions.
 func (w *World) addressOf(device string) string {
 	if len(w.machine.functions) == 0 {
 		return ""
@@ -307,7 +309,7 @@ func (w *World) addressOf(device string) string {
 	return addressIn(d.Source)
 }
 
-// asBefore says which function is not what it was before anybody had it, though nobody has one.
+// asBefore returns an error text if a function without a user does not have its original state.
 func (w *World) asBefore() string {
 	if w.wiped {
 		return ""
@@ -346,7 +348,7 @@ func (w *World) asBefore() string {
 	}
 	for _, dir := range dirs {
 		for _, file := range w.disk.Files(dir) {
-			// The next agent removes those of an earlier boot, if this one could not.
+			// If this agent could not remove the files of an earlier boot, the next one does.
 			if data, _ := w.disk.Content(file); bytes.Contains(data, []byte(strconv.Quote(w.boot))) || strings.HasSuffix(file, ".tmp") {
 				return fmt.Sprintf("file %s is left: %s", file, data)
 			}
@@ -365,7 +367,7 @@ func (w *World) group(of kernel.Function) (addresses []string) {
 	return addresses
 }
 
-// rebindable returns the virtual functions that can be made.
+// rebindable returns the addresses of the virtual functions on demand.
 func (a allowed) rebindable() (addresses []string) {
 	for i := range count {
 		addresses = append(addresses, fmt.Sprintf("%s10.%d", strings.TrimSuffix(a.make, "00.0"), 2*i))

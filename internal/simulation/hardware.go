@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// anyCard returns one of the machine's cards, and whether it has any.
+// anyCard returns one of the machine's cards, and false if there are none.
 func (w *World) anyCard() (c card, found bool) {
 	if len(w.cards) == 0 {
 		return card{}, false
@@ -31,7 +31,7 @@ func (w *World) vanish() bool {
 	return true
 }
 
-// parts notes which silicon loses one of the functions that it consists of.
+// parts records the silicon that loses one of its functions.
 func (w *World) parts(c card) {
 	for _, d := range w.machine.devices {
 		if d.PartOf != nil && len(d.PartOf.Counters) == 0 && strings.Contains(d.Source, c.address) {
@@ -83,8 +83,8 @@ func (w *World) swap() bool {
 	return true
 }
 
-// pullOut says that a card which was out has nothing to do with processes that had it open before: the kernel has
-// ended what they opened.
+// pullOut removes a returned card from the uses of processes that had the card open before: the
+// kernel has invalidated their open files.
 func (w *World) pullOut(c card) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -95,8 +95,7 @@ func (w *World) pullOut(c card) {
 	}
 }
 
-// renumber has two cards come back with each other's nodes, as after a reset of the
-// bus.
+// renumber exchanges the nodes of two cards, as a reset of the bus may.
 func (w *World) renumber() bool {
 	if !w.machine.renumbers {
 		return false
@@ -123,10 +122,10 @@ func (w *World) renumber() bool {
 	return true
 }
 
-// movable is the disk that may be plugged into the slot of another IOMMU group.
+// movable is the disk that may move to the slot of another IOMMU group.
 const movable = "0000:02:00.0"
 
-// regroup has a disk come back in another IOMMU group: that of two other disks, or its own.
+// regroup moves a disk to another IOMMU group: the group of two other disks, or back to its own.
 func (w *World) regroup() bool {
 	if len(w.machine.allowed.rebind) == 0 || w.host.Gone(movable) {
 		return false
@@ -144,7 +143,7 @@ func (w *World) moveTo(group int) {
 	w.uevent()
 	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
 	w.host.Regroup(c.address, group)
-	for _, container := range w.kubelet.Containers() { // what they have is in no group with the disk any more
+	for _, container := range w.kubelet.Containers() { // containers with these functions no longer share a group with the disk
 		uses, _ := container.Note.([]*use)
 		for _, u := range uses {
 			if u.group = slices.DeleteFunc(slices.Clone(u.group), func(address string) bool { return address == c.address }); u.address == c.address {
@@ -157,7 +156,8 @@ func (w *World) moveTo(group int) {
 	w.uevent()
 }
 
-// reassign has a driver find two cards in the other order: they come back with each other's names and nodes.
+// reassign lets a driver find two cards in the other order: the cards return with each other's
+// names and nodes.
 func (w *World) reassign() bool {
 	if !w.machine.reassigns {
 		return false
@@ -187,7 +187,7 @@ func (w *World) reassign() bool {
 	return true
 }
 
-// cardOf returns the address of the card that a device is, or is on, at present.
+// cardOf returns the present address of the card with a device.
 func (w *World) cardOf(device string) string {
 	d := w.machine.devices[device]
 	if nodes := nodesOf(&d); w.machine.reassigns {
@@ -200,7 +200,7 @@ func (w *World) cardOf(device string) string {
 	return addressIn(d.Source)
 }
 
-// notes notes that an agent writes down that a consumer has a device, which may be reset from then on.
+// notes records that an agent has written a consumer's record, after which the device may be reset.
 func (w *World) notes(file string) {
 	device, _, _ := strings.Cut(path.Base(file), ".")
 	if _, there := w.disk.Content(file); there || path.Dir(file) != runDir+"/journal/reclaim" {

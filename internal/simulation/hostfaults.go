@@ -7,7 +7,7 @@ import (
 	"chandler.dev/internal/simulation/kernel"
 )
 
-// killChanging has an agent killed before it changes the host, once it does.
+// killChanging lets an agent be killed before one of its next changes of the host.
 func (w *World) killChanging() bool {
 	w.clean()
 	if len(w.living) == 0 || len(w.machine.functions) == 0 {
@@ -20,7 +20,7 @@ func (w *World) killChanging() bool {
 	return true
 }
 
-// hostUses has the host use a function: a process opens a disk, or an interface is set up.
+// hostUses makes the host use a function: a process opens a disk, or an interface is set up.
 func (w *World) hostUses() bool {
 	const fault = "the host uses a function"
 	if len(w.machine.functions) == 0 || w.goesOn(fault) {
@@ -52,7 +52,7 @@ func (w *World) hostUses() bool {
 	return true
 }
 
-// driverRefuses has drivers fail for a while.
+// driverRefuses makes drivers fail for a while.
 func (w *World) driverRefuses() bool {
 	const fault = "drivers fail"
 	if !w.machine.resets || w.goesOn(fault) {
@@ -66,7 +66,7 @@ func (w *World) driverRefuses() bool {
 	return true
 }
 
-// writesHang has writes of attributes hang for a while.
+// writesHang makes writes of attributes hang for a while.
 func (w *World) writesHang() bool {
 	if !w.machine.resets || w.goesOn("writesHang") {
 		return false
@@ -77,7 +77,7 @@ func (w *World) writesHang() bool {
 	return true
 }
 
-// disturb notes that the kernel forgets the drivers of a card's functions.
+// disturb records that the kernel has lost the drivers of a card's functions.
 func (w *World) disturb(c card) {
 	w.disturbed[c.address] = true
 	if bus, zero := strings.CutSuffix(c.address, ":00.0"); zero {
@@ -87,7 +87,7 @@ func (w *World) disturb(c card) {
 	}
 }
 
-// rebootHost has the kernel start anew.
+// rebootHost restarts the kernel.
 func (w *World) rebootHost() {
 	w.host.Reboot()
 	w.lock.reboot()

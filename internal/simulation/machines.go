@@ -22,33 +22,33 @@ import (
 
 func quantity(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
 
-// machine is a kind of machine that simulations have.
+// machine is a kind of machine for simulations.
 type machine struct {
 	name     string
 	text     []byte
 	families []*discovery.Family
-	snapshot *discovery.Snapshot      // of it at first
-	devices  map[string]rules.Offered // of that, by name, where the administrator says nothing
+	snapshot *discovery.Snapshot      // of the machine at the start
+	devices  map[string]rules.Offered // the snapshot's devices by name, without any rules of the administrator
 	cards    []card
 
-	functions []kernel.Function // those whose drivers change
-	allowed   allowed           // what agents may do to them
-	resets    bool              // devices' functions can be reset
-	named     []rules.Resource  // what the device-plugin API offers of them
+	functions []kernel.Function // the functions whose drivers change
+	allowed   allowed           // the changes of functions that agents may make
+	resets    bool              // the devices' functions can be reset
+	named     []rules.Resource  // extended resources of the functions
 
-	reassigns bool             // cards may come back with each other's names and nodes
-	renumbers bool             // cards may come back with each other's nodes
-	sharings  [][]rules.Share  // how its devices may be shared
-	exclude   []rules.Selector // for each card
+	reassigns bool             // cards may return with each other's names and nodes
+	renumbers bool             // cards may return with each other's nodes
+	sharings  [][]rules.Share  // possible ways to share the devices
+	exclude   []rules.Selector // one selector for each card
 }
 
-// card is what can vanish from a machine.
+// card is a device that can vanish from a machine.
 type card struct {
 	address string   // on the PCI bus
-	nodes   []string // of /dev, which it alone has
+	nodes   []string // the nodes in /dev of this card alone
 }
 
-// gpus is a machine with cards that are given out whole.
+// gpus returns a machine with cards that are allocated whole.
 func gpus(n int) *machine {
 	m := &machine{name: fmt.Sprintf("%d GPUs", n), renumbers: true, resets: true}
 	var b strings.Builder
@@ -72,7 +72,7 @@ func gpus(n int) *machine {
 	return m
 }
 
-// cores is a machine with chips that are given out whole or by their cores.
+// cores returns a machine with chips that are allocated whole or by core.
 func cores(chips, each int) *machine {
 	m := &machine{name: fmt.Sprintf("%d chips of %d cores", chips, each)}
 	var b strings.Builder
@@ -98,7 +98,8 @@ func cores(chips, each int) *machine {
 	return m
 }
 
-// numbered is a machine with chips whose names are numbers that the kernel assigns. Each can be reset.
+// numbered returns a machine with chips whose names are numbers assigned by the kernel. Each chip
+// can be reset.
 func numbered(n int) *machine {
 	m := &machine{name: fmt.Sprintf("%d chips that the kernel numbers", n), resets: true, reassigns: true}
 	var b strings.Builder
@@ -122,20 +123,20 @@ func numbered(n int) *machine {
 	return m
 }
 
-// recorded are hosts of other families, on which all devices are well.
+// recorded lists host recordings of other families, on which all devices are healthy.
 var recorded = []string{
 	"dlb/two", "fpgaxilinx/media", "hypervisor/kvm", "idxd/spr", "intelgpu/flex170x2", "qat/old", "tenstorrent/loudbox", "tpu/accel", "vfio/iommufd",
 }
 
-// read returns the machine of a recorded host.
+// read returns the machine of a host recording.
 func read(name string) (*machine, error) {
 	family, file, _ := strings.Cut(name, "/")
 	text, err := os.ReadFile(filepath.Join("../../discovery/families", family, "testdata", file+".host"))
 	return &machine{name: name, text: text}, err
 }
 
-// machines returns the kinds of machines that there are. Those that are made for
-// simulations come often.
+// machines returns all kinds of machines. The machines made for simulations appear several times,
+// so that they are chosen often.
 var machines = sync.OnceValues(func() (all []*machine, err error) {
 	for range 4 {
 		all = append(all, gpus(3), cores(2, 2))
@@ -157,7 +158,7 @@ var machines = sync.OnceValues(func() (all []*machine, err error) {
 	return all, err
 })
 
-// describe finds out what there is in a machine.
+// describe scans a machine and fills in its fields.
 func (m *machine) describe() error {
 	present := kernel.New(m.text)
 	present.Drive(m.functions...)
@@ -182,7 +183,7 @@ func (m *machine) describe() error {
 // address matches the address of a PCI function.
 var address = regexp.MustCompile(`[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]`)
 
-// findCards finds the functions that devices are of, and their nodes.
+// findCards fills in the cards: the functions of the devices, with their nodes.
 func (m *machine) findCards() {
 	if len(m.cards) > 0 {
 		return
@@ -215,7 +216,7 @@ func (m *machine) findCards() {
 	}
 }
 
-// nodesOf returns the paths of a device's nodes on the host, without the slash.
+// nodesOf returns the host paths of a device's nodes, without the leading slash.
 func nodesOf(d *rules.Offered) (paths []string) {
 	for _, n := range d.Edits.DeviceNodes {
 		paths = append(paths, strings.TrimPrefix(cmp.Or(n.HostPath, n.Path), "/"))
@@ -223,7 +224,7 @@ func nodesOf(d *rules.Offered) (paths []string) {
 	return paths
 }
 
-// makeRules makes what the administrator may want of the machine.
+// makeRules creates the settings from which the administrator of the machine may choose.
 func (m *machine) makeRules() error {
 	every, err := rules.Compile("true")
 	if err != nil {
@@ -250,7 +251,7 @@ func (m *machine) makeRules() error {
 	}
 	for _, c := range m.cards {
 		if m.reassigns {
-			break // a card is excluded by its address, whatever its name is
+			break // a card is excluded by its address, regardless of its name
 		}
 		one, err := rules.Compile(fmt.Sprintf(`device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") == %q`, c.address))
 		if err != nil {

@@ -28,11 +28,11 @@ func (w *World) addAgentPod() {
 	w.kubelet.Add(p.Pod)
 }
 
-// strangerInfix is how a vendor's plugin numbers shares in IDs.
+// strangerInfix separates the number of a share in the IDs of a vendor plugin.
 const strangerInfix = "::"
 
-// addStrangers has, on some nodes, pods that another plugin gave devices before there
-// was an agent.
+// addStrangers adds, on some nodes, pods that got devices from another plugin before the first
+// agent.
 func (w *World) addStrangers() {
 	if w.random.IntN(4) > 0 {
 		return
@@ -61,7 +61,7 @@ func (w *World) addStrangers() {
 	}
 }
 
-// podsOfNode answers the kubelet.
+// podsOfNode returns the node's pods to the kubelet.
 func (w *World) podsOfNode() ([]*kubelet.Pod, error) {
 	if w.isDown() {
 		return nil, apiserver.ErrDown
@@ -77,7 +77,7 @@ func (w *World) podsOfNode() ([]*kubelet.Pod, error) {
 	return all, nil
 }
 
-// podDone is told by the kubelet that a pod has ended, or was rejected.
+// podDone records that a pod has ended or was rejected. The kubelet calls podDone.
 func (w *World) podDone(p *kubelet.Pod, why error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -86,7 +86,7 @@ func (w *World) podDone(p *kubelet.Pod, why error) {
 	}
 }
 
-// putPod makes the API server have a pod as it is.
+// putPod writes a pod's present state to the API server.
 func (w *World) putPod(p *pod) {
 	spec := corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}}
 	if p.bound {
@@ -113,7 +113,7 @@ func (w *World) putPod(p *pod) {
 	w.server.Put(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID}, Spec: spec})
 }
 
-// newPod returns a pod that asks for nothing yet.
+// newPod returns a pod without requests.
 func (w *World) newPod(kind string) *pod {
 	w.made++
 	return &pod{own: true, Pod: &kubelet.Pod{
@@ -122,8 +122,8 @@ func (w *World) newPod(kind string) *pod {
 	}}
 }
 
-// makePod makes a pod: with claims of its own, with one that others have too, or
-// with classic resources.
+// makePod creates a pod with its own claims, with a claim that other pods may have too, or with
+// extended resources.
 func (w *World) makePod() {
 	p := w.newPod("pod")
 	if w.random.IntN(3) == 0 {
@@ -164,7 +164,7 @@ func (w *World) makePod() {
 	w.submit(p)
 }
 
-// submit has the API server and the scheduler know of a pod.
+// submit adds a pod to the API server, and schedules the pod.
 func (w *World) submit(p *pod) {
 	w.log("cluster: pod %s is made: claims %v, requests %v, init %v", p, short(p.Claims), p.Requests, p.Init)
 	w.mu.Lock()
@@ -201,7 +201,8 @@ func (w *World) makeClaim(name string) {
 	w.server.Put(claim)
 }
 
-// monitor makes a pod one that observes all devices, whoever has them, by a claim with admin access.
+// monitor turns a pod into a monitor, which observes all devices regardless of their consumers, by
+// a claim with admin access.
 func (w *World) monitor(p *pod) {
 	p.Claims = []string{p.Name + "-claim"}
 	claim := newClaim(p.Claims[0], 0)
@@ -218,7 +219,7 @@ func newClaim(name string, count int64) *resourceapi.ResourceClaim {
 	}}}
 }
 
-// bind has a pod scheduled to the node if there is room.
+// bind schedules a pod to the node if there is room.
 func (w *World) bind(p *pod) {
 	if p.bound || p.deleted || w.isDown() {
 		return
@@ -239,7 +240,7 @@ func (w *World) bind(p *pod) {
 	w.kubelet.Add(p.Pod)
 }
 
-// requested returns how much of a resource bound pods request.
+// requested returns the total of bound pods' requests for a resource.
 func (w *World) requested(resource string) (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -251,7 +252,7 @@ func (w *World) requested(resource string) (n int) {
 	return n
 }
 
-// deletePod deletes a pod, at once and whatever its containers do with force.
+// deletePod deletes a pod. With force, the pod is removed at once, regardless of its containers.
 func (w *World) deletePod(p *pod, force bool) {
 	w.mu.Lock()
 	first := !p.deleted

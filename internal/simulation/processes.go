@@ -20,15 +20,14 @@ type running struct {
 	pid   int
 	pod   types.UID
 	uses  []*use
-	known bool // everything is to be handed over that it has, and it is known whose it is
+	known bool // all its devices are subject to reclaim, and the consumer is known
 	since time.Time
 	until time.Time
-	ended bool // its container has
-	brief bool // it had ended before every agent can have learned from PodResources whose devices these are
+	ended bool // its container has ended
+	brief bool // its container ended before every agent can have read the devices' consumer from PodResources
 }
 
-// handovers draws how devices are handed over. No family's device but that of our own machines
-// can be reset.
+// handovers draws the reclaim rules. Only devices of machines made for simulations can be reset.
 func (w *World) handovers() (all []handover.Rule) {
 	before := w.handsOver
 	w.handsOver = w.random.IntN(3) == 0
@@ -51,10 +50,10 @@ func (w *World) handovers() (all []handover.Rule) {
 	return append(all, handover.Rule{Expression: "true", Selects: func(discovery.Device) (bool, error) { return true, nil }})
 }
 
-// learn is how long it may take until all agents know that devices are to be handed over.
+// learn is the maximum time until all agents use new reclaim rules.
 const learn = 2 * time.Minute
 
-// unsure says that for a while agents may not know that devices are to be handed over.
+// unsure records that for a while some agents may not use the reclaim rules.
 func (w *World) unsure(d time.Duration) {
 	w.handsSince = time.Now().Add(d)
 	w.mu.Lock()
@@ -64,7 +63,7 @@ func (w *World) unsure(d time.Duration) {
 	}
 }
 
-// isReset reports whether the administrator ever wanted functions reset.
+// isReset reports whether the administrator has ever enabled resets of functions.
 func (w *World) isReset() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -87,7 +86,7 @@ func (w *World) podOf(uid types.UID) *pod {
 	return w.pods[uid]
 }
 
-// linger has a container's process end, now or later: it may hang in its driver.
+// linger ends a container's process, now or later: the process may hang in its driver.
 func (w *World) linger(c *kubelet.Container) {
 	late := w.chance(6)
 	for _, p := range w.ofPod(c.Pod.UID) {
@@ -125,7 +124,7 @@ func (w *World) exit(p *running) {
 	w.processes = slices.DeleteFunc(w.processes, func(other *running) bool { return other == p })
 }
 
-// reap ends processes that have lived on for long enough.
+// reap ends processes that have hung for long enough.
 func (w *World) reap(now time.Time) {
 	w.mu.Lock()
 	all := slices.Clone(w.processes)
@@ -138,8 +137,8 @@ func (w *World) reap(now time.Time) {
 	}
 }
 
-// checkHandover says which process of an earlier pod has open what a container is given, "" if
-// none is known to.
+// checkHandover returns the process of an earlier pod that still has a container's new device open,
+// "" if there is none.
 func (w *World) checkHandover(c *kubelet.Container, u *use) string {
 	handsOver := w.handsOver && !w.failedOnce()
 	if w.wiped || u.open || u.part != nil || !u.vfio && !handsOver {
@@ -159,8 +158,9 @@ func (w *World) checkHandover(c *kubelet.Container, u *use) string {
 	return ""
 }
 
-// opened returns which process of a container has a function open, "" if none has. The agent cannot know of a process that
-// lives on of a container by the device-plugin API which ended before PodResources named it.
+// opened returns the process of a container that has a function open, "" if there is none. opened
+// ignores a process that outlives its container if the container got the device by the device
+// plugin API and ended before PodResources listed the container: no agent can know that process.
 func (w *World) opened(address string) string {
 	if w.wiped {
 		return ""
@@ -177,7 +177,7 @@ func (w *World) opened(address string) string {
 	return ""
 }
 
-// pathsOf returns the paths of nodes on the host.
+// pathsOf returns the host paths of device nodes.
 func pathsOf(edits specs.ContainerEdits) (paths []string) {
 	for _, n := range edits.DeviceNodes {
 		paths = append(paths, cmp.Or(n.HostPath, n.Path))

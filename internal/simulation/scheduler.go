@@ -18,11 +18,10 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// celCache has compiled what classes and requests select by; it is the same in
-// all simulations.
+// celCache caches compiled selectors of classes and requests. All simulations share the cache.
 var celCache = cel.NewCache(64, cel.Features{EnableConsumableCapacity: true, EnableListTypeAttributes: true})
 
-// classes has a class for all devices of the driver.
+// classes has a single class with all devices of the driver.
 type classes struct{}
 
 // Get implements [structured.DeviceClassLister].
@@ -41,7 +40,7 @@ func (c classes) List() ([]*resourceapi.DeviceClass, error) {
 	return []*resourceapi.DeviceClass{class}, err
 }
 
-// allocated returns what claims have by the API server.
+// allocated returns the allocations of all claims in the API server.
 func allocated(claims []*resourceapi.ResourceClaim) structured.AllocatedState {
 	state := structured.AllocatedState{
 		AllocatedDevices:         sets.New[structured.DeviceID](),
@@ -67,9 +66,9 @@ func allocated(claims []*resourceapi.ResourceClaim) structured.AllocatedState {
 	return state
 }
 
-// schedule allocates the claims of a pod that are not allocated, as a scheduler
-// does whose cache of slices is some changes behind, and reserves all for the
-// pod. It reports whether the pod has a place.
+// schedule allocates the unallocated claims of a pod, like a scheduler whose cache of slices lags
+// behind by some changes, and reserves all claims for the pod. schedule reports whether the pod can
+// be bound.
 func (w *World) schedule(pod *pod) bool {
 	var open []*resourceapi.ResourceClaim
 	for _, name := range pod.Claims {
@@ -86,7 +85,7 @@ func (w *World) schedule(pod *pod) bool {
 	if len(open) > 0 {
 		version := w.server.Version() - w.lag
 		if version == pod.tried {
-			return false // nothing has changed since
+			return false // nothing has changed since the last attempt
 		}
 		pod.tried = version
 		keeps := w.server.Features()
@@ -124,7 +123,7 @@ func (w *World) schedule(pod *pod) bool {
 	return true
 }
 
-// amounts says in words how much of a device is taken.
+// amounts returns the consumed capacity of a device as text.
 func amounts(taken map[resourceapi.QualifiedName]resource.Quantity) (all string) {
 	for _, name := range slices.Sorted(maps.Keys(taken)) {
 		amount := taken[name]
@@ -133,7 +132,8 @@ func amounts(taken map[resourceapi.QualifiedName]resource.Quantity) (all string)
 	return all
 }
 
-// consumerOf returns whom the claims of a pod are reserved for: its PodGroup if it has one.
+// consumerOf returns the reference for which the pod's claims are reserved: the pod's PodGroup, or
+// else the pod.
 func consumerOf(p *pod) resourceapi.ResourceClaimConsumerReference {
 	if p.Group != "" {
 		return resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: p.Group, UID: types.UID(p.Group)}
@@ -145,10 +145,10 @@ func reserved(claim *resourceapi.ResourceClaim, uid types.UID) bool {
 	return slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == uid })
 }
 
-// release does what the controller of claims does for a pod that is gone or has
-// ended: the claims are not reserved for it any more, those that are reserved
-// for nobody are allocated no more, and those that were made for it go
-// (pkg/controller/resourceclaim). A PodGroup has its claims until its last pod is gone.
+// release does the work of the claim controller for a pod that is gone or has ended: release
+// removes the reservations of the claims, deallocates claims without a reservation, and deletes
+// claims that belong to the pod (pkg/controller/resourceclaim). A PodGroup keeps its claims until
+// its last pod is gone.
 func (w *World) release(pod *pod) {
 	if pod.Group != "" && w.hasMore(pod) {
 		return
@@ -176,5 +176,5 @@ func (w *World) hasMore(p *pod) bool {
 	return slices.ContainsFunc(w.cluster(), func(other *pod) bool { return other != p && other.Group == p.Group })
 }
 
-// quiet is a context whose logger says nothing.
+// quiet is a context with a logger that discards all messages.
 var quiet = klog.NewContext(context.Background(), klog.Logger{})

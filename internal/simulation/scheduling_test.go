@@ -1,9 +1,10 @@
 package simulation
 
-// The Go scheduler chooses among goroutines, cases of a select, timers of one instant and places in maps at random, and
-// by the real time. For a simulation the runtime is built with these changes, and a world runs in a process of its own
-// with one processor and without garbage collection: then a seed has one history, whatever else the machine does.
-// Goroutines that become ready still run in an order that the seed draws (randomizeScheduler).
+// The Go scheduler chooses among goroutines, cases of a select, timers of one instant and places in
+// maps at random, and by the real time. For a simulation, the runtime is built with these changes,
+// and each world runs in a separate process with one processor and without garbage collection. Each
+// seed then has one history, regardless of other load on the machine. Goroutines that become ready
+// still run in an order that the seed draws (randomizeScheduler).
 var runtimeChanges = []deliberate{
 	{"the random numbers of the process begin the same", "runtime/rand.go", "	globalRand.state.Init(*seed)\n", "	*seed = [32]byte{}\n	globalRand.state.Init(*seed)\n"},
 	{"the seed draws the random numbers of a bubble", "runtime/rand.go", "func rand() uint64 {\n", `func rand() uint64 {
@@ -25,8 +26,9 @@ var runtimeChanges = []deliberate{
 	{"a mutex does not measure how long it was waited for", "runtime/sema.go", "func internal_sync_nanotime() int64 {\n	return nanotime()", "func internal_sync_nanotime() int64 {\n	return 0"},
 }
 
-// environment is that of a process that runs one world.
+// environment is the environment of a process that runs one world.
 var environment = []string{"GOMAXPROCS=1", "GOGC=off", "GOMEMLIMIT=4GiB", "GODEBUG=asyncpreemptoff=1,memprofilerate=0"}
 
-// seedScheduler sets what the runtime draws by. It does nothing in a program whose runtime is not changed.
+// seedScheduler seeds the random numbers of the runtime. It does nothing in a program with the
+// original runtime.
 var seedScheduler = func(uint64) {}

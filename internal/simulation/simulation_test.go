@@ -42,12 +42,12 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
-	utilruntime.ErrorHandlers = nil // one of them keeps the time of its last error, and each bubble begins in the year 2000
+	utilruntime.ErrorHandlers = nil // one handler keeps the time of its last error, and each bubble begins in the year 2000
 	m.Run()
 }
 
-// TestSimulation runs seeds, or one seed several times. It demands that each kind of fault is seen to happen where enough
-// seeds are run.
+// TestSimulation runs several seeds, or one seed several times. If enough seeds are run, each kind
+// of fault must happen.
 func TestSimulation(t *testing.T) {
 	if *seeds == 0 && *seed == 0 {
 		t.Skip("no seeds are asked for: see make simulate")
@@ -71,23 +71,23 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// tally is what came of the worlds that were run.
+// tally holds the settings and the results of a series of worlds.
 type tally struct {
-	program string // that runs a world
+	program string // the program that runs a world
 	often   string // the kind of fault that strikes ten times as often
-	first   uint64 // seed
-	count   int    // of worlds
-	same    bool   // all are of the first seed
-	stop    bool   // at the first seed that fails
+	first   uint64 // first seed
+	count   int    // number of worlds
+	same    bool   // all worlds have the first seed
+	stop    bool   // stop at the first failure
 
 	mu        sync.Mutex
 	next      int
 	seen      map[string]int
 	failed    []failure
-	histories map[string]int // how often worlds had each history, by its hash
+	histories map[string]int // the number of worlds with each history, by hash
 }
 
-// failure is a seed that failed, and why.
+// failure is a failed seed and the reason.
 type failure struct {
 	seed         uint64
 	why, history string
@@ -119,14 +119,14 @@ func (a *tally) run(t *testing.T) {
 	slices.SortFunc(a.failed, func(a, b failure) int { return cmp.Compare(a.seed, b.seed) })
 }
 
-// simulate runs one world in a process of its own.
+// simulate runs one world in a separate process.
 func (a *tally) simulate(t *testing.T, number uint64) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	began := time.Now()
 	command := exec.CommandContext(ctx, a.program, "-test.run", "^TestWorld$", "-test.v", "-test.timeout", "0", "-world", fmt.Sprint(number), "-often", a.often)
-	// The arguments and the environment are the same wherever the seed is run: they shift the addresses on the heap, by
-	// which maps of pointers are in order.
+	// The arguments and the environment are the same wherever the seed runs: they shift the
+	// addresses on the heap, which determine the order of maps of pointers.
 	command.Args[0], command.Env = "simulation.test", environment
 	printed, err := command.CombinedOutput()
 	o := outcome{}
@@ -154,7 +154,7 @@ func (a *tally) simulate(t *testing.T, number uint64) {
 	}
 }
 
-// outcome is what a process prints of its world.
+// outcome is the result that a process prints for its world.
 type outcome struct {
 	Why, History   string // of a failure
 	Hash           string // of the history
@@ -162,12 +162,12 @@ type outcome struct {
 	Seen           map[string]int
 }
 
-// crash matches what a process prints that crashes.
+// crash matches the output of a process that crashes.
 var crash = regexp.MustCompile(`(?s)(panic|fatal error): .*`)
 
 const outcomeMark = "outcome: "
 
-// TestWorld runs one world in this process, and prints what came of it.
+// TestWorld runs one world in this process, and prints the outcome.
 func TestWorld(t *testing.T) {
 	if *world == 0 {
 		t.Skip("TestSimulation runs this in processes of its own")
@@ -194,7 +194,8 @@ func TestWorld(t *testing.T) {
 	t.Logf("%s%s", outcomeMark, text)
 }
 
-// TestOneHistory demands that a seed has one history, while the machine runs other worlds.
+// TestOneHistory checks that a seed always has the same history, while the machine runs other
+// worlds.
 func TestOneHistory(t *testing.T) {
 	if *seeds == 0 {
 		t.Skip("no seeds are asked for: see make simulate")
@@ -209,10 +210,11 @@ func TestOneHistory(t *testing.T) {
 	}
 }
 
-// enough is how many seeds have all kinds of faults.
+// enough is the number of seeds that together have all kinds of faults.
 const enough = 150
 
-// kept writes a history to a file if a directory is given, and returns the path, else the history.
+// kept writes a history to a file and returns the path. Without a directory for histories, kept
+// returns the history.
 func kept(number uint64, o outcome) string {
 	if *out == "" {
 		return o.History
@@ -224,8 +226,8 @@ func kept(number uint64, o outcome) string {
 	return name
 }
 
-// patience is how long a seed may take on a busy machine.
+// patience is the time limit for a seed on a busy machine.
 const patience = 5 * time.Minute
 
-// steps is how much happens to a world.
+// steps is the number of steps of a world.
 const steps = 110

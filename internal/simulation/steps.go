@@ -12,7 +12,7 @@ import (
 	"chandler.dev/internal/rebind"
 )
 
-// step lets something happen, and some time go by.
+// step performs one random action, and lets time pass.
 func (w *World) step() {
 	w.events++
 	w.keepAgent()
@@ -32,10 +32,10 @@ func (w *World) step() {
 	w.tend()
 }
 
-// open returns how many pods there are.
+// open returns the number of pods, without the agent's own.
 func (w *World) open() int { return len(w.cluster()) - 1 }
 
-// pause lets time go by: mostly little, so that much is under way at once.
+// pause lets time pass: usually little, so that many operations overlap.
 func (w *World) pause() {
 	longest := 20 * time.Millisecond
 	switch n := w.random.IntN(100); {
@@ -50,7 +50,7 @@ func (w *World) pause() {
 	time.Sleep(time.Duration(w.random.Int64N(int64(longest))))
 }
 
-// strike has a fault happen.
+// strike draws a fault and lets it happen.
 func (w *World) strike() {
 	kinds := faultKinds()
 	sum := 0
@@ -69,17 +69,17 @@ func (w *World) strike() {
 	}
 }
 
-// Limits of what an agent may take without faults.
+// Limits of the time that an agent may need without faults.
 const (
-	convergeLimit = 7 * time.Minute  // grants of which PodResources never spoke end after five
-	sweepLimit    = 50 * time.Minute // claims that nobody knows are let go of when they were found twice, about ten minutes apart
-	askLimit      = 40 * time.Minute // the API server is asked every half hour what it keeps
+	convergeLimit = 7 * time.Minute  // grants that PodResources never listed end after five minutes
+	sweepLimit    = 50 * time.Minute // unknown claims are released after two sweeps, about ten minutes apart, found them
+	askLimit      = 40 * time.Minute // the agent detects the API server's features every half hour
 	look          = 5 * time.Second
 )
 
-// limit is how long all may take to be as it should be: longer where there may be
-// claims that only the sweep ends, and where the API server keeps something else
-// than the agent was told.
+// limit returns the time until the world must have converged. The time is longer if there may be
+// claims that only the sweep ends, and if the API server's features have changed since the agent
+// detected them.
 func (w *World) limit() time.Duration {
 	switch {
 	case w.wiped || w.forgot:
@@ -90,8 +90,8 @@ func (w *World) limit() time.Duration {
 	return convergeLimit
 }
 
-// converge ends all faults, and waits for all to be as it should be: slices
-// first, and when all pods are gone, nothing of them.
+// converge ends all faults, and waits for the expected state: first the slices, and then, when all
+// pods are gone, no remains of the pods.
 func (w *World) converge() {
 	w.log("all faults end")
 	w.finish(time.Now().Add(24 * time.Hour))
@@ -110,8 +110,9 @@ func (w *World) converge() {
 		return driver == ""
 	})
 	if n := len(virtual); n > 0 && (n < count || refused) {
-		// A driver made fewer functions than were asked for, or took none of those. They stay so for as long
-		// as the device-plugin API lists them: the agent cannot know that the driver would do better now.
+		// A driver created fewer functions than requested, or bound to none of them. The functions
+		// remain for as long as the device plugin API lists them: the agent cannot know that the
+		// driver would succeed now.
 		w.reboot(false)
 	}
 	w.uevent()
@@ -121,8 +122,8 @@ func (w *World) converge() {
 	}
 }
 
-// lastPods has a pod for each piece of silicon, and demands that all start, and that
-// all start again after a reboot, which may be a loss of power.
+// lastPods starts a pod for each physical device, and checks that all start, and that all start
+// again after a reboot, which may be a loss of power.
 func (w *World) lastPods() bool {
 	for _, p := range w.lastOf() {
 		w.submit(p)
@@ -131,15 +132,17 @@ func (w *World) lastPods() bool {
 		return false
 	}
 	if w.wiped && len(w.machine.functions) > 0 {
-		// The agent may have forgotten that it gave a function to vfio, and a claim may have that as one
-		// which somebody else gave to vfio. After a boot it is not, and the claim is refused.
+		// After a wipe, the agent has no record of functions that it bound to vfio. A claim may
+		// then have such a function as one that an administrator bound to vfio. After a reboot the
+		// function is not under vfio, and the claim is refused.
 		return true
 	}
 	w.reboot(w.random.IntN(2) == 0)
 	return w.await(w.limit(), w.allRun)
 }
 
-// monitors demands that a pod with admin access to all devices runs beside the pods that have them.
+// monitors checks that a pod with admin access to all devices runs beside the pods that have the
+// devices.
 func (w *World) monitors() bool {
 	if w.classic() || !w.dra() {
 		return true
@@ -148,8 +151,9 @@ func (w *World) monitors() bool {
 	p.Grace, p.Stubborn = time.Second, false
 	w.monitor(p)
 	w.submit(p)
-	// The scheduler has no room for a claim for all devices where some compete for a counter, as functions of one IOMMU
-	// group do: admin access counts there, too (k8s.io/dynamic-resource-allocation 0.37, checkAvailableCounters).
+	// The scheduler cannot allocate a claim for all devices if some devices compete for a counter,
+	// as functions of one IOMMU group do: admin access counts there, too
+	// (k8s.io/dynamic-resource-allocation 0.37, checkAvailableCounters).
 	if p.bound && !w.await(w.limit(), w.allRun) {
 		return false
 	}
@@ -162,7 +166,7 @@ func (w *World) monitors() bool {
 	})
 }
 
-// allRun says how many pods do not run.
+// allRun returns an error text if some pods do not run.
 func (w *World) allRun() string {
 	running := len(w.kubelet.Containers())
 	if all := len(w.cluster()); running < all {
@@ -171,7 +175,7 @@ func (w *World) allRun() string {
 	return ""
 }
 
-// lastOf returns a pod for each piece of silicon that one owner has at a time.
+// lastOf returns a pod for each physical device that one consumer has at a time.
 func (w *World) lastOf() (pods []*pod) {
 	wanted := w.wanted()
 	taken := make(map[string]bool)
@@ -196,7 +200,7 @@ func (w *World) lastOf() (pods []*pod) {
 			continue
 		}
 		if d.PartOf != nil && d.Name != silicon || len(d.Offers) == 0 || taken[d.Offers[0].IDs[0]] {
-			continue // of parts as many can be had as others leave; of a unit there is one ID
+			continue // the room for parts depends on other parts; a unit has one ID
 		}
 		taken[silicon], taken[d.Offers[0].IDs[0]] = true, true
 		p.Requests = map[string]int{d.Offers[0].Resource: 1}
@@ -205,8 +209,8 @@ func (w *World) lastOf() (pods []*pod) {
 	return pods
 }
 
-// missing says which files are missing of claims that containers have, or are there for
-// nobody.
+// missing returns an error text if a file of a container's claim is missing, or if a file belongs
+// to no claim.
 func (w *World) missing() string {
 	if w.lost || w.wiped {
 		return ""
@@ -214,8 +218,9 @@ func (w *World) missing() string {
 	prepared := w.kubelet.Prepared()
 	for _, c := range w.kubelet.Containers() {
 		for uid, ids := range c.Claims {
-			// The kubelet may have forgotten the claim, and noted it again for another pod that waits: GetResources in
-			// pkg/kubelet/cm/dra/manager.go does not ask whether a claim is prepared (1.34 and 1.37).
+			// The kubelet may have lost the claim, and recorded the claim again for another pod
+			// that waits: GetResources in pkg/kubelet/cm/dra/manager.go does not check whether a
+			// claim is prepared (1.34 and 1.37).
 			if len(ids) == 0 {
 				continue
 			}
@@ -235,7 +240,7 @@ func (w *World) missing() string {
 	return ""
 }
 
-// await waits until there is nothing that is not as it should be.
+// await waits until wrong returns "", and fails after the limit.
 func (w *World) await(limit time.Duration, wrong func() string) bool {
 	pause := 250 * time.Millisecond
 	for began := time.Now(); ; {
@@ -255,7 +260,7 @@ func (w *World) await(limit time.Duration, wrong func() string) bool {
 	}
 }
 
-// empty ends all pods, and says what is left of them.
+// empty ends all pods, and returns an error text while anything of them remains.
 func (w *World) empty() string {
 	for _, p := range w.cluster() {
 		if p.Namespace == namespace && !p.deleted {
@@ -281,7 +286,7 @@ func (w *World) empty() string {
 	return ""
 }
 
-// grants says which grants are on disk.
+// grants returns an error text if a grant is on disk.
 func (w *World) grants() string {
 	for _, name := range w.disk.Files(stateDir + "/grants") {
 		if data, _ := w.disk.Content(name); strings.Contains(string(data), "\"id\"") || !strings.HasSuffix(name, "grants.json") {

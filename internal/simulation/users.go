@@ -19,12 +19,12 @@ import (
 	"chandler.dev/internal/simulation/kubelet"
 )
 
-// use is one device that a container has.
+// use is the use of one device by a container.
 type use struct {
 	container *kubelet.Container
 	classic   bool
-	id        string    // of the device-plugin API
-	back      bool      // a classic device that the kubelet has taken back from a container that still runs
+	id        string    // of the device plugin API
+	back      bool      // the kubelet has released the ID while the container still runs
 	claim     types.UID // of DRA
 	device    string    // of the machine
 	silicon   string
@@ -33,14 +33,14 @@ type use struct {
 	takes     map[string]resource.Quantity // of the silicon's counters
 	has       map[string]resource.Quantity // the silicon's counters
 	part      part                         // of the device
-	portion   portion                      // as which that is noted, of the device-plugin API
+	portion   portion                      // the record of the part, in the device plugin API
 	share     types.UID                    // by DRA
-	stranger  bool                         // another plugin gave it
-	forgotten bool                         // by all who had written it down
-	vfio      bool                         // it is had as vfio
-	group     []string                     // the functions of its IOMMU group when the container was started
-	address   string                       // of its PCI function, when the container was started
-	nodes     []string                     // numbers of its own device nodes, when the container was started
+	stranger  bool                         // another plugin allocated the device
+	forgotten bool                         // no record of the use remains
+	vfio      bool                         // the device is under vfio
+	group     []string                     // the functions of its IOMMU group at the container's start
+	address   string                       // of its PCI function, at the container's start
+	nodes     []string                     // numbers of its own device nodes, at the container's start
 }
 
 func (u *use) String() string {
@@ -51,7 +51,7 @@ func (u *use) String() string {
 	return fmt.Sprintf("pod %s has %s of %s (%s)", u.container.Pod, u.part, u.device, api)
 }
 
-// useOf returns what having a part of a device is.
+// useOf returns the use of a part of a device by a container.
 func (w *World) useOf(c *kubelet.Container, d *rules.Offered, part part) *use {
 	u := &use{container: c, device: d.Name, address: w.cardOf(d.Name), silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Open, takes: d.Takes, part: part}
 	if d.PartOf != nil {
@@ -60,7 +60,7 @@ func (w *World) useOf(c *kubelet.Container, d *rules.Offered, part part) *use {
 	return u
 }
 
-// runtimeSpecs returns the CDI devices that a runtime finds.
+// runtimeSpecs returns the CDI devices that a container runtime finds.
 func (w *World) runtimeSpecs() map[string]specs.ContainerEdits {
 	found := make(map[string]specs.ContainerEdits)
 	for _, name := range w.disk.Files(cdiRoot) {
@@ -70,7 +70,7 @@ func (w *World) runtimeSpecs() map[string]specs.ContainerEdits {
 		data, _ := w.disk.Content(name)
 		var spec specs.Spec
 		if err := json.Unmarshal(data, &spec); err != nil {
-			continue // runtimes leave such a file out
+			continue // container runtimes ignore such a file
 		}
 		for _, device := range spec.Devices {
 			found[spec.Kind+"="+device.Name] = device.ContainerEdits
@@ -79,8 +79,8 @@ func (w *World) runtimeSpecs() map[string]specs.ContainerEdits {
 	return found
 }
 
-// startContainer starts a container as a runtime does, which looks for each CDI
-// device in the specs that there are.
+// startContainer starts a container as a container runtime does, which looks up each CDI device in
+// the existing specs.
 func (w *World) startContainer(c *kubelet.Container) error {
 	found := w.runtimeSpecs()
 	var uses []*use
@@ -92,7 +92,8 @@ func (w *World) startContainer(c *kubelet.Container) error {
 		}
 		for _, id := range ids {
 			if _, there := found[id]; !there {
-				// Metadata that could not be written is left out; a kubelet to 1.36 keeps its name.
+				// Metadata that could not be written is left out; kubelets up to 1.36 keep the
+				// metadata's CDI ID.
 				_, of := deviceOf(id, uid)
 				if !w.unhealed() && isOf(ids, claim) && !w.ends(c.Ending[uid]) && (of || !w.failedOnce()) {
 					w.fail("pod %s cannot start: claim %s is prepared, and CDI device %s is in no spec", c.Pod, c.Names[uid], id)
@@ -101,7 +102,7 @@ func (w *World) startContainer(c *kubelet.Container) error {
 			}
 			device, of := deviceOf(id, uid)
 			if !of {
-				continue // its metadata
+				continue // a metadata file
 			}
 			r := resourceapi.DeviceRequestAllocationResult{Device: device}
 			if now := resultOf(claim, device); now != nil {
@@ -127,15 +128,16 @@ func (w *World) startContainer(c *kubelet.Container) error {
 	return nil
 }
 
-// ends reports whether the outputs of a claim may be missing that was asked for to be unprepared: an agent is doing that,
-// or writes them again since it failed.
+// ends reports whether the outputs of a claim may be missing because the kubelet has asked to
+// unprepare the claim: an agent is removing the outputs, or writes them again after a failed
+// removal.
 func (w *World) ends(asked time.Time) bool {
 	return !asked.IsZero() && (time.Since(asked) < heal || time.Since(w.lock.heldSince()) < heal)
 }
 
-// isOf reports whether CDI devices are those of a claim's allocation. The claim may
-// have been allocated anew. The kubelet does not ask again then, and to 1.36 it
-// keeps the devices of before beside those that it is told of later.
+// isOf reports whether CDI devices belong to a claim's present allocation. The claim may have been
+// allocated again. The kubelet does not prepare the claim again then, and up to 1.36 keeps the
+// earlier devices beside those of later answers.
 func isOf(ids []string, claim *resourceapi.ResourceClaim) bool {
 	return !slices.ContainsFunc(ids, func(id string) bool {
 		device, of := deviceOf(id, claim.UID)
@@ -143,8 +145,8 @@ func isOf(ids []string, claim *resourceapi.ResourceClaim) bool {
 	})
 }
 
-// resultOf returns the result of a claim's allocation that a CDI device is for, nil
-// if there is none. The device as a whole, which the claim had before, is not a share of it.
+// resultOf returns the result of a claim's allocation for a CDI device, nil if there is none. A
+// whole device from an earlier allocation does not match a result for a share of that device.
 func resultOf(claim *resourceapi.ResourceClaim, device string) *resourceapi.DeviceRequestAllocationResult {
 	results := claim.Status.Allocation.Devices.Results
 	i := slices.IndexFunc(results, func(r resourceapi.DeviceRequestAllocationResult) bool {
@@ -156,44 +158,44 @@ func resultOf(claim *resourceapi.ResourceClaim, device string) *resourceapi.Devi
 	return &results[i]
 }
 
-// heal is how long an agent may take to write again what is missing.
+// heal is the time limit for an agent to write missing files again.
 const heal = time.Minute
 
-// unhealed reports whether specs may be missing: somebody removed them, or the disk
-// failed, a moment ago, or nobody is left who knew them.
+// unhealed reports whether specs may be missing: they were removed, or the disk failed, a moment
+// ago, or no record of them remains.
 func (w *World) unhealed() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.lost || w.hurt || w.isHurt()
 }
 
-// isHurt reports whether the disk fails, or did a moment ago.
+// isHurt reports whether the disk fails now or failed a moment ago. The caller holds w.mu.
 func (w *World) isHurt() bool {
 	return w.ongoing[diskFault] != nil || time.Now().Before(w.healed)
 }
 
-// failedOnce reports whether the disk ever failed.
+// failedOnce reports whether the disk has ever failed.
 func (w *World) failedOnce() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.seen["diskFull"]+w.seen["readsFail"]+w.seen["writesFail"]+w.seen["syncsFail"]+w.seen["readOnly"] > 0
 }
 
-// heals gives agents the time to write again what is missing.
+// heals starts the time in which agents write missing files again.
 func (w *World) heals() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.healed, w.hurt = time.Now().Add(heal), false
 }
 
-// hurts notes that an agent dies, which may have had something to write again.
+// hurts records that an agent dies that may have had files to write again.
 func (w *World) hurts() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.hurt = w.hurt || w.isHurt()
 }
 
-// deviceOf returns of which device a CDI device of a claim is.
+// deviceOf returns the name of the device in a CDI ID of a claim.
 func deviceOf(id string, claim types.UID) (device string, found bool) {
 	_, name, _ := strings.Cut(id, "=")
 	rest, found := strings.CutPrefix(name, string(claim)+"-")
@@ -201,7 +203,7 @@ func deviceOf(id string, claim types.UID) (device string, found bool) {
 	return device, found && numbered && strings.HasPrefix(id, "chandler.dev/claim=")
 }
 
-// ownNodes returns the numbers of device nodes that are of one card alone.
+// ownNodes returns the numbers of the device nodes that belong to a single card.
 func (w *World) ownNodes(edits specs.ContainerEdits) (numbers []string) {
 	for _, node := range edits.DeviceNodes {
 		if w.isOwn(node.Path) {
@@ -215,7 +217,7 @@ func (w *World) isOwn(node string) bool {
 	return slices.ContainsFunc(w.machine.cards, func(c card) bool { return slices.Contains(c.nodes, strings.TrimPrefix(node, "/")) })
 }
 
-// claimUse returns what a result of an allocation is.
+// claimUse returns the use for a result of a claim's allocation.
 func (w *World) claimUse(c *kubelet.Container, claim types.UID, r *resourceapi.DeviceRequestAllocationResult) *use {
 	name, _ := stem(r.Device)
 	d, found := w.machine.devices[name]
@@ -234,20 +236,20 @@ func (w *World) claimUse(c *kubelet.Container, claim types.UID, r *resourceapi.D
 	return u
 }
 
-// classicUses returns what a classic ID is. A pod keeps what it was given,
-// whatever its ID would be by now.
+// classicUses returns the uses for a device plugin ID. A pod keeps its devices even if the ID
+// stands for other devices by now.
 func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses []*use) {
 	devices, has := w.withID(resourceName, id, c.Listed[resourceName])
 	stranger := strings.HasPrefix(c.Pod.Name, "old-")
 	if stranger && has != nil {
-		has = part{} // how many shares the other plugin made is not known
+		has = part{} // the number of shares in the other plugin is unknown
 	}
 	p := portion{of: c.Pod.UID, device: resourceName + " " + id}
 	has = w.portion(p, has)
 	var nodes []string
 	for _, node := range c.Nodes {
 		if len(c.Devices) > 1 || len(c.Devices[resourceName]) > 1 {
-			break // it cannot be told which node is of which device
+			break // the nodes cannot be matched to the devices
 		}
 		if numbers, there := w.host.Node(node); there && w.isOwn(node) {
 			nodes = append(nodes, numbers)
@@ -266,8 +268,9 @@ func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses
 	return uses
 }
 
-// withID returns the devices behind a classic ID, and how much of them it is: by
-// what the kubelet was told last, else as the administrator ever wanted them.
+// withID returns the devices behind a device plugin ID, and the part of them that the ID stands
+// for: according to the last list for the kubelet, or else according to any settings of the
+// administrator so far.
 func (w *World) withID(resourceName, id string, listed map[string]bool) (devices []*rules.Offered, has part) {
 	most := 0
 	for _, f := range slices.Backward(w.forms) {
@@ -280,7 +283,7 @@ func (w *World) withID(resourceName, id string, listed map[string]bool) (devices
 				}
 				found, ids = append(found, &d), len(offer.IDs)
 				if slices.ContainsFunc(offer.IDs, func(id string) bool { return !listed[id] }) {
-					ids = 1 // it is not this form that is listed
+					ids = 1 // this form is not the listed one
 				}
 				if d.Sharing != nil {
 					of = part{d.Sharing.Capacity: 1 / float64(len(offer.IDs))}
@@ -305,10 +308,10 @@ func (w *World) withID(resourceName, id string, listed map[string]bool) (devices
 	return devices, part{}
 }
 
-// forgetUses notes what an agent that starts now cannot know of containers, since what agents
-// wrote down is gone: classic devices that the kubelet has forgotten or does not say, and
-// which nodes containers were given. The kubelet does not say those of init containers, unless
-// they are restarted (pkg/kubelet/apis/podresources/server_v1.go, List, in 1.31 to 1.37).
+// forgetUses records what a newly started agent cannot know about containers, because the agents'
+// records are gone: devices of the device plugin API that the kubelet does not list or no longer
+// knows, and the device nodes of containers. The kubelet does not list init containers, unless they
+// are restartable (pkg/kubelet/apis/podresources/server_v1.go, List, in 1.31 to 1.37).
 func (w *World) forgetUses() {
 	var written strings.Builder
 	for _, name := range w.disk.Files(stateDir + "/grants") {
@@ -328,7 +331,7 @@ func (w *World) forgetUses() {
 			}
 			u.nodes = nil
 			u.forgotten = u.forgotten || !says
-			if u.part != nil { // the kubelet says no more than that it is a share
+			if u.part != nil { // the kubelet only reveals that the ID is a share
 				u.part = part{}
 				w.forgetSize(u.portion)
 			}
@@ -336,9 +339,8 @@ func (w *World) forgetUses() {
 	}
 }
 
-// forgetNodes notes that nobody knows any more which nodes a container was given, if neither
-// the record of its claim nor the spec is left: PodResources names the device, which may
-// have other nodes by now.
+// forgetNodes records that the device nodes of a container are unknown, if neither the record of
+// its claim nor the spec remains: PodResources names the device, which may have other nodes by now.
 func (w *World) forgetNodes(u *use) {
 	_, recorded := w.disk.Content(w.recordOf(u.claim))
 	_, specified := w.disk.Content(cdiRoot + "/chandler.dev-claim_" + string(u.claim) + ".json")
@@ -347,17 +349,17 @@ func (w *World) forgetNodes(u *use) {
 	}
 }
 
-// takenBack reports whether the kubelet has taken a claim back from a container, which may
-// still run if its pod was deleted by force. An agent that was killed after it did what it
-// was asked, and before it could say so, has done it all the same.
+// takenBack reports whether the kubelet has unprepared a claim whose container may still run after
+// a forced deletion of its pod. An agent killed between the removal and its answer has still
+// unprepared the claim.
 func (w *World) takenBack(c *kubelet.Container, claim types.UID) bool {
 	_, recorded := w.disk.Content(w.recordOf(claim))
 	return !w.kubelet.HasClaim(c, claim) || w.kubelet.GaveUp(c, claim) && !recorded
 }
 
-// users returns what containers have, as long as the kubelet has not taken it
-// back: a claim until it unprepares it, a classic device while its books have it
-// or, for who wants it through DRA, until the container has ended.
+// users returns the uses of containers that the kubelet still counts: a claim until Unprepare, a
+// device of the device plugin API while the kubelet's records have the device, and, against claims
+// by DRA, until the container has ended.
 func (w *World) users() (all []*use) {
 	for _, c := range w.kubelet.Containers() {
 		uses, _ := c.Note.([]*use)
@@ -373,22 +375,23 @@ func (w *World) users() (all []*use) {
 	return all
 }
 
-// together reports whether two uses are one: pods have a claim together.
+// together reports whether two uses belong together: several pods share the claim, or one container
+// has both.
 func (u *use) together(other *use) bool {
 	return u.claim != "" && u.claim == other.claim || u.container == other.container
 }
 
-// excludes reports why two uses cannot be at once, "" if they can.
+// excludes returns the reason why two uses must not exist at the same time, "" if they may.
 func (w *World) excludes(u, other *use) string {
 	switch {
 	case u.open || other.open || u.together(other):
 		return ""
 	case u.classic && other.classic && (u.back || other.back):
-		return "" // the kubelet gave it anew
+		return "" // the kubelet has allocated the ID again
 	case w.swapped && (u.stranger || other.stranger):
-		return "" // its card may be gone, and the ID is nobody's
+		return "" // the card may be gone, so that the ID stands for no device
 	case u.back && u.stranger || other.back && other.stranger:
-		return "" // nobody wrote it down but the kubelet, which forgot it
+		return "" // only the kubelet had a record, and lost it
 	case u.forgotten || other.forgotten:
 		return ""
 	case u.silicon != other.silicon:
@@ -400,11 +403,11 @@ func (w *World) excludes(u, other *use) string {
 		}
 		return ""
 	case u.device != other.device && w.parted[u.silicon]:
-		return "" // while one was gone, the other was silicon of its own
+		return "" // while one function was gone, the other was a silicon of its own
 	case u.classic != other.classic:
 		return "by two APIs"
 	case u.device == other.device && u.part.goesWith(other.part):
-		return "" // their sum counts
+		return "" // the sum of both is checked
 	case u.device == other.device && u.part != nil && other.part != nil:
 		return "in two forms"
 	case u.device == other.device:

@@ -32,25 +32,25 @@ const (
 	namespace = "default"
 )
 
-// World is a node in a cluster, and all that happens to it.
+// World is a node in a cluster, with everything that happens to the node.
 type World struct {
 	seed   uint64
-	random *rand.Rand // of the root goroutine
+	random *rand.Rand // for the root goroutine
 	start  time.Time
 
 	machine  *machine
-	cards    []card // of the machine, with the nodes that they have now
-	forms    []form // as the administrator wants devices, the last at present
+	cards    []card // of the machine, with their present nodes
+	forms    []form // the devices under all settings of the administrator so far, the present last
 	settings agent.Settings
 	mode     discovery.Mode
-	minor    int // of Kubernetes
+	minor    int // minor version of Kubernetes
 	metadata bool
-	surges   bool // an upgrade has both agents run for a while
+	surges   bool // during an upgrade, both agents run for a while
 	rescan   time.Duration
-	lag      int64 // how many changes the scheduler's cache of slices is behind
+	lag      int64 // the number of changes by which the scheduler's cache of slices lags behind
 	boot     string
 	boots    int
-	keeps    apiserver.Features // what the API server kept when the last agent started
+	keeps    apiserver.Features // the API server's features when the last agent started
 
 	server  *apiserver.Server
 	kubelet *kubelet.Kubelet
@@ -59,47 +59,47 @@ type World struct {
 	lock    lock
 
 	agents int
-	living []*incarnation // those that were not killed or ended by us
+	living []*incarnation // the agents that were not killed or ended by the simulation
 	all    []*incarnation
 
-	handsOver  bool            // the administrator wants devices handed over
-	handsSince time.Time       // since when all agents know that
-	disturbed  map[string]bool // functions that vanished in this boot, so that the kernel has forgotten their drivers
+	handsOver  bool            // the administrator enables reclaim
+	handsSince time.Time       // the time from which all agents use the reclaim rules
+	disturbed  map[string]bool // functions that vanished in this boot, so that the kernel has lost their drivers
 
 	mu        sync.Mutex
-	touched   map[string]time.Time // by function: when an agent last began to take it, or to give it back
-	handed    map[string]bool      // by function: a consumer had it, by what agents wrote down, since it got the name that it has
-	resets    bool                 // the administrator ever wanted functions reset
+	touched   map[string]time.Time // by function: the last time that an agent began to take or return the function
+	handed    map[string]bool      // by function: agents have recorded a consumer since the function got its present name
+	resets    bool                 // the administrator has ever enabled resets of functions
 	processes []*running
 	history   []string
 	seen      map[string]int // faults that happened
-	faults    *rand.Rand     // of all goroutines
+	faults    *rand.Rand     // for all goroutines; guarded by mu
 	failures  []string
-	wiped     bool            // somebody removed or damaged what the agent wrote down
-	forgot    bool            // the kubelet forgot claims
+	wiped     bool            // the agent's records were removed or damaged
+	forgot    bool            // the kubelet lost claims
 	swapped   bool            // a card was replaced by another
-	parted    map[string]bool // silicon of several functions of which one was gone
-	lost      bool            // there may be specs missing that nobody knows of any more
-	hurt      bool            // an agent died before it could write what was missing
+	parted    map[string]bool // silicon with several functions that lost one of them
+	lost      bool            // specs may be missing of which no record remains
+	hurt      bool            // an agent died before it could write missing files
 	healed    time.Time
 	portions  map[portion]part
-	recorded  map[portion][]byte // the records of portions when an agent last had to learn their size from these
+	recorded  map[portion][]byte // the records of portions when an agent last had to learn the sizes from these records
 
-	pods    map[types.UID]*pod // all that were made and have not ended
+	pods    map[types.UID]*pod // all created pods that have not ended
 	made    int
 	events  int
 	struck  int // faults
 	ongoing map[string]*ongoing
 }
 
-// pod is a pod with what the cluster knows of it.
+// pod is a pod with its state in the cluster.
 type pod struct {
 	*kubelet.Pod
-	own     bool // its claims were made for it
+	own     bool // its claims were created for this pod
 	bound   bool
-	tried   int64 // of which version the API server was when there was no place for it
+	tried   int64 // the version of the API server at the last failed attempt to schedule the pod
 	inAPI   bool
-	ended   bool // its containers have
+	ended   bool // its containers have ended
 	deleted bool
 }
 
@@ -109,7 +109,7 @@ type ongoing struct {
 	end   func()
 }
 
-// NewWorld returns the world of a seed. It is for one bubble.
+// NewWorld returns the world of a seed. Each world needs its own synctest bubble.
 func NewWorld(seed uint64) *World {
 	w := &World{
 		seed: seed, random: rand.New(rand.NewPCG(seed, 1)), faults: rand.New(rand.NewPCG(seed, 2)), start: time.Now(),
@@ -144,11 +144,11 @@ func NewWorld(seed uint64) *World {
 
 func (w *World) newBoot() {
 	w.boots++
-	// Boot IDs are of one length.
+	// All boot IDs have the same length.
 	w.boot = fmt.Sprintf("boot-%02d", w.boots)
 }
 
-// configure chooses what the node and the cluster are.
+// configure draws the configuration of the node and the cluster.
 func (w *World) configure() {
 	w.minor = pick(w.random, 31, 34, 36, 37, 37)
 	w.server.Serve(w.minor >= 34)
@@ -163,7 +163,7 @@ func (w *World) configure() {
 	w.want()
 }
 
-// featuresOf returns what an API server of a version keeps by default.
+// featuresOf returns the default features of an API server of a version.
 func featuresOf(minor int) apiserver.Features {
 	f := apiserver.AllFeatures
 	if minor <= 36 {
@@ -188,7 +188,7 @@ func (w *World) log(format string, args ...any) {
 	w.history = append(w.history, fmt.Sprintf("%10.3f %s", time.Since(w.start).Seconds(), line))
 }
 
-// fail notes that an invariant does not hold.
+// fail records that an invariant does not hold.
 func (w *World) fail(format string, args ...any) {
 	w.log("FAILURE: "+format, args...)
 	w.mu.Lock()
@@ -203,14 +203,14 @@ func (w *World) saw(fault string) {
 	w.seen[fault]++
 }
 
-// chance draws for any goroutine.
+// chance is true with probability 1/oneIn. Any goroutine may call chance.
 func (w *World) chance(oneIn int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.faults.IntN(oneIn) == 0
 }
 
-// Run runs the world from its beginning to its end.
+// Run runs the world from start to end.
 func (w *World) Run(steps int) {
 	w.addAgentPod()
 	w.addStrangers()
@@ -235,8 +235,8 @@ func (w *World) isDown() bool {
 	return w.ongoing["apiDown"] != nil
 }
 
-// tend does what the cluster does by itself: it schedules pods that wait, and
-// removes those that have ended.
+// tend does the cluster's background work: tend schedules waiting pods, and removes pods that have
+// ended.
 func (w *World) tend() {
 	w.forgetEnded()
 	for _, p := range w.cluster() {
@@ -244,7 +244,7 @@ func (w *World) tend() {
 		bound, deleted := p.bound, p.deleted
 		w.mu.Unlock()
 		if deleted {
-			w.kubelet.Delete(p.UID, false) // which may have been down
+			w.kubelet.Delete(p.UID, false) // the kubelet may have been down
 		}
 		if !bound && p.Namespace == namespace {
 			w.bind(p)
@@ -266,7 +266,7 @@ func (w *World) forgetEnded() {
 	}
 }
 
-// cluster returns the pods that there are, in order.
+// cluster returns all pods, sorted by UID.
 func (w *World) cluster() (all []*pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -297,7 +297,7 @@ func (w *World) finish(now time.Time) {
 	}
 }
 
-// end ends the world, and returns when nothing of it goes on.
+// end ends the world, and returns when all its goroutines have ended.
 func (w *World) end() {
 	for _, i := range w.all {
 		i.cancel()
@@ -317,7 +317,7 @@ func (w *World) end() {
 	w.server.EndWatches()
 }
 
-// History returns all that happened, a line for each.
+// History returns all events, one per line.
 func (w *World) History() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
