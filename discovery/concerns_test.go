@@ -16,12 +16,12 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// A look that may depend on the device of an event is made again, and no other.
+// An event makes a look invalid only if the look may depend on the device of the event.
 func TestSeesDeviceOf(t *testing.T) {
 	const port = "sys/devices/pci0000:00/0000:00:01.0"
 	const physical, virtual, other = port + "/0000:03:00.0", port + "/0000:03:10.0", "sys/devices/pci0000:00/0000:00:02.0/0000:04:00.0"
 	for name, test := range map[string]struct {
-		reads string // a file, or a link
+		reads string // a file or a link
 		event Uevent
 		want  bool
 	}{
@@ -68,8 +68,8 @@ func TestSeesDeviceOf(t *testing.T) {
 	}
 }
 
-// An event that is about no device of a family is followed by no read of the host, and does
-// not put off what is due at the interval.
+// An event about a device of no family causes no read of the host, and does not delay the
+// comparison at the interval.
 func TestWatchIgnoresDevicesOfNoFamily(t *testing.T) {
 	watchQuietly(t, func(w *quietly) {
 		for _, e := range []Uevent{
@@ -99,8 +99,8 @@ func TestWatchIgnoresDevicesOfNoFamily(t *testing.T) {
 	})
 }
 
-// An event that concerns one family has only this family read, and the families of leftovers
-// for which it leaves other devices.
+// After an event that concerns one family, the watch reads only this family, and the families of
+// leftovers whose set of devices has changed.
 func TestWatchReadsTheFamilyThatAnEventConcerns(t *testing.T) {
 	const dir = "sys/devices/pci0000:00/"
 	link := func(to string) *fstest.MapFile {
@@ -117,7 +117,7 @@ func TestWatchReadsTheFamilyThatAnEventConcerns(t *testing.T) {
 		host.MapFS[dir+address+"/class"] = &fstest.MapFile{Data: []byte("0x120000\n")}
 		files = append(files, dir+address)
 	}
-	var mu sync.Mutex // families are read at the same time
+	var mu sync.Mutex // families are read concurrently
 	var read []string
 	family := func(name string, f Family) *Family {
 		f.Name, f.Doc = name, name
@@ -190,7 +190,7 @@ func TestWatchReadsTheFamilyThatAnEventConcerns(t *testing.T) {
 	})
 }
 
-// What waits in the channel is not lost, and too many events are everything.
+// Send keeps changes that wait in the channel, and replaces too many events by Everything.
 func TestChangesAreSentTogether(t *testing.T) {
 	events := make(chan Changes, 1)
 	e := func(i int) Uevent { return Uevent{Path: fmt.Sprintf("sys/devices/%d", i), Subsystem: "test"} }
@@ -214,7 +214,7 @@ func TestChangesAreSentTogether(t *testing.T) {
 	}
 }
 
-// An event names its device as the kernel does, and anything else may be about everything.
+// The event of a device names the device. Any other event may concern everything.
 func TestChangesOfAnEvent(t *testing.T) {
 	text := func(lines ...string) []byte { return []byte(strings.Join(lines, "\x00") + "\x00") }
 	for name, test := range map[string]struct {
@@ -240,8 +240,8 @@ func TestChangesOfAnEvent(t *testing.T) {
 	}
 }
 
-// A family of network interfaces on hardware does not match those of pods, so their events do not
-// concern it.
+// A family of hardware network interfaces does not match the interfaces of pods, so events about
+// these do not concern the family.
 func TestMayMatch(t *testing.T) {
 	const virtual, hardware = "sys/devices/virtual/net/", "sys/devices/pci0000:00/0000:03:00.0/net/"
 	f := &Family{Match: []Match{{Class: "net", Hardware: true}, {Bus: "usb"}}}

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// A renamed interface is seen within a second or so, although no event tells of it.
+// FollowInterfaces sees a renamed interface within about a second, without an event.
 func TestFollowInterfaces(t *testing.T) {
 	root := t.TempDir()
 	class := filepath.Join(root, netClass)
@@ -62,7 +62,7 @@ func TestFollowInterfaces(t *testing.T) {
 	})
 }
 
-// A host whose interfaces have other numbers or addresses is in another namespace.
+// A host whose interfaces have other numbers or addresses is in another network namespace.
 func TestSharesNetwork(t *testing.T) {
 	own, err := net.Interfaces()
 	if err != nil || len(own) == 0 {

@@ -16,12 +16,12 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// stuck is a host's file system of which some files do not answer.
+// stuck is a host file system in which reads of some files hang.
 type stuck struct {
 	mu     sync.Mutex
 	files  fstest.MapFS
-	blocks map[string]chan struct{} // by path: closed when it answers again
-	asked  map[string]int           // how often what blocks was asked
+	blocks map[string]chan struct{} // by path: closed when the file answers again
+	asked  map[string]int           // number of reads of blocked files
 }
 
 func (s *stuck) now() fstest.MapFS {
@@ -36,7 +36,7 @@ func (s *stuck) write(name, content string) {
 	s.files[name] = &fstest.MapFile{Data: []byte(content + "\n")}
 }
 
-// block makes a file not answer, until what it returns is called.
+// block makes reads of a file hang until answer is called.
 func (s *stuck) block(name string) (answer func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +87,8 @@ func (f *stuckFile) Read(p []byte) (int, error) { f.on.ask(f.name); return f.Fil
 
 const pciDir = "sys/bus/pci/devices/"
 
-// boards is a family of PCI functions of a vendor, whose label is their model.
+// boards returns a family for the PCI functions of a vendor. The label of a function is the
+// device's model.
 func boards(name, vendor string) *Family {
 	return &Family{
 		Name: name, Doc: "Boards", Match: []Match{{Bus: "pci", Vendor: vendor}},
@@ -107,7 +108,7 @@ func boards(name, vendor string) *Family {
 	}
 }
 
-// rest is a family of leftovers, of all PCI functions with a driver.
+// rest returns a family of leftovers that matches all PCI functions with a driver.
 func rest() *Family {
 	f := boards("rest", "")
 	f.Match, f.Leftovers = []Match{{Bus: "pci", Driver: "x"}}, true
@@ -119,7 +120,8 @@ const (
 	label1                 = pciDir + gpu1 + "/label"
 )
 
-// machine has two GPUs, a network adapter, a board that is nobody's and a widget.
+// machine returns a host with two GPUs, a network adapter, a board that belongs to no other family,
+// and a widget.
 func machine() *stuck {
 	s := &stuck{files: fstest.MapFS{}, blocks: make(map[string]chan struct{}), asked: make(map[string]int)}
 	for address, vendor := range map[string]string{gpu1: "1111", gpu2: "1111", nic: "2222", other: "3333"} {
@@ -133,7 +135,7 @@ func machine() *stuck {
 	return s
 }
 
-// watched is a running Watch and what it has published.
+// watched is a running Watch with its published snapshots.
 type watched struct {
 	t       *testing.T
 	host    *stuck
@@ -145,8 +147,8 @@ type watched struct {
 	count   int
 }
 
-// watchMachine watches a host in a bubble. stop must be called, and what hangs
-// be answered then.
+// watchMachine watches a host in a synctest bubble. The test must call stop, and then unblock
+// hanging reads.
 func watchMachine(t *testing.T, host *stuck, families ...*Family) (w *watched, stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	w = &watched{t: t, host: host, events: make(chan Changes, 1), start: time.Now()}
@@ -163,9 +165,8 @@ func watchMachine(t *testing.T, host *stuck, families ...*Family) (w *watched, s
 	return w, func() { cancel(); <-ended }
 }
 
-// at waits until a time after the start, and returns the models of what is then
-// published, by name, with "!" behind those of devices that could not be read and
-// "?" behind those that are said to be Unknown.
+// at waits until a time after the start, and returns the published models by device name. "!" marks
+// devices that could not be read, and "?" other devices with health Unknown.
 func (w *watched) at(after time.Duration) map[string]string {
 	time.Sleep(time.Until(w.start.Add(after)))
 	synctest.Wait()
@@ -204,7 +205,8 @@ func (w *watched) want(after time.Duration, want map[string]string) {
 	}
 }
 
-// all is what is said of the machine, with changes: "" takes a device out.
+// all returns the expected result of at for the machine, with changes in pairs of name and model:
+// "" removes a device.
 func all(changes ...string) map[string]string {
 	said := map[string]string{"01-00-0": "gpu first", "02-00-0": "gpu first", "03-00-0": "nic first", "04-00-0": "rest first", "a": "widget first"}
 	for i := 0; i < len(changes); i += 2 {
@@ -220,9 +222,9 @@ func machineFamilies() []*Family {
 	return []*Family{rest(), boards("gpu", "1111"), boards("nic", "2222"), widgets}
 }
 
-// An agent that starts while a device hangs offers the others: those of other
-// families after ten seconds, and then the family's own. The file that hangs
-// is read once, and no other family gets its device.
+// An agent that starts while a device hangs offers the other devices: those of other families after
+// ten seconds, and then the family's other devices. The hanging file is read once, and no other
+// family gets its device.
 func TestWatchStartsWhileADeviceHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := machine()
@@ -256,8 +258,8 @@ func TestWatchStartsWhileADeviceHangs(t *testing.T) {
 	})
 }
 
-// A device that begins to hang keeps its last description, and is Unknown when it
-// has not been read for a while. Wherever the read hangs, no other device suffers.
+// A device that begins to hang keeps its last description, and becomes Unknown after the patience.
+// Wherever the read hangs, no other device is affected.
 func TestWatchOfADeviceThatHangs(t *testing.T) {
 	for name, test := range map[string]struct {
 		file    string
@@ -308,7 +310,7 @@ func TestWatchOfADeviceThatHangs(t *testing.T) {
 	}
 }
 
-// A read that ends after half a minute is no lasting harm.
+// A read that ends after half a minute has no lasting effect.
 func TestWatchOfADeviceThatIsSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := machine()
@@ -338,8 +340,8 @@ func TestWatchOfADriverThatHangs(t *testing.T) {
 	})
 }
 
-// Devices of a driver that all hang cost their family no more time than one: the others are
-// offered after the same ten seconds. Each file that hangs is read once.
+// If several devices of a driver hang, their family is delayed no longer than by one device: the
+// others are offered after the same ten seconds. Each hanging file is read once.
 func TestWatchOfSeveralDevicesThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := machine()
@@ -369,9 +371,8 @@ func TestWatchOfSeveralDevicesThatHang(t *testing.T) {
 	})
 }
 
-// A family that takes its time with no one file to blame is read once at a time.
-// Its devices keep their last look meanwhile, leftovers get none of them, and its
-// late answer counts.
+// A slow family without a single hanging file is read once at a time. Its devices keep their last
+// description in the meantime, leftovers get none of its devices, and its late answer is used.
 func TestWatchOfAFamilyThatIsSlow(t *testing.T) {
 	for _, start := range []bool{true, false} {
 		t.Run(fmt.Sprintf("from the start: %t", start), func(t *testing.T) {
@@ -411,7 +412,7 @@ func TestWatchOfAFamilyThatIsSlow(t *testing.T) {
 	}
 }
 
-// A device that goes away while its family does not answer is gone.
+// A device that is removed while its family hangs is gone.
 func TestWatchOfADeviceThatGoesWhileItsFamilyHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := machine()
@@ -426,7 +427,7 @@ func TestWatchOfADeviceThatGoesWhileItsFamilyHangs(t *testing.T) {
 		w.events <- Changes{Everything: true}
 		w.want(42*time.Second, all("01-00-0", ""))
 
-		// Whether one is there may itself be what cannot be seen.
+		// The check whether a device exists may itself hang.
 		host.mu.Lock()
 		delete(host.files, "sys/class/widget/a/label")
 		host.mu.Unlock()
@@ -439,20 +440,20 @@ func TestWatchOfADeviceThatGoesWhileItsFamilyHangs(t *testing.T) {
 	})
 }
 
-// Before anything could be read, nothing is published.
+// Nothing is published before the first successful read.
 func TestWatchOfAHostThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := machine()
 		answer := host.block("sys/class/widget/a/label")
 		w, stop := watchMachine(t, host, widgets)
 		w.want(11*time.Second, map[string]string{"a": "widget "})
-		stop() // though the read has not ended
+		stop() // although the read has not ended
 		answer()
 	})
 }
 
-// A single scan ends too. Problems name what does not answer: the device that hangs,
-// or the family and the file that it waits for.
+// A single scan ends too. Problems name the hanging device, or the family and the file that it
+// waits for.
 func TestOnceOfAHostThatHangs(t *testing.T) {
 	for name, test := range map[string]struct {
 		files   []string

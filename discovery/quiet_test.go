@@ -12,13 +12,13 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// counted counts what is opened of a host. A test may change the host between two calls of
-// pass: all that reads it loads what pass has stored.
+// counted counts accesses to a host. A test may change the host between two calls of pass: every
+// reader of the host loads a value that pass has stored.
 type counted struct {
 	fstest.MapFS
 
 	opened atomic.Int32
-	asked  atomic.Int32 // what is opened, looked at and listed
+	asked  atomic.Int32 // the number of opens, stats and listings
 }
 
 func (c *counted) Open(name string) (fs.File, error) {
@@ -45,7 +45,8 @@ func (c *counted) now() fstest.MapFS {
 	return c.MapFS
 }
 
-// quietHost is a function with a node, a sensor and an attribute of its driver.
+// quietHost returns a host with a PCI function that has a node, a sensor and an attribute of its
+// driver.
 func quietHost() *counted {
 	const dir = "sys/devices/pci0000:00/0000:03:00.0/"
 	file := func(text string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(text + "\n")} }
@@ -67,7 +68,7 @@ func quietHost() *counted {
 	}}
 }
 
-// quietFamily describes it.
+// quietFamily describes the function of quietHost.
 var quietFamily = &Family{Name: "one", Match: []Match{{Bus: "pci", Vendor: "1e52"}}, Describe: func(host *Host, found []sysfs.Device) (devices []Device, problems []Problem) {
 	for _, f := range found {
 		d, err := PCI(host, f)
@@ -81,13 +82,13 @@ var quietFamily = &Family{Name: "one", Match: []Match{{Bus: "pci", Vendor: "1e52
 	return devices, problems
 }}
 
-// quietly is a host that is watched in a bubble of time.
+// quietly is a host that is watched in a synctest bubble.
 type quietly struct {
 	host   *counted
 	hears  atomic.Bool
 	events chan Changes
 	last   *Snapshot
-	times  int // published
+	times  int // number of published snapshots
 	looks  int
 }
 
@@ -109,8 +110,8 @@ func watchQuietly(t *testing.T, do func(w *quietly)) {
 	})
 }
 
-// pass lets time go by and returns how many snapshots were published and how many
-// files were opened.
+// pass lets time pass, and returns the number of published snapshots and the number of opened
+// files.
 func (w *quietly) pass(d time.Duration) (published, opened int) {
 	times := w.times
 	w.host.opened.Store(0)
@@ -119,8 +120,8 @@ func (w *quietly) pass(d time.Duration) (published, opened int) {
 	return w.times - times, int(w.host.opened.Load())
 }
 
-// While the kernel says nothing, only what has no events is looked at, and
-// everything after ten intervals.
+// Without kernel events, the watch only compares files without events, and reads everything after
+// ten intervals.
 func TestWatchRestsWhileNothingHappens(t *testing.T) {
 	watchQuietly(t, func(w *quietly) {
 		looks := w.looks
@@ -141,7 +142,7 @@ func TestWatchRestsWhileNothingHappens(t *testing.T) {
 	})
 }
 
-// A change without an event is seen at the next interval, and one with an event when that comes.
+// A change without an event is seen at the next interval, and a change with an event at once.
 func TestWatchSeesWhatHasNoEvents(t *testing.T) {
 	const dir = "sys/devices/pci0000:00/0000:03:00.0/"
 	for name, test := range map[string]struct {
@@ -186,7 +187,7 @@ func TestWatchSeesWhatHasNoEvents(t *testing.T) {
 	})
 }
 
-// A sensor that only changes its mind about what is fine changes nothing.
+// Changes of a sensor within the healthy range publish nothing.
 func TestWatchLetsSensorsSpeak(t *testing.T) {
 	watchQuietly(t, func(w *quietly) {
 		for _, degrees := range []string{"41000", "42000", "89000"} {
@@ -198,8 +199,8 @@ func TestWatchLetsSensorsSpeak(t *testing.T) {
 	})
 }
 
-// While a process has a function under vfio open, Linux before 6.6 sends no event of an unbind. It
-// is seen at the next interval.
+// While a process has a function under vfio open, Linux before 6.6 sends no event about an unbind.
+// The watch sees the unbind at the next interval.
 func TestWatchSeesAnUnbindThatWaits(t *testing.T) {
 	const link = "sys/devices/pci0000:00/0000:03:00.0/driver"
 	watchQuietly(t, func(w *quietly) {

@@ -9,7 +9,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Places of a port, an adapter below it with a virtual function, and another adapter.
+// Directories of a port, of an adapter below the port with a virtual function, and of another
+// adapter.
 const (
 	recoveryPort     = "sys/devices/pci0000:00/0000:00:01.0"
 	recoveryPhysical = recoveryPort + "/0000:03:00.0"
@@ -17,14 +18,15 @@ const (
 	recoveryOther    = "sys/devices/pci0000:00/0000:00:02.0/0000:04:00.0"
 )
 
-// event is one of the kernel's, as it is read from the socket.
+// event returns a kernel event as read from the socket.
 func event(action, function string, more ...string) []byte {
 	path := strings.TrimPrefix(function, "sys")
 	return []byte(strings.Join(append([]string{action + "@" + path, "ACTION=" + action, "DEVPATH=" + path, "SUBSYSTEM=pci"}, more...), "\x00") + "\x00SEQNUM=7\x00")
 }
 
-// A function that the kernel could not recover is unwell until it is recovered, or a driver takes it anew. The functions
-// below a port, and virtual functions, follow. Both kinds of event are as pci_uevent_ers sends them.
+// A function that the kernel could not recover is unhealthy until a recovery succeeds or a driver
+// binds again. Functions below a port, and virtual functions, follow. The events have the form of
+// pci_uevent_ers.
 func TestRecoveries(t *testing.T) {
 	const failed, recovered, begins = "ERROR_EVENT=FAILED_RECOVERY", "ERROR_EVENT=SUCCESSFUL_RECOVERY", "ERROR_EVENT=BEGIN_RECOVERY"
 	const own, ofPort, ofPhysical = "the kernel could not recover it from a PCIe error", "the kernel could not recover 0000:00:01.0 from a PCIe error", "the kernel could not recover 0000:03:00.0 from a PCIe error"

@@ -24,7 +24,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// scanFamily returns a family that describes what it is told to.
+// scanFamily returns a family with the given Describe function.
 func scanFamily(name string, match discovery.Match, describe func(found []sysfs.Device) ([]discovery.Device, []discovery.Problem)) *discovery.Family {
 	return &discovery.Family{Name: name, Doc: "test", Match: []discovery.Match{match},
 		Describe: func(_ *discovery.Host, found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
@@ -32,7 +32,7 @@ func scanFamily(name string, match discovery.Match, describe func(found []sysfs.
 		}}
 }
 
-// named describes each kernel device by its name alone.
+// named describes each kernel device with only a name.
 func named(found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	for _, d := range found {
 		devices = append(devices, discovery.Device{Name: discovery.DeviceName(d)})
@@ -83,8 +83,8 @@ func TestScanKeepsTheFirstOfNamesakes(t *testing.T) {
 	}
 }
 
-// A family of leftovers gets what the others, before or after it in the list,
-// neither described nor had a problem with, and says nothing of the rest.
+// A family of leftovers gets only devices that the other families, wherever they are in the list,
+// neither described nor reported a problem for. It reports no problems for the other devices.
 func TestScanLeftovers(t *testing.T) {
 	rest := scanFamily("rest", misc, named)
 	rest.Leftovers = true
@@ -108,7 +108,7 @@ func TestScanLeftovers(t *testing.T) {
 	}
 }
 
-// A family of what is unclaimed does not get what another matched and left out.
+// An Unclaimed family does not get devices that another family matched but left out.
 func TestScanUnclaimed(t *testing.T) {
 	rest := scanFamily("rest", misc, named)
 	rest.Leftovers, rest.Unclaimed = true, true
@@ -158,7 +158,7 @@ func TestScanLeavesOutWhatCannotBePublished(t *testing.T) {
 	}
 }
 
-// ids returns all classic IDs of a device.
+// ids returns all device plugin IDs of a device.
 func ids(d discovery.Device) []string {
 	var ids []string
 	for _, offer := range d.Classic {
@@ -167,9 +167,9 @@ func ids(d discovery.Device) []string {
 	return ids
 }
 
-// Two devices that state one identity are known by it neither in DRA nor in
-// the classic API, and are offered for what else they are. The others, and the
-// parts of one GPU, keep theirs.
+// Two devices with the same identity lose the identity in DRA and the IDs in the device plugin API
+// that equal it, but are still offered otherwise. Other devices, and the parts of one GPU, keep
+// their identities.
 func TestScanDropsAnIdentityOfTwo(t *testing.T) {
 	device := func(name, identity, whole string, offers ...discovery.Offer) discovery.Device {
 		d := discovery.Device{Name: name, Identity: identity, Attributes: discovery.Attributes{}, Classic: offers}
@@ -216,8 +216,8 @@ func TestScanDropsAnIdentityOfTwo(t *testing.T) {
 	}
 }
 
-// A process that opens an IOMMU group has all of its functions, whichever families
-// hand them out: they are one piece of silicon and one unit. A function alone stays as it is.
+// A process that opens an IOMMU group can use all its functions, regardless of their families: the
+// functions are one physical device and one unit. A function alone in its group stays as it is.
 func TestScanJoinsIOMMUGroups(t *testing.T) {
 	device := func(name, resource string, nodes ...string) discovery.Device {
 		d := discovery.Device{Name: name, Classic: []discovery.Offer{{Resource: resource, IDs: []string{name}}}}
@@ -233,7 +233,7 @@ func TestScanJoinsIOMMUGroups(t *testing.T) {
 		device("d", "example.com/x", "/dev/vfio/8"),
 		device("e", "example.com/x", "/dev/vfio/noiommu-7"),
 	}
-	for i := range described { // of the same name, with IDs of their own
+	for i := range described { // with the same resource name, but separate IDs
 		pool := discovery.Offer{Resource: described[i].Classic[0].Resource, IDs: []string{"pool-" + described[i].Name}, SRIOV: true}
 		described[i].Classic = append(described[i].Classic, pool)
 	}
@@ -260,8 +260,8 @@ func TestScanJoinsIOMMUGroups(t *testing.T) {
 	}
 }
 
-// A device that is used through several IOMMU groups joins the devices of all of them: it cannot
-// be given away beside any of these.
+// A device with several IOMMU groups joins the devices of all its groups, because it cannot be
+// allocated beside any of them.
 func TestScanJoinsDevicesOfSeveralIOMMUGroups(t *testing.T) {
 	device := func(name string, groups ...string) discovery.Device {
 		d := discovery.Device{Name: name}
@@ -283,7 +283,7 @@ func TestScanJoinsDevicesOfSeveralIOMMUGroups(t *testing.T) {
 	}
 }
 
-// An ID of the classic API stands for one unit or for none.
+// A device plugin ID stands for at most one unit.
 func TestScanDropsAnIDOfTwo(t *testing.T) {
 	offer := func(resource, unit string, ids ...string) []discovery.Offer {
 		return []discovery.Offer{{Resource: resource, Unit: unit, IDs: ids}}
@@ -446,7 +446,7 @@ func layout(tb testing.TB, file, dir string) {
 	}
 }
 
-// counting counts how often a file system is asked.
+// counting counts the accesses to a file system.
 type counting struct {
 	fs.FS
 
@@ -467,9 +467,9 @@ func (c *counting) ReadLink(name string) (string, error) {
 	return fs.ReadLink(c.FS, name)
 }
 
-// To know a function takes three looks, however many families and functions there
-// are: its link, its modalias, its driver. Those that families look closer
-// at, network adapters here, are a quarter of them.
+// A scan accesses each function three times, however many families and functions there are: link,
+// modalias and driver. Families read more of some functions, in this test the network adapters,
+// which are a quarter of all functions.
 func TestScanLooksOnce(t *testing.T) {
 	asked := func(functions int) int {
 		dir := t.TempDir()
@@ -486,9 +486,9 @@ func TestScanLooksOnce(t *testing.T) {
 	}
 }
 
-// BenchmarkScan scans directories with eight GPUs among many other PCI
-// functions, as a server has them: bridges, disks, network adapters and their
-// virtual functions. That the time grows linearly shows in ns/function.
+// BenchmarkScan scans directories with eight GPUs among many other PCI functions, as in a server:
+// bridges, disks, network adapters and virtual functions. A constant ns/function shows linear
+// growth.
 func BenchmarkScan(b *testing.B) {
 	for _, functions := range []int{256, 1024, 4096, 16384} {
 		b.Run(fmt.Sprint(functions), func(b *testing.B) {
@@ -510,7 +510,7 @@ func BenchmarkScan(b *testing.B) {
 	}
 }
 
-// layFunctions lays PCI functions out that no family hands out.
+// layFunctions creates PCI functions that no family offers.
 func layFunctions(tb testing.TB, dir string, count int) {
 	tb.Helper()
 	kinds := []struct{ vendor, device, class, driver string }{
@@ -571,8 +571,8 @@ func layFiles(tb testing.TB, dir string, files map[string]string) {
 	}
 }
 
-// A family of what the administrator names is asked though no kernel device
-// matches, and its devices say so.
+// A family of configured paths is read even if no kernel device matches, and its devices have
+// FromConfig set.
 func TestScanConfigured(t *testing.T) {
 	family := &discovery.Family{Name: "named", Doc: "what is named", FromConfig: true,
 		Describe: func(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, _ []discovery.Problem) {
@@ -592,8 +592,8 @@ func TestScanConfigured(t *testing.T) {
 	}
 }
 
-// The device that others are parts of takes all of what they take, and is given
-// out only without them though they leave room for one another.
+// A device with parts takes everything that its parts take, and is allocated only without the
+// parts, even if the parts do not compete with each other.
 func TestScanJoinsWholes(t *testing.T) {
 	parts := func(whole string) *discovery.Silicon { return &discovery.Silicon{Name: whole} }
 	two := map[string]resource.Quantity{"mediated": resource.MustParse("2")}
@@ -633,7 +633,7 @@ func TestScanJoinsWholes(t *testing.T) {
 	}
 }
 
-// quantities returns counters in the order of their names.
+// quantities returns the counters as text, sorted by name.
 func quantities(counters map[string]resource.Quantity) string {
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(counters)) {

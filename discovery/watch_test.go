@@ -22,8 +22,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// widgets is a family of devices of class "widget", whose health file makes
-// them unreadable.
+// widgets is a family for devices of class "widget". The label "unreadable" makes a device
+// unreadable.
 var widgets = &Family{
 	Name: "widget", Doc: "Widgets", Match: []Match{{Class: "widget"}},
 	Describe: func(_ *Host, found []sysfs.Device) (devices []Device, problems []Problem) {
@@ -40,7 +40,7 @@ var widgets = &Family{
 	},
 }
 
-// widgetHost is a host in a directory, with a widget for each label.
+// widgetHost returns a host in a directory, with a widget for each label.
 func widgetHost(t *testing.T, labels map[string]string) (*Host, string) {
 	t.Helper()
 	root := t.TempDir()
@@ -61,7 +61,7 @@ func setLabel(t *testing.T, root, name, label string) {
 	}
 }
 
-// joined makes a snapshot of what one family found.
+// joined returns a snapshot of a single look.
 func joined(l look) *Snapshot { return joinLooks([]look{l}) }
 
 func TestMerge(t *testing.T) {
@@ -79,7 +79,7 @@ func TestMerge(t *testing.T) {
 		t.Errorf("its neighbour: health %+v; want Healthy", b.Health)
 	}
 
-	// It stays so for as long as it cannot be read.
+	// It stays unchanged for as long as the device cannot be read.
 	third := Merge(host, second, Scan(host, families))
 	if !Same(second, third) {
 		t.Errorf("a second scan of the same host differs: %v, %v", second.Devices, third.Devices)
@@ -101,8 +101,7 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// A device is not gone if the way to it cannot be read: its silicon, its family or
-// the list that it is in.
+// A device is not gone if the read of its physical device, its family or its list failed.
 func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 	host, _ := widgetHost(t, map[string]string{"a": "first"})
 	part := Device{Name: "a-1", Family: "widget", Source: "sys/class/widget/a", PartOf: &Silicon{Name: "a"}}
@@ -141,8 +140,8 @@ func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 	}
 }
 
-// A PCI function that its family no longer describes, since no driver is bound to
-// it, is not gone: nobody can use it.
+// A PCI function that its family no longer describes, because no driver is bound, is not gone, but
+// unhealthy.
 func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 	const dir = "sys/devices/pci0000:00/0000:03:00.0"
 	bound := fstest.MapFS{dir + "/vendor": {Data: []byte("0x1e52\n")}, dir + "/driver": {Data: []byte("../../../bus/pci/drivers/x"), Mode: fs.ModeSymlink}}
@@ -204,8 +203,8 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 	}
 }
 
-// wakingLinks is a host on which a read of a link's attributes is an error of the test,
-// because the read would resume the function.
+// wakingLinks is a host on which a read of a link's attributes fails the test, because the read
+// would resume the function.
 type wakingLinks struct {
 	fstest.MapFS
 
@@ -219,9 +218,9 @@ func (f wakingLinks) Open(name string) (fs.File, error) {
 	return f.MapFS.Open(name)
 }
 
-// A scan does not wake a function in D3cold, whose link keeps the values of the last
-// snapshot. In D3hot, the link is read, so that the attributes are the same whether or not
-// the agent has seen the function awake.
+// A scan does not wake a function in D3cold; the function keeps the link attributes of the last
+// snapshot. In D3hot the link is read, so that the attributes do not depend on whether the agent
+// has seen the function awake.
 func TestSuspendedFunctionKeepsItsLink(t *testing.T) {
 	const dir = "sys/devices/pci0000:00/0000:03:00.0/"
 	family := &Family{Name: "one", Match: []Match{{Bus: "pci", Vendor: "1e52"}}, Describe: func(host *Host, found []sysfs.Device) ([]Device, []Problem) {
@@ -231,11 +230,11 @@ func TestSuspendedFunctionKeepsItsLink(t *testing.T) {
 	var last *Snapshot
 	for i, step := range []struct {
 		status, state, width string
-		want                 int64 // 0 if it is not known
+		want                 int64 // 0 means unknown
 	}{
 		{"suspended", "D3cold", "8", 0},
 		{"suspended", "D3hot", "8", 8},
-		{"suspended", "D3hot", "63", 8}, // the port is suspended as well
+		{"suspended", "D3hot", "63", 8}, // the port is suspended too
 		{"suspended", "D3cold", "4", 8},
 		{"resuming", "D3cold", "4", 8},
 		{"active", "D0", "4", 4},
@@ -262,8 +261,7 @@ func TestSuspendedFunctionKeepsItsLink(t *testing.T) {
 	}
 }
 
-// A whole that stands beside its parts is kept with them, though none of them
-// can be read.
+// A whole device described beside its parts is kept with the parts, even if none can be read.
 func TestMergeKeepsAWholeBesideItsParts(t *testing.T) {
 	host, _ := widgetHost(t, map[string]string{"whole": "x", "part": "x"})
 	silicon := &Silicon{Name: "whole", Counters: map[string]resource.Quantity{"parts": resource.MustParse("1")}}
@@ -282,16 +280,16 @@ func TestMergeKeepsAWholeBesideItsParts(t *testing.T) {
 	}
 }
 
-// paced is a host that is watched, with the times of its scans.
+// paced is a watched host with the times of its scans.
 type paced struct {
 	events chan Changes
 
-	mu    sync.Mutex // time that goes by in a bubble orders nothing for the race detector
+	mu    sync.Mutex // sleeps in a bubble are no synchronisation for the race detector
 	began time.Time
 	scans []time.Duration
 }
 
-// begin forgets the scans so far, and counts time from now.
+// begin drops the scans so far, and measures time from now.
 func (p *paced) begin() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -304,14 +302,14 @@ func (p *paced) scanned(*Snapshot) {
 	p.scans = append(p.scans, time.Since(p.began))
 }
 
-// times returns when there were scans.
+// times returns the times of the scans.
 func (p *paced) times() []time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.scans)
 }
 
-// pacing watches a host in a bubble of time that stands still while nothing waits.
+// pacing watches a host in a synctest bubble.
 func pacing(t *testing.T, do func(p *paced)) {
 	t.Helper()
 	host, _ := widgetHost(t, map[string]string{"a": "first"})
@@ -328,7 +326,7 @@ func pacing(t *testing.T, do func(p *paced)) {
 	})
 }
 
-// storm is so many events, one after each gap, with silence behind them.
+// storm sends events with a gap after each, and then pauses.
 func (p *paced) storm(events int, gap time.Duration) {
 	for range events {
 		Changes{Everything: true}.Send(p.events)
@@ -338,7 +336,7 @@ func (p *paced) storm(events int, gap time.Duration) {
 	synctest.Wait()
 }
 
-// The events of one device are answered by one scan, and soon.
+// The events of one device cause one scan, soon.
 func TestWatchAnswersOneDeviceAtOnce(t *testing.T) {
 	pacing(t, func(p *paced) {
 		for range 3 {
@@ -371,8 +369,7 @@ func TestWatchAnswersStepsOfADevice(t *testing.T) {
 	})
 }
 
-// Many devices at once are answered by a handful of scans, and the last of them is
-// not waited for long.
+// Many devices at once cause only a few scans, and the last scan comes soon after the end.
 func TestWatchAnswersStormsSlowly(t *testing.T) {
 	for gap, most := range map[time.Duration]int{time.Millisecond: 4, 10 * time.Millisecond: 7, 20 * time.Millisecond: 10} {
 		pacing(t, func(p *paced) {
@@ -385,7 +382,7 @@ func TestWatchAnswersStormsSlowly(t *testing.T) {
 	}
 }
 
-// A storm without end is answered all the same.
+// A storm without end does not prevent scans.
 func TestWatchDoesNotStarve(t *testing.T) {
 	pacing(t, func(p *paced) {
 		p.storm(2500, 10*time.Millisecond)
@@ -398,8 +395,8 @@ func TestWatchDoesNotStarve(t *testing.T) {
 	})
 }
 
-// TestScansShareDescriptions: a reader that keeps the first of two snapshots that say the same must not keep a second
-// description of each device in memory.
+// A reader that keeps the first of two equal snapshots must not keep a second description of each
+// device in memory.
 func TestScansShareDescriptions(t *testing.T) {
 	host, root := widgetHost(t, map[string]string{"a": "first", "b": "second"})
 	scanner := newScanner(Watch{Host: host, Families: []*Family{widgets}})
@@ -448,8 +445,8 @@ func TestListenEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A kernel event reaches the listener and names its device: writing to a device's uevent file
-// makes the kernel send one.
+// A kernel event reaches the listener and names its device. Writing to a device's uevent file makes
+// the kernel send an event.
 func TestListen(t *testing.T) {
 	const trigger = "/sys/class/mem/null/uevent"
 	file, err := os.OpenFile(trigger, os.O_WRONLY, 0)

@@ -21,7 +21,7 @@ type counter struct {
 func (c *counter) Helper()               {}
 func (c *counter) Errorf(string, ...any) { c.errors++ }
 
-// A family that reads through a link breaks the contract, except through those of classes.
+// A family that reads through a link breaks the contract, unless the link belongs to a class.
 func TestCheckLinks(t *testing.T) {
 	tree := (&Tree{root: directory("", fs.ModeDir|0o755, nil)}).
 		WithFile("sys/devices/x/misc/kvm/dev", []byte("10:232\n")).WithFile("sys/devices/x/vendor", []byte("0x1\n")).

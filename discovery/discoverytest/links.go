@@ -10,9 +10,9 @@ import (
 	"chandler.dev/discovery"
 )
 
-// checkLinks expects that the family reads nothing of sysfs through links, except those of
-// classes and buses. A kernel event names the device at the end of a link, so the watch would not
-// know that the event concerns the family.
+// checkLinks checks that the family reads sysfs through no links except those of classes and buses.
+// A kernel event names the device at the end of a link, so the watch could not relate the event to
+// the family.
 func checkLinks(t testing.TB, host *discovery.Host, f *discovery.Family) {
 	t.Helper()
 	n := &noted{Tree: host.FS.(*Tree), names: make(map[string]bool)}
@@ -31,13 +31,13 @@ func checkLinks(t testing.TB, host *discovery.Host, f *discovery.Family) {
 	}
 }
 
-// isListed reports whether a link is how a class or a bus lists a device.
+// isListed reports whether a link is an entry of a device in a class or bus directory.
 func isListed(link string) bool {
 	elements := strings.Split(link, "/")
 	return len(elements) == 4 && elements[1] == "class" || len(elements) == 5 && elements[1] == "bus" && elements[3] == "devices"
 }
 
-// noted is a tree that notes the names that are looked at.
+// noted is a tree that records the accessed names.
 type noted struct {
 	*Tree
 

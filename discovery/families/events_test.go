@@ -21,9 +21,9 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// TestEventsSuffice changes recorded hosts at random as a kernel would, sends the events that
-// the kernel would send, and expects that a watch which reads only what events name always
-// finds what a scan of everything finds.
+// TestEventsSuffice changes host recordings at random as a kernel would, sends the kernel's events,
+// and checks that a watch which reads only the families that an event concerns always has the
+// result of a full scan.
 func TestEventsSuffice(t *testing.T) {
 	hosts, err := filepath.Glob("*/testdata/*.host")
 	if err != nil || len(hosts) == 0 {
@@ -48,7 +48,7 @@ func TestEventsSuffice(t *testing.T) {
 	}
 }
 
-// compare changes a host that two watches follow, of which one is told to scan everything.
+// compare changes a host under two watches, of which one scans everything after each change.
 func (k *kernel) compare(t *testing.T, host *discovery.Host, steps int) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -64,7 +64,7 @@ func (k *kernel) compare(t *testing.T, host *discovery.Host, steps int) {
 	everything, complete := watch(false)
 	history := []string{"the host as it was recorded"}
 	for range steps {
-		// What is said of devices that cannot be read depends on how often they were.
+		// The reported state of an unreadable device depends on the number of scans.
 		time.Sleep(2*30*time.Second + time.Second)
 		synctest.Wait()
 		if want, got := complete.Load(), followed.Load(); !discovery.Same(want, got) {
@@ -75,7 +75,7 @@ func (k *kernel) compare(t *testing.T, host *discovery.Host, steps int) {
 		discovery.Changes{Everything: true}.Send(everything)
 		if changes.Everything || len(changes.Uevents) > 0 {
 			changes.Send(events)
-		} // else the change has no events, and is seen at the interval
+		} // a change without events is seen at the interval
 	}
 }
 
@@ -90,7 +90,7 @@ func text(s *discovery.Snapshot) string {
 	return strings.Join(lines, "\n")
 }
 
-// kernel changes a recorded host. It is the file system that watches read.
+// kernel changes a host recording. It is the file system of the watches.
 type kernel struct {
 	*rand.Rand
 
@@ -102,8 +102,8 @@ type kernel struct {
 
 	gone    map[string]bool   // directories of devices and modules
 	unbound map[string]bool   // PCI functions
-	passed  map[string]bool   // those that vfio-pci has instead
-	group   map[string]string // number of the IOMMU group that a function is in instead
+	passed  map[string]bool   // functions under vfio-pci instead
+	group   map[string]string // the function's new IOMMU group number
 	renamed map[string]bool   // directories of network interfaces
 	changed map[string]string // contents of files
 	missing map[string]bool   // nodes
@@ -158,13 +158,13 @@ func (k *kernel) ReadDir(name string) ([]fs.DirEntry, error) { return k.now.Load
 
 func isBelow(name, dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
 
-// function returns the PCI function that a device is or is on, "" if there is none.
+// function returns the PCI function of a device, "" if there is none.
 func (d kernelDevice) function() string {
 	function, _ := sysfs.At(nil, d.path).PCIFunction()
 	return function.Path
 }
 
-// step changes the host, and returns the events of that.
+// step changes the host, and returns the events of the change.
 func (k *kernel) step() (what string, changes discovery.Changes) {
 	defer func() {
 		k.now.Store(k.tree())
@@ -213,7 +213,7 @@ func (k *kernel) step() (what string, changes discovery.Changes) {
 
 const vfioDir = "sys/devices/virtual/vfio"
 
-// absent reports whether a device is not there, or not as it was recorded.
+// absent reports whether a device is missing or has lost its driver.
 func (k *kernel) absent(dir string) bool {
 	for gone, is := range k.gone {
 		if is && isBelow(dir, gone) {
@@ -228,7 +228,7 @@ func (k *kernel) absent(dir string) bool {
 	return false
 }
 
-// restore brings the device, and those above and below it, back as they were recorded.
+// restore restores the recorded state of a device, and of the devices above and below it.
 func (k *kernel) restore(dir string) (string, discovery.Changes) {
 	function := cmpOr(kernelDevice{path: dir}.function(), dir)
 	var uevents []discovery.Uevent
@@ -252,7 +252,7 @@ func (k *kernel) restore(dir string) (string, discovery.Changes) {
 		}
 	}
 	if len(uevents) == 0 {
-		uevents = k.events(dir, true) // such as those of udevadm trigger
+		uevents = k.events(dir, true) // as events of udevadm trigger
 	}
 	return "devices come back", discovery.Changes{Uevents: uevents}
 }
@@ -264,8 +264,8 @@ func cmpOr(a, b string) string {
 	return b
 }
 
-// events are those of the devices below a directory, and of itself if it is a device that comes
-// or goes: each device has an event of its own.
+// events returns an event for each device below a directory, and with own for the device of the
+// directory itself.
 func (k *kernel) events(dir string, own bool) (uevents []discovery.Uevent) {
 	for _, d := range slices.Backward(k.devices) {
 		if isBelow(d.path, dir) && (own || d.path != dir) {
@@ -275,10 +275,10 @@ func (k *kernel) events(dir string, own bool) (uevents []discovery.Uevent) {
 	return uevents
 }
 
-// told are attributes whose changes the kernel reports, or that never change.
+// told lists the attributes whose changes the kernel reports, or that never change.
 var told = []string{"vendor", "device", "class", "modalias", "subsystem_vendor", "subsystem_device", "revision", "numa_node", "max_link_speed", "max_link_width", "acpi_index", "label", "uevent", "dev", "sriov_totalvfs", "idVendor", "idProduct"}
 
-// changeFile changes an attribute of which the kernel reports no change.
+// changeFile changes an attribute without an event.
 func (k *kernel) changeFile(dir string) string {
 	files := slices.DeleteFunc(k.recorded.Files(), func(name string) bool {
 		return !isBelow(name, dir) || k.links[name] != "" || slices.Contains(told, path.Base(name))
@@ -295,8 +295,8 @@ func (k *kernel) changeFile(dir string) string {
 	return name + " changes"
 }
 
-// regroup moves a function into the IOMMU group of another one. The kernel does that when it
-// finds the function anew.
+// regroup moves a function into the IOMMU group of another one, which the kernel does when it finds
+// the function again.
 func (k *kernel) regroup(d kernelDevice) (string, discovery.Changes) {
 	groups := []string{"4711"}
 	for name, target := range k.links {
@@ -310,7 +310,7 @@ func (k *kernel) regroup(d kernelDevice) (string, discovery.Changes) {
 	return "a function is in another group", discovery.Changes{Uevents: uevents}
 }
 
-// tree is the host as it is now.
+// tree returns the present host.
 func (k *kernel) tree() *discoverytest.Tree {
 	t := k.recorded
 	for name, content := range k.changed {
@@ -369,8 +369,8 @@ func (k *kernel) tree() *discoverytest.Tree {
 	return t
 }
 
-// without is the tree without a device, its node, and the directory of its class below the
-// device above it if it is empty then.
+// without returns the tree without a device and its node. The class directory above the device is
+// removed too if it is empty.
 func (k *kernel) without(t *discoverytest.Tree, d kernelDevice) *discoverytest.Tree {
 	t = k.withoutLinks(t.Without(d.path), d.path)
 	if d.node != "" {
@@ -384,7 +384,7 @@ func (k *kernel) without(t *discoverytest.Tree, d kernelDevice) *discoverytest.T
 	return t
 }
 
-// withoutLinks is the tree without links to what is below a directory.
+// withoutLinks returns the tree without links to anything in a directory.
 func (k *kernel) withoutLinks(t *discoverytest.Tree, dir string) *discoverytest.Tree {
 	for name, target := range k.links {
 		if isBelow(target, dir) && !strings.HasPrefix(name, "dev/") {
@@ -394,7 +394,7 @@ func (k *kernel) withoutLinks(t *discoverytest.Tree, dir string) *discoverytest.
 	return t
 }
 
-// move gives a device's directory another name.
+// move renames a device's directory.
 func (k *kernel) move(t *discoverytest.Tree, from, to string) *discoverytest.Tree {
 	moved := t.Without(from)
 	for _, name := range t.Files() {

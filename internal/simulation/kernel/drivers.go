@@ -17,28 +17,29 @@ import (
 // Function is a PCI function whose driver may change.
 type Function struct {
 	Address string
-	Source  string // its directory
-	Driver  string // that takes it by its identity: nvme, igb or igbvf
+	Source  string // the directory of the function
+	Driver  string // the driver that matches its IDs: nvme, igb or igbvf
 	Group   int    // its IOMMU group
 
-	// Of a physical function: how many virtual ones it can have, and how many it has from the
-	// boot on. OneGroup says that all of these are in one IOMMU group, as under a bridge without ACS.
+	// For a physical function, Total is the maximum number of virtual functions, and Boot the
+	// number at boot. OneGroup puts all virtual functions into one IOMMU group, as under a bridge
+	// without ACS.
 	Total, Boot int
 	OneGroup    bool
 }
 
-// function is a Function as it is at present.
+// function is the present state of a Function.
 type function struct {
 	Function
 
-	physical *function // of a virtual one
+	physical *function // of a virtual function
 	driver   string
 	override string
 	virtual  []*function
-	busy     bool // a write to it goes on
+	busy     bool // a write to the function is in progress
 }
 
-// The drivers that the kernel has.
+// The kernel's drivers.
 const (
 	VFIO     = "vfio-pci"
 	nvme     = "nvme"
@@ -46,11 +47,11 @@ const (
 	virtual  = "igbvf"
 )
 
-// none is what driver_override says where it says nothing.
+// none is the content of driver_override without an override.
 const none = "(null)"
 
-// Drive has drivers take functions, as in a boot. The functions' other files are those of the
-// recorded host.
+// Drive creates functions and binds them to their drivers, as a boot does. The other files of the
+// functions come from the host recording.
 func (h *Host) Drive(functions ...Function) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -58,8 +59,8 @@ func (h *Host) Drive(functions ...Function) {
 	h.boot()
 }
 
-// Reboot is what a boot makes of the host: it has forgotten who bound and made what, and
-// writes that go on have come to nothing.
+// Reboot restarts the kernel: all bindings and virtual functions are lost, and writes in progress
+// fail.
 func (h *Host) Reboot() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -104,8 +105,9 @@ func (h *Host) boot() {
 	}
 }
 
-// probeAnew has a function that has appeared be taken by its driver. None takes it while a function of its IOMMU group is
-// under vfio (iommu_device_use_default_domain in drivers/iommu/iommu.c, Linux 6.1 to 6.18).
+// probeAnew adds a function and binds it to its driver. No driver binds while a function of the
+// same IOMMU group is under vfio (iommu_device_use_default_domain in drivers/iommu/iommu.c, Linux
+// 6.1 to 6.18).
 func (h *Host) probeAnew(of Function) {
 	f := &function{Function: of}
 	h.functions[f.Address] = f
@@ -119,7 +121,7 @@ func (h *Host) probeAnew(of Function) {
 	}
 }
 
-// text writes a file, which stays the same file for those who have it open.
+// text writes a file. An existing file stays the same node, so that open files see the change.
 func (h *Host) text(name, text string) {
 	if n := h.find(name); n != nil && n.mode.IsRegular() {
 		n.data = []byte(text)
@@ -128,14 +130,14 @@ func (h *Host) text(name, text string) {
 	h.put(name, &node{mode: 0o644, data: []byte(text)})
 }
 
-// device makes what the kernel shows of a device that has a node.
+// device creates the files and the node of a device.
 func (h *Host) device(dir, name string, major, minor uint32) {
 	h.text(dir+"/dev", fmt.Sprintf("%d:%d\n", major, minor))
 	h.text(dir+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=%s\n", major, minor, name))
 	h.put("dev/"+name, &node{mode: fs.ModeDevice | fs.ModeCharDevice | 0o600, rdev: unix.Mkdev(major, minor)})
 }
 
-// drop removes a path with all below it.
+// drop removes a path with everything below.
 func (h *Host) drop(name string) {
 	if parent := h.find(path.Dir(name)); parent != nil {
 		delete(parent.children, path.Base(name))
@@ -147,17 +149,17 @@ func (h *Host) override(f *function, driver string) {
 	h.text(f.Source+"/driver_override", driver+"\n")
 }
 
-// number tells the node or the interface of a function from others.
+// number returns a number that distinguishes the node or interface of a function from others.
 func (f *function) number() int {
 	var bus, slot, number int
 	_, _ = fmt.Sscanf(f.Address, "0000:%x:%x.%x", &bus, &slot, &number)
 	return bus<<8 | slot<<3 | number
 }
 
-// NodeOf returns the path of the node that the function has under nvme.
+// nodeOf returns the path of the function's device node under nvme.
 func (f *function) nodeOf() string { return fmt.Sprintf("dev/nvme%d", f.number()) }
 
-// bind has a driver have a function, or none, with what that makes of it.
+// bind binds a function to a driver, or to none for "", and updates the affected files.
 func (h *Host) bind(f *function, driver string) {
 	switch f.driver {
 	case nvme:
@@ -185,7 +187,8 @@ func (h *Host) bind(f *function, driver string) {
 	h.group(f.Group)
 }
 
-// group has an IOMMU group have a node as long as vfio has a function of it.
+// group creates the node of an IOMMU group if vfio has a function of the group, and removes the
+// node otherwise.
 func (h *Host) group(number int) {
 	for _, f := range h.functions {
 		if f.Group == number && f.driver == VFIO {
@@ -200,7 +203,7 @@ func (h *Host) group(number int) {
 	}
 }
 
-// addVirtual makes a virtual function that no driver has yet.
+// addVirtual creates a virtual function without a driver.
 func (h *Host) addVirtual(of *function, i int) *function {
 	devfn := 128 + 2*i
 	bus, _, _ := strings.Cut(strings.TrimPrefix(of.Address, "0000:"), ":")
@@ -246,7 +249,7 @@ func (h *Host) removeVirtual(of *function) {
 	}
 }
 
-// Driver returns the driver of a function, and whether the function is there.
+// Driver returns the driver of a function, and whether the function exists.
 func (h *Host) Driver(address string) (driver string, found bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -257,7 +260,7 @@ func (h *Host) Driver(address string) (driver string, found bool) {
 	return f.driver, true
 }
 
-// inGroup returns the addresses of the functions of an IOMMU group, in order.
+// inGroup returns the addresses of the functions of an IOMMU group, sorted.
 func (h *Host) inGroup(number int) (addresses []string) {
 	for _, address := range slices.Sorted(maps.Keys(h.functions)) {
 		if h.functions[address].Group == number {
@@ -267,7 +270,7 @@ func (h *Host) inGroup(number int) (addresses []string) {
 	return addresses
 }
 
-// Group returns the functions that are in the IOMMU group of a function, itself included.
+// Group returns the addresses of all functions in the IOMMU group of a function.
 func (h *Host) Group(address string) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -277,7 +280,8 @@ func (h *Host) Group(address string) []string {
 	return nil
 }
 
-// Behind returns the functions of the IOMMU group of which one of some nodes is.
+// Behind returns the addresses of the functions in the IOMMU group that one of the nodes belongs
+// to.
 func (h *Host) Behind(nodes []string) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -289,7 +293,8 @@ func (h *Host) Behind(nodes []string) []string {
 	return nil
 }
 
-// Regroup puts a function that has vanished into another IOMMU group, in which it will be when it returns.
+// Regroup changes the IOMMU group of a vanished function. The function will return in the new
+// group.
 func (h *Host) Regroup(address string, group int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -310,7 +315,7 @@ func (h *Host) Regroup(address string, group int) {
 	}
 }
 
-// Overridden reports whether a function is for a driver whatever its identity.
+// Overridden reports whether the driver_override of a function is set.
 func (h *Host) Overridden(address string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -318,7 +323,7 @@ func (h *Host) Overridden(address string) bool {
 	return f != nil && f.override != none
 }
 
-// Virtual returns the addresses of the virtual functions that a physical one has.
+// Virtual returns the addresses of the virtual functions of a physical function.
 func (h *Host) Virtual(address string) (virtual []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -330,7 +335,8 @@ func (h *Host) Virtual(address string) (virtual []string) {
 	return virtual
 }
 
-// SetUp sets the interface of a function up or down, and reports whether it has one.
+// SetUp sets the interface of a virtual function up or down, and reports whether the function has
+// one.
 func (h *Host) SetUp(address string, up bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -342,29 +348,29 @@ func (h *Host) SetUp(address string, up bool) bool {
 	return true
 }
 
-// Trouble is how drivers fail at present.
+// Trouble describes which operations of drivers fail.
 type Trouble struct {
-	Refuses string // a driver that takes no function
-	Fewer   bool   // one virtual function less is made than is asked for
-	Full    bool   // none can be made
+	Refuses string // a driver that refuses all functions
+	Fewer   bool   // one virtual function less is created than requested
+	Full    bool   // no virtual functions can be created
 	Resets  bool   // no function can be reset
 }
 
-// SetTrouble has drivers fail, or not.
+// SetTrouble sets the operations of drivers that fail.
 func (h *Host) SetTrouble(t Trouble) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.trouble = t
 }
 
-// Stick has writes of attributes hang until Unstick.
+// Stick makes writes of attributes hang until Unstick.
 func (h *Host) Stick() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.stuck = make(chan struct{})
 }
 
-// Unstick has writes that hang go on.
+// Unstick lets hanging writes continue.
 func (h *Host) Unstick() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -374,15 +380,15 @@ func (h *Host) Unstick() {
 	}
 }
 
-// Attribute is what a write to a function does.
+// Attribute is the parsed form of a write that affects a function.
 type Attribute struct {
-	Function string // its address
+	Function string // the address of the function
 	Name     string // "unbind"
-	Driver   string // of bind and unbind
+	Driver   string // for bind and unbind
 	Value    string
 }
 
-// ParseWrite returns what a write does.
+// ParseWrite parses a write to an attribute.
 func ParseWrite(name, value string) Attribute {
 	dir, attribute := path.Split(name)
 	of := path.Base(dir)
@@ -395,15 +401,15 @@ func ParseWrite(name, value string) Attribute {
 	return Attribute{Function: of, Name: attribute, Value: value}
 }
 
-// Write writes an attribute as a process does that nobody can kill before the kernel has come
-// back: one write to a function at a time, each after the latency.
+// Write writes an attribute as an unkillable process does: one write to a function at a time, each
+// after the latency.
 func (h *Host) Write(name, value string, latency time.Duration) error {
 	a := ParseWrite(name, value)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f, boots := h.functions[a.Function], h.boots
 	was := f
-	if n := h.find(name); f == nil && n != nil && strings.HasPrefix(a.Name, "reset") { // its driver does not change
+	if n := h.find(name); f == nil && n != nil && strings.HasPrefix(a.Name, "reset") { // the driver of this function never changes
 		f = &function{Function: Function{Address: a.Function, Source: path.Dir(name)}}
 	}
 	switch {
@@ -434,9 +440,9 @@ func (h *Host) Write(name, value string, latency time.Duration) error {
 	return err
 }
 
-// awaitWriter returns when no write to the function goes on if the file is one that the kernel shows
+// awaitWriter waits until no write to the function is in progress, if the kernel shows the file
 // under the device's lock (driver_override_show in drivers/pci/pci-sysfs.c, sriov_numvfs_show in
-// drivers/pci/iov.c, Linux 6.1 to 6.18). The caller holds the lock.
+// drivers/pci/iov.c, Linux 6.1 to 6.18). The caller holds h.mu.
 func (h *Host) awaitWriter(name string) {
 	if base := path.Base(name); base != "driver_override" && base != "sriov_numvfs" {
 		return
@@ -447,14 +453,14 @@ func (h *Host) awaitWriter(name string) {
 	}
 }
 
-// pause lets time go by. The caller holds the lock, which is free meanwhile.
+// pause sleeps. The caller holds h.mu, which pause releases during the sleep.
 func (h *Host) pause(d time.Duration) {
 	h.mu.Unlock()
 	time.Sleep(d)
 	h.mu.Lock()
 }
 
-// change does what a write says. There tells whether the function is still what it was.
+// change performs a write. there reports whether the function is still the same.
 func (h *Host) change(f *function, a Attribute, there func() bool) error {
 	switch a.Name {
 	case "driver_override":
@@ -506,8 +512,8 @@ func (h *Host) probe(f *function, driver string) error {
 	return nil
 }
 
-// awaitClosed waits as vfio does, until nobody has a function open. It reports whether the
-// function is still there.
+// awaitClosed waits, as vfio does, until no process has the function open. It reports whether the
+// function still exists.
 func (h *Host) awaitClosed(f *function, there func() bool) bool {
 	for there() && f.driver == VFIO && len(h.openers(f)) > 0 {
 		h.pause(100 * time.Millisecond)
@@ -515,8 +521,8 @@ func (h *Host) awaitClosed(f *function, there func() bool) bool {
 	return there()
 }
 
-// setVirtual makes virtual functions, or removes them, one by one. Drivers take them a little
-// later.
+// setVirtual creates or removes virtual functions one by one. Drivers bind to the new functions a
+// little later.
 func (h *Host) setVirtual(f *function, value string, there func() bool) error {
 	const each = 30 * time.Millisecond
 	count, err := strconv.Atoi(value)
@@ -541,7 +547,7 @@ func (h *Host) setVirtual(f *function, value string, there func() bool) error {
 		if !there() {
 			return syscall.ENODEV
 		}
-		_ = h.probe(v, v.Driver) // the kernel only logs it
+		_ = h.probe(v, v.Driver) // the kernel only logs the error
 		if h.Changed != nil {
 			h.Changed()
 		}

@@ -23,35 +23,35 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// Host is a machine. It is a file system that leads out of nowhere.
+// Host is a machine. It is a file system in which links do not lead outside.
 type Host struct {
 	mu     sync.Mutex
 	root   *node
-	gone   map[string][]entry // by PCI address: what vanished with it
-	hanged chan struct{}      // closed when reads that hang go on
-	hang   string             // files with this in their path hang
-	sick   string             // files with this in their path cannot be read
+	gone   map[string][]entry // by PCI address: the entries that vanished with the function
+	hanged chan struct{}      // closed when hanging reads continue
+	hang   string             // reads of files with this in their path hang
+	sick   string             // reads of files with this in their path fail
 
-	// Changed is called, under the lock, when a write has changed something. It must not block.
+	// Changed is called, with mu held, after a write has changed something. It must not block.
 	Changed func()
 
 	driven    []Function
-	functions map[string]*function // those that are there, by their addresses
+	functions map[string]*function // the present functions, by address
 	processes map[int]*process
 	pids      int
 	boots     int
 	trouble   Trouble
-	stuck     chan struct{} // closed when writes that hang go on
+	stuck     chan struct{} // closed when hanging writes continue
 }
 
-// node is one thing in the file system.
+// node is an entry of the file system.
 type node struct {
 	mode     fs.FileMode
 	data     []byte
 	target   string // of a link
 	rdev     uint64
 	unread   bool
-	opened   *node // what a link in /proc/PID/fd leads to, wherever that is by now
+	opened   *node // the target of a link in /proc/PID/fd, even if its path has changed
 	children map[string]*node
 }
 
@@ -61,10 +61,10 @@ type entry struct {
 	node *node
 }
 
-// nodeName matches "dev/kvm c 10:232", as package recorded writes it.
+// nodeName matches "dev/kvm c 10:232", the format of package recorded.
 var nodeName = regexp.MustCompile(`^(.+) ([bc]) ([0-9]+):([0-9]+)$`)
 
-// New returns the machine of a recorded host.
+// New returns the machine of a host recording.
 func New(text []byte) *Host {
 	h := &Host{root: newDir(), gone: make(map[string][]entry)}
 	for _, f := range txtar.Parse(text).Files {
@@ -100,7 +100,7 @@ func (h *Host) add(f txtar.File) {
 	}
 }
 
-// put makes n the node of a path, and directories above it.
+// put stores n at a path, and creates missing directories.
 func (h *Host) put(name string, n *node) {
 	dir := h.root
 	parts := strings.Split(name, "/")
@@ -113,8 +113,7 @@ func (h *Host) put(name string, n *node) {
 	dir.children[parts[len(parts)-1]] = n
 }
 
-// each calls f for each node that is no directory, and each empty directory, in
-// order.
+// each calls f for each entry except non-empty directories, in order.
 func (h *Host) each(f func(e entry)) {
 	var walk func(name string, n *node)
 	walk = func(name string, n *node) {
@@ -129,7 +128,7 @@ func (h *Host) each(f func(e entry)) {
 	walk("", h.root)
 }
 
-// remove removes a path, and directories that are empty then.
+// remove removes a path, and the parent directories below sys/devices that are empty afterwards.
 func (h *Host) remove(name string) {
 	for name != "." && name != "" {
 		parent := h.find(path.Dir(name))
@@ -144,7 +143,7 @@ func (h *Host) remove(name string) {
 	}
 }
 
-// find returns the node of a path without following links.
+// find returns the node of a path without following links, nil if none.
 func (h *Host) find(name string) *node {
 	n := h.root
 	if name == "." || name == "" {
@@ -158,8 +157,8 @@ func (h *Host) find(name string) *node {
 	return n
 }
 
-// Vanish takes a PCI function out of the machine, with the nodes of the paths. It
-// reports whether it was there.
+// Vanish removes a PCI function from the machine, together with the given nodes. It reports whether
+// the function was present.
 func (h *Host) Vanish(address string, nodes ...string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -186,11 +185,11 @@ func (h *Host) Vanish(address string, nodes ...string) bool {
 	return len(gone) > 0
 }
 
-// has reports whether a path has an element.
+// has reports whether a path contains an element.
 func has(name, element string) bool { return strings.Contains("/"+name+"/", "/"+element+"/") }
 
-// Return puts a function back that vanished, with what change makes of its
-// files. It reports whether one had.
+// Return puts a vanished function back, with the content of its files passed through change. It
+// reports whether the function had vanished.
 func (h *Host) Return(address string, change func(name string, data []byte) []byte) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -210,8 +209,9 @@ func (h *Host) Return(address string, change func(name string, data []byte) []by
 	return gone != nil
 }
 
-// Exchange has two functions that vanished return with each other's class device of a class, and its node: the kernel
-// assigns the numbers of class devices in the order in which a driver finds its functions.
+// Exchange exchanges the class devices and nodes of two vanished functions, which appear when the
+// functions return: the kernel assigns the numbers of class devices in the order in which a driver
+// finds its functions.
 func (h *Host) Exchange(one, other, class string, nodes ...string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -232,7 +232,7 @@ func (h *Host) Exchange(one, other, class string, nodes ...string) {
 	}
 }
 
-// at returns a path below one function as below another.
+// at translates a path below one function to the corresponding path below another.
 func (h *Host) at(from, to, name string) string {
 	for _, e := range h.gone[from] {
 		for _, f := range h.gone[to] {
@@ -245,14 +245,14 @@ func (h *Host) at(from, to, name string) string {
 	return name
 }
 
-// Gone reports whether a function vanished.
+// Gone reports whether a function has vanished.
 func (h *Host) Gone(address string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.gone[address] != nil
 }
 
-// Change changes the content of files whose path has an element.
+// Change changes the content of the files whose path contains an element.
 func (h *Host) Change(element string, change func(name string, data []byte) []byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -263,8 +263,7 @@ func (h *Host) Change(element string, change func(name string, data []byte) []by
 	})
 }
 
-// Sicken makes files with part in their path unreadable; "" makes all readable
-// again.
+// Sicken makes files with part in their path unreadable; "" makes all files readable again.
 func (h *Host) Sicken(part string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -278,7 +277,7 @@ func (h *Host) Hang(part string) {
 	h.hang, h.hanged = part, make(chan struct{})
 }
 
-// Release has reads that hang go on.
+// Release lets hanging reads continue.
 func (h *Host) Release() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -288,7 +287,7 @@ func (h *Host) Release() {
 	}
 }
 
-// Node returns the numbers of a device node, and whether it is there.
+// Node returns the numbers of a device node, and whether the node exists.
 func (h *Host) Node(name string) (numbers string, found bool) {
 	info, err := h.Stat(strings.TrimPrefix(name, "/"))
 	if err != nil {
@@ -301,7 +300,7 @@ func (h *Host) Node(name string) (numbers string, found bool) {
 	return fmt.Sprintf("%d:%d", unix.Major(stat.Rdev), unix.Minor(stat.Rdev)), true
 }
 
-// walk returns the node of a path, following links.
+// walk returns the node of a path, and follows links.
 func (h *Host) walk(op, name string, last bool) (*node, error) {
 	if !fs.ValidPath(name) {
 		return nil, &fs.PathError{Op: op, Path: name, Err: fs.ErrInvalid}
@@ -351,7 +350,7 @@ func (h *Host) ReadFile(name string) ([]byte, error) {
 	return h.read(name, n)
 }
 
-// read returns the content of a file, or hangs.
+// read returns the content of a file, and may hang.
 func (h *Host) read(name string, n *node) ([]byte, error) {
 	h.mu.Lock()
 	hanged := h.hanged
@@ -459,7 +458,7 @@ func (f *file) ReadDir(n int) ([]fs.DirEntry, error) {
 	return f.host.ReadDir(f.name)
 }
 
-// info describes a node.
+// info is the [fs.FileInfo] of a node.
 type info struct {
 	name string
 	node *node
@@ -471,8 +470,7 @@ func (i info) Mode() fs.FileMode  { return i.node.mode }
 func (i info) ModTime() time.Time { return time.Time{} }
 func (i info) IsDir() bool        { return i.node.mode.IsDir() }
 
-// Sys returns what a file system of Linux does, so that numbers of device nodes
-// can be told.
+// Sys returns the same type as a Linux file system, for the numbers of device nodes.
 func (i info) Sys() any {
 	if i.node.mode&fs.ModeDevice == 0 {
 		return nil

@@ -18,16 +18,15 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// callTimeout is how long a call of a driver may take
-// (pkg/kubelet/cm/dra/plugin/dra_plugin.go, defaultClientCallTimeout, 1.34 to
-// 1.37).
+// callTimeout is the time limit for a call of a driver (pkg/kubelet/cm/dra/plugin/dra_plugin.go,
+// defaultClientCallTimeout, 1.34 to 1.37).
 const callTimeout = 45 * time.Second
 
-// reconcilePeriod is how often claims of pods that are not active any more are
-// unprepared (pkg/kubelet/cm/dra/manager.go, defaultReconcilePeriod).
+// reconcilePeriod is the interval at which the kubelet unprepares claims of pods that are no longer
+// active (pkg/kubelet/cm/dra/manager.go, defaultReconcilePeriod).
 const reconcilePeriod = 60 * time.Second
 
-// plugin is a DRA driver that has registered.
+// plugin is a registered DRA driver.
 type plugin struct {
 	registrar *listener
 	endpoint  string
@@ -35,7 +34,7 @@ type plugin struct {
 	drapb.DRAPluginClient
 }
 
-// answered returns why the answer to a call was not heard.
+// answered returns the error of a call, and an error for an answer of a killed process.
 func (p *plugin) answered(err error) error {
 	if err == nil && p.registrar.process.isDead() {
 		return errors.New("the process was killed")
@@ -43,8 +42,8 @@ func (p *plugin) answered(err error) error {
 	return err
 }
 
-// claimInfo is what the kubelet's checkpoint has of a claim, and what it knows
-// besides while it runs.
+// claimInfo is the kubelet's record of a claim in the checkpoint, with additional state that a
+// restart loses.
 type claimInfo struct {
 	uid             types.UID
 	namespace, name string
@@ -53,25 +52,25 @@ type claimInfo struct {
 
 	prepared    bool // not in the checkpoint
 	unpreparing bool
-	asked       time.Time // when it was last asked for to be unprepared, or that failed
-	why         error     // it is not unprepared
+	asked       time.Time // the time of the last Unprepare call, or of its failure
+	why         error     // the error of the last Unprepare call
 }
 
-// Pauses after a registration that failed, before it is tried again
-// (k8s.io/kubernetes/pkg/util/goroutinemap/exponentialbackoff, in 1.37).
+// Pauses after a failed registration (k8s.io/kubernetes/pkg/util/goroutinemap/exponentialbackoff,
+// in 1.37).
 const (
 	firstBackoff = 500 * time.Millisecond
 	lastBackoff  = 2*time.Minute + 2*time.Second
 )
 
-// backoff says when a registration that failed is tried again.
+// backoff is the time of the next attempt after a failed registration.
 type backoff struct {
 	pause time.Duration
 	until time.Time
 }
 
-// watchPlugins registers the plugins whose sockets there are, and forgets those
-// whose sockets are gone (pkg/kubelet/pluginmanager, reconciler).
+// watchPlugins registers the plugins with a socket, and drops the plugins whose socket is gone
+// (pkg/kubelet/pluginmanager, reconciler).
 func (k *Kubelet) watchPlugins(ctx context.Context) {
 	failed := make(map[*listener]backoff)
 	for {
@@ -114,8 +113,8 @@ func (k *Kubelet) connect(path string) (*grpc.ClientConn, error) {
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return k.network.dial(ctx, path) }))
 }
 
-// registerPlugin asks the plugin at a registrar's socket what it is, takes or
-// refuses it, and says so.
+// registerPlugin gets the information of the plugin at a registrar's socket, accepts or refuses the
+// plugin, and notifies it of the result.
 func (k *Kubelet) registerPlugin(ctx context.Context, socket *listener, refuses bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -150,8 +149,8 @@ func (k *Kubelet) registerPlugin(ctx context.Context, socket *listener, refuses 
 	return err
 }
 
-// plugin returns the plugin to be called: the newest that is connected, else the
-// newest (pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go, get).
+// plugin returns the plugin for calls: the newest connected one, or else the newest
+// (pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go, get).
 func (k *Kubelet) plugin() (*plugin, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -166,7 +165,7 @@ func (k *Kubelet) plugin() (*plugin, error) {
 	return k.plugins[len(k.plugins)-1], nil
 }
 
-// Calls returns the name of the process that would be called, "" if none has registered.
+// Calls returns the name of the process that plugin would choose, "" if no plugin is registered.
 func (k *Kubelet) Calls() string {
 	p, err := k.plugin()
 	if err != nil {
@@ -175,8 +174,8 @@ func (k *Kubelet) Calls() string {
 	return p.registrar.process.name
 }
 
-// prepare prepares the claims of a pod (pkg/kubelet/cm/dra/manager.go,
-// prepareResources). Claims are noted before the driver is called.
+// prepare prepares the claims of a pod (pkg/kubelet/cm/dra/manager.go, prepareResources). The
+// claims are stored in the checkpoint before the call.
 func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {
 	if len(pod.Claims) == 0 {
 		return nil
@@ -244,18 +243,19 @@ func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {
 	return nil
 }
 
-// isReserved reports whether a pod may use a claim: in the models from 1.37 on also if the claim is reserved for the
-// pod's PodGroup, for which kubelets have a feature gate from 1.36 on (pkg/kubelet/cm/dra/manager.go, prepareResources).
+// isReserved reports whether a pod may use a claim. Models from 1.37 on also accept a reservation
+// for the pod's PodGroup, for which kubelets have a feature gate from 1.36 on
+// (pkg/kubelet/cm/dra/manager.go, prepareResources).
 func (k *Kubelet) isReserved(claim *resourceapi.ResourceClaim, pod *Pod) bool {
 	return slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {
 		return r.UID == pod.UID || k.config.Minor >= 37 && r.Resource == "podgroups" && r.Name == pod.Group
 	})
 }
 
-// note enters a pod's claims in the checkpoint, and returns those that are to be
-// prepared. To 1.36 a claim whose Unprepare goes on, or has failed, is prepared for
-// another pod; from 1.37 on that pod waits (pkg/kubelet/cm/dra/manager.go,
-// prepareResources: isPrepared in 1.36, isUnpreparing before it in 1.37).
+// note stores a pod's claims in the checkpoint, and returns the claims to prepare. Up to 1.36, a
+// claim whose Unprepare is in progress or has failed counts as prepared for another pod; from 1.37
+// on, that pod waits (pkg/kubelet/cm/dra/manager.go, prepareResources: isPrepared in 1.36,
+// isUnpreparing before it in 1.37).
 func (k *Kubelet) note(pod *Pod, claims []*resourceapi.ResourceClaim) (*drapb.NodePrepareResourcesRequest, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -289,10 +289,9 @@ func (k *Kubelet) claimOf(uid types.UID) *claimInfo {
 	return nil
 }
 
-// unprepare unprepares what a pod has (pkg/kubelet/cm/dra/manager.go,
-// unprepareResources). To 1.36 a pod that has no reference to a claim, since it
-// was never prepared for it, unprepares it all the same if another pod has it
-// alone.
+// unprepare unprepares the claims of a pod (pkg/kubelet/cm/dra/manager.go, unprepareResources). Up
+// to 1.36, a pod without a reference to a claim, because the claim was never prepared for the pod,
+// still unprepares the claim if a single other pod has it.
 func (k *Kubelet) unprepare(ctx context.Context, pod types.UID, namespace string, names []string) error {
 	k.mu.Lock()
 	request := &drapb.NodeUnprepareResourcesRequest{}
@@ -356,9 +355,8 @@ func (k *Kubelet) callUnprepare(ctx context.Context, request *drapb.NodeUnprepar
 	return nil
 }
 
-// reconcile unprepares claims of pods that are not active any more, whether
-// their containers still run or not (pkg/kubelet/cm/dra/manager.go,
-// reconcileLoop).
+// reconcile unprepares the claims of pods that are no longer active, even if their containers still
+// run (pkg/kubelet/cm/dra/manager.go, reconcileLoop).
 func (k *Kubelet) reconcile(ctx context.Context) {
 	for sleep(ctx, reconcilePeriod) {
 		k.mu.Lock()

@@ -19,109 +19,110 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Config says what a kubelet is, and what it has.
+// Config holds the version and the dependencies of a kubelet.
 type Config struct {
-	Minor  int // of its version: 31 to 37
+	Minor  int // minor version of Kubernetes: 31 to 37
 	Node   string
-	Driver string // the name of the DRA driver that the model is about
+	Driver string // the name of the modelled DRA driver
 	Client kubernetes.Interface
 
-	// Pods returns the pods that the API server has bound to the node, or why
-	// it cannot be asked.
+	// Pods returns the pods that are bound to the node in the API server, or an error if the API
+	// server does not answer.
 	Pods func() ([]*Pod, error)
 
-	// Start starts a container in the runtime: it returns what the container
-	// has of the CDI devices and device nodes, or why it cannot be started.
+	// Start starts a container in the runtime, or returns an error. It may set the container's
+	// Note.
 	Start func(c *Container) error
 
-	// Lacks is told when a list is without an ID that an active pod has.
+	// Lacks is called when a list lacks an ID that an active pod has.
 	Lacks func(pod *Pod, resource, id string)
 
-	Ended func(c *Container)        // a container has ended
-	Done  func(pod *Pod, why error) // a pod has ended, or was rejected
+	Ended func(c *Container)        // called when a container has ended
+	Done  func(pod *Pod, why error) // called when a pod has ended or was rejected
 	Wipe  func()                    // deletes the node's slices
 	Log   func(format string, args ...any)
 
-	Random *rand.Rand // used under the kubelet's lock alone
+	Random *rand.Rand // used only with the kubelet's lock held
 }
 
-// Pod is a pod with one container that matters.
+// Pod is a pod with one relevant container.
 type Pod struct {
 	UID             types.UID
 	Namespace, Name string
-	Static          bool           // not of the API server
+	Static          bool           // not in the API server
 	Claims          []string       // names of ResourceClaims
-	Group           string         // the name of its PodGroup, "" if it has none
-	Requests        map[string]int // of classic resources
-	Init            bool           // it is an init container, and another waits for its end
-	Grace           time.Duration  // until its container is killed
-	Stubborn        bool           // its container uses up the grace
-	Life            time.Duration  // until its container ends by itself; 0: it does not
-	Restarts        int            // how often its container ends and is started anew
+	Group           string         // the name of its PodGroup, "" if none
+	Requests        map[string]int // number of devices by extended resource
+	Init            bool           // the container is an init container, and another container waits for its end
+	Grace           time.Duration  // time until its container is killed
+	Stubborn        bool           // its container runs until the end of the grace period
+	Life            time.Duration  // time until its container ends by itself; 0 means never
+	Restarts        int            // how many times its container ends and is restarted
 }
 
 func (p *Pod) String() string { return p.Namespace + "/" + p.Name }
 
-// Container is what the runtime runs.
+// Container is a running container.
 type Container struct {
 	Pod     *Pod
-	Claims  map[types.UID][]string     // CDI devices by claim
-	Names   map[types.UID]string       // of the claims
-	Devices map[string][]string        // classic IDs by resource
-	Nodes   []string                   // paths of device nodes, of classic devices
-	Listed  map[string]map[string]bool // by resource, the IDs of its last list
+	Claims  map[types.UID][]string     // CDI devices by claim UID
+	Names   map[types.UID]string       // names of the claims
+	Devices map[string][]string        // device plugin IDs by resource
+	Nodes   []string                   // paths of the nodes of devices from the device plugin API
+	Listed  map[string]map[string]bool // by resource, the IDs of the last list at the start
 
-	// Ending says when the kubelet last asked to unprepare claims, or that failed. To 1.36
-	// it takes them for prepared all the same, and does not ask again for another pod
-	// (pkg/kubelet/cm/dra/manager.go, prepareResources and unprepareResources).
+	// Ending is the time of the kubelet's last Unprepare call for a claim that failed or had not
+	// returned. Up to 1.36, the kubelet treats such claims as prepared, and does not prepare them
+	// again for another pod (pkg/kubelet/cm/dra/manager.go, prepareResources and
+	// unprepareResources).
 	Ending map[types.UID]time.Time
 
-	unprepared map[types.UID]int // how often each claim was before
-	asked      map[types.UID]int // how often that was asked for before
+	unprepared map[types.UID]int // the number of completed Unprepare calls at the start, by claim
+	asked      map[types.UID]int // the number of Unprepare calls at the start, by claim
 
-	// Start notes this.
+	// Note is data of Config.Start.
 	Note any
 }
 
-// Kubelet is a model of a kubelet. Its checkpoints and the runtime's containers
-// are kept while it restarts.
+// Kubelet is a model of a kubelet. A restart keeps the checkpoints and the containers of the
+// runtime.
 type Kubelet struct {
 	config  Config
 	network network
 
 	mu      sync.Mutex
 	up      bool
-	ready   bool // the API server has said which pods there are
+	ready   bool // the API server has listed the pods
 	ctx     context.Context
 	cancel  context.CancelFunc
 	group   sync.WaitGroup
 	workers map[types.UID]*worker
 
 	// DRA.
-	plugins []*plugin             // in the order of their registration
-	claims  map[string]*claimInfo // by namespace/name; its checkpoint is written with each change
-	refuses bool                  // registrations
+	plugins []*plugin             // in the order of registration
+	claims  map[string]*claimInfo // by namespace/name; the checkpoint is written with each change
+	refuses bool                  // the kubelet refuses registrations
 
-	unprepared map[types.UID]int // how often each claim was
-	asked      map[types.UID]int // how often that was asked for
+	unprepared map[types.UID]int // number of completed Unprepare calls, by claim
+	asked      map[types.UID]int // number of Unprepare calls, by claim
 
-	// The device-plugin API.
+	// The device plugin API.
 	endpoints map[string][]*endpoint // by resource; the last is called
-	named     map[string]*endpoint   // by resource: which has its name, to 1.36
+	named     map[string]*endpoint   // by resource: the endpoint with its name, up to 1.36
 	healthy   map[string]map[string]bool
-	lists     map[string]map[string]bool        // the last list of each resource, whatever became of who sent it
+	lists     map[string]map[string]bool        // the last list of each resource, even if its plugin is gone
 	devices   map[types.UID]map[string][]string // allocated, by pod and resource: the checkpoint
-	nodesOf   map[types.UID]map[string][]string // device nodes that Allocate answered, likewise
+	nodesOf   map[types.UID]map[string][]string // device nodes in the answers of Allocate, by pod and resource
 	pending   map[string]map[string]types.UID   // IDs of Allocate calls in flight
-	admission chan struct{}                     // taken while a pod is admitted, as pods are one after another
-	known     map[string]bool                   // resources that were ever registered
+	admission chan struct{}                     // has a value while a pod is admitted: pods are admitted one after another
+	known     map[string]bool                   // all resources that were ever registered
 
-	// The runtime's.
+	// The container runtime.
 	containers map[types.UID]*Container
 	sandboxes  map[types.UID]bool
 }
 
-// New returns a kubelet that is down.
+// New returns a stopped kubelet.
 func New(config Config) *Kubelet {
 	return &Kubelet{
 		config: config, claims: make(map[string]*claimInfo), workers: make(map[types.UID]*worker),
@@ -134,8 +135,7 @@ func New(config Config) *Kubelet {
 
 func (k *Kubelet) log(format string, args ...any) { k.config.Log("kubelet: "+format, args...) }
 
-// Up starts the kubelet, which goes on with what its checkpoints and the runtime
-// have.
+// Up starts the kubelet with the state of its checkpoints and the runtime.
 func (k *Kubelet) Up() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -147,7 +147,7 @@ func (k *Kubelet) Up() {
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 	k.plugins = nil
 	for _, c := range k.claims {
-		c.prepared = false // which the checkpoint does not say (pkg/kubelet/cm/dra/state)
+		c.prepared = false // the checkpoint does not contain this (pkg/kubelet/cm/dra/state)
 		c.unpreparing = false
 	}
 	k.endpoints, k.healthy = make(map[string][]*endpoint), make(map[string]map[string]bool)
@@ -163,15 +163,14 @@ func (k *Kubelet) Up() {
 	k.group.Go(func() { k.reconcile(ctx) })
 }
 
-// wipe deletes the node's slices, as soon as the API server lets it.
+// wipe deletes the node's slices as soon as the API server allows it.
 func (k *Kubelet) wipe(context.Context) {
 	if k.config.Minor >= 32 {
 		k.config.Wipe()
 	}
 }
 
-// Down stops the kubelet and returns when nothing of it goes on. Containers run
-// on.
+// Down stops the kubelet and returns when all its goroutines have ended. Containers keep running.
 func (k *Kubelet) Down() {
 	k.mu.Lock()
 	if !k.up {
@@ -204,7 +203,7 @@ func (k *Kubelet) IsUp() bool {
 	return k.up
 }
 
-// Reboot ends all containers; the kubelet must be down. Its checkpoints stay.
+// Reboot ends all containers. The kubelet must be down. Its checkpoints remain.
 func (k *Kubelet) Reboot() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -215,9 +214,8 @@ func (k *Kubelet) Reboot() {
 	clear(k.sandboxes)
 }
 
-// LoseCheckpoints forgets what the kubelet has written down, as an administrator
-// does who removes it; the kubelet must be down. It reports whether there were
-// claims in it.
+// LoseCheckpoints deletes the kubelet's checkpoints, as an administrator may. The kubelet must be
+// down. LoseCheckpoints reports whether the checkpoint had claims.
 func (k *Kubelet) LoseCheckpoints(dra, classic bool) (claims bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -233,14 +231,14 @@ func (k *Kubelet) LoseCheckpoints(dra, classic bool) (claims bool) {
 	return claims
 }
 
-// Refuse says whether the kubelet refuses drivers that register from now on.
+// Refuse sets whether the kubelet refuses drivers that register from now on.
 func (k *Kubelet) Refuse(refuses bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.refuses = refuses
 }
 
-// Containers returns the containers that run.
+// Containers returns the running containers, sorted by the UIDs of their pods.
 func (k *Kubelet) Containers() []*Container {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -259,8 +257,8 @@ func compareUID(a, b types.UID) int {
 	return 0
 }
 
-// Idle reports whether the kubelet has no pod, no claim and no container, and if
-// not, what it has.
+// Idle reports whether the kubelet has no pod, claim or container. If not, Idle returns a
+// description of the remaining ones.
 func (k *Kubelet) Idle() (string, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -281,31 +279,31 @@ func (k *Kubelet) Idle() (string, bool) {
 	return "", true
 }
 
-// HasClaim reports whether the kubelet has not unprepared a claim since a container
-// was started with it.
+// HasClaim reports whether the kubelet has not unprepared a claim since the start of a container
+// with the claim.
 func (k *Kubelet) HasClaim(c *Container, uid types.UID) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.unprepared[uid] == c.unprepared[uid]
 }
 
-// GaveUp reports whether the kubelet has asked, since a container was started with a claim,
-// that the claim be unprepared. It may not know yet that this was done.
+// GaveUp reports whether the kubelet has called Unprepare for a claim since the start of a
+// container with the claim. The kubelet may not have the answer yet.
 func (k *Kubelet) GaveUp(c *Container, uid types.UID) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.asked[uid] != c.asked[uid]
 }
 
-// HasDevices returns the classic devices that the kubelet's books have for a pod.
+// HasDevices returns a pod's devices in the checkpoint of the device plugin API.
 func (k *Kubelet) HasDevices(uid types.UID) map[string][]string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return maps.Clone(k.devices[uid])
 }
 
-// Had has a pod be one that was there before any agent of ours: another plugin gave
-// it devices, and its container runs. The kubelet must be down.
+// Had adds a pod from the time before the first agent: another plugin allocated its devices, and
+// its container runs. The kubelet must be down.
 func (k *Kubelet) Had(pod *Pod, devices map[string][]string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -320,7 +318,7 @@ func (k *Kubelet) Had(pod *Pod, devices map[string][]string) error {
 	return nil
 }
 
-// Prepared returns the claims that the kubelet has CDI devices of, by their UIDs.
+// Prepared returns the CDI devices of the kubelet's claims, by claim UID.
 func (k *Kubelet) Prepared() map[types.UID][]string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -331,7 +329,7 @@ func (k *Kubelet) Prepared() map[types.UID][]string {
 	return prepared
 }
 
-// Allocatable returns how many healthy devices there are of each resource.
+// Allocatable returns the number of healthy devices of each resource.
 func (k *Kubelet) Allocatable() map[string]int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -344,7 +342,7 @@ func (k *Kubelet) Allocatable() map[string]int {
 	return all
 }
 
-// sleep waits, and reports whether the context goes on.
+// sleep waits, and returns false if the context ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -10,18 +10,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// worker brings a pod from one state to the next.
+// worker takes a pod through its life.
 type worker struct {
 	pod      *Pod
-	state    string // in words, for messages
+	state    string // as text for messages
 	why      error
-	known    bool          // to the pod manager: a pod that was force-deleted is not
-	terminal bool          // its containers have ended for good
-	orphan   bool          // it is known by its containers alone
-	end      chan struct{} // closed when it is to end
+	known    bool          // the pod manager has the pod: not true after a forced deletion
+	terminal bool          // its containers have ended permanently
+	orphan   bool          // only its containers are left of the pod
+	end      chan struct{} // closed when the pod must end
 }
 
-// ending reports whether the pod is to end.
+// ending reports whether the pod must end.
 func (w *worker) ending() bool {
 	select {
 	case <-w.end:
@@ -31,7 +31,7 @@ func (w *worker) ending() bool {
 	}
 }
 
-// Add tells the kubelet of a pod that was bound to the node.
+// Add gives the kubelet a pod that was bound to the node.
 func (k *Kubelet) Add(pod *Pod) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -50,10 +50,10 @@ func (k *Kubelet) add(pod *Pod) {
 	k.group.Go(func() { k.work(ctx, w) })
 }
 
-// Delete tells the kubelet that a pod is being deleted, and with force that it
-// is gone from the API server already. Such a pod leaves the kubelet's books at
-// once: the pod manager does not have it any more, and all that asks for active
-// pods goes by that (pkg/kubelet/kubelet_pods.go, GetActivePods).
+// Delete reports to the kubelet that a pod is being deleted, and with force that the pod is already
+// gone from the API server. The kubelet drops such a pod at once: the pod manager no longer has it,
+// and every check for active pods relies on the pod manager (pkg/kubelet/kubelet_pods.go,
+// GetActivePods).
 func (k *Kubelet) Delete(uid types.UID, force bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -73,15 +73,14 @@ func (k *Kubelet) stop(w *worker) {
 	}
 }
 
-// active reports whether a pod is one of those that may have something.
+// active reports whether a pod may still have resources.
 func (k *Kubelet) active(uid types.UID) bool {
 	w := k.workers[uid]
 	return w != nil && w.known && !w.terminal
 }
 
-// syncPods learns from the API server which pods there are, and ends those that
-// are there no more. Until it has answered for the first time the kubelet knows
-// static pods only.
+// syncPods reads the pods from the API server, and ends pods that no longer exist. Until the first
+// answer, the kubelet only has static pods.
 func (k *Kubelet) syncPods(ctx context.Context) {
 	for {
 		pods, err := k.config.Pods()
@@ -108,11 +107,11 @@ func (k *Kubelet) syncPods(ctx context.Context) {
 	}
 }
 
-// orphanGrace is how long containers of such pods may go on.
+// orphanGrace is the time for which containers of unknown pods may continue.
 const orphanGrace = time.Second
 
-// endOrphans ends containers of pods that nobody knows (pkg/kubelet/
-// kubelet_pods.go, HandlePodCleanups, in 1.37).
+// endOrphans ends the containers of unknown pods (pkg/kubelet/kubelet_pods.go, HandlePodCleanups,
+// in 1.37).
 func (k *Kubelet) endOrphans(ctx context.Context, there map[types.UID]bool) {
 	for uid, c := range k.containers {
 		if there[uid] || k.workers[uid] != nil {
@@ -125,7 +124,7 @@ func (k *Kubelet) endOrphans(ctx context.Context, there map[types.UID]bool) {
 	}
 }
 
-// work takes a pod from its start to its end, as far as the kubelet lives.
+// work takes a pod from its start to its end, unless the kubelet stops first.
 func (k *Kubelet) work(ctx context.Context, w *worker) {
 	if err := k.begin(ctx, w); err != nil && ctx.Err() == nil {
 		k.log("pod %s is rejected: %v", w.pod, err)
@@ -168,9 +167,9 @@ func (k *Kubelet) set(w *worker, state string, why error) {
 	w.state, w.why = state, why
 }
 
-// begin admits a pod. One whose container runs was admitted before: while the
-// sources are not ready, its devices are not asked for again
-// (pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate).
+// begin admits a pod. A pod with a running container was admitted before: while the sources are not
+// ready, the kubelet does not allocate its devices again (pkg/kubelet/cm/devicemanager/manager.go,
+// devicesToAllocate).
 func (k *Kubelet) begin(ctx context.Context, w *worker) error {
 	k.mu.Lock()
 	_, running := k.containers[w.pod.UID]
@@ -184,8 +183,8 @@ func (k *Kubelet) begin(ctx context.Context, w *worker) error {
 	return k.allocate(ctx, w.pod)
 }
 
-// run starts the pod's container, and starts it anew when it ends by itself,
-// until the pod is to end.
+// run starts the pod's container, and restarts the container when it ends by itself, until the pod
+// must end.
 func (k *Kubelet) run(ctx context.Context, w *worker) {
 	restarts := w.pod.Restarts
 	for pause := time.Second; ; pause = min(2*pause, 20*time.Second) {
@@ -218,7 +217,7 @@ func (k *Kubelet) run(ctx context.Context, w *worker) {
 	}
 }
 
-// wait waits, and reports whether the pod goes on.
+// wait waits, and returns false if the pod must end or the context ends.
 func (w *worker) wait(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -237,15 +236,15 @@ func (k *Kubelet) runs(uid types.UID) bool {
 	return k.containers[uid] != nil
 }
 
-// start starts a pod's container. Claims are prepared with the sandbox, and not
-// again for a container that is started anew in it
-// (pkg/kubelet/kuberuntime/kuberuntime_manager.go, SyncPod).
+// start starts a pod's container. The claims are prepared with the sandbox, and not again when a
+// container is restarted in the sandbox (pkg/kubelet/kuberuntime/kuberuntime_manager.go, SyncPod).
 func (k *Kubelet) start(ctx context.Context, w *worker) error {
 	k.mu.Lock()
 	sandbox := k.sandboxes[w.pod.UID]
 	k.mu.Unlock()
 	if !sandbox {
-		// A pod that is to end while its claims are prepared waits for the call.
+		// If the pod must end while its claims are being prepared, the worker still waits for the
+		// call.
 		if err := k.prepare(ctx, w.pod); err != nil {
 			return err
 		}
@@ -285,7 +284,8 @@ func (k *Kubelet) start(ctx context.Context, w *worker) error {
 	return nil
 }
 
-// endingOf returns when a claim was asked for to be unprepared that is not, zero if it never was.
+// endingOf returns the time of the last Unprepare call for a claim that is still prepared, zero if
+// there was none.
 func endingOf(info *claimInfo) time.Time {
 	if info.unpreparing {
 		return info.asked
@@ -302,8 +302,8 @@ func (k *Kubelet) ended(uid types.UID) {
 	}
 }
 
-// kill ends a pod's container, which may use up its grace, and reports whether
-// the kubelet saw its end.
+// kill ends a pod's container, which may use the whole grace period. kill returns false if the
+// kubelet stops before the container ends.
 func (k *Kubelet) kill(ctx context.Context, w *worker) bool {
 	if k.runs(w.pod.UID) && w.pod.Stubborn && w.ending() {
 		grace := w.pod.Grace
