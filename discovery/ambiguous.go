@@ -10,8 +10,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// dropAmbiguous removes ambiguous values: an identity of different physical devices, and a classic ID
-// of several units. No device keeps such a value, so no device is mistaken for another. Each case
+// dropAmbiguous removes ambiguous values: an identity of different physical devices, and a device
+// plugin ID of several units. No device keeps such a value, so no device is mistaken for another. Each case
 // becomes a Problem. The Problem names several devices, so no device counts as unreadable.
 func (s *Snapshot) dropAmbiguous() {
 	s.dropIdentities()
@@ -55,7 +55,7 @@ func (d *Device) dropIdentity() {
 	d.keepIDs(func(_ Offer, id string) bool { return id != identity })
 }
 
-// keepIDs removes the classic IDs rejected by keep, and offers without a remaining ID.
+// keepIDs removes the device plugin IDs rejected by keep, and offers without a remaining ID.
 func (d *Device) keepIDs(keep func(Offer, string) bool) {
 	var offers []Offer
 	for _, offer := range d.Classic {
@@ -68,7 +68,7 @@ func (d *Device) keepIDs(keep func(Offer, string) bool) {
 	d.Classic = offers
 }
 
-// dropIDs removes classic IDs shared by several units of a resource. Offers without a resource name
+// dropIDs removes device plugin IDs shared by several units of a resource. Offers without a resource name
 // are compared within their family.
 func (s *Snapshot) dropIDs() {
 	units := make(map[among]string)

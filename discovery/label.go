@@ -17,7 +17,7 @@ import (
 //   - the names of attributes; those of versions also with .major, .minor and .patch;
 //   - the names of capacities; also with .Mi and .Gi, in these units, rounded;
 //   - the keys of [Device.Facts], which take precedence over attributes of the same name;
-//   - family; resource, the first classic name of the device;
+//   - family; resource, the first extended resource name of the device;
 //   - replicas, how many containers may share the device; shared, whether that is more than one;
 //     renamed, whether the administrator gave the device a resource name that no plugin uses;
 //   - count and silicon, only in values: how many devices, and how many physical devices,

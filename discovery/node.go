@@ -80,7 +80,7 @@ func nodeType(mode fs.FileMode) string {
 	return ""
 }
 
-// CountedIDs returns count classic IDs for a device with count containers: the prefix followed by a
+// CountedIDs returns count device plugin IDs for a device with count containers: the prefix followed by a
 // number from 0.
 func CountedIDs(prefix string, count int) []string {
 	ids := make([]string, count)

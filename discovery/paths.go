@@ -1,6 +1,6 @@
 package discovery
 
-// PathResource is a classic resource of the administrator, made from device nodes, files and USB
+// PathResource is an extended resource of the administrator, made from device nodes, files and USB
 // devices of the host. Its JSON names are the names in the configuration.
 type PathResource struct {
 	Name   string            `json:"name"`           // "example.com/serial"

@@ -14,7 +14,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Driver is the parameter of a claim or a classic resource to request a device under another kind of
+// Driver is the parameter of a claim or an extended resource to request a device under another kind of
 // kernel driver. Its only value is [DriverVFIO]. The administrator's configuration, not the family,
 // decides whether a device accepts it.
 const Driver Parameter = "driver"

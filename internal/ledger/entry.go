@@ -122,7 +122,7 @@ type Stock interface {
 	// Parts returns the names of the partitions of a physical device.
 	Parts(silicon string) []string
 
-	// WithID returns the grant for a classic ID of any plugin, or nil if the ID is not known. ours
+	// WithID returns the grant for a device plugin ID of any plugin, or nil if the ID is not known. ours
 	// reports whether this agent serves the resource.
 	WithID(resource, id string) (g *Grant, ours bool)
 }

@@ -7,7 +7,7 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// Present is the [Stock] of a snapshot without classic IDs.
+// Present is the [Stock] of a snapshot without device plugin IDs.
 type Present struct {
 	Snapshot *rules.Snapshot // may be nil
 

@@ -88,7 +88,7 @@ func (v *View) Sealed() (sealed []*Sealed) {
 	return sealed
 }
 
-// Grants returns the allocations by classic IDs, of any plugin. Allocations released by the kubelet
+// Grants returns the allocations by device plugin IDs, of any plugin. Allocations released by the kubelet
 // are left out.
 func (v *View) Grants() (grants []*Grant) {
 	for _, a := range v.accounts {

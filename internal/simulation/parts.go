@@ -40,7 +40,7 @@ func (p part) goesWith(other part) bool {
 	})
 }
 
-// portion identifies a device of an allocation, or of a pod's classic ID.
+// portion identifies a device of an allocation, or of a pod's device plugin ID.
 type portion struct {
 	claim  bool      // by DRA
 	of     types.UID // UID of the claim or the pod

@@ -403,7 +403,7 @@ func (w *World) excludes(u, other *use) string {
 		}
 		return ""
 	case u.device != other.device && w.parted[u.silicon]:
-		return "" // while one function was gone, the other was a silicon of its own
+		return "" // while one function was gone, the other was a separate physical device
 	case u.classic != other.classic:
 		return "by two APIs"
 	case u.device == other.device && u.part.goesWith(other.part):

@@ -204,7 +204,7 @@ func stem(name string) (device string, share bool) {
 	return device, share
 }
 
-// listed describes missing or surplus classic IDs in the kubelet, while no pod has any.
+// listed describes missing or surplus device plugin IDs in the kubelet, while no pod has any.
 func (w *World) listed() string {
 	if w.open() > 0 {
 		return ""

@@ -18,7 +18,7 @@ import (
 // workInterval is the pause between failed work on a device and the next attempt.
 const workInterval = 5 * time.Minute
 
-// configuring configures devices for the device-plugin API. For example, it programs an FPGA with
+// configuring configures devices for the device plugin API. For example, it programs an FPGA with
 // the function that the configuration requests. A device is not listed before its state matches the
 // configuration. Work on a device begins only after the kubelet was informed and while the physical
 // device is free, and the physical device cannot be allocated until the work has ended. By DRA,

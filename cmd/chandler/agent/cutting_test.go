@@ -359,7 +359,7 @@ func byProfile(t *testing.T, profile, name string) rules.Resource {
 	return rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?profile.orValue("") == "`+profile+`"`), Name: name}
 }
 
-// classic returns settings with entries of resources for the device-plugin API.
+// classic returns settings with entries of resources for the device plugin API.
 func (c *cutting) classic(entries ...rules.Resource) Settings {
 	settings := c.config().Settings
 	settings.Rules = &rules.Rules{Mode: discovery.ModeDevicePlugin, Resources: entries}

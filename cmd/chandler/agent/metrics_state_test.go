@@ -108,7 +108,7 @@ func (s *scraped) claim(namespace, name, pod string, containers []string, device
 	s.said.Pods = append(s.said.Pods, listed)
 }
 
-// grant allocates devices to a container by IDs of the device-plugin API.
+// grant allocates devices to a container by IDs of the device plugin API.
 func (s *scraped) grant(container, resource string, devices ...string) {
 	for i, device := range devices {
 		s.entries = append(s.entries, &ledger.Grant{Resource: resource, ID: fmt.Sprintf("%s-%d", device, i), Devices: []string{device}, Silicon: []string{device}, Exclusive: true, Container: container})

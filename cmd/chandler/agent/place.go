@@ -58,7 +58,7 @@ type Published struct {
 
 // Place decides which API offers each physical device. One API at a time offers a physical device.
 // The device moves to the other API only while it is free and cannot be allocated, and is withheld
-// until then. For example, a GPU whose mode changed from DRA to the device-plugin API is withheld
+// until then. For example, a GPU whose mode changed from DRA to the device plugin API is withheld
 // until no claim has the GPU and no ResourceSlice names it.
 //
 // A physical device that changes in another way stays with its API, and is withheld until it is
@@ -66,7 +66,7 @@ type Published struct {
 // withheld until no claim has any share of the GPU.
 //
 // While facts.Unknown is set, all physical devices stay with their API and are withheld, except
-// that pods keep the devices that the device-plugin API has allocated.
+// that pods keep the devices that the device plugin API has allocated.
 //
 // Place is pure.
 func Place(before map[string]discovery.Mode, devices []rules.Offered, view *ledger.View, facts Facts) Placement {
@@ -209,7 +209,7 @@ func (p Placement) OfDRA() map[string]string {
 	return withheld
 }
 
-// Classic returns the devices that the device-plugin API lists.
+// Classic returns the devices that the device plugin API lists.
 func (p Placement) Classic(devices []rules.Offered) (listed []rules.Offered) {
 	for _, d := range devices {
 		if p.API[d.Silicon()] == discovery.ModeDevicePlugin {

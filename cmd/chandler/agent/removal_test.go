@@ -53,7 +53,7 @@ func (n *node) answers(want removal.Report) {
 	}
 }
 
-// has checks the devices in slices and the number of healthy IDs of the device-plugin API.
+// has checks the devices in slices and the number of healthy IDs of the device plugin API.
 func (n *node) has(published string, healthy int) {
 	n.t.Helper()
 	n.mu.Lock()
@@ -128,7 +128,7 @@ func TestRemoval(t *testing.T) {
 	})
 }
 
-// A container with a device of the device-plugin API delays the removal, and the report names its
+// A container with a device of the device plugin API delays the removal, and the report names its
 // pod. An order that is not renewed expires.
 func TestRemovalWaitsForContainers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -233,7 +233,7 @@ func TestRemovalWithoutRights(t *testing.T) {
 	})
 }
 
-// An agent that is being removed binds no more devices for resources of the device-plugin API.
+// An agent that is being removed binds no more devices for resources of the device plugin API.
 func TestRemovalUnbindsResources(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)

@@ -8,7 +8,7 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// crowded returns the devices of the device-plugin API that do not fit, and so are not created.
+// crowded returns the devices of the device plugin API that do not fit, and so are not created.
 // Partitions of one physical device may overlap, and the configuration may list more partitions
 // than fit. Existing devices take precedence, then devices in the order of their names, so that the
 // result is stable.

@@ -79,7 +79,7 @@ func claimOf(name string, devices ...string) *ledger.Claim {
 	return c
 }
 
-// grantOf returns the allocation of devices to a pod by the device-plugin API.
+// grantOf returns the allocation of devices to a pod by the device plugin API.
 func grantOf(pod string, devices ...string) *ledger.Grant {
 	return &ledger.Grant{Resource: "example.com/gpu", ID: devices[0], Devices: devices, Silicon: devices, Exclusive: true, Container: "n/" + pod + " main"}
 }

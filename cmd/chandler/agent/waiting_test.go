@@ -82,7 +82,7 @@ func TestAgentWaitsForAHandOver(t *testing.T) {
 	})
 }
 
-// The same applies to the device-plugin API, where a pod fails if Allocate fails.
+// The same applies to the device plugin API, where a pod fails if Allocate fails.
 func TestAgentWaitsToHandAnIDOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, false)
