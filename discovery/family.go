@@ -107,7 +107,7 @@ type Family struct {
 	// device is Open.
 	CommonNodes []string
 
-	// MakeNodes is the command with which an administrator creates missing device nodes, with a
+	// MakeNodes is a command that an administrator can run to create missing device nodes, with a
 	// remark. Empty means that udev creates the nodes.
 	MakeNodes string
 
@@ -128,7 +128,7 @@ type Family struct {
 	Labels []Labels
 }
 
-// Grant is the context in which a set of devices is allocated: the API, the resource or the claim.
+// Grant describes the allocation of a set of devices: the API, the resource or the claim.
 type Grant struct {
 	API      Mode   // ModeDRA or ModeDevicePlugin
 	Resource string // the extended resource name, "" in DRA if the devices have no name or several names
@@ -203,18 +203,17 @@ type Host struct {
 	// Families then also describe devices that only such pools use.
 	Pools bool
 
-	// VirtualFunctions selects the physical functions on which the administrator allows virtual
-	// functions on demand. The first match wins; see [Host.Unmade].
+	// VirtualFunctions selects the physical functions that may get virtual functions on demand. The
+	// first match wins; see [Host.Unmade].
 	VirtualFunctions []VirtualFunctions
 
-	// Rebind selects the devices for which the administrator allows VFIO passthrough. The first
-	// match wins.
+	// Rebind selects the devices that may be bound to a vfio driver. The first match wins.
 	Rebind []Rebinding
 
-	// Partition selects the devices that the administrator allows to be partitioned for claims.
+	// Partition selects the devices that may be partitioned for claims.
 	Partition []Partitioning
 
-	// Upkeep selects the devices for which the administrator allows daemons of family programs.
+	// Upkeep selects the devices that family programs may run daemons for.
 	Upkeep []Upkeep
 
 	// Made reports whether an agent has created a unit, or was about to, and will remove the unit,

@@ -12,8 +12,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// netClass is the directory of the host's network interfaces: the interfaces of the network
-// namespace in which the host's /sys was mounted.
+// netClass is the directory of the host's network interfaces. The mount of the host's /sys
+// determines the network namespace of these interfaces.
 const netClass = "sys/class/net"
 
 // SharesNetwork reports whether this process is in the network namespace of the given host: both

@@ -36,8 +36,8 @@ type Making struct {
 	How map[string]string `json:"how,omitempty"`
 }
 
-// Tools are the functions with which the work of [Family.Make] and [Family.Unmake] changes the
-// host. Each returns an error if the agent has no permission to change the host.
+// Tools are the functions that the work of [Family.Make] and [Family.Unmake] changes the host with.
+// Each returns an error if the agent has no permission to change the host.
 type Tools struct {
 	// Write writes an attribute, by its name in fs.FS. It returns an error if the kernel blocks the
 	// write for too long.

@@ -2,7 +2,7 @@ package discovery
 
 import "errors"
 
-// Partitioning selects the devices for which the administrator allows on-demand partitions.
+// Partitioning selects devices that may be partitioned on demand.
 type Partitioning struct {
 	Expression string // as in the configuration
 	Selects    func(Device) (bool, error)

@@ -16,7 +16,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// stuck is a host file system in which reads of some files hang.
+// stuck is a host file system with files whose reads hang.
 type stuck struct {
 	mu     sync.Mutex
 	files  fstest.MapFS

@@ -26,7 +26,7 @@ const DriverVFIO = "vfio"
 // attribute does not support VFIO passthrough.
 const VFIODriver resourceapi.QualifiedName = "vfioDriver"
 
-// Rebinding selects the devices for which the administrator allows VFIO passthrough.
+// Rebinding selects devices that may be bound to a vfio driver.
 type Rebinding struct {
 	Expression string // as in the configuration
 	Selects    func(Device) (bool, error)

@@ -63,7 +63,7 @@ const kernelGroup = 1
 // The kernel broadcasts events to all network namespaces that belong to the initial user namespace.
 // Events about network interfaces reach only the interface's own network namespace
 // (kobject_uevent_net_broadcast in lib/kobject_uevent.c, since Linux 4.18). An agent in a container
-// therefore receives events about devices, except in a separate user namespace, for which Listen
+// therefore receives events about devices. In a separate user namespace no events arrive, and Listen
 // returns an error. The agent receives events about interfaces only if [SharesNetwork] is true;
 // otherwise see [FollowInterfaces].
 //
@@ -102,7 +102,7 @@ func Listen(ctx context.Context, events chan Changes, recoveries *Recoveries) er
 }
 
 // ueventVariables returns the variables of a kernel event. The message consists of zero-terminated
-// strings, of which the first is "action@devpath" (kobject_uevent_env in lib/kobject_uevent.c).
+// strings; the first is "action@devpath" (kobject_uevent_env in lib/kobject_uevent.c).
 func ueventVariables(message []byte) map[string]string {
 	variables := make(map[string]string)
 	for text := range strings.SplitSeq(string(message), "\x00") {

@@ -203,8 +203,8 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 	}
 }
 
-// wakingLinks is a host on which a read of a link's attributes fails the test, because the read
-// would resume the function.
+// wakingLinks is a host that fails the test when the attributes of a link are read, because the
+// read would resume the function.
 type wakingLinks struct {
 	fstest.MapFS
 

@@ -66,7 +66,7 @@ type Config struct {
 	// Granter adds the edits that depend on all devices of a request.
 	Granter discovery.Granter
 
-	// NoMetadata disables the files from which containers read the attributes of their devices.
+	// NoMetadata disables the files with the attributes of the devices for containers.
 	NoMetadata bool
 
 	// ReadParameters strictly decodes the opaque parameters of a claim or device class for this

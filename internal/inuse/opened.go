@@ -159,8 +159,8 @@ func (o *opened) add(host fs.FS, link, who string) error {
 	return err
 }
 
-// Files with which a process can map and drive a PCI function: the kernel's resource files in sysfs,
-// and the older files in /proc.
+// Files that let a process map and drive a PCI function: the kernel's resource files in sysfs, and
+// the older files in /proc.
 var (
 	resource = regexp.MustCompile(`/(devices/.*)/resource[0-9]+(?:_wc)?$`)
 	procPCI  = regexp.MustCompile(`/bus/pci/(?:([0-9a-f]{4}):)?([0-9a-f]{2})/([0-9a-f]{2}\.[0-7])$`)

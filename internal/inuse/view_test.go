@@ -231,8 +231,8 @@ func TestDisks(t *testing.T) {
 	}
 }
 
-// neverOpens is a host on which opening a disk, or listing the open files of a process, fails the
-// test.
+// neverOpens is a host that fails the test when a disk is opened, or when the open files of a
+// process are listed.
 type neverOpens struct {
 	fstest.MapFS
 

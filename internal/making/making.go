@@ -65,9 +65,8 @@ type creation struct {
 	Family string           `json:"family"`
 	Making discovery.Making `json:"making"`
 
-	// Function is the function on which the devices are created. Devices on a function that the
-	// kernel has registered again do not belong to the agent. Zero in a record of an earlier
-	// version.
+	// Function is the parent function of the devices. Devices on a function that the kernel has
+	// registered again do not belong to the agent. Zero in a record of an earlier version.
 	Function discovery.DeviceKey `json:"function,omitzero"`
 }
 
@@ -148,13 +147,13 @@ func (m *Maker) note(d *discovery.Device) error {
 	return m.made.Put(&record{Group: unit, Silicon: d.Silicon(), Devices: names, Body: creation{Family: d.Family, Making: *d.Making, Function: m.functionOf(d.Making)}})
 }
 
-// functionOf returns the present key of the function on which devices are created.
+// functionOf returns the present key of the parent function of the devices.
 func (m *Maker) functionOf(making *discovery.Making) discovery.DeviceKey {
 	return discovery.FunctionKey(m.config.Host, making.Of)
 }
 
-// isCurrent reports whether the function of a record is still the function on which the devices
-// were created.
+// isCurrent reports whether the parent function of the recorded devices is still present and has
+// not been registered again.
 func (m *Maker) isCurrent(r *record) bool {
 	return r.Body.Function.Same(m.functionOf(&r.Body.Making))
 }

@@ -77,9 +77,9 @@ func (b *Binder) notYet(d *discovery.Device, r *function) error {
 	return discovery.Passing(fmt.Errorf("device %s: it is under %s until it was given back to %s", d.Name, orNone(r.To), orNone(r.Driver)))
 }
 
-// Describe returns a snapshot in which bound devices keep their original descriptions, so that
-// selectors still match, with the nodes and the health that the devices have under vfio. The
-// originals replace all descriptions of the same functions.
+// Describe returns a snapshot with the original descriptions of bound devices, so that selectors
+// still match, and with their nodes and health under vfio. The originals replace all descriptions
+// of the same functions.
 func (b *Binder) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 	b.forgetReturned()
 	b.mu.Lock()

@@ -227,8 +227,7 @@ func check(r *record) error {
 	return nil
 }
 
-// damaged returns a record for a unit of which only the name is known, nil if the host has no such
-// unit.
+// damaged returns a record for a unit with an unreadable record, nil if the host has no such unit.
 func (b *Binder) damaged(unit string) *record {
 	all, _ := sysfs.Bus(b.config.Host.FS, "pci")
 	var functions []*function
@@ -385,8 +384,9 @@ func (b *Binder) forget(r *record) error {
 // end, and the next agent needs the record.
 func (b *Binder) Restore() error { return b.journal.Restore() }
 
-// overrideOf returns the driver_override of a function, with which the function matches only that
-// driver regardless of its IDs, and "" if not set (Documentation/ABI/testing/sysfs-bus-pci).
+// overrideOf returns the driver_override of a function, "" if not set. Only the driver with this
+// name can bind to the function, regardless of the function's IDs
+// (Documentation/ABI/testing/sysfs-bus-pci).
 func overrideOf(function sysfs.Device) (string, error) {
 	text, err := function.Text("driver_override")
 	if text == "(null)" {

@@ -881,6 +881,7 @@ func TestMovedSinceItWasDescribed(t *testing.T) {
 	k.check("nvme", "(null)", first)
 }
 
+// A cancelled call changes nothing.
 func TestCalledOff(t *testing.T) {
 	k := newKernel(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -103,7 +103,7 @@ type lock struct {
 	holder  *incarnation
 	waiting map[*incarnation]bool
 	writing map[*incarnation]int // writes to the host in progress
-	since   time.Time            // the time at which the holder got the lock
+	since   time.Time            // the time when the holder got the lock
 }
 
 func (l *lock) isHeld() bool {

@@ -265,8 +265,8 @@ func (w *World) longOpen(address string, since time.Time) bool {
 	return since.Before(begun) || now.Sub(begun) > 30*time.Second && since.Before(now)
 }
 
-// checkForm returns an error text if a container's device is not under the driver with which the
-// container got the device.
+// checkForm returns an error text if the driver of a container's device differs from the driver at
+// the allocation.
 func (w *World) checkForm(u *use) string {
 	address := w.addressOf(u.device)
 	if address == "" || w.wiped || u.open || u.back || u.forgotten || w.disturbed[address] {

@@ -123,7 +123,7 @@ func numbered(n int) *machine {
 	return m
 }
 
-// recorded lists host recordings of other families, on which all devices are healthy.
+// recorded lists host recordings of other families. All their devices are healthy.
 var recorded = []string{
 	"dlb/two", "fpgaxilinx/media", "hypervisor/kvm", "idxd/spr", "intelgpu/flex170x2", "qat/old", "tenstorrent/loudbox", "tpu/accel", "vfio/iommufd",
 }
@@ -224,7 +224,7 @@ func nodesOf(d *rules.Offered) (paths []string) {
 	return paths
 }
 
-// makeRules creates the settings from which the administrator of the machine may choose.
+// makeRules creates the administrator's possible settings for the machine.
 func (m *machine) makeRules() error {
 	every, err := rules.Compile("true")
 	if err != nil {

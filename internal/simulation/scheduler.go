@@ -132,7 +132,7 @@ func amounts(taken map[resourceapi.QualifiedName]resource.Quantity) (all string)
 	return all
 }
 
-// consumerOf returns the reference for which the pod's claims are reserved: the pod's PodGroup, or
+// consumerOf returns the reference in the reservations of the pod's claims: the pod's PodGroup, or
 // else the pod.
 func consumerOf(p *pod) resourceapi.ResourceClaimConsumerReference {
 	if p.Group != "" {

@@ -181,7 +181,7 @@ func (w *World) failedOnce() bool {
 	return w.seen["diskFull"]+w.seen["readsFail"]+w.seen["writesFail"]+w.seen["syncsFail"]+w.seen["readOnly"] > 0
 }
 
-// heals starts the time in which agents write missing files again.
+// heals gives agents time to write missing files again.
 func (w *World) heals() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -47,7 +47,7 @@ type World struct {
 	metadata bool
 	surges   bool // during an upgrade, both agents run for a while
 	rescan   time.Duration
-	lag      int64 // the number of changes by which the scheduler's cache of slices lags behind
+	lag      int64 // the lag of the scheduler's cache of slices, in changes
 	boot     string
 	boots    int
 	keeps    apiserver.Features // the API server's features when the last agent started
@@ -63,7 +63,7 @@ type World struct {
 	all    []*incarnation
 
 	handsOver  bool            // the administrator enables reclaim
-	handsSince time.Time       // the time from which all agents use the reclaim rules
+	handsSince time.Time       // the time when all agents use the reclaim rules
 	disturbed  map[string]bool // functions that vanished in this boot, so that the kernel has lost their drivers
 
 	mu        sync.Mutex
@@ -79,7 +79,7 @@ type World struct {
 	forgot    bool            // the kubelet lost claims
 	swapped   bool            // a card was replaced by another
 	parted    map[string]bool // silicon with several functions that lost one of them
-	lost      bool            // specs may be missing of which no record remains
+	lost      bool            // specs may be missing that no record remains for
 	hurt      bool            // an agent died before it could write missing files
 	healed    time.Time
 	portions  map[portion]part

@@ -18,7 +18,7 @@ func (k *Kubelet) name(p *Plugin) {
 	k.clients[resource] = append(slices.Clone(k.clients[resource]), p)
 }
 
-// unname removes a plugin to which the connection failed. Up to 1.36 no plugin has the name of the
+// unname removes a plugin after a failed connection. Up to 1.36 no plugin has the name of the
 // resource afterwards (connectClient, there).
 func (k *Kubelet) unname(p *Plugin) {
 	resource := p.Request.ResourceName

@@ -40,7 +40,7 @@ func (l *List) Prefer(available, include []string, size int) ([]string, error) {
 	return ids, nil
 }
 
-// candidate is a unit from which the kubelet may choose IDs.
+// candidate is a unit whose IDs the kubelet may choose.
 type candidate struct {
 	unit *Unit
 	free []string // available IDs: first the IDs to include, then the others, each in natural order

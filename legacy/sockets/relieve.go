@@ -124,7 +124,7 @@ func (d *Directory) disown(ctx context.Context, p *plugin) error {
 	return err
 }
 
-// nobody replaces the resource in the name of a socket. It is not a valid resource name.
+// nobody stands in for the resource in the name of a socket. It is not a valid resource name.
 const nobody = "_"
 
 // others returns the sockets of other endpoints of the resource with a listening process, except

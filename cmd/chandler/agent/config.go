@@ -99,11 +99,11 @@ type Config struct {
 	CDI         cdi.Dir         // directory for the CDI specs of claims
 	HostFiles   hostfile.Writer // writes the host files that belong to devices
 
-	// FeatureDir is the directory in which Node Feature Discovery reads files with node labels, ""
-	// for no labels. The agent writes no labels while the directory does not exist.
+	// FeatureDir is the directory for Node Feature Discovery files with node labels, "" for no
+	// labels. The agent writes no labels while the directory does not exist.
 	FeatureDir string
 
-	// NoMetadata disables the files in which containers read the attributes of their devices.
+	// NoMetadata disables the files with the attributes of the devices for containers.
 	NoMetadata bool
 
 	// ReadParameters decodes the opaque parameters of claims.
@@ -146,7 +146,7 @@ type Settings struct {
 	// Upkeep has the same meaning as in [discovery.Host].
 	Upkeep []discovery.Upkeep
 
-	// KeepMade is the time for which devices created on demand remain without a consumer.
+	// KeepMade is how long devices created on demand remain without a consumer.
 	KeepMade time.Duration
 
 	// Text is the source of the settings. The agent saves Text as [KeptConfig]. Optional.

@@ -12,9 +12,9 @@ import (
 	"chandler.dev/internal/inuse"
 )
 
-// usedDisks returns why passthrough would refuse devices because the host uses a disk on
-// them, by the devices' names. It looks only at devices that are available solely under
-// vfio: another device may be in use by the pod to which it is allocated.
+// usedDisks returns, by device name, why passthrough would refuse a device with a disk that the
+// host uses. It checks only devices that are available solely under vfio, because a pod may use any
+// other device.
 func (a *agent) usedDisks(s *discovery.Snapshot) map[string]string {
 	functions := make(map[string][]sysfs.Device) // by device
 	for i := range s.Devices {
@@ -42,8 +42,8 @@ func (a *agent) usedDisks(s *discovery.Snapshot) map[string]string {
 	return reasons
 }
 
-// describeUsedDisks returns a snapshot in which healthy devices that passthrough would
-// refuse, because the host uses a disk on them, are unhealthy.
+// describeUsedDisks returns a snapshot with healthy devices marked unhealthy if passthrough would
+// refuse them because the host uses a disk on them.
 func (a *agent) describeUsedDisks(s *discovery.Snapshot) *discovery.Snapshot {
 	reasons := a.usedDisks(s)
 	a.diskUse.Store(&reasons)

@@ -66,7 +66,7 @@ func TestReadOfLinksHangs(t *testing.T) {
 	})
 }
 
-// hangingFile is a host on which a read of a file blocks until a channel is closed.
+// hangingFile is a host with a file whose read blocks until a channel is closed.
 type hangingFile struct {
 	fs.FS
 

@@ -128,8 +128,8 @@ func (a *agent) undoMade(ctx context.Context) {
 	}
 }
 
-// noteAsked stores the time at which a claim requested devices. By the next check for consumers,
-// the claim may have ended.
+// noteAsked stores the present time for each device that a claim requests. By the next check for
+// consumers, the claim may have ended.
 func (a *agent) noteAsked(claim *resourceapi.ResourceClaim) {
 	if claim.Status.Allocation == nil {
 		return

@@ -15,8 +15,8 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Intervals at which the agent decides again without a change of a device: until both APIs are
-// ready, while a device waits, and otherwise.
+// Intervals between decisions without a change of a device: until both APIs are ready, while a
+// device waits, and otherwise.
 const (
 	readyInterval    = 50 * time.Millisecond
 	waitingInterval  = time.Second // doubled up to longWaitInterval
@@ -40,7 +40,7 @@ type classicPublisher interface {
 	Know(*discovery.Snapshot)
 }
 
-// placing decides by which API each device is offered, and publishes the devices.
+// placing chooses the API for each device, and publishes the devices.
 type placing struct {
 	devices     *ruled
 	auto        *auto
@@ -188,7 +188,7 @@ func beginnings(before, now map[string]string, since map[string]time.Time, at ti
 }
 
 // published returns, by physical device of a snapshot, the ResourceSlice that still offers the
-// device, or the ResourceClaim to which a part of the device is allocated. Slices and claims name
+// device, or the ResourceClaim that a part of the device is allocated to. Slices and claims name
 // devices, or numbered shares of devices.
 func (p *placing) published(ctx context.Context, s *rules.Snapshot) *Published {
 	names, err := p.cluster.Named(ctx)

@@ -13,7 +13,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Standing is the present state of a node, from which an agent places devices.
+// Standing is the present state of a node, the input of the placement of devices.
 type Standing struct {
 	Rules   *rules.Rules // the rules in force
 	Devices *discovery.Snapshot

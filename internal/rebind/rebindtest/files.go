@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// look is the interval at which the model checks the host's files for writes.
+// look is the interval between checks of the host's files for writes.
 const look = 5 * time.Millisecond
 
 // At creates a simulated host in a directory for agents in processes of their own: writes to
@@ -47,8 +47,7 @@ func At(t testing.TB, dir string) *Kernel {
 	return k
 }
 
-// attributes are the patterns of the checked attribute files, in the order in which agents write
-// them.
+// attributes are the patterns of the checked attribute files, in the order of the agents' writes.
 var attributes = []string{
 	"sys/devices/*/*/*/driver_override",
 	"sys/bus/pci/drivers/*/unbind", "sys/bus/pci/drivers/*/bind", "sys/bus/pci/drivers_probe",

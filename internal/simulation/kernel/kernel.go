@@ -23,7 +23,7 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// Host is a machine. It is a file system in which links do not lead outside.
+// Host is a machine. It is a file system whose links do not lead outside.
 type Host struct {
 	mu     sync.Mutex
 	root   *node
@@ -210,8 +210,7 @@ func (h *Host) Return(address string, change func(name string, data []byte) []by
 }
 
 // Exchange exchanges the class devices and nodes of two vanished functions, which appear when the
-// functions return: the kernel assigns the numbers of class devices in the order in which a driver
-// finds its functions.
+// functions return: the kernel numbers class devices in the order of their discovery by the driver.
 func (h *Host) Exchange(one, other, class string, nodes ...string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -22,8 +22,8 @@ import (
 // defaultClientCallTimeout, 1.34 to 1.37).
 const callTimeout = 45 * time.Second
 
-// reconcilePeriod is the interval at which the kubelet unprepares claims of pods that are no longer
-// active (pkg/kubelet/cm/dra/manager.go, defaultReconcilePeriod).
+// reconcilePeriod is the interval between searches for claims of pods that are no longer active.
+// The kubelet unprepares these claims (pkg/kubelet/cm/dra/manager.go, defaultReconcilePeriod).
 const reconcilePeriod = 60 * time.Second
 
 // plugin is a registered DRA driver.
@@ -244,7 +244,7 @@ func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {
 }
 
 // isReserved reports whether a pod may use a claim. Models from 1.37 on also accept a reservation
-// for the pod's PodGroup, for which kubelets have a feature gate from 1.36 on
+// for the pod's PodGroup. Kubelets from 1.36 on have a feature gate for such reservations
 // (pkg/kubelet/cm/dra/manager.go, prepareResources).
 func (k *Kubelet) isReserved(claim *resourceapi.ResourceClaim, pod *Pod) bool {
 	return slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {

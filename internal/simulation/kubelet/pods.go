@@ -107,7 +107,7 @@ func (k *Kubelet) syncPods(ctx context.Context) {
 	}
 }
 
-// orphanGrace is the time for which containers of unknown pods may continue.
+// orphanGrace is the grace period for containers of unknown pods.
 const orphanGrace = time.Second
 
 // endOrphans ends the containers of unknown pods (pkg/kubelet/kubelet_pods.go, HandlePodCleanups,

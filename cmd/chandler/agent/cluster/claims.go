@@ -150,7 +150,7 @@ func (n *Node) ByName(ctx context.Context) (map[types.NamespacedName]*corev1.Pod
 	return byName, err
 }
 
-// PodsOf returns the pods for which a claim is reserved.
+// PodsOf returns the pods in the reservations of a claim.
 func PodsOf(claim *resourceapi.ResourceClaim) (pods []types.UID) {
 	for _, consumer := range claim.Status.ReservedFor {
 		if consumer.APIGroup == "" && consumer.Resource == "pods" {
