@@ -231,7 +231,7 @@ func (a *agent) run(parent context.Context) error {
 	err := group.Wait()
 	a.unlock(ctx, release)
 	if errors.Is(err, errLeave) && parent.Err() == nil {
-		a.Kubelet.DevicePlugins.Linger(ctx) // returns at once, because no other agent follows
+		a.Kubelet.DevicePlugins.Linger(ctx) // returns at once, because ctx has ended: no other agent follows
 		return a.leave(parent)
 	}
 	lingering, cancel := context.WithTimeout(context.WithoutCancel(ctx), lingerLimit)
