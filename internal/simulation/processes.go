@@ -25,6 +25,10 @@ type running struct {
 	until time.Time
 	ended bool // its container has ended
 	brief bool // its container ended before every agent can have read the devices' consumer from PodResources
+
+	// unheld is set if agents may have had no reclaim rule at some time since the end of the container. Such
+	// agents release the device at once, and no record contains the pod any more.
+	unheld bool
 }
 
 // handovers draws the reclaim rules. Only devices of machines made for simulations can be reset.
@@ -60,6 +64,7 @@ func (w *World) unsure(d time.Duration) {
 	defer w.mu.Unlock()
 	for _, p := range w.processes {
 		p.known = false
+		p.unheld = p.unheld || p.ended
 	}
 }
 
@@ -89,12 +94,13 @@ func (w *World) podOf(uid types.UID) *pod {
 // linger ends a container's process, now or later: the process may hang in its driver.
 func (w *World) linger(c *kubelet.Container) {
 	late := w.chance(6)
+	unheld := !w.handsOver || time.Now().Before(w.handsSince)
 	for _, p := range w.ofPod(c.Pod.UID) {
 		if p.ended {
 			continue
 		}
 		w.mu.Lock()
-		p.ended, p.brief = true, time.Since(p.since) < time.Minute
+		p.ended, p.brief, p.unheld = true, time.Since(p.since) < time.Minute, unheld
 		w.mu.Unlock()
 		if !late {
 			w.exit(p)
@@ -159,8 +165,13 @@ func (w *World) checkHandover(c *kubelet.Container, u *use) string {
 }
 
 // opened returns the process of a container that has a function open, "" if there is none. opened
-// ignores a process that outlives its container if the container got the device by the device
-// plugin API and ended before PodResources listed the container: no agent can know that process.
+// ignores processes that outlive their containers if no agent can know these processes. An agent
+// checks only the processes in the control groups of the pods in its records, because a monitor in
+// another pod may have the device open. The agent has no record of two kinds of pods:
+//   - pods that ended while there was no reclaim rule, also if a rule was added later
+//   - pods with a device by the device plugin API that ended before PodResources listed the
+//     container, because Allocate does not name the pod (ContainerAllocateRequest in
+//     k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/api.proto)
 func (w *World) opened(address string) string {
 	if w.wiped {
 		return ""
@@ -169,7 +180,7 @@ func (w *World) opened(address string) string {
 	defer w.mu.Unlock()
 	for _, p := range w.processes {
 		for _, u := range p.uses {
-			if !u.open && !u.stranger && !u.forgotten && (!u.classic || !p.brief) && u.address == address {
+			if !u.open && !u.stranger && !u.forgotten && (!u.classic || !p.brief) && !p.unheld && u.address == address {
 				return fmt.Sprintf("process %d of pod %s has it open", p.pid, p.pod)
 			}
 		}

@@ -49,7 +49,11 @@ func (w *World) want() {
 		}
 	}
 	excluded := slices.DeleteFunc(slices.Sorted(maps.Keys(w.machine.devices)), func(name string) bool { _, kept := wanted[name]; return kept })
-	w.log("the administrator wants mode %q, devices %s, excluded %v", w.mode, shared, excluded)
+	var handover []string
+	for _, rule := range w.settings.Handover {
+		handover = append(handover, fmt.Sprintf("%s, reset %v", rule.Expression, rule.Reset))
+	}
+	w.log("the administrator wants mode %q, devices %s, excluded %v, handover %q", w.mode, shared, excluded, handover)
 }
 
 // wanted returns the devices with the present configuration.
