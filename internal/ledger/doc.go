@@ -214,11 +214,18 @@
 // records this until the next boot. Until then, claims that only the kubelet has recorded exclude
 // other consumers.
 //
-// One case is open. If the agent's directory, including boot, is deleted, and the machine reboots
+// Two cases are open. If the agent's directory, including boot, is deleted, and the machine reboots
 // before an agent has started, no file informs that agent of the reboot. The kubelet still lists
 // the devices of the earlier claims, but not how much of them was allocated. So claims that had
 // shares of one device exclude each other, since any of them might still run. An administrator has
 // to delete all of their pods but one.
+//
+// If grants.json is deleted, and the configuration starts to share a device by number before
+// PodResources has listed the device's container, the ledger may consider the container's ID a share
+// of the device, and other containers may get the other shares. The same applies to a container of a
+// replaced plugin that had the whole device. Only IDs with a [discovery.Dialect] with a Stem are
+// affected: "card1-0" is the ID of a whole Intel GPU without sharing, and of its first share with
+// sharing.
 //
 // # Versions
 //

@@ -16,6 +16,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/simulation/kubelet"
 )
 
@@ -331,12 +332,24 @@ func (w *World) forgetUses() {
 			}
 			u.nodes = nil
 			u.forgotten = u.forgotten || !says
-			if u.part != nil { // the kubelet only reveals that the ID is a share
+			if u.part != nil || w.sharesNow(u) {
 				u.part = part{}
 				w.forgetSize(u.portion)
 			}
 		}
 	}
+}
+
+// sharesNow reports whether the ID of a use is one of several IDs of its device in the present
+// configuration. An agent without a record of such an ID considers it a share, even if the container
+// got the whole device before the configuration changed: without sharing, "card1-0" is the whole
+// device, and with sharing, it is the first share ([discovery.Dialect], Stem). PodResources, the
+// container's entry in the kubelet's checkpoint, and the plugin's answer in that entry are the same
+// for both.
+func (w *World) sharesNow(u *use) bool {
+	return slices.ContainsFunc(w.wanted()[u.device].Offers, func(offer discovery.Offer) bool {
+		return ledger.GrantKey(offer.Resource, u.id) == u.portion.device && len(offer.IDs) > 1 && slices.Contains(offer.IDs, u.id)
+	})
 }
 
 // forgetNodes records that the device nodes of a container are unknown, if neither the record of
