@@ -241,7 +241,6 @@ func (w *World) startAgent() *incarnation { return w.startAgentWith(w.settings, 
 // startAgentWith starts an agent with settings. wrong is the error if the configuration is invalid.
 func (w *World) startAgentWith(settings agent.Settings, wrong error) *incarnation {
 	w.agents++
-	w.keeps = w.server.Features()
 	if w.wiped {
 		w.forgetUses()
 	}

@@ -467,9 +467,19 @@ func (w *World) schedulerBehind() bool {
 
 // dropFields gives the API server the features of another version.
 func (w *World) dropFields() bool {
-	w.server.SetFeatures(featuresOf(pick(w.random, 34, 35, 36, 37)))
+	minor := pick(w.random, 34, 35, 36, 37)
+	w.log("the API server keeps the fields of Kubernetes 1.%d", minor)
+	w.setFeatures(featuresOf(minor))
 	w.saw("fieldsDropped")
 	return true
+}
+
+// setFeatures sets the API server's features, and notes the time of a change.
+func (w *World) setFeatures(f apiserver.Features) {
+	if f != w.server.Features() {
+		w.featuresChanged = time.Now()
+	}
+	w.server.SetFeatures(f)
 }
 
 func (w *World) deleteNode() bool {

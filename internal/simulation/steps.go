@@ -78,16 +78,31 @@ const (
 )
 
 // limit returns the time until the world must have converged. The time is longer if there may be
-// claims that only the sweep ends, and if the API server's features have changed since the agent
-// detected them.
+// claims that only the sweep ends, and if the API server's features may have changed since the active
+// agent detected them.
 func (w *World) limit() time.Duration {
 	switch {
 	case w.wiped || w.forgot:
 		return sweepLimit
-	case w.server.Features() != w.keeps:
+	case w.outdated():
 		return askLimit
 	}
 	return convergeLimit
+}
+
+// outdated reports whether the API server's features have changed since the active agent acquired the
+// node's lock. The active agent detects the features again only after half an hour, and the published
+// slices keep fields that new slices would lose. Meanwhile, pods may have to wait: a scheduler without
+// DRADeviceCompatibilityGroups ignores the pool of a slice that uses compatibility groups (GatherPools
+// in structured/internal of k8s.io/dynamic-resource-allocation 0.37.2).
+//
+// The start of another agent changes nothing. An agent detects the features after it has acquired the
+// lock, and an agent with an invalid configuration may end before, while the first agent continues.
+func (w *World) outdated() bool {
+	w.lock.mu.Lock()
+	defer w.lock.mu.Unlock()
+	active := w.lock.holder
+	return active != nil && slices.Contains(w.living, active) && !active.dead.Load() && !w.featuresChanged.Before(w.lock.since)
 }
 
 // converge ends all faults, and waits for the expected state: first the slices, and then, when all

@@ -50,7 +50,8 @@ type World struct {
 	lag      int64 // the lag of the scheduler's cache of slices, in changes
 	boot     string
 	boots    int
-	keeps    apiserver.Features // the API server's features when the last agent started
+
+	featuresChanged time.Time // the last change of the API server's features
 
 	server  *apiserver.Server
 	kubelet *kubelet.Kubelet
