@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -111,7 +112,7 @@ func offers(t *testing.T) {
 			return err
 		}
 		if n := countGPUs(devices); n != 8 {
-			return fmt.Errorf("%d GPUs are in slices", n)
+			return fmt.Errorf("%d GPUs are in slices, of these devices: %q", n, slices.Sorted(maps.Keys(devices)))
 		}
 		if _, err := os.Stat("/dev/kvm"); err != nil {
 			return nil
