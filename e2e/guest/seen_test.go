@@ -57,12 +57,12 @@ func TestPages(t *testing.T) {
 			t.Errorf("docs/families/%s.md says that it was tested on real kernels, and no test says so", family)
 		}
 	}
-	table := "| family | seen on " + seenOn + " |\n|---|---|\n"
+	table := "| family | tested on " + seenOn + " |\n|---|---|\n"
 	for _, family := range slices.Sorted(maps.Keys(seen)) {
 		table += fmt.Sprintf("| [%s](families/%s.md#tested-on) | %s |\n", family, family, seen[family])
 	}
 	if !strings.Contains(readPage(t, "../../docs/testing.md"), table) {
-		t.Errorf("docs/testing.md has not the table\n%s", table)
+		t.Errorf("docs/testing.md does not contain the table\n%s", table)
 	}
 }
 
