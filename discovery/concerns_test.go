@@ -176,7 +176,7 @@ func TestWatchReadsTheFamilyThatAnEventConcerns(t *testing.T) {
 			{"a device of leftovers", at(files[3]), nothing, "leftovers"},
 			{"b leaves its device out", at(files[1]), func() { host.MapFS[files[1]+"/spoiled"] = &fstest.MapFile{} }, "b leftovers"},
 			{"b has it again", at(files[1]), func() { delete(host.MapFS, files[1]+"/spoiled") }, "b leftovers"},
-			{"a device is removed that nobody has read", at("sys/devices/elsewhere"), func() {
+			{"a device that no family has read is removed", at("sys/devices/elsewhere"), func() {
 				maps.DeleteFunc(host.MapFS, func(name string, _ *fstest.MapFile) bool { return strings.Contains(name, "0000:00:04.0") })
 			}, "leftovers"},
 		} {

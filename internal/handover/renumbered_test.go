@@ -1,8 +1,6 @@
 package handover
 
 import (
-	"io/fs"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -45,32 +43,13 @@ func TestRenumberedDeviceIsNotReset(t *testing.T) {
 	})
 }
 
-// hangingAttribute is a host with an attribute whose read hangs while a channel is open.
-type hangingAttribute struct {
-	fs.FS
-
-	attribute string
-	until     chan struct{}
-}
-
-func (h hangingAttribute) Open(name string) (fs.File, error) {
-	if strings.HasSuffix(name, "/"+h.attribute) {
-		<-h.until
-	}
-	return h.FS.Open(name)
-}
-func (h hangingAttribute) ReadDir(name string) ([]fs.DirEntry, error) { return fs.ReadDir(h.FS, name) }
-func (h hangingAttribute) ReadLink(name string) (string, error)       { return fs.ReadLink(h.FS, name) }
-func (h hangingAttribute) Lstat(name string) (fs.FileInfo, error)     { return fs.Lstat(h.FS, name) }
-func (h hangingAttribute) Stat(name string) (fs.FileInfo, error)      { return fs.Stat(h.FS, name) }
-
 // A function with unreadable attributes does not prevent claims from being prepared and from ending.
 // Its device is withheld until the device behind the name is certain.
 func TestReadOfAKeyHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		hangs := make(chan struct{})
-		b.fsys = hangingAttribute{b.FS(), "vendor", hangs}
+		b.fsys = rebindtest.Hang(b.FS(), "vendor", hangs)
 		b.open()
 		began := time.Now()
 		b.gives("pod")

@@ -1,8 +1,6 @@
 package agent
 
 import (
-	"io/fs"
-	"path"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -48,7 +46,7 @@ func TestReadOfLinksHangs(t *testing.T) {
 		k.Add("0000:03:00.0", "nvme", "3")
 		k.File(rebindtest.Source("0000:03:00.0")+"/current_link_width", "4\n")
 		hangs := make(chan struct{})
-		host := &discovery.Host{FS: hangingFile{k.FS(), "current_link_width", hangs}}
+		host := &discovery.Host{FS: rebindtest.Hang(k.FS(), "current_link_width", hangs)}
 		d := rules.Offered{Device: discovery.Device{Name: "d", Source: rebindtest.Source("0000:03:00.0"), Attributes: discovery.Attributes{}}}
 		d.Attributes.SetInt("linkWidth", 4)
 		var r linkReader
@@ -65,21 +63,3 @@ func TestReadOfLinksHangs(t *testing.T) {
 		}
 	})
 }
-
-// hangingFile is a host with a file whose read blocks until a channel is closed.
-type hangingFile struct {
-	fs.FS
-
-	name  string
-	until chan struct{}
-}
-
-func (h hangingFile) Open(name string) (fs.File, error) {
-	if path.Base(name) == h.name {
-		<-h.until
-	}
-	return h.FS.Open(name)
-}
-func (h hangingFile) ReadDir(name string) ([]fs.DirEntry, error) { return fs.ReadDir(h.FS, name) }
-func (h hangingFile) ReadLink(name string) (string, error)       { return fs.ReadLink(h.FS, name) }
-func (h hangingFile) Lstat(name string) (fs.FileInfo, error)     { return fs.Lstat(h.FS, name) }
