@@ -2,7 +2,7 @@
 GOLANGCI_LINT := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK   := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-GO      ?= go
+export GO ?= go
 CAPTURES ?= ../shared/captures
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 LDFLAGS := -s -w -X main.version=$(VERSION)
@@ -15,7 +15,9 @@ TAGS := grpcnotrace
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: simulate simulate-breaks build test unit e2e e2e-machine e2e-skew e2e-classic lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help docs site screenshot
+.PHONY: build test test-all unit simulate simulate-more simulate-breaks e2e e2e-takeover e2e-harness e2e-page e2e-prometheus e2e-npd e2e-release \
+  e2e-machine e2e-guest-hotplug e2e-guest-passthrough e2e-guest-ondemand e2e-guest-provision e2e-guest-health e2e-guest-many e2e-guest-power e2e-guest-rest \
+  e2e-skew e2e-skew-gates e2e-classic lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help docs site screenshot
 
 build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
@@ -28,7 +30,22 @@ bin/chandler-nvml:
 	  CGO_ENABLED=1 CGO_CFLAGS='-O2 -Wno-deprecated-declarations' CGO_LDFLAGS='-Wl,-z,lazy' $(GO) build -trimpath -ldflags '-s -w' -o $@ ./cmd/chandler-nvml; \
 	else echo "$@ is left out: there is no C compiler"; fi
 
-test: unit simulate e2e ## every test: unit tests, the simulation, then a real Kubernetes
+# testrun is go test with a record of times and of skipped tests: see internal/testrun.
+TESTRUN := $(CURDIR)/bin/testrun
+.PHONY: $(TESTRUN)
+$(TESTRUN):
+	@$(GO) build -o $@ ./internal/testrun
+
+test: export TEST_RESULTS := $(CURDIR)/bin/results
+test: $(TESTRUN) ## every behaviour once: unit tests, 1,000 seeds of the simulation, Kubernetes 1.37, one kernel; needs root for Kubernetes
+	@rm -f $(TEST_RESULTS)
+	@$(MAKE) --no-print-directory unit simulate e2e
+	@$(TESTRUN) report
+
+# Each part of the rest is a target of its own. The file .ci/parts lists them.
+test-all: $(TESTRUN) ## make test, then each part of .ci/parts: older Kubernetes, more kernels, a browser, Prometheus, a release, more seeds
+	@status=0; $(MAKE) --no-print-directory test || status=1; $(TESTRUN) parts .ci/parts || status=1; \
+	if [ $$status != 0 ]; then echo "make test-all: FAILED, see above" >&2; fi; exit $$status
 
 # The race detector makes tests five to ten times slower, and only finds faults between
 # goroutines. Therefore only packages whose source starts goroutines or uses locks run with
@@ -43,7 +60,7 @@ test: unit simulate e2e ## every test: unit tests, the simulation, then a real K
 # with rare garbage collection. go test starts packages in the given order. WAITS lists the
 # longest packages and those that wait for real time first, so that none of them runs alone at
 # the end.
-UNIT  := GOGC=400 $(GO) test -p 4 -parallel 8 -ldflags '-s -w'
+UNIT  := GOGC=400 $(TESTRUN) test -p 4 -parallel 8 -ldflags '-s -w'
 WAITS := ./cmd/chandler/agent ./legacy/sockets ./cmd/chandler/informant ./cmd/chandler/kubectl ./legacy ./internal/traces ./internal/doctor/gather
 GOES  := '^\s*go (func|[a-z])|\.Go\b|"sync["/]'
 RACED  = $(WAITS) $(filter-out $(WAITS) ./internal/simulation%,$(shell grep -rlE --include='*.go' $(GOES) api cdi cmd deployments discovery driver internal legacy \
@@ -52,35 +69,100 @@ ALONE := ^(TestPageOfEachHost|TestPageOfAHostThatNobodyWasAskedOf|TestExtendedRe
   TestSchedulerAndDriverAgree|TestNoDeviceIsUnreachable|TestAgentIsKilledWhile\w+|TestAgentKilledWhileItDivides|$\
   TestAgentDivides|TestAgentKeepsVirtualFunctionsInUse|TestAgentCuts|TestAgentCutsForAResource)$$
 
-unit: ## the tests that need no cluster
+unit: $(TESTRUN) ## the tests that need no cluster
 	$(UNIT) -race -skip '$(ALONE)' $(RACED)
 	$(UNIT) $$($(GO) list ./... | grep -vxF "$$($(GO) list $(RACED))")
 	$(UNIT) -run '$(ALONE)' ./cmd/chandler ./cmd/chandler/agent ./driver
 
 # SEED=n RUNS=m repeats one seed, which has one history.
-SEEDS ?= 2500
+FIRST ?= 1
+SEEDS ?= 1000
 RUNS  ?= 1
 HISTORIES ?= $(or $(TMPDIR),/tmp)
 
-simulate: ## whole agents against models, with faults: SEEDS=n seeds, or SEED=n RUNS=m times one; 1,000 sequences of claims for partitions
-	$(GO) test ./internal/simulation -run '$(if $(SEED),TestSimulation,TestSimulation|TestOneHistory)' -v -timeout 0 -args -histories $(HISTORIES) \
-	  $(if $(SEED),-seed $(SEED) -runs $(RUNS),-seeds $(SEEDS))
-	$(if $(SEED),,$(GO) test ./discovery/families/nvidia ./discovery/families/amdgpu -run TestPacking -args -sequences 1000)
+simulate: $(TESTRUN) ## whole agents against models, with faults: SEEDS=n seeds from FIRST on, or SEED=n RUNS=m times one; 1,000 sequences of claims for partitions
+	$(TESTRUN) test ./internal/simulation -run '$(if $(SEED),TestSimulation,TestSimulation|TestOneHistory)' -v -timeout 0 -args -histories $(HISTORIES) \
+	  $(if $(SEED),-seed $(SEED) -runs $(RUNS),-first $(FIRST) -seeds $(SEEDS))
+	$(if $(SEED),,$(TESTRUN) test ./discovery/families/nvidia ./discovery/families/amdgpu -run TestPacking -args -sequences 1000)
 
-simulate-breaks: ## the product with one deliberate defect at a time, each of which the simulation must find
-	$(GO) test ./internal/simulation -run TestBreaks -v -timeout 0 -args -breaks
+simulate-more: ## 5,000 further seeds
+	@$(MAKE) --no-print-directory simulate FIRST=1001 SEEDS=5000
 
-# Of the tests in guests, this target runs a short selection that takes a few minutes.
-e2e: ## the tests on a real Kubernetes, on real kernels, with Prometheus, and of the page in a browser, and those of a release; needs root
-	cd e2e && $(GO) test -count=1 -p 1 -timeout 60m $$($(GO) list ./... | grep -v '/e2e/guest$$')
-	cd e2e && $(GO) test -count=1 -short -timeout 30m ./guest
-	cd e2e/release && $(GO) test -count=1 ./...
-	cd e2e/page && $(GO) test -count=1 .
-	cd e2e/prometheus && $(GO) test -count=1 .
-	cd e2e/prometheus/node-problem-detector && $(GO) test -count=1 .
+simulate-breaks: $(TESTRUN) ## the product with one deliberate defect at a time, each of which the simulation must find
+	$(TESTRUN) test ./internal/simulation -run TestBreaks -v -timeout 0 -args -breaks
 
-e2e-machine: ## all tests on Debian's kernels, which QEMU runs without hardware virtualisation; needs Debian's apt-get, not root
-	cd e2e && $(GO) test -count=1 -v -timeout 120m ./guest
+# E2E runs tests of the module e2e. Their results depend on more than their files, so none is taken
+# from the cache. Packages with clusters run one after another (-p 1).
+E2E := $(TESTRUN) test -count=1 -p 1
+
+# Namespaces, mounts and control groups need root.
+ROOT := $(filter 0,$(shell id -u))
+as_root = $(if $(ROOT),$(1),@$(TESTRUN) leave-out '$@' 'needs root, for namespaces, mounts and control groups')
+
+# The package of takeovers and the guests run a short selection here.
+e2e: $(TESTRUN) ## Chandler on Kubernetes 1.37, and on one Debian kernel in QEMU; needs root for Kubernetes
+	$(call as_root,cd e2e && $(E2E) -timeout 60m .)
+	cd e2e && $(E2E) -timeout 30m ./chart ./pages ./validation
+	$(call as_root,cd e2e && $(E2E) -timeout 30m -short ./takeover)
+	cd e2e && $(E2E) -timeout 30m -short ./guest
+
+e2e-takeover: $(TESTRUN) ## takeovers from each device plugin, on the device managers of Kubernetes 1.37 and 1.31; needs root
+	$(call as_root,cd e2e && $(E2E) -timeout 45m ./takeover)
+	$(call as_root,cd e2e && $(E2E) -timeout 45m ./takeover -kubernetes v1.31.0)
+
+e2e-harness: $(TESTRUN) ## the tests of the clusters and programs that other tests use
+	cd e2e && $(E2E) -timeout 30m ./build ./cluster ./cmd/... ./kubectl ./machine
+
+e2e-page: $(TESTRUN) ## the web UI in a browser, which is installed if it is missing
+	cd e2e/page && $(E2E) .
+
+e2e-prometheus: $(TESTRUN) ## metrics, alerts and the dashboard in Prometheus
+	cd e2e/prometheus && $(E2E) .
+
+e2e-npd: $(TESTRUN) ## the conditions of node-problem-detector
+	cd e2e/prometheus/node-problem-detector && $(E2E) .
+
+e2e-release: $(TESTRUN) ## a release, built twice
+	cd e2e/release && $(E2E) ./...
+
+# The tests on Debian's kernels run in QEMU without hardware virtualization. They need Debian's
+# apt-get, but not root. The parts divide them by subject. e2e-guest-rest runs all others.
+GUESTS := $(E2E) -timeout 120m ./guest
+GUEST_HOTPLUG     := TestPlug|TestHotPlug
+GUEST_PASSTHROUGH := TestVFIO|TestRebind
+GUEST_ONDEMAND    := TestOnRequest|TestMediated
+GUEST_PROVISION   := TestProvision
+GUEST_HEALTH      := TestHealth
+GUEST_MANY        := TestMany
+GUEST_POWER       := TestPowerLoss
+GUEST_NAMED       := $(GUEST_HOTPLUG)|$(GUEST_PASSTHROUGH)|$(GUEST_ONDEMAND)|$(GUEST_PROVISION)|$(GUEST_HEALTH)|$(GUEST_MANY)|$(GUEST_POWER)
+
+e2e-machine: $(TESTRUN) ## all tests on Debian's kernels; needs Debian's apt-get, not root
+	cd e2e && $(GUESTS) -v
+
+e2e-guest-hotplug: $(TESTRUN) ## hot-plug on Debian's kernels
+	cd e2e && $(GUESTS) -run '$(GUEST_HOTPLUG)'
+
+e2e-guest-passthrough: $(TESTRUN) ## VFIO passthrough on Debian's kernels
+	cd e2e && $(GUESTS) -run '$(GUEST_PASSTHROUGH)'
+
+e2e-guest-ondemand: $(TESTRUN) ## virtual functions and mediated devices on demand
+	cd e2e && $(GUESTS) -run '$(GUEST_ONDEMAND)'
+
+e2e-guest-provision: $(TESTRUN) ## chandler provision on Debian's kernels
+	cd e2e && $(GUESTS) -run '$(GUEST_PROVISION)'
+
+e2e-guest-health: $(TESTRUN) ## health on Debian's kernels
+	cd e2e && $(GUESTS) -run '$(GUEST_HEALTH)'
+
+e2e-guest-many: $(TESTRUN) ## 2,048 virtual functions
+	cd e2e && $(GUESTS) -run '$(GUEST_MANY)'
+
+e2e-guest-power: $(TESTRUN) ## 20 losses of power
+	cd e2e && $(GUESTS) -run '$(GUEST_POWER)' -args -resets 20
+
+e2e-guest-rest: $(TESTRUN) ## the other tests on Debian's kernels
+	cd e2e && $(GUESTS) -skip '$(GUEST_NAMED)'
 
 # SKEW_SKIP lists tests that take minutes and do not depend on the version. SKEW_GATES lists
 # gates that are off by default in Kubernetes 1.34, and SKEW_TESTS the tests of their features.
@@ -90,15 +172,15 @@ SKEW_SKIP  := TestAgentCrashLoop|TestAgentStartsWithoutAPIServer
 SKEW_GATES := DRADeviceTaints,DRAExtendedResource,DRAPartitionableDevices
 SKEW_TESTS := TestWhatTheAPIServerDrops|TestEventsOfPods|TestSickDevice|TestWholeOrParts|TestPodWithTwoGPUs
 
-e2e-skew: ## the tests on the oldest Kubernetes with resource.k8s.io/v1, 1.34; needs root
-	cd e2e && $(GO) test -timeout 45m . -kubernetes v1.34.4 -gates '' -skip '$(SKEW_SKIP)'
-	cd e2e && $(GO) test -timeout 45m . -kubernetes v1.34.4 -gates '$(SKEW_GATES)' -run '$(SKEW_TESTS)'
-	cd e2e && $(GO) test -timeout 45m . -kubernetes v1.34.4 -gates '$(SKEW_GATES)' -run TestClassicLimit
+e2e-skew: $(TESTRUN) ## the tests on the oldest Kubernetes with resource.k8s.io/v1, 1.34; needs root
+	$(call as_root,cd e2e && $(E2E) -timeout 45m . -kubernetes v1.34.4 -gates '' -skip '$(SKEW_SKIP)')
 
-e2e-classic: ## the tests of the device-plugin API on a Kubernetes without DRA, 1.31, and on 1.37; needs root
-	cd e2e && $(GO) test -timeout 45m . -kubernetes v1.31.0 -gates '' -run TestDevicePlugin
-	cd e2e && $(GO) test -timeout 45m . -run TestDevicePlugin
-	cd e2e && $(GO) test -timeout 45m ./takeover -kubernetes v1.31.0
+e2e-skew-gates: $(TESTRUN) ## the tests of feature gates of Kubernetes 1.34; needs root
+	$(call as_root,cd e2e && $(E2E) -timeout 45m . -kubernetes v1.34.4 -gates '$(SKEW_GATES)' -run '$(SKEW_TESTS)')
+	$(call as_root,cd e2e && $(E2E) -timeout 45m . -kubernetes v1.34.4 -gates '$(SKEW_GATES)' -run TestClassicLimit)
+
+e2e-classic: $(TESTRUN) ## the tests of the device plugin API on a Kubernetes without DRA, 1.31; needs root
+	$(call as_root,cd e2e && $(E2E) -timeout 45m . -kubernetes v1.31.0 -gates '' -run TestDevicePlugin)
 
 lint: ## golangci-lint with the rules of .golangci.yml, and the figures of internal/prose
 	$(GO) run $(GOLANGCI_LINT) run ./...
@@ -176,4 +258,4 @@ clean: ## remove what was built here
 	rm -rf bin
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -46,6 +46,12 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
+// shortRows are the plugins of the short selection, in which devices have one ID each, several IDs,
+// and an IOMMU group. The other plugins are variations.
+var shortRows = []string{"NVIDIA", "NVIDIA, time-slicing", "sriovdp, virtual functions under vfio"}
+
+// TestTakeover replaces each plugin, once with and for some plugins once without the kubelet's
+// PodResources API.
 func TestTakeover(t *testing.T) {
 	builder := build.Builder{Kubernetes: *version, Progress: os.Stderr}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute) // A first build takes long.
@@ -64,7 +70,10 @@ func TestTakeover(t *testing.T) {
 	}
 	t.Run("plugins", func(t *testing.T) {
 		all := slices.Clone(rows)
-		for _, r := range rows {
+		if testing.Short() {
+			all = slices.DeleteFunc(all, func(r row) bool { return !slices.Contains(shortRows, r.plugin) })
+		}
+		for _, r := range all {
 			if slices.Contains([]string{"NVIDIA", "AMD", "Habana"}, r.plugin) {
 				r.plugin, r.mute = r.plugin+", no PodResources API", true
 				all = append(all, r)
