@@ -41,6 +41,7 @@ import (
 	"net/rpc/jsonrpc"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -122,12 +123,18 @@ func Long(t testing.TB) {
 // is slow.
 const patience = 4 * time.Minute
 
-// Boot boots a guest. The guest ends with the test.
+// Boot boots a guest. The guest ends with the test. If this machine cannot run Debian's programs, or
+// its apt is not configured to use a Debian archive, the test is skipped.
 func Boot(t testing.TB, config Config) *Guest {
 	t.Helper()
+	if runtime.GOARCH != "amd64" {
+		t.Skip("guests need an amd64 machine")
+	}
 	config = config.withDefaults()
 	prepared, err := prepare(t.Context(), config)
-	if err != nil {
+	if errors.Is(err, debian.ErrNoArchive) {
+		t.Skipf("guests need packages of Debian: %v", err)
+	} else if err != nil {
 		t.Fatalf("prepare the guest: %v", err)
 	}
 	t.Cleanup(prepared.remove)

@@ -1,6 +1,7 @@
 package debian
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -130,13 +131,90 @@ func (a Archive) update(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := os.WriteFile(a.aptDir("debian.sources"), []byte(sources), 0o644); err != nil {
+	text, err := a.sources(ctx)
+	if err != nil {
 		return err
 	}
-	if err := a.run(a.command(ctx, "apt-get", "update", "--error-on=any"), "asking Debian's archive"); err != nil {
+	if err := os.WriteFile(a.aptDir("debian.sources"), []byte(text), 0o644); err != nil {
+		return err
+	}
+	if err := a.run(a.command(ctx, "apt-get", "update", "--error-on=any"), "updating the package lists"); err != nil {
 		return err
 	}
 	return os.WriteFile(stamp, nil, 0o644)
+}
+
+// keyring is the file with the keys of the Debian archive.
+const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+// targetFormat makes apt-get indextargets print the origin, the label and the URI of each repository.
+const targetFormat = "$(ORIGIN)|$(LABEL)|$(REPO_URI)"
+
+// ErrNoArchive is the error if this machine's apt is not configured to use a Debian archive.
+var ErrNoArchive = errors.New("apt is not configured to use a Debian archive")
+
+// sources returns package sources for Debian 12 and its backports, on the servers that this
+// machine's apt is configured to use. Only package lists contain the origin of a repository. If this
+// machine has no lists, as in many images of containers, sources fetches lists into its own directory.
+func (a Archive) sources(ctx context.Context) (string, error) {
+	for _, program := range []string{"apt-get", "dpkg-deb"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return "", fmt.Errorf("%w: %w", ErrNoArchive, err)
+		}
+	}
+	targets, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", targetFormat).Output()
+	if err != nil {
+		return "", fmt.Errorf("apt-get indextargets: %w", err)
+	}
+	text, err := sourcesOf(string(targets))
+	if !errors.Is(err, ErrNoArchive) {
+		return text, err
+	}
+	lists := a.aptDir("machine")
+	if err := os.MkdirAll(filepath.Join(lists, "partial"), 0o755); err != nil {
+		return "", err
+	}
+	option := []string{"-o", "Dir::State::lists=" + lists, "-o", "Dir::Cache=" + a.aptDir("cache"), "-o", "APT::Sandbox::User=root"}
+	// Other repositories may be unreachable, which does not matter if a Debian archive is found.
+	updateErr := a.run(exec.CommandContext(ctx, "apt-get", append(option, "update")...), "looking for the Debian archive")
+	targets, err = exec.CommandContext(ctx, "apt-get", append(option, "indextargets", "--format", targetFormat)...).Output()
+	if err != nil {
+		return "", errors.Join(updateErr, fmt.Errorf("apt-get indextargets: %w", err))
+	}
+	if text, err = sourcesOf(string(targets)); err != nil {
+		return "", errors.Join(err, updateErr)
+	}
+	return text, nil
+}
+
+// sourcesOf returns package sources for Debian 12 on the first servers with the Debian archive and
+// with its security updates, in lines of targetFormat.
+func sourcesOf(targets string) (string, error) {
+	var archive, security string
+	for line := range strings.Lines(targets) {
+		fields := strings.Split(strings.TrimSpace(line), "|")
+		if len(fields) != 3 || fields[0] != "Debian" {
+			continue
+		}
+		switch uri := fields[2]; fields[1] {
+		case "Debian":
+			archive = cmp.Or(archive, uri)
+		case "Debian-Security":
+			security = cmp.Or(security, uri)
+		}
+	}
+	if archive == "" {
+		return "", ErrNoArchive
+	}
+	text := source(archive, "bookworm", "bookworm-updates", backports)
+	if security != "" {
+		text += "\n" + source(security, "bookworm-security")
+	}
+	return text, nil
+}
+
+func source(uri string, suites ...string) string {
+	return fmt.Sprintf("Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nSigned-By: %s\n", uri, strings.Join(suites, " "), keyring)
 }
 
 func (a Archive) aptDir(name string) string { return filepath.Join(a.Dir, "apt", name) }

@@ -1,6 +1,7 @@
-// Package debian fetches kernels, QEMU and tools from the Debian archive and unpacks them into a
-// cache directory. It installs nothing, and does not use apt's own configuration and lists. It takes
-// the versions in the archive, and checks the archive once a day.
+// Package debian fetches kernels, QEMU and tools of Debian 12 and unpacks them into a cache
+// directory. It takes the packages from the Debian archive that this machine's apt is configured to
+// use, whatever the machine's own release is. It installs nothing, and keeps package lists of its
+// own. It takes the versions in the archive, and checks the archive once a day.
 package debian
 
 import (
@@ -19,20 +20,6 @@ import (
 
 	"chandler.dev/e2e/build"
 )
-
-// Sources are the package sources: Debian 12 and its backports.
-const sources = `Types: deb
-URIs: http://deb.debian.org/debian
-Suites: bookworm bookworm-updates bookworm-backports
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-
-Types: deb
-URIs: http://deb.debian.org/debian-security
-Suites: bookworm-security
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-`
 
 // backports is the release of packages that are requested in the newer version.
 const backports = "bookworm-backports"
