@@ -17,7 +17,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 .DEFAULT_GOAL := help
 .PHONY: build test test-all unit simulate simulate-more simulate-breaks e2e e2e-takeover e2e-harness e2e-page e2e-prometheus e2e-npd e2e-release \
   e2e-machine e2e-guest-hotplug e2e-guest-passthrough e2e-guest-ondemand e2e-guest-provision e2e-guest-health e2e-guest-many e2e-guest-power e2e-guest-rest \
-  e2e-skew e2e-skew-gates e2e-classic lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help docs site screenshot
+  e2e-skew e2e-skew-gates e2e-classic flaky lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help docs site screenshot
 
 build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
@@ -181,6 +181,14 @@ e2e-skew-gates: $(TESTRUN) ## the tests of feature gates of Kubernetes 1.34; nee
 
 e2e-classic: $(TESTRUN) ## the tests of the device plugin API on a Kubernetes without DRA, 1.31; needs root
 	$(call as_root,cd e2e && $(E2E) -timeout 45m . -kubernetes v1.31.0 -gates '' -run TestDevicePlugin)
+
+PACKAGES ?= ./...
+ROUNDS   ?= 20
+LOAD     ?= 12
+
+# With DIR=e2e, PACKAGES are packages of that module. FLAGS can be -race, -short and -run PATTERN.
+flaky: $(TESTRUN) ## the tests of PACKAGES, ROUNDS times beside LOAD busy threads; lists the failures of each test
+	cd $(or $(DIR),.) && $(TESTRUN) flaky -rounds $(ROUNDS) -load $(LOAD) $(FLAGS) $(PACKAGES)
 
 lint: ## golangci-lint with the rules of .golangci.yml, and the figures of internal/prose
 	$(GO) run $(GOLANGCI_LINT) run ./...

@@ -27,7 +27,7 @@ type event struct {
 // runGoTest runs go test with the given arguments. It prints what go test prints without -json: one
 // line for each package, and the output of failed tests.
 func runGoTest(ctx context.Context, out io.Writer, records recordFile, args []string) error {
-	cmd := exec.CommandContext(ctx, cmp.Or(os.Getenv("GO"), "go"), append([]string{"test", "-json"}, args...)...)
+	cmd := exec.CommandContext(ctx, goProgram(), append([]string{"test", "-json"}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()
@@ -37,7 +37,8 @@ func runGoTest(ctx context.Context, out io.Writer, records recordFile, args []st
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	p := printer{out: out, records: records, verbose: isVerbose(args), packages: make(map[string]*packageRun)}
+	p := newPrinter(out, records.add)
+	p.verbose = isVerbose(args)
 	readErr := p.readAll(stdout)
 	if readErr != nil {
 		_, _ = io.Copy(io.Discard, stdout) // Otherwise go test would wait for a reader.
@@ -47,6 +48,9 @@ func runGoTest(ctx context.Context, out io.Writer, records recordFile, args []st
 	}
 	return readErr
 }
+
+// goProgram returns the go command, which the Makefile exports.
+func goProgram() string { return cmp.Or(os.Getenv("GO"), "go") }
 
 func isVerbose(args []string) bool {
 	if end := slices.Index(args, "-args"); end >= 0 {
@@ -58,9 +62,13 @@ func isVerbose(args []string) bool {
 // A printer prints the events of go test, and records the results.
 type printer struct {
 	out      io.Writer
-	records  recordFile
+	record   func(...record) error
 	verbose  bool // print all output
 	packages map[string]*packageRun
+}
+
+func newPrinter(out io.Writer, record func(...record) error) *printer {
+	return &printer{out: out, record: record, packages: make(map[string]*packageRun)}
 }
 
 // A packageRun is the state of one package while its tests run.
@@ -151,7 +159,7 @@ func (p *printer) end(r *packageRun, e event) error {
 	} else if strings.Contains(e.Test, "/") {
 		return nil // The parent has the result.
 	}
-	return p.records.add(result)
+	return p.record(result)
 }
 
 // position matches the place of a message in a test.

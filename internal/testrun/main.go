@@ -4,6 +4,7 @@
 //	testrun leave-out NAME REASON       records tests that this machine cannot run
 //	testrun report                      prints the records: times, and tests that were left out
 //	testrun parts [-deadline T] LIST    the parts of make test-all, one after another
+//	testrun flaky FLAGS PACKAGES...     tests several times beside a load: see make flaky
 //
 // The environment variable TEST_RESULTS names the file with the records. Without the variable,
 // nothing is recorded.
@@ -42,7 +43,7 @@ func main() {
 
 func run(ctx context.Context, out io.Writer, args []string) error {
 	if len(args) == 0 {
-		return errors.New("a command is missing: test, leave-out, report or parts")
+		return errors.New("a command is missing: test, leave-out, report, parts or flaky")
 	}
 	records := recordFile(os.Getenv(resultsVariable))
 	command, args := args[0], args[1:]
@@ -60,6 +61,8 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 		printTimes(out, all)
 		printLeftOut(out, all)
 		return nil
+	case command == "flaky":
+		return flakyCommand(ctx, out, args)
 	case command == "parts":
 		return partsCommand(ctx, out, args)
 	}

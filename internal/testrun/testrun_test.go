@@ -308,3 +308,36 @@ func TestDeadlineEndsTheGroup(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestFlaky runs a test that fails in each second round, and one that needs the directory of its
+// package.
+func TestFlaky(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	for name, text := range map[string]string{
+		"go.mod":    "module example.com\n\ngo 1.24\n",
+		"p_test.go": "package p\n\nimport (\n\t\"os\"\n\t\"testing\"\n)\n\nfunc TestSecond(t *testing.T) {\n\tif os.Remove(\"before\") == nil {\n\t\tt.Error(\"the reason\")\n\t} else if err := os.WriteFile(\"before\", nil, 0o600); err != nil {\n\t\tt.Fatal(err)\n\t}\n}\n\nfunc TestPasses(t *testing.T) {}\n",
+	} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out bytes.Buffer
+	err := run(t.Context(), &out, []string{"flaky", "-rounds=4", "-load=1", "./..."})
+	if err == nil || err.Error() != "tests failed" {
+		t.Errorf("error %v", err)
+	}
+	for _, want := range []string{"p_test.go:10: the reason", "round 2 of 4: 1 failures", "  2 of 4  example.com TestSecond\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the output lacks %q:\n%s", want, &out)
+		}
+	}
+	if strings.Contains(out.String(), "TestPasses") {
+		t.Errorf("the output has TestPasses:\n%s", &out)
+	}
+
+	out.Reset()
+	if err := run(t.Context(), &out, []string{"flaky", "-rounds=2", "-load=0", "-run=TestPasses", "."}); err != nil || !strings.Contains(out.String(), "  none of 1 tests\n") {
+		t.Errorf("error %v, output:\n%s", err, &out)
+	}
+}
