@@ -188,7 +188,7 @@ LOAD     ?= 12
 
 # With DIR=e2e, PACKAGES are packages of that module. FLAGS can be -race, -short and -run PATTERN.
 flaky: $(TESTRUN) ## the tests of PACKAGES, ROUNDS times beside LOAD busy threads; lists the failures of each test
-	cd $(or $(DIR),.) && $(TESTRUN) flaky -rounds $(ROUNDS) -load $(LOAD) $(FLAGS) $(PACKAGES)
+	cd $(or $(DIR),.) && exec $(TESTRUN) flaky -rounds $(ROUNDS) -load $(LOAD) $(FLAGS) $(PACKAGES)
 
 lint: ## golangci-lint with the rules of .golangci.yml, and the figures of internal/prose
 	$(GO) run $(GOLANGCI_LINT) run ./...

@@ -66,9 +66,12 @@ func runFlaky(ctx context.Context, out io.Writer, o flakyOptions, patterns []str
 	stop := startLoad(ctx, o.load)
 	defer stop()
 	counts := make(map[record]*tries)
-	for round := 1; round <= o.rounds && ctx.Err() == nil; round++ {
+	for round := 1; round <= o.rounds; round++ {
 		begin := time.Now()
 		failures := runRound(ctx, out, o, programs, counts)
+		if ctx.Err() != nil {
+			break
+		}
 		fmt.Fprintf(out, "round %d of %d: %d failures, %s\n", round, o.rounds, failures, time.Since(begin).Round(time.Second))
 	}
 	return errors.Join(context.Cause(ctx), printTries(out, o, len(programs), counts))
