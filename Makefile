@@ -97,21 +97,24 @@ E2E := $(TESTRUN) test -count=1 -p 1
 
 # Namespaces, mounts and control groups need root.
 ROOT := $(filter 0,$(shell id -u))
-as_root = $(if $(ROOT),$(1),@$(TESTRUN) leave-out '$@' 'needs root, for namespaces, mounts and control groups')
+NEEDS_ROOT := needs root, for namespaces, mounts and control groups
+as_root = $(if $(ROOT),$(1),@$(TESTRUN) leave-out '$@' '$(NEEDS_ROOT)')
 
-# The package of takeovers and the guests run a short selection here.
+# The package e2e waits most of the time. Therefore the other packages run beside it, one after
+# another (-p 2). The packages of guests and takeovers run a short selection, and the package of slices
+# every tenth combination of feature gates.
 e2e: $(TESTRUN) ## Chandler on Kubernetes 1.37, and on one Debian kernel in QEMU; needs root for Kubernetes
-	$(call as_root,cd e2e && $(E2E) -timeout 60m .)
-	cd e2e && $(E2E) -timeout 30m ./chart ./pages ./validation
-	$(call as_root,cd e2e && $(E2E) -timeout 30m -short ./takeover)
-	cd e2e && $(E2E) -timeout 30m -short ./guest
+	cd e2e && $(TESTRUN) test -count=1 -p 2 -short -timeout 60m $(if $(ROOT),. )./guest ./chart $(if $(ROOT),./takeover )./validation ./pages
+ifeq ($(ROOT),)
+	@$(TESTRUN) leave-out 'packages e2e and e2e/takeover' '$(NEEDS_ROOT)'
+endif
 
 e2e-takeover: $(TESTRUN) ## takeovers from each device plugin, on the device managers of Kubernetes 1.37 and 1.31; needs root
 	$(call as_root,cd e2e && $(E2E) -timeout 45m ./takeover)
 	$(call as_root,cd e2e && $(E2E) -timeout 45m ./takeover -kubernetes v1.31.0)
 
-e2e-harness: $(TESTRUN) ## the tests of the clusters and programs that other tests use
-	cd e2e && $(E2E) -timeout 30m ./build ./cluster ./cmd/... ./kubectl ./machine
+e2e-harness: $(TESTRUN) ## the tests of the clusters and programs that other tests use, and slices with all combinations of feature gates
+	cd e2e && $(E2E) -timeout 30m ./build ./cluster ./cmd/... ./kubectl ./machine ./validation
 
 e2e-page: $(TESTRUN) ## the web UI in a browser, which is installed if it is missing
 	cd e2e/page && $(E2E) .

@@ -272,8 +272,11 @@ func (n *Node) kubeletYAML() ([]byte, error) {
 		"failCgroupV1":                false,
 		"failSwapOn":                  false,
 		"featureGates":                n.cfg.FeatureGates,
-		"resolvConf":                  "",
-		"volumePluginDir":             "/var/lib/kubelet/volumeplugins", // the default is in /usr
+		// The node reports its allocatable devices after one second instead of ten, because many tests wait
+		// for this report.
+		"nodeStatusUpdateFrequency": "1s",
+		"resolvConf":                "",
+		"volumePluginDir":           "/var/lib/kubelet/volumeplugins", // the default is in /usr
 	}
 	maps.Copy(config, n.cfg.Kubelet)
 	return yaml.Marshal(config)
