@@ -29,10 +29,10 @@ const secondNode = "second"
 // must keep their GPUs and their containers. No GPU may be in two pods, and no pod of the
 // Deployment may be rejected.
 //
-// The kubelet reports allocatable resources only every ten seconds (nodeStatusUpdateFrequency;
-// pkg/kubelet/kubelet.go, syncNodeStatus, in 1.31 to 1.37). Until then, the scheduler sends pods
-// for GPUs that have moved to DRA, and the kubelet rejects these pods. Therefore a node is cordoned
-// while it is moved to DRA.
+// The kubelet reports allocatable resources only at times: every ten seconds by default, and every
+// second on this cluster (nodeStatusUpdateFrequency; pkg/kubelet/kubelet.go, syncNodeStatus, in 1.31
+// to 1.37). Until then, the scheduler sends pods for GPUs that have moved to DRA, and the kubelet
+// rejects these pods. Therefore a node is cordoned while it is moved to DRA.
 func TestMoveNodeByNode(t *testing.T) {
 	if !has(t, "DRAExtendedResource") {
 		t.Skip("pods that ask by limits are not served through DRA")

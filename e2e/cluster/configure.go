@@ -272,8 +272,7 @@ func (n *Node) kubeletYAML() ([]byte, error) {
 		"failCgroupV1":                false,
 		"failSwapOn":                  false,
 		"featureGates":                n.cfg.FeatureGates,
-		// The node reports its allocatable devices after one second instead of ten, because many tests wait
-		// for this report.
+		// Many tests wait until the node reports its allocatable devices. The default is ten seconds.
 		"nodeStatusUpdateFrequency": "1s",
 		"resolvConf":                "",
 		"volumePluginDir":           "/var/lib/kubelet/volumeplugins", // the default is in /usr
