@@ -55,12 +55,13 @@ test-all: $(TESTRUN) ## make test, then each part of .ci/parts: older Kubernetes
 # host, a thousand devices, or the kills of an agent at each write. They run without the race
 # detector, with more hosts.
 #
+# make lint runs go vet, so go test does not (-vet=off).
 # Linking is a third of the work. Without debug tables (-s -w) it takes half the time, and the
 # test programs are never debugged. Packages wait more than they compute, so four run in parallel
 # with rare garbage collection. go test starts packages in the given order. WAITS lists the
 # longest packages and those that wait for real time first, so that none of them runs alone at
 # the end.
-UNIT  := GOGC=400 $(TESTRUN) test -p 4 -parallel 8 -ldflags '-s -w'
+UNIT  := GOGC=400 $(TESTRUN) test -p 4 -parallel 8 -vet=off -ldflags '-s -w'
 WAITS := ./cmd/chandler/agent ./legacy/sockets ./cmd/chandler/informant ./cmd/chandler/kubectl ./legacy ./internal/traces ./internal/doctor/gather
 GOES  := '^\s*go (func|[a-z])|\.Go\b|"sync["/]'
 RACED  = $(WAITS) $(filter-out $(WAITS) ./internal/simulation%,$(shell grep -rlE --include='*.go' $(GOES) api cdi cmd deployments discovery driver internal legacy \
