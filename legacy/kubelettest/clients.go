@@ -1,9 +1,6 @@
 package kubelettest
 
-import (
-	"slices"
-	"time"
-)
+import "slices"
 
 // name adds a plugin to those whose end the kubelet notices. Up to 1.36 this is only the latest
 // plugin of each resource (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, registerClient,
@@ -37,7 +34,12 @@ func (k *Kubelet) run(p *Plugin) {
 		defer k.mu.Unlock()
 		k.lists[resource] = list
 	})
-	time.Sleep(k.Slow)
+	if k.NoticeEnds != nil {
+		select {
+		case <-k.NoticeEnds:
+		case <-k.t.Context().Done():
+		}
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.ByName && len(k.clients[resource]) > 0 {

@@ -35,8 +35,9 @@ type Kubelet struct {
 	// up to 1.36; see run.
 	ByName bool
 
-	// Slow is how long the kubelet takes to notice the end of a stream.
-	Slow time.Duration
+	// NoticeEnds, if not nil, delays the kubelet: until the channel is closed, it does not notice the
+	// end of any stream.
+	NoticeEnds chan struct{}
 
 	// Deaf makes the kubelet never request lists.
 	Deaf bool

@@ -114,7 +114,7 @@ func TestLateCall(t *testing.T) {
 func TestKubeletNoticesLate(t *testing.T) {
 	t.Parallel()
 	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
-		k.Slow = 100 * time.Millisecond
+		k.NoticeEnds = make(chan struct{})
 		now := begin(t, k)
 		first := k.Plugin(gpuResource, 1)
 		first.Says(t, "a")
@@ -124,6 +124,7 @@ func TestKubeletNoticesLate(t *testing.T) {
 		if _, err := first.Allocate("a"); err != nil {
 			t.Error(err)
 		}
+		close(k.NoticeEnds)
 		<-now.lingered
 		if sockets := k.Sockets(); len(sockets) == 0 {
 			t.Error("no socket is left")
