@@ -249,3 +249,24 @@ func TestNumberOfSharesIsPublishedAfterTheClaim(t *testing.T) {
 		}
 	})
 }
+
+// A new agent no longer shares a device, and the scheduler allocates a share before it sees the new
+// slices. The claim gets the device, and the slices omit the device until the claim ends, also
+// after the kubelet has restarted.
+func TestShareFromEarlierSlices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, helper := newBench(t), &fakeHelper{}
+		stop := b.run(helper)
+		b.offers(gpu("a", 1), gpu("b", 2))
+		expectPublished(t, helper, "a b")
+		c := taking(claim("c", "a"), discovery.Shares, "1")
+		mustPrepare(t, b, c)
+		b.Registered(Accepted)
+		expectPublished(t, helper, "b")
+		mustUnprepare(t, b, c)
+		expectPublished(t, helper, "a b")
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}

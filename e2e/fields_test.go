@@ -50,7 +50,7 @@ func TestFieldsThatTheServerKeeps(t *testing.T) {
 			return fmt.Errorf("there are %d GPUs", n)
 		}
 		for name, device := range devices {
-			if kind := device.Attributes["kind"].StringValue; kind != nil && *kind == "gpu" {
+			if isGPU(device) {
 				if err := checkFields(device, found); err != nil {
 					return fmt.Errorf("%s: %w", name, err)
 				}

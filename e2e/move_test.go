@@ -186,7 +186,7 @@ func gpusOf(ctx context.Context, name string) (classic, published int, err error
 	}
 	for _, slice := range slices.Items {
 		for _, device := range slice.Spec.Devices {
-			if kind := device.Attributes["kind"].StringValue; kind != nil && *kind == "gpu" {
+			if isGPU(device) {
 				published++
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"chandler.dev/e2e/chandler"
 )
@@ -103,7 +104,9 @@ func works(t *testing.T) {
 	})
 }
 
-// offers waits until the eight GPUs are in slices and KVM is allocatable.
+// offers waits until the eight GPUs are in slices, each for one claim, and KVM is allocatable. After
+// a test that shared the GPUs, the slices of the previous agent remain until the new agent publishes
+// its own. A claim that gets a share from such a slice keeps the whole GPU out of the new slices.
 func offers(t *testing.T) {
 	t.Helper()
 	until(t, "all devices to be offered", func(ctx context.Context) error {
@@ -113,6 +116,11 @@ func offers(t *testing.T) {
 		}
 		if n := countGPUs(devices); n != 8 {
 			return fmt.Errorf("%d GPUs are in slices, of these devices: %q", n, slices.Sorted(maps.Keys(devices)))
+		}
+		for name, device := range devices {
+			if isGPU(device) && ptr.Deref(device.AllowMultipleAllocations, false) {
+				return fmt.Errorf("GPU %s is shared in the slices", name)
+			}
 		}
 		if _, err := os.Stat("/dev/kvm"); err != nil {
 			return nil
@@ -127,11 +135,15 @@ func offers(t *testing.T) {
 
 func countGPUs(devices map[string]resourceapi.Device) (n int) {
 	for _, device := range devices {
-		if kind := device.Attributes["kind"].StringValue; kind != nil && *kind == "gpu" {
+		if isGPU(device) {
 			n++
 		}
 	}
 	return n
+}
+
+func isGPU(device resourceapi.Device) bool {
+	return ptr.Deref(device.Attributes["kind"].StringValue, "") == "gpu"
 }
 
 // TestKubeletRestart restarts the kubelet. Claims must stay prepared, and both APIs must be

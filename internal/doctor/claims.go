@@ -92,7 +92,7 @@ func firstNot(reasons ...string) string {
 
 // request checks one request of a claim.
 func (f *Facts) request(say *saying, m *matcher, claim *resourceapi.ResourceClaim, name string, subs []subrequest, empty map[string][]string) {
-	most, wanted, why := 0, int64(0), ""
+	why := ""
 	for _, s := range subs {
 		of := m.class(s.class)
 		if len(of) == 0 {
@@ -115,9 +115,6 @@ func (f *Facts) request(say *saying, m *matcher, claim *resourceapi.ResourceClai
 				break
 			}
 		}
-		if n := perNode(left); n >= most {
-			most, wanted = n, s.count
-		}
 		if int64(perNode(left)) >= s.count {
 			return
 		}
@@ -125,7 +122,6 @@ func (f *Facts) request(say *saying, m *matcher, claim *resourceapi.ResourceClai
 			why = fmt.Sprintf("no node has %d such devices; the maximum is %d", s.count, perNode(left))
 		}
 	}
-	_ = wanted
 	if why == "" {
 		return // the class has no devices, which checkClaims reports
 	}

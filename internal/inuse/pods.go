@@ -110,25 +110,28 @@ func seesAll(host fs.FS, process string) error {
 	if _, err := fs.Lstat(host, "proc/1"); err != nil {
 		return fmt.Errorf("not all processes are visible: %w", err)
 	}
-	first, err := fs.ReadLink(host, "proc/1/ns/pid")
-	if err != nil || first == initialPIDs {
+	if first, err := fs.ReadLink(host, "proc/1/ns/pid"); err != nil || first == initialPIDs {
 		return nil
 	}
-	own, err := fs.ReadLink(host, path.Join("proc", process, "ns/pid"))
-	if err != nil || own == first && !apartFromFirst(host, process) {
+	same, err := sameNamespace(host, process, "pid")
+	if err == nil && same {
+		same, err = sameNamespace(host, process, "net")
+	}
+	if err != nil || same {
 		return errNotAll
 	}
 	return nil
 }
 
-// apartFromFirst reports whether a process is in another network namespace than the first process.
-func apartFromFirst(host fs.FS, process string) bool {
-	first, err := fs.ReadLink(host, "proc/1/ns/net")
+// sameNamespace reports whether a process and the first process are in the same namespace of a
+// type, such as "net".
+func sameNamespace(host fs.FS, process, kind string) (bool, error) {
+	first, err := fs.ReadLink(host, path.Join("proc/1/ns", kind))
 	if err != nil {
-		return false
+		return false, err
 	}
-	own, err := fs.ReadLink(host, path.Join("proc", process, "ns/net"))
-	return err == nil && own != first
+	own, err := fs.ReadLink(host, path.Join("proc", process, "ns", kind))
+	return own == first, err
 }
 
 // InPods returns a function that reports whether a process belongs to one of some pods; see

@@ -360,8 +360,8 @@ func (k *Kubelet) Sockets() []string {
 	return paths
 }
 
-// Patience limits the waiting time in tests.
-const Patience = 10 * time.Second
+// Patience limits the waiting time in tests, on a busy machine too.
+const Patience = time.Minute
 
 // Eventually waits until a condition is true.
 func Eventually(t *testing.T, condition func() bool, state func() string) {

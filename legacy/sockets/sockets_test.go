@@ -418,7 +418,11 @@ func TestWhatIsNoKubelet(t *testing.T) {
 				stop = kubelettest.Odd(t, socket, does)
 			}
 			d := New(k.Dir, nil)
-			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			limit := kubelettest.Patience
+			if does == kubelettest.Silent {
+				limit = 200 * time.Millisecond
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			defer cancel()
 			_, err := d.register(ctx, &plugin{resource: gpuResource, server: lister{}})
 			if err == nil {

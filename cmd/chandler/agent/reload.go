@@ -92,7 +92,7 @@ func (a *agent) outdated() (fields []string) {
 		{"onRequest.virtualFunctions", slices.EqualFunc(now.VirtualFunctions, started.VirtualFunctions, discovery.SameVirtualFunctions)},
 		{"onRequest.partitions", slices.EqualFunc(now.Partition, started.Partition, discovery.SamePartitioning)},
 		{"onRequest.mps or onRequest.timeSlices", slices.EqualFunc(now.Upkeep, started.Upkeep, discovery.SameUpkeep)},
-		{"pools", started.Pools || !now.Pools}, // with pools at the start, the families already describe physical functions
+		{"resources.sriov", started.Pools || !now.Pools}, // with a pool at the start, the families already describe physical functions
 	} {
 		if !field.same {
 			fields = append(fields, field.name)

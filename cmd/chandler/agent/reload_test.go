@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -63,6 +64,10 @@ func TestChange(t *testing.T) {
 	a.change(ctx, Change{Settings: third})
 	if want := `"fields"=["rebinding" "onRequest.virtualFunctions" "onRequest.partitions"]`; len(log) != 2 || !strings.Contains(strings.ReplaceAll(log[1], ",", " "), want) {
 		t.Errorf("logged %q, want %s", log, want)
+	}
+	a.change(ctx, Change{Settings: Settings{Rules: &rules.Rules{}, Pools: true}})
+	if fields := a.outdated(); !slices.Equal(fields, []string{"resources.sriov"}) {
+		t.Errorf("after the first pool of the SR-IOV plugin, a restart is needed for %q", fields)
 	}
 	a.change(ctx, Change{Settings: Settings{Rules: &rules.Rules{}, Handover: []handover.Rule{{Expression: "true"}}, KeepMade: time.Minute}})
 	if fields := a.outdated(); len(fields) > 0 {

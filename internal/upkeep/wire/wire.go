@@ -27,12 +27,12 @@ type Claim struct {
 	// Process is the process that serves the claim, if any.
 	Process Process `json:"process,omitzero"`
 
-	// Begun is set when the order has been completed.
-
 	// Changed means that a GPU may have unusual settings. The program writes Changed before the
 	// first change, and clears Changed after a read has verified that the GPUs are restored.
 	Changed bool `json:"changed,omitempty"`
-	Begun   bool `json:"begun,omitempty"`
+
+	// Begun is set when the order has been completed.
+	Begun bool `json:"begun,omitempty"`
 
 	// Broken is the reason why the work has ended unexpectedly, or "".
 	Broken string `json:"broken,omitempty"`
