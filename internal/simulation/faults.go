@@ -244,6 +244,9 @@ func (w *World) loseCheckpoints(dra, classic bool) bool {
 	w.kubelet.Down()
 	w.log("the kubelet loses its checkpoints, DRA %v, classic %v", dra, classic)
 	w.forgot = w.kubelet.LoseCheckpoints(dra, classic) || w.forgot
+	if classic && w.wiped && !w.lock.hasListing() {
+		w.forgetUses() // neither the kubelet nor the active agent has a record of them
+	}
 	w.kubelet.Up()
 	if dra {
 		w.saw("draCheckpointLost")
