@@ -186,7 +186,7 @@ var volatile = []string{"/var/run", "/run"}
 
 func (w *World) reboot(powerLost bool) bool {
 	w.log("the machine reboots, power lost %v", powerLost)
-	for _, i := range w.living {
+	for _, i := range w.all { // also agents that were told to end and have not ended yet
 		i.die()
 	}
 	w.living = nil
