@@ -60,11 +60,12 @@ unit: ## the tests that need no cluster
 # SEED=n RUNS=m repeats one seed, which has one history.
 SEEDS ?= 2500
 RUNS  ?= 1
+FIRST ?= 1
 HISTORIES ?= $(or $(TMPDIR),/tmp)
 
-simulate: ## whole agents against models, with faults: SEEDS=n seeds, or SEED=n RUNS=m times one; 1,000 sequences of claims for partitions
+simulate: ## whole agents against models, with faults: SEEDS=n seeds from FIRST=m on, or SEED=n RUNS=m times one; 1,000 sequences of claims for partitions
 	$(GO) test ./internal/simulation -run '$(if $(SEED),TestSimulation,TestSimulation|TestOneHistory)' -v -timeout 0 -args -histories $(HISTORIES) \
-	  $(if $(SEED),-seed $(SEED) -runs $(RUNS),-seeds $(SEEDS))
+	  $(if $(SEED),-seed $(SEED) -runs $(RUNS),-first $(FIRST) -seeds $(SEEDS))
 	$(if $(SEED),,$(GO) test ./discovery/families/nvidia ./discovery/families/amdgpu -run TestPacking -args -sequences 1000)
 
 simulate-breaks: ## the product with one deliberate defect at a time, each of which the simulation must find

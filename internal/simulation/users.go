@@ -52,6 +52,10 @@ func (u *use) String() string {
 	return fmt.Sprintf("pod %s has %s of %s (%s)", u.container.Pod, u.part, u.device, api)
 }
 
+// inGroup reports whether the container has a function of an IOMMU group. A function that left its
+// group was removed from the container's open files.
+func (u *use) inGroup() bool { return u.vfio && len(u.group) > 0 }
+
 // useOf returns the use of a part of a device by a container.
 func (w *World) useOf(c *kubelet.Container, d *rules.Offered, part part) *use {
 	u := &use{container: c, device: d.Name, address: w.cardOf(d.Name), silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Open, takes: d.Takes, part: part}
@@ -411,7 +415,7 @@ func (w *World) excludes(u, other *use) string {
 		if slices.ContainsFunc(u.nodes, func(n string) bool { return slices.Contains(other.nodes, n) }) {
 			return "one node"
 		}
-		if u.vfio && other.vfio && (slices.Contains(u.group, w.addressOf(other.device)) || slices.Contains(other.group, w.addressOf(u.device))) {
+		if u.inGroup() && other.inGroup() && (slices.Contains(u.group, w.addressOf(other.device)) || slices.Contains(other.group, w.addressOf(u.device))) {
 			return "one IOMMU group"
 		}
 		return ""
