@@ -85,7 +85,7 @@ func allFaults() []fault {
 		{"deviceReturns", 4, (*World).comeBack},
 		{"deviceSwapped", 2, (*World).swap},
 		{"nodesRenumbered", 3, (*World).renumber},
-		{"groupChanges", 0, (*World).regroup}, // with -often alone: agents do not yet recover from all consequences
+		{"groupChanges", 1, (*World).regroup},
 		{"numbersReassigned", 4, (*World).reassign},
 		{"anotherPlugin", 0, nil}, // strikes before the start
 		{"unreadable", 3, (*World).sicken},
