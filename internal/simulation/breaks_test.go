@@ -72,6 +72,8 @@ var deliberates = []deliberate{
 var rare = map[string]string{
 	"a function that has left the IOMMU group goes to vfio with it":   "groupChanges",
 	"the lock is released while a write goes on":                      "writesHang",
+	"a device is reset that has the name of another one":              "numbersReassigned",
+	"devices are reset whose pods are not known":                      "podUnseen",
 	"a spec without a record keeps nobody out":                        "stateWiped",
 	"names of directories that somebody removed are not synchronised": "stateWiped",
 }

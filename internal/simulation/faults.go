@@ -62,6 +62,7 @@ func allFaults() []fault {
 		{"claimReallocated", 6, (*World).reallocate},
 		{"deletedWhilePrepared", 4, (*World).deletePrepared},
 		{"joinedWhileEnding", 4, (*World).joinEnding},
+		{"podUnseen", 0, (*World).podUnseen}, // with -often alone
 		{"apiDown", 3, (*World).apiDown},
 		{"apiSlow", 2, (*World).apiSlow},
 		{"apiThrottles", 3, (*World).apiThrottles},
@@ -276,11 +277,7 @@ func (w *World) reallocate() bool {
 	if p == nil || w.isDown() || !w.kubelet.IsUp() {
 		return false
 	}
-	if room := w.anyPod(func(room *pod) bool { return room.bound && room.own && len(room.Claims) > 0 }); room != nil {
-		w.deletePod(room, false)
-		time.Sleep(room.Grace + time.Second)
-		w.forgetEnded()
-	}
+	w.makeRoom()
 	before := w.server.Claim(namespace, p.Claims[0]).DeepCopy()
 	w.deletePod(p, true)
 	if before.Status.Allocation == nil || w.server.Claim(namespace, before.Name).Status.Allocation != nil {
@@ -364,6 +361,34 @@ func (w *World) joinEnding() bool {
 		w.saw("joinedWhileEnding")
 	}
 	return true
+}
+
+// podUnseen lets a pod of a PodGroup run while no agent can ask the API server for the UID of the
+// pod, so that its processes are unknown. One of them outlives the container by a minute.
+func (w *World) podUnseen() bool {
+	if w.minor < 37 || w.isDown() || !w.dra() || !w.kubelet.IsUp() || !w.handsOver || !w.isReset() {
+		return false
+	}
+	w.makeRoom()
+	p := w.newPod("pod")
+	p.own, p.Claims, p.Group = false, []string{p.Name + "-claim"}, p.Name+"-group"
+	p.Stubborn, p.Life, p.lingers = false, 5*time.Second, time.Minute
+	w.server.Put(newClaim(p.Claims[0], 1))
+	w.submit(p)
+	time.Sleep(w.upTo(2 * time.Second))
+	if p.bound && w.apiDown() {
+		w.saw("podUnseen")
+	}
+	return true
+}
+
+// makeRoom ends a pod that alone has its claims.
+func (w *World) makeRoom() {
+	if room := w.anyPod(func(room *pod) bool { return room.bound && room.own && len(room.Claims) > 0 }); room != nil {
+		w.deletePod(room, false)
+		time.Sleep(room.Grace + time.Second)
+		w.forgetEnded()
+	}
 }
 
 // anyPod returns one of the matching pods, nil if there are none.

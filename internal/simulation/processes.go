@@ -93,7 +93,10 @@ func (w *World) podOf(uid types.UID) *pod {
 
 // linger ends a container's process, now or later: the process may hang in its driver.
 func (w *World) linger(c *kubelet.Container) {
-	late := w.chance(6)
+	late, lasts := w.chance(6), w.upTo
+	if pod := w.podOf(c.Pod.UID); pod != nil && pod.lingers > 0 {
+		late, lasts = true, func(time.Duration) time.Duration { return pod.lingers }
+	}
 	unheld := !w.handsOver || time.Now().Before(w.handsSince)
 	for _, p := range w.ofPod(c.Pod.UID) {
 		if p.ended {
@@ -106,7 +109,7 @@ func (w *World) linger(c *kubelet.Container) {
 			w.exit(p)
 			continue
 		}
-		p.until = time.Now().Add(w.upTo(time.Minute))
+		p.until = time.Now().Add(lasts(time.Minute))
 		w.saw("processLingers")
 		w.log("a process of pod %s lives on when its container has ended", c.Pod)
 	}

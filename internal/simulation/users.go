@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"path"
@@ -208,11 +209,18 @@ func deviceOf(id string, claim types.UID) (device string, found bool) {
 	return device, found && numbered && strings.HasPrefix(id, "chandler.dev/claim=")
 }
 
-// ownNodes returns the numbers of the device nodes that belong to a single card.
+// ownNodes returns the numbers of the device nodes that belong to a single card. For a node without
+// numbers, the container runtime reads those of the host's node (fillMissingInfo in
+// pkg/cdi/container-edits_unix.go of tags.cncf.io/container-device-interface).
 func (w *World) ownNodes(edits specs.ContainerEdits) (numbers []string) {
 	for _, node := range edits.DeviceNodes {
-		if w.isOwn(node.Path) {
+		if !w.isOwn(node.Path) {
+			continue
+		}
+		if node.Major != 0 || node.Minor != 0 {
 			numbers = append(numbers, fmt.Sprintf("%d:%d", node.Major, node.Minor))
+		} else if present, found := w.host.Node(cmp.Or(node.HostPath, node.Path)); found {
+			numbers = append(numbers, present)
 		}
 	}
 	return numbers
