@@ -377,6 +377,7 @@ func (w *World) podUnseen() bool {
 	w.submit(p)
 	time.Sleep(w.upTo(2 * time.Second))
 	if p.bound && w.apiDown() {
+		time.Sleep(p.Life + p.lingers) // until an agent would reset the device
 		w.saw("podUnseen")
 	}
 	return true
