@@ -126,7 +126,12 @@ func (w *World) startContainer(c *kubelet.Container) error {
 	}
 	for resourceName, ids := range c.Devices {
 		for _, id := range ids {
-			uses = append(uses, w.classicUses(c, resourceName, id)...)
+			for _, u := range w.classicUses(c, resourceName, id) {
+				if why := w.checkHandover(c, u); why != "" {
+					w.fail("%s, and %s", u, why)
+				}
+				uses = append(uses, u)
+			}
 		}
 	}
 	c.Note = uses
