@@ -46,6 +46,32 @@ func TestKept(t *testing.T) {
 	}
 }
 
+// A kept share of an earlier number of shares does not determine the number of the next claim's
+// shares: the device is published in the present form while it is kept.
+func TestKeptShareOfAnotherNumber(t *testing.T) {
+	l := newBench(t).Ledger
+	s := host(shared("big"))
+	share := func(number int64) Result {
+		return Result{Device: "big", Source: "big", Silicon: "big", Whole: true, Consumes: amount("shares", "1"), Shares: number}
+	}
+	earlier := share(2)
+	kept := &Kept{Name: "big.1", Had: Owner{API: dra, Name: "old", UID: "old"}, Hold: earlier.Hold(), Why: "process 47 (train) has /dev/big open"}
+	l.Keep(kept)
+	next := l.NewClaim("new", "default", "new")
+	next.Results = []Result{share(3)}
+	var blocked *Blocked
+	if err := l.Give(next, Given, s); !errors.As(err, &blocked) || !blocked.Passing {
+		t.Errorf("while a share of another number is kept: %v", err)
+	}
+	l.Release(kept.Name)
+	if err := l.Give(next, Given, s); err != nil {
+		t.Fatal(err)
+	}
+	if got := next.Results[0].Shares; got != 3 {
+		t.Errorf("the claim has a share of %d, and not of 3", got)
+	}
+}
+
 // passer records passed IDs, or fails like a disk.
 type passer struct {
 	HostFiles

@@ -195,15 +195,19 @@ func (l *Ledger) Give(c *Claim, to State, s Stock) error {
 
 // conform gives the shares of a claim the form that other consumers of the same device have. The
 // administrator may have changed the number of shares since. The device is not published while it
-// is in use in the earlier form, so the scheduler allocated this claim by the earlier form too.
+// is in use in the earlier form, so the scheduler allocated this claim by the earlier form too. A
+// device that is only kept after the end of its consumer is published in the present form.
 func (l *Ledger) conform(c *Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range c.Results {
 		r := &c.Results[i]
 		for _, a := range l.index.of[r.Source] {
+			if _, leased := a.entry.(*lease); leased || a.state == Past {
+				continue
+			}
 			for _, h := range a.holds {
-				if a.state != Past && h.Device == r.Source && h.Shares > 0 && r.Shares > 0 {
+				if h.Device == r.Source && h.Shares > 0 && r.Shares > 0 {
 					r.Shares = h.Shares
 				}
 			}

@@ -123,6 +123,13 @@ func (l *lock) heldSince() time.Time {
 	return l.since
 }
 
+// hasListing reports whether PodResources has listed the pods to the agent that has the lock.
+func (l *lock) hasListing() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.holder != nil && l.holder.process.HasListing()
+}
+
 func (l *lock) drop(i *incarnation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -62,6 +62,7 @@ func allFaults() []fault {
 		{"claimReallocated", 6, (*World).reallocate},
 		{"deletedWhilePrepared", 4, (*World).deletePrepared},
 		{"joinedWhileEnding", 4, (*World).joinEnding},
+		{"podUnseen", 0, (*World).podUnseen}, // with -often alone
 		{"apiDown", 3, (*World).apiDown},
 		{"apiSlow", 2, (*World).apiSlow},
 		{"apiThrottles", 3, (*World).apiThrottles},
@@ -85,7 +86,7 @@ func allFaults() []fault {
 		{"deviceReturns", 4, (*World).comeBack},
 		{"deviceSwapped", 2, (*World).swap},
 		{"nodesRenumbered", 3, (*World).renumber},
-		{"groupChanges", 0, (*World).regroup}, // with -often alone: agents do not yet recover from all consequences
+		{"groupChanges", 1, (*World).regroup},
 		{"numbersReassigned", 4, (*World).reassign},
 		{"anotherPlugin", 0, nil}, // strikes before the start
 		{"unreadable", 3, (*World).sicken},
@@ -186,7 +187,7 @@ var volatile = []string{"/var/run", "/run"}
 
 func (w *World) reboot(powerLost bool) bool {
 	w.log("the machine reboots, power lost %v", powerLost)
-	for _, i := range w.living {
+	for _, i := range w.all { // also agents that were told to end and have not ended yet
 		i.die()
 	}
 	w.living = nil
@@ -244,6 +245,9 @@ func (w *World) loseCheckpoints(dra, classic bool) bool {
 	w.kubelet.Down()
 	w.log("the kubelet loses its checkpoints, DRA %v, classic %v", dra, classic)
 	w.forgot = w.kubelet.LoseCheckpoints(dra, classic) || w.forgot
+	if classic && w.wiped && !w.lock.hasListing() {
+		w.forgetUses() // neither the kubelet nor the active agent has a record of them
+	}
 	w.kubelet.Up()
 	if dra {
 		w.saw("draCheckpointLost")
@@ -273,11 +277,7 @@ func (w *World) reallocate() bool {
 	if p == nil || w.isDown() || !w.kubelet.IsUp() {
 		return false
 	}
-	if room := w.anyPod(func(room *pod) bool { return room.bound && room.own && len(room.Claims) > 0 }); room != nil {
-		w.deletePod(room, false)
-		time.Sleep(room.Grace + time.Second)
-		w.forgetEnded()
-	}
+	w.makeRoom()
 	before := w.server.Claim(namespace, p.Claims[0]).DeepCopy()
 	w.deletePod(p, true)
 	if before.Status.Allocation == nil || w.server.Claim(namespace, before.Name).Status.Allocation != nil {
@@ -361,6 +361,35 @@ func (w *World) joinEnding() bool {
 		w.saw("joinedWhileEnding")
 	}
 	return true
+}
+
+// podUnseen lets a pod of a PodGroup run while no agent can ask the API server for the UID of the
+// pod, so that its processes are unknown. One of them outlives the container by a minute.
+func (w *World) podUnseen() bool {
+	if w.minor < 37 || w.isDown() || !w.dra() || !w.kubelet.IsUp() || !w.handsOver || !w.isReset() {
+		return false
+	}
+	w.makeRoom()
+	p := w.newPod("pod")
+	p.own, p.Claims, p.Group = false, []string{p.Name + "-claim"}, p.Name+"-group"
+	p.Stubborn, p.Life, p.lingers = false, 5*time.Second, time.Minute
+	w.server.Put(newClaim(p.Claims[0], 1))
+	w.submit(p)
+	time.Sleep(w.upTo(2 * time.Second))
+	if p.bound && w.apiDown() {
+		time.Sleep(p.Life + p.lingers) // until an agent would reset the device
+		w.saw("podUnseen")
+	}
+	return true
+}
+
+// makeRoom ends a pod that alone has its claims.
+func (w *World) makeRoom() {
+	if room := w.anyPod(func(room *pod) bool { return room.bound && room.own && len(room.Claims) > 0 }); room != nil {
+		w.deletePod(room, false)
+		time.Sleep(room.Grace + time.Second)
+		w.forgetEnded()
+	}
 }
 
 // anyPod returns one of the matching pods, nil if there are none.

@@ -78,7 +78,7 @@ func (w *World) isReset() bool {
 // spawn starts the process of a container, which opens all its nodes.
 func (w *World) spawn(c *kubelet.Container, uses []*use, nodes []string) {
 	pod := w.podOf(c.Pod.UID)
-	known := w.handsOver && time.Now().After(w.handsSince) && (pod == nil || pod.own) && !slices.ContainsFunc(uses, func(u *use) bool { return u.classic || u.part != nil || u.open })
+	known := w.handsOver && time.Now().After(w.handsSince) && (pod == nil || pod.own) && !slices.ContainsFunc(uses, func(u *use) bool { return u.part != nil || u.open })
 	pid := w.host.Spawn("train", "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"+strings.ReplaceAll(string(c.Pod.UID), "-", "_")+".slice/cri-containerd-0.scope", nodes...)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -93,7 +93,10 @@ func (w *World) podOf(uid types.UID) *pod {
 
 // linger ends a container's process, now or later: the process may hang in its driver.
 func (w *World) linger(c *kubelet.Container) {
-	late := w.chance(6)
+	late, lasts := w.chance(6), w.upTo
+	if pod := w.podOf(c.Pod.UID); pod != nil && pod.lingers > 0 {
+		late, lasts = true, func(time.Duration) time.Duration { return pod.lingers }
+	}
 	unheld := !w.handsOver || time.Now().Before(w.handsSince)
 	for _, p := range w.ofPod(c.Pod.UID) {
 		if p.ended {
@@ -106,7 +109,7 @@ func (w *World) linger(c *kubelet.Container) {
 			w.exit(p)
 			continue
 		}
-		p.until = time.Now().Add(w.upTo(time.Minute))
+		p.until = time.Now().Add(lasts(time.Minute))
 		w.saw("processLingers")
 		w.log("a process of pod %s lives on when its container has ended", c.Pod)
 	}
@@ -155,8 +158,9 @@ func (w *World) checkHandover(c *kubelet.Container, u *use) string {
 	for _, p := range w.processes {
 		for _, had := range p.uses {
 			same := had.device == u.device && slices.ContainsFunc(had.nodes, func(n string) bool { return slices.Contains(u.nodes, n) })
-			sees := p.known && handsOver || u.vfio && had.vfio // VFIO lets only one process open the device
-			if sees && p.pod != c.Pod.UID && same && had.claim != u.claim {
+			listed := !had.classic || p.ended && !p.brief && !p.unheld   // Allocate does not name the pod
+			sees := p.known && listed && handsOver || u.vfio && had.vfio // VFIO lets only one process open the device
+			if sees && p.pod != c.Pod.UID && same && (had.classic || had.claim != u.claim) {
 				return fmt.Sprintf("process %d of pod %s has it open since before", p.pid, p.pod)
 			}
 		}

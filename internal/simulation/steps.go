@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/internal/rebind"
+	"chandler.dev/internal/simulation/kernel"
 )
 
 // step performs one random action, and lets time pass.
@@ -199,6 +200,11 @@ func (w *World) lastOf() (pods []*pod) {
 		silicon := d.Silicon()
 		if len(w.machine.functions) > 0 {
 			silicon = rebind.Unit(&d.Device)
+		}
+		if driver, _ := w.host.Driver(w.addressOf(name)); w.wiped && driver == kernel.VFIO && silicon == name {
+			// The agent has no record that it bound the virtual function to vfio. It offers the
+			// functions of the group as one unit, as if an administrator had bound them to vfio.
+			silicon = w.host.Group(w.addressOf(name))[0]
 		}
 		if d.Open || taken[silicon] || silicon == d.Silicon() && d.PartOf != nil && len(d.PartOf.Counters) == 0 {
 			continue

@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"path"
@@ -51,6 +52,10 @@ func (u *use) String() string {
 	}
 	return fmt.Sprintf("pod %s has %s of %s (%s)", u.container.Pod, u.part, u.device, api)
 }
+
+// inGroup reports whether the container has a function of an IOMMU group. A function that left its
+// group was removed from the container's open files.
+func (u *use) inGroup() bool { return u.vfio && len(u.group) > 0 }
 
 // useOf returns the use of a part of a device by a container.
 func (w *World) useOf(c *kubelet.Container, d *rules.Offered, part part) *use {
@@ -121,7 +126,12 @@ func (w *World) startContainer(c *kubelet.Container) error {
 	}
 	for resourceName, ids := range c.Devices {
 		for _, id := range ids {
-			uses = append(uses, w.classicUses(c, resourceName, id)...)
+			for _, u := range w.classicUses(c, resourceName, id) {
+				if why := w.checkHandover(c, u); why != "" {
+					w.fail("%s, and %s", u, why)
+				}
+				uses = append(uses, u)
+			}
 		}
 	}
 	c.Note = uses
@@ -204,11 +214,18 @@ func deviceOf(id string, claim types.UID) (device string, found bool) {
 	return device, found && numbered && strings.HasPrefix(id, "chandler.dev/claim=")
 }
 
-// ownNodes returns the numbers of the device nodes that belong to a single card.
+// ownNodes returns the numbers of the device nodes that belong to a single card. For a node without
+// numbers, the container runtime reads those of the host's node (fillMissingInfo in
+// pkg/cdi/container-edits_unix.go of tags.cncf.io/container-device-interface).
 func (w *World) ownNodes(edits specs.ContainerEdits) (numbers []string) {
 	for _, node := range edits.DeviceNodes {
-		if w.isOwn(node.Path) {
+		if !w.isOwn(node.Path) {
+			continue
+		}
+		if node.Major != 0 || node.Minor != 0 {
 			numbers = append(numbers, fmt.Sprintf("%d:%d", node.Major, node.Minor))
+		} else if present, found := w.host.Node(cmp.Or(node.HostPath, node.Path)); found {
+			numbers = append(numbers, present)
 		}
 	}
 	return numbers
@@ -411,7 +428,7 @@ func (w *World) excludes(u, other *use) string {
 		if slices.ContainsFunc(u.nodes, func(n string) bool { return slices.Contains(other.nodes, n) }) {
 			return "one node"
 		}
-		if u.vfio && other.vfio && (slices.Contains(u.group, w.addressOf(other.device)) || slices.Contains(other.group, w.addressOf(u.device))) {
+		if u.inGroup() && other.inGroup() && (slices.Contains(u.group, w.addressOf(other.device)) || slices.Contains(other.group, w.addressOf(u.device))) {
 			return "one IOMMU group"
 		}
 		return ""

@@ -102,6 +102,8 @@ type pod struct {
 	inAPI   bool
 	ended   bool // its containers have ended
 	deleted bool
+
+	lingers time.Duration // how long its process outlives its container; by chance if 0
 }
 
 // ongoing is a fault that ends by itself.

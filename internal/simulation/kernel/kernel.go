@@ -27,6 +27,7 @@ import (
 type Host struct {
 	mu     sync.Mutex
 	root   *node
+	inodes uint64             // the number of directories so far
 	gone   map[string][]entry // by PCI address: the entries that vanished with the function
 	hanged chan struct{}      // closed when hanging reads continue
 	hang   string             // reads of files with this in their path hang
@@ -50,6 +51,7 @@ type node struct {
 	data     []byte
 	target   string // of a link
 	rdev     uint64
+	inode    uint64 // of a directory
 	unread   bool
 	opened   *node // the target of a link in /proc/PID/fd, even if its path has changed
 	children map[string]*node
@@ -66,14 +68,21 @@ var nodeName = regexp.MustCompile(`^(.+) ([bc]) ([0-9]+):([0-9]+)$`)
 
 // New returns the machine of a host recording.
 func New(text []byte) *Host {
-	h := &Host{root: newDir(), gone: make(map[string][]entry)}
+	h := &Host{gone: make(map[string][]entry)}
+	h.root = h.newDir()
 	for _, f := range txtar.Parse(text).Files {
 		h.add(f)
 	}
 	return h
 }
 
-func newDir() *node { return &node{mode: fs.ModeDir | 0o755, children: make(map[string]*node)} }
+// newDir returns a directory with an inode number that no earlier directory has had. So a function
+// that vanished and returned has another number, as on a real kernel (kernfs_new_node in
+// fs/kernfs/dir.c, Linux 6.12).
+func (h *Host) newDir() *node {
+	h.inodes++
+	return &node{mode: fs.ModeDir | 0o755, inode: h.inodes, children: make(map[string]*node)}
+}
 
 func (h *Host) add(f txtar.File) {
 	switch {
@@ -94,7 +103,7 @@ func (h *Host) add(f txtar.File) {
 		minor, _ := strconv.ParseUint(m[4], 10, 32)
 		h.put(m[1], &node{mode: mode, rdev: unix.Mkdev(uint32(major), uint32(minor))})
 	case strings.HasSuffix(f.Name, "/"):
-		h.put(strings.TrimSuffix(f.Name, "/"), newDir())
+		h.put(strings.TrimSuffix(f.Name, "/"), h.newDir())
 	default:
 		h.put(f.Name, &node{mode: 0o444, data: f.Data})
 	}
@@ -106,7 +115,7 @@ func (h *Host) put(name string, n *node) {
 	parts := strings.Split(name, "/")
 	for _, part := range parts[:len(parts)-1] {
 		if dir.children[part] == nil {
-			dir.children[part] = newDir()
+			dir.children[part] = h.newDir()
 		}
 		dir = dir.children[part]
 	}
@@ -469,10 +478,11 @@ func (i info) Mode() fs.FileMode  { return i.node.mode }
 func (i info) ModTime() time.Time { return time.Time{} }
 func (i info) IsDir() bool        { return i.node.mode.IsDir() }
 
-// Sys returns the same type as a Linux file system, for the numbers of device nodes.
+// Sys returns the same type as a Linux file system, for the numbers of device nodes and the inode
+// numbers of directories.
 func (i info) Sys() any {
-	if i.node.mode&fs.ModeDevice == 0 {
+	if i.node.mode&fs.ModeDevice == 0 && !i.node.mode.IsDir() {
 		return nil
 	}
-	return &syscall.Stat_t{Rdev: i.node.rdev}
+	return &syscall.Stat_t{Rdev: i.node.rdev, Ino: i.node.inode}
 }

@@ -44,6 +44,27 @@ func TestHost(t *testing.T) {
 	}
 }
 
+// A function that returns is another one for the kernel. Its directory has another inode number.
+func TestReturnedFunctionHasAnotherKey(t *testing.T) {
+	h := host(t)
+	key := func() discovery.DeviceKey {
+		d, found := scan(h).Lookup(name)
+		if !found {
+			t.Fatal("the card is missing")
+		}
+		return discovery.KeyOf(&discovery.Host{FS: h}, &d)
+	}
+	before := key()
+	if again := key(); before.Inode == 0 || !again.Same(before) {
+		t.Errorf("the key of one function is %v, and then %v", before, again)
+	}
+	h.Vanish(address, "dev/nvidia0")
+	h.Return(address, nil)
+	if after := key(); after.Inode == 0 || after.Same(before) {
+		t.Errorf("the key is %v before, and %v afterwards", before, after)
+	}
+}
+
 func TestVanishAndReturn(t *testing.T) {
 	h := host(t)
 	before, _ := scan(h).Lookup(name)

@@ -367,6 +367,7 @@ type Process struct {
 	mu        sync.Mutex
 	listeners []*listener
 	left      []*endpoint // left by Serve to Linger
+	listing   atomic.Bool // PodResources has listed the pods to this process
 }
 
 // Process returns the interface for a new agent. The name is for messages.
@@ -444,9 +445,13 @@ func (p *Process) Pods(ctx context.Context) (*kubeletapi.Listing, error) {
 		}
 		listed := &podresourcesapi.PodResources{Namespace: w.pod.Namespace, Name: w.pod.Name, Containers: []*podresourcesapi.ContainerResources{c}}
 		listing.Pods = append(listing.Pods, listed)
+		p.listing.Store(true)
 	}
 	return listing, nil
 }
+
+// HasListing reports whether PodResources has listed the pods to the process.
+func (p *Process) HasListing() bool { return p.listing.Load() }
 
 // Allocated returns the content of the checkpoint, which is readable while the kubelet is down
 // (pkg/kubelet/cm/devicemanager/manager.go, writeCheckpoint).
