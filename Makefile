@@ -15,7 +15,7 @@ TAGS := grpcnotrace
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: simulate simulate-breaks build test unit e2e e2e-machine e2e-skew e2e-classic lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help docs site screenshot
+.PHONY: simulate simulate-breaks build test unit e2e e2e-gpu e2e-machine e2e-skew e2e-classic lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help docs site screenshot
 
 build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
@@ -78,6 +78,9 @@ e2e: ## the tests on a real Kubernetes, on real kernels, with Prometheus, and of
 	cd e2e/page && $(GO) test -count=1 .
 	cd e2e/prometheus && $(GO) test -count=1 .
 	cd e2e/prometheus/node-problem-detector && $(GO) test -count=1 .
+
+e2e-gpu: ## the tests with an NVIDIA GPU of this machine, on a real Kubernetes; needs root, the GPU's driver and a C compiler
+	cd e2e && $(GO) test -count=1 -v -timeout 60m ./gpu
 
 e2e-machine: ## all tests on Debian's kernels, which QEMU runs without hardware virtualisation; needs Debian's apt-get, not root
 	cd e2e && $(GO) test -count=1 -v -timeout 120m ./guest
