@@ -88,29 +88,36 @@ func (in *installed) script(wait bool) string {
 	return script
 }
 
-// listed matches a GPU in the output of nvidia-smi -L.
-var listed = regexp.MustCompile(`(?m)^GPU \d+: .* \(UUID: (GPU-[0-9a-f-]+)\)$`)
+// listed matches a GPU in the output of nvidia-smi -L, and computed the GPU that vectoradd prints.
+var (
+	listed   = regexp.MustCompile(`(?m)^GPU \d+: .* \(UUID: (GPU-[0-9a-f-]+)\)$`)
+	computed = regexp.MustCompile(`(?m)^devices 1\nuuid (GPU-[0-9a-f-]+)$`)
+)
 
 // uses checks that a pod has computed on exactly one GPU of the machine, and that its container has
 // the nodes of that GPU only. It returns the log and the GPU.
 func (in *installed) uses(t *testing.T, pod string) (log string, used gpu) {
 	t.Helper()
-	words := []string{"device "}
+	words, programs := []string{"device "}, map[string]*regexp.Regexp{"nvidia-smi -L": listed}
 	if in.cuda != "" {
-		words = append(words, sum)
+		words, programs["the CUDA program"] = append(words, sum), computed
 	}
 	log = in.prints(t, pod, words...)
-	gpus := listed.FindAllStringSubmatch(log, -1)
-	if len(gpus) != 1 {
-		t.Fatalf("nvidia-smi -L in the container:\n%s", log)
+	for program, pattern := range programs {
+		gpus := pattern.FindAllStringSubmatch(log, -1)
+		if len(gpus) != 1 {
+			t.Errorf("%s in the container does not print one GPU:\n%s", program, log)
+			continue
+		}
+		i := slices.IndexFunc(in.host.gpus, func(g gpu) bool { return g.uuid == gpus[0][1] })
+		if i < 0 || used.uuid != "" && used != in.host.gpus[i] {
+			t.Errorf("%s in the container prints the GPU %s; the GPUs of the machine are %v\n%s", program, gpus[0][1], in.host.gpus, log)
+			continue
+		}
+		used = in.host.gpus[i]
 	}
-	i := slices.IndexFunc(in.host.gpus, func(g gpu) bool { return g.uuid == gpus[0][1] })
-	if i < 0 {
-		t.Fatalf("the container has the GPU %s, which is not a GPU of the machine: %v", gpus[0][1], in.host.gpus)
-	}
-	used = in.host.gpus[i]
-	if in.cuda != "" && (!strings.Contains(log, "devices 1\n") || !strings.Contains(log, "uuid "+used.uuid+"\n")) {
-		t.Errorf("the CUDA program computed on another GPU than %s:\n%s", used.uuid, log)
+	if used.uuid == "" {
+		t.FailNow()
 	}
 	var nodes []string
 	for line := range strings.Lines(log) {
@@ -247,10 +254,13 @@ func (in *installed) testAttributes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		// NVML reports bytes, and nvidia-smi whole MiB.
+		if memory, err := strconv.ParseInt(got["capacity:memory"], 10, 64); err != nil || memory>>20 != mebibytes {
+			t.Errorf("GPU %s: the memory is %q bytes, and nvidia-smi prints %s MiB", g.address, got["capacity:memory"], g.memoryMiB)
+		}
 		for name, want := range map[string]string{
 			"uuid":                  g.uuid,
 			"model":                 g.name,
-			"capacity:memory":       fmt.Sprint(mebibytes << 20),
 			"driverVersion":         g.driver,
 			"cudaComputeCapability": g.capability,
 		} {
