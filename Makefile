@@ -17,7 +17,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 .DEFAULT_GOAL := help
 .PHONY: build test test-all unit simulate simulate-more simulate-breaks e2e e2e-takeover e2e-harness e2e-page e2e-prometheus e2e-npd e2e-release \
   e2e-machine e2e-guest-hotplug e2e-guest-passthrough e2e-guest-ondemand e2e-guest-provision e2e-guest-health e2e-guest-many e2e-guest-power e2e-guest-rest \
-  e2e-skew e2e-skew-gates e2e-classic flaky lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help docs site screenshot
+  e2e-skew e2e-skew-gates e2e-classic e2e-gpu flaky lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help docs site screenshot
 
 build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
@@ -116,6 +116,9 @@ e2e-takeover: $(TESTRUN) ## takeovers from each device plugin, on the device man
 
 e2e-harness: $(TESTRUN) ## the tests of the clusters and programs that other tests use, and slices with all combinations of feature gates
 	cd e2e && $(E2E) -timeout 30m ./build ./cluster ./cmd/... ./kubectl ./machine ./validation
+
+e2e-gpu: $(TESTRUN) ## Kubernetes with an NVIDIA GPU of this machine; needs root, the GPU's driver and a C compiler
+	$(call as_root,cd e2e && $(E2E) -v -timeout 60m ./gpu)
 
 e2e-page: $(TESTRUN) ## the web UI in a browser, which is installed if it is missing
 	cd e2e/page && $(E2E) .

@@ -62,6 +62,11 @@ type Builder struct {
 	Cache string
 	// Module is any directory in this module, the current directory by default.
 	Module string
+	// Prebuilt is a directory of programs for machines without Go, such as a copy of Cache's folder
+	// bin. The Builder then builds and installs nothing. It prefers runc and CNI plugins in that
+	// directory to those of the host. The default is the environment variable
+	// CHANDLER_E2E_PROGRAMS.
+	Prebuilt string
 	// Progress receives messages about slow operations, unless nil.
 	Progress io.Writer
 
@@ -84,13 +89,16 @@ type Programs struct {
 // Program returns the path of a program in Dir.
 func (p Programs) Program(name string) string { return filepath.Join(p.Dir, name) }
 
+// prebuilt returns the directory of prebuilt programs, or "".
+func (b Builder) prebuilt() string { return cmp.Or(b.Prebuilt, os.Getenv("CHANDLER_E2E_PROGRAMS")) }
+
 // Cluster builds the programs of a cluster, and finds or installs the others.
 func (b Builder) Cluster(ctx context.Context) (Programs, error) {
 	runtime, err := b.findRuntime(ctx)
 	if err != nil {
 		return Programs{}, err
 	}
-	dir, err := b.build(ctx, "etcd, containerd", b.module(), clusterPackages, stripped)
+	dir, err := b.base(ctx)
 	if err != nil {
 		return Programs{}, err
 	}
@@ -101,11 +109,27 @@ func (b Builder) Cluster(ctx context.Context) (Programs, error) {
 	return Programs{Dir: dir, Kube: kube, Runc: filepath.Dir(runtime.runc), CNI: runtime.cni}, nil
 }
 
+// base builds clusterPackages, and returns the directory.
+func (b Builder) base(ctx context.Context) (string, error) {
+	dir := b.prebuilt()
+	if dir == "" {
+		return b.build(ctx, "etcd, containerd", b.module(), clusterPackages, stripped)
+	}
+	var names []string
+	for _, pkg := range clusterPackages {
+		names = append(names, filepath.Base(pkg))
+	}
+	return dir, exist(dir, names...)
+}
+
 // kube builds the program for a version of Kubernetes, and returns its name.
 func (b Builder) kube(ctx context.Context, version string) (string, error) {
 	folder, known := kubes[version]
 	if !known {
 		return "", fmt.Errorf("build Kubernetes %s: there is no program for it, but for %s", version, strings.Join(Versions(), ", "))
+	}
+	if dir := b.prebuilt(); dir != "" {
+		return filepath.Base(folder), exist(dir, filepath.Base(folder))
 	}
 	root, err := b.root(ctx)
 	if err != nil {
@@ -123,6 +147,9 @@ func (b Builder) DeviceManager(ctx context.Context) (string, error) {
 	if !known {
 		return "", fmt.Errorf("build the device manager of Kubernetes %s: there is no program for it, but for %s and %s", version, Classic, Version)
 	}
+	if dir := b.prebuilt(); dir != "" {
+		return filepath.Join(dir, filepath.Base(folder)), exist(dir, filepath.Base(folder))
+	}
 	root, err := b.root(ctx)
 	if err != nil {
 		return "", err
@@ -133,6 +160,9 @@ func (b Builder) DeviceManager(ctx context.Context) (string, error) {
 
 // Helm builds Helm, which has a module of its own, and returns its path.
 func (b Builder) Helm(ctx context.Context) (string, error) {
+	if dir := b.prebuilt(); dir != "" {
+		return filepath.Join(dir, filepath.Base(helm)), exist(dir, filepath.Base(helm))
+	}
 	root, err := b.root(ctx)
 	if err != nil {
 		return "", err
@@ -143,6 +173,14 @@ func (b Builder) Helm(ctx context.Context) (string, error) {
 
 // helm is the package of Helm's program.
 const helm = "helm.sh/helm/v4/cmd/helm"
+
+// exist returns an error if a directory of prebuilt programs lacks any of the names.
+func exist(dir string, names ...string) error {
+	if _, err := findIn([]string{dir}, names...); err != nil {
+		return fmt.Errorf("prebuilt programs: %w", err)
+	}
+	return nil
+}
 
 // root returns the directory of this module's go.mod.
 func (b Builder) root(ctx context.Context) (string, error) {
@@ -179,18 +217,38 @@ func (b Builder) Agent(ctx context.Context, project string) (string, error) {
 // The program has a directory of its own, so that no agent on this machine finds it by
 // accident.
 func (b Builder) MockedNVML(ctx context.Context, project string) (string, error) {
+	return b.nvml(ctx, project, "mocked", stripped+" -linkmode=external -extldflags=-static", "-tags=nvmlmock,netgo,osusergo")
+}
+
+// NVML builds chandler-nvml of the Chandler checkout in directory project like its Makefile, and
+// returns its path. It needs a C compiler. The program has a directory of its own, like that of
+// MockedNVML.
+func (b Builder) NVML(ctx context.Context, project string) (string, error) {
+	return b.nvml(ctx, project, "nvml", stripped)
+}
+
+// nvml builds chandler-nvml into a folder of the cache's directory of programs.
+func (b Builder) nvml(ctx context.Context, project, folder, linkerFlags string, flags ...string) (string, error) {
+	const name = "chandler-nvml"
+	if dir := b.prebuilt(); dir != "" {
+		dir = filepath.Join(dir, folder)
+		return filepath.Join(dir, name), exist(dir, name)
+	}
 	bin, err := b.bin()
 	if err != nil {
 		return "", err
 	}
-	program := filepath.Join(bin, "mocked", "chandler-nvml")
-	b.env = []string{"CGO_ENABLED=1", "CGO_LDFLAGS=-Wl,-z,lazy"}
-	_, err = b.build(ctx, "chandler-nvml with NVIDIA's mocks", project, []string{"chandler.dev/cmd/chandler-nvml"},
-		stripped+" -linkmode=external -extldflags=-static", "-trimpath", "-tags=nvmlmock,netgo,osusergo", "-o="+program)
+	program := filepath.Join(bin, folder, name)
+	b.env = []string{"CGO_ENABLED=1", "CGO_LDFLAGS=-Wl,-z,lazy", "CGO_CFLAGS=-O2 -Wno-deprecated-declarations"}
+	_, err = b.build(ctx, name+" ("+folder+")", project, []string{"chandler.dev/cmd/chandler-nvml"},
+		linkerFlags, append([]string{"-trimpath", "-o=" + program}, flags...)...)
 	return program, err
 }
 
 func (b Builder) static(ctx context.Context, module, pkg, linkerFlags string, flags ...string) (string, error) {
+	if dir := b.prebuilt(); dir != "" {
+		return filepath.Join(dir, filepath.Base(pkg)), exist(dir, filepath.Base(pkg))
+	}
 	// Use the flags of the Makefile, so that both share Go's build cache.
 	dir, err := b.build(ctx, pkg, module, []string{pkg}, linkerFlags, append([]string{"-trimpath"}, flags...)...)
 	if err != nil {

@@ -2,6 +2,7 @@ package build
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -94,5 +95,35 @@ func TestFindIn(t *testing.T) {
 	}
 	if _, err := findIn([]string{empty, full}, "ptp", "host-local"); err == nil {
 		t.Error("found a directory that has not all")
+	}
+}
+
+// Prebuilt programs are used without a Go toolchain, and a missing program is an error with its name.
+func TestPrebuilt(t *testing.T) {
+	dir := t.TempDir()
+	names := []string{"base", "machine", "pause", "probe", "containerd-shim-runc-v2", "kube", "runc", "loopback", "ptp", "host-local", "chandler", "helm", "nvml/chandler-nvml"}
+	for _, name := range names {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755), os.WriteFile(filepath.Join(dir, name), nil, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", "")
+	t.Setenv("CHANDLER_E2E_PROGRAMS", dir)
+	var b Builder
+	programs, err := b.Cluster(t.Context())
+	if want := (Programs{Dir: dir, Kube: "kube", Runc: dir, CNI: dir}); err != nil || programs != want {
+		t.Errorf("got %+v, %v; want %+v", programs, err, want)
+	}
+	for name, find := range map[string]func() (string, error){
+		"chandler":           func() (string, error) { return b.Agent(t.Context(), "../..") },
+		"helm":               func() (string, error) { return b.Helm(t.Context()) },
+		"nvml/chandler-nvml": func() (string, error) { return b.NVML(t.Context(), "../..") },
+	} {
+		if got, err := find(); err != nil || got != filepath.Join(dir, name) {
+			t.Errorf("%s: got %q, %v", name, got, err)
+		}
+	}
+	if _, err := b.DeviceManager(t.Context()); err == nil || !strings.Contains(err.Error(), "devicemanager") {
+		t.Errorf("a missing program: %v", err)
 	}
 }

@@ -32,9 +32,10 @@ type containerRuntime struct {
 // findRuntime finds the programs. If any is missing, it installs the Debian packages if
 // possible.
 func (b Builder) findRuntime(ctx context.Context) (containerRuntime, error) {
-	found, missing := lookForRuntime()
-	if missing == nil {
-		return found, nil
+	dir := b.prebuilt()
+	found, missing := lookForRuntime(dir)
+	if missing == nil || dir != "" {
+		return found, missing
 	}
 	apt, err := exec.LookPath("apt-get")
 	if err != nil || os.Getuid() != 0 {
@@ -44,16 +45,24 @@ func (b Builder) findRuntime(ctx context.Context) (containerRuntime, error) {
 	if err := b.install(ctx, apt); err != nil {
 		return found, errors.Join(missing, err)
 	}
-	return lookForRuntime()
+	return lookForRuntime("")
 }
 
-func lookForRuntime() (containerRuntime, error) {
+// lookForRuntime finds the programs in a directory of prebuilt programs, if not "", or in the
+// usual directories.
+func lookForRuntime(prebuilt string) (containerRuntime, error) {
+	first := func(dirs []string) []string {
+		if prebuilt == "" {
+			return dirs
+		}
+		return append([]string{prebuilt}, dirs...)
+	}
 	var found containerRuntime
 	var err error
-	if found.runc, err = findIn(runcDirs, "runc"); err != nil {
+	if found.runc, err = findIn(first(runcDirs), "runc"); err != nil {
 		return found, err
 	}
-	loopback, err := findIn(cniDirs, cniPlugins...)
+	loopback, err := findIn(first(cniDirs), cniPlugins...)
 	if err != nil {
 		return found, err
 	}

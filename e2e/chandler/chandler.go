@@ -135,7 +135,28 @@ func (p Project) run(ctx context.Context, args ...string) ([]byte, error) {
 // on the simulated host, and waits until the agent runs. If the API server does not serve
 // resource.k8s.io, the objects of that group and the admission policies are omitted.
 func (p Project) Install(ctx context.Context, k *kubectl.Client, config string) error {
-	manifests := []string{p.Manifest("namespace.yaml"), p.Manifest("rbac.yaml"), p.Manifest("network-policy.yaml"), p.Manifest(config)}
+	if err := p.applyAll(ctx, k, p.Manifest(config)); err != nil {
+		return err
+	}
+	return p.Stand(ctx, k, HostDir)
+}
+
+// InstallHere applies the agent's manifests with the configuration in the file config, on the node
+// itself, with YAML patches of the DaemonSet, and waits until the agent runs.
+func (p Project) InstallHere(ctx context.Context, k *kubectl.Client, config string, patches ...string) error {
+	if err := p.applyAll(ctx, k, config); err != nil {
+		return err
+	}
+	agent, err := p.patched(patches)
+	if err != nil {
+		return err
+	}
+	return stand(ctx, k, agent)
+}
+
+// applyAll applies all manifests of the agent except the DaemonSet.
+func (p Project) applyAll(ctx context.Context, k *kubectl.Client, config string) error {
+	manifests := []string{p.Manifest("namespace.yaml"), p.Manifest("rbac.yaml"), p.Manifest("network-policy.yaml"), config}
 	_, err := k.Discovery().ServerResourcesForGroupVersion(resourceapi.SchemeGroupVersion.String())
 	switch {
 	case err == nil:
@@ -145,20 +166,26 @@ func (p Project) Install(ctx context.Context, k *kubectl.Client, config string) 
 	case !apierrors.IsNotFound(err):
 		return err
 	}
-	if err := k.ApplyFiles(ctx, manifests...); err != nil {
-		return err
-	}
-	return p.Stand(ctx, k, HostDir)
+	return k.ApplyFiles(ctx, manifests...)
 }
 
 // Stand applies the agent's DaemonSet with YAML patches, on the simulated host in a directory
 // of the node, and waits until the agent runs and no other agent remains.
 func (p Project) Stand(ctx context.Context, k *kubectl.Client, dir string, patches ...string) error {
-	manifest, err := p.simulated(dir, patches)
+	agent, err := p.patched(patches)
 	if err != nil {
 		return err
 	}
-	if err := k.Apply(ctx, manifest); err != nil {
+	simulate(agent, dir)
+	return stand(ctx, k, agent)
+}
+
+func stand(ctx context.Context, k *kubectl.Client, agent *appsv1.DaemonSet) error {
+	manifest, err := yaml.Marshal(agent)
+	if err != nil {
+		return err
+	}
+	if err := k.Apply(ctx, string(manifest)); err != nil {
 		return err
 	}
 	if err := WaitForAgent(ctx, k); err != nil {
@@ -170,30 +197,35 @@ func (p Project) Stand(ctx context.Context, k *kubectl.Client, dir string, patch
 	})
 }
 
-// simulated returns the DaemonSet's manifest with the directories of a simulated host, and
-// with frequent scans, because no kernel reports changes. The node's feature file is written
-// there as well, so this machine remains unchanged.
-func (p Project) simulated(dir string, patches []string) (string, error) {
+// patched returns the DaemonSet with YAML patches.
+func (p Project) patched(patches []string) (*appsv1.DaemonSet, error) {
 	data, err := os.ReadFile(p.Manifest("daemonset.yaml"))
 	if err == nil {
 		data, err = yaml.YAMLToJSONStrict(data)
 	}
 	if err != nil {
-		return "", fmt.Errorf("daemonset.yaml: %w", err)
+		return nil, fmt.Errorf("daemonset.yaml: %w", err)
 	}
 	for _, patch := range patches {
 		change, err := yaml.YAMLToJSONStrict([]byte(patch))
 		if err != nil {
-			return "", fmt.Errorf("patch of the DaemonSet: %w", err)
+			return nil, fmt.Errorf("patch of the DaemonSet: %w", err)
 		}
 		if data, err = strategicpatch.StrategicMergePatch(data, change, appsv1.DaemonSet{}); err != nil {
-			return "", fmt.Errorf("patch the DaemonSet: %w", err)
+			return nil, fmt.Errorf("patch the DaemonSet: %w", err)
 		}
 	}
-	var agent appsv1.DaemonSet
-	if err := yaml.UnmarshalStrict(data, &agent); err != nil {
-		return "", fmt.Errorf("daemonset.yaml: %w", err)
+	agent := &appsv1.DaemonSet{}
+	if err := yaml.UnmarshalStrict(data, agent); err != nil {
+		return nil, fmt.Errorf("daemonset.yaml: %w", err)
 	}
+	return agent, nil
+}
+
+// simulate sets the directories of a simulated host in the DaemonSet, and frequent scans, because
+// no kernel reports changes. The node's feature file is written there as well, so this machine
+// remains unchanged.
+func simulate(agent *appsv1.DaemonSet, dir string) {
 	pod := &agent.Spec.Template.Spec
 	for _, volume := range pod.Volumes {
 		if slices.Contains([]string{"sys", "proc", "dev", "features"}, volume.Name) {
@@ -201,8 +233,6 @@ func (p Project) simulated(dir string, patches []string) (string, error) {
 		}
 	}
 	pod.Containers[0].Args = append(pod.Containers[0].Args, "--runtime-root="+dir, "--rescan-interval=250ms", "-v=4")
-	data, err = yaml.Marshal(agent)
-	return string(data), err
 }
 
 // WaitForAgent waits until the agent runs in the version applied last. After a timeout, the
