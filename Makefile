@@ -19,8 +19,8 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
   e2e-machine e2e-guest-hotplug e2e-guest-passthrough e2e-guest-ondemand e2e-guest-provision e2e-guest-health e2e-guest-many e2e-guest-power e2e-guest-rest \
   e2e-skew e2e-skew-gates e2e-classic e2e-gpu flaky lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help docs site screenshot
 
-build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
-	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
+build: bin/chandler-nvml ## the agent as bin/chandler, the plugin bin/kubectl-chandler, and what asks NVML for the agent
+	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/ ./cmd/chandler ./cmd/kubectl-chandler
 
 # The build needs a C compiler, but not NVML. The functions of NVML are resolved
 # at their first call (-z lazy), since older libraries lack some of them.
@@ -62,7 +62,7 @@ test-all: $(TESTRUN) ## make test, then each part of .ci/parts: older Kubernetes
 # longest packages and those that wait for real time first, so that none of them runs alone at
 # the end.
 UNIT  := GOGC=400 $(TESTRUN) test -p 4 -parallel 8 -vet=off -ldflags '-s -w'
-WAITS := ./cmd/chandler/agent ./legacy/sockets ./cmd/chandler/informant ./cmd/chandler/kubectl ./legacy ./internal/traces ./internal/doctor/gather
+WAITS := ./cmd/chandler/agent ./legacy/sockets ./cmd/chandler/informant ./cmd/kubectl-chandler/kubectl ./legacy ./internal/traces ./internal/doctor/gather
 GOES  := '^\s*go (func|[a-z])|\.Go\b|"sync["/]'
 RACED  = $(WAITS) $(filter-out $(WAITS) ./internal/simulation%,$(shell grep -rlE --include='*.go' $(GOES) api cdi cmd deployments discovery driver internal legacy \
   | xargs -n 1 dirname | sort -u | sed 's,^,./,'))

@@ -14,7 +14,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"chandler.dev/cmd/chandler/kubectl/reporttest"
+	"chandler.dev/cmd/kubectl-chandler/kubectl/reporttest"
 	"chandler.dev/e2e/build"
 	"chandler.dev/e2e/chandler"
 )
@@ -24,7 +24,7 @@ func plugin(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range []string{"kubectl-chandler", "kubectl_complete-chandler"} {
-		if err := os.Symlink(project.Agent, filepath.Join(dir, name)); err != nil {
+		if err := os.Symlink(project.Plugin, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -240,5 +240,17 @@ func TestReport(t *testing.T) {
 	out, err := exec.CommandContext(within(t), project.Agent, "discover", host).CombinedOutput()
 	if err != nil || strings.Count(string(out), "MI210") != 8 {
 		t.Errorf("the recorded host of the report: %v\n%s", err, out)
+	}
+}
+
+// TestPluginMigrate runs the agent's migrate command in its pod.
+func TestPluginMigrate(t *testing.T) {
+	stdout, stderr, code := plugin(t, "chandler", "migrate", "status", node.NodeName())
+	if code != 0 || !strings.HasPrefix(stdout, "DEVICE ") || !strings.Contains(stdout, "amd.com/gpu") {
+		t.Errorf("status: exit code %d, %q\n%s", code, stderr, stdout)
+	}
+	_, stderr, code = plugin(t, "chandler", "migrate", "plan", node.NodeName(), "--to=Sometimes")
+	if code != 1 || !strings.Contains(stderr, "Sometimes") {
+		t.Errorf("plan with an unknown mode: exit code %d, %q", code, stderr)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"chandler.dev/discovery/labels"
 	"chandler.dev/discovery/recorded"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/command"
 	"chandler.dev/internal/doctor/gather"
 )
 
@@ -116,7 +117,7 @@ func readRecorded(file string) (*recorded.Host, error) {
 
 // readFile reads a file, or standard input for "-".
 func readFile(file string) ([]byte, error) {
-	return readInput(os.Stdin, file)
+	return command.ReadInput(os.Stdin, file)
 }
 
 // printer returns the print function of a format.

@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
+	"chandler.dev/cmd/kubectl-chandler/kubectl"
+	"chandler.dev/internal/command"
 	"chandler.dev/internal/docs"
 )
 
@@ -84,13 +86,16 @@ func checkCommand(t *testing.T, c docs.Command, dir *string, makefile string) er
 	}
 	switch program := words[0]; filepath.Base(program) {
 	case "chandler":
-		return runChandler(t, words[1:])
+		return runChandler(t, newCommand(), words[1:])
+	case "kubectl-chandler":
+		return runChandler(t, newPlugin(), words[1:])
 	case "kubectl":
 		if len(words) > 1 && words[1] == "chandler" {
-			return parseChandler(words[2:])
+			return runChandler(t, newPlugin(), words[2:])
 		}
 		if i := slices.Index(words, "--"); i >= 0 && filepath.Base(words[i+1]) == "chandler" {
-			return parseChandler(words[i+2:])
+			_, err := findCommand(newCommand(), words[i+2:])
+			return err
 		}
 		return checkFiles(words, "-f", "--filename", "--patch-file")
 	case "helm":
@@ -185,22 +190,24 @@ func checkPackages(dir string, words []string) error {
 	return nil
 }
 
-// findChandler returns the command for a list of arguments, with its flags set.
-func findChandler(args []string) (*cobra.Command, error) {
-	c, rest, err := newCommand().Find(args)
+// newPlugin returns the command "kubectl chandler".
+func newPlugin() *cobra.Command { return kubectl.Plugin("v1") }
+
+// findCommand returns the command of a program for a list of arguments, with its flags set.
+func findCommand(program *cobra.Command, args []string) (*cobra.Command, error) {
+	program.InitDefaultCompletionCmd(args...)
+	c, rest, err := program.Find(args)
 	if err != nil {
 		return nil, err
+	}
+	if c.DisableFlagParsing {
+		return nil, c.RunE(c, rest) // the command has moved to the other program
 	}
 	c.InitDefaultHelpFlag()
 	if err := c.ParseFlags(rest); err != nil {
 		return nil, err
 	}
 	return c, c.ValidateArgs(c.Flags().Args())
-}
-
-func parseChandler(args []string) error {
-	_, err := findChandler(args)
-	return err
 }
 
 // fixtures maps file names in the documentation to files of the project.
@@ -210,39 +217,39 @@ var fixtures = map[string]string{
 	"config.yaml":            "cmd/chandler/testdata/config.yaml",
 	"provision.yaml":         "deployments/examples/provision.yaml",
 	"rack7.host":             "discovery/families/amdgpu/testdata/mi210x8.host",
-	"time-slicing.yaml":      "cmd/chandler/importer/testdata/nvidia-mps.yaml",
-	"sriovdp-daemonset.yaml": "cmd/chandler/importer/testdata/sriovdp-alone.yaml",
-	"sriovdp-config.yaml":    "cmd/chandler/importer/testdata/sriovdp.json",
+	"time-slicing.yaml":      "cmd/kubectl-chandler/importer/testdata/nvidia-mps.yaml",
+	"sriovdp-daemonset.yaml": "cmd/kubectl-chandler/importer/testdata/sriovdp-alone.yaml",
+	"sriovdp-config.yaml":    "cmd/kubectl-chandler/importer/testdata/sriovdp.json",
 }
 
 // inputs maps commands to replacement files for standard input.
 var inputs = map[string]string{
-	"chandler validate":      "deployments/deviceclasses.yaml",
-	"chandler config import": "cmd/chandler/importer/testdata/nvidia-daemonset.yaml",
+	"kubectl chandler validate": "deployments/deviceclasses.yaml",
+	"kubectl chandler import":   "cmd/kubectl-chandler/importer/testdata/nvidia-daemonset.yaml",
 }
 
 // readers lists the commands that only read files. The test runs them.
-var readers = []string{"chandler discover", "chandler slices", "chandler validate", "chandler config import", "chandler version", "chandler migrate plan"}
+var readers = []string{"chandler discover", "chandler slices", "chandler version", "chandler migrate plan", "kubectl chandler validate", "kubectl chandler import", "kubectl chandler version"}
 
-// runChandler runs a command of Chandler if it only reads files. The command must succeed or exit
-// with code 2, which "chandler config import" uses for incomplete imports.
-func runChandler(t *testing.T, args []string) error {
-	c, err := findChandler(args)
+// runChandler runs a command of a program if it only reads files. The command must succeed or exit
+// with code 2, which "kubectl chandler import" uses for incomplete imports.
+func runChandler(t *testing.T, program *cobra.Command, args []string) error {
+	c, err := findCommand(program, args)
 	if err != nil {
 		return err
 	}
 	if !slices.Contains(readers, c.CommandPath()) || len(c.Flags().Args()) == 0 && c.Name() != "discover" && c.Name() != "version" {
 		return nil
 	}
-	_, err = outputOf(t, c.CommandPath(), args)
-	if err != nil && exitCode(err) == 2 {
+	_, err = outputOf(t, program, c.CommandPath(), args)
+	if err != nil && command.ExitCode(err) == 2 {
 		return nil
 	}
 	return err
 }
 
 // outputOf runs a command in a directory with the fixtures and the files of the project.
-func outputOf(t *testing.T, path string, args []string) (string, error) {
+func outputOf(t *testing.T, cmd *cobra.Command, path string, args []string) (string, error) {
 	t.Helper()
 	root, err := filepath.Abs(projectRoot)
 	if err != nil {
@@ -256,7 +263,6 @@ func outputOf(t *testing.T, path string, args []string) (string, error) {
 			args[i] = filepath.Join(root, arg)
 		}
 	}
-	cmd := newCommand()
 	var out bytes.Buffer
 	cmd.SetArgs(args)
 	cmd.SetOut(&out)
@@ -287,12 +293,12 @@ func TestDocsOutput(t *testing.T) {
 				continue // output from a cluster
 			}
 			first, shown, _ := strings.Cut(block.Text, "\n")
-			c, err := findChandler(commands[0].Words[1:])
+			c, err := findCommand(newCommand(), commands[0].Words[1:])
 			if err != nil || !slices.Contains(readers, c.CommandPath()) {
 				continue
 			}
-			printed, err := outputOf(t, c.CommandPath(), commands[0].Words[1:])
-			if err != nil && exitCode(err) != 2 {
+			printed, err := outputOf(t, newCommand(), c.CommandPath(), commands[0].Words[1:])
+			if err != nil && command.ExitCode(err) != 2 {
 				t.Errorf("%s:%d: %v", page.Path, block.Line, err)
 			}
 			switch {
@@ -320,8 +326,8 @@ func elided(shown string) *regexp.Regexp {
 	return regexp.MustCompile(`\A` + strings.Join(parts, `(.*\n)*`) + `\z`)
 }
 
-// Every YAML block of the documentation is valid: "chandler validate" accepts configurations and
-// claims, Kubernetes types accept Kubernetes objects, and "chandler config import" accepts
+// Every YAML block of the documentation is valid: "kubectl chandler validate" accepts configurations
+// and claims, Kubernetes types accept Kubernetes objects, and "kubectl chandler import" accepts
 // configurations of other device plugins.
 func TestDocsYAML(t *testing.T) {
 	strict := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
@@ -376,15 +382,15 @@ func whole(text string) (string, error) {
 	case top["config"] != nil || top["constraints"] != nil:
 		return docs.Claim(text), nil
 	}
-	if out, err := stdinTo(text, "config", "import", "-"); err != nil && exitCode(err) != 2 {
-		return "", fmt.Errorf("neither Chandler's, nor Kubernetes', nor known to config import: %w\n%s", err, out)
+	if out, err := stdinTo(text, "import", "-"); err != nil && command.ExitCode(err) != 2 {
+		return "", fmt.Errorf("neither Chandler's, nor Kubernetes', nor known to import: %w\n%s", err, out)
 	}
 	return "", nil
 }
 
-// stdinTo runs a command with text as its standard input.
+// stdinTo runs a command of kubectl-chandler with text as its standard input.
 func stdinTo(text string, args ...string) (string, error) {
-	cmd := newCommand()
+	cmd := newPlugin()
 	var out bytes.Buffer
 	cmd.SetArgs(args)
 	cmd.SetIn(strings.NewReader(text))

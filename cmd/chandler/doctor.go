@@ -18,6 +18,7 @@ import (
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/internal/command"
 	"chandler.dev/internal/doctor"
 	"chandler.dev/internal/doctor/gather"
 	"chandler.dev/internal/terminal"
@@ -111,30 +112,19 @@ func inherit(flags *pflag.FlagSet, own map[string]string, names ...string) {
 	}
 }
 
-// doctorError is an error with doctor's exit code.
-type doctorError struct {
-	error
-
-	code int
-}
-
-// ExitCode returns the exit code of the command.
-func (e doctorError) ExitCode() int { return e.code }
-
 // couldNot returns the error of a doctor run without a result.
 func couldNot(err error) error {
 	if err == nil {
 		return nil
 	}
-	return doctorError{err, 2}
+	return command.WithExitCode(err, 2)
 }
 
 // run checks the node and prints the report. For node-problem-detector, it also prints why the
 // check was impossible.
 func (o *doctorOptions) run(ctx context.Context, out, errOut io.Writer, args []string) error {
 	err := o.look(ctx, out, errOut, args)
-	var ends doctorError
-	if o.output == "npd" && errors.As(err, &ends) && ends.code == 2 {
+	if o.output == "npd" && err != nil && command.ExitCode(err) == 2 {
 		fmt.Fprintln(out, doctor.Cut(err.Error(), doctor.LineLimit))
 	}
 	return err
@@ -168,7 +158,7 @@ func (o *doctorOptions) look(ctx context.Context, out, errOut io.Writer, args []
 		return couldNot(err)
 	}
 	if !report.Healthy(o.strict) {
-		return doctorError{errors.New(""), 1} // the report has the details
+		return command.WithExitCode(errors.New(""), 1) // the report has the details
 	}
 	return nil
 }

@@ -21,6 +21,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/compile"
 	"chandler.dev/internal/doctor"
 	"chandler.dev/internal/doctor/gather"
 	"chandler.dev/internal/kubeletapi"
@@ -111,7 +112,7 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.D
 			return nil, n, fmt.Errorf("read config: %w", err)
 		}
 	}
-	config, compiled, wrong := parseConfig(text, node)
+	config, compiled, wrong := compile.ForNode(text, node)
 	switch {
 	case wrong != nil:
 		f.Agent.Config = doctor.Known(wrong.Error())
@@ -121,8 +122,8 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.D
 		f.Agent.Config = doctor.Unknown[string]("the agent keeps none, and no --config names one")
 	}
 	if config == nil || compiled == nil {
-		if config, compiled, err = parseConfig(kept, node); err != nil || compiled == nil {
-			if config, compiled, err = parseConfig(nil, node); err != nil {
+		if config, compiled, err = compile.ForNode(kept, node); err != nil || compiled == nil {
+			if config, compiled, err = compile.ForNode(nil, node); err != nil {
 				return nil, n, err
 			}
 		}

@@ -19,6 +19,7 @@ import (
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/internal/command"
 	"chandler.dev/internal/doctor"
 )
 
@@ -41,7 +42,7 @@ func doctored(t *testing.T, args ...string) (out string, code int) {
 	defer cancel()
 	err := cmd.ExecuteContext(ctx)
 	if err != nil {
-		code = exitCode(err)
+		code = command.ExitCode(err)
 	}
 	if code == 2 {
 		return err.Error(), code
@@ -150,7 +151,7 @@ func TestDoctorOfALaptop(t *testing.T) {
 }
 
 func TestDoctorRefusesToWaitANegativeTime(t *testing.T) {
-	if _, _, err := chandler("doctor", "--wait", "-5s", "no.host"); exitCode(err) != 2 || !strings.Contains(err.Error(), "--wait -5s") {
+	if _, _, err := chandler("doctor", "--wait", "-5s", "no.host"); command.ExitCode(err) != 2 || !strings.Contains(err.Error(), "--wait -5s") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -203,7 +204,7 @@ func TestDoctorForNodeProblemDetector(t *testing.T) {
 		out, _, err := chandler(append([]string{"doctor", "-o", "npd"}, test.args...)...)
 		code := 0
 		if err != nil {
-			code = exitCode(err)
+			code = command.ExitCode(err)
 		}
 		if code != test.code || !strings.HasPrefix(out, test.want) || strings.Count(out, "\n") != 1 || len(out) > 81 {
 			t.Errorf("%v: exit code %d, %q", test.args, code, out)

@@ -19,6 +19,7 @@ import (
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/compile"
 )
 
 // configFile is the configuration file of a running agent, with the settings for the agent's node.
@@ -178,7 +179,7 @@ func (f *configFile) say() {
 // parseSettings returns the settings for an agent on a node. With the error [v1alpha1.ErrNoLabels],
 // the settings are those that do not depend on labels.
 func parseSettings(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, agent.Settings, error) {
-	config, compiled, err := parseConfig(data, node)
+	config, compiled, err := compile.ForNode(data, node)
 	if config == nil {
 		return nil, agent.Settings{}, err
 	}

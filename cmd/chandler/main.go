@@ -1,52 +1,17 @@
 // Command chandler finds the accelerators of a host and offers them to Kubernetes, through Dynamic
-// Resource Allocation (DRA) and through the device plugin API.
+// Resource Allocation (DRA) and through the device plugin API. It contains the commands that run on
+// nodes; the commands for users of a cluster are in kubectl-chandler.
 package main
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
-	"chandler.dev/cmd/chandler/kubectl"
+	"chandler.dev/internal/command"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := calledAs(os.Args).ExecuteContext(ctx)
-	asked := ctx.Err() != nil
-	stop()
-	if err != nil && (!asked || !errors.Is(err, context.Canceled)) {
-		if err.Error() != "" { // without a message, the output is complete and the exit code has the result
-			fmt.Fprintln(os.Stderr, "chandler:", err)
-		}
-		os.Exit(exitCode(err))
-	}
-}
-
-// exitCode returns the exit code of an error, 1 unless the error has its own.
-func exitCode(err error) int {
-	var says interface{ ExitCode() int }
-	if errors.As(err, &says) {
-		return says.ExitCode()
-	}
-	return 1
-}
-
-// calledAs returns the command for a command line. Kubectl runs the same binary under other names.
-func calledAs(args []string) *cobra.Command {
-	if !kubectl.IsPlugin(args[0]) {
-		return newCommand()
-	}
-	cmd := kubectl.Plugin(buildVersion())
-	cmd.AddCommand(newVersionCommand())
-	cmd.SetArgs(kubectl.Arguments(args))
-	return cmd
-}
+func main() { os.Exit(command.Run(newCommand())) }
 
 func newCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -62,10 +27,10 @@ To see what it finds on this machine, without a cluster and without root:
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(newRunCommand(), newDiscoverCommand(), newRecordCommand(), newSimulateCommand(), newProvisionCommand(), newConfigCommand(), newMigrateCommand(), newValidateCommand(), newSlicesCommand(), newVersionCommand(), newInventoryCommand())
-	cmd.AddCommand(newDoctorCommand(), newExplainCommand())
+	cmd.AddCommand(newRunCommand(), newDiscoverCommand(), newRecordCommand(), newSimulateCommand(), newProvisionCommand(), newMigrateCommand(), newSlicesCommand(), newInventoryCommand())
+	cmd.AddCommand(newDoctorCommand(), command.NewExplain("chandler"), command.NewVersion("chandler", buildVersion()))
 	cmd.AddCommand(newUninstallCommand(), newHookCommand())
-	cmd.AddCommand(kubectl.Commands(buildVersion())...)
+	addMoved(cmd)
 	addCompletions(cmd)
 	return cmd
 }

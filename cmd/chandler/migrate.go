@@ -26,6 +26,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/compile"
 	"chandler.dev/internal/doctor/gather"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
@@ -235,7 +236,7 @@ func (o *migrateOptions) inForce(ctx context.Context, state fs.FS, n *nodeNow) (
 	if o.node.Labels == nil {
 		o.node.Labels = keptLabels(ctx, state)
 	}
-	if config, n.Rules, err = parseConfig(n.text, o.node); err != nil {
+	if config, n.Rules, err = compile.ForNode(n.text, o.node); err != nil {
 		return nil, fmt.Errorf("config %s: %w", cmp.Or(o.config, "that the agent keeps"), err)
 	}
 	if n.API, n.Auto, err = agent.ReadPlacement(state); err != nil {
@@ -262,7 +263,7 @@ func (o *migrateOptions) nextRules(text []byte) (*rules.Rules, error) {
 		node.Labels = make(map[string]string)
 	}
 	node.Labels[v1alpha1.LabelMode] = o.to
-	_, compiled, err := parseConfig(text, node)
+	_, compiled, err := compile.ForNode(text, node)
 	return compiled, err
 }
 

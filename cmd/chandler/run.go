@@ -29,11 +29,12 @@ import (
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/cmd/chandler/informant"
-	"chandler.dev/cmd/chandler/kubectl"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/driver"
+	"chandler.dev/internal/command"
+	"chandler.dev/internal/compile"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/kubeletapi"
@@ -299,7 +300,7 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 		HostFiles:      hostfile.Writer{Root: o.filesRoot, Dirs: discovery.FileDirs(families.All)},
 		FeatureDir:     o.featureDir,
 		NoMetadata:     !o.metadata,
-		ReadParameters: readParameters,
+		ReadParameters: compile.Parameters,
 		Serve:          serve,
 		ServePage:      o.pager(clients.main),
 	}, nil
@@ -368,7 +369,7 @@ func (o *runOptions) clientConfig() (*rest.Config, error) {
 // loadKubeconfig returns the client configuration of a kubeconfig file.
 func loadKubeconfig(file string) (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", file)
-	return config, kubectl.KubeconfigError(err)
+	return config, command.KubeconfigError(err)
 }
 
 // checkDirectories finds problems before the first claim fails. The agent cannot work without the

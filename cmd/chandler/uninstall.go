@@ -1,324 +1,38 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/util/uuid"
-	"k8s.io/client-go/kubernetes"
-	draclient "k8s.io/dynamic-resource-allocation/client"
 
-	"chandler.dev/discovery"
-	"chandler.dev/internal/inventory"
-	"chandler.dev/internal/removal"
+	"chandler.dev/internal/uninstall"
 )
 
-type uninstallOptions struct {
-	connection runOptions
-	namespace  string
-	timeout    time.Duration
-}
-
+// newUninstallCommand returns the command for the Job of the chart, whose image contains this
+// program only. Users run the command of kubectl-chandler.
 func newUninstallCommand() *cobra.Command {
-	var o uninstallOptions
+	var o runOptions
+	var namespace string
+	var timeout time.Duration
 	cmd := &cobra.Command{
-		Use:   "uninstall",
-		Short: "Have all agents leave their nodes",
-		Long: `Have all agents leave their nodes, so that Chandler can be deleted. "helm
-uninstall" runs it before it deletes anything.
-
-While a pod has a device, or a claim is allocated one, it fails, names the pod,
-and changes nothing: without an agent such a pod could neither restart nor
-terminate. Else the agents stop offering devices. Once nobody has any, each
-deletes the ResourceSlices of its node, its files and its sockets, and waits to
-be deleted. Nothing of Chandler is left on a node then but the agent's pod.
-
-If it fails half-way the agents go on offering devices. If it is killed they do
-so after a minute, or, if they have left their nodes already, once you take the
-order back:
-
-  kubectl -n chandler annotate configmap chandler chandler.dev/removal-`,
+		Use:     "uninstall",
+		Short:   "Have all agents leave their nodes",
+		Long:    uninstall.Help + "\n\nThe Job of the Helm chart runs this command in the agent's image. On your own\nmachine, run \"kubectl chandler uninstall\".",
 		Example: `  chandler uninstall --kubeconfig ~/.kube/config`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			clients, err := o.connection.connect()
+			clients, err := o.connect()
 			if err != nil {
 				return fmt.Errorf("API server: %w", err)
 			}
-			return newUninstaller(clients.main, o.namespace, cmd.OutOrStdout()).run(cmd.Context(), o.timeout)
+			return uninstall.Run(cmd.Context(), clients.main, namespace, timeout, cmd.OutOrStdout())
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&o.connection.kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; in a pod it may be left out")
-	flags.StringVar(&o.namespace, "namespace", "chandler", "`namespace` of the agents")
-	flags.DurationVar(&o.timeout, "timeout", 4*time.Minute, "how long to wait for the agents before they go on as before")
-	o.connection.kubeQPS, o.connection.kubeBurst = 20, 40
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; in a pod it may be left out")
+	flags.StringVar(&namespace, "namespace", uninstall.DefaultNamespace, "`namespace` of the agents")
+	flags.DurationVar(&timeout, "timeout", uninstall.DefaultTimeout, "how long to wait for the agents before they go on as before")
+	o.kubeQPS, o.kubeBurst = 20, 40
 	return cmd
 }
-
-// endingPatience is how long agents may take to notice that a pod was deleted: they query
-// PodResources every 5 s.
-const endingPatience = 7 * time.Second
-
-// agentsName is the name of the agents' DaemonSet.
-const agentsName = "chandler"
-
-// uninstaller removes the agents of a namespace from their nodes.
-type uninstaller struct {
-	client    kubernetes.Interface
-	namespace string
-	out       io.Writer
-
-	order    removal.Order
-	renewed  time.Time
-	interval time.Duration // the time between two checks
-	settle   time.Duration // how long a scheduler may still allocate devices of deleted slices
-}
-
-func newUninstaller(client kubernetes.Interface, namespace string, out io.Writer) *uninstaller {
-	return &uninstaller{client: client, namespace: namespace, out: out, interval: time.Second, settle: 3 * time.Second}
-}
-
-// run removes Chandler from all nodes. If it succeeds, the order remains, so that an agent that
-// starts before the DaemonSet is deleted leaves too.
-func (u *uninstaller) run(ctx context.Context, timeout time.Duration) (err error) {
-	_, err = u.client.AppsV1().DaemonSets(u.namespace).Get(ctx, agentsName, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		u.say("There is no DaemonSet %s in namespace %s, so no agent has to leave.", agentsName, u.namespace)
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("find the agents: %w", err)
-	}
-	if err := u.checkClaims(ctx); err != nil {
-		return err
-	}
-	limited, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the agents did not answer within %s", timeout))
-	defer cancel()
-	u.order = removal.Order{Phase: removal.Withhold, ID: string(uuid.NewUUID())}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, u.takeBack(context.WithoutCancel(ctx)))
-		}
-	}()
-	u.say("The agents stop offering devices.")
-	if err := u.have(limited, removal.Withheld); err != nil {
-		return err
-	}
-	if err := u.noSlices(limited); err != nil {
-		return err
-	}
-	if err := u.checkClaims(limited); err != nil {
-		return err
-	}
-	u.say("Nobody has a device. The agents leave their nodes.")
-	u.order.Phase = removal.Remove
-	if err := u.have(limited, removal.Removed); err != nil {
-		return err
-	}
-	if err := u.noSlices(limited); err != nil {
-		return err
-	}
-	if err := u.checkClaims(limited); err != nil {
-		return err
-	}
-	u.say("Nothing of Chandler is left on any node but the agents' pods.")
-	return nil
-}
-
-// takeBack revokes the order, so that the agents continue as before.
-func (u *uninstaller) takeBack(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
-	if err := removal.Give(ctx, u.client, u.namespace, removal.Order{}); err != nil {
-		return fmt.Errorf("the agents are still told to stop; take that back with kubectl -n %s annotate configmap %s %s-: %w",
-			u.namespace, removal.ConfigMap, removal.Annotation, err)
-	}
-	u.say("The agents go on offering devices.")
-	return nil
-}
-
-// have gives the order and waits until all agents are in a state.
-func (u *uninstaller) have(ctx context.Context, want removal.State) error {
-	u.renewed = time.Time{}
-	return u.until(ctx, func(ctx context.Context) error { return u.all(ctx, want) })
-}
-
-// until renews the order and calls look until there is no error or a final one. A device in use is
-// final only after endingPatience, because its pod may just have been deleted.
-func (u *uninstaller) until(ctx context.Context, look func(context.Context) error) error {
-	begun := time.Now()
-	for {
-		err := u.renew(ctx)
-		if err == nil {
-			err = look(ctx)
-		}
-		var still *inUse
-		if err == nil || errors.As(err, &still) && time.Since(begun) >= endingPatience {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		case <-time.After(u.interval):
-		}
-	}
-}
-
-// renew gives the order again if the last time was too long ago.
-func (u *uninstaller) renew(ctx context.Context) error {
-	if time.Since(u.renewed) < removal.Beat {
-		return nil
-	}
-	u.order.Beat++
-	if err := removal.Give(ctx, u.client, u.namespace, u.order); err != nil {
-		return fmt.Errorf("give the agents the order: %w", err)
-	}
-	u.renewed = time.Now()
-	return nil
-}
-
-// all returns nil if all agents are in a state. For devices in use, the error is an *inUse.
-func (u *uninstaller) all(ctx context.Context, want removal.State) error {
-	set, err := u.client.AppsV1().DaemonSets(u.namespace).Get(ctx, agentsName, metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
-	pods, err := u.client.CoreV1().Pods(u.namespace).List(ctx, metav1.ListOptions{LabelSelector: labels.Set(set.Spec.Selector.MatchLabels).String()})
-	if err != nil {
-		return err
-	}
-	var used inUse
-	var waiting []string
-	agents := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return !metav1.IsControlledBy(&p, set) })
-	for i := range agents {
-		pod := &agents[i]
-		switch report, told := removal.Of(pod); {
-		case !told || report.ID != u.order.ID:
-			waiting = append(waiting, fmt.Sprintf("pod %s on node %s has not answered", pod.Name, pod.Spec.NodeName))
-		case report.State == removal.InUse:
-			used.by = append(used.by, fmt.Sprintf("node %s: %s", pod.Spec.NodeName, report.Detail))
-		case report.State != want:
-			waiting = append(waiting, fmt.Sprintf("pod %s on node %s is %s: %s", pod.Name, pod.Spec.NodeName, report.State, report.Detail))
-		}
-	}
-	switch {
-	case waiting != nil:
-		return errors.New(strings.Join(append(waiting, used.by...), "; "))
-	case used.by != nil:
-		return &used
-	}
-	return rolledOut(set, len(agents))
-}
-
-// rolledOut returns an error unless a DaemonSet has one pod on each of its nodes.
-func rolledOut(set *appsv1.DaemonSet, pods int) error {
-	if s := set.Status; s.ObservedGeneration < set.Generation || pods != int(s.DesiredNumberScheduled) {
-		return fmt.Errorf("the DaemonSet has %d pods and is to have %d: an upgrade is going on, or a node is not there", pods, s.DesiredNumberScheduled)
-	}
-	return nil
-}
-
-// noSlices waits until the API server has no devices of the driver, and then until schedulers can
-// no longer allocate them.
-func (u *uninstaller) noSlices(ctx context.Context) error {
-	err := u.until(ctx, func(ctx context.Context) error {
-		list, err := draclient.New(u.client).ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + discovery.Domain})
-		if apierrors.IsNotFound(err) { // an API server without DRA
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("list slices: %w", err)
-		}
-		for i := range list.Items {
-			if n := len(list.Items[i].Spec.Devices); n > 0 {
-				return fmt.Errorf("ResourceSlice %s still offers %s", list.Items[i].Name, inventory.Plural(n, "device"))
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(u.settle):
-		return nil
-	}
-}
-
-// checkClaims returns an *inUse if a device of the driver is allocated to a claim.
-func (u *uninstaller) checkClaims(ctx context.Context) error {
-	var used inUse
-	options := metav1.ListOptions{Limit: 500}
-	for {
-		list, err := draclient.New(u.client).ResourceClaims("").List(ctx, options)
-		if apierrors.IsNotFound(err) { // an API server without DRA
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("list claims: %w", err)
-		}
-		for i := range list.Items {
-			if who := holder(&list.Items[i]); who != "" {
-				used.by = append(used.by, who)
-			}
-		}
-		if options.Continue = list.Continue; options.Continue == "" {
-			break
-		}
-	}
-	if used.by != nil {
-		return &used
-	}
-	return nil
-}
-
-// holder describes the consumer of a claim with devices of the driver, "" if the claim has none.
-func holder(claim *resourceapi.ResourceClaim) string {
-	if claim.Status.Allocation == nil {
-		return ""
-	}
-	var nodes, devices []string
-	for _, result := range claim.Status.Allocation.Devices.Results {
-		if result.Driver == discovery.Domain {
-			nodes, devices = append(nodes, result.Pool), append(devices, result.Device)
-		}
-	}
-	if devices == nil {
-		return ""
-	}
-	by := "claim " + claim.Namespace + "/" + claim.Name
-	var pods []string
-	for _, consumer := range claim.Status.ReservedFor {
-		if consumer.APIGroup == "" && consumer.Resource == "pods" {
-			pods = append(pods, claim.Namespace+"/"+consumer.Name)
-		}
-	}
-	if pods != nil {
-		by = fmt.Sprintf("pod %s (%s)", strings.Join(pods, ", "), by)
-	}
-	return fmt.Sprintf("node %s: %s has %s", strings.Join(slices.Compact(nodes), ", "), by, strings.Join(devices, ", "))
-}
-
-// inUse is the error for devices in use, with their consumers.
-type inUse struct{ by []string }
-
-func (e *inUse) Error() string {
-	return "devices are in use, so nothing was removed; delete these pods and claims first:\n  " + strings.Join(e.by, "\n  ")
-}
-
-func (u *uninstaller) say(format string, args ...any) { fmt.Fprintf(u.out, format+"\n", args...) }

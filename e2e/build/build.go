@@ -203,13 +203,23 @@ func (b Builder) Static(ctx context.Context, module, pkg string, flags ...string
 // Agent builds the agent of the Chandler checkout in directory project like its Makefile, and
 // returns the program's path. The agent's version is the output of git describe, if available.
 func (b Builder) Agent(ctx context.Context, project string) (string, error) {
+	return b.versioned(ctx, project, "chandler.dev/cmd/chandler")
+}
+
+// Plugin builds the kubectl plugin of the Chandler checkout in directory project like Agent.
+func (b Builder) Plugin(ctx context.Context, project string) (string, error) {
+	return b.versioned(ctx, project, "chandler.dev/cmd/kubectl-chandler")
+}
+
+// versioned builds a program of a Chandler checkout with the version of the checkout.
+func (b Builder) versioned(ctx context.Context, project, pkg string) (string, error) {
 	linkerFlags := stripped
 	describe := exec.CommandContext(ctx, "git", "describe", "--tags", "--always", "--dirty")
 	describe.Dir = project
 	if version, err := describe.Output(); err == nil {
 		linkerFlags += " -X main.version=" + strings.TrimSpace(string(version))
 	}
-	return b.static(ctx, project, "chandler.dev/cmd/chandler", linkerFlags, "-tags=grpcnotrace")
+	return b.static(ctx, project, pkg, linkerFlags, "-tags=grpcnotrace")
 }
 
 // MockedNVML builds chandler-nvml of the Chandler checkout in directory project as a static

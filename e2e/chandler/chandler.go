@@ -57,18 +57,23 @@ const (
 
 // A Project is a checkout of Chandler with its built programs.
 type Project struct {
-	Dir   string // the checkout
-	Agent string // path of the agent's program
-	Probe string // path of the example pods' program
+	Dir    string // the checkout
+	Agent  string // path of the agent's program
+	Plugin string // path of the kubectl plugin
+	Probe  string // path of the example pods' program
 }
 
-// Build builds the agent of the checkout in dir as a static program, like its Makefile.
+// Build builds the programs of the checkout in dir as static programs, like its Makefile.
 func Build(ctx context.Context, builder build.Builder, programs build.Programs, dir string) (Project, error) {
 	agent, err := builder.Agent(ctx, dir)
 	if err != nil {
 		return Project{}, err
 	}
-	return Project{Dir: dir, Agent: agent, Probe: programs.Program("probe")}, nil
+	plugin, err := builder.Plugin(ctx, dir)
+	if err != nil {
+		return Project{}, err
+	}
+	return Project{Dir: dir, Agent: agent, Plugin: plugin, Probe: programs.Program("probe")}, nil
 }
 
 // Manifest returns the path of a manifest of the project.
@@ -112,10 +117,10 @@ func (p Project) Discover(ctx context.Context, n *cluster.Node, args ...string) 
 	return p.run(ctx, append([]string{"discover", "--host-root", n.NodePath(HostDir)}, args...)...)
 }
 
-// Validate returns the output of "chandler validate" for a manifest, and an error for an
+// Validate returns the output of "kubectl chandler validate" for a manifest, and an error for an
 // invalid manifest.
 func (p Project) Validate(ctx context.Context, manifest string) (string, error) {
-	cmd := exec.CommandContext(ctx, p.Agent, "validate", "-")
+	cmd := exec.CommandContext(ctx, p.Plugin, "validate", "-")
 	cmd.Stdin = strings.NewReader(manifest)
 	out, err := cmd.CombinedOutput()
 	return string(out), err

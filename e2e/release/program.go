@@ -27,7 +27,17 @@ var compilers = map[string]string{"amd64": "x86_64-linux-gnu-gcc", "arm64": "aar
 
 // agent builds the agent for a platform, once.
 func (r *release) agent(ctx context.Context, arch string) (program, error) {
-	return r.build(ctx, "chandler", arch, []string{"CGO_ENABLED=0"},
+	return r.pure(ctx, "chandler", arch)
+}
+
+// plugin builds the kubectl plugin for a platform, once.
+func (r *release) plugin(ctx context.Context, arch string) (program, error) {
+	return r.pure(ctx, "kubectl-chandler", arch)
+}
+
+// pure builds a program without cgo, with the release's version.
+func (r *release) pure(ctx context.Context, name, arch string) (program, error) {
+	return r.build(ctx, name, arch, []string{"CGO_ENABLED=0"},
 		"-tags=grpcnotrace", "-ldflags=-s -w -buildid= -X main.version="+r.version)
 }
 
@@ -57,10 +67,17 @@ func (r *release) build(ctx context.Context, name, arch string, env []string, fl
 	return p, nil
 }
 
-// programs builds the programs that are released as files.
+// programs builds the programs that are released as files, and the archives of the kubectl plugin.
 func (r *release) programs(ctx context.Context) error {
 	for _, arch := range platforms {
 		if _, err := r.agent(ctx, arch); err != nil {
+			return err
+		}
+		plugin, err := r.plugin(ctx, arch)
+		if err != nil {
+			return err
+		}
+		if err := r.pluginArchive(plugin); err != nil {
 			return err
 		}
 	}

@@ -73,8 +73,34 @@ func TestReleaseIsReproducible(t *testing.T) {
 			t.Errorf("chandler-nvml says %q", out)
 		}
 	})
+	t.Run("plugin", func(t *testing.T) { plugin(t, filepath.Join(first, "kubectl-chandler-"+version+"-linux-"+runtime.GOARCH)) })
 	t.Run("chart", func(t *testing.T) { chart(t, filepath.Join(first, "chandler-chart-"+version+".tgz")) })
 	t.Run("bill of materials", func(t *testing.T) { bom(t, filepath.Join(first, "chandler-"+version+".cdx.json"), sums) })
+}
+
+// plugin verifies the kubectl plugin and its archive: the program's name is the name in the krew manifest.
+func plugin(t *testing.T, path string) {
+	t.Helper()
+	zipped, err := gzip.NewReader(strings.NewReader(read(t, path+".tar.gz")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	unpack(t, zipped, dir)
+	if files := names(t, dir); !slices.Equal(files, []string{"kubectl-chandler"}) {
+		t.Errorf("files %q", files)
+	}
+	if manifest := read(t, "../../deployments/krew/chandler.yaml"); strings.Count(manifest, "\n    bin: kubectl-chandler\n") != len(platforms) {
+		t.Errorf("the krew manifest names another program:\n%s", manifest)
+	}
+	packed := filepath.Join(dir, "kubectl-chandler")
+	if read(t, packed) != read(t, path) {
+		t.Error("the archive has another program")
+	}
+	out, err := exec.Command(packed, "version").CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), "kubectl-chandler "+version+" go") {
+		t.Errorf("version prints %q, %v", out, err)
+	}
 }
 
 // copySource copies the source of the project's programs and chart.

@@ -167,7 +167,7 @@ func checkConfig(f *Facts, say *saying) {
 		why = ready
 	}
 	mend := []string{
-		"kubectl -n chandler get configmap chandler -o jsonpath='{.data.config\\.yaml}' | chandler validate -",
+		"kubectl -n chandler get configmap chandler -o jsonpath='{.data.config\\.yaml}' | kubectl chandler validate -",
 		"kubectl -n chandler edit configmap chandler   # with Helm, fix your values as well",
 	}
 	switch {

@@ -20,7 +20,7 @@ var agentCodes = []Code{
 		Looks: "Doctor reads the agent's configuration file or ConfigMap, and the configuration error that the agent reports.",
 		Comes: "The configuration has an unknown field or an expression that does not compile, or a label of the node is invalid.",
 		Why:   "The last valid configuration remains in effect. An agent that starts with an invalid configuration does not become ready, so an upgrade stops. The previous agent continues and starts new pods.",
-		Fixes: []Fix{{"chandler validate config.yaml", "Shows the error before you apply the configuration."}, {"kubectl -n chandler edit configmap chandler", "Opens the configuration. The agent reads it again within about a minute. With Helm, fix your values as well: the next upgrade does not overwrite manual changes, unless you use --force-conflicts."}},
+		Fixes: []Fix{{"kubectl chandler validate config.yaml", "Shows the error before you apply the configuration."}, {"kubectl -n chandler edit configmap chandler", "Opens the configuration. The agent reads it again within about a minute. With Helm, fix your values as well: the next upgrade does not overwrite manual changes, unless you use --force-conflicts."}},
 	},
 	{
 		ID: "CH0704", Says: "the agent is older than its records", Result: Failed, Symptoms: []Symptom{AfterARestart, Terminating, Creating},

@@ -62,7 +62,7 @@ var clusterCodes = []Code{
 		Looks: "Doctor evaluates the expressions of each Chandler DeviceClass that a claim waits for against all published devices, with the scheduler's CEL implementation.",
 		Comes: "The expression has a typing error or uses an attribute that no device has, or no node has such devices.",
 		Why:   "Claims for the class wait permanently.",
-		Fixes: []Fix{{"kubectl get deviceclass NAME -o yaml", "Shows the expression of the class."}, {"chandler validate -", "Prints which devices a class or claim on standard input selects."}},
+		Fixes: []Fix{{"kubectl get deviceclass NAME -o yaml", "Shows the expression of the class."}, {"kubectl chandler validate -", "Prints which devices a class or claim on standard input selects."}},
 	},
 	{
 		ID: "CH0610", Says: "a claim can never be satisfied", Result: Warning, Symptoms: []Symptom{ClaimPending},

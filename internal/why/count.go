@@ -86,7 +86,7 @@ func (a *asker) countDevices(i int, alt *alternative, nodes []candidate) {
 	class, err := a.library.Get(alt.exactly.DeviceClassName)
 	if err != nil {
 		r.Steps = []Step{{0, "devices of the class", err.Error()}}
-		a.mend(append(selectors.MendMissingClass(alt.exactly.DeviceClassName, slices.Collect(maps.Keys(a.library.classes))), "chandler explain "+missingClass)...)
+		a.mend(append(selectors.MendMissingClass(alt.exactly.DeviceClassName, slices.Collect(maps.Keys(a.library.classes))), "kubectl chandler explain "+missingClass)...)
 		return
 	}
 	devices, all, failed := a.judge(class, alt, nodes)
@@ -99,7 +99,7 @@ func (a *asker) countDevices(i int, alt *alternative, nodes []candidate) {
 	}
 	r.Steps = append(r.Steps, Step{int64(len(devices)), "devices of the class", onNodes(len(on))})
 	if failed != nil {
-		a.mend(append(selectors.MendClass(class, failed, a.specs()), "chandler explain "+failingClass)...)
+		a.mend(append(selectors.MendClass(class, failed, a.specs()), "kubectl chandler explain "+failingClass)...)
 	}
 	switch {
 	case len(devices) > 0:

@@ -147,7 +147,7 @@ func (a *asker) fix(r *Request, best *group) {
 		}
 		missing--
 		if code := codes[d.gone.what]; code != "" {
-			a.mend("chandler explain " + code)
+			a.mend("kubectl chandler explain " + code)
 		}
 		if d.gone.order == byTaint && strings.Contains(d.gone.what, "/") {
 			// The taint keeps the device unavailable even after its release.
@@ -225,7 +225,7 @@ func (a *asker) nearPlugged(r *Request, nodes []candidate) {
 			if meant := selectors.Near(r.Resource, a.resources()); meant != "" {
 				a.mend(fmt.Sprintf("kubectl -n %s get pod %s -o yaml   # it asks for %s: is %s meant?", a.pod.Namespace, a.pod.Name, r.Resource, meant))
 			}
-			a.mend("chandler explain " + noClass)
+			a.mend("kubectl chandler explain " + noClass)
 		}
 		return
 	}

@@ -343,7 +343,7 @@ func TestLimits(t *testing.T) {
 		if got, want := story(&answer.Asked[0]), "0 offered by device plugins under that name; 0 left and no DeviceClass has that name"; got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
-		if !slices.Contains(answer.Fix, "chandler explain CH0603") {
+		if !slices.Contains(answer.Fix, "kubectl chandler explain CH0603") {
 			t.Errorf("fix: %q", answer.Fix)
 		}
 	})

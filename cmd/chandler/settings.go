@@ -1,0 +1,162 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"chandler.dev/api/v1alpha1"
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/compile"
+	"chandler.dev/internal/handover"
+)
+
+// loadConfig reads a configuration file and returns the part for a node. Without a file, loadConfig
+// returns the defaults.
+func loadConfig(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules.Rules, error) {
+	var data []byte
+	if file != "" {
+		var err error
+		if data, err = os.ReadFile(file); err != nil {
+			return nil, nil, fmt.Errorf("read config: %w", err)
+		}
+	}
+	config, compiled, err := compile.ForNode(data, node)
+	if err != nil {
+		return nil, nil, fmt.Errorf("config %s: %w", file, err)
+	}
+	return config, compiled, nil
+}
+
+// nodeFlags adds the flags that select the node whose configuration a command reads.
+func nodeFlags(flags *pflag.FlagSet, node *v1alpha1.Node) {
+	flags.StringVar(&node.Name, "node-name", os.Getenv("NODE_NAME"), "read the configuration as it counts on the `node` of this name; $NODE_NAME, else the host's name")
+	flags.StringToStringVar(&node.Labels, "node-labels", nil, "and of these `labels`: pool=training,chandler.dev/mode=DRA")
+}
+
+// nodeName returns the name of a node in Kubernetes: the given name, or else the host's name.
+func nodeName(said string) (string, error) {
+	if said == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return "", fmt.Errorf("node name: %w", err)
+		}
+		said = strings.ToLower(name)
+	}
+	if messages := validation.IsDNS1123Subdomain(said); len(messages) > 0 {
+		return "", fmt.Errorf("node name %q: %s; --node-name says another", said, strings.Join(messages, "; "))
+	}
+	return said, nil
+}
+
+// loadConfigHere is [loadConfig] for a node whose name is optional. Without a file, nothing depends
+// on the name, so that an invalid host name, such as "(none)", does no harm.
+func loadConfigHere(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules.Rules, error) {
+	var err error
+	if file != "" || node.Name != "" {
+		node.Name, err = nodeName(node.Name)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	config, compiled, err := loadConfig(file, node)
+	if errors.Is(err, v1alpha1.ErrNoLabels) {
+		err = fmt.Errorf("%w: say --node-labels", err)
+	}
+	return config, compiled, err
+}
+
+// configuredHost returns a host with the settings of a configuration.
+func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
+	pool := func(r v1alpha1.Resource) bool { return r.SRIOV != nil }
+	host := &discovery.Host{FS: fsys, Roots: config.Roots, Pools: slices.ContainsFunc(config.Resources, pool)}
+	for _, entry := range config.Rebinding {
+		selector, err := rules.Compile(entry.CEL)
+		if err != nil {
+			continue // compileRules reports the error
+		}
+		host.Rebind = append(host.Rebind, discovery.Rebinding{Expression: entry.CEL, Selects: selector.Selects, Driver: cmp.Or(entry.Driver, "vfio-pci")})
+	}
+	for _, entry := range config.OnRequest.VirtualFunctions {
+		selector, err := rules.Compile(entry.CEL)
+		if err != nil {
+			continue // compileRules reports the error
+		}
+		host.VirtualFunctions = append(host.VirtualFunctions, discovery.VirtualFunctions{Expression: entry.CEL, Selects: selector.Selects, Count: entry.Count})
+	}
+	for _, entry := range config.OnRequest.Partitions {
+		selector, err := rules.Compile(entry.CEL)
+		if err != nil {
+			continue // compileRules reports the error
+		}
+		host.Partition = append(host.Partition, discovery.Partitioning{Expression: entry.CEL, Selects: selector.Selects})
+	}
+	for _, kind := range []discovery.UpkeepKind{discovery.UpkeepMPS, discovery.UpkeepTimeSlices} {
+		for _, entry := range compile.UpkeepSelectors(config, kind) {
+			if selector, err := rules.Compile(entry.CEL); err == nil { // compileRules reports the error
+				host.Upkeep = append(host.Upkeep, discovery.Upkeep{Kind: kind, Expression: entry.CEL, Selects: selector.Selects})
+			}
+		}
+	}
+	for _, resource := range config.Paths {
+		named := discovery.PathResource{Name: resource.Name, Kind: resource.Kind, Env: resource.Env}
+		for _, group := range resource.Groups {
+			named.Groups = append(named.Groups, pathGroup(group))
+		}
+		host.Paths = append(host.Paths, named)
+	}
+	return host
+}
+
+// handoverRules returns the reclaim rules: what the agent does with a device between two consumers.
+func handoverRules(config *v1alpha1.DriverConfig) (out []handover.Rule) {
+	for _, entry := range config.Handover {
+		selector, err := rules.Compile(entry.CEL)
+		if err != nil {
+			continue // compileRules reports the error
+		}
+		out = append(out, handover.Rule{Expression: entry.CEL, Selects: selector.Selects, Reset: entry.Reset == v1alpha1.ResetFunction, Methods: entry.ResetMethods})
+	}
+	return out
+}
+
+func pathGroup(group v1alpha1.PathGroup) discovery.PathGroup {
+	out := discovery.PathGroup{Each: group.Each, Count: group.Count, Units: group.Units, UnitEnv: group.UnitEnv}
+	for _, p := range group.Paths {
+		out.Paths = append(out.Paths, discovery.HostPath{
+			Path:        p.Path,
+			MountPath:   p.MountPath,
+			Permissions: p.Permissions,
+			Mount:       p.Type == v1alpha1.PathTypeMount,
+			ReadOnly:    p.ReadOnly,
+			Limit:       p.Limit,
+			Optional:    p.Optional,
+		})
+	}
+	for _, device := range group.USB {
+		out.USB = append(out.USB, discovery.USBID{
+			Vendor:  fmt.Sprintf("%04s", strings.ToLower(device.Vendor)),
+			Product: fmt.Sprintf("%04s", strings.ToLower(device.Product)),
+			Serial:  device.Serial,
+		})
+	}
+	return out
+}
+
+// severityOf returns the configured effects of conditions.
+func severityOf(effects map[string]v1alpha1.Effect) discovery.Severity {
+	out := make(discovery.Severity, len(effects))
+	for name, effect := range effects {
+		out[discovery.Condition(name)] = resourceapi.DeviceTaintEffect(effect)
+	}
+	return out
+}

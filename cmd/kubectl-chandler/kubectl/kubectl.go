@@ -1,0 +1,182 @@
+// Package kubectl implements the commands for users of a cluster without access to its nodes. top,
+// who, why and report read the cluster with the user's own permissions, import and validate read
+// files only, migrate runs a command in an agent's pod, and uninstall gives orders to the agents.
+package kubectl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"chandler.dev/internal/command"
+	"chandler.dev/internal/terminal"
+)
+
+// The binary's names as a kubectl plugin, and as the plugin's shell completion (pkg/cmd/plugin.go
+// and plugin_completion.go of k8s.io/kubectl 0.26 to 0.37).
+const (
+	pluginName     = "kubectl-chandler"
+	completionName = "kubectl_complete-chandler"
+)
+
+// Arguments returns the plugin's arguments. To complete words, kubectl runs the binary under
+// another name, with the words typed so far.
+func Arguments(args []string) []string {
+	if strings.HasPrefix(filepath.Base(args[0]), completionName) {
+		return append([]string{cobra.ShellCompRequestCmd}, args[1:]...)
+	}
+	return args[1:]
+}
+
+// Plugin returns the command that kubectl runs as "kubectl chandler".
+func Plugin(version string) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:         pluginName,
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl chandler"},
+		Short:       "Count, explain and configure the accelerators of a cluster",
+		Long: `The commands of Chandler for your own machine. top, who, why and report read
+ResourceSlices, ResourceClaims, DeviceClasses, nodes and pods with your own
+permissions, and change nothing. They omit objects that you may not read, and
+print a message on standard error. import and validate read files and need no
+cluster. The program chandler has the commands for nodes.`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	for _, of := range commands {
+		cmd.AddCommand(of(newOptions(version)))
+	}
+	cmd.AddCommand(newImport(), newValidate())
+	cmd.AddCommand(command.NewExplain("kubectl chandler"), command.NewVersion(pluginName, version))
+	return cmd
+}
+
+// commands are the commands that connect to a cluster.
+var commands = []func(*options) *cobra.Command{newTop, newWho, newWhy, newReport, newMigrate, newUninstall}
+
+// options are common to all commands.
+type options struct {
+	version    string
+	kubeconfig clientcmd.ClientConfigLoadingRules
+	overrides  clientcmd.ConfigOverrides
+	output     string
+	ascii      bool
+
+	// Set by tests, which have neither a cluster nor a clock.
+	client kubernetes.Interface
+	now    func() time.Time
+	width  int
+	exec   func(ctx context.Context, pod *corev1.Pod, command []string) (stdout, stderr []byte, err error)
+}
+
+func newOptions(version string) *options {
+	return &options{version: version, kubeconfig: *clientcmd.NewDefaultClientConfigLoadingRules(), now: time.Now}
+}
+
+// addFlags adds the flags that select a cluster, with kubectl's names.
+func (o *options) addFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.kubeconfig.ExplicitPath, clientcmd.RecommendedConfigPathFlag, "", "kubeconfig `file`, else that of KUBECONFIG or ~/.kube/config")
+	clientcmd.BindOverrideFlags(&o.overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
+	flags.BoolVar(&o.ascii, "ascii", false, "write nothing but ASCII")
+}
+
+// addOutput adds the flag for the output format.
+func (o *options) addOutput(flags *pflag.FlagSet) {
+	flags.StringVarP(&o.output, "output", "o", "", "json, or nothing for people")
+}
+
+func (o *options) checkOutput() error {
+	if o.output != "" && o.output != "json" {
+		return fmt.Errorf("output format %q: want json", o.output)
+	}
+	return nil
+}
+
+// style returns the style of the command's output.
+func (o *options) style(cmd *cobra.Command) terminal.Style {
+	style := terminal.Of(cmd.OutOrStdout(), os.LookupEnv, o.ascii)
+	if o.width > 0 {
+		style.Width = o.width
+	}
+	return style
+}
+
+func (o *options) config() clientcmd.ClientConfig {
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&o.kubeconfig, &o.overrides)
+}
+
+// namespace returns the namespace of the command line or, without one, of the kubeconfig.
+func (o *options) namespace() (string, error) {
+	if o.client != nil {
+		if ns := o.overrides.Context.Namespace; ns != "" {
+			return ns, nil
+		}
+		return "default", nil
+	}
+	namespace, _, err := o.config().Namespace()
+	return namespace, err
+}
+
+// Rate limits for API requests. A report of many nodes needs many, and a user waits for it.
+const (
+	qps   = 50
+	burst = 100
+)
+
+// restConfig returns the client configuration for the API server.
+func (o *options) restConfig() (*rest.Config, error) {
+	config, err := o.config().ClientConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		return nil, errors.New("no cluster is known: set KUBECONFIG, or name a file by --kubeconfig")
+	}
+	if err != nil {
+		return nil, command.KubeconfigError(err)
+	}
+	config = rest.AddUserAgent(config, "kubectl-chandler/"+o.version)
+	config.QPS, config.Burst = qps, burst
+	return config, nil
+}
+
+// connect returns a client of the API server.
+func (o *options) connect() (kubernetes.Interface, error) {
+	if o.client != nil {
+		return o.client, nil
+	}
+	config, err := o.restConfig()
+	if err != nil {
+		return nil, err
+	}
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	config.AcceptContentTypes = config.ContentType + ",application/json"
+	return kubernetes.NewForConfig(config)
+}
+
+// read reads the cluster, and reports on standard error what was not readable.
+func (o *options) read(ctx context.Context, cmd *cobra.Command, what reading) (*view, error) {
+	client, err := o.connect()
+	if err != nil {
+		return nil, err
+	}
+	namespace, err := o.namespace()
+	if err != nil {
+		return nil, err
+	}
+	v := &view{client: client, namespace: namespace, now: o.now()}
+	if err := v.read(ctx, what); err != nil {
+		return nil, err
+	}
+	for _, missing := range v.missing {
+		fmt.Fprintln(cmd.ErrOrStderr(), "not known:", missing)
+	}
+	return v, nil
+}

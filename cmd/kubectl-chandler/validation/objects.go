@@ -1,0 +1,350 @@
+package validation
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubejson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"chandler.dev/api/v1alpha1"
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/compile"
+)
+
+// resourceGroup is the API group of Dynamic Resource Allocation.
+const resourceGroup = "resource.k8s.io"
+
+// ownKinds are the kinds of chandler.dev.
+var ownKinds = []string{v1alpha1.KindClaimParameters, v1alpha1.KindDriverConfig, v1alpha1.KindProvisionConfig}
+
+// configOf maps kinds of resource.k8s.io, in all versions, to the path of their driver parameters.
+var configOf = map[string][]string{
+	"ResourceClaim":         {"spec", "devices", "config"},
+	"ResourceClaimTemplate": {"spec", "spec", "devices", "config"},
+	"DeviceClass":           {"spec", "config"},
+}
+
+// document checks one document of a file.
+func (v *validator) document(at place, text string) {
+	data, err := yaml.YAMLToJSONStrict([]byte(text))
+	if err != nil {
+		v.report(at, severityError, err)
+		return
+	}
+	v.json(at, data)
+}
+
+func (v *validator) json(at place, data []byte) {
+	var content any
+	if err := kubejson.UnmarshalCaseSensitivePreserveInts(data, &content); err != nil {
+		v.report(at, severityError, err)
+		return
+	}
+	switch content := content.(type) {
+	case nil:
+	case map[string]any:
+		v.object(at, &unstructured.Unstructured{Object: content}, data)
+	default:
+		v.errorf(at, "is no object")
+	}
+}
+
+// object checks an object, whose JSON is data.
+func (v *validator) object(at place, object *unstructured.Unstructured, data []byte) {
+	at.object = strings.TrimSpace(object.GetKind() + " " + object.GetName())
+	group := object.GroupVersionKind().Group
+	switch _, known := configOf[object.GetKind()]; {
+	case v.found && object.GetAPIVersion() == "" && object.GetKind() == "":
+		v.notef(at, "is not checked: has neither apiVersion nor kind") // a patch, or the values of a chart
+	case object.GetAPIVersion() == "" || object.GetKind() == "":
+		v.errorf(at, "has no apiVersion or no kind")
+	case object.IsList():
+		v.list(at, object)
+	case group == discovery.Domain:
+		v.own(at, object.GetKind(), data)
+	case group == resourceGroup && known:
+		v.resource(at, object, data)
+	case group == "" && object.GetKind() == "ConfigMap":
+		v.configMap(at, object)
+	default:
+		v.other(at, object, data)
+	}
+}
+
+// list checks the objects of a list, such as kubectl prints.
+func (v *validator) list(at place, list *unstructured.Unstructured) {
+	items, _ := list.Object["items"].([]any) // nil if the field is not a list
+	for i, item := range items {
+		data, err := json.Marshal(item)
+		if err != nil {
+			v.report(at, severityError, err)
+			continue
+		}
+		item := at.at(fmt.Sprintf("items[%d]", i))
+		item.object = ""
+		v.json(item, data)
+	}
+}
+
+// own checks an object of chandler.dev.
+func (v *validator) own(at place, kind string, data []byte) {
+	v.checked++
+	var err error
+	switch kind {
+	case v1alpha1.KindClaimParameters:
+		v.claimParameters(at, data)
+	case v1alpha1.KindDriverConfig:
+		var config *v1alpha1.DriverConfig
+		if config, err = compile.Config(data); err == nil {
+			v.unreached(at, config)
+		}
+	case v1alpha1.KindProvisionConfig:
+		_, err = compile.Provision(data)
+	default:
+		err = fmt.Errorf("is kind %q; want %s", kind, strings.Join(ownKinds, ", "))
+	}
+	if err != nil {
+		v.report(at, severityError, err)
+	}
+}
+
+// unreached warns about entries that never match because an earlier entry has the same selector.
+func (v *validator) unreached(at place, config *v1alpha1.DriverConfig) {
+	selectors := make(map[string][]v1alpha1.Selector)
+	for _, e := range config.Sharing {
+		selectors["sharing"] = append(selectors["sharing"], e.Selector)
+	}
+	for _, e := range config.Resources {
+		selectors["resources"] = append(selectors["resources"], e.Selector)
+	}
+	for _, list := range slices.Sorted(maps.Keys(selectors)) {
+		for j, later := range selectors[list] {
+			i := slices.IndexFunc(selectors[list][:j], func(s v1alpha1.Selector) bool {
+				return s.CEL == later.CEL && (s.Nodes == nil || reflect.DeepEqual(s.Nodes, later.Nodes))
+			})
+			if i >= 0 {
+				v.report(at, severityWarning, fmt.Errorf("%s[%d].cel: is that of %s[%d], and the first that selects a device counts: the later one never does", list, j, list, i))
+			}
+		}
+	}
+}
+
+// configMap checks the configurations of Chandler in a ConfigMap.
+func (v *validator) configMap(at place, object *unstructured.Unstructured) {
+	values, _, err := unstructured.NestedStringMap(object.Object, "data")
+	if err != nil {
+		v.report(at, severityError, err)
+		return
+	}
+	found := false
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		field := at.at("data[" + key + "]")
+		meta, err := typeOf(values[key])
+		switch ours := strings.Contains(values[key], discovery.Domain+"/v1"); {
+		case err != nil && ours:
+			v.report(field, severityError, err)
+			found = true
+		case err == nil && strings.HasPrefix(meta.APIVersion, discovery.Domain+"/"):
+			v.own(field.inside(), meta.Kind, []byte(values[key]))
+			found = true
+		}
+	}
+	if !found {
+		v.notef(at, "is not checked: holds no configuration of Chandler")
+	}
+}
+
+func typeOf(text string) (meta runtime.TypeMeta, err error) {
+	err = yaml.Unmarshal([]byte(text), &meta)
+	return meta, err
+}
+
+// resource checks a claim, a claim template or a device class.
+func (v *validator) resource(at place, object *unstructured.Unstructured, data []byte) {
+	v.checked++
+	if _, err := v.typed(data); runtime.IsNotRegisteredError(err) {
+		v.errorf(at, "is apiVersion %q, which is not known; want that of a version such as %s", object.GetAPIVersion(), resourceapi.SchemeGroupVersion)
+	} else if err != nil {
+		v.report(at, severityError, err)
+	}
+	v.parameters(at, object)
+	v.selectors(at.at("spec"), object.Object["spec"])
+	if name, _, _ := unstructured.NestedString(object.Object, "spec", "extendedResourceName"); name != "" {
+		v.classes[name] = append(v.classes[name], namedClass{object.GetName(), at.at("spec.extendedResourceName")})
+	}
+}
+
+// typed decodes a Kubernetes object, as strictly as the API server with fieldValidation=Strict.
+func (v *validator) typed(data []byte) (runtime.Object, error) {
+	typed, _, err := v.decoder.Decode(data, nil, nil)
+	if strict, ok := runtime.AsStrictDecodingError(err); ok {
+		return typed, errors.Join(strict.Errors()...)
+	}
+	return typed, err
+}
+
+// parameters checks the parameters for this driver in an object, as Prepare does.
+func (v *validator) parameters(at place, object *unstructured.Unstructured) {
+	path := configOf[object.GetKind()]
+	entries, _, _ := unstructured.NestedFieldNoCopy(object.Object, path...) // an invalid type was reported before
+	list, _ := entries.([]any)
+	for i, entry := range list {
+		config, _ := entry.(map[string]any)
+		opaque, _ := config["opaque"].(map[string]any)
+		if opaque["driver"] != discovery.Domain {
+			continue
+		}
+		field := at.at(fmt.Sprintf("%s[%d].opaque.parameters", strings.Join(path, "."), i))
+		data, err := json.Marshal(opaque["parameters"])
+		if err != nil {
+			v.report(field, severityError, err)
+			continue
+		}
+		v.claimParameters(field, data)
+	}
+}
+
+// claimParameters checks parameters. It warns about parameters that no family supports and that do
+// not apply to every device. Whether the devices of a claim support them is known only after
+// allocation.
+func (v *validator) claimParameters(at place, data []byte) {
+	parameters, err := compile.Parameters(data)
+	if err != nil {
+		v.report(at, severityError, err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(parameters)) {
+		if name != discovery.Driver && !slices.ContainsFunc(families.All, func(f *discovery.Family) bool { return f.Lists(name) }) {
+			v.report(at, severityWarning, fmt.Errorf("%s: no device takes it, and a claim for any is refused", name))
+		}
+	}
+}
+
+// selectors compiles the expressions that select devices. It searches the whole object, because
+// each version of resource.k8s.io has them in another place.
+func (v *validator) selectors(at place, value any) {
+	switch value := value.(type) {
+	case []any:
+		for i, item := range value {
+			v.selectors(at.at(fmt.Sprintf("[%d]", i)), item)
+		}
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(value)) {
+			switch expression, is := celExpression(key, value[key]); {
+			case is:
+				if _, err := rules.Compile(expression); err != nil {
+					v.report(at.at("cel.expression"), severityError, err)
+				}
+			case key != "opaque": // opaque parameters can contain anything
+				v.selectors(at.at(key), value[key])
+			}
+		}
+	}
+}
+
+func celExpression(key string, value any) (string, bool) {
+	cel, _ := value.(map[string]any)
+	expression, is := cel["expression"].(string)
+	return expression, is && key == "cel"
+}
+
+// A namedClass is a device class with an extended resource name.
+type namedClass struct {
+	name string
+	at   place
+}
+
+// sharedNames warns about several classes with the same extended resource name.
+func (v *validator) sharedNames() {
+	for _, resource := range slices.Sorted(maps.Keys(v.classes)) {
+		first := v.classes[resource][0]
+		for _, class := range v.classes[resource][1:] {
+			if class.name != first.name { // otherwise, the same class was read twice
+				v.report(class.at, severityWarning, fmt.Errorf("is %s, and so is that of DeviceClass %s (%s); pods that ask for it get devices of the class that was created last",
+					resource, first.name, first.at))
+			}
+		}
+	}
+}
+
+// other checks objects that contain pods, and ignores all others.
+func (v *validator) other(at place, object *unstructured.Unstructured, data []byte) {
+	typed, err := v.typed(data)
+	pod, path := podSpec(typed)
+	switch {
+	case pod != nil:
+		v.checked++
+		if err != nil {
+			v.report(at, severityError, err)
+		}
+		v.pod(at.at(path), pod)
+	case err != nil && !runtime.IsNotRegisteredError(err) && podKinds[object.GetKind()]:
+		v.checked++
+		v.report(at, severityError, err)
+	default:
+		v.notef(at, "is not checked: nothing in a %s of %s is for Chandler", object.GetKind(), object.GetAPIVersion())
+	}
+}
+
+// podKinds are the kinds that contain pods.
+var podKinds = map[string]bool{
+	"Pod": true, "PodTemplate": true, "Deployment": true, "DaemonSet": true, "StatefulSet": true,
+	"ReplicaSet": true, "ReplicationController": true, "Job": true, "CronJob": true,
+}
+
+// podSpec returns the pod spec of an object and its path, or nil.
+func podSpec(object runtime.Object) (*corev1.PodSpec, string) {
+	const template = "spec.template.spec"
+	switch o := object.(type) {
+	case *corev1.Pod:
+		return &o.Spec, "spec"
+	case *corev1.PodTemplate:
+		return &o.Template.Spec, "template.spec"
+	case *corev1.ReplicationController:
+		if o.Spec.Template != nil {
+			return &o.Spec.Template.Spec, template
+		}
+	case *appsv1.Deployment:
+		return &o.Spec.Template.Spec, template
+	case *appsv1.DaemonSet:
+		return &o.Spec.Template.Spec, template
+	case *appsv1.StatefulSet:
+		return &o.Spec.Template.Spec, template
+	case *appsv1.ReplicaSet:
+		return &o.Spec.Template.Spec, template
+	case *batchv1.Job:
+		return &o.Spec.Template.Spec, template
+	case *batchv1.CronJob:
+		return &o.Spec.JobTemplate.Spec.Template.Spec, "spec.jobTemplate.spec.template.spec"
+	}
+	return nil, ""
+}
+
+// pod checks that containers name claims of their pod.
+func (v *validator) pod(at place, pod *corev1.PodSpec) {
+	check := func(list string, containers []corev1.Container) {
+		for i, container := range containers {
+			for j, claim := range container.Resources.Claims {
+				if !slices.ContainsFunc(pod.ResourceClaims, func(c corev1.PodResourceClaim) bool { return c.Name == claim.Name }) {
+					field := at.at(fmt.Sprintf("%s[%d].resources.claims[%d].name", list, i, j))
+					v.errorf(field, "is %q, which is none of the pod's resourceClaims", claim.Name)
+				}
+			}
+		}
+	}
+	check("initContainers", pod.InitContainers)
+	check("containers", pod.Containers)
+}

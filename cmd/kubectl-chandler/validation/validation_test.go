@@ -1,0 +1,326 @@
+package validation
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// validate returns the output of validate for a text.
+func validate(text string) (string, error) {
+	var out strings.Builder
+	err := Files(strings.NewReader(text), &out, []string{"-"})
+	return out.String(), err
+}
+
+// checkFiles returns the output of validate for files.
+func checkFiles(names ...string) (string, error) {
+	var out strings.Builder
+	err := Files(nil, &out, names)
+	return out.String(), err
+}
+
+func write(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// header returns the beginning of a configuration.
+func header() string { return "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n" }
+
+// withParameters returns objects with parameters, in all served versions, by version and path of
+// the parameters.
+func withParameters(parameters string) map[string]string {
+	const opaque = `config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: chandler.dev, parameters: %s}}]`
+	config := fmt.Sprintf(opaque, parameters)
+	objects := make(map[string]string)
+	for _, version := range []string{"v1", "v1beta2", "v1beta1"} {
+		header := "apiVersion: resource.k8s.io/" + version + "\nmetadata: {name: x}\n"
+		objects[version+"/spec.devices.config[1].opaque.parameters"] = header + "kind: ResourceClaim\nspec: {devices: {" + config + "}}\n"
+		objects[version+"/spec.spec.devices.config[1].opaque.parameters"] = header + "kind: ResourceClaimTemplate\nspec: {spec: {devices: {" + config + "}}}\n"
+		objects[version+"/spec.config[1].opaque.parameters"] = header + "kind: DeviceClass\nspec: {" + config + "}\n"
+	}
+	return objects
+}
+
+// validate refuses the same parameters of a claim, a template or a class as Prepare, and reports
+// their place.
+func TestValidateParameters(t *testing.T) {
+	for _, test := range parametersTests(t) {
+		if test.AtPrepare {
+			continue // the YAML decoder refuses these first
+		}
+		for name, text := range withParameters(strings.ReplaceAll(test.Parameters, `\/`, "/")) {
+			_, path, _ := strings.Cut(name, "/")
+			out, err := validate(text)
+			if (err != nil) != (test.Refused != "") || err != nil && (!strings.Contains(out, path) || !strings.Contains(out, test.Refused)) {
+				t.Errorf("%s, %s: %v\n%s", test.Name, name, err, out)
+			}
+		}
+		out, err := validate(strings.ReplaceAll(test.Parameters, `\/`, "/"))
+		if strings.Contains(test.Parameters, `"chandler.dev`) && strings.Contains(test.Parameters, `"ClaimParameters"`) && (err != nil) != (test.Refused != "") {
+			t.Errorf("%s, alone: %v\n%s", test.Name, err, out)
+		}
+	}
+}
+
+func TestValidate(t *testing.T) {
+	const class = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: %s}\nspec: {extendedResourceName: %s}\n---\n"
+	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: "
+	tests := map[string]struct {
+		text   string
+		prints []string
+		fails  bool
+	}{
+		"configuration": {
+			header(), []string{"1 object checked: 0 errors, 0 warnings"}, false,
+		},
+		"expressions of a configuration": {
+			header() + "exclude: [{cel: 'device.'}]\nresources: [{name: a.b/c, cel: '1'}]\noverhead: [{cel: 'x', perPod: {cpu: 1}}]\nroots: {nobody: /x}\n",
+			[]string{"-:6: error: DriverConfig: roots[nobody]: no family looks there; want one of fpga-intel, nvidia, nvidia-mps, solarflare, vpu", "-:3: error: DriverConfig: exclude[0].cel: ", "-:4: error: DriverConfig: resources[0].cel: ", "error: DriverConfig: overhead[0].cel: ", "4 errors"}, true,
+		},
+		"entries that never count": {
+			header() + "sharing:\n- {cel: 'true', replicas: 2, nodes: {names: [a]}}\n- {cel: 'true', replicas: 3}\n- {cel: 'true', replicas: 4, nodes: {names: [b]}}\nresources:\n- {name: a.b/c, cel: 'true'}\n- {name: a.b/c, cel: 'false'}\n",
+			[]string{"-:6: warning: DriverConfig: sharing[2].cel: is that of sharing[1], and the first", "1 object checked: 0 errors, 1 warning\n"}, false,
+		},
+		"places in paths": {
+			header() + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}, {path: dev/b, permissions: xyz}]}, {count: -1, paths: [{path: /dev/a}]}]}]\n",
+			[]string{
+				`-:3: error: DriverConfig: paths[0]: groups[0]: paths[1]: path: is "dev/b"`, `-:3: error: DriverConfig: paths[0]: groups[0]: paths[1]: permissions: is "xyz"`,
+				"-:3: error: DriverConfig: paths[0]: groups[1]: count: is -1", "3 errors",
+			}, true,
+		},
+		"one place in paths": {
+			header() + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a, permissions: xyz}]}]}]\n",
+			[]string{`-:3: error: DriverConfig: paths[0]: groups[0]: paths[0]: permissions: is "xyz"`, "1 error,"}, true,
+		},
+		"field of a configuration": {
+			header() + "modes: DRA\n", []string{`unknown field "modes"`}, true,
+		},
+		"what is to be provisioned": {
+			"apiVersion: chandler.dev/v1alpha1\nkind: ProvisionConfig\nfunctions: [{cel: 'device.', driver: vfio-pci}]\n", []string{"ProvisionConfig: functions[0].cel: "}, true,
+		},
+		"kind of our own that there is not": {
+			"apiVersion: chandler.dev/v1alpha1\nkind: DriverConfgi\n", []string{`is kind "DriverConfgi"`, "DriverConfig"}, true,
+		},
+		"configuration in a ConfigMap": {
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  readme: Hello.\n  config.yaml: |\n    apiVersion: chandler.dev/v1alpha1\n    kind: DriverConfig\n    mode: Sometimes\n",
+			[]string{`-:9: error: ConfigMap c: data[config.yaml]: mode: is "Sometimes"`, "1 object checked"}, true,
+		},
+		"configuration that is no YAML": {
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  config.yaml: |\n    apiVersion: chandler.dev/v1alpha1\n    kind: [\n",
+			[]string{"data[config.yaml]: "}, true,
+		},
+		"ConfigMap of others": {
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: b}\n", []string{"note: ConfigMap c: is not checked", "0 objects checked"}, false,
+		},
+		"others": {
+			"# Says nothing.\n---\n\napiVersion: v1\nkind: Service\nmetadata: {name: s}\n", []string{"-:4: note: Service s: is not checked"}, false,
+		},
+		"lines of a ConfigMap that is written otherwise": {
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  config.yaml: \"apiVersion: chandler.dev/v1alpha1\\nkind: DriverConfig\\nmode: Sometimes\\n\"\n",
+			[]string{`-:5: error: ConfigMap c: data[config.yaml]: mode: is "Sometimes"`}, true,
+		},
+		"lines of parameters": {
+			"# A class.\n---\n\napiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: c}\nspec:\n  config:\n  - opaque:\n      driver: chandler.dev\n      parameters:\n" +
+				"        apiVersion: chandler.dev/v1alpha1\n        kind: ClaimParameters\n        environment:\n          GOOD: a\n          BAD-NAME: b\n          EMPTY: ''\n        computePercentage: 0\n",
+			[]string{
+				`-:14: error: DeviceClass c: spec.config[0].opaque.parameters: environment: "BAD-NAME"`,
+				`-:17: error: DeviceClass c: spec.config[0].opaque.parameters: environment[EMPTY]: `,
+				`-:18: error: DeviceClass c: spec.config[0].opaque.parameters: computePercentage: is 0`, "3 errors",
+			}, true,
+		},
+		"variable that nobody takes": {
+			"apiVersion: chandler.dev/v1alpha1\nkind: ClaimParameters\nenvironment:\n  HSA_XNACK: '1'\n  HSA_XNAK: '1'\n",
+			[]string{"-:5: warning: ClaimParameters: environment[HSA_XNAK]: no device takes it", "1 object checked: 0 errors, 1 warning"}, false,
+		},
+		"lines of unknown fields": {
+			"apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: c}\nspec:\n  selector: []\n  config:\n  - opaque:\n      driver: chandler.dev\n      parameters:\n" +
+				"        apiVersion: chandler.dev/v1alpha1\n        kind: ClaimParameters\n        variables: {}\n",
+			[]string{`-:5: error: DeviceClass c: unknown field "spec.selector"`, `-:12: error: DeviceClass c: spec.config[0].opaque.parameters: `, `unknown field "variables"`, "2 errors"}, true,
+		},
+		"lines of a list": {
+			"apiVersion: v1\nkind: List\nitems:\n- apiVersion: chandler.dev/v1alpha1\n  kind: ClaimParameters\n- &same\n  apiVersion: chandler.dev/v1alpha1\n  kind: ClaimParameters\n  interfaceName: lo\n- *same\n",
+			[]string{"-:9: error: ClaimParameters: items[1]: interfaceName: ", "-:9: error: ClaimParameters: items[2]: interfaceName: "}, true,
+		},
+		"selectors of a class": {
+			"apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: c}\nspec: {selectors: [{cel: {expression: 'true'}}, {cel: {expression: 'device.driver'}}]}\n",
+			[]string{"error: DeviceClass c: spec.selectors[1].cel.expression: "}, true,
+		},
+		"selectors of a claim": {
+			"apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {requests: [{name: a, exactly: {deviceClassName: x, selectors: [{cel: {expression: 'devise'}}]}}]}}\n",
+			[]string{"ResourceClaim c: spec.devices.requests[0].exactly.selectors[0].cel.expression: "}, true,
+		},
+		"selectors of an old claim": {
+			"apiVersion: resource.k8s.io/v1beta1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {requests: [{name: a, deviceClassName: x, selectors: [{cel: {expression: 'devise'}}]}]}}\n",
+			[]string{"ResourceClaim c: spec.devices.requests[0].selectors[0].cel.expression: "}, true,
+		},
+		"field of a claim": {
+			"apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {requests: [{name: a, deviceClassName: x}]}}\n",
+			[]string{`unknown field "spec.devices.requests[0].deviceClassName"`}, true,
+		},
+		"version of a claim": {
+			"apiVersion: resource.k8s.io/v2\nkind: ResourceClaim\nmetadata: {name: c}\n", []string{`"resource.k8s.io/v2", which is not known`}, true,
+		},
+		"class of one name with another": {
+			fmt.Sprintf(class+class+class, "a", "example.com/gpu", "b", "example.com/gpu", "c", "example.com/other"),
+			[]string{"-:9: warning: DeviceClass b: spec.extendedResourceName: is example.com/gpu, and so is that of DeviceClass a (-:4)", "3 objects checked: 0 errors, 1 warning\n"}, false,
+		},
+		"one class twice": {
+			fmt.Sprintf(class+class, "a", "example.com/gpu", "a", "example.com/gpu"), []string{"0 warnings"}, false,
+		},
+		"classes as kubectl prints them": {
+			`{"apiVersion":"v1","kind":"List","items":[` +
+				`{"apiVersion":"resource.k8s.io/v1","kind":"DeviceClass","metadata":{"name":"a"},"spec":{"extendedResourceName":"a.b/c"}},` +
+				`{"apiVersion":"resource.k8s.io/v1","kind":"DeviceClass","metadata":{"name":"b"},"spec":{"extendedResourceName":"a.b/c"}}]}`,
+			[]string{"-:1: warning: DeviceClass b: items[1].spec.extendedResourceName: "}, false,
+		},
+		"claims of a pod": {
+			pod + "{resourceClaims: [{name: gpu}], initContainers: [{name: i, resources: {claims: [{name: gpu}, {name: nic}]}}], containers: [{name: c, resources: {claims: [{name: gpus}]}}]}\n",
+			[]string{`Pod p: spec.initContainers[0].resources.claims[1].name: is "nic"`, `Pod p: spec.containers[0].resources.claims[0].name: is "gpus"`, "2 errors"}, true,
+		},
+		"claims of a job's pods": {
+			"apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: j}\nspec: {jobTemplate: {spec: {template: {spec: {containers: [{name: c, resources: {claims: [{name: gpu}]}}]}}}}}\n",
+			[]string{"CronJob j: spec.jobTemplate.spec.template.spec.containers[0].resources.claims[0].name: "}, true,
+		},
+		"pod that is none": {
+			pod + "{containers: none}\n", []string{"error: Pod p: "}, true,
+		},
+		"separator with a comment": {
+			header() + "--- # another\n" + header() + "mode: Never\n", []string{"-:6: error: DriverConfig: mode: ", "2 objects checked"}, true,
+		},
+		"field twice":     {header() + "mode: DRA\nmode: DRA\n", []string{"-:1: error: ", "already set"}, true},
+		"no object":       {"- a\n", []string{"is no object"}, true},
+		"no kind":         {"spec: {}\n", []string{"no kind"}, true},
+		"nothing":         {"# Only words.\n---\n", []string{"note: has no objects", "0 objects checked"}, false},
+		"entries of none": {"apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: c}\nspec: {config: [1, {opaque: 2}]}\n", []string{"error: DeviceClass c: "}, true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			out, err := validate(test.text)
+			if (err != nil) != test.fails {
+				t.Errorf("error %v", err)
+			}
+			for _, want := range test.prints {
+				if !strings.Contains(out, want) {
+					t.Errorf("does not print %q:\n%s", want, out)
+				}
+			}
+		})
+	}
+}
+
+// All shipped objects are valid, except patches, which are not objects.
+func TestValidateShipped(t *testing.T) {
+	files, err := filepath.Glob("../../../deployments/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples, err := filepath.Glob("../../../deployments/examples/*.yaml")
+	if err != nil || len(files) == 0 || len(examples) == 0 {
+		t.Fatalf("found %q, %q, %v", files, examples, err)
+	}
+	var shipped []string
+	for _, file := range append(files, examples...) {
+		if !strings.HasSuffix(file, "-patch.yaml") {
+			shipped = append(shipped, file)
+		}
+	}
+	if out, err := checkFiles(shipped...); err != nil || !strings.Contains(out, ": 0 errors, 0 warnings\n") {
+		t.Error(out)
+	}
+}
+
+// Files are checked together, and an unreadable file does not hide the others.
+func TestValidateFiles(t *testing.T) {
+	dir := t.TempDir()
+	good, bad, missing := filepath.Join(dir, "good.yaml"), filepath.Join(dir, "bad.yaml"), filepath.Join(dir, "missing.yaml")
+	write(t, good, header())
+	write(t, bad, header()+"mode: Never\n")
+	out, err := checkFiles(missing, good, bad)
+	if err == nil || !strings.Contains(err.Error(), "2 errors") {
+		t.Errorf("error %v", err)
+	}
+	for _, want := range []string{missing + ": error: ", bad + ":3: error: DriverConfig: mode"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("does not print %q:\n%s", want, out)
+		}
+	}
+}
+
+// A directory stands for the files below it that may contain objects. Other files are ignored.
+func TestValidateDirectory(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "below"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "a.yaml"), header()+"---\n"+header()+"mode: Never\n")
+	write(t, filepath.Join(dir, "below", "b.json"), `{"apiVersion": "chandler.dev/v1alpha1", "kind": "ClaimParameters", "computePercentage": 500}`)
+	write(t, filepath.Join(dir, "below", "c-patch.yml"), "spec: {template: {}}\n")
+	write(t, filepath.Join(dir, "README.md"), "{{")
+	if err := os.MkdirAll(filepath.Join(dir, "chart", "templates"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "chart", "Chart.yaml"), "name: chart\n")
+	write(t, filepath.Join(dir, "chart", "templates", "a.yaml"), "{{")
+	out, err := checkFiles(dir)
+	if err == nil {
+		t.Error("no error")
+	}
+	for _, want := range []string{
+		filepath.Join(dir, "a.yaml") + ":6: error: DriverConfig: mode: ",
+		filepath.Join(dir, "below", "b.json") + ":1: error: ClaimParameters: computePercentage: is 500",
+		filepath.Join(dir, "below", "c-patch.yml") + ":1: note: is not checked: has neither",
+		"3 objects checked: 2 errors, 0 warnings",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("does not print %q:\n%s", want, out)
+		}
+	}
+	if out, err := checkFiles(filepath.Join(dir, "below", "c-patch.yml")); err == nil {
+		t.Errorf("a file that was named and has no object:\n%s", out)
+	}
+	if out, err := checkFiles(t.TempDir()); err == nil || !strings.Contains(out, "has no files that end in .yaml") {
+		t.Errorf("an empty directory: %v\n%s", err, out)
+	}
+}
+
+// The check of any text ends without a panic.
+func FuzzValidate(f *testing.F) {
+	for _, file := range []string{"config.yaml", "examples/fpga-function.yaml", "examples/gpu-pair.yaml"} {
+		data, err := os.ReadFile("../../../deployments/" + file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(data))
+	}
+	for _, text := range withParameters(`{"kind": 1}`) {
+		f.Add(text)
+	}
+	f.Fuzz(func(_ *testing.T, text string) {
+		_ = Files(strings.NewReader(text), io.Discard, []string{"-"})
+	})
+}
+
+// The nodes of entries are checked, with the line of the entry.
+func TestValidateNodes(t *testing.T) {
+	printed, err := validate(header() + `exclude:
+- cel: "true"
+  nodes:
+    names: [a, "B c"]
+allocation:
+- resource: a.b/c
+- resource: a.b/c
+  nodes: {matchLabels: {a: b}}
+`)
+	for _, want := range []string{`:6: error: DriverConfig: exclude[0]: nodes.names[1]: is "B c"`, ":9: error: DriverConfig: allocation[1].resource: is \"a.b/c\", as another's is"} {
+		if err == nil || !strings.Contains(printed, want) {
+			t.Errorf("no %q in\n%s", want, printed)
+		}
+	}
+}

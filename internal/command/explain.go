@@ -1,0 +1,70 @@
+package command
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/terminal"
+)
+
+// NewExplain returns the command that explains the codes of doctor. program is the program with its
+// arguments so far, as users type it.
+func NewExplain(program string) *cobra.Command {
+	var ascii bool
+	cmd := &cobra.Command{
+		Use:   "explain [CODE]...",
+		Short: "Say what a code of chandler doctor means, and how to mend it",
+		Long: `Say what a code of "chandler doctor" means: what is looked at, how it comes to be,
+why it matters, and what each command that mends it does. Without a code it lists
+all codes.`,
+		Example: "  " + program + " explain CH0104\n  " + program + " explain",
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			var ids []string
+			for _, c := range doctor.Codes() {
+				ids = append(ids, c.ID+"\t"+c.Says)
+			}
+			return ids, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return explain(program, cmd.OutOrStdout(), terminal.Of(cmd.OutOrStdout(), os.LookupEnv, ascii), args)
+		},
+	}
+	cmd.Flags().BoolVar(&ascii, "ascii", false, "print no other characters than ASCII's")
+	return cmd
+}
+
+func explain(program string, out io.Writer, style terminal.Style, codes []string) error {
+	if len(codes) == 0 {
+		return doctor.List(out, style)
+	}
+	var found []doctor.Code
+	var unknown []string
+	for _, id := range codes {
+		code, known := doctor.Lookup(id)
+		if !known {
+			code, known = doctor.Lookup("CH" + id)
+		}
+		if !known {
+			unknown = append(unknown, strconv.Quote(id))
+		}
+		found = append(found, code)
+	}
+	if len(unknown) > 0 {
+		return WithExitCode(fmt.Errorf("there is no code %s; %s explain lists them", strings.Join(unknown, " and no "), program), 2)
+	}
+	for i, code := range found {
+		if i > 0 {
+			fmt.Fprintln(out)
+		}
+		if err := code.Explain(out, style); err != nil {
+			return err
+		}
+	}
+	return nil
+}
