@@ -252,6 +252,14 @@ func WaitForAgent(ctx context.Context, k *kubectl.Client) error {
 		if s.ObservedGeneration < agent.Generation || s.DesiredNumberScheduled == 0 || s.NumberAvailable < s.DesiredNumberScheduled || s.UpdatedNumberScheduled < s.DesiredNumberScheduled {
 			return fmt.Errorf("%d of %d pods are available", s.NumberAvailable, s.DesiredNumberScheduled)
 		}
+		// The status may still count a pod that was deleted a moment ago.
+		pods, err := k.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(agent.Spec.Selector)})
+		if err != nil {
+			return err
+		}
+		if ready := readyOf(pods.Items); ready < int(s.DesiredNumberScheduled) {
+			return fmt.Errorf("%d of %d pods are ready", ready, s.DesiredNumberScheduled)
+		}
 		return nil
 	})
 	if err == nil {
@@ -266,6 +274,18 @@ func WaitForAgent(ctx context.Context, k *kubectl.Client) error {
 	_, story := k.WaitForPod(ctx, Namespace, pod.Name, corev1.PodRunning)
 	log, logErr := k.Logs(context.WithoutCancel(ctx), Namespace, pod.Name, "")
 	return errors.Join(err, story, fmt.Errorf("its log:\n%s", log), logErr)
+}
+
+// readyOf returns the number of pods that are ready and were not deleted.
+func readyOf(pods []corev1.Pod) (ready int) {
+	for i := range pods {
+		if pods[i].DeletionTimestamp == nil && slices.ContainsFunc(pods[i].Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+		}) {
+			ready++
+		}
+	}
+	return ready
 }
 
 // AgentPod returns the agent's pod on a cluster with one node.

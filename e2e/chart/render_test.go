@@ -21,6 +21,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/api/resource/v1beta1"
+	"k8s.io/api/resource/v1beta2"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"sigs.k8s.io/yaml"
 
@@ -354,6 +357,60 @@ func TestLeftOut(t *testing.T) {
 	old := kinds(mustRender(t, "", "--kube-version=1.29.0"))
 	if old["ValidatingAdmissionPolicy"] != 0 || old["DaemonSet"] != 1 {
 		t.Errorf("in 1.29 there are %v", old)
+	}
+}
+
+// TestDeviceClassesOfVersions renders the DeviceClasses for several versions of Kubernetes. Each class
+// must be valid in the newest version of resource.k8s.io, which is a beta version before 1.34.
+func TestDeviceClassesOfVersions(t *testing.T) {
+	classes := func(version string, decoded func(document string) (spec any)) (all []string) {
+		out := mustRender(t, "", "--kube-version="+version, "--show-only=templates/deviceclasses.yaml")
+		for _, document := range separator.Split("\n"+out, -1)[1:] {
+			spec, err := yaml.Marshal(decoded(document))
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, string(spec))
+		}
+		return all
+	}
+	var named int
+	want := classes("1.34.0", func(document string) any {
+		var class resourceapi.DeviceClass
+		decode(t, document, &class)
+		if class.Spec.ExtendedResourceName != nil {
+			named++
+		}
+		class.Spec.ExtendedResourceName = nil
+		return []any{class.APIVersion, class.Name, class.Spec}
+	})
+	if len(want) < 10 || named == 0 {
+		t.Fatalf("%d classes in 1.34, %d with an extended resource", len(want), named)
+	}
+	for version, decoded := range map[string]func(document string) any{
+		"1.33.0-gke.1": func(document string) any {
+			var class v1beta2.DeviceClass
+			decode(t, document, &class)
+			if class.APIVersion != v1beta2.SchemeGroupVersion.String() || class.Spec.ExtendedResourceName != nil {
+				t.Errorf("class %s has version %s, resource %v", class.Name, class.APIVersion, class.Spec.ExtendedResourceName)
+			}
+			return []any{resourceapi.SchemeGroupVersion.String(), class.Name, class.Spec}
+		},
+		"1.32.5": func(document string) any {
+			var class v1beta1.DeviceClass
+			decode(t, document, &class)
+			if class.APIVersion != v1beta1.SchemeGroupVersion.String() || class.Spec.ExtendedResourceName != nil {
+				t.Errorf("class %s has version %s, resource %v", class.Name, class.APIVersion, class.Spec.ExtendedResourceName)
+			}
+			return []any{resourceapi.SchemeGroupVersion.String(), class.Name, class.Spec}
+		},
+	} {
+		if diff := cmp.Diff(want, classes(version, decoded)); diff != "" {
+			t.Errorf("%s (-1.34 +%[1]s):\n%s", version, diff)
+		}
+	}
+	if out, err := render(t, "", "--kube-version=1.31.0", "--show-only=templates/deviceclasses.yaml"); err == nil {
+		t.Errorf("in 1.31 there are %s", out)
 	}
 }
 

@@ -126,6 +126,9 @@ func TestCollectorIsDown(t *testing.T) {
 	for name, l := range map[string]net.Listener{"silent": silent, "closed": closed} {
 		t.Run(name, func(t *testing.T) {
 			configure(t, l)
+			// A call that waits for the collector waits for this long.
+			t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600000")
+			t.Setenv("OTEL_BSP_EXPORT_TIMEOUT", "3600000")
 			began := time.Now()
 			tracer, stop, err := Start(t.Context(), "worker", "v1")
 			if err != nil {
@@ -137,12 +140,12 @@ func TestCollectorIsDown(t *testing.T) {
 				work(t.Context(), func(ctx context.Context) (context.Context, End) { return Call(ctx, tracer, "prepare") })
 				slowest = max(slowest, time.Since(before))
 			}
-			if slowest > time.Second {
+			if slowest > time.Minute {
 				t.Errorf("a call waited %s", slowest)
 			}
 			before := time.Now()
 			stop()
-			if took := time.Since(before); took > stopTimeout+3*time.Second {
+			if took := time.Since(before); took > stopTimeout+time.Minute {
 				t.Errorf("the end waited %s", took)
 			}
 			t.Logf("slowest call %s, all %s", slowest, time.Since(began))

@@ -40,7 +40,7 @@ func (m *machine) process(env ...string) *exec.Cmd {
 // call sends a request to the supervisor, until it answers.
 func (m *machine) call(method, path string, body any) (string, int) {
 	m.t.Helper()
-	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(m.config.Dir, wire.Socket))
@@ -50,7 +50,7 @@ func (m *machine) call(method, path string, body any) (string, int) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	for limit := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for limit := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		request, err := http.NewRequestWithContext(m.t.Context(), method, "http://upkeep"+path, bytes.NewReader(data))
 		if err != nil {
 			m.t.Fatal(err)

@@ -387,7 +387,7 @@ func TestUnmanageable(t *testing.T) {
 
 func await(t *testing.T, so func() bool) {
 	t.Helper()
-	for limit := time.Now().Add(10 * time.Second); !so(); time.Sleep(10 * time.Millisecond) {
+	for limit := time.Now().Add(time.Minute); !so(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(limit) {
 			t.Fatal("it did not come to be so")
 		}

@@ -14,9 +14,17 @@ release, whatever its name.
 {{- end -}}
 {{- end -}}
 
-{{/* Whether the API server serves DRA: the classes and policies are about resource.k8s.io. */}}
+{{/*
+The API version of DeviceClasses: the newest version of resource.k8s.io that the API server serves, or empty. The version of
+Kubernetes matters too, because "helm template" assumes that all API versions are served.
+*/}}
 {{- define "chandler.dra" -}}
-{{- if .Capabilities.APIVersions.Has "resource.k8s.io/v1" -}}true{{- end -}}
+{{- $kube := .Capabilities.KubeVersion.Version -}}
+{{- $apis := .Capabilities.APIVersions -}}
+{{- if and (semverCompare ">=1.34-0" $kube) ($apis.Has "resource.k8s.io/v1") -}}resource.k8s.io/v1
+{{- else if and (semverCompare ">=1.33-0" $kube) ($apis.Has "resource.k8s.io/v1beta2") -}}resource.k8s.io/v1beta2
+{{- else if and (semverCompare ">=1.32-0" $kube) ($apis.Has "resource.k8s.io/v1beta1") -}}resource.k8s.io/v1beta1
+{{- end -}}
 {{- end -}}
 
 {{/* Whether the API server has policies, which it has in v1 since 1.30. */}}
