@@ -6,11 +6,11 @@
 // ends a silent one, and works without it.
 //
 // With --cut or --remove, the program creates or removes a MIG instance at a place in NVML's list,
-// and exits. Without these flags and without --upkeep, it changes nothing. To read facts, the
+// and exits. Without these flags and without --sharing-daemons, it changes nothing. To read facts, the
 // program needs access to /dev/nvidia*. In watch mode, the device nodes stay open, so that GPUs can
 // be reset, and the driver can be unloaded, only after the program has ended.
 //
-// With --upkeep, the program is a separate service with a life longer than the agent's: it runs MPS
+// With --sharing-daemons, the program is a separate service with a life longer than the agent's: it runs MPS
 // daemons for claims, and sets time slices; see package upkeep.
 //
 // With --files, the program uses neither GPUs nor NVML. It prints, in the format of package
@@ -51,7 +51,7 @@ func main() {
 	flag.StringVar(&o.hostRoot, "host-root", "/", "`directory` at which the host's files are seen; paths in the answer are without it")
 	flag.StringVar(&o.driverRoot, "driver-root", "/", "`directory` of the host below which the driver's libraries lie; where NVML is not, the system's is used")
 	flag.BoolVar(&o.files, "files", false, "say what containers need of the driver's files; NVML is not asked")
-	flag.StringVar(&o.upkeep, "upkeep", "", "keep up what claims want of MPS and time slices, as the agent orders it by a socket in this `directory`, with the programs of --driver-root")
+	flag.StringVar(&o.upkeep, "sharing-daemons", "", "run MPS daemons and set time slices for claims, by requests of the agent to a socket in this `directory`, with the programs of --driver-root")
 	flag.StringVar(&o.gpus, "gpus", "/proc/driver/nvidia/gpus", "`directory` that lists the GPUs by their PCI addresses")
 	flag.DurationVar(&o.interval, "interval", 10*time.Second, "how long to wait for an error of a GPU until looking again; with --files, how long to wait at all")
 	flag.BoolVar(&o.watch, "watch", false, "go on for as long as standard input is open, and look again at once when a line comes")

@@ -54,7 +54,7 @@ func checkConfig(data []byte) (*v1alpha1.DriverConfig, error) {
 		return nil, err
 	}
 	_, err = compileRules(config)
-	if err := errors.Join(checkRoots(config.Roots), checkSeverity(config.Health.Severity), err); err != nil {
+	if err := errors.Join(checkRoots(config.DriverRoots), checkSeverity(config.Health.Severity), err); err != nil {
 		return nil, err
 	}
 	return config, nil
@@ -116,22 +116,22 @@ func loadConfigHere(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *r
 // configuredHost returns a host with the settings of a configuration.
 func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
 	pool := func(r v1alpha1.Resource) bool { return r.SRIOV != nil }
-	host := &discovery.Host{FS: fsys, Roots: config.Roots, Pools: slices.ContainsFunc(config.Resources, pool)}
-	for _, entry := range config.Rebinding {
+	host := &discovery.Host{FS: fsys, Roots: config.DriverRoots, Pools: slices.ContainsFunc(config.Resources, pool)}
+	for _, entry := range config.Passthrough {
 		selector, err := rules.Compile(entry.CEL)
 		if err != nil {
 			continue // compileRules reports the error
 		}
 		host.Rebind = append(host.Rebind, discovery.Rebinding{Expression: entry.CEL, Selects: selector.Selects, Driver: cmp.Or(entry.Driver, "vfio-pci")})
 	}
-	for _, entry := range config.OnRequest.VirtualFunctions {
+	for _, entry := range config.OnDemand.VirtualFunctions {
 		selector, err := rules.Compile(entry.CEL)
 		if err != nil {
 			continue // compileRules reports the error
 		}
 		host.VirtualFunctions = append(host.VirtualFunctions, discovery.VirtualFunctions{Expression: entry.CEL, Selects: selector.Selects, Count: entry.Count})
 	}
-	for _, entry := range config.OnRequest.Partitions {
+	for _, entry := range config.OnDemand.Partitions {
 		selector, err := rules.Compile(entry.CEL)
 		if err != nil {
 			continue // compileRules reports the error
@@ -158,14 +158,14 @@ func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
 // upkeep returns the selectors of the devices for a kind of sharing daemon.
 func upkeep(config *v1alpha1.DriverConfig, kind discovery.UpkeepKind) []v1alpha1.Selector {
 	if kind == discovery.UpkeepMPS {
-		return config.OnRequest.MPS
+		return config.OnDemand.MPS
 	}
-	return config.OnRequest.TimeSlices
+	return config.OnDemand.TimeSlices
 }
 
 // handoverRules returns the reclaim rules: what the agent does with a device between two consumers.
 func handoverRules(config *v1alpha1.DriverConfig) (out []handover.Rule) {
-	for _, entry := range config.Handover {
+	for _, entry := range config.Reclaim {
 		selector, err := rules.Compile(entry.CEL)
 		if err != nil {
 			continue // compileRules reports the error
@@ -206,7 +206,7 @@ func checkRoots(roots map[string]string) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(roots)) {
 		if !slices.Contains(known, name) {
-			return fmt.Errorf("roots[%s]: no family looks there; want one of %s", name, strings.Join(known, ", "))
+			return fmt.Errorf("driverRoots[%s]: no family looks there; want one of %s", name, strings.Join(known, ", "))
 		}
 	}
 	return nil
@@ -277,21 +277,21 @@ func compileRules(config *v1alpha1.DriverConfig) (*rules.Rules, error) {
 		}
 		out.Resources = append(out.Resources, rule)
 	}
-	for i, entry := range config.Rebinding {
-		compile("rebinding", i, entry.Selector)
+	for i, entry := range config.Passthrough {
+		compile("passthrough", i, entry.Selector)
 	}
-	for i, entry := range config.Handover {
-		compile("handover", i, entry.Selector)
+	for i, entry := range config.Reclaim {
+		compile("reclaim", i, entry.Selector)
 	}
-	for i, entry := range config.OnRequest.VirtualFunctions {
-		compile("onRequest.virtualFunctions", i, entry.Selector)
+	for i, entry := range config.OnDemand.VirtualFunctions {
+		compile("onDemand.virtualFunctions", i, entry.Selector)
 	}
-	for i, entry := range config.OnRequest.Partitions {
-		compile("onRequest.partitions", i, entry)
+	for i, entry := range config.OnDemand.Partitions {
+		compile("onDemand.partitions", i, entry)
 	}
 	for _, kind := range []discovery.UpkeepKind{discovery.UpkeepMPS, discovery.UpkeepTimeSlices} {
 		for i, entry := range upkeep(config, kind) {
-			compile("onRequest."+string(kind), i, entry)
+			compile("onDemand."+string(kind), i, entry)
 		}
 	}
 	for i, overhead := range config.Overhead {

@@ -185,12 +185,12 @@ func parseSettings(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, age
 	host := configuredHost(nil, config)
 	return config, agent.Settings{
 		Rules: compiled, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Pools: host.Pools, Rebind: host.Rebind,
-		VirtualFunctions: host.VirtualFunctions, Partition: host.Partition, Upkeep: host.Upkeep, KeepMade: keepMade(config.OnRequest), Handover: handoverRules(config), NoHooks: config.Hooks == v1alpha1.HooksNone, Text: data, Labels: node.Labels,
+		VirtualFunctions: host.VirtualFunctions, Partition: host.Partition, Upkeep: host.Upkeep, KeepMade: keepMade(config.OnDemand), Handover: handoverRules(config), NoHooks: config.Hooks == v1alpha1.HooksNone, Text: data, Labels: node.Labels,
 	}, err
 }
 
 // keepMade returns how long an unused on-demand device is kept.
-func keepMade(o v1alpha1.OnRequest) time.Duration {
+func keepMade(o v1alpha1.OnDemand) time.Duration {
 	if o.KeepSeconds == nil {
 		return 5 * time.Minute
 	}

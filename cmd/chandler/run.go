@@ -116,7 +116,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "", "`address` at which /metrics is answered with TLS, to those whom the API server lets get it, such as :8443; if empty, anybody gets it at --healthz-bind-address")
 	flags.StringVar(&o.metricsCertificate, "metrics-tls-cert-file", "", "`file` with the certificate of --metrics-bind-address; one signed by the agent itself if empty")
 	flags.StringVar(&o.metricsKey, "metrics-tls-key-file", "", "`file` with the key of that certificate")
-	flags.StringVar(&o.pageAddress, "page-bind-address", pageAddress, "`address` at which a page shows the node's devices and which pods have them; it asks nobody who they are, so name an address that others reach only where they may know; no page if empty")
+	flags.StringVar(&o.pageAddress, "web-ui-bind-address", pageAddress, "`address` at which a page shows the node's devices and which pods have them; it asks nobody who they are, so name an address that others reach only where they may know; no page if empty")
 	logsapi.AddFlags(o.logging, flags)
 }
 

@@ -233,7 +233,7 @@ func TestStartBeforeEverythingElse(t *testing.T) {
 	s := newStation(t)
 	write(t, s.path("cdi"), "no directory")
 	pages := &station{t: t, health: freeAddress(t)}
-	agent := s.start("--page-bind-address", pages.health)
+	agent := s.start("--web-ui-bind-address", pages.health)
 	agent.says("CDI specs cannot be written")
 	agent.says("The API server cannot be asked whether it serves DRA")
 	agent.answers(s, "/healthz", http.StatusOK, "ok")

@@ -16,7 +16,7 @@ import (
 const (
 	keepMade  = 3 * time.Second
 	onRequest = `
-onRequest:
+onDemand:
   keepSeconds: 3
   virtualFunctions:
   - cel: device.attributes["chandler.dev"].driver == "igb"

@@ -12,7 +12,7 @@ import (
 const rebindConfig = `apiVersion: chandler.dev/v1alpha1
 kind: DriverConfig
 mode: DRA
-rebinding:
+passthrough:
 - cel: device.attributes["chandler.dev"].?pciClass.orValue("").startsWith("0108")
 `
 

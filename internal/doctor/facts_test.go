@@ -310,7 +310,7 @@ var breaks = map[string]func(*Facts){
 		f.Agent.Records.Value.Unread = []string{"read claim record u3.record: input/output error"}
 	},
 	"CH0709": func(f *Facts) {
-		f.Agent.Looking, f.Agent.Sight = []string{"handover", "onRequest.virtualFunctions"}, Known("the agent's process lacks the capability CAP_SYS_PTRACE")
+		f.Agent.Looking, f.Agent.Sight = []string{"reclaim", "onDemand.virtualFunctions"}, Known("the agent's process lacks the capability CAP_SYS_PTRACE")
 		f.Agent.SightAll = f.Agent.Sight
 	},
 	"CH0710": func(f *Facts) { f.Agent.Outdated = true },

@@ -219,7 +219,7 @@ func (s *Silicon) ofHost(d *Device) bool {
 	if s.place.Root != "" || s.place.NUMA != nil || len(s.Parts) > 0 && s.Whole != "" {
 		return false
 	}
-	return d.Open || d.Kind == "hypervisor" || d.Kind == "enclave" || d.Kind == "other"
+	return d.Open || d.Kind == "virtualization" || d.Kind == "enclave" || d.Kind == "other"
 }
 
 // group joins the devices of each physical device, in the order of their positions.

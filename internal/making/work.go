@@ -267,7 +267,7 @@ func (m *Maker) begin(unit string, lease *ledger.Lease) (end func()) {
 	}
 }
 
-var errNoPrivilege = errors.New("the agent may not change the host: it takes onRequest.enabled, see docs/on-request.md")
+var errNoPrivilege = errors.New("the agent may not change the host: it takes onDemand.enabled, see docs/on-demand-devices.md")
 
 // tools returns the tools for changes of a unit.
 func (m *Maker) tools(lease *ledger.Lease, family string) discovery.Tools {

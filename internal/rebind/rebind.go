@@ -459,7 +459,7 @@ func (b *Binder) override(lease *ledger.Lease, function sysfs.Device, limit time
 	return override, nil
 }
 
-var errNoPrivilege = errors.New("the agent may not change the host: it takes rebinding.enabled, see docs/rebinding.md")
+var errNoPrivilege = errors.New("the agent may not change the host: it takes passthrough.enabled, see docs/vfio-passthrough.md")
 
 // bind binds a function without a driver to a driver, and waits for the result.
 func (b *Binder) bind(ctx context.Context, lease *ledger.Lease, source, driver string, write func() error) error {

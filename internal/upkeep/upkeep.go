@@ -302,7 +302,7 @@ func (o *Overseer) ask(ctx context.Context, family, method, path string, body, i
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("%w at %s: %w: the program that keeps up what claims want has ended", errNobody, socket, syscall.ECONNREFUSED)
 	case errors.Is(err, syscall.ENOENT):
-		return fmt.Errorf("%w at %s: the program that keeps up what claims want does not run on this node; with Helm, upkeep.enabled runs it", errNobody, socket)
+		return fmt.Errorf("%w at %s: the program that keeps up what claims want does not run on this node; with Helm, sharingDaemons.enabled runs it", errNobody, socket)
 	case err != nil:
 		return fmt.Errorf("ask at %s: %w", socket, err)
 	}

@@ -85,13 +85,13 @@ func (a *agent) outdated() (fields []string) {
 		name string
 		same bool
 	}{
-		{"roots", reflect.DeepEqual(now.Roots, started.Roots)},
+		{"driverRoots", reflect.DeepEqual(now.Roots, started.Roots)},
 		{"paths", reflect.DeepEqual(now.Paths, started.Paths)},
 		{"hooks", now.NoHooks == started.NoHooks},
-		{"rebinding", slices.EqualFunc(now.Rebind, started.Rebind, discovery.SameRebinding)},
-		{"onRequest.virtualFunctions", slices.EqualFunc(now.VirtualFunctions, started.VirtualFunctions, discovery.SameVirtualFunctions)},
-		{"onRequest.partitions", slices.EqualFunc(now.Partition, started.Partition, discovery.SamePartitioning)},
-		{"onRequest.mps or onRequest.timeSlices", slices.EqualFunc(now.Upkeep, started.Upkeep, discovery.SameUpkeep)},
+		{"passthrough", slices.EqualFunc(now.Rebind, started.Rebind, discovery.SameRebinding)},
+		{"onDemand.virtualFunctions", slices.EqualFunc(now.VirtualFunctions, started.VirtualFunctions, discovery.SameVirtualFunctions)},
+		{"onDemand.partitions", slices.EqualFunc(now.Partition, started.Partition, discovery.SamePartitioning)},
+		{"onDemand.mps or onDemand.timeSlices", slices.EqualFunc(now.Upkeep, started.Upkeep, discovery.SameUpkeep)},
 		{"resources.sriov", started.Pools || !now.Pools}, // with a pool at the start, the families already describe physical functions
 	} {
 		if !field.same {

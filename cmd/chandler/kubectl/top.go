@@ -212,7 +212,7 @@ func entry[V any](rows map[string]*V, key string, blank V) *V {
 
 // rank orders kinds: the most requested kinds first, device plugin resources last.
 func rank(kind string) int {
-	kinds := []string{"gpu", "npu", "fpga", "nic", "dma", "crypto", "enclave", "hypervisor", "other", kindOfPlugins}
+	kinds := []string{"gpu", "npu", "fpga", "nic", "dma", "crypto", "enclave", "virtualization", "other", kindOfPlugins}
 	if i := slices.Index(kinds, kind); i >= 0 {
 		return i
 	}
