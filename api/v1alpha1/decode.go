@@ -132,7 +132,7 @@ func (c *DriverConfig) Validate() error {
 		check(fmt.Sprintf("resources[%d]", i), validateAcceleratorFunction(resource.AcceleratorFunction))
 		check(fmt.Sprintf("resources[%d]", i), resource.Driver.validate())
 		if resource.Driver != "" && resource.AcceleratorFunction != "" {
-			check(fmt.Sprintf("resources[%d]", i), errors.New("driver: goes with no acceleratorFunction"))
+			check(fmt.Sprintf("resources[%d]", i), errors.New("driver: cannot be combined with acceleratorFunction"))
 		}
 	}
 	for i := range c.Passthrough {

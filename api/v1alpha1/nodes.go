@@ -44,7 +44,7 @@ type Node struct {
 
 // ErrNoLabels is the error for entries that depend on the node's labels while the labels are
 // unknown.
-var ErrNoLabels = errors.New("which entries count depends on labels of the node, which are not known")
+var ErrNoLabels = errors.New("the applicable entries depend on the node's labels, which are unknown")
 
 // selector returns the label selector.
 func (n *Nodes) selector() (labels.Selector, error) {
@@ -56,7 +56,7 @@ func (n *Nodes) validate() error {
 		return nil
 	}
 	if len(n.Names) == 0 && len(n.MatchLabels) == 0 && len(n.MatchExpressions) == 0 {
-		return errors.New("nodes: must say which: names, matchLabels or matchExpressions")
+		return errors.New("nodes: must have names, matchLabels or matchExpressions")
 	}
 	for i, name := range n.Names {
 		if messages := validation.IsDNS1123Subdomain(name); len(messages) > 0 {

@@ -231,7 +231,7 @@ func validateEnvironment(environment map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(environment)) {
 		switch {
 		case !variableName.MatchString(name):
-			errs = append(errs, fmt.Errorf("environment: %.80q is no name of a variable; want 1 to 64 letters, digits and '_', no digit first", name))
+			errs = append(errs, fmt.Errorf("environment: %.80q is not a valid environment variable; want 1 to 64 letters, digits and '_', no digit first", name))
 		case strings.HasPrefix(name, ownVariables):
 			errs = append(errs, fmt.Errorf("environment[%s]: variables of that prefix are not for claims to set", name))
 		case !variableValue.MatchString(environment[name]):
