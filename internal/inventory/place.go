@@ -112,10 +112,10 @@ type Silicon struct {
 	Name    string   `json:"name"`
 	Kind    string   `json:"kind"`
 	Address string   `json:"pciAddress,omitempty"`
-	Whole   string   `json:"whole,omitempty"` // the whole device, or ""
-	Parts   []string `json:"parts,omitempty"` // the other devices, in order
-	Noun    string   `json:"noun,omitempty"`  // usual name of the partitions: "VF" or "part"
-	Fabric  int      `json:"-"`               // number of its fabric in [Tree], from 1; 0 for none
+	Whole   string   `json:"whole,omitempty"`      // the whole device, or ""
+	Parts   []string `json:"partitions,omitempty"` // the other devices, in order
+	Noun    string   `json:"noun,omitempty"`       // usual name of the partitions: "VF" or "part"
+	Fabric  int      `json:"-"`                    // number of its fabric in [Tree], from 1; 0 for none
 
 	place Place
 	apart bool // the whole is allocated independently of the partitions, like a physical function
