@@ -50,11 +50,11 @@ func Plugin(version string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:         pluginName,
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl chandler"},
-		Short:       "Say who has which accelerator of a cluster, and why a pod waits",
-		Long: `Say what accelerators a cluster has, who has them, and why a pod waits for one.
-It reads ResourceSlices, ResourceClaims, DeviceClasses, nodes and pods with your
-own rights, and changes nothing. It leaves out objects that you may not read,
-and standard error says so.`,
+		Short:       "Show the accelerators of a cluster, their consumers, and why a pod waits",
+		Long: `Print the accelerators of a cluster, their consumers, and why a pod waits for one. The
+command reads ResourceSlices, ResourceClaims, DeviceClasses, nodes and pods with your
+own permissions, and changes nothing. Objects that you may not read are left out, with
+a message on standard error.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
@@ -95,14 +95,14 @@ func newOptions(version string) *options {
 
 // addFlags adds the flags that select a cluster, with kubectl's names.
 func (o *options) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.kubeconfig.ExplicitPath, clientcmd.RecommendedConfigPathFlag, "", "kubeconfig `file`, else that of KUBECONFIG or ~/.kube/config")
+	flags.StringVar(&o.kubeconfig.ExplicitPath, clientcmd.RecommendedConfigPathFlag, "", "kubeconfig `file`, by default $KUBECONFIG or ~/.kube/config")
 	clientcmd.BindOverrideFlags(&o.overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
-	flags.BoolVar(&o.ascii, "ascii", false, "write nothing but ASCII")
+	flags.BoolVar(&o.ascii, "ascii", false, "print only ASCII characters")
 }
 
 // addOutput adds the flag for the output format.
 func (o *options) addOutput(flags *pflag.FlagSet) {
-	flags.StringVarP(&o.output, "output", "o", "", "json, or nothing for people")
+	flags.StringVarP(&o.output, "output", "o", "", "json, or empty for text")
 }
 
 func (o *options) checkOutput() error {
@@ -147,7 +147,7 @@ const (
 func (o *options) restConfig() (*rest.Config, error) {
 	config, err := o.config().ClientConfig()
 	if clientcmd.IsEmptyConfig(err) {
-		return nil, errors.New("no cluster is known: set KUBECONFIG, or name a file by --kubeconfig")
+		return nil, errors.New("no cluster is configured: set KUBECONFIG or --kubeconfig")
 	}
 	if err != nil {
 		return nil, KubeconfigError(err)
@@ -186,7 +186,7 @@ func (o *options) read(ctx context.Context, cmd *cobra.Command, what reading) (*
 		return nil, err
 	}
 	for _, missing := range v.missing {
-		fmt.Fprintln(cmd.ErrOrStderr(), "not known:", missing)
+		fmt.Fprintln(cmd.ErrOrStderr(), "unknown:", missing)
 	}
 	return v, nil
 }
