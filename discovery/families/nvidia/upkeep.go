@@ -64,7 +64,7 @@ func acceptUpkeep(given []discovery.Device, parameters discovery.Parameters) (er
 		for _, d := range given {
 			switch {
 			case !slices.Contains(strings.Split(d.Facts[allowed], ","), string(kind)):
-				errs = append(errs, fmt.Errorf("%s: device %s is no whole GPU for which the administrator allows it, by onDemand.%s", parameter, d.Name, kind))
+				errs = append(errs, fmt.Errorf("%s: device %s is not a whole GPU that the configuration selects by onDemand.%s", parameter, d.Name, kind))
 			case d.Identity == "":
 				errs = append(errs, fmt.Errorf("%s: the UUID of device %s is not known yet", parameter, d.Name))
 			case mps && usesMPS(d):
