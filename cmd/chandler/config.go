@@ -77,8 +77,8 @@ func parseConfig(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rule
 
 // nodeFlags adds the flags that select the node whose configuration a command reads.
 func nodeFlags(flags *pflag.FlagSet, node *v1alpha1.Node) {
-	flags.StringVar(&node.Name, "node-name", os.Getenv("NODE_NAME"), "read the configuration as it counts on the `node` of this name; $NODE_NAME, else the host's name")
-	flags.StringToStringVar(&node.Labels, "node-labels", nil, "and of these `labels`: pool=training,chandler.dev/mode=DRA")
+	flags.StringVar(&node.Name, "node-name", os.Getenv("NODE_NAME"), "read the configuration of the `node` with this name; by default $NODE_NAME, or else the host's name")
+	flags.StringToStringVar(&node.Labels, "node-labels", nil, "and with these `labels`: pool=training,chandler.dev/mode=DRA")
 }
 
 // nodeName returns the name of a node in Kubernetes: the given name, or else the host's name.
@@ -91,7 +91,7 @@ func nodeName(said string) (string, error) {
 		said = strings.ToLower(name)
 	}
 	if messages := validation.IsDNS1123Subdomain(said); len(messages) > 0 {
-		return "", fmt.Errorf("node name %q: %s; --node-name says another", said, strings.Join(messages, "; "))
+		return "", fmt.Errorf("node name %q: %s; set --node-name", said, strings.Join(messages, "; "))
 	}
 	return said, nil
 }
@@ -108,7 +108,7 @@ func loadConfigHere(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *r
 	}
 	config, compiled, err := loadConfig(file, node)
 	if errors.Is(err, v1alpha1.ErrNoLabels) {
-		err = fmt.Errorf("%w: say --node-labels", err)
+		err = fmt.Errorf("%w: set --node-labels", err)
 	}
 	return config, compiled, err
 }
@@ -206,7 +206,7 @@ func checkRoots(roots map[string]string) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(roots)) {
 		if !slices.Contains(known, name) {
-			return fmt.Errorf("driverRoots[%s]: no family looks there; want one of %s", name, strings.Join(known, ", "))
+			return fmt.Errorf("driverRoots[%s]: no family uses this root; want one of %s", name, strings.Join(known, ", "))
 		}
 	}
 	return nil
@@ -217,7 +217,7 @@ func checkSeverity(effects map[string]v1alpha1.Effect) error {
 	known := discovery.Conditions()
 	for name := range effects {
 		if !slices.Contains(known, discovery.Condition(name)) {
-			return fmt.Errorf("health.severity[%s]: there is no condition of that name; there are %v", name, known)
+			return fmt.Errorf("health.severity[%s]: unknown condition; want one of %v", name, known)
 		}
 	}
 	return nil

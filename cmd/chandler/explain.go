@@ -17,10 +17,10 @@ func newExplainCommand() *cobra.Command {
 	var ascii bool
 	cmd := &cobra.Command{
 		Use:   "explain [CODE]...",
-		Short: "Say what a code of chandler doctor means, and how to mend it",
-		Long: `Say what a code of "chandler doctor" means: what is looked at, how it comes to be,
-why it matters, and what each command that mends it does. Without a code it lists
-all codes.`,
+		Short: "Describe a code of chandler doctor and its fix",
+		Long: `Describe a code of "chandler doctor": what is checked, what causes the fault, its
+consequences, and what each command of the fix does. Without a code, the command
+lists all codes.`,
 		Example: `  chandler explain CH0104
   chandler explain`,
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -34,7 +34,7 @@ all codes.`,
 			return explain(cmd.OutOrStdout(), terminal.Of(cmd.OutOrStdout(), os.LookupEnv, ascii), args)
 		},
 	}
-	cmd.Flags().BoolVar(&ascii, "ascii", false, "print no other characters than ASCII's")
+	cmd.Flags().BoolVar(&ascii, "ascii", false, "print only ASCII characters")
 	return cmd
 }
 

@@ -69,9 +69,9 @@ func (f *configFile) begin(ctx context.Context, dir string) (settings agent.Sett
 	if settings.Rules == nil {
 		settings.Rules = &rules.Rules{Mode: discovery.ModeAuto}
 	}
-	settings.Rules.Unknown = "the configuration is wrong, and no earlier one is known"
+	settings.Rules.Unknown = "the configuration is invalid, and there is no earlier one"
 	if errors.Is(wrong, v1alpha1.ErrNoLabels) {
-		settings.Rules.Unknown = "the labels of the node are not known yet"
+		settings.Rules.Unknown = "the labels of the node are not yet known"
 	}
 	return settings, wrong
 }
@@ -83,7 +83,7 @@ func keptLabels(ctx context.Context, dir fs.FS) (labels map[string]string) {
 		err = json.Unmarshal(data, &labels)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		klog.FromContext(ctx).Error(err, "The labels that the node had are not known any more")
+		klog.FromContext(ctx).Error(err, "The previous labels of the node are lost")
 		return nil
 	}
 	return labels

@@ -235,7 +235,7 @@ func TestStartBeforeEverythingElse(t *testing.T) {
 	pages := &station{t: t, health: freeAddress(t)}
 	agent := s.start("--web-ui-bind-address", pages.health)
 	agent.says("CDI specs cannot be written")
-	agent.says("The API server cannot be asked whether it serves DRA")
+	agent.says("The API server does not answer whether it serves DRA")
 	agent.answers(s, "/healthz", http.StatusOK, "ok")
 	agent.answers(s, "/readyz", http.StatusServiceUnavailable, "the kubelet has not answered the registration")
 	agent.says("This host has no accelerators at present")
@@ -383,7 +383,7 @@ func TestReadsAChangedConfiguration(t *testing.T) {
 	agent := s.start("--config", file)
 	agent.answers(s, "/metrics", http.StatusOK, "chandler_config_last_reload_successful 1")
 	write(t, file, header()+"mode: Sometimes\n")
-	agent.says("The configuration changed and is wrong")
+	agent.says("The new configuration is invalid")
 	agent.answers(s, "/metrics", http.StatusOK, "chandler_config_last_reload_successful 0")
 	agent.ends()
 }
@@ -406,7 +406,7 @@ func TestStartsWithAWrongConfiguration(t *testing.T) {
 	write(t, file, header()+"mode: Sometimes\n")
 	agent = s.start("--config", file)
 	s.register(agent)
-	agent.answers(s, "/readyz", http.StatusServiceUnavailable, "the configuration is wrong: config "+file)
+	agent.answers(s, "/readyz", http.StatusServiceUnavailable, "the configuration is invalid: config "+file)
 	agent.answers(s, "/healthz", http.StatusOK, "ok")
 	agent.answers(s, "/metrics", http.StatusOK, "chandler_config_last_reload_successful 0")
 	write(t, file, header()+"mode: Auto\n")

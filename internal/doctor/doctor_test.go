@@ -355,7 +355,7 @@ func TestNobodyAnswers(t *testing.T) {
 func TestAgentBeside(t *testing.T) {
 	f := healthy()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "chandler", Name: "chandler-new", CreationTimestamp: ago(30 * time.Second)}}
-	f.Agent.Beside = []AgentBeside{{Pod: pod, Why: "the configuration is wrong: exclude[0].cel: no such field"}}
+	f.Agent.Beside = []AgentBeside{{Pod: pod, Why: "the configuration is invalid: exclude[0].cel: no such field"}}
 	if found := Judge(f).Codes(); len(found) > 0 {
 		t.Errorf("found %v of an agent that has just started", found)
 	}

@@ -104,7 +104,7 @@ func healthy() *Facts {
 }
 
 func laptop() *Facts {
-	f := &Facts{Head: Head{Node: "mara-t14", Version: "0.9.0", Time: now}, NoKubelet: "no kubelet runs on this machine", NoCluster: "no --kubeconfig says how to reach the API server"}
+	f := &Facts{Head: Head{Node: "mara-t14", Version: "0.9.0", Time: now}, NoKubelet: "no kubelet runs on this machine", NoCluster: "the API server is unknown: set --kubeconfig"}
 	h := healthy()
 	f.Devices = DeviceFacts{Snapshot: h.Devices.Snapshot, Found: h.Devices.Found}
 	f.Host = HostFacts{Functions: h.Host.Functions, Modules: h.Host.Modules, Proc: Known(true), SELinux: Known(SELinux{})}

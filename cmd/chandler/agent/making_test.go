@@ -187,7 +187,7 @@ func TestAgentMakesVirtualFunctionsWithRDMA(t *testing.T) {
 		if err := m.prepareAgain(whole); err != nil {
 			t.Fatal(err)
 		}
-		m.refuses(claim, "held by claim default/whole")
+		m.refuses(claim, "in use by claim default/whole")
 		m.has(0, 0)
 		stop()
 	})

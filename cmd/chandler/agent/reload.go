@@ -60,7 +60,7 @@ func (a *agent) change(ctx context.Context, change Change) {
 	replace(a.wrong, change.Err)
 	if change.Err != nil {
 		a.because.Store(&change.Err)
-		klog.FromContext(ctx).Error(change.Err, "The configuration changed and is wrong; the one before stays in force")
+		klog.FromContext(ctx).Error(change.Err, "The new configuration is invalid; the previous one remains in effect")
 		return
 	}
 	a.because.Store(nil)
@@ -155,7 +155,7 @@ func (a *agent) complain(ctx context.Context) {
 			continue
 		}
 		if err := podevents.TellOfConfig(ctx, a.StatusClient, a.NodeName, &pod, wrong); err != nil {
-			klog.FromContext(ctx).V(2).Info("The agent's pod is not told of its configuration yet", "reason", err.Error())
+			klog.FromContext(ctx).V(2).Info("The Event about the configuration is not written yet", "reason", err.Error())
 			again = time.After(complainInterval)
 		}
 	}

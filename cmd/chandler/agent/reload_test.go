@@ -32,7 +32,7 @@ func TestChange(t *testing.T) {
 		t.Errorf("logged %q", log)
 	}
 	if a.settings.Load().Rules != first || len(a.rules) > 0 {
-		t.Error("the rules are others though the configuration is wrong")
+		t.Error("the rules are others though the configuration is invalid")
 	}
 
 	log = nil
