@@ -343,9 +343,9 @@ func (p *printer) unmade(under string, parts []*inventory.Device) {
 	case n == 0:
 		return
 	case n == 1 && len(parts) > 1:
-		text = fmt.Sprintf("1 of %d is %s", len(parts), text)
+		text = fmt.Sprintf("1 of %d %s", len(parts), text)
 	case n < len(parts):
-		text = fmt.Sprintf("%d of %d are %s", n, len(parts), text)
+		text = fmt.Sprintf("%d of %d do not exist yet: created on demand", n, len(parts))
 	}
 	p.below(under, text, "")
 }
