@@ -114,7 +114,9 @@ func checkInstallations(f *Facts, say *saying) {
 
 // notReadyForConfig reports whether the configuration alone makes an agent unready. An invalid
 // configuration has a code of its own.
-func notReadyForConfig(why string) bool { return strings.HasPrefix(why, "the configuration is invalid") }
+func notReadyForConfig(why string) bool {
+	return strings.HasPrefix(why, "the configuration is invalid")
+}
 
 func podReady(pod *corev1.Pod) bool {
 	for _, c := range pod.Status.Conditions {

@@ -361,7 +361,7 @@ func TestCannotBeMade(t *testing.T) {
 	}{
 		"refused":          {func(k *kernel, _ *Maker) { k.refuse = syscall.EBUSY }, "device or resource busy"},
 		"in use":           {func(k *kernel, _ *Maker) { k.busy = errors.New("in use: swap is on it") }, "swap is on it"},
-		"not seen":         {func(k *kernel, _ *Maker) { k.lazy = true }, "it was not seen within 30s"},
+		"not seen":         {func(k *kernel, _ *Maker) { k.lazy = true }, "it did not appear within 30s"},
 		"read-only":        {func(_ *kernel, m *Maker) { m.config.Tools.Write = func(string, string) error { return syscall.EROFS } }, "read-only file system: the agent may not change the host: this needs onDemand.enabled"},
 		"no privilege":     {func(_ *kernel, m *Maker) { m.config.Tools.Write = nil }, "may not change the host"},
 		"who uses it":      {func(_ *kernel, m *Maker) { m.config.Tools.Busy = nil }, "cannot find out"},

@@ -690,7 +690,7 @@ func TestProvisionFailures(t *testing.T) {
 		k, _ := qatHost()
 		k.rejects["vfio-pci"] = true
 		_, err := k.run(qatRule(1))
-		if err == nil || !strings.Contains(err.Error(), "virtfn0: was written, and is not done: /sys/devices/pci0000:00/0000:6b:00.0/virtfn0/driver: none -> vfio-pci") {
+		if err == nil || !strings.Contains(err.Error(), "virtfn0: was written without effect: /sys/devices/pci0000:00/0000:6b:00.0/virtfn0/driver: none -> vfio-pci") {
 			t.Errorf("error %v", err)
 		}
 	})
