@@ -297,7 +297,7 @@ func testHandedOver(t *testing.T, p *privileged) {
 	p.join(process, "first")
 	p.kubectl("delete", "pod", "first", "--force", "--grace-period=0")
 	p.kubectl("delete", "resourceclaim", "first")
-	p.log("A device is kept from its next owner", balancerDevice, "process "+process+" (", "has it open")
+	p.log("A device is withheld from its next consumer", balancerDevice, "process "+process+" (", "has it open")
 	p.apply(second)
 	time.Sleep(3 * time.Second)
 	if now, err := p.kube.CoreV1().Pods(metav1.NamespaceDefault).Get(within(t), "second", metav1.GetOptions{}); err != nil || now.Status.Phase != corev1.PodPending {

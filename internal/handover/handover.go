@@ -514,9 +514,9 @@ func (c *Custodian) say(ctx context.Context, r *record, why string) {
 	}
 	c.mu.Unlock()
 	if kept {
-		klog.FromContext(ctx).Info("A device is kept from its next owner", "device", r.Hold.Device, "had", r.Owner.String(), "reason", why)
+		klog.FromContext(ctx).Info("A device is withheld from its next consumer", "device", r.Hold.Device, "had", r.Owner.String(), "reason", why)
 	} else if before != begun {
-		klog.FromContext(ctx).Info("A device is handed over", "device", r.Hold.Device, "had", r.Owner.String())
+		klog.FromContext(ctx).Info("A device has been reclaimed", "device", r.Hold.Device, "had", r.Owner.String())
 	}
 	c.config.Changed()
 }
