@@ -101,7 +101,7 @@ func (s *Snapshot) dropIDs() {
 		})
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(standing), byValue) {
-		s.ambiguous(standing[key], fmt.Errorf("have the same ID %q of %s in the classic API; none is offered by it", key.value, key.group))
+		s.ambiguous(standing[key], fmt.Errorf("have the same ID %q of %s in the device plugin API, which offers neither of them", key.value, key.group))
 	}
 }
 

@@ -56,7 +56,7 @@ func (f *Family) configured(host *Host, d Device, want Parameters) (Device, Work
 	d.Identity, d.Source, d.Includes = now.Identity, now.Source, now.Includes
 	d.Attributes, d.Edits = now.Attributes, now.Edits
 	if err := d.Validate(); err != nil {
-		return d, nil, fmt.Errorf("device %s: described anew: %w", d.Name, err)
+		return d, nil, fmt.Errorf("device %s: read again: %w", d.Name, err)
 	}
 	if work == nil {
 		return d, nil, nil

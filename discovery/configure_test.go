@@ -26,7 +26,7 @@ func TestConfigurers(t *testing.T) {
 		t.Errorf("what is as wanted: work %t, %v", got != nil, err)
 	}
 	if now.Source != "sys/new" || now.Attributes.String("afuID") != "1" || now.Attributes.String("family") != "fpga" {
-		t.Errorf("not described anew: %+v", now)
+		t.Errorf("not read again: %+v", now)
 	}
 	if !now.Health.Stale || now.PartOf == nil || len(now.Classic) > 0 {
 		t.Errorf("what was made of it since it was found is lost: %+v", now)
@@ -59,7 +59,7 @@ func TestConfigurers(t *testing.T) {
 		t.Errorf("refused: %v", err)
 	}
 	refusal, described.Edits.Env = nil, []string{"no variable"}
-	if _, _, err := configure(before, want, "claim"); err == nil || !strings.Contains(err.Error(), "described anew") {
+	if _, _, err := configure(before, want, "claim"); err == nil || !strings.Contains(err.Error(), "read again") {
 		t.Errorf("what cannot be handed out passes: %v", err)
 	}
 }

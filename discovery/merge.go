@@ -128,7 +128,7 @@ func (d Device) idle(driver string) *Device {
 	d.Health, d.Readings, d.Making = noDriver, nil, nil
 	if driver != "" {
 		d.Attributes.SetString("driver", driver)
-		d.Health.Reason = fmt.Sprintf("it is bound to %s, which lets nobody use it", driver)
+		d.Health.Reason = fmt.Sprintf("it is bound to %s, which permits no use of it", driver)
 	}
 	return &d
 }

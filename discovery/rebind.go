@@ -80,7 +80,7 @@ func setRebindable(host *Host, devices []Device) (problems []Problem) {
 		}
 		driver, err := host.Rebinds(*d)
 		if err != nil {
-			problems = append(problems, Problem{"rebinding", fmt.Errorf("device %s: %w", d.Name, err)})
+			problems = append(problems, Problem{"passthrough", fmt.Errorf("device %s: %w", d.Name, err)})
 		}
 		if driver == "" {
 			continue

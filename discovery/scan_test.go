@@ -305,7 +305,7 @@ func TestScanDropsAnIDOfTwo(t *testing.T) {
 	if diff := cmp.Diff([]string{"a[1]", "b[3]", "c[2]", "d[2]", "e[4]", "f[4]"}, got); diff != "" {
 		t.Errorf("IDs (-want +got):\n%s", diff)
 	}
-	want := `[a and b: have the same ID "2" of example.com/x in the classic API; none is offered by it]`
+	want := `[a and b: have the same ID "2" of example.com/x in the device plugin API, which offers neither of them]`
 	if fmt.Sprint(s.Problems) != want {
 		t.Errorf("problems %v, want %s", s.Problems, want)
 	}

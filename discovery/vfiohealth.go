@@ -84,7 +84,7 @@ func interruptsUnsafe(host *Host, function sysfs.Device, nodes []*specs.DeviceNo
 	if len(modules) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("the kernel lets nobody use it: interrupts are not remapped, and the parameter allow_unsafe_interrupts of %s is off", modules[0])
+	return fmt.Sprintf("the kernel permits no use of it: interrupts are not remapped, and the parameter allow_unsafe_interrupts of %s is off", modules[0])
 }
 
 // legacyInterrupts is the number of legacy interrupts of a PC.

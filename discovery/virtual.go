@@ -246,7 +246,7 @@ func writeVirtual(tools Tools, physical sysfs.Device, count string) error {
 func ExplainVirtual(count string, err error) string {
 	switch {
 	case errors.Is(err, syscall.EBUSY) && count != "0":
-		return " (the function has virtual functions already, which somebody made meanwhile, or its driver is busy)"
+		return " (the function has virtual functions already, which another program created meanwhile, or its driver is busy)"
 	case errors.Is(err, syscall.EBUSY), errors.Is(err, syscall.EPERM):
 		return " (a virtual machine or a container may still have one of them)"
 	case errors.Is(err, syscall.ERANGE):

@@ -52,7 +52,7 @@ func TestClaimOfManyResults(t *testing.T) {
 		}
 	}
 	b.restart().offers(devices...)
-	mustRefuse(t, b, claim("rival", names[30]), "is held by claim default/c")
+	mustRefuse(t, b, claim("rival", names[30]), "is in use by claim default/c")
 	mustUnprepare(t, b, c)
 	mustPrepare(t, b, claim("rival", names...))
 }
@@ -79,9 +79,9 @@ func TestOneDeviceSeveralTimes(t *testing.T) {
 	}
 	// Device a is allocated to the claim. The claim administers device b, which is allocated to
 	// another claim.
-	mustRefuse(t, b, claim("rival", "a"), "is held by claim default/c")
+	mustRefuse(t, b, claim("rival", "a"), "is in use by claim default/c")
 	if who, _ := b.OwnerOf("b"); who != "claim default/owner" {
-		t.Errorf("b is held by %s", who)
+		t.Errorf("b is in use by %s", who)
 	}
 	mustUnprepare(t, b, c)
 	mustPrepare(t, b, claim("rival", "a"))
@@ -175,7 +175,7 @@ func TestClaimAllocatedAnew(t *testing.T) {
 			mustPrepare(t, b, claim("c", "a"))
 			if test.held != "" {
 				mustPrepare(t, b, claim("owner", test.held))
-				mustRefuse(t, b, test.anew, "is held by claim default/owner")
+				mustRefuse(t, b, test.anew, "is in use by claim default/owner")
 			} else {
 				mustPrepare(t, b, test.anew)
 			}
@@ -207,10 +207,10 @@ func TestContainersOutliveAnAllocation(t *testing.T) {
 		before, anew := claim("c", "a"), claim("c", "b")
 		mustPrepare(t, b, before)
 		for range 2 {
-			mustRefuse(t, b, anew, "allocated anew while it was prepared", "30s")
+			mustRefuse(t, b, anew, "allocated again while it was prepared", "30s")
 			time.Sleep(ledger.Termination / 2)
 			mustRefuse(t, b, anew, "containers may go on for 15s")
-			mustRefuse(t, b, claim("other", "a"), "is held by claim default/c")
+			mustRefuse(t, b, claim("other", "a"), "is in use by claim default/c")
 			mustPrepare(t, b, before) // resets the start of the waiting time
 		}
 		mustRefuse(t, b, anew, "30s")
@@ -301,14 +301,14 @@ func TestClaimOfANameThatIsTaken(t *testing.T) {
 	first, second := claim("c", "a", "g-a"), claim("c", "a")
 	second.UID = "uid-second"
 	mustPrepare(t, b, first)
-	mustRefuse(t, b, second, "is held by an earlier claim default/c with UID uid-c")
+	mustRefuse(t, b, second, "is in use by an earlier claim default/c with UID uid-c")
 	second.Status.Allocation = claim("c", "g-b").Status.Allocation
-	mustRefuse(t, b, second, "is held by an earlier claim default/c with UID uid-c", "counter")
+	mustRefuse(t, b, second, "is in use by an earlier claim default/c with UID uid-c", "counter")
 	mustUnprepare(t, b, first)
 	mustPrepare(t, b, second)
 	mustUnprepare(t, b, first) // a late repetition, which changes nothing
 	if who, held := b.OwnerOf("g"); !held || who != "claim default/c" {
-		t.Errorf("held by %q", who)
+		t.Errorf("in use by %q", who)
 	}
 }
 
@@ -336,7 +336,7 @@ func TestDirectoriesThatCannotBeWritten(t *testing.T) {
 			mustRefuse(t, b, c, test.words...)
 			kept := dir != b.records() // a written record remains, and the next call continues
 			if who, held := b.OwnerOf("a"); held != kept || exists(b.recordFile(c)) != kept || exists(b.specFile(c)) {
-				t.Errorf("held by %q, record %t, spec %t", who, exists(b.recordFile(c)), exists(b.specFile(c)))
+				t.Errorf("in use by %q, record %t, spec %t", who, exists(b.recordFile(c)), exists(b.specFile(c)))
 			}
 			if err := b.tryUnprepare(c); err != nil {
 				t.Errorf("unprepare: %v", err)

@@ -38,7 +38,7 @@ func overlaps(claims map[types.UID]*resourceapi.ResourceClaim, view *view) strin
 			}
 			amount := consumedBy(&r, &d)
 			if other, held := holders[d.Name]; held && (amount == nil || consumed[d.Name] == nil) {
-				return fmt.Sprintf("%s is held by %s and %s", d.Name, uid, other)
+				return fmt.Sprintf("%s is in use by %s and %s", d.Name, uid, other)
 			} else if !held {
 				holders[d.Name] = uid
 				if total := addTo(taken, d.Silicon(), d.Takes); d.PartOf != nil && exceeds(total, d.PartOf.Counters) {

@@ -54,7 +54,7 @@ func (c *calls) begin(ctx context.Context) (done func(), err error) {
 	case <-c.stopping:
 		err = errStopping
 	case <-ctx.Done():
-		err = fmt.Errorf("wait for another agent of this node to let go, and for what is prepared to be read: %w", ctx.Err())
+		err = fmt.Errorf("wait for another agent of this node to end, and for the allocation records to be read: %w", ctx.Err())
 	}
 	c.running.Done()
 	return nil, err

@@ -73,7 +73,7 @@ func (d *Driver) configure(ctx context.Context, claim *resourceapi.ResourceClaim
 	}
 	then, err := d.plan(ctx, claim)
 	if err == nil && len(then.works) > 0 {
-		err = fmt.Errorf("device %s: it was made what the claim wants, and something has changed it again", then.works[0].device)
+		err = fmt.Errorf("device %s: it was configured for the claim, and has been changed again", then.works[0].device)
 	}
 	return then, err
 }

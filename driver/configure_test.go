@@ -139,11 +139,11 @@ func TestConfigure(t *testing.T) {
 			t.Errorf("while it is done: record %v, spec %v, begun %q", b.configuring(c), exists(b.specFile(c)), f.begun())
 		}
 		if who, held := b.OwnerOf("a"); !held || who != "claim default/c" {
-			t.Errorf("held by %q, %v", who, held)
+			t.Errorf("in use by %q, %v", who, held)
 		}
 		start := time.Now()
 		mustPrepare(t, b, claim("quick", "c"))
-		mustRefuse(t, b, claim("rival", "a"), "held by claim default/c")
+		mustRefuse(t, b, claim("rival", "a"), "in use by claim default/c")
 		if time.Since(start) > 0 {
 			t.Error("other claims waited")
 		}
@@ -219,11 +219,11 @@ func TestConfigureAfterCrash(t *testing.T) {
 			if exists(b.specFile(c)) || !b.configuring(c) {
 				t.Error("forgotten that it was under way")
 			}
-			mustRefuse(t, b, claim("rival", "a"), "held by claim default/c")
+			mustRefuse(t, b, claim("rival", "a"), "in use by claim default/c")
 			if failing {
 				f.fails = errors.New("CRC error")
 				mustRefuse(t, b, c, "device a", "CRC error")
-				mustRefuse(t, b, claim("rival", "a"), "held by claim default/c") // nothing is rolled back
+				mustRefuse(t, b, claim("rival", "a"), "in use by claim default/c") // nothing is rolled back
 				mustUnprepare(t, b, c)
 				mustPrepare(t, b, claim("rival", "a"))
 				return
@@ -301,7 +301,7 @@ func TestConfigureAgainFails(t *testing.T) {
 	b.offers(gpu("a", 11)) // the next scan
 	f.has["a"], f.fails = "other", errors.New("CRC error")
 	mustRefuse(t, b, c, "CRC error")
-	mustRefuse(t, b, claim("rival", "a"), "held by claim default/c")
+	mustRefuse(t, b, claim("rival", "a"), "in use by claim default/c")
 	f.fails = nil
 	mustPrepare(t, b, c)
 	if f.begun() != "a=new a=new a=new" {
@@ -338,7 +338,7 @@ func TestUnprepareCallsOff(t *testing.T) {
 		if err := b.tryUnprepare(c); err == nil || !strings.Contains(err.Error(), "still configuring a, b") {
 			t.Errorf("unprepared while the host is changed: %v", err)
 		}
-		mustRefuse(t, b, claim("rival", "a"), "held by claim default/c")
+		mustRefuse(t, b, claim("rival", "a"), "in use by claim default/c")
 		close(f.hold)
 		if err := b.tryUnprepare(c); err != nil {
 			t.Fatal(err)
@@ -464,7 +464,7 @@ func TestConfigureCrash(t *testing.T) {
 		}
 		mustPrepare(t, b, c)
 		b.offers(gpu("a", f.minor["a"]))
-		mustRefuse(t, b, claim("rival", "a"), "held by claim default/c")
+		mustRefuse(t, b, claim("rival", "a"), "in use by claim default/c")
 		if f.has["a"] != "new" || !exists(b.specFile(c)) || b.configuring(c) {
 			t.Errorf("step %d: the device has %s", step, f.has["a"])
 		}

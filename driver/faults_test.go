@@ -124,7 +124,7 @@ func (tr *trial) failAt(t *testing.T, step int, crash bool) bool {
 		// A rival is refused, whatever the claim has now.
 		for _, device := range []string{"a", "b"} {
 			if _, held := b.OwnerOf(device); held {
-				mustRefuse(t, b, claim("rival", device), "is held by claim")
+				mustRefuse(t, b, claim("rival", device), "is in use by claim")
 			}
 		}
 	}
@@ -170,7 +170,7 @@ func TestNothingIsUndone(t *testing.T) {
 		}
 		b.restart().offers(gpu("a", 1))
 	}
-	mustRefuse(t, b, claim("other", "a"), "held by claim default/c")
+	mustRefuse(t, b, claim("other", "a"), "in use by claim default/c")
 	b.disk.Before = nil
 	mustPrepare(t, b, c)
 }
@@ -219,7 +219,7 @@ func TestFullDiskAfterAReboot(t *testing.T) {
 	b.disk.Before = nil
 	b.restart().offers(gpu("a", 1))
 	mustPrepare(t, b, other)
-	mustRefuse(t, b, c, "held by claim default/other")
+	mustRefuse(t, b, c, "in use by claim default/other")
 }
 
 // writeMetadata writes metadata files of a claim in the format of the library.
@@ -270,7 +270,7 @@ func (b *bench) expectHolders(at string, want map[string]string, hostFile func(s
 		who, held := b.OwnerOf(device)
 		name, wanted := want[device]
 		if held != wanted || held && who != "claim default/"+name {
-			b.t.Errorf("%s: device %s is held by %q, want %q", at, device, who, name)
+			b.t.Errorf("%s: device %s is in use by %q, want %q", at, device, who, name)
 			continue
 		}
 		if exists(hostFile(device)) != wanted {

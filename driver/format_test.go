@@ -202,7 +202,7 @@ func TestRecordsOfEveryVersionAreHonoured(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.restart().offers(gpu("a", 1))
-			mustRefuse(t, b, claim("rival", "a"), "held by claim default/configuring")
+			mustRefuse(t, b, claim("rival", "a"), "in use by claim default/configuring")
 			mustPrepare(t, b, c)
 			if f.begun() != "a=new" {
 				t.Errorf("begun: %q", f.begun())
@@ -225,7 +225,7 @@ func honours(t *testing.T, b *bench, g golden, data, spec []byte) {
 		}
 		who, held := b.OwnerOf(device.Silicon())
 		if want := r.AdminAccess == nil && !device.Open; held != want || held && who != "claim default/"+g.claim.Name {
-			t.Errorf("device %s is held by %q", r.Device, who)
+			t.Errorf("device %s is in use by %q", r.Device, who)
 		}
 	}
 	before, err := ledger.DecodeClaim(data)

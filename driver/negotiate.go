@@ -54,7 +54,7 @@ func (d *Driver) ask(ctx context.Context, p *publisher, last string) (reason str
 	switch {
 	case err == nil:
 	case !p.waits():
-		klog.FromContext(ctx).Info("The API server does not say what it keeps of ResourceSlices; until it does, they have only what it was seen to keep", "reason", reason, "without", d.kept().Missing())
+		klog.FromContext(ctx).Info("The API server's support for fields of ResourceSlices is unknown; until it is known, only fields that it has kept are published", "reason", reason, "without", d.kept().Missing())
 	case reason != last:
 		klog.FromContext(ctx).Info("Publishing ResourceSlices waits for the API server", "reason", reason)
 	}
@@ -89,7 +89,7 @@ func (d *Driver) negotiate(ctx context.Context) error {
 		return err
 	}
 	if before := d.features.Swap(&kept); before == nil || *before != kept {
-		klog.FromContext(ctx).Info("The API server said what it keeps of ResourceSlices; publishing accordingly", "without", kept.Missing())
+		klog.FromContext(ctx).Info("The API server's support for fields of ResourceSlices is known; publishing accordingly", "without", kept.Missing())
 	}
 	return nil
 }

@@ -262,7 +262,7 @@ func (d *Driver) outlive(p *plan) error {
 	}
 	since, _ := d.anew.LoadOrStore(p.wanted.UID, time.Now())
 	if left := d.termination - time.Since(since.(time.Time)); left > 0 {
-		return because(RefusedWaiting, fmt.Errorf("it was allocated anew while it was prepared; containers may go on for %s with what it had", left.Round(time.Second)))
+		return because(RefusedWaiting, fmt.Errorf("the claim was allocated again while it was prepared; containers may use its previous devices for %s", left.Round(time.Second)))
 	}
 	return nil
 }

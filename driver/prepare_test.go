@@ -248,7 +248,7 @@ func TestHeldByClaims(t *testing.T) {
 				mustPrepare(t, b, test.wanted)
 				return
 			}
-			mustRefuse(t, b, test.wanted, "is held by claim default/h")
+			mustRefuse(t, b, test.wanted, "is in use by claim default/h")
 			if exists(b.recordFile(test.wanted)) || exists(b.specFile(test.wanted)) {
 				t.Error("a refused claim has left something")
 			}
@@ -272,14 +272,14 @@ func TestHeldByTheClassicAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := claim("c", "a")
-	mustRefuse(t, b, c, "device a is held by default/training main")
+	mustRefuse(t, b, c, "device a is in use by default/training main")
 	if who, held := b.OwnerOf("a"); held || exists(b.recordFile(c)) {
-		t.Errorf("held by %s although refused", who)
+		t.Errorf("in use by %s although refused", who)
 	}
 	c.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
 	mustPrepare(t, b, c)
 	if who, held := b.OwnerOf("a"); held {
-		t.Errorf("held by %s although only administered", who)
+		t.Errorf("in use by %s although only administered", who)
 	}
 	mustPrepare(t, b, claim("k", "kvm"))
 }
@@ -362,7 +362,7 @@ func TestNodesOfBeforeAreKept(t *testing.T) {
 	b.offers(swapped...)
 	for range 2 {
 		mustPrepare(t, b, c)
-		mustRefuse(t, b, claim("other", "b"), "is held by claim default/c, which was given its nodes as those of device a")
+		mustRefuse(t, b, claim("other", "b"), "is in use by claim default/c, which was given its nodes as those of device a")
 		results := b.ledger.Claims()[0].Results
 		if err := replacedBy(&results[0], &swapped[0].Device, b.view.Load()); err != nil {
 			t.Errorf("it has other nodes than it was given last: %v", err)
@@ -524,7 +524,7 @@ func TestSpecsWithoutRecord(t *testing.T) {
 	if !exists(b.specFile(c)) {
 		t.Error("the spec of a running container is gone")
 	}
-	mustRefuse(t, b, claim("other", "a"), "held by claim with UID uid-c")
+	mustRefuse(t, b, claim("other", "a"), "in use by claim with UID uid-c")
 	mustUnprepare(t, b, c)
 	if exists(b.specFile(c)) {
 		t.Error("the spec is still there")
@@ -551,7 +551,7 @@ func TestNewBoot(t *testing.T) {
 	}
 	other := claim("other", "a")
 	mustPrepare(t, b, other)
-	mustRefuse(t, b, c, "held by claim default/other")
+	mustRefuse(t, b, c, "in use by claim default/other")
 	if r, _ := b.ledger.Claim(c.UID); r == nil || r.Results[0].Identity != "uuid-of-a" {
 		t.Error("the identity is forgotten")
 	}
@@ -606,7 +606,7 @@ func TestUnprepareThatFailsKeepsHolding(t *testing.T) {
 		if err := b.tryUnprepare(c); err == nil || !strings.Contains(err.Error(), "read-only file system") {
 			t.Errorf("error is %v", err)
 		}
-		mustRefuse(t, b, claim("other", "a"), "held by claim default/c")
+		mustRefuse(t, b, claim("other", "a"), "in use by claim default/c")
 		failing = false
 		if err := b.tryUnprepare(c); err != nil {
 			t.Fatal(err)
@@ -627,7 +627,7 @@ func TestSpecsThatCannotBeWritten(t *testing.T) {
 	c := claim("c", "a")
 	mustRefuse(t, b, c, "write CDI spec "+b.specFile(c))
 	if who, held := b.OwnerOf("a"); !held || !exists(b.recordFile(c)) {
-		t.Errorf("held by %s, record %t", who, exists(b.recordFile(c)))
+		t.Errorf("in use by %s, record %t", who, exists(b.recordFile(c)))
 	}
 	b.config.CDI.Path = good
 	b.restart().offers(gpu("a", 1)) // writes the spec
@@ -746,7 +746,7 @@ func TestUnrelatedClaimsDoNotWait(t *testing.T) {
 	}()
 	<-entered
 	mustPrepare(t, b, claim("quick", "b"))
-	mustRefuse(t, b, claim("rival", "a"), "held by claim default/slow")
+	mustRefuse(t, b, claim("rival", "a"), "in use by claim default/slow")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	results, err := b.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{slow})

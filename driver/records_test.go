@@ -92,7 +92,7 @@ func TestUnreadableRecordKeepsHolding(t *testing.T) {
 					t.Error("its spec was swept")
 				}
 				for _, device := range []string{"a", "g-a", "g-b"} {
-					mustRefuse(t, b, claim("other", device), "held by claim with UID uid-c")
+					mustRefuse(t, b, claim("other", device), "in use by claim with UID uid-c")
 				}
 				for silicon, want := range map[string]bool{"a": true, "g": true, "b": false} {
 					if _, held := b.OwnerOf(silicon); held != want {
@@ -131,7 +131,7 @@ func TestUnreadableRecordOfANumberedShare(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.restart().offers(byNumber("a", 2))
-	mustRefuse(t, b, claim("whole", "a"), "held by claim with UID uid-c")
+	mustRefuse(t, b, claim("whole", "a"), "in use by claim with UID uid-c")
 	if _, held := b.OwnerOf("a"); !held {
 		t.Error("the classic API is told that nobody has it")
 	}
@@ -160,7 +160,7 @@ func TestUnreadableRecordWithoutSpecHoldsWhatItStillNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.restart().offers(gpu("a", 1))
-	mustRefuse(t, b, claim("other", "a"), "held by claim with UID uid-c")
+	mustRefuse(t, b, claim("other", "a"), "in use by claim with UID uid-c")
 	b.boot = "boot-2"
 	b.restart().offers(gpu("a", 1))
 	mustPrepare(t, b, claim("other", "a"))

@@ -13,7 +13,7 @@ type Refusal string
 
 // The reasons.
 const (
-	RefusedHeld        Refusal = "held"        // another consumer has the device
+	RefusedHeld        Refusal = "allocated"   // another consumer has the device
 	RefusedGone        Refusal = "gone"        // the device is not on this node, or no longer
 	RefusedChanged     Refusal = "changed"     // another device, driver or device node is in its place
 	RefusedParameters  Refusal = "parameters"  // the claim's parameters are invalid, or the device does not support them

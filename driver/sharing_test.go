@@ -53,9 +53,9 @@ func TestSharedMemoryAddsUp(t *testing.T) {
 	b := newBench(t).restart().offers(byMemory("a", 8))
 	mustPrepare(t, b, taking(claim("one", "a"), "memory", "3Gi"))
 	mustPrepare(t, b, taking(claim("two", "a"), "memory", "4Gi"))
-	mustRefuse(t, b, taking(claim("three", "a"), "memory", "2Gi"), "is held by", "more of its memory than there is")
+	mustRefuse(t, b, taking(claim("three", "a"), "memory", "2Gi"), "is in use by", "more of its memory than there is")
 	mustPrepare(t, b, taking(claim("four", "a"), "memory", "1Gi"))
-	mustRefuse(t, b, claim("whole", "a"), "is held by")
+	mustRefuse(t, b, claim("whole", "a"), "is in use by")
 	// The shares are read again after a restart.
 	b.restart().offers(byMemory("a", 8))
 	mustRefuse(t, b, taking(claim("three", "a"), "memory", "2Gi"), "more of its memory than there is")
@@ -90,7 +90,7 @@ func TestWholeExcludesShares(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1))
 	mustPrepare(t, b, claim("whole", "a"))
 	b.offers(byMemory("a", 8)) // the administrator has enabled sharing
-	mustRefuse(t, b, taking(claim("share", "a"), "memory", "1Gi"), "is held by", "whole")
+	mustRefuse(t, b, taking(claim("share", "a"), "memory", "1Gi"), "is in use by", "whole")
 }
 
 // Several shares of a partition consume its counters once. A shared partition blocks other
@@ -121,7 +121,7 @@ func TestNumberedShares(t *testing.T) {
 	mustPrepare(t, b, claim("one", "a-share-00"))
 	mustPrepare(t, b, claim("two", "a-share-01"))
 	mustRefuse(t, b, claim("three", "a-share-02"), "more of its shares than there is")
-	mustRefuse(t, b, claim("whole", "a"), "is held by")
+	mustRefuse(t, b, claim("whole", "a"), "is in use by")
 }
 
 // A container gets its amount of each device, and so does the family.
@@ -194,8 +194,8 @@ func TestClaimsOfTwoForms(t *testing.T) {
 	b := newBench(t).restart().offers(byMemory("a", 8))
 	mustPrepare(t, b, taking(claim("one", "a"), "memory", "8Gi"))
 	b.restart().offers(byNumber("a", 4))
-	mustRefuse(t, b, taking(claim("two", "a"), discovery.Shares, "1"), "held by")
-	mustRefuse(t, b, claim("three", "a-share-00"), "held by")
+	mustRefuse(t, b, taking(claim("two", "a"), discovery.Shares, "1"), "in use by")
+	mustRefuse(t, b, claim("three", "a-share-00"), "in use by")
 }
 
 // Shares of two numbers cannot be allocated together, whether or not the agent was restarted in

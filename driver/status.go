@@ -166,7 +166,7 @@ func (w *statusWriter) try(ctx context.Context, c *ledger.Claim, a *attempt) {
 	}
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KRef(c.Namespace, c.Name), "uid", c.UID, "reason", err.Error())
 	if !a.open() {
-		logger.Info("The status of a claim's devices is refused; it stays as it is until there is something else to say")
+		logger.Info("The status of a claim's devices was rejected; it remains unchanged until the status changes")
 		return
 	}
 	logger.V(2).Info("The status of a claim's devices cannot be written; trying again", "refused", a.failures)

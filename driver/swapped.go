@@ -91,7 +91,7 @@ func (v *view) sameSince(claim *resourceapi.ResourceClaim, r *ledger.Result) err
 	}
 	promised := seen.promised.Load()
 	if promised == nil {
-		return fmt.Errorf("device %s was swapped: it is %s now and was %s; the API server has not said yet whether it was allocated to the claim before", r.Device, seen.now, seen.before)
+		return fmt.Errorf("device %s was swapped: it is %s now and was %s; it is not yet known whether it was allocated to the claim before the swap", r.Device, seen.now, seen.before)
 	}
 	if at, was := (*promised)[claim.UID]; was && at.Equal(allocated) {
 		return fmt.Errorf("device %s was swapped: it is %s now and was %s when the claim was allocated", r.Device, seen.now, seen.before)

@@ -122,7 +122,7 @@ func (d *Driver) sweepAway(ctx context.Context, claim ledger.Owner) (gone bool, 
 	defer unlock()
 	abandoned, err := d.config.Abandoned(ctx, []ledger.Owner{claim})
 	if err != nil {
-		return false, fmt.Errorf("ask again whether the claim is abandoned: %w", err)
+		return false, fmt.Errorf("check again whether the claim is abandoned: %w", err)
 	}
 	if !slices.Contains(abandoned, claim.UID) {
 		return false, nil

@@ -186,7 +186,7 @@ func TestSweepOfUnreadableRecords(t *testing.T) {
 	if !slices.Equal(asked, []ledger.Owner{{API: discovery.ModeDRA, UID: c.UID}}) {
 		t.Errorf("asked about %v", asked)
 	}
-	mustRefuse(t, b, claim("other", "a"), "held by claim with UID uid-c")
+	mustRefuse(t, b, claim("other", "a"), "in use by claim with UID uid-c")
 	b.sweep(t.Context(), suspects)
 	if left, _ := os.ReadDir(b.records()); len(left) > 0 || exists(b.specFile(c)) {
 		t.Errorf("left of it: %v", left)
@@ -278,7 +278,7 @@ func TestSweepOfWhatABackupBroughtBack(t *testing.T) {
 			return uids, nil
 		}
 		b.restart().offers(gpu("a", 1))
-		mustRefuse(t, b, claim("other", "a"), "held by claim with UID uid-ended")
+		mustRefuse(t, b, claim("other", "a"), "in use by claim with UID uid-ended")
 		ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 		defer cancel()
 		b.sweepLoop(ctx)

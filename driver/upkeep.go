@@ -52,6 +52,6 @@ func (d *Driver) order(ctx context.Context, p *plan) error {
 	if len(p.orders) == 0 {
 		return nil
 	}
-	err := traces.Do(ctx, "keep up what the claim wants", func() error { return d.config.Upkeep(ctx, p.wanted.UID, p.orders) })
+	err := traces.Do(ctx, "request sharing daemons", func() error { return d.config.Upkeep(ctx, p.wanted.UID, p.orders) })
 	return because(RefusedConfiguring, err)
 }

@@ -87,7 +87,7 @@ func (v *view) Device(name string) (rules.Offered, bool) {
 func (v *view) missing(pool, device string) error {
 	for _, problem := range v.snapshot.Problems {
 		if problem.Device == device || errors.Is(problem.Err, discovery.ErrNoAnswer) {
-			return discovery.Passing(because(RefusedWaiting, fmt.Errorf("device %s/%s is not known yet: %w", pool, device, problem)))
+			return discovery.Passing(because(RefusedWaiting, fmt.Errorf("device %s/%s is not yet known: %w", pool, device, problem)))
 		}
 	}
 	return fmt.Errorf("device %s/%s is gone from this node", pool, device)

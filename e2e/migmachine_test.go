@@ -87,7 +87,7 @@ var profilesOfMock = []map[int]string{
 
 // migConfig allows partitions of both GPUs.
 const migConfig = `
-onRequest:
+onDemand:
   keepSeconds: 2
   partitions:
   - cel: device.attributes["chandler.dev"].?model.orValue("").startsWith("NVIDIA ")

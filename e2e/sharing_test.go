@@ -99,7 +99,7 @@ func testSharedByLimits(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if pod.Status.Phase != corev1.PodFailed || !strings.Contains(pod.Status.Message, "no one device has that much left") {
+		if pod.Status.Phase != corev1.PodFailed || !strings.Contains(pod.Status.Message, "no device has that many left") {
 			return errors.New(string(pod.Status.Phase) + ": " + pod.Status.Message)
 		}
 		return nil

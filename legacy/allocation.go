@@ -29,7 +29,7 @@ func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, re
 	now, stock := time.Now(), p.present()
 	all := len(slices.Concat(requests...))
 	if id, twice := repeated(slices.Concat(requests...)); twice {
-		return nil, fmt.Errorf("%s: device %q: asked for twice in one call", resource, id)
+		return nil, fmt.Errorf("%s: device %q: requested twice in one call", resource, id)
 	}
 	for _, ids := range requests {
 		units, err := l.LookUp(ids)
@@ -108,7 +108,7 @@ func (p *Plugin) joins(ctx context.Context, grants []*ledger.Grant, first *ledge
 	}
 	both, err := p.config.AsksForBoth(ctx, first.Resource, resource)
 	if err != nil {
-		klog.FromContext(ctx).Info("Whether a pod asks for two functions of one IOMMU group is not known; the second one is refused", "resource", resource, "other", first.Resource, "reason", err.Error())
+		klog.FromContext(ctx).Info("It is unknown whether a pod requests two functions of one IOMMU group; the second one is refused", "resource", resource, "other", first.Resource, "reason", err.Error())
 	}
 	if err != nil || !both {
 		return false

@@ -50,7 +50,7 @@ func TestAllocateAmounts(t *testing.T) {
 		t.Errorf("the other units: %v", err)
 	}
 	_, err = ask(slices.Concat(listtest.Units("a", 0, 2), listtest.Units("b", 0, 1))...)
-	if want := "3 units of memory asked for, and no one device has that much left; it would be 2 of gpu-a and 1 of gpu-b"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "3 units of memory requested, and no device has that many left; it would be 2 of gpu-a and 1 of gpu-b"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("units of two devices: %v; want %q", err, want)
 	}
 }

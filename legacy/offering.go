@@ -53,7 +53,7 @@ func (o *offering) update(ctx context.Context, what *offered) {
 		in.Beliefs[resource] = one.belief(p.config.Ledger.Asked())
 	}
 	if in.Written, err = o.written(); err != nil {
-		klog.FromContext(ctx).V(2).Info("What the kubelet has written down is not known", "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("The kubelet's checkpoint is unknown", "reason", err.Error())
 	}
 	lists, problems := o.next(ctx, in)
 	if err := p.keepSpecs(); err != nil {

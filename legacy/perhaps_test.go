@@ -49,7 +49,7 @@ func TestWrittenDownBeforeTheKubeletAnswers(t *testing.T) {
 			if said := registered.Said(); len(said) != 1 {
 				t.Errorf("a list with what containers have was sent: %q", said)
 			}
-			if _, err := registered.Allocate("a"); err == nil || !strings.Contains(err.Error(), "a container perhaps, by what the kubelet has written down") {
+			if _, err := registered.Allocate("a"); err == nil || !strings.Contains(err.Error(), "may be in use by a container, according to the kubelet's checkpoint") {
 				t.Errorf("allocate: %v", err)
 			}
 			if _, err := registered.Allocate("c"); err != nil {

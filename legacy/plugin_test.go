@@ -162,7 +162,7 @@ func TestUnconfirmedGrant(t *testing.T) {
 	}{
 		"nobody knows":            {nil, true},
 		"an init container is on": {func(context.Context, string) (bool, error) { return true, nil }, true},
-		"nobody answers":          {func(context.Context, string) (bool, error) { return false, errors.New("away") }, true},
+		"no program answers":      {func(context.Context, string) (bool, error) { return false, errors.New("away") }, true},
 		"there is none":           {func(context.Context, string) (bool, error) { return false, nil }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -227,7 +227,7 @@ func TestGrantIsOnDiskBeforeTheAnswer(t *testing.T) {
 		t.Errorf("allocate: %v", err)
 	}
 	if holder, held := holder(p, "gpu-b"); held {
-		t.Errorf("held by %s", holder)
+		t.Errorf("in use by %s", holder)
 	}
 }
 
@@ -415,7 +415,7 @@ func TestHolderOfWhatIsNotOffered(t *testing.T) {
 }
 
 // unheard is part of the owner's text before the kubelet has answered.
-const unheard = "the kubelet has not said yet"
+const unheard = "the kubelet has not yet reported"
 
 func TestHolderBeforeTheKubeletAnswers(t *testing.T) {
 	k := kubelettest.New(t)
@@ -506,7 +506,7 @@ func TestHeldByAnotherName(t *testing.T) {
 			registered := k.Plugin(other, 1)
 			registered.Says(t, "a! b")
 			_, err := registered.Allocate("a")
-			if err == nil || !strings.Contains(err.Error(), "gpu-a is held by default/train main") {
+			if err == nil || !strings.Contains(err.Error(), "gpu-a is in use by default/train main") {
 				t.Errorf("allocate: %v", err)
 			}
 			k.Hold("train", listtest.Resource)
@@ -526,7 +526,7 @@ func TestTheOtherNameIsQuicker(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := p.allocate(t.Context(), lists["example.com/renamed"], "example.com/renamed", [][]string{{"x"}})
-	if err == nil || !strings.Contains(err.Error(), "gpu-a is held by a container that the kubelet is starting") {
+	if err == nil || !strings.Contains(err.Error(), "gpu-a is in use by a container that the kubelet is starting") {
 		t.Errorf("allocate: %v", err)
 	}
 	if given := p.config.Ledger.View(nil).Ours(); len(given) != 1 {
@@ -549,7 +549,7 @@ func TestHeldByTheOtherAPI(t *testing.T) {
 	claim(t, p, "c1", "gpu-a")
 	registered.Says(t, "a! b")
 	_, err := registered.Allocate("a")
-	if err == nil || !strings.Contains(err.Error(), `example.com/gpu: device "a": device gpu-a is held by claim default/c1`) {
+	if err == nil || !strings.Contains(err.Error(), `example.com/gpu: device "a": device gpu-a is in use by claim default/c1`) {
 		t.Errorf("allocate: %v", err)
 	}
 	if err := p.config.Ledger.End("c1", nil); err != nil {
@@ -597,7 +597,7 @@ func TestAllocateRefuses(t *testing.T) {
 		"two containers": {{DevicesIds: []string{"a"}}, {DevicesIds: []string{"a"}}},
 	} {
 		_, err := registered.API.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: requests})
-		if err == nil || !strings.Contains(err.Error(), `example.com/gpu: device "a": asked for twice in one call`) {
+		if err == nil || !strings.Contains(err.Error(), `example.com/gpu: device "a": requested twice in one call`) {
 			t.Errorf("twice for %s: %v", name, err)
 		}
 	}

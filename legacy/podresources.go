@@ -74,7 +74,7 @@ func (p *Plugin) poll(ctx context.Context, lastError string) string {
 		p.endLost(ctx, p.config.Ledger.Lost())
 	}
 	if reason != "" && reason != lastError && ctx.Err() == nil {
-		logger.Info("It is not known which devices pods have; none leaves its resource", "reason", reason)
+		logger.Info("The devices of pods are unknown; no device leaves its resource", "reason", reason)
 	}
 	return reason
 }
@@ -113,7 +113,7 @@ func (p *Plugin) learn(ctx context.Context, said *kubeletapi.Listing) {
 	}
 	holdings, err := p.config.Written()
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("What the kubelet has written down is not known", "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("The kubelet's checkpoint is unknown", "reason", err.Error())
 	}
 	for _, h := range holdings {
 		for _, id := range h.IDs {
@@ -122,7 +122,7 @@ func (p *Plugin) learn(ctx context.Context, said *kubeletapi.Listing) {
 			}
 			if key := ledger.GrantKey(h.Resource, id); unknown[key] {
 				given[key] = h.Nodes
-				klog.FromContext(ctx).V(4).Info("An ID of another plugin is told by the device nodes", "resource", h.Resource, "id", id, "nodes", h.Nodes)
+				klog.FromContext(ctx).V(4).Info("An ID of another plugin was found by the device nodes", "resource", h.Resource, "id", id, "nodes", h.Nodes)
 			}
 		}
 	}
@@ -181,7 +181,7 @@ func (p *Plugin) endLost(ctx context.Context, lost []*ledger.Grant) (all bool) {
 		owner := g.Owner()
 		ended, err := p.config.Ended(ctx, owner.Namespace, owner.Name)
 		if err != nil {
-			klog.FromContext(ctx).V(2).Info("Whether a pod has ended is not known", "pod", owner.Namespace+"/"+owner.Name, "reason", err.Error())
+			klog.FromContext(ctx).V(2).Info("It is unknown whether a pod has ended", "pod", owner.Namespace+"/"+owner.Name, "reason", err.Error())
 		}
 		if ended {
 			over = append(over, g)

@@ -1,9 +1,9 @@
 package v1alpha1
 
-// Rebinding allows VFIO passthrough of the selected devices: they are bound to a vfio driver on
-// request. All functions of an IOMMU group must be selected, except bridges and functions without a
+// Passthrough allows VFIO passthrough of the selected devices: they are bound to a vfio driver when
+// a claim needs this. All functions of an IOMMU group must be selected, except bridges and functions without a
 // driver. The functions of a group are allocated together.
-type Rebinding struct {
+type Passthrough struct {
 	Selector `json:",inline"`
 
 	// Driver is the vfio driver, which must be loaded: vfio-pci (the default), or a driver with
@@ -11,11 +11,11 @@ type Rebinding struct {
 	Driver string `json:"driver,omitempty"`
 }
 
-// Handover withholds the selected devices from their next consumer until every process of the
+// Reclaim withholds the selected devices from their next consumer until every process of the
 // previous pods has closed them. If the agent cannot see these processes, it withholds a device
 // only until the pods' termination grace periods are over. Devices with unlimited sharing are
 // excluded.
-type Handover struct {
+type Reclaim struct {
 	Selector `json:",inline"`
 
 	// Reset selects the reset of a device between two consumers: None (the default), or Function
@@ -40,29 +40,29 @@ const (
 	ResetFunction Reset = "Function"
 )
 
-// OnRequest configures devices that are created on demand.
-type OnRequest struct {
+// OnDemand configures devices that are created on demand.
+type OnDemand struct {
 	// KeepSeconds is how long an unused device is kept before it is removed. The default is 300.
 	KeepSeconds *int `json:"keepSeconds,omitempty"`
 
 	// VirtualFunctions are physical functions whose virtual functions are created when the first
 	// one is needed. For each physical function, the first matching entry applies.
-	VirtualFunctions []OnRequestVirtualFunctions `json:"virtualFunctions,omitempty"`
+	VirtualFunctions []OnDemandVirtualFunctions `json:"virtualFunctions,omitempty"`
 
 	// Partitions are devices that can be partitioned when a partition is needed: NVIDIA GPUs in MIG
 	// mode, and AMD GPUs with compute partitions.
 	Partitions []Selector `json:"partitions,omitempty"`
 
 	// MPS selects NVIDIA GPUs that claims can use with a control daemon of their own, and
-	// TimeSlices selects NVIDIA GPUs whose time slice claims can set. chandler-nvml --upkeep must
+	// TimeSlices selects NVIDIA GPUs whose time slice claims can set. chandler-nvml --sharing-daemons must
 	// run on the node.
 	MPS        []Selector `json:"mps,omitempty"`
 	TimeSlices []Selector `json:"timeSlices,omitempty"`
 }
 
-// OnRequestVirtualFunctions allows the creation of virtual functions for the selected physical
+// OnDemandVirtualFunctions allows the creation of virtual functions for the selected physical
 // functions of network adapters. An adapter that already has virtual functions is not changed.
-type OnRequestVirtualFunctions struct {
+type OnDemandVirtualFunctions struct {
 	Selector `json:",inline"`
 
 	// Count is the number of virtual functions for each physical function, all created at once. The

@@ -96,6 +96,11 @@ func checkKind(kind string, meta *metav1.TypeMeta) error {
 // duplicate fields are errors.
 func decodeStrict(data []byte, into any) error {
 	strict, err := json.UnmarshalStrict(data, into)
+	if _, is := into.(*DriverConfig); is {
+		for i := range strict {
+			strict[i] = withPresentName(strict[i])
+		}
+	}
 	return errors.Join(append(strict, err)...)
 }
 
@@ -127,30 +132,30 @@ func (c *DriverConfig) Validate() error {
 		check(fmt.Sprintf("resources[%d]", i), validateAcceleratorFunction(resource.AcceleratorFunction))
 		check(fmt.Sprintf("resources[%d]", i), resource.Driver.validate())
 		if resource.Driver != "" && resource.AcceleratorFunction != "" {
-			check(fmt.Sprintf("resources[%d]", i), errors.New("driver: goes with no acceleratorFunction"))
+			check(fmt.Sprintf("resources[%d]", i), errors.New("driver: cannot be combined with acceleratorFunction"))
 		}
 	}
-	for i := range c.Rebinding {
-		selects("rebinding", i, c.Rebinding[i].Selector)
-		check(fmt.Sprintf("rebinding[%d]", i), c.Rebinding[i].validate())
+	for i := range c.Passthrough {
+		selects("passthrough", i, c.Passthrough[i].Selector)
+		check(fmt.Sprintf("passthrough[%d]", i), c.Passthrough[i].validate())
 	}
-	for i := range c.Handover {
-		selects("handover", i, c.Handover[i].Selector)
-		check(fmt.Sprintf("handover[%d]", i), c.Handover[i].validate())
+	for i := range c.Reclaim {
+		selects("reclaim", i, c.Reclaim[i].Selector)
+		check(fmt.Sprintf("reclaim[%d]", i), c.Reclaim[i].validate())
 	}
-	check("onRequest", c.OnRequest.validate())
-	for i := range c.OnRequest.VirtualFunctions {
-		selects("onRequest.virtualFunctions", i, c.OnRequest.VirtualFunctions[i].Selector)
-		check(fmt.Sprintf("onRequest.virtualFunctions[%d]", i), c.OnRequest.VirtualFunctions[i].validate())
+	check("onDemand", c.OnDemand.validate())
+	for i := range c.OnDemand.VirtualFunctions {
+		selects("onDemand.virtualFunctions", i, c.OnDemand.VirtualFunctions[i].Selector)
+		check(fmt.Sprintf("onDemand.virtualFunctions[%d]", i), c.OnDemand.VirtualFunctions[i].validate())
 	}
-	for i := range c.OnRequest.Partitions {
-		selects("onRequest.partitions", i, c.OnRequest.Partitions[i])
+	for i := range c.OnDemand.Partitions {
+		selects("onDemand.partitions", i, c.OnDemand.Partitions[i])
 	}
-	for i := range c.OnRequest.MPS {
-		selects("onRequest.mps", i, c.OnRequest.MPS[i])
+	for i := range c.OnDemand.MPS {
+		selects("onDemand.mps", i, c.OnDemand.MPS[i])
 	}
-	for i := range c.OnRequest.TimeSlices {
-		selects("onRequest.timeSlices", i, c.OnRequest.TimeSlices[i])
+	for i := range c.OnDemand.TimeSlices {
+		selects("onDemand.timeSlices", i, c.OnDemand.TimeSlices[i])
 	}
 	allocated := make(named)
 	for i := range c.Allocation {
@@ -165,8 +170,8 @@ func (c *DriverConfig) Validate() error {
 		selects("overhead", i, overhead.Selector)
 		check(fmt.Sprintf("overhead[%d]", i), overhead.validate())
 	}
-	for family, root := range c.Roots {
-		check(fmt.Sprintf("roots[%s]", family), validateRoot(root))
+	for family, root := range c.DriverRoots {
+		check(fmt.Sprintf("driverRoots[%s]", family), validateRoot(root))
 	}
 	for condition, effect := range c.Health.Severity {
 		check(fmt.Sprintf("health.severity[%s]", condition), effect.validate())

@@ -1,6 +1,7 @@
 package v1alpha1
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -43,7 +44,7 @@ overhead:
 - cel: "true"
   perPod: {memory: 512Mi, hugepages-2Mi: 4Mi}
   perContainer: {cpu: 100m}
-roots: {nvidia: /run/nvidia/driver}
+driverRoots: {nvidia: /run/nvidia/driver}
 paths:
 - name: example.com/serial
   kind: other
@@ -79,7 +80,7 @@ paths:
 			PerPod:       map[string]resource.Quantity{"memory": resource.MustParse("512Mi"), "hugepages-2Mi": resource.MustParse("4Mi")},
 			PerContainer: map[string]resource.Quantity{"cpu": resource.MustParse("100m")},
 		}},
-		Roots: map[string]string{"nvidia": "/run/nvidia/driver"},
+		DriverRoots: map[string]string{"nvidia": "/run/nvidia/driver"},
 		Paths: []PathResource{{
 			Name: "example.com/serial", Kind: "other", Env: map[string]string{"BAUD": "9600"},
 			Groups: []PathGroup{{
@@ -148,11 +149,11 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 		"no variable":          {header + "allocation: [{resource: a.b/c, env: {a-b: c}}]\n", []string{"allocation[0]", "env", "a-b"}},
 		"no attribute":         {header + "allocation: [{resource: a.b/c, alike: [profile, a b]}]\n", []string{"allocation[0]", "alike[1]", "a b", "profile"}},
 		"unknown list":         {header + "allocation: [{resource: a.b/c, deviceListStrategy: [EnvVar, envvar]}]\n", []string{"deviceListStrategy[1]", "envvar", "CDIDevices"}},
-		"hand-over, no cel":    {header + "handover: [{reset: Function}]\n", []string{"handover[0].cel"}},
-		"hand-over, reset":     {header + "handover: [{cel: 'true', reset: Bus}]\n", []string{"handover[0]", `reset: is "Bus"; want None or Function`}},
-		"hand-over, no reset":  {header + "handover: [{cel: 'true', resetMethods: [flr]}]\n", []string{"handover[0]", "resetMethods: go with reset: Function"}},
-		"hand-over, method":    {header + "handover: [{cel: 'true', reset: Function, resetMethods: [flr, ../bus]}]\n", []string{"resetMethods[1]"}},
-		"hand-over, twice":     {header + "handover: [{cel: 'true', reset: Function, resetMethods: [flr, flr]}]\n", []string{"resetMethods[1]", "each once"}},
+		"reclaim, no cel":      {header + "reclaim: [{reset: Function}]\n", []string{"reclaim[0].cel"}},
+		"reclaim, reset":       {header + "reclaim: [{cel: 'true', reset: Bus}]\n", []string{"reclaim[0]", `reset: is "Bus"; want None or Function`}},
+		"reclaim, no reset":    {header + "reclaim: [{cel: 'true', resetMethods: [flr]}]\n", []string{"reclaim[0]", "resetMethods: go with reset: Function"}},
+		"reclaim, method":      {header + "reclaim: [{cel: 'true', reset: Function, resetMethods: [flr, ../bus]}]\n", []string{"resetMethods[1]"}},
+		"reclaim, twice":       {header + "reclaim: [{cel: 'true', reset: Function, resetMethods: [flr, flr]}]\n", []string{"resetMethods[1]", "each once"}},
 		"overhead of nothing":  {header + "overhead: [{cel: 'true'}]\n", []string{"overhead[0]", "perPod"}},
 		"overhead, no cel":     {header + "overhead: [{perPod: {cpu: 1}}]\n", []string{"overhead[0].cel"}},
 		"overhead, other":      {header + "overhead: [{cel: 'true', perPod: {nvidia.com/gpu: 1}}]\n", []string{"overhead[0]", "perPod[nvidia.com/gpu]", "cpu, memory or"}},
@@ -163,8 +164,8 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 		"overhead, too much":   {header + "overhead: [{cel: 'true', perPod: {memory: 9Ei}}]\n", []string{"perPod[memory]"}},
 		"overhead, part pages": {header + "overhead: [{cel: 'true', perPod: {hugepages-2Mi: 3Mi}}]\n", []string{"perPod[hugepages-2Mi]", "multiple of 2Mi"}},
 		"overhead, no pages":   {header + "overhead: [{cel: 'true', perPod: {hugepages-: 3Mi, hugepages-0: 1Mi, hugepages-x: 1, hugepages-1m: 1}}]\n", []string{"perPod[hugepages-]", "perPod[hugepages-0]", "perPod[hugepages-x]", "perPod[hugepages-1m]"}},
-		"relative root":        {header + "roots: {nvidia: run/nvidia}\n", []string{"roots[nvidia]", "absolute"}},
-		"root that escapes":    {header + "roots: {nvidia: /run/../etc}\n", []string{"roots[nvidia]"}},
+		"relative root":        {header + "driverRoots: {nvidia: run/nvidia}\n", []string{"driverRoots[nvidia]", "absolute"}},
+		"root that escapes":    {header + "driverRoots: {nvidia: /run/../etc}\n", []string{"driverRoots[nvidia]"}},
 		"paths twice":          {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}]}]}, {name: a.b/c, groups: [{paths: [{path: /dev/a}]}]}]\n", []string{"paths[1].name"}},
 		"paths without groups": {header + "paths: [{name: a.b/c}]\n", []string{"paths[0]", "groups"}},
 		"paths and USB":        {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}], usb: [{vendor: a, product: b}]}]}]\n", []string{"paths[0]", "groups[0]", "either"}},
@@ -257,4 +258,32 @@ func FuzzParseDriverConfig(f *testing.F) {
 			t.Errorf("accepted, and yet not valid: %v", config.Validate())
 		}
 	})
+}
+
+// TestRenamed expects previous names of fields and kinds to be refused with the present name.
+func TestRenamed(t *testing.T) {
+	texts := make(map[string]string)
+	for previous, name := range Renamed {
+		texts[previous+": []\n"] = fmt.Sprintf("field %q was renamed to %q", previous, name)
+	}
+	for previous, name := range RenamedKinds {
+		want := fmt.Sprintf("%q was renamed to %q", previous, name)
+		texts["paths: [{name: a.b/c, kind: "+previous+", groups: [{count: 1, paths: [{path: /dev/a}]}]}]\n"] = "paths[0]: kind: " + want
+		for _, expression := range []string{
+			`device.attributes["chandler.dev"].kind == "` + previous + `"`,
+			`device.attributes["chandler.dev"].?kind.orValue("") != "` + previous + `"`,
+			`device.attributes['chandler.dev'].kind=='` + previous + `'`,
+		} {
+			texts["exclude:\n- cel: >-\n    "+expression+"\n"] = "exclude[0].cel: kind " + want
+		}
+		family := "exclude:\n- cel: >-\n    device.attributes[\"chandler.dev\"].family == \"" + previous + "\"\n"
+		if _, err := ParseDriverConfig([]byte(header + family)); err != nil {
+			t.Errorf("%s: %v", family, err)
+		}
+	}
+	for text, want := range texts {
+		if _, err := ParseDriverConfig([]byte(header + text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", text, err, want)
+		}
+	}
 }

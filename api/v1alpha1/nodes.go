@@ -44,7 +44,7 @@ type Node struct {
 
 // ErrNoLabels is the error for entries that depend on the node's labels while the labels are
 // unknown.
-var ErrNoLabels = errors.New("which entries count depends on labels of the node, which are not known")
+var ErrNoLabels = errors.New("the applicable entries depend on the node's labels, which are unknown")
 
 // selector returns the label selector.
 func (n *Nodes) selector() (labels.Selector, error) {
@@ -56,7 +56,7 @@ func (n *Nodes) validate() error {
 		return nil
 	}
 	if len(n.Names) == 0 && len(n.MatchLabels) == 0 && len(n.MatchExpressions) == 0 {
-		return errors.New("nodes: must say which: names, matchLabels or matchExpressions")
+		return errors.New("nodes: must have names, matchLabels or matchExpressions")
 	}
 	for i, name := range n.Names {
 		if messages := validation.IsDNS1123Subdomain(name); len(messages) > 0 {
@@ -103,12 +103,12 @@ func (c *DriverConfig) On(node Node) (*DriverConfig, error) {
 	on.Exclude = keep(c.Exclude, func(s Selector) bool { return here(s.Nodes) })
 	on.Sharing = keep(c.Sharing, func(s Sharing) bool { return here(s.Nodes) })
 	on.Resources = keep(c.Resources, func(r Resource) bool { return here(r.Nodes) })
-	on.Rebinding = keep(c.Rebinding, func(r Rebinding) bool { return here(r.Nodes) })
-	on.Handover = keep(c.Handover, func(h Handover) bool { return here(h.Nodes) })
-	on.OnRequest.VirtualFunctions = keep(c.OnRequest.VirtualFunctions, func(v OnRequestVirtualFunctions) bool { return here(v.Nodes) })
-	on.OnRequest.Partitions = keep(c.OnRequest.Partitions, func(s Selector) bool { return here(s.Nodes) })
-	on.OnRequest.MPS = keep(c.OnRequest.MPS, func(s Selector) bool { return here(s.Nodes) })
-	on.OnRequest.TimeSlices = keep(c.OnRequest.TimeSlices, func(s Selector) bool { return here(s.Nodes) })
+	on.Passthrough = keep(c.Passthrough, func(r Passthrough) bool { return here(r.Nodes) })
+	on.Reclaim = keep(c.Reclaim, func(h Reclaim) bool { return here(h.Nodes) })
+	on.OnDemand.VirtualFunctions = keep(c.OnDemand.VirtualFunctions, func(v OnDemandVirtualFunctions) bool { return here(v.Nodes) })
+	on.OnDemand.Partitions = keep(c.OnDemand.Partitions, func(s Selector) bool { return here(s.Nodes) })
+	on.OnDemand.MPS = keep(c.OnDemand.MPS, func(s Selector) bool { return here(s.Nodes) })
+	on.OnDemand.TimeSlices = keep(c.OnDemand.TimeSlices, func(s Selector) bool { return here(s.Nodes) })
 	on.Overhead = keep(c.Overhead, func(o Overhead) bool { return here(o.Nodes) })
 	resources, names := make(map[string]bool), make(map[string]bool)
 	on.Allocation = keep(c.Allocation, func(a Allocation) bool { return here(a.Nodes) && first(resources, a.Resource) })

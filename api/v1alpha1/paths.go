@@ -13,7 +13,7 @@ import (
 )
 
 // kinds are the values of the attribute "kind".
-var kinds = []string{"gpu", "npu", "fpga", "crypto", "dma", "nic", "hypervisor", "enclave", "other"}
+var kinds = []string{"gpu", "npu", "fpga", "crypto", "dma", "nic", "virtualization", "enclave", "other"}
 
 // Limits for the count of a group, the limit of a path, and the units of a group. Each unit is a
 // device.
@@ -33,7 +33,9 @@ func (r *PathResource) validate() error {
 	if len(r.Name) > 64 {
 		check("name", fmt.Errorf("is %q; an attribute has at most 64 characters", r.Name))
 	}
-	if r.Kind != "" && !slices.Contains(kinds, r.Kind) {
+	if name := RenamedKinds[r.Kind]; name != "" {
+		check("kind", fmt.Errorf("%q was renamed to %q", r.Kind, name))
+	} else if r.Kind != "" && !slices.Contains(kinds, r.Kind) {
 		check("kind", fmt.Errorf("is %q; want one of %s", r.Kind, strings.Join(kinds, ", ")))
 	}
 	check("env", validateEnv(r.Env))

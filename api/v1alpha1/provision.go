@@ -130,11 +130,11 @@ func (f *Function) validate() (errs []error) {
 	others := f.VirtualFunctions != nil || len(f.Services) > 0 || len(f.WorkQueueGroups) > 0
 	switch {
 	case f.Driver == "" && !others:
-		check("", errors.New("says nothing; want driver, virtualFunctions, services or workQueueGroups"))
+		check("", errors.New("has no setting; want driver, virtualFunctions, services or workQueueGroups"))
 	case len(f.Services) > 0 && len(f.WorkQueueGroups) > 0:
 		check(".services", errors.New("no function has both services and workQueueGroups"))
 	case f.Driver != "" && others:
-		check(".driver", errors.New("is that of the function itself, which leaves nothing else to set; for its virtual functions, say virtualFunctions.driver"))
+		check(".driver", errors.New("cannot be combined with other settings; for the driver of virtual functions, set virtualFunctions.driver"))
 	case f.Driver != "":
 		check(".driver", validateDriver(f.Driver))
 	}

@@ -61,7 +61,7 @@ func TestParseProvisionConfigRefuses(t *testing.T) {
 		"unknown field":         {"{cel: 'true', vfs: 3}", []string{"vfs", "unknown field"}},
 		"no expression":         {"{driver: vfio-pci}", []string{"functions[0].cel"}},
 		"both settings":         {"{cel: 'true', services: [dc], workQueueGroups: [{engines: 1, workQueues: [{name: a, mode: dedicated, size: 1}]}]}", []string{"functions[0].services:", "both"}},
-		"says nothing":          {"{cel: 'true'}", []string{"functions[0]:", "says nothing"}},
+		"has no setting":        {"{cel: 'true'}", []string{"functions[0]:", "has no setting"}},
 		"driver and more":       {"{cel: 'true', driver: vfio-pci, virtualFunctions: {count: 1}}", []string{"functions[0].driver", "virtualFunctions.driver"}},
 		"driver leads out":      {"{cel: 'true', driver: ../../../etc}", []string{"functions[0].driver", "../../../etc"}},
 		"driver of VFs":         {"{cel: 'true', virtualFunctions: {count: 1, driver: a/b}}", []string{"functions[0].virtualFunctions", "a/b"}},

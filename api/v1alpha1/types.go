@@ -42,29 +42,29 @@ type DriverConfig struct {
 	// several entries for the same resource apply to a node, the first one wins.
 	Allocation []Allocation `json:"allocation,omitempty"`
 
-	// Rebinding lists PCI functions for VFIO passthrough, which claims and resources request with
+	// Passthrough lists PCI functions for VFIO passthrough, which claims and resources request with
 	// driver vfio. An allocated function is taken from its kernel driver until it is released. The
 	// agent needs privileges for this, and a change takes effect when the agent restarts. For each
 	// device, the first matching entry applies.
-	Rebinding []Rebinding `json:"rebinding,omitempty"`
+	Passthrough []Passthrough `json:"passthrough,omitempty"`
 
-	// Handover configures reclaim: how a device is checked and reset between two consumers. The
-	// agent needs privileges for this. For each device, the first matching entry applies.
-	Handover []Handover `json:"handover,omitempty"`
+	// Reclaim determines how a device is checked and reset between two consumers. The agent needs
+	// privileges for this. For each device, the first matching entry applies.
+	Reclaim []Reclaim `json:"reclaim,omitempty"`
 
-	// OnRequest configures devices that are created on demand, when claims or resources need them,
+	// OnDemand configures devices that are created on demand, when claims or resources need them,
 	// and removed when they are no longer in use. The agent needs privileges for this. A change
 	// takes effect when the agent restarts, except a change of keepSeconds.
-	OnRequest OnRequest `json:"onRequest,omitzero"`
+	OnDemand OnDemand `json:"onDemand,omitzero"`
 
 	// Overhead is the CPU and memory of the host that a pod needs in addition for a device. For
 	// each device, the first matching entry applies.
 	Overhead []Overhead `json:"overhead,omitempty"`
 
-	// Roots are directories of the host with vendor software for a family, such as libraries or
-	// bitstreams, by the family's name with an optional suffix:
-	//	roots: {nvidia: /run/nvidia/driver, nvidia-mps: /run/nvidia/mps}
-	Roots map[string]string `json:"roots,omitempty"`
+	// DriverRoots are directories of the host with vendor software for a family, such as libraries
+	// or bitstreams, by the family's name with an optional suffix:
+	//	driverRoots: {nvidia: /run/nvidia/driver, nvidia-mps: /run/nvidia/mps}
+	DriverRoots map[string]string `json:"driverRoots,omitempty"`
 
 	// Paths are device nodes, files and USB devices of the host that are offered by path or USB ID.
 	Paths []PathResource `json:"paths,omitempty"`
@@ -177,7 +177,7 @@ type Resource struct {
 	AcceleratorFunction string `json:"acceleratorFunction,omitempty"`
 
 	// Driver is vfio for devices that are bound to a vfio driver before the device plugin API
-	// offers them under this name, as in [ClaimParameters]. An entry of rebinding must select the
+	// offers them under this name, as in [ClaimParameters]. An entry of passthrough must select the
 	// devices, or they must already be bound to a vfio driver.
 	Driver DriverKind `json:"driver,omitempty"`
 

@@ -83,7 +83,7 @@ func (k DriverKind) validate() error {
 // vfioDriver matches the names of the kernel's vfio drivers for PCI functions (drivers/vfio/pci).
 var vfioDriver = regexp.MustCompile(`^([a-z0-9_]{1,32}[_-])?vfio[_-]pci$`)
 
-func (r *Rebinding) validate() error {
+func (r *Passthrough) validate() error {
 	if r.Driver == "" || vfioDriver.MatchString(r.Driver) {
 		return nil
 	}
@@ -94,7 +94,7 @@ func (r *Rebinding) validate() error {
 // (pci_reset_fn_methods in drivers/pci/pci.c).
 var resetMethod = regexp.MustCompile(`^[a-z][a-z_]{0,31}$`)
 
-func (h *Handover) validate() error {
+func (h *Reclaim) validate() error {
 	switch {
 	case h.Reset != "" && h.Reset != ResetNone && h.Reset != ResetFunction:
 		return fmt.Errorf("reset: is %q; want %s or %s", string(h.Reset), ResetNone, ResetFunction)
@@ -109,14 +109,14 @@ func (h *Handover) validate() error {
 	return nil
 }
 
-func (v *OnRequestVirtualFunctions) validate() error {
+func (v *OnDemandVirtualFunctions) validate() error {
 	if v.Count < 0 || v.Count > 1<<16 {
 		return fmt.Errorf("count: is %d; want 1 to 65536", v.Count)
 	}
 	return nil
 }
 
-func (o *OnRequest) validate() error {
+func (o *OnDemand) validate() error {
 	if o.KeepSeconds != nil && *o.KeepSeconds < 0 {
 		return fmt.Errorf("keepSeconds: is %d; want 0 or more", *o.KeepSeconds)
 	}
@@ -127,7 +127,7 @@ func validateCEL(expression string) error {
 	if strings.TrimSpace(expression) == "" {
 		return errors.New("must not be empty")
 	}
-	return nil
+	return checkKinds(expression)
 }
 
 // validate returns the errors of all fields except the selector.
@@ -231,7 +231,7 @@ func validateEnvironment(environment map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(environment)) {
 		switch {
 		case !variableName.MatchString(name):
-			errs = append(errs, fmt.Errorf("environment: %.80q is no name of a variable; want 1 to 64 letters, digits and '_', no digit first", name))
+			errs = append(errs, fmt.Errorf("environment: %.80q is not a valid environment variable; want 1 to 64 letters, digits and '_', no digit first", name))
 		case strings.HasPrefix(name, ownVariables):
 			errs = append(errs, fmt.Errorf("environment[%s]: variables of that prefix are not for claims to set", name))
 		case !variableValue.MatchString(environment[name]):

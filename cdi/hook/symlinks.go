@@ -8,7 +8,7 @@ import (
 // createSymlinks creates links in the container, and replaces existing files.
 var createSymlinks = Hook{
 	Name:  "create-symlinks",
-	Short: "make symbolic links",
+	Short: "create symbolic links",
 	Flags: map[string]string{"link": "a link, as TARGET::LINK; the target may be relative to the link"},
 	Run: func(c *Container, flags map[string][]string) error {
 		for _, link := range flags["link"] {

@@ -19,7 +19,7 @@ import (
 // image, and many hosts have no ldconfig.
 var updateLDCache = Hook{
 	Name:  "update-ldcache",
-	Short: "have the loader find the libraries in directories",
+	Short: "add directories to the loader's library cache",
 	Flags: map[string]string{
 		"folder":        "a directory of the container; libraries in the first of them are found first",
 		"ldconfig-path": "of no effect; no ldconfig is run",
@@ -28,7 +28,7 @@ var updateLDCache = Hook{
 		folders := flags["folder"]
 		for _, folder := range folders {
 			if !path.IsAbs(folder) || strings.ContainsAny(folder, "\n:") {
-				return fmt.Errorf("folder %q: not an absolute path that a loader can be told", folder)
+				return fmt.Errorf("folder %q: not an absolute path that a loader supports", folder)
 			}
 		}
 		if len(folders) == 0 {

@@ -42,7 +42,7 @@ func (p *place) String() string { return fmt.Sprintf("%s@%d", p.profile.Name, p.
 // After an error, the GPU's state is uncertain.
 func (o *options) change(lib nvml.Interface, out, errOut io.Writer) error {
 	if (o.cut == "") == (o.remove == "") {
-		return errors.New("either --cut or --remove")
+		return errors.New("either --create or --remove")
 	}
 	c, err := newCutter(lib, o.gpu)
 	if err != nil {
@@ -96,10 +96,10 @@ func newCutter(lib nvml.Interface, address string) (*cutter, error) {
 	}
 	all, told := kinds(lib, device, memory.Total)
 	if !told {
-		return nil, fmt.Errorf("GPU %s: NVML does not answer now what could be cut", address)
+		return nil, fmt.Errorf("GPU %s: NVML does not list the possible MIG instances at present", address)
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("GPU %s: NVML does not tell what could be cut; it tells root, unless the driver is too old", address)
+		return nil, fmt.Errorf("GPU %s: NVML does not list the possible MIG instances; this needs root and a recent driver", address)
 	}
 	return &cutter{lib: lib, device: device, kinds: all}, nil
 }
@@ -149,7 +149,7 @@ func (c *cutter) at(p *place) (at nvml.GpuInstance, number int, err error) {
 }
 
 // errNotOurs is the error for a foreign GPU instance without a compute instance.
-var errNotOurs = errors.New("somebody has made its GPU instance, and nothing computes in it")
+var errNotOurs = errors.New("another program has created its GPU instance, without a compute instance")
 
 // cut creates an instance at a place, or uses the existing one. A GPU instance without a compute
 // instance is used only if the caller has begun the creation, for example before this program was
@@ -188,7 +188,7 @@ func (c *cutter) cut(p *place) (made facts.Cut, left bool, err error) {
 	return made, false, nil
 }
 
-var errDivided = errors.New("somebody has divided its GPU instance")
+var errDivided = errors.New("another program has divided its GPU instance")
 
 // compute returns the instance of a GPU instance with a single compute instance of the same size.
 // If there is no compute instance and the GPU instance is ours, compute creates one.
@@ -331,7 +331,7 @@ func (c *cutter) remove(p *place, uuid string) error {
 	}
 	for _, part := range existing {
 		if now := c.uuid(number, part.number); uuid != "" && now != "" && now != uuid {
-			return fmt.Errorf("remove %s: it is %s now, which somebody else has made", p, now)
+			return fmt.Errorf("remove %s: it is %s now, which another program has created", p, now)
 		}
 		if ret := part.handle.Destroy(); ret != nvml.SUCCESS {
 			return fmt.Errorf("remove %s: its compute instance: %s", p, describe(ret))

@@ -177,7 +177,7 @@ func TestHalfMadeBySomebodyElse(t *testing.T) {
 		t.Fatal(ret)
 	}
 	made, err := do(m, options{cut: "2g.10gb@0"})
-	refused(t, err, "somebody has made its GPU instance")
+	refused(t, err, "another program has created its GPU instance")
 	if made.Refused == "" {
 		t.Error("it is not said that nothing was left")
 	}

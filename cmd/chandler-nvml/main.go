@@ -5,12 +5,12 @@
 // NVML needs cgo and the C library, and may hang or crash: chandler runs the program if installed,
 // ends a silent one, and works without it.
 //
-// With --cut or --remove, the program creates or removes a MIG instance at a place in NVML's list,
-// and exits. Without these flags and without --upkeep, it changes nothing. To read facts, the
-// program needs access to /dev/nvidia*. In watch mode, the device nodes stay open, so that GPUs can
-// be reset, and the driver can be unloaded, only after the program has ended.
+// With --create or --remove, the program creates or removes a MIG instance at a place in NVML's
+// list, and exits. Without these flags and without --sharing-daemons, it changes nothing. To read
+// facts, the program needs access to /dev/nvidia*. In watch mode, the device nodes stay open, so
+// that GPUs can be reset, and the driver can be unloaded, only after the program has ended.
 //
-// With --upkeep, the program is a separate service with a life longer than the agent's: it runs MPS
+// With --sharing-daemons, the program is a separate service that outlives the agent: it runs MPS
 // daemons for claims, and sets time slices; see package upkeep.
 //
 // With --files, the program uses neither GPUs nor NVML. It prints, in the format of package
@@ -48,18 +48,20 @@ type options struct {
 
 func main() {
 	var o options
-	flag.StringVar(&o.hostRoot, "host-root", "/", "`directory` at which the host's files are seen; paths in the answer are without it")
-	flag.StringVar(&o.driverRoot, "driver-root", "/", "`directory` of the host below which the driver's libraries lie; where NVML is not, the system's is used")
-	flag.BoolVar(&o.files, "files", false, "say what containers need of the driver's files; NVML is not asked")
-	flag.StringVar(&o.upkeep, "upkeep", "", "keep up what claims want of MPS and time slices, as the agent orders it by a socket in this `directory`, with the programs of --driver-root")
+	flag.StringVar(&o.hostRoot, "host-root", "/", "`directory` of the host's files; output paths omit it")
+	flag.StringVar(&o.driverRoot, "driver-root", "/", "`directory` of the host with the driver's libraries; if it has no NVML, the system's NVML is used")
+	flag.BoolVar(&o.files, "files", false, "print the files of the driver that containers need, without NVML")
+	flag.StringVar(&o.upkeep, "sharing-daemons", "", "run MPS daemons and set time slices for claims, by requests of the agent to a socket in this `directory`, with the programs of --driver-root")
 	flag.StringVar(&o.gpus, "gpus", "/proc/driver/nvidia/gpus", "`directory` that lists the GPUs by their PCI addresses")
-	flag.DurationVar(&o.interval, "interval", 10*time.Second, "how long to wait for an error of a GPU until looking again; with --files, how long to wait at all")
-	flag.BoolVar(&o.watch, "watch", false, "go on for as long as standard input is open, and look again at once when a line comes")
-	flag.StringVar(&o.cut, "cut", "", "make a MIG instance at a `place` of the GPU, such as 1g.10gb@4, with the device nodes that open it, say what it is, and end; it is no error if it is there")
-	flag.StringVar(&o.remove, "remove", "", "remove the MIG instance at a `place` of the GPU, and end; it is no error if there is none")
+	flag.DurationVar(&o.interval, "interval", 10*time.Second, "time to wait for GPU errors between scans; with --files, the time limit")
+	flag.BoolVar(&o.watch, "watch", false, "run until standard input is closed, and scan again at each line")
+	flag.StringVar(&o.cut, "create", "", "create a MIG instance at a `place` of the GPU, such as 1g.10gb@4, with its device nodes, print it, and exit; an existing instance is not an error")
+	flag.StringVar(&o.remove, "remove", "", "remove the MIG instance at a `place` of the GPU, and exit; a missing instance is not an error")
 	flag.StringVar(&o.gpu, "gpu", "", "the PCI `address` of the GPU to change")
 	flag.StringVar(&o.uuid, "uuid", "", "remove the instance only if this is its `UUID`")
-	flag.BoolVar(&o.begun, "begun", false, "the caller has begun to make or remove what is at the place: finish that; otherwise a GPU instance without a compute instance is somebody else's")
+	flag.BoolVar(&o.begun, "begun", false, "the caller has started to create or remove the instance, so finish this; otherwise, a GPU instance without a compute instance belongs to another program")
+	renamed(flag.CommandLine, "upkeep", "sharing-daemons")
+	renamed(flag.CommandLine, "cut", "create")
 	flag.Parse()
 	o.again = make(chan struct{}, 1)
 	done := make(chan error, 2)
@@ -79,6 +81,11 @@ func main() {
 		fmt.Fprintln(os.Stderr, "chandler-nvml:", err)
 		os.Exit(1)
 	}
+}
+
+// renamed makes the previous name of a flag an error that contains the present name.
+func renamed(flags *flag.FlagSet, previous, name string) {
+	flags.Func(previous, "renamed to --"+name, func(string) error { return fmt.Errorf("the flag was renamed to --%s", name) })
 }
 
 func (o *options) run(out io.Writer) error {

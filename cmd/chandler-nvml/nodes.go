@@ -63,7 +63,7 @@ func (c *cutter) makeNode(major uint32, access string) error {
 	}
 	if !modify {
 		if _, err := os.Stat(filepath.Join(c.dev, nodeName(minor))); errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("/dev/%s is missing, and is not made, since %s says DeviceFileModify: 0", nodeName(minor), access)
+			return fmt.Errorf("/dev/%s is missing, and is not created, because %s contains DeviceFileModify: 0", nodeName(minor), access)
 		}
 		return nil
 	}

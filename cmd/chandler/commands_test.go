@@ -288,6 +288,7 @@ func TestRunRefuses(t *testing.T) {
 		"no kubeconfig":           {nil, []string{"API server", "--kubeconfig"}},
 		"kubelet root not usable": {[]string{"--kubeconfig", kubeconfig, "--kubelet-root", file}, []string{"kubelet root", file}},
 		"unknown flag":            {[]string{"--kubelet-rot", dir}, []string{"--kubelet-rot"}},
+		"renamed flag":            {[]string{"--page-bind-address", ":1"}, []string{"renamed to --web-ui-bind-address"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -34,12 +34,12 @@ func newDiscoverCommand() *cobra.Command {
 	var o discoverOptions
 	cmd := &cobra.Command{
 		Use:   "discover [RECORDED.host]",
-		Short: "Print the accelerators of this host, or of a recorded one",
-		Long: `Print the accelerators of a host: of this one, of the directory tree of another
-(--host-root), or of a host that "chandler record" wrote. It needs no cluster
-and no root, and changes nothing. It opens no device, and runs nothing of a
-recorded host, which may come from anybody. If something cannot be read, it says so
-on standard error and prints the rest.`,
+		Short: "Print the accelerators of this host or of a host recording",
+		Long: `Print the accelerators of a host: of this host, of a directory tree of another host
+(--host-root), or of a host recording by "chandler record". The command needs no
+cluster and no root, and changes nothing. It opens no device, and runs no file of a
+host recording, so a recording from an unknown source is safe. Data that cannot be
+read is reported on standard error, and the rest is printed.`,
 		Example: `  chandler discover
   chandler discover -o json | jq '.devices[].name'
   chandler discover -o tree
@@ -54,11 +54,11 @@ on standard error and prints the rest.`,
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
 		},
 	}
-	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
-	cmd.Flags().StringVar(&o.config, "config", "", "apply the rules of this DriverConfig `file`")
+	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` with the host's /sys, /proc and /dev")
+	cmd.Flags().StringVar(&o.config, "config", "", "apply this DriverConfig `file`")
 	nodeFlags(cmd.Flags(), &o.node)
-	cmd.Flags().StringVarP(&o.output, "output", "o", "table", "table, wide, tree, json, yaml, or labels: those of the node, a line each")
-	cmd.Flags().BoolVar(&o.ascii, "ascii", false, "with -o tree, use nothing but ASCII")
+	cmd.Flags().StringVarP(&o.output, "output", "o", "table", "table, wide, tree, json, yaml, or labels for the node's labels")
+	cmd.Flags().BoolVar(&o.ascii, "ascii", false, "with -o tree, print only ASCII characters")
 	return cmd
 }
 

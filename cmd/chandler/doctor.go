@@ -48,16 +48,17 @@ func newDoctorCommand() *cobra.Command {
 	var o doctorOptions
 	cmd := &cobra.Command{
 		Use:   "doctor [RECORDED.host]",
-		Short: "Say what is wrong with this node, and what to do about it",
-		Long: `Say what is wrong with this node, and what to do about it. Each check is one line.
-Whatever is not as it should be has a code, a cause, and the commands that mend
-it; "chandler explain CODE" says more. A check that could not look says why.
+		Short: "Check this node and print faults with their remedies",
+		Long: `Check this node and print faults with their remedies. Each check prints one line.
+A fault has a code, a cause, and the commands that fix it; "chandler explain CODE"
+describes it in detail. A check that could not run prints the reason.
 
-Run it on a node as root, or in the agent's pod, where it takes the agent's own
-options. Of a recorded host it checks the devices and the host. It changes nothing.
+Run the command on a node as root, or in the agent's pod, where it uses the agent's
+options. For a host recording, it checks the devices and the host. It changes
+nothing.
 
-The exit code is 0 if no fault is found, 1 if one is (with --strict also if
-there are warnings), and 2 if doctor itself could not look.`,
+The exit code is 0 without faults, 1 with faults (with --strict also with
+warnings), and 2 if doctor itself could not run.`,
 		Example: `  sudo chandler doctor
   kubectl -n chandler exec daemonset/chandler -- /chandler doctor
   chandler doctor --only devices,host
@@ -71,20 +72,20 @@ there are warnings), and 2 if doctor itself could not look.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&o.only, "only", "", "check only these `categories`: kubelet, runtime, devices, host, apis, cluster, agent")
-	flags.DurationVar(&o.wait, "wait", 0, "look again until nothing is wrong, for so long at most")
-	flags.BoolVar(&o.quiet, "quiet", false, "print only what is wrong")
+	flags.DurationVar(&o.wait, "wait", 0, "repeat the checks until there is no fault, up to this time")
+	flags.BoolVar(&o.quiet, "quiet", false, "print only faults and warnings")
 	flags.BoolVar(&o.strict, "strict", false, "count warnings as faults")
-	flags.BoolVar(&o.ascii, "ascii", false, "print no other characters than ASCII's")
-	flags.StringVarP(&o.output, "output", "o", "text", "text, json, or npd: the line that node-problem-detector takes")
-	flags.StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
-	flags.StringVar(&o.nodeRoot, "node-root", "/", "`directory` that holds the node's /etc, with the configurations of kubelet and container runtime; empty if they are not to be had")
-	flags.StringVar(&o.runtimeRoot, "runtime-root", "/", "`directory` in which the container runtime sees the host's /dev; another than / for a simulated host")
+	flags.BoolVar(&o.ascii, "ascii", false, "print only ASCII characters")
+	flags.StringVarP(&o.output, "output", "o", "text", "text, json, or npd for node-problem-detector")
+	flags.StringVar(&o.hostRoot, "host-root", "/", "`directory` with the host's /sys, /proc and /dev")
+	flags.StringVar(&o.nodeRoot, "node-root", "/", "`directory` with the node's /etc, for the configurations of kubelet and container runtime; empty if there is none")
+	flags.StringVar(&o.runtimeRoot, "runtime-root", "/", "`directory` of the host's /dev for the container runtime; not / for a simulated host")
 	flags.StringVar(&o.kubeletRoot, "kubelet-root", defaultKubeletRoot, "the kubelet's `directory`, its --root-dir")
-	flags.StringVar(&o.devicePluginDir, "device-plugin-dir", pluginapi.DevicePluginPath, "the kubelet's device-plugins `directory`, which is here whatever its --root-dir")
+	flags.StringVar(&o.devicePluginDir, "device-plugin-dir", pluginapi.DevicePluginPath, "the kubelet's device-plugins `directory`, which does not depend on the kubelet's --root-dir")
 	flags.StringVar(&o.cdiRoot, "cdi-root", "/var/run/cdi", "`directory` in which the agent writes CDI specs")
-	flags.StringVar(&o.config, "config", "", "DriverConfig `file` of the agent; the one that the agent keeps if left out")
-	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; in a pod, and on a node with /etc/kubernetes/admin.conf or kubelet.conf, it may be left out")
-	flags.StringVar(&o.agent, "agent", "", "`address` of the agent's health checks, such as 10.0.0.7:8080; found out if left out")
+	flags.StringVar(&o.config, "config", "", "DriverConfig `file` of the agent; by default, the agent's copy")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file` for the API server; optional in a pod, and on a node with /etc/kubernetes/admin.conf or kubelet.conf")
+	flags.StringVar(&o.agent, "agent", "", "`address` of the agent's health checks, such as 10.0.0.7:8080; by default, it is detected")
 	nodeFlags(flags, &o.node)
 	return cmd
 }
@@ -233,5 +234,5 @@ func (o *doctorOptions) connect() (*rest.Config, error) {
 			return loadKubeconfig(file)
 		}
 	}
-	return nil, errors.New("no --kubeconfig says how to reach the API server")
+	return nil, errors.New("the API server is unknown: set --kubeconfig")
 }

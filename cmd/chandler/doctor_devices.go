@@ -145,9 +145,9 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.D
 // devices open. Partitions are not among them: the driver refuses to partition a device in use.
 func looking(config *v1alpha1.DriverConfig) (parts []string) {
 	for part, has := range map[string]bool{
-		"handover":                   len(config.Handover) > 0,
-		"rebinding":                  len(config.Rebinding) > 0,
-		"onRequest.virtualFunctions": len(config.OnRequest.VirtualFunctions) > 0,
+		"reclaim":                   len(config.Reclaim) > 0,
+		"passthrough":               len(config.Passthrough) > 0,
+		"onDemand.virtualFunctions": len(config.OnDemand.VirtualFunctions) > 0,
 	} {
 		if has {
 			parts = append(parts, part)

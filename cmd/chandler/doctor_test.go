@@ -231,12 +231,12 @@ func TestDoctorOfAWrongLabel(t *testing.T) {
 // devices open.
 func TestDoctorKnowsWhatNeedsSight(t *testing.T) {
 	for text, want := range map[string]string{
-		"":                              "",
-		"handover:\n- cel: \"true\"\n":  "handover",
-		"rebinding:\n- cel: \"true\"\n": "rebinding",
-		"onRequest: {keepSeconds: 5}\n": "",
-		"onRequest: {partitions: [{cel: \"true\"}]}\n":                                    "",
-		"onRequest: {virtualFunctions: [{cel: \"true\"}]}\nhandover: [{cel: \"true\"}]\n": "handover onRequest.virtualFunctions",
+		"":                                "",
+		"reclaim:\n- cel: \"true\"\n":     "reclaim",
+		"passthrough:\n- cel: \"true\"\n": "passthrough",
+		"onDemand: {keepSeconds: 5}\n":    "",
+		"onDemand: {partitions: [{cel: \"true\"}]}\n":                                    "",
+		"onDemand: {virtualFunctions: [{cel: \"true\"}]}\nhandover: [{cel: \"true\"}]\n": "reclaim onDemand.virtualFunctions",
 	} {
 		var f doctor.Facts
 		o := doctorOptions{node: v1alpha1.Node{Name: "n"}}

@@ -70,9 +70,9 @@ func (f *configFile) begin(ctx context.Context, dir string) (settings agent.Sett
 	if settings.Rules == nil {
 		settings.Rules = &rules.Rules{Mode: discovery.ModeAuto}
 	}
-	settings.Rules.Unknown = "the configuration is wrong, and no earlier one is known"
+	settings.Rules.Unknown = "the configuration is invalid, and there is no earlier one"
 	if errors.Is(wrong, v1alpha1.ErrNoLabels) {
-		settings.Rules.Unknown = "the labels of the node are not known yet"
+		settings.Rules.Unknown = "the labels of the node are not yet known"
 	}
 	return settings, wrong
 }
@@ -84,7 +84,7 @@ func keptLabels(ctx context.Context, dir fs.FS) (labels map[string]string) {
 		err = json.Unmarshal(data, &labels)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		klog.FromContext(ctx).Error(err, "The labels that the node had are not known any more")
+		klog.FromContext(ctx).Error(err, "The previous labels of the node are lost")
 		return nil
 	}
 	return labels
@@ -186,12 +186,12 @@ func parseSettings(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, age
 	host := configuredHost(nil, config)
 	return config, agent.Settings{
 		Rules: compiled, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Pools: host.Pools, Rebind: host.Rebind,
-		VirtualFunctions: host.VirtualFunctions, Partition: host.Partition, Upkeep: host.Upkeep, KeepMade: keepMade(config.OnRequest), Handover: handoverRules(config), NoHooks: config.Hooks == v1alpha1.HooksNone, Text: data, Labels: node.Labels,
+		VirtualFunctions: host.VirtualFunctions, Partition: host.Partition, Upkeep: host.Upkeep, KeepMade: keepMade(config.OnDemand), Handover: handoverRules(config), NoHooks: config.Hooks == v1alpha1.HooksNone, Text: data, Labels: node.Labels,
 	}, err
 }
 
 // keepMade returns how long an unused on-demand device is kept.
-func keepMade(o v1alpha1.OnRequest) time.Duration {
+func keepMade(o v1alpha1.OnDemand) time.Duration {
 	if o.KeepSeconds == nil {
 		return 5 * time.Minute
 	}

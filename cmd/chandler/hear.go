@@ -21,7 +21,7 @@ const interfacesInterval = time.Second
 func hear(host fs.FS, recoveries *discovery.Recoveries) func(ctx context.Context, events chan discovery.Changes) error {
 	return func(ctx context.Context, events chan discovery.Changes) error {
 		if hostfs.HasSys(host) && !discovery.SharesNetwork(host) {
-			klog.FromContext(ctx).Info("The agent has a network namespace of its own, in which the kernel says nothing of the host's network interfaces; their names are compared instead", "interval", interfacesInterval)
+			klog.FromContext(ctx).Info("The agent is not in the host's network namespace and receives no events of network interfaces; it compares their names instead", "interval", interfacesInterval)
 			ctx, cancel := context.WithCancel(ctx)
 			ended := make(chan struct{})
 			defer func() { cancel(); <-ended }()

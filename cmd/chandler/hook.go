@@ -19,9 +19,9 @@ func newHookCommand() *cobra.Command {
 		Short: "Change a container that is being created, for container runtimes",
 		Long: `Change the file system of a container that is being created.
 
-Container runtimes call these commands, where a CDI spec of the agent names them, with
-the container's state on standard input. No file of the container is run, and no link
-in it leads out of it. There is nothing in them for you to call.`,
+Container runtimes call these commands, as named in the agent's CDI specs, with the
+container's state on standard input. They run no file of the container, and follow no
+link out of it. They are not intended for manual use.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}

@@ -37,19 +37,19 @@ func newInventoryCommand() *cobra.Command {
 	var o inventoryOptions
 	cmd := &cobra.Command{
 		Use:   "inventory [RECORDED.host]",
-		Short: "Print the devices of this node in their places, and who has them",
-		Long: `Print the devices of this node, or of a recorded host, where they stand in the
-machine: below NUMA nodes, PCIe roots and switches, with private links on the
-right. It says how each device is, who has it by which API and since when, and what
-waits to move to the other API.
+		Short: "Print the devices of this node with their topology and consumers",
+		Long: `Print the devices of this node, or of a host recording, by their place in the
+machine: below NUMA nodes, PCIe roots and switches, with private links on the right.
+The output has the health of each device, its consumers with their API and age, and
+pending moves to the other API.
 
-On a node it reads the agent's directory and asks the kubelet's PodResources API, so it
-must run as root there. In the agent's pod it takes the agent's own options. It asks no API
-server, and changes nothing. On a machine without a
-kubelet, and of a recorded host, it is not known who has what, unless --kubelet-root names
-a copy of the kubelet's directory.
+On a node, the command reads the agent's directory and the kubelet's PodResources
+API, and therefore must run as root. In the agent's pod, it uses the agent's options.
+It does not contact the API server, and changes nothing. On a machine without a
+kubelet, and for a host recording, the consumers are unknown, unless --kubelet-root
+names a copy of the kubelet's directory.
 
-With --serve it shows a page instead, until it is interrupted.`,
+With --serve, the command serves the web UI instead, until it is interrupted.`,
 		Example: `  kubectl -n chandler exec POD -- /chandler inventory
   chandler inventory rack7.host
   chandler inventory --serve rack7.host
@@ -66,8 +66,8 @@ With --serve it shows a page instead, until it is interrupted.`,
 	output := cmd.Flags().Lookup("output")
 	output.Usage, output.DefValue = "tree, json or yaml", "tree"
 	o.output = "tree"
-	cmd.Flags().BoolVar(&o.ascii, "ascii", false, "use nothing but ASCII")
-	cmd.Flags().StringVar(&o.serve, "serve", "", "show it as a page at this `address`, written as --serve=ADDRESS; it asks nobody who they are, and says which pods have what")
+	cmd.Flags().BoolVar(&o.ascii, "ascii", false, "print only ASCII characters")
+	cmd.Flags().StringVar(&o.serve, "serve", "", "serve the web UI at this `address`, written as --serve=ADDRESS; it shows pods and has no authentication")
 	cmd.Flags().Lookup("serve").NoOptDefVal = pageAddress
 	return cmd
 }

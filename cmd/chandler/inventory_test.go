@@ -35,7 +35,7 @@ func TestInventory(t *testing.T) {
 		t.Errorf("place %+v", d.Place)
 	}
 	tree := mustRun(t, args...)
-	if !strings.Contains(tree, "→ gpu 23:00.0") || !strings.Contains(tree, "moves to DRA once default/train lets go") {
+	if !strings.Contains(tree, "→ gpu 23:00.0") || !strings.Contains(tree, "moves to DRA once default/train releases it") {
 		t.Errorf("the tree does not say what waits:\n%s", tree)
 	}
 	if ascii := mustRun(t, append(args, "--ascii")...); !strings.Contains(ascii, "|- > gpu 23:00.0") {

@@ -16,12 +16,12 @@ func main() { os.Exit(command.Run(newCommand())) }
 func newCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "chandler",
-		Short: "Outfit pods with accelerators",
+		Short: "Node agent for accelerators in Kubernetes",
 		Long: `Chandler finds every accelerator of a host (GPU, FPGA, NPU, NIC, KVM, of any
-vendor) and offers it to Kubernetes through Dynamic Resource Allocation where
-the cluster has it, and through the classic device-plugin API where it has not.
+vendor) and offers it to Kubernetes through Dynamic Resource Allocation, or
+through the device plugin API where the cluster does not support it.
 
-To see what it finds on this machine, without a cluster and without root:
+To list the accelerators of this machine, without a cluster and without root:
 
   chandler discover`,
 		SilenceUsage:  true,

@@ -49,7 +49,7 @@ type migrateOptions struct {
 func newMigrateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "migrate",
-		Short: "Say what a move from one API to the other does on a node, and how far it is",
+		Short: "Show the effect and the progress of a move between APIs on a node",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -61,15 +61,16 @@ func newMigratePlanCommand() *cobra.Command {
 	o := migrateOptions{plan: true}
 	cmd := &cobra.Command{
 		Use:   "plan [RECORDED.host]",
-		Short: "Print, device by device, what a move would do",
-		Long: `Print what would become of each device of this node, or of a recorded host, if the
-node got the label chandler.dev/mode (--to) or another configuration (--next):
-which devices move at once, which wait for which pods, what the scheduler counts
-twice meanwhile, and what pods lose and gain. It changes nothing, and asks no API
-server: a claim that is allocated and not prepared yet is not known here.
+		Short: "Print the effect of a move on each device",
+		Long: `Print the effect of a move on each device of this node, or of a host recording: the
+effect of the label chandler.dev/mode (--to) or of another configuration (--next).
+The output shows which devices move at once, which pods the other devices wait for,
+what the scheduler counts twice in the meantime, and the consequences for pods. The
+command changes nothing. It does not contact the API server, so claims that are
+allocated and not yet prepared are unknown.
 
-On a node it reads the agent's directory and asks the kubelet's PodResources API.
-Of a recorded host it takes all devices for free, unless --kubelet-root and
+On a node, the command reads the agent's directory and the kubelet's PodResources API.
+For a host recording, all devices are assumed to be free, unless --kubelet-root and
 --device-plugin-dir name copies of the directories of its kubelet.`,
 		Example: `  kubectl -n chandler exec POD -- /chandler migrate plan
   chandler migrate plan --to=DevicePlugin -o json
@@ -84,8 +85,8 @@ Of a recorded host it takes all devices for free, unless --kubelet-root and
 		},
 	}
 	o.addFlags(cmd)
-	cmd.Flags().StringVar(&o.to, "to", string(v1alpha1.ModeDRA), "value of the label chandler.dev/mode that the node would get: DRA, DevicePlugin or Auto")
-	cmd.Flags().StringVar(&o.next, "next", "", "instead, the DriverConfig `file` that the agent would get")
+	cmd.Flags().StringVar(&o.to, "to", string(v1alpha1.ModeDRA), "new value of the node's label chandler.dev/mode: DRA, DevicePlugin or Auto")
+	cmd.Flags().StringVar(&o.next, "next", "", "instead of --to, the new DriverConfig `file` of the agent")
 	cmd.MarkFlagsMutuallyExclusive("to", "next")
 	return cmd
 }
@@ -94,10 +95,10 @@ func newMigrateStatusCommand() *cobra.Command {
 	var o migrateOptions
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Print how far the devices of this node have come",
-		Long: `Print which API offers each device of this node, and which devices wait for which
-pods, by the configuration and the labels that are in force and by what the agent
-has decided.`,
+		Short: "Print the progress of the move",
+		Long: `Print which API offers each device of this node, and which pods the devices wait
+for, according to the current configuration, the node's labels and the agent's
+records.`,
 		Example: `  kubectl -n chandler exec POD -- /chandler migrate status`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -114,10 +115,10 @@ const defaultKubeletRoot = "/var/lib/kubelet"
 
 func (o *migrateOptions) addFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
+	flags.StringVar(&o.hostRoot, "host-root", "/", "`directory` with the host's /sys, /proc and /dev")
 	flags.StringVar(&o.kubeletRoot, "kubelet-root", defaultKubeletRoot, "the kubelet's `directory`, its --root-dir")
-	flags.StringVar(&o.devicePluginDir, "device-plugin-dir", pluginapi.DevicePluginPath, "the kubelet's device-plugins `directory`, which is here whatever its --root-dir")
-	flags.StringVar(&o.config, "config", "", "DriverConfig `file` that is in force; that which the agent keeps if left out")
+	flags.StringVar(&o.devicePluginDir, "device-plugin-dir", pluginapi.DevicePluginPath, "the kubelet's device-plugins `directory`, which does not depend on the kubelet's --root-dir")
+	flags.StringVar(&o.config, "config", "", "current DriverConfig `file`; by default, the agent's copy")
 	nodeFlags(flags, &o.node)
 	flags.StringVarP(&o.output, "output", "o", "table", "table or json")
 }
@@ -334,7 +335,7 @@ func unlistedText(socket string, err error) string {
 	if errors.Is(err, fs.ErrNotExist) {
 		why = socket + " is not there"
 	}
-	return "The kubelet does not say which pods have devices: " + why + ". Its checkpoint is read instead, which may name pods that have ended, and does not name the pods of claims."
+	return "The kubelet does not report the devices of pods: " + why + ". Its checkpoint is read instead, which may name pods that have ended, and does not name the pods of claims."
 }
 
 // listingTimeout limits the kubelet's time to answer.

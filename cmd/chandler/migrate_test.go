@@ -137,7 +137,7 @@ func TestMigrateStatus(t *testing.T) {
 		}
 	}
 	dir := kubeletDir(t, files)
-	want := "The kubelet does not say which pods have devices: " + dir + "/pod-resources/kubelet.sock is not there. Its checkpoint is read instead, which may name pods that have ended, and does not name the pods of claims.\n"
+	want := "The kubelet does not report the devices of pods: " + dir + "/pod-resources/kubelet.sock is not there. Its checkpoint is read instead, which may name pods that have ended, and does not name the pods of claims.\n"
 	if _, said, err := chandler(append(args, dir)...); err != nil || said != want {
 		t.Errorf("without the kubelet's answer: %v, %q, want %q", err, said, want)
 	}

@@ -123,24 +123,24 @@ func (m *migration) note() {
 	for _, n := range m.Resources {
 		switch {
 		case n.CountedTwice > 0:
-			say("%s: pods that asked for it by limits have %d through DRA. The scheduler counts them against the %d that the device plugin offers, too, so that %d more fit until these pods end.",
+			say("%s: pods that requested it by limits have %d by DRA. The scheduler counts them against the %d that the device plugin offers, too, so that %d more fit until these pods end.",
 				n.Name, n.CountedTwice, n.DevicePlugin, max(0, n.DevicePlugin-n.CountedTwice))
 		case n.DRA > 0 && n.DevicePlugin > 0:
-			say("%s: the device plugin keeps %d of them. While it has a healthy one, pods that ask for the name by limits get no device through DRA on this node, and the %d there are for claims only.", n.Name, n.DevicePlugin, n.DRA)
+			say("%s: the device plugin keeps %d of them. While one of these is healthy, pods that request the name by limits get no device by DRA on this node, and the %d devices of DRA are for claims only.", n.Name, n.DevicePlugin, n.DRA)
 		case n.DRA > 0 && n.Moves+n.Waits > 0:
-			say("%s: the node has none of the device plugin's from now on, so nothing is counted twice: pods that ask for the name by limits go to DRA, if a DeviceClass has it as extendedResourceName.", n.Name)
+			say("%s: the device plugin no longer offers any on the node, so nothing is counted twice: pods that request the name by limits use DRA, if a DeviceClass has it as extendedResourceName.", n.Name)
 		}
 	}
 	to := func(mode discovery.Mode) bool {
 		return slices.ContainsFunc(m.Devices, func(d migratingDevice) bool { return d.To == mode && (d.Fate == agent.Moves || d.Fate == agent.Waits) })
 	}
 	if to(discovery.ModeDRA) {
-		say("New pods lose: hints for the Topology Manager, which knows nothing of DRA; the choice of neighbours by GetPreferredAllocation (the scheduler takes the first free devices); their device IDs in PodResources, where the devices are under dynamicResources, by claim and CDI name.")
+		say("New pods lose: hints for the Topology Manager, which does not support DRA; topology-aware allocation by GetPreferredAllocation (the scheduler takes the first free devices); their device IDs in PodResources, where the devices are under dynamicResources, by claim and CDI name.")
 		say("New pods gain: claims with selectors and constraints, the devices' health in the claim's status, eviction by taints, files with the devices' attributes.")
 	}
 	if to(discovery.ModeDevicePlugin) {
 		say("New pods lose: claims (a pod that names one waits for another node), constraints, the devices' health in the claim's status, eviction by taints, files with the devices' attributes.")
-		say("New pods gain: hints for the Topology Manager, the choice of neighbours by GetPreferredAllocation, their device IDs in PodResources.")
+		say("New pods gain: hints for the Topology Manager, topology-aware allocation by GetPreferredAllocation, their device IDs in PodResources.")
 	}
 }
 
@@ -148,11 +148,11 @@ func (m *migration) note() {
 func (m *migration) print(out io.Writer) error {
 	var b strings.Builder
 	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	what := "NOW"
+	what := "STATE"
 	if m.plan {
-		what = "WHAT"
+		what = "ACTION"
 	}
-	fmt.Fprintf(table, "DEVICE\tRESOURCE\tFROM\tTO\t%s\tFOR\n", what)
+	fmt.Fprintf(table, "DEVICE\tRESOURCE\tFROM\tTO\t%s\tBLOCKED-BY\n", what)
 	count, words := make(map[agent.Fate]int), standing
 	if m.plan {
 		words = planned

@@ -68,7 +68,7 @@ func (o *runOptions) pager(client kubernetes.Interface) func(context.Context, fu
 	return func(ctx context.Context, facts func() (inventory.Facts, bool)) {
 		classes, err := shippedClasses()
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "The page cannot say how to ask for devices")
+			klog.FromContext(ctx).Error(err, "The web UI cannot show how to request devices")
 		}
 		var version atomic.Value
 		version.Store("")
@@ -101,7 +101,7 @@ func (o *runOptions) pager(client kubernetes.Interface) func(context.Context, fu
 			}
 			if err != nil && ctx.Err() == nil && !said {
 				said = true
-				klog.FromContext(ctx).Error(err, "The page cannot be served; it is tried again", "address", o.pageAddress)
+				klog.FromContext(ctx).Error(err, "The web UI cannot be served; retrying", "address", o.pageAddress)
 			}
 			select {
 			case <-ctx.Done():

@@ -152,7 +152,7 @@ func TestPageOfDevicesOnRequest(t *testing.T) {
 		if err := page.Render(&b, inv, page.Live{}); err != nil {
 			t.Fatal(err)
 		}
-		for _, want := range []string{`, made when somebody gets it">`, `<span class="none">free, made when somebody gets it</span>`} {
+		for _, want := range []string{`, created on demand">`, `<span class="none">free, created on demand</span>`} {
 			if strings.Contains(b.String(), want) == made {
 				t.Errorf("%s: whether the page has %s", name, want)
 			}
@@ -225,9 +225,9 @@ func TestInventoryServes(t *testing.T) {
 }
 
 // A recorded host has no information about consumers. The web UI shows this, and marks no device as
-// free or held.
+// free or allocated.
 func TestPageOfAHostThatNobodyWasAskedOf(t *testing.T) {
-	counted := regexp.MustCompile(`(?i)\b(free|held|nobody has)\b|Held by`)
+	counted := regexp.MustCompile(`(?i)\b(free|allocated|nobody has)\b|>Consumers<`)
 	for i, file := range recordedHosts(t) {
 		if discoverytest.Brief() && i%4 != 0 {
 			continue
@@ -238,8 +238,8 @@ func TestPageOfAHostThatNobodyWasAskedOf(t *testing.T) {
 			t.Fatalf("%s: %v", file, err)
 		}
 		_, body, _ := strings.Cut(b.String(), "<body")
-		if len(inv.Devices) > 0 && !strings.Contains(body, "It is not known who has which device") {
-			t.Errorf("%s: the page does not say that it is not known who has what", file)
+		if len(inv.Devices) > 0 && !strings.Contains(body, "The consumers of devices are unknown") {
+			t.Errorf("%s: the page does not mention that the consumers are unknown", file)
 		}
 		for line := range strings.Lines(said(body)) {
 			if found := counted.FindString(line); found != "" {

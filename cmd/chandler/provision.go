@@ -34,29 +34,28 @@ func newProvisionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "provision --config FILE",
 		Short: "Create virtual functions, bind drivers, set up QAT services and work queues",
-		Long: `Make the PCI functions of this host as a ProvisionConfig says: create SR-IOV virtual
-functions, bind functions to a driver such as vfio-pci, choose the services of
-Intel QAT, and lay out the work queues of Intel DSA and IAA. Nothing else of
-Chandler does any of that; it happens when this command is run, and once.
+		Long: `Set the PCI functions of this host to the state in a ProvisionConfig: create SR-IOV
+virtual functions, bind functions to a driver such as vfio-pci, choose the services
+of Intel QAT, and configure the work queues of Intel DSA and IAA. The command works
+once, when it is run; the agent does not do this.
 
-It prints a line for each change, with the old and the new value, or "nothing to
-do" if all is as it should be. It does not touch functions that no rule selects,
-and undoes nothing because you removed a rule.
+The output has a line for each change, with the previous and the new value, or
+"nothing to do". Functions without a matching rule are not changed, and the removal
+of a rule undoes nothing.
 
-It refuses to touch a function in use: one with a disk that is mounted, in
-whichever mount namespace, that is swap or part of something, such as LVM or a
-loop device, or that the kernel exports; with an interface that a route of the
-host leads through; with a device node that a process has open, by whatever name;
-or that a container has by a claim or by the device-plugin API. It refuses to
-unbind one whose interface is up, and to destroy virtual functions that a driver
-is bound to. A function of which it cannot tell counts as in use. It goes on after
-a function that it refuses or cannot change, and the exit code then is not 0.
+The command refuses to change a function in use: with a disk that is mounted in any
+mount namespace, is swap, or is used by LVM, a loop device or the kernel's exports;
+with an interface of a route of the host; with a device node that a process has
+open; or allocated to a container by either API. It refuses to unbind a function
+whose interface is up, and to remove virtual functions that are bound to a driver. A
+function whose use is unknown is treated as in use. After a function that cannot be
+changed, the command continues, and its exit code is not 0.
 
-You can run it again at any time: it does what is left. If it is killed, the next
-command first puts back what must not stay, which /run/chandler/provision.json
-says, such as sriov_drivers_autoprobe. Only one command runs at a time.
+The command can be run again at any time, and does the remaining work. After a kill,
+the next run first restores temporary settings, such as sriov_drivers_autoprobe,
+from /run/chandler/provision.json. Only one command runs at a time.
 
-It needs root, the host's processes in /proc, and the wanted drivers loaded.`,
+It needs root, the host's processes in /proc, and the requested drivers loaded.`,
 		Example: `  chandler provision --config provision.yaml --dry-run
   sudo chandler provision --config provision.yaml`,
 		Args: cobra.NoArgs,
@@ -65,10 +64,10 @@ It needs root, the host's processes in /proc, and the wanted drivers loaded.`,
 		},
 	}
 	cmd.Flags().StringVar(&o.config, "config", "", "ProvisionConfig `file`, or - for standard input")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "print the changes, and write nothing")
-	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
+	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "print the changes without making them")
+	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` with the host's /sys, /proc and /dev")
 	cmd.Flags().StringVar(&o.kubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's `directory` on the host, its --root-dir, below --host-root")
-	cmd.Flags().StringVar(&o.devicePluginDir, "device-plugin-dir", pluginapi.DevicePluginPath, "the kubelet's device-plugins `directory`, which is here whatever its --root-dir, below --host-root")
+	cmd.Flags().StringVar(&o.devicePluginDir, "device-plugin-dir", pluginapi.DevicePluginPath, "the kubelet's device-plugins `directory` below --host-root, which does not depend on the kubelet's --root-dir")
 	_ = cmd.MarkFlagRequired("config") // the flag exists
 	return cmd
 }

@@ -20,12 +20,11 @@ func newRecordCommand() *cobra.Command {
 	var node v1alpha1.Node
 	cmd := &cobra.Command{
 		Use:   "record",
-		Short: "Write what discovery reads of this host as a recorded host",
-		Long: `Write what discovery reads of this host's /sys, /proc and /dev as one text file,
-a recorded host. "chandler discover FILE" finds the same devices in it,
-"chandler simulate" lays it out as a directory, and a device family can be tested
-with it. Serial numbers, UUIDs and the host's network addresses are in it as they
-are.`,
+		Short: "Record the files of this host that discovery reads",
+		Long: `Write the files of /sys, /proc and /dev that discovery reads to one text file, a
+host recording. "chandler discover FILE" finds the same devices in it, "chandler
+simulate" extracts it to a directory, and tests of device families use it. Serial
+numbers, UUIDs and network addresses of the host are included unchanged.`,
 		Example: `  chandler record -o $(hostname).host
   chandler record | ssh laptop chandler discover -`,
 		Args: cobra.NoArgs,
@@ -50,11 +49,11 @@ are.`,
 			return writeFile(cmd.OutOrStdout(), output, data)
 		},
 	}
-	cmd.Flags().StringVar(&hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
-	cmd.Flags().StringVar(&config, "config", "", "record what this DriverConfig `file` names, too")
+	cmd.Flags().StringVar(&hostRoot, "host-root", "/", "`directory` with the host's /sys, /proc and /dev")
+	cmd.Flags().StringVar(&config, "config", "", "also record the files in this DriverConfig `file`")
 	nodeFlags(cmd.Flags(), &node)
 	cmd.Flags().StringVarP(&output, "output", "o", "-", "`file` to write, - for standard output")
-	cmd.Flags().StringVar(&comment, "comment", "", "what to say of the host at the head of the file")
+	cmd.Flags().StringVar(&comment, "comment", "", "description of the host at the beginning of the file")
 	return cmd
 }
 

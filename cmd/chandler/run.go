@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
 	kubediscovery "k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
@@ -76,10 +77,10 @@ func newRunCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Run the agent of a node",
-		Long: `Run the agent of a node: find its accelerators, keep watching them, and offer
-them to the kubelet and the API server. One agent runs on each node, as the
-DaemonSet in deployments/ does it. It ends with SIGTERM and leaves what pods
-hold to the next one.`,
+		Long: `Run the agent of a node: find and watch its accelerators, and offer them to the
+kubelet and the API server. One agent runs on each node, as in the DaemonSet of
+deployments/. The agent ends on SIGTERM. Devices of pods remain allocated for the next
+agent.`,
 		Example: `  chandler run --kubeconfig ~/.kube/config --node-name worker-1 -v 2`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -96,29 +97,38 @@ hold to the next one.`,
 
 func (o *runOptions) addFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; in a pod it may be left out")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file` for the API server; optional in a pod")
 	flags.Float32Var(&o.kubeQPS, "kube-api-qps", 100, "requests to the API server per second")
-	flags.IntVar(&o.kubeBurst, "kube-api-burst", 200, "requests to the API server at once")
-	flags.StringVar(&o.nodeName, "node-name", os.Getenv("NODE_NAME"), "name of this `node` in Kubernetes; $NODE_NAME, else the host's name")
-	flags.StringVar(&o.podUID, "pod-uid", os.Getenv("POD_UID"), "UID of the agent's own pod, $POD_UID; without it no two agents can run while one takes over")
-	flags.StringVar(&o.pod, "pod", os.Getenv("POD"), "namespace/name of the agent's own pod, $POD; a kubelet that does not list it is not believed about others either; without it the API server is asked which pods there are")
+	flags.IntVar(&o.kubeBurst, "kube-api-burst", 200, "burst of requests to the API server")
+	flags.StringVar(&o.nodeName, "node-name", os.Getenv("NODE_NAME"), "name of this `node` in Kubernetes; by default $NODE_NAME, or else the host's name")
+	flags.StringVar(&o.podUID, "pod-uid", os.Getenv("POD_UID"), "UID of the agent's own pod, by default $POD_UID; without it, two agents cannot run at the same time during an upgrade")
+	flags.StringVar(&o.pod, "pod", os.Getenv("POD"), "namespace/name of the agent's own pod, by default $POD; pod lists of the kubelet that omit this pod are treated as incomplete; without it, the agent reads pods from the API server")
 	flags.StringVar(&o.kubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's `directory`, its --root-dir")
-	flags.StringVar(&o.devicePluginDir, "device-plugin-dir", pluginapi.DevicePluginPath, "the kubelet's device-plugins `directory`, which is here whatever its --root-dir")
-	flags.StringVar(&o.hostRoot, "host-root", "/", "`directory` in which the agent sees the host's /sys, /proc and /dev")
-	flags.StringVar(&o.runtimeRoot, "runtime-root", "/", "`directory` in which the container runtime sees the host's /dev; another than / for a simulated host")
-	flags.StringVar(&o.cdiRoot, "cdi-root", "/var/run/cdi", "`directory` from which the container runtime reads CDI specs")
+	flags.StringVar(&o.devicePluginDir, "device-plugin-dir", pluginapi.DevicePluginPath, "the kubelet's device-plugins `directory`, which does not depend on the kubelet's --root-dir")
+	flags.StringVar(&o.hostRoot, "host-root", "/", "`directory` with the host's /sys, /proc and /dev")
+	flags.StringVar(&o.runtimeRoot, "runtime-root", "/", "`directory` of the host's /dev for the container runtime; not / for a simulated host")
+	flags.StringVar(&o.cdiRoot, "cdi-root", "/var/run/cdi", "`directory` of CDI specs for the container runtime")
 	flags.StringVar(&o.runDir, "run-dir", "/run/chandler", "`directory` on tmpfs for state that lasts until the next reboot")
-	flags.StringVar(&o.filesRoot, "host-files-root", "/", "`directory` below which the agent sees the directories for host files, "+strings.Join(discovery.FileDirs(families.All), ", ")+"; one that is not there gets none")
-	flags.StringVar(&o.featureDir, "feature-dir", featureDir, "`directory` in which Node Feature Discovery finds labels of the node; none are written while it does not exist, or if this is empty")
-	flags.BoolVar(&o.metadata, "device-metadata", true, "give containers files with the attributes of the devices of their claims")
+	flags.StringVar(&o.filesRoot, "host-files-root", "/", "`directory` with the directories for host files, "+strings.Join(discovery.FileDirs(families.All), ", ")+"; no files are written to a missing directory")
+	flags.StringVar(&o.featureDir, "feature-dir", featureDir, "`directory` of node labels for Node Feature Discovery; if it is missing or empty, no labels are written")
+	flags.BoolVar(&o.metadata, "device-metadata", true, "provide containers with files of the attributes of their claims' devices")
 	flags.StringVar(&o.config, "config", "", "DriverConfig `file`")
-	flags.DurationVar(&o.rescanInterval, "rescan-interval", 30*time.Second, "time between looks at the host while the kernel reports no change")
-	flags.StringVar(&o.healthAddress, "healthz-bind-address", "", "`address` at which /healthz, /readyz and /metrics are answered, such as :8080; nowhere if empty")
-	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "", "`address` at which /metrics is answered with TLS, to those whom the API server lets get it, such as :8443; if empty, anybody gets it at --healthz-bind-address")
-	flags.StringVar(&o.metricsCertificate, "metrics-tls-cert-file", "", "`file` with the certificate of --metrics-bind-address; one signed by the agent itself if empty")
+	flags.DurationVar(&o.rescanInterval, "rescan-interval", 30*time.Second, "time between scans of the host while the kernel reports no change")
+	flags.StringVar(&o.healthAddress, "healthz-bind-address", "", "`address` of /healthz, /readyz and /metrics, such as :8080; empty for none")
+	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "", "`address` of /metrics with TLS and authorization by the API server, such as :8443; if it is empty, /metrics is at --healthz-bind-address without authorization")
+	flags.StringVar(&o.metricsCertificate, "metrics-tls-cert-file", "", "`file` with the certificate of --metrics-bind-address; by default, the agent creates a self-signed one")
 	flags.StringVar(&o.metricsKey, "metrics-tls-key-file", "", "`file` with the key of that certificate")
-	flags.StringVar(&o.pageAddress, "page-bind-address", pageAddress, "`address` at which a page shows the node's devices and which pods have them; it asks nobody who they are, so name an address that others reach only where they may know; no page if empty")
+	flags.StringVar(&o.pageAddress, "web-ui-bind-address", pageAddress, "`address` of the web UI, which shows the devices of the node and their pods; it has no authentication, so restrict access to the address; empty for no web UI")
+	renamedFlag(flags, "page-bind-address", "web-ui-bind-address")
 	logsapi.AddFlags(o.logging, flags)
+}
+
+// renamedFlag makes the previous name of a flag an error that contains the present name.
+func renamedFlag(flags *pflag.FlagSet, previous, name string) {
+	flags.Func(previous, "renamed to --"+name, func(string) error { return fmt.Errorf("the flag was renamed to --%s", name) })
+	if err := flags.MarkHidden(previous); err != nil {
+		panic(err) // the flag was just added
+	}
 }
 
 // featureDir is the directory of feature files for Node Feature Discovery's worker.
@@ -361,7 +371,7 @@ func (o *runOptions) clientConfig() (*rest.Config, error) {
 	}
 	config, err := rest.InClusterConfig()
 	if errors.Is(err, rest.ErrNotInCluster) {
-		return nil, errors.New("this is not a pod, so --kubeconfig must say how to reach it")
+		return nil, errors.New("the agent does not run in a pod, so --kubeconfig is required")
 	}
 	return config, err
 }

@@ -39,8 +39,8 @@ func loadConfig(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules
 
 // nodeFlags adds the flags that select the node whose configuration a command reads.
 func nodeFlags(flags *pflag.FlagSet, node *v1alpha1.Node) {
-	flags.StringVar(&node.Name, "node-name", os.Getenv("NODE_NAME"), "read the configuration as it counts on the `node` of this name; $NODE_NAME, else the host's name")
-	flags.StringToStringVar(&node.Labels, "node-labels", nil, "and of these `labels`: pool=training,chandler.dev/mode=DRA")
+	flags.StringVar(&node.Name, "node-name", os.Getenv("NODE_NAME"), "read the configuration of the `node` with this name; by default $NODE_NAME, or else the host's name")
+	flags.StringToStringVar(&node.Labels, "node-labels", nil, "and with these `labels`: pool=training,chandler.dev/mode=DRA")
 }
 
 // nodeName returns the name of a node in Kubernetes: the given name, or else the host's name.
@@ -53,7 +53,7 @@ func nodeName(said string) (string, error) {
 		said = strings.ToLower(name)
 	}
 	if messages := validation.IsDNS1123Subdomain(said); len(messages) > 0 {
-		return "", fmt.Errorf("node name %q: %s; --node-name says another", said, strings.Join(messages, "; "))
+		return "", fmt.Errorf("node name %q: %s; set --node-name", said, strings.Join(messages, "; "))
 	}
 	return said, nil
 }
@@ -70,7 +70,7 @@ func loadConfigHere(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *r
 	}
 	config, compiled, err := loadConfig(file, node)
 	if errors.Is(err, v1alpha1.ErrNoLabels) {
-		err = fmt.Errorf("%w: say --node-labels", err)
+		err = fmt.Errorf("%w: set --node-labels", err)
 	}
 	return config, compiled, err
 }
@@ -78,22 +78,22 @@ func loadConfigHere(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *r
 // configuredHost returns a host with the settings of a configuration.
 func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
 	pool := func(r v1alpha1.Resource) bool { return r.SRIOV != nil }
-	host := &discovery.Host{FS: fsys, Roots: config.Roots, Pools: slices.ContainsFunc(config.Resources, pool)}
-	for _, entry := range config.Rebinding {
+	host := &discovery.Host{FS: fsys, Roots: config.DriverRoots, Pools: slices.ContainsFunc(config.Resources, pool)}
+	for _, entry := range config.Passthrough {
 		selector, err := rules.Compile(entry.CEL)
 		if err != nil {
 			continue // compileRules reports the error
 		}
 		host.Rebind = append(host.Rebind, discovery.Rebinding{Expression: entry.CEL, Selects: selector.Selects, Driver: cmp.Or(entry.Driver, "vfio-pci")})
 	}
-	for _, entry := range config.OnRequest.VirtualFunctions {
+	for _, entry := range config.OnDemand.VirtualFunctions {
 		selector, err := rules.Compile(entry.CEL)
 		if err != nil {
 			continue // compileRules reports the error
 		}
 		host.VirtualFunctions = append(host.VirtualFunctions, discovery.VirtualFunctions{Expression: entry.CEL, Selects: selector.Selects, Count: entry.Count})
 	}
-	for _, entry := range config.OnRequest.Partitions {
+	for _, entry := range config.OnDemand.Partitions {
 		selector, err := rules.Compile(entry.CEL)
 		if err != nil {
 			continue // compileRules reports the error
@@ -119,7 +119,7 @@ func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
 
 // handoverRules returns the reclaim rules: what the agent does with a device between two consumers.
 func handoverRules(config *v1alpha1.DriverConfig) (out []handover.Rule) {
-	for _, entry := range config.Handover {
+	for _, entry := range config.Reclaim {
 		selector, err := rules.Compile(entry.CEL)
 		if err != nil {
 			continue // compileRules reports the error

@@ -15,20 +15,18 @@ func newSimulateCommand() *cobra.Command {
 	var nodes bool
 	cmd := &cobra.Command{
 		Use:   "simulate DIRECTORY RECORDED.host...",
-		Short: "Lay recorded hosts out as a directory to run on",
-		Long: `Lay one or several recorded hosts out over each other in a directory, so that the
-agent runs on this machine as if it stood in those:
+		Short: "Extract host recordings to a directory for a simulated host",
+		Long: `Extract one or more host recordings to a directory, so that an agent on this machine
+runs as on these hosts:
 
   chandler run --host-root DIRECTORY --runtime-root DIRECTORY
 
-Empty files stand in for device nodes. Discovery takes them for nodes, and
-containers cannot be given them. With --device-nodes, root makes real nodes with
-the recorded numbers: a container gets such a node, and whoever opens it opens
-this machine's device of that number. Use it only with recorded hosts that you
-trust.
+Empty files replace device nodes. Discovery accepts them, and containers cannot use
+them. With --device-nodes, root creates real device nodes with the recorded numbers:
+a container gets such a node, which opens the device of this machine with that
+number. Use this only with trusted recordings.
 
-Where a recorded host has a file that the directory has already, the file is
-replaced. All else in the directory is kept.`,
+A file of a recording replaces an existing file of the directory. Other files remain.`,
 		Example: `  chandler record -o own.host
   sudo chandler simulate --device-nodes /tmp/host eight-gpus.host own.host
   chandler discover --host-root /tmp/host`,
@@ -37,7 +35,7 @@ replaced. All else in the directory is kept.`,
 			return simulate(cmd.ErrOrStderr(), args[0], args[1:], nodes)
 		},
 	}
-	cmd.Flags().BoolVar(&nodes, "device-nodes", false, "make real device nodes below DIRECTORY/dev, as root")
+	cmd.Flags().BoolVar(&nodes, "device-nodes", false, "create real device nodes below DIRECTORY/dev, as root")
 	return cmd
 }
 

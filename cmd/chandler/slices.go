@@ -34,16 +34,16 @@ func newSlicesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "slices [RECORDED.host]",
 		Short: "Print the ResourceSlices that a node with this host would publish",
-		Long: `Print the ResourceSlices that the agent publishes on a node with this host, or with
-one that "chandler record" wrote, while no pod has a device. They are what an
-autoscaler, a scheduler simulation or a test has to know of a node that does not
-exist yet. The command asks no cluster.
+		Long: `Print the ResourceSlices that the agent publishes on a node with this host, or with a
+host recording, while no device is allocated. They describe a node that does not exist
+yet, for example to an autoscaler, a scheduler simulation or a test. The command needs
+no cluster.
 
-The slices depend on the API server, which drops fields of features that it does not
-have. Say which version yours is, and which of its feature gates are not as they are
-by default. chandler_dra_server_feature_enabled of the agent's metrics says them.
+The slices depend on the API server, which drops the fields of features that it does
+not support. Set its version, and its feature gates that differ from the default. The
+agent's metric chandler_dra_server_feature_enabled lists them.
 
-The names lack the random end that the API server adds to them, and the slices have no
+The names lack the random suffix that the API server adds, and the slices have no
 owner.`,
 		Example: `  chandler slices rack7.host --node-name gpu-node-template
   chandler slices rack7.host --kubernetes-version 1.35 --feature-gates DRAPartitionableDevices=true,SeparateCounters=true
@@ -53,12 +53,12 @@ owner.`,
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
 		},
 	}
-	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
+	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` with the host's /sys, /proc and /dev")
 	cmd.Flags().StringVar(&o.config, "config", "", "the agent's DriverConfig `file`")
 	nodeFlags(cmd.Flags(), &o.node)
 	cmd.Flags().StringVar(&o.version, "kubernetes-version", features.Newest, "`version` of the API server")
 	cmd.Flags().StringToStringVar(&o.gates, "feature-gates", nil, "`features` of ResourceSlices that it keeps or drops, other than by default: DRAListTypeAttributes=true")
-	cmd.Flags().StringVarP(&o.output, "output", "o", "yaml", "yaml: a document for each slice; or json: a list")
+	cmd.Flags().StringVarP(&o.output, "output", "o", "yaml", "yaml for a document per slice, or json for a list")
 	return cmd
 }
 

@@ -41,7 +41,7 @@ func printWide(out io.Writer, s *rules.Snapshot) error {
 	columns := []column{
 		nameColumn, kindColumn, {"FAMILY", attribute("family"), 0}, {"VENDOR", attribute("vendor"), 0}, modelColumn, memoryColumn,
 		{"ARCHITECTURE", attribute("architecture"), 0}, {"DRIVER", attribute("driver"), 0}, numaColumn, rootColumn,
-		{"CLASSIC", classicNames, 0}, {"HEALTH", wideHealth, 0},
+		{"EXTENDED RESOURCE", classicNames, 0}, {"HEALTH", wideHealth, 0},
 	}
 	for i := range columns {
 		columns[i].width = 0

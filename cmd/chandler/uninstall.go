@@ -17,7 +17,7 @@ func newUninstallCommand() *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:     "uninstall",
-		Short:   "Have all agents leave their nodes",
+		Short:   "Remove all agents from their nodes",
 		Long:    uninstall.Help + "\n\nThe Job of the Helm chart runs this command in the agent's image. On your own\nmachine, run \"kubectl chandler uninstall\".",
 		Example: `  chandler uninstall --kubeconfig ~/.kube/config`,
 		Args:    cobra.NoArgs,
@@ -30,9 +30,9 @@ func newUninstallCommand() *cobra.Command {
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; in a pod it may be left out")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file` for the API server; optional in a pod")
 	flags.StringVar(&namespace, "namespace", uninstall.DefaultNamespace, "`namespace` of the agents")
-	flags.DurationVar(&timeout, "timeout", uninstall.DefaultTimeout, "how long to wait for the agents before they go on as before")
+	flags.DurationVar(&timeout, "timeout", uninstall.DefaultTimeout, "how long to wait for the agents before they continue to offer devices")
 	o.kubeQPS, o.kubeBurst = 20, 40
 	return cmd
 }

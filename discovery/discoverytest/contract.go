@@ -84,7 +84,7 @@ var forms = map[resourceapi.QualifiedName]*regexp.Regexp{
 // at least by its PCI or USB ID.
 var kinds = map[string]bool{
 	"gpu": true, "npu": true, "fpga": true, "crypto": true, "dma": true, "nic": true,
-	"hypervisor": false, "enclave": false, "other": false,
+	"virtualization": false, "enclave": false, "other": false,
 }
 
 // standard is the prefix of attributes that Kubernetes defines.

@@ -32,7 +32,7 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 //
 // Lines in the comment of a recorded host set fields of [discovery.Host]: "root: FAMILY DIRECTORY"
 // adds a root, "paths: JSON" a [discovery.PathResource], and "hooks: PATH" the hook program.
-// "pools" sets Pools for the SR-IOV plugin. "rebinding: CLASS" allows passthrough by PCI class,
+// "pools" sets Pools for the SR-IOV plugin. "passthrough: CLASS" allows passthrough by PCI class,
 // "partitioning: MODEL" partitions by model, and "virtual functions: COUNT" virtual functions.
 func Run(t *testing.T, f *discovery.Family) {
 	t.Helper()
@@ -88,7 +88,7 @@ func Layout(t testing.TB, file string) *discovery.Host {
 			host.Hooks = strings.TrimSpace(program)
 		}
 		host.Pools = host.Pools || strings.TrimSpace(line) == "pools"
-		if class, ok := strings.CutPrefix(line, "rebinding: "); ok {
+		if class, ok := strings.CutPrefix(line, "passthrough: "); ok {
 			host.Rebind = append(host.Rebind, rebinding(strings.TrimSpace(class)))
 		}
 		if model, ok := strings.CutPrefix(line, "partitioning: "); ok {

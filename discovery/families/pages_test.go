@@ -267,7 +267,7 @@ func capacities(devices []discovery.Device) []string {
 }
 
 // settings begin lines of comments that set fields of the host; see [discoverytest.Run].
-var settings = []string{"root", "hooks", "paths", "pools", "rebinding", "partitioning", "virtual functions"}
+var settings = []string{"root", "hooks", "paths", "pools", "passthrough", "partitioning", "virtual functions"}
 
 // comment returns the comment of a recorded host on one line, without settings.
 func comment(t *testing.T, host string) string {

@@ -233,7 +233,7 @@ func (r *Rules) name(d *Offered, selects func(Selector) bool, own map[string]boo
 	d.Want, d.SRIOV = resource.Want, resource.SRIOV
 	d.Offers = renamed(d.Offers, resource.Name, resource.SRIOV != nil)
 	if len(d.Offers) == 0 && d.Mode != discovery.ModeDRA {
-		return true, fmt.Errorf("resource %s: the device has no ID in the classic API", resource.Name)
+		return true, fmt.Errorf("resource %s: the device has no ID in the device plugin API", resource.Name)
 	}
 	return true, nil
 }

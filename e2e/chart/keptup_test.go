@@ -36,7 +36,7 @@ const (
 
 // keptValues allow MPS daemons and time slices on that host.
 const keptValues = `
-upkeep: {enabled: true, driverRoot: ` + driverDir + `}
+sharingDaemons: {enabled: true, driverRoot: ` + driverDir + `}
 hostPaths:
   sys: ` + chandler.HostDir + `/sys
   proc: ` + chandler.HostDir + `/proc
@@ -45,7 +45,7 @@ hostPaths:
 extraArgs: [--runtime-root=` + chandler.HostDir + `, --rescan-interval=250ms]
 log: {verbosity: 4}
 config:
-  onRequest:
+  onDemand:
     mps:
     - cel: device.attributes["chandler.dev"].kind == "gpu"
     timeSlices:
@@ -76,7 +76,7 @@ func testKeptUp(t *testing.T, p *privileged) {
 	k.layOut()
 	p.apply(privilegedNamespace)
 	said := p.run(keptValues, "install", "chandler", p.project.Chart(), "--create-namespace", "--values=-")
-	if want := "chandler-upkeep are privileged"; !strings.Contains(said, want) {
+	if want := "chandler-sharing-daemons are privileged"; !strings.Contains(said, want) {
 		t.Errorf("the notes do not say %q:\n%s", want, said)
 	}
 	if err := chandler.WaitForAgent(within(t), p.kube); err != nil {
@@ -194,7 +194,7 @@ func (k kept) runs(pods ...string) {
 func (k kept) supervised(not ...types.UID) (pod corev1.Pod) {
 	k.t.Helper()
 	k.until("the supervisor to run", func(ctx context.Context) error {
-		pods, err := k.kube.CoreV1().Pods(chandler.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=chandler-upkeep"})
+		pods, err := k.kube.CoreV1().Pods(chandler.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=chandler-sharing-daemons"})
 		if err != nil {
 			return err
 		}
@@ -256,7 +256,7 @@ func (k kept) another(claim, before string) (now string) {
 func (k kept) child(before string) (now string) {
 	k.t.Helper()
 	k.until("a supervisor", func(context.Context) error {
-		all := k.processesOf("CHANDLER_UPKEEP_CHILD=1\x00", "/chandler-nvml\x00--upkeep=")
+		all := k.processesOf("CHANDLER_UPKEEP_CHILD=1\x00", "/chandler-nvml\x00--sharing-daemons=")
 		if len(all) != 1 || all[0] == before {
 			return fmt.Errorf("there are %q, and before there was %q", all, before)
 		}
@@ -486,17 +486,17 @@ func (k kept) timeSlice() {
 // name the chart's value, and the pod must be deletable.
 func (k kept) without() {
 	k.t.Helper()
-	k.kubectl("delete", "daemonset", "-n", chandler.Namespace, "chandler-upkeep", "--cascade=foreground")
+	k.kubectl("delete", "daemonset", "-n", chandler.Namespace, "chandler-sharing-daemons", "--cascade=foreground")
 	manifest := claimOf("vain", a100GPU, "mps: {}") + user("vain", "vain", "a")
 	k.apply(manifest)
-	k.until("an Event that names upkeep.enabled", func(ctx context.Context) error {
+	k.until("an Event that names sharingDaemons.enabled", func(ctx context.Context) error {
 		events, err := k.kube.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=vain"})
 		if err != nil {
 			return err
 		}
 		var all []string
 		for i := range events.Items {
-			if strings.Contains(events.Items[i].Message, "does not run on this node; with Helm, upkeep.enabled runs it") {
+			if strings.Contains(events.Items[i].Message, "does not run on this node; with Helm, sharingDaemons.enabled runs it") {
 				return nil
 			}
 			all = append(all, events.Items[i].Message)

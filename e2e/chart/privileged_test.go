@@ -25,9 +25,9 @@ const kernelDir = "/var/lib/chandler/kernel"
 // simulated too, because VFIO passthrough checks the open files of all processes, and the node of
 // the tests is itself a container.
 const privilegedValues = `
-rebinding: {enabled: true}
-onRequest: {enabled: true}
-handover: {enabled: true}
+passthrough: {enabled: true}
+onDemand: {enabled: true}
+reclaim: {enabled: true}
 hostPaths:
   sys: ` + kernelDir + `/sys
   proc: ` + kernelDir + `/proc
@@ -37,15 +37,15 @@ extraArgs: [--runtime-root=` + kernelDir + `, --rescan-interval=250ms]
 log: {verbosity: 4}
 uninstall: {timeout: 8s}
 config:
-  rebinding:
+  passthrough:
   - cel: device.attributes["chandler.dev"].?pciClass.orValue("").startsWith("0108")
   - cel: device.attributes["chandler.dev"].kind == "nic" && device.attributes["chandler.dev"].function == "virtual"
-  onRequest:
+  onDemand:
     keepSeconds: 600
     virtualFunctions:
     - cel: "true"
       count: 2
-  handover:
+  reclaim:
   - cel: device.attributes["chandler.dev"].family == "dlb"
 `
 
@@ -178,7 +178,7 @@ func (p *privileged) tell(t *testing.T) {
 // describe. The notes must also give the reasons for the privilege.
 func testInstalled(t *testing.T, p *privileged) {
 	notes := p.run(privilegedValues, "install", "chandler", p.project.Chart(), "--create-namespace", "--values=-")
-	if want := "privileged because of VFIO passthrough and reclaim and on-demand devices.\nFor what this permits, see docs/rebinding.md, docs/handover.md, docs/on-request.md."; !strings.Contains(notes, want) {
+	if want := "privileged because of VFIO passthrough and reclaim and on-demand devices.\nFor what this permits, see docs/vfio-passthrough.md, docs/reclaim.md, docs/on-demand-devices.md."; !strings.Contains(notes, want) {
 		t.Errorf("the notes do not say %q:\n%s", want, notes)
 	}
 	label := regexp.MustCompile(`kubectl (label namespace .*)`).FindStringSubmatch(notes)
@@ -250,14 +250,14 @@ func testWithoutRights(t *testing.T, p *privileged) {
 	p.apply(manifest)
 	p.has("vm", "/dev/vfio/3", "/dev/vfio/vfio")
 	unconfigured, _, _ := strings.Cut(privilegedValues, "config:")
-	p.upgrade(unconfigured, "--set=rebinding.enabled=false,onRequest.enabled=false,handover.enabled=false")
+	p.upgrade(unconfigured, "--set=passthrough.enabled=false,onDemand.enabled=false,reclaim.enabled=false")
 	p.remove(manifest)
 	p.until("the removal to be refused", func(context.Context) error {
 		out, err := p.uninstall()
 		if err == nil {
 			return errors.New("Chandler was removed")
 		}
-		for _, want := range []string{"device " + diskDevice, "nvme", "rebinding.enabled"} {
+		for _, want := range []string{"device " + diskDevice, "nvme", "passthrough.enabled"} {
 			if !strings.Contains(out, want) {
 				return fmt.Errorf("the removal does not say %q:\n%s", want, out)
 			}
@@ -297,7 +297,7 @@ func testHandedOver(t *testing.T, p *privileged) {
 	p.join(process, "first")
 	p.kubectl("delete", "pod", "first", "--force", "--grace-period=0")
 	p.kubectl("delete", "resourceclaim", "first")
-	p.log("A device is kept from its next owner", balancerDevice, "process "+process+" (", "has it open")
+	p.log("A device is withheld from its next consumer", balancerDevice, "process "+process+" (", "has it open")
 	p.apply(second)
 	time.Sleep(3 * time.Second)
 	if now, err := p.kube.CoreV1().Pods(metav1.NamespaceDefault).Get(within(t), "second", metav1.GetOptions{}); err != nil || now.Status.Phase != corev1.PodPending {

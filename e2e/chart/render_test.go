@@ -133,8 +133,8 @@ func TestPatches(t *testing.T) {
 		"nvml-patch.yaml":             "nvml: {enabled: true}",
 		"mps-patch.yaml":              "mps: {enabled: true}",
 		"fpga-programming-patch.yaml": "fpgaProgramming: {enabled: true}",
-		"rebinding-patch.yaml":        "rebinding: {enabled: true}",
-		"handover-patch.yaml":         "handover: {enabled: true}",
+		"passthrough-patch.yaml":      "passthrough: {enabled: true}",
+		"reclaim-patch.yaml":          "reclaim: {enabled: true}",
 	} {
 		t.Run(patch, func(t *testing.T) {
 			plain := readJSON(t, filepath.Join(deployments, "daemonset.yaml"))
@@ -201,16 +201,16 @@ func TestRoots(t *testing.T) {
 config:
   mode: DRA
   exclude: [{cel: "true", nodes: {names: [a]}}]
-  roots: {nvidia-mps: /run/nvidia/mps/mine}
+  driverRoots: {nvidia-mps: /run/nvidia/mps/mine}
 nvml: {enabled: true, root: /run/nvidia/driver}
 mps: {enabled: true}
 fpgaProgramming: {enabled: true}
 `)
 	want := map[string]string{"nvidia": "/run/nvidia/driver", "nvidia-mps": "/run/nvidia/mps/mine", "fpga-intel": "/srv/intel.com/fpga"}
-	if !reflect.DeepEqual(got.Roots, want) || got.Mode != v1alpha1.ModeDRA || len(got.Exclude) != 1 {
+	if !reflect.DeepEqual(got.DriverRoots, want) || got.Mode != v1alpha1.ModeDRA || len(got.Exclude) != 1 {
 		t.Errorf("got %+v", got)
 	}
-	if got := config(t, "config: {mode: null}\nnvml: {enabled: true}"); got.Roots != nil || got.Mode != v1alpha1.ModeAuto {
+	if got := config(t, "config: {mode: null}\nnvml: {enabled: true}"); got.DriverRoots != nil || got.Mode != v1alpha1.ModeAuto {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -253,8 +253,8 @@ func TestDriverRoot(t *testing.T) {
 				}
 			}
 			root, _, _ := strings.Cut(strings.TrimPrefix(test.values, "nvidiaDriver: {root: "), "}")
-			if got := config(t, test.values); !slices.Equal(sees, test.sees) || got.Roots["nvidia"] != root {
-				t.Errorf("it sees %v; roots %v", sees, got.Roots)
+			if got := config(t, test.values); !slices.Equal(sees, test.sees) || got.DriverRoots["nvidia"] != root {
+				t.Errorf("it sees %v; roots %v", sees, got.DriverRoots)
 			}
 		})
 	}
@@ -265,7 +265,7 @@ func TestDriverRoot(t *testing.T) {
 func TestHostPID(t *testing.T) {
 	for values, want := range map[string]bool{
 		"": false, "nvml: {enabled: true}": false, "fpgaProgramming: {enabled: true}": false,
-		"rebinding: {enabled: true}": true, "handover: {enabled: true}": true, "onRequest: {enabled: true}": true,
+		"passthrough: {enabled: true}": true, "reclaim: {enabled: true}": true, "onDemand: {enabled: true}": true,
 	} {
 		if got := daemonSet(t, values).Spec.Template.Spec.HostPID; got != want {
 			t.Errorf("%s: hostPID %t, want %t", values, got, want)
@@ -290,7 +290,7 @@ podLabels: {e: f}
 log: {verbosity: 4, format: json}
 metrics: {port: 9000}
 extraArgs: [--runtime-root=/sim]
-page: {bindAddress: ":9001"}
+webUI: {bindAddress: ":9001"}
 traces: {endpoint: "http://otel.monitoring:4317"}
 extraEnv: [{name: G, value: h}]
 extraVolumes: [{name: i, emptyDir: {}}]
@@ -307,7 +307,7 @@ extraVolumeMounts: [{name: i, mountPath: /i}]
 	}
 	args := strings.Join(container.Args, " ")
 	for _, arg := range []string{
-		"--healthz-bind-address=:9000", "--page-bind-address=:9001", "--kubelet-root=/data/kubelet", "--device-plugin-dir=/data/plugins", "-v=4", "--logging-format=json", "--runtime-root=/sim",
+		"--healthz-bind-address=:9000", "--web-ui-bind-address=:9001", "--kubelet-root=/data/kubelet", "--device-plugin-dir=/data/plugins", "-v=4", "--logging-format=json", "--runtime-root=/sim",
 	} {
 		if !strings.Contains(args, arg) {
 			t.Errorf("no %s among %q", arg, container.Args)
@@ -424,11 +424,29 @@ func TestSchemaRefuses(t *testing.T) {
 		"config: {exclude: [{cel: a, nodes: {name: [a]}}]}": "name",
 		"metrics: {port: http}":                             "port",
 		"hostPaths: {dev: dev}":                             "dev",
-		"page: {bindAddress: localhost}":                    "bindAddress",
+		"webUI: {bindAddress: localhost}":                   "bindAddress",
 		"traces: {endpoint: 'otel:4317'}":                   "endpoint",
 	} {
 		if out, err := render(t, values); err == nil || !strings.Contains(out, want) {
 			t.Errorf("%s: %v: %s", values, err, out)
+		}
+	}
+}
+
+// TestRenamedValues expects the chart to refuse previous names of values, and to name the present
+// ones.
+func TestRenamedValues(t *testing.T) {
+	renamed := map[string]string{
+		"rebinding": "passthrough", "handover": "reclaim", "onRequest": "onDemand", "upkeep": "sharingDaemons",
+		"page": "webUI", "networkPolicy.pageFrom": "networkPolicy.webUIFrom",
+	}
+	for previous, name := range v1alpha1.Renamed {
+		renamed["config."+previous] = "config." + name
+	}
+	for previous, name := range renamed {
+		out, err := render(t, "", "--set="+previous+".a=b")
+		if want := "the value " + previous + " was renamed to " + name; err == nil || !strings.Contains(out, want) {
+			t.Errorf("%s: %v: %s; want %q", previous, err, out, want)
 		}
 	}
 }

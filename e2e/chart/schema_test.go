@@ -28,6 +28,9 @@ func TestSchemaOfConfig(t *testing.T) {
 	}
 	config := schemaOf(t, reflect.TypeFor[v1alpha1.DriverConfig]())
 	config["description"] = "The fields of a DriverConfig, without apiVersion and kind."
+	for previous, name := range v1alpha1.Renamed { // the templates refuse these
+		config["properties"].(map[string]any)[previous] = map[string]any{"description": "Renamed to " + name + "."}
+	}
 	schema["properties"].(map[string]any)["config"] = config
 	var want bytes.Buffer
 	encoder := json.NewEncoder(&want)

@@ -66,14 +66,14 @@ networkPolicy:
 	if diff := cmp.Diff(want, narrow.Egress); diff != "" || len(narrow.PolicyTypes) != 2 {
 		t.Errorf("policy types %v, egress (-want +got):\n%s", narrow.PolicyTypes, diff)
 	}
-	if rules := networkPolicy(t, "page: {bindAddress: 'localhost:9001'}\nnetworkPolicy: {pageFrom: [{podSelector: {}}]}").Ingress; len(rules) != 1 {
+	if rules := networkPolicy(t, "webUI: {bindAddress: 'localhost:9001'}\nnetworkPolicy: {webUIFrom: [{podSelector: {}}]}").Ingress; len(rules) != 1 {
 		t.Errorf("a page on localhost can be reached: %+v", rules)
 	}
-	if rules := networkPolicy(t, "page: {bindAddress: ':9001'}").Ingress; len(rules) != 1 {
+	if rules := networkPolicy(t, "webUI: {bindAddress: ':9001'}").Ingress; len(rules) != 1 {
 		t.Errorf("the page can be reached by anybody: %+v", rules)
 	}
-	paged := networkPolicy(t, "page: {bindAddress: ':9001'}\nnetworkPolicy: {pageFrom: [{podSelector: {matchLabels: {a: b}}}]}").Ingress
-	if len(paged) != 2 || paged[1].Ports[0].Port.StrVal != "page" || paged[1].From[0].PodSelector.MatchLabels["a"] != "b" {
+	paged := networkPolicy(t, "webUI: {bindAddress: ':9001'}\nnetworkPolicy: {webUIFrom: [{podSelector: {matchLabels: {a: b}}}]}").Ingress
+	if len(paged) != 2 || paged[1].Ports[0].Port.StrVal != "web-ui" || paged[1].From[0].PodSelector.MatchLabels["a"] != "b" {
 		t.Errorf("the page cannot be reached: %+v", paged)
 	}
 	if out, err := render(t, "networkPolicy: {enabled: false}", "--show-only=templates/network-policy.yaml"); err == nil {

@@ -13,19 +13,19 @@ import (
 // DaemonSet that an upgrade does not restart, and propagates its mounts to the host, to the
 // directory in which agents expect them.
 func TestUpkeep(t *testing.T) {
-	if out, err := render(t, "", "--show-only=templates/upkeep.yaml"); err == nil {
+	if out, err := render(t, "", "--show-only=templates/sharing-daemons.yaml"); err == nil {
 		t.Errorf("it is there by default:\n%s", out)
 	}
-	values := "upkeep: {enabled: true, driverRoot: /run/nvidia/driver}\nkubelet: {root: /data/kubelet}\nnodeSelector: {a: b}"
+	values := "sharingDaemons: {enabled: true, driverRoot: /run/nvidia/driver}\nkubelet: {root: /data/kubelet}\nnodeSelector: {a: b}"
 	set := &appsv1.DaemonSet{}
-	decode(t, mustRender(t, values, "--show-only=templates/upkeep.yaml"), set)
+	decode(t, mustRender(t, values, "--show-only=templates/sharing-daemons.yaml"), set)
 	pod := set.Spec.Template.Spec
 	program := pod.Containers[0]
 	const dir = "/data/kubelet/plugins/chandler.dev/upkeep/nvidia"
 	if set.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType || !pod.HostPID || *pod.AutomountServiceAccountToken || pod.NodeSelector["a"] != "b" {
 		t.Errorf("%+v", set.Spec)
 	}
-	if !strings.HasSuffix(program.Image, "nvml") || !slices.Equal(program.Args, []string{"--upkeep=" + dir, "--driver-root=/driver-root"}) {
+	if !strings.HasSuffix(program.Image, "nvml") || !slices.Equal(program.Args, []string{"--sharing-daemons=" + dir, "--driver-root=/driver-root"}) {
 		t.Errorf("image %s, args %q", program.Image, program.Args)
 	}
 	if mount := program.VolumeMounts[0]; mount.MountPath != dir || *mount.MountPropagation != corev1.MountPropagationBidirectional || pod.Volumes[0].HostPath.Path != dir {

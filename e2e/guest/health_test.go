@@ -54,7 +54,7 @@ func healthOn(t *testing.T, kernel guest.Version) {
 			esac
 		done`)
 	agent := g.Start(t, "chandler", "run", "--kubeconfig", "/etc/kubeconfig", "--node-name", "node", "--pod-uid", "uid", "--kubelet-root", "/run/kubelet",
-		"--device-plugin-dir", "/run/kubelet/device-plugins", "--page-bind-address=", "--rescan-interval", "1s", "-v=2")
+		"--device-plugin-dir", "/run/kubelet/device-plugins", "--web-ui-bind-address=", "--rescan-interval", "1s", "-v=2")
 	agent.Until(t, "The host's devices changed")
 	healthy(t, g, virtual, silent)
 

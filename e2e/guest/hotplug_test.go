@@ -48,8 +48,8 @@ func TestHotPlug(t *testing.T) {
 	events := g.Start(t, "guestevents")
 	events.Until(t, "listening")
 	pod := daemonSet(t)
-	agent := g.Start(t, contained(t, g, pod, append(pod.Containers[0].Args, "--kubeconfig=/etc/chandler/kubeconfig", "--page-bind-address=", "-v=2")...)...)
-	agent.Until(t, "names are compared instead")
+	agent := g.Start(t, contained(t, g, pod, append(pod.Containers[0].Args, "--kubeconfig=/etc/chandler/kubeconfig", "--web-ui-bind-address=", "-v=2")...)...)
+	agent.Until(t, "compares their names instead")
 	agent.Until(t, changedLine)
 
 	var took []time.Duration

@@ -49,7 +49,7 @@ func newNode(t testing.TB, g *guest.Guest, config string) *node {
 func (n *node) agent(t testing.TB) *guest.Process {
 	t.Helper()
 	agent := n.Start(t, "chandler", "run", "--kubeconfig=/run/kubeconfig", "--config=/etc/chandler/config.yaml", "--node-name=node",
-		"--pod-uid=uid", "--pod=default/agent", "--page-bind-address=", "-v=2")
+		"--pod-uid=uid", "--pod=default/agent", "--web-ui-bind-address=", "-v=2")
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the agent said:\n%s", agent.Output())

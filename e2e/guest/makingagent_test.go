@@ -16,7 +16,7 @@ import (
 const (
 	keepMade  = 3 * time.Second
 	onRequest = `
-onRequest:
+onDemand:
   keepSeconds: 3
   virtualFunctions:
   - cel: device.attributes["chandler.dev"].driver == "igb"
@@ -76,7 +76,7 @@ func (m made) byTheAgent(t *testing.T, n *node) {
 	t.Logf("made after %v", time.Since(began).Round(time.Millisecond))
 	m.has(t, 3)
 	n.granted(t, "prepare", second)
-	n.refused(t, "held by", "prepare", names[0]+".third")
+	n.refused(t, "in use by", "prepare", names[0]+".third")
 	offered()
 	kill()
 	n.granted(t, "prepare", first)

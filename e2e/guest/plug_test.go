@@ -139,7 +139,7 @@ func (n *node) plug(t *testing.T, s slot) {
 	change("removed", gone, func() { n.Sh(t, "echo 1 > "+dir+"/remove") })
 	again("is gone")
 	change("found by a rescan", back, func() { n.Sh(t, "echo 1 > /sys/bus/pci/rescan") })
-	again("held by")
+	again("in use by")
 	change("unplugged", gone, func() {
 		n.QMP(t, "device_del", map[string]any{"id": s.port + "-device"})
 		<-deleted
@@ -147,7 +147,7 @@ func (n *node) plug(t *testing.T, s slot) {
 	n.never(t, s.where, s.device)
 	again("is gone")
 	change("plugged in", back, func() { n.QMP(t, "device_add", s.plugged("")) })
-	again("held by")
+	again("in use by")
 	slices.Sort(took)
 	t.Logf("of %d steps: median %v, most %v", len(took), took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
 }

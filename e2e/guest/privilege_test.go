@@ -62,10 +62,10 @@ resources: [{name: `+resource+`, cel: "true"}]
 		return last
 	}
 	pod := daemonSet(t)
-	args := append(slices.Clone(pod.Containers[0].Args), "--kubeconfig=/etc/chandler/kubeconfig", "--page-bind-address=")
+	args := append(slices.Clone(pod.Containers[0].Args), "--kubeconfig=/etc/chandler/kubeconfig", "--web-ui-bind-address=")
 	contained := offers(contained(t, g, pod, args...)...)
 	root := offers("chandler", "run", "--kubeconfig=/etc/chandler/kubeconfig", "--config=/etc/chandler/config.yaml",
-		"--node-name=node", "--pod-uid=uid", "--pod=default/agent", "--page-bind-address=")
+		"--node-name=node", "--pod-uid=uid", "--pod=default/agent", "--web-ui-bind-address=")
 	if diff := cmp.Diff(root, contained); diff != "" || strings.Count(root, "=Healthy") < 6 {
 		t.Errorf("offered without privilege (-root +agent):\n%s\nroot's agent offers %s", diff, root)
 	}

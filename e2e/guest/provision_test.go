@@ -207,7 +207,7 @@ func (p *provisioned) vfio(t *testing.T) {
 	for _, u := range []user{
 		{"group…", "", "exec 3<>/dev/vfio/" + group + wait, "", []string{"/dev/vfio/" + group + ": process"}},
 		{"group by another name", "mknod /root/other c $(tr : ' ' < /sys/class/vfio/" + group + "/dev)", "exec 3<>/root/other" + wait, "rm /root/other", []string{"/dev/vfio/" + group + ": process"}},
-		{"the function alone", "", "exec guestuse vfio " + p.function, "", []string{"/dev/vfio/" + group + ": somebody has it open, perhaps process"}},
+		{"the function alone", "", "exec guestuse vfio " + p.function, "", []string{"/dev/vfio/" + group + ": a program has it open, perhaps process"}},
 	} {
 		p.isRefused(t, u, "driver: nvme")
 	}

@@ -12,7 +12,7 @@ import (
 const rebindConfig = `apiVersion: chandler.dev/v1alpha1
 kind: DriverConfig
 mode: DRA
-rebinding:
+passthrough:
 - cel: device.attributes["chandler.dev"].?pciClass.orValue("").startsWith("0108")
 `
 
@@ -43,7 +43,7 @@ func byTheAgent(t *testing.T, n *node, r rebound) {
 	if spec := r.ReadFile(t, "/var/run/cdi/chandler.dev-claim_"+claim+".json"); !strings.Contains(spec, `"/dev/vfio/`+n.group(t, r.address)+`"`) {
 		t.Errorf("the container would get %s", spec)
 	}
-	n.refused(t, "held by", "prepare", device+".vfio.second")
+	n.refused(t, "in use by", "prepare", device+".vfio.second")
 	user := r.Start(t, "guestuse", "vfio", r.address)
 	user.Until(t, "ready")
 

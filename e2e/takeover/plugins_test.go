@@ -68,14 +68,14 @@ var rows = []row{
 		env:    map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-5d2c1f61-8a41-4e0b-9c37-0b6f3d9ae461"},
 	},
 	{
-		plugin: "GKE", hosts: []string{"nvidia/testdata/gke"}, resource: "nvidia.com/gpu", config: "roots: {nvidia: /home/kubernetes/bin/nvidia}\n",
+		plugin: "GKE", hosts: []string{"nvidia/testdata/gke"}, resource: "nvidia.com/gpu", config: "driverRoots: {nvidia: /home/kubernetes/bin/nvidia}\n",
 		ids: []string{"nvidia0", "nvidia1/gi1", "nvidia1/gi2"}, held: []string{"nvidia0"},
 		own: []string{"/dev/nvidia0"}, common: []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"},
 		mounts: []string{"/home/kubernetes/bin/nvidia at /usr/local/nvidia", "/home/kubernetes/bin/nvidia/vulkan/icd.d at /etc/vulkan/icd.d"},
 	},
 	{
 		plugin: "GKE, time-sharing", hosts: []string{"nvidia/testdata/gke"}, resource: "nvidia.com/gpu",
-		config: "roots: {nvidia: /home/kubernetes/bin/nvidia}\nsharing: [{cel: 'device.attributes[\"chandler.dev\"].family == \"nvidia\"', replicas: 3}]\n",
+		config: "driverRoots: {nvidia: /home/kubernetes/bin/nvidia}\nsharing: [{cel: 'device.attributes[\"chandler.dev\"].family == \"nvidia\"', replicas: 3}]\n",
 		ids:    slices.Concat(numbered("nvidia0/vgpu", 3), numbered("nvidia1/gi1/vgpu", 3), numbered("nvidia1/gi2/vgpu", 3)), held: []string{"nvidia0/vgpu1"},
 		common: []string{"/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"},
 	},
@@ -214,7 +214,7 @@ var rows = []row{
 		ids: numbered("sfc-", 100), held: []string{"sfc-41"}, common: []string{"/dev/onload", "/dev/onload_epoll", "/dev/sfc_char"},
 	},
 	{
-		plugin: "HDDL", hosts: []string{"vpu/testdata/hddl"}, resource: "vpu.intel.com/hddl", config: "roots: {vpu: /var/tmp}\n",
+		plugin: "HDDL", hosts: []string{"vpu/testdata/hddl"}, resource: "vpu.intel.com/hddl", config: "driverRoots: {vpu: /var/tmp}\n",
 		ids: numbered("hddl_service-", 2), held: []string{"hddl_service-1"}, common: []string{"/dev/ion"},
 		mounts: each("/var/tmp/hddl_service%s at /var/tmp/hddl_service%[1]s", ".sock", "_ready.mutex", "_alive.mutex"),
 	},

@@ -260,7 +260,7 @@ func (s *station) takeOver() {
 	}
 	after := newPod("after", r.resource, int64(len(r.held)))
 	if err := k.admit(after); err != nil {
-		t.Fatalf("what the pod had is not given out again: %v", err)
+		t.Fatalf("what the pod had is not allocated again: %v", err)
 	}
 	s.same(k.look(after), had)
 	for _, pod := range others {

@@ -19,10 +19,10 @@ func NewExplain(program string) *cobra.Command {
 	var ascii bool
 	cmd := &cobra.Command{
 		Use:   "explain [CODE]...",
-		Short: "Say what a code of chandler doctor means, and how to mend it",
-		Long: `Say what a code of "chandler doctor" means: what is looked at, how it comes to be,
-why it matters, and what each command that mends it does. Without a code it lists
-all codes.`,
+		Short: "Describe a code of chandler doctor and its fix",
+		Long: `Describe a code of "chandler doctor": what is checked, what causes the fault, its
+consequences, and what each command of the fix does. Without a code, the command
+lists all codes.`,
 		Example: "  " + program + " explain CH0104\n  " + program + " explain",
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			var ids []string
@@ -35,7 +35,7 @@ all codes.`,
 			return explain(program, cmd.OutOrStdout(), terminal.Of(cmd.OutOrStdout(), os.LookupEnv, ascii), args)
 		},
 	}
-	cmd.Flags().BoolVar(&ascii, "ascii", false, "print no other characters than ASCII's")
+	cmd.Flags().BoolVar(&ascii, "ascii", false, "print only ASCII characters")
 	return cmd
 }
 

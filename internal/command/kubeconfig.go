@@ -15,7 +15,7 @@ func KubeconfigError(err error) error {
 		return nil
 	}
 	if found := notDecoded.FindStringSubmatch(err.Error()); found != nil {
-		return fmt.Errorf("%s is no kubeconfig", found[1])
+		return fmt.Errorf("%s is not a kubeconfig", found[1])
 	}
 	return err
 }

@@ -35,7 +35,7 @@ func Config(data []byte) (*v1alpha1.DriverConfig, error) {
 		return nil, err
 	}
 	_, err = compileRules(config)
-	if err := errors.Join(checkRoots(config.Roots), checkSeverity(config.Health.Severity), err); err != nil {
+	if err := errors.Join(checkRoots(config.DriverRoots), checkSeverity(config.Health.Severity), err); err != nil {
 		return nil, err
 	}
 	return config, nil
@@ -59,9 +59,9 @@ func ForNode(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules.Ru
 // UpkeepSelectors returns the selectors of the devices for a kind of sharing daemon.
 func UpkeepSelectors(config *v1alpha1.DriverConfig, kind discovery.UpkeepKind) []v1alpha1.Selector {
 	if kind == discovery.UpkeepMPS {
-		return config.OnRequest.MPS
+		return config.OnDemand.MPS
 	}
-	return config.OnRequest.TimeSlices
+	return config.OnDemand.TimeSlices
 }
 
 // checkRoots reports unknown driver roots.
@@ -72,7 +72,7 @@ func checkRoots(roots map[string]string) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(roots)) {
 		if !slices.Contains(known, name) {
-			return fmt.Errorf("roots[%s]: no family looks there; want one of %s", name, strings.Join(known, ", "))
+			return fmt.Errorf("driverRoots[%s]: no family uses this root; want one of %s", name, strings.Join(known, ", "))
 		}
 	}
 	return nil
@@ -83,7 +83,7 @@ func checkSeverity(effects map[string]v1alpha1.Effect) error {
 	known := discovery.Conditions()
 	for name := range effects {
 		if !slices.Contains(known, discovery.Condition(name)) {
-			return fmt.Errorf("health.severity[%s]: there is no condition of that name; there are %v", name, known)
+			return fmt.Errorf("health.severity[%s]: unknown condition; want one of %v", name, known)
 		}
 	}
 	return nil
@@ -134,21 +134,21 @@ func compileRules(config *v1alpha1.DriverConfig) (*rules.Rules, error) {
 		}
 		out.Resources = append(out.Resources, rule)
 	}
-	for i, entry := range config.Rebinding {
-		compile("rebinding", i, entry.Selector)
+	for i, entry := range config.Passthrough {
+		compile("passthrough", i, entry.Selector)
 	}
-	for i, entry := range config.Handover {
-		compile("handover", i, entry.Selector)
+	for i, entry := range config.Reclaim {
+		compile("reclaim", i, entry.Selector)
 	}
-	for i, entry := range config.OnRequest.VirtualFunctions {
-		compile("onRequest.virtualFunctions", i, entry.Selector)
+	for i, entry := range config.OnDemand.VirtualFunctions {
+		compile("onDemand.virtualFunctions", i, entry.Selector)
 	}
-	for i, entry := range config.OnRequest.Partitions {
-		compile("onRequest.partitions", i, entry)
+	for i, entry := range config.OnDemand.Partitions {
+		compile("onDemand.partitions", i, entry)
 	}
 	for _, kind := range []discovery.UpkeepKind{discovery.UpkeepMPS, discovery.UpkeepTimeSlices} {
 		for i, entry := range UpkeepSelectors(config, kind) {
-			compile("onRequest."+string(kind), i, entry)
+			compile("onDemand."+string(kind), i, entry)
 		}
 	}
 	for i, overhead := range config.Overhead {

@@ -114,7 +114,9 @@ func checkInstallations(f *Facts, say *saying) {
 
 // notReadyForConfig reports whether the configuration alone makes an agent unready. An invalid
 // configuration has a code of its own.
-func notReadyForConfig(why string) bool { return strings.HasPrefix(why, "the configuration is wrong") }
+func notReadyForConfig(why string) bool {
+	return strings.HasPrefix(why, "the configuration is invalid")
+}
 
 func podReady(pod *corev1.Pod) bool {
 	for _, c := range pod.Status.Conditions {
@@ -245,9 +247,9 @@ type blind struct {
 // sees that the device is unused. In contrast, an unknown consumer delays reclaim for a limited
 // time only.
 var blinds = map[string]blind{
-	"handover":                   {"A device is withheld only as long as containers of the previous pod may run, and not at all in the device plugin API.", "handover.enabled", "handover-patch.yaml"},
-	"rebinding":                  {"No function is bound to vfio, and pods that request passthrough do not start.", "rebinding.enabled", "rebinding-patch.yaml"},
-	"onRequest.virtualFunctions": {"No virtual functions are created, and pods that get one do not start.", "onRequest.enabled", "rebinding-patch.yaml"},
+	"reclaim":                   {"A device is withheld only as long as containers of the previous pod may run, and not at all in the device plugin API.", "reclaim.enabled", "reclaim-patch.yaml"},
+	"passthrough":               {"No function is bound to vfio, and pods that request passthrough do not start.", "passthrough.enabled", "passthrough-patch.yaml"},
+	"onDemand.virtualFunctions": {"No virtual functions are created, and pods that get one do not start.", "onDemand.enabled", "passthrough-patch.yaml"},
 }
 
 // checkSight reports whether the agent can see open device files, if the configuration
@@ -271,7 +273,7 @@ func checkSight(f *Facts, say *saying) {
 // split separates the parts of the configuration for reclaim from those that change devices.
 func split(looking []string) (handing, changing []string) {
 	for _, part := range looking {
-		if part == "handover" {
+		if part == "reclaim" {
 			handing = append(handing, part)
 		} else {
 			changing = append(changing, part)
@@ -321,7 +323,7 @@ func sightFixes(looking []string) []string {
 // only.
 func checkOutdated(f *Facts, say *saying) {
 	if f.Agent.Outdated {
-		say.found("CH0710", "a configuration change requires a restart of the agent", "The agent reads some fields only when it starts, such as rebinding and onRequest. Its log and its web UI name the changed fields.",
+		say.found("CH0710", "a configuration change requires a restart of the agent", "The agent reads some fields only when it starts, such as passthrough and onDemand. Its log and its web UI name the changed fields.",
 			"kubectl -n chandler rollout restart daemonset chandler   # pods keep their devices")
 	}
 }

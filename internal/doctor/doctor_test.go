@@ -355,7 +355,7 @@ func TestNobodyAnswers(t *testing.T) {
 func TestAgentBeside(t *testing.T) {
 	f := healthy()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "chandler", Name: "chandler-new", CreationTimestamp: ago(30 * time.Second)}}
-	f.Agent.Beside = []AgentBeside{{Pod: pod, Why: "the configuration is wrong: exclude[0].cel: no such field"}}
+	f.Agent.Beside = []AgentBeside{{Pod: pod, Why: "the configuration is invalid: exclude[0].cel: no such field"}}
 	if found := Judge(f).Codes(); len(found) > 0 {
 		t.Errorf("found %v of an agent that has just started", found)
 	}
@@ -520,20 +520,20 @@ func words(text string) string {
 // On a node that is a container, the agent supports reclaim, but cannot change devices. More
 // permissions would not help.
 func TestSightOnANodeThatIsAContainer(t *testing.T) {
-	const changes = "onRequest.virtualFunctions and rebinding cause"
+	const changes = "onDemand.virtualFunctions and passthrough cause"
 	f := healthy()
-	f.Agent.Looking, f.Agent.Sight, f.Agent.SightAll = []string{"handover", "onRequest.virtualFunctions", "rebinding"}, Known(""), Known("the processes in /proc are those of a container")
+	f.Agent.Looking, f.Agent.Sight, f.Agent.SightAll = []string{"reclaim", "onDemand.virtualFunctions", "passthrough"}, Known(""), Known("the processes in /proc are those of a container")
 	got := words(printed(t, f, terminal.Plain, true))
-	if !strings.Contains(got, changes) || strings.Contains(got, "handover and") || strings.Contains(got, "enabled=true") || !strings.Contains(got, "for this node, which is a container") {
+	if !strings.Contains(got, changes) || strings.Contains(got, "reclaim and") || strings.Contains(got, "enabled=true") || !strings.Contains(got, "for this node, which is a container") {
 		t.Errorf("got:\n%s", got)
 	}
-	f.Agent.Looking = []string{"handover"}
+	f.Agent.Looking = []string{"reclaim"}
 	if got := printed(t, f, terminal.Plain, true); strings.Contains(got, "CH0709") {
 		t.Errorf("got:\n%s", got)
 	}
-	f.Agent.Looking, f.Agent.Sight = []string{"handover", "rebinding"}, Known("not all processes are visible")
+	f.Agent.Looking, f.Agent.Sight = []string{"reclaim", "passthrough"}, Known("not all processes are visible")
 	f.Agent.SightAll = f.Agent.Sight
-	if got := words(printed(t, f, terminal.Plain, true)); strings.Count(got, "cannot determine") != 1 || !strings.Contains(got, `--set handover.enabled=true \ --set rebinding.enabled=true`) {
+	if got := words(printed(t, f, terminal.Plain, true)); strings.Count(got, "cannot determine") != 1 || !strings.Contains(got, `--set reclaim.enabled=true \ --set passthrough.enabled=true`) {
 		t.Errorf("got:\n%s", got)
 	}
 }

@@ -104,7 +104,7 @@ func healthy() *Facts {
 }
 
 func laptop() *Facts {
-	f := &Facts{Head: Head{Node: "mara-t14", Version: "0.9.0", Time: now}, NoKubelet: "no kubelet runs on this machine", NoCluster: "no --kubeconfig says how to reach the API server"}
+	f := &Facts{Head: Head{Node: "mara-t14", Version: "0.9.0", Time: now}, NoKubelet: "no kubelet runs on this machine", NoCluster: "the API server is unknown: set --kubeconfig"}
 	h := healthy()
 	f.Devices = DeviceFacts{Snapshot: h.Devices.Snapshot, Found: h.Devices.Found}
 	f.Host = HostFacts{Functions: h.Host.Functions, Modules: h.Host.Modules, Proc: Known(true), SELinux: Known(SELinux{})}
@@ -310,7 +310,7 @@ var breaks = map[string]func(*Facts){
 		f.Agent.Records.Value.Unread = []string{"read claim record u3.record: input/output error"}
 	},
 	"CH0709": func(f *Facts) {
-		f.Agent.Looking, f.Agent.Sight = []string{"handover", "onRequest.virtualFunctions"}, Known("the agent's process lacks the capability CAP_SYS_PTRACE")
+		f.Agent.Looking, f.Agent.Sight = []string{"reclaim", "onDemand.virtualFunctions"}, Known("the agent's process lacks the capability CAP_SYS_PTRACE")
 		f.Agent.SightAll = f.Agent.Sight
 	},
 	"CH0710": func(f *Facts) { f.Agent.Outdated = true },

@@ -50,10 +50,10 @@ type State string
 
 // States. A device is in exactly one of them.
 const (
-	Free State = "free" // available
-	Held State = "held" // allocated, or blocked by an allocation of its physical device
-	Out  State = "out"  // not allocated and not available
-	Open State = "open" // unlimited sharing
+	Free State = "free"        // available
+	Held State = "allocated"   // allocated, or blocked by an allocation of its physical device
+	Out  State = "unavailable" // not allocated and not available
+	Open State = "shareable"   // unlimited sharing
 )
 
 // Device is a device of a slice, with its consumers.
@@ -68,7 +68,7 @@ type Device struct {
 	Partly  bool              `json:"partly,omitempty"`  // partly allocated
 	Taints  []Taint           `json:"taints,omitempty"`  // keys without the domain of Chandler
 	Silicon string            `json:"silicon,omitempty"` // the physical device, if several devices share it
-	Holders []Holder          `json:"holders,omitempty"`
+	Holders []Holder          `json:"consumers,omitempty"`
 
 	Spec resourceapi.Device `json:"-"` // as published
 }

@@ -18,8 +18,8 @@ type Resource struct {
 	Name        string   `json:"name"`
 	Capacity    int64    `json:"capacity"`    // all IDs in the plugin's list
 	Allocatable int64    `json:"allocatable"` // healthy IDs
-	Held        int64    `json:"held"`        // requested by pods on the node
-	Holders     []Holder `json:"holders,omitempty"`
+	Held        int64    `json:"allocated"`   // requested by pods on the node
+	Holders     []Holder `json:"consumers,omitempty"`
 }
 
 // Free returns the number that is available now.

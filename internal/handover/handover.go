@@ -285,7 +285,7 @@ func (c *Custodian) settle(ctx context.Context, r *record, of users) (why string
 	if unseen != nil {
 		c.sayBlind(ctx, r, unseen)
 		if left := c.terminates(r, of); left > 0 {
-			return fmt.Sprintf("whether a process has it open is not known (%v), and containers may go on for a while", unseen), min(left, openInterval)
+			return fmt.Sprintf("it is unknown whether a process has it open (%v), and containers may run for a while", unseen), min(left, openInterval)
 		}
 		if of.unknown() {
 			return "", 0 // no reset, which could hit a running process
@@ -444,7 +444,7 @@ func ruleOf(rules []Rule, d discovery.Device) *Rule {
 	return nil
 }
 
-var errUnknownPod = errors.New("which pods had it is not known")
+var errUnknownPod = errors.New("its previous pods are unknown")
 
 // terminates returns the remaining grace period of an ended owner's containers. If the kubelet has
 // allocated a container's ID again, the kubelet considers the container ended, and the next container
@@ -514,9 +514,9 @@ func (c *Custodian) say(ctx context.Context, r *record, why string) {
 	}
 	c.mu.Unlock()
 	if kept {
-		klog.FromContext(ctx).Info("A device is kept from its next owner", "device", r.Hold.Device, "had", r.Owner.String(), "reason", why)
+		klog.FromContext(ctx).Info("A device is withheld from its next consumer", "device", r.Hold.Device, "had", r.Owner.String(), "reason", why)
 	} else if before != begun {
-		klog.FromContext(ctx).Info("A device is handed over", "device", r.Hold.Device, "had", r.Owner.String())
+		klog.FromContext(ctx).Info("A device has been reclaimed", "device", r.Hold.Device, "had", r.Owner.String())
 	}
 	c.config.Changed()
 }

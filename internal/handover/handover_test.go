@@ -501,7 +501,7 @@ func TestUnknownPods(t *testing.T) {
 				b.ends()
 				if test.wait > 0 {
 					time.Sleep(test.wait - 2*time.Second)
-					b.keeps("whether a process has it open is not known (which pods had it is not known)")
+					b.keeps("it is unknown whether a process has it open (its previous pods are unknown)")
 				}
 				time.Sleep(4 * time.Second)
 				b.keeps("")

@@ -13,7 +13,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-var errNoPrivilege = errors.New("the agent may not change the host: it takes handover.enabled, see docs/handover.md")
+var errNoPrivilege = errors.New("the agent may not change the host: this needs reclaim.enabled, see docs/reclaim.md")
 
 // isPart reports whether a device is one of several on the same function, which cannot be reset
 // alone. A virtual function is not such a part.

@@ -100,7 +100,7 @@ func readDisks(host *discovery.Host) *disks {
 	d.addLinks("sys/fs/bcachefs/*/dev-*/block", "bcachefs")
 	d.addLinks("sys/class/rnbd-server/ctl/devices/*/block_dev", "it is exported by RNBD")
 	if _, err := d.reads.Stat("proc/spl/kstat/zfs"); err == nil {
-		d.reads.fail(errors.New("the disks of ZFS pools are not told by the kernel"))
+		d.reads.fail(errors.New("the kernel does not report the disks of ZFS pools"))
 	}
 	return d
 }
@@ -280,7 +280,7 @@ func (d *disks) addFile(file, user string) {
 	disk, found := d.addNode(node, user)
 	named := func(d sysfs.Device) bool { return d.Name() == disk }
 	if (deleted || !found) && !slices.ContainsFunc(d.all, named) {
-		d.reads.fail(fmt.Errorf("%s, whose file cannot be looked at: %s", user, file))
+		d.reads.fail(fmt.Errorf("%s, whose file cannot be read: %s", user, file))
 	}
 }
 

@@ -22,11 +22,11 @@ func (v *View) hanging(function sysfs.Device) (uses Uses) {
 		case entry.Name() == "virtfn0":
 			add("function "+function.Name(), "it has virtual functions; set sriov_numvfs to 0 first")
 		case entry.IsDir() && strings.Contains(entry.Name(), ".sf."): // mlx5_core.sf.4 (drivers/net/ethernet/mellanox/mlx5/core/sf)
-			add("sub-function "+entry.Name(), "it is made on this function; remove it with devlink first")
+			add("sub-function "+entry.Name(), "it was created on this function; remove it with devlink first")
 		}
 	}
 	for _, device := range mediated(r, function) {
-		add("mediated device "+device.Name(), "it is made on this function; write 1 to its attribute remove first")
+		add("mediated device "+device.Name(), "it was created on this function; write 1 to its attribute remove first")
 	}
 	_ = fs.WalkDir(r, function.Path, func(name string, entry fs.DirEntry, _ error) error {
 		if entry == nil || entry.IsDir() {
@@ -66,12 +66,12 @@ func (v *View) rdma(r *reader, function sysfs.Device) (uses Uses) {
 	for _, file := range r.glob("sys/class/nvme/*/transport") {
 		if r.text(file) == "rdma" {
 			name := path.Base(path.Dir(file))
-			uses = append(uses, Use{Object: "its RDMA device", Unseen: fmt.Errorf("NVMe controller %s is reached by RDMA, and the kernel does not say through which device; disconnect it first", name)})
+			uses = append(uses, Use{Object: "its RDMA device", Unseen: fmt.Errorf("NVMe controller %s is reached by RDMA, and the kernel does not report the device; disconnect it first", name)})
 		}
 	}
 	for _, file := range r.glob("sys/kernel/config/nvmet/ports/*/addr_trtype") {
 		if r.text(file) == "rdma" {
-			uses = append(uses, Use{Object: "its RDMA device", Unseen: fmt.Errorf("port %s of the NVMe target is reached by RDMA, and the kernel does not say through which device; remove it first", path.Base(path.Dir(file)))})
+			uses = append(uses, Use{Object: "its RDMA device", Unseen: fmt.Errorf("port %s of the NVMe target is reached by RDMA, and the kernel does not report the device; remove it first", path.Base(path.Dir(file)))})
 		}
 	}
 	for _, file := range r.glob("sys/class/iscsi_transport/iser/handle") {

@@ -67,9 +67,9 @@ func (v *View) hiddenGroup(function sysfs.Device) Uses {
 		case err == nil:
 			file.Close()
 		case errors.Is(err, syscall.EBUSY):
-			uses = append(uses, Use{Object: node.Path, How: "somebody has it open, perhaps " + v.opened.vfio})
+			uses = append(uses, Use{Object: node.Path, How: "a program has it open, perhaps " + v.opened.vfio})
 		default:
-			uses = append(uses, Use{Object: node.Path, Unseen: fmt.Errorf("%s has a function open by vfio, and it cannot be asked which: %w", v.opened.vfio, err)})
+			uses = append(uses, Use{Object: node.Path, Unseen: fmt.Errorf("%s has a function open by vfio, and it is unknown which: %w", v.opened.vfio, err)})
 		}
 	}
 	return uses

@@ -40,7 +40,7 @@ func ByPods(host *discovery.Host, d discovery.Device, pods []types.UID) (uses Us
 			return nil
 		}
 	}
-	return Uses{{Object: "the device", How: "the pod starts processes faster than they can be looked at"}}
+	return Uses{{Object: "the device", How: "the pod starts processes faster than they can be checked"}}
 }
 
 // processesOf returns the processes in the control groups of pods.

@@ -29,7 +29,7 @@ type Use struct {
 // String describes the use: "in use: disk nvme0n1: it is mounted on /data".
 func (u Use) String() string {
 	if u.Unseen != nil {
-		return fmt.Sprintf("whether %s is in use cannot be told: %v", u.Object, u.Unseen)
+		return fmt.Sprintf("it is unknown whether %s is in use: %v", u.Object, u.Unseen)
 	}
 	return fmt.Sprintf("in use: %s: %s", u.Object, u.How)
 }

@@ -112,26 +112,26 @@ func TestUses(t *testing.T) {
 			[]string{"in use: function 0000:03:00.0: process 47 (qemu) has it open as a whole"}},
 		"another function of vfio": {with(vfio, "proc/47/fd/5", "->anon_inode:[vfio-device]", "proc/47/fdinfo/5", "vfio-device-syspath: /sys/devices/pci0000:00/0000:04:00.0"), nil},
 		"some function of vfio": {with(vfio, "proc/47/fd/5", "->anon_inode:[vfio-device]"),
-			[]string{"whether /dev/vfio/42 is in use cannot be told: process 47 (qemu) has a function open by vfio, and it cannot be asked which: open device dev/vfio/42: unsupported operation"}},
+			[]string{"it is unknown whether /dev/vfio/42 is in use: process 47 (qemu) has a function open by vfio, and it is unknown which: open device dev/vfio/42: unsupported operation"}},
 		"registers": {map[string]string{"proc/47/map_files/a-b": "->/host/sys/devices/pci0000:00/0000:03:00.0/resource2_wc", "host/sys/devices/pci0000:00/0000:03:00.0/resource2_wc": ""},
 			[]string{"in use: function 0000:03:00.0: process 47 (qemu) has it open as a whole"}},
 		"registers by proc": {map[string]string{"proc/47/fd/3": "->/proc/bus/pci/03/00.0", "proc/bus/pci/03/00.0": ""},
 			[]string{"in use: function 0000:03:00.0: process 47 (qemu) has it open as a whole"}},
 		"a mediated device": {map[string]string{function + "/a297db4a/mdev_type/name": "x", function + "/a297db4a/iommu_group": "->../../../../kernel/iommu_groups/7", "sys/class/vfio/7/dev": "241:7", "proc/47/fd/3": "->/dev/vfio/7"},
-			[]string{"in use: mediated device a297db4a: it is made on this function; write 1 to its attribute remove first", "in use: /dev/vfio/7: process 47 (qemu) has it open"}},
+			[]string{"in use: mediated device a297db4a: it was created on this function; write 1 to its attribute remove first", "in use: /dev/vfio/7: process 47 (qemu) has it open"}},
 		"virtual functions": {map[string]string{function + "/virtfn0": "->../0000:03:01.0"},
 			[]string{"in use: function 0000:03:00.0: it has virtual functions; set sriov_numvfs to 0 first"}},
-		"a sub-function": {map[string]string{function + "/mlx5_core.sf.4/sfnum": "1"}, []string{"in use: sub-function mlx5_core.sf.4: it is made on this function; remove it with devlink first"}},
+		"a sub-function": {map[string]string{function + "/mlx5_core.sf.4/sfnum": "1"}, []string{"in use: sub-function mlx5_core.sf.4: it was created on this function; remove it with devlink first"}},
 		"a DMA channel":  {map[string]string{function + "/dma/dma0chan0/in_use": "2"}, []string{"in use: DMA channel dma0chan0: the kernel uses it"}},
 		"a free channel": {map[string]string{function + "/dma/dma0chan0/in_use": "0"}, nil},
 		"a console":      {map[string]string{function + "/tty/ttyS4/console": "Y"}, []string{"in use: terminal ttyS4: it is a console of the kernel"}},
 		"a shared directory": {map[string]string{function + "/virtio0/mount_tag": "home", "proc/1/mountinfo": "36 35 0:50 / /home rw - 9p home rw,trans=virtio"},
 			[]string{"in use: file system home: it is mounted on /home"}},
 		"NVMe by RDMA": {map[string]string{function + "/infiniband/mlx5_0/node_type": "1: CA", "sys/class/nvme/nvme9/transport": "rdma"},
-			[]string{"whether its RDMA device is in use cannot be told: NVMe controller nvme9 is reached by RDMA, and the kernel does not say through which device; disconnect it first"}},
+			[]string{"it is unknown whether its RDMA device is in use: NVMe controller nvme9 is reached by RDMA, and the kernel does not report the device; disconnect it first"}},
 		"NVMe by RDMA without RDMA": {map[string]string{"sys/class/nvme/nvme9/transport": "rdma"}, nil},
 		"a container's processes": {with(vfio, "proc/1/ns/pid", "->pid:[4026532000]"),
-			[]string{"whether /dev/vfio/42 is in use cannot be told: the processes in /proc are those of a container, and not those of the host"}},
+			[]string{"it is unknown whether /dev/vfio/42 is in use: the processes in /proc are those of a container, and not those of the host"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(test.want, uses(host(test.files), inuse.Options{})); diff != "" {
@@ -144,7 +144,7 @@ func TestUses(t *testing.T) {
 		h["dev/nvme3"] = &fstest.MapFile{Mode: fs.ModeDevice | fs.ModeCharDevice}
 		h[function+"/nvme/nvme3/dev"] = &fstest.MapFile{Data: []byte("243:3\n")}
 		h["sys/kernel/config/nvmet/subsystems/a/passthru/device_path"] = &fstest.MapFile{Data: []byte("/dev/gone\n")}
-		if got := uses(h, inuse.Options{}); len(got) == 0 || !strings.Contains(got[0], "the NVMe target passes it through, whose file cannot be looked at: /dev/gone") {
+		if got := uses(h, inuse.Options{}); len(got) == 0 || !strings.Contains(got[0], "the NVMe target passes it through, whose file cannot be read: /dev/gone") {
 			t.Errorf("uses %q", got)
 		}
 	})

@@ -103,11 +103,11 @@ type Inventory struct {
 	Kubernetes string    `json:"kubernetes,omitempty"`
 	Families   int       `json:"families"`
 	Functions  int       `json:"pciFunctions,omitempty"`
-	Asked      bool      `json:"holdersKnown"`
+	Asked      bool      `json:"consumersKnown"`
 
 	Counts    []Count   `json:"counts"`    // by kind
 	Devices   []*Device `json:"devices"`   // in the order of the tree
-	Holders   []Holder  `json:"holders"`   // in the order of pods
+	Holders   []Holder  `json:"consumers"` // in the order of pods
 	Waiting   []Waiting `json:"waiting"`   // in the order of physical devices
 	Attention []Item    `json:"attention"` // worst first
 	Gone      []Gone    `json:"gone"`
@@ -127,9 +127,9 @@ type Count struct {
 	Kind string `json:"kind"`
 	All  int    `json:"all"`
 	Free int    `json:"free"`
-	Held int    `json:"held"`
-	Out  int    `json:"out"` // unavailable: unhealthy, unreadable, or about to move
-	Open int    `json:"open,omitempty"`
+	Held int    `json:"allocated"`
+	Out  int    `json:"unavailable"` // unavailable: unhealthy, unreadable, or about to move
+	Open int    `json:"shareable,omitempty"`
 
 	Devices     int `json:"devices"`     // devices without regard to shares, without those of unlimited sharing
 	FreeDevices int `json:"freeDevices"` // of these, without any allocation
@@ -141,14 +141,14 @@ type State string
 // The states of a device. Present is the state of a healthy device if the consumers are unknown.
 const (
 	Free      State = "free"
-	Held      State = "held"
-	Partly    State = "partly"    // some of its shares or partitions are allocated
-	Taken     State = "taken"     // allocated with the whole, or blocked by other partitions
-	Moving    State = "moving"    // waits to move to the other API
-	Degraded  State = "degraded"  // has a problem, and can be allocated
-	Unhealthy State = "unhealthy" // cannot be allocated
-	Unread    State = "unread"    // could not be read
-	Open      State = "open"      // unlimited sharing
+	Held      State = "allocated"
+	Partly    State = "partlyAllocated" // some of its shares or partitions are allocated
+	Taken     State = "blocked"         // allocated with the whole, or blocked by other partitions
+	Moving    State = "moving"          // waits to move to the other API
+	Degraded  State = "degraded"        // has a problem, and can be allocated
+	Unhealthy State = "unhealthy"       // cannot be allocated
+	Unread    State = "unreadable"      // could not be read
+	Open      State = "shareable"       // unlimited sharing
 	Present   State = "present"
 )
 
@@ -167,13 +167,13 @@ type Device struct {
 	Place   Place  `json:"place"`
 
 	State   State          `json:"state"`
-	Holding State          `json:"holding,omitempty"` // free, held, partly or taken, whatever its health; "" if the consumers are unknown
+	Holding State          `json:"allocation,omitempty"` // free, held, partly or taken, whatever its health; "" if the consumers are unknown
 	Health  Health         `json:"health"`
 	API     discovery.Mode `json:"api,omitempty"` // the offering API
-	Open    bool           `json:"open,omitempty"`
-	Unmade  bool           `json:"unmade,omitempty"` // does not exist yet, and is created on demand
+	Open    bool           `json:"shareable,omitempty"`
+	Unmade  bool           `json:"notCreated,omitempty"` // does not exist yet, and is created on demand
 	Shares  Shares         `json:"shares,omitzero"`
-	Holders []Holder       `json:"holders,omitempty"`
+	Holders []Holder       `json:"consumers,omitempty"`
 	Move    *Move          `json:"move,omitempty"`
 	Ask     Ask            `json:"ask"`
 
@@ -183,8 +183,8 @@ type Device struct {
 
 // Shares is the number of a device's shares, and of the allocated ones.
 type Shares struct {
-	All  int `json:"all"`
-	Held int `json:"held"`
+	All  int `json:"total"`
+	Held int `json:"allocated"`
 }
 
 // Place is the position of a device. Unknown fields are omitted.

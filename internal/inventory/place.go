@@ -112,10 +112,10 @@ type Silicon struct {
 	Name    string   `json:"name"`
 	Kind    string   `json:"kind"`
 	Address string   `json:"pciAddress,omitempty"`
-	Whole   string   `json:"whole,omitempty"` // the whole device, or ""
-	Parts   []string `json:"parts,omitempty"` // the other devices, in order
-	Noun    string   `json:"noun,omitempty"`  // usual name of the partitions: "VF" or "part"
-	Fabric  int      `json:"-"`               // number of its fabric in [Tree], from 1; 0 for none
+	Whole   string   `json:"whole,omitempty"`      // the whole device, or ""
+	Parts   []string `json:"partitions,omitempty"` // the other devices, in order
+	Noun    string   `json:"noun,omitempty"`       // usual name of the partitions: "VF" or "part"
+	Fabric  int      `json:"-"`                    // number of its fabric in [Tree], from 1; 0 for none
 
 	place Place
 	apart bool // the whole is allocated independently of the partitions, like a physical function
@@ -219,7 +219,7 @@ func (s *Silicon) ofHost(d *Device) bool {
 	if s.place.Root != "" || s.place.NUMA != nil || len(s.Parts) > 0 && s.Whole != "" {
 		return false
 	}
-	return d.Open || d.Kind == "hypervisor" || d.Kind == "enclave" || d.Kind == "other"
+	return d.Open || d.Kind == "virtualization" || d.Kind == "enclave" || d.Kind == "other"
 }
 
 // group joins the devices of each physical device, in the order of their positions.

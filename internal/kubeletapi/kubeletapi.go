@@ -48,20 +48,20 @@ type Holding struct {
 // ListPods queries the kubelet at a socket.
 func ListPods(ctx context.Context, socket string) (*Listing, error) {
 	if _, err := os.Lstat(socket); errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("ask PodResources: %w: %w", ErrAbsent, err)
+		return nil, fmt.Errorf("read PodResources: %w: %w", ErrAbsent, err)
 	}
 	conn, err := Dial(socket)
 	if err != nil {
-		return nil, fmt.Errorf("ask PodResources: %w", err)
+		return nil, fmt.Errorf("read PodResources: %w", err)
 	}
 	defer conn.Close()
 	client := podresourcesapi.NewPodResourcesListerClient(conn)
 	listed, err := client.List(ctx, &podresourcesapi.ListPodResourcesRequest{}, grpc.MaxCallRecvMsgSize(maxAnswer))
 	if status.Code(err) == codes.Unimplemented {
-		return nil, fmt.Errorf("ask PodResources at %s: %w: %w", socket, ErrAbsent, err)
+		return nil, fmt.Errorf("read PodResources at %s: %w: %w", socket, ErrAbsent, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ask PodResources at %s: %w", socket, err)
+		return nil, fmt.Errorf("read PodResources at %s: %w", socket, err)
 	}
 	return &Listing{Pods: listed.PodResources}, nil
 }

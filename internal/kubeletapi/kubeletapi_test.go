@@ -51,7 +51,7 @@ func TestListPodsOfWhatIsNoKubelet(t *testing.T) {
 			if errors.Is(err, kubeletapi.ErrAbsent) != test.absent {
 				t.Errorf("absent: %t; want %t: %v", !test.absent, test.absent, err)
 			}
-			for _, want := range []string{"ask PodResources", socket, test.want} {
+			for _, want := range []string{"read PodResources", socket, test.want} {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("%q is not in: %v", want, err)
 				}

@@ -40,7 +40,7 @@ type Blocked struct {
 }
 
 // Error names the device and its owner.
-func (b *Blocked) Error() string { return fmt.Sprintf("device %s is held by %s", b.Device, b.why) }
+func (b *Blocked) Error() string { return fmt.Sprintf("device %s is in use by %s", b.Device, b.why) }
 
 // Why describes the owner without the name of the device.
 func (b *Blocked) Why() string { return b.why }

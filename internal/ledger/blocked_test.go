@@ -138,7 +138,7 @@ func TestNodesThatAnotherDeviceHasNow(t *testing.T) {
 	b.mustGive(claim("c", before["a"]), before)
 	now := host(gpu("a", 129), gpu("b", 128))
 	b.mustRefuse(claim("other", now["b"]), now, "claim default/c, which was given its nodes as those of device a")
-	b.mustRefuse(claim("other", now["a"]), now, "device a is held by claim default/c")
+	b.mustRefuse(claim("other", now["a"]), now, "device a is in use by claim default/c")
 	alone := gpu("b", 131)
 	alone.Edits.DeviceNodes[1].Path = "/dev/dri/renderD128" // after a restart the container was given the path
 	renamed := host(gpu("a", 130), alone)

@@ -525,7 +525,7 @@ func TestUnheard(t *testing.T) {
 		k.says(nil)
 		k.says(podsSay(false, nil))
 		var blocked *Blocked
-		if err := k.Give(c, Given, k.stock); !errors.As(err, &blocked) || !strings.Contains(err.Error(), "kubelet has not said") {
+		if err := k.Give(c, Given, k.stock); !errors.As(err, &blocked) || !strings.Contains(err.Error(), "kubelet has not yet reported") {
 			t.Errorf("a claim gets it: %v", err)
 		}
 		k.mustGive("a")
@@ -656,7 +656,7 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 				t.Errorf("a claim gets it: %v", err)
 			}
 			if who := k.View(k.stock).OwnerOf(classic, "a"); !strings.Contains(who, k.file(grantsFile)) {
-				t.Errorf("held by %q", who)
+				t.Errorf("in use by %q", who)
 			}
 			if _, b := k.Lease(Change{Name: "a", Devices: []Hold{Silicon("a")}}, k.stock); b == nil {
 				t.Error("the agent may change it")

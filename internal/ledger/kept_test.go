@@ -18,7 +18,7 @@ func TestKept(t *testing.T) {
 	l.Keep(kept)
 	for _, by := range []discovery.Mode{dra, discovery.ModeDevicePlugin} {
 		b := l.View(s).Blocked(by, "old", wantAll("gpu-0"))
-		if b == nil || b.Error() != "device gpu-0 is held by claim default/old, which has ended: process 47 (train) has /dev/gpu0 open (device gpu-0)" {
+		if b == nil || b.Error() != "device gpu-0 is in use by claim default/old, which has ended: process 47 (train) has /dev/gpu0 open (device gpu-0)" {
 			t.Errorf("%s: %v", by, b)
 		}
 		if b := l.View(s).Blocked(by, "", wantAll("gpu-1")); b != nil {

@@ -43,7 +43,7 @@ func TestLease(t *testing.T) {
 	}
 	for _, api := range []discovery.Mode{dra, classic} {
 		if who := k.View(k.stock).OwnerOf(api, "a"); (who != "") != (api == classic) {
-			t.Errorf("by API %s it is held by %q", api, who)
+			t.Errorf("by API %s it is in use by %q", api, who)
 		}
 	}
 	lease.Release()

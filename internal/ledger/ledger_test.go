@@ -226,13 +226,13 @@ func TestLifeOfAClaim(t *testing.T) {
 	s := host(gpu("a", 128), gpu("b", 129))
 	c := claim("c", s["a"])
 	b.mustGive(c, s)
-	b.mustRefuse(claim("other", s["a"]), s, "device a is held by claim default/c")
+	b.mustRefuse(claim("other", s["a"]), s, "device a is in use by claim default/c")
 	b.mustGive(claim("second", s["b"]), s)
 	b.open()
 	if got, state := b.Claim(c.UID); state != Given || got.Name != "c" {
 		t.Fatalf("after a restart: %v, %v", got, state)
 	}
-	b.mustRefuse(claim("other", s["a"]), s, "held by claim default/c")
+	b.mustRefuse(claim("other", s["a"]), s, "in use by claim default/c")
 	b.reboot("boot-2")
 	if state := b.state(c); state != Past {
 		t.Errorf("after a reboot: %v", state)
@@ -338,7 +338,7 @@ func TestUnsure(t *testing.T) {
 		if err := b.Give(c, Given, s); !errors.Is(err, syscall.EIO) || b.state(c) != Unsure {
 			t.Fatalf("%v, %v", b.state(c), err)
 		}
-		b.mustRefuse(other, s, "held by claim default/c")
+		b.mustRefuse(other, s, "in use by claim default/c")
 		if err := b.Give(c, Given, s); !errors.Is(err, syscall.EIO) || b.state(c) != Unsure {
 			t.Errorf("read again before anything else: %v, %v", b.state(c), err)
 		}
@@ -417,7 +417,7 @@ func TestFailedEndLeavesClaimGiven(t *testing.T) {
 			if err := b.Reconcile(t.Context()); err != nil || b.state(c) != Given || !b.notes.of[c.Key()] {
 				t.Errorf("%v, outputs %v, %v", b.state(c), b.notes.of, err)
 			}
-			b.mustRefuse(claim("other", s["a"]), s, "held by claim default/c")
+			b.mustRefuse(claim("other", s["a"]), s, "in use by claim default/c")
 			if err := b.End(c.UID, s); err != nil || b.state(c) != None || b.notes.of[c.Key()] {
 				t.Errorf("once more: %v, outputs %v, %v", b.state(c), b.notes.of, err)
 			}
@@ -522,7 +522,7 @@ func TestEndThatFails(t *testing.T) {
 	if err := b.End(c.UID, s); !errors.Is(err, syscall.EROFS) || b.notes.of[c.Key()] {
 		t.Fatalf("outputs %v, %v", b.notes.of, err)
 	}
-	b.mustRefuse(claim("other", s["a"]), s, "held by claim default/c")
+	b.mustRefuse(claim("other", s["a"]), s, "in use by claim default/c")
 	b.disk.Before = nil
 	b.open()
 	if b.state(c) != Given || !b.notes.of[c.Key()] {
@@ -584,9 +584,9 @@ func TestOpenedDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	freed := b.Freed()
-	b.mustRefuse(first, s, "device a is held by process 47")
+	b.mustRefuse(first, s, "device a is in use by process 47")
 	first.Users = []types.UID{"other"}
-	b.mustRefuse(first, s, "device a is held by process 47")
+	b.mustRefuse(first, s, "device a is in use by process 47")
 	if got := b.state(first); got != Configuring {
 		t.Errorf("state %v after a refusal", got)
 	}
@@ -651,7 +651,7 @@ func TestWipedDirectoryIsWrittenAgain(t *testing.T) {
 		t.Errorf("the record is %q, %v", got, err)
 	}
 	b.open()
-	b.mustRefuse(claim("other", s["a"]), s, "held by claim default/c")
+	b.mustRefuse(claim("other", s["a"]), s, "in use by claim default/c")
 	b.config.Listings = true
 	b.open()
 	b.mustRefuse(claim("other", s["b"]), s, "container")

@@ -14,7 +14,7 @@ import (
 
 // unheard is the reason to block devices without a recorded owner until PodResources has listed all
 // pods once.
-const unheard = "a container perhaps: the kubelet has not said yet what containers have"
+const unheard = "a container perhaps: the kubelet has not yet reported the devices of containers"
 
 // Termination is the default grace period of a deleted pod's containers, which is the default of
 // Kubernetes (pkg/apis/core/v1/defaults.go, DefaultTerminationGracePeriodSeconds, in 1.31 to 1.37).
@@ -40,7 +40,7 @@ type sighting struct {
 func (l *Ledger) perhaps() string {
 	switch {
 	case l.unread:
-		return fmt.Sprintf("a container perhaps: %s, which says what containers have, cannot be read", l.file(grantsFile))
+		return fmt.Sprintf("a container perhaps: %s, which lists the devices of containers, cannot be read", l.file(grantsFile))
 	case l.config.Listings && !l.said.whole:
 		return unheard
 	}

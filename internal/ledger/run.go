@@ -189,7 +189,7 @@ func (l *Ledger) restoreSealed(s *Sealed, present map[string]bool) error {
 		_, err = l.claims.Write(l.file(filepath.Join(claimsDir, string(s.UID)+badExtension+"0")), data, 0o600)
 	}
 	if err != nil {
-		return fmt.Errorf("write down what is known of claim %s: %w", s.UID, err)
+		return fmt.Errorf("record claim %s: %w", s.UID, err)
 	}
 	return nil
 }

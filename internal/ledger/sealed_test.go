@@ -45,12 +45,12 @@ func TestDamagedFileWithoutSpec(t *testing.T) {
 				b.mustGive(other, s)
 				return
 			}
-			b.mustRefuse(other, s, "device b is held by claim with UID uid-c, whose record cannot be read")
+			b.mustRefuse(other, s, "device b is in use by claim with UID uid-c, whose record cannot be read")
 			b.mustGive(claim("open", s["kvm"]), s)
 			b.mustGive(claim("c", s["a"]), s) // the claim itself can be prepared
-			b.mustRefuse(other, s, "held by claim with UID uid-c")
+			b.mustRefuse(other, s, "in use by claim with UID uid-c")
 			b.open()
-			b.mustRefuse(other, s, "held by claim with UID uid-c")
+			b.mustRefuse(other, s, "in use by claim with UID uid-c")
 			if err := b.End(c.UID, s); err != nil {
 				t.Fatal(err)
 			}
@@ -129,8 +129,8 @@ func TestDamagedFileWithSpec(t *testing.T) {
 	b.open()
 	b.mustGive(claim("other", s["b"]), s)
 	b.mustGive(claim("part", s["p1"]), s)
-	b.mustRefuse(claim("another", s["a"]), s, "held by claim with UID uid-c")
-	b.mustRefuse(claim("another", s["card"]), s, "held by claim")
+	b.mustRefuse(claim("another", s["a"]), s, "in use by claim with UID uid-c")
+	b.mustRefuse(claim("another", s["card"]), s, "in use by claim")
 	if !b.notes.of["uid-c"] {
 		t.Error("the spec of a claim whose record cannot be read is gone")
 	}
@@ -148,7 +148,7 @@ func TestNewerFile(t *testing.T) {
 		t.Fatal("it is understood")
 	}
 	b.mustGive(claim("other", s["b"]), s)
-	b.mustRefuse(claim("another", s["a"]), s, "held by claim with UID uid-c")
+	b.mustRefuse(claim("another", s["a"]), s, "in use by claim with UID uid-c")
 }
 
 // One read error is not damage.
@@ -169,7 +169,7 @@ func TestFileThatCannotBeReadAtPresent(t *testing.T) {
 				return nil
 			}
 			b.open()
-			b.mustRefuse(claim("other", s["a"]), s, "held by claim")
+			b.mustRefuse(claim("other", s["a"]), s, "in use by claim")
 			failures = 0
 			if err := b.Reconcile(t.Context()); err != nil {
 				t.Fatal(err)
@@ -201,7 +201,7 @@ func TestSpecWithoutFile(t *testing.T) {
 	default:
 		t.Error("it is not written down")
 	}
-	b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID uid-c")
+	b.mustRefuse(claim("other", s["a"]), s, "in use by claim with UID uid-c")
 	if err := b.Reconcile(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func TestSpecsThatCannotBeListed(t *testing.T) {
 	if _, err := b.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID uid-c")
+	b.mustRefuse(claim("other", s["a"]), s, "in use by claim with UID uid-c")
 }
 
 func listing(whole bool, cdi ...string) *kubeletapi.Listing {
@@ -264,7 +264,7 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	if err := b.Observe(asked, said, always(s)); err != nil {
 		t.Fatal(err)
 	}
-	b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID "+uid)
+	b.mustRefuse(claim("other", s["a"]), s, "in use by claim with UID "+uid)
 	b.mustGive(claim("another", s["b"]), s)
 	select {
 	case <-b.changed: // so that Run writes the entry at once
@@ -299,8 +299,8 @@ func TestSharesThatOnlyTheKubeletKnows(t *testing.T) {
 		c.UID, c.Results[0].Consumes = uid, amount("memory", "1Gi")
 		return c
 	}
-	b.mustRefuse(share(one), s, "held by claim with UID "+other)
-	b.mustRefuse(share(other), s, "held by claim with UID "+one)
+	b.mustRefuse(share(one), s, "in use by claim with UID "+other)
+	b.mustRefuse(share(other), s, "in use by claim with UID "+one)
 	if err := b.End(other, s); err != nil {
 		t.Fatal(err)
 	}
@@ -331,9 +331,9 @@ func TestSealedIsWrittenDown(t *testing.T) {
 				}
 				b.open()
 			}
-			b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID uid-c")
+			b.mustRefuse(claim("other", s["a"]), s, "in use by claim with UID uid-c")
 			moved := gpu("b", 128) // has the claim's node
-			b.mustRefuse(claim("moved", moved), host(moved), "held by claim with UID uid-c")
+			b.mustRefuse(claim("moved", moved), host(moved), "in use by claim with UID uid-c")
 			if all {
 				b.mustRefuse(claim("another", s["b"]), s, "it may have any device")
 			} else {
@@ -409,7 +409,7 @@ func TestDamagedBoot(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.open()
-			b.mustRefuse(claim("other", s["b"]), s, "held by claim with UID uid-c")
+			b.mustRefuse(claim("other", s["b"]), s, "in use by claim with UID uid-c")
 		})
 	}
 }
@@ -537,7 +537,7 @@ func TestClaimsAreNotedAfterALoss(t *testing.T) {
 			if err := b.Observe(time.Now(), said(), always(s)); err != nil {
 				t.Fatal(err)
 			}
-			b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID "+uid)
+			b.mustRefuse(claim("other", s["a"]), s, "in use by claim with UID "+uid)
 			b.reboot("boot-2")
 			if err := b.Observe(time.Now(), said(), always(s)); err != nil {
 				t.Fatal(err)

@@ -72,7 +72,7 @@ func (m *Maker) failing(d discovery.Device) discovery.Device {
 	}
 	failed := m.failed[d.Making.Unit]
 	if failed.err != nil && !failed.made && maps.Equal(failed.how, d.Making.How) && time.Since(failed.at) < remember {
-		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "it could not be made: " + failed.err.Error()}
+		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "it could not be created: " + failed.err.Error()}
 	}
 	return d
 }

@@ -361,8 +361,8 @@ func TestCannotBeMade(t *testing.T) {
 	}{
 		"refused":          {func(k *kernel, _ *Maker) { k.refuse = syscall.EBUSY }, "device or resource busy"},
 		"in use":           {func(k *kernel, _ *Maker) { k.busy = errors.New("in use: swap is on it") }, "swap is on it"},
-		"not seen":         {func(k *kernel, _ *Maker) { k.lazy = true }, "it was not seen within 30s"},
-		"read-only":        {func(_ *kernel, m *Maker) { m.config.Tools.Write = func(string, string) error { return syscall.EROFS } }, "read-only file system: the agent may not change the host: it takes onRequest.enabled"},
+		"not seen":         {func(k *kernel, _ *Maker) { k.lazy = true }, "it did not appear within 30s"},
+		"read-only":        {func(_ *kernel, m *Maker) { m.config.Tools.Write = func(string, string) error { return syscall.EROFS } }, "read-only file system: the agent may not change the host: this needs onDemand.enabled"},
 		"no privilege":     {func(_ *kernel, m *Maker) { m.config.Tools.Write = nil }, "may not change the host"},
 		"who uses it":      {func(_ *kernel, m *Maker) { m.config.Tools.Busy = nil }, "cannot find out"},
 		"family is absent": {func(_ *kernel, m *Maker) { m.config.Families = nil }, `family "cells" makes no devices`},
@@ -478,7 +478,7 @@ func TestLookHangs(t *testing.T) {
 		slow := make(chan struct{})
 		k.slow = slow
 		m := k.maker("1")
-		if err := get(t.Context(), m, k.scan(), 0); err == nil || !strings.Contains(err.Error(), "a look at /"+whole+" has not ended after 1m0s") {
+		if err := get(t.Context(), m, k.scan(), 0); err == nil || !strings.Contains(err.Error(), "a scan of /"+whole+" has not ended after 1m0s") {
 			t.Errorf("error %v", err)
 		}
 		begun := time.Now()

@@ -29,7 +29,7 @@ func (m *Maker) Configurer(next discovery.Configurer) discovery.Configurer {
 		return d, func(ctx context.Context) error {
 			now, err := m.make(ctx, &d, consumer)
 			if err != nil {
-				return fmt.Errorf("device %s: it is not made: %w", d.Name, err)
+				return fmt.Errorf("device %s: it is not created: %w", d.Name, err)
 			}
 			_, work, err := next(now, want, consumer)
 			if work == nil || err != nil {
@@ -128,7 +128,7 @@ func (m *Maker) see(ctx context.Context, d *discovery.Device) (now discovery.Dev
 	case !ok && ctx.Err() != nil:
 		return *d, fmt.Errorf("called off before it was seen: %w", ctx.Err())
 	case !ok:
-		return *d, fmt.Errorf("it was not seen within %s; the kernel's log may say why", m.config.Wait)
+		return *d, fmt.Errorf("it did not appear within %s; the kernel's log may have the reason", m.config.Wait)
 	}
 	return now, nil
 }
@@ -243,7 +243,7 @@ func (m *Maker) undo(ctx context.Context, lease *ledger.Lease, r *record, device
 // plan returns an error and does no work.
 func (m *Maker) plan(lease *ledger.Lease, ask func(*discovery.Host, discovery.Tools, discovery.Making) (discovery.Work, error), family string, of discovery.Making) (work discovery.Work, err error) {
 	var planned discovery.Work
-	err = lease.Do(m.config.Limit, "a look at /"+of.Of, func() (err error) {
+	err = lease.Do(m.config.Limit, "a scan of /"+of.Of, func() (err error) {
 		planned, err = ask(m.config.Host, m.tools(lease, family), of)
 		return err
 	})
@@ -267,7 +267,7 @@ func (m *Maker) begin(unit string, lease *ledger.Lease) (end func()) {
 	}
 }
 
-var errNoPrivilege = errors.New("the agent may not change the host: it takes onRequest.enabled, see docs/on-request.md")
+var errNoPrivilege = errors.New("the agent may not change the host: this needs onDemand.enabled, see docs/on-demand-devices.md")
 
 // tools returns the tools for changes of a unit.
 func (m *Maker) tools(lease *ledger.Lease, family string) discovery.Tools {

@@ -98,7 +98,7 @@ func (v *view) sickness(s *silicon, devices []*device) attention {
 	}
 	switch effect {
 	case resourceapi.DeviceTaintEffectNone:
-		item.Then = "Still given out."
+		item.Then = "It is still offered."
 	case resourceapi.DeviceTaintEffectNoExecute:
 		item.Then = fmt.Sprintf("No new pod gets %s, and pods that have %s are evicted.", it, it)
 	default:
@@ -118,7 +118,7 @@ func (v *view) sickness(s *silicon, devices []*device) attention {
 		} else if effect == resourceapi.DeviceTaintEffectNone {
 			item.Then = has + ". " + item.Then
 		} else {
-			item.Then = has + " and was told by an Event. " + item.Then
+			item.Then = has + " and received an Event. " + item.Then
 		}
 		if len(owners) > 1 {
 			item.Then = strings.Replace(strings.Replace(item.Then, "has ", "have ", 1), " was ", " were ", 1)
@@ -268,7 +268,7 @@ func (v *view) problems() (items []attention) {
 		if d := v.devices[name]; d != nil {
 			item.Href, item.Kind, item.Name = d.ID, d.Kind, strings.TrimSpace(d.Label+" "+cmp.Or(d.Addr, d.Detail))
 		} else if callName(name) != name && v.bySilicon[name] == nil {
-			item.Then = "Left out: nobody is offered it."
+			item.Then = "Excluded: it is not offered."
 		}
 		items = append(items, item)
 	}

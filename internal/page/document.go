@@ -206,7 +206,7 @@ func (v *view) legend() (glyphs []glyph, links []string) {
 // Looked returns the text for a host without devices.
 func (doc *document) Looked() string {
 	if doc.Unread {
-		return "Above is what was found and could not be read. It is tried again with every scan."
+		return "The devices above could not be read. Each scan tries again."
 	}
-	return fmt.Sprintf("All %d families looked at this host, and none knows a device of it.", doc.Families)
+	return fmt.Sprintf("None of the %d families has found a device on this host.", doc.Families)
 }

@@ -77,7 +77,7 @@ func (w *writer) document(doc *document) {
 	}
 	w.f("<style>%s</style>\n</head>\n<body>\n<a class=\"skip\" href=\"#machine\">Skip to the machine</a>", trusted(style))
 	if len(doc.Pods) > 0 {
-		w.f(`<a class="skip" href="#h-who">Skip to who holds what</a>`)
+		w.f(`<a class="skip" href="#h-who">Skip to the consumers</a>`)
 	}
 	w.f("\n%s<div class=\"page\">\n", trusted(glyphs))
 	w.top(doc)
@@ -148,17 +148,17 @@ func (w *writer) attention(alarms []attention) {
 }
 
 func (w *writer) stock(doc *document) {
-	w.f(`<section class="stock" aria-labelledby="h-stock"><h2 id="h-stock">What is here</h2>`)
+	w.f(`<section class="stock" aria-labelledby="h-stock"><h2 id="h-stock">Devices by model</h2>`)
 	if !doc.Asked {
-		w.f(`<p class="quiet">It is not known who has which device.</p>`)
+		w.f(`<p class="quiet">The consumers of devices are unknown.</p>`)
 	}
-	w.f(`<table><thead><tr><th scope="col"><span class="vh">Kind and model</span></th><th scope="col" class="num">free</th><th scope="col" class="num">held</th>`)
+	w.f(`<table><thead><tr><th scope="col"><span class="vh">Kind and model</span></th><th scope="col" class="num">free</th><th scope="col" class="num">allocated</th>`)
 	columns := 3
 	if doc.OutTold {
 		columns++
-		w.f(`<th scope="col" class="num" title="neither free nor held: unhealthy, not readable, or about to move to the other API">out</th>`)
+		w.f(`<th scope="col" class="num" title="neither free nor allocated: unhealthy, not readable, or about to move to the other API">unavailable</th>`)
 	}
-	w.f(`<th scope="col" class="num">all</th><th scope="col"><span class="vh">each</span></th></tr></thead><tbody>`)
+	w.f(`<th scope="col" class="num">total</th><th scope="col"><span class="vh">each</span></th></tr></thead><tbody>`)
 	for _, row := range doc.Stock {
 		w.f(`<tr><th scope="row"><span class="kind">%s</span> %s<span class="names">`, row.Kind, row.Model)
 		w.maybe(`<small>%s</small>`, row.Small)
@@ -169,7 +169,7 @@ func (w *writer) stock(doc *document) {
 		shared := ""
 		if row.Open {
 			shared = " sh"
-			w.f(`<td class="num any" colspan="%d">for any number of pods</td>`, columns)
+			w.f(`<td class="num any" colspan="%d">unlimited sharing</td>`, columns)
 		} else {
 			if doc.Asked {
 				w.f(`<td class="num free">%d</td><td class="num">%d</td>`, row.Free, row.Held)
@@ -201,7 +201,7 @@ func (w *writer) stock(doc *document) {
 }
 
 func (w *writer) pods(doc *document) {
-	w.f(`<section class="holders" aria-labelledby="h-who"><h2 id="h-who" tabindex="-1">Who holds what <span class="n">%s</span></h2><table><thead><tr><th scope="col">Pod</th><th scope="col">Devices</th><th scope="col">By</th><th scope="col">API</th><th scope="col" class="num">Since</th></tr></thead><tbody>`, doc.PodCount)
+	w.f(`<section class="holders" aria-labelledby="h-who"><h2 id="h-who" tabindex="-1">Consumers <span class="n">%s</span></h2><table><thead><tr><th scope="col">Pod</th><th scope="col">Devices</th><th scope="col">Claim or resource</th><th scope="col">API</th><th scope="col" class="num">Since</th></tr></thead><tbody>`, doc.PodCount)
 	for _, p := range doc.Pods {
 		for i := range p.Rows {
 			row := &p.Rows[i]
@@ -250,6 +250,6 @@ func (w *writer) empty(doc *document) {
 	if doc.Unread {
 		title = "No accelerator could be described."
 	}
-	w.f(`<section class="empty" id="machine" tabindex="-1" aria-labelledby="h-empty"><svg viewBox="0 0 120 64" aria-hidden="true"><rect x="1" y="1" width="118" height="62" rx="6"/><path d="M14 20h26M14 32h36M14 44h18"/><rect x="73" y="14" width="32" height="15" rx="3"/><rect x="73" y="35" width="32" height="15" rx="3"/></svg><h2 id="h-empty">%s</h2><p>%s</p><dl><dt>To see what the kernel sees</dt><dd><code>lspci -nn -d ::0300 ; lspci -nn -d ::1200</code></dd><dt>To find out what is wrong with this node</dt><dd><code>chandler doctor</code></dd><dt>To send it to somebody</dt><dd><code>chandler record -o %s.host</code></dd></dl></section>`,
+	w.f(`<section class="empty" id="machine" tabindex="-1" aria-labelledby="h-empty"><svg viewBox="0 0 120 64" aria-hidden="true"><rect x="1" y="1" width="118" height="62" rx="6"/><path d="M14 20h26M14 32h36M14 44h18"/><rect x="73" y="14" width="32" height="15" rx="3"/><rect x="73" y="35" width="32" height="15" rx="3"/></svg><h2 id="h-empty">%s</h2><p>%s</p><dl><dt>To see what the kernel sees</dt><dd><code>lspci -nn -d ::0300 ; lspci -nn -d ::1200</code></dd><dt>To find the fault of this node</dt><dd><code>chandler doctor</code></dd><dt>To share it</dt><dd><code>chandler record -o %s.host</code></dd></dl></section>`,
 		title, doc.Looked(), doc.Host)
 }

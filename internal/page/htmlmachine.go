@@ -156,7 +156,7 @@ func (w *writer) divided(s *silicon) {
 	w.address(s)
 	w.f(`<span class="cnt">%s`, s.Size())
 	if whole := s.HeldWhole(); whole != "" {
-		w.f(`: held whole by <b>%s</b>`, whole)
+		w.f(`: allocated whole to <b>%s</b>`, whole)
 	} else {
 		separator := ": "
 		for _, c := range s.Count() {

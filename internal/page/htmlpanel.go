@@ -30,7 +30,7 @@ func (w *writer) panel(p *panel) {
 		}
 	}
 	if len(p.Owners) > 0 || p.Nobody != "" {
-		w.f(`<h3>Held by</h3>`)
+		w.f(`<h3>Consumers</h3>`)
 		for i := range p.Owners {
 			w.owner(&p.Owners[i])
 		}
@@ -97,7 +97,7 @@ func (w *writer) ask(p *panel) {
 		w.copyable(p.Ask.Class)
 		w.f(`</dd>`)
 	} else {
-		w.f(`<dd class="quiet">No class of Chandler's has it.</dd>`)
+		w.f(`<dd class="quiet">No DeviceClass of Chandler selects it.</dd>`)
 	}
 	if p.Ask.Any != "" {
 		w.f(`<dt>CEL, any like it</dt><dd>`)
@@ -109,7 +109,7 @@ func (w *writer) ask(p *panel) {
 		if p.Ask.This != "" {
 			w.copyable(p.Ask.This)
 		} else {
-			w.f(`<span class="quiet">Nothing tells it from its siblings.</span>`)
+			w.f(`<span class="quiet">No attribute distinguishes it from similar devices.</span>`)
 		}
 		w.f(`</dd>`)
 	}
@@ -121,7 +121,7 @@ func (w *writer) ask(p *panel) {
 		}
 		w.f(`</dd></dl>`)
 	} else {
-		w.f(`<dd class="quiet">No classic name: give it one under <code>resources</code>.</dd></dl>`)
+		w.f(`<dd class="quiet">No extended resource name: configure one under <code>resources</code>.</dd></dl>`)
 	}
 	w.maybe(`<details><summary>Whole claim template</summary><pre class="copy"><span>%s</span></pre></details>`, p.Ask.Template)
 }

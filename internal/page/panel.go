@@ -179,9 +179,9 @@ func (v *view) nobody(d *device) string {
 	case len(d.Holders) > 0 || !v.inv.Asked:
 		return ""
 	case d.Holding == inventory.Taken || d.Holding == inventory.Partly:
-		return "Nobody as a whole: others have parts of it."
+		return "No consumer of the whole device: its partitions are allocated."
 	case d.API == discovery.ModeDevicePlugin:
-		return "Nobody. Offered by the device-plugin API."
+		return "No consumer. Offered by the device plugin API."
 	case d.API == discovery.ModeDRA:
 		return "Nobody. Offered by DRA."
 	}

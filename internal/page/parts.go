@@ -56,12 +56,12 @@ func (s *silicon) Count() (words []counted) {
 		}
 	}
 	if !s.First().Unasked && (had > 0 || left > 0 || len(out) == 0) {
-		words = append(words, counted{had, "held", ""})
+		words = append(words, counted{had, "allocated", ""})
 		if left > 0 || out["move"] == 0 {
 			words = append(words, counted{left, "free", ""})
 		}
 	}
-	for _, kind := range []counted{{out["taken"], "held with the whole", ""}, {out["move"], "waiting", ""}, {out["bad"], "unhealthy", "bad"}, {out["unk"], "not readable", "unk"}} {
+	for _, kind := range []counted{{out["taken"], "allocated with the whole device", ""}, {out["move"], "waiting", ""}, {out["bad"], "unhealthy", "bad"}, {out["unk"], "not readable", "unk"}} {
 		if kind.N > 0 {
 			words = append(words, kind)
 		}
@@ -222,7 +222,7 @@ func (d *device) Second() string {
 	case len(owners) > 0:
 		return strings.Join(owners, ", ")
 	case d.Holding == inventory.Taken || d.Holding == inventory.Partly:
-		return "held with the whole"
+		return "allocated with the whole device"
 	case d.Move != nil:
 		return "waiting"
 	case d.Unasked:

@@ -89,7 +89,7 @@ func (v *view) arrange() {
 		n := &numa{}
 		switch {
 		case !node.Placed:
-			n.Title = "No PCIe place told"
+			n.Title = "No PCIe position known"
 		case node.Number != nil:
 			n.Title = fmt.Sprintf("NUMA node %d", *node.Number)
 		case len(tree.Nodes) > 1:

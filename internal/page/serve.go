@@ -50,7 +50,7 @@ func (s *Server) Handler() http.Handler {
 		header.Set("Cross-Origin-Resource-Policy", "same-origin")
 		header.Set("Cache-Control", "no-store")
 		if !s.known(r.Host) {
-			http.Error(w, "ask for this page by localhost or an IP address", http.StatusMisdirectedRequest)
+			http.Error(w, "open the web UI by localhost or an IP address", http.StatusMisdirectedRequest)
 			return
 		}
 		mux.ServeHTTP(w, r)
@@ -129,7 +129,7 @@ func (s *Server) page(w http.ResponseWriter, r *http.Request) {
 	inv, live := s.look()
 	if inv == nil {
 		w.Header().Set("Refresh", "1")
-		http.Error(w, "The devices of this machine are not known yet.", http.StatusServiceUnavailable)
+		http.Error(w, "The first scan of this machine has not finished.", http.StatusServiceUnavailable)
 		return
 	}
 	var out bytes.Buffer
@@ -143,7 +143,7 @@ func (s *Server) page(w http.ResponseWriter, r *http.Request) {
 func (s *Server) data(w http.ResponseWriter, r *http.Request) {
 	inv := s.Read()
 	if inv == nil {
-		http.Error(w, "The devices of this machine are not known yet.", http.StatusServiceUnavailable)
+		http.Error(w, "The first scan of this machine has not finished.", http.StatusServiceUnavailable)
 		return
 	}
 	data, err := json.MarshalIndent(inv, "", "  ")

@@ -53,7 +53,7 @@ func levelOf(d *inventory.Device) string {
 }
 
 // notKnown replaces the consumers of a device if they are unknown.
-const notKnown = "not known who has it"
+const notKnown = "consumer unknown"
 
 // Why returns the problem of the device, or "".
 func (d *device) Why() string { return d.Health.Reason }
@@ -69,11 +69,11 @@ func (d *device) Glyph() glyph {
 	}
 	switch d.Holding {
 	case inventory.Held:
-		fill, words = "held", "held"
+		fill, words = "held", "allocated"
 	case inventory.Partly:
-		words = "partly held"
+		words = "partly allocated"
 	case inventory.Taken:
-		words = "held with the whole"
+		words = "allocated with the whole device"
 	}
 	if d.Holding == inventory.Partly && d.Level != "ok" {
 		fill = "held"
@@ -84,7 +84,7 @@ func (d *device) Glyph() glyph {
 	switch d.Level {
 	case "move":
 		if fill == "held" {
-			return glyph{"move", "g-move-held", "held, then moves to the other API"}
+			return glyph{"move", "g-move-held", "allocated, then moves to the other API"}
 		}
 		return glyph{"move", "g-move", "moves to the other API"}
 	case "warn":
@@ -109,16 +109,16 @@ func (d *device) openGlyph() glyph {
 	case d.Level == "bad" || d.Level == "warn" || d.Level == "unk":
 		words := map[string]string{"bad": "unhealthy", "warn": "degraded", "unk": "not readable"}[d.Level]
 		if used {
-			return glyph{d.Level, "g-" + d.Level + "-held", words + ", held"}
+			return glyph{d.Level, "g-" + d.Level + "-held", words + ", allocated"}
 		}
 		if d.Unasked {
 			return glyph{d.Level, "g-" + d.Level + "-free", words + ", " + notKnown}
 		}
 		return glyph{d.Level, "g-" + d.Level + "-free", words + ", free"}
 	case used:
-		return glyph{"ok", "g-open-held", "for any number, in use"}
+		return glyph{"ok", "g-open-held", "unlimited sharing, in use"}
 	}
-	return glyph{"ok", "g-open", "for any number of pods"}
+	return glyph{"ok", "g-open", "unlimited sharing"}
 }
 
 // third returns the fill of a partly allocated device, from 1 to 3.
@@ -130,12 +130,12 @@ func (d *device) third() int {
 }
 
 // unmade is the text for devices that do not exist yet.
-const unmade = "made when somebody gets it"
+const unmade = "created on demand"
 
 // Words returns the state in words.
 func (d *device) Words() string {
 	if d.Open && d.Level == "ok" {
-		return "for any number"
+		return "unlimited sharing"
 	}
 	var words []string
 	switch d.Level {
@@ -149,15 +149,15 @@ func (d *device) Words() string {
 	held := d.Holding == inventory.Held || d.Holding == inventory.Partly || d.Open && len(d.Holders) > 0
 	switch {
 	case held && d.Holding == inventory.Partly:
-		words = append(words, "partly held")
+		words = append(words, "partly allocated")
 	case held:
-		words = append(words, "held")
+		words = append(words, "allocated")
 	case d.Holding == inventory.Taken:
-		words = append(words, "held with the whole")
+		words = append(words, "allocated with the whole device")
 	case d.Move != nil:
 		words = append(words, "waiting")
 	case d.Open:
-		words = append(words, "for any number")
+		words = append(words, "unlimited sharing")
 	case d.Unasked:
 		words = append(words, notKnown)
 	default:

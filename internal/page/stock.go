@@ -28,7 +28,7 @@ type segment struct{ Class, X, Width string }
 // maxGlyphs is the largest number of devices with glyphs of their own.
 const maxGlyphs = 16
 
-var kinds = []string{"gpu", "npu", "fpga", "crypto", "dma", "nic", "hypervisor", "enclave", "other"}
+var kinds = []string{"gpu", "npu", "fpga", "crypto", "dma", "nic", "virtualization", "enclave", "other"}
 
 // stockOf groups the devices into rows.
 func stockOf(all []*silicon) (rows []*stock) {

@@ -87,7 +87,7 @@ func (t *Teller) Run(ctx context.Context, changed <-chan struct{}) {
 		if devices, known := t.InUse(); known {
 			wait = lookInterval
 			if err := t.look(ctx, devices); err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).V(2).Info("Pods are not told of their devices yet", "reason", err.Error())
+				klog.FromContext(ctx).V(2).Info("Events for pods are not written yet", "reason", err.Error())
 			}
 		}
 		select {
@@ -198,7 +198,7 @@ func create(ctx context.Context, client kubernetes.Interface, event *eventsv1.Ev
 	pod := event.Regarding
 	switch {
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsNotFound(err):
-		klog.FromContext(ctx).Error(err, "A pod cannot be told", "pod", klog.KRef(pod.Namespace, pod.Name), "reason", event.Reason, "note", event.Note)
+		klog.FromContext(ctx).Error(err, "An Event for a pod cannot be written", "pod", klog.KRef(pod.Namespace, pod.Name), "reason", event.Reason, "note", event.Note)
 	case err != nil && !apierrors.IsAlreadyExists(err):
 		return fmt.Errorf("create Event for pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
@@ -226,7 +226,7 @@ func (t *Teller) load(ctx context.Context) {
 		err = json.Unmarshal(data, &entries)
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "It is not known any more which Events pods got; they may get some again")
+		klog.FromContext(ctx).Error(err, "The record of Events for pods is lost; some may be written again")
 		return
 	}
 	t.saved = data
@@ -249,7 +249,7 @@ func (t *Teller) save(ctx context.Context) {
 		return
 	}
 	if _, err := t.Files.Write(t.File, data, 0o600); err != nil {
-		klog.FromContext(ctx).Error(err, "Writing down what pods were told of their devices")
+		klog.FromContext(ctx).Error(err, "Recording the Events for pods")
 		return
 	}
 	t.saved = data

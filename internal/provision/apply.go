@@ -56,7 +56,7 @@ func (p *Provisioner) Run(ctx context.Context) error {
 	}
 	for _, f := range selected {
 		if ctx.Err() != nil { // the message shows that the interruption was not a regular end
-			return errors.Join(append(errs, fmt.Errorf("%s and those after it: interrupted, and not looked at", f.Name()))...)
+			return errors.Join(append(errs, fmt.Errorf("%s and further functions: interrupted, and not checked", f.Name()))...)
 		}
 		n, err := p.provision(f, known)
 		changes += n
@@ -178,7 +178,7 @@ func (p *Provisioner) check(f function, known []discovery.Device, failed map[str
 			errs = append(errs, fmt.Errorf("%s: driver %s did not take it: %w", part.name, driver, errUnserved))
 			continue
 		}
-		errs = append(errs, fmt.Errorf("%s: was written, and is not done: %s; the kernel's log may say why", part.name, first))
+		errs = append(errs, fmt.Errorf("%s: was written without effect: %s; the kernel's log may have the reason", part.name, first))
 	}
 	return errors.Join(errs...)
 }

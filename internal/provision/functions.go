@@ -67,7 +67,7 @@ func functions(host *discovery.Host, rules []Rule, known []discovery.Device) (se
 		if used[i] == 0 {
 			note := fmt.Sprintf("functions[%d] selects no PCI function", i)
 			if unsaid[i] != nil {
-				note += fmt.Sprintf("; of some it cannot be said: %v", unsaid[i])
+				note += fmt.Sprintf("; of some it is unknown: %v", unsaid[i])
 			}
 			notes = append(notes, note)
 		}

@@ -42,7 +42,7 @@ func (u *uses) of(function sysfs.Device, unbind bool) error {
 // holder returns an error if the function, or a part of it, is allocated to a container.
 func (u *uses) holder(function sysfs.Device) error {
 	if u.heldErr != nil {
-		return fmt.Errorf("whether a container has it cannot be told: %w", u.heldErr)
+		return fmt.Errorf("it is unknown whether a container has it: %w", u.heldErr)
 	}
 	name := discovery.DeviceName(function)
 	for device, who := range u.held {

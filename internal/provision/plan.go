@@ -89,7 +89,7 @@ func (p *planner) settable(f function, settings []discovery.Write) error {
 		return nil
 	}
 	if f.Exists("virtfn0") {
-		return errors.New("has virtual functions, which could be lost; say in virtualFunctions how many it is to have")
+		return errors.New("has virtual functions, which could be lost; set their number in virtualFunctions")
 	}
 	return p.uses().of(f.Device, false)
 }
@@ -214,7 +214,7 @@ func (p *planner) bindExisting(function, link sysfs.Device, driver string) ([]di
 		return nil, nil
 	}
 	if now == "" && function.Bound() {
-		return nil, errors.New("is bound to a driver that cannot be told")
+		return nil, errors.New("is bound to an unknown driver")
 	}
 	if err := errors.Join(driverLoaded(p.host, driver), usable(p.host, function, driver)); err != nil {
 		return nil, err
@@ -261,7 +261,7 @@ func usable(host *discovery.Host, function sysfs.Device, driver string) error {
 }
 
 // withoutIOMMU is the remedy for functions without an IOMMU.
-const withoutIOMMU = "or set the parameter enable_unsafe_noiommu_mode of module vfio, which lets the function access all memory of the host"
+const withoutIOMMU = "or set the parameter enable_unsafe_noiommu_mode of module vfio, which allows the function to access all memory of the host"
 
 // errUnserved is the reason why vfio rejects a function although the host has an IOMMU.
 var errUnserved = errors.New("is in no IOMMU group, because no IOMMU of the host serves it; use a function that an IOMMU serves, " + withoutIOMMU)

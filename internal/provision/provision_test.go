@@ -346,7 +346,7 @@ func TestProvisionRefuses(t *testing.T) {
 			k.file("proc/1/net/ipv6_route", zeros+" 00 "+zeros+" 00 fe800000000000000000000000000001 00000400 00000001 00000000 00000003     eth0")
 		}, bind, []string{"eth0", "default route"}},
 		"interface is up":           {nic, func(k *kernel, dir string) { k.netdev(dir, "eth0", "0x1003") }, bind, []string{"eth0", "is up"}},
-		"routes not told":           {nic, func(k *kernel, _ string) { delete(k.MapFS, "proc/1/net/route") }, create, []string{"eth0", "cannot be told", "route"}},
+		"routes not told":           {nic, func(k *kernel, _ string) { delete(k.MapFS, "proc/1/net/route") }, create, []string{"eth0", "unknown", "route"}},
 		"interface in a pod":        {nic, func(k *kernel, _ string) { delete(k.MapFS, "sys/class/net/eth0") }, bind, []string{"namespace"}},
 		"second interface in a pod": {nic, func(k *kernel, dir string) { k.links(dir+"/net", 2) }, bind, []string{"namespace"}},
 		"sub-function in a pod":     {nic, func(k *kernel, dir string) { k.links(dir+"/mlx5_core.sf.2/net", 1) }, bind, []string{"namespace"}},
@@ -421,23 +421,23 @@ func TestProvisionRefuses(t *testing.T) {
 			k.loop("loop3", "/var/lib/kubelet/volumeDevices/1")
 			k.MapFS["var/lib/kubelet/volumeDevices/1"] = &fstest.MapFile{Mode: fs.ModeDevice, Sys: &syscall.Stat_t{Rdev: 259<<8 | 1}}
 		}, bind, []string{"nvme0n11", "loop3"}},
-		"a loop device of something": {nvme, func(k *kernel, _ string) { k.loop("loop3", "/gone (deleted)") }, bind, []string{"nvme0n1", "cannot be told", "loop3"}},
+		"a loop device of something": {nvme, func(k *kernel, _ string) { k.loop("loop3", "/gone (deleted)") }, bind, []string{"nvme0n1", "unknown", "loop3"}},
 		"exported by NVMe": {nvme, func(k *kernel, _ string) {
 			k.file("sys/kernel/config/nvmet/subsystems/a/namespaces/1/device_path", "/dev/nvme0n11")
 		}, bind, []string{"nvme0n11", "NVMe target"}},
 		"exported by SCSI": {nvme, func(k *kernel, _ string) {
 			k.file("sys/kernel/config/target/core/iblock_0/a/udev_path", "/dev/nvme0n1")
 		}, bind, []string{"nvme0n1", "SCSI target"}},
-		"exports not told": {nvme, func(k *kernel, _ string) { k.file("sys/module/nvmet/refcnt", "1") }, bind, []string{"nvme0n1", "cannot be told", "nvmet"}},
+		"exports not told": {nvme, func(k *kernel, _ string) { k.file("sys/module/nvmet/refcnt", "1") }, bind, []string{"nvme0n1", "unknown", "nvmet"}},
 		"exported by RNBD": {nvme, func(k *kernel, dir string) {
 			k.link("sys/class/rnbd-server/ctl/devices/a/block_dev", "../../../../../../../../"+dir+"/nvme/nvme0/block/nvme0n1")
 		}, bind, []string{"nvme0n1", "RNBD"}},
 		"bcache":                 {nvme, func(k *kernel, dir string) { k.link(dir+"/nvme/nvme0/block/nvme0n1/bcache", "x") }, bind, []string{"nvme0n1", "bcache"}},
 		"bcachefs":               {nvme, func(k *kernel, _ string) { k.link("sys/fs/bcachefs/1/dev-0/block", "../../../../block/nvme0n11") }, bind, []string{"nvme0n11", "bcachefs"}},
-		"mounts not told":        {nvme, func(k *kernel, _ string) { delete(k.MapFS, "proc/1/mountinfo") }, bind, []string{"cannot be told", "mountinfo"}},
+		"mounts not told":        {nvme, func(k *kernel, _ string) { delete(k.MapFS, "proc/1/mountinfo") }, bind, []string{"unknown", "mountinfo"}},
 		"swap on a deleted node": {nvme, func(k *kernel, _ string) { k.file("proc/swaps", "/dev/nvme0n11\\040(deleted) partition 1 0 -2") }, bind, []string{"nvme0n11", "swap"}},
 		"swap on a node that is gone": {nvme, func(k *kernel, _ string) { k.file("proc/swaps", "/dev/other\\040(deleted) partition 1 0 -2") }, bind,
-			[]string{"nvme0n1", "cannot be told", "swap", "/dev/other"}},
+			[]string{"nvme0n1", "unknown", "swap", "/dev/other"}},
 		"swap by two links": {nvme, func(k *kernel, _ string) {
 			k.alias()
 			k.file("proc/swaps", "/dev/alias partition 1 0 -2")
@@ -469,7 +469,7 @@ func TestProvisionRefuses(t *testing.T) {
 			k.file("proc/47/comm", "smartd")
 			k.link("proc/47/fd/3", "/dev/nvme0")
 		}, bind, []string{"process 47 (smartd)", "/dev/nvme0"}},
-		"processes not told": {nvme, func(k *kernel, _ string) { delete(k.MapFS, "proc/1/fd/0") }, bind, []string{"cannot be told", "processes"}},
+		"processes not told": {nvme, func(k *kernel, _ string) { delete(k.MapFS, "proc/1/fd/0") }, bind, []string{"unknown", "processes"}},
 		"VFIO group is open": {nic, func(k *kernel, dir string) {
 			delete(k.MapFS, "sys/class/net/eth0")
 			k.link(dir+"/driver", "../../../bus/pci/drivers/other-vfio-pci")
@@ -690,7 +690,7 @@ func TestProvisionFailures(t *testing.T) {
 		k, _ := qatHost()
 		k.rejects["vfio-pci"] = true
 		_, err := k.run(qatRule(1))
-		if err == nil || !strings.Contains(err.Error(), "virtfn0: was written, and is not done: /sys/devices/pci0000:00/0000:6b:00.0/virtfn0/driver: none -> vfio-pci") {
+		if err == nil || !strings.Contains(err.Error(), "virtfn0: was written without effect: /sys/devices/pci0000:00/0000:6b:00.0/virtfn0/driver: none -> vfio-pci") {
 			t.Errorf("error %v", err)
 		}
 	})

@@ -6,7 +6,7 @@
 //
 // # Configuration and physical devices
 //
-// DriverConfig.rebinding allows the agent to bind PCI functions to a vfio driver on request. A scan
+// DriverConfig.passthrough allows the agent to bind PCI functions to a vfio driver on request. A scan
 // marks these functions (discovery.Device.Rebind). The functions of an IOMMU group become one
 // physical device as soon as one of them is bound to a vfio driver, or a resource requests
 // passthrough. The functions remain separate devices with their names. A lease on all functions of

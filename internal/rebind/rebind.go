@@ -287,7 +287,7 @@ func (b *Binder) isCurrent(f *function) bool {
 // records that driver.
 func (b *Binder) note(lease *ledger.Lease, sources []string, to string, d discovery.Device) error {
 	if b.journal.Unread() {
-		return discovery.Passing(errors.New("the records of an earlier agent cannot be read yet, so it is not known which drivers functions had"))
+		return discovery.Passing(errors.New("the records of an earlier agent cannot be read yet, so the previous drivers of functions are unknown"))
 	}
 	unit := Unit(&d)
 	var now, moved []*function
@@ -459,7 +459,7 @@ func (b *Binder) override(lease *ledger.Lease, function sysfs.Device, limit time
 	return override, nil
 }
 
-var errNoPrivilege = errors.New("the agent may not change the host: it takes rebinding.enabled, see docs/rebinding.md")
+var errNoPrivilege = errors.New("the agent may not change the host: this needs passthrough.enabled, see docs/vfio-passthrough.md")
 
 // bind binds a function without a driver to a driver, and waits for the result.
 func (b *Binder) bind(ctx context.Context, lease *ledger.Lease, source, driver string, write func() error) error {
@@ -476,7 +476,7 @@ func (b *Binder) bind(ctx context.Context, lease *ledger.Lease, source, driver s
 		case driver:
 			return nil
 		case "":
-			return fmt.Errorf("function %s: driver %s did not take it; the kernel's log may say why", address, driver)
+			return fmt.Errorf("function %s: driver %s did not bind to it; the kernel's log may have the reason", address, driver)
 		default:
 			return fmt.Errorf("function %s: driver %s has it now and not %s", address, now, driver)
 		}

@@ -200,7 +200,7 @@ func TestRefused(t *testing.T) {
 		"its group is in use":      {users: map[string]string{other: "swap is on it"}, want: "0000:03:00.1: in use: swap is on it"},
 		"driver is not loaded":     {spoil: func(k *kernel, _ *Binder) { _ = os.RemoveAll(filepath.Join(k.Dir, driverDir("vfio-pci"))) }, want: "modprobe vfio-pci"},
 		"no privilege":             {spoil: func(_ *kernel, b *Binder) { b.config.Write = nil }, want: "may not change the host"},
-		"who uses it is not known": {spoil: func(_ *kernel, b *Binder) { b.config.Busy = nil }, want: "cannot be told"},
+		"who uses it is not known": {spoil: func(_ *kernel, b *Binder) { b.config.Busy = nil }, want: "are unknown"},
 		"virtual functions":        {spoil: func(k *kernel, _ *Binder) { k.Link(rebindtest.Source(first)+"/virtfn0", "../0000:03:10.0") }, want: "has virtual functions"},
 		"disk is full": {spoil: func(k *kernel, b *Binder) {
 			b.journal = journal.New(journal.Config{Dir: filepath.Join(k.Dir, "dev/vfio/vfio/none"), Boot: "1"}, "rebind", journal.Earlier[binding]{})
@@ -303,7 +303,7 @@ func TestGivenBackMeanwhile(t *testing.T) {
 				k.SetDriver(other, "nvme")
 			}
 			writes := len(k.Writes)
-			if _, err := take(t.Context(), b, alone); err == nil || !strings.Contains(err.Error(), "not known yet that it may") || len(k.Writes) > writes {
+			if _, err := take(t.Context(), b, alone); err == nil || !strings.Contains(err.Error(), "not yet known whether passthrough") || len(k.Writes) > writes {
 				t.Errorf("error %v, writes %q", err, k.Writes[writes:])
 			}
 			b.Describe(&discovery.Snapshot{Devices: []discovery.Device{alone, beside}})

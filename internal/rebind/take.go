@@ -72,7 +72,7 @@ func (b *Binder) functionsOf(d *discovery.Device) ([]string, error) {
 			continue
 		}
 		if _, known := b.seen[source]; !known {
-			return nil, discovery.Passing(fmt.Errorf("its IOMMU group is also that of %s, of which it is not known yet that it may be rebound", path.Base(source)))
+			return nil, discovery.Passing(fmt.Errorf("its IOMMU group also contains %s, and it is not yet known whether passthrough of that function is allowed", path.Base(source)))
 		}
 		functions = append(functions, source)
 	}
@@ -87,7 +87,7 @@ func (b *Binder) mayTake(functions []string, to string) error {
 		return errNoPrivilege
 	}
 	if b.config.Busy == nil {
-		return errors.New("who uses the host's functions cannot be told")
+		return errors.New("the users of the host's functions are unknown")
 	}
 	if !b.loaded(to) {
 		return fmt.Errorf("driver %s is not loaded (modprobe %s)", to, to)

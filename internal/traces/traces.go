@@ -49,7 +49,7 @@ func Start(ctx context.Context, node, version string) (tracer trace.Tracer, stop
 		attribute.String("service.name", "chandler"), attribute.String("service.version", version), attribute.String("k8s.node.name", node),
 	), resource.WithFromEnv())
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "OTEL_RESOURCE_ATTRIBUTES is wrong, and is left out of traces as far as it is")
+		klog.FromContext(ctx).Error(err, "OTEL_RESOURCE_ATTRIBUTES is invalid; its invalid parts are left out of traces")
 	}
 	report := &reporter{logger: klog.FromContext(ctx)}
 	otel.SetErrorHandler(report)

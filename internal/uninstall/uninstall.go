@@ -33,18 +33,17 @@ const (
 )
 
 // Help describes the commands.
-const Help = `Have all agents leave their nodes, so that Chandler can be deleted. "helm
-uninstall" runs it before it deletes anything.
+const Help = `Remove all agents from their nodes, so that Chandler can be deleted. "helm uninstall"
+runs this command before it deletes anything.
 
-While a pod has a device, or a claim is allocated one, it fails, names the pod,
-and changes nothing: without an agent such a pod could neither restart nor
-terminate. Else the agents stop offering devices. Once nobody has any, each
-deletes the ResourceSlices of its node, its files and its sockets, and waits to
-be deleted. Nothing of Chandler is left on a node then but the agent's pod.
+While a device is allocated to a pod or a claim, the command fails, names the pod, and
+changes nothing: without an agent, such a pod could neither restart nor terminate.
+Otherwise, the agents stop offering devices. When no device is allocated, each agent
+deletes the ResourceSlices of its node, its files and its sockets, and waits to be
+deleted. After that, only the agent's pod remains on a node.
 
-If it fails half-way the agents go on offering devices. If it is killed they do
-so after a minute, or, if they have left their nodes already, once you take the
-order back:
+If the command fails, the agents offer devices again. If it is killed, they do so after
+a minute, or, if they have already left their nodes, when you withdraw the request:
 
   kubectl -n chandler annotate configmap chandler chandler.dev/removal-`
 
@@ -82,7 +81,7 @@ func newUninstaller(client kubernetes.Interface, namespace string, out io.Writer
 func (u *uninstaller) run(ctx context.Context, timeout time.Duration) (err error) {
 	_, err = u.client.AppsV1().DaemonSets(u.namespace).Get(ctx, agentsName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		u.say("There is no DaemonSet %s in namespace %s, so no agent has to leave.", agentsName, u.namespace)
+		u.say("There is no DaemonSet %s in namespace %s, so there are no agents to remove.", agentsName, u.namespace)
 		return nil
 	}
 	if err != nil {
@@ -129,7 +128,7 @@ func (u *uninstaller) takeBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	if err := removal.Give(ctx, u.client, u.namespace, removal.Order{}); err != nil {
-		return fmt.Errorf("the agents are still told to stop; take that back with kubectl -n %s annotate configmap %s %s-: %w",
+		return fmt.Errorf("the agents still have the request to stop; withdraw it with kubectl -n %s annotate configmap %s %s-: %w",
 			u.namespace, removal.ConfigMap, removal.Annotation, err)
 	}
 	u.say("The agents go on offering devices.")

@@ -184,7 +184,7 @@ func (o *Overseer) see(ctx context.Context, family string) {
 	err := o.call(asking, family, http.MethodGet, wire.Path, nil, &claims)
 	cancel()
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("It cannot be told what is kept up for claims", "family", family, "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("The sharing daemons of claims are unknown", "family", family, "reason", err.Error())
 		return
 	}
 	for _, claim := range claims {
@@ -192,9 +192,9 @@ func (o *Overseer) see(ctx context.Context, family string) {
 		known, err := o.config.Ledger.Look(uid, func() error { return o.end(uid) }) //nolint:contextcheck // as for [ledger.Output]
 		switch {
 		case err != nil:
-			klog.FromContext(ctx).Error(err, "What is kept up for a claim that is no more is not ended", "uid", uid)
+			klog.FromContext(ctx).Error(err, "The sharing daemons of a claim that no longer exists have not ended", "uid", uid)
 		case !known:
-			klog.FromContext(ctx).Info("Ended what was kept up for a claim that is no more", "uid", uid)
+			klog.FromContext(ctx).Info("Ended the sharing daemons of a claim that no longer exists", "uid", uid)
 		case claim.Broken != "":
 			o.again(ctx, family, &claim)
 		}
@@ -262,7 +262,7 @@ func (o *Overseer) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 }
 
 // errNobody means a socket without a listener.
-var errNobody = errors.New("nobody answers")
+var errNobody = errors.New("no program answers")
 
 // call sends a request to a family's program. A refused connection means that the program
 // crashed. The program often restarts within seconds, so call retries for that time: after an
@@ -300,9 +300,9 @@ func (o *Overseer) ask(ctx context.Context, family, method, path string, body, i
 	response, err := client.Do(request)
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w at %s: %w: the program that keeps up what claims want has ended", errNobody, socket, syscall.ECONNREFUSED)
+		return fmt.Errorf("%w at %s: %w: chandler-nvml --sharing-daemons has ended", errNobody, socket, syscall.ECONNREFUSED)
 	case errors.Is(err, syscall.ENOENT):
-		return fmt.Errorf("%w at %s: the program that keeps up what claims want does not run on this node; with Helm, upkeep.enabled runs it", errNobody, socket)
+		return fmt.Errorf("%w at %s: chandler-nvml --sharing-daemons does not run on this node; in the chart, sharingDaemons.enabled runs it", errNobody, socket)
 	case err != nil:
 		return fmt.Errorf("ask at %s: %w", socket, err)
 	}

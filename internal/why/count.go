@@ -218,7 +218,7 @@ func (a *asker) judgeOne(j *judged, alt *alternative, incomplete map[fleet.ID]bo
 	case j.node != nil && j.node.refused != "":
 		return &removed{order: byNode, what: "on nodes where the pod may not run", by: ""}
 	case incomplete[fleet.ID{Driver: d.Driver, Pool: d.Pool}]:
-		return &removed{order: byPool, what: "of pools that are being written anew"}
+		return &removed{order: byPool, what: "of pools that are being updated"}
 	}
 	for i := range alt.exactly.Selectors {
 		selector := &alt.exactly.Selectors[i]
@@ -239,7 +239,7 @@ func (a *asker) judgeOne(j *judged, alt *alternative, incomplete map[fleet.ID]bo
 	admin := ptr.Deref(alt.exactly.AdminAccess, false)
 	shared := ptr.Deref(d.Spec.AllowMultipleAllocations, false)
 	if keepers := d.Keepers(); len(keepers) > 0 && !shared && !admin {
-		return &removed{order: byHolder, what: "held", by: keepers[0].Name(), who: true}
+		return &removed{order: byHolder, what: "allocated", by: keepers[0].Name(), who: true}
 	}
 	if !special(d, alt) || j.node == nil || a.library.given(a.ctx, d, j.node.Node, alt) {
 		return nil

@@ -206,7 +206,7 @@ func (a *asker) countPlugged(r *Request, nodes []candidate) {
 	r.Steps = append(r.Steps, Step{all, "offered by device plugins under that name", onNodes(offers)})
 	r.take(refused, "on nodes where the pod may not run", some(no, 2))
 	r.take(out, "unhealthy or moving to the other API", some(at, 2))
-	r.take(held, "held", a.holdersOf(r.Resource))
+	r.take(held, "allocated", a.holdersOf(r.Resource))
 	switch {
 	case all == 0 && a.class(corev1.ResourceName(r.Resource)) == nil:
 		r.But = "and no DeviceClass has that name"

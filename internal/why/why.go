@@ -28,22 +28,22 @@ type Answer struct {
 	Phase   string    `json:"phase"`
 	Since   time.Time `json:"since"` // creation or start of the pod
 	Node    string    `json:"node,omitempty"`
-	Waits   bool      `json:"waits"`             // the scheduler has found no node for the pod
-	Reason  string    `json:"reason"`            // in a few words
-	Fits    []string  `json:"fits,omitempty"`    // nodes with room for the pod's devices
-	Told    string    `json:"told,omitempty"`    // the scheduler's message
-	Warning string    `json:"warning,omitempty"` // the last Event about a pod that does not start
-	Nodes   []Refusal `json:"nodes,omitempty"`   // nodes on which the pod cannot run
-	Asked   []Request `json:"asked,omitempty"`   // one for each alternative of a request
-	Nearest *Nearest  `json:"nearest,omitempty"` // the place with the fewest missing devices
-	Fix     []string  `json:"fix,omitempty"`     // commands
+	Waits   bool      `json:"waits"`                      // the scheduler has found no node for the pod
+	Reason  string    `json:"reason"`                     // in a few words
+	Fits    []string  `json:"fits,omitempty"`             // nodes with room for the pod's devices
+	Told    string    `json:"schedulerMessage,omitempty"` // the scheduler's message
+	Warning string    `json:"warning,omitempty"`          // the last Event about a pod that does not start
+	Nodes   []Refusal `json:"nodes,omitempty"`            // nodes on which the pod cannot run
+	Asked   []Request `json:"requests,omitempty"`         // one for each alternative of a request
+	Nearest *Nearest  `json:"nearest,omitempty"`          // the place with the fewest missing devices
+	Fix     []string  `json:"fix,omitempty"`              // commands
 
 	unmade string // the pod's name for a claim that was not created from its template yet
 }
 
 // Refusal is the reason why a pod cannot run on nodes.
 type Refusal struct {
-	Why   string   `json:"why"`
+	Why   string   `json:"reason"`
 	Nodes []string `json:"nodes"`
 }
 
@@ -58,9 +58,9 @@ type Request struct {
 	Admin    bool           `json:"admin,omitempty"` // admin access
 	Rules    []string       `json:"rules,omitempty"` // constraints on the set of devices
 	Steps    []Step         `json:"steps,omitempty"`
-	Left     int64          `json:"left"`
-	But      string         `json:"but,omitempty"` // why the remaining devices are not enough
-	Has      []fleet.Device `json:"has,omitempty"`
+	Left     int64          `json:"remaining"`
+	But      string         `json:"insufficientBecause,omitempty"` // why the remaining devices are not enough
+	Has      []fleet.Device `json:"available,omitempty"`
 	Enough   bool           `json:"enough"`
 }
 
@@ -75,14 +75,14 @@ type Step struct {
 // Nearest is the place with the fewest missing devices.
 type Nearest struct {
 	Where   string `json:"where"`
-	Has     int64  `json:"has"`
+	Has     int64  `json:"devicesFound"`
 	Devices []Near `json:"devices,omitempty"`
 }
 
 // Near is a device of that place with the reason why it is unavailable.
 type Near struct {
 	fleet.Device
-	Why string `json:"why,omitempty"`
+	Why string `json:"reason,omitempty"`
 }
 
 // asker contains the input and the state of an explanation.

@@ -258,7 +258,7 @@ func TestReasons(t *testing.T) {
 		"too many": {
 			change: func(c *fleettest.Cluster, _ *corev1.Pod) { c.Give("ml", "x", "a", 5, "gpus", "pci-0000-23-00-0") },
 			claim:  resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 9)}},
-			want:   "16 devices of the class; -1 unhealthy; -1 held; 14 left and nowhere 9 on one node",
+			want:   "16 devices of the class; -1 unhealthy; -1 allocated; 14 left and nowhere 9 on one node",
 		},
 		"held": {
 			change: func(c *fleettest.Cluster, _ *corev1.Pod) {
@@ -268,7 +268,7 @@ func TestReasons(t *testing.T) {
 				c.Give("ml", "last", "a", 5, "gpu", "pci-0000-43-00-0")
 			},
 			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1)}},
-			want:  "16 devices of the class; -1 unhealthy; -15 held; 0 left",
+			want:  "16 devices of the class; -1 unhealthy; -15 allocated; 0 left",
 			fix:   "kubectl -n ml delete pod worker-0   # when that may end",
 		},
 		"one NUMA node": {
@@ -281,7 +281,7 @@ func TestReasons(t *testing.T) {
 				Requests:    []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 4)},
 				Constraints: []resourceapi.DeviceConstraint{{MatchAttribute: &numa}},
 			},
-			want: "16 devices of the class; -1 unhealthy; -3 held; 12 left and nowhere 4 on one NUMA node",
+			want: "16 devices of the class; -1 unhealthy; -3 allocated; 12 left and nowhere 4 on one NUMA node",
 		},
 		"node selector": {
 			change: func(_ *fleettest.Cluster, pod *corev1.Pod) {
@@ -329,7 +329,7 @@ func TestLimits(t *testing.T) {
 		c.Plugin("a", name, 8, 7)
 		c.Pod("lab", "nb-1", "a", 5, map[string]int64{name: 6})
 		answer := explain(t, c, c.Pod("lab", "nb-7", "", 2, two))
-		want := "8 offered by device plugins under that name; -1 unhealthy or moving to the other API; -6 held; 1 left"
+		want := "8 offered by device plugins under that name; -1 unhealthy or moving to the other API; -6 allocated; 1 left"
 		if got := story(&answer.Asked[0]); got != want || len(answer.Fits) > 0 || answer.Reason != "limits amd.com/gpu: 2" {
 			t.Errorf("got  %s\nwant %s\n%+v", got, want, answer)
 		}

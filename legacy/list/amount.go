@@ -34,7 +34,7 @@ func (l *List) Amount(ids []string, units []*Unit) (*Amount, error) {
 			}
 			parts = append(parts, fmt.Sprintf("%d of %s", n, u.Name))
 		}
-		return nil, fmt.Errorf("%d units of %s asked for, and no one device has that much left; it would be %s",
+		return nil, fmt.Errorf("%d units of %s requested, and no device has that many left; it would be %s",
 			len(ids), units[0].Counts, strings.Join(parts, " and "))
 	}
 	return &Amount{units[0], len(ids), slices.Index(l.units(), units[0])}, nil

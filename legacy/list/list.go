@@ -274,7 +274,7 @@ func (l *List) doubt(u *Unit, had map[string]*ledger.Grant, perhaps *ledger.View
 	}
 	for _, id := range u.IDs {
 		if r := l.rows[id]; r.blocked == "" && had[id] == nil {
-			r.blocked = fmt.Sprintf("device %s is held by a container perhaps, by what the kubelet has written down", b.Device)
+			r.blocked = fmt.Sprintf("device %s may be in use by a container, according to the kubelet's checkpoint", b.Device)
 			l.rows[id] = r
 		}
 	}
@@ -438,7 +438,7 @@ func (l *List) Unit(id string) *Unit { return l.rows[id].unit }
 // cannot be allocated.
 func (l *List) LookUp(ids []string) ([]*Unit, error) {
 	if l.allocation.One && len(ids) > 1 {
-		return nil, fmt.Errorf("%s: %d asked for; the configuration gives a container no more than one", l.resource, len(ids))
+		return nil, fmt.Errorf("%s: %d requested; the configuration allows one for each container", l.resource, len(ids))
 	}
 	var units []*Unit
 	var errs []error

@@ -187,8 +187,8 @@ func TestList(t *testing.T) {
 			{devices: nil, held: []*ledger.Grant{had("a", a)}, leave: everything, want: "a!@1"},
 		},
 		"held and never seen": {{devices: []rules.Offered{b}, held: []*ledger.Grant{had("a", a)}, want: "a! b"}},
-		"held by the other API": {
-			{devices: []rules.Offered{a, b}, elsewhere: map[string]string{"gpu-a": "c"}, want: "a! b", why: map[string]string{"a": "device gpu-a is held by claim default/c (device gpu-a)"}},
+		"in use by the other API": {
+			{devices: []rules.Offered{a, b}, elsewhere: map[string]string{"gpu-a": "c"}, want: "a! b", why: map[string]string{"a": "device gpu-a is in use by claim default/c (device gpu-a)"}},
 		},
 		"shareable is not held by the other API": {
 			{devices: []rules.Offered{shareable}, elsewhere: map[string]string{"gpu-s": "c"}, want: "s"},
@@ -205,7 +205,7 @@ func TestList(t *testing.T) {
 			{devices: []rules.Offered{a}, want: "a"},
 			{
 				devices: []rules.Offered{offer(a, "", "uuid")}, held: []*ledger.Grant{had("a", a)}, leave: everything,
-				want: "a! uuid!", why: map[string]string{"uuid": "device gpu-a is held by default/train main (device gpu-a)"},
+				want: "a! uuid!", why: map[string]string{"uuid": "device gpu-a is in use by default/train main (device gpu-a)"},
 			},
 			{devices: []rules.Offered{offer(a, "", "uuid")}, leave: everything, want: "uuid"},
 		},
@@ -225,11 +225,11 @@ func TestList(t *testing.T) {
 		}},
 		"IDs have changed places while one is held": {{
 			devices: []rules.Offered{offer(a, "", "b"), offer(b, "", "a")}, held: []*ledger.Grant{had("a", a)},
-			want: "a! b!", why: map[string]string{"b": "device gpu-a is held by default/train main (device gpu-a)"},
+			want: "a! b!", why: map[string]string{"b": "device gpu-a is in use by default/train main (device gpu-a)"},
 		}},
 		"held of another resource": {{
 			devices: []rules.Offered{a, b}, held: []*ledger.Grant{elsewhere(had("x", offer(a, "", "x")))},
-			want: "a! b", why: map[string]string{"a": "device gpu-a is held by default/train main (device gpu-a)"},
+			want: "a! b", why: map[string]string{"a": "device gpu-a is in use by default/train main (device gpu-a)"},
 		}},
 		"a share is held of another resource": {
 			{devices: []rules.Offered{a, b}, held: []*ledger.Grant{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "a! b"},
@@ -243,7 +243,7 @@ func TestList(t *testing.T) {
 		}},
 		"held whole is parted": {{
 			devices: []rules.Offered{part, b}, held: []*ledger.Grant{elsewhere(had("a", a))},
-			want: "b p!", why: map[string]string{"p": "device gpu-a-1 is held by default/train main (device gpu-a)"},
+			want: "b p!", why: map[string]string{"p": "device gpu-a-1 is in use by default/train main (device gpu-a)"},
 		}},
 		"held whole is there beside its parts": {{
 			devices: []rules.Offered{a, part}, held: []*ledger.Grant{had("a", a)}, want: "a p!",

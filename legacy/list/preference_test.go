@@ -231,7 +231,7 @@ func TestNoMoreThanOne(t *testing.T) {
 	if units, err := l.LookUp([]string{"a"}); err != nil || len(units) != 1 {
 		t.Errorf("one: %v, %v", units, err)
 	}
-	if _, err := l.LookUp([]string{"a", "b"}); err == nil || !strings.Contains(err.Error(), "2 asked for") {
+	if _, err := l.LookUp([]string{"a", "b"}); err == nil || !strings.Contains(err.Error(), "2 requested") {
 		t.Errorf("two: %v", err)
 	}
 }

@@ -151,7 +151,7 @@ func (dir directory) watch(ctx context.Context, changed func()) {
 	for ctx.Err() == nil {
 		again := maxUnavailable // the directory does not exist yet
 		if err := dir.watchOnce(ctx, changed); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			logger.V(2).Info("The device-plugins directory is looked at in intervals", "directory", string(dir), "reason", err.Error())
+			logger.V(2).Info("The device-plugins directory is checked at intervals", "directory", string(dir), "reason", err.Error())
 			again = time.Minute
 		}
 		select {

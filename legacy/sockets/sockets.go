@@ -171,7 +171,7 @@ func (d *Directory) stale(r registration) string {
 		return "the socket has vanished"
 	}
 	if !r.endpoint.streams() && time.Since(r.at) >= d.patience {
-		return "the kubelet has not asked for the list"
+		return "the kubelet has not requested the list"
 	}
 	return ""
 }

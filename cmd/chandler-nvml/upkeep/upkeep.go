@@ -116,7 +116,7 @@ func (k *Keeper) adopt(uid string) {
 	case alive(c.Process):
 		defer func(p wire.Process) { go k.attend(c, p, nil) }(c.Process)
 	default:
-		c.Broken = "its daemon ended while nobody looked"
+		c.Broken = "its daemon ended while chandler-nvml was not running"
 	}
 	k.config.Log.Printf("claim %s: taken over: %s", uid, cmp.Or(c.Broken, "all is well"))
 }

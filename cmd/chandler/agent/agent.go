@@ -177,9 +177,9 @@ func (a *agent) run(parent context.Context) error {
 	ctx := parent
 	klog.FromContext(ctx).Info("Chandler starts", "version", a.Version, "node", a.NodeName)
 	if a.Wrong != nil {
-		inForce := "The configuration is wrong; the last one that was right is in force"
+		inForce := "The configuration is invalid; the last valid one remains in effect"
 		if why := a.Settings.Rules.Unknown; why != "" {
-			inForce = "Nothing is offered anew, since " + why
+			inForce = "No further devices are offered, because " + why
 		}
 		klog.FromContext(ctx).Error(a.Wrong, inForce)
 		a.wrong <- a.Wrong
@@ -303,7 +303,7 @@ func (a *agent) runDRA(ctx context.Context) error {
 			return nil
 		}
 		if err != nil {
-			klog.FromContext(ctx).Info("The API server cannot be asked whether it serves DRA; taking it that it may", "reason", err)
+			klog.FromContext(ctx).Info("The API server does not answer whether it serves DRA; assuming that it may", "reason", err)
 		}
 		a.withoutDRA.Store(!served && err == nil)
 		if !a.withoutDRA.Load() {

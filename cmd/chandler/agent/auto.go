@@ -71,7 +71,7 @@ func (a *auto) ask(ctx context.Context) devices.Mode {
 	}
 	served, err := a.served(ctx)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("The API server cannot be asked whether it serves DRA", "error", err)
+		klog.FromContext(ctx).V(2).Info("The API server does not answer whether it serves DRA", "error", err)
 		return devices.ModeAuto
 	}
 	a.asked = time.Now()

@@ -79,7 +79,7 @@ func (c *classCheck) warn(ctx context.Context, offered []rules.Offered) {
 		return
 	}
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("DeviceClasses cannot be looked at", "reason", err)
+		klog.FromContext(ctx).V(2).Info("DeviceClasses cannot be read", "reason", err)
 		return
 	}
 	if c.listed != nil {
@@ -93,7 +93,7 @@ func (c *classCheck) warn(ctx context.Context, offered []rules.Offered) {
 		}
 	}
 	for _, clash := range clashes(classes.Items) {
-		warn("DeviceClasses have one extendedResourceName; pods that ask for it get devices of the first of them",
+		warn("DeviceClasses have the same extendedResourceName; pods that request it get devices of the first one",
 			"extendedResourceName", clash.resource, "deviceClasses", clash.classes)
 	}
 	for _, name := range withoutClass(classes.Items, offered) {

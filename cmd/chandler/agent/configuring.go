@@ -80,7 +80,7 @@ func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock led
 		}
 		reasons[d.Name], soon = reason, soon || again
 		if reason != f.reasons[d.Name] {
-			klog.FromContext(ctx).Info("A device is not listed while it is not what the configuration wants", "device", d.Name, "reason", reason)
+			klog.FromContext(ctx).Info("A device is not listed until it is configured as requested", "device", d.Name, "reason", reason)
 		}
 	}
 	f.wanted, f.reasons = wanted, reasons
@@ -89,12 +89,12 @@ func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock led
 }
 
 // noRoom is the reason for a device that could be created but would not fit; see [crowded].
-const noRoom = "there is no room to make it beside others that the configuration wants too"
+const noRoom = "there is no room for it beside other configured devices"
 
 // look returns why the device cannot be listed, "" if the device can be, and whether to check again
 // soon. It updates the description of the device, and starts the work that is due.
 func (f *configuring) look(ctx context.Context, d *rules.Offered, stock ledger.Stock) (reason string, again bool) {
-	const begun = "it is being made so"
+	const begun = "it is being configured"
 	working, failed := f.state(d.Name)
 	if working {
 		return begun, false
@@ -115,11 +115,11 @@ func (f *configuring) look(ctx context.Context, d *rules.Offered, stock ledger.S
 	case failed.err != nil && time.Since(failed.at) < workInterval:
 		return failed.err.Error(), false
 	case f.reasons[d.Name] == "":
-		return "it is to be made so", true // the kubelet learns of the change before the work begins
+		return "it is to be configured", true // the kubelet learns of the change before the work begins
 	}
 	lease, blocked := f.ledger.Lease(change, stock)
 	if blocked != nil {
-		return fmt.Sprintf("it is to be made so once it is free of %s", blocked.Why()), true
+		return fmt.Sprintf("it is to be configured when it is no longer in use by %s", blocked.Why()), true
 	}
 	f.start(ctx, d.Name, work, lease.Release)
 	return begun, false

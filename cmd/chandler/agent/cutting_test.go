@@ -199,7 +199,7 @@ func TestAgentKeepsWhatIsCutByHandMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
 		c.Refuse = func(arg string) error {
-			if arg == "--cut=1g.10gb@0" {
+			if arg == "--create=1g.10gb@0" {
 				return c.Cut("1g.10gb@0")
 			}
 			return nil
@@ -303,7 +303,7 @@ func TestAgentCannotCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
 		var refuse atomic.Value
-		refuse.Store("--cut")
+		refuse.Store("--create")
 		c.Refuse = func(arg string) error {
 			if refuse := refuse.Load().(string); refuse != "" && strings.HasPrefix(arg, refuse) {
 				return errors.New("in use (19)")

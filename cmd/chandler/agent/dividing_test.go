@@ -266,7 +266,7 @@ func TestAgentWaitsForPartitions(t *testing.T) {
 			t.Errorf("taints %q", taint)
 		}
 		never := d.claims("-cpx-6", "never")
-		d.refuses(never, "was not seen")
+		d.refuses(never, "did not appear")
 		d.unprepare(never)
 		release()
 		d.pause(10 * time.Minute)

@@ -40,8 +40,8 @@
 // these pods only if their IDs are healthy.
 //
 // A new mode, exclusion or form is a move: the physical device keeps its earlier description,
-// withheld, until it has no consumer. Then it changes. "roots", "paths", "rebinding" and
-// "onRequest.virtualFunctions" take effect at the next start, and so do physical functions of the
+// withheld, until it has no consumer. Then it changes. "driverRoots", "paths", "passthrough" and
+// "onDemand.virtualFunctions" take effect at the next start, and so do physical functions of the
 // first pool with "sriov".
 //
 // Entries may apply to some nodes, by name or by labels (DriverConfig.On), and the node's label

@@ -371,7 +371,7 @@ func TestAgentThatCannotLook(t *testing.T) {
 			t.Fatal(err)
 		}
 		h.unprepare(before)
-		h.refuses(next, "whether a process has it open is not known")
+		h.refuses(next, "it is unknown whether a process has it open")
 		time.Sleep(ledger.Termination)
 		h.gives(next, diskNode)
 		stop()

@@ -70,7 +70,7 @@ func (a *agent) checkLive(ctx context.Context) error {
 // started with an invalid configuration is not ready, so that a rolling upgrade stops there.
 func (a *agent) checkReady(context.Context) error {
 	if err := a.stillWrong(); err != nil {
-		return fmt.Errorf("the configuration is wrong: %w", err)
+		return fmt.Errorf("the configuration is invalid: %w", err)
 	}
 	if !a.withoutDRA.Load() && a.driver.Registration() == driver.Unanswered {
 		return errors.New("the kubelet has not answered the registration of the DRA driver yet")

@@ -72,7 +72,7 @@ func (a *agent) used(keep bool, functions ...sysfs.Device) error {
 // openMaker loads the records of units that an earlier agent created.
 func (a *agent) openMaker(ctx context.Context) {
 	for _, problem := range a.maker.Open() {
-		klog.FromContext(ctx).Error(problem, "Recovering what was made on request")
+		klog.FromContext(ctx).Error(problem, "Recovering devices that were created on demand")
 	}
 	notify(a.idle)
 }
@@ -81,15 +81,15 @@ func (a *agent) openMaker(ctx context.Context) {
 // while, unless an extended resource lists a device of the unit.
 func (a *agent) undoMade(ctx context.Context) {
 	since := make(map[string]time.Time) // by unit, the time since which no consumer has a device of the unit
-	attempts := newAttempts("Devices that were made on request are not undone")
+	attempts := newAttempts("Devices that were created on demand are not removed")
 	unwritten := false
 	for {
 		freed := a.ledger.Freed()
 		problems, unread := a.maker.ReadAgain()
 		for _, problem := range problems {
-			klog.FromContext(ctx).Error(problem, "Recovering what was made on request")
+			klog.FromContext(ctx).Error(problem, "Recovering devices that were created on demand")
 		}
-		unwritten = restored(ctx, a.maker.Restore, "what was made on request", unwritten)
+		unwritten = restored(ctx, a.maker.Restore, "devices that were created on demand", unwritten)
 		p, all := a.placed.Load(), a.maker.Made()
 		maps.DeleteFunc(since, func(unit string, _ time.Time) bool {
 			return !slices.ContainsFunc(all, func(made making.Made) bool { return made.Unit == unit })

@@ -26,7 +26,7 @@ func TestAgentMakesVirtualFunctionsElsewhere(t *testing.T) {
 		stop := m.run(config)
 		m.offers(virtuals, "")
 		claim := m.claimFor(virtual(0), "predicted", "")
-		m.refuses(claim, "it was not seen within 30s")
+		m.refuses(claim, "it did not appear within 30s")
 		m.unprepare(claim)
 		const came = "pci-0000-03-11-2"
 		m.offers(came+" pci-0000-03-11-4 pci-0000-03-11-6 pci-0000-03-12-0", "")

@@ -187,7 +187,7 @@ func TestAgentMakesVirtualFunctionsWithRDMA(t *testing.T) {
 		if err := m.prepareAgain(whole); err != nil {
 			t.Fatal(err)
 		}
-		m.refuses(claim, "held by claim default/whole")
+		m.refuses(claim, "in use by claim default/whole")
 		m.has(0, 0)
 		stop()
 	})
@@ -200,7 +200,7 @@ func TestAgentGivesNoVirtualFunctionWithoutItsRDMADevice(t *testing.T) {
 		stop := m.run(m.config(&rules.Rules{Mode: discovery.ModeDRA}))
 		m.offers("pci-0000-03-00-0 "+virtuals, "")
 		claim := m.claimFor(virtual(1), "first", "")
-		m.refuses(claim, "it was not seen within 30s")
+		m.refuses(claim, "it did not appear within 30s")
 		m.unprepare(claim)
 		m.has(0, 2*keepMade)
 		time.Sleep(time.Hour)
@@ -350,7 +350,7 @@ func TestAgentCannotMakeVirtualFunctions(t *testing.T) {
 		},
 		"no driver takes them": {
 			func(m *makes) { m.Refuse("igbvf", syscall.ENODEV) }, func(m *makes) { m.Refuse("igbvf", nil) },
-			"it was not seen within 30s", virtuals,
+			"it did not appear within 30s", virtuals,
 		},
 		"no driver would": {
 			func(m *makes) { m.File(rebindtest.Source(physicalFunction)+"/sriov_drivers_autoprobe", "0\n") },

@@ -50,7 +50,7 @@ func openMemo(ctx context.Context, files disk.Files, file string, parse func(dat
 		renamed := files.Rename(file, aside)
 		m.lost = renamed != nil
 		klog.FromContext(ctx).Error(errors.Join(fmt.Errorf("read %s: %w", file, err), renamed),
-			"The agent does not know any more what it decided or saw, and begins anew", "setAside", aside)
+			"The agent has lost its earlier decisions and observations, and starts without them", "setAside", aside)
 		return m
 	}
 }

@@ -58,7 +58,7 @@ func newAgentMetrics(version string, served bool) *agentMetrics {
 	m.refused = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "chandler_refused_total",
 		Help: "Claims that were not prepared (api DRA) and allocations that were refused (api DevicePlugin), by reason: " +
-			"held, gone, changed, parameters, configuring, waiting, disk, other. The kubelet asks again for a claim, and each time counts.",
+			"allocated, gone, changed, parameters, configuring, waiting, disk, other. The kubelet retries a claim, and each attempt is counted.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"api", "reason"})
 	m.scans = metrics.NewHistogram(&metrics.HistogramOpts{
@@ -74,7 +74,7 @@ func newAgentMetrics(version string, served bool) *agentMetrics {
 	}, []string{"result"})
 	m.configured = metrics.NewGauge(&metrics.GaugeOpts{
 		Name:           "chandler_config_last_reload_successful",
-		Help:           "Whether the configuration that was read last is in force: 1, or 0 if it is wrong and the one before is.",
+		Help:           "1 if the last configuration is in effect, 0 if it is invalid and the previous one remains in effect.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	m.configuredAt = metrics.NewGauge(&metrics.GaugeOpts{

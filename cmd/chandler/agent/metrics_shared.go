@@ -25,7 +25,7 @@ var (
 		"How much containers may have together of each shared device: of its memory (unit byte), or its shares or another capacity (unit integer).",
 		sharedKeys, nil, metrics.ALPHA, "")
 	sharedFreeMetric = metrics.NewDesc("chandler_shared_capacity_free",
-		"How much of chandler_shared_capacity nobody has. A device that is not well has it too.", sharedKeys, nil, metrics.ALPHA, "")
+		"Part of chandler_shared_capacity that is not allocated. Unhealthy devices are included.", sharedKeys, nil, metrics.ALPHA, "")
 	sharedAllocatedMetric = metrics.NewDesc("chandler_shared_capacity_allocated",
 		"How much of chandler_shared_capacity each pod or claim has. pod is empty for a claim of several pods, and while the kubelet has named none.",
 		slices.Concat(sharedKeys, []string{"namespace", "pod", "claim", "request", "resource", "api"}), nil, metrics.ALPHA, "")

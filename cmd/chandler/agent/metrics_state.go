@@ -106,13 +106,13 @@ var (
 	slicesMetric = metrics.NewDesc("chandler_dra_published_slices",
 		"ResourceSlices that are to be on the API server for this node.", nil, nil, metrics.ALPHA, "")
 	publishedMetric = metrics.NewDesc("chandler_dra_published_devices",
-		"Devices in these ResourceSlices. A device that is cut into numbered shares is there once for each.", nil, nil, metrics.ALPHA, "")
+		"Devices in these ResourceSlices. A device with numbered shares is counted once for each share.", nil, nil, metrics.ALPHA, "")
 	refusedMetric = metrics.NewDesc("chandler_dra_slices_refused",
-		"Whether the API server refuses this node's ResourceSlices, for an admission webhook, say: 1 or 0.", nil, nil, metrics.ALPHA, "")
+		"1 if the API server rejects the ResourceSlices of this node, for example because of an admission webhook, otherwise 0.", nil, nil, metrics.ALPHA, "")
 	asideMetric = metrics.NewDesc("chandler_dra_records_set_aside",
 		"Records of claims that were set aside, since they are damaged or a newer agent's. Their devices stay with the claims.", nil, nil, metrics.ALPHA, "")
 	devicesMetric = metrics.NewDesc("chandler_devices",
-		"Devices of the host by family, by the API that offers them, and by what is wrong with them: healthy, or a condition such as unknown.",
+		"Devices of the host by family, by the API that offers them, and by health: healthy, or a condition such as unknown.",
 		[]string{"family", "api", "health"}, nil, metrics.ALPHA, "")
 	waitingMetric = metrics.NewDesc("chandler_devices_waiting",
 		"Devices that are kept from new owners until they can move to the other API, or change in how they are shared.",
@@ -126,18 +126,18 @@ var (
 	memoryMetric = metrics.NewDesc("chandler_device_memory_bytes",
 		"Memory of each device that has its own.", []string{"node", "device"}, nil, metrics.ALPHA, "")
 	sharesMetric = metrics.NewDesc("chandler_device_shares",
-		"Into how many shares each device is cut, where the configuration shares it by number.", []string{"node", "device"}, nil, metrics.ALPHA, "")
+		"Number of shares of each device that the configuration shares by number.", []string{"node", "device"}, nil, metrics.ALPHA, "")
 	speedMetric = metrics.NewDesc("chandler_device_link_speed_transfers_per_second",
 		"Transfers per second on a lane of each device's PCIe link at present. GPUs lower it while they are idle. Absent while the device is suspended.",
 		[]string{"node", "device"}, nil, metrics.ALPHA, "")
 	widthMetric = metrics.NewDesc("chandler_device_link_width_lanes",
 		"Lanes of each device's PCIe link at present. Absent while the device is suspended.", []string{"node", "device"}, nil, metrics.ALPHA, "")
 	allocatedMetric = metrics.NewDesc("chandler_device_allocated",
-		"1 for each container that has a device, by a claim (api DRA) or by a classic resource (api DevicePlugin). "+
+		"1 for each container that has a device, by a claim (api DRA) or by the device plugin API (api DevicePlugin). "+
 			"pod and container are empty while the kubelet has not named them. Claims with admin access are left out.",
 		slices.Concat(deviceKeys, []string{"namespace", "pod", "container", "claim", "request", "resource", "api"}), nil, metrics.ALPHA, "")
 	problemsMetric = metrics.NewDesc("chandler_scan_problems",
-		"What the last scan could not read or understand, by family, \"\" where that is not known.", []string{"family"}, nil, metrics.ALPHA, "")
+		"Problems of the last scan, by family: data that could not be read or parsed. The family is \"\" if it is unknown.", []string{"family"}, nil, metrics.ALPHA, "")
 	lateMetric = metrics.NewDesc("chandler_scan_late",
 		"1 for each family that has not answered the last scan in time. Its devices count as unreadable.", []string{"family"}, nil, metrics.ALPHA, "")
 	hangingMetric = metrics.NewDesc("chandler_scan_hanging_reads",

@@ -258,7 +258,7 @@ func scrapeOf(nodes map[string]*scraped) string {
 func TestMetricsOfRefusals(t *testing.T) {
 	m := newAgentMetrics("v1", true)
 	scrape := serveMetrics(t, m, emptyState())
-	expectLines(t, scrape(), `chandler_refused_total{api="DRA",reason="held"} 0`)
+	expectLines(t, scrape(), `chandler_refused_total{api="DRA",reason="allocated"} 0`)
 	for _, err := range []error{
 		fmt.Errorf("prepare: %w", &ledger.Blocked{Device: "a"}),
 		fmt.Errorf("prepare: %w", context.DeadlineExceeded),
@@ -275,12 +275,12 @@ func TestMetricsOfRefusals(t *testing.T) {
 	m.observeClassic(legacy.OperationPrefer, time.Millisecond, errors.New("no such ID"))
 	text := scrape()
 	expectLines(t, text,
-		`chandler_refused_total{api="DRA",reason="held"} 1`,
+		`chandler_refused_total{api="DRA",reason="allocated"} 1`,
 		`chandler_refused_total{api="DRA",reason="waiting"} 1`,
 		`chandler_refused_total{api="DRA",reason="disk"} 1`,
 		`chandler_refused_total{api="DRA",reason="other"} 2`,
 		`chandler_refused_total{api="DevicePlugin",reason="gone"} 1`,
-		`chandler_refused_total{api="DevicePlugin",reason="held"} 1`,
+		`chandler_refused_total{api="DevicePlugin",reason="allocated"} 1`,
 		`chandler_device_plugin_duration_seconds_count{operation="prefer",result="error"} 1`,
 	)
 	if n := strings.Count(text, "\nchandler_refused_total{"); n != 2*len(driver.Refusals()) {

@@ -133,7 +133,7 @@ func (p *Placement) place(silicon string, s wish, view *ledger.View, facts Facts
 			p.Free[silicon] = true
 		}
 	case wanted == now && now == discovery.ModeAuto:
-		reason = "it is not known yet which API offers it"
+		reason = "it is not yet decided which API offers it"
 	case wanted == now || wanted == discovery.ModeAuto:
 	case s.open:
 		now = wanted

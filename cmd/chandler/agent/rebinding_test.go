@@ -205,7 +205,7 @@ func TestAgentRebinds(t *testing.T) {
 			t.Errorf("taint %q while it is not given back", got)
 		}
 		again := r.claim("again", "vfio")
-		r.refuses(again, "held by an earlier consumer or a program of the host: in use: /dev/vfio/3: process 47 (qemu) has it open")
+		r.refuses(again, "in use by an earlier consumer or a program of the host: in use: /dev/vfio/3: process 47 (qemu) has it open")
 		r.Ends("47")
 		r.gives(again, "/dev/vfio/3", "/dev/vfio/vfio")
 		time.Sleep(time.Minute)

@@ -60,7 +60,7 @@ func (a *agent) change(ctx context.Context, change Change) {
 	replace(a.wrong, change.Err)
 	if change.Err != nil {
 		a.because.Store(&change.Err)
-		klog.FromContext(ctx).Error(change.Err, "The configuration changed and is wrong; the one before stays in force")
+		klog.FromContext(ctx).Error(change.Err, "The new configuration is invalid; the previous one remains in effect")
 		return
 	}
 	a.because.Store(nil)
@@ -85,13 +85,13 @@ func (a *agent) outdated() (fields []string) {
 		name string
 		same bool
 	}{
-		{"roots", reflect.DeepEqual(now.Roots, started.Roots)},
+		{"driverRoots", reflect.DeepEqual(now.Roots, started.Roots)},
 		{"paths", reflect.DeepEqual(now.Paths, started.Paths)},
 		{"hooks", now.NoHooks == started.NoHooks},
-		{"rebinding", slices.EqualFunc(now.Rebind, started.Rebind, discovery.SameRebinding)},
-		{"onRequest.virtualFunctions", slices.EqualFunc(now.VirtualFunctions, started.VirtualFunctions, discovery.SameVirtualFunctions)},
-		{"onRequest.partitions", slices.EqualFunc(now.Partition, started.Partition, discovery.SamePartitioning)},
-		{"onRequest.mps or onRequest.timeSlices", slices.EqualFunc(now.Upkeep, started.Upkeep, discovery.SameUpkeep)},
+		{"passthrough", slices.EqualFunc(now.Rebind, started.Rebind, discovery.SameRebinding)},
+		{"onDemand.virtualFunctions", slices.EqualFunc(now.VirtualFunctions, started.VirtualFunctions, discovery.SameVirtualFunctions)},
+		{"onDemand.partitions", slices.EqualFunc(now.Partition, started.Partition, discovery.SamePartitioning)},
+		{"onDemand.mps or onDemand.timeSlices", slices.EqualFunc(now.Upkeep, started.Upkeep, discovery.SameUpkeep)},
 		{"resources.sriov", started.Pools || !now.Pools}, // with a pool at the start, the families already describe physical functions
 	} {
 		if !field.same {
@@ -155,7 +155,7 @@ func (a *agent) complain(ctx context.Context) {
 			continue
 		}
 		if err := podevents.TellOfConfig(ctx, a.StatusClient, a.NodeName, &pod, wrong); err != nil {
-			klog.FromContext(ctx).V(2).Info("The agent's pod is not told of its configuration yet", "reason", err.Error())
+			klog.FromContext(ctx).V(2).Info("The Event about the configuration is not written yet", "reason", err.Error())
 			again = time.After(complainInterval)
 		}
 	}

@@ -32,20 +32,20 @@ func TestChange(t *testing.T) {
 		t.Errorf("logged %q", log)
 	}
 	if a.settings.Load().Rules != first || len(a.rules) > 0 {
-		t.Error("the rules are others though the configuration is wrong")
+		t.Error("the rules are others though the configuration is invalid")
 	}
 
 	log = nil
 	second := Settings{Rules: &rules.Rules{}, Severity: discovery.Severity{discovery.ConditionGone: "NoExecute"}, Roots: map[string]string{"nvidia": "/run/driver"}}
 	a.change(ctx, Change{Settings: second})
 	expectLines(t, scrape(), "chandler_config_last_reload_successful 1", "chandler_config_restart_needed 1")
-	if notes := a.notes(""); len(notes) != 1 || notes[0].Code != "CH0710" || !strings.Contains(notes[0].Reason, "a change of roots is in force once") {
+	if notes := a.notes(""); len(notes) != 1 || notes[0].Code != "CH0710" || !strings.Contains(notes[0].Reason, "a change of driverRoots is in force once") {
 		t.Errorf("the page says %+v", notes)
 	}
 	if text := scrape(); !strings.Contains(text, "\nchandler_config_last_reload_success_timestamp_seconds 1.") {
 		t.Errorf("no time:\n%s", text)
 	}
-	if len(log) != 2 || !strings.Contains(log[1], "once the agent is started again") || !strings.Contains(log[1], `"fields"=["roots"]`) {
+	if len(log) != 2 || !strings.Contains(log[1], "once the agent is started again") || !strings.Contains(log[1], `"fields"=["driverRoots"]`) {
 		t.Errorf("logged %q", log)
 	}
 	if rules := <-a.rules; rules != second.Rules || a.settings.Load().Severity.Effect(discovery.ConditionGone) != "NoExecute" || len(a.events) != 1 {
@@ -62,7 +62,7 @@ func TestChange(t *testing.T) {
 	log = nil
 	third := Settings{Rules: &rules.Rules{}, Rebind: everything, VirtualFunctions: []discovery.VirtualFunctions{{Expression: "true"}}, Partition: []discovery.Partitioning{{Expression: "true"}}}
 	a.change(ctx, Change{Settings: third})
-	if want := `"fields"=["rebinding" "onRequest.virtualFunctions" "onRequest.partitions"]`; len(log) != 2 || !strings.Contains(strings.ReplaceAll(log[1], ",", " "), want) {
+	if want := `"fields"=["passthrough" "onDemand.virtualFunctions" "onDemand.partitions"]`; len(log) != 2 || !strings.Contains(strings.ReplaceAll(log[1], ",", " "), want) {
 		t.Errorf("logged %q, want %s", log, want)
 	}
 	a.change(ctx, Change{Settings: Settings{Rules: &rules.Rules{}, Pools: true}})

@@ -101,7 +101,7 @@ func (a *agent) report(o removal.Order) removal.Report {
 		r.State, r.Detail = removal.Waiting, because(fmt.Sprintf("device %s is not given back to its driver yet", left.Devices[0]), view.Kept(left.Devices...), left.Failed)
 	case len(a.maker.Made()) > 0:
 		made := a.maker.Made()[0]
-		r.State, r.Detail = removal.Waiting, because(fmt.Sprintf("%s was made on request and is not undone yet", made.Unit), view.Kept(made.Devices...), made.Failed)
+		r.State, r.Detail = removal.Waiting, because(fmt.Sprintf("%s was created on demand and is not removed yet", made.Unit), view.Kept(made.Devices...), made.Failed)
 	default:
 		r.State = removal.Withheld
 	}
@@ -112,7 +112,7 @@ func (a *agent) report(o removal.Order) removal.Report {
 func because(text, kept string, failed error) string {
 	switch {
 	case kept != "":
-		return text + ": it is held by " + kept
+		return text + ": it is in use by " + kept
 	case failed != nil:
 		return text + ": " + failed.Error()
 	}
@@ -165,7 +165,7 @@ func (a *agent) tell(ctx context.Context, r removal.Report) error {
 func (a *agent) leave(ctx context.Context) error {
 	report := removal.Report{ID: a.order.Load().ID, State: removal.Removed}
 	if owners, ending := a.ledger.View(nil).Owners(); len(owners)+len(ending) > 0 {
-		return fmt.Errorf("somebody has a device now, %s: %w", namesOf(slices.Concat(owners, ending)), errAnew)
+		return fmt.Errorf("a device was allocated meanwhile, %s: %w", namesOf(slices.Concat(owners, ending)), errAnew)
 	}
 	cleaning, cancel := context.WithTimeout(ctx, cleanPatience)
 	err := a.clean(cleaning)
@@ -206,7 +206,7 @@ func (a *agent) rest(ctx context.Context, report removal.Report) error {
 	}
 }
 
-var errAnew = errors.New("beginning anew")
+var errAnew = errors.New("starting again")
 
 // clean removes the data that outlives an agent: ResourceSlices, files for the next agent, CDI
 // specs, the feature file, and sockets without a listener.

@@ -175,7 +175,7 @@ func TestRemovalWhileDevicesAreKept(t *testing.T) {
 			h.unprepare(claim)
 			give(removal.Order{Phase: removal.Remove, ID: "a"})
 			if want == "vfio" {
-				h.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not given back to its driver yet: it is held by claim default/old, which has ended: " + node + ": process 47 (train) has it open"})
+				h.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not given back to its driver yet: it is in use by claim default/old, which has ended: " + node + ": process 47 (train) has it open"})
 				h.Ends("47")
 			}
 			time.Sleep(2 * refuseInterval)
@@ -228,7 +228,7 @@ func TestRemovalWithoutRights(t *testing.T) {
 		give(removal.Order{Phase: removal.Remove, ID: "a"})
 		time.Sleep(time.Minute)
 		r.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not given back to its driver yet: it is not given back to driver nvme: function " + diskFunction +
-			`: set its driver: write "" to /` + rebindtest.Source(diskFunction) + "/driver_override: read-only file system: the agent may not change the host: it takes rebinding.enabled, see docs/rebinding.md"})
+			`: set its driver: write "" to /` + rebindtest.Source(diskFunction) + "/driver_override: read-only file system: the agent may not change the host: this needs passthrough.enabled, see docs/vfio-passthrough.md"})
 		r.bound("vfio-pci", 0)
 	})
 }

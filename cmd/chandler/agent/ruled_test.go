@@ -104,7 +104,7 @@ func TestRuledOfAnotherNumber(t *testing.T) {
 // Rules that replace an unknown configuration apply at once: no device was offered in an earlier
 // form, and a claim for a share would otherwise wait for its own end.
 func TestRuledAfterNothingWasKnown(t *testing.T) {
-	r := newRuled(&rules.Rules{Unknown: "the configuration is wrong"})
+	r := newRuled(&rules.Rules{Unknown: "the configuration is invalid"})
 	r.see(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
 	r.keepExcluded(nil)
 	r.change(&rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: 3}}})

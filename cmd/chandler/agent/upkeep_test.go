@@ -227,7 +227,7 @@ func TestAgentCannotKeepUpMPS(t *testing.T) {
 			t.Errorf("%v; want %q", err, want)
 		}
 	}
-	refuses(claim, "nobody answers at "+k.upkeep()+"/socket: the program that keeps up what claims want does not run on this node; with Helm, upkeep.enabled runs it")
+	refuses(claim, "no program answers at "+k.upkeep()+"/socket: chandler-nvml --sharing-daemons does not run on this node; in the chart, sharingDaemons.enabled runs it")
 	k.unprepare(claim)
 	stopSupervisor := k.supervise()
 	k.behaves("dies")
@@ -239,7 +239,7 @@ func TestAgentCannotKeepUpMPS(t *testing.T) {
 	if err := k.prepareAgain(claim); err != nil || k.daemon("infer") == 0 {
 		t.Error(err)
 	}
-	refuses(k.claim("other", "pci-0000-41-00-0", mps), "is no whole GPU for which the administrator allows it, by onRequest.mps")
+	refuses(k.claim("other", "pci-0000-41-00-0", mps), "is not a whole GPU that the configuration selects by onDemand.mps")
 
 	// A supervisor that ended together with its daemons does not block the GPU.
 	stopSupervisor()

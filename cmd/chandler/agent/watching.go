@@ -31,7 +31,7 @@ func (a *agent) listen(ctx context.Context) {
 	close(ended)
 	<-relayed
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The kernel's events cannot be heard; changes are seen at the next scan", "interval", a.RescanInterval)
+		klog.FromContext(ctx).Error(err, "Kernel events cannot be received; changes are found by the next scan", "interval", a.RescanInterval)
 	}
 }
 

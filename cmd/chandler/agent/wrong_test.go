@@ -62,7 +62,7 @@ func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
 		n.allocate("devices.kubevirt.io/tun", "tun0", "/dev/net/tun")
 		stop()
 
-		config := n.config(&rules.Rules{Mode: discovery.ModeAuto, Unknown: "the configuration is wrong"})
+		config := n.config(&rules.Rules{Mode: discovery.ModeAuto, Unknown: "the configuration is invalid"})
 		config.BootID = "another"
 		config.Wrong = errors.New("exclude[0].cel: no such field")
 		config.Pod, config.PodUID = "chandler/agent", "pod-uid"
@@ -79,7 +79,7 @@ func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
 		n.unprepare(claim)
 		n.offers("", "devices.kubevirt.io/tun")
 		expectLines(t, answer("/metrics"), "chandler_config_last_reload_successful 0")
-		if got, want := answer("/readyz"), "the configuration is wrong: exclude[0].cel: no such field\n"; got != want {
+		if got, want := answer("/readyz"), "the configuration is invalid: exclude[0].cel: no such field\n"; got != want {
 			t.Errorf("readyz: %q, want %q", got, want)
 		}
 		events, err := n.client.EventsV1().Events("chandler").List(t.Context(), metav1.ListOptions{})
@@ -127,7 +127,7 @@ func TestAgentWithAWrongConfigurationLeavesCallsToTheOther(t *testing.T) {
 			t.Errorf("prepare beside an agent with a wrong configuration: %v", err)
 		}
 		n.unprepare(claim)
-		for path, want := range map[string]string{"/readyz": "the configuration is wrong: exclude[0].cel: no such field\n", "/healthz": "ok\n"} {
+		for path, want := range map[string]string{"/readyz": "the configuration is invalid: exclude[0].cel: no such field\n", "/healthz": "ok\n"} {
 			if got := answer(path); got != want {
 				t.Errorf("%s: %q, want %q", path, got, want)
 			}

@@ -59,7 +59,7 @@ func (n *Informant) Change(ctx context.Context, args ...string) ([]byte, error) 
 		return nil, errors.New("its answer is too long")
 	}
 	if complaint := n.firstLine(said.text); complaint != "" {
-		klog.FromContext(ctx).Info("A vendor's program did what it was asked to, and complains", "program", n.path, "complaint", complaint)
+		klog.FromContext(ctx).Info("A vendor's program succeeded with a warning", "program", n.path, "complaint", complaint)
 	}
 	return answer.Bytes(), nil
 }

@@ -35,8 +35,8 @@ func changer(t *testing.T, script string) *Informant {
 // gets a request for a scan.
 func TestChange(t *testing.T) {
 	n := changer(t, `echo "$@"`)
-	answer, err := n.Change(t.Context(), "--cut=x", "--gpu=y")
-	if err != nil || string(answer) != "--cut=x --gpu=y --of-the-host\n" {
+	answer, err := n.Change(t.Context(), "--create=x", "--gpu=y")
+	if err != nil || string(answer) != "--create=x --gpu=y --of-the-host\n" {
 		t.Errorf("answer %q, error %v", answer, err)
 	}
 	if len(n.again) != 1 {

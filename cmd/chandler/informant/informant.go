@@ -174,7 +174,7 @@ func (n *Informant) once(ctx context.Context) error {
 func Ask(ctx context.Context, host *discovery.Host, all []*discovery.Family, hostRoot string, errOut io.Writer) {
 	for _, n := range Overlay(host, all, hostRoot) {
 		if err := n.once(ctx); err != nil {
-			fmt.Fprintf(errOut, "%s was not asked: %v\n", n.Library, err)
+			fmt.Fprintf(errOut, "%s was not used: %v\n", n.Library, err)
 		}
 	}
 }
@@ -210,7 +210,7 @@ func (n *Informant) Run(ctx context.Context, changed func()) {
 		n.forget(err)
 		if n.logged != err.Error() {
 			n.logged = err.Error()
-			klog.FromContext(ctx).Info("A vendor's library is not being asked", "library", n.Library, "program", n.path, "reason", err)
+			klog.FromContext(ctx).Info("A vendor's library is not used", "library", n.Library, "program", n.path, "reason", err)
 		}
 		pause(ctx, wait)
 		wait = min(2*wait, maxRetry)

@@ -21,7 +21,7 @@ func newAliyun(im *importer) *format {
 	table := []option{
 		{name: "memory-unit", in: "memoryUnit", fate: carried},
 		{name: "health-check", alone: true, why: "the agent always watches the health of devices"},
-		{name: "mps", alone: true, fate: lost, fine: []string{"false"}, why: "write roots: {nvidia-mps: …}, and run an MPS daemon"},
+		{name: "mps", alone: true, fate: lost, fine: []string{"false"}, why: "write driverRoots: {nvidia-mps: …}, and run an MPS daemon"},
 	}
 	for _, name := range []string{"query-kubelet", "query-from-kubelet"} {
 		table = append(table, option{name: name, alone: true, why: elsewhere})

@@ -106,7 +106,7 @@ func (n *nvidia) options() []option {
 	}
 }
 
-const driverRoot = "NVIDIA's container runtime brings the driver's libraries, as before; without that runtime, write roots: {nvidia: …}"
+const driverRoot = "NVIDIA's container runtime brings the driver's libraries, as before; without that runtime, write driverRoots: {nvidia: …}"
 
 // isOwn recognises the plugin's configuration file.
 func (n *nvidia) isOwn(v value) bool {

@@ -240,13 +240,13 @@ func (im *importer) policy(from value, policy v1alpha1.Policy, names ...string) 
 // root sets the host directory of a family.
 func (im *importer) root(from value, family, dir string) {
 	roots := map[string]string{family: dir}
-	if !im.fits(from, "", v1alpha1.DriverConfig{Roots: roots}) {
+	if !im.fits(from, "", v1alpha1.DriverConfig{DriverRoots: roots}) {
 		return
 	}
-	if im.config.Roots == nil {
-		im.config.Roots = roots
+	if im.config.DriverRoots == nil {
+		im.config.DriverRoots = roots
 	}
-	im.config.Roots[family] = dir
+	im.config.DriverRoots[family] = dir
 }
 
 // fits reports whether an entry can be added to the configuration, and otherwise notes the reason.

@@ -21,7 +21,7 @@ func newXilinx(im *importer) *format {
 	x.settings = newSettings(im, []option{
 		{name: "name-customize", env: "DeviceNameCustomize", in: "devicePlugin.env.DeviceNameCustomize", fate: carried},
 		{name: "u30-name", env: "U30NameConvention", in: "devicePlugin.env.U30NameConvention", fate: lost, fine: []string{"commonname"}, why: "name the U30's resource by its shell in an entry of resources: amd.com/<shell>-<timestamp>, as chandler discover shows them"},
-		{name: "u30-unit", env: "U30AllocUnit", in: "devicePlugin.env.U30AllocUnit", fate: lost, fine: []string{"card"}, why: "name the FPGAs of a U30 by their shell in an entry of resources: they are then given out one by one"},
+		{name: "u30-unit", env: "U30AllocUnit", in: "devicePlugin.env.U30AllocUnit", fate: lost, fine: []string{"card"}, why: "name the FPGAs of a U30 by their shell in an entry of resources: each FPGA is then allocated by itself"},
 		{name: "virtual", env: "VirtualDev", in: "devicePlugin.env.VirtualDev", fate: lost, fine: []string{"false"}, why: "no container gets all FPGAs of a node by one resource"},
 		{name: "virtual-number", env: "VirtualNum", in: "devicePlugin.env.VirtualNum", why: "is for VirtualDev"},
 	})

@@ -74,7 +74,7 @@ func (v *view) askAgents(ctx context.Context, nodes []string) (said map[string]m
 			continue
 		case asked == mostAsked:
 			mu.Lock()
-			why[node] = "there are too many nodes to ask"
+			why[node] = "there are too many nodes"
 			mu.Unlock()
 			continue
 		}
@@ -203,11 +203,11 @@ func (w *whoView) unsaid() string {
 	}
 	for _, node := range nodes {
 		if why := w.answers.why[node]; why != "" {
-			return fmt.Sprintf("the agent of %s does not say which device that is, since %s: run chandler inventory there.", node, why)
+			return fmt.Sprintf("the agent of %s does not report the device, because %s: run chandler inventory on the node.", node, why)
 		}
 	}
 	if len(nodes) == 0 {
 		return ""
 	}
-	return "which device that is, only the node knows: run chandler inventory there."
+	return "only the node has the name of the device: run chandler inventory on the node."
 }

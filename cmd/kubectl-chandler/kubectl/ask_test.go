@@ -64,7 +64,7 @@ func TestWhoAsksAgents(t *testing.T) {
 		"a node": {
 			answer: response(measured), args: []string{"who", "vm-1"},
 			has:    []string{"npu 05:00.0", "npu npu-7", "3 devices of this node"},
-			hasNot: []string{"×2", "npu-8", "npu-9", "only the node knows"},
+			hasNot: []string{"×2", "npu-8", "npu-9", "only the node has the name"},
 		},
 		"a pod": {
 			answer: response(measured), args: []string{"who", "lab/nb-7"},
@@ -76,15 +76,15 @@ func TestWhoAsksAgents(t *testing.T) {
 		},
 		"no right": {
 			answer: refused{apierrors.NewForbidden(pods, "chandler", errors.New("no"))}, args: []string{"who", "vm-1"},
-			has: []string{"×2", "the agent of vm-1 does not say which device that is, since you may not get pods/proxy"},
+			has: []string{"×2", "the agent of vm-1 does not report the device, because you may not get pods/proxy"},
 		},
 		"protected": {
 			answer: refused{apierrors.NewNotFound(pods, "metrics")}, args: []string{"who", "vm-1"},
-			has: []string{"×2", "since its metrics are protected"},
+			has: []string{"×2", "because its metrics are protected"},
 		},
 		"an agent that does not have it": {
 			answer: response(""), args: []string{"who", "vm-1"},
-			has: []string{"×2", "only the node knows"},
+			has: []string{"×2", "only the node has the name"},
 		},
 		"a resource without its domain": {
 			answer: response(measured), args: []string{"who", "npu"},
@@ -101,11 +101,11 @@ func TestWhoAsksAgents(t *testing.T) {
 		},
 		"a device by limits that nobody has": {
 			answer: response(`chandler_device_info{node="vm-1",device="tty",kind="serial"} 1` + "\n"), args: []string{"who", "tty"},
-			has: []string{"serial tty on vm-1: nobody has it, it is free."},
+			has: []string{"serial tty on vm-1: not allocated; free."},
 		},
 		"no metrics": {
 			answer: response("<html>"), args: []string{"who", "vm-1"},
-			has: []string{"×2", "the agent of vm-1 does not say"},
+			has: []string{"×2", "the agent of vm-1 does not report the device"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -133,7 +133,7 @@ func TestWhoAsksAgents(t *testing.T) {
 func TestWhoWithoutAnswers(t *testing.T) {
 	client := withAgent(t, refused{apierrors.NewForbidden(schema.GroupResource{Resource: "pods/proxy"}, "chandler", errors.New("no"))})
 	_, _, err := run(t, client, 160, "who", "serial-0")
-	if err == nil || !strings.HasSuffix(err.Error(), "the agent of vm-1 did not say, since you may not get pods/proxy") {
+	if err == nil || !strings.HasSuffix(err.Error(), "the agent of vm-1 did not report it, because you may not get pods/proxy") {
 		t.Errorf("error %v", err)
 	}
 	for _, word := range []string{"pod/serial-0", "node/serial-0"} {

@@ -173,7 +173,7 @@ const mostOutput = 64 << 20
 
 func (l *limit) Write(p []byte) (int, error) {
 	if l.to.Len()+len(p) > mostOutput {
-		return 0, errors.New("it says too much")
+		return 0, errors.New("its output is too long")
 	}
 	return l.to.Write(p)
 }

@@ -18,22 +18,22 @@ func newImport() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import FILE...",
 		Short: "Write a DriverConfig from the configuration of other device plugins",
-		Long: `Read what is written for the device plugins that Chandler replaces, and write a
-DriverConfig that offers the same to standard output. It needs no cluster.
+		Long: `Read configurations of device plugins that Chandler replaces, and write an
+equivalent DriverConfig to standard output. The command needs no cluster.
 
-Known are
+The supported formats are
 ` + importer.Formats() + `
-The command finds out what a file is: a configuration file, a ConfigMap, a
-DaemonSet or Pod with arguments and variables, a custom resource, Helm values,
-a List of these, arguments or variables alone; YAML with any number of
-documents, or JSON, also with comments. Name all files of a plugin together,
-since its flags say how its configuration is to be read. - is standard input.
+The command recognizes the type of a file: a configuration file, a ConfigMap, a
+DaemonSet or Pod with arguments and environment variables, a custom resource, Helm
+values, a List of these, or arguments or environment variables alone; YAML with any
+number of documents, or JSON, also with comments. Name all files of a plugin
+together, because its flags affect its configuration. - is standard input.
 
-Comments at the head of the output name all that is not carried over, each with
-its place and the reason, and first what changes for pods.
+Comments at the beginning of the output list all settings without an equivalent,
+with their place and the reason. Settings that affect pods come first.
 
-The exit code is 0 if pods get what they got before, 2 if something that is not
-carried over changes what they get, and 1 if a file could not be read.`,
+The exit code is 0 if pods get the same as before, 2 if a setting without an
+equivalent changes this, and 1 if a file could not be read.`,
 		Example: `  kubectl chandler import time-slicing.yaml > config.yaml
   kubectl -n kube-system get daemonset,configmap -o yaml | kubectl chandler import -
   kubectl chandler import values.yaml --named=mig-mixed | kubectl chandler validate -`,
@@ -42,8 +42,8 @@ carried over changes what they get, and 1 if a file could not be read.`,
 			return importFiles(cmd.InOrStdin(), cmd.OutOrStdout(), args, options)
 		},
 	}
-	cmd.Flags().StringVar(&options.Named, "named", "", "import only the configuration of this `name`, where each node reads another")
-	cmd.Flags().BoolVar(&options.Only, "only", false, "exclude devices of the families that the files say nothing of")
+	cmd.Flags().StringVar(&options.Named, "named", "", "import only the configuration of this `name`, if nodes have different ones")
+	cmd.Flags().BoolVar(&options.Only, "only", false, "exclude devices of families that the files do not mention")
 	return cmd
 }
 

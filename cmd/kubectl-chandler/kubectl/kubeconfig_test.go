@@ -24,7 +24,7 @@ func TestNoKubeconfig(t *testing.T) {
 			}
 			o := newOptions("v1.2.3")
 			o.kubeconfig.ExplicitPath = file
-			if _, err := o.connect(); err == nil || err.Error() != file+" is no kubeconfig" {
+			if _, err := o.connect(); err == nil || err.Error() != file+" is not a kubeconfig" {
 				t.Errorf("error %v", err)
 			}
 		})

@@ -85,14 +85,14 @@ func newOptions(version string) *options {
 
 // addFlags adds the flags that select a cluster, with kubectl's names.
 func (o *options) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.kubeconfig.ExplicitPath, clientcmd.RecommendedConfigPathFlag, "", "kubeconfig `file`, else that of KUBECONFIG or ~/.kube/config")
+	flags.StringVar(&o.kubeconfig.ExplicitPath, clientcmd.RecommendedConfigPathFlag, "", "kubeconfig `file`, by default $KUBECONFIG or ~/.kube/config")
 	clientcmd.BindOverrideFlags(&o.overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
-	flags.BoolVar(&o.ascii, "ascii", false, "write nothing but ASCII")
+	flags.BoolVar(&o.ascii, "ascii", false, "print only ASCII characters")
 }
 
 // addOutput adds the flag for the output format.
 func (o *options) addOutput(flags *pflag.FlagSet) {
-	flags.StringVarP(&o.output, "output", "o", "", "json, or nothing for people")
+	flags.StringVarP(&o.output, "output", "o", "", "json, or empty for text")
 }
 
 func (o *options) checkOutput() error {
@@ -137,7 +137,7 @@ const (
 func (o *options) restConfig() (*rest.Config, error) {
 	config, err := o.config().ClientConfig()
 	if clientcmd.IsEmptyConfig(err) {
-		return nil, errors.New("no cluster is known: set KUBECONFIG, or name a file by --kubeconfig")
+		return nil, errors.New("no cluster is configured: set KUBECONFIG or --kubeconfig")
 	}
 	if err != nil {
 		return nil, command.KubeconfigError(err)
@@ -176,7 +176,7 @@ func (o *options) read(ctx context.Context, cmd *cobra.Command, what reading) (*
 		return nil, err
 	}
 	for _, missing := range v.missing {
-		fmt.Fprintln(cmd.ErrOrStderr(), "not known:", missing)
+		fmt.Fprintln(cmd.ErrOrStderr(), "unknown:", missing)
 	}
 	return v, nil
 }

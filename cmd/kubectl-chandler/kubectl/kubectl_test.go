@@ -157,15 +157,15 @@ func TestOpenDevicesAreNotSummed(t *testing.T) {
 	c.Plugin("vms", "devices.kubevirt.io/vhost-net", 1000, 1000)
 	client := fake.NewClientset(c.Objects()...)
 	for _, test := range []struct{ args, want string }{
-		{"top nodes", "gpus     8     0    1"},
-		{"top nodes", "vms    any     0    0"},
-		{"top", "any     0    0    1  ○"},
+		{"top nodes", "gpus     8          0            1"},
+		{"top nodes", "vms    any          0            0"},
+		{"top", "any          0            0      1  ○"},
 		{"who gpus", "8 gpu are free. Any number of pods may have devices.kubevirt.io/kvm."},
 		{"who vms", "Any number of pods may have kvm, tun and devices.kubevirt.io/vhost-net."},
-		{"who tun", "tun on vms: nobody has it, it is for any number of pods."},
-		{"who vhost-net", "devices.kubevirt.io/vhost-net on vms: for any number of pods."},
-		{"who kvm", "kvm on vms: nobody has it, it is for any number of pods. devices.kubevirt.io/kvm on gpus: for any number of pods."},
-		{"who devices.kubevirt.io/kvm", "devices.kubevirt.io/kvm on gpus: for any number of pods."},
+		{"who tun", "tun on vms: not allocated; unlimited sharing."},
+		{"who vhost-net", "devices.kubevirt.io/vhost-net on vms: unlimited sharing."},
+		{"who kvm", "kvm on vms: not allocated; unlimited sharing. devices.kubevirt.io/kvm on gpus: unlimited sharing."},
+		{"who devices.kubevirt.io/kvm", "devices.kubevirt.io/kvm on gpus: unlimited sharing."},
 	} {
 		stdout, _, err := run(t, client, 120, strings.Fields(test.args)...)
 		if err != nil || !strings.Contains(stdout, test.want) || strings.Contains(stdout, "100") {
@@ -318,7 +318,7 @@ func TestWhyExitCode(t *testing.T) {
 // ended, the output reports that its devices are free.
 func TestWhyOfAPodThatDoesNotRun(t *testing.T) {
 	for phase, want := range map[corev1.PodPhase][]string{
-		corev1.PodPending:   {"and its containers do not start", "the last warning says: FailedPrepareDynamicResources: the newest", "/chandler doctor"},
+		corev1.PodPending:   {"and its containers do not start", "last warning: FailedPrepareDynamicResources: the newest", "/chandler doctor"},
 		corev1.PodSucceeded: {"has ended on vm-1", "and has given its devices back"},
 	} {
 		c := example(t)

@@ -41,7 +41,7 @@ func (v *view) offered(ctx context.Context, word string) (found *whoView, unaske
 		found = nil
 	}
 	if silent := slices.Sorted(maps.Keys(why)); len(silent) > 0 {
-		unasked = fmt.Sprintf("the agent of %s did not say, since %s", silent[0], why[silent[0]])
+		unasked = fmt.Sprintf("the agent of %s did not report it, because %s", silent[0], why[silent[0]])
 	}
 	return found, unasked
 }

@@ -58,7 +58,7 @@ func (v *view) read(ctx context.Context, what reading) error {
 	})
 	if what.classes {
 		err := list(ctx, dra.DeviceClasses().List, metav1.ListOptions{}, func(l *resourceapi.DeviceClassList) { v.Classes = l.Items })
-		v.lacks(err, "DeviceClasses", "which devices a class has is not known")
+		v.lacks(err, "DeviceClasses", "the devices of classes are unknown")
 	}
 	var rules []resourceapi.DeviceTaintRule
 	err := list(ctx, dra.DeviceTaintRules().List, metav1.ListOptions{}, func(l *resourceapi.DeviceTaintRuleList) { rules = l.Items })
@@ -66,7 +66,7 @@ func (v *view) read(ctx context.Context, what reading) error {
 	v.taint(rules)
 	if what.templates {
 		err := list(ctx, dra.ResourceClaimTemplates(v.namespace).List, metav1.ListOptions{}, func(l *resourceapi.ResourceClaimTemplateList) { v.Templates = l.Items })
-		v.lacks(err, "ResourceClaimTemplates", "claims that are not made yet are left out")
+		v.lacks(err, "ResourceClaimTemplates", "claims that are not created yet are left out")
 	}
 	return nil
 }
@@ -75,11 +75,11 @@ func (v *view) read(ctx context.Context, what reading) error {
 func (v *view) everywhere(what, then string, read func(namespace string) error) {
 	err := read(metav1.NamespaceAll)
 	if !apierrors.IsForbidden(err) {
-		v.lacks(err, what, "who has devices is not known")
+		v.lacks(err, what, "the consumers of devices are unknown")
 		return
 	}
 	if own := read(v.namespace); own != nil {
-		v.lacks(own, what, "who has devices is not known")
+		v.lacks(own, what, "the consumers of devices are unknown")
 		return
 	}
 	v.missing = append(v.missing, fmt.Sprintf("%s of other namespaces than %s: forbidden; %s", what, v.namespace, then))

@@ -34,20 +34,19 @@ func newReport(o *options) *cobra.Command {
 	r := &reportOptions{options: o, local: runOnNode}
 	cmd := &cobra.Command{
 		Use:   "report [NODE]...",
-		Short: "Collect what a bug report needs, without secrets",
-		Long: `Write one archive with what somebody needs who is to find out what is wrong: the
-ResourceSlices, claims, classes and events about Chandler, its configuration, the
-versions of all nodes, and of each NODE the recorded host, what doctor says, the
-agent's log and its metrics. Without a NODE it takes all nodes with an agent, as
-long as these are at most ` + fmt.Sprint(mostNodes) + `. Nothing is sent anywhere.
+		Short: "Collect data for a bug report, without secrets",
+		Long: `Write an archive for a bug report: the ResourceSlices, claims, classes and events of
+Chandler, its configuration, the versions of all nodes, and for each NODE the host
+recording, the output of doctor, the agent's log and its metrics. Without a NODE, all
+nodes with an agent are included, if these are at most ` + fmt.Sprint(mostNodes) + `. Nothing is sent anywhere.
 
-Secrets, the environment and arguments of pods, and other drivers' objects are left
-out. Serial numbers, UUIDs, MAC and IP addresses become pseudonyms, the same
-throughout the report; --with-identities keeps them. --anonymous also replaces the
-names of pods, claims and namespaces. Look the archive over before you send it.
+Secrets, the environment and arguments of pods, and objects of other drivers are left
+out. Serial numbers, UUIDs, MAC and IP addresses become pseudonyms, which are the same
+throughout the report; --with-identities keeps the originals. --anonymous also replaces
+the names of pods, claims and namespaces. Check the archive before you send it.
 
-The recorded hosts are made in the agents' pods, which takes the right to create
-pods/exec there. On a node without a cluster, --this-node makes a report of that node,
+The recordings are made in the agents' pods, which requires the permission to create
+pods/exec. With --this-node, the command needs no cluster and reports on this machine,
 with the program chandler beside this one or in the PATH.`,
 		Example: `  kubectl chandler report gpu-node-07
   kubectl chandler report --anonymous
@@ -62,12 +61,12 @@ with the program chandler beside this one or in the PATH.`,
 	}
 	o.addFlags(cmd.Flags())
 	flags := cmd.Flags()
-	flags.StringVarP(&r.file, "file", "f", "", "`file` to write; chandler-report-TIME.tar.gz if left out, - for standard output")
+	flags.StringVarP(&r.file, "file", "f", "", "`file` to write, by default chandler-report-TIME.tar.gz, or - for standard output")
 	flags.BoolVar(&r.identities, "with-identities", false, "keep serial numbers, UUIDs and network addresses")
 	flags.BoolVar(&r.anonymous, "anonymous", false, "replace the names of pods, claims and namespaces")
-	flags.DurationVar(&r.since, "since", 24*time.Hour, "how much of the agents' logs to take")
-	flags.BoolVar(&r.thisNode, "this-node", false, "report on this machine and ask no cluster")
-	flags.StringVar(&r.hostRoot, "host-root", "/", "with --this-node, the `directory` that holds the host's /sys, /proc and /dev")
+	flags.DurationVar(&r.since, "since", 24*time.Hour, "maximum age of log lines")
+	flags.BoolVar(&r.thisNode, "this-node", false, "report on this machine only, without a cluster")
+	flags.StringVar(&r.hostRoot, "host-root", "/", "with --this-node, the `directory` with the host's /sys, /proc and /dev")
 	return cmd
 }
 
@@ -92,7 +91,7 @@ func (r *reportOptions) run(ctx context.Context, cmd *cobra.Command, nodes []str
 		}
 	}
 	r.leftOut(c)
-	c.say("version", fmt.Sprintf("made by %s %s", pluginName, r.version))
+	c.say("version", fmt.Sprintf("created by %s %s", pluginName, r.version))
 	file := cmp.Or(r.file, c.name+".tar.gz")
 	archive, err := c.archive()
 	if err != nil {

@@ -20,14 +20,15 @@ func newTop(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top [models | nodes]",
 		Short: "Print how many accelerators of each model, or of each node, are free",
-		Long: `Print what accelerators the cluster has and how many of them are free, by model or
-by node. FREE is what a pod would get now, HELD what somebody has, and OUT what
-nobody has and nobody gets, because it is unhealthy or moves to the other API. A
-part of a GPU counts as held while the whole is, and the whole while a part is. The
-sum of a node leaves out devices that any number of pods may have, such as /dev/kvm.
+		Long: `Print the accelerators of the cluster and how many of them are free, by model or by
+node. FREE counts the devices that a new pod can get, ALLOCATED those with a consumer,
+and UNAVAILABLE the remaining ones, which are unhealthy or move to the other API. A
+partition of a GPU is allocated while the whole GPU is, and the whole GPU while one of
+its partitions is. The sums of nodes omit devices with unlimited sharing, such as
+/dev/kvm.
 
-Devices that a device plugin offers are in rows of the kind "plugin", by the name of
-their resource, whoever's plugin it is: the API server knows no more of them.`,
+Devices of device plugins are in rows of the kind "plugin", by the name of their
+resource. The API server has no other information about them.`,
 		Example: `  kubectl chandler top
   kubectl chandler top nodes
   kubectl chandler top -o json | jq '.models[] | select(.free > 0)'`,
@@ -67,10 +68,10 @@ func writeJSON(out io.Writer, value any) error {
 // counts are numbers of devices by state. Free, Held and Out add up to All.
 type counts struct {
 	Free int64 `json:"free"`
-	Held int64 `json:"held"`
-	Out  int64 `json:"out"`
-	All  int64 `json:"all"`
-	Open int64 `json:"open,omitempty"` // part of All: devices with unlimited sharing
+	Held int64 `json:"allocated"`
+	Out  int64 `json:"unavailable"`
+	All  int64 `json:"total"`
+	Open int64 `json:"shareable,omitempty"` // part of All: devices with unlimited sharing
 
 	glyphs map[terminal.Glyph]int64
 }
@@ -141,7 +142,7 @@ type modelRow struct {
 type nodeRow struct {
 	Node  string     `json:"node"`
 	Kinds []kindRow  `json:"kinds"`
-	Sick  []sickness `json:"sick,omitempty"`
+	Sick  []sickness `json:"unhealthy,omitempty"`
 	counts
 }
 
@@ -212,7 +213,7 @@ func entry[V any](rows map[string]*V, key string, blank V) *V {
 
 // rank orders kinds: the most requested kinds first, device plugin resources last.
 func rank(kind string) int {
-	kinds := []string{"gpu", "npu", "fpga", "nic", "dma", "crypto", "enclave", "hypervisor", "other", kindOfPlugins}
+	kinds := []string{"gpu", "npu", "fpga", "nic", "dma", "crypto", "enclave", "virtualization", "other", kindOfPlugins}
 	if i := slices.Index(kinds, kind); i >= 0 {
 		return i
 	}
@@ -244,16 +245,21 @@ func (t *topView) writeModels(out io.Writer, style terminal.Style) {
 		fmt.Fprintln(out, "No accelerators are offered.")
 		return
 	}
-	rows := table{columns: []column{{title: "KIND"}, {title: "MODEL", least: 12}, {title: "MEMORY", right: true}, {title: "FREE", right: true}, {title: "HELD", right: true}, {title: "OUT", right: true}, {title: "ALL", right: true}, {}}}
+	rows := table{columns: []column{{title: "KIND"}, {title: "MODEL", least: 12}, {title: "MEMORY", right: true}, {title: "FREE", right: true}, {title: "ALLOCATED", right: true}, {title: "UNAVAILABLE", right: true}, {title: "TOTAL", right: true}}}
 	for _, m := range t.Models {
-		rows.add(plain(m.Kind), plain(m.Model), plain(gibibytes(m.Memory)), m.free(), number(m.Held), number(m.Out), number(m.All), cell{})
+		rows.add(plain(m.Kind), plain(m.Model), plain(gibibytes(m.Memory)), m.free(), number(m.Held), number(m.Out), number(m.All))
+	}
+	if style.Width < wideWidth {
+		rows.write(out, style)
+		return
 	}
 	room := style.Width
 	for _, w := range rows.widths(1 << 20) { // the widths if nothing is cut
 		room -= w + 2
 	}
+	rows.columns = append(rows.columns, column{})
 	for i, m := range t.Models {
-		rows.rows[i][len(rows.columns)-1] = strip(style, m.glyphs, min(stripLength, max(stripLength/2, room+2)))
+		rows.rows[i] = append(rows.rows[i], strip(style, m.glyphs, min(stripLength, max(stripLength/2, room))))
 	}
 	rows.write(out, style)
 }
@@ -275,8 +281,9 @@ func (n *nodeRow) freeDevices() cell {
 	return number(n.Free - n.Open)
 }
 
-// healthWidth is the terminal width from which on the health of devices is shown.
-const healthWidth = 100
+// wideWidth is the terminal width from which on the devices of models, and the health of the devices
+// of nodes, are shown.
+const wideWidth = 100
 
 // writeNodes prints a line for each node.
 func (t *topView) writeNodes(out io.Writer, style terminal.Style, now time.Time) {
@@ -284,14 +291,14 @@ func (t *topView) writeNodes(out io.Writer, style terminal.Style, now time.Time)
 		fmt.Fprintln(out, "No accelerators are offered.")
 		return
 	}
-	rows := table{columns: []column{{title: "NODE", least: 12}, {title: "FREE", right: true}, {title: "HELD", right: true}, {title: "OUT", right: true}, {least: 20}}}
-	wide := style.Width >= healthWidth
+	rows := table{columns: []column{{title: "NODE", least: 12}, {title: "FREE", right: true}, {title: "ALLOCATED", right: true}, {title: "UNAVAILABLE", right: true}, {least: 20}}}
+	wide := style.Width >= wideWidth
 	if wide {
 		rows.columns = append(rows.columns, column{title: "HEALTH", least: 12})
 	}
 	for i := range t.Nodes {
 		n := &t.Nodes[i]
-		room := style.Width - 40
+		room := style.Width - 46
 		if wide {
 			room = style.Width / 2
 		}
@@ -332,7 +339,7 @@ func (n *nodeRow) strips(style terminal.Style, room int) cell {
 func (k *kindRow) strip(style terminal.Style) cell {
 	kind := terminal.Safe(k.Kind) + " "
 	if k.All > stripLength {
-		text := fmt.Sprintf("%s%d, %d held", kind, k.All, k.Held)
+		text := fmt.Sprintf("%s%d, %d allocated", kind, k.All, k.Held)
 		if k.Out > 0 {
 			text += fmt.Sprintf(", %d out", k.Out)
 		}

@@ -14,7 +14,7 @@ func newUninstall(o *options) *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:     "uninstall",
-		Short:   "Have all agents leave their nodes",
+		Short:   "Remove all agents from their nodes",
 		Long:    uninstall.Help,
 		Example: "  kubectl chandler uninstall\n  kubectl chandler uninstall --namespace accelerators",
 		Args:    cobra.NoArgs,

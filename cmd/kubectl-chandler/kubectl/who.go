@@ -21,17 +21,17 @@ const driverName = discovery.Domain
 func newWho(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "who NODE | [NAMESPACE/]POD | DEVICE",
-		Short: "Print who has which accelerator",
-		Long: `Print who has the accelerators of a node, what a pod has, or who has a device. A
-device is named by its name, its PCI address, UUID, serial number or interface, or
-by the name of its resource in limits, such as nvidia.com/gpu, or gpu. If a word is
-the name of a node and of something else, the node is meant; "node/NAME", "pod/NAME"
-and "device/NAME" say which.
+		Short: "Print the consumers of accelerators",
+		Long: `Print the consumers of the accelerators of a node or of a device, or the devices of a
+pod. A device is selected by its name, PCI address, UUID, serial number or interface,
+or by the name of its resource in limits, such as nvidia.com/gpu or gpu. If a word is
+the name of a node and of another object, the node is selected; "node/NAME", "pod/NAME"
+and "device/NAME" are unambiguous.
 
-Which devices a device plugin offers, and which of them a pod has by its limits, only
-the node's agent knows. The command asks it for its metrics, for which you need the
-right to get "pods/proxy". If it does not answer, the pod has a "?", and "chandler
-inventory" says more on the node.`,
+Only the agent of a node has the device names of the device plugin API. The command
+reads them from the agent's metrics, which requires the permission to get "pods/proxy".
+If the agent does not answer, the device of the pod is "?", and "chandler inventory" on
+the node shows it.`,
 		Example: `  kubectl chandler who gpu-node-07
   kubectl chandler who ml/llama-7b-worker-0
   kubectl chandler who GPU-5e4c9bd6-3f2a-8d1e-9c47-2b61d0f8a7e3
@@ -103,7 +103,7 @@ func (v *view) who(word string) (*whoView, error) {
 			return found, nil
 		}
 	}
-	return nil, fmt.Errorf("%s is no node, no pod of namespace %s, and no device: name a pod of another namespace as NAMESPACE/POD", word, v.namespace)
+	return nil, fmt.Errorf("%s is not a node, a pod of namespace %s, or a device: specify a pod of another namespace as NAMESPACE/POD", word, v.namespace)
 }
 
 func (v *view) ofNode(f *fleet.Fleet, name string) *whoView {
@@ -229,7 +229,7 @@ func (w *whoView) write(out io.Writer, style terminal.Style, now time.Time) {
 // rows returns a line for each allocated device. After the first line of a consumer, only the
 // differing cells are filled. wide reports whether the style has room for all columns.
 func (w *whoView) rows(style terminal.Style, now time.Time) (rows table, wide bool) {
-	rows.columns = []column{{title: "NODE", least: 10}, {title: "POD", least: 14}, {title: "DEVICE", least: 12}, {title: "MODEL", least: 12}, {title: "BY", least: 12}, {title: "REQUEST", least: 8}, {title: "API"}, {title: "AGE", right: true}}
+	rows.columns = []column{{title: "NODE", least: 10}, {title: "POD", least: 14}, {title: "DEVICE", least: 12}, {title: "MODEL", least: 12}, {title: "CLAIM/RESOURCE", least: 12}, {title: "REQUEST", least: 8}, {title: "API"}, {title: "AGE", right: true}}
 	for _, h := range w.holdings() {
 		by := h.By()
 		first := []cell{plain(h.node), plain(h.Name()), {}, {}, plain(by), {}, plain(h.API()), plain(since(h.Since, now))}
@@ -262,7 +262,7 @@ func (w *whoView) rows(style terminal.Style, now time.Time) (rows table, wide bo
 	if w.Node != "" || w.Pod != "" {
 		rows = rows.without("NODE")
 	}
-	return rows, style.Width >= healthWidth
+	return rows, style.Width >= wideWidth
 }
 
 // requestOf returns the name of the claim's request through which a holder has a device.
@@ -327,12 +327,12 @@ func (w *whoView) summary(style terminal.Style, now time.Time) string {
 	case w.Pod == "":
 		for i := range w.Devices {
 			if d := &w.Devices[i]; len(d.Holders) == 0 {
-				sentences = append(sentences, fmt.Sprintf("%s on %s: nobody has it, it is %s.", d.Label, d.Node, w.state(d)))
+				sentences = append(sentences, fmt.Sprintf("%s on %s: not allocated; %s.", d.Label, d.Node, w.state(d)))
 			}
 		}
 		for _, r := range w.Resources {
 			if r.Open() {
-				sentences = append(sentences, fmt.Sprintf("%s on %s: for any number of pods.", r.Name, r.Node))
+				sentences = append(sentences, fmt.Sprintf("%s on %s: unlimited sharing.", r.Name, r.Node))
 				continue
 			}
 			sentences = append(sentences, fmt.Sprintf("%s on %s: %d free.", r.Name, r.Node, r.Free()))
@@ -357,9 +357,9 @@ func (w *whoView) summary(style terminal.Style, now time.Time) string {
 // nowhere else.
 func waitingText(n int) string {
 	if n == 1 {
-		return "1 device of this node waits until those who have it let go, and is offered to nobody: run chandler migrate status there."
+		return "1 device of this node waits until its consumers release it, and is not offered: run chandler migrate status there."
 	}
-	return fmt.Sprintf("%d devices of this node wait until those who have them let go, and are offered to nobody: run chandler migrate status there.", n)
+	return fmt.Sprintf("%d devices of this node wait until their consumers release them, and are not offered: run chandler migrate status there.", n)
 }
 
 // forAge returns a phrase for the time since t, "" if t is unknown.
@@ -375,9 +375,9 @@ func (w *whoView) state(d *fleet.Device) string {
 	case fleet.Held:
 		return "taken, by who has another part of its silicon"
 	case fleet.Out:
-		return "not given out"
+		return "not allocated"
 	case fleet.Open:
-		return "for any number of pods"
+		return "unlimited sharing"
 	}
 	return "free"
 }

@@ -48,20 +48,20 @@ func (e exit) ExitCode() int { return e.code }
 func newWhy(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "why [NAMESPACE/]POD",
-		Short: "Say why a pod waits for accelerators, or what it has",
-		Long: `Say why a pod waits for accelerators, or what it has. The command does what the
-scheduler does, with the scheduler's code for CEL and for allocation. For each
-request it counts the devices of its class and how many each condition takes away,
-in this order: nodes where the pod may not run, the request's selectors, taints,
-devices that somebody has, silicon of which somebody has a part, capacity. The
-request could have the devices that are left. The last paragraph is where least is
-missing.
+		Short: "Explain why a pod waits for accelerators",
+		Long: `Explain why a pod waits for accelerators, or list its devices. The command works like
+the scheduler, with the scheduler's code for CEL and for allocation. For each request,
+it counts the devices of the class, and how many each condition removes, in this order:
+nodes where the pod cannot run, the request's selectors, taints, allocated devices,
+physical devices with allocated partitions, capacity. The remaining devices are
+available to the request. The last paragraph is the place with the fewest missing
+devices.
 
-The command looks at devices only. A pod may wait for CPU or memory all the same; the
-scheduler's own message is printed if it names no device.
+The command considers devices only. A pod may also wait for CPU or memory; the
+scheduler's own message is printed if it mentions no device.
 
 The exit code is 0 if the scheduler has found a node for the pod, 1 if the pod waits,
-and 2 if the command could not look.`,
+and 2 if the command failed.`,
 		Example: `  kubectl chandler why -n ml train-42
   kubectl chandler why ml/train-42 -o json | jq '.asked[].steps'`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -166,11 +166,11 @@ func (w *whyWriter) write(a *why.Answer) {
 	w.refusals(a)
 	if len(a.Fits) > 0 && a.Told != "" {
 		w.line("")
-		w.text(2, "the scheduler says: "+a.Told)
+		w.text(2, "message of the scheduler: "+a.Told)
 	}
 	if a.Warning != "" {
 		w.line("")
-		w.text(2, "the last warning says: "+a.Warning)
+		w.text(2, "last warning: "+a.Warning)
 	}
 	if a.Nearest != nil {
 		w.line("")

@@ -59,7 +59,7 @@ func (v *validator) json(at place, data []byte) {
 	case map[string]any:
 		v.object(at, &unstructured.Unstructured{Object: content}, data)
 	default:
-		v.errorf(at, "is no object")
+		v.errorf(at, "is not an object")
 	}
 }
 
@@ -177,7 +177,7 @@ func typeOf(text string) (meta runtime.TypeMeta, err error) {
 func (v *validator) resource(at place, object *unstructured.Unstructured, data []byte) {
 	v.checked++
 	if _, err := v.typed(data); runtime.IsNotRegisteredError(err) {
-		v.errorf(at, "is apiVersion %q, which is not known; want that of a version such as %s", object.GetAPIVersion(), resourceapi.SchemeGroupVersion)
+		v.errorf(at, "is apiVersion %q, which is unknown; want a version such as %s", object.GetAPIVersion(), resourceapi.SchemeGroupVersion)
 	} else if err != nil {
 		v.report(at, severityError, err)
 	}
@@ -273,7 +273,7 @@ func (v *validator) sharedNames() {
 		first := v.classes[resource][0]
 		for _, class := range v.classes[resource][1:] {
 			if class.name != first.name { // otherwise, the same class was read twice
-				v.report(class.at, severityWarning, fmt.Errorf("is %s, and so is that of DeviceClass %s (%s); pods that ask for it get devices of the class that was created last",
+				v.report(class.at, severityWarning, fmt.Errorf("is %s, as in DeviceClass %s (%s); pods that request it get devices of the class that was created last",
 					resource, first.name, first.at))
 			}
 		}

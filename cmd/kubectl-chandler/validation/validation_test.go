@@ -82,7 +82,7 @@ func TestValidate(t *testing.T) {
 		},
 		"expressions of a configuration": {
 			header() + "exclude: [{cel: 'device.'}]\nresources: [{name: a.b/c, cel: '1'}]\noverhead: [{cel: 'x', perPod: {cpu: 1}}]\nroots: {nobody: /x}\n",
-			[]string{"-:6: error: DriverConfig: roots[nobody]: no family looks there; want one of fpga-intel, nvidia, nvidia-mps, solarflare, vpu", "-:3: error: DriverConfig: exclude[0].cel: ", "-:4: error: DriverConfig: resources[0].cel: ", "error: DriverConfig: overhead[0].cel: ", "4 errors"}, true,
+			[]string{"-:6: error: DriverConfig: driverRoots[nobody]: no family uses this root; want one of fpga-intel, nvidia, nvidia-mps, solarflare, vpu", "-:3: error: DriverConfig: exclude[0].cel: ", "-:4: error: DriverConfig: resources[0].cel: ", "error: DriverConfig: overhead[0].cel: ", "4 errors"}, true,
 		},
 		"entries that never count": {
 			header() + "sharing:\n- {cel: 'true', replicas: 2, nodes: {names: [a]}}\n- {cel: 'true', replicas: 3}\n- {cel: 'true', replicas: 4, nodes: {names: [b]}}\nresources:\n- {name: a.b/c, cel: 'true'}\n- {name: a.b/c, cel: 'false'}\n",
@@ -195,7 +195,7 @@ func TestValidate(t *testing.T) {
 			header() + "--- # another\n" + header() + "mode: Never\n", []string{"-:6: error: DriverConfig: mode: ", "2 objects checked"}, true,
 		},
 		"field twice":     {header() + "mode: DRA\nmode: DRA\n", []string{"-:1: error: ", "already set"}, true},
-		"no object":       {"- a\n", []string{"is no object"}, true},
+		"no object":       {"- a\n", []string{"is not an object"}, true},
 		"no kind":         {"spec: {}\n", []string{"no kind"}, true},
 		"nothing":         {"# Only words.\n---\n", []string{"note: has no objects", "0 objects checked"}, false},
 		"entries of none": {"apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: c}\nspec: {config: [1, {opaque: 2}]}\n", []string{"error: DeviceClass c: "}, true},

@@ -34,7 +34,7 @@ func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Making) (
 	case now == want:
 		return nil, nil // the partitions may appear later
 	case now != from && now != wholeMode:
-		return nil, fmt.Errorf("GPU %s is in mode %s, which somebody has set meanwhile", function.Name(), strings.ToUpper(now))
+		return nil, fmt.Errorf("GPU %s is in mode %s, which another program has set meanwhile", function.Name(), strings.ToUpper(now))
 	}
 	return divide(host, tools, function, want)
 }

@@ -28,7 +28,7 @@ func (p programmer) configure(host *discovery.Host, d discovery.Device, want dis
 	wanted := want[AcceleratorFunction]
 	now, err := describeAgain(host, d)
 	if err != nil {
-		return d, nil, fmt.Errorf("describe anew: %w", err)
+		return d, nil, fmt.Errorf("read again: %w", err)
 	}
 	has := now.Attributes.String("afuID")
 	if wanted == "" || has == wanted {

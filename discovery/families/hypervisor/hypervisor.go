@@ -45,7 +45,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 
 // offered adds the offer of KubeVirt's node agent.
 func offered(d discovery.Device, name string) discovery.Device {
-	d.Attributes.SetString("kind", "hypervisor")
+	d.Attributes.SetString("kind", "virtualization")
 	d.Classic = []discovery.Offer{{Resource: "devices.kubevirt.io/" + name, IDs: discovery.CountedIDs(name, discovery.AnyNumber), Dialect: discovery.Dialect{Stem: name}}}
 	return d
 }

@@ -42,7 +42,7 @@ func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Making) (
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"--gpu=" + place.gpu.Address, "--cut=" + place.name}
+	args := []string{"--gpu=" + place.gpu.Address, "--create=" + place.name}
 	if how, ours := madeBefore(host, m.Unit); ours && begun(how) {
 		args = append(args, "--begun")
 	}

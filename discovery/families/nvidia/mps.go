@@ -143,7 +143,7 @@ func accept(given []discovery.Device, parameters discovery.Parameters) error {
 	}
 	for _, d := range given {
 		if !usesMPS(d) {
-			errs = append(errs, fmt.Errorf("%s: device %s: only MPS keeps to it, which is for GPUs that the administrator has shared, and found by roots[%s]",
+			errs = append(errs, fmt.Errorf("%s: device %s: only MPS keeps to it, which is for GPUs that the administrator has shared, and found by driverRoots[%s]",
 				ComputePercentage, d.Name, mpsRoot))
 		}
 	}

@@ -30,9 +30,9 @@ type parts struct {
 	counters map[string]resource.Quantity
 }
 
-var errNotListed = errors.New("the configuration lets it be cut into MIG instances, and NVML does not list where: chandler-nvml must be root, with a driver that tells")
+var errNotListed = errors.New("the configuration allows MIG instances on demand, and NVML does not list their possible placements: chandler-nvml must run as root, with a driver that lists them")
 
-var errNotTold = errors.New("the configuration lets it be cut into MIG instances, and NVML has not told where those lie that are there: chandler-nvml must run")
+var errNotTold = errors.New("the configuration allows MIG instances on demand, and the placements of the existing instances are unknown: chandler-nvml must run")
 
 // cut returns the devices of a GPU that may be partitioned.
 func (d *driver) cut(gpu discovery.Device, info information, told facts.GPU) ([]discovery.Device, []discovery.Problem) {

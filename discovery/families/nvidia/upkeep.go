@@ -13,7 +13,7 @@ import (
 
 // These parameters request a control daemon of MPS for one claim, with a limit in MiB for the
 // memory of each GPU that each process may use, and the time slice of the claim's GPUs: Default,
-// Short, Medium or Long. chandler-nvml --upkeep provides both; its package upkeep reads the orders.
+// Short, Medium or Long. chandler-nvml --sharing-daemons provides both; its package upkeep reads the orders.
 const (
 	MPS       discovery.Parameter = "mps"
 	MPSMemory discovery.Parameter = "mps.memoryMiB"
@@ -64,11 +64,11 @@ func acceptUpkeep(given []discovery.Device, parameters discovery.Parameters) (er
 		for _, d := range given {
 			switch {
 			case !slices.Contains(strings.Split(d.Facts[allowed], ","), string(kind)):
-				errs = append(errs, fmt.Errorf("%s: device %s is no whole GPU for which the administrator allows it, by onRequest.%s", parameter, d.Name, kind))
+				errs = append(errs, fmt.Errorf("%s: device %s is not a whole GPU that the configuration selects by onDemand.%s", parameter, d.Name, kind))
 			case d.Identity == "":
 				errs = append(errs, fmt.Errorf("%s: the UUID of device %s is not known yet", parameter, d.Name))
 			case mps && usesMPS(d):
-				errs = append(errs, fmt.Errorf("%s: device %s is shared, and used by the daemon of roots[%s]", parameter, d.Name, mpsRoot))
+				errs = append(errs, fmt.Errorf("%s: device %s is shared, and used by the daemon of driverRoots[%s]", parameter, d.Name, mpsRoot))
 			}
 		}
 	}

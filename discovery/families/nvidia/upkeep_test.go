@@ -45,11 +45,11 @@ func TestAcceptUpkeep(t *testing.T) {
 	}{
 		"daemon":             {[]discovery.Device{both, other}, mps, ""},
 		"time slice":         {[]discovery.Device{slices}, turns, ""},
-		"not allowed":        {[]discovery.Device{slices}, mps, "mps: device " + slices.Name + " is no whole GPU for which the administrator allows it, by onRequest.mps"},
-		"nothing is allowed": {[]discovery.Device{none}, turns, "timeSlice: device " + none.Name + " is no whole GPU for which the administrator allows it, by onRequest.timeSlices"},
+		"not allowed":        {[]discovery.Device{slices}, mps, "mps: device " + slices.Name + " is not a whole GPU that the configuration selects by onDemand.mps"},
+		"nothing is allowed": {[]discovery.Device{none}, turns, "timeSlice: device " + none.Name + " is not a whole GPU that the configuration selects by onDemand.timeSlices"},
 		"both":               {[]discovery.Device{both}, discovery.Parameters{MPS: "true", TimeSlice: "Long"}, "timeSlice: with mps"},
 		"no UUID":            {[]discovery.Device{unnamed}, mps, "the UUID of device " + both.Name + " is not known yet"},
-		"shared":             {[]discovery.Device{shared}, mps, "is shared, and used by the daemon of roots[nvidia-mps]"},
+		"shared":             {[]discovery.Device{shared}, mps, "is shared, and used by the daemon of driverRoots[nvidia-mps]"},
 	} {
 		err := discovery.Acceptors([]*discovery.Family{Family})(test.given, test.parameters)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {

@@ -36,7 +36,7 @@ func describeRebindable(host *discovery.Host, functions []sysfs.Device) (devices
 		d.Attributes.SetString("pciClass", id.Class)
 		driver, unsaid := host.Rebinds(d)
 		if unsaid != nil {
-			problems = append(problems, discovery.Problem{Device: "rebinding", Err: unsaid})
+			problems = append(problems, discovery.Problem{Device: "passthrough", Err: unsaid})
 		}
 		if driver == "" {
 			continue

@@ -23,7 +23,7 @@ import (
 // Family recognises devices under vfio.
 var Family = &discovery.Family{
 	Name:        "vfio",
-	Doc:         "PCI functions bound to vfio that no other family hands out, and vGPUs, mediated or virtual functions",
+	Doc:         "PCI functions bound to vfio that no other family offers, and vGPUs, as mediated devices or virtual functions",
 	Match:       matches(),
 	Leftovers:   true,
 	Describe:    describe,

@@ -149,7 +149,7 @@ func (n *node) startAgent(ctx context.Context) error {
 	in := func(name string) string { return filepath.Join(n.memory, name) }
 	cmd := exec.CommandContext(ctx, n.agent, "run", "--kubeconfig", in("kubeconfig"), "--config", in("config.yaml"), "--node-name=node", "--pod-uid="+standin.PodUID, "--pod=default/agent",
 		"--kubelet-root", n.disk, "--device-plugin-dir", filepath.Join(n.disk, "device-plugins"), "--host-root", in("host"),
-		"--cdi-root", in("cdi"), "--run-dir", in("run"), "--host-files-root", in("files"), "--feature-dir=", "--page-bind-address=", "--rescan-interval=1s", "-v=2")
+		"--cdi-root", in("cdi"), "--run-dir", in("run"), "--host-files-root", in("files"), "--feature-dir=", "--web-ui-bind-address=", "--rescan-interval=1s", "-v=2")
 	cmd.Stdout, cmd.Stderr = &n.log, &n.log
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	n.ended = make(chan error, 1)

@@ -207,7 +207,7 @@ func TestPods(t *testing.T) {
 // requested.
 func TestAgentBeside(t *testing.T) {
 	next := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		http.Error(w, r.URL.Path+": the configuration is wrong", http.StatusServiceUnavailable)
+		http.Error(w, r.URL.Path+": the configuration is invalid", http.StatusServiceUnavailable)
 	}))
 	defer next.Close()
 	host, port, _ := net.SplitHostPort(next.Listener.Addr().String())
@@ -223,7 +223,7 @@ func TestAgentBeside(t *testing.T) {
 		t.Errorf("the agent's pod is %v", pod)
 	}
 	askBeside(t.Context(), &f.Agent)
-	if b := f.Agent.Beside; len(b) != 1 || b[0].Pod.Name != "chandler-next" || b[0].Why != "/readyz: the configuration is wrong" {
+	if b := f.Agent.Beside; len(b) != 1 || b[0].Pod.Name != "chandler-next" || b[0].Why != "/readyz: the configuration is invalid" {
 		t.Errorf("beside it: %+v", b)
 	}
 }
@@ -318,7 +318,7 @@ func TestSkew(t *testing.T) {
 // The agent's probes and the features in its metrics are read. An agent that hangs delays
 // doctor by a few seconds only.
 func TestAgentAnswers(t *testing.T) {
-	wrong := "the configuration is wrong: exclude[0].cel"
+	wrong := "the configuration is invalid: exclude[0].cel"
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/readyz":

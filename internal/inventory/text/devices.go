@@ -108,17 +108,17 @@ func classic(d *inventory.Device) string { return strings.Join(d.Ask.Limits, ","
 func (p *printer) holding(d *inventory.Device) string {
 	switch owners := d.Owners(); {
 	case d.Shares.All > 0:
-		return fmt.Sprintf("%d of %d shares held", d.Shares.Held, d.Shares.All)
+		return fmt.Sprintf("%d of %d shares allocated", d.Shares.Held, d.Shares.All)
 	case len(owners) > 1:
 		return fmt.Sprintf("%s +%d", owners[0], len(owners)-1)
 	case len(owners) == 1:
 		return owners[0]
 	case d.Open:
-		return "for any number"
+		return "unlimited sharing"
 	case d.Holding == inventory.Taken:
-		return "held with the whole"
+		return "allocated with the whole device"
 	case d.Holding == inventory.Partly:
-		return "partly held"
+		return "partly allocated"
 	case d.Move != nil:
 		return "waiting"
 	}
@@ -264,7 +264,7 @@ func (p *printer) troubles(under string, d *inventory.Device) {
 		p.below(under, moveText(d.Move), terminal.Moving)
 	}
 	if d.Awaits() {
-		p.below(under, "not there yet: made when somebody gets it", "")
+		p.below(under, "does not exist yet: created on demand", "")
 	}
 }
 
@@ -295,12 +295,12 @@ func moveText(m *inventory.Move) string {
 	if m.To == "" || len(m.For) == 0 {
 		return m.Reason
 	}
-	who := m.For[0] + " lets go"
+	who := m.For[0] + " releases it"
 	switch n := len(m.For) - 1; {
 	case n == 1:
-		who = m.For[0] + " and one more let go"
+		who = m.For[0] + " and one more release it"
 	case n > 1:
-		who = fmt.Sprintf("%s and %d more let go", m.For[0], n)
+		who = fmt.Sprintf("%s and %d more release it", m.For[0], n)
 	}
 	return fmt.Sprintf("moves to %s once %s", inventory.APIName(m.To), who)
 }

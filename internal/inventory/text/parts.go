@@ -159,7 +159,7 @@ func (p *printer) summary(s *inventory.Silicon, parts []*inventory.Device) strin
 				held++
 			}
 		}
-		return fmt.Sprintf("%d of %d held", held, len(parts))
+		return fmt.Sprintf("%d of %d allocated", held, len(parts))
 	}
 	text := inventory.Plural(len(parts), s.Noun)
 	if memory := parts[0].Memory; memory > 0 && !slices.ContainsFunc(parts, func(d *inventory.Device) bool { return d.Memory != memory }) {
@@ -173,7 +173,7 @@ func (p *printer) summary(s *inventory.Silicon, parts []*inventory.Device) strin
 		count[tally(d)]++
 	}
 	var counts []string
-	for _, word := range []string{"held", "partly held", "free", "waiting", "unhealthy", "not readable", "for any number"} {
+	for _, word := range []string{"allocated", "partly allocated", "free", "waiting", "unhealthy", "not readable", "unlimited sharing"} {
 		if count[word] > 0 {
 			counts = append(counts, fmt.Sprintf("%d %s", count[word], word))
 		}
@@ -185,11 +185,11 @@ func (p *printer) summary(s *inventory.Silicon, parts []*inventory.Device) strin
 func tally(d *inventory.Device) string {
 	switch {
 	case d.Open:
-		return "for any number"
+		return "unlimited sharing"
 	case d.Holding == inventory.Held || d.Holding == inventory.Taken:
-		return "held"
+		return "allocated"
 	case d.Holding == inventory.Partly:
-		return "partly held"
+		return "partly allocated"
 	case d.State == inventory.Moving:
 		return "waiting"
 	case d.State == inventory.Unhealthy:
@@ -338,14 +338,14 @@ func (p *printer) unmade(under string, parts []*inventory.Device) {
 			n++
 		}
 	}
-	text := "not there yet: made when somebody gets one"
+	text := "does not exist yet: created on demand"
 	switch {
 	case n == 0:
 		return
 	case n == 1 && len(parts) > 1:
-		text = fmt.Sprintf("1 of %d is %s", len(parts), text)
+		text = fmt.Sprintf("1 of %d %s", len(parts), text)
 	case n < len(parts):
-		text = fmt.Sprintf("%d of %d are %s", n, len(parts), text)
+		text = fmt.Sprintf("%d of %d do not exist yet: created on demand", n, len(parts))
 	}
 	p.below(under, text, "")
 }

@@ -114,7 +114,7 @@ func pci(kind, vendor, model string, node int64, root string, path ...string) ru
 }
 
 func open(name string) rules.Offered {
-	return rules.Offered{Device: discovery.Device{Name: name, Family: "hypervisor", Open: true, Attributes: discovery.Attributes{"kind": str("hypervisor"), "model": str(name)}}}
+	return rules.Offered{Device: discovery.Device{Name: name, Family: "hypervisor", Open: true, Attributes: discovery.Attributes{"kind": str("virtualization"), "model": str(name)}}}
 }
 
 func sick(d *rules.Offered, condition discovery.Condition, effect resourceapi.DeviceTaintEffect, reason string, ago time.Duration) {

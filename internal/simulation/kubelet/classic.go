@@ -430,7 +430,7 @@ func (p *Process) Pods(ctx context.Context) (*kubeletapi.Listing, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !k.up {
-		return nil, errors.New("ask PodResources: connection refused")
+		return nil, errors.New("read PodResources: connection refused")
 	}
 	k.takeBack()
 	listing := &kubeletapi.Listing{}

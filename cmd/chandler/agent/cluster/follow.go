@@ -86,7 +86,7 @@ func (f *follower) watch(ctx context.Context) error {
 	return nil
 }
 
-var errNoMetadata = errors.New("what the API server says is no metadata of an object")
+var errNoMetadata = errors.New("the API server's answer is not the metadata of an object")
 
 // ended returns the error of a failed watch. After the expiry of a version, there is no error, and
 // the next watch begins without a version.

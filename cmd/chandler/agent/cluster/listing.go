@@ -21,7 +21,7 @@ func (n *Node) Listing(ctx context.Context) (*kubeletapi.Listing, error) {
 	said, err := n.kubelet(ctx)
 	if errors.Is(err, kubeletapi.ErrAbsent) && n.Written != nil {
 		n.absent.Do(func() {
-			klog.FromContext(ctx).Info("There is no PodResources API; what pods have is read in the kubelet's checkpoint", "reason", err.Error())
+			klog.FromContext(ctx).Info("There is no PodResources API; allocations of pods are read from the kubelet's checkpoint", "reason", err.Error())
 		})
 		return n.written(ctx)
 	}
@@ -96,7 +96,7 @@ func hasAll(named, pods map[string]bool) bool {
 func (n *Node) namesBound(ctx context.Context, named map[string]bool) bool {
 	pods, err := n.unended(ctx)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Whether the kubelet lists all pods cannot be told", "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("It is unknown whether the kubelet lists all pods", "reason", err.Error())
 		return false
 	}
 	bound := make(map[string]bool, len(pods))

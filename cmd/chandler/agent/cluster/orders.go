@@ -17,7 +17,7 @@ func FollowOrders(ctx context.Context, client metadata.Interface, namespace stri
 	var last removal.Order
 	f := follower{
 		of: client.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(namespace), name: removal.ConfigMap, what: "ConfigMap",
-		lost: "Orders of removal cannot be heard; all else goes on",
+		lost: "Requests for removal cannot be watched; the agent continues otherwise",
 		take: func(object *metav1.PartialObjectMetadata) {
 			if order := removal.Parse(object.Annotations[removal.Annotation]); order != last {
 				last = order

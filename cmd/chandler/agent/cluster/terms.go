@@ -38,7 +38,7 @@ func (n *Node) LearnTerms(ctx context.Context, l *ledger.Ledger) {
 		case <-ticker.C:
 		}
 		if err := n.learn(ctx, l.View(nil).Ours()); err != nil {
-			klog.FromContext(ctx).V(2).Info("How long pods take to end is not known; taking it for 30 seconds", "reason", err.Error())
+			klog.FromContext(ctx).V(2).Info("The termination grace periods of pods are unknown; assuming 30 seconds", "reason", err.Error())
 		}
 	}
 }

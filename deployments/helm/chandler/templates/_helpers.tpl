@@ -9,7 +9,7 @@ release, whatever its name.
 {{- if .digest -}}
 {{ .repository }}@{{ .digest }}
 {{- else -}}
-{{ .repository }}:{{ .tag | default (ternary $nvml $.Chart.AppVersion (or $.Values.nvml.enabled $.Values.upkeep.enabled (not (empty $.Values.nvidiaDriver.root)))) }}
+{{ .repository }}:{{ .tag | default (ternary $nvml $.Chart.AppVersion (or $.Values.nvml.enabled $.Values.sharingDaemons.enabled (not (empty $.Values.nvidiaDriver.root)))) }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -47,7 +47,7 @@ Kubernetes matters too, because "helm template" assumes that all API versions ar
 {{- with .Values.nvidiaDriver.root }}{{ $_ := set $roots "nvidia" . }}{{ end -}}
 {{- if .Values.mps.enabled }}{{ $_ := set $roots "nvidia-mps" .Values.mps.directory }}{{ end -}}
 {{- if .Values.fpgaProgramming.enabled }}{{ $_ := set $roots "fpga-intel" .Values.fpgaProgramming.bitstreams }}{{ end -}}
-{{- with merge (default dict $config.roots) $roots }}{{ $_ := set $config "roots" . }}{{ end -}}
+{{- with merge (default dict $config.driverRoots) $roots }}{{ $_ := set $config "driverRoots" . }}{{ end -}}
 apiVersion: chandler.dev/v1alpha1
 kind: DriverConfig
 {{- with $config }}
@@ -66,12 +66,12 @@ kind: DriverConfig
 
 {{/* Whether the agent must be privileged: a container that was given no device can open none otherwise. */}}
 {{- define "chandler.privileged" -}}
-{{- if or .Values.nvml.enabled .Values.fpgaProgramming.enabled .Values.rebinding.enabled .Values.handover.enabled .Values.onRequest.enabled -}}true{{- end -}}
+{{- if or .Values.nvml.enabled .Values.fpgaProgramming.enabled .Values.passthrough.enabled .Values.reclaim.enabled .Values.onDemand.enabled -}}true{{- end -}}
 {{- end -}}
 
-{{/* The port of the page, if others than the agent's pod itself reach it. */}}
-{{- define "chandler.pagePort" -}}
-{{- with .Values.page.bindAddress -}}
+{{/* The port of the web UI, if it does not listen on localhost only. */}}
+{{- define "chandler.webUIPort" -}}
+{{- with .Values.webUI.bindAddress -}}
 {{- if not (regexMatch "^(127\\.[0-9.]+|localhost|\\[::1\\]):" .) -}}{{ regexFind "[0-9]+$" . }}{{- end -}}
 {{- end -}}
 {{- end -}}

@@ -23,7 +23,7 @@ type GPU struct {
 
 	Silent bool // the host has no NVML facts
 
-	// Refuse returns the error of NVML for an argument such as "--cut=1g.10gb@0", or nil for
+	// Refuse returns the error of NVML for an argument such as "--create=1g.10gb@0", or nil for
 	// success. It may be nil.
 	Refuse func(arg string) error
 
@@ -161,7 +161,7 @@ func (g *GPU) Run(_ context.Context, args ...string) ([]byte, error) {
 		g.Remove(place)
 		return nil, nil
 	}
-	place := strings.TrimPrefix(args[1], "--cut=")
+	place := strings.TrimPrefix(args[1], "--create=")
 	answer := facts.Cut{Found: g.At(place) != nil && !begun}
 	if err := g.Cut(place); err != nil {
 		answer = facts.Cut{Refused: err.Error()}

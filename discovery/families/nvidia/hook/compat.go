@@ -23,7 +23,7 @@ import (
 // before update-ldcache, which adds the libraries to the loader's cache.
 var enableCUDACompat = hook.Hook{
 	Name:  "enable-cuda-compat",
-	Short: "have the loader prefer the image's CUDA libraries where they are made for the host's older driver",
+	Short: "make the loader prefer the image's CUDA libraries if they support the host's older driver",
 	Flags: map[string]string{
 		"host-driver-version":        "version of the driver on the host, such as 570.124.06",
 		"host-cuda-version":          "the newest CUDA that this driver knows, such as 12.8",

@@ -32,7 +32,7 @@ const maxParams = 1 << 20
 // container's user space to create device nodes.
 var disableDeviceNodeModification = hook.Hook{
 	Name:  "disable-device-node-modification",
-	Short: "keep the driver's libraries from making device nodes",
+	Short: "prevent the driver's libraries from creating device nodes",
 	Run:   func(c *hook.Container, _ map[string][]string) error { return coverParams(c, paramsFile) },
 }
 
@@ -75,7 +75,7 @@ var gpuNode = regexp.MustCompile(`^nvidia[0-9]+$`)
 // Other GPUs would make them fail.
 var updateApplicationProfile = hook.Hook{
 	Name:  "update-application-profile",
-	Short: "have EGL and Vulkan look only for the GPUs that the container has",
+	Short: "limit EGL and Vulkan to the container's GPUs",
 	Run: func(c *hook.Container, _ map[string][]string) error {
 		entries, err := c.List("/dev")
 		if errors.Is(err, fs.ErrNotExist) {

@@ -1,0 +1,45 @@
+package v1alpha1
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+)
+
+// Renamed lists previous names of the fields of a [DriverConfig], each with the present name. A
+// configuration with a previous name is refused with an error that contains the present name.
+var Renamed = map[string]string{
+	"rebinding": "passthrough",
+	"handover":  "reclaim",
+	"onRequest": "onDemand",
+	"roots":     "driverRoots",
+}
+
+// RenamedKinds lists previous values of the attribute "kind", each with the present value.
+var RenamedKinds = map[string]string{"hypervisor": "virtualization"}
+
+// withPresentName replaces the error for an unknown field if the field was renamed.
+func withPresentName(err error) error {
+	var field interface{ FieldPath() string }
+	if !errors.As(err, &field) {
+		return err
+	}
+	if name := Renamed[field.FieldPath()]; name != "" {
+		return fmt.Errorf("field %q was renamed to %q", field.FieldPath(), name)
+	}
+	return err
+}
+
+// kindComparison matches a comparison of the attribute "kind" with a value.
+var kindComparison = regexp.MustCompile(`\bkind\s*(?:\.orValue\([^)]*\)\s*)?[!=]=\s*['"]([a-z]+)['"]`)
+
+// checkKinds returns an error if an expression compares the attribute "kind" with a previous value,
+// which no device has.
+func checkKinds(expression string) error {
+	for _, found := range kindComparison.FindAllStringSubmatch(expression, -1) {
+		if name := RenamedKinds[found[1]]; name != "" {
+			return fmt.Errorf("kind %q was renamed to %q", found[1], name)
+		}
+	}
+	return nil
+}
