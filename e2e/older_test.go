@@ -63,7 +63,7 @@ func TestOlderVersionsOfDRA(t *testing.T) {
 	}
 	offers(t)
 	top := func(kubeconfig string) string {
-		cmd := exec.CommandContext(within(t), project.Plugin, "top", "-o", "json", "--kubeconfig", kubeconfig)
+		cmd := exec.CommandContext(within(t), pluginProgram(t), "top", "-o", "json", "--kubeconfig", kubeconfig)
 		cmd.Stderr = os.Stderr
 		out, err := cmd.Output()
 		if err != nil {

@@ -19,12 +19,22 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
+// pluginProgram returns the path of the kubectl plugin.
+func pluginProgram(t *testing.T) string {
+	t.Helper()
+	program, err := project.Plugin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return program
+}
+
 // plugin runs "kubectl chandler" as an administrator does: kubectl finds the plugin in the PATH.
 func plugin(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
-	dir := t.TempDir()
+	dir, program := t.TempDir(), pluginProgram(t)
 	for _, name := range []string{"kubectl-chandler", "kubectl_complete-chandler"} {
-		if err := os.Symlink(project.Plugin, filepath.Join(dir, name)); err != nil {
+		if err := os.Symlink(program, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
 	}

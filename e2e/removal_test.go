@@ -20,7 +20,7 @@ import (
 // agents may remain on either node. At the end of the test the agents come back.
 func testRemoval(t *testing.T, second *cluster.Node) {
 	uninstall := func() (string, error) {
-		out, err := exec.CommandContext(within(t), project.Plugin, "uninstall", "--timeout=1m", "--kubeconfig", node.Kubeconfig()).CombinedOutput()
+		out, err := exec.CommandContext(within(t), pluginProgram(t), "uninstall", "--timeout=1m", "--kubeconfig", node.Kubeconfig()).CombinedOutput()
 		return string(out), err
 	}
 	until(t, "no other pod to have a device", func(ctx context.Context) error {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -57,22 +58,20 @@ const (
 
 // A Project is a checkout of Chandler with its built programs.
 type Project struct {
-	Dir    string // the checkout
-	Agent  string // path of the agent's program
-	Plugin string // path of the kubectl plugin
-	Probe  string // path of the example pods' program
+	Dir   string // the checkout
+	Agent string // path of the agent's program
+	Probe string // path of the example pods' program
+	// Plugin builds the kubectl plugin at the first call, and returns its path.
+	Plugin func() (string, error)
 }
 
-// Build builds the programs of the checkout in dir as static programs, like its Makefile.
+// Build builds the agent of the checkout in dir as a static program, like its Makefile.
 func Build(ctx context.Context, builder build.Builder, programs build.Programs, dir string) (Project, error) {
 	agent, err := builder.Agent(ctx, dir)
 	if err != nil {
 		return Project{}, err
 	}
-	plugin, err := builder.Plugin(ctx, dir)
-	if err != nil {
-		return Project{}, err
-	}
+	plugin := sync.OnceValues(func() (string, error) { return builder.Plugin(context.WithoutCancel(ctx), dir) })
 	return Project{Dir: dir, Agent: agent, Plugin: plugin, Probe: programs.Program("probe")}, nil
 }
 
@@ -120,7 +119,11 @@ func (p Project) Discover(ctx context.Context, n *cluster.Node, args ...string) 
 // Validate returns the output of "kubectl chandler validate" for a manifest, and an error for an
 // invalid manifest.
 func (p Project) Validate(ctx context.Context, manifest string) (string, error) {
-	cmd := exec.CommandContext(ctx, p.Plugin, "validate", "-")
+	program, err := p.Plugin()
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, program, "validate", "-")
 	cmd.Stdin = strings.NewReader(manifest)
 	out, err := cmd.CombinedOutput()
 	return string(out), err
