@@ -209,7 +209,7 @@ func TestContainersOutliveAnAllocation(t *testing.T) {
 		for range 2 {
 			mustRefuse(t, b, anew, "allocated again while it was prepared", "30s")
 			time.Sleep(ledger.Termination / 2)
-			mustRefuse(t, b, anew, "containers may go on for 15s")
+			mustRefuse(t, b, anew, "containers may use its previous devices for 15s")
 			mustRefuse(t, b, claim("other", "a"), "is in use by claim default/c")
 			mustPrepare(t, b, before) // resets the start of the waiting time
 		}
@@ -265,7 +265,7 @@ func TestDeviceSwappedSinceItWasAllocated(t *testing.T) {
 					b.offers(devices...)
 				}
 				if test.refused {
-					mustRefuse(t, b, early, "device a was swapped", "has not said yet")
+					mustRefuse(t, b, early, "device a was swapped", "is not yet known")
 				}
 				away := true
 				api.PrependReactor("list", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) { return away, nil, errFault })

@@ -36,21 +36,22 @@ func userPages(t *testing.T) []docs.Page {
 
 // programs lists unchecked commands, with the reason.
 var programs = map[string]string{
-	"docker":    "needs Docker and a registry",
-	"export":    "changes the shell that you type it in",
-	"install":   "copies a binary to where you want it",
-	"ln":        "makes a link where you want it",
-	"modprobe":  "loads a module of the host",
-	"source":    "changes the shell that you type it in",
-	"systemctl": "changes the host",
-	"curl":      "asks an agent of a cluster",
-	"tar":       "unpacks what a command wrote",
-	"git":       "needs a checkout of your own",
-	"jq":        "is not part of this",
-	"grep":      "is not part of this",
-	"echo":      "is not part of this",
-	"cosign":    "needs a registry",
-	"sha256sum": "checks what was released",
+	"./gpu.test": "is built by the commands of an earlier block",
+	"docker":     "needs Docker and a registry",
+	"export":     "changes the shell that you type it in",
+	"install":    "copies a binary to where you want it",
+	"ln":         "makes a link where you want it",
+	"modprobe":   "loads a module of the host",
+	"source":     "changes the shell that you type it in",
+	"systemctl":  "changes the host",
+	"curl":       "asks an agent of a cluster",
+	"tar":        "unpacks what a command wrote",
+	"git":        "needs a checkout of your own",
+	"jq":         "is not part of this",
+	"grep":       "is not part of this",
+	"echo":       "is not part of this",
+	"cosign":     "needs a registry",
+	"sha256sum":  "checks what was released",
 }
 
 // Every command in the documentation is valid: make targets, files and charts exist, and Chandler's

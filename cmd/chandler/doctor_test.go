@@ -236,7 +236,7 @@ func TestDoctorKnowsWhatNeedsSight(t *testing.T) {
 		"passthrough:\n- cel: \"true\"\n": "passthrough",
 		"onDemand: {keepSeconds: 5}\n":    "",
 		"onDemand: {partitions: [{cel: \"true\"}]}\n":                                    "",
-		"onDemand: {virtualFunctions: [{cel: \"true\"}]}\nhandover: [{cel: \"true\"}]\n": "reclaim onDemand.virtualFunctions",
+		"onDemand: {virtualFunctions: [{cel: \"true\"}]}\nreclaim: [{cel: \"true\"}]\n": "onDemand.virtualFunctions reclaim",
 	} {
 		var f doctor.Facts
 		o := doctorOptions{node: v1alpha1.Node{Name: "n"}}

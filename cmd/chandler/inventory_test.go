@@ -49,7 +49,7 @@ func TestInventoryOfRecordedHost(t *testing.T) {
 	if tree != mustRun(t, "discover", eightGPUs, "-o", "tree") || !strings.Contains(tree, "• gpu 23:00.0") {
 		t.Errorf("the inventory of a recorded host:\n%s", tree)
 	}
-	if yaml := mustRun(t, "inventory", eightGPUs, "-o", "yaml"); !strings.Contains(yaml, "holdersKnown: false\n") {
+	if yaml := mustRun(t, "inventory", eightGPUs, "-o", "yaml"); !strings.Contains(yaml, "consumersKnown: false\n") {
 		t.Errorf("in YAML:\n%.300s", yaml)
 	}
 }

@@ -95,7 +95,7 @@ func TestMigratePlanToDevicePlugin(t *testing.T) {
 	if want := []*migratingName{{Name: "amd.com/gpu", Moves: 6, Waits: 2, DevicePlugin: 6, CountedTwice: 2}}; !cmp.Equal(m.Resources, want) {
 		t.Errorf("resources %+v", m.Resources[0])
 	}
-	if notes := strings.Join(m.Notes, "\n"); !strings.Contains(notes, "have 2 through DRA. The scheduler counts them against the 6 that the device plugin offers, too, so that 4 more fit") {
+	if notes := strings.Join(m.Notes, "\n"); !strings.Contains(notes, "have 2 by DRA. The scheduler counts them against the 6 that the device plugin offers, too, so that 4 more fit") {
 		t.Errorf("notes:\n%s", notes)
 	}
 }

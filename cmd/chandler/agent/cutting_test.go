@@ -137,7 +137,7 @@ func TestAgentCuts(t *testing.T) {
 		again()
 		c.pause(2 * time.Minute)
 		c.is()
-		if got, want := strings.Join(c.Calls(), " "), "cut=2g.20gb@2 remove=2g.20gb@2"; got != want {
+		if got, want := strings.Join(c.Calls(), " "), "create=2g.20gb@2 remove=2g.20gb@2"; got != want {
 			t.Errorf("called with %q, want %q", got, want)
 		}
 		stop()

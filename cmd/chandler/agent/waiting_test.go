@@ -152,7 +152,7 @@ func TestAgentWaitsForARemoval(t *testing.T) {
 func TestAgentWaitsForAFamily(t *testing.T) {
 	for answers, want := range map[time.Duration]string{
 		15 * time.Second: "",
-		time.Minute:      "is not known yet: slow: no answer in 10s",
+		time.Minute:      "is not yet known: slow: no answer in 10s",
 	} {
 		t.Run(answers.String(), func(t *testing.T) {
 			t.Parallel()

@@ -81,7 +81,7 @@ func TestValidate(t *testing.T) {
 			header(), []string{"1 object checked: 0 errors, 0 warnings"}, false,
 		},
 		"expressions of a configuration": {
-			header() + "exclude: [{cel: 'device.'}]\nresources: [{name: a.b/c, cel: '1'}]\noverhead: [{cel: 'x', perPod: {cpu: 1}}]\nroots: {nobody: /x}\n",
+			header() + "exclude: [{cel: 'device.'}]\nresources: [{name: a.b/c, cel: '1'}]\noverhead: [{cel: 'x', perPod: {cpu: 1}}]\ndriverRoots: {nobody: /x}\n",
 			[]string{"-:6: error: DriverConfig: driverRoots[nobody]: no family uses this root; want one of fpga-intel, nvidia, nvidia-mps, solarflare, vpu", "-:3: error: DriverConfig: exclude[0].cel: ", "-:4: error: DriverConfig: resources[0].cel: ", "error: DriverConfig: overhead[0].cel: ", "4 errors"}, true,
 		},
 		"entries that never count": {
@@ -165,11 +165,11 @@ func TestValidate(t *testing.T) {
 			[]string{`unknown field "spec.devices.requests[0].deviceClassName"`}, true,
 		},
 		"version of a claim": {
-			"apiVersion: resource.k8s.io/v2\nkind: ResourceClaim\nmetadata: {name: c}\n", []string{`"resource.k8s.io/v2", which is not known`}, true,
+			"apiVersion: resource.k8s.io/v2\nkind: ResourceClaim\nmetadata: {name: c}\n", []string{`"resource.k8s.io/v2", which is unknown`}, true,
 		},
 		"class of one name with another": {
 			fmt.Sprintf(class+class+class, "a", "example.com/gpu", "b", "example.com/gpu", "c", "example.com/other"),
-			[]string{"-:9: warning: DeviceClass b: spec.extendedResourceName: is example.com/gpu, and so is that of DeviceClass a (-:4)", "3 objects checked: 0 errors, 1 warning\n"}, false,
+			[]string{"-:9: warning: DeviceClass b: spec.extendedResourceName: is example.com/gpu, as in DeviceClass a (-:4)", "3 objects checked: 0 errors, 1 warning\n"}, false,
 		},
 		"one class twice": {
 			fmt.Sprintf(class+class, "a", "example.com/gpu", "a", "example.com/gpu"), []string{"0 warnings"}, false,

@@ -226,7 +226,7 @@ func TestSetByHand(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.is(t, "xcp-0 xcp-1")
-	if err := h.makes(t, stale); err == nil || !strings.Contains(err.Error(), "DPX, which somebody has set") {
+	if err := h.makes(t, stale); err == nil || !strings.Contains(err.Error(), "DPX, which another program has set") {
 		t.Errorf("divided otherwise: %v", err)
 	}
 	if err := h.unmakes(t, parttest.Device); err != nil || h.Mode(0) != "DPX" {
