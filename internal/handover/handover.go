@@ -109,6 +109,7 @@ type Custodian struct {
 	claims  map[types.UID]*claimUsers // pods of present claims
 	passed  map[string]string         // keys of grants that are handed over and still in the ledger, by grantOf
 	blind   map[string]bool           // records with a logged warning that open files are not visible
+	unseen  map[string]time.Time      // until when containers of earlier owners may go on unseen, by device
 }
 
 // record describes a device and its consumer. The journal has the record before the consumer gets the
@@ -148,7 +149,7 @@ func New(config Config) *Custodian {
 		config: config, journal: journal.New(config.Journal, "reclaim", journal.Earlier[record]{Dir: config.Earlier, Convert: convert}),
 		wake: make(chan struct{}, 1), closing: make(chan struct{}), filing: make(chan struct{}, 1),
 		records: make(map[string]*record), claims: make(map[types.UID]*claimUsers),
-		blind: make(map[string]bool), passed: make(map[string]string),
+		blind: make(map[string]bool), passed: make(map[string]string), unseen: make(map[string]time.Time),
 	}
 }
 
@@ -284,15 +285,25 @@ func (c *Custodian) settle(ctx context.Context, r *record, of users) (why string
 	}
 	if unseen != nil {
 		c.sayBlind(ctx, r, unseen)
-		if left := c.terminates(r, of); left > 0 {
+		left := c.terminates(r, of)
+		switch takes := c.isTaken(r); {
+		case left > 0 && !takes:
 			return fmt.Sprintf("it is unknown whether a process has it open (%v), and containers may run for a while", unseen), min(left, openInterval)
-		}
-		if of.unknown() {
+		case left > 0:
+			c.noteUnseen(r, left)
+			return "", 0
+		case of.unknown():
 			return "", 0 // no reset, which could hit a running process
 		}
 	}
 	if !rule.Reset || r.Hold.Amount != nil || isPart(d) {
 		return "", 0
+	}
+	if left := c.unseenFor(r); left > 0 {
+		if c.isTaken(r) {
+			return "", 0
+		}
+		return "it is unknown whether a process of an earlier container has it open, and that container may run for a while", min(left, openInterval)
 	}
 	if c.isClosed() {
 		return begun, openInterval
@@ -446,16 +457,39 @@ func ruleOf(rules []Rule, d discovery.Device) *Rule {
 
 var errUnknownPod = errors.New("its previous pods are unknown")
 
-// terminates returns the remaining grace period of an ended owner's containers. If the kubelet has
-// allocated a container's ID again, the kubelet considers the container ended, and the next container
-// would be rejected permanently.
+// terminates returns the remaining grace period of an ended owner's containers.
 func (c *Custodian) terminates(r *record, of users) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r.takes {
-		return 0
-	}
 	return of.terminates() - time.Since(r.ended)
+}
+
+// isTaken reports whether the kubelet has allocated a container's ID again. The kubelet considers the
+// container ended, and would permanently reject a next container that waits.
+func (c *Custodian) isTaken(r *record) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return r.takes
+}
+
+// noteUnseen records that containers of an owner may go on unseen for a while although the next
+// container has the device. The kubelet allocates the device of a pod that was deleted by force while
+// the containers of that pod still run.
+func (c *Custodian) noteUnseen(r *record, left time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(c.unseen, func(_ string, until time.Time) bool { return now.After(until) })
+	if until := now.Add(left); until.After(c.unseen[r.Hold.Device]) {
+		c.unseen[r.Hold.Device] = until
+	}
+}
+
+// unseenFor returns for how long containers of earlier owners of a device may go on unseen.
+func (c *Custodian) unseenFor(r *record) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Until(c.unseen[r.Hold.Device])
 }
 
 // look returns the processes of pods with the device open. It has no time limit: a check hangs at a

@@ -514,6 +514,44 @@ func TestUnknownPods(t *testing.T) {
 	}
 }
 
+// A pod is deleted by force, and the kubelet allocates its ID to the next container while the pod's
+// container, whose processes are not known, still runs. The end of the next container causes no reset
+// before the container of the first pod must have ended.
+func TestEarlierContainerIsUnseen(t *testing.T) {
+	for name, test := range map[string]struct {
+		wait   time.Duration
+		resets int
+	}{
+		"a moment later": {time.Second, 0},
+		"after it":       {time.Minute, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				b.open()
+				b.config.PodOf = func(o ledger.Owner) types.UID { return map[string]types.UID{"second": "uid"}[o.Name] }
+				stop := b.run()
+				pass := func(pod string) {
+					t.Helper()
+					g := &ledger.Grant{Resource: "example.com/d", ID: "d", Container: "default/" + pod + " main", Devices: []string{"d"}, Silicon: []string{"d"}, Exclusive: true, Since: time.Now()}
+					if err := b.Pass([]*ledger.Grant{g}); err != nil {
+						t.Error(err)
+					}
+				}
+				pass("first")
+				b.keeps("")
+				time.Sleep(test.wait)
+				pass("second")
+				b.keeps("")
+				stop()
+				if got := len(b.Written()); got != test.resets {
+					t.Errorf("writes %q", b.Written())
+				}
+			})
+		})
+	}
+}
+
 // A disk that stays full is logged once.
 func TestFullDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

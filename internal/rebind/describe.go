@@ -85,7 +85,7 @@ func (b *Binder) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 	b.mu.Lock()
 	clear(b.seen)
 	for i := range s.Devices {
-		if d := &s.Devices[i]; d.Rebind != nil {
+		if d := &s.Devices[i]; d.Rebind != nil || discovery.IsVFIO(d.Attributes.String("driver")) {
 			b.seen[d.Source] = *d
 		}
 	}

@@ -57,7 +57,7 @@ type Binder struct {
 	mu     sync.Mutex
 	bound  map[string]*function        // of all records, by the function's address
 	failed map[string]error            // by unit, why its functions could not be returned
-	seen   map[string]discovery.Device // by directory, the devices of the last scan that support passthrough
+	seen   map[string]discovery.Device // by directory, the devices of the last scan that support passthrough or are under vfio
 }
 
 // record is on disk before any function of its unit changes, and is removed when all functions have
@@ -295,6 +295,9 @@ func (b *Binder) note(lease *ledger.Lease, sources []string, to string, d discov
 		b.mu.Lock()
 		before, device := b.bound[filepath.Base(source)], b.seen[source] // none if no family describes the function
 		b.mu.Unlock()
+		if device.Rebind == nil {
+			device = discovery.Device{} // the description under vfio
+		}
 		current := before != nil && b.isCurrent(before)
 		if current && !before.Choose {
 			continue

@@ -881,6 +881,39 @@ func TestMovedSinceItWasDescribed(t *testing.T) {
 	k.check("nvme", "(null)", first)
 }
 
+// A group is not taken again while the last scan describes one of its functions under vfio: the
+// record would lack the function's own description.
+func TestTakenAgainBeforeTheNextScan(t *testing.T) {
+	k := newKernel(t)
+	b := k.binder("1", nil)
+	second := device(first)
+	second.Name, second.Source = "pci-0000-03-00-1", rebindtest.Source(other)
+	scanned := &discovery.Snapshot{Devices: []discovery.Device{device(other), second}}
+	b.Describe(scanned)
+	if _, err := take(t.Context(), b, device(other)); err != nil {
+		t.Fatal(err)
+	}
+	underVFIO := second
+	underVFIO.Rebind, underVFIO.Attributes = nil, discovery.Attributes{}
+	underVFIO.Attributes.SetString("driver", "vfio-pci")
+	b.Describe(&discovery.Snapshot{Devices: []discovery.Device{device(other), underVFIO}}) // while the group is being returned
+	if err := giveAll(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := take(t.Context(), b, device(other)); err == nil || !strings.Contains(err.Error(), "was described under vfio") {
+		t.Errorf("before the next scan: %v", err)
+	}
+	k.check("nvme", "(null)", first, other)
+	b.Describe(scanned)
+	if _, err := take(t.Context(), b, device(other)); err != nil {
+		t.Fatal(err)
+	}
+	s := b.Describe(&discovery.Snapshot{Devices: []discovery.Device{underVFIO}})
+	if d, found := s.Lookup(second.Name); !found || d.Rebind == nil {
+		t.Errorf("the other function is described as %+v", d)
+	}
+}
+
 // A cancelled call changes nothing.
 func TestCalledOff(t *testing.T) {
 	k := newKernel(t)

@@ -31,6 +31,9 @@ func (b *Binder) take(ctx context.Context, d discovery.Device, consumer string) 
 	if now := unitOf(b.function(d.Source)); d.Attributes["iommuGroup"].IntValue != nil && b.function(d.Source).Exists("iommu_group") && now != Unit(&d) {
 		return discovery.Passing(fmt.Errorf("function %s was described in %s, and is in %s by now", path.Base(d.Source), Unit(&d), now))
 	}
+	if other := b.returned(functions[1:]); other != "" {
+		return discovery.Passing(fmt.Errorf("function %s was described under vfio, and is under its own driver by now", path.Base(other)))
+	}
 	if err := b.mayTake(functions, to); err != nil {
 		return err
 	}
@@ -71,12 +74,31 @@ func (b *Binder) functionsOf(d *discovery.Device) ([]string, error) {
 		if slices.Contains(functions, source) || discovery.IsVFIO(b.function(source).Driver()) {
 			continue
 		}
-		if _, known := b.seen[source]; !known {
+		if b.seen[source].Rebind == nil {
 			return nil, discovery.Passing(fmt.Errorf("its IOMMU group also contains %s, and it is not yet known whether passthrough of that function is allowed", path.Base(source)))
 		}
 		functions = append(functions, source)
 	}
 	return functions, nil
+}
+
+// returned returns a function that the last scan found under vfio, and that is under its own driver
+// by now, "" if there is none. The record of such a function would have no description, so its device
+// could not be allocated until the function is returned again.
+func (b *Binder) returned(functions []string) string {
+	for _, source := range functions {
+		b.mu.Lock()
+		d, described := b.seen[source]
+		r := b.bound[path.Base(source)]
+		b.mu.Unlock()
+		if !described || d.Rebind != nil || r != nil && b.isCurrent(r) {
+			continue
+		}
+		if driver := b.function(source).Driver(); driver != "" && !discovery.IsVFIO(driver) {
+			return source
+		}
+	}
+	return ""
 }
 
 // mayTake returns why functions cannot be taken, nil if they can. All functions are checked before

@@ -59,7 +59,7 @@ var deliberates = []deliberate{
 	{"the journal does not write a record before the change", "internal/journal/journal.go", "	there, err := j.write(r)\n", "	there, err := disk.New, error(nil)\n"},
 	{"devices are handed over that processes have open", "internal/handover/handover.go", "	if why != \"\" {\n		return why, openInterval\n	}\n	if of.unknown()", "	if of.unknown()"},
 	{"a device is reset that has the name of another one", "internal/handover/handover.go", "	case known && r.Device.Same(key):\n", "	case known:\n"},
-	{"devices are reset whose pods are not known", "internal/handover/handover.go", "		if of.unknown() {\n			return \"\", 0 // no reset, which could hit a running process\n		}\n", ""},
+	{"devices are reset whose pods are not known", "internal/handover/handover.go", "		case of.unknown():\n			return \"\", 0 // no reset, which could hit a running process\n", ""},
 	{"the lock is released while a write goes on", "internal/ledger/lease.go", "			some = some || a.changes()\n", "			_ = a\n"},
 	{"a claim whose Unprepare failed is ended later", "internal/ledger/ledger.go", "	err := l.end(uid, s)\n	if err == nil {\n		return nil\n	}\n", "	err := l.end(uid, s)\n	if err == nil {\n		return nil\n	}\n	time.AfterFunc(30*time.Second, func() { _ = l.end(uid, s) })\n"},
 	{"a function that has left the IOMMU group goes to vfio with it", "internal/rebind/take.go", "		return b.function(source).Exists(\"iommu_group\") && unitOf(b.function(source)) != unit\n", "		return false && unit == source\n"},
