@@ -134,7 +134,7 @@ func (in *installed) uses(t *testing.T, pod string) (log string, used gpu) {
 // driverConfig is the configuration that a user needs for the driver of this machine, with further
 // fields.
 func (in *installed) driverConfig(fields string) string {
-	return "roots: {nvidia: " + in.host.root + "}\n" + fields
+	return "driverRoots: {nvidia: " + in.host.root + "}\n" + fields
 }
 
 // driverPatch mounts the driver's directory into the agent's container, and uses the image with
