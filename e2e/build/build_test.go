@@ -101,7 +101,7 @@ func TestFindIn(t *testing.T) {
 // Prebuilt programs are used without a Go toolchain, and a missing program is an error with its name.
 func TestPrebuilt(t *testing.T) {
 	dir := t.TempDir()
-	names := []string{"base", "machine", "pause", "probe", "containerd-shim-runc-v2", "kube", "runc", "loopback", "ptp", "host-local", "chandler", "helm", "nvml/chandler-nvml"}
+	names := []string{"base", "machine", "pause", "probe", "containerd-shim-runc-v2", "kube", "runc", "loopback", "ptp", "host-local", "chandler", "kubectl-chandler", "helm", "nvml/chandler-nvml"}
 	for _, name := range names {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755), os.WriteFile(filepath.Join(dir, name), nil, 0o755)); err != nil {
 			t.Fatal(err)
@@ -116,6 +116,7 @@ func TestPrebuilt(t *testing.T) {
 	}
 	for name, find := range map[string]func() (string, error){
 		"chandler":           func() (string, error) { return b.Agent(t.Context(), "../..") },
+		"kubectl-chandler":   func() (string, error) { return b.Plugin(t.Context(), "../..") },
 		"helm":               func() (string, error) { return b.Helm(t.Context()) },
 		"nvml/chandler-nvml": func() (string, error) { return b.NVML(t.Context(), "../..") },
 	} {

@@ -35,7 +35,11 @@ func (in *installed) doctorIsContent(t *testing.T) {
 // asks runs a command of kubectl chandler. The output must contain the words.
 func (in *installed) asks(t *testing.T, args []string, words ...string) {
 	t.Helper()
-	cmd := exec.CommandContext(within(t), in.project.Agent, args...)
+	plugin, err := in.project.Plugin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(within(t), plugin, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+in.node.Kubeconfig())
 	out, err := cmd.CombinedOutput()
 	t.Logf("kubectl chandler %s:\n%s", strings.Join(args, " "), out)

@@ -134,7 +134,7 @@ func (in *installed) uses(t *testing.T, pod string) (log string, used gpu) {
 // driverConfig is the configuration that a user needs for the driver of this machine, with further
 // fields.
 func (in *installed) driverConfig(fields string) string {
-	return "roots: {nvidia: " + in.host.root + "}\n" + fields
+	return "driverRoots: {nvidia: " + in.host.root + "}\n" + fields
 }
 
 // driverPatch mounts the driver's directory into the agent's container, and uses the image with
@@ -352,7 +352,7 @@ func (in *installed) testTurns(t *testing.T) {
 
 // testNoGPU expects that a container without a GPU can neither see nor open one.
 func (in *installed) testNoGPU(t *testing.T) {
-	const script = "/probe devices; mknod /tmp/gpu c 195 255 && exec 3</tmp/gpu && echo opened; echo end"
+	const script = "/probe devices; mknod /tmp/gpu c 195 255 && (: </tmp/gpu) && echo opened; echo end"
 	in.run(t, podOf("no-gpu", "", script), "no-gpu", corev1.PodSucceeded)
 	if log := in.prints(t, "no-gpu", "end"); strings.Contains(log, "device ") || strings.Contains(log, "opened") {
 		t.Errorf("the container prints:\n%s", log)
