@@ -61,7 +61,7 @@ test-all: $(TESTRUN) ## make test, then each part of .ci/parts: older Kubernetes
 # with rare garbage collection. go test starts packages in the given order. WAITS lists the
 # longest packages and those that wait for real time first, so that none of them runs alone at
 # the end.
-UNIT  := GOGC=400 $(TESTRUN) test -p 4 -parallel 8 -vet=off -ldflags '-s -w'
+UNIT  := GOGC=400 $(TESTRUN) test -p 4 -parallel 8 -timeout 30m -vet=off -ldflags '-s -w'
 WAITS := ./cmd/chandler/agent ./legacy/sockets ./cmd/chandler/informant ./cmd/kubectl-chandler/kubectl ./legacy ./internal/traces ./internal/doctor/gather
 GOES  := '^\s*go (func|[a-z])|\.Go\b|"sync["/]'
 RACED  = $(WAITS) $(filter-out $(WAITS) ./internal/simulation%,$(shell grep -rlE --include='*.go' $(GOES) api cdi cmd deployments discovery driver internal legacy \
