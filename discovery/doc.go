@@ -92,8 +92,10 @@
 // all other families are kept. An event that concerns no family, such as an event of /dev/null or
 // of a pod's veth interface, causes no read at all. All families are read at every tenth interval,
 // after a scan with a problem, and if the kernel dropped events or a part of the agent requests a
-// complete scan. TestEventsSuffice changes recorded hosts at random and compares the result with
-// scans that read everything.
+// complete scan. If a complete scan takes so long that ten intervals are less than a hundred times
+// its duration, as with thousands of functions, the next one follows after that time, and at the
+// latest after an hour. TestEventsSuffice changes recorded hosts at random and compares the result
+// with scans that read everything.
 //
 // A family must not read through links, except those of /sys/class and /sys/bus: an event names the
 // device at the end of a link. LinkTo of sysfs.Device returns that device.

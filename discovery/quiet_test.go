@@ -17,6 +17,7 @@ import (
 type counted struct {
 	fstest.MapFS
 
+	slow   atomic.Int64 // duration of each open, in nanoseconds
 	opened atomic.Int32
 	asked  atomic.Int32 // the number of opens, stats and listings
 }
@@ -24,6 +25,7 @@ type counted struct {
 func (c *counted) Open(name string) (fs.File, error) {
 	c.asked.Add(1)
 	c.opened.Add(1)
+	time.Sleep(time.Duration(c.slow.Load()))
 	return c.MapFS.Open(name)
 }
 
@@ -90,6 +92,7 @@ type quietly struct {
 	last   *Snapshot
 	times  int // number of published snapshots
 	looks  int
+	took   time.Duration // of the last scan
 }
 
 func watchQuietly(t *testing.T, do func(w *quietly)) {
@@ -101,7 +104,7 @@ func watchQuietly(t *testing.T, do func(w *quietly)) {
 		w.hears.Store(true)
 		go Watch{
 			Host: &Host{FS: w.host}, Families: []*Family{quietFamily}, Events: w.events, Hears: w.hears.Load,
-			Observe: func(Scanned) { w.looks++ },
+			Observe: func(s Scanned) { w.looks, w.took = w.looks+1, s.Took },
 		}.Run(ctx, func(s *Snapshot) { w.last, w.times = s, w.times+1 })
 		time.Sleep(time.Second)
 		synctest.Wait()
@@ -140,6 +143,42 @@ func TestWatchRestsWhileNothingHappens(t *testing.T) {
 			t.Errorf("%d published while nothing is heard; want 2", published)
 		}
 	})
+}
+
+// On a host where a scan of everything takes long, the next one follows later than after ten
+// intervals.
+func TestWatchRestsLongerAfterLongScans(t *testing.T) {
+	watchQuietly(t, func(w *quietly) {
+		w.host.slow.Store(int64(500 * time.Millisecond))
+		w.events <- Changes{Everything: true}
+		if published, _ := w.pass(29 * time.Second); published != 1 {
+			t.Fatalf("%d published; want 1", published)
+		}
+		w.host.slow.Store(0)
+		pause := 100 * w.took
+		if pause < 6*time.Minute {
+			t.Fatalf("the scan took %v", w.took)
+		}
+		if published, _ := w.pass(pause - 30*time.Second); published != 0 {
+			t.Errorf("%d published before %v have passed; want none", published, pause)
+		}
+		if published, _ := w.pass(time.Minute); published != 1 {
+			t.Errorf("%d published after %v; want 1", published, pause)
+		}
+	})
+}
+
+func TestCompletePause(t *testing.T) {
+	for took, want := range map[time.Duration]time.Duration{
+		0:               5 * time.Minute,
+		3 * time.Second: 5 * time.Minute,
+		6 * time.Second: 10 * time.Minute,
+		time.Hour:       time.Hour,
+	} {
+		if got := completePause(30*time.Second, took); got != want {
+			t.Errorf("after a scan of %v: %v; want %v", took, got, want)
+		}
+	}
 }
 
 // A change without an event is seen at the next interval, and a change with an event at once.
