@@ -4,6 +4,7 @@ import (
 	"context"
 	"io/fs"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/fstest"
 	"testing/synctest"
@@ -166,6 +167,49 @@ func TestWatchRestsLongerAfterLongScans(t *testing.T) {
 			t.Errorf("%d published after %v; want 1", published, pause)
 		}
 	})
+}
+
+// While the time of /dev shows that no node was added, removed or replaced, the nodes are not read
+// one by one.
+func TestWatchComparesDirectoriesOfNodes(t *testing.T) {
+	directory := func(age time.Duration) *fstest.MapFile {
+		return &fstest.MapFile{Mode: fs.ModeDir | 0o755, ModTime: time.Now().Add(-age), Sys: &syscall.Stat_t{Ino: 2}}
+	}
+	for name, test := range map[string]struct {
+		before, after time.Duration // age of the directory's time at the first comparison, and when the node is removed
+		link          bool
+		seen          bool
+	}{
+		"a removed node":                                {before: time.Hour, after: 0, seen: true},
+		"a removed node behind a link":                  {before: time.Hour, after: time.Hour, link: true, seen: true},
+		"an unchanged directory":                        {before: time.Hour, after: time.Hour},
+		"a directory that changed during the last read": {before: -30 * time.Second, after: -30 * time.Second, seen: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			watchQuietly(t, func(w *quietly) {
+				now := time.Now()
+				dev := func(age time.Duration) {
+					w.host.MapFS["dev"] = directory(age + time.Since(now))
+				}
+				dev(test.before)
+				if test.link {
+					w.host.MapFS["dev/one"] = &fstest.MapFile{Data: []byte("../run/one"), Mode: fs.ModeSymlink}
+					w.host.MapFS["run/one"] = &fstest.MapFile{}
+				}
+				w.pass(30 * time.Second)
+				dev(test.after)
+				delete(w.host.MapFS, "dev/one")
+				if test.link {
+					w.host.MapFS["dev/one"] = &fstest.MapFile{Data: []byte("../run/one"), Mode: fs.ModeSymlink}
+					delete(w.host.MapFS, "run/one")
+				}
+				w.pass(30 * time.Second)
+				if seen := w.last.Devices[0].Health.Key() == ConditionNodeMissing; seen != test.seen {
+					t.Errorf("the missing node is seen: %v; want %v", seen, test.seen)
+				}
+			})
+		})
+	}
 }
 
 func TestCompletePause(t *testing.T) {
