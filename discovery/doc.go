@@ -92,8 +92,10 @@
 // all other families are kept. An event that concerns no family, such as an event of /dev/null or
 // of a pod's veth interface, causes no read at all. All families are read at every tenth interval,
 // after a scan with a problem, and if the kernel dropped events or a part of the agent requests a
-// complete scan. TestEventsSuffice changes recorded hosts at random and compares the result with
-// scans that read everything.
+// complete scan. If a complete scan takes so long that ten intervals are less than a hundred times
+// its duration, as with thousands of functions, the next one follows after that time, and at the
+// latest after an hour. TestEventsSuffice changes recorded hosts at random and compares the result
+// with scans that read everything.
 //
 // A family must not read through links, except those of /sys/class and /sys/bus: an event names the
 // device at the end of a link. LinkTo of sysfs.Device returns that device.
@@ -101,11 +103,12 @@
 // A scan follows 20 ms after the first event, and later while events continue, and a burst of
 // events causes only a few scans (pace). Events that concern no family have no influence on this.
 // At each interval, the agent reads only the files of the families' last scans whose changes cause
-// no events (trace), such as counters and the nodes in /dev. A family returns the same result for
-// the same host, so if all of these files are unchanged, the snapshot is unchanged too. Otherwise
-// the families with changed files are read again. An agent in its own network namespace receives
-// the events of all devices except network interfaces. The agent compares the names of the
-// interfaces each second, and generates events from the differences.
+// no events (trace), such as counters and the nodes in /dev. The time of a directory in /dev shows
+// that none of its nodes was added, removed or replaced. A family returns the same result for the
+// same host, so if all of these files are unchanged, the snapshot is unchanged too. Otherwise the
+// families with changed files are read again. An agent in its own network namespace receives the
+// events of all devices except network interfaces. The agent compares the names of the interfaces
+// each second, and generates events from the differences.
 //
 // # Joining
 //

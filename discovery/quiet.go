@@ -164,7 +164,7 @@ func (t *trace) ReadDir(name string) ([]fs.DirEntry, error) {
 	return entries, err
 }
 
-// kind returns the attributes of a file that discovery uses: the mode and, for a device node, the
+// kind returns the attributes of a file that discovery uses: the type and, for a device node, the
 // numbers.
 func kind(info fs.FileInfo) string {
 	if info == nil {
@@ -174,7 +174,7 @@ func kind(info fs.FileInfo) string {
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 		numbers = stat.Rdev
 	}
-	return fmt.Sprint(info.Mode(), numbers)
+	return fmt.Sprint(info.Mode().Type(), numbers)
 }
 
 func names(entries []fs.DirEntry) []string {
@@ -246,24 +246,76 @@ func readUpTo(fsys fs.FS, name string, limit int) (string, error) {
 	return string(data[:n]), err
 }
 
-// isQuiet reports whether the recorded answers for the look's devices are unchanged. If only sensor
-// values have changed, isQuiet compares the resulting health readings: most changes of sensor
-// values are harmless.
-func (l look) isQuiet(host *Host) bool {
-	changed := func(step traced) bool { return !step.holds(host) }
+// comparison is the result of comparing recorded answers with the host.
+type comparison struct {
+	quiet bool
+	dirs  map[string]dirState // the directories below /dev with compared nodes, by name
+}
+
+// dirState identifies the entries of a directory: while the state is the same, no entry was added,
+// removed or replaced. The zero value stands for an unknown state.
+type dirState struct {
+	inode   uint64
+	changed time.Time
+}
+
+// clockTick exceeds the resolution of file times. A directory that has changed within this time may
+// change again without a different time.
+const clockTick = time.Second
+
+// stateOf returns the state of a directory, or the zero value.
+func stateOf(host *Host, dir string) dirState {
+	info, err := fs.Stat(host.FS, dir)
+	if err != nil || info.ModTime().IsZero() || time.Since(info.ModTime()) < clockTick {
+		return dirState{}
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return dirState{}
+	}
+	return dirState{stat.Ino, info.ModTime()}
+}
+
+// isQuiet compares the recorded answers for the look's devices with the host. If only sensor values
+// have changed, isQuiet compares the resulting health readings: most changes of sensor values are
+// harmless. Nodes in a directory with the state of the last comparison are not read.
+func (l look) isQuiet(host *Host) comparison {
+	now := comparison{quiet: true, dirs: make(map[string]dirState)}
+	changed := func(step traced) bool { return !now.holds(host, step, l.dirs) }
 	if slices.ContainsFunc(l.steps, changed) {
-		return false
+		return comparison{}
 	}
 	if !slices.ContainsFunc(l.sensors, changed) {
-		return true
+		return now
 	}
 	health := newPCIHealth(host)
 	for function, readings := range l.functions {
 		if !slices.Equal(health.alone(sysfs.At(host.FS, function)), readings) {
-			return false
+			return comparison{}
 		}
 	}
-	return true
+	return now
+}
+
+// holds reports whether the step still has the recorded answer. before contains the states of
+// directories at the last comparison.
+func (c *comparison) holds(host *Host, step traced, before map[string]dirState) bool {
+	if step.op != "stat" || !strings.HasPrefix(step.name, "dev/") {
+		return step.holds(host)
+	}
+	dir := path.Dir(step.name)
+	state, known := c.dirs[dir]
+	if !known {
+		state = stateOf(host, dir)
+		c.dirs[dir] = state
+	}
+	if state != (dirState{}) && state == before[dir] {
+		return true
+	}
+	if info, err := fs.Lstat(host.FS, step.name); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		c.dirs[dir] = dirState{} // the target is in another directory
+	}
+	return step.holds(host)
 }
 
 // isCalm reports whether every family has answered the last scan in full. Only then can a
@@ -278,18 +330,22 @@ func (s *scanner) isCalm() bool {
 func (s *scanner) compare(ctx context.Context) (changed map[*Family]bool) {
 	changed = make(map[*Family]bool)
 	limit := time.Now().Add(s.patience)
-	readings := make(map[*Family]*reading[bool])
-	for i, f := range s.families {
+	readings := make([]*reading[comparison], len(s.families))
+	for i := range s.families {
 		if l := s.looks[1+i]; len(l.steps)+len(l.sensors) > 0 {
-			readings[f] = begin(s.patient, l.isQuiet)
+			readings[i] = begin(s.patient, l.isQuiet)
 		}
 	}
-	for f, r := range readings {
-		if !r.wait(ctx, time.Until(limit)) {
+	for i, f := range s.families {
+		switch r := readings[i]; {
+		case r == nil:
+		case !r.wait(ctx, time.Until(limit)):
 			s.leave(r.view)
 			changed[f] = true
-		} else if !r.found {
+		case !r.found.quiet:
 			changed[f] = true
+		default:
+			s.looks[1+i].dirs = r.found.dirs
 		}
 	}
 	return changed

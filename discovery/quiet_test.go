@@ -4,6 +4,7 @@ import (
 	"context"
 	"io/fs"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/fstest"
 	"testing/synctest"
@@ -17,6 +18,7 @@ import (
 type counted struct {
 	fstest.MapFS
 
+	slow   atomic.Int64 // duration of each open, in nanoseconds
 	opened atomic.Int32
 	asked  atomic.Int32 // the number of opens, stats and listings
 }
@@ -24,6 +26,7 @@ type counted struct {
 func (c *counted) Open(name string) (fs.File, error) {
 	c.asked.Add(1)
 	c.opened.Add(1)
+	time.Sleep(time.Duration(c.slow.Load()))
 	return c.MapFS.Open(name)
 }
 
@@ -90,6 +93,7 @@ type quietly struct {
 	last   *Snapshot
 	times  int // number of published snapshots
 	looks  int
+	took   time.Duration // of the last scan
 }
 
 func watchQuietly(t *testing.T, do func(w *quietly)) {
@@ -101,7 +105,7 @@ func watchQuietly(t *testing.T, do func(w *quietly)) {
 		w.hears.Store(true)
 		go Watch{
 			Host: &Host{FS: w.host}, Families: []*Family{quietFamily}, Events: w.events, Hears: w.hears.Load,
-			Observe: func(Scanned) { w.looks++ },
+			Observe: func(s Scanned) { w.looks, w.took = w.looks+1, s.Took },
 		}.Run(ctx, func(s *Snapshot) { w.last, w.times = s, w.times+1 })
 		time.Sleep(time.Second)
 		synctest.Wait()
@@ -140,6 +144,85 @@ func TestWatchRestsWhileNothingHappens(t *testing.T) {
 			t.Errorf("%d published while nothing is heard; want 2", published)
 		}
 	})
+}
+
+// On a host where a scan of everything takes long, the next one follows later than after ten
+// intervals.
+func TestWatchRestsLongerAfterLongScans(t *testing.T) {
+	watchQuietly(t, func(w *quietly) {
+		w.host.slow.Store(int64(500 * time.Millisecond))
+		w.events <- Changes{Everything: true}
+		if published, _ := w.pass(29 * time.Second); published != 1 {
+			t.Fatalf("%d published; want 1", published)
+		}
+		w.host.slow.Store(0)
+		pause := 100 * w.took
+		if pause < 6*time.Minute {
+			t.Fatalf("the scan took %v", w.took)
+		}
+		if published, _ := w.pass(pause - 30*time.Second); published != 0 {
+			t.Errorf("%d published before %v have passed; want none", published, pause)
+		}
+		if published, _ := w.pass(time.Minute); published != 1 {
+			t.Errorf("%d published after %v; want 1", published, pause)
+		}
+	})
+}
+
+// While the time of /dev shows that no node was added, removed or replaced, the nodes are not read
+// one by one.
+func TestWatchComparesDirectoriesOfNodes(t *testing.T) {
+	directory := func(age time.Duration) *fstest.MapFile {
+		return &fstest.MapFile{Mode: fs.ModeDir | 0o755, ModTime: time.Now().Add(-age), Sys: &syscall.Stat_t{Ino: 2}}
+	}
+	for name, test := range map[string]struct {
+		before, after time.Duration // age of the directory's time at the first comparison, and when the node is removed
+		link          bool
+		seen          bool
+	}{
+		"a removed node":                                {before: time.Hour, after: 0, seen: true},
+		"a removed node behind a link":                  {before: time.Hour, after: time.Hour, link: true, seen: true},
+		"an unchanged directory":                        {before: time.Hour, after: time.Hour},
+		"a directory that changed during the last read": {before: -30 * time.Second, after: -30 * time.Second, seen: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			watchQuietly(t, func(w *quietly) {
+				now := time.Now()
+				dev := func(age time.Duration) {
+					w.host.MapFS["dev"] = directory(age + time.Since(now))
+				}
+				dev(test.before)
+				if test.link {
+					w.host.MapFS["dev/one"] = &fstest.MapFile{Data: []byte("../run/one"), Mode: fs.ModeSymlink}
+					w.host.MapFS["run/one"] = &fstest.MapFile{}
+				}
+				w.pass(30 * time.Second)
+				dev(test.after)
+				delete(w.host.MapFS, "dev/one")
+				if test.link {
+					w.host.MapFS["dev/one"] = &fstest.MapFile{Data: []byte("../run/one"), Mode: fs.ModeSymlink}
+					delete(w.host.MapFS, "run/one")
+				}
+				w.pass(30 * time.Second)
+				if seen := w.last.Devices[0].Health.Key() == ConditionNodeMissing; seen != test.seen {
+					t.Errorf("the missing node is seen: %v; want %v", seen, test.seen)
+				}
+			})
+		})
+	}
+}
+
+func TestCompletePause(t *testing.T) {
+	for took, want := range map[time.Duration]time.Duration{
+		0:               5 * time.Minute,
+		3 * time.Second: 5 * time.Minute,
+		6 * time.Second: 10 * time.Minute,
+		time.Hour:       time.Hour,
+	} {
+		if got := completePause(30*time.Second, took); got != want {
+			t.Errorf("after a scan of %v: %v; want %v", took, got, want)
+		}
+	}
 }
 
 // A change without an event is seen at the next interval, and a change with an event at once.

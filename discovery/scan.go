@@ -51,6 +51,7 @@ type look struct {
 	steps     []traced // of describing devices, by name
 	sensors   []traced // of health readings, without the steps above
 	functions map[string][]Health
+	dirs      map[string]dirState // at the last comparison of these steps; see [comparison]
 	places    []string // the places in sysfs that were read, in order; see [look.seesDeviceOf]
 }
 

@@ -25,7 +25,8 @@ type Watch struct {
 	// event reads only the families that the event may concern. At the interval, the watch compares
 	// files without events, such as sensors and the nodes in /dev, and reads the families with
 	// changes. Every tenth interval, and after a scan that found problems, the watch reads all
-	// families. If Hears is nil, each scan reads all families.
+	// families. On a host where reading all families takes long, it does so less often; see
+	// [completePause]. If Hears is nil, each scan reads all families.
 	Hears func() bool
 
 	// Settle is the time without further events after which the first event triggers a scan; 0
@@ -73,10 +74,8 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 		w.Settle = 20 * time.Millisecond
 	}
 	s, pace := newScanner(w), pace{shortest: w.Settle}
-	var complete, compared time.Time // the last time of a full scan, and of the last comparison without events
-	followsEvents := func() bool {
-		return w.hears() && s.isCalm() && time.Since(complete) < completeAfter*w.Interval
-	}
+	var complete, compared time.Time // when the next full scan without a cause is due, and the last time of a comparison without events
+	followsEvents := func() bool { return w.hears() && s.isCalm() && time.Now().Before(complete) }
 	concerns := func(c Changes) bool { return !followsEvents() || s.concerns(c) }
 	changes := Changes{Everything: true}
 	for ctx.Err() == nil {
@@ -86,8 +85,9 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 		answered := false
 		switch {
 		case changes.Everything || !followsEvents():
-			complete, compared, s.traces = began, began, w.hears()
+			compared, s.traces = began, w.hears()
 			snapshot, answered = s.scan(ctx, nil)
+			complete = began.Add(completePause(w.Interval, time.Since(began)))
 		case !atInterval:
 			snapshot, answered = s.scan(ctx, func(_ *Family, l look) bool { return !slices.ContainsFunc(changes.Uevents, l.seesDeviceOf) })
 		default:
@@ -107,7 +107,19 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 }
 
 // completeAfter is the number of intervals after which all families are read even without an event.
-const completeAfter = 10
+// completeShare is how many times longer than the scan itself the time between two such scans is, at
+// least: they use at most one percent of the time, but follow within the time completeAtLast.
+const (
+	completeAfter  = 10
+	completeShare  = 100
+	completeAtLast = time.Hour
+)
+
+// completePause returns the time between two scans that read all families without a cause. took is
+// the duration of the first scan.
+func completePause(interval, took time.Duration) time.Duration {
+	return max(completeAfter*interval, min(completeShare*took, completeAtLast))
+}
 
 func (w Watch) hears() bool { return w.Hears != nil && w.Hears() }
 

@@ -1,16 +1,30 @@
 package driver
 
 import (
+	"context"
+	"io"
+	"net/http"
+	"sync/atomic"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/util/watchlist"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
 
 // client is the client for the library. It reads all claims of a call concurrently, and creates
-// ResourceSlices with the present UID of their Node.
+// ResourceSlices with the present UID of their Node. The slices of the API server share the memory
+// of the published pool where both are equal: the library keeps the slices in two caches.
 type client struct {
 	kubernetes.Interface
 	node *nodeUID
+	pool *atomic.Pointer[resourceslice.Pool] // as last given to the library; nil before the first
 }
 
 func (c client) ResourceV1() resourceclient.ResourceV1Interface {
@@ -34,5 +48,87 @@ func (r resources) ResourceClaims(namespace string) resourceclient.ResourceClaim
 }
 
 func (r resources) ResourceSlices() resourceclient.ResourceSliceInterface {
-	return ownedSlices{r.ResourceV1Interface.ResourceSlices(), r.client}
+	return nodeSlices{r.ResourceV1Interface.ResourceSlices(), r.client}
+}
+
+// nodeSlices creates slices with the present UID of their Node, and returns slices that share the
+// memory of the published pool.
+type nodeSlices struct {
+	resourceclient.ResourceSliceInterface
+	client client
+}
+
+// Create creates a slice. It implements [resourceclient.ResourceSliceInterface].
+func (s nodeSlices) Create(ctx context.Context, slice *resourceapi.ResourceSlice, options metav1.CreateOptions) (*resourceapi.ResourceSlice, error) {
+	owned, err := s.client.node.own(ctx, s.client.Interface, slice)
+	if err != nil {
+		return nil, err
+	}
+	created, err := s.ResourceSliceInterface.Create(ctx, owned, options)
+	return s.client.shared(created), err
+}
+
+// Update updates a slice. It implements [resourceclient.ResourceSliceInterface].
+func (s nodeSlices) Update(ctx context.Context, slice *resourceapi.ResourceSlice, options metav1.UpdateOptions) (*resourceapi.ResourceSlice, error) {
+	updated, err := s.ResourceSliceInterface.Update(ctx, slice, options)
+	return s.client.shared(updated), err
+}
+
+// List lists slices. It implements [resourceclient.ResourceSliceInterface].
+func (s nodeSlices) List(ctx context.Context, options metav1.ListOptions) (*resourceapi.ResourceSliceList, error) {
+	list, err := s.ResourceSliceInterface.List(ctx, options)
+	if err != nil {
+		return nil, err
+	}
+	for i := range list.Items {
+		list.Items[i] = *s.client.shared(&list.Items[i])
+	}
+	return list, nil
+}
+
+// Watch watches slices. It implements [resourceclient.ResourceSliceInterface].
+func (s nodeSlices) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	events, err := s.ResourceSliceInterface.Watch(ctx, options)
+	if err != nil {
+		return nil, err
+	}
+	return watch.NewStreamWatcher(sharedEvents{events, s.client}, apierrors.NewClientErrorReporter(http.StatusInternalServerError, "WATCH", "")), nil
+}
+
+// sharedEvents are the events of a watch whose slices share the memory of the published pool.
+type sharedEvents struct {
+	events watch.Interface
+	client client
+}
+
+// Decode returns the next event. It implements [watch.Decoder].
+func (s sharedEvents) Decode() (watch.EventType, runtime.Object, error) {
+	event, ok := <-s.events.ResultChan()
+	if !ok {
+		return "", nil, io.EOF
+	}
+	if slice, is := event.Object.(*resourceapi.ResourceSlice); is {
+		event.Object = s.client.shared(slice)
+	}
+	return event.Type, event.Object, nil
+}
+
+// Close ends the watch. It implements [watch.Decoder].
+func (s sharedEvents) Close() { s.events.Stop() }
+
+// shared returns the slice with the devices of a published slice if all of them are equal. Neither the
+// library nor the driver modifies the devices.
+func (c client) shared(slice *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
+	pool := c.pool.Load()
+	if pool == nil || slice == nil {
+		return slice
+	}
+	for i := range pool.Slices {
+		if devices := pool.Slices[i].Devices; len(devices) > 0 && equality.Semantic.DeepEqual(slice.Spec.Devices, devices) {
+			same := *slice
+			same.Spec.Devices = devices
+			return &same
+		}
+	}
+	return slice
 }

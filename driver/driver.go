@@ -272,7 +272,7 @@ func (d *Driver) options() ([]kubeletplugin.Option, error) {
 		kubeletplugin.DriverName(discovery.Domain),
 		kubeletplugin.NodeName(d.config.NodeName),
 		kubeletplugin.NodeUID(setOnCreate),
-		kubeletplugin.KubeClient(client{d.config.KubeClient, &nodeUID{name: d.config.NodeName}}),
+		kubeletplugin.KubeClient(client{d.config.KubeClient, &nodeUID{name: d.config.NodeName}, &d.published}),
 		kubeletplugin.PluginDataDirectoryPath(data),
 		kubeletplugin.RegistrarDirectoryPath(registry),
 		kubeletplugin.RollingUpdate(d.config.PodUID),

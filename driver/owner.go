@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 )
 
 // The library's controller reads the UID of the Node that owns the slices only once (syncPool in
@@ -54,21 +53,15 @@ func (n *nodeUID) get(ctx context.Context, client kubernetes.Interface) (types.U
 	return node.UID, nil
 }
 
-// ownedSlices creates slices with the present UID of their Node.
-type ownedSlices struct {
-	resourceclient.ResourceSliceInterface
-	client client
-}
-
-// Create creates a slice. It implements [resourceclient.ResourceSliceInterface].
-func (s ownedSlices) Create(ctx context.Context, slice *resourceapi.ResourceSlice, options metav1.CreateOptions) (*resourceapi.ResourceSlice, error) {
-	slice = slice.DeepCopy()
-	for i := range slice.OwnerReferences {
-		uid, err := s.client.node.get(ctx, s.client.Interface)
+// own returns a copy of a slice whose owner has the present UID of the Node.
+func (n *nodeUID) own(ctx context.Context, client kubernetes.Interface, slice *resourceapi.ResourceSlice) (*resourceapi.ResourceSlice, error) {
+	owned := slice.DeepCopy()
+	for i := range owned.OwnerReferences {
+		uid, err := n.get(ctx, client)
 		if err != nil {
 			return nil, err
 		}
-		slice.OwnerReferences[i].UID = uid
+		owned.OwnerReferences[i].UID = uid
 	}
-	return s.ResourceSliceInterface.Create(ctx, slice, options)
+	return owned, nil
 }

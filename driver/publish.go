@@ -153,11 +153,11 @@ func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
 				}
 			}
 			p.failed = time.Time{}
+			d.published.Store(given)
 			if err := d.publish(ctx, helper, *given); err != nil {
 				return err
 			}
 			p.last, p.said, p.confirmed = given, time.Now(), false
-			d.published.Store(p.last)
 		case wait:
 			timer := time.NewTimer(time.Until(until))
 			select {

@@ -1,0 +1,67 @@
+package driver
+
+import (
+	"sync/atomic"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+)
+
+// The slices that the library gets from the API server have the memory of the published devices if
+// all devices of a slice are equal.
+func TestSlicesShareThePublishedPool(t *testing.T) {
+	device := func(name, kind string) resourceapi.Device {
+		return resourceapi.Device{Name: name, Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"kind": {StringValue: &kind}}}
+	}
+	slice := func(name string, devices ...resourceapi.Device) *resourceapi.ResourceSlice {
+		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceSliceSpec{Devices: devices}}
+	}
+	server := fake.NewClientset(slice("equal", device("a", "gpu")), slice("other", device("b", "nic")))
+	pool := &resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{device("a", "gpu")}}, {Devices: []resourceapi.Device{device("b", "gpu")}}}}
+	published := new(atomic.Pointer[resourceslice.Pool])
+	published.Store(pool)
+	library := client{server, &nodeUID{name: "node"}, published}.ResourceV1().ResourceSlices()
+	expect := func(by string, got *resourceapi.ResourceSlice, i int) {
+		t.Helper()
+		if shared := &got.Spec.Devices[0] == &pool.Slices[i].Devices[0]; shared != (got.Name == "equal") {
+			t.Errorf("%s: slice %s has the published memory: %v", by, got.Name, shared)
+		}
+	}
+	list, err := library.List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range list.Items {
+		expect("list", &list.Items[i], i)
+	}
+	if *list.Items[1].Spec.Devices[0].Attributes["kind"].StringValue != "nic" {
+		t.Error("a device of the API server was replaced by another device")
+	}
+	events, err := library.Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range []string{"equal", "other"} {
+		updated, err := library.Update(t.Context(), list.Items[i].DeepCopy(), metav1.UpdateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect("update of "+name, updated, i)
+		event := <-events.ResultChan()
+		expect("watch", event.Object.(*resourceapi.ResourceSlice), i)
+	}
+	events.Stop()
+	for range events.ResultChan() { // closed after the last event
+	}
+	if err := library.Delete(t.Context(), "equal", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	created, err := library.Create(t.Context(), slice("equal", device("a", "gpu")), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect("create", created, 0)
+}
