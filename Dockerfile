@@ -25,7 +25,7 @@ RUN go mod download
 COPY cmd/chandler-nvml cmd/chandler-nvml
 COPY discovery/families/nvidia/facts discovery/families/nvidia/facts
 COPY discovery/families/nvidia/userspace discovery/families/nvidia/userspace
-COPY internal/upkeep/wire internal/upkeep/wire
+COPY internal/sharing/wire internal/sharing/wire
 RUN CGO_ENABLED=1 CGO_LDFLAGS=-Wl,-z,lazy \
     go build -trimpath -ldflags "-s -w" -o /chandler-nvml ./cmd/chandler-nvml
 

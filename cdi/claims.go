@@ -86,7 +86,7 @@ func ParseID(qualified string) (uid types.UID, device string, ok bool) {
 
 // WriteClaim writes the spec of a claim, and replaces an earlier one.
 func (d Dir) WriteClaim(uid types.UID, devices []Device) error {
-	data, err := d.claim(uid, devices)
+	data, err := d.renderClaim(uid, devices)
 	if err != nil {
 		return fmt.Errorf("CDI spec of claim %s: %w", uid, err)
 	}
@@ -100,7 +100,7 @@ func (d Dir) WriteClaim(uid types.UID, devices []Device) error {
 // CheckClaim returns nil if the spec of a claim on disk equals the one that WriteClaim would write,
 // and otherwise the difference.
 func (d Dir) CheckClaim(uid types.UID, devices []Device) error {
-	want, err := d.claim(uid, devices)
+	want, err := d.renderClaim(uid, devices)
 	if err != nil {
 		return fmt.Errorf("CDI spec of claim %s: %w", uid, err)
 	}
@@ -127,7 +127,7 @@ func (d Dir) RemoveClaim(uid types.UID) error {
 
 // Claims returns the UIDs of the claims with a spec, in order. Other files are ignored.
 func (d Dir) Claims() ([]types.UID, error) {
-	entries, err := d.Files.List(d.Path)
+	entries, err := d.Files.ListDir(d.Path)
 	if err != nil {
 		return nil, fmt.Errorf("list CDI specs: %w", err)
 	}
@@ -172,9 +172,9 @@ func (d Dir) ClaimDevices(uid types.UID) (devices []Device, err error) {
 	return devices, nil
 }
 
-// Tidy removes temporary files of a given age that writers left behind; see [disk.Files.Sweep].
-func (d Dir) Tidy(age time.Duration) error {
-	return d.Files.Sweep(d.Path, age, Vendor+"-")
+// RemoveTemporary removes temporary files of a given age that writers left behind; see [disk.Files.SweepTemporary].
+func (d Dir) RemoveTemporary(age time.Duration) error {
+	return d.Files.SweepTemporary(d.Path, age, Vendor+"-")
 }
 
 func (d Dir) file(uid types.UID) string {
@@ -189,20 +189,20 @@ func checkUID(uid types.UID) error {
 	return nil
 }
 
-// claim returns the bytes of a claim's spec.
-func (d Dir) claim(uid types.UID, devices []Device) ([]byte, error) {
+// renderClaim returns the bytes of a claim's spec.
+func (d Dir) renderClaim(uid types.UID, devices []Device) ([]byte, error) {
 	if err := checkUID(uid); err != nil {
 		return nil, err
 	}
-	return d.render(Class, nil, devices)
+	return d.renderSpec(Class, nil, devices)
 }
 
-// render returns a spec's bytes, which are the same for the same devices. The hooks apply to every
+// renderSpec returns a spec's bytes, which are the same for the same devices. The hooks apply to every
 // container with one of the devices.
-func (d Dir) render(class string, hooks []*specs.Hook, devices []Device) ([]byte, error) {
+func (d Dir) renderSpec(class string, hooks []*specs.Hook, devices []Device) ([]byte, error) {
 	spec := &specs.Spec{Kind: Vendor + "/" + class, Devices: []specs.Device{}, ContainerEdits: specs.ContainerEdits{Hooks: hooks}}
 	for _, device := range devices {
-		edits := Rebase(device.Edits, d.RuntimeRoot)
+		edits := RebasePaths(device.Edits, d.RuntimeRoot)
 		edits.DeviceNodes = firstOfPath(edits.DeviceNodes)
 		spec.Devices = append(spec.Devices, specs.Device{Name: device.Name, ContainerEdits: edits})
 	}

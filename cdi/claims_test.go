@@ -88,12 +88,12 @@ func TestInterfaceAsksForTheVersionThatMovesIt(t *testing.T) {
 func TestSpecIsTheSameForTheSameDevices(t *testing.T) {
 	dir := Dir{Path: t.TempDir()}
 	devices := []Device{gpu("a"), gpu("b")}
-	first, err := dir.claim(uid, devices)
+	first, err := dir.renderClaim(uid, devices)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 20 {
-		again, _ := dir.claim(uid, devices)
+		again, _ := dir.renderClaim(uid, devices)
 		if string(again) != string(first) {
 			t.Fatal("the bytes differ")
 		}
@@ -137,7 +137,7 @@ func TestClaimsIgnoresForeignFiles(t *testing.T) {
 	if diff := cmp.Diff([]types.UID{uid}, got); diff != "" {
 		t.Error(diff)
 	}
-	if err := dir.Tidy(0); err != nil {
+	if err := dir.RemoveTemporary(0); err != nil {
 		t.Fatal(err)
 	}
 	if files, _ := filepath.Glob(filepath.Join(dir.Path, ".*")); len(files) > 0 {
@@ -186,11 +186,11 @@ func TestRebase(t *testing.T) {
 		Hooks:       []*specs.Hook{{HookName: "createContainer", Path: "/bin/hook", Args: []string{"/lib/x"}}},
 		Env:         []string{"P=/lib/y"},
 	}
-	if diff := cmp.Diff(want, Rebase(edits, "/sim")); diff != "" {
+	if diff := cmp.Diff(want, RebasePaths(edits, "/sim")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	for _, root := range []string{"", "/"} {
-		if diff := cmp.Diff(edits, Rebase(edits, root)); diff != "" {
+		if diff := cmp.Diff(edits, RebasePaths(edits, root)); diff != "" {
 			t.Errorf("root %q changes edits:\n%s", root, diff)
 		}
 	}

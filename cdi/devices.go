@@ -40,7 +40,7 @@ func (d Dir) DevicesSpecs(devices []Device) (map[string][]byte, error) {
 	texts := make(map[string][]byte, len(files))
 	for name, devices := range files {
 		hooks, devices := shareHooks(devices)
-		text, err := d.render(deviceClass, hooks, devices)
+		text, err := d.renderSpec(deviceClass, hooks, devices)
 		if err != nil {
 			return nil, fmt.Errorf("CDI spec of devices: %w", err)
 		}
@@ -82,11 +82,11 @@ func shareHooks(devices []Device) (shared []*specs.Hook, rest []Device) {
 func (d Dir) KeepDevicesSpecs(texts map[string][]byte) error {
 	var errs []error
 	for name, text := range texts {
-		if err := d.Files.Keep(filepath.Join(d.Path, name), text, 0o644); err != nil {
+		if err := d.Files.UpdateFile(filepath.Join(d.Path, name), text, 0o644); err != nil {
 			errs = append(errs, fmt.Errorf("keep CDI spec %s: %w", filepath.Join(d.Path, name), err))
 		}
 	}
-	entries, err := d.Files.List(d.Path)
+	entries, err := d.Files.ListDir(d.Path)
 	if err != nil {
 		return errors.Join(append(errs, fmt.Errorf("list CDI specs: %w", err))...)
 	}

@@ -38,7 +38,7 @@ func (s *Snapshot) dropIdentities() {
 		for _, d := range stating[key] {
 			d.dropIdentity()
 		}
-		s.ambiguous(stating[key], fmt.Errorf("state the same identity %q; none is known by it", key.value))
+		s.addAmbiguous(stating[key], fmt.Errorf("state the same identity %q; none is known by it", key.value))
 	}
 }
 
@@ -58,14 +58,14 @@ func (d *Device) dropIdentity() {
 // keepIDs removes the device plugin IDs rejected by keep, and offers without a remaining ID.
 func (d *Device) keepIDs(keep func(Offer, string) bool) {
 	var offers []Offer
-	for _, offer := range d.Classic {
+	for _, offer := range d.PluginOffers {
 		all := len(offer.IDs)
 		offer.IDs = slices.DeleteFunc(slices.Clone(offer.IDs), func(id string) bool { return !keep(offer, id) })
 		if len(offer.IDs) > 0 || all == 0 {
 			offers = append(offers, offer)
 		}
 	}
-	d.Classic = offers
+	d.PluginOffers = offers
 }
 
 // dropIDs removes device plugin IDs shared by several units of a resource. Offers without a resource name
@@ -75,8 +75,8 @@ func (s *Snapshot) dropIDs() {
 	twice := make(map[among]bool)
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		for _, offer := range d.Classic {
-			unit := offer.unit(d)
+		for _, offer := range d.PluginOffers {
+			unit := offer.unitText(d)
 			for _, id := range offer.IDs {
 				key := among{offer.group(d), id}
 				if first, known := units[key]; known && first != unit {
@@ -101,28 +101,28 @@ func (s *Snapshot) dropIDs() {
 		})
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(standing), byValue) {
-		s.ambiguous(standing[key], fmt.Errorf("have the same ID %q of %s in the device plugin API, which offers neither of them", key.value, key.group))
+		s.addAmbiguous(standing[key], fmt.Errorf("have the same ID %q of %s in the device plugin API, which offers neither of them", key.value, key.group))
 	}
 }
 
 // group names the group where the IDs of an offer must be unique.
 func (o *Offer) group(d *Device) string {
-	if o.Unnamed() {
+	if o.IsUnnamed() {
 		return "family " + d.Family
 	}
 	return o.Resource
 }
 
-// unit names the unit behind the IDs of a device's offer.
-func (o *Offer) unit(d *Device) string {
+// unitText names the unit behind the IDs of a device's offer.
+func (o *Offer) unitText(d *Device) string {
 	if o.Unit == "" {
 		return "device " + d.Name
 	}
 	return "unit " + o.Unit
 }
 
-// ambiguous adds a Problem with the names of all devices with the same value.
-func (s *Snapshot) ambiguous(devices []*Device, what error) {
+// addAmbiguous adds a Problem with the names of all devices with the same value.
+func (s *Snapshot) addAmbiguous(devices []*Device, what error) {
 	names := make([]string, len(devices))
 	for i, d := range devices {
 		names[i] = d.Name

@@ -57,8 +57,8 @@ func placesOf(matched []sysfs.Device, traces ...*trace) []string {
 // and with the directory listings above the place, up to top.
 type changedPlace struct{ name, top string }
 
-// places returns the places that the event may have changed.
-func (e Uevent) places() (places []changedPlace) {
+// changedPlaces returns the places that the event may have changed.
+func (e Uevent) changedPlaces() (places []changedPlace) {
 	for _, dir := range []string{e.Path, e.OldPath} {
 		if dir == "" {
 			continue
@@ -86,17 +86,17 @@ func (e Uevent) places() (places []changedPlace) {
 
 // seesDeviceOf reports whether the look may depend on the device of an event: the look has read the
 // device, a device above or below the device, or the device node.
-func (l look) seesDeviceOf(e Uevent) bool {
-	for _, changed := range e.places() {
-		if touches(l.places, changed, func(place string) string { return place }) {
+func (l familyScan) seesDeviceOf(e Uevent) bool {
+	for _, changed := range e.changedPlaces() {
+		if touchesPlace(l.places, changed, func(place string) string { return place }) {
 			return true
 		}
 	}
-	return e.Node != "" && touches(l.steps, changedPlace{e.Node, "."}, func(step traced) string { return step.name })
+	return e.Node != "" && touchesPlace(l.steps, changedPlace{e.Node, "."}, func(step traced) string { return step.name })
 }
 
-// touches reports whether one of the sorted names is in the changed place.
-func touches[T any](all []T, changed changedPlace, nameOf func(T) string) bool {
+// touchesPlace reports whether one of the sorted names is in the changed place.
+func touchesPlace[T any](all []T, changed changedPlace, nameOf func(T) string) bool {
 	at := func(name string) (int, bool) {
 		return slices.BinarySearchFunc(all, name, func(one T, name string) int { return strings.Compare(nameOf(one), name) })
 	}
@@ -109,12 +109,12 @@ func touches[T any](all []T, changed changedPlace, nameOf func(T) string) bool {
 	return below < len(all) && strings.HasPrefix(nameOf(all[below]), changed.name+"/")
 }
 
-// concerns reports whether changes may affect devices that families match, or files that families
+// concernsFamilies reports whether changes may affect devices that families match, or files that families
 // have read. Other changes leave the last snapshot valid.
-func (s *scanner) concerns(c Changes) bool {
+func (s *scanner) concernsFamilies(c Changes) bool {
 	return c.Everything || slices.ContainsFunc(c.Uevents, func(e Uevent) bool {
 		return slices.ContainsFunc(s.families, func(f *Family) bool { return f.mayMatch(e) }) ||
-			slices.ContainsFunc(s.looks, func(l look) bool { return l.seesDeviceOf(e) })
+			slices.ContainsFunc(s.looks, func(l familyScan) bool { return l.seesDeviceOf(e) })
 	})
 }
 

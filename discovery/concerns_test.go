@@ -56,13 +56,13 @@ func TestSeesDeviceOf(t *testing.T) {
 			traced, _ := newTrace(&Host{FS: fstest.MapFS{}})
 			_, _ = traced.Open(test.reads)
 			steps, _ := traced.done(nil)
-			l := look{steps: steps, places: placesOf(nil, traced)}
+			l := familyScan{steps: steps, places: placesOf(nil, traced)}
 			if got := l.seesDeviceOf(test.event); got != test.want {
 				t.Errorf("a look that read %s depends on %+v: %t, want %t", test.reads, test.event, got, test.want)
 			}
 		})
 	}
-	l := look{places: placesOf([]sysfs.Device{sysfs.At(nil, other)})}
+	l := familyScan{places: placesOf([]sysfs.Device{sysfs.At(nil, other)})}
 	if !l.seesDeviceOf(Uevent{Path: other, Subsystem: "pci"}) || l.seesDeviceOf(Uevent{Path: virtual, Subsystem: "pci"}) {
 		t.Error("a look does not depend on the devices that the family matches, and only on these")
 	}
@@ -126,7 +126,7 @@ func TestWatchReadsTheFamilyThatAnEventConcerns(t *testing.T) {
 			read = append(read, name)
 			mu.Unlock()
 			for _, d := range found {
-				if name == "b" && d.Exists("spoiled") {
+				if name == "b" && d.HasEntry("spoiled") {
 					continue
 				}
 				devices = append(devices, Device{Name: DeviceName(d), Source: d.Path, Attributes: Attributes{}})
@@ -145,7 +145,7 @@ func TestWatchReadsTheFamilyThatAnEventConcerns(t *testing.T) {
 		defer cancel()
 		events := make(chan Changes, 1)
 		var last *Snapshot
-		go Watch{Host: &Host{FS: host}, Families: families, Events: events, Hears: func() bool { return true }}.Run(ctx, func(s *Snapshot) { last = s })
+		go Watch{Host: &Host{FS: host}, Families: families, Events: events, EventsArrive: func() bool { return true }}.Run(ctx, func(s *Snapshot) { last = s })
 		after := func(changes Changes, change func()) string {
 			synctest.Wait()
 			mu.Lock()
@@ -259,7 +259,7 @@ func TestMayMatch(t *testing.T) {
 	}
 	for path, want := range map[string]bool{virtual + "veth0": false, hardware + "eth0": true} {
 		host := fstest.MapFS{path + "/type": {}}
-		if got, err := f.Match[0].selects(sysfs.At(host, path)); got != want || err != nil {
+		if got, err := f.Match[0].selectsDevice(sysfs.At(host, path)); got != want || err != nil {
 			t.Errorf("%s is selected: %t, %v; want %t", path, got, err, want)
 		}
 	}

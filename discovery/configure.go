@@ -18,33 +18,33 @@ type Work func(ctx context.Context) error
 // consumer's entry in the ledger.
 type Configurer func(d Device, want Parameters, consumer string) (Device, Work, error)
 
-// ErrPassing marks the error of a temporary refusal by a [Configurer] or an allocation, usually for
+// ErrTransient marks the error of a temporary refusal by a [Configurer] or an allocation, usually for
 // seconds.
-var ErrPassing = errors.New("for the moment")
+var ErrTransient = errors.New("for the moment")
 
-// Passing returns an error with the text of err, wrapping [ErrPassing] too.
-func Passing(err error) error { return passingError{err} }
+// TransientError returns an error with the text of err, wrapping [ErrTransient] too.
+func TransientError(err error) error { return transientError{err} }
 
-type passingError struct{ error }
+type transientError struct{ error }
 
-func (e passingError) Unwrap() []error { return []error{e.error, ErrPassing} }
+func (e transientError) Unwrap() []error { return []error{e.error, ErrTransient} }
 
-// Configurers joins the Configure functions of families. A device whose family has no Configure needs
+// JoinConfigurers joins the Configure functions of families. A device whose family has no Configure needs
 // no work.
-func Configurers(host *Host, families []*Family) Configurer {
+func JoinConfigurers(host *Host, families []*Family) Configurer {
 	return func(d Device, want Parameters, _ string) (Device, Work, error) {
 		for _, f := range families {
 			if f.Name == d.Family && f.Configure != nil && len(want) > 0 {
-				return f.configured(host, d, want)
+				return f.configureDevice(host, d, want)
 			}
 		}
 		return d, nil, nil
 	}
 }
 
-// configured calls the family's Configure and takes over the new description. The other fields of the
+// configureDevice calls the family's Configure and takes over the new description. The other fields of the
 // device stay, such as its health, which takes several readings.
-func (f *Family) configured(host *Host, d Device, want Parameters) (Device, Work, error) {
+func (f *Family) configureDevice(host *Host, d Device, want Parameters) (Device, Work, error) {
 	now, work, err := f.Configure(host, d, want)
 	if err != nil {
 		return d, nil, fmt.Errorf("device %s: %w", d.Name, err)
@@ -64,7 +64,7 @@ func (f *Family) configured(host *Host, d Device, want Parameters) (Device, Work
 	return d, func(ctx context.Context) error {
 		err := work(ctx)
 		if err == nil {
-			err = f.confirm(host, d, want)
+			err = f.confirmParameters(host, d, want)
 		}
 		if err != nil {
 			return fmt.Errorf("device %s: %w", d.Name, err)
@@ -73,8 +73,8 @@ func (f *Family) configured(host *Host, d Device, want Parameters) (Device, Work
 	}, nil
 }
 
-// confirm returns an error if the device does not have the wanted parameters after the work.
-func (f *Family) confirm(host *Host, d Device, want Parameters) error {
+// confirmParameters returns an error if the device does not have the wanted parameters after the work.
+func (f *Family) confirmParameters(host *Host, d Device, want Parameters) error {
 	_, work, err := f.Configure(host, d, want)
 	if err != nil {
 		return fmt.Errorf("look at it after the work: %w", err)

@@ -10,14 +10,14 @@ import (
 // Configurers takes over the family's new description, and keeps later changes to the device.
 func TestConfigurers(t *testing.T) {
 	errWork := errors.New("no power")
-	described := Device{Name: "p", Source: "sys/new", Attributes: Attributes{}, Classic: []Offer{{Resource: "a.b/new"}}}
+	described := Device{Name: "p", Source: "sys/new", Attributes: Attributes{}, PluginOffers: []Offer{{Resource: "a.b/new"}}}
 	described.Attributes.SetString("afuID", "1")
 	var work Work
 	var refusal error
 	families := []*Family{{Name: "gpu"}, {Name: "fpga", Configure: func(*Host, Device, Parameters) (Device, Work, error) {
 		return described, work, refusal
 	}}}
-	configure := Configurers(&Host{}, families)
+	configure := JoinConfigurers(&Host{}, families)
 	want := Parameters{"acceleratorFunction": "1"}
 	before := Device{Name: "p", Family: "fpga", Health: Health{Status: Unknown, Stale: true}, PartOf: &Silicon{Name: "card"}, Source: "sys/old"}
 
@@ -28,7 +28,7 @@ func TestConfigurers(t *testing.T) {
 	if now.Source != "sys/new" || now.Attributes.String("afuID") != "1" || now.Attributes.String("family") != "fpga" {
 		t.Errorf("not read again: %+v", now)
 	}
-	if !now.Health.Stale || now.PartOf == nil || len(now.Classic) > 0 {
+	if !now.Health.Stale || now.PartOf == nil || len(now.PluginOffers) > 0 {
 		t.Errorf("what was made of it since it was found is lost: %+v", now)
 	}
 

@@ -69,25 +69,25 @@ type Device struct {
 	// in Health. [Scan] sets Readings.
 	Readings []Health `json:"-"`
 
-	// Open marks a device with unlimited sharing, such as /dev/kvm: any number of containers may
+	// Shareable marks a device with unlimited sharing, such as /dev/kvm: any number of containers may
 	// have the device at once without loss.
-	Open bool `json:"shareable,omitempty"`
+	Shareable bool `json:"shareable,omitempty"`
 
-	// Named marks an opt-in device. Neither API offers the device unless the administrator gives
+	// OptIn marks an opt-in device. Neither API offers the device unless the administrator gives
 	// the device one of the names in Classic. For example, a vendor plugin offers the nodes of all
 	// GPUs at once to a monitor only if configured to.
-	Named bool `json:"optIn,omitempty"`
+	OptIn bool `json:"optIn,omitempty"`
 
 	// PoolOnly restricts the device to pools of this kind: neither API offers the device unless the
 	// administrator puts the device into such a pool. "" means no restriction.
 	PoolOnly Pools `json:"poolOnly,omitempty"`
 
-	// Rebind describes VFIO passthrough of the device, and is nil if the administrator does not
+	// Passthrough describes VFIO passthrough of the device, and is nil if the administrator does not
 	// allow passthrough. [Scan] sets Rebind.
-	Rebind *Rebindable `json:"rebind,omitempty"`
+	Passthrough *PassthroughOption `json:"rebind,omitempty"`
 
-	// Making describes how to create the device on demand, and is nil if the device exists.
-	Making *Making `json:"making,omitempty"`
+	// Creation describes how to create the device on demand, and is nil if the device exists.
+	Creation *Creation `json:"making,omitempty"`
 
 	// SRIOV is the device's pool of the SR-IOV network device plugin, nil if the device is in no
 	// such pool. The rules set SRIOV.
@@ -102,9 +102,9 @@ type Device struct {
 	PartOf *Silicon                     `json:"partOf,omitempty"`
 	Takes  map[string]resource.Quantity `json:"takes,omitempty"`
 
-	// Classic lists the resources that the replaced plugins offer the device as. The
+	// PluginOffers lists the resources that the replaced plugins offer the device as. The
 	// administrator's rules decide which of these are offered.
-	Classic []Offer `json:"offers,omitempty"`
+	PluginOffers []Offer `json:"offers,omitempty"`
 
 	// Edits are the container edits that every container with the device needs: nodes, mounts,
 	// environment variables, hooks. Host paths are paths on the scanned host.
@@ -149,7 +149,7 @@ type Offer struct {
 	Resource string   `json:"resource"`
 	IDs      []string `json:"ids"`            // in the format of the plugin that Chandler replaces
 	Unit     string   `json:"unit,omitempty"` // "" if the device is a unit by itself
-	Named    bool     `json:"optional,omitempty"`
+	Optional bool     `json:"optional,omitempty"`
 
 	// SRIOV restricts the offer to pools of the SR-IOV network device plugin, whose IDs differ from
 	// those of the plugins for other names.
@@ -205,8 +205,8 @@ type SRIOVPool struct {
 // AnyName is the Resource of an offer that accepts any name.
 const AnyName = "*"
 
-// Unnamed reports whether the offer has no resource name yet.
-func (o *Offer) Unnamed() bool { return strings.HasSuffix(o.Resource, "*") }
+// IsUnnamed reports whether the offer has no resource name yet.
+func (o *Offer) IsUnnamed() bool { return strings.HasSuffix(o.Resource, "*") }
 
 // Shares is the capacity that containers consume when a device is shared by number.
 const Shares resourceapi.QualifiedName = "shares"
@@ -229,7 +229,7 @@ type Attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 // truncates a value longer than the API's limit at a character boundary, and replaces unprintable
 // characters by spaces.
 func (a Attributes) SetString(name resourceapi.QualifiedName, value string) {
-	value = strings.TrimSpace(strings.Map(printable, strings.ToValidUTF8(value, "")))
+	value = strings.TrimSpace(strings.Map(printableRune, strings.ToValidUTF8(value, "")))
 	if len(value) > resourceapi.DeviceAttributeMaxValueLength {
 		value = strings.TrimSpace(strings.ToValidUTF8(value[:resourceapi.DeviceAttributeMaxValueLength], ""))
 	}
@@ -238,7 +238,7 @@ func (a Attributes) SetString(name resourceapi.QualifiedName, value string) {
 	}
 }
 
-func printable(r rune) rune {
+func printableRune(r rune) rune {
 	if unicode.IsPrint(r) {
 		return r
 	}
@@ -306,7 +306,7 @@ type Snapshot struct {
 	// [Settler] sets Gone.
 	Gone Missing
 
-	// found holds the findings of the families before the join. Only [Scan] and [Merge] set found.
+	// found holds the findings of the families before the join. Only [Scan] and [MergeSnapshots] set found.
 	found found
 }
 

@@ -42,7 +42,7 @@ type Share struct {
 // Variables returns the environment variables of Aliyun GPU sharing for a container. For
 // aliyun.com/gpu-mem they are ALIYUN_COM_GPU_MEM_IDX, _POD, _CONTAINER and _DEV.
 func (s Share) Variables(resource string) []string {
-	prefix := Variable(resource) + "_"
+	prefix := VariableName(resource) + "_"
 	return []string{
 		prefix + "IDX=" + strconv.Itoa(s.Place),
 		prefix + "POD=" + strconv.Itoa(s.Call),

@@ -2,7 +2,7 @@
 // [Family] and returns a [Snapshot]. The package only reads the host. It does not write, log, run
 // commands or connect to Kubernetes.
 //
-//	kernel devices -> match -> a scan of each family -> merge with the last scans -> join -> Settle -> rules.Apply -> Place
+//	kernel devices -> match -> a scan of each family -> merge with the last scans -> join -> Settle -> rules.ApplyTo -> Place
 //	                           (PCI health included)
 //
 // # Stages
@@ -50,7 +50,7 @@
 //   - FromConfig: the family describes paths in the configuration, and Describe is called even if
 //     no kernel device matches. Example: paths.
 //
-// The fields of an offer, and Device.Named, describe where the offers of a device in the device
+// The fields of an offer, and Device.OptIn, describe where the offers of a device in the device
 // plugin API come from:
 //
 //   - Resource, a pattern: the administrator chooses the name, which is any name or a name in one

@@ -80,14 +80,14 @@ type Family struct {
 	// device that needs work is an error. A nil Configure means that no parameter needs work.
 	Configure func(host *Host, d Device, want Parameters) (Device, Work, error)
 
-	// Make returns the work that creates a unit of devices whose description has a [Making]. Unmake
+	// Create returns the work that creates a unit of devices whose description has a [Creation]. Unmake
 	// returns the work that removes a unit that an agent created. The work is nil if nothing is to
 	// be done: the unit already exists, is already gone, or was changed by another program since
 	// its creation. Make and Unmake only read. The work changes the host with the tools, continues
 	// after an interruption at any point, and may be repeated. The work need not wait until the
 	// devices are visible. Unmake must refuse a unit that is in use without an allocation by the
 	// agent. Nil functions mean that the family creates no devices.
-	Make, Unmake func(host *Host, tools Tools, m Making) (Work, error)
+	Create, Remove func(host *Host, tools Tools, m Creation) (Work, error)
 
 	// Order returns the instructions to the family's program for a claim that has the devices of a
 	// request, nil if none. The instructions hold as long as the allocation. Order is pure, and is
@@ -119,9 +119,9 @@ type Family struct {
 	// family's devices, as clean and absolute paths.
 	FileDirs []string
 
-	// Rebinds marks a family whose Grant also serves devices of other families under VFIO
-	// passthrough; see [Rebound].
-	Rebinds bool
+	// AllowsPassthrough marks a family whose Grant also serves devices of other families under VFIO
+	// passthrough; see [DescribePassthrough].
+	AllowsPassthrough bool
 
 	// Labels are the node labels for the family's devices, with the names and values of the
 	// vendor's labeller. Chandler also has labels of its own for all families.
@@ -177,8 +177,8 @@ type Match struct {
 	// class "net".
 	Hardware bool
 
-	// Rebindable restricts the match to hosts whose administrator allows VFIO passthrough.
-	Rebindable bool
+	// Passthrough restricts the match to hosts whose administrator allows VFIO passthrough.
+	Passthrough bool
 }
 
 // Host is a family's view of the host.
@@ -204,22 +204,22 @@ type Host struct {
 	Pools bool
 
 	// VirtualFunctions selects the physical functions that may get virtual functions on demand. The
-	// first match wins; see [Host.Unmade].
+	// first match wins; see [Host.UncreatedFunctions].
 	VirtualFunctions []VirtualFunctions
 
-	// Rebind selects the devices that may be bound to a vfio driver. The first match wins.
-	Rebind []Rebinding
+	// Passthroughs selects the devices that may be bound to a vfio driver. The first match wins.
+	Passthroughs []Passthrough
 
-	// Partition selects the devices that may be partitioned for claims.
-	Partition []Partitioning
+	// Partitionings selects the devices that may be partitioned for claims.
+	Partitionings []Partitioning
 
-	// Upkeep selects the devices that family programs may run daemons for.
-	Upkeep []Upkeep
+	// SharingDaemons selects the devices that family programs may run daemons for.
+	SharingDaemons []SharingDaemon
 
-	// Made reports whether an agent has created a unit, or was about to, and will remove the unit,
-	// and returns the recorded details; see [Making]. The result changes no more often than the
+	// CreatedUnit reports whether an agent has created a unit, or was about to, and will remove the unit,
+	// and returns the recorded details; see [Creation]. The result changes no more often than the
 	// unit's state on the host. A nil Made means that no unit was created.
-	Made func(unit string) (how map[string]string, made bool)
+	CreatedUnit func(unit string) (how map[string]string, made bool)
 
 	// Recoveries holds the outcome of the kernel's recoveries of PCI functions, as received by
 	// [Listen]. Nil means unknown. No family reads Recoveries.
@@ -232,8 +232,8 @@ func (h *Host) ReadText(name string) (string, error) {
 	return sysfs.ReadText(h.FS, strings.TrimPrefix(path.Clean(name), "/"), 64<<10)
 }
 
-// Exists reports whether the host has a file at the path, which begins with a slash.
-func (h *Host) Exists(name string) bool {
+// FileExists reports whether the host has a file at the path, which begins with a slash.
+func (h *Host) FileExists(name string) bool {
 	_, err := fs.Stat(h.FS, strings.TrimPrefix(path.Clean(name), "/"))
 	return err == nil
 }
@@ -303,7 +303,7 @@ func (f *Family) validate() []error {
 	if f.Describe == nil {
 		errs = append(errs, errors.New("describe: missing"))
 	}
-	if (f.Make == nil) != (f.Unmake == nil) {
+	if (f.Create == nil) != (f.Remove == nil) {
 		errs = append(errs, errors.New("make and unmake: either both or none"))
 	}
 	for i := range f.Labels {
@@ -312,9 +312,9 @@ func (f *Family) validate() []error {
 	return errs
 }
 
-// selects reports whether a device of the match's bus or class belongs to the
+// selectsDevice reports whether a device of the match's bus or class belongs to the
 // family.
-func (m Match) selects(d sysfs.Device) (bool, error) {
+func (m Match) selectsDevice(d sysfs.Device) (bool, error) {
 	if m.Name != "" {
 		if ok, _ := path.Match(m.Name, d.Name()); !ok {
 			return false, nil
@@ -327,43 +327,43 @@ func (m Match) selects(d sysfs.Device) (bool, error) {
 		id, err := d.PCIID()
 		switch {
 		case m.Vendor != "" && id.Vendor != m.Vendor:
-			return false, unknown(id.Vendor, err)
+			return false, unlessKnown(id.Vendor, err)
 		case m.Device != "" && id.Device != m.Device:
-			return false, unknown(id.Device, err)
+			return false, unlessKnown(id.Device, err)
 		case !strings.HasPrefix(id.Class, m.PCIClass):
-			return false, unknown(id.Class, err)
+			return false, unlessKnown(id.Class, err)
 		}
 	}
-	if m.Driver != "" && d.Driver() != m.Driver || m.Unbound && (d.Bound() || d.Exists("physfn")) {
+	if m.Driver != "" && d.Driver() != m.Driver || m.Unbound && (d.HasDriver() || d.HasEntry("physfn")) {
 		return false, nil
 	}
 	// A link in a class directory may lead to a device that is gone.
-	return m.Vendor != "" || m.Device != "" || m.PCIClass != "" || d.Exists("."), nil
+	return m.Vendor != "" || m.Device != "" || m.PCIClass != "" || d.HasEntry("."), nil
 }
 
-// unknown returns err if the value is unknown because of err.
-func unknown(value string, err error) error {
+// unlessKnown returns err if the value is unknown because of err.
+func unlessKnown(value string, err error) error {
 	if value != "" {
 		return nil
 	}
 	return err
 }
 
-// matched returns the kernel devices that belong to the family, each once, in path order. The
+// matchedDevices returns the kernel devices that belong to the family, each once, in path order. The
 // problems are errors of reads that the decision needed.
-func (f *Family) matched(kernel *kernel) ([]sysfs.Device, []Problem) {
+func (f *Family) matchedDevices(kernel *kernel) ([]sysfs.Device, []Problem) {
 	var found []sysfs.Device
 	var problems []Problem
 	seen := make(map[string]bool)
 	for _, m := range f.Match {
-		if m.Rebindable && !kernel.rebinds {
+		if m.Passthrough && !kernel.passthroughs {
 			continue
 		}
-		for _, d := range kernel.candidates(m) {
+		for _, d := range kernel.candidateDevices(m) {
 			if seen[d.Path] {
 				continue
 			}
-			ok, err := m.selects(d)
+			ok, err := m.selectsDevice(d)
 			if err != nil {
 				problems = append(problems, Problem{DeviceName(d), err})
 			}

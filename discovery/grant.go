@@ -30,9 +30,9 @@ func (c Consumed) Add(device string, amounts map[resourceapi.QualifiedName]resou
 // device.
 type Granter func(given []Device, grant Grant) specs.ContainerEdits
 
-// Granters joins the Grant functions of families. Each family receives only its own devices, in the
+// JoinGranters joins the Grant functions of families. Each family receives only its own devices, in the
 // order of the set.
-func Granters(families []*Family) Granter {
+func JoinGranters(families []*Family) Granter {
 	return func(given []Device, grant Grant) specs.ContainerEdits {
 		var edits specs.ContainerEdits
 		for _, f := range families {
@@ -58,9 +58,9 @@ func Join(a, b specs.ContainerEdits) specs.ContainerEdits {
 	}
 }
 
-// Variable converts a name to a part of an environment variable's name: "my-gpu/big" becomes
+// VariableName converts a name to a part of an environment variable's name: "my-gpu/big" becomes
 // MY_GPU_BIG.
-func Variable(name string) string {
+func VariableName(name string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
 		case 'a' <= r && r <= 'z':

@@ -81,7 +81,7 @@ func joinMembers(devices []Device, joined func(group string) bool, groupsOf func
 // rebindGroup returns the IOMMU group number of a device that supports VFIO passthrough, and "" for
 // other devices.
 func (d *Device) rebindGroup() string {
-	if group := d.Attributes["iommuGroup"].IntValue; group != nil && d.Rebind != nil && d.Rebind.Why == "" {
+	if group := d.Attributes["iommuGroup"].IntValue; group != nil && d.Passthrough != nil && d.Passthrough.Why == "" {
 		return strconv.FormatInt(*group, 10)
 	}
 	return ""
@@ -94,7 +94,7 @@ func (d *Device) rebindGroup() string {
 // too (iommu_device_claim_dma_owner in drivers/iommu/iommu.c). A device that is available only
 // under vfio belongs to its group even before the passthrough.
 func (d *Device) vfioGroups() (groups []string) {
-	if group := d.rebindGroup(); group != "" && d.Rebind.Only {
+	if group := d.rebindGroup(); group != "" && d.Passthrough.Only {
 		return []string{group}
 	}
 	for _, node := range d.Edits.DeviceNodes {
@@ -127,8 +127,8 @@ func join(unit string, devices []*Device) {
 	ids := make(map[names][]string)
 	for _, d := range devices {
 		d.PartOf, d.Takes = &Silicon{Name: unit, Counters: all}, all
-		offers := make([]Offer, len(d.Classic))
-		for i, offer := range d.Classic {
+		offers := make([]Offer, len(d.PluginOffers))
+		for i, offer := range d.PluginOffers {
 			of := names{offer.Resource, offer.SRIOV}
 			if ids[of] == nil {
 				ids[of] = offer.IDs
@@ -136,8 +136,8 @@ func join(unit string, devices []*Device) {
 			offer.IDs, offer.Unit, offer.Members = ids[of], unit, 0
 			offers[i] = offer
 		}
-		if d.Classic != nil {
-			d.Classic = offers
+		if d.PluginOffers != nil {
+			d.PluginOffers = offers
 		}
 	}
 }

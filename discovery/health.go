@@ -61,22 +61,22 @@ func Conditions() []Condition {
 	}
 }
 
-// Gone returns the health of an allocated device after its removal from the host, with the configured
+// GoneHealth returns the health of an allocated device after its removal from the host, with the configured
 // effect.
-func Gone(effect resourceapi.DeviceTaintEffect) Health {
+func GoneHealth(effect resourceapi.DeviceTaintEffect) Health {
 	return Health{Status: Unhealthy, Condition: ConditionGone, Reason: "the device is gone", Effect: effect}
 }
 
 // Missing is the health of removed devices, by name.
 type Missing map[string]Health
 
-// Health returns the health of a removed device. For a device missing from m, the start is unset and
+// HealthOf returns the health of a removed device. For a device missing from m, the start is unset and
 // the effect is the argument.
-func (m Missing) Health(device string, effect resourceapi.DeviceTaintEffect) Health {
+func (m Missing) HealthOf(device string, effect resourceapi.DeviceTaintEffect) Health {
 	if health, known := m[device]; known {
 		return health
 	}
-	return Gone(effect)
+	return GoneHealth(effect)
 }
 
 // Key returns the condition, or "" for a healthy device. If the family set no condition, Key derives
@@ -93,9 +93,9 @@ func (h Health) Key() Condition {
 	return h.Condition
 }
 
-// Usable reports whether the device may be allocated to a new pod. A condition with the effect None
+// IsUsable reports whether the device may be allocated to a new pod. A condition with the effect None
 // does not prevent an allocation.
-func (h Health) Usable() bool {
+func (h Health) IsUsable() bool {
 	return h.Key() == "" || h.Effect == resourceapi.DeviceTaintEffectNone
 }
 
@@ -103,8 +103,8 @@ func (h Health) Usable() bool {
 // degraded link and fatal errors of the past. They may be harmless, so their default is None.
 type Severity map[Condition]resourceapi.DeviceTaintEffect
 
-// Effect returns the effect of a condition.
-func (s Severity) Effect(c Condition) resourceapi.DeviceTaintEffect {
+// EffectOf returns the effect of a condition.
+func (s Severity) EffectOf(c Condition) resourceapi.DeviceTaintEffect {
 	if effect, set := s[c]; set {
 		return effect
 	}
@@ -120,11 +120,11 @@ func (s Severity) level(h Health) int {
 		return 0
 	}
 	effects := []resourceapi.DeviceTaintEffect{resourceapi.DeviceTaintEffectNone, resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute}
-	return 1 + slices.Index(effects, s.Effect(h.Key()))
+	return 1 + slices.Index(effects, s.EffectOf(h.Key()))
 }
 
-// worst returns the worst reading of a device, or the first of several equally bad readings.
-func (s Severity) worst(d *Device) Health {
+// worstReading returns the worst reading of a device, or the first of several equally bad readings.
+func (s Severity) worstReading(d *Device) Health {
 	worst := d.Health
 	for _, reading := range d.Readings {
 		if s.level(reading) > s.level(worst) {

@@ -41,7 +41,7 @@ func TestFilesAs(t *testing.T) {
 }
 
 func TestScanLeavesOutFilesElsewhere(t *testing.T) {
-	s := look{}
+	s := familyScan{}
 	s.add([]Device{
 		{Name: "good", Files: []HostFile{{"/run/x/{resource}-good", ""}}},
 		{Name: "bad", Files: []HostFile{{"/etc/{resource}-bad", ""}}},

@@ -20,11 +20,11 @@ type found struct {
 // devices of one IOMMU group become one unit, a whole device takes everything that its parts take,
 // and no two devices share a name, an identity or a device plugin ID. joinLooks reads no files and
 // modifies no look.
-func joinLooks(looks []look) *Snapshot { return foundIn(looks).join() }
+func joinLooks(looks []familyScan) *Snapshot { return foundIn(looks).join() }
 
 // foundIn returns the findings of looks, with one device for each name and without repeated
 // problems.
-func foundIn(looks []look) found {
+func foundIn(looks []familyScan) found {
 	var all found
 	for _, l := range looks {
 		for i := range l.Devices {
@@ -70,9 +70,9 @@ func (f *found) dropNamesakes() {
 		}
 		before := &kept[len(kept)-1]
 		switch {
-		case ((*before).Making == nil) == (d.Making == nil):
+		case ((*before).Creation == nil) == (d.Creation == nil):
 			f.problems = append(f.problems, Problem{d.Family + " " + d.Name, fmt.Errorf("described by family %s too, whose description is kept", (*before).Family)})
-		case d.Making == nil:
+		case d.Creation == nil:
 			*before = d
 		}
 	}

@@ -11,24 +11,24 @@ import (
 // kernel lists the devices of buses and classes. It reads each list once in a scan, for all families.
 // An index of PCI functions limits the comparisons of a match to few of thousands.
 type kernel struct {
-	fsys     fs.FS
-	rebinds  bool // the administrator allows VFIO passthrough
-	lists    map[string][]sysfs.Device
-	byVendor map[string][]sysfs.Device // PCI functions; the key "" holds functions with an unreadable vendor; nil until the first use
-	byClass  map[string][]sysfs.Device // the same, by the two digits of the base class
-	byDriver map[string][]sysfs.Device // the same, by the bound driver
-	problems []Problem
+	fsys         fs.FS
+	passthroughs bool // the administrator allows VFIO passthrough
+	lists        map[string][]sysfs.Device
+	byVendor     map[string][]sysfs.Device // PCI functions; the key "" holds functions with an unreadable vendor; nil until the first use
+	byClass      map[string][]sysfs.Device // the same, by the two digits of the base class
+	byDriver     map[string][]sysfs.Device // the same, by the bound driver
+	problems     []Problem
 }
 
 func newKernel(host *Host) *kernel {
-	return &kernel{fsys: host.FS, rebinds: len(host.Rebind) > 0, lists: make(map[string][]sysfs.Device)}
+	return &kernel{fsys: host.FS, passthroughs: len(host.Passthroughs) > 0, lists: make(map[string][]sysfs.Device)}
 }
 
-// list returns the devices of the match's bus or class.
-func (k *kernel) list(m Match) []sysfs.Device {
-	read, name, dir := sysfs.Bus, m.Bus, "/sys/bus/"+m.Bus
+// listDevices returns the devices of the match's bus or class.
+func (k *kernel) listDevices(m Match) []sysfs.Device {
+	read, name, dir := sysfs.BusDevices, m.Bus, "/sys/bus/"+m.Bus
 	if m.Class != "" {
-		read, name, dir = sysfs.Class, m.Class, "/sys/class/"+m.Class
+		read, name, dir = sysfs.ClassDevices, m.Class, "/sys/class/"+m.Class
 	}
 	devices, known := k.lists[dir]
 	if known {
@@ -44,10 +44,10 @@ func (k *kernel) list(m Match) []sysfs.Device {
 	return devices
 }
 
-// candidates returns the match's possible devices of its bus or class, including devices with an
+// candidateDevices returns the match's possible devices of its bus or class, including devices with an
 // unreadable index key.
-func (k *kernel) candidates(m Match) []sysfs.Device {
-	all := k.list(m)
+func (k *kernel) candidateDevices(m Match) []sysfs.Device {
+	all := k.listDevices(m)
 	switch {
 	case m.Bus != "pci":
 		return all

@@ -53,8 +53,8 @@ func FunctionKey(host *Host, dir string) DeviceKey {
 	return key
 }
 
-// Same reports whether two keys may be of one device, because all fields known in both are equal.
-func (k DeviceKey) Same(other DeviceKey) bool {
+// MayEqual reports whether two keys may be of one device, because all fields known in both are equal.
+func (k DeviceKey) MayEqual(other DeviceKey) bool {
 	agree := func(a, b string) bool { return a == "" || b == "" || a == b }
 	return agree(k.Function, other.Function) && agree(k.ID, other.ID) && agree(k.Identity, other.Identity) &&
 		(k.Inode == 0 || other.Inode == 0 || k.Inode == other.Inode)

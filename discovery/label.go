@@ -54,8 +54,8 @@ const (
 	Disputed Agreement = "disputed" // the labels are set if the matching devices produce different values
 )
 
-// Words returns the words of a label's name or value, in order. An unbalanced brace is an error.
-func Words(text string) ([]string, error) {
+// LabelWords returns the words of a label's name or value, in order. An unbalanced brace is an error.
+func LabelWords(text string) ([]string, error) {
 	var words []string
 	for {
 		before, after, opened := strings.Cut(text, "{")
@@ -106,7 +106,7 @@ func (l *Labels) validate() []error {
 	var errs []error
 	for name, value := range l.Set {
 		for _, text := range []string{name, value} {
-			if _, err := Words(text); err != nil {
+			if _, err := LabelWords(text); err != nil {
 				errs = append(errs, fmt.Errorf("label %s: %q: %w", name, text, err))
 			}
 		}

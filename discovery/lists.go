@@ -61,7 +61,7 @@ func setPlaces(host *Host, devices []Device) {
 				d.setList(deviceattribute.StandardDeviceAttributeNUMANode, list)
 			}
 		}
-		if roots := d.roots(host); len(roots) > 1 {
+		if roots := d.pcieRoots(host); len(roots) > 1 {
 			d.setList(deviceattribute.StandardDeviceAttributePCIeRoot, resourceapi.DeviceAttribute{StringValues: roots})
 		}
 	}
@@ -82,8 +82,8 @@ func nodesNear(host *Host, node int64) resourceapi.DeviceAttribute {
 	return list.Value
 }
 
-// roots returns the PCIe roots of all functions of the device. The root of d.Source is first.
-func (d *Device) roots(host *Host) (roots []string) {
+// pcieRoots returns the PCIe roots of all functions of the device. The root of d.Source is first.
+func (d *Device) pcieRoots(host *Host) (roots []string) {
 	if len(d.Includes) == 0 {
 		return nil
 	}

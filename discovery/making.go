@@ -8,7 +8,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Making describes how to create a missing device on demand: a virtual function, or a partition.
+// Creation describes how to create a missing device on demand: a virtual function, or a partition.
 // Families describe such devices if the administrator allows on-demand creation, in [Host], and
 // only devices that can be created at that moment.
 //
@@ -17,11 +17,11 @@ import (
 // exists, the family describes it like any other device, without Making. No component needs to
 // remember the difference.
 //
-// The agent creates a device by [Family.Make] for a claim, or for a resource of the device plugin
+// The agent creates a device by [Family.Create] for a claim, or for a resource of the device plugin
 // API in the administrator's configuration. When all devices of the Unit have been unused for a
-// while, the agent removes the unit by [Family.Unmake]. The agent removes only units that an agent
+// while, the agent removes the unit by [Family.Remove]. The agent removes only units that an agent
 // created.
-type Making struct {
+type Creation struct {
 	// Unit names the devices that are created in one step, and removed in one: all virtual
 	// functions of a physical function, or a single partition. It is a DNS label, and unique on the
 	// host.
@@ -36,45 +36,45 @@ type Making struct {
 	How map[string]string `json:"how,omitempty"`
 }
 
-// Tools are the functions that the work of [Family.Make] and [Family.Unmake] changes the host with.
+// Tools are the functions that the work of [Family.Create] and [Family.Remove] changes the host with.
 // Each returns an error if the agent has no permission to change the host.
 type Tools struct {
 	// Write writes an attribute, by its name in fs.FS. It returns an error if the kernel blocks the
 	// write for too long.
 	Write func(name, value string) error
 
-	// Busy returns why PCI functions cannot be changed, nil if no process and no part of the host
+	// CheckBusy returns why PCI functions cannot be changed, nil if no process and no part of the host
 	// uses one of them. The error begins with the name of the function. One call scans the open
 	// files of all processes once, so callers should pass all functions together. With keep the
 	// functions keep their drivers, and an interface that is up is not a use.
-	Busy func(keep bool, functions ...sysfs.Device) error
+	CheckBusy func(keep bool, functions ...sysfs.Device) error
 
-	// Note adds the result of a creation or a removal to the recorded [Making.How] of a unit.
+	// AmendRecord adds the result of a creation or a removal to the recorded [Creation.How] of a unit.
 	// Without a record it does nothing.
-	Note func(unit string, how map[string]string) error
+	AmendRecord func(unit string, how map[string]string) error
 
-	// Forget removes the record of a unit when nothing is left to remove, because another program
+	// RemoveRecord removes the record of a unit when nothing is left to remove, because another program
 	// created the present devices or the creation failed.
-	Forget func(unit string) error
+	RemoveRecord func(unit string) error
 
 	// Run runs the family's [Program] that Changes devices once, with additional arguments for the
 	// change of a device, and returns its output.
 	Run func(ctx context.Context, args ...string) ([]byte, error)
 }
 
-// Makes reports whether the family can create devices on demand.
-func (f *Family) Makes() bool { return f.Make != nil && f.Unmake != nil }
+// CanCreate reports whether the family can create devices on demand.
+func (f *Family) CanCreate() bool { return f.Create != nil && f.Remove != nil }
 
-// home is the kernel's directory without which the device cannot exist.
-func (d *Device) home() string {
-	if d.Making != nil {
-		return d.Making.Of
+// homeDirectory is the kernel's directory without which the device cannot exist.
+func (d *Device) homeDirectory() string {
+	if d.Creation != nil {
+		return d.Creation.Of
 	}
 	return d.Source
 }
 
 // validate returns an error for an invalid description of a missing device.
-func (m *Making) validate(d *Device) error {
+func (m *Creation) validate(d *Device) error {
 	switch {
 	case m == nil:
 		return nil

@@ -14,12 +14,12 @@ func TestScanWhileADeviceIsMade(t *testing.T) {
 	const whole = "sys/devices/pci0000:00/0000:01:00.0"
 	there := discovery.Device{Name: "part", Source: whole + "/part"}
 	unmade := there
-	unmade.Making = &discovery.Making{Unit: "whole", Of: whole}
+	unmade.Creation = &discovery.Creation{Unit: "whole", Of: whole}
 	for _, order := range [][]discovery.Device{{there, unmade}, {unmade, there}} {
 		f := &discovery.Family{Name: "one", Doc: "test", Always: true,
 			Describe: func(*discovery.Host, []sysfs.Device) ([]discovery.Device, []discovery.Problem) { return order, nil }}
 		s := discovery.Scan(&discovery.Host{FS: fstest.MapFS{}}, []*discovery.Family{f})
-		if len(s.Problems) > 0 || len(s.Devices) != 1 || s.Devices[0].Making != nil || s.Devices[0].Health.Status != discovery.Healthy {
+		if len(s.Problems) > 0 || len(s.Devices) != 1 || s.Devices[0].Creation != nil || s.Devices[0].Health.Status != discovery.Healthy {
 			t.Errorf("devices %+v, problems %v", s.Devices, s.Problems)
 		}
 	}

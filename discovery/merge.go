@@ -14,18 +14,18 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Merge returns the next snapshot, completed with the parts of the last snapshot that are still
+// MergeSnapshots returns the next snapshot, completed with the parts of the last snapshot that are still
 // true. Both snapshots come from [Scan] or Merge.
 //
 // A device whose directory is missing in sysfs is gone. A device whose directory exists keeps its
 // last description if a Problem reports a failed read. Its health is then Unknown, with the problem
 // as the reason. A missing device also keeps its last description if the read of its physical
 // device, of its family or of a list of devices failed. Parts that are kept replace the whole that
-// would otherwise be described in their place. A PCI function that is [Idle] and no longer
+// would otherwise be described in their place. A PCI function that is [IsIdleDriver] and no longer
 // described keeps its last description too. Its health then reports a missing driver, or a driver
 // that allows no use. A function whose link cannot be read without waking the function keeps the
 // last known link attributes.
-func Merge(host *Host, last, next *Snapshot) *Snapshot {
+func MergeSnapshots(host *Host, last, next *Snapshot) *Snapshot {
 	if last == nil {
 		return next
 	}
@@ -38,14 +38,14 @@ func Merge(host *Host, last, next *Snapshot) *Snapshot {
 		if cause == nil && !found {
 			cause = whyMissing(old, causes)
 		}
-		if cause == nil && !found && isIdle(host, old.Source) && !next.describes(old) {
-			devices[old.Name] = before[old.Name].idle(sysfs.At(host.FS, old.Source).Driver())
+		if cause == nil && !found && isIdle(host, old.Source) && !next.describesFunction(old) {
+			devices[old.Name] = before[old.Name].asIdle(sysfs.At(host.FS, old.Source).Driver())
 			continue
 		}
-		if cause == nil || host.lacks(old.home()) || !found && old.PartOf == nil && next.divides(old.Name) {
+		if cause == nil || host.lacksFile(old.homeDirectory()) || !found && old.PartOf == nil && next.hasParts(old.Name) {
 			continue
 		}
-		devices[old.Name] = before[old.Name].unread(cause)
+		devices[old.Name] = before[old.Name].asUnread(cause)
 		if _, beside := last.Lookup(old.Silicon()); !beside && old.PartOf != nil && causes[old.Silicon()] != nil {
 			delete(devices, old.Silicon())
 		}
@@ -60,7 +60,7 @@ func Merge(host *Host, last, next *Snapshot) *Snapshot {
 	return merged.join()
 }
 
-// linkAttributes are not read if reading would wake the function; see [PCI].
+// linkAttributes are not read if reading would wake the function; see [DescribePCI].
 var linkAttributes = [...]resourceapi.QualifiedName{"linkSpeed", "linkWidth"}
 
 // keepLink returns the device with the link attributes of its last description that are
@@ -77,7 +77,7 @@ func keepLink(host *Host, before, now *Device) *Device {
 			continue
 		}
 		if kept == nil {
-			if function, ok := functionOf(sysfs.At(host.FS, now.Source)); !ok || !function.Asleep() {
+			if function, ok := functionOf(sysfs.At(host.FS, now.Source)); !ok || !function.IsSuspended() {
 				return nil
 			}
 			d := *now
@@ -98,34 +98,34 @@ func (f found) byName() map[string]*Device {
 	return devices
 }
 
-// lacks reports whether the host no longer has the file. Any other error of the check is no
+// lacksFile reports whether the host no longer has the file. Any other error of the check is no
 // evidence.
-func (h *Host) lacks(name string) bool {
+func (h *Host) lacksFile(name string) bool {
 	_, err := fs.Stat(h.FS, name)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// isIdle reports whether a kernel device is a PCI function that exists and is [Idle].
+// isIdle reports whether a kernel device is a PCI function that exists and is [IsIdleDriver].
 func isIdle(host *Host, source string) bool {
 	function := sysfs.At(host.FS, source)
-	if !sysfs.IsPCIAddress(function.Name()) || !host.Exists("/"+source) {
+	if !sysfs.IsPCIAddress(function.Name()) || !host.FileExists("/"+source) {
 		return false
 	}
 	driver := function.Driver()
-	return !function.Bound() || driver != "" && Idle(driver)
+	return !function.HasDriver() || driver != "" && IsIdleDriver(driver)
 }
 
-// unread returns the device with health Unknown and why as the reason.
-func (d Device) unread(why error) *Device {
+// asUnread returns the device with health Unknown and why as the reason.
+func (d Device) asUnread(why error) *Device {
 	d.Health, d.Readings = Health{Status: Unknown, Reason: fmt.Sprintf("last description kept: %v", why)}, nil
 	return &d
 }
 
-// idle returns the device without a driver, or with a driver that only blocks other drivers.
-func (d Device) idle(driver string) *Device {
+// asIdle returns the device without a driver, or with a driver that only blocks other drivers.
+func (d Device) asIdle(driver string) *Device {
 	d.Attributes = maps.Clone(d.Attributes)
 	delete(d.Attributes, "driver")
-	d.Health, d.Readings, d.Making = noDriver, nil, nil
+	d.Health, d.Readings, d.Creation = noDriver, nil, nil
 	if driver != "" {
 		d.Attributes.SetString("driver", driver)
 		d.Health.Reason = fmt.Sprintf("it is bound to %s, which permits no use of it", driver)
@@ -133,10 +133,10 @@ func (d Device) idle(driver string) *Device {
 	return &d
 }
 
-// describes reports whether the snapshot describes a device's PCI function, or parts of the
+// describesFunction reports whether the snapshot describes a device's PCI function, or parts of the
 // function. Other parts of the same physical device do not matter: virtual functions are bound and
 // unbound individually, and so are the functions of an IOMMU group.
-func (s *Snapshot) describes(old *Device) bool {
+func (s *Snapshot) describesFunction(old *Device) bool {
 	return slices.ContainsFunc(s.found.devices, func(d *Device) bool {
 		return d.Source == old.Source || strings.HasPrefix(d.Source, old.Source+"/") || slices.Contains(d.Includes, old.Source) ||
 			d.PartOf != nil && d.PartOf.Name == old.Name
@@ -168,7 +168,7 @@ func whyMissing(d *Device, causes map[string]error) error {
 	return cmp.Or(causes[d.Silicon()], causes[d.Family], causes[anyList])
 }
 
-// divides reports whether the snapshot has parts of the named physical device.
-func (s *Snapshot) divides(silicon string) bool {
+// hasParts reports whether the snapshot has parts of the named physical device.
+func (s *Snapshot) hasParts(silicon string) bool {
 	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.PartOf != nil && d.PartOf.Name == silicon })
 }

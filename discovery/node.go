@@ -18,7 +18,7 @@ import (
 // the render nodes. As with [Node], unreadable numbers are an error.
 func DRMNodes(d sysfs.Device) (nodes []*specs.DeviceNode, err error) {
 	var errs []error
-	for _, minor := range append(d.Numbered("drm", "card"), d.Numbered("drm", "renderD")...) {
+	for _, minor := range append(d.NumberedChildren("drm", "card"), d.NumberedChildren("drm", "renderD")...) {
 		node, err := Node(minor, "/dev/dri")
 		nodes, errs = append(nodes, node), append(errs, err)
 	}
@@ -33,7 +33,7 @@ func SharedNode(host *Host, misc sysfs.Device, dir string) (Device, error) {
 		Name:       DeviceName(misc),
 		Source:     misc.Path,
 		Attributes: Attributes{},
-		Open:       true,
+		Shareable:  true,
 	}
 	d.Attributes.SetString("model", misc.Name())
 	node, err := Node(misc, dir)
@@ -91,5 +91,5 @@ func CountedIDs(prefix string, count int) []string {
 }
 
 // VFIOControl returns the nodes needed for any IOMMU group or function under vfio. Families with
-// [VFIO] list them as CommonNodes.
+// [VFIONodes] list them as CommonNodes.
 func VFIOControl() []string { return []string{"/dev/vfio/vfio", "/dev/iommu"} }

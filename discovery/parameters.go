@@ -12,9 +12,9 @@ import (
 // parameters. The names are the field names in the users' configuration.
 type Parameter string
 
-// Environment returns the parameter that sets an environment variable in the containers of a device.
+// EnvironmentParameter returns the parameter that sets an environment variable in the containers of a device.
 // A family accepts the parameter if its Variables list the variable.
-func Environment(variable string) Parameter {
+func EnvironmentParameter(variable string) Parameter {
 	return Parameter(variablePrefix + variable + "]")
 }
 
@@ -46,9 +46,9 @@ func (p Parameters) Environment() []string {
 // Acceptor returns an error if the devices of a request cannot be allocated with the parameters.
 type Acceptor func(given []Device, parameters Parameters) error
 
-// Acceptors joins the Accept functions of families. A device accepts only its family's listed
+// JoinAcceptors joins the Accept functions of families. A device accepts only its family's listed
 // parameters, and only if the family's Accept returns no error for the family's own parameters.
-func Acceptors(families []*Family) Acceptor {
+func JoinAcceptors(families []*Family) Acceptor {
 	byName := make(map[string]*Family, len(families))
 	for _, f := range families {
 		byName[f.Name] = f
@@ -64,7 +64,7 @@ func Acceptors(families []*Family) Acceptor {
 		own := make(map[*Family][]Device)
 		for _, d := range given {
 			f := byName[d.Family]
-			errs = append(errs, f.takes(d, parameters))
+			errs = append(errs, f.checkParameters(d, parameters))
 			if f != nil {
 				own[f] = append(own[f], d)
 			}
@@ -78,19 +78,19 @@ func Acceptors(families []*Family) Acceptor {
 	}
 }
 
-// takes returns an error for each parameter missing from the family's list.
-func (f *Family) takes(d Device, parameters Parameters) error {
+// checkParameters returns an error for each parameter missing from the family's list.
+func (f *Family) checkParameters(d Device, parameters Parameters) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(parameters)) {
-		if f == nil || !f.Lists(name) {
+		if f == nil || !f.AcceptsParameter(name) {
 			errs = append(errs, fmt.Errorf("device %s of family %s takes no %s; name the request that %s is for", d.Name, d.Family, name, name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Lists reports whether the family accepts the parameter.
-func (f *Family) Lists(name Parameter) bool {
+// AcceptsParameter reports whether the family accepts the parameter.
+func (f *Family) AcceptsParameter(name Parameter) bool {
 	if variable := name.variable(); variable != "" {
 		return slices.Contains(f.Variables, variable)
 	}

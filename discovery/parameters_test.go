@@ -11,7 +11,7 @@ import (
 const interfaceName Parameter = "interfaceName"
 
 func TestAcceptors(t *testing.T) {
-	accept := Acceptors([]*Family{
+	accept := JoinAcceptors([]*Family{
 		{Name: "nic", Parameters: []Parameter{interfaceName}, Accept: func(given []Device, parameters Parameters) error {
 			if len(given) > 1 {
 				return errors.New("two of them as " + parameters[interfaceName])
@@ -22,7 +22,7 @@ func TestAcceptors(t *testing.T) {
 	})
 	nic, gpu, other := Device{Name: "a", Family: "nic"}, Device{Name: "b", Family: "gpu"}, Device{Name: "b", Family: "unknown"}
 	parameters := Parameters{interfaceName: "net1"}
-	tuned := Parameters{Environment("GPU_QUEUES"): "2"}
+	tuned := Parameters{EnvironmentParameter("GPU_QUEUES"): "2"}
 	for name, test := range map[string]struct {
 		given      []Device
 		parameters Parameters
@@ -36,7 +36,7 @@ func TestAcceptors(t *testing.T) {
 		"among its own only": {[]Device{nic, nic, gpu}, parameters, "two of them as net1"},
 		"its variable":       {[]Device{gpu}, tuned, ""},
 		"another's variable": {[]Device{gpu, nic}, tuned, "device a of family nic takes no environment[GPU_QUEUES]; name the request"},
-		"nobody's variable":  {[]Device{gpu}, Parameters{Environment("LD_PRELOAD"): "x"}, "device b of family gpu takes no environment[LD_PRELOAD]"},
+		"nobody's variable":  {[]Device{gpu}, Parameters{EnvironmentParameter("LD_PRELOAD"): "x"}, "device b of family gpu takes no environment[LD_PRELOAD]"},
 		"parameter as such":  {[]Device{gpu}, Parameters{"GPU_QUEUES": "x"}, "device b of family gpu takes no GPU_QUEUES"},
 	} {
 		err := accept(test.given, test.parameters)
@@ -47,7 +47,7 @@ func TestAcceptors(t *testing.T) {
 }
 
 func TestParametersEnvironment(t *testing.T) {
-	parameters := Parameters{Environment("B"): "2=3", interfaceName: "net1", Environment("A"): "one two"}
+	parameters := Parameters{EnvironmentParameter("B"): "2=3", interfaceName: "net1", EnvironmentParameter("A"): "one two"}
 	if got := parameters.Environment(); !slices.Equal(got, []string{"A=one two", "B=2=3"}) {
 		t.Errorf("environment: %q", got)
 	}

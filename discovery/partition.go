@@ -11,12 +11,12 @@ type Partitioning struct {
 // SamePartitioning reports whether two entries have the same expression.
 func SamePartitioning(a, b Partitioning) bool { return a.Expression == b.Expression }
 
-// Partitions reports whether the administrator allows a device to be partitioned. d is the
+// AllowsPartition reports whether the administrator allows a device to be partitioned. d is the
 // description of the whole device. The error joins the errors of expressions that cannot be evaluated
 // for the device.
-func (h *Host) Partitions(d Device) (bool, error) {
+func (h *Host) AllowsPartition(d Device) (bool, error) {
 	var errs []error
-	for _, partitioning := range h.Partition {
+	for _, partitioning := range h.Partitionings {
 		selected, err := partitioning.Selects(d)
 		if err != nil {
 			errs = append(errs, err)

@@ -94,7 +94,7 @@ func boards(name, vendor string) *Family {
 		Name: name, Doc: "Boards", Match: []Match{{Bus: "pci", Vendor: vendor}},
 		Describe: func(host *Host, found []sysfs.Device) (devices []Device, problems []Problem) {
 			for _, function := range found {
-				d, err := PCI(host, function)
+				d, err := DescribePCI(host, function)
 				label, labelErr := function.Text("label")
 				if err == nil {
 					err = labelErr
@@ -159,7 +159,7 @@ func watchMachine(t *testing.T, host *stuck, families ...*Family) (w *watched, s
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.last, w.count = s, w.count+1
-			w.settled, _ = settler.Settle(s, time.Now())
+			w.settled, _ = settler.SettleStates(s, time.Now())
 		})
 	}()
 	return w, func() { cancel(); <-ended }
@@ -481,7 +481,7 @@ func TestOnceOfAHostThatHangs(t *testing.T) {
 					return nil, nil
 				}
 				families, start := append(machineFamilies(), &slow), time.Now()
-				s, err := Watch{Host: &Host{FS: host}, Families: families}.Once(t.Context())
+				s, err := Watch{Host: &Host{FS: host}, Families: families}.ScanOnce(t.Context())
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -506,7 +506,7 @@ func TestOnceEndsWithItsContext(t *testing.T) {
 		defer host.block(label1)()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if s, err := (Watch{Host: &Host{FS: host}, Families: machineFamilies()}).Once(ctx); err == nil {
+		if s, err := (Watch{Host: &Host{FS: host}, Families: machineFamilies()}).ScanOnce(ctx); err == nil {
 			t.Errorf("found %v", s)
 		}
 	})

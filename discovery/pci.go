@@ -24,13 +24,13 @@ func DeviceName(d sysfs.Device) string {
 	return strings.NewReplacer(":", "-", ".", "-", "_", "-", "!", "-").Replace(strings.ToLower(d.Name()))
 }
 
-// PCI returns the common description of a PCI function, which a family extends: its name, the
+// DescribePCI returns the common description of a PCI function, which a family extends: its name, the
 // attributes pciVendor, pciDevice, driver, function, parent, iommuGroup, linkSpeed and linkWidth, and
 // the standard attributes pciBusID, pcieRoot and numaNode. A virtual function is part of its physical
-// function. Missing values are left out; unreadable values are an error. PCI does not wake a
+// function. Missing values are left out; unreadable values are an error. DescribePCI does not wake a
 // suspended function. If reading the link would wake the function, PCI leaves out the link, and
-// [Merge] keeps the values of the last snapshot.
-func PCI(host *Host, function sysfs.Device) (Device, error) {
+// [MergeSnapshots] keeps the values of the last snapshot.
+func DescribePCI(host *Host, function sysfs.Device) (Device, error) {
 	attrs := function.Attrs()
 	d := Device{
 		Name:       DeviceName(function),
@@ -60,23 +60,23 @@ func PCI(host *Host, function sysfs.Device) (Device, error) {
 	return d, nil
 }
 
-// Divided reports whether a PCI function has virtual functions. If so, the kernel links to the first
+// HasVirtualFunctions reports whether a PCI function has virtual functions. If so, the kernel links to the first
 // one as virtfn0, and the physical function must not be assigned to a guest
 // (Documentation/ABI/testing/sysfs-bus-pci). The error is that of looking up the link.
 //
 // The attribute sriov_numvfs has the same information. It is not read because sriov_numvfs_show in
 // drivers/pci/iov.c waits for the device's lock, which a driver holds while it probes the device.
-func Divided(function sysfs.Device) (bool, error) { return function.Has("virtfn0") }
+func HasVirtualFunctions(function sysfs.Device) (bool, error) { return function.Has("virtfn0") }
 
 // linkSpeed matches "16.0 GT/s PCIe", and "8 GT/s" of older kernels.
 var linkSpeed = regexp.MustCompile(`^([0-9]{1,3})(?:\.([0-9]))? GT/s(?: PCIe)?$`)
 
-// Hardware returns the common description of a hardware device: the result of [PCI] for a PCI
+// DescribeHardware returns the common description of a hardware device: the result of [DescribePCI] for a PCI
 // function, and the name and driver for a device without a PCI address, such as a part of a system on
 // a chip.
-func Hardware(host *Host, d sysfs.Device) (Device, error) {
+func DescribeHardware(host *Host, d sysfs.Device) (Device, error) {
 	if sysfs.IsPCIAddress(d.Name()) {
-		return PCI(host, d)
+		return DescribePCI(host, d)
 	}
 	described := Device{Name: DeviceName(d), Source: d.Path, Attributes: Attributes{}, Capacity: Capacity{}}
 	described.Attributes.SetString("driver", d.Driver())
@@ -184,7 +184,7 @@ func linkWidthOf(d sysfs.Device, which string) (int64, error) {
 // is not known.
 func linkSpeedOf(d sysfs.Device, which string) (int64, error) {
 	attrs, name := d.Attrs(), which+"_link_speed"
-	text, ok := attrs.Written(name)
+	text, ok := attrs.RequiredText(name)
 	if !ok {
 		return 0, attrs.Err()
 	}
@@ -241,20 +241,20 @@ func setPlace(a Attributes, function sysfs.Device) error {
 	return err
 }
 
-// Idle reports whether a driver leaves its function unusable: no driver is bound, or a driver that
+// IsIdleDriver reports whether a driver leaves its function unusable: no driver is bound, or a driver that
 // only reserves the function. Such drivers are pci-stub, pci-pf-stub, which can also create virtual
 // functions, and pciback of Xen (drivers/pci/pci-stub.c, drivers/pci/pci-pf-stub.c,
 // drivers/xen/xen-pciback).
-func Idle(driver string) bool {
+func IsIdleDriver(driver string) bool {
 	return slices.Contains([]string{"", "pci-stub", "pci-pf-stub", "pciback"}, driver)
 }
 
 // noDriver is the health of a device without a driver.
 var noDriver = Health{Status: Unhealthy, Condition: ConditionDriverUnbound, Reason: "no driver is bound to it"}
 
-// Unbound describes a PCI function without a driver: it exists and is unusable.
-func Unbound(host *Host, function sysfs.Device, kind, vendor string) (Device, error) {
-	d, err := PCI(host, function)
+// DescribeUnbound describes a PCI function without a driver: it exists and is unusable.
+func DescribeUnbound(host *Host, function sysfs.Device, kind, vendor string) (Device, error) {
+	d, err := DescribePCI(host, function)
 	d.Attributes.SetString("kind", kind)
 	d.Attributes.SetString("vendor", vendor)
 	d.Health = noDriver
@@ -262,7 +262,7 @@ func Unbound(host *Host, function sysfs.Device, kind, vendor string) (Device, er
 }
 
 // ByClassDevices describes devices by their class devices, which need not be below a PCI function. It
-// calls describe for each class device, with the found PCI functions by address, and [Unbound] for
+// calls describe for each class device, with the found PCI functions by address, and [DescribeUnbound] for
 // each PCI function without a driver. A function with a driver is described by its class device.
 func ByClassDevices(host *Host, found []sysfs.Device, kind, vendor string, describe func(class sysfs.Device, functions map[string]sysfs.Device) (Device, error)) (devices []Device, problems []Problem) {
 	functions := make(map[string]sysfs.Device)
@@ -278,7 +278,7 @@ func ByClassDevices(host *Host, found []sysfs.Device, kind, vendor string, descr
 		case !sysfs.IsPCIAddress(found.Name()):
 			d, err = describe(found, functions)
 		case found.Driver() == "":
-			d, err = Unbound(host, found, kind, vendor)
+			d, err = DescribeUnbound(host, found, kind, vendor)
 		default:
 			continue
 		}

@@ -59,7 +59,7 @@ func TestPCIValues(t *testing.T) {
 			if test.file == "iommu_group" {
 				host[dir+"/"+test.file].Mode = fs.ModeSymlink
 			}
-			d, err := discovery.PCI(&discovery.Host{FS: host}, sysfs.At(host, dir))
+			d, err := discovery.DescribePCI(&discovery.Host{FS: host}, sysfs.At(host, dir))
 			got := int64(-1)
 			if value := d.Attributes[test.attribute].IntValue; value != nil {
 				got = *value
@@ -71,13 +71,13 @@ func TestPCIValues(t *testing.T) {
 	}
 	t.Run("iommu_group is a directory", func(t *testing.T) {
 		host := fstest.MapFS{dir + "/iommu_group": {Mode: fs.ModeDir}}
-		if _, err := discovery.PCI(&discovery.Host{FS: host}, sysfs.At(host, dir)); err == nil {
+		if _, err := discovery.DescribePCI(&discovery.Host{FS: host}, sysfs.At(host, dir)); err == nil {
 			t.Error("no error")
 		}
 	})
 	t.Run("nodes not listed", func(t *testing.T) {
 		host := fstest.MapFS{dir + "/numa_node": {Data: []byte("999\n")}}
-		d, err := discovery.PCI(&discovery.Host{FS: host}, sysfs.At(host, dir))
+		d, err := discovery.DescribePCI(&discovery.Host{FS: host}, sysfs.At(host, dir))
 		if value := d.Attributes[node].IntValue; err != nil || value == nil || *value != 999 {
 			t.Error(value, err)
 		}
@@ -123,7 +123,7 @@ func TestLinkMaximum(t *testing.T) {
 					host[name] = &fstest.MapFile{Data: []byte(text), Mode: fs.ModeSymlink}
 				}
 			}
-			d, err := discovery.PCI(&discovery.Host{FS: host}, sysfs.At(host, path.Clean(function)))
+			d, err := discovery.DescribePCI(&discovery.Host{FS: host}, sysfs.At(host, path.Clean(function)))
 			if err != nil {
 				t.Error(err)
 			}
@@ -154,7 +154,7 @@ func FuzzPCI(f *testing.F) {
 		for _, name := range []string{"driver", "iommu_group", "physfn"} {
 			host[dir+"/"+name] = &fstest.MapFile{Data: content, Mode: fs.ModeSymlink}
 		}
-		d, _ := discovery.PCI(&discovery.Host{FS: host}, sysfs.At(host, dir))
+		d, _ := discovery.DescribePCI(&discovery.Host{FS: host}, sysfs.At(host, dir))
 		if err := d.Validate(); err != nil {
 			t.Error(err)
 		}
@@ -207,11 +207,11 @@ func TestVirtualFunctions(t *testing.T) {
 		"0000:04:00.0": {unread: true},
 	} {
 		function := sysfs.At(host, dir+address)
-		divided, err := discovery.Divided(function)
+		divided, err := discovery.HasVirtualFunctions(function)
 		if divided != want.divided || (err != nil) != want.unread {
 			t.Errorf("%s: divided %t, error %v; want %+v", address, divided, err, want)
 		}
-		d, err := discovery.PCI(&discovery.Host{FS: host}, function)
+		d, err := discovery.DescribePCI(&discovery.Host{FS: host}, function)
 		if err != nil || (d.PartOf == nil) != (want.partOf == "") || d.PartOf != nil && d.Silicon() != want.partOf {
 			t.Errorf("%s: part of %+v, error %v; want %q", address, d.PartOf, err, want.partOf)
 		}

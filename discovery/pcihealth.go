@@ -19,7 +19,7 @@ func readPCI(host *Host, devices []Device) map[string][]Health {
 	for i := range devices {
 		d := &devices[i]
 		if function, ok := functionOf(sysfs.At(host.FS, d.Source)); ok {
-			d.Readings = slices.Concat(d.Readings, health.of(function))
+			d.Readings = slices.Concat(d.Readings, health.faultsOf(function))
 		}
 	}
 	return health.known
@@ -37,11 +37,11 @@ func newPCIHealth(host *Host) pciHealth {
 	return pciHealth{host: host, known: make(map[string][]Health), strays: make(map[string]uint64)}
 }
 
-// of returns the faults of a PCI function. The faults of a virtual function include the faults of its
+// faultsOf returns the faults of a PCI function. The faults of a virtual function include the faults of its
 // physical function, which has the link, the sensors and the error counters of both.
-func (p pciHealth) of(function sysfs.Device) []Health {
-	readings := p.alone(function)
-	if failure := p.host.Recoveries.failure(function); failure != "" {
+func (p pciHealth) faultsOf(function sysfs.Device) []Health {
+	readings := p.ownFaults(function)
+	if failure := p.host.Recoveries.failureReason(function); failure != "" {
 		readings = slices.Concat([]Health{{Status: Unhealthy, Reason: failure}}, readings)
 	}
 	physical := physicalOf(function)
@@ -49,7 +49,7 @@ func (p pciHealth) of(function sysfs.Device) []Health {
 		return readings
 	}
 	readings = slices.Clone(readings)
-	for _, reading := range p.alone(physical) {
+	for _, reading := range p.ownFaults(physical) {
 		if !slices.ContainsFunc(readings, func(own Health) bool { return own.Condition == reading.Condition }) {
 			reading.Reason = fmt.Sprintf("its physical function %s: %s", physical.Name(), reading.Reason)
 			readings = append(readings, reading)
@@ -58,8 +58,8 @@ func (p pciHealth) of(function sysfs.Device) []Health {
 	return readings
 }
 
-// alone returns the faults in the function's own directory.
-func (p pciHealth) alone(function sysfs.Device) []Health {
+// ownFaults returns the faults in the function's own directory.
+func (p pciHealth) ownFaults(function sysfs.Device) []Health {
 	readings, read := p.known[function.Path]
 	if !read {
 		readings = p.read(function)
@@ -99,9 +99,9 @@ func (p pciHealth) read(function sysfs.Device) []Health {
 	}
 	status, err := awake.Text("power/runtime_status")
 	if err != nil || status == "active" || status == "unsupported" {
-		add(ConditionNotResponding, silent(p.host, function))
+		add(ConditionNotResponding, noResponse(p.host, function))
 		add(ConditionOverTemperature, tooHot(p.host, function))
-		add(ConditionLinkDegraded, degraded(function))
+		add(ConditionLinkDegraded, degradedLink(function))
 	}
 	add(ConditionFatalErrors, p.fatalErrors(function))
 	return readings
@@ -116,11 +116,11 @@ const noLink = 63
 // can read no more.
 const headerSize = 64
 
-// silent describes how a function does not respond: the whole header of its configuration space reads
+// noResponse describes how a function does not respond: the whole header of its configuration space reads
 // as ones. The vendor ID alone is not enough, because healthy virtual functions have all ones there
 // (section 3.4.1.1 of the SR-IOV specification). During a reset of the function the kernel blocks
 // readers (pci_wait_cfg in drivers/pci/access.c), so a reset is not mistaken for a fault.
-func silent(host *Host, function sysfs.Device) string {
+func noResponse(host *Host, function sysfs.Device) string {
 	if width, _ := function.Attrs().Uint("current_link_width"); width != noLink {
 		return ""
 	}
@@ -162,28 +162,28 @@ func tooHot(host *Host, function sysfs.Device) string {
 // networkClass is the PCI base class of network controllers.
 const networkClass = "02"
 
-// degraded describes how the link of a function is below the maximum of the function and of the port
+// degradedLink describes how the link of a function is below the maximum of the function and of the port
 // above it (Documentation/ABI/testing/sysfs-bus-pci). The speed is checked only for network
 // controllers: the kernel does not distinguish a link trained at a low speed from a link slowed down
 // by an idle GPU or accelerator.
-func degraded(function sysfs.Device) string {
+func degradedLink(function sysfs.Device) string {
 	port := function.Parent()
 	if !sysfs.IsPCIAddress(port.Name()) {
 		return ""
 	}
-	now, can, above := known(linkWidthOf(function, "current")), known(linkWidthOf(function, "max")), known(linkWidthOf(port, "max"))
+	now, can, above := knownOrZero(linkWidthOf(function, "current")), knownOrZero(linkWidthOf(function, "max")), knownOrZero(linkWidthOf(port, "max"))
 	if most := min(can, above); now > 0 && now < most {
 		return fmt.Sprintf("its link has %d lanes of %d", now, most)
 	}
 	if id, err := function.PCIID(); err != nil || !strings.HasPrefix(id.Class, networkClass) {
 		return ""
 	}
-	now, can, above = known(linkSpeedOf(function, "current")), known(linkSpeedOf(function, "max")), known(linkSpeedOf(port, "max"))
+	now, can, above = knownOrZero(linkSpeedOf(function, "current")), knownOrZero(linkSpeedOf(function, "max")), knownOrZero(linkSpeedOf(port, "max"))
 	if most := min(can, above); now > 0 && now < most {
 		return fmt.Sprintf("its link does %d MT/s of %d", now, most)
 	}
 	return ""
 }
 
-// known returns the width or speed of a link, and 0 if unreadable.
-func known(value int64, _ error) int64 { return value }
+// knownOrZero returns the width or speed of a link, and 0 if unreadable.
+func knownOrZero(value int64, _ error) int64 { return value }

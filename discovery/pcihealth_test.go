@@ -87,7 +87,7 @@ func TestPCIHealth(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := &discovery.Family{Name: "one", Doc: "test", Match: []discovery.Match{{Bus: "pci", Vendor: "1e52"}},
 				Describe: func(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
-					d, err := discovery.PCI(host, found[0])
+					d, err := discovery.DescribePCI(host, found[0])
 					d.Health = test.health
 					if test.problem {
 						err = errors.New("EIO")

@@ -28,9 +28,9 @@ type trace struct {
 
 // traced is a step and a digest of the answer.
 type traced struct {
-	op, name string
-	size     int // of the data that was read
-	digest   uint64
+	operation, name string
+	size            int // of the data that was read
+	digest          uint64
 }
 
 // newTrace returns a trace, and the host with the trace as its file system.
@@ -70,8 +70,8 @@ func isUnboundLate(op, name string, answer []string) bool {
 	return op == "readlink" && path.Base(name) == "driver" && len(answer) == 1 && IsVFIO(path.Base(answer[0]))
 }
 
-// note records a step.
-func (t *trace) note(op, name string, err error, answer ...string) {
+// noteStep records a step.
+func (t *trace) noteStep(op, name string, err error, answer ...string) {
 	if place := placeOf(name); place != "" && !t.places[place] {
 		t.places[strings.Clone(place)] = true
 	}
@@ -104,7 +104,7 @@ func newTraced(op, name string, err error, answer ...string) traced {
 func (t *trace) Open(name string) (fs.File, error) {
 	file, err := t.fsys.Open(name)
 	if err != nil {
-		t.note("read", name, err, "")
+		t.noteStep("read", name, err, "")
 		return nil, err
 	}
 	return &tracedFile{File: file, trace: t, name: name}, nil
@@ -132,35 +132,35 @@ func (f *tracedFile) Read(p []byte) (int, error) {
 
 // Close implements [fs.File].
 func (f *tracedFile) Close() error {
-	f.trace.note("read", f.name, f.err, string(f.data))
+	f.trace.noteStep("read", f.name, f.err, string(f.data))
 	return f.File.Close()
 }
 
 // Stat implements [fs.StatFS].
 func (t *trace) Stat(name string) (fs.FileInfo, error) {
 	info, err := fs.Stat(t.fsys, name)
-	t.note("stat", name, err, kind(info))
+	t.noteStep("stat", name, err, kind(info))
 	return info, err
 }
 
 // Lstat implements [fs.ReadLinkFS].
 func (t *trace) Lstat(name string) (fs.FileInfo, error) {
 	info, err := fs.Lstat(t.fsys, name)
-	t.note("lstat", name, err, kind(info))
+	t.noteStep("lstat", name, err, kind(info))
 	return info, err
 }
 
 // ReadLink implements [fs.ReadLinkFS].
 func (t *trace) ReadLink(name string) (string, error) {
 	target, err := fs.ReadLink(t.fsys, name)
-	t.note("readlink", name, err, target)
+	t.noteStep("readlink", name, err, target)
 	return target, err
 }
 
 // ReadDir implements [fs.ReadDirFS].
 func (t *trace) ReadDir(name string) ([]fs.DirEntry, error) {
 	entries, err := fs.ReadDir(t.fsys, name)
-	t.note("readdir", name, err, names(entries)...)
+	t.noteStep("readdir", name, err, names(entries)...)
 	return entries, err
 }
 
@@ -198,11 +198,11 @@ func (t *trace) done(other *trace) (steps []traced, ok bool) {
 	return steps, !t.mixed
 }
 
-// holds reports whether the step still has the recorded answer.
-func (step traced) holds(host *Host) bool {
+// stillHolds reports whether the step still has the recorded answer.
+func (step traced) stillHolds(host *Host) bool {
 	var answer []string
 	var err error
-	switch step.op {
+	switch step.operation {
 	case "read":
 		var data string
 		data, err = readUpTo(host.FS, step.name, step.size+1)
@@ -224,7 +224,7 @@ func (step traced) holds(host *Host) bool {
 		entries, err = fs.ReadDir(host.FS, step.name)
 		answer = names(entries)
 	}
-	return step == newTraced(step.op, step.name, err, answer...)
+	return step == newTraced(step.operation, step.name, err, answer...)
 }
 
 // readUpTo reads at most limit bytes of a file.
@@ -279,7 +279,7 @@ func stateOf(host *Host, dir string) dirState {
 // isQuiet compares the recorded answers for the look's devices with the host. If only sensor values
 // have changed, isQuiet compares the resulting health readings: most changes of sensor values are
 // harmless. Nodes in a directory with the state of the last comparison are not read.
-func (l look) isQuiet(host *Host) comparison {
+func (l familyScan) isQuiet(host *Host) comparison {
 	now := comparison{quiet: true, dirs: make(map[string]dirState)}
 	changed := func(step traced) bool { return !now.holds(host, step, l.dirs) }
 	if slices.ContainsFunc(l.steps, changed) {
@@ -290,7 +290,7 @@ func (l look) isQuiet(host *Host) comparison {
 	}
 	health := newPCIHealth(host)
 	for function, readings := range l.functions {
-		if !slices.Equal(health.alone(sysfs.At(host.FS, function)), readings) {
+		if !slices.Equal(health.ownFaults(sysfs.At(host.FS, function)), readings) {
 			return comparison{}
 		}
 	}
@@ -300,8 +300,8 @@ func (l look) isQuiet(host *Host) comparison {
 // holds reports whether the step still has the recorded answer. before contains the states of
 // directories at the last comparison.
 func (c *comparison) holds(host *Host, step traced, before map[string]dirState) bool {
-	if step.op != "stat" || !strings.HasPrefix(step.name, "dev/") {
-		return step.holds(host)
+	if step.operation != "stat" || !strings.HasPrefix(step.name, "dev/") {
+		return step.stillHolds(host)
 	}
 	dir := path.Dir(step.name)
 	state, known := c.dirs[dir]
@@ -315,14 +315,14 @@ func (c *comparison) holds(host *Host, step traced, before map[string]dirState) 
 	if info, err := fs.Lstat(host.FS, step.name); err == nil && info.Mode()&fs.ModeSymlink != 0 {
 		c.dirs[dir] = dirState{} // the target is in another directory
 	}
-	return step.holds(host)
+	return step.stillHolds(host)
 }
 
 // isCalm reports whether every family has answered the last scan in full. Only then can a
 // comparison of the recorded answers show whether anything has changed.
 func (s *scanner) isCalm() bool {
-	return s.last != nil && len(s.last.Problems) == 0 && len(s.late) == 0 && len(*s.hung.Load()) == 0 &&
-		!slices.ContainsFunc(s.looks, func(l look) bool { return !l.traced && (len(l.matched) > 0 || len(l.Devices) > 0) })
+	return s.last != nil && len(s.last.Problems) == 0 && len(s.lateReads) == 0 && len(*s.hanging.Load()) == 0 &&
+		!slices.ContainsFunc(s.looks, func(l familyScan) bool { return !l.traced && (len(l.matched) > 0 || len(l.Devices) > 0) })
 }
 
 // compare compares the recorded answers with the host, and returns the families with changes. A
@@ -340,7 +340,7 @@ func (s *scanner) compare(ctx context.Context) (changed map[*Family]bool) {
 		switch r := readings[i]; {
 		case r == nil:
 		case !r.wait(ctx, time.Until(limit)):
-			s.leave(r.view)
+			s.abandonView(r.view)
 			changed[f] = true
 		case !r.found.quiet:
 			changed[f] = true

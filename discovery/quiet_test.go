@@ -74,10 +74,10 @@ func quietHost() *counted {
 // quietFamily describes the function of quietHost.
 var quietFamily = &Family{Name: "one", Match: []Match{{Bus: "pci", Vendor: "1e52"}}, Describe: func(host *Host, found []sysfs.Device) (devices []Device, problems []Problem) {
 	for _, f := range found {
-		d, err := PCI(host, f)
+		d, err := DescribePCI(host, f)
 		firmware, _ := f.Text("firmware")
 		d.Attributes.SetString("firmwareVersion", firmware)
-		if !host.Exists("/dev/one") {
+		if !host.FileExists("/dev/one") {
 			d.Health = Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: "no node"}
 		}
 		devices, problems = append(devices, d), append(problems, Problems(d.Name, err)...)
@@ -104,7 +104,7 @@ func watchQuietly(t *testing.T, do func(w *quietly)) {
 		w := &quietly{host: quietHost(), events: make(chan Changes, 1)}
 		w.hears.Store(true)
 		go Watch{
-			Host: &Host{FS: w.host}, Families: []*Family{quietFamily}, Events: w.events, Hears: w.hears.Load,
+			Host: &Host{FS: w.host}, Families: []*Family{quietFamily}, Events: w.events, EventsArrive: w.hears.Load,
 			Observe: func(s Scanned) { w.looks, w.took = w.looks+1, s.Took },
 		}.Run(ctx, func(s *Snapshot) { w.last, w.times = s, w.times+1 })
 		time.Sleep(time.Second)

@@ -26,18 +26,20 @@ const DriverVFIO = "vfio"
 // attribute does not support VFIO passthrough.
 const VFIODriver resourceapi.QualifiedName = "vfioDriver"
 
-// Rebinding selects devices that may be bound to a vfio driver.
-type Rebinding struct {
+// Passthrough selects devices that may be bound to a vfio driver.
+type Passthrough struct {
 	Expression string // as in the configuration
 	Selects    func(Device) (bool, error)
 	Driver     string // "vfio-pci"
 }
 
 // SameRebinding reports whether two entries have the same expression and driver.
-func SameRebinding(a, b Rebinding) bool { return a.Expression == b.Expression && a.Driver == b.Driver }
+func SameRebinding(a, b Passthrough) bool {
+	return a.Expression == b.Expression && a.Driver == b.Driver
+}
 
-// Rebindable describes how a device can be bound to a vfio driver. [Scan] sets it.
-type Rebindable struct {
+// PassthroughOption describes how a device can be bound to a vfio driver. [Scan] sets it.
+type PassthroughOption struct {
 	Driver string `json:"driver"`
 
 	// Others are the kernel's directories of the functions bound together with the device: the
@@ -51,11 +53,11 @@ type Rebindable struct {
 	Why string `json:"why,omitempty"`
 }
 
-// Rebinds returns the vfio driver allowed for a device, or "". The error joins the errors of
+// PassthroughDriver returns the vfio driver allowed for a device, or "". The error joins the errors of
 // expressions that cannot be evaluated for the device.
-func (h *Host) Rebinds(d Device) (driver string, err error) {
+func (h *Host) PassthroughDriver(d Device) (driver string, err error) {
 	var errs []error
-	for _, rebinding := range h.Rebind {
+	for _, rebinding := range h.Passthroughs {
 		selected, err := rebinding.Selects(d)
 		if err != nil {
 			errs = append(errs, err)
@@ -69,27 +71,27 @@ func (h *Host) Rebinds(d Device) (driver string, err error) {
 
 // setRebindable sets Rebind of the PCI functions with allowed VFIO passthrough.
 func setRebindable(host *Host, devices []Device) (problems []Problem) {
-	if len(host.Rebind) == 0 {
+	if len(host.Passthroughs) == 0 {
 		return nil
 	}
 	for i := range devices {
 		d := &devices[i]
 		function := sysfs.At(host.FS, d.Source)
-		if !sysfs.IsPCIAddress(function.Name()) || d.Name != DeviceName(function) || d.Open || IsVFIO(function.Driver()) {
+		if !sysfs.IsPCIAddress(function.Name()) || d.Name != DeviceName(function) || d.Shareable || IsVFIO(function.Driver()) {
 			continue
 		}
-		driver, err := host.Rebinds(*d)
+		driver, err := host.PassthroughDriver(*d)
 		if err != nil {
 			problems = append(problems, Problem{"passthrough", fmt.Errorf("device %s: %w", d.Name, err)})
 		}
 		if driver == "" {
 			continue
 		}
-		r := &Rebindable{Driver: driver, Only: d.Rebind != nil && d.Rebind.Only}
-		if d.Making == nil { // otherwise the device does not exist yet, and neither does its group
+		r := &PassthroughOption{Driver: driver, Only: d.Passthrough != nil && d.Passthrough.Only}
+		if d.Creation == nil { // otherwise the device does not exist yet, and neither does its group
 			r.Others, r.Why = GroupOthers(host, function)
 		}
-		d.Rebind = r
+		d.Passthrough = r
 	}
 	return problems
 }
@@ -123,21 +125,21 @@ func GroupOthers(host *Host, function sysfs.Device) (others []string, why string
 // IOMMU group: a group is bound as a whole or not at all. Such devices get the attribute
 // [VFIODriver].
 func (s *Snapshot) joinRebindable() {
-	if !slices.ContainsFunc(s.Devices, func(d Device) bool { return d.Rebind != nil }) {
+	if !slices.ContainsFunc(s.Devices, func(d Device) bool { return d.Passthrough != nil }) {
 		return
 	}
 	allowed := make(map[string]bool) // by the kernel's directory
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		allowed[d.Source] = allowed[d.Source] || d.Rebind != nil || IsVFIO(d.Attributes.String("driver"))
+		allowed[d.Source] = allowed[d.Source] || d.Passthrough != nil || IsVFIO(d.Attributes.String("driver"))
 	}
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		if d.Rebind == nil {
+		if d.Passthrough == nil {
 			continue
 		}
-		r := *d.Rebind
-		d.Rebind = &r
+		r := *d.Passthrough
+		d.Passthrough = &r
 		if other := slices.IndexFunc(r.Others, func(path string) bool { return !allowed[path] }); other >= 0 && r.Why == "" {
 			r.Why = fmt.Sprintf("its IOMMU group is also that of %s, which the configuration does not let be rebound", path.Base(r.Others[other]))
 		}
@@ -157,7 +159,7 @@ func (s *Snapshot) joinRebindable() {
 func acceptDriver(d *Device, parameters Parameters) error {
 	as, asked := parameters[Driver]
 	switch {
-	case !asked && d.Rebind != nil && d.Rebind.Only:
+	case !asked && d.Passthrough != nil && d.Passthrough.Only:
 		return fmt.Errorf("device %s can only be had with %s: %s", d.Name, Driver, DriverVFIO)
 	case !asked:
 		return nil
@@ -166,12 +168,12 @@ func acceptDriver(d *Device, parameters Parameters) error {
 	case len(parameters) > 1:
 		others := slices.DeleteFunc(slices.Sorted(maps.Keys(parameters)), func(p Parameter) bool { return p == Driver })
 		return fmt.Errorf("device %s takes no %s under vfio", d.Name, others[0])
-	case d.Rebind == nil && IsVFIO(d.Attributes.String("driver")):
+	case d.Passthrough == nil && IsVFIO(d.Attributes.String("driver")):
 		return nil // the device is already under vfio
-	case d.Rebind == nil:
+	case d.Passthrough == nil:
 		return fmt.Errorf("device %s cannot be had as vfio: the configuration does not let it be rebound", d.Name)
-	case d.Rebind.Why != "":
-		return fmt.Errorf("device %s cannot be had as vfio: %s", d.Name, d.Rebind.Why)
+	case d.Passthrough.Why != "":
+		return fmt.Errorf("device %s cannot be had as vfio: %s", d.Name, d.Passthrough.Why)
 	}
 	if _, shared := d.Capacity[Shares]; shared {
 		return fmt.Errorf("device %s cannot be had as vfio: it is shared", d.Name)
@@ -179,11 +181,11 @@ func acceptDriver(d *Device, parameters Parameters) error {
 	return nil
 }
 
-// Rebound returns the description of a device under a vfio driver, with the edits for a container.
+// DescribePassthrough returns the description of a device under a vfio driver, with the edits for a container.
 // All other fields stay, so that the scheduler's selection of the device still matches. The error
 // joins the read errors.
-func Rebound(host *Host, d Device) (Device, error) {
-	nodes, err := VFIO(host, sysfs.At(host.FS, d.Source))
+func DescribePassthrough(host *Host, d Device) (Device, error) {
+	nodes, err := VFIONodes(host, sysfs.At(host.FS, d.Source))
 	PermitMknod(nodes) // as KubeVirt does
 	d.Edits, d.SharedEdits = specs.ContainerEdits{DeviceNodes: nodes}, specs.ContainerEdits{}
 	d.CommonNodes = slices.Concat(d.CommonNodes, VFIOControl())

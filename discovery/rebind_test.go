@@ -7,29 +7,29 @@ import (
 
 // acceptDriver decides which devices accept VFIO passthrough and which accept only that.
 func TestAcceptDriver(t *testing.T) {
-	accept := Acceptors([]*Family{{Name: "gpu", Parameters: []Parameter{"other"}}})
+	accept := JoinAcceptors([]*Family{{Name: "gpu", Parameters: []Parameter{"other"}}})
 	under := Attributes{}
 	under.SetString("driver", "mlx5_vfio_pci")
 	shared := Capacity{}
 	shared.Set(Shares, 4)
-	rebindable := &Rebindable{Driver: "vfio-pci"}
+	rebindable := &PassthroughOption{Driver: "vfio-pci"}
 	vfio := Parameters{Driver: DriverVFIO}
 	for name, test := range map[string]struct {
 		d    Device
 		ask  Parameters
 		want string // in the error, "" for none
 	}{
-		"as it is":                  {Device{Rebind: rebindable}, nil, ""},
-		"rebound":                   {Device{Rebind: rebindable}, vfio, ""},
+		"as it is":                  {Device{Passthrough: rebindable}, nil, ""},
+		"rebound":                   {Device{Passthrough: rebindable}, vfio, ""},
 		"under vfio already":        {Device{Attributes: under}, vfio, ""},
 		"not allowed":               {Device{}, vfio, "does not let it be rebound"},
-		"its group is not allowed":  {Device{Rebind: &Rebindable{Driver: "vfio-pci", Why: "of its group"}}, vfio, "of its group"},
-		"only rebound":              {Device{Rebind: &Rebindable{Driver: "vfio-pci", Only: true}}, nil, "can only be had with driver: vfio"},
-		"shared":                    {Device{Rebind: rebindable, Capacity: shared}, vfio, "it is shared"},
-		"another driver":            {Device{Rebind: rebindable}, Parameters{Driver: "uio"}, `is "uio"; want vfio`},
-		"its family's parameter":    {Device{Family: "gpu", Rebind: rebindable}, Parameters{"other": "1"}, ""},
-		"that beside it":            {Device{Family: "gpu", Rebind: rebindable}, Parameters{Driver: DriverVFIO, "other": "1"}, "takes no other under vfio"},
-		"not even an empty request": {Device{Rebind: &Rebindable{Only: true}}, Parameters{}, "can only be had"},
+		"its group is not allowed":  {Device{Passthrough: &PassthroughOption{Driver: "vfio-pci", Why: "of its group"}}, vfio, "of its group"},
+		"only rebound":              {Device{Passthrough: &PassthroughOption{Driver: "vfio-pci", Only: true}}, nil, "can only be had with driver: vfio"},
+		"shared":                    {Device{Passthrough: rebindable, Capacity: shared}, vfio, "it is shared"},
+		"another driver":            {Device{Passthrough: rebindable}, Parameters{Driver: "uio"}, `is "uio"; want vfio`},
+		"its family's parameter":    {Device{Family: "gpu", Passthrough: rebindable}, Parameters{"other": "1"}, ""},
+		"that beside it":            {Device{Family: "gpu", Passthrough: rebindable}, Parameters{Driver: DriverVFIO, "other": "1"}, "takes no other under vfio"},
+		"not even an empty request": {Device{Passthrough: &PassthroughOption{Only: true}}, Parameters{}, "can only be had"},
 	} {
 		err := accept([]Device{test.d}, test.ask)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {

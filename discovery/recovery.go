@@ -11,14 +11,14 @@ import (
 // since [Listen] began. No file contains a result: the kernel only sends events (pci_uevent_ers in
 // drivers/pci/pci-driver.c). The zero value has no records. Listen writes, scans read.
 type Recoveries struct {
-	mu     sync.Mutex
-	events int
-	failed map[string]int // by the function's directory, the number of the last event that reported a failure
-	well   map[string]int // by directory, the last event that reported a recovery or a newly bound driver
+	mu        sync.Mutex
+	events    int
+	failed    map[string]int // by the function's directory, the number of the last event that reported a failure
+	recovered map[string]int // by directory, the last event that reported a recovery or a newly bound driver
 }
 
-// hear records a kernel event with these variables.
-func (r *Recoveries) hear(variables map[string]string) {
+// readEvent records a kernel event with these variables.
+func (r *Recoveries) readEvent(variables map[string]string) {
 	if variables["SUBSYSTEM"] != "pci" {
 		return
 	}
@@ -29,22 +29,22 @@ func (r *Recoveries) hear(variables map[string]string) {
 	switch action, said := variables["ACTION"], variables["ERROR_EVENT"]; {
 	case said == "FAILED_RECOVERY":
 		if r.failed == nil {
-			r.failed, r.well = make(map[string]int), make(map[string]int)
+			r.failed, r.recovered = make(map[string]int), make(map[string]int)
 		}
 		r.failed[function] = r.events
 	case len(r.failed) == 0:
 	case action == "remove":
 		delete(r.failed, function)
-		delete(r.well, function)
+		delete(r.recovered, function)
 	case said == "SUCCESSFUL_RECOVERY", action == "add", action == "bind":
-		r.well[function] = r.events
+		r.recovered[function] = r.events
 	}
 }
 
-// failure returns the reason if the kernel could not recover a function, or a port above the
+// failureReason returns the reason if the kernel could not recover a function, or a port above the
 // function, and the function has not recovered since. Otherwise failure returns "". A virtual
 // function follows its physical function. The failure of a port affects everything below the port.
-func (r *Recoveries) failure(function sysfs.Device) string {
+func (r *Recoveries) failureReason(function sysfs.Device) string {
 	if r == nil {
 		return ""
 	}
@@ -55,7 +55,7 @@ func (r *Recoveries) failure(function sysfs.Device) string {
 	}
 	last, well, whose := 0, 0, function
 	for _, f := range []sysfs.Device{function, physicalOf(function)} {
-		well = max(well, r.well[f.Path])
+		well = max(well, r.recovered[f.Path])
 		for d := f; sysfs.IsPCIAddress(d.Name()); d = d.Parent() {
 			if n := r.failed[d.Path]; n > last {
 				last, whose = n, d

@@ -66,7 +66,7 @@ func TestRecoveries(t *testing.T) {
 				host.FS.(fstest.MapFS)[function+"/class"] = &fstest.MapFile{Data: []byte("0x020000\n")}
 			}
 			for _, message := range test.events {
-				host.Recoveries.hear(ueventVariables(message))
+				host.Recoveries.readEvent(ueventVariables(message))
 			}
 			for function, want := range map[string]string{recoveryPhysical: test.physical, recoveryVirtual: test.virtual, recoveryOther: test.other} {
 				devices := []Device{{Name: "d", Source: function}}

@@ -70,7 +70,7 @@ func BenchmarkRest(b *testing.B) {
 			scans, before := 0, memoryInUse()
 			var began time.Duration
 			discovery.Watch{
-				Host: &discovery.Host{FS: host}, Families: families.All, Interval: 2 * time.Second, Hears: func() bool { return hears },
+				Host: &discovery.Host{FS: host}, Families: families.All, Interval: 2 * time.Second, EventsArrive: func() bool { return hears },
 				Observe: func(discovery.Scanned) {
 					if scans == 0 {
 						host.times.Store(0)
@@ -83,7 +83,7 @@ func BenchmarkRest(b *testing.B) {
 					}
 				},
 			}.Run(ctx, func(s *discovery.Snapshot) {
-				if kept == nil || !discovery.Same(kept, s) {
+				if kept == nil || !discovery.SameSnapshots(kept, s) {
 					kept = s
 				}
 			})

@@ -20,9 +20,9 @@ import (
 // not wait for reads that hang.
 func Scan(host *Host, families []*Family) *Snapshot {
 	m := match(host, families)
-	looks := []look{{Problems: m.problems}}
+	looks := []familyScan{{Problems: m.problems}}
 	for _, f := range leftoversLast(families) {
-		looks = append(looks, m.of[f].left(f, looks).read(f, host))
+		looks = append(looks, m.of[f].leftoversAfter(f, looks).read(f, host))
 	}
 	return joinLooks(looks)
 }
@@ -34,16 +34,16 @@ func leftoversLast(families []*Family) []*Family {
 	return slices.Concat(slices.DeleteFunc(slices.Clone(families), leftovers), slices.DeleteFunc(slices.Clone(families), ordinary))
 }
 
-// look holds the findings of one family on a host. Devices of several families are not joined yet;
+// familyScan holds the findings of one family on a host. Devices of several families are not joined yet;
 // see [joinLooks].
-type look struct {
+type familyScan struct {
 	Devices  []Device
 	Problems []Problem
 
-	matched []sysfs.Device // by the family
-	claims  bool           // Unclaimed families must not see the matched devices
-	unread  bool           // the family has not answered
-	had     []Device       // the findings of the family's last answer
+	matched    []sysfs.Device // by the family
+	claims     bool           // Unclaimed families must not see the matched devices
+	isUnread   bool           // the family has not answered
+	hadDevices []Device       // the findings of the family's last answer
 
 	// These fields record reads whose answers may change without an event; see [trace].
 	traces    bool     // reads are to be recorded
@@ -52,12 +52,12 @@ type look struct {
 	sensors   []traced // of health readings, without the steps above
 	functions map[string][]Health
 	dirs      map[string]dirState // at the last comparison of these steps; see [comparison]
-	places    []string // the places in sysfs that were read, in order; see [look.seesDeviceOf]
+	places    []string            // the places in sysfs that were read, in order; see [familyScan.seesDeviceOf]
 }
 
 // matches holds the kernel devices that each family matches.
 type matches struct {
-	of       map[*Family]look
+	of       map[*Family]familyScan
 	problems []Problem // with lists of devices
 }
 
@@ -67,31 +67,31 @@ type matches struct {
 // fs/kernfs).
 func match(host *Host, families []*Family) matches {
 	kernel := newKernel(host)
-	m := matches{of: make(map[*Family]look, len(families))}
+	m := matches{of: make(map[*Family]familyScan, len(families))}
 	for _, f := range families {
-		found, problems := f.matched(kernel)
-		m.of[f] = look{matched: found, Problems: problems, claims: !f.Leftovers}
+		found, problems := f.matchedDevices(kernel)
+		m.of[f] = familyScan{matched: found, Problems: problems, claims: !f.Leftovers}
 	}
 	m.problems = kernel.problems
 	return m
 }
 
-// left returns the look of a family before the family is read. A family of leftovers gets only the
+// leftoversAfter returns the look of a family before the family is read. A family of leftovers gets only the
 // kernel devices that the earlier looks leave: devices that are neither part of a described device
 // nor failed to be read. Every device matched by a family that has not answered may belong to that
 // family, and is left out.
-func (l look) left(f *Family, before []look) look {
+func (l familyScan) leftoversAfter(f *Family, before []familyScan) familyScan {
 	if !f.Leftovers {
 		return l
 	}
 	taken := make(map[string]bool) // paths and names of devices
 	for _, look := range before {
-		take(taken, look.Devices)
-		take(taken, look.had)
+		markTaken(taken, look.Devices)
+		markTaken(taken, look.hadDevices)
 		for _, problem := range look.Problems {
 			taken[problem.Device] = true
 		}
-		if look.unread || f.Unclaimed && look.claims {
+		if look.isUnread || f.Unclaimed && look.claims {
 			for _, d := range look.matched {
 				function, _ := d.PCIFunction()
 				taken[d.Path], taken[function.Path] = true, true
@@ -102,18 +102,18 @@ func (l look) left(f *Family, before []look) look {
 	return l
 }
 
-// of reports whether the look and the asked look have the same kernel devices, and every list of
+// sameDevices reports whether the look and the asked look have the same kernel devices, and every list of
 // devices could be read.
-func (l look) of(asked look) bool {
+func (l familyScan) sameDevices(asked familyScan) bool {
 	same := func(a, b sysfs.Device) bool { return a.Path == b.Path }
 	return len(asked.Problems) == 0 && slices.EqualFunc(l.matched, asked.matched, same)
 }
 
-// asks reports whether the family has to be read.
-func (l look) asks(f *Family) bool { return len(l.matched) > 0 || f.FromConfig || f.Always }
+// needsRead reports whether the family has to be read.
+func (l familyScan) needsRead(f *Family) bool { return len(l.matched) > 0 || f.FromConfig || f.Always }
 
 // in returns the look with its kernel devices in another view of the host.
-func (l look) in(fsys fs.FS) look {
+func (l familyScan) in(fsys fs.FS) familyScan {
 	matched := make([]sysfs.Device, len(l.matched))
 	for i, d := range l.matched {
 		matched[i] = d.In(fsys)
@@ -122,8 +122,8 @@ func (l look) in(fsys fs.FS) look {
 	return l
 }
 
-// take marks the kernel devices that belong to described devices.
-func take(taken map[string]bool, devices []Device) {
+// markTaken marks the kernel devices that belong to described devices.
+func markTaken(taken map[string]bool, devices []Device) {
 	for i := range devices {
 		taken[devices[i].Source] = true
 		for _, path := range devices[i].Includes {
@@ -134,8 +134,8 @@ func take(taken map[string]bool, devices []Device) {
 
 // read calls the family's Describe for the matched kernel devices, and adds the values that are
 // read for devices of any family.
-func (l look) read(f *Family, host *Host) look {
-	if !l.asks(f) {
+func (l familyScan) read(f *Family, host *Host) familyScan {
+	if !l.needsRead(f) {
 		return l
 	}
 	described, sensed, found := host, host, l.matched
@@ -145,7 +145,7 @@ func (l look) read(f *Family, host *Host) look {
 		sensors, sensed = newTrace(host)
 		found = l.in(answers).matched
 	}
-	devices, problems := f.describe(described, found)
+	devices, problems := f.describeDevices(described, found)
 	l.Problems = slices.Concat(l.Problems, problems)
 	l.add(devices, f)
 	functions := readPCI(sensed, l.Devices)
@@ -165,9 +165,9 @@ func (l look) read(f *Family, host *Host) look {
 	return l
 }
 
-// describe calls the family's Describe. A panic in Describe is a bug in the family, but must not
+// describeDevices calls the family's Describe. A panic in Describe is a bug in the family, but must not
 // affect the devices of other families.
-func (f *Family) describe(host *Host, found []sysfs.Device) (devices []Device, problems []Problem) {
+func (f *Family) describeDevices(host *Host, found []sysfs.Device) (devices []Device, problems []Problem) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			devices, problems = nil, []Problem{{f.Name, fmt.Errorf("describe: panic: %v", cause)}}
@@ -178,7 +178,7 @@ func (f *Family) describe(host *Host, found []sysfs.Device) (devices []Device, p
 
 // add adds the family's devices to the look, except devices that could not be published or
 // allocated.
-func (l *look) add(devices []Device, f *Family) {
+func (l *familyScan) add(devices []Device, f *Family) {
 	l.Devices = slices.Grow(l.Devices, len(devices))
 	for i := range devices {
 		d := &devices[i]
@@ -199,11 +199,11 @@ func (l *look) add(devices []Device, f *Family) {
 	}
 }
 
-// share makes devices whose description is unchanged use the memory of the last looks'
+// shareDescriptions makes devices whose description is unchanged use the memory of the last looks'
 // descriptions. A reader keeps a snapshot until the next change. Without share, memory would hold
 // two descriptions of every device: the reader's and the last scan's. Device order must be the
 // same.
-func share(looks, last []look) {
+func shareDescriptions(looks, last []familyScan) {
 	if len(looks) != len(last) {
 		return
 	}

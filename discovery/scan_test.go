@@ -132,9 +132,9 @@ func TestScanLeavesOutWhatCannotBePublished(t *testing.T) {
 		{Name: strings.Repeat("x", 64)},
 		{Name: "many", Attributes: tooMany},
 		{Name: "long", Attributes: discovery.Attributes{"model": {StringValue: &long}}},
-		{Name: "resource", Classic: []discovery.Offer{{Resource: "not a resource"}}},
-		{Name: "nameless", Classic: []discovery.Offer{{IDs: []string{"1"}}}},
-		{Name: "pattern", Classic: []discovery.Offer{{Resource: "example.com/gpu*"}}},
+		{Name: "resource", PluginOffers: []discovery.Offer{{Resource: "not a resource"}}},
+		{Name: "nameless", PluginOffers: []discovery.Offer{{IDs: []string{"1"}}}},
+		{Name: "pattern", PluginOffers: []discovery.Offer{{Resource: "example.com/gpu*"}}},
 		{Name: "attribute", Attributes: discovery.Attributes{"not-an-identifier": {IntValue: new(int64(1))}}},
 		{Name: "domain", Attributes: discovery.Attributes{"Not_A.Domain/model": {IntValue: new(int64(1))}}},
 		{Name: "lengthy", Capacity: discovery.Capacity{resourceapi.QualifiedName(long): {}}},
@@ -145,7 +145,7 @@ func TestScanLeavesOutWhatCannotBePublished(t *testing.T) {
 		{Name: "edits", Edits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{HostPath: "/dev/a"}}}},
 	}
 	f := scanFamily("one", misc, func([]sysfs.Device) ([]discovery.Device, []discovery.Problem) {
-		return append(slices.Clone(invalid), discovery.Device{Name: "good", Classic: []discovery.Offer{{Resource: discovery.AnyName}, {Resource: "nvidia.com/*"}}}), nil
+		return append(slices.Clone(invalid), discovery.Device{Name: "good", PluginOffers: []discovery.Offer{{Resource: discovery.AnyName}, {Resource: "nvidia.com/*"}}}), nil
 	})
 	s := discovery.Scan(miscHost("a"), []*discovery.Family{f})
 	if len(s.Devices) != 1 || s.Devices[0].Name != "good" {
@@ -161,7 +161,7 @@ func TestScanLeavesOutWhatCannotBePublished(t *testing.T) {
 // ids returns all device plugin IDs of a device.
 func ids(d discovery.Device) []string {
 	var ids []string
-	for _, offer := range d.Classic {
+	for _, offer := range d.PluginOffers {
 		ids = append(ids, offer.IDs...)
 	}
 	return ids
@@ -172,7 +172,7 @@ func ids(d discovery.Device) []string {
 // their identities.
 func TestScanDropsAnIdentityOfTwo(t *testing.T) {
 	device := func(name, identity, whole string, offers ...discovery.Offer) discovery.Device {
-		d := discovery.Device{Name: name, Identity: identity, Attributes: discovery.Attributes{}, Classic: offers}
+		d := discovery.Device{Name: name, Identity: identity, Attributes: discovery.Attributes{}, PluginOffers: offers}
 		d.Attributes.SetString("uuid", strings.TrimSuffix(identity, "/mode"))
 		d.Attributes.SetString("serial", "S"+name)
 		if whole != "" {
@@ -220,7 +220,7 @@ func TestScanDropsAnIdentityOfTwo(t *testing.T) {
 // functions are one physical device and one unit. A function alone in its group stays as it is.
 func TestScanJoinsIOMMUGroups(t *testing.T) {
 	device := func(name, resource string, nodes ...string) discovery.Device {
-		d := discovery.Device{Name: name, Classic: []discovery.Offer{{Resource: resource, IDs: []string{name}}}}
+		d := discovery.Device{Name: name, PluginOffers: []discovery.Offer{{Resource: resource, IDs: []string{name}}}}
 		for _, node := range append(nodes, "/dev/vfio/vfio") {
 			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: node, HostPath: node})
 		}
@@ -234,14 +234,14 @@ func TestScanJoinsIOMMUGroups(t *testing.T) {
 		device("e", "example.com/x", "/dev/vfio/noiommu-7"),
 	}
 	for i := range described { // with the same resource name, but separate IDs
-		pool := discovery.Offer{Resource: described[i].Classic[0].Resource, IDs: []string{"pool-" + described[i].Name}, SRIOV: true}
-		described[i].Classic = append(described[i].Classic, pool)
+		pool := discovery.Offer{Resource: described[i].PluginOffers[0].Resource, IDs: []string{"pool-" + described[i].Name}, SRIOV: true}
+		described[i].PluginOffers = append(described[i].PluginOffers, pool)
 	}
 	f := scanFamily("one", misc, func([]sysfs.Device) ([]discovery.Device, []discovery.Problem) { return described, nil })
 	s := discovery.Scan(miscHost("a"), []*discovery.Family{f})
 	var got []string
 	for _, d := range s.Devices {
-		line := fmt.Sprint(d.Name, " ", d.Classic[0].Resource, d.Classic[0].IDs, d.Classic[1].IDs, " ", d.Classic[0].Unit, " ", d.Silicon())
+		line := fmt.Sprint(d.Name, " ", d.PluginOffers[0].Resource, d.PluginOffers[0].IDs, d.PluginOffers[1].IDs, " ", d.PluginOffers[0].Unit, " ", d.Silicon())
 		if d.PartOf != nil {
 			takes, all := d.Takes["group"], d.PartOf.Counters["group"]
 			line += fmt.Sprintf(" %s of %s", takes.String(), all.String())
@@ -289,12 +289,12 @@ func TestScanDropsAnIDOfTwo(t *testing.T) {
 		return []discovery.Offer{{Resource: resource, Unit: unit, IDs: ids}}
 	}
 	described := []discovery.Device{
-		{Name: "a", Classic: offer("example.com/x", "", "1", "2")},
-		{Name: "b", Classic: offer("example.com/x", "", "2", "3")},
-		{Name: "c", Classic: offer("example.com/y", "", "2")},
-		{Name: "d", Classic: offer(discovery.AnyName, "", "2")},
-		{Name: "e", Classic: offer("example.com/x", "card", "4")},
-		{Name: "f", Classic: offer("example.com/x", "card", "4")},
+		{Name: "a", PluginOffers: offer("example.com/x", "", "1", "2")},
+		{Name: "b", PluginOffers: offer("example.com/x", "", "2", "3")},
+		{Name: "c", PluginOffers: offer("example.com/y", "", "2")},
+		{Name: "d", PluginOffers: offer(discovery.AnyName, "", "2")},
+		{Name: "e", PluginOffers: offer("example.com/x", "card", "4")},
+		{Name: "f", PluginOffers: offer("example.com/x", "card", "4")},
 	}
 	f := scanFamily("one", misc, func([]sysfs.Device) ([]discovery.Device, []discovery.Problem) { return described, nil })
 	s := discovery.Scan(miscHost("a"), []*discovery.Family{f})
@@ -424,7 +424,7 @@ func TestGranters(t *testing.T) {
 	grant := func(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
 		return specs.ContainerEdits{Env: []string{fmt.Sprint(given[0].Family, len(given))}}
 	}
-	granter := discovery.Granters([]*discovery.Family{{Name: "a", Grant: grant}, {Name: "b"}, {Name: "c", Grant: grant}, {Name: "d", Grant: grant}})
+	granter := discovery.JoinGranters([]*discovery.Family{{Name: "a", Grant: grant}, {Name: "b"}, {Name: "c", Grant: grant}, {Name: "d", Grant: grant}})
 	got := granter([]discovery.Device{{Family: "c"}, {Family: "a"}, {Family: "b"}, {Family: "a"}}, discovery.Grant{}).Env
 	if diff := cmp.Diff([]string{"a2", "c1"}, got); diff != "" {
 		t.Error(diff)
@@ -441,7 +441,7 @@ func layout(tb testing.TB, file, dir string) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if err := host.Layout(dir); err != nil {
+	if err := host.WriteHost(dir); err != nil {
 		tb.Fatal(err)
 	}
 }

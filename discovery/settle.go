@@ -52,24 +52,24 @@ type Settler struct {
 	RecoverAtLast  time.Duration
 	FlappingWithin time.Duration
 
-	// Held reports whether the device is allocated; nil means that no device is.
-	Held func(device string) bool
+	// IsHeld reports whether the device is allocated; nil means that no device is.
+	IsHeld func(device string) bool
 
 	states map[string]*state // by device
 }
 
 // state is the history of one device.
 type state struct {
-	Identity  string       `json:"identity,omitempty"`
-	Family    string       `json:"family,omitempty"`
-	Silicon   string       `json:"silicon,omitempty"`
-	Status    HealthStatus `json:"status"`
-	Condition Condition    `json:"condition,omitempty"`
-	Reason    string       `json:"reason,omitempty"`
-	Since     metav1.Time  `json:"since"`
-	Worsened  metav1.Time  `json:"worsened,omitzero"` // time of the last change to a worse state
-	Flaps     int          `json:"flaps,omitempty"`   // number of changes to a worse state, each within FlappingWithin of the previous change
-	Made      bool         `json:"made,omitempty"`    // the device is being created or removed, and has been free since
+	Identity        string       `json:"identity,omitempty"`
+	Family          string       `json:"family,omitempty"`
+	Silicon         string       `json:"silicon,omitempty"`
+	Status          HealthStatus `json:"status"`
+	Condition       Condition    `json:"condition,omitempty"`
+	Reason          string       `json:"reason,omitempty"`
+	Since           metav1.Time  `json:"since"`
+	Worsened        metav1.Time  `json:"worsened,omitzero"` // time of the last change to a worse state
+	Flaps           int          `json:"flaps,omitempty"`   // number of changes to a worse state, each within FlappingWithin of the previous change
+	EffectiveAtOnce bool         `json:"made,omitempty"`    // the device is being created or removed, and has been free since
 
 	Missing metav1.Time `json:"missing,omitzero"` // start of the absence, zero for a present device
 	Missed  bool        `json:"missed,omitempty"` // the device was allocated while it was missing
@@ -79,15 +79,15 @@ type state struct {
 	unread, better, unheld time.Time
 }
 
-// Settle returns the snapshot with the states of its devices. again is the time after which a state
+// SettleStates returns the snapshot with the states of its devices. again is the time after which a state
 // may change even though the readings stay the same, or 0. The caller should scan the host then.
-func (s *Settler) Settle(snapshot *Snapshot, now time.Time) (settled *Snapshot, again time.Duration) {
+func (s *Settler) SettleStates(snapshot *Snapshot, now time.Time) (settled *Snapshot, again time.Duration) {
 	settled = &Snapshot{Devices: slices.Clone(snapshot.Devices), Problems: snapshot.Problems}
 	present, silicon := make(map[string]bool, len(settled.Devices)), make(map[string]bool)
 	for i := range settled.Devices {
 		d := &settled.Devices[i]
 		present[d.Name], silicon[d.Silicon()] = true, true
-		again = sooner(again, s.settle(d, now))
+		again = soonerOf(again, s.settleDevice(d, now))
 	}
 	causes := causesOf(snapshot.Problems)
 	settled.Gone = make(Missing)
@@ -97,20 +97,20 @@ func (s *Settler) Settle(snapshot *Snapshot, now time.Time) (settled *Snapshot, 
 		}
 		cause := cmp.Or(causes[name], causes[st.Silicon], causes[st.Family], causes[anyList])
 		if cause != nil && st.Missing.IsZero() && !silicon[st.Silicon] {
-			health, wait := s.say(st, Health{Status: Unknown, Reason: cause.Error()}, now)
-			settled.Gone[name], again = health, sooner(again, wait)
+			health, wait := s.judgeReading(st, Health{Status: Unknown, Reason: cause.Error()}, now)
+			settled.Gone[name], again = health, soonerOf(again, wait)
 			return false
 		}
-		s.miss(st, s.held(name), now)
-		settled.Gone[name] = s.gone(st)
+		s.recordMissing(st, s.isHeld(name), now)
+		settled.Gone[name] = s.goneHealth(st)
 		return !st.unheld.IsZero() && now.Sub(st.unheld) >= or(s.FlappingWithin, defaultFlappingWithin)
 	})
 	return settled, again
 }
 
-// settle sets the state of the device, and returns the time after which the state may change.
-func (s *Settler) settle(d *Device, now time.Time) (wait time.Duration) {
-	reading := s.Severity.worst(d)
+// settleDevice sets the state of the device, and returns the time after which the state may change.
+func (s *Settler) settleDevice(d *Device, now time.Time) (wait time.Duration) {
+	reading := s.Severity.worstReading(d)
 	st := s.states[d.Name]
 	if st == nil || st.Identity != "" && d.Identity != "" && st.Identity != d.Identity {
 		st = &state{}
@@ -126,8 +126,8 @@ func (s *Settler) settle(d *Device, now time.Time) (wait time.Duration) {
 	if !st.Missing.IsZero() {
 		s.back(st)
 	}
-	st.Made = st.isMade(reading) && !s.held(d.Name)
-	d.Health, wait = s.say(st, reading, now)
+	st.EffectiveAtOnce = st.isMade(reading) && !s.isHeld(d.Name)
+	d.Health, wait = s.judgeReading(st, reading, now)
 	return wait
 }
 
@@ -135,59 +135,59 @@ func (s *Settler) settle(d *Device, now time.Time) (wait time.Duration) {
 // driver or a node, or was never readable, and had no other fault before. isMade also reports true
 // for the next good reading.
 func (st *state) isMade(reading Health) bool {
-	wasWell := st.Made || st.Status == "" || st.Status == Healthy
+	wasWell := st.EffectiveAtOnce || st.Status == "" || st.Status == Healthy
 	switch reading.Key() {
 	case "":
-		return st.Made
+		return st.EffectiveAtOnce
 	case ConditionDriverUnbound, ConditionNodeMissing:
 		return wasWell
 	case ConditionUnknown:
-		return st.Status == "" || st.Made && st.Status != Healthy
+		return st.Status == "" || st.EffectiveAtOnce && st.Status != Healthy
 	}
 	return false
 }
 
-// held reports whether the device is allocated.
-func (s *Settler) held(device string) bool { return s.Held != nil && s.Held(device) }
+// isHeld reports whether the device is allocated.
+func (s *Settler) isHeld(device string) bool { return s.IsHeld != nil && s.IsHeld(device) }
 
-// say returns the health of a device after a reading, and the time until a possible change of the
+// judgeReading returns the health of a device after a reading, and the time until a possible change of the
 // health.
-func (s *Settler) say(st *state, reading Health, now time.Time) (health Health, wait time.Duration) {
+func (s *Settler) judgeReading(st *state, reading Health, now time.Time) (health Health, wait time.Duration) {
 	if wait = s.wait(st, reading, now); wait == 0 {
-		s.become(st, reading, now)
+		s.setState(st, reading, now)
 	}
 	if st.Since.After(now) {
 		st.Since = seconds(now) // the clock was set back
 	}
-	health = st.health()
+	health = st.currentHealth()
 	health.Since = st.Since
 	health.Stale = wait > 0 && reading.Status == Unknown
 	if key := health.Key(); key != "" {
-		health.Effect = s.Severity.Effect(key)
+		health.Effect = s.Severity.EffectOf(key)
 	}
 	return health, wait
 }
 
-// sooner returns the shorter of two waiting times, where 0 means no limit.
-func sooner(a, b time.Duration) time.Duration {
+// soonerOf returns the shorter of two waiting times, where 0 means no limit.
+func soonerOf(a, b time.Duration) time.Duration {
 	if a == 0 || b > 0 && b < a {
 		return b
 	}
 	return a
 }
 
-// gone returns the health of a missing device.
-func (s *Settler) gone(st *state) Health {
-	h := Gone(s.Severity.Effect(ConditionGone))
+// goneHealth returns the health of a missing device.
+func (s *Settler) goneHealth(st *state) Health {
+	h := GoneHealth(s.Severity.EffectOf(ConditionGone))
 	h.Since = st.Missing
-	if st.health().Key() == ConditionGone {
+	if st.currentHealth().Key() == ConditionGone {
 		h.Since = st.Since // the device was present for less than the time to recover
 	}
 	return h
 }
 
-// miss records that the device is missing.
-func (s *Settler) miss(st *state, held bool, now time.Time) {
+// recordMissing records that the device is missing.
+func (s *Settler) recordMissing(st *state, held bool, now time.Time) {
 	if st.Missing.IsZero() || st.Missing.After(now) {
 		st.Missing = seconds(now)
 	}
@@ -203,11 +203,11 @@ func (s *Settler) miss(st *state, held bool, now time.Time) {
 // back records that the device is present again. If it was allocated meanwhile, and its state is
 // better than gone, its state becomes gone, and recovers from gone.
 func (s *Settler) back(st *state) {
-	gone := s.gone(st)
+	gone := s.goneHealth(st)
 	gone.Reason = "the device was gone until just now"
-	st.Made = st.Made && !st.Missed
-	if st.Missed && s.Severity.level(gone) > s.Severity.level(st.health()) {
-		s.become(st, gone, st.Missing.Time)
+	st.EffectiveAtOnce = st.EffectiveAtOnce && !st.Missed
+	if st.Missed && s.Severity.level(gone) > s.Severity.level(st.currentHealth()) {
+		s.setState(st, gone, st.Missing.Time)
 	}
 	st.Missing, st.Missed, st.unheld = metav1.Time{}, false, time.Time{}
 }
@@ -226,11 +226,11 @@ func (s *Settler) wait(st *state, reading Health, now time.Time) time.Duration {
 		return max(0, or(s.UnknownAfter, defaultUnknownAfter)-now.Sub(st.unread))
 	}
 	st.unread = time.Time{}
-	if st.Status == "" || s.Severity.level(reading) >= s.Severity.level(st.health()) {
+	if st.Status == "" || s.Severity.level(reading) >= s.Severity.level(st.currentHealth()) {
 		st.better = time.Time{}
 		return 0
 	}
-	if st.Made {
+	if st.EffectiveAtOnce {
 		return 0
 	}
 	if st.better.IsZero() {
@@ -240,10 +240,10 @@ func (s *Settler) wait(st *state, reading Health, now time.Time) time.Duration {
 	return max(0, hold-now.Sub(st.better))
 }
 
-// become makes the reading the state. A different reason alone does not change the state.
-func (s *Settler) become(st *state, reading Health, now time.Time) {
-	before := st.health()
-	if st.Status != "" && !st.Made && s.Severity.level(reading) > s.Severity.level(before) {
+// setState makes the reading the state. A different reason alone does not change the state.
+func (s *Settler) setState(st *state, reading Health, now time.Time) {
+	before := st.currentHealth()
+	if st.Status != "" && !st.EffectiveAtOnce && s.Severity.level(reading) > s.Severity.level(before) {
 		if !st.Worsened.IsZero() && now.Sub(st.Worsened.Time) <= or(s.FlappingWithin, defaultFlappingWithin) {
 			st.Flaps = min(st.Flaps+1, maxFlaps)
 		} else {
@@ -258,10 +258,10 @@ func (s *Settler) become(st *state, reading Health, now time.Time) {
 	if st.Status == "" {
 		st.Status = Healthy
 	}
-	st.Made = st.Made && st.Status != Healthy
+	st.EffectiveAtOnce = st.EffectiveAtOnce && st.Status != Healthy
 }
 
-func (st *state) health() Health {
+func (st *state) currentHealth() Health {
 	return Health{Status: st.Status, Condition: st.Condition, Reason: st.Reason}
 }
 

@@ -32,7 +32,7 @@ func (s *scans) want(after int, reading discovery.Health, want string) {
 	s.t.Helper()
 	s.now = s.now.Add(time.Duration(after) * time.Second)
 	s.device.Health = reading
-	settled, again := s.settler.Settle(&discovery.Snapshot{Devices: []discovery.Device{s.device}}, s.now)
+	settled, again := s.settler.SettleStates(&discovery.Snapshot{Devices: []discovery.Device{s.device}}, s.now)
 	h := settled.Devices[0].Health
 	since := h.Since.Sub(settleStart.Truncate(time.Second))
 	got := fmt.Sprintf("%s %s %.0f %.0f", h.Key(), h.Reason, since.Seconds(), again.Seconds())
@@ -47,7 +47,7 @@ func (s *scans) want(after int, reading discovery.Health, want string) {
 // gone scans without the device after the given number of seconds.
 func (s *scans) gone(after int) {
 	s.now = s.now.Add(time.Duration(after) * time.Second)
-	s.settler.Settle(&discovery.Snapshot{}, s.now)
+	s.settler.SettleStates(&discovery.Snapshot{}, s.now)
 }
 
 // missing scans without the device after the given number of seconds. The device must be gone since
@@ -55,8 +55,8 @@ func (s *scans) gone(after int) {
 func (s *scans) missing(after int, want string) {
 	s.t.Helper()
 	s.now = s.now.Add(time.Duration(after) * time.Second)
-	settled, _ := s.settler.Settle(&discovery.Snapshot{}, s.now)
-	h := settled.Gone.Health("a", "")
+	settled, _ := s.settler.SettleStates(&discovery.Snapshot{}, s.now)
+	h := settled.Gone.HealthOf("a", "")
 	got := fmt.Sprintf("%s %.0f %s", h.Key(), h.Since.Sub(settleStart.Truncate(time.Second)).Seconds(), h.Effect)
 	if h.Since.IsZero() {
 		got = "forgotten"
@@ -67,7 +67,7 @@ func (s *scans) missing(after int, want string) {
 }
 
 // hold marks the device as allocated.
-func (s *scans) hold() { s.settler.Held = func(device string) bool { return device == "a" } }
+func (s *scans) hold() { s.settler.IsHeld = func(device string) bool { return device == "a" } }
 
 // restart continues with another Settler that has read the states of the first one.
 func (s *scans) restart() {
@@ -154,7 +154,7 @@ func TestSettle(t *testing.T) {
 			s.want(1, unbound, "driver-unbound no driver 1 0")
 			s.hold()
 			s.want(1, unbound, "driver-unbound no driver 1 0")
-			s.settler.Held = nil
+			s.settler.IsHeld = nil
 			s.want(1, well, "driver-unbound no driver 1 10")
 		},
 		"unbound after it was sick": func(s *scans) {
@@ -260,7 +260,7 @@ func TestSettle(t *testing.T) {
 			s.hold()
 			s.want(0, sick, "unhealthy sick 0 0")
 			s.missing(1, "gone 1 NoSchedule")
-			s.settler.Held = nil
+			s.settler.IsHeld = nil
 			s.missing(3600, "gone 1 NoSchedule")
 			s.missing(600, "gone 1 NoSchedule")
 			s.missing(1, "forgotten")
@@ -279,7 +279,7 @@ func TestSettle(t *testing.T) {
 			s.missing(1, "gone 20 NoSchedule")
 			s.want(1, well, was+" 20 20")
 			s.want(20, well, "  41 0")
-			s.settler.Held = nil
+			s.settler.IsHeld = nil
 			s.missing(1, "gone 42 NoSchedule")
 			s.want(1, well, "  41 0")
 		},
@@ -346,14 +346,14 @@ func TestSettleEffects(t *testing.T) {
 		},
 		Problems: []discovery.Problem{{Device: "b", Err: errors.New("EIO")}},
 	}
-	settled, _ := s.Settle(scan, settleStart)
+	settled, _ := s.SettleStates(scan, settleStart)
 	for i, want := range []struct {
 		effect resourceapi.DeviceTaintEffect
 		usable bool
 	}{{"", true}, {"None", true}, {"NoSchedule", false}} {
 		h := settled.Devices[i].Health
-		if h.Effect != want.effect || h.Usable() != want.usable {
-			t.Errorf("%s: effect %q, usable %v; want %+v", settled.Devices[i].Name, h.Effect, h.Usable(), want)
+		if h.Effect != want.effect || h.IsUsable() != want.usable {
+			t.Errorf("%s: effect %q, usable %v; want %+v", settled.Devices[i].Name, h.Effect, h.IsUsable(), want)
 		}
 		if !scan.Devices[i].Health.Since.IsZero() {
 			t.Errorf("%s: the scan was modified", scan.Devices[i].Name)
@@ -381,7 +381,7 @@ func FuzzSettlerStates(f *testing.F) {
 				t.Errorf("%v, and took %s", err, again)
 			}
 		}
-		settled, _ := s.Settle(&discovery.Snapshot{Devices: []discovery.Device{{Name: "a"}}}, settleStart)
+		settled, _ := s.SettleStates(&discovery.Snapshot{Devices: []discovery.Device{{Name: "a"}}}, settleStart)
 		if h := settled.Devices[0].Health; h.Since.After(settleStart) || h.Key() != "" && h.Effect == "" {
 			t.Errorf("settled as %+v", h)
 		}
@@ -418,8 +418,8 @@ func TestSettleOfWhatCannotBeReached(t *testing.T) {
 				if test.gone {
 					want.key, want.stale = discovery.ConditionGone, false
 				}
-				settled, _ := s.settler.Settle(&test.snapshot, s.now.Add(want.after))
-				if h := settled.Gone.Health("a-1", ""); h.Key() != want.key || h.Stale != want.stale {
+				settled, _ := s.settler.SettleStates(&test.snapshot, s.now.Add(want.after))
+				if h := settled.Gone.HealthOf("a-1", ""); h.Key() != want.key || h.Stale != want.stale {
 					t.Errorf("after %s: %+v; want %+v", want.after, h, want)
 				}
 			}

@@ -69,7 +69,7 @@ const kernelGroup = 1
 //
 // Listen returns nil when the context ends.
 func Listen(ctx context.Context, events chan Changes, recoveries *Recoveries) error {
-	if err := reached(); err != nil {
+	if err := eventsUnreachable(); err != nil {
 		return err
 	}
 	socket, err := ueventSocket()
@@ -91,7 +91,7 @@ func Listen(ctx context.Context, events chan Changes, recoveries *Recoveries) er
 			variables := ueventVariables(message[:n])
 			changes = changesOf(variables)
 			if recoveries != nil {
-				recoveries.hear(variables)
+				recoveries.readEvent(variables)
 			}
 		case errors.Is(err, unix.ENOBUFS): // the kernel dropped events (netlink(7))
 			changes = Changes{Everything: true}
@@ -136,9 +136,9 @@ func changesOf(variables map[string]string) Changes {
 // include/linux/proc_ns.h).
 const firstUserNamespace = 0xEFFFFFFD
 
-// reached returns an error if the kernel's events cannot reach this process. reached returns nil if
+// eventsUnreachable returns an error if the kernel's events cannot reach this process. eventsUnreachable returns nil if
 // they can, or if the answer is unknown.
-func reached() error {
+func eventsUnreachable() error {
 	network, err := os.Open("/proc/self/ns/net")
 	if err != nil {
 		return nil //nolint:nilerr // it cannot be told

@@ -6,9 +6,9 @@ package discovery
 func CountMembers(devices []Device) {
 	offers := make([][]Offer, len(devices))
 	for i := range devices {
-		offers[i] = devices[i].Classic
+		offers[i] = devices[i].PluginOffers
 	}
-	members := Members(offers)
+	members := MemberCounter(offers)
 	for _, of := range offers {
 		for i := range of {
 			if n := members(of[i]); of[i].Unit != "" && n > 1 {
@@ -18,9 +18,9 @@ func CountMembers(devices []Device) {
 	}
 }
 
-// Members returns a function that counts the devices in the unit of an offer. offers are the offers
+// MemberCounter returns a function that counts the devices in the unit of an offer. offers are the offers
 // of each device.
-func Members(offers [][]Offer) func(Offer) int {
+func MemberCounter(offers [][]Offer) func(Offer) int {
 	type unit struct{ resource, name string }
 	members := make(map[unit]int)
 	for _, of := range offers {

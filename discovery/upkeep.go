@@ -6,31 +6,31 @@ import (
 	"path"
 )
 
-// Upkeep selects the devices whose claims may use a vendor's program, for example to run a daemon,
+// SharingDaemon selects the devices whose claims may use a vendor's program, for example to run a daemon,
 // for as long as the claims have devices.
-type Upkeep struct {
-	Kind       UpkeepKind
+type SharingDaemon struct {
+	Kind       SharingDaemonKind
 	Expression string // as in the configuration
 	Selects    func(Device) (bool, error)
 }
 
-// UpkeepKind is a kind of such work.
-type UpkeepKind string
+// SharingDaemonKind is a kind of such work.
+type SharingDaemonKind string
 
 // The kinds of work.
 const (
-	UpkeepMPS        UpkeepKind = "mps"        // a daemon for simultaneous computing of programs on a GPU
-	UpkeepTimeSlices UpkeepKind = "timeSlices" // how long each program computes before the next one's turn
+	SharingDaemonMPS        SharingDaemonKind = "mps"        // a daemon for simultaneous computing of programs on a GPU
+	SharingDaemonTimeSlices SharingDaemonKind = "timeSlices" // how long each program computes before the next one's turn
 )
 
 // SameUpkeep reports whether two entries have the same kind and expression.
-func SameUpkeep(a, b Upkeep) bool { return a.Kind == b.Kind && a.Expression == b.Expression }
+func SameUpkeep(a, b SharingDaemon) bool { return a.Kind == b.Kind && a.Expression == b.Expression }
 
-// Keeps reports whether the administrator allows a kind of work for a device. The error joins the
+// AllowsDaemon reports whether the administrator allows a kind of work for a device. The error joins the
 // errors of expressions that cannot be evaluated for the device.
-func (h *Host) Keeps(d Device, kind UpkeepKind) (bool, error) {
+func (h *Host) AllowsDaemon(d Device, kind SharingDaemonKind) (bool, error) {
 	var errs []error
-	for _, upkeep := range h.Upkeep {
+	for _, upkeep := range h.SharingDaemons {
 		if upkeep.Kind != kind {
 			continue
 		}
@@ -54,8 +54,8 @@ type Order struct {
 // Orderer returns the orders for the devices of a request.
 type Orderer func(given []Device, parameters Parameters) []Order
 
-// Orderers joins the Order functions of families.
-func Orderers(families []*Family) Orderer {
+// JoinOrderers joins the Order functions of families.
+func JoinOrderers(families []*Family) Orderer {
 	return func(given []Device, parameters Parameters) (orders []Order) {
 		for _, f := range families {
 			if f.Order == nil || len(parameters) == 0 {

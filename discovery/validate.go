@@ -33,10 +33,10 @@ func (d *Device) Validate() error {
 	errs = append(errs, inOrder("capacity", d.Capacity, func(name resourceapi.QualifiedName, _ resourceapi.DeviceCapacity) error {
 		return validateName(name)
 	})...)
-	if err := d.Making.validate(d); err != nil {
+	if err := d.Creation.validate(d); err != nil {
 		errs = append(errs, err)
 	}
-	for _, offer := range d.Classic {
+	for _, offer := range d.PluginOffers {
 		domain, name, _ := strings.Cut(offer.Resource, "/")
 		if offer.Resource == AnyName || plainDomain(domain) && (plainLabel(name) || name == AnyName) {
 			continue

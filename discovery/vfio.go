@@ -12,19 +12,19 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// VFIO returns a container's edits for a function or a mediated device under a vfio driver. There are
+// VFIONodes returns a container's edits for a function or a mediated device under a vfio driver. There are
 // two interfaces, and a kernel may have either or both (Documentation/driver-api/vfio.rst):
 //
 //   - by the IOMMU group (CONFIG_VFIO_GROUP): /dev/vfio/42, through /dev/vfio/vfio;
 //   - by the device itself (CONFIG_VFIO_DEVICE_CDEV): /dev/vfio/devices/vfio0,
 //     through /dev/iommu.
 //
-// VFIO returns only nodes listed in sysfs. As with [Node], unreadable numbers are an error. No node
+// VFIONodes returns only nodes listed in sysfs. As with [Node], unreadable numbers are an error. No node
 // at all is an error.
 //
 // An IOMMU group is allocated as a whole: a container with any function of the group has all
 // functions, and gets the nodes of all.
-func VFIO(host *Host, function sysfs.Device) ([]*specs.DeviceNode, error) {
+func VFIONodes(host *Host, function sysfs.Device) ([]*specs.DeviceNode, error) {
 	var nodes []*specs.DeviceNode
 	var errs []error
 	add := func(d sysfs.Device, dir string) {
@@ -52,7 +52,7 @@ func VFIO(host *Host, function sysfs.Device) ([]*specs.DeviceNode, error) {
 		for _, cdev := range member.Children("vfio-dev") {
 			// A kernel without such nodes has the directory, but no numbers in it. The same is true for
 			// functions without an IOMMU (vfio_device_add in drivers/vfio/vfio.h).
-			if cdev.Exists("dev") || cdev.Uevent()["DEVNAME"] != "" {
+			if cdev.HasEntry("dev") || cdev.Uevent()["DEVNAME"] != "" {
 				add(cdev, "/dev/vfio/devices")
 			}
 		}

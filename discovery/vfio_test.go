@@ -122,7 +122,7 @@ func TestVFIO(t *testing.T) {
 			if test.group != "" {
 				fsys[function+"/iommu_group"] = &fstest.MapFile{Data: []byte(test.group), Mode: fs.ModeSymlink}
 			}
-			got, err := discovery.VFIO(&discovery.Host{FS: fsys}, sysfs.At(fsys, function))
+			got, err := discovery.VFIONodes(&discovery.Host{FS: fsys}, sysfs.At(fsys, function))
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("nodes (-want +got):\n%s", diff)
 			}

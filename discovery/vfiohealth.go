@@ -12,7 +12,7 @@ import (
 )
 
 // VFIOHealth reports whether the kernel allows a process to use a function or a mediated device by
-// the nodes from [VFIO]. Apart from the nodes, the use requires an IOMMU group without functions
+// the nodes from [VFIONodes]. Apart from the nodes, the use requires an IOMMU group without functions
 // driven by the host, and protection against forged interrupts.
 func VFIOHealth(host *Host, function sysfs.Device, nodes []*specs.DeviceNode) Health {
 	health := NodeHealth(host, nodes)
@@ -70,7 +70,7 @@ func interruptsUnsafe(host *Host, function sysfs.Device, nodes []*specs.DeviceNo
 		switch {
 		case strings.HasPrefix(path.Base(node.HostPath), "noiommu-"):
 			return "" // no protection is promised in this mode
-		case node.HostPath == "/dev/iommu", node.HostPath == "/dev/vfio/vfio" && !host.Exists("/sys/module/vfio_iommu_type1"):
+		case node.HostPath == "/dev/iommu", node.HostPath == "/dev/vfio/vfio" && !host.FileExists("/sys/module/vfio_iommu_type1"):
 			modules = append(modules, "iommufd") // iommufd can replace /dev/vfio/vfio
 		case node.HostPath == "/dev/vfio/vfio":
 			modules = append(modules, "vfio_iommu_type1")

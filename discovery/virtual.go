@@ -27,7 +27,7 @@ func SameVirtualFunctions(a, b VirtualFunctions) bool {
 	return a.Expression == b.Expression && a.Count == b.Count
 }
 
-// Keys of [Making.How]: the wanted number of virtual functions, and the number that the kernel
+// Keys of [Creation.How]: the wanted number of virtual functions, and the number that the kernel
 // created. The latter is missing until the write has ended, and remains missing if the agent is
 // killed meanwhile.
 const (
@@ -35,8 +35,8 @@ const (
 	virtualCame  = "came"
 )
 
-// Unmade returns the virtual functions that a physical function could get, with the attributes that
-// [PCI] describes for any PCI function, if the administrator allows on-demand creation. The
+// UncreatedFunctions returns the virtual functions that a physical function could get, with the attributes that
+// [DescribePCI] describes for any PCI function, if the administrator allows on-demand creation. The
 // physical function is as its family describes it. There are no results if it has virtual functions
 // already: the kernel changes their number only from 0. Their device ID is in the capability of the
 // physical function. Their addresses follow from the capability too, but a device may choose other
@@ -44,13 +44,13 @@ const (
 // (SR-IOV 3.3.9, 3.3.10).
 //
 // The driver and its interfaces are not known in advance, nor is the IOMMU group.
-func (h *Host) Unmade(physical Device) (virtual []Device, err error) {
+func (h *Host) UncreatedFunctions(physical Device) (virtual []Device, err error) {
 	entry, err := h.virtualFunctionsOf(physical)
 	if entry == nil {
 		return nil, err
 	}
 	function := sysfs.At(h.FS, physical.Source)
-	if divided, err := Divided(function); divided || err != nil {
+	if divided, err := HasVirtualFunctions(function); divided || err != nil {
 		return nil, err
 	}
 	attrs := function.Attrs()
@@ -64,14 +64,14 @@ func (h *Host) Unmade(physical Device) (virtual []Device, err error) {
 	if !can || total == 0 || !hasOffset || !hasStride || !hasID {
 		return nil, nil
 	}
-	count := min(int(min(total, 1<<16)), h.most(entry))
-	making := Making{Unit: DeviceName(function), Of: function.Path, How: map[string]string{virtualCount: strconv.Itoa(count)}}
+	count := min(int(min(total, 1<<16)), h.maxFunctions(entry))
+	making := Creation{Unit: DeviceName(function), Of: function.Path, How: map[string]string{virtualCount: strconv.Itoa(count)}}
 	for i := range count {
 		address, ok := virtualAddress(function.Name(), offset, stride, uint64(i))
 		if !ok {
 			return nil, fmt.Errorf("virtual functions of %s: there is no place for number %d at offset %d, stride %d", function.Name(), i, offset, stride)
 		}
-		virtual = append(virtual, unmade(h, physical, address, id, making))
+		virtual = append(virtual, uncreatedFunction(h, physical, address, id, making))
 	}
 	return virtual, nil
 }
@@ -90,7 +90,7 @@ func (h *Host) virtualFunctionsOf(physical Device) (entry *VirtualFunctions, err
 	return nil, errors.Join(errs...)
 }
 
-func (h *Host) most(entry *VirtualFunctions) int {
+func (h *Host) maxFunctions(entry *VirtualFunctions) int {
 	if entry.Count == 0 {
 		return 1 << 16
 	}
@@ -100,7 +100,7 @@ func (h *Host) most(entry *VirtualFunctions) int {
 // virtualID returns the PCI device ID of future virtual functions. The kernel writes the ID without
 // leading zeros (sriov_vf_device_show in drivers/pci/iov.c).
 func virtualID(attrs *sysfs.Attrs) (string, bool) {
-	text, ok := attrs.Written("sriov_vf_device")
+	text, ok := attrs.RequiredText("sriov_vf_device")
 	number, err := strconv.ParseUint(text, 16, 16)
 	return fmt.Sprintf("%04x", number), ok && err == nil
 }
@@ -121,13 +121,13 @@ func virtualAddress(physical string, offset, stride, i uint64) (string, bool) {
 	return address, at < 1<<16 && sysfs.IsPCIAddress(address)
 }
 
-// unmade returns the description of a missing virtual function. The kernel will create its
+// uncreatedFunction returns the description of a missing virtual function. The kernel will create its
 // directory beside the physical function's, on any bus (pci_iov_add_virtfn in drivers/pci/iov.c).
-func unmade(h *Host, physical Device, address, id string, making Making) Device {
+func uncreatedFunction(h *Host, physical Device, address, id string, making Creation) Device {
 	function := sysfs.At(h.FS, path.Join(path.Dir(physical.Source), address))
 	d := Device{
 		Name: DeviceName(function), Source: function.Path, Attributes: Attributes{}, Capacity: Capacity{},
-		PartOf: &Silicon{Name: making.Unit}, Making: &making,
+		PartOf: &Silicon{Name: making.Unit}, Creation: &making,
 	}
 	d.Attributes.SetString("pciVendor", physical.Attributes.String("pciVendor"))
 	d.Attributes.SetString("pciDevice", id)
@@ -142,7 +142,7 @@ func unmade(h *Host, physical Device, address, id string, making Making) Device 
 }
 
 // virtualOf returns the virtual functions of a physical function, by their links. It does not read
-// the attribute sriov_numvfs, for the same reason as [Divided].
+// the attribute sriov_numvfs, for the same reason as [HasVirtualFunctions].
 func virtualOf(host *Host, physical sysfs.Device) (functions []sysfs.Device, err error) {
 	entries, err := fs.ReadDir(host.FS, physical.Path)
 	if err != nil {
@@ -161,9 +161,9 @@ func virtualOf(host *Host, physical sysfs.Device) (functions []sysfs.Device, err
 	return functions, nil
 }
 
-// MakeVirtual is the [Family.Make] of families that describe virtual functions from [Host.Unmade].
+// MakeVirtual is the [Family.Create] of families that describe virtual functions from [Host.UncreatedFunctions].
 // One write creates all virtual functions of a physical function.
-func MakeVirtual(host *Host, tools Tools, m Making) (Work, error) {
+func MakeVirtual(host *Host, tools Tools, m Creation) (Work, error) {
 	physical, count := sysfs.At(host.FS, m.Of), m.How[virtualCount]
 	functions, err := virtualOf(host, physical)
 	if err != nil {
@@ -175,13 +175,13 @@ func MakeVirtual(host *Host, tools Tools, m Making) (Work, error) {
 		}
 		return nil, nil
 	}
-	if Idle(physical.Driver()) {
+	if IsIdleDriver(physical.Driver()) {
 		return nil, fmt.Errorf("no driver of %s makes virtual functions", physical.Name())
 	}
 	if probe, err := physical.Text("sriov_drivers_autoprobe"); err == nil && probe == "0" {
 		return nil, fmt.Errorf("sriov_drivers_autoprobe of %s is 0, so that no driver would take its virtual functions", physical.Name())
 	}
-	if err := tools.Busy(true, physical); err != nil {
+	if err := tools.CheckBusy(true, physical); err != nil {
 		return nil, fmt.Errorf("physical function %w", err)
 	}
 	return func(context.Context) error {
@@ -196,13 +196,13 @@ func MakeVirtual(host *Host, tools Tools, m Making) (Work, error) {
 		if has != count {
 			err = fmt.Errorf("%s was to have %s virtual functions and has %s; the kernel's log may say why", physical.Name(), count, has)
 		}
-		return errors.Join(err, tools.Note(m.Unit, map[string]string{virtualCame: has}))
+		return errors.Join(err, tools.AmendRecord(m.Unit, map[string]string{virtualCame: has}))
 	}, nil
 }
 
-// ours reports whether an agent created the present virtual functions. If the agent was killed
+// createdByAgent reports whether an agent created the present virtual functions. If the agent was killed
 // before it recorded the number, there may be fewer than it wanted.
-func ours(has int, m Making) bool {
+func createdByAgent(has int, m Creation) bool {
 	if came := m.How[virtualCame]; came != "" {
 		return strconv.Itoa(has) == came
 	}
@@ -210,9 +210,9 @@ func ours(has int, m Making) bool {
 	return err == nil && has > 0 && has <= count
 }
 
-// UnmakeVirtual is the [Family.Unmake] of the same families. If the number of virtual functions has
+// UnmakeVirtual is the [Family.Remove] of the same families. If the number of virtual functions has
 // changed since, another program changed it, and the physical function remains unchanged.
-func UnmakeVirtual(host *Host, tools Tools, m Making) (Work, error) {
+func UnmakeVirtual(host *Host, tools Tools, m Creation) (Work, error) {
 	physical := sysfs.At(host.FS, m.Of)
 	functions, err := virtualOf(host, physical)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -221,13 +221,13 @@ func UnmakeVirtual(host *Host, tools Tools, m Making) (Work, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !ours(len(functions), m) {
+	if !createdByAgent(len(functions), m) {
 		return nil, nil
 	}
 	if len(functions) == 0 {
 		return nil, nil
 	}
-	if err := tools.Busy(false, functions...); err != nil {
+	if err := tools.CheckBusy(false, functions...); err != nil {
 		return nil, fmt.Errorf("virtual function %w", err)
 	}
 	return func(context.Context) error { return writeVirtual(tools, physical, "0") }, nil

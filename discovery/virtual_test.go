@@ -33,8 +33,8 @@ func TestUnmakeVirtual(t *testing.T) {
 				"sys/devices/pci0000:00/0000:03:10.2/vendor": {},
 			}}
 			var asked []int // the number of functions in each call
-			tools := Tools{Busy: func(_ bool, functions ...sysfs.Device) error { asked = append(asked, len(functions)); return nil }}
-			work, err := UnmakeVirtual(host, tools, Making{Of: physical, How: test.how})
+			tools := Tools{CheckBusy: func(_ bool, functions ...sysfs.Device) error { asked = append(asked, len(functions)); return nil }}
+			work, err := UnmakeVirtual(host, tools, Creation{Of: physical, How: test.how})
 			if err != nil || (work != nil) != test.undone {
 				t.Errorf("work %v, error %v", work != nil, err)
 			}

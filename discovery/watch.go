@@ -21,13 +21,13 @@ type Watch struct {
 	// Interval is the time between scans without kernel events; 0 means 30 s.
 	Interval time.Duration
 
-	// Hears reports whether all kernel events of the host reach Events. If so, a scan after an
+	// EventsArrive reports whether all kernel events of the host reach Events. If so, a scan after an
 	// event reads only the families that the event may concern. At the interval, the watch compares
 	// files without events, such as sensors and the nodes in /dev, and reads the families with
 	// changes. Every tenth interval, and after a scan that found problems, the watch reads all
 	// families. On a host where reading all families takes long, it does so less often; see
 	// [completePause]. If Hears is nil, each scan reads all families.
-	Hears func() bool
+	EventsArrive func() bool
 
 	// Settle is the time without further events after which the first event triggers a scan; 0
 	// means 20 ms, which covers most events of one device. The time doubles with each scan that
@@ -59,7 +59,7 @@ type Scanned struct {
 // when the context ends.
 //
 // A known device that cannot be read at the moment keeps its last description with health Unknown;
-// see [Merge].
+// see [MergeSnapshots].
 //
 // Families are read concurrently and do not wait for each other. After Patience, a scan continues
 // without the families that have not answered, and all devices of these families count as
@@ -75,8 +75,8 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 	}
 	s, pace := newScanner(w), pace{shortest: w.Settle}
 	var complete, compared time.Time // when the next full scan without a cause is due, and the last time of a comparison without events
-	followsEvents := func() bool { return w.hears() && s.isCalm() && time.Now().Before(complete) }
-	concerns := func(c Changes) bool { return !followsEvents() || s.concerns(c) }
+	followsEvents := func() bool { return w.hearsEvents() && s.isCalm() && time.Now().Before(complete) }
+	concerns := func(c Changes) bool { return !followsEvents() || s.concernsFamilies(c) }
 	changes := Changes{Everything: true}
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -85,19 +85,19 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 		answered := false
 		switch {
 		case changes.Everything || !followsEvents():
-			compared, s.traces = began, w.hears()
+			compared, s.traces = began, w.hearsEvents()
 			snapshot, answered = s.scan(ctx, nil)
 			complete = began.Add(completePause(w.Interval, time.Since(began)))
 		case !atInterval:
-			snapshot, answered = s.scan(ctx, func(_ *Family, l look) bool { return !slices.ContainsFunc(changes.Uevents, l.seesDeviceOf) })
+			snapshot, answered = s.scan(ctx, func(_ *Family, l familyScan) bool { return !slices.ContainsFunc(changes.Uevents, l.seesDeviceOf) })
 		default:
 			compared = began
 			if changed := s.compare(ctx); len(changed) > 0 {
-				snapshot, answered = s.scan(ctx, func(f *Family, _ look) bool { return !changed[f] })
+				snapshot, answered = s.scan(ctx, func(f *Family, _ familyScan) bool { return !changed[f] })
 			}
 		}
 		if w.Observe != nil && ctx.Err() == nil {
-			w.Observe(s.scanned(time.Since(began)))
+			w.Observe(s.lastScan(time.Since(began)))
 		}
 		if answered && ctx.Err() == nil {
 			publish(snapshot)
@@ -121,12 +121,12 @@ func completePause(interval, took time.Duration) time.Duration {
 	return max(completeAfter*interval, min(completeShare*took, completeAtLast))
 }
 
-func (w Watch) hears() bool { return w.Hears != nil && w.Hears() }
+func (w Watch) hearsEvents() bool { return w.EventsArrive != nil && w.EventsArrive() }
 
-// Once scans as Run does until further scans would find nothing new without the hanging reads, and
-// returns the result. Problems name the families and devices that have not answered. Once returns
+// ScanOnce scans as Run does until further scans would find nothing new without the hanging reads, and
+// returns the result. Problems name the families and devices that have not answered. ScanOnce returns
 // the context's error if the context ends first.
-func (w Watch) Once(ctx context.Context) (*Snapshot, error) {
+func (w Watch) ScanOnce(ctx context.Context) (*Snapshot, error) {
 	s := newScanner(w)
 	for {
 		snapshot, _ := s.scan(ctx, nil)
@@ -156,7 +156,7 @@ func (w Watch) wait(ctx context.Context, again <-chan struct{}, next time.Time, 
 			return Changes{Everything: true}
 		case changes := <-w.Events:
 			if concerns(changes) {
-				return pace.settle(ctx, changes, w.Events, concerns)
+				return pace.settleEvents(ctx, changes, w.Events, concerns)
 			}
 		}
 	}
@@ -176,14 +176,14 @@ const (
 	maxSlower = 16
 	maxSilent = 10
 	maxStorm  = 2 * time.Second
-	calm      = 2 * time.Second
+	calmTime  = 2 * time.Second
 )
 
-// settle returns all changes when events have paused for a while, or when events have continued for
+// settleEvents returns all changes when events have paused for a while, or when events have continued for
 // too long.
-func (p *pace) settle(ctx context.Context, changes Changes, events <-chan Changes, concerns func(Changes) bool) Changes {
+func (p *pace) settleEvents(ctx context.Context, changes Changes, events <-chan Changes, concerns func(Changes) bool) Changes {
 	p.silence = min(2*p.silence, maxSlower*p.shortest)
-	if time.Since(p.ended) > calm || p.silence == 0 {
+	if time.Since(p.ended) > calmTime || p.silence == 0 {
 		p.silence = p.shortest
 	}
 	defer func() { p.ended = time.Now() }()
@@ -211,11 +211,11 @@ func (p *pace) settle(ctx context.Context, changes Changes, events <-chan Change
 // scanner scans a host repeatedly, and remembers which reads have not ended.
 type scanner struct {
 	*patient
-	families []*Family // in the order of reading
-	late     map[*Family]*reading[look]
-	last     *Snapshot
-	looks    []look // the basis of the last snapshot: first the problems of lists, then one look for each family
-	traces   bool   // looks are to record their reads; see [trace]
+	families  []*Family // in the order of reading
+	lateReads map[*Family]*reading[familyScan]
+	last      *Snapshot
+	looks     []familyScan // the basis of the last snapshot: first the problems of lists, then one look for each family
+	traces    bool         // looks are to record their reads; see [trace]
 }
 
 func newScanner(w Watch) *scanner {
@@ -223,9 +223,9 @@ func newScanner(w Watch) *scanner {
 		w.Patience = 10 * time.Second
 	}
 	return &scanner{
-		patient:  newPatient(w.Host, w.Patience),
-		families: leftoversLast(w.Families),
-		late:     make(map[*Family]*reading[look]),
+		patient:   newPatient(w.Host, w.Patience),
+		families:  leftoversLast(w.Families),
+		lateReads: make(map[*Family]*reading[familyScan]),
 	}
 }
 
@@ -233,25 +233,25 @@ func newScanner(w Watch) *scanner {
 // whether a family has answered, now or before. If keeps returns true for a family's last look,
 // scan does not read the family again, unless the matched devices have changed. If keeps is nil,
 // scan reads all families.
-func (s *scanner) scan(ctx context.Context, keeps func(*Family, look) bool) (now *Snapshot, answered bool) {
-	kept := make(map[*Family]look)
+func (s *scanner) scan(ctx context.Context, keeps func(*Family, familyScan) bool) (now *Snapshot, answered bool) {
+	kept := make(map[*Family]familyScan)
 	for i, f := range s.families {
 		if keeps != nil && keeps(f, s.looks[1+i]) {
 			kept[f] = s.looks[1+i]
 		}
 	}
-	m, ok := await(ctx, s.patient, func(host *Host) matches { return match(host, s.families) })
+	m, ok := awaitRead(ctx, s.patient, func(host *Host) matches { return match(host, s.families) })
 	if !ok {
 		return nil, false
 	}
-	looks := []look{{Problems: slices.Concat(s.hanging(), m.problems)}}
+	looks := []familyScan{{Problems: slices.Concat(s.hangProblems(), m.problems)}}
 	ordinary := slices.DeleteFunc(slices.Clone(s.families), func(f *Family) bool { return f.Leftovers })
 	looks = append(looks, s.read(ctx, ordinary, m, kept, looks)...)
 	for _, f := range s.families[len(ordinary):] { // each gets the devices that the earlier families left
 		looks = append(looks, s.read(ctx, []*Family{f}, m, kept, looks)...)
 	}
-	share(looks, s.looks)
-	now, ok = await(ctx, s.patient, func(host *Host) *Snapshot { return Merge(host, s.last, joinLooks(looks)) })
+	shareDescriptions(looks, s.looks)
+	now, ok = awaitRead(ctx, s.patient, func(host *Host) *Snapshot { return MergeSnapshots(host, s.last, joinLooks(looks)) })
 	answered = ok && (s.last != nil || anyRead(looks))
 	if answered {
 		s.last, s.looks = now, looks
@@ -259,11 +259,11 @@ func (s *scanner) scan(ctx context.Context, keeps func(*Family, look) bool) (now
 	return now, answered
 }
 
-// scanned returns the result of the last scan.
-func (s *scanner) scanned(took time.Duration) Scanned {
-	last := Scanned{Took: took, Hanging: len(*s.hung.Load())}
+// lastScan returns the result of the last scan.
+func (s *scanner) lastScan(took time.Duration) Scanned {
+	last := Scanned{Took: took, Hanging: len(*s.hanging.Load())}
 	for _, f := range s.families {
-		if s.late[f] != nil {
+		if s.lateReads[f] != nil {
 			last.Late = append(last.Late, f.Name)
 		}
 	}
@@ -271,55 +271,55 @@ func (s *scanner) scanned(took time.Duration) Scanned {
 }
 
 // anyRead reports whether a family has answered, or no family had to be read.
-func anyRead(looks []look) bool {
-	unread := slices.ContainsFunc(looks, func(l look) bool { return l.unread })
-	return !unread || slices.ContainsFunc(looks, func(l look) bool { return !l.unread && len(l.matched)+len(l.Devices) > 0 })
+func anyRead(looks []familyScan) bool {
+	unread := slices.ContainsFunc(looks, func(l familyScan) bool { return l.isUnread })
+	return !unread || slices.ContainsFunc(looks, func(l familyScan) bool { return !l.isUnread && len(l.matched)+len(l.Devices) > 0 })
 }
 
 // read returns the looks of families. Families are read concurrently. A kept look is not read
 // again.
-func (s *scanner) read(ctx context.Context, families []*Family, m matches, kept map[*Family]look, before []look) []look {
-	looks := make([]look, len(families))
-	readings := make([]*reading[look], len(families))
+func (s *scanner) read(ctx context.Context, families []*Family, m matches, kept map[*Family]familyScan, before []familyScan) []familyScan {
+	looks := make([]familyScan, len(families))
+	readings := make([]*reading[familyScan], len(families))
 	for i, f := range families {
-		asked := m.of[f].left(f, before)
-		if last, ok := kept[f]; ok && last.of(asked) {
+		asked := m.of[f].leftoversAfter(f, before)
+		if last, ok := kept[f]; ok && last.sameDevices(asked) {
 			looks[i] = last
 			continue
 		}
 		asked.traces = s.traces
-		looks[i], readings[i] = asked, s.late[f]
-		if readings[i] == nil && asked.asks(f) {
-			readings[i] = begin(s.patient, func(host *Host) look { return asked.in(host.FS).read(f, host) })
+		looks[i], readings[i] = asked, s.lateReads[f]
+		if readings[i] == nil && asked.needsRead(f) {
+			readings[i] = begin(s.patient, func(host *Host) familyScan { return asked.in(host.FS).read(f, host) })
 		}
 	}
 	limit := time.Now().Add(s.patience)
-	alone := s.alone(ctx, families, looks, readings)
+	alone := s.readAlone(ctx, families, looks, readings)
 	for i, f := range families {
 		if readings[i] != nil {
-			looks[i] = s.answer(ctx, f, looks[i], readings[i], limit)
+			looks[i] = s.takeAnswer(ctx, f, looks[i], readings[i], limit)
 		}
 	}
 	for _, r := range alone {
-		s.leave(r.view)
+		s.abandonView(r.view)
 	}
 	return looks
 }
 
-// alone starts a separate read of each device for families that one read has blocked for a while.
+// readAlone starts a separate read of each device for families that one read has blocked for a while.
 // All hanging devices of a driver are then known after one patience, instead of one patience per
 // device.
-func (s *scanner) alone(ctx context.Context, families []*Family, looks []look, readings []*reading[look]) (alone []*reading[look]) {
+func (s *scanner) readAlone(ctx context.Context, families []*Family, looks []familyScan, readings []*reading[familyScan]) (alone []*reading[familyScan]) {
 	soon := time.Now().Add(s.patience / 4)
 	for i, f := range families {
 		r := readings[i]
-		if r == nil || r.late || r.wait(ctx, time.Until(soon)) || !s.suspect(r.view, s.patience/8) {
+		if r == nil || r.isLate || r.wait(ctx, time.Until(soon)) || !s.suspectView(r.view, s.patience/8) {
 			continue
 		}
 		for _, d := range looks[i].matched {
 			one := looks[i]
 			one.matched = []sysfs.Device{d}
-			alone = append(alone, begin(s.patient, func(host *Host) look { return one.in(host.FS).read(f, host) }))
+			alone = append(alone, begin(s.patient, func(host *Host) familyScan { return one.in(host.FS).read(f, host) }))
 		}
 	}
 	return alone
@@ -328,42 +328,42 @@ func (s *scanner) alone(ctx context.Context, families []*Family, looks []look, r
 // ErrNoAnswer is in the [Problem] of a family that did not answer in time.
 var ErrNoAnswer = errors.New("no answer")
 
-// answer returns the findings of a reading. If the reading has not ended at the limit, the look is
+// takeAnswer returns the findings of a reading. If the reading has not ended at the limit, the look is
 // unread. A late reading continues, and triggers the scan that uses its answer.
-func (s *scanner) answer(ctx context.Context, f *Family, asked look, r *reading[look], limit time.Time) look {
-	if r.late {
+func (s *scanner) takeAnswer(ctx context.Context, f *Family, asked familyScan, r *reading[familyScan], limit time.Time) familyScan {
+	if r.isLate {
 		limit = time.Now()
 	}
 	if r.wait(ctx, time.Until(limit)) {
-		delete(s.late, f)
+		delete(s.lateReads, f)
 		return r.found
 	}
 	switch {
-	case s.leave(r.view):
-		delete(s.late, f)
+	case s.abandonView(r.view):
+		delete(s.lateReads, f)
 		s.notify()
-	case !r.late:
-		r.late, s.late[f] = true, r
+	case !r.isLate:
+		r.isLate, s.lateReads[f] = true, r
 		go func() {
 			<-r.ended
 			s.notify()
 		}()
 	}
-	asked.unread = true
-	asked.Problems = append(asked.Problems, Problem{f.Name, fmt.Errorf("%w in %s%s", ErrNoAnswer, s.patience, r.where())})
+	asked.isUnread = true
+	asked.Problems = append(asked.Problems, Problem{f.Name, fmt.Errorf("%w in %s%s", ErrNoAnswer, s.patience, r.whereText())})
 	if s.last != nil {
 		for _, d := range s.last.found.devices {
 			if d.Family == f.Name {
-				asked.had = append(asked.had, *d)
+				asked.hadDevices = append(asked.hadDevices, *d)
 			}
 		}
 	}
 	return asked
 }
 
-// Same reports whether two snapshots describe the same host state, regardless of the scan time. A
+// SameSnapshots reports whether two snapshots describe the same host state, regardless of the scan time. A
 // reader then needs to see only changes.
-func Same(a, b *Snapshot) bool {
+func SameSnapshots(a, b *Snapshot) bool {
 	if a == nil || b == nil {
 		return a == b
 	}

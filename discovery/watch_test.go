@@ -62,15 +62,15 @@ func setLabel(t *testing.T, root, name, label string) {
 }
 
 // joined returns a snapshot of a single look.
-func joined(l look) *Snapshot { return joinLooks([]look{l}) }
+func joined(l familyScan) *Snapshot { return joinLooks([]familyScan{l}) }
 
 func TestMerge(t *testing.T) {
 	host, root := widgetHost(t, map[string]string{"a": "first", "b": "second"})
 	families := []*Family{widgets}
-	first := Merge(host, nil, Scan(host, families))
+	first := MergeSnapshots(host, nil, Scan(host, families))
 
 	setLabel(t, root, "a", "unreadable")
-	second := Merge(host, first, Scan(host, families))
+	second := MergeSnapshots(host, first, Scan(host, families))
 	a, _ := second.Lookup("a")
 	if a.Attributes.String("model") != "first" || a.Health.Status != Unknown || a.Health.Reason == "" {
 		t.Errorf("unreadable: got model %q, health %+v; want the last description, Unknown and why", a.Attributes.String("model"), a.Health)
@@ -80,23 +80,23 @@ func TestMerge(t *testing.T) {
 	}
 
 	// It stays unchanged for as long as the device cannot be read.
-	third := Merge(host, second, Scan(host, families))
-	if !Same(second, third) {
+	third := MergeSnapshots(host, second, Scan(host, families))
+	if !SameSnapshots(second, third) {
 		t.Errorf("a second scan of the same host differs: %v, %v", second.Devices, third.Devices)
 	}
 
 	setLabel(t, root, "a", "renamed")
-	fourth := Merge(host, third, Scan(host, families))
+	fourth := MergeSnapshots(host, third, Scan(host, families))
 	if a, _ := fourth.Lookup("a"); a.Attributes.String("model") != "renamed" || a.Health.Status != Healthy {
 		t.Errorf("readable again: got model %q, health %+v", a.Attributes.String("model"), a.Health)
 	}
 
 	setLabel(t, root, "a", "unreadable")
-	fifth := Merge(host, fourth, Scan(host, families))
+	fifth := MergeSnapshots(host, fourth, Scan(host, families))
 	if err := os.RemoveAll(filepath.Join(root, "sys/class/widget/a")); err != nil {
 		t.Fatal(err)
 	}
-	if _, there := Merge(host, fifth, Scan(host, families)).Lookup("a"); there {
+	if _, there := MergeSnapshots(host, fifth, Scan(host, families)).Lookup("a"); there {
 		t.Error("gone: the device is still there")
 	}
 }
@@ -105,9 +105,9 @@ func TestMerge(t *testing.T) {
 func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 	host, _ := widgetHost(t, map[string]string{"a": "first"})
 	part := Device{Name: "a-1", Family: "widget", Source: "sys/class/widget/a", PartOf: &Silicon{Name: "a"}}
-	last := joined(look{Devices: []Device{part}})
+	last := joined(familyScan{Devices: []Device{part}})
 	broken := errors.New("input/output error")
-	for name, next := range map[string]look{
+	for name, next := range map[string]familyScan{
 		"silicon":                  {Problems: []Problem{{"a", broken}}},
 		"family":                   {Problems: []Problem{{"widget", broken}}},
 		"list":                     {Problems: []Problem{{"/sys/class/widget", broken}}},
@@ -116,26 +116,26 @@ func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 		"described without a fact": {Devices: []Device{{Name: "a-1"}}, Problems: []Problem{{"a-1", broken}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Merge(host, last, joined(next)).Devices
+			got := MergeSnapshots(host, last, joined(next)).Devices
 			if len(got) != 1 || got[0].Name != "a-1" || got[0].PartOf == nil || got[0].Health.Status != Unknown {
 				t.Errorf("got %+v; want the last description of a-1, Unknown", got)
 			}
 		})
 	}
-	for name, next := range map[string]look{
+	for name, next := range map[string]familyScan{
 		"nothing is wrong":    {},
 		"another is":          {Problems: []Problem{{"b", broken}}},
 		"it is a whole again": {Devices: []Device{{Name: "a"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, there := Merge(host, last, joined(next)).Lookup("a-1"); there {
+			if _, there := MergeSnapshots(host, last, joined(next)).Lookup("a-1"); there {
 				t.Error("a-1 is kept")
 			}
 		})
 	}
-	whole := joined(look{Devices: []Device{{Name: "a", Family: "widget", Source: part.Source}}})
-	divided := joined(look{Devices: []Device{part}, Problems: []Problem{{"widget", broken}}})
-	if _, there := Merge(host, whole, divided).Lookup("a"); there {
+	whole := joined(familyScan{Devices: []Device{{Name: "a", Family: "widget", Source: part.Source}}})
+	divided := joined(familyScan{Devices: []Device{part}, Problems: []Problem{{"widget", broken}}})
+	if _, there := MergeSnapshots(host, whole, divided).Lookup("a"); there {
 		t.Error("a whole is kept beside its parts")
 	}
 }
@@ -177,9 +177,9 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			host := &Host{FS: test.host}
-			merged := Merge(host, joined(look{Devices: test.last}), joined(look{Devices: test.next}))
-			again := Merge(host, merged, joined(look{Devices: test.next}))
-			if !Same(merged, again) {
+			merged := MergeSnapshots(host, joined(familyScan{Devices: test.last}), joined(familyScan{Devices: test.next}))
+			again := MergeSnapshots(host, merged, joined(familyScan{Devices: test.next}))
+			if !SameSnapshots(merged, again) {
 				t.Errorf("then %+v, and again %+v", merged.Devices, again.Devices)
 			}
 			var kept []string
@@ -194,7 +194,7 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 		})
 	}
 	stub := fstest.MapFS{dir + "/vendor": bound[dir+"/vendor"], dir + "/driver": {Data: []byte("../../../bus/pci/drivers/pci-stub"), Mode: fs.ModeSymlink}}
-	got, _ := Merge(&Host{FS: stub}, joined(look{Devices: []Device{one}}), joined(look{})).Lookup("a")
+	got, _ := MergeSnapshots(&Host{FS: stub}, joined(familyScan{Devices: []Device{one}}), joined(familyScan{})).Lookup("a")
 	if got.Health.Key() != ConditionDriverUnbound || !strings.Contains(got.Health.Reason, "pci-stub") || got.Attributes.String("driver") != "pci-stub" {
 		t.Errorf("under pci-stub: %+v", got)
 	}
@@ -224,7 +224,7 @@ func (f wakingLinks) Open(name string) (fs.File, error) {
 func TestSuspendedFunctionKeepsItsLink(t *testing.T) {
 	const dir = "sys/devices/pci0000:00/0000:03:00.0/"
 	family := &Family{Name: "one", Match: []Match{{Bus: "pci", Vendor: "1e52"}}, Describe: func(host *Host, found []sysfs.Device) ([]Device, []Problem) {
-		d, err := PCI(host, found[0])
+		d, err := DescribePCI(host, found[0])
 		return []Device{d}, Problems(d.Name, err)
 	}}
 	var last *Snapshot
@@ -253,7 +253,7 @@ func TestSuspendedFunctionKeepsItsLink(t *testing.T) {
 		if step.state == "D3cold" {
 			host.FS = wakingLinks{files, t}
 		}
-		last = Merge(host, last, Scan(host, []*Family{family}))
+		last = MergeSnapshots(host, last, Scan(host, []*Family{family}))
 		width := ptr.Deref(last.Devices[0].Attributes["linkWidth"].IntValue, 0)
 		if width != step.want || len(last.Problems) > 0 {
 			t.Errorf("step %d, %+v: %d lanes, %v", i, step, width, last.Problems)
@@ -265,16 +265,16 @@ func TestSuspendedFunctionKeepsItsLink(t *testing.T) {
 func TestMergeKeepsAWholeBesideItsParts(t *testing.T) {
 	host, _ := widgetHost(t, map[string]string{"whole": "x", "part": "x"})
 	silicon := &Silicon{Name: "whole", Counters: map[string]resource.Quantity{"parts": resource.MustParse("1")}}
-	last := joined(look{Devices: []Device{
+	last := joined(familyScan{Devices: []Device{
 		{Name: "part", Source: "sys/class/widget/part", PartOf: silicon},
 		{Name: "whole", Source: "sys/class/widget/whole", PartOf: silicon},
 	}})
 	unreadable := errors.New("input/output error")
-	for name, next := range map[string]look{
+	for name, next := range map[string]familyScan{
 		"both":  {Problems: []Problem{{"part", unreadable}, {"whole", unreadable}}},
 		"whole": {Devices: last.Devices[:1], Problems: []Problem{{"whole", unreadable}}},
 	} {
-		if got := Merge(host, last, joined(next)).Devices; len(got) != 2 || got[1].Health.Status != Unknown {
+		if got := MergeSnapshots(host, last, joined(next)).Devices; len(got) != 2 || got[1].Health.Status != Unknown {
 			t.Errorf("%s unreadable: %+v", name, got)
 		}
 	}

@@ -56,7 +56,7 @@ func getAhead(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler
 // time, until the context ends.
 func (c *callClaims) get(ctx context.Context, client resourceclient.ResourceV1Interface, answer *claimAnswer) (*resourceapi.ResourceClaim, error) {
 	c.once.Do(func() {
-		go each(len(c.names), func(i int) {
+		go runEach(len(c.names), func(i int) {
 			name := c.names[i]
 			answer := c.answers[name]
 			answer.claim, answer.err = client.ResourceClaims(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})

@@ -202,19 +202,19 @@ func TestClaimAllocatedAnew(t *testing.T) {
 func TestContainersOutliveAnAllocation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		b.termination = ledger.Termination
+		b.termination = ledger.DefaultTermination
 		b.restart().offers(gpu("a", 1), gpu("b", 2))
 		before, anew := claim("c", "a"), claim("c", "b")
 		mustPrepare(t, b, before)
 		for range 2 {
 			mustRefuse(t, b, anew, "allocated again while it was prepared", "30s")
-			time.Sleep(ledger.Termination / 2)
+			time.Sleep(ledger.DefaultTermination / 2)
 			mustRefuse(t, b, anew, "containers may use its previous devices for 15s")
 			mustRefuse(t, b, claim("other", "a"), "is in use by claim default/c")
 			mustPrepare(t, b, before) // resets the start of the waiting time
 		}
 		mustRefuse(t, b, anew, "30s")
-		time.Sleep(ledger.Termination)
+		time.Sleep(ledger.DefaultTermination)
 		mustPrepare(t, b, anew)
 		mustPrepare(t, b, claim("other", "a"))
 		mustRefuse(t, b, claim("c", "x"), "gone")
@@ -297,7 +297,7 @@ func TestDeviceSwappedSinceItWasAllocated(t *testing.T) {
 
 // The error for a claim names an earlier claim of the same name that is still prepared.
 func TestClaimOfANameThatIsTaken(t *testing.T) {
-	b := newBench(t).restart().offers(gpu("a", 1), pooltest.Part("g", "g-a", 7), pooltest.Part("g", "g-b", 1))
+	b := newBench(t).restart().offers(gpu("a", 1), pooltest.PartDevice("g", "g-a", 7), pooltest.PartDevice("g", "g-b", 1))
 	first, second := claim("c", "a", "g-a"), claim("c", "a")
 	second.UID = "uid-second"
 	mustPrepare(t, b, first)

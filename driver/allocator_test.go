@@ -33,7 +33,7 @@ func overlaps(claims map[types.UID]*resourceapi.ResourceClaim, view *view) strin
 			if !found {
 				return fmt.Sprintf("%s is no device", r.Device)
 			}
-			if d.Open || pooltest.IsAdmin(&r) {
+			if d.Shareable || pooltest.IsAdmin(&r) {
 				continue
 			}
 			amount := consumedBy(&r, &d)
@@ -104,11 +104,11 @@ func exceeds[K comparable](totals, limits map[K]resource.Quantity) bool {
 func TestSchedulerAndDriverAgree(t *testing.T) {
 	recorded := recordedHosts(t)
 	sizes := []int{1, 7, 20, 65}
-	if !discoverytest.Brief() {
+	if !discoverytest.IsBrief() {
 		sizes = append(sizes, 200, 1024)
 	}
 	for _, size := range sizes {
-		for i, kept := range pooltest.Sets() {
+		for i, kept := range pooltest.FeatureSets() {
 			t.Run(fmt.Sprintf("%d devices, %+v", size, kept), func(t *testing.T) {
 				t.Parallel()
 				random := rand.New(rand.NewPCG(uint64(size), uint64(i)))
@@ -124,7 +124,7 @@ func TestSchedulerAndDriverAgree(t *testing.T) {
 // given features.
 func schedulerOf(t *testing.T, v *view, kept features.Set) *pooltest.Scheduler {
 	t.Helper()
-	published, problems := pool.Of(pool.Input{Snapshot: v.snapshot, Withheld: v.withheld, Features: kept})
+	published, problems := pool.BuildPool(pool.Input{Snapshot: v.snapshot, Withheld: v.withheld, Features: kept})
 	if len(problems) > 0 {
 		t.Fatalf("problems: %v", problems)
 	}
@@ -192,7 +192,7 @@ func agree(t *testing.T, random *rand.Rand, snapshot *rules.Snapshot, kept featu
 func hasNoDriver(claim *resourceapi.ResourceClaim, v *view) bool {
 	return slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
 		d, found := v.Device(r.Device)
-		return found && driven(&d) != nil
+		return found && requireDriver(&d) != nil
 	})
 }
 
@@ -200,7 +200,7 @@ func hasNoDriver(claim *resourceapi.ResourceClaim, v *view) bool {
 // Without counters, at least one device of each physical device can be allocated.
 func TestNoDeviceIsUnreachable(t *testing.T) {
 	recorded := recordedHosts(t)
-	for i, kept := range pooltest.Sets() {
+	for i, kept := range pooltest.FeatureSets() {
 		t.Run(fmt.Sprintf("%+v", kept), func(t *testing.T) {
 			t.Parallel()
 			random := rand.New(rand.NewPCG(7, uint64(i)))
@@ -212,13 +212,13 @@ func TestNoDeviceIsUnreachable(t *testing.T) {
 			for _, d := range snapshot.Devices {
 				request := resourceapi.ExactDeviceRequest{Selectors: pooltest.BySerial(d.Name)}
 				switch {
-				case v.withheld[d.Silicon()] != "" || !d.Health.Usable() && !kept.Taints:
+				case v.withheld[d.Silicon()] != "" || !d.Health.IsUsable() && !kept.Taints:
 					continue
-				case !d.Health.Usable():
+				case !d.Health.IsUsable():
 					request.Tolerations = []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists}}
 				}
 				wanted[d.Silicon()] = true
-				if _, found := s.Allocate("claim", request); found {
+				if _, found := s.AllocateDevice("claim", request); found {
 					reached[d.Silicon()] = true
 					delete(s.Claims, "claim")
 				} else if kept.Counters {

@@ -104,8 +104,8 @@ func BenchmarkRestart(b *testing.B) {
 func BenchmarkSlices(b *testing.B) {
 	driver := manyGPUs(b, 512, 0)
 	for b.Loop() {
-		in, _ := driver.input(driver.view.Load(), resourceslice.Pool{}, time.Now())
-		if published, _ := pool.Of(in); len(published.Slices) != 8 {
+		in, _ := driver.poolInput(driver.view.Load(), resourceslice.Pool{}, time.Now())
+		if published, _ := pool.BuildPool(in); len(published.Slices) != 8 {
 			b.Fatal("not 8 slices of 64 devices")
 		}
 	}

@@ -30,37 +30,37 @@ type calls struct {
 	ready    chan struct{} // closed when calls may proceed
 	stopping chan struct{} // closed when no further calls are admitted
 
-	mu      sync.Mutex
-	stopped bool
-	running sync.WaitGroup
+	mu         sync.Mutex
+	isStopped  bool
+	inProgress sync.WaitGroup
 }
 
 // begin waits until a call may proceed. The caller must call done when the call has ended, unless
 // begin returns an error.
 func (c *calls) begin(ctx context.Context) (done func(), err error) {
 	c.mu.Lock()
-	if c.stopped {
+	if c.isStopped {
 		c.mu.Unlock()
 		return nil, errStopping
 	}
-	c.running.Add(1)
+	c.inProgress.Add(1)
 	c.mu.Unlock()
-	if closed(c.ready) {
-		return c.running.Done, nil
+	if isClosed(c.ready) {
+		return c.inProgress.Done, nil
 	}
 	select {
 	case <-c.ready:
-		return c.running.Done, nil
+		return c.inProgress.Done, nil
 	case <-c.stopping:
 		err = errStopping
 	case <-ctx.Done():
 		err = fmt.Errorf("wait for another agent of this node to end, and for the allocation records to be read: %w", ctx.Err())
 	}
-	c.running.Done()
+	c.inProgress.Done()
 	return nil, err
 }
 
-func closed(c <-chan struct{}) bool {
+func isClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:
 		return true
@@ -69,11 +69,11 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// drain admits no further calls, and returns when all admitted calls have ended.
-func (c *calls) drain() {
+// drainCalls admits no further calls, and returns when all admitted calls have ended.
+func (c *calls) drainCalls() {
 	c.mu.Lock()
-	c.stopped = true
+	c.isStopped = true
 	close(c.stopping)
 	c.mu.Unlock()
-	c.running.Wait()
+	c.inProgress.Wait()
 }

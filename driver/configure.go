@@ -25,10 +25,10 @@ type work struct {
 	do     discovery.Work
 }
 
-// works returns the work needed before the devices match the claim. The consumer is the claim's
-// key. works also updates the devices and results with the present descriptions, which may differ
+// planWork returns the work needed before the devices match the claim. The consumer is the claim's
+// key. planWork also updates the devices and results with the present descriptions, which may differ
 // from the snapshot.
-func (d *Driver) works(consumer string, results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]work, error) {
+func (d *Driver) planWork(consumer string, results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]work, error) {
 	var works []work
 	for i := range results {
 		r := &results[i]
@@ -58,12 +58,12 @@ func addNothing(r *ledger.Result, d *discovery.Device) {
 	d.Family, d.Edits, d.SharedEdits, d.CommonNodes, d.Files, r.Files = "", specs.ContainerEdits{}, specs.ContainerEdits{}, nil, nil, nil
 }
 
-// configure does the works of a plan, and returns the new plan to follow. The claim is recorded
+// runPlan does the works of a plan, and returns the new plan to follow. The claim is recorded
 // before the work begins: after a crash the claim still has the devices, and its next call
 // continues.
-func (d *Driver) configure(ctx context.Context, claim *resourceapi.ResourceClaim, first *plan) (*plan, error) {
-	if !first.kept() { // otherwise containers may have the devices, and the claim keeps its record
-		if err := d.ledger.Give(first.wanted, ledger.Configuring, first.view); err != nil {
+func (d *Driver) runPlan(ctx context.Context, claim *resourceapi.ResourceClaim, first *plan) (*plan, error) {
+	if !first.isKept() { // otherwise containers may have the devices, and the claim keeps its record
+		if err := d.ledger.AllocateClaim(first.wanted, ledger.Configuring, first.view); err != nil {
 			return nil, err
 		}
 	}
@@ -71,7 +71,7 @@ func (d *Driver) configure(ctx context.Context, claim *resourceapi.ResourceClaim
 	if err := d.join(ctx, claim.UID); err != nil {
 		return nil, err
 	}
-	then, err := d.plan(ctx, claim)
+	then, err := d.planClaim(ctx, claim)
 	if err == nil && len(then.works) > 0 {
 		err = fmt.Errorf("device %s: it was configured for the claim, and has been changed again", then.works[0].device)
 	}
@@ -81,35 +81,35 @@ func (d *Driver) configure(ctx context.Context, claim *resourceapi.ResourceClaim
 // join waits for the job of a claim, if there is one. After a failed job the claim keeps its
 // devices, and the next call tries again. The caller must hold the claim's lock.
 func (d *Driver) join(ctx context.Context, uid types.UID) error {
-	j := d.jobs.of(uid)
+	j := d.jobs.jobOf(uid)
 	if j == nil {
 		return nil
 	}
-	if err := d.await(ctx, j); err != nil {
+	if err := d.awaitJob(ctx, j); err != nil {
 		return err
 	}
-	d.jobs.forget(uid)
+	d.jobs.removeJob(uid)
 	return j.err
 }
 
 // callOff cancels the job of a claim. Works that have not begun are skipped, and callOff waits for
 // the running one.
 func (d *Driver) callOff(ctx context.Context, uid types.UID) error {
-	j := d.jobs.of(uid)
+	j := d.jobs.jobOf(uid)
 	if j == nil {
 		return nil
 	}
 	j.cancel()
-	if err := d.await(ctx, j); err != nil {
+	if err := d.awaitJob(ctx, j); err != nil {
 		return err
 	}
-	d.jobs.forget(uid)
+	d.jobs.removeJob(uid)
 	return nil
 }
 
-// await returns when the job has ended, or with an error when the context ends or the driver stops.
-func (d *Driver) await(ctx context.Context, j *job) error {
-	if closed(j.done) {
+// awaitJob returns when the job has ended, or with an error when the context ends or the driver stops.
+func (d *Driver) awaitJob(ctx context.Context, j *job) error {
+	if isClosed(j.done) {
 		return nil
 	}
 	select {
@@ -120,16 +120,16 @@ func (d *Driver) await(ctx context.Context, j *job) error {
 		return errStopping
 	}
 	return fmt.Errorf("still configuring %s, for %s now; it goes on, and the next call waits for it too",
-		strings.Join(j.devices, ", "), time.Since(j.began).Round(time.Second))
+		strings.Join(j.devices, ", "), time.Since(j.startTime).Round(time.Second))
 }
 
 // job is the configuration of all devices of a claim.
 type job struct {
-	devices []string
-	began   time.Time
-	cancel  context.CancelFunc
-	done    chan struct{} // closed when err is set
-	err     error
+	devices   []string
+	startTime time.Time
+	cancel    context.CancelFunc
+	done      chan struct{} // closed when err is set
+	err       error
 }
 
 // jobs are the jobs whose results no call has received yet, at most one for each claim. A job
@@ -138,15 +138,15 @@ type jobs struct {
 	rescan func() // called when a job has ended
 	group  sync.WaitGroup
 
-	mu    sync.Mutex
-	byUID map[types.UID]*job
-	ended map[string]time.Time // end of the last job, by device
+	mu       sync.Mutex
+	byUID    map[types.UID]*job
+	endTimes map[string]time.Time // end of the last job, by device
 }
 
 // start starts the works of a plan in the background.
 func (s *jobs) start(ctx context.Context, p *plan) {
 	working, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	j := &job{began: time.Now(), cancel: cancel, done: make(chan struct{})}
+	j := &job{startTime: time.Now(), cancel: cancel, done: make(chan struct{})}
 	for _, w := range p.works {
 		j.devices = append(j.devices, w.device)
 	}
@@ -155,16 +155,16 @@ func (s *jobs) start(ctx context.Context, p *plan) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byUID == nil {
-		s.byUID, s.ended = make(map[types.UID]*job), make(map[string]time.Time)
+		s.byUID, s.endTimes = make(map[types.UID]*job), make(map[string]time.Time)
 	}
 	s.byUID[p.wanted.UID] = j
 	s.group.Go(func() {
 		defer cancel()
 		j.err = workAll(working, p.works)
 		if j.err != nil {
-			logger.Error(j.err, "Devices were not configured for a claim", "took", time.Since(j.began))
+			logger.Error(j.err, "Devices were not configured for a claim", "took", time.Since(j.startTime))
 		} else {
-			logger.Info("Configured devices for a claim", "took", time.Since(j.began))
+			logger.Info("Configured devices for a claim", "took", time.Since(j.startTime))
 		}
 		s.end(j)
 		s.rescan()
@@ -195,20 +195,20 @@ func (s *jobs) end(j *job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, device := range j.devices {
-		s.ended[device] = time.Now()
+		s.endTimes[device] = time.Now()
 	}
 	close(j.done)
 }
 
-// of returns the job of a claim, or nil.
-func (s *jobs) of(uid types.UID) *job {
+// jobOf returns the job of a claim, or nil.
+func (s *jobs) jobOf(uid types.UID) *job {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.byUID[uid]
 }
 
-// forget removes the job of a claim, after a call has received the result.
-func (s *jobs) forget(uid types.UID) {
+// removeJob removes the job of a claim, after a call has received the result.
+func (s *jobs) removeJob(uid types.UID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.byUID, uid)
@@ -228,22 +228,22 @@ func (s *jobs) stop() {
 // In this time the device is scanned and read again.
 const readAgain = 30 * time.Second
 
-// excuse returns for how long Unknown health of a device is not reported, because a job is
+// excuseFor returns for how long Unknown health of a device is not reported, because a job is
 // configuring the device or has just ended.
-func (s *jobs) excuse(device string, now time.Time) time.Duration {
+func (s *jobs) excuseFor(device string, now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, j := range s.byUID {
-		if slices.Contains(j.devices, device) && !closed(j.done) {
+		if slices.Contains(j.devices, device) && !isClosed(j.done) {
 			return readAgain
 		}
 	}
-	return max(0, readAgain-now.Sub(s.ended[device]))
+	return max(0, readAgain-now.Sub(s.endTimes[device]))
 }
 
-// said returns the health to report for a device.
-func (s *jobs) said(device *discovery.Device, now time.Time) discovery.Health {
-	if device.Health.Status == discovery.Unknown && s.excuse(device.Name, now) > 0 {
+// reportedHealth returns the health to report for a device.
+func (s *jobs) reportedHealth(device *discovery.Device, now time.Time) discovery.Health {
+	if device.Health.Status == discovery.Unknown && s.excuseFor(device.Name, now) > 0 {
 		return discovery.Health{Status: discovery.Healthy}
 	}
 	return device.Health

@@ -314,7 +314,7 @@ func TestConfigureOnlyWhatIsOnesOwn(t *testing.T) {
 	c := wanting("new", claim("c", "a"))
 	c.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
 	mustRefuse(t, b, c, "device a", "not the claim's alone")
-	b.offers(rules.Offered{Device: discovery.Device{Name: "a", Open: true}})
+	b.offers(rules.Offered{Device: discovery.Device{Name: "a", Shareable: true}})
 	mustRefuse(t, b, wanting("new", claim("d", "a")), "device a", "not the claim's alone")
 	b.offers(byMemory("a", 8))
 	shared := wanting("new", claim("e", "a"))
@@ -369,8 +369,8 @@ func TestHealthWhileConfiguring(t *testing.T) {
 		b.offers(unreadable, gpu("b", 2))
 		unknown := func() bool {
 			now := time.Now()
-			in, _ := b.input(b.view.Load(), resourceslice.Pool{}, now)
-			published, _ := pool.Of(in)
+			in, _ := b.poolInput(b.view.Load(), resourceslice.Pool{}, now)
+			published, _ := pool.BuildPool(in)
 			report := b.healthReport(b.view.Load(), now)
 			reported := report.Devices[0].Health != kubeletplugin.HealthStatusHealthy
 			if tainted := len(published.Slices[0].Devices[0].Taints) > 0; tainted != reported {

@@ -45,8 +45,8 @@ type Config struct {
 	// no status.
 	StatusClient kubernetes.Interface
 
-	// Start registers the driver with the kubelet, like [StartHelper].
-	Start Starter
+	// StartHelper registers the driver with the kubelet, like [StartHelper].
+	StartHelper Starter
 
 	KubeletRoot string  // the kubelet's data directory
 	CDI         cdi.Dir // directory of the claims' CDI specs
@@ -73,16 +73,16 @@ type Config struct {
 	// driver. It returns an error for invalid parameters.
 	ReadParameters func(raw []byte) (discovery.Parameters, error)
 
-	// Accept returns an error if the devices of a request do not support the valid parameters of
+	// AcceptParameters returns an error if the devices of a request do not support the valid parameters of
 	// the request.
-	Accept discovery.Acceptor
+	AcceptParameters discovery.Acceptor
 
-	// Order returns the orders for the programs that must run for the devices of a request. Upkeep
+	// OrderDaemons returns the orders for the programs that must run for the devices of a request. Upkeep
 	// fulfils the orders of a claim and returns when the programs are ready; it may be called
 	// repeatedly. UpkeepDir is the parent directory of the programs' files. Optional.
-	Order     discovery.Orderer
-	Upkeep    func(ctx context.Context, uid types.UID, orders []discovery.Order) error
-	UpkeepDir string
+	OrderDaemons discovery.Orderer
+	StartDaemons func(ctx context.Context, uid types.UID, orders []discovery.Order) error
+	UpkeepDir    string
 
 	// Configure configures devices for claims.
 	Configure discovery.Configurer
@@ -91,22 +91,22 @@ type Config struct {
 	// differ from the last snapshot. It must not block.
 	Rescan func()
 
-	// Preparing is called with each claim to prepare. It must not block. Optional.
-	Preparing func(*resourceapi.ResourceClaim)
+	// OnPrepare is called with each claim to prepare. It must not block. Optional.
+	OnPrepare func(*resourceapi.ResourceClaim)
 
 	// ResourceOf returns the extended resource name of a DeviceClass, or "" if unknown. It must not
 	// block. Optional.
 	ResourceOf func(class string) string
 
-	// Ended is called when a claim has ended. It must not block. Optional.
-	Ended func()
+	// OnClaimEnd is called when a claim has ended. It must not block. Optional.
+	OnClaimEnd func()
 
 	// Abandoned returns the claims that no longer have a consumer. It is called about every ten
 	// minutes.
 	Abandoned Abandoned
 
-	// Gone returns the present taint effect for devices of claims that have vanished.
-	Gone func() resourceapi.DeviceTaintEffect
+	// GoneEffect returns the present taint effect for devices of claims that have vanished.
+	GoneEffect func() resourceapi.DeviceTaintEffect
 
 	// Observe receives the durations of the kubelet's calls.
 	Observe Observer
@@ -127,8 +127,8 @@ const (
 
 // registered is the kubelet's answer to the registration, with its time.
 type registered struct {
-	answer Registration
-	at     time.Time
+	answer     Registration
+	answerTime time.Time
 }
 
 // Starter registers a plugin with the kubelet, like [kubeletplugin.Start]. The plugin is a
@@ -151,25 +151,25 @@ type Driver struct {
 	termination    time.Duration // how long containers of a pod that was deleted by force may continue to run
 	askInterval    time.Duration // approximate time between detections of the API server's features
 
-	view         atomic.Pointer[view]
-	publishing   sync.Mutex // held while a view is published
-	registration atomic.Pointer[registered]
-	features     atomic.Pointer[features.Set]       // features of the API server, nil until detected
-	doubted      atomic.Bool                        // the API server may have been replaced or updated
-	failed       atomic.Pointer[time.Time]          // time of a failed write of slices, nil if the publisher has handled the failure
-	refusal      atomic.Pointer[string]             // why the API server refuses the slices, nil if it accepts them
-	published    atomic.Pointer[resourceslice.Pool] // the last published pool, nil before the first
-	wake         chan struct{}                      // receives a value when the publisher must check again
-	prepared     chan struct{}                      // receives a value when a claim was prepared
-	refused      chan struct{}                      // receives a value when a claim was refused because its device is allocated
+	view            atomic.Pointer[view]
+	publishing      sync.Mutex // held while a view is published
+	registration    atomic.Pointer[registered]
+	features        atomic.Pointer[features.Set]       // features of the API server, nil until detected
+	featuresDoubted atomic.Bool                        // the API server may have been replaced or updated
+	writeFailed     atomic.Pointer[time.Time]          // time of a failed write of slices, nil if the publisher has handled the failure
+	refusal         atomic.Pointer[string]             // why the API server refuses the slices, nil if it accepts them
+	lastPool        atomic.Pointer[resourceslice.Pool] // the last published pool, nil before the first
+	wakePublisher   chan struct{}                      // receives a value when the publisher must check again
+	claimPrepared   chan struct{}                      // receives a value when a claim was prepared
+	claimRefused    chan struct{}                      // receives a value when a claim was refused because its device is allocated
 
-	calls    calls
-	jobs     jobs
-	anew     sync.Map // first sight of a new allocation of a claim, by UID
-	metadata metadata
-	ledger   *ledger.Ledger
-	serving  atomic.Bool             // the helper's sockets exist
-	fatal    context.CancelCauseFunc // set by Run
+	calls          calls
+	jobs           jobs
+	newAllocations sync.Map // first sight of a new allocation of a claim, by UID
+	metadata       metadata
+	ledger         *ledger.Ledger
+	serving        atomic.Bool             // the helper's sockets exist
+	fail           context.CancelCauseFunc // set by Run
 }
 
 var _ kubeletplugin.DRAPlugin = &Driver{}
@@ -179,8 +179,8 @@ func New(config Config) *Driver {
 	config.CDI.Files.FS = config.Disk
 	d := &Driver{
 		config: config, ledger: config.Ledger, files: disk.Files{FS: config.Disk},
-		healthInterval: healthInterval, askInterval: askInterval, termination: ledger.Termination,
-		wake: make(chan struct{}, 1), prepared: make(chan struct{}, 1), refused: make(chan struct{}, 1),
+		healthInterval: healthInterval, askInterval: askInterval, termination: ledger.DefaultTermination,
+		wakePublisher: make(chan struct{}, 1), claimPrepared: make(chan struct{}, 1), claimRefused: make(chan struct{}, 1),
 		calls: calls{ready: make(chan struct{}), stopping: make(chan struct{})},
 		jobs:  jobs{rescan: config.Rescan},
 	}
@@ -205,20 +205,20 @@ func StartHelper(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ..
 func (d *Driver) Run(parent context.Context) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
-	d.fatal = cancel
-	options, err := d.options()
+	d.fail = cancel
+	options, err := d.helperOptions()
 	if err != nil {
 		return fmt.Errorf("run driver: %w", err)
 	}
 	// The helper drops running calls when its context ends. Therefore it is stopped below, after
 	// the calls.
-	helper, err := d.config.Start(context.WithoutCancel(ctx), d, options...)
+	helper, err := d.config.StartHelper(context.WithoutCancel(ctx), d, options...)
 	if err != nil {
 		return fmt.Errorf("run driver: %w", err)
 	}
 	d.serving.Store(true)
 	err = d.serve(ctx, helper)
-	d.calls.drain()
+	d.calls.drainCalls()
 	d.jobs.stop()
 	d.serving.Store(false)
 	helper.Stop()
@@ -234,7 +234,7 @@ func (d *Driver) Run(parent context.Context) error {
 // serve does the work of the active instance, once the ledger is open.
 func (d *Driver) serve(ctx context.Context, helper Helper) error {
 	select {
-	case <-d.ledger.Opened():
+	case <-d.ledger.WaitOpen():
 	case <-ctx.Done():
 		return nil
 	}
@@ -260,8 +260,8 @@ func (d *Driver) dataDir() string {
 // registryDir is the kubelet's directory for registration sockets.
 func (d *Driver) registryDir() string { return filepath.Join(d.config.KubeletRoot, "plugins_registry") }
 
-// options creates the kubelet's directories and returns the options for the helper.
-func (d *Driver) options() ([]kubeletplugin.Option, error) {
+// helperOptions creates the kubelet's directories and returns the options for the helper.
+func (d *Driver) helperOptions() ([]kubeletplugin.Option, error) {
 	data, registry := d.dataDir(), d.registryDir()
 	for _, dir := range []string{data, registry} {
 		if err := d.files.MakeDir(dir, 0o750); err != nil {
@@ -272,7 +272,7 @@ func (d *Driver) options() ([]kubeletplugin.Option, error) {
 		kubeletplugin.DriverName(discovery.Domain),
 		kubeletplugin.NodeName(d.config.NodeName),
 		kubeletplugin.NodeUID(setOnCreate),
-		kubeletplugin.KubeClient(client{d.config.KubeClient, &nodeUID{name: d.config.NodeName}, &d.published}),
+		kubeletplugin.KubeClient(client{d.config.KubeClient, &nodeUID{name: d.config.NodeName}, &d.lastPool}),
 		kubeletplugin.PluginDataDirectoryPath(data),
 		kubeletplugin.RegistrarDirectoryPath(registry),
 		kubeletplugin.RollingUpdate(d.config.PodUID),
@@ -296,20 +296,20 @@ func (d *Driver) noteRegistration(ctx context.Context, request any, _ *grpc.Unar
 		if status.GetPluginRegistered() {
 			answer = Accepted
 		}
-		d.Registered(answer)
+		d.SetRegistration(answer)
 	}
 	return handler(ctx, request)
 }
 
-// Registered stores the kubelet's answer to the registration. It is for a [Starter] that does not
+// SetRegistration stores the kubelet's answer to the registration. It is for a [Starter] that does not
 // use the library's options.
-func (d *Driver) Registered(answer Registration) {
+func (d *Driver) SetRegistration(answer Registration) {
 	d.registration.Store(&registered{answer, time.Now()})
-	notify(d.wake)
+	notify(d.wakePublisher)
 }
 
-// Prepared returns the number of prepared claims. It is 0 until the records are read.
-func (d *Driver) Prepared() int { return len(d.ledger.Claims()) }
+// PreparedClaims returns the number of prepared claims. It is 0 until the records are read.
+func (d *Driver) PreparedClaims() int { return len(d.ledger.Claims()) }
 
 // Registration returns the kubelet's last answer to the registration.
 func (d *Driver) Registration() Registration { return d.registration.Load().answer }
@@ -318,23 +318,23 @@ func (d *Driver) Registration() Registration { return d.registration.Load().answ
 // [kubeletplugin.DRAPlugin] and is not for other callers.
 func (d *Driver) HandleError(ctx context.Context, err error, message string) {
 	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
-		d.fatal(fmt.Errorf("%s: %w", message, err))
+		d.fail(fmt.Errorf("%s: %w", message, err))
 		return
 	}
 	var dropped *resourceslice.DroppedFieldsError
 	switch {
-	case errors.As(err, &dropped) && d.learn(dropped.DisabledFeatures()):
-		klog.FromContext(ctx).Info("The API server drops fields of ResourceSlices; publishing without them", "without", d.kept().Missing())
-		notify(d.wake)
+	case errors.As(err, &dropped) && d.disableFeatures(dropped.DisabledFeatures()):
+		klog.FromContext(ctx).Info("The API server drops fields of ResourceSlices; publishing without them", "without", d.keptFeatures().MissingNames())
+		notify(d.wakePublisher)
 		return
-	case dropped != nil || refused(err) && !overtaken(err):
-		d.doubted.Store(true)
-		notify(d.wake)
+	case dropped != nil || isRejection(err) && !isStaleWrite(err):
+		d.featuresDoubted.Store(true)
+		notify(d.wakePublisher)
 	}
-	if dropped == nil && !overtaken(err) {
+	if dropped == nil && !isStaleWrite(err) {
 		now := time.Now()
-		d.failed.Store(&now)
-		notify(d.wake)
+		d.writeFailed.Store(&now)
+		notify(d.wakePublisher)
 	}
 	runtime.HandleErrorWithContext(ctx, err, message)
 }

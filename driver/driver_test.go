@@ -61,22 +61,22 @@ func newBench(t testing.TB) *bench {
 	host := fstest.MapFS{}
 	faulty := &disktest.Disk{}
 	b := &bench{t: t, host: host, disk: faulty, kept: features.All(), state: t.TempDir(), boot: "boot-1", config: Config{
-		NodeName:    "node",
-		KubeletRoot: t.TempDir(),
-		Granter:     func([]discovery.Device, discovery.Grant) (none specs.ContainerEdits) { return none },
-		Accept:      func([]discovery.Device, discovery.Parameters) error { return nil },
-		Observe:     func(string, string, time.Duration, error) {},
-		Rescan:      func() {},
-		Start:       StartHelper,
-		Gone:        func() resourceapi.DeviceTaintEffect { return resourceapi.DeviceTaintEffectNoSchedule },
-		Abandoned:   func(context.Context, []ledger.Owner) ([]types.UID, error) { return nil, nil },
+		NodeName:         "node",
+		KubeletRoot:      t.TempDir(),
+		Granter:          func([]discovery.Device, discovery.Grant) (none specs.ContainerEdits) { return none },
+		AcceptParameters: func([]discovery.Device, discovery.Parameters) error { return nil },
+		Observe:          func(string, string, time.Duration, error) {},
+		Rescan:           func() {},
+		StartHelper:      StartHelper,
+		GoneEffect:       func() resourceapi.DeviceTaintEffect { return resourceapi.DeviceTaintEffectNoSchedule },
+		Abandoned:        func(context.Context, []ledger.Owner) ([]types.UID, error) { return nil, nil },
 		ReadParameters: func([]byte) (discovery.Parameters, error) {
 			return nil, errors.New("this driver takes no parameters")
 		},
 		Configure: func(d discovery.Device, _ discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
 			return d, nil, nil
 		},
-		KubeClient: pooltest.Keeping(t),
+		KubeClient: pooltest.KeepingServer(t),
 		CDI:        cdi.Dir{Path: t.TempDir()},
 		HostFS:     host,
 		Disk:       faulty,
@@ -232,7 +232,7 @@ func (f *fakeHelper) sketches() (out [][]string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, resources := range f.published {
-		out = append(out, pooltest.Sketch(resources.Pools["node"]))
+		out = append(out, pooltest.SketchPool(resources.Pools["node"]))
 	}
 	f.published = nil
 	return out
@@ -244,7 +244,7 @@ func (b *bench) run(helper helperInterface) (stop func() error) {
 	b.t.Helper()
 	d := b.start()
 	go b.open()
-	d.config.Start = func(context.Context, kubeletplugin.DRAPlugin, ...kubeletplugin.Option) (helperInterface, error) {
+	d.config.StartHelper = func(context.Context, kubeletplugin.DRAPlugin, ...kubeletplugin.Option) (helperInterface, error) {
 		return helper, nil
 	}
 	b.Driver = d
@@ -334,14 +334,14 @@ func TestPublishing(t *testing.T) {
 		}
 		expectPublished(t, helper, "b")
 
-		kvm := rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}}
+		kvm := rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}}
 		b.offers(kvm)
 		expectPublished(t, helper, "kvm*")
 		a.Health.Status = discovery.Unhealthy
 		b.offers(a, other)
 		expectPublished(t, helper, "a!unhealthy:NoSchedule b")
-		b.learn([]string{"DRADeviceTaints"})
-		notify(b.wake)
+		b.disableFeatures([]string{"DRADeviceTaints"})
+		notify(b.wakePublisher)
 		expectPublished(t, helper, "b")
 
 		if err := stop(); err != nil {
@@ -511,7 +511,7 @@ func TestHealthReports(t *testing.T) {
 		b.offers(a)
 		expect(10*time.Second, healthy, unhealthy)
 		expect(20*time.Second, healthy, unhealthy)
-		gone := discovery.Gone(resourceapi.DeviceTaintEffectNone) // b in the snapshot
+		gone := discovery.GoneHealth(resourceapi.DeviceTaintEffectNone) // b in the snapshot
 		b.Publish(&rules.Snapshot{Devices: []rules.Offered{a}, Gone: map[string]discovery.Health{"b": gone}}, nil)
 		expect(20*time.Second, healthy, healthy)
 		cancel()

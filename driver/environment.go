@@ -52,10 +52,10 @@ func (d *Driver) setEdits(results []ledger.Result, devices []rules.Offered, para
 	}
 	granted := make(map[string]specs.ContainerEdits)
 	for request := range maps.Keys(given) {
-		edits := d.config.Granter(rules.Devices(given[request]), discovery.Grant{
+		edits := d.config.Granter(rules.PlainDevices(given[request]), discovery.Grant{
 			API: discovery.ModeDRA, Resource: rules.ResourceOf(given[request]), Claim: claimName(claim), UID: string(claim.UID), Upkeep: d.config.UpkeepDir, Request: request, Parameters: parameters[request], Consumed: consumed[request],
 		})
-		edits.Env = slices.Concat(edits.Env, parameters[request].Environment(), told(parts[request]))
+		edits.Env = slices.Concat(edits.Env, parameters[request].Environment(), resultVariables(parts[request]))
 		edits.Env = append(edits.Env, ofRequest(edits.Env, claimName(claim), request)...)
 		granted[request] = edits
 	}
@@ -82,10 +82,10 @@ func hookOnce(results []ledger.Result) {
 	}
 }
 
-// told returns environment variables that are independent of vendors: the device names of a
+// resultVariables returns environment variables that are independent of vendors: the device names of a
 // request, and the amounts of each shared capacity in the same order. A result without an amount
 // has an empty string between the commas.
-func told(results []ledger.Result) []string {
+func resultVariables(results []ledger.Result) []string {
 	var names []string
 	amounts := make(map[resourceapi.QualifiedName][]string)
 	for i, result := range results {
@@ -102,14 +102,14 @@ func told(results []ledger.Result) []string {
 	}
 	env := []string{devicesVariable + "=" + strings.Join(names, ",")}
 	for _, capacity := range slices.Sorted(maps.Keys(amounts)) {
-		env = append(env, amountPrefix+discovery.Variable(string(capacity))+"="+strings.Join(amounts[capacity], ","))
+		env = append(env, amountPrefix+discovery.VariableName(string(capacity))+"="+strings.Join(amounts[capacity], ","))
 	}
 	return env
 }
 
 // ofRequest returns the variables under names specific to the request.
 func ofRequest(env []string, claim, request string) []string {
-	suffix := "_" + discovery.Variable(claim) + "_" + discovery.Variable(request)
+	suffix := "_" + discovery.VariableName(claim) + "_" + discovery.VariableName(request)
 	var out []string
 	for _, entry := range env {
 		if key, value, ok := strings.Cut(entry, "="); ok {

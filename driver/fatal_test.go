@@ -24,7 +24,7 @@ func TestLostListenerEndsRun(t *testing.T) {
 			d := b.start()
 			b.open()
 			listening := make(chan net.Listener, 1)
-			d.config.Start = func(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (Helper, error) {
+			d.config.StartHelper = func(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (Helper, error) {
 				return StartHelper(ctx, plugin, append(options, test.listener(func(_ context.Context, path string) (net.Listener, error) {
 					listener, err := net.Listen("unix", path)
 					listening <- listener

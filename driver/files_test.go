@@ -91,7 +91,7 @@ func TestHostFileOfSeveralClaims(t *testing.T) {
 	b := newBench(t)
 	file := b.withFiles()
 	d := nic("a")
-	d.Open = true
+	d.Shareable = true
 	b.restart().offers(d)
 	one, two := claim("one", "a"), claim("two", "a")
 	mustPrepare(t, b, one)

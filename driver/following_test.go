@@ -61,7 +61,7 @@ func (c *changing) offer() {
 	}
 	for _, name := range []string{"g-1", "g-2", "g-3"} {
 		if c.IntN(4) > 0 {
-			devices = append(devices, pooltest.Part("g", name, 1+c.IntN(4)))
+			devices = append(devices, pooltest.PartDevice("g", name, 1+c.IntN(4)))
 		}
 	}
 	c.snapshot = &rules.Snapshot{Devices: devices}
@@ -113,16 +113,16 @@ func TestPublishedFollows(t *testing.T) {
 			c := &changing{Rand: rand.New(rand.NewPCG(seed, 0)), bench: newBench(t), claims: make(map[string]*resourceapi.ResourceClaim)}
 			b := c.bench
 			if seed%3 == 1 {
-				b.config.KubeClient = pooltest.Dropping(t, pooltest.WithoutCounters)
+				b.config.KubeClient = pooltest.ChangingServer(t, pooltest.WithoutCounters)
 			}
-			b.config.Gone = func() resourceapi.DeviceTaintEffect {
+			b.config.GoneEffect = func() resourceapi.DeviceTaintEffect {
 				if c.gone.Load() {
 					return resourceapi.DeviceTaintEffectNoSchedule
 				}
 				return resourceapi.DeviceTaintEffectNoExecute
 			}
 			stop := b.run(&fakeHelper{})
-			c.bench.offers(gpu("a", 1), gpu("b", 1), gpu("c", 1), pooltest.Part("g", "g-1", 1), pooltest.Part("g", "g-2", 1), pooltest.Part("g", "g-3", 1))
+			c.bench.offers(gpu("a", 1), gpu("b", 1), gpu("c", 1), pooltest.PartDevice("g", "g-1", 1), pooltest.PartDevice("g", "g-2", 1), pooltest.PartDevice("g", "g-3", 1))
 			c.snapshot = b.view.Load().snapshot
 			synctest.Wait()
 			for i := range 80 {
@@ -139,7 +139,7 @@ func TestPublishedFollows(t *testing.T) {
 						t.Error(err)
 					}
 				case "restart of the kubelet":
-					b.Registered(Accepted)
+					b.SetRegistration(Accepted)
 				case "taint":
 					c.gone.Store(!c.gone.Load())
 				}
@@ -148,10 +148,10 @@ func TestPublishedFollows(t *testing.T) {
 				}
 				time.Sleep(time.Duration(c.Int64N(int64(3 * time.Second))))
 				synctest.Wait()
-				published := *b.published.Load()
-				in, _ := b.input(b.view.Load(), published, time.Now())
-				if want, _ := pool.Of(in); !equality.Semantic.DeepEqual(published, want) {
-					t.Errorf("seed %d, change %d (%s): published is %q, want %q", seed, i, change, pooltest.Sketch(published), pooltest.Sketch(want))
+				published := *b.lastPool.Load()
+				in, _ := b.poolInput(b.view.Load(), published, time.Now())
+				if want, _ := pool.BuildPool(in); !equality.Semantic.DeepEqual(published, want) {
+					t.Errorf("seed %d, change %d (%s): published is %q, want %q", seed, i, change, pooltest.SketchPool(published), pooltest.SketchPool(want))
 					break
 				}
 			}

@@ -56,8 +56,8 @@ func goldenClaims() map[string]golden {
 	card.Edits.Hooks = []*specs.Hook{{HookName: "createContainer", Path: "/opt/bin/hook", Args: []string{"hook", "--ldconfig"}}}
 	card.Edits.Env = []string{"CARD=<1>"}
 	return map[string]golden{
-		"whole": {claim: claim("whole", "card", "kvm"), devices: []rules.Offered{card, {Device: discovery.Device{Name: "kvm", Open: true}}}},
-		"parts": {claim: claim("parts", "g-a", "g-b"), devices: []rules.Offered{pooltest.Part("g", "g-a", 3), pooltest.Part("g", "g-b", 1)}},
+		"whole": {claim: claim("whole", "card", "kvm"), devices: []rules.Offered{card, {Device: discovery.Device{Name: "kvm", Shareable: true}}}},
+		"parts": {claim: claim("parts", "g-a", "g-b"), devices: []rules.Offered{pooltest.PartDevice("g", "g-a", 3), pooltest.PartDevice("g", "g-b", 1)}},
 		"share": {claim: results(claim("share", "big"), share), devices: []rules.Offered{byMemory("big", 8)}},
 		"numbered-share": {
 			claim:   claim("numbered-share", "small-share-01"),
@@ -70,7 +70,7 @@ func goldenClaims() map[string]golden {
 		"limits": {claim: limits(claim("limits", "card")), devices: []rules.Offered{card}, since: 4},
 		"administration": {
 			claim:   results(claim("administration", "card", "g-a"), same, func(r *resourceapi.DeviceRequestAllocationResult) { r.AdminAccess = new(true) }),
-			devices: []rules.Offered{card, pooltest.Part("g", "g-a", 3)},
+			devices: []rules.Offered{card, pooltest.PartDevice("g", "g-a", 3)},
 		},
 	}
 }
@@ -224,7 +224,7 @@ func honours(t *testing.T, b *bench, g golden, data, spec []byte) {
 			t.Fatalf("no device %s", r.Device)
 		}
 		who, held := b.OwnerOf(device.Silicon())
-		if want := r.AdminAccess == nil && !device.Open; held != want || held && who != "claim default/"+g.claim.Name {
+		if want := r.AdminAccess == nil && !device.Shareable; held != want || held && who != "claim default/"+g.claim.Name {
 			t.Errorf("device %s is in use by %q", r.Device, who)
 		}
 	}

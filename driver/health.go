@@ -53,14 +53,14 @@ func (d *Driver) healthIn(v *view, r *ledger.Claim, has *ledger.Result) discover
 func (d *Driver) HealthOf(device *discovery.Device, found bool, gone discovery.Missing, r *ledger.Claim, has *ledger.Result) discovery.Health {
 	now := time.Now()
 	if !found {
-		return gone.Health(has.Source, d.config.Gone())
+		return gone.HealthOf(has.Source, d.config.GoneEffect())
 	}
-	health := d.jobs.said(device, now)
-	if r.Configuring || device.Health.Status == discovery.Unknown || d.jobs.excuse(device.Name, now) > 0 {
+	health := d.jobs.reportedHealth(device, now)
+	if r.Configuring || device.Health.Status == discovery.Unknown || d.jobs.excuseFor(device.Name, now) > 0 {
 		return health
 	}
 	if err := replacedBy(has, device, d.view.Load()); err != nil {
-		health = discovery.Gone(d.config.Gone())
+		health = discovery.GoneHealth(d.config.GoneEffect())
 		health.Reason = err.Error()
 	}
 	return health
@@ -72,7 +72,7 @@ func (d *Driver) HealthOf(device *discovery.Device, found bool, gone discovery.M
 func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealthReport {
 	health := make(map[string]discovery.Health)
 	for _, device := range v.snapshot.Devices {
-		health[device.Name] = d.jobs.said(&device.Device, now)
+		health[device.Name] = d.jobs.reportedHealth(&device.Device, now)
 	}
 	for _, r := range d.ledger.Claims() {
 		for i := range r.Results {
@@ -100,7 +100,7 @@ func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealth
 // healthy, and appears as the report's message.
 func statusOf(health discovery.Health) kubeletplugin.HealthStatus {
 	switch {
-	case health.Usable():
+	case health.IsUsable():
 		return kubeletplugin.HealthStatusHealthy
 	case health.Status == discovery.Unhealthy:
 		return kubeletplugin.HealthStatusUnhealthy

@@ -4,10 +4,10 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// limiting returns the pod for whose extended resources the scheduler made a claim, and "" for
+// extendedResourcePod returns the pod for whose extended resources the scheduler made a claim, and "" for
 // other claims. The pod is the controller of such a claim
 // (pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go, in 1.34 to 1.37).
-func limiting(claim *resourceapi.ResourceClaim) string {
+func extendedResourcePod(claim *resourceapi.ResourceClaim) string {
 	if claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] != "true" {
 		return ""
 	}

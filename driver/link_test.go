@@ -33,7 +33,7 @@ func TestSlicesOfIdleGPUs(t *testing.T) {
 			t.Fatal(err)
 		}
 		found := discovery.Scan(&discovery.Host{FS: host.FS()}, families.All)
-		resources, _ := pool.Of(pool.Input{Snapshot: (&rules.Rules{}).Apply(found), Features: features.All()})
+		resources, _ := pool.BuildPool(pool.Input{Snapshot: (&rules.Rules{}).ApplyTo(found), Features: features.All()})
 		return resources
 	}
 	if diff := cmp.Diff(published(busy), published(idle)); diff != "" {

@@ -15,19 +15,19 @@ import (
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/driver/pool"
 	"chandler.dev/driver/pool/pooltest"
-	"chandler.dev/internal/rebind/rebindtest"
+	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
 // divisible describes physical functions with their existing and possible virtual functions.
 var divisible = &discovery.Family{
 	Name: "divisible", Doc: "functions that can be divided, for tests",
 	Match:  []discovery.Match{{Bus: "pci", PCIClass: "02"}},
-	Make:   discovery.MakeVirtual,
-	Unmake: discovery.UnmakeVirtual,
+	Create: discovery.MakeVirtual,
+	Remove: discovery.UnmakeVirtual,
 	Describe: func(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 		for _, function := range found {
-			d, err := discovery.PCI(host, function)
-			virtual, unmadeErr := host.Unmade(d)
+			d, err := discovery.DescribePCI(host, function)
+			virtual, unmadeErr := host.UncreatedFunctions(d)
 			for _, err := range []error{err, unmadeErr} {
 				problems = append(problems, discovery.Problems(d.Name, err)...)
 			}
@@ -35,7 +35,7 @@ var divisible = &discovery.Family{
 				virtual[i].Attributes.SetString("kind", "nic")
 			}
 			d.Attributes.SetString("kind", "nic")
-			if divided, _ := discovery.Divided(function); !divided {
+			if divided, _ := discovery.HasVirtualFunctions(function); !divided {
 				devices = append(devices, d)
 			}
 			devices = append(devices, virtual...)
@@ -48,12 +48,12 @@ var divisible = &discovery.Family{
 // not the virtual function exists already.
 func TestSchedulerGivesOneForm(t *testing.T) {
 	const physical = "pci-0000-03-00-0"
-	k := rebindtest.New(t)
-	k.AddPhysical(&rebindtest.Physical{Address: "0000:03:00.0", Total: 3})
+	k := passthroughtest.New(t)
+	k.AddPhysical(&passthroughtest.Physical{Address: "0000:03:00.0", Total: 3})
 	host := k.Host()
 	host.VirtualFunctions = []discovery.VirtualFunctions{{Selects: func(d discovery.Device) (bool, error) { return d.Attributes.String("function") == "physical", nil }}}
 	look := func() *rules.Snapshot {
-		return (&rules.Rules{Mode: discovery.ModeDRA}).Apply(discovery.Scan(host, []*discovery.Family{divisible}))
+		return (&rules.Rules{Mode: discovery.ModeDRA}).ApplyTo(discovery.Scan(host, []*discovery.Family{divisible}))
 	}
 	before := look()
 	if err := k.SetVirtual("0000:03:00.0", 3); err != nil {
@@ -66,27 +66,27 @@ func TestSchedulerGivesOneForm(t *testing.T) {
 	function := func(kind string) resourceapi.ExactDeviceRequest {
 		return resourceapi.ExactDeviceRequest{Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.attributes[%q].function == %q", discovery.Domain, kind)}}}}
 	}
-	for _, kept := range pooltest.Sets() {
+	for _, kept := range pooltest.FeatureSets() {
 		for _, first := range []string{"physical", "virtual"} {
 			published := func(s *rules.Snapshot) *pooltest.Scheduler {
-				p, problems := pool.Of(pool.Input{Snapshot: s, Features: kept})
+				p, problems := pool.BuildPool(pool.Input{Snapshot: s, Features: kept})
 				if len(problems) > 0 {
 					t.Fatalf("problems: %v", problems)
 				}
 				return pooltest.NewScheduler(t, kept).Publish(p)
 			}
 			scheduler := published(before)
-			_, given := scheduler.Allocate("first", function(first))
+			_, given := scheduler.AllocateDevice("first", function(first))
 			if !given && kept.Counters {
 				t.Errorf("%+v: no %s function is given", kept, first)
 			}
 			for _, kind := range []string{"virtual", "physical", "virtual"} {
-				scheduler.Allocate(types.UID(fmt.Sprint(kind, len(scheduler.Claims))), function(kind))
+				scheduler.AllocateDevice(types.UID(fmt.Sprint(kind, len(scheduler.Claims))), function(kind))
 			}
 			if first == "virtual" && given { // the virtual functions are created then
 				scheduler.Slices = published(after).Slices
 				for i := range 3 {
-					scheduler.Allocate(types.UID(fmt.Sprint("later", i)), function("virtual"))
+					scheduler.AllocateDevice(types.UID(fmt.Sprint("later", i)), function("virtual"))
 				}
 			}
 			has := make(map[bool][]string)
@@ -111,9 +111,9 @@ func TestMadeAgainAfterReboot(t *testing.T) {
 		b := newBench(t)
 		unmade, made := gpu("a", 1), gpu("a", 1)
 		unmade.Attributes, unmade.Edits, unmade.Identity = discovery.Attributes{}, specs.ContainerEdits{}, ""
-		unmade.Making = &discovery.Making{Unit: "u"}
+		unmade.Creation = &discovery.Creation{Unit: "u"}
 		b.config.Configure = func(d discovery.Device, _ discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
-			if d.Making == nil {
+			if d.Creation == nil {
 				return d, nil, nil
 			}
 			return d, func(context.Context) error { b.offers(made); return nil }, nil

@@ -52,14 +52,14 @@ type metadata struct {
 	files  disk.Files
 	ledger *ledger.Ledger
 
-	mu    sync.Mutex
-	texts map[string]map[string][]byte // contents of the written files, by claim UID and path; nil for unreadable files
+	mu       sync.Mutex
+	contents map[string]map[string][]byte // contents of the written files, by claim UID and path; nil for unreadable files
 }
 
 var _ interface {
 	ledger.Output
-	ledger.Tidier
-	ledger.Keeper
+	ledger.TemporaryRemover
+	ledger.ClaimForgetter
 } = (*metadata)(nil)
 
 // options returns the library's options for metadata files.
@@ -86,7 +86,7 @@ func (m *metadata) write(name string, data []byte, mode fs.FileMode) error {
 	uid := uidOf(base)
 	var err error
 	if uid != "" {
-		data, err = m.mounted(uid, data)
+		data, err = m.mountedSpec(uid, data)
 	} else {
 		uid, err = claimIn(data)
 		name = m.file(uid, filepath.Base(filepath.Dir(name)))
@@ -101,10 +101,10 @@ func (m *metadata) write(name string, data []byte, mode fs.FileMode) error {
 		return err
 	}
 	defer unlock()
-	if _, state := m.ledger.Claim(types.UID(uid)); state != ledger.Given {
+	if _, state := m.ledger.Claim(types.UID(uid)); state != ledger.Allocated {
 		return fmt.Errorf("claim with UID %s is not prepared any more", uid)
 	}
-	for _, path := range m.keep(uid, name, data) {
+	for _, path := range m.storeFile(uid, name, data) {
 		if _, err := m.files.Write(path, data, mode); err != nil {
 			return err
 		}
@@ -129,8 +129,8 @@ func claimIn(data []byte) (uid string, err error) {
 	return object.Metadata.UID, err
 }
 
-// mounted returns the spec with mounts from the claim's own directory.
-func (m *metadata) mounted(uid string, data []byte) ([]byte, error) {
+// mountedSpec returns the spec with mounts from the claim's own directory.
+func (m *metadata) mountedSpec(uid string, data []byte) ([]byte, error) {
 	var spec specs.Spec
 	if err := json.Unmarshal(data, &spec); err != nil {
 		return nil, fmt.Errorf("CDI spec of metadata: %w", err)
@@ -143,34 +143,34 @@ func (m *metadata) mounted(uid string, data []byte) ([]byte, error) {
 	return json.MarshalIndent(spec, "", "  ")
 }
 
-// keep stores the content of a file, or, if data is nil, its existence. It returns the paths of the
+// storeFile stores the content of a file, or, if data is nil, its existence. It returns the paths of the
 // file. A spec has a second path among the claim's other files.
-func (m *metadata) keep(uid, name string, data []byte) (paths []string) {
+func (m *metadata) storeFile(uid, name string, data []byte) (paths []string) {
 	paths = []string{name}
 	if base := filepath.Base(name); uidOf(base) != "" {
 		paths = []string{filepath.Join(m.dir, uid, base), filepath.Join(m.specs, base)}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.texts == nil {
-		m.texts = make(map[string]map[string][]byte)
+	if m.contents == nil {
+		m.contents = make(map[string]map[string][]byte)
 	}
-	if m.texts[uid] == nil {
-		m.texts[uid] = make(map[string][]byte)
+	if m.contents[uid] == nil {
+		m.contents[uid] = make(map[string][]byte)
 	}
 	for _, path := range paths {
-		if m.texts[uid][path] == nil || data != nil {
-			m.texts[uid][path] = data
+		if m.contents[uid][path] == nil || data != nil {
+			m.contents[uid][path] = data
 		}
 	}
 	return paths
 }
 
-// kept returns the contents of a claim's files.
-func (m *metadata) kept(uid string) map[string][]byte {
+// claimFiles returns the contents of a claim's files.
+func (m *metadata) claimFiles(uid string) map[string][]byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return maps.Clone(m.texts[uid])
+	return maps.Clone(m.contents[uid])
 }
 
 // uidOf returns the UID of the claim in the file name of a metadata spec, or "" for other files.
@@ -186,13 +186,13 @@ func uidOf(spec string) string {
 // Write implements [ledger.Output]. It rewrites missing files that the library had written.
 func (m *metadata) Write(e ledger.Entry) error {
 	var errs []error
-	for name, data := range m.kept(string(e.Owner().UID)) {
+	for name, data := range m.claimFiles(string(e.Owner().UID)) {
 		if _, err := m.files.Lstat(name); data != nil && errors.Is(err, fs.ErrNotExist) {
 			_, err := m.files.Write(name, data, 0o644)
 			errs = append(errs, err)
 		}
 	}
-	return joined("write metadata of devices again", errs)
+	return joinErrors("write metadata of devices again", errs)
 }
 
 // Remove implements [ledger.Output].
@@ -202,28 +202,28 @@ func (m *metadata) Remove(e ledger.Entry, others []ledger.Entry) error {
 		return nil
 	}
 	var errs []error
-	for name := range m.kept(uid) {
+	for name := range m.claimFiles(uid) {
 		if filepath.Dir(name) == m.specs {
 			errs = append(errs, m.files.Remove(name))
 		}
 	}
-	return joined("remove metadata of devices", errs)
+	return joinErrors("remove metadata of devices", errs)
 }
 
-// Forget implements [ledger.Keeper].
-func (m *metadata) Forget(uid types.UID) error {
+// ForgetClaim implements [ledger.ClaimForgetter].
+func (m *metadata) ForgetClaim(uid types.UID) error {
 	if err := m.files.RemoveAll(filepath.Join(m.dir, string(uid))); err != nil {
 		return fmt.Errorf("remove metadata of devices: %w", err)
 	}
 	m.mu.Lock()
-	delete(m.texts, string(uid))
+	delete(m.contents, string(uid))
 	m.mu.Unlock()
 	return m.sweepBefore()
 }
 
-// Sweep implements [ledger.Output]. It also reads the files of known claims.
-func (m *metadata) Sweep(look func(types.UID, func() error) (bool, error)) error {
-	claims, err := m.files.List(m.dir)
+// RemoveOrphans implements [ledger.Output]. It also reads the files of known claims.
+func (m *metadata) RemoveOrphans(look func(types.UID, func() error) (bool, error)) error {
+	claims, err := m.files.ListDir(m.dir)
 	errs := []error{err}
 	for _, claim := range claims {
 		dir := filepath.Join(m.dir, claim.Name())
@@ -231,13 +231,13 @@ func (m *metadata) Sweep(look func(types.UID, func() error) (bool, error)) error
 		if errs = append(errs, err); !known {
 			continue
 		}
-		files, err := m.files.List(dir)
+		files, err := m.files.ListDir(dir)
 		errs = append(errs, err)
 		for _, file := range files {
-			errs = append(errs, m.remember(claim.Name(), filepath.Join(dir, file.Name())))
+			errs = append(errs, m.readContent(claim.Name(), filepath.Join(dir, file.Name())))
 		}
 	}
-	found, err := m.files.List(m.specs)
+	found, err := m.files.ListDir(m.specs)
 	errs = append(errs, err)
 	for _, spec := range found {
 		name, uid := filepath.Join(m.specs, spec.Name()), uidOf(spec.Name())
@@ -246,37 +246,37 @@ func (m *metadata) Sweep(look func(types.UID, func() error) (bool, error)) error
 		}
 		known, err := look(types.UID(uid), func() error { return m.files.Remove(name) })
 		if errs = append(errs, err); known {
-			errs = append(errs, m.remember(uid, name))
+			errs = append(errs, m.readContent(uid, name))
 		}
 	}
-	return joined("sweep metadata of devices", append(errs, m.sweepBefore()))
+	return joinErrors("sweep metadata of devices", append(errs, m.sweepBefore()))
 }
 
-// remember reads the content of a file.
-func (m *metadata) remember(uid, name string) error {
+// readContent reads the content of a file.
+func (m *metadata) readContent(uid, name string) error {
 	data, err := m.files.Read(name)
-	m.keep(uid, name, data)
+	m.storeFile(uid, name, data)
 	return err
 }
 
 // sweepBefore removes files of earlier agents that no spec mounts.
 func (m *metadata) sweepBefore() error {
-	dirs, err := m.files.List(m.before)
+	dirs, err := m.files.ListDir(m.before)
 	errs := []error{err}
 	for _, entry := range dirs {
-		if dir := filepath.Join(m.before, entry.Name()); !m.mentioned(dir + "/") {
+		if dir := filepath.Join(m.before, entry.Name()); !m.isMentioned(dir + "/") {
 			errs = append(errs, m.files.RemoveAll(dir))
 		}
 	}
-	return joined("sweep metadata of an earlier agent", errs)
+	return joinErrors("sweep metadata of an earlier agent", errs)
 }
 
-// mentioned reports whether a file of a claim contains a path, or cannot be read and may contain
+// isMentioned reports whether a file of a claim contains a path, or cannot be read and may contain
 // it.
-func (m *metadata) mentioned(path string) bool {
+func (m *metadata) isMentioned(path string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, texts := range m.texts {
+	for _, texts := range m.contents {
 		for _, text := range texts {
 			if text == nil || bytes.Contains(text, []byte(path)) {
 				return true
@@ -286,9 +286,9 @@ func (m *metadata) mentioned(path string) bool {
 	return false
 }
 
-// Tidy implements [ledger.Tidier].
-func (m *metadata) Tidy(age time.Duration) error {
-	return joined("sweep metadata of devices", []error{m.files.Sweep(m.specs, age, metadataSpecPrefix)})
+// RemoveTemporary implements [ledger.TemporaryRemover].
+func (m *metadata) RemoveTemporary(age time.Duration) error {
+	return joinErrors("sweep metadata of devices", []error{m.files.SweepTemporary(m.specs, age, metadataSpecPrefix)})
 }
 
 // metadataOf returns the metadata of a device for containers: all published attributes, and the

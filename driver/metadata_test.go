@@ -317,7 +317,7 @@ func TestMetadataOfAClaimThatDidNotEnd(t *testing.T) {
 	b.disk.Before = nil
 	_, conn, stop = b.serve(client)
 	defer stop()
-	<-b.ledger.Opened()
+	<-b.ledger.WaitOpen()
 	b.offers(gpu("a", 1))
 	b.expectMetadata("when it is given again,", want...)
 	unprepareCall(t, conn, c)
@@ -342,12 +342,12 @@ func TestMetadataSpecThatCannotBeRead(t *testing.T) {
 		return nil
 	}
 	b.serve(client)
-	<-b.ledger.Opened()
+	<-b.ledger.WaitOpen()
 	b.disk.BeforeRead = nil
 	if err := os.Remove(spec); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.ledger.Reconcile(t.Context()); err != nil {
+	if err := b.ledger.ReconcileFiles(t.Context()); err != nil {
 		t.Error(err)
 	}
 	b.expectMetadata("after the restart", name, "uid-c")
@@ -390,10 +390,10 @@ func TestWipedFiles(t *testing.T) {
 			}
 			if restarted {
 				b.serve(client)
-				<-b.ledger.Opened()
+				<-b.ledger.WaitOpen()
 			}
 			for range want {
-				if err := b.ledger.Reconcile(t.Context()); err == nil {
+				if err := b.ledger.ReconcileFiles(t.Context()); err == nil {
 					break
 				}
 			}
@@ -537,7 +537,7 @@ func TestMetadataIsSwept(t *testing.T) {
 
 	// The sweep releases an abandoned claim without the library.
 	b.config.Abandoned = func(context.Context, []ledger.Owner) ([]types.UID, error) { return []types.UID{held.UID}, nil }
-	b.restart().sweep(t.Context(), map[types.UID]bool{held.UID: true})
+	b.restart().unprepareAbandoned(t.Context(), map[types.UID]bool{held.UID: true})
 	b.expectMetadata("after a sweep", "chandler.dev_metadata_uid-damaged_r.json", "uid-damaged")
 	mustUnprepare(t, b, damaged)
 	b.expectMetadata("when the damaged claim has ended")

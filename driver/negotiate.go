@@ -32,10 +32,10 @@ const (
 	sooner      = 30 // divisor of the interval after a failure
 )
 
-// ask detects the API server's features for the publisher. It returns the reason of a failure, and
+// detectFeatures detects the API server's features for the publisher. It returns the reason of a failure, and
 // logs the reason if it differs from the last one.
-func (d *Driver) ask(ctx context.Context, p *publisher, last string) (reason string) {
-	err := d.negotiate(ctx)
+func (d *Driver) detectFeatures(ctx context.Context, p *publisher, last string) (reason string) {
+	err := d.negotiateFeatures(ctx)
 	if ctx.Err() != nil {
 		return last
 	}
@@ -47,30 +47,30 @@ func (d *Driver) ask(ctx context.Context, p *publisher, last string) (reason str
 	switch {
 	case err == nil:
 		d.refusal.Store(nil)
-	case refused(err):
+	case isRejection(err):
 		d.refusal.Store(&reason)
 	}
-	p.hear(err, time.Now(), interval-interval/4+rand.N(interval/2))
+	p.recordDetection(err, time.Now(), interval-interval/4+rand.N(interval/2))
 	switch {
 	case err == nil:
-	case !p.waits():
-		klog.FromContext(ctx).Info("The API server's support for fields of ResourceSlices is unknown; until it is known, only fields that it has kept are published", "reason", reason, "without", d.kept().Missing())
+	case !p.waitsForFeatures():
+		klog.FromContext(ctx).Info("The API server's support for fields of ResourceSlices is unknown; until it is known, only fields that it has kept are published", "reason", reason, "without", d.keptFeatures().MissingNames())
 	case reason != last:
 		klog.FromContext(ctx).Info("Publishing ResourceSlices waits for the API server", "reason", reason)
 	}
 	return reason
 }
 
-// refused reports whether the API server rejected the request. No answer, an internal error or a
+// isRejection reports whether the API server rejected the request. No answer, an internal error or a
 // request to slow down is not a rejection.
-func refused(err error) bool {
+func isRejection(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError && !apierrors.IsTooManyRequests(err)
 }
 
-// overtaken reports whether the API server rejected the request only because the slice has changed
+// isStaleWrite reports whether the API server rejected the request only because the slice has changed
 // or is gone. The library reads the slice again and repeats the write.
-func overtaken(err error) bool {
+func isStaleWrite(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }
 
@@ -78,30 +78,30 @@ func overtaken(err error) bool {
 // answer of an admission webhook. It returns "" if the last detection succeeded or there was none.
 func (d *Driver) Refusal() string { return ptr.Deref(d.refusal.Load(), "") }
 
-// negotiate detects the optional fields of ResourceSlices that the API server keeps, by creating
+// negotiateFeatures detects the optional fields of ResourceSlices that the API server keeps, by creating
 // slices in dry runs. Detection from the published slices would be too late: if the server dropped
 // counters, a whole device and its partitions could both be allocated in the meantime.
-func (d *Driver) negotiate(ctx context.Context) error {
+func (d *Driver) negotiateFeatures(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, negotiateTimeout)
 	defer cancel()
-	kept, err := features.Ask(asking, d.config.KubeClient, d.config.NodeName)
+	kept, err := features.DetectFeatures(asking, d.config.KubeClient, d.config.NodeName)
 	if err != nil {
 		return err
 	}
 	if before := d.features.Swap(&kept); before == nil || *before != kept {
-		klog.FromContext(ctx).Info("The API server's support for fields of ResourceSlices is known; publishing accordingly", "without", kept.Missing())
+		klog.FromContext(ctx).Info("The API server's support for fields of ResourceSlices is known; publishing accordingly", "without", kept.MissingNames())
 	}
 	return nil
 }
 
-// learn removes features that the API server has disabled, and reports whether the set has changed.
-func (d *Driver) learn(disabled []string) bool {
+// disableFeatures removes features that the API server has disabled, and reports whether the set has changed.
+func (d *Driver) disableFeatures(disabled []string) bool {
 	for {
 		before := d.features.Load()
 		if before == nil {
 			return false // no feature is in use
 		}
-		after := before.Without(disabled...)
+		after := before.WithoutFeatures(disabled...)
 		if after == *before {
 			return false
 		}
@@ -118,5 +118,5 @@ func (d *Driver) Features() []features.Feature {
 	if kept == nil {
 		return nil
 	}
-	return kept.List()
+	return kept.AllFeatures()
 }

@@ -29,7 +29,7 @@ import (
 func TestNegotiateAgain(t *testing.T) {
 	old := true
 	b := newBench(t)
-	b.config.KubeClient = pooltest.Dropping(t, func(slice *resourceapi.ResourceSlice) error {
+	b.config.KubeClient = pooltest.ChangingServer(t, func(slice *resourceapi.ResourceSlice) error {
 		for i := range slice.Spec.Devices {
 			if old {
 				slice.Spec.Devices[i].Taints = nil
@@ -41,12 +41,12 @@ func TestNegotiateAgain(t *testing.T) {
 	if features := b.Features(); features != nil {
 		t.Errorf("said before the server was asked: %v", features)
 	}
-	b.negotiate(t.Context())
+	b.negotiateFeatures(t.Context())
 	if b.features.Load().Taints || !slices.Contains(b.Features(), features.Feature{Name: "DRADeviceTaints", Kept: false}) {
 		t.Fatal("the old server's answer was not noticed")
 	}
 	old = false
-	b.negotiate(t.Context())
+	b.negotiateFeatures(t.Context())
 	if *b.features.Load() != features.All() {
 		t.Errorf("still %+v", *b.features.Load())
 	}
@@ -64,7 +64,7 @@ func TestPublishingWaitsForTheAPIServer(t *testing.T) {
 		down := []error{syscall.ECONNREFUSED, apierrors.NewInternalError(errors.New("no etcd")), apierrors.NewTooManyRequests("later", 1)}
 		var answers atomic.Int32
 		b, helper := newBench(t), &fakeHelper{}
-		b.config.KubeClient = pooltest.Dropping(t, func(slice *resourceapi.ResourceSlice) error {
+		b.config.KubeClient = pooltest.ChangingServer(t, func(slice *resourceapi.ResourceSlice) error {
 			if n := int(answers.Load()); n < len(down) {
 				return down[n]
 			}
@@ -97,7 +97,7 @@ func TestPublishingWaitsForTheAPIServer(t *testing.T) {
 func TestRunEndsWhileItWaitsForTheAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		b.config.KubeClient = pooltest.Dropping(t, func(*resourceapi.ResourceSlice) error { return syscall.ECONNREFUSED })
+		b.config.KubeClient = pooltest.ChangingServer(t, func(*resourceapi.ResourceSlice) error { return syscall.ECONNREFUSED })
 		stop := b.run(&fakeHelper{})
 		synctest.Wait()
 		start := time.Now()
@@ -117,7 +117,7 @@ func TestRefusalIsNotForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var allowed atomic.Bool
 		b, helper := newBench(t), &fakeHelper{}
-		b.config.KubeClient = pooltest.Dropping(t, func(slice *resourceapi.ResourceSlice) error {
+		b.config.KubeClient = pooltest.ChangingServer(t, func(slice *resourceapi.ResourceSlice) error {
 			if !allowed.Load() {
 				return apierrors.NewForbidden(schema.GroupResource{Resource: "resourceslices"}, "", errors.New("no roles yet"))
 			}
@@ -149,14 +149,14 @@ func TestFirstRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var allowed atomic.Bool
 		b, helper := newBench(t), &fakeHelper{}
-		b.config.KubeClient = pooltest.Dropping(t, func(*resourceapi.ResourceSlice) error {
+		b.config.KubeClient = pooltest.ChangingServer(t, func(*resourceapi.ResourceSlice) error {
 			if !allowed.Load() {
 				return apierrors.NewForbidden(schema.GroupResource{Resource: "resourceslices"}, "", errors.New("no roles yet"))
 			}
 			return nil
 		})
 		stop := b.run(helper)
-		b.offers(rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}})
+		b.offers(rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}})
 		time.Sleep(refusalPause / 2)
 		allowed.Store(true)
 		time.Sleep(negotiatePause)
@@ -173,7 +173,7 @@ func TestCountersAreAskedForBeforeTheyAreNeeded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var drops atomic.Bool
 		b, helper := newBench(t), &fakeHelper{}
-		b.config.KubeClient = pooltest.Dropping(t, func(slice *resourceapi.ResourceSlice) error {
+		b.config.KubeClient = pooltest.ChangingServer(t, func(slice *resourceapi.ResourceSlice) error {
 			if drops.Load() {
 				return pooltest.WithoutCounters(slice)
 			}
@@ -183,15 +183,15 @@ func TestCountersAreAskedForBeforeTheyAreNeeded(t *testing.T) {
 		b.offers(gpu("a", 1))
 		expectPublished(t, helper, "a")
 		drops.Store(true)
-		b.offers(gpu("a", 1), pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-a", 3))
+		b.offers(gpu("a", 1), pooltest.PartDevice("g0", "g0", 7), pooltest.PartDevice("g0", "g0-a", 3))
 		expectPublished(t, helper, "a g0")
 		drops.Store(false)
 		b.offers(gpu("a", 1))
 		expectPublished(t, helper, "a")
-		if b.negotiate(t.Context()) != nil {
+		if b.negotiateFeatures(t.Context()) != nil {
 			t.Error("cannot be asked")
 		}
-		b.offers(gpu("a", 1), pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-a", 3))
+		b.offers(gpu("a", 1), pooltest.PartDevice("g0", "g0", 7), pooltest.PartDevice("g0", "g0-a", 3))
 		synctest.Wait()
 		if diff := cmp.Diff([][]string{{"set:g0", "a g0<g0 g0-a<g0"}}, helper.sketches()); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
@@ -207,7 +207,7 @@ func TestCountersAreAskedForBeforeTheyAreNeeded(t *testing.T) {
 func TestFailedSlicesAreSaidAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, helper := newBench(t), &fakeHelper{}
-		b.config.KubeClient = pooltest.Dropping(t, func(*resourceapi.ResourceSlice) error { return nil })
+		b.config.KubeClient = pooltest.ChangingServer(t, func(*resourceapi.ResourceSlice) error { return nil })
 		stop := b.run(helper)
 		b.offers(gpu("a", 1))
 		time.Sleep(time.Second)
@@ -240,17 +240,17 @@ func TestRefusedSlicesAreAskedAbout(t *testing.T) {
 	b := newBench(t).restart()
 	invalid := apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "slice", nil)
 	b.HandleError(t.Context(), errors.Join(fmt.Errorf("update resource slice: %w", invalid), kubeletplugin.ErrRecoverable), "publish")
-	if !b.doubted.Swap(false) {
+	if !b.featuresDoubted.Swap(false) {
 		t.Error("a refused slice: the server is not asked what it takes")
 	}
 	webhook := apierrors.NewForbidden(schema.GroupResource{Resource: "resourceslices"}, "slice", errors.New("admission webhook denied the request"))
 	b.HandleError(t.Context(), errors.Join(webhook, kubeletplugin.ErrRecoverable), "publish")
-	if !b.doubted.Swap(false) {
+	if !b.featuresDoubted.Swap(false) {
 		t.Error("a slice that a webhook denies: the server is not asked what it takes")
 	}
 	overtaken := apierrors.NewConflict(schema.GroupResource{Resource: "resourceslices"}, "slice", nil)
 	b.HandleError(t.Context(), errors.Join(overtaken, kubeletplugin.ErrRecoverable), "publish")
-	if b.doubted.Swap(false) {
+	if b.featuresDoubted.Swap(false) {
 		t.Error("the server is asked what it takes since somebody was quicker")
 	}
 	// The same applies to a dropped field unknown to the library.
@@ -262,7 +262,7 @@ func TestRefusedSlicesAreAskedAbout(t *testing.T) {
 		ActualSlice:  slice(resourceapi.Device{Name: "a"}),
 	}
 	b.HandleError(t.Context(), errors.Join(dropped, kubeletplugin.ErrRecoverable), "publish")
-	if !b.doubted.Swap(false) {
+	if !b.featuresDoubted.Swap(false) {
 		t.Error("a dropped field: the server is not asked what it takes")
 	}
 }

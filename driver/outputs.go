@@ -17,7 +17,7 @@ type cdiSpecs struct{ cdi.Dir }
 var _ interface {
 	ledger.Output
 	ledger.Namer
-	ledger.Tidier
+	ledger.TemporaryRemover
 } = cdiSpecs{}
 
 // Write implements [ledger.Output].
@@ -43,15 +43,15 @@ func haveUID(entries []ledger.Entry, uid types.UID) bool {
 	return slices.ContainsFunc(entries, func(e ledger.Entry) bool { return e.Owner().UID == uid })
 }
 
-// Sweep implements [ledger.Output].
-func (s cdiSpecs) Sweep(look func(types.UID, func() error) (bool, error)) error {
+// RemoveOrphans implements [ledger.Output].
+func (s cdiSpecs) RemoveOrphans(look func(types.UID, func() error) (bool, error)) error {
 	uids, err := s.Claims()
 	errs := []error{err}
 	for _, uid := range uids {
 		_, err := look(uid, func() error { return s.RemoveClaim(uid) })
 		errs = append(errs, err)
 	}
-	return joined("sweep CDI specs", errs)
+	return joinErrors("sweep CDI specs", errs)
 }
 
 // Named implements [ledger.Namer].
@@ -71,7 +71,7 @@ func (s cdiSpecs) Named() (map[string][]ledger.SealedDevice, error) {
 			named[string(uid)] = append(named[string(uid)], d)
 		}
 	}
-	return named, joined("read CDI specs", errs)
+	return named, joinErrors("read CDI specs", errs)
 }
 
 // cdiDevices returns the devices of a claim's CDI spec.
@@ -83,8 +83,8 @@ func cdiDevices(c *ledger.Claim) []cdi.Device {
 	return devices
 }
 
-// joined joins the errors of a step, if there are any.
-func joined(step string, errs []error) error {
+// joinErrors joins the errors of a step, if there are any.
+func joinErrors(step string, errs []error) error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("%s: %w", step, err)
 	}

@@ -14,10 +14,10 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// parameters returns the parameters of each request from the claim and its device classes. The
+// requestParameters returns the parameters of each request from the claim and its device classes. The
 // device class comes first in the allocation, so that the claim overrides it. Invalid parameters
 // are an error.
-func (d *Driver) parameters(claim *resourceapi.ResourceClaim, results []ledger.Result) (map[string]discovery.Parameters, error) {
+func (d *Driver) requestParameters(claim *resourceapi.ResourceClaim, results []ledger.Result) (map[string]discovery.Parameters, error) {
 	asked := make(map[string]discovery.Parameters)
 	var errs []error
 	for _, r := range results {
@@ -45,7 +45,7 @@ func (d *Driver) accept(results []ledger.Result, devices []rules.Offered, asked 
 		}
 	}
 	for _, request := range slices.Sorted(maps.Keys(given)) {
-		if err := d.config.Accept(rules.Devices(given[request]), asked[request]); err != nil {
+		if err := d.config.AcceptParameters(rules.PlainDevices(given[request]), asked[request]); err != nil {
 			errs = append(errs, fmt.Errorf("request %s: parameters: %w", request, err))
 		}
 	}

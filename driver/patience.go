@@ -28,12 +28,12 @@ const passInterval = time.Second
 // context ends. It holds no lock between tries.
 func (d *Driver) preparePatiently(ctx, patience context.Context, claim *resourceapi.ResourceClaim) (devices []kubeletplugin.Device, err error) {
 	for waited := false; ; waited = true {
-		freed, view := d.ledger.Freed(), d.view.Load()
+		freed, view := d.ledger.FreedSignal(), d.view.Load()
 		devices, err = d.prepareSafely(ctx, claim)
-		if !passes(err, waited) || patience.Err() != nil {
+		if !isTransient(err, waited) || patience.Err() != nil {
 			return devices, err
 		}
-		_, end := traces.Stage(ctx, "wait until the device is free")
+		_, end := traces.StartStage(ctx, "wait until the device is free")
 		timer := time.NewTimer(passInterval)
 		select {
 		case <-freed:
@@ -44,21 +44,21 @@ func (d *Driver) preparePatiently(ctx, patience context.Context, claim *resource
 		}
 		timer.Stop()
 		end(err)
-		if patience.Err() != nil || closed(d.calls.stopping) {
+		if patience.Err() != nil || isClosed(d.calls.stopping) {
 			return devices, err
 		}
 	}
 }
 
-// passes reports whether a refusal is temporary, and will usually pass within seconds. While a call
+// isTransient reports whether a refusal is temporary, and will usually pass within seconds. While a call
 // waits, this includes a device that is gone or changed: the scan may have been older than the
 // return or removal of the device.
-func passes(err error, waited bool) bool {
+func isTransient(err error, waited bool) bool {
 	var blocked *ledger.Blocked
 	switch {
 	case errors.As(err, &blocked):
-		return blocked.Passing || blocked.Changing
-	case errors.Is(err, discovery.ErrPassing):
+		return blocked.Reclaiming || blocked.Changing
+	case errors.Is(err, discovery.ErrTransient):
 		return true
 	}
 	reason := RefusalOf(err)

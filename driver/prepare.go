@@ -43,7 +43,7 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	patient, cancel := context.WithTimeout(ctx, passLimit)
 	defer cancel()
 	results := make([]kubeletplugin.PrepareResult, len(claims))
-	each(len(claims), func(i int) {
+	runEach(len(claims), func(i int) {
 		var devices []kubeletplugin.Device
 		named := kubeletplugin.NamespacedObject{NamespacedName: types.NamespacedName{Namespace: claims[i].Namespace, Name: claims[i].Name}, UID: claims[i].UID}
 		err := d.timeClaim(ctx, "prepare", named, func(ctx context.Context) (err error) {
@@ -53,13 +53,13 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 		if err != nil {
 			klog.FromContext(ctx).Info("A claim is not prepared", "claim", klog.KObj(claims[i]), "uid", claims[i].UID, "reason", err.Error())
 			if RefusalOf(err) == RefusedHeld {
-				notify(d.refused)
+				notify(d.claimRefused)
 			}
 			err = fmt.Errorf("prepare claim %s/%s: %w", claims[i].Namespace, claims[i].Name, err)
 		}
 		results[i] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
 	})
-	notify(d.prepared)
+	notify(d.claimPrepared)
 	answer := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	for i, claim := range claims {
 		answer[claim.UID] = results[i]
@@ -78,8 +78,8 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	}
 	defer done()
 	results := make([]error, len(claims))
-	each(len(claims), func(i int) {
-		err := d.timeClaim(ctx, "unprepare", claims[i], func(ctx context.Context) error { return d.unprepare(ctx, claims[i].UID) })
+	runEach(len(claims), func(i int) {
+		err := d.timeClaim(ctx, "unprepare", claims[i], func(ctx context.Context) error { return d.endClaim(ctx, claims[i].UID) })
 		if err != nil {
 			klog.FromContext(ctx).Info("A claim is not unprepared", "claim", klog.KRef(claims[i].Namespace, claims[i].Name), "uid", claims[i].UID, "reason", err.Error())
 			results[i] = fmt.Errorf("unprepare claim %s/%s: %w", claims[i].Namespace, claims[i].Name, err)
@@ -92,10 +92,10 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	return answer, nil
 }
 
-// each calls work for the numbers below n, at most maxAtOnce at a time. For n = 1, as in most
+// runEach calls work for the numbers below n, at most maxAtOnce at a time. For n = 1, as in most
 // calls, it calls work directly, since on a busy machine the start of another thread takes as long
 // as the work.
-func each(n int, work func(i int)) {
+func runEach(n int, work func(i int)) {
 	if n == 1 {
 		work(0)
 		return
@@ -121,15 +121,15 @@ func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceC
 			devices, err = nil, fmt.Errorf("panic: %v", cause)
 		}
 	}()
-	_, end := traces.Stage(ctx, "wait for another call")
+	_, end := traces.StartStage(ctx, "wait for another call")
 	unlock, err := d.ledger.Lock(ctx, string(claim.UID))
 	end(err)
 	if err != nil {
 		return nil, fmt.Errorf("wait for another call for the claim: %w", err)
 	}
 	defer unlock()
-	if d.config.Preparing != nil {
-		d.config.Preparing(claim)
+	if d.config.OnPrepare != nil {
+		d.config.OnPrepare(claim)
 	}
 	return d.prepare(ctx, claim)
 }
@@ -142,42 +142,42 @@ func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceC
 // the claim (pkg/kubelet/cm/dra/manager.go in 1.34 and 1.37).
 func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	if err := d.join(ctx, claim.UID); err != nil {
-		return nil, because(RefusedConfiguring, err)
+		return nil, withRefusal(RefusedConfiguring, err)
 	}
-	if err := d.ledger.Settle(string(claim.UID)); err != nil {
+	if err := d.ledger.SettleClaim(string(claim.UID)); err != nil {
 		return nil, err
 	}
-	_, end := traces.Stage(ctx, "look up and verify devices")
-	plan, err := d.plan(ctx, claim)
+	_, end := traces.StartStage(ctx, "look up and verify devices")
+	plan, err := d.planClaim(ctx, claim)
 	end(err)
 	if err == nil && plan.earlier != nil && !plan.earlier.SameAllocation(plan.wanted) {
-		if err = d.outlive(plan); err == nil {
+		if err = d.refuseReallocation(plan); err == nil {
 			plan.earlier, plan.state, err = nil, ledger.None, d.letGo(ctx, claim.UID)
 		}
 	}
 	if err == nil && len(plan.works) > 0 {
-		_, end := traces.Stage(ctx, "configure devices")
-		plan, err = d.configure(ctx, claim, plan)
-		err = because(RefusedConfiguring, err)
+		_, end := traces.StartStage(ctx, "configure devices")
+		plan, err = d.runPlan(ctx, claim, plan)
+		err = withRefusal(RefusedConfiguring, err)
 		end(err)
 	}
 	if err != nil || len(plan.wanted.Results) == 0 {
 		return nil, err
 	}
-	d.anew.Delete(claim.UID)
-	if plan.answered() {
-		if err := d.order(ctx, plan); err != nil {
+	d.newAllocations.Delete(claim.UID)
+	if plan.isAnswered() {
+		if err := d.startDaemons(ctx, plan); err != nil {
 			return nil, err
 		}
 		if err := d.ledger.Write(plan.earlier.Key()); err != nil {
 			return nil, err
 		}
-		return answer(plan.earlier, plan.devices), nil
+		return preparedDevices(plan.earlier, plan.devices), nil
 	}
-	if err := d.take(ctx, plan); err != nil {
+	if err := d.recordClaim(ctx, plan); err != nil {
 		return nil, err
 	}
-	return answer(plan.wanted, plan.devices), nil
+	return preparedDevices(plan.wanted, plan.devices), nil
 }
 
 // plan contains everything needed to prepare a claim.
@@ -191,90 +191,90 @@ type plan struct {
 	view    *view
 }
 
-// plan looks up the devices of the claim, and returns an error if the claim cannot have them.
-func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*plan, error) {
+// planClaim looks up the devices of the claim, and returns an error if the claim cannot have them.
+func (d *Driver) planClaim(ctx context.Context, claim *resourceapi.ResourceClaim) (*plan, error) {
 	view, err := d.wait(ctx)
 	if err != nil {
 		return nil, err
 	}
 	wanted, devices, err := d.newClaim(claim, view)
 	if err != nil {
-		return nil, because(RefusedGone, err)
+		return nil, withRefusal(RefusedGone, err)
 	}
-	parameters, err := d.parameters(claim, wanted.Results)
+	parameters, err := d.requestParameters(claim, wanted.Results)
 	if err != nil {
-		return nil, because(RefusedParameters, err)
+		return nil, withRefusal(RefusedParameters, err)
 	}
 	p := &plan{wanted: wanted, devices: devices, view: view}
 	p.earlier, p.state = d.ledger.Claim(claim.UID)
 	// Parameters are not checked again for devices that a container may have: an interface that was
 	// moved to a container is no longer on the host.
-	if !p.kept() {
+	if !p.isKept() {
 		if err := d.accept(wanted.Results, devices, parameters); err != nil {
-			return nil, because(RefusedParameters, err)
+			return nil, withRefusal(RefusedParameters, err)
 		}
 	}
-	if p.orders, err = d.orders(wanted.Results, devices, parameters); err != nil {
-		return nil, because(RefusedParameters, err)
+	if p.orders, err = d.claimOrders(wanted.Results, devices, parameters); err != nil {
+		return nil, withRefusal(RefusedParameters, err)
 	}
-	if p.works, err = d.works(wanted.Key(), wanted.Results, devices, parameters); err != nil {
-		return nil, because(RefusedParameters, err)
+	if p.works, err = d.planWork(wanted.Key(), wanted.Results, devices, parameters); err != nil {
+		return nil, withRefusal(RefusedParameters, err)
 	}
 	d.setEdits(wanted.Results, devices, parameters, claim)
 	for i := range wanted.Results {
 		before, found := p.earlier.Find(&wanted.Results[i])
 		if !found {
 			if err := view.sameSince(claim, &wanted.Results[i]); err != nil {
-				return nil, because(RefusedChanged, err)
+				return nil, withRefusal(RefusedChanged, err)
 			}
-		} else if devices[i].Making != nil {
+		} else if devices[i].Creation != nil {
 			// A reboot has removed the device. The device that is created next must have the same
 			// driver.
 			wanted.Results[i].Driver = before.Driver
 		}
 		if err := verify(&wanted.Results[i], d.config.HostFS, before); err != nil {
-			return nil, because(RefusedChanged, err)
+			return nil, withRefusal(RefusedChanged, err)
 		}
-		if !p.kept() && len(p.works) == 0 && !wanted.Results[i].Admin {
-			if err := driven(&devices[i]); err != nil {
+		if !p.isKept() && len(p.works) == 0 && !wanted.Results[i].Admin {
+			if err := requireDriver(&devices[i]); err != nil {
 				d.config.Rescan()
-				return nil, because(RefusedChanged, err)
+				return nil, withRefusal(RefusedChanged, err)
 			}
 		}
 		if p.has() {
 			wanted.Results[i].KeepNodes(before)
 		} else if err := verifyInterfaces(&wanted.Results[i], &devices[i].Device, d.config.HostFS); err != nil {
 			d.config.Rescan()
-			return nil, because(RefusedChanged, err)
+			return nil, withRefusal(RefusedChanged, err)
 		}
 	}
-	wanted.Keep(p.earlier)
+	wanted.KeepUnknown(p.earlier)
 	return p, nil
 }
 
-// outlive refuses a claim with a new allocation while containers may still use the devices of the
+// refuseReallocation refuses a claim with a new allocation while containers may still use the devices of the
 // earlier one. The earlier allocation ended with its last pod, but the kubelet has not unprepared
 // the claim, so the pod was deleted by force. A restarted kubelet prepares the claim nevertheless
 // (pkg/kubelet/cm/dra/claiminfo.go, newClaimInfoFromState, in 1.34 to 1.37).
-func (d *Driver) outlive(p *plan) error {
-	if p.state != ledger.Given {
+func (d *Driver) refuseReallocation(p *plan) error {
+	if p.state != ledger.Allocated {
 		return nil // no container can have it
 	}
-	since, _ := d.anew.LoadOrStore(p.wanted.UID, time.Now())
+	since, _ := d.newAllocations.LoadOrStore(p.wanted.UID, time.Now())
 	if left := d.termination - time.Since(since.(time.Time)); left > 0 {
-		return because(RefusedWaiting, fmt.Errorf("the claim was allocated again while it was prepared; containers may use its previous devices for %s", left.Round(time.Second)))
+		return withRefusal(RefusedWaiting, fmt.Errorf("the claim was allocated again while it was prepared; containers may use its previous devices for %s", left.Round(time.Second)))
 	}
 	return nil
 }
 
-// take records the claim in the ledger and then writes its outputs. After a failure the claim has
+// recordClaim records the claim in the ledger and then writes its outputs. After a failure the claim has
 // the state in its record, and the next call continues.
-func (d *Driver) take(ctx context.Context, plan *plan) error {
+func (d *Driver) recordClaim(ctx context.Context, plan *plan) error {
 	wanted := plan.wanted
-	if err := traces.Do(ctx, "write record", func() error { return d.ledger.Give(wanted, ledger.Given, plan.view) }); err != nil {
+	if err := traces.Do(ctx, "write record", func() error { return d.ledger.AllocateClaim(wanted, ledger.Allocated, plan.view) }); err != nil {
 		return err
 	}
-	if err := d.order(ctx, plan); err != nil {
+	if err := d.startDaemons(ctx, plan); err != nil {
 		return err
 	}
 	if err := traces.Do(ctx, "write CDI spec and files", func() error { return d.ledger.Write(wanted.Key()) }); err != nil {
@@ -284,9 +284,9 @@ func (d *Driver) take(ctx context.Context, plan *plan) error {
 	return nil
 }
 
-// unprepare ends a claim. Missing files are not an error. After a failure the claim keeps its
+// endClaim ends a claim. Missing files are not an error. After a failure the claim keeps its
 // devices.
-func (d *Driver) unprepare(ctx context.Context, uid types.UID) error {
+func (d *Driver) endClaim(ctx context.Context, uid types.UID) error {
 	unlock, err := d.ledger.Lock(ctx, string(uid))
 	if err != nil {
 		return fmt.Errorf("wait for another call for the claim: %w", err)
@@ -300,16 +300,16 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 	if err := d.callOff(ctx, uid); err != nil {
 		return err
 	}
-	d.anew.Delete(uid)
+	d.newAllocations.Delete(uid)
 	c, _ := d.ledger.Claim(uid)
 	if err := traces.Do(ctx, "remove CDI spec, files and record", func() error { return d.ledger.End(uid, d.view.Load()) }); err != nil {
 		return err
 	}
 	if d.offeredFor(c) {
-		notify(d.wake)
+		notify(d.wakePublisher)
 	}
-	if d.config.Ended != nil {
-		d.config.Ended()
+	if d.config.OnClaimEnd != nil {
+		d.config.OnClaimEnd()
 	}
 	return nil
 }
@@ -318,7 +318,7 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 // leaves the slices when its claim ends, and a device that is allocated in another form returns to
 // them. Without counters, allocated devices have precedence over others.
 func (d *Driver) offeredFor(r *ledger.Claim) bool {
-	if r == nil || r.Configuring || !d.kept().Counters {
+	if r == nil || r.Configuring || !d.keptFeatures().Counters {
 		return true
 	}
 	view := d.view.Load()
@@ -332,7 +332,7 @@ func (d *Driver) offeredFor(r *ledger.Claim) bool {
 // includes only results of this driver.
 func (d *Driver) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger.Claim, []rules.Offered, error) {
 	r := d.ledger.NewClaim(claim.UID, claim.Namespace, claim.Name)
-	r.Pod, r.Users = limiting(claim), usersOf(claim)
+	r.Pod, r.Users = extendedResourcePod(claim), usersOf(claim)
 	if claim.Status.Allocation == nil {
 		return nil, nil, errors.New("not allocated")
 	}
@@ -346,7 +346,7 @@ func (d *Driver) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger
 		}
 		device, found := view.Device(allocated.Device)
 		if !found {
-			return nil, nil, fmt.Errorf("request %s: %w", allocated.Request, view.missing(allocated.Pool, allocated.Device))
+			return nil, nil, fmt.Errorf("request %s: %w", allocated.Request, view.missingReason(allocated.Pool, allocated.Device))
 		}
 		r.Results = append(r.Results, newResult(claim.UID, i, &allocated, &device))
 		if r.Pod != "" && d.config.ResourceOf != nil {
@@ -379,7 +379,7 @@ func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocat
 		Pool:     allocated.Pool,
 		Device:   allocated.Device,
 		Admin:    allocated.AdminAccess != nil && *allocated.AdminAccess,
-		Shared:   device.Open,
+		Shared:   device.Shareable,
 		Silicon:  device.Silicon(),
 		Whole:    device.PartOf == nil,
 		Takes:    device.Takes,
@@ -391,7 +391,7 @@ func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocat
 		r.ShareID = *allocated.ShareID
 	}
 	if !r.Shared {
-		r.Consumes = consumed(allocated, device)
+		r.Consumes = consumedCapacity(allocated, device)
 	}
 	if _, numbered := r.Consumes[discovery.Shares]; numbered {
 		r.Shares = device.Shares()
@@ -403,9 +403,9 @@ func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocat
 	return r
 }
 
-// consumed returns how much an allocation consumes of a shared device, or nil for an exclusive
+// consumedCapacity returns how much an allocation consumes of a shared device, or nil for an exclusive
 // allocation.
-func consumed(allocated *resourceapi.DeviceRequestAllocationResult, device *rules.Offered) map[resourceapi.QualifiedName]resource.Quantity {
+func consumedCapacity(allocated *resourceapi.DeviceRequestAllocationResult, device *rules.Offered) map[resourceapi.QualifiedName]resource.Quantity {
 	switch {
 	case allocated.ShareID != nil:
 		return allocated.ConsumedCapacity
@@ -415,10 +415,10 @@ func consumed(allocated *resourceapi.DeviceRequestAllocationResult, device *rule
 	return nil
 }
 
-// answered reports whether the claim is already prepared with the same allocation and the same
+// isAnswered reports whether the claim is already prepared with the same allocation and the same
 // device nodes.
-func (p *plan) answered() bool {
-	if !p.kept() {
+func (p *plan) isAnswered() bool {
+	if !p.isKept() {
 		return false
 	}
 	for i := range p.wanted.Results {
@@ -431,16 +431,16 @@ func (p *plan) answered() bool {
 
 // has reports whether the claim was given the same allocation in this boot.
 func (p *plan) has() bool {
-	return (p.state == ledger.Given || p.state == ledger.Configuring) && p.earlier.SameAllocation(p.wanted)
+	return (p.state == ledger.Allocated || p.state == ledger.Configuring) && p.earlier.SameAllocation(p.wanted)
 }
 
-// kept reports whether a container may have the claim's devices. No container has devices under
+// isKept reports whether a container may have the claim's devices. No container has devices under
 // configuration.
-func (p *plan) kept() bool { return p.has() && p.state == ledger.Given }
+func (p *plan) isKept() bool { return p.has() && p.state == ledger.Allocated }
 
-// answer returns the kubelet's answer for a prepared claim. A device's own CDI ID comes first,
+// preparedDevices returns the kubelet's answer for a prepared claim. A device's own CDI ID comes first,
 // since the kubelet uses it as the key of health reports.
-func answer(r *ledger.Claim, given []rules.Offered) []kubeletplugin.Device {
+func preparedDevices(r *ledger.Claim, given []rules.Offered) []kubeletplugin.Device {
 	devices := make([]kubeletplugin.Device, 0, len(r.Results))
 	for i, result := range r.Results {
 		device := kubeletplugin.Device{

@@ -101,7 +101,7 @@ func mustRefuse(t *testing.T, b *bench, c *resourceapi.ResourceClaim, words ...s
 }
 
 func TestAnswer(t *testing.T) {
-	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2), rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}})
+	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2), rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}})
 	c := claim("c", "x", "b", "a", "kvm")
 	results := c.Status.Allocation.Devices.Results
 	results[0].Driver = "other.example.com"
@@ -115,7 +115,7 @@ func TestAnswer(t *testing.T) {
 	}
 	for _, when := range []string{"first", "again", "after a restart"} {
 		if when == "after a restart" {
-			b.restart().offers(gpu("a", 1), gpu("b", 2), rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}})
+			b.restart().offers(gpu("a", 1), gpu("b", 2), rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}})
 		}
 		if diff := cmp.Diff(want, mustPrepare(t, b, c), cmpopts.IgnoreFields(kubeletplugin.Device{}, "Metadata")); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", when, diff)
@@ -210,8 +210,8 @@ func TestHeldByClaims(t *testing.T) {
 	partOfWhole := rules.Offered{Device: discovery.Device{Name: "g2-vf", PartOf: &discovery.Silicon{Name: "g2"}}}
 	otherPart := rules.Offered{Device: discovery.Device{Name: "g2-vf2", PartOf: &discovery.Silicon{Name: "g2"}}}
 	devices := []rules.Offered{
-		gpu("a", 1), pooltest.Part("g1", "g1-a", 7), pooltest.Part("g1", "g1-b", 3), pooltest.Part("g1", "g1-c", 3), pooltest.Part("g1", "g1-d", 3),
-		whole, partOfWhole, otherPart, {Device: discovery.Device{Name: "kvm", Open: true}},
+		gpu("a", 1), pooltest.PartDevice("g1", "g1-a", 7), pooltest.PartDevice("g1", "g1-b", 3), pooltest.PartDevice("g1", "g1-c", 3), pooltest.PartDevice("g1", "g1-d", 3),
+		whole, partOfWhole, otherPart, {Device: discovery.Device{Name: "kvm", Shareable: true}},
 	}
 	tests := map[string]struct {
 		held    []*resourceapi.ResourceClaim
@@ -266,7 +266,7 @@ func TestHeldByClaims(t *testing.T) {
 
 func TestHeldByTheClassicAPI(t *testing.T) {
 	b := newBench(t)
-	b.restart().offers(gpu("a", 1), rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}})
+	b.restart().offers(gpu("a", 1), rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}})
 	training := &ledger.Grant{Resource: "example.com/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}, Exclusive: true, Container: "default/training main"}
 	if err := b.config.Ledger.GiveGrants(b.view.Load(), []*ledger.Grant{training}); err != nil {
 		t.Fatal(err)
@@ -382,7 +382,7 @@ func TestParameters(t *testing.T) {
 		}
 		return discovery.Parameters{interfaceName: name}, nil
 	}
-	b.config.Accept = func(_ []discovery.Device, parameters discovery.Parameters) error {
+	b.config.AcceptParameters = func(_ []discovery.Device, parameters discovery.Parameters) error {
 		if parameters[interfaceName] == "-unheard-of" {
 			return errors.New("takes no such name")
 		}
@@ -445,7 +445,7 @@ func TestEnvironmentOfClass(t *testing.T) {
 		err := json.Unmarshal(raw, &said)
 		parameters := make(discovery.Parameters)
 		for name, value := range said {
-			parameters[discovery.Environment(name)] = value
+			parameters[discovery.EnvironmentParameter(name)] = value
 		}
 		return parameters, err
 	}
@@ -635,7 +635,7 @@ func TestSpecsThatCannotBeWritten(t *testing.T) {
 }
 
 func TestOneOfManyWins(t *testing.T) {
-	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2), pooltest.Part("g", "g-a", 3), pooltest.Part("g", "g-b", 3), pooltest.Part("g", "g-c", 3))
+	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2), pooltest.PartDevice("g", "g-a", 3), pooltest.PartDevice("g", "g-b", 3), pooltest.PartDevice("g", "g-c", 3))
 	const n = 40
 	var wins sync.Map
 	var group sync.WaitGroup
@@ -777,7 +777,7 @@ func TestParametersOfWhatIsPreparedAreNotJudgedAgain(t *testing.T) {
 		return discovery.Parameters{interfaceName: string(raw)}, nil
 	}
 	moved := false
-	b.config.Accept = func([]discovery.Device, discovery.Parameters) error {
+	b.config.AcceptParameters = func([]discovery.Device, discovery.Parameters) error {
 		if moved {
 			return errors.New("its interface is in a pod")
 		}
@@ -819,17 +819,17 @@ func TestUnprepareWakesThePublisher(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			b.keeps(features.All().Without(test.dropped...)).restart().offers(gpu("a", 1))
+			b.keeps(features.All().WithoutFeatures(test.dropped...)).restart().offers(gpu("a", 1))
 			c := claim("c", "a")
 			if _, err := b.try(c); err != nil {
 				t.Fatal(err)
 			}
 			b.offers(test.offered...)
-			<-b.wake
-			if err := b.unprepare(t.Context(), c.UID); err != nil {
+			<-b.wakePublisher
+			if err := b.endClaim(t.Context(), c.UID); err != nil {
 				t.Fatal(err)
 			}
-			if got := len(b.wake) > 0; got != test.want {
+			if got := len(b.wakePublisher) > 0; got != test.want {
 				t.Errorf("wakes the publisher: %v, want %v", got, test.want)
 			}
 		})

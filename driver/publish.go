@@ -35,22 +35,22 @@ const retryAfter = time.Minute
 
 // publisher decides when to publish slices and when to detect the API server's features.
 type publisher struct {
-	wanted   *resourceslice.Pool // the pool to publish, nil before the first scan
-	problems []discovery.Problem // why wanted lacks devices
-	from     pool.Input          // input of wanted
-	beside   *resourceslice.Pool // last at the time when wanted was computed
-	changes  time.Time           // when wanted changes without an event, zero if it does not
-	last     *resourceslice.Pool // the last published pool, nil before the first
-	said     time.Time           // time of the last publication or repetition
+	wanted          *resourceslice.Pool // the pool to publish, nil before the first scan
+	problems        []discovery.Problem // why wanted lacks devices
+	wantedInput     pool.Input          // input of wanted
+	lastBeside      *resourceslice.Pool // last at the time when wanted was computed
+	nextChange      time.Time           // when wanted changes without an event, zero if it does not
+	last            *resourceslice.Pool // the last published pool, nil before the first
+	lastPublication time.Time           // time of the last publication or repetition
 
-	registered time.Time // time of the kubelet's last registration, zero if there was none
-	failed     time.Time // first failed write of the present pool, zero if there was none
+	lastRegistration time.Time // time of the kubelet's last registration, zero if there was none
+	firstFailure     time.Time // first failed write of the present pool, zero if there was none
 
-	began     time.Time
-	due       time.Time // time of the next detection of features
-	heard     bool      // the features were detected, or the server has refused for long enough
-	confirmed bool      // features were detected while wanted was pending
-	silent    time.Time // time of the last failed detection, zero after a success
+	startTime         time.Time
+	nextDetection     time.Time // time of the next detection of features
+	featuresKnown     bool      // the features were detected, or the server has refused for long enough
+	featuresConfirmed bool      // features were detected while wanted was pending
+	detectionFailed   time.Time // time of the last failed detection, zero after a success
 }
 
 // step is the publisher's next action.
@@ -64,71 +64,71 @@ const (
 
 // next returns the next action, and for wait the time until which to wait.
 func (p *publisher) next(now time.Time) (do step, until time.Time) {
-	due, waits := p.due, p.waits()
+	due, waits := p.nextDetection, p.waitsForFeatures()
 	if waits {
-		due = earlier(due, p.silent.Add(negotiatePause))
+		due = earlierOf(due, p.detectionFailed.Add(negotiatePause))
 	}
-	again := p.again()
+	again := p.nextRepetition()
 	switch {
 	case !now.Before(due):
 		return ask, now
-	case !waits && p.unsaid(), !again.IsZero() && !now.Before(again):
+	case !waits && p.isUnpublished(), !again.IsZero() && !now.Before(again):
 		return publish, now
 	}
-	return wait, earlier(earlier(due, again), p.changes)
+	return wait, earlierOf(earlierOf(due, again), p.nextChange)
 }
 
-// unsaid reports whether the wanted pool differs from the published one.
-func (p *publisher) unsaid() bool {
+// isUnpublished reports whether the wanted pool differs from the published one.
+func (p *publisher) isUnpublished() bool {
 	return p.wanted != nil && p.wanted != p.last && (p.last == nil || !equality.Semantic.DeepEqual(*p.last, *p.wanted))
 }
 
-// waits reports whether features must be detected before the next publication. A server that now
+// waitsForFeatures reports whether features must be detected before the next publication. A server that now
 // drops counters keeps those of existing slices.
-func (p *publisher) waits() bool {
-	return !p.heard || !p.confirmed && p.last != nil && p.unsaid() && pool.CompeteAnew(*p.last, *p.wanted)
+func (p *publisher) waitsForFeatures() bool {
+	return !p.featuresKnown || !p.featuresConfirmed && p.last != nil && p.isUnpublished() && pool.CompeteAnew(*p.last, *p.wanted)
 }
 
-// again returns the time of the next repetition, or zero.
-func (p *publisher) again() time.Time {
+// nextRepetition returns the time of the next repetition, or zero.
+func (p *publisher) nextRepetition() time.Time {
 	if p.last == nil {
 		return time.Time{}
 	}
 	var retry time.Time
-	if !p.failed.IsZero() {
-		retry = p.failed.Add(retryAfter)
+	if !p.firstFailure.IsZero() {
+		retry = p.firstFailure.Add(retryAfter)
 	}
-	if p.registered.IsZero() {
+	if p.lastRegistration.IsZero() {
 		return retry
 	}
 	for after := time.Second; after <= repeatFor; after = 2*after + time.Second {
-		if at := p.registered.Add(after); at.After(p.said) {
-			return earlier(retry, at)
+		if at := p.lastRegistration.Add(after); at.After(p.lastPublication) {
+			return earlierOf(retry, at)
 		}
 	}
 	return retry
 }
 
-// given returns the pool for the library. It is the last pool if the wanted one must wait for the
+// nextPool returns the pool for the library. It is the last pool if the wanted one must wait for the
 // detection of features.
-func (p *publisher) given() *resourceslice.Pool {
-	if p.waits() {
+func (p *publisher) nextPool() *resourceslice.Pool {
+	if p.waitsForFeatures() {
 		return p.last
 	}
 	return p.wanted
 }
 
-// hear stores the result of a detection. The next detection is due after the duration again.
-func (p *publisher) hear(err error, now time.Time, again time.Duration) {
-	said := err == nil || refused(err) && (p.heard || now.Sub(p.began) >= refusalPause)
-	p.heard, p.confirmed, p.due = p.heard || said, said && p.unsaid(), now.Add(again)
-	if p.silent = now; said {
-		p.silent = time.Time{}
+// recordDetection stores the result of a detection. The next detection is due after the duration again.
+func (p *publisher) recordDetection(err error, now time.Time, again time.Duration) {
+	said := err == nil || isRejection(err) && (p.featuresKnown || now.Sub(p.startTime) >= refusalPause)
+	p.featuresKnown, p.featuresConfirmed, p.nextDetection = p.featuresKnown || said, said && p.isUnpublished(), now.Add(again)
+	if p.detectionFailed = now; said {
+		p.detectionFailed = time.Time{}
 	}
 }
 
-// earlier returns the earlier of two times. A zero time means none.
-func earlier(a, b time.Time) time.Time {
+// earlierOf returns the earlier of two times. A zero time means none.
+func earlierOf(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
 	}
@@ -138,31 +138,31 @@ func earlier(a, b time.Time) time.Time {
 // publishLoop publishes slices and detects the API server's features until the context ends. Values
 // in d.wake start the next round.
 func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
-	p := &publisher{began: time.Now()}
+	p := &publisher{startTime: time.Now()}
 	reason := ""
 	for ctx.Err() == nil {
-		problems := d.look(p)
+		problems := d.refreshPublisher(p)
 		switch do, until := p.next(time.Now()); do {
 		case ask:
-			reason = d.ask(ctx, p, reason)
+			reason = d.detectFeatures(ctx, p, reason)
 		case publish:
-			given := p.given()
+			given := p.nextPool()
 			if given != p.last {
 				for _, problem := range problems {
 					klog.FromContext(ctx).Error(problem.Err, "A device is left out of the ResourceSlices", "device", problem.Device)
 				}
 			}
-			p.failed = time.Time{}
-			d.published.Store(given)
+			p.firstFailure = time.Time{}
+			d.lastPool.Store(given)
 			if err := d.publish(ctx, helper, *given); err != nil {
 				return err
 			}
-			p.last, p.said, p.confirmed = given, time.Now(), false
+			p.last, p.lastPublication, p.featuresConfirmed = given, time.Now(), false
 		case wait:
 			timer := time.NewTimer(time.Until(until))
 			select {
 			case <-ctx.Done():
-			case <-d.wake:
+			case <-d.wakePublisher:
 			case <-timer.C:
 			}
 			timer.Stop()
@@ -171,29 +171,29 @@ func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
 	return nil
 }
 
-// look updates the publisher with the present state of the driver.
-func (d *Driver) look(p *publisher) []discovery.Problem {
-	if d.doubted.Swap(false) {
-		p.due = time.Time{}
+// refreshPublisher updates the publisher with the present state of the driver.
+func (d *Driver) refreshPublisher(p *publisher) []discovery.Problem {
+	if d.featuresDoubted.Swap(false) {
+		p.nextDetection = time.Time{}
 	}
-	if at := d.failed.Swap(nil); at != nil && p.failed.IsZero() {
-		p.failed = *at
+	if at := d.writeFailed.Swap(nil); at != nil && p.firstFailure.IsZero() {
+		p.firstFailure = *at
 	}
 	if r := d.registration.Load(); r.answer == Accepted {
-		p.registered = r.at
+		p.lastRegistration = r.answerTime
 	}
 	v, now := d.view.Load(), time.Now()
 	if v.snapshot == nil {
 		return nil
 	}
-	in, changes := d.input(v, ptr.Deref(p.last, resourceslice.Pool{}), now)
-	p.changes = changes
-	if p.wanted != nil && p.beside == p.last && sameInput(p.from, in) {
+	in, changes := d.poolInput(v, ptr.Deref(p.last, resourceslice.Pool{}), now)
+	p.nextChange = changes
+	if p.wanted != nil && p.lastBeside == p.last && sameInput(p.wantedInput, in) {
 		return p.problems
 	}
-	wanted, problems := pool.Of(in)
-	p.wanted, p.problems, p.from, p.beside = &wanted, problems, in, p.last
-	if !p.unsaid() {
+	wanted, problems := pool.BuildPool(in)
+	p.wanted, p.problems, p.wantedInput, p.lastBeside = &wanted, problems, in, p.last
+	if !p.isUnpublished() {
 		p.wanted = p.last // the same pointer makes later comparisons fast
 	}
 	return problems
@@ -202,7 +202,7 @@ func (d *Driver) look(p *publisher) []discovery.Problem {
 // sameInput reports whether two inputs make the same pool, if the last published pool is the same.
 func sameInput(a, b pool.Input) bool {
 	return a.Snapshot == b.Snapshot && maps.Equal(a.Withheld, b.Withheld) && slices.Equal(a.Claims, b.Claims) &&
-		a.Features == b.Features && maps.Equal(a.Excused, b.Excused) && a.Gone == b.Gone
+		a.Features == b.Features && maps.Equal(a.ExcusedHealth, b.ExcusedHealth) && a.GoneEffect == b.GoneEffect
 }
 
 // publish gives the pool to the helper. Its first call blocks until the API server has listed the
@@ -227,34 +227,34 @@ func (d *Driver) publish(ctx context.Context, helper Helper, now resourceslice.P
 	}
 }
 
-// input returns the input of the pool for a view. The second result is when the input changes
+// poolInput returns the input of the pool for a view. The second result is when the input changes
 // without an event, or zero.
-func (d *Driver) input(v *view, last resourceslice.Pool, now time.Time) (in pool.Input, changes time.Time) {
+func (d *Driver) poolInput(v *view, last resourceslice.Pool, now time.Time) (in pool.Input, changes time.Time) {
 	in = pool.Input{
-		Snapshot: v.snapshot,
-		Withheld: v.withheld,
-		Claims:   d.ledger.Claims(),
-		Last:     last,
-		Features: d.kept(),
-		Excused:  make(map[string]bool),
-		Gone:     d.config.Gone(),
+		Snapshot:      v.snapshot,
+		Withheld:      v.withheld,
+		Claims:        d.ledger.Claims(),
+		Last:          last,
+		Features:      d.keptFeatures(),
+		ExcusedHealth: make(map[string]bool),
+		GoneEffect:    d.config.GoneEffect(),
 	}
 	for _, device := range v.snapshot.Devices {
 		if device.Health.Status != discovery.Unknown {
 			continue
 		}
-		if left := d.jobs.excuse(device.Name, now); left > 0 {
-			in.Excused[device.Name] = true
-			changes = earlier(changes, now.Add(left))
+		if left := d.jobs.excuseFor(device.Name, now); left > 0 {
+			in.ExcusedHealth[device.Name] = true
+			changes = earlierOf(changes, now.Add(left))
 		}
 	}
 	return in, changes
 }
 
-// Published returns the number of ResourceSlices and devices in the last pool given to the library.
+// PublishedPool returns the number of ResourceSlices and devices in the last pool given to the library.
 // It reports false before the first publication.
-func (d *Driver) Published() (slices, devices int, known bool) {
-	last := d.published.Load()
+func (d *Driver) PublishedPool() (slices, devices int, known bool) {
+	last := d.lastPool.Load()
 	if last == nil {
 		return 0, 0, false
 	}
@@ -264,8 +264,8 @@ func (d *Driver) Published() (slices, devices int, known bool) {
 	return len(last.Slices), devices, true
 }
 
-// kept returns the known features of the API server.
-func (d *Driver) kept() features.Set { return ptr.Deref(d.features.Load(), features.Set{}) }
+// keptFeatures returns the known features of the API server.
+func (d *Driver) keptFeatures() features.Set { return ptr.Deref(d.features.Load(), features.Set{}) }
 
 // notify sends a value to a channel with a buffer of one, unless the buffer is full.
 func notify(c chan<- struct{}) {

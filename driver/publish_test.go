@@ -19,11 +19,11 @@ import (
 func TestPublisher(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	of := func(devices ...rules.Offered) *resourceslice.Pool {
-		p, _ := pool.Of(pool.Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All()})
+		p, _ := pool.BuildPool(pool.Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All()})
 		return &p
 	}
 	one, two := of(gpu("a", 1)), of(gpu("b", 2))
-	parts := of(gpu("a", 1), pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-a", 3))
+	parts := of(gpu("a", 1), pooltest.PartDevice("g0", "g0", 7), pooltest.PartDevice("g0", "g0-a", 3))
 	later := now.Add(time.Hour)
 	tests := map[string]struct {
 		publisher
@@ -32,38 +32,38 @@ func TestPublisher(t *testing.T) {
 	}{
 		"the server is asked first":                {want: ask},
 		"before there is anything to publish":      {publisher: publisher{wanted: one}, want: ask},
-		"a silent server is asked again":           {publisher: publisher{wanted: one, due: later, silent: now.Add(-negotiatePause)}, want: ask},
-		"but not at once":                          {publisher: publisher{wanted: one, due: later, silent: now.Add(-time.Second)}, want: wait, after: negotiatePause - time.Second},
-		"no scan yet":                              {publisher: publisher{due: later, heard: true}, want: wait, after: time.Hour},
-		"the first pool":                           {publisher: publisher{wanted: parts, due: later, heard: true}, want: publish},
-		"the same pool":                            {publisher: publisher{wanted: of(gpu("a", 1)), last: one, due: later, heard: true}, want: wait, after: time.Hour},
-		"another pool":                             {publisher: publisher{wanted: two, last: one, due: later, heard: true}, want: publish},
-		"another pool, while the server is to say": {publisher: publisher{wanted: two, last: one, due: later}, want: ask},
-		"the server is asked now and then":         {publisher: publisher{wanted: one, last: one, due: now, heard: true}, want: ask},
-		"what changes by itself":                   {publisher: publisher{wanted: one, last: one, due: later, heard: true, changes: now.Add(time.Minute)}, want: wait, after: time.Minute},
-		"devices that compete anew":                {publisher: publisher{wanted: parts, last: one, due: later, heard: true}, want: ask},
+		"a silent server is asked again":           {publisher: publisher{wanted: one, nextDetection: later, detectionFailed: now.Add(-negotiatePause)}, want: ask},
+		"but not at once":                          {publisher: publisher{wanted: one, nextDetection: later, detectionFailed: now.Add(-time.Second)}, want: wait, after: negotiatePause - time.Second},
+		"no scan yet":                              {publisher: publisher{nextDetection: later, featuresKnown: true}, want: wait, after: time.Hour},
+		"the first pool":                           {publisher: publisher{wanted: parts, nextDetection: later, featuresKnown: true}, want: publish},
+		"the same pool":                            {publisher: publisher{wanted: of(gpu("a", 1)), last: one, nextDetection: later, featuresKnown: true}, want: wait, after: time.Hour},
+		"another pool":                             {publisher: publisher{wanted: two, last: one, nextDetection: later, featuresKnown: true}, want: publish},
+		"another pool, while the server is to say": {publisher: publisher{wanted: two, last: one, nextDetection: later}, want: ask},
+		"the server is asked now and then":         {publisher: publisher{wanted: one, last: one, nextDetection: now, featuresKnown: true}, want: ask},
+		"what changes by itself":                   {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, nextChange: now.Add(time.Minute)}, want: wait, after: time.Minute},
+		"devices that compete anew":                {publisher: publisher{wanted: parts, last: one, nextDetection: later, featuresKnown: true}, want: ask},
 		"while the server is silent": {
-			publisher: publisher{wanted: parts, last: one, due: later, heard: true, silent: now.Add(-time.Second)},
+			publisher: publisher{wanted: parts, last: one, nextDetection: later, featuresKnown: true, detectionFailed: now.Add(-time.Second)},
 			want:      wait, after: negotiatePause - time.Second,
 		},
-		"once it has confirmed":          {publisher: publisher{wanted: parts, last: one, due: later, heard: true, confirmed: true}, want: publish},
-		"devices that competed before":   {publisher: publisher{wanted: parts, last: parts, due: later, heard: true}, want: wait, after: time.Hour},
-		"a registration before any pool": {publisher: publisher{due: later, heard: true, registered: now.Add(-time.Second)}, want: wait, after: time.Hour},
-		"a second after a registration":  {publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-time.Second), said: now.Add(-time.Minute)}, want: publish},
-		"then two seconds later":         {publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-time.Second), said: now}, want: wait, after: 2 * time.Second},
-		"then four":                      {publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-3 * time.Second), said: now}, want: wait, after: 4 * time.Second},
-		"then eight":                     {publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-7 * time.Second), said: now}, want: wait, after: 8 * time.Second},
-		"a write that failed":            {publisher: publisher{wanted: one, last: one, due: later, heard: true, failed: now.Add(-time.Second)}, want: wait, after: retryAfter - time.Second},
-		"after a while":                  {publisher: publisher{wanted: one, last: one, due: later, heard: true, failed: now.Add(-retryAfter)}, want: publish},
+		"once it has confirmed":          {publisher: publisher{wanted: parts, last: one, nextDetection: later, featuresKnown: true, featuresConfirmed: true}, want: publish},
+		"devices that competed before":   {publisher: publisher{wanted: parts, last: parts, nextDetection: later, featuresKnown: true}, want: wait, after: time.Hour},
+		"a registration before any pool": {publisher: publisher{nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-time.Second)}, want: wait, after: time.Hour},
+		"a second after a registration":  {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-time.Second), lastPublication: now.Add(-time.Minute)}, want: publish},
+		"then two seconds later":         {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-time.Second), lastPublication: now}, want: wait, after: 2 * time.Second},
+		"then four":                      {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-3 * time.Second), lastPublication: now}, want: wait, after: 4 * time.Second},
+		"then eight":                     {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-7 * time.Second), lastPublication: now}, want: wait, after: 8 * time.Second},
+		"a write that failed":            {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, firstFailure: now.Add(-time.Second)}, want: wait, after: retryAfter - time.Second},
+		"after a while":                  {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, firstFailure: now.Add(-retryAfter)}, want: publish},
 		"and a registration": {
-			publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-time.Second), said: now, failed: now.Add(time.Second - retryAfter)},
+			publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-time.Second), lastPublication: now, firstFailure: now.Add(time.Second - retryAfter)},
 			want:      wait, after: time.Second,
 		},
-		"and no more": {publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-15 * time.Second), said: now}, want: wait, after: time.Hour},
+		"and no more": {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-15 * time.Second), lastPublication: now}, want: wait, after: time.Hour},
 	}
-	waiting := publisher{wanted: parts, last: one, due: later, heard: true, silent: now.Add(-time.Second), failed: now.Add(-retryAfter)}
-	if do, _ := waiting.next(now); do != publish || waiting.given() != one {
-		t.Errorf("%s %v while the server is silent, want what it has once more", do, waiting.given())
+	waiting := publisher{wanted: parts, last: one, nextDetection: later, featuresKnown: true, detectionFailed: now.Add(-time.Second), firstFailure: now.Add(-retryAfter)}
+	if do, _ := waiting.next(now); do != publish || waiting.nextPool() != one {
+		t.Errorf("%s %v while the server is silent, want what it has once more", do, waiting.nextPool())
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -97,16 +97,16 @@ func TestPublisherHears(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := &publisher{began: began, heard: test.heard, wanted: one}
+			p := &publisher{startTime: began, featuresKnown: test.heard, wanted: one}
 			now := began.Add(test.after)
-			p.hear(test.err, now, time.Minute)
-			if p.heard != test.wantHeard || p.confirmed != test.confirmed || p.silent.IsZero() == test.wantSilent || !p.due.Equal(now.Add(time.Minute)) {
+			p.recordDetection(test.err, now, time.Minute)
+			if p.featuresKnown != test.wantHeard || p.featuresConfirmed != test.confirmed || p.detectionFailed.IsZero() == test.wantSilent || !p.nextDetection.Equal(now.Add(time.Minute)) {
 				t.Errorf("%+v", p)
 			}
 		})
 	}
-	p := &publisher{began: began, wanted: one, last: one}
-	if p.hear(nil, began, time.Minute); p.confirmed {
+	p := &publisher{startTime: began, wanted: one, last: one}
+	if p.recordDetection(nil, began, time.Minute); p.featuresConfirmed {
 		t.Error("confirmed, and nothing is to be published")
 	}
 }
@@ -120,7 +120,7 @@ func TestPoolIsKeptWhileItsInputIsTheSame(t *testing.T) {
 	p := &publisher{}
 	look := func(s *rules.Snapshot, withheld map[string]string) *resourceslice.Pool {
 		d.Publish(s, withheld)
-		d.look(p)
+		d.refreshPublisher(p)
 		return p.wanted
 	}
 	first := look(snapshot, nil)
@@ -137,11 +137,11 @@ func TestPoolIsKeptWhileItsInputIsTheSame(t *testing.T) {
 	one := p.wanted
 	all := features.All()
 	d.features.Store(&all)
-	if d.look(p); p.wanted == one {
+	if d.refreshPublisher(p); p.wanted == one {
 		t.Error("the pool is the same although the API server keeps more")
 	}
 	p.last = p.wanted
-	if d.look(p); p.wanted != p.last {
+	if d.refreshPublisher(p); p.wanted != p.last {
 		t.Error("the published pool is not the wanted one")
 	}
 }

@@ -84,7 +84,7 @@ func (c *claimer) exactly(count int64) *resourceapi.ExactDeviceRequest {
 	case 2:
 		r.Count, r.Selectors = 1, pooltest.BySerial(one.Name)
 	case 3:
-		if count == 1 && !one.Open && one.Sharing == nil { // all shares of a device may be too many for a claim
+		if count == 1 && !one.Shareable && one.Sharing == nil { // all shares of a device may be too many for a claim
 			r.AllocationMode, r.Count, r.Selectors = resourceapi.DeviceAllocationModeAll, 0, pooltest.BySerial(one.Name)
 		}
 	}
@@ -121,7 +121,7 @@ func forbidden(claim *resourceapi.ResourceClaim, view *view) string {
 		}
 		taint := resourceapi.DeviceTaint{Key: "chandler.dev/" + string(d.Health.Key()), Effect: d.Health.Effect}
 		tolerated := slices.ContainsFunc(r.Tolerations, func(t resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(t, taint) })
-		if !d.Health.Usable() && !tolerated {
+		if !d.Health.IsUsable() && !tolerated {
 			return fmt.Sprintf("%s is %s (%s), which the claim does not tolerate", d.Name, taint.Key, taint.Effect)
 		}
 	}
@@ -152,7 +152,7 @@ func recordedHosts(t *testing.T) (snapshots []*discovery.Snapshot) {
 		if i%every > 0 {
 			continue
 		}
-		snapshot := discovery.Scan(discoverytest.Layout(t, file), families.All)
+		snapshot := discovery.Scan(discoverytest.ReadHost(t, file), families.All)
 		for i := range snapshot.Devices {
 			snapshot.Devices[i].Files = nil // the bench has no directory for them
 		}

@@ -72,7 +72,7 @@ func TestUnreadableRecordKeepsHolding(t *testing.T) {
 	}
 	for name, damage := range damages {
 		t.Run(name, func(t *testing.T) {
-			devices := []rules.Offered{gpu("a", 1), gpu("b", 2), pooltest.Part("g", "g-a", 7), pooltest.Part("g", "g-b", 1)}
+			devices := []rules.Offered{gpu("a", 1), gpu("b", 2), pooltest.PartDevice("g", "g-a", 7), pooltest.PartDevice("g", "g-b", 1)}
 			b := newBench(t).restart().offers(devices...)
 			c := claim("c", "a", "g-b")
 			mustPrepare(t, b, c)

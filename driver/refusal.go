@@ -59,9 +59,9 @@ type refusedError struct {
 // Unwrap implements the interface of package errors.
 func (r *refusedError) Unwrap() error { return r.error }
 
-// because adds a reason to an error. It returns nil and errors that have a reason unchanged. The
+// withRefusal adds a reason to an error. It returns nil and errors that have a reason unchanged. The
 // text stays the same.
-func because(reason Refusal, err error) error {
+func withRefusal(reason Refusal, err error) error {
 	if err == nil || RefusalOf(err) != RefusedOther && RefusalOf(err) != RefusedDisk {
 		return err
 	}

@@ -22,10 +22,10 @@ func TestRefusalOf(t *testing.T) {
 		want Refusal
 	}{
 		{held, RefusedHeld},
-		{because(RefusedConfiguring, fmt.Errorf("configure: %w", held)), RefusedHeld},
-		{because(RefusedChanged, disk), RefusedChanged},
+		{withRefusal(RefusedConfiguring, fmt.Errorf("configure: %w", held)), RefusedHeld},
+		{withRefusal(RefusedChanged, disk), RefusedChanged},
 		{disk, RefusedDisk},
-		{because(RefusedGone, because(RefusedParameters, errors.New("x"))), RefusedParameters},
+		{withRefusal(RefusedGone, withRefusal(RefusedParameters, errors.New("x"))), RefusedParameters},
 		{fmt.Errorf("wait: %w", context.DeadlineExceeded), RefusedWaiting},
 		{errStopping, RefusedWaiting},
 		{errors.New("x"), RefusedOther},
@@ -34,10 +34,10 @@ func TestRefusalOf(t *testing.T) {
 			t.Errorf("%v: %s, want %s", test.err, got, test.want)
 		}
 	}
-	if because(RefusedGone, nil) != nil {
+	if withRefusal(RefusedGone, nil) != nil {
 		t.Error("an error of nothing")
 	}
-	if err := because(RefusedGone, errors.New("device x is gone")); err.Error() != "device x is gone" {
+	if err := withRefusal(RefusedGone, errors.New("device x is gone")); err.Error() != "device x is gone" {
 		t.Errorf("another text: %v", err)
 	}
 }

@@ -97,13 +97,13 @@ func TestWholeExcludesShares(t *testing.T) {
 // partitions like any partition.
 func TestSharedPart(t *testing.T) {
 	shared := func(name string, takes int) rules.Offered {
-		d := pooltest.Part("silicon", name, takes)
+		d := pooltest.PartDevice("silicon", name, takes)
 		d.Capacity = discovery.Capacity{}
 		d.Capacity.Set(discovery.Shares, 4)
 		d.Sharing = &rules.Sharing{Capacity: discovery.Shares, Unit: resource.MustParse("1"), Default: resource.MustParse("1")}
 		return d
 	}
-	most := pooltest.Part("silicon", "x", 1).PartOf.Counters["slices"]
+	most := pooltest.PartDevice("silicon", "x", 1).PartOf.Counters["slices"]
 	n := int(most.Value())
 	b := newBench(t).restart().offers(shared("x", n), shared("y", 1))
 	mustPrepare(t, b, taking(claim("one", "x"), discovery.Shares, "1"))
@@ -261,7 +261,7 @@ func TestShareFromEarlierSlices(t *testing.T) {
 		expectPublished(t, helper, "a b")
 		c := taking(claim("c", "a"), discovery.Shares, "1")
 		mustPrepare(t, b, c)
-		b.Registered(Accepted)
+		b.SetRegistration(Accepted)
 		expectPublished(t, helper, "b")
 		mustUnprepare(t, b, c)
 		expectPublished(t, helper, "a b")

@@ -14,7 +14,7 @@ import (
 // them at each start.
 func (d *Driver) sweepSockets(ctx context.Context) error {
 	return errors.Join(
-		socket.Sweep(ctx, filepath.Join(d.registryDir(), discovery.Domain+"-*reg.sock")),
-		socket.Sweep(ctx, filepath.Join(d.dataDir(), "dra*.sock")),
+		socket.RemoveStale(ctx, filepath.Join(d.registryDir(), discovery.Domain+"-*reg.sock")),
+		socket.RemoveStale(ctx, filepath.Join(d.dataDir(), "dra*.sock")),
 	)
 }

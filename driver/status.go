@@ -67,8 +67,8 @@ type statusWriter struct {
 type attempt struct {
 	statuses []deviceStatus
 	failures int
-	due      time.Time // time of the next try
-	said     bool
+	nextTry  time.Time // time of the next try
+	written  bool
 }
 
 // statusLoop keeps the status of claims up to date until the context ends.
@@ -87,7 +87,7 @@ func (d *Driver) statusLoop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-v.next:
-		case <-d.prepared:
+		case <-d.claimPrepared:
 			d.untilQuiet(ctx, v)
 		case <-again:
 		}
@@ -103,7 +103,7 @@ func (d *Driver) untilQuiet(ctx context.Context, v *view) {
 	for {
 		quiet := time.NewTimer(statusQuiet)
 		select {
-		case <-d.prepared:
+		case <-d.claimPrepared:
 			quiet.Stop()
 			continue
 		case <-ctx.Done():
@@ -129,8 +129,8 @@ func (w *statusWriter) write(ctx context.Context, v *view, claims []*ledger.Clai
 			logGone(ctx, c, a.statuses, statuses)
 			a = attempt{statuses: statuses}
 		}
-		if now := time.Now(); a.open() && !now.Before(a.due) && !now.Before(w.due) && ctx.Err() == nil {
-			w.try(ctx, c, &a)
+		if now := time.Now(); a.open() && !now.Before(a.nextTry) && !now.Before(w.due) && ctx.Err() == nil {
+			w.tryWrite(ctx, c, &a)
 		}
 		again = again || a.open()
 		w.claims[c.UID] = a
@@ -148,19 +148,19 @@ func logGone(ctx context.Context, c *ledger.Claim, before, now []deviceStatus) {
 }
 
 // open reports whether the status must still be written.
-func (a *attempt) open() bool { return !a.said && a.failures < statusTries }
+func (a *attempt) open() bool { return !a.written && a.failures < statusTries }
 
-// try tries to write the status of a claim once, and stores the result.
-func (w *statusWriter) try(ctx context.Context, c *ledger.Claim, a *attempt) {
+// tryWrite tries to write the status of a claim once, and stores the result.
+func (w *statusWriter) tryWrite(ctx context.Context, c *ledger.Claim, a *attempt) {
 	err := w.writeClaim(ctx, c, a.statuses)
 	var refused apierrors.APIStatus
 	switch {
 	case err == nil:
-		a.said = true
+		a.written = true
 		return
 	case errors.As(err, &refused):
 		a.failures++
-		a.due = time.Now().Add(statusPause)
+		a.nextTry = time.Now().Add(statusPause)
 	default:
 		w.due = time.Now().Add(statusPause) // the other claims would wait as long
 	}
@@ -210,9 +210,9 @@ func (w *statusWriter) statusesOf(v *view, c *ledger.Claim) []deviceStatus {
 		switch {
 		case health.Key() == discovery.ConditionGone:
 			said.status, said.reason, said.message = metav1.ConditionFalse, ReasonGone, health.Reason
-		case health.Status == discovery.Unhealthy && !health.Usable():
+		case health.Status == discovery.Unhealthy && !health.IsUsable():
 			said.status, said.reason, said.message = metav1.ConditionFalse, ReasonUnhealthy, health.Reason
-		case !health.Usable():
+		case !health.IsUsable():
 			said.status, said.reason, said.message = metav1.ConditionUnknown, ReasonUnknown, health.Reason
 		default:
 			said.status, said.reason = metav1.ConditionTrue, ReasonPrepared
@@ -242,7 +242,7 @@ func entriesFor(claim *resourceapi.ResourceClaim, statuses []deviceStatus, now m
 			ifName = said.NetworkData.InterfaceName
 		}
 		changed = changed || before == nil || before.Status != want.Status || before.Reason != want.Reason || before.Message != want.Message || ifName != s.ifName
-		entries = append(entries, s.apply(want))
+		entries = append(entries, s.statusEntry(want))
 	}
 	return entries, changed
 }
@@ -269,7 +269,7 @@ func (s *deviceStatus) entryOf(claim *resourceapi.ResourceClaim) resourceapi.All
 	return claim.Status.Devices[i]
 }
 
-func (s *deviceStatus) apply(ready metav1.Condition) *resourceapply.AllocatedDeviceStatusApplyConfiguration {
+func (s *deviceStatus) statusEntry(ready metav1.Condition) *resourceapply.AllocatedDeviceStatusApplyConfiguration {
 	entry := resourceapply.AllocatedDeviceStatus().WithDriver(discovery.Domain).WithPool(s.pool).WithDevice(s.device).
 		WithConditions(metaapply.Condition().WithType(ready.Type).WithStatus(ready.Status).WithReason(ready.Reason).
 			WithMessage(ready.Message).WithLastTransitionTime(ready.LastTransitionTime))

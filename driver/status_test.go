@@ -117,7 +117,7 @@ func TestStatus(t *testing.T) {
 		theirs   = "other.example.com node x - Ready=True(Theirs )"
 	)
 	statusTest(t, []*resourceapi.ResourceClaim{c}, func(t *testing.T, b *statusBench) {
-		a, vf, kvm := gpu("a", 1), gpu("vf", 2), rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}}
+		a, vf, kvm := gpu("a", 1), gpu("vf", 2), rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}}
 		b.offers(a, kvm, vf)
 		b.expectSaid("c", theirs)
 		mustPrepare(t, b.bench, c)
@@ -257,11 +257,11 @@ func TestReplacedWhileConfiguring(t *testing.T) {
 		b.Publish(before, nil)
 		mustPrepare(t, b, c)
 		b.offers(other)
-		if replaced() || !b.healthFor(c).Usable() {
+		if replaced() || !b.healthFor(c).IsUsable() {
 			t.Error("said before the next scan")
 		}
 		time.Sleep(readAgain)
-		if !replaced() || b.healthFor(c).Usable() {
+		if !replaced() || b.healthFor(c).IsUsable() {
 			t.Error("never said")
 		}
 	})
@@ -272,7 +272,7 @@ func TestReplacedWhileConfiguring(t *testing.T) {
 func TestReplacedForSome(t *testing.T) {
 	b := newBench(t)
 	device := gpu("a", 1)
-	device.Open = true
+	device.Shareable = true
 	b.restart().offers(device)
 	admin := claim("admin", "a")
 	admin.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
@@ -288,7 +288,7 @@ func TestReplacedForSome(t *testing.T) {
 	mustPrepare(t, b, before)
 	b.offers(device)
 	mustPrepare(t, b, since)
-	if b.healthFor(before).Usable() || !b.healthFor(since).Usable() {
+	if b.healthFor(before).IsUsable() || !b.healthFor(since).IsUsable() {
 		t.Error("it is not replaced for the claim before, or it is for the claim since")
 	}
 	for range 10 {
@@ -305,7 +305,7 @@ func TestReplacedBeforeACrash(t *testing.T) {
 	r := ledger.Claim{Results: []ledger.Result{{Device: "a", Source: "a", Identity: "other"}}}
 	for _, configuring := range []bool{true, false} {
 		r.Configuring = configuring
-		if health := b.healthIn(b.view.Load(), &r, &r.Results[0]); health.Usable() != configuring {
+		if health := b.healthIn(b.view.Load(), &r, &r.Results[0]); health.IsUsable() != configuring {
 			t.Errorf("configuring %t: %v", configuring, health)
 		}
 	}

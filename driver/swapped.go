@@ -49,7 +49,7 @@ func (d *Driver) swapLoop(ctx context.Context) {
 func (d *Driver) askPromised(ctx context.Context, v *view) error {
 	promised := make(map[string]map[types.UID]metav1.Time) // by device
 	for name, seen := range v.identities {
-		if seen.promised != nil && seen.promised.Load() == nil {
+		if seen.promisedTo != nil && seen.promisedTo.Load() == nil {
 			promised[name] = make(map[types.UID]metav1.Time)
 		}
 	}
@@ -77,7 +77,7 @@ func (d *Driver) askPromised(ctx context.Context, v *view) error {
 		}
 	}
 	for name, claims := range promised {
-		v.identities[name].promised.Store(&claims)
+		v.identities[name].promisedTo.Store(&claims)
 	}
 	return nil
 }
@@ -86,10 +86,10 @@ func (d *Driver) askPromised(ctx context.Context, v *view) error {
 // recognises a later allocation by its timestamp, which only servers since Kubernetes 1.36 store.
 func (v *view) sameSince(claim *resourceapi.ResourceClaim, r *ledger.Result) error {
 	seen, allocated := v.identities[r.Source], claim.Status.Allocation.AllocationTimestamp
-	if seen.promised == nil || allocated == nil {
+	if seen.promisedTo == nil || allocated == nil {
 		return nil
 	}
-	promised := seen.promised.Load()
+	promised := seen.promisedTo.Load()
 	if promised == nil {
 		return fmt.Errorf("device %s was swapped: it is %s now and was %s; it is not yet known whether it was allocated to the claim before the swap", r.Device, seen.now, seen.before)
 	}

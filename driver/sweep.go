@@ -41,13 +41,13 @@ func (d *Driver) sweepLoop(ctx context.Context) {
 	suspects := make(map[types.UID]bool)
 	for round := 0; ; round++ {
 		about := sweepInterval
-		if len(suspects) > 0 || round < soonRounds && len(d.ledger.View(nil).Sealed()) > 0 {
+		if len(suspects) > 0 || round < soonRounds && len(d.ledger.View(nil).SealedEntries()) > 0 {
 			about = soonInterval
 		}
 		if !d.pauseSweep(ctx, about) {
 			return
 		}
-		suspects = d.sweep(ctx, suspects)
+		suspects = d.unprepareAbandoned(ctx, suspects)
 	}
 }
 
@@ -64,7 +64,7 @@ func (d *Driver) pauseSweep(ctx context.Context, about time.Duration) bool {
 			return false
 		case <-timer.C:
 			return true
-		case <-d.refused:
+		case <-d.claimRefused:
 			timer.Stop()
 			if soon := pause(soonInterval); soon.Before(until) {
 				until = soon
@@ -73,11 +73,11 @@ func (d *Driver) pauseSweep(ctx context.Context, about time.Duration) bool {
 	}
 }
 
-// sweep unprepares the abandoned claims that were already suspects, and returns the suspects for
+// unprepareAbandoned unprepares the abandoned claims that were already suspects, and returns the suspects for
 // the next search.
-func (d *Driver) sweep(ctx context.Context, before map[types.UID]bool) map[types.UID]bool {
+func (d *Driver) unprepareAbandoned(ctx context.Context, before map[types.UID]bool) map[types.UID]bool {
 	logger := klog.FromContext(ctx)
-	claims := d.ledger.Owed()
+	claims := d.ledger.AllOwners()
 	if len(claims) == 0 {
 		return nil
 	}

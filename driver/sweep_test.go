@@ -31,7 +31,7 @@ func TestSweep(t *testing.T) {
 	kept, lost := claim("kept", "a"), claim("lost", "b")
 	mustPrepare(t, b, kept)
 	mustPrepare(t, b, lost)
-	sweep := func(before map[types.UID]bool) map[types.UID]bool { return b.sweep(t.Context(), before) }
+	sweep := func(before map[types.UID]bool) map[types.UID]bool { return b.unprepareAbandoned(t.Context(), before) }
 
 	abandoned = []types.UID{lost.UID}
 	suspects := sweep(nil)
@@ -122,7 +122,7 @@ func TestSweepOfAClaimThatIsPreparedAnew(t *testing.T) {
 					},
 					func() []types.UID { return nil },
 				}
-				b.sweep(t.Context(), map[types.UID]bool{before.UID: true})
+				b.unprepareAbandoned(t.Context(), map[types.UID]bool{before.UID: true})
 				expectPrepared("prepared before")
 
 				prepared := make(chan error, 1)
@@ -137,7 +137,7 @@ func TestSweepOfAClaimThatIsPreparedAnew(t *testing.T) {
 						return uids
 					},
 				}
-				b.sweep(t.Context(), map[types.UID]bool{before.UID: true})
+				b.unprepareAbandoned(t.Context(), map[types.UID]bool{before.UID: true})
 				if err := <-prepared; err != nil {
 					t.Error(err)
 				}
@@ -161,7 +161,7 @@ func TestSweepAsksAboutEarlierBoots(t *testing.T) {
 		}
 		return nil, nil
 	}
-	b.sweep(t.Context(), nil)
+	b.unprepareAbandoned(t.Context(), nil)
 	if !slices.Equal(asked, []string{"old"}) {
 		t.Errorf("asked about %q", asked)
 	}
@@ -182,12 +182,12 @@ func TestSweepOfUnreadableRecords(t *testing.T) {
 		return []types.UID{c.UID}, nil
 	}
 	b.restart().offers(gpu("a", 1))
-	suspects := b.sweep(t.Context(), nil)
+	suspects := b.unprepareAbandoned(t.Context(), nil)
 	if !slices.Equal(asked, []ledger.Owner{{API: discovery.ModeDRA, UID: c.UID}}) {
 		t.Errorf("asked about %v", asked)
 	}
 	mustRefuse(t, b, claim("other", "a"), "in use by claim with UID uid-c")
-	b.sweep(t.Context(), suspects)
+	b.unprepareAbandoned(t.Context(), suspects)
 	if left, _ := os.ReadDir(b.records()); len(left) > 0 || exists(b.specFile(c)) {
 		t.Errorf("left of it: %v", left)
 	}
@@ -213,7 +213,7 @@ func TestSweepDoesNotWaitForLong(t *testing.T) {
 		}
 		mustPrepare(t, b, idle)
 		start := time.Now()
-		b.sweep(t.Context(), b.sweep(t.Context(), nil))
+		b.unprepareAbandoned(t.Context(), b.unprepareAbandoned(t.Context(), nil))
 		if time.Since(start) > callLimit || exists(b.recordFile(idle)) || !exists(b.recordFile(busy)) {
 			t.Errorf("after %s: records of idle %t, busy %t", time.Since(start), exists(b.recordFile(idle)), exists(b.recordFile(busy)))
 		}

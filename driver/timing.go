@@ -56,7 +56,7 @@ func (d *Driver) timeRead(ctx context.Context) {
 // timeClaim does the driver's part for one claim and reports its duration.
 func (d *Driver) timeClaim(ctx context.Context, operation string, claim kubeletplugin.NamespacedObject, work func(context.Context) error) error {
 	began := time.Now()
-	ctx, end := traces.Stage(ctx, "claim",
+	ctx, end := traces.StartStage(ctx, "claim",
 		attribute.String("k8s.namespace.name", claim.Namespace), attribute.String("k8s.resourceclaim.name", claim.Name), attribute.String("k8s.resourceclaim.uid", string(claim.UID)))
 	err := work(ctx)
 	if err != nil {

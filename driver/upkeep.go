@@ -11,10 +11,10 @@ import (
 	"chandler.dev/internal/traces"
 )
 
-// orders returns the orders for programs that must run for a claim. They require devices with an
+// claimOrders returns the orders for programs that must run for a claim. They require devices with an
 // exclusive allocation.
-func (d *Driver) orders(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]discovery.Order, error) {
-	if d.config.Order == nil {
+func (d *Driver) claimOrders(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]discovery.Order, error) {
+	if d.config.OrderDaemons == nil {
 		return nil, nil
 	}
 	var all [][]discovery.Order
@@ -33,7 +33,7 @@ func (d *Driver) orders(results []ledger.Result, devices []rules.Offered, parame
 				alone = alone && !r.Admin && !r.Shared && r.Consumes == nil
 			}
 		}
-		orders := d.config.Order(given, parameters[request])
+		orders := d.config.OrderDaemons(given, parameters[request])
 		if len(orders) > 0 && !alone {
 			return nil, fmt.Errorf("request %s: parameters: it has devices that are not the claim's alone", request)
 		}
@@ -46,12 +46,12 @@ func (d *Driver) orders(results []ledger.Result, devices []rules.Offered, parame
 	return orders, nil
 }
 
-// order starts the programs of a claim, and returns when they are ready. The claim already has its
+// startDaemons starts the programs of a claim, and returns when they are ready. The claim already has its
 // devices, and keeps them after a failure. Programs that were started end with the claim.
-func (d *Driver) order(ctx context.Context, p *plan) error {
+func (d *Driver) startDaemons(ctx context.Context, p *plan) error {
 	if len(p.orders) == 0 {
 		return nil
 	}
-	err := traces.Do(ctx, "request sharing daemons", func() error { return d.config.Upkeep(ctx, p.wanted.UID, p.orders) })
-	return because(RefusedConfiguring, err)
+	err := traces.Do(ctx, "request sharing daemons", func() error { return d.config.StartDaemons(ctx, p.wanted.UID, p.orders) })
+	return withRefusal(RefusedConfiguring, err)
 }

@@ -19,7 +19,7 @@ import (
 func TestOrders(t *testing.T) {
 	b := newBench(t)
 	b.config.ReadParameters = func([]byte) (discovery.Parameters, error) { return discovery.Parameters{"daemon": "true"}, nil }
-	b.config.Order = func(given []discovery.Device, parameters discovery.Parameters) []discovery.Order {
+	b.config.OrderDaemons = func(given []discovery.Device, parameters discovery.Parameters) []discovery.Order {
 		if parameters["daemon"] == "" {
 			return nil
 		}
@@ -31,7 +31,7 @@ func TestOrders(t *testing.T) {
 		found, _ := filepath.Glob(filepath.Join(b.config.CDI.Path, "*"))
 		return len(found)
 	}
-	b.config.Upkeep = func(_ context.Context, uid types.UID, orders []discovery.Order) error {
+	b.config.StartDaemons = func(_ context.Context, uid types.UID, orders []discovery.Order) error {
 		ordered = append(ordered, orders[0].How["devices"])
 		if len(ordered) == 1 && specs() > 0 {
 			t.Error("there is a CDI spec already")

@@ -34,18 +34,18 @@ func verify(r *ledger.Result, host fs.FS, earlier *ledger.Result) error {
 	return nil
 }
 
-// driven returns an error for a device that has no driver and provides nothing to a container, such
+// requireDriver returns an error for a device that has no driver and provides nothing to a container, such
 // as a virtual function that its driver refused. The error is temporary, since a driver may bind to
 // the device soon.
-func driven(device *rules.Offered) error {
+func requireDriver(device *rules.Offered) error {
 	driver, edits := device.Attributes.String("driver"), &device.Edits
 	switch {
-	case device.Health.Condition != discovery.ConditionDriverUnbound, driver != "" && !discovery.Idle(driver):
+	case device.Health.Condition != discovery.ConditionDriverUnbound, driver != "" && !discovery.IsIdleDriver(driver):
 		return nil
 	case len(edits.DeviceNodes) > 0 || len(edits.NetDevices) > 0:
 		return nil
 	}
-	return discovery.Passing(fmt.Errorf("device %s: %s", device.Name, device.Health.Reason))
+	return discovery.TransientError(fmt.Errorf("device %s: %s", device.Name, device.Health.Reason))
 }
 
 // verifyInterfaces returns a temporary error if a network interface for the container no longer has
@@ -64,7 +64,7 @@ func verifyInterfaces(r *ledger.Result, device *discovery.Device, host fs.FS) er
 			return fmt.Errorf("device %s: %w", r.Device, err)
 		}
 		if err != nil || !strings.HasPrefix(path.Join(class, target), device.Source+"/") {
-			return discovery.Passing(fmt.Errorf("device %s: its network interface is not called %s any more", r.Device, name))
+			return discovery.TransientError(fmt.Errorf("device %s: its network interface is not called %s any more", r.Device, name))
 		}
 	}
 	return nil
@@ -92,7 +92,7 @@ func replacedBy(r *ledger.Result, device *discovery.Device, stock ledger.Stock) 
 	if err := sameSilicon(&now, r); err != nil {
 		return err
 	}
-	if why := ledger.Renumbered(r.LastNodes(), []string{device.Name}, stock); why != "" {
+	if why := ledger.RenumberedNodes(r.LastNodes(), []string{device.Name}, stock); why != "" {
 		return fmt.Errorf("device %s has other nodes: %s", r.Device, why)
 	}
 	return nil

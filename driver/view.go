@@ -28,9 +28,9 @@ type view struct {
 type identity struct {
 	now, before string // before is "" if there was no other
 
-	// promised are the claims that had the device in their allocation when its replacement was
+	// promisedTo are the claims that had the device in their allocation when its replacement was
 	// detected, with the times of their allocations. It is nil before the API server has answered.
-	promised *atomic.Pointer[map[types.UID]metav1.Time]
+	promisedTo *atomic.Pointer[map[types.UID]metav1.Time]
 }
 
 // Publish sets the snapshot that the driver offers, without the withheld physical devices. The
@@ -45,7 +45,7 @@ func (d *Driver) Publish(snapshot *rules.Snapshot, withheld map[string]string) {
 		identities: identitiesIn(snapshot, before.identities), next: make(chan struct{}),
 	})
 	close(before.next)
-	notify(d.wake)
+	notify(d.wakePublisher)
 }
 
 // identitiesIn adds the identities of a snapshot to the known ones. A device keeps its identity
@@ -57,7 +57,7 @@ func identitiesIn(snapshot *rules.Snapshot, known map[string]identity) map[strin
 		switch {
 		case device.Identity == "" || device.Identity == last.now:
 		case seen:
-			changed[device.Name] = identity{now: device.Identity, before: last.now, promised: new(atomic.Pointer[map[types.UID]metav1.Time])}
+			changed[device.Name] = identity{now: device.Identity, before: last.now, promisedTo: new(atomic.Pointer[map[types.UID]metav1.Time])}
 		default:
 			changed[device.Name] = identity{now: device.Identity}
 		}
@@ -78,16 +78,16 @@ func (v *view) Device(name string) (rules.Offered, bool) {
 	if v.snapshot == nil {
 		return rules.Offered{}, false
 	}
-	return pool.Device(v.snapshot, name)
+	return pool.LookupDevice(v.snapshot, name)
 }
 
-// missing returns the reason why a device of that name does not exist. If the device cannot be
+// missingReason returns the reason why a device of that name does not exist. If the device cannot be
 // read, or a family has not answered, as in the first seconds of an agent on a busy node, the error
 // is temporary.
-func (v *view) missing(pool, device string) error {
+func (v *view) missingReason(pool, device string) error {
 	for _, problem := range v.snapshot.Problems {
 		if problem.Device == device || errors.Is(problem.Err, discovery.ErrNoAnswer) {
-			return discovery.Passing(because(RefusedWaiting, fmt.Errorf("device %s/%s is not yet known: %w", pool, device, problem)))
+			return discovery.TransientError(withRefusal(RefusedWaiting, fmt.Errorf("device %s/%s is not yet known: %w", pool, device, problem)))
 		}
 	}
 	return fmt.Errorf("device %s/%s is gone from this node", pool, device)

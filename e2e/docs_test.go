@@ -21,7 +21,7 @@ func TestObjectsOfDocs(t *testing.T) {
 		for _, block := range page.Blocks() {
 			text := block.Text
 			if block.Lang == "yaml" && (strings.HasPrefix(text, "config:") || strings.HasPrefix(text, "constraints:")) {
-				text = docs.Claim(text)
+				text = docs.ClaimWith(text)
 			}
 			if block.Lang != "yaml" || !strings.HasPrefix(text, "apiVersion: ") || strings.HasPrefix(text, "apiVersion: chandler.dev/") {
 				continue

@@ -97,14 +97,14 @@ func driverFiles(t *testing.T, libraryDir string) specs.ContainerEdits {
 	t.Helper()
 	const driver = "/run/nvidia/driver"
 	machine := t.TempDir()
-	host, err := recorded.Parse([]byte(drivertest.Host("")))
+	host, err := recorded.Parse([]byte(drivertest.RecordedHost("")))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := host.Layout(machine); err != nil {
+	if err := host.WriteHost(machine); err != nil {
 		t.Fatal(err)
 	}
-	drivertest.Lay(t, machine+driver, libraryDir)
+	drivertest.InstallDriver(t, machine+driver, libraryDir)
 	run := exec.CommandContext(t.Context(), "go", "run", "-C", "..", "./cmd/chandler-nvml", "--files", "--host-root="+machine, "--driver-root="+driver)
 	run.Env = append(os.Environ(), "CGO_ENABLED=1", "CGO_LDFLAGS=-Wl,-z,lazy", "CGO_CFLAGS=-O2 -g -Wno-deprecated-declarations")
 	text, err := run.Output()
@@ -121,7 +121,7 @@ func driverFiles(t *testing.T, libraryDir string) specs.ContainerEdits {
 	if len(snapshot.Devices) != 1 {
 		t.Fatalf("devices %v, problems %v", snapshot.Devices, snapshot.Problems)
 	}
-	edits := cdi.Rebase(snapshot.Devices[0].Edits, machine)
+	edits := cdi.RebasePaths(snapshot.Devices[0].Edits, machine)
 	edits.DeviceNodes = nil
 	return edits
 }

@@ -230,7 +230,7 @@ func TestReport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files := reporttest.Unpack(t, archive)
+	files := reporttest.UnpackArchive(t, archive)
 	for _, want := range []string{"cluster/resourceslices.json", "nodes/node/recorded.host", "nodes/node/agent.log", "nodes/node/metrics.txt", "config/daemonset-chandler.json"} {
 		if files[want] == "" {
 			t.Errorf("the report lacks %s:\n%s", want, stdout)

@@ -21,14 +21,14 @@ import (
 	"chandler.dev/legacy/list"
 )
 
-// allocate answers the requests of containers for IDs of a resource. It looks up the IDs, computes
+// allocateIDs answers the requests of containers for IDs of a resource. It looks up the IDs, computes
 // the edits and records the grants in the ledger. Either all grants are allocated or none.
-func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, requests [][]string) ([]*pluginapi.ContainerAllocateResponse, error) {
+func (p *Plugin) allocateIDs(ctx context.Context, l *list.List, resource string, requests [][]string) ([]*pluginapi.ContainerAllocateResponse, error) {
 	var responses []*pluginapi.ContainerAllocateResponse
 	var grants []*ledger.Grant
-	now, stock := time.Now(), p.present()
+	now, stock := time.Now(), p.presentStock()
 	all := len(slices.Concat(requests...))
-	if id, twice := repeated(slices.Concat(requests...)); twice {
+	if id, twice := repeatedID(slices.Concat(requests...)); twice {
 		return nil, fmt.Errorf("%s: device %q: requested twice in one call", resource, id)
 	}
 	for _, ids := range requests {
@@ -45,8 +45,8 @@ func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, re
 			share := discovery.Share{Place: amount.Place, Container: amount.IDs, Call: all, Device: len(amount.Unit.IDs)}
 			variables = share.Variables(resource)
 		}
-		grant := discovery.Grant{Resource: resource, All: l.All(units), Consumed: l.Consumed(ids)}
-		r, err := p.respond(ctx, l.Allocation(), devicesOf(units), grant, variables)
+		grant := discovery.Grant{Resource: resource, All: l.All(units), Consumed: l.ConsumedAmounts(ids)}
+		r, err := p.containerResponse(ctx, l.Allocation(), devicesOf(units), grant, variables)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", resource, err)
 		}
@@ -57,10 +57,10 @@ func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, re
 			grants = append(grants, g)
 		}
 	}
-	if err := p.give(ctx, stock, grants); err != nil {
+	if err := p.giveGrants(ctx, stock, grants); err != nil {
 		return nil, fmt.Errorf("%s: %w", resource, err)
 	}
-	signal(p.ask)
+	signal(p.pollSoon)
 	klog.FromContext(ctx).V(2).Info("Devices allocated", "resource", resource, "ids", requests)
 	return responses, nil
 }
@@ -75,33 +75,33 @@ const passLimit = 10 * time.Second
 // passInterval is the longest pause between two tries of a waiting call.
 const passInterval = time.Second
 
-// give records grants. Before, it waits for the end of pods whose IDs the kubelet has forgotten,
+// giveGrants records grants. Before, it waits for the end of pods whose IDs the kubelet has forgotten,
 // and for reclaimed devices. A forgotten ID may be detected only when the grants are recorded. For
 // example, when a pod returns under its name, PodResources lists the new pod before the pod has
 // devices. Then give waits again.
-func (p *Plugin) give(ctx context.Context, stock *list.Stock, grants []*ledger.Grant) error {
+func (p *Plugin) giveGrants(ctx context.Context, stock *list.Stock, grants []*ledger.Grant) error {
 	for began := time.Now(); ; {
 		_ = traces.Do(ctx, "wait for pods that have ended", func() error { p.awaitEnd(ctx, grants, began.Add(endTimeout)); return nil })
-		freed := p.config.Ledger.Freed()
+		freed := p.config.Ledger.FreedSignal()
 		err := traces.Do(ctx, "write grants and files", func() error { return p.config.Ledger.GiveGrants(stock, grants) })
 		var blocked *ledger.Blocked
-		if errors.As(err, &blocked) && blocked.Starting != nil && p.joins(ctx, grants, blocked.Starting) {
+		if errors.As(err, &blocked) && blocked.Starting != nil && p.joinsGrant(ctx, grants, blocked.Starting) {
 			continue
 		}
-		again := errors.As(err, &blocked) && (blocked.Forgotten && time.Since(began) <= endTimeout || blocked.Passing && time.Since(began) < passLimit)
+		again := errors.As(err, &blocked) && (blocked.ForgottenByKubelet && time.Since(began) <= endTimeout || blocked.Reclaiming && time.Since(began) < passLimit)
 		if !again || ctx.Err() != nil {
 			return err
 		}
-		if blocked.Passing {
+		if blocked.Reclaiming {
 			_ = traces.Do(ctx, "wait until the device is free", func() error { waitFor(ctx, freed); return err })
 		}
 	}
 }
 
-// joins reports whether grants are for the container that was given another function of the same
+// joinsGrant reports whether grants are for the container that was given another function of the same
 // IOMMU group just before. If so, it links the grants in the ledger. A virtual machine requests a
 // GPU and its audio function as two resources.
-func (p *Plugin) joins(ctx context.Context, grants []*ledger.Grant, first *ledger.Grant) bool {
+func (p *Plugin) joinsGrant(ctx context.Context, grants []*ledger.Grant, first *ledger.Grant) bool {
 	resource := grants[0].Resource
 	if p.config.AsksForBoth == nil || resource == first.Resource || grants[0].With != nil {
 		return false
@@ -130,8 +130,8 @@ func waitFor(ctx context.Context, freed <-chan struct{}) {
 	}
 }
 
-// repeated returns an ID that occurs twice.
-func repeated(ids []string) (id string, twice bool) {
+// repeatedID returns an ID that occurs twice.
+func repeatedID(ids []string) (id string, twice bool) {
 	seen := make(map[string]bool, len(ids))
 	for _, id := range ids {
 		if seen[id] {
@@ -147,7 +147,7 @@ func devicesOf(units []*list.Unit) []rules.Offered {
 	var devices []rules.Offered
 	seen := make(map[string]bool)
 	for _, u := range units {
-		for _, d := range u.Given() {
+		for _, d := range u.GivenDevices() {
 			if !seen[d.Name] {
 				seen[d.Name] = true
 				devices = append(devices, d)
@@ -157,14 +157,14 @@ func devicesOf(units []*list.Unit) []rules.Offered {
 	return devices
 }
 
-// respond returns the kubelet's answer for a container that gets devices.
-func (p *Plugin) respond(ctx context.Context, allocation rules.Allocation, devices []rules.Offered, grant discovery.Grant, variables []string) (*pluginapi.ContainerAllocateResponse, error) {
+// containerResponse returns the kubelet's answer for a container that gets devices.
+func (p *Plugin) containerResponse(ctx context.Context, allocation rules.Allocation, devices []rules.Offered, grant discovery.Grant, variables []string) (*pluginapi.ContainerAllocateResponse, error) {
 	lists, err := p.listsOf(ctx, allocation.Lists, devices)
 	if err != nil {
 		return nil, err
 	}
 	grant.API, grant.Naming = discovery.ModeDevicePlugin, allocation.Naming
-	grant.Naming.None = lists.CDI() && !lists.Plain
+	grant.Naming.None = lists.UsesCDI() && !lists.Plain
 	edits := specs.ContainerEdits{Env: slices.Clone(allocation.Env)}
 	if lists.Plain {
 		for _, d := range devices {
@@ -173,18 +173,18 @@ func (p *Plugin) respond(ctx context.Context, allocation rules.Allocation, devic
 	}
 	if p.config.Grant != nil {
 		// Later environment variables replace earlier ones, so those of the whole set come last.
-		edits = discovery.Join(edits, p.config.Grant(rules.Devices(devices), grant))
+		edits = discovery.Join(edits, p.config.Grant(rules.PlainDevices(devices), grant))
 	}
 	edits.Env = append(edits.Env, variables...)
-	r, err := response(cdi.Rebase(edits, p.config.CDI.RuntimeRoot))
-	if err != nil || !lists.CDI() {
+	r, err := newResponse(cdi.RebasePaths(edits, p.config.CDI.RuntimeRoot))
+	if err != nil || !lists.UsesCDI() {
 		return r, err
 	}
 	return r, p.name(r, lists, devices)
 }
 
-// response converts edits to the device plugin API, which supports fewer kinds of edits than CDI.
-func response(edits specs.ContainerEdits) (*pluginapi.ContainerAllocateResponse, error) {
+// newResponse converts edits to the device plugin API, which supports fewer kinds of edits than CDI.
+func newResponse(edits specs.ContainerEdits) (*pluginapi.ContainerAllocateResponse, error) {
 	r := &pluginapi.ContainerAllocateResponse{}
 	errs := []error{needsCDI(edits)}
 	for _, node := range edits.DeviceNodes {

@@ -16,7 +16,7 @@ import (
 )
 
 func TestResponse(t *testing.T) {
-	got, err := response(specs.ContainerEdits{
+	got, err := newResponse(specs.ContainerEdits{
 		DeviceNodes: []*specs.DeviceNode{
 			{Path: "/dev/ctl", HostPath: "/dev/ctl", Permissions: "r"},
 			{Path: "/dev/a"},
@@ -57,7 +57,7 @@ func TestResponseCannotSay(t *testing.T) {
 		"mount /m: both /a and /b are to be it":          {Mounts: []*specs.Mount{{ContainerPath: "/m", HostPath: "/a"}, {ContainerPath: "/m", HostPath: "/b"}}},
 		"device node /dev/x: both /dev/0 and /dev/1 are": {DeviceNodes: []*specs.DeviceNode{{Path: "/dev/x", HostPath: "/dev/0"}, {Path: "/dev/x", HostPath: "/dev/1"}}},
 	} {
-		if _, err := response(edits); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := newResponse(edits); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}
@@ -65,7 +65,7 @@ func TestResponseCannotSay(t *testing.T) {
 
 // Hooks make a device easier to use. The plain device plugin API omits them.
 func TestResponseWithoutHooks(t *testing.T) {
-	got, err := response(specs.ContainerEdits{Env: []string{"A=1"}, Hooks: []*specs.Hook{{HookName: "createContainer", Path: "/bin/hook"}}})
+	got, err := newResponse(specs.ContainerEdits{Env: []string{"A=1"}, Hooks: []*specs.Hook{{HookName: "createContainer", Path: "/bin/hook"}}})
 	want := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{"A": "1"}}
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" || err != nil {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
@@ -74,8 +74,8 @@ func TestResponseWithoutHooks(t *testing.T) {
 
 // A container gets the devices of a pool that have their device nodes.
 func TestDevicesOfAPool(t *testing.T) {
-	down := listtest.Sick(listtest.GPU("b"), discovery.Unhealthy, "port eth0 has no carrier")
-	gone := listtest.Sick(listtest.GPU("c"), discovery.Unhealthy, "device node /dev/c is missing")
+	down := listtest.WithHealth(listtest.GPU("b"), discovery.Unhealthy, "port eth0 has no carrier")
+	gone := listtest.WithHealth(listtest.GPU("c"), discovery.Unhealthy, "device node /dev/c is missing")
 	gone.Health.Condition = discovery.ConditionNodeMissing
 	pool := &list.Unit{Pool: true, Devices: []rules.Offered{listtest.GPU("a"), down, gone}}
 	if diff := cmp.Diff(pool.Devices[:2], devicesOf([]*list.Unit{pool})); diff != "" {
@@ -89,7 +89,7 @@ func TestVariablesOfAnAllocation(t *testing.T) {
 		return specs.ContainerEdits{Env: []string{"VISIBLE=gpu-a"}}
 	}})
 	allocation := rules.Allocation{Env: []string{"NVIDIA_GDS=enabled", "VISIBLE=all"}}
-	r, err := p.respond(t.Context(), allocation, []rules.Offered{listtest.GPU("a")}, discovery.Grant{}, []string{"UNITS=4"})
+	r, err := p.containerResponse(t.Context(), allocation, []rules.Offered{listtest.GPU("a")}, discovery.Grant{}, []string{"UNITS=4"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,11 +25,11 @@ func TestAllocateAmounts(t *testing.T) {
 	p := New(config)
 	publish(p, listtest.Snapshot(listtest.InUnits("a", 8), listtest.InUnits("b", 8)))
 	run(t, p)
-	registered := k.Plugin(listtest.MemoryResource, 1)
+	registered := k.AwaitPlugin(listtest.MemoryResource, 1)
 	ask := func(ids ...string) (*pluginapi.AllocateResponse, error) {
 		return registered.API.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
 	}
-	r, err := ask(listtest.Units("b", 0, 3)...)
+	r, err := ask(listtest.UnitIDs("b", 0, 3)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,10 +46,10 @@ func TestAllocateAmounts(t *testing.T) {
 		t.Errorf("device nodes %v", got.Devices)
 	}
 	// Another container gets the rest of the same device.
-	if _, err := ask(listtest.Units("b", 3, 8)...); err != nil {
+	if _, err := ask(listtest.UnitIDs("b", 3, 8)...); err != nil {
 		t.Errorf("the other units: %v", err)
 	}
-	_, err = ask(slices.Concat(listtest.Units("a", 0, 2), listtest.Units("b", 0, 1))...)
+	_, err = ask(slices.Concat(listtest.UnitIDs("a", 0, 2), listtest.UnitIDs("b", 0, 1))...)
 	if want := "3 units of memory requested, and no device has that many left; it would be 2 of gpu-a and 1 of gpu-b"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("units of two devices: %v; want %q", err, want)
 	}

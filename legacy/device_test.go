@@ -8,5 +8,5 @@ import (
 
 // host returns the snapshot of the host for a snapshot of offers.
 func host(s *rules.Snapshot) *discovery.Snapshot {
-	return &discovery.Snapshot{Devices: listtest.Found(s.Devices)}
+	return &discovery.Snapshot{Devices: listtest.FoundDevices(s.Devices)}
 }

@@ -32,7 +32,7 @@ func TestKubeletForgetsAnID(t *testing.T) {
 			config.Poll = kubelettest.Patience // longer than the test, which triggers polls itself
 			var allocating atomic.Bool
 			var asked atomic.Int32
-			config.Ended = func(_ context.Context, namespace, pod string) (bool, error) {
+			config.PodEnded = func(_ context.Context, namespace, pod string) (bool, error) {
 				if namespace != "default" || pod != "train" {
 					t.Errorf("asked about %s/%s", namespace, pod)
 				}
@@ -41,23 +41,23 @@ func TestKubeletForgetsAnID(t *testing.T) {
 			p := New(config)
 			publish(p, gpus("a"))
 			run(t, p)
-			plugin := k.Plugin(listtest.Resource, 1)
-			plugin.Says(t, "a")
-			if _, err := plugin.Allocate("a"); err != nil {
+			plugin := k.AwaitPlugin(listtest.Resource, 1)
+			plugin.AwaitList(t, "a")
+			if _, err := plugin.AllocateIDs("a"); err != nil {
 				t.Fatal(err)
 			}
-			k.Hold("train", listtest.Resource, "a")
-			signal(p.ask)
-			kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-a"); return held }, func() string { return "nobody has it" })
-			kubelettest.Eventually(t, func() bool {
-				grants := p.config.Ledger.View(nil).Ours()
+			k.HoldIDs("train", listtest.Resource, "a")
+			signal(p.pollSoon)
+			kubelettest.EventuallyTrue(t, func() bool { _, held := holder(p, "gpu-a"); return held }, func() string { return "nobody has it" })
+			kubelettest.EventuallyTrue(t, func() bool {
+				grants := p.config.Ledger.View(nil).OwnGrants()
 				return len(grants) == 1 && grants[0].Container == "default/train main"
 			}, func() string { return "it is not confirmed" })
-			k.Lose("train")
-			signal(p.ask)
-			kubelettest.Eventually(t, func() bool { return len(p.config.Ledger.Lost()) == 1 }, func() string { return "it is not lost" })
+			k.LoseIDs("train")
+			signal(p.pollSoon)
+			kubelettest.EventuallyTrue(t, func() bool { return len(p.config.Ledger.LostGrants()) == 1 }, func() string { return "it is not lost" })
 			allocating.Store(true)
-			if _, err := plugin.Allocate("a"); (err == nil) != test.given {
+			if _, err := plugin.AllocateIDs("a"); (err == nil) != test.given {
 				t.Errorf("allocated again: %v", err)
 			}
 		})
@@ -96,37 +96,37 @@ func TestKubeletForgetsAnIDMeanwhile(t *testing.T) {
 	config := configFor(k)
 	config.Poll = kubelettest.Patience
 	var b between
-	config.Ended = func(context.Context, string, string) (bool, error) { return b.entered.Load(), nil }
+	config.PodEnded = func(context.Context, string, string) (bool, error) { return b.entered.Load(), nil }
 	config.Tracer = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(&b)).Tracer("test")
 	p := New(config)
 	publish(p, gpus("a"))
 	run(t, p)
-	plugin := k.Plugin(listtest.Resource, 1)
-	plugin.Says(t, "a")
-	if _, err := plugin.Allocate("a"); err != nil {
+	plugin := k.AwaitPlugin(listtest.Resource, 1)
+	plugin.AwaitList(t, "a")
+	if _, err := plugin.AllocateIDs("a"); err != nil {
 		t.Fatal(err)
 	}
-	k.Hold("train", listtest.Resource, "a")
-	signal(p.ask)
-	kubelettest.Eventually(t, func() bool {
-		grants := p.config.Ledger.View(nil).Ours()
+	k.HoldIDs("train", listtest.Resource, "a")
+	signal(p.pollSoon)
+	kubelettest.EventuallyTrue(t, func() bool {
+		grants := p.config.Ledger.View(nil).OwnGrants()
 		return len(grants) == 1 && grants[0].Container == "default/train main"
 	}, func() string { return "it is not confirmed" })
 	forget := func() {
-		k.Lose("train")
-		said, err := config.Pods(t.Context())
+		k.LoseIDs("train")
+		said, err := config.ListPods(t.Context())
 		if err != nil {
 			t.Error(err)
 		}
-		if err := p.config.Ledger.Observe(time.Now(), said, p.host); err != nil {
+		if err := p.config.Ledger.ObserveListing(time.Now(), said, p.hostStock); err != nil {
 			t.Error(err)
 		}
-		if len(p.config.Ledger.Lost()) != 1 {
+		if len(p.config.Ledger.LostGrants()) != 1 {
 			t.Error("it is not lost")
 		}
 	}
 	b.do.Store(&forget)
-	if _, err := plugin.Allocate("a"); err != nil {
+	if _, err := plugin.AllocateIDs("a"); err != nil {
 		t.Error(err)
 	}
 	if !b.entered.Load() {

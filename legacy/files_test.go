@@ -57,17 +57,17 @@ func TestHostFilesGoWithTheGrant(t *testing.T) {
 	first := New(config)
 	publish(first, listtest.Snapshot(nic("a"), nic("b")))
 	stop := run(t, first)
-	registered := k.Plugin(listtest.Resource, 1)
-	registered.Says(t, "a b")
-	if _, err := registered.Allocate("a"); err != nil {
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	registered.AwaitList(t, "a b")
+	if _, err := registered.AllocateIDs("a"); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(file("a"))
 	if err != nil || string(text) != "what a is" || there(file("b")) {
 		t.Fatalf("a: %q, %v; b: %t", text, err, there(file("b")))
 	}
-	k.Hold("pod", listtest.Resource, "a")
-	kubelettest.Eventually(t, func() bool { who, _ := holder(first, "gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
+	k.HoldIDs("pod", listtest.Resource, "a")
+	kubelettest.EventuallyTrue(t, func() bool { who, _ := holder(first, "gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
 	stop()
 	if !there(file("a")) {
 		t.Error("the file went with the agent, and the pod is still there")
@@ -85,8 +85,8 @@ func TestHostFilesGoWithTheGrant(t *testing.T) {
 	if !there(file("a")) {
 		t.Error("the file of what is held is not there after a restart")
 	}
-	k.Hold("pod", listtest.Resource)
-	kubelettest.Eventually(t, func() bool { return !there(file("a")) }, func() string { return "the file is left over" })
+	k.HoldIDs("pod", listtest.Resource)
+	kubelettest.EventuallyTrue(t, func() bool { return !there(file("a")) }, func() string { return "the file is left over" })
 	if !there(other) {
 		t.Error("another's file was removed")
 	}
@@ -101,30 +101,30 @@ func TestHostFilesOfWhatEndedMeanwhile(t *testing.T) {
 	first := New(config)
 	publish(first, listtest.Snapshot(nic("a")))
 	stop := run(t, first)
-	registered := k.Plugin(listtest.Resource, 1)
-	registered.Says(t, "a")
-	if _, err := registered.Allocate("a"); err != nil {
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	registered.AwaitList(t, "a")
+	if _, err := registered.AllocateIDs("a"); err != nil {
 		t.Fatal(err)
 	}
-	k.Hold("pod", listtest.Resource, "a")
-	kubelettest.Eventually(t, func() bool { who, _ := holder(first, "gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
+	k.HoldIDs("pod", listtest.Resource, "a")
+	kubelettest.EventuallyTrue(t, func() bool { who, _ := holder(first, "gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
 	stop()
-	k.Hold("pod", listtest.Resource)
+	k.HoldIDs("pod", listtest.Resource)
 	again()
 	run(t, New(config))
-	kubelettest.Eventually(t, func() bool { return !there(file("a")) }, func() string { return "the file is left over" })
+	kubelettest.EventuallyTrue(t, func() bool { return !there(file("a")) }, func() string { return "the file is left over" })
 }
 
 func TestHostFilesOfThePluginBefore(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
-	k.Hold("pod", listtest.Resource, "a")
+	k.HoldIDs("pod", listtest.Resource, "a")
 	config := configFor(k)
 	file, _ := withFiles(t, k, &config)
 	p := New(config)
 	publish(p, listtest.Snapshot(nic("a")))
 	run(t, p)
-	kubelettest.Eventually(t, func() bool { return there(file("a")) }, func() string { return "no file of what a pod had already" })
+	kubelettest.EventuallyTrue(t, func() bool { return there(file("a")) }, func() string { return "no file of what a pod had already" })
 }
 
 // Devices are not allocated without their host files.
@@ -142,10 +142,10 @@ func TestHostFileThatCannotBeWritten(t *testing.T) {
 	config.Ledger = ledgerOf(k, failing)
 	p := New(config)
 	open(t, p)
-	if _, err := p.allocate(t.Context(), listsOf(nic("a"))[listtest.Resource], listtest.Resource, [][]string{{"a"}}); err == nil {
+	if _, err := p.allocateIDs(t.Context(), listsOf(nic("a"))[listtest.Resource], listtest.Resource, [][]string{{"a"}}); err == nil {
 		t.Error("granted without the file that goes with it")
 	}
-	if given := p.config.Ledger.View(nil).Ours(); len(given) > 0 || there(file("a")) {
+	if given := p.config.Ledger.View(nil).OwnGrants(); len(given) > 0 || there(file("a")) {
 		t.Errorf("given %v, file %t", given, there(file("a")))
 	}
 }
@@ -158,7 +158,7 @@ func TestHostFilesThatNobodyReads(t *testing.T) {
 	config.Ledger = ledgerOf(k, ledger.HostFiles{Writer: hostfile.Writer{Root: t.TempDir(), Dirs: []string{"/run/info"}}})
 	p := New(config)
 	open(t, p)
-	if _, err := p.allocate(t.Context(), listsOf(nic("a"))[listtest.Resource], listtest.Resource, [][]string{{"a"}}); err != nil {
+	if _, err := p.allocateIDs(t.Context(), listsOf(nic("a"))[listtest.Resource], listtest.Resource, [][]string{{"a"}}); err != nil {
 		t.Error(err)
 	}
 }

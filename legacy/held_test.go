@@ -42,18 +42,18 @@ func TestHeld(t *testing.T) {
 		"group":            "container d of the pod with UID here",
 		"pci-0000-6b-00-1": "container d of the pod with UID here",
 	}
-	held, err := Held(host, "kubelet", "var/lib/kubelet/device-plugins", listtest.Found(known))
+	held, err := HeldDevices(host, "kubelet", "var/lib/kubelet/device-plugins", listtest.FoundDevices(known))
 	if diff := cmp.Diff(want, held); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	if held, err := Held(fstest.MapFS{}, "kubelet", "var/lib/kubelet/device-plugins", listtest.Found(known)); len(held) > 0 || err != nil {
+	if held, err := HeldDevices(fstest.MapFS{}, "kubelet", "var/lib/kubelet/device-plugins", listtest.FoundDevices(known)); len(held) > 0 || err != nil {
 		t.Errorf("without a kubelet: %v, %v", held, err)
 	}
 	plugins, err := fs.Sub(host, path.Dir(checkpointPath))
 	if err != nil {
 		t.Fatal(err)
 	}
-	ids, err := Allocated(plugins)
+	ids, err := AllocatedIDs(plugins)
 	for _, some := range ids {
 		slices.Sort(some)
 	}
@@ -61,11 +61,11 @@ func TestHeld(t *testing.T) {
 	if diff := cmp.Diff(wantIDs, ids); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	if ids, err := Allocated(fstest.MapFS{}); len(ids) > 0 || err != nil {
+	if ids, err := AllocatedIDs(fstest.MapFS{}); len(ids) > 0 || err != nil {
 		t.Errorf("without a kubelet: %v, %v", ids, err)
 	}
 	broken := fstest.MapFS{checkpointPath: {Data: []byte("{")}}
-	if _, err := Held(broken, "kubelet", "var/lib/kubelet/device-plugins", listtest.Found(known)); err == nil || !strings.Contains(err.Error(), "read ") {
+	if _, err := HeldDevices(broken, "kubelet", "var/lib/kubelet/device-plugins", listtest.FoundDevices(known)); err == nil || !strings.Contains(err.Error(), "read ") {
 		t.Errorf("damaged: %v", err)
 	}
 }
@@ -76,9 +76,9 @@ func FuzzHeld(f *testing.F) {
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"DeviceIDs":["old"]}]}}`))
 	f.Fuzz(func(t *testing.T, checkpoint []byte) {
 		host := fstest.MapFS{checkpointPath: {Data: checkpoint}, "kubelet/pods/u/f": {}}
-		if held, err := Held(host, "kubelet", "var/lib/kubelet/device-plugins", nil); held == nil {
+		if held, err := HeldDevices(host, "kubelet", "var/lib/kubelet/device-plugins", nil); held == nil {
 			t.Errorf("nothing at all, %v", err)
 		}
-		_, _ = Allocated(fstest.MapFS{checkpointFile: {Data: checkpoint}})
+		_, _ = AllocatedIDs(fstest.MapFS{checkpointFile: {Data: checkpoint}})
 	})
 }

@@ -29,12 +29,12 @@ const grace = 150 * time.Millisecond
 // configFor is a configuration with short intervals for the kubelet's directories.
 func configFor(k *kubelettest.Kubelet) Config {
 	return Config{
-		Kubelet:     sockets.New(k.Dir, nil),
-		Pods:        podsOf(k),
-		Ledger:      ledgerOf(k),
-		Grace:       grace,
-		Poll:        20 * time.Millisecond,
-		Unconfirmed: 200 * time.Millisecond,
+		Kubelet:          sockets.New(k.Dir, nil),
+		ListPods:         podsOf(k),
+		Ledger:           ledgerOf(k),
+		Grace:            grace,
+		Poll:             20 * time.Millisecond,
+		UnconfirmedAfter: 200 * time.Millisecond,
 	}
 }
 
@@ -45,8 +45,8 @@ func stateOf(k *kubelettest.Kubelet) string { return filepath.Join(filepath.Dir(
 func ledgerOf(k *kubelettest.Kubelet, outputs ...ledger.Output) *ledger.Ledger {
 	l := ledger.New(ledger.Config{
 		Dir: stateOf(k), Boot: "boot", Listings: true, Patience: grace,
-		Termination: func(string, string) (time.Duration, bool) { return 0, true },
-		Asks:        func(_, pod, _ string) (bool, bool) { return pod != "agent", true },
+		Termination:      func(string, string) (time.Duration, bool) { return 0, true },
+		RequestsResource: func(_, pod, _ string) (bool, bool) { return pod != "agent", true },
 	})
 	for _, o := range outputs {
 		l.AddOutput(o)
@@ -107,7 +107,7 @@ func runOnly(t *testing.T, p *Plugin) (stop func()) {
 
 // publish offers all devices of the host.
 func publish(p *Plugin, s *rules.Snapshot) {
-	p.Know(host(s))
+	p.SetHostDevices(host(s))
 	p.Publish(s, nil)
 }
 
@@ -122,7 +122,7 @@ func gpus(ids ...string) *rules.Snapshot {
 
 // listsOf returns the first lists of the devices.
 func listsOf(devices ...rules.Offered) map[string]*list.List {
-	lists, _ := list.Lists{}.Next(list.Input{Snapshot: listtest.Snapshot(devices...), View: ledger.ViewOf(list.StockOf(listtest.Found(devices), list.Lists{}))})
+	lists, _ := list.Lists{}.Next(list.Input{Snapshot: listtest.Snapshot(devices...), View: ledger.ViewOf(list.StockOf(listtest.FoundDevices(devices), list.Lists{}))})
 	return lists.Resources()
 }
 
@@ -137,7 +137,7 @@ func holder(p *Plugin, silicon string) (who string, held bool) {
 func claim(t *testing.T, p *Plugin, uid, device string) {
 	t.Helper()
 	c := &ledger.Claim{UID: types.UID(uid), Namespace: "default", Name: uid, Boot: "boot", Results: []ledger.Result{{Device: device, Source: device, Silicon: device, Whole: true}}}
-	if err := p.config.Ledger.Give(c, ledger.Given, p.stock.Load()); err != nil {
+	if err := p.config.Ledger.AllocateClaim(c, ledger.Allocated, p.stock.Load()); err != nil {
 		t.Error(err)
 	}
 }

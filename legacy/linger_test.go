@@ -23,8 +23,8 @@ func retired(t *testing.T, devices ...string) (*kubelettest.Kubelet, *Plugin, *k
 	p := New(config)
 	publish(p, gpus(devices...))
 	stop := run(t, p)
-	plugin := k.Plugin(listtest.Resource, 1)
-	plugin.Says(t, strings.Join(devices, " "))
+	plugin := k.AwaitPlugin(listtest.Resource, 1)
+	plugin.AwaitList(t, strings.Join(devices, " "))
 	stop()
 	return k, p, plugin
 }
@@ -33,7 +33,7 @@ func retired(t *testing.T, devices ...string) (*kubelettest.Kubelet, *Plugin, *k
 func allocating(plugin *kubelettest.Plugin) <-chan error {
 	answer := make(chan error, 1)
 	go func() {
-		_, err := plugin.Allocate("a")
+		_, err := plugin.AllocateIDs("a")
 		answer <- err
 	}()
 	return answer
@@ -59,10 +59,10 @@ func TestLinger(t *testing.T) {
 	if who, held := holder(next, "gpu-a"); !held {
 		t.Errorf("the next instance does not know who holds what it gave out: %q", who)
 	}
-	k.Plugin(listtest.Resource, 2).Says(t, "a b")
+	k.AwaitPlugin(listtest.Resource, 2).AwaitList(t, "a b")
 	<-lingered
-	kubelettest.Eventually(t, before.HasEnded, func() string { return "the old stream has not ended" })
-	if sockets := k.Sockets(); len(sockets) != 1 || sockets[0] != socketsOf(next).Registered()[listtest.Resource] {
+	kubelettest.EventuallyTrue(t, before.HasEnded, func() string { return "the old stream has not ended" })
+	if sockets := k.Sockets(); len(sockets) != 1 || sockets[0] != socketsOf(next).RegisteredSockets()[listtest.Resource] {
 		t.Errorf("sockets %q are left", sockets)
 	}
 }

@@ -82,10 +82,10 @@ func (p *Plugin) keepSpecs() error {
 		return nil
 	}
 	byName := func(g *ledger.Grant) bool { return g.CDI }
-	if !named(what.snapshot) && !slices.ContainsFunc(p.config.Ledger.View(nil).Ours(), byName) {
+	if !named(what.snapshot) && !slices.ContainsFunc(p.config.Ledger.View(nil).OwnGrants(), byName) {
 		return p.config.CDI.KeepDevicesSpecs(nil)
 	}
-	texts, err := p.specsOf(what.snapshot, p.known.Load())
+	texts, err := p.specsOf(what.snapshot, p.hostDevices.Load())
 	if err == nil {
 		err = p.config.CDI.KeepDevicesSpecs(texts)
 	}
@@ -141,7 +141,7 @@ func named(s *rules.Snapshot) bool {
 		d := &s.Devices[i]
 		for _, offer := range d.Offers {
 			lists := s.Allocation[offer.Resource].Lists
-			if lists.CDI() || lists == (rules.Lists{}) && needsCDI(d.Edits) != nil {
+			if lists.UsesCDI() || lists == (rules.Lists{}) && needsCDI(d.Edits) != nil {
 				return true
 			}
 		}

@@ -76,7 +76,7 @@ func TestDeviceListStrategies(t *testing.T) {
 			s.Allocation = map[string]rules.Allocation{listtest.Resource: {Lists: test.lists}}
 			publish(p, s)
 			run(t, p)
-			r, err := k.Plugin(listtest.Resource, 1).Allocate("a")
+			r, err := k.AwaitPlugin(listtest.Resource, 1).AllocateIDs("a")
 			if test.refused != "" {
 				if err == nil || !strings.Contains(err.Error(), test.refused) {
 					t.Errorf("got %v, want %s", err, test.refused)
@@ -116,21 +116,21 @@ func TestSpecOfDevicesStaysWithContainers(t *testing.T) {
 	byName.Allocation = map[string]rules.Allocation{listtest.Resource: {Lists: rules.Lists{CDIDevices: true}}}
 	publish(p, byName)
 	run(t, p)
-	registered := k.Plugin(listtest.Resource, 1)
-	if _, err := registered.Allocate("a"); err != nil {
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	if _, err := registered.AllocateIDs("a"); err != nil {
 		t.Fatal(err)
 	}
-	k.Hold("pod", listtest.Resource, "a")
-	kubelettest.Eventually(t, func() bool { who, _ := holder(p, "gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
+	k.HoldIDs("pod", listtest.Resource, "a")
+	kubelettest.EventuallyTrue(t, func() bool { who, _ := holder(p, "gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
 	publish(p, listtest.Snapshot(listtest.GPU("b"))) // the other device is now offered by DRA
-	p.Know(host(byName))
+	p.SetHostDevices(host(byName))
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	kubelettest.Eventually(t, func() bool {
+	kubelettest.EventuallyTrue(t, func() bool {
 		data, err := os.ReadFile(file)
 		return err == nil && strings.Contains(string(data), `"gpu-a"`)
 	}, func() string { return "the spec of what a container has is not written again" })
-	k.Hold("pod", listtest.Resource)
-	kubelettest.Eventually(t, func() bool { return !there(file) }, func() string { return "the spec stays, and nobody has anything by it" })
+	k.HoldIDs("pod", listtest.Resource)
+	kubelettest.EventuallyTrue(t, func() bool { return !there(file) }, func() string { return "the spec stays, and nobody has anything by it" })
 }

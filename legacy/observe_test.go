@@ -40,12 +40,12 @@ func TestCallsAreObserved(t *testing.T) {
 	p := New(config)
 	publish(p, listtest.Snapshot(listtest.GPU("a"), listtest.GPU("b")))
 	run(t, p)
-	registered := k.Plugin(listtest.Resource, 1)
-	registered.Says(t, "a b")
-	if _, err := registered.Allocate("a"); err != nil {
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	registered.AwaitList(t, "a b")
+	if _, err := registered.AllocateIDs("a"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := registered.Allocate("x"); err == nil {
+	if _, err := registered.AllocateIDs("x"); err == nil {
 		t.Error("an unknown ID is given")
 	}
 	mu.Lock()

@@ -50,19 +50,19 @@ func (o *offering) update(ctx context.Context, what *offered) {
 	servers := maps.Clone(*p.servers.Load())
 	in := list.Input{Snapshot: what.snapshot, Withheld: what.withheld, Beliefs: make(map[string]list.Belief, len(servers)), Now: time.Now(), Grace: p.config.Grace}
 	for resource, one := range servers {
-		in.Beliefs[resource] = one.belief(p.config.Ledger.Asked())
+		in.Beliefs[resource] = one.kubeletBelief(p.config.Ledger.LastListing())
 	}
-	if in.Written, err = o.written(); err != nil {
+	if in.CheckpointIDs, err = o.checkpointIDs(); err != nil {
 		klog.FromContext(ctx).V(2).Info("The kubelet's checkpoint is unknown", "reason", err.Error())
 	}
 	lists, problems := o.next(ctx, in)
 	if err := p.keepSpecs(); err != nil {
 		problems = append(slices.Clone(problems), discovery.Problem{Device: "CDI", Err: err})
 	}
-	o.report(ctx, problems)
+	o.reportProblems(ctx, problems)
 	for resource, l := range lists.Resources() {
 		if servers[resource] == nil {
-			servers[resource] = newServer(resource, p.config.Grace, p.allocate, p.config.Observe)
+			servers[resource] = newServer(resource, p.config.Grace, p.allocateIDs, p.config.Observe)
 			servers[resource].tracer = p.config.Tracer
 		}
 		servers[resource].publish(l)
@@ -75,12 +75,12 @@ func (o *offering) update(ctx context.Context, what *offered) {
 	o.stop(ctx, servers)
 }
 
-// written returns the IDs in the kubelet's checkpoint, as long as PodResources does not answer. It
+// checkpointIDs returns the IDs in the kubelet's checkpoint, as long as PodResources does not answer. It
 // also does so while the grants of init containers cannot be read, since PodResources does not list
 // init containers.
-func (o *offering) written() (map[string][]string, error) {
+func (o *offering) checkpointIDs() (map[string][]string, error) {
 	p := o.plugin
-	if p.config.Allocated == nil || !p.config.Ledger.Asked().IsZero() {
+	if p.config.Allocated == nil || !p.config.Ledger.LastListing().IsZero() {
 		return nil, nil
 	}
 	return p.config.Allocated()
@@ -91,36 +91,36 @@ func (o *offering) written() (map[string][]string, error) {
 func (o *offering) next(ctx context.Context, in list.Input) (list.Lists, []discovery.Problem) {
 	l := o.plugin.config.Ledger
 	before := o.lists
-	o.look(&in)
+	o.refreshInput(&in)
 	lists, problems := before.Next(in)
 	if !maps.Equal(lists.Resources(), before.Resources()) {
-		o.plugin.restock(func(s *list.Stock) *list.Stock { return s.With(lists) })
+		o.plugin.replaceStock(func(s *list.Stock) *list.Stock { return s.With(lists) })
 	}
 	if stock := o.plugin.stock.Load(); stock != o.seen {
 		o.seen = stock
-		if err := l.Adopt(o.plugin.present()); err != nil {
+		if err := l.AdoptListed(o.plugin.presentStock()); err != nil {
 			klog.FromContext(ctx).Error(err, "The devices of pods are not saved")
 		}
-		o.look(&in)
+		o.refreshInput(&in)
 		lists, problems = before.Next(in)
 	}
 	o.lists = lists
 	return lists, problems
 }
 
-// look sets the present devices and allocations in the input.
-func (o *offering) look(in *list.Input) {
-	in.Host = o.plugin.present()
+// refreshInput sets the present devices and allocations in the input.
+func (o *offering) refreshInput(in *list.Input) {
+	in.Host = o.plugin.presentStock()
 	in.View = o.plugin.config.Ledger.View(in.Host)
-	in.Perhaps = perhaps(in)
+	in.PossibleHolders = possibleHolders(in)
 }
 
-// perhaps returns a view of the devices that containers may have by IDs in the kubelet's
+// possibleHolders returns a view of the devices that containers may have by IDs in the kubelet's
 // checkpoint. It returns nil if there are none, or if the ledger knows the containers' allocations.
 // For the kubelet, an ID from another plugin is a different device, even if both IDs stand for the
 // same device.
-func perhaps(in *list.Input) *ledger.View {
-	if in.View.Perhaps() == "" || len(in.Written) == 0 {
+func possibleHolders(in *list.Input) *ledger.View {
+	if in.View.UnknownOwnerReason() == "" || len(in.CheckpointIDs) == 0 {
 		return nil
 	}
 	known := make(map[string]bool)
@@ -128,7 +128,7 @@ func perhaps(in *list.Input) *ledger.View {
 		known[g.Key()] = true
 	}
 	var held []ledger.Entry
-	for resource, ids := range in.Written {
+	for resource, ids := range in.CheckpointIDs {
 		for _, id := range ids {
 			if g, _ := in.Host.WithID(resource, id); g != nil && !known[ledger.GrantKey(resource, id)] {
 				held = append(held, g)
@@ -167,8 +167,8 @@ func (o *offering) stop(ctx context.Context, servers map[string]*server) {
 	}
 }
 
-// report logs problems that were not logged the last time.
-func (o *offering) report(ctx context.Context, problems []discovery.Problem) {
+// reportProblems logs problems that were not logged the last time.
+func (o *offering) reportProblems(ctx context.Context, problems []discovery.Problem) {
 	var words []string
 	for _, problem := range problems {
 		words = append(words, problem.Error())

@@ -26,7 +26,7 @@ func TestWrittenDownBeforeTheKubeletAnswers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := kubelettest.New(t)
-			k.Mute(true)
+			k.MuteListing(true)
 			k.Start()
 			config := configFor(k)
 			config.Written = func() ([]kubeletapi.Holding, error) {
@@ -40,23 +40,23 @@ func TestWrittenDownBeforeTheKubeletAnswers(t *testing.T) {
 			p := New(config)
 			publish(p, gpus("a", "b", "c"))
 			run(t, p)
-			registered := k.Plugin(listtest.Resource, 1)
+			registered := k.AwaitPlugin(listtest.Resource, 1)
 			listed := "a! b c"
 			if holding.Resource == listtest.Resource {
 				listed = "a! " + holding.IDs[0] + "! b c"
 			}
-			registered.Says(t, listed)
-			if said := registered.Said(); len(said) != 1 {
+			registered.AwaitList(t, listed)
+			if said := registered.SentLists(); len(said) != 1 {
 				t.Errorf("a list with what containers have was sent: %q", said)
 			}
-			if _, err := registered.Allocate("a"); err == nil || !strings.Contains(err.Error(), "may be in use by a container, according to the kubelet's checkpoint") {
+			if _, err := registered.AllocateIDs("a"); err == nil || !strings.Contains(err.Error(), "may be in use by a container, according to the kubelet's checkpoint") {
 				t.Errorf("allocate: %v", err)
 			}
-			if _, err := registered.Allocate("c"); err != nil {
+			if _, err := registered.AllocateIDs("c"); err != nil {
 				t.Errorf("allocate: %v", err)
 			}
-			k.Mute(false) // the container has ended
-			registered.Says(t, "a b c")
+			k.MuteListing(false) // the container has ended
+			registered.AwaitList(t, "a b c")
 		})
 	}
 }
@@ -67,14 +67,14 @@ func TestWrittenDownBeforeTheKubeletAnswers(t *testing.T) {
 func TestKnownAfterTheKubeletHasSaid(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
-	k.Hold("train", "example.org/before", "a")
+	k.HoldIDs("train", "example.org/before", "a")
 	p := New(configFor(k))
 	run(t, p)
 	<-p.Ready()
-	if p.config.Ledger.Asked().IsZero() {
+	if p.config.Ledger.LastListing().IsZero() {
 		t.Fatal("the kubelet has not said what containers have")
 	}
-	p.Know(host(gpus("a", "b")))
+	p.SetHostDevices(host(gpus("a", "b")))
 	for device, by := range map[string]string{"gpu-a": "default/train main", "gpu-b": ""} {
 		if who, _ := holder(p, device); who != by {
 			t.Errorf("%s is kept from claims by %q; want %q", device, who, by)
@@ -104,12 +104,12 @@ func TestInitContainerWhileGrantsCannotBeRead(t *testing.T) {
 		t.Fatal(err, problems)
 	}
 	runOnly(t, p)
-	registered := k.Plugin(listtest.Resource, 1)
-	registered.Says(t, "a gone!")
-	kubelettest.Never(t, 3*grace, func() bool { return len(registered.Said()) > 1 }, func() string { return "it leaves the list" })
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	registered.AwaitList(t, "a gone!")
+	kubelettest.NeverTrue(t, 3*grace, func() bool { return len(registered.SentLists()) > 1 }, func() string { return "it leaves the list" })
 	broken.Store(false)
-	if err := p.config.Ledger.Reconcile(t.Context()); err != nil {
+	if err := p.config.Ledger.ReconcileFiles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	registered.Says(t, "a") // since there is no such grant
+	registered.AwaitList(t, "a") // since there is no such grant
 }

@@ -26,9 +26,9 @@ type Config struct {
 	// Kubelet serves the resources. Package sockets has the real implementation.
 	Kubelet Kubelet
 
-	// Pods lists the allocations of containers from the kubelet. If an answer may lack pods with
+	// ListPods lists the allocations of containers from the kubelet. If an answer may lack pods with
 	// running containers, the answer is not whole, and no grant ends because of it.
-	Pods func(ctx context.Context) (*kubeletapi.Listing, error)
+	ListPods func(ctx context.Context) (*kubeletapi.Listing, error)
 
 	// Allocated returns the IDs of containers in the kubelet's checkpoint, by resource. It is
 	// called while Pods does not return a whole answer. Until then, the devices of these IDs are
@@ -55,21 +55,21 @@ type Config struct {
 	// Grant returns the edits for a set of devices in addition to their own edits. Nil means none.
 	Grant discovery.Granter
 
-	// Pending reports whether a pod of this node that has not ended requests a resource in an init
+	// PendingPods reports whether a pod of this node that has not ended requests a resource in an init
 	// container. PodResources does not list init containers, so a grant that is never listed may
 	// belong to one. Such a grant ends after Unconfirmed if Pending returns false. If Pending is
 	// nil, the grant remains until the kubelet allocates its ID again.
-	Pending func(ctx context.Context, resource string) (bool, error)
+	PendingPods func(ctx context.Context, resource string) (bool, error)
 
 	// AsksForBoth reports whether exactly one pod of this node that PodResources does not list yet
 	// requests two resources in one container. The kubelet allocates the resources of a container
 	// one after another, and its calls do not name the pod. Nil means that no pod does.
 	AsksForBoth func(ctx context.Context, resource, other string) (bool, error)
 
-	// Ended reports whether a pod of this node has ended. PodResources may list an ended pod, in
+	// PodEnded reports whether a pod of this node has ended. PodResources may list an ended pod, in
 	// the same way as a pod whose devices the kubelet has forgotten. Nil means that no pod has
 	// ended.
-	Ended func(ctx context.Context, namespace, pod string) (bool, error)
+	PodEnded func(ctx context.Context, namespace, pod string) (bool, error)
 
 	// Observe receives the durations of the kubelet's calls. Optional.
 	Observe Observer
@@ -77,9 +77,9 @@ type Config struct {
 	// Tracer traces calls of Allocate. Nil means no traces.
 	Tracer trace.Tracer
 
-	Grace       time.Duration // how long the kubelet may still allocate an ID after it received the ID as unhealthy; 10 s if 0
-	Poll        time.Duration // interval of PodResources calls; 5 s if 0
-	Unconfirmed time.Duration // see Pending; 5 min if 0
+	Grace            time.Duration // how long the kubelet may still allocate an ID after it received the ID as unhealthy; 10 s if 0
+	Poll             time.Duration // interval of PodResources calls; 5 s if 0
+	UnconfirmedAfter time.Duration // see Pending; 5 min if 0
 }
 
 // Kubelet connects the servers of resources with the node's kubelet.
@@ -106,19 +106,19 @@ type Kubelet interface {
 type Plugin struct {
 	config Config
 
-	known   atomic.Pointer[[]discovery.Device]  // all devices of the host, whichever API offers them
-	offered atomic.Pointer[offered]             // nil until there is something to offer
-	stock   atomic.Pointer[list.Stock]          // the devices of the host, and the lists
-	given   atomic.Pointer[map[string][]string] // nodes of IDs unknown to the stock, by grant key; the map is never modified
-	told    atomic.Pointer[told]                // the last result of present, nil before the first
-	servers atomic.Pointer[map[string]*server]  // by resource; the map is never modified
-	specs   atomic.Pointer[specsOf]             // the last specs of devices, nil before there are any
+	hostDevices  atomic.Pointer[[]discovery.Device]  // all devices of the host, whichever API offers them
+	offered      atomic.Pointer[offered]             // nil until there is something to offer
+	stock        atomic.Pointer[list.Stock]          // the devices of the host, and the lists
+	foreignNodes atomic.Pointer[map[string][]string] // nodes of IDs unknown to the stock, by grant key; the map is never modified
+	lastPresent  atomic.Pointer[presentResult]       // the last result of present, nil before the first
+	servers      atomic.Pointer[map[string]*server]  // by resource; the map is never modified
+	specs        atomic.Pointer[specsOf]             // the last specs of devices, nil before there are any
 
-	restocking sync.Mutex // held while the stock is replaced
+	stockLock sync.Mutex // held while the stock is replaced
 
-	ready   chan struct{} // closed after the first PodResources call
-	changed chan struct{} // receives a value when the input of the lists may have changed
-	ask     chan struct{} // receives a value when PodResources may have a new answer
+	ready    chan struct{} // closed after the first PodResources call
+	changed  chan struct{} // receives a value when the input of the lists may have changed
+	pollSoon chan struct{} // receives a value when PodResources may have a new answer
 }
 
 // New returns a Plugin. It does nothing until Run is called.
@@ -132,41 +132,41 @@ func New(config Config) *Plugin {
 	if config.Poll == 0 {
 		config.Poll = 5 * time.Second
 	}
-	if config.Unconfirmed == 0 {
-		config.Unconfirmed = 5 * time.Minute
+	if config.UnconfirmedAfter == 0 {
+		config.UnconfirmedAfter = 5 * time.Minute
 	}
 	p := &Plugin{
-		config:  config,
-		ready:   make(chan struct{}),
-		changed: make(chan struct{}, 1),
-		ask:     make(chan struct{}, 1),
+		config:   config,
+		ready:    make(chan struct{}),
+		changed:  make(chan struct{}, 1),
+		pollSoon: make(chan struct{}, 1),
 	}
 	p.servers.Store(&map[string]*server{})
 	p.stock.Store(list.StockOf(nil, list.Lists{}))
-	p.given.Store(&map[string][]string{})
+	p.foreignNodes.Store(&map[string][]string{})
 	return p
 }
 
-// present returns the present stock for the ledger. It returns the same pointer until a change, so
+// presentStock returns the present stock for the ledger. It returns the same pointer until a change, so
 // that lists are not computed again without a change.
-func (p *Plugin) present() *list.Stock {
-	stock, given := p.stock.Load(), p.given.Load()
-	if last := p.told.Load(); last != nil && last.stock == stock && last.given == given {
-		return last.knowing
+func (p *Plugin) presentStock() *list.Stock {
+	stock, given := p.stock.Load(), p.foreignNodes.Load()
+	if last := p.lastPresent.Load(); last != nil && last.stock == stock && last.given == given {
+		return last.result
 	}
-	knowing := stock.Knowing(*given)
-	p.told.Store(&told{stock, given, knowing})
+	knowing := stock.WithNodes(*given)
+	p.lastPresent.Store(&presentResult{stock, given, knowing})
 	return knowing
 }
 
-// host returns the same as present, as a [ledger.Stock].
-func (p *Plugin) host() ledger.Stock { return p.present() }
+// hostStock returns the same as present, as a [ledger.Stock].
+func (p *Plugin) hostStock() ledger.Stock { return p.presentStock() }
 
-// told is the last stock returned by present, with its sources.
-type told struct {
-	stock   *list.Stock
-	given   *map[string][]string
-	knowing *list.Stock
+// presentResult is the last stock returned by present, with its sources.
+type presentResult struct {
+	stock  *list.Stock
+	given  *map[string][]string
+	result *list.Stock
 }
 
 // offered is the input of Publish.
@@ -178,30 +178,30 @@ type offered struct {
 // Publish sets the devices to offer, and the withheld physical devices with reasons. Each snapshot
 // replaces the last one. It does nothing if nothing has changed.
 func (p *Plugin) Publish(s *rules.Snapshot, withheld map[string]string) {
-	if before := p.offered.Load(); before != nil && rules.Same(before.snapshot, s) && maps.Equal(before.withheld, withheld) {
+	if before := p.offered.Load(); before != nil && rules.SameSnapshots(before.snapshot, s) && maps.Equal(before.withheld, withheld) {
 		return
 	}
 	p.offered.Store(&offered{s, withheld})
 	signal(p.changed)
 }
 
-// Know sets all devices of the host, whichever API offers them, with the offers of their families.
+// SetHostDevices sets all devices of the host, whichever API offers them, with the offers of their families.
 // From these offers the ledger recognises allocations by a replaced plugin. It has done so when
-// Know returns, since claims may be waiting for new devices. Know offers nothing, and does nothing
+// SetHostDevices returns, since claims may be waiting for new devices. SetHostDevices offers nothing, and does nothing
 // if the snapshot has not changed.
-func (p *Plugin) Know(all *discovery.Snapshot) {
-	if p.known.Swap(&all.Devices) == &all.Devices {
+func (p *Plugin) SetHostDevices(all *discovery.Snapshot) {
+	if p.hostDevices.Swap(&all.Devices) == &all.Devices {
 		return
 	}
-	p.restock(func(s *list.Stock) *list.Stock { return s.Of(all.Devices) })
-	p.config.Ledger.Recognise(p.present())
+	p.replaceStock(func(s *list.Stock) *list.Stock { return s.WithDevices(all.Devices) })
+	p.config.Ledger.RecogniseListed(p.presentStock())
 	signal(p.changed)
 }
 
-// restock replaces the stock.
-func (p *Plugin) restock(other func(*list.Stock) *list.Stock) {
-	p.restocking.Lock()
-	defer p.restocking.Unlock()
+// replaceStock replaces the stock.
+func (p *Plugin) replaceStock(other func(*list.Stock) *list.Stock) {
+	p.stockLock.Lock()
+	defer p.stockLock.Unlock()
 	p.stock.Store(other(p.stock.Load()))
 }
 
@@ -213,18 +213,18 @@ func (p *Plugin) Ready() <-chan struct{} { return p.ready }
 // keeps the allocations of pods for the next instance.
 func (p *Plugin) Run(ctx context.Context) {
 	select {
-	case <-p.config.Ledger.Opened():
+	case <-p.config.Ledger.WaitOpen():
 	case <-ctx.Done():
 		return
 	}
 	o := &offering{plugin: p, running: make(map[string]func())}
 	// A first list without all IDs of pods would make these pods fail. If the kubelet does not
 	// answer, there is no such risk.
-	lastError := p.poll(ctx, "")
+	lastError := p.pollOnce(ctx, "")
 	close(p.ready)
 
 	var all sync.WaitGroup
-	all.Go(func() { p.follow(ctx, lastError) })
+	all.Go(func() { p.followKubelet(ctx, lastError) })
 	all.Go(func() { o.serve(ctx) })
 	all.Go(func() { p.config.Kubelet.Run(ctx) })
 	all.Wait()

@@ -33,8 +33,8 @@ func TestRegister(t *testing.T) {
 	publish(p, gpus("b", "a10", "a9"))
 	run(t, p)
 
-	registered := k.Plugin(listtest.Resource, 1)
-	registered.Says(t, "a9 a10 b")
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	registered.AwaitList(t, "a9 a10 b")
 	r := registered.Request
 	if r.Version != "v1beta1" || !r.Options.GetPreferredAllocationAvailable || r.Options.PreStartRequired {
 		t.Errorf("registered as %v", r)
@@ -45,9 +45,9 @@ func TestRegister(t *testing.T) {
 	if _, err := registered.API.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{}); err != nil {
 		t.Errorf("PreStartContainer: %v", err)
 	}
-	kubelettest.Eventually(t, func() bool {
-		return socketsOf(p).Registered()[listtest.Resource] == filepath.Join(k.Dir, r.Endpoint)
-	}, func() string { return fmt.Sprint("Registered is ", socketsOf(p).Registered()) })
+	kubelettest.EventuallyTrue(t, func() bool {
+		return socketsOf(p).RegisteredSockets()[listtest.Resource] == filepath.Join(k.Dir, r.Endpoint)
+	}, func() string { return fmt.Sprint("Registered is ", socketsOf(p).RegisteredSockets()) })
 }
 
 func TestNothingIsServedBeforeActive(t *testing.T) {
@@ -56,12 +56,12 @@ func TestNothingIsServedBeforeActive(t *testing.T) {
 	p := New(configFor(k))
 	publish(p, gpus("a"))
 	runOnly(t, p)
-	kubelettest.Never(t, 100*time.Millisecond, func() bool { return len(k.Sockets()) > 0 }, func() string { return "served before it was active" })
+	kubelettest.NeverTrue(t, 100*time.Millisecond, func() bool { return len(k.Sockets()) > 0 }, func() string { return "served before it was active" })
 	if _, err := os.Stat(stateOf(k)); err == nil {
 		t.Error("wrote before it was active")
 	}
 	open(t, p)
-	k.Plugin(listtest.Resource, 1).Says(t, "a")
+	k.AwaitPlugin(listtest.Resource, 1).AwaitList(t, "a")
 	<-p.Ready()
 }
 
@@ -71,24 +71,24 @@ func TestAllStreamsGetAllLists(t *testing.T) {
 	p := New(configFor(k))
 	publish(p, gpus("a"))
 	run(t, p)
-	first := k.Plugin(listtest.Resource, 1)
+	first := k.AwaitPlugin(listtest.Resource, 1)
 	second := &kubelettest.Plugin{API: first.API}
-	go second.Watch(t)
-	first.Says(t, "a")
-	second.Says(t, "a")
+	go second.WatchLists(t)
+	first.AwaitList(t, "a")
+	second.AwaitList(t, "a")
 	for i := range 20 {
 		status := discovery.Healthy
 		want := "a b"
 		if i%2 == 0 {
 			status, want = discovery.Unhealthy, "a! b"
 		}
-		publish(p, listtest.Snapshot(listtest.Sick(listtest.GPU("a"), status, "hot"), listtest.GPU("b")))
-		first.Says(t, want)
-		second.Says(t, want)
+		publish(p, listtest.Snapshot(listtest.WithHealth(listtest.GPU("a"), status, "hot"), listtest.GPU("b")))
+		first.AwaitList(t, want)
+		second.AwaitList(t, want)
 	}
-	before := len(first.Said())
+	before := len(first.SentLists())
 	publish(p, listtest.Snapshot(listtest.GPU("a"), listtest.GPU("b")))
-	kubelettest.Never(t, 100*time.Millisecond, func() bool { return len(first.Said()) > before }, func() string { return "the same list was sent again" })
+	kubelettest.NeverTrue(t, 100*time.Millisecond, func() bool { return len(first.SentLists()) > before }, func() string { return "the same list was sent again" })
 }
 
 func TestIDIsUnhealthyBeforeItLeaves(t *testing.T) {
@@ -97,19 +97,19 @@ func TestIDIsUnhealthyBeforeItLeaves(t *testing.T) {
 	p := New(configFor(k))
 	publish(p, gpus("a", "b"))
 	run(t, p)
-	registered := k.Plugin(listtest.Resource, 1)
-	registered.Says(t, "a b")
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	registered.AwaitList(t, "a b")
 	marked := time.Now()
 	publish(p, gpus("a"))
-	registered.Says(t, "a")
+	registered.AwaitList(t, "a")
 	if took := time.Since(marked); took < grace {
 		t.Errorf("left after %v", took)
 	}
-	if said := registered.Said(); !slices.Equal(said, []string{"a b", "a b!", "a"}) {
+	if said := registered.SentLists(); !slices.Equal(said, []string{"a b", "a b!", "a"}) {
 		t.Errorf("the lists are %q", said)
 	}
 	publish(p, gpus("a", "b"))
-	registered.Says(t, "a b")
+	registered.AwaitList(t, "a b")
 }
 
 func TestNothingLeavesWhilePodResourcesIsSilent(t *testing.T) {
@@ -118,15 +118,15 @@ func TestNothingLeavesWhilePodResourcesIsSilent(t *testing.T) {
 	p := New(configFor(k))
 	publish(p, gpus("a", "b"))
 	run(t, p)
-	registered := k.Plugin(listtest.Resource, 1)
-	registered.Says(t, "a b")
-	k.Mute(true)
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	registered.AwaitList(t, "a b")
+	k.MuteListing(true)
 	time.Sleep(50 * time.Millisecond)
 	publish(p, gpus("a"))
-	registered.Says(t, "a b!")
-	kubelettest.Never(t, 3*grace, func() bool { return registered.Last() != "a b!" }, func() string { return "list is " + registered.Last() })
-	k.Mute(false)
-	registered.Says(t, "a")
+	registered.AwaitList(t, "a b!")
+	kubelettest.NeverTrue(t, 3*grace, func() bool { return registered.LastList() != "a b!" }, func() string { return "list is " + registered.LastList() })
+	k.MuteListing(false)
+	registered.AwaitList(t, "a")
 }
 
 func TestHeldIDsStay(t *testing.T) {
@@ -135,24 +135,24 @@ func TestHeldIDsStay(t *testing.T) {
 	p := New(configFor(k))
 	publish(p, gpus("a", "b"))
 	run(t, p)
-	registered := k.Plugin(listtest.Resource, 1)
-	registered.Says(t, "a b")
-	if _, err := registered.Allocate("b"); err != nil {
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	registered.AwaitList(t, "a b")
+	if _, err := registered.AllocateIDs("b"); err != nil {
 		t.Fatal(err)
 	}
-	k.Hold("train", listtest.Resource, "b")
+	k.HoldIDs("train", listtest.Resource, "b")
 	publish(p, gpus())
-	registered.Says(t, "b!")
-	kubelettest.Never(t, 3*grace, func() bool { return registered.Last() != "b!" || registered.HasEnded() }, func() string { return "list is " + registered.Last() })
+	registered.AwaitList(t, "b!")
+	kubelettest.NeverTrue(t, 3*grace, func() bool { return registered.LastList() != "b!" || registered.HasEnded() }, func() string { return "list is " + registered.LastList() })
 
-	k.Hold("train", listtest.Resource)
+	k.HoldIDs("train", listtest.Resource)
 	// The kubelet receives an empty list before the plugin ends.
-	registered.Says(t, "")
-	kubelettest.Eventually(t, registered.HasEnded, func() string { return "the plugin of a resource that has gone still serves" })
-	kubelettest.Eventually(t, func() bool { return len(k.Sockets()) == 0 }, func() string { return fmt.Sprint("sockets: ", k.Sockets()) })
+	registered.AwaitList(t, "")
+	kubelettest.EventuallyTrue(t, registered.HasEnded, func() string { return "the plugin of a resource that has gone still serves" })
+	kubelettest.EventuallyTrue(t, func() bool { return len(k.Sockets()) == 0 }, func() string { return fmt.Sprint("sockets: ", k.Sockets()) })
 
 	publish(p, gpus("a"))
-	k.Plugin(listtest.Resource, 2).Says(t, "a")
+	k.AwaitPlugin(listtest.Resource, 2).AwaitList(t, "a")
 }
 
 func TestUnconfirmedGrant(t *testing.T) {
@@ -169,17 +169,17 @@ func TestUnconfirmedGrant(t *testing.T) {
 			k := kubelettest.New(t)
 			k.Start()
 			config := configFor(k)
-			config.Pending = test.pending
+			config.PendingPods = test.pending
 			if !test.kept {
-				config.Unconfirmed = 3 * time.Second // longer than the checks before, even on a busy machine
+				config.UnconfirmedAfter = 3 * time.Second // longer than the checks before, even on a busy machine
 			}
 			p := New(config)
 			publish(p, gpus("a"))
 			run(t, p)
-			registered := k.Plugin(listtest.Resource, 1)
-			registered.Says(t, "a")
+			registered := k.AwaitPlugin(listtest.Resource, 1)
+			registered.AwaitList(t, "a")
 			granted := time.Now()
-			if _, err := registered.Allocate("a"); err != nil {
+			if _, err := registered.AllocateIDs("a"); err != nil {
 				t.Fatal(err)
 			}
 			if holder, held := holder(p, "gpu-a"); !held || holder != "a container that the kubelet is starting" {
@@ -187,14 +187,14 @@ func TestUnconfirmedGrant(t *testing.T) {
 			}
 			publish(p, gpus())
 			if test.kept {
-				kubelettest.Never(t, 4*grace, func() bool { _, held := holder(p, "gpu-a"); return !held || registered.Last() == "" }, func() string { return "the grant was dropped" })
+				kubelettest.NeverTrue(t, 4*grace, func() bool { _, held := holder(p, "gpu-a"); return !held || registered.LastList() == "" }, func() string { return "the grant was dropped" })
 				return
 			}
-			kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "the grant is kept" })
-			if took := time.Since(granted); took < config.Unconfirmed {
+			kubelettest.EventuallyTrue(t, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "the grant is kept" })
+			if took := time.Since(granted); took < config.UnconfirmedAfter {
 				t.Errorf("dropped after %v", took)
 			}
-			registered.Says(t, "")
+			registered.AwaitList(t, "")
 		})
 	}
 }
@@ -206,9 +206,9 @@ func TestGrantIsOnDiskBeforeTheAnswer(t *testing.T) {
 	p := New(config)
 	publish(p, gpus("a", "b"))
 	run(t, p)
-	registered := k.Plugin(listtest.Resource, 1)
-	registered.Says(t, "a b")
-	if _, err := registered.Allocate("a"); err != nil {
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	registered.AwaitList(t, "a b")
+	if _, err := registered.AllocateIDs("a"); err != nil {
 		t.Fatal(err)
 	}
 	file := filepath.Join(stateOf(k), "grants/grants.json")
@@ -223,7 +223,7 @@ func TestGrantIsOnDiskBeforeTheAnswer(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(file, "in the way"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := registered.Allocate("b"); err == nil || !strings.Contains(err.Error(), "write grants") {
+	if _, err := registered.AllocateIDs("b"); err == nil || !strings.Contains(err.Error(), "write grants") {
 		t.Errorf("allocate: %v", err)
 	}
 	if holder, held := holder(p, "gpu-b"); held {
@@ -237,20 +237,20 @@ func TestGrantsOutliveTheProcess(t *testing.T) {
 	first := New(configFor(k))
 	publish(first, gpus("a", "b"))
 	stop := run(t, first)
-	before := k.Plugin(listtest.Resource, 1)
-	before.Says(t, "a b")
-	if _, err := before.Allocate("a"); err != nil {
+	before := k.AwaitPlugin(listtest.Resource, 1)
+	before.AwaitList(t, "a b")
+	if _, err := before.AllocateIDs("a"); err != nil {
 		t.Fatal(err)
 	}
 	stop()
-	if said := before.Said(); slices.Contains(said, "") || len(said) != 1 {
+	if said := before.SentLists(); slices.Contains(said, "") || len(said) != 1 {
 		t.Errorf("lists at the end: %q", said)
 	}
 	if left := k.Sockets(); len(left) > 0 {
 		t.Errorf("left sockets %v", left)
 	}
 
-	k.Mute(true)
+	k.MuteListing(true)
 	second := New(configFor(k))
 	run(t, second)
 	<-second.Ready()
@@ -259,7 +259,7 @@ func TestGrantsOutliveTheProcess(t *testing.T) {
 	}
 	// The device has vanished in the meantime. The resource remains registered.
 	publish(second, gpus())
-	k.Plugin(listtest.Resource, 2).Says(t, "a!")
+	k.AwaitPlugin(listtest.Resource, 2).AwaitList(t, "a!")
 }
 
 // A resource whose devices exist but are no longer offered is left to another plugin. Pods keep
@@ -270,59 +270,59 @@ func TestResourceIsNotOfferedAnyMore(t *testing.T) {
 	first := New(configFor(k))
 	publish(first, gpus("a", "b"))
 	stop := run(t, first)
-	plugin := k.Plugin(listtest.Resource, 1)
-	plugin.Says(t, "a b")
-	if _, err := plugin.Allocate("a"); err != nil {
+	plugin := k.AwaitPlugin(listtest.Resource, 1)
+	plugin.AwaitList(t, "a b")
+	if _, err := plugin.AllocateIDs("a"); err != nil {
 		t.Fatal(err)
 	}
-	k.Hold("train", listtest.Resource, "a")
+	k.HoldIDs("train", listtest.Resource, "a")
 	stop()
 
 	second := New(configFor(k))
 	run(t, second)
 	<-second.Ready()
-	second.Know(host(gpus("a", "b")))
+	second.SetHostDevices(host(gpus("a", "b")))
 	second.Publish(gpus(), nil)
 	time.Sleep(10 * second.config.Poll)
-	if n := len(k.Registered()); n != 1 {
+	if n := len(k.Registrations()); n != 1 {
 		t.Errorf("the resource is registered %d times; want once, by the first", n)
 	}
 	if who, held := holder(second, "gpu-a"); !held || who != "default/train main" {
 		t.Errorf("holder is %q, %t", who, held)
 	}
 	publish(second, gpus("a", "b"))
-	k.Plugin(listtest.Resource, 2).Says(t, "a b")
+	k.AwaitPlugin(listtest.Resource, 2).AwaitList(t, "a b")
 }
 
 func TestHoldingsOfThePluginBefore(t *testing.T) {
 	k := kubelettest.New(t)
-	k.Hold("train", listtest.Resource, "a", "gone")
-	k.Hold("other", "example.org/nic", "x")
+	k.HoldIDs("train", listtest.Resource, "a", "gone")
+	k.HoldIDs("other", "example.org/nic", "x")
 	k.Start()
 	p := New(configFor(k))
 	publish(p, gpus("a", "b"))
 	run(t, p)
-	registered := k.Plugin(listtest.Resource, 1)
-	registered.Says(t, "a b gone!")
-	if said := registered.Said(); len(said) != 1 {
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	registered.AwaitList(t, "a b gone!")
+	if said := registered.SentLists(); len(said) != 1 {
 		t.Errorf("a list without what pods hold was sent: %q", said)
 	}
 	if holder, held := holder(p, "gpu-a"); !held || holder != "default/train main" {
 		t.Errorf("holder is %q, %t", holder, held)
 	}
 	// The kubelet requests the list before it answers the registration.
-	kubelettest.Eventually(t, func() bool { return len(socketsOf(p).Registered()) == 1 }, func() string { return fmt.Sprintf("registered %v", socketsOf(p).Registered()) })
-	k.Hold("train", listtest.Resource)
-	registered.Says(t, "a b")
-	kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "still held" })
+	kubelettest.EventuallyTrue(t, func() bool { return len(socketsOf(p).RegisteredSockets()) == 1 }, func() string { return fmt.Sprintf("registered %v", socketsOf(p).RegisteredSockets()) })
+	k.HoldIDs("train", listtest.Resource)
+	registered.AwaitList(t, "a b")
+	kubelettest.EventuallyTrue(t, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "still held" })
 }
 
 // An ID that is not found on the host, such as a serial number, stands for the devices whose nodes
 // the container was given.
 func TestIDsThatOnlyTheirNodesTell(t *testing.T) {
 	k := kubelettest.New(t)
-	k.Hold("train", listtest.Resource, "SN17")
-	k.Hold("other", "example.org/nic", "x")
+	k.HoldIDs("train", listtest.Resource, "SN17")
+	k.HoldIDs("other", "example.org/nic", "x")
 	k.Start()
 	config := configFor(k)
 	read := 0
@@ -336,16 +336,16 @@ func TestIDsThatOnlyTheirNodesTell(t *testing.T) {
 	p := New(config)
 	publish(p, gpus("a", "b"))
 	run(t, p)
-	registered := k.Plugin(listtest.Resource, 1)
-	registered.Says(t, "SN17! a b!")
-	if said := registered.Said(); len(said) != 1 {
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	registered.AwaitList(t, "SN17! a b!")
+	if said := registered.SentLists(); len(said) != 1 {
 		t.Errorf("a list without what pods hold was sent: %q", said)
 	}
 	if holder, held := holder(p, "gpu-b"); !held || holder != "default/train main" {
 		t.Errorf("holder is %q, %t", holder, held)
 	}
-	k.Hold("train", listtest.Resource)
-	registered.Says(t, "a b")
+	k.HoldIDs("train", listtest.Resource)
+	registered.AwaitList(t, "a b")
 	if read != 1 {
 		t.Errorf("the checkpoint was read %d times", read)
 	}
@@ -355,15 +355,15 @@ func TestHolder(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	shareable := listtest.GPU("s")
-	shareable.Open = true
+	shareable.Shareable = true
 	part := listtest.GPU("p")
 	part.PartOf = &discovery.Silicon{Name: "card"}
 	p := New(configFor(k))
 	publish(p, listtest.Snapshot(part, shareable))
 	run(t, p)
-	registered := k.Plugin(listtest.Resource, 1)
-	registered.Says(t, "p s")
-	if _, err := registered.Allocate("p", "s"); err != nil {
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	registered.AwaitList(t, "p s")
+	if _, err := registered.AllocateIDs("p", "s"); err != nil {
 		t.Fatal(err)
 	}
 	for silicon, want := range map[string]bool{"card": true, "gpu-s": false} {
@@ -371,10 +371,10 @@ func TestHolder(t *testing.T) {
 			t.Errorf("%s: held %t by %s", silicon, held, holder)
 		}
 	}
-	k.Hold("train", listtest.Resource, "p", "s")
-	kubelettest.Eventually(t, func() bool { holder, _ := holder(p, "card"); return holder == "default/train main" }, func() string { return "the pod is not named" })
+	k.HoldIDs("train", listtest.Resource, "p", "s")
+	kubelettest.EventuallyTrue(t, func() bool { holder, _ := holder(p, "card"); return holder == "default/train main" }, func() string { return "the pod is not named" })
 	// The pod's second container reuses the ID of the first container.
-	if _, err := registered.Allocate("p"); err != nil {
+	if _, err := registered.AllocateIDs("p"); err != nil {
 		t.Errorf("allocate again: %v", err)
 	}
 }
@@ -382,14 +382,14 @@ func TestHolder(t *testing.T) {
 func TestHolderOfWhatIsNotOffered(t *testing.T) {
 	k := kubelettest.New(t)
 	shareable := listtest.GPU("s")
-	shareable.Open = true
+	shareable.Shareable = true
 	part := listtest.GPU("p")
 	part.PartOf = &discovery.Silicon{Name: "card"}
 	dialect := listtest.GPU("d")
 	dialect.Offers[0].Infix = "/vgpu"
-	k.Hold("train", "example.com/renamed", "a::3", "c-_-12", "d/vgpu0", "e-4", "b-x", "p", "s", "unknown")
+	k.HoldIDs("train", "example.com/renamed", "a::3", "c-_-12", "d/vgpu0", "e-4", "b-x", "p", "s", "unknown")
 	p := New(configFor(k))
-	p.Know(host(listtest.Snapshot(listtest.GPU("a"), listtest.GPU("b"), listtest.GPU("c"), dialect, listtest.GPU("e"), part, shareable)))
+	p.SetHostDevices(host(listtest.Snapshot(listtest.GPU("a"), listtest.GPU("b"), listtest.GPU("c"), dialect, listtest.GPU("e"), part, shareable)))
 	p.Publish(listtest.Snapshot(), nil)
 	run(t, p)
 	<-p.Ready()
@@ -402,16 +402,16 @@ func TestHolderOfWhatIsNotOffered(t *testing.T) {
 			t.Errorf("%s: held %t by %q, want %q", silicon, held, who, want)
 		}
 	}
-	if n := len(socketsOf(p).Registered()); n > 0 {
-		t.Errorf("registered %v", socketsOf(p).Registered())
+	if n := len(socketsOf(p).RegisteredSockets()); n > 0 {
+		t.Errorf("registered %v", socketsOf(p).RegisteredSockets())
 	}
 	// An incomplete list of pods releases nothing.
-	k.Forget()
-	kubelettest.Never(t, 3*grace, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "freed" })
-	k.Hold("static", "example.org/nic", "x")
-	kubelettest.Never(t, 3*grace, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "freed by another's pod" })
-	k.Own()
-	kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "held for ever" })
+	k.ForgetPods()
+	kubelettest.NeverTrue(t, 3*grace, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "freed" })
+	k.HoldIDs("static", "example.org/nic", "x")
+	kubelettest.NeverTrue(t, 3*grace, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "freed by another's pod" })
+	k.AddOwnPod()
+	kubelettest.EventuallyTrue(t, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "held for ever" })
 }
 
 // unheard is part of the owner's text before the kubelet has answered.
@@ -419,58 +419,58 @@ const unheard = "the kubelet has not yet reported"
 
 func TestHolderBeforeTheKubeletAnswers(t *testing.T) {
 	k := kubelettest.New(t)
-	k.Mute(true)
+	k.MuteListing(true)
 	k.Start()
 	p := New(configFor(k))
-	p.Know(host(gpus("a", "b")))
+	p.SetHostDevices(host(gpus("a", "b")))
 	p.Publish(gpus("a"), nil)
 	run(t, p)
 	<-p.Ready()
 	if who, held := holder(p, "gpu-b"); !held || !strings.Contains(who, unheard) {
 		t.Errorf("held %t by %q", held, who)
 	}
-	registered := k.Plugin(listtest.Resource, 1)
-	registered.Says(t, "a")
-	if _, err := registered.Allocate("a"); err != nil {
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	registered.AwaitList(t, "a")
+	if _, err := registered.AllocateIDs("a"); err != nil {
 		t.Errorf("allocate: %v", err)
 	}
 	if who, _ := holder(p, "gpu-a"); strings.Contains(who, unheard) {
 		t.Error("our own grant is unknown")
 	}
-	k.Mute(false)
-	kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-b"); return !held }, func() string { return "still unknown" })
-	k.Mute(true)
-	kubelettest.Never(t, 100*time.Millisecond, func() bool { _, held := holder(p, "gpu-b"); return held }, func() string { return "unknown again" })
+	k.MuteListing(false)
+	kubelettest.EventuallyTrue(t, func() bool { _, held := holder(p, "gpu-b"); return !held }, func() string { return "still unknown" })
+	k.MuteListing(true)
+	kubelettest.NeverTrue(t, 100*time.Millisecond, func() bool { _, held := holder(p, "gpu-b"); return held }, func() string { return "unknown again" })
 }
 
 func TestKubeletDoesNotKnowItsPods(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	config := configFor(k)
-	config.Pending = func(context.Context, string) (bool, error) { return false, nil }
+	config.PendingPods = func(context.Context, string) (bool, error) { return false, nil }
 	p := New(config)
 	publish(p, gpus("a", "b"))
 	run(t, p)
-	registered := k.Plugin(listtest.Resource, 1)
-	registered.Says(t, "a b")
-	if _, err := registered.Allocate("a"); err != nil {
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	registered.AwaitList(t, "a b")
+	if _, err := registered.AllocateIDs("a"); err != nil {
 		t.Fatal(err)
 	}
-	k.Hold("train", listtest.Resource, "a")
-	kubelettest.Eventually(t, func() bool { who, _ := holder(p, "gpu-a"); return who == "default/train main" }, func() string { return "not confirmed" })
-	k.Forget()
+	k.HoldIDs("train", listtest.Resource, "a")
+	kubelettest.EventuallyTrue(t, func() bool { who, _ := holder(p, "gpu-a"); return who == "default/train main" }, func() string { return "not confirmed" })
+	k.ForgetPods()
 	time.Sleep(50 * time.Millisecond)
-	if _, err := registered.Allocate("b"); err != nil {
+	if _, err := registered.AllocateIDs("b"); err != nil {
 		t.Fatal(err)
 	}
-	kubelettest.Never(t, config.Unconfirmed+3*grace, func() bool {
+	kubelettest.NeverTrue(t, config.UnconfirmedAfter+3*grace, func() bool {
 		_, a := holder(p, "gpu-a")
 		_, b := holder(p, "gpu-b")
 		return !a || !b
 	}, func() string { return "dropped" })
-	k.Own()
+	k.AddOwnPod()
 	for _, silicon := range []string{"gpu-a", "gpu-b"} {
-		kubelettest.Eventually(t, func() bool { _, held := holder(p, silicon); return !held }, func() string { return silicon + " is kept" })
+		kubelettest.EventuallyTrue(t, func() bool { _, held := holder(p, silicon); return !held }, func() string { return silicon + " is kept" })
 	}
 }
 
@@ -485,32 +485,32 @@ func TestHeldByAnotherName(t *testing.T) {
 			k := kubelettest.New(t)
 			k.Start()
 			p := New(configFor(k))
-			p.Know(host(gpus("a", "b")))
+			p.SetHostDevices(host(gpus("a", "b")))
 			if ours {
 				p.Publish(gpus("a", "b"), nil)
 			} else {
 				p.Publish(listtest.Snapshot(renamed(listtest.GPU("a")), renamed(listtest.GPU("b"))), nil)
-				k.Hold("train", listtest.Resource, "a")
+				k.HoldIDs("train", listtest.Resource, "a")
 			}
 			run(t, p)
 			if ours {
-				registered := k.Plugin(listtest.Resource, 1)
-				registered.Says(t, "a b")
-				if _, err := registered.Allocate("a"); err != nil {
+				registered := k.AwaitPlugin(listtest.Resource, 1)
+				registered.AwaitList(t, "a b")
+				if _, err := registered.AllocateIDs("a"); err != nil {
 					t.Fatal(err)
 				}
-				k.Hold("train", listtest.Resource, "a")
-				kubelettest.Eventually(t, func() bool { who, _ := holder(p, "gpu-a"); return who == "default/train main" }, func() string { return "not confirmed" })
+				k.HoldIDs("train", listtest.Resource, "a")
+				kubelettest.EventuallyTrue(t, func() bool { who, _ := holder(p, "gpu-a"); return who == "default/train main" }, func() string { return "not confirmed" })
 				p.Publish(listtest.Snapshot(renamed(listtest.GPU("a")), renamed(listtest.GPU("b"))), nil)
 			}
-			registered := k.Plugin(other, 1)
-			registered.Says(t, "a! b")
-			_, err := registered.Allocate("a")
+			registered := k.AwaitPlugin(other, 1)
+			registered.AwaitList(t, "a! b")
+			_, err := registered.AllocateIDs("a")
 			if err == nil || !strings.Contains(err.Error(), "gpu-a is in use by default/train main") {
 				t.Errorf("allocate: %v", err)
 			}
-			k.Hold("train", listtest.Resource)
-			registered.Says(t, "a b")
+			k.HoldIDs("train", listtest.Resource)
+			registered.AwaitList(t, "a b")
 		})
 	}
 }
@@ -522,18 +522,18 @@ func TestTheOtherNameIsQuicker(t *testing.T) {
 	a := listtest.GPU("a")
 	a.Offers = append(a.Offers, discovery.Offer{Resource: "example.com/renamed", IDs: []string{"x"}})
 	lists := listsOf(a)
-	if _, err := p.allocate(t.Context(), lists[listtest.Resource], listtest.Resource, [][]string{{"a"}}); err != nil {
+	if _, err := p.allocateIDs(t.Context(), lists[listtest.Resource], listtest.Resource, [][]string{{"a"}}); err != nil {
 		t.Fatal(err)
 	}
-	_, err := p.allocate(t.Context(), lists["example.com/renamed"], "example.com/renamed", [][]string{{"x"}})
+	_, err := p.allocateIDs(t.Context(), lists["example.com/renamed"], "example.com/renamed", [][]string{{"x"}})
 	if err == nil || !strings.Contains(err.Error(), "gpu-a is in use by a container that the kubelet is starting") {
 		t.Errorf("allocate: %v", err)
 	}
-	if given := p.config.Ledger.View(nil).Ours(); len(given) != 1 {
+	if given := p.config.Ledger.View(nil).OwnGrants(); len(given) != 1 {
 		t.Error("what was refused is had")
 	}
 	// Another container of the pod gets the same ID again.
-	if _, err := p.allocate(t.Context(), lists[listtest.Resource], listtest.Resource, [][]string{{"a"}}); err != nil {
+	if _, err := p.allocateIDs(t.Context(), lists[listtest.Resource], listtest.Resource, [][]string{{"a"}}); err != nil {
 		t.Error(err)
 	}
 }
@@ -544,18 +544,18 @@ func TestHeldByTheOtherAPI(t *testing.T) {
 	p := New(configFor(k))
 	publish(p, gpus("a", "b"))
 	run(t, p)
-	registered := k.Plugin(listtest.Resource, 1)
-	registered.Says(t, "a b")
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	registered.AwaitList(t, "a b")
 	claim(t, p, "c1", "gpu-a")
-	registered.Says(t, "a! b")
-	_, err := registered.Allocate("a")
+	registered.AwaitList(t, "a! b")
+	_, err := registered.AllocateIDs("a")
 	if err == nil || !strings.Contains(err.Error(), `example.com/gpu: device "a": device gpu-a is in use by claim default/c1`) {
 		t.Errorf("allocate: %v", err)
 	}
 	if err := p.config.Ledger.End("c1", nil); err != nil {
 		t.Fatal(err)
 	}
-	registered.Says(t, "a b")
+	registered.AwaitList(t, "a b")
 }
 
 func TestTheOtherAPIIsQuicker(t *testing.T) {
@@ -563,14 +563,14 @@ func TestTheOtherAPIIsQuicker(t *testing.T) {
 	config := configFor(k)
 	p := New(config)
 	open(t, p)
-	p.poll(t.Context(), "")
+	p.pollOnce(t.Context(), "")
 	l := listsOf(listtest.GPU("a"))[listtest.Resource]
 	claim(t, p, "c1", "gpu-a")
-	_, err := p.allocate(t.Context(), l, listtest.Resource, [][]string{{"a"}})
+	_, err := p.allocateIDs(t.Context(), l, listtest.Resource, [][]string{{"a"}})
 	if err == nil || !strings.Contains(err.Error(), "claim default/c1") {
 		t.Errorf("allocate: %v", err)
 	}
-	if given := p.config.Ledger.View(nil).Ours(); len(given) > 0 {
+	if given := p.config.Ledger.View(nil).OwnGrants(); len(given) > 0 {
 		t.Error("what was refused is had")
 	}
 }
@@ -579,15 +579,15 @@ func TestAllocateRefuses(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	p := New(configFor(k))
-	publish(p, listtest.Snapshot(listtest.GPU("a"), listtest.Sick(listtest.GPU("b"), discovery.Unhealthy, "fell off the bus")))
+	publish(p, listtest.Snapshot(listtest.GPU("a"), listtest.WithHealth(listtest.GPU("b"), discovery.Unhealthy, "fell off the bus")))
 	run(t, p)
-	registered := k.Plugin(listtest.Resource, 1)
-	registered.Says(t, "a b!")
+	registered := k.AwaitPlugin(listtest.Resource, 1)
+	registered.AwaitList(t, "a b!")
 	for id, want := range map[string]string{
 		"x": `example.com/gpu: device "x": unknown`,
 		"b": `example.com/gpu: device "b": fell off the bus`,
 	} {
-		if _, err := registered.Allocate("a", id); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := registered.AllocateIDs("a", id); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", id, err)
 		}
 	}
@@ -623,7 +623,7 @@ func TestAllocateForContainers(t *testing.T) {
 	p := New(config)
 	publish(p, gpus("a", "b", "c"))
 	run(t, p)
-	registered := k.Plugin(listtest.Resource, 1)
+	registered := k.AwaitPlugin(listtest.Resource, 1)
 	r, err := registered.API.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{
 		{DevicesIds: []string{"c", "a"}}, {DevicesIds: []string{"b"}},
 	}})
@@ -669,7 +669,7 @@ func unwritable(t *testing.T, k *kubelettest.Kubelet, dir, want string) {
 		t.Fatal(err)
 	}
 	p := New(configFor(k))
-	p.Know(host(gpus("a")))
+	p.SetHostDevices(host(gpus("a")))
 	p.Publish(gpus("a"), nil)
 	var log log
 	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))
@@ -677,12 +677,12 @@ func unwritable(t *testing.T, k *kubelettest.Kubelet, dir, want string) {
 	ended := make(chan struct{})
 	open(t, p)
 	go func() { p.Run(ctx); close(ended) }()
-	kubelettest.Eventually(t, func() bool { return strings.Contains(log.String(), want) }, func() string { return "the log does not say " + want })
+	kubelettest.EventuallyTrue(t, func() bool { return strings.Contains(log.String(), want) }, func() string { return "the log does not say " + want })
 	for _, ids := range [][]string{{"a"}, nil} {
-		k.Hold("train", listtest.Resource, ids...)
-		kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-a"); return held == (len(ids) > 0) }, func() string { return "holdings are not followed" })
+		k.HoldIDs("train", listtest.Resource, ids...)
+		kubelettest.EventuallyTrue(t, func() bool { _, held := holder(p, "gpu-a"); return held == (len(ids) > 0) }, func() string { return "holdings are not followed" })
 	}
-	if registered := socketsOf(p).Registered(); len(registered) > 0 {
+	if registered := socketsOf(p).RegisteredSockets(); len(registered) > 0 {
 		t.Errorf("serves %v", registered)
 	}
 
@@ -692,7 +692,7 @@ func unwritable(t *testing.T, k *kubelettest.Kubelet, dir, want string) {
 	if k.Server == nil {
 		k.Start()
 	}
-	k.Plugin(listtest.Resource, 1).Says(t, "a")
+	k.AwaitPlugin(listtest.Resource, 1).AwaitList(t, "a")
 	cancel()
 	<-ended
 }
@@ -723,7 +723,7 @@ func TestBadNamesHideNothing(t *testing.T) {
 	p := New(configFor(k))
 	publish(p, listtest.Snapshot(bad, listtest.GPU("good")))
 	run(t, p)
-	k.Plugin(listtest.Resource, 1).Says(t, "bad good")
+	k.AwaitPlugin(listtest.Resource, 1).AwaitList(t, "bad good")
 }
 
 func TestStopWaitsForCalls(t *testing.T) {
@@ -739,9 +739,9 @@ func TestStopWaitsForCalls(t *testing.T) {
 	p := New(config)
 	publish(p, gpus("a"))
 	stop := run(t, p)
-	registered := k.Plugin(listtest.Resource, 1)
+	registered := k.AwaitPlugin(listtest.Resource, 1)
 	answered := make(chan error, 1)
-	go func() { _, err := registered.Allocate("a"); answered <- err }()
+	go func() { _, err := registered.AllocateIDs("a"); answered <- err }()
 	<-begun
 	stopped := make(chan struct{})
 	go func() { stop(); close(stopped) }()
@@ -762,7 +762,7 @@ func TestConcurrency(t *testing.T) {
 	ids := []string{"a", "b", "c", "d"}
 	publish(p, gpus(ids...))
 	run(t, p)
-	registered := k.Plugin(listtest.Resource, 1)
+	registered := k.AwaitPlugin(listtest.Resource, 1)
 	var group sync.WaitGroup
 	end := time.Now().Add(time.Second)
 	loop := func(f func()) {
@@ -775,12 +775,12 @@ func TestConcurrency(t *testing.T) {
 	loop(func() { publish(p, gpus(ids[:1+rand.IntN(4)]...)); time.Sleep(time.Millisecond) })
 	loop(func() {
 		c := &ledger.Claim{UID: "c", Namespace: "default", Name: "c", Boot: "boot", Results: []ledger.Result{{Device: "gpu-b", Source: "gpu-b", Silicon: "gpu-b", Whole: true}}}
-		_ = p.config.Ledger.Give(c, ledger.Given, p.stock.Load())
+		_ = p.config.Ledger.AllocateClaim(c, ledger.Allocated, p.stock.Load())
 		_ = p.config.Ledger.End("c", nil)
 	})
-	loop(func() { k.Hold("train", listtest.Resource, ids[:rand.IntN(3)]...) })
+	loop(func() { k.HoldIDs("train", listtest.Resource, ids[:rand.IntN(3)]...) })
 	for _, id := range ids {
-		loop(func() { _, _ = registered.Allocate(id) })
+		loop(func() { _, _ = registered.AllocateIDs(id) })
 	}
 	loop(func() {
 		_, _ = registered.API.GetPreferredAllocation(t.Context(), &pluginapi.PreferredAllocationRequest{
@@ -793,23 +793,23 @@ func TestConcurrency(t *testing.T) {
 			_, _ = stream.Recv()
 		}
 	})
-	loop(func() { holder(p, "gpu-a"); socketsOf(p).Registered() })
+	loop(func() { holder(p, "gpu-a"); socketsOf(p).RegisteredSockets() })
 	group.Wait()
-	k.Hold("train", listtest.Resource)
+	k.HoldIDs("train", listtest.Resource)
 	publish(p, gpus("a", "b", "c", "d"))
-	registered.Says(t, "a b c d")
+	registered.AwaitList(t, "a b c d")
 }
 
 // The ledger receives the same stock while nothing changes, so that lists are not computed again at
 // each poll. The stock changes with the device nodes that other plugins gave to containers.
 func TestPresentStaysTheSame(t *testing.T) {
 	p := New(Config{})
-	before := p.present()
-	if p.present() != before {
+	before := p.presentStock()
+	if p.presentStock() != before {
 		t.Error("another stock though nothing has changed")
 	}
-	p.given.Store(&map[string][]string{"key": {"/dev/node"}})
-	if p.present() == before {
+	p.foreignNodes.Store(&map[string][]string{"key": {"/dev/node"}})
+	if p.presentStock() == before {
 		t.Error("the same stock though containers were given something")
 	}
 }

@@ -14,8 +14,8 @@ import (
 const (
 	podResourcesTimeout = 2 * time.Second
 
-	// settling is how long the kubelet may take to list a new allocation.
-	settling = 100 * time.Millisecond
+	// settleTime is how long the kubelet may take to list a new allocation.
+	settleTime = 100 * time.Millisecond
 
 	// endTimeout is how long the API server may take to receive the end of a pod whose devices the
 	// kubelet allocates again.
@@ -26,9 +26,9 @@ const (
 	notWhole = "PodResources does not list all pods yet"
 )
 
-// follow calls PodResources at intervals, and soon after each Allocate, until the context ends.
+// followKubelet calls PodResources at intervals, and soon after each Allocate, until the context ends.
 // lastError is the reason of the last failure.
-func (p *Plugin) follow(ctx context.Context, lastError string) {
+func (p *Plugin) followKubelet(ctx context.Context, lastError string) {
 	ticker := time.NewTicker(p.config.Poll)
 	defer ticker.Stop()
 	for {
@@ -36,31 +36,31 @@ func (p *Plugin) follow(ctx context.Context, lastError string) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-		case <-p.ask:
+		case <-p.pollSoon:
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(settling):
+			case <-time.After(settleTime):
 			}
 		}
-		lastError = p.poll(ctx, lastError)
+		lastError = p.pollOnce(ctx, lastError)
 		signal(p.changed)
 	}
 }
 
-// poll passes the answer of PodResources to the ledger. It returns the reason of a failure, and
+// pollOnce passes the answer of PodResources to the ledger. It returns the reason of a failure, and
 // logs the reason if it differs from the last one.
-func (p *Plugin) poll(ctx context.Context, lastError string) string {
+func (p *Plugin) pollOnce(ctx context.Context, lastError string) string {
 	logger := klog.FromContext(ctx)
 	began := time.Now()
 	asking, cancel := context.WithTimeout(ctx, podResourcesTimeout)
 	defer cancel()
-	said, err := p.config.Pods(asking)
+	said, err := p.config.ListPods(asking)
 	if err != nil {
 		said = nil
 	}
-	p.learn(ctx, said)
-	if err := p.config.Ledger.Observe(began, said, p.host); err != nil {
+	p.learnNodes(ctx, said)
+	if err := p.config.Ledger.ObserveListing(began, said, p.hostStock); err != nil {
 		logger.Error(err, "The devices of pods are not saved, or host files are left over")
 	}
 	reason := ""
@@ -70,8 +70,8 @@ func (p *Plugin) poll(ctx context.Context, lastError string) string {
 	case !said.Whole:
 		reason = notWhole
 	default:
-		p.expire(ctx)
-		p.endLost(ctx, p.config.Ledger.Lost())
+		p.expireGrants(ctx)
+		p.endLost(ctx, p.config.Ledger.LostGrants())
 	}
 	if reason != "" && reason != lastError && ctx.Err() == nil {
 		logger.Info("The devices of pods are unknown; no device leaves its resource", "reason", reason)
@@ -79,20 +79,20 @@ func (p *Plugin) poll(ctx context.Context, lastError string) string {
 	return reason
 }
 
-// learn reads the device nodes of unknown IDs from the kubelet's checkpoint. These are IDs in the
+// learnNodes reads the device nodes of unknown IDs from the kubelet's checkpoint. These are IDs in the
 // answer of PodResources, and while the answer is not whole, also those in the checkpoint. Listed
 // IDs are read only once. When learn reads more, it drops IDs that are no longer listed.
-func (p *Plugin) learn(ctx context.Context, said *kubeletapi.Listing) {
+func (p *Plugin) learnNodes(ctx context.Context, said *kubeletapi.Listing) {
 	if p.config.Written == nil {
 		return
 	}
-	known, stock := *p.given.Load(), p.stock.Load()
+	known, stock := *p.foreignNodes.Load(), p.stock.Load()
 	unknown, given := make(map[string]bool), make(map[string][]string)
 	note := func(resource, id string) {
 		key := ledger.GrantKey(resource, id)
 		if nodes, read := known[key]; read {
 			given[key] = nodes
-		} else if !stock.Knows(resource, id) {
+		} else if !stock.KnowsDevices(resource, id) {
 			unknown[key] = true
 		}
 	}
@@ -127,17 +127,17 @@ func (p *Plugin) learn(ctx context.Context, said *kubeletapi.Listing) {
 		}
 	}
 	if len(unknown) > 0 {
-		p.given.Store(&given)
+		p.foreignNodes.Store(&given)
 	}
 }
 
-// expire ends grants that no container can have.
-func (p *Plugin) expire(ctx context.Context) {
-	if p.config.Pending == nil {
+// expireGrants ends grants that no container can have.
+func (p *Plugin) expireGrants(ctx context.Context) {
+	if p.config.PendingPods == nil {
 		return
 	}
-	for resource, grants := range p.config.Ledger.Unconfirmed(time.Now().Add(-p.config.Unconfirmed)) {
-		pending, err := p.config.Pending(ctx, resource)
+	for resource, grants := range p.config.Ledger.UnconfirmedGrants(time.Now().Add(-p.config.UnconfirmedAfter)) {
+		pending, err := p.config.PendingPods(ctx, resource)
 		if err != nil {
 			klog.FromContext(ctx).V(2).Info("Unconfirmed grants are kept", "resource", resource, "reason", err.Error())
 		}
@@ -158,7 +158,7 @@ func (p *Plugin) awaitEnd(ctx context.Context, grants []*ledger.Grant, end time.
 		again[g.Key()] = true
 	}
 	for {
-		lost := slices.DeleteFunc(p.config.Ledger.Lost(), func(g *ledger.Grant) bool { return !again[g.Key()] })
+		lost := slices.DeleteFunc(p.config.Ledger.LostGrants(), func(g *ledger.Grant) bool { return !again[g.Key()] })
 		if len(lost) == 0 || p.endLost(ctx, lost) || time.Now().After(end) {
 			return
 		}
@@ -173,13 +173,13 @@ func (p *Plugin) awaitEnd(ctx context.Context, grants []*ledger.Grant, end time.
 // endLost reports ended pods of lost grants to the ledger, and returns whether all of them have
 // ended.
 func (p *Plugin) endLost(ctx context.Context, lost []*ledger.Grant) (all bool) {
-	if p.config.Ended == nil {
+	if p.config.PodEnded == nil {
 		return false
 	}
 	var over []*ledger.Grant
 	for _, g := range lost {
 		owner := g.Owner()
-		ended, err := p.config.Ended(ctx, owner.Namespace, owner.Name)
+		ended, err := p.config.PodEnded(ctx, owner.Namespace, owner.Name)
 		if err != nil {
 			klog.FromContext(ctx).V(2).Info("It is unknown whether a pod has ended", "pod", owner.Namespace+"/"+owner.Name, "reason", err.Error())
 		}

@@ -53,14 +53,14 @@ type server struct {
 	observe  Observer
 	tracer   trace.Tracer // nil for none
 
-	mu       sync.Mutex
-	list     *list.List
-	changed  chan struct{}   // closed when the list is replaced
-	streams  map[*stream]int // the version that each stream has sent
-	made     time.Time       // when the version of the list was published
-	told     time.Time       // since when all streams have sent the IDs marked as gone, zero if not yet
-	inFlight int             // running calls of Allocate
-	quiet    time.Time       // since when there is no such call
+	mu         sync.Mutex
+	list       *list.List
+	changed    chan struct{}   // closed when the list is replaced
+	streams    map[*stream]int // the version that each stream has sent
+	published  time.Time       // when the version of the list was published
+	goneSentAt time.Time       // since when all streams have sent the IDs marked as gone, zero if not yet
+	inFlight   int             // running calls of Allocate
+	idleSince  time.Time       // since when there is no such call
 }
 
 // stream is a call of ListAndWatch.
@@ -71,13 +71,13 @@ type allocator func(ctx context.Context, l *list.List, resource string, requests
 
 func newServer(resource string, grace time.Duration, allocate allocator, observe Observer) *server {
 	return &server{
-		resource: resource,
-		grace:    grace,
-		allocate: allocate,
-		observe:  observe,
-		changed:  make(chan struct{}),
-		streams:  make(map[*stream]int),
-		quiet:    time.Now(),
+		resource:  resource,
+		grace:     grace,
+		allocate:  allocate,
+		observe:   observe,
+		changed:   make(chan struct{}),
+		streams:   make(map[*stream]int),
+		idleSince: time.Now(),
 	}
 }
 
@@ -88,20 +88,20 @@ func (s *server) publish(l *list.List) {
 	before := s.list
 	s.list = l
 	if before == nil || before.Version() != l.Version() {
-		s.made = time.Now()
+		s.published = time.Now()
 		close(s.changed)
 		s.changed = make(chan struct{})
 	}
-	if before == nil || before.Marked() != l.Marked() {
-		s.told = time.Time{}
+	if before == nil || before.MarkedVersion() != l.MarkedVersion() {
+		s.goneSentAt = time.Time{}
 		s.tell()
 	}
 }
 
 // tell stores when all streams have sent the IDs marked as gone.
 func (s *server) tell() {
-	if s.list != nil && s.told.IsZero() && s.sent(s.list.Marked()) {
-		s.told = time.Now()
+	if s.list != nil && s.goneSentAt.IsZero() && s.hasSent(s.list.MarkedVersion()) {
+		s.goneSentAt = time.Now()
 	}
 }
 
@@ -112,17 +112,17 @@ func (s *server) current() (*list.List, <-chan struct{}) {
 	return s.list, s.changed
 }
 
-// belief returns what the kubelet may still assume. The argument is the start of the last whole
+// kubeletBelief returns what the kubelet may still assume. The argument is the start of the last whole
 // answer of PodResources.
-func (s *server) belief(heard time.Time) list.Belief {
+func (s *server) kubeletBelief(heard time.Time) list.Belief {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	b := list.Belief{Heard: heard}
-	if s.list != nil && s.sent(s.list.Marked()) {
-		b.Told = s.told
+	b := list.Belief{ListedAt: heard}
+	if s.list != nil && s.hasSent(s.list.MarkedVersion()) {
+		b.GoneSentAt = s.goneSentAt
 	}
 	if s.inFlight == 0 {
-		b.Quiet = s.quiet
+		b.IdleSince = s.idleSince
 	}
 	return b
 }
@@ -131,14 +131,14 @@ func (s *server) belief(heard time.Time) list.Belief {
 func (s *server) done(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.list == nil || !s.list.Empty() || s.inFlight > 0 || !s.sent(s.list.Version()) {
+	if s.list == nil || !s.list.Empty() || s.inFlight > 0 || !s.hasSent(s.list.Version()) {
 		return false
 	}
-	return len(s.streams) > 0 || now.Sub(s.made) >= s.grace
+	return len(s.streams) > 0 || now.Sub(s.published) >= s.grace
 }
 
-// sent reports whether all streams have sent the version or a later one.
-func (s *server) sent(version int) bool {
+// hasSent reports whether all streams have sent the version or a later one.
+func (s *server) hasSent(version int) bool {
 	for _, sent := range s.streams {
 		if sent < version {
 			return false
@@ -156,7 +156,7 @@ func (s *server) begin() (end func()) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.inFlight--
-		s.quiet = time.Now()
+		s.idleSince = time.Now()
 	}
 }
 
@@ -170,7 +170,7 @@ func (s *server) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*plu
 // ListAndWatch sends the list at once and after each replacement.
 func (s *server) ListAndWatch(_ *pluginapi.Empty, to grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	own := &stream{to}
-	s.enter(own)
+	s.enterStream(own)
 	defer s.exit(own)
 	for sent := -1; ; {
 		l, changed := s.current()
@@ -182,7 +182,7 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, to grpc.ServerStreamingServer[
 				return err
 			}
 			sent = l.Version()
-			s.note(own, sent)
+			s.noteVersion(own, sent)
 		}
 		select {
 		case <-changed:
@@ -192,9 +192,9 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, to grpc.ServerStreamingServer[
 	}
 }
 
-func (s *server) enter(own *stream) { s.note(own, 0) }
+func (s *server) enterStream(own *stream) { s.noteVersion(own, 0) }
 
-func (s *server) note(own *stream, version int) {
+func (s *server) noteVersion(own *stream, version int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.streams[own] = version
@@ -235,7 +235,7 @@ func (s *server) GetPreferredAllocation(_ context.Context, r *pluginapi.Preferre
 	response := &pluginapi.PreferredAllocationResponse{}
 	var errs []error
 	for _, container := range r.ContainerRequests {
-		ids, err := l.Prefer(container.AvailableDeviceIDs, container.MustIncludeDeviceIDs, int(container.AllocationSize))
+		ids, err := l.PreferIDs(container.AvailableDeviceIDs, container.MustIncludeDeviceIDs, int(container.AllocationSize))
 		errs = append(errs, err)
 		response.ContainerResponses = append(response.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 	}

@@ -15,52 +15,52 @@ func TestBelief(t *testing.T) {
 	full, _ := list.Lists{}.Next(in)
 	in.Snapshot = gpus("a")
 	marked, _ := full.Next(in)
-	if marked.Resources()[listtest.Resource].Marked() != 2 {
-		t.Fatalf("marked in version %d", marked.Resources()[listtest.Resource].Marked())
+	if marked.Resources()[listtest.Resource].MarkedVersion() != 2 {
+		t.Fatalf("marked in version %d", marked.Resources()[listtest.Resource].MarkedVersion())
 	}
 
 	s := newServer(listtest.Resource, grace, nil, unobserved)
 	quick, slow := &stream{}, &stream{}
 	told := func(name string, want bool) list.Belief {
 		t.Helper()
-		b := s.belief(listtest.Time)
-		if !b.Heard.Equal(listtest.Time) || b.Told.IsZero() == want {
+		b := s.kubeletBelief(listtest.Time)
+		if !b.ListedAt.Equal(listtest.Time) || b.GoneSentAt.IsZero() == want {
 			t.Errorf("%s: %+v", name, b)
 		}
 		return b
 	}
 	s.publish(full.Resources()[listtest.Resource])
-	s.enter(quick)
-	s.enter(slow)
-	s.note(quick, 1)
-	s.note(slow, 1)
+	s.enterStream(quick)
+	s.enterStream(slow)
+	s.noteVersion(quick, 1)
+	s.noteVersion(slow, 1)
 	told("nothing is marked", true)
 	before := time.Now()
 	s.publish(marked.Resources()[listtest.Resource])
 	told("no stream has sent it", false)
-	s.note(quick, 2)
+	s.noteVersion(quick, 2)
 	told("one stream has sent it", false)
-	s.note(slow, 2)
+	s.noteVersion(slow, 2)
 	first := told("both have sent it", true)
-	if first.Told.Before(before) {
-		t.Errorf("told at %v, before it was known", first.Told)
+	if first.GoneSentAt.Before(before) {
+		t.Errorf("told at %v, before it was known", first.GoneSentAt)
 	}
 	another := &stream{}
-	s.enter(another)
+	s.enterStream(another)
 	told("another stream is behind", false)
 	s.exit(another)
-	if again := told("which has ended", true); again.Told != first.Told {
+	if again := told("which has ended", true); again.GoneSentAt != first.GoneSentAt {
 		t.Error("told anew")
 	}
 
 	end := s.begin()
-	if b := s.belief(listtest.Time); !b.Quiet.IsZero() {
+	if b := s.kubeletBelief(listtest.Time); !b.IdleSince.IsZero() {
 		t.Errorf("quiet while Allocate is in flight: %+v", b)
 	}
 	before = time.Now()
 	end()
-	if b := s.belief(listtest.Time); b.Quiet.Before(before) {
-		t.Errorf("quiet since %v", b.Quiet)
+	if b := s.kubeletBelief(listtest.Time); b.IdleSince.Before(before) {
+		t.Errorf("quiet since %v", b.IdleSince)
 	}
 }
 
@@ -69,7 +69,7 @@ func TestDone(t *testing.T) {
 	first, _ := list.Lists{}.Next(in)
 	in.Snapshot = gpus()
 	marked, _ := first.Next(in)
-	in.Beliefs = map[string]list.Belief{listtest.Resource: {Told: listtest.Time.Add(-2), Quiet: listtest.Time.Add(-2), Heard: listtest.Time}}
+	in.Beliefs = map[string]list.Belief{listtest.Resource: {GoneSentAt: listtest.Time.Add(-2), IdleSince: listtest.Time.Add(-2), ListedAt: listtest.Time}}
 	last, _ := marked.Next(in)
 	full, empty := marked.Resources()[listtest.Resource], last.Resources()[listtest.Resource]
 	if full.Empty() || !empty.Empty() {
@@ -91,7 +91,7 @@ func TestDone(t *testing.T) {
 	} {
 		s := newServer(listtest.Resource, 10*time.Second, nil, unobserved)
 		s.list, s.streams = test.list, test.sent
-		s.made = now.Add(-time.Duration(test.made) * time.Second)
+		s.published = now.Add(-time.Duration(test.made) * time.Second)
 		if got := s.done(now); got != test.want {
 			t.Errorf("%s: %t", name, got)
 		}

@@ -21,33 +21,33 @@ func TestTwoGranularities(t *testing.T) {
 	// "w" and "v" are whole devices. IDs that begin with "x" are their cores, two each.
 	publish(p, listtest.Snapshot(append(listtest.Parts("gpu-w", 2, map[string]int64{"w": 2, "xw0": 1, "xw1": 1}), listtest.Parts("gpu-v", 2, map[string]int64{"v": 2, "xv0": 1, "xv1": 1})...)...))
 	run(t, p)
-	wholes, cores := k.Plugin(listtest.Resource, 1), k.Plugin(listtest.OtherResource, 1)
-	wholes.Says(t, "v w")
-	cores.Says(t, "xv0 xv1 xw0 xw1")
-	if _, err := wholes.Allocate("w"); err != nil {
+	wholes, cores := k.AwaitPlugin(listtest.Resource, 1), k.AwaitPlugin(listtest.OtherResource, 1)
+	wholes.AwaitList(t, "v w")
+	cores.AwaitList(t, "xv0 xv1 xw0 xw1")
+	if _, err := wholes.AllocateIDs("w"); err != nil {
 		t.Fatal(err)
 	}
-	k.Hold("train", listtest.Resource, "w")
-	cores.Says(t, "xv0 xv1 xw0! xw1!")
-	if _, err := cores.Allocate("xw1"); err == nil || !strings.Contains(err.Error(), "(device gpu-w)") {
+	k.HoldIDs("train", listtest.Resource, "w")
+	cores.AwaitList(t, "xv0 xv1 xw0! xw1!")
+	if _, err := cores.AllocateIDs("xw1"); err == nil || !strings.Contains(err.Error(), "(device gpu-w)") {
 		t.Errorf("a core of a device that is held: %v", err)
 	}
-	if _, err := cores.Allocate("xv1"); err != nil {
+	if _, err := cores.AllocateIDs("xv1"); err != nil {
 		t.Fatal(err)
 	}
-	k.Hold("infer", listtest.OtherResource, "xv1")
-	wholes.Says(t, "v! w")
-	cores.Says(t, "xv0 xv1 xw0! xw1!")
-	if _, err := wholes.Allocate("v"); err == nil || !strings.Contains(err.Error(), "(device gpu-xv1)") {
+	k.HoldIDs("infer", listtest.OtherResource, "xv1")
+	wholes.AwaitList(t, "v! w")
+	cores.AwaitList(t, "xv0 xv1 xw0! xw1!")
+	if _, err := wholes.AllocateIDs("v"); err == nil || !strings.Contains(err.Error(), "(device gpu-xv1)") {
 		t.Errorf("a device of which a core is held: %v", err)
 	}
 	for silicon, pod := range map[string]string{"gpu-w": "default/train main", "gpu-v": "default/infer main"} {
-		kubelettest.Eventually(t, func() bool { who, _ := holder(p, silicon); return who == pod }, func() string { return silicon + " is not confirmed" })
+		kubelettest.EventuallyTrue(t, func() bool { who, _ := holder(p, silicon); return who == pod }, func() string { return silicon + " is not confirmed" })
 	}
-	k.Hold("train", listtest.Resource)
-	k.Hold("infer", listtest.OtherResource)
-	wholes.Says(t, "v w")
-	cores.Says(t, "xv0 xv1 xw0 xw1")
+	k.HoldIDs("train", listtest.Resource)
+	k.HoldIDs("infer", listtest.OtherResource)
+	wholes.AwaitList(t, "v w")
+	cores.AwaitList(t, "xv0 xv1 xw0 xw1")
 }
 
 // A virtual machine requests two functions of one IOMMU group as two resources. The kubelet
@@ -71,13 +71,13 @@ func TestTwoResourcesOfOneGroup(t *testing.T) {
 		}
 		publish(p, listtest.Snapshot(devices...))
 		run(t, p)
-		gpu, audio := k.Plugin(listtest.Resource, 1), k.Plugin(listtest.OtherResource, 1)
-		gpu.Says(t, "g")
-		audio.Says(t, "xaudio")
-		if _, err := gpu.Allocate("g"); err != nil {
+		gpu, audio := k.AwaitPlugin(listtest.Resource, 1), k.AwaitPlugin(listtest.OtherResource, 1)
+		gpu.AwaitList(t, "g")
+		audio.AwaitList(t, "xaudio")
+		if _, err := gpu.AllocateIDs("g"); err != nil {
 			t.Fatal(err)
 		}
-		_, err := audio.Allocate("xaudio")
+		_, err := audio.AllocateIDs("xaudio")
 		if (err == nil) != both {
 			t.Errorf("both %t: the second function: %v", both, err)
 		}

@@ -160,7 +160,7 @@ func (c *DriverConfig) Validate() error {
 	allocated := make(named)
 	for i := range c.Allocation {
 		a := &c.Allocation[i]
-		if allocated.hidden(a.Resource, a.Nodes) {
+		if allocated.isHidden(a.Resource, a.Nodes) {
 			check(fmt.Sprintf("allocation[%d].resource", i), fmt.Errorf("is %q, as another's is", a.Resource))
 		}
 		check(fmt.Sprintf("allocation[%d]", i), a.Nodes.validate())
@@ -179,7 +179,7 @@ func (c *DriverConfig) Validate() error {
 	offered := make(named)
 	for i := range c.Paths {
 		resource := &c.Paths[i]
-		if offered.hidden(resource.Name, resource.Nodes) {
+		if offered.isHidden(resource.Name, resource.Nodes) {
 			check(fmt.Sprintf("paths[%d].name", i), fmt.Errorf("is %q, as another's is", resource.Name))
 		}
 		check(fmt.Sprintf("paths[%d]", i), resource.Nodes.validate())

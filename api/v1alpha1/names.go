@@ -15,7 +15,7 @@ func (c *DriverConfig) validateNames(together func(a, b *Nodes) bool) (errs []er
 		share := &c.Sharing[i]
 		for j := range c.Sharing[:i] {
 			before := &c.Sharing[j]
-			if share.Resource == "" || share.Resource != before.Resource || share.alike(before) || share.overridden(before) {
+			if share.Resource == "" || share.Resource != before.Resource || share.sharesEqually(before) || share.overriddenBy(before) {
 				continue
 			}
 			if together(before.Nodes, share.Nodes) {
@@ -36,15 +36,15 @@ func (c *DriverConfig) validateNames(together func(a, b *Nodes) bool) (errs []er
 	return errs
 }
 
-// overridden reports whether an entry before this one is for the same devices on some nodes, so
+// overriddenBy reports whether an entry before this one is for the same devices on some nodes, so
 // that this entry does not apply there.
-func (s *Sharing) overridden(before *Sharing) bool {
+func (s *Sharing) overriddenBy(before *Sharing) bool {
 	return s.CEL == before.CEL && before.Nodes != nil && !sameNodes(s.Nodes, before.Nodes)
 }
 
-// alike reports whether the shares of both entries are equal. The number of shares per device can
+// sharesEqually reports whether the shares of both entries are equal. The number of shares per device can
 // differ.
-func (s *Sharing) alike(other *Sharing) bool {
+func (s *Sharing) sharesEqually(other *Sharing) bool {
 	switch {
 	case (s.Unit == nil) != (other.Unit == nil) || s.Pool != other.Pool:
 		return false

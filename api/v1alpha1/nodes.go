@@ -69,8 +69,8 @@ func (n *Nodes) validate() error {
 	return nil
 }
 
-// include reports whether an entry applies to a node. An entry without nodes applies to all nodes.
-func (n *Nodes) include(node Node) (bool, error) {
+// appliesTo reports whether an entry applies to a node. An entry without nodes applies to all nodes.
+func (n *Nodes) appliesTo(node Node) (bool, error) {
 	switch {
 	case n == nil:
 		return true, nil
@@ -85,34 +85,34 @@ func (n *Nodes) include(node Node) (bool, error) {
 	return err == nil && selector.Matches(labels.Set(node.Labels)), err
 }
 
-// On returns the part of a valid configuration that applies to a node, with the mode of the node's
+// ForNode returns the part of a valid configuration that applies to a node, with the mode of the node's
 // label. Several entries for one name are for different nodes: if more than one of them applies,
 // the first one wins. The error is for an invalid label, or for entries that contradict each other
 // on this node. With the error [ErrNoLabels], the configuration lacks the entries that depend on
 // labels.
-func (c *DriverConfig) On(node Node) (*DriverConfig, error) {
+func (c *DriverConfig) ForNode(node Node) (*DriverConfig, error) {
 	var unknown error
 	here := func(n *Nodes) bool {
-		is, err := n.include(node)
+		is, err := n.appliesTo(node)
 		if err != nil {
 			unknown = err
 		}
 		return is
 	}
 	on := *c
-	on.Exclude = keep(c.Exclude, func(s Selector) bool { return here(s.Nodes) })
-	on.Sharing = keep(c.Sharing, func(s Sharing) bool { return here(s.Nodes) })
-	on.Resources = keep(c.Resources, func(r Resource) bool { return here(r.Nodes) })
-	on.Passthrough = keep(c.Passthrough, func(r Passthrough) bool { return here(r.Nodes) })
-	on.Reclaim = keep(c.Reclaim, func(h Reclaim) bool { return here(h.Nodes) })
-	on.OnDemand.VirtualFunctions = keep(c.OnDemand.VirtualFunctions, func(v OnDemandVirtualFunctions) bool { return here(v.Nodes) })
-	on.OnDemand.Partitions = keep(c.OnDemand.Partitions, func(s Selector) bool { return here(s.Nodes) })
-	on.OnDemand.MPS = keep(c.OnDemand.MPS, func(s Selector) bool { return here(s.Nodes) })
-	on.OnDemand.TimeSlices = keep(c.OnDemand.TimeSlices, func(s Selector) bool { return here(s.Nodes) })
-	on.Overhead = keep(c.Overhead, func(o Overhead) bool { return here(o.Nodes) })
+	on.Exclude = filterEntries(c.Exclude, func(s Selector) bool { return here(s.Nodes) })
+	on.Sharing = filterEntries(c.Sharing, func(s Sharing) bool { return here(s.Nodes) })
+	on.Resources = filterEntries(c.Resources, func(r Resource) bool { return here(r.Nodes) })
+	on.Passthrough = filterEntries(c.Passthrough, func(r Passthrough) bool { return here(r.Nodes) })
+	on.Reclaim = filterEntries(c.Reclaim, func(h Reclaim) bool { return here(h.Nodes) })
+	on.OnDemand.VirtualFunctions = filterEntries(c.OnDemand.VirtualFunctions, func(v OnDemandVirtualFunctions) bool { return here(v.Nodes) })
+	on.OnDemand.Partitions = filterEntries(c.OnDemand.Partitions, func(s Selector) bool { return here(s.Nodes) })
+	on.OnDemand.MPS = filterEntries(c.OnDemand.MPS, func(s Selector) bool { return here(s.Nodes) })
+	on.OnDemand.TimeSlices = filterEntries(c.OnDemand.TimeSlices, func(s Selector) bool { return here(s.Nodes) })
+	on.Overhead = filterEntries(c.Overhead, func(o Overhead) bool { return here(o.Nodes) })
 	resources, names := make(map[string]bool), make(map[string]bool)
-	on.Allocation = keep(c.Allocation, func(a Allocation) bool { return here(a.Nodes) && first(resources, a.Resource) })
-	on.Paths = keep(c.Paths, func(p PathResource) bool { return here(p.Nodes) && first(names, p.Name) })
+	on.Allocation = filterEntries(c.Allocation, func(a Allocation) bool { return here(a.Nodes) && markSeen(resources, a.Resource) })
+	on.Paths = filterEntries(c.Paths, func(p PathResource) bool { return here(p.Nodes) && markSeen(names, p.Name) })
 
 	errs := c.validateNames(func(a, b *Nodes) bool { return here(a) && here(b) })
 	if mode, labelled := node.Labels[LabelMode]; labelled {
@@ -127,8 +127,8 @@ func (c *DriverConfig) On(node Node) (*DriverConfig, error) {
 	return &on, unknown
 }
 
-// keep returns the entries that satisfy holds.
-func keep[T any](entries []T, holds func(T) bool) (kept []T) {
+// filterEntries returns the entries that satisfy holds.
+func filterEntries[T any](entries []T, holds func(T) bool) (kept []T) {
 	for _, entry := range entries {
 		if holds(entry) {
 			kept = append(kept, entry)
@@ -137,8 +137,8 @@ func keep[T any](entries []T, holds func(T) bool) (kept []T) {
 	return kept
 }
 
-// first reports whether a name is new, and stores it.
-func first(seen map[string]bool, name string) bool {
+// markSeen reports whether a name is new, and stores it.
+func markSeen(seen map[string]bool, name string) bool {
 	if seen[name] {
 		return false
 	}
@@ -156,7 +156,7 @@ func sameNodes(a, b *Nodes) bool { return reflect.DeepEqual(a, b) }
 // never apply, because an earlier entry always takes precedence.
 type named map[string][]*Nodes
 
-func (n named) hidden(name string, by *Nodes) bool {
+func (n named) isHidden(name string, by *Nodes) bool {
 	hidden := slices.ContainsFunc(n[name], func(before *Nodes) bool { return before == nil || sameNodes(before, by) })
 	n[name] = append(n[name], by)
 	return hidden

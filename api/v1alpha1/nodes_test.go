@@ -50,7 +50,7 @@ func TestOn(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			on, err := config.On(test.node)
+			on, err := config.ForNode(test.node)
 			if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 				t.Errorf("error %v, want %q", err, test.err)
 			}
@@ -121,10 +121,10 @@ func TestContradictionsOnNodes(t *testing.T) {
 			if err != nil {
 				return
 			}
-			if _, err := config.On(Node{"n", map[string]string{"pool": "big"}}); err != nil {
+			if _, err := config.ForNode(Node{"n", map[string]string{"pool": "big"}}); err != nil {
 				t.Errorf("on a node of one of them: %v", err)
 			}
-			_, err = config.On(Node{"n", map[string]string{"pool": "big", "zone": "a"}})
+			_, err = config.ForNode(Node{"n", map[string]string{"pool": "big", "zone": "a"}})
 			if (err == nil) != (test.both == "") || err != nil && !strings.Contains(err.Error(), test.both) {
 				t.Errorf("on a node of both: %v, want %q", err, test.both)
 			}
@@ -143,7 +143,7 @@ func FuzzOn(f *testing.F) {
 			return
 		}
 		for _, labels := range []map[string]string{nil, {key: value}} {
-			on, err := config.On(Node{"node", labels})
+			on, err := config.ForNode(Node{"node", labels})
 			if (on == nil) != (err != nil && !errors.Is(err, ErrNoLabels)) {
 				t.Errorf("%v and %v", on, err)
 			}

@@ -41,7 +41,7 @@ func validateAmount(name string, amount resource.Quantity) error {
 	switch {
 	case huge:
 		var err error
-		if unit, err = resource.ParseQuantity(size); err != nil || unit.Sign() <= 0 || !multiple(unit, resource.MustParse("1")) {
+		if unit, err = resource.ParseQuantity(size); err != nil || unit.Sign() <= 0 || !isMultiple(unit, resource.MustParse("1")) {
 			return fmt.Errorf("no size of pages; want one such as %s2Mi", hugePages)
 		}
 	case name == "cpu":
@@ -49,15 +49,15 @@ func validateAmount(name string, amount resource.Quantity) error {
 	case name != "memory":
 		return fmt.Errorf("is not of the node itself; want cpu, memory or %s<size>", hugePages)
 	}
-	if amount.Sign() <= 0 || !multiple(amount, unit) {
+	if amount.Sign() <= 0 || !isMultiple(amount, unit) {
 		return fmt.Errorf("is %s; want a multiple of %s above 0", amount.String(), unit.String())
 	}
 	return nil
 }
 
-// multiple reports whether an amount is a whole number of units, and small enough for the
+// isMultiple reports whether an amount is a whole number of units, and small enough for the
 // calculation.
-func multiple(amount, unit resource.Quantity) bool {
+func isMultiple(amount, unit resource.Quantity) bool {
 	if amount.CmpInt64(math.MaxInt64/1000) > 0 || amount.Cmp(*resource.NewMilliQuantity(amount.MilliValue(), amount.Format)) != 0 {
 		return false
 	}

@@ -49,8 +49,8 @@ type Container struct {
 // The state and the configuration come from the runtime, so the limit only protects the memory.
 const maxState = 64 << 20
 
-// Of returns the file system of a container, by the state that a runtime passes to its hooks.
-func Of(state io.Reader) (*Container, error) {
+// ReadContainer returns the file system of a container, by the state that a runtime passes to its hooks.
+func ReadContainer(state io.Reader) (*Container, error) {
 	var container specs.State
 	if err := json.NewDecoder(io.LimitReader(state, maxState)).Decode(&container); err != nil {
 		return nil, fmt.Errorf("container's state on standard input: %w", err)
@@ -95,7 +95,7 @@ func (c *Container) Close() error { return c.root.Close() }
 
 // Open opens a regular file for reading.
 func (c *Container) Open(name string) (*os.File, error) {
-	file, err := c.reach(name)
+	file, err := c.openHandle(name)
 	if err != nil {
 		return nil, err
 	}
@@ -125,9 +125,9 @@ func (c *Container) Read(name string, limit int64) ([]byte, error) {
 	return data, inContainer(name, err)
 }
 
-// List returns the entries of a directory, by name.
-func (c *Container) List(dir string) ([]fs.DirEntry, error) {
-	handle, err := c.reach(dir)
+// ListDir returns the entries of a directory, by name.
+func (c *Container) ListDir(dir string) ([]fs.DirEntry, error) {
+	handle, err := c.openHandle(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -145,9 +145,9 @@ type dirFS struct{ dir *os.File }
 
 func (d dirFS) Open(string) (fs.File, error) { return d.dir, nil }
 
-// Exists reports whether a file exists, after resolving links in the container.
-func (c *Container) Exists(name string) bool {
-	file, err := c.reach(name)
+// FileExists reports whether a file exists, after resolving links in the container.
+func (c *Container) FileExists(name string) bool {
+	file, err := c.openHandle(name)
 	if err != nil {
 		return false
 	}
@@ -198,11 +198,11 @@ func (c *Container) replace(name string, create func(dir int, temporary string) 
 	return inContainer(name, err)
 }
 
-// Cover mounts a file with other content over one of the container, read only. The content is in
+// CoverFile mounts a file with other content over one of the container, read only. The content is in
 // memory, so the container needs no writable directory. The covered file is the one that was
 // resolved first, even if its name changes meanwhile.
-func (c *Container) Cover(name string, data []byte) error {
-	target, err := c.reach(name)
+func (c *Container) CoverFile(name string, data []byte) error {
+	target, err := c.openHandle(name)
 	if err != nil {
 		return err
 	}
@@ -210,13 +210,13 @@ func (c *Container) Cover(name string, data []byte) error {
 	if err := c.coverAt(target, path.Dir(path.Clean("/"+name)), data); err != nil {
 		return inContainer(name, fmt.Errorf("lay a file over it: %w", err))
 	}
-	mounted, err := c.reach(name) // the first descriptor refers to the file below the mount
+	mounted, err := c.openHandle(name) // the first descriptor refers to the file below the mount
 	if err != nil {
 		return err
 	}
 	defer mounted.Close()
 	flags := uintptr(unix.MS_REMOUNT | unix.MS_BIND | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
-	if err := unix.Mount("", descriptor(mounted), "", flags, ""); err != nil {
+	if err := unix.Mount("", descriptorPath(mounted), "", flags, ""); err != nil {
 		return inContainer(name, fmt.Errorf("make the file over it read-only: %w", err))
 	}
 	return nil
@@ -225,21 +225,21 @@ func (c *Container) Cover(name string, data []byte) error {
 // coverAt mounts a file of a new tmpfs over a file. A bind mount needs a mounted source, so the
 // tmpfs temporarily covers a directory of the container.
 func (c *Container) coverAt(target *os.File, dir string, data []byte) (err error) {
-	below, err := c.reach(dir)
+	below, err := c.openHandle(dir)
 	if err != nil {
 		return err
 	}
 	defer below.Close()
 	size := fmt.Sprintf("mode=0755,size=%d", len(data)+1<<20)
-	if err := unix.Mount("tmpfs", descriptor(below), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, size); err != nil {
+	if err := unix.Mount("tmpfs", descriptorPath(below), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, size); err != nil {
 		return err
 	}
-	scratch, err := c.reach(dir)
+	scratch, err := c.openHandle(dir)
 	if err != nil {
-		return errors.Join(err, unix.Unmount(descriptor(below), unix.MNT_DETACH))
+		return errors.Join(err, unix.Unmount(descriptorPath(below), unix.MNT_DETACH))
 	}
 	defer scratch.Close()
-	defer func() { err = errors.Join(err, unix.Unmount(descriptor(scratch), unix.MNT_DETACH)) }()
+	defer func() { err = errors.Join(err, unix.Unmount(descriptorPath(scratch), unix.MNT_DETACH)) }()
 	fd, err := unix.Openat(int(scratch.Fd()), "cover", unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o444)
 	if err != nil {
 		return err
@@ -252,12 +252,12 @@ func (c *Container) coverAt(target *os.File, dir string, data []byte) (err error
 	if _, err := file.Write(data); err != nil {
 		return err
 	}
-	return unix.Mount(descriptor(file), descriptor(target), "", unix.MS_BIND, "")
+	return unix.Mount(descriptorPath(file), descriptorPath(target), "", unix.MS_BIND, "")
 }
 
 // FileSystem returns the type of a file's file system, as in statfs(2).
 func (c *Container) FileSystem(name string) (int64, error) {
-	file, err := c.reach(name)
+	file, err := c.openHandle(name)
 	if err != nil {
 		return 0, err
 	}
@@ -267,10 +267,10 @@ func (c *Container) FileSystem(name string) (int64, error) {
 	return int64(stat.Type), inContainer(name, err) //nolint:unconvert // an int32 on some machines
 }
 
-// Device returns the numbers of a character device, and whether there is one. It does not follow a
+// DeviceNumbers returns the numbers of a character device, and whether there is one. It does not follow a
 // link at the end of the path.
-func (c *Container) Device(name string) (major, minor uint32, ok bool) {
-	parent, err := c.reach(path.Dir(name))
+func (c *Container) DeviceNumbers(name string) (major, minor uint32, ok bool) {
+	parent, err := c.openHandle(path.Dir(name))
 	if err != nil {
 		return 0, 0, false
 	}
@@ -283,14 +283,14 @@ func (c *Container) Device(name string) (major, minor uint32, ok bool) {
 	return unix.Major(stat.Rdev), unix.Minor(stat.Rdev), true
 }
 
-// reach returns a handle of a file, which is resolved in the container but not opened.
-func (c *Container) reach(name string) (*os.File, error) {
+// openHandle returns a handle of a file, which is resolved in the container but not opened.
+func (c *Container) openHandle(name string) (*os.File, error) {
 	file, err := pathrs.OpenatInRoot(c.root, path.Clean("/"+name))
 	return file, inContainer(name, err)
 }
 
-// descriptor returns a path that leads to an open file without resolving the file's name.
-func descriptor(file *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", file.Fd()) }
+// descriptorPath returns a path that leads to an open file without resolving the file's name.
+func descriptorPath(file *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", file.Fd()) }
 
 func inContainer(name string, err error) error {
 	if err == nil {

@@ -83,7 +83,7 @@ func TestStateOfContainer(t *testing.T) {
 		if test.config != "" {
 			test.state = string(state)
 		}
-		c, err := Of(strings.NewReader(test.state))
+		c, err := ReadContainer(strings.NewReader(test.state))
 		if test.fails != "" {
 			if err == nil || !strings.Contains(err.Error(), test.fails) {
 				t.Errorf("config %s, state %s: error %v; want one with %q", test.config, test.state, err, test.fails)
@@ -296,7 +296,7 @@ func TestRealLoader(t *testing.T) {
 	if err := os.Remove(root + ldCache); err != nil {
 		t.Fatal(err)
 	}
-	if err := Prefer(c, "/usr/local/cuda/compat"); err != nil {
+	if err := PreferLibraries(c, "/usr/local/cuda/compat"); err != nil {
 		t.Fatal(err)
 	}
 	update("/opt/lib64")

@@ -13,10 +13,10 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// Install copies a program, or the target of a link, to a path at which container runtimes can run
+// InstallProgram copies a program, or the target of a link, to a path at which container runtimes can run
 // it, unless it is installed already. At any time, a container gets either the old program or the
 // new one.
-func Install(program, name string) error {
+func InstallProgram(program, name string) error {
 	from, err := os.Open(program)
 	if err != nil {
 		return err
@@ -48,7 +48,7 @@ func Install(program, name string) error {
 	return os.Rename(to.Name(), name)
 }
 
-const prefix = "chandler." // of the files of an interrupted installation; see [disk.Files.Sweep]
+const prefix = "chandler." // of the files of an interrupted installation; see [disk.Files.SweepTemporary]
 
 // sameFile reports whether the installed program is up to date. As with rsync, size and time
 // decide: the time is copied with the program.
@@ -57,18 +57,18 @@ func sameFile(installed, program fs.FileInfo) bool {
 		installed.Size() == program.Size() && installed.ModTime().Equal(program.ModTime())
 }
 
-// Keep installs a program, and checks at each interval whether it is still installed: without the
-// program, no container with its hooks can start. Keep returns when the context ends. It calls
+// KeepInstalled installs a program, and checks at each interval whether it is still installed: without the
+// program, no container with its hooks can start. KeepInstalled returns when the context ends. It calls
 // failed for each failure, but only once for repeated equal failures.
-func Keep(ctx context.Context, program, name string, interval time.Duration, failed func(error)) {
-	if err := (disk.Files{}).Sweep(filepath.Dir(name), disk.Abandoned, prefix); err != nil {
+func KeepInstalled(ctx context.Context, program, name string, interval time.Duration, failed func(error)) {
+	if err := (disk.Files{}).SweepTemporary(filepath.Dir(name), disk.Abandoned, prefix); err != nil {
 		failed(err)
 	}
 	var last string
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
-		err := Install(program, name)
+		err := InstallProgram(program, name)
 		if err != nil {
 			if err.Error() != last {
 				failed(fmt.Errorf("install the program for hooks: %w", err))

@@ -24,7 +24,7 @@ func TestInstall(t *testing.T) {
 	}
 	check := func(want string) os.FileInfo {
 		t.Helper()
-		if err := Install(program, name); err != nil {
+		if err := InstallProgram(program, name); err != nil {
 			t.Fatal(err)
 		}
 		info, err := os.Stat(name)
@@ -53,7 +53,7 @@ func TestInstall(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("two")
-	if err := Install(dir+"/missing", name); err == nil {
+	if err := InstallProgram(dir+"/missing", name); err == nil {
 		t.Error("a program that is not there is installed")
 	}
 }
@@ -80,7 +80,7 @@ func TestKeep(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			Keep(ctx, program, name, time.Second, func(err error) { failures = append(failures, err.Error()) })
+			KeepInstalled(ctx, program, name, time.Second, func(err error) { failures = append(failures, err.Error()) })
 		}()
 		synctest.Wait()
 		if read(t, name) != "x" {

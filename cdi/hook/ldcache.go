@@ -89,7 +89,7 @@ func (c *Cache) parseExtensions(data []byte, at uint32) error {
 	if at == 0 { // the format before 2.33
 		return nil
 	}
-	directory, err := part(data, at, 8)
+	directory, err := sliceAt(data, at, 8)
 	if err != nil {
 		return err
 	}
@@ -101,11 +101,11 @@ func (c *Cache) parseExtensions(data []byte, at uint32) error {
 		return fmt.Errorf("%d of them", n)
 	}
 	for i := range n {
-		entry, err := part(data, at+8+i*extEntry, extEntry)
+		entry, err := sliceAt(data, at+8+i*extEntry, extEntry)
 		if err != nil {
 			return err
 		}
-		content, err := part(data, order.Uint32(entry[8:]), order.Uint32(entry[12:]))
+		content, err := sliceAt(data, order.Uint32(entry[8:]), order.Uint32(entry[12:]))
 		if err != nil {
 			return err
 		}
@@ -125,8 +125,8 @@ func (c *Cache) parseExtensions(data []byte, at uint32) error {
 	return nil
 }
 
-// part returns length bytes at an offset.
-func part(data []byte, at, length uint32) ([]byte, error) {
+// sliceAt returns length bytes at an offset.
+func sliceAt(data []byte, at, length uint32) ([]byte, error) {
 	if uint64(at)+uint64(length) > uint64(len(data)) {
 		return nil, errors.New("cut off")
 	}

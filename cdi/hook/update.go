@@ -52,8 +52,8 @@ const (
 	foldersConf   = "00-chandler-2.conf"
 )
 
-// Prefer makes the next update-ldcache put the libraries of a directory before its own.
-func Prefer(c *Container, folder string) error { return addToConf(c, preferredConf, folder) }
+// PreferLibraries makes the next update-ldcache put the libraries of a directory before its own.
+func PreferLibraries(c *Container, folder string) error { return addToConf(c, preferredConf, folder) }
 
 // Sizes far above those of real files.
 const (
@@ -107,7 +107,7 @@ func readCache(c *Container) (*Cache, error) {
 // addToConf writes a file of ldconfig's configuration with directories.
 func addToConf(c *Container, name string, folders ...string) error {
 	const include = "include " + ldConfDir + "/*.conf\n"
-	if !c.Exists(ldConf) {
+	if !c.FileExists(ldConf) {
 		if err := c.Write(ldConf, []byte(include)); err != nil {
 			return err
 		}
@@ -130,7 +130,7 @@ var kind = map[string]struct {
 // load them, such as libcuda.so.1. Existing links are also entries under their own names, as with
 // ldconfig: libcuda.so, libGLX_indirect.so.0. A copy of the library may take the place of a link.
 func librariesIn(c *Container, folder string) ([]Library, error) {
-	entries, err := c.List(folder)
+	entries, err := c.ListDir(folder)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -161,7 +161,7 @@ func librariesIn(c *Container, folder string) ([]Library, error) {
 	}
 	for name, file := range files {
 		link := path.Join(folder, name)
-		if name != file && !c.Exists(link) {
+		if name != file && !c.FileExists(link) {
 			if err := c.Link(file, link); err != nil {
 				return nil, err
 			}
@@ -193,7 +193,7 @@ func soname(c *Container, name string) string {
 // muslPath returns the file with the library paths of musl's loader, and whether the container has
 // that loader, as Alpine does.
 func muslPath(c *Container) (string, bool) {
-	return "/etc/ld-musl-" + kind.musl + ".path", c.Exists("/lib/ld-musl-" + kind.musl + ".so.1")
+	return "/etc/ld-musl-" + kind.musl + ".path", c.FileExists("/lib/ld-musl-" + kind.musl + ".so.1")
 }
 
 // muslDefault is the search path of musl's loader if the file is missing (ldso/dynlink.c).

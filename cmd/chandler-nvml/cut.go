@@ -16,16 +16,16 @@ import (
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
-// cutter creates and removes MIG instances of one GPU. An instance is a GPU instance with a single
+// partitioner creates and removes MIG instances of one GPU. An instance is a GPU instance with a single
 // compute instance of the same size.
-type cutter struct {
-	lib    nvml.Interface
-	device nvml.Device
-	kinds  []kind
-	begun  bool   // the caller's record has a started creation or removal at the place
-	proc   string // the host's /proc
-	dev    string // the host's /dev
-	errOut io.Writer
+type partitioner struct {
+	lib      nvml.Interface
+	device   nvml.Device
+	kinds    []kind
+	hasBegun bool   // the caller's record has a started creation or removal at the place
+	proc     string // the host's /proc
+	dev      string // the host's /dev
+	errOut   io.Writer
 }
 
 // place is a profile at a placement.
@@ -38,28 +38,28 @@ type place struct {
 // String returns the place in the form of the flags: "1g.10gb@4".
 func (p *place) String() string { return fmt.Sprintf("%s@%d", p.profile.Name, p.at.Start) }
 
-// change creates or removes an instance, as the flags request, and writes the result of a creation.
+// changeInstance creates or removes an instance, as the flags request, and writes the result of a creation.
 // After an error, the GPU's state is uncertain.
-func (o *options) change(lib nvml.Interface, out, errOut io.Writer) error {
+func (o *options) changeInstance(lib nvml.Interface, out, errOut io.Writer) error {
 	if (o.cut == "") == (o.remove == "") {
 		return errors.New("either --create or --remove")
 	}
 	c, err := newCutter(lib, o.gpu)
 	if err != nil {
-		return o.refuse(out, err)
+		return o.refuseCut(out, err)
 	}
-	c.begun = o.begun
+	c.hasBegun = o.hasBegun
 	c.proc, c.dev, c.errOut = filepath.Join(o.hostRoot, "proc"), filepath.Join(o.hostRoot, "dev"), errOut
 	if o.remove != "" {
-		p, err := c.place(o.remove)
+		p, err := c.parsePlace(o.remove)
 		if err == nil {
 			err = c.remove(p, o.uuid)
 		}
 		return err
 	}
-	p, err := c.place(o.cut)
+	p, err := c.parsePlace(o.cut)
 	if err != nil {
-		return o.refuse(out, err)
+		return o.refuseCut(out, err)
 	}
 	made, left, err := c.cut(p)
 	if left {
@@ -71,20 +71,20 @@ func (o *options) change(lib nvml.Interface, out, errOut io.Writer) error {
 	return json.NewEncoder(out).Encode(made)
 }
 
-// refuse writes the reason for which no instance was created. If the caller has begun a creation,
+// refuseCut writes the reason for which no instance was created. If the caller has begun a creation,
 // an instance may still exist; in this case, as for a removal, refuse returns the error instead.
-func (o *options) refuse(out io.Writer, err error) error {
-	if o.cut == "" || o.begun {
+func (o *options) refuseCut(out io.Writer, err error) error {
+	if o.cut == "" || o.hasBegun {
 		return err
 	}
 	return json.NewEncoder(out).Encode(facts.Cut{Refused: err.Error()})
 }
 
 // newCutter opens a GPU in MIG mode.
-func newCutter(lib nvml.Interface, address string) (*cutter, error) {
+func newCutter(lib nvml.Interface, address string) (*partitioner, error) {
 	device, ret := lib.DeviceGetHandleByPciBusId(address)
 	if ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("open GPU %s: %s", address, describe(ret))
+		return nil, fmt.Errorf("open GPU %s: %s", address, describeReturn(ret))
 	}
 	mode, _, ret := device.GetMigMode()
 	if ret != nvml.SUCCESS || mode != nvml.DEVICE_MIG_ENABLE {
@@ -92,20 +92,20 @@ func newCutter(lib nvml.Interface, address string) (*cutter, error) {
 	}
 	memory, ret := device.GetMemoryInfo()
 	if ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("size of memory of GPU %s: %s", address, describe(ret))
+		return nil, fmt.Errorf("size of memory of GPU %s: %s", address, describeReturn(ret))
 	}
-	all, told := kinds(lib, device, memory.Total)
+	all, told := listKinds(lib, device, memory.Total)
 	if !told {
 		return nil, fmt.Errorf("GPU %s: NVML does not list the possible MIG instances at present", address)
 	}
 	if len(all) == 0 {
 		return nil, fmt.Errorf("GPU %s: NVML does not list the possible MIG instances; this needs root and a recent driver", address)
 	}
-	return &cutter{lib: lib, device: device, kinds: all}, nil
+	return &partitioner{lib: lib, device: device, kinds: all}, nil
 }
 
-// place returns the place with the given name, or an error if NVML lists no such place.
-func (c *cutter) place(text string) (*place, error) {
+// parsePlace returns the place with the given name, or an error if NVML lists no such place.
+func (c *partitioner) parsePlace(text string) (*place, error) {
 	name, at, _ := strings.Cut(text, "@")
 	start, err := strconv.ParseUint(at, 10, 8)
 	if err != nil {
@@ -125,17 +125,17 @@ var errInTheWay = errors.New("something else is in the way")
 
 // at returns the GPU instance at a place, nil if there is none. It fails if another GPU instance
 // overlaps the place.
-func (c *cutter) at(p *place) (at nvml.GpuInstance, number int, err error) {
+func (c *partitioner) at(p *place) (at nvml.GpuInstance, number int, err error) {
 	for _, k := range c.kinds {
 		info := k.info
 		instances, ret := c.device.GetGpuInstances(&info)
 		if ret != nvml.SUCCESS {
-			return nil, 0, fmt.Errorf("list GPU instances of profile %s: %s", k.profile.Name, describe(ret))
+			return nil, 0, fmt.Errorf("list GPU instances of profile %s: %s", k.profile.Name, describeReturn(ret))
 		}
 		for _, instance := range instances {
 			found, ret := instance.GetInfo()
 			if ret != nvml.SUCCESS {
-				return nil, 0, fmt.Errorf("look at a GPU instance of profile %s: %s", k.profile.Name, describe(ret))
+				return nil, 0, fmt.Errorf("look at a GPU instance of profile %s: %s", k.profile.Name, describeReturn(ret))
 			}
 			switch {
 			case found.ProfileId == p.info.Id && found.Placement == p.at:
@@ -155,26 +155,26 @@ var errNotOurs = errors.New("another program has created its GPU instance, witho
 // instance is used only if the caller has begun the creation, for example before this program was
 // killed. If the creation fails, the new GPU instance is removed. With an error, left reports
 // whether a GPU instance of the caller or of this call may remain.
-func (c *cutter) cut(p *place) (made facts.Cut, left bool, err error) {
+func (c *partitioner) cut(p *place) (made facts.Cut, left bool, err error) {
 	instance, number, err := c.at(p)
 	if err != nil {
-		return made, c.begun && !errors.Is(err, errInTheWay), fmt.Errorf("cut %s: %w", p, err)
+		return made, c.hasBegun && !errors.Is(err, errInTheWay), fmt.Errorf("cut %s: %w", p, err)
 	}
 	found := instance != nil
 	if !found {
 		info := p.info
 		var ret nvml.Return
 		if instance, ret = c.device.CreateGpuInstanceWithPlacement(&info, &p.at); ret != nvml.SUCCESS {
-			return made, false, fmt.Errorf("cut %s: create its GPU instance: %s", p, describe(ret))
+			return made, false, fmt.Errorf("cut %s: create its GPU instance: %s", p, describeReturn(ret))
 		}
 	}
-	made.Found = found && !c.begun
-	made.Instance, err = c.compute(p, instance, !made.Found)
+	made.Found = found && !c.hasBegun
+	made.Instance, err = c.computeInstance(p, instance, !made.Found)
 	if err != nil {
-		left = found && c.begun && !errors.Is(err, errDivided)
+		left = found && c.hasBegun && !errors.Is(err, errDivided)
 		if !found {
 			if ret := instance.Destroy(); ret != nvml.SUCCESS {
-				err, left = errors.Join(err, fmt.Errorf("remove its GPU instance again: %s", describe(ret))), true
+				err, left = errors.Join(err, fmt.Errorf("remove its GPU instance again: %s", describeReturn(ret))), true
 			}
 		}
 		return facts.Cut{}, left, fmt.Errorf("cut %s: %w", p, err)
@@ -190,13 +190,13 @@ func (c *cutter) cut(p *place) (made facts.Cut, left bool, err error) {
 
 var errDivided = errors.New("another program has divided its GPU instance")
 
-// compute returns the instance of a GPU instance with a single compute instance of the same size.
+// computeInstance returns the instance of a GPU instance with a single compute instance of the same size.
 // If there is no compute instance and the GPU instance is ours, compute creates one.
-func (c *cutter) compute(p *place, instance nvml.GpuInstance, ours bool) (facts.Instance, error) {
+func (c *partitioner) computeInstance(p *place, instance nvml.GpuInstance, ours bool) (facts.Instance, error) {
 	made := facts.Instance{Profile: p.profile.Name, Placement: &facts.Placement{Start: int(p.at.Start), Size: int(p.at.Size)}}
 	info, ret := instance.GetInfo()
 	if ret != nvml.SUCCESS {
-		return made, fmt.Errorf("look at its GPU instance: %s", describe(ret))
+		return made, fmt.Errorf("look at its GPU instance: %s", describeReturn(ret))
 	}
 	made.GI = int(info.Id)
 	existing, err := computeInstances(instance)
@@ -241,12 +241,12 @@ func computeInstances(instance nvml.GpuInstance) (all []part, err error) {
 	for _, profile := range computeProfiles(instance) {
 		handles, ret := instance.GetComputeInstances(&profile)
 		if ret != nvml.SUCCESS {
-			return nil, fmt.Errorf("list its compute instances: %s", describe(ret))
+			return nil, fmt.Errorf("list its compute instances: %s", describeReturn(ret))
 		}
 		for _, handle := range handles {
 			info, ret := handle.GetInfo()
 			if ret != nvml.SUCCESS {
-				return nil, fmt.Errorf("look at a compute instance: %s", describe(ret))
+				return nil, fmt.Errorf("look at a compute instance: %s", describeReturn(ret))
 			}
 			all = append(all, part{handle, int(info.Id), int(profile.SliceCount)})
 		}
@@ -264,16 +264,16 @@ func createCompute(instance nvml.GpuInstance, slices int) (number int, err error
 		}
 		handle, ret := instance.CreateComputeInstance(&profile)
 		if ret != nvml.SUCCESS {
-			err = fmt.Errorf("create its compute instance: %s", describe(ret))
+			err = fmt.Errorf("create its compute instance: %s", describeReturn(ret))
 			continue
 		}
 		info, ret := handle.GetInfo()
 		if ret == nvml.SUCCESS {
 			return int(info.Id), nil
 		}
-		err = fmt.Errorf("look at its compute instance: %s", describe(ret))
+		err = fmt.Errorf("look at its compute instance: %s", describeReturn(ret))
 		if ret := handle.Destroy(); ret != nvml.SUCCESS {
-			err = errors.Join(err, fmt.Errorf("remove it again: %s", describe(ret)))
+			err = errors.Join(err, fmt.Errorf("remove it again: %s", describeReturn(ret)))
 		}
 		break
 	}
@@ -281,7 +281,7 @@ func createCompute(instance nvml.GpuInstance, slices int) (number int, err error
 }
 
 // uuid returns the UUID of an instance, "" if unknown.
-func (c *cutter) uuid(gi, ci int) string {
+func (c *partitioner) uuid(gi, ci int) string {
 	count, ret := c.device.GetMaxMigDeviceCount()
 	if ret != nvml.SUCCESS {
 		return ""
@@ -307,7 +307,7 @@ func (c *cutter) uuid(gi, ci int) string {
 // other than the given one belongs to another creator, and stays. Instances in use and divided
 // instances stay too. A GPU instance without a compute instance stays unless the caller has begun
 // its creation or removal.
-func (c *cutter) remove(p *place, uuid string) error {
+func (c *partitioner) remove(p *place, uuid string) error {
 	instance, number, err := c.at(p)
 	if errors.Is(err, errInTheWay) {
 		return nil // ours is gone, and another instance was created
@@ -325,7 +325,7 @@ func (c *cutter) remove(p *place, uuid string) error {
 	if len(existing) > 1 || len(existing) == 1 && existing[0].slices != p.profile.Slices {
 		return fmt.Errorf("remove %s: %w", p, errDivided)
 	}
-	if len(existing) == 0 && !c.begun {
+	if len(existing) == 0 && !c.hasBegun {
 		fmt.Fprintf(c.errOut, "chandler-nvml: %s is gone; GPU instance %d there is left alone: %v\n", p, number, errNotOurs)
 		return nil
 	}
@@ -334,11 +334,11 @@ func (c *cutter) remove(p *place, uuid string) error {
 			return fmt.Errorf("remove %s: it is %s now, which another program has created", p, now)
 		}
 		if ret := part.handle.Destroy(); ret != nvml.SUCCESS {
-			return fmt.Errorf("remove %s: its compute instance: %s", p, describe(ret))
+			return fmt.Errorf("remove %s: its compute instance: %s", p, describeReturn(ret))
 		}
 	}
 	if ret := instance.Destroy(); ret != nvml.SUCCESS {
-		return fmt.Errorf("remove %s: its GPU instance: %s", p, describe(ret))
+		return fmt.Errorf("remove %s: its GPU instance: %s", p, describeReturn(ret))
 	}
 	return nil
 }

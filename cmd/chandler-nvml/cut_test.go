@@ -39,7 +39,7 @@ func do(m *mocked.Machine, o options) (made facts.Cut, err error) {
 		o.hostRoot = "/nowhere"
 	}
 	var out bytes.Buffer
-	if err := o.change(m, &out, io.Discard); err != nil {
+	if err := o.changeInstance(m, &out, io.Discard); err != nil {
 		return made, err
 	}
 	if o.cut != "" {
@@ -148,14 +148,14 @@ func TestCutFails(t *testing.T) {
 	if got := read(t, r)[0].Empty; len(got) != 1 || got[0] != (facts.Empty{Placement: facts.Placement{Start: 2, Size: 2}, Profile: "2g.10gb"}) {
 		t.Errorf("GPU instances that nothing computes in: %+v", got)
 	}
-	if made, err := do(m, options{cut: "2g.10gb@2", begun: true}); err != nil || made.UUID == "" || made.Found {
+	if made, err := do(m, options{cut: "2g.10gb@2", hasBegun: true}); err != nil || made.UUID == "" || made.Found {
 		t.Errorf("cut what was left half made: %+v, %v", made, err)
 	}
 	fail(m, "destroy-gi")
 	_, err = do(m, options{remove: "2g.10gb@2"})
 	refused(t, err, "its GPU instance")
 	fail(m)
-	if _, err = do(m, options{remove: "2g.10gb@2", begun: true}); err != nil || len(m.Instances(0)) > 0 {
+	if _, err = do(m, options{remove: "2g.10gb@2", hasBegun: true}); err != nil || len(m.Instances(0)) > 0 {
 		t.Errorf("remove what was left half removed: %v; left %+v", err, m.Instances(0))
 	}
 }
@@ -169,7 +169,7 @@ func TestHalfMadeBySomebodyElse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := c.place("2g.10gb@0")
+	p, err := c.parsePlace("2g.10gb@0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +187,7 @@ func TestHalfMadeBySomebodyElse(t *testing.T) {
 	if now := m.Instances(0); len(now) != 1 || len(now[0].Parts) > 0 {
 		t.Errorf("it is %+v now", now)
 	}
-	if made, err := do(m, options{cut: "2g.10gb@0", begun: true}); err != nil || made.Found {
+	if made, err := do(m, options{cut: "2g.10gb@0", hasBegun: true}); err != nil || made.Found {
 		t.Errorf("what the caller has begun: %+v, %v", made, err)
 	}
 }
@@ -199,7 +199,7 @@ func TestDivided(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := c.place("2g.10gb@0")
+	p, err := c.parsePlace("2g.10gb@0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +257,7 @@ func TestNodesOfWhichTheDriverWantsNone(t *testing.T) {
 		t.Skip("needs root")
 	}
 	dir := t.TempDir()
-	c := &cutter{dev: dir}
+	c := &partitioner{dev: dir}
 	access := filepath.Join(dir, "access")
 	for modify, want := range map[string]string{"0": "DeviceFileModify: 0", "1": ""} {
 		if err := os.WriteFile(access, []byte("DeviceFileMinor: 4"+modify+"\nDeviceFileMode: 292\nDeviceFileModify: "+modify+"\n"), 0o444); err != nil {
@@ -315,8 +315,8 @@ func TestErrorsGoWithTheirInstance(t *testing.T) {
 		t.Fatal(err)
 	}
 	read(t, r)
-	r.note(xid(device(m.Server, 0), 109, uint32(made.GI)), time.Now())
-	r.note(xid(device(m.Server, 0), 79, 0xffffffff), time.Now())
+	r.noteXID(xid(device(m.Server, 0), 109, uint32(made.GI)), time.Now())
+	r.noteXID(xid(device(m.Server, 0), 79, 0xffffffff), time.Now())
 	if got := read(t, r)[0].XIDs; len(got) != 2 {
 		t.Errorf("errors %+v", got)
 	}

@@ -10,5 +10,5 @@ import (
 
 // load returns the library, which Init loads.
 func (o *options) load() nvml.Interface {
-	return nvml.New(nvml.WithLibraryPath(library(filepath.Join(o.hostRoot, o.driverRoot))))
+	return nvml.New(nvml.WithLibraryPath(libraryPath(filepath.Join(o.hostRoot, o.driverRoot))))
 }

@@ -43,7 +43,7 @@ type options struct {
 	again chan struct{} // requests for a scan; room for one
 
 	gpu, cut, remove, uuid string
-	begun                  bool
+	hasBegun               bool
 }
 
 func main() {
@@ -59,7 +59,7 @@ func main() {
 	flag.StringVar(&o.remove, "remove", "", "remove the MIG instance at a `place` of the GPU, and exit; a missing instance is not an error")
 	flag.StringVar(&o.gpu, "gpu", "", "the PCI `address` of the GPU to change")
 	flag.StringVar(&o.uuid, "uuid", "", "remove the instance only if this is its `UUID`")
-	flag.BoolVar(&o.begun, "begun", false, "the caller has started to create or remove the instance, so finish this; otherwise, a GPU instance without a compute instance belongs to another program")
+	flag.BoolVar(&o.hasBegun, "begun", false, "the caller has started to create or remove the instance, so finish this; otherwise, a GPU instance without a compute instance belongs to another program")
 	renamed(flag.CommandLine, "upkeep", "sharing-daemons")
 	renamed(flag.CommandLine, "cut", "create")
 	flag.Parse()
@@ -75,7 +75,7 @@ func main() {
 	go func() { done <- run(os.Stdout) }()
 	if o.watch {
 		// a call of NVML may never return, and the parent process may be gone
-		go func() { done <- o.urged(os.Stdin) }()
+		go func() { done <- o.readRequests(os.Stdin) }()
 	}
 	if err := <-done; err != nil {
 		fmt.Fprintln(os.Stderr, "chandler-nvml:", err)
@@ -91,12 +91,12 @@ func renamed(flags *flag.FlagSet, previous, name string) {
 func (o *options) run(out io.Writer) error {
 	lib := o.load()
 	if ret := lib.Init(); ret != nvml.SUCCESS {
-		return o.refuse(out, fmt.Errorf("load NVML: %s", describe(ret)))
+		return o.refuseCut(out, fmt.Errorf("load NVML: %s", describeReturn(ret)))
 	}
 	if o.cut != "" || o.remove != "" {
-		return o.change(lib, out, os.Stderr)
+		return o.changeInstance(lib, out, os.Stderr)
 	}
-	addresses, err := listed(o.gpus)
+	addresses, err := listGPUs(o.gpus)
 	if err != nil {
 		return err
 	}
@@ -107,11 +107,11 @@ func (o *options) run(out io.Writer) error {
 	if !o.watch {
 		return r.write(out)
 	}
-	return r.watch(out, o)
+	return r.watchGPUs(out, o)
 }
 
-// urged requests a scan after each line, until the end of the input.
-func (o *options) urged(in io.Reader) error {
+// readRequests requests a scan after each line, until the end of the input.
+func (o *options) readRequests(in io.Reader) error {
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
 		select {
@@ -131,9 +131,9 @@ var libraryDirs = []string{
 
 const libraryName = "libnvidia-ml.so.1"
 
-// library returns the path of NVML below a root, or only its name, with which the dynamic linker
+// libraryPath returns the path of NVML below a root, or only its name, with which the dynamic linker
 // searches the system's directories.
-func library(root string) string {
+func libraryPath(root string) string {
 	for _, dir := range libraryDirs {
 		file := filepath.Join(root, dir, libraryName)
 		if _, err := os.Stat(file); err == nil {
@@ -143,8 +143,8 @@ func library(root string) string {
 	return libraryName
 }
 
-// listed returns the PCI addresses of the kernel driver's GPUs.
-func listed(dir string) ([]string, error) {
+// listGPUs returns the PCI addresses of the kernel driver's GPUs.
+func listGPUs(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, errors.New("list GPUs: NVIDIA's kernel driver is not loaded")
@@ -159,8 +159,8 @@ func listed(dir string) ([]string, error) {
 	return addresses, nil
 }
 
-// describe explains a return value of NVML, for values of NVML itself by NVML's own texts.
-func describe(ret nvml.Return) string {
+// describeReturn explains a return value of NVML, for values of NVML itself by NVML's own texts.
+func describeReturn(ret nvml.Return) string {
 	switch ret {
 	case nvml.ERROR_LIBRARY_NOT_FOUND:
 		return "there is no " + libraryName + " that can be loaded"

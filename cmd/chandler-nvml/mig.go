@@ -36,7 +36,7 @@ func (r *reader) readMIG(g *gpu, now *facts.GPU) {
 	now.MIG = "enabled"
 	if g.kinds == nil {
 		var told bool
-		if g.kinds, told = kinds(r.lib, g.device, uint64(now.MemoryBytes)); !told {
+		if g.kinds, told = listKinds(r.lib, g.device, uint64(now.MemoryBytes)); !told {
 			g.kinds, now.PlacesUnknown = nil, true
 		}
 	}
@@ -44,9 +44,9 @@ func (r *reader) readMIG(g *gpu, now *facts.GPU) {
 	r.readPlacements(g, now)
 }
 
-// transient reports whether NVML may answer later. Other errors persist until the driver or this
+// isTransient reports whether NVML may answer later. Other errors persist until the driver or this
 // program's permissions change.
-func transient(ret nvml.Return) bool {
+func isTransient(ret nvml.Return) bool {
 	switch ret {
 	case nvml.SUCCESS, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_FUNCTION_NOT_FOUND,
 		nvml.ERROR_NO_PERMISSION, nvml.ERROR_NOT_FOUND:
@@ -74,16 +74,16 @@ func (r *reader) readInstances(g *gpu, now *facts.GPU) {
 			}
 			continue
 		}
-		if instance, ok := r.instance(g, mig, now); ok {
+		if instance, ok := r.readInstance(g, mig, now); ok {
 			instance.Index = &i
 			now.Instances = append(now.Instances, instance)
 		}
 	}
 }
 
-// instance describes a MIG device of a GPU, as far as its properties are known. It returns false if
+// readInstance describes a MIG device of a GPU, as far as its properties are known. It returns false if
 // the instance IDs are unknown.
-func (r *reader) instance(g *gpu, mig nvml.Device, now *facts.GPU) (facts.Instance, bool) {
+func (r *reader) readInstance(g *gpu, mig nvml.Device, now *facts.GPU) (facts.Instance, bool) {
 	gpuMemory := uint64(now.MemoryBytes)
 	gi, giRet := mig.GetGpuInstanceId()
 	ci, ciRet := mig.GetComputeInstanceId()
@@ -94,7 +94,7 @@ func (r *reader) instance(g *gpu, mig nvml.Device, now *facts.GPU) (facts.Instan
 	if uuid, ret := mig.GetUUID(); ret == nvml.SUCCESS {
 		instance.UUID = uuid
 	}
-	listed, told := g.place(&instance)
+	listed, told := g.readPlacement(&instance)
 	if !told {
 		before := slices.IndexFunc(g.last.Instances, func(i facts.Instance) bool {
 			return i.GI == gi && i.CI == ci && i.UUID == instance.UUID && i.Placement != nil
@@ -118,7 +118,7 @@ func (r *reader) instance(g *gpu, mig nvml.Device, now *facts.GPU) (facts.Instan
 		OFA:             attributes.SharedOfaCount,
 	}
 	if listed != nil {
-		instance.Profile = divided(attributes, listed.profile.Name)
+		instance.Profile = computeProfile(attributes, listed.profile.Name)
 	} else if suffix, ok := r.suffix(g.device, mig, gi); ok && gpuMemory > 0 {
 		instance.Profile = profile(attributes, gpuMemory) + suffix
 	}
@@ -132,11 +132,11 @@ func profile(a nvml.DeviceAttributes, gpuMemory uint64) string {
 	const eighths, gib = 8, 1 << 30
 	share := math.Ceil(float64(a.MemorySizeMB<<20)/float64(gpuMemory)*eighths) / eighths
 	memory := math.Round(share * float64((gpuMemory+gib-1)/gib))
-	return divided(a, fmt.Sprintf("%dg.%dgb", a.GpuInstanceSliceCount, int(memory)))
+	return computeProfile(a, fmt.Sprintf("%dg.%dgb", a.GpuInstanceSliceCount, int(memory)))
 }
 
-// divided returns the profile name of an instance, from the profile name of its GPU instance.
-func divided(a nvml.DeviceAttributes, name string) string {
+// computeProfile returns the profile name of an instance, from the profile name of its GPU instance.
+func computeProfile(a nvml.DeviceAttributes, name string) string {
 	if a.ComputeInstanceSliceCount != a.GpuInstanceSliceCount {
 		return fmt.Sprintf("%dc.%s", a.ComputeInstanceSliceCount, name)
 	}
@@ -186,17 +186,17 @@ func (r *reader) suffix(device, mig nvml.Device, gi int) (string, bool) {
 	return "", false
 }
 
-// place sets the placement of an instance, if known, and returns its profile among the listed ones,
+// readPlacement sets the placement of an instance, if known, and returns its profile among the listed ones,
 // or nil. NVML gives the placement only to privileged processes. told is false if NVML may answer
 // later.
-func (g *gpu) place(instance *facts.Instance) (listed *kind, told bool) {
+func (g *gpu) readPlacement(instance *facts.Instance) (listed *kind, told bool) {
 	handle, ret := g.device.GetGpuInstanceById(instance.GI)
 	if ret != nvml.SUCCESS {
-		return nil, !transient(ret)
+		return nil, !isTransient(ret)
 	}
 	info, ret := handle.GetInfo()
 	if ret != nvml.SUCCESS || info.Placement.Size == 0 {
-		return nil, !transient(ret)
+		return nil, !isTransient(ret)
 	}
 	instance.Placement = &facts.Placement{Start: int(info.Placement.Start), Size: int(info.Placement.Size)}
 	for i := range g.kinds {
@@ -233,10 +233,10 @@ func (r *reader) readPlacements(g *gpu, now *facts.GPU) {
 	}
 }
 
-// kinds returns the profiles of a GPU with the given memory. There are none if the library is too
+// listKinds returns the profiles of a GPU with the given memory. There are none if the library is too
 // old to create instances at a chosen placement, or does not list placements to this program.
 // Profiles without a possible instance are left out. told is false if NVML may answer later.
-func kinds(lib nvml.Interface, device nvml.Device, gpuMemory uint64) (all []kind, told bool) {
+func listKinds(lib nvml.Interface, device nvml.Device, gpuMemory uint64) (all []kind, told bool) {
 	for _, function := range []string{"nvmlDeviceGetGpuInstancePossiblePlacements_v2", "nvmlDeviceCreateGpuInstanceWithPlacement"} {
 		if lib.Extensions().LookupSymbol(function) != nil {
 			return nil, true
@@ -248,14 +248,14 @@ func kinds(lib nvml.Interface, device nvml.Device, gpuMemory uint64) (all []kind
 	named := make(map[string]bool)
 	for i := range nvml.GPU_INSTANCE_PROFILE_COUNT {
 		info, ret := device.GetGpuInstanceProfileInfo(i)
-		if transient(ret) {
+		if isTransient(ret) {
 			return nil, false
 		}
 		if ret != nvml.SUCCESS || info.InstanceCount == 0 || info.SliceCount == 0 {
 			continue
 		}
 		placements, ret := device.GetGpuInstancePossiblePlacements(&info)
-		if transient(ret) {
+		if isTransient(ret) {
 			return nil, false
 		}
 		if ret != nvml.SUCCESS {

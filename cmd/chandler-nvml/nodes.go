@@ -18,10 +18,10 @@ import (
 // makeNodes creates the missing device nodes that open a GPU instance and its compute instance:
 // udev does not create them. NVIDIA's setuid program nvidia-modprobe creates them in the /dev of
 // its caller, which may be a container's.
-func (c *cutter) makeNodes(gi, ci int) error {
+func (c *partitioner) makeNodes(gi, ci int) error {
 	minor, ret := c.device.GetMinorNumber()
 	if ret != nvml.SUCCESS {
-		return fmt.Errorf("number of the GPU: %s", describe(ret))
+		return fmt.Errorf("number of the GPU: %s", describeReturn(ret))
 	}
 	major, err := c.major("nvidia-caps")
 	if err != nil {
@@ -36,7 +36,7 @@ func (c *cutter) makeNodes(gi, ci int) error {
 // makeNode creates the device node of a capability. The capability's file has the node's minor
 // number and mode, in lines such as "DeviceFileMinor: 12". The line "DeviceFileModify: 0" reserves
 // the creation for the administrator, as for nvidia-modprobe.
-func (c *cutter) makeNode(major uint32, access string) error {
+func (c *partitioner) makeNode(major uint32, access string) error {
 	text, err := os.ReadFile(access)
 	if err != nil {
 		return err
@@ -78,7 +78,7 @@ func (c *cutter) makeNode(major uint32, access string) error {
 func nodeName(minor int) string { return fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor) }
 
 // mknod creates the node of a capability, unless it exists.
-func (c *cutter) mknod(dev string, major uint32, minor int, mode uint64) error {
+func (c *partitioner) mknod(dev string, major uint32, minor int, mode uint64) error {
 	node := filepath.Join(dev, nodeName(minor))
 	if err := os.MkdirAll(filepath.Dir(node), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -91,7 +91,7 @@ func (c *cutter) mknod(dev string, major uint32, minor int, mode uint64) error {
 }
 
 // major returns the major number of a character device driver.
-func (c *cutter) major(driver string) (uint32, error) {
+func (c *partitioner) major(driver string) (uint32, error) {
 	text, err := os.ReadFile(filepath.Join(c.proc, "devices"))
 	if err != nil {
 		return 0, err

@@ -42,7 +42,7 @@ func newReader(lib nvml.Interface, addresses []string) (*reader, error) {
 		case nvml.ERROR_GPU_IS_LOST:
 			r.gpus = append(r.gpus, &gpu{last: facts.GPU{Address: address, Lost: true}})
 		default:
-			errs = append(errs, fmt.Errorf("open GPU %s: %s", address, describe(ret)))
+			errs = append(errs, fmt.Errorf("open GPU %s: %s", address, describeReturn(ret)))
 		}
 	}
 	if len(r.gpus) == 0 && len(errs) > 0 {

@@ -247,13 +247,13 @@ func TestErrors(t *testing.T) {
 	read(t, r)
 	at := time.Now()
 	for _, code := range []uint64{13, 31, 43, 45, 68, 94, 154} {
-		r.note(xid(device(s, 0), code, 0xffffffff), at)
+		r.noteXID(xid(device(s, 0), code, 0xffffffff), at)
 	}
-	r.note(nvml.EventData{Device: device(s, 0), EventType: nvml.EventMigConfigChange, EventData: 48}, at)
-	r.note(xid(device(s, 1), 79, 0xffffffff), at)
-	r.note(xid(device(s, 1), 79, 0xffffffff), at)
-	r.note(xid(device(s, 2), 109, 3), at)
-	r.note(xid(device(s, 3), 119, 0xffffffff), at)
+	r.noteXID(nvml.EventData{Device: device(s, 0), EventType: nvml.EventMigConfigChange, EventData: 48}, at)
+	r.noteXID(xid(device(s, 1), 79, 0xffffffff), at)
+	r.noteXID(xid(device(s, 1), 79, 0xffffffff), at)
+	r.noteXID(xid(device(s, 2), 109, 3), at)
+	r.noteXID(xid(device(s, 3), 119, 0xffffffff), at)
 	recovering(device(s, 3), 0)
 	gpus := read(t, r)
 	if len(gpus[0].XIDs) > 0 || gpus[0].Recovery != "" {
@@ -282,7 +282,7 @@ func TestErrors(t *testing.T) {
 func TestErrorOfNobodyKnowsWhom(t *testing.T) {
 	_, r := dgx(t)
 	read(t, r)
-	r.note(nvml.EventData{EventType: nvml.EventTypeXidCriticalError, EventData: 79, GpuInstanceId: 0xffffffff}, time.Now())
+	r.noteXID(nvml.EventData{EventType: nvml.EventTypeXidCriticalError, EventData: 79, GpuInstanceId: 0xffffffff}, time.Now())
 	for _, gpu := range read(t, r) {
 		if len(gpu.XIDs) != 1 {
 			t.Errorf("%s: %+v", gpu.Address, gpu.XIDs)
@@ -294,7 +294,7 @@ func TestErrorsAreBounded(t *testing.T) {
 	s, r := dgx(t)
 	read(t, r)
 	for i := range uint32(100) {
-		r.note(xid(device(s, 0), 48, i), time.Now())
+		r.noteXID(xid(device(s, 0), 48, i), time.Now())
 	}
 	if got := read(t, r)[0].XIDs; len(got) != maxXIDs || *got[maxXIDs-1].GI != 99 {
 		t.Errorf("%d errors", len(got))
@@ -368,7 +368,7 @@ func TestWatch(t *testing.T) {
 		return nvml.SUCCESS
 	}
 	var out bytes.Buffer
-	err := r.watch(&out, &options{gpus: dir, interval: glance})
+	err := r.watchGPUs(&out, &options{gpus: dir, interval: eventWait})
 	if err == nil || !strings.Contains(err.Error(), "other GPUs than before") {
 		t.Errorf("error %v", err)
 	}
@@ -387,7 +387,7 @@ func TestWatchAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, r := dgx(t)
 			o := options{again: make(chan struct{}, 1)}
-			if err := o.urged(strings.NewReader("\n\n\n")); err != nil {
+			if err := o.readRequests(strings.NewReader("\n\n\n")); err != nil {
 				t.Fatal(err)
 			}
 			began := time.Now()

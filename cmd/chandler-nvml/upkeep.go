@@ -10,14 +10,14 @@ import (
 	"os/signal"
 	"syscall"
 
-	"chandler.dev/cmd/chandler-nvml/upkeep"
+	"chandler.dev/cmd/chandler-nvml/sharing"
 )
 
 // runUpkeep runs the service for claims until it receives a signal to end.
 func (o *options) runUpkeep(io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	return upkeep.Run(ctx, upkeep.Config{
+	return sharing.Run(ctx, sharing.Config{
 		Dir:     o.upkeep,
 		Root:    o.driverRoot,
 		Private: true,

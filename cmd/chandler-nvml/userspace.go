@@ -22,7 +22,7 @@ import (
 // loads no library of the root and opens no device node.
 func (o *options) runUserspace(out io.Writer) error {
 	for {
-		text, err := o.userspace()
+		text, err := o.userspaceFiles()
 		if err != nil {
 			return err
 		}
@@ -33,7 +33,7 @@ func (o *options) runUserspace(out io.Writer) error {
 	}
 }
 
-func (o *options) userspace() ([]byte, error) {
+func (o *options) userspaceFiles() ([]byte, error) {
 	host, err := filepath.EvalSymlinks(o.hostRoot)
 	if err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func (o *options) userspace() ([]byte, error) {
 	answer.Driver = driverOf(edits)
 	for _, m := range edits.Mounts {
 		// An absolute link below the root leads to its target where the root is "/".
-		if userspace.Below(m.HostPath, root) {
+		if userspace.IsBelow(m.HostPath, root) {
 			m.HostPath = filepath.Join("/", o.driverRoot, strings.TrimPrefix(m.HostPath, root)) // the family's path of the root
 			answer.Edits.Mounts = append(answer.Edits.Mounts, m)
 		}

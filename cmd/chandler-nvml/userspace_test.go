@@ -35,14 +35,14 @@ func layOut(t *testing.T, libraryDir string) string {
 	if err := os.Symlink(t.TempDir(), root); err != nil {
 		t.Fatal(err)
 	}
-	host, err := recorded.Parse([]byte(drivertest.Host("")))
+	host, err := recorded.Parse([]byte(drivertest.RecordedHost("")))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := host.Layout(root); err != nil {
+	if err := host.WriteHost(root); err != nil {
 		t.Fatal(err)
 	}
-	drivertest.Lay(t, root+driverRoot, libraryDir)
+	drivertest.InstallDriver(t, root+driverRoot, libraryDir)
 	return root
 }
 
@@ -140,7 +140,7 @@ func TestUserspaceAgainstNVIDIA(t *testing.T) {
 	for name, dir := range map[string]string{"Debian": drivertest.Debian, "RHEL": drivertest.RHEL} {
 		t.Run(name, func(t *testing.T) {
 			root := layOut(t, dir)
-			text, err := (&options{hostRoot: root, driverRoot: driverRoot}).userspace()
+			text, err := (&options{hostRoot: root, driverRoot: driverRoot}).userspaceFiles()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -194,7 +194,7 @@ func TestUserspaceAgainstNVIDIA(t *testing.T) {
 // an earlier version and of the system, are left out.
 func TestUserspaceHasAll(t *testing.T) {
 	root := layOut(t, drivertest.RHEL)
-	text, err := (&options{hostRoot: root, driverRoot: driverRoot}).userspace()
+	text, err := (&options{hostRoot: root, driverRoot: driverRoot}).userspaceFiles()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,8 +240,8 @@ func TestUserspaceHasAll(t *testing.T) {
 // A driver may be in the host's own directories, which are visible below another directory.
 func TestUserspaceOfTheHost(t *testing.T) {
 	root := t.TempDir()
-	drivertest.Lay(t, root, drivertest.Debian)
-	text, err := (&options{hostRoot: root, driverRoot: "/"}).userspace()
+	drivertest.InstallDriver(t, root, drivertest.Debian)
+	text, err := (&options{hostRoot: root, driverRoot: "/"}).userspaceFiles()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -268,7 +268,7 @@ func TestUserspaceOfTheDirectoriesThatTheChartShows(t *testing.T) {
 	for name, libraryDir := range map[string]string{"Debian": current, "Ubuntu": drivertest.Debian, "Red Hat": drivertest.RHEL} {
 		t.Run(name, func(t *testing.T) {
 			host, agent := t.TempDir(), t.TempDir()
-			drivertest.Lay(t, host, libraryDir)
+			drivertest.InstallDriver(t, host, libraryDir)
 			for _, dir := range []string{"lib", "etc/alternatives", host + "/etc/alternatives", host + "/usr/lib/nvidia/current"} {
 				if !filepath.IsAbs(dir) {
 					dir = filepath.Join(agent, dir)
@@ -289,11 +289,11 @@ func TestUserspaceOfTheDirectoriesThatTheChartShows(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			recording, err := recorded.Parse([]byte(drivertest.Host("")))
+			recording, err := recorded.Parse([]byte(drivertest.RecordedHost("")))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := recording.Layout(agent); err != nil {
+			if err := recording.WriteHost(agent); err != nil {
 				t.Fatal(err)
 			}
 			for _, dir := range []string{"/usr", "/lib/firmware", "/etc/alternatives", "/etc/OpenCL", "/etc/vulkan"} {
@@ -302,7 +302,7 @@ func TestUserspaceOfTheDirectoriesThatTheChartShows(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			text, err := (&options{hostRoot: agent, driverRoot: "/"}).userspace()
+			text, err := (&options{hostRoot: agent, driverRoot: "/"}).userspaceFiles()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -339,7 +339,7 @@ func TestUserspaceLoadsNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := (&options{hostRoot: root, driverRoot: driverRoot}).userspace(); err != nil {
+	if _, err := (&options{hostRoot: root, driverRoot: driverRoot}).userspaceFiles(); err != nil {
 		t.Error(err)
 	}
 	maps, err := os.ReadFile("/proc/self/maps")
@@ -358,7 +358,7 @@ func TestUserspaceWithoutADriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, at := range []string{"/usr", "/out", "/out/proc/self"} {
-		if text, err := (&options{hostRoot: root, driverRoot: at}).userspace(); err == nil {
+		if text, err := (&options{hostRoot: root, driverRoot: at}).userspaceFiles(); err == nil {
 			t.Errorf("%s: %s", at, text)
 		}
 	}
@@ -374,7 +374,7 @@ func TestUserspaceOfARootWithLinks(t *testing.T) {
 	if err := os.Symlink("/run", filepath.Join(root, "var/run")); err != nil {
 		t.Fatal(err)
 	}
-	text, err := (&options{hostRoot: root, driverRoot: "/var/run/nvidia/driver/"}).userspace()
+	text, err := (&options{hostRoot: root, driverRoot: "/var/run/nvidia/driver/"}).userspaceFiles()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -386,7 +386,7 @@ func TestUserspaceOfARootWithLinks(t *testing.T) {
 		t.Errorf("mounts: %v", answer.Edits.Mounts)
 	}
 	for _, m := range answer.Edits.Mounts {
-		if !userspace.Below(m.HostPath, "/var/run/nvidia/driver") {
+		if !userspace.IsBelow(m.HostPath, "/var/run/nvidia/driver") {
 			t.Errorf("%s is not below the root as it is named", m.HostPath)
 		}
 		if _, err := os.Lstat(filepath.Join(root, strings.TrimPrefix(m.HostPath, "/var"))); err != nil {

@@ -15,31 +15,31 @@ import (
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
-// harmless are errors that leave a GPU usable. An application causes 13 (graphics exception), 31
+// harmlessXIDs are errors that leave a GPU usable. An application causes 13 (graphics exception), 31
 // (memory page fault), 43 and 68 (its own work stopped) and 45 (cleanup after it), as in NVIDIA's
 // device plugin; after 94 (contained memory error) the application has to be restarted; and 154
 // only reports a change of the recovery action, which is read anyway. 109 (context switch timeout),
 // which that plugin ignores, requires a reset of the GPU. The remedies are in NVIDIA's XID
 // catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html: RESTART_APP for 94,
 // RESET_GPU for 109).
-var harmless = []uint64{13, 31, 43, 45, 68, 94, 154}
+var harmlessXIDs = []uint64{13, 31, 43, 45, 68, 94, 154}
 
-// settling is how long an error is kept without a recovery action of the driver, which may follow a
+// settleTime is how long an error is kept without a recovery action of the driver, which may follow a
 // little later.
-const settling = time.Minute
+const settleTime = time.Minute
 
 // maxXIDs limits the errors that are kept for each GPU.
 const maxXIDs = 16
 
-// wanted are the registered events, as far as a GPU supports them.
-const wanted = nvml.EventTypeXidCriticalError | nvml.EventMigConfigChange | nvml.EventTypeGpuRecoveryAction | nvml.EventTypeGpuUnavailableError
+// wantedEvents are the registered events, as far as a GPU supports them.
+const wantedEvents = nvml.EventTypeXidCriticalError | nvml.EventMigConfigChange | nvml.EventTypeGpuRecoveryAction | nvml.EventTypeGpuUnavailableError
 
-// watch writes the current facts, and again after the interval, after an error of a GPU, or after a
+// watchGPUs writes the current facts, and again after the interval, after an error of a GPU, or after a
 // change of its MIG instances. It ends when the host's GPUs change: NVML has only the GPUs from the
 // time of its start.
-func (r *reader) watch(out io.Writer, o *options) error {
+func (r *reader) watchGPUs(out io.Writer, o *options) error {
 	set := r.register()
-	before, err := listed(o.gpus)
+	before, err := listGPUs(o.gpus)
 	for err == nil {
 		if err = r.write(out); err != nil {
 			break
@@ -48,7 +48,7 @@ func (r *reader) watch(out io.Writer, o *options) error {
 			break
 		}
 		var now []string
-		if now, err = listed(o.gpus); err == nil && !slices.Equal(before, now) {
+		if now, err = listGPUs(o.gpus); err == nil && !slices.Equal(before, now) {
 			err = errors.New("the host has other GPUs than before")
 		}
 	}
@@ -70,10 +70,10 @@ func (r *reader) register() nvml.EventSet {
 			continue
 		}
 		supported, ret := g.device.GetSupportedEventTypes()
-		if ret != nvml.SUCCESS || supported&wanted == 0 {
+		if ret != nvml.SUCCESS || supported&wantedEvents == 0 {
 			continue
 		}
-		some = g.device.RegisterEvents(supported&wanted, set) == nvml.SUCCESS || some
+		some = g.device.RegisterEvents(supported&wantedEvents, set) == nvml.SUCCESS || some
 	}
 	if !some {
 		return nil
@@ -81,13 +81,13 @@ func (r *reader) register() nvml.EventSet {
 	return set
 }
 
-// glance limits each wait for events, because NVML's wait cannot be interrupted.
-const glance = 500 * time.Millisecond
+// eventWait limits each wait for events, because NVML's wait cannot be interrupted.
+const eventWait = 500 * time.Millisecond
 
 // wait waits for events, and stores all that arrive together. It returns after the interval, or on
 // a request for a scan.
 func (r *reader) wait(set nvml.EventSet, interval time.Duration, again <-chan struct{}) error {
-	for left := interval; left > 0; left -= glance {
+	for left := interval; left > 0; left -= eventWait {
 		select {
 		case <-again:
 			return nil
@@ -100,13 +100,13 @@ func (r *reader) wait(set nvml.EventSet, interval time.Duration, again <-chan st
 			}
 			return nil
 		}
-		event, ret := set.Wait(uint32(min(left, glance).Milliseconds()))
+		event, ret := set.Wait(uint32(min(left, eventWait).Milliseconds()))
 		heard := ret == nvml.SUCCESS
 		for range maxXIDs {
 			if ret != nvml.SUCCESS {
 				break
 			}
-			r.note(event, time.Now())
+			r.noteXID(event, time.Now())
 			event, ret = set.Wait(50)
 		}
 		switch ret {
@@ -114,7 +114,7 @@ func (r *reader) wait(set nvml.EventSet, interval time.Duration, again <-chan st
 		case nvml.ERROR_GPU_IS_LOST: // from now on, NVML returns this at once
 			set = nil
 		default:
-			return fmt.Errorf("wait for events: %s", describe(ret))
+			return fmt.Errorf("wait for events: %s", describeReturn(ret))
 		}
 		if heard {
 			return nil
@@ -123,9 +123,9 @@ func (r *reader) wait(set nvml.EventSet, interval time.Duration, again <-chan st
 	return nil
 }
 
-// note stores an error.
-func (r *reader) note(event nvml.EventData, at time.Time) {
-	if event.EventType != nvml.EventTypeXidCriticalError || slices.Contains(harmless, event.EventData) {
+// noteXID stores an error.
+func (r *reader) noteXID(event nvml.EventData, at time.Time) {
+	if event.EventType != nvml.EventTypeXidCriticalError || slices.Contains(harmlessXIDs, event.EventData) {
 		return
 	}
 	xid := facts.XID{Code: event.EventData, Time: at.UTC().Truncate(time.Second)}
@@ -140,13 +140,13 @@ func (r *reader) note(event nvml.EventData, at time.Time) {
 	for _, g := range r.gpus {
 		// An error of an unknown GPU may be of any GPU.
 		if !known || g.last.UUID == uuid {
-			g.remember(xid)
+			g.rememberXID(xid)
 		}
 	}
 }
 
-// remember keeps the last error of each code and GPU instance.
-func (g *gpu) remember(xid facts.XID) {
+// rememberXID keeps the last error of each code and GPU instance.
+func (g *gpu) rememberXID(xid facts.XID) {
 	g.xids = slices.DeleteFunc(slices.Clone(g.xids), func(old facts.XID) bool {
 		return old.Code == xid.Code && (old.GI == nil) == (xid.GI == nil) && (old.GI == nil || *old.GI == *xid.GI)
 	})
@@ -185,6 +185,6 @@ func (g *gpu) pending(recovery string) []facts.XID {
 	if recovery != "none" {
 		return g.xids
 	}
-	g.xids = slices.DeleteFunc(slices.Clone(g.xids), func(xid facts.XID) bool { return time.Since(xid.Time) > settling })
+	g.xids = slices.DeleteFunc(slices.Clone(g.xids), func(xid facts.XID) bool { return time.Since(xid.Time) > settleTime })
 	return nil
 }

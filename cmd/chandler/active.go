@@ -19,15 +19,15 @@ type flock string
 
 // Acquire implements [agent.Lock].
 func (dir flock) Acquire(ctx context.Context) (release func(), err error) {
-	return activate(ctx, string(dir))
+	return acquireActive(ctx, string(dir))
 }
 
 // Awaited implements [agent.Lock].
-func (dir flock) Awaited() bool { return awaited(string(dir)) }
+func (dir flock) Awaited() bool { return isAwaited(string(dir)) }
 
-// activate blocks until this process holds the lock of the state directory. If the process is
+// acquireActive blocks until this process holds the lock of the state directory. If the process is
 // killed, the kernel releases the lock.
-func activate(ctx context.Context, stateDir string) (release func(), err error) {
+func acquireActive(ctx context.Context, stateDir string) (release func(), err error) {
 	file, err := os.OpenFile(filepath.Join(stateDir, "active.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("become the active instance: %w", err)
@@ -88,8 +88,8 @@ func lockWaiting(stateDir string, how int) (*os.File, error) {
 	return file, nil
 }
 
-// awaited reports whether another instance waits for the lock of the active one.
-func awaited(stateDir string) bool {
+// isAwaited reports whether another instance waits for the lock of the active one.
+func isAwaited(stateDir string) bool {
 	file, err := lockWaiting(stateDir, unix.LOCK_EX)
 	if err == nil {
 		file.Close()

@@ -24,12 +24,12 @@ func (s *station) startAPIServer() *apiServer {
 	a := &apiServer{}
 	mux := a.Mux()
 	mux.HandleFunc("GET /api/v1/nodes/node", func(w http.ResponseWriter, _ *http.Request) {
-		apitest.Respond(w, http.StatusOK, &metav1.PartialObjectMetadata{
+		apitest.WriteObject(w, http.StatusOK, &metav1.PartialObjectMetadata{
 			TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "node-uid"},
 		})
 	})
 	mux.HandleFunc("GET /apis/resource.k8s.io/v1/namespaces/n/resourceclaims/kvm", func(w http.ResponseWriter, _ *http.Request) {
-		apitest.Respond(w, http.StatusOK, apitest.Claim("kvm", "kvm-uid", "kvm"))
+		apitest.WriteObject(w, http.StatusOK, apitest.AllocatedClaim("kvm", "kvm-uid", "kvm"))
 	})
 	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: mux}}
 	server.Start()

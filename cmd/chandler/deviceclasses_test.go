@@ -35,7 +35,7 @@ func recordedDevices(t *testing.T) (devices []discovery.Device) {
 		t.Fatalf("recorded hosts: %q, %v", hosts, err)
 	}
 	for _, host := range hosts {
-		devices = append(devices, discovery.Scan(discoverytest.Layout(t, host), families.All).Devices...)
+		devices = append(devices, discovery.Scan(discoverytest.ReadHost(t, host), families.All).Devices...)
 	}
 	return devices
 }
@@ -60,7 +60,7 @@ func TestDeviceClasses(t *testing.T) {
 			}
 			selects := 0
 			for i, d := range devices {
-				selected, err := compiled.Selects(d)
+				selected, err := compiled.SelectsDevice(d)
 				if err != nil {
 					t.Errorf("device %s of family %s: %v", d.Name, d.Family, err)
 				}
@@ -161,7 +161,7 @@ func checkExact(t *testing.T, class resourceapi.DeviceClass, devices []discovery
 		if resource == "nvidia.com/gpu" && d.Attributes.String("function") == "partition" {
 			continue // GKE's plugin uses the name for partitions too; the class is for whole GPUs
 		}
-		selected, err := compiled.Selects(d)
+		selected, err := compiled.SelectsDevice(d)
 		if err != nil {
 			t.Errorf("%s: device %s of family %s: %v", class.Name, d.Name, d.Family, err)
 		}
@@ -177,8 +177,8 @@ func checkExact(t *testing.T, class resourceapi.DeviceClass, devices []discovery
 
 // namesOf returns the names that a device can have, built in or configured.
 func namesOf(d discovery.Device) (names []string) {
-	for _, offer := range d.Classic {
-		if !offer.Unnamed() {
+	for _, offer := range d.PluginOffers {
+		if !offer.IsUnnamed() {
 			names = append(names, offer.Resource)
 		}
 	}

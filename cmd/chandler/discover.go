@@ -49,7 +49,7 @@ read is reported on standard error, and the rest is printed.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				inherit(cmd.Flags(), gather.OwnFlags(), places...)
+				inheritFlags(cmd.Flags(), gather.OwnFlags(), places...)
 			}
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
 		},
@@ -87,13 +87,13 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 			return err
 		}
 		host = configuredHost(hostFS, config)
-		informant.Ask(ctx, host, families.All, o.hostRoot, errOut)
+		informant.AskInformants(ctx, host, families.All, o.hostRoot, errOut)
 	}
-	found, err := discovery.Watch{Host: host, Families: families.All}.Once(ctx)
+	found, err := discovery.Watch{Host: host, Families: families.All}.ScanOnce(ctx)
 	if err != nil {
 		return err
 	}
-	snapshot := compiled.Apply(found) //nolint:contextcheck // evaluating an expression does not block
+	snapshot := compiled.ApplyTo(found) //nolint:contextcheck // evaluating an expression does not block
 	if err := print(out, snapshot); err != nil {
 		return err
 	}
@@ -131,11 +131,11 @@ func printer(format string) (func(io.Writer, *rules.Snapshot) error, error) {
 		return func(out io.Writer, s *rules.Snapshot) error {
 			encoder := json.NewEncoder(out)
 			encoder.SetIndent("", "  ")
-			return encoder.Encode(located(s))
+			return encoder.Encode(withPaths(s))
 		}, nil
 	case "yaml":
 		return func(out io.Writer, s *rules.Snapshot) error {
-			data, err := yaml.Marshal(located(s))
+			data, err := yaml.Marshal(withPaths(s))
 			if err != nil {
 				return err
 			}
@@ -154,8 +154,8 @@ type locatedDevice struct {
 	Path string `json:"path,omitempty"`
 }
 
-// located returns a snapshot for printing. Each device has its sysfs directory.
-func located(s *rules.Snapshot) any {
+// withPaths returns a snapshot for printing. Each device has its sysfs directory.
+func withPaths(s *rules.Snapshot) any {
 	devices := make([]locatedDevice, len(s.Devices))
 	for i, d := range s.Devices {
 		devices[i].Offered = d
@@ -176,7 +176,7 @@ func located(s *rules.Snapshot) any {
 // printLabels prints the labels that the devices give their node. Invalid labels are left out and
 // returned as an error.
 func printLabels(out io.Writer, s *rules.Snapshot) error {
-	made, err := labels.Of(s, families.All)
+	made, err := labels.NodeLabels(s, families.All)
 	if _, writeErr := io.WriteString(out, labels.Lines(made)); writeErr != nil {
 		return writeErr
 	}

@@ -192,7 +192,7 @@ func checkPackages(dir string, words []string) error {
 }
 
 // newPlugin returns the command "kubectl chandler".
-func newPlugin() *cobra.Command { return kubectl.Plugin("v1") }
+func newPlugin() *cobra.Command { return kubectl.PluginCommand("v1") }
 
 // findCommand returns the command of a program for a list of arguments, with its flags set.
 func findCommand(program *cobra.Command, args []string) (*cobra.Command, error) {
@@ -381,7 +381,7 @@ func whole(text string) (string, error) {
 	case strings.HasPrefix(text, "# my-values.yaml"), group == "kustomize.config.k8s.io":
 		return "", nil // e2e/chart passes them to Helm and kubectl
 	case top["config"] != nil || top["constraints"] != nil:
-		return docs.Claim(text), nil
+		return docs.ClaimWith(text), nil
 	}
 	if out, err := stdinTo(text, "import", "-"); err != nil && command.ExitCode(err) != 2 {
 		return "", fmt.Errorf("neither Chandler's, nor Kubernetes', nor known to import: %w\n%s", err, out)

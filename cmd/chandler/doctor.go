@@ -66,7 +66,7 @@ warnings), and 2 if doctor itself could not run.`,
   chandler doctor rack7.host -o json`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.inherit(cmd.Flags(), gather.OwnFlags())
+			o.inheritOptions(cmd.Flags(), gather.OwnFlags())
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
 		},
 	}
@@ -90,12 +90,12 @@ warnings), and 2 if doctor itself could not run.`,
 	return cmd
 }
 
-// inherit copies the agent's options for unset flags, if this process runs in the agent's pod.
-func (o *doctorOptions) inherit(flags *pflag.FlagSet, own map[string]string) {
+// inheritOptions copies the agent's options for unset flags, if this process runs in the agent's pod.
+func (o *doctorOptions) inheritOptions(flags *pflag.FlagSet, own map[string]string) {
 	if own == nil {
 		return
 	}
-	inherit(flags, own, "host-root", "runtime-root", "kubelet-root", "device-plugin-dir", "cdi-root", "config", "kubeconfig", "node-name")
+	inheritFlags(flags, own, "host-root", "runtime-root", "kubelet-root", "device-plugin-dir", "cdi-root", "config", "kubeconfig", "node-name")
 	if !flags.Changed("node-root") {
 		o.nodeRoot = "" // the pod has its own /etc
 	}
@@ -104,8 +104,8 @@ func (o *doctorOptions) inherit(flags *pflag.FlagSet, own map[string]string) {
 // places lists the agent's options with directories and the node name.
 var places = []string{"host-root", "kubelet-root", "device-plugin-dir", "node-name"}
 
-// inherit sets flags to the options of the agent in the same pod, unless the user has set them.
-func inherit(flags *pflag.FlagSet, own map[string]string, names ...string) {
+// inheritFlags sets flags to the options of the agent in the same pod, unless the user has set them.
+func inheritFlags(flags *pflag.FlagSet, own map[string]string, names ...string) {
 	for _, name := range names {
 		if value := own[name]; value != "" && flags.Lookup(name) != nil && !flags.Changed(name) {
 			_ = flags.Set(name, value)
@@ -124,14 +124,14 @@ func couldNot(err error) error {
 // run checks the node and prints the report. For node-problem-detector, it also prints why the
 // check was impossible.
 func (o *doctorOptions) run(ctx context.Context, out, errOut io.Writer, args []string) error {
-	err := o.look(ctx, out, errOut, args)
+	err := o.runDoctor(ctx, out, errOut, args)
 	if o.output == "npd" && err != nil && command.ExitCode(err) == 2 {
 		fmt.Fprintln(out, doctor.Cut(err.Error(), doctor.LineLimit))
 	}
 	return err
 }
 
-func (o *doctorOptions) look(ctx context.Context, out, errOut io.Writer, args []string) error {
+func (o *doctorOptions) runDoctor(ctx context.Context, out, errOut io.Writer, args []string) error {
 	only, err := doctor.ParseCategories(o.only)
 	if err != nil {
 		return couldNot(err)
@@ -146,11 +146,11 @@ func (o *doctorOptions) look(ctx context.Context, out, errOut io.Writer, args []
 		return couldNot(err)
 	}
 	var report *doctor.Report
-	gather.Waited(ctx, o.wait, func() bool {
-		if report, err = o.examine(ctx, errOut, args, only); err != nil {
+	gather.WaitFor(ctx, o.wait, func() bool {
+		if report, err = o.examineNode(ctx, errOut, args, only); err != nil {
 			return true
 		}
-		return report.Healthy(o.strict)
+		return report.IsHealthy(o.strict)
 	})
 	if err != nil {
 		return couldNot(err)
@@ -158,7 +158,7 @@ func (o *doctorOptions) look(ctx context.Context, out, errOut io.Writer, args []
 	if err := o.print(out, report); err != nil {
 		return couldNot(err)
 	}
-	if !report.Healthy(o.strict) {
+	if !report.IsHealthy(o.strict) {
 		return command.WithExitCode(errors.New(""), 1) // the report has the details
 	}
 	return nil
@@ -170,7 +170,7 @@ func (o *doctorOptions) print(out io.Writer, report *doctor.Report) error {
 		return err
 	}
 	if o.output == "text" {
-		return report.Print(out, terminal.Of(out, os.LookupEnv, o.ascii), o.quiet)
+		return report.Print(out, terminal.StyleOf(out, os.LookupEnv, o.ascii), o.quiet)
 	}
 	data, err := json.Marshal(report)
 	if err != nil {
@@ -185,8 +185,8 @@ func (o *doctorOptions) print(out io.Writer, report *doctor.Report) error {
 	return err
 }
 
-// examine gathers the facts and judges them.
-func (o *doctorOptions) examine(ctx context.Context, errOut io.Writer, args []string, only []doctor.Category) (*doctor.Report, error) {
+// examineNode gathers the facts and judges them.
+func (o *doctorOptions) examineNode(ctx context.Context, errOut io.Writer, args []string, only []doctor.Category) (*doctor.Report, error) {
 	gathering := gather.Options{
 		Node: o.node.Name, Version: buildVersion(), Root: o.nodeRoot, Self: "/proc", Proc: filepath.Join(o.hostRoot, "proc"),
 		KubeletRoot: o.kubeletRoot, PluginDir: o.devicePluginDir, CDIDir: o.cdiRoot,
@@ -212,7 +212,7 @@ func (o *doctorOptions) examine(ctx context.Context, errOut io.Writer, args []st
 	if err := o.addDevices(ctx, errOut, gathering, facts); err != nil {
 		return nil, err
 	}
-	return doctor.Judge(facts, only...), nil
+	return doctor.JudgeFacts(facts, only...), nil
 }
 
 // connect returns a client configuration for the API server, from the first source that exists: the

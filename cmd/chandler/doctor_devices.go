@@ -44,38 +44,38 @@ func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gath
 	}
 	host := configuredHost(g.HostFS, config)
 	if !g.Recorded {
-		informant.Ask(ctx, host, families.All, o.hostRoot, errOut)
+		informant.AskInformants(ctx, host, families.All, o.hostRoot, errOut)
 	}
-	if n.Devices, err = (discovery.Watch{Host: host, Families: families.All}).Once(ctx); err != nil {
+	if n.Devices, err = (discovery.Watch{Host: host, Families: families.All}).ScanOnce(ctx); err != nil {
 		return err
 	}
 	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without a boot ID, records of every boot apply
 	n.Entries, _ = ledger.ReadEntries(state, ".", boot)         // other checks report damaged records
-	if f.Kubelet.Pods.Not == "" {
+	if f.Kubelet.Pods.Unknown == "" {
 		n.addListed(&kubeletapi.Listing{Pods: f.Kubelet.Pods.Value})
 	}
 	f.Devices.Holders = holders(n)
-	f.Devices.MakeNodes, f.Devices.Lacks = make(map[string]string), make(map[string][]string)
+	f.Devices.MakeNodes, f.Devices.MissingNodes = make(map[string]string), make(map[string][]string)
 	for _, family := range families.All {
 		if family.MakeNodes != "" {
 			f.Devices.MakeNodes[family.Name] = family.MakeNodes
-			f.Devices.Lacks[family.Name] = slices.DeleteFunc(slices.Clone(family.CommonNodes), host.Exists)
+			f.Devices.MissingNodes[family.Name] = slices.DeleteFunc(slices.Clone(family.CommonNodes), host.FileExists)
 		}
 	}
 
-	settler := discovery.Settler{Severity: severityOf(config.Health.Severity), Held: func(device string) bool { return len(f.Devices.Holders[device]) > 0 }}
+	settler := discovery.Settler{Severity: severityOf(config.Health.Severity), IsHeld: func(device string) bool { return len(f.Devices.Holders[device]) > 0 }}
 	if data, err := fs.ReadFile(state, healthFile); err == nil {
 		_ = json.Unmarshal(data, &settler) // the times of the states; without them, no times are reported
 	}
-	settled, _ := settler.Settle(n.Devices, time.Now())
-	f.Devices.Found, f.Devices.Well = n.Devices, make(map[string]bool)
+	settled, _ := settler.SettleStates(n.Devices, time.Now())
+	f.Devices.Found, f.Devices.Recovered = n.Devices, make(map[string]bool)
 	for _, d := range n.Devices.Devices {
-		f.Devices.Well[d.Name] = d.Health.Status == discovery.Healthy && d.Health.Key() == ""
+		f.Devices.Recovered[d.Name] = d.Health.Status == discovery.Healthy && d.Health.Key() == ""
 	}
-	snapshot := n.Rules.Apply(settled) //nolint:contextcheck // evaluating an expression does not block
-	f.Devices.Snapshot = doctor.Known(snapshot)
-	f.Kubelet.Ours = ours(snapshot, n.API)
-	f.Devices.Waits = doctor.Known(waits(n)) //nolint:contextcheck // evaluating an expression does not block
+	snapshot := n.Rules.ApplyTo(settled) //nolint:contextcheck // evaluating an expression does not block
+	f.Devices.Snapshot = doctor.KnownAnswer(snapshot)
+	f.Kubelet.Ours = allowedIDs(snapshot, n.API)
+	f.Devices.Waits = doctor.KnownAnswer(waitingDevices(n)) //nolint:contextcheck // evaluating an expression does not block
 	return nil
 }
 
@@ -91,7 +91,7 @@ func (noFiles) Open(name string) (fs.File, error) {
 func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.DriverConfig, nodeNow, error) {
 	var n nodeNow
 	node := o.node
-	if node.Labels == nil && f.Cluster.Node.Not == "" && f.Cluster.Node.Value != nil {
+	if node.Labels == nil && f.Cluster.Node.Unknown == "" && f.Cluster.Node.Value != nil {
 		node.Labels = maps.Clone(f.Cluster.Node.Value.Labels)
 		if v1alpha1.WrongMode(node.Labels) {
 			delete(node.Labels, v1alpha1.LabelMode) // an invalid mode has its own code, and is not in force
@@ -104,7 +104,7 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.D
 	}
 	kept, err := fs.ReadFile(state, agent.KeptConfig)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		f.Agent.Config = doctor.Unknown[string](err.Error())
+		f.Agent.Config = doctor.UnknownAnswer[string](err.Error())
 	}
 	text := kept
 	if o.config != "" {
@@ -115,11 +115,11 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.D
 	config, compiled, wrong := compile.ForNode(text, node)
 	switch {
 	case wrong != nil:
-		f.Agent.Config = doctor.Known(wrong.Error())
+		f.Agent.Config = doctor.KnownAnswer(wrong.Error())
 	case text != nil:
-		f.Agent.Config = doctor.Known("")
-	case f.Agent.Config.Not == "":
-		f.Agent.Config = doctor.Unknown[string]("the agent keeps none, and no --config names one")
+		f.Agent.Config = doctor.KnownAnswer("")
+	case f.Agent.Config.Unknown == "":
+		f.Agent.Config = doctor.UnknownAnswer[string]("the agent keeps none, and no --config names one")
 	}
 	if config == nil || compiled == nil {
 		if config, compiled, err = compile.ForNode(kept, node); err != nil || compiled == nil {
@@ -129,9 +129,9 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.D
 		}
 	}
 	n.Rules = compiled
-	f.Agent.Mode, f.Agent.Looking = compiled.Mode, looking(config)
+	f.Agent.Mode, f.Agent.NeedsSight = compiled.Mode, usesInUse(config)
 	n.API, n.Auto, err = agent.ReadPlacement(state)
-	f.Devices.API = doctor.Of(n.API, err)
+	f.Devices.API = doctor.AnswerOf(n.API, err)
 	if f.Agent.Mode == discovery.ModeAuto {
 		f.Agent.Mode = n.Auto
 	}
@@ -141,9 +141,9 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.D
 	return config, n, nil
 }
 
-// looking lists the parts of a configuration that require the agent to see which processes have
+// usesInUse lists the parts of a configuration that require the agent to see which processes have
 // devices open. Partitions are not among them: the driver refuses to partition a device in use.
-func looking(config *v1alpha1.DriverConfig) (parts []string) {
+func usesInUse(config *v1alpha1.DriverConfig) (parts []string) {
 	for part, has := range map[string]bool{
 		"reclaim":                   len(config.Reclaim) > 0,
 		"passthrough":               len(config.Passthrough) > 0,
@@ -189,14 +189,14 @@ func holders(n nodeNow) map[string][]doctor.Holder {
 	return found
 }
 
-// ours returns the device plugin IDs that the agent may list, by resource. A resource of DRA alone
+// allowedIDs returns the device plugin IDs that the agent may list, by resource. A resource of DRA alone
 // has no IDs.
-func ours(snapshot *rules.Snapshot, places map[string]discovery.Mode) map[string][]string {
+func allowedIDs(snapshot *rules.Snapshot, places map[string]discovery.Mode) map[string][]string {
 	found := make(map[string][]string)
 	if places == nil {
 		return found // without an agent, any plugin may serve a resource
 	}
-	for resource, units := range list.Of(snapshot).Units {
+	for resource, units := range list.BuildOffers(snapshot).Units {
 		found[resource] = []string{}
 		for _, u := range units {
 			if slices.ContainsFunc(u.Devices, func(d rules.Offered) bool { return places[d.Silicon()] != discovery.ModeDRA }) {
@@ -207,13 +207,13 @@ func ours(snapshot *rules.Snapshot, places map[string]discovery.Mode) map[string
 	return found
 }
 
-// waits returns the devices that wait to move to the other API, nil before an agent has placed the
+// waitingDevices returns the devices that wait to move to the other API, nil before an agent has placed the
 // devices.
-func waits(n nodeNow) (found []doctor.Wait) {
+func waitingDevices(n nodeNow) (found []doctor.Wait) {
 	if n.API == nil {
 		return nil
 	}
-	for _, step := range n.Plan(n.Rules) {
+	for _, step := range n.PlanSteps(n.Rules) {
 		if step.Fate == agent.Waits && step.From != step.To {
 			found = append(found, doctor.Wait{Device: step.Device, From: step.From, To: step.To, Reason: step.Reason})
 		}

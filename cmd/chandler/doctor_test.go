@@ -215,7 +215,7 @@ func TestDoctorForNodeProblemDetector(t *testing.T) {
 // An invalid mode label does not stop doctor: the label has its own code.
 func TestDoctorOfAWrongLabel(t *testing.T) {
 	var f doctor.Facts
-	f.Cluster.Node = doctor.Known(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{v1alpha1.LabelMode: "dra"}}})
+	f.Cluster.Node = doctor.KnownAnswer(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{v1alpha1.LabelMode: "dra"}}})
 	o := doctorOptions{node: v1alpha1.Node{Name: "n"}}
 	state := fstest.MapFS{agent.KeptConfig: {Data: []byte("apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\nmode: DevicePlugin\n")}}
 	config, n, err := o.configInForce(state, &f)
@@ -235,14 +235,14 @@ func TestDoctorKnowsWhatNeedsSight(t *testing.T) {
 		"reclaim:\n- cel: \"true\"\n":     "reclaim",
 		"passthrough:\n- cel: \"true\"\n": "passthrough",
 		"onDemand: {keepSeconds: 5}\n":    "",
-		"onDemand: {partitions: [{cel: \"true\"}]}\n":                                    "",
+		"onDemand: {partitions: [{cel: \"true\"}]}\n":                                   "",
 		"onDemand: {virtualFunctions: [{cel: \"true\"}]}\nreclaim: [{cel: \"true\"}]\n": "onDemand.virtualFunctions reclaim",
 	} {
 		var f doctor.Facts
 		o := doctorOptions{node: v1alpha1.Node{Name: "n"}}
 		state := fstest.MapFS{agent.KeptConfig: {Data: []byte("apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n" + text)}}
-		if _, _, err := o.configInForce(state, &f); err != nil || strings.Join(f.Agent.Looking, " ") != want {
-			t.Errorf("%q: %v, error %v", text, f.Agent.Looking, err)
+		if _, _, err := o.configInForce(state, &f); err != nil || strings.Join(f.Agent.NeedsSight, " ") != want {
+			t.Errorf("%q: %v, error %v", text, f.Agent.NeedsSight, err)
 		}
 	}
 }
@@ -255,7 +255,7 @@ func TestOptionsOfTheAgent(t *testing.T) {
 	if err := cmd.ParseFlags([]string{"--kubelet-root=/mine"}); err != nil {
 		t.Fatal(err)
 	}
-	inherit(cmd.Flags(), own, places...)
+	inheritFlags(cmd.Flags(), own, places...)
 	for name, want := range map[string]string{"host-root": "/host", "kubelet-root": "/mine", "node-name": "n", "config": ""} {
 		if got := cmd.Flags().Lookup(name).Value.String(); got != want {
 			t.Errorf("--%s is %q, want %q", name, got, want)

@@ -24,17 +24,17 @@ import (
 
 // configFile is the configuration file of a running agent, with the settings for the agent's node.
 type configFile struct {
-	name   string // path of the file, "" for none
-	read   bool   // the file was read before
-	last   []byte // the last content
-	unread string // the last read error, "" for none
+	name      string // path of the file, "" for none
+	wasRead   bool   // the file was read before
+	last      []byte // the last content
+	readError string // the last read error, "" for none
 
 	node   v1alpha1.Node
 	labels <-chan map[string]string // the labels of the node, after each change
 
-	said   agent.Change           // the last result: settings or an error
-	counts *v1alpha1.DriverConfig // the configuration of right
-	right  agent.Settings         // the last valid settings
+	result          agent.Change           // the last result: settings or an error
+	lastValidConfig *v1alpha1.DriverConfig // the configuration of right
+	lastValid       agent.Settings         // the last valid settings
 }
 
 // labelPatience is how long an agent waits for the node's labels at its first start, to avoid
@@ -54,15 +54,15 @@ func (f *configFile) begin(ctx context.Context, dir string) (settings agent.Sett
 		case <-ctx.Done():
 		}
 	}
-	f.look()
-	f.say()
-	if wrong = f.said.Err; wrong == nil {
-		return f.said.Settings, nil
+	f.readChanged()
+	f.computeSettings()
+	if wrong = f.result.Err; wrong == nil {
+		return f.result.Settings, nil
 	}
-	settings = f.said.Settings
+	settings = f.result.Settings
 	if f.name != "" && !errors.Is(wrong, v1alpha1.ErrNoLabels) {
 		var err error
-		if settings, err = f.kept(filepath.Join(dir, agent.KeptConfig)); err == nil {
+		if settings, err = f.lastSettings(filepath.Join(dir, agent.KeptConfig)); err == nil {
 			return settings, wrong
 		}
 		wrong = errors.Join(wrong, fmt.Errorf("read the last configuration that was right: %w", err))
@@ -90,8 +90,8 @@ func keptLabels(ctx context.Context, dir fs.FS) (labels map[string]string) {
 	return labels
 }
 
-// kept returns the settings of the last valid configuration.
-func (f *configFile) kept(name string) (agent.Settings, error) {
+// lastSettings returns the settings of the last valid configuration.
+func (f *configFile) lastSettings(name string) (agent.Settings, error) {
 	data, err := os.ReadFile(name)
 	if err != nil {
 		return agent.Settings{}, err
@@ -105,9 +105,9 @@ func (f *configFile) kept(name string) (agent.Settings, error) {
 // follow the kubelet's links, which swap the files of a volume.
 const followInterval = 10 * time.Second
 
-// follow reads the configuration file and receives the node's labels until the context ends. Each
+// followChanges reads the configuration file and receives the node's labels until the context ends. Each
 // result is sent to changes.
-func (f *configFile) follow(ctx context.Context, changes chan<- agent.Change) {
+func (f *configFile) followChanges(ctx context.Context, changes chan<- agent.Change) {
 	ticker := time.NewTicker(followInterval)
 	defer ticker.Stop()
 	for {
@@ -116,50 +116,50 @@ func (f *configFile) follow(ctx context.Context, changes chan<- agent.Change) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			changed = f.look()
+			changed = f.readChanged()
 		case labels := <-f.labels:
 			changed = f.node.Labels == nil || !maps.Equal(f.node.Labels, labels)
 			f.node.Labels = labels
 		}
-		before := f.said.Err
+		before := f.result.Err
 		if changed {
-			f.say()
+			f.computeSettings()
 		}
-		if !changed || before != nil && f.said.Err != nil && before.Error() == f.said.Err.Error() {
+		if !changed || before != nil && f.result.Err != nil && before.Error() == f.result.Err.Error() {
 			continue
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case changes <- f.said:
+		case changes <- f.result:
 		}
 	}
 }
 
-// look reads the file, and reports whether the content or the read error has changed.
-func (f *configFile) look() (changed bool) {
+// readChanged reads the file, and reports whether the content or the read error has changed.
+func (f *configFile) readChanged() (changed bool) {
 	if f.name == "" {
 		return false
 	}
 	data, err := os.ReadFile(f.name)
 	if err != nil {
-		changed = f.unread != err.Error()
-		f.unread = err.Error()
+		changed = f.readError != err.Error()
+		f.readError = err.Error()
 		return changed
 	}
-	if f.read && f.unread == "" && bytes.Equal(data, f.last) {
+	if f.wasRead && f.readError == "" && bytes.Equal(data, f.last) {
 		return false
 	}
-	f.read, f.last, f.unread = true, data, ""
-	f.counts = nil // the new text must be kept, even if its meaning is the same
+	f.wasRead, f.last, f.readError = true, data, ""
+	f.lastValidConfig = nil // the new text must be kept, even if its meaning is the same
 	return true
 }
 
-// say computes the settings for the node. If only labels changed and the configuration does not
+// computeSettings computes the settings for the node. If only labels changed and the configuration does not
 // depend on them, the rules stay the same.
-func (f *configFile) say() {
-	if f.unread != "" {
-		f.said = agent.Change{Err: fmt.Errorf("read config: %s", f.unread)}
+func (f *configFile) computeSettings() {
+	if f.readError != "" {
+		f.result = agent.Change{Err: fmt.Errorf("read config: %s", f.readError)}
 		return
 	}
 	counts, settings, err := parseSettings(f.last, f.node)
@@ -167,13 +167,13 @@ func (f *configFile) say() {
 		if f.name != "" {
 			err = fmt.Errorf("config %s: %w", f.name, err)
 		}
-		f.said = agent.Change{Settings: settings, Err: err}
+		f.result = agent.Change{Settings: settings, Err: err}
 		return
 	}
-	if f.counts != nil && equality.Semantic.DeepEqual(counts, f.counts) {
-		settings.Rules = f.right.Rules
+	if f.lastValidConfig != nil && equality.Semantic.DeepEqual(counts, f.lastValidConfig) {
+		settings.Rules = f.lastValid.Rules
 	}
-	f.counts, f.right, f.said = counts, settings, agent.Change{Settings: settings}
+	f.lastValidConfig, f.lastValid, f.result = counts, settings, agent.Change{Settings: settings}
 }
 
 // parseSettings returns the settings for an agent on a node. With the error [v1alpha1.ErrNoLabels],
@@ -185,8 +185,8 @@ func parseSettings(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, age
 	}
 	host := configuredHost(nil, config)
 	return config, agent.Settings{
-		Rules: compiled, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Pools: host.Pools, Rebind: host.Rebind,
-		VirtualFunctions: host.VirtualFunctions, Partition: host.Partition, Upkeep: host.Upkeep, KeepMade: keepMade(config.OnDemand), Handover: handoverRules(config), NoHooks: config.Hooks == v1alpha1.HooksNone, Text: data, Labels: node.Labels,
+		Rules: compiled, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Pools: host.Pools, Rebind: host.Passthroughs,
+		VirtualFunctions: host.VirtualFunctions, Partition: host.Partitionings, Upkeep: host.SharingDaemons, KeepMade: keepMade(config.OnDemand), Handover: handoverRules(config), NoHooks: config.Hooks == v1alpha1.HooksNone, Text: data, Labels: node.Labels,
 	}, err
 }
 

@@ -105,7 +105,7 @@ func TestFollowConfig(t *testing.T) {
 			file := &configFile{name: v.file()}
 			_, err := file.begin(ctx, "/nowhere")
 			v.must(err)
-			file.follow(ctx, changes)
+			file.followChanges(ctx, changes)
 		}()
 		next := func() (agent.Change, bool) {
 			select {

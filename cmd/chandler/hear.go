@@ -15,10 +15,10 @@ import (
 // kernel's events about interfaces do not reach the agent.
 const interfacesInterval = time.Second
 
-// hear returns a function that receives the kernel's events. If events about the host's network
+// receiveEvents returns a function that receives the kernel's events. If events about the host's network
 // interfaces do not reach the agent, the function compares their names instead. recoveries receives
 // the results of error recoveries.
-func hear(host fs.FS, recoveries *discovery.Recoveries) func(ctx context.Context, events chan discovery.Changes) error {
+func receiveEvents(host fs.FS, recoveries *discovery.Recoveries) func(ctx context.Context, events chan discovery.Changes) error {
 	return func(ctx context.Context, events chan discovery.Changes) error {
 		if hostfs.HasSys(host) && !discovery.SharesNetwork(host) {
 			klog.FromContext(ctx).Info("The agent is not in the host's network namespace and receives no events of network interfaces; it compares their names instead", "interval", interfacesInterval)

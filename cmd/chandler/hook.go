@@ -55,7 +55,7 @@ func hookCommand(h hook.Hook) *cobra.Command {
 }
 
 func runHook(h hook.Hook, state io.Reader, flags map[string][]string) error {
-	container, err := hook.Of(state)
+	container, err := hook.ReadContainer(state)
 	if err != nil {
 		return err
 	}

@@ -57,7 +57,7 @@ With --serve, the command serves the web UI instead, until it is interrupted.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				inherit(cmd.Flags(), gather.OwnFlags(), places...)
+				inheritFlags(cmd.Flags(), gather.OwnFlags(), places...)
 			}
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
 		},
@@ -86,7 +86,7 @@ func (o *inventoryOptions) run(ctx context.Context, out, errOut io.Writer, args 
 		}
 	}
 	if o.serve != "" {
-		return o.show(ctx, out, facts, args) //nolint:contextcheck // evaluating an expression does not block
+		return o.serveInventory(ctx, out, facts, args) //nolint:contextcheck // evaluating an expression does not block
 	}
 	return printInventory(out, errOut, inventory.Make(facts), o.output, o.ascii) //nolint:contextcheck // evaluating an expression does not block
 }
@@ -109,15 +109,15 @@ func (o *inventoryOptions) facts(ctx context.Context, errOut io.Writer, args []s
 	if !asked {
 		warnings = io.Discard // there is no kubelet to query
 	}
-	n, err := o.look(ctx, warnings, args)
+	n, err := o.readNode(ctx, warnings, args)
 	if err != nil {
 		return inventory.Facts{}, err
 	}
 	files := os.DirFS(kubelet)
 	if asked {
-		n.Devices = settled(files, n.Devices)
+		n.Devices = applyStates(files, n.Devices)
 	}
-	facts := n.Facts(n.said, files, stateDir) //nolint:contextcheck // evaluating an expression does not block
+	facts := n.InventoryFacts(n.listing, files, stateDir) //nolint:contextcheck // evaluating an expression does not block
 	facts.Asked, facts.Functions, facts.At = asked, n.functions, time.Now()
 	facts.Name, facts.Version, facts.Families = name, buildVersion(), len(families.All)
 	if len(args) == 1 {
@@ -130,8 +130,8 @@ func (o *inventoryOptions) facts(ctx context.Context, errOut io.Writer, args []s
 // lookInterval is the minimum interval between two scans for the web UI.
 const lookInterval = 2 * time.Second
 
-// show serves the web UI. The machine is scanned again on request, at most once per lookInterval.
-func (o *inventoryOptions) show(ctx context.Context, out io.Writer, facts inventory.Facts, args []string) error {
+// serveInventory serves the web UI. The machine is scanned again on request, at most once per lookInterval.
+func (o *inventoryOptions) serveInventory(ctx context.Context, out io.Writer, facts inventory.Facts, args []string) error {
 	var mu sync.Mutex
 	last := inventory.Make(facts)
 	read := func() *inventory.Inventory {
@@ -152,15 +152,15 @@ func (o *inventoryOptions) show(ctx context.Context, out io.Writer, facts invent
 // recordedName returns the name of a recorded host.
 func recordedName(file string) string { return strings.TrimSuffix(filepath.Base(file), ".host") }
 
-// settled returns a snapshot with the device states from the agent's file, and the times since when
+// applyStates returns a snapshot with the device states from the agent's file, and the times since when
 // they hold. If the file is missing or unreadable, the snapshot is returned unchanged.
-func settled(kubelet fs.FS, s *discovery.Snapshot) *discovery.Snapshot {
+func applyStates(kubelet fs.FS, s *discovery.Snapshot) *discovery.Snapshot {
 	var settler discovery.Settler
 	data, err := fs.ReadFile(kubelet, stateDir+"/"+agent.HealthFile)
 	if err != nil || json.Unmarshal(data, &settler) != nil {
 		return s
 	}
-	said, _ := settler.Settle(s, time.Now())
+	said, _ := settler.SettleStates(s, time.Now())
 	return said
 }
 
@@ -170,7 +170,7 @@ func printInventory(out, errOut io.Writer, inv *inventory.Inventory, format stri
 		return err
 	}
 	for _, problem := range inv.Problems {
-		fmt.Fprintln(errOut, "problem:", terminal.Safe(problem.Text()))
+		fmt.Fprintln(errOut, "problem:", terminal.SafeText(problem.Text()))
 	}
 	return nil
 }
@@ -189,7 +189,7 @@ func writeInventory(out io.Writer, inv *inventory.Inventory, format string, asci
 		_, err = out.Write(data)
 		return err
 	}
-	return text.Print(out, inv, terminal.Of(out, os.LookupEnv, ascii))
+	return text.Print(out, inv, terminal.StyleOf(out, os.LookupEnv, ascii))
 }
 
 // treePrinter returns a function that prints a snapshot as a tree, without consumers.

@@ -79,7 +79,7 @@ For a host recording, all devices are assumed to be free, unless --kubelet-root 
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				inherit(cmd.Flags(), gather.OwnFlags(), places...)
+				inheritFlags(cmd.Flags(), gather.OwnFlags(), places...)
 			}
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
 		},
@@ -102,7 +102,7 @@ records.`,
 		Example: `  kubectl -n chandler exec POD -- /chandler migrate status`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			inherit(cmd.Flags(), gather.OwnFlags(), places...)
+			inheritFlags(cmd.Flags(), gather.OwnFlags(), places...)
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), nil)
 		},
 	}
@@ -132,7 +132,7 @@ func (o *migrateOptions) run(ctx context.Context, out, errOut io.Writer, args []
 	if o.node.Name, err = nodeName(o.node.Name); err != nil {
 		return err
 	}
-	n, err := o.look(ctx, errOut, args)
+	n, err := o.readNode(ctx, errOut, args)
 	if err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func (o *migrateOptions) run(ctx context.Context, out, errOut io.Writer, args []
 		return fmt.Errorf("%s: no agent has decided yet which API offers what", filepath.Join(o.kubeletRoot, stateDir))
 	}
 	m := migration{Node: o.node.Name, plan: o.plan}
-	m.add(n.Plan(next), n.Entries, n.pods) //nolint:contextcheck // evaluating an expression does not block
+	m.add(n.PlanSteps(next), n.Entries, n.pods) //nolint:contextcheck // evaluating an expression does not block
 	if o.output == "json" {
 		encoder := json.NewEncoder(out)
 		encoder.SetIndent("", "  ")
@@ -161,20 +161,20 @@ const stateDir = "plugins/" + discovery.Domain
 // nodeNow is the current state of a node.
 type nodeNow struct {
 	agent.Standing
-	text []byte                            // the configuration in force
-	pods map[types.NamespacedName][]string // the pods of each claim
-	said *kubeletapi.Listing               // the kubelet's list, nil if there is none
+	text    []byte                            // the configuration in force
+	pods    map[types.NamespacedName][]string // the pods of each claim
+	listing *kubeletapi.Listing               // the kubelet's list, nil if there is none
 
 	functions int // number of the host's PCI functions
 }
 
-// look reads the current state of the node.
-func (o *migrateOptions) look(ctx context.Context, errOut io.Writer, args []string) (n nodeNow, err error) {
+// readNode reads the current state of the node.
+func (o *migrateOptions) readNode(ctx context.Context, errOut io.Writer, args []string) (n nodeNow, err error) {
 	kubelet, devicePlugins := os.DirFS(o.kubeletRoot), os.DirFS(o.devicePluginDir)
 	if _, err := fs.Stat(kubelet, "."); err != nil && o.kubeletRoot != defaultKubeletRoot {
 		return n, fmt.Errorf("the kubelet's directory %s: %w", o.kubeletRoot, err)
 	}
-	listing, unlisted := o.listing(ctx)
+	listing, unlisted := o.listPods(ctx)
 	host := &discovery.Host{}
 	if len(args) == 1 {
 		recorded, err := readRecorded(args[0])
@@ -200,19 +200,19 @@ func (o *migrateOptions) look(ctx context.Context, errOut io.Writer, args []stri
 	}
 	host = configuredHost(host.FS, config)
 	if len(args) == 0 {
-		informant.Ask(ctx, host, families.All, o.hostRoot, errOut)
+		informant.AskInformants(ctx, host, families.All, o.hostRoot, errOut)
 		if unlisted != nil {
 			fmt.Fprintln(errOut, unlistedText(o.podResources(), unlisted))
 		}
 	}
-	if n.Devices, err = (discovery.Watch{Host: host, Families: families.All}).Once(ctx); err != nil {
+	if n.Devices, err = (discovery.Watch{Host: host, Families: families.All}).ScanOnce(ctx); err != nil {
 		return n, err
 	}
 	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without a boot ID, records of every boot apply
 	if n.Entries, err = ledger.ReadEntries(kubelet, stateDir, boot); err != nil {
 		return n, fmt.Errorf("who has what: %w", err)
 	}
-	n.said = listing
+	n.listing = listing
 	if functions, err := fs.ReadDir(host.FS, "sys/bus/pci/devices"); err == nil {
 		n.functions = len(functions)
 	}
@@ -268,9 +268,9 @@ func (o *migrateOptions) nextRules(text []byte) (*rules.Rules, error) {
 	return compiled, err
 }
 
-// grant adds an allocation of the device plugin API without a record of the agent. Another plugin
+// addGrant adds an allocation of the device plugin API without a record of the agent. Another plugin
 // made such an allocation, or the agent has not seen it yet.
-func (n *nodeNow) grant(stock *list.Stock, resource, container string, ids []string) {
+func (n *nodeNow) addGrant(stock *list.Stock, resource, container string, ids []string) {
 	for _, id := range ids {
 		if slices.ContainsFunc(n.Entries, func(e ledger.Entry) bool { return e.Key() == ledger.GrantKey(resource, id) }) {
 			continue
@@ -290,7 +290,7 @@ func (n *nodeNow) addListed(listing *kubeletapi.Listing) {
 		name := kubeletapi.PodName(pod)
 		for _, c := range pod.Containers {
 			for _, d := range c.Devices {
-				n.grant(stock, d.ResourceName, name+" "+c.Name, d.DeviceIds)
+				n.addGrant(stock, d.ResourceName, name+" "+c.Name, d.DeviceIds)
 			}
 			for _, claim := range c.DynamicResources {
 				of := types.NamespacedName{Namespace: claim.ClaimNamespace, Name: claim.ClaimName}
@@ -305,20 +305,20 @@ func (n *nodeNow) addListed(listing *kubeletapi.Listing) {
 // addWritten adds the allocations of the kubelet's checkpoint. It skips pods without a directory:
 // the checkpoint also contains pods that have ended.
 func (n *nodeNow) addWritten(kubelet, devicePlugins fs.FS) error {
-	written, err := legacy.Written(devicePlugins)
+	written, err := legacy.ReadHoldings(devicePlugins)
 	_, unknown := fs.Stat(kubelet, "pods")
 	stock := list.StockOf(n.Devices.Devices, list.Lists{})
 	for _, h := range written {
 		if _, err := fs.Stat(kubelet, path.Join("pods", h.PodUID)); unknown == nil && errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		n.grant(stock, h.Resource, fmt.Sprintf("UID/%s %s", h.PodUID, h.Container), h.IDs)
+		n.addGrant(stock, h.Resource, fmt.Sprintf("UID/%s %s", h.PodUID, h.Container), h.IDs)
 	}
 	return err
 }
 
-// listing queries the kubelet for the devices of all containers.
-func (o *migrateOptions) listing(ctx context.Context) (*kubeletapi.Listing, error) {
+// listPods queries the kubelet for the devices of all containers.
+func (o *migrateOptions) listPods(ctx context.Context) (*kubeletapi.Listing, error) {
 	ctx, cancel := context.WithTimeout(ctx, listingTimeout)
 	defer cancel()
 	return kubeletapi.ListPods(ctx, o.podResources())

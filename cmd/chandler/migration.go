@@ -69,7 +69,7 @@ func (m *migration) add(steps []agent.Step, entries []ledger.Entry, pods map[typ
 			n.CountedTwice = 0 // if the node has no device plugin devices of the name, only DRA counts
 		}
 	}
-	m.note()
+	m.addNotes()
 }
 
 func ownerText(owner ledger.Owner, pods map[types.NamespacedName][]string) string {
@@ -114,10 +114,10 @@ func (n *migratingName) count(step agent.Step, entries []ledger.Entry) {
 	}
 }
 
-// note adds the consequences of the move for the scheduler and for pods. The scheduler's rules are
+// addNotes adds the consequences of the move for the scheduler and for pods. The scheduler's rules are
 // in pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest and
 // shouldDelegateResourceToDRA, read in 1.35 to 1.37.
-func (m *migration) note() {
+func (m *migration) addNotes() {
 	m.Notes = []string{}
 	say := func(format string, args ...any) { m.Notes = append(m.Notes, fmt.Sprintf(format, args...)) }
 	for _, n := range m.Resources {
@@ -172,7 +172,7 @@ func (m *migration) print(out io.Writer) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(&b, "\n%s: ", inventory.Plural(len(m.Devices), "device"))
+	fmt.Fprintf(&b, "\n%s: ", inventory.CountNoun(len(m.Devices), "device"))
 	var counts []string
 	for _, fate := range []agent.Fate{agent.Stays, agent.Moves, agent.Changes, agent.Excluded, agent.Waits} {
 		if count[fate] > 0 {

@@ -38,7 +38,7 @@ func BenchmarkNeighbours(b *testing.B) {
 		if err != nil {
 			b.Fatal(err, config)
 		}
-		snapshot := compiled.Apply(discovery.Scan(discoverytest.Layout(b, "../../discovery/families/"+host.file), families.All))
+		snapshot := compiled.ApplyTo(discovery.Scan(discoverytest.ReadHost(b, "../../discovery/families/"+host.file), families.All))
 		snapshot.Devices = slices.DeleteFunc(snapshot.Devices, func(d rules.Offered) bool { return d.Resource() != host.resource })
 		for name, allocate := range map[string]allocator{
 			"DevicePlugin":   byKubelet(snapshot, host.resource),
@@ -62,7 +62,7 @@ type allocator func(inUse map[string]bool, size int) []string
 
 // byKubelet allocates by the device plugin API, with GetPreferredAllocation.
 func byKubelet(s *rules.Snapshot, resource string) allocator {
-	lists, _ := list.Lists{}.Next(list.Input{Snapshot: s, View: ledger.ViewOf(list.StockOf(rules.Devices(s.Devices), list.Lists{}))})
+	lists, _ := list.Lists{}.Next(list.Input{Snapshot: s, View: ledger.ViewOf(list.StockOf(rules.PlainDevices(s.Devices), list.Lists{}))})
 	l := lists.Resources()[resource]
 	return func(inUse map[string]bool, size int) (names []string) {
 		var free []string
@@ -71,7 +71,7 @@ func byKubelet(s *rules.Snapshot, resource string) allocator {
 				free = append(free, d.ID)
 			}
 		}
-		ids, err := l.Prefer(free, nil, size)
+		ids, err := l.PreferIDs(free, nil, size)
 		if err != nil {
 			return nil // not enough devices are free
 		}
@@ -87,7 +87,7 @@ func byKubelet(s *rules.Snapshot, resource string) allocator {
 func byScheduler(b *testing.B, s *rules.Snapshot, same resourceapi.FullyQualifiedName) allocator {
 	b.Helper()
 	kept := features.All()
-	made, problems := pool.Of(pool.Input{Snapshot: s, Features: kept})
+	made, problems := pool.BuildPool(pool.Input{Snapshot: s, Features: kept})
 	if len(problems) > 0 {
 		b.Fatal(problems)
 	}
@@ -176,7 +176,7 @@ func (n neighbours) note(s *rules.Snapshot, inUse map[string]bool, names []strin
 		}
 	}
 	linked := func(d *discovery.Device) bool { return len(d.Names("linkedTo")) > 0 }
-	if slices.ContainsFunc(rules.Devices(s.Devices), func(d discovery.Device) bool { return linked(&d) }) {
+	if slices.ContainsFunc(rules.PlainDevices(s.Devices), func(d discovery.Device) bool { return linked(&d) }) {
 		n.add(fmt.Sprintf("linked-%d", len(names)), true, connected(s, names))
 	}
 }

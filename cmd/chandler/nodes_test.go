@@ -87,8 +87,8 @@ func TestFollowLabels(t *testing.T) {
 		if _, err := f.begin(ctx, "/nowhere"); err != nil {
 			t.Fatal(err)
 		}
-		go f.follow(ctx, changes)
-		last := f.right
+		go f.followChanges(ctx, changes)
+		last := f.lastValid
 		label := func(l map[string]string) (change agent.Change, told bool) {
 			labels <- l
 			select {

@@ -16,7 +16,7 @@ import (
 
 	"chandler.dev/deployments"
 	"chandler.dev/internal/inventory"
-	"chandler.dev/internal/page"
+	"chandler.dev/internal/web"
 )
 
 // pageAddress is the default address of the web UI, reachable only from this machine.
@@ -36,7 +36,7 @@ func servePage(ctx context.Context, out io.Writer, address string, read func() *
 // servePageOn serves the web UI on a listener until the context ends. names are the host names that
 // browsers may use.
 func servePageOn(ctx context.Context, listener net.Listener, read func() *inventory.Inventory, names ...string) error {
-	pages := &page.Server{Read: read, Hosts: names}
+	pages := &web.Server{Read: read, Hosts: names}
 	server := &http.Server{Handler: pages.Handler(), ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10}
 	defer context.AfterFunc(ctx, func() { server.Close() })()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
@@ -56,12 +56,12 @@ func shippedClasses() ([]inventory.Class, error) {
 	if err != nil {
 		return nil, err
 	}
-	return page.Classes(classes)
+	return web.CompileClasses(classes)
 }
 
-// pager returns the function that serves the agent's web UI, or nil without an address. The agent
+// pageServer returns the function that serves the agent's web UI, or nil without an address. The agent
 // continues if the web UI cannot be served.
-func (o *runOptions) pager(client kubernetes.Interface) func(context.Context, func() (inventory.Facts, bool)) {
+func (o *runOptions) pageServer(client kubernetes.Interface) func(context.Context, func() (inventory.Facts, bool)) {
 	if o.pageAddress == "" {
 		return nil
 	}

@@ -20,8 +20,8 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/inventory/text"
-	"chandler.dev/internal/page"
 	"chandler.dev/internal/terminal"
+	"chandler.dev/internal/web"
 )
 
 // recordedHosts returns the recorded hosts of all families.
@@ -59,7 +59,7 @@ func recordedFacts(t *testing.T, file string) inventory.Facts {
 		t.Fatal(err)
 	}
 	return inventory.Facts{
-		Name: recordedName(file), Recorded: filepath.Base(file), Families: len(families.All), Snapshot: compiled.Apply(found), Classes: classes, At: time.Now(),
+		Name: recordedName(file), Recorded: filepath.Base(file), Families: len(families.All), Snapshot: compiled.ApplyTo(found), Classes: classes, At: time.Now(),
 	}
 }
 
@@ -74,12 +74,12 @@ func TestPageOfEachHost(t *testing.T) {
 	out := os.Getenv("PAGES") // a directory for viewing the pages
 	validated := make(map[string]bool)
 	for i, file := range recordedHosts(t) {
-		if discoverytest.Brief() && i%4 != 0 {
+		if discoverytest.IsBrief() && i%4 != 0 {
 			continue
 		}
 		inv := recordedInventory(t, file, true)
 		var b bytes.Buffer
-		if err := page.Render(&b, inv, page.Live{}); err != nil {
+		if err := web.RenderPage(&b, inv, web.Live{}); err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
 		text := b.String()
@@ -115,7 +115,7 @@ func TestPageOfEachHost(t *testing.T) {
 			t.Errorf("%s: an attribute that the policy refuses", file)
 		}
 	}
-	if !discoverytest.Brief() && len(validated) < 30 {
+	if !discoverytest.IsBrief() && len(validated) < 30 {
 		t.Errorf("only %d claim templates", len(validated))
 	}
 }
@@ -127,7 +127,7 @@ func TestPageSaysWhatIsWrongWithTheNode(t *testing.T) {
 	inv.Notes = []inventory.Note{{Name: "configuration", Reason: "no such field", Code: "CH0703"}}
 	inv.Device("pci-0000-23-00-0").Move = &inventory.Move{To: discovery.ModeDRA, Reason: "moves to API DRA once it is free", Since: inv.At.Add(-time.Hour)}
 	var b bytes.Buffer
-	if err := page.Render(&b, inv, page.Live{}); err != nil {
+	if err := web.RenderPage(&b, inv, web.Live{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{`title="chandler explain CH0703"`, "No such field.", `title="chandler explain CH0502"`, "Attention <span class=\"n\">2</span>"} {
@@ -146,10 +146,10 @@ func TestPageOfDevicesOnRequest(t *testing.T) {
 	for name, made := range map[string]bool{"there": true, "not there yet": false} {
 		inv := recordedInventory(t, "../../discovery/families/nvidia/testdata/h100-mig.host", true)
 		for _, d := range inv.Devices {
-			d.Unmade = !made
+			d.Uncreated = !made
 		}
 		var b bytes.Buffer
-		if err := page.Render(&b, inv, page.Live{}); err != nil {
+		if err := web.RenderPage(&b, inv, web.Live{}); err != nil {
 			t.Fatal(err)
 		}
 		for _, want := range []string{`, created on demand">`, `<span class="none">free, created on demand</span>`} {
@@ -171,7 +171,7 @@ func TestPageOfLimitsThatDRAServes(t *testing.T) {
 	}}
 	inv := inventory.Make(facts)
 	var b bytes.Buffer
-	if err := page.Render(&b, inv, page.Live{}); err != nil {
+	if err := web.RenderPage(&b, inv, web.Live{}); err != nil {
 		t.Fatal(err)
 	}
 	text := b.String()
@@ -214,7 +214,7 @@ func TestInventoryServes(t *testing.T) {
 		if err != nil || answer.StatusCode != http.StatusOK || !strings.Contains(string(text), want) || !answer.Uncompressed {
 			t.Errorf("%s: %s, %v, compressed %v, %d bytes without %q", path, answer.Status, err, answer.Uncompressed, len(text), want)
 		}
-		if answer.Header.Get("Content-Security-Policy") != page.Policy {
+		if answer.Header.Get("Content-Security-Policy") != web.Policy {
 			t.Errorf("%s: policy %q", path, answer.Header.Get("Content-Security-Policy"))
 		}
 	}
@@ -229,12 +229,12 @@ func TestInventoryServes(t *testing.T) {
 func TestPageOfAHostThatNobodyWasAskedOf(t *testing.T) {
 	counted := regexp.MustCompile(`(?i)\b(free|allocated|nobody has)\b|>Consumers<`)
 	for i, file := range recordedHosts(t) {
-		if discoverytest.Brief() && i%4 != 0 {
+		if discoverytest.IsBrief() && i%4 != 0 {
 			continue
 		}
 		inv := recordedInventory(t, file, false)
 		var b bytes.Buffer
-		if err := page.Render(&b, inv, page.Live{}); err != nil {
+		if err := web.RenderPage(&b, inv, web.Live{}); err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
 		_, body, _ := strings.Cut(b.String(), "<body")

@@ -86,7 +86,7 @@ func (o *provisionOptions) run(ctx context.Context, out io.Writer) error {
 		Host:     host,
 		Families: families.All,
 		Rules:    wanted,
-		Held:     func(known []discovery.Device) (map[string]string, error) { return o.held(host, known) },
+		Held:     func(known []discovery.Device) (map[string]string, error) { return o.allocatedDevices(host, known) },
 		Out:      out,
 	}
 	if !o.dryRun {
@@ -95,7 +95,7 @@ func (o *provisionOptions) run(ctx context.Context, out io.Writer) error {
 			return err
 		}
 		defer journal.Close()
-		p.Keep = journal.Keep
+		p.Keep = journal.KeepJournal
 		if p.Write, err = provision.Writer(o.hostRoot); err != nil {
 			return err
 		}
@@ -103,14 +103,14 @@ func (o *provisionOptions) run(ctx context.Context, out io.Writer) error {
 	return p.Run(ctx)
 }
 
-// held returns the devices that containers have, by either API.
-func (o *provisionOptions) held(host *discovery.Host, known []discovery.Device) (map[string]string, error) {
+// allocatedDevices returns the devices that containers have, by either API.
+func (o *provisionOptions) allocatedDevices(host *discovery.Host, known []discovery.Device) (map[string]string, error) {
 	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without a boot ID, records of every boot apply
 	inHost := func(dir string) string { return strings.TrimPrefix(path.Clean("/"+dir), "/") }
 	kubelet := inHost(o.kubeletRoot)
 	state := path.Join(kubelet, "plugins", discovery.Domain)
 	held, claimsErr := ledger.Read(host.FS, state, boot)
-	granted, grantsErr := legacy.Held(host.FS, kubelet, inHost(o.devicePluginDir), known)
+	granted, grantsErr := legacy.HeldDevices(host.FS, kubelet, inHost(o.devicePluginDir), known)
 	maps.Copy(granted, held)
 	return granted, errors.Join(claimsErr, grantsErr)
 }

@@ -29,7 +29,7 @@ numbers, UUIDs and network addresses of the host are included unchanged.`,
   chandler record | ssh laptop chandler discover -`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			inherit(cmd.Flags(), gather.OwnFlags(), places...)
+			inheritFlags(cmd.Flags(), gather.OwnFlags(), places...)
 			hostFS, err := hostfs.Open(hostRoot)
 			if err != nil {
 				return err
@@ -41,8 +41,8 @@ numbers, UUIDs and network addresses of the host are included unchanged.`,
 				loaded = &v1alpha1.DriverConfig{}
 			}
 			host := configuredHost(hostFS, loaded)
-			informant.Ask(cmd.Context(), host, families.All, hostRoot, cmd.ErrOrStderr())
-			data, err := recorded.Record(host, families.All, comment)
+			informant.AskInformants(cmd.Context(), host, families.All, hostRoot, cmd.ErrOrStderr())
+			data, err := recorded.RecordHost(host, families.All, comment)
 			if err != nil {
 				return fmt.Errorf("record host %s: %w", hostRoot, err)
 			}

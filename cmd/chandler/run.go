@@ -172,7 +172,7 @@ func (o *runOptions) run(ctx context.Context) error {
 	}
 	if config.HookProgram = installHooks(config.Settings, config.StateDir); config.HookProgram != "" {
 		config.KeepHooks = func(ctx context.Context) {
-			hook.Keep(ctx, ownProgram, config.HookProgram, hooksInterval, func(err error) { klog.FromContext(ctx).Error(err, "Containers that call it cannot start") })
+			hook.KeepInstalled(ctx, ownProgram, config.HookProgram, hooksInterval, func(err error) { klog.FromContext(ctx).Error(err, "Containers that call it cannot start") })
 		}
 	}
 	stop, err := trace(ctx, &config)
@@ -194,7 +194,7 @@ func (o *runOptions) run(ctx context.Context) error {
 			})
 		})
 	}
-	go file.follow(following, changes)
+	go file.followChanges(following, changes)
 	return agent.Run(ctx, config)
 }
 
@@ -211,7 +211,7 @@ func installHooks(settings agent.Settings, stateDir string) string {
 	if settings.NoHooks || len(settings.Roots) == 0 {
 		return "" // an installed program remains, for the containers that use it
 	}
-	if err := hook.Install(ownProgram, name); err != nil {
+	if err := hook.InstallProgram(ownProgram, name); err != nil {
 		if _, missing := os.Stat(name); missing != nil {
 			klog.Background().Error(err, "Containers get no hooks, since their program cannot be installed", "program", name)
 			return ""
@@ -252,13 +252,13 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 	}
 	settings, wrong := file.begin(ctx, stateDir)
 	recoveries := new(discovery.Recoveries)
-	host, lock := settings.Host(hostFS), flock(stateDir)
+	host, lock := settings.ScanHost(hostFS), flock(stateDir)
 	var informants []agent.Informant
 	programs := make(map[string]func(ctx context.Context, args ...string) ([]byte, error))
-	for _, n := range informant.Overlay(host, families.All, o.hostRoot) {
+	for _, n := range informant.OverlayInformants(host, families.All, o.hostRoot) {
 		informants = append(informants, n)
 		if n.Changes != nil {
-			programs[n.Family] = n.Change
+			programs[n.Family] = n.ChangeDevice
 		}
 	}
 	write, err := provision.Writer(o.hostRoot)
@@ -278,11 +278,11 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 		FS:             host.FS,
 		Families:       families.All,
 		Settings:       settings,
-		Wrong:          wrong,
+		ConfigError:    wrong,
 		RescanInterval: o.rescanInterval,
-		Uevents:        hear(hostFS, recoveries),
+		Uevents:        receiveEvents(hostFS, recoveries),
 		Recoveries:     recoveries,
-		HearsAll:       hostfs.HasSys(hostFS),
+		AllEvents:      hostfs.HasSys(hostFS),
 		Informants:     informants,
 		Programs:       programs,
 		Write:          write,
@@ -296,10 +296,10 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 				return kubeletapi.ListPods(ctx, filepath.Join(o.kubeletRoot, "pod-resources/kubelet.sock"))
 			},
 			Written: func() ([]kubeletapi.Holding, error) {
-				return legacy.Written(os.DirFS(o.devicePluginDir))
+				return legacy.ReadHoldings(os.DirFS(o.devicePluginDir))
 			},
 			Allocated: func() (map[string][]string, error) {
-				return legacy.Allocated(os.DirFS(o.devicePluginDir))
+				return legacy.AllocatedIDs(os.DirFS(o.devicePluginDir))
 			},
 		},
 		Lock:           lock,
@@ -312,7 +312,7 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 		NoMetadata:     !o.metadata,
 		ReadParameters: compile.Parameters,
 		Serve:          serve,
-		ServePage:      o.pager(clients.main),
+		ServePage:      o.pageServer(clients.main),
 	}, nil
 }
 
@@ -385,21 +385,21 @@ func loadKubeconfig(file string) (*rest.Config, error) {
 // checkDirectories finds problems before the first claim fails. The agent cannot work without the
 // kubelet's directory. Without the directory for CDI specs, it still serves the device plugin API.
 func (o *runOptions) checkDirectories(ctx context.Context, stateDir string) error {
-	if err := writable(stateDir); err != nil {
+	if err := checkWritable(stateDir); err != nil {
 		return fmt.Errorf("kubelet root %s: %w", o.kubeletRoot, err)
 	}
-	if err := writable(o.cdiRoot); err != nil {
+	if err := checkWritable(o.cdiRoot); err != nil {
 		klog.FromContext(ctx).Error(err, "CDI specs cannot be written: claims will not be prepared until they can", "cdiRoot", o.cdiRoot)
 	}
 	return nil
 }
 
-// writable creates a directory if it is missing, and checks that files can be created there.
-func writable(dir string) error {
+// checkWritable creates a directory if it is missing, and checks that files can be created there.
+func checkWritable(dir string) error {
 	if err := (disk.Files{}).MakeDir(dir, 0o750); err != nil {
 		return fmt.Errorf("make directory: %w", err)
 	}
-	if err := (disk.Files{}).Writable(dir); err != nil {
+	if err := (disk.Files{}).CheckWritable(dir); err != nil {
 		return fmt.Errorf("write to directory: %w", err)
 	}
 	return nil

@@ -26,24 +26,24 @@ func (o *runOptions) server(review reviewed.Clients) (func(context.Context, http
 			return serve(ctx, o.healthAddress, handler, nil)
 		}, nil
 	}
-	secure, err := reviewed.TLS(o.nodeName, o.metricsCertificate, o.metricsKey)
+	secure, err := reviewed.TLSConfig(o.nodeName, o.metricsCertificate, o.metricsKey)
 	if err != nil {
 		return nil, fmt.Errorf("serve metrics: %w", err)
 	}
 	return func(ctx context.Context, handler http.Handler) error {
 		group, ctx := errgroup.WithContext(ctx)
 		if o.healthAddress != "" {
-			group.Go(func() error { return serve(ctx, o.healthAddress, only(handler, "/healthz", "/readyz"), nil) })
+			group.Go(func() error { return serve(ctx, o.healthAddress, servePaths(handler, "/healthz", "/readyz"), nil) })
 		}
 		group.Go(func() error {
-			return serve(ctx, o.metricsAddress, reviewed.New(review, only(handler, "/metrics")), secure)
+			return serve(ctx, o.metricsAddress, reviewed.New(review, servePaths(handler, "/metrics")), secure)
 		})
 		return group.Wait()
 	}, nil
 }
 
-// only serves some paths of a handler.
-func only(handler http.Handler, paths ...string) http.Handler {
+// servePaths serves some paths of a handler.
+func servePaths(handler http.Handler, paths ...string) http.Handler {
 	mux := http.NewServeMux()
 	for _, path := range paths {
 		mux.Handle(path, handler)

@@ -17,7 +17,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/compile"
-	"chandler.dev/internal/handover"
+	"chandler.dev/internal/reclaim"
 )
 
 // loadConfig reads a configuration file and returns the part for a node. Without a file, loadConfig
@@ -84,26 +84,26 @@ func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
 		if err != nil {
 			continue // compileRules reports the error
 		}
-		host.Rebind = append(host.Rebind, discovery.Rebinding{Expression: entry.CEL, Selects: selector.Selects, Driver: cmp.Or(entry.Driver, "vfio-pci")})
+		host.Passthroughs = append(host.Passthroughs, discovery.Passthrough{Expression: entry.CEL, Selects: selector.SelectsDevice, Driver: cmp.Or(entry.Driver, "vfio-pci")})
 	}
 	for _, entry := range config.OnDemand.VirtualFunctions {
 		selector, err := rules.Compile(entry.CEL)
 		if err != nil {
 			continue // compileRules reports the error
 		}
-		host.VirtualFunctions = append(host.VirtualFunctions, discovery.VirtualFunctions{Expression: entry.CEL, Selects: selector.Selects, Count: entry.Count})
+		host.VirtualFunctions = append(host.VirtualFunctions, discovery.VirtualFunctions{Expression: entry.CEL, Selects: selector.SelectsDevice, Count: entry.Count})
 	}
 	for _, entry := range config.OnDemand.Partitions {
 		selector, err := rules.Compile(entry.CEL)
 		if err != nil {
 			continue // compileRules reports the error
 		}
-		host.Partition = append(host.Partition, discovery.Partitioning{Expression: entry.CEL, Selects: selector.Selects})
+		host.Partitionings = append(host.Partitionings, discovery.Partitioning{Expression: entry.CEL, Selects: selector.SelectsDevice})
 	}
-	for _, kind := range []discovery.UpkeepKind{discovery.UpkeepMPS, discovery.UpkeepTimeSlices} {
+	for _, kind := range []discovery.SharingDaemonKind{discovery.SharingDaemonMPS, discovery.SharingDaemonTimeSlices} {
 		for _, entry := range compile.UpkeepSelectors(config, kind) {
 			if selector, err := rules.Compile(entry.CEL); err == nil { // compileRules reports the error
-				host.Upkeep = append(host.Upkeep, discovery.Upkeep{Kind: kind, Expression: entry.CEL, Selects: selector.Selects})
+				host.SharingDaemons = append(host.SharingDaemons, discovery.SharingDaemon{Kind: kind, Expression: entry.CEL, Selects: selector.SelectsDevice})
 			}
 		}
 	}
@@ -118,13 +118,13 @@ func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
 }
 
 // handoverRules returns the reclaim rules: what the agent does with a device between two consumers.
-func handoverRules(config *v1alpha1.DriverConfig) (out []handover.Rule) {
+func handoverRules(config *v1alpha1.DriverConfig) (out []reclaim.Rule) {
 	for _, entry := range config.Reclaim {
 		selector, err := rules.Compile(entry.CEL)
 		if err != nil {
 			continue // compileRules reports the error
 		}
-		out = append(out, handover.Rule{Expression: entry.CEL, Selects: selector.Selects, Reset: entry.Reset == v1alpha1.ResetFunction, Methods: entry.ResetMethods})
+		out = append(out, reclaim.Rule{Expression: entry.CEL, Selects: selector.SelectsDevice, Reset: entry.Reset == v1alpha1.ResetFunction, Methods: entry.ResetMethods})
 	}
 	return out
 }

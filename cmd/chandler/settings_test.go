@@ -24,7 +24,7 @@ func TestSeverityOfConfig(t *testing.T) {
 		discovery.ConditionOverTemperature: "NoExecute", discovery.ConditionUnhealthy: "None", discovery.ConditionLinkDegraded: "NoSchedule",
 		discovery.ConditionGone: "NoSchedule", discovery.ConditionFatalErrors: "None",
 	} {
-		if got := severity.Effect(condition); got != want {
+		if got := severity.EffectOf(condition); got != want {
 			t.Errorf("%s: %s, want %s", condition, got, want)
 		}
 	}

@@ -32,15 +32,15 @@ A file of a recording replaces an existing file of the directory. Other files re
   chandler discover --host-root /tmp/host`,
 		Args: cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return simulate(cmd.ErrOrStderr(), args[0], args[1:], nodes)
+			return simulateHosts(cmd.ErrOrStderr(), args[0], args[1:], nodes)
 		},
 	}
 	cmd.Flags().BoolVar(&nodes, "device-nodes", false, "create real device nodes below DIRECTORY/dev, as root")
 	return cmd
 }
 
-// simulate reads all recorded hosts before it lays out the first one.
-func simulate(errOut io.Writer, dir string, files []string, nodes bool) error {
+// simulateHosts reads all recorded hosts before it lays out the first one.
+func simulateHosts(errOut io.Writer, dir string, files []string, nodes bool) error {
 	hosts := make([]*recorded.Host, len(files))
 	for i, file := range files {
 		var err error
@@ -64,7 +64,7 @@ func simulate(errOut io.Writer, dir string, files []string, nodes bool) error {
 // layOut lays out one recorded host, and reports device nodes that it could not create.
 func layOut(errOut io.Writer, host *recorded.Host, dir string, nodes bool) error {
 	if !nodes {
-		return host.Layout(dir)
+		return host.WriteHost(dir)
 	}
 	standIns, err := host.LayoutNodes(dir)
 	if err == nil && len(standIns) > 0 {

@@ -66,7 +66,7 @@ func (o slicesOptions) run(ctx context.Context, out, errOut io.Writer, args []st
 	if o.output != "yaml" && o.output != "json" {
 		return fmt.Errorf("output format %q: want yaml or json", o.output)
 	}
-	kept, err := o.kept()
+	kept, err := o.keptFeatures()
 	if err != nil {
 		return err
 	}
@@ -82,8 +82,8 @@ func (o slicesOptions) run(ctx context.Context, out, errOut io.Writer, args []st
 	if err != nil {
 		return err
 	}
-	published, problems := agent.Template(found, agent.Settings{Rules: compiled, Severity: severityOf(config.Health.Severity)}, kept) //nolint:contextcheck // evaluating an expression does not block
-	if err := printSlices(out, o.output, pool.Objects(node, published)); err != nil {
+	published, problems := agent.PoolTemplate(found, agent.Settings{Rules: compiled, Severity: severityOf(config.Health.Severity)}, kept) //nolint:contextcheck // evaluating an expression does not block
+	if err := printSlices(out, o.output, pool.SliceObjects(node, published)); err != nil {
 		return err
 	}
 	for _, problem := range problems {
@@ -92,8 +92,8 @@ func (o slicesOptions) run(ctx context.Context, out, errOut io.Writer, args []st
 	return nil
 }
 
-// kept returns the features of ResourceSlices that the API server keeps.
-func (o slicesOptions) kept() (features.Set, error) {
+// keptFeatures returns the features of ResourceSlices that the API server keeps.
+func (o slicesOptions) keptFeatures() (features.Set, error) {
 	kept, err := features.Default(o.version)
 	if err != nil {
 		return kept, err
@@ -115,15 +115,15 @@ func (o slicesOptions) scan(ctx context.Context, config *v1alpha1.DriverConfig, 
 		if err != nil {
 			return nil, err
 		}
-		return discovery.Watch{Host: configuredHost(recorded.FS(), config), Families: families.All}.Once(ctx)
+		return discovery.Watch{Host: configuredHost(recorded.FS(), config), Families: families.All}.ScanOnce(ctx)
 	}
 	hostFS, err := hostfs.Open(o.hostRoot)
 	if err != nil {
 		return nil, err
 	}
 	host := configuredHost(hostFS, config)
-	informant.Ask(ctx, host, families.All, o.hostRoot, errOut)
-	return discovery.Watch{Host: host, Families: families.All}.Once(ctx)
+	informant.AskInformants(ctx, host, families.All, o.hostRoot, errOut)
+	return discovery.Watch{Host: host, Families: families.All}.ScanOnce(ctx)
 }
 
 // printSlices prints slices in a format.

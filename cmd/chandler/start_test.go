@@ -311,7 +311,7 @@ func TestEndsWhileItWaits(t *testing.T) {
 		}, "Chandler starts"},
 		"for another agent": {func(s *station) {
 			s.mkdir("kubelet/plugins/chandler.dev")
-			release, err := activate(context.Background(), s.path("kubelet/plugins/chandler.dev"))
+			release, err := acquireActive(context.Background(), s.path("kubelet/plugins/chandler.dev"))
 			if err != nil {
 				s.t.Fatal(err)
 			}
@@ -336,7 +336,7 @@ func TestEndsWhileACallWaits(t *testing.T) {
 	t.Parallel()
 	s := newStation(t)
 	s.mkdir("kubelet/plugins/chandler.dev")
-	release, err := activate(t.Context(), s.path("kubelet/plugins/chandler.dev"))
+	release, err := acquireActive(t.Context(), s.path("kubelet/plugins/chandler.dev"))
 	if err != nil {
 		t.Fatal(err)
 	}

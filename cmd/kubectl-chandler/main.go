@@ -13,7 +13,7 @@ import (
 var version = ""
 
 func main() {
-	cmd := kubectl.Plugin(command.BuildVersion(version))
-	cmd.SetArgs(kubectl.Arguments(os.Args))
+	cmd := kubectl.PluginCommand(command.BuildVersion(version))
+	cmd.SetArgs(kubectl.PluginArguments(os.Args))
 	os.Exit(command.Run(cmd))
 }

@@ -106,13 +106,13 @@ func checkContract(t testing.TB, host *discovery.Host, families []*discovery.Fam
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i]
 		checkDevice(t, host, d)
-		for _, offer := range d.Classic {
+		for _, offer := range d.PluginOffers {
 			for _, id := range offer.IDs {
 				key := offer.Resource + "=" + id
-				if other, taken := ids[key]; taken && other != unit(d, offer) {
+				if other, taken := ids[key]; taken && other != unitOf(d, offer) {
 					t.Errorf("%s: %s is offered by %s too", d.Name, key, other)
 				}
-				ids[key] = unit(d, offer)
+				ids[key] = unitOf(d, offer)
 			}
 		}
 	}
@@ -135,7 +135,7 @@ func CheckNodes(t testing.TB, snapshot *discovery.Snapshot) {
 	nodes := make(map[*discovery.Device][]string)
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i]
-		if d.Open {
+		if d.Shareable {
 			continue
 		}
 		nodes[d] = ownNodes(d)
@@ -149,7 +149,7 @@ func CheckNodes(t testing.TB, snapshot *discovery.Snapshot) {
 			continue // an unreadable device is not allocated to new consumers
 		}
 		for _, other := range parts[d.Silicon()] {
-			if within(nodes[d], nodes[other]) || within(nodes[other], nodes[d]) {
+			if isWithin(nodes[d], nodes[other]) || isWithin(nodes[other], nodes[d]) {
 				t.Errorf("%s and %s: are parts that do not compete, and one has no node that the other has not", other.Name, d.Name)
 			}
 		}
@@ -172,8 +172,8 @@ func ownNodes(d *discovery.Device) (nodes []string) {
 	return nodes
 }
 
-// within reports whether nodes is a non-empty subset of others.
-func within(nodes, others []string) bool {
+// isWithin reports whether nodes is a non-empty subset of others.
+func isWithin(nodes, others []string) bool {
 	return len(nodes) > 0 && !slices.ContainsFunc(nodes, func(node string) bool { return !slices.Contains(others, node) })
 }
 
@@ -218,8 +218,8 @@ func checkSilicon(t testing.TB, devices []discovery.Device) {
 	}
 }
 
-// unit returns the unit or device of the offer's IDs.
-func unit(d *discovery.Device, offer discovery.Offer) string {
+// unitOf returns the unit or device of the offer's IDs.
+func unitOf(d *discovery.Device, offer discovery.Offer) string {
 	if offer.Unit != "" {
 		return offer.Unit
 	}
@@ -232,8 +232,8 @@ func checkDevice(t testing.TB, host *discovery.Host, d *discovery.Device) {
 		t.Errorf("%s: %v", d.Name, err)
 	}
 	source := d.Source
-	if d.Making != nil {
-		source = d.Making.Of
+	if d.Creation != nil {
+		source = d.Creation.Of
 	}
 	if _, err := fs.Stat(host.FS, source); err != nil {
 		t.Errorf("%s: source: %v", d.Name, err)
@@ -258,9 +258,9 @@ func checkDevice(t testing.TB, host *discovery.Host, d *discovery.Device) {
 	if c := d.Health.Condition; c != "" && (d.Health.Status != discovery.Unhealthy || !slices.Contains(discovery.Conditions(), c)) {
 		t.Errorf("%s: health %s with the condition %q", d.Name, d.Health.Status, c)
 	}
-	unnamed := func(offer discovery.Offer) bool { return offer.Unnamed() }
-	if d.Named && (len(d.Classic) == 0 || slices.ContainsFunc(d.Classic, unnamed)) {
-		t.Errorf("%s: nobody could opt in: offers %+v", d.Name, d.Classic)
+	unnamed := func(offer discovery.Offer) bool { return offer.IsUnnamed() }
+	if d.OptIn && (len(d.PluginOffers) == 0 || slices.ContainsFunc(d.PluginOffers, unnamed)) {
+		t.Errorf("%s: nobody could opt in: offers %+v", d.Name, d.PluginOffers)
 	}
 	if d.PartOf != nil && d.PartOf.Name == "" {
 		t.Errorf("%s: part of something without a name", d.Name)
@@ -302,15 +302,15 @@ func checkGrant(t testing.TB, f *discovery.Family, devices []discovery.Device) {
 	if f.Grant == nil {
 		return
 	}
-	sets := [][]discovery.Device{devices, shared(devices)}
+	sets := [][]discovery.Device{devices, withSharing(devices)}
 	for i := range devices {
-		sets = append(sets, devices[i:i+1], shared(devices[i:i+1]))
+		sets = append(sets, devices[i:i+1], withSharing(devices[i:i+1]))
 	}
 	for _, given := range sets {
 		if len(given) == 0 {
 			continue // Grant is never called without a device of the family
 		}
-		for _, grant := range grants(f, given) {
+		for _, grant := range sampleGrants(f, given) {
 			before := string(marshal(t, given))
 			first, second := marshal(t, f.Grant(given, grant)), marshal(t, f.Grant(given, grant))
 			if string(first) != string(second) {
@@ -326,8 +326,8 @@ func checkGrant(t testing.TB, f *discovery.Family, devices []discovery.Device) {
 	}
 }
 
-// shared returns the devices with sharing by the administrator.
-func shared(devices []discovery.Device) []discovery.Device {
+// withSharing returns the devices with sharing by the administrator.
+func withSharing(devices []discovery.Device) []discovery.Device {
 	out := slices.Clone(devices)
 	for i := range out {
 		d := &out[i]
@@ -341,8 +341,8 @@ func shared(devices []discovery.Device) []discovery.Device {
 	return out
 }
 
-// grants returns one grant of each kind for devices of the family.
-func grants(f *discovery.Family, given []discovery.Device) []discovery.Grant {
+// sampleGrants returns one grant of each kind for devices of the family.
+func sampleGrants(f *discovery.Family, given []discovery.Device) []discovery.Grant {
 	asked := make(discovery.Parameters)
 	for _, name := range f.Parameters {
 		asked[name] = "50"

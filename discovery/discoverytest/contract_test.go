@@ -23,7 +23,7 @@ func (c *counter) Errorf(string, ...any) { c.errors++ }
 
 // A family that reads through a link breaks the contract, unless the link belongs to a class.
 func TestCheckLinks(t *testing.T) {
-	tree := (&Tree{root: directory("", fs.ModeDir|0o755, nil)}).
+	tree := (&Tree{root: newDirectory("", fs.ModeDir|0o755, nil)}).
 		WithFile("sys/devices/x/misc/kvm/dev", []byte("10:232\n")).WithFile("sys/devices/x/vendor", []byte("0x1\n")).
 		WithLink("sys/devices/x/misc/kvm/device", "../..").WithLink("sys/class/misc/kvm", "../../devices/x/misc/kvm")
 	for file, want := range map[string]int{"dev": 0, "device": 0, "device/vendor": 1} {
@@ -59,7 +59,7 @@ func TestCheckNodes(t *testing.T) {
 			d.Edits.DeviceNodes[0].HostPath, d.Edits.DeviceNodes[0].Major = "/dev/"+d.Name, 241
 		}, 1},
 		"a common node": {"/dev/card", func(d *discovery.Device) { d.CommonNodes = []string{"/dev/card"} }, 0},
-		"shareable":     {"/dev/card", func(d *discovery.Device) { d.Open = true }, 0},
+		"shareable":     {"/dev/card", func(d *discovery.Device) { d.Shareable = true }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var snapshot discovery.Snapshot

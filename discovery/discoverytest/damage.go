@@ -17,16 +17,16 @@ import (
 // damages maps names to functions that replace a file, link or node.
 var damages = map[string]func(host *Tree, name string) *Tree{
 	"half-written": halfWritten,
-	"garbage":      content([]byte("\xff\xfe: -- 0xZZ\n\n18446744073709551616 -1\n\x1b[")),
-	"empty":        content(nil),
-	"huge":         content(bytes.Repeat([]byte("9"), 1<<17)),
-	"NUL":          content(make([]byte, 64)),
-	"removed":      (*Tree).Without,
+	"garbage":      withContent([]byte("\xff\xfe: -- 0xZZ\n\n18446744073709551616 -1\n\x1b[")),
+	"empty":        withContent(nil),
+	"huge":         withContent(bytes.Repeat([]byte("9"), 1<<17)),
+	"NUL":          withContent(make([]byte, 64)),
+	"removed":      (*Tree).WithoutFile,
 	"directory":    (*Tree).WithDirectory,
 	"loop":         func(host *Tree, name string) *Tree { return host.WithLink(name, path.Base(name)) },
 }
 
-func content(data []byte) func(host *Tree, name string) *Tree {
+func withContent(data []byte) func(host *Tree, name string) *Tree {
 	return func(host *Tree, name string) *Tree { return host.WithFile(name, data) }
 }
 
@@ -42,28 +42,28 @@ func halfWritten(host *Tree, name string) *Tree {
 	case e.mode.IsRegular():
 		return host.WithFile(name, e.data[:len(e.data)/2])
 	}
-	return host.Without(name)
+	return host.WithoutFile(name)
 }
 
 // checkDamage damages each file, link and node of the host in turn, in every way. It expects that no
 // scan panics and that only the file's own devices change. It leaves out files that the scan does
-// not read, because their damage cannot affect the scan. A [Brief] test damages every fourth file,
+// not read, because their damage cannot affect the scan. A [IsBrief] test damages every fourth file,
 // each in a single way that differs from file to file.
 func checkDamage(t *testing.T, host *discovery.Host, f *discovery.Family, whole *discovery.Snapshot) {
 	t.Helper()
 	tree := host.FS.(*Tree)
-	looked := tree.Looked(func(fsys fs.FS) { compareScans(t, "that is watched", host, fsys, f, whole) })
+	looked := tree.FilesRead(func(fsys fs.FS) { compareScans(t, "that is watched", host, fsys, f, whole) })
 	before := make(map[string]string)
 	for _, d := range whole.Devices {
-		before[d.Name] = string(marshal(t, unlinked(d)))
+		before[d.Name] = string(marshal(t, withoutLinks(d)))
 	}
-	brief := Brief()
+	brief := IsBrief()
 	damaged := *host
 	for i, name := range looked {
 		if brief && i%4 != 0 {
 			continue
 		}
-		owners := owners(name, whole.Devices)
+		owners := fileOwners(name, whole.Devices)
 		for j, how := range slices.Sorted(maps.Keys(damages)) {
 			if brief && (i/4+j)%len(damages) != 0 {
 				continue
@@ -80,9 +80,9 @@ func checkDamage(t *testing.T, host *discovery.Host, f *discovery.Family, whole 
 	}
 }
 
-// Brief reports whether a test of many hosts should leave some out: with -short, and with the race
+// IsBrief reports whether a test of many hosts should leave some out: with -short, and with the race
 // detector, which makes a scan ten times slower and finds the same races on each host.
-func Brief() bool {
+func IsBrief() bool {
 	info, _ := debug.ReadBuildInfo()
 	return testing.Short() || info != nil && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
@@ -94,14 +94,14 @@ func checkHarm(t *testing.T, name, how string, owners map[string]bool, whole *di
 	harmed := make(map[string]bool) // physical devices
 	for i := range whole.Devices {
 		d := &whole.Devices[i]
-		if owners[d.Silicon()] || d.Making != nil && strings.HasPrefix(name, "dev/") {
+		if owners[d.Silicon()] || d.Creation != nil && strings.HasPrefix(name, "dev/") {
 			continue // a device on demand has no nodes, but depends on nodes
 		}
 		now, found := after.Lookup(d.Name)
-		if found && same(&now, d) {
+		if found && sameDevice(&now, d) {
 			continue // the usual case, and a fast comparison
 		}
-		if !found || string(marshal(t, unlinked(now))) != before[d.Name] {
+		if !found || string(marshal(t, withoutLinks(now))) != before[d.Name] {
 			harmed[d.Silicon()] = true
 		}
 	}
@@ -119,23 +119,23 @@ func checkHarm(t *testing.T, name, how string, owners map[string]bool, whole *di
 	switch {
 	case owned && len(harmed) > 0:
 		t.Errorf("%s %s: harms %v, to which it does not belong", name, how, slices.Sorted(maps.Keys(harmed)))
-	case !owned && numbered(name) && len(harmed) > 1 && !carries(path.Dir(name), harmed, whole.Devices):
+	case !owned && isNumbered(name) && len(harmed) > 1 && !carriesAll(path.Dir(name), harmed, whole.Devices):
 		t.Errorf("%s %s: harms %v", name, how, slices.Sorted(maps.Keys(harmed)))
 	}
 }
 
-// unlinked returns the device without its links to other devices, because the links change with
+// withoutLinks returns the device without its links to other devices, because the links change with
 // those devices.
-func unlinked(d discovery.Device) discovery.Device {
+func withoutLinks(d discovery.Device) discovery.Device {
 	d.Attributes = maps.Clone(d.Attributes)
 	delete(d.Attributes, "linkedTo")
 	d.Lists = nil
 	return d
 }
 
-// carries reports whether all harmed devices are below a directory, as USB devices are below their
+// carriesAll reports whether all harmed devices are below a directory, as USB devices are below their
 // controller.
-func carries(dir string, harmed map[string]bool, devices []discovery.Device) bool {
+func carriesAll(dir string, harmed map[string]bool, devices []discovery.Device) bool {
 	return !slices.ContainsFunc(devices, func(d discovery.Device) bool {
 		return harmed[d.Silicon()] && !slices.ContainsFunc(append([]string{d.Source}, d.Includes...), func(own string) bool {
 			return strings.HasPrefix(own, dir+"/")
@@ -143,10 +143,10 @@ func carries(dir string, harmed map[string]bool, devices []discovery.Device) boo
 	})
 }
 
-// owners returns the physical devices that own a file. A file belongs to a device if the file is
+// fileOwners returns the physical devices that own a file. A file belongs to a device if the file is
 // below one of the device's directories, below a directory of the same name, or below the directory
 // of the device's physical device. Otherwise a device node belongs to the devices that use it.
-func owners(name string, devices []discovery.Device) map[string]bool {
+func fileOwners(name string, devices []discovery.Device) map[string]bool {
 	owners, using := make(map[string]bool), make(map[string]bool)
 	for i := range devices {
 		d := &devices[i]
@@ -183,10 +183,10 @@ func includesAny(d *discovery.Device, silicon map[string]bool, devices []discove
 	})
 }
 
-// numbered reports whether a kernel file is below a numbered directory, such as hwmon3. Damage in
+// isNumbered reports whether a kernel file is below a numbered directory, such as hwmon3. Damage in
 // such a directory may harm one device at most. The directory proc/1 is an exception, because it
 // belongs to the host.
-func numbered(name string) bool {
+func isNumbered(name string) bool {
 	kernel := strings.HasPrefix(name, "sys/") || strings.HasPrefix(name, "proc/")
 	name = strings.TrimPrefix(name, "proc/1/")
 	return kernel && slices.ContainsFunc(strings.Split(path.Dir(name), "/"), func(element string) bool {

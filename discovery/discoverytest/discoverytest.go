@@ -44,16 +44,16 @@ func Run(t *testing.T, f *discovery.Family) {
 		t.Fatalf("no recorded hosts in testdata (%v)", err)
 	}
 	families := []*discovery.Family{f}
-	if !slices.ContainsFunc(hosts, func(file string) bool { return len(discovery.Scan(Layout(t, file), families).Devices) > 0 }) {
+	if !slices.ContainsFunc(hosts, func(file string) bool { return len(discovery.Scan(ReadHost(t, file), families).Devices) > 0 }) {
 		t.Error("no recorded host has a device of this family")
 	}
 	for _, file := range hosts {
 		name := strings.TrimSuffix(file, ".host")
 		t.Run(filepath.Base(name), func(t *testing.T) {
 			t.Parallel()
-			host := Layout(t, file)
+			host := ReadHost(t, file)
 			snapshot := discovery.Scan(host, families)
-			CompareGolden(t, name+".golden.json", marshal(t, abbreviate(snapshot)))
+			CompareGolden(t, name+".golden.json", marshal(t, abbreviateIDs(snapshot)))
 			checkContract(t, host, families, snapshot)
 			checkVendors(t, snapshot)
 			CheckNodes(t, snapshot)
@@ -64,8 +64,8 @@ func Run(t *testing.T, f *discovery.Family) {
 	}
 }
 
-// Layout returns a recorded host in memory, with the configuration from its comment.
-func Layout(t testing.TB, file string) *discovery.Host {
+// ReadHost returns a recorded host in memory, with the configuration from its comment.
+func ReadHost(t testing.TB, file string) *discovery.Host {
 	t.Helper()
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -89,10 +89,10 @@ func Layout(t testing.TB, file string) *discovery.Host {
 		}
 		host.Pools = host.Pools || strings.TrimSpace(line) == "pools"
 		if class, ok := strings.CutPrefix(line, "passthrough: "); ok {
-			host.Rebind = append(host.Rebind, rebinding(strings.TrimSpace(class)))
+			host.Passthroughs = append(host.Passthroughs, allowPassthrough(strings.TrimSpace(class)))
 		}
 		if model, ok := strings.CutPrefix(line, "partitioning: "); ok {
-			host.Partition = append(host.Partition, partitioning(strings.TrimSpace(model)))
+			host.Partitionings = append(host.Partitionings, allowPartitions(strings.TrimSpace(model)))
 		}
 		if count, ok := strings.CutPrefix(line, "virtual functions: "); ok {
 			most, err := strconv.Atoi(strings.TrimSpace(count))
@@ -108,15 +108,15 @@ func Layout(t testing.TB, file string) *discovery.Host {
 	return host
 }
 
-// rebinding allows vfio-pci for functions by the prefix of their PCI class.
-func rebinding(class string) discovery.Rebinding {
-	return discovery.Rebinding{Driver: "vfio-pci", Expression: class, Selects: func(d discovery.Device) (bool, error) {
+// allowPassthrough allows vfio-pci for functions by the prefix of their PCI class.
+func allowPassthrough(class string) discovery.Passthrough {
+	return discovery.Passthrough{Driver: "vfio-pci", Expression: class, Selects: func(d discovery.Device) (bool, error) {
 		return strings.HasPrefix(d.Attributes.String("pciClass"), class), nil
 	}}
 }
 
-// partitioning allows partitions for devices by the prefix of their model.
-func partitioning(model string) discovery.Partitioning {
+// allowPartitions allows partitions for devices by the prefix of their model.
+func allowPartitions(model string) discovery.Partitioning {
 	return discovery.Partitioning{Expression: model, Selects: func(d discovery.Device) (bool, error) {
 		return strings.HasPrefix(d.Attributes.String("model"), model), nil
 	}}
@@ -149,19 +149,19 @@ func CompareGolden(t *testing.T, file string, got []byte) {
 	}
 }
 
-// abbreviate shortens long lists of IDs to the first ID, the count and the last ID, so that the
+// abbreviateIDs shortens long lists of IDs to the first ID, the count and the last ID, so that the
 // golden files are readable.
-func abbreviate(s *discovery.Snapshot) *discovery.Snapshot {
+func abbreviateIDs(s *discovery.Snapshot) *discovery.Snapshot {
 	short := &discovery.Snapshot{Problems: s.Problems}
 	for _, d := range s.Devices {
-		offers := make([]discovery.Offer, len(d.Classic))
-		for i, offer := range d.Classic {
+		offers := make([]discovery.Offer, len(d.PluginOffers))
+		for i, offer := range d.PluginOffers {
 			if n := len(offer.IDs); n > 8 {
 				offer.IDs = []string{offer.IDs[0], fmt.Sprintf("and %d more to", n-2), offer.IDs[n-1]}
 			}
 			offers[i] = offer
 		}
-		d.Classic = offers
+		d.PluginOffers = offers
 		short.Devices = append(short.Devices, d)
 	}
 	return short
@@ -170,7 +170,7 @@ func abbreviate(s *discovery.Snapshot) *discovery.Snapshot {
 // checkRecord records the host, lays the record out on disk, and expects the same snapshot.
 func checkRecord(t *testing.T, host *discovery.Host, f *discovery.Family, snapshot *discovery.Snapshot) {
 	t.Helper()
-	data, err := recorded.Record(host, []*discovery.Family{f}, "")
+	data, err := recorded.RecordHost(host, []*discovery.Family{f}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +179,7 @@ func checkRecord(t *testing.T, host *discovery.Host, f *discovery.Family, snapsh
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	if err := h.Layout(dir); err != nil {
+	if err := h.WriteHost(dir); err != nil {
 		t.Fatal(err)
 	}
 	fsys, err := hostfs.Open(dir)

@@ -13,7 +13,7 @@ func Fuzz(f *testing.F, families []*discovery.Family, hosts []string) {
 	f.Helper()
 	read := make([]*fuzzedHost, len(hosts))
 	every := 3
-	if Brief() {
+	if IsBrief() {
 		every = 7 // one seed for each host
 	}
 	for i := range hosts {
@@ -42,7 +42,7 @@ type fuzzedHost struct {
 
 func readFuzzed(t *testing.T, file string) *fuzzedHost {
 	t.Helper()
-	host := Layout(t, file)
+	host := ReadHost(t, file)
 	tree := host.FS.(*Tree)
 	return &fuzzedHost{host, tree, tree.Files()}
 }
@@ -59,7 +59,7 @@ func (h *fuzzedHost) check(t *testing.T, families []*discovery.Family, file uint
 	case len(content) > 0 && !bytes.Contains(content, []byte{0}):
 		host.FS = h.tree.WithLink(name, string(content))
 	default:
-		host.FS = h.tree.Without(name)
+		host.FS = h.tree.WithoutFile(name)
 	}
 	checkContract(t, &host, families, discovery.Scan(&host, families))
 	if t.Failed() {

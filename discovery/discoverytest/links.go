@@ -45,7 +45,7 @@ type noted struct {
 	names map[string]bool
 }
 
-func (n *noted) note(name string) *Tree {
+func (n *noted) noteName(name string) *Tree {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.names[name] = true
@@ -53,16 +53,16 @@ func (n *noted) note(name string) *Tree {
 }
 
 // Open implements [fs.FS].
-func (n *noted) Open(name string) (fs.File, error) { return n.note(name).Open(name) }
+func (n *noted) Open(name string) (fs.File, error) { return n.noteName(name).Open(name) }
 
 // Stat implements [fs.StatFS].
-func (n *noted) Stat(name string) (fs.FileInfo, error) { return n.note(name).Stat(name) }
+func (n *noted) Stat(name string) (fs.FileInfo, error) { return n.noteName(name).Stat(name) }
 
 // Lstat implements [fs.ReadLinkFS].
-func (n *noted) Lstat(name string) (fs.FileInfo, error) { return n.note(name).Lstat(name) }
+func (n *noted) Lstat(name string) (fs.FileInfo, error) { return n.noteName(name).Lstat(name) }
 
 // ReadLink implements [fs.ReadLinkFS].
-func (n *noted) ReadLink(name string) (string, error) { return n.note(name).ReadLink(name) }
+func (n *noted) ReadLink(name string) (string, error) { return n.noteName(name).ReadLink(name) }
 
 // ReadDir implements [fs.ReadDirFS].
-func (n *noted) ReadDir(name string) ([]fs.DirEntry, error) { return n.note(name).ReadDir(name) }
+func (n *noted) ReadDir(name string) ([]fs.DirEntry, error) { return n.noteName(name).ReadDir(name) }

@@ -57,10 +57,10 @@ func (h *randomHost) oneIn(n int) bool { return h.IntN(n) == 0 }
 func (h *randomHost) addSilicon(name string) {
 	switch h.IntN(7) {
 	case 0, 1:
-		h.add(h.device(name))
+		h.add(h.newDevice(name))
 	case 2:
-		d := h.device(name)
-		d.Open = true
+		d := h.newDevice(name)
+		d.Shareable = true
 		h.add(d)
 	case 3:
 		h.add(h.byNumber(name))
@@ -70,7 +70,7 @@ func (h *randomHost) addSilicon(name string) {
 		h.addParts(name)
 	case 6: // partitions that do not compete
 		for i := range 1 + h.IntN(4) {
-			d := h.device(fmt.Sprintf("%s-p-%d", name, i))
+			d := h.newDevice(fmt.Sprintf("%s-p-%d", name, i))
 			d.PartOf = &discovery.Silicon{Name: name}
 			h.add(d)
 		}
@@ -88,11 +88,11 @@ func (h *randomHost) addParts(name string) {
 			whole.Counters[fmt.Sprintf("engine-%02d", i)] = *resource.NewQuantity(partsPerWhole, resource.DecimalSI)
 		}
 	}
-	all := h.device(name)
+	all := h.newDevice(name)
 	all.PartOf, all.Takes = whole, whole.Counters
 	h.add(all)
 	for i := range 1 + h.IntN(partsPerWhole) {
-		d := h.device(fmt.Sprintf("%s-p-%d", name, i))
+		d := h.newDevice(fmt.Sprintf("%s-p-%d", name, i))
 		if h.oneIn(3) {
 			d = h.byNumber(d.Name)
 		}
@@ -105,8 +105,8 @@ func (h *randomHost) addParts(name string) {
 	}
 }
 
-// device returns a device for exclusive use.
-func (h *randomHost) device(name string) rules.Offered {
+// newDevice returns a device for exclusive use.
+func (h *randomHost) newDevice(name string) rules.Offered {
 	d := rules.Offered{Device: discovery.Device{
 		Name: name, Family: "random", Identity: "uuid-of-" + name,
 		Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{},
@@ -186,7 +186,7 @@ func (h *randomHost) setHealth(d *rules.Offered) {
 
 // byNumber returns a device that several containers may share.
 func (h *randomHost) byNumber(name string) rules.Offered {
-	d := h.device(name)
+	d := h.newDevice(name)
 	shares := 1 + h.IntN(5)
 	if h.oneIn(20) {
 		shares = 101 + h.IntN(100) // three-digit numbers
@@ -199,7 +199,7 @@ func (h *randomHost) byNumber(name string) rules.Offered {
 
 // byMemory returns a device whose memory containers share in any amounts.
 func (h *randomHost) byMemory(name string) rules.Offered {
-	d := h.device(name)
+	d := h.newDevice(name)
 	unit := (1 + h.Int64N(3)) << 30
 	units := 1 + h.Int64N(16)
 	d.Capacity.Set("memory", unit*units+h.Int64N(unit)) // the remainder is too small for a unit
@@ -235,7 +235,7 @@ func (h *randomHost) addRecorded(name string, from *discovery.Snapshot) {
 		}
 		d.Attributes = attributes
 		if key := d.Health.Key(); key != "" {
-			d.Health.Effect = discovery.Severity{}.Effect(key)
+			d.Health.Effect = discovery.Severity{}.EffectOf(key)
 		}
 		nodes := make([]*specs.DeviceNode, len(d.Edits.DeviceNodes))
 		for i, node := range d.Edits.DeviceNodes {
@@ -244,7 +244,7 @@ func (h *randomHost) addRecorded(name string, from *discovery.Snapshot) {
 			nodes[i] = &own
 		}
 		d.Edits.DeviceNodes = nodes
-		h.add(rules.Offered{Device: d, Offers: d.Classic})
+		h.add(rules.Offered{Device: d, Offers: d.PluginOffers})
 	}
 }
 

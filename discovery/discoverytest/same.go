@@ -12,10 +12,10 @@ import (
 	"chandler.dev/discovery"
 )
 
-// same reports whether two descriptions of a device are equal. Reflection would work, but takes
+// sameDevice reports whether two descriptions of a device are equal. Reflection would work, but takes
 // most of the time of a test under the race detector. So same uses reflection only for fields that
 // families rarely set.
-func same(a, b *discovery.Device) bool {
+func sameDevice(a, b *discovery.Device) bool {
 	return a.Name == b.Name && a.Family == b.Family && a.Identity == b.Identity && a.Source == b.Source &&
 		slices.Equal(a.Includes, b.Includes) &&
 		maps.EqualFunc(a.Attributes, b.Attributes, sameAttribute) &&
@@ -25,15 +25,15 @@ func same(a, b *discovery.Device) bool {
 		slices.Equal(a.Files, b.Files) &&
 		a.Health == b.Health && slices.Equal(a.Readings, b.Readings) &&
 		samePointer(a.PartOf, b.PartOf, sameSilicon) && maps.EqualFunc(a.Takes, b.Takes, sameQuantity) &&
-		a.Open == b.Open && a.Named == b.Named && a.PoolOnly == b.PoolOnly && a.FromConfig == b.FromConfig &&
-		seldom(a.SRIOV, b.SRIOV, a.SRIOV == nil && b.SRIOV == nil) &&
-		seldom(a.Rebind, b.Rebind, a.Rebind == nil && b.Rebind == nil) &&
-		seldom(a.Making, b.Making, a.Making == nil && b.Making == nil) &&
-		slices.EqualFunc(a.Classic, b.Classic, sameOffer)
+		a.Shareable == b.Shareable && a.OptIn == b.OptIn && a.PoolOnly == b.PoolOnly && a.FromConfig == b.FromConfig &&
+		sameSeldom(a.SRIOV, b.SRIOV, a.SRIOV == nil && b.SRIOV == nil) &&
+		sameSeldom(a.Passthrough, b.Passthrough, a.Passthrough == nil && b.Passthrough == nil) &&
+		sameSeldom(a.Creation, b.Creation, a.Creation == nil && b.Creation == nil) &&
+		slices.EqualFunc(a.PluginOffers, b.PluginOffers, sameOffer)
 }
 
-// seldom compares fields that are usually empty in both devices.
-func seldom[T any](a, b T, none bool) bool { return none || reflect.DeepEqual(a, b) }
+// sameSeldom compares fields that are usually empty in both devices.
+func sameSeldom[T any](a, b T, none bool) bool { return none || reflect.DeepEqual(a, b) }
 
 func samePointer[T any](a, b *T, same func(a, b T) bool) bool {
 	return a == b || a != nil && b != nil && same(*a, *b)
@@ -53,22 +53,22 @@ func sameAttribute(a, b resourceapi.DeviceAttribute) bool {
 }
 
 func sameCapacity(a, b resourceapi.DeviceCapacity) bool {
-	return sameQuantity(a.Value, b.Value) && seldom(a.RequestPolicy, b.RequestPolicy, a.RequestPolicy == nil && b.RequestPolicy == nil)
+	return sameQuantity(a.Value, b.Value) && sameSeldom(a.RequestPolicy, b.RequestPolicy, a.RequestPolicy == nil && b.RequestPolicy == nil)
 }
 
 func sameQuantity(a, b resource.Quantity) bool { return a.Format == b.Format && a.Cmp(b) == 0 }
 
 func sameOffer(a, b discovery.Offer) bool {
-	return a.Resource == b.Resource && slices.Equal(a.IDs, b.IDs) && a.Unit == b.Unit && a.Named == b.Named && a.SRIOV == b.SRIOV &&
+	return a.Resource == b.Resource && slices.Equal(a.IDs, b.IDs) && a.Unit == b.Unit && a.Optional == b.Optional && a.SRIOV == b.SRIOV &&
 		a.Members == b.Members && a.Pool == b.Pool && a.NameAs == b.NameAs && a.Dialect == b.Dialect && a.Counts == b.Counts
 }
 
 func sameEdits(a, b *specs.ContainerEdits) bool {
 	return slices.Equal(a.Env, b.Env) && slices.EqualFunc(a.DeviceNodes, b.DeviceNodes, sameNode) &&
-		seldom(a.NetDevices, b.NetDevices, len(a.NetDevices)+len(b.NetDevices) == 0) &&
-		seldom(a.Hooks, b.Hooks, len(a.Hooks)+len(b.Hooks) == 0) &&
+		sameSeldom(a.NetDevices, b.NetDevices, len(a.NetDevices)+len(b.NetDevices) == 0) &&
+		sameSeldom(a.Hooks, b.Hooks, len(a.Hooks)+len(b.Hooks) == 0) &&
 		slices.EqualFunc(a.Mounts, b.Mounts, sameMount) &&
-		seldom(a.IntelRdt, b.IntelRdt, a.IntelRdt == nil && b.IntelRdt == nil) &&
+		sameSeldom(a.IntelRdt, b.IntelRdt, a.IntelRdt == nil && b.IntelRdt == nil) &&
 		slices.Equal(a.AdditionalGIDs, b.AdditionalGIDs)
 }
 

@@ -13,7 +13,7 @@ import (
 // If same ignored a field, the families' tests would miss changes of the field. So two devices must
 // not be the same if they differ in any single place.
 func TestSame(t *testing.T) {
-	if a, b := filled(0, nil), filled(0, nil); !same(&a, &b) {
+	if a, b := filled(0, nil), filled(0, nil); !sameDevice(&a, &b) {
 		t.Fatal("two equal devices are not the same")
 	}
 	var places []string
@@ -22,7 +22,7 @@ func TestSame(t *testing.T) {
 		t.Errorf("only %d places where devices can differ: %v", len(places), places)
 	}
 	for i, place := range places {
-		if a, b := filled(0, nil), filled(i+1, nil); same(&a, &b) {
+		if a, b := filled(0, nil), filled(i+1, nil); sameDevice(&a, &b) {
 			t.Errorf("devices are the same that differ in %s", place)
 		}
 	}

@@ -67,15 +67,15 @@ func readEntry(fsys fs.FS, name string) (*entry, error) {
 				return nil, err
 			}
 		}
-		e = directory(e.name, e.mode, below)
+		e = newDirectory(e.name, e.mode, below)
 	default:
 		e.sys = info.Sys()
 	}
 	return e, err
 }
 
-// directory returns a directory with the given entries.
-func directory(name string, mode fs.FileMode, entries map[string]*entry) *entry {
+// newDirectory returns a directory with the given entries.
+func newDirectory(name string, mode fs.FileMode, entries map[string]*entry) *entry {
 	listed := make([]fs.DirEntry, 0, len(entries))
 	for _, e := range entries {
 		listed = append(listed, e)
@@ -97,12 +97,12 @@ func (t *Tree) WithLink(name, target string) *Tree {
 
 // WithDirectory returns the tree with an empty directory in place of any entry of the same name.
 func (t *Tree) WithDirectory(name string) *Tree {
-	return t.with(name, directory("", fs.ModeDir|0o755, nil))
+	return t.with(name, newDirectory("", fs.ModeDir|0o755, nil))
 }
 
-// Without returns the tree without the entry of the given name, including everything below the
+// WithoutFile returns the tree without the entry of the given name, including everything below the
 // entry.
-func (t *Tree) Without(name string) *Tree { return t.with(name, nil) }
+func (t *Tree) WithoutFile(name string) *Tree { return t.with(name, nil) }
 
 func (t *Tree) with(name string, e *entry) *Tree {
 	return &Tree{root: t.root.with(strings.Split(name, "/"), e)}
@@ -116,7 +116,7 @@ func (e *entry) with(elements []string, leaf *entry) *entry {
 	name := elements[0]
 	switch next := below[name]; {
 	case len(elements) > 1 && (next == nil || !next.mode.IsDir()):
-		below[name] = directory(name, fs.ModeDir|0o755, nil).with(elements[1:], leaf)
+		below[name] = newDirectory(name, fs.ModeDir|0o755, nil).with(elements[1:], leaf)
 	case len(elements) > 1:
 		below[name] = next.with(elements[1:], leaf)
 	case leaf == nil:
@@ -126,7 +126,7 @@ func (e *entry) with(elements []string, leaf *entry) *entry {
 		named.name = name
 		below[name] = &named
 	}
-	return directory(e.name, e.mode, below)
+	return newDirectory(e.name, e.mode, below)
 }
 
 // maxLinks is the number of links that the kernel follows in one path (MAXSYMLINKS in
@@ -157,7 +157,7 @@ func (t *Tree) find(op, name string, follow bool) (*entry, error) {
 			continue
 		}
 		next := here.entries[element]
-		t.look(next)
+		t.markSeen(next)
 		switch {
 		case next == nil:
 			return nil, failed(syscall.ENOENT)
@@ -237,7 +237,7 @@ func (t *Tree) ReadDir(name string) ([]fs.DirEntry, error) {
 	return slices.Clone(e.listed), nil
 }
 
-func (t *Tree) look(e *entry) {
+func (t *Tree) markSeen(e *entry) {
 	if t.seen != nil {
 		t.seen.Store(e, true)
 	}
@@ -247,14 +247,14 @@ func (t *Tree) look(e *entry) {
 func (t *Tree) lookInto(directory *entry) {
 	if t.seen != nil {
 		for _, e := range directory.entries {
-			t.look(e)
+			t.markSeen(e)
 		}
 	}
 }
 
-// Looked returns the paths of the files, links and nodes that read accesses: opens, follows,
+// FilesRead returns the paths of the files, links and nodes that read accesses: opens, follows,
 // inspects or lists. Other files do not affect the result of read.
-func (t *Tree) Looked(read func(fs.FS)) []string {
+func (t *Tree) FilesRead(read func(fs.FS)) []string {
 	watched := &Tree{root: t.root, seen: &sync.Map{}}
 	read(watched)
 	return slices.DeleteFunc(t.Files(), func(name string) bool {

@@ -19,7 +19,7 @@ func TestTree(t *testing.T) {
 	if err := fstest.TestFS(tree, "sys/a/b", "sys/link", "proc/c", "sys/empty"); err != nil {
 		t.Error(err)
 	}
-	changed := tree.Without("sys/a").WithFile("proc/c", []byte("3")).WithFile("sys/link/x", []byte("4"))
+	changed := tree.WithoutFile("sys/a").WithFile("proc/c", []byte("3")).WithFile("sys/link/x", []byte("4"))
 	want := []string{"proc/c", "sys/link/x"}
 	if got := changed.Files(); !slices.Equal(got, want) {
 		t.Errorf("files of the changed tree are %v, want %v", got, want)
@@ -34,9 +34,9 @@ func TestTree(t *testing.T) {
 }
 
 func TestLooked(t *testing.T) {
-	tree := (&Tree{root: directory(".", fs.ModeDir, nil)}).WithFile("a/read", nil).WithFile("a/not", nil).WithFile("b/1", nil).WithFile("b/2", nil).
+	tree := (&Tree{root: newDirectory(".", fs.ModeDir, nil)}).WithFile("a/read", nil).WithFile("a/not", nil).WithFile("b/1", nil).WithFile("b/2", nil).
 		WithFile("c/1", nil).WithLink("to/a", "../a").WithLink("to/b", "../b").WithFile("d/asked", nil).WithLink("d/link", "asked").WithFile("e/under", nil)
-	got := tree.Looked(func(fsys fs.FS) {
+	got := tree.FilesRead(func(fsys fs.FS) {
 		_, _ = fs.ReadFile(fsys, "to/a/read")
 		_, _ = fs.ReadDir(fsys, "b")
 		_, _ = fs.ReadLink(fsys, "d/link")

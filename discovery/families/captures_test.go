@@ -149,7 +149,7 @@ func hex(d discovery.Device, attribute resourceapi.QualifiedName) string {
 
 func checkRoundTrip(t *testing.T, root string, host *discovery.Host, snapshot *discovery.Snapshot) {
 	t.Helper()
-	data, err := recorded.Record(host, families.All, "")
+	data, err := recorded.RecordHost(host, families.All, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func checkRoundTrip(t *testing.T, root string, host *discovery.Host, snapshot *d
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	if err := replay.Layout(dir); err != nil {
+	if err := replay.WriteHost(dir); err != nil {
 		t.Fatal(err)
 	}
 	again := discovery.Scan(&discovery.Host{FS: os.DirFS(dir)}, families.All)
@@ -192,7 +192,7 @@ func checkPartitions(t *testing.T, root string, known capture) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := host.Layout(root); err != nil {
+	if err := host.WriteHost(root); err != nil {
 		t.Fatal(err)
 	}
 	snapshot := discovery.Scan(&discovery.Host{FS: os.DirFS(root)}, families.All)

@@ -30,7 +30,7 @@ func TestEventsSuffice(t *testing.T) {
 		t.Fatalf("no recorded hosts: %v", err)
 	}
 	steps, every := 12, 1
-	if discoverytest.Brief() {
+	if discoverytest.IsBrief() {
 		steps, every = 8, 8
 	}
 	for i, file := range hosts {
@@ -39,7 +39,7 @@ func TestEventsSuffice(t *testing.T) {
 		}
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()
-			host := discoverytest.Layout(t, file)
+			host := discoverytest.ReadHost(t, file)
 			hash := fnv.New64a()
 			_, _ = hash.Write([]byte(file))
 			k := newKernel(host.FS.(*discoverytest.Tree), rand.New(rand.NewPCG(hash.Sum64(), 1)))
@@ -56,7 +56,7 @@ func (k *kernel) compare(t *testing.T, host *discovery.Host, steps int) {
 		events, last := make(chan discovery.Changes, 1), new(atomic.Pointer[discovery.Snapshot])
 		seen := *host
 		seen.FS = k
-		w := discovery.Watch{Host: &seen, Families: families.All, Events: events, Hears: func() bool { return hears }}
+		w := discovery.Watch{Host: &seen, Families: families.All, Events: events, EventsArrive: func() bool { return hears }}
 		go w.Run(ctx, func(s *discovery.Snapshot) { last.Store(s) })
 		return events, last
 	}
@@ -67,7 +67,7 @@ func (k *kernel) compare(t *testing.T, host *discovery.Host, steps int) {
 		// The reported state of an unreadable device depends on the number of scans.
 		time.Sleep(2*30*time.Second + time.Second)
 		synctest.Wait()
-		if want, got := complete.Load(), followed.Load(); !discovery.Same(want, got) {
+		if want, got := complete.Load(), followed.Load(); !discovery.SameSnapshots(want, got) {
 			t.Fatalf("after these steps, a scan of everything finds\n%s\nand a watch that follows events\n%s\n%s", text(want), text(got), strings.Join(history, "\n"))
 		}
 		step, changes := k.step()
@@ -134,7 +134,7 @@ func newKernel(recorded *discoverytest.Tree, random *rand.Rand) *kernel {
 			subsystem = elements[2]
 		}
 		device := sysfs.At(recorded, k.links[name])
-		if subsystem != "" && device.Exists(".") && strings.HasPrefix(device.Path, "sys/devices/") {
+		if subsystem != "" && device.HasEntry(".") && strings.HasPrefix(device.Path, "sys/devices/") {
 			node := device.Uevent()["DEVNAME"]
 			if node != "" {
 				node = path.Join("dev", node)
@@ -320,7 +320,7 @@ func (k *kernel) tree() *discoverytest.Tree {
 		address := path.Base(function)
 		for name := range k.links {
 			if strings.HasPrefix(name, "sys/kernel/iommu_groups/") && path.Base(name) == address {
-				t = t.Without(name)
+				t = t.WithoutFile(name)
 			}
 		}
 		t = t.WithLink(function+"/iommu_group", "/sys/kernel/iommu_groups/"+group)
@@ -340,7 +340,7 @@ func (k *kernel) tree() *discoverytest.Tree {
 				t = k.without(t, d)
 			}
 		}
-		t = t.Without(function + "/driver")
+		t = t.WithoutFile(function + "/driver")
 		if k.passed[function] {
 			group := path.Base(k.links[function+"/iommu_group"])
 			t = t.WithLink(function+"/driver", "/sys/bus/pci/drivers/vfio-pci")
@@ -359,11 +359,11 @@ func (k *kernel) tree() *discoverytest.Tree {
 				t = k.without(t, d)
 			}
 		}
-		t = k.withoutLinks(t.Without(dir), dir)
+		t = k.withoutLinks(t.WithoutFile(dir), dir)
 	}
 	for node, is := range k.missing {
 		if is {
-			t = t.Without(node)
+			t = t.WithoutFile(node)
 		}
 	}
 	return t
@@ -372,13 +372,13 @@ func (k *kernel) tree() *discoverytest.Tree {
 // without returns the tree without a device and its node. The class directory above the device is
 // removed too if it is empty.
 func (k *kernel) without(t *discoverytest.Tree, d kernelDevice) *discoverytest.Tree {
-	t = k.withoutLinks(t.Without(d.path), d.path)
+	t = k.withoutLinks(t.WithoutFile(d.path), d.path)
 	if d.node != "" {
-		t = t.Without(d.node)
+		t = t.WithoutFile(d.node)
 	}
 	if dir := path.Dir(d.path); path.Base(dir) == d.subsystem {
 		if entries, err := t.ReadDir(dir); err == nil && len(entries) == 0 {
-			t = t.Without(dir)
+			t = t.WithoutFile(dir)
 		}
 	}
 	return t
@@ -388,7 +388,7 @@ func (k *kernel) without(t *discoverytest.Tree, d kernelDevice) *discoverytest.T
 func (k *kernel) withoutLinks(t *discoverytest.Tree, dir string) *discoverytest.Tree {
 	for name, target := range k.links {
 		if isBelow(target, dir) && !strings.HasPrefix(name, "dev/") {
-			t = t.Without(name)
+			t = t.WithoutFile(name)
 		}
 	}
 	return t
@@ -396,7 +396,7 @@ func (k *kernel) withoutLinks(t *discoverytest.Tree, dir string) *discoverytest.
 
 // move renames a device's directory.
 func (k *kernel) move(t *discoverytest.Tree, from, to string) *discoverytest.Tree {
-	moved := t.Without(from)
+	moved := t.WithoutFile(from)
 	for _, name := range t.Files() {
 		if !isBelow(name, from) {
 			continue

@@ -63,7 +63,7 @@ func TestOverlay(t *testing.T) {
 	dir := t.TempDir()
 	want := make(map[string]string)
 	for _, file := range []string{"hypervisor/testdata/five.host", "amdgpu/testdata/mi300x-cpx.host", "nvidia/testdata/h100x8.host"} {
-		for _, d := range discovery.Scan(discoverytest.Layout(t, file), families.All).Devices {
+		for _, d := range discovery.Scan(discoverytest.ReadHost(t, file), families.All).Devices {
 			want[d.Name] = format(t, d)
 		}
 		data, err := os.ReadFile(file)
@@ -74,7 +74,7 @@ func TestOverlay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := host.Layout(dir); err != nil {
+		if err := host.WriteHost(dir); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -100,7 +100,7 @@ func TestRecordedHosts(t *testing.T) {
 		t.Fatalf("no recorded hosts (%v)", err)
 	}
 	for _, file := range hosts {
-		host := discoverytest.Layout(t, file)
+		host := discoverytest.ReadHost(t, file)
 		folder, _, _ := strings.Cut(filepath.ToSlash(file), "/")
 		family := nameOf(folder)
 		devices := make(map[string][]discovery.Device) // of each family alone
@@ -176,8 +176,8 @@ func checkShared(t *testing.T, file string, snapshot *discovery.Snapshot) {
 // TestRecordTwice records a host, lays the record out and records the layout again.
 func TestRecordTwice(t *testing.T) {
 	for _, file := range []string{"amdgpu/testdata/mi300x-cpx.host", "nvidia/testdata/a100-root.host", "nvidia/testdata/mps.host", "hypervisor/testdata/broken.host"} {
-		host := discoverytest.Layout(t, file)
-		first, err := recorded.Record(host, families.All, "A comment.")
+		host := discoverytest.ReadHost(t, file)
+		first, err := recorded.RecordHost(host, families.All, "A comment.")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -185,8 +185,8 @@ func TestRecordTwice(t *testing.T) {
 		if err := os.WriteFile(copied, first, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		again := discoverytest.Layout(t, copied)
-		second, err := recorded.Record(&discovery.Host{FS: again.FS, Roots: host.Roots}, families.All, "A comment.")
+		again := discoverytest.ReadHost(t, copied)
+		second, err := recorded.RecordHost(&discovery.Host{FS: again.FS, Roots: host.Roots}, families.All, "A comment.")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -228,7 +228,7 @@ func TestMediated(t *testing.T) {
 		"vfio/testdata/gvt.host":         {"pci-0000-00-02-0", "intelgpu", 2},
 		"vfio/testdata/mdev-broken.host": {"pci-0000-41-00-0", "nvidia", 4},
 	} {
-		gpu, found := discovery.Scan(discoverytest.Layout(t, file), families.All).Lookup(want.gpu)
+		gpu, found := discovery.Scan(discoverytest.ReadHost(t, file), families.All).Lookup(want.gpu)
 		taken := gpu.Takes["mediated"]
 		if !found || gpu.Family != want.family || gpu.Silicon() != gpu.Name || taken.Value() != want.devices {
 			t.Errorf("%s: the GPU: %s", file, format(t, gpu))
@@ -265,7 +265,7 @@ func TestDivided(t *testing.T) {
 		"dlb/testdata/broken.host":    "pci-0000-03-00-0",
 		"generic/testdata/sriov.host": "pci-0000-75-00-0",
 	} {
-		snapshot := discovery.Scan(discoverytest.Layout(t, file), families.All)
+		snapshot := discovery.Scan(discoverytest.ReadHost(t, file), families.All)
 		if d, found := snapshot.Lookup(physical); found {
 			t.Errorf("%s: %s is described beside its virtual functions: %s", file, physical, format(t, d))
 		}

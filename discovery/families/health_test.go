@@ -43,10 +43,10 @@ func functionsOf(s *discovery.Snapshot) []discovery.Device {
 func TestReadingsOfAnyFunction(t *testing.T) {
 	seen := make(map[string]bool)
 	for i, file := range healthyHosts(t) {
-		if discoverytest.Brief() && i%4 != 0 {
+		if discoverytest.IsBrief() && i%4 != 0 {
 			continue
 		}
-		before := functionsOf(discovery.Scan(discoverytest.Layout(t, file), families.All))
+		before := functionsOf(discovery.Scan(discoverytest.ReadHost(t, file), families.All))
 		var entries strings.Builder
 		added := make(map[string]bool)
 		for _, d := range before {
@@ -71,7 +71,7 @@ func TestReadingsOfAnyFunction(t *testing.T) {
 			seen[d.Family] = true
 		}
 	}
-	if !discoverytest.Brief() && len(seen) < 15 {
+	if !discoverytest.IsBrief() && len(seen) < 15 {
 		t.Errorf("only families %v have such PCI functions", seen)
 	}
 }
@@ -80,15 +80,15 @@ func TestReadingsOfAnyFunction(t *testing.T) {
 func TestDriverUnbound(t *testing.T) {
 	seen := make(map[string]bool)
 	for i, file := range healthyHosts(t) {
-		if discoverytest.Brief() && i%4 != 0 {
+		if discoverytest.IsBrief() && i%4 != 0 {
 			continue
 		}
-		last := discovery.Scan(discoverytest.Layout(t, file), families.All)
+		last := discovery.Scan(discoverytest.ReadHost(t, file), families.All)
 		functions := functionsOf(last)
 		host := rewritten(t, file, func(text string) string { return unboundText(text, functions) })
-		now := discovery.Merge(host, last, discovery.Scan(host, families.All))
+		now := discovery.MergeSnapshots(host, last, discovery.Scan(host, families.All))
 		for _, d := range functions {
-			if d.Named || len(d.Includes) > 0 {
+			if d.OptIn || len(d.Includes) > 0 {
 				continue // consists of several functions
 			}
 			got, found := now.Lookup(d.Name)
@@ -101,7 +101,7 @@ func TestDriverUnbound(t *testing.T) {
 			seen[d.Family] = true
 		}
 	}
-	if !discoverytest.Brief() && len(seen) < 15 {
+	if !discoverytest.IsBrief() && len(seen) < 15 {
 		t.Errorf("only families %v have such PCI functions", seen)
 	}
 }

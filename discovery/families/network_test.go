@@ -28,7 +28,7 @@ func networkFunctions(t *testing.T) *discovery.Snapshot {
 	t.Helper()
 	all := &discovery.Snapshot{}
 	for _, file := range []string{"sriovnet/testdata/e810.host", "sriovnet/testdata/switchdev.host", "rdma/testdata/partitions.host"} {
-		for _, d := range discovery.Scan(discoverytest.Layout(t, file), families.All).Devices {
+		for _, d := range discovery.Scan(discoverytest.ReadHost(t, file), families.All).Devices {
 			// The recorded hosts of sriovnet lack some files that the rdma family reads.
 			if d.Family == "sriovnet" || d.Family == "rdma" && strings.HasPrefix(file, "rdma/") {
 				all.Devices = append(all.Devices, d)
@@ -74,7 +74,7 @@ func TestDocumentedSelectors(t *testing.T) {
 			if d.PoolOnly == discovery.SharedPools {
 				continue // in no pool of that plugin
 			}
-			if selects, err := selector.Selects(d); selects {
+			if selects, err := selector.SelectsDevice(d); selects {
 				got = append(got, d.Attributes.String(network.DeviceIDAttribute))
 			} else if err != nil {
 				t.Errorf("%s: %s: %v", row[1], d.Name, err)
@@ -95,13 +95,13 @@ func TestDocumentedSelectors(t *testing.T) {
 // Each ID of a pool represents all adapters of the pool, and mlx5_1 and mlx5_10 occur once each. In
 // DRA each adapter has as many shares.
 func TestSharedAdapters(t *testing.T) {
-	host := discoverytest.Layout(t, "rdma/testdata/connectx7.host")
+	host := discoverytest.ReadHost(t, "rdma/testdata/connectx7.host")
 	selector, err := rules.Compile(`device.attributes["chandler.dev"].family == "rdma"`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	wanted := &rules.Rules{Sharing: []rules.Share{{Selector: selector, Resource: "rdma/hca_shared", Replicas: 1000, Pool: true}}}
-	shared := wanted.Apply(discovery.Scan(host, families.All))
+	shared := wanted.ApplyTo(discovery.Scan(host, families.All))
 	var names []string
 	for _, d := range shared.Devices {
 		if d.Family != "rdma" {
@@ -118,12 +118,12 @@ func TestSharedAdapters(t *testing.T) {
 			t.Errorf("%s: %d nodes; want its own three and the connection manager", d.Name, len(d.Edits.DeviceNodes))
 		}
 	}
-	carved := discovery.Scan(discoverytest.Layout(t, "rdma/testdata/mixed.host"), families.All)
+	carved := discovery.Scan(discoverytest.ReadHost(t, "rdma/testdata/mixed.host"), families.All)
 	for _, name := range []string{"pci-0000-08-00-0-pool", "pci-0000-08-00-1-pool"} { // with virtual functions, and with a sub-function
-		if d, pooled := wanted.Apply(carved).Lookup(name); !pooled || d.Resource() != "rdma/hca_shared" || d.Silicon() != name {
+		if d, pooled := wanted.ApplyTo(carved).Lookup(name); !pooled || d.Resource() != "rdma/hca_shared" || d.Silicon() != name {
 			t.Errorf("%s: offered as %q, of silicon %s", name, d.Resource(), d.Silicon())
 		}
-		if _, offered := (&rules.Rules{}).Apply(carved).Lookup(name); offered {
+		if _, offered := (&rules.Rules{}).ApplyTo(carved).Lookup(name); offered {
 			t.Errorf("%s: offered without a pool", name)
 		}
 	}
@@ -136,7 +136,7 @@ func TestSharedAdapters(t *testing.T) {
 // Pools of the SR-IOV plugin under vfio, as documented, have the plugin's IDs and environment
 // variables.
 func TestPoolsUnderVFIO(t *testing.T) {
-	host := discovery.Scan(discoverytest.Layout(t, "vfio/testdata/pools.host"), families.All)
+	host := discovery.Scan(discoverytest.ReadHost(t, "vfio/testdata/pools.host"), families.All)
 	r := &rules.Rules{}
 	for name, cel := range map[string]string{
 		"intel.com/fec":    `device.attributes["chandler.dev"].family == "vfio" && device.attributes["chandler.dev"].pciDevice == "0d5c"`,
@@ -150,8 +150,8 @@ func TestPoolsUnderVFIO(t *testing.T) {
 		r.Resources = append(r.Resources, rules.Resource{Selector: selector, Name: name, SRIOV: &discovery.SRIOVPool{}})
 	}
 	var got []string
-	for _, d := range r.Apply(host).Devices {
-		env := discovery.Granters(families.All)([]discovery.Device{d.Device}, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: d.Resource()}).Env
+	for _, d := range r.ApplyTo(host).Devices {
+		env := discovery.JoinGranters(families.All)([]discovery.Device{d.Device}, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: d.Resource()}).Env
 		got = append(got, fmt.Sprint(d.Offers[0].IDs, " ", env[0]))
 		for _, f := range d.FilesAs(d.Resource()) {
 			got = append(got, f.Path)
@@ -175,12 +175,12 @@ func TestVirtualFunctionsByTheInterface(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		host := discoverytest.Layout(t, file)
+		host := discoverytest.ReadHost(t, file)
 		all := len(discovery.Scan(host, families.All).Devices)
-		host.VirtualFunctions[0].Selects = selector.Selects
+		host.VirtualFunctions[0].Selects = selector.SelectsDevice
 		left := discovery.Scan(host, families.All).Devices
 		for _, d := range left {
-			if d.Making != nil && d.Attributes.String("pfName") == name {
+			if d.Creation != nil && d.Attributes.String("pfName") == name {
 				t.Errorf("%s: %s would be made", file, d.Name)
 			}
 		}

@@ -62,7 +62,7 @@ func facts(t *testing.T, f *discovery.Family, hosts []string, classes []resource
 	var devices []discovery.Device
 	var example *discovery.Device
 	for _, host := range hosts {
-		found := discovery.Scan(discoverytest.Layout(t, host), []*discovery.Family{f}).Devices
+		found := discovery.Scan(discoverytest.ReadHost(t, host), []*discovery.Family{f}).Devices
 		devices = append(devices, found...)
 		for i := range found {
 			if says(&found[i]) > says(example) && filepath.Base(host) != "broken.host" {
@@ -119,7 +119,7 @@ func says(d *discovery.Device) int {
 		return -1
 	}
 	score := len(d.Attributes) + 5*len(d.Capacity) + 5*len(d.Edits.Env)
-	if len(d.Classic) > 0 && !d.Classic[0].Unnamed() {
+	if len(d.PluginOffers) > 0 && !d.PluginOffers[0].IsUnnamed() {
 		score += 20
 	}
 	return score
@@ -129,10 +129,10 @@ func says(d *discovery.Device) int {
 func describe(f *discovery.Family, d *discovery.Device, row func(string, ...string)) {
 	row("example device", "`"+d.Name+"`")
 	var grant specs.ContainerEdits
-	if len(d.Classic) > 0 {
-		offer := d.Classic[0]
+	if len(d.PluginOffers) > 0 {
+		offer := d.PluginOffers[0]
 		name := "`" + offer.Resource + "`"
-		if offer.Unnamed() {
+		if offer.IsUnnamed() {
 			name = "with a name that you choose"
 		}
 		ids := code(offer.IDs)
@@ -210,7 +210,7 @@ func classesOf(t *testing.T, devices []discovery.Device, classes []resourceapi.D
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.ContainsFunc(devices, func(d discovery.Device) bool { selected, _ := selector.Selects(d); return selected }) {
+		if !slices.ContainsFunc(devices, func(d discovery.Device) bool { selected, _ := selector.SelectsDevice(d); return selected }) {
 			continue
 		}
 		name := "`" + class.Name + "`"
@@ -227,11 +227,11 @@ func classicNames(devices []discovery.Device) []string {
 	var own, named []string
 	yours := false
 	for _, d := range devices {
-		for _, offer := range d.Classic {
+		for _, offer := range d.PluginOffers {
 			switch {
 			case offer.Resource == discovery.AnyName:
 				yours = true
-			case offer.Unnamed() || offer.Named || d.Named:
+			case offer.IsUnnamed() || offer.Optional || d.OptIn:
 				named = append(named, "`"+offer.Resource+"` (if you name it)")
 			default:
 				own = append(own, "`"+offer.Resource+"`")

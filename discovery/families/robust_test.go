@@ -30,7 +30,7 @@ func rewritten(t *testing.T, file string, rewrite func(string) string) *discover
 	if err := os.WriteFile(other, []byte(rewrite(string(data))), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	return discoverytest.Layout(t, other)
+	return discoverytest.ReadHost(t, other)
 }
 
 // domain matches the domain of a PCI address or root in the files of a host.
@@ -46,10 +46,10 @@ func TestWideDomains(t *testing.T) {
 	same := strings.NewReplacer(`"0000:`, `"`)
 	narrow := strings.NewReplacer("pci-1f000-", "pci-0000-", `"1f000:`, `"`, "1f000:", "0000:")
 	for i, file := range hosts {
-		if discoverytest.Brief() && i%4 != 0 {
+		if discoverytest.IsBrief() && i%4 != 0 {
 			continue
 		}
-		want := byName(t, discovery.Scan(discoverytest.Layout(t, file), families.All), same)
+		want := byName(t, discovery.Scan(discoverytest.ReadHost(t, file), families.All), same)
 		host := rewritten(t, file, func(text string) string {
 			text = domain.ReplaceAllString(text, "${1}1f000:$2")
 			return strings.ReplaceAll(text, "\ndomain 0\n", "\ndomain 126976\n") // in the KFD topology
@@ -78,7 +78,7 @@ func byName(t *testing.T, s *discovery.Snapshot, replacer *strings.Replacer) map
 // either GPU. Other GPUs are not affected.
 func TestTwoOfOneIdentity(t *testing.T) {
 	for _, file := range []string{"nvidia/testdata/h100x8.host", "amdgpu/testdata/mi210x8.host"} {
-		whole := discovery.Scan(discoverytest.Layout(t, file), families.All)
+		whole := discovery.Scan(discoverytest.ReadHost(t, file), families.All)
 		var first, second discovery.Device
 		for _, d := range whole.Devices {
 			switch {
@@ -119,7 +119,7 @@ func TestTwoOfOneIdentity(t *testing.T) {
 func TestOneIOMMUGroup(t *testing.T) {
 	for _, file := range []string{"qat/testdata/4xxx.host", "idxd/testdata/vfio.host", "sriovnet/testdata/e810.host", "vfio/testdata/kubevirt.host"} {
 		var alone []discovery.Device
-		for _, d := range discovery.Scan(discoverytest.Layout(t, file), families.All).Devices {
+		for _, d := range discovery.Scan(discoverytest.ReadHost(t, file), families.All).Devices {
 			if d.Attributes["iommuGroup"].IntValue != nil && strings.Contains(format(t, d.Edits), "/dev/vfio/") && !strings.HasPrefix(d.Silicon(), "iommu-group-") {
 				alone = append(alone, d)
 			}
@@ -135,7 +135,7 @@ func TestOneIOMMUGroup(t *testing.T) {
 		want := fmt.Sprintf("iommu-group-%d", first)
 		for _, before := range alone {
 			d, _ := snapshot.Lookup(before.Name)
-			joined := d.Silicon() == want && len(d.Takes) == 1 && !slices.ContainsFunc(d.Classic, func(o discovery.Offer) bool { return o.Unit != want })
+			joined := d.Silicon() == want && len(d.Takes) == 1 && !slices.ContainsFunc(d.PluginOffers, func(o discovery.Offer) bool { return o.Unit != want })
 			if should := before.Name == alone[0].Name || before.Name == alone[1].Name; joined != should {
 				t.Errorf("%s: %s is one with the group: %t\n%s", file, d.Name, joined, format(t, d))
 			}

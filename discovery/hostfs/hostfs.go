@@ -158,7 +158,7 @@ func (f *hostFS) openFile(name string) (int, error) { return f.openat("open", na
 
 // openChecked opens a regular file or a directory.
 func (f *hostFS) openChecked(name string) (int, error) {
-	return f.reopen("open", name, readOnly, func(stat *unix.Stat_t) error {
+	return f.reopenChecked("open", name, readOnly, func(stat *unix.Stat_t) error {
 		if kind := stat.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != unix.S_IFDIR {
 			return errNoFile
 		}
@@ -166,9 +166,9 @@ func (f *hostFS) openChecked(name string) (int, error) {
 	})
 }
 
-// reopen opens a file after checking its type. It opens the checked file even if another process
+// reopenChecked opens a file after checking its type. It opens the checked file even if another process
 // has replaced it since.
-func (f *hostFS) reopen(op, name string, flags int, check func(*unix.Stat_t) error) (int, error) {
+func (f *hostFS) reopenChecked(op, name string, flags int, check func(*unix.Stat_t) error) (int, error) {
 	found, err := f.openat(op, name, unix.O_PATH)
 	if err != nil {
 		return -1, err
@@ -230,11 +230,11 @@ func (f *hostFS) ReadDir(name string) ([]fs.DirEntry, error) {
 	defer opened.Close()
 	entries, err := opened.ReadDir(-1)
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
-	return f.entries(name, entries), err
+	return f.wrapEntries(name, entries), err
 }
 
-// entries wraps directory entries so that their Info method uses the host.
-func (f *hostFS) entries(dir string, listed []fs.DirEntry) []fs.DirEntry {
+// wrapEntries wraps directory entries so that their Info method uses the host.
+func (f *hostFS) wrapEntries(dir string, listed []fs.DirEntry) []fs.DirEntry {
 	for i, entry := range listed {
 		listed[i] = dirEntry{DirEntry: entry, fsys: f, path: path.Join(dir, entry.Name())}
 	}
@@ -273,12 +273,12 @@ func OpenDisk(host fs.FS, name string, major, minor int64, exclusive bool) (*os.
 }
 
 func openNode(host fs.FS, name string, kind uint32, major, minor int64, flags int) (*os.File, error) {
-	f, ok := directory(host)
+	f, ok := hostDirectory(host)
 	if !ok {
 		return nil, &fs.PathError{Op: "open device", Path: name, Err: errors.ErrUnsupported}
 	}
 	flags |= unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC
-	fd, err := f.reopen("open device", name, flags, func(stat *unix.Stat_t) error {
+	fd, err := f.reopenChecked("open device", name, flags, func(stat *unix.Stat_t) error {
 		if stat.Mode&unix.S_IFMT != kind || stat.Rdev != unix.Mkdev(uint32(major), uint32(minor)) {
 			return fmt.Errorf("not the %s device %d:%d", map[uint32]string{unix.S_IFCHR: "character", unix.S_IFBLK: "block"}[kind], major, minor)
 		}
@@ -290,9 +290,9 @@ func openNode(host fs.FS, name string, kind uint32, major, minor int64, flags in
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// directory returns the directory of this machine that contains the host's files, without any
+// hostDirectory returns the directory of this machine that contains the host's files, without any
 // overlay.
-func directory(host fs.FS) (*hostFS, bool) {
+func hostDirectory(host fs.FS) (*hostFS, bool) {
 	if o, ok := host.(*Overlay); ok {
 		host = o.base
 	}
@@ -303,7 +303,7 @@ func directory(host fs.FS) (*hostFS, bool) {
 // StatOpened describes the target file of a link in /proc/PID/fd, even if the file is outside the
 // host's root. It opens no file, and sends no request to the server of a network file system.
 func StatOpened(host fs.FS, name string) (fs.FileInfo, error) {
-	f, ok := directory(host)
+	f, ok := hostDirectory(host)
 	if !ok {
 		return fs.Stat(host, name)
 	}
@@ -369,7 +369,7 @@ func (f *file) Read(p []byte) (int, error) {
 }
 
 func (f *file) Stat() (fs.FileInfo, error) {
-	opened, err := f.again()
+	opened, err := f.duplicate()
 	if err != nil {
 		return nil, err
 	}
@@ -381,16 +381,16 @@ func (f *file) Stat() (fs.FileInfo, error) {
 func (f *file) ReadDir(n int) ([]fs.DirEntry, error) {
 	if f.dir == nil {
 		var err error
-		if f.dir, err = f.again(); err != nil {
+		if f.dir, err = f.duplicate(); err != nil {
 			return nil, err
 		}
 	}
 	entries, err := f.dir.ReadDir(n)
-	return f.fsys.entries(f.name, entries), err
+	return f.fsys.wrapEntries(f.name, entries), err
 }
 
-// again returns a duplicate of the open file as a file of package os.
-func (f *file) again() (*os.File, error) {
+// duplicate returns a duplicate of the open file as a file of package os.
+func (f *file) duplicate() (*os.File, error) {
 	fd, err := unix.FcntlInt(uintptr(f.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("duplicate %s: %w", f.name, err)

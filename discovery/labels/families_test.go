@@ -31,7 +31,7 @@ func recordedHosts(t *testing.T) []string {
 // scan returns the offered devices of a recorded host without an administrator's rules.
 func scan(t *testing.T, file string) *rules.Snapshot {
 	t.Helper()
-	return new(rules.Rules).Apply(discovery.Scan(discoverytest.Layout(t, file), families.All))
+	return new(rules.Rules).ApplyTo(discovery.Scan(discoverytest.ReadHost(t, file), families.All))
 }
 
 // Node Feature Discovery accepts the labels of each recorded host. Labels of families with labels
@@ -44,7 +44,7 @@ func TestRecordedHosts(t *testing.T) {
 		})]
 		t.Run(folder+"/"+strings.TrimSuffix(filepath.Base(file), ".host"), func(t *testing.T) {
 			t.Parallel()
-			made, err := labels.Of(scan(t, file), families.All)
+			made, err := labels.NodeLabels(scan(t, file), families.All)
 			if err != nil {
 				t.Error(err)
 			}
@@ -64,9 +64,9 @@ func TestEveryLabelIsMade(t *testing.T) {
 	single := selected(t, `device.attributes["chandler.dev"].?function.orValue("") == "partition"`, "nvidia.com/gpu")
 	made := make(map[string]bool)
 	for _, file := range recordedHosts(t) {
-		found := discovery.Scan(discoverytest.Layout(t, file), families.All)
+		found := discovery.Scan(discoverytest.ReadHost(t, file), families.All)
 		for _, r := range []*rules.Rules{{}, single} {
-			all, _ := labels.Of(r.Apply(found), families.All)
+			all, _ := labels.NodeLabels(r.ApplyTo(found), families.All)
 			for name := range all {
 				made[name] = true
 			}
@@ -119,7 +119,7 @@ func TestRandomHosts(t *testing.T) {
 			for i := range s.Devices {
 				garble(random, &s.Devices[i])
 			}
-			made, _ := labels.Of(s, families.All)
+			made, _ := labels.NodeLabels(s, families.All)
 			text, err := labels.File(made)
 			if err != nil {
 				t.Errorf("%s: %v", file, err)
@@ -127,7 +127,7 @@ func TestRandomHosts(t *testing.T) {
 			if diff := cmp.Diff(made, parsed(string(text))); diff != "" {
 				t.Errorf("%s: Node Feature Discovery would read another thing (-made +read):\n%s", file, diff)
 			}
-			again, _ := labels.Of(s, families.All)
+			again, _ := labels.NodeLabels(s, families.All)
 			if diff := cmp.Diff(made, again); diff != "" {
 				t.Errorf("%s: the labels of one snapshot differ:\n%s", file, diff)
 			}

@@ -36,9 +36,9 @@ const count = discovery.Domain + "/{family}.count"
 
 var accelerators = map[string]string{"kind": "!other"}
 
-// Of returns the node labels of the devices in a snapshot. The error lists the values of devices
+// NodeLabels returns the node labels of the devices in a snapshot. The error lists the values of devices
 // that are invalid in label names; their labels are left out.
-func Of(s *rules.Snapshot, families []*discovery.Family) (map[string]string, error) {
+func NodeLabels(s *rules.Snapshot, families []*discovery.Family) (map[string]string, error) {
 	all := make(map[string]string)
 	var errs []error
 	for _, f := range families {
@@ -74,8 +74,8 @@ const (
 	countingSilicon = "silicon"
 )
 
-// said is a label with its devices.
-type said struct {
+// labelValue is a label with its devices.
+type labelValue struct {
 	name, value string // value still contains the counting words
 	devices     int
 	silicon     map[string]bool
@@ -89,15 +89,15 @@ func labelsOf(l discovery.Labels, devices []device) map[string]string {
 	}
 	labels := make(map[string]string)
 	for _, name := range slices.Sorted(maps.Keys(l.Set)) {
-		made := sayings(name, l.Set[name], cmp.Or(l.Space, "-"), devices)
+		made := labelValues(name, l.Set[name], cmp.Or(l.Space, "-"), devices)
 		if l.If == discovery.Agreed && len(made) > 1 || l.If == discovery.Disputed && len(made) == 1 {
 			continue
 		}
 		// Process the label with the most physical devices last; among equals, the first wins.
 		slices.Reverse(made)
-		slices.SortStableFunc(made, func(a, b *said) int { return cmp.Compare(len(a.silicon), len(b.silicon)) })
+		slices.SortStableFunc(made, func(a, b *labelValue) int { return cmp.Compare(len(a.silicon), len(b.silicon)) })
 		for _, s := range made {
-			labels[s.name] = s.finished()
+			labels[s.name] = s.finishValue()
 		}
 	}
 	return labels
@@ -119,30 +119,30 @@ func (d device) has(where map[string]string) bool {
 
 // mainOf returns the devices with the value of a word that most physical devices have.
 func mainOf(word string, devices []device) []device {
-	var main *said
-	for _, s := range sayings("", "{"+word+"}", "-", devices) {
+	var main *labelValue
+	for _, s := range labelValues("", "{"+word+"}", "-", devices) {
 		if main == nil || len(s.silicon) > len(main.silicon) {
 			main = s
 		}
 	}
 	return slices.DeleteFunc(devices, func(d device) bool {
-		value, ok := d.fill("{"+word+"}", fitted("-"))
+		value, ok := d.fillWords("{"+word+"}", fitLabel("-"))
 		return !ok || value != main.value
 	})
 }
 
-// sayings returns the labels of the devices for a name and a value, in the order of the devices.
-func sayings(name, value, space string, devices []device) []*said {
-	var made []*said
+// labelValues returns the labels of the devices for a name and a value, in the order of the devices.
+func labelValues(name, value, space string, devices []device) []*labelValue {
+	var made []*labelValue
 	for _, d := range devices {
-		n, hasName := d.fill(name, fitted(space))
-		v, hasValue := d.fill(value, fitted(space))
+		n, hasName := d.fillWords(name, fitLabel(space))
+		v, hasValue := d.fillWords(value, fitLabel(space))
 		if !hasName || !hasValue {
 			continue
 		}
-		i := slices.IndexFunc(made, func(s *said) bool { return s.name == n && s.value == v })
+		i := slices.IndexFunc(made, func(s *labelValue) bool { return s.name == n && s.value == v })
 		if i < 0 {
-			i, made = len(made), append(made, &said{name: n, value: v, silicon: make(map[string]bool)})
+			i, made = len(made), append(made, &labelValue{name: n, value: v, silicon: make(map[string]bool)})
 		}
 		made[i].devices++
 		made[i].silicon[d.silicon] = true
@@ -150,10 +150,10 @@ func sayings(name, value, space string, devices []device) []*said {
 	return made
 }
 
-// fill replaces the words in a text by the values of the device. It returns false if the device
+// fillWords replaces the words in a text by the values of the device. It returns false if the device
 // lacks a value. Counting words remain.
-func (d device) fill(text string, fit func(string) string) (string, bool) {
-	words, _ := discovery.Words(text) // validated with the family
+func (d device) fillWords(text string, fit func(string) string) (string, bool) {
+	words, _ := discovery.LabelWords(text) // validated with the family
 	for _, word := range words {
 		if word == counting || word == countingSilicon {
 			continue
@@ -167,17 +167,17 @@ func (d device) fill(text string, fit func(string) string) (string, bool) {
 	return text, true
 }
 
-// finished returns the value with its counts, as a valid label value.
-func (s *said) finished() string {
+// finishValue returns the value with its counts, as a valid label value.
+func (s *labelValue) finishValue() string {
 	value := strings.NewReplacer(
 		"{"+counting+"}", strconv.Itoa(s.devices),
 		"{"+countingSilicon+"}", strconv.Itoa(len(s.silicon)),
 	).Replace(s.value)
-	return trimmed(value)
+	return trimLabel(value)
 }
 
-// fitted returns a function that removes invalid characters from a text.
-func fitted(space string) func(string) string {
+// fitLabel returns a function that removes invalid characters from a text.
+func fitLabel(space string) func(string) string {
 	return func(text string) string {
 		text = strings.Map(func(r rune) rune {
 			if r == ' ' || isPlain(r) || strings.ContainsRune("-_.", r) {
@@ -189,8 +189,8 @@ func fitted(space string) func(string) string {
 	}
 }
 
-// trimmed shortens a text to the maximum length, with a valid beginning and end.
-func trimmed(text string) string {
+// trimLabel shortens a text to the maximum length, with a valid beginning and end.
+func trimLabel(text string) string {
 	if len(text) > validation.LabelValueMaxLength {
 		text = text[:validation.LabelValueMaxLength]
 	}

@@ -33,7 +33,7 @@ func family(l ...discovery.Labels) []*discovery.Family {
 // others returns all labels except Chandler's own.
 func others(t *testing.T, s *rules.Snapshot, families []*discovery.Family) string {
 	t.Helper()
-	made, err := labels.Of(s, families)
+	made, err := labels.NodeLabels(s, families)
 	if err != nil {
 		t.Error(err)
 	}
@@ -102,7 +102,7 @@ func TestOrder(t *testing.T) {
 		"chandler.dev/x.count=1\nchandler.dev/x.memory=3072\nchandler.dev/x.model=A\nx.io/a=last\n": {a, channel},
 		"chandler.dev/x.count=1\nx.io/a=last\n":                                                     {channel},
 	} {
-		made, err := labels.Of(&rules.Snapshot{Devices: devices}, family(
+		made, err := labels.NodeLabels(&rules.Snapshot{Devices: devices}, family(
 			discovery.Labels{Set: map[string]string{"x.io/a": "first"}},
 			discovery.Labels{Set: map[string]string{"x.io/a": "last"}},
 			discovery.Labels{Where: map[string]string{"model": "none"}, Set: map[string]string{"x.io/a": "never"}},
@@ -120,7 +120,7 @@ func TestOrder(t *testing.T) {
 // out.
 func TestNameTooLong(t *testing.T) {
 	s := &rules.Snapshot{Devices: []rules.Offered{gpu(strings.Repeat("x", 63), "g", "")}}
-	made, err := labels.Of(s, family(discovery.Labels{Set: map[string]string{"x.io/a.{model}": "true", "x.io/b": "true"}}))
+	made, err := labels.NodeLabels(s, family(discovery.Labels{Set: map[string]string{"x.io/a.{model}": "true", "x.io/b": "true"}}))
 	if err == nil || made["x.io/b"] != "true" || len(made) != 3 {
 		t.Errorf("labels %v, error %v", made, err)
 	}
@@ -160,8 +160,8 @@ func TestSharing(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			host := discoverytest.Layout(t, fmt.Sprintf("../families/nvidia/testdata/%s.host", test.host))
-			made, err := labels.Of(test.rules.Apply(discovery.Scan(host, families.All)), families.All)
+			host := discoverytest.ReadHost(t, fmt.Sprintf("../families/nvidia/testdata/%s.host", test.host))
+			made, err := labels.NodeLabels(test.rules.ApplyTo(discovery.Scan(host, families.All)), families.All)
 			if err != nil {
 				t.Error(err)
 			}
@@ -185,8 +185,8 @@ func TestExcluded(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &rules.Rules{Exclude: []rules.Selector{selector}}
-	found := discovery.Scan(discoverytest.Layout(t, "../families/nvidia/testdata/h100x8.host"), families.All)
-	if made, err := labels.Of(r.Apply(found), families.All); len(made) > 0 || err != nil {
+	found := discovery.Scan(discoverytest.ReadHost(t, "../families/nvidia/testdata/h100x8.host"), families.All)
+	if made, err := labels.NodeLabels(r.ApplyTo(found), families.All); len(made) > 0 || err != nil {
 		t.Errorf("labels %v, error %v", made, err)
 	}
 }

@@ -21,18 +21,18 @@ func wordsOf(d *rules.Offered) map[string]string {
 	for name, capacity := range d.Capacity {
 		bytes := capacity.Value.Value()
 		words[string(name)] = strconv.FormatInt(bytes, 10)
-		words[string(name)+".Mi"] = rounded(bytes, 1<<20)
-		words[string(name)+".Gi"] = rounded(bytes, 1<<30)
+		words[string(name)+".Mi"] = roundUnits(bytes, 1<<20)
+		words[string(name)+".Gi"] = roundUnits(bytes, 1<<30)
 	}
 	maps.Copy(words, d.Facts)
 	words["family"] = d.Family
 	if len(d.Offers) > 0 {
 		words["resource"] = d.Offers[0].Resource
-		words["renamed"] = strconv.FormatBool(!slices.ContainsFunc(d.Classic, func(offer discovery.Offer) bool {
+		words["renamed"] = strconv.FormatBool(!slices.ContainsFunc(d.PluginOffers, func(offer discovery.Offer) bool {
 			return offer.Resource == d.Offers[0].Resource
 		}))
 	}
-	n := replicas(d)
+	n := shareCount(d)
 	words["replicas"], words["shared"] = strconv.FormatInt(n, 10), strconv.FormatBool(n > 1)
 	return words
 }
@@ -54,7 +54,7 @@ func setAttribute(words map[string]string, name string, attribute resourceapi.De
 	}
 }
 
-func rounded(n, unit int64) string {
+func roundUnits(n, unit int64) string {
 	whole := n / unit
 	if n%unit >= unit/2 {
 		whole++
@@ -62,8 +62,8 @@ func rounded(n, unit int64) string {
 	return strconv.FormatInt(whole, 10)
 }
 
-// replicas returns the number of containers that may share the device, one if it is not shared.
-func replicas(d *rules.Offered) int64 {
+// shareCount returns the number of containers that may share the device, one if it is not shared.
+func shareCount(d *rules.Offered) int64 {
 	if d.Sharing == nil {
 		return 1
 	}

@@ -48,11 +48,11 @@ type VDPA struct {
 	Path   string // a node in /dev, or a device of the virtio bus; "" if unknown
 }
 
-// Describe adds the identifying attributes to a device: ifName, defaultRoute, pfName, pfPCIBusID,
+// DescribeFunction adds the identifying attributes to a device: ifName, defaultRoute, pfName, pfPCIBusID,
 // vfIndex, sfNumber, representor, acpiIndex, vdpaType, and linkLayer if not yet set. It also adds
 // the ID in the device plugin API, and the file for network plugins. While the interface is in a
 // pod, the attributes of the interface are missing, and the others remain.
-func (f Function) Describe(d *discovery.Device, host *discovery.Host) error {
+func (f Function) DescribeFunction(d *discovery.Device, host *discovery.Host) error {
 	errs := []error{f.Port.err, f.describePlace(d)}
 	layer := f.Port.linkLayer
 	if own, ok := uplinkOf(f.Interfaces); ok {
@@ -70,7 +70,7 @@ func (f Function) Describe(d *discovery.Device, host *discovery.Host) error {
 		d.Attributes.SetString("vdpaType", f.VDPA.Driver)
 	}
 	d.Attributes.SetString(DeviceIDAttribute, f.Name())
-	d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{f.Name()}, NameAs: ResourceNameAttribute}}
+	d.PluginOffers = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{f.Name()}, NameAs: ResourceNameAttribute}}
 	// The file format does not support sub-functions.
 	if f.Path == f.PCI.Path {
 		d.Files = f.info(d)

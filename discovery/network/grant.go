@@ -17,12 +17,12 @@ import (
 // InterfaceName is the name of a function's network interface in the container.
 const InterfaceName discovery.Parameter = "interfaceName"
 
-// Grant lists functions and their information in the environment variables of the SR-IOV network
+// GrantEdits lists functions and their information in the environment variables of the SR-IOV network
 // device plugin: PCIDEVICE_<PREFIX>_<NAME> and …_INFO for the extended resource of the functions.
 // In DRA it also sets PCIDEVICE and PCIDEVICE_INFO, which are the only variables if there is no
 // extended resource, and moves the interface of a function to the container if the claim sets a
 // name. Pools that need the vhost-net nodes get them.
-func Grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
+func GrantEdits(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
 	ids := make([]string, len(given))
 	info := make(map[string]map[string]map[string]string)
 	var edits specs.ContainerEdits
@@ -138,7 +138,7 @@ func whyImmovable(d discovery.Device) string {
 	route := d.Attributes["defaultRoute"].BoolValue
 	_, shared := d.Capacity[discovery.Shares]
 	switch {
-	case shared || d.Open:
+	case shared || d.Shareable:
 		return "it is shared, and an interface is in one pod only"
 	case d.Attributes.String("ifName") == "":
 		return "it has no one network interface in the host's network namespace: its driver makes none, or the interface is in a pod still"

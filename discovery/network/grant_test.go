@@ -47,7 +47,7 @@ func TestGrant(t *testing.T) {
 		"DRA with a resource": {given, discovery.Grant{API: discovery.ModeDRA, Resource: "intel.com/net"},
 			[]string{"PCIDEVICE=" + ids, "PCIDEVICE_INFO=" + info, "PCIDEVICE_INTEL_COM_NET=" + ids, "PCIDEVICE_INTEL_COM_NET_INFO=" + info}},
 	} {
-		if got := network.Grant(test.given, test.grant); !slices.Equal(got.Env, test.want) || len(got.NetDevices) > 0 {
+		if got := network.GrantEdits(test.given, test.grant); !slices.Equal(got.Env, test.want) || len(got.NetDevices) > 0 {
 			t.Errorf("%s: got %q, %v; want %q", name, got.Env, got.NetDevices, test.want)
 		}
 	}
@@ -57,11 +57,11 @@ func TestGrantMovesTheInterface(t *testing.T) {
 	d := function("0000:16:01.2")
 	d.Attributes.SetString("ifName", "ens1f0v2")
 	parameters := discovery.Parameters{network.InterfaceName: "net1"}
-	got := network.Grant([]discovery.Device{d}, discovery.Grant{API: discovery.ModeDRA, Parameters: parameters}).NetDevices
+	got := network.GrantEdits([]discovery.Device{d}, discovery.Grant{API: discovery.ModeDRA, Parameters: parameters}).NetDevices
 	if len(got) != 1 || *got[0] != (specs.LinuxNetDevice{HostInterfaceName: "ens1f0v2", Name: "net1"}) {
 		t.Errorf("got %v; want ens1f0v2 as net1", got)
 	}
-	if got := network.Grant([]discovery.Device{d}, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: "a.b/c", Parameters: parameters}).NetDevices; len(got) > 0 {
+	if got := network.GrantEdits([]discovery.Device{d}, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: "a.b/c", Parameters: parameters}).NetDevices; len(got) > 0 {
 		t.Errorf("the device-plugin API gives %v", got)
 	}
 }
@@ -106,7 +106,7 @@ func TestGrantOfPools(t *testing.T) {
 	const vhost = `"vhost":{"net-mount":"/dev/vhost-net","tun-mount":"/dev/net/tun"}`
 	const info = `{"0000:16:01.0":{"extra":{"site":"b","token":"c"},"generic":{"deviceID":"0000:16:01.0"},` + vhost + `},` +
 		`"0000:16:01.2":{"extra":{"site":"b","token":"a"},"generic":{"deviceID":"0000:16:01.2"},` + vhost + `}}`
-	got := network.Grant(given, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: "intel.com/a"})
+	got := network.GrantEdits(given, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: "intel.com/a"})
 	if want := []string{"PCIDEVICE_INTEL_COM_A=0000:16:01.0,0000:16:01.2", "PCIDEVICE_INTEL_COM_A_INFO=" + info}; !slices.Equal(got.Env, want) {
 		t.Errorf("got %q; want %q", got.Env, want)
 	}
@@ -118,7 +118,7 @@ func TestGrantOfPools(t *testing.T) {
 		t.Errorf("nodes %q; want %q", nodes, want)
 	}
 	given[0].SRIOV, given[1].SRIOV = nil, &discovery.SRIOVPool{AdditionalInfo: map[string]map[string]string{"0000:16:01.3": {"a": "b"}}}
-	got = network.Grant(given, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: "intel.com/a"})
+	got = network.GrantEdits(given, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: "intel.com/a"})
 	const empty = `PCIDEVICE_INTEL_COM_A_INFO={"0000:16:01.0":{"generic":{"deviceID":"0000:16:01.0"}},"0000:16:01.2":{"extra":{},"generic":{"deviceID":"0000:16:01.2"}}}`
 	if len(got.Env) != 2 || got.Env[1] != empty || len(got.DeviceNodes) > 0 {
 		t.Errorf("got %q, %v; want %s", got.Env, got.DeviceNodes, empty)

@@ -125,9 +125,9 @@ func linkLayer(d sysfs.Device) (string, error) {
 	return map[uint64]string{1: "Ethernet", 32: "InfiniBand"}[number], nil
 }
 
-// Health returns Unhealthy with the reason if the port is known to have no carrier, and otherwise
+// HealthOr returns Unhealthy with the reason if the port is known to have no carrier, and otherwise
 // the given health.
-func (p Port) Health(otherwise discovery.Health) discovery.Health {
+func (p Port) HealthOr(otherwise discovery.Health) discovery.Health {
 	if p.down && otherwise.Status != discovery.Unhealthy {
 		return discovery.Health{Status: discovery.Unhealthy, Reason: "port " + p.name + " has no carrier"}
 	}

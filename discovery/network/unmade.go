@@ -7,12 +7,12 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Unmade returns the virtual functions that could be created on a physical function with the given
-// port: the result of [discovery.Host.Unmade] with the attributes of network functions. The family
-// has described the physical function with [Function.Describe], so the administrator can select it
+// UncreatedFunctions returns the virtual functions that could be created on a physical function with the given
+// port: the result of [discovery.Host.UncreatedFunctions] with the attributes of network functions. The family
+// has described the physical function with [Function.DescribeFunction], so the administrator can select it
 // by its interface.
-func Unmade(host *discovery.Host, physical discovery.Device, port Port) ([]discovery.Device, error) {
-	devices, err := host.Unmade(physical)
+func UncreatedFunctions(host *discovery.Host, physical discovery.Device, port Port) ([]discovery.Device, error) {
+	devices, err := host.UncreatedFunctions(physical)
 	if err != nil {
 		return nil, err
 	}
@@ -23,10 +23,10 @@ func Unmade(host *discovery.Host, physical discovery.Device, port Port) ([]disco
 		d.Attributes.SetString("vendor", physical.Attributes.String("vendor"))
 		d.Attributes.SetString("linkLayer", physical.Attributes.String("linkLayer"))
 		d.Attributes.SetInt("vfIndex", int64(i))
-		d.Health = port.Health(d.Health)
+		d.Health = port.HealthOr(d.Health)
 		function := sysfs.At(host.FS, d.Source)
 		f := Function{Device: function, PCI: function, Port: port}
-		errs = append(errs, f.Describe(d, host))
+		errs = append(errs, f.DescribeFunction(d, host))
 	}
 	return devices, errors.Join(errs...)
 }

@@ -8,16 +8,16 @@ import (
 	"path"
 )
 
-// Layout writes the host's files and links below dir. It creates dir if dir does not exist. If dir
+// WriteHost writes the host's files and links below dir. It creates dir if dir does not exist. If dir
 // contains another host, Layout replaces the files that both hosts have and keeps the others: the
 // last host wins.
 //
 // Empty files replace device nodes. An entry that was unreadable when the host was recorded becomes
 // an empty directory, which is not readable as a file either.
 //
-// Layout follows no links: neither the archive nor the content of dir can make Layout write outside
+// WriteHost follows no links: neither the archive nor the content of dir can make Layout write outside
 // of dir.
-func (h *Host) Layout(dir string) error {
+func (h *Host) WriteHost(dir string) error {
 	_, err := h.layOut(dir, false)
 	return err
 }

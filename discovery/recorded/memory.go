@@ -22,7 +22,7 @@ import (
 func (h *Host) FS() fs.FS {
 	m := memory{".": {entry: entry{path: ".", kind: directory}}}
 	for _, e := range h.entries {
-		m.directory(path.Dir(e.path)).add(path.Base(e.path))
+		m.makeDirectory(path.Dir(e.path)).add(path.Base(e.path))
 		if known := m[e.path]; known != nil && e.kind == directory {
 			continue // an entry below the directory came first
 		}
@@ -53,13 +53,13 @@ type inode struct {
 
 func (i *inode) add(name string) { i.names = append(i.names, name) }
 
-// directory returns the directory with the given path. It creates missing directories, including
+// makeDirectory returns the directory with the given path. It creates missing directories, including
 // parents.
-func (m memory) directory(name string) *inode {
+func (m memory) makeDirectory(name string) *inode {
 	if i := m[name]; i != nil {
 		return i
 	}
-	m.directory(path.Dir(name)).add(path.Base(name))
+	m.makeDirectory(path.Dir(name)).add(path.Base(name))
 	m[name] = &inode{entry: entry{path: name, kind: directory}}
 	return m[name]
 }
@@ -143,10 +143,10 @@ func (m memory) ReadDir(name string) ([]fs.DirEntry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return m.list(i, name)
+	return m.listDirectory(i, name)
 }
 
-func (m memory) list(i *inode, name string) ([]fs.DirEntry, error) {
+func (m memory) listDirectory(i *inode, name string) ([]fs.DirEntry, error) {
 	switch i.kind {
 	case directory:
 	case unreadable:
@@ -214,7 +214,7 @@ func (f *memoryFile) Read(p []byte) (int, error) {
 
 // ReadDir implements [fs.ReadDirFile].
 func (f *memoryFile) ReadDir(n int) ([]fs.DirEntry, error) {
-	entries, err := f.host.list(f.inode, f.name)
+	entries, err := f.host.listDirectory(f.inode, f.name)
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Record returns a recorded host with everything that a scan with the given families reads, and
+// RecordHost returns a recorded host with everything that a scan with the given families reads, and
 // nothing else. A scan of the recorded host gives the same snapshot. The comment precedes the first
 // entry.
 //
@@ -24,7 +24,7 @@ import (
 // that is listed or inspected but not read is recorded empty. Three kinds of entries are recorded
 // as unreadable, with the reason: unreadable files and directories, links that lead out of the
 // host, and files that look like an entry of the archive.
-func Record(host *discovery.Host, families []*discovery.Family, comment string) ([]byte, error) {
+func RecordHost(host *discovery.Host, families []*discovery.Family, comment string) ([]byte, error) {
 	r := &recorder{fsys: host.FS, entries: make(map[string]entry)}
 	observed := *host
 	observed.FS = r
@@ -70,29 +70,29 @@ func (r *recorder) Open(name string) (fs.File, error) {
 		return nil, err
 	}
 	if info, err := f.Stat(); err == nil {
-		r.keep(at, info)
+		r.recordEntry(at, info)
 	}
 	return &recordedFile{File: f, recorder: r, path: at}, nil
 }
 
 // Stat implements fs.StatFS.
 func (r *recorder) Stat(name string) (fs.FileInfo, error) {
-	return r.look(fs.Stat, name, true)
+	return r.recordStat(fs.Stat, name, true)
 }
 
 // Lstat implements fs.ReadLinkFS.
 func (r *recorder) Lstat(name string) (fs.FileInfo, error) {
-	return r.look(fs.Lstat, name, false)
+	return r.recordStat(fs.Lstat, name, false)
 }
 
-func (r *recorder) look(stat func(fs.FS, string) (fs.FileInfo, error), name string, follow bool) (fs.FileInfo, error) {
+func (r *recorder) recordStat(stat func(fs.FS, string) (fs.FileInfo, error), name string, follow bool) (fs.FileInfo, error) {
 	at := r.walk(name, follow)
 	info, err := stat(r.fsys, name)
 	if err != nil {
 		r.keepFailure(at, err)
 		return nil, err
 	}
-	r.keep(at, info)
+	r.recordEntry(at, info)
 	return info, nil
 }
 
@@ -115,7 +115,7 @@ func (r *recorder) ReadDir(name string) ([]fs.DirEntry, error) {
 	}
 	for _, d := range list {
 		if info, err := d.Info(); err == nil {
-			r.keep(path.Join(at, d.Name()), info)
+			r.recordEntry(path.Join(at, d.Name()), info)
 		}
 	}
 	return list, nil
@@ -156,8 +156,8 @@ func (r *recorder) walk(name string, follow bool) string {
 	return at
 }
 
-// keep records the entry at a path without links.
-func (r *recorder) keep(name string, info fs.FileInfo) {
+// recordEntry records the entry at a path without links.
+func (r *recorder) recordEntry(name string, info fs.FileInfo) {
 	if _, known := r.entries[name]; known || name == "" || name == "." {
 		return
 	}

@@ -141,7 +141,7 @@ func parseEntry(f txtar.File) (entry, error) {
 	} else if name, reason, ok := strings.Cut(f.Name, unreadMark); ok {
 		e = entry{path: name, kind: unreadable, reason: reason}
 	} else if m := nodeName.FindStringSubmatch(f.Name); m != nil {
-		e = entry{path: m[1], kind: node, block: m[2] == "b", major: number(m[3]), minor: number(m[4])}
+		e = entry{path: m[1], kind: node, block: m[2] == "b", major: parseNumber(m[3]), minor: parseNumber(m[4])}
 	} else if name, ok := strings.CutSuffix(f.Name, "/"); ok {
 		e = entry{path: name, kind: directory}
 	}
@@ -151,8 +151,8 @@ func parseEntry(f txtar.File) (entry, error) {
 	return e, e.check()
 }
 
-// number parses digits that nodeName has matched.
-func number(digits string) uint32 {
+// parseNumber parses digits that nodeName has matched.
+func parseNumber(digits string) uint32 {
 	n, _ := strconv.ParseUint(digits, 10, 32)
 	return uint32(n)
 }

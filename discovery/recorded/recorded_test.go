@@ -86,7 +86,7 @@ func TestLayout(t *testing.T) {
 		t.Errorf("comment %q", h.Comment())
 	}
 	dir := filepath.Join(t.TempDir(), "made", "for it")
-	if err := h.Layout(dir); err != nil {
+	if err := h.WriteHost(dir); err != nil {
 		t.Fatal(err)
 	}
 	if text, err := os.ReadFile(filepath.Join(dir, "sys/class/misc/kvm/dev")); string(text) != "10:232\n" {
@@ -187,7 +187,7 @@ func TestFSIsTheHost(t *testing.T) {
 		},
 	}
 	h, dir := parse(t, good), t.TempDir()
-	if err := h.Layout(dir); err != nil {
+	if err := h.WriteHost(dir); err != nil {
 		t.Fatal(err)
 	}
 	want := discovery.Scan(&discovery.Host{FS: os.DirFS(dir)}, []*discovery.Family{family})
@@ -199,7 +199,7 @@ func TestFSIsTheHost(t *testing.T) {
 		t.Errorf("devices (-laid out +in memory):\n%s", diff)
 	}
 	// A recording of a recorded host equals the host, including device nodes.
-	data, err := recorded.Record(&discovery.Host{FS: h.FS()}, []*discovery.Family{family}, "")
+	data, err := recorded.RecordHost(&discovery.Host{FS: h.FS()}, []*discovery.Family{family}, "")
 	if err != nil || !bytes.Contains(data, []byte("-- dev/kvm c 10:232 --")) {
 		t.Errorf("recorded again: %v\n%s", err, data)
 	}
@@ -227,7 +227,7 @@ func TestLayoutOver(t *testing.T) {
 	}
 	h := parse(t, "-- sys/victim --\nnew\n-- dev/victim c 1:3 --\n-- proc/devices --\nnew\n-- proc/version --\nnew\n-- end --\n")
 	for range 2 { // the second layout replaces the first
-		if err := h.Layout(dir); err != nil {
+		if err := h.WriteHost(dir); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -270,7 +270,7 @@ func TestRecordAnyFile(t *testing.T) {
 		"sys/class/odd/link/text":   {Data: []byte("../../../../../etc/hostname"), Mode: fs.ModeSymlink},
 	}}
 	families := []*discovery.Family{family}
-	data, err := recorded.Record(host, families, "Odd files.")
+	data, err := recorded.RecordHost(host, families, "Odd files.")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,7 +278,7 @@ func TestRecordAnyFile(t *testing.T) {
 		t.Errorf("recorded %d bytes, and only so much as a page is read of an attribute", len(data))
 	}
 	dir := t.TempDir()
-	if err := parse(t, string(data)).Layout(dir); err != nil {
+	if err := parse(t, string(data)).WriteHost(dir); err != nil {
 		t.Fatal(err)
 	}
 	want, got := summary(discovery.Scan(host, families)), summary(discovery.Scan(&discovery.Host{FS: os.DirFS(dir)}, families))
@@ -322,7 +322,7 @@ func FuzzParse(f *testing.F) {
 		parent := t.TempDir()
 		dir := filepath.Join(parent, "host")
 		for range 2 {
-			if err := h.Layout(dir); err != nil {
+			if err := h.WriteHost(dir); err != nil {
 				if !strings.Contains(err.Error(), "too long") {
 					t.Errorf("accepted and not laid out: %v", err)
 				}

@@ -32,8 +32,8 @@ type Lists struct {
 	CDIDevices  bool // the kubelet passes the names of CDI devices to the container runtime
 }
 
-// CDI reports whether containers get CDI device names.
-func (l Lists) CDI() bool { return l.Annotations || l.CDIDevices }
+// UsesCDI reports whether containers get CDI device names.
+func (l Lists) UsesCDI() bool { return l.Annotations || l.CDIDevices }
 
 // Policy selects the IDs of a resource that are allocated together.
 type Policy string

@@ -13,8 +13,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// report adds a problem of a device or a resource.
-func (s *Snapshot) report(what string, err error) {
+// addProblem adds a problem of a device or a resource.
+func (s *Snapshot) addProblem(what string, err error) {
 	s.Problems = append(s.Problems, discovery.Problem{Device: what, Err: fmt.Errorf("config: %w", err)})
 }
 
@@ -24,7 +24,7 @@ func (s *Snapshot) dropTaken() {
 	owners := make(map[string]*Offered) // by node
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		if d.FromConfig || d.Open {
+		if d.FromConfig || d.Shareable {
 			continue
 		}
 		for _, node := range d.OwnNodes() {
@@ -41,7 +41,7 @@ func (s *Snapshot) dropTaken() {
 			continue
 		}
 		node := d.Edits.DeviceNodes[i].HostPath
-		s.report(d.Name, fmt.Errorf("%s is that of device %s of family %s, which is not excluded", node, owners[node].Name, owners[node].Family))
+		s.addProblem(d.Name, fmt.Errorf("%s is that of device %s of family %s, which is not excluded", node, owners[node].Name, owners[node].Family))
 	}
 	s.Devices = kept
 }
@@ -66,7 +66,7 @@ func (s *Snapshot) dropCounted() {
 		}
 		if !said[resource] {
 			said[resource] = true
-			s.report(resource, fmt.Errorf("its units may be of device %s of family %s, which is of kind %s too and not excluded", other.Name, other.Family, kind))
+			s.addProblem(resource, fmt.Errorf("its units may be of device %s of family %s, which is of kind %s too and not excluded", other.Name, other.Family, kind))
 		}
 		return true
 	})
@@ -89,7 +89,7 @@ func (s *Snapshot) dropSplit() {
 	}
 	s.Devices = slices.DeleteFunc(s.Devices, func(d Offered) bool {
 		if split[d.Silicon()] {
-			s.report(d.Name, ErrSplit)
+			s.addProblem(d.Name, ErrSplit)
 		}
 		return split[d.Silicon()]
 	})
@@ -102,7 +102,7 @@ func (s *Snapshot) dropPartial() {
 	for i := range s.Devices {
 		offers = append(offers, s.Devices[i].Offers)
 	}
-	members := discovery.Members(offers)
+	members := discovery.MemberCounter(offers)
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		partial := func(offer discovery.Offer) bool { return members(offer) < offer.Members }
@@ -111,7 +111,7 @@ func (s *Snapshot) dropPartial() {
 		}
 		d.Offers = slices.DeleteFunc(slices.Clone(d.Offers), func(offer discovery.Offer) bool {
 			if partial(offer) {
-				s.report(d.Name, fmt.Errorf("resource %s: %s is given with all of its %d devices, of which %d have the name", offer.Resource, offer.Unit, offer.Members, members(offer)))
+				s.addProblem(d.Name, fmt.Errorf("resource %s: %s is given with all of its %d devices, of which %d have the name", offer.Resource, offer.Unit, offer.Members, members(offer)))
 			}
 			return partial(offer)
 		})
@@ -122,26 +122,26 @@ func (s *Snapshot) dropPartial() {
 // plugin API only counts devices, so a container cannot choose between them.
 func (s *Snapshot) dropUnlike() {
 	for _, resource := range slices.Sorted(maps.Keys(s.Allocation)) {
-		err := s.unlike(resource, s.Allocation[resource].Alike)
+		err := s.compareAttributes(resource, s.Allocation[resource].Alike)
 		if err == nil {
 			continue
 		}
-		s.report(resource, err)
+		s.addProblem(resource, err)
 		for i := range s.Devices {
-			if d := &s.Devices[i]; d.offers(resource) {
+			if d := &s.Devices[i]; d.hasOffer(resource) {
 				d.Offers = slices.DeleteFunc(slices.Clone(d.Offers), func(offer discovery.Offer) bool { return offer.Resource == resource })
 			}
 		}
 	}
 }
 
-// unlike returns an error that names two devices of a resource with different attributes.
-func (s *Snapshot) unlike(resource string, attributes []resourceapi.QualifiedName) error {
+// compareAttributes returns an error that names two devices of a resource with different attributes.
+func (s *Snapshot) compareAttributes(resource string, attributes []resourceapi.QualifiedName) error {
 	var first *Offered
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		switch {
-		case !d.offers(resource):
+		case !d.hasOffer(resource):
 			continue
 		case first == nil:
 			first = d

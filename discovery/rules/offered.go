@@ -54,8 +54,8 @@ func ResourceOf(devices []Offered) string {
 	return name
 }
 
-// Devices returns the devices without the properties that the rules add.
-func Devices(offered []Offered) []discovery.Device {
+// PlainDevices returns the devices without the properties that the rules add.
+func PlainDevices(offered []Offered) []discovery.Device {
 	devices := make([]discovery.Device, len(offered))
 	for i := range offered {
 		devices[i] = offered[i].Device
@@ -81,9 +81,9 @@ func (s *Snapshot) Lookup(name string) (Offered, bool) {
 	return s.Devices[i], true
 }
 
-// Same reports whether two snapshots have the same devices, allocations and problems, so readers
+// SameSnapshots reports whether two snapshots have the same devices, allocations and problems, so readers
 // can ignore snapshots without changes.
-func Same(a, b *Snapshot) bool {
+func SameSnapshots(a, b *Snapshot) bool {
 	if a == nil || b == nil {
 		return a == b
 	}

@@ -17,10 +17,10 @@ type Overhead struct {
 	HostResources
 }
 
-// overhead returns the host resources for a device from the first matching entry, nil if none
+// hostOverhead returns the host resources for a device from the first matching entry, nil if none
 // matches. A share needs as much as a whole device, because each consumer has its own processes on
 // the host.
-func (r *Rules) overhead(selects func(Selector) bool) HostResources {
+func (r *Rules) hostOverhead(selects func(Selector) bool) HostResources {
 	if i := slices.IndexFunc(r.Overhead, func(o Overhead) bool { return selects(o.Selector) }); i >= 0 {
 		return r.Overhead[i].HostResources
 	}

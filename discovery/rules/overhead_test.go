@@ -27,7 +27,7 @@ func TestRulesChargeOverhead(t *testing.T) {
 	odd := gpu("c", "acme", 0)
 	odd.Attributes.SetString("kind", "other")
 	bare := discovery.Device{Name: "d"}
-	got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{gpu("a", "amd", 1<<30), gpu("b", "nvidia", 0), odd, bare}})
+	got := rules.ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{gpu("a", "amd", 1<<30), gpu("b", "nvidia", 0), odd, bare}})
 	var overheads []HostResources
 	for _, d := range got.Devices {
 		overheads = append(overheads, d.Overhead)

@@ -62,12 +62,12 @@ func Compile(expression string) (Selector, error) {
 	return Selector{expression, compiled}, nil
 }
 
-// Selects reports whether the expression is true for the device. Reading an attribute that the
+// SelectsDevice reports whether the expression is true for the device. Reading an attribute that the
 // device does not have is an error.
-func (s Selector) Selects(d discovery.Device) (bool, error) {
+func (s Selector) SelectsDevice(d discovery.Device) (bool, error) {
 	selected, _, err := s.compiled.DeviceMatches(context.Background(), dracel.Device{
 		Driver:                   discovery.Domain,
-		AllowMultipleAllocations: &d.Open,
+		AllowMultipleAllocations: &d.Shareable,
 		Attributes:               d.Attributes,
 		Capacity:                 d.Capacity,
 	})
@@ -77,7 +77,7 @@ func (s Selector) Selects(d discovery.Device) (bool, error) {
 	return selected, nil
 }
 
-// Apply returns the devices with the rules applied: without excluded devices, and with shares,
+// ApplyTo returns the devices with the rules applied: without excluded devices, and with shares,
 // extended resources and modes. Offers without a name, Named devices without a configured name and
 // PoolOnly devices outside of pools are left out. If an expression fails for a device, the device
 // is not selected and the error is reported as a problem.
@@ -90,13 +90,13 @@ func (s Selector) Selects(d discovery.Device) (bool, error) {
 // offers devices of the same kind. The administrator can exclude the other devices. If a unit has
 // lost one of its Members, the other members are not offered. If the devices of a resource must be
 // alike and differ, the resource has no devices.
-func (r *Rules) Apply(s *discovery.Snapshot) *Snapshot {
+func (r *Rules) ApplyTo(s *discovery.Snapshot) *Snapshot {
 	out := &Snapshot{Problems: slices.Clone(s.Problems), Gone: s.Gone, Allocation: r.Allocation}
 	own, lists := ownNames(s), make(map[string]*counted)
 	devices := r.joinWanted(s.Devices, own)
 	for i := range devices {
 		d := offeredAs(&devices[i])
-		kept, errs := r.apply(&d, own[d.Family], lists)
+		kept, errs := r.applyDevice(&d, own[d.Family], lists)
 		for _, err := range errs {
 			out.Problems = append(out.Problems, discovery.Problem{Device: d.Name, Err: fmt.Errorf("config: %w", err)})
 		}
@@ -121,7 +121,7 @@ func (r *Rules) joinWanted(devices []discovery.Device, own map[string]map[string
 	return discovery.JoinGroups(devices, func(device *discovery.Device) bool {
 		d := offeredAs(device)
 		selects := func(s Selector) bool {
-			selected, err := s.Selects(*device)
+			selected, err := s.SelectsDevice(*device)
 			return selected && err == nil // name reports the error later
 		}
 		_, _ = r.name(&d, selects, own[d.Family], nil)
@@ -132,7 +132,7 @@ func (r *Rules) joinWanted(devices []discovery.Device, own map[string]map[string
 // offeredAs returns a device as offered without rules. If the family sets a number of shares, the
 // device is shared by number.
 func offeredAs(d *discovery.Device) Offered {
-	offered := Offered{Device: *d, Offers: d.Classic}
+	offered := Offered{Device: *d, Offers: d.PluginOffers}
 	if _, counted := d.Capacity[discovery.Shares]; counted {
 		offered.Sharing = byNumber()
 	}
@@ -148,22 +148,22 @@ func ownNames(s *discovery.Snapshot) map[string]map[string]bool {
 		if names[d.Family] == nil {
 			names[d.Family] = make(map[string]bool)
 		}
-		for _, offer := range d.Classic {
+		for _, offer := range d.PluginOffers {
 			names[d.Family][offer.Resource] = true
 		}
 	}
 	return names
 }
 
-// apply applies the rules to the device and reports whether the device is kept. The device's maps
+// applyDevice applies the rules to the device and reports whether the device is kept. The device's maps
 // and slices belong to the host's snapshot and must not be modified. own contains the family's own
-// resource names. apply adds the device's units to lists, the resources that count units.
-func (r *Rules) apply(d *Offered, own map[string]bool, lists map[string]*counted) (kept bool, errs []error) {
-	if d.Named && !slices.ContainsFunc(r.Resources, func(resource Resource) bool { return d.offers(resource.Name) }) {
+// resource names. applyDevice adds the device's units to lists, the resources that count units.
+func (r *Rules) applyDevice(d *Offered, own map[string]bool, lists map[string]*counted) (kept bool, errs []error) {
+	if d.OptIn && !slices.ContainsFunc(r.Resources, func(resource Resource) bool { return d.hasOffer(resource.Name) }) {
 		return false, nil // the device is not configured, so errors are not reported
 	}
 	selects := func(s Selector) bool {
-		selected, err := s.Selects(d.Device)
+		selected, err := s.SelectsDevice(d.Device)
 		if err != nil {
 			errs = append(errs, err)
 		}
@@ -172,8 +172,8 @@ func (r *Rules) apply(d *Offered, own map[string]bool, lists map[string]*counted
 	if slices.ContainsFunc(r.Exclude, selects) {
 		return false, errs
 	}
-	d.Overhead = r.overhead(selects)
-	share := r.shared(selects)
+	d.Overhead = r.hostOverhead(selects)
+	share := r.shareOf(selects)
 	if d.PoolOnly == discovery.SharedPools && (share == nil || !share.Pool) {
 		return false, nil // the device is not configured, so errors are not reported
 	}
@@ -185,7 +185,7 @@ func (r *Rules) apply(d *Offered, own map[string]bool, lists map[string]*counted
 		errs = append(errs, err)
 	}
 	if share != nil {
-		if err := share.apply(d, lists); err != nil {
+		if err := share.shareDevice(d, lists); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -218,47 +218,47 @@ func (d *Offered) publishNames() error {
 func (r *Rules) name(d *Offered, selects func(Selector) bool, own map[string]bool, share *Share) (kept bool, err error) {
 	d.Mode = r.Mode
 	i := slices.IndexFunc(r.Resources, func(resource Resource) bool {
-		return (d.offers(resource.Name) || !d.Named && !own[resource.Name]) && (d.PoolOnly != discovery.SRIOVPools || resource.SRIOV != nil) && selects(resource.Selector)
+		return (d.hasOffer(resource.Name) || !d.OptIn && !own[resource.Name]) && (d.PoolOnly != discovery.SRIOVPools || resource.SRIOV != nil) && selects(resource.Selector)
 	})
 	if i < 0 {
 		if share == nil || share.Resource == "" {
 			d.Offers = named(d.Offers)
 		}
-		return !d.Named && d.PoolOnly != discovery.SRIOVPools, nil
+		return !d.OptIn && d.PoolOnly != discovery.SRIOVPools, nil
 	}
 	resource := r.Resources[i]
 	if resource.Mode != nil {
 		d.Mode = *resource.Mode
 	}
 	d.Want, d.SRIOV = resource.Want, resource.SRIOV
-	d.Offers = renamed(d.Offers, resource.Name, resource.SRIOV != nil)
+	d.Offers = renameOffers(d.Offers, resource.Name, resource.SRIOV != nil)
 	if len(d.Offers) == 0 && d.Mode != discovery.ModeDRA {
 		return true, fmt.Errorf("resource %s: the device has no ID in the device plugin API", resource.Name)
 	}
 	return true, nil
 }
 
-// offers reports whether the device has an offer of the resource.
-func (d *Offered) offers(resource string) bool {
+// hasOffer reports whether the device has an offer of the resource.
+func (d *Offered) hasOffer(resource string) bool {
 	return slices.ContainsFunc(d.Offers, func(offer discovery.Offer) bool { return offer.Resource == resource })
 }
 
-// renamed returns the offers under a single other name. If the device has several offers, renamed
+// renameOffers returns the offers under a single other name. If the device has several offers, renamed
 // prefers the IDs of the offer with that name, then the IDs of the name's domain, then the IDs of
 // the first offer. A pool of the SR-IOV network device plugin prefers the IDs for such pools. A
 // device without IDs is not offered.
-func renamed(offers []discovery.Offer, resource string, sriov bool) []discovery.Offer {
+func renameOffers(offers []discovery.Offer, resource string, sriov bool) []discovery.Offer {
 	domain, _, _ := strings.Cut(resource, "/")
 	for _, fits := range []func(discovery.Offer) bool{
 		func(offer discovery.Offer) bool { return offer.SRIOV && sriov },
 		func(offer discovery.Offer) bool { return offer.Resource == resource },
 		func(offer discovery.Offer) bool { return offer.Resource == domain+"/"+discovery.AnyName },
-		func(offer discovery.Offer) bool { return !offer.Unnamed() || offer.Resource == discovery.AnyName },
+		func(offer discovery.Offer) bool { return !offer.IsUnnamed() || offer.Resource == discovery.AnyName },
 	} {
 		allowed := func(offer discovery.Offer) bool { return fits(offer) && (sriov || !offer.SRIOV) }
 		if i := slices.IndexFunc(offers, allowed); i >= 0 {
 			offer := offers[i]
-			offer.Resource, offer.Named, offer.SRIOV = resource, false, false
+			offer.Resource, offer.Optional, offer.SRIOV = resource, false, false
 			return []discovery.Offer{offer}
 		}
 	}
@@ -267,7 +267,7 @@ func renamed(offers []discovery.Offer, resource string, sriov bool) []discovery.
 
 // named returns the offers that have a name and need no configuration.
 func named(offers []discovery.Offer) []discovery.Offer {
-	unasked := func(offer discovery.Offer) bool { return offer.Unnamed() || offer.Named }
+	unasked := func(offer discovery.Offer) bool { return offer.IsUnnamed() || offer.Optional }
 	if !slices.ContainsFunc(offers, unasked) {
 		return offers
 	}

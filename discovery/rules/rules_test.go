@@ -15,7 +15,7 @@ import (
 
 // gpu returns a device with some attributes and one ID.
 func gpu(name, vendor string, memory int64) discovery.Device {
-	d := discovery.Device{Name: name, Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}, Classic: []discovery.Offer{{Resource: vendor + ".com/gpu", IDs: []string{name}}}}
+	d := discovery.Device{Name: name, Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}, PluginOffers: []discovery.Offer{{Resource: vendor + ".com/gpu", IDs: []string{name}}}}
 	d.Attributes.SetString("kind", "gpu")
 	d.Attributes.SetString("vendor", vendor)
 	if memory > 0 {
@@ -43,7 +43,7 @@ func TestRules(t *testing.T) {
 			{Selector: selector(t, `device.attributes["chandler.dev"].kind == "gpu"`), Name: "example.com/gpu"},
 		},
 	}
-	got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{
+	got := rules.ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{
 		gpu("a", "acme", 1<<30),
 		gpu("b", "amd", 192<<30),
 		gpu("c", "amd", 16<<30),
@@ -76,7 +76,7 @@ func TestRules(t *testing.T) {
 func TestRulesLeaveTheirInputAlone(t *testing.T) {
 	rules := &Rules{Mode: discovery.ModeDRA, Resources: []Resource{{Selector: selector(t, "true"), Name: "example.com/gpu"}}}
 	snapshot := &discovery.Snapshot{Devices: []discovery.Device{gpu("a", "amd", 0)}}
-	rules.Apply(snapshot)
+	rules.ApplyTo(snapshot)
 	if diff := cmp.Diff([]discovery.Device{gpu("a", "amd", 0)}, snapshot.Devices); diff != "" {
 		t.Errorf("the snapshot changed (-want +got):\n%s", diff)
 	}
@@ -87,7 +87,7 @@ func TestRulesNameWhatHasNoName(t *testing.T) {
 	unnamed := func(name string) discovery.Device {
 		d := gpu(name, "acme", 0)
 		d.Attributes.SetString("model", name)
-		d.Classic[0].Resource = "*"
+		d.PluginOffers[0].Resource = "*"
 		return d
 	}
 	rules := &Rules{Resources: []Resource{{Selector: selector(t, `device.attributes["chandler.dev"].model == "b"`), Name: "example.com/pool"}}}
@@ -97,7 +97,7 @@ func TestRulesNameWhatHasNoName(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	got := rules.Apply(snapshot)
+	got := rules.ApplyTo(snapshot)
 	if len(got.Problems) > 0 || len(got.Devices) != 2 || len(got.Devices[0].Offers) != 0 {
 		t.Fatalf("got the devices %+v and the problems %v; want both devices, a without an offer", got.Devices, got.Problems)
 	}
@@ -112,8 +112,8 @@ func TestRulesNameWhatHasNoName(t *testing.T) {
 // A Named device is offered only under one of its own names, regardless of the selectors.
 func TestRulesLetNobodyInUnasked(t *testing.T) {
 	monitor := gpu("monitor", "acme", 0)
-	monitor.Named = true
-	monitor.Classic = []discovery.Offer{{Resource: "acme.com/monitor", IDs: []string{"all"}}}
+	monitor.OptIn = true
+	monitor.PluginOffers = []discovery.Offer{{Resource: "acme.com/monitor", IDs: []string{"all"}}}
 	for name, test := range map[string]struct {
 		resources []Resource
 		want      []discovery.Offer
@@ -123,7 +123,7 @@ func TestRulesLetNobodyInUnasked(t *testing.T) {
 		"not selected": {resources: []Resource{{Selector: selector(t, "false"), Name: "acme.com/monitor"}}},
 		"its name": {
 			resources: []Resource{{Selector: selector(t, "true"), Name: "acme.com/gpu"}, {Selector: selector(t, "true"), Name: "acme.com/monitor"}},
-			want:      monitor.Classic,
+			want:      monitor.PluginOffers,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -132,7 +132,7 @@ func TestRulesLetNobodyInUnasked(t *testing.T) {
 			if !slices.ContainsFunc(test.resources, func(r Resource) bool { return r.Name == "acme.com/monitor" }) {
 				rules.Exclude = []Selector{selector(t, `device.capacity["chandler.dev"].memory.compareTo(quantity("1Gi")) < 0`)}
 			}
-			got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{monitor}})
+			got := rules.ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{monitor}})
 			if test.want == nil {
 				if len(got.Devices) > 0 || len(got.Problems) > 0 {
 					t.Errorf("got %+v and the problems %v; want no device and no problem", got.Devices, got.Problems)
@@ -149,7 +149,7 @@ func TestRulesLetNobodyInUnasked(t *testing.T) {
 // A Named offer is used if the administrator configures its name, and the first offer otherwise.
 func TestRulesChooseAnOffer(t *testing.T) {
 	part := discovery.Offer{Resource: "example.com/part", IDs: []string{"part0"}}
-	card := discovery.Offer{Resource: "example.com/card", IDs: []string{"card0"}, Unit: "card0", Named: true}
+	card := discovery.Offer{Resource: "example.com/card", IDs: []string{"card0"}, Unit: "card0", Optional: true}
 	for name, want := range map[string][]discovery.Offer{
 		"":                 {part},
 		"example.com/part": {part},
@@ -160,11 +160,11 @@ func TestRulesChooseAnOffer(t *testing.T) {
 		if name != "" {
 			rules.Resources = []Resource{{Selector: selector(t, "true"), Name: name}}
 		}
-		snapshot := &discovery.Snapshot{Devices: []discovery.Device{{Name: "a", Classic: []discovery.Offer{part, card}}}}
-		if diff := cmp.Diff(want, rules.Apply(snapshot).Devices[0].Offers); diff != "" {
+		snapshot := &discovery.Snapshot{Devices: []discovery.Device{{Name: "a", PluginOffers: []discovery.Offer{part, card}}}}
+		if diff := cmp.Diff(want, rules.ApplyTo(snapshot).Devices[0].Offers); diff != "" {
 			t.Errorf("named %q (-want +got):\n%s", name, diff)
 		}
-		if diff := cmp.Diff([]discovery.Offer{part, card}, snapshot.Devices[0].Classic); diff != "" {
+		if diff := cmp.Diff([]discovery.Offer{part, card}, snapshot.Devices[0].PluginOffers); diff != "" {
 			t.Errorf("named %q: the snapshot changed (-want +got):\n%s", name, diff)
 		}
 	}
@@ -180,7 +180,7 @@ func TestRulesRefuseToSplitAWhole(t *testing.T) {
 		{Selector: selector(t, `device.attributes["chandler.dev"].name == "b"`), Name: "example.com/gpu", Mode: &classic},
 	}}
 	second.Attributes.SetString("name", "b")
-	got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{first, second, other}})
+	got := rules.ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{first, second, other}})
 	if len(got.Devices) != 1 || got.Devices[0].Name != "c" {
 		t.Errorf("got %d devices; want c alone", len(got.Devices))
 	}
@@ -222,13 +222,13 @@ func TestConfiguredGivesWay(t *testing.T) {
 		return d
 	}
 	kvm := device("kvm", "hypervisor", "/dev/kvm")
-	kvm.Open = true
+	kvm.Shareable = true
 	snapshot := &discovery.Snapshot{Devices: []discovery.Device{
 		device("gpu-0", "gpus", "/dev/dri/card0", "/dev/all"), device("gpu-1", "gpus", "/dev/dri/card1"), kvm,
 		device("paths-all", "paths", "/dev/all"), device("paths-kvm", "paths", "/dev/kvm"), device("paths-video", "paths", "/dev/fuse", "/dev/dri/card1"),
 	}}
 	names := func(rules *Rules) (names []string, problems []discovery.Problem) {
-		applied := rules.Apply(snapshot)
+		applied := rules.ApplyTo(snapshot)
 		for _, d := range applied.Devices {
 			names = append(names, d.Name)
 		}
@@ -251,20 +251,20 @@ func TestConfiguredGivesWay(t *testing.T) {
 // A device uses the IDs of the plugin with names in the configured domain.
 func TestNamesWithinADomain(t *testing.T) {
 	d := gpu("a", "acme", 0)
-	d.Classic = []discovery.Offer{{Resource: "acme.com/*", IDs: []string{"0000:01:00.0"}}, {Resource: "*", IDs: []string{"12"}}, {Resource: "acme.com/own", IDs: []string{"own"}, Named: true}}
+	d.PluginOffers = []discovery.Offer{{Resource: "acme.com/*", IDs: []string{"0000:01:00.0"}}, {Resource: "*", IDs: []string{"12"}}, {Resource: "acme.com/own", IDs: []string{"own"}, Optional: true}}
 	for name, want := range map[string]string{"acme.com/big": "0000:01:00.0", "example.com/big": "12", "not-acme.com/big": "12", "acme.com/own": "own"} {
 		rules := &Rules{Resources: []Resource{{Selector: selector(t, everyGPU), Name: name}}}
-		got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{d}}).Devices[0].Offers
+		got := rules.ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{d}}).Devices[0].Offers
 		if diff := cmp.Diff([]discovery.Offer{{Resource: name, IDs: []string{want}}}, got); diff != "" {
 			t.Errorf("%s: offers (-want +got):\n%s", name, diff)
 		}
 	}
-	d.Classic = d.Classic[:1]
+	d.PluginOffers = d.PluginOffers[:1]
 	other := &Rules{Resources: []Resource{{Selector: selector(t, everyGPU), Name: "example.com/big"}}}
-	if s := other.Apply(&discovery.Snapshot{Devices: []discovery.Device{d}}); len(s.Devices[0].Offers) > 0 || len(s.Problems) != 1 {
+	if s := other.ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{d}}); len(s.Devices[0].Offers) > 0 || len(s.Problems) != 1 {
 		t.Errorf("no ID but within acme.com, and offered as %+v", s.Devices[0].Offers)
 	}
-	if s := (&Rules{}).Apply(&discovery.Snapshot{Devices: []discovery.Device{d}}); len(s.Devices[0].Offers) > 0 {
+	if s := (&Rules{}).ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{d}}); len(s.Devices[0].Offers) > 0 {
 		t.Errorf("unnamed, and offered as %+v", s.Devices[0].Offers)
 	}
 }
@@ -289,7 +289,7 @@ func TestCountedGiveWay(t *testing.T) {
 		device("u0", "paths", "fpga"), device("u1", "paths", "fpga"), device("n", "paths", "npu"), device("o", "paths", "other"),
 	}}
 	for expression, want := range map[string]string{"false": "fpga idle vfio n o", "device.attributes[\"chandler.dev\"].family == \"aws\"": "vfio u0 u1 n o"} {
-		applied := (&Rules{Exclude: []Selector{selector(t, expression)}}).Apply(snapshot)
+		applied := (&Rules{Exclude: []Selector{selector(t, expression)}}).ApplyTo(snapshot)
 		var names []string
 		for _, d := range applied.Devices {
 			names = append(names, d.Name)
@@ -306,15 +306,15 @@ func TestCountedGiveWay(t *testing.T) {
 
 func TestRulesPublishTheNameOfAResource(t *testing.T) {
 	d := gpu("a", "acme", 0)
-	d.Classic = []discovery.Offer{{Resource: "*", IDs: []string{"1"}, NameAs: "example.com/resourceName"}}
+	d.PluginOffers = []discovery.Offer{{Resource: "*", IDs: []string{"1"}, NameAs: "example.com/resourceName"}}
 	full := gpu("b", "acme", 0)
-	full.Classic = d.Classic
+	full.PluginOffers = d.PluginOffers
 	for len(full.Attributes)+len(full.Capacity) < 32 {
 		full.Attributes.SetInt(resourceapi.QualifiedName(fmt.Sprintf("a%d", len(full.Attributes))), 1)
 	}
 	rules := &Rules{Resources: []Resource{{Selector: selector(t, "true"), Name: "intel.com/net"}}}
 	for _, given := range []discovery.Device{d, full} {
-		got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{given}})
+		got := rules.ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{given}})
 		want := ""
 		if given.Name == "a" {
 			want = "intel.com/net"
@@ -329,7 +329,7 @@ func TestRulesPublishTheNameOfAResource(t *testing.T) {
 			t.Errorf("%s: resource %q", given.Name, got.Devices[0].Resource())
 		}
 	}
-	if got := (&Rules{}).Apply(&discovery.Snapshot{Devices: []discovery.Device{d}}); len(got.Devices[0].Attributes) != len(d.Attributes) {
+	if got := (&Rules{}).ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{d}}); len(got.Devices[0].Attributes) != len(d.Attributes) {
 		t.Errorf("unnamed: attributes %v", got.Devices[0].Attributes)
 	}
 	if d.Attributes.String("example.com/resourceName") != "" {
@@ -342,9 +342,9 @@ func TestRulesPublishTheNameOfAResource(t *testing.T) {
 func TestRulesDoNotMixGranularities(t *testing.T) {
 	chip, core, other := gpu("chip", "acme", 0), gpu("core", "acme", 0), gpu("other", "acme", 0)
 	chip.Family, core.Family, other.Family = "neuron", "neuron", "another"
-	core.Classic = []discovery.Offer{{Resource: "acme.com/core", IDs: []string{"0"}, Named: true}}
+	core.PluginOffers = []discovery.Offer{{Resource: "acme.com/core", IDs: []string{"0"}, Optional: true}}
 	rules := &Rules{Resources: []Resource{{Selector: selector(t, `true`), Name: "acme.com/core"}}}
-	s := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{chip, core, other}})
+	s := rules.ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{chip, core, other}})
 	for name, want := range map[string]discovery.Offer{
 		"chip":  {Resource: "acme.com/gpu", IDs: []string{"chip"}},
 		"core":  {Resource: "acme.com/core", IDs: []string{"0"}},
@@ -362,7 +362,7 @@ func TestRulesDoNotMixGranularities(t *testing.T) {
 func TestRulesKeepUnitsWhole(t *testing.T) {
 	member := func(name, unit string) discovery.Device {
 		d := gpu(name, "acme", 0)
-		d.Classic = []discovery.Offer{{Resource: "acme.com/card", IDs: []string{unit}, Unit: unit}}
+		d.PluginOffers = []discovery.Offer{{Resource: "acme.com/card", IDs: []string{unit}, Unit: unit}}
 		return d
 	}
 	devices := []discovery.Device{member("a", "one"), member("b", "one"), member("c", "two"), member("d", "two"), member("e", "three")}
@@ -375,7 +375,7 @@ func TestRulesKeepUnitsWhole(t *testing.T) {
 		snapshot.Devices[i].Attributes.SetString("model", snapshot.Devices[i].Name)
 	}
 	rules := &Rules{Exclude: []Selector{excluded("b"), excluded("g")}}
-	got := rules.Apply(snapshot)
+	got := rules.ApplyTo(snapshot)
 	var offered []string
 	for _, d := range got.Devices {
 		if len(d.Offers) > 0 {
@@ -389,7 +389,7 @@ func TestRulesKeepUnitsWhole(t *testing.T) {
 	if fmt.Sprint(got.Problems) != want {
 		t.Errorf("problems %v; want %s", got.Problems, want)
 	}
-	if len(snapshot.Devices[0].Classic) != 1 {
+	if len(snapshot.Devices[0].PluginOffers) != 1 {
 		t.Error("the input was changed")
 	}
 }
@@ -432,7 +432,7 @@ func TestAlike(t *testing.T) {
 		"shared as well": {alike: []resourceapi.QualifiedName{"index"}, sharing: []Share{{Selector: selector(t, everyGPU), Replicas: 2}}, want: "acme.com/gpu: config: no device is offered under this name, since they must be alike: device a has no index, device b has index 1"},
 	} {
 		rules := &Rules{Sharing: test.sharing, Allocation: map[string]Allocation{"acme.com/gpu": {Alike: test.alike}, "amd.com/gpu": {Alike: test.alike}, "none.com/gpu": {Alike: test.alike}}}
-		got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{whole, half, other}})
+		got := rules.ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{whole, half, other}})
 		var reasons, offered []string
 		for _, problem := range got.Problems {
 			reasons = append(reasons, problem.Error())
@@ -450,7 +450,7 @@ func TestAlike(t *testing.T) {
 			t.Errorf("%s: of %d devices %v are offered; problems %q", name, len(got.Devices), offered, reasons)
 		}
 	}
-	if len(whole.Classic) != 1 {
+	if len(whole.PluginOffers) != 1 {
 		t.Error("the input was changed")
 	}
 }
@@ -459,9 +459,9 @@ func TestAlike(t *testing.T) {
 // such IDs, pools use the other IDs.
 func TestPoolsOfTheSRIOVPlugin(t *testing.T) {
 	both := gpu("a", "acme", 0)
-	both.Classic = []discovery.Offer{{Resource: "*", IDs: []string{"12"}}, {Resource: "acme.com/*", IDs: []string{"acme"}}, {Resource: "*", IDs: []string{"0000:01:00.0"}, SRIOV: true}}
+	both.PluginOffers = []discovery.Offer{{Resource: "*", IDs: []string{"12"}}, {Resource: "acme.com/*", IDs: []string{"acme"}}, {Resource: "*", IDs: []string{"0000:01:00.0"}, SRIOV: true}}
 	own, only := gpu("a", "acme", 0), gpu("a", "acme", 0)
-	only.Classic = both.Classic[2:]
+	only.PluginOffers = both.PluginOffers[2:]
 	pool := &discovery.SRIOVPool{NeedVhostNet: true}
 	for name, test := range map[string]struct {
 		device discovery.Device
@@ -477,7 +477,7 @@ func TestPoolsOfTheSRIOVPlugin(t *testing.T) {
 		"for pools alone":   {only, "example.com/pool", nil, ""},
 	} {
 		rules := &Rules{Resources: []Resource{{Selector: selector(t, everyGPU), Name: test.name, SRIOV: test.pool}}}
-		got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{test.device}}).Devices[0]
+		got := rules.ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{test.device}}).Devices[0]
 		var want []discovery.Offer
 		if test.want != "" {
 			want = []discovery.Offer{{Resource: test.name, IDs: []string{test.want}}}
@@ -486,7 +486,7 @@ func TestPoolsOfTheSRIOVPlugin(t *testing.T) {
 			t.Errorf("%s: pool %v, offers (-want +got):\n%s", name, got.SRIOV, diff)
 		}
 	}
-	if got := (&Rules{}).Apply(&discovery.Snapshot{Devices: []discovery.Device{both}}).Devices[0].Offers; len(got) > 0 {
+	if got := (&Rules{}).ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{both}}).Devices[0].Offers; len(got) > 0 {
 		t.Errorf("unnamed, and offered as %+v", got)
 	}
 }

@@ -31,9 +31,9 @@ type Sharing struct {
 	Default resource.Quantity `json:"default"`
 }
 
-// Form describes how the device is divided into shares, "" if it is not. If a consumer has a share
+// ShareForm describes how the device is divided into shares, "" if it is not. If a consumer has a share
 // of one form, the amount left for shares of another form is unknown.
-func (d *Offered) Form() string {
+func (d *Offered) ShareForm() string {
 	if d.Sharing == nil {
 		return ""
 	}
@@ -80,12 +80,12 @@ type Share struct {
 	Unit     resource.Quantity
 }
 
-// apply shares the device. The device's maps and slices belong to the original and must not be
+// shareDevice shares the device. The device's maps and slices belong to the original and must not be
 // modified. After an error the device remains whole and has no ID in the device plugin API. If the
 // list of the resource has no room for the units, the device is shared but has no ID. For a device
 // with unlimited sharing, only the number of IDs changes.
-func (s *Share) apply(d *Offered, lists map[string]*counted) error {
-	sharing, offers, err := s.of(d, lists)
+func (s *Share) shareDevice(d *Offered, lists map[string]*counted) error {
+	sharing, offers, err := s.sharingOf(d, lists)
 	if err == nil && sharing != nil && s.Replicas > 0 {
 		d.Capacity, err = withShares(&d.Device, s.Replicas)
 	}
@@ -100,24 +100,24 @@ func (s *Share) apply(d *Offered, lists map[string]*counted) error {
 	return nil
 }
 
-// of returns the sharing of the device, nil for unlimited sharing, and the resulting offers.
-func (s *Share) of(d *Offered, lists map[string]*counted) (*Sharing, []discovery.Offer, error) {
+// sharingOf returns the sharing of the device, nil for unlimited sharing, and the resulting offers.
+func (s *Share) sharingOf(d *Offered, lists map[string]*counted) (*Sharing, []discovery.Offer, error) {
 	switch {
-	case d.Open:
-		offers, err := s.recounted(d.Offers)
+	case d.Shareable:
+		offers, err := s.recountOffers(d.Offers)
 		return nil, offers, err
 	case d.Sharing != nil:
 		return nil, nil, errors.New("sharing: several containers may have the device already")
 	}
 	offers := d.Offers
 	if s.Resource != "" {
-		offers = renamed(offers, s.Resource, false)
+		offers = renameOffers(offers, s.Resource, false)
 	}
 	if s.Replicas > 0 {
-		offers, err := s.replicas(offers)
+		offers, err := s.offerReplicas(offers)
 		return byNumber(), offers, err
 	}
-	units, err := s.units(&d.Device)
+	units, err := s.countUnits(&d.Device)
 	if err != nil {
 		return nil, nil, fmt.Errorf("sharing: %w", err)
 	}
@@ -127,21 +127,21 @@ func (s *Share) of(d *Offered, lists map[string]*counted) (*Sharing, []discovery
 	return &Sharing{s.Capacity, s.Unit, all}, offers, err
 }
 
-// recounted returns the offers of a device with unlimited sharing, with the configured number of
+// recountOffers returns the offers of a device with unlimited sharing, with the configured number of
 // IDs.
-func (s *Share) recounted(offers []discovery.Offer) ([]discovery.Offer, error) {
+func (s *Share) recountOffers(offers []discovery.Offer) ([]discovery.Offer, error) {
 	fixed := func(offer discovery.Offer) bool { return offer.Stem == "" }
 	if s.Replicas == 0 || s.Pool || slices.ContainsFunc(offers, fixed) {
 		return nil, errors.New("sharing: any number of containers may have the device already")
 	}
 	if s.Resource != "" {
-		offers = renamed(offers, s.Resource, false)
+		offers = renameOffers(offers, s.Resource, false)
 	}
-	return s.replicas(offers)
+	return s.offerReplicas(offers)
 }
 
-// replicas returns the offers with a number of shares for each ID.
-func (s *Share) replicas(offers []discovery.Offer) ([]discovery.Offer, error) {
+// offerReplicas returns the offers with a number of shares for each ID.
+func (s *Share) offerReplicas(offers []discovery.Offer) ([]discovery.Offer, error) {
 	var shared []discovery.Offer
 	for _, offer := range offers {
 		var ids []string
@@ -165,8 +165,8 @@ func (s *Share) replicas(offers []discovery.Offer) ([]discovery.Offer, error) {
 	return shared, nil
 }
 
-// units returns the number of units of the capacity.
-func (s *Share) units(d *discovery.Device) (int64, error) {
+// countUnits returns the number of units of the capacity.
+func (s *Share) countUnits(d *discovery.Device) (int64, error) {
 	capacity, known := d.Capacity[s.Capacity]
 	if !known {
 		return 0, fmt.Errorf("how much %s the device has is not known", s.Capacity)
@@ -215,8 +215,8 @@ func withShares(d *discovery.Device, n int) (discovery.Capacity, error) {
 	return capacity, nil
 }
 
-// shared returns the first share that selects the device, nil if none does.
-func (r *Rules) shared(selects func(Selector) bool) *Share {
+// shareOf returns the first share that selects the device, nil if none does.
+func (r *Rules) shareOf(selects func(Selector) bool) *Share {
 	if i := slices.IndexFunc(r.Sharing, func(s Share) bool { return selects(s.Selector) }); i >= 0 {
 		return &r.Sharing[i]
 	}

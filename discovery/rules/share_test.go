@@ -22,12 +22,12 @@ func shareOf(t *testing.T, share Share, devices ...discovery.Device) *Snapshot {
 	t.Helper()
 	share.Selector = selector(t, everyGPU)
 	rules := &Rules{Sharing: []Share{share}}
-	return rules.Apply(&discovery.Snapshot{Devices: devices})
+	return rules.ApplyTo(&discovery.Snapshot{Devices: devices})
 }
 
 func TestShareByNumber(t *testing.T) {
 	gke := gpu("nvidia0", "acme", 80*gib)
-	gke.Classic[0].Infix = "/vgpu"
+	gke.PluginOffers[0].Infix = "/vgpu"
 	s := shareOf(t, Share{Replicas: 2}, gpu("a", "acme", 80*gib), gke)
 	want := [][]discovery.Offer{
 		{{Resource: "acme.com/gpu", IDs: []string{"a::0", "a::1"}}},
@@ -49,7 +49,7 @@ func TestShareByNumber(t *testing.T) {
 // If the replaced plugin numbers its only share, further shares continue the numbers.
 func TestShareByStem(t *testing.T) {
 	numbered := gpu("a", "acme", 80*gib)
-	numbered.Classic[0].IDs, numbered.Classic[0].Stem = []string{"card1-0"}, "card1-"
+	numbered.PluginOffers[0].IDs, numbered.PluginOffers[0].Stem = []string{"card1-0"}, "card1-"
 	d := shareOf(t, Share{Replicas: 3}, numbered).Devices[0]
 	want := []discovery.Offer{{Resource: "acme.com/gpu", IDs: []string{"card1-0", "card1-1", "card1-2"}, Dialect: discovery.Dialect{Stem: "card1-"}}}
 	if diff := cmp.Diff(want, d.Offers); diff != "" {
@@ -64,15 +64,15 @@ func TestShareByStem(t *testing.T) {
 // keeps unlimited sharing.
 func TestShareableRecounted(t *testing.T) {
 	kvm := gpu("kvm", "acme", 0)
-	kvm.Open = true
-	kvm.Classic[0].IDs, kvm.Classic[0].Stem = discovery.CountedIDs("kvm", 1000), "kvm"
+	kvm.Shareable = true
+	kvm.PluginOffers[0].IDs, kvm.PluginOffers[0].Stem = discovery.CountedIDs("kvm", 1000), "kvm"
 	for resource, want := range map[string]string{"": "acme.com/gpu", "example.com/kvm": "example.com/kvm"} {
 		s := shareOf(t, Share{Replicas: 2, Resource: resource}, kvm)
 		d := s.Devices[0]
 		if diff := cmp.Diff([]discovery.Offer{{Resource: want, IDs: []string{"kvm0", "kvm1"}, Dialect: discovery.Dialect{Stem: "kvm"}}}, d.Offers); diff != "" {
 			t.Errorf("offers (-want +got):\n%s", diff)
 		}
-		if _, limited := d.Capacity[discovery.Shares]; limited || d.Sharing != nil || !d.Open || len(s.Problems) > 0 {
+		if _, limited := d.Capacity[discovery.Shares]; limited || d.Sharing != nil || !d.Shareable || len(s.Problems) > 0 {
 			t.Errorf("sharing %v of %v, problems %v", d.Sharing, d.Capacity, s.Problems)
 		}
 	}
@@ -101,7 +101,7 @@ func TestSharedEdits(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
-	if alone := (&Rules{}).Apply(&discovery.Snapshot{Devices: []discovery.Device{d}}).Devices[0]; len(alone.Edits.Mounts) > 0 || len(d.Edits.Mounts) > 0 {
+	if alone := (&Rules{}).ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{d}}).Devices[0]; len(alone.Edits.Mounts) > 0 || len(d.Edits.Mounts) > 0 {
 		t.Errorf("alone: %+v", alone.Edits)
 	}
 }
@@ -127,7 +127,7 @@ func TestConsumedAddsUp(t *testing.T) {
 func TestShareLeavesTheScanAlone(t *testing.T) {
 	before := gpu("a", "acme", 80*gib)
 	shareOf(t, Share{Replicas: 2}, before)
-	if _, added := before.Capacity[discovery.Shares]; added || len(before.Classic[0].IDs) != 1 {
+	if _, added := before.Capacity[discovery.Shares]; added || len(before.PluginOffers[0].IDs) != 1 {
 		t.Errorf("the device of the scan was changed: %v", before)
 	}
 }
@@ -160,11 +160,11 @@ func TestShareByMemory(t *testing.T) {
 func TestNotShared(t *testing.T) {
 	gi := Share{Unit: resource.MustParse("1Gi"), Capacity: "memory", Resource: "aliyun.com/gpu-mem"}
 	kvm := gpu("kvm", "acme", gib)
-	kvm.Open = true
+	kvm.Shareable = true
 	numbered := kvm
-	numbered.Classic = []discovery.Offer{{Resource: "acme.com/gpu", IDs: []string{"kvm0"}, Dialect: discovery.Dialect{Stem: "kvm"}}}
+	numbered.PluginOffers = []discovery.Offer{{Resource: "acme.com/gpu", IDs: []string{"kvm0"}, Dialect: discovery.Dialect{Stem: "kvm"}}}
 	counted := gpu("counted", "acme", gib)
-	counted.Classic[0].IDs = []string{"0", "1"}
+	counted.PluginOffers[0].IDs = []string{"0", "1"}
 	for name, test := range map[string]struct {
 		share  Share
 		device discovery.Device
@@ -196,8 +196,8 @@ func TestShareUnderANameOfTheAdministrator(t *testing.T) {
 		Resources: []Resource{{Selector: selector(t, everyGPU), Name: "example.com/shared-gpu"}},
 	}
 	unnamed := gpu("a", "acme", 0)
-	unnamed.Classic[0].Resource = "*"
-	s := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{unnamed}})
+	unnamed.PluginOffers[0].Resource = "*"
+	s := rules.ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{unnamed}})
 	want := []discovery.Offer{{Resource: "example.com/shared-gpu", IDs: []string{"a::0", "a::1"}}}
 	if diff := cmp.Diff(want, s.Devices[0].Offers); diff != "" {
 		t.Errorf("offers (-want +got):\n%s", diff)
@@ -208,7 +208,7 @@ func TestShareUnderANameOfTheAdministrator(t *testing.T) {
 func TestShareOfWhatIsCounted(t *testing.T) {
 	d := gpu("port", "example", 0)
 	d.Capacity.Set(discovery.Shares, 3)
-	counted := (&Rules{}).Apply(&discovery.Snapshot{Devices: []discovery.Device{d}}).Devices[0]
+	counted := (&Rules{}).ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{d}}).Devices[0]
 	if shares := counted.Capacity[discovery.Shares].Value; counted.Sharing == nil || counted.Sharing.Capacity != discovery.Shares || shares.Value() != 3 {
 		t.Errorf("%+v of %v", counted.Sharing, counted.Capacity)
 	}
@@ -232,7 +232,7 @@ func TestForPoolsAlone(t *testing.T) {
 		"pooled":           {Rules{Sharing: []Share{{Selector: everything, Replicas: 2, Resource: "rdma/hca", Pool: true}}}, "rdma/hca"},
 		"of another shape": {Rules{Sharing: []Share{{Selector: selector(t, `device.attributes["chandler.dev"].ifName == "x"`), Replicas: 2, Resource: "rdma/hca", Pool: true}}}, ""},
 	} {
-		s := test.rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{adapter}})
+		s := test.rules.ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{adapter}})
 		got := ""
 		for _, d := range s.Devices {
 			got += d.Resource()
@@ -260,7 +260,7 @@ func TestForSRIOVPoolsAlone(t *testing.T) {
 		"the first": {Rules{Resources: []Resource{{Selector: everything, Name: "example.com/a"}, {Selector: everything, Name: "example.com/b", SRIOV: &discovery.SRIOVPool{}}}}, "example.com/b"},
 		"not it":    {Rules{Resources: []Resource{{Selector: none, Name: "example.com/a", SRIOV: &discovery.SRIOVPool{}}}}, ""},
 	} {
-		s := test.rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{physical}})
+		s := test.rules.ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{physical}})
 		got := ""
 		for _, d := range s.Devices {
 			got += d.Resource()

@@ -70,8 +70,8 @@ func (c *counted) bytesIn(units int64) (bytes float64) {
 	return bytes
 }
 
-// smallest returns the smallest multiple of the unit for which all devices fit into the list.
-func (c *counted) smallest() *resource.Quantity {
+// smallestUnit returns the smallest multiple of the unit for which all devices fit into the list.
+func (c *counted) smallestUnit() *resource.Quantity {
 	most := int(c.bytesIn(1)/MaxList) + 1 // large enough, because numbers of units are rounded down
 	times := 1 + sort.Search(most, func(i int) bool { return c.bytesIn(int64(i)+1) <= MaxList })
 	unit := c.unit.DeepCopy()
@@ -92,7 +92,7 @@ func (s *Snapshot) reportLong(lists map[string]*counted) {
 		if len(long) > 0 {
 			s.Problems = append(s.Problems, discovery.Problem{Device: long[0], Err: fmt.Errorf(
 				"config: sharing: resource %s: a list of all units of %s is %.1f MiB long, and the kubelet takes %.1f: the device-plugin API does not offer %s; the smallest unit that fits is %s",
-				name, c.unit.String(), c.bytesIn(1)/(1<<20), float64(MaxList)/(1<<20), strings.Join(long, ", "), c.smallest().String())})
+				name, c.unit.String(), c.bytesIn(1)/(1<<20), float64(MaxList)/(1<<20), strings.Join(long, ", "), c.smallestUnit().String())})
 		}
 	}
 }

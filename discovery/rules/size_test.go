@@ -63,7 +63,7 @@ func TestSmallUnits(t *testing.T) {
 		r := &Rules{Mode: test.mode}
 		test.unit.Selector = selector(t, everyGPU)
 		r.Sharing = []Share{test.unit}
-		s := r.Apply(&discovery.Snapshot{Devices: test.devices})
+		s := r.ApplyTo(&discovery.Snapshot{Devices: test.devices})
 		ids, bytes := idsOf(s)
 		if fmt.Sprint(ids) != fmt.Sprint(test.ids) || bytes > MaxList {
 			t.Errorf("%s: %d IDs in a list of %d bytes; want %d", name, ids, bytes, test.ids)
@@ -85,7 +85,7 @@ func TestSmallUnits(t *testing.T) {
 			below := test.unit.Unit.Value() * times
 			unit.Add(*resource.NewQuantity(below, resource.BinarySI))
 			r.Sharing[0].Unit = unit
-			if s := r.Apply(&discovery.Snapshot{Devices: test.devices}); (len(s.Problems) == 0) != fits {
+			if s := r.ApplyTo(&discovery.Snapshot{Devices: test.devices}); (len(s.Problems) == 0) != fits {
 				t.Errorf("%s, in units of %s: problems %v; want any: %v", name, unit.String(), s.Problems, !fits)
 			}
 		}
@@ -100,7 +100,7 @@ func BenchmarkUnits(b *testing.B) {
 	r := &Rules{Sharing: []Share{share}}
 	devices := gpus(48)
 	for b.Loop() {
-		if !Same(r.Apply(&discovery.Snapshot{Devices: devices}), r.Apply(&discovery.Snapshot{Devices: devices})) {
+		if !SameSnapshots(r.ApplyTo(&discovery.Snapshot{Devices: devices}), r.ApplyTo(&discovery.Snapshot{Devices: devices})) {
 			b.Fatal("two snapshots differ")
 		}
 	}

@@ -56,23 +56,23 @@ func (d Device) In(fsys fs.FS) Device {
 	return d
 }
 
-// Bus returns the devices of a bus, in name order: /sys/bus/pci/devices/*. If the kernel has no
+// BusDevices returns the devices of a bus, in name order: /sys/bus/pci/devices/*. If the kernel has no
 // such bus, the error wraps fs.ErrNotExist.
 //
 // A device caches its driver and PCIID after the first read. Use the devices for one scan, and in
 // one goroutine.
-func Bus(fsys fs.FS, bus string) ([]Device, error) {
-	return list(fsys, path.Join("sys/bus", bus, "devices"))
+func BusDevices(fsys fs.FS, bus string) ([]Device, error) {
+	return listDevices(fsys, path.Join("sys/bus", bus, "devices"))
 }
 
-// Class returns the devices of a class, in name order: /sys/class/drm/*. If the kernel has no such
+// ClassDevices returns the devices of a class, in name order: /sys/class/drm/*. If the kernel has no such
 // class, the error wraps fs.ErrNotExist.
-func Class(fsys fs.FS, class string) ([]Device, error) {
-	return list(fsys, path.Join("sys/class", class))
+func ClassDevices(fsys fs.FS, class string) ([]Device, error) {
+	return listDevices(fsys, path.Join("sys/class", class))
 }
 
-// list returns a device for each entry of dir that is a directory or a link.
-func list(fsys fs.FS, dir string) ([]Device, error) {
+// listDevices returns a device for each entry of dir that is a directory or a link.
+func listDevices(fsys fs.FS, dir string) ([]Device, error) {
 	entries, err := fs.ReadDir(fsys, dir)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
@@ -120,8 +120,8 @@ func (d Device) Child(name string) Device {
 	return Device{Path: path.Join(d.Path, name), fsys: d.fsys}
 }
 
-// Exists reports whether the device has an entry with the given name, without following a link.
-func (d Device) Exists(name string) bool {
+// HasEntry reports whether the device has an entry with the given name, without following a link.
+func (d Device) HasEntry(name string) bool {
 	found, _ := d.Has(name)
 	return found
 }
@@ -151,9 +151,9 @@ func (d Device) Children(dir string) []Device {
 	return children
 }
 
-// Numbered returns the Children of dir whose names are the prefix and a number of up to 16 bits, in
+// NumberedChildren returns the Children of dir whose names are the prefix and a number of up to 16 bits, in
 // name order: Numbered("drm", "card") returns card0.
-func (d Device) Numbered(dir, prefix string) []Device {
+func (d Device) NumberedChildren(dir, prefix string) []Device {
 	return slices.DeleteFunc(d.Children(dir), func(child Device) bool {
 		digits, ok := strings.CutPrefix(child.Name(), prefix)
 		_, err := strconv.ParseUint(digits, 10, 16)
@@ -204,10 +204,10 @@ func (d Device) readDriver() string {
 	return d.Uevent()["DRIVER"]
 }
 
-// Bound reports whether a driver is bound to the device. The driver's name may be unknown: a tree
+// HasDriver reports whether a driver is bound to the device. The driver's name may be unknown: a tree
 // that was copied without links still has the directories that only drivers create.
-func (d Device) Bound() bool {
-	return d.Driver() != "" || slices.ContainsFunc([]string{"drm", "accel", "net", "infiniband"}, d.Exists)
+func (d Device) HasDriver() bool {
+	return d.Driver() != "" || slices.ContainsFunc([]string{"drm", "accel", "net", "infiniband"}, d.HasEntry)
 }
 
 // Uevent returns the variables of the device's uevent file, or none if the file is unreadable.
@@ -284,27 +284,27 @@ func (a *Attrs) Text(name string) (string, bool) {
 	return text, text != ""
 }
 
-// Written returns an attribute that the kernel never leaves empty. An empty attribute or a dangling
+// RequiredText returns an attribute that the kernel never leaves empty. An empty attribute or a dangling
 // link is an error.
-func (a *Attrs) Written(name string) (string, bool) {
+func (a *Attrs) RequiredText(name string) (string, bool) {
 	failed := len(a.errs)
 	text, ok := a.Text(name)
-	if !ok && len(a.errs) == failed && a.device.Exists(name) {
+	if !ok && len(a.errs) == failed && a.device.HasEntry(name) {
 		a.fail(name, errors.New("empty, or a link that leads nowhere"))
 	}
 	return text, ok
 }
 
 // Uint returns an attribute that is a number, decimal or with a 0x prefix.
-func (a *Attrs) Uint(name string) (uint64, bool) { return number(a, name, strconv.ParseUint) }
+func (a *Attrs) Uint(name string) (uint64, bool) { return parseNumber(a, name, strconv.ParseUint) }
 
 // Int returns an attribute that is a number with or without a sign, decimal or with a 0x prefix.
-func (a *Attrs) Int(name string) (int64, bool) { return number(a, name, strconv.ParseInt) }
+func (a *Attrs) Int(name string) (int64, bool) { return parseNumber(a, name, strconv.ParseInt) }
 
 // Hex returns an attribute that is a hexadecimal number of exactly width digits, with or without
 // the prefix 0x. It returns the digits in lower case: "10de" for "0x10DE".
 func (a *Attrs) Hex(name string, width int) (string, bool) {
-	text, ok := a.Written(name)
+	text, ok := a.RequiredText(name)
 	if !ok {
 		return "", false
 	}
@@ -330,9 +330,9 @@ func (a *Attrs) fail(name string, err error) {
 	a.errs = append(a.errs, fmt.Errorf("attribute %s: %w", name, err))
 }
 
-// number reads an attribute with one of strconv's parsers.
-func number[T int64 | uint64](a *Attrs, name string, parse func(string, int, int) (T, error)) (T, bool) {
-	text, ok := a.Written(name)
+// parseNumber reads an attribute with one of strconv's parsers.
+func parseNumber[T int64 | uint64](a *Attrs, name string, parse func(string, int, int) (T, error)) (T, bool) {
+	text, ok := a.RequiredText(name)
 	if !ok {
 		return 0, false
 	}
@@ -373,7 +373,7 @@ func (d Device) Node(dir string) (Node, error) {
 		node.Path = path.Join(dir, strings.ReplaceAll(d.Name(), "!", "/"))
 	}
 	text, err := d.Text("dev")
-	if errors.Is(err, fs.ErrNotExist) && name == "" && !d.Exists("dev") {
+	if errors.Is(err, fs.ErrNotExist) && name == "" && !d.HasEntry("dev") {
 		return node, nil
 	}
 	if err == nil {

@@ -145,10 +145,10 @@ func parseModalias(text string) (PCIID, bool) {
 	return PCIID{strings.ToLower(vendor), strings.ToLower(device), strings.ToLower(class)}, ok && fits && rest == ""
 }
 
-// Asleep reports whether a PCI function is known to be suspended, suspending or resuming. The
+// IsSuspended reports whether a PCI function is known to be suspended, suspending or resuming. The
 // kernel answers power/runtime_status from memory, without the device's lock (rtpm_status_show in
 // drivers/base/power/sysfs.c).
-func (d Device) Asleep() bool {
+func (d Device) IsSuspended() bool {
 	status, _ := d.Text("power/runtime_status")
 	switch status {
 	case "suspended", "suspending", "resuming":
@@ -186,7 +186,7 @@ const maxNUMANodes = 1 << 10
 // (Documentation/ABI/stable/sysfs-devices-node).
 func (d Device) NUMANode() (node int64, ok bool, err error) {
 	attrs := d.Attrs()
-	text, ok := attrs.Written("numa_node")
+	text, ok := attrs.RequiredText("numa_node")
 	if !ok || text == "-1" {
 		return 0, false, attrs.Err()
 	}
@@ -196,7 +196,7 @@ func (d Device) NUMANode() (node int64, ok bool, err error) {
 	switch {
 	case err != nil || node < 0 || strconv.FormatInt(node, 10) != text:
 		err = fmt.Errorf("attribute numa_node: not the number of a NUMA node: %.32q", text)
-	case node >= maxNUMANodes || listErr == nil && !At(d.fsys, nodes).Exists("node"+text):
+	case node >= maxNUMANodes || listErr == nil && !At(d.fsys, nodes).HasEntry("node"+text):
 		err = fmt.Errorf("attribute numa_node: the kernel has no NUMA node %d", node)
 	}
 	return node, err == nil, err

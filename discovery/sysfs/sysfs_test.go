@@ -69,15 +69,15 @@ func paths(devices []sysfs.Device) []string {
 }
 
 func TestBus(t *testing.T) {
-	devices, err := sysfs.Bus(host(), "pci")
+	devices, err := sysfs.BusDevices(host(), "pci")
 	want := []string{address, "sys/bus/pci/devices/0000:04:00.0", "sys/bus/pci/devices/0000:05:00.0"}
 	if diff := cmp.Diff(want, paths(devices)); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	if _, err := sysfs.Bus(host(), "cxl"); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := sysfs.BusDevices(host(), "cxl"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a bus that is not there: %v", err)
 	}
-	devices, err = sysfs.Class(host(), "misc")
+	devices, err = sysfs.ClassDevices(host(), "misc")
 	if diff := cmp.Diff([]string{"sys/devices/virtual/misc/kvm"}, paths(devices)); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
@@ -102,10 +102,10 @@ func TestDevice(t *testing.T) {
 	if diff := cmp.Diff([]string{address + "/drm/card1", address + "/drm/card2", address + "/drm/card3", address + "/drm/card4", address + "/drm/card5", address + "/drm/renderD129"}, paths(d.Children("drm"))); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{address + "/drm/renderD129"}, paths(d.Numbered("drm", "renderD"))); diff != "" {
+	if diff := cmp.Diff([]string{address + "/drm/renderD129"}, paths(d.NumberedChildren("drm", "renderD"))); diff != "" {
 		t.Error(diff)
 	}
-	if none := d.Numbered("drm", "render"); len(none) > 0 {
+	if none := d.NumberedChildren("drm", "render"); len(none) > 0 {
 		t.Errorf("numbers that are none: %v", paths(none))
 	}
 	if physical, ok := d.LinkTo("physfn"); !ok || physical.Path != "sys/devices/pci0000:00/0000:00:01.0/0000:02:00.0" {
@@ -120,7 +120,7 @@ func TestDevice(t *testing.T) {
 	if root := sysfs.At(host(), "sys/devices/pci10000:00/10000:00:00.0").PCIRoot(); root != "pci10000:00" {
 		t.Errorf("root of a domain of five digits: %q", root)
 	}
-	if !d.Exists("physfn") || d.Exists("virtfn0") {
+	if !d.HasEntry("physfn") || d.HasEntry("virtfn0") {
 		t.Error("Exists follows links, or finds what is not there")
 	}
 }
@@ -309,7 +309,7 @@ func TestDriver(t *testing.T) {
 			if test.subsystem != "" {
 				fsys["sys/bus/pci/devices/d/subsystem"] = link(test.subsystem)
 			}
-			devices, err := sysfs.Bus(fsys, "pci")
+			devices, err := sysfs.BusDevices(fsys, "pci")
 			if err != nil || len(devices) != 1 {
 				t.Fatal(devices, err)
 			}

@@ -28,12 +28,12 @@ func PlaceOf(devices ...*discovery.Device) *Place {
 	p := &Place{}
 	for _, d := range devices {
 		p.names = append(p.names, d.Name)
-		if !d.Open {
+		if !d.Shareable {
 			p.silicon = append(p.silicon, d.Silicon())
 		}
 		p.linked = append(p.linked, d.Names("linkedTo")...)
-		p.fabric = first(p.fabric, d, "fabric")
-		p.root = first(p.root, d, deviceattribute.StandardDeviceAttributePCIeRoot)
+		p.fabric = firstKnown(p.fabric, d, "fabric")
+		p.root = firstKnown(p.root, d, deviceattribute.StandardDeviceAttributePCIeRoot)
 		if p.bridges == nil {
 			p.bridges = bridgesAbove(d.Source)
 		}
@@ -50,8 +50,8 @@ func PlaceOf(devices ...*discovery.Device) *Place {
 	return p
 }
 
-// first returns known, or a string attribute of the device if known is empty.
-func first(known string, d *discovery.Device, name resourceapi.QualifiedName) string {
+// firstKnown returns known, or a string attribute of the device if known is empty.
+func firstKnown(known string, d *discovery.Device, name resourceapi.QualifiedName) string {
 	if known != "" {
 		return known
 	}
@@ -126,11 +126,11 @@ func common[T comparable](a, b []T) bool {
 	return slices.ContainsFunc(a, func(element T) bool { return slices.Contains(b, element) })
 }
 
-// Order returns the names of physical devices so that close devices follow each other: a consumer
+// OrderSilicon returns the names of physical devices so that close devices follow each other: a consumer
 // that takes the first few gets close devices. The order begins with the first name, and continues
 // with the device closest to the previous one. If several are equally close, the device closest to
 // all chosen devices wins. The result is the same for the same devices.
-func Order(devices []discovery.Device) []string {
+func OrderSilicon(devices []discovery.Device) []string {
 	wholes := make(map[string][]*discovery.Device)
 	var names []string
 	for i := range devices {
@@ -146,12 +146,12 @@ func Order(devices []discovery.Device) []string {
 	for i, name := range names {
 		places[i] = PlaceOf(wholes[name]...)
 	}
-	return follow(names, places)
+	return orderNearest(names, places)
 }
 
-// follow implements the order of [Order]. The running time grows with the square of the number of
+// orderNearest implements the order of [OrderSilicon]. The running time grows with the square of the number of
 // names.
-func follow(names []string, places []*Place) []string {
+func orderNearest(names []string, places []*Place) []string {
 	pull := make([]int, len(names)) // sum of the nearness to all chosen devices
 	chosen := make([]bool, len(names))
 	var order []string

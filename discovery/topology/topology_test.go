@@ -58,7 +58,7 @@ func TestPlaceOf(t *testing.T) {
 	if !slices.Equal(p.bridges, []string{"0000:00:01.0"}) || p.root != "pci0000:00" || !slices.Equal(p.numa, []int64{0, 1}) || !slices.Equal(p.Silicon(), []string{"a", "b"}) {
 		t.Errorf("got %+v", p)
 	}
-	if p := PlaceOf(&discovery.Device{Name: "kvm", Source: "sys/devices/virtual/misc/kvm", Open: true}); len(p.bridges)+len(p.silicon)+len(p.numa) > 0 {
+	if p := PlaceOf(&discovery.Device{Name: "kvm", Source: "sys/devices/virtual/misc/kvm", Shareable: true}); len(p.bridges)+len(p.silicon)+len(p.numa) > 0 {
 		t.Errorf("a device that is nowhere is at %+v", p)
 	}
 }
@@ -87,7 +87,7 @@ func TestOrder(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			slices.Reverse(test.devices)
-			if got := strings.Join(Order(test.devices), " "); got != test.want {
+			if got := strings.Join(OrderSilicon(test.devices), " "); got != test.want {
 				t.Errorf("got %s, want %s", got, test.want)
 			}
 		})
@@ -100,6 +100,6 @@ func BenchmarkOrder(b *testing.B) {
 		devices = append(devices, *device(fmt.Sprintf("%03d", i), int64(i%2), fmt.Sprintf("pci%04x:00/%04x:00:01.0/%04x:01:%02x.0", i/32, i/32, i/32, i%32)))
 	}
 	for b.Loop() {
-		Order(devices)
+		OrderSilicon(devices)
 	}
 }

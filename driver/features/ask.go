@@ -17,11 +17,11 @@ import (
 // create returns the slice as the API server would store it.
 type create func(resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error)
 
-// Ask returns the optional ResourceSlice fields that the API server keeps. It creates slices of the
+// DetectFeatures returns the optional ResourceSlice fields that the API server keeps. It creates slices of the
 // node in dry runs: one with all optional fields except lists, one for each field if the server
-// refuses the first, and one with a list. Ask returns an error if the server does not answer, or
+// refuses the first, and one with a list. DetectFeatures returns an error if the server does not answer, or
 // refuses every slice whatever its fields.
-func Ask(ctx context.Context, client kubernetes.Interface, nodeName string) (kept Set, err error) {
+func DetectFeatures(ctx context.Context, client kubernetes.Interface, nodeName string) (kept Set, err error) {
 	create := func(spec resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error) {
 		return dryRun(ctx, client, nodeName, spec)
 	}
@@ -32,7 +32,7 @@ func Ask(ctx context.Context, client kubernetes.Interface, nodeName string) (kep
 		_, err := create(resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{{Name: "plain"}}})
 		return err
 	}
-	for _, together := range [][]probe{probes(), listProbe()} {
+	for _, together := range [][]probe{fieldProbes(), listProbe()} {
 		if err := kept.find(create, refused, together); err != nil {
 			return Set{}, fmt.Errorf("create ResourceSlices in a dry run: %w", err)
 		}
@@ -48,7 +48,7 @@ func Ask(ctx context.Context, client kubernetes.Interface, nodeName string) (kep
 	})
 	switch {
 	case err == nil:
-		kept.Counters = len(both.SharedCounters) > 0 && slices.ContainsFunc(both.Devices, consumes)
+		kept.Counters = len(both.SharedCounters) > 0 && slices.ContainsFunc(both.Devices, consumesCounters)
 	case !apierrors.IsInvalid(err):
 		return Set{}, fmt.Errorf("create ResourceSlices in a dry run: %w", err)
 	}

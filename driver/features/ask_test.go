@@ -13,7 +13,7 @@ import (
 	"chandler.dev/driver/pool/pooltest"
 )
 
-// refusing returns a change for [pooltest.Dropping] that refuses some slices as invalid.
+// refusing returns a change for [pooltest.ChangingServer] that refuses some slices as invalid.
 func refusing(invalid func(*resourceapi.ResourceSlice) bool) func(*resourceapi.ResourceSlice) error {
 	return func(slice *resourceapi.ResourceSlice) error {
 		if invalid(slice) {
@@ -101,8 +101,8 @@ func TestAsk(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			kept, err := features.Ask(t.Context(), pooltest.Dropping(t, test.server), "node")
-			if want := features.All().Without(test.dropped...); err != nil || kept != want {
+			kept, err := features.DetectFeatures(t.Context(), pooltest.ChangingServer(t, test.server), "node")
+			if want := features.All().WithoutFeatures(test.dropped...); err != nil || kept != want {
 				t.Errorf("got %+v, want %+v; error %v", kept, want, err)
 			}
 		})
@@ -118,7 +118,7 @@ func TestNoAnswer(t *testing.T) {
 		"a webhook without": apierrors.NewBadRequest("admission webhook \"x\" does not support dry run"),
 		"a policy":          invalid,
 	} {
-		kept, err := features.Ask(t.Context(), pooltest.Dropping(t, func(*resourceapi.ResourceSlice) error { return refusal }), "node")
+		kept, err := features.DetectFeatures(t.Context(), pooltest.ChangingServer(t, func(*resourceapi.ResourceSlice) error { return refusal }), "node")
 		if !errors.Is(err, refusal) || kept != (features.Set{}) {
 			t.Errorf("%s: got %+v, error %v", name, kept, err)
 		}
@@ -135,7 +135,7 @@ func TestNoAnswer(t *testing.T) {
 	}
 	for name, server := range tests {
 		t.Run(name, func(t *testing.T) {
-			kept, err := features.Ask(t.Context(), pooltest.Dropping(t, server), "node")
+			kept, err := features.DetectFeatures(t.Context(), pooltest.ChangingServer(t, server), "node")
 			if !errors.Is(err, timeout) || kept != (features.Set{}) {
 				t.Errorf("got %+v, error %v", kept, err)
 			}

@@ -25,7 +25,7 @@ func Default(of string) (Set, error) {
 	case v.LessThan(version.MustParseGeneric("1.36")):
 		return Set{}, nil // all features are alpha
 	}
-	return Set{Bindings: true, Sharing: true, Separate: true, Counters: true, Told: true, Taints: true}, nil
+	return Set{Bindings: true, Sharing: true, Separate: true, Counters: true, NoEffectTaints: true, Taints: true}, nil
 }
 
 // With returns the set with features switched on and off by name. An unknown name is an error.
@@ -33,7 +33,7 @@ func (s Set) With(gates map[string]bool) (Set, error) {
 	for name, on := range gates {
 		known := func(f field) bool { return f.name == name }
 		if !slices.ContainsFunc(s.fields(), known) {
-			return Set{}, fmt.Errorf("feature %q: there is none of that name; there are %s", name, strings.Join(Set{}.Missing(), ", "))
+			return Set{}, fmt.Errorf("feature %q: there is none of that name; there are %s", name, strings.Join(Set{}.MissingNames(), ", "))
 		}
 		s.set(name, on)
 	}

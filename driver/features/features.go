@@ -4,16 +4,16 @@ package features
 // value is for a server with unknown features, to which only the required fields are published.
 // Whatever the set, the published slices never allow two claims to have the same physical device.
 type Set struct {
-	Overhead      bool // else the host resources needed by consumers are not charged
-	Groups        bool // else counters alone express which devices exclude each other
-	PartitionType bool // else the status of a pool does not count competing devices by type
-	Lists         bool // else an attribute with several values is a string with commas, or has the first value
-	Bindings      bool // not used: no device waits for conditions before pods are bound
-	Sharing       bool // else a device shared by number is published as several numbered devices, and a device shared by amount once
-	Separate      bool // else each counter set is in one slice with all its consumers
-	Counters      bool // else only those competing devices are published that can all be allocated together
-	Told          bool // else taints without an effect are left out
-	Taints        bool // else unhealthy devices are left out
+	Overhead       bool // else the host resources needed by consumers are not charged
+	Groups         bool // else counters alone express which devices exclude each other
+	PartitionType  bool // else the status of a pool does not count competing devices by type
+	Lists          bool // else an attribute with several values is a string with commas, or has the first value
+	Bindings       bool // not used: no device waits for conditions before pods are bound
+	Sharing        bool // else a device shared by number is published as several numbered devices, and a device shared by amount once
+	Separate       bool // else each counter set is in one slice with all its consumers
+	Counters       bool // else only those competing devices are published that can all be allocated together
+	NoEffectTaints bool // else taints without an effect are left out
+	Taints         bool // else unhealthy devices are left out
 }
 
 // A Feature is an optional part of ResourceSlices that an API server keeps or drops.
@@ -30,27 +30,27 @@ func All() (s Set) {
 	return s
 }
 
-// List returns all features, beginning with the most dispensable.
-func (s Set) List() (features []Feature) {
+// AllFeatures returns all features, beginning with the most dispensable.
+func (s Set) AllFeatures() (features []Feature) {
 	for _, f := range s.fields() {
 		features = append(features, Feature{f.name, *f.kept})
 	}
 	return features
 }
 
-// Without returns the set without some features, by name. Unknown names are ignored, since their
+// WithoutFeatures returns the set without some features, by name. Unknown names are ignored, since their
 // fields are never published.
-func (s Set) Without(names ...string) Set {
+func (s Set) WithoutFeatures(names ...string) Set {
 	for _, name := range names {
 		s.set(name, false)
 	}
 	return s
 }
 
-// Missing names the features absent from the set, for logs.
-func (s Set) Missing() []string {
+// MissingNames names the features absent from the set, for logs.
+func (s Set) MissingNames() []string {
 	names := []string{}
-	for _, f := range s.List() {
+	for _, f := range s.AllFeatures() {
 		if !f.Kept {
 			names = append(names, f.Name)
 		}
@@ -76,7 +76,7 @@ func (s *Set) fields() []field {
 		{"DRAConsumableCapacity", &s.Sharing},
 		{"SeparateCounters", &s.Separate},
 		{"DRAPartitionableDevices", &s.Counters},
-		{"DeviceTaintEffectNone", &s.Told},
+		{"DeviceTaintEffectNone", &s.NoEffectTaints},
 		{"DRADeviceTaints", &s.Taints},
 	}
 }

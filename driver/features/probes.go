@@ -13,11 +13,11 @@ import (
 type probe struct {
 	feature string
 	device  resourceapi.Device
-	kept    func(made) bool
+	kept    func(madeSlice) bool
 }
 
-// made is a probe's device and slice as the server would store them.
-type made struct {
+// madeSlice is a probe's device and slice as the server would store them.
+type madeSlice struct {
 	resourceapi.Device
 	slice *resourceapi.ResourceSliceSpec
 }
@@ -45,7 +45,7 @@ func probePart(name string) resourceapi.Device {
 	}
 }
 
-func consumes(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }
+func consumesCounters(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }
 
 // listProbe returns the probe for lists, which needs a slice of its own. A server that drops lists
 // refuses the remaining attribute without a value, and all servers without alpha features drop
@@ -54,16 +54,16 @@ func listProbe() []probe {
 	return []probe{{
 		"DRAListTypeAttributes",
 		resourceapi.Device{Name: "listed", Attributes: discovery.Attributes{"linkedTo": {StringValues: []string{"a", "b"}}}},
-		func(d made) bool { return len(d.Attributes["linkedTo"].StringValues) > 0 },
+		func(d madeSlice) bool { return len(d.Attributes["linkedTo"].StringValues) > 0 },
 	}}
 }
 
-// probes returns a probe for each other optional field.
-func probes() []probe {
+// fieldProbes returns a probe for each other optional field.
+func fieldProbes() []probe {
 	taint := func(effect resourceapi.DeviceTaintEffect) []resourceapi.DeviceTaint {
 		return []resourceapi.DeviceTaint{{Key: discovery.Domain + "/unhealthy", Effect: effect}}
 	}
-	tainted := func(d made) bool { return len(d.Taints) > 0 }
+	tainted := func(d madeSlice) bool { return len(d.Taints) > 0 }
 	grouped := probePart("grouped")
 	grouped.ConsumesCounters[0].CompatibilityGroups = []string{"parts"}
 	one := resource.MustParse("1")
@@ -73,14 +73,14 @@ func probes() []probe {
 			resourceapi.Device{Name: "needy", NodeAllocatableResources: map[corev1.ResourceName]resourceapi.NodeAllocatableResource{
 				corev1.ResourceMemory: {Overhead: &resourceapi.NodeAllocatableOverhead{PerPod: &one}},
 			}},
-			func(d made) bool {
+			func(d madeSlice) bool {
 				return d.NodeAllocatableResources[corev1.ResourceMemory].Overhead != nil
 			},
 		},
 		{
 			"DRADeviceBindingConditions",
 			resourceapi.Device{Name: "bound", BindingConditions: []string{"chandler.dev/ready"}, BindingFailureConditions: []string{"chandler.dev/failed"}},
-			func(d made) bool { return len(d.BindingConditions) > 0 },
+			func(d madeSlice) bool { return len(d.BindingConditions) > 0 },
 		},
 		{"DRADeviceTaints", resourceapi.Device{Name: "sick", Taints: taint(resourceapi.DeviceTaintEffectNoSchedule)}, tainted},
 		{"DeviceTaintEffectNone", resourceapi.Device{Name: "told", Taints: taint(resourceapi.DeviceTaintEffectNone)}, tainted},
@@ -89,15 +89,15 @@ func probes() []probe {
 			resourceapi.Device{Name: "shared", AllowMultipleAllocations: new(true), Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 				discovery.Shares: {Value: one, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one}},
 			}},
-			func(d made) bool {
+			func(d madeSlice) bool {
 				return d.AllowMultipleAllocations != nil && d.Capacity[discovery.Shares].RequestPolicy != nil
 			},
 		},
-		{"DRAPartitionableDevices", probePart("part"), func(d made) bool { return consumes(d.Device) }},
-		{"DRADeviceCompatibilityGroups", grouped, func(d made) bool {
-			return consumes(d.Device) && len(d.ConsumesCounters[0].CompatibilityGroups) > 0
+		{"DRAPartitionableDevices", probePart("part"), func(d madeSlice) bool { return consumesCounters(d.Device) }},
+		{"DRADeviceCompatibilityGroups", grouped, func(d madeSlice) bool {
+			return consumesCounters(d.Device) && len(d.ConsumesCounters[0].CompatibilityGroups) > 0
 		}},
-		{"DRAPartitionableDevicesType", probePart(probeTyped), func(d made) bool {
+		{"DRAPartitionableDevicesType", probePart(probeTyped), func(d madeSlice) bool {
 			return d.slice.PartitionTypeAttribute != nil
 		}},
 	}
@@ -121,7 +121,7 @@ func (s *Set) find(create create, refused func() error, probes []probe) error {
 			devices[device.Name] = device
 		}
 		for _, p := range probes {
-			s.set(p.feature, p.kept(made{devices[p.device.Name], slice}))
+			s.set(p.feature, p.kept(madeSlice{devices[p.device.Name], slice}))
 		}
 	case !apierrors.IsInvalid(err):
 		return err

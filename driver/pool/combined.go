@@ -22,15 +22,15 @@ const (
 	combinedTaken    = 1024 // counters consumed by all devices of a slice
 )
 
-// combined returns slices with each counter set next to all its consumers. Kubernetes 1.34 requires
+// combineSlices returns slices with each counter set next to all its consumers. Kubernetes 1.34 requires
 // this layout, since its scheduler counts within a slice
 // (structured/internal/incubating/allocator_incubating.go of 0.34, checkAvailableCounters). The
 // slices are ordered by their first devices. Devices of a counter set too large for a slice are
 // left out, with a problem for each in left.
-func (in *input) combined(all content) (out []resourceslice.Slice, left []discovery.Problem) {
-	for _, unit := range all.units() {
-		left = append(left, in.fit(&unit)...)
-		if last := len(out) - 1; last >= 0 && fits(join(out[last], unit)) {
+func (in *input) combineSlices(all content) (out []resourceslice.Slice, left []discovery.Problem) {
+	for _, unit := range all.smallestSlices() {
+		left = append(left, in.fitUnit(&unit)...)
+		if last := len(out) - 1; last >= 0 && fitsLimits(join(out[last], unit)) {
 			out[last] = join(out[last], unit)
 			continue
 		}
@@ -39,9 +39,9 @@ func (in *input) combined(all content) (out []resourceslice.Slice, left []discov
 	return out, left
 }
 
-// units returns the smallest possible slices: each counter set with all its consumers, and each
+// smallestSlices returns the smallest possible slices: each counter set with all its consumers, and each
 // other device alone.
-func (c content) units() (units []resourceslice.Slice) {
+func (c content) smallestSlices() (units []resourceslice.Slice) {
 	of := make(map[string]int) // index in units, by counter set
 	for _, device := range c.inOrder() {
 		if len(device.ConsumesCounters) == 0 {
@@ -66,8 +66,8 @@ func join(a, b resourceslice.Slice) resourceslice.Slice {
 	}
 }
 
-// fits reports whether a slice is within the limits.
-func fits(slice resourceslice.Slice) bool {
+// fitsLimits reports whether a slice is within the limits.
+func fitsLimits(slice resourceslice.Slice) bool {
 	counters, taken := 0, 0
 	for _, set := range slice.SharedCounters {
 		counters += len(set.Counters)
@@ -82,11 +82,11 @@ func fits(slice resourceslice.Slice) bool {
 
 var errNoRoom = errors.New("the API server wants all devices that compete in one slice, which has no room for so many")
 
-// fit removes devices from a unit too large for a slice. The last devices are removed first, and
+// fitUnit removes devices from a unit too large for a slice. The last devices are removed first, and
 // allocated devices after all others, because the scheduler must see how much the allocated devices
 // consume.
-func (in *input) fit(unit *resourceslice.Slice) (left []discovery.Problem) {
-	if fits(*unit) {
+func (in *input) fitUnit(unit *resourceslice.Slice) (left []discovery.Problem) {
+	if fitsLimits(*unit) {
 		return nil
 	}
 	free := func(d resourceapi.Device) int {
@@ -97,7 +97,7 @@ func (in *input) fit(unit *resourceslice.Slice) (left []discovery.Problem) {
 	}
 	devices := slices.Clone(unit.Devices)
 	slices.SortStableFunc(devices, func(a, b resourceapi.Device) int { return cmp.Compare(free(a), free(b)) })
-	for unit.Devices = devices; len(unit.Devices) > 0 && !fits(*unit); unit.Devices = unit.Devices[:len(unit.Devices)-1] {
+	for unit.Devices = devices; len(unit.Devices) > 0 && !fitsLimits(*unit); unit.Devices = unit.Devices[:len(unit.Devices)-1] {
 		left = append(left, discovery.Problem{Device: unit.Devices[len(unit.Devices)-1].Name, Err: errNoRoom})
 	}
 	slices.SortFunc(unit.Devices, func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })

@@ -29,7 +29,7 @@ func TestCombined(t *testing.T) {
 	}
 	var crowd []rules.Offered
 	for i := range 130 {
-		crowd = append(crowd, pooltest.Part("g0", fmt.Sprintf("g0-%03d", i), 1))
+		crowd = append(crowd, pooltest.PartDevice("g0", fmt.Sprintf("g0-%03d", i), 1))
 	}
 	tests := map[string]struct {
 		devices []rules.Offered
@@ -39,11 +39,11 @@ func TestCombined(t *testing.T) {
 	}{
 		"nothing is an empty slice": {want: []string{""}},
 		"counters with their devices": {
-			devices: []rules.Offered{pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-a", 3), pooltest.Part("g1", "g1", 7), {Device: discovery.Device{Name: "x"}}},
+			devices: []rules.Offered{pooltest.PartDevice("g0", "g0", 7), pooltest.PartDevice("g0", "g0-a", 3), pooltest.PartDevice("g1", "g1", 7), {Device: discovery.Device{Name: "x"}}},
 			want:    []string{"set:g0 set:g1 g0<g0 g0-a<g0 g1<g1 x"},
 		},
 		"what competes stays together, whatever is named in between": {
-			devices: []rules.Offered{pooltest.Part("g0", "a", 7), {Device: discovery.Device{Name: "b"}}, pooltest.Part("g0", "c", 3)},
+			devices: []rules.Offered{pooltest.PartDevice("g0", "a", 7), {Device: discovery.Device{Name: "b"}}, pooltest.PartDevice("g0", "c", 3)},
 			want:    []string{"set:g0 b a<g0 c<g0"},
 		},
 		"no more counters than there may be": {
@@ -68,8 +68,8 @@ func TestCombined(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			resources, problems := Of(Input{Snapshot: &rules.Snapshot{Devices: test.devices}, Features: without("SeparateCounters"), Claims: test.holds})
-			if diff := cmp.Diff(test.want, pooltest.Sketch(resources)); diff != "" {
+			resources, problems := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: test.devices}, Features: without("SeparateCounters"), Claims: test.holds})
+			if diff := cmp.Diff(test.want, pooltest.SketchPool(resources)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			if len(problems) != test.left {
@@ -95,12 +95,12 @@ func names(devices []rules.Offered, suffix string) (out string) {
 func TestCombinedOfRandomHosts(t *testing.T) {
 	for seed := range uint64(20) {
 		snapshot := discoverytest.RandomHost(rand.New(rand.NewPCG(seed, 1)), 200)
-		want, _ := Of(Input{Snapshot: snapshot, Features: features.All()})
-		got, problems := Of(Input{Snapshot: snapshot, Features: without("SeparateCounters")})
+		want, _ := BuildPool(Input{Snapshot: snapshot, Features: features.All()})
+		got, problems := BuildPool(Input{Snapshot: snapshot, Features: without("SeparateCounters")})
 		if len(problems) > 0 {
 			t.Fatalf("problems: %v", problems)
 		}
-		if diff := cmp.Diff(remember(want), remember(got), cmp.AllowUnexported(content{})); diff != "" {
+		if diff := cmp.Diff(contentOf(want), contentOf(got), cmp.AllowUnexported(content{})); diff != "" {
 			t.Fatalf("(-separate +combined):\n%s", diff)
 		}
 		for i, slice := range got.Slices {

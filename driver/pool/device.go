@@ -14,21 +14,21 @@ import (
 
 // add adds a device of the snapshot to out, under each of its published names.
 func (in *input) add(out *content, d *rules.Offered, place int) error {
-	device := resourceapi.Device{Name: d.Name, Attributes: in.attributes(d), Capacity: d.Capacity, Taints: in.taints(in.health(d))}
+	device := resourceapi.Device{Name: d.Name, Attributes: in.publishedAttributes(d), Capacity: d.Capacity, Taints: in.healthTaints(in.publishedHealth(d))}
 	if in.Features.Overhead {
-		device.NodeAllocatableResources = overhead(d.Overhead)
+		device.NodeAllocatableResources = nodeOverhead(d.Overhead)
 	}
 	if d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && in.Features.Counters {
 		set := d.PartOf.Name
 		if err := addCounters(out, set, d.PartOf.Counters, d.Takes); err != nil {
 			return err
 		}
-		device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: counters(d.Takes)}}
+		device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: toCounters(d.Takes)}}
 	}
 	names, shared := in.names(d)
 	if shared {
 		device.AllowMultipleAllocations = new(true)
-		device.Capacity = consumable(d)
+		device.Capacity = consumableCapacity(d)
 	}
 	for _, name := range names {
 		device.Name = name
@@ -45,7 +45,7 @@ func (in *input) names(d *rules.Offered) (names []string, shared bool) {
 	numbered := sharesOf(d)
 	counted := d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && in.Features.Counters
 	switch {
-	case !d.Open && d.Sharing == nil:
+	case !d.Shareable && d.Sharing == nil:
 	case in.Features.Sharing:
 		return []string{d.Name}, true
 	case numbered > 0 && !counted && len(rules.ShareName(d.Name, numbered-1, numbered)) <= validation.DNS1123LabelMaxLength:
@@ -57,11 +57,11 @@ func (in *input) names(d *rules.Offered) (names []string, shared bool) {
 	return []string{d.Name}, false
 }
 
-// overhead returns the node resources charged for an allocation of the device. The scheduler
+// nodeOverhead returns the node resources charged for an allocation of the device. The scheduler
 // charges them for each claim on the device and each pod of the claim
 // (pkg/scheduler/framework/plugins/ dynamicresources/nodeallocatabledynamicresources.go). A share,
 // numbered or not, therefore costs as much as the whole device.
-func overhead(needed rules.HostResources) map[corev1.ResourceName]resourceapi.NodeAllocatableResource {
+func nodeOverhead(needed rules.HostResources) map[corev1.ResourceName]resourceapi.NodeAllocatableResource {
 	if len(needed) == 0 {
 		return nil
 	}
@@ -72,11 +72,11 @@ func overhead(needed rules.HostResources) map[corev1.ResourceName]resourceapi.No
 	return out
 }
 
-// consumable returns the capacity of a shared device with the request policy of each entry. For a
+// consumableCapacity returns the capacity of a shared device with the request policy of each entry. For a
 // capacity without a policy the scheduler gives everything to the first claim (fillEmptyRequest in
 // k8s.io/dynamic-resource-allocation/structured/internal/…/consumable_capacity.go), and no second
 // claim could allocate the device.
-func consumable(d *rules.Offered) discovery.Capacity {
+func consumableCapacity(d *rules.Offered) discovery.Capacity {
 	capacity := make(discovery.Capacity, len(d.Capacity))
 	for name, one := range d.Capacity {
 		zero := resource.NewQuantity(0, one.Value.Format)
@@ -104,7 +104,7 @@ func consumable(d *rules.Offered) discovery.Capacity {
 func addCounters(out *content, name string, all, taken map[string]resource.Quantity) error {
 	set, found := out.counters[name]
 	if !found {
-		out.counters[name] = resourceapi.CounterSet{Name: name, Counters: counters(all)}
+		out.counters[name] = resourceapi.CounterSet{Name: name, Counters: toCounters(all)}
 		return nil
 	}
 	for counter := range taken {
@@ -115,7 +115,7 @@ func addCounters(out *content, name string, all, taken map[string]resource.Quant
 	return nil
 }
 
-func counters(quantities map[string]resource.Quantity) map[string]resourceapi.Counter {
+func toCounters(quantities map[string]resource.Quantity) map[string]resourceapi.Counter {
 	out := make(map[string]resourceapi.Counter, len(quantities))
 	for name, quantity := range quantities {
 		out[name] = resourceapi.Counter{Value: quantity}
@@ -123,22 +123,22 @@ func counters(quantities map[string]resource.Quantity) map[string]resourceapi.Co
 	return out
 }
 
-// health returns the health to publish for a device. An excused device with unknown health is
+// publishedHealth returns the health to publish for a device. An excused device with unknown health is
 // published as healthy.
-func (in *input) health(d *rules.Offered) discovery.Health {
-	if d.Health.Status == discovery.Unknown && in.Excused[d.Name] {
+func (in *input) publishedHealth(d *rules.Offered) discovery.Health {
+	if d.Health.Status == discovery.Unknown && in.ExcusedHealth[d.Name] {
 		return discovery.Health{Status: discovery.Healthy}
 	}
 	return d.Health
 }
 
-// taints returns the taints for a health. A healthy device has none, and neither has a usable
+// healthTaints returns the taints for a health. A healthy device has none, and neither has a usable
 // device unless the server keeps taints without an effect. TimeAdded is the start of the state,
 // which is the same after a restart of the agent. If the start is unknown, the server sets the
 // time.
-func (in *input) taints(health discovery.Health) []resourceapi.DeviceTaint {
+func (in *input) healthTaints(health discovery.Health) []resourceapi.DeviceTaint {
 	key := health.Key()
-	if key == "" || !in.Features.Taints || !in.Features.Told && health.Usable() {
+	if key == "" || !in.Features.Taints || !in.Features.NoEffectTaints && health.IsUsable() {
 		return nil
 	}
 	taint := resourceapi.DeviceTaint{Key: taintKey(key), Effect: health.Effect}

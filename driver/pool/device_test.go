@@ -34,11 +34,11 @@ func byNumber(name string, shares int64) rules.Offered {
 
 func TestSlicesOfSharedDevices(t *testing.T) {
 	all := func(kept features.Set, devices ...rules.Offered) map[string]resourceapi.Device {
-		out, problems := Of(Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: kept})
+		out, problems := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: kept})
 		if len(problems) > 0 {
 			t.Errorf("problems: %v", problems)
 		}
-		return remember(out).devices
+		return contentOf(out).devices
 	}
 	d := all(features.All(), byMemory("a", 8))["a"]
 	memory, cores := d.Capacity["memory"].RequestPolicy, d.Capacity["cores"].RequestPolicy

@@ -17,23 +17,23 @@ import (
 // Random hosts lose allocated devices while the server's features change: the server would drop no
 // published field, and every consumed counter exists.
 func TestNothingDroppedIsPublished(t *testing.T) {
-	for i, before := range pooltest.Sets() {
-		for j, after := range pooltest.Sets() {
+	for i, before := range pooltest.FeatureSets() {
+		for j, after := range pooltest.FeatureSets() {
 			random := rand.New(rand.NewPCG(uint64(i), uint64(j)))
 			first := discoverytest.RandomHost(random, 30)
-			in := Input{Features: after, Snapshot: discoverytest.RandomHost(random, 30), Gone: resourceapi.DeviceTaintEffectNoSchedule}
-			in.Last, _ = Of(Input{Snapshot: first, Features: before})
-			for _, name := range slices.Sorted(maps.Keys(remember(in.Last).devices)) {
-				d, found := Device(first, name)
+			in := Input{Features: after, Snapshot: discoverytest.RandomHost(random, 30), GoneEffect: resourceapi.DeviceTaintEffectNoSchedule}
+			in.Last, _ = BuildPool(Input{Snapshot: first, Features: before})
+			for _, name := range slices.Sorted(maps.Keys(contentOf(in.Last).devices)) {
+				d, found := LookupDevice(first, name)
 				if !found || random.IntN(3) > 0 {
 					continue
 				}
 				h := hold(name, d.Silicon(), d.PartOf == nil, d.Takes)
-				h.Results[0].Source, h.Results[0].Shared = d.Name, d.Open || d.Sharing != nil
+				h.Results[0].Source, h.Results[0].Shared = d.Name, d.Shareable || d.Sharing != nil
 				in.Claims = append(in.Claims, h)
 			}
-			published, _ := Of(in)
-			out := remember(published)
+			published, _ := BuildPool(in)
+			out := contentOf(published)
 			for _, device := range out.devices {
 				for _, what := range dropped(device, out, after) {
 					t.Errorf("from %+v to %+v: %s has %s", before, after, device.Name, what)

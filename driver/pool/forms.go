@@ -14,16 +14,16 @@ type owned struct {
 	owner ledger.Owner
 }
 
-// reshaped returns the claims with a device in another form than the pool would publish now. The
+// reshapedClaims returns the claims with a device in another form than the pool would publish now. The
 // form changes when the administrator configures sharing differently, or when the API server gains
 // or loses sharing. The scheduler cannot see how much such a claim consumes, and the driver would
 // refuse further allocations. The result is indexed by device name, or by the name of the physical
 // device if the device consumes counters.
-func (in *input) reshaped(devices []rules.Offered) map[string]string {
+func (in *input) reshapedClaims(devices []rules.Offered) map[string]string {
 	who := make(map[string]string)
 	for i := range devices {
 		d := &devices[i]
-		if len(in.owned[d.Name]) == 0 || d.Open {
+		if len(in.owned[d.Name]) == 0 || d.Shareable {
 			continue
 		}
 		names, shared := in.names(d)

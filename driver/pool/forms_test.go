@@ -69,7 +69,7 @@ func TestForms(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{test.now, {Device: discovery.Device{Name: "b"}}}}, Features: test.server, Claims: []*ledger.Claim{test.claim}}
-			pool, problems := Of(in)
+			pool, problems := BuildPool(in)
 			if got := namesIn(pool); got != test.want {
 				t.Errorf("published %q, want %q", got, test.want)
 			}
@@ -77,7 +77,7 @@ func TestForms(t *testing.T) {
 				t.Errorf("problems %v", problems)
 			}
 			in.Claims = nil
-			if pool, _ := Of(in); namesIn(pool) == "b" {
+			if pool, _ := BuildPool(in); namesIn(pool) == "b" {
 				t.Error("left out though the claim has ended")
 			}
 		})
@@ -87,20 +87,20 @@ func TestForms(t *testing.T) {
 // A device with unlimited sharing has no form, however it is published. Devices that compete for
 // counters are not published while the scheduler cannot see the consumption of one of them.
 func TestFormsOfOthers(t *testing.T) {
-	kvm := rules.Offered{Device: discovery.Device{Name: "a", Open: true}}
+	kvm := rules.Offered{Device: discovery.Device{Name: "a", Shareable: true}}
 	claim := &ledger.Claim{Results: []ledger.Result{{Device: "a-share-07", Source: "a", Silicon: "a", Whole: true, Shared: true}}}
-	pool, _ := Of(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{kvm}}, Features: features.All(), Claims: []*ledger.Claim{claim}})
+	pool, _ := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{kvm}}, Features: features.All(), Claims: []*ledger.Claim{claim}})
 	if got := namesIn(pool); got != "a" {
 		t.Errorf("of an open device there is %q", got)
 	}
 
-	part := pooltest.Part("gpu", "a", 3)
+	part := pooltest.PartDevice("gpu", "a", 3)
 	part.Capacity = discovery.Capacity{}
 	part.Capacity.Set(discovery.Shares, 4)
 	part.Sharing = byNumber("a", 4).Sharing
-	devices := []rules.Offered{part, pooltest.Part("gpu", "b", 3), pooltest.Part("other", "c", 3)}
+	devices := []rules.Offered{part, pooltest.PartDevice("gpu", "b", 3), pooltest.PartDevice("other", "c", 3)}
 	claim = hold("a", "gpu", false, part.Takes)
-	pool, _ = Of(Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All(), Claims: []*ledger.Claim{claim}})
+	pool, _ = BuildPool(Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All(), Claims: []*ledger.Claim{claim}})
 	if got := namesIn(pool); got != "c" {
 		t.Errorf("beside a part in another form there is %q", got)
 	}
@@ -115,5 +115,5 @@ func admin(c *ledger.Claim) *ledger.Claim {
 
 // namesIn returns the names of the devices in a pool.
 func namesIn(pool resourceslice.Pool) string {
-	return strings.Join(slices.Sorted(maps.Keys(remember(pool).devices)), " ")
+	return strings.Join(slices.Sorted(maps.Keys(contentOf(pool).devices)), " ")
 }

@@ -26,9 +26,9 @@ func takenOf(h ledger.Hold, all map[string]resource.Quantity) (map[string]resour
 	return h.Takes, len(h.Takes) > 0
 }
 
-// consumption returns an allocation's consumption of a counter set, or nil if the allocation has
+// counterConsumption returns an allocation's consumption of a counter set, or nil if the allocation has
 // counters of another set.
-func consumption(h ledger.Hold, set resourceapi.CounterSet) []resourceapi.DeviceCounterConsumption {
+func counterConsumption(h ledger.Hold, set resourceapi.CounterSet) []resourceapi.DeviceCounterConsumption {
 	all := make(map[string]resource.Quantity, len(set.Counters))
 	for name, counter := range set.Counters {
 		all[name] = counter.Value
@@ -37,7 +37,7 @@ func consumption(h ledger.Hold, set resourceapi.CounterSet) []resourceapi.Device
 	if !counted {
 		return nil
 	}
-	return []resourceapi.DeviceCounterConsumption{{CounterSet: set.Name, Counters: counters(taken)}}
+	return []resourceapi.DeviceCounterConsumption{{CounterSet: set.Name, Counters: toCounters(taken)}}
 }
 
 // joinGone moves allocated devices missing from the snapshot into their present IOMMU groups. A
@@ -48,10 +48,10 @@ func (in *input) joinGone() {
 	groups := make(map[string]string) // name of the physical device, by the name of a function in its group
 	for i := range in.Snapshot.Devices {
 		d := &in.Snapshot.Devices[i]
-		if d.PartOf == nil || d.Rebind == nil {
+		if d.PartOf == nil || d.Passthrough == nil {
 			continue
 		}
-		for _, source := range d.Rebind.Others {
+		for _, source := range d.Passthrough.Others {
 			groups[discovery.DeviceName(sysfs.Device{Path: source})] = d.Silicon()
 		}
 	}
@@ -75,9 +75,9 @@ func (in *input) takenByGone() map[string][]ledger.Hold {
 	return gone
 }
 
-// uncounted reports whether the scheduler cannot see the competition between a device and the
+// isUncounted reports whether the scheduler cannot see the competition between a device and the
 // allocated devices in gone.
-func (in *input) uncounted(d *rules.Offered, gone []ledger.Hold) bool {
+func (in *input) isUncounted(d *rules.Offered, gone []ledger.Hold) bool {
 	return slices.ContainsFunc(gone, func(h ledger.Hold) bool {
 		switch {
 		case d.PartOf == nil:
@@ -105,8 +105,8 @@ func (in *input) addGone(out *content) {
 		if !known {
 			device = resourceapi.Device{Name: name}
 		}
-		device = unrelated(device)
-		device.Taints = in.taints(in.Snapshot.Gone.Health(source, in.Gone))
+		device = withoutRelations(device)
+		device.Taints = in.healthTaints(in.Snapshot.Gone.HealthOf(source, in.GoneEffect))
 		if !in.Features.Sharing {
 			device.AllowMultipleAllocations, device.Capacity = nil, withoutPolicies(device.Capacity)
 		}
@@ -118,9 +118,9 @@ func (in *input) addGone(out *content) {
 		}
 		h, taken := in.alone[name]
 		if set, found := out.counters[h.Silicon]; taken && found {
-			device.ConsumesCounters = consumption(h, set)
+			device.ConsumesCounters = counterConsumption(h, set)
 		}
-		if !in.Features.Taints && (!consumes(device) || !taken) {
+		if !in.Features.Taints && (!consumesCounters(device) || !taken) {
 			continue
 		}
 		if !in.keepCounters(out, device.ConsumesCounters) {

@@ -21,7 +21,7 @@ func grouped(name, source, other string) rules.Offered {
 	one := pooltest.Quantities(discovery.GroupCounter, 1)
 	return rules.Offered{Device: discovery.Device{
 		Name: name, Source: source, Takes: one, PartOf: &discovery.Silicon{Name: "iommu-group-3", Counters: one},
-		Rebind: &discovery.Rebindable{Driver: "vfio-pci", Others: []string{other}},
+		Passthrough: &discovery.PassthroughOption{Driver: "vfio-pci", Others: []string{other}},
 	}}
 }
 
@@ -30,7 +30,7 @@ func grouped(name, source, other string) rules.Offered {
 func TestNoFunctionOfAGroupIsFreeWhileAClaimHasOneFromBefore(t *testing.T) {
 	first, second := grouped(firstFunction, firstSource, secondSource), grouped(secondFunction, secondSource, firstSource)
 	alone := rules.Offered{Device: discovery.Device{Name: firstFunction, Source: firstSource}}
-	separate := rules.Offered{Device: discovery.Device{Name: secondFunction, Source: secondSource, Rebind: second.Rebind}}
+	separate := rules.Offered{Device: discovery.Device{Name: secondFunction, Source: secondSource, Passthrough: second.Passthrough}}
 	claim := hold(firstFunction, firstFunction, true, nil)
 	for name, test := range map[string]struct {
 		after []rules.Offered
@@ -40,17 +40,17 @@ func TestNoFunctionOfAGroupIsFreeWhileAClaimHasOneFromBefore(t *testing.T) {
 		"the first is left out":              {[]rules.Offered{second}, false},
 		"the first is left out, not a group": {[]rules.Offered{separate}, true},
 	} {
-		for _, kept := range pooltest.Sets() {
-			before, _ := Of(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{alone}}, Features: kept})
+		for _, kept := range pooltest.FeatureSets() {
+			before, _ := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{alone}}, Features: kept})
 			scheduler := pooltest.NewScheduler(t, kept).Publish(before)
-			if _, ok := scheduler.Allocate("pod", resourceapi.ExactDeviceRequest{}); !ok {
+			if _, ok := scheduler.AllocateDevice("pod", resourceapi.ExactDeviceRequest{}); !ok {
 				t.Fatalf("%s: the first function is not allocated", name)
 			}
-			after, problems := Of(Input{
+			after, problems := BuildPool(Input{
 				Snapshot: &rules.Snapshot{Devices: test.after}, Features: kept, Last: before, Claims: []*ledger.Claim{claim},
 			})
-			if got, ok := scheduler.Publish(after).Allocate("vm", resourceapi.ExactDeviceRequest{}); ok != test.free || len(problems) > 0 {
-				t.Errorf("%s, %+v: allocated %t, %v; problems %v; slices %q", name, kept, ok, got, problems, pooltest.Sketch(after))
+			if got, ok := scheduler.Publish(after).AllocateDevice("vm", resourceapi.ExactDeviceRequest{}); ok != test.free || len(problems) > 0 {
+				t.Errorf("%s, %+v: allocated %t, %v; problems %v; slices %q", name, kept, ok, got, problems, pooltest.SketchPool(after))
 			}
 		}
 	}

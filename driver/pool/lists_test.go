@@ -71,7 +71,7 @@ func TestLists(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			before := fmt.Sprint(test.device.Attributes)
-			resources, problems := Of(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{test.device}}, Features: without(test.dropped...)})
+			resources, problems := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{test.device}}, Features: without(test.dropped...)})
 			got := resources.Slices[0].Devices[0]
 			if diff := cmp.Diff(test.linked, got.Attributes["linkedTo"]); diff != "" {
 				t.Errorf("linkedTo (-want +got):\n%s", diff)
@@ -94,13 +94,13 @@ func TestListsLeaveRoomForThePartitionType(t *testing.T) {
 		"but one":           {0, resourceapi.ResourceSliceMaxAttributeValuesPerDevice - 1, resourceapi.ResourceSliceMaxAttributeValuesPerDevice},
 		"of all attributes": {resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice - 1, 20, resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice},
 	} {
-		d := pooltest.Part("g", "g-a", 1)
+		d := pooltest.PartDevice("g", "g-a", 1)
 		d.Attributes = discovery.Attributes{}
 		for i := range test.attributes {
 			d.Attributes.SetInt(resourceapi.QualifiedName(fmt.Sprint("a", i)), 1)
 		}
 		d.Lists = discovery.Attributes{"linkedTo": {StringValues: many(test.peers)}}
-		resources, _ := Of(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{d}}, Features: features.All()})
+		resources, _ := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{d}}, Features: features.All()})
 		slice := resources.Slices[1]
 		values := 0
 		for _, attribute := range slice.Devices[0].Attributes {
@@ -118,7 +118,7 @@ func TestListsOfTheGone(t *testing.T) {
 	in.Last = published([]resourceapi.Device{{Name: "a", Attributes: discovery.Attributes{
 		numaNode: {IntValues: []int64{1, 0}}, "kind": {StringValue: new("gpu")},
 	}}})
-	resources, _ := Of(in)
+	resources, _ := BuildPool(in)
 	want := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"kind": {StringValue: new("gpu")}}
 	if diff := cmp.Diff(want, resources.Slices[0].Devices[0].Attributes); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -134,7 +134,7 @@ func TestSelectorForBothForms(t *testing.T) {
 		s := schedulerOf(t, &rules.Snapshot{Devices: []rules.Offered{d}}, kept)
 		expression := `device.attributes["resource.kubernetes.io"].numaNode.includes(1)`
 		selectors := []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
-		if _, found := s.Allocate("c", resourceapi.ExactDeviceRequest{Selectors: selectors}); !found {
+		if _, found := s.AllocateDevice("c", resourceapi.ExactDeviceRequest{Selectors: selectors}); !found {
 			t.Errorf("%+v: not selected", kept)
 		}
 	}

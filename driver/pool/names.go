@@ -6,28 +6,28 @@ import "chandler.dev/discovery/rules"
 // a server without sharing.
 const numberedShares = 64
 
-// Device returns the device for an allocated name, which is the name of a device or of a numbered
+// LookupDevice returns the device for an allocated name, which is the name of a device or of a numbered
 // share of a shared device.
-func Device(s *rules.Snapshot, name string) (rules.Offered, bool) {
+func LookupDevice(s *rules.Snapshot, name string) (rules.Offered, bool) {
 	if device, found := s.Lookup(name); found {
 		return device, true
 	}
-	device, found := shared(s, name)
+	device, found := lookupShare(s, name)
 	return device, found && sharesOf(&device) > 0
 }
 
-// Silicon returns the name of the physical device for an allocated name, which may be that of a
+// LookupSilicon returns the name of the physical device for an allocated name, which may be that of a
 // numbered share even if the device is no longer shared by number.
-func Silicon(s *rules.Snapshot, name string) (silicon string, found bool) {
+func LookupSilicon(s *rules.Snapshot, name string) (silicon string, found bool) {
 	device, found := s.Lookup(name)
 	if !found {
-		device, found = shared(s, name)
+		device, found = lookupShare(s, name)
 	}
 	return device.Silicon(), found
 }
 
-// shared returns the device for the name of a numbered share.
-func shared(s *rules.Snapshot, name string) (rules.Offered, bool) {
+// lookupShare returns the device for the name of a numbered share.
+func lookupShare(s *rules.Snapshot, name string) (rules.Offered, bool) {
 	device, share := rules.ShareOf(name)
 	if !share {
 		return rules.Offered{}, false
@@ -38,7 +38,7 @@ func shared(s *rules.Snapshot, name string) (rules.Offered, bool) {
 // sharesOf returns the number of shares that are published to a server without sharing. It returns
 // 0 if claims share amounts of the device.
 func sharesOf(d *rules.Offered) int {
-	if d.Open {
+	if d.Shareable {
 		return numberedShares
 	}
 	return int(d.Shares())

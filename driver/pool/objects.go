@@ -10,10 +10,10 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Objects returns the ResourceSlices of a node's pool as the library's controller first writes them
+// SliceObjects returns the ResourceSlices of a node's pool as the library's controller first writes them
 // (resourceslicecontroller.go, syncPool, of k8s.io/dynamic-resource-allocation 0.37), without the
 // owner and the random end of the name.
-func Objects(node string, p resourceslice.Pool) *resourceapi.ResourceSliceList {
+func SliceObjects(node string, p resourceslice.Pool) *resourceapi.ResourceSliceList {
 	list := &resourceapi.ResourceSliceList{TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSliceList"}}
 	for i := range p.Slices {
 		slice := &p.Slices[i]

@@ -51,7 +51,7 @@ func TestObjectsAreTheController(t *testing.T) {
 		for _, slice := range written.Items {
 			byName[strings.TrimSuffix(slice.GenerateName, "-")] = slice
 		}
-		objects := pool.Objects("node", p)
+		objects := pool.SliceObjects("node", p)
 		if len(objects.Items) != len(written.Items) || len(byName) != len(written.Items) {
 			t.Fatalf("%d objects, %d written", len(objects.Items), len(written.Items))
 		}

@@ -35,7 +35,7 @@ const maxPartitionTypes = 32
 // group sets the compatibility groups of the competing devices.
 func (c content) group() {
 	for name, device := range c.devices {
-		if !consumes(device) {
+		if !consumesCounters(device) {
 			continue
 		}
 		device.ConsumesCounters = slices.Clone(device.ConsumesCounters)
@@ -50,12 +50,12 @@ func (c content) group() {
 	}
 }
 
-// classify sets the partition type of the competing devices and reports true, unless the limits
+// setPartitionTypes sets the partition type of the competing devices and reports true, unless the limits
 // leave no room for the type of a device. Devices of one type consume the same counters of the same
 // set, since Kubernetes compares the count of a type with the rest of one set (consumesCountersKey
 // in pkg/controller/resourcepoolstatusrequest/views.go). The type therefore begins with the name of
 // the physical device: "pci-0000-19-00-0/1g.10gb".
-func (c content) classify() bool {
+func (c content) setPartitionTypes() bool {
 	types := c.partitionTypes()
 	distinct := make(map[string]string)
 	for name, value := range types {
@@ -94,8 +94,8 @@ func hasRoom(d resourceapi.Device) bool {
 		values < resourceapi.ResourceSliceMaxAttributeValuesPerDevice
 }
 
-// unrelated returns a device without the changes of group and classify.
-func unrelated(device resourceapi.Device) resourceapi.Device {
+// withoutRelations returns a device without the changes of group and classify.
+func withoutRelations(device resourceapi.Device) resourceapi.Device {
 	device.Attributes = maps.Clone(device.Attributes)
 	delete(device.Attributes, partitionType)
 	device.ConsumesCounters = slices.Clone(device.ConsumesCounters)
@@ -111,7 +111,7 @@ func (c content) partitionTypes() map[string]string {
 	types := make(map[string]string)
 	costs := make(map[string]map[string]bool) // costs of the devices of a type
 	for name, device := range c.devices {
-		if !consumes(device) {
+		if !consumesCounters(device) {
 			continue
 		}
 		set := device.ConsumesCounters[0].CounterSet

@@ -23,7 +23,7 @@ import (
 
 // profiled is a partition with a profile.
 func profiled(silicon, name, profile string, takes int) rules.Offered {
-	d := pooltest.Part(silicon, name, takes)
+	d := pooltest.PartDevice(silicon, name, takes)
 	d.Attributes = discovery.Attributes{}
 	d.Attributes.SetString("profile", profile)
 	return d
@@ -33,11 +33,11 @@ func profiled(silicon, name, profile string, takes int) rules.Offered {
 // partition type attribute.
 func typesOf(t *testing.T, snapshot *rules.Snapshot, kept features.Set) map[string]string {
 	t.Helper()
-	resources, _ := Of(Input{Snapshot: snapshot, Features: kept})
+	resources, _ := BuildPool(Input{Snapshot: snapshot, Features: kept})
 	types := make(map[string]string)
 	declared := false
 	for _, slice := range resources.Slices {
-		competing := slices.ContainsFunc(slice.Devices, consumes)
+		competing := slices.ContainsFunc(slice.Devices, consumesCounters)
 		switch name := slice.PartitionTypeAttribute; {
 		case name != nil && (*name != "chandler.dev/partitionType" || !competing):
 			t.Errorf("a slice has the types %s, with devices that compete: %v", *name, competing)
@@ -62,10 +62,10 @@ func typesOf(t *testing.T, snapshot *rules.Snapshot, kept features.Set) map[stri
 }
 
 func TestPartitionTypes(t *testing.T) {
-	virtual := pooltest.Part("g1", "g1-b", 2)
+	virtual := pooltest.PartDevice("g1", "g1-b", 2)
 	virtual.Attributes = discovery.Attributes{}
 	virtual.Attributes.SetString("function", "virtual")
-	crowded := pooltest.Part("g0", "g0-a", 1)
+	crowded := pooltest.PartDevice("g0", "g0-a", 1)
 	crowded.Attributes = discovery.Attributes{}
 	for i := range resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
 		crowded.Attributes.SetInt(resourceapi.QualifiedName(fmt.Sprint("a", i)), 1)
@@ -73,7 +73,7 @@ func TestPartitionTypes(t *testing.T) {
 	var many []rules.Offered
 	for i := range 17 {
 		name := fmt.Sprint("g", i)
-		many = append(many, pooltest.Part(name, name, 7), pooltest.Part(name, name+"-a", 1))
+		many = append(many, pooltest.PartDevice(name, name, 7), pooltest.PartDevice(name, name+"-a", 1))
 	}
 	tests := map[string]struct {
 		devices []rules.Offered
@@ -83,8 +83,8 @@ func TestPartitionTypes(t *testing.T) {
 		"nothing competes": {devices: []rules.Offered{{Device: discovery.Device{Name: "a"}}}},
 		"by silicon and profile": {
 			devices: []rules.Offered{
-				pooltest.Part("g0", "g0", 7), profiled("g0", "g0-a", "3g.20gb", 3), profiled("g0", "g0-b", "1g.5gb", 1), profiled("g0", "g0-c", "1g.5gb", 1),
-				pooltest.Part("g1", "g1-a", 1), virtual, {Device: discovery.Device{Name: "x"}},
+				pooltest.PartDevice("g0", "g0", 7), profiled("g0", "g0-a", "3g.20gb", 3), profiled("g0", "g0-b", "1g.5gb", 1), profiled("g0", "g0-c", "1g.5gb", 1),
+				pooltest.PartDevice("g1", "g1-a", 1), virtual, {Device: discovery.Device{Name: "x"}},
 			},
 			want: map[string]string{
 				"g0": "g0/whole", "g0-a": "g0/3g.20gb", "g0-b": "g0/1g.5gb", "g0-c": "g0/1g.5gb",
@@ -95,12 +95,12 @@ func TestPartitionTypes(t *testing.T) {
 			devices: []rules.Offered{profiled("g0", "g0-a", "half", 3), profiled("g0", "g0-b", "half", 4), profiled("g0", "g0-c", "half", 3)},
 			want:    map[string]string{"g0-a": "g0/half-83f20e1e", "g0-b": "g0/half-7a5867fa", "g0-c": "g0/half-83f20e1e"},
 		},
-		"the server drops it":               {devices: []rules.Offered{pooltest.Part("g0", "g0", 7)}, dropped: []string{"DRAPartitionableDevicesType"}},
-		"the server drops counters":         {devices: []rules.Offered{pooltest.Part("g0", "g0", 7)}, dropped: []string{"DRAPartitionableDevices"}},
+		"the server drops it":               {devices: []rules.Offered{pooltest.PartDevice("g0", "g0", 7)}, dropped: []string{"DRAPartitionableDevicesType"}},
+		"the server drops counters":         {devices: []rules.Offered{pooltest.PartDevice("g0", "g0", 7)}, dropped: []string{"DRAPartitionableDevices"}},
 		"more types than there may be":      {devices: many},
 		"as many types as there may be":     {devices: many[:32], want: wholesAndParts(many[:32])},
-		"no room for another attribute":     {devices: []rules.Offered{pooltest.Part("g0", "g0", 7), crowded}},
-		"no room for the silicon's name":    {devices: []rules.Offered{pooltest.Part(strings.Repeat("g", 63), "a", 7)}},
+		"no room for another attribute":     {devices: []rules.Offered{pooltest.PartDevice("g0", "g0", 7), crowded}},
+		"no room for the silicon's name":    {devices: []rules.Offered{pooltest.PartDevice(strings.Repeat("g", 63), "a", 7)}},
 		"an attribute of another's meaning": {devices: []rules.Offered{profiled("g0", "g0", "x", 7)}, want: map[string]string{"g0": "g0/whole"}},
 	}
 	for name, test := range tests {
@@ -135,7 +135,7 @@ func TestPartitionTypesOfRandomHosts(t *testing.T) {
 		costs := make(map[string]string)
 		for name, value := range typesOf(t, snapshot, features.All()) {
 			d, _ := snapshot.Lookup(name)
-			cost := costOf([]resourceapi.DeviceCounterConsumption{{CounterSet: d.PartOf.Name, Counters: counters(d.Takes)}})
+			cost := costOf([]resourceapi.DeviceCounterConsumption{{CounterSet: d.PartOf.Name, Counters: toCounters(d.Takes)}})
 			if other, found := costs[value]; found && other != cost {
 				t.Errorf("%s: %s and %s", value, cost, other)
 			}
@@ -155,7 +155,7 @@ func TestPartitionTypesOfRandomHosts(t *testing.T) {
 // features.
 func schedulerOf(t *testing.T, snapshot *rules.Snapshot, kept features.Set) *pooltest.Scheduler {
 	t.Helper()
-	pool, problems := Of(Input{Snapshot: snapshot, Features: kept})
+	pool, problems := BuildPool(Input{Snapshot: snapshot, Features: kept})
 	if len(problems) > 0 {
 		t.Fatalf("problems: %v", problems)
 	}
@@ -177,18 +177,18 @@ func groupsOf(pool resourceslice.Pool) map[string]string {
 
 func TestCompatibilityGroups(t *testing.T) {
 	in := Input{Features: features.All(), Snapshot: &rules.Snapshot{Devices: []rules.Offered{
-		pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-a", 3), pooltest.Part("iommu-group-1", "g1", 7), {Device: discovery.Device{Name: "x"}},
+		pooltest.PartDevice("g0", "g0", 7), pooltest.PartDevice("g0", "g0-a", 3), pooltest.PartDevice("iommu-group-1", "g1", 7), {Device: discovery.Device{Name: "x"}},
 	}}}
-	in.Last, _ = Of(in)
+	in.Last, _ = BuildPool(in)
 	want := map[string]string{"g0": "whole", "g0-a": "parts", "g1": "parts"}
 	if diff := cmp.Diff(want, groupsOf(in.Last)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	// A vanished, allocated device has the present groups of its physical device.
 	in.Claims = []*ledger.Claim{some("g0-a", "g0-a")}
-	in.Snapshot = &rules.Snapshot{Devices: []rules.Offered{pooltest.Part("g0", "g0", 7)}}
+	in.Snapshot = &rules.Snapshot{Devices: []rules.Offered{pooltest.PartDevice("g0", "g0", 7)}}
 	for _, in.Features = range []features.Set{features.All(), without("DRADeviceCompatibilityGroups"), without("DRAPartitionableDevicesType")} {
-		in.Last, _ = Of(in)
+		in.Last, _ = BuildPool(in)
 		want := map[string]string{"g0": "whole", "g0-a": "parts"}
 		if !in.Features.Groups {
 			want = map[string]string{"g0": "", "g0-a": ""}
@@ -196,7 +196,7 @@ func TestCompatibilityGroups(t *testing.T) {
 		if diff := cmp.Diff(want, groupsOf(in.Last)); diff != "" {
 			t.Errorf("%+v (-want +got):\n%s", in.Features, diff)
 		}
-		gone := remember(in.Last).devices["g0-a"]
+		gone := contentOf(in.Last).devices["g0-a"]
 		if typed := gone.Attributes["partitionType"].StringValue != nil; typed != in.Features.PartitionType {
 			t.Errorf("%+v: what is gone has a type: %v", in.Features, typed)
 		}
@@ -208,7 +208,7 @@ func TestCompatibilityGroups(t *testing.T) {
 func TestCompatibilityGroupsExclude(t *testing.T) {
 	devices := func() []rules.Offered {
 		var out []rules.Offered
-		for _, d := range []rules.Offered{pooltest.Part("g0", "g0", 1), pooltest.Part("g0", "g0-a", 1), pooltest.Part("g0", "g0-b", 1)} {
+		for _, d := range []rules.Offered{pooltest.PartDevice("g0", "g0", 1), pooltest.PartDevice("g0", "g0-a", 1), pooltest.PartDevice("g0", "g0-b", 1)} {
 			d.Attributes = discovery.Attributes{}
 			d.Attributes.SetString("serial", d.Name)
 			out = append(out, d)
@@ -216,7 +216,7 @@ func TestCompatibilityGroupsExclude(t *testing.T) {
 		return out
 	}
 	get := func(s *pooltest.Scheduler, name string) bool {
-		_, found := s.Allocate(types.UID("claim-of-"+name), resourceapi.ExactDeviceRequest{Selectors: pooltest.BySerial(name)})
+		_, found := s.AllocateDevice(types.UID("claim-of-"+name), resourceapi.ExactDeviceRequest{Selectors: pooltest.BySerial(name)})
 		return found
 	}
 	for _, kept := range []features.Set{features.All(), without("DRADeviceCompatibilityGroups")} {

@@ -26,24 +26,24 @@ import (
 // since otherwise the first taint would move devices between slices.
 const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
-// Input is the complete input of [Of].
+// Input is the complete input of [BuildPool].
 type Input struct {
-	Snapshot *rules.Snapshot
-	Withheld map[string]string             // by physical device: why no new consumer can allocate it
-	Claims   []*ledger.Claim               // of this boot
-	Last     resourceslice.Pool            // the pool as last published
-	Features features.Set                  // of the API server
-	Excused  map[string]bool               // devices whose Unknown health is not published
-	Gone     resourceapi.DeviceTaintEffect // for allocated devices missing from the snapshot
+	Snapshot      *rules.Snapshot
+	Withheld      map[string]string             // by physical device: why no new consumer can allocate it
+	Claims        []*ledger.Claim               // of this boot
+	Last          resourceslice.Pool            // the pool as last published
+	Features      features.Set                  // of the API server
+	ExcusedHealth map[string]bool               // devices whose Unknown health is not published
+	GoneEffect    resourceapi.DeviceTaintEffect // for allocated devices missing from the snapshot
 }
 
-// Of returns the pool, and a problem for each omitted device. Of omits a device if the server would
+// BuildPool returns the pool, and a problem for each omitted device. BuildPool omits a device if the server would
 // otherwise refuse other devices as well. Slices are ordered by the position of the devices in the
 // machine and then by name, and counter sets by the name of the physical device. The same input
 // always gives the same slices.
-func Of(given Input) (resourceslice.Pool, []discovery.Problem) {
+func BuildPool(given Input) (resourceslice.Pool, []discovery.Problem) {
 	in := &input{
-		Input: given, last: remember(given.Last),
+		Input: given, last: contentOf(given.Last),
 		held: make(map[string]string), alone: make(map[string]ledger.Hold), owned: make(map[string][]owned),
 	}
 	for _, c := range given.Claims {
@@ -61,7 +61,7 @@ func Of(given Input) (resourceslice.Pool, []discovery.Problem) {
 		}
 	}
 	in.joinGone()
-	return in.pool()
+	return in.buildPool()
 }
 
 // input is an Input with indexes.
@@ -80,19 +80,19 @@ type content struct {
 	places   map[string]int // by device name: position of the physical device in topology order, from 1; 0 if the device vanished
 }
 
-func (in *input) pool() (resourceslice.Pool, []discovery.Problem) {
-	all, problems := in.content()
-	typed := in.relate(all)
+func (in *input) buildPool() (resourceslice.Pool, []discovery.Problem) {
+	all, problems := in.poolContent()
+	typed := in.relateDevices(all)
 	var pool resourceslice.Pool
 	if in.Features.Separate || !in.Features.Counters { // without counters, slices need no combination
-		pool.Slices = separate(all)
+		pool.Slices = separateSlices(all)
 	} else {
 		var left []discovery.Problem
-		pool.Slices, left = in.combined(all)
+		pool.Slices, left = in.combineSlices(all)
 		problems = append(problems, left...)
 	}
 	for i := range pool.Slices {
-		if typed && slices.ContainsFunc(pool.Slices[i].Devices, consumes) {
+		if typed && slices.ContainsFunc(pool.Slices[i].Devices, consumesCounters) {
 			pool.Slices[i].PartitionTypeAttribute = new(partitionTypeName)
 		}
 	}
@@ -103,18 +103,18 @@ func (in *input) pool() (resourceslice.Pool, []discovery.Problem) {
 	return pool, problems
 }
 
-// relate sets the compatibility groups and partition types of competing devices, as far as the
+// relateDevices sets the compatibility groups and partition types of competing devices, as far as the
 // server keeps them, and reports whether the devices have partition types. All published devices
 // are included, also allocated devices missing from the snapshot.
-func (in *input) relate(all content) (typed bool) {
+func (in *input) relateDevices(all content) (typed bool) {
 	if in.Features.Groups {
 		all.group()
 	}
-	return in.Features.PartitionType && all.classify()
+	return in.Features.PartitionType && all.setPartitionTypes()
 }
 
-// separate returns the slices of the counter sets, followed by the slices of the devices.
-func separate(all content) (out []resourceslice.Slice) {
+// separateSlices returns the slices of the counter sets, followed by the slices of the devices.
+func separateSlices(all content) (out []resourceslice.Slice) {
 	counters := slices.SortedFunc(maps.Values(all.counters), func(a, b resourceapi.CounterSet) int { return strings.Compare(a.Name, b.Name) })
 	for chunk := range slices.Chunk(counters, resourceapi.ResourceSliceMaxCounterSets) {
 		out = append(out, resourceslice.Slice{SharedCounters: chunk})
@@ -141,13 +141,13 @@ func (c content) inOrder() []resourceapi.Device {
 	return devices
 }
 
-// content returns the devices and counters of the pool.
-func (in *input) content() (content, []discovery.Problem) {
+// poolContent returns the devices and counters of the pool.
+func (in *input) poolContent() (content, []discovery.Problem) {
 	out := content{make(map[string]resourceapi.Device), make(map[string]resourceapi.CounterSet), make(map[string]int)}
 	var problems []discovery.Problem
-	chosen := in.choose()
-	places := in.places()
-	reshaped := in.reshaped(chosen)
+	chosen := in.chooseDevices()
+	places := in.topologyPlaces()
+	reshaped := in.reshapedClaims(chosen)
 	for _, d := range chosen {
 		if who := cmp.Or(reshaped[d.Name], reshaped[d.Silicon()]); who != "" {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: fmt.Errorf("%s has it, or a part of its silicon, in another form; it is left out until that ends", who)})
@@ -165,16 +165,16 @@ func (in *input) content() (content, []discovery.Problem) {
 	return out, problems
 }
 
-// places returns the position of each physical device in topology order, from 1.
-func (in *input) places() map[string]int {
+// topologyPlaces returns the position of each physical device in topology order, from 1.
+func (in *input) topologyPlaces() map[string]int {
 	places := make(map[string]int)
-	for i, silicon := range topology.Order(rules.Devices(in.Snapshot.Devices)) {
+	for i, silicon := range topology.OrderSilicon(rules.PlainDevices(in.Snapshot.Devices)) {
 		places[silicon] = i + 1
 	}
 	return places
 }
 
-// choose returns the devices to publish.
+// chooseDevices returns the devices to publish.
 //
 // If the server lacks taints, devices in need of a taint are left out. The exception is a device
 // allocated exclusively: no other claim can allocate it, and the scheduler must see its
@@ -184,11 +184,11 @@ func (in *input) places() map[string]int {
 // If the server lacks counters, the scheduler cannot see competition. Then choose returns only
 // devices with room for each other: first the allocated devices, then usable ones, then the rest,
 // each in name order.
-func (in *input) choose() []rules.Offered {
+func (in *input) chooseDevices() []rules.Offered {
 	gone := in.takenByGone()
 	offered := slices.DeleteFunc(slices.Clone(in.Snapshot.Devices), func(d rules.Offered) bool {
 		_, taken := in.alone[d.Name]
-		return in.Withheld[d.Silicon()] != "" || !taken && (!in.Features.Taints && !in.health(&d).Usable() || in.uncounted(&d, gone[d.Silicon()]))
+		return in.Withheld[d.Silicon()] != "" || !taken && (!in.Features.Taints && !in.publishedHealth(&d).IsUsable() || in.isUncounted(&d, gone[d.Silicon()]))
 	})
 	if in.Features.Counters {
 		return offered
@@ -201,7 +201,7 @@ func (in *input) choose() []rules.Offered {
 		switch {
 		case held[d.Name]:
 			return 0
-		case in.health(&d).Usable():
+		case in.publishedHealth(&d).IsUsable():
 			return 1
 		}
 		return 2
@@ -257,8 +257,8 @@ func checkCounters(d *rules.Offered) error {
 	return nil
 }
 
-// remember returns the content of a pool.
-func remember(pool resourceslice.Pool) content {
+// contentOf returns the content of a pool.
+func contentOf(pool resourceslice.Pool) content {
 	out := content{devices: make(map[string]resourceapi.Device), counters: make(map[string]resourceapi.CounterSet)}
 	for _, slice := range pool.Slices {
 		for _, device := range slice.Devices {
@@ -275,13 +275,13 @@ func remember(pool resourceslice.Pool) content {
 // drops counters, the scheduler could allocate such devices together until the agent detects the
 // drop.
 func CompeteAnew(before, after resourceslice.Pool) bool {
-	known := remember(before).devices
-	for name, device := range remember(after).devices {
-		if consumes(device) && !consumes(known[name]) {
+	known := contentOf(before).devices
+	for name, device := range contentOf(after).devices {
+		if consumesCounters(device) && !consumesCounters(known[name]) {
 			return true
 		}
 	}
 	return false
 }
 
-func consumes(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }
+func consumesCounters(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }

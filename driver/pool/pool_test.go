@@ -21,7 +21,7 @@ import (
 )
 
 // without returns the features of a server that lacks the named ones.
-func without(names ...string) features.Set { return features.All().Without(names...) }
+func without(names ...string) features.Set { return features.All().WithoutFeatures(names...) }
 
 // hold is a claim with an exclusive allocation.
 func hold(name, silicon string, whole bool, takes map[string]resource.Quantity) *ledger.Claim {
@@ -50,7 +50,7 @@ func TestDriverResources(t *testing.T) {
 		d.Health = unhealthy
 		return d
 	}
-	taking3 := []resourceapi.DeviceCounterConsumption{{CounterSet: "g0", Counters: counters(pooltest.Quantities("slices", 3))}}
+	taking3 := []resourceapi.DeviceCounterConsumption{{CounterSet: "g0", Counters: toCounters(pooltest.Quantities("slices", 3))}}
 	tests := map[string]struct {
 		devices  []rules.Offered
 		withheld map[string]string
@@ -67,12 +67,12 @@ func TestDriverResources(t *testing.T) {
 			want:    []string{"a b c"},
 		},
 		"what the classic API is to have is not in slices": {
-			devices:  []rules.Offered{{Device: discovery.Device{Name: "a"}}, pooltest.Part("g0", "g0-a", 3), {Device: discovery.Device{Name: "b"}, Mode: discovery.ModeDRA}},
+			devices:  []rules.Offered{{Device: discovery.Device{Name: "a"}}, pooltest.PartDevice("g0", "g0-a", 3), {Device: discovery.Device{Name: "b"}, Mode: discovery.ModeDRA}},
 			withheld: map[string]string{"a": "moves to the other API", "g0": "likewise"},
 			want:     []string{"b"},
 		},
 		"shared": {
-			devices: []rules.Offered{{Device: discovery.Device{Name: "kvm", Open: true}}},
+			devices: []rules.Offered{{Device: discovery.Device{Name: "kvm", Shareable: true}}},
 			want:    []string{"kvm*"},
 		},
 		"health": {
@@ -86,8 +86,8 @@ func TestDriverResources(t *testing.T) {
 		},
 		"health without taints, of what is held": {
 			devices: []rules.Offered{
-				{Device: discovery.Device{Name: "a", Health: unhealthy}}, {Device: discovery.Device{Name: "kvm", Open: true, Health: unhealthy}},
-				pooltest.Part("g0", "g0", 7), sick(pooltest.Part("g0", "g0-a", 3)),
+				{Device: discovery.Device{Name: "a", Health: unhealthy}}, {Device: discovery.Device{Name: "kvm", Shareable: true, Health: unhealthy}},
+				pooltest.PartDevice("g0", "g0", 7), sick(pooltest.PartDevice("g0", "g0-a", 3)),
 			},
 			holds:   []*ledger.Claim{hold("a", "a", true, nil), hold("g0-a", "g0", true, nil), some("kvm", "kvm")},
 			dropped: []string{"DRADeviceTaints"},
@@ -104,34 +104,34 @@ func TestDriverResources(t *testing.T) {
 			want:    []string{"a b!unhealthy:NoSchedule"},
 		},
 		"counters in slices of their own": {
-			devices: []rules.Offered{pooltest.Part("g0", "g0-a", 7), pooltest.Part("g0", "g0-b", 3), pooltest.Part("g1", "g1-a", 7), {Device: discovery.Device{Name: "x"}}},
+			devices: []rules.Offered{pooltest.PartDevice("g0", "g0-a", 7), pooltest.PartDevice("g0", "g0-b", 3), pooltest.PartDevice("g1", "g1-a", 7), {Device: discovery.Device{Name: "x"}}},
 			want:    []string{"set:g0 set:g1", "g0-a<g0 g0-b<g0 g1-a<g1 x"},
 		},
 		"without counters only what fits together": {
-			devices: []rules.Offered{pooltest.Part("g0", "g0-a", 7), pooltest.Part("g0", "g0-b", 3), pooltest.Part("g0", "g0-c", 3), {Device: discovery.Device{Name: "x"}}},
+			devices: []rules.Offered{pooltest.PartDevice("g0", "g0-a", 7), pooltest.PartDevice("g0", "g0-b", 3), pooltest.PartDevice("g0", "g0-c", 3), {Device: discovery.Device{Name: "x"}}},
 			dropped: []string{"DRAPartitionableDevices"},
 			want:    []string{"g0-a x"},
 		},
 		"without counters what is held stays": {
-			devices: []rules.Offered{pooltest.Part("g0", "g0-a", 7), pooltest.Part("g0", "g0-b", 3), pooltest.Part("g0", "g0-c", 3)},
+			devices: []rules.Offered{pooltest.PartDevice("g0", "g0-a", 7), pooltest.PartDevice("g0", "g0-b", 3), pooltest.PartDevice("g0", "g0-c", 3)},
 			holds:   []*ledger.Claim{some("g0-c", "g0-c")}, dropped: []string{"DRAPartitionableDevices"},
 			want: []string{"g0-b g0-c"},
 		},
 		"without counters what can be used comes before what cannot": {
-			devices: []rules.Offered{{Device: discovery.Device{Name: "g0", PartOf: pooltest.Part("g0", "", 7).PartOf, Takes: pooltest.Quantities("slices", 7), Health: unhealthy}}, pooltest.Part("g0", "g0-a", 3)},
+			devices: []rules.Offered{{Device: discovery.Device{Name: "g0", PartOf: pooltest.PartDevice("g0", "", 7).PartOf, Takes: pooltest.Quantities("slices", 7), Health: unhealthy}}, pooltest.PartDevice("g0", "g0-a", 3)},
 			dropped: []string{"DRAPartitionableDevices"},
 			want:    []string{"g0-a"},
 		},
 		"a part that takes what is not there is left out alone": {
-			devices: []rules.Offered{pooltest.Part("g0", "g0-a", 7), {Device: discovery.Device{Name: "g0-b", PartOf: &discovery.Silicon{Name: "g0", Counters: pooltest.Quantities("slices", 7)}, Takes: pooltest.Quantities("engines", 1)}}},
+			devices: []rules.Offered{pooltest.PartDevice("g0", "g0-a", 7), {Device: discovery.Device{Name: "g0-b", PartOf: &discovery.Silicon{Name: "g0", Counters: pooltest.Quantities("slices", 7)}, Takes: pooltest.Quantities("engines", 1)}}},
 			want:    []string{"set:g0", "g0-a<g0"},
 			left:    []string{"g0-b"},
 		},
 		"gone but held, of silicon that is another now": {
-			devices: []rules.Offered{pooltest.Part("g0", "g0-b", 1)},
+			devices: []rules.Offered{pooltest.PartDevice("g0", "g0-b", 1)},
 			holds:   []*ledger.Claim{some("g0-a", "g0-a")},
 			last: published([]resourceapi.Device{{Name: "g0-a", ConsumesCounters: []resourceapi.DeviceCounterConsumption{
-				{CounterSet: "g0", Counters: counters(pooltest.Quantities("engines", 1))}}}}),
+				{CounterSet: "g0", Counters: toCounters(pooltest.Quantities("engines", 1))}}}}),
 			want: []string{"set:g0", "g0-a!gone:NoSchedule g0-b<g0"},
 		},
 		"a part is gone but held, and the whole is one device now": {
@@ -145,13 +145,13 @@ func TestDriverResources(t *testing.T) {
 			want:    []string{"pf-vf-0!gone:NoSchedule pf-vf-1 pf2-vf-0!gone:NoSchedule"},
 		},
 		"a part is gone but held, without counters": {
-			devices: []rules.Offered{pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-b", 1), pooltest.Part("g0", "g0-c", 1)},
+			devices: []rules.Offered{pooltest.PartDevice("g0", "g0", 7), pooltest.PartDevice("g0", "g0-b", 1), pooltest.PartDevice("g0", "g0-c", 1)},
 			holds:   []*ledger.Claim{hold("g0-a", "g0", false, pooltest.Quantities("slices", 1)), hold("g0-c", "g0", false, pooltest.Quantities("slices", 1))},
 			dropped: []string{"DRAPartitionableDevices"},
 			want:    []string{"g0-a!gone:NoSchedule g0-c"},
 		},
 		"a part is gone but held, after a restart": {
-			devices: []rules.Offered{pooltest.Part("g0", "g0", 7), pooltest.Part("g1", "g1", 7), pooltest.Part("g2", "g2", 7)},
+			devices: []rules.Offered{pooltest.PartDevice("g0", "g0", 7), pooltest.PartDevice("g1", "g1", 7), pooltest.PartDevice("g2", "g2", 7)},
 			holds: []*ledger.Claim{
 				hold("g0-a", "g0", false, pooltest.Quantities("slices", 1)), hold("g1-a", "g1", true, nil),
 				hold("g2-a", "g2", false, pooltest.Quantities("engines", 1)), // g2 no longer has this counter
@@ -159,7 +159,7 @@ func TestDriverResources(t *testing.T) {
 			want: []string{"set:g0 set:g1", "g0<g0 g0-a!gone:NoSchedule<g0 g1<g1 g1-a!gone:NoSchedule<g1 g2-a!gone:NoSchedule"},
 		},
 		"gone but held, without taints": {
-			devices: []rules.Offered{pooltest.Part("g0", "g0", 7)},
+			devices: []rules.Offered{pooltest.PartDevice("g0", "g0", 7)},
 			holds:   []*ledger.Claim{hold("a", "a", true, nil), hold("g0-a", "g0", false, pooltest.Quantities("slices", 3)), some("g0-b", "g0-b")},
 			last:    published([]resourceapi.Device{{Name: "a"}, {Name: "g0-a", ConsumesCounters: taking3}, {Name: "g0-b", ConsumesCounters: taking3}}),
 			dropped: []string{"DRADeviceTaints"},
@@ -178,11 +178,11 @@ func TestDriverResources(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, problems := Of(Input{
-				Snapshot: &rules.Snapshot{Devices: test.devices}, Withheld: test.withheld, Claims: test.holds, Last: test.last, Excused: test.excused,
-				Features: without(test.dropped...), Gone: resourceapi.DeviceTaintEffectNoSchedule,
+			got, problems := BuildPool(Input{
+				Snapshot: &rules.Snapshot{Devices: test.devices}, Withheld: test.withheld, Claims: test.holds, Last: test.last, ExcusedHealth: test.excused,
+				Features: without(test.dropped...), GoneEffect: resourceapi.DeviceTaintEffectNoSchedule,
 			})
-			if diff := cmp.Diff(test.want, pooltest.Sketch(got)); diff != "" {
+			if diff := cmp.Diff(test.want, pooltest.SketchPool(got)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			var left []string
@@ -198,13 +198,13 @@ func TestDriverResources(t *testing.T) {
 
 // The taint of a vanished device has the time of the disappearance, if known.
 func TestGoneSince(t *testing.T) {
-	gone := discovery.Gone(resourceapi.DeviceTaintEffectNoExecute)
+	gone := discovery.GoneHealth(resourceapi.DeviceTaintEffectNoExecute)
 	gone.Since = metav1.Unix(7, 0)
-	got, _ := Of(Input{
+	got, _ := BuildPool(Input{
 		Snapshot: &rules.Snapshot{Gone: map[string]discovery.Health{"a": gone, "nobody-has": gone}}, Features: features.All(),
-		Claims: []*ledger.Claim{some("a-share-0", "a"), some("b", "b")}, Gone: resourceapi.DeviceTaintEffectNoSchedule,
+		Claims: []*ledger.Claim{some("a-share-0", "a"), some("b", "b")}, GoneEffect: resourceapi.DeviceTaintEffectNoSchedule,
 	})
-	if diff := cmp.Diff([]string{"a-share-0!gone@7:NoExecute b!gone:NoSchedule"}, pooltest.Sketch(got)); diff != "" {
+	if diff := cmp.Diff([]string{"a-share-0!gone@7:NoExecute b!gone:NoSchedule"}, pooltest.SketchPool(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -216,7 +216,7 @@ func TestSliceSizes(t *testing.T) {
 	}
 	in := Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All()}
 	sizes := func() (sizes []int) {
-		resources, _ := Of(in)
+		resources, _ := BuildPool(in)
 		for _, slice := range resources.Slices {
 			sizes = append(sizes, len(slice.Devices)+len(slice.SharedCounters))
 		}
@@ -232,7 +232,7 @@ func TestSliceSizes(t *testing.T) {
 	devices = nil
 	for i := range 9 {
 		silicon := fmt.Sprintf("g%d", i)
-		devices = append(devices, pooltest.Part(silicon, silicon+"-a", 1))
+		devices = append(devices, pooltest.PartDevice(silicon, silicon+"-a", 1))
 	}
 	in.Snapshot = &rules.Snapshot{Devices: devices}
 	if diff := cmp.Diff([]int{8, 1, 9}, sizes()); diff != "" {
@@ -243,20 +243,20 @@ func TestSliceSizes(t *testing.T) {
 		many[fmt.Sprintf("c%d", i)] = resource.MustParse("1")
 	}
 	in.Snapshot = &rules.Snapshot{Devices: []rules.Offered{{Device: discovery.Device{Name: "a", PartOf: &discovery.Silicon{Name: "g", Counters: many}}}, {Device: discovery.Device{Name: "b"}}}}
-	resources, problems := Of(in)
-	if got := pooltest.Sketch(resources); !slices.Equal(got, []string{"b"}) || len(problems) != 1 {
+	resources, problems := BuildPool(in)
+	if got := pooltest.SketchPool(resources); !slices.Equal(got, []string{"b"}) || len(problems) != 1 {
 		t.Errorf("33 counters: published %v, problems %v", got, problems)
 	}
 }
 
 func TestSharedWithoutSharing(t *testing.T) {
 	long := strings.Repeat("x", 60)
-	devices := []rules.Offered{{Device: discovery.Device{Name: "kvm", Open: true}}, {Device: discovery.Device{Name: long, Open: true}}}
+	devices := []rules.Offered{{Device: discovery.Device{Name: "kvm", Shareable: true}}, {Device: discovery.Device{Name: long, Shareable: true}}}
 	snapshot := &rules.Snapshot{Devices: devices}
-	resources, problems := Of(Input{Snapshot: snapshot, Features: without("DRAConsumableCapacity")})
+	resources, problems := BuildPool(Input{Snapshot: snapshot, Features: without("DRAConsumableCapacity")})
 	published := resources.Slices[0].Devices
 	if len(published) != numberedShares || published[0].Name != "kvm-share-00" || published[63].Name != "kvm-share-63" {
-		t.Errorf("published %v", pooltest.Sketch(resources))
+		t.Errorf("published %v", pooltest.SketchPool(resources))
 	}
 	if rest := resources.Slices[1].Devices; len(rest) != 1 || rest[0].Name != long {
 		t.Errorf("of a name without room for numbers: %v", rest)
@@ -265,7 +265,7 @@ func TestSharedWithoutSharing(t *testing.T) {
 		t.Errorf("problems: %v", problems)
 	}
 	for name, want := range map[string]bool{"kvm": true, "kvm-share-07": true, "kvm-share-": false, "kvm-share-x": false, "other-share-1": false} {
-		if device, found := Device(snapshot, name); found != want || found && device.Name != "kvm" {
+		if device, found := LookupDevice(snapshot, name); found != want || found && device.Name != "kvm" {
 			t.Errorf("%s: found %v %s", name, found, device.Name)
 		}
 	}
@@ -293,7 +293,7 @@ func TestOverhead(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			resources, problems := Of(Input{Snapshot: snapshot, Features: test.kept})
+			resources, problems := BuildPool(Input{Snapshot: snapshot, Features: test.kept})
 			charged := 0
 			for _, device := range resources.Slices[0].Devices {
 				if device.NodeAllocatableResources == nil {
@@ -313,7 +313,7 @@ func TestOverhead(t *testing.T) {
 	in := Input{Snapshot: &rules.Snapshot{}, Claims: []*ledger.Claim{some("alone", "alone")}}
 	in.Last = published([]resourceapi.Device{{Name: "alone", NodeAllocatableResources: want}})
 	for _, in.Features = range []features.Set{features.All(), without("DRANodeAllocatableResources")} {
-		resources, _ := Of(in)
+		resources, _ := BuildPool(in)
 		if got := resources.Slices[0].Devices[0].NodeAllocatableResources; (got != nil) != in.Features.Overhead {
 			t.Errorf("%+v: %v", in.Features, got)
 		}
@@ -325,7 +325,7 @@ func TestAttributesAndCapacityAreCopied(t *testing.T) {
 	d.Attributes.SetString("model", "MI300X")
 	d.Attributes.SetInt("resource.kubernetes.io/numaNode", 1)
 	d.Capacity.Set("memory", 192<<30)
-	resources, _ := Of(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{d}}, Features: features.All()})
+	resources, _ := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{d}}, Features: features.All()})
 	want := resourceapi.Device{Name: "a", Attributes: d.Attributes, Capacity: d.Capacity}
 	if diff := cmp.Diff(want, resources.Slices[0].Devices[0]); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -343,7 +343,7 @@ func TestNeighboursFollowEachOther(t *testing.T) {
 	}
 	names := func(in Input) string {
 		in.Features = features.All()
-		made, problems := Of(in)
+		made, problems := BuildPool(in)
 		if len(problems) > 0 {
 			t.Error(problems)
 		}

@@ -110,12 +110,12 @@ func changeInTurn(t *testing.T, random *rand.Rand) {
 		without("DRAPartitionableDevices", "DRADeviceCompatibilityGroups", "DRAPartitionableDevicesType"),
 	}
 	in := Input{
-		Claims: []*ledger.Claim{hold(heldPart, "gpu-0", false, pooltest.Quantities("slices", 1))}, // in the snapshot or gone
-		Gone:   resourceapi.DeviceTaintEffectNoSchedule,
+		Claims:     []*ledger.Claim{hold(heldPart, "gpu-0", false, pooltest.Quantities("slices", 1))}, // in the snapshot or gone
+		GoneEffect: resourceapi.DeviceTaintEffectNoSchedule,
 	}
 	for range 12 {
 		in.Snapshot, in.Features = gpusInParts(random), servers[random.IntN(len(servers))]
-		in.Last, _ = Of(in)
+		in.Last, _ = BuildPool(in)
 		offered = fmt.Sprintf("%d devices, %+v", len(in.Snapshot.Devices), in.Features)
 		controller.Update(&resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": in.Last}})
 		time.Sleep(2 * resourceslice.DefaultMutationCacheTTL) // time of the bubble
@@ -144,9 +144,9 @@ func gpusInParts(random *rand.Rand) *rules.Snapshot {
 	}
 	for i := range random.IntN(12) {
 		name := fmt.Sprintf("gpu-%d", i)
-		add(pooltest.Part(name, name, 7))
+		add(pooltest.PartDevice(name, name, 7))
 		for j := range random.IntN(8) {
-			add(pooltest.Part(name, fmt.Sprintf("%s-part-%d", name, j), 1))
+			add(pooltest.PartDevice(name, fmt.Sprintf("%s-part-%d", name, j), 1))
 		}
 	}
 	return s
@@ -179,7 +179,7 @@ func bothToBeHad(t *testing.T, slices []*resourceapi.ResourceSlice) string {
 		for _, name := range pair {
 			if name == heldPart {
 				given++
-			} else if _, found := s.Allocate(types.UID(name), resourceapi.ExactDeviceRequest{Selectors: pooltest.BySerial(name)}); found {
+			} else if _, found := s.AllocateDevice(types.UID(name), resourceapi.ExactDeviceRequest{Selectors: pooltest.BySerial(name)}); found {
 				given++
 			}
 		}
@@ -224,9 +224,9 @@ func bothBefore135(slices []*resourceapi.ResourceSlice) string {
 		}
 		for _, device := range slice.Spec.Devices {
 			silicon[device.Name] = "nowhere, like " + device.Name
-			if consumes(device) && !sets[device.ConsumesCounters[0].CounterSet] {
+			if consumesCounters(device) && !sets[device.ConsumesCounters[0].CounterSet] {
 				silicon[device.Name] = "refused" // by the server of 1.34
-			} else if consumes(device) {
+			} else if consumesCounters(device) {
 				silicon[device.Name] = slice.Name + "/" + device.ConsumesCounters[0].CounterSet
 			}
 		}

@@ -101,7 +101,7 @@ func testDriverRoot(t *testing.T, p *privileged) {
 	if err := p.project.LoadCUDAImages(within(t), p.node.Node); err != nil {
 		t.Fatal(err)
 	}
-	undo, err := p.project.LayOutMachine(within(t), p.node.Node, gpuDir, drivertest.Host(gpuFiles))
+	undo, err := p.project.LayOutMachine(within(t), p.node.Node, gpuDir, drivertest.RecordedHost(gpuFiles))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func testDriverRoot(t *testing.T, p *privileged) {
 			t.Error(err)
 		}
 	})
-	drivertest.Lay(t, p.node.NodePath(driverRoot), drivertest.RHEL)
+	drivertest.InstallDriver(t, p.node.NodePath(driverRoot), drivertest.RHEL)
 	// The paths must also resolve below the runtime root.
 	below := p.node.NodePath(gpuDir) + path.Dir(gpuDir)
 	if err := os.MkdirAll(below, 0o755); err != nil {

@@ -115,7 +115,7 @@ func (k kept) layOut() {
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	fake, err := builder.Static(k.t.Context(), k.project.Dir, "chandler.dev/cmd/chandler-nvml/upkeep/testdata/fake")
+	fake, err := builder.Static(k.t.Context(), k.project.Dir, "chandler.dev/cmd/chandler-nvml/sharing/testdata/fake")
 	if err != nil {
 		k.t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 
 	"chandler.dev/e2e/chandler"
 	"chandler.dev/e2e/cluster"
-	"chandler.dev/internal/rebind/rebindtest"
+	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
 // kernelDir is the node's directory of a simulated host that reacts to writes like a kernel.
@@ -59,11 +59,11 @@ const (
 
 // newKernel lays out that host: a disk, a network adapter with virtual functions, and a load
 // balancer whose device node is a harmless /dev/full.
-func newKernel(t *testing.T, dir string) *rebindtest.Kernel {
-	k := rebindtest.At(t, dir)
+func newKernel(t *testing.T, dir string) *passthroughtest.Kernel {
+	k := passthroughtest.At(t, dir)
 	k.Add(diskAddress, "nvme", "3")
-	k.AddPhysical(&rebindtest.Physical{Address: adapterAddress, Total: 4, Makes: 2})
-	source := rebindtest.Source("0000:05:00.0")
+	k.AddPhysical(&passthroughtest.Physical{Address: adapterAddress, Total: 4, Makes: 2})
+	source := passthroughtest.Source("0000:05:00.0")
 	for name, text := range map[string]string{"class": "0x0b4000", "vendor": "0x8086", "device": "0x2710", "numa_node": "0", "dlb2/dlb0/dev": "1:7", "dlb2/dlb0/uevent": "MAJOR=1\nMINOR=7\nDEVNAME=" + balancerDev} {
 		k.File(source+"/"+name, text+"\n")
 	}
@@ -129,7 +129,7 @@ spec:
 type privileged struct {
 	*installed
 
-	kernel *rebindtest.Kernel
+	kernel *passthroughtest.Kernel
 }
 
 // TestPrivileged installs the chart with VFIO passthrough, on-demand devices and reclaim on a real
@@ -171,7 +171,7 @@ func (p *privileged) tell(t *testing.T) {
 		return
 	}
 	said, _ := p.kube.Logs(within(t), chandler.Namespace, agent.Name, "")
-	t.Logf("the kernel was written %q; the agent's log ends with\n%s", p.kernel.Written(), said[max(0, len(said)-6000):])
+	t.Logf("the kernel was written %q; the agent's log ends with\n%s", p.kernel.ListWrites(), said[max(0, len(said)-6000):])
 }
 
 // testInstalled expects the namespace to reject the agents until it is labelled as Helm's notes
@@ -226,18 +226,18 @@ func testMade(t *testing.T, p *privileged) {
 	manifest := pod("network", virtualDevice, true)
 	p.apply(manifest)
 	p.has("network", "/dev/vfio/20", "/dev/vfio/vfio")
-	if n := p.kernel.Virtual(adapterAddress); n != 2 {
+	if n := p.kernel.VirtualCount(adapterAddress); n != 2 {
 		t.Errorf("%d virtual functions", n)
 	}
 	p.killAgent()
 	p.remove(manifest)
 	p.until("the virtual function to be given back", func(context.Context) error {
-		if d := p.kernel.Driver(rebindtest.VirtualAddress(0)); d != "igbvf" {
+		if d := p.kernel.Driver(passthroughtest.VirtualAddress(0)); d != "igbvf" {
 			return fmt.Errorf("its driver is %q", d)
 		}
 		return nil
 	})
-	if n := p.kernel.Virtual(adapterAddress); n != 2 {
+	if n := p.kernel.VirtualCount(adapterAddress); n != 2 {
 		t.Errorf("%d virtual functions, which were to be kept", n)
 	}
 }

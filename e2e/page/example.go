@@ -14,7 +14,7 @@ import (
 	"chandler.dev/discovery/recorded"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/inventory"
-	"chandler.dev/internal/page"
+	"chandler.dev/internal/web"
 )
 
 //go:embed testdata/hgx.host
@@ -33,13 +33,13 @@ func Recorded(name string, host []byte) (inventory.Facts, error) {
 	if err != nil {
 		return inventory.Facts{}, err
 	}
-	classes, err := page.Classes(shipped)
+	classes, err := web.CompileClasses(shipped)
 	if err != nil {
 		return inventory.Facts{}, err
 	}
 	found := discovery.Scan(&discovery.Host{FS: parsed.FS()}, families.All)
 	return inventory.Facts{
-		Name: name, Version: "0.9.0", Families: len(families.All), Snapshot: (&rules.Rules{}).Apply(found), Classes: classes, At: Now,
+		Name: name, Version: "0.9.0", Families: len(families.All), Snapshot: (&rules.Rules{}).ApplyTo(found), Classes: classes, At: Now,
 	}, nil
 }
 

@@ -24,7 +24,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/inventory"
-	"chandler.dev/internal/page"
+	"chandler.dev/internal/web"
 )
 
 var all = flag.Bool("all", false, "open every recorded host, not two of each family")
@@ -63,7 +63,7 @@ func open(t *testing.T, facts inventory.Facts) *tab {
 	t.Helper()
 	b := &tab{t: t}
 	b.inv.Store(inventory.Make(facts))
-	b.server = httptest.NewServer((&page.Server{Read: b.inv.Load}).Handler())
+	b.server = httptest.NewServer((&web.Server{Read: b.inv.Load}).Handler())
 	t.Cleanup(func() { b.server.CloseClientConnections(); b.server.Close() })
 	b.url = b.server.URL + "/"
 	ctx, end := chromedp.NewContext(browser)
@@ -460,7 +460,7 @@ func TestMany(t *testing.T) {
 // but is not local must be refused.
 func TestStrangers(t *testing.T) {
 	inv := inventory.Make(example(t))
-	handler := (&page.Server{Read: func() *inventory.Inventory { return inv }}).Handler()
+	handler := (&web.Server{Read: func() *inventory.Inventory { return inv }}).Handler()
 	for host, want := range map[string]int{"localhost:8083": 200, "127.0.0.1": 200, "[::1]:8083": 200, "evil.example:8083": 421} {
 		request := httptest.NewRequest("GET", "/", nil)
 		request.Host = host

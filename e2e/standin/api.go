@@ -45,10 +45,10 @@ func (a *API) Serve(address string) (kubeconfig string, err error) {
 	mux.HandleFunc("GET /api/v1/nodes/node", func(w http.ResponseWriter, _ *http.Request) {
 		node := nodeIn(a.Mode, "1")
 		node.TypeMeta = metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}
-		apitest.Respond(w, http.StatusOK, &node)
+		apitest.WriteObject(w, http.StatusOK, &node)
 	})
 	mux.HandleFunc("GET /apis/resource.k8s.io/v1/namespaces/n/resourceclaims/{name}", func(w http.ResponseWriter, r *http.Request) {
-		apitest.Respond(w, http.StatusOK, claim(r.PathValue("name")))
+		apitest.WriteObject(w, http.StatusOK, claim(r.PathValue("name")))
 	})
 	// No claim waits.
 	mux.HandleFunc("GET /apis/resource.k8s.io/v1/resourceclaims", func(w http.ResponseWriter, r *http.Request) {
@@ -57,7 +57,7 @@ func (a *API) Serve(address string) (kubeconfig string, err error) {
 		})
 	})
 	mux.HandleFunc("/apis/resource.k8s.io/v1/namespaces/n/resourceclaims/{name}/status", func(w http.ResponseWriter, r *http.Request) {
-		apitest.Respond(w, http.StatusOK, claim(r.PathValue("name")))
+		apitest.WriteObject(w, http.StatusOK, claim(r.PathValue("name")))
 	})
 	mux.HandleFunc("GET /api/v1/pods", func(w http.ResponseWriter, r *http.Request) {
 		apitest.ListOrWatch(w, r, &corev1.PodList{
@@ -109,7 +109,7 @@ func nodeIn(mode, version string) metav1.PartialObjectMetadata {
 
 func claim(name string) *resourceapi.ResourceClaim {
 	words := strings.Split(name, ".")
-	claim := apitest.Claim(name, types.UID(name), words[0])
+	claim := apitest.AllocatedClaim(name, types.UID(name), words[0])
 	for _, word := range words[1:] {
 		if word != "vfio" {
 			continue

@@ -33,7 +33,7 @@ func recordedHosts(t *testing.T) (files []string, snapshots []*discovery.Snapsho
 		t.Fatalf("no recorded hosts (%v)", err)
 	}
 	for _, file := range files {
-		snapshots = append(snapshots, discovery.Scan(discoverytest.Layout(t, file), families.All))
+		snapshots = append(snapshots, discovery.Scan(discoverytest.ReadHost(t, file), families.All))
 	}
 	return files, snapshots
 }
@@ -43,13 +43,13 @@ func recordedHosts(t *testing.T) (files []string, snapshots []*discovery.Snapsho
 func negotiate(t *testing.T, g gates) dra.Set {
 	t.Helper()
 	_, client := newServer()
-	kept, err := dra.Ask(t.Context(), client, "node")
+	kept, err := dra.DetectFeatures(t.Context(), client, "node")
 	if err != nil {
 		t.Fatalf("negotiate: %v", err)
 	}
 	for gate, wrong := range map[string]bool{
 		"DRADeviceTaints":                 kept.Taints != g[features.DRADeviceTaints],
-		"taints without effect":           kept.Told != g[features.DRADeviceTaints],
+		"taints without effect":           kept.NoEffectTaints != g[features.DRADeviceTaints],
 		"DRAPartitionableDevices":         kept.Counters != g[features.DRAPartitionableDevices],
 		"counters in slices of their own": kept.Separate != g[features.DRAPartitionableDevices],
 		"DRAConsumableCapacity":           kept.Sharing != g[features.DRAConsumableCapacity],
@@ -69,7 +69,7 @@ func negotiate(t *testing.T, g gates) dra.Set {
 // objects returns the slices of a snapshot as they are created.
 func objects(t *testing.T, snapshot *rules.Snapshot, kept dra.Set) []*resourceapi.ResourceSlice {
 	t.Helper()
-	published, problems := pool.Of(pool.Input{Snapshot: snapshot, Features: kept})
+	published, problems := pool.BuildPool(pool.Input{Snapshot: snapshot, Features: kept})
 	for _, problem := range problems {
 		t.Errorf("left out: %v", problem)
 	}
@@ -134,7 +134,7 @@ func TestServerKeepsWhatIsPublished(t *testing.T) {
 			var group sync.WaitGroup
 			defer group.Wait()
 			for j, snapshot := range recorded {
-				group.Go(func() { before[j].publish(t, files[j], objects(t, (&rules.Rules{}).Apply(snapshot), kept)) })
+				group.Go(func() { before[j].publish(t, files[j], objects(t, (&rules.Rules{}).ApplyTo(snapshot), kept)) })
 			}
 			group.Go(func() {
 				numbers := rand.New(rand.NewPCG(uint64(i), 0))
@@ -179,7 +179,7 @@ func publishInTurn(t *testing.T, random *rand.Rand, kept dra.Set) {
 	defer controller.Stop()
 	for range 4 {
 		host := discoverytest.RandomHost(random, 1+random.IntN(150))
-		published, _ := pool.Of(pool.Input{Snapshot: host, Features: kept})
+		published, _ := pool.BuildPool(pool.Input{Snapshot: host, Features: kept})
 		controller.Update(&resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": published}})
 		time.Sleep(2 * resourceslice.DefaultMutationCacheTTL) // in the bubble's fake time
 		server.compare(t, published)

@@ -35,7 +35,7 @@ func (s *Server) Mux() *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /apis", func(w http.ResponseWriter, _ *http.Request) {
 		served := metav1.GroupVersionForDiscovery{GroupVersion: version, Version: "v1"}
-		Respond(w, http.StatusOK, &metav1.APIGroupList{
+		WriteObject(w, http.StatusOK, &metav1.APIGroupList{
 			TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"},
 			Groups:   []metav1.APIGroup{{Name: resourceapi.GroupName, Versions: []metav1.GroupVersionForDiscovery{served}, PreferredVersion: served}},
 		})
@@ -45,7 +45,7 @@ func (s *Server) Mux() *http.ServeMux {
 	mux.HandleFunc("PUT /apis/resource.k8s.io/v1/resourceslices/{name}", s.replace)
 	mux.HandleFunc("DELETE /apis/resource.k8s.io/v1/resourceslices/{name}", s.remove)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+		writeRefusal(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 	})
 	return mux
 }
@@ -69,7 +69,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 		s.tell(watch.Added, slice)
 		s.slices = append(s.slices, *slice)
 	}
-	Respond(w, http.StatusCreated, slice)
+	WriteObject(w, http.StatusCreated, slice)
 }
 
 // tell sets the resource version of a slice and notifies watchers. The caller holds mu.
@@ -84,7 +84,7 @@ func (s *Server) tell(what watch.EventType, slice *resourceapi.ResourceSlice) {
 
 func (s *Server) listOrWatch(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Has("watch") && !r.URL.Query().Has("sendInitialEvents") {
-		s.watch(w, r)
+		s.watchChanges(w, r)
 		return
 	}
 	s.mu.Lock()
@@ -96,8 +96,8 @@ func (s *Server) listOrWatch(w http.ResponseWriter, r *http.Request) {
 	ListOrWatch(w, r, list)
 }
 
-// watch streams all changes since a resource version, until the client disconnects.
-func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
+// watchChanges streams all changes since a resource version, until the client disconnects.
+func (s *Server) watchChanges(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	since, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	for {
@@ -130,12 +130,12 @@ func (s *Server) replace(w http.ResponseWriter, r *http.Request) {
 	defer s.mu.Unlock()
 	i := slices.IndexFunc(s.slices, func(kept resourceapi.ResourceSlice) bool { return kept.Name == slice.Name })
 	if i < 0 {
-		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+		writeRefusal(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 		return
 	}
 	s.tell(watch.Modified, slice)
 	s.slices[i] = *slice
-	Respond(w, http.StatusOK, slice)
+	WriteObject(w, http.StatusOK, slice)
 }
 
 func (s *Server) remove(w http.ResponseWriter, r *http.Request) {
@@ -148,7 +148,7 @@ func (s *Server) remove(w http.ResponseWriter, r *http.Request) {
 		}
 		return removed
 	})
-	Respond(w, http.StatusOK, &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess})
+	WriteObject(w, http.StatusOK, &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess})
 }
 
 // sliceOf returns the slice in a request, or nil after an error response.
@@ -163,12 +163,12 @@ func sliceOf(w http.ResponseWriter, r *http.Request) *resourceapi.ResourceSlice 
 			}
 		}
 	}
-	refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
+	writeRefusal(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
 	return nil
 }
 
-// Claim returns a claim in namespace n with an allocated device of the node called node.
-func Claim(name string, uid types.UID, device string) *resourceapi.ResourceClaim {
+// AllocatedClaim returns a claim in namespace n with an allocated device of the node called node.
+func AllocatedClaim(name string, uid types.UID, device string) *resourceapi.ResourceClaim {
 	claim := &resourceapi.ResourceClaim{
 		TypeMeta:   metav1.TypeMeta{APIVersion: version, Kind: "ResourceClaim"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name, UID: uid},
@@ -182,26 +182,26 @@ func Claim(name string, uid types.UID, device string) *resourceapi.ResourceClaim
 func ListOrWatch(w http.ResponseWriter, r *http.Request, list runtime.Object) {
 	switch {
 	case r.URL.Query().Has("sendInitialEvents"):
-		refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid) // the client then lists the objects
+		writeRefusal(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid) // the client then lists the objects
 	case r.URL.Query().Has("watch"):
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusOK)
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
 	default:
-		Respond(w, http.StatusOK, list)
+		WriteObject(w, http.StatusOK, list)
 	}
 }
 
-// Respond responds with an object.
-func Respond(w http.ResponseWriter, status int, object runtime.Object) {
+// WriteObject responds with an object.
+func WriteObject(w http.ResponseWriter, status int, object runtime.Object) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(object) // the client may have disconnected
 }
 
-func refuse(w http.ResponseWriter, status int, reason metav1.StatusReason) {
-	Respond(w, status, &metav1.Status{
+func writeRefusal(w http.ResponseWriter, status int, reason metav1.StatusReason) {
+	WriteObject(w, status, &metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: reason, Code: int32(status),
 	})
 }

@@ -32,16 +32,16 @@ lists all codes.`,
 			return ids, cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return explain(program, cmd.OutOrStdout(), terminal.Of(cmd.OutOrStdout(), os.LookupEnv, ascii), args)
+			return explainCodes(program, cmd.OutOrStdout(), terminal.StyleOf(cmd.OutOrStdout(), os.LookupEnv, ascii), args)
 		},
 	}
 	cmd.Flags().BoolVar(&ascii, "ascii", false, "print only ASCII characters")
 	return cmd
 }
 
-func explain(program string, out io.Writer, style terminal.Style, codes []string) error {
+func explainCodes(program string, out io.Writer, style terminal.Style, codes []string) error {
 	if len(codes) == 0 {
-		return doctor.List(out, style)
+		return doctor.ListCodes(out, style)
 	}
 	var found []doctor.Code
 	var unknown []string
@@ -62,7 +62,7 @@ func explain(program string, out io.Writer, style terminal.Style, codes []string
 		if i > 0 {
 			fmt.Fprintln(out)
 		}
-		if err := code.Explain(out, style); err != nil {
+		if err := code.WriteExplanation(out, style); err != nil {
 			return err
 		}
 	}

@@ -48,7 +48,7 @@ func ForNode(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules.Ru
 	if err != nil {
 		return nil, nil, err
 	}
-	config, unknown := config.On(node)
+	config, unknown := config.ForNode(node)
 	if config == nil {
 		return nil, nil, unknown
 	}
@@ -57,8 +57,8 @@ func ForNode(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules.Ru
 }
 
 // UpkeepSelectors returns the selectors of the devices for a kind of sharing daemon.
-func UpkeepSelectors(config *v1alpha1.DriverConfig, kind discovery.UpkeepKind) []v1alpha1.Selector {
-	if kind == discovery.UpkeepMPS {
+func UpkeepSelectors(config *v1alpha1.DriverConfig, kind discovery.SharingDaemonKind) []v1alpha1.Selector {
+	if kind == discovery.SharingDaemonMPS {
 		return config.OnDemand.MPS
 	}
 	return config.OnDemand.TimeSlices
@@ -146,7 +146,7 @@ func compileRules(config *v1alpha1.DriverConfig) (*rules.Rules, error) {
 	for i, entry := range config.OnDemand.Partitions {
 		compile("onDemand.partitions", i, entry)
 	}
-	for _, kind := range []discovery.UpkeepKind{discovery.UpkeepMPS, discovery.UpkeepTimeSlices} {
+	for _, kind := range []discovery.SharingDaemonKind{discovery.SharingDaemonMPS, discovery.SharingDaemonTimeSlices} {
 		for i, entry := range UpkeepSelectors(config, kind) {
 			compile("onDemand."+string(kind), i, entry)
 		}
@@ -177,14 +177,14 @@ func allocations(config []v1alpha1.Allocation) map[string]rules.Allocation {
 			},
 			Naming: discovery.Naming{Mounts: lists(v1alpha1.ListVolumeMounts), Index: a.DeviceIDStrategy == v1alpha1.DeviceIDIndex},
 			Env:    variables(a.Env),
-			Alike:  qualified(a.Alike),
+			Alike:  qualifiedNames(a.Alike),
 		}
 	}
 	return out
 }
 
-// qualified returns attribute names as devices have them, without the driver's own domain.
-func qualified(attributes []string) (names []resourceapi.QualifiedName) {
+// qualifiedNames returns attribute names as devices have them, without the driver's own domain.
+func qualifiedNames(attributes []string) (names []resourceapi.QualifiedName) {
 	for _, name := range attributes {
 		names = append(names, resourceapi.QualifiedName(strings.TrimPrefix(name, discovery.Domain+"/")))
 	}
@@ -235,7 +235,7 @@ func Parameters(raw []byte) (discovery.Parameters, error) {
 	}
 	parameters[nvidia.TimeSlice] = string(said.TimeSlice)
 	for name, value := range said.Environment {
-		parameters[discovery.Environment(name)] = value
+		parameters[discovery.EnvironmentParameter(name)] = value
 	}
 	maps.DeleteFunc(parameters, func(_ discovery.Parameter, value string) bool { return value == "" })
 	return parameters, nil

@@ -42,7 +42,7 @@ func TestAllocationOfConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]rules.Allocation{"a.b/c": {Policy: rules.PolicyPacked}, "a.b/d": {One: true, Naming: discovery.Naming{Index: true}, Env: []string{"A=b", "B=c"}}}
-	if got := compiled.Apply(&discovery.Snapshot{}).Allocation; !reflect.DeepEqual(got, want) {
+	if got := compiled.ApplyTo(&discovery.Snapshot{}).Allocation; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }

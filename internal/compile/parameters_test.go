@@ -25,11 +25,11 @@ func TestReadParameters(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := discovery.Parameters{
-		network.InterfaceName:              "net1",
-		fpgaintel.AcceleratorFunction:      "d8424dc4a4a3c413f89e433683f9040b",
-		nvidia.ComputePercentage:           "50",
-		discovery.Environment("HSA_XNACK"): "1",
-		discovery.Environment("B"):         "x=y",
+		network.InterfaceName:                       "net1",
+		fpgaintel.AcceleratorFunction:               "d8424dc4a4a3c413f89e433683f9040b",
+		nvidia.ComputePercentage:                    "50",
+		discovery.EnvironmentParameter("HSA_XNACK"): "1",
+		discovery.EnvironmentParameter("B"):         "x=y",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

@@ -24,7 +24,7 @@ func Provision(data []byte) ([]provision.Rule, error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("functions[%d].cel: %w", i, err))
 		}
-		out[i] = provision.Rule{Selects: selector.Selects, Driver: f.Driver, Settings: settings(f)}
+		out[i] = provision.Rule{Selects: selector.SelectsDevice, Driver: f.Driver, Settings: settings(f)}
 		if f.VirtualFunctions != nil {
 			out[i].VFs = &provision.VFs{Count: f.VirtualFunctions.Count, Driver: f.VirtualFunctions.Driver}
 		}

@@ -61,8 +61,8 @@ func (f Files) Write(name string, data []byte, mode fs.FileMode) (InPlace, error
 	return Unknown, errors.Join(err, fmt.Errorf("read back: %w", readErr))
 }
 
-// Keep writes the file unless its content equals data. If data is nil, Keep removes the file.
-func (f Files) Keep(name string, data []byte, mode fs.FileMode) error {
+// UpdateFile writes the file unless its content equals data. If data is nil, Keep removes the file.
+func (f Files) UpdateFile(name string, data []byte, mode fs.FileMode) error {
 	if data == nil {
 		return f.Remove(name)
 	}
@@ -91,18 +91,18 @@ func (f Files) replace(name string, data []byte, mode fs.FileMode) error {
 // writeTemporary writes data to a new file in dir and returns its path. Readers of specs and
 // records ignore the file's name.
 func (f Files) writeTemporary(dir, base string, data []byte, mode fs.FileMode) (string, error) {
-	file, err := f.fs().CreateTemp(dir, "."+base+".*"+suffix)
+	file, err := f.fileSystem().CreateTemp(dir, "."+base+".*"+suffix)
 	if err != nil {
 		return "", err
 	}
-	err = f.fill(file, data, mode)
+	err = f.fillFile(file, data, mode)
 	if err = errors.Join(err, file.Close()); err != nil {
 		return "", errors.Join(err, f.remove(file.Name()))
 	}
 	return file.Name(), nil
 }
 
-func (f Files) fill(file File, data []byte, mode fs.FileMode) error {
+func (f Files) fillFile(file File, data []byte, mode fs.FileMode) error {
 	if _, err := file.Write(data); err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (f Files) fill(file File, data []byte, mode fs.FileMode) error {
 
 // Rename moves a file within its directory, replacing any file at the destination.
 func (f Files) Rename(from, to string) error {
-	if err := f.fs().Rename(from, to); err != nil {
+	if err := f.fileSystem().Rename(from, to); err != nil {
 		return err
 	}
 	return f.SyncDir(filepath.Dir(to))
@@ -126,7 +126,7 @@ func (f Files) Rename(from, to string) error {
 // Remove removes a file. A missing file is not an error. The file may reappear after a loss of
 // power.
 func (f Files) Remove(name string) error {
-	if _, err := f.fs().Lstat(name); isMissing(err) {
+	if _, err := f.fileSystem().Lstat(name); isMissing(err) {
 		return nil
 	}
 	return f.remove(name)
@@ -134,30 +134,30 @@ func (f Files) Remove(name string) error {
 
 // RemoveAll removes a directory and its contents. A missing directory is not an error.
 func (f Files) RemoveAll(dir string) error {
-	if err := f.fs().RemoveAll(dir); !isMissing(err) {
+	if err := f.fileSystem().RemoveAll(dir); !isMissing(err) {
 		return err
 	}
 	return nil
 }
 
 // Read returns the contents of a file.
-func (f Files) Read(name string) ([]byte, error) { return f.fs().ReadFile(name) }
+func (f Files) Read(name string) ([]byte, error) { return f.fileSystem().ReadFile(name) }
 
 // Stat describes a file, following links.
-func (f Files) Stat(name string) (fs.FileInfo, error) { return f.fs().Stat(name) }
+func (f Files) Stat(name string) (fs.FileInfo, error) { return f.fileSystem().Stat(name) }
 
 // Lstat describes a file without following links.
-func (f Files) Lstat(name string) (fs.FileInfo, error) { return f.fs().Lstat(name) }
+func (f Files) Lstat(name string) (fs.FileInfo, error) { return f.fileSystem().Lstat(name) }
 
-// Lacks reports whether a file does not exist. It returns false on other errors.
-func (f Files) Lacks(name string) bool {
+// IsMissing reports whether a file does not exist. It returns false on other errors.
+func (f Files) IsMissing(name string) bool {
 	_, err := f.Lstat(name)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// List returns the entries of a directory, or none if the directory does not exist.
-func (f Files) List(dir string) ([]fs.DirEntry, error) {
-	entries, err := f.fs().ReadDir(dir)
+// ListDir returns the entries of a directory, or none if the directory does not exist.
+func (f Files) ListDir(dir string) ([]fs.DirEntry, error) {
+	entries, err := f.fileSystem().ReadDir(dir)
 	if isMissing(err) {
 		return nil, nil
 	}
@@ -167,10 +167,10 @@ func (f Files) List(dir string) ([]fs.DirEntry, error) {
 // MakeDir creates a directory with its parents, if missing. It may disappear after a loss of
 // power.
 func (f Files) MakeDir(dir string, mode fs.FileMode) error {
-	if info, err := f.fs().Stat(dir); err == nil && info.IsDir() {
+	if info, err := f.fileSystem().Stat(dir); err == nil && info.IsDir() {
 		return nil
 	}
-	return f.fs().MkdirAll(dir, mode)
+	return f.fileSystem().MkdirAll(dir, mode)
 }
 
 // SyncDir ensures that changes of names in a directory survive a loss of power, if files are
@@ -179,15 +179,15 @@ func (f Files) SyncDir(dir string) error {
 	if !f.Synced {
 		return nil
 	}
-	return f.fs().SyncDir(dir)
+	return f.fileSystem().SyncDir(dir)
 }
 
-// trial begins the names of the files created by [Files.Writable].
+// trial begins the names of the files created by [Files.CheckWritable].
 const trial = ".chandler."
 
-// Writable returns the error of creating a file in a directory, or nil.
-func (f Files) Writable(dir string) error {
-	file, err := f.fs().CreateTemp(dir, trial+"*"+suffix)
+// CheckWritable returns the error of creating a file in a directory, or nil.
+func (f Files) CheckWritable(dir string) error {
+	file, err := f.fileSystem().CreateTemp(dir, trial+"*"+suffix)
 	if err != nil {
 		return err
 	}
@@ -201,11 +201,11 @@ var earlier = regexp.MustCompile(`^\.(writable|chandler)-[0-9]+$`)
 // an error.
 const Abandoned = time.Minute
 
-// Sweep removes the temporary files of a minimum age that writers left in a directory because
+// SweepTemporary removes the temporary files of a minimum age that writers left in a directory because
 // they were killed or failed: those of files with one of the prefixes, and those of Writable.
 // With an age below [Abandoned], no process may be writing such files in the directory.
-func (f Files) Sweep(dir string, age time.Duration, prefixes ...string) error {
-	entries, err := f.List(dir)
+func (f Files) SweepTemporary(dir string, age time.Duration, prefixes ...string) error {
+	entries, err := f.ListDir(dir)
 	if err != nil {
 		return fmt.Errorf("sweep %s: %w", dir, err)
 	}
@@ -241,13 +241,13 @@ func isTemporary(name string, prefixes []string) bool {
 }
 
 func (f Files) remove(name string) error {
-	if err := f.fs().Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := f.fileSystem().Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
 }
 
-func (f Files) fs() FS {
+func (f Files) fileSystem() FS {
 	if f.FS == nil {
 		return OS{}
 	}

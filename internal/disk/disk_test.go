@@ -123,7 +123,7 @@ func TestSweep(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, keep[5]), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := (disk.Files{}).Sweep(dir, disk.Abandoned, "file.json.", "mode."); err != nil {
+	if err := (disk.Files{}).SweepTemporary(dir, disk.Abandoned, "file.json.", "mode."); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range gone {
@@ -131,7 +131,7 @@ func TestSweep(t *testing.T) {
 			t.Errorf("somebody may be writing it: %v", err)
 		}
 	}
-	if err := (disk.Files{}).Sweep(dir, 0, "file.json.", "mode."); err != nil {
+	if err := (disk.Files{}).SweepTemporary(dir, 0, "file.json.", "mode."); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range keep {
@@ -144,20 +144,20 @@ func TestSweep(t *testing.T) {
 			t.Errorf("%s is still there: %v", name, err)
 		}
 	}
-	if err := (disk.Files{}).Sweep(filepath.Join(dir, "missing"), 0, ""); err != nil {
+	if err := (disk.Files{}).SweepTemporary(filepath.Join(dir, "missing"), 0, ""); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestWritable(t *testing.T) {
 	dir := t.TempDir()
-	if err := (disk.Files{}).Writable(dir); err != nil {
+	if err := (disk.Files{}).CheckWritable(dir); err != nil {
 		t.Error(err)
 	}
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	if err := (disk.Files{}).Writable(filepath.Join(dir, "missing")); !errors.Is(err, fs.ErrNotExist) {
+	if err := (disk.Files{}).CheckWritable(filepath.Join(dir, "missing")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a directory that is missing: %v", err)
 	}
 }
@@ -170,7 +170,7 @@ func TestKeep(t *testing.T) {
 		data string
 		same bool
 	}{{"one", false}, {"one", true}, {"two", false}} {
-		if err := (disk.Files{}).Keep(file, []byte(step.data), 0o600); err != nil {
+		if err := (disk.Files{}).UpdateFile(file, []byte(step.data), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		now, err := os.Stat(file)
@@ -183,7 +183,7 @@ func TestKeep(t *testing.T) {
 		before = now
 	}
 	for range 2 {
-		if err := (disk.Files{}).Keep(file, nil, 0o600); err != nil {
+		if err := (disk.Files{}).UpdateFile(file, nil, 0o600); err != nil {
 			t.Error(err)
 		}
 	}

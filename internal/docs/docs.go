@@ -87,9 +87,9 @@ func (p Page) Blocks() []Block {
 	return blocks
 }
 
-// Claim returns a claim that contains text in spec.devices, beside the requests. Text is a
+// ClaimWith returns a claim that contains text in spec.devices, beside the requests. Text is a
 // config or constraints field.
-func Claim(text string) string {
+func ClaimWith(text string) string {
 	const head = `apiVersion: resource.k8s.io/v1
 kind: ResourceClaim
 metadata: {name: example}

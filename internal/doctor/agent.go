@@ -20,8 +20,8 @@ var agentChecks = []check{
 	{Agent, []string{"CH0710"}, checkOutdated},
 }
 
-func checkAgentRuns(f *Facts, say *saying) {
-	defer f.beside(say)
+func checkAgentRuns(f *Facts, say *findingList) {
+	defer f.reportOtherAgents(say)
 	pod, asked := f.Agent.Pod.get()
 	running, looked := f.Agent.Running.get()
 	ready, answered := f.Agent.Ready.get()
@@ -30,34 +30,34 @@ func checkAgentRuns(f *Facts, say *saying) {
 	name := "the agent"
 	if pod != nil {
 		name, logs = pod.Name, fmt.Sprintf("kubectl -n %s logs %s --tail=50", pod.Namespace, pod.Name)
-		f.restarts(say, pod)
+		f.reportRestarts(say, pod)
 	}
 	switch {
 	case !answered && f.Agent.Local:
-		say.found("CH0701", name+" does not respond", sentence(f.Agent.Ready.why())+" The kubelet restarts the agent if this continues.", logs)
+		say.addFault("CH0701", name+" does not respond", asSentence(f.Agent.Ready.unknownReason())+" The kubelet restarts the agent if this continues.", logs)
 	case answered && ready != "" && !notReadyForConfig(ready):
-		say.found("CH0701", name+" is not ready", sentence(ready), logs)
+		say.addFault("CH0701", name+" is not ready", asSentence(ready), logs)
 	case lives && live != "":
-		say.found("CH0701", name+" does not respond to the kubelet", sentence(live)+" The kubelet restarts the agent.", logs)
+		say.addFault("CH0701", name+" does not respond to the kubelet", asSentence(live)+" The kubelet restarts the agent.", logs)
 	case answered && ready == "":
 		since := ""
 		if pod != nil && pod.Status.StartTime != nil {
-			since = lasting(pod.Status.StartTime.Time, f.Time)
+			since = lastingText(pod.Status.StartTime.Time, f.Time)
 		}
-		say.ok("%s is ready%s", name, since)
+		say.addOK("%s is ready%s", name, since)
 	case asked && pod == nil && (!looked || !running):
-		say.found("CH0701", "no agent runs on this node", "The API server has no agent pod for this node. A taint, a node selector or pod security may prevent it.",
+		say.addFault("CH0701", "no agent runs on this node", "The API server has no agent pod for this node. A taint, a node selector or pod security may prevent it.",
 			"kubectl -n chandler describe daemonset chandler", "kubectl -n chandler get events --sort-by=.lastTimestamp | tail -n 20")
 	case pod != nil && !podReady(pod):
-		say.found("CH0701", name+" is not ready", sentence(podReason(pod)), fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name), logs)
+		say.addFault("CH0701", name+" is not ready", asSentence(podReason(pod)), fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name), logs)
 	case pod != nil:
-		say.ok("%s is ready%s", name, lasting(pod.CreationTimestamp.Time, f.Time))
+		say.addOK("%s is ready%s", name, lastingText(pod.CreationTimestamp.Time, f.Time))
 	case looked && !running:
-		say.found("CH0701", "no agent runs on this node", "No process of the agent exists.", "kubectl -n chandler get pods -o wide", "kubectl -n chandler describe daemonset chandler")
+		say.addFault("CH0701", "no agent runs on this node", "No process of the agent exists.", "kubectl -n chandler get pods -o wide", "kubectl -n chandler describe daemonset chandler")
 	case looked:
-		say.ok("the agent runs")
+		say.addOK("the agent runs")
 	default:
-		say.not("whether the agent runs: %s", f.Agent.Running.why())
+		say.not("whether the agent runs: %s", f.Agent.Running.unknownReason())
 	}
 }
 
@@ -65,9 +65,9 @@ func checkAgentRuns(f *Facts, say *saying) {
 // reports the agent.
 const takeover = time.Minute
 
-// beside reports the agents that cannot take over from the ready agent.
-func (f *Facts) beside(say *saying) {
-	for _, other := range f.Agent.Beside {
+// reportOtherAgents reports the agents that cannot take over from the ready agent.
+func (f *Facts) reportOtherAgents(say *findingList) {
+	for _, other := range f.Agent.OtherAgents {
 		pod := other.Pod
 		if other.Foreign || podReady(pod) || f.Time.Sub(pod.CreationTimestamp.Time) < takeover {
 			continue
@@ -76,21 +76,21 @@ func (f *Facts) beside(say *saying) {
 		if why == "" {
 			why = podReason(pod)
 		}
-		cause := sentence(why) + " This agent should take over."
+		cause := asSentence(why) + " This agent should take over."
 		if first := f.Agent.Pod.Value; first != nil && podReady(first) {
 			cause += fmt.Sprintf(" Until then, %s continues, and the update waits.", first.Name)
 		}
-		say.found("CH0701", fmt.Sprintf("two agents are on this node, and %s is not ready%s", pod.Name, lasting(pod.CreationTimestamp.Time, f.Time)),
+		say.addFault("CH0701", fmt.Sprintf("two agents are on this node, and %s is not ready%s", pod.Name, lastingText(pod.CreationTimestamp.Time, f.Time)),
 			cause, fmt.Sprintf("kubectl -n %s logs %s --tail=50", pod.Namespace, pod.Name), fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name))
 	}
 }
 
 // checkInstallations reports a node with agents of several installations. Two agents of the
 // same installation are on a node during an update only.
-func checkInstallations(f *Facts, say *saying) {
+func checkInstallations(f *Facts, say *findingList) {
 	cause := "Only one agent is active at a time, and the others wait. When it restarts, an agent of another installation may become active, with another configuration."
 	var others []*corev1.Pod
-	for _, other := range f.Agent.Beside {
+	for _, other := range f.Agent.OtherAgents {
 		if other.Foreign {
 			others = append(others, other.Pod)
 		}
@@ -104,11 +104,11 @@ func checkInstallations(f *Facts, say *saying) {
 		for _, pod := range others {
 			pods = append(pods, pod.Namespace+"/"+pod.Name)
 		}
-		say.found("CH0708", "this node has agents of different installations", list(pods)+" belong to different installations. "+cause, fix...)
+		say.addFault("CH0708", "this node has agents of different installations", joinNames(pods)+" belong to different installations. "+cause, fix...)
 		return
 	}
 	if names := f.Agent.Installations; len(names) > 1 {
-		say.found("CH0708", "this node has agents of different installations", "They belong to the DaemonSets "+list(names)+". "+cause, find)
+		say.addFault("CH0708", "this node has agents of different installations", "They belong to the DaemonSets "+joinNames(names)+". "+cause, find)
 	}
 }
 
@@ -148,21 +148,21 @@ func podReason(pod *corev1.Pod) string {
 // manyRestarts is the threshold for a report of an agent's restarts.
 const manyRestarts = 5
 
-func (f *Facts) restarts(say *saying, pod *corev1.Pod) {
+func (f *Facts) reportRestarts(say *findingList, pod *corev1.Pod) {
 	for _, c := range pod.Status.ContainerStatuses {
 		if c.RestartCount < manyRestarts {
 			continue
 		}
 		why := "The reason is unknown."
 		if last := c.LastTerminationState.Terminated; last != nil {
-			why = fmt.Sprintf("Its last exit was %s, code %d: %s", last.Reason, last.ExitCode, sentence(last.Message))
+			why = fmt.Sprintf("Its last exit was %s, code %d: %s", last.Reason, last.ExitCode, asSentence(last.Message))
 		}
-		say.found("CH0706", fmt.Sprintf("the agent was restarted %d times", c.RestartCount), why+" Pods that have devices continue.",
+		say.addFault("CH0706", fmt.Sprintf("the agent was restarted %d times", c.RestartCount), why+" Pods that have devices continue.",
 			fmt.Sprintf("kubectl -n %s logs %s --previous --tail=50", pod.Namespace, pod.Name), fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name))
 	}
 }
 
-func checkConfig(f *Facts, say *saying) {
+func checkConfig(f *Facts, say *findingList) {
 	why, known := f.Agent.Config.get()
 	ready, _ := f.Agent.Ready.get()
 	if known && why == "" && notReadyForConfig(ready) {
@@ -174,27 +174,27 @@ func checkConfig(f *Facts, say *saying) {
 	}
 	switch {
 	case !known && !notReadyForConfig(ready):
-		say.not("the configuration: %s", f.Agent.Config.why())
+		say.not("the configuration: %s", f.Agent.Config.unknownReason())
 	case why != "" || !known:
 		if why == "" {
 			why = ready
 		}
-		say.found("CH0703", "the configuration is invalid", sentence(strings.ReplaceAll(why, "\n", "; "))+" The last valid configuration remains in effect.", mend...)
+		say.addFault("CH0703", "the configuration is invalid", asSentence(strings.ReplaceAll(why, "\n", "; "))+" The last valid configuration remains in effect.", mend...)
 	case f.Agent.Refused:
-		say.found("CH0703", "the changed configuration is invalid", "The agent rejected it, and the previous one remains in effect. The error is not visible from here: the command prints it.", mend...)
+		say.addFault("CH0703", "the changed configuration is invalid", "The agent rejected it, and the previous one remains in effect. The error is not visible from here: the command prints it.", mend...)
 	default:
-		say.ok("the configuration is valid")
+		say.addOK("the configuration is valid")
 	}
 }
 
-func checkRecords(f *Facts, say *saying) {
+func checkRecords(f *Facts, say *findingList) {
 	records, known := f.Agent.Records.get()
 	if !known {
-		say.not("the agent's records: %s", f.Agent.Records.why())
+		say.not("the agent's records: %s", f.Agent.Records.unknownReason())
 		return
 	}
 	before := len(say.findings)
-	for _, file := range records.Aside {
+	for _, file := range records.SetAside {
 		if slices.Contains(records.Newer, file) {
 			continue // the finding for newer records is more specific
 		}
@@ -207,37 +207,37 @@ func checkRecords(f *Facts, say *saying) {
 		} else {
 			fix = append(fix, fmt.Sprintf("kubectl get resourceclaims -A -o jsonpath='{range .items[?(@.metadata.uid==%q)]}{.metadata.namespace}/{.metadata.name} {.status.reservedFor[*].name}{end}'   # delete the pods in reservedFor", uid))
 		}
-		say.found("CH0702", "the record "+path.Base(file)+" is set aside", cause, fix...)
+		say.addFault("CH0702", "the record "+path.Base(file)+" is set aside", cause, fix...)
 	}
 	for _, file := range records.Newer {
-		say.found("CH0704", "the record "+path.Base(file)+" is from a newer agent", "An agent of this version must not act on the record. It does not allocate the devices in the record, and does not unprepare the claim.",
+		say.addFault("CH0704", "the record "+path.Base(file)+" is from a newer agent", "An agent of this version must not act on the record. It does not allocate the devices in the record, and does not unprepare the claim.",
 			"helm rollback chandler --namespace chandler   # back to the newer version, if you installed the chart", "kubectl -n chandler rollout undo daemonset chandler   # with the plain manifests")
 	}
 	for _, what := range records.Unread {
-		say.found("CH0707", "a record of the agent cannot be read", sentence(what)+" The devices in the record are not allocated.",
+		say.addFault("CH0707", "a record of the agent cannot be read", asSentence(what)+" The devices in the record are not allocated.",
 			"sudo dmesg | tail -n 50   # the disk may have failed", "kubectl -n chandler logs daemonset/chandler --tail=50")
 	}
-	if say.none(before) {
+	if say.noneSince(before) {
 		given := 0
 		for _, c := range records.Claims {
 			if !c.Past {
 				given++
 			}
 		}
-		say.ok("%s prepared, %s allocated by the device plugin API, no record set aside", several(given, "claim"), several(records.Grants, "ID"))
+		say.addOK("%s prepared, %s allocated by the device plugin API, no record set aside", countNoun(given, "claim"), countNoun(records.Grants, "ID"))
 	}
 }
 
-func checkAgentVersion(f *Facts, say *saying) {
+func checkAgentVersion(f *Facts, say *findingList) {
 	if v := f.Agent.Version; v != "" && v != f.Version {
-		say.found("CH0705", fmt.Sprintf("the agent has version %s, and this program %s", v, f.Version), "The versions may use different files on the node, so these results may not apply to the agent.",
+		say.addFault("CH0705", fmt.Sprintf("the agent has version %s, and this program %s", v, f.Version), "The versions may use different files on the node, so these results may not apply to the agent.",
 			"kubectl -n chandler exec daemonset/chandler -- /chandler doctor --host-root=/host")
 	}
 }
 
-// blind is the effect on a part of the configuration if the agent cannot see open device
+// blindness is the effect on a part of the configuration if the agent cannot see open device
 // files.
-type blind struct {
+type blindness struct {
 	then  string
 	value string // the chart value that grants the permissions
 	patch string // the patch that grants the permissions with the plain manifests
@@ -246,7 +246,7 @@ type blind struct {
 // blinds maps parts of the configuration to the effects. The agent changes no device unless it
 // sees that the device is unused. In contrast, an unknown consumer delays reclaim for a limited
 // time only.
-var blinds = map[string]blind{
+var blinds = map[string]blindness{
 	"reclaim":                   {"A device is withheld only as long as containers of the previous pod may run, and not at all in the device plugin API.", "reclaim.enabled", "reclaim-patch.yaml"},
 	"passthrough":               {"No function is bound to vfio, and pods that request passthrough do not start.", "passthrough.enabled", "passthrough-patch.yaml"},
 	"onDemand.virtualFunctions": {"No virtual functions are created, and pods that get one do not start.", "onDemand.enabled", "passthrough-patch.yaml"},
@@ -256,15 +256,15 @@ var blinds = map[string]blind{
 // requires that. Reclaim requires the open files of the pods' processes. A change of a device
 // requires those of all processes of the machine; on a node that is a container, the agent
 // does not see the latter.
-func checkSight(f *Facts, say *saying) {
-	handing, changing := split(f.Agent.Looking)
+func checkSight(f *Facts, say *findingList) {
+	handing, changing := split(f.Agent.NeedsSight)
 	if f.Agent.Sight == f.Agent.SightAll {
-		handing, changing = f.Agent.Looking, nil
+		handing, changing = f.Agent.NeedsSight, nil
 	}
 	judgeSight(handing, f.Agent.Sight, "the agent can determine which devices pods have open", sightFixes, say)
 	judgeSight(changing, f.Agent.SightAll, "the agent can determine which devices any process has open", func(looking []string) []string {
 		if why, known := f.Agent.Sight.get(); why == "" && known { // more permissions would not help
-			return []string{"kubectl -n chandler edit configmap chandler   # remove " + list(looking) + " for this node, which is a container"}
+			return []string{"kubectl -n chandler edit configmap chandler   # remove " + joinNames(looking) + " for this node, which is a container"}
 		}
 		return sightFixes(looking)
 	}, say)
@@ -284,21 +284,21 @@ func split(looking []string) (handing, changing []string) {
 
 // judgeSight reports whether an agent can see the open files that parts of the configuration
 // require.
-func judgeSight(looking []string, sight Answer[string], well string, fixes func([]string) []string, say *saying) {
+func judgeSight(looking []string, sight Answer[string], well string, fixes func([]string) []string, say *findingList) {
 	if len(looking) == 0 {
 		return
 	}
 	switch why, known := sight.get(); {
 	case !known:
-		say.not("whether the agent can determine which devices are open: %s", sight.why())
+		say.not("whether the agent can determine which devices are open: %s", sight.unknownReason())
 	case why != "":
-		causes := []string{sentence(why)}
+		causes := []string{asSentence(why)}
 		for _, part := range looking {
 			causes = append(causes, blinds[part].then)
 		}
-		say.found("CH0709", "the agent cannot determine which devices are open, for "+list(looking), strings.Join(causes, " "), fixes(looking)...)
+		say.addFault("CH0709", "the agent cannot determine which devices are open, for "+joinNames(looking), strings.Join(causes, " "), fixes(looking)...)
 	default:
-		say.ok("%s", well)
+		say.addOK("%s", well)
 	}
 }
 
@@ -321,9 +321,9 @@ func sightFixes(looking []string) []string {
 
 // checkOutdated reports a configuration change that takes effect at the agent's next start
 // only.
-func checkOutdated(f *Facts, say *saying) {
+func checkOutdated(f *Facts, say *findingList) {
 	if f.Agent.Outdated {
-		say.found("CH0710", "a configuration change requires a restart of the agent", "The agent reads some fields only when it starts, such as passthrough and onDemand. Its log and its web UI name the changed fields.",
+		say.addFault("CH0710", "a configuration change requires a restart of the agent", "The agent reads some fields only when it starts, such as passthrough and onDemand. Its log and its web UI name the changed fields.",
 			"kubectl -n chandler rollout restart daemonset chandler   # pods keep their devices")
 	}
 }

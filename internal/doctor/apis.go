@@ -22,7 +22,7 @@ var apiChecks = []check{
 // resource on a node, the scheduler never uses DRA devices of that resource on the node
 // (pkg/scheduler/framework/plugins/noderesources/fit.go, shouldDelegateResourceToDRA, read in
 // 1.35 to 1.37).
-func checkBoth(f *Facts, say *saying) {
+func checkBoth(f *Facts, say *findingList) {
 	snapshot, known := f.Devices.Snapshot.get()
 	places, placed := f.Devices.API.get()
 	if !known || !placed || len(places) == 0 {
@@ -42,28 +42,28 @@ func checkBoth(f *Facts, say *saying) {
 	before := len(say.findings)
 	for _, resource := range slices.Sorted(maps.Keys(byAPI)) {
 		dra, plugin := byAPI[resource][discovery.ModeDRA], byAPI[resource][discovery.ModeDevicePlugin]
-		if dra == 0 || plugin == 0 || len(f.waiting()) > 0 {
+		if dra == 0 || plugin == 0 || len(f.waitingDevices()) > 0 {
 			continue
 		}
-		say.found("CH0501", resource+" is offered by both APIs", fmt.Sprintf("DRA offers %s of that name, and the device plugin API %s. On this node, pods with limits get only devices of the device plugin API.", several(dra, "device"), several(plugin, "device")),
+		say.addFault("CH0501", resource+" is offered by both APIs", fmt.Sprintf("DRA offers %s of that name, and the device plugin API %s. On this node, pods with limits get only devices of the device plugin API.", countNoun(dra, "device"), countNoun(plugin, "device")),
 			"kubectl -n chandler edit configmap chandler   # use the same mode for all, or different names")
 	}
-	if say.none(before) {
-		say.ok("no extended resource is offered by both APIs")
+	if say.noneSince(before) {
+		say.addOK("no extended resource is offered by both APIs")
 	}
 }
 
-func (f *Facts) waiting() []Wait {
+func (f *Facts) waitingDevices() []Wait {
 	waits, _ := f.Devices.Waits.get()
 	return waits
 }
 
-func checkWaits(f *Facts, say *saying) {
+func checkWaits(f *Facts, say *findingList) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known {
 		return
 	}
-	for _, w := range f.waiting() {
+	for _, w := range f.waitingDevices() {
 		name := w.Device
 		if d, found := snapshot.Lookup(w.Device); found {
 			name = title(&d.Device)
@@ -75,9 +75,9 @@ func checkWaits(f *Facts, say *saying) {
 				fix = append(fix, fmt.Sprintf("kubectl -n %s delete pod %s   # once the pod may end", h.Namespace, h.Pod))
 			}
 		}
-		cause := sentence(w.Reason)
+		cause := asSentence(w.Reason)
 		if len(names) > 0 {
-			cause = "In use by " + list(names) + "."
+			cause = "In use by " + joinNames(names) + "."
 		}
 		if len(fix) == 0 {
 			fix = []string{"chandler migrate status   # shows which pod it waits for"}
@@ -86,7 +86,7 @@ func checkWaits(f *Facts, say *saying) {
 		if w.From == discovery.ModeAuto {
 			text = fmt.Sprintf("%s waits to be offered by %s", name, apiName(w.To))
 		}
-		say.found("CH0502", text, cause+" No new pod gets the device until it has moved.", fix...)
+		say.addFault("CH0502", text, cause+" No new pod gets the device until it has moved.", fix...)
 	}
 }
 
@@ -94,10 +94,10 @@ func checkWaits(f *Facts, say *saying) {
 const busID resourceapi.QualifiedName = "resource.kubernetes.io/pciBusID"
 
 // checkOtherDrivers reports devices of this node that another DRA driver publishes as well.
-func checkOtherDrivers(f *Facts, say *saying) {
+func checkOtherDrivers(f *Facts, say *findingList) {
 	all, known := f.Cluster.Slices.get()
 	if !known {
-		say.not("whether another DRA driver publishes the same devices: %s", f.Cluster.Slices.why())
+		say.not("whether another DRA driver publishes the same devices: %s", f.Cluster.Slices.unknownReason())
 		return
 	}
 	ours := make(map[string]bool)
@@ -130,17 +130,17 @@ func checkOtherDrivers(f *Facts, say *saying) {
 			}
 		}
 		if len(both) > 0 {
-			say.found("CH0503", fmt.Sprintf("the DRA driver %s also publishes %s of this node", driver, several(len(both), "device")),
-				fmt.Sprintf("Both drivers publish %s. The scheduler treats the entries as different devices, and may allocate one device to two claims.", list(both)),
+			say.addFault("CH0503", fmt.Sprintf("the DRA driver %s also publishes %s of this node", driver, countNoun(len(both), "device")),
+				fmt.Sprintf("Both drivers publish %s. The scheduler treats the entries as different devices, and may allocate one device to two claims.", joinNames(both)),
 				"kubectl get daemonsets -A   # delete the DaemonSet of the other driver", "kubectl delete resourceslices --field-selector spec.driver="+driver+",spec.nodeName="+f.Node)
 		}
 	}
-	if say.none(before) {
-		say.ok("no other DRA driver publishes the same devices")
+	if say.noneSince(before) {
+		say.addOK("no other DRA driver publishes the same devices")
 	}
 }
 
-func checkModeLabel(f *Facts, say *saying) {
+func checkModeLabel(f *Facts, say *findingList) {
 	node, known := f.Cluster.Node.get()
 	if !known || node == nil {
 		return
@@ -150,9 +150,9 @@ func checkModeLabel(f *Facts, say *saying) {
 		return
 	}
 	if !v1alpha1.WrongMode(node.Labels) {
-		say.ok("the node's label %s=%s is in effect", v1alpha1.LabelMode, value)
+		say.addOK("the node's label %s=%s is in effect", v1alpha1.LabelMode, value)
 		return
 	}
-	say.found("CH0504", fmt.Sprintf("the node's label %s has the value %q", v1alpha1.LabelMode, value), "Valid values are Auto, DRA and DevicePlugin. The last valid configuration remains in effect.",
+	say.addFault("CH0504", fmt.Sprintf("the node's label %s has the value %q", v1alpha1.LabelMode, value), "Valid values are Auto, DRA and DevicePlugin. The last valid configuration remains in effect.",
 		fmt.Sprintf("kubectl label node %s %s=Auto --overwrite", f.Node, v1alpha1.LabelMode))
 }

@@ -24,13 +24,13 @@ type published struct {
 // checkClaims reports DeviceClasses of pending claims that are missing, have a failing
 // expression or match no device. It also reports pending claims for devices of this driver
 // that no node can satisfy.
-func checkClaims(f *Facts, say *saying) {
+func checkClaims(f *Facts, say *findingList) {
 	claims, known := f.Cluster.Claims.get()
 	all, listed := f.Cluster.Slices.get()
 	classes, have := f.Cluster.Classes.get()
 	if !known || !listed || !have {
 		if served, _ := f.Cluster.DRA.get(); served != "" {
-			say.not("whether claims can be satisfied: %s", firstNot(f.Cluster.Claims.why(), f.Cluster.Slices.why(), f.Cluster.Classes.why()))
+			say.not("whether claims can be satisfied: %s", firstNot(f.Cluster.Claims.unknownReason(), f.Cluster.Slices.unknownReason(), f.Cluster.Classes.unknownReason()))
 		}
 		return
 	}
@@ -49,13 +49,13 @@ func checkClaims(f *Facts, say *saying) {
 			continue
 		}
 		for _, request := range claim.Spec.Devices.Requests {
-			subs := subrequests(request)
+			subs := subrequestsOf(request)
 			for _, s := range subs {
 				if _, there := m.classes[s.class]; !there && !slices.Contains(missing[s.class], claim.Namespace+"/"+claim.Name) {
 					missing[s.class] = append(missing[s.class], claim.Namespace+"/"+claim.Name)
 				}
 			}
-			if !slices.ContainsFunc(subs, func(s subrequest) bool { return m.ours(s.class) }) {
+			if !slices.ContainsFunc(subs, func(s subrequest) bool { return m.isOurs(s.class) }) {
 				continue
 			}
 			waiting++
@@ -63,21 +63,21 @@ func checkClaims(f *Facts, say *saying) {
 		}
 	}
 	for _, class := range slices.Sorted(maps.Keys(missing)) {
-		say.found("CH0613", "the DeviceClass "+class+" does not exist", "It is requested by "+list(missing[class])+". The scheduler allocates no device to a claim with a missing class. "+selectors.WhoseClass(class), selectors.MendMissingClass(class, slices.Collect(maps.Keys(m.classes)))...)
+		say.addFault("CH0613", "the DeviceClass "+class+" does not exist", "It is requested by "+joinNames(missing[class])+". The scheduler allocates no device to a claim with a missing class. "+selectors.WhoseClass(class), selectors.MendMissingClass(class, slices.Collect(maps.Keys(m.classes)))...)
 	}
 	for _, class := range slices.Sorted(maps.Keys(m.broken)) {
 		c, err := m.classes[class], m.broken[class]
-		say.found("CH0614", "the expression of the DeviceClass "+class+" fails", "Scheduling fails for every pod that requests the class as soon as the scheduler evaluates such a device. The error is: "+sentence(oneLine(err)), selectors.MendClass(&c, err, m.specs())...)
+		say.addFault("CH0614", "the expression of the DeviceClass "+class+" fails", "Scheduling fails for every pod that requests the class as soon as the scheduler evaluates such a device. The error is: "+asSentence(oneLine(err)), selectors.MendClass(&c, err, m.deviceSpecs())...)
 	}
 	for _, class := range slices.Sorted(maps.Keys(empty)) {
 		if m.broken[class] != nil {
 			continue
 		}
-		cause := "No device of any node matches, and the class is requested by " + list(empty[class]) + "."
-		say.found("CH0609", "the DeviceClass "+class+" matches no device", cause, "kubectl get deviceclass "+class+" -o yaml", "kubectl get resourceslices -o yaml | grep -A3 attributes | head -n 40")
+		cause := "No device of any node matches, and the class is requested by " + joinNames(empty[class]) + "."
+		say.addFault("CH0609", "the DeviceClass "+class+" matches no device", cause, "kubectl get deviceclass "+class+" -o yaml", "kubectl get resourceslices -o yaml | grep -A3 attributes | head -n 40")
 	}
-	if say.none(before) && waiting > 0 {
-		say.ok("the devices can satisfy every waiting claim")
+	if say.noneSince(before) && waiting > 0 {
+		say.addOK("the devices can satisfy every waiting claim")
 	}
 }
 
@@ -91,12 +91,12 @@ func firstNot(reasons ...string) string {
 }
 
 // request checks one request of a claim.
-func (f *Facts) request(say *saying, m *matcher, claim *resourceapi.ResourceClaim, name string, subs []subrequest, empty map[string][]string) {
+func (f *Facts) request(say *findingList, m *matcher, claim *resourceapi.ResourceClaim, name string, subs []subrequest, empty map[string][]string) {
 	why := ""
 	for _, s := range subs {
-		of := m.class(s.class)
+		of := m.devicesOf(s.class)
 		if len(of) == 0 {
-			if m.ours(s.class) && !slices.Contains(empty[s.class], claim.Namespace+"/"+claim.Name) {
+			if m.isOurs(s.class) && !slices.Contains(empty[s.class], claim.Namespace+"/"+claim.Name) {
 				empty[s.class] = append(empty[s.class], claim.Namespace+"/"+claim.Name)
 			}
 			continue
@@ -106,7 +106,7 @@ func (f *Facts) request(say *saying, m *matcher, claim *resourceapi.ResourceClai
 			if selector.CEL != nil {
 				var err error
 				if left, err = match(left, selector.CEL.Expression); err != nil && len(left) == 0 {
-					why = fmt.Sprintf("the selector %s fails: %s. A claim cannot be changed: create a new one, or change its template: %s", selector.CEL.Expression, oneLine(err), selectors.MendExpression(s.selectors, err, m.specs()))
+					why = fmt.Sprintf("the selector %s fails: %s. A claim cannot be changed: create a new one, or change its template: %s", selector.CEL.Expression, oneLine(err), selectors.MendExpression(s.selectors, err, m.deviceSpecs()))
 					break
 				}
 			}
@@ -125,7 +125,7 @@ func (f *Facts) request(say *saying, m *matcher, claim *resourceapi.ResourceClai
 	if why == "" {
 		return // the class has no devices, which checkClaims reports
 	}
-	say.found("CH0610", fmt.Sprintf("claim %s/%s can never be satisfied", claim.Namespace, claim.Name), fmt.Sprintf("Request %s: %s.", name, why),
+	say.addFault("CH0610", fmt.Sprintf("claim %s/%s can never be satisfied", claim.Namespace, claim.Name), fmt.Sprintf("Request %s: %s.", name, why),
 		fmt.Sprintf("kubectl -n %s get resourceclaim %s -o yaml", claim.Namespace, claim.Name), "kubectl get resourceslices --field-selector spec.driver=chandler.dev -o yaml")
 }
 
@@ -146,7 +146,7 @@ type subrequest struct {
 	count     int64
 }
 
-func subrequests(request resourceapi.DeviceRequest) (subs []subrequest) {
+func subrequestsOf(request resourceapi.DeviceRequest) (subs []subrequest) {
 	count := func(mode resourceapi.DeviceAllocationMode, n int64) int64 {
 		if mode == resourceapi.DeviceAllocationModeAll {
 			return 1
@@ -188,14 +188,14 @@ func newMatcher(all []resourceapi.ResourceSlice, classes []resourceapi.DeviceCla
 	return m
 }
 
-// ours reports whether a class is for this driver.
-func (m *matcher) ours(class string) bool {
+// isOurs reports whether a class is for this driver.
+func (m *matcher) isOurs(class string) bool {
 	c, known := m.classes[class]
 	return known && forThisDriver(c)
 }
 
-// class returns the devices of a class.
-func (m *matcher) class(name string) []published {
+// devicesOf returns the devices of a class.
+func (m *matcher) devicesOf(name string) []published {
 	if devices, done := m.matched[name]; done {
 		return devices
 	}
@@ -217,8 +217,8 @@ func (m *matcher) class(name string) []published {
 	return devices
 }
 
-// specs returns all devices as published.
-func (m *matcher) specs() (all []resourceapi.Device) {
+// deviceSpecs returns all devices as published.
+func (m *matcher) deviceSpecs() (all []resourceapi.Device) {
 	for _, d := range m.devices {
 		all = append(all, d.Device)
 	}

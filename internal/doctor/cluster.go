@@ -27,9 +27,9 @@ var clusterChecks = []check{
 	{Cluster, []string{"CH0612"}, checkPolicies},
 }
 
-func checkServer(f *Facts, say *saying) {
+func checkServer(f *Facts, say *findingList) {
 	if _, known := f.Cluster.Server.get(); !known {
-		say.found("CH0606", "the API server does not respond", sentence(f.Cluster.Server.why())+" Running pods continue, but no new pod is scheduled to this node, and no claim is prepared.",
+		say.addFault("CH0606", "the API server does not respond", asSentence(f.Cluster.Server.unknownReason())+" Running pods continue, but no new pod is scheduled to this node, and no claim is prepared.",
 			"kubectl get --raw /readyz?verbose", "kubectl cluster-info")
 	}
 }
@@ -45,25 +45,25 @@ func (f *Facts) usesDRA() bool {
 	return f.Agent.Mode == discovery.ModeDRA
 }
 
-func checkServed(f *Facts, say *saying) {
+func checkServed(f *Facts, say *findingList) {
 	version, known := f.Cluster.DRA.get()
 	switch {
 	case !known:
 	case version == "v1":
-		say.ok("resource.k8s.io/v1 is served")
+		say.addOK("resource.k8s.io/v1 is served")
 	case version != "":
-		say.ok("resource.k8s.io/%s is served, but not v1: the status of claims does not contain the state of devices", version)
+		say.addOK("resource.k8s.io/%s is served, but not v1: the status of claims does not contain the state of devices", version)
 	case f.usesDRA():
-		say.found("CH0601", "the API server does not serve resource.k8s.io", "The mode is DRA, so no device is offered. Kubernetes serves this API from 1.34 on, and in 1.32 and 1.33 if it is turned on.",
+		say.addFault("CH0601", "the API server does not serve resource.k8s.io", "The mode is DRA, so no device is offered. Kubernetes serves this API from 1.34 on, and in 1.32 and 1.33 if it is turned on.",
 			"kubectl -n chandler edit configmap chandler   # mode: Auto, or DevicePlugin", "kubectl api-versions | grep resource.k8s.io")
 	default:
-		say.ok("resource.k8s.io is not served, and the device plugin API does not need it")
+		say.addOK("resource.k8s.io is not served, and the device plugin API does not need it")
 	}
 }
 
-func checkNodeThere(f *Facts, say *saying) {
+func checkNodeThere(f *Facts, say *findingList) {
 	if node, known := f.Cluster.Node.get(); known && node == nil {
-		say.found("CH0607", "the Node "+f.Node+" does not exist", "The API server has no Node with this name, so slices and pods of the node cannot be checked.", "kubectl get nodes", "chandler doctor --node-name=NAME")
+		say.addFault("CH0607", "the Node "+f.Node+" does not exist", "The API server has no Node with this name, so slices and pods of the node cannot be checked.", "kubectl get nodes", "chandler doctor --node-name=NAME")
 	}
 }
 
@@ -74,12 +74,12 @@ var without = []struct {
 	concerns        func(f *Facts) bool
 }{
 	{"DRADeviceTaints", "unhealthy devices are left out of the slices instead of getting a taint", func(f *Facts) bool { return true }},
-	{"DRAPartitionableDevices", "only devices and partitions that do not compete with each other are published", competes},
-	{"DRAConsumableCapacity", "a device that is shared by amount can be allocated to one claim at a time only", shared},
+	{"DRAPartitionableDevices", "only devices and partitions that do not compete with each other are published", hasCompetition},
+	{"DRAConsumableCapacity", "a device that is shared by amount can be allocated to one claim at a time only", hasShared},
 }
 
-// competes reports whether a device of the node shares a physical device with others.
-func competes(f *Facts) bool {
+// hasCompetition reports whether a device of the node shares a physical device with others.
+func hasCompetition(f *Facts) bool {
 	snapshot, _ := f.Devices.Snapshot.get()
 	if snapshot == nil {
 		return false
@@ -92,7 +92,7 @@ func competes(f *Facts) bool {
 	return false
 }
 
-func shared(f *Facts) bool {
+func hasShared(f *Facts) bool {
 	snapshot, _ := f.Devices.Snapshot.get()
 	if snapshot == nil {
 		return false
@@ -105,38 +105,38 @@ func shared(f *Facts) bool {
 	return false
 }
 
-func checkFeatures(f *Facts, say *saying) {
+func checkFeatures(f *Facts, say *findingList) {
 	features, known := f.Agent.Features.get()
 	if !f.usesDRA() {
 		return
 	}
 	if !known || len(features) == 0 {
-		say.not("which features the API server keeps: %s", cmp.Or(f.Agent.Features.why(), "the agent does not report them"))
+		say.not("which features the API server keeps: %s", cmp.Or(f.Agent.Features.unknownReason(), "the agent does not report them"))
 		return
 	}
 	before := len(say.findings)
 	for _, w := range without {
 		if kept, told := features[w.feature]; told && !kept && w.concerns(f) {
-			say.found("CH0602", "the feature gate "+w.feature+" of the API server is off", "The API server drops these fields of ResourceSlices, so "+w.effect+".",
+			say.addFault("CH0602", "the feature gate "+w.feature+" of the API server is off", "The API server drops these fields of ResourceSlices, so "+w.effect+".",
 				fmt.Sprintf("ps -o args= -C kube-apiserver | tr ' ' '\\n' | grep feature-gates   # add %s=true, also to the scheduler and the kubelets", w.feature))
 		}
 	}
-	if say.none(before) {
-		say.ok("the API server keeps all fields that the devices of this node need")
+	if say.noneSince(before) {
+		say.addOK("the API server keeps all fields that the devices of this node need")
 	}
 }
 
 // checkTaken reports a rejection of the node's ResourceSlices by the API server.
-func checkTaken(f *Facts, say *saying) {
-	if f.Agent.Unwanted {
-		say.found("CH0615", "the API server rejects the ResourceSlices of this node", "The scheduler uses the previous slices, or has no device of this node. The agent's web UI and its log contain the API server's message.",
+func checkTaken(f *Facts, say *findingList) {
+	if f.Agent.ModeUnwanted {
+		say.addFault("CH0615", "the API server rejects the ResourceSlices of this node", "The scheduler uses the previous slices, or has no device of this node. The agent's web UI and its log contain the API server's message.",
 			"kubectl -n chandler logs daemonset/chandler --tail=100 | grep ResourceSlices   # shows the reason",
 			"kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicies   # a webhook must also accept dry runs")
 	}
 }
 
 // checkPublished compares the ResourceSlices of the node with the devices offered by DRA.
-func checkPublished(f *Facts, say *saying) {
+func checkPublished(f *Facts, say *findingList) {
 	all, known := f.Cluster.Slices.get()
 	snapshot, found := f.Devices.Snapshot.get()
 	places, _ := f.Devices.API.get()
@@ -156,14 +156,14 @@ func checkPublished(f *Facts, say *saying) {
 		}
 	}
 	waiting := make(map[string]bool)
-	for _, w := range f.waiting() {
+	for _, w := range f.waitingDevices() {
 		waiting[w.Device] = true
 	}
 	var missing []string
 	wanted := 0
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i]
-		if places[d.Silicon()] != discovery.ModeDRA || waiting[d.Name] || d.PartOf != nil || d.Sharing != nil || !d.Health.Usable() {
+		if places[d.Silicon()] != discovery.ModeDRA || waiting[d.Name] || d.PartOf != nil || d.Sharing != nil || !d.Health.IsUsable() {
 			continue // partitions and shares may have other names, or may be unpublished
 		}
 		wanted++
@@ -173,10 +173,10 @@ func checkPublished(f *Facts, say *saying) {
 	}
 	switch {
 	case len(missing) > 0:
-		say.found("CH0608", several(len(missing), "DRA device")+" "+isAre(len(missing))+" missing from the ResourceSlices", list(missing)+" should be published. Until then, the scheduler cannot allocate it. An agent that has just started publishes within seconds.",
+		say.addFault("CH0608", countNoun(len(missing), "DRA device")+" "+isAre(len(missing))+" missing from the ResourceSlices", joinNames(missing)+" should be published. Until then, the scheduler cannot allocate it. An agent that has just started publishes within seconds.",
 			"kubectl get resourceslices --field-selector spec.driver=chandler.dev,spec.nodeName="+f.Node, "kubectl -n chandler rollout restart daemonset chandler")
 	case wanted > 0:
-		say.ok("the ResourceSlices contain every DRA device")
+		say.addOK("the ResourceSlices contain every DRA device")
 	}
 }
 
@@ -188,13 +188,13 @@ func isAre(n int) string {
 }
 
 // checkClasses reports extended resources offered by DRA that have no DeviceClass, or several.
-func checkClasses(f *Facts, say *saying) {
+func checkClasses(f *Facts, say *findingList) {
 	classes, known := f.Cluster.Classes.get()
 	snapshot, found := f.Devices.Snapshot.get()
 	places, _ := f.Devices.API.get()
 	if !known {
 		if served, _ := f.Cluster.DRA.get(); served != "" {
-			say.not("DeviceClasses: %s", f.Cluster.Classes.why())
+			say.not("DeviceClasses: %s", f.Cluster.Classes.unknownReason())
 		}
 		return
 	}
@@ -210,7 +210,7 @@ func checkClasses(f *Facts, say *saying) {
 		for i := range snapshot.Devices {
 			d := &snapshot.Devices[i]
 			for _, offer := range d.Offers {
-				if places[d.Silicon()] == discovery.ModeDRA && !offer.Unnamed() {
+				if places[d.Silicon()] == discovery.ModeDRA && !offer.IsUnnamed() {
 					offered[offer.Resource] = true
 				}
 			}
@@ -218,7 +218,7 @@ func checkClasses(f *Facts, say *saying) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(offered)) {
 		if len(byName[name]) == 0 {
-			say.found("CH0603", fmt.Sprintf("DRA offers %s, but no DeviceClass has that name", name),
+			say.addFault("CH0603", fmt.Sprintf("DRA offers %s, but no DeviceClass has that name", name),
 				"Pods with this name in limits wait. Either no class has the name as its extendedResourceName, or the API server dropped that field: before 1.36, the feature gate DRAExtendedResource is off by default.",
 				helmSet+" --set deviceClasses.enabled=true", "kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # if the feature gate is off")
 		}
@@ -245,11 +245,11 @@ func checkClasses(f *Facts, say *saying) {
 		} else {
 			fix = []string{"kubectl delete deviceclass " + same[0].Name}
 		}
-		say.found("CH0604", fmt.Sprintf("%d DeviceClasses have the extendedResourceName %s", len(same), name),
-			fmt.Sprintf("Pods with this name in limits get devices of %s, which is the newest class, and never those of %s.", same[0].Name, list(names)), fix...)
+		say.addFault("CH0604", fmt.Sprintf("%d DeviceClasses have the extendedResourceName %s", len(same), name),
+			fmt.Sprintf("Pods with this name in limits get devices of %s, which is the newest class, and never those of %s.", same[0].Name, joinNames(names)), fix...)
 	}
-	if say.none(before) {
-		say.ok("every extended resource offered by DRA has one DeviceClass")
+	if say.noneSince(before) {
+		say.addOK("every extended resource offered by DRA has one DeviceClass")
 	}
 }
 
@@ -263,7 +263,7 @@ func forThisDriver(class resourceapi.DeviceClass) bool {
 
 // checkPrepared reports claims of this node that are not prepared, according to the statuses
 // written by the driver.
-func checkPrepared(f *Facts, say *saying) {
+func checkPrepared(f *Facts, say *findingList) {
 	claims, known := f.Cluster.Claims.get()
 	if !known {
 		return
@@ -279,8 +279,8 @@ func checkPrepared(f *Facts, say *saying) {
 			}
 			for _, c := range d.Conditions {
 				if c.Type == "Ready" && c.Status != "True" {
-					say.found("CH0611", fmt.Sprintf("claim %s/%s has no usable device: %s%s", claim.Namespace, claim.Name, d.Device, lasting(c.LastTransitionTime.Time, f.Time)),
-						sentence(c.Message)+" The pod does not start, or has lost the device.",
+					say.addFault("CH0611", fmt.Sprintf("claim %s/%s has no usable device: %s%s", claim.Namespace, claim.Name, d.Device, lastingText(c.LastTransitionTime.Time, f.Time)),
+						asSentence(c.Message)+" The pod does not start, or has lost the device.",
 						fmt.Sprintf("kubectl -n %s get resourceclaim %s -o yaml", claim.Namespace, claim.Name), fmt.Sprintf("kubectl -n %s delete %s", claim.Namespace, podsOf(claim)))
 				}
 			}
@@ -309,22 +309,22 @@ func (f *Facts) allocatedHere(claim *resourceapi.ResourceClaim) bool {
 	})
 }
 
-func checkRights(f *Facts, say *saying) {
+func checkRights(f *Facts, say *findingList) {
 	missing, known := f.Cluster.Rights.get()
 	switch {
 	case !known:
-		say.not("the permissions of the agent: %s", f.Cluster.Rights.why())
+		say.not("the permissions of the agent: %s", f.Cluster.Rights.unknownReason())
 	case len(missing) > 0:
-		say.found("CH0605", "the agent lacks "+several(len(missing), "permission"), "It is not permitted to "+strings.Join(missing, ", or to ")+".", helmSet+"   # updates the roles to this version", "kubectl auth can-i --list --as=system:serviceaccount:chandler:chandler")
+		say.addFault("CH0605", "the agent lacks "+countNoun(len(missing), "permission"), "It is not permitted to "+strings.Join(missing, ", or to ")+".", helmSet+"   # updates the roles to this version", "kubectl auth can-i --list --as=system:serviceaccount:chandler:chandler")
 	default:
-		say.ok("the agent has all permissions that it needs")
+		say.addOK("the agent has all permissions that it needs")
 	}
 }
 
 // helmSet changes values of the chart and keeps the others.
 const helmSet = "helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values"
 
-func checkPolicies(f *Facts, say *saying) {
+func checkPolicies(f *Facts, say *findingList) {
 	missing, known := f.Cluster.Policies.get()
 	var sets []string
 	for _, name := range missing {
@@ -333,11 +333,11 @@ func checkPolicies(f *Facts, say *saying) {
 	}
 	switch {
 	case !known:
-		say.not("the admission policies: %s", f.Cluster.Policies.why())
+		say.not("the admission policies: %s", f.Cluster.Policies.unknownReason())
 	case len(missing) > 0:
-		say.found("CH0612", several(len(missing), "admission policy")+" "+isAre(len(missing))+" missing", fmt.Sprintf("The ValidatingAdmissionPolicy %s is missing. Without it, errors in claims are found only when a pod starts, and an agent could write objects of other nodes.", list(missing)),
+		say.addFault("CH0612", countNoun(len(missing), "admission policy")+" "+isAre(len(missing))+" missing", fmt.Sprintf("The ValidatingAdmissionPolicy %s is missing. Without it, errors in claims are found only when a pod starts, and an agent could write objects of other nodes.", joinNames(missing)),
 			helmSet+strings.Join(sets, ""))
 	default:
-		say.ok("the admission policies are in effect")
+		say.addOK("the admission policies are in effect")
 	}
 }

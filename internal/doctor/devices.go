@@ -20,10 +20,10 @@ var deviceChecks = []check{
 }
 
 // checkHealth reports each unhealthy device.
-func checkHealth(f *Facts, say *saying) {
+func checkHealth(f *Facts, say *findingList) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known {
-		say.found("CH0310", "the devices of the host cannot be read", f.Devices.Snapshot.why(), "chandler discover")
+		say.addFault("CH0310", "the devices of the host cannot be read", f.Devices.Snapshot.unknownReason(), "chandler discover")
 		return
 	}
 	families := make(map[string]bool)
@@ -31,9 +31,9 @@ func checkHealth(f *Facts, say *saying) {
 		families[snapshot.Devices[i].Family] = true
 	}
 	if len(snapshot.Devices) > 0 {
-		say.ok("%s of %s", several(len(snapshot.Devices), "device"), several(len(families), "family"))
+		say.addOK("%s of %s", countNoun(len(snapshot.Devices), "device"), countNoun(len(families), "family"))
 	} else {
-		say.ok("no accelerators")
+		say.addOK("no accelerators")
 	}
 	parts := make(map[ailing][]*discovery.Device)
 	var order []ailing
@@ -49,24 +49,24 @@ func checkHealth(f *Facts, say *saying) {
 	}
 	alike := make(map[together][]*discovery.Device) // the first device of each physical device
 	for _, a := range order {
-		if g := togetherOf(parts[a]); g.key != "" && !f.Devices.Well[parts[a][0].Name] {
+		if g := togetherOf(parts[a]); g.key != "" && !f.Devices.Recovered[parts[a][0].Name] {
 			alike[g] = append(alike[g], parts[a][0])
 		}
 	}
 	for _, a := range order {
 		first := parts[a][0]
 		switch all := alike[togetherOf(parts[a])]; {
-		case f.Devices.Well[first.Name]:
-			f.settles(say, first)
+		case f.Devices.Recovered[first.Name]:
+			f.reportSettling(say, first)
 		case len(all) < 2:
-			f.sick(say, first, first.Health, parts[a][1:]...)
+			f.reportUnhealthy(say, first, first.Health, parts[a][1:]...)
 		case all[0] == first:
 			f.sickTogether(say, all)
 		}
 	}
 	for name, health := range snapshot.Gone {
 		if holders := f.Devices.Holders[name]; len(holders) > 0 {
-			f.sick(say, &discovery.Device{Name: name, Family: "device"}, health)
+			f.reportUnhealthy(say, &discovery.Device{Name: name, Family: "device"}, health)
 		}
 	}
 }
@@ -97,7 +97,7 @@ func togetherOf(parts []*discovery.Device) together {
 }
 
 // sickTogether reports several devices of a family with the same fault.
-func (f *Facts) sickTogether(say *saying, all []*discovery.Device) {
+func (f *Facts) sickTogether(say *findingList, all []*discovery.Device) {
 	key := all[0].Health.Key()
 	what := map[discovery.Condition]string{
 		discovery.ConditionDriverUnbound: "have no kernel driver", discovery.ConditionNodeMissing: "lack a device node",
@@ -107,7 +107,7 @@ func (f *Facts) sickTogether(say *saying, all []*discovery.Device) {
 	var each, deletes, mends []string
 	for _, d := range all {
 		reasons[d.Health.Reason] = true
-		usable = usable || d.Health.Usable()
+		usable = usable || d.Health.IsUsable()
 		each = append(each, fmt.Sprintf("%s (%s)", d.Name, d.Health.Reason))
 		for _, h := range f.Devices.Holders[d.Name] {
 			if h.Pod != "" {
@@ -118,9 +118,9 @@ func (f *Facts) sickTogether(say *saying, all []*discovery.Device) {
 	}
 	cause := strings.Join(each, ", ") + "."
 	if len(reasons) == 1 {
-		cause = sentence(all[0].Health.Reason) + fmt.Sprintf(" The devices are %s.", namesOf(all))
+		cause = asSentence(all[0].Health.Reason) + fmt.Sprintf(" The devices are %s.", namesOf(all))
 	}
-	cause += f.lacks(key, all[0])
+	cause += f.missingNodes(key, all[0])
 	if !usable {
 		cause += " No new pod gets these devices."
 	}
@@ -130,14 +130,14 @@ func (f *Facts) sickTogether(say *saying, all []*discovery.Device) {
 			fix = append(fix, line)
 		}
 	}
-	say.found(CodeOf(key), fmt.Sprintf("%s of %s %s%s", several(len(all), "device"), all[0].Family, what, lasting(all[0].Health.Since.Time, f.Time)), cause, fix...)
+	say.addFault(CodeOf(key), fmt.Sprintf("%s of %s %s%s", countNoun(len(all), "device"), all[0].Family, what, lastingText(all[0].Health.Since.Time, f.Time)), cause, fix...)
 }
 
-// settles reports a device that has recovered but must stay healthy before it is allocated
+// reportSettling reports a device that has recovered but must stay healthy before it is allocated
 // again.
-func (f *Facts) settles(say *saying, d *discovery.Device) {
-	say.found(CodeOf(d.Health.Key()), title(d)+" has recovered, and is allocated again after a delay",
-		fmt.Sprintf("The fault has ended: %s A device must stay healthy for 10 seconds, and for up to 5 minutes if it fails repeatedly.", sentence(d.Health.Reason)),
+func (f *Facts) reportSettling(say *findingList, d *discovery.Device) {
+	say.addFault(CodeOf(d.Health.Key()), title(d)+" has recovered, and is allocated again after a delay",
+		fmt.Sprintf("The fault has ended: %s A device must stay healthy for 10 seconds, and for up to 5 minutes if it fails repeatedly.", asSentence(d.Health.Reason)),
 		"chandler doctor --only devices --wait 60s   # waits for the end of the delay")
 }
 
@@ -154,22 +154,22 @@ var conditionTexts = map[discovery.Condition]string{
 	discovery.ConditionNotResponding:   "does not respond on the bus",
 }
 
-// sick reports an unhealthy device, and others of the same physical device with the same
+// reportUnhealthy reports an unhealthy device, and others of the same physical device with the same
 // fault.
-func (f *Facts) sick(say *saying, d *discovery.Device, health discovery.Health, others ...*discovery.Device) {
+func (f *Facts) reportUnhealthy(say *findingList, d *discovery.Device, health discovery.Health, others ...*discovery.Device) {
 	key := health.Key()
-	what, cause := conditionTexts[key], sentence(health.Reason)
+	what, cause := conditionTexts[key], asSentence(health.Reason)
 	if link, found := strings.CutPrefix(health.Reason, "its link "); found && key == discovery.ConditionLinkDegraded {
 		what = "has a link that " + link
 		cause = "The link has fewer lanes or a lower speed than both of its ends support."
 	}
-	text := fmt.Sprintf("%s %s%s", title(d), what, lasting(health.Since.Time, f.Time))
+	text := fmt.Sprintf("%s %s%s", title(d), what, lastingText(health.Since.Time, f.Time))
 	holders := slices.Clone(f.Devices.Holders[d.Name])
 	for _, other := range others {
 		holders = append(holders, f.Devices.Holders[other.Name]...)
 	}
 	if len(others) > 0 {
-		cause += fmt.Sprintf(" The same applies to %s: %s.", several(len(others), "device"), namesOf(others))
+		cause += fmt.Sprintf(" The same applies to %s: %s.", countNoun(len(others), "device"), namesOf(others))
 	}
 	var names, fix []string
 	for _, h := range holders {
@@ -178,26 +178,26 @@ func (f *Facts) sick(say *saying, d *discovery.Device, health discovery.Health, 
 			fix = append(fix, fmt.Sprintf("kubectl -n %s delete pod %s   # once the pod may end", h.Namespace, h.Pod))
 		}
 	}
-	cause += f.lacks(key, d)
+	cause += f.missingNodes(key, d)
 	if len(names) > 0 {
-		cause += fmt.Sprintf(" In use by %s.", list(names))
+		cause += fmt.Sprintf(" In use by %s.", joinNames(names))
 	}
-	if health.Usable() {
+	if health.IsUsable() {
 		cause += " The device is still allocated."
 	} else {
 		cause += " No new pod gets the device."
 	}
-	say.found(CodeOf(key), text, cause, append(fix, f.conditionFix(key, d)...)...)
+	say.addFault(CodeOf(key), text, cause, append(fix, f.conditionFix(key, d)...)...)
 }
 
-// lacks returns a sentence about the missing nodes that all devices of the family share, if a
+// missingNodes returns a sentence about the missing nodes that all devices of the family share, if a
 // node of the device itself is missing. The same command creates both kinds of nodes.
-func (f *Facts) lacks(key discovery.Condition, d *discovery.Device) string {
-	others := slices.DeleteFunc(slices.Clone(f.Devices.Lacks[d.Family]), func(node string) bool { return strings.Contains(d.Health.Reason, node+" ") })
+func (f *Facts) missingNodes(key discovery.Condition, d *discovery.Device) string {
+	others := slices.DeleteFunc(slices.Clone(f.Devices.MissingNodes[d.Family]), func(node string) bool { return strings.Contains(d.Health.Reason, node+" ") })
 	if key != discovery.ConditionNodeMissing || len(others) == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" Of the nodes that these devices share, %s %s missing too.", list(others), isAre(len(others)))
+	return fmt.Sprintf(" Of the nodes that these devices share, %s %s missing too.", joinNames(others), isAre(len(others)))
 }
 
 // namesOf lists the names of devices.
@@ -206,12 +206,12 @@ func namesOf(devices []*discovery.Device) string {
 	for _, d := range devices {
 		names = append(names, d.Name)
 	}
-	return list(names)
+	return joinNames(names)
 }
 
 // conditionFix returns the commands that repair a condition.
 func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []string {
-	at := address(d)
+	at := pciAddress(d)
 	if key == discovery.ConditionNodeMissing {
 		return []string{cmp.Or(f.Devices.MakeNodes[d.Family], "sudo udevadm trigger --action=add   # creates device nodes again")}
 	}
@@ -248,8 +248,8 @@ func isPart(d *discovery.Device) bool {
 	return d.PartOf != nil && d.Name != d.PartOf.Name && d.Attributes.String("function") != "virtual"
 }
 
-// sentence returns a reason as a sentence, with a full stop.
-func sentence(reason string) string {
+// asSentence returns a reason as a sentence, with a full stop.
+func asSentence(reason string) string {
 	reason = strings.TrimSpace(reason)
 	if reason == "" || strings.HasSuffix(reason, ".") {
 		return reason
@@ -258,7 +258,7 @@ func sentence(reason string) string {
 }
 
 // checkProblems reports devices of the host that could not be read or described.
-func checkProblems(f *Facts, say *saying) {
+func checkProblems(f *Facts, say *findingList) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known {
 		return
@@ -271,14 +271,14 @@ func checkProblems(f *Facts, say *saying) {
 			continue // checkHealth has already reported the device
 		}
 		seen[p.Device] = true
-		f.problem(say, p, &d, offered)
+		f.reportProblem(say, p, &d, offered)
 	}
-	if say.none(before) && len(snapshot.Problems) == 0 {
-		say.ok("all facts about the devices could be read")
+	if say.noneSince(before) && len(snapshot.Problems) == 0 {
+		say.addOK("all facts about the devices could be read")
 	}
 }
 
-func (f *Facts) problem(say *saying, p discovery.Problem, d *rules.Offered, offered bool) {
+func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Offered, offered bool) {
 	name, reason := p.Device, strings.ReplaceAll(p.Err.Error(), "\n", "; ")
 	if offered {
 		name = title(&d.Device)
@@ -291,27 +291,27 @@ func (f *Facts) problem(say *saying, p discovery.Problem, d *rules.Offered, offe
 		if at != "" {
 			fix = []string{fmt.Sprintf("sudo dmesg | grep %s", at), fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"   # if this does not help, reboot`, at)}
 		}
-		say.found("CH0310", name+" hangs", "A read of the device hangs in the kernel: "+sentence(reason)+" Chandler does not access it, so that other devices are not affected.", fix...)
+		say.addFault("CH0310", name+" hangs", "A read of the device hangs in the kernel: "+asSentence(reason)+" Chandler does not access it, so that other devices are not affected.", fix...)
 	case strings.Contains(reason, "none is known by it"), strings.Contains(reason, "described by family"):
-		say.found("CH0311", name+": the identity is not unique", sentence(reason), look)
+		say.addFault("CH0311", name+": the identity is not unique", asSentence(reason), look)
 	case strings.Contains(reason, "vfio: "):
 		f.vfioProblem(say, name, reason, at)
 	case offered:
-		say.found("CH0309", name+" cannot be read completely", sentence(reason)+" It is offered without these facts.", look)
+		say.addFault("CH0309", name+" cannot be read completely", asSentence(reason)+" It is offered without these facts.", look)
 	default:
-		say.found("CH0309", name+" cannot be described", sentence(reason)+" It is not offered.", look)
+		say.addFault("CH0309", name+" cannot be described", asSentence(reason)+" It is not offered.", look)
 	}
 }
 
 // vfioProblem reports a function that is bound to vfio and cannot be opened.
-func (f *Facts) vfioProblem(say *saying, name, reason, at string) {
+func (f *Facts) vfioProblem(say *findingList, name, reason, at string) {
 	fix := []string{"sudo modprobe vfio-pci", "ls -l /dev/vfio /dev/vfio/devices /dev/iommu"}
 	if strings.Contains(reason, "in no IOMMU group") {
 		fix = []string{"cat /proc/cmdline   # requires intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi on in the firmware", "sudo reboot"}
 	} else if at != "" {
 		fix = append(fix, fmt.Sprintf("ls /sys/bus/pci/devices/%s/vfio-dev", at))
 	}
-	say.found("CH0312", name+" is bound to vfio but cannot be opened", sentence(reason)+" It is not offered.", fix...)
+	say.addFault("CH0312", name+" is bound to vfio but cannot be opened", asSentence(reason)+" It is not offered.", fix...)
 }
 
 // functionOf returns the PCI address at the beginning of a device's name, or "".
@@ -324,7 +324,7 @@ func functionOf(name string) string {
 }
 
 // checkOffered reports discovered devices if the configuration excludes all of them.
-func checkOffered(f *Facts, say *saying) {
+func checkOffered(f *Facts, say *findingList) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known || f.Devices.Found == nil {
 		return
@@ -338,11 +338,11 @@ func checkOffered(f *Facts, say *saying) {
 	}
 	slices.Sort(left)
 	if len(left) > 0 && len(snapshot.Devices) == 0 {
-		say.found("CH0313", fmt.Sprintf("the configuration excludes all devices: %s", several(len(left), "device")),
-			"Without its entries exclude and resources, the node would offer "+list(left)+".",
+		say.addFault("CH0313", fmt.Sprintf("the configuration excludes all devices: %s", countNoun(len(left), "device")),
+			"Without its entries exclude and resources, the node would offer "+joinNames(left)+".",
 			"kubectl -n chandler get configmap chandler -o yaml")
 	}
 }
 
 // named reports whether a device exists only if the configuration names it.
-func named(d *discovery.Device) bool { return d.Named || d.FromConfig || d.PoolOnly != "" }
+func named(d *discovery.Device) bool { return d.OptIn || d.FromConfig || d.PoolOnly != "" }

@@ -25,8 +25,8 @@ var disturbances = []struct {
 // remark separates a command from a remark for people, which a shell ignores.
 const remark = "   # "
 
-// disturbs returns the effect of a command on others, or "".
-func disturbs(command string) string {
+// disturbanceOf returns the effect of a command on others, or "".
+func disturbanceOf(command string) string {
 	command, _, _ = strings.Cut(command, remark)
 	for _, d := range disturbances {
 		if d.command.MatchString(command) {
@@ -36,9 +36,9 @@ func disturbs(command string) string {
 	return ""
 }
 
-// warned adds a remark with the effect on others to a command.
-func warned(command string) string {
-	how := disturbs(command)
+// withDisturbance adds a remark with the effect on others to a command.
+func withDisturbance(command string) string {
+	how := disturbanceOf(command)
 	switch {
 	case how == "" || strings.Contains(command, how):
 		return command

@@ -13,7 +13,7 @@ func TestCommandsThatDisturb(t *testing.T) {
 	for _, c := range Codes() {
 		page := c.Page()
 		for _, fix := range c.Fixes {
-			how := disturbs(fix.Command)
+			how := disturbanceOf(fix.Command)
 			for _, form := range []string{"/reset", "/remove", "/unbind", "sriov_numvfs", "modprobe -r", "rmmod", "restart kubelet", "restart containerd", "drain", "reboot", "gpu-reset"} {
 				if strings.Contains(fix.Command, form) && how == "" {
 					t.Errorf("%s: %q does not say what it disturbs", c.ID, fix.Command)
@@ -30,8 +30,8 @@ func TestCommandsThatDisturb(t *testing.T) {
 	if disturbing < 10 {
 		t.Errorf("%d commands disturb others", disturbing)
 	}
-	say := &saying{}
-	say.found("CH0301", "a", "b", `sudo sh -c "echo 1 > /sys/bus/pci/devices/0000:03:00.0/reset"   # once`, "sudo dmesg")
+	say := &findingList{}
+	say.addFault("CH0301", "a", "b", `sudo sh -c "echo 1 > /sys/bus/pci/devices/0000:03:00.0/reset"   # once`, "sudo dmesg")
 	if fix := say.findings[0].Fix; !strings.Contains(fix[0], "# once; every process") || fix[1] != "sudo dmesg" {
 		t.Errorf("%q", fix)
 	}

@@ -109,8 +109,8 @@ func (r *Report) Count(result Result) (n int) {
 	return n
 }
 
-// first returns the first finding with a result, preferring findings without a Follows code.
-func (r *Report) first(result Result) (first Finding, found bool) {
+// firstFinding returns the first finding with a result, preferring findings without a Follows code.
+func (r *Report) firstFinding(result Result) (first Finding, found bool) {
 	for _, s := range r.Sections {
 		for _, f := range s.Findings {
 			if f.Result == result && (!found || first.Follows != "" && f.Follows == "") {
@@ -121,8 +121,8 @@ func (r *Report) first(result Result) (first Finding, found bool) {
 	return first, found
 }
 
-// Healthy reports whether no check failed. If strict is set, warnings count as failures.
-func (r *Report) Healthy(strict bool) bool {
+// IsHealthy reports whether no check failed. If strict is set, warnings count as failures.
+func (r *Report) IsHealthy(strict bool) bool {
 	return r.Count(Failed) == 0 && (!strict || r.Count(Warning) == 0)
 }
 
@@ -144,28 +144,28 @@ func (r *Report) Codes() (found []string) {
 type check struct {
 	category Category
 	codes    []string // the codes that the check may report
-	look     func(f *Facts, say *saying)
+	look     func(f *Facts, say *findingList)
 }
 
-// checks returns all checks, in the order of the report.
-func checks() []check {
+// allChecks returns all checks, in the order of the report.
+func allChecks() []check {
 	return slices.Concat(kubeletChecks, runtimeChecks, deviceChecks, hostChecks, apiChecks, clusterChecks, agentChecks)
 }
 
-// Judge runs the checks of the given categories, or all checks by default.
-func Judge(f *Facts, only ...Category) *Report {
+// JudgeFacts runs the checks of the given categories, or all checks by default.
+func JudgeFacts(f *Facts, only ...Category) *Report {
 	r := &Report{Head: f.Head}
 	for _, c := range categories {
 		if len(only) > 0 && !slices.Contains(only, c.Category) {
 			continue
 		}
-		say := &saying{}
-		if why, mention := f.unasked(c.Category); why != "" {
+		say := &findingList{}
+		if why, mention := f.uncheckedReason(c.Category); why != "" {
 			if mention {
 				say.not("%s", why)
 			}
 		} else {
-			for _, check := range checks() {
+			for _, check := range allChecks() {
 				if check.category == c.Category {
 					check.look(f, say)
 				}
@@ -178,34 +178,34 @@ func Judge(f *Facts, only ...Category) *Report {
 	return r
 }
 
-// saying collects the findings of the checks.
-type saying struct{ findings []Finding }
+// findingList collects the findings of the checks.
+type findingList struct{ findings []Finding }
 
-func (s *saying) ok(format string, args ...any) {
+func (s *findingList) addOK(format string, args ...any) {
 	s.findings = append(s.findings, Finding{Result: OK, Text: fmt.Sprintf(format, args...)})
 }
 
 // not adds a finding that something was not checked, with the reason.
-func (s *saying) not(format string, args ...any) {
+func (s *findingList) not(format string, args ...any) {
 	s.findings = append(s.findings, Finding{Result: NotAsked, Text: fmt.Sprintf(format, args...)})
 }
 
-// found adds a fault.
-func (s *saying) found(code, text, cause string, fix ...string) {
+// addFault adds a fault.
+func (s *findingList) addFault(code, text, cause string, fix ...string) {
 	result := Failed
 	if c, known := Lookup(code); known {
 		result = c.Result
 	}
 	for i := range fix {
-		fix[i] = warned(fix[i])
+		fix[i] = withDisturbance(fix[i])
 	}
 	s.findings = append(s.findings, Finding{Result: result, Text: text, Code: code, Cause: cause, Fix: fix})
 }
 
-// follows sets the Follows code of the last finding.
-func (s *saying) follows(code string) { s.findings[len(s.findings)-1].Follows = code }
+// setFollows sets the Follows code of the last finding.
+func (s *findingList) setFollows(code string) { s.findings[len(s.findings)-1].Follows = code }
 
-// none reports whether no fault was added after the first since findings.
-func (s *saying) none(since int) bool {
+// noneSince reports whether no fault was added after the first since findings.
+func (s *findingList) noneSince(since int) bool {
 	return !slices.ContainsFunc(s.findings[since:], func(f Finding) bool { return f.Code != "" })
 }

@@ -28,7 +28,7 @@ var update = flag.Bool("update", false, "rewrite the pages and the golden files"
 
 // Each code is reported for its fault, and no code is reported for a healthy node.
 func TestCodes(t *testing.T) {
-	if found := Judge(healthy()).Codes(); len(found) > 0 {
+	if found := JudgeFacts(healthy()).Codes(); len(found) > 0 {
 		t.Fatalf("a healthy node has %v:\n%s", found, printed(t, healthy(), terminal.Plain, true))
 	}
 	for _, c := range Codes() {
@@ -39,7 +39,7 @@ func TestCodes(t *testing.T) {
 			}
 			f := healthy()
 			break_(f)
-			report := Judge(f)
+			report := JudgeFacts(f)
 			if found := report.Codes(); !slices.Equal(found, []string{c.ID}) {
 				t.Fatalf("found %v:\n%s", found, printed(t, f, terminal.Plain, true))
 			}
@@ -90,7 +90,7 @@ func TestCodesAreComplete(t *testing.T) {
 	seen := make(map[string]bool)
 	last := ""
 	checked := make(map[string]bool)
-	for _, c := range checks() {
+	for _, c := range allChecks() {
 		for _, id := range c.codes {
 			checked[id] = true
 		}
@@ -141,7 +141,7 @@ const docs = "../../docs"
 func TestPages(t *testing.T) {
 	want := map[string]string{
 		"codes/README.md":    Index(),
-		"troubleshooting.md": Troubleshooting(),
+		"troubleshooting.md": TroubleshootingPage(),
 	}
 	for _, c := range Codes() {
 		want["codes/"+c.ID+".md"] = c.Page()
@@ -182,7 +182,7 @@ func golden(t *testing.T, file, got string) {
 func printed(t *testing.T, f *Facts, style terminal.Style, quiet bool) string {
 	t.Helper()
 	var out bytes.Buffer
-	if err := Judge(f).Print(&out, style, quiet); err != nil {
+	if err := JudgeFacts(f).Print(&out, style, quiet); err != nil {
 		t.Fatal(err)
 	}
 	return out.String()
@@ -236,7 +236,7 @@ func TestPrintIsHarmless(t *testing.T) {
 // The JSON output has the format of "linkerd check -o json", and contains everything that
 // Print prints.
 func TestJSON(t *testing.T) {
-	data, err := json.MarshalIndent(Judge(sick()), "", "  ")
+	data, err := json.MarshalIndent(JudgeFacts(sick()), "", "  ")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,7 +259,7 @@ func TestOnly(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := len(Judge(healthy(), only...).Sections); got != want {
+		if got := len(JudgeFacts(healthy(), only...).Sections); got != want {
 			t.Errorf("--only %q: %d sections, want %d", list, got, want)
 		}
 	}
@@ -270,15 +270,15 @@ func TestOnly(t *testing.T) {
 
 func TestHealthy(t *testing.T) {
 	f := healthy()
-	if !Judge(f).Healthy(true) {
+	if !JudgeFacts(f).IsHealthy(true) {
 		t.Error("a healthy node is not")
 	}
 	breaks["CH0307"](f)
-	if r := Judge(f); !r.Healthy(false) || r.Healthy(true) {
+	if r := JudgeFacts(f); !r.IsHealthy(false) || r.IsHealthy(true) {
 		t.Error("a warning counts, or does not count when it is to")
 	}
 	breaks["CH0301"](f)
-	if Judge(f).Healthy(false) {
+	if JudgeFacts(f).IsHealthy(false) {
 		t.Error("a failure does not count")
 	}
 }
@@ -287,18 +287,18 @@ func TestHealthy(t *testing.T) {
 // kubelet's feature gate.
 func TestOldDRA(t *testing.T) {
 	f := healthy()
-	f.Kubernetes, f.Cluster.Server, f.Cluster.DRA = "v1.33.9", Known("v1.33.9"), Known("v1beta2")
+	f.Kubernetes, f.Cluster.Server, f.Cluster.DRA = "v1.33.9", KnownAnswer("v1.33.9"), KnownAnswer("v1beta2")
 	f.Cluster.Node.Value.Status.NodeInfo.KubeletVersion = "v1.33.9"
 	gates := map[string]bool{"DynamicResourceAllocation": true, "KubeletPodResourcesDynamicResources": true}
 	f.Kubelet.Config.Value.FeatureGates = gates
-	if found := Judge(f).Codes(); len(found) > 0 {
+	if found := JudgeFacts(f).Codes(); len(found) > 0 {
 		t.Errorf("found %v", found)
 	}
 	if got := printed(t, f, terminal.Plain, false); !strings.Contains(got, "resource.k8s.io/v1beta2 is served, but not v1") {
 		t.Errorf("it does not say which version:\n%s", got)
 	}
 	delete(gates, "DynamicResourceAllocation")
-	if found := Judge(f).Codes(); !slices.Equal(found, []string{"CH0109"}) {
+	if found := JudgeFacts(f).Codes(); !slices.Equal(found, []string{"CH0109"}) {
 		t.Errorf("with the gate as it is by default: found %v", found)
 	}
 }
@@ -311,7 +311,7 @@ func TestParts(t *testing.T) {
 		s.Devices[i].PartOf = &discovery.Silicon{Name: "gpu"}
 		condition(i, discovery.ConditionUnknown, noSchedule, "it is being reset", time.Minute)(f)
 	}
-	report := Judge(f, Devices)
+	report := JudgeFacts(f, Devices)
 	var found []Finding
 	for _, finding := range report.Sections[0].Findings {
 		if finding.Code != "" {
@@ -328,13 +328,13 @@ func TestParts(t *testing.T) {
 func TestNumberedShares(t *testing.T) {
 	f := healthy()
 	d := &f.Devices.Snapshot.Value.Devices[2]
-	d.Open = true
+	d.Shareable = true
 	published := &f.Cluster.Slices.Value[0].Spec.Devices[2]
 	if published.Name != d.Name {
 		t.Fatalf("%s is published as %s", d.Name, published.Name)
 	}
 	published.Name = rules.ShareName(d.Name, 0, 64)
-	if found := Judge(f).Codes(); len(found) > 0 {
+	if found := JudgeFacts(f).Codes(); len(found) > 0 {
 		t.Errorf("found %v", found)
 	}
 }
@@ -342,7 +342,7 @@ func TestNumberedShares(t *testing.T) {
 // Doctor reports no success for anything that could not be checked.
 func TestNobodyAnswers(t *testing.T) {
 	f := &Facts{Head: Head{Node: "n", Version: "v", Time: time.Unix(0, 0)}}
-	for _, s := range Judge(f).Sections {
+	for _, s := range JudgeFacts(f).Sections {
 		for _, finding := range s.Findings {
 			if finding.Result == OK {
 				t.Errorf("%s: %q without having looked", s.Category, finding.Text)
@@ -355,12 +355,12 @@ func TestNobodyAnswers(t *testing.T) {
 func TestAgentBeside(t *testing.T) {
 	f := healthy()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "chandler", Name: "chandler-new", CreationTimestamp: ago(30 * time.Second)}}
-	f.Agent.Beside = []AgentBeside{{Pod: pod, Why: "the configuration is invalid: exclude[0].cel: no such field"}}
-	if found := Judge(f).Codes(); len(found) > 0 {
+	f.Agent.OtherAgents = []OtherAgent{{Pod: pod, Why: "the configuration is invalid: exclude[0].cel: no such field"}}
+	if found := JudgeFacts(f).Codes(); len(found) > 0 {
 		t.Errorf("found %v of an agent that has just started", found)
 	}
 	pod.CreationTimestamp = ago(3 * time.Minute)
-	if found := Judge(f).Codes(); !slices.Equal(found, []string{"CH0701"}) {
+	if found := JudgeFacts(f).Codes(); !slices.Equal(found, []string{"CH0701"}) {
 		t.Errorf("found %v", found)
 	}
 	got := printed(t, f, terminal.Plain, true)
@@ -370,7 +370,7 @@ func TestAgentBeside(t *testing.T) {
 		}
 	}
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
-	if found := Judge(f).Codes(); len(found) > 0 {
+	if found := JudgeFacts(f).Codes(); len(found) > 0 {
 		t.Errorf("found %v of an agent that is ready", found)
 	}
 }
@@ -392,7 +392,7 @@ func TestLikeliestHaveTheSymptom(t *testing.T) {
 // Quiet output lists the skipped checks.
 func TestQuietNamesWhatWasNotAsked(t *testing.T) {
 	f := healthy()
-	f.Runtime.Config = Unknown[RuntimeConfig]("it is not in the agent's pod")
+	f.Runtime.Config = UnknownAnswer[RuntimeConfig]("it is not in the agent's pod")
 	if got := printed(t, f, terminal.Plain, true); !strings.Contains(got, "not checked: whether CDI is on") {
 		t.Errorf("it is not named:\n%s", got)
 	}
@@ -408,7 +408,7 @@ func TestCauseBeforeConsequence(t *testing.T) {
 		f := healthy()
 		breaks["CH0206"](f)
 		breaks[code](f)
-		if found := Judge(f).Codes(); !slices.Equal(found, []string{"CH0206", code}) {
+		if found := JudgeFacts(f).Codes(); !slices.Equal(found, []string{"CH0206", code}) {
 			t.Errorf("found %v", found)
 		}
 		got := words(printed(t, f, terminal.Plain, true))
@@ -420,10 +420,10 @@ func TestCauseBeforeConsequence(t *testing.T) {
 		if !strings.HasSuffix(got, "chandler explain "+code) {
 			t.Errorf("the foot names another code: %s", got)
 		}
-		if line := Judge(f).Line(false); !strings.HasPrefix(line, code) {
+		if line := JudgeFacts(f).Line(false); !strings.HasPrefix(line, code) {
 			t.Errorf("the line begins with another code: %s", line)
 		}
-		if line := Judge(f, Runtime).Line(false); !strings.HasPrefix(line, "CH0206") {
+		if line := JudgeFacts(f, Runtime).Line(false); !strings.HasPrefix(line, "CH0206") {
 			t.Errorf("of the runtime alone: %s", line)
 		}
 	}
@@ -454,7 +454,7 @@ func TestDevicesOfOneCause(t *testing.T) {
 	if strings.Count(got, "CH0305") != 2 || !strings.Contains(got, "2 devices of nvidia lack a device node") || strings.Count(got, "sudo make-nodes") != 1 {
 		t.Errorf("%v are not told of together:\n%s", ill, got)
 	}
-	f.Devices.Lacks = map[string][]string{"nvidia": {"/dev/nvidiactl", "/dev/nvidia-uvm"}}
+	f.Devices.MissingNodes = map[string][]string{"nvidia": {"/dev/nvidiactl", "/dev/nvidia-uvm"}}
 	if got := words(printed(t, f, terminal.Plain, true)); !strings.Contains(got, "Of the nodes that these devices share, /dev/nvidiactl and /dev/nvidia-uvm are missing too.") {
 		t.Errorf("what they share is not told of:\n%s", got)
 	}
@@ -469,13 +469,13 @@ func TestDevicesOfOneCause(t *testing.T) {
 func TestDeviceThatRecovers(t *testing.T) {
 	f := healthy()
 	d := &f.Devices.Snapshot.Value.Devices[0]
-	f.Devices.Well = map[string]bool{d.Name: true}
+	f.Devices.Recovered = map[string]bool{d.Name: true}
 	d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver is bound to it", Since: ago(11 * time.Second)}
 	got := printed(t, f, terminal.Plain, true)
 	if !strings.Contains(got, "has recovered") || strings.Contains(got, "modprobe") {
 		t.Errorf("got:\n%s", got)
 	}
-	f.Devices.Well = nil
+	f.Devices.Recovered = nil
 	if got := printed(t, f, terminal.Plain, true); strings.Contains(got, "has recovered") {
 		t.Errorf("got:\n%s", got)
 	}
@@ -522,16 +522,16 @@ func words(text string) string {
 func TestSightOnANodeThatIsAContainer(t *testing.T) {
 	const changes = "onDemand.virtualFunctions and passthrough cause"
 	f := healthy()
-	f.Agent.Looking, f.Agent.Sight, f.Agent.SightAll = []string{"reclaim", "onDemand.virtualFunctions", "passthrough"}, Known(""), Known("the processes in /proc are those of a container")
+	f.Agent.NeedsSight, f.Agent.Sight, f.Agent.SightAll = []string{"reclaim", "onDemand.virtualFunctions", "passthrough"}, KnownAnswer(""), KnownAnswer("the processes in /proc are those of a container")
 	got := words(printed(t, f, terminal.Plain, true))
 	if !strings.Contains(got, changes) || strings.Contains(got, "reclaim and") || strings.Contains(got, "enabled=true") || !strings.Contains(got, "for this node, which is a container") {
 		t.Errorf("got:\n%s", got)
 	}
-	f.Agent.Looking = []string{"reclaim"}
+	f.Agent.NeedsSight = []string{"reclaim"}
 	if got := printed(t, f, terminal.Plain, true); strings.Contains(got, "CH0709") {
 		t.Errorf("got:\n%s", got)
 	}
-	f.Agent.Looking, f.Agent.Sight = []string{"reclaim", "passthrough"}, Known("not all processes are visible")
+	f.Agent.NeedsSight, f.Agent.Sight = []string{"reclaim", "passthrough"}, KnownAnswer("not all processes are visible")
 	f.Agent.SightAll = f.Agent.Sight
 	if got := words(printed(t, f, terminal.Plain, true)); strings.Count(got, "cannot determine") != 1 || !strings.Contains(got, `--set reclaim.enabled=true \ --set passthrough.enabled=true`) {
 		t.Errorf("got:\n%s", got)

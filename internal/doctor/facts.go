@@ -13,34 +13,34 @@ import (
 
 // Answer is a fact, or the reason why the fact is unknown.
 type Answer[T any] struct {
-	Value T
-	Not   string // the reason why the fact is unknown, "" for a known fact
-	asked bool
+	Value      T
+	Unknown    string // the reason why the fact is unknown, "" for a known fact
+	isAnswered bool
 }
 
-// Known returns a known fact.
-func Known[T any](value T) Answer[T] { return Answer[T]{Value: value, asked: true} }
+// KnownAnswer returns a known fact.
+func KnownAnswer[T any](value T) Answer[T] { return Answer[T]{Value: value, isAnswered: true} }
 
-// Unknown returns an unknown fact with the reason.
-func Unknown[T any](why string) Answer[T] { return Answer[T]{Not: why, asked: true} }
+// UnknownAnswer returns an unknown fact with the reason.
+func UnknownAnswer[T any](why string) Answer[T] { return Answer[T]{Unknown: why, isAnswered: true} }
 
-// Of returns a known fact if err is nil, and an unknown fact otherwise.
-func Of[T any](value T, err error) Answer[T] {
+// AnswerOf returns a known fact if err is nil, and an unknown fact otherwise.
+func AnswerOf[T any](value T, err error) Answer[T] {
 	if err != nil {
-		return Unknown[T](err.Error())
+		return UnknownAnswer[T](err.Error())
 	}
-	return Known(value)
+	return KnownAnswer(value)
 }
 
 // get returns the fact and whether it is known.
-func (a Answer[T]) get() (T, bool) { return a.Value, a.asked && a.Not == "" }
+func (a Answer[T]) get() (T, bool) { return a.Value, a.isAnswered && a.Unknown == "" }
 
-// why returns the reason why the fact is unknown.
-func (a Answer[T]) why() string {
-	if !a.asked {
+// unknownReason returns the reason why the fact is unknown.
+func (a Answer[T]) unknownReason() string {
+	if !a.isAnswered {
 		return "it was not checked"
 	}
-	return a.Not
+	return a.Unknown
 }
 
 // UnknownVersion stands for an unknown version of Kubernetes.
@@ -73,9 +73,9 @@ type Facts struct {
 	Agent   AgentFacts
 }
 
-// unasked returns the reason why a category cannot be checked, or "". mention is false if the
+// uncheckedReason returns the reason why a category cannot be checked, or "". mention is false if the
 // finding of another category already states the same reason.
-func (f *Facts) unasked(c Category) (why string, mention bool) {
+func (f *Facts) uncheckedReason(c Category) (why string, mention bool) {
 	switch {
 	case c == Devices || c == Host:
 		return "", true
@@ -109,12 +109,12 @@ type DeviceFacts struct {
 	// udev creates the nodes.
 	MakeNodes map[string]string
 
-	// Lacks maps families to the missing device nodes that their devices share.
-	Lacks map[string][]string
+	// MissingNodes maps families to the missing device nodes that their devices share.
+	MissingNodes map[string][]string
 
-	// Well contains the devices that the last scan found healthy. Such a device may have to stay
+	// Recovered contains the devices that the last scan found healthy. Such a device may have to stay
 	// healthy for some time before it is allocated again.
-	Well map[string]bool
+	Recovered map[string]bool
 
 	// Waits are the devices that wait to move to the other API.
 	Waits Answer[[]Wait]
@@ -246,34 +246,34 @@ const ServerName = "chandler/"
 
 // AgentFacts are facts from the agent and its records.
 type AgentFacts struct {
-	Pod     Answer[*corev1.Pod] // nil if the node has no agent pod
-	Beside  []AgentBeside       // other agents on the node
-	Running Answer[bool]        // whether a process of the agent exists
+	Pod         Answer[*corev1.Pod] // nil if the node has no agent pod
+	OtherAgents []OtherAgent        // other agents on the node
+	Running     Answer[bool]        // whether a process of the agent exists
 
 	// Installations are the DaemonSets of the agent processes on the node, as namespace/name.
 	// Agents without namespace and name in their environment are omitted.
 	Installations []string
 
-	Removed  []string       // directories that were removed from the node while the agent has them mounted
-	Ready    Answer[string] // "" if the agent is ready, otherwise its response
-	Local    bool           // the agent was probed on the local host, without a network between
-	Live     Answer[string] // "" if the agent is live, otherwise its response
-	Version  string         // the version of the agent's process, "" if unknown
-	Config   Answer[string] // "" if the configuration is valid, otherwise the error
-	Refused  bool           // the configuration that the agent read last is invalid
-	Outdated bool           // a configuration change takes effect at the agent's next start
-	Unwanted bool           // the API server rejects the agent's ResourceSlices
-	Features Answer[map[string]bool]
-	Records  Answer[Records]
-	Looking  []string       // the parts of the configuration that require a view of open device files
-	Sight    Answer[string] // "" if the agent sees the open files of the pods' processes, otherwise the reason
-	SightAll Answer[string] // "" if the agent sees the open files of all processes, otherwise the reason
-	Mode     discovery.Mode // the mode of devices without a mode of their own
+	Removed      []string       // directories that were removed from the node while the agent has them mounted
+	Ready        Answer[string] // "" if the agent is ready, otherwise its response
+	Local        bool           // the agent was probed on the local host, without a network between
+	Live         Answer[string] // "" if the agent is live, otherwise its response
+	Version      string         // the version of the agent's process, "" if unknown
+	Config       Answer[string] // "" if the configuration is valid, otherwise the error
+	Refused      bool           // the configuration that the agent read last is invalid
+	Outdated     bool           // a configuration change takes effect at the agent's next start
+	ModeUnwanted bool           // the API server rejects the agent's ResourceSlices
+	Features     Answer[map[string]bool]
+	Records      Answer[Records]
+	NeedsSight   []string       // the parts of the configuration that require a view of open device files
+	Sight        Answer[string] // "" if the agent sees the open files of the pods' processes, otherwise the reason
+	SightAll     Answer[string] // "" if the agent sees the open files of all processes, otherwise the reason
+	Mode         discovery.Mode // the mode of devices without a mode of their own
 }
 
-// AgentBeside is an agent on the node in addition to AgentFacts.Pod. During an update, an
+// OtherAgent is an agent on the node in addition to AgentFacts.Pod. During an update, an
 // agent of the same installation waits to take over.
-type AgentBeside struct {
+type OtherAgent struct {
 	Pod     *corev1.Pod
 	Why     string // the agent's reason for not being ready, "" if unknown
 	Foreign bool   // the agent belongs to another installation
@@ -281,11 +281,11 @@ type AgentBeside struct {
 
 // Records are the allocation records of the agent.
 type Records struct {
-	Claims []Record
-	Grants int
-	Aside  []string // files that were set aside
-	Newer  []string // files that only a newer agent may act on
-	Unread []string // read errors
+	Claims   []Record
+	Grants   int
+	SetAside []string // files that were set aside
+	Newer    []string // files that only a newer agent may act on
+	Unread   []string // read errors
 }
 
 // Record is the record of a claim.

@@ -63,42 +63,42 @@ func healthy() *Facts {
 	return &Facts{
 		Head: Head{Node: "gpu-node-07", Kubernetes: "v1.37.0", Version: "0.9.0", Time: now},
 		Devices: DeviceFacts{
-			Snapshot: Known(snapshot), Found: found, API: Known(api), Waits: Known[[]Wait](nil),
+			Snapshot: KnownAnswer(snapshot), Found: found, API: KnownAnswer(api), Waits: KnownAnswer[[]Wait](nil),
 			Holders: map[string][]Holder{"pci-0000-9e-00-0": {{Namespace: "ml", Pod: "llama-7b-worker-1", Owner: "claim ml/llama", API: discovery.ModeDRA}}},
 		},
 		Host: HostFacts{
-			Functions: Known([]Function{
+			Functions: KnownAnswer([]Function{
 				{Address: "0000:1a:00.0", Class: "030200", Vendor: "10de", Device: "2330", Driver: "nvidia", Group: "12"},
 				{Address: "0000:9e:00.0", Class: "030200", Vendor: "10de", Device: "2330", Driver: "nvidia", Group: "13"},
 			}),
 			Modules: map[string]bool{"kvm": true, "nvidia": true}, Virtual: true,
-			Proc: Known(true), SELinux: Known(SELinux{Enforcing: true, Agent: "system_u:system_r:container_device_plugin_t:s0"}),
-			Space: Known([]Space{{Path: "/var/lib/kubelet/plugins/chandler.dev", Size: 1 << 40, Free: 1 << 39, Inodes: 1 << 20, INFree: 1 << 19}}),
-			State: Known(""), Skew: Known(100 * time.Millisecond),
+			Proc: KnownAnswer(true), SELinux: KnownAnswer(SELinux{Enforcing: true, Agent: "system_u:system_r:container_device_plugin_t:s0"}),
+			Space: KnownAnswer([]Space{{Path: "/var/lib/kubelet/plugins/chandler.dev", Size: 1 << 40, Free: 1 << 39, Inodes: 1 << 20, INFree: 1 << 19}}),
+			State: KnownAnswer(""), Skew: KnownAnswer(100 * time.Millisecond),
 		},
 		Kubelet: KubeletFacts{
-			Root: "/var/lib/kubelet", PluginDir: "/var/lib/kubelet/device-plugins", Dir: Known(""), Answers: Known(""),
-			Pods: Known([]*podresourcesapi.PodResources{{Namespace: "ml", Name: "llama-7b-worker-1", Containers: []*podresourcesapi.ContainerResources{{
+			Root: "/var/lib/kubelet", PluginDir: "/var/lib/kubelet/device-plugins", Dir: KnownAnswer(""), Answers: KnownAnswer(""),
+			Pods: KnownAnswer([]*podresourcesapi.PodResources{{Namespace: "ml", Name: "llama-7b-worker-1", Containers: []*podresourcesapi.ContainerResources{{
 				DynamicResources: []*podresourcesapi.DynamicResource{{ClaimNamespace: "ml", ClaimName: "llama"}},
 			}}}}),
-			Allocatable: Known([]*podresourcesapi.ContainerDevices{{ResourceName: "example.com/other", DeviceIds: []string{"a"}}}),
+			Allocatable: KnownAnswer([]*podresourcesapi.ContainerDevices{{ResourceName: "example.com/other", DeviceIds: []string{"a"}}}),
 			Ours:        map[string][]string{"nvidia.com/gpu": {}},
-			Flags:       Known(map[string]string{"root-dir": "/var/lib/kubelet"}), Config: Known(KubeletConfig{TopologyPolicy: "none"}), Registration: Known(true),
+			Flags:       KnownAnswer(map[string]string{"root-dir": "/var/lib/kubelet"}), Config: KnownAnswer(KubeletConfig{TopologyPolicy: "none"}), Registration: KnownAnswer(true),
 		},
 		Runtime: RuntimeFacts{
-			Name: "containerd", Version: "2.1.4", Dir: "/var/run/cdi", Writable: Known(""),
-			Config: Known(RuntimeConfig{Files: []string{"/etc/containerd/config.toml"}, CDI: true, SpecDirs: []string{"/etc/cdi", "/run/cdi"}, Changed: now.Add(-48 * time.Hour), Started: now.Add(-24 * time.Hour)}),
-			Specs:  Known([]Spec{{File: "/var/run/cdi/chandler.dev-claim_u1.json", UID: "u1"}}),
+			Name: "containerd", Version: "2.1.4", Dir: "/var/run/cdi", Writable: KnownAnswer(""),
+			Config: KnownAnswer(RuntimeConfig{Files: []string{"/etc/containerd/config.toml"}, CDI: true, SpecDirs: []string{"/etc/cdi", "/run/cdi"}, Changed: now.Add(-48 * time.Hour), Started: now.Add(-24 * time.Hour)}),
+			Specs:  KnownAnswer([]Spec{{File: "/var/run/cdi/chandler.dev-claim_u1.json", UID: "u1"}}),
 		},
 		Cluster: ClusterFacts{
-			Server: Known("v1.37.0"), DRA: Known("v1"), Node: Known(node), Slices: Known([]resourceapi.ResourceSlice{slice}),
-			Classes: Known([]resourceapi.DeviceClass{class}), Claims: Known([]resourceapi.ResourceClaim{claim("ok", "nvidia.chandler.dev", "", 2)}),
-			Pods: Known([]corev1.Pod{*pod}), Policies: Known[[]string](nil), Rights: Known[[]string](nil),
+			Server: KnownAnswer("v1.37.0"), DRA: KnownAnswer("v1"), Node: KnownAnswer(node), Slices: KnownAnswer([]resourceapi.ResourceSlice{slice}),
+			Classes: KnownAnswer([]resourceapi.DeviceClass{class}), Claims: KnownAnswer([]resourceapi.ResourceClaim{claim("ok", "nvidia.chandler.dev", "", 2)}),
+			Pods: KnownAnswer([]corev1.Pod{*pod}), Policies: KnownAnswer[[]string](nil), Rights: KnownAnswer[[]string](nil),
 		},
 		Agent: AgentFacts{
-			Pod: Known(pod), Running: Known(true), Ready: Known(""), Live: Known(""), Config: Known(""), Mode: discovery.ModeDRA,
-			Features: Known(map[string]bool{"DRADeviceTaints": true, "DRAPartitionableDevices": false}),
-			Records:  Known(Records{Claims: []Record{{UID: "u1", Namespace: "ml", Name: "llama"}, {UID: "u0", Past: true}}, Grants: 4}),
+			Pod: KnownAnswer(pod), Running: KnownAnswer(true), Ready: KnownAnswer(""), Live: KnownAnswer(""), Config: KnownAnswer(""), Mode: discovery.ModeDRA,
+			Features: KnownAnswer(map[string]bool{"DRADeviceTaints": true, "DRAPartitionableDevices": false}),
+			Records:  KnownAnswer(Records{Claims: []Record{{UID: "u1", Namespace: "ml", Name: "llama"}, {UID: "u0", Past: true}}, Grants: 4}),
 		},
 	}
 }
@@ -107,7 +107,7 @@ func laptop() *Facts {
 	f := &Facts{Head: Head{Node: "mara-t14", Version: "0.9.0", Time: now}, NoKubelet: "no kubelet runs on this machine", NoCluster: "the API server is unknown: set --kubeconfig"}
 	h := healthy()
 	f.Devices = DeviceFacts{Snapshot: h.Devices.Snapshot, Found: h.Devices.Found}
-	f.Host = HostFacts{Functions: h.Host.Functions, Modules: h.Host.Modules, Proc: Known(true), SELinux: Known(SELinux{})}
+	f.Host = HostFacts{Functions: h.Host.Functions, Modules: h.Host.Modules, Proc: KnownAnswer(true), SELinux: KnownAnswer(SELinux{})}
 	return f
 }
 
@@ -161,22 +161,22 @@ const noSchedule = resourceapi.DeviceTaintEffectNoSchedule
 
 // breaks maps each code to a function that adds the fault to a healthy node.
 var breaks = map[string]func(*Facts){
-	"CH0101": func(f *Facts) { f.Kubelet.Dir = Known("/var/lib/kubelet/device-plugins does not exist") },
-	"CH0102": func(f *Facts) { f.Kubelet.Answers = Known("connection refused") },
-	"CH0103": func(f *Facts) { f.Kubelet.Registration = Known(false) },
+	"CH0101": func(f *Facts) { f.Kubelet.Dir = KnownAnswer("/var/lib/kubelet/device-plugins does not exist") },
+	"CH0102": func(f *Facts) { f.Kubelet.Answers = KnownAnswer("connection refused") },
+	"CH0103": func(f *Facts) { f.Kubelet.Registration = KnownAnswer(false) },
 	"CH0104": func(f *Facts) {
-		f.Kubelet.Allocatable = Known([]*podresourcesapi.ContainerDevices{{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-9e", "GPU-1a"}}})
+		f.Kubelet.Allocatable = KnownAnswer([]*podresourcesapi.ContainerDevices{{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-9e", "GPU-1a"}}})
 		f.Kubelet.PluginPods = []string{"kube-system/nvidia-device-plugin-daemonset-x8k2v"}
 	},
 	"CH0105": func(f *Facts) {
-		f.Kubelet.Pods = Known[[]*podresourcesapi.PodResources](nil)
+		f.Kubelet.Pods = KnownAnswer[[]*podresourcesapi.PodResources](nil)
 		f.Kubelet.Config.Value.FeatureGates = map[string]bool{"KubeletPodResourcesDynamicResources": false}
 	},
 	"CH0106": func(f *Facts) {
-		f.Cluster.Node.Value.Status.NodeInfo.KubeletVersion, f.Cluster.Server = "v1.31.9", Known("v1.34.4")
+		f.Cluster.Node.Value.Status.NodeInfo.KubeletVersion, f.Cluster.Server = "v1.31.9", KnownAnswer("v1.34.4")
 	},
 	"CH0107": nodeIs(func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = "v1.38.0" }),
-	"CH0108": func(f *Facts) { f.Kubelet.Flags = Known(map[string]string{"root-dir": "/var/lib/k0s/kubelet"}) },
+	"CH0108": func(f *Facts) { f.Kubelet.Flags = KnownAnswer(map[string]string{"root-dir": "/var/lib/k0s/kubelet"}) },
 	"CH0109": func(f *Facts) {
 		f.Kubelet.Config.Value.FeatureGates = map[string]bool{"DynamicResourceAllocation": false}
 	},
@@ -192,8 +192,8 @@ var breaks = map[string]func(*Facts){
 	"CH0204": func(f *Facts) {
 		f.Runtime.Specs.Value = append(f.Runtime.Specs.Value, Spec{File: "/var/run/cdi/chandler.dev-claim_u2.json", UID: "u2"})
 	},
-	"CH0205": func(f *Facts) { f.Runtime.Writable = Known("/var/run/cdi: read-only file system") },
-	"CH0206": func(f *Facts) { f.Runtime.Specs = Known[[]Spec](nil) },
+	"CH0205": func(f *Facts) { f.Runtime.Writable = KnownAnswer("/var/run/cdi: read-only file system") },
+	"CH0206": func(f *Facts) { f.Runtime.Specs = KnownAnswer[[]Spec](nil) },
 	"CH0207": func(f *Facts) {
 		f.Runtime.Errors = map[string][]string{"/etc/cdi/vendor.json": {"unexpected end of JSON input"}}
 	},
@@ -202,7 +202,7 @@ var breaks = map[string]func(*Facts){
 	"CH0301": condition(1, discovery.ConditionUnhealthy, noSchedule, "its driver asks for gpu-reset; XID 79 at 2026-11-20T09:12:41Z", 37*time.Minute),
 	"CH0302": condition(1, discovery.ConditionUnknown, noSchedule, "attribute vendor: input/output error", time.Minute),
 	"CH0303": func(f *Facts) {
-		f.Devices.Snapshot.Value.Gone = discovery.Missing{"pci-0000-ff-00-0": discovery.Gone(noSchedule)}
+		f.Devices.Snapshot.Value.Gone = discovery.Missing{"pci-0000-ff-00-0": discovery.GoneHealth(noSchedule)}
 		f.Devices.Holders["pci-0000-ff-00-0"] = []Holder{{Namespace: "ml", Pod: "p"}}
 	},
 	"CH0304": condition(1, discovery.ConditionDriverUnbound, noSchedule, "no driver is bound to it", time.Minute),
@@ -216,23 +216,25 @@ var breaks = map[string]func(*Facts){
 	"CH0312": problem("pci-0000-41-00-0", errors.New("vfio: the kernel has no node for it, nor for its IOMMU group")),
 	"CH0314": condition(1, discovery.ConditionNotResponding, noSchedule, "it does not answer: its configuration space reads all ones", time.Minute),
 	"CH0313": func(f *Facts) {
-		f.Devices.Snapshot = Known(&rules.Snapshot{})
-		f.Cluster.Claims, f.Devices.API.Value = Known[[]resourceapi.ResourceClaim](nil), map[string]discovery.Mode{}
+		f.Devices.Snapshot = KnownAnswer(&rules.Snapshot{})
+		f.Cluster.Claims, f.Devices.API.Value = KnownAnswer[[]resourceapi.ResourceClaim](nil), map[string]discovery.Mode{}
 	},
 
 	"CH0401": func(f *Facts) {
-		f.Host.Functions = Known([]Function{{Address: "0000:41:00.0", Class: "030200", Driver: "vfio-pci"}})
+		f.Host.Functions = KnownAnswer([]Function{{Address: "0000:41:00.0", Class: "030200", Driver: "vfio-pci"}})
 	},
 	"CH0402": function(Function{Address: "0000:41:00.0", Driver: "vfio-pci", Group: "44"}, Function{Address: "0000:41:00.1", Driver: "snd_hda_intel", Group: "44", Class: "040300"}, Function{Address: "0000:40:00.0", Driver: "pcieport", Group: "44", Class: "060400"}),
 	"CH0403": function(Function{Address: "0000:41:00.0", Class: "020000", Override: "vfio-pci", Group: "44"}),
 	"CH0404": func(f *Facts) {
-		f.Host.SELinux = Known(SELinux{Enforcing: true, Agent: "system_u:system_r:container_t:s0:c1,c2"})
+		f.Host.SELinux = KnownAnswer(SELinux{Enforcing: true, Agent: "system_u:system_r:container_t:s0:c1,c2"})
 	},
-	"CH0405": func(f *Facts) { f.Host.Skew = Known(-3 * time.Minute) },
+	"CH0405": func(f *Facts) { f.Host.Skew = KnownAnswer(-3 * time.Minute) },
 	"CH0406": func(f *Facts) { f.Host.Space.Value[0].Free = 1 << 20 },
 	"CH0407": func(f *Facts) { f.Host.Space.Value[0].INFree = 3 },
-	"CH0408": func(f *Facts) { f.Host.State = Known("/var/lib/kubelet/plugins/chandler.dev: read-only file system") },
-	"CH0409": func(f *Facts) { f.Host.Proc = Known(false) },
+	"CH0408": func(f *Facts) {
+		f.Host.State = KnownAnswer("/var/lib/kubelet/plugins/chandler.dev: read-only file system")
+	},
+	"CH0409": func(f *Facts) { f.Host.Proc = KnownAnswer(false) },
 
 	"CH0501": func(f *Facts) {
 		f.Devices.API.Value["pci-0000-9e-00-0"] = discovery.ModeDevicePlugin
@@ -240,7 +242,7 @@ var breaks = map[string]func(*Facts){
 	},
 	"CH0502": func(f *Facts) {
 		f.Devices.API.Value["pci-0000-9e-00-0"] = discovery.ModeDevicePlugin
-		f.Devices.Waits = Known([]Wait{{Device: "pci-0000-9e-00-0", From: discovery.ModeDevicePlugin, To: discovery.ModeDRA, Reason: "somebody has it"}})
+		f.Devices.Waits = KnownAnswer([]Wait{{Device: "pci-0000-9e-00-0", From: discovery.ModeDevicePlugin, To: discovery.ModeDRA, Reason: "somebody has it"}})
 	},
 	"CH0503": func(f *Facts) {
 		other := *f.Cluster.Slices.Value[0].DeepCopy()
@@ -250,9 +252,9 @@ var breaks = map[string]func(*Facts){
 	"CH0504": nodeIs(func(n *corev1.Node) { n.Labels["chandler.dev/mode"] = "dra" }),
 
 	"CH0601": func(f *Facts) {
-		f.Cluster.DRA = Known("")
+		f.Cluster.DRA = KnownAnswer("")
 		none := "the server could not find the requested resource"
-		f.Cluster.Slices, f.Cluster.Classes, f.Cluster.Claims = Unknown[[]resourceapi.ResourceSlice](none), Unknown[[]resourceapi.DeviceClass](none), Unknown[[]resourceapi.ResourceClaim](none)
+		f.Cluster.Slices, f.Cluster.Classes, f.Cluster.Claims = UnknownAnswer[[]resourceapi.ResourceSlice](none), UnknownAnswer[[]resourceapi.DeviceClass](none), UnknownAnswer[[]resourceapi.ResourceClaim](none)
 	},
 	"CH0602": func(f *Facts) {
 		d := &f.Devices.Snapshot.Value.Devices[0]
@@ -263,12 +265,12 @@ var breaks = map[string]func(*Facts){
 	"CH0604": func(f *Facts) {
 		f.Cluster.Classes.Value = append(f.Cluster.Classes.Value, deviceClass("gpu.nvidia.com", "nvidia.com/gpu", `device.driver == "gpu.nvidia.com"`, ago(time.Minute)))
 	},
-	"CH0605": func(f *Facts) { f.Cluster.Rights = Known([]string{"patch resourceclaims/status"}) },
+	"CH0605": func(f *Facts) { f.Cluster.Rights = KnownAnswer([]string{"patch resourceclaims/status"}) },
 	"CH0606": func(f *Facts) {
-		f.Cluster = ClusterFacts{Server: Unknown[string]("dial tcp 10.0.0.1:6443: connect: connection refused")}
+		f.Cluster = ClusterFacts{Server: UnknownAnswer[string]("dial tcp 10.0.0.1:6443: connect: connection refused")}
 	},
-	"CH0607": func(f *Facts) { f.Cluster.Node = Known[*corev1.Node](nil) },
-	"CH0615": func(f *Facts) { f.Agent.Unwanted = true },
+	"CH0607": func(f *Facts) { f.Cluster.Node = KnownAnswer[*corev1.Node](nil) },
+	"CH0615": func(f *Facts) { f.Agent.ModeUnwanted = true },
 	"CH0608": func(f *Facts) { f.Cluster.Slices.Value[0].Spec.Devices[2].Name = "another" },
 	"CH0609": func(f *Facts) {
 		f.Cluster.Classes.Value = append(f.Cluster.Classes.Value, deviceClass("npu.chandler.dev", "", `device.driver == "chandler.dev" && device.attributes["chandler.dev"].kind == "npu"`, ago(time.Hour)))
@@ -291,16 +293,18 @@ var breaks = map[string]func(*Facts){
 		f.Cluster.Classes.Value = append(f.Cluster.Classes.Value, deviceClass("bad.chandler.dev", "", `device.driver == "chandler.dev" && device.attributes["chandler.dev"].nothing == "x"`, ago(time.Hour)))
 		f.Cluster.Claims.Value = append(f.Cluster.Claims.Value, claim("c", "bad.chandler.dev", "", 1))
 	},
-	"CH0612": func(f *Facts) { f.Cluster.Policies = Known([]string{"parameters.chandler.dev"}) },
+	"CH0612": func(f *Facts) { f.Cluster.Policies = KnownAnswer([]string{"parameters.chandler.dev"}) },
 
-	"CH0701": func(f *Facts) { f.Agent.Ready = Known("nothing of the host could be read since 09:00") },
+	"CH0701": func(f *Facts) { f.Agent.Ready = KnownAnswer("nothing of the host could be read since 09:00") },
 	"CH0702": func(f *Facts) {
-		f.Agent.Records.Value.Aside = []string{"/var/lib/kubelet/plugins/chandler.dev/claims/u7.bad0"}
+		f.Agent.Records.Value.SetAside = []string{"/var/lib/kubelet/plugins/chandler.dev/claims/u7.bad0"}
 	},
-	"CH0703": func(f *Facts) { f.Agent.Config = Known("exclude[0].cel: compile \"devce\": undeclared reference") },
+	"CH0703": func(f *Facts) {
+		f.Agent.Config = KnownAnswer("exclude[0].cel: compile \"devce\": undeclared reference")
+	},
 	"CH0704": func(f *Facts) {
 		const file = "/var/lib/kubelet/plugins/chandler.dev/claims/u7.bad0"
-		f.Agent.Records.Value.Aside, f.Agent.Records.Value.Newer = []string{file}, []string{file}
+		f.Agent.Records.Value.SetAside, f.Agent.Records.Value.Newer = []string{file}, []string{file}
 	},
 	"CH0705": func(f *Facts) { f.Agent.Version = "0.8.0" },
 	"CH0706": func(f *Facts) {
@@ -310,11 +314,11 @@ var breaks = map[string]func(*Facts){
 		f.Agent.Records.Value.Unread = []string{"read claim record u3.record: input/output error"}
 	},
 	"CH0709": func(f *Facts) {
-		f.Agent.Looking, f.Agent.Sight = []string{"reclaim", "onDemand.virtualFunctions"}, Known("the agent's process lacks the capability CAP_SYS_PTRACE")
+		f.Agent.NeedsSight, f.Agent.Sight = []string{"reclaim", "onDemand.virtualFunctions"}, KnownAnswer("the agent's process lacks the capability CAP_SYS_PTRACE")
 		f.Agent.SightAll = f.Agent.Sight
 	},
 	"CH0710": func(f *Facts) { f.Agent.Outdated = true },
 	"CH0708": func(f *Facts) {
-		f.Agent.Beside = []AgentBeside{{Pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu", Name: "chandler-x8k2v", CreationTimestamp: ago(time.Hour)}}, Foreign: true}}
+		f.Agent.OtherAgents = []OtherAgent{{Pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu", Name: "chandler-x8k2v", CreationTimestamp: ago(time.Hour)}}, Foreign: true}}
 	},
 }

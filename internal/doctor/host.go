@@ -22,26 +22,26 @@ var hostChecks = []check{
 	{Host, []string{"CH0408"}, checkState},
 }
 
-func checkProc(f *Facts, say *saying) {
+func checkProc(f *Facts, say *findingList) {
 	if proc, known := f.Host.Proc.get(); known && !proc {
-		say.found("CH0409", "--host-root is not the root directory of a host",
+		say.addFault("CH0409", "--host-root is not the root directory of a host",
 			"The directory has no /proc of a kernel, so its files do not describe this machine.",
 			"chandler doctor --host-root=/")
 	}
 }
 
-// vfio reports whether a driver gives functions to user space.
-func vfio(driver string) bool { return strings.HasPrefix(driver, "vfio") }
+// isVFIO reports whether a driver gives functions to user space.
+func isVFIO(driver string) bool { return strings.HasPrefix(driver, "vfio") }
 
-// bridge reports whether a function is a bridge. A bridge with a kernel driver does not
+// isBridge reports whether a function is a bridge. A bridge with a kernel driver does not
 // prevent the use of its group by vfio (vfio_dev_whitelisted in drivers/vfio/vfio_main.c, and
 // pcieport's driver_managed_dma since Linux 6.0).
-func (f Function) bridge() bool { return strings.HasPrefix(f.Class, "06") }
+func (f Function) isBridge() bool { return strings.HasPrefix(f.Class, "06") }
 
-func checkIOMMU(f *Facts, say *saying) {
+func checkIOMMU(f *Facts, say *findingList) {
 	functions, known := f.Host.Functions.get()
 	if !known {
-		say.not("the PCI bus cannot be read: %s", f.Host.Functions.why())
+		say.not("the PCI bus cannot be read: %s", f.Host.Functions.unknownReason())
 		return
 	}
 	groups := make(map[string][]Function)
@@ -50,18 +50,18 @@ func checkIOMMU(f *Facts, say *saying) {
 		if function.Group != "" {
 			groups[function.Group] = append(groups[function.Group], function)
 		}
-		if vfio(function.Driver) {
+		if isVFIO(function.Driver) {
 			bound = append(bound, function.Address)
 		}
 	}
 	switch {
 	case len(groups) == 0 && len(bound) > 0:
-		say.found("CH0401", fmt.Sprintf("the IOMMU is off, but %s bound to vfio", are(len(bound), "function")),
-			fmt.Sprintf("%s cannot be used safely: without an IOMMU, the device could access all memory of the host.", list(bound)),
+		say.addFault("CH0401", fmt.Sprintf("the IOMMU is off, but %s bound to vfio", countVerb(len(bound), "function")),
+			fmt.Sprintf("%s cannot be used safely: without an IOMMU, the device could access all memory of the host.", joinNames(bound)),
 			"cat /proc/cmdline   # requires intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi on in the firmware", "sudo reboot")
 		return
 	case len(groups) == 0:
-		say.ok("no IOMMU groups, and no device needs them")
+		say.addOK("no IOMMU groups, and no device needs them")
 		return
 	}
 	before := len(say.findings)
@@ -69,9 +69,9 @@ func checkIOMMU(f *Facts, say *saying) {
 		var theirs, others []string
 		for _, function := range groups[name] {
 			switch {
-			case vfio(function.Driver):
+			case isVFIO(function.Driver):
 				theirs = append(theirs, function.Address)
-			case function.Driver != "" && !function.bridge():
+			case function.Driver != "" && !function.isBridge():
 				others = append(others, function.Address+" ("+function.Driver+")")
 			}
 		}
@@ -83,15 +83,15 @@ func checkIOMMU(f *Facts, say *saying) {
 			at, _, _ := strings.Cut(function, " ")
 			fix = append(fix, fmt.Sprintf(`sudo sh -c "echo vfio-pci > /sys/bus/pci/devices/%s/driver_override; echo %s > /sys/bus/pci/devices/%s/driver/unbind; echo %s > /sys/bus/pci/drivers_probe"`, at, at, at, at))
 		}
-		say.found("CH0402", fmt.Sprintf("IOMMU group %s has both vfio functions and functions of the host", name),
-			fmt.Sprintf("%s is bound to vfio, and %s in the same group to a driver of the host. The kernel opens a group only if no function of it has a driver of the host.", list(theirs), list(others)), fix...)
+		say.addFault("CH0402", fmt.Sprintf("IOMMU group %s has both vfio functions and functions of the host", name),
+			fmt.Sprintf("%s is bound to vfio, and %s in the same group to a driver of the host. The kernel opens a group only if no function of it has a driver of the host.", joinNames(theirs), joinNames(others)), fix...)
 	}
-	if say.none(before) {
-		say.ok("the IOMMU is on: %s, none with both vfio functions and functions of the host", several(len(groups), "group"))
+	if say.noneSince(before) {
+		say.addOK("the IOMMU is on: %s, none with both vfio functions and functions of the host", countNoun(len(groups), "group"))
 	}
 }
 
-func are(n int, noun string) string {
+func countVerb(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun + " is"
 	}
@@ -104,7 +104,7 @@ func are(n int, noun string) string {
 var accelerates = []string{"0302", "12", "0b40"}
 
 // checkDrivers reports accelerators without a driver that no family describes.
-func checkDrivers(f *Facts, say *saying) {
+func checkDrivers(f *Facts, say *findingList) {
 	functions, known := f.Host.Functions.get()
 	if !known {
 		return
@@ -112,7 +112,7 @@ func checkDrivers(f *Facts, say *saying) {
 	before := len(say.findings)
 	for _, function := range functions {
 		accelerator := slices.ContainsFunc(accelerates, func(class string) bool { return strings.HasPrefix(function.Class, class) })
-		if !accelerator || function.Virtual || function.Driver != "" || f.describes(function.Address) {
+		if !accelerator || function.Virtual || function.Driver != "" || f.hasDevice(function.Address) {
 			continue
 		}
 		fix := []string{fmt.Sprintf(`sudo modprobe "$(cat /sys/bus/pci/devices/%s/modalias)"`, function.Address)}
@@ -121,21 +121,21 @@ func checkDrivers(f *Facts, say *saying) {
 			cause = fmt.Sprintf("Its driver_override is %s, but this driver is not bound. The device cannot be allocated.", function.Override)
 			fix = []string{"sudo modprobe " + function.Override, fmt.Sprintf(`sudo sh -c "echo %s > /sys/bus/pci/drivers_probe"`, function.Address)}
 		}
-		say.found("CH0304", fmt.Sprintf("%s %s:%s has no kernel driver", strings.TrimPrefix(function.Address, "0000:"), function.Vendor, function.Device), cause, fix...)
+		say.addFault("CH0304", fmt.Sprintf("%s %s:%s has no kernel driver", strings.TrimPrefix(function.Address, "0000:"), function.Vendor, function.Device), cause, fix...)
 	}
-	if say.none(before) {
-		say.ok("every accelerator has a kernel driver")
+	if say.noneSince(before) {
+		say.addOK("every accelerator has a kernel driver")
 	}
 }
 
-// describes reports whether discovery found a device at a PCI address.
-func (f *Facts) describes(at string) bool {
+// hasDevice reports whether discovery found a device at a PCI address.
+func (f *Facts) hasDevice(at string) bool {
 	found := f.Devices.Found
-	return found != nil && slices.ContainsFunc(found.Devices, func(d discovery.Device) bool { return address(&d) == at })
+	return found != nil && slices.ContainsFunc(found.Devices, func(d discovery.Device) bool { return pciAddress(&d) == at })
 }
 
 // checkNodes reports success if all device nodes exist. checkHealth reports missing nodes.
-func checkNodes(f *Facts, say *saying) {
+func checkNodes(f *Facts, say *findingList) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known {
 		return
@@ -148,11 +148,11 @@ func checkNodes(f *Facts, say *saying) {
 		nodes += len(snapshot.Devices[i].Edits.DeviceNodes)
 	}
 	if nodes > 0 {
-		say.ok("every device node exists with the kernel's numbers")
+		say.addOK("every device node exists with the kernel's numbers")
 	}
 }
 
-func checkModules(f *Facts, say *saying) {
+func checkModules(f *Facts, say *findingList) {
 	if f.Host.Modules == nil {
 		say.not("/sys/module cannot be read")
 		return
@@ -166,41 +166,41 @@ func checkModules(f *Facts, say *saying) {
 		}
 	}
 	for _, driver := range slices.Sorted(maps.Keys(wanted)) {
-		say.found("CH0403", fmt.Sprintf("the module %s is not loaded", driver),
-			fmt.Sprintf("The driver_override of %s names this module. A device without a driver cannot be allocated.", list(wanted[driver])),
+		say.addFault("CH0403", fmt.Sprintf("the module %s is not loaded", driver),
+			fmt.Sprintf("The driver_override of %s names this module. A device without a driver cannot be allocated.", joinNames(wanted[driver])),
 			"sudo modprobe "+driver, fmt.Sprintf("echo %s | sudo tee /etc/modules-load.d/%s.conf", driver, driver))
 	}
 	if f.Host.Virtual && !f.Host.Modules["kvm"] {
-		say.found("CH0403", "the module kvm is not loaded",
+		say.addFault("CH0403", "the module kvm is not loaded",
 			"The processors support virtualization, but /dev/kvm is missing.",
 			"sudo modprobe kvm_intel || sudo modprobe kvm_amd")
 	}
-	if say.none(before) {
-		say.ok("all required kernel modules are loaded")
+	if say.noneSince(before) {
+		say.addOK("all required kernel modules are loaded")
 	}
 }
 
-func checkSELinux(f *Facts, say *saying) {
+func checkSELinux(f *Facts, say *findingList) {
 	linux, known := f.Host.SELinux.get()
 	switch {
 	case !known || f.Recorded:
 		return
 	case !linux.Enforcing:
-		say.ok("SELinux is off or permissive")
+		say.addOK("SELinux is off or permissive")
 	case linux.Agent == "":
 		say.not("SELinux is enforcing, but the type of the agent cannot be read")
-	case confined(linux.Agent):
-		say.found("CH0404", "SELinux blocks the agent",
+	case isConfined(linux.Agent):
+		say.addFault("CH0404", "SELinux blocks the agent",
 			fmt.Sprintf("The agent runs as %s. This type must not connect to the kubelet's sockets or write to its directories.", linux.Agent),
 			`kubectl -n chandler patch daemonset chandler --type=merge -p '{"spec":{"template":{"spec":{"securityContext":{"seLinuxOptions":{"type":"container_device_plugin_t"}}}}}}'`,
 			"sudo ausearch -m avc -ts recent")
 	default:
-		say.ok("SELinux is enforcing, and the agent runs as %s", linux.Agent)
+		say.addOK("SELinux is enforcing, and the agent runs as %s", linux.Agent)
 	}
 }
 
-// confined reports whether an SELinux context has the type of ordinary containers.
-func confined(context string) bool {
+// isConfined reports whether an SELinux context has the type of ordinary containers.
+func isConfined(context string) bool {
 	fields := strings.Split(context, ":")
 	return len(fields) > 2 && (fields[2] == "container_t" || fields[2] == "svirt_lxc_net_t")
 }
@@ -209,20 +209,20 @@ func confined(context string) bool {
 // every ten seconds, and certificates and tokens are valid from their time of creation.
 const maxSkew = 30 * time.Second
 
-func checkClock(f *Facts, say *saying) {
+func checkClock(f *Facts, say *findingList) {
 	skew, known := f.Host.Skew.get()
 	if !known {
 		return
 	}
 	if skew.Abs() <= maxSkew {
-		say.ok("the clock matches the API server's")
+		say.addOK("the clock matches the API server's")
 		return
 	}
 	direction := "ahead of"
 	if skew < 0 {
 		direction = "behind"
 	}
-	say.found("CH0405", fmt.Sprintf("the clock is %s %s the API server's", skew.Abs().Round(time.Second), direction),
+	say.addFault("CH0405", fmt.Sprintf("the clock is %s %s the API server's", skew.Abs().Round(time.Second), direction),
 		"Certificates and tokens may appear to be expired or not yet valid, and the times of device faults are wrong.",
 		"timedatectl status", "sudo systemctl restart systemd-timesyncd || sudo systemctl restart chronyd")
 }
@@ -232,53 +232,53 @@ const (
 	leastInodes = 1000
 )
 
-func (s Space) full() bool   { return s.Free < leastFree }
-func (s Space) filled() bool { return s.Inodes > 0 && s.INFree < leastInodes }
+func (s Space) isFull() bool      { return s.Free < leastFree }
+func (s Space) lacksInodes() bool { return s.Inodes > 0 && s.INFree < leastInodes }
 
-// full returns the code for a full file system of records or specs, and a directory on it. It
+// fullDisk returns the code for a full file system of records or specs, and a directory on it. It
 // returns "" if all file systems have free space, or if the free space is unknown.
 // have room, or it is not known.
-func (f *Facts) full() (code, dir string) {
+func (f *Facts) fullDisk() (code, dir string) {
 	spaces, _ := f.Host.Space.get()
 	for _, s := range spaces {
 		switch {
-		case s.full():
+		case s.isFull():
 			return "CH0406", s.Path
-		case s.filled():
+		case s.lacksInodes():
 			return "CH0407", s.Path
 		}
 	}
 	return "", ""
 }
 
-func checkSpace(f *Facts, say *saying) {
+func checkSpace(f *Facts, say *findingList) {
 	spaces, known := f.Host.Space.get()
 	if !known {
 		return
 	}
 	before := len(say.findings)
 	for _, s := range spaces {
-		if s.full() {
-			say.found("CH0406", fmt.Sprintf("the disk with %[2]s has %[1]d MiB of free space", s.Free>>20, s.Path),
+		if s.isFull() {
+			say.addFault("CH0406", fmt.Sprintf("the disk with %[2]s has %[1]d MiB of free space", s.Free>>20, s.Path),
 				"The agent records each allocation before it allocates a device. With a full disk, no claim is prepared and no device is allocated.",
 				"df -h "+s.Path, "sudo journalctl --vacuum-size=200M", "sudo crictl rmi --prune")
 		}
-		if s.filled() {
-			say.found("CH0407", fmt.Sprintf("the disk with %[2]s has %[1]d free inodes", s.INFree, s.Path),
+		if s.lacksInodes() {
+			say.addFault("CH0407", fmt.Sprintf("the disk with %[2]s has %[1]d free inodes", s.INFree, s.Path),
 				"No files can be created there, whatever space is free.",
 				"df -i "+s.Path, "sudo du --inodes -xd1 / | sort -n | tail", "sudo crictl rmi --prune")
 		}
 	}
-	if say.none(before) && len(spaces) > 0 {
-		say.ok("the disk has free space for records and CDI specs")
+	if say.noneSince(before) && len(spaces) > 0 {
+		say.addOK("the disk has free space for records and CDI specs")
 	}
 }
 
-func checkState(f *Facts, say *saying) {
+func checkState(f *Facts, say *findingList) {
 	why, known := f.Host.State.get()
 	if !known || why == "" {
 		return
 	}
-	say.found("CH0408", "the agent's directory is not writable", sentence(why)+" No claim can be prepared.",
+	say.addFault("CH0408", "the agent's directory is not writable", asSentence(why)+" No claim can be prepared.",
 		fmt.Sprintf("findmnt -T %s", f.Kubelet.Root), fmt.Sprintf("sudo mount -o remount,rw $(findmnt -no TARGET -T %s)", f.Kubelet.Root))
 }

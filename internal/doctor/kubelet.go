@@ -26,18 +26,18 @@ var kubeletChecks = []check{
 	{Kubelet, []string{"CH0112"}, checkTopology},
 }
 
-func checkPluginDir(f *Facts, say *saying) {
+func checkPluginDir(f *Facts, say *findingList) {
 	why, known := f.Kubelet.Dir.get()
 	switch {
 	case !known:
-		say.not("the device plugin directory: %s", f.Kubelet.Dir.why())
+		say.not("the device plugin directory: %s", f.Kubelet.Dir.unknownReason())
 	case why != "":
-		say.found("CH0101", "the kubelet's device plugin directory is not usable", sentence(why)+" No device plugin can create its socket there.",
+		say.addFault("CH0101", "the kubelet's device plugin directory is not usable", asSentence(why)+" No device plugin can create its socket there.",
 			"sudo mkdir -p "+f.Kubelet.PluginDir, "sudo systemctl restart kubelet")
 	}
 }
 
-func checkKubeletAnswers(f *Facts, say *saying) {
+func checkKubeletAnswers(f *Facts, say *findingList) {
 	why, known := f.Kubelet.Answers.get()
 	_, listed := f.Kubelet.Pods.get()
 	if dir, _ := f.Kubelet.Dir.get(); dir != "" {
@@ -48,29 +48,29 @@ func checkKubeletAnswers(f *Facts, say *saying) {
 	}
 	switch {
 	case !known && !listed:
-		say.not("whether the kubelet responds: %s", f.Kubelet.Answers.why())
+		say.not("whether the kubelet responds: %s", f.Kubelet.Answers.unknownReason())
 	case known && why != "":
-		say.found("CH0102", "the kubelet does not respond", sentence(why), "sudo systemctl status kubelet", "sudo journalctl -u kubelet -n 50", "sudo systemctl restart kubelet")
+		say.addFault("CH0102", "the kubelet does not respond", asSentence(why), "sudo systemctl status kubelet", "sudo journalctl -u kubelet -n 50", "sudo systemctl restart kubelet")
 	case !listed:
-		say.found("CH0102", "the kubelet's PodResources API does not respond", sentence(f.Kubelet.Pods.why())+" Without it, the devices of pods are unknown.",
+		say.addFault("CH0102", "the kubelet's PodResources API does not respond", asSentence(f.Kubelet.Pods.unknownReason())+" Without it, the devices of pods are unknown.",
 			"sudo journalctl -u kubelet -n 50", "sudo systemctl restart kubelet")
 	default:
 		of := ""
 		if f.Kubernetes != "" && f.Kubernetes != UnknownVersion {
 			of = ", v" + strings.TrimPrefix(f.Kubernetes, "v")
 		}
-		say.ok("the kubelet responds%s: device plugins v1beta1, PodResources v1", of)
+		say.addOK("the kubelet responds%s: device plugins v1beta1, PodResources v1", of)
 	}
 }
 
-func checkRegistered(f *Facts, say *saying) {
+func checkRegistered(f *Facts, say *findingList) {
 	if f.Agent.Mode == discovery.ModeDevicePlugin {
 		say.not("the configured mode does not use DRA, so the kubelet need not register chandler.dev")
 		return
 	}
 	there, known := f.Kubelet.Registration.get()
 	if !known {
-		say.not("whether chandler.dev is registered: %s", f.Kubelet.Registration.why())
+		say.not("whether chandler.dev is registered: %s", f.Kubelet.Registration.unknownReason())
 		return
 	}
 	ready, asked := f.Agent.Ready.get()
@@ -78,12 +78,12 @@ func checkRegistered(f *Facts, say *saying) {
 	running, _ := f.Agent.Running.get()
 	switch {
 	case there && !refused:
-		say.ok("the socket of chandler.dev is in the kubelet's directory for drivers")
+		say.addOK("the socket of chandler.dev is in the kubelet's directory for drivers")
 	case there:
-		say.found("CH0103", "the kubelet has not registered chandler.dev", sentence(ready)+" The kubelet scans its plugins_registry directory at its start and when a socket appears there.",
+		say.addFault("CH0103", "the kubelet has not registered chandler.dev", asSentence(ready)+" The kubelet scans its plugins_registry directory at its start and when a socket appears there.",
 			"sudo systemctl restart kubelet", "sudo journalctl -u kubelet | grep -i chandler.dev")
 	case running:
-		say.found("CH0103", "the kubelet has not registered chandler.dev", "The agent runs, but its socket is not in "+f.Kubelet.Root+"/plugins_registry. The agent may be starting, or may have another --kubelet-root.",
+		say.addFault("CH0103", "the kubelet has not registered chandler.dev", "The agent runs, but its socket is not in "+f.Kubelet.Root+"/plugins_registry. The agent may be starting, or may have another --kubelet-root.",
 			"kubectl -n chandler rollout restart daemonset chandler")
 	default:
 		say.not("chandler.dev is not registered, because no agent runs")
@@ -92,10 +92,10 @@ func checkRegistered(f *Facts, say *saying) {
 
 // checkOthers reports resources of the agent that another plugin serves: the kubelet lists IDs
 // that the agent does not offer, or any IDs of a resource offered by DRA alone.
-func checkOthers(f *Facts, say *saying) {
+func checkOthers(f *Facts, say *findingList) {
 	listed, known := f.Kubelet.Allocatable.get()
 	if !known {
-		say.not("whether another plugin serves a resource of Chandler: %s", f.Kubelet.Allocatable.why())
+		say.not("whether another plugin serves a resource of Chandler: %s", f.Kubelet.Allocatable.unknownReason())
 		return
 	}
 	ids := make(map[string][]string)
@@ -114,7 +114,7 @@ func checkOthers(f *Facts, say *saying) {
 			continue
 		}
 		slices.Sort(foreign)
-		cause := fmt.Sprintf("The kubelet lists the IDs %s, which the agent does not offer for this resource. The kubelet uses the plugin that registered last, so one device may be allocated twice.", list(foreign))
+		cause := fmt.Sprintf("The kubelet lists the IDs %s, which the agent does not offer for this resource. The kubelet uses the plugin that registered last, so one device may be allocated twice.", joinNames(foreign))
 		fix := []string{"kubectl get pods -A -o wide --field-selector spec.nodeName=" + f.Node + "   # delete the DaemonSet of the other plugin"}
 		if len(f.Kubelet.PluginPods) > 0 {
 			cause += fmt.Sprintf(" %s the device plugin directory mounted.", has(f.Kubelet.PluginPods))
@@ -124,10 +124,10 @@ func checkOthers(f *Facts, say *saying) {
 				fix = append(fix, fmt.Sprintf("kubectl -n %s delete %s   # removes it from all nodes", namespace, ownerOf(name)))
 			}
 		}
-		say.found("CH0104", "another plugin serves "+resource, cause, fix...)
+		say.addFault("CH0104", "another plugin serves "+resource, cause, fix...)
 	}
-	if say.none(before) {
-		say.ok("no other plugin serves a resource of Chandler with other IDs")
+	if say.noneSince(before) {
+		say.addOK("no other plugin serves a resource of Chandler with other IDs")
 	}
 }
 
@@ -135,7 +135,7 @@ func has(names []string) string {
 	if len(names) == 1 {
 		return names[0] + " has"
 	}
-	return list(names) + " have"
+	return joinNames(names) + " have"
 }
 
 // ownerOf returns the object to delete so that a pod does not come back: its DaemonSet, if the
@@ -147,7 +147,7 @@ func ownerOf(pod string) string {
 	return "pod " + pod
 }
 
-func checkPodResources(f *Facts, say *saying) {
+func checkPodResources(f *Facts, say *findingList) {
 	pods, known := f.Kubelet.Pods.get()
 	records, read := f.Agent.Records.get()
 	if !known || !read {
@@ -167,10 +167,10 @@ func checkPodResources(f *Facts, say *saying) {
 	}
 	switch {
 	case given > 0 && claims == 0 && f.gateOff("KubeletPodResourcesDynamicResources", 34):
-		say.found("CH0105", "the kubelet's PodResources API does not report claims", fmt.Sprintf("The agent has prepared %s, but the kubelet reports none. Its feature gate KubeletPodResourcesDynamicResources is off, which is the default before 1.34. The claim of a device is known, but not the pod.", several(given, "claim")),
+		say.addFault("CH0105", "the kubelet's PodResources API does not report claims", fmt.Sprintf("The agent has prepared %s, but the kubelet reports none. Its feature gate KubeletPodResourcesDynamicResources is off, which is the default before 1.34. The claim of a device is known, but not the pod.", countNoun(given, "claim")),
 			"sudo sed -i '/^featureGates:/a\\  KubeletPodResourcesDynamicResources: true' /var/lib/kubelet/config.yaml", "sudo systemctl restart kubelet")
 	case claims > 0:
-		say.ok("the PodResources API reports %s", several(claims, "claim"))
+		say.addOK("the PodResources API reports %s", countNoun(claims, "claim"))
 	}
 }
 
@@ -194,17 +194,17 @@ var oldestDRA = version.MajorMinor(1, 32)
 // oldestPlugin is the oldest kubelet that Chandler supports.
 var oldestPlugin = version.MajorMinor(1, 25)
 
-func checkVersions(f *Facts, say *saying) {
+func checkVersions(f *Facts, say *findingList) {
 	kubelet, err := version.ParseGeneric(f.kubeletVersion())
 	if err != nil {
 		return
 	}
 	switch {
 	case f.Agent.Mode == discovery.ModeDRA && kubelet.LessThan(oldestDRA):
-		say.found("CH0106", fmt.Sprintf("kubelet %s is too old for DRA", f.kubeletVersion()), "Kubelets can call this driver from 1.32 on, and the mode DRA does not allow the device plugin API.",
+		say.addFault("CH0106", fmt.Sprintf("kubelet %s is too old for DRA", f.kubeletVersion()), "Kubelets can call this driver from 1.32 on, and the mode DRA does not allow the device plugin API.",
 			"kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # until the kubelet is upgraded")
 	case kubelet.LessThan(oldestPlugin):
-		say.found("CH0106", fmt.Sprintf("kubelet %s is older than the oldest that Chandler supports", f.kubeletVersion()), "Chandler needs Kubernetes 1.25 or later.",
+		say.addFault("CH0106", fmt.Sprintf("kubelet %s is older than the oldest that Chandler supports", f.kubeletVersion()), "Chandler needs Kubernetes 1.25 or later.",
 			"kubectl get node "+f.Node+" -o wide   # upgrade this node's kubelet")
 	}
 	server, known := f.Cluster.Server.get()
@@ -214,9 +214,9 @@ func checkVersions(f *Facts, say *saying) {
 	}
 	switch behind := int(of.Minor()) - int(kubelet.Minor()); {
 	case behind < 0:
-		say.found("CH0107", "the kubelet is newer than the API server", fmt.Sprintf("The kubelet has version %s and the API server %s. A kubelet must not be newer than the API server.", f.kubeletVersion(), server), "kubectl version   # upgrade the control plane first")
+		say.addFault("CH0107", "the kubelet is newer than the API server", fmt.Sprintf("The kubelet has version %s and the API server %s. A kubelet must not be newer than the API server.", f.kubeletVersion(), server), "kubectl version   # upgrade the control plane first")
 	case behind > 3:
-		say.found("CH0107", "the kubelet is too old for the API server", fmt.Sprintf("The kubelet has version %s and the API server %s. Kubernetes supports a difference of three minor versions.", f.kubeletVersion(), server), "kubectl drain "+f.Node+" --ignore-daemonsets   # then upgrade its kubelet")
+		say.addFault("CH0107", "the kubelet is too old for the API server", fmt.Sprintf("The kubelet has version %s and the API server %s. Kubernetes supports a difference of three minor versions.", f.kubeletVersion(), server), "kubectl drain "+f.Node+" --ignore-daemonsets   # then upgrade its kubelet")
 	}
 }
 
@@ -228,16 +228,16 @@ func (f *Facts) kubeletVersion() string {
 	return f.Kubernetes
 }
 
-func checkRoot(f *Facts, say *saying) {
+func checkRoot(f *Facts, say *findingList) {
 	flags, known := f.Kubelet.Flags.get()
 	if root := flags["root-dir"]; known && root != "" && strings.TrimRight(root, "/") != strings.TrimRight(f.Kubelet.Root, "/") {
-		say.found("CH0108", "the kubelet's directory is "+root, fmt.Sprintf("The agent uses %s, and registers in a directory that the kubelet does not watch.", f.Kubelet.Root),
+		say.addFault("CH0108", "the kubelet's directory is "+root, fmt.Sprintf("The agent uses %s, and registers in a directory that the kubelet does not watch.", f.Kubelet.Root),
 			fmt.Sprintf("kubectl -n chandler set env daemonset chandler --list; kubectl -n chandler edit daemonset chandler   # --kubelet-root=%s, and the same in its volumes", root))
 	}
 }
 
 // checkRemoved reports directories that were removed while the agent has them mounted.
-func checkRemoved(f *Facts, say *saying) {
+func checkRemoved(f *Facts, say *findingList) {
 	if len(f.Agent.Removed) == 0 {
 		return
 	}
@@ -245,11 +245,11 @@ func checkRemoved(f *Facts, say *saying) {
 	if pod := f.Agent.Pod.Value; pod != nil {
 		fix = fmt.Sprintf("kubectl -n %s delete pod %s   # the next pod mounts the current directories", pod.Namespace, pod.Name)
 	}
-	say.found("CH0108", "the agent has a removed directory mounted: "+list(f.Agent.Removed), "The directory was removed while the agent runs. The agent does not see new files in the current directory, and files that the agent writes are invisible to others.",
+	say.addFault("CH0108", "the agent has a removed directory mounted: "+joinNames(f.Agent.Removed), "The directory was removed while the agent runs. The agent does not see new files in the current directory, and files that the agent writes are invisible to others.",
 		"sudo systemctl restart kubelet   # creates its directories and sockets again", fix)
 }
 
-func checkKubeletGates(f *Facts, say *saying) {
+func checkKubeletGates(f *Facts, say *findingList) {
 	config, known := f.Kubelet.Config.get()
 	on, set := config.FeatureGates["DynamicResourceAllocation"]
 	switch {
@@ -259,16 +259,16 @@ func checkKubeletGates(f *Facts, say *saying) {
 		// The gate is off by default before 1.34 (pkg/features/kube_features.go, read in 1.32 and
 		// 1.34). Outside DRA mode, doctor assumes that this is intended.
 		if f.Agent.Mode == discovery.ModeDRA && f.gateOff("DynamicResourceAllocation", 34) {
-			say.found("CH0109", "DRA is off in the kubelet", "Its feature gate DynamicResourceAllocation is off by default before Kubernetes 1.34, so it registers no DRA driver and prepares no claim.",
+			say.addFault("CH0109", "DRA is off in the kubelet", "Its feature gate DynamicResourceAllocation is off by default before Kubernetes 1.34, so it registers no DRA driver and prepares no claim.",
 				"sudoedit /var/lib/kubelet/config.yaml   # featureGates: {DynamicResourceAllocation: true}", "sudo systemctl restart kubelet")
 		}
 		return
 	}
-	say.found("CH0109", "DRA is off in the kubelet", "Its feature gate DynamicResourceAllocation is false, so it registers no DRA driver and prepares no claim.",
+	say.addFault("CH0109", "DRA is off in the kubelet", "Its feature gate DynamicResourceAllocation is false, so it registers no DRA driver and prepares no claim.",
 		"sudo sed -i '/DynamicResourceAllocation: *false/d' /var/lib/kubelet/config.yaml", "sudo systemctl restart kubelet")
 }
 
-func checkNode(f *Facts, say *saying) {
+func checkNode(f *Facts, say *findingList) {
 	node, known := f.Cluster.Node.get()
 	if !known || node == nil {
 		return
@@ -277,25 +277,25 @@ func checkNode(f *Facts, say *saying) {
 	for _, c := range node.Status.Conditions {
 		switch {
 		case c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue:
-			say.found("CH0110", fmt.Sprintf("the node is not Ready%s", lasting(c.LastTransitionTime.Time, f.Time)), sentence(c.Message)+" No new pod is scheduled to the node.",
+			say.addFault("CH0110", fmt.Sprintf("the node is not Ready%s", lastingText(c.LastTransitionTime.Time, f.Time)), asSentence(c.Message)+" No new pod is scheduled to the node.",
 				"kubectl describe node "+f.Node, "sudo journalctl -u kubelet -n 50")
 		case c.Type != corev1.NodeReady && c.Status == corev1.ConditionTrue && strings.HasSuffix(string(c.Type), "Pressure"):
-			say.found("CH0111", fmt.Sprintf("the node has %s%s", c.Type, lasting(c.LastTransitionTime.Time, f.Time)), sentence(c.Message)+" The kubelet evicts pods, and no new pods are scheduled to the node.",
+			say.addFault("CH0111", fmt.Sprintf("the node has %s%s", c.Type, lastingText(c.LastTransitionTime.Time, f.Time)), asSentence(c.Message)+" The kubelet evicts pods, and no new pods are scheduled to the node.",
 				"kubectl describe node "+f.Node, "df -h "+f.Kubelet.Root, "free -m")
 		}
 	}
 	if node.Spec.Unschedulable {
-		say.found("CH0111", "the node is cordoned", "The node is marked as unschedulable. Its devices are published, but no new pod is scheduled to it.", "kubectl uncordon "+f.Node)
+		say.addFault("CH0111", "the node is cordoned", "The node is marked as unschedulable. Its devices are published, but no new pod is scheduled to it.", "kubectl uncordon "+f.Node)
 	}
-	if say.none(before) {
-		say.ok("the node is Ready and accepts pods")
+	if say.noneSince(before) {
+		say.addOK("the node is Ready and accepts pods")
 	}
 }
 
 // checkTopology reports a topology policy that ignores DRA devices. DRA is not among the hint
 // providers of the topology manager (pkg/kubelet/cm/container_manager_linux.go,
 // AddHintProvider, read in 1.34 to 1.37).
-func checkTopology(f *Facts, say *saying) {
+func checkTopology(f *Facts, say *findingList) {
 	config, known := f.Kubelet.Config.get()
 	if !known || config.TopologyPolicy != "single-numa-node" && config.TopologyPolicy != "restricted" {
 		return
@@ -303,7 +303,7 @@ func checkTopology(f *Facts, say *saying) {
 	places, _ := f.Devices.API.get()
 	for _, mode := range places {
 		if mode == discovery.ModeDRA {
-			say.found("CH0112", "the topology policy "+config.TopologyPolicy+" ignores DRA devices",
+			say.addFault("CH0112", "the topology policy "+config.TopologyPolicy+" ignores DRA devices",
 				"The kubelet's topology manager consults the CPU, memory and device managers, but not DRA drivers. A pod may get CPUs of one NUMA node and a device of another.",
 				"kubectl explain resourceclaim.spec.devices.constraints.matchAttribute   # use resource.kubernetes.io/numaNode in the claim")
 			return

@@ -20,7 +20,7 @@ func (r *Report) Line(strict bool) string {
 	if strict && r.Count(Failed) == 0 {
 		worst = Warning
 	}
-	f, found := r.first(worst)
+	f, found := r.firstFinding(worst)
 	if !found {
 		return "no faults found"
 	}
@@ -37,7 +37,7 @@ func (r *Report) Line(strict bool) string {
 
 // Cut returns a text as one line of at most limit bytes.
 func Cut(text string, limit int) string {
-	text = terminal.Safe(strings.Join(strings.Fields(text), " "))
+	text = terminal.SafeText(strings.Join(strings.Fields(text), " "))
 	if len(text) <= limit {
 		return text
 	}

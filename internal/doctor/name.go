@@ -16,7 +16,7 @@ func title(d *discovery.Device) string {
 	}
 	if address := d.Attributes.String("resource.kubernetes.io/pciBusID"); address != "" {
 		words = append(words, strings.TrimPrefix(address, "0000:"))
-		if rest := part(d); rest != "" {
+		if rest := partSuffix(d); rest != "" {
 			words = append(words, rest)
 		}
 	} else {
@@ -30,9 +30,9 @@ func title(d *discovery.Device) string {
 	return strings.Join(words, " ")
 }
 
-// part returns the end of a partition's name, which distinguishes the partition from others of
+// partSuffix returns the end of a partition's name, which distinguishes the partition from others of
 // the same physical device.
-func part(d *discovery.Device) string {
+func partSuffix(d *discovery.Device) string {
 	if d.PartOf == nil {
 		return ""
 	}
@@ -40,8 +40,8 @@ func part(d *discovery.Device) string {
 	return strings.Trim(rest, "-")
 }
 
-// lasting returns the duration of a state as text, or "" if the duration is unknown.
-func lasting(since, now time.Time) string {
+// lastingText returns the duration of a state as text, or "" if the duration is unknown.
+func lastingText(since, now time.Time) string {
 	if since.IsZero() || now.Sub(since) < 2*time.Second {
 		return ""
 	}
@@ -58,13 +58,13 @@ func lasting(since, now time.Time) string {
 	return fmt.Sprintf(", for %d d", d/day)
 }
 
-// address returns the PCI address of a device in the kernel's form, or "".
-func address(d *discovery.Device) string {
+// pciAddress returns the PCI address of a device in the kernel's form, or "".
+func pciAddress(d *discovery.Device) string {
 	return d.Attributes.String("resource.kubernetes.io/pciBusID")
 }
 
-// several returns a count and a noun: "1 device", "3 devices".
-func several(n int, noun string) string {
+// countNoun returns a count and a noun: "1 device", "3 devices".
+func countNoun(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}
@@ -74,8 +74,8 @@ func several(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// list joins names: "a", "a and b", "a, b and 3 more".
-func list(names []string) string {
+// joinNames joins names: "a", "a and b", "a, b and 3 more".
+func joinNames(names []string) string {
 	switch n := len(names); {
 	case n == 0:
 		return "none"

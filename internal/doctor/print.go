@@ -14,7 +14,7 @@ import (
 // skipped checks without reasons.
 func (r *Report) Print(out io.Writer, style terminal.Style, quiet bool) error {
 	var b strings.Builder
-	fmt.Fprintln(&b, strings.Join(r.Head.words(), "   "))
+	fmt.Fprintln(&b, strings.Join(r.Head.headWords(), "   "))
 	for _, s := range r.Sections {
 		s.print(&b, style, quiet)
 	}
@@ -22,7 +22,7 @@ func (r *Report) Print(out io.Writer, style terminal.Style, quiet bool) error {
 		r.notAsked(&b, style)
 	}
 	fmt.Fprintln(&b)
-	fmt.Fprintln(&b, r.foot(style))
+	fmt.Fprintln(&b, r.footLine(style))
 	_, err := io.WriteString(out, b.String())
 	return err
 }
@@ -43,12 +43,12 @@ func (r *Report) notAsked(b *strings.Builder, style terminal.Style) {
 	}
 	fmt.Fprintln(b)
 	text := "not checked: " + strings.Join(names, ", ") + ". Without --quiet, doctor prints the reasons. Run it as root on the node for most checks."
-	for _, line := range terminal.Wrap(terminal.Safe(text), style.Width) {
+	for _, line := range terminal.WrapText(terminal.SafeText(text), style.Width) {
 		fmt.Fprintln(b, line)
 	}
 }
 
-func (h Head) words() []string {
+func (h Head) headWords() []string {
 	kubernetes := "no Kubernetes"
 	switch {
 	case h.Recorded:
@@ -56,7 +56,7 @@ func (h Head) words() []string {
 	case h.Kubernetes != "":
 		kubernetes = "Kubernetes " + strings.TrimPrefix(h.Kubernetes, "v")
 	}
-	return []string{terminal.Safe(h.Node), terminal.Safe(kubernetes), "Chandler " + h.Version, h.Time.UTC().Format("2006-01-02 15:04:05 UTC")}
+	return []string{terminal.SafeText(h.Node), terminal.SafeText(kubernetes), "Chandler " + h.Version, h.Time.UTC().Format("2006-01-02 15:04:05 UTC")}
 }
 
 func (s Section) print(b *strings.Builder, style terminal.Style, quiet bool) {
@@ -66,7 +66,7 @@ func (s Section) print(b *strings.Builder, style terminal.Style, quiet bool) {
 			continue
 		}
 		if !begun {
-			fmt.Fprintf(b, "\n%s\n", style.Paint(terminal.Strong, string(s.Category)))
+			fmt.Fprintf(b, "\n%s\n", style.PaintText(terminal.Strong, string(s.Category)))
 			begun = true
 		}
 		f.print(b, style)
@@ -85,7 +85,7 @@ func (f Finding) print(b *strings.Builder, style terminal.Style) {
 	if f.Code != "" {
 		width -= len(f.Code) + 1
 	}
-	lines := terminal.Wrap(terminal.Safe(f.Text), width)
+	lines := terminal.WrapText(terminal.SafeText(f.Text), width)
 	for i, line := range lines {
 		switch {
 		case i == 0 && f.Code != "":
@@ -96,34 +96,34 @@ func (f Finding) print(b *strings.Builder, style terminal.Style) {
 			fmt.Fprintf(b, "    %s\n", line)
 		}
 	}
-	under(b, "cause", terminal.Wrap(terminal.Safe(f.Cause), style.Width-underIndent))
+	writeUnder(b, "cause", terminal.WrapText(terminal.SafeText(f.Cause), style.Width-underIndent))
 	var commands []string
 	for _, command := range f.Fix {
-		commands = append(commands, terminal.BreakCommand(terminal.Safe(command), style.Width-underIndent)...)
+		commands = append(commands, terminal.BreakCommand(terminal.SafeText(command), style.Width-underIndent)...)
 	}
-	under(b, "fix", commands)
+	writeUnder(b, "fix", commands)
 }
 
-// under writes lines below a finding, with a word before the first line.
-func under(b *strings.Builder, word string, lines []string) {
+// writeUnder writes lines below a finding, with a word before the first line.
+func writeUnder(b *strings.Builder, word string, lines []string) {
 	for _, line := range lines {
 		fmt.Fprintf(b, "      %-7s%s\n", word, line)
 		word = ""
 	}
 }
 
-// foot returns the last line: the number of findings by result, and a command for further
+// footLine returns the last line: the number of findings by result, and a command for further
 // reading.
-func (r *Report) foot(style terminal.Style) string {
+func (r *Report) footLine(style terminal.Style) string {
 	var parts []string
 	for _, result := range []Result{OK, Warning, Failed} {
-		parts = append(parts, fmt.Sprintf("%d %s", r.Count(result), style.Bare(resultGlyphs[result])))
+		parts = append(parts, fmt.Sprintf("%d %s", r.Count(result), style.BareGlyph(resultGlyphs[result])))
 	}
 	if n := r.Count(NotAsked); n > 0 {
 		parts = append(parts, fmt.Sprintf("%d not checked", n))
 	}
 	foot := strings.Join(parts, "   ")
-	worst := r.worst()
+	worst := r.worstCode()
 	if worst == "" {
 		return foot
 	}
@@ -131,10 +131,10 @@ func (r *Report) foot(style terminal.Style) string {
 	return foot + strings.Repeat(" ", max(3, style.Width-terminal.Columns(foot)-len(hint))) + hint
 }
 
-// worst returns the code to read first, or "" without faults.
-func (r *Report) worst() (code string) {
+// worstCode returns the code to read first, or "" without faults.
+func (r *Report) worstCode() (code string) {
 	for _, result := range []Result{Failed, Warning} {
-		if f, found := r.first(result); found {
+		if f, found := r.firstFinding(result); found {
 			return f.Code
 		}
 	}
@@ -162,7 +162,7 @@ func (r *Report) MarshalJSON() ([]byte, error) {
 		Version    string         `json:"version"`
 		Time       time.Time      `json:"time"`
 		Categories []categoryJSON `json:"categories"`
-	}{r.Healthy(false), r.Head.Node, r.Head.Kubernetes, r.Head.Version, r.Head.Time.UTC().Truncate(time.Second), []categoryJSON{}}
+	}{r.IsHealthy(false), r.Head.Node, r.Head.Kubernetes, r.Head.Version, r.Head.Time.UTC().Truncate(time.Second), []categoryJSON{}}
 	results := [...]string{NotAsked: "skipped", OK: "success", Warning: "warning", Failed: "error"}
 	for _, s := range r.Sections {
 		category := categoryJSON{Name: string(s.Category), Checks: []checkJSON{}}

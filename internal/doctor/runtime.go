@@ -30,17 +30,17 @@ var firstCDI = map[string]*version.Version{
 // seconds, as is the boot time.
 const startSlack = 5 * time.Second
 
-func checkRuntime(f *Facts, say *saying) {
+func checkRuntime(f *Facts, say *findingList) {
 	r := f.Runtime
 	name := strings.TrimSpace(r.Name + " " + r.Version)
 	if v, err := version.ParseGeneric(r.Version); err == nil && firstCDI[r.Name] != nil && v.LessThan(firstCDI[r.Name]) {
-		say.found("CH0201", name+" is too old for CDI", fmt.Sprintf("%s supports CDI specs from %s on. Pods with a claim start without their devices.", r.Name, firstCDI[r.Name]),
+		say.addFault("CH0201", name+" is too old for CDI", fmt.Sprintf("%s supports CDI specs from %s on. Pods with a claim start without their devices.", r.Name, firstCDI[r.Name]),
 			"kubectl drain "+f.Node+" --ignore-daemonsets   # then upgrade "+r.Name, "kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # until then")
 		return
 	}
 	config, known := r.Config.get()
 	if !known {
-		say.not("whether CDI is on: %s", r.Config.why())
+		say.not("whether CDI is on: %s", r.Config.unknownReason())
 		return
 	}
 	if name == "" {
@@ -63,14 +63,14 @@ func checkRuntime(f *Facts, say *saying) {
 			cause += fmt.Sprintf(" The version of %s is unknown here. From containerd 2.4 on CDI is always on, and that line has no effect.", r.Name)
 			fix = append([]string{"containerd --version"}, fix...)
 		}
-		say.found("CH0202", name+" does not read CDI specs", cause, fix...)
+		say.addFault("CH0202", name+" does not read CDI specs", cause, fix...)
 	case !slices.ContainsFunc(config.SpecDirs, func(dir string) bool { return sameDir(dir, r.Dir) }):
-		say.found("CH0203", fmt.Sprintf("%s does not read %s", name, r.Dir), fmt.Sprintf("It reads %s. The agent writes the specs of claims to another directory.", list(config.SpecDirs)),
+		say.addFault("CH0203", fmt.Sprintf("%s does not read %s", name, r.Dir), fmt.Sprintf("It reads %s. The agent writes the specs of claims to another directory.", joinNames(config.SpecDirs)),
 			fmt.Sprintf("sudo sed -i 's|cdi_spec_dirs = .*|cdi_spec_dirs = [\"/etc/cdi\", %q]|' %s", r.Dir, file), restart)
 	case !config.Started.IsZero() && config.Changed.After(config.Started.Add(startSlack)):
-		say.found("CH0208", name+" still uses an older configuration", fmt.Sprintf("%s changed at %s, and %s has run since %s.", file, config.Changed.UTC().Format("2006-01-02 15:04"), r.Name, config.Started.UTC().Format("2006-01-02 15:04")), restart)
+		say.addFault("CH0208", name+" still uses an older configuration", fmt.Sprintf("%s changed at %s, and %s has run since %s.", file, config.Changed.UTC().Format("2006-01-02 15:04"), r.Name, config.Started.UTC().Format("2006-01-02 15:04")), restart)
 	default:
-		say.ok("%s: CDI is on, with the directories %s", name, list(config.SpecDirs))
+		say.addOK("%s: CDI is on, with the directories %s", name, joinNames(config.SpecDirs))
 	}
 }
 
@@ -81,21 +81,21 @@ func sameDir(a, b string) bool {
 	return clean(a) == clean(b)
 }
 
-func checkSpecDir(f *Facts, say *saying) {
+func checkSpecDir(f *Facts, say *findingList) {
 	if why, known := f.Runtime.Writable.get(); known && why != "" {
-		say.found("CH0205", "the directory for CDI specs is not writable", sentence(why)+" No claim is prepared.",
+		say.addFault("CH0205", "the directory for CDI specs is not writable", asSentence(why)+" No claim is prepared.",
 			"sudo mkdir -p "+f.Runtime.Dir, "findmnt -T "+f.Runtime.Dir)
 	}
 }
 
 // checkSpecs compares the CDI specs of claims with the records.
-func checkSpecs(f *Facts, say *saying) {
+func checkSpecs(f *Facts, say *findingList) {
 	specs, known := f.Runtime.Specs.get()
 	records, read := f.Agent.Records.get()
 	if !known || !read {
-		why := f.Runtime.Specs.why()
+		why := f.Runtime.Specs.unknownReason()
 		if known {
-			why = f.Agent.Records.why()
+			why = f.Agent.Records.unknownReason()
 		}
 		say.not("whether each CDI spec belongs to a claim: %s", why)
 		return
@@ -109,29 +109,29 @@ func checkSpecs(f *Facts, say *saying) {
 		claimed[r.UID] = true
 		if !there[r.UID] && !r.Past {
 			text, cause := fmt.Sprintf("the CDI spec of claim %s/%s is missing", r.Namespace, r.Name), "The claim is prepared, but its spec is not in "+f.Runtime.Dir+". A container that starts now does not get its devices."
-			if code, dir := f.full(); code != "" {
-				say.found("CH0206", text, fmt.Sprintf("%s The disk with %s is full: free space first (%s). Then a running agent writes the spec again within 30 s.", cause, dir, code), "chandler explain "+code)
-				say.follows(code)
+			if code, dir := f.fullDisk(); code != "" {
+				say.addFault("CH0206", text, fmt.Sprintf("%s The disk with %s is full: free space first (%s). Then a running agent writes the spec again within 30 s.", cause, dir, code), "chandler explain "+code)
+				say.setFollows(code)
 				continue
 			}
-			say.found("CH0206", text, cause+" A running agent writes it again within 30 s.", "kubectl -n chandler rollout restart daemonset chandler")
+			say.addFault("CH0206", text, cause+" A running agent writes it again within 30 s.", "kubectl -n chandler rollout restart daemonset chandler")
 		}
 	}
-	sealed := strings.Join(records.Aside, " ")
+	sealed := strings.Join(records.SetAside, " ")
 	for _, s := range specs {
 		if !claimed[s.UID] && !strings.Contains(sealed, s.UID) {
-			say.found("CH0204", "a CDI spec remains for a claim that has ended", fmt.Sprintf("%s belongs to the claim with UID %s, which has no record. An agent that starts now does not allocate the devices of the spec until it has checked with the kubelet and the API server, for about five minutes.", s.File, s.UID),
+			say.addFault("CH0204", "a CDI spec remains for a claim that has ended", fmt.Sprintf("%s belongs to the claim with UID %s, which has no record. An agent that starts now does not allocate the devices of the spec until it has checked with the kubelet and the API server, for about five minutes.", s.File, s.UID),
 				"kubectl get resourceclaims -A -o jsonpath='{range .items[*]}{.metadata.uid} {.metadata.namespace}/{.metadata.name}{\"\\n\"}{end}' | grep "+s.UID+"   # if there is no such claim:", "sudo rm "+s.File)
 		}
 	}
-	if say.none(before) {
-		say.ok("every CDI spec belongs to a claim")
+	if say.noneSince(before) {
+		say.addOK("every CDI spec belongs to a claim")
 	}
 }
 
-func checkSpecErrors(f *Facts, say *saying) {
+func checkSpecErrors(f *Facts, say *findingList) {
 	for _, file := range slices.Sorted(maps.Keys(f.Runtime.Errors)) {
-		say.found("CH0207", path.Base(file)+" is not a valid CDI spec", sentence(strings.Join(f.Runtime.Errors[file], "; "))+" Runtimes ignore it, and devices that other specs define as well.",
+		say.addFault("CH0207", path.Base(file)+" is not a valid CDI spec", asSentence(strings.Join(f.Runtime.Errors[file], "; "))+" Runtimes ignore it, and devices that other specs define as well.",
 			"sudo cat "+file, "sudo mv "+file+" /root/")
 	}
 }

@@ -30,8 +30,8 @@ func IsOpen(d *resourceapi.Device) bool {
 	return true
 }
 
-// consume adds a claim's consumption of a shared device's capacity.
-func (f *Fleet) consume(id ID, result *resourceapi.DeviceRequestAllocationResult) {
+// addConsumption adds a claim's consumption of a shared device's capacity.
+func (f *Fleet) addConsumption(id ID, result *resourceapi.DeviceRequestAllocationResult) {
 	if ptr.Deref(result.AdminAccess, false) {
 		return
 	}
@@ -84,7 +84,7 @@ func (f *Fleet) countersLeft() map[ID]map[string]Amounts {
 	}
 	for i := range f.Devices {
 		d := &f.Devices[i]
-		if len(d.Keepers()) == 0 {
+		if len(d.BlockingHolders()) == 0 {
 			continue // several claims for one shared device consume its counters once
 		}
 		for _, consumption := range d.Spec.ConsumesCounters {
@@ -101,8 +101,8 @@ func (f *Fleet) countersLeft() map[ID]map[string]Amounts {
 	return left
 }
 
-// Suffices reports whether enough is left of the counters that the device consumes.
-func Suffices(left map[string]Amounts, d *resourceapi.Device) bool {
+// SufficesFor reports whether enough is left of the counters that the device consumes.
+func SufficesFor(left map[string]Amounts, d *resourceapi.Device) bool {
 	for _, consumption := range d.ConsumesCounters {
 		set := left[consumption.CounterSet]
 		for name, counter := range consumption.Counters {

@@ -10,9 +10,9 @@ import (
 	"chandler.dev/discovery"
 )
 
-// describe returns a device with its description for users.
-func describe(id ID, node string, d resourceapi.Device) Device {
-	out := Device{ID: id, Node: node, Spec: d, Taints: taintsOf(&d), Kind: cmp.Or(Text(&d, "kind"), "other"), Model: model(&d)}
+// describeDevice returns a device with its description for users.
+func describeDevice(id ID, node string, d resourceapi.Device) Device {
+	out := Device{ID: id, Node: node, Spec: d, Taints: taintsOf(&d), Kind: cmp.Or(Text(&d, "kind"), "other"), Model: modelName(&d)}
 	if capacity, has := d.Capacity["memory"]; has {
 		out.Memory = capacity.Value
 	}
@@ -39,8 +39,8 @@ func Text(d *resourceapi.Device, name resourceapi.QualifiedName) string {
 	return ""
 }
 
-// model returns the product's name or its PCI IDs, the profile, and "VFs" for virtual functions.
-func model(d *resourceapi.Device) string {
+// modelName returns the product's name or its PCI IDs, the profile, and "VFs" for virtual functions.
+func modelName(d *resourceapi.Device) string {
 	name := Text(d, "model")
 	if first, rest, more := strings.Cut(name, " "); more && strings.EqualFold(first, Text(d, "vendor")) {
 		name = rest // shorter, without loss of information

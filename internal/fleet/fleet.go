@@ -104,8 +104,8 @@ func (h *Holder) API() string {
 	return "DRA"
 }
 
-// By returns the resource in the pod's limits, or otherwise the claim.
-func (h *Holder) By() string { return cmp.Or(h.Resource, h.Claim) }
+// ResourceOrClaim returns the resource in the pod's limits, or otherwise the claim.
+func (h *Holder) ResourceOrClaim() string { return cmp.Or(h.Resource, h.Claim) }
 
 // Name returns the pod, or otherwise the claim, with its namespace.
 func (h *Holder) Name() string {
@@ -115,19 +115,19 @@ func (h *Holder) Name() string {
 	return h.Namespace + "/" + h.Pod
 }
 
-// Of returns the devices of the given driver, or of all drivers if it is "".
-func Of(in Input, driver string) *Fleet {
+// BuildFleet returns the devices of the given driver, or of all drivers if it is "".
+func BuildFleet(in Input, driver string) *Fleet {
 	f := &Fleet{Input: in, byID: make(map[ID]int), consumed: make(map[ID]Amounts)}
 	for _, slice := range current(in.Slices, driver) {
 		for _, d := range slice.Spec.Devices {
 			id := ID{slice.Spec.Driver, slice.Spec.Pool.Name, d.Name}
 			f.byID[id] = len(f.Devices)
-			f.Devices = append(f.Devices, describe(id, cmp.Or(ptr.Deref(slice.Spec.NodeName, ""), ptr.Deref(d.NodeName, "")), d))
+			f.Devices = append(f.Devices, describeDevice(id, cmp.Or(ptr.Deref(slice.Spec.NodeName, ""), ptr.Deref(d.NodeName, "")), d))
 		}
 	}
-	f.hold()
-	f.judge()
-	f.Resources = resources(in.Nodes, in.Pods)
+	f.setHolders()
+	f.setStates()
+	f.Resources = pluginResources(in.Nodes, in.Pods)
 	return f
 }
 
@@ -156,8 +156,8 @@ func poolOf(slice *resourceapi.ResourceSlice) ID {
 	return ID{Driver: slice.Spec.Driver, Pool: slice.Spec.Pool.Name}
 }
 
-// hold sets the consumers of each device.
-func (f *Fleet) hold() {
+// setHolders sets the consumers of each device.
+func (f *Fleet) setHolders() {
 	byPod := make(map[types.NamespacedName]*corev1.Pod)
 	for i := range f.Pods {
 		byPod[types.NamespacedName{Namespace: f.Pods[i].Namespace, Name: f.Pods[i].Name}] = &f.Pods[i]
@@ -174,7 +174,7 @@ func (f *Fleet) hold() {
 			if !found {
 				continue
 			}
-			f.consume(id, &result)
+			f.addConsumption(id, &result)
 			request, _, _ := strings.Cut(result.Request, "/")
 			holder := Holder{Namespace: claim.Namespace, Claim: claim.Name, Request: request, Admin: ptr.Deref(result.AdminAccess, false), Since: since}
 			device := &f.Devices[at]
@@ -214,13 +214,13 @@ func resourceOf(pod *corev1.Pod, claim, request string) string {
 	return ""
 }
 
-// judge sets the state of each device.
-func (f *Fleet) judge() {
+// setStates sets the state of each device.
+func (f *Fleet) setStates() {
 	left := f.countersLeft()
 	for i := range f.Devices {
 		d := &f.Devices[i]
 		d.State = d.stateBy(f.consumed[d.ID], left)
-		if d.State == Free && len(d.Keepers()) > 0 {
+		if d.State == Free && len(d.BlockingHolders()) > 0 {
 			d.Partly = true
 		}
 	}
@@ -229,15 +229,15 @@ func (f *Fleet) judge() {
 // stateBy returns the state of a device, from its consumed capacity and the rest of all counters.
 func (d *Device) stateBy(consumed Amounts, left map[ID]map[string]Amounts) State {
 	shared := ptr.Deref(d.Spec.AllowMultipleAllocations, false)
-	taken := len(d.Keepers()) > 0
+	taken := len(d.BlockingHolders()) > 0
 	switch {
 	case taken && !shared:
 		return Held
 	case shared && !consumed.RoomFor(&d.Spec, nil):
 		return Held
-	case (!shared || !taken) && !Suffices(left[ID{Driver: d.Driver, Pool: d.Pool}], &d.Spec):
+	case (!shared || !taken) && !SufficesFor(left[ID{Driver: d.Driver, Pool: d.Pool}], &d.Spec):
 		return Held
-	case d.Barred():
+	case d.IsBlocked():
 		return Out
 	case shared && IsOpen(&d.Spec):
 		return Open
@@ -245,18 +245,18 @@ func (d *Device) stateBy(consumed Amounts, left map[ID]map[string]Amounts) State
 	return Free
 }
 
-// Barred reports whether a taint keeps new pods from the device.
-func (d *Device) Barred() bool {
-	return slices.ContainsFunc(d.Spec.Taints, func(t resourceapi.DeviceTaint) bool { return Bars(t.Effect) })
+// IsBlocked reports whether a taint keeps new pods from the device.
+func (d *Device) IsBlocked() bool {
+	return slices.ContainsFunc(d.Spec.Taints, func(t resourceapi.DeviceTaint) bool { return BlocksPods(t.Effect) })
 }
 
-// Bars reports whether taints with the effect keep pods away. Other taints are only informative.
-func Bars(effect resourceapi.DeviceTaintEffect) bool {
+// BlocksPods reports whether taints with the effect keep pods away. Other taints are only informative.
+func BlocksPods(effect resourceapi.DeviceTaintEffect) bool {
 	return effect == resourceapi.DeviceTaintEffectNoSchedule || effect == resourceapi.DeviceTaintEffectNoExecute
 }
 
-// Keepers returns the consumers that block others.
-func (d *Device) Keepers() (out []Holder) {
+// BlockingHolders returns the consumers that block others.
+func (d *Device) BlockingHolders() (out []Holder) {
 	for _, h := range d.Holders {
 		if !h.Admin {
 			out = append(out, h)

@@ -28,7 +28,7 @@ func TestFreeIsWhatTheAllocatorGives(t *testing.T) {
 	}
 	for seed := range seeds {
 		random := rand.New(rand.NewPCG(seed, 11))
-		made, _ := pool.Of(pool.Input{Snapshot: discoverytest.RandomHost(random, 12), Features: features.All()})
+		made, _ := pool.BuildPool(pool.Input{Snapshot: discoverytest.RandomHost(random, 12), Features: features.All()})
 		s := pooltest.NewScheduler(t, features.All()).Publish(made)
 		for _, slice := range s.Slices {
 			for i := range slice.Spec.Devices {
@@ -42,12 +42,12 @@ func TestFreeIsWhatTheAllocatorGives(t *testing.T) {
 		}
 		tolerant := []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists}}
 		for i := range random.IntN(12) {
-			s.Allocate(types.UID(fmt.Sprint("claim-", i)), resourceapi.ExactDeviceRequest{Tolerations: tolerant, AdminAccess: new(random.IntN(8) == 0), Selectors: pooltest.BySerial(anyName(random, s.Slices))})
+			s.AllocateDevice(types.UID(fmt.Sprint("claim-", i)), resourceapi.ExactDeviceRequest{Tolerations: tolerant, AdminAccess: new(random.IntN(8) == 0), Selectors: pooltest.BySerial(anyName(random, s.Slices))})
 		}
-		f := fleet.Of(input(s), discovery.Domain)
+		f := fleet.BuildFleet(input(s), discovery.Domain)
 		for i := range f.Devices {
 			d := &f.Devices[i]
-			_, given := s.Allocate("probe", resourceapi.ExactDeviceRequest{Selectors: pooltest.BySerial(d.Device)})
+			_, given := s.AllocateDevice("probe", resourceapi.ExactDeviceRequest{Selectors: pooltest.BySerial(d.Device)})
 			delete(s.Claims, "probe")
 			if said := d.State == fleet.Free || d.State == fleet.Open; said != given {
 				t.Fatalf("seed %d: %s is %s, with holders %v; the allocator gives it: %t", seed, d.Device, d.State, d.Holders, given)
@@ -87,7 +87,7 @@ func TestOldGenerationsDoNotCount(t *testing.T) {
 	old.Name, old.Spec.Pool.Generation = "old", 0
 	old.Spec.Devices[0].Name = "gone"
 	c.Slices = append(c.Slices, old)
-	f := fleet.Of(c.Input, discovery.Domain)
+	f := fleet.BuildFleet(c.Input, discovery.Domain)
 	for i := range f.Devices {
 		if f.Devices[i].Device == "gone" {
 			t.Error("a device of an old generation is there")
@@ -103,24 +103,24 @@ func TestOldGenerationsDoNotCount(t *testing.T) {
 func TestResources(t *testing.T) {
 	c := fleettest.New(t)
 	c.Node("node", "../../discovery/families/hypervisor/testdata/kvm.host", nil)
-	c.Plugin("node", "example.com/npu", 8, 6)
-	c.Plugin("node", "example.com/left", 0, 0)
-	c.Plugin("node", "hugepages-1Gi", 8, 8)
-	c.Plugin("node", "example.kubernetes.io/x", 8, 8)
+	c.AddPlugin("node", "example.com/npu", 8, 6)
+	c.AddPlugin("node", "example.com/left", 0, 0)
+	c.AddPlugin("node", "hugepages-1Gi", 8, 8)
+	c.AddPlugin("node", "example.kubernetes.io/x", 8, 8)
 	two := map[string]int64{"example.com/npu": 2}
-	c.Pod("a", "runs", "node", 5, two)
-	c.Pod("a", "ended", "node", 5, two).Status.Phase = corev1.PodSucceeded
-	c.Pod("a", "waits", "", 5, two)
-	c.Pod("a", "by-dra", "node", 5, two).Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{
+	c.AddPod("a", "runs", "node", 5, two)
+	c.AddPod("a", "ended", "node", 5, two).Status.Phase = corev1.PodSucceeded
+	c.AddPod("a", "waits", "", 5, two)
+	c.AddPod("a", "by-dra", "node", 5, two).Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{
 		ResourceClaimName: "x", RequestMappings: []corev1.ContainerExtendedResourceRequest{{ContainerName: "main", ResourceName: "example.com/npu", RequestName: "r"}},
 	}
-	f := fleet.Of(c.Input, discovery.Domain)
+	f := fleet.BuildFleet(c.Input, discovery.Domain)
 	if len(f.Resources) != 1 {
 		t.Fatalf("resources: %+v", f.Resources)
 	}
 	r := f.Resources[0]
-	if r.Held != 2 || r.Free() != 4 || r.Out() != 2 || len(r.Holders) != 1 || r.Holders[0].Name() != "a/runs" || r.Holders[0].API() != "plugin" {
-		t.Errorf("resource: %+v, %d free, %d out", r, r.Free(), r.Out())
+	if r.Held != 2 || r.Free() != 4 || r.Unavailable() != 2 || len(r.Holders) != 1 || r.Holders[0].Name() != "a/runs" || r.Holders[0].API() != "plugin" {
+		t.Errorf("resource: %+v, %d free, %d out", r, r.Free(), r.Unavailable())
 	}
 	if since := r.Holders[0].Since; fleettest.Now.Sub(since) != 5*time.Minute {
 		t.Errorf("held since %s", since)
@@ -131,7 +131,7 @@ func TestResources(t *testing.T) {
 func TestIs(t *testing.T) {
 	c := fleettest.New(t)
 	c.Node("node", "../../discovery/families/nvidia/testdata/h100-mig.host", nil)
-	f := fleet.Of(c.Input, discovery.Domain)
+	f := fleet.BuildFleet(c.Input, discovery.Domain)
 	for _, word := range []string{"43:00.0", "0000:43:00.0", "pci-0000-43-00-0", "gpu 43:00.0"} {
 		n := 0
 		for i := range f.Devices {

@@ -25,8 +25,8 @@ type Resource struct {
 // Free returns the number that is available now.
 func (r *Resource) Free() int64 { return max(0, r.Allocatable-r.Held) }
 
-// Out returns the number that is neither allocated nor available.
-func (r *Resource) Out() int64 { return max(0, r.Capacity-r.Free()-r.Held) }
+// Unavailable returns the number that is neither allocated nor available.
+func (r *Resource) Unavailable() int64 { return max(0, r.Capacity-r.Free()-r.Held) }
 
 // Is reports whether a word identifies the resource: its name with or without the domain.
 func (r *Resource) Is(word string) bool {
@@ -44,8 +44,8 @@ func IsExtended(name corev1.ResourceName) bool {
 	return strings.Contains(string(name), "/") && !strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix)
 }
 
-// resources returns the resources of device plugins on the nodes, with their consumers.
-func resources(nodes []corev1.Node, pods []corev1.Pod) (out []Resource) {
+// pluginResources returns the resources of device plugins on the nodes, with their consumers.
+func pluginResources(nodes []corev1.Node, pods []corev1.Pod) (out []Resource) {
 	at := make(map[[2]string]int)
 	for i := range nodes {
 		for name, capacity := range nodes[i].Status.Capacity {
@@ -63,7 +63,7 @@ func resources(nodes []corev1.Node, pods []corev1.Pod) (out []Resource) {
 	}
 	for i := range pods {
 		pod := &pods[i]
-		if Ended(pod) || pod.Spec.NodeName == "" {
+		if HasEnded(pod) || pod.Spec.NodeName == "" {
 			continue
 		}
 		for name, quantity := range resource.PodRequests(pod, resource.PodResourcesOptions{}) {
@@ -83,8 +83,8 @@ func resources(nodes []corev1.Node, pods []corev1.Pod) (out []Resource) {
 	return slices.DeleteFunc(out, func(r Resource) bool { return r.Capacity == 0 && r.Held == 0 })
 }
 
-// Ended reports whether a pod has ended and has no allocations anymore.
-func Ended(pod *corev1.Pod) bool {
+// HasEnded reports whether a pod has ended and has no allocations anymore.
+func HasEnded(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 

@@ -40,7 +40,7 @@ func (w Writer) Write(files []discovery.HostFile) (unwritten []string, err error
 			unwritten = append(unwritten, f.Path)
 			continue
 		}
-		if w.written(name, f.Text) {
+		if w.isWritten(name, f.Text) {
 			continue
 		}
 		if _, err := w.Files.Write(name, []byte(f.Text), 0o444); err != nil {
@@ -50,8 +50,8 @@ func (w Writer) Write(files []discovery.HostFile) (unwritten []string, err error
 	return unwritten, errors.Join(errs...)
 }
 
-// written reports whether the file exists with the right contents and mode.
-func (w Writer) written(name, text string) bool {
+// isWritten reports whether the file exists with the right contents and mode.
+func (w Writer) isWritten(name, text string) bool {
 	info, err := w.Files.Lstat(name)
 	if err != nil || info.Mode() != 0o444 || info.Size() != int64(len(text)) {
 		return false
@@ -69,7 +69,7 @@ func (w Writer) Remove(paths []string) error {
 			continue
 		}
 		name := w.name(path)
-		if err := errors.Join(w.Files.Remove(name), w.Files.Sweep(filepath.Dir(name), 0, filepath.Base(name)+".")); err != nil {
+		if err := errors.Join(w.Files.Remove(name), w.Files.SweepTemporary(filepath.Dir(name), 0, filepath.Base(name)+".")); err != nil {
 			errs = append(errs, fmt.Errorf("remove host file %s: %w", path, err))
 		}
 	}

@@ -38,10 +38,10 @@ type controller struct {
 	paths     []string // paths to namespaces, "nvme0c1n2"
 }
 
-// reaches reports whether the controller is a path to a namespace of its subsystem, or to the
+// isPathTo reports whether the controller is a path to a namespace of its subsystem, or to the
 // namespace of a partition. The kernel names the path to nvme0n2 through controller 1 nvme0c1n2
 // (nvme_mpath_set_disk_name in drivers/nvme/host/multipath.c).
-func (c controller) reaches(disk sysfs.Device) bool {
+func (c controller) isPathTo(disk sysfs.Device) bool {
 	head := strings.TrimPrefix(disk.Path, c.subsystem.Path+"/")
 	head, _, _ = strings.Cut(head, "/")
 	subsystem, namespace, ok := cutLast(head, "n")
@@ -67,7 +67,7 @@ const maxTable = 16 << 20
 // listDisks lists the disks without their uses.
 func listDisks(host *discovery.Host) *disks {
 	d := &disks{users: make(map[string]string), tags: make(map[string]string), lists: &reader{FS: host.FS}, reads: &reader{FS: host.FS}}
-	d.all, _ = sysfs.Class(d.lists, "block")
+	d.all, _ = sysfs.ClassDevices(d.lists, "block")
 	d.addControllers()
 	return d
 }
@@ -109,15 +109,15 @@ func readDisks(host *discovery.Host) *disks {
 // a child of the subsystem, not of a controller (nvme_mpath_set_live in
 // drivers/nvme/host/multipath.c).
 func (d *disks) addControllers() {
-	subsystems, _ := sysfs.Class(d.lists, "nvme-subsystem")
+	subsystems, _ := sysfs.ClassDevices(d.lists, "nvme-subsystem")
 	for _, subsystem := range subsystems {
-		for _, entry := range d.lists.list(subsystem.Path) {
+		for _, entry := range d.lists.listDir(subsystem.Path) {
 			if entry.Type()&fs.ModeSymlink == 0 {
 				continue
 			}
 			if device, ok := subsystem.LinkTo(entry.Name()); ok {
 				c := controller{Device: device, subsystem: subsystem}
-				for _, child := range d.lists.list(device.Path) {
+				for _, child := range d.lists.listDir(device.Path) {
 					c.paths = append(c.paths, child.Name())
 				}
 				d.controllers = append(d.controllers, c)
@@ -137,7 +137,7 @@ func (d *disks) addMounts(host fs.FS) {
 	own, _ := d.reads.ReadLink("proc/1/ns/mnt")
 	seen := map[string]bool{own: true}
 	tables := []string{first}
-	for _, entry := range d.reads.list("proc") {
+	for _, entry := range d.reads.listDir("proc") {
 		if _, err := strconv.ParseUint(entry.Name(), 10, 32); err != nil {
 			continue
 		}
@@ -150,7 +150,7 @@ func (d *disks) addMounts(host fs.FS) {
 				tables = append(tables, table)
 			}
 		}
-		if err != nil && !ended(host, dir, err) {
+		if err != nil && !hasEnded(host, dir, err) {
 			d.reads.fail(err)
 		}
 	}
@@ -161,9 +161,9 @@ func (d *disks) addMounts(host fs.FS) {
 	}
 }
 
-// ended reports whether a file of a process is unreadable because the process has ended or has closed
+// hasEnded reports whether a file of a process is unreadable because the process has ended or has closed
 // the file.
-func ended(host fs.FS, name string, err error) bool {
+func hasEnded(host fs.FS, name string, err error) bool {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || errors.Is(err, syscall.EINVAL) {
 		return true
 	}
@@ -293,7 +293,7 @@ func (d *disks) addNode(node, user string) (disk string, found bool) {
 	if err == nil {
 		d.users[strings.TrimPrefix(numbersOf(info), "b ")] = user
 	}
-	if name, ok := strings.CutPrefix(d.reads.follow(node), "dev/"); ok {
+	if name, ok := strings.CutPrefix(d.reads.resolveLinks(node), "dev/"); ok {
 		disk = strings.ReplaceAll(name, "/", "!")
 		d.users[disk] = user
 	}
@@ -340,13 +340,13 @@ func (d *disks) addMount(fields []string) {
 	}
 }
 
-// on returns the disks on the function: the disks below the function, and the namespaces of an NVMe
+// disksOn returns the disks on the function: the disks below the function, and the namespaces of an NVMe
 // subsystem above its controllers (native multipath).
-func (d *disks) on(function sysfs.Device) (found []sysfs.Device) {
+func (d *disks) disksOn(function sysfs.Device) (found []sysfs.Device) {
 	for _, disk := range d.all {
-		on := below(disk, function)
+		on := isBelow(disk, function)
 		for _, c := range d.controllers {
-			on = on || below(c.Device, function) && below(disk, c.subsystem) && c.reaches(disk)
+			on = on || isBelow(c.Device, function) && isBelow(disk, c.subsystem) && c.isPathTo(disk)
 		}
 		if on {
 			found = append(found, disk)
@@ -355,21 +355,21 @@ func (d *disks) on(function sysfs.Device) (found []sysfs.Device) {
 	return found
 }
 
-// below returns the uses of the disks on the function.
-func (d *disks) below(function sysfs.Device) Uses { return d.usesBelow(function, d.user) }
+// usesOn returns the uses of the disks on the function.
+func (d *disks) usesOn(function sysfs.Device) Uses { return d.usesBelow(function, d.user) }
 
 // usesBelow returns the uses of the disks on the function. user returns the use of one disk.
 func (d *disks) usesBelow(function sysfs.Device, user func(sysfs.Device) (string, error)) (uses Uses) {
 	if d.lists.err != nil {
-		return Uses{{Object: "a disk", Unseen: d.lists.err}}
+		return Uses{{Object: "a disk", ReadError: d.lists.err}}
 	}
-	for _, disk := range d.on(function) {
+	for _, disk := range d.disksOn(function) {
 		how, err := user(disk)
 		switch {
 		case how != "":
 			uses = append(uses, Use{Object: "disk " + disk.Name(), How: how})
 		case err != nil:
-			uses = append(uses, Use{Object: "disk " + disk.Name(), Unseen: err})
+			uses = append(uses, Use{Object: "disk " + disk.Name(), ReadError: err})
 		}
 	}
 	return uses
@@ -380,7 +380,7 @@ func (d *disks) user(disk sysfs.Device) (string, error) {
 	if user, err := d.userInTables(disk); user != "" || err != nil {
 		return user, err
 	}
-	return d.claimed(disk)
+	return d.claimedByKernel(disk)
 }
 
 // userInTables returns the use of a disk by the kernel's tables. It does not open the disk.
@@ -391,19 +391,19 @@ func (d *disks) userInTables(disk sysfs.Device) (string, error) {
 			return user, nil
 		}
 	}
-	if disk.In(r).Exists("bcache") { // a cache has no holders
+	if disk.In(r).HasEntry("bcache") { // a cache has no holders
 		return "bcache", nil
 	}
-	if holders := r.list(path.Join(disk.Path, "holders")); len(holders) > 0 {
+	if holders := r.listDir(path.Join(disk.Path, "holders")); len(holders) > 0 {
 		return "it is part of " + holders[0].Name(), nil
 	}
 	return "", r.err
 }
 
-// claimed reports whether the kernel uses a disk without an entry in the tables above, for example
+// claimedByKernel reports whether the kernel uses a disk without an entry in the tables above, for example
 // for a file system that is busy in no mount namespace at all. If the host has no node of the disk,
 // the kernel cannot be queried and claimed returns "".
-func (d *disks) claimed(disk sysfs.Device) (string, error) {
+func (d *disks) claimedByKernel(disk sysfs.Device) (string, error) {
 	node, err := disk.In(d.reads.FS).Node("/dev")
 	if err != nil || node.Major == 0 && node.Minor == 0 { // a path of a namespace has no node
 		return "", nil

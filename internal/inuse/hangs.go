@@ -10,12 +10,12 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// hanging returns the dependents of a function: other functions, devices created on top, and the
+// dependentUses returns the dependents of a function: other functions, devices created on top, and the
 // kernel's own uses.
-func (v *View) hanging(function sysfs.Device) (uses Uses) {
+func (v *View) dependentUses(function sysfs.Device) (uses Uses) {
 	r := &reader{FS: v.host.FS}
-	add := func(object, how string) { uses = append(uses, Use{Object: object, How: how, Unbinding: true}) }
-	for _, entry := range r.list(function.Path) {
+	add := func(object, how string) { uses = append(uses, Use{Object: object, How: how, BlocksUnbind: true}) }
+	for _, entry := range r.listDir(function.Path) {
 		switch {
 		case entry.IsDir() && sysfs.IsPCIAddress(entry.Name()):
 			add("function "+entry.Name(), "it is behind this one")
@@ -25,7 +25,7 @@ func (v *View) hanging(function sysfs.Device) (uses Uses) {
 			add("sub-function "+entry.Name(), "it was created on this function; remove it with devlink first")
 		}
 	}
-	for _, device := range mediated(r, function) {
+	for _, device := range mediatedDevices(r, function) {
 		add("mediated device "+device.Name(), "it was created on this function; write 1 to its attribute remove first")
 	}
 	_ = fs.WalkDir(r, function.Path, func(name string, entry fs.DirEntry, _ error) error {
@@ -49,34 +49,34 @@ func (v *View) hanging(function sysfs.Device) (uses Uses) {
 		}
 		return nil
 	})
-	uses = append(uses, v.rdma(r, function)...)
+	uses = append(uses, v.rdmaUses(r, function)...)
 	if r.err != nil {
-		uses = append(uses, Use{Object: "what hangs on it", Unseen: r.err, Unbinding: true})
+		uses = append(uses, Use{Object: "what hangs on it", ReadError: r.err, BlocksUnbind: true})
 	}
 	return uses
 }
 
-// rdma returns the remote disks that the kernel may reach through the function's RDMA device. The
+// rdmaUses returns the remote disks that the kernel may reach through the function's RDMA device. The
 // kernel does not show which RDMA device a controller uses. If a remote disk is reached by TCP, the
 // routes show the interface.
-func (v *View) rdma(r *reader, function sysfs.Device) (uses Uses) {
+func (v *View) rdmaUses(r *reader, function sysfs.Device) (uses Uses) {
 	if _, err := r.Stat(path.Join(function.Path, "infiniband")); err != nil {
 		return nil
 	}
 	for _, file := range r.glob("sys/class/nvme/*/transport") {
 		if r.text(file) == "rdma" {
 			name := path.Base(path.Dir(file))
-			uses = append(uses, Use{Object: "its RDMA device", Unseen: fmt.Errorf("NVMe controller %s is reached by RDMA, and the kernel does not report the device; disconnect it first", name)})
+			uses = append(uses, Use{Object: "its RDMA device", ReadError: fmt.Errorf("NVMe controller %s is reached by RDMA, and the kernel does not report the device; disconnect it first", name)})
 		}
 	}
 	for _, file := range r.glob("sys/kernel/config/nvmet/ports/*/addr_trtype") {
 		if r.text(file) == "rdma" {
-			uses = append(uses, Use{Object: "its RDMA device", Unseen: fmt.Errorf("port %s of the NVMe target is reached by RDMA, and the kernel does not report the device; remove it first", path.Base(path.Dir(file)))})
+			uses = append(uses, Use{Object: "its RDMA device", ReadError: fmt.Errorf("port %s of the NVMe target is reached by RDMA, and the kernel does not report the device; remove it first", path.Base(path.Dir(file)))})
 		}
 	}
 	for _, file := range r.glob("sys/class/iscsi_transport/iser/handle") {
-		if _, err := r.Stat(file); err == nil && len(r.list("sys/class/iscsi_session")) > 0 {
-			uses = append(uses, Use{Object: "its RDMA device", Unseen: errors.New("there are iSCSI sessions, some of them perhaps by RDMA (iSER); log out first")})
+		if _, err := r.Stat(file); err == nil && len(r.listDir("sys/class/iscsi_session")) > 0 {
+			uses = append(uses, Use{Object: "its RDMA device", ReadError: errors.New("there are iSCSI sessions, some of them perhaps by RDMA (iSER); log out first")})
 		}
 	}
 	return uses

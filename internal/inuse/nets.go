@@ -27,11 +27,11 @@ type nets struct {
 // /proc/net, which shows the network namespace of the reader.
 func readNets(host *discovery.Host) *nets {
 	n := &nets{routed: make(map[string]string), lists: &reader{FS: host.FS}, reads: &reader{FS: host.FS}}
-	n.all, _ = sysfs.Class(n.lists, "net")
+	n.all, _ = sysfs.ClassDevices(n.lists, "net")
 	four, err4 := sysfs.ReadText(n.reads, "proc/1/net/route", maxTable)
 	six, err6 := sysfs.ReadText(n.reads, "proc/1/net/ipv6_route", maxTable)
-	n.reads.note(err4)
-	n.reads.note(err6)
+	n.reads.noteError(err4)
+	n.reads.noteError(err6)
 	if errors.Is(err4, fs.ErrNotExist) && errors.Is(err6, fs.ErrNotExist) { // a kernel may lack one of them
 		n.reads.fail(err4)
 	}
@@ -61,24 +61,24 @@ func (n *nets) add(name, destination, prefix string) {
 	}
 }
 
-// below returns the uses of the interfaces on the function. To unbind the function, the interfaces
+// usesOn returns the uses of the interfaces on the function. To unbind the function, the interfaces
 // must also be down, because the MACVLAN interface of a container is not visible here.
-func (n *nets) below(function sysfs.Device) (uses Uses) {
+func (n *nets) usesOn(function sysfs.Device) (uses Uses) {
 	if n.lists.err != nil {
-		return Uses{{Object: "an interface", Unseen: n.lists.err}}
+		return Uses{{Object: "an interface", ReadError: n.lists.err}}
 	}
 	found := 0
 	for _, d := range n.all {
-		if !below(d, function) {
+		if !isBelow(d, function) {
 			continue
 		}
 		found++
-		uses = append(uses, n.uses(d)...)
+		uses = append(uses, n.interfaceUses(d)...)
 	}
 	r := &reader{FS: n.reads.FS}
 	hidden := n.hiddenBelow(r, function) || found == 0 && hasHidden(r, function.Path)
 	if r.err != nil {
-		return append(uses, Use{Object: "its interface", Unseen: r.err})
+		return append(uses, Use{Object: "its interface", ReadError: r.err})
 	}
 	if hidden {
 		uses = append(uses, Use{Object: "its interface", How: "it is in a network namespace of its own, as that of a container"})
@@ -86,23 +86,23 @@ func (n *nets) below(function sysfs.Device) (uses Uses) {
 	return uses
 }
 
-// uses returns the uses of one interface.
-func (n *nets) uses(d sysfs.Device) (uses Uses) {
+// interfaceUses returns the uses of one interface.
+func (n *nets) interfaceUses(d sysfs.Device) (uses Uses) {
 	object := "interface " + d.Name()
 	r := &reader{FS: n.reads.FS}
-	if use := n.use(r, d.Name(), maxStack); use != "" {
+	if use := n.stackedUse(r, d.Name(), maxStack); use != "" {
 		uses = append(uses, Use{Object: object, How: use})
 	}
 	if err := cmp.Or(n.reads.err, r.err); err != nil {
-		uses = append(uses, Use{Object: object, Unseen: err})
+		uses = append(uses, Use{Object: object, ReadError: err})
 	}
 	attrs := d.Attrs()
 	flags, ok := attrs.Uint("flags")
-	if r.note(attrs.Err()); attrs.Err() != nil {
-		uses = append(uses, Use{Object: object, Unseen: r.err, Unbinding: true})
+	if r.noteError(attrs.Err()); attrs.Err() != nil {
+		uses = append(uses, Use{Object: object, ReadError: r.err, BlocksUnbind: true})
 	}
 	if ok && flags&1 != 0 { // IFF_UP
-		uses = append(uses, Use{Object: object, How: "it is up; set it down first", Unbinding: true})
+		uses = append(uses, Use{Object: object, How: "it is up; set it down first", BlocksUnbind: true})
 	}
 	return uses
 }
@@ -135,11 +135,11 @@ func hasHidden(r *reader, name string) bool {
 	function := sysfs.At(r, name) // At does not record errors of reading the driver
 	attrs := function.Attrs()
 	class, _ := attrs.Hex("class", 6)
-	r.note(attrs.Err())
+	r.noteError(attrs.Err())
 	driver := function.Driver()
 	return strings.HasPrefix(class, "02") && driver != "" &&
 		!strings.Contains(driver, "vfio") && !strings.Contains(driver, "stub") &&
-		!function.Exists("uio") && !function.Exists("vfio-dev") && !onlyRDMA(r, function) && !hasVDPA(function)
+		!function.HasEntry("uio") && !function.HasEntry("vfio-dev") && !onlyRDMA(r, function) && !hasVDPA(function)
 }
 
 // onlyRDMA reports whether a function is for RDMA only and has no interface. An Ethernet port has
@@ -172,17 +172,17 @@ func hasVDPA(function sysfs.Device) bool {
 // kernel's limit is 8 (MAX_NEST_DEV).
 const maxStack = 8
 
-// use returns the use of an interface, or of an interface stacked on top.
-func (n *nets) use(r *reader, name string, above int) string {
+// stackedUse returns the use of an interface, or of an interface stacked on top.
+func (n *nets) stackedUse(r *reader, name string, above int) string {
 	if use := n.routed[name]; use != "" || above == 0 {
 		return use
 	}
-	for _, entry := range r.list(path.Join("sys/class/net", name)) {
+	for _, entry := range r.listDir(path.Join("sys/class/net", name)) {
 		upper, ok := strings.CutPrefix(entry.Name(), "upper_")
 		if !ok {
 			continue
 		}
-		if use := n.use(r, upper, above-1); use != "" {
+		if use := n.stackedUse(r, upper, above-1); use != "" {
 			return fmt.Sprintf("%s is on it: %s", upper, use)
 		}
 		return fmt.Sprintf("%s is on it", upper)

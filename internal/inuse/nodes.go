@@ -18,13 +18,13 @@ import (
 
 // open returns the processes, and the kernel's own servers, with an open node of the function.
 func (v *View) open(function sysfs.Device) (uses Uses) {
-	nodes, err := v.nodes(function)
+	nodes, err := v.functionNodes(function)
 	if err != nil {
-		return Uses{{Object: "a node", Unseen: err}}
+		return Uses{{Object: "a node", ReadError: err}}
 	}
 	uses = v.openNodes(nodes)
-	for key, who := range v.opened.by {
-		if key == function.Name() || Within(key, function) {
+	for key, who := range v.opened.users {
+		if key == function.Name() || IsWithin(key, function) {
 			uses = append(uses, Use{Object: "function " + function.Name(), How: who + " has it open as a whole"})
 		}
 	}
@@ -36,7 +36,7 @@ func (v *View) openNodes(nodes []node) (uses Uses) {
 	seen := make(map[string]bool) // several keys can lead to one node
 	for _, node := range nodes {
 		for _, key := range []string{node.numbers, node.path} {
-			who, ok := v.opened.by[key]
+			who, ok := v.opened.users[key]
 			if ok && key != "" && !seen[node.path] && !seen[node.numbers] {
 				uses = append(uses, Use{Object: node.path, How: who + " has it open"})
 				seen[node.path], seen[node.numbers] = true, node.numbers != ""
@@ -47,7 +47,7 @@ func (v *View) openNodes(nodes []node) (uses Uses) {
 		}
 	}
 	if len(nodes) > 0 && v.opened.err != nil {
-		uses = append(uses, Use{Object: nodes[0].path, Unseen: v.opened.err})
+		uses = append(uses, Use{Object: nodes[0].path, ReadError: v.opened.err})
 	}
 	return uses
 }
@@ -61,7 +61,7 @@ func (v *View) hiddenGroup(function sysfs.Device) Uses {
 		return nil
 	}
 	var uses Uses
-	for _, node := range v.groups(&reader{FS: v.host.FS}, function) {
+	for _, node := range v.groupNodes(&reader{FS: v.host.FS}, function) {
 		file, err := hostfs.OpenDevice(v.host.FS, strings.TrimPrefix(node.Path, "/"), node.Major, node.Minor)
 		switch {
 		case err == nil:
@@ -69,7 +69,7 @@ func (v *View) hiddenGroup(function sysfs.Device) Uses {
 		case errors.Is(err, syscall.EBUSY):
 			uses = append(uses, Use{Object: node.Path, How: "a program has it open, perhaps " + v.opened.vfio})
 		default:
-			uses = append(uses, Use{Object: node.Path, Unseen: fmt.Errorf("%s has a function open by vfio, and it is unknown which: %w", v.opened.vfio, err)})
+			uses = append(uses, Use{Object: node.Path, ReadError: fmt.Errorf("%s has a function open by vfio, and it is unknown which: %w", v.opened.vfio, err)})
 		}
 	}
 	return uses
@@ -78,16 +78,16 @@ func (v *View) hiddenGroup(function sysfs.Device) Uses {
 // node is a device node. Its numbers have the format of numbers, "" if unknown.
 type node struct{ path, numbers string }
 
-func nodeOf(n sysfs.Node) node { return node{n.Path, numbers(n.Block, n.Major, n.Minor)} }
+func nodeOf(n sysfs.Node) node { return node{n.Path, formatNumbers(n.Block, n.Major, n.Minor)} }
 
-// nodes returns the nodes of this function only: the kernel's nodes below the function and below the
+// functionNodes returns the nodes of this function only: the kernel's nodes below the function and below the
 // function's disks elsewhere in sysfs, the nodes of the function's IOMMU group, and nodes that a
 // family reports.
-func (v *View) nodes(function sysfs.Device) (nodes []node, err error) {
+func (v *View) functionNodes(function sysfs.Device) (nodes []node, err error) {
 	r := &reader{FS: v.host.FS}
 	dirs := []string{function.Path}
-	for _, disk := range v.disks.on(function) {
-		if !below(disk, function) {
+	for _, disk := range v.disks.disksOn(function) {
+		if !isBelow(disk, function) {
 			// The character device of the namespace is a sibling: ng0n1.
 			generic := path.Join(path.Dir(disk.Path), strings.Replace(disk.Name(), "nvme", "ng", 1))
 			dirs = append(dirs, disk.Path, generic)
@@ -97,19 +97,19 @@ func (v *View) nodes(function sysfs.Device) (nodes []node, err error) {
 		_ = fs.WalkDir(r, dir, func(name string, entry fs.DirEntry, _ error) error {
 			if entry != nil && !entry.IsDir() && entry.Name() == "dev" {
 				found, err := sysfs.At(r, path.Dir(name)).Node("/dev")
-				r.note(err)
+				r.noteError(err)
 				nodes = append(nodes, nodeOf(found))
 			}
 			return nil // r keeps the error
 		})
 	}
-	for _, group := range v.groups(r, function) {
+	for _, group := range v.groupNodes(r, function) {
 		nodes = append(nodes, nodeOf(group))
 	}
 	add := func(n *specs.DeviceNode) {
-		nodes = append(nodes, node{n.HostPath, numbers(n.Type == "b", n.Major, n.Minor)})
+		nodes = append(nodes, node{n.HostPath, formatNumbers(n.Type == "b", n.Major, n.Minor)})
 	}
-	vfio, _ := discovery.VFIO(&discovery.Host{FS: r}, sysfs.At(r, function.Path)) // an error means: not bound to vfio
+	vfio, _ := discovery.VFIONodes(&discovery.Host{FS: r}, sysfs.At(r, function.Path)) // an error means: not bound to vfio
 	if r.err != nil {
 		return nil, fmt.Errorf("list its nodes: %w", r.err)
 	}
@@ -119,7 +119,7 @@ func (v *View) nodes(function sysfs.Device) (nodes []node, err error) {
 		}
 	}
 	for _, d := range v.known {
-		if !Within(d.Source, function) {
+		if !IsWithin(d.Source, function) {
 			continue
 		}
 		for _, n := range d.OwnNodes() {
@@ -129,28 +129,28 @@ func (v *View) nodes(function sysfs.Device) (nodes []node, err error) {
 	return nodes, nil
 }
 
-// groups returns the nodes of the IOMMU groups of the function and of the mediated devices on the
+// groupNodes returns the nodes of the IOMMU groups of the function and of the mediated devices on the
 // function, under any driver.
-func (v *View) groups(r *reader, function sysfs.Device) (nodes []sysfs.Node) {
-	for _, member := range append([]sysfs.Device{function.In(r)}, mediated(r, function)...) {
+func (v *View) groupNodes(r *reader, function sysfs.Device) (nodes []sysfs.Node) {
+	for _, member := range append([]sysfs.Device{function.In(r)}, mediatedDevices(r, function)...) {
 		group := member.Link("iommu_group")
 		for _, prefix := range []string{"", "noiommu-"} {
 			d := sysfs.At(r, path.Join("sys/class/vfio", prefix+group))
-			if group == "" || !d.Exists("dev") {
+			if group == "" || !d.HasEntry("dev") {
 				continue
 			}
 			node, err := d.Node("/dev/vfio")
-			r.note(err)
+			r.noteError(err)
 			nodes = append(nodes, node)
 		}
 	}
 	return nodes
 }
 
-// mediated returns the mediated devices on a function.
-func mediated(r *reader, function sysfs.Device) (found []sysfs.Device) {
+// mediatedDevices returns the mediated devices on a function.
+func mediatedDevices(r *reader, function sysfs.Device) (found []sysfs.Device) {
 	for _, child := range function.In(r).Children(".") {
-		if child.Exists("mdev_type") {
+		if child.HasEntry("mdev_type") {
 			found = append(found, child)
 		}
 	}

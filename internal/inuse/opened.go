@@ -19,10 +19,10 @@ import (
 
 // opened are the device nodes and similar files that processes have open.
 type opened struct {
-	// by maps an open file to a process. The key of a device node is its numbers, because a container
+	// users maps an open file to a process. The key of a device node is its numbers, because a container
 	// may use any name, and also its path if that is below /dev. For other keys, see keysOf and
 	// keysWithin.
-	by map[string]string
+	users map[string]string
 
 	vfio string // a process with an unidentified function open through vfio
 	err  error  // reason why the list may be incomplete
@@ -70,7 +70,7 @@ func openNodes(host *discovery.Host, except func(process int) bool) *opened {
 }
 
 func newOpened(host fs.FS) *opened {
-	return &opened{by: make(map[string]string), sharesFiles: sharesFiles(host)}
+	return &opened{users: make(map[string]string), sharesFiles: sharesFiles(host)}
 }
 
 // read adds the open files of a process, unless except is set, and reports whether the process
@@ -125,7 +125,7 @@ func threadsOf(host fs.FS, process string) []string {
 func (o *opened) readDir(host fs.FS, dir, process, who string, except bool) (isThere bool, err error) {
 	files, err := fs.ReadDir(host, dir)
 	switch {
-	case err != nil && ended(host, dir, err):
+	case err != nil && hasEnded(host, dir, err):
 		return false, nil
 	case except:
 		return true, nil
@@ -134,7 +134,7 @@ func (o *opened) readDir(host fs.FS, dir, process, who string, except bool) (isT
 	}
 	for _, file := range files {
 		link := path.Join(dir, file.Name())
-		if err := o.add(host, link, who); err != nil && !ended(host, link, err) {
+		if err := o.add(host, link, who); err != nil && !hasEnded(host, link, err) {
 			return true, fmt.Errorf("read an open file of process %s: %w", process, err)
 		}
 	}
@@ -152,8 +152,8 @@ func (o *opened) add(host fs.FS, link, who string) error {
 		keys, err = o.keysWithin(host, link, target, who)
 	}
 	for _, key := range keys {
-		if o.by[key] == "" {
-			o.by[key] = who
+		if o.users[key] == "" {
+			o.users[key] = who
 		}
 	}
 	return err
@@ -224,8 +224,8 @@ func (o *opened) keysWithin(host fs.FS, link, target, who string) (keys []string
 	return keys, nil
 }
 
-// numbers formats the numbers of a device node, "b 259:1", or returns "" if both are 0.
-func numbers(block bool, major, minor int64) string {
+// formatNumbers formats the numbers of a device node, "b 259:1", or returns "" if both are 0.
+func formatNumbers(block bool, major, minor int64) string {
 	switch {
 	case major == 0 && minor == 0:
 		return ""
@@ -241,5 +241,5 @@ func numbersOf(info fs.FileInfo) string {
 	if !ok || info.Mode()&fs.ModeDevice == 0 {
 		return ""
 	}
-	return numbers(info.Mode()&fs.ModeCharDevice == 0, int64(unix.Major(stat.Rdev)), int64(unix.Minor(stat.Rdev)))
+	return formatNumbers(info.Mode()&fs.ModeCharDevice == 0, int64(unix.Major(stat.Rdev)), int64(unix.Minor(stat.Rdev)))
 }

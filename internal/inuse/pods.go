@@ -27,7 +27,7 @@ func ByPods(host *discovery.Host, d discovery.Device, pods []types.UID) (uses Us
 	for range maxPasses {
 		processes, err := processesOf(host, pods)
 		if err != nil {
-			return Uses{{Object: "the device", Unseen: err}}
+			return Uses{{Object: "the device", ReadError: err}}
 		}
 		if len(processes) == 0 {
 			return nil
@@ -59,7 +59,7 @@ func processesOf(host *discovery.Host, pods []types.UID) (processes []string, er
 		dir := path.Join("proc", entry.Name())
 		groups, err := textOf(host.FS, path.Join(dir, "cgroup"))
 		switch {
-		case err != nil && ended(host.FS, dir, err):
+		case err != nil && hasEnded(host.FS, dir, err):
 		case err != nil:
 			return nil, fmt.Errorf("read the control group of process %s: %w", entry.Name(), err)
 		case slices.ContainsFunc(pods, func(pod types.UID) bool { return inPod(groups, pod) }):
@@ -72,13 +72,13 @@ func processesOf(host *discovery.Host, pods []types.UID) (processes []string, er
 // self is the calling process in any mount of /proc (proc_pid(5)).
 const self = "self"
 
-// Sight returns why the open files of pods' processes are not visible, nil if they are. It reads
+// CheckSight returns why the open files of pods' processes are not visible, nil if they are. It reads
 // the open files of the first process, which has every privilege: a reader with access to that
 // process has access to all.
-func Sight(host fs.FS) error { return SightOf(host, self) }
+func CheckSight(host fs.FS) error { return SightOf(host, self) }
 
 // SightOfAll returns why the open files of all processes of the machine are not visible, in
-// addition to the reasons of [Sight]. If the node is a container, other processes run outside.
+// addition to the reasons of [CheckSight]. If the node is a container, other processes run outside.
 func SightOfAll(host fs.FS) error {
 	if namespace, err := fs.ReadLink(host, "proc/1/ns/pid"); err == nil && namespace != initialPIDs {
 		return errNotAll
@@ -173,12 +173,12 @@ func byProcesses(host *discovery.Host, d discovery.Device, processes []string) U
 		}
 	}
 	function := sysfs.At(host.FS, d.Source)
-	if sysfs.IsPCIAddress(function.Name()) && function.Exists(".") {
+	if sysfs.IsPCIAddress(function.Name()) && function.HasEntry(".") {
 		return v.open(function)
 	}
 	var nodes []node
 	for _, n := range d.OwnNodes() {
-		nodes = append(nodes, node{cmp.Or(n.HostPath, n.Path), numbers(n.Type == "b", n.Major, n.Minor)})
+		nodes = append(nodes, node{cmp.Or(n.HostPath, n.Path), formatNumbers(n.Type == "b", n.Major, n.Minor)})
 	}
 	return v.openNodes(nodes)
 }

@@ -156,7 +156,7 @@ func TestByPodsThatCannotBeSeen(t *testing.T) {
 				t.Errorf("%q, want %q", got, test.want)
 			}
 			for _, use := range inuse.ByPods(&discovery.Host{FS: test.host}, serial, []types.UID{pod}) {
-				if use.Unseen == nil || use.How != "" {
+				if use.ReadError == nil || use.How != "" {
 					t.Errorf("%+v", use)
 				}
 			}
@@ -177,7 +177,7 @@ func TestSight(t *testing.T) {
 		"those of a container":          host(container),
 		"may not be seen":               harsh{FS: host(files)}.fails("proc/1/fd", fs.ErrPermission),
 	} {
-		err := inuse.Sight(fsys)
+		err := inuse.CheckSight(fsys)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%v, want %q", err, want)
 		}

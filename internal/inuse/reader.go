@@ -19,7 +19,7 @@ type reader struct {
 	err error
 }
 
-func (r *reader) note(err error) {
+func (r *reader) noteError(err error) {
 	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 		r.fail(err)
 	}
@@ -34,43 +34,43 @@ func (r *reader) fail(err error) {
 
 func (r *reader) Open(name string) (fs.File, error) {
 	opened, err := r.FS.Open(name)
-	r.note(err)
+	r.noteError(err)
 	return opened, err
 }
 
 func (r *reader) ReadDir(name string) ([]fs.DirEntry, error) {
 	entries, err := fs.ReadDir(r.FS, name)
-	r.note(err)
+	r.noteError(err)
 	return entries, err
 }
 
 func (r *reader) Stat(name string) (fs.FileInfo, error) {
 	info, err := fs.Stat(r.FS, name)
-	r.note(err)
+	r.noteError(err)
 	return info, err
 }
 
 func (r *reader) Lstat(name string) (fs.FileInfo, error) {
 	info, err := fs.Lstat(r.FS, name)
-	r.note(err)
+	r.noteError(err)
 	return info, err
 }
 
 func (r *reader) ReadLink(name string) (string, error) {
 	target, err := fs.ReadLink(r.FS, name)
-	r.note(err)
+	r.noteError(err)
 	return target, err
 }
 
 // text returns the content of a file, "" if the file is missing.
 func (r *reader) text(name string) string {
 	text, err := sysfs.ReadText(r, name, maxTable)
-	r.note(err)
+	r.noteError(err)
 	return text
 }
 
-// list returns the entries of a directory, none if the directory is missing.
-func (r *reader) list(name string) []fs.DirEntry {
+// listDir returns the entries of a directory, none if the directory is missing.
+func (r *reader) listDir(name string) []fs.DirEntry {
 	entries, _ := r.ReadDir(name)
 	return entries
 }
@@ -86,7 +86,7 @@ func (r *reader) glob(pattern string) []string {
 				next = append(next, path.Join(dir, element))
 				continue
 			}
-			for _, entry := range r.list(dir) {
+			for _, entry := range r.listDir(dir) {
 				if ok, _ := path.Match(element, entry.Name()); ok {
 					next = append(next, path.Join(dir, entry.Name()))
 				}
@@ -100,8 +100,8 @@ func (r *reader) glob(pattern string) []string {
 // maxLinks is the kernel's limit of links in one path (MAXSYMLINKS).
 const maxLinks = 40
 
-// follow resolves a path through links to links. The final target need not exist.
-func (r *reader) follow(name string) string {
+// resolveLinks resolves a path through links to links. The final target need not exist.
+func (r *reader) resolveLinks(name string) string {
 	for range maxLinks {
 		info, err := r.Lstat(name)
 		if err != nil || info.Mode()&fs.ModeSymlink == 0 {

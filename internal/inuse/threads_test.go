@@ -130,8 +130,8 @@ func TestThreads(t *testing.T) {
 		}
 		for name, o := range map[string]*opened{"compared": newOpened(host.FS), "not compared": without(host.FS)} {
 			found, err := o.read(host, strconv.Itoa(process), false)
-			if !found || err != nil || o.by["/dev/zero"] == "" || o.by["/dev/null"] == "" {
-				t.Errorf("%s, %s: found %t, %v, open %v", kind, name, found, err, o.by)
+			if !found || err != nil || o.users["/dev/zero"] == "" || o.users["/dev/null"] == "" {
+				t.Errorf("%s, %s: found %t, %v, open %v", kind, name, found, err, o.users)
 			}
 		}
 	}
@@ -170,8 +170,8 @@ func TestSharedTable(t *testing.T) {
 	}
 	first := newOpened(host.FS)
 	first.sharesFiles = func(string, string) bool { return true }
-	if _, err := first.read(host, process, false); err != nil || first.by["/dev/null"] == "" || first.by["/dev/zero"] != "" {
-		t.Errorf("open in the first table: %v, %v", first.by, err)
+	if _, err := first.read(host, process, false); err != nil || first.users["/dev/null"] == "" || first.users["/dev/zero"] != "" {
+		t.Errorf("open in the first table: %v, %v", first.users, err)
 	}
 }
 

@@ -17,19 +17,19 @@ type Use struct {
 	Object string // the used object of the function: "disk nvme0n1", "interface eth0", "/dev/vfio/42"
 	How    string // "it is mounted on /data", "process 47 (qemu) has it open"
 
-	// Unbinding is set if the use only prevents that the function is unbound from its driver, as
+	// BlocksUnbind is set if the use only prevents that the function is unbound from its driver, as
 	// with an interface that is up and has no routes.
-	Unbinding bool
+	BlocksUnbind bool
 
-	// Unseen is why it is unknown whether the object is used; How is empty in that case. Unseen
+	// ReadError is why it is unknown whether the object is used; How is empty in that case. Unseen
 	// wraps fs.ErrPermission if the only cause is a lack of privilege.
-	Unseen error
+	ReadError error
 }
 
 // String describes the use: "in use: disk nvme0n1: it is mounted on /data".
 func (u Use) String() string {
-	if u.Unseen != nil {
-		return fmt.Sprintf("it is unknown whether %s is in use: %v", u.Object, u.Unseen)
+	if u.ReadError != nil {
+		return fmt.Sprintf("it is unknown whether %s is in use: %v", u.Object, u.ReadError)
 	}
 	return fmt.Sprintf("in use: %s: %s", u.Object, u.How)
 }
@@ -46,9 +46,9 @@ func (u Uses) Err() error {
 	return usesError(u)
 }
 
-// Seen returns the uses that are known, without those that have Unseen set.
-func (u Uses) Seen() Uses {
-	return slices.DeleteFunc(slices.Clone(u), func(use Use) bool { return use.Unseen != nil })
+// KnownUses returns the uses that are known, without those that have Unseen set.
+func (u Uses) KnownUses() Uses {
+	return slices.DeleteFunc(slices.Clone(u), func(use Use) bool { return use.ReadError != nil })
 }
 
 // usesError is an error that consists of uses.
@@ -65,11 +65,11 @@ func (e usesError) Error() string {
 // Unwrap returns the errors in Unseen, but none if another use is known: the function is in use in
 // that case, whatever the other objects are.
 func (e usesError) Unwrap() (errs []error) {
-	if len(Uses(e).Seen()) > 0 {
+	if len(Uses(e).KnownUses()) > 0 {
 		return nil
 	}
 	for _, use := range e {
-		errs = append(errs, use.Unseen)
+		errs = append(errs, use.ReadError)
 	}
 	return errs
 }
@@ -93,47 +93,47 @@ type View struct {
 	nets   *nets
 }
 
-// Look records the users of a host's functions now. If the reader lacks privilege, objects that it
+// FindUsers records the users of a host's functions now. If the reader lacks privilege, objects that it
 // cannot read have Unseen set.
-func Look(host *discovery.Host, o Options) *View {
+func FindUsers(host *discovery.Host, o Options) *View {
 	return &View{host: host, known: o.Known, opened: openNodes(host, o.Except), disks: readDisks(host), nets: readNets(host)}
 }
 
-// Of returns the uses of one function now. It combines [Look] and [View.Of].
-func Of(host *discovery.Host, function sysfs.Device, o Options) Uses {
-	return Look(host, o).Of(function)
+// UsesOf returns the uses of one function now. It combines [FindUsers] and [View.UsesOf].
+func UsesOf(host *discovery.Host, function sysfs.Device, o Options) Uses {
+	return FindUsers(host, o).UsesOf(function)
 }
 
-// Disks returns the present uses of the disks on functions: mounted file systems, swap, arrays and
+// DiskUses returns the present uses of the disks on functions: mounted file systems, swap, arrays and
 // exports. The result has an error for the directory of each function whose disks are in use.
 // Unreadable objects are left out. Disks neither opens a disk nor reads which files processes have
 // open, so frequent calls are cheap.
-func Disks(host *discovery.Host, functions []sysfs.Device) map[string]error {
+func DiskUses(host *discovery.Host, functions []sysfs.Device) map[string]error {
 	used := make(map[string]error)
 	disks := readDisks(host)
 	for _, function := range functions {
-		if err := disks.usesBelow(function, disks.userInTables).Seen().Err(); err != nil {
+		if err := disks.usesBelow(function, disks.userInTables).KnownUses().Err(); err != nil {
 			used[function.Path] = err
 		}
 	}
 	return used
 }
 
-// Of returns the uses of a function that is to be unbound from its driver, or to be destroyed.
+// UsesOf returns the uses of a function that is to be unbound from its driver, or to be destroyed.
 // Without uses the function is free.
-func (v *View) Of(function sysfs.Device) Uses {
-	uses := v.disks.below(function)
-	uses = append(uses, v.nets.below(function)...)
-	uses = append(uses, v.hanging(function)...)
+func (v *View) UsesOf(function sysfs.Device) Uses {
+	uses := v.disks.usesOn(function)
+	uses = append(uses, v.nets.usesOn(function)...)
+	uses = append(uses, v.dependentUses(function)...)
 	return append(uses, v.open(function)...)
 }
 
-// Bound returns the uses of a function that keeps its driver while it is changed: its interface may
+// BoundUses returns the uses of a function that keeps its driver while it is changed: its interface may
 // be up, for example.
-func (v *View) Bound(function sysfs.Device) Uses {
+func (v *View) BoundUses(function sysfs.Device) Uses {
 	var uses Uses
-	for _, use := range v.Of(function) {
-		if !use.Unbinding {
+	for _, use := range v.UsesOf(function) {
+		if !use.BlocksUnbind {
 			uses = append(uses, use)
 		}
 	}
@@ -141,12 +141,12 @@ func (v *View) Bound(function sysfs.Device) Uses {
 }
 
 // Err returns the uses of the first function in use as an error that begins with the name of the
-// function; nil if all are free. With keep the functions keep their drivers, as in [View.Bound];
-// otherwise the functions are to be unbound or destroyed, as in [View.Of].
+// function; nil if all are free. With keep the functions keep their drivers, as in [View.BoundUses];
+// otherwise the functions are to be unbound or destroyed, as in [View.UsesOf].
 func (v *View) Err(keep bool, functions ...sysfs.Device) error {
-	uses := v.Of
+	uses := v.UsesOf
 	if keep {
-		uses = v.Bound
+		uses = v.BoundUses
 	}
 	for _, function := range functions {
 		if err := uses(function).Err(); err != nil {
@@ -156,10 +156,10 @@ func (v *View) Err(keep bool, functions ...sysfs.Device) error {
 	return nil
 }
 
-// below reports whether a kernel device is on the function, or is the function.
-func below(d, function sysfs.Device) bool { return Within(d.Path, function) }
+// isBelow reports whether a kernel device is on the function, or is the function.
+func isBelow(d, function sysfs.Device) bool { return IsWithin(d.Path, function) }
 
-// Within reports whether a path of sysfs is the function's directory, or lies in that directory.
-func Within(name string, function sysfs.Device) bool {
+// IsWithin reports whether a path of sysfs is the function's directory, or lies in that directory.
+func IsWithin(name string, function sysfs.Device) bool {
 	return name == function.Path || strings.HasPrefix(name, function.Path+"/")
 }

@@ -22,7 +22,7 @@ func TestOpenByAnotherName(t *testing.T) {
 		function + "/block/nvme0n1/subsystem": {Data: []byte("../../../../../../class/block"), Mode: fs.ModeSymlink},
 	}}
 	for key, want := range map[string]bool{"b 259:1": true, "/dev/nvme0n1": true, "c 259:1": false, "b 259:2": false, "": false} {
-		v := &View{host: host, disks: readDisks(host), opened: &opened{by: map[string]string{key: "process 47 (qemu)"}}}
+		v := &View{host: host, disks: readDisks(host), opened: &opened{users: map[string]string{key: "process 47 (qemu)"}}}
 		if uses := v.open(sysfs.At(host.FS, function)); (uses != nil) != want {
 			t.Errorf("%q is open: %v", key, uses)
 		}
@@ -38,11 +38,11 @@ func TestOpenByAnotherName(t *testing.T) {
 	}
 	mine := func(process int) bool { return process != os.Getpid() }
 	opened := openNodes(&discovery.Host{FS: root}, mine)
-	if opened.by["c 1:3"] == "" || opened.by["/dev/null"] == "" || opened.by[""] != "" || opened.err != nil {
-		t.Errorf("the process itself has /dev/null open: %v, %v", opened.by, opened.err)
+	if opened.users["c 1:3"] == "" || opened.users["/dev/null"] == "" || opened.users[""] != "" || opened.err != nil {
+		t.Errorf("the process itself has /dev/null open: %v, %v", opened.users, opened.err)
 	}
-	if opened := openNodes(&discovery.Host{FS: root}, func(int) bool { return true }); len(opened.by) > 0 || opened.err != nil {
-		t.Errorf("no process counts: %v, %v", opened.by, opened.err)
+	if opened := openNodes(&discovery.Host{FS: root}, func(int) bool { return true }); len(opened.users) > 0 || opened.err != nil {
+		t.Errorf("no process counts: %v, %v", opened.users, opened.err)
 	}
 }
 
@@ -53,7 +53,7 @@ func TestOpenFileThatCannotBeRead(t *testing.T) {
 		"data/node":   {Mode: fs.ModeDevice},
 	}}
 	if opened := openNodes(&discovery.Host{FS: host}, nil); !errors.Is(opened.err, syscall.EIO) {
-		t.Errorf("opened %v, %v", opened.by, opened.err)
+		t.Errorf("opened %v, %v", opened.users, opened.err)
 	}
 }
 
@@ -70,10 +70,10 @@ func TestFollow(t *testing.T) {
 		"dev/alias": {Data: []byte("alias"), Mode: fs.ModeSymlink},
 		"dev/gone":  {Data: []byte("/dev/sda"), Mode: fs.ModeSymlink},
 	}}
-	if name := r.follow("dev/gone"); name != "dev/sda" || r.err != nil {
+	if name := r.resolveLinks("dev/gone"); name != "dev/sda" || r.err != nil {
 		t.Errorf("a link to what is missing: %s, %v", name, r.err)
 	}
-	if name := r.follow("dev/alias"); r.err == nil {
+	if name := r.resolveLinks("dev/alias"); r.err == nil {
 		t.Errorf("a link to itself: %s", name)
 	}
 }

@@ -48,7 +48,7 @@ func host(files map[string]string) fstest.MapFS {
 }
 
 func uses(host fs.FS, o inuse.Options) (texts []string) {
-	for _, use := range inuse.Of(&discovery.Host{FS: host}, sysfs.At(host, function), o) {
+	for _, use := range inuse.UsesOf(&discovery.Host{FS: host}, sysfs.At(host, function), o) {
 		texts = append(texts, use.String())
 	}
 	return texts
@@ -156,8 +156,8 @@ func TestBound(t *testing.T) {
 		function + "/net/eth0/flags": "0x1003", "sys/class/net/eth0": "->../../../" + function + "/net/eth0",
 		function + "/virtfn0": "->../0000:03:01.0",
 	})
-	v := inuse.Look(&discovery.Host{FS: h}, inuse.Options{})
-	if all, bound := v.Of(sysfs.At(h, function)), v.Bound(sysfs.At(h, function)); len(all) != 2 || bound != nil || bound.Err() != nil {
+	v := inuse.FindUsers(&discovery.Host{FS: h}, inuse.Options{})
+	if all, bound := v.UsesOf(sysfs.At(h, function)), v.BoundUses(sysfs.At(h, function)); len(all) != 2 || bound != nil || bound.Err() != nil {
 		t.Errorf("uses %v, bound %v", all, bound)
 	}
 }
@@ -184,14 +184,14 @@ func (f forbidden) ReadDir(name string) ([]fs.DirEntry, error) {
 // A reader without privilege reports the visible uses, and an error for the others.
 func TestWithoutPrivilege(t *testing.T) {
 	h := forbidden{host(map[string]string{function + "/uio/uio0/dev": "240:0", "proc/47/fd/3": "->/dev/uio0", "proc/48/fd/3": "->/dev/uio0"})}
-	found := inuse.Of(&discovery.Host{FS: h}, sysfs.At(h, function), inuse.Options{})
-	if len(found) != 2 || found[0].How != "process 48 has it open" || !errors.Is(found[1].Unseen, fs.ErrPermission) {
+	found := inuse.UsesOf(&discovery.Host{FS: h}, sysfs.At(h, function), inuse.Options{})
+	if len(found) != 2 || found[0].How != "process 48 has it open" || !errors.Is(found[1].ReadError, fs.ErrPermission) {
 		t.Errorf("uses %v", found)
 	}
 	if errors.Is(found.Err(), fs.ErrPermission) {
 		t.Error("whoever ignores what cannot be seen would ignore process 48")
 	}
-	if unseen := found[1:]; !errors.Is(unseen.Err(), fs.ErrPermission) || len(unseen.Seen()) > 0 {
+	if unseen := found[1:]; !errors.Is(unseen.Err(), fs.ErrPermission) || len(unseen.KnownUses()) > 0 {
 		t.Errorf("what cannot be seen: %v", unseen.Err())
 	}
 }
@@ -219,7 +219,7 @@ func TestDisks(t *testing.T) {
 			files := maps.Clone(disk)
 			maps.Copy(files, test.files)
 			fsys := neverOpens{host(files), t}
-			used := inuse.Disks(&discovery.Host{FS: fsys}, []sysfs.Device{sysfs.At(fsys, function)})
+			used := inuse.DiskUses(&discovery.Host{FS: fsys}, []sysfs.Device{sysfs.At(fsys, function)})
 			got := ""
 			if err := used[function]; err != nil {
 				got = err.Error()

@@ -38,9 +38,9 @@ func askFor(devices []*Device, classes []Class) {
 			known[key] = like{key, className(d, classes)}
 		}
 		d.Ask.Class = known[key].class
-		d.Ask.This = unique.cel(d)
+		d.Ask.This = unique.uniqueCEL(d)
 		if d.Ask.Class != "" {
-			d.Ask.Template = template(d)
+			d.Ask.Template = claimTemplate(d)
 		}
 	}
 }
@@ -59,7 +59,7 @@ func className(d *Device, classes []Class) string {
 	}
 	for i := range classes {
 		c := &classes[i]
-		if !c.selects(d.Offered) {
+		if !c.selectsDevice(d.Offered) {
 			continue
 		}
 		if best == nil || offered(c) && !offered(best) || offered(c) == offered(best) && c.Length > best.Length {
@@ -72,18 +72,18 @@ func className(d *Device, classes []Class) string {
 	return best.Name
 }
 
-func (c *Class) selects(d *rules.Offered) bool {
+func (c *Class) selectsDevice(d *rules.Offered) bool {
 	for _, selector := range c.Selectors {
-		if selected, err := selector.Selects(d.Device); err != nil || !selected {
+		if selected, err := selector.SelectsDevice(d.Device); err != nil || !selected {
 			return false
 		}
 	}
 	return true
 }
 
-// condition returns CEL for an attribute with the present value. Unlike a plain comparison, it does
+// attributeCEL returns CEL for an attribute with the present value. Unlike a plain comparison, it does
 // not fail for devices without the attribute.
-func condition(name resourceapi.QualifiedName, value resourceapi.DeviceAttribute) string {
+func attributeCEL(name resourceapi.QualifiedName, value resourceapi.DeviceAttribute) string {
 	domain, id, qualified := strings.Cut(string(name), "/")
 	if !qualified {
 		domain, id = discovery.Domain, string(name)
@@ -111,15 +111,15 @@ func celAny(d *Device) string {
 	var all []string
 	for _, name := range names {
 		if value, there := attributes[name]; there {
-			all = append(all, condition(name, value))
+			all = append(all, attributeCEL(name, value))
 		}
 	}
 	return strings.Join(all, " && ")
 }
 
-// telling are sets of attributes that may identify a device on a machine, the most familiar first.
+// tellingAttributes are sets of attributes that may identify a device on a machine, the most familiar first.
 // All attributes of a set are needed.
-var telling = [][]resourceapi.QualifiedName{
+var tellingAttributes = [][]resourceapi.QualifiedName{
 	{attrBusID}, {"uuid"}, {"serial"}, {"ifName"}, {"rdmaDevice"}, {"queueName"},
 	{attrBusID, "partitionIndex"}, {"parent", "partitionIndex"}, {"parent", "vfIndex"}, {"pfPCIBusID", "sfNumber"},
 	{attrBusID, "function"}, {attrBusID, "profile"}, {"parent", "profile"}, {attrBusID, "family"},
@@ -130,8 +130,8 @@ var telling = [][]resourceapi.QualifiedName{
 type uniqueness []map[string]int
 
 func newUniqueness(devices []*Device) uniqueness {
-	u := make(uniqueness, len(telling))
-	for i, names := range telling {
+	u := make(uniqueness, len(tellingAttributes))
+	for i, names := range tellingAttributes {
 		u[i] = make(map[string]int)
 		for _, d := range devices {
 			if cel := celOf(d, names); cel != "" {
@@ -142,9 +142,9 @@ func newUniqueness(devices []*Device) uniqueness {
 	return u
 }
 
-// cel returns CEL that selects only the device, or "".
-func (u uniqueness) cel(d *Device) string {
-	for i, names := range telling {
+// uniqueCEL returns CEL that selects only the device, or "".
+func (u uniqueness) uniqueCEL(d *Device) string {
+	for i, names := range tellingAttributes {
 		if cel := celOf(d, names); u[i][cel] == 1 {
 			return cel
 		}
@@ -157,15 +157,15 @@ func celOf(d *Device, names []resourceapi.QualifiedName) string {
 	all := make([]string, len(names))
 	for i, name := range names {
 		value, there := d.Offered.Attributes[name]
-		if all[i] = condition(name, value); !there || all[i] == "" {
+		if all[i] = attributeCEL(name, value); !there || all[i] == "" {
 			return ""
 		}
 	}
 	return strings.Join(all, " && ")
 }
 
-// template returns a ResourceClaimTemplate for one equivalent device.
-func template(d *Device) string {
+// claimTemplate returns a ResourceClaimTemplate for one equivalent device.
+func claimTemplate(d *Device) string {
 	name := strings.Trim(notLabel.ReplaceAllString(strings.ToLower(d.Kind+"-"+d.Label), "-"), "-")
 	name = strings.Trim(name[:min(len(name), 50)], "-")
 	var b strings.Builder

@@ -4,9 +4,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// hold sets how much of each device is allocated, from its consumers and the counters of its
+// setHoldings sets how much of each device is allocated, from its consumers and the counters of its
 // physical device.
-func hold(devices []*Device) {
+func setHoldings(devices []*Device) {
 	left := countersLeft(devices)
 	wholes, parts := make(map[string]bool), make(map[string]bool) // physical devices with allocations
 	for _, d := range devices {
@@ -21,7 +21,7 @@ func hold(devices []*Device) {
 	}
 	for _, d := range devices {
 		d.Holding = Free
-		shares, had := int(d.Offered.Shares()), d.owned()
+		shares, had := int(d.Offered.Shares()), d.countHolds()
 		shared := d.Offered.Sharing != nil
 		if shares > 0 {
 			d.Shares = Shares{All: shares, Held: min(shares, had)}
@@ -38,15 +38,15 @@ func hold(devices []*Device) {
 			d.Holding = Held
 		case whole && parts[d.Silicon]:
 			d.Holding = Partly
-		case part && !whole && wholes[d.Silicon], part && exceeds(d.Offered.Takes, left[d.Silicon]):
+		case part && !whole && wholes[d.Silicon], part && exceedsLeft(d.Offered.Takes, left[d.Silicon]):
 			d.Holding = Taken
 		}
 	}
 }
 
-// owned returns the number of claims and device plugin IDs of the device's allocations. Containers
+// countHolds returns the number of claims and device plugin IDs of the device's allocations. Containers
 // that share a claim have one share.
-func (d *Device) owned() (n int) {
+func (d *Device) countHolds() (n int) {
 	claims := make(map[string]bool)
 	for i := range d.Holders {
 		h := &d.Holders[i]
@@ -86,8 +86,8 @@ func countersLeft(devices []*Device) map[string]map[string]resource.Quantity {
 	return left
 }
 
-// exceeds reports whether a device needs more of a counter than is left.
-func exceeds(takes, left map[string]resource.Quantity) bool {
+// exceedsLeft reports whether a device needs more of a counter than is left.
+func exceedsLeft(takes, left map[string]resource.Quantity) bool {
 	for name, quantity := range takes {
 		if rest, counted := left[name]; counted && quantity.Cmp(rest) > 0 {
 			return true

@@ -65,9 +65,9 @@ func (h *Holder) Owner() string {
 	return "a starting container"
 }
 
-// By returns the resource in the pod's limits, or otherwise the claim. If DRA serves the limits,
+// ResourceOrClaim returns the resource in the pod's limits, or otherwise the claim. If DRA serves the limits,
 // the scheduler creates a claim, whose generated name means nothing to users.
-func (h *Holder) By() string { return cmp.Or(h.Resource, h.Claim) }
+func (h *Holder) ResourceOrClaim() string { return cmp.Or(h.Resource, h.Claim) }
 
 // Move is a pending move or change of a physical device.
 type Move struct {
@@ -166,16 +166,16 @@ type Device struct {
 	Index   int    `json:"index"`   // among the partitions of the physical device
 	Place   Place  `json:"place"`
 
-	State   State          `json:"state"`
-	Holding State          `json:"allocation,omitempty"` // free, held, partly or taken, whatever its health; "" if the consumers are unknown
-	Health  Health         `json:"health"`
-	API     discovery.Mode `json:"api,omitempty"` // the offering API
-	Open    bool           `json:"shareable,omitempty"`
-	Unmade  bool           `json:"notCreated,omitempty"` // does not exist yet, and is created on demand
-	Shares  Shares         `json:"shares,omitzero"`
-	Holders []Holder       `json:"consumers,omitempty"`
-	Move    *Move          `json:"move,omitempty"`
-	Ask     Ask            `json:"ask"`
+	State     State          `json:"state"`
+	Holding   State          `json:"allocation,omitempty"` // free, held, partly or taken, whatever its health; "" if the consumers are unknown
+	Health    Health         `json:"health"`
+	API       discovery.Mode `json:"api,omitempty"` // the offering API
+	Open      bool           `json:"shareable,omitempty"`
+	Uncreated bool           `json:"notCreated,omitempty"` // does not exist yet, and is created on demand
+	Shares    Shares         `json:"shares,omitzero"`
+	Holders   []Holder       `json:"consumers,omitempty"`
+	Move      *Move          `json:"move,omitempty"`
+	Ask       Ask            `json:"ask"`
 
 	// Offered is the device in the snapshot.
 	Offered *rules.Offered `json:"-"`

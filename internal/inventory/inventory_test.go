@@ -31,7 +31,7 @@ func hosts(t *testing.T) []string {
 
 func snapshotOf(t *testing.T, file string) *rules.Snapshot {
 	t.Helper()
-	return (&rules.Rules{}).Apply(discovery.Scan(discoverytest.Layout(t, file), families.All))
+	return (&rules.Rules{}).ApplyTo(discovery.Scan(discoverytest.ReadHost(t, file), families.All))
 }
 
 // Every device of every recorded host is in the tree once, the counts add up, and the CEL for a
@@ -91,7 +91,7 @@ func checkSelects(t *testing.T, inv *inventory.Inventory, d *inventory.Device) {
 			t.Fatal(err)
 		}
 		for _, other := range inv.Devices {
-			selected, err := selector.Selects(other.Offered.Device)
+			selected, err := selector.SelectsDevice(other.Offered.Device)
 			if err != nil {
 				t.Errorf("%s on %s: %v", cel, other.Name, err)
 			}

@@ -24,7 +24,7 @@ func Make(facts Facts) *Inventory {
 		snapshot = &rules.Snapshot{}
 	}
 	for i := range snapshot.Devices {
-		d := describe(&snapshot.Devices[i])
+		d := describeDevice(&snapshot.Devices[i])
 		d.API = facts.API[d.Silicon]
 		if move, waits := facts.Moves[d.Silicon]; waits && facts.Asked {
 			d.Move = &move
@@ -35,26 +35,26 @@ func Make(facts Facts) *Inventory {
 	if facts.Asked {
 		inv.Holders = append(inv.Holders, facts.Holders...)
 		slices.SortStableFunc(inv.Holders, func(a, b Holder) int {
-			return cmp.Or(CompareNatural(a.Owner(), b.Owner()), CompareNatural(a.By(), b.By()), CompareNatural(a.Request, b.Request), CompareNatural(a.Device, b.Device), cmp.Compare(a.Container, b.Container))
+			return cmp.Or(CompareNatural(a.Owner(), b.Owner()), CompareNatural(a.ResourceOrClaim(), b.ResourceOrClaim()), CompareNatural(a.Request, b.Request), CompareNatural(a.Device, b.Device), cmp.Compare(a.Container, b.Container))
 		})
 		for _, h := range inv.Holders {
 			if d := inv.byName[h.Device]; d != nil {
 				d.Holders = append(d.Holders, h)
 			}
 		}
-		hold(inv.Devices)
+		setHoldings(inv.Devices)
 		inv.tellMoves()
 	}
 	for _, d := range inv.Devices {
-		d.State = d.state(facts.Asked)
+		d.State = d.computeState(facts.Asked)
 	}
 	inv.Tree = treeOf(inv.Devices)
-	inv.Devices = inv.Tree.order(inv.byName)
+	inv.Devices = inv.Tree.orderDevices(inv.byName)
 	askFor(inv.Devices, facts.Classes)
 	inv.count()
 	inv.wait()
-	inv.miss(snapshot.Gone)
-	inv.attend()
+	inv.addGone(snapshot.Gone)
+	inv.setProblems()
 	for _, p := range snapshot.Problems {
 		inv.Problems = append(inv.Problems, Problem{p.Device, p.Err.Error()})
 	}
@@ -78,12 +78,12 @@ func (inv *Inventory) tellMoves() {
 	}
 }
 
-// describe returns a device with the data that depends on it alone.
-func describe(o *rules.Offered) *Device {
+// describeDevice returns a device with the data that depends on it alone.
+func describeDevice(o *rules.Offered) *Device {
 	d := &Device{
 		Name: o.Name, Kind: cmp.Or(o.Attributes.String("kind"), "other"), Family: o.Family,
-		Model: fullModel(&o.Device), Label: model(&o.Device), Profile: o.Attributes.String("profile"),
-		Silicon: o.Silicon(), Open: o.Open, Unmade: o.Making != nil, Place: placeOf(&o.Device), Health: healthOf(o.Health), Offered: o,
+		Model: fullModel(&o.Device), Label: shortModel(&o.Device), Profile: o.Attributes.String("profile"),
+		Silicon: o.Silicon(), Open: o.Shareable, Uncreated: o.Creation != nil, Place: placeOf(&o.Device), Health: healthOf(o.Health), Offered: o,
 	}
 	if memory, known := o.Capacity["memory"]; known {
 		d.Memory = memory.Value.Value()
@@ -103,14 +103,14 @@ func healthOf(h discovery.Health) Health {
 		said.Reason, said.Effect = "", ""
 		return said
 	}
-	said.Effect = cmp.Or(said.Effect, discovery.Severity{}.Effect(said.Condition))
+	said.Effect = cmp.Or(said.Effect, discovery.Severity{}.EffectOf(said.Condition))
 	said.Reason = cmp.Or(said.Reason, string(said.Condition))
 	return said
 }
 
-// Trouble returns Degraded, Unhealthy or Unread, and "" for a healthy device. It depends on the
+// TroubleState returns Degraded, Unhealthy or Unread, and "" for a healthy device. It depends on the
 // effect of a condition, not on its name.
-func (h *Health) Trouble() State {
+func (h *Health) TroubleState() State {
 	switch {
 	case h.Condition == "":
 		return ""
@@ -122,9 +122,9 @@ func (h *Health) Trouble() State {
 	return Unhealthy
 }
 
-// state returns the most important state of a device.
-func (d *Device) state(asked bool) State {
-	trouble := d.Health.Trouble()
+// computeState returns the most important state of a device.
+func (d *Device) computeState(asked bool) State {
+	trouble := d.Health.TroubleState()
 	switch {
 	case trouble == Unread || trouble == Unhealthy:
 		return trouble
@@ -140,12 +140,14 @@ func (d *Device) state(asked bool) State {
 	return d.Holding
 }
 
-// Out reports whether the free part of the device is unavailable.
-func (d *Device) Out() bool { return d.State == Unhealthy || d.State == Unread || d.State == Moving }
+// IsUnavailable reports whether the free part of the device is unavailable.
+func (d *Device) IsUnavailable() bool {
+	return d.State == Unhealthy || d.State == Unread || d.State == Moving
+}
 
-// Awaits reports whether the device does not exist yet, and is created on demand.
-func (d *Device) Awaits() bool {
-	return d.Unmade && (d.State == Free || d.State == Present || d.State == Degraded && d.Holding != Taken && len(d.Holders) == 0)
+// AwaitsCreation reports whether the device does not exist yet, and is created on demand.
+func (d *Device) AwaitsCreation() bool {
+	return d.Uncreated && (d.State == Free || d.State == Present || d.State == Degraded && d.Holding != Taken && len(d.Holders) == 0)
 }
 
 // Units returns the number of units of the device, which are its shares or the device itself, and
@@ -158,7 +160,7 @@ func (d *Device) Units() (all, had, out int) {
 	case d.Holding == Held || d.Holding == Taken || d.Holding == Partly:
 		had = 1
 	}
-	if d.Out() {
+	if d.IsUnavailable() {
 		out = all - had
 	}
 	return all, had, out
@@ -168,7 +170,7 @@ func (d *Device) Units() (all, had, out int) {
 func (inv *Inventory) count() {
 	index := make(map[string]int)
 	for _, s := range inv.Tree.Silicon() {
-		for _, name := range s.counted() {
+		for _, name := range s.countedNames() {
 			d := inv.byName[name]
 			i, known := index[d.Kind]
 			if !known {
@@ -197,14 +199,14 @@ func (inv *Inventory) count() {
 // wait sets the pending moves.
 func (inv *Inventory) wait() {
 	for _, s := range inv.Tree.Silicon() {
-		if d := inv.byName[s.First()]; d.Move != nil {
+		if d := inv.byName[s.FirstName()]; d.Move != nil {
 			inv.Waiting = append(inv.Waiting, Waiting{s.Name, s.All(), *d.Move})
 		}
 	}
 }
 
-// miss sets the allocated devices that have vanished.
-func (inv *Inventory) miss(gone discovery.Missing) {
+// addGone sets the allocated devices that have vanished.
+func (inv *Inventory) addGone(gone discovery.Missing) {
 	names := make(map[string]int)
 	for _, h := range inv.Holders {
 		if inv.byName[h.Device] != nil {
@@ -214,7 +216,7 @@ func (inv *Inventory) miss(gone discovery.Missing) {
 		if !known {
 			i = len(inv.Gone)
 			names[h.Device] = i
-			inv.Gone = append(inv.Gone, Gone{Device: h.Device, Health: healthOf(gone.Health(h.Device, ""))})
+			inv.Gone = append(inv.Gone, Gone{Device: h.Device, Health: healthOf(gone.HealthOf(h.Device, ""))})
 		}
 		if !slices.Contains(inv.Gone[i].Hit, h.Owner()) {
 			inv.Gone[i].Hit = append(inv.Gone[i].Hit, h.Owner())
@@ -223,8 +225,8 @@ func (inv *Inventory) miss(gone discovery.Missing) {
 	slices.SortFunc(inv.Gone, func(a, b Gone) int { return CompareNatural(a.Device, b.Device) })
 }
 
-// attend sets the problems. Devices of one physical device with the same problem share an item.
-func (inv *Inventory) attend() {
+// setProblems sets the problems. Devices of one physical device with the same problem share an item.
+func (inv *Inventory) setProblems() {
 	type same struct {
 		silicon string
 		key     discovery.Condition
@@ -247,7 +249,7 @@ func (inv *Inventory) attend() {
 		}
 	}
 	for _, d := range inv.Devices {
-		if trouble := d.Health.Trouble(); trouble != "" {
+		if trouble := d.Health.TroubleState(); trouble != "" {
 			add(same{d.Silicon, d.Health.Condition, d.Health.Reason}, Item{
 				State: trouble, Device: d.Name, Reason: d.Health.Reason, Key: d.Health.Condition, Effect: string(d.Health.Effect), Since: d.Health.Since,
 			}, d.Owners()...)

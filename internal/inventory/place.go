@@ -129,11 +129,11 @@ func (s *Silicon) All() []string {
 	return append([]string{s.Whole}, s.Parts...)
 }
 
-// First returns the whole, or the first partition.
-func (s *Silicon) First() string { return s.All()[0] }
+// FirstName returns the whole, or the first partition.
+func (s *Silicon) FirstName() string { return s.All()[0] }
 
-// counted returns the devices for counts: the partitions, if there are any.
-func (s *Silicon) counted() []string {
+// countedNames returns the devices for counts: the partitions, if there are any.
+func (s *Silicon) countedNames() []string {
 	if len(s.Parts) == 0 || s.apart {
 		return s.All()
 	}
@@ -155,8 +155,8 @@ func (t *Tree) Silicon() (all []*Silicon) {
 	return all
 }
 
-// order returns the devices in the order of the tree.
-func (t *Tree) order(byName map[string]*Device) []*Device {
+// orderDevices returns the devices in the order of the tree.
+func (t *Tree) orderDevices(byName map[string]*Device) []*Device {
 	devices := []*Device{}
 	for _, s := range t.Silicon() {
 		for _, name := range s.All() {
@@ -175,7 +175,7 @@ func treeOf(devices []*Device) *Tree {
 	}
 	byNode := make(map[int][]Silicon)
 	for _, s := range group(devices) {
-		if s.ofHost(of[s.First()]) {
+		if s.ofHost(of[s.FirstName()]) {
 			t.Host = append(t.Host, s)
 			continue
 		}
@@ -187,7 +187,7 @@ func treeOf(devices []*Device) *Tree {
 	}
 	slices.Sort(numbers)
 	for _, number := range numbers {
-		n := Node{Placed: number != noPlace, Branch: branches(byNode[number])}
+		n := Node{Placed: number != noPlace, Branch: groupBranches(byNode[number])}
 		if number < noNUMA {
 			n.Number = &number
 		}
@@ -298,8 +298,8 @@ func vfIndex(d *Device) int64 {
 	return -1
 }
 
-// branches groups physical devices by PCIe root, or by switch if a root forks.
-func branches(all []Silicon) (branches []Branch) {
+// groupBranches groups physical devices by PCIe root, or by switch if a root forks.
+func groupBranches(all []Silicon) (branches []Branch) {
 	below := make(map[string]int) // number of physical devices below the first switch
 	key := func(s *Silicon) string {
 		if len(s.place.Bridges) < 2 {
@@ -325,13 +325,13 @@ func branches(all []Silicon) (branches []Branch) {
 		branches[i].Silicon = append(branches[i].Silicon, s)
 	}
 	for i := range branches {
-		branches[i].Switch = branches[i].fork()
+		branches[i].Switch = branches[i].forkBridge()
 	}
 	return branches
 }
 
-// fork returns the bridge at which the tree forks, "" for the root.
-func (b *Branch) fork() string {
+// forkBridge returns the bridge at which the tree forks, "" for the root.
+func (b *Branch) forkBridge() string {
 	if len(b.Silicon) < 2 {
 		return ""
 	}

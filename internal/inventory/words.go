@@ -12,8 +12,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// model returns the short name of a device's model, without the vendor.
-func model(d *discovery.Device) string {
+// shortModel returns the short name of a device's model, without the vendor.
+func shortModel(d *discovery.Device) string {
 	name := fullModel(d)
 	first, rest, found := strings.Cut(name, " ")
 	if found && rest != "" && strings.EqualFold(first, d.Attributes.String("vendor")) && d.Attributes.String("model") != "" {
@@ -105,8 +105,8 @@ func Ranges(numbers []int, dash string) string {
 	return strings.Join(parts, ", ")
 }
 
-// Plural returns "1 pod" or "2 pods".
-func Plural(n int, noun string) string {
+// CountNoun returns "1 pod" or "2 pods".
+func CountNoun(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}

@@ -102,9 +102,9 @@ func (j *Journal[T]) File(group string) string { return filepath.Join(j.Dir(), g
 // directory.
 func (j *Journal[T]) Open() []error {
 	done := j.takeTurn()
-	problems := []error{j.config.Files.Sweep(j.Dir(), 0, "")}
+	problems := []error{j.config.Files.SweepTemporary(j.Dir(), 0, "")}
 	done()
-	_, more := j.list(j.dirs())
+	_, more := j.readRecords(j.recordDirs())
 	return slices.DeleteFunc(append(problems, more...), func(err error) bool { return err == nil })
 }
 
@@ -112,7 +112,7 @@ func (j *Journal[T]) Open() []error {
 // found. Unread is true if some still cannot be read.
 func (j *Journal[T]) ReadAgain() (found []*Record[T], problems []error, unread bool) {
 	j.mu.Lock()
-	dirs := slices.DeleteFunc(j.dirs(), func(dir string) bool { return !j.unlisted[dir] })
+	dirs := slices.DeleteFunc(j.recordDirs(), func(dir string) bool { return !j.unlisted[dir] })
 	files := slices.Sorted(maps.Keys(j.unread))
 	j.mu.Unlock()
 	for _, file := range files {
@@ -122,7 +122,7 @@ func (j *Journal[T]) ReadAgain() (found []*Record[T], problems []error, unread b
 			found = append(found, r)
 		}
 	}
-	more, errs := j.list(dirs)
+	more, errs := j.readRecords(dirs)
 	found = append(found, more...)
 	problems = slices.DeleteFunc(append(problems, errs...), func(err error) bool { return err == nil || errors.Is(err, errUnread) })
 	j.mu.Lock()
@@ -130,8 +130,8 @@ func (j *Journal[T]) ReadAgain() (found []*Record[T], problems []error, unread b
 	return found, problems, len(j.unread)+len(j.unlisted) > 0
 }
 
-// Unread reports whether there may be records that could not be listed or read.
-func (j *Journal[T]) Unread() bool {
+// MayLack reports whether there may be records that could not be listed or read.
+func (j *Journal[T]) MayLack() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return len(j.unread)+len(j.unlisted) > 0
@@ -139,18 +139,18 @@ func (j *Journal[T]) Unread() bool {
 
 var errUnread = errors.New("the disk does not read it; trying again")
 
-// dirs returns the directories with records, the present one first.
-func (j *Journal[T]) dirs() []string {
+// recordDirs returns the directories with records, the present one first.
+func (j *Journal[T]) recordDirs() []string {
 	if j.earlier.Dir == "" {
 		return []string{j.Dir()}
 	}
 	return []string{j.Dir(), j.earlier.Dir}
 }
 
-// list reads all records of directories.
-func (j *Journal[T]) list(dirs []string) (found []*Record[T], problems []error) {
+// readRecords reads all records of directories.
+func (j *Journal[T]) readRecords(dirs []string) (found []*Record[T], problems []error) {
 	for _, dir := range dirs {
-		entries, err := j.config.Files.List(dir)
+		entries, err := j.config.Files.ListDir(dir)
 		j.mu.Lock()
 		delete(j.unlisted, dir)
 		if err != nil {
@@ -215,20 +215,20 @@ func (j *Journal[T]) takeOver(file string, data []byte) (*Record[T], error) {
 		err = j.Check(r)
 	}
 	if err == nil {
-		j.keep(r)
+		j.keepRecord(r)
 		return r, nil
 	}
 	if j.Damaged != nil {
 		if r = j.Damaged(group); r != nil {
 			r.Boot, r.Trade = j.config.Boot, j.trade
-			return r, errors.Join(fmt.Errorf("record %s is not valid: %w", file, err), j.save(r))
+			return r, errors.Join(fmt.Errorf("record %s is not valid: %w", file, err), j.saveRecord(r))
 		}
 	}
 	return nil, fmt.Errorf("record %s is not valid and stays for inspection: %w", file, err)
 }
 
 // convert adds a record of an earlier version. The new file is written before the old one is
-// removed; after a disk error, [Journal.Restore] tries again. The caller has the turn.
+// removed; after a disk error, [Journal.RestoreRecords] tries again. The caller has the turn.
 func (j *Journal[T]) convert(file string, data []byte) (*Record[T], error) {
 	r, err := j.earlier.Convert(strings.TrimSuffix(filepath.Base(file), suffix), data)
 	if err != nil {
@@ -252,7 +252,7 @@ func (j *Journal[T]) convert(file string, data []byte) (*Record[T], error) {
 	j.mu.Lock()
 	j.replaced[r.Group] = append(j.replaced[r.Group], file)
 	j.mu.Unlock()
-	return r, errors.Join(err, j.save(r))
+	return r, errors.Join(err, j.saveRecord(r))
 }
 
 // takeTurn waits until no other call uses the files.
@@ -261,8 +261,8 @@ func (j *Journal[T]) takeTurn() (done func()) {
 	return func() { <-j.filing }
 }
 
-// keep sets a group's record in memory, after the record was read from or written to the file.
-func (j *Journal[T]) keep(r *Record[T]) {
+// keepRecord sets a group's record in memory, after the record was read from or written to the file.
+func (j *Journal[T]) keepRecord(r *Record[T]) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.records[r.Group] = r
@@ -296,23 +296,23 @@ func (j *Journal[T]) Put(r *Record[T]) error {
 	r.Boot, r.Trade = j.config.Boot, j.trade
 	there, err := j.write(r)
 	if there != disk.Old {
-		j.keep(r)
+		j.keepRecord(r)
 	}
 	return err
 }
 
-// Amend writes a record after the host was changed. If Amend returns an error, the record is kept in memory, and
-// [Journal.Restore] writes it later.
-func (j *Journal[T]) Amend(r *Record[T]) error {
+// AmendRecord writes a record after the host was changed. If Amend returns an error, the record is kept in memory, and
+// [Journal.RestoreRecords] writes it later.
+func (j *Journal[T]) AmendRecord(r *Record[T]) error {
 	defer j.takeTurn()()
 	r.Boot, r.Trade = j.config.Boot, j.trade
-	return j.save(r)
+	return j.saveRecord(r)
 }
 
-// save keeps a record, writes it, and then removes the files of earlier versions. The caller has the turn.
-func (j *Journal[T]) save(r *Record[T]) error {
+// saveRecord keeps a record, writes it, and then removes the files of earlier versions. The caller has the turn.
+func (j *Journal[T]) saveRecord(r *Record[T]) error {
 	_, err := j.write(r)
-	j.keep(r)
+	j.keepRecord(r)
 	if err == nil {
 		err = j.removeReplaced(r.Group)
 	}
@@ -356,33 +356,33 @@ func (j *Journal[T]) removeReplaced(group string) error {
 	return nil
 }
 
-// Restore writes records whose files were removed by others, and records that could not be written before.
-func (j *Journal[T]) Restore() error {
+// RestoreRecords writes records whose files were removed by others, and records that could not be written before.
+func (j *Journal[T]) RestoreRecords() error {
 	var errs []error
 	for _, r := range j.All() {
 		j.mu.Lock()
 		due := j.unwritten[r.Group]
 		j.mu.Unlock()
-		if due || j.config.Files.Lacks(j.File(r.Group)) {
-			errs = append(errs, j.restore(r.Group))
+		if due || j.config.Files.IsMissing(j.File(r.Group)) {
+			errs = append(errs, j.restoreRecord(r.Group))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (j *Journal[T]) restore(group string) error {
+func (j *Journal[T]) restoreRecord(group string) error {
 	defer j.takeTurn()()
 	r := j.Get(group)
 	if r == nil {
 		return nil // removed before the turn
 	}
-	return j.save(r)
+	return j.saveRecord(r)
 }
 
-// Tidy removes temporary files of an age that could not be removed when the journal opened, or after a failed write.
-func (j *Journal[T]) Tidy(age time.Duration) error {
+// RemoveTemporary removes temporary files of an age that could not be removed when the journal opened, or after a failed write.
+func (j *Journal[T]) RemoveTemporary(age time.Duration) error {
 	defer j.takeTurn()()
-	return j.config.Files.Sweep(j.Dir(), age, "")
+	return j.config.Files.SweepTemporary(j.Dir(), age, "")
 }
 
 // Remove removes the record of a group once nothing of the change is left.

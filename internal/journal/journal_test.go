@@ -191,15 +191,15 @@ func TestRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.disk.Before = func(disktest.Op, string) error { return syscall.ENOSPC }
-	if err := j.Amend(put("b")); !errors.Is(err, syscall.ENOSPC) || j.Get("g").Body.Text != "b" {
+	if err := j.AmendRecord(put("b")); !errors.Is(err, syscall.ENOSPC) || j.Get("g").Body.Text != "b" {
 		t.Errorf("amended with %v: %s", err, texts(j))
 	}
-	if err := j.Restore(); !errors.Is(err, syscall.ENOSPC) {
+	if err := j.RestoreRecords(); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("restored with %v", err)
 	}
 	b.disk.Before = nil
 	for range 2 {
-		if err := j.Restore(); err != nil {
+		if err := j.RestoreRecords(); err != nil {
 			t.Fatal(err)
 		}
 		next := b.journal("1")
@@ -209,7 +209,7 @@ func TestRestore(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(j.Remove("g"), j.Remove("g"), j.Restore()); err != nil {
+	if err := errors.Join(j.Remove("g"), j.Remove("g"), j.RestoreRecords()); err != nil {
 		t.Fatal(err)
 	}
 	b.check(j, "", "")
@@ -246,7 +246,7 @@ func TestReadAgain(t *testing.T) {
 			}
 			j := b.journal("1")
 			problems := j.Open()
-			if len(problems) == 0 || !j.Unread() {
+			if len(problems) == 0 || !j.MayLack() {
 				t.Errorf("%s: problems %v", fails, problems)
 			}
 			if found, problems, unread := j.ReadAgain(); len(found) > 0 || len(problems) > 0 || !unread {
@@ -313,13 +313,13 @@ func TestConvertedLater(t *testing.T) {
 		b.check(j, "g=a", "made/g1.json")
 		b.disk.Before = nil
 		if undone {
-			if err := errors.Join(j.Remove("g"), j.Restore()); err != nil {
+			if err := errors.Join(j.Remove("g"), j.RestoreRecords()); err != nil {
 				t.Fatal(err)
 			}
 			b.check(j, "", "")
 			continue
 		}
-		if err := j.Restore(); err != nil {
+		if err := j.RestoreRecords(); err != nil {
 			t.Fatal(err)
 		}
 		b.check(j, "g=a", "journal/create/g.json")

@@ -26,11 +26,11 @@ func TestListPodsOfWhatIsNoKubelet(t *testing.T) {
 		want   string
 	}{
 		"no socket":          {func(*testing.T, string) {}, true, "no such file"},
-		"a socket before":    {func(t *testing.T, socket string) { kubelettest.Odd(t, socket, kubelettest.Gone) }, false, "connection refused"},
+		"a socket before":    {func(t *testing.T, socket string) { kubelettest.ServeOdd(t, socket, kubelettest.Gone) }, false, "connection refused"},
 		"no socket at all":   {func(t *testing.T, socket string) { mustWrite(t, socket) }, false, "connection refused"},
-		"garbage":            {func(t *testing.T, socket string) { kubelettest.Odd(t, socket, kubelettest.Garbage) }, false, "Unavailable"},
-		"it hangs up":        {func(t *testing.T, socket string) { kubelettest.Odd(t, socket, kubelettest.HangsUp) }, false, "Unavailable"},
-		"it is silent":       {func(t *testing.T, socket string) { kubelettest.Odd(t, socket, kubelettest.Silent) }, false, "DeadlineExceeded"},
+		"garbage":            {func(t *testing.T, socket string) { kubelettest.ServeOdd(t, socket, kubelettest.Garbage) }, false, "Unavailable"},
+		"it hangs up":        {func(t *testing.T, socket string) { kubelettest.ServeOdd(t, socket, kubelettest.HangsUp) }, false, "Unavailable"},
+		"it is silent":       {func(t *testing.T, socket string) { kubelettest.ServeOdd(t, socket, kubelettest.Silent) }, false, "DeadlineExceeded"},
 		"without that API":   {func(t *testing.T, socket string) { kubelettest.Serve(t, grpc.NewServer(), socket) }, true, "Unimplemented"},
 		"with another of it": {func(t *testing.T, socket string) { serveFailing(t, socket) }, false, "not now"},
 	} {

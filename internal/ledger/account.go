@@ -25,10 +25,10 @@ func newAccount(e Entry, state State) *account {
 	return &account{key: e.Key(), entry: e, state: state, holds: e.Holds()}
 }
 
-// blocks reports whether the account blocks owners by an API.
-func (a *account) blocks(by discovery.Mode) bool {
+// blocksAPI reports whether the account blocks owners by an API.
+func (a *account) blocksAPI(by discovery.Mode) bool {
 	switch {
-	case a.state == Past || a.state == None:
+	case a.state == Ended || a.state == None:
 		return false
 	case a.state == Ending && a.entry.API() == discovery.ModeDevicePlugin:
 		return by != discovery.ModeDevicePlugin
@@ -36,42 +36,42 @@ func (a *account) blocks(by discovery.Mode) bool {
 	return true
 }
 
-// passes reports whether the account's owner has ended or is ending.
-func (a *account) passes() bool {
+// hasEnded reports whether the account's owner has ended or is ending.
+func (a *account) hasEnded() bool {
 	e, leased := a.entry.(*lease)
-	return leased && e.why != "" || a.state == Ending
+	return leased && e.withheldReason != "" || a.state == Ending
 }
 
-// who names the account's owner in a message for another owner. If the owner is the agent, who also
+// ownerText names the account's owner in a message for another owner. If the owner is the agent, who also
 // names the overdue call.
-func (a *account) who(other Owner) string {
+func (a *account) ownerText(other Owner) string {
 	who := a.entry.Owner().before(other)
-	if late := a.late(); late != nil {
+	if late := a.overdueCall(); late != nil {
 		who += fmt.Sprintf(": %v", late)
 	}
 	return who
 }
 
-// late returns an error with an overdue call of the agent on the devices, or nil.
-func (a *account) late() error {
+// overdueCall returns an error with an overdue call of the agent on the devices, or nil.
+func (a *account) overdueCall() error {
 	if e, ok := a.entry.(*lease); ok {
-		return e.late()
+		return e.overdueCall()
 	}
 	return nil
 }
 
-// blocking returns a Blocked for a device whose owner is the account's.
-func (a *account) blocking(device, has, why string) *Blocked {
-	return &Blocked{Device: device, By: a.entry.Owner(), Has: has, Passing: a.passes(), Changing: a.changes(), late: a.late() != nil, why: why}
+// newBlocked returns a Blocked for a device whose owner is the account's.
+func (a *account) newBlocked(device, has, why string) *Blocked {
+	return &Blocked{Device: device, Owner: a.entry.Owner(), OwnedDevice: has, Reclaiming: a.hasEnded(), Changing: a.isChange(), overdue: a.overdueCall() != nil, ownerText: why}
 }
 
-// changes reports whether the account is a lease for a change by the agent.
-func (a *account) changes() bool {
+// isChange reports whether the account is a lease for a change by the agent.
+func (a *account) isChange() bool {
 	e, leased := a.entry.(*lease)
-	return leased && e.why == ""
+	return leased && e.withheldReason == ""
 }
 
-func (a *account) has() bool { return a != nil && (a.state == Given || a.state == Configuring) }
+func (a *account) has() bool { return a != nil && (a.state == Allocated || a.state == Configuring) }
 
 // sorted returns the accounts sorted by key.
 func sorted(accounts map[string]*account) []*account {
@@ -82,7 +82,7 @@ func sorted(accounts map[string]*account) []*account {
 	return list
 }
 
-func (l *Ledger) account(key string) *account {
+func (l *Ledger) accountOf(key string) *account {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.accounts[key]
@@ -98,8 +98,8 @@ func (l *Ledger) put(a *account) {
 	l.version++
 }
 
-// drop removes the account of a key, and signals a possibly free device.
-func (l *Ledger) drop(key string) {
+// dropAccount removes the account of a key, and signals a possibly free device.
+func (l *Ledger) dropAccount(key string) {
 	a := l.accounts[key]
 	if !l.takeOut(key) {
 		return
@@ -108,9 +108,9 @@ func (l *Ledger) drop(key string) {
 		close(l.leasesEnd)
 		l.leasesEnd = make(chan struct{})
 	}
-	if !a.changes() && l.freed != nil {
-		close(l.freed)
-		l.freed = nil
+	if !a.isChange() && l.entryEnded != nil {
+		close(l.entryEnded)
+		l.entryEnded = nil
 	}
 }
 
@@ -135,14 +135,14 @@ func (l *Ledger) putBack(key string, before *account) {
 	}
 }
 
-// Freed returns a channel. The ledger closes the channel when an entry ends and its devices may be
+// FreedSignal returns a channel. The ledger closes the channel when an entry ends and its devices may be
 // allocated. The end of the agent's own changes does not close the channel: callers wait for the
 // channel before such a change.
-func (l *Ledger) Freed() <-chan struct{} {
+func (l *Ledger) FreedSignal() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.freed == nil {
-		l.freed = make(chan struct{})
+	if l.entryEnded == nil {
+		l.entryEnded = make(chan struct{})
 	}
-	return l.freed
+	return l.entryEnded
 }

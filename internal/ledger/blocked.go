@@ -18,37 +18,39 @@ import (
 
 // Blocked is the error that explains why a device is not available to an owner.
 type Blocked struct {
-	Device string // the wanted device
-	By     Owner  // the owner of the blocking entry, the zero Owner if unknown
-	Has    string // the owner's device
+	Device      string // the wanted device
+	Owner       Owner  // the owner of the blocking entry, the zero Owner if unknown
+	OwnedDevice string // the owner's device
 
-	// Forgotten means that the kubelet allocates the device again while it lists the pod that has
+	// ForgottenByKubelet means that the kubelet allocates the device again while it lists the pod that has
 	// the device without the device. The device becomes available once that pod is known to have
 	// ended.
-	Forgotten bool
+	ForgottenByKubelet bool
 
-	Passing  bool // the owner has ended or is ending, and the device is being reclaimed
-	Changing bool // the agent is changing the device
+	Reclaiming bool // the owner has ended or is ending, and the device is being reclaimed
+	Changing   bool // the agent is changing the device
 
 	// Starting is the blocking grant if the grant is for another function of the same IOMMU group
 	// and its container is not known yet, nil otherwise. The wanted device may be for the same
 	// container.
 	Starting *Grant
 
-	late bool // a call of the agent on the device is overdue
-	why  string
+	overdue   bool // a call of the agent on the device is overdue
+	ownerText string
 }
 
 // Error names the device and its owner.
-func (b *Blocked) Error() string { return fmt.Sprintf("device %s is in use by %s", b.Device, b.why) }
+func (b *Blocked) Error() string {
+	return fmt.Sprintf("device %s is in use by %s", b.Device, b.ownerText)
+}
 
-// Why describes the owner without the name of the device.
-func (b *Blocked) Why() string { return b.why }
+// OwnerText describes the owner without the name of the device.
+func (b *Blocked) OwnerText() string { return b.ownerText }
 
 // mayOpen returns [*Blocked] if a process has one of the devices open and the device can be opened
 // by only one process at a time. The caller has reserved the devices.
 func (l *Ledger) mayOpen(holds []Hold, own []types.UID, s Stock) error {
-	if l.config.Opened == nil {
+	if l.config.OpenBy == nil {
 		return nil
 	}
 	asked := make(map[string]bool)
@@ -58,8 +60,8 @@ func (l *Ledger) mayOpen(holds []Hold, own []types.UID, s Stock) error {
 			continue // the containers of other consumers may have a shared device open
 		}
 		asked[h.Device] = true
-		if who := l.config.Opened(&d.Device, own); who != "" {
-			return &Blocked{Device: h.Device, Has: h.Device, Passing: true, why: who}
+		if who := l.config.OpenBy(&d.Device, own); who != "" {
+			return &Blocked{Device: h.Device, OwnedDevice: h.Device, Reclaiming: true, ownerText: who}
 		}
 	}
 	return nil
@@ -68,65 +70,65 @@ func (l *Ledger) mayOpen(holds []Hold, own []types.UID, s Stock) error {
 // index finds the accounts that may concern a device. Thousands of shares of one device are found
 // under the same terms, so the accounts of a term are a map.
 type index struct {
-	of    map[string]map[string]*account // accounts by term (physical device, device, node or function) and by key
-	own   map[string]bool                // terms whose accounts no copy of the index shares
-	loose []*account                     // accounts without a known physical device, which are checked for every device
+	byTerm      map[string]map[string]*account // accounts by term (physical device, device, node or function) and by key
+	ownTerms    map[string]bool                // terms whose accounts no copy of the index shares
+	withoutTerm []*account                     // accounts without a known physical device, which are checked for every device
 }
 
 func newIndex() index {
-	return index{of: make(map[string]map[string]*account), own: make(map[string]bool)}
+	return index{byTerm: make(map[string]map[string]*account), ownTerms: make(map[string]bool)}
 }
 
 // copy returns an index that does not change any more. The copy and the original share their maps
 // until the original changes.
 func (x *index) copy() index {
-	clear(x.own)
-	return index{of: maps.Clone(x.of), loose: x.loose}
+	clear(x.ownTerms)
+	return index{byTerm: maps.Clone(x.byTerm), withoutTerm: x.withoutTerm}
 }
 
-// writable returns the accounts of a term as a map that no copy shares.
-func (x *index) writable(term string) map[string]*account {
-	if !x.own[term] {
-		x.own[term] = true
-		x.of[term] = maps.Clone(x.of[term])
+// writableTerm returns the accounts of a term as a map that no copy shares.
+func (x *index) writableTerm(term string) map[string]*account {
+	if !x.ownTerms[term] {
+		x.ownTerms[term] = true
+		x.byTerm[term] = maps.Clone(x.byTerm[term])
 	}
-	if x.of[term] == nil {
-		x.of[term] = make(map[string]*account)
+	if x.byTerm[term] == nil {
+		x.byTerm[term] = make(map[string]*account)
 	}
-	return x.of[term]
+	return x.byTerm[term]
 }
 
 // add enters an account.
 func (x *index) add(a *account) {
-	if a.loose() {
-		x.loose = append(slices.Clone(x.loose), a)
+	if a.lacksSilicon() {
+		x.withoutTerm = append(slices.Clone(x.withoutTerm), a)
 		return
 	}
 	for _, term := range a.terms() {
-		x.writable(term)[a.key] = a
+		x.writableTerm(term)[a.key] = a
 	}
 }
 
 func (x *index) remove(a *account) {
-	if a.loose() {
-		x.loose = slices.DeleteFunc(slices.Clone(x.loose), func(other *account) bool { return other == a })
+	if a.lacksSilicon() {
+		x.withoutTerm = slices.DeleteFunc(slices.Clone(x.withoutTerm), func(other *account) bool { return other == a })
 		return
 	}
 	for _, term := range a.terms() {
-		accounts := x.writable(term)
+		accounts := x.writableTerm(term)
 		if accounts[a.key] == a {
 			delete(accounts, a.key)
 		}
 		if len(accounts) == 0 {
-			delete(x.of, term)
-			delete(x.own, term)
+			delete(x.byTerm, term)
+			delete(x.ownTerms, term)
 		}
 	}
 }
 
-// loose reports whether the physical device of an account is unknown, so that no term finds the
+// lacksSilicon reports whether the physical device of an account is unknown, so that no term finds the
 // account.
-func (a *account) loose() bool {
+func (a *account) lacksSilicon() bool {
 	sealed, ok := a.entry.(*Sealed)
 	return ok && sealed.all || slices.ContainsFunc(a.holds, func(h Hold) bool { return h.Present && h.Silicon == "" })
 }
@@ -152,89 +154,89 @@ func (a *account) terms() []string {
 	return slices.Sorted(maps.Keys(terms))
 }
 
-func (n *Node) numbered() bool { return n.Major != 0 || n.Minor != 0 }
+func (n *Node) hasNumbers() bool { return n.Major != 0 || n.Minor != 0 }
 
 // terms returns the terms under which the node is found: its path, and its numbers if known.
 func (n *Node) terms() []string {
-	if n.numbered() {
-		return []string{n.Path, n.numbers()}
+	if n.hasNumbers() {
+		return []string{n.Path, n.numberText()}
 	}
 	return []string{n.Path}
 }
 
 // String returns the path and the numbers of a node.
 func (n Node) String() string {
-	if !n.numbered() {
+	if !n.hasNumbers() {
 		return n.Path
 	}
 	return fmt.Sprintf("%s (%d:%d)", n.Path, n.Major, n.Minor)
 }
 
-func (n *Node) numbers() string { return fmt.Sprintf("%s %d:%d", n.Type, n.Major, n.Minor) }
+func (n *Node) numberText() string { return fmt.Sprintf("%s %d:%d", n.Type, n.Major, n.Minor) }
 
-// concerned returns the accounts that may block a hold, in a fixed order. Accounts are found by the
+// candidateAccounts returns the accounts that may block a hold, in a fixed order. Accounts are found by the
 // recorded physical device, and by the present parts of the wanted physical device.
-func (x *index) concerned(w *Hold, nodes []Node, q *question) []*account {
+func (x *index) candidateAccounts(w *Hold, nodes []Node, q *query) []*account {
 	terms := append([]string{w.Device, w.Silicon}, q.stock.Parts(w.Silicon)...)
 	for i := range nodes {
 		terms = append(terms, nodes[i].terms()...)
 	}
 	seen := make(map[*account]bool)
-	found := slices.Clone(x.loose)
+	found := slices.Clone(x.withoutTerm)
 	for _, term := range terms {
-		for _, a := range x.of[term] {
+		for _, a := range x.byTerm[term] {
 			if !seen[a] {
 				seen[a] = true
 				found = append(found, a)
 			}
 		}
 	}
-	found = slices.DeleteFunc(found, q.exempts)
+	found = slices.DeleteFunc(found, q.exemptsAccount)
 	slices.SortFunc(found, func(a, b *account) int { return cmp.Compare(a.key, b.key) })
 	return found
 }
 
-// question describes a query of the index: whether an owner may have the wanted devices.
-type question struct {
-	by    discovery.Mode
-	owner Owner
-	own   string         // key of the owner's entry, which does not block the owner
-	of    discovery.Mode // consider only entries of this API, those of both APIs if ""
-	with  *Grant         // a grant of the same container; see [Grant.With]
-	had   Owner          // if set, the entry with key own is exempt only if it belongs to this owner
-	lease *lease         // the lease that wants the devices; nil for a claim or a grant
-	want  []Hold
-	stock Stock
+// query describes a query of the index: whether an owner may have the wanted devices.
+type query struct {
+	api           discovery.Mode
+	owner         Owner
+	ownKey        string         // key of the owner's entry, which does not block the owner
+	onlyAPI       discovery.Mode // consider only entries of this API, those of both APIs if ""
+	sameContainer *Grant         // a grant of the same container; see [Grant.With]
+	previous      Owner          // if set, the entry with key own is exempt only if it belongs to this owner
+	lease         *lease         // the lease that wants the devices; nil for a claim or a grant
+	wanted        []Hold
+	stock         Stock
 
 	ending bool // whether grants that are ending block too, by either API
 }
 
-// exempts reports whether an account does not block the query: the owner's own entries, and leases
+// exemptsAccount reports whether an account does not block the query: the owner's own entries, and leases
 // for changes on behalf of the owner. Two devices that only wait for their resets do not wait for
 // each other. A device that is withheld after its consumer has ended is withheld from that consumer
 // too, because the key may be that of an ID which another container gets next.
-func (q *question) exempts(a *account) bool {
+func (q *query) exemptsAccount(a *account) bool {
 	e, leased := a.entry.(*lease)
 	switch {
-	case leased && (e == q.lease || e.idle && q.had != Owner{}):
+	case leased && (e == q.lease || e.idle && q.previous != Owner{}):
 		return true
-	case q.own == "":
+	case q.ownKey == "":
 		return false
-	case q.with != nil && a.entry == Entry(q.with):
+	case q.sameContainer != nil && a.entry == Entry(q.sameContainer):
 		return true
-	case a.key == q.own:
-		return q.had == Owner{} || a.entry.Owner() == q.had
+	case a.key == q.ownKey:
+		return q.previous == Owner{} || a.entry.Owner() == q.previous
 	}
-	return a.key == sealedKey(q.own) || leased && e.Consumer == q.own && (q.lease != nil || e.why == "")
+	return a.key == sealedKey(q.ownKey) || leased && e.Consumer == q.ownKey && (q.lease != nil || e.withheldReason == "")
 }
 
-// blocked returns the first conflict of a query, nil if the owner may have the devices. All rules
+// findBlocked returns the first conflict of a query, nil if the owner may have the devices. All rules
 // of exclusion are applied here.
-func (x *index) blocked(q question) *Blocked {
+func (x *index) findBlocked(q query) *Blocked {
 	if b := x.blockedFunctions(&q); b != nil {
 		return b
 	}
-	for i := range q.want {
+	for i := range q.wanted {
 		if b := x.blockedHold(q, i); b != nil {
 			return b
 		}
@@ -243,48 +245,48 @@ func (x *index) blocked(q question) *Blocked {
 }
 
 // blockedFunctions returns the lease that already covers one of the functions of the wanted lease.
-func (x *index) blockedFunctions(q *question) *Blocked {
+func (x *index) blockedFunctions(q *query) *Blocked {
 	if q.lease == nil {
 		return nil
 	}
 	for _, function := range q.lease.Functions {
-		for _, a := range x.of[functionTerm(function)] {
-			if e, ok := a.entry.(*lease); ok && e.has(function) && !q.exempts(a) {
-				return a.blocking(q.lease.subject(), q.lease.subject(), a.who(Owner{}))
+		for _, a := range x.byTerm[functionTerm(function)] {
+			if e, ok := a.entry.(*lease); ok && e.has(function) && !q.exemptsAccount(a) {
+				return a.newBlocked(q.lease.subject(), q.lease.subject(), a.ownerText(Owner{}))
 			}
 		}
 	}
 	return nil
 }
 
-func (x *index) blockedHold(q question, i int) *Blocked {
-	w := complete(q.want[i], q.stock)
+func (x *index) blockedHold(q query, i int) *Blocked {
+	w := complete(q.wanted[i], q.stock)
 	if w.Open {
 		return nil
 	}
 	nodes := NodesOf(w.Device, q.stock)
 	balance := newBalance(&w, q.stock)
-	for j := range q.want {
+	for j := range q.wanted {
 		if j != i {
-			other := complete(q.want[j], q.stock)
+			other := complete(q.wanted[j], q.stock)
 			balance.add(&other) // the owner's other devices; a shortage shows when those of others are added
 		}
 	}
-	for _, a := range x.concerned(&w, nodes, &q) {
-		counts := a.blocks(q.by) || q.ending && a.state == Ending
-		if !counts || q.of != "" && a.entry.API() != q.of {
+	for _, a := range x.candidateAccounts(&w, nodes, &q) {
+		counts := a.blocksAPI(q.api) || q.ending && a.state == Ending
+		if !counts || q.onlyAPI != "" && a.entry.API() != q.onlyAPI {
 			continue
 		}
-		who := a.who(q.owner)
-		for _, h := range judged(a.holds, q.stock) {
+		who := a.ownerText(q.owner)
+		for _, h := range presentHolds(a.holds, q.stock) {
 			if h.Open {
 				continue
 			}
 			why := ""
 			switch {
-			case q.apart(a) && h.touches(&w), h.excludes(&w):
+			case q.belongsToOther(a) && h.touchesHold(&w), h.excludesHold(&w):
 				why = fmt.Sprintf("%s (device %s)", who, h.Device)
-			case !h.touches(&w) && h.bears(nodes) && !a.explains(&w, q.stock):
+			case !h.touchesHold(&w) && h.hasNode(nodes) && !a.explainsNodes(&w, q.stock):
 				why = fmt.Sprintf("%s, which was given its nodes as those of device %s", who, h.Device)
 			default:
 				if short := balance.add(&h); short != "" {
@@ -292,7 +294,7 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 				}
 			}
 			if why != "" {
-				b := a.blocking(w.Device, h.Device, why)
+				b := a.newBlocked(w.Device, h.Device, why)
 				if g, ok := a.entry.(*Grant); ok && g.Container == "" && h.Device != w.Device && sameGroup(&h, &w) {
 					b.Starting = g
 				}
@@ -300,7 +302,7 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 			}
 		}
 		if sealed, ok := a.entry.(*Sealed); ok && sealed.all {
-			return &Blocked{Device: w.Device, By: sealed.Owner(), why: sealed.who()}
+			return &Blocked{Device: w.Device, Owner: sealed.Owner(), ownerText: sealed.ownerText()}
 		}
 	}
 	return nil
@@ -314,21 +316,21 @@ func sameGroup(a, b *Hold) bool {
 	return one && other && a.Silicon == b.Silicon
 }
 
-// apart reports whether an account belongs to the other API, which never has devices of the same
+// belongsToOther reports whether an account belongs to the other API, which never has devices of the same
 // physical device. Changes of the agent are judged by device, whatever API offers the device.
-func (q *question) apart(a *account) bool {
-	return q.lease == nil && !a.changes() && a.entry.API() != q.by
+func (q *query) belongsToOther(a *account) bool {
+	return q.lease == nil && !a.isChange() && a.entry.API() != q.api
 }
 
-// judged returns the holds of an account as recorded, and a second time as they are at present if
+// presentHolds returns the holds of an account as recorded, and a second time as they are at present if
 // the device belongs to another physical device now. Functions become one physical device when
 // passthrough is enabled for them, or when a function is plugged into their IOMMU group.
-func judged(holds []Hold, stock Stock) []Hold {
+func presentHolds(holds []Hold, stock Stock) []Hold {
 	all := make([]Hold, 0, len(holds))
 	for _, h := range holds {
 		h = complete(h, stock)
 		all = append(all, h)
-		if device, found := present(h.Device, stock); found && device.Silicon() != h.Silicon {
+		if device, found := findPresent(h.Device, stock); found && device.Silicon() != h.Silicon {
 			h.Silicon, h.Whole, h.Takes = device.Silicon(), device.PartOf == nil, device.Takes
 			all = append(all, h)
 		}
@@ -342,20 +344,20 @@ func complete(h Hold, stock Stock) Hold {
 	if !h.Present {
 		return h
 	}
-	device, found := present(h.Device, stock)
+	device, found := findPresent(h.Device, stock)
 	switch {
 	case found:
 		h.Device, h.Silicon, h.Whole, h.Takes = device.Name, device.Silicon(), device.PartOf == nil, device.Takes
-		h.Open = h.Open || device.Open
+		h.Open = h.Open || device.Shareable
 	case h.Silicon == "":
 		h.Silicon, h.Whole = h.Device, true
 	}
 	return h
 }
 
-// present finds the device with a name from a CDI spec or a file. The name may be that of a
+// findPresent finds the device with a name from a CDI spec or a file. The name may be that of a
 // numbered share of a device that is not shared by number any more.
-func present(name string, stock Stock) (rules.Offered, bool) {
+func findPresent(name string, stock Stock) (rules.Offered, bool) {
 	device, found := stock.Device(name)
 	if of, share := rules.ShareOf(name); !found && share {
 		return stock.Device(of)
@@ -363,13 +365,13 @@ func present(name string, stock Stock) (rules.Offered, bool) {
 	return device, found
 }
 
-// touches reports whether both holds are on one physical device.
-func (h *Hold) touches(w *Hold) bool { return h.Silicon == w.Silicon || h.Device == w.Device }
+// touchesHold reports whether both holds are on one physical device.
+func (h *Hold) touchesHold(w *Hold) bool { return h.Silicon == w.Silicon || h.Device == w.Device }
 
-// excludes reports whether hold h excludes the wanted hold, whatever other holds exist. Two parts
+// excludesHold reports whether hold h excludes the wanted hold, whatever other holds exist. Two parts
 // of one physical device do not exclude each other, nor do two shares of one form: the balance
 // decides whether there is enough for both.
-func (h *Hold) excludes(w *Hold) bool {
+func (h *Hold) excludesHold(w *Hold) bool {
 	switch {
 	case h.Device == w.Device:
 		return h.Amount == nil || w.Amount == nil || !sameForm(h.Form, w.Form)
@@ -388,28 +390,28 @@ func sameForm(a, b string) bool {
 // takesAll reports whether the hold is the whole of a device that has parts.
 func (h *Hold) takesAll() bool { return h.Device == h.Silicon && len(h.Takes) > 0 }
 
-// bears reports whether the hold includes one of the nodes.
-func (h *Hold) bears(nodes []Node) bool {
+// hasNode reports whether the hold includes one of the nodes.
+func (h *Hold) hasNode(nodes []Node) bool {
 	return slices.ContainsFunc(h.Nodes, func(mine Node) bool {
 		return slices.ContainsFunc(nodes, func(n Node) bool {
-			return mine.Path == n.Path || mine.numbered() && mine.numbers() == n.numbers()
+			return mine.Path == n.Path || mine.hasNumbers() && mine.numberText() == n.numberText()
 		})
 	})
 }
 
-// explains reports whether the nodes of a grant may be those of the wanted device, because the
+// explainsNodes reports whether the nodes of a grant may be those of the wanted device, because the
 // owner has that device too. A grant records the nodes of all its devices together.
-func (a *account) explains(w *Hold, stock Stock) bool {
+func (a *account) explainsNodes(w *Hold, stock Stock) bool {
 	return a.entry.API() == discovery.ModeDevicePlugin && slices.ContainsFunc(a.holds, func(h Hold) bool {
 		h = complete(h, stock)
-		return h.touches(w)
+		return h.touchesHold(w)
 	})
 }
 
-// Renumbered describes how the present nodes of devices differ from the given ones, as after cards
+// RenumberedNodes describes how the present nodes of devices differ from the given ones, as after cards
 // were removed and found again. It returns "" if they do not differ, or if one of the devices is
 // missing.
-func Renumbered(given []Node, devices []string, s Stock) string {
+func RenumberedNodes(given []Node, devices []string, s Stock) string {
 	var now, common []string
 	var has []Node
 	silicon := make(map[string]bool)
@@ -437,7 +439,7 @@ func Renumbered(given []Node, devices []string, s Stock) string {
 				return fmt.Sprintf("%s; %s is device %s now", changed, n.Path, who)
 			}
 			other = changed
-		case n.numbered() && has[j].numbered() && n.numbers() != has[j].numbers():
+		case n.hasNumbers() && has[j].hasNumbers() && n.numberText() != has[j].numberText():
 			return changed
 		default:
 			kept = true
@@ -454,7 +456,7 @@ func Renumbered(given []Node, devices []string, s Stock) string {
 func ownerOf(path string, s Stock, except map[string]bool) string {
 	for _, name := range s.Names() {
 		d, _ := s.Device(name)
-		if !d.Open && !except[d.Silicon()] && slices.ContainsFunc(NodesOf(name, s), func(n Node) bool { return n.Path == path }) {
+		if !d.Shareable && !except[d.Silicon()] && slices.ContainsFunc(NodesOf(name, s), func(n Node) bool { return n.Path == path }) {
 			return name
 		}
 	}

@@ -35,13 +35,13 @@ func TestBlocked(t *testing.T) {
 	group := func(name string) rules.Offered {
 		return rules.Offered{Device: discovery.Device{Name: name, PartOf: &discovery.Silicon{Name: "iommu-group-7"}}}
 	}
-	open := rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}}
+	open := rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}}
 	s := host(gpu("a", 128), shared("big"), part("card", "p0", 4), part("card", "p1", 4), part("card", "p2", 1), part("card", "card", 8),
 		group("f0"), group("f1"), open)
 	of := func(names ...string) (holds []Hold) {
 		for _, name := range names {
 			d := s[name]
-			holds = append(holds, Hold{Device: name, Silicon: d.Silicon(), Whole: d.PartOf == nil, Takes: d.Takes, Open: d.Open})
+			holds = append(holds, Hold{Device: name, Silicon: d.Silicon(), Whole: d.PartOf == nil, Takes: d.Takes, Open: d.Shareable})
 		}
 		return holds
 	}
@@ -109,22 +109,22 @@ func TestBlocked(t *testing.T) {
 			if test.by == classic {
 				e = &Grant{Resource: "ours/gpu", ID: "1", Container: "default/pod main"}
 			}
-			a := newAccount(e, Given)
+			a := newAccount(e, Allocated)
 			a.holds = test.has
 			x.add(a)
-			b := x.blocked(question{by: test.wantBy, own: "another", want: test.want, stock: s})
+			b := x.findBlocked(query{api: test.wantBy, ownKey: "another", wanted: test.want, stock: s})
 			switch {
 			case b == nil && test.blocked != "":
 				t.Error("not blocked")
 			case b != nil && (test.blocked == "" || !strings.Contains(b.Error(), test.blocked)):
 				t.Errorf("blocked: %v; want %q", b, test.blocked)
 			}
-			if own := x.blocked(question{by: test.wantBy, own: e.Key(), want: test.want, stock: s}); own != nil {
+			if own := x.findBlocked(query{api: test.wantBy, ownKey: e.Key(), wanted: test.want, stock: s}); own != nil {
 				t.Errorf("blocked by its own entry: %v", own)
 			}
 			x.remove(a)
-			if b := x.blocked(question{by: test.wantBy, want: test.want, stock: s}); b != nil || len(x.of) > 0 {
-				t.Errorf("blocked by nobody: %v, %v", b, x.of)
+			if b := x.findBlocked(query{api: test.wantBy, wanted: test.want, stock: s}); b != nil || len(x.byTerm) > 0 {
+				t.Errorf("blocked by nobody: %v, %v", b, x.byTerm)
 			}
 		})
 	}
@@ -162,14 +162,14 @@ func TestNodesOfAPool(t *testing.T) {
 		}
 		return g
 	}
-	a := newAccount(pool("1", "a", "b"), Given)
+	a := newAccount(pool("1", "a", "b"), Allocated)
 	x := newIndex()
 	x.add(a)
-	if b := x.blocked(question{by: classic, own: "another", want: pool("2", "a", "b").Holds(), stock: devices}); b != nil {
+	if b := x.findBlocked(query{api: classic, ownKey: "another", wanted: pool("2", "a", "b").Holds(), stock: devices}); b != nil {
 		t.Errorf("a second share: %v", b)
 	}
 	swapped := host(gpu("a", 130), gpu("b", 129), gpu("c", 128))
-	if b := x.blocked(question{by: classic, own: "another", want: pool("3", "c").Holds(), stock: swapped}); b == nil || !strings.Contains(b.Error(), "given its nodes") {
+	if b := x.findBlocked(query{api: classic, ownKey: "another", wanted: pool("3", "c").Holds(), stock: swapped}); b == nil || !strings.Contains(b.Error(), "given its nodes") {
 		t.Errorf("what has a node of the pool now: %v", b)
 	}
 }
@@ -184,7 +184,7 @@ func TestRenumbered(t *testing.T) {
 		return d
 	}
 	monitor := both("monitor", 0, 128)
-	monitor.Open = true
+	monitor.Shareable = true
 	given := claim("c", both("a", 0, 128)).Results[0].Nodes
 	for name, test := range map[string]struct {
 		now  stock
@@ -199,13 +199,13 @@ func TestRenumbered(t *testing.T) {
 		"without nodes":          {host(rules.Offered{Device: discovery.Device{Name: "a"}}), ""},
 		"without, and another's": {host(rules.Offered{Device: discovery.Device{Name: "a", CommonNodes: []string{"/dev/kfd"}}}, both("b", 0, 128)), "/dev/dri/renderD128 is device b now"},
 	} {
-		if got := Renumbered(given, []string{"a"}, test.now); (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
+		if got := RenumberedNodes(given, []string{"a"}, test.now); (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
 	}
 	other := gpu("a", 128)
 	other.Edits.DeviceNodes[1].Minor = 7
-	if got := Renumbered(given, []string{"a"}, host(other)); got != "it was given as /dev/dri/renderD128 (226:128) and is /dev/dri/renderD128 (226:7) now" {
+	if got := RenumberedNodes(given, []string{"a"}, host(other)); got != "it was given as /dev/dri/renderD128 (226:128) and is /dev/dri/renderD128 (226:7) now" {
 		t.Errorf("other numbers: %q", got)
 	}
 }

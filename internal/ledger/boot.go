@@ -9,9 +9,9 @@ import (
 // sayBoot writes the present boot to the file boot. While the file has another boot, unreadable
 // records of claims count as records of an earlier boot, so sayBoot removes such records first.
 func (l *Ledger) sayBoot() error {
-	defer l.saying.take()()
+	defer l.writingBoot.takeTurn()()
 	l.mu.Lock()
-	booted := l.booted
+	booted := l.bootRecorded
 	l.mu.Unlock()
 	if _, err := l.synced.Lstat(l.file(bootFile)); booted && !errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -19,12 +19,12 @@ func (l *Ledger) sayBoot() error {
 	if err := l.dropPast(true); err != nil {
 		return err
 	}
-	if err := l.keep(bootFile, l.bootText()); err != nil {
+	if err := l.writeSynced(bootFile, l.bootText()); err != nil {
 		return fmt.Errorf("write down the boot: %w", err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.booted = true
+	l.bootRecorded = true
 	return nil
 }
 
@@ -36,11 +36,11 @@ func (l *Ledger) dropPast(all bool) error {
 	l.mu.Unlock()
 	for _, a := range accounts {
 		s, sealed := a.entry.(*Sealed)
-		if !sealed || a.state != Past || s.unread && !all {
+		if !sealed || a.state != Ended || s.unread && !all {
 			continue
 		}
 		files, err := l.asideOf(s.UID)
-		if now := l.account(string(s.UID)); now == nil || now.state == Reserved {
+		if now := l.accountOf(string(s.UID)); now == nil || now.state == Reserved {
 			files = append(files, l.claimFile(s.UID))
 		}
 		for _, file := range files {
@@ -50,7 +50,7 @@ func (l *Ledger) dropPast(all bool) error {
 			return fmt.Errorf("remove what an earlier boot left of claim %s: %w", s.UID, err)
 		}
 		l.mu.Lock()
-		l.drop(s.Key())
+		l.dropAccount(s.Key())
 		l.mu.Unlock()
 	}
 	return nil

@@ -65,7 +65,7 @@ type Claim struct {
 	Pod string `json:"pod,omitempty"`
 
 	// Configuring means that the devices are being configured for the claim: the claim has them,
-	// but no container may have them yet. [Ledger.Give] sets it.
+	// but no container may have them yet. [Ledger.AllocateClaim] sets it.
 	Configuring bool `json:"configuring,omitempty"`
 
 	// Users are the pods in the claim's reservedFor while the claim is prepared. The file omits
@@ -216,9 +216,9 @@ func (r *Result) sameAllocation(other *Result) bool {
 		r.ShareID == other.ShareID && r.Admin == other.Admin
 }
 
-// Keep copies from an earlier entry of the same claim the fields that a newer agent wrote, and the
+// KeepUnknown copies from an earlier entry of the same claim the fields that a newer agent wrote, and the
 // time of the allocation.
-func (c *Claim) Keep(earlier *Claim) {
+func (c *Claim) KeepUnknown(earlier *Claim) {
 	if earlier == nil {
 		return
 	}
@@ -252,7 +252,7 @@ func (c *Claim) file() ([]byte, error) {
 
 // DecodeClaim decodes a claim's file.
 func DecodeClaim(data []byte) (*Claim, error) {
-	body, err := checked(data)
+	body, err := verifyChecksum(data)
 	if err != nil {
 		return nil, err
 	}
@@ -260,7 +260,7 @@ func DecodeClaim(data []byte) (*Claim, error) {
 	if err := json.Unmarshal(body, c); err != nil {
 		return nil, fmt.Errorf("decode: %w", err)
 	}
-	if err := c.understood(Version); err != nil {
+	if err := c.checkVersion(Version); err != nil {
 		return nil, err
 	}
 	if err := c.complete(); err != nil {
@@ -274,8 +274,8 @@ func DecodeClaim(data []byte) (*Claim, error) {
 	return c, nil
 }
 
-// checked verifies the checksum of a file and returns the rest of the file.
-func checked(data []byte) (body []byte, err error) {
+// verifyChecksum verifies the checksum of a file and returns the rest of the file.
+func verifyChecksum(data []byte) (body []byte, err error) {
 	sum, body, found := bytes.Cut(data, []byte("\n"))
 	if !found {
 		return nil, errors.New("no checksum")
@@ -286,8 +286,8 @@ func checked(data []byte) (body []byte, err error) {
 	return body, nil
 }
 
-// understood returns an error if an agent that writes the given version may not act on this claim.
-func (c *Claim) understood(version int) error {
+// checkVersion returns an error if an agent that writes the given version may not act on this claim.
+func (c *Claim) checkVersion(version int) error {
 	readableBy := c.ReadableBy
 	if readableBy == 0 {
 		readableBy = c.Version

@@ -8,7 +8,7 @@
 //
 // # Rules
 //
-// One lock: a mutex guards all entries, and no I/O is done under the mutex. [Ledger.Give] and
+// One lock: a mutex guards all entries, and no I/O is done under the mutex. [Ledger.AllocateClaim] and
 // [Ledger.GiveGrants] decide for both APIs under this mutex, so neither API has to call the other.
 // Claims and grants have calls of their own, since all grants are in one file.
 //
@@ -35,16 +35,16 @@
 //   - [Reserved]: the file is being written. Excludes others. After a crash: the previous state,
 //     or the new one if the file is complete. After a disk error: the state in the file, which is
 //     read again.
-//   - [Unsure]: the file could be neither written nor read. Excludes others. After a crash: the
+//   - [Uncertain]: the file could be neither written nor read. Excludes others. After a crash: the
 //     state in the file. After a disk error: the file is read again before any other step.
 //   - [Configuring]: the devices of a claim are being changed. Excludes others. After a crash:
 //     Configuring. After a disk error: unchanged; the next Prepare continues.
-//   - [Given]: a container has the device, or may start with it. Excludes others. After a crash:
+//   - [Allocated]: a container has the device, or may start with it. Excludes others. After a crash:
 //     Given, and the outputs are written again. After a disk error: unchanged; the outputs are
 //     tried again.
 //   - [Ending]: the outputs are being removed. Excludes others. After a crash: Given. After a disk
 //     error: a claim becomes Given again, a grant stays Ending; both are tried again.
-//   - [Past]: a claim of an earlier boot. Excludes no consumer, and stays Past after a crash or a
+//   - [Ended]: a claim of an earlier boot. Excludes no consumer, and stays Past after a crash or a
 //     disk error.
 //   - Sealed: the file cannot be interpreted. The devices that the file names are excluded. The
 //     entry stays sealed after a crash or a disk error.
@@ -62,12 +62,12 @@
 //   - Unprepare, or the sweep of abandoned claims: from any state to Ending, then to nothing.
 //   - A failed Unprepare: Given stays Given, with its outputs, since a kubelet up to 1.36 starts
 //     the next pod of the claim without another call.
-//   - The end of a consumer whose device is reclaimed: from nothing to a lease ([Kept]), with a
+//   - The end of a consumer whose device is reclaimed: from nothing to a lease ([KeptDevice]), with a
 //     record in the journal, until the device is released.
 //   - A change of a device by the agent (passthrough and its return, creation and removal, a
 //     reset, programming): from nothing to a lease without a file, until the last write has ended.
 //   - A consumer requests a device that only one process at a time can open, and a process has it
-//     open (Config.Opened): the request is refused, and the entry returns from Reserved to its
+//     open (Config.OpenBy): the request is refused, and the entry returns from Reserved to its
 //     previous state.
 //   - PodResources lists the container: from a grant or nothing to Given, with the container as
 //     consumer.
@@ -84,7 +84,7 @@
 //
 // # Leases
 //
-// A lease ([Ledger.Lease]) is an entry for a change of a device by the agent. A lease begins before
+// A lease ([Ledger.LeaseDevices]) is an entry for a change of a device by the agent. A lease begins before
 // the first write and ends after the last one, even if the kernel delays a write for longer than
 // the agent waits ([Lease.Do]). It names the devices that no consumer may get, the PCI functions
 // that only one lease at a time may change, and the consumer for which the change is made. The
@@ -102,7 +102,7 @@
 // vendor, device and subsystem IDs and the UUID or serial number. A device with another key is not
 // reset.
 //
-// [Ledger.Keep], [Kept] and [Ledger.Taken] serve one kind of lease, for a consumer that has ended:
+// [Ledger.KeepDevice], [KeptDevice] and [Ledger.IsTaken] serve one kind of lease, for a consumer that has ended:
 // Keep begins the lease, and Taken applies the rule of [Blocked] to find out whether another
 // consumer has the device by now.
 //
@@ -188,9 +188,9 @@
 //   - /run/chandler/journal/reclaim, on tmpfs: a reboot ends all processes.
 //     TestAgentIsKilledWhileItHandsOver.
 //   - /run/chandler/journal/rebind, on tmpfs: a reboot voids the records together with the
-//     bindings. TestReboot of internal/rebind.
+//     bindings. TestReboot of internal/passthrough.
 //   - /run/chandler/journal/create, on tmpfs: a reboot voids the records together with the created
-//     devices. TestWhatIsNotOurs of internal/making.
+//     devices. TestWhatIsNotOurs of internal/ondemand.
 //   - sides.json, mode, health.json and events.json: an agent without them computes the content
 //     again.
 //   - Removals: a file or directory that reappears is from the past, and is swept.

@@ -60,7 +60,7 @@ type Owner struct {
 	UID             types.UID // of the claim
 	Container       string
 
-	left string // reason why the devices of an ended owner are kept; "" before its end
+	withheldReason string // reason why the devices of an ended owner are kept; "" before its end
 }
 
 // String names the owner in messages for other owners.
@@ -68,10 +68,10 @@ func (o Owner) String() string {
 	switch {
 	case o == Owner{}:
 		return "the agent, which is changing it"
-	case o.left != "":
+	case o.withheldReason != "":
 		had := o
-		had.left = ""
-		return fmt.Sprintf("%s, which has ended: %s", had, o.left)
+		had.withheldReason = ""
+		return fmt.Sprintf("%s, which has ended: %s", had, o.withheldReason)
 	case o.API == discovery.ModeDRA && o.Name == "":
 		return fmt.Sprintf("claim with UID %s", o.UID)
 	case o.API == discovery.ModeDRA:
@@ -85,7 +85,7 @@ func (o Owner) String() string {
 // before names the owner in a message for another owner. The other owner may be a later claim with
 // the same name.
 func (o Owner) before(other Owner) string {
-	if o.API == discovery.ModeDRA && o.Name != "" && o.left == "" && other.API == o.API && other.Namespace == o.Namespace && other.Name == o.Name {
+	if o.API == discovery.ModeDRA && o.Name != "" && o.withheldReason == "" && other.API == o.API && other.Namespace == o.Namespace && other.Name == o.Name {
 		return fmt.Sprintf("an earlier %s with UID %s", o, o.UID)
 	}
 	return o.String()
@@ -98,11 +98,11 @@ type State int
 const (
 	None        State = iota // no entry exists
 	Reserved                 // the file is being written
-	Unsure                   // the write failed, and so did reading the file
+	Uncertain                // the write failed, and so did reading the file
 	Configuring              // the claim's devices are being changed
-	Given                    // a container has the devices, or may start with them
+	Allocated                // a container has the devices, or may start with them
 	Ending                   // the outputs are being removed
-	Past                     // a claim of an earlier boot
+	Ended                    // a claim of an earlier boot
 )
 
 // String returns the name of the state.
@@ -136,22 +136,22 @@ type Output interface {
 	// Remove removes the files of an entry, except files of other entries.
 	Remove(e Entry, others []Entry) error
 
-	// Sweep calls look for each claim with files. The remove function removes the claim's files; look
+	// RemoveOrphans calls look for each claim with files. The remove function removes the claim's files; look
 	// calls remove for an unknown claim.
-	Sweep(look func(uid types.UID, remove func() error) (known bool, err error)) error
+	RemoveOrphans(look func(uid types.UID, remove func() error) (known bool, err error)) error
 }
 
-// Keeper is an Output with stored copies of its files, which cannot be computed from an entry.
-type Keeper interface {
-	// Forget removes the copies of a claim's files. The ledger calls Forget after everything else of
+// ClaimForgetter is an Output with stored copies of its files, which cannot be computed from an entry.
+type ClaimForgetter interface {
+	// ForgetClaim removes the copies of a claim's files. The ledger calls Forget after everything else of
 	// the claim is removed: if the end of a claim fails, the claim is prepared again.
-	Forget(uid types.UID) error
+	ForgetClaim(uid types.UID) error
 }
 
-// Tidier is an Output whose writers leave temporary files after a kill.
-type Tidier interface {
-	// Tidy removes temporary files of an age; see [disk.Files.Sweep].
-	Tidy(age time.Duration) error
+// TemporaryRemover is an Output whose writers leave temporary files after a kill.
+type TemporaryRemover interface {
+	// RemoveTemporary removes temporary files of an age; see [disk.Files.SweepTemporary].
+	RemoveTemporary(age time.Duration) error
 }
 
 // Namer is an Output whose files name their owners.

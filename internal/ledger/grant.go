@@ -50,9 +50,9 @@ type Grant struct {
 	// requested again.
 	With *Grant `json:"-"`
 
-	missing time.Time // time when PodResources first left out the ID
-	lost    bool      // the kubelet lists the container without the ID
-	ended   bool      // lost, and the pod has ended according to the API server
+	missingSince time.Time // time when PodResources first left out the ID
+	isLost       bool      // the kubelet lists the container without the ID
+	ended        bool      // lost, and the pod has ended according to the API server
 }
 
 // Key implements [Entry].

@@ -11,14 +11,14 @@ import (
 )
 
 // mayHave returns [*Blocked] for new claims while the devices of containers are not known yet.
-func (l *Ledger) mayHave(q question) *Blocked {
-	why := l.perhaps()
-	if why == "" || q.by != discovery.ModeDRA {
+func (l *Ledger) mayHave(q query) *Blocked {
+	why := l.unknownOwnerReason()
+	if why == "" || q.api != discovery.ModeDRA {
 		return nil
 	}
-	for i := range q.want {
-		if h := complete(q.want[i], q.stock); !h.Open {
-			return &Blocked{Device: h.Device, why: why}
+	for i := range q.wanted {
+		if h := complete(q.wanted[i], q.stock); !h.Open {
+			return &Blocked{Device: h.Device, ownerText: why}
 		}
 	}
 	return nil
@@ -32,7 +32,7 @@ func (l *Ledger) GiveGrants(s Stock, grants []*Grant) error {
 	if err := l.readGrants(); err != nil {
 		return err
 	}
-	if err := l.pass(grants); err != nil {
+	if err := l.passGrants(grants); err != nil {
 		return err
 	}
 	before, err := l.reserveGrants(s, grants)
@@ -46,7 +46,7 @@ func (l *Ledger) GiveGrants(s Stock, grants []*Grant) error {
 	if err := l.mayOpen(holds, nil, s); err != nil {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.unreserve(grants, before)
+		l.unreserveGrants(grants, before)
 		return err
 	}
 	if err := l.saveGrants(); err != nil {
@@ -57,7 +57,7 @@ func (l *Ledger) GiveGrants(s Stock, grants []*Grant) error {
 	l.mu.Lock()
 	for _, g := range grants {
 		if a := l.accounts[g.Key()]; a != nil && a.entry == Entry(g) {
-			l.put(newAccount(g, Given))
+			l.put(newAccount(g, Allocated))
 		}
 	}
 	l.mu.Unlock()
@@ -83,65 +83,65 @@ func (l *Ledger) reserveGrants(s Stock, grants []*Grant) (before []*account, err
 	defer l.mu.Unlock()
 	before = make([]*account, len(grants))
 	blocked := func(g *Grant) *Blocked {
-		return l.index.blocked(question{by: discovery.ModeDevicePlugin, owner: g.Owner(), own: g.Key(), with: g.With, want: g.Holds(), stock: s})
+		return l.index.findBlocked(query{api: discovery.ModeDevicePlugin, owner: g.Owner(), ownKey: g.Key(), sameContainer: g.With, wanted: g.Holds(), stock: s})
 	}
 	shares := make(map[string]*Grant) // the last grant of each device
 	for i, g := range grants {
 		key := g.Key()
 		before[i] = l.accounts[key]
 		var b *Blocked
-		if shares[g.share()] == nil {
+		if shares[g.shareKey()] == nil {
 			b = blocked(g)
 		}
-		if a := before[i]; b == nil && a != nil && a.entry.(*Grant).lost {
-			b = &Blocked{Device: g.ID, By: a.entry.Owner(), Forgotten: true, why: fmt.Sprintf("%s, which runs with it and which the kubelet has forgotten to have it", a.entry.Owner())}
+		if a := before[i]; b == nil && a != nil && a.entry.(*Grant).isLost {
+			b = &Blocked{Device: g.ID, Owner: a.entry.Owner(), ForgottenByKubelet: true, ownerText: fmt.Sprintf("%s, which runs with it and which the kubelet has forgotten to have it", a.entry.Owner())}
 		}
 		if b != nil {
-			l.unreserve(grants[:i], before)
+			l.unreserveGrants(grants[:i], before)
 			return nil, b
 		}
 		a := newAccount(g, Reserved)
 		if before[i] != nil {
 			earlier := before[i].entry.(*Grant)
-			g.Until = later(earlier.Until, time.Now().Add(l.termination(earlier.Container)))
+			g.Until = laterOf(earlier.Until, time.Now().Add(l.gracePeriod(earlier.Container)))
 			g.Earlier = slices.DeleteFunc(append(slices.Clone(earlier.Earlier), earlier.Container), func(name string) bool { return name == "" })
 			l.replaced[key] = append(l.replaced[key], earlier)
 		}
 		l.put(a)
 		if !g.Exclusive {
-			shares[g.share()] = g
+			shares[g.shareKey()] = g
 		}
 	}
 	for _, g := range shares {
 		if b := blocked(g); b != nil {
-			l.unreserve(grants, before)
+			l.unreserveGrants(grants, before)
 			return nil, b
 		}
 	}
 	return before, nil
 }
 
-// unreserve reverts [Ledger.reserveGrants].
-func (l *Ledger) unreserve(grants []*Grant, before []*account) {
+// unreserveGrants reverts [Ledger.reserveGrants].
+func (l *Ledger) unreserveGrants(grants []*Grant, before []*account) {
 	for i, g := range slices.Backward(grants) {
 		l.putBack(g.Key(), before[i])
 		delete(l.replaced, g.Key())
 	}
 }
 
-// share identifies the device and the form of a shared grant; "" for an exclusive grant. Shares of
+// shareKey identifies the device and the form of a shared grant; "" for an exclusive grant. Shares of
 // the same device do not exclude each other as long as the device has enough, so among thousands of
 // shares only the first and the last one are checked.
-func (g *Grant) share() string {
+func (g *Grant) shareKey() string {
 	if g.Exclusive {
 		return ""
 	}
 	return strings.Join(append([]string{g.Resource, g.Form}, g.Devices...), " ")
 }
 
-// restore sets the account of a key back to an earlier account.
-func (l *Ledger) restore(key string, before *account) {
-	l.drop(key)
+// restoreAccount sets the account of a key back to an earlier account.
+func (l *Ledger) restoreAccount(key string, before *account) {
+	l.dropAccount(key)
 	if before != nil {
 		l.put(before)
 	}
@@ -153,11 +153,11 @@ func (l *Ledger) restoreGrants(grants []*Grant, before []*account) {
 	defer l.mu.Unlock()
 	for i, g := range slices.Backward(grants) {
 		if a := l.accounts[g.Key()]; a != nil && a.entry == Entry(g) {
-			l.restore(g.Key(), before[i])
+			l.restoreAccount(g.Key(), before[i])
 		}
 		delete(l.replaced, g.Key())
 	}
-	l.unsaved = true
+	l.grantsUnsaved = true
 	notify(l.changed)
 }
 
@@ -171,7 +171,7 @@ func (l *Ledger) EndGrants(grants []*Grant) error {
 			ended = append(ended, g)
 		}
 	}
-	l.unsaved = l.unsaved || len(ended) > 0
+	l.grantsUnsaved = l.grantsUnsaved || len(ended) > 0
 	l.mu.Unlock()
 	if len(ended) == 0 {
 		return nil
@@ -183,22 +183,22 @@ func (l *Ledger) EndGrants(grants []*Grant) error {
 // share. A grant leaves the ledger after its outputs, so that a device which an output withholds is
 // never free between the two. The file of grants is written last.
 func (l *Ledger) endReplaced(entries []Entry) error {
-	defer l.alone(entries...)()
+	defer l.lockFiles(entries...)()
 	var errs []error
-	others := l.others(l.keysOf(entries))
+	others := l.otherEntries(l.keysOf(entries))
 	for _, e := range entries {
 		if err := l.removeOutputs(e, others); err != nil {
 			errs = append(errs, err)
 			l.mu.Lock()
-			if !slices.Contains(l.left, e) {
-				l.left = append(l.left, e) // Run tries again
+			if !slices.Contains(l.unremoved, e) {
+				l.unremoved = append(l.unremoved, e) // Run tries again
 			}
 			l.mu.Unlock()
 			continue
 		}
 		l.mu.Lock()
 		if a := l.accounts[e.Key()]; a != nil && a.entry == e {
-			l.drop(e.Key())
+			l.dropAccount(e.Key())
 		}
 		l.mu.Unlock()
 	}
@@ -219,32 +219,32 @@ func (l *Ledger) keysOf(entries []Entry) (keys []string) {
 
 // saveGrants writes the file of grants, once the file has been read.
 func (l *Ledger) saveGrants() error {
-	defer l.saving.take()()
+	defer l.saving.takeTurn()()
 	l.mu.Lock()
-	grants, unread := l.grants(), l.unread
-	l.unsaved = unread
+	grants, unread := l.sortedGrants(), l.grantsUnread
+	l.grantsUnsaved = unread
 	l.mu.Unlock()
 	if unread {
 		return nil
 	}
 	data, err := encodeGrants(grants)
 	if err == nil {
-		err = l.keep(grantsFile, data)
+		err = l.writeSynced(grantsFile, data)
 	}
 	if err != nil {
 		l.mu.Lock()
-		l.unsaved = true
+		l.grantsUnsaved = true
 		l.mu.Unlock()
 		return fmt.Errorf("write grants: %w", err)
 	}
 	return nil
 }
 
-// grants returns the grants for the file, by resource and ID.
-func (l *Ledger) grants() []*Grant {
+// sortedGrants returns the grants for the file, by resource and ID.
+func (l *Ledger) sortedGrants() []*Grant {
 	grants := make([]*Grant, 0)
 	for _, a := range l.accounts {
-		if g, ok := a.entry.(*Grant); ok && l.said.strangers[g.Key()] == nil {
+		if g, ok := a.entry.(*Grant); ok && l.listing.foreign[g.Key()] == nil {
 			grants = append(grants, g)
 		}
 	}

@@ -42,8 +42,8 @@ func TestGoldenGrants(t *testing.T) {
 				t.Fatal(err, problems)
 			}
 			grants, err := decodeGrants(golden)
-			if err != nil || len(l.View(nil).Ours()) != len(grants) {
-				t.Fatalf("%d of %d grants are read, %v", len(l.View(nil).Ours()), len(grants), err)
+			if err != nil || len(l.View(nil).OwnGrants()) != len(grants) {
+				t.Fatalf("%d of %d grants are read, %v", len(l.View(nil).OwnGrants()), len(grants), err)
 			}
 			if again, err := encodeGrants(grants); err != nil || !bytes.Equal(again, golden) {
 				t.Errorf("written as %s, %v", again, err)
@@ -51,7 +51,7 @@ func TestGoldenGrants(t *testing.T) {
 			for _, g := range grants {
 				for _, device := range g.Devices {
 					silicon := slices.Contains(g.Silicon, device)
-					if b := l.View(host(gpu(device, 1))).Blocked(dra, "", wantAll(device)); (b != nil) != silicon && len(g.Silicon) != 1 {
+					if b := l.View(host(gpu(device, 1))).BlockedBy(dra, "", wantAll(device)); (b != nil) != silicon && len(g.Silicon) != 1 {
 						t.Errorf("%s: %v", device, b)
 					}
 				}
@@ -141,7 +141,7 @@ func (k *kubelet) mustGive(id string) {
 // says passes a PodResources listing to the ledger.
 func (k *kubelet) says(said *kubeletapi.Listing) {
 	k.t.Helper()
-	if err := k.Observe(time.Now(), said, always(k.stock)); err != nil {
+	if err := k.ObserveListing(time.Now(), said, always(k.stock)); err != nil {
 		k.t.Fatal(err)
 	}
 }
@@ -150,8 +150,8 @@ func (k *kubelet) says(said *kubeletapi.Listing) {
 func (k *kubelet) check(when string, by discovery.Mode, device, want string) {
 	k.t.Helper()
 	blocked := ""
-	if b := k.View(k.stock).Blocked(by, "", wantAll(device)); b != nil {
-		blocked = b.By.String()
+	if b := k.View(k.stock).BlockedBy(by, "", wantAll(device)); b != nil {
+		blocked = b.Owner.String()
 	}
 	if blocked != want {
 		k.t.Errorf("%s: %s is blocked for %s by %q, want %q", when, device, by, blocked, want)
@@ -169,7 +169,7 @@ func TestLifeOfAGrant(t *testing.T) {
 		had, nothing := podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}}), podsSay(true, nil)
 		k.mustGive("a")
 		k.check("given", classic, "a", starting)
-		if err := k.Observe(before, had, always(k.stock)); err != nil {
+		if err := k.ObserveListing(before, had, always(k.stock)); err != nil {
 			t.Fatal(err)
 		}
 		k.check("an answer from before the grant", classic, "a", starting)
@@ -192,7 +192,7 @@ func TestLifeOfAGrant(t *testing.T) {
 		time.Sleep(time.Minute)
 		k.says(podsSay(false, nil))
 		k.check("left out by a kubelet that does not know its pods", classic, "a", train)
-		if !k.Asked().IsZero() {
+		if !k.LastListing().IsZero() {
 			t.Error("IDs may leave by what such a kubelet said")
 		}
 		k.says(nothing)
@@ -304,7 +304,7 @@ func TestIDHandedOutAgain(t *testing.T) {
 		k.check("handed out again", dra, "a", starting)
 		k.says(podsSay(true, map[string][]string{"infer main": {"ours/gpu", "a"}}))
 		k.check("listed again", dra, "a", "default/infer main")
-		if n := len(k.View(nil).Ours()); n != 1 {
+		if n := len(k.View(nil).OwnGrants()); n != 1 {
 			t.Errorf("%d grants of one ID", n)
 		}
 	})
@@ -315,7 +315,7 @@ func TestIDHandedOutAgain(t *testing.T) {
 func TestCheckpointLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asks, known := true, true
-		k := newKubelet(t, Config{Asks: func(namespace, pod, resource string) (bool, bool) {
+		k := newKubelet(t, Config{RequestsResource: func(namespace, pod, resource string) (bool, bool) {
 			return asks && namespace == "default" && pod == "train" && resource == "ours/gpu", known
 		}}, "a", "b")
 		k.mustGive("a")
@@ -351,7 +351,7 @@ func TestCheckpointLost(t *testing.T) {
 // wait for the container too.
 func TestIDHandedOutAfterACheckpointWasLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := newKubelet(t, Config{Asks: func(_, pod, _ string) (bool, bool) { return pod != "ended", true }}, "a")
+		k := newKubelet(t, Config{RequestsResource: func(_, pod, _ string) (bool, bool) { return pod != "ended", true }}, "a")
 		k.mustGive("a")
 		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}}))
 		k.mustGive("a")
@@ -367,7 +367,7 @@ func TestIDHandedOutAfterACheckpointWasLost(t *testing.T) {
 		}
 		k.check("the first container runs", dra, "a", "default/infer main")
 		k.check("it has been given to another", classic, "a", "")
-		again := New(Config{Dir: k.config.Dir, Boot: "boot-1", Listings: true, Asks: k.config.Asks})
+		again := New(Config{Dir: k.config.Dir, Boot: "boot-1", Listings: true, RequestsResource: k.config.RequestsResource})
 		if _, err := again.Open(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -389,19 +389,19 @@ func TestIDHandedOutAfterACheckpointWasLost(t *testing.T) {
 // free, and at once for other pods of the same API.
 func TestEndedPodIsListed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := newKubelet(t, Config{Asks: func(string, string, string) (bool, bool) { return true, true }}, "a", "b")
+		k := newKubelet(t, Config{RequestsResource: func(string, string, string) (bool, bool) { return true, true }}, "a", "b")
 		for _, id := range []string{"a", "b"} {
 			k.mustGive(id)
 		}
 		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}, "infer main": {"ours/gpu", "b"}}))
 		ended := podsSay(true, map[string][]string{"train main": nil, "infer main": {"ours/gpu", "b"}})
 		k.says(ended)
-		lost := k.Lost()
+		lost := k.LostGrants()
 		if len(lost) != 1 || lost[0].ID != "a" || k.give("a") == nil {
 			t.Fatalf("lost: %v", lost)
 		}
 		k.PodsEnded(lost)
-		if len(k.Lost()) > 0 {
+		if len(k.LostGrants()) > 0 {
 			t.Error("it is lost still")
 		}
 		k.check("its containers may go on", dra, "a", train)
@@ -413,7 +413,7 @@ func TestEndedPodIsListed(t *testing.T) {
 		k.mustGive("a")
 		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}})) // another pod of that name
 		k.says(ended)
-		if len(k.Lost()) != 1 {
+		if len(k.LostGrants()) != 1 {
 			t.Error("the next pod of that name is taken for the one that has ended")
 		}
 	})
@@ -429,7 +429,7 @@ func TestUnconfirmed(t *testing.T) {
 		}
 		time.Sleep(5 * time.Minute)
 		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "b"}}))
-		old := k.Unconfirmed(time.Now().Add(-4 * time.Minute))["ours/gpu"]
+		old := k.UnconfirmedGrants(time.Now().Add(-4 * time.Minute))["ours/gpu"]
 		if len(old) != 2 || old[0].ID != "a" || old[1].ID != "c" {
 			t.Fatalf("unconfirmed: %v", old)
 		}
@@ -452,7 +452,7 @@ func TestGivenByAnotherPlugin(t *testing.T) {
 		k.says(theirs)
 		k.check("listed", dra, "a", train)
 		k.check("listed", classic, "a", train)
-		if n := len(k.View(nil).Ours()); n != 0 {
+		if n := len(k.View(nil).OwnGrants()); n != 0 {
 			t.Errorf("%d grants", n)
 		}
 		if _, err := os.Stat(k.file(grantsFile)); !errors.Is(err, os.ErrNotExist) {
@@ -464,7 +464,7 @@ func TestGivenByAnotherPlugin(t *testing.T) {
 		k.check("listed no more", dra, "a", "")
 
 		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a", "unknown"}}))
-		if n := len(k.View(nil).Ours()); n != 2 {
+		if n := len(k.View(nil).OwnGrants()); n != 2 {
 			t.Fatalf("%d grants adopted", n)
 		}
 		data, err := os.ReadFile(k.file(grantsFile))
@@ -483,13 +483,13 @@ func TestDeviceFoundAfterTheKubeletHasSaid(t *testing.T) {
 	for _, resource := range []string{"theirs/gpu", "ours/gpu"} {
 		t.Run(resource, func(t *testing.T) {
 			k := newKubelet(t, Config{}, "a")
-			if err := k.Observe(time.Now(), podsSay(true, map[string][]string{"train main": {resource, "a"}}), always(stock{})); err != nil {
+			if err := k.ObserveListing(time.Now(), podsSay(true, map[string][]string{"train main": {resource, "a"}}), always(stock{})); err != nil {
 				t.Fatal(err)
 			}
 			k.check("not found yet", dra, "a", "")
-			k.Recognise(k.stock)
+			k.RecogniseListed(k.stock)
 			k.check("found", dra, "a", train)
-			if err := k.Reconcile(t.Context()); err != nil {
+			if err := k.ReconcileFiles(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			data, _ := os.ReadFile(k.file(grantsFile))
@@ -505,11 +505,11 @@ func TestDeviceFoundMeanwhile(t *testing.T) {
 	k := newKubelet(t, Config{}, "a")
 	done := make(chan struct{})
 	meanwhile := func() Stock {
-		go func() { k.Recognise(k.stock); close(done) }()
+		go func() { k.RecogniseListed(k.stock); close(done) }()
 		time.Sleep(10 * time.Millisecond)
 		return stock{}
 	}
-	if err := k.Observe(time.Now(), podsSay(true, map[string][]string{"train main": {"theirs/gpu", "a"}}), meanwhile); err != nil {
+	if err := k.ObserveListing(time.Now(), podsSay(true, map[string][]string{"train main": {"theirs/gpu", "a"}}), meanwhile); err != nil {
 		t.Fatal(err)
 	}
 	<-done
@@ -525,13 +525,13 @@ func TestUnheard(t *testing.T) {
 		k.says(nil)
 		k.says(podsSay(false, nil))
 		var blocked *Blocked
-		if err := k.Give(c, Given, k.stock); !errors.As(err, &blocked) || !strings.Contains(err.Error(), "kubelet has not yet reported") {
+		if err := k.AllocateClaim(c, Allocated, k.stock); !errors.As(err, &blocked) || !strings.Contains(err.Error(), "kubelet has not yet reported") {
 			t.Errorf("a claim gets it: %v", err)
 		}
 		k.mustGive("a")
 		k.says(podsSay(true, nil))
 		k.says(nil)
-		if err := k.Give(c, Given, k.stock); err != nil {
+		if err := k.AllocateClaim(c, Allocated, k.stock); err != nil {
 			t.Error(err)
 		}
 	})
@@ -584,7 +584,7 @@ func TestGrantThatCannotBeWritten(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := k.Reconcile(t.Context()); err != nil {
+			if err := k.ReconcileFiles(t.Context()); err != nil {
 				t.Error(err)
 			}
 			if files, err := os.ReadDir(filepath.Dir(k.file(grantsFile))); err != nil || len(files) != 1 {
@@ -594,7 +594,7 @@ func TestGrantThatCannotBeWritten(t *testing.T) {
 			if problems, err := again.Open(t.Context()); err != nil || len(problems) > 0 {
 				t.Fatal(err, problems)
 			}
-			if ours := again.View(nil).Ours(); len(ours) != 1 || ours[0].ID != "b" {
+			if ours := again.View(nil).OwnGrants(); len(ours) != 1 || ours[0].ID != "b" {
 				t.Errorf("after a restart: %v", ours)
 			}
 		})
@@ -626,7 +626,7 @@ func TestGrantsThatCannotBeRead(t *testing.T) {
 // of the meantime are added. PodResources lists no init containers.
 func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 	for name, again := range map[string]func(*kubelet) error{
-		"read by Reconcile": func(k *kubelet) error { return k.Reconcile(t.Context()) },
+		"read by Reconcile": func(k *kubelet) error { return k.ReconcileFiles(t.Context()) },
 		"read for a grant":  func(k *kubelet) error { return k.give("c") },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -648,20 +648,20 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 			}
 			k.Ledger = restarted
 			k.says(podsSay(true, map[string][]string{"infer main": {"ours/gpu", "b"}}))
-			if err := k.Reconcile(t.Context()); !errors.Is(err, syscall.EIO) {
+			if err := k.ReconcileFiles(t.Context()); !errors.Is(err, syscall.EIO) {
 				t.Errorf("Reconcile: %v", err)
 			}
 			var blocked *Blocked
-			if err := k.Give(claim("c", gpu("a", 128)), Given, k.stock); !errors.As(err, &blocked) || !strings.Contains(err.Error(), k.file(grantsFile)) {
+			if err := k.AllocateClaim(claim("c", gpu("a", 128)), Allocated, k.stock); !errors.As(err, &blocked) || !strings.Contains(err.Error(), k.file(grantsFile)) {
 				t.Errorf("a claim gets it: %v", err)
 			}
 			if who := k.View(k.stock).OwnerOf(classic, "a"); !strings.Contains(who, k.file(grantsFile)) {
 				t.Errorf("in use by %q", who)
 			}
-			if _, b := k.Lease(Change{Name: "a", Devices: []Hold{Silicon("a")}}, k.stock); b == nil {
+			if _, b := k.LeaseDevices(Change{Name: "a", Devices: []Hold{SiliconHold("a")}}, k.stock); b == nil {
 				t.Error("the agent may change it")
 			}
-			if !k.Asked().IsZero() {
+			if !k.LastListing().IsZero() {
 				t.Error("IDs may leave that an init container has")
 			}
 			if err := k.give("c"); !errors.Is(err, syscall.EIO) {
@@ -672,11 +672,11 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 			}
 
 			k.disk.BeforeRead = nil
-			if err := errors.Join(again(k), k.Reconcile(t.Context())); err != nil {
+			if err := errors.Join(again(k), k.ReconcileFiles(t.Context())); err != nil {
 				t.Fatal(err)
 			}
 			k.check("read again", dra, "a", starting)
-			if k.Asked().IsZero() {
+			if k.LastListing().IsZero() {
 				t.Error("IDs never leave")
 			}
 			k.check("listed meanwhile", dra, "b", "default/infer main")
@@ -687,7 +687,7 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 				}
 			}
 			k.mustGive("c")
-			if err := k.Give(claim("c", gpu("a", 128)), Given, k.stock); !errors.As(err, &blocked) || blocked.By.String() != starting {
+			if err := k.AllocateClaim(claim("c", gpu("a", 128)), Allocated, k.stock); !errors.As(err, &blocked) || blocked.Owner.String() != starting {
 				t.Errorf("a claim gets it: %v", err)
 			}
 		})
@@ -738,7 +738,7 @@ func TestGrantOutlastsItsOutputs(t *testing.T) {
 		removed, free := 0, false
 		k.AddOutput(whileRemoved{look: func() {
 			removed++
-			free = free || k.View(k.stock).Blocked(dra, "", wantAll("a")) == nil
+			free = free || k.View(k.stock).BlockedBy(dra, "", wantAll("a")) == nil
 		}})
 		k.says(podsSay(true, nil))
 		k.mustGive("a")
@@ -750,7 +750,7 @@ func TestGrantOutlastsItsOutputs(t *testing.T) {
 		if removed != 1 || free {
 			t.Errorf("outputs removed %d times; device free meanwhile: %t", removed, free)
 		}
-		if blocked := k.View(k.stock).Blocked(dra, "", wantAll("a")); blocked != nil {
+		if blocked := k.View(k.stock).BlockedBy(dra, "", wantAll("a")); blocked != nil {
 			t.Errorf("afterwards: %v", blocked)
 		}
 	})

@@ -38,5 +38,5 @@ func (w HostFiles) Remove(e Entry, others []Entry) error {
 	return w.Writer.Remove(gone)
 }
 
-// Sweep implements [Output] and does nothing, because host files do not name their owner.
-func (w HostFiles) Sweep(func(types.UID, func() error) (bool, error)) error { return nil }
+// RemoveOrphans implements [Output] and does nothing, because host files do not name their owner.
+func (w HostFiles) RemoveOrphans(func(types.UID, func() error) (bool, error)) error { return nil }

@@ -14,14 +14,14 @@ func TestKept(t *testing.T) {
 	l := newBench(t).Ledger
 	s := host(gpu("gpu-0", 1), gpu("gpu-1", 1))
 	had := Owner{API: dra, Namespace: "default", Name: "old", UID: "old"}
-	kept := &Kept{Name: "gpu-0.1", Had: had, Hold: wantAll("gpu-0")[0], Why: "process 47 (train) has /dev/gpu0 open"}
-	l.Keep(kept)
+	kept := &KeptDevice{Name: "gpu-0.1", Previous: had, Hold: wantAll("gpu-0")[0], Reason: "process 47 (train) has /dev/gpu0 open"}
+	l.KeepDevice(kept)
 	for _, by := range []discovery.Mode{dra, discovery.ModeDevicePlugin} {
-		b := l.View(s).Blocked(by, "old", wantAll("gpu-0"))
+		b := l.View(s).BlockedBy(by, "old", wantAll("gpu-0"))
 		if b == nil || b.Error() != "device gpu-0 is in use by claim default/old, which has ended: process 47 (train) has /dev/gpu0 open (device gpu-0)" {
 			t.Errorf("%s: %v", by, b)
 		}
-		if b := l.View(s).Blocked(by, "", wantAll("gpu-1")); b != nil {
+		if b := l.View(s).BlockedBy(by, "", wantAll("gpu-1")); b != nil {
 			t.Errorf("%s: %v", by, b)
 		}
 	}
@@ -31,17 +31,17 @@ func TestKept(t *testing.T) {
 	if e := kept.Owner(); e.UID != "" {
 		t.Errorf("its outputs would be kept for %v", e)
 	}
-	if _, blocked := l.Lease(Change{Name: "gpu-0", Devices: []Hold{Silicon("gpu-0")}}, s); blocked == nil {
+	if _, blocked := l.LeaseDevices(Change{Name: "gpu-0", Devices: []Hold{SiliconHold("gpu-0")}}, s); blocked == nil {
 		t.Error("it can be changed")
 	}
 	again := *kept
-	again.Why = "it is reset"
-	l.Keep(&again)
-	if b := l.View(s).Blocked(dra, "", wantAll("gpu-0")); b == nil || !strings.Contains(b.Error(), "it is reset") {
+	again.Reason = "it is reset"
+	l.KeepDevice(&again)
+	if b := l.View(s).BlockedBy(dra, "", wantAll("gpu-0")); b == nil || !strings.Contains(b.Error(), "it is reset") {
 		t.Errorf("%v", b)
 	}
 	l.Release(kept.Name)
-	if b := l.View(s).Blocked(dra, "", wantAll("gpu-0")); b != nil {
+	if b := l.View(s).BlockedBy(dra, "", wantAll("gpu-0")); b != nil {
 		t.Error(b)
 	}
 }
@@ -55,16 +55,16 @@ func TestKeptShareOfAnotherNumber(t *testing.T) {
 		return Result{Device: "big", Source: "big", Silicon: "big", Whole: true, Consumes: amount("shares", "1"), Shares: number}
 	}
 	earlier := share(2)
-	kept := &Kept{Name: "big.1", Had: Owner{API: dra, Name: "old", UID: "old"}, Hold: earlier.Hold(), Why: "process 47 (train) has /dev/big open"}
-	l.Keep(kept)
+	kept := &KeptDevice{Name: "big.1", Previous: Owner{API: dra, Name: "old", UID: "old"}, Hold: earlier.Hold(), Reason: "process 47 (train) has /dev/big open"}
+	l.KeepDevice(kept)
 	next := l.NewClaim("new", "default", "new")
 	next.Results = []Result{share(3)}
 	var blocked *Blocked
-	if err := l.Give(next, Given, s); !errors.As(err, &blocked) || !blocked.Passing {
+	if err := l.AllocateClaim(next, Allocated, s); !errors.As(err, &blocked) || !blocked.Reclaiming {
 		t.Errorf("while a share of another number is kept: %v", err)
 	}
 	l.Release(kept.Name)
-	if err := l.Give(next, Given, s); err != nil {
+	if err := l.AllocateClaim(next, Allocated, s); err != nil {
 		t.Fatal(err)
 	}
 	if got := next.Results[0].Shares; got != 3 {
@@ -81,11 +81,11 @@ type passer struct {
 	err    error
 }
 
-func (p *passer) Pass(earlier []*Grant) error {
+func (p *passer) GrantsReplaced(earlier []*Grant) error {
 	for _, g := range earlier {
 		p.passed = append(p.passed, g.Container)
 		if p.err == nil {
-			p.ledger.Keep(&Kept{Name: g.ID, Had: g.Owner(), Hold: g.Holds()[0], Why: "it is being handed over"})
+			p.ledger.KeepDevice(&KeptDevice{Name: g.ID, Previous: g.Owner(), Hold: g.Holds()[0], Reason: "it is being handed over"})
 		}
 	}
 	return p.err
@@ -109,7 +109,7 @@ func TestPass(t *testing.T) {
 	named := grant()
 	named.Container = "default/old main"
 	l.mu.Lock()
-	l.replace(named, Given)
+	l.replace(named, Allocated)
 	l.mu.Unlock()
 	p.err = errors.New("the disk is full")
 	if err := l.GiveGrants(s, []*Grant{grant()}); !errors.Is(err, p.err) {
@@ -140,12 +140,12 @@ func TestPassOfLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	runs := grant()
-	runs.Container, runs.lost = "default/old main", true
+	runs.Container, runs.isLost = "default/old main", true
 	l.mu.Lock()
-	l.replace(runs, Given)
+	l.replace(runs, Allocated)
 	l.mu.Unlock()
 	var blocked *Blocked
-	if err := l.GiveGrants(s, []*Grant{grant()}); !errors.As(err, &blocked) || !blocked.Forgotten || len(p.passed) > 0 {
+	if err := l.GiveGrants(s, []*Grant{grant()}); !errors.As(err, &blocked) || !blocked.ForgottenByKubelet || len(p.passed) > 0 {
 		t.Errorf("%v, passed %q", err, p.passed)
 	}
 }
@@ -159,10 +159,10 @@ func TestBlockedGrantsFreeNothing(t *testing.T) {
 	for _, device := range []string{"gpu-0", "gpu-1"} {
 		grants = append(grants, &Grant{Resource: "a.b/c", ID: device, Devices: []string{device}, Silicon: []string{device}, Exclusive: true})
 	}
-	l.Keep(&Kept{Name: "gpu-1.1", Had: Owner{API: dra, Namespace: "default", Name: "old"}, Hold: wantAll("gpu-1")[0], Why: "it is being handed over"})
-	freed := l.Freed()
+	l.KeepDevice(&KeptDevice{Name: "gpu-1.1", Previous: Owner{API: dra, Namespace: "default", Name: "old"}, Hold: wantAll("gpu-1")[0], Reason: "it is being handed over"})
+	freed := l.FreedSignal()
 	var blocked *Blocked
-	if err := l.GiveGrants(s, grants); !errors.As(err, &blocked) || len(l.View(s).Ours()) > 0 {
+	if err := l.GiveGrants(s, grants); !errors.As(err, &blocked) || len(l.View(s).OwnGrants()) > 0 {
 		t.Fatal(err)
 	}
 	select {

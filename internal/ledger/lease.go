@@ -18,29 +18,29 @@ import (
 type Change struct {
 	Name     string         // name of the lease; unique among all leases, such as the name of a device or a unit
 	Consumer string         // key of the claim or lease that needs the change and does not block it; optional
-	Had      Owner          // if set, the entry with key Consumer blocks the change unless it belongs to this owner
+	Previous Owner          // if set, the entry with key Consumer blocks the change unless it belongs to this owner
 	API      discovery.Mode // the API that offers the devices
-	Devices  []Hold         // the holds that no consumer may have meanwhile; see [Device] and [Silicon]
+	Devices  []Hold         // the holds that no consumer may have meanwhile; see [DeviceHold] and [SiliconHold]
 
 	// Functions are the PCI functions to be written, by [discovery.FunctionKey]. Each function has
 	// at most one lease at a time. After the kernel has registered a function again, an earlier
 	// lease does not cover it.
 	Functions []discovery.DeviceKey
 
-	// Ended is called when a call of [Lease.Do] ends after the lease was released. It must not
+	// OnEnd is called when a call of [Lease.Do] ends after the lease was released. It must not
 	// block. Optional.
-	Ended func()
+	OnEnd func()
 }
 
-// Device returns the hold of a device alone: other consumers may have parts of the same physical
+// DeviceHold returns the hold of a device alone: other consumers may have parts of the same physical
 // device that do not compete with the device. silicon names the physical device of the last
 // description, "" for the device itself.
-func Device(name, silicon string) Hold {
+func DeviceHold(name, silicon string) Hold {
 	return Hold{Device: name, Silicon: cmp.Or(silicon, name), Present: true}
 }
 
-// Silicon returns the hold of a whole physical device.
-func Silicon(name string) Hold { return Hold{Device: name, Silicon: name, Whole: true} }
+// SiliconHold returns the hold of a whole physical device.
+func SiliconHold(name string) Hold { return Hold{Device: name, Silicon: name, Whole: true} }
 
 // subject names the changed device for log messages and errors.
 func (c *Change) subject() string {
@@ -53,12 +53,12 @@ func (c *Change) subject() string {
 	return c.Name
 }
 
-// On returns the holds of all devices on PCI functions.
-func On(s Stock, functions ...string) (holds []Hold) {
+// HoldsOn returns the holds of all devices on PCI functions.
+func HoldsOn(s Stock, functions ...string) (holds []Hold) {
 	for _, name := range s.Names() {
 		d, _ := s.Device(name)
 		if slices.ContainsFunc(functions, func(function string) bool { return d.Source == function || strings.HasPrefix(d.Source, function+"/") }) {
-			holds = append(holds, Device(d.Name, d.Silicon()))
+			holds = append(holds, DeviceHold(d.Name, d.Silicon()))
 		}
 	}
 	return holds
@@ -66,14 +66,14 @@ func On(s Stock, functions ...string) (holds []Hold) {
 
 // lease is the third kind of entry beside claims and grants. It withholds devices from consumers
 // because the agent is changing the devices, or because their previous consumer has not released
-// them ([Kept]). A lease has no file and ends with the process; its creator records in a journal
+// them ([KeptDevice]). A lease has no file and ends with the process; its creator records in a journal
 // what must survive.
 type lease struct {
 	Change
 
-	why   string         // reason to withhold the devices from the next consumer, "" if the agent is changing them
-	idle  bool           // the devices are withheld, and no process has them open any more
-	calls *overdue.Calls // calls of [Lease.Do], nil if the agent is not changing the devices
+	withheldReason string         // reason to withhold the devices from the next consumer, "" if the agent is changing them
+	idle           bool           // the devices are withheld, and no process has them open any more
+	calls          *overdue.Calls // calls of [Lease.Do], nil if the agent is not changing the devices
 }
 
 var _ Entry = (*lease)(nil)
@@ -94,11 +94,11 @@ func (e *lease) API() discovery.Mode { return e.Change.API }
 
 // Owner implements [Entry]. The Owner of a previous consumer has no UID, since its claim is gone.
 func (e *lease) Owner() Owner {
-	if e.why == "" {
+	if e.withheldReason == "" {
 		return Owner{}
 	}
-	o := e.Had
-	o.UID, o.left = "", e.why
+	o := e.Previous
+	o.UID, o.withheldReason = "", e.withheldReason
 	return o
 }
 
@@ -108,12 +108,12 @@ func (e *lease) Holds() []Hold { return e.Devices }
 // Files implements [Entry].
 func (e *lease) Files() []discovery.HostFile { return nil }
 
-// late returns an error that names an overdue call, nil if there is none.
-func (e *lease) late() error {
+// overdueCall returns an error that names an overdue call, nil if there is none.
+func (e *lease) overdueCall() error {
 	if e.calls == nil {
 		return nil
 	}
-	return e.calls.Of(e.Name)
+	return e.calls.OverdueCall(e.Name)
 }
 
 // terms returns the terms under which the functions of the lease are found.
@@ -126,7 +126,7 @@ func (e *lease) terms() (terms []string) {
 
 // has reports whether the lease covers a function.
 func (e *lease) has(function discovery.DeviceKey) bool {
-	return slices.ContainsFunc(e.Functions, function.Same)
+	return slices.ContainsFunc(e.Functions, function.MayEqual)
 }
 
 // functionTerm returns the term for leases of a function's address; [lease.has] distinguishes
@@ -144,45 +144,45 @@ type Lease struct {
 	released bool // set by Release; the lease lasts until these calls have ended
 }
 
-// Lease reserves the devices and functions of a change, or returns the consumer or the other lease
+// LeaseDevices reserves the devices and functions of a change, or returns the consumer or the other lease
 // that has one of them. Consumers of both APIs are checked.
-func (l *Ledger) Lease(c Change, s Stock) (*Lease, *Blocked) {
+func (l *Ledger) LeaseDevices(c Change, s Stock) (*Lease, *Blocked) {
 	e := &lease{Change: c, calls: &overdue.Calls{}}
-	q := question{by: discovery.ModeDRA, own: c.Consumer, had: c.Had, lease: e, want: e.Devices, stock: s, ending: true}
+	q := query{api: discovery.ModeDRA, ownKey: c.Consumer, previous: c.Previous, lease: e, wanted: e.Devices, stock: s, ending: true}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
-		return nil, &Blocked{Device: c.subject(), Has: c.subject(), why: "the agent, which ends"}
+		return nil, &Blocked{Device: c.subject(), OwnedDevice: c.subject(), ownerText: "the agent, which ends"}
 	}
 	if other := l.accounts[e.Key()]; other != nil {
-		return nil, other.blocking(c.subject(), c.subject(), other.who(Owner{}))
+		return nil, other.newBlocked(c.subject(), c.subject(), other.ownerText(Owner{}))
 	}
 	if l.accounts[c.Consumer] == nil {
 		if b := l.mayHave(q); b != nil {
 			return nil, b
 		}
 	}
-	if b := l.index.blocked(q); b != nil {
+	if b := l.index.findBlocked(q); b != nil {
 		return nil, b
 	}
 	l.put(newAccount(e, Reserved))
 	x := &Lease{ledger: l, entry: e}
-	e.calls.Ended = x.ended
+	e.calls.Ended = x.endCall
 	return x, nil
 }
 
-// AwaitLease returns a lease as [Ledger.Lease] does, but waits for other leases to end, except for
+// AwaitLease returns a lease as [Ledger.LeaseDevices] does, but waits for other leases to end, except for
 // a lease with an overdue call. It calls stock before each attempt.
 func (l *Ledger) AwaitLease(ctx context.Context, c Change, stock func() Stock) (*Lease, error) {
 	for {
 		l.mu.Lock()
 		ended := l.leasesEnd
 		l.mu.Unlock()
-		x, blocked := l.Lease(c, stock())
+		x, blocked := l.LeaseDevices(c, stock())
 		if blocked == nil {
 			return x, nil
 		}
-		if !blocked.Changing || blocked.late {
+		if !blocked.Changing || blocked.overdue {
 			return nil, blocked
 		}
 		select {
@@ -202,7 +202,7 @@ func (l *Ledger) EndLeases(ctx context.Context) (ended bool) {
 		l.closed = true
 		next, some := l.leasesEnd, false
 		for _, a := range l.accounts {
-			some = some || a.changes()
+			some = some || a.isChange()
 		}
 		l.mu.Unlock()
 		if !some {
@@ -216,12 +216,12 @@ func (l *Ledger) EndLeases(ctx context.Context) (ended bool) {
 	}
 }
 
-// Leased reports whether a lease covers a PCI function, so that the agent may write to the
+// IsLeased reports whether a lease covers a PCI function, so that the agent may write to the
 // function.
-func (l *Ledger) Leased(function discovery.DeviceKey) bool {
+func (l *Ledger) IsLeased(function discovery.DeviceKey) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, a := range l.index.of[functionTerm(function)] {
+	for _, a := range l.index.byTerm[functionTerm(function)] {
 		if e, ok := a.entry.(*lease); ok && e.has(function) {
 			return true
 		}
@@ -237,13 +237,13 @@ func (x *Lease) Do(limit time.Duration, what string, do func() error) error {
 	x.ledger.mu.Unlock()
 	err := x.entry.calls.Do(limit, x.entry.Name, what, do)
 	if !errors.Is(err, overdue.Err) {
-		x.ended()
+		x.endCall()
 	}
 	return err
 }
 
-// Late returns an error that names an overdue call, nil if there is none.
-func (x *Lease) Late() error { return x.entry.late() }
+// OverdueCall returns an error that names an overdue call, nil if there is none.
+func (x *Lease) OverdueCall() error { return x.entry.overdueCall() }
 
 // Release ends the lease once all calls have ended.
 func (x *Lease) Release() {
@@ -253,15 +253,15 @@ func (x *Lease) Release() {
 	x.dropIfDone()
 }
 
-// ended records the end of a call.
-func (x *Lease) ended() {
+// endCall records the end of a call.
+func (x *Lease) endCall() {
 	x.ledger.mu.Lock()
 	x.running--
 	after := x.released
 	x.dropIfDone()
 	x.ledger.mu.Unlock()
-	if after && x.entry.Ended != nil {
-		x.entry.Ended()
+	if after && x.entry.OnEnd != nil {
+		x.entry.OnEnd()
 	}
 }
 
@@ -269,82 +269,82 @@ func (x *Lease) ended() {
 // mutex.
 func (x *Lease) dropIfDone() {
 	if key := x.entry.Key(); x.released && x.running == 0 && x.ledger.accounts[key] != nil && x.ledger.accounts[key].entry == Entry(x.entry) {
-		x.ledger.drop(key)
+		x.ledger.dropAccount(key)
 	}
 }
 
-// Kept withholds a device from the next consumer after the previous consumer has ended. The creator
+// KeptDevice withholds a device from the next consumer after the previous consumer has ended. The creator
 // records the device elsewhere, and calls Keep again before the ledger is opened.
-type Kept struct {
+type KeptDevice struct {
 	Name     string // unique name
 	Consumer string // key of the previous consumer's entry; a lease for that consumer is not blocked
-	Had      Owner  // the previous consumer
+	Previous Owner  // the previous consumer
 	Hold     Hold   // the hold of the previous consumer
-	Why      string // why the device is kept: "process 47 (train) has /dev/nvidia0 open"
+	Reason   string // why the device is kept: "process 47 (train) has /dev/nvidia0 open"
 	Idle     bool   // no process has the device open any more, so it does not block the reset of another device
 }
 
-func (k *Kept) lease() *lease {
-	return &lease{Change: Change{Name: k.Name, Consumer: k.Consumer, Had: k.Had, API: k.Had.API, Devices: []Hold{k.Hold}}, why: k.Why, idle: k.Idle}
+func (k *KeptDevice) asLease() *lease {
+	return &lease{Change: Change{Name: k.Name, Consumer: k.Consumer, Previous: k.Previous, API: k.Previous.API, Devices: []Hold{k.Hold}}, withheldReason: k.Reason, idle: k.Idle}
 }
 
 // Owner returns the previous consumer, with the reason why the device is kept.
-func (k *Kept) Owner() Owner { return k.lease().Owner() }
+func (k *KeptDevice) Owner() Owner { return k.asLease().Owner() }
 
-// Keep withholds a device until [Ledger.Release]. A later call with the same name replaces the
+// KeepDevice withholds a device until [Ledger.Release]. A later call with the same name replaces the
 // reason.
-func (l *Ledger) Keep(k *Kept) {
+func (l *Ledger) KeepDevice(k *KeptDevice) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.put(newAccount(k.lease(), Reserved))
+	l.put(newAccount(k.asLease(), Reserved))
 }
 
-// Release ends the effect of [Ledger.Keep].
+// Release ends the effect of [Ledger.KeepDevice].
 func (l *Ledger) Release(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.drop((&Change{Name: name}).Key())
+	l.dropAccount((&Change{Name: name}).Key())
 }
 
-// Kept returns why one of the devices is withheld after its consumer has ended, "" if none is.
-func (v *View) Kept(devices ...string) string {
+// KeptReason returns why one of the devices is withheld after its consumer has ended, "" if none is.
+func (v *View) KeptReason(devices ...string) string {
 	for _, a := range v.accounts {
-		if e, ok := a.entry.(*lease); ok && e.why != "" && slices.Contains(devices, e.Devices[0].Device) {
+		if e, ok := a.entry.(*lease); ok && e.withheldReason != "" && slices.Contains(devices, e.Devices[0].Device) {
 			return e.Owner().String()
 		}
 	}
 	return ""
 }
 
-// Taken reports whether another consumer has a kept device or a competing part. The entry with the
+// IsTaken reports whether another consumer has a kept device or a competing part. The entry with the
 // given key is ignored if it belongs to the previous consumer, which is ending, even if its record
 // is sealed.
-func (l *Ledger) Taken(name, key string, had Owner) bool {
+func (l *Ledger) IsTaken(name, key string, had Owner) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	kept := l.accounts[(&Change{Name: name}).Key()]
 	if kept == nil {
 		return false
 	}
-	q := question{by: had.API, own: key, had: had, lease: kept.entry.(*lease), want: kept.holds, stock: &Present{}}
-	return l.index.blocked(q) != nil
+	q := query{api: had.API, ownKey: key, previous: had, lease: kept.entry.(*lease), wanted: kept.holds, stock: &Present{}}
+	return l.index.findBlocked(q) != nil
 }
 
-// Passer is an [Output] that acts when the kubelet allocates an ID to a container while the ledger
+// GrantReplacer is an [Output] that acts when the kubelet allocates an ID to a container while the ledger
 // still has the previous container's grant. It withholds devices that the next container may not
 // have yet.
-type Passer interface {
-	// Pass is called with the earlier grants, which have ended.
-	Pass(earlier []*Grant) error
+type GrantReplacer interface {
+	// GrantsReplaced is called with the earlier grants, which have ended.
+	GrantsReplaced(earlier []*Grant) error
 }
 
-// pass calls each [Passer] with the grants that new grants replace. It leaves out the grants of
+// passGrants calls each [GrantReplacer] with the grants that new grants replace. It leaves out the grants of
 // containers that continue to run: the kubelet lists the container, but has forgotten its ID.
-func (l *Ledger) pass(grants []*Grant) error {
+func (l *Ledger) passGrants(grants []*Grant) error {
 	var ended []*Grant
 	for _, g := range grants {
-		if a := l.account(g.Key()); a != nil {
-			if earlier, ok := a.entry.(*Grant); ok && earlier.Container != "" && !earlier.lost {
+		if a := l.accountOf(g.Key()); a != nil {
+			if earlier, ok := a.entry.(*Grant); ok && earlier.Container != "" && !earlier.isLost {
 				ended = append(ended, earlier)
 			}
 		}
@@ -353,8 +353,8 @@ func (l *Ledger) pass(grants []*Grant) error {
 		return nil
 	}
 	for _, o := range l.outputs {
-		if p, ok := o.(Passer); ok {
-			if err := p.Pass(ended); err != nil {
+		if p, ok := o.(GrantReplacer); ok {
+			if err := p.GrantsReplaced(ended); err != nil {
 				return err
 			}
 		}

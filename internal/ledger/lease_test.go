@@ -13,32 +13,32 @@ import (
 )
 
 func all(silicon string) Change {
-	return Change{Name: silicon, API: classic, Devices: []Hold{Silicon(silicon)}}
+	return Change{Name: silicon, API: classic, Devices: []Hold{SiliconHold(silicon)}}
 }
 
 // A lease is refused until the devices of containers are known, and while a consumer of either API
 // has the device. No consumer gets the device before the lease ends.
 func TestLease(t *testing.T) {
 	k := newKubelet(t, Config{}, "a", "b")
-	if _, b := k.Lease(all("a"), k.stock); b == nil {
+	if _, b := k.LeaseDevices(all("a"), k.stock); b == nil {
 		t.Error("leased before it is known what containers have")
 	}
 	k.says(podsSay(true, map[string][]string{"pod main": {"other/gpu", "none"}}))
 	k.mustGive("b")
-	if _, b := k.Lease(all("b"), k.stock); b == nil {
+	if _, b := k.LeaseDevices(all("b"), k.stock); b == nil {
 		t.Error("leased while a container has it")
 	}
-	lease, b := k.Lease(all("a"), k.stock)
+	lease, b := k.LeaseDevices(all("a"), k.stock)
 	if b != nil {
 		t.Fatal(b)
 	}
-	if err := k.Reconcile(t.Context()); err != nil {
+	if err := k.ReconcileFiles(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if err := k.give("a"); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
 		t.Errorf("a container gets it: %v", err)
 	}
-	if err := k.Give(claim("c", gpu("a", 128)), Given, k.stock); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
+	if err := k.AllocateClaim(claim("c", gpu("a", 128)), Allocated, k.stock); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
 		t.Errorf("a claim gets it: %v", err)
 	}
 	for _, api := range []discovery.Mode{dra, classic} {
@@ -65,18 +65,18 @@ func TestLeaseOfDevice(t *testing.T) {
 			if classicHas {
 				return k.give(device)
 			}
-			return k.Give(claim(device, k.stock[device]), Given, k.stock)
+			return k.AllocateClaim(claim(device, k.stock[device]), Allocated, k.stock)
 		}
 		if err := has("vf2"); err != nil {
 			t.Fatal(err)
 		}
 		of := func(device string) Change {
-			return Change{Name: device, API: dra, Devices: []Hold{Device(device, k.stock[device].PartOf.Name)}}
+			return Change{Name: device, API: dra, Devices: []Hold{DeviceHold(device, k.stock[device].PartOf.Name)}}
 		}
-		if _, blocked := k.Lease(of("vf2"), k.stock); blocked == nil {
+		if _, blocked := k.LeaseDevices(of("vf2"), k.stock); blocked == nil {
 			t.Error("leased while a consumer has it")
 		}
-		lease, blocked := k.Lease(of("vf1"), k.stock)
+		lease, blocked := k.LeaseDevices(of("vf1"), k.stock)
 		if blocked != nil {
 			t.Fatal(blocked)
 		}
@@ -87,7 +87,7 @@ func TestLeaseOfDevice(t *testing.T) {
 			t.Errorf("its sibling: %v", err)
 		}
 		lease.Release()
-		if _, blocked := k.Lease(of("one"), k.stock); blocked != nil {
+		if _, blocked := k.LeaseDevices(of("one"), k.stock); blocked != nil {
 			t.Fatal(blocked)
 		}
 		if err := has("two"); err == nil {
@@ -104,14 +104,14 @@ func TestLeaseOfRecordedSilicon(t *testing.T) {
 	s := host(inGroup("vf0"), inGroup("vf1"))
 	pod := claim("pod", s["vf0"])
 	b.mustGive(pod, s)
-	removal := Change{Name: "pf", Devices: []Hold{Silicon("pf"), Device("vf0", "pf"), Device("vf1", "pf")}}
-	if _, blocked := b.Lease(removal, s); blocked == nil {
+	removal := Change{Name: "pf", Devices: []Hold{SiliconHold("pf"), DeviceHold("vf0", "pf"), DeviceHold("vf1", "pf")}}
+	if _, blocked := b.LeaseDevices(removal, s); blocked == nil {
 		t.Error("all virtual functions of pf can be removed, and claim pod has vf0")
 	}
 	if err := b.End(pod.UID, s); err != nil {
 		t.Fatal(err)
 	}
-	if _, blocked := b.Lease(removal, s); blocked != nil {
+	if _, blocked := b.LeaseDevices(removal, s); blocked != nil {
 		t.Error(blocked)
 	}
 }
@@ -123,23 +123,23 @@ func TestLeaseForConsumer(t *testing.T) {
 	s := host(inGroup("f0"), inGroup("f1"))
 	vm := claim("vm", s["f0"])
 	b.mustGive(vm, s)
-	group := Change{Name: "f0", Devices: []Hold{Device("f0", ""), Device("f1", "")}}
-	if _, blocked := b.Lease(group, s); blocked == nil {
+	group := Change{Name: "f0", Devices: []Hold{DeviceHold("f0", ""), DeviceHold("f1", "")}}
+	if _, blocked := b.LeaseDevices(group, s); blocked == nil {
 		t.Error("leased for no consumer")
 	}
-	group.Consumer, group.Had = vm.Key(), Owner{API: dra, Namespace: "default", Name: "another", UID: vm.UID}
-	if _, blocked := b.Lease(group, s); blocked == nil {
+	group.Consumer, group.Previous = vm.Key(), Owner{API: dra, Namespace: "default", Name: "another", UID: vm.UID}
+	if _, blocked := b.LeaseDevices(group, s); blocked == nil {
 		t.Error("leased for another owner")
 	}
-	group.Had = Owner{}
-	outer, blocked := b.Lease(group, s)
+	group.Previous = Owner{}
+	outer, blocked := b.LeaseDevices(group, s)
 	if blocked != nil {
 		t.Fatal(blocked)
 	}
-	if err := b.Give(claim("other", s["f1"]), Given, s); err == nil {
+	if err := b.AllocateClaim(claim("other", s["f1"]), Allocated, s); err == nil {
 		t.Error("another claim gets a function that is being changed")
 	}
-	inner, blocked := b.Lease(Change{Name: "inner", Consumer: vm.Key(), Devices: group.Devices, Functions: []discovery.DeviceKey{{Function: "0000:03:00.0"}}}, s)
+	inner, blocked := b.LeaseDevices(Change{Name: "inner", Consumer: vm.Key(), Devices: group.Devices, Functions: []discovery.DeviceKey{{Function: "0000:03:00.0"}}}, s)
 	if blocked != nil {
 		t.Fatalf("leased by the same consumer once more: %v", blocked)
 	}
@@ -156,11 +156,11 @@ func TestLeaseOfFunction(t *testing.T) {
 		of := func(name string) Change {
 			return Change{Name: name, Functions: []discovery.DeviceKey{function}}
 		}
-		first, blocked := b.Lease(of("first"), s)
-		if blocked != nil || !b.Leased(function) || b.Leased(discovery.DeviceKey{Function: "0000:04:00.0"}) {
+		first, blocked := b.LeaseDevices(of("first"), s)
+		if blocked != nil || !b.IsLeased(function) || b.IsLeased(discovery.DeviceKey{Function: "0000:04:00.0"}) {
 			t.Fatal(blocked)
 		}
-		if _, blocked := b.Lease(of("second"), s); blocked == nil || !blocked.Changing {
+		if _, blocked := b.LeaseDevices(of("second"), s); blocked == nil || !blocked.Changing {
 			t.Errorf("leased twice: %v", blocked)
 		}
 		short, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -175,7 +175,7 @@ func TestLeaseOfFunction(t *testing.T) {
 			t.Fatalf("after %s: %v", time.Since(began), err)
 		}
 		second.Release()
-		if b.Leased(function) {
+		if b.IsLeased(function) {
 			t.Error("leased after the end")
 		}
 	})
@@ -187,27 +187,27 @@ func TestLeaseOfFunctionRegisteredAgain(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("gpu-0", 128))
 	change := Change{Name: "driver of 0000:03:00.0", Functions: []discovery.DeviceKey{{Function: "0000:03:00.0", Inode: 7}}}
-	before, blocked := b.Lease(change, s)
+	before, blocked := b.LeaseDevices(change, s)
 	if blocked != nil {
 		t.Fatal(blocked)
 	}
 	again := change
 	again.Functions = []discovery.DeviceKey{{Function: "0000:03:00.0", Inode: 8}}
-	if b.Leased(again.Functions[0]) {
+	if b.IsLeased(again.Functions[0]) {
 		t.Error("the lease is on the function that has the address now")
 	}
-	after, blocked := b.Lease(again, s)
+	after, blocked := b.LeaseDevices(again, s)
 	if blocked != nil {
 		t.Fatal(blocked)
 	}
 	before.Release()
-	if !b.Leased(again.Functions[0]) || b.Leased(change.Functions[0]) {
+	if !b.IsLeased(again.Functions[0]) || b.IsLeased(change.Functions[0]) {
 		t.Error("the end of the first lease is not that of the first lease alone")
 	}
 	after.Release()
 	unknown := discovery.DeviceKey{Function: "0000:03:00.0"} // as on a host without inodes
 	change.Functions = append(change.Functions, unknown)
-	if _, blocked := b.Lease(change, s); blocked != nil || !b.Leased(again.Functions[0]) {
+	if _, blocked := b.LeaseDevices(change, s); blocked != nil || !b.IsLeased(again.Functions[0]) {
 		t.Errorf("%v; a function of which only the address is known is not leased", blocked)
 	}
 }
@@ -219,8 +219,8 @@ func TestLeaseOutlastsCalls(t *testing.T) {
 		s := host(gpu("gpu-0", 128))
 		ended := 0
 		change := all("gpu-0")
-		change.Ended = func() { ended++ }
-		lease, blocked := b.Lease(change, s)
+		change.OnEnd = func() { ended++ }
+		lease, blocked := b.LeaseDevices(change, s)
 		if blocked != nil {
 			t.Fatal(blocked)
 		}
@@ -228,21 +228,21 @@ func TestLeaseOutlastsCalls(t *testing.T) {
 		if err := lease.Do(time.Second, "a write", func() error { return failed }); !errors.Is(err, failed) {
 			t.Error(err)
 		}
-		if err := lease.Do(time.Second, "a write", func() error { <-hangs; return nil }); !errors.Is(err, overdue.Err) || lease.Late() == nil {
+		if err := lease.Do(time.Second, "a write", func() error { <-hangs; return nil }); !errors.Is(err, overdue.Err) || lease.OverdueCall() == nil {
 			t.Error(err)
 		}
 		lease.Release()
-		if _, blocked := b.Lease(all("gpu-0"), s); blocked == nil {
+		if _, blocked := b.LeaseDevices(all("gpu-0"), s); blocked == nil {
 			t.Error("leased while the write goes on")
 		}
 		close(hangs)
 		synctest.Wait()
-		again, blocked := b.Lease(all("gpu-0"), s)
+		again, blocked := b.LeaseDevices(all("gpu-0"), s)
 		if blocked != nil || ended != 1 {
 			t.Fatal(blocked, ended)
 		}
 		lease.Release() // a second Release does not end another lease of the same name
-		if _, blocked := b.Lease(all("gpu-0"), s); blocked == nil {
+		if _, blocked := b.LeaseDevices(all("gpu-0"), s); blocked == nil {
 			t.Error("leased twice")
 		}
 		again.Release()
@@ -255,8 +255,8 @@ func TestEndLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		s := host(gpu("gpu-0", 128), gpu("gpu-1", 129))
-		b.Keep(&Kept{Name: "kept", Hold: Hold{Device: "gpu-1", Silicon: "gpu-1"}, Why: "process 47 has it open"})
-		lease, blocked := b.Lease(all("gpu-0"), s)
+		b.KeepDevice(&KeptDevice{Name: "kept", Hold: Hold{Device: "gpu-1", Silicon: "gpu-1"}, Reason: "process 47 has it open"})
+		lease, blocked := b.LeaseDevices(all("gpu-0"), s)
 		if blocked != nil {
 			t.Fatal(blocked)
 		}
@@ -270,7 +270,7 @@ func TestEndLeases(t *testing.T) {
 		if b.EndLeases(short) {
 			t.Error("ended while a write goes on")
 		}
-		if _, blocked := b.Lease(Change{Name: "other"}, s); blocked == nil {
+		if _, blocked := b.LeaseDevices(Change{Name: "other"}, s); blocked == nil {
 			t.Error("leased afterwards")
 		}
 		time.AfterFunc(time.Minute, func() { close(hangs) })

@@ -43,11 +43,11 @@ type Config struct {
 	Boot string  // the kernel's boot ID; claims of another boot exclude no consumer
 	Disk disk.FS // the operating system's if nil
 
-	// Beside are directories in Dir that other code writes to. The ledger removes their temporary
+	// OtherDirs are directories in Dir that other code writes to. The ledger removes their temporary
 	// files too. No other code writes there before the ledger was opened.
-	Beside []string
+	OtherDirs []string
 
-	// Listings means that the caller polls PodResources and calls [Ledger.Observe]. Until the first
+	// Listings means that the caller polls PodResources and calls [Ledger.ObserveListing]. Until the first
 	// complete answer, new claims get only open devices, because a container may have any other
 	// device.
 	Listings bool
@@ -60,45 +60,45 @@ type Config struct {
 	// whether that time is known. Optional.
 	Termination func(namespace, pod string) (time.Duration, bool)
 
-	// Asks reports whether a pod that has not ended requests a resource, and whether the answer is
+	// RequestsResource reports whether a pod that has not ended requests a resource, and whether the answer is
 	// known. Optional.
-	Asks func(namespace, pod, resource string) (asks, known bool)
+	RequestsResource func(namespace, pod, resource string) (asks, known bool)
 
-	// Opened returns the process that has a device open, if only one process at a time can open the
+	// OpenBy returns the process that has a device open, if only one process at a time can open the
 	// device; "" if there is none. Processes of the consumer's own pods are ignored: they already
-	// have the device if the files of the ledger were lost. Opened is called before a consumer gets
+	// have the device if the files of the ledger were lost. OpenBy is called before a consumer gets
 	// the device, and may read the host. Optional.
-	Opened func(d *discovery.Device, own []types.UID) string
+	OpenBy func(d *discovery.Device, own []types.UID) string
 }
 
 // Ledger is the ledger of a node. Only one agent may have it open.
 type Ledger struct {
-	config  Config
-	claims  disk.Files // records of claims, which are invalid after a reboot
-	synced  disk.Files // the other files, which survive a reboot
-	outputs []Output
-	opened  chan struct{} // closed by Open
-	changed chan struct{} // holds a value when Run must reconcile; every change may send, Run receives
+	config       Config
+	claims       disk.Files // records of claims, which are invalid after a reboot
+	synced       disk.Files // the other files, which survive a reboot
+	outputs      []Output
+	openedSignal chan struct{} // closed by Open
+	changed      chan struct{} // holds a value when Run must reconcile; every change may send, Run receives
 
-	locks  locks
-	filing turn // serializes writes and removals of files of the host
-	saving turn // serializes reads and writes of grants, so that the last write is the newest
-	saying turn // serializes writes of the file boot
+	locks       locks
+	filing      turn // serializes writes and removals of files of the host
+	saving      turn // serializes reads and writes of grants, so that the last write is the newest
+	writingBoot turn // serializes writes of the file boot
 
-	mu       sync.Mutex // guards the fields below, and is never held during I/O
-	accounts map[string]*account
-	index    index
-	version  int                // number of changes of the accounts, from 1, because a view of no ledger has 0
-	view     *View              // the view of an earlier or the present version, nil before the first
-	replaced map[string][]Entry // by key, entries whose outputs the present entry replaces
-	said     listed
-	unread   bool                 // the file of grants may hold grants that the accounts lack
-	unsaved  bool                 // the file of grants differs from the accounts
-	booted   bool                 // the file boot names the present boot
-	wiped    bool                 // records of claims were lost in this boot
-	left     []Entry              // ended entries whose outputs could not be removed
-	ended    map[string]time.Time // when claims have ended, by key
-	freed    chan struct{}        // closed when an entry ends; nil if no caller waits
+	mu            sync.Mutex // guards the fields below, and is never held during I/O
+	accounts      map[string]*account
+	index         index
+	version       int                // number of changes of the accounts, from 1, because a view of no ledger has 0
+	view          *View              // the view of an earlier or the present version, nil before the first
+	replaced      map[string][]Entry // by key, entries whose outputs the present entry replaces
+	listing       listingState
+	grantsUnread  bool                 // the file of grants may hold grants that the accounts lack
+	grantsUnsaved bool                 // the file of grants differs from the accounts
+	bootRecorded  bool                 // the file boot names the present boot
+	recordsLost   bool                 // records of claims were lost in this boot
+	unremoved     []Entry              // ended entries whose outputs could not be removed
+	endTimes      map[string]time.Time // when claims have ended, by key
+	entryEnded    chan struct{}        // closed when an entry ends; nil if no caller waits
 
 	leasesEnd chan struct{} // closed when the next lease ends
 	closed    bool          // no new lease is possible
@@ -110,20 +110,20 @@ func New(config Config) *Ledger {
 		config.Patience = 10 * time.Second
 	}
 	return &Ledger{
-		config:   config,
-		claims:   disk.Files{FS: config.Disk},
-		synced:   disk.Files{FS: config.Disk, Synced: true},
-		filing:   newTurn(),
-		saving:   newTurn(),
-		saying:   newTurn(),
-		opened:   make(chan struct{}),
-		changed:  make(chan struct{}, 1),
-		accounts: make(map[string]*account),
-		index:    newIndex(),
-		replaced: make(map[string][]Entry),
-		ended:    make(map[string]time.Time),
-		unread:   true,
-		version:  1,
+		config:       config,
+		claims:       disk.Files{FS: config.Disk},
+		synced:       disk.Files{FS: config.Disk, Synced: true},
+		filing:       newTurn(),
+		saving:       newTurn(),
+		writingBoot:  newTurn(),
+		openedSignal: make(chan struct{}),
+		changed:      make(chan struct{}, 1),
+		accounts:     make(map[string]*account),
+		index:        newIndex(),
+		replaced:     make(map[string][]Entry),
+		endTimes:     make(map[string]time.Time),
+		grantsUnread: true,
+		version:      1,
 
 		leasesEnd: make(chan struct{}),
 	}
@@ -133,12 +133,12 @@ func New(config Config) *Ledger {
 // the order of these calls, and removed in reverse order. AddOutput must be called before Open.
 func (l *Ledger) AddOutput(o Output) { l.outputs = append(l.outputs, o) }
 
-// Opened returns a channel that is closed once the ledger is open.
-func (l *Ledger) Opened() <-chan struct{} { return l.opened }
+// WaitOpen returns a channel that is closed once the ledger is open.
+func (l *Ledger) WaitOpen() <-chan struct{} { return l.openedSignal }
 
 func (l *Ledger) isOpen() bool {
 	select {
-	case <-l.opened:
+	case <-l.openedSignal:
 		return true
 	default:
 		return false
@@ -155,15 +155,15 @@ func (l *Ledger) NewClaim(uid types.UID, namespace, name string) *Claim {
 	return &Claim{Version: Version, ReadableBy: readableBy, UID: uid, Namespace: namespace, Name: name, Boot: l.config.Boot, Since: time.Now().UTC().Truncate(time.Second)}
 }
 
-// Give puts a claim into the state Configuring or Given, or returns [*Blocked] or a disk error.
+// AllocateClaim puts a claim into the state Configuring or Given, or returns [*Blocked] or a disk error.
 // After a disk error, the state of the claim follows from its file, which is read back. The caller
-// has the claim's lock. Give is the first half of Prepare; [Ledger.Write] writes the outputs.
-func (l *Ledger) Give(c *Claim, to State, s Stock) error {
-	if err := l.Settle(c.Key()); err != nil {
+// has the claim's lock. AllocateClaim is the first half of Prepare; [Ledger.Write] writes the outputs.
+func (l *Ledger) AllocateClaim(c *Claim, to State, s Stock) error {
+	if err := l.SettleClaim(c.Key()); err != nil {
 		return err
 	}
 	c.Configuring = to == Configuring
-	l.conform(c)
+	l.adaptShares(c)
 	data, err := c.file()
 	if err != nil {
 		return fmt.Errorf("record of claim %s: %w", c.UID, err)
@@ -172,7 +172,7 @@ func (l *Ledger) Give(c *Claim, to State, s Stock) error {
 	if err != nil {
 		return err
 	}
-	if to == Given && (before == nil || before.state != Given) {
+	if to == Allocated && (before == nil || before.state != Allocated) {
 		if err := l.mayOpen(c.Holds(), c.Users, s); err != nil {
 			l.mu.Lock()
 			defer l.mu.Unlock()
@@ -189,21 +189,21 @@ func (l *Ledger) Give(c *Claim, to State, s Stock) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.enter(there, c, to, before)
+	l.applyWritten(there, c, to, before)
 	return err
 }
 
-// conform gives the shares of a claim the form that other consumers of the same device have. The
+// adaptShares gives the shares of a claim the form that other consumers of the same device have. The
 // administrator may have changed the number of shares since. The device is not published while it
 // is in use in the earlier form, so the scheduler allocated this claim by the earlier form too. A
 // device that is only kept after the end of its consumer is published in the present form.
-func (l *Ledger) conform(c *Claim) {
+func (l *Ledger) adaptShares(c *Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range c.Results {
 		r := &c.Results[i]
-		for _, a := range l.index.of[r.Source] {
-			if _, leased := a.entry.(*lease); leased || a.state == Past {
+		for _, a := range l.index.byTerm[r.Source] {
+			if _, leased := a.entry.(*lease); leased || a.state == Ended {
 				continue
 			}
 			for _, h := range a.holds {
@@ -222,24 +222,24 @@ func (l *Ledger) reserve(c *Claim, s Stock) (before *account, err error) {
 	defer l.mu.Unlock()
 	before = l.accounts[c.Key()]
 	a := newAccount(c, Reserved)
-	q := question{by: discovery.ModeDRA, owner: c.Owner(), own: c.Key(), want: a.holds, stock: s}
+	q := query{api: discovery.ModeDRA, owner: c.Owner(), ownKey: c.Key(), wanted: a.holds, stock: s}
 	if !before.has() {
 		if b := l.mayHave(q); b != nil {
 			return nil, b
 		}
 	}
-	if b := l.index.blocked(q); b != nil {
+	if b := l.index.findBlocked(q); b != nil {
 		return nil, b
 	}
-	if before != nil && before.state != Past {
+	if before != nil && before.state != Ended {
 		a.holds = slices.Concat(a.holds, before.holds)
 	}
 	l.put(a)
 	return before, nil
 }
 
-// enter sets the state of a claim according to the file in place after a write.
-func (l *Ledger) enter(there disk.InPlace, c *Claim, to State, before *account) {
+// applyWritten sets the state of a claim according to the file in place after a write.
+func (l *Ledger) applyWritten(there disk.InPlace, c *Claim, to State, before *account) {
 	switch there {
 	case disk.New:
 		if before != nil {
@@ -247,25 +247,25 @@ func (l *Ledger) enter(there disk.InPlace, c *Claim, to State, before *account) 
 		}
 		l.put(newAccount(c, to))
 	case disk.Old:
-		l.drop(c.Key())
+		l.dropAccount(c.Key())
 		if before != nil {
 			l.put(before)
 		}
 	case disk.Unknown:
-		a := newAccount(c, Unsure)
+		a := newAccount(c, Uncertain)
 		a.to, a.before = to, before
-		if before != nil && before.state != Past {
+		if before != nil && before.state != Ended {
 			a.holds = slices.Concat(a.holds, before.holds)
 		}
 		l.put(a)
 	}
 }
 
-// Settle determines the state of a claim whose file could not be read back after a write. The
+// SettleClaim determines the state of a claim whose file could not be read back after a write. The
 // caller has the claim's lock.
-func (l *Ledger) Settle(key string) error {
-	a := l.account(key)
-	if a == nil || a.state != Unsure {
+func (l *Ledger) SettleClaim(key string) error {
+	a := l.accountOf(key)
+	if a == nil || a.state != Uncertain {
 		return nil
 	}
 	c := a.entry.(*Claim)
@@ -279,13 +279,13 @@ func (l *Ledger) Settle(key string) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.enter(there, c, a.to, a.before)
+	l.applyWritten(there, c, a.to, a.before)
 	return nil
 }
 
 // Get returns the entry of a key and its state; nil and None if there is none.
 func (l *Ledger) Get(key string) (Entry, State) {
-	a := l.account(key)
+	a := l.accountOf(key)
 	if a == nil {
 		return nil, None
 	}
@@ -314,7 +314,7 @@ func (l *Ledger) Since(uid types.UID) time.Time {
 }
 
 // IsSealed reports whether the ledger has files of a claim that it could not decode.
-func (l *Ledger) IsSealed(uid types.UID) bool { return l.account(sealedKey(string(uid))) != nil }
+func (l *Ledger) IsSealed(uid types.UID) bool { return l.accountOf(sealedKey(string(uid))) != nil }
 
 // Write brings the outputs of an entry up to date. The caller has the entry's lock. After an error,
 // [Ledger.Run] tries again.
@@ -322,17 +322,17 @@ func (l *Ledger) Write(key string) error {
 	l.mu.Lock()
 	a, replaced := l.accounts[key], l.replaced[key]
 	l.mu.Unlock()
-	if a == nil || a.state != Given {
+	if a == nil || a.state != Allocated {
 		return nil
 	}
-	defer l.alone(append(slices.Clone(replaced), a.entry)...)()
+	defer l.lockFiles(append(slices.Clone(replaced), a.entry)...)()
 	for _, o := range l.outputs {
 		if err := o.Write(a.entry); err != nil {
 			return err
 		}
 	}
 	for _, e := range replaced {
-		if err := l.removeOutputs(e, l.others(nil)); err != nil {
+		if err := l.removeOutputs(e, l.otherEntries(nil)); err != nil {
 			return err
 		}
 	}
@@ -369,10 +369,10 @@ func (l *Ledger) End(uid types.UID, s Stock) error {
 
 func (l *Ledger) end(uid types.UID, s Stock) error {
 	key := string(uid)
-	entries, sealed := l.ending(key, s)
-	defer l.alone(entries...)()
+	entries, sealed := l.startEnding(key, s)
+	defer l.lockFiles(entries...)()
 	for _, e := range entries {
-		if err := l.removeOutputs(e, l.others([]string{key, sealedKey(key)})); err != nil {
+		if err := l.removeOutputs(e, l.otherEntries([]string{key, sealedKey(key)})); err != nil {
 			return err
 		}
 	}
@@ -390,26 +390,26 @@ func (l *Ledger) end(uid types.UID, s Stock) error {
 		}
 	}
 	for _, o := range slices.Backward(l.outputs) {
-		if k, ok := o.(Keeper); ok {
-			if err := k.Forget(uid); err != nil {
+		if k, ok := o.(ClaimForgetter); ok {
+			if err := k.ForgetClaim(uid); err != nil {
 				return err
 			}
 		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.drop(key)
-	l.drop(sealedKey(key))
+	l.dropAccount(key)
+	l.dropAccount(sealedKey(key))
 	delete(l.replaced, key)
 	now := time.Now()
-	maps.DeleteFunc(l.ended, func(_ string, at time.Time) bool { return now.Sub(at) > endedFor })
-	l.ended[key] = now
+	maps.DeleteFunc(l.endTimes, func(_ string, at time.Time) bool { return now.Sub(at) > endedFor })
+	l.endTimes[key] = now
 	return nil
 }
 
-// ending puts a claim into the state Ending and returns the entries whose outputs must be removed.
+// startEnding puts a claim into the state Ending and returns the entries whose outputs must be removed.
 // A claim without an entry may have outputs too.
-func (l *Ledger) ending(key string, s Stock) (entries []Entry, sealed bool) {
+func (l *Ledger) startEnding(key string, s Stock) (entries []Entry, sealed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if a := l.accounts[sealedKey(key)]; a != nil {
@@ -418,7 +418,7 @@ func (l *Ledger) ending(key string, s Stock) (entries []Entry, sealed bool) {
 		entries = append(entries, &Sealed{UID: types.UID(key)})
 	}
 	if a := l.accounts[key]; a != nil {
-		if a.state != Past { // a Past claim excludes no consumer, whether it can be ended or not
+		if a.state != Ended { // a Past claim excludes no consumer, whether it can be ended or not
 			ending := *a
 			ending.state = Ending
 			l.put(&ending)
@@ -442,27 +442,27 @@ func (l *Ledger) removeOutputs(e Entry, others []Entry) error {
 	return nil
 }
 
-// others returns the entries whose outputs must stay, except the entries with the given keys.
-func (l *Ledger) others(without []string) []Entry {
+// otherEntries returns the entries whose outputs must stay, except the entries with the given keys.
+func (l *Ledger) otherEntries(without []string) []Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	entries := make([]Entry, 0, len(l.accounts))
 	for key, a := range l.accounts {
-		if a.state != Past && !slices.Contains(without, key) && (a.state != Ending || a.entry.API() == discovery.ModeDevicePlugin) {
+		if a.state != Ended && !slices.Contains(without, key) && (a.state != Ending || a.entry.API() == discovery.ModeDevicePlugin) {
 			entries = append(entries, a.entry)
 		}
 	}
 	return entries
 }
 
-// alone excludes other writers of files of the host, if one of the entries has such files. When two
+// lockFiles excludes other writers of files of the host, if one of the entries has such files. When two
 // entries that share a file end at once, the second one sees that the first is gone. A file is not
 // written while another call regards it as unused.
-func (l *Ledger) alone(entries ...Entry) (done func()) {
+func (l *Ledger) lockFiles(entries ...Entry) (done func()) {
 	if !slices.ContainsFunc(entries, func(e Entry) bool { return len(e.Files()) > 0 }) {
 		return func() {}
 	}
-	return l.filing.take()
+	return l.filing.takeTurn()
 }
 
 func (l *Ledger) file(name string) string { return filepath.Join(l.config.Dir, name) }
@@ -473,7 +473,7 @@ func (l *Ledger) claimFile(uid types.UID) string {
 
 // asideOf returns the files of a claim that were set aside.
 func (l *Ledger) asideOf(uid types.UID) ([]string, error) {
-	entries, err := l.claims.List(l.file(claimsDir))
+	entries, err := l.claims.ListDir(l.file(claimsDir))
 	if err != nil {
 		return nil, err
 	}

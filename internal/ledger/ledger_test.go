@@ -86,7 +86,7 @@ func claim(name string, devices ...rules.Offered) *Claim {
 	for i, d := range devices {
 		r := Result{
 			Request: "r", Pool: "node", Device: d.Name, Source: d.Name, Silicon: d.Silicon(), Whole: d.PartOf == nil,
-			Takes: d.Takes, Shared: d.Open, Identity: d.Identity, CDI: fmt.Sprintf("uid-%s-%d-%s", name, i, d.Name),
+			Takes: d.Takes, Shared: d.Shareable, Identity: d.Identity, CDI: fmt.Sprintf("uid-%s-%d-%s", name, i, d.Name),
 		}
 		for _, n := range d.Edits.DeviceNodes {
 			r.Nodes = append(r.Nodes, Node{Path: n.Path, Type: n.Type, Major: uint32(n.Major), Minor: uint32(n.Minor)})
@@ -131,7 +131,7 @@ func (n *notes) Remove(e Entry, others []Entry) error {
 	return n.fails
 }
 
-func (n *notes) Sweep(look func(types.UID, func() error) (bool, error)) error {
+func (n *notes) RemoveOrphans(look func(types.UID, func() error) (bool, error)) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var errs []error
@@ -147,7 +147,7 @@ func (n *notes) Sweep(look func(types.UID, func() error) (bool, error)) error {
 	return errors.Join(errs...)
 }
 
-func (n *notes) Tidy(age time.Duration) error {
+func (n *notes) RemoveTemporary(age time.Duration) error {
 	n.tidied = age
 	return nil
 }
@@ -196,14 +196,14 @@ func (b *bench) reboot(boot string) *bench {
 
 func (b *bench) mustGive(c *Claim, s Stock) {
 	b.t.Helper()
-	if err := errors.Join(b.Give(c, Given, s), b.Write(c.Key())); err != nil {
+	if err := errors.Join(b.AllocateClaim(c, Allocated, s), b.Write(c.Key())); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
 func (b *bench) mustRefuse(c *Claim, s Stock, words ...string) {
 	b.t.Helper()
-	err := b.Give(c, Given, s)
+	err := b.AllocateClaim(c, Allocated, s)
 	if _, blocked := errors.AsType[*Blocked](err); !blocked {
 		b.t.Fatalf("claim %s is not refused: %v", c.Name, err)
 	}
@@ -229,12 +229,12 @@ func TestLifeOfAClaim(t *testing.T) {
 	b.mustRefuse(claim("other", s["a"]), s, "device a is in use by claim default/c")
 	b.mustGive(claim("second", s["b"]), s)
 	b.open()
-	if got, state := b.Claim(c.UID); state != Given || got.Name != "c" {
+	if got, state := b.Claim(c.UID); state != Allocated || got.Name != "c" {
 		t.Fatalf("after a restart: %v, %v", got, state)
 	}
 	b.mustRefuse(claim("other", s["a"]), s, "in use by claim default/c")
 	b.reboot("boot-2")
-	if state := b.state(c); state != Past {
+	if state := b.state(c); state != Ended {
 		t.Errorf("after a reboot: %v", state)
 	}
 	other := claim("other", s["a"])
@@ -265,11 +265,11 @@ func TestDiskErrors(t *testing.T) {
 		state State
 	}{
 		"nothing": {nil, None},
-		"past":    {[]string{"boot-1"}, Past},
-		"given":   {[]string{"boot-2"}, Given},
+		"past":    {[]string{"boot-1"}, Ended},
+		"given":   {[]string{"boot-2"}, Allocated},
 	}
 	for name, was := range before {
-		for _, to := range []State{Configuring, Given} {
+		for _, to := range []State{Configuring, Allocated} {
 			for _, op := range []disktest.Op{disktest.Create, disktest.Write, disktest.Rename} {
 				t.Run(fmt.Sprintf("%s to %v, %s", name, to, op), func(t *testing.T) {
 					b := newBench(t)
@@ -286,13 +286,13 @@ func TestDiskErrors(t *testing.T) {
 					}
 					wanted := anew("boot-2", false)
 					wanted.Results[0].Nodes[1].Minor = 99
-					if err := b.Give(wanted, to, s); !errors.Is(err, syscall.ENOSPC) {
+					if err := b.AllocateClaim(wanted, to, s); !errors.Is(err, syscall.ENOSPC) {
 						t.Fatalf("error is %v", err)
 					}
 					if state := b.state(wanted); state != was.state {
 						t.Errorf("state is %v, want %v", state, was.state)
 					}
-					if err := b.Give(wanted, to, s); !errors.Is(err, syscall.ENOSPC) {
+					if err := b.AllocateClaim(wanted, to, s); !errors.Is(err, syscall.ENOSPC) {
 						t.Errorf("the second time the error is %v", err)
 					}
 					b.disk.Before = nil
@@ -300,7 +300,7 @@ func TestDiskErrors(t *testing.T) {
 					if state := b.state(wanted); state != was.state {
 						t.Errorf("after a restart the state is %v, want %v", state, was.state)
 					}
-					if err := b.Give(wanted, to, s); err != nil || b.state(wanted) != to {
+					if err := b.AllocateClaim(wanted, to, s); err != nil || b.state(wanted) != to {
 						t.Errorf("with space again: %v, %v", b.state(wanted), err)
 					}
 				})
@@ -335,19 +335,19 @@ func TestUnsure(t *testing.T) {
 			}
 			return nil
 		}
-		if err := b.Give(c, Given, s); !errors.Is(err, syscall.EIO) || b.state(c) != Unsure {
+		if err := b.AllocateClaim(c, Allocated, s); !errors.Is(err, syscall.EIO) || b.state(c) != Uncertain {
 			t.Fatalf("%v, %v", b.state(c), err)
 		}
 		b.mustRefuse(other, s, "in use by claim default/c")
-		if err := b.Give(c, Given, s); !errors.Is(err, syscall.EIO) || b.state(c) != Unsure {
+		if err := b.AllocateClaim(c, Allocated, s); !errors.Is(err, syscall.EIO) || b.state(c) != Uncertain {
 			t.Errorf("read again before anything else: %v, %v", b.state(c), err)
 		}
 		b.disk.Before, b.disk.BeforeRead = nil, nil
-		if err := b.Reconcile(t.Context()); err != nil {
+		if err := b.ReconcileFiles(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if written {
-			if b.state(c) != Given || !b.notes.of[c.Key()] {
+			if b.state(c) != Allocated || !b.notes.of[c.Key()] {
 				t.Errorf("it was written: %v, outputs %v", b.state(c), b.notes.of)
 			}
 			continue
@@ -365,21 +365,21 @@ func TestOutputsAreReconciled(t *testing.T) {
 	s := host(gpu("a", 128))
 	c := claim("c", s["a"])
 	b.notes.fails = syscall.ENOSPC
-	if err := b.Give(c, Given, s); err != nil {
+	if err := b.AllocateClaim(c, Allocated, s); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Write(c.Key()); !errors.Is(err, syscall.ENOSPC) || b.state(c) != Given {
+	if err := b.Write(c.Key()); !errors.Is(err, syscall.ENOSPC) || b.state(c) != Allocated {
 		t.Fatalf("%v, %v", b.state(c), err)
 	}
 	b.notes.fails = nil
-	if err := b.Reconcile(t.Context()); err != nil || !b.notes.of[c.Key()] {
+	if err := b.ReconcileFiles(t.Context()); err != nil || !b.notes.of[c.Key()] {
 		t.Errorf("outputs %v, %v", b.notes.of, err)
 	}
 	if b.notes.tidied != disk.Abandoned {
 		t.Errorf("temporary files of age %s were swept", b.notes.tidied)
 	}
 	delete(b.notes.of, c.Key()) // as if the directory had been wiped
-	if err := b.Reconcile(t.Context()); err != nil || !b.notes.of[c.Key()] {
+	if err := b.ReconcileFiles(t.Context()); err != nil || !b.notes.of[c.Key()] {
 		t.Errorf("outputs %v, %v", b.notes.of, err)
 	}
 }
@@ -410,11 +410,11 @@ func TestFailedEndLeavesClaimGiven(t *testing.T) {
 			c := claim("c", s["a"])
 			b.mustGive(c, s)
 			fails(b, true)
-			if err := b.End(c.UID, s); !errors.Is(err, syscall.EROFS) || b.state(c) != Given {
+			if err := b.End(c.UID, s); !errors.Is(err, syscall.EROFS) || b.state(c) != Allocated {
 				t.Fatalf("%v, %v", b.state(c), err)
 			}
 			fails(b, false)
-			if err := b.Reconcile(t.Context()); err != nil || b.state(c) != Given || !b.notes.of[c.Key()] {
+			if err := b.ReconcileFiles(t.Context()); err != nil || b.state(c) != Allocated || !b.notes.of[c.Key()] {
 				t.Errorf("%v, outputs %v, %v", b.state(c), b.notes.of, err)
 			}
 			b.mustRefuse(claim("other", s["a"]), s, "in use by claim default/c")
@@ -443,12 +443,12 @@ func TestRun(t *testing.T) {
 			defer b.notes.mu.Unlock()
 			return b.notes.of[c.Key()]
 		}
-		time.Sleep(interval + time.Second)
+		time.Sleep(reconcileInterval + time.Second)
 		synctest.Wait()
 		b.notes.mu.Lock()
 		b.notes.fails = nil
 		b.notes.mu.Unlock()
-		time.Sleep(interval - 2*time.Second)
+		time.Sleep(reconcileInterval - 2*time.Second)
 		if synctest.Wait(); there() {
 			t.Error("written before it was time")
 		}
@@ -478,7 +478,7 @@ func TestDirectoriesAreSynchronised(t *testing.T) {
 	if err := errors.Join(os.RemoveAll(b.config.Dir), os.Mkdir(b.config.Dir, 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Reconcile(t.Context()); err != nil {
+	if err := b.ReconcileFiles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	above := "sync directory " + filepath.Base(filepath.Dir(b.config.Dir))
@@ -502,7 +502,7 @@ func TestOutputsThatCannotBeSwept(t *testing.T) {
 		t.Fatal("swept all the same")
 	}
 	b.notes.fails = nil
-	if err := b.Reconcile(t.Context()); err != nil || b.notes.of["uid-gone"] || !b.notes.of["uid-c"] {
+	if err := b.ReconcileFiles(t.Context()); err != nil || b.notes.of["uid-gone"] || !b.notes.of["uid-c"] {
 		t.Errorf("outputs %v, %v; want that of the claim", b.notes.of, err)
 	}
 }
@@ -525,7 +525,7 @@ func TestEndThatFails(t *testing.T) {
 	b.mustRefuse(claim("other", s["a"]), s, "in use by claim default/c")
 	b.disk.Before = nil
 	b.open()
-	if b.state(c) != Given || !b.notes.of[c.Key()] {
+	if b.state(c) != Allocated || !b.notes.of[c.Key()] {
 		t.Errorf("after a crash it is %v, outputs %v: it must be what its file says", b.state(c), b.notes.of)
 	}
 }
@@ -544,7 +544,7 @@ func TestGiveAtOnce(t *testing.T) {
 				c := claim(fmt.Sprint(i), s["a"])
 				unlock, _ := b.Lock(context.Background(), c.Key())
 				defer unlock()
-				err = errors.Join(b.Give(c, Given, s), b.Write(c.Key()))
+				err = errors.Join(b.AllocateClaim(c, Allocated, s), b.Write(c.Key()))
 			} else {
 				g := &Grant{Resource: "ours/gpu", ID: fmt.Sprint(i), Devices: []string{"a"}, Silicon: []string{"a"}, Exclusive: true}
 				err = b.GiveGrants(s, []*Grant{g})
@@ -569,7 +569,7 @@ func TestOpenedDevice(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128), gpu("b", 129))
 	who := ""
-	b.config.Opened = func(d *discovery.Device, own []types.UID) string {
+	b.config.OpenBy = func(d *discovery.Device, own []types.UID) string {
 		if d.Name != "a" || slices.Contains(own, "own") {
 			return ""
 		}
@@ -580,10 +580,10 @@ func TestOpenedDevice(t *testing.T) {
 	grant := &Grant{Resource: "ours/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}, Exclusive: true}
 
 	who = "process 47"
-	if err := b.Give(first, Configuring, s); err != nil {
+	if err := b.AllocateClaim(first, Configuring, s); err != nil {
 		t.Fatal(err)
 	}
-	freed := b.Freed()
+	freed := b.FreedSignal()
 	b.mustRefuse(first, s, "device a is in use by process 47")
 	first.Users = []types.UID{"other"}
 	b.mustRefuse(first, s, "device a is in use by process 47")
@@ -605,7 +605,7 @@ func TestOpenedDevice(t *testing.T) {
 	}
 
 	blocked, ok := errors.AsType[*Blocked](b.GiveGrants(s, []*Grant{grant}))
-	if !ok || !blocked.Passing || blocked.Why() != who {
+	if !ok || !blocked.Reclaiming || blocked.OwnerText() != who {
 		t.Errorf("a container is refused with %v", blocked)
 	}
 	own := claim("own", s["a"])
@@ -644,7 +644,7 @@ func TestWipedDirectoryIsWrittenAgain(t *testing.T) {
 	if err := os.RemoveAll(b.config.Dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Reconcile(t.Context()); err != nil {
+	if err := b.ReconcileFiles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(b.claimFile(c.UID)); err != nil || !bytes.Equal(got, want) {
@@ -668,13 +668,13 @@ func TestSameViews(t *testing.T) {
 		t.Fatal(err)
 	}
 	empty := l.View(nil)
-	if !l.View(nil).Same(empty) {
+	if !l.View(nil).SameAs(empty) {
 		t.Error("two views without an entry are not the same")
 	}
-	if err := l.Give(l.NewClaim("uid", "default", "one"), Given, nil); err != nil {
+	if err := l.AllocateClaim(l.NewClaim("uid", "default", "one"), Allocated, nil); err != nil {
 		t.Fatal(err)
 	}
-	if l.View(nil).Same(empty) {
+	if l.View(nil).SameAs(empty) {
 		t.Error("a view with a claim is the same as one without")
 	}
 }

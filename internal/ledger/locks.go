@@ -11,8 +11,8 @@ type turn chan struct{}
 
 func newTurn() turn { return make(turn, 1) }
 
-// take waits for the turn.
-func (t turn) take() (done func()) {
+// takeTurn waits for the turn.
+func (t turn) takeTurn() (done func()) {
 	t <- struct{}{}
 	return func() { <-t }
 }
@@ -27,7 +27,7 @@ type locks struct {
 // lock takes the lock of a key, or returns the context's error.
 func (l *locks) lock(ctx context.Context, key string) (unlock func(), err error) {
 	for {
-		unlock, other := l.try(key)
+		unlock, other := l.tryLock(key)
 		if other == nil {
 			return unlock, nil
 		}
@@ -39,8 +39,8 @@ func (l *locks) lock(ctx context.Context, key string) (unlock func(), err error)
 	}
 }
 
-// try takes the lock of a key. If the lock is taken, try returns a channel that is closed on release.
-func (l *locks) try(key string) (unlock func(), other <-chan struct{}) {
+// tryLock takes the lock of a key. If the lock is taken, try returns a channel that is closed on release.
+func (l *locks) tryLock(key string) (unlock func(), other <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if other, taken := l.taken[key]; taken {

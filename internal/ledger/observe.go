@@ -12,47 +12,47 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// unheard is the reason to block devices without a recorded owner until PodResources has listed all
+// unlistedFor is the reason to block devices without a recorded owner until PodResources has listed all
 // pods once.
-const unheard = "a container perhaps: the kubelet has not yet reported the devices of containers"
+const unlistedFor = "a container perhaps: the kubelet has not yet reported the devices of containers"
 
-// Termination is the default grace period of a deleted pod's containers, which is the default of
+// DefaultTermination is the default grace period of a deleted pod's containers, which is the default of
 // Kubernetes (pkg/apis/core/v1/defaults.go, DefaultTerminationGracePeriodSeconds, in 1.31 to 1.37).
-const Termination = 30 * time.Second
+const DefaultTermination = 30 * time.Second
 
-// listed is the content of PodResources.
-type listed struct {
-	whole     bool                // PodResources has listed all pods at least once
-	since     time.Time           // time since when each answer has listed all pods, zero after an incomplete answer
-	asked     time.Time           // time of the last request, zero if its answer was incomplete
-	ids       map[string]sighting // allocated IDs of any resource, with their containers
-	strangers map[string]*Grant   // allocations of other plugins
+// listingState is the content of PodResources.
+type listingState struct {
+	whole       bool                // PodResources has listed all pods at least once
+	wholeSince  time.Time           // time since when each answer has listed all pods, zero after an incomplete answer
+	lastRequest time.Time           // time of the last request, zero if its answer was incomplete
+	ids         map[string]sighting // allocated IDs of any resource, with their containers
+	foreign     map[string]*Grant   // allocations of other plugins
 }
 
 // sighting is a present or recent ID in PodResources.
 type sighting struct {
 	resource, id, container string
-	missing                 time.Time // time when PodResources first left out the ID
+	missingSince            time.Time // time when PodResources first left out the ID
 }
 
-// perhaps returns the reason why a container may have a device without a recorded owner, or "" if all
+// unknownOwnerReason returns the reason why a container may have a device without a recorded owner, or "" if all
 // allocations are known.
-func (l *Ledger) perhaps() string {
+func (l *Ledger) unknownOwnerReason() string {
 	switch {
-	case l.unread:
+	case l.grantsUnread:
 		return fmt.Sprintf("a container perhaps: %s, which lists the devices of containers, cannot be read", l.file(grantsFile))
-	case l.config.Listings && !l.said.whole:
-		return unheard
+	case l.config.Listings && !l.listing.whole:
+		return unlistedFor
 	}
 	return ""
 }
 
-// Observe records a PodResources listing with the time of the request. said is nil if PodResources
+// ObserveListing records a PodResources listing with the time of the request. said is nil if PodResources
 // did not answer. Listed grants get their container. Grants end when complete listings have left them
-// out for long enough. Observe calls stock while the ledger is locked, so a concurrent
-// [Ledger.Recognise] runs afterwards.
-func (l *Ledger) Observe(at time.Time, said *kubeletapi.Listing, stock func() Stock) error {
-	ended, adopted, changed := l.observe(at, said, stock)
+// out for long enough. ObserveListing calls stock while the ledger is locked, so a concurrent
+// [Ledger.RecogniseListed] runs afterwards.
+func (l *Ledger) ObserveListing(at time.Time, said *kubeletapi.Listing, stock func() Stock) error {
+	ended, adopted, changed := l.observeListing(at, said, stock)
 	if !changed {
 		return nil
 	}
@@ -63,30 +63,30 @@ func (l *Ledger) Observe(at time.Time, said *kubeletapi.Listing, stock func() St
 	return errors.Join(append(errs, l.endReplaced(ended))...)
 }
 
-func (l *Ledger) observe(at time.Time, said *kubeletapi.Listing, stock func() Stock) (ended []Entry, adopted []string, changed bool) {
+func (l *Ledger) observeListing(at time.Time, said *kubeletapi.Listing, stock func() Stock) (ended []Entry, adopted []string, changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.said.asked = time.Time{}
+	l.listing.lastRequest = time.Time{}
 	if said == nil || !said.Whole {
-		l.said.since = time.Time{}
-	} else if l.said.since.IsZero() {
-		l.said.since = at
+		l.listing.wholeSince = time.Time{}
+	} else if l.listing.wholeSince.IsZero() {
+		l.listing.wholeSince = at
 	}
 	if said == nil {
 		return nil, nil, false
 	}
 	ids, running := idsIn(said)
-	l.list(at, ids, said.Whole)
-	changed = l.confirm(at, ids)
+	l.storeListing(at, ids, said.Whole)
+	changed = l.confirmContainers(at, ids)
 	if said.Whole {
-		l.said.whole, l.said.asked = true, at
+		l.listing.whole, l.listing.lastRequest = true, at
 		var more bool
-		ended, more = l.dismiss(at, ids, running)
+		ended, more = l.endAbsent(at, ids, running)
 		changed = changed || more
 	}
-	adopted = l.adopt(at, stock())
+	adopted = l.adoptListed(at, stock())
 	l.noteClaims(said)
-	return ended, adopted, changed || len(adopted) > 0 || l.unsaved
+	return ended, adopted, changed || len(adopted) > 0 || l.grantsUnsaved
 }
 
 // idsIn returns the IDs of containers, by key, and the resources of each container.
@@ -107,47 +107,47 @@ func idsIn(said *kubeletapi.Listing) (ids map[string]sighting, running map[strin
 	return ids, running
 }
 
-// list stores the listing, and keeps missing IDs for a while.
-func (l *Ledger) list(at time.Time, ids map[string]sighting, whole bool) {
+// storeListing stores the listing, and keeps missing IDs for a while.
+func (l *Ledger) storeListing(at time.Time, ids map[string]sighting, whole bool) {
 	now := maps.Clone(ids)
-	for key, before := range l.said.ids {
+	for key, before := range l.listing.ids {
 		if _, named := now[key]; named {
 			continue
 		}
-		if whole && before.missing.IsZero() {
-			before.missing = at
+		if whole && before.missingSince.IsZero() {
+			before.missingSince = at
 		}
-		if !whole || at.Sub(l.leftOut(before.missing)) < l.config.Patience+l.termination(before.container) {
+		if !whole || at.Sub(l.leftOut(before.missingSince)) < l.config.Patience+l.gracePeriod(before.container) {
 			now[key] = before
 		}
 	}
-	l.said.ids = now
+	l.listing.ids = now
 }
 
 // leftOut returns the start of an uninterrupted absence of an ID from complete answers. missing is
 // the time of the first absence. A kubelet that does not answer does not end containers either.
-func (l *Ledger) leftOut(missing time.Time) time.Time { return later(missing, l.said.since) }
+func (l *Ledger) leftOut(missing time.Time) time.Time { return laterOf(missing, l.listing.wholeSince) }
 
-func later(a, b time.Time) time.Time {
+func laterOf(a, b time.Time) time.Time {
 	if a.Before(b) {
 		return b
 	}
 	return a
 }
 
-// termination returns the grace period of a deleted pod's container.
-func (l *Ledger) termination(container string) time.Duration {
+// gracePeriod returns the grace period of a deleted pod's container.
+func (l *Ledger) gracePeriod(container string) time.Duration {
 	if l.config.Termination != nil {
 		o := (&Grant{Container: container}).Owner()
 		if d, known := l.config.Termination(o.Namespace, o.Name); known {
 			return d
 		}
 	}
-	return Termination
+	return DefaultTermination
 }
 
-// confirm sets the containers of grants, and reports whether any of them is new.
-func (l *Ledger) confirm(at time.Time, ids map[string]sighting) (changed bool) {
+// confirmContainers sets the containers of grants, and reports whether any of them is new.
+func (l *Ledger) confirmContainers(at time.Time, ids map[string]sighting) (changed bool) {
 	for key, s := range ids {
 		a := l.accounts[key]
 		if a == nil {
@@ -155,33 +155,33 @@ func (l *Ledger) confirm(at time.Time, ids map[string]sighting) (changed bool) {
 		}
 		g := a.entry.(*Grant)
 		// An answer to a request before the grant still has the previous container of the ID.
-		if a.state == Reserved || g.Since.After(at) || g.Container == s.container && g.missing.IsZero() && !g.lost {
+		if a.state == Reserved || g.Since.After(at) || g.Container == s.container && g.missingSince.IsZero() && !g.isLost {
 			continue
 		}
 		confirmed := *g
 		changed = changed || g.Container != s.container
-		confirmed.Container, confirmed.missing, confirmed.lost, confirmed.ended = s.container, time.Time{}, false, false
-		l.replace(&confirmed, Given)
+		confirmed.Container, confirmed.missingSince, confirmed.isLost, confirmed.ended = s.container, time.Time{}, false, false
+		l.replace(&confirmed, Allocated)
 	}
 	return changed
 }
 
 // replace stores another version of a grant. The outputs of both versions are the same.
 func (l *Ledger) replace(g *Grant, state State) {
-	if l.said.strangers[g.Key()] != nil {
-		l.said.strangers[g.Key()] = g
+	if l.listing.foreign[g.Key()] != nil {
+		l.listing.foreign[g.Key()] = g
 	}
 	l.put(newAccount(g, state))
 }
 
-// Lost returns the grants whose containers PodResources lists without them: the kubelet lost its
+// LostGrants returns the grants whose containers PodResources lists without them: the kubelet lost its
 // checkpoint, or the pod has ended. Kubelets up to 1.33 list ended pods too, without their devices
 // (pkg/kubelet/apis/podresources/server_v1.go, List, in 1.28 to 1.32).
-func (l *Ledger) Lost() (lost []*Grant) {
+func (l *Ledger) LostGrants() (lost []*Grant) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, a := range sorted(l.accounts) {
-		if g, ok := a.entry.(*Grant); ok && g.lost {
+		if g, ok := a.entry.(*Grant); ok && g.isLost {
 			lost = append(lost, g)
 		}
 	}
@@ -198,22 +198,22 @@ func (l *Ledger) PodsEnded(grants []*Grant) {
 			continue
 		}
 		ended := *g
-		ended.lost, ended.ended, ended.missing = false, true, time.Now()
-		l.replace(&ended, Given)
+		ended.isLost, ended.ended, ended.missingSince = false, true, time.Now()
+		l.replace(&ended, Allocated)
 	}
 }
 
-// dismiss ends confirmed grants after a sufficient absence, and reports whether there were any. The
+// endAbsent ends confirmed grants after a sufficient absence, and reports whether there were any. The
 // device plugin API may reuse the ID earlier than DRA may use the device: the kubelet waits for its
 // own containers, but removes a force-deleted pod from its records at once, while the containers
 // still use up their grace period.
-func (l *Ledger) dismiss(at time.Time, ids map[string]sighting, running map[string]map[string]bool) (ended []Entry, changed bool) {
+func (l *Ledger) endAbsent(at time.Time, ids map[string]sighting, running map[string]map[string]bool) (ended []Entry, changed bool) {
 	for _, a := range sorted(l.accounts) {
 		g, ok := a.entry.(*Grant)
 		if !ok || a.state == Reserved {
 			continue
 		}
-		if still := l.still(g, running); len(still) < len(g.Earlier) {
+		if still := l.remainingContainers(g, running); len(still) < len(g.Earlier) {
 			alone := *g
 			alone.Earlier, changed = still, true
 			l.replace(&alone, a.state)
@@ -227,27 +227,27 @@ func (l *Ledger) dismiss(at time.Time, ids map[string]sighting, running map[stri
 			continue
 		}
 		if l.runsStill(g, running) {
-			if !g.lost {
+			if !g.isLost {
 				lost := *g
-				lost.lost, lost.missing = true, time.Time{}
-				l.replace(&lost, Given)
+				lost.isLost, lost.missingSince = true, time.Time{}
+				l.replace(&lost, Allocated)
 			}
 			continue
 		}
-		if g.missing.IsZero() || g.lost {
+		if g.missingSince.IsZero() || g.isLost {
 			left := *g
-			left.missing, left.lost = at, false
-			l.replace(&left, Given)
+			left.missingSince, left.isLost = at, false
+			l.replace(&left, Allocated)
 			continue
 		}
-		left := l.leftOut(g.missing)
-		switch until := left.Add(l.config.Patience + l.termination(g.Container)); {
+		left := l.leftOut(g.missingSince)
+		switch until := left.Add(l.config.Patience + l.gracePeriod(g.Container)); {
 		case at.Sub(left) < l.config.Patience:
-		case at.Before(later(until, g.Until)) || len(g.Earlier) > 0:
+		case at.Before(laterOf(until, g.Until)) || len(g.Earlier) > 0:
 			l.put(newAccount(g, Ending))
-		case l.said.strangers[key] != nil:
-			delete(l.said.strangers, key)
-			l.drop(key)
+		case l.listing.foreign[key] != nil:
+			delete(l.listing.foreign, key)
+			l.dropAccount(key)
 		default:
 			l.put(newAccount(g, Ending)) // until the outputs are removed
 			ended, changed = append(ended, g), true
@@ -256,11 +256,11 @@ func (l *Ledger) dismiss(at time.Time, ids map[string]sighting, running map[stri
 	return ended, changed
 }
 
-// still returns the listed earlier containers of a grant's ID, except containers of ended pods.
-func (l *Ledger) still(g *Grant, running map[string]map[string]bool) (still []string) {
+// remainingContainers returns the listed earlier containers of a grant's ID, except containers of ended pods.
+func (l *Ledger) remainingContainers(g *Grant, running map[string]map[string]bool) (still []string) {
 	for _, name := range g.Earlier {
 		o := (&Grant{Container: name}).Owner()
-		if _, listed := running[name]; listed && (l.config.Asks == nil || l.mayAsk(o, g.Resource)) {
+		if _, listed := running[name]; listed && (l.config.RequestsResource == nil || l.mayAsk(o, g.Resource)) {
 			still = append(still, name)
 		}
 	}
@@ -271,7 +271,7 @@ func (l *Ledger) still(g *Grant, running map[string]map[string]bool) (still []st
 // pod's requests, as a kubelet does after the loss of its checkpoint.
 func (l *Ledger) runsStill(g *Grant, running map[string]map[string]bool) bool {
 	resources, listed := running[g.Container]
-	if !listed || g.ended || resources[g.Resource] || l.config.Asks == nil {
+	if !listed || g.ended || resources[g.Resource] || l.config.RequestsResource == nil {
 		return false
 	}
 	return l.mayAsk(g.Owner(), g.Resource)
@@ -279,14 +279,14 @@ func (l *Ledger) runsStill(g *Grant, running map[string]map[string]bool) bool {
 
 // mayAsk reports whether a pod requests a resource or its requests are unknown.
 func (l *Ledger) mayAsk(pod Owner, resource string) bool {
-	asks, known := l.config.Asks(pod.Namespace, pod.Name, resource)
+	asks, known := l.config.RequestsResource(pod.Namespace, pod.Name, resource)
 	return asks || !known
 }
 
-// adopt records listed IDs without a grant: as a grant if the resource is ours, otherwise for as long
-// as the ID is listed. A grant without devices gets the devices of its ID. adopt returns the keys of
+// adoptListed records listed IDs without a grant: as a grant if the resource is ours, otherwise for as long
+// as the ID is listed. A grant without devices gets the devices of its ID. adoptListed returns the keys of
 // the adopted grants.
-func (l *Ledger) adopt(at time.Time, s Stock) (adopted []string) {
+func (l *Ledger) adoptListed(at time.Time, s Stock) (adopted []string) {
 	for _, a := range sorted(l.accounts) {
 		g, ok := a.entry.(*Grant)
 		if !ok || len(g.Devices) > 0 || a.state == Reserved {
@@ -295,7 +295,7 @@ func (l *Ledger) adopt(at time.Time, s Stock) (adopted []string) {
 		if known, ours := s.WithID(g.Resource, g.ID); known != nil {
 			completed := *known
 			completed.Resource, completed.ID, completed.Since, completed.Container = g.Resource, g.ID, g.Since, g.Container
-			completed.missing, completed.lost, completed.ended, completed.Until = g.missing, g.lost, g.ended, g.Until
+			completed.missingSince, completed.isLost, completed.ended, completed.Until = g.missingSince, g.isLost, g.ended, g.Until
 			completed.Earlier = g.Earlier
 			l.replace(&completed, a.state)
 			if ours {
@@ -303,7 +303,7 @@ func (l *Ledger) adopt(at time.Time, s Stock) (adopted []string) {
 			}
 		}
 	}
-	for key, seen := range l.said.ids {
+	for key, seen := range l.listing.ids {
 		if l.accounts[key] != nil {
 			continue
 		}
@@ -315,49 +315,49 @@ func (l *Ledger) adopt(at time.Time, s Stock) (adopted []string) {
 		if known != nil {
 			*g = *known
 		}
-		g.Resource, g.ID, g.Container, g.missing = seen.resource, seen.id, seen.container, seen.missing
+		g.Resource, g.ID, g.Container, g.missingSince = seen.resource, seen.id, seen.container, seen.missingSince
 		if ours {
 			g.Since, adopted = at, append(adopted, key)
 		} else {
-			if l.said.strangers == nil {
-				l.said.strangers = make(map[string]*Grant)
+			if l.listing.foreign == nil {
+				l.listing.foreign = make(map[string]*Grant)
 			}
 			g.HostFiles = nil // the files of the other plugin
-			l.said.strangers[key] = g
+			l.listing.foreign[key] = g
 		}
-		l.put(newAccount(g, Given))
+		l.put(newAccount(g, Allocated))
 	}
 	return adopted
 }
 
-// Recognise records what the last PodResources listing contains of the devices of a stock, before any
-// API offers the devices. Recognise writes nothing, so the caller does not wait for the disk;
+// RecogniseListed records what the last PodResources listing contains of the devices of a stock, before any
+// API offers the devices. RecogniseListed writes nothing, so the caller does not wait for the disk;
 // [Ledger.Run] writes. Before the ledger is open, Recognise does nothing.
-func (l *Ledger) Recognise(s Stock) {
+func (l *Ledger) RecogniseListed(s Stock) {
 	if !l.isOpen() {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.adopt(time.Now(), s)) > 0 {
-		l.unsaved = true
+	if len(l.adoptListed(time.Now(), s)) > 0 {
+		l.grantsUnsaved = true
 		notify(l.changed)
 	}
 }
 
-// Adopt records grants for the IDs in the last PodResources listing whose resources have become ours.
+// AdoptListed records grants for the IDs in the last PodResources listing whose resources have become ours.
 // The agent calls Adopt before the registration of a resource with the kubelet: a device list without
 // the allocated IDs would make the pods fail.
-func (l *Ledger) Adopt(s Stock) error {
+func (l *Ledger) AdoptListed(s Stock) error {
 	l.mu.Lock()
-	for key, g := range l.said.strangers {
+	for key, g := range l.listing.foreign {
 		if _, ours := s.WithID(g.Resource, g.ID); ours {
-			delete(l.said.strangers, key)
-			l.drop(key)
+			delete(l.listing.foreign, key)
+			l.dropAccount(key)
 		}
 	}
-	adopted := l.adopt(time.Now(), s)
-	unsaved := l.unsaved
+	adopted := l.adoptListed(time.Now(), s)
+	unsaved := l.grantsUnsaved
 	l.mu.Unlock()
 	if len(adopted) == 0 && !unsaved {
 		return nil
@@ -376,12 +376,12 @@ func (l *Ledger) Adopt(s Stock) error {
 // The kubelet also lists recently ended claims, until all claims of a pod are unprepared
 // (pkg/kubelet/cm/dra/manager.go, unprepareResources, read in 1.34 and 1.37).
 func (l *Ledger) noteClaims(said *kubeletapi.Listing) {
-	if !l.wiped {
+	if !l.recordsLost {
 		return // other listed claims were prepared in an earlier boot, and are prepared again
 	}
 	for uid, devices := range claimsIn(said) {
-		if _, ended := l.ended[uid]; !ended && l.accounts[uid] == nil && l.accounts[sealedKey(uid)] == nil {
-			l.put(newAccount(seal(types.UID(uid), nil, devices, l.config.Boot, false), Given))
+		if _, ended := l.endTimes[uid]; !ended && l.accounts[uid] == nil && l.accounts[sealedKey(uid)] == nil {
+			l.put(newAccount(seal(types.UID(uid), nil, devices, l.config.Boot, false), Allocated))
 			notify(l.changed) // Run writes the entry
 		}
 	}
@@ -398,14 +398,14 @@ func claimsIn(said *kubeletapi.Listing) map[string][]SealedDevice {
 	return claims
 }
 
-// Unconfirmed returns the grants from before a time without any PodResources listing, by resource.
+// UnconfirmedGrants returns the grants from before a time without any PodResources listing, by resource.
 // Such a grant may belong to an init container, which PodResources leaves out
 // (pkg/kubelet/apis/podresources/server_v1.go, List).
-func (l *Ledger) Unconfirmed(before time.Time) map[string][]*Grant {
+func (l *Ledger) UnconfirmedGrants(before time.Time) map[string][]*Grant {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	found := make(map[string][]*Grant)
-	for _, g := range l.grants() {
+	for _, g := range l.sortedGrants() {
 		if g.Container == "" && len(g.Earlier) == 0 && g.Since.Before(before) {
 			found[g.Resource] = append(found[g.Resource], g)
 		}
@@ -413,14 +413,14 @@ func (l *Ledger) Unconfirmed(before time.Time) map[string][]*Grant {
 	return found
 }
 
-// Asked returns the time of the last PodResources request, zero if its answer was incomplete. Asked
+// LastListing returns the time of the last PodResources request, zero if its answer was incomplete. Asked
 // also returns zero while the file of grants is unreadable: PodResources leaves out init containers,
 // so their devices are only in the file.
-func (l *Ledger) Asked() time.Time {
+func (l *Ledger) LastListing() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.unread {
+	if l.grantsUnread {
 		return time.Time{}
 	}
-	return l.said.asked
+	return l.listing.lastRequest
 }

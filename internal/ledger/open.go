@@ -24,7 +24,7 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	if err := l.makeDirs(); err != nil {
 		return nil, fmt.Errorf("open ledger: %w", err)
 	}
-	problems = append(problems, l.tidy(0))
+	problems = append(problems, l.removeTemporary(0))
 	named, err := l.named()
 	if named == nil {
 		return nil, fmt.Errorf("open ledger: %w", err)
@@ -32,9 +32,9 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	problems = append(problems, err)
 	past, err := l.readBoot()
 	problems = append(problems, err)
-	if l.booted && without {
-		l.wiped = true
-		problems = append(problems, l.keep(bootFile, l.bootText()))
+	if l.bootRecorded && without {
+		l.recordsLost = true
+		problems = append(problems, l.writeSynced(bootFile, l.bootText()))
 	}
 	more, err := l.readClaims(named, past)
 	if err != nil {
@@ -44,18 +44,18 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	for key, devices := range named {
 		if l.accounts[key] == nil && l.accounts[sealedKey(key)] == nil && !past {
 			klog.FromContext(ctx).Info("A claim has a CDI spec and no record; what the spec names is kept for it until it is unprepared", "uid", key)
-			l.put(newAccount(seal(types.UID(key), nil, devices, l.config.Boot, past), Given))
+			l.put(newAccount(seal(types.UID(key), nil, devices, l.config.Boot, past), Allocated))
 			notify(l.changed) // Run writes the entry
 		}
 	}
 	problems = append(problems, l.dropPast(false), l.readGrants())
-	problems = append(problems, l.sweep())
+	problems = append(problems, l.sweepOutputs())
 	for _, a := range sorted(l.accounts) {
-		if a.state == Given {
+		if a.state == Allocated {
 			problems = append(problems, l.Write(a.entry.Key()))
 		}
 	}
-	close(l.opened)
+	close(l.openedSignal)
 	return slices.DeleteFunc(problems, func(err error) bool { return err == nil }), nil
 }
 
@@ -74,8 +74,8 @@ func (l *Ledger) makeDirs() error {
 	return nil
 }
 
-// keep writes a file and synchronizes it against a power failure.
-func (l *Ledger) keep(name string, data []byte) error {
+// writeSynced writes a file and synchronizes it against a power failure.
+func (l *Ledger) writeSynced(name string, data []byte) error {
 	if _, err := l.synced.Lstat(l.file(name)); errors.Is(err, fs.ErrNotExist) {
 		if err := l.makeDirs(); err != nil { // another program may have removed the directories
 			return err
@@ -111,16 +111,16 @@ func (l *Ledger) named() (map[string][]SealedDevice, error) {
 func (l *Ledger) readBoot() (past bool, err error) {
 	data, err := l.read(bootFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		l.wiped = true // or an earlier version of the agent wrote none
+		l.recordsLost = true // or an earlier version of the agent wrote none
 		return false, nil
 	}
 	if err != nil {
 		return false, fmt.Errorf("read the boot: %w", err)
 	}
 	boot, rest, _ := strings.Cut(strings.TrimSpace(string(data)), "\n")
-	l.booted = boot == l.config.Boot
-	l.wiped = l.booted && rest == wipedWord
-	return !l.booted && l.isBoot(boot), nil
+	l.bootRecorded = boot == l.config.Boot
+	l.recordsLost = l.bootRecorded && rest == wipedWord
+	return !l.bootRecorded && l.isBoot(boot), nil
 }
 
 // bootText returns the content of the file boot. The content also records a loss of claims' files in
@@ -129,7 +129,7 @@ func (l *Ledger) readBoot() (past bool, err error) {
 func (l *Ledger) bootText() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.wiped {
+	if l.recordsLost {
 		return []byte(l.config.Boot + "\n" + wipedWord + "\n")
 	}
 	return []byte(l.config.Boot + "\n")
@@ -153,7 +153,7 @@ func (l *Ledger) read(name string) (data []byte, err error) {
 
 // readClaims reads the files of all claims.
 func (l *Ledger) readClaims(named map[string][]SealedDevice, past bool) (problems []error, err error) {
-	files, err := l.claims.List(l.file(claimsDir))
+	files, err := l.claims.ListDir(l.file(claimsDir))
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +179,7 @@ func (l *Ledger) readClaim(uid types.UID, named []SealedDevice, past bool) error
 	if err != nil {
 		sealed := seal(uid, nil, named, l.config.Boot, past)
 		sealed.unread = true
-		l.put(sealed.account())
+		l.put(sealed.newAccount())
 		return fmt.Errorf("record %s: %w; it is read again, and until then the devices that its claim may have stay with it", file, err)
 	}
 	c, err := DecodeClaim(data)
@@ -190,8 +190,8 @@ func (l *Ledger) readClaim(uid types.UID, named []SealedDevice, past bool) error
 		l.put(newAccount(c, l.stateOf(c)))
 		return nil
 	}
-	sealed := l.also(seal(uid, data, named, l.config.Boot, past))
-	l.put(sealed.account())
+	sealed := l.mergeSealed(seal(uid, data, named, l.config.Boot, past))
+	l.put(sealed.newAccount())
 	if sealed.past {
 		return nil // a power failure damaged the file, and it is removed
 	}
@@ -203,15 +203,15 @@ func (l *Ledger) readClaim(uid types.UID, named []SealedDevice, past bool) error
 func (l *Ledger) stateOf(c *Claim) State {
 	switch {
 	case c.Boot != l.config.Boot:
-		return Past
+		return Ended
 	case c.Configuring:
 		return Configuring
 	}
-	return Given
+	return Allocated
 }
 
-// also merges a sealed entry with the claim's other sealed entry.
-func (l *Ledger) also(s *Sealed) *Sealed {
+// mergeSealed merges a sealed entry with the claim's other sealed entry.
+func (l *Ledger) mergeSealed(s *Sealed) *Sealed {
 	if a := l.accounts[s.Key()]; a != nil {
 		other := a.entry.(*Sealed)
 		s.Devices, s.all = append(s.Devices, other.Devices...), s.all || other.all
@@ -233,7 +233,7 @@ func (l *Ledger) readAside(uid types.UID, name string, named []SealedDevice, pas
 			return nil
 		}
 	}
-	l.put(l.also(seal(uid, data, named, l.config.Boot, past)).account())
+	l.put(l.mergeSealed(seal(uid, data, named, l.config.Boot, past)).newAccount())
 	return readErr
 }
 
@@ -253,9 +253,9 @@ func (l *Ledger) setAside(uid types.UID) error {
 // PodResources still lists the containers' devices. While the file cannot be read or set aside, it is
 // not written either.
 func (l *Ledger) readGrants() error {
-	defer l.saving.take()()
+	defer l.saving.takeTurn()()
 	l.mu.Lock()
-	unread := l.unread
+	unread := l.grantsUnread
 	l.mu.Unlock()
 	if !unread {
 		return nil
@@ -278,10 +278,10 @@ func (l *Ledger) readGrants() error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.unread = false
+	l.grantsUnread = false
 	for _, g := range grants {
-		delete(l.said.strangers, g.Key())
-		l.put(newAccount(g, Given))
+		delete(l.listing.foreign, g.Key())
+		l.put(newAccount(g, Allocated))
 	}
 	if l.isOpen() {
 		notify(l.changed) // their outputs may be missing

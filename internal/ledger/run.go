@@ -16,13 +16,13 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// interval is the time between two comparisons of the files with the entries.
-const interval = 30 * time.Second
+// reconcileInterval is the time between two comparisons of the files with the entries.
+const reconcileInterval = 30 * time.Second
 
 // Run reconciles the files with the entries until the context ends: at once after a failed write or
 // removal, otherwise at an interval. The ledger must be open.
 func (l *Ledger) Run(ctx context.Context) {
-	ticker := time.NewTicker(interval)
+	ticker := time.NewTicker(reconcileInterval)
 	defer ticker.Stop()
 	last := ""
 	for {
@@ -33,7 +33,7 @@ func (l *Ledger) Run(ctx context.Context) {
 		case <-l.changed:
 		}
 		problem := ""
-		if err := l.Reconcile(ctx); err != nil {
+		if err := l.ReconcileFiles(ctx); err != nil {
 			problem = err.Error()
 		}
 		if problem != "" && problem != last {
@@ -43,15 +43,15 @@ func (l *Ledger) Run(ctx context.Context) {
 	}
 }
 
-// Reconcile makes the files match the entries, once.
-func (l *Ledger) Reconcile(ctx context.Context) error {
+// ReconcileFiles makes the files match the entries, once.
+func (l *Ledger) ReconcileFiles(ctx context.Context) error {
 	read := l.readGrants()
 	l.mu.Lock()
-	accounts, left := sorted(l.accounts), l.left
-	l.left = nil
+	accounts, left := sorted(l.accounts), l.unremoved
+	l.unremoved = nil
 	l.mu.Unlock()
-	present, err := l.present()
-	errs := []error{read, err, l.tidy(disk.Abandoned), l.sweep()}
+	present, err := l.recordNames()
+	errs := []error{read, err, l.removeTemporary(disk.Abandoned), l.sweepOutputs()}
 	if len(left) > 0 {
 		errs = append(errs, l.endReplaced(left))
 	}
@@ -59,61 +59,61 @@ func (l *Ledger) Reconcile(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		errs = append(errs, l.reconcile(a.entry, present))
+		errs = append(errs, l.reconcileEntry(a.entry, present))
 	}
 	return errors.Join(append(errs, l.restoreFiles())...)
 }
 
-// sweep removes the outputs of ended claims: outputs after a failed removal, and outputs restored
+// sweepOutputs removes the outputs of ended claims: outputs after a failed removal, and outputs restored
 // from a backup. At its start an agent would treat such outputs as claims with lost files.
-func (l *Ledger) sweep() error {
+func (l *Ledger) sweepOutputs() error {
 	var errs []error
 	for _, o := range l.outputs {
-		errs = append(errs, o.Sweep(l.look))
+		errs = append(errs, o.RemoveOrphans(l.removeUnknown))
 	}
 	return errors.Join(errs...)
 }
 
-// Look calls remove, which removes files of a claim, unless the ledger has an entry of the claim, and
+// RemoveUnknown calls remove, which removes files of a claim, unless the ledger has an entry of the claim, and
 // reports whether there is an entry. If a call for the claim is in progress, Look leaves the files to
 // the call.
-func (l *Ledger) Look(uid types.UID, remove func() error) (known bool, err error) {
-	return l.look(uid, remove)
+func (l *Ledger) RemoveUnknown(uid types.UID, remove func() error) (known bool, err error) {
+	return l.removeUnknown(uid, remove)
 }
 
-// look removes files of a claim without an entry, and reports whether the claim has an entry. If a
+// removeUnknown removes files of a claim without an entry, and reports whether the claim has an entry. If a
 // call for the claim is in progress, look leaves the files to the call.
-func (l *Ledger) look(uid types.UID, remove func() error) (known bool, err error) {
-	unlock, busy := l.locks.try(string(uid))
+func (l *Ledger) removeUnknown(uid types.UID, remove func() error) (known bool, err error) {
+	unlock, busy := l.locks.tryLock(string(uid))
 	if busy != nil {
 		return true, nil
 	}
 	defer unlock()
 	for _, key := range []string{string(uid), sealedKey(string(uid))} {
-		if a := l.account(key); a != nil && a.state != Past {
+		if a := l.accountOf(key); a != nil && a.state != Ended {
 			return true, nil
 		}
 	}
 	return false, remove()
 }
 
-// tidy removes temporary files of an age or older.
-func (l *Ledger) tidy(age time.Duration) error {
+// removeTemporary removes temporary files of an age or older.
+func (l *Ledger) removeTemporary(age time.Duration) error {
 	var errs []error
-	for _, dir := range append([]string{"", claimsDir, filepath.Dir(grantsFile)}, l.config.Beside...) {
-		errs = append(errs, l.synced.Sweep(l.file(dir), age, ""))
+	for _, dir := range append([]string{"", claimsDir, filepath.Dir(grantsFile)}, l.config.OtherDirs...) {
+		errs = append(errs, l.synced.SweepTemporary(l.file(dir), age, ""))
 	}
 	for _, o := range l.outputs {
-		if t, ok := o.(Tidier); ok {
-			errs = append(errs, t.Tidy(age))
+		if t, ok := o.(TemporaryRemover); ok {
+			errs = append(errs, t.RemoveTemporary(age))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// present returns the names of the claims' files, or nil if listing fails.
-func (l *Ledger) present() (map[string]bool, error) {
-	files, err := l.claims.List(l.file(claimsDir))
+// recordNames returns the names of the claims' files, or nil if listing fails.
+func (l *Ledger) recordNames() (map[string]bool, error) {
+	files, err := l.claims.ListDir(l.file(claimsDir))
 	if err != nil {
 		return nil, fmt.Errorf("list records: %w", err)
 	}
@@ -124,24 +124,24 @@ func (l *Ledger) present() (map[string]bool, error) {
 	return names, nil
 }
 
-// reconcile makes the files of one entry match the entry, unless a call for the entry is in progress.
-func (l *Ledger) reconcile(e Entry, present map[string]bool) error {
+// reconcileEntry makes the files of one entry match the entry, unless a call for the entry is in progress.
+func (l *Ledger) reconcileEntry(e Entry, present map[string]bool) error {
 	key := e.Key()
 	if s, ok := e.(*Sealed); ok {
 		key = string(s.UID)
 	}
-	unlock, busy := l.locks.try(key)
+	unlock, busy := l.locks.tryLock(key)
 	if busy != nil {
 		return nil
 	}
 	defer unlock()
 	if s, ok := e.(*Sealed); ok {
-		return errors.Join(l.unseal(s), l.restoreSealed(s, present))
+		return errors.Join(l.readSealed(s), l.restoreSealed(s, present))
 	}
-	if err := l.Settle(key); err != nil {
+	if err := l.SettleClaim(key); err != nil {
 		return err
 	}
-	now := l.account(key)
+	now := l.accountOf(key)
 	if now == nil {
 		return nil
 	}
@@ -172,8 +172,8 @@ func (l *Ledger) restoreClaim(c *Claim) error {
 // restoreSealed writes a record for a claim without a file. Otherwise the next agent would not know
 // the claim.
 func (l *Ledger) restoreSealed(s *Sealed, present map[string]bool) error {
-	a := l.account(s.Key())
-	if a == nil || a.entry != Entry(s) || a.state == Past || s.unread || present == nil {
+	a := l.accountOf(s.Key())
+	if a == nil || a.entry != Entry(s) || a.state == Ended || s.unread || present == nil {
 		return nil
 	}
 	for name := range present {
@@ -194,12 +194,12 @@ func (l *Ledger) restoreSealed(s *Sealed, present map[string]bool) error {
 	return nil
 }
 
-// unseal reads a previously unreadable file of a claim again.
-func (l *Ledger) unseal(s *Sealed) error {
-	if a := l.account(s.Key()); !s.unread || a == nil || a.entry != Entry(s) {
+// readSealed reads a previously unreadable file of a claim again.
+func (l *Ledger) readSealed(s *Sealed) error {
+	if a := l.accountOf(s.Key()); !s.unread || a == nil || a.entry != Entry(s) {
 		return nil
 	}
-	if l.account(string(s.UID)) != nil {
+	if l.accountOf(string(s.UID)) != nil {
 		return nil // the claim was prepared again
 	}
 	data, err := l.claims.Read(l.claimFile(s.UID))
@@ -211,14 +211,14 @@ func (l *Ledger) unseal(s *Sealed) error {
 	defer l.mu.Unlock()
 	switch {
 	case err != nil: // the file was removed
-		l.drop(s.Key())
+		l.dropAccount(s.Key())
 	case decodeErr == nil && c.UID == s.UID:
-		l.drop(s.Key())
+		l.dropAccount(s.Key())
 		l.put(newAccount(c, l.stateOf(c)))
 	default: // the file is damaged, and stays in place until the claim ends
 		read := *s
 		read.unread = false
-		l.put(read.account())
+		l.put(read.newAccount())
 	}
 	return nil
 }
@@ -227,7 +227,7 @@ func (l *Ledger) unseal(s *Sealed) error {
 // write failed.
 func (l *Ledger) restoreFiles() error {
 	l.mu.Lock()
-	unsaved, some, booted := l.unsaved, len(l.grants()) > 0, l.booted
+	unsaved, some, booted := l.grantsUnsaved, len(l.sortedGrants()) > 0, l.bootRecorded
 	l.mu.Unlock()
 	var errs []error
 	if _, err := l.synced.Lstat(l.file(grantsFile)); unsaved || some && errors.Is(err, fs.ErrNotExist) {
@@ -250,8 +250,8 @@ func (l *Ledger) Claims() []*Claim {
 	return claimsOf(sorted(l.accounts))
 }
 
-// Owed returns all claims with an entry, of any boot, with their names if known.
-func (l *Ledger) Owed() []Owner {
+// AllOwners returns all claims with an entry, of any boot, with their names if known.
+func (l *Ledger) AllOwners() []Owner {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	seen := make(map[types.UID]Owner)

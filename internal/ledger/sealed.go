@@ -33,12 +33,12 @@ type SealedDevice struct {
 	Nodes   []Node // nodes of the claim
 }
 
-// account returns an account for the entry.
-func (s *Sealed) account() *account {
+// newAccount returns an account for the entry.
+func (s *Sealed) newAccount() *account {
 	if s.past {
-		return newAccount(s, Past)
+		return newAccount(s, Ended)
 	}
-	return newAccount(s, Given)
+	return newAccount(s, Allocated)
 }
 
 // Key is the claim's UID with a suffix, because the claim may have another entry too.
@@ -84,15 +84,15 @@ func (s *Sealed) describedBy(stock Stock) *Sealed {
 		}
 	}
 	for i := range described.Devices {
-		if device, found := present(described.Devices[i].Name, stock); found {
+		if device, found := findPresent(described.Devices[i].Name, stock); found {
 			described.Devices[i].Files = device.FilesAs(device.Resource())
 		}
 	}
 	return &described
 }
 
-// who names the owner in a message for other owners.
-func (s *Sealed) who() string {
+// ownerText names the owner in a message for other owners.
+func (s *Sealed) ownerText() string {
 	if s.all {
 		return fmt.Sprintf("%s, whose record cannot be read: it may have any device, until it is unprepared", s.Owner())
 	}
@@ -104,14 +104,14 @@ func (s *Sealed) who() string {
 func seal(uid types.UID, data []byte, named []SealedDevice, boot string, past bool) *Sealed {
 	s := &Sealed{UID: uid}
 	damaged := true
-	if body, err := checked(data); err == nil {
+	if body, err := verifyChecksum(data); err == nil {
 		damaged = false // the checksum is valid: a newer agent wrote the file
 		if of := bootOf(body); of != "" && of != boot {
 			return s
 		}
 	}
 	_, body, _ := bytes.Cut(data, []byte("\n"))
-	s.Devices = salvage(body, boot)
+	s.Devices = salvageDevices(body, boot)
 	s.Devices = append(s.Devices, named...)
 	s.all = !past && len(named) == 0 && (damaged || len(s.Devices) == 0)
 	s.past = past && len(s.Devices) == 0
@@ -154,9 +154,9 @@ func (s *Sealed) file(boot string) ([]byte, error) {
 	return append([]byte(checksum(body)+"\n"), body...), nil
 }
 
-// salvage returns the devices in an invalid file, with their physical devices, nodes and host files.
+// salvageDevices returns the devices in an invalid file, with their physical devices, nodes and host files.
 // The result is only good enough to block the devices and to remove the files.
-func salvage(body []byte, boot string) (devices []SealedDevice) {
+func salvageDevices(body []byte, boot string) (devices []SealedDevice) {
 	var c salvaged
 	// A field of the wrong type is left out, and the rest is read.
 	_ = json.Unmarshal(body, &c)

@@ -18,7 +18,7 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-var open = rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}}
+var open = rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}}
 
 // damage makes the file of a claim invalid.
 func (b *bench) damage(c *Claim) {
@@ -80,7 +80,7 @@ func TestDamagedFileOfThePast(t *testing.T) {
 				return nil
 			}
 			b.reboot("boot-2")
-			if err := b.Give(other, Given, s); at != "" && !errors.Is(err, syscall.EROFS) {
+			if err := b.AllocateClaim(other, Allocated, s); at != "" && !errors.Is(err, syscall.EROFS) {
 				t.Errorf("the boot is said while the file is there: %v", err)
 			}
 			b.disk.Before = nil
@@ -171,10 +171,10 @@ func TestFileThatCannotBeReadAtPresent(t *testing.T) {
 			b.open()
 			b.mustRefuse(claim("other", s["a"]), s, "in use by claim")
 			failures = 0
-			if err := b.Reconcile(t.Context()); err != nil {
+			if err := b.ReconcileFiles(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if b.state(c) != Given || b.IsSealed(c.UID) {
+			if b.state(c) != Allocated || b.IsSealed(c.UID) {
 				t.Errorf("it is %v, sealed %t", b.state(c), b.IsSealed(c.UID))
 			}
 			if _, err := os.Lstat(file); err != nil {
@@ -202,7 +202,7 @@ func TestSpecWithoutFile(t *testing.T) {
 		t.Error("it is not written down")
 	}
 	b.mustRefuse(claim("other", s["a"]), s, "in use by claim with UID uid-c")
-	if err := b.Reconcile(t.Context()); err != nil {
+	if err := b.ReconcileFiles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(b.file(bootFile)); err != nil {
@@ -261,7 +261,7 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	s := host(gpu("a", 128), gpu("b", 129))
 	said := listing(false, "chandler.dev/claim="+uid+"-0-a", "other.example.com/gpu=b")
 	asked := time.Now()
-	if err := b.Observe(asked, said, always(s)); err != nil {
+	if err := b.ObserveListing(asked, said, always(s)); err != nil {
 		t.Fatal(err)
 	}
 	b.mustRefuse(claim("other", s["a"]), s, "in use by claim with UID "+uid)
@@ -277,7 +277,7 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	// An answer to an earlier request is out of date, and the kubelet lists a claim for a moment after
 	// the unprepare call.
 	for _, asked := range []time.Time{asked, time.Now()} {
-		if err := b.Observe(asked, said, always(s)); err != nil {
+		if err := b.ObserveListing(asked, said, always(s)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -291,7 +291,7 @@ func TestSharesThatOnlyTheKubeletKnows(t *testing.T) {
 	b := newBench(t)
 	s := host(shared("big"))
 	said := listing(false, "chandler.dev/claim="+one+"-0-big-"+other, "chandler.dev/claim="+other+"-0-big-"+one)
-	if err := b.Observe(time.Now(), said, always(s)); err != nil {
+	if err := b.ObserveListing(time.Now(), said, always(s)); err != nil {
 		t.Fatal(err)
 	}
 	share := func(uid types.UID) *Claim {
@@ -326,7 +326,7 @@ func TestSealedIsWrittenDown(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 2 {
-				if err := b.Reconcile(t.Context()); err != nil {
+				if err := b.ReconcileFiles(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				b.open()
@@ -379,7 +379,7 @@ func TestBootIsSynchronisedByEachAgent(t *testing.T) {
 		synced++
 		return nil
 	}
-	if err := b.Give(claim("c", s["a"]), Given, s); err == nil {
+	if err := b.AllocateClaim(claim("c", s["a"]), Allocated, s); err == nil {
 		t.Fatal("a claim is given before the boot is synchronised")
 	}
 	if _, err := os.Lstat(b.file(bootFile)); err != nil {
@@ -426,7 +426,7 @@ func TestKubeletKnowsClaimsOfTheEarlierBoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.reboot("boot-2")
-	if err := b.Observe(time.Now(), listing(true, "chandler.dev/claim="+uid+"-0-a"), always(s)); err != nil {
+	if err := b.ObserveListing(time.Now(), listing(true, "chandler.dev/claim="+uid+"-0-a"), always(s)); err != nil {
 		t.Fatal(err)
 	}
 	other := claim("other", s["a"])
@@ -534,12 +534,12 @@ func TestClaimsAreNotedAfterALoss(t *testing.T) {
 			b.config.Listings = true
 			lose(b, s)
 			b.open()
-			if err := b.Observe(time.Now(), said(), always(s)); err != nil {
+			if err := b.ObserveListing(time.Now(), said(), always(s)); err != nil {
 				t.Fatal(err)
 			}
 			b.mustRefuse(claim("other", s["a"]), s, "in use by claim with UID "+uid)
 			b.reboot("boot-2")
-			if err := b.Observe(time.Now(), said(), always(s)); err != nil {
+			if err := b.ObserveListing(time.Now(), said(), always(s)); err != nil {
 				t.Fatal(err)
 			}
 			other := claim("other", s["a"])
@@ -557,7 +557,7 @@ func TestPastThatCannotBeEnded(t *testing.T) {
 	b.mustGive(c, s)
 	b.reboot("boot-2")
 	b.notes.fails = os.ErrPermission
-	if err := b.End(c.UID, s); err == nil || b.state(c) != Past {
+	if err := b.End(c.UID, s); err == nil || b.state(c) != Ended {
 		t.Errorf("it is %v, %v", b.state(c), err)
 	}
 	b.notes.fails = nil
@@ -583,7 +583,7 @@ func TestSpecThatComesBack(t *testing.T) {
 	if err := os.RemoveAll(b.config.Dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Reconcile(t.Context()); err != nil {
+	if err := b.ReconcileFiles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if b.notes.of["uid-c"] || !b.notes.of["uid-d"] {

@@ -35,11 +35,11 @@ func TestSiliconChangesUnderClaim(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			b.mustGive(claim("pod", test.before["f0"]), test.before)
-			err := b.Give(claim("vm", test.now["f1"]), Given, test.now)
+			err := b.AllocateClaim(claim("vm", test.now["f1"]), Allocated, test.now)
 			if (err != nil) != test.blocked {
 				t.Errorf("claim vm: %v, want blocked: %t", err, test.blocked)
 			}
-			if again := b.Give(claim("pod", test.now["f0"]), Given, test.now); err != nil && again != nil {
+			if again := b.AllocateClaim(claim("pod", test.now["f0"]), Allocated, test.now); err != nil && again != nil {
 				t.Errorf("claim pod once more: %v", again)
 			}
 		})

@@ -24,7 +24,7 @@ type Calls struct {
 var Err = errors.New("has not ended")
 
 // Do calls do and returns the result. After the limit, Do returns an error that wraps [Err],
-// such as "a write to the attribute has not ended after 10s", and [Calls.Of] returns an error
+// such as "a write to the attribute has not ended after 10s", and [Calls.OverdueCall] returns an error
 // for the object until the call ends. The caller must not start other calls for the object in
 // the meantime.
 func (c *Calls) Do(limit time.Duration, object, what string, do func() error) error {
@@ -55,8 +55,8 @@ func (c *Calls) Do(limit time.Duration, object, what string, do func() error) er
 	return fmt.Errorf("%s %w after %s", what, Err, limit)
 }
 
-// Of returns an error that describes the overdue call of an object, or nil.
-func (c *Calls) Of(object string) error {
+// OverdueCall returns an error that describes the overdue call of an object, or nil.
+func (c *Calls) OverdueCall(object string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	what, late := c.overdue[object]

@@ -15,8 +15,8 @@ func TestCalls(t *testing.T) {
 		ended := 0
 		calls := overdue.Calls{Ended: func() { ended++ }}
 		failed := errors.New("failed")
-		if err := calls.Do(time.Second, "a", "a look", func() error { return failed }); !errors.Is(err, failed) || calls.Of("a") != nil {
-			t.Errorf("%v, %v", err, calls.Of("a"))
+		if err := calls.Do(time.Second, "a", "a look", func() error { return failed }); !errors.Is(err, failed) || calls.OverdueCall("a") != nil {
+			t.Errorf("%v, %v", err, calls.OverdueCall("a"))
 		}
 		hangs := make(chan struct{})
 		began := time.Now()
@@ -24,10 +24,10 @@ func TestCalls(t *testing.T) {
 		if !errors.Is(err, overdue.Err) || err.Error() != "a look has not ended after 1s" || time.Since(began) != time.Second {
 			t.Errorf("after %s: %v", time.Since(began), err)
 		}
-		if err := calls.Of("a"); !errors.Is(err, overdue.Err) || err.Error() != "a look has not ended yet" {
+		if err := calls.OverdueCall("a"); !errors.Is(err, overdue.Err) || err.Error() != "a look has not ended yet" {
 			t.Error(err)
 		}
-		if err := calls.Of("b"); err != nil {
+		if err := calls.OverdueCall("b"); err != nil {
 			t.Error(err)
 		}
 		if ended != 0 {
@@ -35,7 +35,7 @@ func TestCalls(t *testing.T) {
 		}
 		close(hangs)
 		synctest.Wait()
-		if err := calls.Of("a"); err != nil || ended != 1 {
+		if err := calls.OverdueCall("a"); err != nil || ended != 1 {
 			t.Errorf("%v; ended %d times", err, ended)
 		}
 	})

@@ -101,9 +101,9 @@ type notice struct {
 
 func (n *notice) key() key { return key{n.pod.UID, n.device.Name} }
 
-// due returns the notices that pods have not received yet: one for each state of an unusable
+// dueNotices returns the notices that pods have not received yet: one for each state of an unusable
 // device, and one for its recovery. The result depends on the arguments only.
-func due(told map[key]state, devices []Device, pods []Pod, now time.Time) (notices []notice) {
+func dueNotices(told map[key]state, devices []Device, pods []Pod, now time.Time) (notices []notice) {
 	for i := range devices {
 		d := &devices[i]
 		for j := range pods {
@@ -111,10 +111,10 @@ func due(told map[key]state, devices []Device, pods []Pod, now time.Time) (notic
 			before, was := told[n.key()]
 			switch {
 			case !n.pod.has(d) || n.pod.hasAmong(devices[:i], d.Name):
-			case d.Health.Usable() && was:
+			case d.Health.IsUsable() && was:
 				n.state = before
 				notices = append(notices, n)
-			case !d.Health.Usable():
+			case !d.Health.IsUsable():
 				n.state = stateOf(d.Health, before, now)
 				if !was || n.state != before {
 					notices = append(notices, n)
@@ -138,12 +138,12 @@ func stateOf(health discovery.Health, before state, now time.Time) state {
 	return s
 }
 
-// event returns the Event for a notice. Equal notices have Events with equal names, so a
+// newEvent returns the Event for a notice. Equal notices have Events with equal names, so a
 // notice is never delivered twice, even if a response of the API server was lost.
-func (n *notice) event(node string, now time.Time) *eventsv1.Event {
-	reason, note := n.words()
+func (n *notice) newEvent(node string, now time.Time) *eventsv1.Event {
+	reason, note := n.eventText()
 	kind := corev1.EventTypeWarning
-	if n.device.Health.Usable() {
+	if n.device.Health.IsUsable() {
 		kind = corev1.EventTypeNormal
 	}
 	told := fmt.Sprintf("%s %s %d %s", n.device.Name, n.state.condition, n.state.since, kind)
@@ -169,8 +169,8 @@ func eventOf(pod *Pod, told, note, node string, now time.Time) *eventsv1.Event {
 	}
 }
 
-// words returns the reason and the note of an Event.
-func (n *notice) words() (reason, note string) {
+// eventText returns the reason and the note of an Event.
+func (n *notice) eventText() (reason, note string) {
 	name := "Device " + n.device.Name
 	if n.device.Model != "" {
 		name += " (" + n.device.Model + ")"
@@ -178,11 +178,11 @@ func (n *notice) words() (reason, note string) {
 	h := n.device.Health
 	why := cmp.Or(h.Reason, string(h.Key()))
 	switch {
-	case h.Usable() && h.Key() != "":
+	case h.IsUsable() && h.Key() != "":
 		return ReasonRecovered, fmt.Sprintf("%s can be used again; %s: %s", name, h.Key(), why)
-	case h.Usable():
+	case h.IsUsable():
 		return ReasonRecovered, name + " can be used again"
-	case h.Key() == discovery.ConditionGone && why != discovery.Gone(h.Effect).Reason:
+	case h.Key() == discovery.ConditionGone && why != discovery.GoneHealth(h.Effect).Reason:
 		return ReasonGone, fmt.Sprintf("%s is gone: %s", name, why)
 	case h.Key() == discovery.ConditionGone:
 		return ReasonGone, name + " is gone"

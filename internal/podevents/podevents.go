@@ -49,8 +49,8 @@ const (
 	createTimeout = 10 * time.Second
 )
 
-// Teller sends notices to pods about their devices. All fields except Files must be set.
-type Teller struct {
+// Notifier sends notices to pods about their devices. All fields except Files must be set.
+type Notifier struct {
 	// Client creates the Events. Give the client a rate limit of its own, so that Events do not
 	// delay other requests.
 	Client kubernetes.Interface
@@ -68,25 +68,25 @@ type Teller struct {
 	// Pods returns the node's pods that have not terminated, from the API server.
 	Pods func(ctx context.Context) ([]Pod, error)
 
-	told   map[key]state
-	saved  []byte
-	looked []Device      // the unusable devices at the last check
-	listed time.Time     // the time of the last list of pods
-	again  time.Duration // the time from listed to the next list of pods
-	retry  time.Duration // the next value of again if the next check fails
+	sent           map[key]state
+	lastSaved      []byte
+	lastDevices    []Device      // the unusable devices at the last check
+	lastListing    time.Time     // the time of the last list of pods
+	repeatInterval time.Duration // the time from listed to the next list of pods
+	retry          time.Duration // the next value of again if the next check fails
 
 	failing map[string]bool // namespaces with a failed Event at the last check
 }
 
 // Run checks the devices until ctx is done: after each value received from changed, and at
 // intervals. If the API server rejects an Event, Run tries again while the notice is still due.
-func (t *Teller) Run(ctx context.Context, changed <-chan struct{}) {
+func (t *Notifier) Run(ctx context.Context, changed <-chan struct{}) {
 	t.load(ctx)
 	for {
 		wait := unknownInterval
 		if devices, known := t.InUse(); known {
 			wait = lookInterval
-			if err := t.look(ctx, devices); err != nil && ctx.Err() == nil {
+			if err := t.sendDue(ctx, devices); err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).V(2).Info("Events for pods are not written yet", "reason", err.Error())
 			}
 		}
@@ -104,26 +104,26 @@ func (t *Teller) Run(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// look sends the due notices. It requests the pods only if a notice may be due.
-func (t *Teller) look(ctx context.Context, devices []Device) error {
-	sick := slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return d.Health.Usable() })
-	quiet := len(sick) == 0 && len(t.told) == 0
-	if quiet || slices.EqualFunc(sick, t.looked, sameState) && time.Since(t.listed) < t.again {
+// sendDue sends the due notices. It requests the pods only if a notice may be due.
+func (t *Notifier) sendDue(ctx context.Context, devices []Device) error {
+	sick := slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return d.Health.IsUsable() })
+	quiet := len(sick) == 0 && len(t.sent) == 0
+	if quiet || slices.EqualFunc(sick, t.lastDevices, sameState) && time.Since(t.lastListing) < t.repeatInterval {
 		return nil
 	}
 	pods, err := t.Pods(ctx)
 	if err != nil {
 		return err
 	}
-	t.forget(pods)
-	notices := due(t.told, devices, pods, time.Now())
+	t.forgetDeleted(pods)
+	notices := dueNotices(t.sent, devices, pods, time.Now())
 	err = t.tellAll(ctx, notices)
-	t.save(ctx)
-	t.looked, t.listed = sick, time.Now()
+	t.saveSent(ctx)
+	t.lastDevices, t.lastListing = sick, time.Now()
 	if err == nil {
-		t.again, t.retry = listInterval, lookInterval
+		t.repeatInterval, t.retry = listInterval, lookInterval
 	} else {
-		t.again, t.retry = t.retry, min(2*t.retry, listInterval)
+		t.repeatInterval, t.retry = t.retry, min(2*t.retry, listInterval)
 	}
 	return err
 }
@@ -132,9 +132,9 @@ func (t *Teller) look(ctx context.Context, devices []Device) error {
 // webhook of the namespace, the namespace's other notices are postponed to the next check,
 // since each failure may take as long. Namespaces that failed at the last check come last, so
 // they do not delay the others.
-func (t *Teller) tellAll(ctx context.Context, notices []notice) error {
+func (t *Notifier) tellAll(ctx context.Context, notices []notice) error {
 	slices.SortStableFunc(notices, func(a, b notice) int {
-		return cmp.Compare(order(t.failing[a.pod.Namespace]), order(t.failing[b.pod.Namespace]))
+		return cmp.Compare(namespaceOrder(t.failing[a.pod.Namespace]), namespaceOrder(t.failing[b.pod.Namespace]))
 	})
 	failing := make(map[string]bool)
 	var errs []error
@@ -151,8 +151,8 @@ func (t *Teller) tellAll(ctx context.Context, notices []notice) error {
 	return errors.Join(errs...)
 }
 
-// order returns the sort key of a namespace: failing namespaces come last.
-func order(failing bool) int {
+// namespaceOrder returns the sort key of a namespace: failing namespaces come last.
+func namespaceOrder(failing bool) int {
 	if failing {
 		return 1
 	}
@@ -166,25 +166,25 @@ func sameState(a, b Device) bool {
 		slices.Equal(a.Claims, b.Claims) && slices.Equal(a.Pods, b.Pods)
 }
 
-// forget removes the sent notices of deleted pods. A device that temporarily seems to be
+// forgetDeleted removes the sent notices of deleted pods. A device that temporarily seems to be
 // unallocated is not forgotten.
-func (t *Teller) forget(pods []Pod) {
+func (t *Notifier) forgetDeleted(pods []Pod) {
 	present := make(map[types.UID]bool, len(pods))
 	for _, pod := range pods {
 		present[pod.UID] = true
 	}
-	maps.DeleteFunc(t.told, func(k key, _ state) bool { return !present[k.pod] })
+	maps.DeleteFunc(t.sent, func(k key, _ state) bool { return !present[k.pod] })
 }
 
 // tell sends a notice.
-func (t *Teller) tell(ctx context.Context, n *notice) error {
-	if err := create(ctx, t.Client, n.event(t.Node, time.Now())); err != nil {
+func (t *Notifier) tell(ctx context.Context, n *notice) error {
+	if err := create(ctx, t.Client, n.newEvent(t.Node, time.Now())); err != nil {
 		return err
 	}
-	if n.device.Health.Usable() {
-		delete(t.told, n.key())
+	if n.device.Health.IsUsable() {
+		delete(t.sent, n.key())
 	} else {
-		t.told[n.key()] = n.state
+		t.sent[n.key()] = n.state
 	}
 	return nil
 }
@@ -215,8 +215,8 @@ type entry struct {
 
 // load reads the sent notices from File. If the file is unreadable, some notices may be
 // repeated.
-func (t *Teller) load(ctx context.Context) {
-	t.told, t.retry = make(map[key]state), lookInterval
+func (t *Notifier) load(ctx context.Context) {
+	t.sent, t.retry = make(map[key]state), lookInterval
 	data, err := t.Files.Read(t.File)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
@@ -229,28 +229,28 @@ func (t *Teller) load(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "The record of Events for pods is lost; some may be written again")
 		return
 	}
-	t.saved = data
+	t.lastSaved = data
 	for _, e := range entries {
-		t.told[key{e.Pod, e.Device}] = state{e.Condition, e.Since.Unix()}
+		t.sent[key{e.Pod, e.Device}] = state{e.Condition, e.Since.Unix()}
 	}
 }
 
-// save writes the sent notices to File if they have changed.
-func (t *Teller) save(ctx context.Context) {
-	entries := make([]entry, 0, len(t.told))
-	for k, s := range t.told {
+// saveSent writes the sent notices to File if they have changed.
+func (t *Notifier) saveSent(ctx context.Context) {
+	entries := make([]entry, 0, len(t.sent))
+	for k, s := range t.sent {
 		entries = append(entries, entry{k.pod, k.device, s.condition, metav1.Unix(s.since, 0)})
 	}
 	slices.SortFunc(entries, func(a, b entry) int {
 		return cmp.Or(strings.Compare(string(a.Pod), string(b.Pod)), strings.Compare(a.Device, b.Device))
 	})
 	data, err := json.Marshal(entries)
-	if err != nil || bytes.Equal(data, t.saved) {
+	if err != nil || bytes.Equal(data, t.lastSaved) {
 		return
 	}
 	if _, err := t.Files.Write(t.File, data, 0o600); err != nil {
 		klog.FromContext(ctx).Error(err, "Recording the Events for pods")
 		return
 	}
-	t.saved = data
+	t.lastSaved = data
 }

@@ -46,7 +46,7 @@ type node struct {
 	pods    []Pod
 	lists   int                   // number of requests for pods
 	answer  atomic.Pointer[error] // the error of the API server, or nil
-	teller  *Teller
+	teller  *Notifier
 }
 
 func newNode(t *testing.T) *node {
@@ -63,7 +63,7 @@ func newNode(t *testing.T) *node {
 
 // restart replaces the Teller by a new one with the same file.
 func (n *node) restart() {
-	n.teller = &Teller{
+	n.teller = &Notifier{
 		Client: n.client, Node: "worker-1", File: filepath.Join(n.dir, "events.json"),
 		Pods: func(context.Context) ([]Pod, error) {
 			n.lists++
@@ -91,7 +91,7 @@ func (n *node) down() error {
 // wants checks the devices, and expects exactly these Events in the form "pod reason".
 func (n *node) wants(want ...string) {
 	n.t.Helper()
-	err := n.teller.look(n.t.Context(), n.devices)
+	err := n.teller.sendDue(n.t.Context(), n.devices)
 	if (err != nil) != (n.down() != nil && !apierrors.IsForbidden(n.down())) {
 		n.t.Errorf("look: %v", err)
 	}
@@ -127,7 +127,7 @@ var (
 	sick    = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver is bound to it", Since: began, Effect: resourceapi.DeviceTaintEffectNoSchedule}
 	unread  = discovery.Health{Status: discovery.Unknown, Reason: "EIO", Since: began, Effect: resourceapi.DeviceTaintEffectNoSchedule}
 	told    = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionLinkDegraded, Reason: "slow", Since: began, Effect: resourceapi.DeviceTaintEffectNone}
-	gone    = discovery.Gone(resourceapi.DeviceTaintEffectNoSchedule)
+	gone    = discovery.GoneHealth(resourceapi.DeviceTaintEffectNoSchedule)
 	healthy = discovery.Health{Status: discovery.Healthy, Since: began}
 )
 
@@ -251,8 +251,8 @@ func TestTell(t *testing.T) {
 			n.pods = slices.Delete(n.pods, 1, 2)
 			n.devices = n.devices[:1]
 			n.wants()
-			if len(n.teller.told) > 0 {
-				n.t.Errorf("remembered: %v", n.teller.told)
+			if len(n.teller.sent) > 0 {
+				n.t.Errorf("remembered: %v", n.teller.sent)
 			}
 		},
 		"who has it is not known for a while": func(n *node) {
@@ -303,7 +303,7 @@ func TestTell(t *testing.T) {
 			}
 			n.restart()
 			n.fails(apierrors.NewAlreadyExists(schema.GroupResource{Resource: "events"}, "e"))
-			if err := n.teller.look(n.t.Context(), n.devices); err != nil {
+			if err := n.teller.sendDue(n.t.Context(), n.devices); err != nil {
 				n.t.Error(err)
 			}
 		},
@@ -328,7 +328,7 @@ func TestTell(t *testing.T) {
 func TestEvent(t *testing.T) {
 	n := newNode(t)
 	n.is("claimed", sick)
-	if err := n.teller.look(t.Context(), n.devices); err != nil {
+	if err := n.teller.sendDue(t.Context(), n.devices); err != nil {
 		t.Fatal(err)
 	}
 	e := n.events()[0]
@@ -348,7 +348,7 @@ func TestEvent(t *testing.T) {
 	}
 	for want, health := range notes {
 		one := notice{pod: &n.pods[0], device: &Device{Name: "d", Health: health}}
-		if _, got := one.words(); got != want {
+		if _, got := one.eventText(); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
@@ -367,7 +367,7 @@ func FuzzEvent(f *testing.F) {
 		health := sick
 		health.Reason = reason
 		n := notice{pod: &of, device: &Device{Name: "d", Model: model, Health: health}}
-		e := n.event(node, began.Time)
+		e := n.newEvent(node, began.Time)
 		if messages := validation.IsDNS1123Subdomain(e.Name); len(messages) > 0 {
 			t.Errorf("name %q: %v", e.Name, messages)
 		}
@@ -387,11 +387,11 @@ func FuzzLoad(f *testing.F) {
 		if err := os.WriteFile(file, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		first, second := Teller{File: file}, Teller{File: file}
+		first, second := Notifier{File: file}, Notifier{File: file}
 		first.load(t.Context())
-		first.save(t.Context())
+		first.saveSent(t.Context())
 		second.load(t.Context())
-		if diff := cmp.Diff(first.told, second.told, cmp.AllowUnexported(key{}, state{})); diff != "" {
+		if diff := cmp.Diff(first.sent, second.sent, cmp.AllowUnexported(key{}, state{})); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -430,7 +430,7 @@ func TestOneNamespaceFails(t *testing.T) {
 			n.client.ClearActions()
 			return all
 		}
-		if err := n.teller.look(t.Context(), n.devices); err == nil {
+		if err := n.teller.sendDue(t.Context(), n.devices); err == nil {
 			t.Error("no error for the namespace that fails")
 		}
 		if diff := cmp.Diff([]string{"works a", "works b"}, told()); diff != "" || tries != 1 {
@@ -445,14 +445,14 @@ func TestOneNamespaceFails(t *testing.T) {
 			}
 			return false, nil, nil
 		})
-		n.teller.look(t.Context(), n.devices)
+		n.teller.sendDue(t.Context(), n.devices)
 		if diff := cmp.Diff([]string{"works a", "works b"}, told()); diff != "" {
 			t.Error(diff)
 		}
 		tries, n.lists = 0, 0
 		for range 30 {
 			time.Sleep(lookInterval)
-			n.teller.look(t.Context(), n.devices)
+			n.teller.sendDue(t.Context(), n.devices)
 		}
 		if tries == 0 || tries > 5 || n.lists != tries {
 			t.Errorf("%d tries in 5 minutes, and pods were asked for %d times", tries, n.lists)
@@ -460,7 +460,7 @@ func TestOneNamespaceFails(t *testing.T) {
 		n.client.ClearActions()
 		broken = false
 		time.Sleep(listInterval)
-		n.teller.look(t.Context(), n.devices)
+		n.teller.sendDue(t.Context(), n.devices)
 		if diff := cmp.Diff([]string{"broken a", "broken b"}, told()); diff != "" {
 			t.Error(diff)
 		}

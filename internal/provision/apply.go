@@ -34,20 +34,20 @@ type Provisioner struct {
 
 	Out io.Writer // receives a line before each change
 
-	owed []discovery.Write // contents of the journal at the start of Run
+	outstanding []discovery.Write // contents of the journal at the start of Run
 }
 
 // Run carries out the rules, one function after the other. The error lists by function the
 // work that failed or was refused. A failure at one function does not prevent work on the
 // others.
 func (p *Provisioner) Run(ctx context.Context) error {
-	changes, err := p.resume()
+	changes, err := p.resumeWrites()
 	if errors.Is(err, errJournal) {
 		return err // the next write to the journal would destroy its contents
 	}
 	errs := []error{err}
 	known := discovery.Scan(p.Host, p.Families).Devices
-	selected, notes, err := functions(p.Host, p.Rules, known)
+	selected, notes, err := selectFunctions(p.Host, p.Rules, known)
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
@@ -58,7 +58,7 @@ func (p *Provisioner) Run(ctx context.Context) error {
 		if ctx.Err() != nil { // the message shows that the interruption was not a regular end
 			return errors.Join(append(errs, fmt.Errorf("%s and further functions: interrupted, and not checked", f.Name()))...)
 		}
-		n, err := p.provision(f, known)
+		n, err := p.provisionFunction(f, known)
 		changes += n
 		errs = append(errs, err)
 	}
@@ -69,14 +69,14 @@ func (p *Provisioner) Run(ctx context.Context) error {
 	return nil
 }
 
-// provision plans one function and executes the plan. It returns the number of changes.
-func (p *Provisioner) provision(f function, known []discovery.Device) (changes int, err error) {
-	parts, err := p.plan(f, known)
+// provisionFunction plans one function and executes the plan. It returns the number of changes.
+func (p *Provisioner) provisionFunction(f function, known []discovery.Device) (changes int, err error) {
+	parts, err := p.planFunction(f, known)
 	errs := []error{err}
 	failed := make(map[string]bool)
 	for _, part := range parts {
 		changes += len(part.writes)
-		if err := p.apply(part); err != nil {
+		if err := p.applyPart(part); err != nil {
 			errs = append(errs, err)
 			failed[part.name] = true
 		}
@@ -90,28 +90,28 @@ func (p *Provisioner) provision(f function, known []discovery.Device) (changes i
 	return changes, errors.Join(errs...)
 }
 
-// plan returns the plan for a function according to the current state of the host.
-func (p *Provisioner) plan(f function, known []discovery.Device) ([]part, error) {
+// planFunction returns the plan for a function according to the current state of the host.
+func (p *Provisioner) planFunction(f function, known []discovery.Device) ([]part, error) {
 	planner := &planner{
 		host:     p.Host,
 		families: p.Families,
 		uses:     sync.OnceValue(func() *uses { return readUses(p.Host, known, p.Held) }),
 	}
-	return planner.plan(f)
+	return planner.planFunction(f)
 }
 
-// apply executes the writes of a part. The journal contains those writes that undo earlier
+// applyPart executes the writes of a part. The journal contains those writes that undo earlier
 // ones, until they are executed.
-func (p *Provisioner) apply(part part) error {
-	ends := p.ends(part.writes)
+func (p *Provisioner) applyPart(part part) error {
+	ends := p.restoringWrites(part.writes)
 	if p.Write == nil || p.Keep == nil || len(ends) == 0 {
 		return p.write(part)
 	}
-	if err := p.keep(ends); err != nil {
+	if err := p.keepJournal(ends); err != nil {
 		return fmt.Errorf("%s: %w", part.name, err)
 	}
 	err := p.write(part)
-	return errors.Join(err, p.keep(p.left(ends)))
+	return errors.Join(err, p.keepJournal(p.missingWrites(ends)))
 }
 
 // write executes the writes of a part. After a failed write, it executes only the writes that
@@ -120,7 +120,7 @@ func (p *Provisioner) write(part part) error {
 	var errs []error
 	made := false
 	for _, w := range part.writes {
-		if len(errs) > 0 && (!w.Always || !made || p.shown(w.Shows) == w.To) {
+		if len(errs) > 0 && (!w.Always || !made || p.currentValue(w.Shows) == w.To) {
 			continue
 		}
 		fmt.Fprintln(p.Out, w)
@@ -132,7 +132,7 @@ func (p *Provisioner) write(part part) error {
 			err = p.Write(w.Path, value)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: write %q to /%s: %w%s", part.name, value, w.Path, err, advice(w, err)))
+			errs = append(errs, fmt.Errorf("%s: write %q to /%s: %w%s", part.name, value, w.Path, err, errorAdvice(w, err)))
 			continue
 		}
 		made = true
@@ -140,8 +140,8 @@ func (p *Provisioner) write(part part) error {
 	return errors.Join(errs...)
 }
 
-// advice explains an error of the kernel, if the cause is known, and suggests a remedy.
-func advice(w discovery.Write, err error) string {
+// errorAdvice explains an error of the kernel, if the cause is known, and suggests a remedy.
+func errorAdvice(w discovery.Write, err error) string {
 	if path.Base(w.Path) != "sriov_numvfs" {
 		return ""
 	}
@@ -160,8 +160,8 @@ func (p *Provisioner) value(w discovery.Write) (string, error) {
 	return name, nil
 }
 
-// shown returns the current value of an attribute.
-func (p *Provisioner) shown(name string) string {
+// currentValue returns the current value of an attribute.
+func (p *Provisioner) currentValue(name string) string {
 	text, _ := sysfs.At(p.Host.FS, path.Dir(name)).Text(path.Base(name))
 	return text
 }
@@ -169,7 +169,7 @@ func (p *Provisioner) shown(name string) string {
 // check plans again after all writes. A nonempty plan means that the kernel accepted a write
 // without effect.
 func (p *Provisioner) check(f function, known []discovery.Device, failed map[string]bool) error {
-	left, _ := p.plan(f, known)
+	left, _ := p.planFunction(f, known)
 	left = slices.DeleteFunc(left, func(part part) bool { return failed[part.name] })
 	var errs []error
 	for _, part := range left {

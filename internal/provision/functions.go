@@ -37,11 +37,11 @@ type function struct {
 	err  error // error while reading the function's attributes
 }
 
-// functions returns the functions selected by rules, in the order of their addresses, and
+// selectFunctions returns the functions selected by rules, in the order of their addresses, and
 // notes about the rules. The first rule that selects a function applies. If the rule of a
 // physical function defines virtual functions, no other rule applies to these.
-func functions(host *discovery.Host, rules []Rule, known []discovery.Device) (selected []function, notes []string, err error) {
-	all, err := sysfs.Bus(host.FS, "pci")
+func selectFunctions(host *discovery.Host, rules []Rule, known []discovery.Device) (selected []function, notes []string, err error) {
+	all, err := sysfs.BusDevices(host.FS, "pci")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -49,7 +49,7 @@ func functions(host *discovery.Host, rules []Rule, known []discovery.Device) (se
 	unsaid := make([]error, len(rules))
 	ruled := make(map[string]bool) // paths of physical functions whose rule defines virtual functions
 	for _, d := range all {
-		described, err := describe(host, d, known)
+		described, err := describeFunction(host, d, known)
 		for i, rule := range rules {
 			selects, selectErr := rule.Selects(described)
 			if selectErr != nil && unsaid[i] == nil {
@@ -81,10 +81,10 @@ func functions(host *discovery.Host, rules []Rule, known []discovery.Device) (se
 	return kept, notes, nil
 }
 
-// describe returns the device that rules are evaluated on. It has the attributes of any PCI
+// describeFunction returns the device that rules are evaluated on. It has the attributes of any PCI
 // function, and the attributes of the family's devices for the function.
-func describe(host *discovery.Host, d sysfs.Device, known []discovery.Device) (discovery.Device, error) {
-	described, err := discovery.PCI(host, d)
+func describeFunction(host *discovery.Host, d sysfs.Device, known []discovery.Device) (discovery.Device, error) {
+	described, err := discovery.DescribePCI(host, d)
 	attrs := d.Attrs()
 	class, _ := attrs.Hex("class", 6)
 	described.Attributes.SetString("pciClass", class)

@@ -21,26 +21,26 @@ type uses struct {
 
 // readUses reads the current uses.
 func readUses(host *discovery.Host, known []discovery.Device, held Held) *uses {
-	u := &uses{view: inuse.Look(host, inuse.Options{Known: known}), known: known}
+	u := &uses{view: inuse.FindUsers(host, inuse.Options{Known: known}), known: known}
 	u.held, u.heldErr = held(known)
 	return u
 }
 
-// of returns an error that describes the use of a function, or nil for an unused function. If
+// useOf returns an error that describes the use of a function, or nil for an unused function. If
 // the function is to be unbound from its driver, an interface that is up counts as use too: it
 // was configured for use, and would disappear.
-func (u *uses) of(function sysfs.Device, unbind bool) error {
-	if err := u.holder(function); err != nil {
+func (u *uses) useOf(function sysfs.Device, unbind bool) error {
+	if err := u.consumerOf(function); err != nil {
 		return err
 	}
 	if unbind {
-		return u.view.Of(function).Err()
+		return u.view.UsesOf(function).Err()
 	}
-	return u.view.Bound(function).Err()
+	return u.view.BoundUses(function).Err()
 }
 
-// holder returns an error if the function, or a part of it, is allocated to a container.
-func (u *uses) holder(function sysfs.Device) error {
+// consumerOf returns an error if the function, or a part of it, is allocated to a container.
+func (u *uses) consumerOf(function sysfs.Device) error {
 	if u.heldErr != nil {
 		return fmt.Errorf("it is unknown whether a container has it: %w", u.heldErr)
 	}
@@ -57,10 +57,10 @@ func (u *uses) holder(function sysfs.Device) error {
 // mediated device, for example, is named by its UUID.
 func (u *uses) isOn(device string, function sysfs.Device) bool {
 	for i := range u.known {
-		if d := &u.known[i]; d.Name == device && inuse.Within(d.Source, function) {
+		if d := &u.known[i]; d.Name == device && inuse.IsWithin(d.Source, function) {
 			return true
 		}
 	}
 	uuid, mediated := strings.CutPrefix(device, "mdev-")
-	return mediated && function.Exists(uuid)
+	return mediated && function.HasEntry(uuid)
 }

@@ -59,9 +59,9 @@ func OpenJournal(dir string) (*Journal, error) {
 // Close closes the journal and releases the lock.
 func (j *Journal) Close() error { return errors.Join(j.lock.Close(), j.root.Close()) }
 
-// Keep writes the file, or removes the file if data is nil. The file is renamed into place, so
+// KeepJournal writes the file, or removes the file if data is nil. The file is renamed into place, so
 // that a reader finds either the old or the new contents.
-func (j *Journal) Keep(data []byte) error {
+func (j *Journal) KeepJournal(data []byte) error {
 	if data == nil {
 		if err := j.root.Remove(journalFile); !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -74,13 +74,13 @@ func (j *Journal) Keep(data []byte) error {
 	return j.root.Rename(journalFile+".new", journalFile)
 }
 
-// keep writes the journal with the given writes and with the outstanding writes of an earlier
+// keepJournal writes the journal with the given writes and with the outstanding writes of an earlier
 // command.
-func (p *Provisioner) keep(writes []discovery.Write) (err error) {
+func (p *Provisioner) keepJournal(writes []discovery.Write) (err error) {
 	var data []byte
-	writes = slices.Concat(p.left(p.owed), writes)
+	writes = slices.Concat(p.missingWrites(p.outstanding), writes)
 	if len(writes) > 0 {
-		data, err = json.Marshal(journal{p.boot(), writes})
+		data, err = json.Marshal(journal{p.bootID(), writes})
 	}
 	if err == nil {
 		err = p.Keep(data)
@@ -91,7 +91,7 @@ func (p *Provisioner) keep(writes []discovery.Write) (err error) {
 	return nil
 }
 
-func (p *Provisioner) boot() string {
+func (p *Provisioner) bootID() string {
 	boot, _ := p.Host.ReadText("/proc/sys/kernel/random/boot_id") // on error, boot is the same for all boots
 	return boot
 }
@@ -99,8 +99,8 @@ func (p *Provisioner) boot() string {
 // errJournal is the error of an unreadable journal. Run then changes nothing.
 var errJournal = errors.New("read what a command that was killed left to be done")
 
-// unfinished returns the outstanding writes of a command that was killed in the current boot.
-func (p *Provisioner) unfinished() (left []discovery.Write, err error) {
+// unfinishedWrites returns the outstanding writes of a command that was killed in the current boot.
+func (p *Provisioner) unfinishedWrites() (left []discovery.Write, err error) {
 	data, err := fs.ReadFile(p.Host.FS, journalFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -112,7 +112,7 @@ func (p *Provisioner) unfinished() (left []discovery.Write, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w; if it is damaged, remove it: /%s: %w", errJournal, journalFile, err)
 	}
-	if j.Boot != p.boot() {
+	if j.Boot != p.bootID() {
 		return nil, nil
 	}
 	for _, w := range j.Writes {
@@ -129,21 +129,21 @@ func (p *Provisioner) unfinished() (left []discovery.Write, err error) {
 // maxJournal is the maximum size of an attribute in bytes, with a large margin.
 const maxJournal = 64 << 10
 
-// resume executes the outstanding writes of a killed command. A failed write remains in the
+// resumeWrites executes the outstanding writes of a killed command. A failed write remains in the
 // journal. In a dry run, resume adds the results of the writes to the host's files in memory,
 // as the basis for the plan.
-func (p *Provisioner) resume() (changes int, err error) {
-	writes, err := p.unfinished()
+func (p *Provisioner) resumeWrites() (changes int, err error) {
+	writes, err := p.unfinishedWrites()
 	if err != nil {
 		return 0, err
 	}
-	p.owed = writes
+	p.outstanding = writes
 	for _, w := range writes { // the writes belong to different functions, so a failure does not affect the others
 		err = errors.Join(err, p.write(part{"left by a command that was killed", []discovery.Write{w}}))
 	}
 	if p.Write != nil {
 		if p.Keep != nil {
-			err = errors.Join(err, p.keep(nil))
+			err = errors.Join(err, p.keepJournal(nil))
 		}
 		return len(writes), err
 	}
@@ -157,17 +157,17 @@ func (p *Provisioner) resume() (changes int, err error) {
 	return len(writes), err
 }
 
-// ends returns the writes that restore a value changed by an earlier write.
-func (p *Provisioner) ends(writes []discovery.Write) (ends []discovery.Write) {
+// restoringWrites returns the writes that restore a value changed by an earlier write.
+func (p *Provisioner) restoringWrites(writes []discovery.Write) (ends []discovery.Write) {
 	for _, w := range writes {
-		if w.Always && p.shown(w.Shows) == w.To {
+		if w.Always && p.currentValue(w.Shows) == w.To {
 			ends = append(ends, w)
 		}
 	}
 	return ends
 }
 
-// left returns the writes whose effect is missing.
-func (p *Provisioner) left(ends []discovery.Write) []discovery.Write {
-	return slices.DeleteFunc(slices.Clone(ends), func(w discovery.Write) bool { return p.shown(w.Shows) == w.To })
+// missingWrites returns the writes whose effect is missing.
+func (p *Provisioner) missingWrites(ends []discovery.Write) []discovery.Write {
+	return slices.DeleteFunc(slices.Clone(ends), func(w discovery.Write) bool { return p.currentValue(w.Shows) == w.To })
 }

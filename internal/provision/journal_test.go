@@ -147,7 +147,7 @@ func TestJournal(t *testing.T) {
 		if text != "" {
 			data = []byte(text)
 		}
-		if err := journal.Keep(data); err != nil {
+		if err := journal.KeepJournal(data); err != nil {
 			t.Error(err)
 		}
 		if kept, _ := os.ReadFile(file); string(kept) != text {

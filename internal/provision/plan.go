@@ -24,9 +24,9 @@ type planner struct {
 	uses     func() *uses // reads the uses on the first call
 }
 
-// plan returns the writes for a function and its virtual functions, the function first.
+// planFunction returns the writes for a function and its virtual functions, the function first.
 // Impossible or forbidden work is omitted, and described by the error.
-func (p *planner) plan(f function) (parts []part, err error) {
+func (p *planner) planFunction(f function) (parts []part, err error) {
 	if f.err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Name(), f.err)
 	}
@@ -36,30 +36,30 @@ func (p *planner) plan(f function) (parts []part, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: bind to %s: %w", f.Name(), f.rule.Driver, err)
 		}
-		return nonempty(part{f.Name(), writes}), nil
+		return nonEmptyParts(part{f.Name(), writes}), nil
 	}
-	settings, err := p.settings(f)
+	settings, err := p.settingWrites(f)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Name(), err)
 	}
 	if f.rule.VFs == nil {
-		if err := p.settable(f, settings); err != nil {
+		if err := p.checkSettable(f, settings); err != nil {
 			return nil, fmt.Errorf("%s: %w", f.Name(), err)
 		}
-		return nonempty(part{f.Name(), settings}), nil
+		return nonEmptyParts(part{f.Name(), settings}), nil
 	}
-	return p.virtual(f, settings)
+	return p.planVirtual(f, settings)
 }
 
-func nonempty(p part) []part {
+func nonEmptyParts(p part) []part {
 	if len(p.writes) == 0 {
 		return nil
 	}
 	return []part{p}
 }
 
-// settings returns the writes of the function's family for the desired settings.
-func (p *planner) settings(f function) ([]discovery.Write, error) {
+// settingWrites returns the writes of the function's family for the desired settings.
+func (p *planner) settingWrites(f function) ([]discovery.Write, error) {
 	if f.rule.Settings == nil {
 		return nil, nil
 	}
@@ -82,29 +82,29 @@ func orNone(name string) string {
 	return name
 }
 
-// settable returns an error if the settings would change a function in use, or would destroy
+// checkSettable returns an error if the settings would change a function in use, or would destroy
 // virtual functions.
-func (p *planner) settable(f function, settings []discovery.Write) error {
+func (p *planner) checkSettable(f function, settings []discovery.Write) error {
 	if len(settings) == 0 {
 		return nil
 	}
-	if f.Exists("virtfn0") {
+	if f.HasEntry("virtfn0") {
 		return errors.New("has virtual functions, which could be lost; set their number in virtualFunctions")
 	}
-	return p.uses().of(f.Device, false)
+	return p.uses().useOf(f.Device, false)
 }
 
-// virtual plans the settings of a physical function and its virtual functions.
-func (p *planner) virtual(f function, settings []discovery.Write) (parts []part, err error) {
+// planVirtual plans the settings of a physical function and its virtual functions.
+func (p *planner) planVirtual(f function, settings []discovery.Write) (parts []part, err error) {
 	want := f.rule.VFs
 	writes, fresh, err := p.create(f, settings)
 	if err == nil && fresh && want.Driver != "" { // fail before creating functions that cannot be bound
-		err = errors.Join(driverLoaded(p.host, want.Driver), usable(p.host, f.Device, want.Driver))
+		err = errors.Join(driverLoaded(p.host, want.Driver), checkUsable(p.host, f.Device, want.Driver))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Name(), err)
 	}
-	parts = nonempty(part{f.Name(), writes})
+	parts = nonEmptyParts(part{f.Name(), writes})
 	if want.Driver == "" {
 		return parts, nil
 	}
@@ -116,7 +116,7 @@ func (p *planner) virtual(f function, settings []discovery.Write) (parts []part,
 			errs = append(errs, fmt.Errorf("%s %s: bind to %s: %w", f.Name(), link.Name(), want.Driver, err))
 			continue
 		}
-		parts = append(parts, nonempty(part{f.Name() + " " + link.Name(), writes})...)
+		parts = append(parts, nonEmptyParts(part{f.Name() + " " + link.Name(), writes})...)
 	}
 	return parts, errors.Join(errs...)
 }
@@ -139,13 +139,13 @@ func (p *planner) create(f function, settings []discovery.Write) (writes []disco
 	case now == want && len(settings) == 0:
 		return nil, false, nil
 	}
-	if err := p.uses().of(f.Device, false); err != nil {
+	if err := p.uses().useOf(f.Device, false); err != nil {
 		return nil, false, err
 	}
 	file := f.Child("sriov_numvfs").Path
 	// The kernel accepts a new number only if the old or the new number is 0.
 	if now > 0 {
-		if err := p.destructible(f.Device); err != nil {
+		if err := p.checkDestructible(f.Device); err != nil {
 			return nil, false, err
 		}
 		writes = append(writes, discovery.Set(file, fmt.Sprint(now), "0"))
@@ -169,8 +169,8 @@ func (p *planner) withoutProbing(f function, attrs *sysfs.Attrs, created discove
 	return []discovery.Write{discovery.Set(file, "1", "0"), created, again}
 }
 
-// destructible returns an error if a virtual function of f has a driver or is in use.
-func (p *planner) destructible(f sysfs.Device) error {
+// checkDestructible returns an error if a virtual function of f has a driver or is in use.
+func (p *planner) checkDestructible(f sysfs.Device) error {
 	entries, err := fs.ReadDir(p.host.FS, f.Path)
 	if err != nil {
 		return fmt.Errorf("list virtual functions: %w", err)
@@ -183,10 +183,10 @@ func (p *planner) destructible(f sysfs.Device) error {
 		if !ok {
 			return fmt.Errorf("%s: cannot be read", entry.Name())
 		}
-		if driver := vf.Driver(); driver != "" || vf.Bound() {
+		if driver := vf.Driver(); driver != "" || vf.HasDriver() {
 			return fmt.Errorf("virtual function %s would be destroyed, and is bound to %s; unbind it first", vf.Name(), orNone(driver))
 		}
-		if err := p.uses().of(vf, true); err != nil {
+		if err := p.uses().useOf(vf, true); err != nil {
 			return fmt.Errorf("virtual function %s would be destroyed: %w", vf.Name(), err)
 		}
 	}
@@ -213,10 +213,10 @@ func (p *planner) bindExisting(function, link sysfs.Device, driver string) ([]di
 	if now == driver {
 		return nil, nil
 	}
-	if now == "" && function.Bound() {
+	if now == "" && function.HasDriver() {
 		return nil, errors.New("is bound to an unknown driver")
 	}
-	if err := errors.Join(driverLoaded(p.host, driver), usable(p.host, function, driver)); err != nil {
+	if err := errors.Join(driverLoaded(p.host, driver), checkUsable(p.host, function, driver)); err != nil {
 		return nil, err
 	}
 	override, err := function.Text("driver_override")
@@ -226,16 +226,16 @@ func (p *planner) bindExisting(function, link sysfs.Device, driver string) ([]di
 	if override == "(null)" { // how the kernel prints an unset override
 		override = ""
 	}
-	if function.Exists("virtfn0") {
+	if function.HasEntry("virtfn0") {
 		return nil, errors.New("has virtual functions")
 	}
-	if err := p.uses().of(function, true); err != nil {
+	if err := p.uses().useOf(function, true); err != nil {
 		return nil, err
 	}
 	return bind(link, discovery.Write{Value: function.Name()}, now, override, driver), nil
 }
 
-// usable returns an error if a function without an IOMMU group is to be bound to a driver of
+// checkUsable returns an error if a function without an IOMMU group is to be bound to a driver of
 // vfio, because the driver would reject the function: vfio_group_find_or_alloc in
 // drivers/vfio/group.c returns EINVAL, unless enable_unsafe_noiommu_mode is set.
 //
@@ -243,7 +243,7 @@ func (p *planner) bindExisting(function, link sysfs.Device, driver string) ([]di
 // Linux 6.15 configures an IOMMU described by firmware tables only then (pci_dma_configure in
 // drivers/pci/pci-driver.c), such as virtio-iommu or an SMMU. The Intel and AMD drivers add
 // all functions to groups when they start.
-func usable(host *discovery.Host, function sysfs.Device, driver string) error {
+func checkUsable(host *discovery.Host, function sysfs.Device, driver string) error {
 	if !strings.Contains(driver, "vfio") || function.Link("iommu_group") != "" {
 		return nil
 	}
@@ -254,7 +254,7 @@ func usable(host *discovery.Host, function sysfs.Device, driver string) error {
 	switch {
 	case len(iommus) == 0:
 		return errors.New("is in no IOMMU group, because the host's IOMMU is off; switch the IOMMU on in the firmware and the kernel, " + withoutIOMMU)
-	case function.Bound() || !slices.ContainsFunc(iommus, groupsLate):
+	case function.HasDriver() || !slices.ContainsFunc(iommus, groupsLate):
 		return errUnserved
 	}
 	return nil

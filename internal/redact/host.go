@@ -22,40 +22,40 @@ var said = regexp.MustCompile(`(?im)(?:\b|_)(?:serial|sn|asset[ _-]?tag)(?:[ _-]
 // header begins an entry of a recorded host.
 var header = regexp.MustCompile(`(?m)^-- (.*) --\n`)
 
-// Learn registers the labelled serial numbers in a text as identities.
-func (r *Redactor) Learn(text []byte) {
+// LearnIdentities registers the labelled serial numbers in a text as identities.
+func (r *Redactor) LearnIdentities(text []byte) {
 	for _, found := range said.FindAllSubmatch(text, -1) {
-		r.Identity(string(found[1]))
-		r.Identity(string(found[2]))
+		r.AddIdentity(string(found[1]))
+		r.AddIdentity(string(found[2]))
 	}
 }
 
 // LearnHost registers the identities in a recorded host, by the names of the files that
 // contain them.
 func (r *Redactor) LearnHost(host []byte) {
-	r.Learn(host)
-	eachFile(host, same, func(name string, content []byte) []byte {
+	r.LearnIdentities(host)
+	eachFile(host, sameText, func(name string, content []byte) []byte {
 		if identifying.MatchString(path.Base(name)) {
 			for word := range strings.FieldsSeq(string(content)) {
-				r.Identity(word)
+				r.AddIdentity(word)
 			}
 		}
 		return content
 	})
 }
 
-// Host returns a recorded host without secrets and with pseudonyms for identities. Discovery
+// RedactHost returns a recorded host without secrets and with pseudonyms for identities. Discovery
 // works on the result as on the original.
-func (r *Redactor) Host(host []byte) []byte {
+func (r *Redactor) RedactHost(host []byte) []byte {
 	if r.keep {
 		return r.Text(host)
 	}
 	return eachFile(host, r.Text, func(name string, content []byte) []byte {
 		switch base := path.Base(name); {
 		case identifying.MatchString(base):
-			content = r.words(content, distinct)
+			content = r.replaceWords(content, isDistinct)
 		case routes.MatchString(name):
-			content = r.words(content, func(word string) bool { return number.MatchString(word) && distinct(word) })
+			content = r.replaceWords(content, func(word string) bool { return number.MatchString(word) && isDistinct(word) })
 		case versions.MatchString(base) && len(content) < 64 && !r.expressionOfTold().Match(content):
 			return content
 		}
@@ -68,25 +68,25 @@ var number = regexp.MustCompile(`^(?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{32})$`)
 
 var wordOf = regexp.MustCompile(`[^\s]+`)
 
-// words replaces the selected words of a content. Existing pseudonyms are kept, as are words that
+// replaceWords replaces the selected words of a content. Existing pseudonyms are kept, as are words that
 // [Redactor.Text] recognizes by their form.
-func (r *Redactor) words(content []byte, is func(string) bool) []byte {
+func (r *Redactor) replaceWords(content []byte, is func(string) bool) []byte {
 	return wordOf.ReplaceAllFunc(content, func(word []byte) []byte {
 		text := string(word)
-		if !is(text) || r.known[text] || r.formed(text) {
+		if !is(text) || r.known[text] || r.hasForm(text) {
 			return word
 		}
 		return []byte(r.pseudonym(text))
 	})
 }
 
-// formed reports whether a whole text has the form of an identity.
-func (r *Redactor) formed(text string) bool {
+// hasForm reports whether a whole text has the form of an identity.
+func (r *Redactor) hasForm(text string) bool {
 	at := r.expression().FindStringIndex(text)
 	return at != nil && (at[1]-at[0] == len(text) || uuid.MatchString(text))
 }
 
-func same(text []byte) []byte { return text }
+func sameText(text []byte) []byte { return text }
 
 // eachFile returns a recorded host after applying change to the contents of its files, and
 // other to everything else.

@@ -31,15 +31,15 @@ const shortest = 6
 // Redactor redacts a set of related texts. Register their identities first. A Redactor must
 // not be used by several goroutines at once.
 type Redactor struct {
-	keep  bool              // do not replace identities
-	key   [32]byte          // unique to this redactor, so that pseudonyms cannot be reversed
-	known map[string]bool   // registered identities
-	names map[string]string // pseudonyms by registered name
-	made  map[string]string // pseudonyms by identity
-	used  map[string]bool   // pseudonyms and identities in use
-	kinds map[string]int    // number of numbered pseudonyms, by kind
-	find  *regexp.Regexp    // matches all identities and names; nil after a registration
-	told  *regexp.Regexp    // matches registered identities and names only
+	keep         bool              // do not replace identities
+	key          [32]byte          // unique to this redactor, so that pseudonyms cannot be reversed
+	known        map[string]bool   // registered identities
+	names        map[string]string // pseudonyms by registered name
+	made         map[string]string // pseudonyms by identity
+	used         map[string]bool   // pseudonyms and identities in use
+	kinds        map[string]int    // number of numbered pseudonyms, by kind
+	find         *regexp.Regexp    // matches all identities and names; nil after a registration
+	patternsTold *regexp.Regexp    // matches registered identities and names only
 }
 
 // New returns a Redactor that removes secrets. It also replaces identities with pseudonyms,
@@ -53,10 +53,10 @@ func New(keepIdentities bool) *Redactor {
 	return r
 }
 
-// Identity registers a text that identifies something, such as a serial number.
-func (r *Redactor) Identity(text string) {
+// AddIdentity registers a text that identifies something, such as a serial number.
+func (r *Redactor) AddIdentity(text string) {
 	text = strings.TrimSpace(text)
-	if len(text) < shortest || !distinct(text) || strings.ContainsAny(text, "\n") || r.known[text] || uuid.MatchString(text) {
+	if len(text) < shortest || !isDistinct(text) || strings.ContainsAny(text, "\n") || r.known[text] || uuid.MatchString(text) {
 		return // too short, a placeholder, or recognized by form
 	}
 	r.known[text], r.used[text], r.find = true, true, nil
@@ -76,9 +76,9 @@ func (r *Redactor) Name(kind, name string) {
 	}
 }
 
-// distinct reports whether a text can identify anything. Unset identities often consist of
+// isDistinct reports whether a text can identify anything. Unset identities often consist of
 // zeros or Fs.
-func distinct(text string) bool {
+func isDistinct(text string) bool {
 	for _, r := range text {
 		if strings.ContainsRune("123456789abcdeABCDE", r) || r > 'F' && unicode.IsLetter(r) && !strings.ContainsRune("fFxX", r) {
 			return true
@@ -134,9 +134,9 @@ func (r *Redactor) expression() *regexp.Regexp {
 	for _, text := range told {
 		all = append(all, regexp.QuoteMeta(text))
 	}
-	r.told = nothing
+	r.patternsTold = nothing
 	if len(all) > 0 {
-		r.told = regexp.MustCompile(strings.Join(all, "|"))
+		r.patternsTold = regexp.MustCompile(strings.Join(all, "|"))
 	}
 	r.find = regexp.MustCompile(strings.Join(append(all, patterns...), "|"))
 	return r.find
@@ -148,7 +148,7 @@ var nothing = regexp.MustCompile(`[^\s\S]`)
 // expressionOfTold returns an expression for the registered identities and names.
 func (r *Redactor) expressionOfTold() *regexp.Regexp {
 	r.expression()
-	return r.told
+	return r.patternsTold
 }
 
 // Text returns a text without secrets and with pseudonyms for identities.
@@ -218,7 +218,7 @@ func replaceGroup(secret *regexp.Regexp, text []byte) []byte {
 // replace returns the replacement for a match between two bytes. It returns false if the match
 // is not an identity, because another match may begin inside.
 func (r *Redactor) replace(found string, before, after byte) (string, bool) {
-	alone := !alphanumeric(before) && !alphanumeric(after)
+	alone := !isAlphanumeric(before) && !isAlphanumeric(after)
 	if name := r.names[found]; name != "" {
 		return name, alone
 	}
@@ -237,13 +237,13 @@ func (r *Redactor) replace(found string, before, after byte) (string, bool) {
 	if strings.Contains(found, "::") || strings.Count(found, ".") == 3 && !strings.Contains(found, ":") && !strings.ContainsAny(found[:1], "newt") {
 		return "", false // not an address
 	}
-	if !distinct(found) {
+	if !isDistinct(found) {
 		return found, true
 	}
 	return r.pseudonym(found), true
 }
 
-func alphanumeric(b byte) bool {
+func isAlphanumeric(b byte) bool {
 	return b >= '0' && b <= '9' || b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z'
 }
 
@@ -281,7 +281,7 @@ func (r *Redactor) pseudonym(text string) string {
 	}
 	made := text
 	for attempt := range uint32(100) {
-		made = r.shape(text, attempt)
+		made = r.reshape(text, attempt)
 		if !r.used[made] && made != text {
 			break
 		}
@@ -296,10 +296,10 @@ func (r *Redactor) pseudonym(text string) string {
 	return made
 }
 
-// shape returns a text of the same form, derived from the text and the key.
-func (r *Redactor) shape(text string, attempt uint32) string {
+// reshape returns a text of the same form, derived from the text and the key.
+func (r *Redactor) reshape(text string, attempt uint32) string {
 	hex := !strings.ContainsFunc(strings.TrimPrefix(text, "0x"), func(c rune) bool { return unicode.IsLetter(c) && !strings.ContainsRune("abcdefABCDEF", c) })
-	stream := r.stream(text, attempt)
+	stream := r.derivedBytes(text, attempt)
 	var out strings.Builder
 	for i, c := range text {
 		n := rune(stream())
@@ -327,8 +327,8 @@ func (r *Redactor) shape(text string, attempt uint32) string {
 	return out.String()
 }
 
-// stream returns a source of bytes derived from the text and the key.
-func (r *Redactor) stream(text string, attempt uint32) func() byte {
+// derivedBytes returns a source of bytes derived from the text and the key.
+func (r *Redactor) derivedBytes(text string, attempt uint32) func() byte {
 	var block []byte
 	count := uint32(0)
 	return func() byte {

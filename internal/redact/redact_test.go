@@ -37,7 +37,7 @@ var leaks = map[string]string{
 func TestLeaks(t *testing.T) {
 	for secret, text := range leaks {
 		r := New(false)
-		r.Learn([]byte(text))
+		r.LearnIdentities([]byte(text))
 		got := string(r.Text([]byte(text)))
 		if strings.Contains(got, secret) {
 			t.Errorf("%q is still in %q", secret, got)
@@ -52,7 +52,7 @@ func TestLeaks(t *testing.T) {
 func TestKeptIdentities(t *testing.T) {
 	r := New(true)
 	text := "GPU-5d2c1f1b-8a41-4e0b-9c37-0b6f3d9ae41b at 10.17.23.5, token=abcdef, serial=PCB8273645A"
-	r.Learn([]byte(text))
+	r.LearnIdentities([]byte(text))
 	if got, want := string(r.Text([]byte(text))), strings.Replace(text, "abcdef", Gone, 1); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
@@ -69,7 +69,7 @@ func TestHarmless(t *testing.T) {
 			continue // has the form of an address
 		}
 		r := New(false)
-		r.Learn([]byte(text))
+		r.LearnIdentities([]byte(text))
 		if got := string(r.Text([]byte(text))); got != text {
 			t.Errorf("%q became %q", text, got)
 		}
@@ -100,7 +100,7 @@ func TestPseudonyms(t *testing.T) {
 // A registered identity is found inside other words.
 func TestWithinWords(t *testing.T) {
 	r := New(false)
-	r.Identity("PCB8273645A")
+	r.AddIdentity("PCB8273645A")
 	if got := string(r.Text([]byte("usb-1a86_PCB8273645A_if00 xPCB8273645Ay"))); strings.Contains(got, "PCB8273645A") || !strings.HasPrefix(got, "usb-1a86_") {
 		t.Errorf("got %s", got)
 	}
@@ -109,7 +109,7 @@ func TestWithinWords(t *testing.T) {
 // Addresses in routes are not recognizable by form. The default route remains recognizable.
 func TestRoutes(t *testing.T) {
 	const host = "-- proc/net/route --\nIface\tDestination\tGateway\tFlags\neth0\t00000000\t0111A8C0\t0003\n-- end --\n"
-	got := string(New(false).Host([]byte(host)))
+	got := string(New(false).RedactHost([]byte(host)))
 	if strings.Contains(got, "0111A8C0") || !strings.Contains(got, "eth0\t00000000\t") || !strings.Contains(got, "\t0003\n") {
 		t.Errorf("got %s", got)
 	}
@@ -132,7 +132,7 @@ func TestHosts(t *testing.T) {
 		t.Fatalf("recorded hosts: %v", err)
 	}
 	for i, file := range hosts {
-		if discoverytest.Brief() && i%6 != 0 {
+		if discoverytest.IsBrief() && i%6 != 0 {
 			continue
 		}
 		if strings.HasSuffix(file, "paths/testdata/asked.host") {
@@ -145,13 +145,13 @@ func TestHosts(t *testing.T) {
 			}
 			r := New(false)
 			r.LearnHost(data)
-			redacted := r.Host(data)
-			before := discovery.Scan(discoverytest.Layout(t, file), families.All)
+			redacted := r.RedactHost(data)
+			before := discovery.Scan(discoverytest.ReadHost(t, file), families.All)
 			copied := filepath.Join(t.TempDir(), "redacted.host")
 			if err := os.WriteFile(copied, redacted, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			after := discovery.Scan(discoverytest.Layout(t, copied), families.All)
+			after := discovery.Scan(discoverytest.ReadHost(t, copied), families.All)
 			if len(before.Devices) != len(after.Devices) {
 				t.Fatalf("%d devices were %d", len(after.Devices), len(before.Devices))
 			}
@@ -163,7 +163,7 @@ func TestHosts(t *testing.T) {
 					t.Errorf("%s, %s, identity %q is %s, %s, identity %q", was.Name, was.Health.Status, was.Identity, is.Name, is.Health.Status, is.Identity)
 				}
 				for _, identity := range []string{was.Identity, was.Attributes.String("serial"), was.Attributes.String("uuid")} {
-					if len(identity) > 1 && distinct(identity) && !strings.HasPrefix(identity, "?") && !common(identity) && bytes.Contains(redacted, []byte(identity)) {
+					if len(identity) > 1 && isDistinct(identity) && !strings.HasPrefix(identity, "?") && !common(identity) && bytes.Contains(redacted, []byte(identity)) {
 						t.Errorf("%s is still there", identity)
 					}
 				}
@@ -191,9 +191,9 @@ func FuzzText(f *testing.F) {
 		const uuid, mac, address = "5d2c1f1b-8a41-4e0b-9c37-0b6f3d9ae41b", "94:6d:ae:12:34:56", "10.17.23.5"
 		for _, planted := range []string{uuid, mac, address, "PCB8273645A"} {
 			r := New(false)
-			r.Identity("PCB8273645A")
+			r.AddIdentity("PCB8273645A")
 			text := before + " " + planted + " " + behind
-			r.Learn([]byte(text))
+			r.LearnIdentities([]byte(text))
 			got := r.Text([]byte(text))
 			if bytes.Contains(got, []byte(planted)) {
 				t.Errorf("%q is still in %q", planted, got)
@@ -211,15 +211,15 @@ func FuzzHost(f *testing.F) {
 	f.Add("comment", "PCB8273645A")
 	f.Add("-- a --\nb\n", "0x12 34")
 	f.Fuzz(func(t *testing.T, text, serial string) {
-		if strings.ContainsAny(serial, "\n-") || len(strings.TrimSpace(serial)) < shortest || !distinct(serial) || strings.Contains(text, strings.TrimSpace(serial)) {
+		if strings.ContainsAny(serial, "\n-") || len(strings.TrimSpace(serial)) < shortest || !isDistinct(serial) || strings.Contains(text, strings.TrimSpace(serial)) {
 			return
 		}
 		host := []byte(text + "\n-- sys/devices/x/serial_number --\n" + serial + "\n-- end --\n")
 		r := New(false)
 		r.LearnHost(host)
-		got := r.Host(host)
+		got := r.RedactHost(host)
 		for word := range strings.FieldsSeq(serial) {
-			if len(word) >= shortest && distinct(word) && !strings.Contains(text, word) && bytes.Contains(got, []byte(word)) {
+			if len(word) >= shortest && isDistinct(word) && !strings.Contains(text, word) && bytes.Contains(got, []byte(word)) {
 				t.Errorf("%q is still in %q", word, got)
 			}
 		}

@@ -65,9 +65,9 @@ func Parse(text string) Order {
 	return o
 }
 
-// Give writes an order to the ConfigMap of a namespace. The zero Order revokes the current
+// WriteOrder writes an order to the ConfigMap of a namespace. The zero Order revokes the current
 // order.
-func Give(ctx context.Context, client kubernetes.Interface, namespace string, o Order) error {
+func WriteOrder(ctx context.Context, client kubernetes.Interface, namespace string, o Order) error {
 	var text any
 	if o.Phase != None {
 		text = o.String()
@@ -119,8 +119,8 @@ func Tell(ctx context.Context, client kubernetes.Interface, namespace, pod strin
 	return err
 }
 
-// Of returns the last report of an agent's pod, and whether there is one.
-func Of(pod *corev1.Pod) (Report, bool) {
+// ReportOf returns the last report of an agent's pod, and whether there is one.
+func ReportOf(pod *corev1.Pod) (Report, bool) {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == Condition {
 			id, detail, _ := strings.Cut(c.Message, " ")

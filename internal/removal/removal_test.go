@@ -31,7 +31,7 @@ func TestGiveAndTell(t *testing.T) {
 		},
 	)
 	for _, o := range []Order{{Withhold, "x", 1}, {Remove, "x", 2}, {}} {
-		if err := Give(t.Context(), client, "ns", o); err != nil {
+		if err := WriteOrder(t.Context(), client, "ns", o); err != nil {
 			t.Fatal(err)
 		}
 		config, err := client.CoreV1().ConfigMaps("ns").Get(t.Context(), ConfigMap, metav1.GetOptions{})
@@ -44,7 +44,7 @@ func TestGiveAndTell(t *testing.T) {
 			t.Fatal(err)
 		}
 		pod, err := client.CoreV1().Pods("ns").Get(t.Context(), "pod", metav1.GetOptions{})
-		if got, told := Of(pod); err != nil || !told || got != r || len(pod.Status.Conditions) != 2 {
+		if got, told := ReportOf(pod); err != nil || !told || got != r || len(pod.Status.Conditions) != 2 {
 			t.Errorf("%+v is %+v: %+v %v", r, got, pod.Status.Conditions, err)
 		}
 	}

@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// TLS returns the configuration of a server with the certificate in two files, or with a
+// TLSConfig returns the configuration of a server with the certificate in two files, or with a
 // self-signed certificate if certificate is empty. Encryption protects the tokens from
 // eavesdroppers. Clients can verify only a certificate from files. Files are read for each
 // connection, so certificates can be renewed.
-func TLS(host, certificate, key string) (*tls.Config, error) {
+func TLSConfig(host, certificate, key string) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
 	if certificate != "" {
 		config.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {

@@ -70,20 +70,20 @@ func New(clients Clients, next http.Handler) *Handler {
 
 // ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	token := bearer(r)
+	token := bearerToken(r)
 	if token == "" {
-		refuse(w, http.StatusUnauthorized)
+		writeRefusal(w, http.StatusUnauthorized)
 		return
 	}
-	if status := h.status(r.Context(), token, r.URL.Path); status != http.StatusOK {
-		refuse(w, status)
+	if status := h.checkRequest(r.Context(), token, r.URL.Path); status != http.StatusOK {
+		writeRefusal(w, status)
 		return
 	}
 	h.next.ServeHTTP(w, r)
 }
 
-// bearer returns the request's bearer token, or "".
-func bearer(r *http.Request) string {
+// bearerToken returns the request's bearer token, or "".
+func bearerToken(r *http.Request) string {
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") {
 		return ""
@@ -91,16 +91,16 @@ func bearer(r *http.Request) string {
 	return strings.TrimSpace(token)
 }
 
-func refuse(w http.ResponseWriter, status int) {
+func writeRefusal(w http.ResponseWriter, status int) {
 	if status == http.StatusUnauthorized {
 		w.Header().Set("WWW-Authenticate", "Bearer")
 	}
 	http.Error(w, http.StatusText(status), status)
 }
 
-// status returns the HTTP status for a request: OK, Unauthorized or Forbidden, or Service
+// checkRequest returns the HTTP status for a request: OK, Unauthorized or Forbidden, or Service
 // Unavailable if the API server does not respond.
-func (h *Handler) status(ctx context.Context, token, path string) int {
+func (h *Handler) checkRequest(ctx context.Context, token, path string) int {
 	q := question{sha256.Sum256([]byte(token)), path}
 	h.mu.Lock()
 	known, found := h.answers[q]
@@ -110,16 +110,16 @@ func (h *Handler) status(ctx context.Context, token, path string) int {
 	}
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
-	status, err := h.review(ctx, token, path)
+	status, err := h.reviewToken(ctx, token, path)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "A request cannot be authorized", "path", path)
 		return http.StatusServiceUnavailable
 	}
-	h.remember(q, status)
+	h.rememberAnswer(q, status)
 	return status
 }
 
-func (h *Handler) remember(q question, status int) {
+func (h *Handler) rememberAnswer(q question, status int) {
 	a := answer{status, time.Now().Add(refusedFor)}
 	if status == http.StatusOK {
 		a.until = time.Now().Add(allowedFor)
@@ -132,8 +132,8 @@ func (h *Handler) remember(q question, status int) {
 	h.answers[q] = a
 }
 
-// review returns the HTTP status for a request according to the API server.
-func (h *Handler) review(ctx context.Context, token, path string) (status int, err error) {
+// reviewToken returns the HTTP status for a request according to the API server.
+func (h *Handler) reviewToken(ctx context.Context, token, path string) (status int, err error) {
 	who, err := h.clients.Tokens.Create(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}, metav1.CreateOptions{})
 	if err != nil {
 		return 0, fmt.Errorf("review token: %w", err)

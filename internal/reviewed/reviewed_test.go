@@ -137,7 +137,7 @@ func TestServerDown(t *testing.T) {
 
 // The server uses a self-signed certificate, or the current contents of the files.
 func TestTLS(t *testing.T) {
-	config, err := TLS("node", "", "")
+	config, err := TLSConfig("node", "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func TestTLS(t *testing.T) {
 		t.Errorf("certificate %+v, %v", own, err)
 	}
 	missing := filepath.Join(t.TempDir(), "tls.crt")
-	if _, err := TLS("node", missing, missing); !errors.Is(err, os.ErrNotExist) {
+	if _, err := TLSConfig("node", missing, missing); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without the files: %v", err)
 	}
 }

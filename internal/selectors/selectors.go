@@ -48,7 +48,7 @@ func MendExpression(selectors []resourceapi.DeviceSelector, failed error, device
 		}
 	}
 	mend := fmt.Sprintf("in place of %s write %s.orValue(%s)", from, to, value)
-	if meant := Near(key, keys(devices)); meant != "" {
+	if meant := NearestWord(key, keys(devices)); meant != "" {
 		mend = fmt.Sprintf("no device has %s: is %s meant? If not, %s", key, meant, mend)
 	}
 	return mend
@@ -101,7 +101,7 @@ func keys(devices []resourceapi.Device) []string {
 // probably intended; otherwise the classes may not be installed.
 func MendMissingClass(class string, there []string) []string {
 	commands := []string{"kubectl get deviceclasses   # shows the names that there are"}
-	if meant := Near(class, there); meant != "" {
+	if meant := NearestWord(class, there); meant != "" {
 		return append([]string{"kubectl get deviceclass " + meant + "   # is this one meant?"}, commands...)
 	}
 	if strings.HasSuffix(class, "."+discovery.Domain) {
@@ -113,12 +113,12 @@ func MendMissingClass(class string, there []string) []string {
 // mistakes is the maximum edit distance between a misspelled word and the intended word.
 const mistakes = 2
 
-// Near returns the correct spelling of a misspelled word: the nearest of words, or the first in
+// NearestWord returns the correct spelling of a misspelled word: the nearest of words, or the first in
 // order among equally near ones. It returns "" if no word is near or if the word is correct.
-func Near(word string, words []string) (nearest string) {
+func NearestWord(word string, words []string) (nearest string) {
 	best := min(mistakes, (len(word)+1)/3) + 1
 	for _, other := range slices.Sorted(slices.Values(words)) {
-		if d := distance(word, other); d == 0 {
+		if d := editDistance(word, other); d == 0 {
 			return ""
 		} else if d < best {
 			best, nearest = d, other
@@ -127,9 +127,9 @@ func Near(word string, words []string) (nearest string) {
 	return nearest
 }
 
-// distance returns the number of letters to add, remove or change to turn one word into the
+// editDistance returns the number of letters to add, remove or change to turn one word into the
 // other (Levenshtein).
-func distance(a, b string) int {
+func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j

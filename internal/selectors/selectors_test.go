@@ -62,7 +62,7 @@ func TestNear(t *testing.T) {
 	for word, want := range map[string]string{
 		"familly": "family", "modell": "model", "numanode": "numaNode", "memory": "", "vendor": "", "m": "", "": "",
 	} {
-		if got := selectors.Near(word, words); got != want {
+		if got := selectors.NearestWord(word, words); got != want {
 			t.Errorf("%s: %q, want %q", word, got, want)
 		}
 	}

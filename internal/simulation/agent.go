@@ -54,15 +54,15 @@ func (i *incarnation) diskGate(op disk.Op, name string) error {
 		return disk.ErrDead
 	}
 	if op == disk.Remove && path.Ext(name) == ".record" {
-		i.world.twice(name, i.boot)
+		i.world.checkReallocated(name, i.boot)
 	}
 	if op == disk.Rename {
-		i.world.notes(name)
+		i.world.noteRecord(name)
 	}
-	if (op.Changes() || op == disk.Sync || op == disk.SyncDir) && i.limit.Load() > 0 && i.limit.Add(-1) == 0 {
+	if (op.ChangesDisk() || op == disk.Sync || op == disk.SyncDir) && i.limit.Load() > 0 && i.limit.Add(-1) == 0 {
 		i.world.log("%s is killed before it can %s", i.name, op)
-		i.world.saw(map[bool]string{false: "agentKilledWriting", true: "powerLostWriting"}[i.power])
-		i.die()
+		i.world.countFault(map[bool]string{false: "agentKilledWriting", true: "powerLostWriting"}[i.power])
+		i.killAgent()
 		return disk.ErrDead
 	}
 	return nil
@@ -76,13 +76,13 @@ func (i *incarnation) apiGate(_ context.Context, _ apiserver.Call) error {
 	return nil
 }
 
-// die ends the process at once: nothing that the process does afterwards has an effect.
-func (i *incarnation) die() {
+// killAgent ends the process at once: nothing that the process does afterwards has an effect.
+func (i *incarnation) killAgent() {
 	if i.dead.Swap(true) {
 		return
 	}
-	i.world.hurts()
-	i.world.lock.died(i)
+	i.world.recordHurt()
+	i.world.lock.releaseDead(i)
 	i.cancel()
 	i.process.Kill()
 }
@@ -130,7 +130,7 @@ func (l *lock) hasListing() bool {
 	return l.holder != nil && l.holder.process.HasListing()
 }
 
-func (l *lock) drop(i *incarnation) {
+func (l *lock) dropLock(i *incarnation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.release(i)
@@ -143,8 +143,8 @@ func (l *lock) release(i *incarnation) {
 	}
 }
 
-// died releases the lock of an agent whose process ends, unless a write is in progress.
-func (l *lock) died(i *incarnation) {
+// releaseDead releases the lock of an agent whose process ends, unless a write is in progress.
+func (l *lock) releaseDead(i *incarnation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.waiting, i)
@@ -153,16 +153,16 @@ func (l *lock) died(i *incarnation) {
 	}
 }
 
-// begins records the beginning of a write by an agent, and reports whether the agent has the lock.
-func (l *lock) begins(i *incarnation) bool {
+// beginWrite records the beginning of a write by an agent, and reports whether the agent has the lock.
+func (l *lock) beginWrite(i *incarnation) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.writing[i]++
 	return l.holder == i
 }
 
-// ends records the end of a write by an agent.
-func (l *lock) ends(i *incarnation) {
+// endWrite records the end of a write by an agent.
+func (l *lock) endWrite(i *incarnation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.writing[i]--; l.writing[i] == 0 && i.dead.Load() {
@@ -170,8 +170,8 @@ func (l *lock) ends(i *incarnation) {
 	}
 }
 
-// writes reports whether a write of an agent is in progress.
-func (l *lock) writes(i *incarnation) bool {
+// isWriting reports whether a write of an agent is in progress.
+func (l *lock) isWriting(i *incarnation) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.writing[i] > 0
@@ -211,7 +211,7 @@ func (l lockOf) Acquire(ctx context.Context) (func(), error) {
 		l.mu.Unlock()
 		select {
 		case <-ctx.Done():
-			l.drop(l.own)
+			l.dropLock(l.own)
 			return nil, ctx.Err()
 		case <-time.After(lockPause):
 		}
@@ -221,10 +221,10 @@ func (l lockOf) Acquire(ctx context.Context) (func(), error) {
 // unlock releases the lock. The agent must not write to the host afterwards, since the next agent
 // begins.
 func (l lockOf) unlock() {
-	if l.writes(l.own) {
+	if l.isWriting(l.own) {
 		l.own.world.fail("%s releases the node's lock while a write of it goes on", l.own.name)
 	}
-	l.drop(l.own)
+	l.dropLock(l.own)
 }
 
 // Awaited implements [agent.Lock].
@@ -253,22 +253,22 @@ func (w *World) startAgentWith(settings agent.Settings, wrong error) *incarnatio
 	}
 	w.forgetNumbers()
 	if w.hurt {
-		w.heals()
+		w.startHealing()
 	}
 	i := &incarnation{world: w, name: fmt.Sprintf("agent-%d", w.agents), boot: w.boot, events: make(chan struct{}, 1), changes: make(chan agent.Change), done: make(chan struct{})}
 	i.wrong.Store(wrong != nil)
 	if w.surges {
 		i.uid = types.UID(fmt.Sprintf("00000000-0000-4000-9000-%012d", w.agents))
 	}
-	i.process = w.kubelet.Process(i.name)
+	i.process = w.kubelet.NewProcess(i.name)
 	logger := logr.New(&sink{world: w, prefix: i.name + ": "})
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
 	i.cancel = cancel
 	client := w.server.Client(i.apiGate)
 	config := agent.Config{
 		Version: "simulated", NodeName: nodeName, PodUID: i.uid, Pod: "kube-system/" + agentPod, BootID: w.boot,
-		FS: w.host, Families: w.machine.families, Settings: settings, Wrong: wrong, Changes: i.changes, RescanInterval: w.rescan,
-		Uevents: i.hear, HearsAll: true, Client: client, StatusClient: client, Groups: groups{i},
+		FS: w.host, Families: w.machine.families, Settings: settings, ConfigError: wrong, Changes: i.changes, RescanInterval: w.rescan,
+		Uevents: i.forwardEvents, AllEvents: true, Client: client, StatusClient: client, Groups: groups{i},
 		Kubelet: agent.Kubelet{StartDRA: func(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (driver.Helper, error) {
 			helper, err := i.process.StartDRA(ctx, plugin, options...)
 			if err != nil {
@@ -282,7 +282,7 @@ func (w *World) startAgentWith(settings agent.Settings, wrong error) *incarnatio
 		ReadParameters: readParameters,
 		Write:          i.write,
 	}
-	w.equip(&config, i)
+	w.equipAgent(&config, i)
 	w.living = append(w.living, i)
 	w.mu.Lock()
 	w.all = append(w.all, i)
@@ -292,13 +292,13 @@ func (w *World) startAgentWith(settings agent.Settings, wrong error) *incarnatio
 		defer close(i.done)
 		i.err = agent.Run(ctx, config)
 		i.world.log("%s has ended: %v", i.name, i.err)
-		i.die()
+		i.killAgent()
 	}()
 	return i
 }
 
-// hear forwards the kernel's events to the agent.
-func (i *incarnation) hear(ctx context.Context, events chan discovery.Changes) error {
+// forwardEvents forwards the kernel's events to the agent.
+func (i *incarnation) forwardEvents(ctx context.Context, events chan discovery.Changes) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -309,9 +309,9 @@ func (i *incarnation) hear(ctx context.Context, events chan discovery.Changes) e
 	}
 }
 
-// uevent sends an event of the kernel to all living agents. Only the root goroutine may call
+// sendUevent sends an event of the kernel to all living agents. Only the root goroutine may call
 // uevent.
-func (w *World) uevent() {
+func (w *World) sendUevent() {
 	for _, i := range w.living {
 		select {
 		case i.events <- struct{}{}:
@@ -320,8 +320,8 @@ func (w *World) uevent() {
 	}
 }
 
-// announce sends an event of the kernel to all agents, from any goroutine.
-func (w *World) announce() {
+// announceUevent sends an event of the kernel to all agents, from any goroutine.
+func (w *World) announceUevent() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, i := range w.all {
@@ -356,11 +356,11 @@ func (s *sink) Info(level int, message string, values ...any) {
 	if level > 2 {
 		return
 	}
-	s.world.log("%s%s%s", s.prefix, message, pairs(append(s.values, values...)))
+	s.world.log("%s%s%s", s.prefix, message, formatPairs(append(s.values, values...)))
 }
 
 func (s *sink) Error(err error, message string, values ...any) {
-	s.world.log("%s%s: %v%s", s.prefix, message, err, pairs(append(s.values, values...)))
+	s.world.log("%s%s: %v%s", s.prefix, message, err, formatPairs(append(s.values, values...)))
 }
 
 func (s *sink) WithValues(values ...any) logr.LogSink {
@@ -373,7 +373,7 @@ func (s *sink) WithName(name string) logr.LogSink {
 	return &named
 }
 
-func pairs(values []any) string {
+func formatPairs(values []any) string {
 	var b strings.Builder
 	for i := 0; i+1 < len(values); i += 2 {
 		fmt.Fprintf(&b, " %v=%v", values[i], values[i+1])

@@ -18,17 +18,17 @@ import (
 // check checks the invariants.
 func (w *World) check() {
 	w.checkCalls()
-	users := w.users()
+	users := w.allUses()
 	counters := make(map[string]map[string]resource.Quantity)
 	parts := make(map[string]part)
 	for i, a := range users {
 		for _, b := range users[:i] {
-			if why := w.excludes(a, b); why != "" {
+			if why := w.exclusionReason(a, b); why != "" {
 				w.fail("%s has two users, %s: %s, and %s", a.silicon, why, b, a)
 				return
 			}
 		}
-		for _, why := range []string{w.unrecorded(a), w.checkForm(a)} {
+		for _, why := range []string{w.unrecordedUse(a), w.checkForm(a)} {
 			if why != "" {
 				w.fail("%s, and %s", a, why)
 				return
@@ -58,11 +58,11 @@ func (w *World) check() {
 	}
 }
 
-// unrecorded returns the error in a claim's record that would make a new agent give the container's
+// unrecordedUse returns the error in a claim's record that would make a new agent give the container's
 // device to others, "" if there is none. A missing record is being written or was lost; see
 // missing.
-func (w *World) unrecorded(u *use) string {
-	record, there := w.disk.Content(w.recordOf(u.claim))
+func (w *World) unrecordedUse(u *use) string {
+	record, there := w.disk.FileContent(w.recordOf(u.claim))
 	switch {
 	case !there || u.claim == "" || u.device == "" || w.wiped:
 		return ""
@@ -74,10 +74,10 @@ func (w *World) unrecorded(u *use) string {
 	return ""
 }
 
-// twice fails if another claim has a device of the claim whose record is about to be removed: as
+// checkReallocated fails if another claim has a device of the claim whose record is about to be removed: as
 // long as the record exists, the devices must not go to other claims.
-func (w *World) twice(name, boot string) {
-	mine := w.alone(name, boot)
+func (w *World) checkReallocated(name, boot string) {
+	mine := w.exclusiveDevices(name, boot)
 	if len(mine) == 0 {
 		return
 	}
@@ -85,7 +85,7 @@ func (w *World) twice(name, boot string) {
 		if other == name {
 			continue
 		}
-		for device := range w.alone(other, boot) {
+		for device := range w.exclusiveDevices(other, boot) {
 			if mine[device] {
 				w.fail("%s was given twice, by %s and by %s", device, name, other)
 			}
@@ -93,13 +93,13 @@ func (w *World) twice(name, boot string) {
 	}
 }
 
-// alone returns the devices that a record of a boot gives exclusively to its claim.
-func (w *World) alone(name, boot string) map[string]bool {
+// exclusiveDevices returns the devices that a record of a boot gives exclusively to its claim.
+func (w *World) exclusiveDevices(name, boot string) map[string]bool {
 	if path.Ext(name) != ".record" {
 		return nil
 	}
 	var c ledger.Claim
-	data, _ := w.disk.Content(name)
+	data, _ := w.disk.FileContent(name)
 	_, body, _ := bytes.Cut(data, []byte("\n"))
 	if json.Unmarshal(body, &c) != nil || c.Boot != boot {
 		return nil

@@ -17,20 +17,20 @@ func (w *World) diskFails(name string, with error, oneIn int, which func(disk.Op
 	if w.goesOn(diskFault) {
 		return false
 	}
-	below := pick(w.random, "/", "/", kubeletRoot, cdiRoot)
+	below := pickOne(w.random, "/", "/", kubeletRoot, cdiRoot)
 	w.disk.SetFault(func(op disk.Op, file string) error {
 		if errors.Is(with, syscall.ENOSPC) && strings.HasPrefix(file, runDir) {
 			return nil // another file system, on tmpfs
 		}
-		if !which(op) || !strings.HasPrefix(file, below) || !w.chance(oneIn) {
+		if !which(op) || !strings.HasPrefix(file, below) || !w.oneChanceIn(oneIn) {
 			return nil
 		}
-		w.saw(name)
+		w.countFault(name)
 		return with
 	})
-	w.during(diskFault, 40*time.Second, func() {
+	w.startFault(diskFault, 40*time.Second, func() {
 		w.disk.SetFault(nil)
-		w.heals()
+		w.startHealing()
 	})
 	return true
 }
@@ -41,13 +41,13 @@ func (w *World) slowDisk() bool {
 		return false
 	}
 	w.disk.SetFault(func(disk.Op, string) error {
-		if w.chance(4) {
-			w.saw("diskSlow")
+		if w.oneChanceIn(4) {
+			w.countFault("diskSlow")
 			time.Sleep(w.upTo(3 * time.Second))
 		}
 		return nil
 	})
-	w.during(diskFault, 40*time.Second, func() { w.disk.SetFault(nil) })
+	w.startFault(diskFault, 40*time.Second, func() { w.disk.SetFault(nil) })
 	return true
 }
 
@@ -59,18 +59,18 @@ func (w *World) wipeState() bool {
 	}
 	w.log("the agent's directory is wiped")
 	w.forgetState()
-	w.disk.Wipe(stateDir)
-	w.disk.Wipe(runDir)
+	w.disk.WipeDir(stateDir)
+	w.disk.WipeDir(runDir)
 	if !w.lock.isHeld() {
 		w.forgetUses() // of the starting agent
 	}
-	w.saw("stateWiped")
+	w.countFault("stateWiped")
 	return true
 }
 
 // forgetState records the loss of some of the agents' files.
 func (w *World) forgetState() {
-	w.lost = w.lost || w.unhealed()
+	w.lost = w.lost || w.mayLackSpecs()
 	w.wiped = true
 }
 
@@ -80,9 +80,9 @@ func (w *World) wipeSpecs() bool {
 	}
 	w.log("the directory of CDI specs is wiped")
 	w.lost = w.lost || w.wiped
-	w.heals()
-	w.disk.Wipe(cdiRoot)
-	w.saw("specsWiped")
+	w.startHealing()
+	w.disk.WipeDir(cdiRoot)
+	w.countFault("specsWiped")
 	return true
 }
 
@@ -91,10 +91,10 @@ func (w *World) damageRecord() bool {
 	if len(records) == 0 {
 		return false
 	}
-	name := pick(w.random, records...)
+	name := pickOne(w.random, records...)
 	w.log("%s is damaged", name)
 	w.forgetState()
-	w.disk.Damage(name, func(data []byte) []byte {
+	w.disk.DamageFile(name, func(data []byte) []byte {
 		if len(data) == 0 {
 			return data
 		}
@@ -107,6 +107,6 @@ func (w *World) damageRecord() bool {
 		data[w.random.IntN(len(data))] ^= 0x20
 		return data
 	})
-	w.saw("recordDamaged")
+	w.countFault("recordDamaged")
 	return true
 }

@@ -5,12 +5,12 @@ import (
 	"chandler.dev/discovery"
 )
 
-// equip sets the disk and the kubelet in an agent's configuration.
-func (w *World) equip(config *agent.Config, i *incarnation) {
+// equipAgent sets the disk and the kubelet in an agent's configuration.
+func (w *World) equipAgent(config *agent.Config, i *incarnation) {
 	config.Disk = w.disk.View(i.diskGate)
 	config.HostFiles.Dirs = discovery.FileDirs(w.machine.families)
 	i.process.Succeeded = config.Lock.Awaited
 	config.Kubelet.DevicePlugins = i.process
 	config.Kubelet.Pods = i.process.Pods
-	config.Kubelet.Allocated = i.process.Allocated
+	config.Kubelet.Allocated = i.process.AllocatedIDs
 }

@@ -45,7 +45,7 @@ func allFaults() []fault {
 		{"agentKilled", 6, (*World).killAgent},
 		{"agentKilledWriting", 10, func(w *World) bool { return w.killWriting(false) }},
 		{"agentRestarted", 4, (*World).restartAgent},
-		{"surge", 5, (*World).surge},
+		{"surge", 5, (*World).surgeAgent},
 		{"surgeWrong", 3, (*World).surgeWrong},
 		{"configChanged", 4, (*World).changeConfig},
 		{"configWrong", 1, (*World).wrongConfig},
@@ -68,7 +68,7 @@ func allFaults() []fault {
 		{"apiThrottles", 3, (*World).apiThrottles},
 		{"apiConflicts", 3, (*World).apiConflicts},
 		{"apiForbids", 2, (*World).apiForbids},
-		{"watchesEnd", 2, func(w *World) bool { w.server.EndWatches(); w.saw("watchesEnd"); return true }},
+		{"watchesEnd", 2, func(w *World) bool { w.server.EndWatches(); w.countFault("watchesEnd"); return true }},
 		{"listsStale", 3, (*World).listsStale},
 		{"schedulerBehind", 3, (*World).schedulerBehind},
 		{"fieldsDropped", 2, (*World).dropFields},
@@ -79,18 +79,18 @@ func allFaults() []fault {
 		{"readsFail", 3, func(w *World) bool { return w.diskFails("readsFail", syscall.EIO, 3, isRead) }},
 		{"writesFail", 5, func(w *World) bool { return w.diskFails("writesFail", syscall.EIO, 3, isWrite) }},
 		{"syncsFail", 5, func(w *World) bool { return w.diskFails("syncsFail", syscall.EIO, 2, isSync) }},
-		{"readOnly", 3, func(w *World) bool { return w.diskFails("readOnly", syscall.EROFS, 1, disk.Op.Changes) }},
+		{"readOnly", 3, func(w *World) bool { return w.diskFails("readOnly", syscall.EROFS, 1, disk.Op.ChangesDisk) }},
 		{"specsWiped", 2, (*World).wipeSpecs},
 		{"recordDamaged", 2, (*World).damageRecord},
-		{"deviceVanishes", 4, (*World).vanish},
+		{"deviceVanishes", 4, (*World).vanishCard},
 		{"deviceReturns", 4, (*World).comeBack},
 		{"deviceSwapped", 2, (*World).swap},
-		{"nodesRenumbered", 3, (*World).renumber},
-		{"groupChanges", 1, (*World).regroup},
-		{"numbersReassigned", 4, (*World).reassign},
+		{"nodesRenumbered", 3, (*World).renumberCards},
+		{"groupChanges", 1, (*World).moveGroup},
+		{"numbersReassigned", 4, (*World).reassignCards},
 		{"anotherPlugin", 0, nil}, // strikes before the start
-		{"unreadable", 3, (*World).sicken},
-		{"readHangs", 2, (*World).hang},
+		{"unreadable", 3, (*World).sickenCard},
+		{"readHangs", 2, (*World).hangCard},
 		{"processLingers", 0, nil}, // strikes when containers end
 		{"agentKilledChanging", 6, (*World).killChanging},
 		{"hostUses", 4, (*World).hostUses},
@@ -103,8 +103,8 @@ func isWrite(op disk.Op) bool { return op == disk.Create || op == disk.Write || 
 func isRead(op disk.Op) bool  { return op == disk.Read || op == disk.List }
 func isSync(op disk.Op) bool  { return op == disk.Sync || op == disk.SyncDir }
 
-// during makes a fault last for a random time up to longest, and then calls end.
-func (w *World) during(name string, longest time.Duration, end func()) {
+// startFault makes a fault last for a random time up to longest, and then calls end.
+func (w *World) startFault(name string, longest time.Duration, end func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ongoing[name] = &ongoing{time.Now().Add(time.Duration(w.random.Int64N(int64(longest)))), end}
@@ -138,10 +138,10 @@ func (w *World) killAgent() bool {
 	if len(w.living) == 0 {
 		return false
 	}
-	one := pick(w.random, w.living...)
+	one := pickOne(w.random, w.living...)
 	w.log("%s is killed", one.name)
-	one.die()
-	w.saw("agentKilled")
+	one.killAgent()
+	w.countFault("agentKilled")
 	return true
 }
 
@@ -151,7 +151,7 @@ func (w *World) killWriting(power bool) bool {
 	if len(w.living) == 0 {
 		return false
 	}
-	one := pick(w.random, w.living...)
+	one := pickOne(w.random, w.living...)
 	after := int64(2 + w.random.IntN(12))
 	w.log("%s is to be killed at its change %d of the disk, power lost %v", one.name, after-1, power)
 	one.power = power
@@ -165,7 +165,7 @@ func (w *World) restartAgent() bool {
 		return false
 	}
 	w.replaceAgent()
-	w.saw("agentRestarted")
+	w.countFault("agentRestarted")
 	return true
 }
 
@@ -188,24 +188,24 @@ var volatile = []string{"/var/run", "/run"}
 func (w *World) reboot(powerLost bool) bool {
 	w.log("the machine reboots, power lost %v", powerLost)
 	for _, i := range w.all { // also agents that were told to end and have not ended yet
-		i.die()
+		i.killAgent()
 	}
 	w.living = nil
-	w.kubelet.Down()
+	w.kubelet.StopKubelet()
 	w.kubelet.Reboot()
 	if powerLost {
 		if w.disk.LosePower(w.random, volatile...) {
-			w.saw("powerLost")
+			w.countFault("powerLost")
 		}
 	} else {
 		w.disk.Reboot(volatile...)
-		w.saw("reboot")
+		w.countFault("reboot")
 	}
 	w.newBoot()
 	w.rebootHost()
 	w.endOngoing("kubeletDown", "surge", wrongSurge)
 	w.lost = false // all claims are prepared again
-	w.kubelet.Up()
+	w.kubelet.StartKubelet()
 	w.startAgent()
 	return true
 }
@@ -221,10 +221,10 @@ func (w *World) restartKubelet() bool {
 	if !w.kubelet.IsUp() {
 		return false
 	}
-	w.kubelet.Down()
+	w.kubelet.StopKubelet()
 	time.Sleep(time.Duration(w.random.IntN(2000)) * time.Millisecond)
-	w.kubelet.Up()
-	w.saw("kubeletRestarted")
+	w.kubelet.StartKubelet()
+	w.countFault("kubeletRestarted")
 	return true
 }
 
@@ -232,9 +232,9 @@ func (w *World) stopKubelet() bool {
 	if !w.kubelet.IsUp() {
 		return false
 	}
-	w.kubelet.Down()
-	w.during("kubeletDown", time.Minute, w.kubelet.Up)
-	w.saw("kubeletDown")
+	w.kubelet.StopKubelet()
+	w.startFault("kubeletDown", time.Minute, w.kubelet.StartKubelet)
+	w.countFault("kubeletDown")
 	return true
 }
 
@@ -242,17 +242,17 @@ func (w *World) loseCheckpoints(dra, classic bool) bool {
 	if !w.kubelet.IsUp() {
 		return false
 	}
-	w.kubelet.Down()
+	w.kubelet.StopKubelet()
 	w.log("the kubelet loses its checkpoints, DRA %v, classic %v", dra, classic)
 	w.forgot = w.kubelet.LoseCheckpoints(dra, classic) || w.forgot
 	if classic && w.wiped && !w.lock.hasListing() {
 		w.forgetUses() // neither the kubelet nor the active agent has a record of them
 	}
-	w.kubelet.Up()
+	w.kubelet.StartKubelet()
 	if dra {
-		w.saw("draCheckpointLost")
+		w.countFault("draCheckpointLost")
 	} else {
-		w.saw("classicCheckpointLost")
+		w.countFault("classicCheckpointLost")
 	}
 	return true
 }
@@ -263,7 +263,7 @@ func (w *World) forceDelete() bool {
 	}
 	if p := w.anyPod(func(p *pod) bool { return p.bound }); p != nil {
 		w.deletePod(p, true)
-		w.saw("forceDelete")
+		w.countFault("forceDelete")
 		return true
 	}
 	return false
@@ -287,14 +287,14 @@ func (w *World) reallocate() bool {
 	passing.Name, passing.UID = "passing", ""
 	next.own, next.Claims = false, p.Claims
 	w.server.Put(passing)
-	placed := w.schedule(next)
+	placed := w.schedulePod(next)
 	w.server.Delete(passing)
-	w.kubelet.Down()
-	w.kubelet.Up()
+	w.kubelet.StopKubelet()
+	w.kubelet.StartKubelet()
 	time.Sleep(time.Duration(w.random.IntN(500)) * time.Millisecond) // the kubelet ends containers of unknown pods within a second
-	w.submit(next)
+	w.submitPod(next)
 	if placed {
-		w.saw("claimReallocated")
+		w.countFault("claimReallocated")
 	}
 	return true
 }
@@ -302,7 +302,7 @@ func (w *World) reallocate() bool {
 // deletePrepared deletes a pod by force while a slow disk delays its claim, and starts another pod
 // that may get the device.
 func (w *World) deletePrepared() bool {
-	if w.isDown() || w.goesOn(diskFault) || !w.dra() {
+	if w.isDown() || w.goesOn(diskFault) || !w.offersDRA() {
 		return false
 	}
 	w.disk.SetFault(func(op disk.Op, file string) error {
@@ -311,18 +311,18 @@ func (w *World) deletePrepared() bool {
 		}
 		return nil
 	})
-	w.during(diskFault, 5*time.Second, func() { w.disk.SetFault(nil) })
+	w.startFault(diskFault, 5*time.Second, func() { w.disk.SetFault(nil) })
 	one, other := w.newPod("pod"), w.newPod("pod")
 	for _, p := range []*pod{one, other} {
 		p.Claims = []string{p.Name + "-claim-0"}
 		w.makeClaim(p.Claims[0])
 	}
-	w.submit(one)
+	w.submitPod(one)
 	time.Sleep(w.upTo(200 * time.Millisecond))
 	w.deletePod(one, true)
-	w.submit(other)
+	w.submitPod(other)
 	if one.bound && other.bound {
-		w.saw("deletedWhilePrepared")
+		w.countFault("deletedWhilePrepared")
 	}
 	return true
 }
@@ -331,7 +331,7 @@ func (w *World) deletePrepared() bool {
 // all removals for a while. Kubelets up to 1.36 start the pod without another call, since the claim
 // counts as prepared (see [kubelet.Container]).
 func (w *World) joinEnding() bool {
-	if w.isDown() || w.goesOn(diskFault) || !w.dra() || !w.kubelet.IsUp() {
+	if w.isDown() || w.goesOn(diskFault) || !w.offersDRA() || !w.kubelet.IsUp() {
 		return false
 	}
 	name := fmt.Sprintf("joined-%d", w.made)
@@ -342,7 +342,7 @@ func (w *World) joinEnding() bool {
 	}
 	one.Stubborn = false
 	other.Life, other.Restarts = time.Duration(30+w.random.IntN(60))*time.Second, 3
-	w.submit(one)
+	w.submitPod(one)
 	time.Sleep(2 * time.Second)
 	w.disk.SetFault(func(op disk.Op, _ string) error {
 		if op != disk.Remove {
@@ -350,15 +350,15 @@ func (w *World) joinEnding() bool {
 		}
 		return syscall.EIO
 	})
-	w.during(diskFault, 20*time.Second, func() {
+	w.startFault(diskFault, 20*time.Second, func() {
 		w.disk.SetFault(nil)
-		w.heals()
+		w.startHealing()
 	})
 	w.deletePod(one, !one.bound)
 	time.Sleep(2 * time.Second) // the kubelet calls Unprepare, and again a second later
-	w.submit(other)
+	w.submitPod(other)
 	if one.bound && other.bound {
-		w.saw("joinedWhileEnding")
+		w.countFault("joinedWhileEnding")
 	}
 	return true
 }
@@ -366,7 +366,7 @@ func (w *World) joinEnding() bool {
 // podUnseen lets a pod of a PodGroup run while no agent can ask the API server for the UID of the
 // pod, so that its processes are unknown. One of them outlives the container by a minute.
 func (w *World) podUnseen() bool {
-	if w.minor < 37 || w.isDown() || !w.dra() || !w.kubelet.IsUp() || !w.handsOver || !w.isReset() {
+	if w.minor < 37 || w.isDown() || !w.offersDRA() || !w.kubelet.IsUp() || !w.handsOver || !w.isReset() {
 		return false
 	}
 	w.makeRoom()
@@ -374,11 +374,11 @@ func (w *World) podUnseen() bool {
 	p.own, p.Claims, p.Group = false, []string{p.Name + "-claim"}, p.Name+"-group"
 	p.Stubborn, p.Life, p.lingers = false, 5*time.Second, time.Minute
 	w.server.Put(newClaim(p.Claims[0], 1))
-	w.submit(p)
+	w.submitPod(p)
 	time.Sleep(w.upTo(2 * time.Second))
 	if p.bound && w.apiDown() {
 		time.Sleep(p.Life + p.lingers) // until an agent would reset the device
-		w.saw("podUnseen")
+		w.countFault("podUnseen")
 	}
 	return true
 }
@@ -394,11 +394,11 @@ func (w *World) makeRoom() {
 
 // anyPod returns one of the matching pods, nil if there are none.
 func (w *World) anyPod(match func(*pod) bool) *pod {
-	all := slices.DeleteFunc(w.cluster(), func(p *pod) bool { return p.Namespace != namespace || !match(p) })
+	all := slices.DeleteFunc(w.allPods(), func(p *pod) bool { return p.Namespace != namespace || !match(p) })
 	if len(all) == 0 {
 		return nil
 	}
-	return pick(w.random, all...)
+	return pickOne(w.random, all...)
 }
 
 // setFault makes the API server answer calls of the agent with a fault.
@@ -407,13 +407,13 @@ func (w *World) setFault(name string, longest time.Duration, f apiserver.Fault) 
 		return false
 	}
 	w.server.SetFault(f)
-	w.during(name, longest, func() { w.server.SetFault(nil) })
+	w.startFault(name, longest, func() { w.server.SetFault(nil) })
 	return true
 }
 
 func (w *World) apiDown() bool {
 	done := w.setFault("apiDown", 90*time.Second, func(context.Context, apiserver.Call) error {
-		w.saw("apiDown")
+		w.countFault("apiDown")
 		return apiserver.ErrDown
 	})
 	if done {
@@ -424,7 +424,7 @@ func (w *World) apiDown() bool {
 
 func (w *World) apiSlow() bool {
 	return w.setFault("apiSlow", 30*time.Second, func(ctx context.Context, _ apiserver.Call) error {
-		w.saw("apiSlow")
+		w.countFault("apiSlow")
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -443,12 +443,12 @@ func (w *World) upTo(longest time.Duration) time.Duration {
 
 func (w *World) apiThrottles() bool {
 	return w.setFault("apiThrottles", 30*time.Second, func(_ context.Context, call apiserver.Call) error {
-		if !w.chance(2) {
+		if !w.oneChanceIn(2) {
 			return nil
 		}
-		w.saw("apiThrottles")
-		if w.chance(4) {
-			return apiserver.Internal()
+		w.countFault("apiThrottles")
+		if w.oneChanceIn(4) {
+			return apiserver.InternalError()
 		}
 		return apiserver.TooMany()
 	})
@@ -456,10 +456,10 @@ func (w *World) apiThrottles() bool {
 
 func (w *World) apiConflicts() bool {
 	return w.setFault("apiConflicts", 30*time.Second, func(_ context.Context, call apiserver.Call) error {
-		if call.Verb != "update" && call.Verb != "apply" && call.Verb != "delete" || !w.chance(2) {
+		if call.Verb != "update" && call.Verb != "apply" && call.Verb != "delete" || !w.oneChanceIn(2) {
 			return nil
 		}
-		w.saw("apiConflicts")
+		w.countFault("apiConflicts")
 		return apierrors.NewConflict(schema.GroupResource{Resource: call.Resource}, "", nil)
 	})
 }
@@ -469,8 +469,8 @@ func (w *World) apiForbids() bool {
 		if call.Resource == "nodes" || call.Resource == "pods" {
 			return nil
 		}
-		w.saw("apiForbids")
-		return apiserver.Forbidden(call.Resource)
+		w.countFault("apiForbids")
+		return apiserver.ForbiddenError(call.Resource)
 	})
 }
 
@@ -478,9 +478,9 @@ func (w *World) listsStale() bool {
 	if w.goesOn("listsStale") {
 		return false
 	}
-	w.server.Freeze()
-	w.during("listsStale", 40*time.Second, w.server.Thaw)
-	w.saw("listsStale")
+	w.server.FreezeLists()
+	w.startFault("listsStale", 40*time.Second, w.server.ThawLists)
+	w.countFault("listsStale")
 	return true
 }
 
@@ -489,17 +489,17 @@ func (w *World) schedulerBehind() bool {
 		return false
 	}
 	w.lag = int64(1 + w.random.IntN(30))
-	w.during("schedulerBehind", 30*time.Second, func() { w.lag = 0 })
-	w.saw("schedulerBehind")
+	w.startFault("schedulerBehind", 30*time.Second, func() { w.lag = 0 })
+	w.countFault("schedulerBehind")
 	return true
 }
 
 // dropFields gives the API server the features of another version.
 func (w *World) dropFields() bool {
-	minor := pick(w.random, 34, 35, 36, 37)
+	minor := pickOne(w.random, 34, 35, 36, 37)
 	w.log("the API server keeps the fields of Kubernetes 1.%d", minor)
 	w.setFeatures(featuresOf(minor))
-	w.saw("fieldsDropped")
+	w.countFault("fieldsDropped")
 	return true
 }
 
@@ -518,7 +518,7 @@ func (w *World) deleteNode() bool {
 	w.log("the node is deleted and made anew")
 	w.server.Delete(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
 	w.server.Put(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
-	w.saw("nodeDeleted")
+	w.countFault("nodeDeleted")
 	return true
 }
 
@@ -527,6 +527,6 @@ func (w *World) deleteSlices() bool {
 		return false
 	}
 	w.log("all slices of the node are deleted")
-	w.saw("slicesDeleted")
+	w.countFault("slicesDeleted")
 	return true
 }

@@ -26,10 +26,10 @@ type allowed struct {
 // count is the number of virtual functions on demand.
 const count = 3
 
-// functions returns a machine with disks and network adapters whose drivers change: one disk that
+// functionMachine returns a machine with disks and network adapters whose drivers change: one disk that
 // the agents must not change, one disk alone in its IOMMU group, two disks in one group, an adapter
 // without virtual functions, and an adapter with two virtual functions from the boot on.
-func functions(rebinds, makes, oneGroup bool) *machine {
+func functionMachine(rebinds, makes, oneGroup bool) *machine {
 	m := &machine{name: fmt.Sprintf("disks and adapters, rebinding %v, on request %v, virtual functions in one group %v", rebinds, makes, oneGroup), resets: true}
 	disk := func(address string, group int) { m.add(address, kernel.Function{Driver: "nvme", Group: group}) }
 	disk("0000:01:00.0", 1)
@@ -77,7 +77,7 @@ func (m *machine) add(address string, f kernel.Function) {
 func (m *machine) host(h *kernel.Host) *discovery.Host {
 	host := &discovery.Host{FS: h}
 	if len(m.allowed.rebind) > 0 {
-		host.Rebind = []discovery.Rebinding{{Expression: "some", Driver: kernel.VFIO, Selects: func(d discovery.Device) (bool, error) {
+		host.Passthroughs = []discovery.Passthrough{{Expression: "some", Driver: kernel.VFIO, Selects: func(d discovery.Device) (bool, error) {
 			return slices.ContainsFunc(m.allowed.rebind, func(address string) bool { return d.Name == deviceName(address) }), nil
 		}}}
 	}
@@ -119,9 +119,9 @@ func readParameters(raw []byte) (discovery.Parameters, error) {
 	return discovery.Parameters{discovery.Driver: discovery.DriverVFIO}, nil
 }
 
-// specify adds a random request to a claim of a machine with functions: a function under vfio or
+// specifyFunction adds a random request to a claim of a machine with functions: a function under vfio or
 // with its own driver, or the function of the given device.
-func (w *World) specify(claim *resourceapi.ResourceClaim, device *rules.Offered) {
+func (w *World) specifyFunction(claim *resourceapi.ResourceClaim, device *rules.Offered) {
 	if len(w.machine.functions) == 0 {
 		return
 	}
@@ -136,7 +136,7 @@ func (w *World) specify(claim *resourceapi.ResourceClaim, device *rules.Offered)
 	if device != nil {
 		// The functions of one group go to vfio together, and the last pods want each function.
 		oneGroup := strings.Contains(device.Source, ":10.") && w.machine.functions[4].OneGroup
-		vfio = device.Rebind != nil && (device.Rebind.Only || vfio && !oneGroup)
+		vfio = device.Passthrough != nil && (device.Passthrough.Only || vfio && !oneGroup)
 		expression = fmt.Sprintf(`device.attributes["resource.kubernetes.io"].pciBusID == %q`, addressIn(device.Source))
 	}
 	claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
@@ -165,17 +165,17 @@ func (i *incarnation) write(name, value string) error {
 	}
 	if i.hostLimit.Load() > 0 && i.hostLimit.Add(-1) == 0 {
 		w.log("%s is killed before it can write %q to %s", i.name, value, name)
-		w.saw("agentKilledChanging")
-		i.die()
+		w.countFault("agentKilledChanging")
+		i.killAgent()
 		return errKilled
 	}
-	if !w.lock.begins(i) {
+	if !w.lock.beginWrite(i) {
 		w.fail("%s writes %q to %s without the node's lock", i.name, value, name)
 	}
-	defer w.lock.ends(i)
-	w.judge(name, value)
+	defer w.lock.endWrite(i)
+	w.judgeWrite(name, value)
 	latency := w.upTo(200 * time.Millisecond)
-	if w.chance(20) {
+	if w.oneChanceIn(20) {
 		latency = w.upTo(5 * time.Second)
 	}
 	err := w.host.Write(name, value, latency)
@@ -183,9 +183,9 @@ func (i *incarnation) write(name, value string) error {
 	return err
 }
 
-// judge fails if the administrator does not allow a write, or if the write takes a function from a
+// judgeWrite fails if the administrator does not allow a write, or if the write takes a function from a
 // user.
-func (w *World) judge(name, value string) {
+func (w *World) judgeWrite(name, value string) {
 	a := kernel.ParseWrite(name, value)
 	may, taken := false, []string{a.Function}
 	switch a.Name {
@@ -193,7 +193,7 @@ func (w *World) judge(name, value string) {
 		may = a.Function == w.machine.allowed.make
 		taken = nil
 		if value == "0" {
-			taken = w.host.Virtual(a.Function)
+			taken = w.host.VirtualFunctions(a.Function)
 		}
 	case "reset", "reset_method":
 		may = w.isReset()
@@ -212,7 +212,7 @@ func (w *World) judge(name, value string) {
 		if w.machine.reassigns && !w.wiped && !w.wasHanded(a.Function) {
 			w.fail("%q is written to %s, which no consumer has had", value, name)
 		}
-		if who := w.opened(a.Function); who != "" {
+		if who := w.openProcess(a.Function); who != "" {
 			w.fail("%q is written to %s, and %s", value, name, who)
 		}
 	}
@@ -223,7 +223,7 @@ func (w *World) judge(name, value string) {
 		if who := w.userOf(address, a.Driver); who != "" {
 			w.fail("%q is written to %s, and %s", value, name, who)
 		}
-		for _, since := range w.host.Openers(address) {
+		for _, since := range w.host.OpenSince(address) {
 			if a.Name != "reset" && w.longOpen(address, since) {
 				w.fail("%q is written to %s, and a process has had %s open since %s", value, name, address, since.Format(time.TimeOnly))
 			}
@@ -244,7 +244,7 @@ func (w *World) userOf(address, driver string) string {
 	if w.wiped {
 		return ""
 	}
-	for _, u := range w.users() {
+	for _, u := range w.allUses() {
 		if u.device != deviceName(address) || u.open || u.back || u.forgotten {
 			continue
 		}
@@ -315,14 +315,14 @@ func (w *World) asBefore() string {
 		return ""
 	}
 	offered := func(address string) bool {
-		d, wanted := w.wanted()[deviceName(address)]
-		return wanted && w.classic() && len(d.Offers) > 0
+		d, wanted := w.wantedForm()[deviceName(address)]
+		return wanted && w.pluginOnly() && len(d.Offers) > 0
 	}
 	made := false
 	for _, f := range w.machine.functions {
-		virtual := w.host.Virtual(f.Address)
+		virtual := w.host.VirtualFunctions(f.Address)
 		number := f.Boot
-		if f.Address == w.machine.allowed.make && slices.ContainsFunc(w.machine.allowed.rebindable(), offered) {
+		if f.Address == w.machine.allowed.make && slices.ContainsFunc(w.machine.allowed.rebindableAddresses(), offered) {
 			number, made = count, true
 		}
 		if len(virtual) != number {
@@ -337,8 +337,8 @@ func (w *World) asBefore() string {
 			made = true
 		}
 		for address, want := range own {
-			if driver, _ := w.host.Driver(address); driver != want || want != kernel.VFIO && w.host.Overridden(address) {
-				return fmt.Sprintf("%s is under %q, override %v, and is to be under %s", address, driver, w.host.Overridden(address), want)
+			if driver, _ := w.host.Driver(address); driver != want || want != kernel.VFIO && w.host.HasOverride(address) {
+				return fmt.Sprintf("%s is under %q, override %v, and is to be under %s", address, driver, w.host.HasOverride(address), want)
 			}
 		}
 	}
@@ -349,7 +349,7 @@ func (w *World) asBefore() string {
 	for _, dir := range dirs {
 		for _, file := range w.disk.Files(dir) {
 			// If this agent could not remove the files of an earlier boot, the next one does.
-			if data, _ := w.disk.Content(file); bytes.Contains(data, []byte(strconv.Quote(w.boot))) || strings.HasSuffix(file, ".tmp") {
+			if data, _ := w.disk.FileContent(file); bytes.Contains(data, []byte(strconv.Quote(w.boot))) || strings.HasSuffix(file, ".tmp") {
 				return fmt.Sprintf("file %s is left: %s", file, data)
 			}
 		}
@@ -367,8 +367,8 @@ func (w *World) group(of kernel.Function) (addresses []string) {
 	return addresses
 }
 
-// rebindable returns the addresses of the virtual functions on demand.
-func (a allowed) rebindable() (addresses []string) {
+// rebindableAddresses returns the addresses of the virtual functions on demand.
+func (a allowed) rebindableAddresses() (addresses []string) {
 	for i := range count {
 		addresses = append(addresses, fmt.Sprintf("%s10.%d", strings.TrimSuffix(a.make, "00.0"), 2*i))
 	}

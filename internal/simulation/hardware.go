@@ -12,27 +12,27 @@ func (w *World) anyCard() (c card, found bool) {
 	if len(w.cards) == 0 {
 		return card{}, false
 	}
-	return pick(w.random, w.cards...), true
+	return pickOne(w.random, w.cards...), true
 }
 
-func (w *World) vanish() bool {
+func (w *World) vanishCard() bool {
 	c, found := w.anyCard()
 	if !found {
 		return false
 	}
-	if !w.host.Vanish(c.address, c.nodes...) {
+	if !w.host.VanishFunction(c.address, c.nodes...) {
 		return false
 	}
-	w.disturb(c)
+	w.recordDisturbed(c)
 	w.log("card %s vanishes", c.address)
-	w.parts(c)
-	w.uevent()
-	w.saw("deviceVanishes")
+	w.recordParted(c)
+	w.sendUevent()
+	w.countFault("deviceVanishes")
 	return true
 }
 
-// parts records the silicon that loses one of its functions.
-func (w *World) parts(c card) {
+// recordParted records the silicon that loses one of its functions.
+func (w *World) recordParted(c card) {
 	for _, d := range w.machine.devices {
 		if d.PartOf != nil && len(d.PartOf.Counters) == 0 && strings.Contains(d.Source, c.address) {
 			w.parted[d.Silicon()] = true
@@ -42,12 +42,12 @@ func (w *World) parts(c card) {
 
 func (w *World) comeBack() bool {
 	for _, c := range w.cards {
-		if w.host.Gone(c.address) {
+		if w.host.HasVanished(c.address) {
 			w.log("card %s returns", c.address)
 			w.pullOut(c)
-			w.host.Return(c.address, nil)
-			w.uevent()
-			w.saw("deviceReturns")
+			w.host.ReturnFunction(c.address, nil)
+			w.sendUevent()
+			w.countFault("deviceReturns")
 			return true
 		}
 	}
@@ -60,16 +60,16 @@ func (w *World) swap() bool {
 	if !found {
 		return false
 	}
-	if w.host.Gone(c.address) {
+	if w.host.HasVanished(c.address) {
 		return false
 	}
-	w.host.Vanish(c.address, c.nodes...)
-	w.disturb(c)
-	w.parts(c)
-	w.uevent()
+	w.host.VanishFunction(c.address, c.nodes...)
+	w.recordDisturbed(c)
+	w.recordParted(c)
+	w.sendUevent()
 	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
 	digit := byte('0' + w.random.IntN(10))
-	w.host.Return(c.address, func(_ string, data []byte) []byte {
+	w.host.ReturnFunction(c.address, func(_ string, data []byte) []byte {
 		if i := strings.Index(string(data), "GPU-"); i >= 0 {
 			data[i+4] = digit
 		}
@@ -77,9 +77,9 @@ func (w *World) swap() bool {
 	})
 	w.pullOut(c)
 	w.log("card %s is another now", c.address)
-	w.uevent()
+	w.sendUevent()
 	w.swapped = true
-	w.saw("deviceSwapped")
+	w.countFault("deviceSwapped")
 	return true
 }
 
@@ -95,18 +95,18 @@ func (w *World) pullOut(c card) {
 	}
 }
 
-// renumber exchanges the nodes of two cards, as a reset of the bus may.
-func (w *World) renumber() bool {
+// renumberCards exchanges the nodes of two cards, as a reset of the bus may.
+func (w *World) renumberCards() bool {
 	if !w.machine.renumbers {
 		return false
 	}
 	a, b := w.random.IntN(len(w.cards)), w.random.IntN(len(w.cards))
 	one, other := &w.cards[a], &w.cards[b]
-	if a == b || w.host.Gone(one.address) || w.host.Gone(other.address) {
+	if a == b || w.host.HasVanished(one.address) || w.host.HasVanished(other.address) {
 		return false
 	}
 	minor := func(c *card) string { return "Device Minor: \t " + strings.TrimPrefix(c.nodes[0], "dev/nvidia") + "\n" }
-	w.host.Change("gpus", func(name string, data []byte) []byte {
+	w.host.ChangeFiles("gpus", func(name string, data []byte) []byte {
 		switch {
 		case strings.Contains(name, one.address):
 			return []byte(strings.Replace(string(data), minor(one), minor(other), 1))
@@ -117,32 +117,32 @@ func (w *World) renumber() bool {
 	})
 	one.nodes, other.nodes = other.nodes, one.nodes
 	w.log("cards %s and %s have each other's nodes", one.address, other.address)
-	w.uevent()
-	w.saw("nodesRenumbered")
+	w.sendUevent()
+	w.countFault("nodesRenumbered")
 	return true
 }
 
 // movable is the disk that may move to the slot of another IOMMU group.
 const movable = "0000:02:00.0"
 
-// regroup moves a disk to another IOMMU group: the group of two other disks, or back to its own.
-func (w *World) regroup() bool {
-	if len(w.machine.allowed.rebind) == 0 || w.host.Gone(movable) {
+// moveGroup moves a disk to another IOMMU group: the group of two other disks, or back to its own.
+func (w *World) moveGroup() bool {
+	if len(w.machine.allowed.rebind) == 0 || w.host.HasVanished(movable) {
 		return false
 	}
 	w.moveTo(map[bool]int{true: 4, false: 2}[len(w.host.Group(movable)) == 1])
-	w.saw("groupChanges")
+	w.countFault("groupChanges")
 	return true
 }
 
 func (w *World) moveTo(group int) {
 	c := card{address: movable}
-	w.host.Vanish(c.address)
-	w.disturb(c)
+	w.host.VanishFunction(c.address)
+	w.recordDisturbed(c)
 	w.pullOut(c)
-	w.uevent()
+	w.sendUevent()
 	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
-	w.host.Regroup(c.address, group)
+	w.host.MoveGroup(c.address, group)
 	for _, container := range w.kubelet.Containers() { // containers with these functions no longer share a group with the disk
 		uses, _ := container.Note.([]*use)
 		for _, u := range uses {
@@ -151,39 +151,39 @@ func (w *World) moveTo(group int) {
 			}
 		}
 	}
-	w.host.Return(c.address, nil)
+	w.host.ReturnFunction(c.address, nil)
 	w.log("disk %s is in IOMMU group %d", c.address, group)
-	w.uevent()
+	w.sendUevent()
 }
 
-// reassign lets a driver find two cards in the other order: the cards return with each other's
+// reassignCards lets a driver find two cards in the other order: the cards return with each other's
 // names and nodes.
-func (w *World) reassign() bool {
+func (w *World) reassignCards() bool {
 	if !w.machine.reassigns {
 		return false
 	}
 	a, b := w.random.IntN(len(w.cards)), w.random.IntN(len(w.cards))
 	one, other := &w.cards[a], &w.cards[b]
-	if a == b || w.host.Gone(one.address) || w.host.Gone(other.address) {
+	if a == b || w.host.HasVanished(one.address) || w.host.HasVanished(other.address) {
 		return false
 	}
 	for _, c := range []*card{one, other} {
-		w.host.Vanish(c.address, c.nodes...)
+		w.host.VanishFunction(c.address, c.nodes...)
 		w.pullOut(*c)
 	}
-	w.uevent()
+	w.sendUevent()
 	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
-	w.host.Exchange(one.address, other.address, "hailo_chardev", append(slices.Clone(one.nodes), other.nodes...)...)
+	w.host.ExchangeFunctions(one.address, other.address, "hailo_chardev", append(slices.Clone(one.nodes), other.nodes...)...)
 	one.nodes, other.nodes = other.nodes, one.nodes
 	w.mu.Lock()
 	delete(w.handed, one.address)
 	delete(w.handed, other.address)
 	w.mu.Unlock()
-	w.host.Return(one.address, nil)
-	w.host.Return(other.address, nil)
+	w.host.ReturnFunction(one.address, nil)
+	w.host.ReturnFunction(other.address, nil)
 	w.log("cards %s and %s have each other's names", one.address, other.address)
-	w.uevent()
-	w.saw("numbersReassigned")
+	w.sendUevent()
+	w.countFault("numbersReassigned")
 	return true
 }
 
@@ -200,10 +200,10 @@ func (w *World) cardOf(device string) string {
 	return addressIn(d.Source)
 }
 
-// notes records that an agent has written a consumer's record, after which the device may be reset.
-func (w *World) notes(file string) {
+// noteRecord records that an agent has written a consumer's record, after which the device may be reset.
+func (w *World) noteRecord(file string) {
 	device, _, _ := strings.Cut(path.Base(file), ".")
-	if _, there := w.disk.Content(file); there || path.Dir(file) != runDir+"/journal/reclaim" {
+	if _, there := w.disk.FileContent(file); there || path.Dir(file) != runDir+"/journal/reclaim" {
 		return
 	}
 	w.mu.Lock()
@@ -211,7 +211,7 @@ func (w *World) notes(file string) {
 	w.handed[w.cardOf(device)] = true
 }
 
-func (w *World) sicken() bool {
+func (w *World) sickenCard() bool {
 	if w.goesOn("unreadable") {
 		return false
 	}
@@ -220,14 +220,14 @@ func (w *World) sicken() bool {
 		return false
 	}
 	w.log("files of card %s cannot be read", c.address)
-	w.host.Sicken(pick(w.random, c.address, c.address+"/vendor", "/information"))
-	w.during("unreadable", 60*time.Second, func() { w.host.Sicken(""); w.uevent() })
-	w.uevent()
-	w.saw("unreadable")
+	w.host.MakeUnreadable(pickOne(w.random, c.address, c.address+"/vendor", "/information"))
+	w.startFault("unreadable", 60*time.Second, func() { w.host.MakeUnreadable(""); w.sendUevent() })
+	w.sendUevent()
+	w.countFault("unreadable")
 	return true
 }
 
-func (w *World) hang() bool {
+func (w *World) hangCard() bool {
 	if w.goesOn("readHangs") {
 		return false
 	}
@@ -236,9 +236,9 @@ func (w *World) hang() bool {
 		return false
 	}
 	w.log("reads of card %s hang", c.address)
-	w.host.Hang(c.address)
-	w.during("readHangs", 40*time.Second, w.host.Release)
-	w.uevent()
-	w.saw("readHangs")
+	w.host.HangReads(c.address)
+	w.startFault("readHangs", 40*time.Second, w.host.Release)
+	w.sendUevent()
+	w.countFault("readHangs")
 	return true
 }

@@ -13,7 +13,7 @@ func (w *World) killChanging() bool {
 	if len(w.living) == 0 || len(w.machine.functions) == 0 {
 		return false
 	}
-	one := pick(w.random, w.living...)
+	one := pickOne(w.random, w.living...)
 	after := int64(1 + w.random.IntN(6))
 	w.log("%s is to be killed at its change %d of the host", one.name, after)
 	one.hostLimit.Store(after)
@@ -26,29 +26,29 @@ func (w *World) hostUses() bool {
 	if len(w.machine.functions) == 0 || w.goesOn(fault) {
 		return false
 	}
-	f := pick(w.random, w.machine.functions...)
+	f := pickOne(w.random, w.machine.functions...)
 	if f.Driver == "nvme" {
 		node := w.host.DiskNode(f.Address)
 		if node == "" {
 			return false
 		}
 		w.log("a process of the host has /%s open", node)
-		pid := w.host.Spawn("mkfs", "/system.slice/mkfs.service", node)
-		w.during(fault, 40*time.Second, func() { w.host.Exit(pid) })
-		w.saw("hostUses")
+		pid := w.host.StartProcess("mkfs", "/system.slice/mkfs.service", node)
+		w.startFault(fault, 40*time.Second, func() { w.host.Exit(pid) })
+		w.countFault("hostUses")
 		return true
 	}
-	virtual := w.host.Virtual(f.Address)
+	virtual := w.host.VirtualFunctions(f.Address)
 	if len(virtual) == 0 {
 		return false
 	}
-	address := pick(w.random, virtual...)
+	address := pickOne(w.random, virtual...)
 	if !w.host.SetUp(address, true) {
 		return false
 	}
 	w.log("the interface of %s is set up", address)
-	w.during(fault, 40*time.Second, func() { w.host.SetUp(address, false) })
-	w.saw("hostUses")
+	w.startFault(fault, 40*time.Second, func() { w.host.SetUp(address, false) })
+	w.countFault("hostUses")
 	return true
 }
 
@@ -58,11 +58,11 @@ func (w *World) driverRefuses() bool {
 	if !w.machine.resets || w.goesOn(fault) {
 		return false
 	}
-	trouble := pick(w.random, kernel.Trouble{Refuses: kernel.VFIO}, kernel.Trouble{Refuses: "nvme"}, kernel.Trouble{Refuses: "igbvf"}, kernel.Trouble{Fewer: true}, kernel.Trouble{Full: true}, kernel.Trouble{Resets: true})
+	trouble := pickOne(w.random, kernel.Trouble{Refuses: kernel.VFIO}, kernel.Trouble{Refuses: "nvme"}, kernel.Trouble{Refuses: "igbvf"}, kernel.Trouble{Fewer: true}, kernel.Trouble{Full: true}, kernel.Trouble{Resets: true})
 	w.log("drivers fail: %+v", trouble)
 	w.host.SetTrouble(trouble)
-	w.during(fault, time.Minute, func() { w.host.SetTrouble(kernel.Trouble{}) })
-	w.saw("driverRefuses")
+	w.startFault(fault, time.Minute, func() { w.host.SetTrouble(kernel.Trouble{}) })
+	w.countFault("driverRefuses")
 	return true
 }
 
@@ -71,14 +71,14 @@ func (w *World) writesHang() bool {
 	if !w.machine.resets || w.goesOn("writesHang") {
 		return false
 	}
-	w.host.Stick()
-	w.during("writesHang", 90*time.Second, w.host.Unstick)
-	w.saw("writesHang")
+	w.host.HangWrites()
+	w.startFault("writesHang", 90*time.Second, w.host.ReleaseWrites)
+	w.countFault("writesHang")
 	return true
 }
 
-// disturb records that the kernel has lost the drivers of a card's functions.
-func (w *World) disturb(c card) {
+// recordDisturbed records that the kernel has lost the drivers of a card's functions.
+func (w *World) recordDisturbed(c card) {
 	w.disturbed[c.address] = true
 	if bus, zero := strings.CutSuffix(c.address, ":00.0"); zero {
 		for i := range count {
@@ -93,8 +93,8 @@ func (w *World) rebootHost() {
 	w.lock.reboot()
 	clear(w.disturbed)
 	for _, c := range w.cards {
-		if w.host.Gone(c.address) {
-			w.disturb(c)
+		if w.host.HasVanished(c.address) {
+			w.recordDisturbed(c)
 		}
 	}
 	w.mu.Lock()

@@ -20,7 +20,7 @@ import (
 	"chandler.dev/internal/simulation/kernel"
 )
 
-func quantity(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
+func newQuantity(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
 
 // machine is a kind of machine for simulations.
 type machine struct {
@@ -48,8 +48,8 @@ type card struct {
 	nodes   []string // the nodes in /dev of this card alone
 }
 
-// gpus returns a machine with cards that are allocated whole.
-func gpus(n int) *machine {
+// gpuMachine returns a machine with cards that are allocated whole.
+func gpuMachine(n int) *machine {
 	m := &machine{name: fmt.Sprintf("%d GPUs", n), renumbers: true, resets: true}
 	var b strings.Builder
 	b.WriteString("-- proc/devices --\nCharacter devices:\n195 nvidia\n195 nvidiactl\n511 nvidia-uvm\n\nBlock devices:\n")
@@ -72,8 +72,8 @@ func gpus(n int) *machine {
 	return m
 }
 
-// cores returns a machine with chips that are allocated whole or by core.
-func cores(chips, each int) *machine {
+// coreMachine returns a machine with chips that are allocated whole or by core.
+func coreMachine(chips, each int) *machine {
 	m := &machine{name: fmt.Sprintf("%d chips of %d cores", chips, each)}
 	var b strings.Builder
 	for i := range chips {
@@ -98,9 +98,9 @@ func cores(chips, each int) *machine {
 	return m
 }
 
-// numbered returns a machine with chips whose names are numbers assigned by the kernel. Each chip
+// numberedMachine returns a machine with chips whose names are numbers assigned by the kernel. Each chip
 // can be reset.
-func numbered(n int) *machine {
+func numberedMachine(n int) *machine {
 	m := &machine{name: fmt.Sprintf("%d chips that the kernel numbers", n), resets: true, reassigns: true}
 	var b strings.Builder
 	for i := range n {
@@ -139,29 +139,29 @@ func read(name string) (*machine, error) {
 // so that they are chosen often.
 var machines = sync.OnceValues(func() (all []*machine, err error) {
 	for range 4 {
-		all = append(all, gpus(3), cores(2, 2))
+		all = append(all, gpuMachine(3), coreMachine(2, 2))
 	}
 	for range 2 {
-		all = append(all, numbered(3))
+		all = append(all, numberedMachine(3))
 	}
 	for range 2 {
-		all = append(all, functions(true, true, false), functions(true, true, true))
+		all = append(all, functionMachine(true, true, false), functionMachine(true, true, true))
 	}
-	all = append(all, functions(true, false, false), functions(false, true, false), functions(false, false, false))
+	all = append(all, functionMachine(true, false, false), functionMachine(false, true, false), functionMachine(false, false, false))
 	for _, name := range recorded {
 		m, readErr := read(name)
 		all, err = append(all, m), errors.Join(err, readErr)
 	}
 	for _, m := range all {
-		err = errors.Join(err, m.describe())
+		err = errors.Join(err, m.scanMachine())
 	}
 	return all, err
 })
 
-// describe scans a machine and fills in its fields.
-func (m *machine) describe() error {
+// scanMachine scans a machine and fills in its fields.
+func (m *machine) scanMachine() error {
 	present := kernel.New(m.text)
-	present.Drive(m.functions...)
+	present.DriveFunctions(m.functions...)
 	host := m.host(present)
 	for _, f := range families.All {
 		if f.Name != "generic" && len(discovery.Scan(host, []*discovery.Family{f}).Devices) > 0 {
@@ -170,7 +170,7 @@ func (m *machine) describe() error {
 	}
 	m.snapshot = discovery.Scan(host, m.families)
 	m.devices = make(map[string]rules.Offered)
-	for _, d := range (&rules.Rules{}).Apply(m.snapshot).Devices {
+	for _, d := range (&rules.Rules{}).ApplyTo(m.snapshot).Devices {
 		if d.Health.Status == discovery.Unhealthy {
 			return fmt.Errorf("machine %s: device %s is not well: %s", m.name, d.Name, d.Health.Reason)
 		}
@@ -246,7 +246,7 @@ func (m *machine) makeRules() error {
 	}
 	if len(memory) == 1 && !memory[0] {
 		for bytes := range memory {
-			m.sharings = append(m.sharings, []rules.Share{{Selector: every, Capacity: "memory", Unit: quantity(bytes / 4)}})
+			m.sharings = append(m.sharings, []rules.Share{{Selector: every, Capacity: "memory", Unit: newQuantity(bytes / 4)}})
 		}
 	}
 	for _, c := range m.cards {

@@ -64,19 +64,19 @@ func (w *World) notePortions(claim types.UID, results []resourceapi.DeviceReques
 					switch {
 					case taken.IsZero():
 						continue // shares by number use no memory unless requested
-					case capacity == discovery.Shares && total.Value() != w.shares(d.Name):
+					case capacity == discovery.Shares && total.Value() != w.configuredShares(d.Name):
 						continue
 					}
 					has[capacity] = taken.AsApproximateFloat64() / total.AsApproximateFloat64()
 				}
 			}
 		}
-		if device, numbered := stem(r.Device); numbered {
-			if has = (part{}); numberOf(device, of) == w.shares(device) {
-				has[discovery.Shares] = 1 / float64(w.shares(device))
+		if device, numbered := shareStem(r.Device); numbered {
+			if has = (part{}); numberOf(device, of) == w.configuredShares(device) {
+				has[discovery.Shares] = 1 / float64(w.configuredShares(device))
 			}
 		}
-		w.portion(p, has)
+		w.portionSize(p, has)
 	}
 }
 
@@ -85,7 +85,7 @@ func numberOf(device string, in []*resourceapi.ResourceSlice) int64 {
 	names := make(map[string]bool)
 	for _, s := range in {
 		for i := range s.Spec.Devices {
-			if of, numbered := stem(s.Spec.Devices[i].Name); numbered && of == device {
+			if of, numbered := shareStem(s.Spec.Devices[i].Name); numbered && of == device {
 				names[s.Spec.Devices[i].Name] = true
 			}
 		}
@@ -93,10 +93,10 @@ func numberOf(device string, in []*resourceapi.ResourceSlice) int64 {
 	return int64(len(names))
 }
 
-// shares returns the number of shares that the present configuration requests for a device. An agent
+// configuredShares returns the number of shares that the present configuration requests for a device. An agent
 // cannot determine the size of a share from slices with another number of shares.
-func (w *World) shares(device string) int64 {
-	d := w.wanted()[device]
+func (w *World) configuredShares(device string) int64 {
+	d := w.wantedForm()[device]
 	return d.Shares()
 }
 
@@ -111,7 +111,7 @@ func (w *World) forgetNumbers() {
 		if _, numbered := has[discovery.Shares]; !numbered || !p.claim {
 			continue
 		}
-		record, _ := w.disk.Content(w.recordOf(p.of))
+		record, _ := w.disk.FileContent(w.recordOf(p.of))
 		if bytes.Contains(record, []byte(w.boot)) {
 			w.mu.Lock()
 			w.recorded[p] = record
@@ -122,13 +122,13 @@ func (w *World) forgetNumbers() {
 	}
 }
 
-// prepared marks the size of a portion as unknown if an agent without the size has prepared the claim
+// markPrepared marks the size of a portion as unknown if an agent without the size has prepared the claim
 // again.
-func (w *World) prepared(p portion) {
+func (w *World) markPrepared(p portion) {
 	w.mu.Lock()
 	before, told := w.recorded[p]
 	w.mu.Unlock()
-	if record, _ := w.disk.Content(w.recordOf(p.of)); told && !bytes.Equal(before, record) {
+	if record, _ := w.disk.FileContent(w.recordOf(p.of)); told && !bytes.Equal(before, record) {
 		w.forgetSize(p)
 	}
 }
@@ -140,8 +140,8 @@ func (w *World) forgetSize(p portion) {
 	w.portions[p] = part{}
 }
 
-// portion returns the size of a portion. The first recorded size stays.
-func (w *World) portion(p portion, has part) part {
+// portionSize returns the size of a portion. The first recorded size stays.
+func (w *World) portionSize(p portion, has part) part {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if before, known := w.portions[p]; known {

@@ -40,7 +40,7 @@ func (w *World) addStrangers() {
 	devices := w.machine.devices
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
 		d := devices[name]
-		if d.Open || len(d.Offers) == 0 || len(d.Offers[0].IDs) > 1 || d.Offers[0].Members > 1 || d.PartOf != nil && d.Name != d.Silicon() || w.random.IntN(2) == 0 {
+		if d.Shareable || len(d.Offers) == 0 || len(d.Offers[0].IDs) > 1 || d.Offers[0].Members > 1 || d.PartOf != nil && d.Name != d.Silicon() || w.random.IntN(2) == 0 {
 			continue
 		}
 		id := d.Offers[0].IDs[0]
@@ -54,10 +54,10 @@ func (w *World) addStrangers() {
 		w.pods[p.UID] = p
 		w.mu.Unlock()
 		w.putPod(p)
-		if err := w.kubelet.Had(p.Pod, map[string][]string{d.Offers[0].Resource: {id}}); err != nil {
+		if err := w.kubelet.AddEarlierPod(p.Pod, map[string][]string{d.Offers[0].Resource: {id}}); err != nil {
 			w.fail("pod %s: %v", p, err)
 		}
-		w.saw("anotherPlugin")
+		w.countFault("anotherPlugin")
 	}
 }
 
@@ -97,7 +97,7 @@ func (w *World) putPod(p *pod) {
 	}
 	limits := corev1.ResourceList{}
 	for resource, n := range p.Requests {
-		limits[corev1.ResourceName(resource)] = quantity(int64(n))
+		limits[corev1.ResourceName(resource)] = newQuantity(int64(n))
 	}
 	spec.Containers[0].Resources.Limits = limits
 	if p.Init {
@@ -130,13 +130,13 @@ func (w *World) makePod() {
 		p.Life = time.Duration(1+w.random.IntN(40)) * time.Second
 		p.Restarts = w.random.IntN(3)
 	}
-	resources := slices.Sorted(maps.Keys(w.kubelet.Allocatable()))
+	resources := slices.Sorted(maps.Keys(w.kubelet.AllocatableDevices()))
 	switch {
-	case len(resources) > 0 && w.random.IntN(2) == 0 || !w.dra():
+	case len(resources) > 0 && w.random.IntN(2) == 0 || !w.offersDRA():
 		if len(resources) == 0 {
 			return
 		}
-		p.Requests = map[string]int{pick(w.random, resources...): 1 + w.random.IntN(2)}
+		p.Requests = map[string]int{pickOne(w.random, resources...): 1 + w.random.IntN(2)}
 		p.Init = w.random.IntN(6) == 0
 	case w.random.IntN(3) == 0:
 		p.own = false
@@ -149,7 +149,7 @@ func (w *World) makePod() {
 			w.makeClaim(p.Claims[0])
 		}
 	case w.random.IntN(10) == 0:
-		w.monitor(p)
+		w.makeMonitor(p)
 	default:
 		for i := range 1 + w.random.IntN(2) {
 			name := fmt.Sprintf("%s-claim-%d", p.Name, i)
@@ -161,11 +161,11 @@ func (w *World) makePod() {
 			w.makeClaim(name)
 		}
 	}
-	w.submit(p)
+	w.submitPod(p)
 }
 
-// submit adds a pod to the API server, and schedules the pod.
-func (w *World) submit(p *pod) {
+// submitPod adds a pod to the API server, and schedules the pod.
+func (w *World) submitPod(p *pod) {
 	w.log("cluster: pod %s is made: claims %v, requests %v, init %v", p, short(p.Claims), p.Requests, p.Init)
 	w.mu.Lock()
 	p.inAPI = true
@@ -192,18 +192,18 @@ func (w *World) makeClaim(name string) {
 	if shares := w.settings.Rules.Sharing; len(shares) > 0 && w.server.Features().Sharing && w.random.IntN(2) == 0 {
 		capacity, amount := shares[0].Capacity, shares[0].Unit
 		if shares[0].Replicas > 0 {
-			capacity, amount = discovery.Shares, quantity(1)
+			capacity, amount = discovery.Shares, newQuantity(1)
 		}
 		amount.Mul(int64(1 + w.random.IntN(2)))
 		claim.Spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{capacity: amount}}
 	}
-	w.specify(claim, nil)
+	w.specifyFunction(claim, nil)
 	w.server.Put(claim)
 }
 
-// monitor turns a pod into a monitor, which observes all devices regardless of their consumers, by
+// makeMonitor turns a pod into a monitor, which observes all devices regardless of their consumers, by
 // a claim with admin access.
-func (w *World) monitor(p *pod) {
+func (w *World) makeMonitor(p *pod) {
 	p.Claims = []string{p.Name + "-claim"}
 	claim := newClaim(p.Claims[0], 0)
 	request := claim.Spec.Devices.Requests[0].Exactly
@@ -225,11 +225,11 @@ func (w *World) bind(p *pod) {
 		return
 	}
 	for resource, n := range p.Requests {
-		if w.kubelet.Allocatable()[resource]-w.requested(resource) < n {
+		if w.kubelet.AllocatableDevices()[resource]-w.requestedTotal(resource) < n {
 			return
 		}
 	}
-	if !w.schedule(p) {
+	if !w.schedulePod(p) {
 		return
 	}
 	w.mu.Lock()
@@ -240,8 +240,8 @@ func (w *World) bind(p *pod) {
 	w.kubelet.Add(p.Pod)
 }
 
-// requested returns the total of bound pods' requests for a resource.
-func (w *World) requested(resource string) (n int) {
+// requestedTotal returns the total of bound pods' requests for a resource.
+func (w *World) requestedTotal(resource string) (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, p := range w.pods {
@@ -267,12 +267,12 @@ func (w *World) deletePod(p *pod, force bool) {
 	}
 	w.kubelet.Delete(p.UID, force)
 	if gone {
-		w.forget(p)
+		w.removePod(p)
 	}
 }
 
-// forget removes a pod from the API server.
-func (w *World) forget(p *pod) {
+// removePod removes a pod from the API server.
+func (w *World) removePod(p *pod) {
 	w.server.Delete(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}})
 	w.release(p)
 	w.mu.Lock()

@@ -11,7 +11,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
-	"chandler.dev/internal/handover"
+	"chandler.dev/internal/reclaim"
 	"chandler.dev/internal/simulation/kubelet"
 )
 
@@ -31,12 +31,12 @@ type running struct {
 	unheld bool
 }
 
-// handovers draws the reclaim rules. Only devices of machines made for simulations can be reset.
-func (w *World) handovers() (all []handover.Rule) {
+// drawReclaim draws the reclaim rules. Only devices of machines made for simulations can be reset.
+func (w *World) drawReclaim() (all []reclaim.Rule) {
 	before := w.handsOver
 	w.handsOver = w.random.IntN(3) == 0
 	if !w.handsOver || !before {
-		w.unsure(learn)
+		w.markUnsure(learn)
 	}
 	if !w.handsOver {
 		return nil
@@ -45,20 +45,20 @@ func (w *World) handovers() (all []handover.Rule) {
 		w.mu.Lock()
 		w.resets = true
 		w.mu.Unlock()
-		rule := handover.Rule{Expression: "functions", Reset: true, Selects: func(d discovery.Device) (bool, error) { return d.Attributes.String("kind") != "nic", nil }}
+		rule := reclaim.Rule{Expression: "functions", Reset: true, Selects: func(d discovery.Device) (bool, error) { return d.Attributes.String("kind") != "nic", nil }}
 		if w.random.IntN(2) == 0 {
 			rule.Methods = []string{"flr"}
 		}
 		all = append(all, rule)
 	}
-	return append(all, handover.Rule{Expression: "true", Selects: func(discovery.Device) (bool, error) { return true, nil }})
+	return append(all, reclaim.Rule{Expression: "true", Selects: func(discovery.Device) (bool, error) { return true, nil }})
 }
 
 // learn is the maximum time until all agents use new reclaim rules.
 const learn = 2 * time.Minute
 
-// unsure records that for a while some agents may not use the reclaim rules.
-func (w *World) unsure(d time.Duration) {
+// markUnsure records that for a while some agents may not use the reclaim rules.
+func (w *World) markUnsure(d time.Duration) {
 	w.handsSince = time.Now().Add(d)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -75,11 +75,11 @@ func (w *World) isReset() bool {
 	return w.resets
 }
 
-// spawn starts the process of a container, which opens all its nodes.
-func (w *World) spawn(c *kubelet.Container, uses []*use, nodes []string) {
+// startProcess starts the process of a container, which opens all its nodes.
+func (w *World) startProcess(c *kubelet.Container, uses []*use, nodes []string) {
 	pod := w.podOf(c.Pod.UID)
 	known := w.handsOver && time.Now().After(w.handsSince) && (pod == nil || pod.own) && !slices.ContainsFunc(uses, func(u *use) bool { return u.part != nil || u.open })
-	pid := w.host.Spawn("train", "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"+strings.ReplaceAll(string(c.Pod.UID), "-", "_")+".slice/cri-containerd-0.scope", nodes...)
+	pid := w.host.StartProcess("train", "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"+strings.ReplaceAll(string(c.Pod.UID), "-", "_")+".slice/cri-containerd-0.scope", nodes...)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.processes = append(w.processes, &running{pid: pid, pod: c.Pod.UID, uses: uses, known: known, since: time.Now()})
@@ -91,9 +91,9 @@ func (w *World) podOf(uid types.UID) *pod {
 	return w.pods[uid]
 }
 
-// linger ends a container's process, now or later: the process may hang in its driver.
-func (w *World) linger(c *kubelet.Container) {
-	late, lasts := w.chance(6), w.upTo
+// endProcess ends a container's process, now or later: the process may hang in its driver.
+func (w *World) endProcess(c *kubelet.Container) {
+	late, lasts := w.oneChanceIn(6), w.upTo
 	if pod := w.podOf(c.Pod.UID); pod != nil && pod.lingers > 0 {
 		late, lasts = true, func(time.Duration) time.Duration { return pod.lingers }
 	}
@@ -110,7 +110,7 @@ func (w *World) linger(c *kubelet.Container) {
 			continue
 		}
 		p.until = time.Now().Add(lasts(time.Minute))
-		w.saw("processLingers")
+		w.countFault("processLingers")
 		w.log("a process of pod %s lives on when its container has ended", c.Pod)
 	}
 }
@@ -133,8 +133,8 @@ func (w *World) exit(p *running) {
 	w.processes = slices.DeleteFunc(w.processes, func(other *running) bool { return other == p })
 }
 
-// reap ends processes that have hung for long enough.
-func (w *World) reap(now time.Time) {
+// reapProcesses ends processes that have hung for long enough.
+func (w *World) reapProcesses(now time.Time) {
 	w.mu.Lock()
 	all := slices.Clone(w.processes)
 	w.mu.Unlock()
@@ -168,7 +168,7 @@ func (w *World) checkHandover(c *kubelet.Container, u *use) string {
 	return ""
 }
 
-// opened returns the process of a container that has a function open, "" if there is none. opened
+// openProcess returns the process of a container that has a function open, "" if there is none. opened
 // ignores processes that outlive their containers if no agent can know these processes. An agent
 // checks only the processes in the control groups of the pods in its records, because a monitor in
 // another pod may have the device open. The agent has no record of two kinds of pods:
@@ -176,7 +176,7 @@ func (w *World) checkHandover(c *kubelet.Container, u *use) string {
 //   - pods with a device by the device plugin API that ended before PodResources listed the
 //     container, because Allocate does not name the pod (ContainerAllocateRequest in
 //     k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/api.proto)
-func (w *World) opened(address string) string {
+func (w *World) openProcess(address string) string {
 	if w.wiped {
 		return ""
 	}

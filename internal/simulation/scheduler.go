@@ -40,8 +40,8 @@ func (c classes) List() ([]*resourceapi.DeviceClass, error) {
 	return []*resourceapi.DeviceClass{class}, err
 }
 
-// allocated returns the allocations of all claims in the API server.
-func allocated(claims []*resourceapi.ResourceClaim) structured.AllocatedState {
+// allocatedState returns the allocations of all claims in the API server.
+func allocatedState(claims []*resourceapi.ResourceClaim) structured.AllocatedState {
 	state := structured.AllocatedState{
 		AllocatedDevices:         sets.New[structured.DeviceID](),
 		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
@@ -66,10 +66,10 @@ func allocated(claims []*resourceapi.ResourceClaim) structured.AllocatedState {
 	return state
 }
 
-// schedule allocates the unallocated claims of a pod, like a scheduler whose cache of slices lags
-// behind by some changes, and reserves all claims for the pod. schedule reports whether the pod can
+// schedulePod allocates the unallocated claims of a pod, like a scheduler whose cache of slices lags
+// behind by some changes, and reserves all claims for the pod. schedulePod reports whether the pod can
 // be bound.
-func (w *World) schedule(pod *pod) bool {
+func (w *World) schedulePod(pod *pod) bool {
 	var open []*resourceapi.ResourceClaim
 	for _, name := range pod.Claims {
 		claim := w.server.Claim(pod.Namespace, name)
@@ -81,7 +81,7 @@ func (w *World) schedule(pod *pod) bool {
 		}
 	}
 	var results []resourceapi.AllocationResult
-	published := w.server.Past(w.lag)
+	published := w.server.PastSlices(w.lag)
 	if len(open) > 0 {
 		version := w.server.Version() - w.lag
 		if version == pod.tried {
@@ -92,7 +92,7 @@ func (w *World) schedule(pod *pod) bool {
 		allocator, err := structured.NewAllocator(quiet, structured.Features{
 			AdminAccess: true, PrioritizedList: true, DeviceTaints: keeps.Taints, PartitionableDevices: keeps.Counters,
 			ConsumableCapacity: keeps.Sharing, CompatibilityGroups: keeps.Counters && keeps.Groups, ListTypeAttributes: keeps.Lists,
-		}, allocated(w.server.Claims()), classes{}, published, celCache)
+		}, allocatedState(w.server.Claims()), classes{}, published, celCache)
 		if err == nil {
 			results, err = allocator.Allocate(quiet, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, open)
 		}
@@ -110,12 +110,12 @@ func (w *World) schedule(pod *pod) bool {
 		w.notePortions(claim.UID, results[i].Devices.Results, published)
 		w.server.Put(claim)
 		for _, r := range results[i].Devices.Results {
-			w.log("scheduler: claim %s/%s is allocated %s%s", claim.Namespace, claim.Name, r.Device, amounts(r.ConsumedCapacity))
+			w.log("scheduler: claim %s/%s is allocated %s%s", claim.Namespace, claim.Name, r.Device, amountText(r.ConsumedCapacity))
 		}
 	}
 	for _, name := range pod.Claims {
 		claim := w.server.Claim(pod.Namespace, name).DeepCopy()
-		if consumer := consumerOf(pod); !reserved(claim, consumer.UID) {
+		if consumer := consumerOf(pod); !isReserved(claim, consumer.UID) {
 			claim.Status.ReservedFor = append(claim.Status.ReservedFor, consumer)
 			w.server.Put(claim)
 		}
@@ -123,8 +123,8 @@ func (w *World) schedule(pod *pod) bool {
 	return true
 }
 
-// amounts returns the consumed capacity of a device as text.
-func amounts(taken map[resourceapi.QualifiedName]resource.Quantity) (all string) {
+// amountText returns the consumed capacity of a device as text.
+func amountText(taken map[resourceapi.QualifiedName]resource.Quantity) (all string) {
 	for _, name := range slices.Sorted(maps.Keys(taken)) {
 		amount := taken[name]
 		all += fmt.Sprintf(", %s of its %s", amount.String(), name)
@@ -141,7 +141,7 @@ func consumerOf(p *pod) resourceapi.ResourceClaimConsumerReference {
 	return resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: p.Name, UID: p.UID}
 }
 
-func reserved(claim *resourceapi.ResourceClaim, uid types.UID) bool {
+func isReserved(claim *resourceapi.ResourceClaim, uid types.UID) bool {
 	return slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == uid })
 }
 
@@ -156,7 +156,7 @@ func (w *World) release(pod *pod) {
 	consumer := consumerOf(pod)
 	for _, name := range pod.Claims {
 		claim := w.server.Claim(pod.Namespace, name)
-		if claim == nil || !reserved(claim, consumer.UID) && !pod.own {
+		if claim == nil || !isReserved(claim, consumer.UID) && !pod.own {
 			continue
 		}
 		claim = claim.DeepCopy()
@@ -173,7 +173,7 @@ func (w *World) release(pod *pod) {
 
 // hasMore reports whether a pod's PodGroup has other pods.
 func (w *World) hasMore(p *pod) bool {
-	return slices.ContainsFunc(w.cluster(), func(other *pod) bool { return other != p && other.Group == p.Group })
+	return slices.ContainsFunc(w.allPods(), func(other *pod) bool { return other != p && other.Group == p.Group })
 }
 
 // quiet is a context with a logger that discards all messages.

@@ -9,12 +9,12 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"chandler.dev/internal/rebind"
+	"chandler.dev/internal/passthrough"
 	"chandler.dev/internal/simulation/kernel"
 )
 
-// step performs one random action, and lets time pass.
-func (w *World) step() {
+// takeStep performs one random action, and lets time pass.
+func (w *World) takeStep() {
 	w.events++
 	w.keepAgent()
 	switch n := w.random.IntN(100); {
@@ -27,14 +27,14 @@ func (w *World) step() {
 			w.deletePod(p, false)
 		}
 	default:
-		w.strike()
+		w.drawFault()
 	}
 	w.pause()
-	w.tend()
+	w.tendCluster()
 }
 
 // open returns the number of pods, without the agent's own.
-func (w *World) open() int { return len(w.cluster()) - 1 }
+func (w *World) open() int { return len(w.allPods()) - 1 }
 
 // pause lets time pass: usually little, so that many operations overlap.
 func (w *World) pause() {
@@ -51,8 +51,8 @@ func (w *World) pause() {
 	time.Sleep(time.Duration(w.random.Int64N(int64(longest))))
 }
 
-// strike draws a fault and lets it happen.
-func (w *World) strike() {
+// drawFault draws a fault and lets it happen.
+func (w *World) drawFault() {
 	kinds := faultKinds()
 	sum := 0
 	for _, f := range kinds {
@@ -78,20 +78,20 @@ const (
 	look          = 5 * time.Second
 )
 
-// limit returns the time until the world must have converged. The time is longer if there may be
+// convergenceLimit returns the time until the world must have converged. The time is longer if there may be
 // claims that only the sweep ends, and if the API server's features may have changed since the active
 // agent detected them.
-func (w *World) limit() time.Duration {
+func (w *World) convergenceLimit() time.Duration {
 	switch {
 	case w.wiped || w.forgot:
 		return sweepLimit
-	case w.outdated():
+	case w.featuresOutdated():
 		return askLimit
 	}
 	return convergeLimit
 }
 
-// outdated reports whether the API server's features have changed since the active agent acquired the
+// featuresOutdated reports whether the API server's features have changed since the active agent acquired the
 // node's lock. The active agent detects the features again only after half an hour, and the published
 // slices keep fields that new slices would lose. Meanwhile, pods may have to wait: a scheduler without
 // DRADeviceCompatibilityGroups ignores the pool of a slice that uses compatibility groups (GatherPools
@@ -99,7 +99,7 @@ func (w *World) limit() time.Duration {
 //
 // The start of another agent changes nothing. An agent detects the features after it has acquired the
 // lock, and an agent with an invalid configuration may end before, while the first agent continues.
-func (w *World) outdated() bool {
+func (w *World) featuresOutdated() bool {
 	w.lock.mu.Lock()
 	defer w.lock.mu.Unlock()
 	active := w.lock.holder
@@ -110,17 +110,17 @@ func (w *World) outdated() bool {
 // pods are gone, no remains of the pods.
 func (w *World) converge() {
 	w.log("all faults end")
-	w.finish(time.Now().Add(24 * time.Hour))
-	w.reap(time.Now().Add(24 * time.Hour))
+	w.endFaults(time.Now().Add(24 * time.Hour))
+	w.reapProcesses(time.Now().Add(24 * time.Hour))
 	for _, c := range w.cards {
-		if w.host.Gone(c.address) {
-			w.host.Return(c.address, nil)
+		if w.host.HasVanished(c.address) {
+			w.host.ReturnFunction(c.address, nil)
 		}
 	}
 	if len(w.host.Group(movable)) > 1 {
 		w.moveTo(2)
 	}
-	virtual := w.host.Virtual(w.machine.allowed.make)
+	virtual := w.host.VirtualFunctions(w.machine.allowed.make)
 	refused := slices.ContainsFunc(virtual, func(address string) bool {
 		driver, _ := w.host.Driver(address)
 		return driver == ""
@@ -131,9 +131,9 @@ func (w *World) converge() {
 		// driver would succeed now.
 		w.reboot(false)
 	}
-	w.uevent()
-	w.kubelet.Up()
-	if w.await(w.limit(), w.published) && w.await(sweepLimit, w.empty) && w.await(w.limit(), w.published) && w.lastPods() {
+	w.sendUevent()
+	w.kubelet.StartKubelet()
+	if w.awaitState(w.convergenceLimit(), w.checkPublished) && w.awaitState(sweepLimit, w.empty) && w.awaitState(w.convergenceLimit(), w.checkPublished) && w.lastPods() {
 		w.log("all is as it should be")
 	}
 }
@@ -142,9 +142,9 @@ func (w *World) converge() {
 // again after a reboot, which may be a loss of power.
 func (w *World) lastPods() bool {
 	for _, p := range w.lastOf() {
-		w.submit(p)
+		w.submitPod(p)
 	}
-	if !w.await(w.limit(), w.allRun) || !w.monitors() {
+	if !w.awaitState(w.convergenceLimit(), w.allRun) || !w.checkMonitors() {
 		return false
 	}
 	if w.wiped && len(w.machine.functions) > 0 {
@@ -154,27 +154,27 @@ func (w *World) lastPods() bool {
 		return true
 	}
 	w.reboot(w.random.IntN(2) == 0)
-	return w.await(w.limit(), w.allRun)
+	return w.awaitState(w.convergenceLimit(), w.allRun)
 }
 
-// monitors checks that a pod with admin access to all devices runs beside the pods that have the
+// checkMonitors checks that a pod with admin access to all devices runs beside the pods that have the
 // devices.
-func (w *World) monitors() bool {
-	if w.classic() || !w.dra() {
+func (w *World) checkMonitors() bool {
+	if w.pluginOnly() || !w.offersDRA() {
 		return true
 	}
 	p := w.newPod("monitor")
 	p.Grace, p.Stubborn = time.Second, false
-	w.monitor(p)
-	w.submit(p)
+	w.makeMonitor(p)
+	w.submitPod(p)
 	// The scheduler cannot allocate a claim for all devices if some devices compete for a counter,
 	// as functions of one IOMMU group do: admin access counts there, too
 	// (k8s.io/dynamic-resource-allocation 0.37, checkAvailableCounters).
-	if p.bound && !w.await(w.limit(), w.allRun) {
+	if p.bound && !w.awaitState(w.convergenceLimit(), w.allRun) {
 		return false
 	}
 	w.deletePod(p, false)
-	return w.await(w.limit(), func() string {
+	return w.awaitState(w.convergenceLimit(), func() string {
 		if w.podOf(p.UID) != nil {
 			return fmt.Sprintf("pod %s has not ended", p)
 		}
@@ -185,7 +185,7 @@ func (w *World) monitors() bool {
 // allRun returns an error text if some pods do not run.
 func (w *World) allRun() string {
 	running := len(w.kubelet.Containers())
-	if all := len(w.cluster()); running < all {
+	if all := len(w.allPods()); running < all {
 		return fmt.Sprintf("of the last %d pods only %d run", all, running)
 	}
 	return ""
@@ -193,29 +193,29 @@ func (w *World) allRun() string {
 
 // lastOf returns a pod for each physical device that one consumer has at a time.
 func (w *World) lastOf() (pods []*pod) {
-	wanted := w.wanted()
+	wanted := w.wantedForm()
 	taken := make(map[string]bool)
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		d := wanted[name]
 		silicon := d.Silicon()
 		if len(w.machine.functions) > 0 {
-			silicon = rebind.Unit(&d.Device)
+			silicon = passthrough.UnitOf(&d.Device)
 		}
 		if driver, _ := w.host.Driver(w.addressOf(name)); w.wiped && driver == kernel.VFIO && silicon == name {
 			// The agent has no record that it bound the virtual function to vfio. It offers the
 			// functions of the group as one unit, as if an administrator had bound them to vfio.
 			silicon = w.host.Group(w.addressOf(name))[0]
 		}
-		if d.Open || taken[silicon] || silicon == d.Silicon() && d.PartOf != nil && len(d.PartOf.Counters) == 0 {
+		if d.Shareable || taken[silicon] || silicon == d.Silicon() && d.PartOf != nil && len(d.PartOf.Counters) == 0 {
 			continue
 		}
 		p := w.newPod("last")
 		p.Grace, p.Stubborn = time.Second, false
-		if !w.classic() {
+		if !w.pluginOnly() {
 			taken[silicon] = true
 			p.Claims = []string{p.Name + "-claim"}
 			claim := newClaim(p.Claims[0], 1)
-			w.specify(claim, &d)
+			w.specifyFunction(claim, &d)
 			w.server.Put(claim)
 			pods = append(pods, p)
 			continue
@@ -230,13 +230,13 @@ func (w *World) lastOf() (pods []*pod) {
 	return pods
 }
 
-// missing returns an error text if a file of a container's claim is missing, or if a file belongs
+// missingFile returns an error text if a file of a container's claim is missing, or if a file belongs
 // to no claim.
-func (w *World) missing() string {
+func (w *World) missingFile() string {
 	if w.lost || w.wiped {
 		return ""
 	}
-	prepared := w.kubelet.Prepared()
+	prepared := w.kubelet.PreparedClaims()
 	for _, c := range w.kubelet.Containers() {
 		for uid, ids := range c.Claims {
 			// The kubelet may have lost the claim, and recorded the claim again for another pod
@@ -246,7 +246,7 @@ func (w *World) missing() string {
 				continue
 			}
 			for _, file := range []string{cdiRoot + "/chandler.dev-claim_" + string(uid) + ".json", w.recordOf(uid)} {
-				if _, there := w.disk.Content(file); !there && w.kubelet.HasClaim(c, uid) {
+				if _, there := w.disk.FileContent(file); !there && w.kubelet.HasClaim(c, uid) {
 					return fmt.Sprintf("pod %s runs, and %s is missing", c.Pod, file)
 				}
 			}
@@ -261,12 +261,12 @@ func (w *World) missing() string {
 	return ""
 }
 
-// await waits until wrong returns "", and fails after the limit.
-func (w *World) await(limit time.Duration, wrong func() string) bool {
+// awaitState waits until wrong returns "", and fails after the limit.
+func (w *World) awaitState(limit time.Duration, wrong func() string) bool {
 	pause := 250 * time.Millisecond
 	for began := time.Now(); ; {
 		w.keepAgent()
-		w.tend()
+		w.tendCluster()
 		w.check()
 		why := wrong()
 		if why == "" || len(w.failures) > 0 {
@@ -283,16 +283,16 @@ func (w *World) await(limit time.Duration, wrong func() string) bool {
 
 // empty ends all pods, and returns an error text while anything of them remains.
 func (w *World) empty() string {
-	for _, p := range w.cluster() {
+	for _, p := range w.allPods() {
 		if p.Namespace == namespace && !p.deleted {
 			w.deletePod(p, false)
 		}
 	}
 	if n := w.open(); n > 0 {
-		why, _ := w.kubelet.Idle()
+		why, _ := w.kubelet.IsIdle()
 		return fmt.Sprintf("%d pods have not ended: %s", n, why)
 	}
-	for _, left := range []string{w.grants(), w.asBefore()} {
+	for _, left := range []string{w.remainingGrant(), w.asBefore()} {
 		if left != "" {
 			return left
 		}
@@ -307,10 +307,10 @@ func (w *World) empty() string {
 	return ""
 }
 
-// grants returns an error text if a grant is on disk.
-func (w *World) grants() string {
+// remainingGrant returns an error text if a grant is on disk.
+func (w *World) remainingGrant() string {
 	for _, name := range w.disk.Files(stateDir + "/grants") {
-		if data, _ := w.disk.Content(name); strings.Contains(string(data), "\"id\"") || !strings.HasSuffix(name, "grants.json") {
+		if data, _ := w.disk.FileContent(name); strings.Contains(string(data), "\"id\"") || !strings.HasSuffix(name, "grants.json") {
 			return fmt.Sprintf("%s has %s", name, data)
 		}
 	}

@@ -19,12 +19,12 @@ func TestLimit(t *testing.T) {
 		demand := func(when string, limit time.Duration) {
 			t.Helper()
 			time.Sleep(time.Second)
-			if got := w.limit(); got != limit {
+			if got := w.convergenceLimit(); got != limit {
 				t.Errorf("%s: the limit is %s, not %s", when, got, limit)
 			}
 		}
 		w.addAgentPod()
-		w.kubelet.Up()
+		w.kubelet.StartKubelet()
 		first := w.startAgent()
 		demand("the agent has started", convergeLimit)
 		w.setFeatures(w.server.Features())

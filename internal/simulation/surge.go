@@ -10,20 +10,20 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// surge starts another agent, and ends the first a while later.
-func (w *World) surge() bool {
+// surgeAgent starts another agent, and ends the first a while later.
+func (w *World) surgeAgent() bool {
 	w.clean()
 	if !w.surges || len(w.living) != 1 || w.goesOn("surge") || w.goesOn(wrongSurge) {
 		return false
 	}
 	old := w.living[0]
 	w.startAgent()
-	w.during("surge", 10*time.Second, func() {
+	w.startFault("surge", 10*time.Second, func() {
 		w.log("%s is told to end", old.name)
 		old.cancel()
 		w.living = slices.DeleteFunc(w.living, func(i *incarnation) bool { return i == old })
 	})
-	w.saw("surge")
+	w.countFault("surge")
 	return true
 }
 
@@ -40,12 +40,12 @@ func (w *World) surgeWrong() bool {
 	old := w.living[0]
 	settings := w.settings // as the first agent has stored them in a file
 	if w.random.IntN(3) == 0 {
-		w.unsure(2 * learn) // the new agent hands over nothing
+		w.markUnsure(2 * learn) // the new agent hands over nothing
 		// Settings that agents read only at their start stay unchanged.
 		settings = agent.Settings{Rebind: settings.Rebind, VirtualFunctions: settings.VirtualFunctions, Rules: &rules.Rules{Mode: discovery.ModeAuto, Unknown: "the configuration is invalid"}}
 	}
 	next := w.startAgentWith(settings, errors.New("exclude[0].cel: no such field"))
-	w.during(wrongSurge, time.Minute, func() {
+	w.startFault(wrongSurge, time.Minute, func() {
 		if w.random.IntN(2) == 0 && !old.dead.Load() && slices.Contains(w.living, old) {
 			w.log("%s is told to end, since the update is taken back", next.name)
 			next.cancel()
@@ -57,7 +57,7 @@ func (w *World) surgeWrong() bool {
 			return
 		}
 		if next.wrong.Swap(false) && !next.tell(agent.Change{Settings: w.settings}) { // the configuration was not fixed in the meantime
-			next.die() // and the pod restarts with the valid configuration
+			next.killAgent() // and the pod restarts with the valid configuration
 		}
 		if slices.Contains(w.living, old) && len(w.living) > 1 {
 			time.Sleep(2 * time.Second) // until the agent is ready
@@ -66,14 +66,14 @@ func (w *World) surgeWrong() bool {
 			w.living = slices.DeleteFunc(w.living, func(i *incarnation) bool { return i == old })
 		}
 	})
-	w.saw("surgeWrong")
+	w.countFault("surgeWrong")
 	return true
 }
 
 // checkCalls fails if the kubelet calls an agent with an invalid configuration while another agent
 // works: calls would wait there without success.
 func (w *World) checkCalls() {
-	called := w.kubelet.Calls()
+	called := w.kubelet.CalledProcess()
 	for _, i := range w.living {
 		if i.name != called || !i.wrong.Load() || i.dead.Load() {
 			continue

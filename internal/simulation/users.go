@@ -59,7 +59,7 @@ func (u *use) inGroup() bool { return u.vfio && len(u.group) > 0 }
 
 // useOf returns the use of a part of a device by a container.
 func (w *World) useOf(c *kubelet.Container, d *rules.Offered, part part) *use {
-	u := &use{container: c, device: d.Name, address: w.cardOf(d.Name), silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Open, takes: d.Takes, part: part}
+	u := &use{container: c, device: d.Name, address: w.cardOf(d.Name), silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Shareable, takes: d.Takes, part: part}
 	if d.PartOf != nil {
 		u.has = d.PartOf.Counters
 	}
@@ -73,7 +73,7 @@ func (w *World) runtimeSpecs() map[string]specs.ContainerEdits {
 		if path.Ext(name) != ".json" {
 			continue
 		}
-		data, _ := w.disk.Content(name)
+		data, _ := w.disk.FileContent(name)
 		var spec specs.Spec
 		if err := json.Unmarshal(data, &spec); err != nil {
 			continue // container runtimes ignore such a file
@@ -101,7 +101,7 @@ func (w *World) startContainer(c *kubelet.Container) error {
 				// Metadata that could not be written is left out; kubelets up to 1.36 keep the
 				// metadata's CDI ID.
 				_, of := deviceOf(id, uid)
-				if !w.unhealed() && isOf(ids, claim) && !w.ends(c.Ending[uid]) && (of || !w.failedOnce()) {
+				if !w.mayLackSpecs() && isOf(ids, claim) && !w.isEnding(c.Ending[uid]) && (of || !w.failedOnce()) {
 					w.fail("pod %s cannot start: claim %s is prepared, and CDI device %s is in no spec", c.Pod, c.Names[uid], id)
 				}
 				return fmt.Errorf("unresolvable CDI devices %s", id)
@@ -116,7 +116,7 @@ func (w *World) startContainer(c *kubelet.Container) error {
 			}
 			u := w.claimUse(c, uid, &r)
 			u.nodes = w.ownNodes(found[id])
-			u.vfio, u.group = len(claim.Status.Allocation.Devices.Config) > 0, w.host.Behind(pathsOf(found[id]))
+			u.vfio, u.group = len(claim.Status.Allocation.Devices.Config) > 0, w.host.FunctionsOf(pathsOf(found[id]))
 			nodes = append(slices.Clone(nodes), pathsOf(found[id])...)
 			if why := w.checkHandover(c, u); why != "" {
 				w.fail("%s, and %s", u, why)
@@ -135,14 +135,14 @@ func (w *World) startContainer(c *kubelet.Container) error {
 		}
 	}
 	c.Note = uses
-	w.spawn(c, uses, nodes)
+	w.startProcess(c, uses, nodes)
 	return nil
 }
 
-// ends reports whether the outputs of a claim may be missing because the kubelet has asked to
+// isEnding reports whether the outputs of a claim may be missing because the kubelet has asked to
 // unprepare the claim: an agent is removing the outputs, or writes them again after a failed
 // removal.
-func (w *World) ends(asked time.Time) bool {
+func (w *World) isEnding(asked time.Time) bool {
 	return !asked.IsZero() && (time.Since(asked) < heal || time.Since(w.lock.heldSince()) < heal)
 }
 
@@ -172,9 +172,9 @@ func resultOf(claim *resourceapi.ResourceClaim, device string) *resourceapi.Devi
 // heal is the time limit for an agent to write missing files again.
 const heal = time.Minute
 
-// unhealed reports whether specs may be missing: they were removed, or the disk failed, a moment
+// mayLackSpecs reports whether specs may be missing: they were removed, or the disk failed, a moment
 // ago, or no record of them remains.
-func (w *World) unhealed() bool {
+func (w *World) mayLackSpecs() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.lost || w.hurt || w.isHurt()
@@ -192,15 +192,15 @@ func (w *World) failedOnce() bool {
 	return w.seen["diskFull"]+w.seen["readsFail"]+w.seen["writesFail"]+w.seen["syncsFail"]+w.seen["readOnly"] > 0
 }
 
-// heals gives agents time to write missing files again.
-func (w *World) heals() {
+// startHealing gives agents time to write missing files again.
+func (w *World) startHealing() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.healed, w.hurt = time.Now().Add(heal), false
 }
 
-// hurts records that an agent dies that may have had files to write again.
-func (w *World) hurts() {
+// recordHurt records that an agent dies that may have had files to write again.
+func (w *World) recordHurt() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.hurt = w.hurt || w.isHurt()
@@ -237,7 +237,7 @@ func (w *World) isOwn(node string) bool {
 
 // claimUse returns the use for a result of a claim's allocation.
 func (w *World) claimUse(c *kubelet.Container, claim types.UID, r *resourceapi.DeviceRequestAllocationResult) *use {
-	name, _ := stem(r.Device)
+	name, _ := shareStem(r.Device)
 	d, found := w.machine.devices[name]
 	p := portion{claim: true, of: claim, device: r.Device}
 	if end := len(name) - len(claim); !found && end > 0 { // a share of an earlier allocation
@@ -247,8 +247,8 @@ func (w *World) claimUse(c *kubelet.Container, claim types.UID, r *resourceapi.D
 	if r.ShareID != nil {
 		p.share = *r.ShareID
 	}
-	w.prepared(p)
-	u := w.useOf(c, &d, w.portion(p, nil))
+	w.markPrepared(p)
+	u := w.useOf(c, &d, w.portionSize(p, nil))
 	u.claim, u.share = claim, p.share
 	u.open = u.open || r.AdminAccess != nil && *r.AdminAccess
 	return u
@@ -263,7 +263,7 @@ func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses
 		has = part{} // the number of shares in the other plugin is unknown
 	}
 	p := portion{of: c.Pod.UID, device: resourceName + " " + id}
-	has = w.portion(p, has)
+	has = w.portionSize(p, has)
 	var nodes []string
 	for _, node := range c.Nodes {
 		if len(c.Devices) > 1 || len(c.Devices[resourceName]) > 1 {
@@ -279,7 +279,7 @@ func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses
 			continue // the ID stood for less than the whole card
 		}
 		u := w.useOf(c, d, has)
-		u.vfio, u.group = d.Want[discovery.Driver] == discovery.DriverVFIO, w.host.Behind(c.Nodes)
+		u.vfio, u.group = d.Want[discovery.Driver] == discovery.DriverVFIO, w.host.FunctionsOf(c.Nodes)
 		u.classic, u.id, u.nodes, u.stranger, u.portion = true, id, nodes, stranger, p
 		uses = append(uses, u)
 	}
@@ -333,7 +333,7 @@ func (w *World) withID(resourceName, id string, listed map[string]bool) (devices
 func (w *World) forgetUses() {
 	var written strings.Builder
 	for _, name := range w.disk.Files(stateDir + "/grants") {
-		data, _ := w.disk.Content(name)
+		data, _ := w.disk.FileContent(name)
 		written.Write(data)
 	}
 	for _, c := range w.kubelet.Containers() {
@@ -364,7 +364,7 @@ func (w *World) forgetUses() {
 // container's entry in the kubelet's checkpoint, and the plugin's answer in that entry are the same
 // for both.
 func (w *World) sharesNow(u *use) bool {
-	return slices.ContainsFunc(w.wanted()[u.device].Offers, func(offer discovery.Offer) bool {
+	return slices.ContainsFunc(w.wantedForm()[u.device].Offers, func(offer discovery.Offer) bool {
 		return ledger.GrantKey(offer.Resource, u.id) == u.portion.device && len(offer.IDs) > 1 && slices.Contains(offer.IDs, u.id)
 	})
 }
@@ -372,8 +372,8 @@ func (w *World) sharesNow(u *use) bool {
 // forgetNodes records that the device nodes of a container are unknown, if neither the record of
 // its claim nor the spec remains: PodResources names the device, which may have other nodes by now.
 func (w *World) forgetNodes(u *use) {
-	_, recorded := w.disk.Content(w.recordOf(u.claim))
-	_, specified := w.disk.Content(cdiRoot + "/chandler.dev-claim_" + string(u.claim) + ".json")
+	_, recorded := w.disk.FileContent(w.recordOf(u.claim))
+	_, specified := w.disk.FileContent(cdiRoot + "/chandler.dev-claim_" + string(u.claim) + ".json")
 	if !recorded && !specified {
 		u.nodes = nil
 	}
@@ -383,14 +383,14 @@ func (w *World) forgetNodes(u *use) {
 // a forced deletion of its pod. An agent killed between the removal and its answer has still
 // unprepared the claim.
 func (w *World) takenBack(c *kubelet.Container, claim types.UID) bool {
-	_, recorded := w.disk.Content(w.recordOf(claim))
+	_, recorded := w.disk.FileContent(w.recordOf(claim))
 	return !w.kubelet.HasClaim(c, claim) || w.kubelet.GaveUp(c, claim) && !recorded
 }
 
-// users returns the uses of containers that the kubelet still counts: a claim until Unprepare, a
+// allUses returns the uses of containers that the kubelet still counts: a claim until Unprepare, a
 // device of the device plugin API while the kubelet's records have the device, and, against claims
 // by DRA, until the container has ended.
-func (w *World) users() (all []*use) {
+func (w *World) allUses() (all []*use) {
 	for _, c := range w.kubelet.Containers() {
 		uses, _ := c.Note.([]*use)
 		for _, u := range uses {
@@ -405,16 +405,16 @@ func (w *World) users() (all []*use) {
 	return all
 }
 
-// together reports whether two uses belong together: several pods share the claim, or one container
+// belongsTogether reports whether two uses belong together: several pods share the claim, or one container
 // has both.
-func (u *use) together(other *use) bool {
+func (u *use) belongsTogether(other *use) bool {
 	return u.claim != "" && u.claim == other.claim || u.container == other.container
 }
 
-// excludes returns the reason why two uses must not exist at the same time, "" if they may.
-func (w *World) excludes(u, other *use) string {
+// exclusionReason returns the reason why two uses must not exist at the same time, "" if they may.
+func (w *World) exclusionReason(u, other *use) string {
 	switch {
-	case u.open || other.open || u.together(other):
+	case u.open || other.open || u.belongsTogether(other):
 		return ""
 	case u.classic && other.classic && (u.back || other.back):
 		return "" // the kubelet has allocated the ID again

@@ -19,25 +19,25 @@ import (
 // form is a set of devices by name, with a present or past configuration.
 type form map[string]rules.Offered
 
-// want draws a configuration: the API that offers the devices, their sharing, and the excluded
+// drawConfiguration draws a configuration: the API that offers the devices, their sharing, and the excluded
 // devices.
-func (w *World) want() {
-	w.mode = pick(w.random, discovery.ModeDRA, discovery.ModeDRA, discovery.ModeDevicePlugin, discovery.ModeAuto)
+func (w *World) drawConfiguration() {
+	w.mode = pickOne(w.random, discovery.ModeDRA, discovery.ModeDRA, discovery.ModeDevicePlugin, discovery.ModeAuto)
 	if w.minor < 34 {
-		w.mode = pick(w.random, discovery.ModeDevicePlugin, discovery.ModeAuto)
+		w.mode = pickOne(w.random, discovery.ModeDevicePlugin, discovery.ModeAuto)
 	}
-	r := &rules.Rules{Mode: w.mode, Sharing: pick(w.random, w.machine.sharings...)}
+	r := &rules.Rules{Mode: w.mode, Sharing: pickOne(w.random, w.machine.sharings...)}
 	if len(w.machine.exclude) > 1 && w.random.IntN(6) == 0 {
-		r.Exclude = []rules.Selector{pick(w.random, w.machine.exclude...)}
+		r.Exclude = []rules.Selector{pickOne(w.random, w.machine.exclude...)}
 	}
 	r.Resources = w.machine.named
 	host := w.machine.host(nil)
 	w.settings = agent.Settings{
-		Rules: r, Rebind: host.Rebind, VirtualFunctions: host.VirtualFunctions, Handover: w.handovers(),
+		Rules: r, Rebind: host.Passthroughs, VirtualFunctions: host.VirtualFunctions, Handover: w.drawReclaim(),
 		KeepMade: time.Duration(5+w.random.IntN(60)) * time.Second,
 	}
 	wanted := make(form)
-	for _, d := range r.Apply(w.machine.snapshot).Devices {
+	for _, d := range r.ApplyTo(w.machine.snapshot).Devices {
 		wanted[d.Name] = d
 	}
 	w.forms = append(w.forms, wanted)
@@ -56,14 +56,14 @@ func (w *World) want() {
 	w.log("the administrator wants mode %q, devices %s, excluded %v, handover %q", w.mode, shared, excluded, handover)
 }
 
-// wanted returns the devices with the present configuration.
-func (w *World) wanted() form { return w.forms[len(w.forms)-1] }
+// wantedForm returns the devices with the present configuration.
+func (w *World) wantedForm() form { return w.forms[len(w.forms)-1] }
 
-// dra reports whether DRA may offer devices.
-func (w *World) dra() bool { return w.minor >= 34 && w.mode != discovery.ModeDevicePlugin }
+// offersDRA reports whether DRA may offer devices.
+func (w *World) offersDRA() bool { return w.minor >= 34 && w.mode != discovery.ModeDevicePlugin }
 
-// classic reports whether only the device plugin API may offer devices.
-func (w *World) classic() bool { return w.minor < 34 || w.mode == discovery.ModeDevicePlugin }
+// pluginOnly reports whether only the device plugin API may offer devices.
+func (w *World) pluginOnly() bool { return w.minor < 34 || w.mode == discovery.ModeDevicePlugin }
 
 // changeConfig changes the configuration while agents run.
 func (w *World) changeConfig() bool {
@@ -71,10 +71,10 @@ func (w *World) changeConfig() bool {
 	if len(w.living) == 0 {
 		return false
 	}
-	w.want()
+	w.drawConfiguration()
 	w.forgetNumbers() // of an agent before its first scan
 	w.tell(agent.Change{Settings: w.settings})
-	w.saw("configChanged")
+	w.countFault("configChanged")
 	return true
 }
 
@@ -85,7 +85,7 @@ func (w *World) wrongConfig() bool {
 		return false
 	}
 	w.tell(agent.Change{Err: errors.New("line 1: no such field")})
-	w.saw("configWrong")
+	w.countFault("configWrong")
 	return true
 }
 
@@ -120,19 +120,19 @@ func (w *World) restartChanged() bool {
 	if len(w.living) != 1 {
 		return false
 	}
-	w.want()
+	w.drawConfiguration()
 	w.replaceAgent()
-	w.saw("configChangedAtStart")
+	w.countFault("configChangedAtStart")
 	return true
 }
 
-// published describes missing or surplus devices in the slices of the node.
-func (w *World) published() string {
-	if why := w.missing(); why != "" {
+// checkPublished describes missing or surplus devices in the slices of the node.
+func (w *World) checkPublished() string {
+	if why := w.missingFile(); why != "" {
 		return why
 	}
-	if w.classic() {
-		return w.listed()
+	if w.pluginOnly() {
+		return w.checkListed()
 	}
 	var newest, want, there int64
 	usable, shared := make(map[string]bool), make(map[string]bool)
@@ -147,21 +147,21 @@ func (w *World) published() string {
 		want = s.Spec.Pool.ResourceSliceCount
 		for i := range s.Spec.Devices {
 			d := &s.Spec.Devices[i]
-			name, share := stem(d.Name)
+			name, share := shareStem(d.Name)
 			usable[name], shared[name] = len(taintsOf(d)) == 0, share
 		}
 	}
 	if there != want || want == 0 {
 		return fmt.Sprintf("%d slices of %d are published", there, want)
 	}
-	if why := w.competing(usable); why != "" {
+	if why := w.checkCompeting(usable); why != "" {
 		return why
 	}
 	if w.open() > 0 {
 		return "" // some pods may have devices that are to be offered differently
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.machine.devices)) {
-		d, wanted := w.wanted()[name]
+		d, wanted := w.wantedForm()[name]
 		well, there := usable[name]
 		switch {
 		case !wanted && there:
@@ -169,7 +169,7 @@ func (w *World) published() string {
 		case !wanted || d.PartOf != nil && !w.server.Features().Counters: // only some of these are
 		case !there:
 			return "device " + name + " is not published"
-		case shared[name] && !d.Open && (d.Shares() == 0 || w.server.Features().Sharing):
+		case shared[name] && !d.Shareable && (d.Shares() == 0 || w.server.Features().Sharing):
 			return "device " + name + " is published in shares, which nobody can have any more"
 		case !well:
 			return "device " + name + " is tainted"
@@ -178,9 +178,9 @@ func (w *World) published() string {
 	return ""
 }
 
-// competing describes published devices that together exceed their physical device on an API server
+// checkCompeting describes published devices that together exceed their physical device on an API server
 // without counters, where the scheduler allocates all of them.
-func (w *World) competing(published map[string]bool) string {
+func (w *World) checkCompeting(published map[string]bool) string {
 	if w.server.Features().Counters {
 		return ""
 	}
@@ -202,19 +202,19 @@ func (w *World) competing(published map[string]bool) string {
 	return ""
 }
 
-// stem returns the device behind a name in slices, and whether the name is that of a share.
-func stem(name string) (device string, share bool) {
+// shareStem returns the device behind a name in slices, and whether the name is that of a share.
+func shareStem(name string) (device string, share bool) {
 	device, _, share = strings.Cut(name, "-share-")
 	return device, share
 }
 
-// listed describes missing or surplus device plugin IDs in the kubelet, while no pod has any.
-func (w *World) listed() string {
+// checkListed describes missing or surplus device plugin IDs in the kubelet, while no pod has any.
+func (w *World) checkListed() string {
 	if w.open() > 0 {
 		return ""
 	}
 	want := make(map[string]map[string]bool)
-	for _, d := range w.wanted() {
+	for _, d := range w.wantedForm() {
 		for _, offer := range d.Offers {
 			if want[offer.Resource] == nil {
 				want[offer.Resource] = make(map[string]bool)
@@ -224,7 +224,7 @@ func (w *World) listed() string {
 			}
 		}
 	}
-	got := w.kubelet.Allocatable()
+	got := w.kubelet.AllocatableDevices()
 	for resource := range want {
 		if _, listed := got[resource]; !listed {
 			got[resource] = 0

@@ -120,17 +120,17 @@ func NewWorld(seed uint64) *World {
 		touched: make(map[string]time.Time), handed: make(map[string]bool), disturbed: make(map[string]bool),
 		server: apiserver.New(), lock: lock{waiting: make(map[*incarnation]bool), writing: make(map[*incarnation]int)},
 	}
-	w.configure()
+	w.configureNode()
 	w.host = kernel.New(w.machine.text)
-	w.host.Drive(w.machine.functions...)
-	w.host.Changed = w.announce
+	w.host.DriveFunctions(w.machine.functions...)
+	w.host.Changed = w.announceUevent
 	w.disk = disk.New(func(line string) { w.log("disk: %s", line) }, kubeletRoot+"/plugins", kubeletRoot+"/plugins_registry", "/var/run", "/run")
 	w.kubelet = kubelet.New(kubelet.Config{
 		Minor: w.minor, Node: nodeName, Driver: discovery.Domain, Client: w.server.Client(nil),
 		Pods: w.podsOfNode, Start: w.startContainer, Done: w.podDone, Log: w.log,
 		Ended: func(c *kubelet.Container) {
 			w.log("runtime: container of pod %s has ended", c.Pod)
-			w.linger(c)
+			w.endProcess(c)
 		},
 		Lacks: func(p *kubelet.Pod, resource, id string) {
 			if w.seen["stateWiped"] == 0 {
@@ -151,19 +151,19 @@ func (w *World) newBoot() {
 	w.boot = fmt.Sprintf("boot-%02d", w.boots)
 }
 
-// configure draws the configuration of the node and the cluster.
-func (w *World) configure() {
-	w.minor = pick(w.random, 31, 34, 36, 37, 37)
+// configureNode draws the configuration of the node and the cluster.
+func (w *World) configureNode() {
+	w.minor = pickOne(w.random, 31, 34, 36, 37, 37)
 	w.server.Serve(w.minor >= 34)
 	all, _ := machines()
-	w.machine = pick(w.random, all...)
+	w.machine = pickOne(w.random, all...)
 	w.cards = slices.Clone(w.machine.cards)
 	w.metadata = w.random.IntN(3) > 0
 	w.surges = w.random.IntN(2) == 0
 	w.rescan = time.Duration(20+w.random.IntN(40)) * time.Second
 	w.server.SetFeatures(featuresOf(w.minor))
 	w.log("seed %d: Kubernetes 1.%d, host %s, metadata %v, surges %v", w.seed, w.minor, w.machine.name, w.metadata, w.surges)
-	w.want()
+	w.drawConfiguration()
 }
 
 // featuresOf returns the default features of an API server of a version.
@@ -181,7 +181,7 @@ func featuresOf(minor int) apiserver.Features {
 	return f
 }
 
-func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
+func pickOne[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
 
 // log adds a line to the history.
 func (w *World) log(format string, args ...any) {
@@ -199,15 +199,15 @@ func (w *World) fail(format string, args ...any) {
 	w.failures = append(w.failures, fmt.Sprintf(format, args...))
 }
 
-// saw counts a fault that happened.
-func (w *World) saw(fault string) {
+// countFault counts a fault that happened.
+func (w *World) countFault(fault string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seen[fault]++
 }
 
-// chance is true with probability 1/oneIn. Any goroutine may call chance.
-func (w *World) chance(oneIn int) bool {
+// oneChanceIn is true with probability 1/oneIn. Any goroutine may call chance.
+func (w *World) oneChanceIn(oneIn int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.faults.IntN(oneIn) == 0
@@ -217,10 +217,10 @@ func (w *World) chance(oneIn int) bool {
 func (w *World) Run(steps int) {
 	w.addAgentPod()
 	w.addStrangers()
-	w.kubelet.Up()
+	w.kubelet.StartKubelet()
 	w.startAgent()
 	for range steps {
-		w.step()
+		w.takeStep()
 		w.check()
 		if len(w.failures) > 0 {
 			break
@@ -238,11 +238,11 @@ func (w *World) isDown() bool {
 	return w.ongoing["apiDown"] != nil
 }
 
-// tend does the cluster's background work: tend schedules waiting pods, and removes pods that have
+// tendCluster does the cluster's background work: tendCluster schedules waiting pods, and removes pods that have
 // ended.
-func (w *World) tend() {
+func (w *World) tendCluster() {
 	w.forgetEnded()
-	for _, p := range w.cluster() {
+	for _, p := range w.allPods() {
 		w.mu.Lock()
 		bound, deleted := p.bound, p.deleted
 		w.mu.Unlock()
@@ -253,24 +253,24 @@ func (w *World) tend() {
 			w.bind(p)
 		}
 	}
-	w.finish(time.Now())
-	w.reap(time.Now())
+	w.endFaults(time.Now())
+	w.reapProcesses(time.Now())
 }
 
 // forgetEnded removes pods that have ended.
 func (w *World) forgetEnded() {
-	for _, p := range w.cluster() {
+	for _, p := range w.allPods() {
 		w.mu.Lock()
 		ended := p.ended
 		w.mu.Unlock()
 		if ended && p.Namespace == namespace && !w.isDown() {
-			w.forget(p)
+			w.removePod(p)
 		}
 	}
 }
 
-// cluster returns all pods, sorted by UID.
-func (w *World) cluster() (all []*pod) {
+// allPods returns all pods, sorted by UID.
+func (w *World) allPods() (all []*pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, uid := range slices.Sorted(maps.Keys(w.pods)) {
@@ -279,8 +279,8 @@ func (w *World) cluster() (all []*pod) {
 	return all
 }
 
-// finish ends the faults whose time is over.
-func (w *World) finish(now time.Time) {
+// endFaults ends the faults whose time is over.
+func (w *World) endFaults(now time.Time) {
 	w.mu.Lock()
 	var ends []string
 	for name, o := range w.ongoing {
@@ -306,17 +306,17 @@ func (w *World) end() {
 		i.cancel()
 	}
 	w.host.Release()
-	w.host.Unstick()
+	w.host.ReleaseWrites()
 	w.host.Reboot()
 	w.disk.SetFault(nil)
 	w.server.SetFault(nil)
 	for _, i := range w.all {
 		<-i.done
-		for w.lock.writes(i) {
+		for w.lock.isWriting(i) {
 			time.Sleep(lockPause)
 		}
 	}
-	w.kubelet.Down()
+	w.kubelet.StopKubelet()
 	w.server.EndWatches()
 }
 

@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// Sweep removes the sockets without a listener that match a pattern of [filepath.Glob]. Served
+// RemoveStale removes the sockets without a listener that match a pattern of [filepath.Glob]. Served
 // sockets and files of other types are kept.
-func Sweep(ctx context.Context, pattern string) error {
+func RemoveStale(ctx context.Context, pattern string) error {
 	left, err := filepath.Glob(pattern)
 	errs := []error{err}
 	for _, path := range left {

@@ -29,7 +29,7 @@ func BreakCommand(command string, columns int) []string {
 	// The last line has no backslash, so its last word may have been broken off unnecessarily.
 	lines = append(lines, indent+line)
 	if remark != "" {
-		for _, words := range Wrap(strings.TrimPrefix(remark, "# "), columns-2) {
+		for _, words := range WrapText(strings.TrimPrefix(remark, "# "), columns-2) {
 			lines = append(lines, "# "+words)
 		}
 	}

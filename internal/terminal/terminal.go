@@ -26,10 +26,10 @@ type Style struct {
 // Plain is the style of a file.
 var Plain = Style{Width: DefaultWidth}
 
-// Of returns the style for out. Only terminals have colours, unless the environment variable
+// StyleOf returns the style for out. Only terminals have colours, unless the environment variable
 // NO_COLOR is set (https://no-color.org) or TERM is "dumb". The style is ASCII if the argument or a
 // locale without UTF-8 requires it. The environment is that of [os.LookupEnv].
-func Of(out io.Writer, environment func(string) (string, bool), ascii bool) Style {
+func StyleOf(out io.Writer, environment func(string) (string, bool), ascii bool) Style {
 	style := Style{Width: DefaultWidth, ASCII: ascii || !utf8Locale(environment)}
 	file, ok := out.(*os.File)
 	if !ok || !term.IsTerminal(int(file.Fd())) {
@@ -70,8 +70,8 @@ const (
 	Strong  Colour = "1"  // bold
 )
 
-// Paint returns the text in a colour. If the style has no colours, it returns the text unchanged.
-func (s Style) Paint(c Colour, text string) string {
+// PaintText returns the text in a colour. If the style has no colours, it returns the text unchanged.
+func (s Style) PaintText(c Colour, text string) string {
 	if !s.Colour || c == "" || text == "" {
 		return text
 	}
@@ -120,10 +120,10 @@ var glyphs = [...]struct {
 }
 
 // Glyph returns a glyph in its colour.
-func (s Style) Glyph(g Glyph) string { return s.Paint(glyphs[g].colour, s.Bare(g)) }
+func (s Style) Glyph(g Glyph) string { return s.PaintText(glyphs[g].colour, s.BareGlyph(g)) }
 
-// Bare returns a glyph without colour, one character wide.
-func (s Style) Bare(g Glyph) string {
+// BareGlyph returns a glyph without colour, one character wide.
+func (s Style) BareGlyph(g Glyph) string {
 	if s.ASCII {
 		return glyphs[g].ascii
 	}

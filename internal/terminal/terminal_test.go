@@ -19,7 +19,7 @@ func environment(pairs ...string) func(string) (string, bool) {
 }
 
 func TestStyleOfAFile(t *testing.T) {
-	style := Of(new(bytes.Buffer), environment("LANG=de_DE.UTF-8", "TERM=xterm"), false)
+	style := StyleOf(new(bytes.Buffer), environment("LANG=de_DE.UTF-8", "TERM=xterm"), false)
 	if style != Plain {
 		t.Errorf("style of a file: %+v, want %+v", style, Plain)
 	}
@@ -42,7 +42,7 @@ func TestLocale(t *testing.T) {
 		{[]string{"LC_ALL=POSIX", "LANG=en_US.UTF-8"}, true},
 		{[]string{"LC_ALL=", "LC_CTYPE=C.UTF-8", "LANG=C"}, false},
 	} {
-		if got := Of(new(bytes.Buffer), environment(test.env...), false).ASCII; got != test.ascii {
+		if got := StyleOf(new(bytes.Buffer), environment(test.env...), false).ASCII; got != test.ascii {
 			t.Errorf("%v: ASCII %t, want %t", test.env, got, test.ascii)
 		}
 	}
@@ -65,7 +65,7 @@ func TestCut(t *testing.T) {
 		if got := Plain.Cut(test.text, test.columns); got != test.want {
 			t.Errorf("Cut(%q, %d) = %q, want %q", test.text, test.columns, got, test.want)
 		}
-		if got := Columns(Plain.Pad(test.text, test.columns)); got != test.columns {
+		if got := Columns(Plain.PadText(test.text, test.columns)); got != test.columns {
 			t.Errorf("Pad(%q, %d) takes %d columns", test.text, test.columns, got)
 		}
 	}
@@ -75,7 +75,7 @@ func TestCut(t *testing.T) {
 }
 
 func TestWrap(t *testing.T) {
-	got := Wrap("a pod holds it, and  a-very-long-word-indeed\nends", 12)
+	got := WrapText("a pod holds it, and  a-very-long-word-indeed\nends", 12)
 	want := []string{"a pod holds", "it, and", "a-very-long-word-indeed", "ends"}
 	if strings.Join(got, "|") != strings.Join(want, "|") {
 		t.Errorf("Wrap: %q, want %q", got, want)
@@ -83,7 +83,7 @@ func TestWrap(t *testing.T) {
 }
 
 func TestSafe(t *testing.T) {
-	if got := Safe("H100\x1b[31m\u202e\n"); got != "H100?[31m??" {
+	if got := SafeText("H100\x1b[31m\u202e\n"); got != "H100?[31m??" {
 		t.Errorf("Safe: %q", got)
 	}
 }
@@ -97,7 +97,7 @@ func TestAge(t *testing.T) {
 		2 * 365 * 24 * time.Hour: "730d",
 		4 * 365 * 24 * time.Hour: "4y",
 	} {
-		if got := Age(d); got != want {
+		if got := FormatAge(d); got != want {
 			t.Errorf("Age(%s) = %s, want %s", d, got, want)
 		}
 	}

@@ -16,7 +16,7 @@ func Columns(text string) (n int) {
 	for _, r := range text {
 		switch {
 		case unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf):
-		case wide(r):
+		case isWide(r):
 			n += 2
 		default:
 			n++
@@ -25,7 +25,7 @@ func Columns(text string) (n int) {
 	return n
 }
 
-func wide(r rune) bool {
+func isWide(r rune) bool {
 	kind := width.LookupRune(r).Kind()
 	return kind == width.EastAsianWide || kind == width.EastAsianFullwidth
 }
@@ -55,15 +55,15 @@ func (s Style) Cut(text string, columns int) string {
 	return kept.String() + end
 }
 
-// Pad shortens the text or adds spaces, so that it has exactly the given columns.
-func (s Style) Pad(text string, columns int) string {
+// PadText shortens the text or adds spaces, so that it has exactly the given columns.
+func (s Style) PadText(text string, columns int) string {
 	text = s.Cut(text, columns)
 	return text + strings.Repeat(" ", columns-Columns(text))
 }
 
-// Wrap breaks text between words into lines of at most the given columns. A longer word gets a line
+// WrapText breaks text between words into lines of at most the given columns. A longer word gets a line
 // of its own.
-func Wrap(text string, columns int) (lines []string) {
+func WrapText(text string, columns int) (lines []string) {
 	var line string
 	for word := range strings.FieldsSeq(text) {
 		switch {
@@ -82,9 +82,9 @@ func Wrap(text string, columns int) (lines []string) {
 	return lines
 }
 
-// Safe replaces control characters in untrusted text by question marks, since a terminal would
+// SafeText replaces control characters in untrusted text by question marks, since a terminal would
 // interpret them.
-func Safe(text string) string {
+func SafeText(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || unicode.In(r, unicode.Bidi_Control) {
 			return '?'
@@ -93,8 +93,8 @@ func Safe(text string) string {
 	}, text)
 }
 
-// Age formats a duration roughly, in at most four characters: 42s, 18m, 7h, 17d, 3y.
-func Age(d time.Duration) string {
+// FormatAge formats a duration roughly, in at most four characters: 42s, 18m, 7h, 17d, 3y.
+func FormatAge(d time.Duration) string {
 	const day = 24 * time.Hour
 	switch {
 	case d < 0:

@@ -26,8 +26,8 @@ const scope = "chandler.dev"
 // stopTimeout limits the time for sending the remaining spans when the agent ends.
 const stopTimeout = 2 * time.Second
 
-// Configured reports whether the environment configures a collector.
-func Configured() bool {
+// IsConfigured reports whether the environment configures a collector.
+func IsConfigured() bool {
 	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") || os.Getenv("OTEL_TRACES_EXPORTER") == "none" {
 		return false
 	}
@@ -38,7 +38,7 @@ func Configured() bool {
 // stops tracing. The tracer is nil if no collector is configured. The collector may be
 // unavailable.
 func Start(ctx context.Context, node, version string) (tracer trace.Tracer, stop func(), err error) {
-	if !Configured() {
+	if !IsConfigured() {
 		return nil, func() {}, nil
 	}
 	exporter, err := otlptracegrpc.New(ctx)
@@ -95,12 +95,12 @@ func Call(ctx context.Context, tracer trace.Tracer, name string, about ...attrib
 	return ctx, endOf(span)
 }
 
-// Stage begins a stage of the traced call in ctx.
-func Stage(ctx context.Context, name string, about ...attribute.KeyValue) (context.Context, End) {
+// StartStage begins a stage of the traced call in ctx.
+func StartStage(ctx context.Context, name string, about ...attribute.KeyValue) (context.Context, End) {
 	return StageSince(ctx, name, time.Time{}, about...)
 }
 
-// StageSince is like [Stage] for a stage that began earlier. A zero time means now.
+// StageSince is like [StartStage] for a stage that began earlier. A zero time means now.
 func StageSince(ctx context.Context, name string, began time.Time, about ...attribute.KeyValue) (context.Context, End) {
 	parent := trace.SpanFromContext(ctx)
 	if !parent.IsRecording() {
@@ -116,7 +116,7 @@ func StageSince(ctx context.Context, name string, began time.Time, about ...attr
 
 // Do runs work as a stage of the traced call.
 func Do(ctx context.Context, name string, work func() error) error {
-	_, end := Stage(ctx, name)
+	_, end := StartStage(ctx, name)
 	err := work()
 	end(err)
 	return err

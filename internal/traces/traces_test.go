@@ -84,7 +84,7 @@ func work(ctx context.Context, began func(context.Context) (context.Context, End
 	ctx, end := began(ctx)
 	_, read := StageSince(ctx, "read", time.Now().Add(-time.Second))
 	read(nil)
-	claim, done := Stage(ctx, "claim", attribute.String("name", "c"))
+	claim, done := StartStage(ctx, "claim", attribute.String("name", "c"))
 	_ = Do(claim, "look up", func() error { return nil })
 	_ = Do(claim, "write", func() error { return errors.New("disk full") })
 	done(errors.New("disk full"), attribute.String("chandler.refusal", "disk"))
@@ -174,7 +174,7 @@ func TestNotConfigured(t *testing.T) {
 	ctx := t.Context()
 	if n := testing.AllocsPerRun(100, func() {
 		ctx, end := Call(ctx, nil, "prepare")
-		_, done := Stage(ctx, "claim")
+		_, done := StartStage(ctx, "claim")
 		done(nil)
 		end(nil)
 	}); n != 0 {

@@ -66,14 +66,14 @@ type uninstaller struct {
 	namespace string
 	out       io.Writer
 
-	order    removal.Order
-	renewed  time.Time
-	interval time.Duration // the time between two checks
-	settle   time.Duration // how long a scheduler may still allocate devices of deleted slices
+	order      removal.Order
+	lastOrder  time.Time
+	interval   time.Duration // the time between two checks
+	settleTime time.Duration // how long a scheduler may still allocate devices of deleted slices
 }
 
 func newUninstaller(client kubernetes.Interface, namespace string, out io.Writer) *uninstaller {
-	return &uninstaller{client: client, namespace: namespace, out: out, interval: time.Second, settle: 3 * time.Second}
+	return &uninstaller{client: client, namespace: namespace, out: out, interval: time.Second, settleTime: 3 * time.Second}
 }
 
 // run removes Chandler from all nodes. If it succeeds, the order remains, so that an agent that
@@ -81,7 +81,7 @@ func newUninstaller(client kubernetes.Interface, namespace string, out io.Writer
 func (u *uninstaller) run(ctx context.Context, timeout time.Duration) (err error) {
 	_, err = u.client.AppsV1().DaemonSets(u.namespace).Get(ctx, agentsName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		u.say("There is no DaemonSet %s in namespace %s, so there are no agents to remove.", agentsName, u.namespace)
+		u.printf("There is no DaemonSet %s in namespace %s, so there are no agents to remove.", agentsName, u.namespace)
 		return nil
 	}
 	if err != nil {
@@ -98,8 +98,8 @@ func (u *uninstaller) run(ctx context.Context, timeout time.Duration) (err error
 			err = errors.Join(err, u.takeBack(context.WithoutCancel(ctx)))
 		}
 	}()
-	u.say("The agents stop offering devices.")
-	if err := u.have(limited, removal.Withheld); err != nil {
+	u.printf("The agents stop offering devices.")
+	if err := u.orderState(limited, removal.Withheld); err != nil {
 		return err
 	}
 	if err := u.noSlices(limited); err != nil {
@@ -108,9 +108,9 @@ func (u *uninstaller) run(ctx context.Context, timeout time.Duration) (err error
 	if err := u.checkClaims(limited); err != nil {
 		return err
 	}
-	u.say("Nobody has a device. The agents leave their nodes.")
+	u.printf("Nobody has a device. The agents leave their nodes.")
 	u.order.Phase = removal.Remove
-	if err := u.have(limited, removal.Removed); err != nil {
+	if err := u.orderState(limited, removal.Removed); err != nil {
 		return err
 	}
 	if err := u.noSlices(limited); err != nil {
@@ -119,7 +119,7 @@ func (u *uninstaller) run(ctx context.Context, timeout time.Duration) (err error
 	if err := u.checkClaims(limited); err != nil {
 		return err
 	}
-	u.say("Nothing of Chandler is left on any node but the agents' pods.")
+	u.printf("Nothing of Chandler is left on any node but the agents' pods.")
 	return nil
 }
 
@@ -127,17 +127,17 @@ func (u *uninstaller) run(ctx context.Context, timeout time.Duration) (err error
 func (u *uninstaller) takeBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	if err := removal.Give(ctx, u.client, u.namespace, removal.Order{}); err != nil {
+	if err := removal.WriteOrder(ctx, u.client, u.namespace, removal.Order{}); err != nil {
 		return fmt.Errorf("the agents still have the request to stop; withdraw it with kubectl -n %s annotate configmap %s %s-: %w",
 			u.namespace, removal.ConfigMap, removal.Annotation, err)
 	}
-	u.say("The agents go on offering devices.")
+	u.printf("The agents go on offering devices.")
 	return nil
 }
 
-// have gives the order and waits until all agents are in a state.
-func (u *uninstaller) have(ctx context.Context, want removal.State) error {
-	u.renewed = time.Time{}
+// orderState gives the order and waits until all agents are in a state.
+func (u *uninstaller) orderState(ctx context.Context, want removal.State) error {
+	u.lastOrder = time.Time{}
 	return u.until(ctx, func(ctx context.Context) error { return u.all(ctx, want) })
 }
 
@@ -146,7 +146,7 @@ func (u *uninstaller) have(ctx context.Context, want removal.State) error {
 func (u *uninstaller) until(ctx context.Context, look func(context.Context) error) error {
 	begun := time.Now()
 	for {
-		err := u.renew(ctx)
+		err := u.renewOrder(ctx)
 		if err == nil {
 			err = look(ctx)
 		}
@@ -162,16 +162,16 @@ func (u *uninstaller) until(ctx context.Context, look func(context.Context) erro
 	}
 }
 
-// renew gives the order again if the last time was too long ago.
-func (u *uninstaller) renew(ctx context.Context) error {
-	if time.Since(u.renewed) < removal.Beat {
+// renewOrder gives the order again if the last time was too long ago.
+func (u *uninstaller) renewOrder(ctx context.Context) error {
+	if time.Since(u.lastOrder) < removal.Beat {
 		return nil
 	}
 	u.order.Beat++
-	if err := removal.Give(ctx, u.client, u.namespace, u.order); err != nil {
+	if err := removal.WriteOrder(ctx, u.client, u.namespace, u.order); err != nil {
 		return fmt.Errorf("give the agents the order: %w", err)
 	}
-	u.renewed = time.Now()
+	u.lastOrder = time.Now()
 	return nil
 }
 
@@ -190,19 +190,19 @@ func (u *uninstaller) all(ctx context.Context, want removal.State) error {
 	agents := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return !metav1.IsControlledBy(&p, set) })
 	for i := range agents {
 		pod := &agents[i]
-		switch report, told := removal.Of(pod); {
+		switch report, told := removal.ReportOf(pod); {
 		case !told || report.ID != u.order.ID:
 			waiting = append(waiting, fmt.Sprintf("pod %s on node %s has not answered", pod.Name, pod.Spec.NodeName))
 		case report.State == removal.InUse:
-			used.by = append(used.by, fmt.Sprintf("node %s: %s", pod.Spec.NodeName, report.Detail))
+			used.users = append(used.users, fmt.Sprintf("node %s: %s", pod.Spec.NodeName, report.Detail))
 		case report.State != want:
 			waiting = append(waiting, fmt.Sprintf("pod %s on node %s is %s: %s", pod.Name, pod.Spec.NodeName, report.State, report.Detail))
 		}
 	}
 	switch {
 	case waiting != nil:
-		return errors.New(strings.Join(append(waiting, used.by...), "; "))
-	case used.by != nil:
+		return errors.New(strings.Join(append(waiting, used.users...), "; "))
+	case used.users != nil:
 		return &used
 	}
 	return rolledOut(set, len(agents))
@@ -229,7 +229,7 @@ func (u *uninstaller) noSlices(ctx context.Context) error {
 		}
 		for i := range list.Items {
 			if n := len(list.Items[i].Spec.Devices); n > 0 {
-				return fmt.Errorf("ResourceSlice %s still offers %s", list.Items[i].Name, inventory.Plural(n, "device"))
+				return fmt.Errorf("ResourceSlice %s still offers %s", list.Items[i].Name, inventory.CountNoun(n, "device"))
 			}
 		}
 		return nil
@@ -240,7 +240,7 @@ func (u *uninstaller) noSlices(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
-	case <-time.After(u.settle):
+	case <-time.After(u.settleTime):
 		return nil
 	}
 }
@@ -259,14 +259,14 @@ func (u *uninstaller) checkClaims(ctx context.Context) error {
 		}
 		for i := range list.Items {
 			if who := holder(&list.Items[i]); who != "" {
-				used.by = append(used.by, who)
+				used.users = append(used.users, who)
 			}
 		}
 		if options.Continue = list.Continue; options.Continue == "" {
 			break
 		}
 	}
-	if used.by != nil {
+	if used.users != nil {
 		return &used
 	}
 	return nil
@@ -300,10 +300,10 @@ func holder(claim *resourceapi.ResourceClaim) string {
 }
 
 // inUse is the error for devices in use, with their consumers.
-type inUse struct{ by []string }
+type inUse struct{ users []string }
 
 func (e *inUse) Error() string {
-	return "devices are in use, so nothing was removed; delete these pods and claims first:\n  " + strings.Join(e.by, "\n  ")
+	return "devices are in use, so nothing was removed; delete these pods and claims first:\n  " + strings.Join(e.users, "\n  ")
 }
 
-func (u *uninstaller) say(format string, args ...any) { fmt.Fprintf(u.out, format+"\n", args...) }
+func (u *uninstaller) printf(format string, args ...any) { fmt.Fprintf(u.out, format+"\n", args...) }

@@ -16,13 +16,13 @@ import (
 	"chandler.dev/internal/selectors"
 )
 
-// removed is the reason why a device does not satisfy a request. Reasons are checked in their
+// removalReason is the reason why a device does not satisfy a request. Reasons are checked in their
 // order.
-type removed struct {
-	order int // of the condition
-	what  string
-	by    string // detail for one device
-	who   bool   // by is a consumer's name, to be counted
+type removalReason struct {
+	order      int // of the condition
+	condition  string
+	consumer   string // detail for one device
+	byConsumer bool   // by is a consumer's name, to be counted
 }
 
 // Orders of conditions. Each selector has a number of its own from bySelector on.
@@ -37,15 +37,15 @@ const (
 	byOtherwise = 5000
 )
 
-// judged is a device of the requested class.
-type judged struct {
+// judgedDevice is a device of the requested class.
+type judgedDevice struct {
 	*fleet.Device
-	node *candidate
-	gone *removed // nil if the device satisfies the request
+	node    *candidate
+	removal *removalReason // nil if the device satisfies the request
 }
 
 // count computes, for each request, how many devices each condition removes.
-func (a *asker) count(nodes []candidate) {
+func (a *explainer) count(nodes []candidate) {
 	alts := a.alternativesOf(nodes)
 	for i := range a.answer.Asked {
 		r := &a.answer.Asked[i]
@@ -60,16 +60,16 @@ func (a *asker) count(nodes []candidate) {
 }
 
 // alternativesOf returns the requests for classes, by claim, request and resource.
-func (a *asker) alternativesOf(nodes []candidate) map[string]*alternative {
+func (a *explainer) alternativesOf(nodes []candidate) map[string]*alternative {
 	out := make(map[string]*alternative)
 	for _, claim := range a.claims {
-		for _, alt := range alternatives(claim) {
+		for _, alt := range alternativesOf(claim) {
 			out[claim.Name+"\x00"+alt.name()+"\x00"] = &alt
 		}
 	}
-	wants := a.wants()
-	for _, name := range a.wanted() {
-		if class := a.class(name); class != nil {
+	wants := a.wantedResources()
+	for _, name := range a.wantedNames() {
+		if class := a.classOf(name); class != nil {
 			claim := &resourceapi.ResourceClaim{}
 			claim.Name = "<limits>"
 			out["\x00limits\x00"+string(name)] = &alternative{claim: claim, request: "limits", exactly: &resourceapi.ExactDeviceRequest{
@@ -81,17 +81,19 @@ func (a *asker) alternativesOf(nodes []candidate) map[string]*alternative {
 }
 
 // countDevices counts the devices of a class.
-func (a *asker) countDevices(i int, alt *alternative, nodes []candidate) {
+func (a *explainer) countDevices(i int, alt *alternative, nodes []candidate) {
 	r := &a.answer.Asked[i]
 	class, err := a.library.Get(alt.exactly.DeviceClassName)
 	if err != nil {
 		r.Steps = []Step{{0, "devices of the class", err.Error()}}
-		a.mend(append(selectors.MendMissingClass(alt.exactly.DeviceClassName, slices.Collect(maps.Keys(a.library.classes))), "kubectl chandler explain "+missingClass)...)
+		a.addFixes(append(selectors.MendMissingClass(alt.exactly.DeviceClassName, slices.Collect(maps.Keys(a.library.classes))), "kubectl chandler explain "+missingClass)...)
 		return
 	}
-	devices, all, failed := a.judge(class, alt, nodes)
+	devices, all, failed := a.judgeDevices(class, alt, nodes)
 	if r.Resource != "" {
-		devices = slices.DeleteFunc(devices, func(d judged) bool { return d.node != nil && !a.byDRA(d.node.Name, corev1.ResourceName(r.Resource)) })
+		devices = slices.DeleteFunc(devices, func(d judgedDevice) bool {
+			return d.node != nil && !a.byDRA(d.node.Name, corev1.ResourceName(r.Resource))
+		})
 	}
 	on := make(map[string]bool)
 	for _, d := range devices {
@@ -99,54 +101,54 @@ func (a *asker) countDevices(i int, alt *alternative, nodes []candidate) {
 	}
 	r.Steps = append(r.Steps, Step{int64(len(devices)), "devices of the class", onNodes(len(on))})
 	if failed != nil {
-		a.mend(append(selectors.MendClass(class, failed, a.specs()), "kubectl chandler explain "+failingClass)...)
+		a.addFixes(append(selectors.MendClass(class, failed, a.deviceSpecs()), "kubectl chandler explain "+failingClass)...)
 	}
 	switch {
 	case len(devices) > 0:
 	case failed != nil:
 		r.Steps[0].Detail = failed.Error()
 	default:
-		r.Steps[0].Detail = fmt.Sprintf("none of %d devices passes %s", all, expressions(class.Spec.Selectors))
+		r.Steps[0].Detail = fmt.Sprintf("none of %d devices passes %s", all, joinExpressions(class.Spec.Selectors))
 	}
-	groups := make(map[[2]any][]judged)
+	groups := make(map[[2]any][]judgedDevice)
 	for _, d := range devices {
-		if d.gone != nil {
-			key := [2]any{d.gone.order, d.gone.what}
+		if d.removal != nil {
+			key := [2]any{d.removal.order, d.removal.condition}
 			groups[key] = append(groups[key], d)
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(groups), func(x, y [2]any) int {
 		return cmp.Or(cmp.Compare(x[0].(int), y[0].(int)), strings.Compare(x[1].(string), y[1].(string)))
 	}) {
-		r.take(int64(len(groups[key])), key[1].(string), detail(groups[key]))
+		r.addStep(int64(len(groups[key])), key[1].(string), groupDetail(groups[key]))
 	}
-	a.judged[i] = grouped{devices: devices, attribute: a.enough(r, alt, nodes, devices)}
+	a.judgedByClass[i] = grouped{devices: devices, attribute: a.setEnough(r, alt, nodes, devices)}
 }
 
-// detail returns the devices of a group, or their consumers.
-func detail(group []judged) string {
-	if group[0].gone.who {
+// groupDetail returns the devices of a group, or their consumers.
+func groupDetail(group []judgedDevice) string {
+	if group[0].removal.byConsumer {
 		counts := make(map[string]int64)
 		for _, d := range group {
-			counts[d.gone.by]++
+			counts[d.removal.consumer]++
 		}
-		return people(counts)
+		return topConsumer(counts)
 	}
-	if by := group[0].gone.by; by != "" {
+	if by := group[0].removal.consumer; by != "" {
 		return by
 	}
 	var names []string
 	for _, d := range group {
-		names = append(names, strings.TrimSpace(d.Node+" "+bare(d.Device)))
+		names = append(names, strings.TrimSpace(d.Node+" "+bareLabel(d.Device)))
 	}
-	return some(names, 2)
+	return someNames(names, 2)
 }
 
-// bare returns a device's label without its kind.
-func bare(d *fleet.Device) string { return strings.TrimPrefix(d.Label, d.Kind+" ") }
+// bareLabel returns a device's label without its kind.
+func bareLabel(d *fleet.Device) string { return strings.TrimPrefix(d.Label, d.Kind+" ") }
 
-// people returns the consumer with the highest count and the number of the others.
-func people(counts map[string]int64) string {
+// topConsumer returns the consumer with the highest count and the number of the others.
+func topConsumer(counts map[string]int64) string {
 	names := slices.SortedFunc(maps.Keys(counts), func(a, b string) int { return cmp.Or(cmp.Compare(counts[b], counts[a]), strings.Compare(a, b)) })
 	if len(names) == 0 {
 		return ""
@@ -165,7 +167,7 @@ func people(counts map[string]int64) string {
 	}
 }
 
-func expressions(selectors []resourceapi.DeviceSelector) string {
+func joinExpressions(selectors []resourceapi.DeviceSelector) string {
 	var out []string
 	for _, s := range selectors {
 		if s.CEL != nil {
@@ -175,34 +177,34 @@ func expressions(selectors []resourceapi.DeviceSelector) string {
 	return strings.Join(out, " and ")
 }
 
-// judge returns the devices of a class, each with the reason why it does not satisfy the request,
+// judgeDevices returns the devices of a class, each with the reason why it does not satisfy the request,
 // and the number of all devices. The error is that of an expression that fails for a device.
-func (a *asker) judge(class *resourceapi.DeviceClass, alt *alternative, nodes []candidate) (out []judged, all int, failed error) {
+func (a *explainer) judgeDevices(class *resourceapi.DeviceClass, alt *alternative, nodes []candidate) (out []judgedDevice, all int, failed error) {
 	at := make(map[string]*candidate)
 	for i := range nodes {
 		at[nodes[i].Name] = &nodes[i]
 	}
-	incomplete := a.incomplete()
+	incomplete := a.incompletePools()
 	for i := range a.fleet.Devices {
 		d := &a.fleet.Devices[i]
 		all++
-		is, err := a.passes(d, class.Spec.Selectors)
+		is, err := a.passesSelectors(d, class.Spec.Selectors)
 		if err != nil {
 			failed = fmt.Errorf("its selector fails for %s: %w", d.Device, err)
 		}
 		if !is {
 			continue
 		}
-		j := judged{Device: d, node: at[d.Node]}
-		j.gone = a.judgeOne(&j, alt, incomplete)
+		j := judgedDevice{Device: d, node: at[d.Node]}
+		j.removal = a.judgeOne(&j, alt, incomplete)
 		out = append(out, j)
 	}
 	return out, all, failed
 }
 
-func (a *asker) passes(d *fleet.Device, selectors []resourceapi.DeviceSelector) (bool, error) {
+func (a *explainer) passesSelectors(d *fleet.Device, selectors []resourceapi.DeviceSelector) (bool, error) {
 	for i := range selectors {
-		if is, err := a.library.matches(a.ctx, d, &selectors[i]); err != nil || !is {
+		if is, err := a.library.matchesSelector(a.ctx, d, &selectors[i]); err != nil || !is {
 			return false, err
 		}
 	}
@@ -210,69 +212,69 @@ func (a *asker) passes(d *fleet.Device, selectors []resourceapi.DeviceSelector) 
 }
 
 // judgeOne returns the first condition that removes a device of the class, or nil.
-func (a *asker) judgeOne(j *judged, alt *alternative, incomplete map[fleet.ID]bool) *removed {
+func (a *explainer) judgeOne(j *judgedDevice, alt *alternative, incomplete map[fleet.ID]bool) *removalReason {
 	d := j.Device
 	switch {
 	case d.Node != "" && j.node == nil:
-		return &removed{order: byNode, what: "on nodes that are not there"}
-	case j.node != nil && j.node.refused != "":
-		return &removed{order: byNode, what: "on nodes where the pod may not run", by: ""}
+		return &removalReason{order: byNode, condition: "on nodes that are not there"}
+	case j.node != nil && j.node.refusedReason != "":
+		return &removalReason{order: byNode, condition: "on nodes where the pod may not run", consumer: ""}
 	case incomplete[fleet.ID{Driver: d.Driver, Pool: d.Pool}]:
-		return &removed{order: byPool, what: "of pools that are being updated"}
+		return &removalReason{order: byPool, condition: "of pools that are being updated"}
 	}
 	for i := range alt.exactly.Selectors {
 		selector := &alt.exactly.Selectors[i]
-		is, err := a.library.matches(a.ctx, d, selector)
+		is, err := a.library.matchesSelector(a.ctx, d, selector)
 		if err != nil {
 			a.mendClaim(alt, err)
-			return &removed{order: bySelector + i, what: "the selector fails for them", by: err.Error()}
+			return &removalReason{order: bySelector + i, condition: "the selector fails for them", consumer: err.Error()}
 		}
 		if !is {
-			return &removed{order: bySelector + i, what: "do not pass " + expressions(alt.exactly.Selectors[i:i+1]), by: " "}
+			return &removalReason{order: bySelector + i, condition: "do not pass " + joinExpressions(alt.exactly.Selectors[i:i+1]), consumer: " "}
 		}
 	}
 	for i := range d.Spec.Taints {
-		if taint := &d.Spec.Taints[i]; fleet.Bars(taint.Effect) && !tolerated(taint, alt.exactly.Tolerations) {
-			return &removed{order: byTaint, what: conditionOf(d, taint)}
+		if taint := &d.Spec.Taints[i]; fleet.BlocksPods(taint.Effect) && !isTolerated(taint, alt.exactly.Tolerations) {
+			return &removalReason{order: byTaint, condition: conditionOf(d, taint)}
 		}
 	}
 	admin := ptr.Deref(alt.exactly.AdminAccess, false)
 	shared := ptr.Deref(d.Spec.AllowMultipleAllocations, false)
-	if keepers := d.Keepers(); len(keepers) > 0 && !shared && !admin {
-		return &removed{order: byHolder, what: "allocated", by: keepers[0].Name(), who: true}
+	if keepers := d.BlockingHolders(); len(keepers) > 0 && !shared && !admin {
+		return &removalReason{order: byHolder, condition: "allocated", consumer: keepers[0].Name(), byConsumer: true}
 	}
-	if !special(d, alt) || j.node == nil || a.library.given(a.ctx, d, j.node.Node, alt) {
+	if !needsAllocator(d, alt) || j.node == nil || a.library.canAllocate(a.ctx, d, j.node.Node, alt) {
 		return nil
 	}
 	switch {
-	case shared && len(d.Keepers()) > 0:
-		return &removed{order: byCapacity, what: "shared, with too little left", by: d.Keepers()[0].Name(), who: true}
+	case shared && len(d.BlockingHolders()) > 0:
+		return &removalReason{order: byCapacity, condition: "shared, with too little left", consumer: d.BlockingHolders()[0].Name(), byConsumer: true}
 	case shared:
-		return &removed{order: byCapacity, what: "smaller than what is asked of each"}
+		return &removalReason{order: byCapacity, condition: "smaller than what is asked of each"}
 	case len(d.Spec.ConsumesCounters) > 0:
-		return &removed{order: bySilicon, what: "of silicon that others have parts of", by: cmp.Or(a.onSilicon(d), " "), who: a.onSilicon(d) != ""}
+		return &removalReason{order: bySilicon, condition: "of silicon that others have parts of", consumer: cmp.Or(a.onSilicon(d), " "), byConsumer: a.onSilicon(d) != ""}
 	}
-	return &removed{order: byOtherwise, what: "smaller than what is asked, or need what the cluster lacks"}
+	return &removalReason{order: byOtherwise, condition: "smaller than what is asked, or need what the cluster lacks"}
 }
 
-// special reports whether the availability of a device depends on more than its consumers and
+// needsAllocator reports whether the availability of a device depends on more than its consumers and
 // taints.
-func special(d *fleet.Device, alt *alternative) bool {
+func needsAllocator(d *fleet.Device, alt *alternative) bool {
 	return ptr.Deref(d.Spec.AllowMultipleAllocations, false) || len(d.Spec.ConsumesCounters) > 0 || alt.exactly.Capacity != nil
 }
 
 // onSilicon returns a consumer of another partition of the same physical device.
-func (a *asker) onSilicon(d *fleet.Device) string {
+func (a *explainer) onSilicon(d *fleet.Device) string {
 	for i := range a.fleet.Devices {
 		other := &a.fleet.Devices[i]
-		if other.Driver == d.Driver && other.Pool == d.Pool && other.Silicon == d.Silicon && len(other.Keepers()) > 0 {
-			return other.Keepers()[0].Name()
+		if other.Driver == d.Driver && other.Pool == d.Pool && other.Silicon == d.Silicon && len(other.BlockingHolders()) > 0 {
+			return other.BlockingHolders()[0].Name()
 		}
 	}
 	return ""
 }
 
-func tolerated(taint *resourceapi.DeviceTaint, tolerations []resourceapi.DeviceToleration) bool {
+func isTolerated(taint *resourceapi.DeviceTaint, tolerations []resourceapi.DeviceToleration) bool {
 	return slices.ContainsFunc(tolerations, func(t resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(t, *taint) })
 }
 
@@ -286,8 +288,8 @@ func conditionOf(d *fleet.Device, taint *resourceapi.DeviceTaint) string {
 	return taint.Key
 }
 
-// incomplete returns for each pool whether slices are missing.
-func (a *asker) incomplete() map[fleet.ID]bool {
+// incompletePools returns for each pool whether slices are missing.
+func (a *explainer) incompletePools() map[fleet.ID]bool {
 	out := make(map[fleet.ID]bool)
 	for pool, of := range a.library.byPool {
 		newest, n, want := int64(-1), int64(0), int64(0)
@@ -304,18 +306,18 @@ func (a *asker) incomplete() map[fleet.ID]bool {
 	return out
 }
 
-// enough sets whether the remaining devices are enough, or otherwise the reason. If the reason is a
+// setEnough sets whether the remaining devices are enough, or otherwise the reason. If the reason is a
 // differing attribute, it returns the attribute.
-func (a *asker) enough(r *Request, alt *alternative, nodes []candidate, devices []judged) (attribute resourceapi.FullyQualifiedName) {
+func (a *explainer) setEnough(r *Request, alt *alternative, nodes []candidate, devices []judgedDevice) (attribute resourceapi.FullyQualifiedName) {
 	for _, d := range devices {
-		if d.gone == nil {
+		if d.removal == nil {
 			r.Left++
 		}
 	}
 	reaches := false
 	for i := range nodes {
 		n := &nodes[i]
-		if n.refused != "" {
+		if n.refusedReason != "" {
 			continue
 		}
 		r.Enough = r.Enough || a.fitsAlone(alt, n, true)
@@ -326,8 +328,8 @@ func (a *asker) enough(r *Request, alt *alternative, nodes []candidate, devices 
 		r.But = "enough for this request alone"
 	case r.Enough:
 	case reaches:
-		r.But, attribute = a.culprit(alt, nodes)
-		r.But = "and nowhere " + r.total() + " " + r.But
+		r.But, attribute = a.blockingConstraint(alt, nodes)
+		r.But = "and nowhere " + r.totalText() + " " + r.But
 	case r.All:
 		r.But = "and it asks for all of a node's devices"
 	case r.Left >= r.Count:
@@ -337,26 +339,26 @@ func (a *asker) enough(r *Request, alt *alternative, nodes []candidate, devices 
 }
 
 // fitsAlone reports whether a node satisfies the request alone, with or without its constraints.
-func (a *asker) fitsAlone(alt *alternative, n *candidate, constrained bool) bool {
-	claim := alt.alone(func(*resourceapi.DeviceConstraint) bool { return constrained })
-	fits, err := a.library.fits(a.ctx, n.Node, []*resourceapi.ResourceClaim{claim})
+func (a *explainer) fitsAlone(alt *alternative, n *candidate, constrained bool) bool {
+	claim := alt.claimAlone(func(*resourceapi.DeviceConstraint) bool { return constrained })
+	fits, err := a.library.fitsNode(a.ctx, n.Node, []*resourceapi.ResourceClaim{claim})
 	return err == nil && fits
 }
 
-// culprit returns the constraint that prevents the allocation: without this constraint, all others
+// blockingConstraint returns the constraint that prevents the allocation: without this constraint, all others
 // are satisfied.
-func (a *asker) culprit(alt *alternative, nodes []candidate) (text string, attribute resourceapi.FullyQualifiedName) {
+func (a *explainer) blockingConstraint(alt *alternative, nodes []candidate) (text string, attribute resourceapi.FullyQualifiedName) {
 	var all []string
 	for i := range alt.claim.Spec.Devices.Constraints {
 		c := &alt.claim.Spec.Devices.Constraints[i]
-		if !alt.concerned(c) {
+		if !alt.isConcerned(c) {
 			continue
 		}
-		without := alt.alone(func(other *resourceapi.DeviceConstraint) bool { return !sameConstraint(other, c) })
+		without := alt.claimAlone(func(other *resourceapi.DeviceConstraint) bool { return !sameConstraint(other, c) })
 		all = append(all, constraintPlace(c))
 		for j := range nodes {
-			if nodes[j].refused == "" {
-				if fits, err := a.library.fits(a.ctx, nodes[j].Node, []*resourceapi.ResourceClaim{without}); err == nil && fits {
+			if nodes[j].refusedReason == "" {
+				if fits, err := a.library.fitsNode(a.ctx, nodes[j].Node, []*resourceapi.ResourceClaim{without}); err == nil && fits {
 					return constraintPlace(c), ptr.Deref(c.MatchAttribute, "")
 				}
 			}
@@ -371,7 +373,7 @@ func sameConstraint(a, b *resourceapi.DeviceConstraint) bool {
 
 func constraintPlace(c *resourceapi.DeviceConstraint) string {
 	if c.MatchAttribute != nil {
-		return "on one " + place(*c.MatchAttribute)
+		return "on one " + placeName(*c.MatchAttribute)
 	}
-	return "each on another " + place(ptr.Deref(c.DistinctAttribute, ""))
+	return "each on another " + placeName(ptr.Deref(c.DistinctAttribute, ""))
 }

@@ -41,7 +41,7 @@ type library struct {
 func newLibrary(f *fleet.Fleet) *library {
 	l := &library{
 		cel:     cel.NewCache(celCacheSize, cel.Features{EnableConsumableCapacity: true, EnableListTypeAttributes: true}),
-		state:   Allocated(each(f.Claims)),
+		state:   AllocatedState(eachClaim(f.Claims)),
 		byPool:  make(map[fleet.ID][]*resourceapi.ResourceSlice),
 		classes: make(map[string]*resourceapi.DeviceClass),
 	}
@@ -57,10 +57,10 @@ func newLibrary(f *fleet.Fleet) *library {
 	return l
 }
 
-// Allocated returns the allocations of claims in the form of the scheduler
+// AllocatedState returns the allocations of claims in the form of the scheduler
 // (pkg/scheduler/framework/plugins/ dynamicresources/allocateddevices.go of 1.37,
 // foreachAllocatedDevice).
-func Allocated(claims iter.Seq[*resourceapi.ResourceClaim]) structured.AllocatedState {
+func AllocatedState(claims iter.Seq[*resourceapi.ResourceClaim]) structured.AllocatedState {
 	state := structured.AllocatedState{
 		AllocatedDevices:         sets.New[structured.DeviceID](),
 		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
@@ -86,7 +86,7 @@ func Allocated(claims iter.Seq[*resourceapi.ResourceClaim]) structured.Allocated
 	return state
 }
 
-func each(claims []resourceapi.ResourceClaim) iter.Seq[*resourceapi.ResourceClaim] {
+func eachClaim(claims []resourceapi.ResourceClaim) iter.Seq[*resourceapi.ResourceClaim] {
 	return func(yield func(*resourceapi.ResourceClaim) bool) {
 		for i := range claims {
 			if !yield(&claims[i]) {
@@ -110,14 +110,14 @@ func (l *library) List() ([]*resourceapi.DeviceClass, error) {
 	return slices.Collect(maps.Values(l.classes)), nil
 }
 
-// fits reports whether the allocator allocates the claims on a node. After an error the scheduler
+// fitsNode reports whether the allocator allocates the claims on a node. After an error the scheduler
 // would give up.
-func (l *library) fits(ctx context.Context, node *corev1.Node, claims []*resourceapi.ResourceClaim) (bool, error) {
-	results, err := l.allocate(ctx, l.slices, node, claims)
+func (l *library) fitsNode(ctx context.Context, node *corev1.Node, claims []*resourceapi.ResourceClaim) (bool, error) {
+	results, err := l.allocateOn(ctx, l.slices, node, claims)
 	return err == nil && len(results) == len(claims), err
 }
 
-func (l *library) allocate(ctx context.Context, of []*resourceapi.ResourceSlice, node *corev1.Node, claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
+func (l *library) allocateOn(ctx context.Context, of []*resourceapi.ResourceSlice, node *corev1.Node, claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
 	allocator, err := structured.NewAllocator(ctx, features, l.state, l, of, l.cel)
 	if err != nil {
 		return nil, err
@@ -129,10 +129,10 @@ func (l *library) allocate(ctx context.Context, of []*resourceapi.ResourceSlice,
 	return results, err
 }
 
-// given reports whether the allocator allocates a device to a request for a single device, given
+// canAllocate reports whether the allocator allocates a device to a request for a single device, given
 // all present allocations. It is for devices whose availability depends on more than their
 // consumers. The device comes first in its slice, so that the allocator prefers it.
-func (l *library) given(ctx context.Context, d *fleet.Device, node *corev1.Node, alt *alternative) bool {
+func (l *library) canAllocate(ctx context.Context, d *fleet.Device, node *corev1.Node, alt *alternative) bool {
 	one, exactly := *alt, *alt.exactly
 	exactly.AllocationMode, exactly.Count = resourceapi.DeviceAllocationModeExactCount, 1
 	one.exactly = &exactly
@@ -153,12 +153,12 @@ func (l *library) given(ctx context.Context, d *fleet.Device, node *corev1.Node,
 		}
 		of = append(of, &lone)
 	}
-	results, err := l.allocate(ctx, of, node, []*resourceapi.ResourceClaim{one.alone(func(*resourceapi.DeviceConstraint) bool { return false })})
+	results, err := l.allocateOn(ctx, of, node, []*resourceapi.ResourceClaim{one.claimAlone(func(*resourceapi.DeviceConstraint) bool { return false })})
 	return err == nil && len(results) == 1 && results[0].Devices.Results[0].Device == d.Device
 }
 
-// matches reports whether a device satisfies a selector.
-func (l *library) matches(ctx context.Context, d *fleet.Device, selector *resourceapi.DeviceSelector) (bool, error) {
+// matchesSelector reports whether a device satisfies a selector.
+func (l *library) matchesSelector(ctx context.Context, d *fleet.Device, selector *resourceapi.DeviceSelector) (bool, error) {
 	if selector.CEL == nil {
 		return false, errors.New("a selector that is no CEL")
 	}

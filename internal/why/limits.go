@@ -14,8 +14,8 @@ import (
 	"chandler.dev/internal/fleet"
 )
 
-// wants returns the extended resources that the pod requests, with their amounts.
-func (a *asker) wants() map[corev1.ResourceName]int64 {
+// wantedResources returns the extended resources that the pod requests, with their amounts.
+func (a *explainer) wantedResources() map[corev1.ResourceName]int64 {
 	out := make(map[corev1.ResourceName]int64)
 	for name, quantity := range resource.PodRequests(a.pod, resource.PodResourcesOptions{}) {
 		implicit := strings.HasPrefix(string(name), resourceapi.ResourceDeviceClassPrefix)
@@ -26,17 +26,17 @@ func (a *asker) wants() map[corev1.ResourceName]int64 {
 	return out
 }
 
-func (a *asker) wanted() []corev1.ResourceName {
+func (a *explainer) wantedNames() []corev1.ResourceName {
 	var out []corev1.ResourceName
-	for name := range a.wants() {
+	for name := range a.wantedResources() {
 		out = append(out, name)
 	}
 	slices.Sort(out)
 	return out
 }
 
-// class returns the class for a name in limits, by the rules of the scheduler.
-func (a *asker) class(name corev1.ResourceName) *resourceapi.DeviceClass {
+// classOf returns the class for a name in limits, by the rules of the scheduler.
+func (a *explainer) classOf(name corev1.ResourceName) *resourceapi.DeviceClass {
 	if a.resolver == nil {
 		a.resolver = extendedresourcecache.NewExtendedResourceCache(klog.FromContext(a.ctx))
 		for _, class := range a.library.classes {
@@ -46,8 +46,8 @@ func (a *asker) class(name corev1.ResourceName) *resourceapi.DeviceClass {
 	return a.resolver.GetDeviceClass(name)
 }
 
-// plugged returns the resource of a device plugin on a node, or nil.
-func (a *asker) plugged(node string, name corev1.ResourceName) *fleet.Resource {
+// pluginResource returns the resource of a device plugin on a node, or nil.
+func (a *explainer) pluginResource(node string, name corev1.ResourceName) *fleet.Resource {
 	for i := range a.fleet.Resources {
 		if r := &a.fleet.Resources[i]; r.Node == node && r.Name == string(name) {
 			return r
@@ -56,8 +56,8 @@ func (a *asker) plugged(node string, name corev1.ResourceName) *fleet.Resource {
 	return nil
 }
 
-// resources returns all possible names in limits, of device plugins and of classes.
-func (a *asker) resources() (names []string) {
+// limitNames returns all possible names in limits, of device plugins and of classes.
+func (a *explainer) limitNames() (names []string) {
 	for i := range a.fleet.Resources {
 		names = append(names, a.fleet.Resources[i].Name)
 	}
@@ -71,19 +71,19 @@ func (a *asker) resources() (names []string) {
 
 // byDRA reports whether the scheduler serves a name in limits by DRA on a node. It does if a class
 // has the name and no device plugin on the node has a healthy device with the name.
-func (a *asker) byDRA(node string, name corev1.ResourceName) bool {
-	r := a.plugged(node, name)
-	return (r == nil || r.Allocatable == 0) && a.class(name) != nil
+func (a *explainer) byDRA(node string, name corev1.ResourceName) bool {
+	r := a.pluginResource(node, name)
+	return (r == nil || r.Allocatable == 0) && a.classOf(name) != nil
 }
 
 // short returns a device plugin resource with too little left on a node, or "".
-func (a *asker) short(node string) string {
-	wants := a.wants()
-	for _, name := range a.wanted() {
+func (a *explainer) short(node string) string {
+	wants := a.wantedResources()
+	for _, name := range a.wantedNames() {
 		if a.byDRA(node, name) {
 			continue
 		}
-		if r := a.plugged(node, name); r == nil || r.Free() < wants[name] {
+		if r := a.pluginResource(node, name); r == nil || r.Free() < wants[name] {
 			return string(name)
 		}
 	}
@@ -94,12 +94,12 @@ func (a *asker) short(node string) string {
 // nil if device plugins serve all limits
 // (pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go of 1.37,
 // filterExtendedResources and createRequestsAndMappings).
-func (a *asker) claimForLimits(node *corev1.Node) *resourceapi.ResourceClaim {
+func (a *explainer) claimForLimits(node *corev1.Node) *resourceapi.ResourceClaim {
 	claim := &resourceapi.ResourceClaim{}
 	claim.Namespace, claim.Name = a.pod.Namespace, "<limits>"
-	for _, name := range a.wanted() {
+	for _, name := range a.wantedNames() {
 		if a.byDRA(node.Name, name) {
-			claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, requestsForLimits(a.pod, name, a.class(name).Name)...)
+			claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, requestsForLimits(a.pod, name, a.classOf(name).Name)...)
 		}
 	}
 	if len(claim.Spec.Devices.Requests) == 0 {
@@ -116,7 +116,7 @@ func requestsForLimits(pod *corev1.Pod, name corev1.ResourceName, class string) 
 	stay := make([]int64, len(containers))
 	request := func(i int, count int64) resourceapi.DeviceRequest {
 		return resourceapi.DeviceRequest{
-			Name:    fmt.Sprintf("container-%d-%s", i, strings.Map(dash, string(name))),
+			Name:    fmt.Sprintf("container-%d-%s", i, strings.Map(dashRune, string(name))),
 			Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count},
 		}
 	}
@@ -147,20 +147,20 @@ func requestsForLimits(pod *corev1.Pod, name corev1.ResourceName, class string) 
 	return out
 }
 
-func dash(r rune) rune {
+func dashRune(r rune) rune {
 	if r == '/' || r == '.' {
 		return '-'
 	}
 	return r
 }
 
-// limits returns the requests for the pod's limits: for device plugins if any node has the resource
+// limitRequests returns the requests for the pod's limits: for device plugins if any node has the resource
 // from a plugin, and for the class with the name.
-func (a *asker) limits() (out []Request) {
-	wants := a.wants()
-	for _, name := range a.wanted() {
+func (a *explainer) limitRequests() (out []Request) {
+	wants := a.wantedResources()
+	for _, name := range a.wantedNames() {
 		offered := slices.ContainsFunc(a.fleet.Resources, func(r fleet.Resource) bool { return r.Name == string(name) && r.Allocatable > 0 })
-		class := a.class(name)
+		class := a.classOf(name)
 		if offered || class == nil {
 			out = append(out, Request{Resource: string(name), Count: wants[name]})
 		}
@@ -172,43 +172,43 @@ func (a *asker) limits() (out []Request) {
 }
 
 // countPlugged counts the devices of device plugins for a resource.
-func (a *asker) countPlugged(r *Request, nodes []candidate) {
+func (a *explainer) countPlugged(r *Request, nodes []candidate) {
 	var all, refused, out, held, best int64
 	var at, no []string
 	offers := 0
 	for i := range nodes {
 		n := &nodes[i]
-		offer := a.plugged(n.Name, corev1.ResourceName(r.Resource))
+		offer := a.pluginResource(n.Name, corev1.ResourceName(r.Resource))
 		if offer == nil {
 			continue
 		}
 		offers++
-		total := offer.Free() + offer.Held + offer.Out()
+		total := offer.Free() + offer.Held + offer.Unavailable()
 		all += total
-		if n.refused != "" {
+		if n.refusedReason != "" {
 			refused += total
 			no = append(no, n.Name)
 			continue
 		}
-		if n.short == "" || n.short == r.Resource {
+		if n.missingReason == "" || n.missingReason == r.Resource {
 			best = max(best, offer.Free())
 		}
 		if offer.Free() >= r.Count {
 			r.Enough = true
 		}
-		out += offer.Out()
+		out += offer.Unavailable()
 		held += offer.Held
 		r.Left += offer.Free()
-		if offer.Out() > 0 {
+		if offer.Unavailable() > 0 {
 			at = append(at, n.Name)
 		}
 	}
 	r.Steps = append(r.Steps, Step{all, "offered by device plugins under that name", onNodes(offers)})
-	r.take(refused, "on nodes where the pod may not run", some(no, 2))
-	r.take(out, "unhealthy or moving to the other API", some(at, 2))
-	r.take(held, "allocated", a.holdersOf(r.Resource))
+	r.addStep(refused, "on nodes where the pod may not run", someNames(no, 2))
+	r.addStep(out, "unhealthy or moving to the other API", someNames(at, 2))
+	r.addStep(held, "allocated", a.holdersOf(r.Resource))
 	switch {
-	case all == 0 && a.class(corev1.ResourceName(r.Resource)) == nil:
+	case all == 0 && a.classOf(corev1.ResourceName(r.Resource)) == nil:
 		r.But = "and no DeviceClass has that name"
 	case r.Enough:
 	case r.Left < r.Count:
@@ -228,7 +228,7 @@ func onNodes(n int) string {
 }
 
 // holdersOf returns the consumers of a device plugin resource.
-func (a *asker) holdersOf(name string) string {
+func (a *explainer) holdersOf(name string) string {
 	counts := make(map[string]int64)
 	for i := range a.fleet.Resources {
 		if a.fleet.Resources[i].Name != name {
@@ -238,11 +238,11 @@ func (a *asker) holdersOf(name string) string {
 			counts[h.Name()] += h.Count
 		}
 	}
-	return people(counts)
+	return topConsumer(counts)
 }
 
-// take adds a step for a condition that removes devices.
-func (r *Request) take(n int64, what, detail string) {
+// addStep adds a step for a condition that removes devices.
+func (r *Request) addStep(n int64, what, detail string) {
 	if n > 0 {
 		r.Steps = append(r.Steps, Step{-n, what, detail})
 	}

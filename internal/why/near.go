@@ -31,9 +31,9 @@ const (
 	failingClass = "CH0614"
 )
 
-// near finds the place with the fewest missing devices for the first unsatisfied request, and the
+// findNearest finds the place with the fewest missing devices for the first unsatisfied request, and the
 // commands that help there.
-func (a *asker) near(nodes []candidate) {
+func (a *explainer) findNearest(nodes []candidate) {
 	at := slices.IndexFunc(a.answer.Asked, func(r Request) bool { return !r.Enough })
 	if at < 0 {
 		return
@@ -43,18 +43,18 @@ func (a *asker) near(nodes []candidate) {
 		a.nearPlugged(r, nodes)
 		return
 	}
-	best := a.closest(a.judged[at])
+	best := a.closestGroup(a.judgedByClass[at])
 	if best == nil {
 		return
 	}
 	near := &Nearest{Where: best.where, Has: best.has}
-	slices.SortStableFunc(best.devices, func(x, y judged) int { return cmp.Compare(order(x), order(y)) })
+	slices.SortStableFunc(best.devices, func(x, y judgedDevice) int { return cmp.Compare(judgedOrder(x), judgedOrder(y)) })
 	for _, d := range best.devices {
-		if d.gone != nil && d.gone.order < byTaint {
+		if d.removal != nil && d.removal.order < byTaint {
 			continue
 		}
 		item := Near{Device: *d.Device}
-		if d.gone != nil {
+		if d.removal != nil {
 			item.Why = reasonOf(d)
 		}
 		near.Devices = append(near.Devices, item)
@@ -66,18 +66,18 @@ func (a *asker) near(nodes []candidate) {
 	}
 }
 
-func order(d judged) int {
-	if d.gone == nil {
+func judgedOrder(d judgedDevice) int {
+	if d.removal == nil {
 		return 0
 	}
-	return d.gone.order
+	return d.removal.order
 }
 
-func reasonOf(d judged) string {
-	if d.gone.who && strings.TrimSpace(d.gone.by) != "" {
-		return d.gone.what + ": " + d.gone.by
+func reasonOf(d judgedDevice) string {
+	if d.removal.byConsumer && strings.TrimSpace(d.removal.consumer) != "" {
+		return d.removal.condition + ": " + d.removal.consumer
 	}
-	return d.gone.what
+	return d.removal.condition
 }
 
 // group is a set of devices on one node, with a common attribute if the request requires one.
@@ -85,21 +85,21 @@ type group struct {
 	where   string
 	has     int64
 	known   int64 // including devices that may become available
-	devices []judged
+	devices []judgedDevice
 }
 
 // grouped is a set of devices with the attribute that they must have in common, or "".
 type grouped struct {
-	devices   []judged
+	devices   []judgedDevice
 	attribute resourceapi.FullyQualifiedName
 }
 
-// closest returns the group with the most available devices, or nil if there is no group.
-func (a *asker) closest(g grouped) *group {
+// closestGroup returns the group with the most available devices, or nil if there is no group.
+func (a *explainer) closestGroup(g grouped) *group {
 	groups := make(map[string]*group)
 	var names []string
 	for _, d := range g.devices {
-		if d.gone != nil && d.gone.order < byTaint {
+		if d.removal != nil && d.removal.order < byTaint {
 			continue
 		}
 		where := d.Node
@@ -108,7 +108,7 @@ func (a *asker) closest(g grouped) *group {
 			if value == "" {
 				continue
 			}
-			where = fmt.Sprintf("%s, %s %s", d.Node, place(g.attribute), value)
+			where = fmt.Sprintf("%s, %s %s", d.Node, placeName(g.attribute), value)
 		}
 		if groups[where] == nil {
 			groups[where] = &group{where: where}
@@ -117,7 +117,7 @@ func (a *asker) closest(g grouped) *group {
 		in := groups[where]
 		in.devices = append(in.devices, d)
 		in.known++
-		if d.gone == nil {
+		if d.removal == nil {
 			in.has++
 		}
 	}
@@ -132,7 +132,7 @@ func (a *asker) closest(g grouped) *group {
 }
 
 // fix adds commands after which a group has enough devices.
-func (a *asker) fix(r *Request, best *group) {
+func (a *explainer) fix(r *Request, best *group) {
 	missing := r.Count - best.has
 	if r.All {
 		missing = best.known - best.has
@@ -142,29 +142,29 @@ func (a *asker) fix(r *Request, best *group) {
 	}
 	var pods []string
 	for _, d := range best.devices {
-		if d.gone == nil || missing <= 0 {
+		if d.removal == nil || missing <= 0 {
 			continue
 		}
 		missing--
-		if code := codes[d.gone.what]; code != "" {
-			a.mend("kubectl chandler explain " + code)
+		if code := codes[d.removal.condition]; code != "" {
+			a.addFixes("kubectl chandler explain " + code)
 		}
-		if d.gone.order == byTaint && strings.Contains(d.gone.what, "/") {
+		if d.removal.order == byTaint && strings.Contains(d.removal.condition, "/") {
 			// The taint keeps the device unavailable even after its release.
-			a.mend("kubectl get devicetaintrules   # one may have set the taint " + d.gone.what)
+			a.addFixes("kubectl get devicetaintrules   # one may have set the taint " + d.removal.condition)
 			continue
 		}
-		for _, h := range d.Keepers() {
+		for _, h := range d.BlockingHolders() {
 			if h.Pod != "" {
 				pods = append(pods, fmt.Sprintf("kubectl -n %s delete pod %s   # when that may end", h.Namespace, h.Pod))
 			}
 		}
 	}
-	a.mend(pods...)
+	a.addFixes(pods...)
 }
 
-// mend adds commands to the answer, without duplicates.
-func (a *asker) mend(commands ...string) {
+// addFixes adds commands to the answer, without duplicates.
+func (a *explainer) addFixes(commands ...string) {
 	for _, command := range commands {
 		if !slices.Contains(a.answer.Fix, command) {
 			a.answer.Fix = append(a.answer.Fix, command)
@@ -174,12 +174,12 @@ func (a *asker) mend(commands ...string) {
 
 // mendName adds commands for a missing object that the pod refers to. Users can still create the
 // object, but they cannot change the pod.
-func (a *asker) mendName(kind, name string, there []string) {
+func (a *explainer) mendName(kind, name string, there []string) {
 	of := fmt.Sprintf("kubectl -n %s ", a.pod.Namespace)
-	if meant := selectors.Near(name, there); meant != "" {
-		a.mend(of + "get " + kind + " " + meant + "   # is this one meant? Then make the pod anew")
+	if meant := selectors.NearestWord(name, there); meant != "" {
+		a.addFixes(of + "get " + kind + " " + meant + "   # is this one meant? Then make the pod anew")
 	}
-	a.mend(of + "get " + kind + "s   # shows the names that there are")
+	a.addFixes(of + "get " + kind + "s   # shows the names that there are")
 }
 
 // names returns the names of the objects in a namespace.
@@ -197,12 +197,12 @@ func names[T any, P interface {
 
 // mendClaim adds a command for a request whose selector fails. Claims are immutable, so the user
 // must replace the claim.
-func (a *asker) mendClaim(alt *alternative, failed error) {
-	a.mend(fmt.Sprintf("kubectl -n %s get resourceclaim %s -o yaml   # write it, or its template, anew: %s", a.pod.Namespace, alt.claim.Name, selectors.MendExpression(alt.exactly.Selectors, failed, a.specs())))
+func (a *explainer) mendClaim(alt *alternative, failed error) {
+	a.addFixes(fmt.Sprintf("kubectl -n %s get resourceclaim %s -o yaml   # write it, or its template, anew: %s", a.pod.Namespace, alt.claim.Name, selectors.MendExpression(alt.exactly.Selectors, failed, a.deviceSpecs())))
 }
 
-// specs returns all devices as published.
-func (a *asker) specs() (all []resourceapi.Device) {
+// deviceSpecs returns all devices as published.
+func (a *explainer) deviceSpecs() (all []resourceapi.Device) {
 	for i := range a.fleet.Devices {
 		all = append(all, a.fleet.Devices[i].Spec)
 	}
@@ -210,22 +210,22 @@ func (a *asker) specs() (all []resourceapi.Device) {
 }
 
 // nearPlugged finds the node with the most free devices of a device plugin resource.
-func (a *asker) nearPlugged(r *Request, nodes []candidate) {
+func (a *explainer) nearPlugged(r *Request, nodes []candidate) {
 	var best *fleet.Resource
 	for i := range nodes {
-		if nodes[i].refused != "" {
+		if nodes[i].refusedReason != "" {
 			continue
 		}
-		if offer := a.plugged(nodes[i].Name, corev1.ResourceName(r.Resource)); offer != nil && (best == nil || offer.Free() > best.Free()) {
+		if offer := a.pluginResource(nodes[i].Name, corev1.ResourceName(r.Resource)); offer != nil && (best == nil || offer.Free() > best.Free()) {
 			best = offer
 		}
 	}
 	if best == nil {
-		if a.class(corev1.ResourceName(r.Resource)) == nil {
-			if meant := selectors.Near(r.Resource, a.resources()); meant != "" {
-				a.mend(fmt.Sprintf("kubectl -n %s get pod %s -o yaml   # it asks for %s: is %s meant?", a.pod.Namespace, a.pod.Name, r.Resource, meant))
+		if a.classOf(corev1.ResourceName(r.Resource)) == nil {
+			if meant := selectors.NearestWord(r.Resource, a.limitNames()); meant != "" {
+				a.addFixes(fmt.Sprintf("kubectl -n %s get pod %s -o yaml   # it asks for %s: is %s meant?", a.pod.Namespace, a.pod.Name, r.Resource, meant))
 			}
-			a.mend("kubectl chandler explain " + noClass)
+			a.addFixes("kubectl chandler explain " + noClass)
 		}
 		return
 	}

@@ -27,8 +27,8 @@ func (a *alternative) name() string {
 	return resourceclaim.CreateSubRequestRef(a.request, a.sub)
 }
 
-// alternatives returns all alternatives of a claim.
-func alternatives(claim *resourceapi.ResourceClaim) (out []alternative) {
+// alternativesOf returns all alternatives of a claim.
+func alternativesOf(claim *resourceapi.ResourceClaim) (out []alternative) {
 	for i := range claim.Spec.Devices.Requests {
 		r := &claim.Spec.Devices.Requests[i]
 		if r.Exactly != nil {
@@ -44,12 +44,12 @@ func alternatives(claim *resourceapi.ResourceClaim) (out []alternative) {
 	return out
 }
 
-// alone returns a claim for only this alternative, with the constraints selected by keep.
-func (a *alternative) alone(keep func(*resourceapi.DeviceConstraint) bool) *resourceapi.ResourceClaim {
+// claimAlone returns a claim for only this alternative, with the constraints selected by keep.
+func (a *alternative) claimAlone(keep func(*resourceapi.DeviceConstraint) bool) *resourceapi.ResourceClaim {
 	claim := &resourceapi.ResourceClaim{ObjectMeta: a.claim.ObjectMeta}
 	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: a.request, Exactly: a.exactly}}
 	for _, c := range a.claim.Spec.Devices.Constraints {
-		if a.concerned(&c) && keep(&c) {
+		if a.isConcerned(&c) && keep(&c) {
 			c.Requests = nil
 			claim.Spec.Devices.Constraints = append(claim.Spec.Devices.Constraints, c)
 		}
@@ -57,15 +57,15 @@ func (a *alternative) alone(keep func(*resourceapi.DeviceConstraint) bool) *reso
 	return claim
 }
 
-// concerned reports whether a constraint applies to the alternative.
-func (a *alternative) concerned(c *resourceapi.DeviceConstraint) bool {
+// isConcerned reports whether a constraint applies to the alternative.
+func (a *alternative) isConcerned(c *resourceapi.DeviceConstraint) bool {
 	return len(c.Requests) == 0 || slices.Contains(c.Requests, a.request) || slices.Contains(c.Requests, a.name())
 }
 
-// rules returns the constraints on the devices of a request in words.
-func rules(claim *resourceapi.ResourceClaim, a alternative) (out []string) {
+// constraintTexts returns the constraints on the devices of a request in words.
+func constraintTexts(claim *resourceapi.ResourceClaim, a alternative) (out []string) {
 	for _, c := range claim.Spec.Devices.Constraints {
-		if a.concerned(&c) {
+		if a.isConcerned(&c) {
 			out = append(out, constraintText(&c))
 		}
 	}
@@ -79,8 +79,8 @@ func constraintText(c *resourceapi.DeviceConstraint) string {
 	return "each on another " + string(ptr.Deref(c.DistinctAttribute, ""))
 }
 
-// place returns the usual name for the value of a common attribute.
-func place(attribute resourceapi.FullyQualifiedName) string {
+// placeName returns the usual name for the value of a common attribute.
+func placeName(attribute resourceapi.FullyQualifiedName) string {
 	switch string(attribute) {
 	case deviceattribute.StandardDeviceAttributePrefix + "numaNode":
 		return "NUMA node"
@@ -91,29 +91,29 @@ func place(attribute resourceapi.FullyQualifiedName) string {
 	return name
 }
 
-// requests returns the requests of the pod's unallocated claims.
-func (a *asker) requests() (out []Request) {
+// claimRequests returns the requests of the pod's unallocated claims.
+func (a *explainer) claimRequests() (out []Request) {
 	for _, claim := range a.claims {
 		if claim.Status.Allocation != nil {
 			continue
 		}
-		for _, alt := range alternatives(claim) {
-			out = append(out, a.asked(alt))
+		for _, alt := range alternativesOf(claim) {
+			out = append(out, a.newRequest(alt))
 		}
 	}
 	return out
 }
 
-func (a *asker) asked(alt alternative) Request {
+func (a *explainer) newRequest(alt alternative) Request {
 	return Request{
 		Claim: alt.claim.Name, Name: alt.name(), Class: alt.exactly.DeviceClassName, Count: alt.exactly.Count,
 		All:   alt.exactly.AllocationMode == resourceapi.DeviceAllocationModeAll,
-		Admin: ptr.Deref(alt.exactly.AdminAccess, false), Rules: rules(alt.claim, alt),
+		Admin: ptr.Deref(alt.exactly.AdminAccess, false), Rules: constraintTexts(alt.claim, alt),
 	}
 }
 
-// total returns the number of requested devices as text.
-func (r *Request) total() string {
+// totalText returns the number of requested devices as text.
+func (r *Request) totalText() string {
 	if r.All {
 		return "all"
 	}

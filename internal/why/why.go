@@ -24,21 +24,21 @@ import (
 
 // Answer is the explanation for a pod.
 type Answer struct {
-	Pod     string    `json:"pod"`
-	Phase   string    `json:"phase"`
-	Since   time.Time `json:"since"` // creation or start of the pod
-	Node    string    `json:"node,omitempty"`
-	Waits   bool      `json:"waits"`                      // the scheduler has found no node for the pod
-	Reason  string    `json:"reason"`                     // in a few words
-	Fits    []string  `json:"fits,omitempty"`             // nodes with room for the pod's devices
-	Told    string    `json:"schedulerMessage,omitempty"` // the scheduler's message
-	Warning string    `json:"warning,omitempty"`          // the last Event about a pod that does not start
-	Nodes   []Refusal `json:"nodes,omitempty"`            // nodes on which the pod cannot run
-	Asked   []Request `json:"requests,omitempty"`         // one for each alternative of a request
-	Nearest *Nearest  `json:"nearest,omitempty"`          // the place with the fewest missing devices
-	Fix     []string  `json:"fix,omitempty"`              // commands
+	Pod              string    `json:"pod"`
+	Phase            string    `json:"phase"`
+	Since            time.Time `json:"since"` // creation or start of the pod
+	Node             string    `json:"node,omitempty"`
+	Waits            bool      `json:"waits"`                      // the scheduler has found no node for the pod
+	Reason           string    `json:"reason"`                     // in a few words
+	Fits             []string  `json:"fits,omitempty"`             // nodes with room for the pod's devices
+	SchedulerMessage string    `json:"schedulerMessage,omitempty"` // the scheduler's message
+	Warning          string    `json:"warning,omitempty"`          // the last Event about a pod that does not start
+	Nodes            []Refusal `json:"nodes,omitempty"`            // nodes on which the pod cannot run
+	Asked            []Request `json:"requests,omitempty"`         // one for each alternative of a request
+	Nearest          *Nearest  `json:"nearest,omitempty"`          // the place with the fewest missing devices
+	Fix              []string  `json:"fix,omitempty"`              // commands
 
-	unmade string // the pod's name for a claim that was not created from its template yet
+	uncreatedClaim string // the pod's name for a claim that was not created from its template yet
 }
 
 // Refusal is the reason why a pod cannot run on nodes.
@@ -85,25 +85,25 @@ type Near struct {
 	Why string `json:"reason,omitempty"`
 }
 
-// asker contains the input and the state of an explanation.
-type asker struct {
-	ctx     context.Context
-	fleet   *fleet.Fleet
-	pod     *corev1.Pod
-	library *library
-	claims  []*resourceapi.ResourceClaim // the pod's claims
-	judged  map[int]grouped              // devices by index of the request in the answer
-	answer  *Answer
+// explainer contains the input and the state of an explanation.
+type explainer struct {
+	ctx           context.Context
+	fleet         *fleet.Fleet
+	pod           *corev1.Pod
+	library       *library
+	claims        []*resourceapi.ResourceClaim // the pod's claims
+	judgedByClass map[int]grouped              // devices by index of the request in the answer
+	answer        *Answer
 
 	resolver *extendedresourcecache.ExtendedResourceCache // for names in limits, made when needed
 }
 
-// Explain returns why a pod waits, or which devices it has.
-func Explain(ctx context.Context, in fleet.Input, pod *corev1.Pod) (*Answer, error) {
+// ExplainPod returns why a pod waits, or which devices it has.
+func ExplainPod(ctx context.Context, in fleet.Input, pod *corev1.Pod) (*Answer, error) {
 	if len(in.Nodes) == 0 {
 		in.Nodes = nodesOf(in.Slices)
 	}
-	a := &asker{ctx: ctx, fleet: fleet.Of(in, ""), pod: pod, judged: make(map[int]grouped), answer: &Answer{
+	a := &explainer{ctx: ctx, fleet: fleet.BuildFleet(in, ""), pod: pod, judgedByClass: make(map[int]grouped), answer: &Answer{
 		Pod: pod.Namespace + "/" + pod.Name, Phase: string(pod.Status.Phase), Since: pod.CreationTimestamp.Time, Node: pod.Spec.NodeName,
 	}}
 	a.library = newLibrary(a.fleet)
@@ -114,14 +114,14 @@ func Explain(ctx context.Context, in fleet.Input, pod *corev1.Pod) (*Answer, err
 	a.answer.Waits = true
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
-			a.answer.Told = condition.Message
+			a.answer.SchedulerMessage = condition.Message
 		}
 	}
 	if missing := a.findClaims(); missing != "" {
 		a.answer.Reason = missing
 		return a.answer, nil
 	}
-	return a.answer, a.waits()
+	return a.answer, a.explainWait()
 }
 
 // nodesOf returns nodes with the names in slices, for users without permission to read nodes.
@@ -138,7 +138,7 @@ func nodesOf(all []resourceapi.ResourceSlice) (out []corev1.Node) {
 
 // findClaims finds the claims of the pod. It treats a claim that will be created from a template as
 // existing. It returns a text about missing objects, or "".
-func (a *asker) findClaims() (missing string) {
+func (a *explainer) findClaims() (missing string) {
 	if gates := a.pod.Spec.SchedulingGates; len(gates) > 0 {
 		return fmt.Sprintf("its scheduling gate %s is not lifted", gates[0].Name)
 	}
@@ -165,7 +165,7 @@ func (a *asker) findClaims() (missing string) {
 			}
 			claim := &resourceapi.ResourceClaim{Spec: a.fleet.Templates[at].Spec.Spec}
 			claim.Namespace, claim.Name = a.pod.Namespace, a.pod.Name+"-"+ref.Name
-			a.answer.unmade = ref.Name
+			a.answer.uncreatedClaim = ref.Name
 			a.claims = append(a.claims, claim)
 		default:
 			return err.Error()
@@ -174,20 +174,20 @@ func (a *asker) findClaims() (missing string) {
 	return ""
 }
 
-// waits explains why no node fits the pod.
-func (a *asker) waits() error {
-	a.answer.Asked = append(a.requests(), a.limits()...)
+// explainWait explains why no node fits the pod.
+func (a *explainer) explainWait() error {
+	a.answer.Asked = append(a.claimRequests(), a.limitRequests()...)
 	if len(a.answer.Asked) == 0 {
 		a.answer.Reason = "it asks for no device"
 		return nil
 	}
-	nodes := a.nodes()
+	nodes := a.candidateNodes()
 	var failed error
 	for _, n := range nodes {
-		if n.refused != "" || n.short != "" {
+		if n.refusedReason != "" || n.missingReason != "" {
 			continue
 		}
-		fits, err := a.library.fits(a.ctx, n.Node, n.claims)
+		fits, err := a.library.fitsNode(a.ctx, n.Node, n.claims)
 		if err != nil && failed == nil {
 			failed = err
 		}
@@ -206,16 +206,16 @@ func (a *asker) waits() error {
 		a.answer.Fits = nil
 		a.answer.Reason = failed.Error()
 	case len(a.answer.Fits) > 0:
-		a.answer.Reason = "its devices are to be had on " + some(a.answer.Fits, 3)
+		a.answer.Reason = "its devices are to be had on " + someNames(a.answer.Fits, 3)
 	default:
-		a.answer.Reason = a.headline()
-		a.near(nodes)
+		a.answer.Reason = a.headlineText()
+		a.findNearest(nodes)
 	}
 	return nil
 }
 
-// headline returns the first unsatisfied request as text.
-func (a *asker) headline() string {
+// headlineText returns the first unsatisfied request as text.
+func (a *explainer) headlineText() string {
 	for _, r := range a.answer.Asked {
 		if r.Enough {
 			continue
@@ -228,8 +228,8 @@ func (a *asker) headline() string {
 	return "no node has all that it asks for together"
 }
 
-// some returns the first names and the number of the others.
-func some(names []string, most int) string {
+// someNames returns the first names and the number of the others.
+func someNames(names []string, most int) string {
 	if len(names) <= most {
 		return strings.Join(names, ", ")
 	}
@@ -237,7 +237,7 @@ func some(names []string, most int) string {
 }
 
 // has adds the devices of a pod with a node.
-func (a *asker) has() {
+func (a *explainer) has() {
 	if a.pod.Status.StartTime != nil {
 		a.answer.Since = a.pod.Status.StartTime.Time
 	}
@@ -253,7 +253,7 @@ func (a *asker) has() {
 			key := h.Claim + "\x00" + h.Request
 			if _, found := at[key]; !found {
 				at[key] = len(a.answer.Asked)
-				a.answer.Asked = append(a.answer.Asked, a.held(h))
+				a.answer.Asked = append(a.answer.Asked, a.allocatedRequest(h))
 			}
 			r := &a.answer.Asked[at[key]]
 			r.Has = append(r.Has, *d)
@@ -287,9 +287,9 @@ func asksDevices(pod *corev1.Pod) bool {
 	return len(pod.Spec.ResourceClaims) > 0
 }
 
-// Starting adds the last warning about a pod on a node whose containers do not start, and commands
+// AddStartProblem adds the last warning about a pod on a node whose containers do not start, and commands
 // for further investigation.
-func (a *Answer) Starting(events []corev1.Event) {
+func (a *Answer) AddStartProblem(events []corev1.Event) {
 	if a.Waits || a.Phase != string(corev1.PodPending) {
 		return
 	}
@@ -311,27 +311,27 @@ func (a *Answer) Starting(events []corev1.Event) {
 	}
 }
 
-// Unmade reports whether a claim of the pod was not created from its template yet.
-func (a *Answer) Unmade() bool { return a.Waits && a.unmade != "" }
+// AwaitsClaim reports whether a claim of the pod was not created from its template yet.
+func (a *Answer) AwaitsClaim() bool { return a.Waits && a.uncreatedClaim != "" }
 
 // claimNotMade is the reason of the Event about a claim that could not be created from its template
 // (pkg/controller/resourceclaim/controller.go, syncPod, in 1.31 to 1.37).
 const claimNotMade = "FailedResourceClaimCreation"
 
-// Making adds the reason why a claim could not be created from its template, for example a quota or
+// AddTemplateProblem adds the reason why a claim could not be created from its template, for example a quota or
 // a policy. Until the claim exists, the scheduler does not consider devices.
-func (a *Answer) Making(events []corev1.Event) {
+func (a *Answer) AddTemplateProblem(events []corev1.Event) {
 	var last *corev1.Event
 	for i := range events {
 		if e := &events[i]; e.Reason == claimNotMade && (last == nil || eventTime(e).After(eventTime(last))) {
 			last = e
 		}
 	}
-	if last == nil || !a.Unmade() {
+	if last == nil || !a.AwaitsClaim() {
 		return
 	}
 	a.Warning = last.Reason + ": " + last.Message
-	a.Reason = fmt.Sprintf("its claim %s cannot be made", a.unmade)
+	a.Reason = fmt.Sprintf("its claim %s cannot be made", a.uncreatedClaim)
 	a.Fix, a.Nearest = nil, nil
 	namespace, _, _ := strings.Cut(a.Pod, "/")
 	if strings.Contains(last.Message, "exceeded quota") {
@@ -351,17 +351,17 @@ func eventTime(e *corev1.Event) time.Time {
 	return at
 }
 
-// held returns the request of an allocation.
-func (a *asker) held(h fleet.Holder) Request {
+// allocatedRequest returns the request of an allocation.
+func (a *explainer) allocatedRequest(h fleet.Holder) Request {
 	r := Request{Claim: h.Claim, Name: h.Request, Resource: h.Resource, Admin: h.Admin, Enough: true}
 	for i := range a.fleet.Claims {
 		c := &a.fleet.Claims[i]
 		if c.Namespace != h.Namespace || c.Name != h.Claim {
 			continue
 		}
-		for _, asked := range alternatives(c) {
+		for _, asked := range alternativesOf(c) {
 			if asked.request == h.Request {
-				r.Class, r.Count, r.All, r.Rules = asked.exactly.DeviceClassName, asked.exactly.Count, asked.exactly.AllocationMode == resourceapi.DeviceAllocationModeAll, rules(c, asked)
+				r.Class, r.Count, r.All, r.Rules = asked.exactly.DeviceClassName, asked.exactly.Count, asked.exactly.AllocationMode == resourceapi.DeviceAllocationModeAll, constraintTexts(c, asked)
 				break
 			}
 		}

@@ -51,7 +51,7 @@ func TestFitsWhatTheAllocatorAllocates(t *testing.T) {
 		}
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pod"}}
 		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "devices", ResourceClaimName: &claim.Name}}
-		answer, err := why.Explain(t.Context(), in, pod)
+		answer, err := why.ExplainPod(t.Context(), in, pod)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -133,7 +133,7 @@ func check(t *testing.T, seed uint64, answer *why.Answer) {
 
 // randomCase returns a scheduler with some allocations on a node, and the spec of a claim.
 func randomCase(t *testing.T, random *rand.Rand) (*pooltest.Scheduler, resourceapi.ResourceClaimSpec) {
-	made, _ := pool.Of(pool.Input{Snapshot: discoverytest.RandomHost(random, 4+random.IntN(10)), Features: features.All()})
+	made, _ := pool.BuildPool(pool.Input{Snapshot: discoverytest.RandomHost(random, 4+random.IntN(10)), Features: features.All()})
 	s := pooltest.NewScheduler(t, features.All()).Publish(made)
 	for _, slice := range s.Slices {
 		for i := range slice.Spec.Devices {
@@ -153,7 +153,7 @@ func randomCase(t *testing.T, random *rand.Rand) (*pooltest.Scheduler, resourcea
 		}
 	}
 	for i := range random.IntN(6) {
-		s.Allocate(types.UID(fmt.Sprint("claim-", i)), resourceapi.ExactDeviceRequest{Selectors: atLeast(random.IntN(4)), AdminAccess: new(random.IntN(8) == 0)})
+		s.AllocateDevice(types.UID(fmt.Sprint("claim-", i)), resourceapi.ExactDeviceRequest{Selectors: atLeast(random.IntN(4)), AdminAccess: new(random.IntN(8) == 0)})
 	}
 	var spec resourceapi.ResourceClaimSpec
 	for i := range 1 + random.IntN(2) {
@@ -203,13 +203,13 @@ const hosts = "../../discovery/families/"
 func cluster(t *testing.T) *fleettest.Cluster {
 	c := fleettest.New(t)
 	c.Node("a", hosts+"amdgpu/testdata/mi210x8.host", nil)
-	c.Node("b", hosts+"amdgpu/testdata/mi210x8.host", fleettest.Sick(discovery.ConditionUnhealthy, resourceapi.DeviceTaintEffectNoSchedule, 37, "pci-0000-43-00-0"))
+	c.Node("b", hosts+"amdgpu/testdata/mi210x8.host", fleettest.MakeUnhealthy(discovery.ConditionUnhealthy, resourceapi.DeviceTaintEffectNoSchedule, 37, "pci-0000-43-00-0"))
 	return c
 }
 
 func explain(t *testing.T, c *fleettest.Cluster, pod *corev1.Pod) *why.Answer {
 	t.Helper()
-	answer, err := why.Explain(t.Context(), c.Input, pod)
+	answer, err := why.ExplainPod(t.Context(), c.Input, pod)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,23 +249,25 @@ func TestReasons(t *testing.T) {
 		},
 		"class that fails": {
 			change: func(c *fleettest.Cluster, _ *corev1.Pod) {
-				c.Class("bad", "", "device.driver == 'chandler.dev' && device.attributes['chandler.dev'].nothing == 'x'")
+				c.AddClass("bad", "", "device.driver == 'chandler.dev' && device.attributes['chandler.dev'].nothing == 'x'")
 			},
 			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("x", "bad", 1)}},
 			want:  "0 devices of the class; 0 left",
 			fix:   `kubectl edit deviceclass bad   # in place of .nothing write .?nothing.orValue("")`,
 		},
 		"too many": {
-			change: func(c *fleettest.Cluster, _ *corev1.Pod) { c.Give("ml", "x", "a", 5, "gpus", "pci-0000-23-00-0") },
-			claim:  resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 9)}},
-			want:   "16 devices of the class; -1 unhealthy; -1 allocated; 14 left and nowhere 9 on one node",
+			change: func(c *fleettest.Cluster, _ *corev1.Pod) {
+				c.AllocateDevices("ml", "x", "a", 5, "gpus", "pci-0000-23-00-0")
+			},
+			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 9)}},
+			want:  "16 devices of the class; -1 unhealthy; -1 allocated; 14 left and nowhere 9 on one node",
 		},
 		"held": {
 			change: func(c *fleettest.Cluster, _ *corev1.Pod) {
 				for i, node := range []string{"a", "b"} {
-					c.Give("ml", fmt.Sprint("worker-", i), node, 5, "gpus", "pci-0000-23-00-0", "pci-0000-24-00-0", "pci-0000-44-00-0", "pci-0000-a3-00-0", "pci-0000-a4-00-0", "pci-0000-c3-00-0", "pci-0000-c4-00-0")
+					c.AllocateDevices("ml", fmt.Sprint("worker-", i), node, 5, "gpus", "pci-0000-23-00-0", "pci-0000-24-00-0", "pci-0000-44-00-0", "pci-0000-a3-00-0", "pci-0000-a4-00-0", "pci-0000-c3-00-0", "pci-0000-c4-00-0")
 				}
-				c.Give("ml", "last", "a", 5, "gpu", "pci-0000-43-00-0")
+				c.AllocateDevices("ml", "last", "a", 5, "gpu", "pci-0000-43-00-0")
 			},
 			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1)}},
 			want:  "16 devices of the class; -1 unhealthy; -15 allocated; 0 left",
@@ -273,9 +275,9 @@ func TestReasons(t *testing.T) {
 		},
 		"one NUMA node": {
 			change: func(c *fleettest.Cluster, _ *corev1.Pod) {
-				c.Give("ml", "x", "a", 5, "gpus", "pci-0000-23-00-0")
-				c.Give("ml", "y", "a", 5, "gpus", "pci-0000-a3-00-0")
-				c.Give("ml", "z", "b", 5, "gpus", "pci-0000-a3-00-0")
+				c.AllocateDevices("ml", "x", "a", 5, "gpus", "pci-0000-23-00-0")
+				c.AllocateDevices("ml", "y", "a", 5, "gpus", "pci-0000-a3-00-0")
+				c.AllocateDevices("ml", "z", "b", 5, "gpus", "pci-0000-a3-00-0")
 			},
 			claim: resourceapi.DeviceClaim{
 				Requests:    []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 4)},
@@ -298,11 +300,11 @@ func TestReasons(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := cluster(t)
-			pod := c.Pod("ml", "train", "", 6, nil, "train-gpus").DeepCopy()
+			pod := c.AddPod("ml", "train", "", 6, nil, "train-gpus").DeepCopy()
 			if test.change != nil {
 				test.change(c, pod)
 			}
-			c.Claim("ml", "train-gpus", test.claim)
+			c.AddClaim("ml", "train-gpus", test.claim)
 			answer := explain(t, c, pod)
 			if len(answer.Asked) != 1 || len(answer.Fits) != 0 {
 				t.Fatalf("answer: %+v", answer)
@@ -326,9 +328,9 @@ func TestLimits(t *testing.T) {
 	two := map[string]int64{name: 2}
 	t.Run("of a plugin", func(t *testing.T) {
 		c := cluster(t)
-		c.Plugin("a", name, 8, 7)
-		c.Pod("lab", "nb-1", "a", 5, map[string]int64{name: 6})
-		answer := explain(t, c, c.Pod("lab", "nb-7", "", 2, two))
+		c.AddPlugin("a", name, 8, 7)
+		c.AddPod("lab", "nb-1", "a", 5, map[string]int64{name: 6})
+		answer := explain(t, c, c.AddPod("lab", "nb-7", "", 2, two))
 		want := "8 offered by device plugins under that name; -1 unhealthy or moving to the other API; -6 allocated; 1 left"
 		if got := story(&answer.Asked[0]); got != want || len(answer.Fits) > 0 || answer.Reason != "limits amd.com/gpu: 2" {
 			t.Errorf("got  %s\nwant %s\n%+v", got, want, answer)
@@ -339,7 +341,7 @@ func TestLimits(t *testing.T) {
 	})
 	t.Run("of nobody", func(t *testing.T) {
 		c := cluster(t)
-		answer := explain(t, c, c.Pod("lab", "nb-7", "", 2, two))
+		answer := explain(t, c, c.AddPod("lab", "nb-7", "", 2, two))
 		if got, want := story(&answer.Asked[0]), "0 offered by device plugins under that name; 0 left and no DeviceClass has that name"; got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
@@ -349,29 +351,29 @@ func TestLimits(t *testing.T) {
 	})
 	t.Run("misspelt", func(t *testing.T) {
 		c := cluster(t)
-		c.Class("amdgpu", "amd.com/gpus", "true")
-		answer := explain(t, c, c.Pod("lab", "nb-7", "", 2, two))
+		c.AddClass("amdgpu", "amd.com/gpus", "true")
+		answer := explain(t, c, c.AddPod("lab", "nb-7", "", 2, two))
 		if !slices.Contains(answer.Fix, "kubectl -n lab get pod nb-7 -o yaml   # it asks for "+name+": is amd.com/gpus meant?") {
 			t.Errorf("fix: %q", answer.Fix)
 		}
 	})
 	t.Run("of a class", func(t *testing.T) {
 		c := cluster(t)
-		c.Class("amdgpu", name, "device.attributes['chandler.dev'].?family.orValue('') == 'amdgpu'")
-		answer := explain(t, c, c.Pod("lab", "nb-7", "", 2, two))
+		c.AddClass("amdgpu", name, "device.attributes['chandler.dev'].?family.orValue('') == 'amdgpu'")
+		answer := explain(t, c, c.AddPod("lab", "nb-7", "", 2, two))
 		if !slices.Equal(answer.Fits, []string{"a", "b"}) {
 			t.Errorf("answer: %+v", answer)
 		}
-		many := explain(t, c, c.Pod("lab", "nb-8", "", 2, map[string]int64{name: 9}))
+		many := explain(t, c, c.AddPod("lab", "nb-8", "", 2, map[string]int64{name: 9}))
 		if got, want := story(&many.Asked[0]), "16 devices of the class; -1 unhealthy; 15 left and nowhere 9 on one node"; got != want || len(many.Fits) > 0 {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
 	})
 	t.Run("of a plugin on one node and a class on the other", func(t *testing.T) {
 		c := cluster(t)
-		c.Class("amdgpu", name, "device.attributes['chandler.dev'].?family.orValue('') == 'amdgpu'")
-		c.Plugin("a", name, 8, 1)
-		answer := explain(t, c, c.Pod("lab", "nb-7", "", 2, two))
+		c.AddClass("amdgpu", name, "device.attributes['chandler.dev'].?family.orValue('') == 'amdgpu'")
+		c.AddPlugin("a", name, 8, 1)
+		answer := explain(t, c, c.AddPod("lab", "nb-7", "", 2, two))
 		if !slices.Equal(answer.Fits, []string{"b"}) {
 			t.Errorf("fits on %q: %+v", answer.Fits, answer)
 		}
@@ -383,8 +385,8 @@ func TestNodesThatRefuse(t *testing.T) {
 	c := cluster(t)
 	c.Nodes[0].Spec.Unschedulable = true
 	c.Nodes[1].Spec.Taints = []corev1.Taint{{Key: "dedicated", Value: "x", Effect: corev1.TaintEffectNoSchedule}}
-	c.Claim("ml", "train-gpus", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1)}})
-	pod := c.Pod("ml", "train", "", 6, nil, "train-gpus")
+	c.AddClaim("ml", "train-gpus", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1)}})
+	pod := c.AddPod("ml", "train", "", 6, nil, "train-gpus")
 	answer := explain(t, c, pod)
 	if want := "kubectl uncordon " + c.Nodes[0].Name; len(answer.Fix) == 0 || !strings.HasPrefix(answer.Fix[0], want) {
 		t.Errorf("fix %q, want %q", answer.Fix, want)
@@ -403,7 +405,7 @@ func TestTemplate(t *testing.T) {
 	c := cluster(t)
 	template := resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "gpus"}}
 	template.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 20)}
-	pod := c.Pod("ml", "train", "", 6, nil)
+	pod := c.AddPod("ml", "train", "", 6, nil)
 	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpus", ResourceClaimTemplateName: new("gpus")}}
 	other, near := *template.DeepCopy(), *template.DeepCopy()
 	other.Namespace, near.Name = "other", "gpu"
@@ -433,7 +435,7 @@ func TestTemplate(t *testing.T) {
 // For a pod with a node, the answer contains its devices.
 func TestRuns(t *testing.T) {
 	c := cluster(t)
-	c.Give("ml", "train", "a", 180, "gpus", "pci-0000-23-00-0", "pci-0000-24-00-0")
+	c.AllocateDevices("ml", "train", "a", 180, "gpus", "pci-0000-23-00-0", "pci-0000-24-00-0")
 	answer := explain(t, c, &c.Pods[0])
 	if answer.Waits || answer.Node != "a" || len(answer.Asked) != 1 || len(answer.Asked[0].Has) != 2 || fleettest.Now.Sub(answer.Since) != 3*time.Hour {
 		t.Errorf("answer: %+v", answer)
@@ -447,7 +449,7 @@ func TestClaimThatCannotBeMade(t *testing.T) {
 	template := resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "gpus"}}
 	template.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1)}
 	c.Templates = []resourceapi.ResourceClaimTemplate{template}
-	pod := c.Pod("ml", "train", "", 6, nil)
+	pod := c.AddPod("ml", "train", "", 6, nil)
 	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpus", ResourceClaimTemplateName: new("gpus")}}
 	events := []corev1.Event{
 		{Type: corev1.EventTypeWarning, Reason: "FailedScheduling", Message: "waiting for resource claim"},
@@ -455,10 +457,10 @@ func TestClaimThatCannotBeMade(t *testing.T) {
 	}
 	answer := explain(t, c, pod)
 	before := answer.Reason
-	if answer.Making(events[:1]); answer.Reason != before || !answer.Unmade() {
+	if answer.AddTemplateProblem(events[:1]); answer.Reason != before || !answer.AwaitsClaim() {
 		t.Errorf("while it is being made: %s", answer.Reason)
 	}
-	answer.Making(events)
+	answer.AddTemplateProblem(events)
 	if answer.Reason != "its claim gpus cannot be made" || !strings.Contains(answer.Warning, "exceeded quota") || strings.Join(answer.Fix, "; ") != "kubectl -n ml describe resourcequota" {
 		t.Errorf("%s; %s; fix %q", answer.Reason, answer.Warning, answer.Fix)
 	}

@@ -15,9 +15,9 @@ func (k *Kubelet) name(p *Plugin) {
 	k.clients[resource] = append(slices.Clone(k.clients[resource]), p)
 }
 
-// unname removes a plugin after a failed connection. Up to 1.36 no plugin has the name of the
+// removeName removes a plugin after a failed connection. Up to 1.36 no plugin has the name of the
 // resource afterwards (connectClient, there).
-func (k *Kubelet) unname(p *Plugin) {
+func (k *Kubelet) removeName(p *Plugin) {
 	resource := p.Request.ResourceName
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -29,7 +29,7 @@ func (k *Kubelet) unname(p *Plugin) {
 // and marks all devices unhealthy.
 func (k *Kubelet) run(p *Plugin) {
 	resource := p.Request.ResourceName
-	p.watch(k.t, func(list string) {
+	p.watchLists(k.t, func(list string) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		k.lists[resource] = list
@@ -56,16 +56,16 @@ func (k *Kubelet) run(p *Plugin) {
 	}
 }
 
-// forget removes everything that a stopped kubelet forgets.
-func (k *Kubelet) forget() {
+// forgetAll removes everything that a stopped kubelet forgets.
+func (k *Kubelet) forgetAll() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	clear(k.clients)
 	clear(k.lists)
 }
 
-// Notices reports whether the kubelet would notice the end of the plugin.
-func (k *Kubelet) Notices(p *Plugin) bool {
+// NoticesEnd reports whether the kubelet would notice the end of the plugin.
+func (k *Kubelet) NoticesEnd(p *Plugin) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Contains(k.clients[p.Request.ResourceName], p)

@@ -82,7 +82,7 @@ func New(t *testing.T) *Kubelet {
 		t: t, Dir: filepath.Join(dir, "dp"), Pods: filepath.Join(dir, "pods.sock"),
 		clients: make(map[string][]*Plugin), lists: make(map[string]string), holes: make(map[string]int),
 	}
-	k.Own()
+	k.AddOwnPod()
 	if err := os.Mkdir(k.Dir, 0o750); err != nil {
 		t.Fatal(err)
 	}
@@ -130,8 +130,8 @@ func (k *Kubelet) Stop() {
 	}
 	k.Server.Stop()
 	k.Server = nil
-	k.forget()
-	for _, p := range k.Registered() {
+	k.forgetAll()
+	for _, p := range k.Registrations() {
 		p.Conn.Close()
 	}
 }
@@ -154,7 +154,7 @@ func (k *Kubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*
 	// The kubelet requests the options before it answers. A plugin that registers before it serves
 	// fails here.
 	if p.Options, err = p.API.GetDevicePluginOptions(ctx, &pluginapi.Empty{}); err != nil {
-		k.unname(p)
+		k.removeName(p)
 		conn.Close()
 		return nil, fmt.Errorf("failed to get device plugin options: %v", err) //nolint:errorlint // without its code, as the kubelet answers
 	}
@@ -171,10 +171,10 @@ func (k *Kubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*
 	return &pluginapi.Empty{}, nil
 }
 
-// Watch collects the lists of ListAndWatch until the stream ends.
-func (p *Plugin) Watch(t *testing.T) { p.watch(t, func(string) {}) }
+// WatchLists collects the lists of ListAndWatch until the stream ends.
+func (p *Plugin) WatchLists(t *testing.T) { p.watchLists(t, func(string) {}) }
 
-func (p *Plugin) watch(t *testing.T, said func(list string)) {
+func (p *Plugin) watchLists(t *testing.T, said func(list string)) {
 	stream, err := p.API.ListAndWatch(t.Context(), &pluginapi.Empty{})
 	for err == nil {
 		var response *pluginapi.ListAndWatchResponse
@@ -207,16 +207,16 @@ func Text(devices []*pluginapi.Device) string {
 	return strings.Join(words, " ")
 }
 
-// Said returns the lists of the plugin, the first one first.
-func (p *Plugin) Said() []string {
+// SentLists returns the lists of the plugin, the first one first.
+func (p *Plugin) SentLists() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.lists)
 }
 
-// Last returns the last list, or "(nothing)".
-func (p *Plugin) Last() string {
-	if lists := p.Said(); len(lists) > 0 {
+// LastList returns the last list, or "(nothing)".
+func (p *Plugin) LastList() string {
+	if lists := p.SentLists(); len(lists) > 0 {
 		return lists[len(lists)-1]
 	}
 	return "(nothing)"
@@ -229,20 +229,20 @@ func (p *Plugin) HasEnded() bool {
 	return p.ended
 }
 
-// Registered returns the registrations, the first one first.
-func (k *Kubelet) Registered() []*Plugin {
+// Registrations returns the registrations, the first one first.
+func (k *Kubelet) Registrations() []*Plugin {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Clone(k.plugins)
 }
 
-// Plugin waits until a resource has n registrations, and returns the last one.
-func (k *Kubelet) Plugin(resource string, n int) *Plugin {
+// AwaitPlugin waits until a resource has n registrations, and returns the last one.
+func (k *Kubelet) AwaitPlugin(resource string, n int) *Plugin {
 	k.t.Helper()
 	var own []*Plugin
-	Eventually(k.t, func() bool {
+	EventuallyTrue(k.t, func() bool {
 		own = nil
-		for _, p := range k.Registered() {
+		for _, p := range k.Registrations() {
 			if p.Request.ResourceName == resource {
 				own = append(own, p)
 			}
@@ -252,14 +252,14 @@ func (k *Kubelet) Plugin(resource string, n int) *Plugin {
 	return own[len(own)-1]
 }
 
-// Says waits until the last list equals want.
-func (p *Plugin) Says(t *testing.T, want string) {
+// AwaitList waits until the last list equals want.
+func (p *Plugin) AwaitList(t *testing.T, want string) {
 	t.Helper()
-	Eventually(t, func() bool { return p.Last() == want }, func() string { return "list is " + p.Last() + ", want " + want })
+	EventuallyTrue(t, func() bool { return p.LastList() == want }, func() string { return "list is " + p.LastList() + ", want " + want })
 }
 
-// Allocate calls Allocate for one container.
-func (p *Plugin) Allocate(ids ...string) (*pluginapi.ContainerAllocateResponse, error) {
+// AllocateIDs calls Allocate for one container.
+func (p *Plugin) AllocateIDs(ids ...string) (*pluginapi.ContainerAllocateResponse, error) {
 	r, err := p.API.Allocate(context.Background(), &pluginapi.AllocateRequest{
 		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}},
 	})
@@ -269,26 +269,26 @@ func (p *Plugin) Allocate(ids ...string) (*pluginapi.ContainerAllocateResponse, 
 	return r.ContainerResponses[0], nil
 }
 
-// Hold makes PodResources list a container "main" of pod "default/<pod>" with IDs. Without IDs, the
+// HoldIDs makes PodResources list a container "main" of pod "default/<pod>" with IDs. Without IDs, the
 // pod is not listed.
-func (k *Kubelet) Hold(pod, resource string, ids ...string) {
+func (k *Kubelet) HoldIDs(pod, resource string, ids ...string) {
 	if len(ids) == 0 {
-		k.list(pod)
+		k.setListed(pod)
 		return
 	}
-	k.list(pod, &podresourcesapi.ContainerResources{
+	k.setListed(pod, &podresourcesapi.ContainerResources{
 		Name:    "main",
 		Devices: []*podresourcesapi.ContainerDevices{{ResourceName: resource, DeviceIds: ids}},
 	})
 }
 
-// Lose makes PodResources list the container without IDs.
-func (k *Kubelet) Lose(pod string) {
-	k.list(pod, &podresourcesapi.ContainerResources{Name: "main"})
+// LoseIDs makes PodResources list the container without IDs.
+func (k *Kubelet) LoseIDs(pod string) {
+	k.setListed(pod, &podresourcesapi.ContainerResources{Name: "main"})
 }
 
-// list makes PodResources list a pod with containers. Without containers, the pod is not listed.
-func (k *Kubelet) list(pod string, containers ...*podresourcesapi.ContainerResources) {
+// setListed makes PodResources list a pod with containers. Without containers, the pod is not listed.
+func (k *Kubelet) setListed(pod string, containers ...*podresourcesapi.ContainerResources) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.listed = slices.DeleteFunc(slices.Clone(k.listed), func(p *podresourcesapi.PodResources) bool { return p.Name == pod })
@@ -297,16 +297,16 @@ func (k *Kubelet) list(pod string, containers ...*podresourcesapi.ContainerResou
 	}
 }
 
-// Refuse makes Register return an error. With nil, Register accepts plugins again.
-func (k *Kubelet) Refuse(err error) {
+// RefuseRegistration makes Register return an error. With nil, Register accepts plugins again.
+func (k *Kubelet) RefuseRegistration(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.refuse = err
 }
 
-// Taken makes Register call a function after the kubelet has accepted a plugin and before Register
+// OnAccepted makes Register call a function after the kubelet has accepted a plugin and before Register
 // returns.
-func (k *Kubelet) Taken(then func()) {
+func (k *Kubelet) OnAccepted(then func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.taken = then
@@ -319,23 +319,23 @@ func (k *Kubelet) Attempts() int {
 	return k.attempts
 }
 
-// Own makes PodResources also list the agent's own pod.
-func (k *Kubelet) Own() {
+// AddOwnPod makes PodResources also list the agent's own pod.
+func (k *Kubelet) AddOwnPod() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.listed = append(slices.Clone(k.listed), &podresourcesapi.PodResources{Name: "agent", Namespace: "chandler"})
 }
 
-// Forget makes PodResources list no pod, like a kubelet that has not received pods from the API
+// ForgetPods makes PodResources list no pod, like a kubelet that has not received pods from the API
 // server.
-func (k *Kubelet) Forget() {
+func (k *Kubelet) ForgetPods() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.listed = nil
 }
 
-// Mute makes PodResources fail, or answer again.
-func (k *Kubelet) Mute(silent bool) {
+// MuteListing makes PodResources fail, or answer again.
+func (k *Kubelet) MuteListing(silent bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.silent = silent
@@ -363,8 +363,8 @@ func (k *Kubelet) Sockets() []string {
 // Patience limits the waiting time in tests, on a busy machine too.
 const Patience = time.Minute
 
-// Eventually waits until a condition is true.
-func Eventually(t *testing.T, condition func() bool, state func() string) {
+// EventuallyTrue waits until a condition is true.
+func EventuallyTrue(t *testing.T, condition func() bool, state func() string) {
 	t.Helper()
 	for deadline := time.Now().Add(Patience); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -373,8 +373,8 @@ func Eventually(t *testing.T, condition func() bool, state func() string) {
 	}
 }
 
-// Never checks that a condition stays false for some time.
-func Never(t *testing.T, during time.Duration, condition func() bool, state func() string) {
+// NeverTrue checks that a condition stays false for some time.
+func NeverTrue(t *testing.T, during time.Duration, condition func() bool, state func() string) {
 	t.Helper()
 	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if condition() {

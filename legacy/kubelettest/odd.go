@@ -17,9 +17,9 @@ const (
 	Silent  Odds = "silent"   // accepts connections and sends nothing
 )
 
-// Odd runs a process at a socket that is not a kubelet, until the test ends or stop is called. The
+// ServeOdd runs a process at a socket that is not a kubelet, until the test ends or stop is called. The
 // file of the socket remains.
-func Odd(t *testing.T, socket string, does Odds) (stop func()) {
+func ServeOdd(t *testing.T, socket string, does Odds) (stop func()) {
 	t.Helper()
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {

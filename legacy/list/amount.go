@@ -37,18 +37,18 @@ func (l *List) Amount(ids []string, units []*Unit) (*Amount, error) {
 		return nil, fmt.Errorf("%d units of %s requested, and no device has that many left; it would be %s",
 			len(ids), units[0].Counts, strings.Join(parts, " and "))
 	}
-	return &Amount{units[0], len(ids), slices.Index(l.units(), units[0])}, nil
+	return &Amount{units[0], len(ids), slices.Index(l.distinctUnits(), units[0])}, nil
 }
 
 // All reports whether units are all units of the list.
-func (l *List) All(units []*Unit) bool { return len(units) == len(l.units()) }
+func (l *List) All(units []*Unit) bool { return len(units) == len(l.distinctUnits()) }
 
-// units returns the units of the list, without duplicates, in name order.
-func (l *List) units() []*Unit {
+// distinctUnits returns the units of the list, without duplicates, in name order.
+func (l *List) distinctUnits() []*Unit {
 	var units []*Unit
 	seen := make(map[*Unit]bool)
 	for _, r := range l.rows {
-		if r.unit != nil && !r.gone && !seen[r.unit] {
+		if r.unit != nil && !r.isGone && !seen[r.unit] {
 			seen[r.unit] = true
 			units = append(units, r.unit)
 		}
@@ -57,11 +57,11 @@ func (l *List) units() []*Unit {
 	return units
 }
 
-// amount returns size IDs of a capacity from one unit. If IDs must be included, amount uses their
+// amountIDs returns size IDs of a capacity from one unit. If IDs must be included, amount uses their
 // unit. Otherwise it uses the unit with the fewest free IDs among those with enough, so that other
 // units keep room for large amounts. With [rules.PolicySpread] it uses the unit with the most free
-// IDs. amount reports false if no unit has enough, or if the IDs stand for devices.
-func (n *neighbourhood) amount(size int) (ids []string, enough bool) {
+// IDs. amountIDs reports false if no unit has enough, or if the IDs stand for devices.
+func (n *neighbourhood) amountIDs(size int) (ids []string, enough bool) {
 	if !slices.ContainsFunc(n.units, func(c *candidate) bool { return c.unit != nil && c.unit.Counts != "" }) {
 		return nil, false
 	}

@@ -14,10 +14,10 @@ func TestWholeAndParts(t *testing.T) {
 	devices := listtest.Parts("gpu-a", 2, map[string]int64{"a": 2, "b": 1, "c": 1})
 	whole, part, other := devices[0], devices[1], devices[2]
 	unitOf := func(d rules.Offered) *Unit { return (*Unit)(nil).with(d.Device, d.Offers[0]) }
-	stock := StockOf(listtest.Found(devices), Lists{})
+	stock := StockOf(listtest.FoundDevices(devices), Lists{})
 	overlap := func(held, wanted rules.Offered) bool {
 		v := viewOf(stock, []*ledger.Grant{hadAs(held.Offers[0].IDs[0], unitOf(held), listtest.OtherResource)}, nil)
-		return unitOf(wanted).blocked(listtest.Resource, v) != nil
+		return unitOf(wanted).blockedBy(listtest.Resource, v) != nil
 	}
 	if !overlap(whole, part) {
 		t.Error("a part is given out while the whole is held")
@@ -49,16 +49,16 @@ func TestSiliconIsExhausted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := listtest.Snapshot(listtest.Parts("whole", test.all, test.takes)...)
 			units := make(map[string]*Unit)
-			for _, d := range listtest.Found(s.Devices) {
-				units[d.Classic[0].IDs[0]] = (*Unit)(nil).with(d, d.Classic[0])
+			for _, d := range listtest.FoundDevices(s.Devices) {
+				units[d.PluginOffers[0].IDs[0]] = (*Unit)(nil).with(d, d.PluginOffers[0])
 			}
 			var had []*ledger.Grant
 			for _, id := range test.held {
-				had = append(had, hadAs(id, units[id], units[id].Devices[0].Classic[0].Resource))
+				had = append(had, hadAs(id, units[id], units[id].Devices[0].PluginOffers[0].Resource))
 			}
-			resource := units[test.wanted].Devices[0].Classic[0].Resource
-			v := viewOf(StockOf(listtest.Found(s.Devices), Lists{}), had, nil)
-			if blocked := units[test.wanted].blocked(resource, v); (blocked == nil) != test.free {
+			resource := units[test.wanted].Devices[0].PluginOffers[0].Resource
+			v := viewOf(StockOf(listtest.FoundDevices(s.Devices), Lists{}), had, nil)
+			if blocked := units[test.wanted].blockedBy(resource, v); (blocked == nil) != test.free {
 				t.Errorf("%v", blocked)
 			}
 		})

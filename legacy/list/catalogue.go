@@ -36,7 +36,7 @@ func CatalogueOf(devices []discovery.Device) Catalogue {
 	c := Catalogue{known: make(map[string][]offered), stems: make(map[string][]offered)}
 	for i := range devices {
 		d := &devices[i]
-		if d.Open {
+		if d.Shareable {
 			continue
 		}
 		own := ownNodes{device: d}
@@ -46,7 +46,7 @@ func CatalogueOf(devices []discovery.Device) Catalogue {
 		if len(own.paths) > 0 {
 			c.nodes = append(c.nodes, own)
 		}
-		for j := range d.Classic {
+		for j := range d.PluginOffers {
 			c.add(offered{d, j})
 		}
 	}
@@ -60,7 +60,7 @@ func (c Catalogue) add(o offered) {
 			units[key] = append(all, o)
 		}
 	}
-	offer := o.device.Classic[o.offer]
+	offer := o.device.PluginOffers[o.offer]
 	for _, id := range offer.IDs {
 		enter(c.known, id)
 		if stem := offer.Before(id); stem != id {
@@ -72,7 +72,7 @@ func (c Catalogue) add(o offered) {
 // unitOf returns the unit of the devices of offers, or nil if there are none.
 func unitOf(offers []offered) (u *Unit) {
 	for _, o := range offers {
-		u = u.with(*o.device, o.device.Classic[o.offer])
+		u = u.with(*o.device, o.device.PluginOffers[o.offer])
 	}
 	return u
 }

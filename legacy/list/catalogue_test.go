@@ -11,13 +11,13 @@ import (
 func TestCatalogue(t *testing.T) {
 	var devices []discovery.Device
 	add := func(id string, dialect discovery.Dialect) {
-		devices = append(devices, discovery.Device{Name: id, Classic: []discovery.Offer{{IDs: []string{id}, Dialect: dialect}}})
+		devices = append(devices, discovery.Device{Name: id, PluginOffers: []discovery.Offer{{IDs: []string{id}, Dialect: dialect}}})
 	}
 	add("GPU-1", discovery.Dialect{})
 	add("a::1", discovery.Dialect{})
 	add("nvidia0", discovery.Dialect{Infix: "/vgpu"})
 	add("card1-0", discovery.Dialect{Stem: "card1-"})
-	open := discovery.Device{Name: "kvm", Open: true, Classic: []discovery.Offer{{IDs: []string{"kvm0"}}}}
+	open := discovery.Device{Name: "kvm", Shareable: true, PluginOffers: []discovery.Offer{{IDs: []string{"kvm0"}}}}
 	c := CatalogueOf(append(devices, open))
 	for id, want := range map[string]string{
 		"GPU-1": "GPU-1", "card1-0": "card1-0",

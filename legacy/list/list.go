@@ -22,9 +22,9 @@ import (
 
 // Belief is what the kubelet may still assume about a resource.
 type Belief struct {
-	Told  time.Time // since when every stream has received all IDs marked as gone; zero: not yet
-	Quiet time.Time // since when no Allocate is in flight; zero: one is
-	Heard time.Time // start of the last PodResources call in which the kubelet listed all its pods
+	GoneSentAt time.Time // since when every stream has received all IDs marked as gone; zero: not yet
+	IdleSince  time.Time // since when no Allocate is in flight; zero: one is
+	ListedAt   time.Time // start of the last PodResources call in which the kubelet listed all its pods
 }
 
 // Input is the input of [Lists.Next].
@@ -35,14 +35,14 @@ type Input struct {
 	Host     ledger.Stock      // the stock; nil has no devices
 	Beliefs  map[string]Belief // by resource, for resources registered with the kubelet
 
-	// Written are the IDs of containers in the kubelet's checkpoint, by resource. They are set as
+	// CheckpointIDs are the IDs of containers in the kubelet's checkpoint, by resource. They are set as
 	// long as the kubelet does not list its pods. The first list of a resource contains them.
-	Written map[string][]string
+	CheckpointIDs map[string][]string
 
-	// Perhaps contains the devices that containers may have by those IDs, as long as the ledger
+	// PossibleHolders contains the devices that containers may have by those IDs, as long as the ledger
 	// does not know the containers' allocations. New consumers cannot get these devices. Nil means
 	// none.
-	Perhaps *ledger.View
+	PossibleHolders *ledger.View
 
 	Now time.Time
 
@@ -55,10 +55,10 @@ type Input struct {
 
 // Lists are the lists of all resources. They are never modified.
 type Lists struct {
-	lists  map[string]*List
-	offers *Offers
-	from   Input
-	ready  bool // there was an input
+	lists      map[string]*List
+	offers     *Offers
+	lastInput  Input
+	isComputed bool // there was an input
 }
 
 // List is the list of a resource for the kubelet and for Allocate. It is never modified.
@@ -73,11 +73,11 @@ type List struct {
 
 // row is one ID of a list.
 type row struct {
-	unit    *Unit  // nil for an ID of unknown devices
-	sick    string // why the unit is unusable, or ""
-	blocked string // the consumer blocking the unit, or ""
-	gone    bool   // the ID is no longer offered
-	had     bool   // a container has the ID
+	unit            *Unit  // nil for an ID of unknown devices
+	unhealthyReason string // why the unit is unusable, or ""
+	blockedReason   string // the consumer blocking the unit, or ""
+	isGone          bool   // the ID is no longer offered
+	isAllocated     bool   // a container has the ID
 }
 
 // Next returns the following lists, and a problem for each device without an offer. It returns the
@@ -90,12 +90,12 @@ type row struct {
 // vanished devices. If the devices exist, the administrator no longer offers them, and another
 // plugin may serve the resource.
 func (before Lists) Next(in Input) (Lists, []discovery.Problem) {
-	if before.settled(in) {
+	if before.isSettled(in) {
 		return before, before.offers.Problems
 	}
-	next := Lists{lists: make(map[string]*List), offers: before.offers, from: in, ready: true}
-	if !before.ready || in.Snapshot != before.from.Snapshot {
-		next.offers = Of(in.Snapshot)
+	next := Lists{lists: make(map[string]*List), offers: before.offers, lastInput: in, isComputed: true}
+	if !before.isComputed || in.Snapshot != before.lastInput.Snapshot {
+		next.offers = BuildOffers(in.Snapshot)
 	}
 	resources := maps.Clone(before.lists)
 	if resources == nil {
@@ -106,7 +106,7 @@ func (before Lists) Next(in Input) (Lists, []discovery.Problem) {
 	}
 	had := grantsOf(in.View)
 	for resource, grants := range had {
-		if resources[resource] == nil && vanished(grants, in.Host) {
+		if resources[resource] == nil && hasVanished(grants, in.Host) {
 			resources[resource] = nil
 		}
 	}
@@ -119,17 +119,17 @@ func (before Lists) Next(in Input) (Lists, []discovery.Problem) {
 	return next, next.offers.Problems
 }
 
-// settled reports whether the input leads to the same lists.
-func (before Lists) settled(in Input) bool {
-	from := &before.from
-	if !before.ready || in.Snapshot != from.Snapshot || !in.View.Same(from.View) || in.Perhaps != from.Perhaps || !maps.Equal(in.Withheld, from.Withheld) {
+// isSettled reports whether the input leads to the same lists.
+func (before Lists) isSettled(in Input) bool {
+	from := &before.lastInput
+	if !before.isComputed || in.Snapshot != from.Snapshot || !in.View.SameAs(from.View) || in.PossibleHolders != from.PossibleHolders || !maps.Equal(in.Withheld, from.Withheld) {
 		return false
 	}
 	for resource, l := range before.lists {
 		if _, told := in.Beliefs[resource]; !told && len(l.rows) == 0 {
 			return false
 		}
-		if l.leaves(in.Beliefs[resource], in) {
+		if l.canLeave(in.Beliefs[resource], in) {
 			return false
 		}
 	}
@@ -141,18 +141,18 @@ func (before Lists) Resources() map[string]*List { return before.lists }
 
 // mayLeave reports whether IDs marked as gone may leave the list, if no container has them.
 func (b Belief) mayLeave(now time.Time, grace time.Duration) bool {
-	if b.Told.IsZero() || b.Quiet.IsZero() {
+	if b.GoneSentAt.IsZero() || b.IdleSince.IsZero() {
 		return false
 	}
-	last := b.Told
-	if b.Quiet.After(last) {
-		last = b.Quiet
+	last := b.GoneSentAt
+	if b.IdleSince.After(last) {
+		last = b.IdleSince
 	}
-	return now.Sub(last) >= grace && b.Heard.After(last)
+	return now.Sub(last) >= grace && b.ListedAt.After(last)
 }
 
-// vanished reports whether a host has none of the devices of grants.
-func vanished(grants map[string]*ledger.Grant, host ledger.Stock) bool {
+// hasVanished reports whether a host has none of the devices of grants.
+func hasVanished(grants map[string]*ledger.Grant, host ledger.Stock) bool {
 	for _, g := range grants {
 		for _, name := range g.Devices {
 			if host == nil {
@@ -166,13 +166,13 @@ func vanished(grants map[string]*ledger.Grant, host ledger.Stock) bool {
 	return true
 }
 
-// leaves reports whether an ID can leave the list now.
-func (l *List) leaves(b Belief, in Input) bool {
+// canLeave reports whether an ID can leave the list now.
+func (l *List) canLeave(b Belief, in Input) bool {
 	if l.marked == 0 || !b.mayLeave(in.Now, in.Grace) {
 		return false
 	}
 	for _, r := range l.rows {
-		if r.gone && !r.had {
+		if r.isGone && !r.isAllocated {
 			return true
 		}
 	}
@@ -182,7 +182,7 @@ func (l *List) leaves(b Belief, in Input) bool {
 // grantsOf returns the grants of Chandler's resources, by resource and ID.
 func grantsOf(v *ledger.View) map[string]map[string]*ledger.Grant {
 	had := make(map[string]map[string]*ledger.Grant)
-	for _, g := range v.Ours() {
+	for _, g := range v.OwnGrants() {
 		if had[g.Resource] == nil {
 			had[g.Resource] = make(map[string]*ledger.Grant)
 		}
@@ -195,7 +195,7 @@ func grantsOf(v *ledger.View) map[string]map[string]*ledger.Grant {
 func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Grant, in Input) *List {
 	if l == nil {
 		l = &List{rows: make(map[string]row)}
-		for _, id := range in.Written[resource] {
+		for _, id := range in.CheckpointIDs[resource] {
 			l.rows[id] = row{}
 		}
 	}
@@ -205,26 +205,26 @@ func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Gran
 		allocation: in.Snapshot.Allocation[resource],
 	}
 	either := had
-	if in.Perhaps != nil {
+	if in.PossibleHolders != nil {
 		either = make(map[string]*ledger.Grant)
 		maps.Copy(either, had)
-		maps.Copy(either, grantsOf(in.Perhaps)[resource]) // allocations with unconfirmed consumers
+		maps.Copy(either, grantsOf(in.PossibleHolders)[resource]) // allocations with unconfirmed consumers
 	}
 	taken := sharesOf(offers.Units[resource], either)
 	for _, u := range offers.Units[resource] {
-		following.offer(u, l, had, taken, in)
-		following.doubt(u, either, in.Perhaps)
+		following.addUnit(u, l, had, taken, in)
+		following.blockDoubtful(u, either, in.PossibleHolders)
 	}
 	newly := false
 	keep := func(id string, before row) {
 		if _, listed := following.rows[id]; listed {
 			return
 		}
-		newly = newly || !before.gone
-		following.rows[id] = row{unit: before.unit, sick: "no longer offered", gone: true, had: had[id] != nil}
+		newly = newly || !before.isGone
+		following.rows[id] = row{unit: before.unit, unhealthyReason: "no longer offered", isGone: true, isAllocated: had[id] != nil}
 	}
 	for id, before := range l.rows {
-		if had[id] != nil || !before.gone || !mayLeave {
+		if had[id] != nil || !before.isGone || !mayLeave {
 			keep(id, before)
 		}
 	}
@@ -242,39 +242,39 @@ func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Gran
 	return following
 }
 
-// offer adds the rows of a unit's IDs. An ID that a container has keeps its devices of the time of
+// addUnit adds the rows of a unit's IDs. An ID that a container has keeps its devices of the time of
 // its allocation.
-func (l *List) offer(u *Unit, before *List, had, taken map[string]*ledger.Grant, in Input) {
-	sick, blocked := u.sick(in.Withheld), ""
-	if b := u.blocked(l.resource, in.View); b != nil {
+func (l *List) addUnit(u *Unit, before *List, had, taken map[string]*ledger.Grant, in Input) {
+	sick, blocked := u.unusableReason(in.Withheld), ""
+	if b := u.blockedBy(l.resource, in.View); b != nil {
 		blocked = b.Error()
 	}
 	for _, id := range u.IDs {
-		r := row{unit: u, sick: sick, blocked: blocked, had: had[id] != nil}
+		r := row{unit: u, unhealthyReason: sick, blockedReason: blocked, isAllocated: had[id] != nil}
 		if why := standsFor(had[id], u); why != "" {
-			r = row{unit: before.rows[id].unit, sick: why, had: true}
+			r = row{unit: before.rows[id].unit, unhealthyReason: why, isAllocated: true}
 		}
-		if g := taken[id]; g != nil && r.blocked == "" {
-			r.blocked = fmt.Sprintf("%s has it as %q", g.Owner(), g.ID)
+		if g := taken[id]; g != nil && r.blockedReason == "" {
+			r.blockedReason = fmt.Sprintf("%s has it as %q", g.Owner(), g.ID)
 		}
 		l.rows[id] = r
 	}
 }
 
-// doubt blocks the IDs of a unit if a container may have the unit's devices by other IDs. It leaves
+// blockDoubtful blocks the IDs of a unit if a container may have the unit's devices by other IDs. It leaves
 // IDs of containers: the kubelet does not allocate them again, and restarts their container only if
 // they are healthy.
-func (l *List) doubt(u *Unit, had map[string]*ledger.Grant, perhaps *ledger.View) {
+func (l *List) blockDoubtful(u *Unit, had map[string]*ledger.Grant, perhaps *ledger.View) {
 	if perhaps == nil {
 		return
 	}
-	b := u.blocked(l.resource, perhaps)
+	b := u.blockedBy(l.resource, perhaps)
 	if b == nil {
 		return
 	}
 	for _, id := range u.IDs {
-		if r := l.rows[id]; r.blocked == "" && had[id] == nil {
-			r.blocked = fmt.Sprintf("device %s may be in use by a container, according to the kubelet's checkpoint", b.Device)
+		if r := l.rows[id]; r.blockedReason == "" && had[id] == nil {
+			r.blockedReason = fmt.Sprintf("device %s may be in use by a container, according to the kubelet's checkpoint", b.Device)
 			l.rows[id] = r
 		}
 	}
@@ -306,13 +306,13 @@ func sharesOf(units []*Unit, had map[string]*ledger.Grant) map[string]*ledger.Gr
 		var free []string
 		for _, id := range u.IDs {
 			if had[id] == nil {
-				byNumber[number(id)], free = id, append(free, id)
+				byNumber[trailingDigits(id)], free = id, append(free, id)
 			}
 		}
-		slices.SortFunc(ids, Natural)
+		slices.SortFunc(ids, CompareNatural)
 		var odd []*ledger.Grant
 		for _, id := range ids {
-			if own, there := byNumber[number(id)]; there && taken[own] == nil {
+			if own, there := byNumber[trailingDigits(id)]; there && taken[own] == nil {
 				taken[own] = had[id]
 			} else {
 				odd = append(odd, had[id])
@@ -330,18 +330,18 @@ func sharesOf(units []*Unit, had map[string]*ledger.Grant) map[string]*ledger.Gr
 	return taken
 }
 
-// number returns the digits at the end of an ID.
-func number(id string) string { return id[len(strings.TrimRight(id, "0123456789")):] }
+// trailingDigits returns the digits at the end of an ID.
+func trailingDigits(id string) string { return id[len(strings.TrimRight(id, "0123456789")):] }
 
-// blocked returns the consumer that blocks the unit, or nil. If the unit has several IDs, they are
+// blockedBy returns the consumer that blocks the unit, or nil. If the unit has several IDs, they are
 // shares, and any number of containers can have them.
-func (u *Unit) blocked(resource string, v *ledger.View) *ledger.Blocked {
+func (u *Unit) blockedBy(resource string, v *ledger.View) *ledger.Blocked {
 	want := u.Grant(resource, u.IDs[0], nil)
 	own := ""
 	if want.Exclusive {
 		own = want.Key()
 	}
-	b := v.Blocked(discovery.ModeDevicePlugin, own, want.Holds())
+	b := v.BlockedBy(discovery.ModeDevicePlugin, own, want.Holds())
 	if b != nil && b.Starting != nil {
 		return nil // the starting container may get this unit too, while Allocate refuses other containers
 	}
@@ -357,11 +357,11 @@ func standsFor(g *ledger.Grant, u *Unit) string {
 	return fmt.Sprintf("%s has it as %s", g.Owner(), strings.Join(g.Devices, ", "))
 }
 
-// ids returns the IDs of the rows in natural order. The IDs of offered units are already sorted,
+// sortedIDs returns the IDs of the rows in natural order. The IDs of offered units are already sorted,
 // which makes the final sort fast.
-func (l *List) ids(offered []*Unit) []string {
+func (l *List) sortedIDs(offered []*Unit) []string {
 	ids := make([]string, 0, len(l.rows))
-	for _, u := range slices.SortedFunc(slices.Values(offered), func(a, b *Unit) int { return Natural(a.IDs[0], b.IDs[0]) }) {
+	for _, u := range slices.SortedFunc(slices.Values(offered), func(a, b *Unit) int { return CompareNatural(a.IDs[0], b.IDs[0]) }) {
 		ids = append(ids, u.IDs...)
 	}
 	if len(ids) < len(l.rows) {
@@ -375,7 +375,7 @@ func (l *List) ids(offered []*Unit) []string {
 			}
 		}
 	}
-	slices.SortFunc(ids, Natural)
+	slices.SortFunc(ids, CompareNatural)
 	return ids
 }
 
@@ -383,15 +383,15 @@ func (l *List) ids(offered []*Unit) []string {
 func (l *List) sort(offered []*Unit) {
 	topology := make(map[*Unit]*pluginapi.TopologyInfo)
 	l.devices = make([]*pluginapi.Device, 0, len(l.rows))
-	for _, id := range l.ids(offered) {
+	for _, id := range l.sortedIDs(offered) {
 		r := l.rows[id]
 		d := &pluginapi.Device{ID: id, Health: pluginapi.Healthy}
-		if r.refusal() != "" {
+		if r.refusalReason() != "" {
 			d.Health = pluginapi.Unhealthy
 		}
 		if r.unit != nil {
 			if _, made := topology[r.unit]; !made {
-				topology[r.unit] = r.unit.topology()
+				topology[r.unit] = r.unit.topologyInfo()
 			}
 			d.Topology = topology[r.unit]
 		}
@@ -399,9 +399,9 @@ func (l *List) sort(offered []*Unit) {
 	}
 }
 
-// topology returns the NUMA nodes of the unit. It returns nil if none is known or the administrator
+// topologyInfo returns the NUMA nodes of the unit. It returns nil if none is known or the administrator
 // has excluded them.
-func (u *Unit) topology() *pluginapi.TopologyInfo {
+func (u *Unit) topologyInfo() *pluginapi.TopologyInfo {
 	excluded := func(d rules.Offered) bool { return d.SRIOV != nil && d.SRIOV.ExcludeTopology }
 	if len(u.place.NUMA()) == 0 || slices.ContainsFunc(u.Devices, excluded) {
 		return nil
@@ -413,14 +413,14 @@ func (u *Unit) topology() *pluginapi.TopologyInfo {
 	return t
 }
 
-// refusal returns why an ID cannot be allocated, or "".
-func (r row) refusal() string { return cmp.Or(r.blocked, r.sick) }
+// refusalReason returns why an ID cannot be allocated, or "".
+func (r row) refusalReason() string { return cmp.Or(r.blockedReason, r.unhealthyReason) }
 
 // Version returns the version of the list. It grows only when the devices for the kubelet change.
 func (l *List) Version() int { return l.version }
 
-// Marked returns the version of the last ID marked as gone.
-func (l *List) Marked() int { return l.marked }
+// MarkedVersion returns the version of the last ID marked as gone.
+func (l *List) MarkedVersion() int { return l.marked }
 
 // Empty reports whether the list has no IDs.
 func (l *List) Empty() bool { return len(l.rows) == 0 }
@@ -447,8 +447,8 @@ func (l *List) LookUp(ids []string) ([]*Unit, error) {
 		switch {
 		case !listed:
 			errs = append(errs, fmt.Errorf("%s: device %q: unknown", l.resource, id))
-		case r.refusal() != "":
-			errs = append(errs, fmt.Errorf("%s: device %q: %s", l.resource, id, r.refusal()))
+		case r.refusalReason() != "":
+			errs = append(errs, fmt.Errorf("%s: device %q: %s", l.resource, id, r.refusalReason()))
 		default:
 			units = append(units, r.unit)
 		}
@@ -457,9 +457,9 @@ func (l *List) LookUp(ids []string) ([]*Unit, error) {
 	return slices.Compact(units), errors.Join(errs...)
 }
 
-// Consumed returns the consumed amounts of shared devices. Each ID is one unit of the capacity of
+// ConsumedAmounts returns the consumed amounts of shared devices. Each ID is one unit of the capacity of
 // its device's sharing.
-func (l *List) Consumed(ids []string) discovery.Consumed {
+func (l *List) ConsumedAmounts(ids []string) discovery.Consumed {
 	consumed := make(discovery.Consumed)
 	for _, id := range ids {
 		for _, d := range l.rows[id].unit.Devices {

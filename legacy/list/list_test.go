@@ -34,7 +34,7 @@ const everything = math.MaxInt
 const grace = 10 * time.Second
 
 func had(id string, d rules.Offered) *ledger.Grant {
-	return hadAs(id, Of(listtest.Snapshot(d)).Units[listtest.Resource][0], listtest.Resource)
+	return hadAs(id, BuildOffers(listtest.Snapshot(d)).Units[listtest.Resource][0], listtest.Resource)
 }
 
 // hadAs is the grant of a container for an ID of a unit.
@@ -59,29 +59,29 @@ func viewOf(stock ledger.Stock, had []*ledger.Grant, claimed map[string]string) 
 // belief is the belief of an idle kubelet. If leave is true, the kubelet no longer allocates IDs
 // marked as gone.
 func belief(leave bool) Belief {
-	b := Belief{Quiet: listtest.Time.Add(-time.Minute), Heard: listtest.Time}
+	b := Belief{IdleSince: listtest.Time.Add(-time.Minute), ListedAt: listtest.Time}
 	if leave {
-		b.Told = listtest.Time.Add(-time.Minute)
+		b.GoneSentAt = listtest.Time.Add(-time.Minute)
 	}
 	return b
 }
 
 // first returns the first list of a resource with the devices.
 func first(resource string, devices ...rules.Offered) *List {
-	lists, _ := Lists{}.Next(Input{Snapshot: listtest.Snapshot(devices...), View: viewOf(StockOf(listtest.Found(devices), Lists{}), nil, nil), Now: listtest.Time, Grace: grace})
+	lists, _ := Lists{}.Next(Input{Snapshot: listtest.Snapshot(devices...), View: viewOf(StockOf(listtest.FoundDevices(devices), Lists{}), nil, nil), Now: listtest.Time, Grace: grace})
 	return lists.lists[resource]
 }
 
 // The first list of a resource contains the IDs in the kubelet's checkpoint, until the kubelet has
 // listed all its pods.
 func TestFirstListHasWhatTheKubeletHasWrittenDown(t *testing.T) {
-	s, in := listtest.GPU("a"), Input{Now: listtest.Time, Grace: grace, Written: map[string][]string{listtest.Resource: {"a", "old"}, "other.example.com/x": {"y"}}}
-	in.Snapshot, in.View = listtest.Snapshot(s), viewOf(StockOf(listtest.Found([]rules.Offered{s}), Lists{}), nil, nil)
+	s, in := listtest.GPU("a"), Input{Now: listtest.Time, Grace: grace, CheckpointIDs: map[string][]string{listtest.Resource: {"a", "old"}, "other.example.com/x": {"y"}}}
+	in.Snapshot, in.View = listtest.Snapshot(s), viewOf(StockOf(listtest.FoundDevices([]rules.Offered{s}), Lists{}), nil, nil)
 	lists, _ := Lists{}.Next(in)
-	if l := lists.lists[listtest.Resource]; len(lists.lists) != 1 || kubelettest.Text(l.devices) != "a old!" || l.rows["old"].refusal() != "no longer offered" {
+	if l := lists.lists[listtest.Resource]; len(lists.lists) != 1 || kubelettest.Text(l.devices) != "a old!" || l.rows["old"].refusalReason() != "no longer offered" {
 		t.Errorf("the first lists are %v", lists.lists)
 	}
-	in.Written = nil
+	in.CheckpointIDs = nil
 	for _, step := range []struct {
 		leave bool
 		want  string
@@ -98,20 +98,20 @@ func TestFirstListHasWhatTheKubeletHasWrittenDown(t *testing.T) {
 // another plugin.
 func TestWhatContainersHavePerhaps(t *testing.T) {
 	d := listtest.InUnits("a", 3)
-	stock := StockOf(listtest.Found([]rules.Offered{d}), Lists{})
+	stock := StockOf(listtest.FoundDevices([]rules.Offered{d}), Lists{})
 	in := Input{Now: listtest.Time, Grace: grace, Snapshot: listtest.Snapshot(d), View: viewOf(stock, nil, nil)}
-	share := hadAs("before-1", Of(in.Snapshot).Units[listtest.MemoryResource][0], listtest.MemoryResource)
+	share := hadAs("before-1", BuildOffers(in.Snapshot).Units[listtest.MemoryResource][0], listtest.MemoryResource)
 	whole := had("before", listtest.GPU("a"))
 	for _, test := range []struct {
 		perhaps *ledger.Grant
 		want    string
 	}{{share, "a-_-0 a-_-1! a-_-2"}, {whole, "a-_-0! a-_-1! a-_-2!"}} {
-		in.Perhaps = viewOf(stock, []*ledger.Grant{test.perhaps}, nil)
+		in.PossibleHolders = viewOf(stock, []*ledger.Grant{test.perhaps}, nil)
 		lists, _ := Lists{}.Next(in)
 		if got := kubelettest.Text(lists.lists[listtest.MemoryResource].devices); got != test.want {
 			t.Errorf("listed are %s, want %s", got, test.want)
 		}
-		in.Perhaps = nil
+		in.PossibleHolders = nil
 		lists, _ = lists.Next(in)
 		if got := kubelettest.Text(lists.lists[listtest.MemoryResource].devices); got != "a-_-0 a-_-1 a-_-2" {
 			t.Errorf("listed are %s once it is known that no container has it", got)
@@ -121,13 +121,13 @@ func TestWhatContainersHavePerhaps(t *testing.T) {
 
 func TestList(t *testing.T) {
 	a, b := listtest.GPU("a"), listtest.GPU("b")
-	hot := listtest.Sick(a, discovery.Unhealthy, "hot")
-	unread := listtest.Sick(a, discovery.Unknown, "cannot be read")
+	hot := listtest.WithHealth(a, discovery.Unhealthy, "hot")
+	unread := listtest.WithHealth(a, discovery.Unknown, "cannot be read")
 	told, evicting := hot, hot
 	told.Health.Effect = resourceapi.DeviceTaintEffectNone
 	evicting.Health.Effect = resourceapi.DeviceTaintEffectNoExecute
 	shareable := listtest.GPU("s")
-	shareable.Open = true
+	shareable.Shareable = true
 	part := offer(listtest.GPU("a-1"), "", "p")
 	part.PartOf = &discovery.Silicon{Name: "gpu-a"}
 	another := offer(listtest.GPU("a-2"), "", "q")
@@ -146,13 +146,13 @@ func TestList(t *testing.T) {
 			{devices: []rules.Offered{a}, want: "a"},
 		},
 		"one sick device of a unit": {{devices: []rules.Offered{
-			offer(a, "card", "c"), listtest.Sick(offer(b, "card", "c"), discovery.Unhealthy, "hot"),
+			offer(a, "card", "c"), listtest.WithHealth(offer(b, "card", "c"), discovery.Unhealthy, "hot"),
 		}, want: "c!"}},
 		"a pool with one that can be used": {{devices: []rules.Offered{
-			pooled(a), listtest.Sick(pooled(b), discovery.Unhealthy, "hot"),
+			pooled(a), listtest.WithHealth(pooled(b), discovery.Unhealthy, "hot"),
 		}, want: "0 1"}},
 		"a pool with none that can be used": {{devices: []rules.Offered{
-			listtest.Sick(pooled(a), discovery.Unhealthy, "hot"), listtest.Sick(pooled(b), discovery.Unhealthy, "cold"),
+			listtest.WithHealth(pooled(a), discovery.Unhealthy, "hot"), listtest.WithHealth(pooled(b), discovery.Unhealthy, "cold"),
 		}, want: "0! 1!", why: map[string]string{"0": "hot"}}},
 		"a pool with one that is withheld": {{devices: []rules.Offered{pooled(a), pooled(b)}, withheld: map[string]string{"gpu-b": "moves to DRA"}, want: "0! 1!"}},
 		"unknown is unhealthy":             {{devices: []rules.Offered{unread}, want: "a!", why: map[string]string{"a": "cannot be read"}}},
@@ -263,7 +263,7 @@ func TestList(t *testing.T) {
 			for i, step := range steps {
 				before := l
 				in := Input{
-					Snapshot: listtest.Snapshot(step.devices...), View: viewOf(StockOf(listtest.Found(step.devices), Lists{}), step.held, step.elsewhere), Now: listtest.Time, Grace: grace,
+					Snapshot: listtest.Snapshot(step.devices...), View: viewOf(StockOf(listtest.FoundDevices(step.devices), Lists{}), step.held, step.elsewhere), Now: listtest.Time, Grace: grace,
 					Beliefs:  map[string]Belief{listtest.Resource: belief(before != nil && step.leave >= before.marked)},
 					Withheld: step.withheld,
 				}
@@ -273,7 +273,7 @@ func TestList(t *testing.T) {
 					t.Fatalf("step %d: list is %q, want %q", i, got, step.want)
 				}
 				for id, want := range step.why {
-					if got := l.rows[id].refusal(); got != want {
+					if got := l.rows[id].refusalReason(); got != want {
 						t.Errorf("step %d: %s: %q, want %q", i, id, got, want)
 					}
 				}
@@ -309,15 +309,15 @@ func TestMayLeave(t *testing.T) {
 		now    int
 		want   bool
 	}{
-		"too early":                   {Belief{Told: later(0), Quiet: later(-60), Heard: later(9)}, 9, false},
-		"PodResources is silent":      {Belief{Told: later(0), Quiet: later(-60)}, 30, false},
-		"Allocate was just called":    {Belief{Told: later(0), Quiet: later(15), Heard: later(20)}, 20, false},
-		"asked before Allocate":       {Belief{Told: later(0), Quiet: later(15), Heard: later(14)}, 30, false},
-		"asked before it was told":    {Belief{Told: later(15), Quiet: later(0), Heard: later(14)}, 30, false},
-		"Allocate is in flight":       {Belief{Told: later(0), Heard: later(30)}, 30, false},
-		"stream is behind":            {Belief{Quiet: later(0), Heard: later(30)}, 30, false},
-		"nothing is in the way":       {Belief{Told: later(0), Quiet: later(-60), Heard: later(10)}, 10, true},
-		"nothing is in the way later": {Belief{Told: later(0), Quiet: later(15), Heard: later(30)}, 30, true},
+		"too early":                   {Belief{GoneSentAt: later(0), IdleSince: later(-60), ListedAt: later(9)}, 9, false},
+		"PodResources is silent":      {Belief{GoneSentAt: later(0), IdleSince: later(-60)}, 30, false},
+		"Allocate was just called":    {Belief{GoneSentAt: later(0), IdleSince: later(15), ListedAt: later(20)}, 20, false},
+		"asked before Allocate":       {Belief{GoneSentAt: later(0), IdleSince: later(15), ListedAt: later(14)}, 30, false},
+		"asked before it was told":    {Belief{GoneSentAt: later(15), IdleSince: later(0), ListedAt: later(14)}, 30, false},
+		"Allocate is in flight":       {Belief{GoneSentAt: later(0), ListedAt: later(30)}, 30, false},
+		"stream is behind":            {Belief{IdleSince: later(0), ListedAt: later(30)}, 30, false},
+		"nothing is in the way":       {Belief{GoneSentAt: later(0), IdleSince: later(-60), ListedAt: later(10)}, 10, true},
+		"nothing is in the way later": {Belief{GoneSentAt: later(0), IdleSince: later(15), ListedAt: later(30)}, 30, true},
 	} {
 		if got := test.belief.mayLeave(later(test.now), grace); got != test.want {
 			t.Errorf("%s: %t", name, got)
@@ -378,9 +378,9 @@ func TestRefusalNamesEachDevice(t *testing.T) {
 // A container may have a device by an unlisted ID, for example in the dialect of another plugin.
 func TestIDOfAnotherForm(t *testing.T) {
 	devices := []rules.Offered{listtest.GPU("a")}
-	lists, _ := Lists{}.Next(Input{Snapshot: listtest.Snapshot(devices...), View: viewOf(StockOf(listtest.Found(devices), Lists{}), nil, nil), Now: listtest.Time, Grace: grace})
+	lists, _ := Lists{}.Next(Input{Snapshot: listtest.Snapshot(devices...), View: viewOf(StockOf(listtest.FoundDevices(devices), Lists{}), nil, nil), Now: listtest.Time, Grace: grace})
 	resource := devices[0].Offers[0].Resource
-	g, ours := StockOf(listtest.Found(devices), lists).WithID(resource, devices[0].Offers[0].IDs[0]+"::1")
+	g, ours := StockOf(listtest.FoundDevices(devices), lists).WithID(resource, devices[0].Offers[0].IDs[0]+"::1")
 	if !ours || g == nil || len(g.Devices) != 1 || g.Devices[0] != devices[0].Name || g.Exclusive {
 		t.Errorf("%+v, ours %t", g, ours)
 	}

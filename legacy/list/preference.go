@@ -15,28 +15,28 @@ import (
 // a set for each first device, grown by the best device each time.
 const maxCompared = 104_000
 
-// Prefer chooses size of the available IDs, including all of include, by the resource's policy.
+// PreferIDs chooses size of the available IDs, including all of include, by the resource's policy.
 //
 // If each device has one ID, sets of devices are compared by their weakest necessary link, since
 // work on all devices waits for this link, and then by their nearness. Among equally near sets
-// Prefer takes the set farthest from the remaining devices, so that later containers find near
+// PreferIDs takes the set farthest from the remaining devices, so that later containers find near
 // devices too, and then the first set.
 //
 // Shares come from the units with the most free shares, or with the fewest under
 // [rules.PolicyPacked]. IDs of a capacity come from a single unit. The same arguments always give
 // the same answer.
-func (l *List) Prefer(available, include []string, size int) ([]string, error) {
-	include = slices.Compact(slices.SortedFunc(slices.Values(include), Natural))
-	candidates := slices.Compact(slices.SortedFunc(slices.Values(slices.Concat(available, include)), Natural))
+func (l *List) PreferIDs(available, include []string, size int) ([]string, error) {
+	include = slices.Compact(slices.SortedFunc(slices.Values(include), CompareNatural))
+	candidates := slices.Compact(slices.SortedFunc(slices.Values(slices.Concat(available, include)), CompareNatural))
 	if size < len(include) || size > len(candidates) {
 		return nil, fmt.Errorf("preferred allocation of %d devices: %d are available, %d must be included", size, len(candidates), len(include))
 	}
-	n := l.neighbourhood(candidates, include)
-	ids, enough := n.amount(size)
+	n := l.newNeighbourhood(candidates, include)
+	ids, enough := n.amountIDs(size)
 	if !enough {
-		ids = n.best(size).ids()
+		ids = n.bestChoice(size).chosenIDs()
 	}
-	slices.SortFunc(ids, Natural)
+	slices.SortFunc(ids, CompareNatural)
 	return ids, nil
 }
 
@@ -58,8 +58,8 @@ type neighbourhood struct {
 	joined, left []int // buffers for weakest
 }
 
-// neighbourhood groups IDs by their unit. An ID no longer in the list becomes a unit of its own.
-func (l *List) neighbourhood(ids, include []string) *neighbourhood {
+// newNeighbourhood groups IDs by their unit. An ID no longer in the list becomes a unit of its own.
+func (l *List) newNeighbourhood(ids, include []string) *neighbourhood {
 	n := &neighbourhood{policy: l.allocation.Policy, must: len(include)}
 	must := make(map[string]bool, len(include))
 	for _, id := range include {
@@ -102,8 +102,8 @@ func nearness(a, b *Unit) int {
 	return topology.Nearness(a.place, b.place)
 }
 
-// best returns the best choice of size IDs.
-func (n *neighbourhood) best(size int) *choice {
+// bestChoice returns the best choice of size IDs.
+func (n *neighbourhood) bestChoice(size int) *choice {
 	start := n.empty()
 	for i, c := range n.units {
 		for range c.must {
@@ -132,13 +132,13 @@ func (n *neighbourhood) best(size int) *choice {
 	var best *choice
 	first := start.next(make([]int, len(n.units)))
 	for i := range n.units {
-		if n.byLeft(start.left(i), start.left(first)) != 0 {
+		if n.byLeft(start.leftIn(i), start.leftIn(first)) != 0 {
 			continue
 		}
 		c := n.empty()
 		c.add(i)
 		c.grow(size)
-		if best == nil || c.better(best) {
+		if best == nil || c.isBetter(best) {
 			best = c
 		}
 	}
@@ -161,7 +161,7 @@ func combinations(n, k int) int {
 // a comparison of all smaller sets.
 func (c *choice) compare(free []int, size int, best **choice) {
 	if c.size == size {
-		if *best == nil || c.better(*best) {
+		if *best == nil || c.isBetter(*best) {
 			*best = c.clone()
 		}
 		return
@@ -212,8 +212,8 @@ func (c *choice) clone() *choice {
 	return &clone
 }
 
-// left returns the number of a unit's free IDs.
-func (c *choice) left(unit int) int { return len(c.n.units[unit].free) - c.taken[unit] }
+// leftIn returns the number of a unit's free IDs.
+func (c *choice) leftIn(unit int) int { return len(c.n.units[unit].free) - c.taken[unit] }
 
 // add chooses the next ID of a unit.
 func (c *choice) add(unit int) {
@@ -264,8 +264,8 @@ func (c *choice) grow(size int) {
 func (c *choice) next(nearest []int) int {
 	best := -1
 	for i := range c.n.units {
-		if c.left(i) > 0 && (best < 0 || cmp.Or(
-			c.n.byLeft(c.left(i), c.left(best)),
+		if c.leftIn(i) > 0 && (best < 0 || cmp.Or(
+			c.n.byLeft(c.leftIn(i), c.leftIn(best)),
 			c.n.byLeft(-c.taken[i], -c.taken[best]), // a second share of the same device adds no performance
 			c.n.byNearness(nearest[i], nearest[best]),
 			c.n.byNearness(c.pull[i], c.pull[best]),
@@ -277,9 +277,9 @@ func (c *choice) next(nearest []int) int {
 	return best
 }
 
-// weakest returns the nearness of the weakest link needed to connect all chosen units: the smallest
+// weakestLink returns the nearness of the weakest link needed to connect all chosen units: the smallest
 // edge of a maximum spanning tree.
-func (c *choice) weakest() int {
+func (c *choice) weakestLink() int {
 	if c.weak >= 0 || len(c.units) < 2 {
 		return max(c.weak, 0)
 	}
@@ -306,17 +306,17 @@ func (c *choice) weakest() int {
 	}
 }
 
-// better reports whether c is better than a choice of the same size.
-func (c *choice) better(than *choice) bool {
+// isBetter reports whether c is better than a choice of the same size.
+func (c *choice) isBetter(than *choice) bool {
 	order := 0
 	if c.n.policy != rules.PolicySpread {
-		order = cmp.Compare(c.weakest(), than.weakest())
+		order = cmp.Compare(c.weakestLink(), than.weakestLink())
 	}
 	return cmp.Or(order, c.n.byNearness(c.near, than.near), cmp.Compare(than.crowd, c.crowd)) > 0
 }
 
-// ids returns the chosen IDs.
-func (c *choice) ids() (ids []string) {
+// chosenIDs returns the chosen IDs.
+func (c *choice) chosenIDs() (ids []string) {
 	for i, unit := range c.n.units {
 		ids = append(ids, unit.free[:c.taken[i]]...)
 	}

@@ -85,7 +85,7 @@ func TestPrefer(t *testing.T) {
 			available := strings.Fields(test.available)
 			for range 20 {
 				rand.Shuffle(len(available), func(i, j int) { available[i], available[j] = available[j], available[i] })
-				ids, err := l.Prefer(available, strings.Fields(test.include), test.size)
+				ids, err := l.PreferIDs(available, strings.Fields(test.include), test.size)
 				got := strings.Join(ids, " ")
 				if err != nil {
 					got = err.Error()
@@ -103,7 +103,7 @@ func TestPrefer(t *testing.T) {
 func allocatedBy(allocation rules.Allocation, resource string, devices ...rules.Offered) *List {
 	s := listtest.Snapshot(devices...)
 	s.Allocation = map[string]rules.Allocation{resource: allocation}
-	lists, _ := Lists{}.Next(Input{Snapshot: s, View: ledger.ViewOf(StockOf(listtest.Found(devices), Lists{}))})
+	lists, _ := Lists{}.Next(Input{Snapshot: s, View: ledger.ViewOf(StockOf(listtest.FoundDevices(devices), Lists{}))})
 	return lists.Resources()[resource]
 }
 
@@ -133,7 +133,7 @@ func TestPolicies(t *testing.T) {
 		"one share":         {shares, some, "", 1, "2::0", "2::0", "0::0"},
 		"three shares":      {shares, some, "", 3, "1::0 2::0 2::1", "1::0 2::0 2::1", "0::0 1::0 1::1"},
 		"shares beside one": {shares, some, "2::1", 2, "1::0 2::1", "1::0 2::1", "0::0 2::1"},
-		"an amount":         {amounts, strings.Join(append(listtest.Units("a", 0, 8), listtest.Units("b", 0, 4)...), " "), "", 2, "b-_-0 b-_-1", "a-_-0 a-_-1", "b-_-0 b-_-1"},
+		"an amount":         {amounts, strings.Join(append(listtest.UnitIDs("a", 0, 8), listtest.UnitIDs("b", 0, 4)...), " "), "", 2, "b-_-0 b-_-1", "a-_-0 a-_-1", "b-_-0 b-_-1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for policy, want := range map[rules.Policy]string{"": test.aligned, rules.PolicyAligned: test.aligned, rules.PolicySpread: test.spread, rules.PolicyPacked: test.packed} {
@@ -142,7 +142,7 @@ func TestPolicies(t *testing.T) {
 					if l == nil {
 						continue
 					}
-					ids, err := l.Prefer(strings.Fields(test.available), strings.Fields(test.include), test.size)
+					ids, err := l.PreferIDs(strings.Fields(test.available), strings.Fields(test.include), test.size)
 					if got := strings.Join(ids, " "); err != nil || got != want {
 						t.Errorf("%q: got %q, %v; want %q", policy, got, err, want)
 					}
@@ -176,7 +176,7 @@ func TestPreferComparesSets(t *testing.T) {
 		"one that nobody is near to":        {"0 6 7 9", 1, "0"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ids, err := first(listtest.Resource, star...).Prefer(strings.Fields(test.available), nil, test.size)
+			ids, err := first(listtest.Resource, star...).PreferIDs(strings.Fields(test.available), nil, test.size)
 			if got := strings.Join(ids, " "); err != nil || got != test.want {
 				t.Errorf("got %q, %v; want %q", got, err, test.want)
 			}
@@ -195,19 +195,19 @@ func TestPreferOfMany(t *testing.T) {
 	}
 	l := first(listtest.Resource, devices...)
 	for _, include := range [][]string{nil, {"13"}, {"2", "40"}} {
-		got, err := l.Prefer(ids, include, 8)
+		got, err := l.PreferIDs(ids, include, 8)
 		if err != nil || len(got) != 8 || slices.ContainsFunc(include, func(id string) bool { return !slices.Contains(got, id) }) {
 			t.Errorf("beside %q: %q, %v", include, got, err)
 		}
 	}
-	if got, err := l.Prefer(ids, nil, 8); err != nil || !slices.Equal(got, ids[:8]) {
+	if got, err := l.PreferIDs(ids, nil, 8); err != nil || !slices.Equal(got, ids[:8]) {
 		t.Errorf("got %q, %v; want two whole roots", got, err)
 	}
 	runtime.LockOSThread() // for processorTime
 	defer runtime.UnlockOSThread()
 	for missing := range 4 {
 		begin := processorTime(t)
-		got, err := l.Prefer(ids, []string{"40"}, len(ids)-missing)
+		got, err := l.PreferIDs(ids, []string{"40"}, len(ids)-missing)
 		if took := processorTime(t) - begin; err != nil || len(got) != len(ids)-missing || took > time.Second {
 			t.Errorf("all but %d: %d in %s, %v", missing, len(got), took, err)
 		}
@@ -268,7 +268,7 @@ func BenchmarkPrefer(b *testing.B) {
 		l := first(listtest.Resource, devices...)
 		b.Run(fmt.Sprintf("%d_of_%d_%s", test.size, test.n, test.name), func(b *testing.B) {
 			for b.Loop() {
-				if _, err := l.Prefer(ids, nil, test.size); err != nil {
+				if _, err := l.PreferIDs(ids, nil, test.size); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -7,8 +7,8 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// fit omits the last units of a resource if its list would be too long.
-func fit(resource string, units []*Unit) ([]*Unit, []discovery.Problem) {
+// fitUnits omits the last units of a resource if its list would be too long.
+func fitUnits(resource string, units []*Unit) ([]*Unit, []discovery.Problem) {
 	size, ids, fitting := 0, 0, len(units)
 	for i, u := range units {
 		size += u.size()
@@ -27,7 +27,7 @@ func fit(resource string, units []*Unit) ([]*Unit, []discovery.Problem) {
 
 // size returns the number of bytes of the unit's IDs in the list, or slightly more.
 func (u *Unit) size() int {
-	size, nodes := 0, len(u.topology().GetNodes())
+	size, nodes := 0, len(u.topologyInfo().GetNodes())
 	for _, id := range u.IDs {
 		size += rules.IDSize(len(id), nodes)
 	}

@@ -25,8 +25,8 @@ func TestListThatIsTooLong(t *testing.T) {
 		}
 		s.Devices = append(s.Devices, rules.Offered{Device: discovery.Device{Name: fmt.Sprint("gpu-", g)}, Offers: []discovery.Offer{offer}})
 	}
-	o := Of(s)
-	l := (*List)(nil).next("example.com/share", o, nil, Input{Snapshot: s, View: ledger.ViewOf(StockOf(rules.Devices(s.Devices), Lists{}))})
+	o := BuildOffers(s)
+	l := (*List)(nil).next("example.com/share", o, nil, Input{Snapshot: s, View: ledger.ViewOf(StockOf(rules.PlainDevices(s.Devices), Lists{}))})
 	size := proto.Size(&pluginapi.ListAndWatchResponse{Devices: l.Devices()})
 	units := len(o.Units["example.com/share"])
 	if units < 10 || units == 16 || size > rules.MaxList {
@@ -36,7 +36,7 @@ func TestListThatIsTooLong(t *testing.T) {
 		t.Errorf("problems: %v", o.Problems)
 	}
 	s.Devices = s.Devices[:units]
-	if o := Of(s); len(o.Problems) > 0 || len(o.Units["example.com/share"]) != units {
+	if o := BuildOffers(s); len(o.Problems) > 0 || len(o.Units["example.com/share"]) != units {
 		t.Errorf("what fits is cut: %v", o.Problems)
 	}
 }

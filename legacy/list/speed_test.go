@@ -26,12 +26,12 @@ func large(gpus, units int) (*rules.Snapshot, *ledger.View) {
 		s.Devices = append(s.Devices, d)
 	}
 	var had []*ledger.Grant
-	for _, u := range Of(s).Units[listtest.MemoryResource] {
+	for _, u := range BuildOffers(s).Units[listtest.MemoryResource] {
 		for _, id := range u.IDs[:units/2] {
 			had = append(had, hadAs(id, u, listtest.MemoryResource))
 		}
 	}
-	return s, viewOf(StockOf(rules.Devices(s.Devices), Lists{}), had, nil)
+	return s, viewOf(StockOf(rules.PlainDevices(s.Devices), Lists{}), had, nil)
 }
 
 // BenchmarkNext computes the lists of 8 GPUs of 320 GiB each, and of one GPU with as many units as
@@ -57,11 +57,11 @@ func BenchmarkNext(b *testing.B) {
 // BenchmarkAtRest computes the lists of 3,000 shareable IDs without a change.
 func BenchmarkAtRest(b *testing.B) {
 	d := listtest.GPU("kvm")
-	d.Open, d.Offers[0].IDs = true, nil
+	d.Shareable, d.Offers[0].IDs = true, nil
 	for n := range 3000 {
 		d.Offers[0].IDs = append(d.Offers[0].IDs, fmt.Sprintf("kvm-%d", n))
 	}
-	in := Input{Snapshot: listtest.Snapshot(d), View: viewOf(StockOf(listtest.Found([]rules.Offered{d}), Lists{}), nil, nil), Now: listtest.Time, Grace: grace}
+	in := Input{Snapshot: listtest.Snapshot(d), View: viewOf(StockOf(listtest.FoundDevices([]rules.Offered{d}), Lists{}), nil, nil), Now: listtest.Time, Grace: grace}
 	lists, _ := Lists{}.Next(in)
 	for b.Loop() {
 		next, _ := lists.Next(in)
@@ -74,10 +74,10 @@ func BenchmarkAtRest(b *testing.B) {
 // BenchmarkBlocked checks each unit of a host once, like a call of Allocate for its units.
 func BenchmarkBlocked(b *testing.B) {
 	s, v := large(8, 320)
-	offers := Of(s)
+	offers := BuildOffers(s)
 	for b.Loop() {
 		for _, u := range offers.Units[listtest.MemoryResource] {
-			if blocked := u.blocked(listtest.MemoryResource, v); blocked != nil {
+			if blocked := u.blockedBy(listtest.MemoryResource, v); blocked != nil {
 				b.Fatal(blocked)
 			}
 		}

@@ -8,12 +8,12 @@ import (
 
 // Stock contains the devices of a host for the ledger. It is never modified.
 type Stock struct {
-	devices   map[string]*discovery.Device
-	names     []string
-	parts     ledger.Parts
-	catalogue Catalogue
-	lists     Lists
-	given     map[string][]string // device nodes given to containers, by key of a grant
+	devices      map[string]*discovery.Device
+	names        []string
+	parts        ledger.Parts
+	catalogue    Catalogue
+	lists        Lists
+	foreignNodes map[string][]string // device nodes given to containers, by key of a grant
 }
 
 var _ ledger.Stock = (*Stock)(nil)
@@ -36,10 +36,10 @@ func StockOf(devices []discovery.Device, lists Lists) *Stock {
 	return s
 }
 
-// Of returns the stock with other devices.
-func (s *Stock) Of(devices []discovery.Device) *Stock {
+// WithDevices returns the stock with other devices.
+func (s *Stock) WithDevices(devices []discovery.Device) *Stock {
 	other := StockOf(devices, s.lists)
-	other.given = s.given
+	other.foreignNodes = s.foreignNodes
 	return other
 }
 
@@ -50,17 +50,17 @@ func (s *Stock) With(lists Lists) *Stock {
 	return &other
 }
 
-// Knowing returns the stock with device nodes that replaced plugins gave to containers, by the keys
+// WithNodes returns the stock with device nodes that replaced plugins gave to containers, by the keys
 // of grants.
-func (s *Stock) Knowing(given map[string][]string) *Stock {
+func (s *Stock) WithNodes(given map[string][]string) *Stock {
 	other := *s
-	other.given = given
+	other.foreignNodes = given
 	return &other
 }
 
-// Knows reports whether the devices of an ID can be found without the device nodes of its
+// KnowsDevices reports whether the devices of an ID can be found without the device nodes of its
 // container.
-func (s *Stock) Knows(resource, id string) bool {
+func (s *Stock) KnowsDevices(resource, id string) bool {
 	if l := s.lists.lists[resource]; l != nil && l.Unit(id) != nil {
 		return true
 	}
@@ -93,7 +93,7 @@ func (s *Stock) WithID(resource, id string) (g *ledger.Grant, ours bool) {
 	}
 	u, share := s.catalogue.Find(id) // in another dialect, such as a replaced plugin's
 	if u == nil {
-		u = s.catalogue.WithNodes(id, s.given[ledger.GrantKey(resource, id)])
+		u = s.catalogue.WithNodes(id, s.foreignNodes[ledger.GrantKey(resource, id)])
 	}
 	if u == nil {
 		return nil, l != nil

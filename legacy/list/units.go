@@ -41,10 +41,10 @@ type Offers struct {
 	Problems []discovery.Problem
 }
 
-// Of returns the units of each resource that a snapshot offers. An offer that the kubelet would
+// BuildOffers returns the units of each resource that a snapshot offers. An offer that the kubelet would
 // refuse becomes a problem and does not affect others. The same snapshot always gives the same
 // result.
-func Of(s *rules.Snapshot) *Offers {
+func BuildOffers(s *rules.Snapshot) *Offers {
 	o := &Offers{Units: make(map[string][]*Unit)}
 	resources := make(map[string]map[string]*Unit)
 	for i := range s.Devices {
@@ -61,11 +61,11 @@ func Of(s *rules.Snapshot) *Offers {
 		}
 	}
 	for _, resource := range slices.Sorted(maps.Keys(resources)) {
-		units, problems := settle(resource, slices.SortedFunc(maps.Values(resources[resource]), byName))
+		units, problems := settleIDs(resource, slices.SortedFunc(maps.Values(resources[resource]), byName))
 		for _, u := range units {
 			u.complete()
 		}
-		units, long := fit(resource, units)
+		units, long := fitUnits(resource, units)
 		o.Units[resource] = units
 		o.Problems = append(o.Problems, slices.Concat(problems, long)...)
 	}
@@ -93,10 +93,10 @@ func (u *Unit) Grant(resource, id string, stock ledger.Stock) *ledger.Grant {
 	for i := range u.Devices {
 		d := &u.Devices[i]
 		g.HostFiles = append(g.HostFiles, d.FilesAs(resource)...)
-		if stock != nil && !d.Open {
+		if stock != nil && !d.Shareable {
 			g.Nodes = append(g.Nodes, ledger.NodesOf(d.Name, stock)...)
 		}
-		if form := d.Form(); form != "" {
+		if form := d.ShareForm(); form != "" {
 			g.Form = form
 		}
 	}
@@ -131,20 +131,20 @@ func (u *Unit) with(d discovery.Device, offer discovery.Offer) *Unit {
 		}
 		joined.Devices = slices.Concat(u.Devices, joined.Devices)
 	}
-	slices.SortFunc(joined.IDs, Natural)
+	slices.SortFunc(joined.IDs, CompareNatural)
 	joined.IDs = slices.Compact(joined.IDs)
 	joined.complete()
 	return joined
 }
 
-// settle omits IDs that the kubelet cannot accept and IDs of earlier units. A single ID that is not
+// settleIDs omits IDs that the kubelet cannot accept and IDs of earlier units. A single ID that is not
 // UTF-8 would make the whole list impossible to send.
-func settle(resource string, units []*Unit) ([]*Unit, []discovery.Problem) {
+func settleIDs(resource string, units []*Unit) ([]*Unit, []discovery.Problem) {
 	var problems []discovery.Problem
 	var kept []*Unit
 	owner := make(map[string]*Unit)
 	for _, u := range units {
-		slices.SortFunc(u.IDs, Natural)
+		slices.SortFunc(u.IDs, CompareNatural)
 		u.IDs = slices.DeleteFunc(slices.Compact(u.IDs), func(id string) bool {
 			var err error
 			switch first := owner[id]; {
@@ -181,10 +181,10 @@ func checkResource(name string) error {
 	return nil
 }
 
-// sick returns the reason why a device of the unit cannot be allocated to a new pod. It returns ""
+// unusableReason returns the reason why a device of the unit cannot be allocated to a new pod. It returns ""
 // if all devices can, or for a pool, if at least one can. Withheld physical devices must not be
 // allocated, and are Unhealthy for the kubelet.
-func (u *Unit) sick(withheld map[string]string) (reason string) {
+func (u *Unit) unusableReason(withheld map[string]string) (reason string) {
 	usable := false
 	for i := range u.Devices {
 		d := &u.Devices[i]
@@ -192,7 +192,7 @@ func (u *Unit) sick(withheld map[string]string) (reason string) {
 			return why
 		}
 		switch {
-		case d.Health.Usable():
+		case d.Health.IsUsable():
 			usable = true
 		case reason == "":
 			reason = cmp.Or(d.Health.Reason, string(d.Health.Key()))
@@ -204,10 +204,10 @@ func (u *Unit) sick(withheld map[string]string) (reason string) {
 	return reason
 }
 
-// Given returns the devices that a container gets: all devices, or those of a pool that have their
+// GivenDevices returns the devices that a container gets: all devices, or those of a pool that have their
 // device nodes. An adapter whose port has no carrier is included, since the carrier may return
 // while the container runs.
-func (u *Unit) Given() []rules.Offered {
+func (u *Unit) GivenDevices() []rules.Offered {
 	if !u.Pool {
 		return u.Devices
 	}
@@ -216,7 +216,7 @@ func (u *Unit) Given() []rules.Offered {
 }
 
 func byName(a, b *Unit) int {
-	return cmp.Or(Natural(a.Name, b.Name), slices.Compare(deviceNames(a), deviceNames(b)))
+	return cmp.Or(CompareNatural(a.Name, b.Name), slices.Compare(deviceNames(a), deviceNames(b)))
 }
 
 // deviceNames returns the names of a unit's devices before complete is called.
@@ -227,8 +227,8 @@ func deviceNames(u *Unit) (names []string) {
 	return names
 }
 
-// Natural compares strings with numbers by value: "gpu9" comes before "gpu10".
-func Natural(a, b string) int {
+// CompareNatural compares strings with numbers by value: "gpu9" comes before "gpu10".
+func CompareNatural(a, b string) int {
 	x, y := a, b
 	for x != "" && y != "" {
 		m, n := digits(x), digits(y)

@@ -14,7 +14,7 @@ import (
 func TestOffered(t *testing.T) {
 	shared := offer(listtest.GPU("s"), "", "s::10", "s::9", "s::9")
 	shared.Offers = append(shared.Offers, discovery.Offer{Resource: "example.com/monitoring", IDs: []string{"all"}})
-	offers := Of(listtest.Snapshot(
+	offers := BuildOffers(listtest.Snapshot(
 		offer(listtest.GPU("chip0"), "card7", "card7"),
 		offer(listtest.GPU("chip1"), "card7", "card7"),
 		shared,
@@ -63,7 +63,7 @@ func TestNatural(t *testing.T) {
 	want := []string{"", "0", "1", "a", "a01", "a1", "a1b", "a2", "a10", "a10b2", "a10b10", "b"}
 	got := slices.Clone(want)
 	slices.Reverse(got)
-	slices.SortFunc(got, Natural)
+	slices.SortFunc(got, CompareNatural)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

@@ -14,8 +14,8 @@ type callers struct {
 	none  chan struct{} // closed when the count reaches 0; nil until gone is called
 }
 
-// gone returns a channel that is closed when there is no connection.
-func (c *callers) gone() <-chan struct{} {
+// goneChannel returns a channel that is closed when there is no connection.
+func (c *callers) goneChannel() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	none := make(chan struct{})

@@ -40,8 +40,8 @@ type directory string
 // errUnwritable is wrapped by errors about creating a socket in an unwritable directory.
 var errUnwritable = errors.New("not writable")
 
-// explain adds the directory to an error, and wraps errUnwritable if the directory is not writable.
-func (dir directory) explain(err error) error {
+// explainError adds the directory to an error, and wraps errUnwritable if the directory is not writable.
+func (dir directory) explainError(err error) error {
 	for _, unwritable := range []error{fs.ErrPermission, syscall.EROFS, syscall.ENOTDIR} {
 		if errors.Is(err, unwritable) {
 			return fmt.Errorf("device-plugins directory %s: %w: %w", string(dir), errUnwritable, err)
@@ -53,9 +53,9 @@ func (dir directory) explain(err error) error {
 // path returns the path of a socket in the directory.
 func (dir directory) path(name string) string { return filepath.Join(string(dir), name) }
 
-// kubelet returns the file info of the kubelet's socket, or nil. The file info differs between
+// kubeletInfo returns the file info of the kubelet's socket, or nil. The file info differs between
 // instances of the kubelet.
-func (dir directory) kubelet() os.FileInfo {
+func (dir directory) kubeletInfo() os.FileInfo {
 	info, err := os.Lstat(dir.path(kubeletSocket))
 	if err != nil {
 		return nil
@@ -72,18 +72,18 @@ func sameSocket(a, b os.FileInfo) bool {
 	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime())
 }
 
-// probe returns an error if the kubelet does not listen on its socket.
-func (dir directory) probe(ctx context.Context) error {
-	err := listens(ctx, dir.path(kubeletSocket))
+// probeKubelet returns an error if the kubelet does not listen on its socket.
+func (dir directory) probeKubelet(ctx context.Context) error {
+	err := checkListening(ctx, dir.path(kubeletSocket))
 	if errors.Is(err, syscall.ENOTDIR) {
-		return dir.explain(err)
+		return dir.explainError(err)
 	}
 	return err
 }
 
-// listens returns an error if no process listens on a socket. The file of a socket exists before
+// checkListening returns an error if no process listens on a socket. The file of a socket exists before
 // its process listens (bind(2) and listen(2) are two calls), and after the process was killed.
-func listens(ctx context.Context, socket string) error {
+func checkListening(ctx context.Context, socket string) error {
 	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return err
@@ -97,7 +97,7 @@ func (dir directory) listen(resource string) (*net.UnixListener, error) {
 	path := dir.prefix(resource) + uniqueName() + socketSuffix
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
-		return nil, dir.explain(err)
+		return nil, dir.explainError(err)
 	}
 	return listener, nil
 }
@@ -118,8 +118,8 @@ func (dir directory) prefix(resource string) string {
 	return dir.path(socketPrefix+name[:min(room, len(name))]) + "-"
 }
 
-// newest returns the newest socket for a resource, or "".
-func (dir directory) newest(resource string) string {
+// newestSocket returns the newest socket for a resource, or "".
+func (dir directory) newestSocket(resource string) string {
 	last := ""
 	for _, path := range dir.sockets(resource) {
 		last = max(last, path)
@@ -137,16 +137,16 @@ func (dir directory) sockets(resource string) []string {
 	})
 }
 
-// sweep removes Chandler's sockets without a listening process, which killed instances leave
+// removeStale removes Chandler's sockets without a listening process, which killed instances leave
 // behind, and empty files from earlier versions of the agent, which tested with them whether the
 // directory is writable.
-func (dir directory) sweep(ctx context.Context) error {
-	return errors.Join(socket.Sweep(ctx, dir.path(socketPrefix+"*"+socketSuffix)), disk.Files{}.Sweep(string(dir), 0))
+func (dir directory) removeStale(ctx context.Context) error {
+	return errors.Join(socket.RemoveStale(ctx, dir.path(socketPrefix+"*"+socketSuffix)), disk.Files{}.SweepTemporary(string(dir), 0))
 }
 
-// watch calls changed when the kubelet's socket is created and when one of Chandler's sockets
+// watchSockets calls changed when the kubelet's socket is created and when one of Chandler's sockets
 // vanishes, until the context ends.
-func (dir directory) watch(ctx context.Context, changed func()) {
+func (dir directory) watchSockets(ctx context.Context, changed func()) {
 	logger := klog.FromContext(ctx)
 	for ctx.Err() == nil {
 		again := maxUnavailable // the directory does not exist yet

@@ -21,25 +21,25 @@ const sendTime = 50 * time.Millisecond
 type endpoint struct {
 	pluginapi.DevicePluginServer // answers other calls
 
-	plugin  *plugin
-	dir     directory
-	path    string
-	grpc    *grpc.Server
-	served  chan struct{}             // closed when serving has ended
-	closing context.Context           // ended when the agent ends the streams
-	end     context.CancelFunc        // ends closing
-	muted   context.Context           // ended when the streams must stay open but send nothing more
-	mute    context.CancelFunc        // ends muted
-	watched chan struct{}             // closed when the kubelet has requested the list
-	asked   sync.Once                 // closes watched
-	lost    atomic.Pointer[time.Time] // when the kubelet has ended a stream
-	refuses bool                      // makes the registration fail
-	calls   callers
+	plugin       *plugin
+	dir          directory
+	path         string
+	grpc         *grpc.Server
+	servingEnded chan struct{}             // closed when serving has ended
+	closing      context.Context           // ended when the agent ends the streams
+	end          context.CancelFunc        // ends closing
+	muted        context.Context           // ended when the streams must stay open but send nothing more
+	mute         context.CancelFunc        // ends muted
+	watched      chan struct{}             // closed when the kubelet has requested the list
+	closeWatched sync.Once                 // closes watched
+	lostAt       atomic.Pointer[time.Time] // when the kubelet has ended a stream
+	refuses      bool                      // makes the registration fail
+	calls        callers
 
-	mu       sync.Mutex
-	after    string        // a later socket of this instance, or ""
-	inFlight int           // running calls of Allocate
-	idle     chan struct{} // closed when a retired endpoint has no running Allocate; nil until it is retired
+	mu          sync.Mutex
+	laterSocket string        // a later socket of this instance, or ""
+	inFlight    int           // running calls of Allocate
+	callsEnded  chan struct{} // closed when a retired endpoint has no running Allocate; nil until it is retired
 }
 
 // open serves a plugin at a new socket, which accepts connections when open returns.
@@ -57,25 +57,25 @@ func (dir directory) serve(ctx context.Context, p *plugin, e *endpoint, resource
 	e.path = listener.Addr().String()
 	options := []grpc.ServerOption{grpc.StatsHandler(&e.calls)}
 	if !e.refuses {
-		options = append(options, grpc.UnaryInterceptor(answer(klog.FromContext(ctx))))
+		options = append(options, grpc.UnaryInterceptor(answerInterceptor(klog.FromContext(ctx))))
 	}
 	e.grpc = grpc.NewServer(options...)
-	e.served, e.watched = make(chan struct{}), make(chan struct{})
+	e.servingEnded, e.watched = make(chan struct{}), make(chan struct{})
 	e.closing, e.end = context.WithCancel(context.WithoutCancel(ctx))
 	e.muted, e.mute = context.WithCancel(context.WithoutCancel(ctx))
 	pluginapi.RegisterDevicePluginServer(e.grpc, e)
 	go func() {
-		defer close(e.served)
+		defer close(e.servingEnded)
 		if err := e.grpc.Serve(listener); err != nil {
 			klog.FromContext(ctx).Error(err, "Device plugin stopped serving", "resource", p.resource, "socket", e.path)
-			e.lose()
+			e.markLost()
 		}
 	}()
 	return e, nil
 }
 
-// answer returns an interceptor with a logger for the context of a call and for the call's error.
-func answer(logger klog.Logger) grpc.UnaryServerInterceptor {
+// answerInterceptor returns an interceptor with a logger for the context of a call and for the call's error.
+func answerInterceptor(logger klog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		response, err := handler(klog.NewContext(ctx, logger), request)
 		if err != nil {
@@ -96,28 +96,28 @@ func (e *endpoint) close() {
 		return
 	}
 	select {
-	case <-e.retire():
+	case <-e.retireEndpoint():
 	case <-time.After(closeTimeout):
 	}
-	if e.streams() {
+	if e.hasStream() {
 		time.Sleep(sendTime)
 	}
 	e.end()
 	select {
-	case <-e.calls.gone():
-	case <-time.After(settled):
+	case <-e.calls.goneChannel():
+	case <-time.After(settleTime):
 	}
 	timer := time.AfterFunc(closeTimeout, e.grpc.Stop)
 	defer timer.Stop()
 	e.grpc.GracefulStop()
-	<-e.served
+	<-e.servingEnded
 }
 
-// lose marks the endpoint as no longer in use by the kubelet.
-func (e *endpoint) lose() {
+// markLost marks the endpoint as no longer in use by the kubelet.
+func (e *endpoint) markLost() {
 	now := time.Now()
-	e.lost.CompareAndSwap(nil, &now)
-	e.plugin.poke()
+	e.lostAt.CompareAndSwap(nil, &now)
+	e.plugin.wakeServe()
 }
 
 // stream is a call of ListAndWatch that both sides can end.
@@ -129,10 +129,10 @@ type stream struct {
 // Context implements grpc.ServerStream.
 func (s stream) Context() context.Context { return s.ctx }
 
-// streams reports whether the kubelet has requested the list and has not ended the stream. It
+// hasStream reports whether the kubelet has requested the list and has not ended the stream. It
 // returns false for nil.
-func (e *endpoint) streams() bool {
-	if e == nil || e.lost.Load() != nil {
+func (e *endpoint) hasStream() bool {
+	if e == nil || e.lostAt.Load() != nil {
 		return false
 	}
 	select {
@@ -154,7 +154,7 @@ func (e *endpoint) GetDevicePluginOptions(ctx context.Context, r *pluginapi.Empt
 // ListAndWatch forwards the plugin's lists. If the kubelet ends the stream, the plugin must be
 // registered again.
 func (e *endpoint) ListAndWatch(r *pluginapi.Empty, to grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
-	e.asked.Do(func() { close(e.watched) })
+	e.closeWatched.Do(func() { close(e.watched) })
 	ctx, cancel := context.WithCancel(to.Context())
 	defer cancel()
 	defer context.AfterFunc(e.closing, cancel)()
@@ -167,7 +167,7 @@ func (e *endpoint) ListAndWatch(r *pluginapi.Empty, to grpc.ServerStreamingServe
 		}
 	}
 	if e.closing.Err() == nil {
-		e.lose()
+		e.markLost()
 	}
 	return err
 }
@@ -176,9 +176,9 @@ func (e *endpoint) ListAndWatch(r *pluginapi.Empty, to grpc.ServerStreamingServe
 // retired.
 func (e *endpoint) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	if !e.begin() {
-		return e.forward(ctx, r)
+		return e.forwardCall(ctx, r)
 	}
-	defer e.ended()
+	defer e.endCall()
 	return e.plugin.server.Allocate(ctx, r)
 }
 
@@ -186,19 +186,19 @@ func (e *endpoint) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (
 func (e *endpoint) begin() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.idle != nil {
+	if e.callsEnded != nil {
 		return false
 	}
 	e.inFlight++
 	return true
 }
 
-// ended marks the end of a call of Allocate.
-func (e *endpoint) ended() {
+// endCall marks the end of a call of Allocate.
+func (e *endpoint) endCall() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.inFlight--
-	if e.idle != nil && e.inFlight == 0 {
-		close(e.idle)
+	if e.callsEnded != nil && e.inFlight == 0 {
+		close(e.callsEnded)
 	}
 }

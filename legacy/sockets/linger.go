@@ -20,30 +20,30 @@ const (
 	lingerGrace = time.Second
 )
 
-// leave retires the endpoints of a registration and stores them for Linger. When the last endpoint
+// leaveEndpoints retires the endpoints of a registration and stores them for Linger. When the last endpoint
 // of a resource ends, the kubelet considers all of its devices unhealthy and rejects pods that have
 // just been scheduled.
-func (d *Directory) leave(r registration) {
+func (d *Directory) leaveEndpoints(r registration) {
 	for _, e := range r.endpoints() {
-		<-e.retire()
+		<-e.retireEndpoint()
 		d.mu.Lock()
-		d.left = append(d.left, e)
+		d.lingering = append(d.lingering, e)
 		d.mu.Unlock()
 	}
 }
 
-// retire makes the endpoint forward new calls of Allocate. The returned channel is closed when the
+// retireEndpoint makes the endpoint forward new calls of Allocate. The returned channel is closed when the
 // running calls have ended.
-func (e *endpoint) retire() <-chan struct{} {
+func (e *endpoint) retireEndpoint() <-chan struct{} {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.idle == nil {
-		e.idle = make(chan struct{})
+	if e.callsEnded == nil {
+		e.callsEnded = make(chan struct{})
 		if e.inFlight == 0 {
-			close(e.idle)
+			close(e.callsEnded)
 		}
 	}
-	return e.idle
+	return e.callsEnded
 }
 
 // Linger keeps the sockets left by Serve until the kubelet has the sockets of the next instance, or
@@ -51,14 +51,14 @@ func (e *endpoint) retire() <-chan struct{} {
 // Allocate on the old sockets.
 func (d *Directory) Linger(ctx context.Context) {
 	d.mu.Lock()
-	left := d.left
-	d.left = nil
+	left := d.lingering
+	d.lingering = nil
 	d.mu.Unlock()
 	var all sync.WaitGroup
 	for _, e := range left {
 		all.Go(func() {
 			defer e.close()
-			if e.successor(ctx) == "" {
+			if e.awaitSuccessor(ctx) == "" {
 				return
 			}
 			select {
@@ -70,14 +70,14 @@ func (d *Directory) Linger(ctx context.Context) {
 	all.Wait()
 }
 
-// successor waits until the next instance listens on its socket, and returns the socket. It returns
+// awaitSuccessor waits until the next instance listens on its socket, and returns the socket. It returns
 // "" if the context or the streams end before.
-func (e *endpoint) successor(ctx context.Context) string {
+func (e *endpoint) awaitSuccessor(ctx context.Context) string {
 	e.mu.Lock()
-	last := max(e.path, e.after)
+	last := max(e.path, e.laterSocket)
 	e.mu.Unlock()
 	for {
-		if socket := e.dir.newest(e.plugin.resource); socket > last && listens(ctx, socket) == nil {
+		if socket := e.dir.newestSocket(e.plugin.resource); socket > last && checkListening(ctx, socket) == nil {
 			return socket
 		}
 		select {
@@ -90,9 +90,9 @@ func (e *endpoint) successor(ctx context.Context) string {
 	}
 }
 
-// forward returns the answer of the next instance.
-func (e *endpoint) forward(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	socket := e.successor(ctx)
+// forwardCall returns the answer of the next instance.
+func (e *endpoint) forwardCall(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	socket := e.awaitSuccessor(ctx)
 	if socket == "" {
 		return nil, status.Error(codes.Unavailable, e.plugin.resource+": this instance has ended, and no other has begun")
 	}

@@ -17,7 +17,7 @@ import (
 // sockets, and Serve soon creates a new one.
 func (d *Directory) Probe(ctx context.Context) error {
 	var errs []error
-	for resource, socket := range d.Registered() {
+	for resource, socket := range d.RegisteredSockets() {
 		if _, err := os.Lstat(socket); errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

@@ -18,31 +18,31 @@ import (
 // register serves the plugin at a new socket and registers the plugin with the kubelet. Before, the
 // kubelet must answer a probe, since a starting kubelet would remove the socket.
 func (d *Directory) register(ctx context.Context, p *plugin) (registration, error) {
-	if err := d.dir.probe(ctx); err != nil {
+	if err := d.dir.probeKubelet(ctx); err != nil {
 		return registration{}, unavailable{fmt.Errorf("register %s: %w", p.resource, err)}
 	}
 	// After the probe, this is the socket of a running kubelet. A killed kubelet leaves its socket
 	// behind. Mistaking that socket for the next kubelet's would cause a second registration, which
 	// ends the first stream. Kubelets up to 1.36 then lose both.
-	kubelet := d.dir.kubelet()
+	kubelet := d.dir.kubeletInfo()
 	e, err := d.dir.open(ctx, p)
 	if err != nil {
 		return registration{}, fmt.Errorf("serve %s: %w", p.resource, err)
 	}
-	if err := e.announce(ctx); err != nil {
+	if err := e.announceEndpoint(ctx); err != nil {
 		e.close()
 		return registration{}, fmt.Errorf("register %s with the kubelet at %s: %w", p.resource, d.dir.path(kubeletSocket), inWords(err))
 	}
 	d.mu.Lock()
 	p.socket = e.path
 	d.mu.Unlock()
-	return registration{endpoint: e, kubelet: kubelet, at: time.Now()}, nil
+	return registration{endpoint: e, kubelet: kubelet, registeredAt: time.Now()}, nil
 }
 
-// announce registers the endpoint with the kubelet. The kubelet may use the endpoint before
+// announceEndpoint registers the endpoint with the kubelet. The kubelet may use the endpoint before
 // answering, and a closed endpoint would then reject pods. Therefore a running call gets some more
 // time when the context ends.
-func (e *endpoint) announce(ctx context.Context) error {
+func (e *endpoint) announceEndpoint(ctx context.Context) error {
 	ended := ctx
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registerTimeout)
 	defer cancel()
@@ -87,10 +87,10 @@ func (u unavailable) Unwrap() error { return u.error }
 
 // retry computes the times of attempts. A new kubelet is tried at once.
 type retry struct {
-	delay   time.Duration
-	next    time.Time
-	kubelet os.FileInfo // socket of the kubelet at the last attempt
-	taken   time.Time   // time of the last successful registration
+	delay       time.Duration
+	next        time.Time
+	kubelet     os.FileInfo // socket of the kubelet at the last attempt
+	lastSuccess time.Time   // time of the last successful registration
 }
 
 // wait returns the time until the next attempt. A kubelet that ends a stream may be about to stop.
@@ -98,12 +98,12 @@ type retry struct {
 // endpoint, which should not be the next one
 // (pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go, Disconnect, in 1.25 to 1.36).
 func (r *retry) wait(dir directory, lost *endpoint) time.Duration {
-	if !sameSocket(r.kubelet, dir.kubelet()) {
+	if !sameSocket(r.kubelet, dir.kubeletInfo()) {
 		return 0
 	}
 	next := r.next
 	if lost != nil {
-		if at := lost.lost.Load(); at != nil && at.Add(firstRetry).After(next) {
+		if at := lost.lostAt.Load(); at != nil && at.Add(firstRetry).After(next) {
 			next = at.Add(firstRetry)
 		}
 	}
@@ -116,7 +116,7 @@ func (r *retry) failed(dir directory, err error) time.Duration {
 	if errors.As(err, new(unavailable)) || errors.Is(err, errUnwritable) {
 		limit = maxUnavailable
 	}
-	if kubelet := dir.kubelet(); !sameSocket(r.kubelet, kubelet) {
+	if kubelet := dir.kubeletInfo(); !sameSocket(r.kubelet, kubelet) {
 		r.kubelet, r.delay = kubelet, firstRetry
 	}
 	wait := min(r.delay, limit)
@@ -125,13 +125,13 @@ func (r *retry) failed(dir directory, err error) time.Duration {
 	return wait
 }
 
-// succeeded slows down successful attempts in quick succession, since the kubelet drops these
+// recordSuccess slows down successful attempts in quick succession, since the kubelet drops these
 // registrations again.
-func (r *retry) succeeded(now registration) {
-	if !sameSocket(r.kubelet, now.kubelet) || now.at.Sub(r.taken) > steady {
+func (r *retry) recordSuccess(now registration) {
+	if !sameSocket(r.kubelet, now.kubelet) || now.registeredAt.Sub(r.lastSuccess) > steadyAfter {
 		r.delay = firstRetry
 	}
-	r.kubelet, r.taken = now.kubelet, now.at
-	r.next = now.at.Add(r.delay)
+	r.kubelet, r.lastSuccess = now.kubelet, now.registeredAt
+	r.next = now.registeredAt.Add(r.delay)
 	r.delay = min(2*r.delay, maxRefused)
 }

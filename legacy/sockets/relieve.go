@@ -19,38 +19,38 @@ const (
 
 	othersInterval = 100 * time.Millisecond
 
-	// settled is how long the kubelet may take to notice the end of a stream.
-	settled = time.Second
+	// settleTime is how long the kubelet may take to notice the end of a stream.
+	settleTime = time.Second
 )
 
 // errRefused is the answer that makes a registration fail on purpose.
 var errRefused = status.Error(codes.Unavailable, "this registration is meant to fail: it has the kubelet forget the one before")
 
-// succeed registers the plugin. The new registration replaces earlier ones, both of this and of
+// registerNext registers the plugin. The new registration replaces earlier ones, both of this and of
 // earlier instances.
-func (d *Directory) succeed(ctx context.Context, p *plugin, before registration, gone <-chan struct{}) (registration, error) {
+func (d *Directory) registerNext(ctx context.Context, p *plugin, before registration, gone <-chan struct{}) (registration, error) {
 	now, err := d.register(ctx, p)
 	if err != nil {
 		return now, err
 	}
 	var own []*endpoint // endpoints with a stream to the present kubelet
 	for _, e := range before.endpoints() {
-		if e.streams() && sameSocket(before.kubelet, now.kubelet) {
+		if e.hasStream() && sameSocket(before.kubelet, now.kubelet) {
 			own = append(own, e)
 		} else {
 			e.close()
 		}
 	}
 	// A lost endpoint has no stream. The other endpoint, which is already silent, is kept.
-	if len(own) == 1 && own[0] == before.kept && len(d.dir.others(ctx, now.endpoint, own)) == 0 {
-		now.kept = before.kept
-		now.kept.silence(now.endpoint)
+	if len(own) == 1 && own[0] == before.earlierEndpoint && len(d.dir.otherSockets(ctx, now.endpoint, own)) == 0 {
+		now.earlierEndpoint = before.earlierEndpoint
+		now.earlierEndpoint.silenceEndpoint(now.endpoint)
 		return now, nil
 	}
-	return d.relieve(ctx, p, now, own, gone), nil
+	return d.replaceEarlier(ctx, p, now, own, gone), nil
 }
 
-// relieve ends earlier endpoints of the resource without leaving the kubelet without devices.
+// replaceEarlier ends earlier endpoints of the resource without leaving the kubelet without devices.
 //
 // Up to 1.36 the kubelet identifies plugins only by the resource's name. When any stream of the
 // resource ends, the kubelet disconnects the plugin with the name at that time, and considers all
@@ -62,12 +62,12 @@ func (d *Directory) succeed(ctx context.Context, p *plugin, before registration,
 //
 // From 1.37 on the kubelet identifies plugins by name and socket, and calls any of them. These
 // steps then have no effect.
-func (d *Directory) relieve(ctx context.Context, p *plugin, now registration, own []*endpoint, gone <-chan struct{}) registration {
-	if len(own) == 0 && len(d.dir.others(ctx, now.endpoint, nil)) == 0 {
+func (d *Directory) replaceEarlier(ctx context.Context, p *plugin, now registration, own []*endpoint, gone <-chan struct{}) registration {
+	if len(own) == 0 && len(d.dir.otherSockets(ctx, now.endpoint, nil)) == 0 {
 		return now
 	}
 	logger := klog.FromContext(ctx)
-	if err := d.disown(ctx, p); err != nil {
+	if err := d.disownPlugin(ctx, p); err != nil {
 		logger.Info("The kubelet may have no devices for a moment", "resource", p.resource, "reason", err.Error())
 	}
 	for _, e := range own {
@@ -79,16 +79,16 @@ func (d *Directory) relieve(ctx context.Context, p *plugin, now registration, ow
 		case <-gone:
 		case <-now.endpoint.closing.Done():
 		case <-time.After(how):
-			return now.endpoint.lost.Load() == nil && sameSocket(now.kubelet, d.dir.kubelet())
+			return now.endpoint.lostAt.Load() == nil && sameSocket(now.kubelet, d.dir.kubeletInfo())
 		}
 		return false
 	}
-	for end := time.Now().Add(maxRelief); time.Now().Before(end) && len(d.dir.others(ctx, now.endpoint, nil)) > 0; {
+	for end := time.Now().Add(maxRelief); time.Now().Before(end) && len(d.dir.otherSockets(ctx, now.endpoint, nil)) > 0; {
 		if !wait(othersInterval) {
 			return now
 		}
 	}
-	if !wait(settled) {
+	if !wait(settleTime) {
 		return now
 	}
 	last, err := d.register(ctx, p)
@@ -101,20 +101,20 @@ func (d *Directory) relieve(ctx context.Context, p *plugin, now registration, ow
 	case <-ctx.Done():
 	case <-time.After(d.patience):
 	}
-	last.kept = now.endpoint
-	last.kept.silence(last.endpoint)
+	last.earlierEndpoint = now.endpoint
+	last.earlierEndpoint.silenceEndpoint(last.endpoint)
 	return last
 }
 
-// disown makes the kubelet forget the plugin of a resource, by a registration that fails. Other
+// disownPlugin makes the kubelet forget the plugin of a resource, by a registration that fails. Other
 // instances ignore its socket.
-func (d *Directory) disown(ctx context.Context, p *plugin) error {
+func (d *Directory) disownPlugin(ctx context.Context, p *plugin) error {
 	e, err := d.dir.serve(ctx, p, &endpoint{refuses: true}, nobody)
 	if err != nil {
 		return err
 	}
 	defer e.close()
-	err = e.announce(ctx)
+	err = e.announceEndpoint(ctx)
 	if err == nil {
 		return errors.New("the kubelet takes a registration that should fail")
 	}
@@ -127,9 +127,9 @@ func (d *Directory) disown(ctx context.Context, p *plugin) error {
 // nobody stands in for the resource in the name of a socket. It is not a valid resource name.
 const nobody = "_"
 
-// others returns the sockets of other endpoints of the resource with a listening process, except
+// otherSockets returns the sockets of other endpoints of the resource with a listening process, except
 // those in but.
-func (dir directory) others(ctx context.Context, e *endpoint, but []*endpoint) []string {
+func (dir directory) otherSockets(ctx context.Context, e *endpoint, but []*endpoint) []string {
 	return slices.DeleteFunc(dir.sockets(e.plugin.resource), func(path string) bool {
 		if path == e.path || slices.ContainsFunc(but, func(b *endpoint) bool { return b.path == path }) {
 			return true
@@ -143,11 +143,11 @@ func (dir directory) others(ctx context.Context, e *endpoint, but []*endpoint) [
 	})
 }
 
-// silence makes an endpoint send nothing more, because another endpoint of this instance has
+// silenceEndpoint makes an endpoint send nothing more, because another endpoint of this instance has
 // replaced it. The endpoint keeps its streams and still answers calls.
-func (e *endpoint) silence(by *endpoint) {
+func (e *endpoint) silenceEndpoint(by *endpoint) {
 	e.mu.Lock()
-	e.after = by.path
+	e.laterSocket = by.path
 	e.mu.Unlock()
 	e.mute()
 	_ = os.Remove(e.path) // like a listener when it is closed

@@ -60,27 +60,27 @@ func TestHandOver(t *testing.T) {
 	t.Parallel()
 	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
 		now := begin(t, k)
-		k.Plugin(gpuResource, 1).Says(t, "a")
+		k.AwaitPlugin(gpuResource, 1).AwaitList(t, "a")
 		registrations := 1
 		for range 3 {
 			now.end()
 			next := begin(t, k)
 			registrations += 2
-			last := k.Plugin(gpuResource, registrations)
-			last.Says(t, "a")
+			last := k.AwaitPlugin(gpuResource, registrations)
+			last.AwaitList(t, "a")
 			<-now.lingered
 			time.Sleep(100 * time.Millisecond) // time for the kubelet to notice a change
 			if list, holes := k.Has(gpuResource); list != "a" || holes > 0 {
 				t.Fatalf("the kubelet has %q and had nothing %d times", list, holes)
 			}
-			if !k.Notices(last) {
+			if !k.NoticesEnd(last) {
 				t.Error("the kubelet would not notice the end of the latest plugin")
 			}
-			kubelettest.Eventually(t, func() bool { return len(k.Sockets()) == 1 }, func() string { return fmt.Sprint("sockets: ", k.Sockets()) })
+			kubelettest.EventuallyTrue(t, func() bool { return len(k.Sockets()) == 1 }, func() string { return fmt.Sprint("sockets: ", k.Sockets()) })
 			now = next
 		}
 		var streaming int
-		for _, p := range k.Registered() {
+		for _, p := range k.Registrations() {
 			if !p.HasEnded() {
 				streaming++
 			}
@@ -96,11 +96,11 @@ func TestLateCall(t *testing.T) {
 	t.Parallel()
 	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
 		first := begin(t, k)
-		k.Plugin(gpuResource, 1).Says(t, "a")
+		k.AwaitPlugin(gpuResource, 1).AwaitList(t, "a")
 		first.end()
 		begin(t, k)
-		k.Plugin(gpuResource, 3).Says(t, "a")
-		for i, p := range k.Registered()[1:] {
+		k.AwaitPlugin(gpuResource, 3).AwaitList(t, "a")
+		for i, p := range k.Registrations()[1:] {
 			if _, err := p.API.GetDevicePluginOptions(t.Context(), &pluginapi.Empty{}); err != nil {
 				t.Errorf("registration %d: %v", i, err)
 			}
@@ -116,12 +116,12 @@ func TestKubeletNoticesLate(t *testing.T) {
 	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
 		k.NoticeEnds = make(chan struct{})
 		now := begin(t, k)
-		first := k.Plugin(gpuResource, 1)
-		first.Says(t, "a")
+		first := k.AwaitPlugin(gpuResource, 1)
+		first.AwaitList(t, "a")
 		now.end()
 		begin(t, k)
-		kubelettest.Eventually(t, first.HasEnded, func() string { return "the stream has not ended" })
-		if _, err := first.Allocate("a"); err != nil {
+		kubelettest.EventuallyTrue(t, first.HasEnded, func() string { return "the stream has not ended" })
+		if _, err := first.AllocateIDs("a"); err != nil {
 			t.Error(err)
 		}
 		close(k.NoticeEnds)
@@ -139,16 +139,16 @@ func TestSocketVanishes(t *testing.T) {
 		i := begin(t, k)
 		for n := range 3 {
 			registrations := 1 + 2*n
-			p := k.Plugin(gpuResource, registrations)
-			p.Says(t, "a")
-			kubelettest.Eventually(t, func() bool { return i.Registered()[gpuResource] == filepath.Join(k.Dir, p.Request.Endpoint) }, func() string { return "it is not registered" })
+			p := k.AwaitPlugin(gpuResource, registrations)
+			p.AwaitList(t, "a")
+			kubelettest.EventuallyTrue(t, func() bool { return i.RegisteredSockets()[gpuResource] == filepath.Join(k.Dir, p.Request.Endpoint) }, func() string { return "it is not registered" })
 			if err := os.Remove(filepath.Join(k.Dir, p.Request.Endpoint)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		last := k.Plugin(gpuResource, 7)
-		last.Says(t, "a")
-		if list, holes := k.Has(gpuResource); list != "a" || holes > 0 || !k.Notices(last) {
+		last := k.AwaitPlugin(gpuResource, 7)
+		last.AwaitList(t, "a")
+		if list, holes := k.Has(gpuResource); list != "a" || holes > 0 || !k.NoticesEnd(last) {
 			t.Errorf("the kubelet has %q and had nothing %d times", list, holes)
 		}
 	})
@@ -159,7 +159,7 @@ func TestOneStreamSpeaks(t *testing.T) {
 	t.Parallel()
 	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
 		first := begin(t, k)
-		k.Plugin(gpuResource, 1).Says(t, "a")
+		k.AwaitPlugin(gpuResource, 1).AwaitList(t, "a")
 		first.end()
 		changes := &changing{list: []string{"a"}, changed: make(chan struct{})}
 		d := New(k.Dir, nil)
@@ -167,14 +167,14 @@ func TestOneStreamSpeaks(t *testing.T) {
 		var all sync.WaitGroup
 		all.Go(func() { d.Serve(ctx, gpuResource, changes, nil) })
 		t.Cleanup(func() { cancel(); all.Wait() })
-		last := k.Plugin(gpuResource, 3)
-		last.Says(t, "a")
-		before := k.Registered()[1]
-		kubelettest.Eventually(t, func() bool { return changes.streaming() == 1 }, func() string { return fmt.Sprint(changes.streaming(), " streams") })
+		last := k.AwaitPlugin(gpuResource, 3)
+		last.AwaitList(t, "a")
+		before := k.Registrations()[1]
+		kubelettest.EventuallyTrue(t, func() bool { return changes.streaming() == 1 }, func() string { return fmt.Sprint(changes.streaming(), " streams") })
 		changes.set("b")
-		last.Says(t, "b")
-		if before.Last() != "a" || before.HasEnded() {
-			t.Errorf("the first stream says %s, ended %v", before.Last(), before.HasEnded())
+		last.AwaitList(t, "b")
+		if before.LastList() != "a" || before.HasEnded() {
+			t.Errorf("the first stream says %s, ended %v", before.LastList(), before.HasEnded())
 		}
 	})
 }
@@ -240,6 +240,6 @@ func TestListIsNotAskedFor(t *testing.T) {
 	d := New(k.Dir, nil)
 	d.patience = 50 * time.Millisecond
 	serve(t, d)
-	k.Plugin(gpuResource, 2)
-	kubelettest.Eventually(t, func() bool { return len(k.Sockets()) == 1 }, func() string { return fmt.Sprint("sockets: ", k.Sockets()) })
+	k.AwaitPlugin(gpuResource, 2)
+	kubelettest.EventuallyTrue(t, func() bool { return len(k.Sockets()) == 1 }, func() string { return fmt.Sprint("sockets: ", k.Sockets()) })
 }

@@ -32,20 +32,20 @@ const (
 	// watchTimeout is how long the kubelet may take to request the list after a registration.
 	watchTimeout = 15 * time.Second
 
-	// steady is the minimum age of a registration that the kubelet has not dropped.
-	steady = 10 * time.Second
+	// steadyAfter is the minimum age of a registration that the kubelet has not dropped.
+	steadyAfter = 10 * time.Second
 )
 
 // Directory is the kubelet's device-plugins directory.
 type Directory struct {
-	dir       directory
-	succeeded func() bool
-	patience  time.Duration // how long the kubelet may take to request a list
-	cleared   sync.Once
+	dir          directory
+	hasSuccessor func() bool
+	patience     time.Duration // how long the kubelet may take to request a list
+	clearOnce    sync.Once
 
-	mu      sync.Mutex
-	plugins map[string]*plugin // served plugins, by resource
-	left    []*endpoint        // endpoints for Linger
+	mu        sync.Mutex
+	plugins   map[string]*plugin // served plugins, by resource
+	lingering []*endpoint        // endpoints for Linger
 }
 
 // New returns the device-plugins directory at a path. Succeeded reports whether another instance of
@@ -55,10 +55,10 @@ func New(path string, succeeded func() bool) *Directory {
 		succeeded = func() bool { return false }
 	}
 	return &Directory{
-		dir:       directory(filepath.Clean(path)),
-		succeeded: succeeded,
-		patience:  watchTimeout,
-		plugins:   make(map[string]*plugin),
+		dir:          directory(filepath.Clean(path)),
+		hasSuccessor: succeeded,
+		patience:     watchTimeout,
+		plugins:      make(map[string]*plugin),
 	}
 }
 
@@ -70,8 +70,8 @@ type plugin struct {
 	socket   string        // the registered socket, or ""; guarded by Directory.mu
 }
 
-// poke wakes Serve, because another registration may be needed.
-func (p *plugin) poke() {
+// wakeServe wakes Serve, because another registration may be needed.
+func (p *plugin) wakeServe() {
 	select {
 	case p.wake <- struct{}{}:
 	default:
@@ -80,15 +80,15 @@ func (p *plugin) poke() {
 
 // registration is an endpoint that the kubelet has accepted.
 type registration struct {
-	endpoint *endpoint
-	kept     *endpoint   // an earlier endpoint, whose stream must last as long; see relieve
-	kubelet  os.FileInfo // socket of the kubelet that accepted it
-	at       time.Time
+	endpoint        *endpoint
+	earlierEndpoint *endpoint   // an earlier endpoint, whose stream must last as long; see relieve
+	kubelet         os.FileInfo // socket of the kubelet that accepted it
+	registeredAt    time.Time
 }
 
 // endpoints returns the endpoints of a registration, the latest first.
 func (r registration) endpoints() []*endpoint {
-	return slices.DeleteFunc([]*endpoint{r.endpoint, r.kept}, func(e *endpoint) bool { return e == nil })
+	return slices.DeleteFunc([]*endpoint{r.endpoint, r.earlierEndpoint}, func(e *endpoint) bool { return e == nil })
 }
 
 // close closes the endpoints of a registration.
@@ -113,8 +113,8 @@ func (d *Directory) Serve(ctx context.Context, resource string, server pluginapi
 	d.mu.Lock()
 	delete(d.plugins, resource)
 	d.mu.Unlock()
-	if ctx.Err() != nil && d.succeeded() {
-		d.leave(last)
+	if ctx.Err() != nil && d.hasSuccessor() {
+		d.leaveEndpoints(last)
 		return
 	}
 	last.close()
@@ -129,9 +129,9 @@ func (d *Directory) keepRegistered(ctx context.Context, p *plugin, gone <-chan s
 	lastError := ""
 	for {
 		wait := lookInterval
-		if reason := d.stale(current); reason != "" {
+		if reason := d.staleReason(current); reason != "" {
 			if wait = again.wait(d.dir, current.endpoint); wait <= 0 {
-				following, err := d.succeed(ctx, p, current, gone)
+				following, err := d.registerNext(ctx, p, current, gone)
 				if err != nil {
 					if ctx.Err() == nil && err.Error() != lastError {
 						lastError = err.Error()
@@ -140,7 +140,7 @@ func (d *Directory) keepRegistered(ctx context.Context, p *plugin, gone <-chan s
 					wait = again.failed(d.dir, err)
 				} else {
 					current, lastError, wait = following, "", lookInterval
-					again.succeeded(current)
+					again.recordSuccess(current)
 					logger.Info("Device plugin registered", "resource", p.resource, "socket", current.endpoint.path, "reason", reason)
 				}
 			}
@@ -156,28 +156,28 @@ func (d *Directory) keepRegistered(ctx context.Context, p *plugin, gone <-chan s
 	}
 }
 
-// stale returns why another registration is needed, or "".
-func (d *Directory) stale(r registration) string {
+// staleReason returns why another registration is needed, or "".
+func (d *Directory) staleReason(r registration) string {
 	if r.endpoint == nil {
 		return "new"
 	}
-	if !sameSocket(r.kubelet, d.dir.kubelet()) {
+	if !sameSocket(r.kubelet, d.dir.kubeletInfo()) {
 		return "the kubelet has restarted"
 	}
-	if r.endpoint.lost.Load() != nil {
+	if r.endpoint.lostAt.Load() != nil {
 		return "the kubelet has ended the stream"
 	}
 	if _, err := os.Lstat(r.endpoint.path); errors.Is(err, fs.ErrNotExist) {
 		return "the socket has vanished"
 	}
-	if !r.endpoint.streams() && time.Since(r.at) >= d.patience {
+	if !r.endpoint.hasStream() && time.Since(r.registeredAt) >= d.patience {
 		return "the kubelet has not requested the list"
 	}
 	return ""
 }
 
-// Registered returns the sockets registered with the kubelet, by resource.
-func (d *Directory) Registered() map[string]string {
+// RegisteredSockets returns the sockets registered with the kubelet, by resource.
+func (d *Directory) RegisteredSockets() map[string]string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	sockets := make(map[string]string)
@@ -195,20 +195,20 @@ func (d *Directory) Registered() map[string]string {
 // instances.
 func (d *Directory) Run(ctx context.Context) {
 	d.clear(ctx)
-	d.dir.watch(ctx, func() {
+	d.dir.watchSockets(ctx, func() {
 		d.mu.Lock()
 		plugins := slices.Collect(maps.Values(d.plugins))
 		d.mu.Unlock()
 		for _, p := range plugins {
-			p.poke()
+			p.wakeServe()
 		}
 	})
 }
 
 // clear removes the leftovers of killed instances, once.
 func (d *Directory) clear(ctx context.Context) {
-	d.cleared.Do(func() {
-		if err := d.dir.sweep(ctx); err != nil {
+	d.clearOnce.Do(func() {
+		if err := d.dir.removeStale(ctx); err != nil {
 			klog.FromContext(ctx).Error(err, "Files are left over in the device-plugins directory")
 		}
 	})

@@ -84,7 +84,7 @@ func TestKubeletIsAbsentAtStart(t *testing.T) {
 			}
 			k.Start()
 			started := time.Now()
-			t.Logf("registered %v after the kubelet came", k.Plugin(gpuResource, 1).At.Sub(started))
+			t.Logf("registered %v after the kubelet came", k.AwaitPlugin(gpuResource, 1).At.Sub(started))
 		})
 	}
 }
@@ -101,21 +101,21 @@ func TestKubeletRestarts(t *testing.T) {
 			if inotify {
 				watch(t, p)
 			}
-			names := map[string]bool{k.Plugin(gpuResource, 1).Request.Endpoint: true}
+			names := map[string]bool{k.AwaitPlugin(gpuResource, 1).Request.Endpoint: true}
 			for n := 2; n <= 4; n++ {
 				k.Stop()
 				time.Sleep(time.Duration(n) * 150 * time.Millisecond)
 				k.Start()
 				started := time.Now()
-				again := k.Plugin(gpuResource, n)
-				again.Says(t, "a")
+				again := k.AwaitPlugin(gpuResource, n)
+				again.AwaitList(t, "a")
 				t.Logf("registered %v after the kubelet came back", again.At.Sub(started))
 				if names[again.Request.Endpoint] {
 					t.Errorf("socket %s was used before", again.Request.Endpoint)
 				}
 				names[again.Request.Endpoint] = true
 			}
-			kubelettest.Eventually(t, func() bool { return len(k.Sockets()) == 1 }, func() string { return fmt.Sprint("sockets: ", k.Sockets()) })
+			kubelettest.EventuallyTrue(t, func() bool { return len(k.Sockets()) == 1 }, func() string { return fmt.Sprint("sockets: ", k.Sockets()) })
 		})
 	}
 }
@@ -144,24 +144,24 @@ func TestRegisterAnew(t *testing.T) {
 			p := New(k.Dir, nil)
 			serve(t, p)
 			watch(t, p)
-			first := k.Plugin(gpuResource, 1)
-			first.Says(t, "a")
+			first := k.AwaitPlugin(gpuResource, 1)
+			first.AwaitList(t, "a")
 			disturb(t, k, first)
 			disturbed := time.Now()
-			second := k.Plugin(gpuResource, 2)
-			second.Says(t, "a")
+			second := k.AwaitPlugin(gpuResource, 2)
+			second.AwaitList(t, "a")
 			if second.Request.Endpoint == first.Request.Endpoint {
 				t.Error("the socket has the same name")
 			}
 			t.Logf("took %v", second.At.Sub(disturbed))
-			kubelettest.Eventually(t, first.HasEnded, func() string { return "the first stream has not ended" })
+			kubelettest.EventuallyTrue(t, first.HasEnded, func() string { return "the first stream has not ended" })
 			// On a busy machine one disturbance may be detected twice.
 			registrations := 0
-			kubelettest.Eventually(t, func() bool {
+			kubelettest.EventuallyTrue(t, func() bool {
 				before := registrations
-				registrations = len(k.Registered())
+				registrations = len(k.Registrations())
 				time.Sleep(300 * time.Millisecond)
-				return registrations == before && registrations == len(k.Registered()) && registrations <= 3
+				return registrations == before && registrations == len(k.Registrations()) && registrations <= 3
 			}, func() string { return fmt.Sprintf("registered %d times, and again", registrations) })
 		})
 	}
@@ -170,7 +170,7 @@ func TestRegisterAnew(t *testing.T) {
 func TestRefusedRegistrationIsNotHurried(t *testing.T) {
 	t.Parallel()
 	k := kubelettest.New(t)
-	k.Refuse(status.Error(codes.Unknown, "no such resource here"))
+	k.RefuseRegistration(status.Error(codes.Unknown, "no such resource here"))
 	k.Start()
 	p := New(k.Dir, nil)
 	serve(t, p)
@@ -180,10 +180,10 @@ func TestRefusedRegistrationIsNotHurried(t *testing.T) {
 		t.Errorf("%d attempts", n)
 	}
 	k.Stop()
-	k.Refuse(nil)
+	k.RefuseRegistration(nil)
 	k.Start()
 	started := time.Now()
-	t.Logf("registered %v after another kubelet came", k.Plugin(gpuResource, 1).At.Sub(started))
+	t.Logf("registered %v after another kubelet came", k.AwaitPlugin(gpuResource, 1).At.Sub(started))
 }
 
 func TestNoSocketIsMadeForAKubeletThatIsAway(t *testing.T) {
@@ -223,7 +223,7 @@ func TestSocketsLeftBehind(t *testing.T) {
 		_, err := os.Lstat(filepath.Join(k.Dir, name))
 		return err != nil
 	}
-	kubelettest.Eventually(t, func() bool { return gone("chandler-dead-1.sock") }, func() string { return "the dead socket is left" })
+	kubelettest.EventuallyTrue(t, func() bool { return gone("chandler-dead-1.sock") }, func() string { return "the dead socket is left" })
 	for _, name := range []string{"chandler-live-1.sock", "other-dead.sock", "chandler-file.sock"} {
 		if gone(name) {
 			t.Errorf("%s was removed", name)
@@ -260,7 +260,7 @@ func TestRetire(t *testing.T) {
 	if !e.begin() {
 		t.Fatal("a call is refused")
 	}
-	idle := e.retire()
+	idle := e.retireEndpoint()
 	select {
 	case <-idle:
 		t.Error("it is idle while a call is in flight")
@@ -269,7 +269,7 @@ func TestRetire(t *testing.T) {
 	if e.begin() {
 		t.Error("another call is let in")
 	}
-	e.ended()
+	e.endCall()
 	<-idle
 }
 
@@ -287,10 +287,10 @@ func TestNewestSocket(t *testing.T) {
 		defer listener.Close()
 		paths = append(paths, listener.Addr().String())
 	}
-	if got := dir.newest(gpuResource); got != paths[1] {
+	if got := dir.newestSocket(gpuResource); got != paths[1] {
 		t.Errorf("newest is %s; want %s", got, paths[1])
 	}
-	if got := dir.newest("example.com/none"); got != "" {
+	if got := dir.newestSocket("example.com/none"); got != "" {
 		t.Errorf("newest of none is %s", got)
 	}
 }
@@ -307,8 +307,8 @@ func TestProbe(t *testing.T) {
 		t.Errorf("with nothing to offer: %v", err)
 	}
 	serve(t, p)
-	k.Plugin("example.com/gpu", 1)
-	kubelettest.Eventually(t, func() bool { return len(p.Registered()) == 1 }, func() string { return "nothing is registered" })
+	k.AwaitPlugin("example.com/gpu", 1)
+	kubelettest.EventuallyTrue(t, func() bool { return len(p.RegisteredSockets()) == 1 }, func() string { return "nothing is registered" })
 	ctx, cancel := context.WithTimeout(t.Context(), kubelettest.Patience)
 	defer cancel()
 	if err := p.Probe(ctx); err != nil {
@@ -316,7 +316,7 @@ func TestProbe(t *testing.T) {
 	}
 
 	k.Stop() // prevents another registration
-	socket := p.Registered()["example.com/gpu"]
+	socket := p.RegisteredSockets()["example.com/gpu"]
 	if err := os.Remove(socket); err != nil {
 		t.Fatal(err)
 	}
@@ -349,11 +349,11 @@ func TestDirectoryIsNotWritableForAWhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.Start()
-	k.Plugin(gpuResource, 1).Says(t, "a")
+	k.AwaitPlugin(gpuResource, 1).AwaitList(t, "a")
 
 	r := retry{delay: firstRetry}
 	for range 20 {
-		if wait := r.failed(p.dir, p.dir.explain(syscall.EROFS)); wait > maxUnavailable {
+		if wait := r.failed(p.dir, p.dir.explainError(syscall.EROFS)); wait > maxUnavailable {
 			t.Fatalf("a read-only directory is tried again after %s", wait)
 		}
 	}
@@ -369,7 +369,7 @@ func TestTrialsLeftBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	watch(t, New(k.Dir, nil))
-	kubelettest.Eventually(t, func() bool { _, err := os.Lstat(trial); return errors.Is(err, fs.ErrNotExist) }, func() string { return "the file is left" })
+	kubelettest.EventuallyTrue(t, func() bool { _, err := os.Lstat(trial); return errors.Is(err, fs.ErrNotExist) }, func() string { return "the file is left" })
 	if _, err := os.Lstat(other); err != nil {
 		t.Errorf("another's file is removed: %v", err)
 	}
@@ -382,10 +382,10 @@ func TestEndWhileRegistering(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	ctx, cancel := context.WithCancel(t.Context())
-	k.Taken(func() { cancel(); time.Sleep(50 * time.Millisecond) })
+	k.OnAccepted(func() { cancel(); time.Sleep(50 * time.Millisecond) })
 	p := New(k.Dir, func() bool { return true })
 	p.Serve(ctx, gpuResource, lister{}, nil)
-	if taken := k.Plugin(gpuResource, 1); taken.HasEnded() || len(k.Sockets()) != 1 {
+	if taken := k.AwaitPlugin(gpuResource, 1); taken.HasEnded() || len(k.Sockets()) != 1 {
 		t.Errorf("the stream is ended: %v; sockets %q", taken.HasEnded(), k.Sockets())
 	}
 	ctx, cancel = context.WithCancel(t.Context())
@@ -415,7 +415,7 @@ func TestWhatIsNoKubelet(t *testing.T) {
 				kubelettest.Serve(t, server, socket)
 				stop = server.Stop
 			} else {
-				stop = kubelettest.Odd(t, socket, does)
+				stop = kubelettest.ServeOdd(t, socket, does)
 			}
 			d := New(k.Dir, nil)
 			limit := kubelettest.Patience
@@ -441,7 +441,7 @@ func TestWhatIsNoKubelet(t *testing.T) {
 			time.Sleep(50 * time.Millisecond) // time for an attempt
 			stop()
 			k.Start()
-			if said := k.Plugin(gpuResource, 1); said.Request.ResourceName != gpuResource {
+			if said := k.AwaitPlugin(gpuResource, 1); said.Request.ResourceName != gpuResource {
 				t.Errorf("registered: %v", said.Request)
 			}
 		})

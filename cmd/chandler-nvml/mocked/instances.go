@@ -18,21 +18,21 @@ func (m *Machine) createGI(gpu, profile, start, size int) (made nvml.GpuInstance
 			return nvml.ERROR_INVALID_ARGUMENT
 		}
 		one := Instance{GI: 1, Start: start, Size: size, Profile: profile}
-		if !m.fits(gpu, append(slices.Clone(s.Instances[gpu]), one)) {
+		if !m.fitsGPU(gpu, append(slices.Clone(s.Instances[gpu]), one)) {
 			return nvml.ERROR_INSUFFICIENT_RESOURCES
 		}
 		for slices.ContainsFunc(s.Instances[gpu], func(other Instance) bool { return other.GI == one.GI }) {
 			one.GI++
 		}
 		s.Instances[gpu] = append(s.Instances[gpu], one)
-		made = m.gi(gpu, one.GI)
+		made = m.gpuInstance(gpu, one.GI)
 		return nvml.SUCCESS
 	})
 	return made, ret
 }
 
-// fits reports whether a GPU has room for GPU instances.
-func (m *Machine) fits(gpu int, all []Instance) bool {
+// fitsGPU reports whether a GPU has room for GPU instances.
+func (m *Machine) fitsGPU(gpu int, all []Instance) bool {
 	profiles := m.device(gpu).Config.MIGProfiles.GpuInstanceProfiles
 	taken, of := make(map[int]bool), make(map[int]uint32)
 	var compute uint32
@@ -52,8 +52,8 @@ func (m *Machine) fits(gpu int, all []Instance) bool {
 	return true
 }
 
-// instance finds a GPU instance in the state, nil if it is gone.
-func (s *state) instance(gpu, gi int) *Instance {
+// findInstance finds a GPU instance in the state, nil if it is gone.
+func (s *state) findInstance(gpu, gi int) *Instance {
 	i := slices.IndexFunc(s.Instances[gpu], func(one Instance) bool { return one.GI == gi })
 	if i < 0 {
 		return nil
@@ -61,8 +61,8 @@ func (s *state) instance(gpu, gi int) *Instance {
 	return &s.Instances[gpu][i]
 }
 
-// gi returns the handle of a GPU instance.
-func (m *Machine) gi(gpu, gi int) nvml.GpuInstance {
+// gpuInstance returns the handle of a GPU instance.
+func (m *Machine) gpuInstance(gpu, gi int) nvml.GpuInstance {
 	profiles := m.device(gpu).Config.MIGProfiles
 	now := func() (one Instance, ret nvml.Return) {
 		for _, one := range m.Instances(gpu) {
@@ -91,14 +91,14 @@ func (m *Machine) gi(gpu, gi int) nvml.GpuInstance {
 			one, ret := now()
 			for _, part := range one.Parts {
 				if part.Profile == index(info.Id) {
-					found = append(found, m.ci(gpu, gi, part))
+					found = append(found, m.computeInstance(gpu, gi, part))
 				}
 			}
 			return found, ret
 		},
 		CreateComputeInstanceFunc: func(info *nvml.ComputeInstanceProfileInfo) (made nvml.ComputeInstance, _ nvml.Return) {
 			ret := m.do("create-ci", func(s *state) nvml.Return {
-				one := s.instance(gpu, gi)
+				one := s.findInstance(gpu, gi)
 				if one == nil {
 					return nvml.ERROR_NOT_FOUND
 				}
@@ -115,14 +115,14 @@ func (m *Machine) gi(gpu, gi int) nvml.GpuInstance {
 				s.Made++
 				part.UUID = uuid(gpu, gi, s.Made)
 				one.Parts = append(one.Parts, part)
-				made = m.ci(gpu, gi, part)
+				made = m.computeInstance(gpu, gi, part)
 				return nvml.SUCCESS
 			})
 			return made, ret
 		},
 		DestroyFunc: func() nvml.Return {
 			return m.do("destroy-gi", func(s *state) nvml.Return {
-				one := s.instance(gpu, gi)
+				one := s.findInstance(gpu, gi)
 				switch {
 				case one == nil:
 					return nvml.ERROR_NOT_FOUND
@@ -136,15 +136,15 @@ func (m *Machine) gi(gpu, gi int) nvml.GpuInstance {
 	}
 }
 
-// ci returns the handle of a compute instance.
-func (m *Machine) ci(gpu, gi int, part Part) nvml.ComputeInstance {
+// computeInstance returns the handle of a compute instance.
+func (m *Machine) computeInstance(gpu, gi int, part Part) nvml.ComputeInstance {
 	return &mock.ComputeInstance{
 		GetInfoFunc: func() (nvml.ComputeInstanceInfo, nvml.Return) {
 			return nvml.ComputeInstanceInfo{Device: m.Devices[gpu], Id: uint32(part.CI), ProfileId: id(part.Profile)}, nvml.SUCCESS
 		},
 		DestroyFunc: func() nvml.Return {
 			return m.do("destroy-ci", func(s *state) nvml.Return {
-				one := s.instance(gpu, gi)
+				one := s.findInstance(gpu, gi)
 				if one == nil {
 					return nvml.ERROR_NOT_FOUND
 				}

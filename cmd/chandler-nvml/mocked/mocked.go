@@ -66,16 +66,16 @@ func New(dir string, configs ...gpus.Config) (*Machine, error) {
 	m := &Machine{Server: s, Before: func(string) nvml.Return { return nvml.SUCCESS }, dir: dir}
 	s.EventSetCreateFunc = func() (nvml.EventSet, nvml.Return) { return nil, nvml.ERROR_NOT_SUPPORTED }
 	for i := range s.Devices {
-		m.wrap(i)
+		m.wrapGPU(i)
 	}
-	return m, m.change(func(*state) nvml.Return { return nvml.SUCCESS })
+	return m, m.changeState(func(*state) nvml.Return { return nvml.SUCCESS })
 }
 
 // device returns a GPU by its number.
 func (m *Machine) device(gpu int) *server.Device { return m.Devices[gpu].(*server.Device) }
 
-// wrap replaces a GPU's functions.
-func (m *Machine) wrap(gpu int) {
+// wrapGPU replaces a GPU's functions.
+func (m *Machine) wrapGPU(gpu int) {
 	d := m.device(gpu)
 	d.UUID = fmt.Sprintf("GPU-5d2c1f1b-8a41-4e0b-9c37-0b6f3d9a%04x", gpu) // the same in each process
 	d.MigMode = nvml.DEVICE_MIG_ENABLE
@@ -100,7 +100,7 @@ func (m *Machine) wrap(gpu int) {
 	d.GetGpuInstancesFunc = func(info *nvml.GpuInstanceProfileInfo) (found []nvml.GpuInstance, _ nvml.Return) {
 		for _, one := range m.Instances(gpu) {
 			if one.Profile == index(info.Id) {
-				found = append(found, m.gi(gpu, one.GI))
+				found = append(found, m.gpuInstance(gpu, one.GI))
 			}
 		}
 		return found, nvml.SUCCESS
@@ -109,10 +109,10 @@ func (m *Machine) wrap(gpu int) {
 		if !slices.ContainsFunc(m.Instances(gpu), func(one Instance) bool { return one.GI == gi }) {
 			return nil, nvml.ERROR_NOT_FOUND
 		}
-		return m.gi(gpu, gi), nvml.SUCCESS
+		return m.gpuInstance(gpu, gi), nvml.SUCCESS
 	}
 	d.GetMaxMigDeviceCountFunc = func() (int, nvml.Return) { return 7, nvml.SUCCESS }
-	d.GetMigDeviceHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) { return m.mig(gpu, i) }
+	d.GetMigDeviceHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) { return m.migDevice(gpu, i) }
 }
 
 // id returns the number of a profile for creating instances. As with the driver, queries of the
@@ -151,7 +151,7 @@ func (m *Machine) Placements(gpu, profile int) (listed []nvml.GpuInstancePlaceme
 
 // Instances returns the GPU instances of a GPU.
 func (m *Machine) Instances(gpu int) (all []Instance) {
-	_ = m.change(func(s *state) nvml.Return {
+	_ = m.changeState(func(s *state) nvml.Return {
 		all = s.Instances[gpu]
 		return nvml.ERROR_NO_DATA // write nothing
 	})
@@ -160,7 +160,7 @@ func (m *Machine) Instances(gpu int) (all []Instance) {
 
 // Run simulates the start or the end of a process in a MIG device.
 func (m *Machine) Run(uuid string, runs bool) error {
-	return m.change(func(s *state) nvml.Return {
+	return m.changeState(func(s *state) nvml.Return {
 		for _, instances := range s.Instances {
 			for i := range instances {
 				for j := range instances[i].Parts {
@@ -175,8 +175,8 @@ func (m *Machine) Run(uuid string, runs bool) error {
 	})
 }
 
-// change changes the state, unless the function returns something other than SUCCESS.
-func (m *Machine) change(change func(s *state) nvml.Return) error {
+// changeState changes the state, unless the function returns something other than SUCCESS.
+func (m *Machine) changeState(change func(s *state) nvml.Return) error {
 	if ret := m.do("", change); ret != nvml.SUCCESS {
 		return ret
 	}
@@ -206,7 +206,7 @@ func (m *Machine) do(step string, change func(s *state) nvml.Return) nvml.Return
 	}
 	text, err := json.Marshal(s)
 	if err == nil {
-		err = errors.Join(file.Truncate(0), writeAt(file, text), m.show(s))
+		err = errors.Join(file.Truncate(0), writeAt(file, text), m.showInstances(s))
 	}
 	if err != nil {
 		return nvml.ERROR_UNKNOWN
@@ -219,8 +219,8 @@ func writeAt(file *os.File, text []byte) error {
 	return err
 }
 
-// show writes the kernel driver's files about MIG instances.
-func (m *Machine) show(s *state) error {
+// showInstances writes the kernel driver's files about MIG instances.
+func (m *Machine) showInstances(s *state) error {
 	var errs []error
 	for gpu := range m.Devices {
 		mig := filepath.Join(m.dir, fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig", gpu))
@@ -274,8 +274,8 @@ func uuid(gpu, gi, made int) string {
 	return fmt.Sprintf("MIG-%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
 }
 
-// mig returns a MIG device by its number on the GPU.
-func (m *Machine) mig(gpu, number int) (nvml.Device, nvml.Return) {
+// migDevice returns a MIG device by its number on the GPU.
+func (m *Machine) migDevice(gpu, number int) (nvml.Device, nvml.Return) {
 	d := m.device(gpu)
 	for _, one := range m.Instances(gpu) {
 		info, _ := m.profile(gpu, one.Profile)

@@ -19,59 +19,59 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk"
-	"chandler.dev/internal/handover"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
-	"chandler.dev/internal/making"
+	"chandler.dev/internal/ondemand"
 	"chandler.dev/internal/overdue"
-	"chandler.dev/internal/rebind"
+	"chandler.dev/internal/passthrough"
+	"chandler.dev/internal/reclaim"
 	"chandler.dev/internal/removal"
-	"chandler.dev/internal/upkeep"
+	"chandler.dev/internal/sharing"
 	"chandler.dev/legacy"
 )
 
 // agent holds the state of a node's agent.
 type agent struct {
 	Config
-	host    *discovery.Host
-	metrics *agentMetrics
-	ledger  *ledger.Ledger
-	binder  *rebind.Binder
-	maker   *making.Maker
-	keeper  *handover.Custodian
-	upkeep  *upkeep.Overseer
-	cluster *cluster.Node
-	driver  *driver.Driver
-	classic *legacy.Plugin
+	host           *discovery.Host
+	metrics        *agentMetrics
+	ledger         *ledger.Ledger
+	passthrough    *passthrough.Manager
+	onDemand       *ondemand.Manager
+	reclaim        *reclaim.Manager
+	sharingDaemons *sharing.Manager
+	cluster        *cluster.Node
+	driver         *driver.Driver
+	devicePlugin   *legacy.Plugin
 
-	settings  atomic.Pointer[Settings] // in force
-	rules     chan *rules.Rules        // has a value when the rules of the settings changed
-	accepted  chan struct{}            // has a value when the settings changed
-	righted   chan struct{}            // closed at the first valid configuration after the start
-	locked    chan struct{}            // closed when this agent holds the lock
-	lock      func()                   // releases the lock if that waits for the end of the process; keeps the lock's files open
-	because   atomic.Pointer[error]    // why the newest configuration is invalid
-	wrong     chan error               // has a value to report: why the configuration is invalid, or nil
-	events    chan discovery.Changes   // changes of the host's devices since the last scan
-	snapshots chan *discovery.Snapshot // has a snapshot that was not placed yet
+	settings        atomic.Pointer[Settings] // in force
+	rulesChanged    chan *rules.Rules        // has a value when the rules of the settings changed
+	settingsChanged chan struct{}            // has a value when the settings changed
+	firstValid      chan struct{}            // closed at the first valid configuration after the start
+	lockHeld        chan struct{}            // closed when this agent holds the lock
+	releaseLock     func()                   // releases the lock if that waits for the end of the process; keeps the lock's files open
+	configFailure   atomic.Pointer[error]    // why the newest configuration is invalid
+	configReports   chan error               // has a value to report: why the configuration is invalid, or nil
+	events          chan discovery.Changes   // changes of the host's devices since the last scan
+	snapshots       chan *discovery.Snapshot // has a snapshot that was not placed yet
 
-	hearing  atomic.Bool                        // the kernel's events reach the channel events
-	watching atomic.Pointer[time.Time]          // start of the first scan
-	settled  atomic.Pointer[discovery.Snapshot] // the devices with their settled states, nil before the first scan
-	diskUse  atomic.Pointer[map[string]string]  // why the host's use of disks prevents passthrough, by device; nil before the first scan
-	resaid   chan struct{}                      // has a value when settled changed
+	eventsArrive     atomic.Bool                        // the kernel's events reach the channel events
+	firstScanStarted atomic.Pointer[time.Time]          // start of the first scan
+	settledSnapshot  atomic.Pointer[discovery.Snapshot] // the devices with their settled states, nil before the first scan
+	diskUse          atomic.Pointer[map[string]string]  // why the host's use of disks prevents passthrough, by device; nil before the first scan
+	settledChanged   chan struct{}                      // has a value when settled changed
 
-	order   atomic.Pointer[removal.Order] // the last removal order, nil before the first
-	ordered chan struct{}                 // has a value when the order changed
-	rebound chan struct{}                 // has a value when a device may be due for its return to its driver
-	idle    chan struct{}                 // has a value when a created unit may have lost its last consumer
-	asked   sync.Map                      // time of the last claim for a device, by device
-	looks   overdue.Calls                 // checks for users of functions, by the functions' directories
-	links   linkReader                    // reads the links of devices for metrics
+	removalOrder atomic.Pointer[removal.Order] // the last removal order, nil before the first
+	orderChanged chan struct{}                 // has a value when the order changed
+	returnDue    chan struct{}                 // has a value when a device may be due for its return to its driver
+	unitIdle     chan struct{}                 // has a value when a created unit may have lost its last consumer
+	lastClaims   sync.Map                      // time of the last claim for a device, by device
+	useChecks    overdue.Calls                 // checks for users of functions, by the functions' directories
+	links        linkReader                    // reads the links of devices for metrics
 
-	placed     atomic.Pointer[placed]            // nil before devices are placed
-	resources  atomic.Pointer[map[string]string] // extended resource names by DeviceClass, nil before the classes were read
-	withoutDRA atomic.Bool                       // the API server does not serve DRA
+	placedDevices  atomic.Pointer[placedDevices]     // nil before devices are placed
+	classResources atomic.Pointer[map[string]string] // extended resource names by DeviceClass, nil before the classes were read
+	withoutDRA     atomic.Bool                       // the API server does not serve DRA
 }
 
 // lingerLimit is the maximum time that a stopping agent waits for the next agent to take over the
@@ -90,84 +90,84 @@ func newAgent(config Config) *agent {
 		config.CDI.Files.FS, config.HostFiles.Files.FS = config.Disk, config.Disk
 	}
 	a := &agent{
-		Config:    config,
-		host:      config.Settings.Host(config.FS),
-		metrics:   newAgentMetrics(config.Version, config.Serve != nil),
-		rules:     make(chan *rules.Rules, 1),
-		accepted:  make(chan struct{}, 1),
-		righted:   make(chan struct{}),
-		locked:    make(chan struct{}),
-		wrong:     make(chan error, 1),
-		events:    make(chan discovery.Changes, 1),
-		snapshots: make(chan *discovery.Snapshot, 1),
-		resaid:    make(chan struct{}, 1),
-		ordered:   make(chan struct{}, 1),
-		rebound:   make(chan struct{}, 1),
-		idle:      make(chan struct{}, 1),
+		Config:          config,
+		host:            config.Settings.ScanHost(config.FS),
+		metrics:         newAgentMetrics(config.Version, config.Serve != nil),
+		rulesChanged:    make(chan *rules.Rules, 1),
+		settingsChanged: make(chan struct{}, 1),
+		firstValid:      make(chan struct{}),
+		lockHeld:        make(chan struct{}),
+		configReports:   make(chan error, 1),
+		events:          make(chan discovery.Changes, 1),
+		snapshots:       make(chan *discovery.Snapshot, 1),
+		settledChanged:  make(chan struct{}, 1),
+		orderChanged:    make(chan struct{}, 1),
+		returnDue:       make(chan struct{}, 1),
+		unitIdle:        make(chan struct{}, 1),
 	}
 	a.settings.Store(&a.Settings)
 	a.cluster = cluster.NewNode(config.NodeName, config.Client, config.Pod, config.Kubelet.Pods)
-	a.cluster.Written = config.Kubelet.Written
+	a.cluster.ReadCheckpoint = config.Kubelet.Written
 	a.ledger = ledger.New(ledger.Config{
-		Dir: config.StateDir, Boot: config.BootID, Disk: config.Disk, Listings: true, Beside: []string{reboundDir, madeDir, handoverDir},
-		Termination: a.cluster.Termination, Asks: a.cluster.Asks, Opened: a.opened,
+		Dir: config.StateDir, Boot: config.BootID, Disk: config.Disk, Listings: true, OtherDirs: []string{reboundDir, madeDir, handoverDir},
+		Termination: a.cluster.GracePeriod, RequestsResource: a.cluster.RequestsResource, OpenBy: a.vfioUser,
 	})
-	a.Write = a.guarded(config.Write)
-	a.binder, a.maker = a.newBinder(), a.newMaker()
-	a.host.Hooks, a.host.Recoveries, a.host.Made = config.HookProgram, config.Recoveries, a.maker.Has
-	a.keeper = a.newKeeper()
-	a.ledger.AddOutput(a.keeper)
-	a.upkeep = a.newOverseer()
-	a.ledger.AddOutput(a.upkeep)
+	a.Write = a.guardWrites(config.Write)
+	a.passthrough, a.onDemand = a.newBinder(), a.newMaker()
+	a.host.Hooks, a.host.Recoveries, a.host.CreatedUnit = config.HookProgram, config.Recoveries, a.onDemand.Has
+	a.reclaim = a.newKeeper()
+	a.ledger.AddOutput(a.reclaim)
+	a.sharingDaemons = a.newOverseer()
+	a.ledger.AddOutput(a.sharingDaemons)
 	a.ledger.AddOutput(ledger.HostFiles{Writer: config.HostFiles})
-	a.classic = legacy.New(legacy.Config{
-		Kubelet:   config.Kubelet.DevicePlugins,
-		Pods:      a.cluster.Listing,
-		Allocated: config.Kubelet.Allocated,
-		Written:   config.Kubelet.Written,
-		Ledger:    a.ledger,
-		CDI:       config.CDI,
-		PassesCDI: a.cluster.PassesCDI,
-		Grant:     discovery.Granters(config.Families),
-		Pending:   a.cluster.Pending,
-		Ended:     a.cluster.Ended,
+	a.devicePlugin = legacy.New(legacy.Config{
+		Kubelet:     config.Kubelet.DevicePlugins,
+		ListPods:    a.cluster.ListDevices,
+		Allocated:   config.Kubelet.Allocated,
+		Written:     config.Kubelet.Written,
+		Ledger:      a.ledger,
+		CDI:         config.CDI,
+		PassesCDI:   a.cluster.PassesCDI,
+		Grant:       discovery.JoinGranters(config.Families),
+		PendingPods: a.cluster.Pending,
+		PodEnded:    a.cluster.HasEnded,
 
 		AsksForBoth: a.cluster.AskForBoth,
 		Observe:     a.metrics.observeClassic,
 		Tracer:      config.Tracer,
 	})
 	a.driver = driver.New(driver.Config{
-		NodeName:       config.NodeName,
-		PodUID:         config.PodUID,
-		KubeClient:     config.Client,
-		StatusClient:   config.StatusClient,
-		KubeletRoot:    config.KubeletRoot,
-		Start:          config.Kubelet.StartDRA,
-		Disk:           config.Disk,
-		CDI:            config.CDI,
-		Ledger:         a.ledger,
-		HostFS:         config.FS,
-		Granter:        discovery.Granters(config.Families),
-		Observe:        a.metrics.observe,
-		Tracer:         config.Tracer,
-		NoMetadata:     config.NoMetadata,
-		ReadParameters: config.ReadParameters,
-		Accept:         discovery.Acceptors(config.Families),
-		Gone:           a.gone,
-		Abandoned:      a.cluster.Abandoned,
-		Order:          discovery.Orderers(config.Families),
-		Upkeep:         a.upkeep.Begin,
-		UpkeepDir:      a.upkeepDir(),
-		Configure:      a.configurer(),
-		Rescan:         a.rescan,
-		Preparing: func(claim *resourceapi.ResourceClaim) {
-			a.keeper.NoteUsers(claim.UID, cluster.PodsOf(claim))
+		NodeName:         config.NodeName,
+		PodUID:           config.PodUID,
+		KubeClient:       config.Client,
+		StatusClient:     config.StatusClient,
+		KubeletRoot:      config.KubeletRoot,
+		StartHelper:      config.Kubelet.StartDRA,
+		Disk:             config.Disk,
+		CDI:              config.CDI,
+		Ledger:           a.ledger,
+		HostFS:           config.FS,
+		Granter:          discovery.JoinGranters(config.Families),
+		Observe:          a.metrics.observeCall,
+		Tracer:           config.Tracer,
+		NoMetadata:       config.NoMetadata,
+		ReadParameters:   config.ReadParameters,
+		AcceptParameters: discovery.JoinAcceptors(config.Families),
+		GoneEffect:       a.goneEffect,
+		Abandoned:        a.cluster.AbandonedClaims,
+		OrderDaemons:     discovery.JoinOrderers(config.Families),
+		StartDaemons:     a.sharingDaemons.Begin,
+		UpkeepDir:        a.upkeepDir(),
+		Configure:        a.configurer(),
+		Rescan:           a.requestScan,
+		OnPrepare: func(claim *resourceapi.ResourceClaim) {
+			a.reclaim.NoteUsers(claim.UID, cluster.PodsOf(claim))
 			a.noteAsked(claim)
 		},
 		ResourceOf: a.resourceOf,
-		Ended: func() {
-			notify(a.rebound)
-			notify(a.idle)
+		OnClaimEnd: func() {
+			notify(a.returnDue)
+			notify(a.unitIdle)
 		},
 	})
 	return a
@@ -176,13 +176,13 @@ func newAgent(config Config) *agent {
 func (a *agent) run(parent context.Context) error {
 	ctx := parent
 	klog.FromContext(ctx).Info("Chandler starts", "version", a.Version, "node", a.NodeName)
-	if a.Wrong != nil {
+	if a.ConfigError != nil {
 		inForce := "The configuration is invalid; the last valid one remains in effect"
 		if why := a.Settings.Rules.Unknown; why != "" {
 			inForce = "No further devices are offered, because " + why
 		}
-		klog.FromContext(ctx).Error(a.Wrong, inForce)
-		a.wrong <- a.Wrong
+		klog.FromContext(ctx).Error(a.ConfigError, inForce)
+		a.configReports <- a.ConfigError
 	}
 	release := make(chan func(), 1)
 	group, ctx := errgroup.WithContext(ctx)
@@ -192,19 +192,19 @@ func (a *agent) run(parent context.Context) error {
 			return ignoreEnd(ctx, err)
 		}
 		release <- unlock
-		close(a.locked)
+		close(a.lockHeld)
 		a.openKeeper(ctx)
 		if a.open(ctx) {
 			a.openBinder(ctx)
 			a.openMaker(ctx)
-			for _, part := range []func(context.Context){a.ledger.Run, a.giveBack, a.undoMade, a.keeper.Run, a.upkeep.Run, a.keepConfig, a.watch, a.watchDiskUse, a.place, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode} {
+			for _, part := range []func(context.Context){a.ledger.Run, a.giveBack, a.undoMade, a.reclaim.Run, a.sharingDaemons.Run, a.keepConfig, a.watchHost, a.watchDiskUse, a.runPlacement, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode} {
 				group.Go(func() error { part(ctx); return nil })
 			}
 		}
 		return nil
 	})
 	for _, informant := range a.Informants {
-		group.Go(func() error { informant.Run(ctx, a.rescan); return nil })
+		group.Go(func() error { informant.Run(ctx, a.requestScan); return nil })
 	}
 	if a.KeepHooks != nil {
 		group.Go(func() error { a.KeepHooks(ctx); return nil })
@@ -213,26 +213,26 @@ func (a *agent) run(parent context.Context) error {
 		group.Go(func() error { a.listen(ctx); return nil })
 	}
 	group.Go(func() error { return a.runDRA(ctx) })
-	group.Go(func() error { a.classic.Run(ctx); return nil })
+	group.Go(func() error { a.devicePlugin.Run(ctx); return nil })
 	if a.Changes != nil {
-		group.Go(func() error { a.follow(ctx); return nil })
-		group.Go(func() error { a.complain(ctx); return nil })
+		group.Go(func() error { a.followChanges(ctx); return nil })
+		group.Go(func() error { a.reportInvalid(ctx); return nil })
 	}
 	if a.Orders != nil {
-		group.Go(func() error { return a.obey(ctx) })
+		group.Go(func() error { return a.followOrders(ctx) })
 	}
 	if a.Serve != nil {
 		handler := a.handler()
 		group.Go(func() error { return a.Serve(ctx, handler) })
 	}
 	if a.ServePage != nil {
-		group.Go(func() error { a.ServePage(ctx, a.inventory); return nil })
+		group.Go(func() error { a.ServePage(ctx, a.inventoryFacts); return nil })
 	}
 	err := group.Wait()
 	a.unlock(ctx, release)
 	if errors.Is(err, errLeave) && parent.Err() == nil {
 		a.Kubelet.DevicePlugins.Linger(ctx) // returns at once, because ctx has ended: no other agent follows
-		return a.leave(parent)
+		return a.leaveNode(parent)
 	}
 	lingering, cancel := context.WithTimeout(context.WithoutCancel(ctx), lingerLimit)
 	defer cancel()
@@ -256,7 +256,7 @@ func (a *agent) unlock(ctx context.Context, held <-chan func()) {
 			unlock()
 			return
 		}
-		a.lock = unlock
+		a.releaseLock = unlock
 		klog.FromContext(ctx).Info("The kernel has not answered a write to a device; the node's lock stays until this process has ended")
 	default:
 	}
@@ -319,14 +319,14 @@ func (a *agent) runDRA(ctx context.Context) error {
 
 // hasRecords reports whether records of claims may exist.
 func (a *agent) hasRecords() bool {
-	records, err := a.files().List(a.recordDir())
+	records, err := a.files().ListDir(a.recordDir())
 	return len(records) > 0 || err != nil
 }
 
 func (a *agent) files() disk.Files { return disk.Files{FS: a.Disk} }
 
-// journal returns the configuration of the journal, whose records last until the next reboot.
-func (a *agent) journal() journal.Config {
+// journalConfig returns the configuration of the journal, whose records last until the next reboot.
+func (a *agent) journalConfig() journal.Config {
 	return journal.Config{Files: a.files(), Dir: filepath.Join(a.RunDir, "journal"), Boot: a.BootID}
 }
 
@@ -336,16 +336,16 @@ func (a *agent) recordDir() string { return filepath.Join(a.StateDir, "claims") 
 func (a *agent) checkClasses(ctx context.Context) {
 	listed := func(classes []resourceapi.DeviceClass) {
 		of := resourcesOf(classes)
-		a.resources.Store(&of)
+		a.classResources.Store(&of)
 	}
-	check := classCheck{client: draclient.New(a.Client), offered: a.offered, listed: listed}
+	check := classCheck{client: draclient.New(a.Client), offered: a.offeredDevices, listed: listed}
 	check.run(ctx)
 }
 
 // resourceOf returns the extended resource name of a DeviceClass, according to the last read of the
 // classes.
 func (a *agent) resourceOf(class string) string {
-	if of := a.resources.Load(); of != nil {
+	if of := a.classResources.Load(); of != nil {
 		return (*of)[class]
 	}
 	return ""
@@ -354,9 +354,9 @@ func (a *agent) resourceOf(class string) string {
 // learnTerms gives the ledger the facts about pods that the ledger needs.
 func (a *agent) learnTerms(ctx context.Context) { a.cluster.LearnTerms(ctx, a.ledger) }
 
-// offered returns the devices that DRA offers, and reports false before devices are placed.
-func (a *agent) offered() ([]rules.Offered, bool) {
-	p := a.placed.Load()
+// offeredDevices returns the devices that DRA offers, and reports false before devices are placed.
+func (a *agent) offeredDevices() ([]rules.Offered, bool) {
+	p := a.placedDevices.Load()
 	if p == nil {
 		return nil, false
 	}
@@ -364,15 +364,15 @@ func (a *agent) offered() ([]rules.Offered, bool) {
 	return slices.DeleteFunc(slices.Clone(p.snapshot.Devices), func(d rules.Offered) bool { return withheld[d.Silicon()] != "" }), true
 }
 
-// gone returns the taint effect for devices that are gone.
-func (a *agent) gone() resourceapi.DeviceTaintEffect {
-	return a.settings.Load().Severity.Effect(discovery.ConditionGone)
+// goneEffect returns the taint effect for devices that are gone.
+func (a *agent) goneEffect() resourceapi.DeviceTaintEffect {
+	return a.settings.Load().Severity.EffectOf(discovery.ConditionGone)
 }
 
-// ready reports whether the agent has read the containers' allocations from the kubelet.
-func (a *agent) ready() bool {
+// isReady reports whether the agent has read the containers' allocations from the kubelet.
+func (a *agent) isReady() bool {
 	select {
-	case <-a.classic.Ready():
+	case <-a.devicePlugin.Ready():
 		return true
 	default:
 		return false

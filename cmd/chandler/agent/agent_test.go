@@ -120,7 +120,7 @@ func (n *node) start(_ context.Context, plugin kubeletplugin.DRAPlugin, _ ...kub
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.plugin = plugin
-	plugin.(*driver.Driver).Registered(driver.Accepted)
+	plugin.(*driver.Driver).SetRegistration(driver.Accepted)
 	return helper{n}, nil
 }
 

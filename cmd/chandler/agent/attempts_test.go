@@ -11,16 +11,16 @@ import (
 func TestAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tries := newAttempts("A device is not given back")
-		tries.ended(t.Context(), "gone", errors.New("it is in use"))
+		tries.recordResult(t.Context(), "gone", errors.New("it is in use"))
 		time.Sleep(2 * time.Second)
-		tries.ended(t.Context(), "waiting", errors.New("it is in use"))
+		tries.recordResult(t.Context(), "waiting", errors.New("it is in use"))
 		time.Sleep(3 * time.Second)
 		for want, units := range map[time.Duration]map[string]bool{refuseInterval: {"fresh": true}, 7 * time.Second: {"waiting": true, "fresh": true}, 5 * time.Second: {"waiting": true, "gone": true}} {
 			if got := tries.pause(units); got != want {
 				t.Errorf("pause %s for %v, want %s", got, units, want)
 			}
 		}
-		if tries.due("waiting") || !tries.due("fresh") {
+		if tries.isDue("waiting") || !tries.isDue("fresh") {
 			t.Error("due at another time")
 		}
 	})

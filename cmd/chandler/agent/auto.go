@@ -20,35 +20,35 @@ import (
 // after the group was missing.
 const askInterval = time.Minute
 
-// auto chooses the API for devices in mode Auto. It chooses DRA if the API server serves
+// autoMode chooses the API for devices in mode Auto. It chooses DRA if the API server serves
 // resource.k8s.io and the kubelet has registered the driver, and the device plugin API if the group
 // is not served or the kubelet refuses the driver. While either of them does not answer, auto keeps
 // the last choice. The choice is stored in a file.
-type auto struct {
-	*memo
-	served       func(context.Context) (bool, error)
+type autoMode struct {
+	*stateFile
+	servesDRA    func(context.Context) (bool, error)
 	registration func() driver.Registration
 
-	last  devices.Mode
-	asked time.Time
+	last      devices.Mode
+	lastCheck time.Time
 }
 
 // autoFile is the name of the file with the choice, in the agent's directory.
 const autoFile = "mode"
 
 // newAuto reads the last choice from the file.
-func newAuto(ctx context.Context, served func(context.Context) (bool, error), registration func() driver.Registration, files disk.Files, stateDir string) *auto {
-	a := &auto{served: served, registration: registration}
-	a.memo = openMemo(ctx, files, filepath.Join(stateDir, autoFile), func(data []byte) (err error) {
+func newAuto(ctx context.Context, served func(context.Context) (bool, error), registration func() driver.Registration, files disk.Files, stateDir string) *autoMode {
+	a := &autoMode{servesDRA: served, registration: registration}
+	a.stateFile = openMemo(ctx, files, filepath.Join(stateDir, autoFile), func(data []byte) (err error) {
 		a.last, err = parseAuto(data)
 		return err
 	})
 	return a
 }
 
-// choose returns the present choice, or "" if no choice was possible yet.
-func (a *auto) choose(ctx context.Context) devices.Mode {
-	choice := a.ask(ctx)
+// chooseMode returns the present choice, or "" if no choice was possible yet.
+func (a *autoMode) chooseMode(ctx context.Context) devices.Mode {
+	choice := a.determineMode(ctx)
 	if choice != a.last && choice != devices.ModeAuto {
 		klog.FromContext(ctx).Info("Chose the API for devices without a mode of their own", "mode", choice)
 		a.last = choice
@@ -59,22 +59,22 @@ func (a *auto) choose(ctx context.Context) devices.Mode {
 	return a.last
 }
 
-func (a *auto) ask(ctx context.Context) devices.Mode {
+func (a *autoMode) determineMode(ctx context.Context) devices.Mode {
 	switch a.registration() {
 	case driver.Accepted:
 		return devices.ModeDRA
 	case driver.Refused:
 		return devices.ModeDevicePlugin
 	}
-	if time.Since(a.asked) < askInterval && a.last == devices.ModeDevicePlugin {
+	if time.Since(a.lastCheck) < askInterval && a.last == devices.ModeDevicePlugin {
 		return a.last
 	}
-	served, err := a.served(ctx)
+	served, err := a.servesDRA(ctx)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("The API server does not answer whether it serves DRA", "error", err)
 		return devices.ModeAuto
 	}
-	a.asked = time.Now()
+	a.lastCheck = time.Now()
 	if !served {
 		return devices.ModeDevicePlugin
 	}
@@ -109,12 +109,12 @@ func servesDRA(ctx context.Context, client discovery.ServerGroupsInterfaceWithCo
 // (pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go, get, read in 1.34 and 1.37). This agent is not
 // ready, so the other agent goes on running, and the kubelet's calls would wait here in vain.
 func (a *agent) awaitTurn(ctx context.Context) {
-	if a.Wrong == nil {
+	if a.ConfigError == nil {
 		return
 	}
 	select {
-	case <-a.locked:
-	case <-a.righted:
+	case <-a.lockHeld:
+	case <-a.firstValid:
 	case <-ctx.Done():
 	}
 }

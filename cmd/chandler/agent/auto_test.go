@@ -40,15 +40,15 @@ func TestAuto(t *testing.T) {
 			registration := func() driver.Registration { return test.registration }
 			a := newAuto(t.Context(), test.served, registration, disk.Files{}, dir)
 			a.last = test.last
-			if got := a.choose(t.Context()); got != test.want {
+			if got := a.chooseMode(t.Context()); got != test.want {
 				t.Errorf("chose %q; want %q", got, test.want)
 			}
 			// The choice survives a restart, and is written again after its file was removed.
 			if err := os.Remove(filepath.Join(dir, "mode")); err == nil {
-				a.choose(t.Context())
+				a.chooseMode(t.Context())
 			}
 			a = newAuto(t.Context(), silent, func() driver.Registration { return driver.Unanswered }, disk.Files{}, dir)
-			if got := a.choose(t.Context()); test.last == "" && got != test.want {
+			if got := a.chooseMode(t.Context()); test.last == "" && got != test.want {
 				t.Errorf("after a restart in silence it chose %q; want %q", got, test.want)
 			}
 		})

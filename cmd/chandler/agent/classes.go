@@ -36,7 +36,7 @@ type classCheck struct {
 	// listed, if set, receives all classes after each successful list.
 	listed func([]resourceapi.DeviceClass)
 
-	said map[string]bool // warnings that still apply
+	logged map[string]bool // warnings that still apply
 }
 
 // resourcesOf returns, by class, the extended resource name that pods put in their limits. A class
@@ -88,11 +88,11 @@ func (c *classCheck) warn(ctx context.Context, offered []rules.Offered) {
 	said := make(map[string]bool)
 	warn := func(message string, keysAndValues ...any) {
 		text := fmt.Sprint(message, keysAndValues)
-		if said[text] = true; !c.said[text] {
+		if said[text] = true; !c.logged[text] {
 			klog.FromContext(ctx).Info("Warning: "+message, keysAndValues...)
 		}
 	}
-	for _, clash := range clashes(classes.Items) {
+	for _, clash := range findClashes(classes.Items) {
 		warn("DeviceClasses have the same extendedResourceName; pods that request it get devices of the first one",
 			"extendedResourceName", clash.resource, "deviceClasses", clash.classes)
 	}
@@ -101,7 +101,7 @@ func (c *classCheck) warn(ctx context.Context, offered []rules.Offered) {
 			"pods that ask for it by limits wait. The API server drops that field without the feature gate DRAExtendedResource; mode DevicePlugin serves such pods",
 			"extendedResourceName", name)
 	}
-	c.said = said
+	c.logged = said
 }
 
 // withoutClass returns, sorted, the extended resource names of devices that DRA offers and no class
@@ -129,8 +129,8 @@ type clash struct {
 	classes  []string // in the scheduler's order of preference
 }
 
-// clashes returns the clashes that involve a class for this driver, sorted by name.
-func clashes(classes []resourceapi.DeviceClass) []clash {
+// findClashes returns the clashes that involve a class for this driver, sorted by name.
+func findClashes(classes []resourceapi.DeviceClass) []clash {
 	byResource := make(map[string][]resourceapi.DeviceClass)
 	for _, class := range classes {
 		if name := class.Spec.ExtendedResourceName; name != nil {

@@ -38,7 +38,7 @@ func class(name, resource, driver string, age int) *resourceapi.DeviceClass {
 // Classes with the same name are reported if at least one class is for this driver, in the order of
 // the scheduler's preference.
 func TestClashes(t *testing.T) {
-	got := clashes([]resourceapi.DeviceClass{
+	got := findClashes([]resourceapi.DeviceClass{
 		*class("ours", "nvidia.com/gpu", "chandler.dev", 5),
 		*class("old", "nvidia.com/gpu", "gpu.nvidia.com", 9),
 		*class("new", "nvidia.com/gpu", "gpu.nvidia.com", 1),

@@ -16,10 +16,10 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk"
-	"chandler.dev/internal/handover"
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/reclaim"
 	"chandler.dev/internal/removal"
 	"chandler.dev/legacy"
 )
@@ -50,9 +50,9 @@ type Config struct {
 	// any, and then each other order. Optional.
 	Orders <-chan removal.Order
 
-	// Wrong is the error in the configuration at the start. The Settings are then those of an
+	// ConfigError is the error in the configuration at the start. The Settings are then those of an
 	// earlier configuration. Optional.
-	Wrong error
+	ConfigError error
 
 	// RescanInterval is the time between scans without kernel events.
 	RescanInterval time.Duration
@@ -65,9 +65,9 @@ type Config struct {
 	// Recoveries holds the results of error recoveries that Uevents receives. Optional.
 	Recoveries *discovery.Recoveries
 
-	// HearsAll reports that Uevents receives all events of the host, so that a scan reads only the
+	// AllEvents reports that Uevents receives all events of the host, so that a scan reads only the
 	// families that an event concerns; see [discovery.Watch].
-	HearsAll bool
+	AllEvents bool
 
 	Informants []Informant
 
@@ -136,15 +136,15 @@ type Settings struct {
 	Paths    []discovery.PathResource // as in [discovery.Host]
 	Pools    bool                     // as in [discovery.Host]
 	NoHooks  bool                     // container runtimes call no hooks
-	Rebind   []discovery.Rebinding    // as in [discovery.Host]
-	Handover []handover.Rule          // reclaim steps between two consumers of a device
+	Rebind   []discovery.Passthrough  // as in [discovery.Host]
+	Handover []reclaim.Rule           // reclaim steps between two consumers of a device
 
 	// VirtualFunctions and Partition have the same meaning as in [discovery.Host].
 	VirtualFunctions []discovery.VirtualFunctions
 	Partition        []discovery.Partitioning
 
 	// Upkeep has the same meaning as in [discovery.Host].
-	Upkeep []discovery.Upkeep
+	Upkeep []discovery.SharingDaemon
 
 	// KeepMade is how long devices created on demand remain without a consumer.
 	KeepMade time.Duration
@@ -157,11 +157,11 @@ type Settings struct {
 	Labels map[string]string
 }
 
-// Host returns the host with the settings that scans use.
-func (s *Settings) Host(fsys fs.FS) *discovery.Host {
+// ScanHost returns the host with the settings that scans use.
+func (s *Settings) ScanHost(fsys fs.FS) *discovery.Host {
 	return &discovery.Host{
 		FS: fsys, Roots: s.Roots, Paths: s.Paths, Pools: s.Pools,
-		Rebind: s.Rebind, VirtualFunctions: s.VirtualFunctions, Partition: s.Partition, Upkeep: s.Upkeep,
+		Passthroughs: s.Rebind, VirtualFunctions: s.VirtualFunctions, Partitionings: s.Partition, SharingDaemons: s.Upkeep,
 	}
 }
 
@@ -187,12 +187,12 @@ type Kubelet struct {
 	Pods func(ctx context.Context) (*kubeletapi.Listing, error)
 
 	// Allocated returns the device plugin IDs in the kubelet's checkpoint, by resource; see
-	// [legacy.Allocated].
+	// [legacy.AllocatedIDs].
 	Allocated func() (map[string][]string, error)
 
 	// Written returns the allocations of containers in the kubelet's checkpoint, for a kubelet
 	// without a PodResources API and for IDs that no file of the host contains; see
-	// [legacy.Written]. Optional.
+	// [legacy.ReadHoldings]. Optional.
 	Written func() ([]kubeletapi.Holding, error)
 }
 

@@ -18,24 +18,24 @@ import (
 // workInterval is the pause between failed work on a device and the next attempt.
 const workInterval = 5 * time.Minute
 
-// configuring configures devices for the device plugin API. For example, it programs an FPGA with
+// configurator configures devices for the device plugin API. For example, it programs an FPGA with
 // the function that the configuration requests. A device is not listed before its state matches the
 // configuration. Work on a device begins only after the kubelet was informed and while the physical
 // device is free, and the physical device cannot be allocated until the work has ended. By DRA,
 // claims contain the parameters, and preparing a claim configures its devices.
-type configuring struct {
+type configurator struct {
 	configure discovery.Configurer
 	accept    discovery.Acceptor
 	ledger    *ledger.Ledger
-	ended     chan struct{} // receives a value when work has ended; capacity 1
+	workEnded chan struct{} // receives a value when work has ended; capacity 1
 
-	wanted  map[string]bool   // whether the device matched the configuration at the last check, by device
-	reasons map[string]string // why the device is not listed, by device
+	wantedDevices map[string]bool   // whether the device matched the configuration at the last check, by device
+	reasons       map[string]string // why the device is not listed, by device
 
-	group   sync.WaitGroup
-	mu      sync.Mutex
-	working map[string]bool // by device
-	failed  map[string]failure
+	group      sync.WaitGroup
+	mu         sync.Mutex
+	inProgress map[string]bool // by device
+	failures   map[string]failure
 }
 
 // failure is the error of the last work on a device, nil if the work succeeded, and when it ended.
@@ -44,27 +44,27 @@ type failure struct {
 	at  time.Time
 }
 
-func newConfiguring(configure discovery.Configurer, accept discovery.Acceptor, l *ledger.Ledger) *configuring {
-	return &configuring{
-		configure: configure, accept: accept, ledger: l, ended: make(chan struct{}, 1),
-		working: make(map[string]bool), failed: make(map[string]failure),
+func newConfiguring(configure discovery.Configurer, accept discovery.Acceptor, l *ledger.Ledger) *configurator {
+	return &configurator{
+		configure: configure, accept: accept, ledger: l, workEnded: make(chan struct{}, 1),
+		inProgress: make(map[string]bool), failures: make(map[string]failure),
 	}
 }
 
-// listable returns the snapshot with the offers that can be listed, and whether to check again
+// listableDevices returns the snapshot with the offers that can be listed, and whether to check again
 // soon. The stock is the present state of the host. Devices on withheld physical devices keep their
 // last result, and no work on them begins.
-func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock ledger.Stock, withheld map[string]string) (listed *rules.Snapshot, soon bool) {
+func (f *configurator) listableDevices(ctx context.Context, s *rules.Snapshot, stock ledger.Stock, withheld map[string]string) (listed *rules.Snapshot, soon bool) {
 	listed = new(*s)
 	listed.Devices = slices.Clone(s.Devices)
-	wanted, reasons, crowded := make(map[string]bool), make(map[string]string), crowded(listed.Devices)
+	wanted, reasons, crowded := make(map[string]bool), make(map[string]string), crowdedDevices(listed.Devices)
 	for i := range listed.Devices {
 		d := &listed.Devices[i]
-		if len(d.Want) == 0 && (d.Rebind == nil && d.Making == nil || len(d.Offers) == 0) {
+		if len(d.Want) == 0 && (d.Passthrough == nil && d.Creation == nil || len(d.Offers) == 0) {
 			continue // the device has no parameters, and is already usable or not offered
 		}
 		if withheld[d.Silicon()] != "" {
-			wanted[d.Name] = f.wanted[d.Name]
+			wanted[d.Name] = f.wantedDevices[d.Name]
 			if reason := f.reasons[d.Name]; reason != "" {
 				reasons[d.Name] = reason
 			}
@@ -72,7 +72,7 @@ func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock led
 		}
 		reason, again := noRoom, false
 		if !crowded[d.Name] {
-			reason, again = f.look(ctx, d, stock)
+			reason, again = f.configureDevice(ctx, d, stock)
 		}
 		wanted[d.Name] = reason == ""
 		if reason == "" {
@@ -83,19 +83,19 @@ func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock led
 			klog.FromContext(ctx).Info("A device is not listed until it is configured as requested", "device", d.Name, "reason", reason)
 		}
 	}
-	f.wanted, f.reasons = wanted, reasons
-	listed.Devices = withdraw(listed.Devices, reasons)
+	f.wantedDevices, f.reasons = wanted, reasons
+	listed.Devices = withdrawOffers(listed.Devices, reasons)
 	return listed, soon
 }
 
-// noRoom is the reason for a device that could be created but would not fit; see [crowded].
+// noRoom is the reason for a device that could be created but would not fit; see [crowdedDevices].
 const noRoom = "there is no room for it beside other configured devices"
 
-// look returns why the device cannot be listed, "" if the device can be, and whether to check again
+// configureDevice returns why the device cannot be listed, "" if the device can be, and whether to check again
 // soon. It updates the description of the device, and starts the work that is due.
-func (f *configuring) look(ctx context.Context, d *rules.Offered, stock ledger.Stock) (reason string, again bool) {
+func (f *configurator) configureDevice(ctx context.Context, d *rules.Offered, stock ledger.Stock) (reason string, again bool) {
 	const begun = "it is being configured"
-	working, failed := f.state(d.Name)
+	working, failed := f.deviceState(d.Name)
 	if working {
 		return begun, false
 	}
@@ -105,7 +105,7 @@ func (f *configuring) look(ctx context.Context, d *rules.Offered, stock ledger.S
 	change := changeOf(d)
 	now, work, err := f.configure(d.Device, d.Want, change.Key())
 	switch {
-	case err != nil && (d.Health.Stale || d.Health.Status == discovery.Unknown) && f.wanted[d.Name]:
+	case err != nil && (d.Health.Stale || d.Health.Status == discovery.Unknown) && f.wantedDevices[d.Name]:
 		return "", false // the device matched before, and is only unreadable at the moment
 	case err != nil:
 		return err.Error(), false
@@ -117,9 +117,9 @@ func (f *configuring) look(ctx context.Context, d *rules.Offered, stock ledger.S
 	case f.reasons[d.Name] == "":
 		return "it is to be configured", true // the kubelet learns of the change before the work begins
 	}
-	lease, blocked := f.ledger.Lease(change, stock)
+	lease, blocked := f.ledger.LeaseDevices(change, stock)
 	if blocked != nil {
-		return fmt.Sprintf("it is to be configured when it is no longer in use by %s", blocked.Why()), true
+		return fmt.Sprintf("it is to be configured when it is no longer in use by %s", blocked.OwnerText()), true
 	}
 	f.start(ctx, d.Name, work, lease.Release)
 	return begun, false
@@ -129,34 +129,34 @@ func (f *configuring) look(ctx context.Context, d *rules.Offered, stock ledger.S
 // but only the device itself if its driver changes, since a driver belongs to one function or IOMMU
 // group, or if the device is created, since a new device takes only its partition.
 func changeOf(d *rules.Offered) ledger.Change {
-	c := ledger.Change{Name: d.Name + " for its resource", API: discovery.ModeDevicePlugin, Devices: []ledger.Hold{ledger.Silicon(d.Silicon())}}
-	if d.Want[discovery.Driver] != "" || d.Making != nil {
-		c.Devices = []ledger.Hold{ledger.Device(d.Name, d.Silicon())}
+	c := ledger.Change{Name: d.Name + " for its resource", API: discovery.ModeDevicePlugin, Devices: []ledger.Hold{ledger.SiliconHold(d.Silicon())}}
+	if d.Want[discovery.Driver] != "" || d.Creation != nil {
+		c.Devices = []ledger.Hold{ledger.DeviceHold(d.Name, d.Silicon())}
 	}
 	return c
 }
 
-func (f *configuring) state(device string) (working bool, failed failure) {
+func (f *configurator) deviceState(device string) (working bool, failed failure) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.working[device], f.failed[device]
+	return f.inProgress[device], f.failures[device]
 }
 
 // start starts the work on a device. When the work has ended, start calls release and signals
 // f.ended.
-func (f *configuring) start(ctx context.Context, device string, work discovery.Work, release func()) {
+func (f *configurator) start(ctx context.Context, device string, work discovery.Work, release func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.working[device] = true
+	f.inProgress[device] = true
 	f.group.Go(func() {
 		err := workSafely(ctx, work)
 		release()
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		delete(f.working, device)
-		f.failed[device] = failure{err, time.Now()}
+		delete(f.inProgress, device)
+		f.failures[device] = failure{err, time.Now()}
 		select {
-		case f.ended <- struct{}{}:
+		case f.workEnded <- struct{}{}:
 		default:
 		}
 	})
@@ -175,11 +175,11 @@ func workSafely(ctx context.Context, work discovery.Work) (err error) {
 }
 
 // wait returns when all work has ended.
-func (f *configuring) wait() { f.group.Wait() }
+func (f *configurator) wait() { f.group.Wait() }
 
-// withdraw removes the offers of devices that have a reason not to be listed, and the offers of
+// withdrawOffers removes the offers of devices that have a reason not to be listed, and the offers of
 // devices that are only allocated together with such a device.
-func withdraw(devices []rules.Offered, reasons map[string]string) []rules.Offered {
+func withdrawOffers(devices []rules.Offered, reasons map[string]string) []rules.Offered {
 	type unit struct{ resource, name string }
 	broken := make(map[unit]bool)
 	for i := range devices {

@@ -49,7 +49,7 @@ func (c *card) configure(d discovery.Device, want discovery.Parameters, _ string
 	}, nil
 }
 
-func (c *card) configuring(l *ledger.Ledger) *configuring {
+func (c *card) configuring(l *ledger.Ledger) *configurator {
 	return newConfiguring(c.configure, func(given []discovery.Device, _ discovery.Parameters) error {
 		if given[0].Family != "" {
 			return errors.New("takes no such parameter")
@@ -99,7 +99,7 @@ func TestFit(t *testing.T) {
 		snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", ""), port("b", "new", ""), port("c", "", "")}}
 		expect := func(when, want string, wantSoon bool, wantWorks int) *rules.Snapshot {
 			t.Helper()
-			listed, soon := f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
+			listed, soon := f.listableDevices(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
 			synctest.Wait()
 			if listedNames(listed) != want || soon != wantSoon || c.works != wantWorks {
 				t.Errorf("%s: listed %q, soon %v, %d works; want %q, %v, %d", when, listedNames(listed), soon, c.works, want, wantSoon, wantWorks)
@@ -118,17 +118,17 @@ func TestFit(t *testing.T) {
 		}
 		expect("once it is free", "b c", false, 1)
 		expect("while it is made so", "b c", false, 1)
-		if err := l.Give(claimOf("c", "a"), ledger.Given, stock); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
+		if err := l.AllocateClaim(claimOf("c", "a"), ledger.Allocated, stock); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
 			t.Errorf("a claim while it is made so: %v", err)
 		}
 		if err := l.GiveGrants(stock, pod); err == nil {
 			t.Error("a pod gets it while it is made so")
 		}
-		if err := openLedger(t, dir).Give(claimOf("c", "a"), ledger.Given, stock); err != nil {
+		if err := openLedger(t, dir).AllocateClaim(claimOf("c", "a"), ledger.Allocated, stock); err != nil {
 			t.Errorf("a claim after the agent was killed: %v", err)
 		}
 		close(c.hold)
-		<-f.ended
+		<-f.workEnded
 		if err := l.GiveGrants(stock, pod); err != nil {
 			t.Errorf("a pod once it is made so: %v", err)
 		}
@@ -156,7 +156,7 @@ func TestFitFails(t *testing.T) {
 		other.Family = "gpu"
 		snapshot.Devices = append(snapshot.Devices, other)
 		for range 5 {
-			listed, _ := f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
+			listed, _ := f.listableDevices(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
 			synctest.Wait()
 			if listedNames(listed) != "c" {
 				t.Errorf("listed %q; want neither the device, nor what is handed out with it", listedNames(listed))
@@ -170,9 +170,9 @@ func TestFitFails(t *testing.T) {
 		}
 		c.fails = nil
 		time.Sleep(workInterval)
-		f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
+		f.listableDevices(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
 		f.wait()
-		if listed, _ := f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil); listedNames(listed) != "a b c" || c.works != 2 {
+		if listed, _ := f.listableDevices(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil); listedNames(listed) != "a b c" || c.works != 2 {
 			t.Errorf("after a while: listed %q, %d works", listedNames(listed), c.works)
 		}
 	})
@@ -184,7 +184,7 @@ func TestFitSurvivesPanic(t *testing.T) {
 	}, func([]discovery.Device, discovery.Parameters) error { return nil }, openLedger(t, t.TempDir()))
 	snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", "")}}
 	for range 3 {
-		f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
+		f.listableDevices(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
 		f.wait()
 	}
 	if !strings.Contains(f.reasons["a"], "a defect") {

@@ -19,17 +19,17 @@ func (a *agent) usedDisks(s *discovery.Snapshot) map[string]string {
 	functions := make(map[string][]sysfs.Device) // by device
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		if d.Rebind == nil || !d.Rebind.Only || d.Rebind.Why != "" {
+		if d.Passthrough == nil || !d.Passthrough.Only || d.Passthrough.Why != "" {
 			continue
 		}
-		for _, source := range append([]string{d.Source}, d.Rebind.Others...) {
+		for _, source := range append([]string{d.Source}, d.Passthrough.Others...) {
 			functions[d.Name] = append(functions[d.Name], sysfs.At(a.host.FS, source))
 		}
 	}
 	if len(functions) == 0 {
 		return nil
 	}
-	used := inuse.Disks(a.host, slices.Concat(slices.Collect(maps.Values(functions))...))
+	used := inuse.DiskUses(a.host, slices.Concat(slices.Collect(maps.Values(functions))...))
 	reasons := make(map[string]string)
 	for device, functions := range functions {
 		for _, function := range functions {
@@ -71,14 +71,14 @@ func (a *agent) watchDiskUse(ctx context.Context) {
 			return
 		case <-interval.C:
 		}
-		s, last := a.settled.Load(), a.diskUse.Load()
+		s, last := a.settledSnapshot.Load(), a.diskUse.Load()
 		if s == nil || last == nil {
 			continue // before the first scan
 		}
 		// A disk with several mounts may have a different reason each time.
 		same := func(string, string) bool { return true }
 		if !maps.EqualFunc(*last, a.usedDisks(s), same) {
-			a.rescan()
+			a.requestScan()
 		}
 	}
 }

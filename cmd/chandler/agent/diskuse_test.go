@@ -9,13 +9,13 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/vfio"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/rebind/rebindtest"
+	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
 // addBlockDevice adds the disk of the function to the kernel.
 func (r *rebinding) addBlockDevice() {
-	r.File(rebindtest.Source(diskFunction)+"/nvme/nvme0/nvme0n1/dev", "259:1\n")
-	r.Link("sys/class/block/nvme0n1", "../../"+strings.TrimPrefix(rebindtest.Source(diskFunction), "sys/")+"/nvme/nvme0/nvme0n1")
+	r.File(passthroughtest.Source(diskFunction)+"/nvme/nvme0/nvme0n1/dev", "259:1\n")
+	r.Link("sys/class/block/nvme0n1", "../../"+strings.TrimPrefix(passthroughtest.Source(diskFunction), "sys/")+"/nvme/nvme0/nvme0n1")
 }
 
 const (

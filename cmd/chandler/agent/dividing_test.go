@@ -61,7 +61,7 @@ func (d *dividing) claims(suffix, name string) *resourceapi.ResourceClaim {
 func (d *dividing) got(claim *resourceapi.ResourceClaim, partitions ...int) (release func()) {
 	d.t.Helper()
 	if err := d.prepareAgain(claim); err != nil {
-		d.t.Errorf("claim %s: %v\nwritten: %q", claim.Name, err, d.host.Writes())
+		d.t.Errorf("claim %s: %v\nwritten: %q", claim.Name, err, d.host.ListWrites())
 		return func() {}
 	}
 	specs, _ := filepath.Glob(filepath.Join(d.dir, "cdi/*"+claim.Name+"*"))
@@ -90,7 +90,7 @@ func (d *dividing) is(modes string, records int) {
 	d.t.Helper()
 	synctest.Wait()
 	if got := d.host.Mode(0) + " " + d.host.Mode(1); got != modes {
-		d.t.Errorf("modes %s, want %s\nwritten: %q", got, modes, d.host.Writes())
+		d.t.Errorf("modes %s, want %s\nwritten: %q", got, modes, d.host.ListWrites())
 	}
 	written, _ := filepath.Glob(filepath.Join(d.dir, "run/chandler/journal/create/*"))
 	if len(written) != records {
@@ -140,7 +140,7 @@ func TestAgentDivides(t *testing.T) {
 		d.pause(time.Minute)
 		d.is("SPX SPX", 0)
 		want := "CPX DPX SPX QPX SPX"
-		if got := strings.ReplaceAll(strings.Join(d.host.Writes(), " "), parttest.Device+" ", ""); got != want {
+		if got := strings.ReplaceAll(strings.Join(d.host.ListWrites(), " "), parttest.Device+" ", ""); got != want {
 			t.Errorf("written %q, want %q", got, want)
 		}
 		stop()
@@ -234,14 +234,14 @@ func TestAgentDividesWhileTheKernelHangs(t *testing.T) {
 		d.unprepare(claim)
 		d.got(d.claimFor("pci-0000-06-00-0-cpx-0", "other", ""))()
 		if d.host.Mode(1) != "CPX" {
-			t.Errorf("written: %q", d.host.Writes())
+			t.Errorf("written: %q", d.host.ListWrites())
 		}
 		d.pause(5 * time.Minute)
 		if d.host.Mode(1) != "SPX" {
-			t.Errorf("not put together beside it; written: %q", d.host.Writes())
+			t.Errorf("not put together beside it; written: %q", d.host.ListWrites())
 		}
 		close(hangs)
-		d.host.Obey()
+		d.host.AcceptWrites()
 		d.pause(10 * time.Minute)
 		d.is("SPX SPX", 0)
 		stop()
@@ -281,15 +281,15 @@ func TestAgentKeepsGPUsInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDividing(t)
 		stop := d.start()
-		d.host.Opens("47", d.host.Node(0))
+		d.host.OpenNode("47", d.host.Node(0))
 		claim := d.claims("-cpx-3", "first")
 		d.refuses(claim, "process 47 (someone) has it open")
 		if taint := d.taint(); strings.Contains(taint, "-dpx-") {
 			t.Errorf("taints %s", taint)
 		}
-		d.host.Opens("47", "")
+		d.host.OpenNode("47", "")
 		d.got(claim, 3)()
-		d.host.Opens("47", d.host.Node(6))
+		d.host.OpenNode("47", d.host.Node(6))
 		d.pause(3 * time.Minute)
 		d.is("CPX SPX", 1)
 		var refuse atomic.Bool
@@ -300,7 +300,7 @@ func TestAgentKeepsGPUsInUse(t *testing.T) {
 			}
 			return nil
 		}
-		d.host.Opens("47", "")
+		d.host.OpenNode("47", "")
 		d.pause(3 * time.Minute)
 		d.is("CPX SPX", 1)
 		all := d.claims("", "all")
@@ -336,7 +336,7 @@ func TestAgentKeepsWhatIsDividedByHand(t *testing.T) {
 		release()
 		d.pause(2 * time.Minute)
 		if d.host.Mode(0) != "SPX" || d.host.Mode(1) != "DPX" {
-			t.Errorf("written %q", d.host.Writes())
+			t.Errorf("written %q", d.host.ListWrites())
 		}
 		stop()
 	})

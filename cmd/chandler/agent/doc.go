@@ -5,7 +5,7 @@
 //
 // # Placement
 //
-// At any time, one API offers a physical device: DRA or the device plugin API. [Place] decides. It
+// At any time, one API offers a physical device: DRA or the device plugin API. [PlaceDevices] decides. It
 // is a pure function of the previous placement, the devices, a view of the ledger, and facts about
 // the cluster.
 //
@@ -22,7 +22,7 @@
 //   - A claim that was allocated before the move can still be prepared.
 //   - While the kubelet or the API server does not answer, all devices count as allocated.
 //
-// [Standing.Plan] applies ruled and Place to the files on the node and to rules that are not
+// [Standing.PlanSteps] applies ruled and Place to the files on the node and to rules that are not
 // active: this is the command "chandler migrate".
 //
 // placements.go writes the placement to a file. If that file cannot be read for ten seconds, or is

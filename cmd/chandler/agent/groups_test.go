@@ -12,7 +12,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/rebind/rebindtest"
+	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
 const (
@@ -21,7 +21,7 @@ const (
 )
 
 // onlyVirtual allows passthrough for virtual functions.
-var onlyVirtual = []discovery.Rebinding{{Expression: "virtual", Driver: "vfio-pci", Selects: func(d discovery.Device) (bool, error) {
+var onlyVirtual = []discovery.Passthrough{{Expression: "virtual", Driver: "vfio-pci", Selects: func(d discovery.Device) (bool, error) {
 	return d.Attributes.String("function") == "virtual", nil
 }}}
 
@@ -35,7 +35,7 @@ func (r *rebinding) addSibling() {
 func (r *rebinding) keepsDisk() {
 	r.t.Helper()
 	if driver := r.Driver(diskFunction); driver != "nvme" {
-		r.t.Errorf("the disk of claim default/pod was taken from it: driver %q; writes %q", driver, r.Written())
+		r.t.Errorf("the disk of claim default/pod was taken from it: driver %q; writes %q", driver, r.ListWrites())
 	}
 }
 
@@ -107,7 +107,7 @@ func TestSiblingForResource(t *testing.T) {
 // IOMMU group. The claim for vfio waits until the other claim has ended.
 func TestVirtualFunctionsOfOneGroupAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := makesOf(t, &rebindtest.Physical{Address: physicalFunction, Total: 7, OneGroup: true})
+		m := makesOf(t, &passthroughtest.Physical{Address: physicalFunction, Total: 7, OneGroup: true})
 		config := m.config(&rules.Rules{Mode: discovery.ModeDRA})
 		config.Settings.Rebind = onlyVirtual
 		stop := m.run(config)
@@ -121,7 +121,7 @@ func TestVirtualFunctionsOfOneGroupAtOnce(t *testing.T) {
 			t.Errorf("one of the claims gets its function: pod %v, vm %v", forPod, forVM)
 		}
 		time.Sleep(time.Minute)
-		underVFIO := m.Driver(rebindtest.VirtualAddress(0)) == "vfio-pci"
+		underVFIO := m.Driver(passthroughtest.VirtualAddress(0)) == "vfio-pci"
 		if underVFIO == (forPod == nil) {
 			t.Errorf("function of claim pod under vfio: %t, while the claim was answered %v", underVFIO, forPod)
 		}
@@ -141,7 +141,7 @@ func TestVirtualFunctionsOfOneGroupAtOnce(t *testing.T) {
 // vfio, although passthrough is allowed for all.
 func TestVirtualFunctionsOfOneGroupWithoutVFIO(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := makesOf(t, &rebindtest.Physical{Address: physicalFunction, Total: 7, OneGroup: true})
+		m := makesOf(t, &passthroughtest.Physical{Address: physicalFunction, Total: 7, OneGroup: true})
 		config := m.config(&rules.Rules{Mode: discovery.ModeDRA})
 		config.Settings.Rebind = onlyVirtual
 		stop := m.run(config)
@@ -164,7 +164,7 @@ func TestGivenClaimStaysGivenWhileItsDeviceChanges(t *testing.T) {
 		vm := r.claim("vm", "vfio")
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
 		r.SetDriver(diskFunction, "nvme") // by an administrator
-		r.Opens("48", "dd", diskNode)
+		r.OpenNode("48", "dd", diskNode)
 		time.Sleep(time.Minute)
 		if err := r.prepareAgain(vm); err == nil {
 			t.Error("prepared while a process of the host uses the disk")
@@ -226,10 +226,10 @@ func TestClaimKeepsItsDiskWhenEntriesSplitTheGroup(t *testing.T) {
 // release if the new rules give the physical device to two APIs.
 func TestRuledWhileSiliconGrows(t *testing.T) {
 	two := func(name string) discovery.Device {
-		d := discovery.Device{Name: name, Source: "sys/devices/" + name, Attributes: discovery.Attributes{}, Rebind: &discovery.Rebindable{Driver: "vfio-pci"}}
+		d := discovery.Device{Name: name, Source: "sys/devices/" + name, Attributes: discovery.Attributes{}, Passthrough: &discovery.PassthroughOption{Driver: "vfio-pci"}}
 		d.Attributes.SetInt("iommuGroup", 3)
 		d.Attributes.SetString("model", name)
-		d.Classic = []discovery.Offer{{Resource: "*", Named: true, IDs: []string{name}}}
+		d.PluginOffers = []discovery.Offer{{Resource: "*", Optional: true, IDs: []string{name}}}
 		return d
 	}
 	raw := &discovery.Snapshot{Devices: []discovery.Device{two("a"), two("b")}}
@@ -246,15 +246,15 @@ func TestRuledWhileSiliconGrows(t *testing.T) {
 		"two APIs":         {wants(`device.attributes["chandler.dev"].model == "b"`, discovery.ModeDevicePlugin), "a", ""},
 	} {
 		r := newRuled(&rules.Rules{Mode: discovery.ModeDRA})
-		r.see(raw)
+		r.applyScan(raw)
 		r.keepSplit(view)
-		r.change(test.to)
+		r.changeRules(test.to)
 		r.keepSplit(view)
 		a, _ := r.snapshot.Lookup("a")
 		if described(r.snapshot) != "a, b" || a.Silicon() != test.silicon {
 			t.Errorf("%s: %s; a is of %s, want %s", name, described(r.snapshot), a.Silicon(), test.silicon)
 		}
-		r.release(r.changing())
+		r.release(r.changingSilicon())
 		if described(r.snapshot) != test.after {
 			t.Errorf("%s: released: %s", name, described(r.snapshot))
 		}

@@ -19,21 +19,21 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/handover"
 	"chandler.dev/internal/ledger"
-	"chandler.dev/internal/rebind/rebindtest"
+	"chandler.dev/internal/passthrough/passthroughtest"
+	"chandler.dev/internal/reclaim"
 )
 
 // handing is a node that reclaims its disk.
 type handing struct {
 	*rebinding
 
-	rules []handover.Rule
+	rules []reclaim.Rule
 }
 
 func newHanding(t *testing.T, reset bool, methods ...string) *handing {
 	all := func(discovery.Device) (bool, error) { return true, nil }
-	return &handing{newRebinding(t), []handover.Rule{{Expression: "true", Selects: all, Reset: reset, Methods: methods}}}
+	return &handing{newRebinding(t), []reclaim.Rule{{Expression: "true", Selects: all, Reset: reset, Methods: methods}}}
 }
 
 func (h *handing) config(wanted *rules.Rules) Config {
@@ -76,7 +76,7 @@ func (h *handing) claimOf(pod string) *resourceapi.ResourceClaim {
 func (h *handing) runs(process, comm, pod, node string) {
 	h.t.Helper()
 	h.File("proc/"+process+"/cgroup", "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"+pod+".slice/cri-containerd-0.scope\n")
-	h.Opens(process, comm, node)
+	h.OpenNode(process, comm, node)
 }
 
 // pod adds a pod to the API server.
@@ -96,8 +96,8 @@ func (h *handing) records() []string {
 
 // resets returns the written attributes of the disk.
 func (h *handing) resets() (written []string) {
-	for _, write := range h.Written() {
-		written = append(written, strings.TrimPrefix(write, rebindtest.Source(diskFunction)+"/"))
+	for _, write := range h.ListWrites() {
+		written = append(written, strings.TrimPrefix(write, passthroughtest.Source(diskFunction)+"/"))
 	}
 	return written
 }
@@ -121,7 +121,7 @@ func TestAgentHandsOver(t *testing.T) {
 		stop()
 		stop = h.start() // the next agent keeps the disk too
 		h.refuses(next, "process 47 (train)")
-		h.Ends("47")
+		h.EndProcess("47")
 		time.Sleep(2 * time.Second)
 		h.gives(next, diskNode)
 		time.Sleep(2 * time.Second)
@@ -132,8 +132,8 @@ func TestAgentHandsOver(t *testing.T) {
 			t.Errorf("written down: %q", records)
 		}
 		h.unprepare(next) // the processes of the pod have ended
-		if records := h.records(); len(records) != 0 || len(h.Written()) > 0 {
-			t.Errorf("written down: %q; writes %q", records, h.Written())
+		if records := h.records(); len(records) != 0 || len(h.ListWrites()) > 0 {
+			t.Errorf("written down: %q; writes %q", records, h.ListWrites())
 		}
 		h.gives(h.claimOf("third"), diskNode) // at once
 		stop()
@@ -153,8 +153,8 @@ func TestAgentHandsNothingOver(t *testing.T) {
 		h.runs("47", "train", "old", diskNode)
 		h.unprepare(before)
 		h.gives(next, diskNode)
-		if len(h.records()) > 0 || len(h.Written()) > 0 {
-			t.Errorf("written down: %q; writes %q", h.records(), h.Written())
+		if len(h.records()) > 0 || len(h.ListWrites()) > 0 {
+			t.Errorf("written down: %q; writes %q", h.records(), h.ListWrites())
 		}
 		h.unprepare(next)
 
@@ -166,8 +166,8 @@ func TestAgentHandsNothingOver(t *testing.T) {
 		h.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA}}}
 		time.Sleep(5 * time.Second)
 		h.gives(next, diskNode)
-		if len(h.records()) > 0 || len(h.Written()) > 0 {
-			t.Errorf("written down: %q; writes %q", h.records(), h.Written())
+		if len(h.records()) > 0 || len(h.ListWrites()) > 0 {
+			t.Errorf("written down: %q; writes %q", h.records(), h.ListWrites())
 		}
 		stop()
 	})
@@ -235,7 +235,7 @@ func TestAgentResetsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, true)
 		h.Resets = func(address string) error {
-			for _, dir := range []string{rebindtest.Source(address), "sys/bus/pci/devices/" + address} {
+			for _, dir := range []string{passthroughtest.Source(address), "sys/bus/pci/devices/" + address} {
 				if err := os.RemoveAll(filepath.Join(h.Dir, dir)); err != nil {
 					return err
 				}
@@ -322,7 +322,7 @@ func TestAgentHandsIDsOver(t *testing.T) {
 		if len(h.resets()) > 0 {
 			t.Errorf("writes %q", h.resets())
 		}
-		h.Ends("47")
+		h.EndProcess("47")
 		time.Sleep(3 * time.Second)
 		has(diskFunction)
 		if err := again(); err != nil || len(h.resets()) != 1 {
@@ -349,7 +349,7 @@ func TestAgentFindsPodsOfPodGroup(t *testing.T) {
 		time.Sleep(time.Minute)
 		h.unprepare(before)
 		h.refuses(next, "process 47 (train) has it open")
-		h.Ends("47")
+		h.EndProcess("47")
 		h.gives(next, diskNode)
 		if got := h.resets(); !slices.Equal(got, []string{"reset 1"}) {
 			t.Errorf("writes %q", got)
@@ -372,7 +372,7 @@ func TestAgentThatCannotLook(t *testing.T) {
 		}
 		h.unprepare(before)
 		h.refuses(next, "it is unknown whether a process has it open")
-		time.Sleep(ledger.Termination)
+		time.Sleep(ledger.DefaultTermination)
 		h.gives(next, diskNode)
 		stop()
 
@@ -382,7 +382,7 @@ func TestAgentThatCannotLook(t *testing.T) {
 		stop = h.run(config)
 		h.offers(diskName, "")
 		h.unprepare(next)
-		time.Sleep(ledger.Termination)
+		time.Sleep(ledger.DefaultTermination)
 		h.refuses(before, "it cannot be reset: the agent may not change the host")
 		stop()
 	})
@@ -461,11 +461,11 @@ func TestKeptByTheNodesOfTheClaim(t *testing.T) {
 		h.runs("47", "qemu", "vm", "/dev/vfio/3")
 		h.runs("48", "other", "vm", "/dev/vfio/vfio")
 		h.SetDriver(diskFunction, "nvme")
-		h.File(rebindtest.Source(diskFunction)+"/driver_override", "(null)\n")
+		h.File(passthroughtest.Source(diskFunction)+"/driver_override", "(null)\n")
 		time.Sleep(time.Minute)
 		h.unprepare(vm)
 		h.refuses(next, "/dev/vfio/3: process 47 (qemu) has it open")
-		h.Ends("47")
+		h.EndProcess("47")
 		h.gives(next, diskNode)
 		stop()
 	})

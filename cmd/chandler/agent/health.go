@@ -21,7 +21,7 @@ const probeTimeout = 3 * time.Second
 // handler serves /healthz, /readyz and /metrics.
 func (a *agent) handler() http.Handler {
 	mux := healthMux(a.Version, a.checkLive, a.checkReady)
-	mux.Handle("GET /metrics", a.metrics.handler(a.state(), a.Wrong))
+	mux.Handle("GET /metrics", a.metrics.handler(a.state(), a.ConfigError))
 	return mux
 }
 
@@ -29,14 +29,14 @@ func (a *agent) handler() http.Handler {
 // has the agent's version in its Server header.
 func healthMux(version string, live, ready func(context.Context) error) *http.ServeMux {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", answer("alive", version, live))
-	mux.HandleFunc("GET /readyz", answer("ready", version, ready))
+	mux.HandleFunc("GET /healthz", serveCheck("alive", version, live))
+	mux.HandleFunc("GET /readyz", serveCheck("ready", version, ready))
 	return mux
 }
 
-// answer serves the result of a check. It logs each result that differs from the last one, because
+// serveCheck serves the result of a check. It logs each result that differs from the last one, because
 // the kubelet reports only the status code.
-func answer(what, version string, check func(context.Context) error) http.HandlerFunc {
+func serveCheck(what, version string, check func(context.Context) error) http.HandlerFunc {
 	var mu sync.Mutex
 	last := ""
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -83,8 +83,8 @@ const readPatience = time.Minute
 
 // checkRead returns an error if no scan has succeeded within readPatience after scanning began.
 func (a *agent) checkRead(now time.Time) error {
-	begun := a.watching.Load()
-	if begun == nil || a.settled.Load() != nil || now.Sub(*begun) <= readPatience {
+	begun := a.firstScanStarted.Load()
+	if begun == nil || a.settledSnapshot.Load() != nil || now.Sub(*begun) <= readPatience {
 		return nil
 	}
 	return fmt.Errorf("nothing of the host could be read since %s", begun.Format(time.RFC3339))

@@ -71,10 +71,10 @@ func TestCheckRead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := &agent{}
 			if test.begun > 0 {
-				a.watching.Store(new(now.Add(-test.begun)))
+				a.firstScanStarted.Store(new(now.Add(-test.begun)))
 			}
 			if test.read {
-				a.settled.Store(&discovery.Snapshot{})
+				a.settledSnapshot.Store(&discovery.Snapshot{})
 			}
 			if err := a.checkRead(now); (err != nil) != test.fail {
 				t.Errorf("got %v", err)

@@ -54,7 +54,7 @@ func Holders(view *ledger.View, said *kubeletapi.Listing, since func(types.UID) 
 			}
 		}
 	}
-	for _, s := range view.Sealed() {
+	for _, s := range view.SealedEntries() {
 		for _, d := range s.Devices {
 			holders = append(holders, inventory.Holder{Device: d.Name, API: discovery.ModeDRA, Claim: string(s.UID), Since: since(s.UID)})
 		}

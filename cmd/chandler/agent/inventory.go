@@ -13,28 +13,28 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// inventory returns the present devices and allocations of the node, and false while they are
+// inventoryFacts returns the present devices and allocations of the node, and false while they are
 // unknown. It sends no request to the API server or the kubelet: pods come from the kubelet's last
 // listing. The times of claims are read from disk.
-func (a *agent) inventory() (inventory.Facts, bool) {
-	p := a.placed.Load()
+func (a *agent) inventoryFacts() (inventory.Facts, bool) {
+	p := a.placedDevices.Load()
 	if p == nil {
 		return inventory.Facts{}, false
 	}
-	facts := p.facts(a.ledger.View, a.cluster.Said(), a.ledger.Since)
+	facts := p.inventoryFacts(a.ledger.View, a.cluster.LastListing(), a.ledger.Since)
 	facts.Notes = a.notes(a.driver.Refusal())
 	facts.Name, facts.Version, facts.Families, facts.At = a.NodeName, a.Version, len(a.Families), time.Now()
 	return facts, true
 }
 
-// facts returns the part of an inventory that concerns devices.
-func (p *placed) facts(view func(ledger.Stock) *ledger.View, said *kubeletapi.Listing, since func(types.UID) time.Time) inventory.Facts {
+// inventoryFacts returns the part of an inventory that concerns devices.
+func (p *placedDevices) inventoryFacts(view func(ledger.Stock) *ledger.View, said *kubeletapi.Listing, since func(types.UID) time.Time) inventory.Facts {
 	facts := inventory.Facts{
 		Snapshot: p.snapshot, Asked: true, API: p.placement.API, Moves: make(map[string]inventory.Move),
 		Holders: Holders(view(&ledger.Present{Snapshot: p.snapshot}), said, since),
 	}
 	for silicon, reason := range p.placement.Moving {
-		facts.Moves[silicon] = inventory.Move{To: p.placement.To[silicon], Reason: reason, Since: p.since[silicon]}
+		facts.Moves[silicon] = inventory.Move{To: p.placement.To[silicon], Reason: reason, Since: p.waitingSince[silicon]}
 	}
 	return facts
 }
@@ -45,29 +45,29 @@ func (a *agent) notes(refusal string) (notes []inventory.Note) {
 	if refusal != "" {
 		notes = append(notes, inventory.Note{Name: "ResourceSlices", Reason: "the API server refuses them: " + refusal, Code: "CH0615"})
 	}
-	if wrong := a.unaccepted(); wrong != nil {
+	if wrong := a.configError(); wrong != nil {
 		notes = append(notes, inventory.Note{Name: "configuration", Reason: wrong.Error(), Code: "CH0703"})
 	}
-	if fields := a.outdated(); len(fields) > 0 {
+	if fields := a.outdatedFields(); len(fields) > 0 {
 		notes = append(notes, inventory.Note{Name: "configuration", Reason: "a change of " + strings.Join(fields, ", ") + " is in force once the agent is started again", Code: "CH0710"})
 	}
-	last := a.metrics.scanned.Load()
+	last := a.metrics.lastScan.Load()
 	if last == nil {
 		return notes
 	}
 	if len(last.Late) > 0 {
 		notes = append(notes, inventory.Note{Name: "scan", Reason: "no answer in time from " + strings.Join(last.Late, ", ") + "; their devices count as unreadable", Code: "CH0310"})
 	} else if last.Hanging > 0 {
-		notes = append(notes, inventory.Note{Name: "scan", Reason: inventory.Plural(last.Hanging, "read") + " of the host not answered by a driver", Code: "CH0310"})
+		notes = append(notes, inventory.Note{Name: "scan", Reason: inventory.CountNoun(last.Hanging, "read") + " of the host not answered by a driver", Code: "CH0310"})
 	}
 	return notes
 }
 
-// Facts returns the inventory of a standing, as far as the standing contains it. said is the
+// InventoryFacts returns the inventory of a standing, as far as the standing contains it. said is the
 // kubelet's listing and may be nil; kubelet is the kubelet's directory, and dir the agent's
 // directory in it.
-func (s Standing) Facts(said *kubeletapi.Listing, kubelet fs.FS, dir string) inventory.Facts {
-	snapshot := s.Rules.Apply(s.Devices)
+func (s Standing) InventoryFacts(said *kubeletapi.Listing, kubelet fs.FS, dir string) inventory.Facts {
+	snapshot := s.Rules.ApplyTo(s.Devices)
 	since := func(claim types.UID) time.Time { return ledger.ReadSince(kubelet, dir, claim) }
 	facts := inventory.Facts{
 		Snapshot: snapshot, Asked: true, API: s.API, Moves: make(map[string]inventory.Move),
@@ -76,7 +76,7 @@ func (s Standing) Facts(said *kubeletapi.Listing, kubelet fs.FS, dir string) inv
 	if s.API == nil {
 		return facts
 	}
-	for _, step := range s.Plan(s.Rules) {
+	for _, step := range s.PlanSteps(s.Rules) {
 		if d, found := snapshot.Lookup(step.Device); found && step.Fate == Waits {
 			move := inventory.Move{To: step.To, Reason: step.Reason}
 			if step.To == step.From {

@@ -15,7 +15,7 @@ import (
 
 // Before the first placement the allocations are unknown.
 func TestInventoryAtFirst(t *testing.T) {
-	if facts, known := (&agent{}).inventory(); known {
+	if facts, known := (&agent{}).inventoryFacts(); known {
 		t.Errorf("an agent that has seen nothing says %+v", facts)
 	}
 }
@@ -42,7 +42,7 @@ func TestInventory(t *testing.T) {
 	s.placed.placement.Moving[names[2]] = "moves to API DRA once it is free of lab/notebook main"
 	s.placed.placement.To[names[2]] = discovery.ModeDRA
 	given := time.Date(2026, 11, 20, 6, 41, 11, 0, time.UTC)
-	facts := s.placed.facts(s.state.view, &s.said, func(types.UID) time.Time { return given })
+	facts := s.placed.inventoryFacts(s.state.view, &s.said, func(types.UID) time.Time { return given })
 	facts.At = given.Add(3 * time.Hour)
 	inv := inventory.Make(facts)
 
@@ -70,18 +70,18 @@ func TestInventory(t *testing.T) {
 func TestBeginnings(t *testing.T) {
 	at := time.Date(2026, 11, 20, 6, 41, 11, 0, time.UTC)
 	now := map[string]string{"a": "moves", "b": "moves"}
-	if begun := beginnings(nil, now, nil, at); len(begun) != 0 {
+	if begun := waitBeginnings(nil, now, nil, at); len(begun) != 0 {
 		t.Errorf("at the start: %v", begun)
 	}
-	begun := beginnings(map[string]string{"a": "moves"}, now, nil, at)
+	begun := waitBeginnings(map[string]string{"a": "moves"}, now, nil, at)
 	if len(begun) != 1 || !begun["b"].Equal(at) {
 		t.Errorf("a waited before: %v", begun)
 	}
-	begun = beginnings(now, now, begun, at.Add(time.Hour))
+	begun = waitBeginnings(now, now, begun, at.Add(time.Hour))
 	if len(begun) != 1 || !begun["b"].Equal(at) {
 		t.Errorf("an hour later: %v", begun)
 	}
-	if begun = beginnings(now, map[string]string{}, begun, at); len(begun) != 0 {
+	if begun = waitBeginnings(now, map[string]string{}, begun, at); len(begun) != 0 {
 		t.Errorf("nothing waits: %v", begun)
 	}
 }
@@ -107,12 +107,12 @@ func TestInventoryNotes(t *testing.T) {
 	refusal = "admission webhook denied the request"
 	expect("CH0615 ResourceSlices: the API server refuses them: " + refusal)
 	refusal = ""
-	a.Wrong = errors.New("no such field")
+	a.ConfigError = errors.New("no such field")
 	expect("CH0703 configuration: no such field")
 	worse := errors.New("no such family")
-	a.because.Store(&worse)
+	a.configFailure.Store(&worse)
 	expect("CH0703 configuration: no such family")
-	a.because.Store(nil)
+	a.configFailure.Store(nil)
 	a.settings.Store(&Settings{})
 	a.metrics.observeScan(discovery.Scanned{Late: []string{"nvidia", "rdma"}, Hanging: 3})
 	expect("CH0310 scan: no answer in time from nvidia, rdma; their devices count as unreadable")

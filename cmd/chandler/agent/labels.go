@@ -27,10 +27,10 @@ func (a *agent) labelNode(ctx context.Context) {
 		return
 	}
 	f := &featureFile{files: a.files(), dir: a.FeatureDir, families: a.Families}
-	f.sweep(ctx)
+	f.removeTemporary(ctx)
 	for ; ctx.Err() == nil; waitFor(ctx, nil, labelInterval) {
-		if p := a.placed.Load(); p != nil {
-			f.keep(ctx, p.snapshot)
+		if p := a.placedDevices.Load(); p != nil {
+			f.writeLabels(ctx, p.snapshot)
 		}
 	}
 }
@@ -41,11 +41,11 @@ type featureFile struct {
 	dir      string
 	families []*discovery.Family
 
-	of    *rules.Snapshot // snapshot that take was called with last
-	known bool            // whether text was computed
-	text  []byte          // content of the file, nil if the node has no labels
-	err   error           // values that are invalid in labels, or why text is from an earlier snapshot
-	said  string          // error that was logged last, "" after a success
+	snapshot  *rules.Snapshot // snapshot that take was called with last
+	known     bool            // whether text was computed
+	text      []byte          // content of the file, nil if the node has no labels
+	err       error           // values that are invalid in labels, or why text is from an earlier snapshot
+	lastError string          // error that was logged last, "" after a success
 }
 
 // featureName is the name of the feature file.
@@ -54,12 +54,12 @@ const featureName = "chandler"
 // errNoFeatureDir means that Node Feature Discovery does not run here, or reads another directory.
 var errNoFeatureDir = errors.New("there is no such directory")
 
-// keep writes the labels of the snapshot to the file. It logs an error once, and the next call
+// writeLabels writes the labels of the snapshot to the file. It logs an error once, and the next call
 // tries again.
-func (f *featureFile) keep(ctx context.Context, s *rules.Snapshot) {
-	if s != f.of {
-		f.of = s
-		f.take(s)
+func (f *featureFile) writeLabels(ctx context.Context, s *rules.Snapshot) {
+	if s != f.snapshot {
+		f.snapshot = s
+		f.computeText(s)
 	}
 	err := f.err
 	if f.known {
@@ -67,21 +67,21 @@ func (f *featureFile) keep(ctx context.Context, s *rules.Snapshot) {
 	}
 	switch {
 	case err == nil:
-		f.said = ""
-	case err.Error() == f.said:
+		f.lastError = ""
+	case err.Error() == f.lastError:
 	case errors.Is(err, errNoFeatureDir):
 		klog.FromContext(ctx).V(2).Info("No labels are written for Node Feature Discovery", "reason", err)
-		f.said = err.Error()
+		f.lastError = err.Error()
 	default:
 		klog.FromContext(ctx).Error(err, "Labels of the node for Node Feature Discovery; trying again", "interval", labelInterval)
-		f.said = err.Error()
+		f.lastError = err.Error()
 	}
 }
 
-// take computes the text for a snapshot. If Node Feature Discovery would refuse the file, the
+// computeText computes the text for a snapshot. If Node Feature Discovery would refuse the file, the
 // previous text remains.
-func (f *featureFile) take(s *rules.Snapshot) {
-	made, err := labels.Of(s, f.families)
+func (f *featureFile) computeText(s *rules.Snapshot) {
+	made, err := labels.NodeLabels(s, f.families)
 	text, fileErr := labels.File(made)
 	f.err = errors.Join(err, fileErr)
 	if fileErr != nil {
@@ -99,16 +99,16 @@ func (f *featureFile) write() error {
 	if _, err := f.files.Stat(f.dir); f.text != nil && errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s: %w", f.dir, errNoFeatureDir)
 	}
-	if err := f.files.Keep(filepath.Join(f.dir, featureName), f.text, 0o644); err != nil {
+	if err := f.files.UpdateFile(filepath.Join(f.dir, featureName), f.text, 0o644); err != nil {
 		return fmt.Errorf("keep feature file: %w", err)
 	}
 	return nil
 }
 
-// sweep removes temporary files of agents that were killed. Their names begin with a dot, so Node
+// removeTemporary removes temporary files of agents that were killed. Their names begin with a dot, so Node
 // Feature Discovery ignores such files.
-func (f *featureFile) sweep(ctx context.Context) {
-	if err := f.files.Sweep(f.dir, disk.Abandoned, featureName); err != nil {
+func (f *featureFile) removeTemporary(ctx context.Context) {
+	if err := f.files.SweepTemporary(f.dir, disk.Abandoned, featureName); err != nil {
 		klog.FromContext(ctx).Error(err, "Temporary files beside the labels of the node")
 	}
 }

@@ -195,14 +195,14 @@ func TestTooManyLabels(t *testing.T) {
 		lines   int // lines of the file, 0 without a file
 		wrong   bool
 	}{{many, 1, true}, {snapshot(2), 4, false}, {many, 4, true}, {snapshot(0), 0, false}, {many, 0, true}} {
-		f.keep(t.Context(), step.devices)
+		f.writeLabels(t.Context(), step.devices)
 		data, _ := os.ReadFile(name)
 		lines := len(strings.Split(strings.TrimSuffix(string(data), "\n"), "\n"))
 		if len(data) == 0 {
 			lines = 0
 		}
-		if lines != step.lines || (f.said != "") != step.wrong {
-			t.Errorf("%d devices: %d lines, error %q; want %d lines", len(step.devices.Devices), lines, f.said, step.lines)
+		if lines != step.lines || (f.lastError != "") != step.wrong {
+			t.Errorf("%d devices: %d lines, error %q; want %d lines", len(step.devices.Devices), lines, f.lastError, step.lines)
 		}
 	}
 }

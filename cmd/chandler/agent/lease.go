@@ -12,14 +12,14 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// leased returns a configurer whose work changes a device only under a lease.
-func (a *agent) leased(configure discovery.Configurer) discovery.Configurer {
+// requireLease returns a configurer whose work changes a device only under a lease.
+func (a *agent) requireLease(configure discovery.Configurer) discovery.Configurer {
 	return func(d discovery.Device, want discovery.Parameters, consumer string) (discovery.Device, discovery.Work, error) {
 		now, work, err := configure(d, want, consumer)
 		if err != nil || work == nil {
 			return now, work, err
 		}
-		change := ledger.Change{Name: d.Name + " configured", Consumer: consumer, API: discovery.ModeDRA, Devices: []ledger.Hold{ledger.Device(d.Name, d.Silicon())}}
+		change := ledger.Change{Name: d.Name + " configured", Consumer: consumer, API: discovery.ModeDRA, Devices: []ledger.Hold{ledger.DeviceHold(d.Name, d.Silicon())}}
 		if function, ok := functionOf(d.Source); ok {
 			change.Functions = []discovery.DeviceKey{discovery.FunctionKey(a.host, function)}
 		}
@@ -48,16 +48,16 @@ func functionOf(dir string) (string, bool) {
 // the agent, because a consumer may have the device.
 var errNoLease = errors.New("no lease on the function")
 
-// guarded wraps a function that writes attributes of the host. The result refuses each write to a
+// guardWrites wraps a function that writes attributes of the host. The result refuses each write to a
 // PCI function without a lease, also if the kernel has registered the function again since the
 // lease began.
-func (a *agent) guarded(write func(name, value string) error) func(name, value string) error {
+func (a *agent) guardWrites(write func(name, value string) error) func(name, value string) error {
 	if write == nil {
 		return nil
 	}
 	return func(name, value string) error {
 		function := functionWritten(name, value)
-		if function != "" && !a.ledger.Leased(discovery.FunctionKey(a.host, function)) {
+		if function != "" && !a.ledger.IsLeased(discovery.FunctionKey(a.host, function)) {
 			return fmt.Errorf("write %q to /%s: function %s: %w", value, name, path.Base(function), errNoLease)
 		}
 		return write(name, value)

@@ -6,24 +6,24 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/ledger"
-	"chandler.dev/internal/rebind/rebindtest"
+	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
 // No part of the agent writes to a PCI function without a lease, whichever attribute names the
 // function. Passthrough, creation and resets use this guard in all tests of a whole agent.
 func TestWritesNeedALease(t *testing.T) {
 	const other = "0000:04:00.0"
-	function := rebindtest.Source("0000:03:00.0")
+	function := passthroughtest.Source("0000:03:00.0")
 	l := ledger.New(ledger.Config{Dir: t.TempDir(), Boot: "boot"})
 	if _, err := l.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	written := 0
-	k := rebindtest.New(t)
+	k := passthroughtest.New(t)
 	k.Add("0000:03:00.0", "nvme", "3")
 	k.Add(other, "nvme", "4")
 	host := k.Host()
-	write := (&agent{ledger: l, host: host}).guarded(func(string, string) error { written++; return nil })
+	write := (&agent{ledger: l, host: host}).guardWrites(func(string, string) error { written++; return nil })
 	writes := map[string]string{ // values by attribute
 		function + "/sriov_numvfs":               "4",
 		function + "/driver_override":            "vfio-pci",
@@ -39,7 +39,7 @@ func TestWritesNeedALease(t *testing.T) {
 			t.Errorf("%q to %s: %v", value, name, err)
 		}
 	}
-	lease, blocked := l.Lease(ledger.Change{Name: "test", Functions: []discovery.DeviceKey{discovery.FunctionKey(host, function)}}, &ledger.Present{})
+	lease, blocked := l.LeaseDevices(ledger.Change{Name: "test", Functions: []discovery.DeviceKey{discovery.FunctionKey(host, function)}}, &ledger.Present{})
 	if blocked != nil || written > 0 {
 		t.Fatal(blocked, written)
 	}
@@ -53,7 +53,7 @@ func TestWritesNeedALease(t *testing.T) {
 			t.Errorf("another function, by %s: %v", name, err)
 		}
 	}
-	k.Return("0000:03:00.0", "nvme", "3")
+	k.ReturnFunction("0000:03:00.0", "nvme", "3")
 	for name, value := range writes {
 		if err := write(name, value); !errors.Is(err, errNoLease) {
 			t.Errorf("the kernel has registered the function again: %q to %s: %v", value, name, err)

@@ -7,14 +7,14 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/rebind/rebindtest"
+	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
 // The metrics include the present link of a device, but not of a suspended device, which the read
 // would wake, or of a virtual function, which has no link.
 func TestCurrentLinks(t *testing.T) {
-	k := rebindtest.New(t)
-	d := rules.Offered{Device: discovery.Device{Name: "gpu", Source: rebindtest.Source("0000:03:00.0"), Attributes: discovery.Attributes{}}}
+	k := passthroughtest.New(t)
+	d := rules.Offered{Device: discovery.Device{Name: "gpu", Source: passthroughtest.Source("0000:03:00.0"), Attributes: discovery.Attributes{}}}
 	d.Attributes.SetInt("linkWidth", 16)
 	virtual := d
 	virtual.Name, virtual.Attributes = "virtual", discovery.Attributes{}
@@ -42,12 +42,12 @@ func TestCurrentLinks(t *testing.T) {
 // until it ends.
 func TestReadOfLinksHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := rebindtest.New(t)
+		k := passthroughtest.New(t)
 		k.Add("0000:03:00.0", "nvme", "3")
-		k.File(rebindtest.Source("0000:03:00.0")+"/current_link_width", "4\n")
+		k.File(passthroughtest.Source("0000:03:00.0")+"/current_link_width", "4\n")
 		hangs := make(chan struct{})
-		host := &discovery.Host{FS: rebindtest.Hang(k.FS(), "current_link_width", hangs)}
-		d := rules.Offered{Device: discovery.Device{Name: "d", Source: rebindtest.Source("0000:03:00.0"), Attributes: discovery.Attributes{}}}
+		host := &discovery.Host{FS: passthroughtest.HangFile(k.FS(), "current_link_width", hangs)}
+		d := rules.Offered{Device: discovery.Device{Name: "d", Source: passthroughtest.Source("0000:03:00.0"), Attributes: discovery.Attributes{}}}
 		d.Attributes.SetInt("linkWidth", 4)
 		var r linkReader
 		for _, want := range []time.Duration{linkLimit, 0} {

@@ -23,17 +23,17 @@ func TestListenKnowsWhetherItHears(t *testing.T) {
 		}
 		go a.listen(t.Context())
 		synctest.Wait()
-		if a.hearing.Load() {
+		if a.eventsArrive.Load() {
 			t.Error("hears before anything was heard")
 		}
 		close(speak)
 		synctest.Wait()
-		if !a.hearing.Load() || len(a.events) != 1 {
-			t.Errorf("hearing %v, %d events; want the first one handed on", a.hearing.Load(), len(a.events))
+		if !a.eventsArrive.Load() || len(a.events) != 1 {
+			t.Errorf("hearing %v, %d events; want the first one handed on", a.eventsArrive.Load(), len(a.events))
 		}
 		close(fail)
 		synctest.Wait()
-		if a.hearing.Load() {
+		if a.eventsArrive.Load() {
 			t.Error("hears after the socket failed")
 		}
 	})

@@ -15,27 +15,27 @@ import (
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/ledger"
-	"chandler.dev/internal/making"
+	"chandler.dev/internal/ondemand"
 )
 
 // madeDir is the directory of the records of created units of earlier versions.
 const madeDir = "made"
 
 // newMaker creates the Maker, which creates devices on demand.
-func (a *agent) newMaker() *making.Maker {
-	return making.New(making.Config{
+func (a *agent) newMaker() *ondemand.Manager {
+	return ondemand.New(ondemand.Config{
 		Host:     a.host,
 		Families: a.Families,
-		Tools:    discovery.Tools{Write: a.Write, Busy: a.used},
+		Tools:    discovery.Tools{Write: a.Write, CheckBusy: a.checkUse},
 		Programs: a.Programs,
-		Journal:  a.journal(),
+		Journal:  a.journalConfig(),
 		Earlier:  filepath.Join(a.StateDir, madeDir),
 		Device:   a.describedAs,
 		Ledger:   a.ledger,
 		Stock:    a.stock,
 		Changed: func() {
-			a.rescan()
-			notify(a.idle)
+			a.requestScan()
+			notify(a.unitIdle)
 		},
 	})
 }
@@ -43,12 +43,12 @@ func (a *agent) newMaker() *making.Maker {
 // configurer returns the steps that prepare devices for a consumer: the device is created, then
 // bound to a driver, and then configured by its family.
 func (a *agent) configurer() discovery.Configurer {
-	return a.maker.Configurer(a.binder.Configurer(a.leased(discovery.Configurers(a.host, a.Families))))
+	return a.onDemand.Configurer(a.passthrough.Configurer(a.requireLease(discovery.JoinConfigurers(a.host, a.Families))))
 }
 
 // stock returns the devices of the host as both APIs offer them.
 func (a *agent) stock() ledger.Stock {
-	if p := a.placed.Load(); p != nil {
+	if p := a.placedDevices.Load(); p != nil {
 		return &ledger.Present{Snapshot: p.snapshot}
 	}
 	return &ledger.Present{}
@@ -56,7 +56,7 @@ func (a *agent) stock() ledger.Stock {
 
 // describedAs returns a device as both APIs offer the device.
 func (a *agent) describedAs(name string) (discovery.Device, bool) {
-	p := a.placed.Load()
+	p := a.placedDevices.Load()
 	if p == nil {
 		return discovery.Device{}, false
 	}
@@ -64,17 +64,17 @@ func (a *agent) describedAs(name string) (discovery.Device, bool) {
 	return d.Device, found
 }
 
-// used returns the users of the functions as an error, nil if all are free; see [discovery.Tools].
-func (a *agent) used(keep bool, functions ...sysfs.Device) error {
-	return a.looked(functions[0], func(options inuse.Options) error { return inuse.Look(a.host, options).Err(keep, functions...) })
+// checkUse returns the users of the functions as an error, nil if all are free; see [discovery.Tools].
+func (a *agent) checkUse(keep bool, functions ...sysfs.Device) error {
+	return a.checkLimited(functions[0], func(options inuse.Options) error { return inuse.FindUsers(a.host, options).Err(keep, functions...) })
 }
 
 // openMaker loads the records of units that an earlier agent created.
 func (a *agent) openMaker(ctx context.Context) {
-	for _, problem := range a.maker.Open() {
+	for _, problem := range a.onDemand.Open() {
 		klog.FromContext(ctx).Error(problem, "Recovering devices that were created on demand")
 	}
-	notify(a.idle)
+	notify(a.unitIdle)
 }
 
 // undoMade removes units that were created on demand after their devices have had no consumer for a
@@ -84,17 +84,17 @@ func (a *agent) undoMade(ctx context.Context) {
 	attempts := newAttempts("Devices that were created on demand are not removed")
 	unwritten := false
 	for {
-		freed := a.ledger.Freed()
-		problems, unread := a.maker.ReadAgain()
+		freed := a.ledger.FreedSignal()
+		problems, unread := a.onDemand.ReadAgain()
 		for _, problem := range problems {
 			klog.FromContext(ctx).Error(problem, "Recovering devices that were created on demand")
 		}
-		unwritten = restored(ctx, a.maker.Restore, "devices that were created on demand", unwritten)
-		p, all := a.placed.Load(), a.maker.Made()
+		unwritten = restoreRecords(ctx, a.onDemand.RestoreRecords, "devices that were created on demand", unwritten)
+		p, all := a.placedDevices.Load(), a.onDemand.CreatedUnits()
 		maps.DeleteFunc(since, func(unit string, _ time.Time) bool {
-			return !slices.ContainsFunc(all, func(made making.Made) bool { return made.Unit == unit })
+			return !slices.ContainsFunc(all, func(made ondemand.CreatedUnit) bool { return made.Unit == unit })
 		})
-		wanted, waiting, pause := a.wanted(p, all), make(map[string]bool), refuseInterval
+		wanted, waiting, pause := a.wantedUnits(p, all), make(map[string]bool), refuseInterval
 		for _, made := range all {
 			if wanted[made.Unit] {
 				delete(since, made.Unit)
@@ -106,10 +106,10 @@ func (a *agent) undoMade(ctx context.Context) {
 			if last := a.lastAsked(p.devicesOf(&made)); last.After(since[made.Unit]) {
 				since[made.Unit] = last
 			}
-			if left := a.settings.Load().KeepMade - time.Since(since[made.Unit]); left > 0 && !p.leaving {
+			if left := a.settings.Load().KeepMade - time.Since(since[made.Unit]); left > 0 && !p.isLeaving {
 				pause = min(pause, left)
-			} else if waiting[made.Unit] = true; attempts.due(made.Unit) {
-				attempts.ended(ctx, made.Unit, a.undoUnit(ctx, p, &made))
+			} else if waiting[made.Unit] = true; attempts.isDue(made.Unit) {
+				attempts.recordResult(ctx, made.Unit, a.undoUnit(ctx, p, &made))
 			}
 		}
 		var again <-chan time.Time
@@ -121,7 +121,7 @@ func (a *agent) undoMade(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.idle:
+		case <-a.unitIdle:
 		case <-freed:
 		case <-again:
 		}
@@ -136,7 +136,7 @@ func (a *agent) noteAsked(claim *resourceapi.ResourceClaim) {
 	}
 	for _, r := range claim.Status.Allocation.Devices.Results {
 		if r.Driver == discovery.Domain {
-			a.asked.Store(r.Device, time.Now())
+			a.lastClaims.Store(r.Device, time.Now())
 		}
 	}
 }
@@ -144,22 +144,22 @@ func (a *agent) noteAsked(claim *resourceapi.ResourceClaim) {
 // lastAsked returns the time of the last claim for one of the devices.
 func (a *agent) lastAsked(devices []string) (last time.Time) {
 	for _, device := range devices {
-		if at, _ := a.asked.Load(device); at != nil && at.(time.Time).After(last) {
+		if at, _ := a.lastClaims.Load(device); at != nil && at.(time.Time).After(last) {
 			last = at.(time.Time)
 		}
 	}
 	return last
 }
 
-// wanted returns the units with a device that has a consumer or that an extended resource lists.
-func (a *agent) wanted(p *placed, all []making.Made) map[string]bool {
+// wantedUnits returns the units with a device that has a consumer or that an extended resource lists.
+func (a *agent) wantedUnits(p *placedDevices, all []ondemand.CreatedUnit) map[string]bool {
 	wanted := make(map[string]bool)
 	if len(all) == 0 {
 		return wanted
 	}
 	listed := make(map[string]bool) // devices
-	if p != nil && !p.leaving {
-		for _, d := range p.placement.Classic(p.snapshot.Devices) {
+	if p != nil && !p.isLeaving {
+		for _, d := range p.placement.ListedDevices(p.snapshot.Devices) {
 			listed[d.Name] = len(d.Offers) > 0
 		}
 	}
@@ -172,10 +172,10 @@ func (a *agent) wanted(p *placed, all []making.Made) map[string]bool {
 
 // devicesOf returns the devices of a unit: the devices that were planned, and the devices that
 // appeared. The kernel may assign virtual functions other addresses than it had announced.
-func (p *placed) devicesOf(made *making.Made) []string {
+func (p *placedDevices) devicesOf(made *ondemand.CreatedUnit) []string {
 	devices := slices.Clone(made.Devices)
 	for i := range p.snapshot.Devices {
-		if d := &p.snapshot.Devices[i]; d.Making == nil && d.Attributes.String("parent") == made.Unit && !slices.Contains(devices, d.Name) {
+		if d := &p.snapshot.Devices[i]; d.Creation == nil && d.Attributes.String("parent") == made.Unit && !slices.Contains(devices, d.Name) {
 			devices = append(devices, d.Name)
 		}
 	}
@@ -183,9 +183,9 @@ func (p *placed) devicesOf(made *making.Made) []string {
 }
 
 // undoUnit removes a unit, unless a consumer has one of its devices.
-func (a *agent) undoUnit(ctx context.Context, p *placed, made *making.Made) error {
+func (a *agent) undoUnit(ctx context.Context, p *placedDevices, made *ondemand.CreatedUnit) error {
 	var blocked *ledger.Blocked
-	removed, err := a.maker.Undo(ctx, made.Unit, p.devicesOf(made)...)
+	removed, err := a.onDemand.RemoveUnit(ctx, made.Unit, p.devicesOf(made)...)
 	switch {
 	case errors.As(err, &blocked):
 		return nil

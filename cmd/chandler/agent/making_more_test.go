@@ -13,14 +13,14 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/disk/disktest"
-	"chandler.dev/internal/rebind/rebindtest"
+	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
 // The kernel creates virtual functions at other addresses than announced. The claim fails, the
 // actual functions are offered, and stay as long as one has a consumer.
 func TestAgentMakesVirtualFunctionsElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := makesOf(t, &rebindtest.Physical{Address: physicalFunction, Total: 7, Shift: 5})
+		m := makesOf(t, &passthroughtest.Physical{Address: physicalFunction, Total: 7, Shift: 5})
 		config := m.config(&rules.Rules{Mode: discovery.ModeDRA})
 		config.Settings.KeepMade = 10 * time.Minute
 		stop := m.run(config)
@@ -75,7 +75,7 @@ func TestAgentKeepsWhatWasHadForAMoment(t *testing.T) {
 		m.gets(2, "second")() // for a moment
 		m.has(4, keepMade-5*time.Second)
 		m.has(0, 10*time.Second)
-		if writes := strings.Join(m.Written(), "\n"); strings.Count(writes, "sriov_numvfs") != 2 {
+		if writes := strings.Join(m.ListWrites(), "\n"); strings.Count(writes, "sriov_numvfs") != 2 {
 			t.Errorf("writes %s", writes)
 		}
 		stop()
@@ -120,19 +120,19 @@ func (c *countingProc) Stat(name string) (fs.FileInfo, error)  { return fs.Stat(
 // The open files of all processes are read once for all functions that are removed together, or
 // that are bound to vfio together.
 func TestFunctionsAreLookedUpTogether(t *testing.T) {
-	k := rebindtest.New(t)
+	k := passthroughtest.New(t)
 	var functions []sysfs.Device
 	for _, address := range []string{"0000:03:00.0", "0000:03:00.1", "0000:03:00.2"} {
 		k.Add(address, "vfio-pci", address[len(address)-1:])
-		functions = append(functions, sysfs.At(nil, rebindtest.Source(address)))
+		functions = append(functions, sysfs.At(nil, passthroughtest.Source(address)))
 	}
-	k.Opens("47", "qemu", "/dev/vfio/2")
+	k.OpenNode("47", "qemu", "/dev/vfio/2")
 	counting := &countingProc{FS: k.FS()}
 	a := &agent{host: &discovery.Host{FS: counting}}
-	if err := a.used(false, functions[:2]...); err != nil {
+	if err := a.checkUse(false, functions[:2]...); err != nil {
 		t.Error(err)
 	}
-	if err := a.used(false, functions...); err == nil || !strings.HasPrefix(err.Error(), "0000:03:00.2: in use: /dev/vfio/2: process 47 (qemu)") {
+	if err := a.checkUse(false, functions...); err == nil || !strings.HasPrefix(err.Error(), "0000:03:00.2: in use: /dev/vfio/2: process 47 (qemu)") {
 		t.Error(err)
 	}
 	if counting.listed != 2 {

@@ -20,7 +20,7 @@ import (
 	"chandler.dev/discovery/families/sriovnet"
 	"chandler.dev/discovery/families/vfio"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/rebind/rebindtest"
+	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
 const (
@@ -35,16 +35,16 @@ func virtual(i int) string { return strings.Fields(virtuals)[i] }
 // makes is a node with an adapter that can have four virtual functions on demand.
 type makes struct {
 	*rebinding
-	physical *rebindtest.Physical
+	physical *passthroughtest.Physical
 }
 
 func newMakes(t *testing.T) *makes {
-	return makesOf(t, &rebindtest.Physical{Address: physicalFunction, Total: 7})
+	return makesOf(t, &passthroughtest.Physical{Address: physicalFunction, Total: 7})
 }
 
-func makesOf(t *testing.T, physical *rebindtest.Physical) *makes {
+func makesOf(t *testing.T, physical *passthroughtest.Physical) *makes {
 	families := []*discovery.Family{rdma.Family, sriovnet.Family, vfio.Family}
-	m := &makes{&rebinding{newNode(t), rebindtest.New(t), "first", families}, physical}
+	m := &makes{&rebinding{newNode(t), passthroughtest.New(t), "first", families}, physical}
 	m.AddPhysical(m.physical)
 	return m
 }
@@ -73,8 +73,8 @@ func (m *makes) has(count int, after time.Duration) {
 	time.Sleep(after)
 	synctest.Wait()
 	records, _ := filepath.Glob(filepath.Join(m.dir, "run/chandler/journal/create/*"))
-	if got := m.Virtual(physicalFunction); got != count || (len(records) > 0) != (count > 0) {
-		m.t.Errorf("%d virtual functions, written down %q; want %d\nwrites: %q", got, records, count, m.Written())
+	if got := m.VirtualCount(physicalFunction); got != count || (len(records) > 0) != (count > 0) {
+		m.t.Errorf("%d virtual functions, written down %q; want %d\nwrites: %q", got, records, count, m.ListWrites())
 	}
 }
 
@@ -83,7 +83,7 @@ func (m *makes) gets(i int, name string) (release func()) {
 	m.t.Helper()
 	claim := m.claimFor(virtual(i), name, "")
 	if err := m.prepareAgain(claim); err != nil {
-		m.t.Errorf("claim %s: %v\nwrites: %q", name, err, m.Written())
+		m.t.Errorf("claim %s: %v\nwrites: %q", name, err, m.ListWrites())
 	}
 	return func() { m.unprepare(claim) }
 }
@@ -112,7 +112,7 @@ func TestAgentMakesVirtualFunctions(t *testing.T) {
 		third()
 		m.has(0, keepMade+5*time.Second)
 		m.offers(virtuals, "")
-		if got, want := m.Written(), []string{rebindtest.Source(physicalFunction) + "/sriov_numvfs 4", rebindtest.Source(physicalFunction) + "/sriov_numvfs 0"}; !slices.Equal(got, want) {
+		if got, want := m.ListWrites(), []string{passthroughtest.Source(physicalFunction) + "/sriov_numvfs 4", passthroughtest.Source(physicalFunction) + "/sriov_numvfs 0"}; !slices.Equal(got, want) {
 			t.Errorf("writes %q, want %q", got, want)
 		}
 		m.gets(0, "fourth")()
@@ -170,7 +170,7 @@ func TestAgentSaysNothingOfWhatIsBeingMade(t *testing.T) {
 func TestAgentMakesVirtualFunctionsWithRDMA(t *testing.T) {
 	const adapter = "pci-0000-03-00-0"
 	synctest.Test(t, func(t *testing.T) {
-		m := makesOf(t, &rebindtest.Physical{Address: physicalFunction, Total: 7, RDMA: 3 * time.Second})
+		m := makesOf(t, &passthroughtest.Physical{Address: physicalFunction, Total: 7, RDMA: 3 * time.Second})
 		stop := m.run(m.config(&rules.Rules{Mode: discovery.ModeDRA}))
 		m.offers(adapter+" "+virtuals, "")
 		claim := m.claimFor(virtual(1), "first", "")
@@ -196,7 +196,7 @@ func TestAgentMakesVirtualFunctionsWithRDMA(t *testing.T) {
 // If the RDMA device of a virtual function does not appear, the claim fails.
 func TestAgentGivesNoVirtualFunctionWithoutItsRDMADevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := makesOf(t, &rebindtest.Physical{Address: physicalFunction, Total: 7, RDMA: time.Hour})
+		m := makesOf(t, &passthroughtest.Physical{Address: physicalFunction, Total: 7, RDMA: time.Hour})
 		stop := m.run(m.config(&rules.Rules{Mode: discovery.ModeDRA}))
 		m.offers("pci-0000-03-00-0 "+virtuals, "")
 		claim := m.claimFor(virtual(1), "first", "")
@@ -222,8 +222,8 @@ func TestAgentLeavesOthersVirtualFunctions(t *testing.T) {
 		m.gets(1, "first")()
 		time.Sleep(time.Hour)
 		m.offers(two, "")
-		if len(m.Written()) > 0 || m.Virtual(physicalFunction) != 2 {
-			t.Errorf("writes %q", m.Written())
+		if len(m.ListWrites()) > 0 || m.VirtualCount(physicalFunction) != 2 {
+			t.Errorf("writes %q", m.ListWrites())
 		}
 		stop()
 	})
@@ -257,8 +257,8 @@ func TestAgentLogsThatVirtualFunctionsWereChanged(t *testing.T) {
 			t.Error(err)
 		}
 		all := strings.Join(log, "\n")
-		if m.Virtual(physicalFunction) != 2 || strings.Contains(all, "Removed what was created") || !strings.Contains(all, "another program has changed them") {
-			t.Errorf("%d virtual functions\n%s", m.Virtual(physicalFunction), all)
+		if m.VirtualCount(physicalFunction) != 2 || strings.Contains(all, "Removed what was created") || !strings.Contains(all, "another program has changed them") {
+			t.Errorf("%d virtual functions\n%s", m.VirtualCount(physicalFunction), all)
 		}
 	})
 }
@@ -349,12 +349,12 @@ func TestAgentCannotMakeVirtualFunctions(t *testing.T) {
 			"was to have 4 virtual functions and has 2", virtual(0) + " " + virtual(1) + " " + virtual(3), // the claim's device is gone
 		},
 		"no driver takes them": {
-			func(m *makes) { m.Refuse("igbvf", syscall.ENODEV) }, func(m *makes) { m.Refuse("igbvf", nil) },
+			func(m *makes) { m.RefuseProbes("igbvf", syscall.ENODEV) }, func(m *makes) { m.RefuseProbes("igbvf", nil) },
 			"it did not appear within 30s", virtuals,
 		},
 		"no driver would": {
-			func(m *makes) { m.File(rebindtest.Source(physicalFunction)+"/sriov_drivers_autoprobe", "0\n") },
-			func(m *makes) { m.File(rebindtest.Source(physicalFunction)+"/sriov_drivers_autoprobe", "1\n") },
+			func(m *makes) { m.File(passthroughtest.Source(physicalFunction)+"/sriov_drivers_autoprobe", "0\n") },
+			func(m *makes) { m.File(passthroughtest.Source(physicalFunction)+"/sriov_drivers_autoprobe", "1\n") },
 			"sriov_drivers_autoprobe", virtuals,
 		},
 	} {
@@ -379,7 +379,7 @@ func TestAgentCannotMakeVirtualFunctions(t *testing.T) {
 					return
 				}
 				test.mend(m)
-				if m.Virtual(physicalFunction) > 0 { // they are removed and created again
+				if m.VirtualCount(physicalFunction) > 0 { // they are removed and created again
 					m.unprepare(claim)
 					m.has(0, 2*keepMade)
 				}
@@ -427,7 +427,7 @@ func TestAgentKeepsVirtualFunctionsInUse(t *testing.T) {
 		stop := m.start()
 		release := m.gets(0, "c")
 		release()
-		flags := rebindtest.Source(rebindtest.VirtualAddress(2)) + "/net/vf2/flags"
+		flags := passthroughtest.Source(passthroughtest.VirtualAddress(2)) + "/net/vf2/flags"
 		m.File(flags, "0x1003\n") // an administrator set the interface up
 		m.has(4, time.Hour)
 		m.File(flags, "0x1002\n")
@@ -441,16 +441,16 @@ func TestAgentMakesAndRebinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
 		config := m.config(&rules.Rules{Mode: discovery.ModeDRA})
-		config.Settings.Rebind = []discovery.Rebinding{{Expression: "virtual", Driver: "vfio-pci", Selects: func(d discovery.Device) (bool, error) {
+		config.Settings.Rebind = []discovery.Passthrough{{Expression: "virtual", Driver: "vfio-pci", Selects: func(d discovery.Device) (bool, error) {
 			return d.Attributes.String("function") == "virtual", nil
 		}}}
 		stop := m.run(config)
 		m.offers(virtuals, "")
 		vm := m.claimFor(virtual(1), "vm", "vfio")
 		if err := m.prepareAgain(vm); err != nil {
-			t.Fatalf("%v\nwrites: %q", err, m.Written())
+			t.Fatalf("%v\nwrites: %q", err, m.ListWrites())
 		}
-		if driver := m.Driver(rebindtest.VirtualAddress(1)); driver != "vfio-pci" {
+		if driver := m.Driver(passthroughtest.VirtualAddress(1)); driver != "vfio-pci" {
 			t.Errorf("driver %q", driver)
 		}
 		m.offers(virtuals, "")

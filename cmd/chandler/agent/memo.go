@@ -17,18 +17,18 @@ import (
 // disk error should not lose the content.
 const readLimit = 10 * time.Second
 
-// memo is a file with a decision or observation of the agent, so that a restart changes nothing.
-type memo struct {
-	files disk.Files
-	file  string
-	said  []byte // content of the file
-	lost  bool   // the file could be neither read nor renamed
+// stateFile is a file with a decision or observation of the agent, so that a restart changes nothing.
+type stateFile struct {
+	files    disk.Files
+	file     string
+	content  []byte // content of the file
+	unusable bool   // the file could be neither read nor renamed
 }
 
 // openMemo reads a file and calls parse with the content. A file that cannot be read or parsed is
 // renamed to NAME.unreadable, and the agent starts without its content.
-func openMemo(ctx context.Context, files disk.Files, file string, parse func(data []byte) error) *memo {
-	m := &memo{files: files, file: file}
+func openMemo(ctx context.Context, files disk.Files, file string, parse func(data []byte) error) *stateFile {
+	m := &stateFile{files: files, file: file}
 	for began := time.Now(); ; waitFor(ctx, nil, time.Second) {
 		data, err := files.Read(file)
 		switch {
@@ -37,18 +37,18 @@ func openMemo(ctx context.Context, files disk.Files, file string, parse func(dat
 		case err == nil:
 			err = parse(data)
 		case ctx.Err() != nil:
-			m.lost = true
+			m.unusable = true
 			return m
 		case time.Since(began) < readLimit:
 			continue
 		}
 		if err == nil {
-			m.said = data
+			m.content = data
 			return m
 		}
 		aside := file + ".unreadable"
 		renamed := files.Rename(file, aside)
-		m.lost = renamed != nil
+		m.unusable = renamed != nil
 		klog.FromContext(ctx).Error(errors.Join(fmt.Errorf("read %s: %w", file, err), renamed),
 			"The agent has lost its earlier decisions and observations, and starts without them", "setAside", aside)
 		return m
@@ -57,16 +57,16 @@ func openMemo(ctx context.Context, files disk.Files, file string, parse func(dat
 
 // write writes the data to the file unless the file has this content. After an error, or if the
 // file was removed, the next call writes the data.
-func (m *memo) write(ctx context.Context, data []byte) {
-	if m.lost {
+func (m *stateFile) write(ctx context.Context, data []byte) {
+	if m.unusable {
 		return
 	}
-	if _, err := m.files.Lstat(m.file); bytes.Equal(m.said, data) && !errors.Is(err, fs.ErrNotExist) {
+	if _, err := m.files.Lstat(m.file); bytes.Equal(m.content, data) && !errors.Is(err, fs.ErrNotExist) {
 		return
 	}
 	if _, err := m.files.Write(m.file, data, 0o600); err != nil {
 		klog.FromContext(ctx).Error(err, "Writing down what a restart should find")
 		return
 	}
-	m.said = data
+	m.content = data
 }

@@ -21,18 +21,18 @@ type agentMetrics struct {
 	version  string
 	registry metrics.KubeRegistry
 
-	calls   *metrics.HistogramVec // calls through DRA
-	classic *metrics.HistogramVec // calls through the device-plugin API
-	refused *metrics.CounterVec
-	scans   *metrics.Histogram
-	scanned atomic.Pointer[discovery.Scanned] // last scan, nil before the first scan has ended
+	calls        *metrics.HistogramVec // calls through DRA
+	devicePlugin *metrics.HistogramVec // calls through the device-plugin API
+	refusals     *metrics.CounterVec
+	scans        *metrics.Histogram
+	lastScan     atomic.Pointer[discovery.Scanned] // last scan, nil before the first scan has ended
 
 	// Whether the last configuration is in force, and since when. The names follow the metrics of
 	// Prometheus and Alertmanager.
-	reloads      *metrics.CounterVec
-	configured   *metrics.Gauge
-	configuredAt *metrics.Gauge
-	behind       *metrics.Gauge // whether a change takes effect only after a restart
+	reloads        *metrics.CounterVec
+	configured     *metrics.Gauge
+	configuredAt   *metrics.Gauge
+	outdatedConfig *metrics.Gauge // whether a change takes effect only after a restart
 }
 
 // newAgentMetrics returns the metrics of an agent. If they are not served, the metrics record no
@@ -48,14 +48,14 @@ func newAgentMetrics(version string, served bool) *agentMetrics {
 		Buckets:        metrics.ExponentialBuckets(0.0005, 2, 17),
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"operation", "stage", "result"})
-	m.classic = metrics.NewHistogramVec(&metrics.HistogramOpts{
+	m.devicePlugin = metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Name: "chandler_device_plugin_duration_seconds",
 		Help: "How long the kubelet's calls through the device-plugin API took, by result (success, error) and operation: " +
 			"allocate, prefer (GetPreferredAllocation), and list-sent, a list that was sent to ListAndWatch.",
 		Buckets:        metrics.ExponentialBuckets(0.0005, 2, 15),
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"operation", "result"})
-	m.refused = metrics.NewCounterVec(&metrics.CounterOpts{
+	m.refusals = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "chandler_refused_total",
 		Help: "Claims that were not prepared (api DRA) and allocations that were refused (api DevicePlugin), by reason: " +
 			"allocated, gone, changed, parameters, configuring, waiting, disk, other. The kubelet retries a claim, and each attempt is counted.",
@@ -82,7 +82,7 @@ func newAgentMetrics(version string, served bool) *agentMetrics {
 		Help:           "When the configuration that is in force was read.",
 		StabilityLevel: metrics.ALPHA,
 	})
-	m.behind = metrics.NewGauge(&metrics.GaugeOpts{
+	m.outdatedConfig = metrics.NewGauge(&metrics.GaugeOpts{
 		Name:           "chandler_config_restart_needed",
 		Help:           "Whether the configuration has changed in what an agent reads only when it starts: 1 until it is started again, else 0.",
 		StabilityLevel: metrics.ALPHA,
@@ -91,14 +91,14 @@ func newAgentMetrics(version string, served bool) *agentMetrics {
 		// A metric records values once it is registered. Registering a metric while another
 		// goroutine observes a value is a race (component-base/metrics, lazyMetric).
 		m.registry = metrics.NewKubeRegistry()
-		m.registry.MustRegister(m.calls, m.classic, m.refused, m.scans, m.reloads, m.configured, m.configuredAt, m.behind)
+		m.registry.MustRegister(m.calls, m.devicePlugin, m.refusals, m.scans, m.reloads, m.configured, m.configuredAt, m.outdatedConfig)
 		m.begin()
 	}
 	return m
 }
 
-// reloaded records whether a configuration was read successfully.
-func (m *agentMetrics) reloaded(err error) {
+// recordReload records whether a configuration was read successfully.
+func (m *agentMetrics) recordReload(err error) {
 	m.reloads.WithLabelValues(resultOf(err)).Inc()
 	if err != nil {
 		m.configured.Set(0)
@@ -108,9 +108,9 @@ func (m *agentMetrics) reloaded(err error) {
 	m.configuredAt.SetToCurrentTime()
 }
 
-// outdated records whether changes take effect only after a restart of the agent.
-func (m *agentMetrics) outdated(are bool) {
-	m.behind.Set(map[bool]float64{true: 1}[are])
+// recordOutdated records whether changes take effect only after a restart of the agent.
+func (m *agentMetrics) recordOutdated(are bool) {
+	m.outdatedConfig.Set(map[bool]float64{true: 1}[are])
 }
 
 func resultOf(err error) string {
@@ -120,17 +120,17 @@ func resultOf(err error) string {
 	return "success"
 }
 
-// observe is a [driver.Observer].
-func (m *agentMetrics) observe(operation, stage string, took time.Duration, err error) {
+// observeCall is a [driver.Observer].
+func (m *agentMetrics) observeCall(operation, stage string, took time.Duration, err error) {
 	m.calls.WithLabelValues(operation, stage, resultOf(err)).Observe(took.Seconds())
 	if err != nil && operation == "prepare" && stage == "claim" {
-		m.refused.WithLabelValues(string(discovery.ModeDRA), string(driver.RefusalOf(err))).Inc()
+		m.refusals.WithLabelValues(string(discovery.ModeDRA), string(driver.RefusalOf(err))).Inc()
 	}
 }
 
 // observeClassic is a [legacy.Observer].
 func (m *agentMetrics) observeClassic(operation legacy.Operation, took time.Duration, err error) {
-	m.classic.WithLabelValues(string(operation), resultOf(err)).Observe(took.Seconds())
+	m.devicePlugin.WithLabelValues(string(operation), resultOf(err)).Observe(took.Seconds())
 	if err == nil || operation != legacy.OperationAllocate {
 		return
 	}
@@ -138,19 +138,19 @@ func (m *agentMetrics) observeClassic(operation legacy.Operation, took time.Dura
 	if errors.Is(err, legacy.ErrUnavailable) {
 		reason = driver.RefusedGone
 	}
-	m.refused.WithLabelValues(string(discovery.ModeDevicePlugin), string(reason)).Inc()
+	m.refusals.WithLabelValues(string(discovery.ModeDevicePlugin), string(reason)).Inc()
 }
 
 // observeScan records a scan of a [discovery.Watch].
 func (m *agentMetrics) observeScan(s discovery.Scanned) {
 	m.scans.Observe(s.Took.Seconds())
-	m.scanned.Store(&s)
+	m.lastScan.Store(&s)
 }
 
 // handler serves the metrics of an agent. wrong is nil, or why the agent started without a valid
 // configuration. Metrics are left out while their facts are unknown.
 func (m *agentMetrics) handler(state agentState, wrong error) http.Handler {
-	m.reloaded(wrong)
+	m.recordReload(wrong)
 	m.registry.CustomMustRegister(&stateCollector{agentState: state, metrics: m})
 	m.registry.RawMustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return metrics.HandlerFor(m.registry, metrics.HandlerOpts{})
@@ -161,7 +161,7 @@ func (m *agentMetrics) handler(state agentState, wrong error) http.Handler {
 func (m *agentMetrics) begin() {
 	for _, api := range []discovery.Mode{discovery.ModeDRA, discovery.ModeDevicePlugin} {
 		for _, reason := range driver.Refusals() {
-			m.refused.WithLabelValues(string(api), string(reason)).Add(0)
+			m.refusals.WithLabelValues(string(api), string(reason)).Add(0)
 		}
 	}
 	for _, err := range []error{nil, errors.ErrUnsupported} {

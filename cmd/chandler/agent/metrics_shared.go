@@ -80,7 +80,7 @@ func sharedUses(devices []rules.Offered, view *ledger.View, said *kubeletapi.Lis
 			return cmp.Or(cmp.Compare(a.holder.Namespace, b.holder.Namespace), cmp.Compare(a.holder.Pod, b.holder.Pod),
 				cmp.Compare(a.holder.Claim, b.holder.Claim), cmp.Compare(a.holder.Request, b.holder.Request), cmp.Compare(a.holder.Resource, b.holder.Resource))
 		})
-		if excluded(d, devices, held) {
+		if isExcluded(d, devices, held) {
 			left = 0
 		}
 		s.all, s.free = float64(total)*float64(unit), float64(max(left, 0))*float64(unit)
@@ -100,9 +100,9 @@ func wholeUnits(d *rules.Offered) int64 {
 	return d.Sharing.Default.Value() / max(d.Sharing.Unit.Value(), 1)
 }
 
-// excluded reports whether another device of the same physical device is allocated and rules out
+// isExcluded reports whether another device of the same physical device is allocated and rules out
 // this device. Of two such devices one is the whole physical device.
-func excluded(d *rules.Offered, devices []rules.Offered, held map[string]map[inventory.Holder]int64) bool {
+func isExcluded(d *rules.Offered, devices []rules.Offered, held map[string]map[inventory.Holder]int64) bool {
 	return slices.ContainsFunc(devices, func(other rules.Offered) bool {
 		return other.Name != d.Name && other.Silicon() == d.Silicon() && (other.PartOf == nil || d.PartOf == nil) && len(held[other.Name]) > 0
 	})
@@ -144,7 +144,7 @@ func unitsHeld(devices []rules.Offered, view *ledger.View, said *kubeletapi.List
 			add(r.Source, h, units)
 		}
 	}
-	for _, s := range view.Sealed() {
+	for _, s := range view.SealedEntries() {
 		for _, d := range s.Devices {
 			add(d.Name, inventory.Holder{API: discovery.ModeDRA, Claim: string(s.UID)}, wholeDevice)
 		}

@@ -23,9 +23,9 @@ type agentState struct {
 	node       string
 	features   func() []features.Feature
 	prepared   func() int
-	placed     func() *placed // nil before the first placement
+	placed     func() *placedDevices // nil before the first placement
 	view       func(ledger.Stock) *ledger.View
-	said       func() *kubeletapi.Listing // the kubelet's last listing, nil before the kubelet has answered
+	listing    func() *kubeletapi.Listing // the kubelet's last listing, nil before the kubelet has answered
 	published  func() (slices, devices int, known bool)
 	refusal    func() string           // why the API server refuses the slices, or ""
 	registered func() (is, known bool) // whether the kubelet has registered the DRA driver
@@ -38,11 +38,11 @@ func (a *agent) state() agentState {
 	return agentState{
 		node:      a.NodeName,
 		features:  a.driver.Features,
-		prepared:  a.driver.Prepared,
-		placed:    a.placed.Load,
+		prepared:  a.driver.PreparedClaims,
+		placed:    a.placedDevices.Load,
 		view:      a.ledger.View,
-		said:      a.cluster.Said,
-		published: a.driver.Published,
+		listing:   a.cluster.LastListing,
+		published: a.driver.PublishedPool,
 		refusal:   a.driver.Refusal,
 		registered: func() (is, known bool) {
 			return a.driver.Registration() == driver.Accepted, !a.withoutDRA.Load()
@@ -61,7 +61,7 @@ const linkLimit = time.Second
 // read returns the links of devices by name, nil if a driver delays it.
 func (r *linkReader) read(host *discovery.Host, devices []rules.Offered) map[string]discovery.Link {
 	const all = "links"
-	if r.calls.Of(all) != nil {
+	if r.calls.OverdueCall(all) != nil {
 		return nil
 	}
 	read := make(chan map[string]discovery.Link, 1)
@@ -166,25 +166,25 @@ func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
 	}
 	gauge(buildMetric, 1, s.metrics.version, goVersion())
 	for _, feature := range s.features() {
-		gauge(featureMetric, number(feature.Kept), feature.Name)
+		gauge(featureMetric, boolNumber(feature.Kept), feature.Name)
 	}
 	gauge(preparedMetric, float64(s.prepared()))
 	if is, known := s.registered(); known {
-		gauge(registeredMetric, number(is))
+		gauge(registeredMetric, boolNumber(is))
 	}
 	if slices, devices, known := s.published(); known {
 		gauge(slicesMetric, float64(slices))
 		gauge(publishedMetric, float64(devices))
 	}
-	gauge(refusedMetric, number(s.refusal() != ""))
-	if last := s.metrics.scanned.Load(); last != nil {
+	gauge(refusedMetric, boolNumber(s.refusal() != ""))
+	if last := s.metrics.lastScan.Load(); last != nil {
 		gauge(hangingMetric, float64(last.Hanging))
 		for _, family := range last.Late {
 			gauge(lateMetric, 1, family)
 		}
 	}
 	view := s.view(nil)
-	gauge(asideMetric, float64(len(view.Sealed())))
+	gauge(asideMetric, float64(len(view.SealedEntries())))
 	p := s.placed()
 	if p == nil {
 		return
@@ -214,7 +214,7 @@ func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
 	for family, n := range waiting {
 		gauge(waitingMetric, float64(n), family)
 	}
-	for _, shared := range sharedUses(p.snapshot.Devices, view, s.said()) {
+	for _, shared := range sharedUses(p.snapshot.Devices, view, s.listing()) {
 		keys := []string{s.node, shared.device, string(shared.capacity), shared.unit()}
 		gauge(sharedMetric, shared.all, keys...)
 		gauge(sharedFreeMetric, shared.free, keys...)
@@ -224,7 +224,7 @@ func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
 		}
 	}
 	gone := make(map[string]bool)
-	for _, h := range holdersOf(view, s.said()) {
+	for _, h := range holdersOf(view, s.listing()) {
 		d, there := p.snapshot.Lookup(h.Device)
 		if !there {
 			d.Name = h.Device
@@ -274,7 +274,7 @@ func nvidiaBusID(address string) string {
 	return strings.ToUpper(strings.Repeat("0", 8-len(domain)) + domain + ":" + rest)
 }
 
-func number(is bool) float64 {
+func boolNumber(is bool) float64 {
 	if is {
 		return 1
 	}
@@ -284,7 +284,7 @@ func number(is bool) float64 {
 type deviceLabels struct{ family, api, health string }
 
 // countDevices counts the devices that an API offers.
-func countDevices(p *placed) map[deviceLabels]int {
+func countDevices(p *placedDevices) map[deviceLabels]int {
 	counts := make(map[deviceLabels]int)
 	for i := range p.snapshot.Devices {
 		d := &p.snapshot.Devices[i]

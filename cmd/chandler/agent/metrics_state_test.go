@@ -45,7 +45,7 @@ type scraped struct {
 	t       *testing.T
 	metrics *agentMetrics
 	state   agentState
-	placed  *placed
+	placed  *placedDevices
 	entries []ledger.Entry
 	said    kubeletapi.Listing
 	handler http.Handler
@@ -64,17 +64,17 @@ func newScraped(t *testing.T, node, host string, wanted *rules.Rules) *scraped {
 		t.Fatal(err)
 	}
 	recorded := &discovery.Host{FS: parsed.FS()}
-	snapshot := wanted.Apply(discovery.Scan(recorded, []*discovery.Family{nvidia.Family, amdgpu.Family}))
+	snapshot := wanted.ApplyTo(discovery.Scan(recorded, []*discovery.Family{nvidia.Family, amdgpu.Family}))
 	s := &scraped{t: t, metrics: newAgentMetrics("v1.0.0", true), state: emptyState()}
-	s.placed = &placed{snapshot: snapshot, placement: Place(nil, snapshot.Devices, ledger.ViewOf(&ledger.Present{Snapshot: snapshot}), Facts{Auto: discovery.ModeDRA, Published: &Published{}})}
+	s.placed = &placedDevices{snapshot: snapshot, placement: PlaceDevices(nil, snapshot.Devices, ledger.ViewOf(&ledger.Present{Snapshot: snapshot}), Facts{AutoMode: discovery.ModeDRA, Published: &Published{}})}
 	s.state.node = node
 	s.state.links = func(devices []rules.Offered) map[string]discovery.Link {
 		return new(linkReader).read(recorded, devices)
 	}
-	s.state.placed = func() *placed { return s.placed }
+	s.state.placed = func() *placedDevices { return s.placed }
 	s.state.view = func(stock ledger.Stock) *ledger.View { return ledger.ViewOf(stock, s.entries...) }
-	s.state.said = func() *kubeletapi.Listing { return &s.said }
-	s.state.features = features.All().Without("DRADeviceTaints").List
+	s.state.listing = func() *kubeletapi.Listing { return &s.said }
+	s.state.features = features.All().WithoutFeatures("DRADeviceTaints").AllFeatures
 	s.state.published = func() (int, int, bool) { return 1, len(snapshot.Devices), true }
 	s.state.registered = func() (bool, bool) { return true, true }
 	s.state.prepared = func() int { return len(s.state.view(nil).Claims()) }
@@ -157,11 +157,11 @@ func scrapedNodes(t *testing.T) map[string]*scraped {
 	h100.claim("serving", "llm", "llm-7d9f", []string{"server", "cache"}, "pci-0000-52-00-0")
 	h100.claim("serving", "starting", "", nil, "pci-0000-61-00-0")
 	h100.sick("pci-0000-9d-00-0", discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionOverTemperature, Effect: resourceapi.DeviceTaintEffectNoSchedule})
-	h100.metrics.observe("prepare", "read", 4*time.Millisecond, nil)
-	h100.metrics.observe("prepare", "claim", 2*time.Millisecond, nil)
-	h100.metrics.observe("prepare", "call", 7*time.Millisecond, nil)
-	h100.metrics.observe("unprepare", "claim", time.Millisecond, nil)
-	h100.metrics.observe("prepare", "claim", time.Millisecond, fmt.Errorf("prepare: %w", &ledger.Blocked{Device: "pci-0000-1b-00-0"}))
+	h100.metrics.observeCall("prepare", "read", 4*time.Millisecond, nil)
+	h100.metrics.observeCall("prepare", "claim", 2*time.Millisecond, nil)
+	h100.metrics.observeCall("prepare", "call", 7*time.Millisecond, nil)
+	h100.metrics.observeCall("unprepare", "claim", time.Millisecond, nil)
+	h100.metrics.observeCall("prepare", "claim", time.Millisecond, fmt.Errorf("prepare: %w", &ledger.Blocked{Device: "pci-0000-1b-00-0"}))
 
 	mig := newScraped(t, "dgx-2", "nvidia/testdata/h100-mig.host", &rules.Rules{})
 	mig.claim("research", "notebook", "notebook-0", []string{"jupyter"}, "pci-0000-1b-00-0-gi-2-ci-0")
@@ -266,9 +266,9 @@ func TestMetricsOfRefusals(t *testing.T) {
 		errors.New("device x-1 says y"),
 		errors.New("device x-2 says z"),
 	} {
-		m.observe("prepare", "claim", time.Millisecond, err)
-		m.observe("prepare", "call", time.Millisecond, err)
-		m.observe("unprepare", "claim", time.Millisecond, err)
+		m.observeCall("prepare", "claim", time.Millisecond, err)
+		m.observeCall("prepare", "call", time.Millisecond, err)
+		m.observeCall("unprepare", "claim", time.Millisecond, err)
 	}
 	m.observeClassic(legacy.OperationAllocate, time.Millisecond, fmt.Errorf("allocate: %w", legacy.ErrUnavailable))
 	m.observeClassic(legacy.OperationAllocate, time.Millisecond, &ledger.Blocked{Device: "a"})
@@ -351,9 +351,9 @@ func BenchmarkScrape(b *testing.B) {
 		}
 	}
 	state := emptyState()
-	now := &placed{snapshot: snapshot}
+	now := &placedDevices{snapshot: snapshot}
 	view := ledger.ViewOf(nil, entries...)
-	state.placed = func() *placed { return now }
+	state.placed = func() *placedDevices { return now }
 	state.view = func(ledger.Stock) *ledger.View { return view }
 	handler := newAgentMetrics("v1", true).handler(state, nil)
 	b.ReportAllocs()

@@ -43,9 +43,9 @@ func emptyState() agentState {
 		node:       "worker",
 		features:   func() []features.Feature { return nil },
 		prepared:   func() int { return 0 },
-		placed:     func() *placed { return nil },
+		placed:     func() *placedDevices { return nil },
 		view:       func(s ledger.Stock) *ledger.View { return ledger.ViewOf(s) },
-		said:       func() *kubeletapi.Listing { return nil },
+		listing:    func() *kubeletapi.Listing { return nil },
 		published:  func() (int, int, bool) { return 0, 0, false },
 		refusal:    func() string { return "" },
 		registered: func() (bool, bool) { return false, true },
@@ -66,21 +66,21 @@ func expectLines(t *testing.T, text string, lines ...string) {
 // time of the request.
 func TestMetricsOfCallsAndDevices(t *testing.T) {
 	m := newAgentMetrics("v1", true)
-	var now *placed
+	var now *placedDevices
 	prepared := 0
 	state := emptyState()
 	state.prepared = func() int { return prepared }
-	state.placed = func() *placed { return now }
+	state.placed = func() *placedDevices { return now }
 	scrape := serveMetrics(t, m, state)
 	text := scrape()
 	expectLines(t, text, "chandler_dra_prepared_claims 0")
 	if strings.Contains(text, "chandler_devices{") {
 		t.Errorf("devices are counted before they are known:\n%s", text)
 	}
-	m.observe("prepare", "claim", 700*time.Microsecond, nil)
-	m.observe("prepare", "claim", 3*time.Second, errors.New("held"))
+	m.observeCall("prepare", "claim", 700*time.Microsecond, nil)
+	m.observeCall("prepare", "claim", 3*time.Second, errors.New("held"))
 	prepared = 3
-	now = &placed{
+	now = &placedDevices{
 		snapshot: &rules.Snapshot{Devices: []rules.Offered{
 			{Device: discovery.Device{Name: "a", Family: "amdgpu"}}, {Device: discovery.Device{Name: "b", Family: "amdgpu"}}, {Device: discovery.Device{Name: "c", Family: "amdgpu", Health: discovery.Health{Status: discovery.Unknown}}},
 			{Device: discovery.Device{Name: "kvm", Family: "hypervisor"}}, {Device: discovery.Device{Name: "nobody-knows", Family: "qat"}},
@@ -110,7 +110,7 @@ func TestMetricsSayWhatTheServerKeeps(t *testing.T) {
 	if text := scrape(); strings.Contains(text, "chandler_dra_server_feature_enabled{") {
 		t.Errorf("said before it is known:\n%s", text)
 	}
-	kept = features.All().Without("DRANodeAllocatableResources").List()
+	kept = features.All().WithoutFeatures("DRANodeAllocatableResources").AllFeatures()
 	text := scrape()
 	expectLines(t, text,
 		"# TYPE chandler_dra_server_feature_enabled gauge",
@@ -122,7 +122,7 @@ func TestMetricsSayWhatTheServerKeeps(t *testing.T) {
 		t.Errorf("%d features, want %d:\n%s", lines, len(kept), text)
 	}
 	// The next scrape reflects the change.
-	kept = features.All().List()
+	kept = features.All().AllFeatures()
 	if text := scrape(); regexp.MustCompile(`feature_enabled\{.*\} 0\n`).MatchString(text) {
 		t.Errorf("still without:\n%s", text)
 	}

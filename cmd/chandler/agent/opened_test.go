@@ -10,7 +10,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/rebind/rebindtest"
+	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
 // The files of the agent were lost while a pod has a disk under vfio. The pod's claim is prepared
@@ -28,7 +28,7 @@ func TestOpenedByItsOwnPod(t *testing.T) {
 				uid = "other"
 			}
 			r.File("proc/47/cgroup", "0::/kubepods/pod"+uid+"/0\n")
-			r.Opens("47", "qemu", "/dev/vfio/3")
+			r.OpenNode("47", "qemu", "/dev/vfio/3")
 			stop()
 			for _, lost := range []string{"plugins/chandler.dev/claims", "cdi"} {
 				if err := os.RemoveAll(filepath.Join(r.dir, lost)); err != nil {
@@ -52,16 +52,16 @@ func TestSiblingIsOpened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
 		r.addSibling()
-		r.File(rebindtest.Source(siblingFunction)+"/resource0", "")
+		r.File(passthroughtest.Source(siblingFunction)+"/resource0", "")
 		stop := r.run(r.config(&rules.Rules{Mode: discovery.ModeDRA}))
 		r.offers(diskName+" "+siblingName, "")
 		vm := r.claim("vm", "vfio")
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
-		r.Opens("47", "qemu", "/"+rebindtest.Source(siblingFunction)+"/resource0")
+		r.OpenNode("47", "qemu", "/"+passthroughtest.Source(siblingFunction)+"/resource0")
 		r.unprepare(vm)
 		next := r.claim("next", "vfio")
 		r.refuses(next, "function "+siblingFunction+": process 47 (qemu) has it open as a whole")
-		r.Ends("47")
+		r.EndProcess("47")
 		r.gives(next, "/dev/vfio/3", "/dev/vfio/vfio")
 		stop()
 	})

@@ -26,14 +26,14 @@ type Placement struct {
 	// Free contains the physical devices of Facts.Changing that are free and may change now.
 	Free map[string]bool
 
-	// Ask means that a physical device waits only because Facts.Published is missing.
-	Ask bool
+	// NeedsPublished means that a physical device waits only because Facts.Published is missing.
+	NeedsPublished bool
 }
 
 // Facts are the other inputs of a placement.
 type Facts struct {
-	// Auto is the API for devices in mode Auto, and "" while the API is undecided.
-	Auto discovery.Mode
+	// AutoMode is the API for devices in mode Auto, and "" while the API is undecided.
+	AutoMode discovery.Mode
 
 	// Published is the API server's answer, nil without a request.
 	Published *Published
@@ -49,14 +49,14 @@ type Facts struct {
 
 // Published lists the objects in the API server that name devices of the node.
 type Published struct {
-	// By is, by physical device, the ResourceSlice or ResourceClaim that names the device.
-	By map[string]string
+	// BySilicon is, by physical device, the ResourceSlice or ResourceClaim that names the device.
+	BySilicon map[string]string
 
 	// Err is why the request failed. Then every physical device counts as named.
 	Err error
 }
 
-// Place decides which API offers each physical device. One API at a time offers a physical device.
+// PlaceDevices decides which API offers each physical device. One API at a time offers a physical device.
 // The device moves to the other API only while it is free and cannot be allocated, and is withheld
 // until then. For example, a GPU whose mode changed from DRA to the device plugin API is withheld
 // until no claim has the GPU and no ResourceSlice names it.
@@ -68,8 +68,8 @@ type Published struct {
 // While facts.Unknown is set, all physical devices stay with their API and are withheld, except
 // that pods keep the devices that the device plugin API has allocated.
 //
-// Place is pure.
-func Place(before map[string]discovery.Mode, devices []rules.Offered, view *ledger.View, facts Facts) Placement {
+// PlaceDevices is pure.
+func PlaceDevices(before map[string]discovery.Mode, devices []rules.Offered, view *ledger.View, facts Facts) Placement {
 	p := Placement{API: maps.Clone(before), Moving: make(map[string]string), To: make(map[string]discovery.Mode), Free: make(map[string]bool)}
 	if p.API == nil {
 		p.API = make(map[string]discovery.Mode)
@@ -77,50 +77,50 @@ func Place(before map[string]discovery.Mode, devices []rules.Offered, view *ledg
 	all := siliconOf(devices, view.Grants())
 	for silicon := range facts.Changing {
 		if _, there := all[silicon]; !there {
-			all[silicon] = wish{} // the earlier settings exclude all present devices
+			all[silicon] = wantedMode{} // the earlier settings exclude all present devices
 		}
 	}
 	for silicon, s := range all {
-		p.place(silicon, s, view, facts)
+		p.placeSilicon(silicon, s, view, facts)
 	}
 	return p
 }
 
-// wish is the wanted configuration of a physical device.
-type wish struct {
-	mode discovery.Mode // the same for all devices of one physical device: see rules.Rules
-	open bool           // all devices have unlimited sharing
-	had  bool           // a container has one of the devices by the device-plugin API
+// wantedMode is the wanted configuration of a physical device.
+type wantedMode struct {
+	mode      discovery.Mode // the same for all devices of one physical device: see rules.Rules
+	open      bool           // all devices have unlimited sharing
+	viaPlugin bool           // a container has one of the devices by the device-plugin API
 }
 
-func siliconOf(devices []rules.Offered, grants []*ledger.Grant) map[string]wish {
+func siliconOf(devices []rules.Offered, grants []*ledger.Grant) map[string]wantedMode {
 	had := make(map[string]bool)
 	for _, g := range grants {
 		for _, name := range g.Devices {
 			had[name] = true
 		}
 	}
-	all := make(map[string]wish)
+	all := make(map[string]wantedMode)
 	for i := range devices {
 		d := &devices[i]
 		s, seen := all[d.Silicon()]
-		all[d.Silicon()] = wish{d.Mode, d.Open && (s.open || !seen), s.had || had[d.Name]}
+		all[d.Silicon()] = wantedMode{d.Mode, d.Shareable && (s.open || !seen), s.viaPlugin || had[d.Name]}
 	}
 	return all
 }
 
-// place decides about one physical device.
-func (p *Placement) place(silicon string, s wish, view *ledger.View, facts Facts) {
+// placeSilicon decides about one physical device.
+func (p *Placement) placeSilicon(silicon string, s wantedMode, view *ledger.View, facts Facts) {
 	now, wanted := p.API[silicon], s.mode
 	if wanted == discovery.ModeAuto {
-		wanted = facts.Auto
+		wanted = facts.AutoMode
 	}
 	if now == discovery.ModeAuto && !s.open {
-		now = holding(silicon, view)
+		now = holdingAPI(silicon, view)
 	}
 	reason := ""
 	switch {
-	case facts.Unknown != "" && s.had && now != discovery.ModeDRA:
+	case facts.Unknown != "" && s.viaPlugin && now != discovery.ModeDRA:
 		// After a reboot the kubelet starts a pod only if the IDs of its devices are healthy
 		// (pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate, in 1.28 to 1.37).
 		now = cmp.Or(now, discovery.ModeDevicePlugin)
@@ -142,7 +142,7 @@ func (p *Placement) place(silicon string, s wish, view *ledger.View, facts Facts
 			now = wanted
 		} else {
 			reason = fmt.Sprintf("moves to API %s once it is free of %s", wanted, reason)
-			now = cmp.Or(now, other(wanted))
+			now = cmp.Or(now, otherAPI(wanted))
 			p.To[silicon] = wanted
 		}
 	}
@@ -157,17 +157,17 @@ func (p *Placement) place(silicon string, s wish, view *ledger.View, facts Facts
 // obstacle returns the consumer or API object that keeps a physical device from moving to an API,
 // or "".
 func (p *Placement) obstacle(silicon string, to discovery.Mode, view *ledger.View, facts Facts) string {
-	if who := view.OwnerOf(other(to), silicon); who != "" || to == discovery.ModeDRA {
+	if who := view.OwnerOf(otherAPI(to), silicon); who != "" || to == discovery.ModeDRA {
 		return who
 	}
 	switch said := facts.Published; {
 	case said == nil:
-		p.Ask = true
+		p.NeedsPublished = true
 		return "whatever the API server names"
 	case said.Err != nil:
 		return fmt.Sprintf("unknown: %v", said.Err)
 	default:
-		return said.By[silicon]
+		return said.BySilicon[silicon]
 	}
 }
 
@@ -180,15 +180,15 @@ func (p *Placement) owner(silicon string, api discovery.Mode, view *ledger.View,
 	return p.obstacle(silicon, discovery.ModeDevicePlugin, view, facts)
 }
 
-func other(api discovery.Mode) discovery.Mode {
+func otherAPI(api discovery.Mode) discovery.Mode {
 	if api == discovery.ModeDRA {
 		return discovery.ModeDevicePlugin
 	}
 	return discovery.ModeDRA
 }
 
-// holding returns the API that has allocated the physical device, or "".
-func holding(silicon string, view *ledger.View) discovery.Mode {
+// holdingAPI returns the API that has allocated the physical device, or "".
+func holdingAPI(silicon string, view *ledger.View) discovery.Mode {
 	for _, api := range []discovery.Mode{discovery.ModeDRA, discovery.ModeDevicePlugin} {
 		if view.OwnerOf(api, silicon) != "" {
 			return api
@@ -209,8 +209,8 @@ func (p Placement) OfDRA() map[string]string {
 	return withheld
 }
 
-// Classic returns the devices that the device plugin API lists.
-func (p Placement) Classic(devices []rules.Offered) (listed []rules.Offered) {
+// ListedDevices returns the devices that the device plugin API lists.
+func (p Placement) ListedDevices(devices []rules.Offered) (listed []rules.Offered) {
 	for _, d := range devices {
 		if p.API[d.Silicon()] == discovery.ModeDevicePlugin {
 			listed = append(listed, d)

@@ -57,9 +57,9 @@ func TestPlace(t *testing.T) {
 		"a claim has it":                                       {before: dra, mode: classic, dra: owners{"gpu": "claim"}, want: dra, moving: true},
 		"a claim has it, and where it was is lost":             {mode: classic, dra: owners{"gpu": "claim"}, want: dra, moving: true},
 		"the API server is asked":                              {before: dra, mode: classic, want: dra, moving: true, ask: true},
-		"the API server names it":                              {before: dra, mode: classic, said: &Published{By: owners{"gpu": "claim"}}, want: dra, moving: true},
-		"the API server names it, and where it was lost":       {mode: classic, said: &Published{By: owners{"gpu": "claim"}}, want: dra, moving: true},
-		"the API server names another":                         {before: dra, mode: classic, said: &Published{By: owners{"gpu2": "claim"}}, want: classic},
+		"the API server names it":                              {before: dra, mode: classic, said: &Published{BySilicon: owners{"gpu": "claim"}}, want: dra, moving: true},
+		"the API server names it, and where it was lost":       {mode: classic, said: &Published{BySilicon: owners{"gpu": "claim"}}, want: dra, moving: true},
+		"the API server names another":                         {before: dra, mode: classic, said: &Published{BySilicon: owners{"gpu2": "claim"}}, want: classic},
 		"the API server does not answer":                       {before: dra, mode: classic, said: &Published{Err: errors.New("timeout")}, want: dra, moving: true},
 		"a pod has it":                                         {before: classic, auto: dra, classic: owners{"gpu": "pod"}, want: classic, moving: true},
 		"a pod has it, and where it was is lost":               {auto: dra, classic: owners{"gpu": "pod"}, want: classic, moving: true},
@@ -68,7 +68,7 @@ func TestPlace(t *testing.T) {
 		"any number may have it":                               {before: dra, mode: classic, open: true, dra: owners{"gpu": "claim"}, want: classic},
 		"any number may have it, and nobody knows where":       {open: true, dra: owners{"gpu": "claim"}, want: none, moving: true},
 		"it changes, and a claim has it":                       {before: dra, mode: dra, changing: true, dra: owners{"gpu": "claim"}, want: dra, moving: true},
-		"it changes, and a claim was allocated it":             {before: dra, mode: dra, changing: true, said: &Published{By: owners{"gpu": "claim"}}, want: dra, moving: true},
+		"it changes, and a claim was allocated it":             {before: dra, mode: dra, changing: true, said: &Published{BySilicon: owners{"gpu": "claim"}}, want: dra, moving: true},
 		"it changes, and the API server is asked":              {before: dra, mode: dra, changing: true, want: dra, moving: true, ask: true},
 		"it changes, and a pod has it":                         {before: classic, mode: classic, changing: true, classic: owners{"gpu": "pod"}, want: classic, moving: true},
 		"it changes, and is free of claims":                    {before: dra, mode: dra, changing: true, said: free, want: dra, free: true},
@@ -89,14 +89,14 @@ func TestPlace(t *testing.T) {
 				before["gpu"] = test.before
 			}
 			given := maps.Clone(before)
-			device := rules.Offered{Device: discovery.Device{Name: "gpu", Open: test.open}, Mode: test.mode}
-			facts := Facts{Auto: test.auto, Published: test.said, Changing: map[string]bool{"gpu": test.changing}}
+			device := rules.Offered{Device: discovery.Device{Name: "gpu", Shareable: test.open}, Mode: test.mode}
+			facts := Facts{AutoMode: test.auto, Published: test.said, Changing: map[string]bool{"gpu": test.changing}}
 			if test.unknown {
 				facts.Unknown = "wrong"
 			}
-			p := Place(before, []rules.Offered{device}, viewOf(test.dra, test.classic), facts)
-			if got := p.API["gpu"]; got != test.want || (p.Moving["gpu"] != "") != test.moving || p.Ask != test.ask || p.Free["gpu"] != test.free {
-				t.Errorf("got API %q, moving %q, ask %t, free %t; want API %q, moving %t, ask %t, free %t", got, p.Moving["gpu"], p.Ask, p.Free["gpu"], test.want, test.moving, test.ask, test.free)
+			p := PlaceDevices(before, []rules.Offered{device}, viewOf(test.dra, test.classic), facts)
+			if got := p.API["gpu"]; got != test.want || (p.Moving["gpu"] != "") != test.moving || p.NeedsPublished != test.ask || p.Free["gpu"] != test.free {
+				t.Errorf("got API %q, moving %q, ask %t, free %t; want API %q, moving %t, ask %t, free %t", got, p.Moving["gpu"], p.NeedsPublished, p.Free["gpu"], test.want, test.moving, test.ask, test.free)
 			}
 			if !maps.Equal(before, given) {
 				t.Errorf("what was before is changed to %v", before)
@@ -104,7 +104,7 @@ func TestPlace(t *testing.T) {
 			if withheld := p.OfDRA()["gpu"] != ""; withheld != (test.moving || test.want == classic) {
 				t.Errorf("withheld from DRA: %t", withheld)
 			}
-			if listed := len(p.Classic([]rules.Offered{device})) == 1; listed != (test.want == classic) {
+			if listed := len(p.ListedDevices([]rules.Offered{device})) == 1; listed != (test.want == classic) {
 				t.Errorf("listed: %t", listed)
 			}
 		})
@@ -117,22 +117,22 @@ func TestPlaceMovesSiliconAsOne(t *testing.T) {
 	whole := &discovery.Silicon{Name: "gpu"}
 	parts := []rules.Offered{
 		{Device: discovery.Device{Name: "gpu-0", PartOf: whole}, Mode: classic},
-		{Device: discovery.Device{Name: "gpu-1", PartOf: whole, Open: true}, Mode: classic},
+		{Device: discovery.Device{Name: "gpu-1", PartOf: whole, Shareable: true}, Mode: classic},
 	}
 	before := map[string]discovery.Mode{"gpu": dra}
 	view := viewOf(owners{"gpu": "claim"}, nil)
-	if p := Place(before, parts, view, Facts{Published: &Published{}}); len(p.Classic(parts)) != 0 || p.API["gpu"] != dra {
+	if p := PlaceDevices(before, parts, view, Facts{Published: &Published{}}); len(p.ListedDevices(parts)) != 0 || p.API["gpu"] != dra {
 		t.Errorf("one part is claimed: %+v", p)
 	}
 	view = viewOf(nil, nil)
-	if p := Place(before, parts, view, Facts{Published: &Published{}}); len(p.Classic(parts)) != 2 || p.Moving["gpu"] != "" {
+	if p := PlaceDevices(before, parts, view, Facts{Published: &Published{}}); len(p.ListedDevices(parts)) != 2 || p.Moving["gpu"] != "" {
 		t.Errorf("no part is claimed: %+v", p)
 	}
 }
 
 // A physical device that is absent from the host returns to its last API.
 func TestPlaceRemembersWhatIsGone(t *testing.T) {
-	p := Place(map[string]discovery.Mode{"gpu": classic}, nil, viewOf(nil, nil), Facts{Auto: dra})
+	p := PlaceDevices(map[string]discovery.Mode{"gpu": classic}, nil, viewOf(nil, nil), Facts{AutoMode: dra})
 	if p.API["gpu"] != classic {
 		t.Errorf("got %+v", p)
 	}
@@ -144,10 +144,10 @@ func TestPlaceRemembersWhatIsGone(t *testing.T) {
 func TestPlaceFreesWhatEarlierSettingsExclude(t *testing.T) {
 	before := map[string]discovery.Mode{"gpu": dra}
 	facts := Facts{Changing: map[string]bool{"gpu": true}, Published: &Published{}}
-	if p := Place(before, nil, viewOf(owners{"gpu": "claim"}, nil), facts); p.Free["gpu"] || p.Moving["gpu"] == "" {
+	if p := PlaceDevices(before, nil, viewOf(owners{"gpu": "claim"}, nil), facts); p.Free["gpu"] || p.Moving["gpu"] == "" {
 		t.Errorf("a claim has it: %+v", p)
 	}
-	if p := Place(before, nil, viewOf(nil, nil), facts); !p.Free["gpu"] || p.API["gpu"] != dra {
+	if p := PlaceDevices(before, nil, viewOf(nil, nil), facts); !p.Free["gpu"] || p.API["gpu"] != dra {
 		t.Errorf("it stays: %+v", p)
 	}
 }
@@ -158,7 +158,7 @@ func TestPlaceKeepsSealedShares(t *testing.T) {
 	devices := []rules.Offered{{Device: discovery.Device{Name: "gpu"}, Mode: classic}}
 	stock := &ledger.Present{Snapshot: &rules.Snapshot{Devices: devices}}
 	view := ledger.ViewOf(stock, &ledger.Sealed{UID: "lost", Devices: []ledger.SealedDevice{{Name: "gpu-share-03"}}})
-	if p := Place(map[string]discovery.Mode{"gpu": dra}, devices, view, Facts{Published: &Published{}}); p.API["gpu"] != dra {
+	if p := PlaceDevices(map[string]discovery.Mode{"gpu": dra}, devices, view, Facts{Published: &Published{}}); p.API["gpu"] != dra {
 		t.Errorf("it moves: %+v", p)
 	}
 }

@@ -10,9 +10,9 @@ import (
 )
 
 // placements is the last decision which API offers each physical device. If the file is lost,
-// [Place] decides again, and leaves an allocated physical device with the API of its consumer.
+// [PlaceDevices] decides again, and leaves an allocated physical device with the API of its consumer.
 type placements struct {
-	*memo
+	*stateFile
 	api map[string]discovery.Mode // by silicon
 }
 
@@ -22,7 +22,7 @@ const placementFile = "sides.json"
 // loadPlacements reads the placements from the file.
 func loadPlacements(ctx context.Context, files disk.Files, stateDir string) *placements {
 	p := &placements{}
-	p.memo = openMemo(ctx, files, filepath.Join(stateDir, placementFile), func(data []byte) (err error) {
+	p.stateFile = openMemo(ctx, files, filepath.Join(stateDir, placementFile), func(data []byte) (err error) {
 		p.api, err = parsePlacement(data)
 		return err
 	})

@@ -91,7 +91,7 @@ func TestPlacementsThatCannotBeReadForTheMoment(t *testing.T) {
 		if err := os.WriteFile(file, []byte(`{"gpu":"DevicePlugin"}`), 0o600); err != nil {
 			t.Error(err)
 		}
-		if p := <-loaded; p.api["gpu"] != classic || p.lost {
+		if p := <-loaded; p.api["gpu"] != classic || p.unusable {
 			t.Errorf("got %+v", p)
 		}
 	})

@@ -35,71 +35,71 @@ type publisher interface {
 type classicPublisher interface {
 	publisher
 
-	// Know receives all devices with their extended resource IDs, whichever API offers them.
+	// SetHostDevices receives all devices with their extended resource IDs, whichever API offers them.
 	// Containers may have some of these devices from another plugin.
-	Know(*discovery.Snapshot)
+	SetHostDevices(*discovery.Snapshot)
 }
 
-// placing chooses the API for each device, and publishes the devices.
-type placing struct {
-	devices     *ruled
-	auto        *auto
-	places      *placements
-	ledger      *ledger.Ledger
-	stock       *ledger.Present // the devices of the last decision
-	cluster     *cluster.Node
-	configuring *configuring
-	dra         publisher
-	classic     classicPublisher
-	placed      *atomic.Pointer[placed] // the last decision
-	told        func()                  // called after each decision
-	leaving     func() string           // the reason to withhold all devices, "" if there is none
+// placer chooses the API for each device, and publishes the devices.
+type placer struct {
+	devices      *ruledDevices
+	auto         *autoMode
+	places       *placements
+	ledger       *ledger.Ledger
+	stock        *ledger.Present // the devices of the last decision
+	cluster      *cluster.Node
+	configuring  *configurator
+	dra          publisher
+	devicePlugin classicPublisher
+	lastPlaced   *atomic.Pointer[placedDevices] // the last decision
+	decided      func()                         // called after each decision
+	leaving      func() string                  // the reason to withhold all devices, "" if there is none
 
-	// ready reports whether the allocations of both APIs are known.
-	ready func() bool
+	// allocationsKnown reports whether the allocations of both APIs are known.
+	allocationsKnown func() bool
 
-	snapshots chan *discovery.Snapshot // the newest snapshot of the watch; capacity 1
-	changes   chan *rules.Rules        // new configurations; capacity 1
-	ordered   chan struct{}            // signals that the result of leaving may have changed; capacity 1
-	moving    map[string]string        // physical devices that wait for their API, with the reasons
-	since     map[string]time.Time     // when the wait began, if this agent saw the beginning
-	problems  map[string]bool          // problems that were logged and persist
+	snapshots    chan *discovery.Snapshot // the newest snapshot of the watch; capacity 1
+	changes      chan *rules.Rules        // new configurations; capacity 1
+	orderChanged chan struct{}            // signals that the result of leaving may have changed; capacity 1
+	moveReasons  map[string]string        // physical devices that wait for their API, with the reasons
+	waitingSince map[string]time.Time     // when the wait began, if this agent saw the beginning
+	problems     map[string]bool          // problems that were logged and persist
 }
 
-// place runs the placement of devices until the context ends.
-func (a *agent) place(ctx context.Context) {
+// runPlacement runs the placement of devices until the context ends.
+func (a *agent) runPlacement(ctx context.Context) {
 	served := func(ctx context.Context) (bool, error) { return servesDRA(ctx, a.Groups) }
-	p := &placing{
-		devices:     newRuled(a.Settings.Rules),
-		auto:        newAuto(ctx, served, a.driver.Registration, a.files(), a.StateDir),
-		places:      loadPlacements(ctx, a.files(), a.StateDir),
-		ledger:      a.ledger,
-		cluster:     a.cluster,
-		configuring: newConfiguring(a.configurer(), discovery.Acceptors(a.Families), a.ledger),
-		dra:         a.driver,
-		placed:      &a.placed,
-		told:        func() { notify(a.rebound); notify(a.idle) },
-		classic:     a.classic,
-		ready:       a.ready,
-		snapshots:   a.snapshots,
-		changes:     a.rules,
-		leaving:     a.leaving,
-		ordered:     a.ordered,
+	p := &placer{
+		devices:          newRuled(a.Settings.Rules),
+		auto:             newAuto(ctx, served, a.driver.Registration, a.files(), a.StateDir),
+		places:           loadPlacements(ctx, a.files(), a.StateDir),
+		ledger:           a.ledger,
+		cluster:          a.cluster,
+		configuring:      newConfiguring(a.configurer(), discovery.JoinAcceptors(a.Families), a.ledger),
+		dra:              a.driver,
+		lastPlaced:       &a.placedDevices,
+		decided:          func() { notify(a.returnDue); notify(a.unitIdle) },
+		devicePlugin:     a.devicePlugin,
+		allocationsKnown: a.isReady,
+		snapshots:        a.snapshots,
+		changes:          a.rulesChanged,
+		leaving:          a.leavingReason,
+		orderChanged:     a.orderChanged,
 	}
 	p.run(ctx)
 }
 
-// placed is a snapshot with the placement of its devices.
-type placed struct {
-	snapshot  *rules.Snapshot
-	placement Placement
-	leaving   bool                 // all devices are withheld, because Chandler is being removed
-	since     map[string]time.Time // when the wait of a physical device began, if this agent saw the beginning
+// placedDevices is a snapshot with the placement of its devices.
+type placedDevices struct {
+	snapshot     *rules.Snapshot
+	placement    Placement
+	isLeaving    bool                 // all devices are withheld, because Chandler is being removed
+	waitingSince map[string]time.Time // when the wait of a physical device began, if this agent saw the beginning
 }
 
 // run publishes until the context ends. It decides again when a device changes, and at intervals,
 // because allocations and the cluster change too.
-func (p *placing) run(ctx context.Context) {
+func (p *placer) run(ctx context.Context) {
 	timer := time.NewTimer(readyInterval)
 	defer timer.Stop()
 	defer p.configuring.wait()
@@ -109,34 +109,34 @@ func (p *placing) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case raw := <-p.snapshots:
-			p.classic.Know(raw)
-			p.devices.see(raw) //nolint:contextcheck // evaluating an expression does not block
-			p.report(ctx, p.devices.snapshot.Problems)
+			p.devicePlugin.SetHostDevices(raw)
+			p.devices.applyScan(raw) //nolint:contextcheck // evaluating an expression does not block
+			p.reportProblems(ctx, p.devices.snapshot.Problems)
 		case changed := <-p.changes:
-			p.devices.change(changed) //nolint:contextcheck // evaluating an expression does not block
+			p.devices.changeRules(changed) //nolint:contextcheck // evaluating an expression does not block
 			wait = waitingInterval
 			if p.devices.snapshot != nil {
-				p.report(ctx, p.devices.snapshot.Problems)
+				p.reportProblems(ctx, p.devices.snapshot.Problems)
 			}
-		case <-p.configuring.ended:
-		case <-p.ordered:
+		case <-p.configuring.workEnded:
+		case <-p.orderChanged:
 			wait = waitingInterval
 		case <-timer.C:
 		}
-		if p.devices.snapshot == nil || !p.ready() {
+		if p.devices.snapshot == nil || !p.allocationsKnown() {
 			timer.Reset(readyInterval)
 			continue
 		}
-		mode := p.auto.choose(ctx)
+		mode := p.auto.chooseMode(ctx)
 		leaving := p.leaving()
-		placement := p.decide(ctx, mode, leaving)
+		placement := p.decidePlacement(ctx, mode, leaving)
 		snapshot := p.devices.snapshot
 		p.dra.Publish(snapshot, placement.OfDRA())
-		listed := &rules.Snapshot{Devices: placement.Classic(snapshot.Devices), Gone: snapshot.Gone, Allocation: snapshot.Allocation}
-		listed, soon := p.configuring.listable(ctx, listed, p.stock, placement.Moving)
-		p.classic.Publish(listed, placement.Moving)
-		p.placed.Store(&placed{snapshot, placement, leaving != "", p.since})
-		p.told()
+		listed := &rules.Snapshot{Devices: placement.ListedDevices(snapshot.Devices), Gone: snapshot.Gone, Allocation: snapshot.Allocation}
+		listed, soon := p.configuring.listableDevices(ctx, listed, p.stock, placement.Moving)
+		p.devicePlugin.Publish(listed, placement.Moving)
+		p.lastPlaced.Store(&placedDevices{snapshot, placement, leaving != "", p.waitingSince})
+		p.decided()
 		if len(placement.Moving) > 0 || soon || mode == discovery.ModeAuto {
 			timer.Reset(wait)
 			wait = min(2*wait, longWaitInterval) // a consumer may have the physical device for days
@@ -147,17 +147,17 @@ func (p *placing) run(ctx context.Context) {
 	}
 }
 
-// decide places the devices, and records a new placement. A physical device that changes and is
+// decidePlacement places the devices, and records a new placement. A physical device that changes and is
 // free gets its new configuration.
-func (p *placing) decide(ctx context.Context, auto discovery.Mode, leaving string) Placement {
+func (p *placer) decidePlacement(ctx context.Context, auto discovery.Mode, leaving string) Placement {
 	p.stock = &ledger.Present{Snapshot: p.devices.snapshot}
 	view := p.ledger.View(p.stock)
 	p.devices.keepExcluded(view) //nolint:contextcheck // evaluating an expression does not block
 	p.devices.keepSplit(view)    //nolint:contextcheck // evaluating an expression does not block
-	facts := Facts{Auto: auto, Unknown: cmp.Or(leaving, p.devices.rules.Unknown)}
-	placement := p.devices.place(p.places.api, view, facts, func() *Published { return p.published(ctx, p.devices.snapshot) }) //nolint:contextcheck // evaluating an expression does not block
+	facts := Facts{AutoMode: auto, Unknown: cmp.Or(leaving, p.devices.rules.Unknown)}
+	placement := p.devices.placeDevices(p.places.api, view, facts, func() *Published { return p.publishedDevices(ctx, p.devices.snapshot) }) //nolint:contextcheck // evaluating an expression does not block
 	for silicon, reason := range placement.Moving {
-		if p.moving[silicon] != reason {
+		if p.moveReasons[silicon] != reason {
 			klog.FromContext(ctx).V(2).Info("Silicon waits for its API", "silicon", silicon, "reason", reason)
 		}
 	}
@@ -166,16 +166,16 @@ func (p *placing) decide(ctx context.Context, auto discovery.Mode, leaving strin
 			klog.FromContext(ctx).V(2).Info("Silicon is offered by another API", "silicon", silicon, "from", p.places.api[silicon], "to", api)
 		}
 	}
-	p.since = beginnings(p.moving, placement.Moving, p.since, time.Now())
-	p.moving = placement.Moving
+	p.waitingSince = waitBeginnings(p.moveReasons, placement.Moving, p.waitingSince, time.Now())
+	p.moveReasons = placement.Moving
 	p.places.set(ctx, placement.API)
 	return placement
 }
 
-// beginnings returns when the wait of each physical device began. The beginning is unknown for a
+// waitBeginnings returns when the wait of each physical device began. The beginning is unknown for a
 // device that waits when the agent starts, because an earlier agent may have withheld the device
 // already.
-func beginnings(before, now map[string]string, since map[string]time.Time, at time.Time) map[string]time.Time {
+func waitBeginnings(before, now map[string]string, since map[string]time.Time, at time.Time) map[string]time.Time {
 	begun := make(map[string]time.Time, len(now))
 	for silicon := range now {
 		if known, is := since[silicon]; is {
@@ -187,22 +187,22 @@ func beginnings(before, now map[string]string, since map[string]time.Time, at ti
 	return begun
 }
 
-// published returns, by physical device of a snapshot, the ResourceSlice that still offers the
+// publishedDevices returns, by physical device of a snapshot, the ResourceSlice that still offers the
 // device, or the ResourceClaim that a part of the device is allocated to. Slices and claims name
 // devices, or numbered shares of devices.
-func (p *placing) published(ctx context.Context, s *rules.Snapshot) *Published {
+func (p *placer) publishedDevices(ctx context.Context, s *rules.Snapshot) *Published {
 	names, err := p.cluster.Named(ctx)
-	said := &Published{By: make(map[string]string), Err: err}
+	said := &Published{BySilicon: make(map[string]string), Err: err}
 	for name, who := range names {
-		if silicon, found := pool.Silicon(s, name); found {
-			said.By[silicon] = who
+		if silicon, found := pool.LookupSilicon(s, name); found {
+			said.BySilicon[silicon] = who
 		}
 	}
 	return said
 }
 
-// report logs the problems that are new since the last snapshot.
-func (p *placing) report(ctx context.Context, problems []discovery.Problem) {
+// reportProblems logs the problems that are new since the last snapshot.
+func (p *placer) reportProblems(ctx context.Context, problems []discovery.Problem) {
 	now := make(map[string]bool, len(problems))
 	for _, problem := range problems {
 		text := problem.Error()

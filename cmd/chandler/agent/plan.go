@@ -45,26 +45,26 @@ type Step struct {
 	Reason    string         `json:"reason,omitempty"`
 }
 
-// Plan returns the effect of new rules on each device. With the same rules it returns the steps
-// that have not been completed yet. Plan decides like an agent: free devices move, and the others
+// PlanSteps returns the effect of new rules on each device. With the same rules it returns the steps
+// that have not been completed yet. PlanSteps decides like an agent: free devices move, and the others
 // wait. It leaves out facts that only the API server has, such as claims that are allocated and not
 // prepared.
-func (s Standing) Plan(next *rules.Rules) []Step {
+func (s Standing) PlanSteps(next *rules.Rules) []Step {
 	devices := newRuled(s.Rules)
-	devices.see(s.Devices)
+	devices.applyScan(s.Devices)
 	view := func() *ledger.View {
 		return ledger.ViewOf(&ledger.Present{Snapshot: devices.snapshot}, s.Entries...)
 	}
 	devices.keepExcluded(view())
 	before := devices.snapshot
 	if s.API == nil { // no agent has run yet
-		s.API = devices.place(nil, view(), Facts{Auto: s.Auto, Published: &Published{}}, nil).API
+		s.API = devices.placeDevices(nil, view(), Facts{AutoMode: s.Auto, Published: &Published{}}, nil).API
 	}
 	if next != s.Rules {
-		devices.change(next)
+		devices.changeRules(next)
 	}
-	facts := Facts{Auto: s.Auto, Published: &Published{}, Unknown: next.Unknown}
-	placement := devices.place(s.API, view(), facts, nil)
+	facts := Facts{AutoMode: s.Auto, Published: &Published{}, Unknown: next.Unknown}
+	placement := devices.placeDevices(s.API, view(), facts, nil)
 
 	steps := make([]Step, 0, len(before.Devices))
 	names := make(map[string]bool)
@@ -72,7 +72,7 @@ func (s Standing) Plan(next *rules.Rules) []Step {
 		for _, d := range all {
 			if !names[d.Name] {
 				names[d.Name] = true
-				steps = append(steps, s.step(d, devices.snapshot, placement))
+				steps = append(steps, s.planStep(d, devices.snapshot, placement))
 			}
 		}
 	}
@@ -80,8 +80,8 @@ func (s Standing) Plan(next *rules.Rules) []Step {
 	return steps
 }
 
-// step returns the effect on a device, given its earlier description.
-func (s Standing) step(was rules.Offered, after *rules.Snapshot, placement Placement) Step {
+// planStep returns the effect on a device, given its earlier description.
+func (s Standing) planStep(was rules.Offered, after *rules.Snapshot, placement Placement) Step {
 	silicon := was.Silicon()
 	step := Step{Device: was.Name, From: s.API[silicon], To: placement.API[silicon], Fate: Stays, Reason: placement.Moving[silicon]}
 	d, there := after.Lookup(was.Name)
@@ -101,7 +101,7 @@ func (s Standing) step(was rules.Offered, after *rules.Snapshot, placement Place
 	case !there:
 	case step.From != step.To:
 		step.Fate = Moves
-	case was.Form() != d.Form():
+	case was.ShareForm() != d.ShareForm():
 		step.Fate = Changes
 	}
 	return step

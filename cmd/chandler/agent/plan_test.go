@@ -41,7 +41,7 @@ func TestPlanSaysWhatTheAgentDoes(t *testing.T) {
 				s.Rules, wanted = after, after
 			}
 			fates := make(map[string]Fate)
-			for _, step := range s.Plan(wanted) {
+			for _, step := range s.PlanSteps(wanted) {
 				fates[step.Device] = step.Fate
 				if step.Fate == Waits && (len(step.Owners) != 1 || step.Owners[0].Name != claim.Name) {
 					t.Errorf("%s waits for %v", step.Device, step.Owners)

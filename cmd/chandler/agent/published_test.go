@@ -41,18 +41,18 @@ func TestPublished(t *testing.T) {
 	)
 	npu := &discovery.Silicon{Name: "npu"}
 	s := &rules.Snapshot{Devices: []rules.Offered{{Device: discovery.Device{Name: "fpga"}}, {Device: discovery.Device{Name: "gpu"}}, {Device: discovery.Device{Name: "nic"}}, {Device: discovery.Device{Name: "npu-core-1", PartOf: npu}}}}
-	said := (&placing{cluster: cluster.NewNode("node", client, "", nil)}).published(t.Context(), s)
+	said := (&placer{cluster: cluster.NewNode("node", client, "", nil)}).publishedDevices(t.Context(), s)
 	want := map[string]string{"gpu": "ResourceSlice slice", "npu": "ResourceSlice slice", "fpga": "ResourceClaim default/shares"}
-	if said.Err != nil || len(said.By) != len(want) {
-		t.Errorf("got %v, %v; want %v", said.By, said.Err, want)
+	if said.Err != nil || len(said.BySilicon) != len(want) {
+		t.Errorf("got %v, %v; want %v", said.BySilicon, said.Err, want)
 	}
 	for silicon, who := range want {
-		if said.By[silicon] != who {
-			t.Errorf("%s is named by %q, want %q", silicon, said.By[silicon], who)
+		if said.BySilicon[silicon] != who {
+			t.Errorf("%s is named by %q, want %q", silicon, said.BySilicon[silicon], who)
 		}
 	}
 	for _, silicon := range []string{"gpu", "fpga"} {
-		p := Place(map[string]discovery.Mode{silicon: dra}, []rules.Offered{{Device: discovery.Device{Name: silicon}, Mode: classic}}, viewOf(nil, nil), Facts{Published: said})
+		p := PlaceDevices(map[string]discovery.Mode{silicon: dra}, []rules.Offered{{Device: discovery.Device{Name: silicon}, Mode: classic}}, viewOf(nil, nil), Facts{Published: said})
 		if p.API[silicon] != dra || p.Moving[silicon] == "" {
 			t.Errorf("%s leaves DRA: %+v", silicon, p)
 		}

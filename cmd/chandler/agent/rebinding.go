@@ -16,7 +16,7 @@ import (
 	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/overdue"
-	"chandler.dev/internal/rebind"
+	"chandler.dev/internal/passthrough"
 )
 
 // refuseInterval is the time until the next attempt after the return of a device to its driver, or
@@ -28,39 +28,39 @@ const refuseInterval = 10 * time.Second
 const reboundDir = "rebound"
 
 // newBinder creates the Binder, which binds functions to vfio and returns them to their drivers.
-func (a *agent) newBinder() *rebind.Binder {
-	config := rebind.Config{
+func (a *agent) newBinder() *passthrough.Manager {
+	config := passthrough.Config{
 		Host:  a.host,
 		Write: a.Write,
-		Busy:  a.busy,
+		Busy:  a.checkBusy,
 
-		Journal: a.journal(),
+		Journal: a.journalConfig(),
 		Earlier: filepath.Join(a.StateDir, reboundDir),
 
 		Ledger: a.ledger,
 		Stock:  a.stock,
 		Changed: func() {
-			a.rescan()
-			notify(a.rebound)
+			a.requestScan()
+			notify(a.returnDue)
 		},
 	}
 	for _, f := range a.Families {
-		if f.Rebinds {
+		if f.AllowsPassthrough {
 			config.Family = f.Name
 		}
 	}
-	return rebind.New(config)
+	return passthrough.New(config)
 }
 
-// busy returns the users of the functions as an error, nil if all are free.
-func (a *agent) busy(functions ...sysfs.Device) error { return a.used(false, functions...) }
+// checkBusy returns the users of the functions as an error, nil if all are free.
+func (a *agent) checkBusy(functions ...sysfs.Device) error { return a.checkUse(false, functions...) }
 
-// opened returns the process that has a device under vfio open, or another function of the device's
-// IOMMU group. opened ignores the consumer's own pods, and returns "" if no such process is
+// vfioUser returns the process that has a device under vfio open, or another function of the device's
+// IOMMU group. vfioUser ignores the consumer's own pods, and returns "" if no such process is
 // visible. VFIO lets one process at a time open a group (vfio_group_fops_open in drivers/vfio,
 // EBUSY, Linux 5.16 to 6.18) or bind a device to its iommufd, and a group belongs to one iommufd
 // (iommu_device_claim_dma_owner in drivers/iommu/iommu.c, since Linux 6.2).
-func (a *agent) opened(d *discovery.Device, own []types.UID) string {
+func (a *agent) vfioUser(d *discovery.Device, own []types.UID) string {
 	function := sysfs.At(a.host.FS, d.Source)
 	if !sysfs.IsPCIAddress(function.Name()) || !discovery.IsVFIO(function.Driver()) {
 		return ""
@@ -72,13 +72,13 @@ func (a *agent) opened(d *discovery.Device, own []types.UID) string {
 			functions = append(functions, sibling)
 		}
 	}
-	err := a.looked(function, func(options inuse.Options) error {
+	err := a.checkLimited(function, func(options inuse.Options) error {
 		if len(own) > 0 {
 			options.Except = inuse.InPods(a.host.FS, own)
 		}
-		view := inuse.Look(a.host, options)
+		view := inuse.FindUsers(a.host, options)
 		for _, function := range functions {
-			if err := view.Of(function).Seen().Err(); err != nil {
+			if err := view.UsesOf(function).KnownUses().Err(); err != nil {
 				return err
 			}
 		}
@@ -94,16 +94,16 @@ func (a *agent) opened(d *discovery.Device, own []types.UID) string {
 // kernel can block the check for as long.
 const lookLimit = 10 * time.Second
 
-// looked returns the result of a check for the users of a function, or an error if the check takes
+// checkLimited returns the result of a check for the users of a function, or an error if the check takes
 // too long. No check starts while another check of the function hangs.
-func (a *agent) looked(function sysfs.Device, look func(inuse.Options) error) error {
+func (a *agent) checkLimited(function sysfs.Device, look func(inuse.Options) error) error {
 	var options inuse.Options
-	if s := a.settled.Load(); s != nil {
+	if s := a.settledSnapshot.Load(); s != nil {
 		options.Known = s.Devices
 	}
-	err := a.looks.Of(function.Path)
+	err := a.useChecks.OverdueCall(function.Path)
 	if err == nil {
-		err = a.looks.Do(lookLimit, function.Path, "looking at what processes have open", func() error { return look(options) })
+		err = a.useChecks.Do(lookLimit, function.Path, "looking at what processes have open", func() error { return look(options) })
 	}
 	if errors.Is(err, overdue.Err) {
 		return fmt.Errorf("%s: the agent cannot find out who uses it: %w", function.Name(), err)
@@ -113,10 +113,10 @@ func (a *agent) looked(function sysfs.Device, look func(inuse.Options) error) er
 
 // openBinder loads the records of functions that an earlier agent bound to vfio.
 func (a *agent) openBinder(ctx context.Context) {
-	for _, problem := range a.binder.Open() {
+	for _, problem := range a.passthrough.Open() {
 		klog.FromContext(ctx).Error(problem, "Recovering what is rebound")
 	}
-	notify(a.rebound)
+	notify(a.returnDue)
 }
 
 // giveBack returns devices under vfio to their previous drivers once they have no consumer and no
@@ -128,21 +128,21 @@ func (a *agent) giveBack(ctx context.Context) {
 	attempts := newAttempts("A device is not given back to its driver")
 	unwritten := false
 	for {
-		freed := a.ledger.Freed()
-		problems, unread := a.binder.ReadAgain()
+		freed := a.ledger.FreedSignal()
+		problems, unread := a.passthrough.ReadAgain()
 		for _, problem := range problems {
 			klog.FromContext(ctx).Error(problem, "Recovering what is rebound")
 		}
-		unwritten = restored(ctx, a.binder.Restore, "what is rebound", unwritten)
-		left, waiting := a.binder.Left(), make(map[string]bool) // by unit
-		if p := a.placed.Load(); p != nil && len(left) > 0 {
-			wanted := p.rebound()
+		unwritten = restoreRecords(ctx, a.passthrough.RestoreRecords, "what is rebound", unwritten)
+		left, waiting := a.passthrough.LeftUnits(), make(map[string]bool) // by unit
+		if p := a.placedDevices.Load(); p != nil && len(left) > 0 {
+			wanted := p.reboundUnits()
 			for _, l := range left {
-				if wanted[l.Unit] && !l.Unknown {
+				if wanted[l.Unit] && !l.DriverUnknown {
 					continue
 				}
-				if waiting[l.Unit] = true; attempts.due(l.Unit) {
-					attempts.ended(ctx, l.Unit, a.giveUnit(ctx, l))
+				if waiting[l.Unit] = true; attempts.isDue(l.Unit) {
+					attempts.recordResult(ctx, l.Unit, a.giveUnit(ctx, l))
 				}
 			}
 		}
@@ -155,16 +155,16 @@ func (a *agent) giveBack(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.rebound:
+		case <-a.returnDue:
 		case <-freed:
 		case <-again:
 		}
 	}
 }
 
-// restored rewrites records that another program has removed. It logs a failure once, since the
+// restoreRecords rewrites records that another program has removed. It logs a failure once, since the
 // errors contain varying names of temporary files.
-func restored(ctx context.Context, restore func() error, of string, failing bool) (fails bool) {
+func restoreRecords(ctx context.Context, restore func() error, of string, failing bool) (fails bool) {
 	err := restore()
 	if err != nil && !failing {
 		klog.FromContext(ctx).Error(err, "It is not written down; trying again", "of", of, "interval", refuseInterval)
@@ -174,9 +174,9 @@ func restored(ctx context.Context, restore func() error, of string, failing bool
 
 // giveUnit returns all functions of a unit to their drivers, unless a device of the unit has a
 // consumer.
-func (a *agent) giveUnit(ctx context.Context, left rebind.Left) error {
+func (a *agent) giveUnit(ctx context.Context, left passthrough.LeftUnit) error {
 	var blocked *ledger.Blocked
-	switch err := a.binder.Give(ctx, left.Unit); {
+	switch err := a.passthrough.ReturnUnit(ctx, left.Unit); {
 	case errors.As(err, &blocked):
 		return nil
 	case err != nil:
@@ -186,15 +186,15 @@ func (a *agent) giveUnit(ctx context.Context, left rebind.Left) error {
 	return nil
 }
 
-// rebound returns the units that extended resources want under vfio.
-func (p *placed) rebound() map[string]bool {
+// reboundUnits returns the units that extended resources want under vfio.
+func (p *placedDevices) reboundUnits() map[string]bool {
 	wanted := make(map[string]bool)
-	if p.leaving {
+	if p.isLeaving {
 		return wanted
 	}
-	for _, d := range p.placement.Classic(p.snapshot.Devices) {
+	for _, d := range p.placement.ListedDevices(p.snapshot.Devices) {
 		if wantsVFIO(&d) {
-			wanted[rebind.Unit(&d.Device)] = true
+			wanted[passthrough.UnitOf(&d.Device)] = true
 		}
 	}
 	return wanted

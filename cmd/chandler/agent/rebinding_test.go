@@ -22,7 +22,7 @@ import (
 	"chandler.dev/discovery/families/vfio"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/sysfs"
-	"chandler.dev/internal/rebind/rebindtest"
+	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
 const (
@@ -38,7 +38,7 @@ var disks = &discovery.Family{
 	Match: []discovery.Match{{Bus: "pci", Driver: "nvme"}},
 	Describe: func(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 		for _, function := range found {
-			d, err := discovery.PCI(host, function)
+			d, err := discovery.DescribePCI(host, function)
 			if err != nil {
 				problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 			}
@@ -46,7 +46,7 @@ var disks = &discovery.Family{
 			number := function.Name()[len(function.Name())-1:]
 			minor, _ := strconv.ParseInt(number, 10, 32)
 			d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/nvme" + number, HostPath: "/dev/nvme" + number, Type: "c", Major: 240, Minor: minor, Permissions: "rw"}}
-			d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{function.Name()}}}
+			d.PluginOffers = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{function.Name()}}}
 			devices = append(devices, d)
 		}
 		return devices, problems
@@ -56,14 +56,14 @@ var disks = &discovery.Family{
 // rebinding is a node with a disk that allows passthrough.
 type rebinding struct {
 	*node
-	*rebindtest.Kernel
+	*passthroughtest.Kernel
 
 	boot     string
 	families []*discovery.Family
 }
 
 func newRebinding(t *testing.T) *rebinding {
-	r := &rebinding{newNode(t), rebindtest.New(t), "first", []*discovery.Family{disks, vfio.Family}}
+	r := &rebinding{newNode(t), passthroughtest.New(t), "first", []*discovery.Family{disks, vfio.Family}}
 	r.File(strings.TrimPrefix(diskNode, "/"), "c 240:0")
 	r.Add(diskFunction, "nvme", "3")
 	return r
@@ -80,7 +80,7 @@ func (r *rebinding) config(wanted *rules.Rules) Config {
 	return config
 }
 
-var everything = []discovery.Rebinding{{Expression: "true", Driver: "vfio-pci", Selects: func(discovery.Device) (bool, error) { return true, nil }}}
+var everything = []discovery.Passthrough{{Expression: "true", Driver: "vfio-pci", Selects: func(discovery.Device) (bool, error) { return true, nil }}}
 
 // start runs an agent, and waits until the disk is offered.
 func (r *rebinding) start() (stop func()) {
@@ -116,7 +116,7 @@ func (r *rebinding) claimFor(device, name, as string) *resourceapi.ResourceClaim
 func (r *rebinding) gives(claim *resourceapi.ResourceClaim, nodes ...string) {
 	r.t.Helper()
 	if err := r.prepareAgain(claim); err != nil {
-		r.t.Errorf("prepare claim %s: %v\nwrites: %q", claim.Name, err, r.Written())
+		r.t.Errorf("prepare claim %s: %v\nwrites: %q", claim.Name, err, r.ListWrites())
 		return
 	}
 	specs, _ := filepath.Glob(filepath.Join(r.dir, "cdi/*"+claim.Name+"*"))
@@ -159,8 +159,8 @@ func (r *rebinding) bound(driver string, after time.Duration) {
 	time.Sleep(after)
 	synctest.Wait()
 	records, _ := filepath.Glob(filepath.Join(r.dir, "run/chandler/journal/rebind/*"))
-	if got := r.Driver(diskFunction); got != driver || (len(records) > 0) != (driver != "nvme") || driver == "nvme" && r.Override(diskFunction) != "(null)" {
-		r.t.Errorf("driver %q, override %q, written down %q; want driver %q\nwrites: %q", got, r.Override(diskFunction), records, driver, r.Written())
+	if got := r.Driver(diskFunction); got != driver || (len(records) > 0) != (driver != "nvme") || driver == "nvme" && r.DriverOverride(diskFunction) != "(null)" {
+		r.t.Errorf("driver %q, override %q, written down %q; want driver %q\nwrites: %q", got, r.DriverOverride(diskFunction), records, driver, r.ListWrites())
 	}
 }
 
@@ -188,16 +188,16 @@ func TestAgentRebinds(t *testing.T) {
 		vm, pod := r.claim("vm", "vfio"), r.claim("pod", "")
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
 		r.bound("vfio-pci", 0)
-		writes := len(r.Written())
+		writes := len(r.ListWrites())
 		r.offers(diskName, "")
 		r.bound("vfio-pci", 0)
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
 		r.refuses(pod, "until it was given back to driver nvme")
-		if now := r.Written(); len(now) != writes || r.taint() != "" {
+		if now := r.ListWrites(); len(now) != writes || r.taint() != "" {
 			t.Errorf("written while a claim has it: %q; taints %q", now[writes:], r.taint())
 		}
 
-		r.Opens("47", "qemu", "/dev/vfio/3")
+		r.OpenNode("47", "qemu", "/dev/vfio/3")
 		r.unprepare(vm)
 		r.bound("vfio-pci", time.Minute)
 		r.refuses(pod, "it is not given back to driver nvme: function 0000:03:00.0: in use: /dev/vfio/3: process 47 (qemu) has it open")
@@ -206,16 +206,16 @@ func TestAgentRebinds(t *testing.T) {
 		}
 		again := r.claim("again", "vfio")
 		r.refuses(again, "in use by an earlier consumer or a program of the host: in use: /dev/vfio/3: process 47 (qemu) has it open")
-		r.Ends("47")
+		r.EndProcess("47")
 		r.gives(again, "/dev/vfio/3", "/dev/vfio/vfio")
 		time.Sleep(time.Minute)
 		if got := r.taint(); got != "" {
 			t.Errorf("taint %q while a claim has it", got)
 		}
-		r.Opens("48", "qemu", "/dev/vfio/3")
+		r.OpenNode("48", "qemu", "/dev/vfio/3")
 		r.gives(again, "/dev/vfio/3", "/dev/vfio/vfio") // the claim's own pod has it open
 		r.unprepare(again)
-		r.Ends("48")
+		r.EndProcess("48")
 		r.bound("nvme", refuseInterval+time.Second)
 		r.gives(pod, diskNode)
 		r.refuses(vm, "claim default/pod")
@@ -231,14 +231,14 @@ func TestAgentRebinds(t *testing.T) {
 func TestAgentTakesNothingInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
-		r.Opens("47", "dd", diskNode)
+		r.OpenNode("47", "dd", diskNode)
 		stop := r.start()
 		vm := r.claim("vm", "vfio")
 		r.refuses(vm, diskNode+": process 47 (dd) has it open")
-		if writes := r.Written(); len(writes) > 0 {
+		if writes := r.ListWrites(); len(writes) > 0 {
 			t.Errorf("written: %q", writes)
 		}
-		r.Ends("47")
+		r.EndProcess("47")
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
 		stop()
 	})
@@ -251,20 +251,20 @@ func TestAgentRestartsWhileRebound(t *testing.T) {
 		stop := r.start()
 		vm, pod := r.claim("vm", "vfio"), r.claim("pod", "")
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
-		writes := len(r.Written())
+		writes := len(r.ListWrites())
 		stop()
 		stop = r.start()
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
-		if now := r.Written(); len(now) != writes || r.taint() != "" {
+		if now := r.ListWrites(); len(now) != writes || r.taint() != "" {
 			t.Errorf("written: %q; taints %q", now[writes:], r.taint())
 		}
 		r.refuses(pod, "until it was given back to driver nvme")
-		r.Opens("47", "qemu", "/dev/vfio/3")
+		r.OpenNode("47", "qemu", "/dev/vfio/3")
 		r.unprepare(vm)
 		stop()
 		stop = r.start()
 		r.refuses(pod, "process 47 (qemu)")
-		r.Ends("47")
+		r.EndProcess("47")
 		r.bound("nvme", refuseInterval+time.Second)
 		r.gives(pod, diskNode)
 		stop()
@@ -333,14 +333,14 @@ func TestAgentIsRefusedByADriver(t *testing.T) {
 		stop := r.start()
 		vm, pod := r.claim("vm", "vfio"), r.claim("pod", "")
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
-		r.Refuse("nvme", syscall.ENODEV)
+		r.RefuseProbes("nvme", syscall.ENODEV)
 		r.unprepare(vm)
 		r.offers(diskName, "")
 		if got := r.taint(); !strings.Contains(got, string(discovery.ConditionDriverUnbound)) {
 			t.Errorf("taint %q", got)
 		}
 		r.refuses(pod, "it is not given back to driver nvme: driver nvme did not take it")
-		r.Refuse("nvme", nil)
+		r.RefuseProbes("nvme", nil)
 		r.bound("nvme", refuseInterval+time.Second)
 		r.gives(pod, diskNode)
 		r.offers(diskName, "")
@@ -363,9 +363,9 @@ func TestAgentRebindsAfterAReboot(t *testing.T) {
 			stop()
 			r.Reboot()
 			r.boot = "second"
-			writes := len(r.Written())
+			writes := len(r.ListWrites())
 			stop = r.start()
-			if now := r.Written(); len(now) != writes {
+			if now := r.ListWrites(); len(now) != writes {
 				t.Errorf("written after the boot: %q", now[writes:])
 			}
 			r.bound("nvme", 0)
@@ -375,7 +375,7 @@ func TestAgentRebindsAfterAReboot(t *testing.T) {
 			}
 			r.unprepare(vm)
 			r.bound("nvme", 2*time.Second)
-			if now := r.Written(); ends && len(now) != writes {
+			if now := r.ListWrites(); ends && len(now) != writes {
 				t.Errorf("written: %q", now[writes:])
 			}
 			stop()
@@ -396,7 +396,7 @@ func TestAgentRebindsForAResource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
 		with := classicVFIO(t)
-		r.Opens("47", "dd", diskNode)
+		r.OpenNode("47", "dd", diskNode)
 		stop := r.run(r.config(with))
 		has := func(ids ...string) {
 			t.Helper()
@@ -408,7 +408,7 @@ func TestAgentRebindsForAResource(t *testing.T) {
 		}
 		r.offers("", "") // the disk is in use
 		r.bound("nvme", 0)
-		r.Ends("47")
+		r.EndProcess("47")
 		r.bound("vfio-pci", workInterval+time.Minute)
 		has(diskFunction)
 		r.allocate("example.com/disk", diskFunction, "/dev/vfio/3")
@@ -444,14 +444,14 @@ func TestAgentRebindsForAResourceWithoutTheRecord(t *testing.T) {
 		r.allocate("example.com/disk", diskFunction, "/dev/vfio/3")
 		time.Sleep(time.Minute)
 		stop()
-		writes := len(r.Written())
+		writes := len(r.ListWrites())
 		record := filepath.Join(r.dir, "run/chandler/journal/rebind/iommu-group-3.json")
 		if err := os.WriteFile(record, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		stop = r.run(r.config(with))
 		time.Sleep(time.Minute)
-		if now := r.Written(); len(now) != writes {
+		if now := r.ListWrites(); len(now) != writes {
 			t.Errorf("written while a pod has it: %q", now[writes:])
 		}
 		r.mu.Lock()
@@ -543,10 +543,10 @@ func TestAgentRebootsWhileItRebinds(t *testing.T) {
 			r.Kill(-1)
 			r.Reboot()
 			r.boot = "second"
-			writes := len(r.Written())
+			writes := len(r.ListWrites())
 			stop = r.start()
 			r.bound("nvme", time.Minute)
-			if now := r.Written(); len(now) != writes {
+			if now := r.ListWrites(); len(now) != writes {
 				t.Errorf("after %d writes: written after the boot: %q", step, now[writes:])
 			}
 			r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")

@@ -13,7 +13,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/inuse"
-	"chandler.dev/internal/rebind/rebindtest"
+	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
 // A claim gets an IOMMU group as a whole, and the group returns to its drivers as a whole.
@@ -25,10 +25,10 @@ func TestAgentRebindsAGroup(t *testing.T) {
 		r.Add(otherFunction, "nvme", "3")
 		stop := r.run(r.config(&rules.Rules{Mode: discovery.ModeDRA}))
 		r.offers(diskName+" "+other, "")
-		r.Opens("47", "dd", "/dev/nvme1")
+		r.OpenNode("47", "dd", "/dev/nvme1")
 		vm, pod := r.claim("vm", "vfio"), r.claimFor(other, "pod", "")
 		r.refuses(vm, "function "+otherFunction+": in use: /dev/nvme1: process 47 (dd) has it open")
-		r.Ends("47")
+		r.EndProcess("47")
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
 		if driver := r.Driver(otherFunction); driver != "vfio-pci" {
 			t.Errorf("the other function has driver %q", driver)
@@ -65,10 +65,10 @@ func TestAgentRebindsAFunctionThatReturnsAlone(t *testing.T) {
 		if driver := r.Driver(otherFunction); driver != "vfio-pci" {
 			t.Errorf("the other function has driver %q", driver)
 		}
-		r.Return(diskFunction, "nvme", "5")
+		r.ReturnFunction(diskFunction, "nvme", "5")
 		r.bound("vfio-pci", workInterval+2*time.Minute)
 		if driver := r.Driver(otherFunction); driver != "nvme" {
-			t.Errorf("the other function has driver %q\nwrites: %q", driver, r.Written())
+			t.Errorf("the other function has driver %q\nwrites: %q", driver, r.ListWrites())
 		}
 		stop()
 	})
@@ -83,9 +83,9 @@ func TestAgentRebindsVirtualFunctions(t *testing.T) {
 		r.File("dev/nvme1", "c 240:1")
 		r.Add(sibling, "nvme", "4")
 		for _, function := range []string{diskFunction, sibling} {
-			r.Link(rebindtest.Source(function)+"/physfn", "../0000:02:00.0")
+			r.Link(passthroughtest.Source(function)+"/physfn", "../0000:02:00.0")
 		}
-		r.File(rebindtest.Source("0000:02:00.0")+"/class", "0x010802\n")
+		r.File(passthroughtest.Source("0000:02:00.0")+"/class", "0x010802\n")
 		stop := r.run(r.config(&rules.Rules{Mode: discovery.ModeDRA}))
 		r.offers(diskName+" pci-0000-04-00-1", "")
 		pod, vm := r.claimFor("pci-0000-04-00-1", "pod", ""), r.claim("vm", "vfio")
@@ -148,16 +148,16 @@ func TestLookThatHangs(t *testing.T) {
 		look := func(inuse.Options) error { <-hangs; return used }
 		for _, want := range []time.Duration{lookLimit, 0, 0} {
 			began := time.Now()
-			if err := a.looked(function, look); err == nil || errors.Is(err, used) || time.Since(began) != want {
+			if err := a.checkLimited(function, look); err == nil || errors.Is(err, used) || time.Since(began) != want {
 				t.Errorf("after %s: %v, want %s", time.Since(began), err, want)
 			}
 		}
-		if err := a.looked(other, func(inuse.Options) error { return nil }); err != nil {
+		if err := a.checkLimited(other, func(inuse.Options) error { return nil }); err != nil {
 			t.Error(err)
 		}
 		close(hangs)
 		synctest.Wait()
-		if err := a.looked(function, look); !errors.Is(err, used) {
+		if err := a.checkLimited(function, look); !errors.Is(err, used) {
 			t.Error(err)
 		}
 	})

@@ -26,7 +26,7 @@ const KeptLabels = "labels.json"
 
 // keepConfig saves the configuration in force, until the context ends.
 func (a *agent) keepConfig(ctx context.Context) {
-	memoOf := func(name string) *memo {
+	memoOf := func(name string) *stateFile {
 		return openMemo(ctx, a.files(), filepath.Join(a.StateDir, name), func([]byte) error { return nil })
 	}
 	config, labels := memoOf(KeptConfig), memoOf(KeptLabels)
@@ -38,48 +38,48 @@ func (a *agent) keepConfig(ctx context.Context) {
 		if data, err := json.Marshal(settings.Labels); err == nil && settings.Labels != nil { // Marshal cannot fail here
 			labels.write(ctx, data)
 		}
-		waitFor(ctx, a.accepted, quietInterval)
+		waitFor(ctx, a.settingsChanged, quietInterval)
 	}
 }
 
-// follow puts changed settings in force until the context ends. If a configuration is invalid, the
+// followChanges puts changed settings in force until the context ends. If a configuration is invalid, the
 // previous one stays in force.
-func (a *agent) follow(ctx context.Context) {
+func (a *agent) followChanges(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case change := <-a.Changes:
-			a.change(ctx, change)
+			a.applyChange(ctx, change)
 		}
 	}
 }
 
-func (a *agent) change(ctx context.Context, change Change) {
-	a.metrics.reloaded(change.Err)
-	replace(a.wrong, change.Err)
+func (a *agent) applyChange(ctx context.Context, change Change) {
+	a.metrics.recordReload(change.Err)
+	replace(a.configReports, change.Err)
 	if change.Err != nil {
-		a.because.Store(&change.Err)
+		a.configFailure.Store(&change.Err)
 		klog.FromContext(ctx).Error(change.Err, "The new configuration is invalid; the previous one remains in effect")
 		return
 	}
-	a.because.Store(nil)
+	a.configFailure.Store(nil)
 	before := a.settings.Swap(&change.Settings)
-	notify(a.accepted)
+	notify(a.settingsChanged)
 	if before == &a.Settings {
-		close(a.righted)
+		close(a.firstValid)
 	}
 	if change.Settings.Rules == before.Rules {
 		return // the node's labels changed, but no setting depends on them
 	}
 	klog.FromContext(ctx).Info("The configuration changed")
 	a.warnOutdated(ctx)
-	replace(a.rules, change.Settings.Rules)
-	a.rescan() // to settle the states of devices by the new severity
+	replace(a.rulesChanged, change.Settings.Rules)
+	a.requestScan() // to settle the states of devices by the new severity
 }
 
-// outdated returns the changed fields of the configuration that need a restart of the agent.
-func (a *agent) outdated() (fields []string) {
+// outdatedFields returns the changed fields of the configuration that need a restart of the agent.
+func (a *agent) outdatedFields() (fields []string) {
 	started, now := &a.Settings, a.settings.Load()
 	for _, field := range []struct {
 		name string
@@ -103,8 +103,8 @@ func (a *agent) outdated() (fields []string) {
 
 // warnOutdated logs the changes that need a restart of the agent.
 func (a *agent) warnOutdated(ctx context.Context) {
-	fields := a.outdated()
-	a.metrics.outdated(len(fields) > 0)
+	fields := a.outdatedFields()
+	a.metrics.recordOutdated(len(fields) > 0)
 	if len(fields) > 0 {
 		klog.FromContext(ctx).Info("Warning: the configuration changed in what is in force only once the agent is started again; all else is in force now", "fields", fields)
 	}
@@ -113,19 +113,19 @@ func (a *agent) warnOutdated(ctx context.Context) {
 // stillWrong returns the error in the configuration. It returns nil if the configuration at the
 // start was valid, or if a valid one has arrived since.
 func (a *agent) stillWrong() error {
-	if a.settings.Load() != &a.Settings || a.Wrong == nil {
+	if a.settings.Load() != &a.Settings || a.ConfigError == nil {
 		return nil
 	}
-	if since := a.because.Load(); since != nil {
+	if since := a.configFailure.Load(); since != nil {
 		return *since
 	}
-	return a.Wrong
+	return a.ConfigError
 }
 
-// unaccepted returns the error that prevents the newest configuration from taking effect, nil if it
+// configError returns the error that prevents the newest configuration from taking effect, nil if it
 // is in force.
-func (a *agent) unaccepted() error {
-	if why := a.because.Load(); why != nil {
+func (a *agent) configError() error {
+	if why := a.configFailure.Load(); why != nil {
 		return *why
 	}
 	return a.stillWrong()
@@ -134,8 +134,8 @@ func (a *agent) unaccepted() error {
 // complainInterval is the time until an Event is retried.
 const complainInterval = 10 * time.Second
 
-// complain reports an invalid configuration in Events of the agent's own pod.
-func (a *agent) complain(ctx context.Context) {
+// reportInvalid reports an invalid configuration in Events of the agent's own pod.
+func (a *agent) reportInvalid(ctx context.Context) {
 	namespace, name, isPod := strings.Cut(a.Pod, "/")
 	if !isPod {
 		return
@@ -147,7 +147,7 @@ func (a *agent) complain(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case wrong = <-a.wrong:
+		case wrong = <-a.configReports:
 		case <-again:
 		}
 		again = nil

@@ -12,7 +12,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/handover"
+	"chandler.dev/internal/reclaim"
 )
 
 // An invalid configuration is logged and reported in a metric, and the previous one stays in force.
@@ -21,23 +21,23 @@ func TestChange(t *testing.T) {
 	var log []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))
 	first := &rules.Rules{Mode: discovery.ModeDRA}
-	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: newAgentMetrics("v1", true), rules: make(chan *rules.Rules, 1), events: make(chan discovery.Changes, 1), wrong: make(chan error, 1), righted: make(chan struct{})}
+	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: newAgentMetrics("v1", true), rulesChanged: make(chan *rules.Rules, 1), events: make(chan discovery.Changes, 1), configReports: make(chan error, 1), firstValid: make(chan struct{})}
 	a.settings.Store(&a.Settings)
 	scrape := serveMetrics(t, a.metrics, emptyState())
 	expectLines(t, scrape(), "chandler_config_last_reload_successful 1")
 
-	a.change(ctx, Change{Err: errors.New("exclude[0].cel: no such field")})
+	a.applyChange(ctx, Change{Err: errors.New("exclude[0].cel: no such field")})
 	expectLines(t, scrape(), "chandler_config_last_reload_successful 0")
 	if len(log) != 1 || !strings.Contains(log[0], "exclude[0].cel: no such field") {
 		t.Errorf("logged %q", log)
 	}
-	if a.settings.Load().Rules != first || len(a.rules) > 0 {
+	if a.settings.Load().Rules != first || len(a.rulesChanged) > 0 {
 		t.Error("the rules are others though the configuration is invalid")
 	}
 
 	log = nil
 	second := Settings{Rules: &rules.Rules{}, Severity: discovery.Severity{discovery.ConditionGone: "NoExecute"}, Roots: map[string]string{"nvidia": "/run/driver"}}
-	a.change(ctx, Change{Settings: second})
+	a.applyChange(ctx, Change{Settings: second})
 	expectLines(t, scrape(), "chandler_config_last_reload_successful 1", "chandler_config_restart_needed 1")
 	if notes := a.notes(""); len(notes) != 1 || notes[0].Code != "CH0710" || !strings.Contains(notes[0].Reason, "a change of driverRoots is in force once") {
 		t.Errorf("the page says %+v", notes)
@@ -48,12 +48,12 @@ func TestChange(t *testing.T) {
 	if len(log) != 2 || !strings.Contains(log[1], "once the agent is started again") || !strings.Contains(log[1], `"fields"=["driverRoots"]`) {
 		t.Errorf("logged %q", log)
 	}
-	if rules := <-a.rules; rules != second.Rules || a.settings.Load().Severity.Effect(discovery.ConditionGone) != "NoExecute" || len(a.events) != 1 {
+	if rules := <-a.rulesChanged; rules != second.Rules || a.settings.Load().Severity.EffectOf(discovery.ConditionGone) != "NoExecute" || len(a.events) != 1 {
 		t.Error("the new settings are not in force")
 	}
 
 	log = nil
-	a.change(ctx, Change{Settings: Settings{Rules: first}})
+	a.applyChange(ctx, Change{Settings: Settings{Rules: first}})
 	if len(log) != 1 || len(a.notes("")) > 0 {
 		t.Errorf("logged %q, the page says %+v", log, a.notes(""))
 	}
@@ -61,16 +61,16 @@ func TestChange(t *testing.T) {
 
 	log = nil
 	third := Settings{Rules: &rules.Rules{}, Rebind: everything, VirtualFunctions: []discovery.VirtualFunctions{{Expression: "true"}}, Partition: []discovery.Partitioning{{Expression: "true"}}}
-	a.change(ctx, Change{Settings: third})
+	a.applyChange(ctx, Change{Settings: third})
 	if want := `"fields"=["passthrough" "onDemand.virtualFunctions" "onDemand.partitions"]`; len(log) != 2 || !strings.Contains(strings.ReplaceAll(log[1], ",", " "), want) {
 		t.Errorf("logged %q, want %s", log, want)
 	}
-	a.change(ctx, Change{Settings: Settings{Rules: &rules.Rules{}, Pools: true}})
-	if fields := a.outdated(); !slices.Equal(fields, []string{"resources.sriov"}) {
+	a.applyChange(ctx, Change{Settings: Settings{Rules: &rules.Rules{}, Pools: true}})
+	if fields := a.outdatedFields(); !slices.Equal(fields, []string{"resources.sriov"}) {
 		t.Errorf("after the first pool of the SR-IOV plugin, a restart is needed for %q", fields)
 	}
-	a.change(ctx, Change{Settings: Settings{Rules: &rules.Rules{}, Handover: []handover.Rule{{Expression: "true"}}, KeepMade: time.Minute}})
-	if fields := a.outdated(); len(fields) > 0 {
+	a.applyChange(ctx, Change{Settings: Settings{Rules: &rules.Rules{}, Handover: []reclaim.Rule{{Expression: "true"}}, KeepMade: time.Minute}})
+	if fields := a.outdatedFields(); len(fields) > 0 {
 		t.Errorf("a restart is needed for %q", fields)
 	}
 }

@@ -31,20 +31,20 @@ const cleanPatience = 30 * time.Second
 // errLeave ends the parts of the agent when Chandler is removed from the node.
 var errLeave = errors.New("the agent leaves the node")
 
-// obeying is an order and the last report.
-type obeying struct {
-	order   removal.Order
-	expires time.Time // when an order to withhold ends unless it is renewed
-	told    removal.Report
+// orderState is an order and the last report.
+type orderState struct {
+	order      removal.Order
+	expires    time.Time // when an order to withhold ends unless it is renewed
+	lastReport removal.Report
 }
 
-// obey withholds all devices while an order is in force, and reports the progress. It returns
+// followOrders withholds all devices while an order is in force, and reports the progress. It returns
 // [errLeave] once an order to remove Chandler is in force and no device is allocated.
-func (a *agent) obey(ctx context.Context) error {
-	var o obeying
+func (a *agent) followOrders(ctx context.Context) error {
+	var o orderState
 	for {
 		var tick <-chan time.Time
-		if o.order.Phase != removal.None || o.told.State != "" && o.told.State != removal.Offering {
+		if o.order.Phase != removal.None || o.lastReport.State != "" && o.lastReport.State != removal.Offering {
 			tick = time.After(reportInterval)
 		}
 		select {
@@ -60,32 +60,32 @@ func (a *agent) obey(ctx context.Context) error {
 			o.order = removal.Order{}
 		}
 		order := o.order
-		if before := a.order.Swap(&order); before == nil || *before != order {
-			notify(a.ordered)
+		if before := a.removalOrder.Swap(&order); before == nil || *before != order {
+			notify(a.orderChanged)
 		}
-		report := a.report(o.order)
-		a.answer(ctx, &o, report)
+		report := a.removalReport(o.order)
+		a.sendReport(ctx, &o, report)
 		if o.order.Phase == removal.Remove && report.State == removal.Withheld {
 			return errLeave
 		}
 	}
 }
 
-// leaving returns why all devices are withheld, or "" without an order.
-func (a *agent) leaving() string {
-	if o := a.order.Load(); o != nil && o.Phase != removal.None {
+// leavingReason returns why all devices are withheld, or "" without an order.
+func (a *agent) leavingReason() string {
+	if o := a.removalOrder.Load(); o != nil && o.Phase != removal.None {
 		return "Chandler is being removed"
 	}
 	return ""
 }
 
-// report returns the report for an order.
-func (a *agent) report(o removal.Order) removal.Report {
+// removalReport returns the report for an order.
+func (a *agent) removalReport(o removal.Order) removal.Report {
 	r := removal.Report{ID: o.ID, State: removal.Offering}
 	if o.Phase == removal.None {
 		return r
 	}
-	if p := a.placed.Load(); p == nil || !p.leaving {
+	if p := a.placedDevices.Load(); p == nil || !p.isLeaving {
 		r.State, r.Detail = removal.Waiting, "not everything is withheld yet"
 		return r
 	}
@@ -96,20 +96,20 @@ func (a *agent) report(o removal.Order) removal.Report {
 		r.State, r.Detail = removal.InUse, namesOf(owners)
 	case len(ending) > 0:
 		r.State, r.Detail = removal.Waiting, "the kubelet has just ended "+namesOf(ending)
-	case len(a.binder.Left()) > 0:
-		left := a.binder.Left()[0]
-		r.State, r.Detail = removal.Waiting, because(fmt.Sprintf("device %s is not given back to its driver yet", left.Devices[0]), view.Kept(left.Devices...), left.Failed)
-	case len(a.maker.Made()) > 0:
-		made := a.maker.Made()[0]
-		r.State, r.Detail = removal.Waiting, because(fmt.Sprintf("%s was created on demand and is not removed yet", made.Unit), view.Kept(made.Devices...), made.Failed)
+	case len(a.passthrough.LeftUnits()) > 0:
+		left := a.passthrough.LeftUnits()[0]
+		r.State, r.Detail = removal.Waiting, withReason(fmt.Sprintf("device %s is not given back to its driver yet", left.Devices[0]), view.KeptReason(left.Devices...), left.Err)
+	case len(a.onDemand.CreatedUnits()) > 0:
+		made := a.onDemand.CreatedUnits()[0]
+		r.State, r.Detail = removal.Waiting, withReason(fmt.Sprintf("%s was created on demand and is not removed yet", made.Unit), view.KeptReason(made.Devices...), made.Err)
 	default:
 		r.State = removal.Withheld
 	}
 	return r
 }
 
-// because appends to the text of a pending step which consumer delays it, or its last error.
-func because(text, kept string, failed error) string {
+// withReason appends to the text of a pending step which consumer delays it, or its last error.
+func withReason(text, kept string, failed error) string {
 	switch {
 	case kept != "":
 		return text + ": it is in use by " + kept
@@ -140,17 +140,17 @@ func namesOf(owners []ledger.Owner) string {
 // maxNames is the maximum number of owners in a report.
 const maxNames = 20
 
-// answer sends a report that differs from the last one. After an error, the next tick sends it
+// sendReport sends a report that differs from the last one. After an error, the next tick sends it
 // again.
-func (a *agent) answer(ctx context.Context, o *obeying, r removal.Report) {
-	if r == o.told || r.State == removal.Offering && o.told.State == "" {
+func (a *agent) sendReport(ctx context.Context, o *orderState, r removal.Report) {
+	if r == o.lastReport || r.State == removal.Offering && o.lastReport.State == "" {
 		return
 	}
 	if err := a.tell(ctx, r); err != nil {
 		klog.FromContext(ctx).Info("The order of removal is not answered yet", "state", r.State, "reason", err.Error())
 		return
 	}
-	o.told = r
+	o.lastReport = r
 }
 
 func (a *agent) tell(ctx context.Context, r removal.Report) error {
@@ -158,12 +158,12 @@ func (a *agent) tell(ctx context.Context, r removal.Report) error {
 	return removal.Tell(ctx, a.StatusClient, namespace, name, r)
 }
 
-// leave removes the agent's data from the node and the API server, after the parts of the agent
+// leaveNode removes the agent's data from the node and the API server, after the parts of the agent
 // have ended, and waits until the agent's pod is deleted. If a device was allocated before the
 // parts had ended, or if the order is withdrawn, leave returns an error: the next process offers
 // all devices again.
-func (a *agent) leave(ctx context.Context) error {
-	report := removal.Report{ID: a.order.Load().ID, State: removal.Removed}
+func (a *agent) leaveNode(ctx context.Context) error {
+	report := removal.Report{ID: a.removalOrder.Load().ID, State: removal.Removed}
 	if owners, ending := a.ledger.View(nil).Owners(); len(owners)+len(ending) > 0 {
 		return fmt.Errorf("a device was allocated meanwhile, %s: %w", namesOf(slices.Concat(owners, ending)), errAnew)
 	}
@@ -186,14 +186,14 @@ func (a *agent) leave(ctx context.Context) error {
 			}
 		}()
 	}
-	return a.rest(ctx, report)
+	return a.repeatReport(ctx, report)
 }
 
-// rest repeats the report until the pod is deleted, or returns errAnew after another order.
-func (a *agent) rest(ctx context.Context, report removal.Report) error {
-	o := obeying{order: *a.order.Load()}
+// repeatReport repeats the report until the pod is deleted, or returns errAnew after another order.
+func (a *agent) repeatReport(ctx context.Context, report removal.Report) error {
+	o := orderState{order: *a.removalOrder.Load()}
 	for {
-		a.answer(ctx, &o, report)
+		a.sendReport(ctx, &o, report)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -214,7 +214,7 @@ func (a *agent) clean(ctx context.Context) error {
 	errs := []error{a.deleteSlices(ctx)}
 	files := a.files()
 	removeAll := func(dir, prefix string) {
-		entries, err := files.List(dir)
+		entries, err := files.ListDir(dir)
 		errs = append(errs, err)
 		for _, entry := range entries {
 			if strings.HasPrefix(entry.Name(), prefix) {
@@ -233,7 +233,7 @@ func (a *agent) clean(ctx context.Context) error {
 
 // cleanRunDir empties the directory on tmpfs. The directory itself is a mount point and remains.
 func (a *agent) cleanRunDir(files disk.Files) error {
-	entries, err := files.List(a.RunDir)
+	entries, err := files.ListDir(a.RunDir)
 	errs := []error{err}
 	for _, entry := range entries {
 		errs = append(errs, files.RemoveAll(filepath.Join(a.RunDir, entry.Name())))

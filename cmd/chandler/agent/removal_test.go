@@ -18,7 +18,7 @@ import (
 	"chandler.dev/cdi/hook"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/rebind/rebindtest"
+	"chandler.dev/internal/passthrough/passthroughtest"
 	"chandler.dev/internal/removal"
 )
 
@@ -48,7 +48,7 @@ func (n *node) answers(want removal.Report) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	if got, _ := removal.Of(pod); got != want {
+	if got, _ := removal.ReportOf(pod); got != want {
 		n.t.Errorf("the agent answers %+v, want %+v", got, want)
 	}
 }
@@ -82,7 +82,7 @@ func TestRemoval(t *testing.T) {
 		}
 		config.HookProgram = filepath.Join(config.StateDir, "bin", "chandler")
 		config.KeepHooks = func(ctx context.Context) {
-			hook.Keep(ctx, program, config.HookProgram, 30*time.Second, func(err error) { t.Error(err) })
+			hook.KeepInstalled(ctx, program, config.HookProgram, 30*time.Second, func(err error) { t.Error(err) })
 		}
 		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "slice"}, Spec: resourceapi.ResourceSliceSpec{Driver: discovery.Domain}}
 		if _, err := n.client.ResourceV1().ResourceSlices().Create(t.Context(), slice, metav1.CreateOptions{}); err != nil {
@@ -176,7 +176,7 @@ func TestRemovalWhileDevicesAreKept(t *testing.T) {
 			give(removal.Order{Phase: removal.Remove, ID: "a"})
 			if want == "vfio" {
 				h.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not given back to its driver yet: it is in use by claim default/old, which has ended: " + node + ": process 47 (train) has it open"})
-				h.Ends("47")
+				h.EndProcess("47")
 			}
 			time.Sleep(2 * refuseInterval)
 			h.answers(removal.Report{ID: "a", State: removal.Removed})
@@ -194,11 +194,11 @@ func TestRemovalWaitsForDrivers(t *testing.T) {
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
 		give(removal.Order{Phase: removal.Remove, ID: "a"})
 		r.answers(removal.Report{ID: "a", State: removal.InUse, Detail: "claim default/vm"})
-		r.Refuse("nvme", syscall.ENODEV)
+		r.RefuseProbes("nvme", syscall.ENODEV)
 		r.unprepare(vm)
 		time.Sleep(time.Minute)
 		r.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not given back to its driver yet: it is not given back to driver nvme: driver nvme did not take it: function " + diskFunction + `: bind it to nvme: write "` + diskFunction + `" to /sys/bus/pci/drivers/nvme/bind: no such device`})
-		r.Refuse("nvme", nil)
+		r.RefuseProbes("nvme", nil)
 		time.Sleep(refuseInterval)
 		r.answers(removal.Report{ID: "a", State: removal.Removed})
 		if r.Driver(diskFunction) != "nvme" {
@@ -228,7 +228,7 @@ func TestRemovalWithoutRights(t *testing.T) {
 		give(removal.Order{Phase: removal.Remove, ID: "a"})
 		time.Sleep(time.Minute)
 		r.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not given back to its driver yet: it is not given back to driver nvme: function " + diskFunction +
-			`: set its driver: write "" to /` + rebindtest.Source(diskFunction) + "/driver_override: read-only file system: the agent may not change the host: this needs passthrough.enabled, see docs/vfio-passthrough.md"})
+			`: set its driver: write "" to /` + passthroughtest.Source(diskFunction) + "/driver_override: read-only file system: the agent may not change the host: this needs passthrough.enabled, see docs/vfio-passthrough.md"})
 		r.bound("vfio-pci", 0)
 	})
 }
@@ -243,10 +243,10 @@ func TestRemovalUnbindsResources(t *testing.T) {
 		give(removal.Order{Phase: removal.Withhold, ID: "a"})
 		r.bound("nvme", 30*time.Second)
 		r.answers(removal.Report{ID: "a", State: removal.Withheld})
-		writes := len(r.Written())
+		writes := len(r.ListWrites())
 		give(removal.Order{Phase: removal.Withhold, ID: "a"})
 		r.bound("nvme", time.Minute)
-		if now := r.Written(); len(now) != writes {
+		if now := r.ListWrites(); len(now) != writes {
 			t.Errorf("written: %q", now[writes:])
 		}
 		give(removal.Order{}) // the removal failed

@@ -8,24 +8,24 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// crowded returns the devices of the device plugin API that do not fit, and so are not created.
+// crowdedDevices returns the devices of the device plugin API that do not fit, and so are not created.
 // Partitions of one physical device may overlap, and the configuration may list more partitions
 // than fit. Existing devices take precedence, then devices in the order of their names, so that the
 // result is stable.
-func crowded(devices []rules.Offered) map[string]bool {
+func crowdedDevices(devices []rules.Offered) map[string]bool {
 	left := make(map[string]map[string]resource.Quantity) // by silicon
 	without := make(map[string]bool)
 	for _, there := range []bool{true, false} {
 		for i := range devices {
 			d := &devices[i]
-			if len(d.Offers) == 0 || d.PartOf == nil || len(d.Takes) == 0 || (d.Making == nil) != there {
+			if len(d.Offers) == 0 || d.PartOf == nil || len(d.Takes) == 0 || (d.Creation == nil) != there {
 				continue
 			}
 			silicon := d.Silicon()
 			if left[silicon] == nil {
 				left[silicon] = maps.Clone(d.PartOf.Counters)
 			}
-			if !there && exceeds(d.Takes, left[silicon]) {
+			if !there && exceedsLeft(d.Takes, left[silicon]) {
 				without[d.Name] = true
 				continue
 			}
@@ -39,8 +39,8 @@ func crowded(devices []rules.Offered) map[string]bool {
 	return without
 }
 
-// exceeds reports whether a device takes more of any counter than is left.
-func exceeds(takes, left map[string]resource.Quantity) bool {
+// exceedsLeft reports whether a device takes more of any counter than is left.
+func exceedsLeft(takes, left map[string]resource.Quantity) bool {
 	for name, value := range takes {
 		if there := left[name]; value.Cmp(there) > 0 {
 			return true

@@ -11,142 +11,142 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// ruled applies the administrator's rules to the devices of a host. When new rules exclude a device
+// ruledDevices applies the administrator's rules to the devices of a host. When new rules exclude a device
 // or share the device in another way, its physical device stays under the earlier rules until
 // released, because a consumer may have it by the earlier names and amounts.
-type ruled struct {
-	rules    *rules.Rules
-	earlier  map[string]*rules.Rules // by physical device that is still under earlier rules
-	raw      *discovery.Snapshot
-	snapshot *rules.Snapshot // the result of the rules for raw, nil before the first scan
+type ruledDevices struct {
+	rules        *rules.Rules
+	earlierRules map[string]*rules.Rules // by physical device that is still under earlier rules
+	lastScan     *discovery.Snapshot
+	snapshot     *rules.Snapshot // the result of the rules for raw, nil before the first scan
 
-	sought bool // keepExcluded has run
+	earlierApplied bool // keepExcluded has run
 }
 
-func newRuled(present *rules.Rules) *ruled {
-	return &ruled{rules: present, earlier: make(map[string]*rules.Rules)}
+func newRuled(present *rules.Rules) *ruledDevices {
+	return &ruledDevices{rules: present, earlierRules: make(map[string]*rules.Rules)}
 }
 
-// see applies the rules to a new scan.
-func (r *ruled) see(raw *discovery.Snapshot) {
-	r.raw = raw
-	r.apply()
+// applyScan applies the rules to a new scan.
+func (r *ruledDevices) applyScan(raw *discovery.Snapshot) {
+	r.lastScan = raw
+	r.applyRules()
 }
 
-// apply computes the snapshot.
-func (r *ruled) apply() {
-	s := r.rules.Apply(r.raw)
+// applyRules computes the snapshot.
+func (r *ruledDevices) applyRules() {
+	s := r.rules.ApplyTo(r.lastScan)
 	var kept []rules.Offered
 	applied, names := make(map[*rules.Rules]bool), make(map[string]bool)
-	for _, earlier := range r.earlier {
+	for _, earlier := range r.earlierRules {
 		if applied[earlier] {
 			continue
 		}
 		applied[earlier] = true
-		for _, d := range earlier.Apply(r.raw).Devices {
-			if r.earlier[d.Silicon()] == earlier && !names[d.Name] {
+		for _, d := range earlier.ApplyTo(r.lastScan).Devices {
+			if r.earlierRules[d.Silicon()] == earlier && !names[d.Name] {
 				kept, names[d.Name] = append(kept, d), true
 			}
 		}
 	}
 	// The physical devices may differ between rules: a resource joins the functions of an IOMMU
 	// group.
-	s.Devices = slices.DeleteFunc(s.Devices, func(d rules.Offered) bool { return r.earlier[d.Silicon()] != nil || names[d.Name] })
+	s.Devices = slices.DeleteFunc(s.Devices, func(d rules.Offered) bool { return r.earlierRules[d.Silicon()] != nil || names[d.Name] })
 	s.Devices = append(s.Devices, kept...)
 	slices.SortFunc(s.Devices, func(a, b rules.Offered) int { return strings.Compare(a.Name, b.Name) })
 	r.snapshot = s
 }
 
-// change puts new rules in force.
-func (r *ruled) change(to *rules.Rules) {
+// changeRules puts new rules in force.
+func (r *ruledDevices) changeRules(to *rules.Rules) {
 	before := r.rules
 	r.rules = to
-	if r.raw == nil {
+	if r.lastScan == nil {
 		return
 	}
 	if before.Unknown != "" { // nothing was offered under those rules, so the agent begins as at a start
-		r.sought = false
-		r.apply()
+		r.earlierApplied = false
+		r.applyRules()
 		return
 	}
-	next := to.Apply(r.raw)
+	next := to.ApplyTo(r.lastScan)
 	for silicon, devices := range bySilicon(r.snapshot) {
 		switch {
 		case sameForm(devices, next):
-			delete(r.earlier, silicon)
-		case r.earlier[silicon] == nil:
-			r.earlier[silicon] = before
+			delete(r.earlierRules, silicon)
+		case r.earlierRules[silicon] == nil:
+			r.earlierRules[silicon] = before
 		}
 	}
-	r.apply()
+	r.applyRules()
 }
 
 // keepExcluded keeps excluded devices that claims of an earlier process have, once the allocations
 // are known. These claims are not notified of the exclusion.
-func (r *ruled) keepExcluded(view *ledger.View) {
-	if r.sought {
+func (r *ruledDevices) keepExcluded(view *ledger.View) {
+	if r.earlierApplied {
 		return
 	}
-	r.sought = true
+	r.earlierApplied = true
 	if len(r.rules.Exclude) == 0 {
 		return
 	}
 	lenient := *r.rules
 	lenient.Exclude = nil
-	r.keep(&lenient, view)
+	r.keepRules(&lenient, view)
 }
 
 // keepSplit keeps devices of claims that are left out because the rules give their physical device
 // to two APIs. The devices may have become one physical device after the allocation: a function was
 // plugged in, or the agent has restarted with a resource that wants vfio for a function of the IOMMU
 // group.
-func (r *ruled) keepSplit(view *ledger.View) {
+func (r *ruledDevices) keepSplit(view *ledger.View) {
 	if !slices.ContainsFunc(r.snapshot.Problems, func(p discovery.Problem) bool { return errors.Is(p.Err, rules.ErrSplit) }) {
 		return
 	}
 	apart := *r.rules
 	apart.Resources = nil
-	r.keep(&apart, view)
+	r.keepRules(&apart, view)
 }
 
-// keep keeps the physical devices of claims under other rules if the present rules leave the
+// keepRules keeps the physical devices of claims under other rules if the present rules leave the
 // devices out or share them in another way.
-func (r *ruled) keep(as *rules.Rules, view *ledger.View) {
+func (r *ruledDevices) keepRules(as *rules.Rules, view *ledger.View) {
 	found := false
-	for silicon, devices := range bySilicon(as.Apply(r.raw)) {
+	for silicon, devices := range bySilicon(as.ApplyTo(r.lastScan)) {
 		if !sameForm(devices, r.snapshot) && view.OwnerOf(discovery.ModeDRA, silicon) != "" {
-			r.earlier[silicon], found = as, true
+			r.earlierRules[silicon], found = as, true
 		}
 	}
 	if found {
-		r.apply()
+		r.applyRules()
 	}
 }
 
-// changing returns the physical devices that are still under earlier rules.
-func (r *ruled) changing() map[string]bool {
-	changing := make(map[string]bool, len(r.earlier))
-	for silicon := range r.earlier {
+// changingSilicon returns the physical devices that are still under earlier rules.
+func (r *ruledDevices) changingSilicon() map[string]bool {
+	changing := make(map[string]bool, len(r.earlierRules))
+	for silicon := range r.earlierRules {
 		changing[silicon] = true
 	}
 	return changing
 }
 
 // release puts physical devices under the present rules.
-func (r *ruled) release(silicon map[string]bool) {
-	maps.DeleteFunc(r.earlier, func(name string, _ *rules.Rules) bool { return silicon[name] })
-	r.apply()
+func (r *ruledDevices) release(silicon map[string]bool) {
+	maps.DeleteFunc(r.earlierRules, func(name string, _ *rules.Rules) bool { return silicon[name] })
+	r.applyRules()
 }
 
-// place decides the API of each device, and puts free physical devices under the present rules. The
+// placeDevices decides the API of each device, and puts free physical devices under the present rules. The
 // API server is asked only if the decision depends on its answer.
-func (r *ruled) place(before map[string]discovery.Mode, view *ledger.View, facts Facts, ask func() *Published) Placement {
+func (r *ruledDevices) placeDevices(before map[string]discovery.Mode, view *ledger.View, facts Facts, ask func() *Published) Placement {
 	place := func() Placement {
-		facts.Changing = r.changing()
-		return Place(before, r.snapshot.Devices, view, facts)
+		facts.Changing = r.changingSilicon()
+		return PlaceDevices(before, r.snapshot.Devices, view, facts)
 	}
 	placement := place()
-	if placement.Ask {
+	if placement.NeedsPublished {
 		facts.Published = ask()
 		placement = place()
 	}
@@ -171,7 +171,7 @@ func bySilicon(s *rules.Snapshot) map[string][]rules.Offered {
 func sameForm(before []rules.Offered, after *rules.Snapshot) bool {
 	for i := range before {
 		now, found := after.Lookup(before[i].Name)
-		if !found || before[i].Form() != now.Form() {
+		if !found || before[i].ShareForm() != now.ShareForm() {
 			return false
 		}
 	}

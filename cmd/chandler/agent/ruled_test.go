@@ -41,7 +41,7 @@ func described(s *rules.Snapshot) string {
 // released. The new rules apply to all other devices at once.
 func TestRuled(t *testing.T) {
 	gpu := discovery.Device{Name: "gpu", Capacity: discovery.Capacity{"memory": resourceapi.DeviceCapacity{Value: resource.MustParse("8Gi")}}}
-	gpu.Classic = []discovery.Offer{{Resource: "example.com/gpu", IDs: []string{"gpu"}}}
+	gpu.PluginOffers = []discovery.Offer{{Resource: "example.com/gpu", IDs: []string{"gpu"}}}
 	raw := &discovery.Snapshot{Devices: []discovery.Device{gpu, {Name: "nic"}, {Name: "tpu"}}}
 	all := selector(t, `true`)
 	plain := &rules.Rules{}
@@ -50,10 +50,10 @@ func TestRuled(t *testing.T) {
 	nothing := &rules.Rules{Exclude: []rules.Selector{all}}
 
 	r := newRuled(plain)
-	r.see(raw)
+	r.applyScan(raw)
 	expect := func(step, want string, changing ...string) {
 		t.Helper()
-		got := r.changing()
+		got := r.changingSilicon()
 		same := len(got) == len(changing)
 		for _, silicon := range changing {
 			same = same && got[silicon]
@@ -63,24 +63,24 @@ func TestRuled(t *testing.T) {
 		}
 	}
 	expect("at first", "gpu, nic, tpu")
-	r.change(units)
+	r.changeRules(units)
 	expect("shared", "gpu, nic, tpu", "gpu")
 	if nic, _ := r.snapshot.Lookup("nic"); nic.Mode != discovery.ModeDRA {
 		t.Errorf("a device of the same form is not as the rules want it: mode %q", nic.Mode)
 	}
 	r.release(map[string]bool{"gpu": true})
 	expect("released", "gpu by memory, nic, tpu")
-	r.change(replicas)
+	r.changeRules(replicas)
 	expect("shared otherwise", "gpu by memory, nic, tpu", "gpu", "nic", "tpu")
-	r.see(raw)
+	r.applyScan(raw)
 	expect("scanned again", "gpu by memory, nic, tpu", "gpu", "nic", "tpu")
-	r.change(units)
+	r.changeRules(units)
 	expect("as before", "gpu by memory, nic, tpu")
-	r.change(nothing)
+	r.changeRules(nothing)
 	expect("excluded", "gpu by memory, nic, tpu", "gpu", "nic", "tpu")
 	r.release(map[string]bool{"nic": true})
 	expect("one released", "gpu by memory, tpu", "gpu", "tpu")
-	r.change(plain)
+	r.changeRules(plain)
 	expect("not excluded any more", "gpu by memory, nic, tpu", "gpu")
 }
 
@@ -90,10 +90,10 @@ func TestRuledOfAnotherNumber(t *testing.T) {
 		return &rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: n}}}
 	}
 	r := newRuled(by(4))
-	r.see(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
-	r.change(by(8))
-	if got := described(r.snapshot); got != "gpu by shares of 4" || !r.changing()["gpu"] {
-		t.Errorf("%s, changing %v", got, r.changing())
+	r.applyScan(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
+	r.changeRules(by(8))
+	if got := described(r.snapshot); got != "gpu by shares of 4" || !r.changingSilicon()["gpu"] {
+		t.Errorf("%s, changing %v", got, r.changingSilicon())
 	}
 	r.release(map[string]bool{"gpu": true})
 	if got := described(r.snapshot); got != "gpu by shares of 8" {
@@ -105,34 +105,34 @@ func TestRuledOfAnotherNumber(t *testing.T) {
 // form, and a claim for a share would otherwise wait for its own end.
 func TestRuledAfterNothingWasKnown(t *testing.T) {
 	r := newRuled(&rules.Rules{Unknown: "the configuration is invalid"})
-	r.see(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
+	r.applyScan(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
 	r.keepExcluded(nil)
-	r.change(&rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: 3}}})
-	if got := described(r.snapshot); got != "gpu by shares of 3" || len(r.changing()) > 0 || r.sought {
-		t.Errorf("%s, changing %v, claims sought %t; want gpu by shares of 3 at once, and claims on excluded devices sought again", got, r.changing(), r.sought)
+	r.changeRules(&rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: 3}}})
+	if got := described(r.snapshot); got != "gpu by shares of 3" || len(r.changingSilicon()) > 0 || r.earlierApplied {
+		t.Errorf("%s, changing %v, claims sought %t; want gpu by shares of 3 at once, and claims on excluded devices sought again", got, r.changingSilicon(), r.earlierApplied)
 	}
 }
 
 // Before the first scan no device can be changing.
 func TestRuledBeforeTheFirstScan(t *testing.T) {
 	r := newRuled(&rules.Rules{})
-	r.change(&rules.Rules{Mode: discovery.ModeDRA})
-	r.see(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
-	if d, _ := r.snapshot.Lookup("gpu"); d.Mode != discovery.ModeDRA || len(r.changing()) > 0 {
-		t.Errorf("mode %q, changing %v", d.Mode, r.changing())
+	r.changeRules(&rules.Rules{Mode: discovery.ModeDRA})
+	r.applyScan(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
+	if d, _ := r.snapshot.Lookup("gpu"); d.Mode != discovery.ModeDRA || len(r.changingSilicon()) > 0 {
+		t.Errorf("mode %q, changing %v", d.Mode, r.changingSilicon())
 	}
 }
 
 // An excluded device that was allocated to a claim before a restart is not treated as gone.
 func TestRuledKeepsWhatClaimsHave(t *testing.T) {
 	r := newRuled(&rules.Rules{Exclude: []rules.Selector{selector(t, `true`)}})
-	r.see(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}, {Name: "nic"}}})
+	r.applyScan(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}, {Name: "nic"}}})
 	view := viewOf(owners{"gpu": "claim"}, nil)
 	r.keepExcluded(view)
-	if described(r.snapshot) != "gpu" || !r.changing()["gpu"] {
-		t.Errorf("%s, changing %v", described(r.snapshot), r.changing())
+	if described(r.snapshot) != "gpu" || !r.changingSilicon()["gpu"] {
+		t.Errorf("%s, changing %v", described(r.snapshot), r.changingSilicon())
 	}
-	p := Place(nil, r.snapshot.Devices, view, Facts{Changing: r.changing()})
+	p := PlaceDevices(nil, r.snapshot.Devices, view, Facts{Changing: r.changingSilicon()})
 	if p.OfDRA()["gpu"] == "" {
 		t.Error("the excluded device is offered")
 	}

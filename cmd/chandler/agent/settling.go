@@ -12,12 +12,12 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// settling settles the health of devices and writes the states to a file, so that their times
+// healthStates settles the health of devices and writes the states to a file, so that their times
 // survive a restart.
-type settling struct {
-	*memo
-	settler discovery.Settler
-	again   *time.Timer // triggers the next scan
+type healthStates struct {
+	*stateFile
+	settler   discovery.Settler
+	nextCheck *time.Timer // triggers the next scan
 }
 
 // HealthFile is the name of the file with the states of devices, in the agent's directory; see
@@ -26,26 +26,26 @@ const HealthFile = "health.json"
 
 // newSettling reads the last states of devices. The timer calls rescan when a state may change
 // without an event, such as after a device was healthy for long enough.
-func newSettling(ctx context.Context, severity discovery.Severity, files disk.Files, stateDir string, rescan func()) *settling {
-	s := &settling{again: time.AfterFunc(time.Hour, rescan)}
-	s.again.Stop()
+func newSettling(ctx context.Context, severity discovery.Severity, files disk.Files, stateDir string, rescan func()) *healthStates {
+	s := &healthStates{nextCheck: time.AfterFunc(time.Hour, rescan)}
+	s.nextCheck.Stop()
 	s.settler.Severity = severity
-	s.memo = openMemo(ctx, files, filepath.Join(stateDir, HealthFile), func(data []byte) error { return json.Unmarshal(data, &s.settler) })
+	s.stateFile = openMemo(ctx, files, filepath.Join(stateDir, HealthFile), func(data []byte) error { return json.Unmarshal(data, &s.settler) })
 	return s
 }
 
-// settle returns a copy of the snapshot with settled states, and writes the states to the file.
-func (s *settling) settle(ctx context.Context, snapshot *discovery.Snapshot) *discovery.Snapshot {
-	settled, again := s.settler.Settle(snapshot, time.Now())
+// settleStates returns a copy of the snapshot with settled states, and writes the states to the file.
+func (s *healthStates) settleStates(ctx context.Context, snapshot *discovery.Snapshot) *discovery.Snapshot {
+	settled, again := s.settler.SettleStates(snapshot, time.Now())
 	if data, err := json.Marshal(&s.settler); err == nil {
-		if s.write(ctx, data); !s.lost && !bytes.Equal(s.said, data) {
+		if s.write(ctx, data); !s.unusable && !bytes.Equal(s.content, data) {
 			again = min(cmp.Or(again, writeAgain), writeAgain)
 		}
 	}
 	if again > 0 {
-		s.again.Reset(again)
+		s.nextCheck.Reset(again)
 	} else {
-		s.again.Stop()
+		s.nextCheck.Stop()
 	}
 	return settled
 }
@@ -54,4 +54,4 @@ func (s *settling) settle(ctx context.Context, snapshot *discovery.Snapshot) *di
 const writeAgain = 30 * time.Second
 
 // stop stops the timer, so that no more scans follow.
-func (s *settling) stop() { s.again.Stop() }
+func (s *healthStates) stop() { s.nextCheck.Stop() }

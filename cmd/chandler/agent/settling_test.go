@@ -26,7 +26,7 @@ func TestSettling(t *testing.T) {
 		var scans atomic.Int32
 		severity := discovery.Severity{discovery.ConditionUnhealthy: resourceapi.DeviceTaintEffectNoExecute}
 		s := newSettling(t.Context(), severity, disk.Files{}, dir, func() { scans.Add(1) })
-		first := s.settle(t.Context(), healthSnapshot(discovery.Unhealthy))
+		first := s.settleStates(t.Context(), healthSnapshot(discovery.Unhealthy))
 		if effect := first.Devices[0].Health.Effect; effect != resourceapi.DeviceTaintEffectNoExecute {
 			t.Errorf("effect %q", effect)
 		}
@@ -35,7 +35,7 @@ func TestSettling(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Hour)
-		if again := s.settle(t.Context(), healthSnapshot(discovery.Unhealthy)); !discovery.Same(first, again) {
+		if again := s.settleStates(t.Context(), healthSnapshot(discovery.Unhealthy)); !discovery.SameSnapshots(first, again) {
 			t.Errorf("nothing has changed, and it is %+v", again.Devices[0].Health)
 		}
 		if now, err := os.Stat(filepath.Join(dir, "health.json")); err != nil || !os.SameFile(written, now) {
@@ -44,10 +44,10 @@ func TestSettling(t *testing.T) {
 		s.stop()
 
 		s = newSettling(t.Context(), severity, disk.Files{}, dir, func() { scans.Add(1) })
-		if again := s.settle(t.Context(), healthSnapshot(discovery.Unhealthy)); !discovery.Same(first, again) {
+		if again := s.settleStates(t.Context(), healthSnapshot(discovery.Unhealthy)); !discovery.SameSnapshots(first, again) {
 			t.Errorf("after a restart it is %+v, it was %+v", again.Devices[0].Health, first.Devices[0].Health)
 		}
-		s.settle(t.Context(), healthSnapshot(discovery.Healthy))
+		s.settleStates(t.Context(), healthSnapshot(discovery.Healthy))
 		time.Sleep(9 * time.Second)
 		if scans.Load() > 0 {
 			t.Error("scans before it can have recovered")
@@ -56,7 +56,7 @@ func TestSettling(t *testing.T) {
 		if synctest.Wait(); scans.Load() != 1 {
 			t.Errorf("%d scans, want one when it has recovered", scans.Load())
 		}
-		if now := s.settle(t.Context(), healthSnapshot(discovery.Healthy)); now.Devices[0].Health.Key() != "" {
+		if now := s.settleStates(t.Context(), healthSnapshot(discovery.Healthy)); now.Devices[0].Health.Key() != "" {
 			t.Errorf("then %+v", now.Devices[0].Health)
 		}
 		s.stop()
@@ -70,12 +70,12 @@ func TestSettlingFromDamagedFile(t *testing.T) {
 	}
 	s := newSettling(t.Context(), nil, disk.Files{}, dir, func() {})
 	defer s.stop()
-	if now := s.settle(t.Context(), healthSnapshot(discovery.Healthy)); now.Devices[0].Health.Key() != "" {
+	if now := s.settleStates(t.Context(), healthSnapshot(discovery.Healthy)); now.Devices[0].Health.Key() != "" {
 		t.Errorf("settled as %+v", now.Devices[0].Health)
 	}
 	again := newSettling(t.Context(), nil, disk.Files{}, dir, func() {})
 	defer again.stop()
-	if string(again.said) != string(s.said) || len(s.said) == 0 {
-		t.Errorf("the file is %q, want %q", again.said, s.said)
+	if string(again.content) != string(s.content) || len(s.content) == 0 {
+		t.Errorf("the file is %q, want %q", again.content, s.content)
 	}
 }

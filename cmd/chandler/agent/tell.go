@@ -18,14 +18,14 @@ import (
 
 // tellPods reports the health of devices to their pods by Events.
 func (a *agent) tellPods(ctx context.Context) {
-	teller := podevents.Teller{
+	teller := podevents.Notifier{
 		Client: a.StatusClient,
 		Node:   a.NodeName,
 		File:   filepath.Join(a.StateDir, "events.json"),
 		Files:  a.files(),
 		InUse: func() ([]podevents.Device, bool) {
-			settled, placed := a.settled.Load(), a.placed.Load()
-			if settled == nil || placed == nil || !a.ready() {
+			settled, placed := a.settledSnapshot.Load(), a.placedDevices.Load()
+			if settled == nil || placed == nil || !a.isReady() {
 				return nil, false
 			}
 			health := func(c *ledger.Claim, r *ledger.Result) discovery.Health {
@@ -33,11 +33,11 @@ func (a *agent) tellPods(ctx context.Context) {
 				return a.driver.HealthOf(&device, found, settled.Gone, c, r)
 			}
 			view := a.ledger.View(&ledger.Present{Snapshot: placed.snapshot})
-			return devicesInUse(settled, a.gone(), view, health), true
+			return devicesInUse(settled, a.goneEffect(), view, health), true
 		},
 		Pods: a.cluster.Pods,
 	}
-	teller.Run(ctx, a.resaid)
+	teller.Run(ctx, a.settledChanged)
 }
 
 // devicesInUse returns the allocated devices with their health, sorted by name: devices of claims,
@@ -66,14 +66,14 @@ func devicesInUse(settled *discovery.Snapshot, gone resourceapi.DeviceTaintEffec
 		if pod.Name == "" {
 			continue
 		}
-		renumbered := view.Renumbered(g)
+		renumbered := view.RenumberedNodes(g)
 		for _, name := range g.Devices {
-			health := settled.Gone.Health(name, gone)
+			health := settled.Gone.HealthOf(name, gone)
 			if d, found := settled.Lookup(name); found {
 				health = d.Health
 			}
 			if renumbered != "" && health.Status != discovery.Unknown {
-				health = discovery.Gone(gone)
+				health = discovery.GoneHealth(gone)
 				health.Reason = fmt.Sprintf("device %s has other nodes: %s", name, renumbered)
 			}
 			d := at(name, health)
@@ -81,7 +81,7 @@ func devicesInUse(settled *discovery.Snapshot, gone resourceapi.DeviceTaintEffec
 		}
 	}
 	slices.SortStableFunc(devices, func(a, b podevents.Device) int {
-		return cmp.Or(strings.Compare(a.Name, b.Name), cmp.Compare(order(a.Health), order(b.Health)))
+		return cmp.Or(strings.Compare(a.Name, b.Name), cmp.Compare(conditionOrder(a.Health), conditionOrder(b.Health)))
 	})
 	for i := range devices {
 		of := &devices[i]
@@ -100,8 +100,8 @@ func with(names []types.NamespacedName, name types.NamespacedName) []types.Names
 	return append(names, name)
 }
 
-// order sorts the state "gone" of a device before its other state.
-func order(h discovery.Health) int {
+// conditionOrder sorts the state "gone" of a device before its other state.
+func conditionOrder(h discovery.Health) int {
 	if h.Key() == discovery.ConditionGone {
 		return 0
 	}

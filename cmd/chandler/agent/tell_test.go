@@ -23,7 +23,7 @@ func TestDevicesInUse(t *testing.T) {
 	sick := discovery.Health{Status: discovery.Unhealthy, Reason: "sick"}
 	settled := &discovery.Snapshot{Devices: []discovery.Device{{Name: "a"}, {Name: "b", Health: sick, Attributes: discovery.Attributes{}}}}
 	settled.Devices[1].Attributes.SetString("model", "MI300X")
-	gone := discovery.Gone(resourceapi.DeviceTaintEffectNoExecute)
+	gone := discovery.GoneHealth(resourceapi.DeviceTaintEffectNoExecute)
 	earlier := gone
 	earlier.Since = metav1.Unix(1, 0)
 	settled.Gone = map[string]discovery.Health{"e": earlier}

@@ -11,18 +11,18 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Template returns the first pool that an agent publishes on a host without allocations, in a
+// PoolTemplate returns the first pool that an agent publishes on a host without allocations, in a
 // cluster whose API server keeps the features and serves DRA. The problems list why devices are
 // left out.
-func Template(found *discovery.Snapshot, settings Settings, kept features.Set) (resourceslice.Pool, []discovery.Problem) {
+func PoolTemplate(found *discovery.Snapshot, settings Settings, kept features.Set) (resourceslice.Pool, []discovery.Problem) {
 	settler := discovery.Settler{Severity: settings.Severity}
-	settled, _ := settler.Settle(found, time.Now())
-	snapshot := settings.Rules.Apply(settled)
+	settled, _ := settler.SettleStates(found, time.Now())
+	snapshot := settings.Rules.ApplyTo(settled)
 	view := ledger.ViewOf(&ledger.Present{Snapshot: snapshot})
-	facts := Facts{Auto: discovery.ModeDRA, Published: &Published{}, Unknown: settings.Rules.Unknown}
-	placement := Place(nil, snapshot.Devices, view, facts)
-	published, problems := pool.Of(pool.Input{
-		Snapshot: snapshot, Withheld: placement.OfDRA(), Features: kept, Gone: settings.Severity.Effect(discovery.ConditionGone),
+	facts := Facts{AutoMode: discovery.ModeDRA, Published: &Published{}, Unknown: settings.Rules.Unknown}
+	placement := PlaceDevices(nil, snapshot.Devices, view, facts)
+	published, problems := pool.BuildPool(pool.Input{
+		Snapshot: snapshot, Withheld: placement.OfDRA(), Features: kept, GoneEffect: settings.Severity.EffectOf(discovery.ConditionGone),
 	})
 	return published, append(snapshot.Problems, problems...)
 }

@@ -33,7 +33,7 @@ func TestTemplateIsWhatTheAgentPublishes(t *testing.T) {
 				n := newNode(t)
 				config := n.config(test.wanted(t))
 				config.FS, config.Families = recordedHost(t, test.host), []*discovery.Family{amdgpu.Family, nvidia.Family, hypervisor.Family}
-				template, _ := Template(discovery.Scan(&discovery.Host{FS: config.FS}, config.Families), config.Settings, features.All())
+				template, _ := PoolTemplate(discovery.Scan(&discovery.Host{FS: config.FS}, config.Families), config.Settings, features.All())
 				stop := n.run(config)
 				time.Sleep(time.Minute)
 				synctest.Wait()

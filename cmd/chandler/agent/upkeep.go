@@ -3,26 +3,26 @@ package agent
 import (
 	"path/filepath"
 
-	"chandler.dev/internal/upkeep"
+	"chandler.dev/internal/sharing"
 )
 
 // upkeepDir returns the directory for the daemons of family programs.
 func (a *agent) upkeepDir() string { return filepath.Join(a.StateDir, "upkeep") }
 
 // newOverseer creates the Overseer, which gives instructions to the family programs.
-func (a *agent) newOverseer() *upkeep.Overseer {
+func (a *agent) newOverseer() *sharing.Manager {
 	var families []string
 	for _, f := range a.Families {
 		if f.Order != nil {
 			families = append(families, f.Name)
 		}
 	}
-	return upkeep.New(upkeep.Config{
+	return sharing.New(sharing.Config{
 		Host:     a.host,
 		Files:    a.files(),
 		Dir:      a.upkeepDir(),
 		Families: families,
 		Ledger:   a.ledger,
-		Changed:  a.rescan,
+		Changed:  a.requestScan,
 	})
 }

@@ -23,12 +23,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
-	"chandler.dev/cmd/chandler-nvml/upkeep"
+	"chandler.dev/cmd/chandler-nvml/sharing"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/disk"
-	"chandler.dev/internal/upkeep/wire"
+	"chandler.dev/internal/sharing/wire"
 )
 
 // keeping is a node with an A100 and an L40S, and with MPS daemons for claims: real processes of a
@@ -79,7 +79,7 @@ func (k *keeping) supervise() (stop func()) {
 	ctx, cancel := context.WithCancel(k.t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- upkeep.Serve(ctx, upkeep.Config{Dir: k.upkeep(), Root: k.root, Begin: 10 * time.Second, Quit: time.Second})
+		ended <- sharing.Serve(ctx, sharing.Config{Dir: k.upkeep(), Root: k.root, Begin: 10 * time.Second, Quit: time.Second})
 	}()
 	k.comes(func() bool { // the socket file exists before the supervisor listens
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(k.upkeep(), wire.Socket))
@@ -106,7 +106,7 @@ func (k *keeping) agentOn(on disk.FS) (stop func()) {
 	config := k.config(&rules.Rules{Mode: discovery.ModeDRA})
 	config.Disk = on
 	config.FS, config.Families = recordedHost(k.t, "nvidia/testdata/mps.host"), []*discovery.Family{nvidia.Family}
-	config.Settings.Upkeep = []discovery.Upkeep{{Kind: discovery.UpkeepMPS, Selects: func(d discovery.Device) (bool, error) { return d.Name == a100, nil }}}
+	config.Settings.Upkeep = []discovery.SharingDaemon{{Kind: discovery.SharingDaemonMPS, Selects: func(d discovery.Device) (bool, error) { return d.Name == a100, nil }}}
 	config.ReadParameters = func(raw []byte) (p discovery.Parameters, err error) { return p, json.Unmarshal(raw, &p) }
 	k.mu.Lock()
 	k.published = nil

@@ -12,7 +12,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/sysfs"
-	"chandler.dev/internal/rebind/rebindtest"
+	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
 // took checks that an action took the expected time, or up to two seconds more.
@@ -38,7 +38,7 @@ func TestAgentWaitsForAHandOver(t *testing.T) {
 		h.runs("47", "train", "old", diskNode)
 		h.unprepare(before)
 		began := time.Now()
-		time.AfterFunc(5*time.Second, func() { h.Ends("47") })
+		time.AfterFunc(5*time.Second, func() { h.EndProcess("47") })
 		others := make(chan error, 1)
 		go func() {
 			time.Sleep(time.Second)
@@ -88,7 +88,7 @@ func TestAgentWaitsToHandAnIDOver(t *testing.T) {
 		h := newHanding(t, false)
 		stop := h.startClassic()
 		began := time.Now()
-		time.AfterFunc(8*time.Second, func() { h.Ends("47") })
+		time.AfterFunc(8*time.Second, func() { h.EndProcess("47") })
 		h.allocate("example.com/disk", diskFunction, diskNode)
 		took(t, "the wait", began, 8*time.Second)
 		time.Sleep(time.Minute)
@@ -111,11 +111,11 @@ func TestAgentWaitsForADriver(t *testing.T) {
 		vm, pod := r.claim("vm", "vfio"), r.claim("pod", "")
 		for _, goesOn := range []time.Duration{0, 4 * time.Second} {
 			r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
-			r.Opens("47", "qemu", "/dev/vfio/3")
+			r.OpenNode("47", "qemu", "/dev/vfio/3")
 			if goesOn == 0 {
-				r.Ends("47")
+				r.EndProcess("47")
 			} else {
-				time.AfterFunc(goesOn, func() { r.Ends("47") })
+				time.AfterFunc(goesOn, func() { r.EndProcess("47") })
 			}
 			r.unprepare(vm)
 			r.gives(pod, diskNode)
@@ -139,7 +139,7 @@ func TestAgentWaitsForARemoval(t *testing.T) {
 		time.AfterFunc(5*time.Second, func() { close(hangs) })
 		m.gets(0, "second")
 		took(t, "the wait", began, 5*time.Second)
-		if got := m.Written(); len(got) != 3 || got[2] != rebindtest.Source(physicalFunction)+"/sriov_numvfs 4" {
+		if got := m.ListWrites(); len(got) != 3 || got[2] != passthroughtest.Source(physicalFunction)+"/sriov_numvfs 4" {
 			t.Errorf("writes %q", got)
 		}
 		stop()

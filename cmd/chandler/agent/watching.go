@@ -19,10 +19,10 @@ func (a *agent) listen(ctx context.Context) {
 		for {
 			select {
 			case changes := <-heard:
-				a.hearing.Store(true)
+				a.eventsArrive.Store(true)
 				changes.Send(a.events)
 			case <-ended:
-				a.hearing.Store(false)
+				a.eventsArrive.Store(false)
 				return
 			}
 		}
@@ -35,32 +35,32 @@ func (a *agent) listen(ctx context.Context) {
 	}
 }
 
-// rescan begins a scan that reads all families.
-func (a *agent) rescan() { discovery.Changes{Everything: true}.Send(a.events) }
+// requestScan begins a scan that reads all families.
+func (a *agent) requestScan() { discovery.Changes{Everything: true}.Send(a.events) }
 
 // firstWord is the time that the first scan waits for informants, so that a new agent does not
 // withdraw facts that the previous agent published.
 const firstWord = 30 * time.Second
 
-// watch scans the host and sends the snapshots, with the settled states of devices, to a.snapshots.
-func (a *agent) watch(ctx context.Context) {
+// watchHost scans the host and sends the snapshots, with the settled states of devices, to a.snapshots.
+func (a *agent) watchHost(ctx context.Context) {
 	for _, informant := range a.Informants {
 		waitFor(ctx, informant.Ready(), firstWord)
 	}
 	watch := discovery.Watch{Host: a.host, Families: a.Families, Interval: a.RescanInterval, Events: a.events, Observe: a.metrics.observeScan}
-	if a.HearsAll {
-		watch.Hears = a.hearing.Load
+	if a.AllEvents {
+		watch.EventsArrive = a.eventsArrive.Load
 	}
 	var last *discovery.Snapshot
-	settling := newSettling(ctx, a.Settings.Severity, a.files(), a.StateDir, a.rescan)
+	settling := newSettling(ctx, a.Settings.Severity, a.files(), a.StateDir, a.requestScan)
 	defer settling.stop()
-	settling.settler.Held = a.held
+	settling.settler.IsHeld = a.isHeld
 	begun := time.Now()
-	a.watching.Store(&begun)
+	a.firstScanStarted.Store(&begun)
 	watch.Run(ctx, func(s *discovery.Snapshot) {
 		settling.settler.Severity = a.settings.Load().Severity
-		s = a.keeper.Describe(settling.settle(ctx, a.upkeep.Describe(a.describeUsedDisks(a.binder.Describe(a.maker.Describe(s))))), settling.settler.Severity)
-		if discovery.Same(last, s) {
+		s = a.reclaim.DescribeDevices(settling.settleStates(ctx, a.sharingDaemons.DescribeDevices(a.describeUsedDisks(a.passthrough.DescribeDevices(a.onDemand.DescribeDevices(s))))), settling.settler.Severity)
+		if discovery.SameSnapshots(last, s) {
 			return
 		}
 		last = s
@@ -68,13 +68,13 @@ func (a *agent) watch(ctx context.Context) {
 		if len(s.Devices) == 0 {
 			klog.FromContext(ctx).Info("This host has no accelerators at present; one that appears is offered")
 		}
-		a.settled.Store(s)
-		notify(a.resaid)
+		a.settledSnapshot.Store(s)
+		notify(a.settledChanged)
 		replace(a.snapshots, s)
 	})
 }
 
-// held reports whether a claim or a pod has the device.
-func (a *agent) held(device string) bool {
+// isHeld reports whether a claim or a pod has the device.
+func (a *agent) isHeld(device string) bool {
 	return a.ledger.View(nil).Has(device)
 }

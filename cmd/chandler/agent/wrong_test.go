@@ -64,7 +64,7 @@ func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
 
 		config := n.config(&rules.Rules{Mode: discovery.ModeAuto, Unknown: "the configuration is invalid"})
 		config.BootID = "another"
-		config.Wrong = errors.New("exclude[0].cel: no such field")
+		config.ConfigError = errors.New("exclude[0].cel: no such field")
 		config.Pod, config.PodUID = "chandler/agent", "pod-uid"
 		n.published = nil
 		answer := serveInMemory(&config)
@@ -83,7 +83,7 @@ func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
 			t.Errorf("readyz: %q, want %q", got, want)
 		}
 		events, err := n.client.EventsV1().Events("chandler").List(t.Context(), metav1.ListOptions{})
-		if err != nil || len(events.Items) != 1 || events.Items[0].Reason != podevents.ReasonConfig || events.Items[0].Note != config.Wrong.Error() || events.Items[0].Regarding.UID != "pod-uid" {
+		if err != nil || len(events.Items) != 1 || events.Items[0].Reason != podevents.ReasonConfig || events.Items[0].Note != config.ConfigError.Error() || events.Items[0].Regarding.UID != "pod-uid" {
 			t.Errorf("events of the agent's pod: %v, %v", events, err)
 		}
 
@@ -116,7 +116,7 @@ func TestAgentWithAWrongConfigurationLeavesCallsToTheOther(t *testing.T) {
 		n.offers("kvm tun", "")
 
 		next := n.config(wanted)
-		next.Lock, next.Wrong = shared, errors.New("exclude[0].cel: no such field")
+		next.Lock, next.ConfigError = shared, errors.New("exclude[0].cel: no such field")
 		changes := make(chan Change)
 		next.Changes = changes
 		answer := serveInMemory(&next)
@@ -163,7 +163,7 @@ func TestAgentWithAWrongConfigurationTakesOverFromTheDead(t *testing.T) {
 			t.Fatal(err)
 		}
 		config = n.config(&rules.Rules{Mode: discovery.ModeDRA})
-		config.Lock, config.Wrong = shared, errors.New("exclude[0].cel: no such field")
+		config.Lock, config.ConfigError = shared, errors.New("exclude[0].cel: no such field")
 		stopNext := n.run(config)
 		time.Sleep(time.Minute)
 		n.mu.Lock()

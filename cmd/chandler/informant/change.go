@@ -19,14 +19,14 @@ const changeLimit = time.Minute
 // maxAnswer limits the answer to a change, in bytes.
 const maxAnswer = 64 << 10
 
-// Change runs the program once with arguments for a change of a device, and returns its output.
+// ChangeDevice runs the program once with arguments for a change of a device, and returns its output.
 // Then Change makes the running program scan again. Changes of the same device run one at a time. A
 // change longer than changeLimit is killed, with an unknown result.
-func (n *Informant) Change(ctx context.Context, args ...string) ([]byte, error) {
+func (n *Informant) ChangeDevice(ctx context.Context, args ...string) ([]byte, error) {
 	limit := fmt.Errorf("%s has not ended within %s", n.Name, changeLimit)
 	ctx, cancel := context.WithTimeoutCause(ctx, changeLimit, limit)
 	defer cancel()
-	leave, err := n.enter(ctx, n.Changes(args))
+	leave, err := n.enterChange(ctx, n.Changes(args))
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func (n *Informant) Change(ctx context.Context, args ...string) ([]byte, error) 
 	case err != nil && ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case err != nil:
-		return nil, n.ending(err, said.text)
+		return nil, n.endReason(err, said.text)
 	case answer.Len() > maxAnswer:
 		return nil, errors.New("its answer is too long")
 	}
@@ -64,9 +64,9 @@ func (n *Informant) Change(ctx context.Context, args ...string) ([]byte, error) 
 	return answer.Bytes(), nil
 }
 
-// enter waits until no other change of the device runs. The caller must call leave after its own
+// enterChange waits until no other change of the device runs. The caller must call leave after its own
 // change.
-func (n *Informant) enter(ctx context.Context, device string) (leave func(), err error) {
+func (n *Informant) enterChange(ctx context.Context, device string) (leave func(), err error) {
 	mine := make(chan struct{})
 	for {
 		n.mu.Lock()
@@ -90,13 +90,13 @@ func (n *Informant) enter(ctx context.Context, device string) (leave func(), err
 	}
 }
 
-// urge passes requests for a scan to the running program, until deaf is closed.
-func (n *Informant) urge(stdin io.Writer, deaf <-chan struct{}) {
+// passRequests passes requests for a scan to the running program, until deaf is closed.
+func (n *Informant) passRequests(stdin io.Writer, deaf <-chan struct{}) {
 	for {
 		select {
 		case <-deaf:
 			return
-		case <-n.again:
+		case <-n.scanRequests:
 			if _, err := io.WriteString(stdin, "\n"); err != nil {
 				return // the program has ended
 			}
@@ -107,7 +107,7 @@ func (n *Informant) urge(stdin io.Writer, deaf <-chan struct{}) {
 // lookAgain requests a scan from the running program. It does not block.
 func (n *Informant) lookAgain() {
 	select {
-	case n.again <- struct{}{}:
+	case n.scanRequests <- struct{}{}:
 	default: // a request is pending already
 	}
 }

@@ -35,11 +35,11 @@ func changer(t *testing.T, script string) *Informant {
 // gets a request for a scan.
 func TestChange(t *testing.T) {
 	n := changer(t, `echo "$@"`)
-	answer, err := n.Change(t.Context(), "--create=x", "--gpu=y")
+	answer, err := n.ChangeDevice(t.Context(), "--create=x", "--gpu=y")
 	if err != nil || string(answer) != "--create=x --gpu=y --of-the-host\n" {
 		t.Errorf("answer %q, error %v", answer, err)
 	}
-	if len(n.again) != 1 {
+	if len(n.scanRequests) != 1 {
 		t.Error("the program that keeps running is not told")
 	}
 }
@@ -49,7 +49,7 @@ func TestChange(t *testing.T) {
 func TestChangeWithAComplaint(t *testing.T) {
 	var log strings.Builder
 	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
-	if answer, err := changer(t, "echo done; echo program: node: not permitted >&2").Change(ctx); err != nil || string(answer) != "done\n" {
+	if answer, err := changer(t, "echo done; echo program: node: not permitted >&2").ChangeDevice(ctx); err != nil || string(answer) != "done\n" {
 		t.Errorf("answer %q, error %v", answer, err)
 	}
 	if !strings.Contains(log.String(), `"node: not permitted"`) {
@@ -63,7 +63,7 @@ func TestChangeFails(t *testing.T) {
 		"too long": {"head -c 100000 /dev/zero", "too long"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if answer, err := changer(t, test.script).Change(t.Context()); err == nil || !strings.Contains(err.Error(), test.want) {
+			if answer, err := changer(t, test.script).ChangeDevice(t.Context()); err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("answer of %d bytes, error %v, want %q in it", len(answer), err, test.want)
 			}
 		})
@@ -77,13 +77,13 @@ func TestChangeHangs(t *testing.T) {
 	within := func(d time.Duration, device string) error {
 		ctx, cancel := context.WithTimeout(t.Context(), d)
 		defer cancel()
-		_, err := n.Change(ctx, device)
+		_, err := n.ChangeDevice(ctx, device)
 		return err
 	}
 	if err := within(100*time.Millisecond, "slow"); err == nil {
 		t.Error("no error")
 	}
-	leave, err := n.enter(t.Context(), "hangs") // simulates a process that cannot be killed
+	leave, err := n.enterChange(t.Context(), "hangs") // simulates a process that cannot be killed
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestLookAgain(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	var said []string
-	_ = n.session(ctx, func(text []byte) error {
+	_ = n.runSession(ctx, func(text []byte) error {
 		said = append(said, string(text))
 		if len(said) == 2 {
 			cancel()

@@ -44,7 +44,7 @@ func mocked(t *testing.T) (*Informant, *discovery.Host) {
 	overlay := hostfs.NewOverlay(hostFS)
 	p := *nvidia.Family.Programs[0]
 	return newInformant(p, program, overlay, p.Args(root, "")), &discovery.Host{
-		FS: overlay, Partition: []discovery.Partitioning{{Selects: func(discovery.Device) (bool, error) { return true, nil }}},
+		FS: overlay, Partitionings: []discovery.Partitioning{{Selects: func(discovery.Device) (bool, error) { return true, nil }}},
 	}
 }
 
@@ -81,7 +81,7 @@ func TestCut(t *testing.T) {
 			}
 		}
 	}
-	free := until("it could be cut", func(d discovery.Device) bool { return d.Making != nil && d.Health.Status == discovery.Healthy })
+	free := until("it could be cut", func(d discovery.Device) bool { return d.Creation != nil && d.Health.Status == discovery.Healthy })
 	change := func(work discovery.Work, err error) {
 		t.Helper()
 		if err == nil {
@@ -92,14 +92,14 @@ func TestCut(t *testing.T) {
 		}
 	}
 	tools := discovery.Tools{
-		Run: n.Change, Note: func(string, map[string]string) error { return nil }, Forget: func(string) error { return nil },
+		Run: n.ChangeDevice, AmendRecord: func(string, map[string]string) error { return nil }, RemoveRecord: func(string) error { return nil },
 	}
 	began := time.Now()
-	change(nvidia.Family.Make(host, tools, *free.Making))
-	made := until("it is there", func(d discovery.Device) bool { return d.Making == nil && d.Health.Status == discovery.Healthy })
+	change(nvidia.Family.Create(host, tools, *free.Creation))
+	made := until("it is there", func(d discovery.Device) bool { return d.Creation == nil && d.Health.Status == discovery.Healthy })
 	if !strings.HasPrefix(made.Identity, "MIG-") || made.Attributes.String("profile") != "2g.20gb" || time.Since(began) > n.interval/2 {
 		t.Errorf("after %s it is %+v", time.Since(began), made)
 	}
-	change(nvidia.Family.Unmake(host, tools, *free.Making))
-	until("it is gone", func(d discovery.Device) bool { return d.Making != nil })
+	change(nvidia.Family.Remove(host, tools, *free.Creation))
+	until("it is gone", func(d discovery.Device) bool { return d.Creation != nil })
 }

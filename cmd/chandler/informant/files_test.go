@@ -27,7 +27,7 @@ func made(t *testing.T) (n *Informant, host *discovery.Host, root string) {
 		t.Skipf("the program cannot be built: %v\n%s", err, program)
 	}
 	root = layOut(t, []byte(strings.Replace(nvmlHost, "-- dev/nvidia0", "-- sys/module/nvidia/version --\n"+drivertest.Version+"\n-- dev/nvidia0", 1)))
-	drivertest.Lay(t, filepath.Join(root, "run/driver"), drivertest.RHEL)
+	drivertest.InstallDriver(t, filepath.Join(root, "run/driver"), drivertest.RHEL)
 	files, err := hostfs.Open(root)
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +79,7 @@ func TestFiles(t *testing.T) {
 func TestFilesThatAreNotThere(t *testing.T) {
 	n, host, _ := made(t)
 	n.args = n.Args(t.TempDir(), "/run/driver")
-	if err := n.once(t.Context()); err == nil || !strings.Contains(err.Error(), "libcuda.so") {
+	if err := n.runOnce(t.Context()); err == nil || !strings.Contains(err.Error(), "libcuda.so") {
 		t.Errorf("error %v", err)
 	}
 	if !has(t, host, "/usr/lib64/libcuda.so.1") {

@@ -41,15 +41,15 @@ type Informant struct {
 
 	Family string // the family of the program
 
-	again chan struct{} // requests a scan from the running program; room for one
+	scanRequests chan struct{} // requests a scan from the running program; room for one
 
 	mu       sync.Mutex
 	changing map[string]chan struct{} // devices with a running change; closed after it
 
-	settled func() // closes ready
-	ready   chan struct{}
-	heard   time.Time // time of the last answer
-	logged  string    // the last logged reason for the program's end
+	answered   func() // closes ready
+	ready      chan struct{}
+	lastAnswer time.Time // time of the last answer
+	lastLogged string    // the last logged reason for the program's end
 }
 
 const (
@@ -69,11 +69,11 @@ const (
 	onceLimit = 10 * time.Second
 )
 
-// Overlay returns the informants of a host, and adds their answers to the host's file system. Only
+// OverlayInformants returns the informants of a host, and adds their answers to the host's file system. Only
 // this machine has informants: they load libraries of the host, and a recorded or copied host may
 // come from an untrusted source. A family gets no informant if its answers are already in the
 // host's files.
-func Overlay(host *discovery.Host, all []*discovery.Family, hostRoot string) []*Informant {
+func OverlayInformants(host *discovery.Host, all []*discovery.Family, hostRoot string) []*Informant {
 	if !hostfs.HasProc(host.FS) {
 		return nil
 	}
@@ -82,7 +82,7 @@ func Overlay(host *discovery.Host, all []*discovery.Family, hostRoot string) []*
 	for _, f := range all {
 		for _, p := range f.Programs {
 			root := host.Roots[f.Name]
-			if p.NeedsRoot && root == "" || host.Exists(p.File) {
+			if p.NeedsRoot && root == "" || host.FileExists(p.File) {
 				continue
 			}
 			if found := findProgram(p.Name); found != "" {
@@ -100,20 +100,20 @@ func Overlay(host *discovery.Host, all []*discovery.Family, hostRoot string) []*
 
 func newInformant(program discovery.Program, path string, host *hostfs.Overlay, args []string) *Informant {
 	n := &Informant{
-		Program:  program,
-		path:     path,
-		args:     args,
-		host:     host,
-		changed:  func() {},
-		interval: cmp.Or(program.Interval, interval),
-		silence:  silence,
-		retry:    retry,
-		keep:     keep,
-		again:    make(chan struct{}, 1),
-		changing: make(map[string]chan struct{}),
-		ready:    make(chan struct{}),
+		Program:      program,
+		path:         path,
+		args:         args,
+		host:         host,
+		changed:      func() {},
+		interval:     cmp.Or(program.Interval, interval),
+		silence:      silence,
+		retry:        retry,
+		keep:         keep,
+		scanRequests: make(chan struct{}, 1),
+		changing:     make(map[string]chan struct{}),
+		ready:        make(chan struct{}),
 	}
-	n.settled = sync.OnceFunc(func() { close(n.ready) })
+	n.answered = sync.OnceFunc(func() { close(n.ready) })
 	return n
 }
 
@@ -133,8 +133,8 @@ func findProgram(name string) string {
 	return path
 }
 
-// loaded reports whether the vendor's kernel driver is loaded.
-func (n *Informant) loaded() bool {
+// driverLoaded reports whether the vendor's kernel driver is loaded.
+func (n *Informant) driverLoaded() bool {
 	_, err := fs.Stat(n.host, strings.TrimPrefix(n.Driver, "/"))
 	return err == nil
 }
@@ -146,17 +146,17 @@ func (n *Informant) set(text []byte) {
 	}
 }
 
-// once gets one answer from the program, and lays the answer over the host's file system. Without
+// runOnce gets one answer from the program, and lays the answer over the host's file system. Without
 // the kernel driver, once does nothing.
-func (n *Informant) once(ctx context.Context) error {
-	if !n.loaded() {
+func (n *Informant) runOnce(ctx context.Context) error {
+	if !n.driverLoaded() {
 		return nil
 	}
 	deadline := fmt.Errorf("no answer in %s", onceLimit)
 	ctx, cancel := context.WithTimeoutCause(ctx, onceLimit, deadline)
 	defer cancel()
 	heard := errors.New("heard it")
-	err := n.session(ctx, func(text []byte) error {
+	err := n.runSession(ctx, func(text []byte) error {
 		n.set(text)
 		return heard
 	})
@@ -169,11 +169,11 @@ func (n *Informant) once(ctx context.Context) error {
 	return fmt.Errorf("%s: %w", n.Name, err)
 }
 
-// Ask gets one answer from each informant of the host. Failures are written to errOut; the family
+// AskInformants gets one answer from each informant of the host. Failures are written to errOut; the family
 // then sees only the kernel's files.
-func Ask(ctx context.Context, host *discovery.Host, all []*discovery.Family, hostRoot string, errOut io.Writer) {
-	for _, n := range Overlay(host, all, hostRoot) {
-		if err := n.once(ctx); err != nil {
+func AskInformants(ctx context.Context, host *discovery.Host, all []*discovery.Family, hostRoot string, errOut io.Writer) {
+	for _, n := range OverlayInformants(host, all, hostRoot) {
+		if err := n.runOnce(ctx); err != nil {
 			fmt.Fprintf(errOut, "%s was not used: %v\n", n.Library, err)
 		}
 	}
@@ -187,29 +187,29 @@ func (n *Informant) Ready() <-chan struct{} { return n.ready }
 // Each reason for the program's end is logged once.
 func (n *Informant) Run(ctx context.Context, changed func()) {
 	n.changed = changed
-	defer n.settled()
+	defer n.answered()
 	wait := n.retry
 	for ctx.Err() == nil {
-		if !n.loaded() {
+		if !n.driverLoaded() {
 			n.set(nil)
-			n.heard = time.Time{}
-			n.settled()
+			n.lastAnswer = time.Time{}
+			n.answered()
 			pause(ctx, look)
 			continue
 		}
-		err := n.session(ctx, func(text []byte) error {
+		err := n.runSession(ctx, func(text []byte) error {
 			n.set(text)
-			n.heard, n.logged, wait = time.Now(), "", n.retry
-			n.settled()
+			n.lastAnswer, n.lastLogged, wait = time.Now(), "", n.retry
+			n.answered()
 			return nil
 		})
 		if ctx.Err() != nil {
 			return
 		}
-		n.settled()
-		n.forget(err)
-		if n.logged != err.Error() {
-			n.logged = err.Error()
+		n.answered()
+		n.forgetAnswer(err)
+		if n.lastLogged != err.Error() {
+			n.lastLogged = err.Error()
 			klog.FromContext(ctx).Info("A vendor's library is not used", "library", n.Library, "program", n.path, "reason", err)
 		}
 		pause(ctx, wait)
@@ -227,18 +227,18 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// forget replaces the last answer by the reason for its absence, unless the answer is still valid
+// forgetAnswer replaces the last answer by the reason for its absence, unless the answer is still valid
 // or there was none.
-func (n *Informant) forget(reason error) {
-	if !n.heard.IsZero() && time.Since(n.heard) >= n.keep {
+func (n *Informant) forgetAnswer(reason error) {
+	if !n.lastAnswer.IsZero() && time.Since(n.lastAnswer) >= n.keep {
 		n.set(n.Lost(reason))
 	}
 }
 
-// session starts the program and passes each line of its output to hear. It returns the reason for
+// runSession starts the program and passes each line of its output to hear. It returns the reason for
 // the end: the program ended, was silent for too long or wrote an invalid line, hear returned an
 // error, or the context ended. At the end, the program is killed, if possible.
-func (n *Informant) session(ctx context.Context, hear func(text []byte) error) error {
+func (n *Informant) runSession(ctx context.Context, hear func(text []byte) error) error {
 	cmd := exec.Command(n.path, append([]string{"--watch", "--interval=" + n.interval.String()}, n.args...)...)
 	said := &head{}
 	cmd.Stderr = said
@@ -269,12 +269,12 @@ func (n *Informant) session(ctx context.Context, hear func(text []byte) error) e
 		end = errors.Join(scanner.Err(), cmd.Wait())
 		close(ended)
 	}()
-	go n.urge(stdin, deaf)
+	go n.passRequests(stdin, deaf)
 	reason := n.listen(ctx, lines, hear)
 	close(deaf)
 	if reason != nil {
 		_ = cmd.Process.Kill()
-		n.forget(reason)
+		n.forgetAnswer(reason)
 	}
 	if ctx.Err() != nil {
 		select {
@@ -289,7 +289,7 @@ func (n *Informant) session(ctx context.Context, hear func(text []byte) error) e
 	case <-ctx.Done():
 	case <-ended:
 		if reason == nil {
-			reason = n.ending(end, said.text)
+			reason = n.endReason(end, said.text)
 		}
 	}
 	return reason
@@ -330,9 +330,9 @@ func (h *head) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ending returns the reason for a program's end: its exit status and its first line of standard
+// endReason returns the reason for a program's end: its exit status and its first line of standard
 // error.
-func (n *Informant) ending(err error, said []byte) error {
+func (n *Informant) endReason(err error, said []byte) error {
 	if err == nil {
 		return fmt.Errorf("it ended: %s", n.firstLine(said))
 	}

@@ -112,7 +112,7 @@ func parse(t *testing.T, data []byte) *recorded.Host {
 func layOut(t *testing.T, data []byte) (root string) {
 	t.Helper()
 	root = t.TempDir()
-	if err := parse(t, data).Layout(root); err != nil {
+	if err := parse(t, data).WriteHost(root); err != nil {
 		t.Fatal(err)
 	}
 	return root
@@ -179,13 +179,13 @@ func TestNVML(t *testing.T) {
 // NVML's facts are recorded with the host, and are found again in the recording.
 func TestNVMLOnce(t *testing.T) {
 	n, host := standIn(t)
-	if err := n.once(t.Context()); err != nil {
+	if err := n.runOnce(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if gpu := gpuOf(t, host); gpu.Attributes.String("architecture") != "hopper" {
 		t.Errorf("got %+v", gpu)
 	}
-	data, err := recorded.Record(host, families.All, "")
+	data, err := recorded.RecordHost(host, families.All, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,13 +207,13 @@ func TestNVMLThatIsOfNoUse(t *testing.T) {
 			if test.define == "-DHANG" {
 				n.silence = time.Second
 			}
-			err := n.once(t.Context())
+			err := n.runOnce(t.Context())
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q in it", err, test.want)
 			}
 			start(t, n)
 			within(t, n.ready, "the first scan is kept waiting")
-			if gpu := gpuOf(t, host); gpu.Health.Status != discovery.Healthy || len(gpu.Classic) == 0 {
+			if gpu := gpuOf(t, host); gpu.Health.Status != discovery.Healthy || len(gpu.PluginOffers) == 0 {
 				t.Errorf("the GPU suffers: %+v", gpu)
 			}
 		})
@@ -224,14 +224,14 @@ func TestNVMLThatIsOfNoUse(t *testing.T) {
 func TestNVMLThatIsNotThere(t *testing.T) {
 	n, host := standIn(t)
 	n.args = n.Args(t.TempDir(), "")
-	if err := n.once(t.Context()); err == nil || !strings.Contains(err.Error(), "libnvidia-ml.so.1") {
+	if err := n.runOnce(t.Context()); err == nil || !strings.Contains(err.Error(), "libnvidia-ml.so.1") {
 		t.Errorf("error %v", err)
 	}
 	if gpu := gpuOf(t, host); gpu.Health.Status != discovery.Healthy {
 		t.Errorf("the GPU suffers: %+v", gpu)
 	}
 	n.path = filepath.Join(t.TempDir(), "missing")
-	if err := n.once(t.Context()); err == nil {
+	if err := n.runOnce(t.Context()); err == nil {
 		t.Error("a program that is not there gave an answer")
 	}
 }
@@ -247,7 +247,7 @@ func TestNVMLThatTires(t *testing.T) {
 		t.Fatalf("got %+v", gpu)
 	}
 	within(t, changed, "nothing was taken back")
-	merged := discovery.Merge(host, first, discovery.Scan(host, families.All))
+	merged := discovery.MergeSnapshots(host, first, discovery.Scan(host, families.All))
 	gpu, _ := merged.Lookup("pci-0000-01-00-0")
 	if gpu.Health.Status != discovery.Unknown || !strings.Contains(gpu.Health.Reason, "silent for 2s") || gpu.Attributes.String("architecture") != "hopper" {
 		t.Errorf("got %+v", gpu)
@@ -291,7 +291,7 @@ func TestOverlayInformants(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("PATH", test.path)
 			host := &discovery.Host{FS: test.host, Roots: map[string]string{"nvidia": "/run/driver"}}
-			informants := Overlay(host, families.All, "/host")
+			informants := OverlayInformants(host, families.All, "/host")
 			if _, overlaid := host.FS.(*hostfs.Overlay); (len(informants) == 2) != test.want || test.want != overlaid && test.host != fs.FS(answered) {
 				t.Fatalf("got %+v, host %T", informants, host.FS)
 			}
@@ -300,7 +300,7 @@ func TestOverlayInformants(t *testing.T) {
 				t.Errorf("arguments %q", informants[0].args)
 			}
 			host = &discovery.Host{FS: test.host}
-			if informants := Overlay(host, families.All, "/host"); (len(informants) == 1) != test.want {
+			if informants := OverlayInformants(host, families.All, "/host"); (len(informants) == 1) != test.want {
 				t.Errorf("without a root: %+v", informants)
 			}
 		})

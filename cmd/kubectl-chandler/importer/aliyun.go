@@ -19,9 +19,9 @@ func newAliyun(im *importer) *format {
 	a := &aliyun{im: im}
 	const elsewhere = "the agent finds the kubelet and the API server by itself"
 	table := []option{
-		{name: "memory-unit", in: "memoryUnit", fate: carried},
+		{name: "memory-unit", in: "memoryUnit", fate: fateCarried},
 		{name: "health-check", alone: true, why: "the agent always watches the health of devices"},
-		{name: "mps", alone: true, fate: lost, fine: []string{"false"}, why: "write driverRoots: {nvidia-mps: …}, and run an MPS daemon"},
+		{name: "mps", alone: true, fate: fatePodChange, fine: []string{"false"}, why: "write driverRoots: {nvidia-mps: …}, and run an MPS daemon"},
 	}
 	for _, name := range []string{"query-kubelet", "query-from-kubelet"} {
 		table = append(table, option{name: name, alone: true, why: elsewhere})
@@ -38,29 +38,29 @@ func newAliyun(im *importer) *format {
 			return c.names("gpushare-device-plugin", "gpushare-plugin", "k8s-gpushare") && !c.names("extender", "schd") || c.image == "" && c.hasFlag("memory-unit", "query-kubelet")
 		},
 		container: func(c container) { a.settings.flags(c) },
-		finish:    a.finish,
+		finish:    a.finishSettings,
 	}
 }
 
-func (a *aliyun) finish() {
-	a.settings.finish()
+func (a *aliyun) finishSettings() {
+	a.settings.finishOptions()
 	unit := a.settings.get("memory-unit")
 	size := "1Gi"
 	switch strings.ToLower(unit.text()) {
 	case "", "gib", "g", "gi":
 	case "mib", "m", "mi":
 		size = "1Mi"
-		a.im.say(unit, "the kubelet takes about 55,000 units on a node; where the GPUs have more MiB, which Aliyun's plugin cannot offer either, the agent's log names the smallest unit that fits")
+		a.im.noteRemark(unit, "the kubelet takes about 55,000 units on a node; where the GPUs have more MiB, which Aliyun's plugin cannot offer either, the agent's log names the smallest unit that fits")
 	default:
-		a.im.lost(unit, "is no unit that is known here; 1Gi is taken")
+		a.im.notePodChange(unit, "is no unit that is known here; 1Gi is taken")
 	}
 	a.im.shareMemory(unit, "aliyun.com/gpu-mem", size)
-	a.im.say(unit, "the memory of GPUs is known where chandler-nvml runs")
-	a.im.say(value{file: unit.file}, "the scheduler's extender and its annotations are not needed any more: the agent finds a GPU that has enough left; a pod for which no GPU has is refused")
+	a.im.noteRemark(unit, "the memory of GPUs is known where chandler-nvml runs")
+	a.im.noteRemark(value{file: unit.file}, "the scheduler's extender and its annotations are not needed any more: the agent finds a GPU that has enough left; a pod for which no GPU has is refused")
 }
 
 // shareMemory shares the memory of NVIDIA GPUs in units.
 func (im *importer) shareMemory(from value, name, unit string) {
 	size := resource.MustParse(unit)
-	im.share(from, nvidiaFull, v1alpha1.Sharing{Resource: name, Unit: &size})
+	im.addSharing(from, nvidiaFull, v1alpha1.Sharing{Resource: name, Unit: &size})
 }

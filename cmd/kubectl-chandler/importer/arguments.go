@@ -50,14 +50,14 @@ func variablesOf(file, text string) value {
 		if m == nil {
 			continue
 		}
-		words := words(m[2], number)
+		words := splitWords(m[2], number)
 		said := ""
 		if len(words) > 0 {
 			said = words[0].Value
 		}
-		env.Content = append(env.Content, object(number, "name", scalar(m[1], number), "value", scalar(said, number)))
+		env.Content = append(env.Content, newObject(number, "name", newScalar(m[1], number), "value", newScalar(said, number)))
 	}
-	return value{node: object(1, envField, env), file: file}
+	return value{node: newObject(1, envField, env), file: file}
 }
 
 // prompt matches the shell prompt or sudo before commands in documentation.
@@ -67,11 +67,11 @@ var prompt = regexp.MustCompile(`(?m)^\s*\$\s+(?:sudo\s+)?|\A\s*sudo\s+`)
 func argumentsOf(file, text string) value {
 	args := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: 1}
 	text = strings.ReplaceAll(prompt.ReplaceAllString(text, ""), "\\\n", "  ")
-	args.Content = words(text, 1)
+	args.Content = splitWords(text, 1)
 	if v, ok := runOf(args.Content); ok {
 		return value{node: v, file: file}
 	}
-	return value{node: object(1, argsField, args), file: file}
+	return value{node: newObject(1, argsField, args), file: file}
 }
 
 // runOf returns the container that a docker, podman or nerdctl run command starts. The words before
@@ -99,20 +99,20 @@ func runOf(words []*yaml.Node) (*yaml.Node, bool) {
 			said, ok = words[j+1].Value, j+1 < i
 		}
 		if name, text, set := strings.Cut(said, "="); ok && set {
-			env.Content = append(env.Content, object(word.Line, "name", scalar(name, word.Line), "value", scalar(text, word.Line)))
+			env.Content = append(env.Content, newObject(word.Line, "name", newScalar(name, word.Line), "value", newScalar(text, word.Line)))
 		}
 	}
 	args := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: words[i].Line, Content: words[i+1:]}
-	return object(words[i].Line, "image", words[i], argsField, args, envField, env), true
+	return newObject(words[i].Line, "image", words[i], argsField, args, envField, env), true
 }
 
-// words splits a text as a shell does, except that a JSON object or list is always a single word.
-func words(text string, line int) (words []*yaml.Node) {
+// splitWords splits a text as a shell does, except that a JSON object or list is always a single word.
+func splitWords(text string, line int) (words []*yaml.Node) {
 	var word strings.Builder
 	began, quote := 0, rune(0) // the line where a word begins, the quotes around the word
 	end := func() {
 		if began > 0 {
-			words = append(words, scalar(word.String(), began))
+			words = append(words, newScalar(word.String(), began))
 		}
 		word.Reset()
 		began = 0
@@ -122,7 +122,7 @@ func words(text string, line int) (words []*yaml.Node) {
 		c := rune(text[i])
 		assigned := quote == 0 && !escaped && strings.HasSuffix(word.String(), "=")
 		if (began == 0 || assigned) && (c == '{' || c == '[') {
-			n := balanced(text[i:])
+			n := balancedLength(text[i:])
 			if began == 0 {
 				began = line
 			}
@@ -168,13 +168,13 @@ func words(text string, line int) (words []*yaml.Node) {
 	return words
 }
 
-// balanced returns the length of the JSON object or list at the beginning of a text.
-func balanced(text string) int {
+// balancedLength returns the length of the JSON object or list at the beginning of a text.
+func balancedLength(text string) int {
 	depth := 0
 	for i := 0; i < len(text); i++ {
 		switch text[i] {
 		case '"':
-			i += quoted(text[i:]) - 1
+			i += quotedLength(text[i:]) - 1
 		case '{', '[':
 			depth++
 		case '}', ']':
@@ -186,12 +186,12 @@ func balanced(text string) int {
 	return len(text)
 }
 
-func scalar(text string, line int) *yaml.Node {
+func newScalar(text string, line int) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text, Line: line}
 }
 
-// object returns a mapping node of alternating names and nodes.
-func object(line int, fields ...any) *yaml.Node {
+// newObject returns a mapping node of alternating names and nodes.
+func newObject(line int, fields ...any) *yaml.Node {
 	out := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Line: line}
 	for i := 0; i+1 < len(fields); i += 2 {
 		name, _ := fields[i].(string)
@@ -199,7 +199,7 @@ func object(line int, fields ...any) *yaml.Node {
 		if node == nil {
 			node = &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!null"}
 		}
-		out.Content = append(out.Content, scalar(name, line), node)
+		out.Content = append(out.Content, newScalar(name, line), node)
 	}
 	return out
 }
@@ -211,9 +211,9 @@ type argument struct {
 	alone bool   // the flag has no value
 }
 
-// arguments splits arguments into flags and their values. alone reports whether a flag takes no
+// splitArguments splits arguments into flags and their values. alone reports whether a flag takes no
 // value, such as a boolean flag.
-func arguments(args []value, alone func(name string) bool) []argument {
+func splitArguments(args []value, alone func(name string) bool) []argument {
 	var out []argument
 	for i := 0; i < len(args); i++ {
 		text := args[i].node.Value
@@ -228,14 +228,14 @@ func arguments(args []value, alone func(name string) bool) []argument {
 		arg.value.path += "--" + name // notes name an argument by its flag
 		switch {
 		case assigned:
-			arg.value.node = scalar(said, args[i].node.Line)
+			arg.value.node = newScalar(said, args[i].node.Line)
 		case !alone(name) && i+1 < len(args) && !strings.HasPrefix(args[i+1].node.Value, "-"):
 			i++
 			arg.value = args[i]
 			arg.value.path = "--" + name
 		default:
 			arg.alone = true
-			arg.value.node = scalar("true", args[i].node.Line)
+			arg.value.node = newScalar("true", args[i].node.Line)
 		}
 		arg.value.path = "--" + name
 		out = append(out, arg)

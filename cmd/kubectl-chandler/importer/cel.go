@@ -17,15 +17,15 @@ const (
 // text returns the CEL expression of an optional string attribute.
 func text(name string) string { return attributes + "?" + name + `.orValue("")` }
 
-// number returns the CEL expression of an optional integer attribute.
-func number(name string) string { return attributes + "?" + name + ".orValue(-1)" }
+// optionalInteger returns the CEL expression of an optional integer attribute.
+func optionalInteger(name string) string { return attributes + "?" + name + ".orValue(-1)" }
 
 // busID is the CEL expression of the PCI address.
 const busID = `device.attributes["resource.kubernetes.io"].?pciBusID.orValue("")`
 
-// bound shortens an expression that reads more than two attributes: cel.bind gives their domain a
+// bindDomain shortens an expression that reads more than two attributes: cel.bind gives their domain a
 // short name.
-func bound(cel string) string {
+func bindDomain(cel string) string {
 	if strings.Count(cel, attributes) < 3 {
 		return cel
 	}

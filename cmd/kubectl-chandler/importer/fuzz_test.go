@@ -63,12 +63,12 @@ func FuzzWords(f *testing.F) {
 	f.Add("--device", `{"name": "it's"}`)
 	f.Add("a b", "--c=\\d")
 	f.Fuzz(func(t *testing.T, a, b string) {
-		words(a, 1)
+		splitWords(a, 1)
 		text := ""
 		for _, word := range []string{a, b} {
 			text += " '" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 		}
-		got := words(text, 1)
+		got := splitWords(text, 1)
 		if len(got) != 2 || got[0].Value != a || got[1].Value != b {
 			t.Fatalf("%q became %v", text, got)
 		}
@@ -85,9 +85,9 @@ func FuzzParts(f *testing.F) {
 		if sub {
 			p.kind = "auxnetdevice"
 		}
-		list := value{node: &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{scalar(said, 1), scalar("other#1", 1)}}}
-		if p.parts(text("pfName"), list) {
-			compile(t, bound(all(p.cel)))
+		list := value{node: &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{newScalar(said, 1), newScalar("other#1", 1)}}}
+		if p.addParts(text("pfName"), list) {
+			compile(t, bindDomain(all(p.cel)))
 		}
 	})
 }
@@ -99,7 +99,7 @@ func FuzzAlias(f *testing.F) {
 	f.Fuzz(func(t *testing.T, key, alias string) {
 		im := newImporter(Options{})
 		x := &xilinx{im: im}
-		x.alias(value{node: scalar(alias, 1), path: "[" + key + "]"})
+		x.readAlias(value{node: newScalar(alias, 1), path: "[" + key + "]"})
 		if len(im.config.Resources)+len(im.notes) == 0 {
 			t.Error("neither carried over nor noted")
 		}

@@ -21,29 +21,29 @@ func newGKE(im *importer) *format {
 
 func (g *gke) read(v value) {
 	g.im.unknownExcept(v, "GPUSharingConfig", "GPUPartitionSize", "MaxTimeSharedClientsPerGPU", "HealthCriticalXid")
-	g.im.root(v, "nvidia", "/home/kubernetes/bin/nvidia")
+	g.im.setRoot(v, "nvidia", "/home/kubernetes/bin/nvidia")
 	count := v.at("MaxTimeSharedClientsPerGPU")
 	sharing := v.at("GPUSharingConfig")
 	g.im.unknownExcept(sharing, "GPUSharingStrategy", "MaxSharedClientsPerGPU")
-	if max := sharing.at("MaxSharedClientsPerGPU"); max.there() {
+	if max := sharing.at("MaxSharedClientsPerGPU"); max.isPresent() {
 		count = max
 	}
 	if strategy := sharing.at("GPUSharingStrategy"); strategy.text() == "mps" {
-		g.im.root(strategy, "nvidia-mps", "/tmp/nvidia-mps")
-		g.im.say(strategy, "an MPS daemon has to run as before, with /tmp/nvidia-mps shown to the agent")
+		g.im.setRoot(strategy, "nvidia-mps", "/tmp/nvidia-mps")
+		g.im.noteRemark(strategy, "an MPS daemon has to run as before, with /tmp/nvidia-mps shown to the agent")
 	}
 	if n, ok := count.number(); ok && n > 1 {
-		g.im.share(count, nvidiaGPU, v1alpha1.Sharing{Replicas: n})
+		g.im.addSharing(count, nvidiaGPU, v1alpha1.Sharing{Replicas: n})
 		if sharing.at("GPUSharingStrategy").text() == "mps" {
-			g.im.lost(count, "not carried over: a container that asks for more than one share gets them, also where the node has several GPUs")
+			g.im.notePodChange(count, "not carried over: a container that asks for more than one share gets them, also where the node has several GPUs")
 		} else {
 			g.im.onlyOne(count, nvidiaOne)
 		}
 	}
 	if size := v.at("GPUPartitionSize"); size.text() != "" {
-		g.im.say(size, "MIG instances are offered as they are found; making them is not the agent's")
+		g.im.noteRemark(size, "MIG instances are offered as they are found; making them is not the agent's")
 	}
-	if xids := v.at("HealthCriticalXid"); !xids.null() {
-		g.im.lost(xids, "not carried over: a GPU whose driver says that it must be reset is not given to new pods")
+	if xids := v.at("HealthCriticalXid"); !xids.isNull() {
+		g.im.notePodChange(xids, "not carried over: a GPU whose driver says that it must be reset is not given to new pods")
 	}
 }

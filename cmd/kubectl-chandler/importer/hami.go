@@ -27,45 +27,45 @@ func newHAMi(im *importer) *format {
 		library = "is about HAMi's library in containers, which are without it"
 	)
 	h.settings = newSettings(im, []option{
-		{name: "device-split-count", at: "deviceSplitCount", in: "devicePlugin.deviceSplitCount", fate: carried},
-		{name: "resource-name", at: "resourceCountName", in: "resourceName", fate: carried},
-		{name: "mig-strategy", at: "migStrategy", in: "devicePlugin.migStrategy", fate: lost, fine: []string{"none", "mixed"}, why: "import it with the strategy of NVIDIA's plugin, --mig-strategy"},
-		{name: "device-memory-scaling", at: "deviceMemoryScaling", in: "devicePlugin.deviceMemoryScaling", fate: lost, fine: []string{"1", "1.0"}, why: "not carried over: GPUs have no more memory than they have"},
-		{name: "device-cores-scaling", at: "deviceCoreScaling", in: "devicePlugin.deviceCoreScaling", fate: lost, fine: []string{"1", "1.0"}, why: "not carried over: nothing limits cores"},
-		{name: "device-core-scaling", fate: lost, fine: []string{"1", "1.0"}, why: "not carried over: nothing limits cores"},
+		{name: "device-split-count", at: "deviceSplitCount", in: "devicePlugin.deviceSplitCount", fate: fateCarried},
+		{name: "resource-name", at: "resourceCountName", in: "resourceName", fate: fateCarried},
+		{name: "mig-strategy", at: "migStrategy", in: "devicePlugin.migStrategy", fate: fatePodChange, fine: []string{"none", "mixed"}, why: "import it with the strategy of NVIDIA's plugin, --mig-strategy"},
+		{name: "device-memory-scaling", at: "deviceMemoryScaling", in: "devicePlugin.deviceMemoryScaling", fate: fatePodChange, fine: []string{"1", "1.0"}, why: "not carried over: GPUs have no more memory than they have"},
+		{name: "device-cores-scaling", at: "deviceCoreScaling", in: "devicePlugin.deviceCoreScaling", fate: fatePodChange, fine: []string{"1", "1.0"}, why: "not carried over: nothing limits cores"},
+		{name: "device-core-scaling", fate: fatePodChange, fine: []string{"1", "1.0"}, why: "not carried over: nothing limits cores"},
 		{name: "disable-core-limit", at: "disableCoreLimit", in: "devicePlugin.disablecorelimit", alone: true, fine: []string{"true", "false"}, why: library},
-		{name: "device-list-strategy", at: "deviceListStrategy", in: "devicePlugin.deviceListStrategy", fate: carried},
-		{name: "device-id-strategy", fate: carried},
+		{name: "device-list-strategy", at: "deviceListStrategy", in: "devicePlugin.deviceListStrategy", fate: fateCarried},
+		{name: "device-id-strategy", fate: fateCarried},
 		{name: "pass-device-specs", in: "devicePlugin.passDeviceSpecsEnabled", alone: true, fine: []string{"true", "false"}, why: "containers always get the device nodes"},
 		{name: "fail-on-init-error", alone: true, why: "the agent waits for a driver that is not there yet"},
 		{name: "nvidia-driver-root", in: "devicePlugin.nvidiaDriverRoot", fine: []string{"/"}, why: runtime},
 		{name: "hook", env: "NVIDIA_CDI_HOOK_PATH", in: "devicePlugin.nvidiaHookPath", why: runtime},
-		{name: "gdrcopy-enabled", in: "devicePlugin.gdrcopyEnabled", alone: true, fate: carried},
-		{name: "gds-enabled", in: "devicePlugin.gdsEnabled", alone: true, fate: carried},
-		{name: "mofed-enabled", in: "devicePlugin.mofedEnabled", alone: true, fate: carried},
-		{name: "visible", env: "NVIDIA_VISIBLE_DEVICES", fate: lost, fine: []string{"all", "void", "none"}, why: "has the plugin see some GPUs only; exclude the others by their attribute uuid"},
+		{name: "gdrcopy-enabled", in: "devicePlugin.gdrcopyEnabled", alone: true, fate: fateCarried},
+		{name: "gds-enabled", in: "devicePlugin.gdsEnabled", alone: true, fate: fateCarried},
+		{name: "mofed-enabled", in: "devicePlugin.mofedEnabled", alone: true, fate: fateCarried},
+		{name: "visible", env: "NVIDIA_VISIBLE_DEVICES", fate: fatePodChange, fine: []string{"all", "void", "none"}, why: "has the plugin see some GPUs only; exclude the others by their attribute uuid"},
 		{name: "config-file", fine: []string{"/device-config.yaml"}, why: "import that file too, if it is not among the files"},
-		{at: "resourceMemoryName", in: "resourceMem", fate: lost, why: limits + "it, as GPUs are shared by number here; to share them by memory instead, under that name alone, write unit: 1Mi in place of replicas"},
-		{at: "resourceMemoryPercentageName", in: "resourceMemPercentage", fate: lost, why: limits + "it"},
-		{at: "resourceCoreName", in: "resourceCores", fate: lost, why: limits + "it"},
-		{at: "resourcePriorityName", in: "resourcePriority", fate: lost, why: limits + "it"},
+		{at: "resourceMemoryName", in: "resourceMem", fate: fatePodChange, why: limits + "it, as GPUs are shared by number here; to share them by memory instead, under that name alone, write unit: 1Mi in place of replicas"},
+		{at: "resourceMemoryPercentageName", in: "resourceMemPercentage", fate: fatePodChange, why: limits + "it"},
+		{at: "resourceCoreName", in: "resourceCores", fate: fatePodChange, why: limits + "it"},
+		{at: "resourcePriorityName", in: "resourcePriority", fate: fatePodChange, why: limits + "it"},
 		{at: "defaultMemory", fine: []string{"0"}, why: library},
 		{at: "defaultCores", fine: []string{"0"}, why: library},
-		{at: "defaultGPUNum", fate: lost, fine: []string{"1"}, why: "pods ask for a number of GPUs themselves"},
+		{at: "defaultGPUNum", fate: fatePodChange, fine: []string{"1"}, why: "pods ask for a number of GPUs themselves"},
 		{at: "overwriteEnv", fine: []string{"false"}, why: library},
 		{at: "preConfiguredDeviceMemory", in: "devicePlugin.preConfiguredDeviceMemory", fine: []string{"0"}, why: library},
 		{at: "memoryFactor", fine: []string{"0", "1"}, why: library},
 		{at: "enableNumaTopology", in: "devicePlugin.enableNumaTopology", fine: []string{"true", "false"}, why: "the kubelet is always told the NUMA nodes"},
 		{at: "gpuCorePolicy", in: "devices.nvidia.gpuCorePolicy", fine: []string{"default"}, why: library},
 		{at: "libCudaLogLevel", in: "devices.nvidia.libCudaLogLevel", fine: []string{"1"}, why: library},
-		{at: "runtimeClassName", in: "devicePlugin.runtimeClassName", fate: lost, why: "pods name their runtime class themselves"},
+		{at: "runtimeClassName", in: "devicePlugin.runtimeClassName", fate: fatePodChange, why: "pods name their runtime class themselves"},
 		{at: "knownMigGeometries", why: "MIG instances are not created on demand"},
 		{at: "migProfileAllowlist", why: "MIG instances are not created on demand"},
-		{in: "devicePlugin.enabled", fate: carried},
-		{in: "devicePlugin.nodeConfiguration.config", fate: carried},
+		{in: "devicePlugin.enabled", fate: fateCarried},
+		{in: "devicePlugin.nodeConfiguration.config", fate: fateCarried},
 		{in: "devicePlugin.nodeConfiguration.externalConfigName", why: "import that ConfigMap too, if it is not among the files"},
-		{in: "devicePlugin.extraArgs", fate: carried},
-		{in: "device-config.content", fate: carried},
+		{in: "devicePlugin.extraArgs", fate: fateCarried},
+		{in: "device-config.content", fate: fateCarried},
 		{in: "schedulerName", fine: []string{"hami-scheduler"}, why: "pods go to the cluster's scheduler"},
 	})
 	return &format{
@@ -74,12 +74,12 @@ func newHAMi(im *importer) *format {
 		families: []string{"nvidia"},
 		is:       func(v value) bool { return h.isDevices(v) || h.isNodes(v) || h.isValues(v) },
 		read:     h.read,
-		runs:     h.runs,
+		runs:     h.runsPlugin,
 		container: func(c container) {
 			h.volcano = h.volcano || c.names("volcano")
 			h.settings.flags(c)
 		},
-		finish: h.finish,
+		finish: h.finishSettings,
 	}
 }
 
@@ -95,11 +95,11 @@ func (h *hami) isValues(v value) bool {
 	return v.hasAny("resourceMem", "resourceCores", "mluResourceName", "dcuResourceName") || v.at("devicePlugin").hasAny("deviceSplitCount", "deviceMemoryScaling", "disablecorelimit", "nodeConfiguration") || h.isDevices(v.at("devices"))
 }
 
-func (h *hami) runs(c container) bool {
+func (h *hami) runsPlugin(c container) bool {
 	if c.names("vgpumonitor", "vgpu-monitor", "hami-scheduler", "vgpu-scheduler") && !c.names("device-plugin") {
 		return false
 	}
-	return c.names("hami", "vgpu-device-plugin", "4pdosc/k8s-device-plugin", "4pdosc/k8s-vdevice", "volcano-vgpu") && (c.names("device-plugin") || c.image == "") || c.hasFlag("device-split-count", "device-memory-scaling", "device-cores-scaling") || c.image == "" && c.env["DEVICE_SPLIT_COUNT"].there()
+	return c.names("hami", "vgpu-device-plugin", "4pdosc/k8s-device-plugin", "4pdosc/k8s-vdevice", "volcano-vgpu") && (c.names("device-plugin") || c.image == "") || c.hasFlag("device-split-count", "device-memory-scaling", "device-cores-scaling") || c.image == "" && c.env["DEVICE_SPLIT_COUNT"].isPresent()
 }
 
 func (h *hami) read(v value) {
@@ -110,19 +110,19 @@ func (h *hami) read(v value) {
 			h.node(node)
 		}
 	case h.isDevices(v):
-		h.devices(v)
+		h.readDevices(v)
 	default:
 		h.values(v)
 	}
 }
 
-// devices reads the file with the resource names of each vendor.
-func (h *hami) devices(v value) {
-	h.settings.file(v.at("nvidia"), inOwn, h.im.unknown)
+// readDevices reads the file with the resource names of each vendor.
+func (h *hami) readDevices(v value) {
+	h.settings.file(v.at("nvidia"), inOwn, h.im.noteUnknown)
 	for name, field := range v.fields() {
 		if name != "nvidia" {
 			at := field.as("")
-			h.im.say(at, "is offered by the vendor's own plugin, and HAMi's scheduler divides it; without HAMi, see which family of Chandler offers it")
+			h.im.noteRemark(at, "is offered by the vendor's own plugin, and HAMi's scheduler divides it; without HAMi, see which family of Chandler offers it")
 		}
 	}
 }
@@ -131,7 +131,7 @@ func (h *hami) values(v value) {
 	var rest []value
 	nvidia := v.at("devices", "nvidia") // older charts had these fields in devicePlugin and at the top level
 	h.settings.file(v, inValues, func(field value) {
-		if o := h.settings.find(func(o *option) bool { return o.at != "" && nvidia.there() && field.path == nvidia.path+"."+o.at }); o != nil {
+		if o := h.settings.find(func(o *option) bool { return o.at != "" && nvidia.isPresent() && field.path == nvidia.path+"."+o.at }); o != nil {
 			h.settings.put(o, field, inFile)
 			return
 		}
@@ -140,19 +140,19 @@ func (h *hami) values(v value) {
 	h.settings.flags(container{args: v.at("devicePlugin", "extraArgs").items(), env: make(map[string]value)})
 	if content := v.at("device-config", "content"); content.text() != "" {
 		if inside, err := embedded(content); err == nil && h.isDevices(inside) {
-			h.devices(inside)
+			h.readDevices(inside)
 		} else {
-			h.im.lost(content, "is no configuration of devices")
+			h.im.notePodChange(content, "is no configuration of devices")
 		}
 	}
 	if config := v.at("devicePlugin", "nodeConfiguration", "config"); config.text() != "" {
 		if inside, err := embedded(config); err == nil && h.isNodes(inside) {
 			h.read(inside)
 		} else {
-			h.im.lost(config, "is no configuration of nodes")
+			h.im.notePodChange(config, "is no configuration of nodes")
 		}
 	}
-	h.im.others(v, rest)
+	h.im.noteOthers(v, rest)
 }
 
 // example is the node name in the example of the chart's values.
@@ -183,29 +183,29 @@ func (h *hami) node(v value) {
 		return v
 	}
 	if list := filter.at("uuid").texts(); len(list) > 0 {
-		h.im.exclude(on(filter.at("uuid")), all([]string{oneOf(familyAttribute, []string{"nvidia"}), oneOf(text("uuid"), list)}))
+		h.im.addExclude(on(filter.at("uuid")), all([]string{oneOf(familyAttribute, []string{"nvidia"}), oneOf(text("uuid"), list)}))
 	}
 	if index := filter.at("index"); len(index.texts()) > 0 {
-		h.im.lost(index, "GPUs are not known by their numbers; exclude them by their attribute uuid")
+		h.im.notePodChange(index, "GPUs are not known by their numbers; exclude them by their attribute uuid")
 	}
-	if count := v.at("devicesplitcount"); !count.null() {
+	if count := v.at("devicesplitcount"); !count.isNull() {
 		h.counts = append(h.counts, on(count))
 	}
 	for _, field := range sorted(sameOnNode) {
-		if said := v.at(field); !said.null() && !slices.Contains(sameOnNode[field], said.text()) {
-			h.im.lost(said, "is not carried over")
+		if said := v.at(field); !said.isNull() && !slices.Contains(sameOnNode[field], said.text()) {
+			h.im.notePodChange(said, "is not carried over")
 		}
 	}
 }
 
-func (h *hami) finish() {
-	h.settings.finish()
+func (h *hami) finishSettings() {
+	h.settings.finishOptions()
 	count := h.settings.get("device-split-count")
 	replicas := hamiCount
 	if n, ok := count.number(); ok && n > 0 {
 		replicas = n
-	} else if count.there() && count.text() != "" {
-		h.im.lost(count, "is no number of containers; %d are taken", hamiCount)
+	} else if count.isPresent() && count.text() != "" {
+		h.im.notePodChange(count, "is no number of containers; %d are taken", hamiCount)
 	}
 	name := cmp.Or(h.settings.get("resource-name").text(), nvidiaOne)
 	memory := "nvidia.com/gpumem and nvidia.com/gpucores"
@@ -214,20 +214,20 @@ func (h *hami) finish() {
 	}
 	for _, count := range h.counts { // before the entry for all other nodes, because the first match wins
 		if n, ok := count.number(); ok && n > 0 {
-			h.im.share(count, nvidiaFull, v1alpha1.Sharing{Replicas: n, Resource: name})
+			h.im.addSharing(count, nvidiaFull, v1alpha1.Sharing{Replicas: n, Resource: name})
 		} else {
-			h.im.lost(count, "is no number of containers")
+			h.im.notePodChange(count, "is no number of containers")
 		}
 	}
 	if replicas > 1 {
-		h.im.share(count, nvidiaFull, v1alpha1.Sharing{Replicas: replicas, Resource: name})
+		h.im.addSharing(count, nvidiaFull, v1alpha1.Sharing{Replicas: replicas, Resource: name})
 	} else {
-		h.im.resource(count, name, nvidiaFull)
+		h.im.addResource(count, name, nvidiaFull)
 	}
 	h.im.listStrategy(h.settings.get("device-list-strategy"), name)
 	h.im.idStrategy(h.settings.get("device-id-strategy"), []string{name})
 	h.im.runtimeVariables(h.settings, []string{name})
-	if !h.settings.get("resourceMemoryName").there() && !h.settings.get("resourceCoreName").there() {
-		h.im.lost(value{file: count.file}, "a container is not kept to a part of a GPU: without HAMi's scheduler pods cannot ask for %s", memory)
+	if !h.settings.get("resourceMemoryName").isPresent() && !h.settings.get("resourceCoreName").isPresent() {
+		h.im.notePodChange(value{file: count.file}, "a container is not kept to a part of a GPU: without HAMi's scheduler pods cannot ask for %s", memory)
 	}
 }

@@ -59,11 +59,11 @@ func Import(files []File, options Options) (*Result, error) {
 			f.finish()
 		}
 		if f.needs && f.runsAt != nil && !f.wasRead {
-			im.lost(*f.runsAt, "which devices the plugin offers is in a file that is not among those imported")
+			im.notePodChange(*f.runsAt, "which devices the plugin offers is in a file that is not among those imported")
 		}
 	}
-	for _, file := range sorted(im.unread) {
-		im.say(value{file: file}, "not read, since they are of no device plugin: %s", strings.Join(im.unread[file], ", "))
+	for _, file := range sorted(im.unreadValues) {
+		im.noteRemark(value{file: file}, "not read, since they are of no device plugin: %s", strings.Join(im.unreadValues[file], ", "))
 	}
 	if options.Only {
 		im.excludeOthers()
@@ -98,16 +98,16 @@ type format struct {
 
 // importer builds a DriverConfig.
 type importer struct {
-	options Options
-	formats []*format
-	found   map[string]bool // by the name of the format
-	config  v1alpha1.DriverConfig
-	origins map[string][]string // the sources of each list entry, by the name of the list
-	names   map[string]bool     // the resource names in the configuration
-	notes   []Note
-	chart   string                // the Helm chart whose values are being read
-	shared  []map[string][]string // the selectors of adapter pools that containers share
-	unread  map[string][]string   // objects that belong to no plugin, by file
+	options      Options
+	formats      []*format
+	found        map[string]bool // by the name of the format
+	config       v1alpha1.DriverConfig
+	origins      map[string][]string // the sources of each list entry, by the name of the list
+	names        map[string]bool     // the resource names in the configuration
+	notes        []Note
+	chart        string                // the Helm chart whose values are being read
+	shared       []map[string][]string // the selectors of adapter pools that containers share
+	unreadValues map[string][]string   // objects that belong to no plugin, by file
 
 	configMapName string // the name of the ConfigMap that is being read, or ""
 
@@ -117,7 +117,7 @@ type importer struct {
 }
 
 func newImporter(options Options) *importer {
-	im := &importer{options: options, found: make(map[string]bool), origins: make(map[string][]string), unread: make(map[string][]string), names: make(map[string]bool)}
+	im := &importer{options: options, found: make(map[string]bool), origins: make(map[string][]string), unreadValues: make(map[string][]string), names: make(map[string]bool)}
 	im.config.APIVersion, im.config.Kind = v1alpha1.APIVersion, v1alpha1.KindDriverConfig
 	im.config.Mode = v1alpha1.ModeDevicePlugin
 	im.formats = []*format{
@@ -169,15 +169,15 @@ func (im *importer) file(documents []value) error {
 	if len(documents) == 0 {
 		return nil
 	}
-	known, err := im.each(documents)
+	known, err := im.importEach(documents)
 	if err == nil && !known {
 		err = errUnknown()
 	}
 	return err
 }
 
-// recognise returns the format of a document, nil if there is none.
-func (im *importer) recognise(v value) *format {
+// recogniseFormat returns the format of a document, nil if there is none.
+func (im *importer) recogniseFormat(v value) *format {
 	for _, f := range im.formats {
 		if f.is != nil && f.is(v) {
 			return f
@@ -186,8 +186,8 @@ func (im *importer) recognise(v value) *format {
 	return nil
 }
 
-// take reads a document of a known format.
-func (im *importer) take(f *format, v value) {
+// readDocument reads a document of a known format.
+func (im *importer) readDocument(f *format, v value) {
 	im.found[f.name], f.wasRead = true, true
 	f.read(v)
 }
@@ -202,5 +202,5 @@ func (im *importer) excludeOthers() {
 	}
 	slices.Sort(families)
 	families = slices.Compact(families)
-	im.exclude(value{}, "!("+oneOf(familyAttribute, families)+")")
+	im.addExclude(value{}, "!("+oneOf(familyAttribute, families)+")")
 }

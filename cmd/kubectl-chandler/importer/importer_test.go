@@ -66,7 +66,7 @@ func TestGolden(t *testing.T) {
 			if err != nil {
 				got += err.Error() + "\n"
 			} else {
-				got = fmt.Sprintf("%s# %d change what pods get\n", out, result.Changed())
+				got = fmt.Sprintf("%s# %d change what pods get\n", out, result.ChangedPods())
 			}
 			golden := filepath.Join("testdata", name+".golden")
 			if *update {
@@ -124,7 +124,7 @@ func TestSamples(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Logf("%d change what pods get\n%s", result.Changed(), out)
+			t.Logf("%d change what pods get\n%s", result.ChangedPods(), out)
 		})
 	}
 }
@@ -165,7 +165,7 @@ func TestNamed(t *testing.T) {
 		{"sriovdp-nodes", "node-2", "openshift.io/b", 2},
 	} {
 		result, out, err := read(t, Options{Named: test.named}, filesOf(t, filepath.Join("testdata", test.file))...)
-		if err != nil || !strings.Contains(out, test.want) || strings.Contains(out, "nodes:") || result.Changed() != test.changed {
+		if err != nil || !strings.Contains(out, test.want) || strings.Contains(out, "nodes:") || result.ChangedPods() != test.changed {
 			t.Errorf("%s: %v\n%s", test.file, err, out)
 		}
 	}

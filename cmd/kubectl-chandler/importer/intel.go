@@ -31,15 +31,15 @@ type intelPlugin struct {
 
 func intelPlugins() []*intelPlugin {
 	return []*intelPlugin{
-		{short: "gpu", title: "GPU", families: []string{"intelgpu"}, own: []string{"enableMonitoring", "resourceManager", "bypathMode", "allowIDs", "denyIDs"}, options: (*intel).gpu, finish: (*intel).monitoring},
-		{short: "qat", title: "QAT", families: []string{"qat"}, own: []string{"dpdkDriver", "kernelVfDrivers", "maxNumDevices"}, options: (*intel).qat},
-		{short: "sgx", title: "SGX", families: []string{"sgx"}, own: []string{"enclaveLimit", "provisionLimit", "dcapInfraResources"}, options: (*intel).sgx},
-		{short: "fpga", title: "FPGA", families: []string{"fpga-intel"}, options: (*intel).fpga},
-		{short: "dsa", title: "DSA", families: []string{"idxd"}, options: (*intel).dsa},
-		{short: "iaa", title: "IAA", families: []string{"idxd"}, options: (*intel).iaa},
-		{short: "npu", title: "NPU", families: []string{"npu"}, options: (*intel).npu},
+		{short: "gpu", title: "GPU", families: []string{"intelgpu"}, own: []string{"enableMonitoring", "resourceManager", "bypathMode", "allowIDs", "denyIDs"}, options: (*intel).gpuOptions, finish: (*intel).readMonitoring},
+		{short: "qat", title: "QAT", families: []string{"qat"}, own: []string{"dpdkDriver", "kernelVfDrivers", "maxNumDevices"}, options: (*intel).qatOptions},
+		{short: "sgx", title: "SGX", families: []string{"sgx"}, own: []string{"enclaveLimit", "provisionLimit", "dcapInfraResources"}, options: (*intel).sgxOptions},
+		{short: "fpga", title: "FPGA", families: []string{"fpga-intel"}, options: (*intel).fpgaOptions},
+		{short: "dsa", title: "DSA", families: []string{"idxd"}, options: (*intel).dsaOptions},
+		{short: "iaa", title: "IAA", families: []string{"idxd"}, options: (*intel).iaaOptions},
+		{short: "npu", title: "NPU", families: []string{"npu"}, options: (*intel).npuOptions},
 		{short: "dlb", title: "DLB", families: []string{"dlb"}, options: (*intel).common},
-		{short: "vpu", title: "VPU", families: []string{"vpu"}, options: (*intel).vpu},
+		{short: "vpu", title: "VPU", families: []string{"vpu"}, options: (*intel).vpuOptions},
 	}
 }
 
@@ -56,7 +56,7 @@ func newIntel(im *importer) []*format {
 	var formats []*format
 	for _, plugin := range intelPlugins() {
 		i := &intel{im: im, plugin: plugin}
-		i.settings = newSettings(im, append(plugin.options(i), i.deployment()...))
+		i.settings = newSettings(im, append(plugin.options(i), i.deploymentOptions()...))
 		formats = append(formats, &format{
 			name:      "Intel's " + plugin.title + " device plugin",
 			group:     "Intel's device plugins for " + titles(),
@@ -64,9 +64,9 @@ func newIntel(im *importer) []*format {
 			families:  plugin.families,
 			is:        func(v value) bool { return i.isObject(v) || i.isValues(v) || i.isMapping(v) },
 			read:      i.read,
-			runs:      i.runs,
-			container: i.container,
-			finish:    i.finish,
+			runs:      i.runsPlugin,
+			container: i.readContainer,
+			finish:    i.finishSettings,
 		})
 	}
 	return formats
@@ -100,15 +100,15 @@ func (i *intel) isValues(v value) bool {
 func (i *intel) read(v value) {
 	switch {
 	case i.isMapping(v):
-		i.mapping(v)
+		i.readMapping(v)
 	case i.isObject(v):
 		i.version = imageVersion(v.at("spec", "image").text())
-		i.settings.file(v.at("spec"), inOwn, i.im.unknown)
+		i.settings.file(v.at("spec"), inOwn, i.im.noteUnknown)
 	default:
 		i.version = v.at("image", "tag").text()
 		var rest []value
 		i.settings.file(v, func(o *option) string { return o.at }, func(field value) { rest = append(rest, field) })
-		i.im.others(v, rest)
+		i.im.noteOthers(v, rest)
 	}
 }
 
@@ -121,18 +121,18 @@ var flagsOf = map[string][]string{
 	"fpga": {"node-name"},
 }
 
-func (i *intel) runs(c container) bool {
+func (i *intel) runsPlugin(c container) bool {
 	short := i.plugin.short
 	if c.names("intel-"+short+"-plugin", short+"_plugin", "intel-"+short+"-device-plugin", "intel-"+short+"-initcontainer", "intel-"+short+"-kernel-plugin") || short != "gpu" && c.names(short+"_device_plugin") {
 		return true
 	}
-	if c.image == "" && short == "qat" && len(c.args) == 0 && (c.env["KERNEL_VF_DRIVERS"].there() || c.env["DPDK_DRIVER"].there()) {
+	if c.image == "" && short == "qat" && len(c.args) == 0 && (c.env["KERNEL_VF_DRIVERS"].isPresent() || c.env["DPDK_DRIVER"].isPresent()) {
 		return true // the ConfigMap of the plugin's first releases
 	}
 	if c.names("intel-idxd-config-initcontainer") {
 		return short == strings.ToLower(c.env["DEVICE_TYPE"].text()) || short == "dsa" && c.env["DEVICE_TYPE"].text() == ""
 	}
-	if c.image != "" || c.at("name").there() {
+	if c.image != "" || c.at("name").isPresent() {
 		return false
 	}
 	return c.hasFlag(flagsOf[short]...) || short == "gpu" && c.hasFlag("shared-dev-num") || short == "fpga" && i.fpgaMode(c)
@@ -146,9 +146,9 @@ func (i *intel) fpgaMode(c container) bool {
 	})
 }
 
-func (i *intel) container(c container) {
+func (i *intel) readContainer(c container) {
 	if c.names("initcontainer", "-init") {
-		i.im.say(c.at("name"), "prepares devices before the plugin starts; see chandler provision, or keep it")
+		i.im.noteRemark(c.at("name"), "prepares devices before the plugin starts; see chandler provision, or keep it")
 		return
 	}
 	if version := imageVersion(c.image); version != "" {
@@ -157,23 +157,23 @@ func (i *intel) container(c container) {
 	i.settings.flags(c)
 }
 
-func (i *intel) finish() {
-	i.settings.finish()
+func (i *intel) finishSettings() {
+	i.settings.finishOptions()
 	if i.plugin.finish != nil {
 		i.plugin.finish(i)
 	}
 }
 
-// deployment returns the fields of the operator's objects and of charts that configure the
+// deploymentOptions returns the fields of the operator's objects and of charts that configure the
 // deployment of the plugin.
-func (i *intel) deployment() []option {
+func (i *intel) deploymentOptions() []option {
 	return []option{
-		{at: "image", fate: carried},
+		{at: "image", fate: fateCarried},
 		{at: "initImage", why: "prepares devices before the plugin starts; see chandler provision, or keep it"},
 		{at: "provisioningConfig", why: "prepares devices before the plugin starts; see chandler provision, or keep it"},
-		{at: "nodeSelector", fate: carried},
-		{at: "tolerations", fate: carried},
-		{at: "logLevel", fate: carried},
+		{at: "nodeSelector", fate: fateCarried},
+		{at: "tolerations", fate: fateCarried},
+		{at: "logLevel", fate: fateCarried},
 		{name: "prefix", why: "is for trees that are no host's; the agent has --host-root"},
 		{name: "kubeconfig", why: "the agent has flags of its own"},
 		{name: "master", why: "the agent has flags of its own"},
@@ -184,38 +184,38 @@ func (i *intel) deployment() []option {
 
 func (i *intel) common() []option { return nil }
 
-// policy returns the option that selects among several free devices. known maps the values of the
+// policyOption returns the option that selects among several free devices. known maps the values of the
 // option; names are the resources that get the policy.
-func (i *intel) policy(at string, known map[string]v1alpha1.Policy, names ...string) option {
+func (i *intel) policyOption(at string, known map[string]v1alpha1.Policy, names ...string) option {
 	return option{name: "allocation-policy", at: at, do: func(v value) {
 		policy, ok := known[v.text()]
 		switch {
 		case !ok && v.text() != "":
-			i.im.lost(v, "is no policy that is known here")
+			i.im.notePodChange(v, "is no policy that is known here")
 		case policy != v1alpha1.PolicyAligned && policy != "":
-			i.im.policy(v, policy, names...)
+			i.im.setPolicy(v, policy, names...)
 		}
 	}}
 }
 
 const fromKernel = "health is what the kernel tells"
 
-func (i *intel) gpu() []option {
+func (i *intel) gpuOptions() []option {
 	// With balanced, shares come from the GPUs with the most shares left.
 	policies := map[string]v1alpha1.Policy{"none": v1alpha1.PolicyAligned, "balanced": v1alpha1.PolicyAligned, "packed": v1alpha1.PolicyPacked}
-	policy := i.policy("preferredAllocationPolicy", policies, "gpu.intel.com/i915", "gpu.intel.com/xe")
+	policy := i.policyOption("preferredAllocationPolicy", policies, "gpu.intel.com/i915", "gpu.intel.com/xe")
 	ofChart := policy
 	ofChart.name, ofChart.at = "", "allocationPolicy"
 	return []option{
-		i.shared(oneOf(familyAttribute, []string{"intelgpu"}) + " && " + oneOf(kindAttribute, []string{"gpu"})),
-		{name: "enable-monitoring", at: "enableMonitoring", alone: true, fate: carried},
-		{name: "monitoring-mode", at: "monitoringMode", fate: carried},
+		i.sharedOption(oneOf(familyAttribute, []string{"intelgpu"}) + " && " + oneOf(kindAttribute, []string{"gpu"})),
+		{name: "enable-monitoring", at: "enableMonitoring", alone: true, fate: fateCarried},
+		{name: "monitoring-mode", at: "monitoringMode", fate: fateCarried},
 		{name: "allow-ids", at: "allowIDs", do: func(v value) { i.byID(v, "!(", ")") }},
 		{name: "deny-ids", at: "denyIDs", do: func(v value) { i.byID(v, "", "") }},
-		{name: "bypath", at: "bypathMode", fate: lost, fine: []string{"single"}, why: "not carried over: containers get the links in /dev/dri/by-path that lead to their own devices"},
-		{name: "run-mode", fate: lost, fine: []string{"dri"}, why: "GPUs under vfio are offered where an entry of resources names them"},
-		{name: "wsl", alone: true, fate: lost, fine: []string{"false"}, why: "GPUs of WSL are not offered"},
-		{name: "resource-manager", at: "resourceManager", alone: true, fate: lost, fine: []string{"false"}, why: "parts of GPUs in millicores, tiles and memory are not offered; share them by replicas, or memory by units"},
+		{name: "bypath", at: "bypathMode", fate: fatePodChange, fine: []string{"single"}, why: "not carried over: containers get the links in /dev/dri/by-path that lead to their own devices"},
+		{name: "run-mode", fate: fatePodChange, fine: []string{"dri"}, why: "GPUs under vfio are offered where an entry of resources names them"},
+		{name: "wsl", alone: true, fate: fatePodChange, fine: []string{"false"}, why: "GPUs of WSL are not offered"},
+		{name: "resource-manager", at: "resourceManager", alone: true, fate: fatePodChange, fine: []string{"false"}, why: "parts of GPUs in millicores, tiles and memory are not offered; share them by replicas, or memory by units"},
 		policy,
 		ofChart,
 		{name: "health-management", alone: true, why: fromKernel},
@@ -227,15 +227,15 @@ func (i *intel) gpu() []option {
 	}
 }
 
-// shared returns the option for the number of containers per device.
-func (i *intel) shared(cel string) option {
+// sharedOption returns the option for the number of containers per device.
+func (i *intel) sharedOption(cel string) option {
 	return option{name: "shared-dev-num", at: "sharedDevNum", do: func(v value) {
 		n, ok := v.number()
 		switch {
 		case !ok || n < 1:
-			i.im.lost(v, "is no number of containers")
+			i.im.notePodChange(v, "is no number of containers")
 		case n > 1:
-			i.im.share(v, cel, v1alpha1.Sharing{Replicas: n})
+			i.im.addSharing(v, cel, v1alpha1.Sharing{Replicas: n})
 		}
 	}}
 }
@@ -244,21 +244,21 @@ func (i *intel) shared(cel string) option {
 // under one name.
 var split = regexp.MustCompile(`^v?0\.([0-2]?[0-9]|3[0-5])(\.|$|-)`)
 
-// monitoring reads the resource names under which monitors get all GPUs.
-func (i *intel) monitoring() {
+// readMonitoring reads the resource names under which monitors get all GPUs.
+func (i *intel) readMonitoring() {
 	enabled := i.settings.get("enable-monitoring")
 	if !enabled.is() {
 		return
 	}
 	mode := i.settings.get("monitoring-mode")
 	names := map[string]string{"monitoring": "monitoring"}
-	if mode.text() == "split" || !mode.there() && split.MatchString(i.version) {
+	if mode.text() == "split" || !mode.isPresent() && split.MatchString(i.version) {
 		names = map[string]string{"i915_monitoring": "i915-monitoring", "xe_monitoring": "xe-monitoring"}
-	} else if !mode.there() && i.version == "" {
-		i.im.say(enabled, "before release 0.36 of the plugin the names are gpu.intel.com/i915_monitoring and xe_monitoring; set monitoring-mode=split for these")
+	} else if !mode.isPresent() && i.version == "" {
+		i.im.noteRemark(enabled, "before release 0.36 of the plugin the names are gpu.intel.com/i915_monitoring and xe_monitoring; set monitoring-mode=split for these")
 	}
 	for _, name := range sorted(names) {
-		i.im.resource(enabled, "gpu.intel.com/"+name, oneOf(text("profile"), []string{names[name]}))
+		i.im.addResource(enabled, "gpu.intel.com/"+name, oneOf(text("profile"), []string{names[name]}))
 	}
 }
 
@@ -273,25 +273,25 @@ func (i *intel) byID(v value, before, after string) {
 		}
 	}
 	if len(list) > 0 {
-		i.im.exclude(v, all([]string{oneOf(familyAttribute, []string{"intelgpu"}), oneOf(kindAttribute, []string{"gpu"}), before + oneOf(text("pciDevice"), list) + after}))
+		i.im.addExclude(v, all([]string{oneOf(familyAttribute, []string{"intelgpu"}), oneOf(kindAttribute, []string{"gpu"}), before + oneOf(text("pciDevice"), list) + after}))
 	}
 }
 
-func (i *intel) qat() []option {
+func (i *intel) qatOptions() []option {
 	return []option{
 		{name: "dpdk-driver", at: "dpdkDriver", fine: []string{"vfio-pci"}, why: "virtual functions are offered under igb_uio as well as under vfio-pci"},
-		{name: "kernel-vf-drivers", at: "kernelVfDrivers", do: i.architectures},
+		{name: "kernel-vf-drivers", at: "kernelVfDrivers", do: i.excludeDrivers},
 		{name: "max-num-devices", at: "maxNumDevices", why: "all virtual functions that are bound to vfio-pci are offered; leave those with their driver that the kernel is to keep"},
 		// With packed, virtual functions of one device are allocated together.
-		i.policy("preferredAllocationPolicy", map[string]v1alpha1.Policy{"balanced": v1alpha1.PolicySpread, "packed": v1alpha1.PolicyAligned},
+		i.policyOption("preferredAllocationPolicy", map[string]v1alpha1.Policy{"balanced": v1alpha1.PolicySpread, "packed": v1alpha1.PolicyAligned},
 			"qat.intel.com/generic", "qat.intel.com/cy", "qat.intel.com/dc", "qat.intel.com/sym", "qat.intel.com/asym"),
-		{name: "mode", fate: lost, fine: []string{"dpdk"}, why: "instances of the kernel's own driver are not offered, only virtual functions"},
+		{name: "mode", fate: fatePodChange, fine: []string{"dpdk"}, why: "instances of the kernel's own driver are not offered, only virtual functions"},
 		{name: "binds", env: "ENABLED_QAT_PF_PCIIDS", why: "is about making virtual functions: see chandler provision"},
 	}
 }
 
-// architectures excludes virtual functions whose driver is not in the plugin's list.
-func (i *intel) architectures(v value) {
+// excludeDrivers excludes virtual functions whose driver is not in the plugin's list.
+func (i *intel) excludeDrivers(v value) {
 	var kept []string
 	for _, text := range v.texts() {
 		for driver := range strings.SplitSeq(text, ",") {
@@ -306,27 +306,27 @@ func (i *intel) architectures(v value) {
 	if len(kept) == 0 {
 		return
 	}
-	i.im.exclude(v, all([]string{oneOf(familyAttribute, []string{"qat"}), "!(" + oneOf(text("architecture"), kept) + ")"}))
-	i.im.say(v, "the plugin binds virtual functions to vfio-pci by itself; here chandler provision does")
+	i.im.addExclude(v, all([]string{oneOf(familyAttribute, []string{"qat"}), "!(" + oneOf(text("architecture"), kept) + ")"}))
+	i.im.noteRemark(v, "the plugin binds virtual functions to vfio-pci by itself; here chandler provision does")
 }
 
-func (i *intel) sgx() []option {
+func (i *intel) sgxOptions() []option {
 	limit := func(name, at, model string) option {
 		return option{name: name, at: at, do: func(v value) {
 			n, ok := v.number()
 			switch {
 			case !ok || n < 1:
-				i.im.lost(v, "is no number of containers")
+				i.im.notePodChange(v, "is no number of containers")
 			case n != sgxDefault:
-				i.im.share(v, all([]string{oneOf(familyAttribute, []string{"sgx"}), oneOf(text("model"), []string{model})}), v1alpha1.Sharing{Replicas: n})
+				i.im.addSharing(v, all([]string{oneOf(familyAttribute, []string{"sgx"}), oneOf(text("model"), []string{model})}), v1alpha1.Sharing{Replicas: n})
 			}
 		}}
 	}
 	return []option{
 		limit("enclave-limit", "enclaveLimit", "sgx_enclave"),
 		limit("provision-limit", "provisionLimit", "sgx_provision"),
-		{name: "dcap-infra-resources", at: "dcapInfraResources", alone: true, fate: lost, fine: []string{"false"}, why: "sgx.intel.com/qe and sgx.intel.com/registration are not offered"},
-		{name: "per-core", env: "PODS_PER_CORE", fate: lost, why: "the number of containers is not counted by cores, but is " + strconv.Itoa(sgxDefault)},
+		{name: "dcap-infra-resources", at: "dcapInfraResources", alone: true, fate: fatePodChange, fine: []string{"false"}, why: "sgx.intel.com/qe and sgx.intel.com/registration are not offered"},
+		{name: "per-core", env: "PODS_PER_CORE", fate: fatePodChange, why: "the number of containers is not counted by cores, but is " + strconv.Itoa(sgxDefault)},
 		{name: "epc", at: "initContainer", why: "sgx.intel.com/epc is a matter of Node Feature Discovery"},
 	}
 }
@@ -334,14 +334,14 @@ func (i *intel) sgx() []option {
 // sgxDefault is the default number of containers with an enclave.
 const sgxDefault = 110
 
-func (i *intel) fpga() []option {
+func (i *intel) fpgaOptions() []option {
 	return []option{{name: "mode", at: "mode", do: func(v value) {
 		switch v.text() {
 		case "af":
 		case "region", "regiondevel":
-			i.im.lost(v, "a container is not programmed by FPGA_AFU_… variables, but by a claim's acceleratorFunction; fpga.intel.com/region-… is offered where an entry of resources names it")
+			i.im.notePodChange(v, "a container is not programmed by FPGA_AFU_… variables, but by a claim's acceleratorFunction; fpga.intel.com/region-… is offered where an entry of resources names it")
 		default:
-			i.im.lost(v, "is no mode that is known here")
+			i.im.notePodChange(v, "is no mode that is known here")
 		}
 	}}}
 }
@@ -349,23 +349,23 @@ func (i *intel) fpga() []option {
 // interfaceID matches an FPGA interface ID.
 var interfaceID = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// mapping reads an object that translates a resource name of pods.
-func (i *intel) mapping(v value) {
+// readMapping reads an object that translates a resource name of pods.
+func (i *intel) readMapping(v value) {
 	id := strings.ToLower(v.at("spec", "interfaceId").text())
 	kind := v.at("kind").text()
 	if kind == "FpgaRegion" || v.at("spec", "mode").text() == "region" {
 		if !interfaceID.MatchString(id) {
-			i.im.lost(cmpValue(v.at("spec", "interfaceId"), v), "is no ID of 32 digits")
+			i.im.notePodChange(cmpValue(v.at("spec", "interfaceId"), v), "is no ID of 32 digits")
 			return
 		}
-		i.im.resource(v.at("spec"), "fpga.intel.com/region-"+id, all([]string{oneOf(familyAttribute, []string{"fpga-intel"}), oneOf(text("profile"), []string{id})}))
-		i.im.lost(v.at("metadata", "name"), "a container is not programmed by FPGA_AFU_… variables, but by a claim's acceleratorFunction; the admission webhook goes on translating the name")
+		i.im.addResource(v.at("spec"), "fpga.intel.com/region-"+id, all([]string{oneOf(familyAttribute, []string{"fpga-intel"}), oneOf(text("profile"), []string{id})}))
+		i.im.notePodChange(v.at("metadata", "name"), "a container is not programmed by FPGA_AFU_… variables, but by a claim's acceleratorFunction; the admission webhook goes on translating the name")
 		return
 	}
-	i.im.say(v.at("metadata", "name"), "the admission webhook goes on translating the name; keep it")
+	i.im.noteRemark(v.at("metadata", "name"), "the admission webhook goes on translating the name; keep it")
 }
 
-func (i *intel) dsa() []option {
+func (i *intel) dsaOptions() []option {
 	return []option{
 		i.sharedQueues("dsa"),
 		{name: "driver", at: "driver", fine: []string{"idxd", "vfio-pci"}, why: "is no driver that is known here"},
@@ -373,20 +373,20 @@ func (i *intel) dsa() []option {
 	}
 }
 
-func (i *intel) iaa() []option { return []option{i.sharedQueues("iaa")} }
+func (i *intel) iaaOptions() []option { return []option{i.sharedQueues("iaa")} }
 
 // sharedQueues returns the option for the number of containers per shared work queue.
 func (i *intel) sharedQueues(architecture string) option {
-	return i.shared(all([]string{oneOf(familyAttribute, []string{"idxd"}), oneOf(text("architecture"), []string{architecture}), oneOf(text("profile"), []string{"user-shared"})}))
+	return i.sharedOption(all([]string{oneOf(familyAttribute, []string{"idxd"}), oneOf(text("architecture"), []string{architecture}), oneOf(text("profile"), []string{"user-shared"})}))
 }
 
-func (i *intel) npu() []option {
-	return []option{i.shared(all([]string{oneOf(familyAttribute, []string{"npu"}), oneOf(text("vendor"), []string{"intel"})}))}
+func (i *intel) npuOptions() []option {
+	return []option{i.sharedOption(all([]string{oneOf(familyAttribute, []string{"npu"}), oneOf(text("vendor"), []string{"intel"})}))}
 }
 
-func (i *intel) vpu() []option {
+func (i *intel) vpuOptions() []option {
 	return []option{
-		{name: "mode", do: func(v value) { i.im.root(v, "vpu", "/var/tmp") }},
-		{name: "shared-dev-num", fate: lost, fine: []string{"1"}, why: "not carried over: each processor is for one container"},
+		{name: "mode", do: func(v value) { i.im.setRoot(v, "vpu", "/var/tmp") }},
+		{name: "shared-dev-num", fate: fatePodChange, fine: []string{"1"}, why: "not carried over: each processor is for one container"},
 	}
 }

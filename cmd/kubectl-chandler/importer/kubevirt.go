@@ -24,36 +24,36 @@ func newKubeVirt(im *importer) *format {
 		name:     "KubeVirt",
 		forms:    "permittedHostDevices, alone or in a KubeVirt or HyperConverged object",
 		families: []string{"hypervisor", "paths", "vfio"},
-		is:       func(v value) bool { return k.permitted(v).there() },
+		is:       func(v value) bool { return k.permittedDevices(v).isPresent() },
 		read:     k.read,
 		runs:     func(c container) bool { return c.names("virt-handler") },
 		container: func(c container) {
-			k.note(c.value)
-			for _, arg := range arguments(c.args, func(string) bool { return false }) {
+			k.rememberFirst(c.value)
+			for _, arg := range splitArguments(c.args, func(string) bool { return false }) {
 				if arg.name == "max-devices" {
 					k.maxDevices(arg.value)
 				}
 			}
 		},
-		finish: k.finish,
+		finish: k.finishSettings,
 	}
 }
 
-// note stores the first value that is read.
-func (k *kubevirt) note(v value) {
-	if !k.first.there() {
+// rememberFirst stores the first value that is read.
+func (k *kubevirt) rememberFirst(v value) {
+	if !k.first.isPresent() {
 		k.first = v
 	}
 }
 
-// finish notes the resources that KubeVirt must leave to the agent, and those that KubeVirt always
+// finishSettings notes the resources that KubeVirt must leave to the agent, and those that KubeVirt always
 // serves itself (getPermanentHostDevicePlugins in
 // pkg/virt-handler/device-manager/device_controller.go).
-func (k *kubevirt) finish() {
-	if k.first.there() {
+func (k *kubevirt) finishSettings() {
+	if k.first.isPresent() {
 		at := k.first
-		at.path, at.node = "", scalar("", at.node.Line)
-		k.im.say(at, "virt-handler serves devices.kubevirt.io/kvm, tun and vhost-net wherever it runs; exclude family hypervisor on such nodes")
+		at.path, at.node = "", newScalar("", at.node.Line)
+		k.im.noteRemark(at, "virt-handler serves devices.kubevirt.io/kvm, tun and vhost-net wherever it runs; exclude family hypervisor on such nodes")
 	}
 	var names []string
 	for _, v := range k.leave {
@@ -61,13 +61,13 @@ func (k *kubevirt) finish() {
 	}
 	if len(names) > 0 {
 		at := k.leave[0]
-		at.path, at.node = "permittedHostDevices", scalar("", at.node.Line)
-		k.im.say(at, "set externalResourceProvider: true in the KubeVirt object, so that KubeVirt leaves these to the agent: %s", strings.Join(names, ", "))
+		at.path, at.node = "permittedHostDevices", newScalar("", at.node.Line)
+		k.im.noteRemark(at, "set externalResourceProvider: true in the KubeVirt object, so that KubeVirt leaves these to the agent: %s", strings.Join(names, ", "))
 	}
 }
 
-// permitted returns the object with the permitted devices.
-func (k *kubevirt) permitted(v value) value {
+// permittedDevices returns the object with the permitted devices.
+func (k *kubevirt) permittedDevices(v value) value {
 	for _, at := range [][]string{
 		{"permittedHostDevices"},
 		{"configuration", "permittedHostDevices"},
@@ -93,53 +93,53 @@ func (k *kubevirt) permitted(v value) value {
 }
 
 func (k *kubevirt) read(v value) {
-	k.note(v)
-	list := k.permitted(v)
+	k.rememberFirst(v)
+	list := k.permittedDevices(v)
 	for _, device := range list.at("pciHostDevices").items() {
-		k.pci(device)
+		k.addPCI(device)
 	}
 	for _, device := range list.at("mediatedDevices").items() {
-		k.mediated(device)
+		k.addMediated(device)
 	}
 	for _, device := range slices.Concat(list.at("usb").items(), list.at("usbHostDevices").items()) {
-		k.usb(device)
+		k.addUSB(device)
 	}
 	if list.path != v.at("spec").path || list.path == "" {
 		k.im.unknownExcept(list, "pciHostDevices", "mediatedDevices", "usb", "usbHostDevices", "mediatedDevicesTypes")
 	}
-	if v.at("kind").there() {
-		k.rest(v, list)
+	if v.at("kind").isPresent() {
+		k.noteRest(v, list)
 	}
 }
 
-// rest notes the other fields of a KubeVirt or HyperConverged object.
-func (k *kubevirt) rest(v, list value) {
+// noteRest notes the other fields of a KubeVirt or HyperConverged object.
+func (k *kubevirt) noteRest(v, list value) {
 	var rest []value
 	for _, at := range []value{v.at("spec"), v.at("spec", "configuration"), v.at("spec", "virtualization")} {
 		for name, field := range at.fields() {
 			switch {
 			case name == "mediatedDevicesConfiguration":
-				k.im.say(field, "KubeVirt makes these vGPUs as before")
+				k.im.noteRemark(field, "KubeVirt makes these vGPUs as before")
 			case name != "configuration" && name != "virtualization" && field.path != list.path:
 				rest = append(rest, field)
 			}
 		}
 	}
-	k.im.others(v, rest)
+	k.im.noteOthers(v, rest)
 }
 
 // common reports whether an entry is imported.
 func (k *kubevirt) common(v value, known ...string) bool {
 	k.im.unknownExcept(v, append(known, "resourceName", "externalResourceProvider", "disabled")...)
 	if disabled := v.at("disabled"); disabled.is() {
-		k.im.say(disabled, "%s is not offered", v.at("resourceName").text())
+		k.im.noteRemark(disabled, "%s is not offered", v.at("resourceName").text())
 		return false
 	}
 	return true
 }
 
-// offered stores a resource that KubeVirt must leave to the agent.
-func (k *kubevirt) offered(v value, ok bool) {
+// addOffered stores a resource that KubeVirt must leave to the agent.
+func (k *kubevirt) addOffered(v value, ok bool) {
 	if ok && !v.at("externalResourceProvider").is() {
 		k.leave = append(k.leave, v.at("resourceName"))
 	}
@@ -151,50 +151,50 @@ var vendorSelector = regexp.MustCompile(`^([0-9a-fA-F]{4}):([0-9a-fA-F]{4})$`)
 // vfio is the end of an expression for drivers that pass functions to virtual machines.
 const vfio = `.contains("vfio")`
 
-func (k *kubevirt) pci(v value) {
+func (k *kubevirt) addPCI(v value) {
 	if !k.common(v, "pciVendorSelector", "pciDeviceSelector") {
 		return
 	}
 	selector := v.at("pciVendorSelector")
-	if !selector.there() {
+	if !selector.isPresent() {
 		selector = v.at("pciDeviceSelector") // the field of the HyperConverged object
 	}
 	m := vendorSelector.FindStringSubmatch(selector.text())
 	if m == nil {
-		k.im.lost(cmpValue(selector, v), "is no vendor and device, such as 10DE:1EB8")
+		k.im.notePodChange(cmpValue(selector, v), "is no vendor and device, such as 10DE:1EB8")
 		return
 	}
 	cel := []string{
-		oneOf(text("pciVendor"), lower(m[1:2])),
-		oneOf(text("pciDevice"), lower(m[2:3])),
+		oneOf(text("pciVendor"), lowerAll(m[1:2])),
+		oneOf(text("pciDevice"), lowerAll(m[2:3])),
 		text("driver") + vfio,
 	}
 	if strings.EqualFold(m[1], "10de") { // a virtual function with a vGPU type uses NVIDIA's own driver
 		cel[2] = anyOf([]string{cel[2], oneOf(familyAttribute, []string{"vfio"})})
 	}
-	k.offered(v, k.im.resource(v, v.at("resourceName").text(), all(cel)))
+	k.addOffered(v, k.im.addResource(v, v.at("resourceName").text(), all(cel)))
 }
 
 // typeID matches the number of a vGPU type, as opposed to its name.
 var typeID = regexp.MustCompile(`^nvidia-[0-9]+$`)
 
-func (k *kubevirt) mediated(v value) {
+func (k *kubevirt) addMediated(v value) {
 	if !k.common(v, "mdevNameSelector") {
 		return
 	}
 	selector := v.at("mdevNameSelector")
 	name := selector.text()
 	if name == "" || typeID.MatchString(name) {
-		k.im.lost(cmpValue(selector, v), "is no name of a type, such as GRID T4-1Q")
+		k.im.notePodChange(cmpValue(selector, v), "is no name of a type, such as GRID T4-1Q")
 		return
 	}
 	// KubeVirt replaces spaces by underscores before it compares names.
 	names := map[string]bool{name: true, strings.ReplaceAll(name, " ", "_"): true, strings.ReplaceAll(name, "_", " "): true}
 	cel := all([]string{oneOf(familyAttribute, []string{"vfio"}), oneOf(text("profile"), sorted(names))})
-	k.offered(v, k.im.resource(v, v.at("resourceName").text(), cel))
+	k.addOffered(v, k.im.addResource(v, v.at("resourceName").text(), cel))
 }
 
-func (k *kubevirt) usb(v value) {
+func (k *kubevirt) addUSB(v value) {
 	if !k.common(v, "selectors") {
 		return
 	}
@@ -203,7 +203,7 @@ func (k *kubevirt) usb(v value) {
 		k.im.unknownExcept(selector, "vendor", "product", "serial")
 		group.USB = append(group.USB, usbDevice(selector))
 	}
-	k.offered(v, k.im.paths(v, v1alpha1.PathResource{Name: v.at("resourceName").text(), Groups: []v1alpha1.PathGroup{group}}))
+	k.addOffered(v, k.im.addPaths(v, v1alpha1.PathResource{Name: v.at("resourceName").text(), Groups: []v1alpha1.PathGroup{group}}))
 }
 
 // usbDevice reads the IDs of a USB device.
@@ -216,10 +216,10 @@ func usbDevice(v value) v1alpha1.USBDevice {
 func (k *kubevirt) maxDevices(v value) {
 	count, ok := v.number()
 	if !ok || count < 1 {
-		k.im.lost(v, "is no number")
+		k.im.notePodChange(v, "is no number")
 		return
 	}
-	k.im.share(v, oneOf(familyAttribute, []string{"hypervisor"}), v1alpha1.Sharing{Replicas: count})
+	k.im.addSharing(v, oneOf(familyAttribute, []string{"hypervisor"}), v1alpha1.Sharing{Replicas: count})
 }
 
 // sorted returns the sorted keys of a map.

@@ -23,7 +23,7 @@ type nvidia struct {
 
 func newNVIDIA(im *importer) *format {
 	n := &nvidia{im: im}
-	n.settings = newSettings(im, n.options())
+	n.settings = newSettings(im, n.optionTable())
 	return &format{
 		name:         "NVIDIA's device plugin",
 		forms:        "configuration file, flags, variables, DaemonSet, Helm values, ClusterPolicy of the GPU operator",
@@ -32,9 +32,9 @@ func newNVIDIA(im *importer) *format {
 		label:        nvidiaLabel,
 		is:           func(v value) bool { return n.isOwn(v) || n.isPolicy(v) || n.isValues(v) },
 		read:         n.read,
-		runs:         n.runs,
-		container:    n.container,
-		finish:       n.finish,
+		runs:         n.runsPlugin,
+		container:    n.readContainer,
+		finish:       n.finishSettings,
 	}
 }
 
@@ -51,16 +51,16 @@ const (
 	nvidiaLabel  = nvidiaPrefix + "device-plugin.config"
 )
 
-func (n *nvidia) options() []option {
+func (n *nvidia) optionTable() []option {
 	const (
 		ours      = "the agent finds that out by itself"
 		noFile    = "containers get their devices by device nodes and NVIDIA_VISIBLE_DEVICES, and no CDI specification is made for others to read"
 		noRuntime = "is for NVIDIA's container runtime, which does it by what a pod's image or pod says itself"
 	)
 	return []option{
-		{name: "mig-strategy", at: "flags.migStrategy", in: "migStrategy", fate: carried, do: n.mig},
-		{name: "device-list-strategy", at: "flags.plugin.deviceListStrategy", in: "deviceListStrategy", fate: carried},
-		{name: "device-id-strategy", at: "flags.plugin.deviceIDStrategy", in: "deviceIDStrategy", fate: carried},
+		{name: "mig-strategy", at: "flags.migStrategy", in: "migStrategy", fate: fateCarried, do: n.readMIG},
+		{name: "device-list-strategy", at: "flags.plugin.deviceListStrategy", in: "deviceListStrategy", fate: fateCarried},
+		{name: "device-id-strategy", at: "flags.plugin.deviceIDStrategy", in: "deviceIDStrategy", fate: fateCarried},
 		{name: "pass-device-specs", at: "flags.plugin.passDeviceSpecs", in: "passDeviceSpecs", alone: true, fine: []string{"true", "1"}, why: "containers always get the device nodes"},
 		{name: "compat-with-cpumanager", in: "compatWithCPUManager", why: "containers always get the device nodes"},
 		{name: "fail-on-init-error", at: "flags.failOnInitError", in: "failOnInitError", alone: true, why: "the agent waits for a driver that is not there yet"},
@@ -69,11 +69,11 @@ func (n *nvidia) options() []option {
 		{name: "driver-root", env: "DRIVER_ROOT", fine: []string{"/"}, why: driverRoot},
 		{name: "nvidia-dev-root", at: "flags.nvidiaDevRoot", fine: []string{"/"}, why: "device nodes are those in /dev of the host"},
 		{name: "dev-root", env: "DEV_ROOT", fine: []string{"/"}, why: "device nodes are those in /dev of the host"},
-		{name: "gdrcopy-enabled", at: "flags.gdrcopyEnabled", in: "gdrcopyEnabled", alone: true, fate: carried},
-		{name: "gds-enabled", at: "flags.gdsEnabled", in: "gdsEnabled", alone: true, fate: carried},
-		{name: "mofed-enabled", at: "flags.mofedEnabled", in: "mofedEnabled", alone: true, fate: carried},
-		{name: "device-discovery-strategy", at: "flags.deviceDiscoveryStrategy", in: "deviceDiscoveryStrategy", fate: lost, fine: []string{"auto", "nvml"}, why: "Tegra's GPUs are not offered"},
-		{name: "shared-devices-allocation-policy", at: "flags.plugin.sharedDevicesAllocationPolicy", fate: carried},
+		{name: "gdrcopy-enabled", at: "flags.gdrcopyEnabled", in: "gdrcopyEnabled", alone: true, fate: fateCarried},
+		{name: "gds-enabled", at: "flags.gdsEnabled", in: "gdsEnabled", alone: true, fate: fateCarried},
+		{name: "mofed-enabled", at: "flags.mofedEnabled", in: "mofedEnabled", alone: true, fate: fateCarried},
+		{name: "device-discovery-strategy", at: "flags.deviceDiscoveryStrategy", in: "deviceDiscoveryStrategy", fate: fatePodChange, fine: []string{"auto", "nvml"}, why: "Tegra's GPUs are not offered"},
+		{name: "shared-devices-allocation-policy", at: "flags.plugin.sharedDevicesAllocationPolicy", fate: fateCarried},
 		{name: "cdi-enabled", at: "flags.plugin.cdiEnabled", alone: true, why: noFile},
 		{name: "cdi-annotation-prefix", at: "flags.plugin.cdiAnnotationPrefix", fine: []string{"cdi.k8s.io/"}, why: "annotations begin with cdi.k8s.io/"},
 		{name: "nvidia-ctk-path", at: "flags.plugin.nvidiaCTKPath", why: noFile},
@@ -84,25 +84,25 @@ func (n *nvidia) options() []option {
 		{name: "cdi-disable-hooks", why: noFile},
 		{name: "use-node-feature-api", at: "flags.useNodeFeatureAPI", alone: true, why: "is about labels of nodes"},
 		{name: "kubelet-socket", why: ours},
-		{name: "config-file", fate: carried},
-		{name: "mps-root", at: "flags.mpsRoot", in: "mps.root", fate: carried},
-		{name: "imex-channel-ids", at: "imex.channelIDs", fate: carried},
+		{name: "config-file", fate: fateCarried},
+		{name: "mps-root", at: "flags.mpsRoot", in: "mps.root", fate: fateCarried},
+		{name: "imex-channel-ids", at: "imex.channelIDs", fate: fateCarried},
 		{name: "imex-required", at: "imex.required", alone: true, fine: []string{"false"}, why: "an IMEX channel is a device of its own"},
-		{name: "visible", env: "NVIDIA_VISIBLE_DEVICES", fate: lost, fine: []string{"all", "void", "none"}, why: "has the plugin see some GPUs only; exclude the others by their attribute uuid"},
+		{name: "visible", env: "NVIDIA_VISIBLE_DEVICES", fate: fatePodChange, fine: []string{"all", "void", "none"}, why: "has the plugin see some GPUs only; exclude the others by their attribute uuid"},
 		{name: "mig-monitor", env: "NVIDIA_MIG_MONITOR_DEVICES", fine: []string{"all"}, why: noRuntime},
 		{name: "capabilities", env: "NVIDIA_DRIVER_CAPABILITIES", fine: []string{"all", "compute", "utility"}, why: noRuntime},
-		{name: "unhealthy-not", env: "DP_DISABLE_HEALTHCHECKS", fate: lost, why: "not carried over: a GPU whose driver says that it must be reset is not given to new pods"},
-		{name: "unhealthy-too", env: "DP_ENABLE_HEALTHCHECKS", fate: lost, why: "not carried over: XIDs that an application brings upon itself do not count"},
+		{name: "unhealthy-not", env: "DP_DISABLE_HEALTHCHECKS", fate: fatePodChange, why: "not carried over: a GPU whose driver says that it must be reset is not given to new pods"},
+		{name: "unhealthy-too", env: "DP_ENABLE_HEALTHCHECKS", fate: fatePodChange, why: "not carried over: XIDs that an application brings upon itself do not count"},
 		{name: "gfd", at: "flags.gfd", why: "is about labels of nodes"},
 		{name: "labels", in: "gfd.enabled", do: n.labels},
 		{at: "version", fine: []string{"v1", "v1alpha1"}, why: "is not a version that is known here"},
-		{at: "resources", fate: idle, why: "the plugin itself ignores it and uses its own names; name devices by an entry of resources"},
-		{at: "sharing.timeSlicing", fate: carried, do: n.timeSlicing},
-		{at: "sharing.mps", fate: carried, do: n.mps},
-		{in: "config.name", fate: carried},
-		{in: "config.default", fate: carried},
-		{in: "config.fallbackStrategies", fate: carried},
-		{in: "config.map", fate: carried},
+		{at: "resources", fate: fateIdle, why: "the plugin itself ignores it and uses its own names; name devices by an entry of resources"},
+		{at: "sharing.timeSlicing", fate: fateCarried, do: n.timeSlicing},
+		{at: "sharing.mps", fate: fateCarried, do: n.readMPS},
+		{in: "config.name", fate: fateCarried},
+		{in: "config.default", fate: fateCarried},
+		{in: "config.fallbackStrategies", fate: fateCarried},
+		{in: "config.map", fate: fateCarried},
 	}
 }
 
@@ -150,17 +150,17 @@ func (n *nvidia) isValues(v value) bool {
 		v.isMap() && strings.Contains(n.im.chart, "nvidia-device-plugin")
 }
 
-// finish adds the entries of the settings, and of each configuration that applies to some nodes
+// finishSettings adds the entries of the settings, and of each configuration that applies to some nodes
 // only. Flags apply to all of these configurations.
-func (n *nvidia) finish() {
+func (n *nvidia) finishSettings() {
 	all := n.settings
 	for _, configuration := range n.each {
 		n.settings, n.names, n.im.nodes = all.clone(), nil, configuration.nodes
-		n.settings.file(configuration, inOwn, n.im.unknown)
-		n.entries()
+		n.settings.file(configuration, inOwn, n.im.noteUnknown)
+		n.addEntries()
 	}
 	if n.im.nodes = nil; len(n.each) == 0 {
-		n.entries()
+		n.addEntries()
 	}
 	for _, name := range []string{"config-file", "config.name"} {
 		if v := all.get(name); v.text() != "" {
@@ -168,17 +168,17 @@ func (n *nvidia) finish() {
 		}
 	}
 	if n.where.text() != "" && !n.own {
-		n.im.lost(n.where, "how GPUs are shared is in there, and it is not among the files")
+		n.im.notePodChange(n.where, "how GPUs are shared is in there, and it is not among the files")
 	}
 }
 
-// entries adds the entries of the settings.
-func (n *nvidia) entries() {
-	n.settings.finish()
+// addEntries adds the entries of the settings.
+func (n *nvidia) addEntries() {
+	n.settings.finishOptions()
 	names := append(n.names, nvidiaOne)
 	n.im.listStrategy(n.settings.get("device-list-strategy"), names...)
 	carried := []value{}
-	if n.im.listed(nvidiaOne) {
+	if n.im.isListed(nvidiaOne) {
 		carried = append(carried, n.settings.get("device-list-strategy"))
 	}
 	carried = append(carried, n.im.idStrategy(n.settings.get("device-id-strategy"), names)...)
@@ -186,13 +186,13 @@ func (n *nvidia) entries() {
 	if strategy := n.settings.get("mig-strategy"); strings.EqualFold(strategy.text(), "single") {
 		for _, name := range names {
 			if strings.HasPrefix(name, nvidiaOne) {
-				n.im.allocation(strategy, name, func(a *v1alpha1.Allocation) { a.Alike = []string{"function", "profile"} })
+				n.im.setAllocation(strategy, name, func(a *v1alpha1.Allocation) { a.Alike = []string{"function", "profile"} })
 			}
 		}
-		n.im.say(strategy, "a node with whole GPUs and instances, or with unlike instances, offers no %s; there the plugin does not start. GPUs in MIG mode without instances do not count", nvidiaOne)
+		n.im.noteRemark(strategy, "a node with whole GPUs and instances, or with unlike instances, offers no %s; there the plugin does not start. GPUs in MIG mode without instances do not count", nvidiaOne)
 	}
 	if strategy := n.settings.get("mig-strategy"); strategy.text() == "mixed" && len(carried) > 0 {
-		n.im.lost(carried[0], "is carried over for %s; write it for the resources of MIG instances, nvidia.com/mig-…, that your nodes have", nvidiaOne)
+		n.im.notePodChange(carried[0], "is carried over for %s; write it for the resources of MIG instances, nvidia.com/mig-…, that your nodes have", nvidiaOne)
 	}
 }
 
@@ -204,12 +204,12 @@ func (im *importer) idStrategy(strategy value, names []string) []value {
 		return nil
 	case "index":
 		for _, name := range names {
-			im.allocation(strategy, name, func(a *v1alpha1.Allocation) { a.DeviceIDStrategy = v1alpha1.DeviceIDIndex })
+			im.setAllocation(strategy, name, func(a *v1alpha1.Allocation) { a.DeviceIDStrategy = v1alpha1.DeviceIDIndex })
 		}
-		im.say(strategy, "the numbers of GPUs are known where chandler-nvml runs; elsewhere they are named by their UUIDs, which the container runtime takes as well")
+		im.noteRemark(strategy, "the numbers of GPUs are known where chandler-nvml runs; elsewhere they are named by their UUIDs, which the container runtime takes as well")
 		return []value{strategy}
 	default:
-		im.lost(strategy, "is no strategy that is known here")
+		im.notePodChange(strategy, "is no strategy that is known here")
 		return nil
 	}
 }
@@ -220,7 +220,7 @@ func (im *importer) runtimeVariables(settings *settings, names []string) (carrie
 	set := func(v value, name, text string) {
 		carried = append(carried, v)
 		for _, resource := range names {
-			im.allocation(v, resource, func(a *v1alpha1.Allocation) {
+			im.setAllocation(v, resource, func(a *v1alpha1.Allocation) {
 				if a.Env == nil {
 					a.Env = make(map[string]string)
 				}
@@ -245,12 +245,12 @@ func (n *nvidia) read(v value) {
 	case v.nodes != nil:
 		n.own, n.each = true, append(n.each, v)
 	case n.isPolicy(v):
-		n.operator(v.at("spec"))
+		n.readOperator(v.at("spec"))
 	case n.isOwn(v):
 		n.own = true
-		n.settings.file(v, inOwn, n.im.unknown)
+		n.settings.file(v, inOwn, n.im.noteUnknown)
 	case n.isOperator(v):
-		n.operator(v)
+		n.readOperator(v)
 	default:
 		n.values(v)
 	}
@@ -264,7 +264,7 @@ func (n *nvidia) values(v value) {
 	n.named(v.at("config", "map"))
 	main := containerOf(v.at("devicePlugin", "containers", "main"))
 	n.settings.flags(main)
-	n.im.others(v, rest)
+	n.im.noteOthers(v, rest)
 }
 
 // named reads named configurations, each for some nodes.
@@ -273,30 +273,30 @@ func (n *nvidia) named(configs value) {
 	for _, c := range configs.fields() {
 		inside, err := embedded(c)
 		if err != nil || !n.isOwn(inside) {
-			n.im.lost(c, "is no configuration of the plugin")
+			n.im.notePodChange(c, "is no configuration of the plugin")
 			continue
 		}
 		known = append(known, inside)
 	}
 	if len(known) > 0 {
-		n.im.chosen(&format{name: "NVIDIA's device plugin", alternatives: true, label: nvidiaLabel, read: n.read}, known)
+		n.im.importChosen(&format{name: "NVIDIA's device plugin", alternatives: true, label: nvidiaLabel, read: n.read}, known)
 	}
 }
 
-// operator reads a ClusterPolicy, or the values of the operator's chart.
-func (n *nvidia) operator(v value) {
+// readOperator reads a ClusterPolicy, or the values of the operator's chart.
+func (n *nvidia) readOperator(v value) {
 	plugin := v.at("devicePlugin")
 	n.im.chooseDefault(v)
-	if enabled := plugin.at("enabled"); enabled.there() && !enabled.is() {
-		n.im.say(enabled, "the operator starts no device plugin")
+	if enabled := plugin.at("enabled"); enabled.isPresent() && !enabled.is() {
+		n.im.noteRemark(enabled, "the operator starts no device plugin")
 		return
 	}
 	c := containerOf(plugin)
 	n.settings.flags(c)
-	if strategy := v.at("mig", "strategy"); strategy.there() {
+	if strategy := v.at("mig", "strategy"); strategy.isPresent() {
 		n.settings.put(n.settings.find(func(o *option) bool { return o.name == "mig-strategy" }), strategy, inFile)
 	}
-	if root := plugin.at("mps", "root"); root.there() {
+	if root := plugin.at("mps", "root"); root.isPresent() {
 		n.settings.put(n.settings.find(func(o *option) bool { return o.name == "mps-root" }), root, inFile)
 	}
 	n.named(plugin.at("config", "data"))
@@ -306,11 +306,11 @@ func (n *nvidia) operator(v value) {
 	if gfd := v.at("gfd", "enabled"); gfd.is() {
 		n.labels(gfd)
 	}
-	if cdi := v.at("cdi", "enabled"); cdi.is() && (v.at("cdi", "default").is() || !v.at("cdi", "default").there()) {
-		n.im.say(cdi, "NVIDIA's container runtime reads NVIDIA_VISIBLE_DEVICES under CDI too, if it is the runtime of the pods")
+	if cdi := v.at("cdi", "enabled"); cdi.is() && (v.at("cdi", "default").is() || !v.at("cdi", "default").isPresent()) {
+		n.im.noteRemark(cdi, "NVIDIA's container runtime reads NVIDIA_VISIBLE_DEVICES under CDI too, if it is the runtime of the pods")
 	}
 	if sandbox := v.at("sandboxWorkloads", "enabled"); sandbox.is() {
-		n.im.lost(sandbox, "GPUs under vfio are offered where KubeVirt's permittedHostDevices name them; import the KubeVirt object too")
+		n.im.notePodChange(sandbox, "GPUs under vfio are offered where KubeVirt's permittedHostDevices name them; import the KubeVirt object too")
 	}
 	var rest []value
 	for name, field := range v.fields() {
@@ -323,11 +323,11 @@ func (n *nvidia) operator(v value) {
 			rest = append(rest, field)
 		}
 	}
-	n.im.others(v, rest)
+	n.im.noteOthers(v, rest)
 }
 
-// runs recognises the containers of the plugin and of its companions.
-func (n *nvidia) runs(c container) bool {
+// runsPlugin recognises the containers of the plugin and of its companions.
+func (n *nvidia) runsPlugin(c container) bool {
 	if n.isPlugin(c) {
 		return true
 	}
@@ -338,19 +338,19 @@ func (n *nvidia) isPlugin(c container) bool {
 	if strings.Contains(c.image, "nvidia/k8s-device-plugin") || c.names("nvidia-device-plugin") {
 		return true
 	}
-	variables := func(name string) bool { return c.env[name].there() }
+	variables := func(name string) bool { return c.env[name].isPresent() }
 	if c.image == "" && slices.ContainsFunc([]string{"MIG_STRATEGY", "DEVICE_LIST_STRATEGY", "DEVICE_ID_STRATEGY", "PASS_DEVICE_SPECS", "NVIDIA_DRIVER_ROOT"}, variables) {
 		return true
 	}
 	return c.image == "" && c.hasFlag("mig-strategy", "device-list-strategy", "device-id-strategy", "fail-on-init-error", "pass-device-specs", "nvidia-driver-root", "mps-root")
 }
 
-func (n *nvidia) container(c container) {
+func (n *nvidia) readContainer(c container) {
 	switch {
 	case c.names("gpu-feature-discovery"):
 		n.labels(c.at("name"))
 	case c.names("mps-control-daemon"):
-		n.im.say(c.at("name"), "has to run as before: the agent starts MPS daemons for claims alone")
+		n.im.noteRemark(c.at("name"), "has to run as before: the agent starts MPS daemons for claims alone")
 	case c.names("config-manager"):
 	default:
 		n.settings.flags(c)
@@ -359,26 +359,26 @@ func (n *nvidia) container(c container) {
 
 // labels notes that the agent labels nodes.
 func (n *nvidia) labels(v value) {
-	if truth, ok := v.truth(); ok && !truth {
+	if truth, ok := v.boolean(); ok && !truth {
 		return
 	}
-	n.im.say(v, "the agent sets the labels nvidia.com/gpu.* of nodes, through Node Feature Discovery; see docs/node-labels.md")
+	n.im.noteRemark(v, "the agent sets the labels nvidia.com/gpu.* of nodes, through Node Feature Discovery; see docs/node-labels.md")
 }
 
-// mig reads the MIG strategy.
-func (n *nvidia) mig(v value) {
+// readMIG reads the MIG strategy.
+func (n *nvidia) readMIG(v value) {
 	switch strings.ToLower(v.text()) {
 	case "", "none":
 		if v.text() != "" {
-			n.im.say(v, "GPUs without MIG are offered as before; a GPU in MIG mode is not offered whole, since nothing can compute on it, but by its instances")
+			n.im.noteRemark(v, "GPUs without MIG are offered as before; a GPU in MIG mode is not offered whole, since nothing can compute on it, but by its instances")
 		}
 	case "mixed":
-		n.im.say(v, "is how MIG instances are offered anyway; %s", nvml)
+		n.im.noteRemark(v, "is how MIG instances are offered anyway; %s", nvml)
 	case "single":
-		n.im.resource(v, nvidiaOne, all([]string{nvidiaGPU, nvidiaMIG}))
-		n.im.say(v, "%s", nvml)
+		n.im.addResource(v, nvidiaOne, all([]string{nvidiaGPU, nvidiaMIG}))
+		n.im.noteRemark(v, "%s", nvml)
 	default:
-		n.im.lost(v, "is no strategy that is known here")
+		n.im.notePodChange(v, "is no strategy that is known here")
 	}
 }
 
@@ -386,29 +386,29 @@ const nvml = "the names and UUIDs of MIG instances are known where chandler-nvml
 
 // timeSlicing reads the time-slicing shares of each resource.
 func (n *nvidia) timeSlicing(v value) {
-	n.shares(v, v.at("failRequestsGreaterThanOne").is())
+	n.readShares(v, v.at("failRequestsGreaterThanOne").is())
 }
 
-// mps reads the MPS shares of each resource, which an MPS daemon limits.
-func (n *nvidia) mps(v value) {
+// readMPS reads the MPS shares of each resource, which an MPS daemon limits.
+func (n *nvidia) readMPS(v value) {
 	if n.settings.get("sharing.timeSlicing").has("resources") {
-		n.im.lost(v, "the plugin does not take it together with timeSlicing, and neither is it here")
+		n.im.notePodChange(v, "the plugin does not take it together with timeSlicing, and neither is it here")
 		return
 	}
 	fail := v.at("failRequestsGreaterThanOne")
-	n.shares(v, !fail.there() || fail.is())
+	n.readShares(v, !fail.isPresent() || fail.is())
 	root := n.settings.get("mps-root")
 	dir := root.text()
 	if dir == "" {
 		root, dir = v, "/run/nvidia/mps"
 	}
-	n.im.root(root, "nvidia-mps", dir)
-	n.im.say(v.at("resources"), "NVIDIA's mps-control-daemon has to run as before, with %s shown to the agent", dir)
+	n.im.setRoot(root, "nvidia-mps", dir)
+	n.im.noteRemark(v.at("resources"), "NVIDIA's mps-control-daemon has to run as before, with %s shown to the agent", dir)
 }
 
-// shares reads the number of shares of each resource. With onlyOne, a container gets at most one
+// readShares reads the number of shares of each resource. With onlyOne, a container gets at most one
 // share.
-func (n *nvidia) shares(v value, onlyOne bool) {
+func (n *nvidia) readShares(v value, onlyOne bool) {
 	n.im.unknownExcept(v, "renameByDefault", "failRequestsGreaterThanOne", "resources")
 	rename := v.at("renameByDefault").is()
 	for _, r := range v.at("resources").items() {
@@ -417,31 +417,31 @@ func (n *nvidia) shares(v value, onlyOne bool) {
 		if !strings.HasPrefix(name, nvidiaPrefix) {
 			name = nvidiaPrefix + name
 		}
-		cel, ok := n.selects(name)
+		cel, ok := n.selectorOf(name)
 		if !ok {
-			n.im.lost(r.at("name"), "is no resource of the plugin's that is known here")
+			n.im.notePodChange(r.at("name"), "is no resource of the plugin's that is known here")
 			continue
 		}
 		replicas, ok := r.at("replicas").number()
 		if !ok || replicas < 1 {
-			n.im.lost(r.at("replicas"), "is no number of shares; the plugin does not start with it")
+			n.im.notePodChange(r.at("replicas"), "is no number of shares; the plugin does not start with it")
 			continue
 		}
 		if replicas == 1 {
-			n.im.say(r.at("replicas"), "one share is the device itself")
+			n.im.noteRemark(r.at("replicas"), "one share is the device itself")
 			continue
 		}
 		sharing := v1alpha1.Sharing{Replicas: replicas}
 		if rename {
 			sharing.Resource = name + ".shared"
 		}
-		if other := r.at("rename"); other.there() && other.text() != sharing.Resource {
-			n.im.say(other, "the plugin itself ignores it")
+		if other := r.at("rename"); other.isPresent() && other.text() != sharing.Resource {
+			n.im.noteRemark(other, "the plugin itself ignores it")
 		}
-		if devices := r.at("devices"); devices.there() && devices.text() != "all" {
-			n.im.say(devices, "the plugin itself ignores it, and shares all devices")
+		if devices := r.at("devices"); devices.isPresent() && devices.text() != "all" {
+			n.im.noteRemark(devices, "the plugin itself ignores it, and shares all devices")
 		}
-		n.im.share(r, cel, sharing)
+		n.im.addSharing(r, cel, sharing)
 		shared := cmp.Or(sharing.Resource, name)
 		n.names = append(n.names, shared)
 		if onlyOne {
@@ -450,9 +450,9 @@ func (n *nvidia) shares(v value, onlyOne bool) {
 		switch policy := n.settings.get("shared-devices-allocation-policy"); policy.text() {
 		case "", "distributed":
 		case "packed":
-			n.im.policy(policy, v1alpha1.PolicyPacked, shared)
+			n.im.setPolicy(policy, v1alpha1.PolicyPacked, shared)
 		default:
-			n.im.lost(policy, "is no policy that is known here")
+			n.im.notePodChange(policy, "is no policy that is known here")
 		}
 	}
 }
@@ -460,8 +460,8 @@ func (n *nvidia) shares(v value, onlyOne bool) {
 // profile matches the resource name of a MIG profile.
 var profile = regexp.MustCompile(`^nvidia\.com/mig-([0-9a-z]+g\.[0-9]+gb|[0-9]+c\.[0-9]+g\.[0-9]+gb)([.-].*)?$`)
 
-// selects returns an expression for the devices of one of the plugin's resources.
-func (n *nvidia) selects(name string) (string, bool) {
+// selectorOf returns an expression for the devices of one of the plugin's resources.
+func (n *nvidia) selectorOf(name string) (string, bool) {
 	if name == nvidiaOne {
 		if n.settings.get("mig-strategy").text() == "single" {
 			return nvidiaGPU, true

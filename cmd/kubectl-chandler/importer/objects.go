@@ -77,7 +77,7 @@ func containerOf(v value) container {
 			}
 		}
 	}
-	c.args = unshelled(c.args)
+	c.args = splitShell(c.args)
 	c.setEnv(v.at(envField))
 	return c
 }
@@ -85,9 +85,9 @@ func containerOf(v value) container {
 // script matches the shell flag after which the script follows.
 var script = regexp.MustCompile(`^-[a-z]*c$`)
 
-// unshelled splits the script of a shell command such as sh -c into its words. Other arguments are
+// splitShell splits the script of a shell command such as sh -c into its words. Other arguments are
 // returned unchanged.
-func unshelled(args []value) []value {
+func splitShell(args []value) []value {
 	if len(args) == 0 || !slices.Contains([]string{"sh", "ash", "bash", "dash"}, path.Base(args[0].text())) {
 		return args
 	}
@@ -99,7 +99,7 @@ func unshelled(args []value) []value {
 		return args
 	}
 	var out []value
-	for _, word := range words(strings.ReplaceAll(args[i].node.Value, "\\\n", "  "), 1) {
+	for _, word := range splitWords(strings.ReplaceAll(args[i].node.Value, "\\\n", "  "), 1) {
 		word.Value, word.Line = strings.TrimRight(word.Value, ";"), args[i].node.Line
 		arg := args[i]
 		arg.node = word
@@ -125,7 +125,7 @@ func (c container) setEnv(env value) {
 	maps.Insert(c.env, env.fields())
 	if env.isList() {
 		for _, variable := range env.items() {
-			if v := variable.at("value"); v.there() {
+			if v := variable.at("value"); v.isPresent() {
 				v.path = "env " + variable.at("name").text()
 				c.env[variable.at("name").text()] = v
 			}
@@ -133,47 +133,47 @@ func (c container) setEnv(env value) {
 	}
 }
 
-// document reads a document, and reports whether its format is known.
-func (im *importer) document(v value) (known bool, err error) {
+// importDocument reads a document, and reports whether its format is known.
+func (im *importer) importDocument(v value) (known bool, err error) {
 	kind, version := v.at("kind").text(), v.at("apiVersion").text()
 	switch {
 	case v.isList():
-		return im.list(v)
+		return im.importList(v)
 	case !v.isMap():
 		return false, nil
 	case strings.HasSuffix(kind, "List") && v.at("items").isList():
-		return im.each(v.at("items").items())
+		return im.importEach(v.at("items").items())
 	case kind == "ConfigMap" && version == "v1":
 		return im.configMap(v)
 	}
-	if f := im.recognise(v); f != nil {
-		im.take(f, v)
+	if f := im.recogniseFormat(v); f != nil {
+		im.readDocument(f, v)
 		return true, nil
 	}
 	if wrapped, ok := im.values(v); ok {
-		known, err := im.document(wrapped)
+		known, err := im.importDocument(wrapped)
 		im.chart = ""
 		return known, err
 	}
-	if pod := podOf(v); pod.there() && im.pod(pod) {
+	if pod := podOf(v); pod.isPresent() && im.importPod(pod) {
 		return true, nil
 	}
-	if found := im.nested(v, 0); len(found) > 0 {
+	if found := im.readNested(v, 0); len(found) > 0 {
 		im.onlyRead(v, found)
 		return true, nil
 	}
 	if kind != "" && version != "" {
-		im.unread[v.file] = append(im.unread[v.file], strings.TrimSpace(kind+" "+v.at("metadata", "name").text()))
+		im.unreadValues[v.file] = append(im.unreadValues[v.file], strings.TrimSpace(kind+" "+v.at("metadata", "name").text()))
 	}
 	return false, nil
 }
 
-// each reads documents, and reports whether at least one of them is known. In that case, documents
+// importEach reads documents, and reports whether at least one of them is known. In that case, documents
 // with errors are only noted: a dump of all ConfigMaps of a namespace contains unrelated ones.
-func (im *importer) each(documents []value) (known bool, err error) {
+func (im *importer) importEach(documents []value) (known bool, err error) {
 	errs := make([]error, len(documents))
 	for i, document := range documents {
-		ok, err := im.document(document)
+		ok, err := im.importDocument(document)
 		known, errs[i] = known || ok, err
 	}
 	if !known {
@@ -181,25 +181,25 @@ func (im *importer) each(documents []value) (known bool, err error) {
 	}
 	for i, err := range errs {
 		if err != nil {
-			im.say(documents[i].as(documents[i].at("metadata", "name").text()), "is not read: %v", err)
+			im.noteRemark(documents[i].as(documents[i].at("metadata", "name").text()), "is not read: %v", err)
 		}
 	}
 	return true, nil
 }
 
-// list reads a list of arguments, of containers or of other documents.
-func (im *importer) list(v value) (known bool, err error) {
-	if f := im.recognise(v); f != nil {
-		im.take(f, v)
+// importList reads a list of arguments, of containers or of other documents.
+func (im *importer) importList(v value) (known bool, err error) {
+	if f := im.recogniseFormat(v); f != nil {
+		im.readDocument(f, v)
 		return true, nil
 	}
 	if slices.ContainsFunc(v.items(), value.isText) {
-		return im.runs(container{args: v.items(), env: make(map[string]value)}), nil
+		return im.importContainer(container{args: v.items(), env: make(map[string]value)}), nil
 	}
-	if c, ok := patched(v); ok {
-		return im.runs(c), nil
+	if c, ok := patchedContainer(v); ok {
+		return im.importContainer(c), nil
 	}
-	return im.each(v.items())
+	return im.importEach(v.items())
 }
 
 // configMap reads the files of a ConfigMap.
@@ -215,7 +215,7 @@ func (im *importer) configMap(v value) (known bool, err error) {
 			if err != nil && strings.ContainsAny(text.node.Value, "{:") {
 				errs = append(errs, fmt.Errorf("%s: %w", text.path, err))
 			}
-			f := im.recognise(inside)
+			f := im.recogniseFormat(inside)
 			if err != nil || f == nil {
 				unread = append(unread, text)
 				continue
@@ -225,20 +225,20 @@ func (im *importer) configMap(v value) (known bool, err error) {
 	}
 	for _, f := range im.formats {
 		if len(of[f]) > 0 {
-			im.chosen(f, of[f])
+			im.importChosen(f, of[f])
 			known = true
 		}
 	}
 	for _, text := range unread {
 		at := text.as("")
 		if known {
-			im.say(at, "is no configuration that is known here")
+			im.noteRemark(at, "is no configuration that is known here")
 		}
 	}
-	if binary := v.at("binaryData"); !binary.null() {
-		im.say(binary, "is no text")
+	if binary := v.at("binaryData"); !binary.isNull() {
+		im.noteRemark(binary, "is no text")
 	}
-	if known || im.runs(variablesIn(v.at("data"))) {
+	if known || im.importContainer(variablesIn(v.at("data"))) {
 		return true, nil
 	}
 	return false, errors.Join(errs...)
@@ -255,16 +255,16 @@ func variablesIn(data value) container {
 	return c
 }
 
-// chosen reads configurations of one format. If each of them applies to some nodes only, their
+// importChosen reads configurations of one format. If each of them applies to some nodes only, their
 // entries are limited to those nodes.
-func (im *importer) chosen(f *format, configurations []value) {
+func (im *importer) importChosen(f *format, configurations []value) {
 	for _, c := range configurations {
 		im.seen = append(im.seen, nameOf(c))
 	}
 	objects := slices.ContainsFunc(configurations, func(c value) bool { return c.has("kind") })
 	if !f.alternatives || len(configurations) == 1 || objects {
 		for _, c := range configurations {
-			im.take(f, c)
+			im.readDocument(f, c)
 		}
 		return
 	}
@@ -281,15 +281,15 @@ func (im *importer) chosen(f *format, configurations []value) {
 		im.byLabel(f, configurations, usual)
 		return
 	case i < 0 && usual < 0 && !slices.ContainsFunc(configurations, func(c value) bool { return !isNodeName(nameOf(c)) }):
-		for _, c := range alike(configurations) {
+		for _, c := range groupAlike(configurations) {
 			c.value.nodes = &v1alpha1.Nodes{Names: c.names}
-			im.take(f, c.value)
+			im.readDocument(f, c.value)
 		}
 		return
 	case i < 0:
 		i = max(0, usual)
 	}
-	im.take(f, configurations[i])
+	im.readDocument(f, configurations[i])
 	for j, c := range configurations {
 		if j != i && c.short() != configurations[i].short() {
 			im.otherNode(c, nameOf(c), nameOf(configurations[i]))
@@ -308,14 +308,14 @@ func (im *importer) byLabel(f *format, configurations []value, usual int) {
 		return &v1alpha1.Nodes{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: f.label, Operator: operator, Values: names}}}
 	}
 	var rest *value
-	for _, c := range alike(configurations) {
+	for _, c := range groupAlike(configurations) {
 		if usual >= 0 && slices.Contains(c.names, nameOf(configurations[usual])) {
 			rest = &c.value
 			continue
 		}
 		labelled = append(labelled, c.names...)
 		c.value.nodes = label(metav1.LabelSelectorOpIn, c.names)
-		im.take(f, c.value)
+		im.readDocument(f, c.value)
 	}
 	if rest == nil {
 		rest = &value{file: configurations[0].file}
@@ -323,7 +323,7 @@ func (im *importer) byLabel(f *format, configurations []value, usual int) {
 	if len(labelled) > 0 {
 		rest.nodes = label(metav1.LabelSelectorOpNotIn, labelled)
 	}
-	im.take(f, *rest)
+	im.readDocument(f, *rest)
 }
 
 // configuration is a configuration with all of its names.
@@ -332,8 +332,8 @@ type configuration struct {
 	names []string
 }
 
-// alike groups configurations with the same content.
-func alike(configurations []value) (all []*configuration) {
+// groupAlike groups configurations with the same content.
+func groupAlike(configurations []value) (all []*configuration) {
 	by := make(map[string]*configuration)
 	for _, c := range configurations {
 		text, err := yaml.Marshal(c.node)
@@ -364,7 +364,7 @@ func nameOf(v value) string {
 // otherNode notes a configuration that is not imported because its nodes are unknown.
 func (im *importer) otherNode(v value, name, instead string) {
 	at := v.as("")
-	im.lost(at, "is another configuration for some nodes; %s is imported, and this one with --named=%s", instead, name)
+	im.notePodChange(at, "is another configuration for some nodes; %s is imported, and this one with --named=%s", instead, name)
 }
 
 // podOf returns the pod spec of a workload, or the zero value.
@@ -386,25 +386,25 @@ func podOf(v value) value {
 	return value{}
 }
 
-// pod reads the containers of a pod, and reports whether one of them runs a plugin.
-func (im *importer) pod(v value) (known bool) {
+// importPod reads the containers of a pod, and reports whether one of them runs a plugin.
+func (im *importer) importPod(v value) (known bool) {
 	if !v.hasAny("containers", "initContainers") {
-		return im.runs(containerOf(v))
+		return im.importContainer(containerOf(v))
 	}
 	for _, c := range slices.Concat(v.at("initContainers").items(), v.at("containers").items()) {
-		if im.runs(containerOf(c)) {
+		if im.importContainer(containerOf(c)) {
 			known = true
 		}
 	}
 	return known
 }
 
-// runs reads a container, and reports whether it runs a plugin.
-func (im *importer) runs(c container) bool {
+// importContainer reads a container, and reports whether it runs a plugin.
+func (im *importer) importContainer(c container) bool {
 	for _, f := range im.formats {
 		if f.runs != nil && f.runs(c) {
 			im.found[f.name] = true
-			if at := c.at("name"); f.runsAt == nil && at.there() {
+			if at := c.at("name"); f.runsAt == nil && at.isPresent() {
 				f.runsAt = &at
 			} else if f.runsAt == nil {
 				at := c.as("")

@@ -11,9 +11,9 @@ import (
 type fate int
 
 const (
-	idle    fate = iota // the option has no meaning for Chandler, and pods do not notice
-	lost                // pods get something else without the option
-	carried             // the format's code reads the option
+	fateIdle      fate = iota // the option has no meaning for Chandler, and pods do not notice
+	fatePodChange             // pods get something else without the option
+	fateCarried               // the format's code reads the option
 )
 
 // An option is a setting of a plugin, in any of its notations.
@@ -38,7 +38,7 @@ func (o *option) variable() string {
 
 // fineAs reports whether a value changes nothing.
 func (o *option) fineAs(v value) bool {
-	if v.null() || v.isText() && v.text() == "" || (v.isList() || v.isMap()) && len(v.node.Content) == 0 {
+	if v.isNull() || v.isText() && v.text() == "" || (v.isList() || v.isMap()) && len(v.node.Content) == 0 {
 		return true
 	}
 	for _, text := range v.texts() {
@@ -97,7 +97,7 @@ func (s *settings) put(o *option, v value, rank int) {
 			return
 		}
 		if before.rank == rank && !o.many && before.value.short() != v.short() {
-			s.im.lost(before.value, "is said once more at %s, which counts", v.origin())
+			s.im.notePodChange(before.value, "is said once more at %s, which counts", v.origin())
 		}
 	}
 	s.set[name] = setting{v, rank}
@@ -123,19 +123,19 @@ func (s *settings) flags(c container) {
 		o := named(name)
 		return o != nil && o.alone || slices.Contains(aloneOfLogging, name)
 	}
-	for _, arg := range arguments(c.args, alone) {
+	for _, arg := range splitArguments(c.args, alone) {
 		if name, ok := strings.CutPrefix(arg.value.text(), "$("); ok && c.env[strings.TrimSuffix(name, ")")].isText() {
-			arg.value.node = scalar(c.env[strings.TrimSuffix(name, ")")].text(), arg.value.node.Line)
+			arg.value.node = newScalar(c.env[strings.TrimSuffix(name, ")")].text(), arg.value.node.Line)
 		}
 		if _, ok := never[arg.name]; ok && named(arg.name) == nil {
 			continue
 		}
 		switch o := named(arg.name); {
 		case arg.name == "":
-		case (strings.Contains(arg.value.text(), "{{") || strings.Contains(arg.value.text(), "$(")) && (o == nil || o.fate != idle || o.do != nil):
-			s.im.lost(arg.value, "is set elsewhere, and what to is not known here")
+		case (strings.Contains(arg.value.text(), "{{") || strings.Contains(arg.value.text(), "$(")) && (o == nil || o.fate != fateIdle || o.do != nil):
+			s.im.notePodChange(arg.value, "is set elsewhere, and what to is not known here")
 		case o == nil:
-			s.im.lost(arg.value, "is a flag that is not known here")
+			s.im.notePodChange(arg.value, "is a flag that is not known here")
 		default:
 			s.put(o, arg.value, inFlags)
 		}
@@ -163,7 +163,7 @@ func (s *settings) fields(v value, prefix string, key func(*option) string, rest
 		switch {
 		case deeper != nil && field.isMap():
 			s.fields(field, path+".", key, rest)
-		case deeper != nil && field.null():
+		case deeper != nil && field.isNull():
 		default:
 			rest(field)
 		}
@@ -177,9 +177,9 @@ func inValues(o *option) string { return o.in }
 // get returns the value of an option, the zero value if the option is not set.
 func (s *settings) get(name string) value { return s.set[name].value }
 
-// finish handles all options in the order of the table: it runs the code of each option with a do
+// finishOptions handles all options in the order of the table: it runs the code of each option with a do
 // function, and notes the options that are not imported.
-func (s *settings) finish() {
+func (s *settings) finishOptions() {
 	names := slices.Sorted(maps.Keys(s.set))
 	for i := range s.table {
 		o := &s.table[i]
@@ -189,39 +189,39 @@ func (s *settings) finish() {
 		}
 		v := s.set[name].value
 		switch {
-		case o.do != nil && !v.null():
+		case o.do != nil && !v.isNull():
 			o.do(v)
-		case o.fate == carried || o.fineAs(v):
-		case o.fate == lost:
-			s.im.lost(v, "%s", o.why)
+		case o.fate == fateCarried || o.fineAs(v):
+		case o.fate == fatePodChange:
+			s.im.notePodChange(v, "%s", o.why)
 		default:
-			s.im.say(v, "%s", o.why)
+			s.im.noteRemark(v, "%s", o.why)
 		}
 	}
 }
 
-// unknown notes an unknown field of a plugin's own file. A name that cannot be a field of the
+// noteUnknown notes an unknown field of a plugin's own file. A name that cannot be a field of the
 // plugin is taken for a remark of the author.
-func (im *importer) unknown(v value) {
+func (im *importer) noteUnknown(v value) {
 	name := nameOf(v)
 	if strings.HasPrefix(name, "_") || strings.HasPrefix(name, "/") || strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "$") || strings.HasPrefix(strings.ToLower(name), "comment") {
-		im.say(v, "is taken for a remark")
+		im.noteRemark(v, "is taken for a remark")
 		return
 	}
-	im.lost(v, "is a field that is not known here")
+	im.notePodChange(v, "is a field that is not known here")
 }
 
 // unknownExcept notes the fields of an object that are not in the list.
 func (im *importer) unknownExcept(v value, known ...string) {
 	for name, field := range v.fields() {
 		if !slices.Contains(known, name) {
-			im.unknown(field)
+			im.noteUnknown(field)
 		}
 	}
 }
 
-// others notes, in one note, the fields of a large object that are unrelated to devices.
-func (im *importer) others(v value, fields []value) {
+// noteOthers notes, in one note, the fields of a large object that are unrelated to devices.
+func (im *importer) noteOthers(v value, fields []value) {
 	if len(fields) == 0 {
 		return
 	}
@@ -232,7 +232,7 @@ func (im *importer) others(v value, fields []value) {
 	slices.Sort(names)
 	at := value{file: v.file, above: v.above, path: v.path}
 	if v.node != nil {
-		at.node = scalar("", v.node.Line)
+		at.node = newScalar("", v.node.Line)
 	}
-	im.say(at, "is about other things than which devices pods get, and was not read: %s", strings.Join(names, ", "))
+	im.noteRemark(at, "is about other things than which devices pods get, and was not read: %s", strings.Join(names, ", "))
 }

@@ -36,7 +36,7 @@ func newRDMAShared(im *importer) *format {
 			return c.names("k8s-rdma-shared-d", "rdma-shared-d", "rdma-shared-device-plugin", "k8s-rdma-device-plugin", "k8s-rdma-sriov-dev-plugin")
 		},
 		container: func(c container) { r.settings.flags(c) },
-		finish:    r.settings.finish,
+		finish:    r.settings.finishOptions,
 	}
 }
 
@@ -48,7 +48,7 @@ func isOldRDMA(v value) bool {
 
 func (r *rdmaShared) read(v value) {
 	if isOldRDMA(v) {
-		r.old(v)
+		r.readOld(v)
 		return
 	}
 	if isSection(v, "rdmaSharedDevicePlugin") {
@@ -56,14 +56,14 @@ func (r *rdmaShared) read(v value) {
 		return
 	}
 	r.im.unknownExcept(v, "configList", "periodicUpdateInterval", "kubeletRootDir")
-	if root := v.at("kubeletRootDir"); !root.null() {
-		r.im.say(root, "the agent has a flag for the kubelet's directory")
+	if root := v.at("kubeletRootDir"); !root.isNull() {
+		r.im.noteRemark(root, "the agent has a flag for the kubelet's directory")
 	}
-	if interval := v.at("periodicUpdateInterval"); !interval.null() {
-		r.im.say(interval, "the agent looks again whenever the kernel reports something")
+	if interval := v.at("periodicUpdateInterval"); !interval.isNull() {
+		r.im.noteRemark(interval, "the agent looks again whenever the kernel reports something")
 	}
 	for _, pool := range v.at("configList").items() {
-		r.pool(pool)
+		r.readPool(pool)
 	}
 }
 
@@ -75,32 +75,32 @@ func (r *rdmaShared) section(v value) {
 	for _, one := range v.at("resources").items() {
 		count := one.at("rdmaHcaMax").node
 		if count == nil {
-			count = scalar(strconv.Itoa(defaultCount), one.node.Line)
+			count = newScalar(strconv.Itoa(defaultCount), one.node.Line)
 		}
-		selectors := object(one.node.Line)
+		selectors := newObject(one.node.Line)
 		for name, field := range one.fields() {
 			if name != "name" && name != "rdmaHcaMax" {
-				selectors.Content = append(selectors.Content, scalar(name, one.node.Line), field.node)
+				selectors.Content = append(selectors.Content, newScalar(name, one.node.Line), field.node)
 			}
 		}
-		one.node = object(one.node.Line, "resourceName", one.at("name").node, "rdmaHcaMax", count, "selectors", selectors)
-		r.pool(one)
+		one.node = newObject(one.node.Line, "resourceName", one.at("name").node, "rdmaHcaMax", count, "selectors", selectors)
+		r.readPool(one)
 	}
 }
 
 // sharedPrefix is the default prefix of resources.
 const sharedPrefix = "rdma"
 
-// pool reads a pool of adapters that containers share.
-func (r *rdmaShared) pool(v value) {
+// readPool reads a pool of adapters that containers share.
+func (r *rdmaShared) readPool(v value) {
 	fields := []string{"resourceName", "resourcePrefix", "rdmaHcaMax", "devices", "selectors"}
-	v = v.spelled(fields...)
+	v = v.respell(fields...)
 	r.im.unknownExcept(v, fields...)
 	name := cmp.Or(v.at("resourcePrefix").text(), sharedPrefix) + "/" + v.at("resourceName").text()
 	count := v.at("rdmaHcaMax")
 	replicas, ok := count.number()
 	if !ok || replicas < 1 {
-		r.im.lost(cmpValue(count, v), "rdmaHcaMax is no number above 0, so there is nothing of %s", name)
+		r.im.notePodChange(cmpValue(count, v), "rdmaHcaMax is no number above 0, so there is nothing of %s", name)
 		return
 	}
 	cel := []string{oneOf(familyAttribute, []string{"rdma"}), attributes + `?rdmaNamespaces.orValue("shared") == "shared"`}
@@ -112,18 +112,18 @@ func (r *rdmaShared) pool(v value) {
 		}
 	}
 	fields = []string{"vendors", "deviceIDs", "drivers", "ifNames", "linkTypes"}
-	selectors := v.at("selectors").spelled(fields...)
+	selectors := v.at("selectors").respell(fields...)
 	r.im.unknownExcept(selectors, fields...)
-	one(text("pciVendor"), ids(selectors.at("vendors")))
-	one(text("pciDevice"), ids(selectors.at("deviceIDs")))
+	one(text("pciVendor"), pciIDs(selectors.at("vendors")))
+	one(text("pciDevice"), pciIDs(selectors.at("deviceIDs")))
 	one(text("driver"), selectors.at("drivers").texts())
 	if len(v.at("devices").texts()) > 0 && len(selectors.fieldsWith()) > 0 {
-		r.im.lost(v.at("devices"), "the plugin does not take devices and selectors together; here both must hold")
+		r.im.notePodChange(v.at("devices"), "the plugin does not take devices and selectors together; here both must hold")
 	}
 	one(text("ifName"), slices.Concat(v.at("devices").texts(), selectors.at("ifNames").texts()))
 	one(text("linkLayer"), linkLayers(selectors.at("linkTypes")))
 	if len(chosen) == 0 {
-		r.im.lost(cmpValue(selectors, v), "selects nothing, and the plugin does not take such a pool")
+		r.im.notePodChange(cmpValue(selectors, v), "selects nothing, and the plugin does not take such a pool")
 		return
 	}
 	id := name + all(cel)
@@ -132,17 +132,17 @@ func (r *rdmaShared) pool(v value) {
 	}
 	r.seen[id] = true
 	for _, before := range r.im.shared {
-		if !apart(before, chosen) {
-			r.im.lost(v.at("resourceName"), "an adapter that a pool before selects too is in that one only, where the plugin has it in both")
+		if !areDisjoint(before, chosen) {
+			r.im.notePodChange(v.at("resourceName"), "an adapter that a pool before selects too is in that one only, where the plugin has it in both")
 			break
 		}
 	}
 	r.im.shared = append(r.im.shared, chosen)
-	r.im.share(v, all(cel), v1alpha1.Sharing{Resource: name, Replicas: replicas, Pool: true})
+	r.im.addSharing(v, all(cel), v1alpha1.Sharing{Resource: name, Replicas: replicas, Pool: true})
 }
 
-// apart reports whether no device can match both sets of selectors.
-func apart(a, b map[string][]string) bool {
+// areDisjoint reports whether no device can match both sets of selectors.
+func areDisjoint(a, b map[string][]string) bool {
 	for attribute, values := range a {
 		others, both := b[attribute]
 		if both && !slices.ContainsFunc(values, func(v string) bool { return slices.Contains(others, v) }) {
@@ -154,25 +154,25 @@ func apart(a, b map[string][]string) bool {
 
 // cmpValue returns a if it is present, and otherwise the place of b.
 func cmpValue(a, b value) value {
-	if a.there() {
+	if a.isPresent() {
 		return a
 	}
 	b = b.as("")
 	return b
 }
 
-// old reads a configuration from before pools, which offers all adapters, or the virtual functions
+// readOld reads a configuration from before pools, which offers all adapters, or the virtual functions
 // of some, under one name.
-func (r *rdmaShared) old(v value) {
+func (r *rdmaShared) readOld(v value) {
 	r.im.unknownExcept(v, "mode", "pfNetdevices")
 	if v.at("mode").text() == "hca" {
 		cel := all([]string{oneOf(familyAttribute, []string{"rdma"}), attributes + `?rdmaNamespaces.orValue("shared") == "shared"`})
-		r.im.share(v, cel, v1alpha1.Sharing{Resource: "rdma/hca", Replicas: 1000, Pool: true})
+		r.im.addSharing(v, cel, v1alpha1.Sharing{Resource: "rdma/hca", Replicas: 1000, Pool: true})
 		return
 	}
 	cel := []string{oneOf(familyAttribute, []string{"rdma"}), oneOf(text("function"), []string{"virtual"})}
 	if names := v.at("pfNetdevices").texts(); len(names) > 0 {
 		cel = append(cel, oneOf(text("pfName"), names))
 	}
-	r.im.resource(v, "rdma/vhca", all(cel))
+	r.im.addResource(v, "rdma/vhca", all(cel))
 }

@@ -18,7 +18,7 @@ import (
 type Note struct {
 	Place string // such as config.yaml:4
 	Field string // such as flags.plugin.deviceListStrategy
-	Said  string // such as volume-mounts
+	Value string // such as volume-mounts
 	Why   string
 
 	// Pods reports whether pods get something else as a result.
@@ -29,7 +29,7 @@ type Note struct {
 }
 
 func (n Note) String() string {
-	parts := []string{n.Place, n.Field, n.Said, n.Why}
+	parts := []string{n.Place, n.Field, n.Value, n.Why}
 	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), ": ")
 }
 
@@ -42,8 +42,8 @@ type Result struct {
 	origins map[string][]string
 }
 
-// Changed returns the number of notes with a change for pods.
-func (r *Result) Changed() int {
+// ChangedPods returns the number of notes with a change for pods.
+func (r *Result) ChangedPods() int {
 	changed := 0
 	for _, n := range r.Notes {
 		if n.Pods {
@@ -70,9 +70,9 @@ func (im *importer) result() *Result {
 // maxSaid is the number of characters that a note quotes.
 const maxSaid = 100
 
-// note adds a note.
-func (im *importer) note(v value, pods bool, format string, args ...any) {
-	n := Note{Field: oneLine(v.path), Said: oneLine(v.short()), Why: oneLine(fmt.Sprintf(format, args...)), Pods: pods, file: v.file, line: v.line()}
+// addNote adds a note.
+func (im *importer) addNote(v value, pods bool, format string, args ...any) {
+	n := Note{Field: oneLine(v.path), Value: oneLine(v.short()), Why: oneLine(fmt.Sprintf(format, args...)), Pods: pods, file: v.file, line: v.line()}
 	if n.file != "" {
 		n.Place = oneLine(n.file)
 		if n.line > 0 {
@@ -84,11 +84,15 @@ func (im *importer) note(v value, pods bool, format string, args ...any) {
 	}
 }
 
-// lost adds a note about a change for pods.
-func (im *importer) lost(v value, format string, args ...any) { im.note(v, true, format, args...) }
+// notePodChange adds a note about a change for pods.
+func (im *importer) notePodChange(v value, format string, args ...any) {
+	im.addNote(v, true, format, args...)
+}
 
-// say adds a note without a change for pods.
-func (im *importer) say(v value, format string, args ...any) { im.note(v, false, format, args...) }
+// noteRemark adds a note without a change for pods.
+func (im *importer) noteRemark(v value, format string, args ...any) {
+	im.addNote(v, false, format, args...)
+}
 
 // oneLine returns text in a form that fits into a comment.
 func oneLine(text string) string {
@@ -101,26 +105,26 @@ func oneLine(text string) string {
 	}, text)
 }
 
-// exclude adds an expression for devices that are not offered.
-func (im *importer) exclude(from value, cel string) {
-	entry := v1alpha1.Selector{CEL: bound(cel), Nodes: im.nodesOf(from)}
-	if im.fits(from, "", v1alpha1.DriverConfig{Exclude: []v1alpha1.Selector{entry}}) {
+// addExclude adds an expression for devices that are not offered.
+func (im *importer) addExclude(from value, cel string) {
+	entry := v1alpha1.Selector{CEL: bindDomain(cel), Nodes: im.nodesOf(from)}
+	if im.fitsConfig(from, "", v1alpha1.DriverConfig{Exclude: []v1alpha1.Selector{entry}}) {
 		im.config.Exclude = append(im.config.Exclude, entry)
 		im.origin("exclude", from)
 	}
 }
 
-// share adds an entry of sharing.
-func (im *importer) share(from value, cel string, sharing v1alpha1.Sharing) {
-	sharing.CEL, sharing.Nodes = bound(cel), im.nodesOf(from)
+// addSharing adds an entry of sharing.
+func (im *importer) addSharing(from value, cel string, sharing v1alpha1.Sharing) {
+	sharing.CEL, sharing.Nodes = bindDomain(cel), im.nodesOf(from)
 	if sharing.Replicas > maxShares {
-		im.say(from, "%d containers at once are more than the %d that can be written, and than a node has", sharing.Replicas, maxShares)
+		im.noteRemark(from, "%d containers at once are more than the %d that can be written, and than a node has", sharing.Replicas, maxShares)
 		sharing.Replicas = maxShares
 	}
 	if slices.ContainsFunc(im.config.Sharing, func(s v1alpha1.Sharing) bool { return reflect.DeepEqual(s, sharing) }) {
 		return // a pod and its DaemonSet can be imported together
 	}
-	if im.fits(from, sharing.Resource, v1alpha1.DriverConfig{Sharing: []v1alpha1.Sharing{sharing}}) {
+	if im.fitsConfig(from, sharing.Resource, v1alpha1.DriverConfig{Sharing: []v1alpha1.Sharing{sharing}}) {
 		im.config.Sharing = append(im.config.Sharing, sharing)
 		im.origin("sharing", from)
 	}
@@ -129,19 +133,19 @@ func (im *importer) share(from value, cel string, sharing v1alpha1.Sharing) {
 // maxShares is the highest number of containers per device.
 const maxShares = 4096
 
-// resource adds an entry of resources, and reports whether the entry is valid.
-func (im *importer) resource(from value, name, cel string) bool {
-	return im.pool(from, name, cel, nil)
+// addResource adds an entry of resources, and reports whether the entry is valid.
+func (im *importer) addResource(from value, name, cel string) bool {
+	return im.addPool(from, name, cel, nil)
 }
 
-// pool adds an entry of resources that may be a pool of the SR-IOV plugin, and reports whether the
+// addPool adds an entry of resources that may be a pool of the SR-IOV plugin, and reports whether the
 // entry is valid.
-func (im *importer) pool(from value, name, cel string, sriov *v1alpha1.SRIOVPool) bool {
-	entry := v1alpha1.Resource{Name: name, Selector: v1alpha1.Selector{CEL: bound(cel), Nodes: im.nodesOf(from)}, SRIOV: sriov}
+func (im *importer) addPool(from value, name, cel string, sriov *v1alpha1.SRIOVPool) bool {
+	entry := v1alpha1.Resource{Name: name, Selector: v1alpha1.Selector{CEL: bindDomain(cel), Nodes: im.nodesOf(from)}, SRIOV: sriov}
 	if slices.ContainsFunc(im.config.Resources, func(r v1alpha1.Resource) bool { return reflect.DeepEqual(r, entry) }) {
 		return true
 	}
-	ok := im.fits(from, name, v1alpha1.DriverConfig{Resources: []v1alpha1.Resource{entry}})
+	ok := im.fitsConfig(from, name, v1alpha1.DriverConfig{Resources: []v1alpha1.Resource{entry}})
 	if ok {
 		im.config.Resources = append(im.config.Resources, entry)
 		im.origin("resources", from)
@@ -149,13 +153,13 @@ func (im *importer) pool(from value, name, cel string, sriov *v1alpha1.SRIOVPool
 	return ok
 }
 
-// paths adds an entry of paths, and reports whether the entry is valid.
-func (im *importer) paths(from value, entry v1alpha1.PathResource) bool {
+// addPaths adds an entry of paths, and reports whether the entry is valid.
+func (im *importer) addPaths(from value, entry v1alpha1.PathResource) bool {
 	entry.Nodes = im.nodesOf(from)
 	if slices.ContainsFunc(im.config.Paths, func(p v1alpha1.PathResource) bool { return reflect.DeepEqual(p, entry) }) {
 		return true
 	}
-	ok := im.fits(from, entry.Name, v1alpha1.DriverConfig{Paths: []v1alpha1.PathResource{entry}})
+	ok := im.fitsConfig(from, entry.Name, v1alpha1.DriverConfig{Paths: []v1alpha1.PathResource{entry}})
 	if ok {
 		im.config.Paths = append(im.config.Paths, entry)
 		im.origin("paths", from)
@@ -163,8 +167,8 @@ func (im *importer) paths(from value, entry v1alpha1.PathResource) bool {
 	return ok
 }
 
-// allocation changes the allocation settings of a resource.
-func (im *importer) allocation(from value, name string, set func(*v1alpha1.Allocation)) {
+// setAllocation changes the allocation settings of a resource.
+func (im *importer) setAllocation(from value, name string, set func(*v1alpha1.Allocation)) {
 	nodes := im.nodesOf(from)
 	i := slices.IndexFunc(im.config.Allocation, func(a v1alpha1.Allocation) bool {
 		return a.Resource == name && reflect.DeepEqual(a.Nodes, nodes)
@@ -175,7 +179,7 @@ func (im *importer) allocation(from value, name string, set func(*v1alpha1.Alloc
 	}
 	entry := v1alpha1.Allocation{Resource: name, Nodes: nodes}
 	set(&entry)
-	if im.fits(from, "", v1alpha1.DriverConfig{Allocation: []v1alpha1.Allocation{entry}}) {
+	if im.fitsConfig(from, "", v1alpha1.DriverConfig{Allocation: []v1alpha1.Allocation{entry}}) {
 		im.config.Allocation = append(im.config.Allocation, entry)
 		im.origin("allocation", from)
 	}
@@ -183,7 +187,7 @@ func (im *importer) allocation(from value, name string, set func(*v1alpha1.Alloc
 
 // onlyOne rejects containers that request more than one device of a resource.
 func (im *importer) onlyOne(from value, name string) {
-	im.allocation(from, name, func(a *v1alpha1.Allocation) { a.FailRequestsGreaterThanOne = true })
+	im.setAllocation(from, name, func(a *v1alpha1.Allocation) { a.FailRequestsGreaterThanOne = true })
 }
 
 // listStrategies maps the device list strategies of the NVIDIA plugin.
@@ -201,7 +205,7 @@ func (im *importer) listStrategy(v value, names ...string) {
 		for one := range strings.SplitSeq(text, ",") {
 			strategy, ok := listStrategies[strings.ToLower(strings.TrimSpace(one))]
 			if !ok {
-				im.lost(v, "%s is no strategy that is known here", one)
+				im.notePodChange(v, "%s is no strategy that is known here", one)
 				return
 			}
 			strategies = append(strategies, strategy)
@@ -211,7 +215,7 @@ func (im *importer) listStrategy(v value, names ...string) {
 		return // the default
 	}
 	for _, name := range names {
-		im.allocation(v, name, func(a *v1alpha1.Allocation) { a.DeviceListStrategy = strategies })
+		im.setAllocation(v, name, func(a *v1alpha1.Allocation) { a.DeviceListStrategy = strategies })
 	}
 }
 
@@ -223,24 +227,24 @@ func (im *importer) nodesOf(from value) *v1alpha1.Nodes {
 	return from.nodes
 }
 
-// listed reports whether a resource has a device list strategy.
-func (im *importer) listed(name string) bool {
+// isListed reports whether a resource has a device list strategy.
+func (im *importer) isListed(name string) bool {
 	return slices.ContainsFunc(im.config.Allocation, func(a v1alpha1.Allocation) bool {
 		return a.Resource == name && reflect.DeepEqual(a.Nodes, im.nodes) && len(a.DeviceListStrategy) > 0
 	})
 }
 
-// policy sets the allocation policy of resources.
-func (im *importer) policy(from value, policy v1alpha1.Policy, names ...string) {
+// setPolicy sets the allocation policy of resources.
+func (im *importer) setPolicy(from value, policy v1alpha1.Policy, names ...string) {
 	for _, name := range names {
-		im.allocation(from, name, func(a *v1alpha1.Allocation) { a.Policy = policy })
+		im.setAllocation(from, name, func(a *v1alpha1.Allocation) { a.Policy = policy })
 	}
 }
 
-// root sets the host directory of a family.
-func (im *importer) root(from value, family, dir string) {
+// setRoot sets the host directory of a family.
+func (im *importer) setRoot(from value, family, dir string) {
 	roots := map[string]string{family: dir}
-	if !im.fits(from, "", v1alpha1.DriverConfig{DriverRoots: roots}) {
+	if !im.fitsConfig(from, "", v1alpha1.DriverConfig{DriverRoots: roots}) {
 		return
 	}
 	if im.config.DriverRoots == nil {
@@ -249,9 +253,9 @@ func (im *importer) root(from value, family, dir string) {
 	im.config.DriverRoots[family] = dir
 }
 
-// fits reports whether an entry can be added to the configuration, and otherwise notes the reason.
+// fitsConfig reports whether an entry can be added to the configuration, and otherwise notes the reason.
 // name is the entry's resource name, or "".
-func (im *importer) fits(from value, name string, entry v1alpha1.DriverConfig) bool {
+func (im *importer) fitsConfig(from value, name string, entry v1alpha1.DriverConfig) bool {
 	if name != "" && !im.named(from, name) {
 		return false
 	}
@@ -264,7 +268,7 @@ func (im *importer) fits(from value, name string, entry v1alpha1.DriverConfig) b
 		err = both.Validate()
 	}
 	if err != nil {
-		im.lost(from, "cannot be written: %s", place.ReplaceAllString(err.Error(), ""))
+		im.notePodChange(from, "cannot be written: %s", place.ReplaceAllString(err.Error(), ""))
 		return false
 	}
 	im.names[name] = true
@@ -288,6 +292,6 @@ func (im *importer) named(from value, name string) bool {
 		return true
 	}
 	from = from.as(name)
-	im.say(from, "is no name that the kubelet takes for a resource, so that nothing is offered by it before either")
+	im.noteRemark(from, "is no name that the kubelet takes for a resource, so that nothing is offered by it before either")
 	return false
 }

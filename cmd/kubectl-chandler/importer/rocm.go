@@ -18,17 +18,17 @@ func newROCm(im *importer) *format {
 	r := &rocm{im: im}
 	const notDone = "the plugin documents it and does nothing with it (ROCm/k8s-device-plugin#149)"
 	r.settings = newSettings(im, []option{
-		{name: "resource_naming_strategy", at: "spec.devicePlugin.devicePluginArguments.resource_naming_strategy", in: "resource_naming_strategy", fate: carried, do: r.strategy},
+		{name: "resource_naming_strategy", at: "spec.devicePlugin.devicePluginArguments.resource_naming_strategy", in: "resource_naming_strategy", fate: fateCarried, do: r.readStrategy},
 		{name: "pulse", in: "pulse", fine: []string{"0"}, why: "the agent watches devices by itself"},
 		{name: "kubelet-url", why: "the agent finds the kubelet by its directory"},
-		{name: "driver_type", fate: lost, fine: []string{"container"}, why: "GPUs under vfio are offered where an entry of resources names them"},
+		{name: "driver_type", fate: fatePodChange, fine: []string{"container"}, why: "GPUs under vfio are offered where an entry of resources names them"},
 		{name: "device-count", env: "AMD_GPU_DEVICE_COUNT", at: "gpu.device_count", why: notDone},
 		{name: "config-file", env: "CONFIG_FILE_PATH", why: notDone},
-		{name: "replicas", at: "gpu.replicas", do: r.replicas},
+		{name: "replicas", at: "gpu.replicas", do: r.readReplicas},
 		{in: "labeller.enabled", do: r.labels},
-		{in: "node_selector_enabled", fate: carried},
-		{in: "node_selector", fate: carried},
-		{in: "nfd.enabled", fate: carried},
+		{in: "node_selector_enabled", fate: fateCarried},
+		{in: "node_selector", fate: fateCarried},
+		{in: "nfd.enabled", fate: fateCarried},
 	})
 	return &format{
 		name:      "AMD's GPU device plugin",
@@ -36,9 +36,9 @@ func newROCm(im *importer) *format {
 		families:  []string{"amdgpu"},
 		is:        func(v value) bool { return r.isFile(v) || r.isValues(v) || r.isOperator(v) },
 		read:      r.read,
-		runs:      r.runs,
-		container: r.container,
-		finish:    r.settings.finish,
+		runs:      r.runsPlugin,
+		container: r.readContainer,
+		finish:    r.settings.finishOptions,
 	}
 }
 
@@ -62,21 +62,21 @@ func (r *rocm) read(v value) {
 	var rest []value
 	switch {
 	case r.isFile(v):
-		r.settings.file(v, inOwn, r.im.unknown)
+		r.settings.file(v, inOwn, r.im.noteUnknown)
 	case r.isOperator(v):
-		r.operator(v)
+		r.readOperator(v)
 	default:
 		r.settings.file(v, inValues, func(field value) { rest = append(rest, field) })
 		r.settings.flags(containerOf(v.at("dp")))
-		r.im.others(v, rest)
+		r.im.noteOthers(v, rest)
 	}
 }
 
-// operator reads the GPU operator's object.
-func (r *rocm) operator(v value) {
+// readOperator reads the GPU operator's object.
+func (r *rocm) readOperator(v value) {
 	plugin := v.at("spec", "devicePlugin")
-	if enabled := plugin.at("enableDevicePlugin"); enabled.there() && !enabled.is() {
-		r.im.say(enabled, "the operator starts no device plugin")
+	if enabled := plugin.at("enableDevicePlugin"); enabled.isPresent() && !enabled.is() {
+		r.im.noteRemark(enabled, "the operator starts no device plugin")
 		return
 	}
 	for name, said := range plugin.at("devicePluginArguments").fields() {
@@ -84,9 +84,9 @@ func (r *rocm) operator(v value) {
 			r.settings.put(o, said, inFlags)
 			continue
 		}
-		r.im.lost(said, "is a flag that is not known here")
+		r.im.notePodChange(said, "is a flag that is not known here")
 	}
-	if enabled := plugin.at("enableNodeLabeller"); !enabled.there() || enabled.is() {
+	if enabled := plugin.at("enableNodeLabeller"); !enabled.isPresent() || enabled.is() {
 		r.labels(cmpValue(enabled, plugin))
 	}
 	var rest []value
@@ -95,15 +95,15 @@ func (r *rocm) operator(v value) {
 			rest = append(rest, field)
 		}
 	}
-	r.im.others(v, rest)
+	r.im.noteOthers(v, rest)
 }
 
-func (r *rocm) runs(c container) bool {
+func (r *rocm) runsPlugin(c container) bool {
 	return strings.Contains(c.image, "rocm/k8s-device-plugin") || c.names("amdgpu-dp", "amd-device-plugin", "k8s-node-labeller", "amdgpu-labeller", "amdgpu-lbl", "amd-gpu-device-plugin") ||
 		c.image == "" && c.hasFlag("resource_naming_strategy", "pulse")
 }
 
-func (r *rocm) container(c container) {
+func (r *rocm) readContainer(c container) {
 	if c.names("labeller", "-lbl") || strings.Contains(imageVersion(c.image), "labeller") {
 		r.labels(c.at("name"))
 		return
@@ -111,23 +111,23 @@ func (r *rocm) container(c container) {
 	r.settings.flags(c)
 }
 
-// replicas reads the number of containers per GPU (ROCm/k8s-device-plugin#189).
-func (r *rocm) replicas(v value) {
+// readReplicas reads the number of containers per GPU (ROCm/k8s-device-plugin#189).
+func (r *rocm) readReplicas(v value) {
 	n, ok := v.number()
 	switch {
 	case !ok || n < 0:
-		r.im.lost(v, "is no number of containers; the plugin does not start with it")
+		r.im.notePodChange(v, "is no number of containers; the plugin does not start with it")
 	case n > 1:
-		r.im.share(v, all([]string{oneOf(familyAttribute, []string{"amdgpu"}), oneOf(kindAttribute, []string{"gpu"})}), v1alpha1.Sharing{Replicas: n})
+		r.im.addSharing(v, all([]string{oneOf(familyAttribute, []string{"amdgpu"}), oneOf(kindAttribute, []string{"gpu"})}), v1alpha1.Sharing{Replicas: n})
 	}
 }
 
 // labels notes that the agent labels nodes.
 func (r *rocm) labels(v value) {
-	if truth, ok := v.truth(); ok && !truth {
+	if truth, ok := v.boolean(); ok && !truth {
 		return
 	}
-	r.im.say(v, "the agent sets the labels amd.com/gpu.* of nodes, through Node Feature Discovery; see docs/node-labels.md")
+	r.im.noteRemark(v, "the agent sets the labels amd.com/gpu.* of nodes, through Node Feature Discovery; see docs/node-labels.md")
 }
 
 // partitions lists the compute and memory partitions of GPUs. A memory partition is never smaller
@@ -136,15 +136,15 @@ var partitions = []string{
 	"spx_nps1", "dpx_nps1", "dpx_nps2", "tpx_nps1", "qpx_nps1", "qpx_nps2", "qpx_nps4", "cpx_nps1", "cpx_nps2", "cpx_nps4", "cpx_nps8",
 }
 
-// strategy reads the naming strategy of GPU partitions.
-func (r *rocm) strategy(v value) {
+// readStrategy reads the naming strategy of GPU partitions.
+func (r *rocm) readStrategy(v value) {
 	switch strings.ToLower(v.text()) {
 	case "single", "":
 	case "mixed":
 		for _, partition := range partitions {
-			r.im.resource(v, "amd.com/"+partition, all([]string{oneOf(familyAttribute, []string{"amdgpu"}), oneOf(text("profile"), []string{partition})}))
+			r.im.addResource(v, "amd.com/"+partition, all([]string{oneOf(familyAttribute, []string{"amdgpu"}), oneOf(text("profile"), []string{partition})}))
 		}
 	default:
-		r.im.lost(v, "is no strategy that is known here")
+		r.im.notePodChange(v, "is no strategy that is known here")
 	}
 }

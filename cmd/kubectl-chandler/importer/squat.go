@@ -15,28 +15,28 @@ import (
 // squat reads configurations of squat's generic-device-plugin (config.go and deviceplugin in
 // squat/generic-device-plugin).
 type squat struct {
-	im       *importer
-	settings *settings
-	devices  []value // of all files and arguments
-	version  string  // of the image, "" if unknown
-	taken    map[string]bool
-	ran      value // the container
-	told     bool  // the note about the uncertain domain exists
+	im          *importer
+	settings    *settings
+	devices     []value // of all files and arguments
+	version     string  // of the image, "" if unknown
+	taken       map[string]bool
+	container   value // the container
+	domainNoted bool  // the note about the uncertain domain exists
 }
 
 func newSquat(im *importer) *format {
 	s := &squat{im: im, taken: make(map[string]bool)}
 	s.settings = newSettings(im, []option{
-		{name: "domain", at: "domain", fate: carried},
-		{name: "device", many: true, fate: carried},
+		{name: "domain", at: "domain", fate: fateCarried},
+		{name: "device", many: true, fate: fateCarried},
 		{name: "config", fine: []string{"/etc/generic-device-plugin/config.yaml"}, why: "import that file too, if it is not among the files"},
 		{name: "config-file", fine: []string{"/etc/generic-device-plugin/config.yaml"}, why: "import that file too, if it is not among the files"},
 		{name: "plugin-directory", at: "plugin-directory", why: "the agent has a flag for the kubelet's directory"},
 		{at: "status", fine: []string{"enabled"}, why: "the agent offers what the configuration names"},
 		{name: "listen", at: "listen", why: "the agent has metrics of its own"},
 		{name: "log-level", at: "log-level", why: "the agent has flags for its log"},
-		{at: "device", many: true, fate: carried},
-		{at: "devices", many: true, fate: carried},
+		{at: "device", many: true, fate: fateCarried},
+		{at: "devices", many: true, fate: fateCarried},
 	})
 	return &format{
 		name:      "squat's generic-device-plugin",
@@ -44,13 +44,13 @@ func newSquat(im *importer) *format {
 		families:  []string{"paths"},
 		is:        s.is,
 		read:      s.read,
-		runs:      s.runs,
-		container: s.container,
-		finish:    s.finish,
+		runs:      s.runsPlugin,
+		container: s.readContainer,
+		finish:    s.finishSettings,
 	}
 }
 
-func (s *squat) runs(c container) bool {
+func (s *squat) runsPlugin(c container) bool {
 	return c.names("generic-device-plugin") || c.hasFlag("device") && !c.names("docker", "podman", "nerdctl", "intel", "nvidia")
 }
 
@@ -78,24 +78,24 @@ func (s *squat) read(v value) {
 		s.devices = append(s.devices, v)
 		return
 	}
-	s.settings.file(v, inOwn, s.im.unknown)
+	s.settings.file(v, inOwn, s.im.noteUnknown)
 	s.devices = append(s.devices, v.at("devices").items()...)
 	s.devices = append(s.devices, v.at("device").items()...)
 }
 
-func (s *squat) container(c container) {
-	s.version, s.ran = imageVersion(c.image), cmpValue(c.at("name"), c.value)
-	for _, arg := range arguments(c.args, func(string) bool { return false }) {
+func (s *squat) readContainer(c container) {
+	s.version, s.container = imageVersion(c.image), cmpValue(c.at("name"), c.value)
+	for _, arg := range splitArguments(c.args, func(string) bool { return false }) {
 		if arg.name == "device" && !arg.alone {
-			s.devices = append(s.devices, s.argument(arg.value)...)
+			s.devices = append(s.devices, s.readArgument(arg.value)...)
 		}
 	}
 	s.settings.flags(c)
 }
 
-// argument reads a value of --device: YAML, JSON, or the oldest form, a name and paths separated by
+// readArgument reads a value of --device: YAML, JSON, or the oldest form, a name and paths separated by
 // commas.
-func (s *squat) argument(v value) []value {
+func (s *squat) readArgument(v value) []value {
 	if strings.Contains(v.node.Value, "{{") {
 		return nil // the flags note it
 	}
@@ -105,24 +105,24 @@ func (s *squat) argument(v value) []value {
 	}
 	name, paths, ok := strings.Cut(v.text(), ",")
 	if !ok {
-		s.im.lost(v, "is neither YAML nor JSON")
+		s.im.notePodChange(v, "is neither YAML nor JSON")
 		return nil
 	}
 	list := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: v.node.Line}
 	for p := range strings.SplitSeq(paths, ",") {
-		list.Content = append(list.Content, scalar(p, v.node.Line))
+		list.Content = append(list.Content, newScalar(p, v.node.Line))
 	}
-	v.node = object(v.node.Line, "type", scalar(name, v.node.Line), "paths", list)
+	v.node = newObject(v.node.Line, "type", newScalar(name, v.node.Line), "paths", list)
 	return []value{v}
 }
 
-func (s *squat) finish() {
-	s.settings.finish()
+func (s *squat) finishSettings() {
+	s.settings.finishOptions()
 	if len(s.devices) == 0 {
-		s.im.lost(s.ran, "which devices the plugin offers is in a file that is not among those imported")
+		s.im.notePodChange(s.container, "which devices the plugin offers is in a file that is not among those imported")
 	}
 	for _, device := range s.devices {
-		s.device(s.domain(device), device)
+		s.readDevice(s.domainOf(device), device)
 	}
 	s.makeRoom()
 }
@@ -142,8 +142,8 @@ var since02 = regexp.MustCompile(`^v?(?:0\.(?:[2-9]|[1-9][0-9])|[1-9][0-9]*)(?:\
 // before02 matches versions before release 0.2.
 var before02 = regexp.MustCompile(`^v?0\.[01](?:\.|$|-)`)
 
-// domain returns the domain of a device's resource.
-func (s *squat) domain(v value) string {
+// domainOf returns the domain of a device's resource.
+func (s *squat) domainOf(v value) string {
 	said := s.settings.get("domain").text()
 	switch {
 	case said != "":
@@ -152,15 +152,15 @@ func (s *squat) domain(v value) string {
 		return ofMicroshift
 	case since02.MatchString(s.version):
 		return ofSquatSince02
-	case !before02.MatchString(s.version) && !s.told:
-		s.told = true
-		s.im.say(v.as(""), "no domain is named; the plugin's is %s, and %s from release 0.2 on: name it (--domain, or domain in the file) if pods ask for that", ofSquat, ofSquatSince02)
+	case !before02.MatchString(s.version) && !s.domainNoted:
+		s.domainNoted = true
+		s.im.noteRemark(v.as(""), "no domain is named; the plugin's is %s, and %s from release 0.2 on: name it (--domain, or domain in the file) if pods ask for that", ofSquat, ofSquatSince02)
 	}
 	return ofSquat
 }
 
-// device reads the devices of one resource name.
-func (s *squat) device(domain string, v value) {
+// readDevice reads the devices of one resource name.
+func (s *squat) readDevice(domain string, v value) {
 	s.im.unknownExcept(v, "name", "groups", "type", "paths", "count")
 	entry := v1alpha1.PathResource{Name: domain + "/" + cmp.Or(v.at("name").text(), v.at("type").text())}
 	for _, group := range v.at("groups").items() {
@@ -174,10 +174,10 @@ func (s *squat) device(domain string, v value) {
 		}
 	}
 	if len(entry.Groups) == 0 {
-		s.im.lost(v, "offers nothing")
+		s.im.notePodChange(v, "offers nothing")
 		return
 	}
-	s.im.paths(v, entry)
+	s.im.addPaths(v, entry)
 }
 
 func (s *squat) group(v value) (v1alpha1.PathGroup, bool) {
@@ -195,7 +195,7 @@ func (s *squat) group(v value) (v1alpha1.PathGroup, bool) {
 		group.USB = append(group.USB, usbDevice(one))
 	}
 	if len(group.Paths) == 0 && len(group.USB) == 0 {
-		s.im.lost(v, "names neither paths nor USB devices")
+		s.im.notePodChange(v, "names neither paths nor USB devices")
 		return group, false
 	}
 	return group, true
@@ -206,13 +206,13 @@ func (s *squat) count(v value) int {
 	at := v.at("count")
 	count, ok := at.number()
 	switch {
-	case !at.there():
+	case !at.isPresent():
 		return 0
 	case !ok || count < 0:
-		s.im.lost(at, "is no number")
+		s.im.notePodChange(at, "is no number")
 		return 0
 	case count > maxShares:
-		s.im.say(at, "is more than the %d containers at once that can be written, and than a node has", maxShares)
+		s.im.noteRemark(at, "is more than the %d containers at once that can be written, and than a node has", maxShares)
 		return maxShares
 	case count == 1:
 		return 0 // the default
@@ -236,14 +236,14 @@ func (s *squat) path(v value) (v1alpha1.Path, bool) {
 	}
 	p.Limit = min(p.Limit, maxShares)
 	if p.Path == "" {
-		s.im.lost(v, "names no path")
+		s.im.notePodChange(v, "names no path")
 		return p, false
 	}
 	p.Path = path.Clean(p.Path)
 	if !strings.HasPrefix(p.Path, "/dev/") {
-		s.im.say(v, "has to be mounted into the agent's pod, which sees only /dev")
+		s.im.noteRemark(v, "has to be mounted into the agent's pod, which sees only /dev")
 	}
-	s.take(p.Path)
+	s.takeFamilies(p.Path)
 	return p, true
 }
 
@@ -266,8 +266,8 @@ var nodeFamilies = []struct {
 	{"/dev/iax", []string{"idxd"}},
 }
 
-// take stores the families whose nodes are offered by path.
-func (s *squat) take(p string) {
+// takeFamilies stores the families whose nodes are offered by path.
+func (s *squat) takeFamilies(p string) {
 	for _, nodes := range nodeFamilies {
 		if strings.HasPrefix(p, nodes.prefix) {
 			for _, family := range nodes.families {
@@ -289,12 +289,12 @@ func (s *squat) makeRoom() {
 	var families []string
 	for _, family := range sorted(s.taken) {
 		if wanted[family] {
-			s.im.lost(value{}, "devices of family %s are offered by their own names, and so their nodes are not by their paths", family)
+			s.im.notePodChange(value{}, "devices of family %s are offered by their own names, and so their nodes are not by their paths", family)
 			continue
 		}
 		families = append(families, family)
 	}
 	if len(families) > 0 {
-		s.im.exclude(value{path: "whose nodes are offered by their paths"}, oneOf(familyAttribute, families))
+		s.im.addExclude(value{path: "whose nodes are offered by their paths"}, oneOf(familyAttribute, families))
 	}
 }

@@ -24,7 +24,7 @@ type sriovdp struct {
 func newSRIOV(im *importer) *format {
 	s := &sriovdp{im: im}
 	s.settings = newSettings(im, []option{
-		{name: "resource-prefix", fate: carried},
+		{name: "resource-prefix", fate: fateCarried},
 		{name: "config-file", fine: []string{"/etc/pcidp/config.json"}, why: "import that file too, if it is not among the files"},
 		{name: "use-cdi", alone: true, fine: []string{"false"}, why: "containers get the same device nodes without it"},
 	})
@@ -36,21 +36,21 @@ func newSRIOV(im *importer) *format {
 		needs:        true,
 		is:           s.is,
 		read:         s.read,
-		runs:         s.runs,
+		runs:         s.runsPlugin,
 		container: func(c container) {
 			s.ran = true
 			s.settings.flags(c)
 		},
-		finish: s.finish,
+		finish: s.finishSettings,
 	}
 }
 
-func (s *sriovdp) runs(c container) bool {
+func (s *sriovdp) runsPlugin(c container) bool {
 	return c.names("sriov-network-device-plugin", "sriov-device-plugin", "sriovdp", "sriov-dp") || c.image == "" && c.hasFlag("resource-prefix")
 }
 
 func (s *sriovdp) is(v value) bool {
-	return v.spelled("resourceList").has("resourceList") || isNodePolicy(v) || isSection(v, "sriovDevicePlugin") || isOperatorValues(v)
+	return v.respell("resourceList").has("resourceList") || isNodePolicy(v) || isSection(v, "sriovDevicePlugin") || isOperatorValues(v)
 }
 
 // isOperatorValues recognises values of the operator's chart that set the plugin's resource prefix.
@@ -82,7 +82,7 @@ func (s *sriovdp) read(v value) {
 		s.im.onlyRead(v, []string{v.at("operator", "resourcePrefix").path})
 		return
 	}
-	v = v.spelled("resourceList")
+	v = v.respell("resourceList")
 	s.im.unknownExcept(v, "resourceList")
 	pools := v.at("resourceList").items()
 	if s.im.configMapName == operatorConfig {
@@ -95,21 +95,21 @@ func (s *sriovdp) read(v value) {
 // section reads pools from chart values, which have the selectors beside the name.
 func (s *sriovdp) section(v value) {
 	for _, r := range v.at("resources").items() {
-		pool := object(r.node.Line, "resourceName", r.at("name").node, "resourcePrefix", scalar("nvidia.com", r.node.Line))
-		selectors := object(r.node.Line)
+		pool := newObject(r.node.Line, "resourceName", r.at("name").node, "resourcePrefix", newScalar("nvidia.com", r.node.Line))
+		selectors := newObject(r.node.Line)
 		for name, field := range r.fields() {
 			if name != "name" {
-				selectors.Content = append(selectors.Content, scalar(name, r.node.Line), field.node)
+				selectors.Content = append(selectors.Content, newScalar(name, r.node.Line), field.node)
 			}
 		}
-		pool.Content = append(pool.Content, scalar("selectors", r.node.Line), selectors)
+		pool.Content = append(pool.Content, newScalar("selectors", r.node.Line), selectors)
 		r.node = pool
 		s.pools = append(s.pools, r)
 	}
 }
 
-func (s *sriovdp) finish() {
-	s.settings.finish()
+func (s *sriovdp) finishSettings() {
+	s.settings.finishOptions()
 	for _, policy := range s.policies {
 		s.nodePolicy(policy)
 	}
@@ -118,10 +118,10 @@ func (s *sriovdp) finish() {
 		if !s.ran {
 			prefix = operatorDefault
 		}
-		s.pool(pool, prefix)
+		s.readPool(pool, prefix)
 	}
 	for _, pool := range s.pools {
-		s.pool(pool, "")
+		s.readPool(pool, "")
 	}
 }
 
@@ -147,68 +147,68 @@ var (
 // spelledPool returns a pool with the spelling of the fields above: the operator writes IsRdma and
 // NeedVhostNet.
 func spelledPool(v value) value {
-	v = v.spelled(poolFields...)
+	v = v.respell(poolFields...)
 	for i := 1; v.isMap() && i < len(v.node.Content); i += 2 {
 		if v.node.Content[i-1].Value != "selectors" {
 			continue
 		}
 		sets := value{node: v.node.Content[i]}
 		if !sets.isList() {
-			v.node.Content[i] = sets.spelled(selectorFields...).node
+			v.node.Content[i] = sets.respell(selectorFields...).node
 			continue
 		}
 		list := *sets.node
 		list.Content = nil
 		for _, set := range sets.items() {
-			list.Content = append(list.Content, set.spelled(selectorFields...).node)
+			list.Content = append(list.Content, set.respell(selectorFields...).node)
 		}
 		v.node.Content[i] = &list
 	}
 	return v
 }
 
-// pool reads a pool of devices. operator is the default prefix of the operator, "" if the operator
+// readPool reads a pool of devices. operator is the default prefix of the operator, "" if the operator
 // does not start the plugin or the prefix is set elsewhere.
-func (s *sriovdp) pool(v value, operator string) {
+func (s *sriovdp) readPool(v value, operator string) {
 	v = spelledPool(v)
 	prefix := cmp.Or(v.at("resourcePrefix").text(), s.settings.get("resource-prefix").text())
 	if prefix == "" && operator != "" {
-		s.im.say(v.at("resourceName"), ofOperator, operator)
+		s.im.noteRemark(v.at("resourceName"), ofOperator, operator)
 	}
 	prefix = cmp.Or(prefix, operator, poolDefault)
 	name := prefix + "/" + v.at("resourceName").text()
 	s.im.unknownExcept(v, poolFields...)
 	kind := strings.ToLower(v.at("deviceType").text())
-	if devices := v.at("rootDevices"); devices.there() && v.has("selectors") {
-		s.im.say(devices, "the plugin does not read it any more beside selectors, since release 3.0")
+	if devices := v.at("rootDevices"); devices.isPresent() && v.has("selectors") {
+		s.im.noteRemark(devices, "the plugin does not read it any more beside selectors, since release 3.0")
 	}
-	v = modern(v, kind)
+	v = convertPool(v, kind)
 	var sets []string
 	whole := true
-	said := s.said(v)
+	said := s.readSettings(v)
 	for _, set := range v.at("selectors").items() {
 		p := &pool{im: s.im, kind: kind}
-		cel, ok := p.selects(set)
+		cel, ok := p.selectorOf(set)
 		sets = append(sets, cel)
 		whole = whole && ok
-		if slices.ContainsFunc(s.im.shared, func(shared map[string][]string) bool { return !apart(shared, p.chosen) }) {
-			s.im.lost(v.at("resourceName"), "an adapter that a pool of the shared RDMA plugin selects too is in that pool only, where the plugins offer it twice")
+		if slices.ContainsFunc(s.im.shared, func(shared map[string][]string) bool { return !areDisjoint(shared, p.chosen) }) {
+			s.im.notePodChange(v.at("resourceName"), "an adapter that a pool of the shared RDMA plugin selects too is in that pool only, where the plugins offer it twice")
 		}
 	}
 	if len(sets) == 0 {
 		p := &pool{im: s.im, kind: kind}
-		cel, ok := p.selects(value{})
+		cel, ok := p.selectorOf(value{})
 		sets, whole = []string{cel}, ok
 	}
 	if !whole {
 		return // already noted
 	}
-	s.im.pool(v, name, anyOf(slices.Compact(sets)), said)
+	s.im.addPool(v, name, anyOf(slices.Compact(sets)), said)
 }
 
-// said reads the fields of a pool beside its selectors. The plugin adds the vhost-net nodes only to
+// readSettings reads the fields of a pool beside its selectors. The plugin adds the vhost-net nodes only to
 // devices of the selector sets with needVhostNet.
-func (s *sriovdp) said(v value) *v1alpha1.SRIOVPool {
+func (s *sriovdp) readSettings(v value) *v1alpha1.SRIOVPool {
 	out := &v1alpha1.SRIOVPool{}
 	out.ExcludeTopology = v.at("excludeTopology").is()
 	for id, of := range v.at("additionalInfo").fields() {
@@ -227,7 +227,7 @@ func (s *sriovdp) said(v value) *v1alpha1.SRIOVPool {
 	i := slices.IndexFunc(sets, needs)
 	out.NeedVhostNet = i >= 0
 	if i >= 0 && slices.ContainsFunc(sets, func(set value) bool { return !needs(set) }) {
-		s.im.lost(sets[i].at("needVhostNet"), "all devices of the pool come with /dev/vhost-net and /dev/net/tun, also those of its other selectors")
+		s.im.notePodChange(sets[i].at("needVhostNet"), "all devices of the pool come with /dev/vhost-net and /dev/net/tun, also those of its other selectors")
 	}
 	return out
 }
@@ -235,37 +235,37 @@ func (s *sriovdp) said(v value) *v1alpha1.SRIOVPool {
 // drivers maps the device types of releases before 3.0.
 var drivers = map[string]string{"vfio": "vfio-pci", "uio": "igb_uio"}
 
-// modern converts a pool to the format since release 3.0, which selects devices below selectors.
+// convertPool converts a pool to the format since release 3.0, which selects devices below selectors.
 // Before, rootDevices were the devices themselves or, with sriovMode, the physical functions whose
 // virtual functions are selected.
-func modern(v value, kind string) value {
-	selectors := object(v.node.Line)
+func convertPool(v value, kind string) value {
+	selectors := newObject(v.node.Line)
 	if v.at("isRdma").is() {
-		selectors.Content = append(selectors.Content, scalar("isRdma", v.node.Line), scalar("true", v.node.Line))
+		selectors.Content = append(selectors.Content, newScalar("isRdma", v.node.Line), newScalar("true", v.node.Line))
 	}
 	if driver := drivers[kind]; driver != "" {
-		selectors.Content = append(selectors.Content, scalar("drivers", v.node.Line), scalar(driver, v.node.Line))
+		selectors.Content = append(selectors.Content, newScalar("drivers", v.node.Line), newScalar(driver, v.node.Line))
 	}
-	if devices := v.at("rootDevices"); devices.there() && !v.has("selectors") {
+	if devices := v.at("rootDevices"); devices.isPresent() && !v.has("selectors") {
 		list := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: devices.node.Line}
 		for _, address := range devices.texts() {
 			if strings.Count(address, ":") == 1 {
 				address = "0000:" + address
 			}
-			list.Content = append(list.Content, scalar(address, devices.node.Line))
+			list.Content = append(list.Content, newScalar(address, devices.node.Line))
 		}
 		of := "pciAddresses"
 		if v.at("sriovMode").is() {
 			of = "rootDevices"
 		}
-		selectors.Content = append(selectors.Content, scalar(of, v.node.Line), list)
+		selectors.Content = append(selectors.Content, newScalar(of, v.node.Line), list)
 	}
 	if len(selectors.Content) == 0 {
 		return v
 	}
-	merge(selectors, v.at("selectors").node)
-	pool := object(v.node.Line, "selectors", selectors)
-	merge(pool, v.node)
+	mergeFields(selectors, v.at("selectors").node)
+	pool := newObject(v.node.Line, "selectors", selectors)
+	mergeFields(pool, v.node)
 	v.node = pool
 	return v
 }
@@ -279,26 +279,26 @@ func (s *sriovdp) nodePolicy(v value) {
 		p.cel = []string{oneOf(familyAttribute, []string{"rdma"})}
 	}
 	nic := v.at("nicSelector")
-	p.one(text("pciVendor"), ids(nic.at("vendor")))
+	p.addOneOf(text("pciVendor"), pciIDs(nic.at("vendor")))
 	if id := nic.at("deviceID"); id.text() != "" {
-		s.im.say(id, "is the ID of the physical functions, which is not asked for; rootDevices or pfNames tell their virtual ones")
+		s.im.noteRemark(id, "is the ID of the physical functions, which is not asked for; rootDevices or pfNames tell their virtual ones")
 	}
-	ok := p.parts(text("pfName"), nic.at("pfNames"))
-	ok = p.parts(text("pfPCIBusID"), nic.at("rootDevices")) && ok
+	ok := p.addParts(text("pfName"), nic.at("pfNames"))
+	ok = p.addParts(text("pfPCIBusID"), nic.at("rootDevices")) && ok
 	s.im.unknownExcept(nic, "vendor", "deviceID", "pfNames", "rootDevices", "netFilter")
 	if filter := nic.at("netFilter"); filter.text() != "" {
-		s.im.lost(filter, "networks of clouds are not known, so the pool is left out")
+		s.im.notePodChange(filter, "networks of clouds are not known, so the pool is left out")
 		ok = false
 	}
 	switch kind := v.at("deviceType"); kind.text() {
 	case "vfio-pci":
-		p.one(text("driver"), []string{"vfio-pci"})
+		p.addOneOf(text("driver"), []string{"vfio-pci"})
 	case "", "netdevice":
 	default:
-		s.im.lost(kind, "is not known")
+		s.im.notePodChange(kind, "is not known")
 	}
 	if vdpa := v.at("vdpaType"); vdpa.text() != "" {
-		p.one(text("vdpaType"), []string{strings.TrimPrefix(vdpa.text(), "vdpa/")})
+		p.addOneOf(text("vdpaType"), []string{strings.TrimPrefix(vdpa.text(), "vdpa/")})
 	}
 	said.NeedVhostNet = v.at("needVhostNet").is()
 	said.ExcludeTopology = v.at("excludeTopology").is()
@@ -309,15 +309,15 @@ func (s *sriovdp) nodePolicy(v value) {
 		v.nodes.MatchLabels[name] = label.text()
 	}
 	for _, name := range []string{"numVfs", "mtu", "priority", "linkType", "eSwitchMode", "externallyManaged", "bridge"} {
-		if field := v.at(name); !field.null() {
-			s.im.say(field, "is about making functions: see chandler provision, or keep the operator for it")
+		if field := v.at(name); !field.isNull() {
+			s.im.noteRemark(field, "is about making functions: see chandler provision, or keep the operator for it")
 		}
 	}
 	s.im.unknownExcept(v, "nicSelector", "isRdma", "deviceType", "vdpaType", "needVhostNet", "excludeTopology", "nodeSelector", "numVfs", "mtu", "priority", "linkType", "eSwitchMode", "externallyManaged", "bridge", "resourceName")
 	if ok {
-		s.im.pool(v, prefix+"/"+v.at("resourceName").text(), all(p.cel), said)
-		if !s.settings.get("resource-prefix").there() {
-			s.im.say(v.at("resourceName"), ofOperator, prefix)
+		s.im.addPool(v, prefix+"/"+v.at("resourceName").text(), all(p.cel), said)
+		if !s.settings.get("resource-prefix").isPresent() {
+			s.im.noteRemark(v.at("resourceName"), ofOperator, prefix)
 		}
 	}
 }

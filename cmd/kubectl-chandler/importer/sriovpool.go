@@ -17,54 +17,54 @@ type pool struct {
 	chosen map[string][]string // the selected values of each attribute
 }
 
-// selects returns the expression of a set of selectors, and whether the expression is complete.
-func (p *pool) selects(v value) (string, bool) {
-	p.functions(v)
+// selectorOf returns the expression of a set of selectors, and whether the expression is complete.
+func (p *pool) selectorOf(v value) (string, bool) {
+	p.startExpression(v)
 	complete := true
 	for name, field := range v.fields() {
-		if field.null() || field.isList() && len(field.node.Content) == 0 {
+		if field.isNull() || field.isList() && len(field.node.Content) == 0 {
 			continue
 		}
 		switch name {
 		case "vendors":
-			p.one(text("pciVendor"), ids(field))
+			p.addOneOf(text("pciVendor"), pciIDs(field))
 		case "devices":
-			p.one(text("pciDevice"), ids(field))
+			p.addOneOf(text("pciDevice"), pciIDs(field))
 		case "drivers":
-			p.one(text("driver"), field.texts())
+			p.addOneOf(text("driver"), field.texts())
 		case "pciAddresses":
-			p.one(busID, lower(field.texts()))
+			p.addOneOf(busID, lowerAll(field.texts()))
 		case "acpiIndexes":
-			complete = p.numbers("acpiIndex", field) && complete
+			complete = p.addNumbers("acpiIndex", field) && complete
 		case "auxTypes":
-			complete = p.auxiliary(field) && complete
+			complete = p.addAuxiliary(field) && complete
 		case "pfNames":
-			complete = p.parts(text("pfName"), field) && complete
+			complete = p.addParts(text("pfName"), field) && complete
 		case "rootDevices":
-			complete = p.parts(text("pfPCIBusID"), field) && complete
+			complete = p.addParts(text("pfPCIBusID"), field) && complete
 		case "linkTypes":
-			p.one(text("linkLayer"), linkLayers(field))
+			p.addOneOf(text("linkLayer"), linkLayers(field))
 		case "pKeys":
-			p.one(text("pKey"), lower(field.texts()))
+			p.addOneOf(text("pKey"), lowerAll(field.texts()))
 		case "vdpaType":
-			p.one(text("vdpaType"), field.texts())
+			p.addOneOf(text("vdpaType"), field.texts())
 		case "isRdma", "needVhostNet":
-			// functions reads isRdma, and sriovdp.said reads needVhostNet.
+			// functions reads isRdma, and sriovdp.readSettings reads needVhostNet.
 		case "ddpProfiles":
-			p.im.lost(field, "no file of the kernel tells which profile an adapter has loaded, so the pool is left out; of it all could be selected by: %s", all(p.cel))
+			p.im.notePodChange(field, "no file of the kernel tells which profile an adapter has loaded, so the pool is left out; of it all could be selected by: %s", all(p.cel))
 			complete = false
 		default:
-			p.im.unknown(field)
+			p.im.noteUnknown(field)
 		}
 	}
 	return all(p.cel), complete
 }
 
-// functions begins an expression with the families whose devices the plugin would consider.
-func (p *pool) functions(v value) {
+// startExpression begins an expression with the families whose devices the plugin would consider.
+func (p *pool) startExpression(v value) {
 	if p.kind == "accelerator" {
 		p.cel = append(p.cel, text("pciVendor")+` != ""`, "!("+oneOf(kindAttribute, []string{"nic"})+")", attributes+`?pciClass.orValue("12").startsWith("12")`)
-		p.accelerator(v)
+		p.noteAccelerators(v)
 		return
 	}
 	// The plugin skips interfaces that carry a default route of the host.
@@ -80,15 +80,15 @@ func (p *pool) functions(v value) {
 	p.cel = append(p.cel, nic, route)
 }
 
-// accelerator notes the accelerators that keep the IDs and environment variables of their families.
-func (p *pool) accelerator(v value) {
+// noteAccelerators notes the accelerators that keep the IDs and environment variables of their families.
+func (p *pool) noteAccelerators(v value) {
 	drivers := v.at("drivers").texts()
 	if len(drivers) == 0 || slices.ContainsFunc(drivers, func(driver string) bool { return !strings.Contains(driver, "vfio") }) {
-		p.im.lost(cmpValue(v.at("drivers"), v), "accelerators that are not under vfio have the IDs and variables of the family that describes them, in place of PCIDEVICE_…, and those under uio are not offered")
+		p.im.notePodChange(cmpValue(v.at("drivers"), v), "accelerators that are not under vfio have the IDs and variables of the family that describes them, in place of PCIDEVICE_…, and those under uio are not offered")
 	}
 }
 
-func (p *pool) one(attribute string, values []string) {
+func (p *pool) addOneOf(attribute string, values []string) {
 	if len(values) == 0 {
 		return
 	}
@@ -99,25 +99,25 @@ func (p *pool) one(attribute string, values []string) {
 	p.chosen[attribute] = values
 }
 
-// numbers selects by numbers in string form.
-func (p *pool) numbers(name string, v value) bool {
+// addNumbers selects by numbers in string form.
+func (p *pool) addNumbers(name string, v value) bool {
 	var numbers []string
 	for _, text := range v.texts() {
 		n, err := strconv.ParseUint(text, 10, 32)
 		if err != nil {
-			p.im.lost(v, "is no list of numbers, so the pool is left out")
+			p.im.notePodChange(v, "is no list of numbers, so the pool is left out")
 			return false
 		}
 		numbers = append(numbers, strconv.FormatUint(n, 10))
 	}
-	p.cel = append(p.cel, number(name)+" in ["+strings.Join(numbers, ", ")+"]")
+	p.cel = append(p.cel, optionalInteger(name)+" in ["+strings.Join(numbers, ", ")+"]")
 	return true
 }
 
-// auxiliary selects sub-functions, the only auxiliary devices that the plugin supports.
-func (p *pool) auxiliary(v value) bool {
+// addAuxiliary selects sub-functions, the only auxiliary devices that the plugin supports.
+func (p *pool) addAuxiliary(v value) bool {
 	if slices.ContainsFunc(v.texts(), func(text string) bool { return text != "sf" }) {
-		p.im.lost(v, "of auxiliary devices only sub-functions (sf) are known, so the pool is left out")
+		p.im.notePodChange(v, "of auxiliary devices only sub-functions (sf) are known, so the pool is left out")
 		return false
 	}
 	p.cel = append(p.cel, oneOf(text("function"), []string{"partition"}))
@@ -128,9 +128,9 @@ func (p *pool) auxiliary(v value) bool {
 // ens1f0#0,2-7.
 var part = regexp.MustCompile(`^([^#]+)(?:#([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*))?$`)
 
-// parts selects by physical functions, and by the numbers of their virtual functions or
+// addParts selects by physical functions, and by the numbers of their virtual functions or
 // sub-functions.
-func (p *pool) parts(attribute string, v value) bool {
+func (p *pool) addParts(attribute string, v value) bool {
 	index := "vfIndex"
 	if p.kind == "auxnetdevice" {
 		index = "sfNumber"
@@ -139,14 +139,14 @@ func (p *pool) parts(attribute string, v value) bool {
 	for _, said := range v.texts() {
 		m := part.FindStringSubmatch(strings.ReplaceAll(said, " ", ""))
 		if m == nil {
-			p.im.lost(v, "%q is no name with numbers behind #, so the pool is left out", said)
+			p.im.notePodChange(v, "%q is no name with numbers behind #, so the pool is left out", said)
 			return false
 		}
 		if m[2] == "" {
 			whole = append(whole, m[1])
 			continue
 		}
-		parts = append(parts, all([]string{oneOf(attribute, m[1:2]), indices(number(index), m[2])}))
+		parts = append(parts, all([]string{oneOf(attribute, m[1:2]), indexExpression(optionalInteger(index), m[2])}))
 	}
 	if len(whole) > 0 {
 		parts = append([]string{oneOf(attribute, whole)}, parts...)
@@ -157,8 +157,8 @@ func (p *pool) parts(attribute string, v value) bool {
 	return true
 }
 
-// indices returns an expression for numbers and ranges such as 0,2-7.
-func indices(attribute, said string) string {
+// indexExpression returns an expression for numbers and ranges such as 0,2-7.
+func indexExpression(attribute, said string) string {
 	var single, any []string
 	for one := range strings.SplitSeq(said, ",") {
 		low, high, ranged := strings.Cut(one, "-")
@@ -183,10 +183,10 @@ func plainNumber(digits string) string {
 	return strconv.FormatUint(n, 10)
 }
 
-// ids returns PCI IDs in the form of the attributes: four lower-case digits.
-func ids(v value) []string {
+// pciIDs returns PCI IDs in the form of the attributes: four lower-case digits.
+func pciIDs(v value) []string {
 	var out []string
-	for _, id := range lower(v.texts()) {
+	for _, id := range lowerAll(v.texts()) {
 		id = strings.TrimPrefix(id, "0x")
 		if len(id) < 4 && id != "" {
 			id = strings.Repeat("0", 4-len(id)) + id
@@ -196,7 +196,7 @@ func ids(v value) []string {
 	return out
 }
 
-func lower(texts []string) []string {
+func lowerAll(texts []string) []string {
 	out := make([]string, len(texts))
 	for i, text := range texts {
 		out[i] = strings.ToLower(text)
@@ -207,7 +207,7 @@ func lower(texts []string) []string {
 // linkLayers converts Linux link types to attribute values.
 func linkLayers(v value) []string {
 	var out []string
-	for _, text := range lower(v.texts()) {
+	for _, text := range lowerAll(v.texts()) {
 		switch text {
 		case "ether", "ethernet", "eth":
 			text = "Ethernet"

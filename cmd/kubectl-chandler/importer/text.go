@@ -18,7 +18,7 @@ import (
 // parse returns the documents of a file: YAML, JSON with or without comments, arguments, or
 // environment variables.
 func parse(file File) ([]value, error) {
-	text, err := decoded(file.Data)
+	text, err := decodeText(file.Data)
 	if err != nil {
 		return nil, err
 	}
@@ -69,8 +69,8 @@ func embedded(v value) (value, error) {
 	return inside, nil
 }
 
-// decoded returns a text as UTF-8, without a byte order mark and with Unix line ends.
-func decoded(data []byte) (string, error) {
+// decodeText returns a text as UTF-8, without a byte order mark and with Unix line ends.
+func decodeText(data []byte) (string, error) {
 	switch {
 	case bytes.HasPrefix(data, []byte("\xff\xfe")), bytes.HasPrefix(data, []byte("\xfe\xff")):
 		units := make([]uint16, 0, len(data)/2)
@@ -164,7 +164,7 @@ func parseYAML(text string) (nodes []*yaml.Node, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("is neither YAML nor JSON: %w", err)
 		}
-		node, err := resolved(&document, &budget, false, 0)
+		node, err := resolveAliases(&document, &budget, false, 0)
 		if err != nil {
 			return nil, fmt.Errorf("is neither YAML nor JSON: %w", err)
 		}
@@ -200,7 +200,7 @@ func plainJSON(text string) (string, bool) {
 		rest := text[i:]
 		switch c := text[i]; {
 		case c == '"':
-			n := quoted(rest)
+			n := quotedLength(rest)
 			out.WriteString(rest[:n])
 			i += n
 		case strings.HasPrefix(rest, "//"), c == '#':
@@ -233,8 +233,8 @@ func plainJSON(text string) (string, bool) {
 	return trailingComma(out.String()), started
 }
 
-// quoted returns the length of the quoted string at the beginning of a text.
-func quoted(text string) int {
+// quotedLength returns the length of the quoted string at the beginning of a text.
+func quotedLength(text string) int {
 	for i := 1; i < len(text); i++ {
 		switch text[i] {
 		case '\\':
@@ -253,7 +253,7 @@ func trailingComma(text string) string {
 	for i := 0; i < len(out); i++ {
 		switch c := out[i]; c {
 		case '"':
-			i += quoted(text[i:]) - 1
+			i += quotedLength(text[i:]) - 1
 			comma = -1
 		case ',':
 			comma = i

@@ -25,15 +25,15 @@ type value struct {
 	nodes *v1alpha1.Nodes
 }
 
-// there reports whether the value is present, even if null.
-func (v value) there() bool { return v.node != nil }
+// isPresent reports whether the value is present, even if null.
+func (v value) isPresent() bool { return v.node != nil }
 
-// null reports whether the value is absent or null.
-func (v value) null() bool { return v.node == nil || v.node.Tag == "!!null" }
+// isNull reports whether the value is absent or null.
+func (v value) isNull() bool { return v.node == nil || v.node.Tag == "!!null" }
 
 func (v value) isMap() bool  { return v.node != nil && v.node.Kind == yaml.MappingNode }
 func (v value) isList() bool { return v.node != nil && v.node.Kind == yaml.SequenceNode }
-func (v value) isText() bool { return v.node != nil && v.node.Kind == yaml.ScalarNode && !v.null() }
+func (v value) isText() bool { return v.node != nil && v.node.Kind == yaml.ScalarNode && !v.isNull() }
 
 // line returns the line in the file, 0 if unknown.
 func (v value) line() int {
@@ -58,12 +58,12 @@ func (v value) as(text string) value {
 	if v.node != nil {
 		line = v.node.Line
 	}
-	v.node = scalar(text, line)
+	v.node = newScalar(text, line)
 	return v
 }
 
-// below returns a value that is part of this value.
-func (v value) below(name string, node *yaml.Node) value {
+// child returns a value that is part of this value.
+func (v value) child(name string, node *yaml.Node) value {
 	if v.path != "" && !strings.HasPrefix(name, "[") {
 		name = "." + name
 	}
@@ -84,9 +84,9 @@ func (v value) at(names ...string) value {
 	return v
 }
 
-// spelled returns an object whose field names have the given spelling where they differ only in
+// respell returns an object whose field names have the given spelling where they differ only in
 // case: Go's encoding/json accepts both.
-func (v value) spelled(names ...string) value {
+func (v value) respell(names ...string) value {
 	if !v.isMap() {
 		return v
 	}
@@ -95,7 +95,7 @@ func (v value) spelled(names ...string) value {
 	for i := 0; i < len(out.Content); i += 2 {
 		is := func(name string) bool { return strings.EqualFold(name, out.Content[i].Value) }
 		if j := slices.IndexFunc(names, is); j >= 0 {
-			out.Content[i] = scalar(names[j], out.Content[i].Line)
+			out.Content[i] = newScalar(names[j], out.Content[i].Line)
 		}
 	}
 	v.node = &out
@@ -105,7 +105,7 @@ func (v value) spelled(names ...string) value {
 // has reports whether all of the fields are present.
 func (v value) has(names ...string) bool {
 	for _, name := range names {
-		if !v.at(name).there() {
+		if !v.at(name).isPresent() {
 			return false
 		}
 	}
@@ -115,7 +115,7 @@ func (v value) has(names ...string) bool {
 // hasAny reports whether any of the fields is present.
 func (v value) hasAny(names ...string) bool {
 	for _, name := range names {
-		if v.at(name).there() {
+		if v.at(name).isPresent() {
 			return true
 		}
 	}
@@ -130,7 +130,7 @@ func (v value) fields() iter.Seq2[string, value] {
 		}
 		for i := 0; i+1 < len(v.node.Content); i += 2 {
 			name := v.node.Content[i].Value
-			if !yield(name, v.below(fieldPath(name), v.node.Content[i+1])) {
+			if !yield(name, v.child(fieldPath(name), v.node.Content[i+1])) {
 				return
 			}
 		}
@@ -158,7 +158,7 @@ func (v value) fieldsWith() (names []string) {
 // items returns the items of a list. A single value is a list of itself, as in Go libraries that
 // accept both.
 func (v value) items() []value {
-	if v.null() {
+	if v.isNull() {
 		return nil
 	}
 	if !v.isList() {
@@ -166,7 +166,7 @@ func (v value) items() []value {
 	}
 	items := make([]value, len(v.node.Content))
 	for i, node := range v.node.Content {
-		items[i] = v.below(fmt.Sprintf("[%d]", i), node)
+		items[i] = v.child(fmt.Sprintf("[%d]", i), node)
 	}
 	return items
 }
@@ -196,8 +196,8 @@ func (v value) number() (int, bool) {
 	return n, err == nil
 }
 
-// truth returns a boolean, which may be quoted, and whether the value is one.
-func (v value) truth() (truth, ok bool) {
+// boolean returns a boolean, which may be quoted, and whether the value is one.
+func (v value) boolean() (truth, ok bool) {
 	switch strings.ToLower(v.text()) {
 	case "yes", "on":
 		return true, true
@@ -210,13 +210,13 @@ func (v value) truth() (truth, ok bool) {
 
 // is reports whether the value is true.
 func (v value) is() bool {
-	truth, _ := v.truth()
+	truth, _ := v.boolean()
 	return truth
 }
 
 // short returns the value's text, shortened for a note.
 func (v value) short() string {
-	if v.null() {
+	if v.isNull() {
 		return ""
 	}
 	if v.isText() {
@@ -225,7 +225,7 @@ func (v value) short() string {
 	if len(v.node.Content) == 0 {
 		return ""
 	}
-	data, err := yaml.Marshal(flow(v.node, new(int)))
+	data, err := yaml.Marshal(flowStyle(v.node, new(int)))
 	if err != nil {
 		return ""
 	}
@@ -241,8 +241,8 @@ func cut(text string) string {
 	return text
 }
 
-// flow returns the first nodes of a value without comments, in YAML's flow style.
-func flow(node *yaml.Node, count *int) *yaml.Node {
+// flowStyle returns the first nodes of a value without comments, in YAML's flow style.
+func flowStyle(node *yaml.Node, count *int) *yaml.Node {
 	out := &yaml.Node{Kind: node.Kind, Tag: node.Tag, Value: node.Value}
 	if node.Kind != yaml.ScalarNode {
 		out.Style = yaml.FlowStyle
@@ -253,7 +253,7 @@ func flow(node *yaml.Node, count *int) *yaml.Node {
 		if *count++; *count > maxSaid && len(out.Content)%2 == 0 {
 			break
 		}
-		out.Content = append(out.Content, flow(child, count))
+		out.Content = append(out.Content, flowStyle(child, count))
 	}
 	return out
 }
@@ -266,9 +266,9 @@ const (
 
 var errAliases = errors.New("too large, or too deep, once its aliases are resolved")
 
-// resolved returns a copy of a node with aliases expanded and merges (<<) applied. budget is the
+// resolveAliases returns a copy of a node with aliases expanded and merges (<<) applied. budget is the
 // number of nodes that aliases may still expand to.
-func resolved(node *yaml.Node, budget *int, aliased bool, depth int) (*yaml.Node, error) {
+func resolveAliases(node *yaml.Node, budget *int, aliased bool, depth int) (*yaml.Node, error) {
 	if aliased {
 		*budget--
 	}
@@ -276,7 +276,7 @@ func resolved(node *yaml.Node, budget *int, aliased bool, depth int) (*yaml.Node
 		return nil, errAliases
 	}
 	if node.Kind == yaml.AliasNode {
-		return resolved(node.Alias, budget, true, depth+1)
+		return resolveAliases(node.Alias, budget, true, depth+1)
 	}
 	out := &yaml.Node{Kind: node.Kind, Tag: node.ShortTag(), Value: node.Value, Style: node.Style, Line: node.Line, Column: node.Column}
 	var merged []*yaml.Node
@@ -284,7 +284,7 @@ func resolved(node *yaml.Node, budget *int, aliased bool, depth int) (*yaml.Node
 		if node.Kind == yaml.MappingNode && i%2 == 0 && child.Kind != yaml.ScalarNode && child.Kind != yaml.AliasNode {
 			return nil, fmt.Errorf("line %d: the name of a field is no text", child.Line)
 		}
-		copied, err := resolved(child, budget, aliased, depth+1)
+		copied, err := resolveAliases(child, budget, aliased, depth+1)
 		if err != nil {
 			return nil, err
 		}
@@ -296,19 +296,19 @@ func resolved(node *yaml.Node, budget *int, aliased bool, depth int) (*yaml.Node
 		out.Content = append(out.Content, copied)
 	}
 	for _, from := range merged {
-		merge(out, from)
+		mergeFields(out, from)
 	}
 	return out, nil
 }
 
-// merge adds the fields that the object does not have yet.
-func merge(into, from *yaml.Node) {
+// mergeFields adds the fields that the object does not have yet.
+func mergeFields(into, from *yaml.Node) {
 	if from == nil {
 		return
 	}
 	if from.Kind == yaml.SequenceNode {
 		for _, one := range from.Content {
-			merge(into, one)
+			mergeFields(into, one)
 		}
 		return
 	}

@@ -25,13 +25,13 @@ func (im *importer) values(v value) (value, bool) {
 	}
 	if parameters := v.at("spec", "source", "helm", "parameters"); parameters.isList() {
 		im.chart = chartOf(v)
-		set := value{node: object(parameters.node.Line), file: v.file, above: v.above}
+		set := value{node: newObject(parameters.node.Line), file: v.file, above: v.above}
 		for _, p := range parameters.items() {
-			assign(set.node, p.at("name").text(), p.at("value").node)
+			assignField(set.node, p.at("name").text(), p.at("value").node)
 		}
 		return set, true
 	}
-	return im.helm(v)
+	return im.helmValues(v)
 }
 
 // chartOf returns the name of the chart that an object deploys.
@@ -49,25 +49,25 @@ func chartOf(v value) string {
 	return ""
 }
 
-// helm returns the values that a Helm command line sets.
-func (im *importer) helm(v value) (value, bool) {
+// helmValues returns the values that a Helm command line sets.
+func (im *importer) helmValues(v value) (value, bool) {
 	args := v.at(argsField).items()
 	if len(args) == 0 || args[0].text() != "helm" || v.hasAny("image", "name") {
 		return value{}, false
 	}
-	set := value{node: object(args[0].node.Line), file: v.file, above: v.above}
-	for _, arg := range arguments(args[1:], func(name string) bool { return slices.Contains(aloneOfHelm, name) }) {
+	set := value{node: newObject(args[0].node.Line), file: v.file, above: v.above}
+	for _, arg := range splitArguments(args[1:], func(name string) bool { return slices.Contains(aloneOfHelm, name) }) {
 		switch arg.name {
 		case "set", "set-string", "set-json":
 			for one := range strings.SplitSeq(arg.value.node.Value, ",") {
 				if name, said, ok := strings.Cut(one, "="); ok {
-					assign(set.node, name, scalar(said, arg.value.node.Line))
+					assignField(set.node, name, newScalar(said, arg.value.node.Line))
 				}
 			}
 		case "f", "values":
-			im.say(arg.value, "import that file too, if it is not among the files")
+			im.noteRemark(arg.value, "import that file too, if it is not among the files")
 		case "set-file":
-			im.lost(arg.value, "what is in that file is not known here; import it too")
+			im.notePodChange(arg.value, "what is in that file is not known here; import it too")
 		case "":
 			if strings.Contains(arg.value.text(), "/") {
 				im.chart = arg.value.text()
@@ -79,8 +79,8 @@ func (im *importer) helm(v value) (value, bool) {
 
 var aloneOfHelm = []string{"i", "install", "wait", "create-namespace", "generate-name", "atomic", "devel", "dry-run", "debug", "reuse-values", "reset-values", "dependency-update"}
 
-// assign sets a field by its dotted path, as Helm does. Indices in brackets are not supported.
-func assign(in *yaml.Node, path string, to *yaml.Node) {
+// assignField sets a field by its dotted path, as Helm does. Indices in brackets are not supported.
+func assignField(in *yaml.Node, path string, to *yaml.Node) {
 	if to == nil {
 		return
 	}
@@ -91,23 +91,23 @@ func assign(in *yaml.Node, path string, to *yaml.Node) {
 		name = strings.TrimSuffix(name, `\`) + "." + more
 	}
 	if !deeper {
-		in.Content = append(in.Content, scalar(name, to.Line), to)
+		in.Content = append(in.Content, newScalar(name, to.Line), to)
 		return
 	}
 	inner := (value{node: in}).at(name).node
 	if inner == nil || inner.Kind != yaml.MappingNode {
-		inner = object(to.Line)
-		in.Content = append(in.Content, scalar(name, to.Line), inner)
+		inner = newObject(to.Line)
+		in.Content = append(in.Content, newScalar(name, to.Line), inner)
 	}
-	assign(inner, rest, to)
+	assignField(inner, rest, to)
 }
 
 // maxNested is the maximum depth of a configuration in another object.
 const maxNested = 8
 
-// nested reads the configurations inside an object, such as the values of an umbrella chart or a
+// readNested reads the configurations inside an object, such as the values of an umbrella chart or a
 // NicClusterPolicy, and returns their paths.
-func (im *importer) nested(v value, depth int) (found []string) {
+func (im *importer) readNested(v value, depth int) (found []string) {
 	if depth > maxNested {
 		return nil
 	}
@@ -129,21 +129,21 @@ func (im *importer) nested(v value, depth int) (found []string) {
 		if onlyVersion(inside) && !part.isText() {
 			continue // many objects have a version
 		}
-		if f := im.recognise(inside); f != nil {
-			im.take(f, inside)
+		if f := im.recogniseFormat(inside); f != nil {
+			im.readDocument(f, inside)
 			found = append(found, inside.path)
 			continue
 		}
-		if inside.hasAny(argsField, "command", "image") && im.runs(containerOf(inside)) {
+		if inside.hasAny(argsField, "command", "image") && im.importContainer(containerOf(inside)) {
 			found = append(found, inside.path)
 		}
 		if inside.isList() && slices.ContainsFunc(inside.items(), func(v value) bool { return strings.HasPrefix(v.text(), "-") }) {
-			if im.runs(container{args: inside.items(), env: make(map[string]value)}) {
+			if im.importContainer(container{args: inside.items(), env: make(map[string]value)}) {
 				found = append(found, inside.path)
 			}
 			continue
 		}
-		found = append(found, im.nested(inside, depth+1)...)
+		found = append(found, im.readNested(inside, depth+1)...)
 	}
 	return found
 }
@@ -166,12 +166,12 @@ func onlyVersion(v value) bool { return v.isMap() && len(v.node.Content) == 2 &&
 // onlyRead notes that the rest of an object was not read.
 func (im *importer) onlyRead(v value, found []string) {
 	slices.Sort(found)
-	at := value{node: scalar("", v.node.Line), file: v.file, above: v.above, path: v.path}
-	im.say(at, "of this object only %s was read", strings.Join(found, ", "))
+	at := value{node: newScalar("", v.node.Line), file: v.file, above: v.above, path: v.path}
+	im.noteRemark(at, "of this object only %s was read", strings.Join(found, ", "))
 }
 
-// patched returns a container with the arguments and environment variables of a JSON patch.
-func patched(v value) (container, bool) {
+// patchedContainer returns a container with the arguments and environment variables of a JSON patch.
+func patchedContainer(v value) (container, bool) {
 	c := container{env: make(map[string]value)}
 	for _, operation := range v.items() {
 		at := operation.at("path").text()

@@ -23,9 +23,9 @@ func (r *Result) YAML() ([]byte, error) {
 		return nil, err
 	}
 	root := document.Content[0]
-	block(root)
-	order(root)
-	r.sources(root)
+	blockStyle(root)
+	orderFields(root)
+	r.addSources(root)
 	var out bytes.Buffer
 	out.WriteString(r.head())
 	writer := yaml.NewEncoder(&out)
@@ -64,21 +64,21 @@ func (r *Result) head() string {
 	return out.String()
 }
 
-// block selects the block style for objects and lists, and quotes for strings only where needed.
-func block(node *yaml.Node) {
+// blockStyle selects the block style for objects and lists, and quotes for strings only where needed.
+func blockStyle(node *yaml.Node) {
 	node.Style = 0
 	for _, child := range node.Content {
-		block(child)
+		blockStyle(child)
 	}
 }
 
 // first lists the fields at the beginning of an object.
 var first = []string{"apiVersion", "kind", "mode", "name", "resource", "cel"}
 
-// order moves the identifying fields of an object to its beginning.
-func order(node *yaml.Node) {
+// orderFields moves the identifying fields of an object to its beginning.
+func orderFields(node *yaml.Node) {
 	for _, child := range node.Content {
-		order(child)
+		orderFields(child)
 	}
 	if node.Kind != yaml.MappingNode {
 		return
@@ -99,8 +99,8 @@ func order(node *yaml.Node) {
 	node.Content = fields
 }
 
-// sources adds a comment above each list entry with the entry's source.
-func (r *Result) sources(root *yaml.Node) {
+// addSources adds a comment above each list entry with the entry's source.
+func (r *Result) addSources(root *yaml.Node) {
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		origins := r.origins[root.Content[i].Value]
 		for j, entry := range root.Content[i+1].Content {

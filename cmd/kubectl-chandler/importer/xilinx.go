@@ -19,10 +19,10 @@ type xilinx struct {
 func newXilinx(im *importer) *format {
 	x := &xilinx{im: im}
 	x.settings = newSettings(im, []option{
-		{name: "name-customize", env: "DeviceNameCustomize", in: "devicePlugin.env.DeviceNameCustomize", fate: carried},
-		{name: "u30-name", env: "U30NameConvention", in: "devicePlugin.env.U30NameConvention", fate: lost, fine: []string{"commonname"}, why: "name the U30's resource by its shell in an entry of resources: amd.com/<shell>-<timestamp>, as chandler discover shows them"},
-		{name: "u30-unit", env: "U30AllocUnit", in: "devicePlugin.env.U30AllocUnit", fate: lost, fine: []string{"card"}, why: "name the FPGAs of a U30 by their shell in an entry of resources: each FPGA is then allocated by itself"},
-		{name: "virtual", env: "VirtualDev", in: "devicePlugin.env.VirtualDev", fate: lost, fine: []string{"false"}, why: "no container gets all FPGAs of a node by one resource"},
+		{name: "name-customize", env: "DeviceNameCustomize", in: "devicePlugin.env.DeviceNameCustomize", fate: fateCarried},
+		{name: "u30-name", env: "U30NameConvention", in: "devicePlugin.env.U30NameConvention", fate: fatePodChange, fine: []string{"commonname"}, why: "name the U30's resource by its shell in an entry of resources: amd.com/<shell>-<timestamp>, as chandler discover shows them"},
+		{name: "u30-unit", env: "U30AllocUnit", in: "devicePlugin.env.U30AllocUnit", fate: fatePodChange, fine: []string{"card"}, why: "name the FPGAs of a U30 by their shell in an entry of resources: each FPGA is then allocated by itself"},
+		{name: "virtual", env: "VirtualDev", in: "devicePlugin.env.VirtualDev", fate: fatePodChange, fine: []string{"false"}, why: "no container gets all FPGAs of a node by one resource"},
 		{name: "virtual-number", env: "VirtualNum", in: "devicePlugin.env.VirtualNum", why: "is for VirtualDev"},
 	})
 	return &format{
@@ -38,7 +38,7 @@ func newXilinx(im *importer) *format {
 			return strings.Contains(c.image, "xilinx") && c.names("device-plugin") || c.names("xilinx-device-plugin", "fpga-device-plugin") || u30 || unit || names
 		},
 		container: func(c container) { x.settings.flags(c) },
-		finish:    x.finish,
+		finish:    x.finishSettings,
 	}
 }
 
@@ -96,32 +96,32 @@ func termsOf(alias string) (terms []term, ok bool) {
 	return terms, true
 }
 
-func (x *xilinx) finish() {
-	x.settings.finish()
-	if use := x.settings.get("name-customize"); use.there() && !use.is() && len(x.names) > 0 {
-		x.im.say(x.names[0], "DeviceNameCustomize is not True, so the plugin does not read the names")
+func (x *xilinx) finishSettings() {
+	x.settings.finishOptions()
+	if use := x.settings.get("name-customize"); use.isPresent() && !use.is() && len(x.names) > 0 {
+		x.im.noteRemark(x.names[0], "DeviceNameCustomize is not True, so the plugin does not read the names")
 		return
-	} else if !use.there() && len(x.names) > 0 {
-		x.im.say(x.names[0], "the plugin reads the names where its variable DeviceNameCustomize is True")
+	} else if !use.isPresent() && len(x.names) > 0 {
+		x.im.noteRemark(x.names[0], "the plugin reads the names where its variable DeviceNameCustomize is True")
 	}
 	stars := func(v value) int { return strings.Count(nameOf(v), "*") }
 	slices.SortStableFunc(x.names, func(a, b value) int { return cmp.Compare(stars(a), stars(b)) })
 	for _, alias := range x.names {
-		x.alias(alias)
+		x.readAlias(alias)
 	}
 }
 
-// alias reads a name for some cards.
-func (x *xilinx) alias(v value) {
+// readAlias reads a name for some cards.
+func (x *xilinx) readAlias(v value) {
 	m := aliasKey.FindStringSubmatch(nameOf(v))
 	if m == nil {
-		x.im.lost(v, "its key has not three parts, and the plugin gives no names with it")
+		x.im.notePodChange(v, "its key has not three parts, and the plugin gives no names with it")
 		return
 	}
 	kind, shell, last := m[1], m[2], m[3]
 	terms, ok := termsOf(v.text())
 	if !ok {
-		x.im.lost(v, "is not made of texts in quotes and fields of cards, with + between")
+		x.im.notePodChange(v, "is not made of texts in quotes and fields of cards, with + between")
 		return
 	}
 	known := map[string]string{"devicetype": kind, "shellver": shell, "timestamp": last}
@@ -131,14 +131,14 @@ func (x *xilinx) alias(v value) {
 		if t.field != "" {
 			said = known[t.field]
 			if said == "" || strings.Contains(said, "*") {
-				x.im.lost(v, "each card has another name by it; name them in entries of resources, as chandler discover shows them")
+				x.im.notePodChange(v, "each card has another name by it; name them in entries of resources, as chandler discover shows them")
 				return
 			}
 		}
 		name.WriteString(said)
 	}
 	if name.Len() > 60 {
-		x.im.say(v, "is longer than 60 characters, and the plugin does not take it either")
+		x.im.noteRemark(v, "is longer than 60 characters, and the plugin does not take it either")
 		return
 	}
 	cel := []string{oneOf(familyAttribute, []string{"fpga-xilinx"})}
@@ -152,12 +152,12 @@ func (x *xilinx) alias(v value) {
 	switch {
 	case last == "*":
 	case isUUID(last):
-		x.im.lost(v, "chooses cards by the end of a UUID, which is not known here")
+		x.im.notePodChange(v, "chooses cards by the end of a UUID, which is not known here")
 		return
 	default:
 		cel = append(cel, text("profile")+".endsWith("+quote("-"+last)+")")
 	}
-	x.im.resource(v, "amd.com/"+name.String(), all(cel))
+	x.im.addResource(v, "amd.com/"+name.String(), all(cel))
 }
 
 // isUUID reports whether the last part of a key is the end of a UUID, as opposed to a time.

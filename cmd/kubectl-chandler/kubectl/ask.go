@@ -27,27 +27,27 @@ const (
 	askPatience = 5 * time.Second
 )
 
-// told is a device in an agent's metrics.
-type told struct{ label, model string }
+// describedDevice is a device in an agent's metrics.
+type describedDevice struct{ label, model string }
 
 // answers holds data from the agents' metrics that the API server does not have.
 type answers struct {
-	devices map[string]map[string]told // by node and name
-	waiting map[string]int             // devices that wait for release before the other API offers them, by node
-	why     map[string]string          // the reason for an agent's missing answer, by node
+	devices map[string]map[string]describedDevice // by node and name
+	waiting map[string]int                        // devices that wait for release before the other API offers them, by node
+	why     map[string]string                     // the reason for an agent's missing answer, by node
 }
 
-// ask queries the agents of nodes for the devices that pods have by the device plugin API.
-func (v *view) ask(ctx context.Context, w *whoView) {
-	nodes := w.askable()
+// queryAgents queries the agents of nodes for the devices that pods have by the device plugin API.
+func (v *view) queryAgents(ctx context.Context, w *whoView) {
+	nodes := w.askableNodes()
 	if len(nodes) == 0 {
 		return
 	}
 	said, why := v.askAgents(ctx, nodes)
-	w.answers = answers{devices: make(map[string]map[string]told), waiting: make(map[string]int), why: why}
+	w.answers = answers{devices: make(map[string]map[string]describedDevice), waiting: make(map[string]int), why: why}
 	for _, node := range nodes {
 		if families, answered := said[node]; answered {
-			w.hear(node, families)
+			w.readAgentMetrics(node, families)
 		}
 	}
 }
@@ -68,7 +68,7 @@ func (v *view) askAgents(ctx context.Context, nodes []string) (said map[string]m
 		agent := agents[node]
 		switch {
 		case err != nil:
-			why[node] = reason(err)
+			why[node] = briefReason(err)
 			continue
 		case agent == nil:
 			continue
@@ -80,11 +80,11 @@ func (v *view) askAgents(ctx context.Context, nodes []string) (said map[string]m
 		}
 		asked++
 		all.Go(func() {
-			families, err := v.measured(ctx, agent)
+			families, err := v.readMetrics(ctx, agent)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				why[node] = reason(err)
+				why[node] = briefReason(err)
 				return
 			}
 			said[node] = families
@@ -94,8 +94,8 @@ func (v *view) askAgents(ctx context.Context, nodes []string) (said map[string]m
 	return said, why
 }
 
-// reason describes briefly the cause of an agent's missing answer.
-func reason(err error) string {
+// briefReason describes briefly the cause of an agent's missing answer.
+func briefReason(err error) string {
 	switch {
 	case apierrors.IsForbidden(err):
 		return "you may not get pods/proxy"
@@ -105,9 +105,9 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// measured returns an agent's metrics.
-func (v *view) measured(ctx context.Context, agent *corev1.Pod) (map[string]*dto.MetricFamily, error) {
-	text, err := v.metrics(ctx, agent, containerOf(agent))
+// readMetrics returns an agent's metrics.
+func (v *view) readMetrics(ctx context.Context, agent *corev1.Pod) (map[string]*dto.MetricFamily, error) {
+	text, err := v.fetchMetrics(ctx, agent, containerOf(agent))
 	if err != nil {
 		return nil, err
 	}
@@ -115,9 +115,9 @@ func (v *view) measured(ctx context.Context, agent *corev1.Pod) (map[string]*dto
 	return parser.TextToMetricFamilies(bytes.NewReader(text))
 }
 
-// askable returns the nodes whose agents have more data: the requested node, and the nodes on which
+// askableNodes returns the nodes whose agents have more data: the requested node, and the nodes on which
 // pods have devices by the device plugin API.
-func (w *whoView) askable() (nodes []string) {
+func (w *whoView) askableNodes() (nodes []string) {
 	if w.Node != "" {
 		nodes = append(nodes, w.Node)
 	}
@@ -129,18 +129,18 @@ func (w *whoView) askable() (nodes []string) {
 	return nodes
 }
 
-// hear reads from an agent's metrics the devices that pods have by the device plugin API, and the
+// readAgentMetrics reads from an agent's metrics the devices that pods have by the device plugin API, and the
 // number of waiting devices.
-func (w *whoView) hear(node string, families map[string]*dto.MetricFamily) {
-	for _, value := range samples(families["chandler_devices_waiting"]) {
+func (w *whoView) readAgentMetrics(node string, families map[string]*dto.MetricFamily) {
+	for _, value := range metricSamples(families["chandler_devices_waiting"]) {
 		w.answers.waiting[node] += int(value)
 	}
-	devices := make(map[string]told)
-	for labels := range samples(families["chandler_device_info"]) {
+	devices := make(map[string]describedDevice)
+	for labels := range metricSamples(families["chandler_device_info"]) {
 		devices[labels["device"]] = toldOf(labels)
 	}
 	w.answers.devices[node] = devices
-	for labels := range samples(families["chandler_device_allocated"]) {
+	for labels := range metricSamples(families["chandler_device_allocated"]) {
 		if labels["api"] != string(discovery.ModeDevicePlugin) {
 			continue
 		}
@@ -165,7 +165,7 @@ func (w *whoView) hear(node string, families map[string]*dto.MetricFamily) {
 }
 
 // toldOf describes a device by the labels of chandler_device_info.
-func toldOf(labels map[string]string) told {
+func toldOf(labels map[string]string) describedDevice {
 	name := labels["device"]
 	label := strings.TrimSpace(labels["kind"] + " " + cmp.Or(fleet.ShortAddress(labels["pci_address"]), name))
 	if parent := labels["parent"]; parent != "" {
@@ -173,11 +173,11 @@ func toldOf(labels map[string]string) told {
 			label += " " + strings.ReplaceAll(part, "-", " ")
 		}
 	}
-	return told{label: label, model: labels["model"]}
+	return describedDevice{label: label, model: labels["model"]}
 }
 
-// samples returns the labels and values of a metric, in the agent's order.
-func samples(family *dto.MetricFamily) func(yield func(map[string]string, float64) bool) {
+// metricSamples returns the labels and values of a metric, in the agent's order.
+func metricSamples(family *dto.MetricFamily) func(yield func(map[string]string, float64) bool) {
 	return func(yield func(map[string]string, float64) bool) {
 		for _, m := range family.GetMetric() {
 			labels := make(map[string]string)
@@ -191,9 +191,9 @@ func samples(family *dto.MetricFamily) func(yield func(map[string]string, float6
 	}
 }
 
-// unsaid explains why the devices that pods have by the device plugin API are unknown on some
+// unknownReason explains why the devices that pods have by the device plugin API are unknown on some
 // nodes.
-func (w *whoView) unsaid() string {
+func (w *whoView) unknownReason() string {
 	var nodes []string
 	for _, r := range w.Resources {
 		unknown := slices.ContainsFunc(r.Holders, func(h fleet.Holder) bool { return len(h.Devices) == 0 })

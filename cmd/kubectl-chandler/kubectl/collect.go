@@ -36,15 +36,15 @@ func (r *reportOptions) collect(ctx context.Context, c *collection, nodes []stri
 	for i := range v.Slices {
 		for j := range v.Slices[i].Spec.Devices {
 			d := &v.Slices[i].Spec.Devices[j]
-			c.redact.Identity(fleet.Text(d, "serial"))
-			c.redact.Identity(fleet.Text(d, "uuid"))
+			c.redact.AddIdentity(fleet.Text(d, "serial"))
+			c.redact.AddIdentity(fleet.Text(d, "uuid"))
 		}
 	}
 	agents, err := v.agents(ctx)
 	if err != nil {
-		c.lack("agents' pods", err.Error())
+		c.addMissing("agents' pods", err.Error())
 	}
-	for _, node := range r.chosen(c, v, agents, nodes) {
+	for _, node := range r.chosenNodes(c, v, agents, nodes) {
 		r.collectNode(ctx, c, v, node, agents[node])
 	}
 	v.collectCluster(ctx, c, agents)
@@ -54,21 +54,21 @@ func (r *reportOptions) collect(ctx context.Context, c *collection, nodes []stri
 	return nil
 }
 
-// chosen returns the nodes of a report: the named nodes or, without names, all nodes with an agent,
+// chosenNodes returns the nodes of a report: the named nodes or, without names, all nodes with an agent,
 // up to mostNodes.
-func (r *reportOptions) chosen(c *collection, v *view, agents map[string]*corev1.Pod, named []string) []string {
+func (r *reportOptions) chosenNodes(c *collection, v *view, agents map[string]*corev1.Pod, named []string) []string {
 	if len(named) > 0 {
 		for _, name := range named {
 			known := slices.ContainsFunc(v.Nodes, func(n corev1.Node) bool { return n.Name == name })
 			if !known && len(v.Nodes) > 0 {
-				c.lack("node "+name, "it is not there")
+				c.addMissing("node "+name, "it is not there")
 			}
 		}
 		return named
 	}
 	all := slices.Sorted(maps.Keys(agents))
 	if len(all) > mostNodes {
-		c.say("nodes", fmt.Sprintf("%d have agents: name those that the report is to have", len(all)))
+		c.addLine("nodes", fmt.Sprintf("%d have agents: name those that the report is to have", len(all)))
 		return nil
 	}
 	return all
@@ -84,7 +84,7 @@ func (v *view) agents(ctx context.Context) (map[string]*corev1.Pod, error) {
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		owned := metav1.GetControllerOf(pod)
-		if owned == nil || owned.Kind != "DaemonSet" || pod.Spec.NodeName == "" || fleet.Ended(pod) {
+		if owned == nil || owned.Kind != "DaemonSet" || pod.Spec.NodeName == "" || fleet.HasEnded(pod) {
 			continue
 		}
 		if other := out[pod.Spec.NodeName]; other == nil || other.CreationTimestamp.Before(&pod.CreationTimestamp) {
@@ -98,7 +98,7 @@ func (v *view) agents(ctx context.Context) (map[string]*corev1.Pod, error) {
 func (v *view) collectCluster(ctx context.Context, c *collection, agents map[string]*corev1.Pod) {
 	var claims []resourceapi.ResourceClaim
 	for i := range v.Claims {
-		if concerns(&v.Claims[i]) {
+		if concernsReport(&v.Claims[i]) {
 			claims = append(claims, *bareClaim(&v.Claims[i]))
 		}
 	}
@@ -115,21 +115,21 @@ func (v *view) collectCluster(ctx context.Context, c *collection, agents map[str
 	c.addJSON("cluster/resourceclaims.json", claims)
 	c.addJSON("cluster/deviceclasses.json", v.Classes)
 	c.addJSON("cluster/nodes.json", nodeFacts(v.Nodes))
-	events := v.events(ctx, c, claims, agents)
+	events := v.relatedEvents(ctx, c, claims, agents)
 	c.addJSON("cluster/events.json", events)
 	c.addJSON("cluster/pods.json", v.podFacts())
 	if server, err := v.client.Discovery().ServerVersion(); err == nil {
 		c.addJSON("cluster/version.json", server)
 	} else {
-		c.lack("version of the API server", err.Error())
+		c.addMissing("version of the API server", err.Error())
 	}
-	c.say("cluster", fmt.Sprintf("%d ResourceSlices, %d ResourceClaims, %d DeviceClasses, %d Events", len(v.Slices), len(claims), len(v.Classes), len(events)))
+	c.addLine("cluster", fmt.Sprintf("%d ResourceSlices, %d ResourceClaims, %d DeviceClasses, %d Events", len(v.Slices), len(claims), len(v.Classes), len(events)))
 	v.collectConfig(ctx, c, agents)
 }
 
-// concerns reports whether a claim belongs into the report: if it has a device of Chandler, or is
+// concernsReport reports whether a claim belongs into the report: if it has a device of Chandler, or is
 // not allocated yet.
-func concerns(claim *resourceapi.ResourceClaim) bool {
+func concernsReport(claim *resourceapi.ResourceClaim) bool {
 	return claim.Status.Allocation == nil || slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == driverName })
 }
 
@@ -192,7 +192,7 @@ type podFact struct {
 func (v *view) podFacts() (out []podFact) {
 	for i := range v.Pods {
 		pod := &v.Pods[i]
-		if !asks(pod) {
+		if !requestsDevices(pod) {
 			continue
 		}
 		fact := podFact{Namespace: pod.Namespace, Name: pod.Name, Node: pod.Spec.NodeName, Phase: pod.Status.Phase, Claims: pod.Spec.ResourceClaims, Conditions: pod.Status.Conditions}
@@ -207,8 +207,8 @@ func (v *view) podFacts() (out []podFact) {
 	return out
 }
 
-// asks reports whether a pod requests devices.
-func asks(pod *corev1.Pod) bool {
+// requestsDevices reports whether a pod requests devices.
+func requestsDevices(pod *corev1.Pod) bool {
 	return len(pod.Spec.ResourceClaims) > 0 || slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
 		for name := range c.Resources.Limits {
 			if fleet.IsExtended(name) {
@@ -219,12 +219,12 @@ func asks(pod *corev1.Pod) bool {
 	})
 }
 
-// events returns the Events about Chandler's own pods, about the claims, and about pods that
+// relatedEvents returns the Events about Chandler's own pods, about the claims, and about pods that
 // request devices.
-func (v *view) events(ctx context.Context, c *collection, claims []resourceapi.ResourceClaim, agents map[string]*corev1.Pod) (out []corev1.Event) {
+func (v *view) relatedEvents(ctx context.Context, c *collection, claims []resourceapi.ResourceClaim, agents map[string]*corev1.Pod) (out []corev1.Event) {
 	all, err := v.client.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		c.lack("Events", err.Error())
+		c.addMissing("Events", err.Error())
 		return nil
 	}
 	about := make(map[string]bool)
@@ -232,7 +232,7 @@ func (v *view) events(ctx context.Context, c *collection, claims []resourceapi.R
 		about["ResourceClaim/"+claims[i].Namespace+"/"+claims[i].Name] = true
 	}
 	for i := range v.Pods {
-		if asks(&v.Pods[i]) {
+		if requestsDevices(&v.Pods[i]) {
 			about["Pod/"+v.Pods[i].Namespace+"/"+v.Pods[i].Name] = true
 		}
 	}
@@ -263,7 +263,7 @@ func (v *view) collectConfig(ctx context.Context, c *collection, agents map[stri
 			seen[key] = true
 			set, err := v.client.AppsV1().DaemonSets(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
 			if err != nil {
-				c.lack("DaemonSet "+name, err.Error())
+				c.addMissing("DaemonSet "+name, err.Error())
 			} else {
 				c.addJSON("config/daemonset-"+name+".json", bareSet(set))
 				has = append(has, "DaemonSet "+name)
@@ -276,7 +276,7 @@ func (v *view) collectConfig(ctx context.Context, c *collection, agents map[stri
 			seen[volume.ConfigMap.Name] = true
 			config, err := v.client.CoreV1().ConfigMaps(pod.Namespace).Get(ctx, volume.ConfigMap.Name, metav1.GetOptions{})
 			if err != nil {
-				c.lack("ConfigMap "+volume.ConfigMap.Name, err.Error())
+				c.addMissing("ConfigMap "+volume.ConfigMap.Name, err.Error())
 				continue
 			}
 			for _, key := range slices.Sorted(maps.Keys(config.Data)) {
@@ -285,7 +285,7 @@ func (v *view) collectConfig(ctx context.Context, c *collection, agents map[stri
 			has = append(has, "ConfigMap "+config.Name)
 		}
 	}
-	c.say("config", strings.Join(append(has, "versions of all nodes"), ", "))
+	c.addLine("config", strings.Join(append(has, "versions of all nodes"), ", "))
 }
 
 // bareSet returns a copy of a DaemonSet without the values of environment variables.

@@ -30,31 +30,31 @@ const commandTimeout = 60 * time.Second
 // and metrics.
 func (r *reportOptions) collectNode(ctx context.Context, c *collection, v *view, node string, agent *corev1.Pod) {
 	if agent == nil {
-		c.lack(node, "no agent runs there that may be seen")
+		c.addMissing(node, "no agent runs there that may be seen")
 		return
 	}
 	container := containerOf(agent)
 	dir := "nodes/" + node + "/"
 	var has []string
 	program := programOf(container)
-	record := append([]string{program, "record"}, inherited(container.Args)...)
+	record := append([]string{program, "record"}, inheritedArgs(container.Args)...)
 	if host, stderr, err := r.in(ctx, agent, record); err == nil && len(host) > 0 {
 		c.add(dir+"recorded.host", kindHost, host)
 		has = append(has, "recorded host "+size(len(host)))
 	} else {
-		c.lack("recorded host of "+node, failure(err, stderr))
+		c.addMissing("recorded host of "+node, failureCause(err, stderr))
 	}
 	// Doctor exits with status 1 if it finds a fault.
 	if doctor, stderr, err := r.in(ctx, agent, []string{program, "doctor", "-o", "json"}); json.Valid(doctor) && len(doctor) > 0 {
 		c.add(dir+"doctor.json", kindText, doctor)
 		has = append(has, doctorText(doctor))
 	} else {
-		c.lack("doctor of "+node, failure(err, stderr))
+		c.addMissing("doctor of "+node, failureCause(err, stderr))
 	}
 	if r.log(ctx, c, v, agent, dir, node) {
 		has = append(has, fmt.Sprintf("agent's log of %d h", int(r.since.Hours())))
 	}
-	if metrics, err := v.metrics(ctx, agent, container); err == nil {
+	if metrics, err := v.fetchMetrics(ctx, agent, container); err == nil {
 		c.add(dir+"metrics.txt", kindText, metrics)
 		has = append(has, "metrics")
 	} else {
@@ -62,12 +62,12 @@ func (r *reportOptions) collectNode(ctx context.Context, c *collection, v *view,
 		if apierrors.IsNotFound(err) {
 			why = "they are protected, so that a report cannot have them"
 		}
-		c.lack("metrics of "+node, why)
+		c.addMissing("metrics of "+node, why)
 	}
 	if len(has) == 0 {
 		has = []string{"nothing"}
 	}
-	c.say(node, strings.Join(has, ", "))
+	c.addLine(node, strings.Join(has, ", "))
 }
 
 func containerOf(pod *corev1.Pod) *corev1.Container {
@@ -84,8 +84,8 @@ func programOf(container *corev1.Container) string {
 	return append(slices.Clone(container.Command), "/chandler")[0]
 }
 
-// inherited returns those arguments of the agent that the command record has too.
-func inherited(args []string) (out []string) {
+// inheritedArgs returns those arguments of the agent that the command record has too.
+func inheritedArgs(args []string) (out []string) {
 	for _, arg := range args {
 		if strings.HasPrefix(arg, "--host-root=") || strings.HasPrefix(arg, "--config=") {
 			out = append(out, arg)
@@ -99,7 +99,7 @@ func (r *reportOptions) log(ctx context.Context, c *collection, v *view, agent *
 	options := &corev1.PodLogOptions{Container: containerOf(agent).Name, SinceSeconds: new(int64(r.since.Seconds())), LimitBytes: new(int64(mostLog)), Timestamps: true}
 	log, err := v.client.CoreV1().Pods(agent.Namespace).GetLogs(agent.Name, options).DoRaw(ctx)
 	if err != nil {
-		c.lack("agent's log of "+node, err.Error())
+		c.addMissing("agent's log of "+node, err.Error())
 		return false
 	}
 	c.add(dir+"agent.log", kindText, log)
@@ -113,8 +113,8 @@ func (r *reportOptions) log(ctx context.Context, c *collection, v *view, agent *
 	return true
 }
 
-// metrics fetches the agent's metrics through the API server.
-func (v *view) metrics(ctx context.Context, agent *corev1.Pod, container *corev1.Container) ([]byte, error) {
+// fetchMetrics fetches the agent's metrics through the API server.
+func (v *view) fetchMetrics(ctx context.Context, agent *corev1.Pod, container *corev1.Container) ([]byte, error) {
 	for _, port := range container.Ports {
 		if port.Name == "http" || port.Name == "metrics" {
 			ctx, cancel := context.WithTimeout(ctx, commandTimeout)
@@ -155,7 +155,7 @@ func (o *options) in(ctx context.Context, pod *corev1.Pod, command []string) (st
 	run := func(e remotecommand.Executor) error {
 		out.Reset()
 		errOut.Reset()
-		return e.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: limited(&out), Stderr: limited(&errOut)})
+		return e.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: limitBuffer(&out), Stderr: limitBuffer(&errOut)})
 	}
 	if err = run(executor); err != nil && out.Len()+errOut.Len() == 0 && ctx.Err() == nil {
 		err = run(older)
@@ -163,8 +163,8 @@ func (o *options) in(ctx context.Context, pod *corev1.Pod, command []string) (st
 	return out.Bytes(), errOut.Bytes(), err
 }
 
-// limited limits the size of a buffer to mostOutput.
-func limited(to *bytes.Buffer) io.Writer { return &limit{to} }
+// limitBuffer limits the size of a buffer to mostOutput.
+func limitBuffer(to *bytes.Buffer) io.Writer { return &limit{to} }
 
 type limit struct{ to *bytes.Buffer }
 

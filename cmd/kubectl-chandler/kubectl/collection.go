@@ -46,7 +46,7 @@ func (c *collection) add(name string, k kind, data []byte) {
 	if k == kindHost {
 		c.redact.LearnHost(data)
 	} else {
-		c.redact.Learn(data)
+		c.redact.LearnIdentities(data)
 	}
 	c.files = append(c.files, collected{name, k, data})
 }
@@ -55,23 +55,23 @@ func (c *collection) add(name string, k kind, data []byte) {
 func (c *collection) addJSON(name string, object any) {
 	data, err := json.MarshalIndent(object, "", "  ")
 	if err != nil {
-		c.lack(name, err.Error())
+		c.addMissing(name, err.Error())
 		return
 	}
 	c.add(name, kindText, append(data, '\n'))
 }
 
-// say notes a part that was collected or left out.
-func (c *collection) say(title, text string) { c.lines = append(c.lines, line{title, text}) }
+// addLine notes a part that was collected or left out.
+func (c *collection) addLine(title, text string) { c.lines = append(c.lines, line{title, text}) }
 
-// lack notes a part that could not be collected.
-func (c *collection) lack(what, why string) {
+// addMissing notes a part that could not be collected.
+func (c *collection) addMissing(what, why string) {
 	c.missing = append(c.missing, fmt.Sprintf("%s: %s", what, why))
 }
 
-// archive returns all files, redacted, in one archive. Redaction waits until then, because an
+// writeArchive returns all files, redacted, in one archive. Redaction waits until then, because an
 // identity from one file can occur in every other.
-func (c *collection) archive() ([]byte, error) {
+func (c *collection) writeArchive() ([]byte, error) {
 	var out bytes.Buffer
 	zip := gzip.NewWriter(&out)
 	archive := tar.NewWriter(zip)
@@ -89,7 +89,7 @@ func (c *collection) archive() ([]byte, error) {
 	for _, f := range c.files {
 		data := f.data
 		if f.kind == kindHost {
-			data = c.redact.Host(data)
+			data = c.redact.RedactHost(data)
 		} else {
 			data = c.redact.Text(data)
 		}

@@ -36,7 +36,7 @@ func TestDocumentation(t *testing.T) {
 			t.Errorf("kubectl chandler %s prints\n%s\nwhere docs/kubectl.md has\n%s", block[1], stdout, block[2])
 		}
 	}
-	for _, command := range Plugin("v1").Commands() {
+	for _, command := range PluginCommand("v1").Commands() {
 		if name := command.Name(); !shown[name] && !strings.Contains(string(page), "| `kubectl chandler "+name+"` |") {
 			t.Errorf("docs/kubectl.md does not show %s", name)
 		}

@@ -55,7 +55,7 @@ type errChanged int
 const errChangedCode = 2
 
 func (e errChanged) Error() string {
-	return fmt.Sprintf("what pods get changes by %s that could not be carried over; see the comments", inventory.Plural(int(e), "setting"))
+	return fmt.Sprintf("what pods get changes by %s that could not be carried over; see the comments", inventory.CountNoun(int(e), "setting"))
 }
 
 // ExitCode returns the exit code of the program.
@@ -90,7 +90,7 @@ func importFiles(in io.Reader, out io.Writer, names []string, options importer.O
 	if _, err := out.Write(data); err != nil {
 		return err
 	}
-	if changed := result.Changed(); changed > 0 {
+	if changed := result.ChangedPods(); changed > 0 {
 		return errChanged(changed)
 	}
 	return nil

@@ -15,7 +15,7 @@ import (
 // plugin runs a command of the plugin, and returns its output.
 func plugin(args ...string) (string, error) {
 	var out bytes.Buffer
-	cmd := Plugin("v1.2.3")
+	cmd := PluginCommand("v1.2.3")
 	cmd.SetArgs(args)
 	cmd.SetOut(&out)
 	cmd.SetErr(&out)

@@ -30,17 +30,17 @@ const (
 	completionName = "kubectl_complete-chandler"
 )
 
-// Arguments returns the plugin's arguments. To complete words, kubectl runs the binary under
+// PluginArguments returns the plugin's arguments. To complete words, kubectl runs the binary under
 // another name, with the words typed so far.
-func Arguments(args []string) []string {
+func PluginArguments(args []string) []string {
 	if strings.HasPrefix(filepath.Base(args[0]), completionName) {
 		return append([]string{cobra.ShellCompRequestCmd}, args[1:]...)
 	}
 	return args[1:]
 }
 
-// Plugin returns the command that kubectl runs as "kubectl chandler".
-func Plugin(version string) *cobra.Command {
+// PluginCommand returns the command that kubectl runs as "kubectl chandler".
+func PluginCommand(version string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:         pluginName,
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl chandler"},
@@ -104,7 +104,7 @@ func (o *options) checkOutput() error {
 
 // style returns the style of the command's output.
 func (o *options) style(cmd *cobra.Command) terminal.Style {
-	style := terminal.Of(cmd.OutOrStdout(), os.LookupEnv, o.ascii)
+	style := terminal.StyleOf(cmd.OutOrStdout(), os.LookupEnv, o.ascii)
 	if o.width > 0 {
 		style.Width = o.width
 	}

@@ -36,34 +36,34 @@ func example(t *testing.T) *fleettest.Cluster {
 	c := fleettest.New(t)
 	c.Node("gpu-node-06", hosts+"nvidia/testdata/h100-mig.host", nil)
 	c.Node("gpu-node-07", hosts+"amdgpu/testdata/mi210x8.host", func(d *discovery.Device) {
-		fleettest.Sick(discovery.ConditionUnhealthy, resourceapi.DeviceTaintEffectNoSchedule, 37, "pci-0000-43-00-0")(d)
-		fleettest.Sick(discovery.ConditionLinkDegraded, resourceapi.DeviceTaintEffectNone, 3*24*60, "pci-0000-a3-00-0")(d)
-		fleettest.Sick(discovery.ConditionUnknown, resourceapi.DeviceTaintEffectNoSchedule, 2, "pci-0000-c3-00-0")(d)
+		fleettest.MakeUnhealthy(discovery.ConditionUnhealthy, resourceapi.DeviceTaintEffectNoSchedule, 37, "pci-0000-43-00-0")(d)
+		fleettest.MakeUnhealthy(discovery.ConditionLinkDegraded, resourceapi.DeviceTaintEffectNone, 3*24*60, "pci-0000-a3-00-0")(d)
+		fleettest.MakeUnhealthy(discovery.ConditionUnknown, resourceapi.DeviceTaintEffectNoSchedule, 2, "pci-0000-c3-00-0")(d)
 	})
 	c.Node("mi300x-vm-2", hosts+"amdgpu/testdata/mi300x-cpx.host", nil)
 	c.Node("nic-3", hosts+"rdma/testdata/connectx7.host", nil)
 	c.Node("vm-1", hosts+"hypervisor/testdata/kvm.host", nil)
-	c.Plugin("vm-1", "example.com/npu", 4, 3)
-	c.Plugin("vm-1", "hugepages-2Mi", 4, 3)
-	c.Give("ml", "llama-7b-worker-0", "gpu-node-07", 190, "gpus", "pci-0000-23-00-0", "pci-0000-24-00-0")
-	c.Give("ml", "llama-7b-worker-1", "gpu-node-07", 190, "gpus", "pci-0000-43-00-0")
-	c.Give("serve", "mixtral-router-6d9f8-4bq7x", "mi300x-vm-2", 7*60, "gpu", "pci-0000-05-00-0-xcp-0", "pci-0000-05-00-0-xcp-1", "pci-0000-05-00-0-xcp-2")
-	c.Give("storage", "nvmeof-gateway-4kq2z", "nic-3", 17*24*60, "nic", "pci-0000-18-00-0")
-	c.Give("vm", "virt-launcher-win11-b8f9z", "vm-1", 16*60, "kvm", "kvm")
-	c.Pod("lab", "nb-7", "vm-1", 90, map[string]int64{"example.com/npu": 2})
-	c.Claim("ml", "train-42-gpus", resourceapi.DeviceClaim{
+	c.AddPlugin("vm-1", "example.com/npu", 4, 3)
+	c.AddPlugin("vm-1", "hugepages-2Mi", 4, 3)
+	c.AllocateDevices("ml", "llama-7b-worker-0", "gpu-node-07", 190, "gpus", "pci-0000-23-00-0", "pci-0000-24-00-0")
+	c.AllocateDevices("ml", "llama-7b-worker-1", "gpu-node-07", 190, "gpus", "pci-0000-43-00-0")
+	c.AllocateDevices("serve", "mixtral-router-6d9f8-4bq7x", "mi300x-vm-2", 7*60, "gpu", "pci-0000-05-00-0-xcp-0", "pci-0000-05-00-0-xcp-1", "pci-0000-05-00-0-xcp-2")
+	c.AllocateDevices("storage", "nvmeof-gateway-4kq2z", "nic-3", 17*24*60, "nic", "pci-0000-18-00-0")
+	c.AllocateDevices("vm", "virt-launcher-win11-b8f9z", "vm-1", 16*60, "kvm", "kvm")
+	c.AddPod("lab", "nb-7", "vm-1", 90, map[string]int64{"example.com/npu": 2})
+	c.AddClaim("ml", "train-42-gpus", resourceapi.DeviceClaim{
 		Requests:    []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 4, "device.attributes['chandler.dev'].?family.orValue('') == 'amdgpu'")},
 		Constraints: []resourceapi.DeviceConstraint{{MatchAttribute: new(resourceapi.FullyQualifiedName("resource.kubernetes.io/numaNode"))}},
 	})
-	c.Pod("ml", "train-42", "", 6, nil, "train-42-gpus")
-	c.Claim("ml", "wants-much-gpus", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
+	c.AddPod("ml", "train-42", "", 6, nil, "train-42-gpus")
+	c.AddClaim("ml", "wants-much-gpus", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
 		fleettest.Request("gpus", "gpu", 1, "device.capacity['chandler.dev'].?memory.orValue(quantity('0')).compareTo(quantity('100Gi')) >= 0"), fleettest.Request("nic", "nic", 1),
 	}})
-	c.Pod("ml", "wants-much", "", 6, nil, "wants-much-gpus")
-	c.Pod("lab", "nb-8", "", 2, map[string]int64{"example.com/npu": 2})
-	c.Pod("lab", "nb-9", "", 2, map[string]int64{"nvidia.com/gpu": 1})
-	c.Claim("ml", "fits-gpus", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1)}})
-	fits := c.Pod("ml", "fits", "", 1, nil, "fits-gpus")
+	c.AddPod("ml", "wants-much", "", 6, nil, "wants-much-gpus")
+	c.AddPod("lab", "nb-8", "", 2, map[string]int64{"example.com/npu": 2})
+	c.AddPod("lab", "nb-9", "", 2, map[string]int64{"nvidia.com/gpu": 1})
+	c.AddClaim("ml", "fits-gpus", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1)}})
+	fits := c.AddPod("ml", "fits", "", 1, nil, "fits-gpus")
 	fits.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/5 nodes are available: 5 Insufficient cpu."}}
 	return c
 }
@@ -87,11 +87,11 @@ func run(t *testing.T, client *fake.Clientset, width int, args ...string) (stdou
 
 func TestGoldens(t *testing.T) {
 	c := example(t)
-	c.Claim("lab", "asks-amiss-gpus", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpus.chandler.dev", 1)}})
-	c.Pod("lab", "asks-amiss", "", 2, nil, "asks-amiss-gpus")
-	c.Class("firm", "", "device.driver == 'chandler.dev' && device.attributes['chandler.dev'].firmware == 'x'")
-	c.Claim("lab", "asks-badly-gpus", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "firm", 1)}})
-	c.Pod("lab", "asks-badly", "", 2, nil, "asks-badly-gpus")
+	c.AddClaim("lab", "asks-amiss-gpus", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpus.chandler.dev", 1)}})
+	c.AddPod("lab", "asks-amiss", "", 2, nil, "asks-amiss-gpus")
+	c.AddClass("firm", "", "device.driver == 'chandler.dev' && device.attributes['chandler.dev'].firmware == 'x'")
+	c.AddClaim("lab", "asks-badly-gpus", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "firm", 1)}})
+	c.AddPod("lab", "asks-badly", "", 2, nil, "asks-badly-gpus")
 	client := fake.NewClientset(c.Objects()...)
 	for name, args := range map[string][]string{
 		"top":          {"top"},
@@ -151,10 +151,10 @@ func TestOlderVersions(t *testing.T) {
 func TestOpenDevicesAreNotSummed(t *testing.T) {
 	c := fleettest.New(t)
 	c.Node("gpus", hosts+"amdgpu/testdata/mi210x8.host", nil)
-	c.Plugin("gpus", "devices.kubevirt.io/kvm", 1000, 1000)
-	c.Plugin("gpus", "devices.kubevirt.io/tun", 1000, 0)
+	c.AddPlugin("gpus", "devices.kubevirt.io/kvm", 1000, 1000)
+	c.AddPlugin("gpus", "devices.kubevirt.io/tun", 1000, 0)
 	c.Node("vms", hosts+"hypervisor/testdata/kvm.host", nil)
-	c.Plugin("vms", "devices.kubevirt.io/vhost-net", 1000, 1000)
+	c.AddPlugin("vms", "devices.kubevirt.io/vhost-net", 1000, 1000)
 	client := fake.NewClientset(c.Objects()...)
 	for _, test := range []struct{ args, want string }{
 		{"top nodes", "gpus     8          0            1"},
@@ -257,10 +257,10 @@ func TestScale(t *testing.T) {
 			total += n
 		}
 		sum := 0
-		for g, n := range scale(counts, total, stripLength) {
+		for g, n := range scaleCounts(counts, total, stripLength) {
 			sum += n
 			if n == 0 && counts[g] > 0 {
-				t.Errorf("%v: %s is not seen", counts, terminal.Plain.Bare(g))
+				t.Errorf("%v: %s is not seen", counts, terminal.Plain.BareGlyph(g))
 			}
 		}
 		if sum != stripLength {
@@ -275,7 +275,7 @@ func TestSafe(t *testing.T) {
 	c.Node("node", hosts+"hypervisor/testdata/kvm.host", func(d *discovery.Device) {
 		d.Attributes["model"] = resourceapi.DeviceAttribute{StringValue: new("evil\x1b[2J")}
 	})
-	c.Give("default", "pod", "node", 1, "r", "kvm")
+	c.AllocateDevices("default", "pod", "node", 1, "r", "kvm")
 	client := fake.NewClientset(c.Objects()...)
 	for _, args := range [][]string{{"top"}, {"who", "node"}, {"top", "nodes"}} {
 		stdout, _, err := run(t, client, 120, args...)
@@ -322,7 +322,7 @@ func TestWhyOfAPodThatDoesNotRun(t *testing.T) {
 		corev1.PodSucceeded: {"has ended on vm-1", "and has given its devices back"},
 	} {
 		c := example(t)
-		pod := c.Pod("lab", "odd", "vm-1", 5, nil, "fits-gpus")
+		pod := c.AddPod("lab", "odd", "vm-1", 5, nil, "fits-gpus")
 		pod.Status.Phase, pod.UID = phase, "odd-uid"
 		objects := c.Objects()
 		for i, message := range []string{"an older one", "the newest", "of another pod", "all is well"} {
@@ -382,13 +382,13 @@ func TestCompletion(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
-	if got := Arguments([]string{"/bin/kubectl_complete-chandler", "who", ""}); !slices.Equal(got, []string{cobra.ShellCompRequestCmd, "who", ""}) {
+	if got := PluginArguments([]string{"/bin/kubectl_complete-chandler", "who", ""}); !slices.Equal(got, []string{cobra.ShellCompRequestCmd, "who", ""}) {
 		t.Errorf("arguments for completion: %q", got)
 	}
-	if got := Arguments([]string{"kubectl-chandler", "top"}); !slices.Equal(got, []string{"top"}) {
+	if got := PluginArguments([]string{"kubectl-chandler", "top"}); !slices.Equal(got, []string{"top"}) {
 		t.Errorf("arguments: %q", got)
 	}
-	if _, _, err := Plugin("v1").Find([]string{"who", "x"}); err != nil {
+	if _, _, err := PluginCommand("v1").Find([]string{"who", "x"}); err != nil {
 		t.Error(err)
 	}
 }

@@ -81,7 +81,7 @@ func (o *options) migrate(cmd *cobra.Command, node string, args ...string) error
 	}
 	stdout, stderr, err := o.inAgent(cmd.Context(), node, append([]string{"migrate"}, args...)...)
 	if err != nil {
-		return fmt.Errorf("node %s: %s", node, terminal.Safe(strings.TrimPrefix(failure(err, stderr), "chandler: ")))
+		return fmt.Errorf("node %s: %s", node, terminal.SafeText(strings.TrimPrefix(failureCause(err, stderr), "chandler: ")))
 	}
 	printSafe(cmd.ErrOrStderr(), stderr)
 	printSafe(cmd.OutOrStdout(), stdout)
@@ -108,6 +108,6 @@ func (o *options) inAgent(ctx context.Context, node string, args ...string) (std
 // printSafe prints the output of another machine, without characters that a terminal interprets.
 func printSafe(out io.Writer, text []byte) {
 	for line := range strings.Lines(string(text)) {
-		fmt.Fprintln(out, terminal.Safe(strings.TrimSuffix(line, "\n")))
+		fmt.Fprintln(out, terminal.SafeText(strings.TrimSuffix(line, "\n")))
 	}
 }

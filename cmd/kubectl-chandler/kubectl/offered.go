@@ -15,15 +15,15 @@ import (
 	"chandler.dev/internal/fleet"
 )
 
-// offered finds a device that is in no ResourceSlice, such as a device of a device plugin: only the
+// findUnlisted finds a device that is in no ResourceSlice, such as a device of a device plugin: only the
 // agents know its name. found is nil if no agent has the device. unasked gives the reason for
 // missing answers, "" if all agents answered.
-func (v *view) offered(ctx context.Context, word string) (found *whoView, unasked string) {
+func (v *view) findUnlisted(ctx context.Context, word string) (found *whoView, unasked string) {
 	if strings.HasPrefix(word, "node/") || strings.HasPrefix(word, "pod/") {
 		return nil, ""
 	}
 	word = strings.TrimPrefix(word, "device/")
-	nodes := fleet.Of(v.Input, driverName).NodeNames()
+	nodes := fleet.BuildFleet(v.Input, driverName).NodeNames()
 	for i := range v.Nodes {
 		nodes = append(nodes, v.Nodes[i].Name)
 	}
@@ -31,7 +31,7 @@ func (v *view) offered(ctx context.Context, word string) (found *whoView, unaske
 	said, why := v.askAgents(ctx, slices.Compact(nodes))
 	found = &whoView{}
 	for _, node := range slices.Sorted(maps.Keys(said)) {
-		for labels := range samples(said[node]["chandler_device_info"]) {
+		for labels := range metricSamples(said[node]["chandler_device_info"]) {
 			if isDevice(labels, word) {
 				found.Devices = append(found.Devices, v.toldDevice(node, labels, said[node]))
 			}
@@ -60,16 +60,16 @@ func (v *view) toldDevice(node string, info map[string]string, families map[stri
 		ID:   fleet.ID{Driver: driverName, Pool: node, Device: name},
 		Node: node, Label: of.label, Model: of.model, Kind: cmp.Or(info["kind"], "other"), State: fleet.Free,
 	}
-	for labels := range samples(families["chandler_device_condition"]) {
+	for labels := range metricSamples(families["chandler_device_condition"]) {
 		if labels["device"] != name {
 			continue
 		}
 		taint := fleet.Taint{Condition: labels["condition"], Effect: resourceapi.DeviceTaintEffect(labels["effect"])}
-		if d.Taints = append(d.Taints, taint); fleet.Bars(taint.Effect) {
+		if d.Taints = append(d.Taints, taint); fleet.BlocksPods(taint.Effect) {
 			d.State = fleet.Out
 		}
 	}
-	for labels := range samples(families["chandler_device_allocated"]) {
+	for labels := range metricSamples(families["chandler_device_allocated"]) {
 		if labels["device"] != name {
 			continue
 		}
@@ -77,8 +77,10 @@ func (v *view) toldDevice(node string, info map[string]string, families map[stri
 		if h.Pod == "" && labels["api"] == string(discovery.ModeDevicePlugin) {
 			h.Namespace, h.Pod = "?", "?" // the kubelet has not named the pod yet
 		}
-		h.Since = v.started(h.Namespace, h.Pod)
-		if d.State = fleet.Held; !slices.ContainsFunc(d.Holders, func(other fleet.Holder) bool { return other.Name() == h.Name() && other.By() == h.By() }) {
+		h.Since = v.podStart(h.Namespace, h.Pod)
+		if d.State = fleet.Held; !slices.ContainsFunc(d.Holders, func(other fleet.Holder) bool {
+			return other.Name() == h.Name() && other.ResourceOrClaim() == h.ResourceOrClaim()
+		}) {
 			d.Holders = append(d.Holders, h)
 		}
 	}

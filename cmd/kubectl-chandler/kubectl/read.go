@@ -41,53 +41,53 @@ func (v *view) read(ctx context.Context, what reading) error {
 	if !what.drivers {
 		of.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, discovery.Domain).String()
 	}
-	slicesErr := list(ctx, dra.ResourceSlices().List, of, func(l *resourceapi.ResourceSliceList) { v.Slices = l.Items })
-	nodesErr := list(ctx, v.client.CoreV1().Nodes().List, metav1.ListOptions{}, func(l *corev1.NodeList) { v.Nodes = l.Items })
+	slicesErr := listObjects(ctx, dra.ResourceSlices().List, of, func(l *resourceapi.ResourceSliceList) { v.Slices = l.Items })
+	nodesErr := listObjects(ctx, v.client.CoreV1().Nodes().List, metav1.ListOptions{}, func(l *corev1.NodeList) { v.Nodes = l.Items })
 	if slicesErr != nil && nodesErr != nil {
 		return fmt.Errorf("list ResourceSlices: %w", slicesErr)
 	}
-	v.lacks(slicesErr, "ResourceSlices", "devices that DRA offers are left out")
-	v.lacks(nodesErr, "nodes", "devices that device plugins offer are left out")
+	v.noteUnreadable(slicesErr, "ResourceSlices", "devices that DRA offers are left out")
+	v.noteUnreadable(nodesErr, "nodes", "devices that device plugins offer are left out")
 
 	// A user who may read a single namespace sees only the consumers there.
-	v.everywhere("ResourceClaims", "what claims of other namespaces have counts as free", func(namespace string) error {
-		return list(ctx, dra.ResourceClaims(namespace).List, metav1.ListOptions{}, func(l *resourceapi.ResourceClaimList) { v.Claims = l.Items })
+	v.readEverywhere("ResourceClaims", "what claims of other namespaces have counts as free", func(namespace string) error {
+		return listObjects(ctx, dra.ResourceClaims(namespace).List, metav1.ListOptions{}, func(l *resourceapi.ResourceClaimList) { v.Claims = l.Items })
 	})
-	v.everywhere("pods", "what pods of other namespaces have by limits counts as free", func(namespace string) error {
-		return list(ctx, v.client.CoreV1().Pods(namespace).List, metav1.ListOptions{}, func(l *corev1.PodList) { v.Pods = l.Items })
+	v.readEverywhere("pods", "what pods of other namespaces have by limits counts as free", func(namespace string) error {
+		return listObjects(ctx, v.client.CoreV1().Pods(namespace).List, metav1.ListOptions{}, func(l *corev1.PodList) { v.Pods = l.Items })
 	})
 	if what.classes {
-		err := list(ctx, dra.DeviceClasses().List, metav1.ListOptions{}, func(l *resourceapi.DeviceClassList) { v.Classes = l.Items })
-		v.lacks(err, "DeviceClasses", "the devices of classes are unknown")
+		err := listObjects(ctx, dra.DeviceClasses().List, metav1.ListOptions{}, func(l *resourceapi.DeviceClassList) { v.Classes = l.Items })
+		v.noteUnreadable(err, "DeviceClasses", "the devices of classes are unknown")
 	}
 	var rules []resourceapi.DeviceTaintRule
-	err := list(ctx, dra.DeviceTaintRules().List, metav1.ListOptions{}, func(l *resourceapi.DeviceTaintRuleList) { rules = l.Items })
-	v.lacks(err, "DeviceTaintRules", "taints that administrators set are left out")
-	v.taint(rules)
+	err := listObjects(ctx, dra.DeviceTaintRules().List, metav1.ListOptions{}, func(l *resourceapi.DeviceTaintRuleList) { rules = l.Items })
+	v.noteUnreadable(err, "DeviceTaintRules", "taints that administrators set are left out")
+	v.applyTaints(rules)
 	if what.templates {
-		err := list(ctx, dra.ResourceClaimTemplates(v.namespace).List, metav1.ListOptions{}, func(l *resourceapi.ResourceClaimTemplateList) { v.Templates = l.Items })
-		v.lacks(err, "ResourceClaimTemplates", "claims that are not created yet are left out")
+		err := listObjects(ctx, dra.ResourceClaimTemplates(v.namespace).List, metav1.ListOptions{}, func(l *resourceapi.ResourceClaimTemplateList) { v.Templates = l.Items })
+		v.noteUnreadable(err, "ResourceClaimTemplates", "claims that are not created yet are left out")
 	}
 	return nil
 }
 
-// everywhere reads the objects of all namespaces or, if that is forbidden, of the user's namespace.
-func (v *view) everywhere(what, then string, read func(namespace string) error) {
+// readEverywhere reads the objects of all namespaces or, if that is forbidden, of the user's namespace.
+func (v *view) readEverywhere(what, then string, read func(namespace string) error) {
 	err := read(metav1.NamespaceAll)
 	if !apierrors.IsForbidden(err) {
-		v.lacks(err, what, "the consumers of devices are unknown")
+		v.noteUnreadable(err, what, "the consumers of devices are unknown")
 		return
 	}
 	if own := read(v.namespace); own != nil {
-		v.lacks(own, what, "the consumers of devices are unknown")
+		v.noteUnreadable(own, what, "the consumers of devices are unknown")
 		return
 	}
 	v.missing = append(v.missing, fmt.Sprintf("%s of other namespaces than %s: forbidden; %s", what, v.namespace, then))
 }
 
-// lacks notes what could not be read, and the consequences. An API server without resource.k8s.io
+// noteUnreadable notes what could not be read, and the consequences. An API server without resource.k8s.io
 // has no such objects, which is not noted.
-func (v *view) lacks(err error, what, then string) {
+func (v *view) noteUnreadable(err error, what, then string) {
 	switch {
 	case err == nil, apierrors.IsNotFound(err):
 	case apierrors.IsForbidden(err):
@@ -97,9 +97,9 @@ func (v *view) lacks(err error, what, then string) {
 	}
 }
 
-// taint applies DeviceTaintRules to the devices, as the scheduler does before it considers them
+// applyTaints applies DeviceTaintRules to the devices, as the scheduler does before it considers them
 // (resourceslice/tracker/tracker.go of k8s.io/dynamic-resource-allocation 0.37, applyPatches).
-func (v *view) taint(rules []resourceapi.DeviceTaintRule) {
+func (v *view) applyTaints(rules []resourceapi.DeviceTaintRule) {
 	is := func(wanted *string, name string) bool { return wanted == nil || *wanted == name }
 	for i := range rules {
 		selector := rules[i].Spec.DeviceSelector
@@ -117,8 +117,8 @@ func (v *view) taint(rules []resourceapi.DeviceTaintRule) {
 	}
 }
 
-// list lists objects and passes the list to keep.
-func list[L any](ctx context.Context, read func(context.Context, metav1.ListOptions) (L, error), options metav1.ListOptions, keep func(L)) error {
+// listObjects lists objects and passes the list to keep.
+func listObjects[L any](ctx context.Context, read func(context.Context, metav1.ListOptions) (L, error), options metav1.ListOptions, keep func(L)) error {
 	all, err := read(ctx, options)
 	if err == nil {
 		keep(all)
@@ -126,8 +126,8 @@ func list[L any](ctx context.Context, read func(context.Context, metav1.ListOpti
 	return err
 }
 
-// started returns the start time of a pod, zero if unknown.
-func (v *view) started(namespace, name string) (since time.Time) {
+// podStart returns the start time of a pod, zero if unknown.
+func (v *view) podStart(namespace, name string) (since time.Time) {
 	for i := range v.Pods {
 		if p := &v.Pods[i]; p.Namespace == namespace && p.Name == name {
 			since = p.CreationTimestamp.Time

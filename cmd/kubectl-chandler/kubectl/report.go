@@ -84,16 +84,16 @@ func (r *reportOptions) run(ctx context.Context, cmd *cobra.Command, nodes []str
 	case r.thisNode && len(nodes) > 0:
 		return fmt.Errorf("--this-node is for this machine, and %s is named", nodes[0])
 	case r.thisNode:
-		r.here(ctx, c)
+		r.collectLocal(ctx, c)
 	default:
 		if err := r.collect(ctx, c, nodes); err != nil {
 			return err
 		}
 	}
 	r.leftOut(c)
-	c.say("version", fmt.Sprintf("created by %s %s", pluginName, r.version))
+	c.addLine("version", fmt.Sprintf("created by %s %s", pluginName, r.version))
 	file := cmp.Or(r.file, c.name+".tar.gz")
-	archive, err := c.archive()
+	archive, err := c.writeArchive()
 	if err != nil {
 		return err
 	}
@@ -129,35 +129,35 @@ func (r *reportOptions) leftOut(c *collection) {
 	if !r.identities {
 		out += "; serial numbers, UUIDs, MAC and IP addresses have pseudonyms"
 	}
-	c.say("left out", out)
+	c.addLine("left out", out)
 	names := "as they are; --anonymous replaces those of pods, claims and namespaces"
 	if r.anonymous {
 		names = "those of pods, claims and namespaces are numbers"
 	}
-	c.say("names", names)
+	c.addLine("names", names)
 	if len(c.missing) > 0 {
-		c.say("not had", strings.Join(c.missing, "; "))
+		c.addLine("not had", strings.Join(c.missing, "; "))
 	}
 }
 
-// here collects the data of this machine with commands of the program chandler.
-func (r *reportOptions) here(ctx context.Context, c *collection) {
+// collectLocal collects the data of this machine with commands of the program chandler.
+func (r *reportOptions) collectLocal(ctx context.Context, c *collection) {
 	const dir = "nodes/this/"
 	var has []string
 	if host, stderr, err := r.local(ctx, "record", "--host-root", r.hostRoot); err == nil {
 		c.add(dir+"recorded.host", kindHost, host)
 		has = append(has, "recorded host "+size(len(host)))
 	} else {
-		c.lack("recorded host", failure(err, stderr))
+		c.addMissing("recorded host", failureCause(err, stderr))
 	}
 	doctor, stderr, err := r.local(ctx, "doctor", "--host-root", r.hostRoot, "-o", "json")
 	if len(doctor) > 0 {
 		c.add(dir+"doctor.json", kindText, doctor)
 		has = append(has, doctorText(doctor))
 	} else {
-		c.lack("doctor", failure(err, stderr))
+		c.addMissing("doctor", failureCause(err, stderr))
 	}
-	c.say("this node", strings.Join(has, ", "))
+	c.addLine("this node", strings.Join(has, ", "))
 }
 
 // nodeProgram returns the path of the program chandler, which must be in the given directory or in
@@ -191,8 +191,8 @@ func runOnNode(ctx context.Context, args ...string) (stdout, stderr []byte, err 
 	return out.Bytes(), errOut.Bytes(), err
 }
 
-// failure returns the cause of a failure in one line.
-func failure(err error, stderr []byte) string {
+// failureCause returns the cause of a failure in one line.
+func failureCause(err error, stderr []byte) string {
 	text := strings.TrimSpace(string(stderr))
 	if lines := strings.Split(text, "\n"); text != "" {
 		return lines[len(lines)-1]
@@ -222,8 +222,8 @@ func (c *collection) write(out io.Writer, style terminal.Style) {
 	}
 	widest = min(widest, style.Width/3)
 	for _, l := range c.lines {
-		title := style.Pad(terminal.Safe(l.title), widest)
-		for _, text := range terminal.Wrap(terminal.Safe(l.text), style.Width-widest-2) {
+		title := style.PadText(terminal.SafeText(l.title), widest)
+		for _, text := range terminal.WrapText(terminal.SafeText(l.text), style.Width-widest-2) {
 			fmt.Fprintf(out, "%s  %s\n", title, style.Cut(text, style.Width-widest-2))
 			title = strings.Repeat(" ", widest)
 		}

@@ -130,7 +130,7 @@ func report(t *testing.T, client *fake.Clientset, width int, args ...string) (st
 	if err != nil {
 		t.Fatal(err)
 	}
-	return out.String(), reporttest.Unpack(t, data)
+	return out.String(), reporttest.UnpackArchive(t, data)
 }
 
 // here is the directory of the package. Tests of reports change the working directory.
@@ -151,7 +151,7 @@ func identities(t *testing.T, c *fleettest.Cluster) (out []string) {
 			out = append(out, fleet.Text(d, "uuid"), fleet.Text(d, "serial"))
 		}
 	}
-	for _, d := range discovery.Scan(discoverytest.Layout(t, filepath.Join(here, recordedHost)), families.All).Devices {
+	for _, d := range discovery.Scan(discoverytest.ReadHost(t, filepath.Join(here, recordedHost)), families.All).Devices {
 		out = append(out, d.Identity)
 	}
 	out = append(out, "10.17.23.5")
@@ -196,8 +196,8 @@ func TestReport(t *testing.T) {
 	if err := os.WriteFile(copied, []byte(files["nodes/gpu-node-06/recorded.host"]), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	before := discovery.Scan(discoverytest.Layout(t, filepath.Join(here, recordedHost)), families.All)
-	if after := discovery.Scan(discoverytest.Layout(t, copied), families.All); len(after.Devices) != len(before.Devices) {
+	before := discovery.Scan(discoverytest.ReadHost(t, filepath.Join(here, recordedHost)), families.All)
+	if after := discovery.Scan(discoverytest.ReadHost(t, copied), families.All); len(after.Devices) != len(before.Devices) {
 		t.Errorf("%d devices, %d before", len(after.Devices), len(before.Devices))
 	}
 	// A device has the same pseudonym in slices, metrics and host recordings.
@@ -266,7 +266,7 @@ func TestReportOfThisNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files := reporttest.Unpack(t, data)
+	files := reporttest.UnpackArchive(t, data)
 	if host := files["nodes/this/recorded.host"]; host == "" || strings.Contains(host, "PCB8273645A") {
 		t.Errorf("recorded host: %q", host)
 	}

@@ -18,13 +18,13 @@ var order = []terminal.Glyph{
 	terminal.Free, terminal.Degraded, terminal.OpenHeld, terminal.Open,
 }
 
-// glyph returns the glyph of a device. An unhealthy device has the glyph for its health, even while
+// deviceGlyph returns the glyph of a device. An unhealthy device has the glyph for its health, even while
 // allocated.
-func glyph(d *fleet.Device) terminal.Glyph {
+func deviceGlyph(d *fleet.Device) terminal.Glyph {
 	worst := terminal.Glyph(-1)
 	for _, taint := range d.Taints {
 		switch {
-		case !fleet.Bars(taint.Effect):
+		case !fleet.BlocksPods(taint.Effect):
 			worst = max(worst, terminal.Degraded)
 		case taint.Condition == "unknown":
 			return terminal.Unread
@@ -47,8 +47,8 @@ func glyph(d *fleet.Device) terminal.Glyph {
 	return terminal.Free
 }
 
-// strip draws glyphs to scale, at most the given number. Every glyph with a count above 0 appears.
-func strip(style terminal.Style, counts map[terminal.Glyph]int64, most int) cell {
+// drawStrip draws glyphs to scale, at most the given number. Every glyph with a count above 0 appears.
+func drawStrip(style terminal.Style, counts map[terminal.Glyph]int64, most int) cell {
 	var total int64
 	for _, n := range counts {
 		total += n
@@ -56,18 +56,18 @@ func strip(style terminal.Style, counts map[terminal.Glyph]int64, most int) cell
 	if total == 0 {
 		return cell{}
 	}
-	shown := scale(counts, total, most)
+	shown := scaleCounts(counts, total, most)
 	var text, painted strings.Builder
 	for _, g := range order {
-		text.WriteString(strings.Repeat(style.Bare(g), shown[g]))
+		text.WriteString(strings.Repeat(style.BareGlyph(g), shown[g]))
 		painted.WriteString(strings.Repeat(style.Glyph(g), shown[g]))
 	}
 	return cell{text.String(), painted.String()}
 }
 
-// scale returns the number of glyphs of each kind: the counts if there is room, otherwise a
+// scaleCounts returns the number of glyphs of each kind: the counts if there is room, otherwise a
 // proportion of at least one each. The remainder goes to the glyphs that lose most by rounding.
-func scale(counts map[terminal.Glyph]int64, total int64, most int) map[terminal.Glyph]int {
+func scaleCounts(counts map[terminal.Glyph]int64, total int64, most int) map[terminal.Glyph]int {
 	shown := make(map[terminal.Glyph]int)
 	if total <= int64(most) {
 		for g, n := range counts {

@@ -11,9 +11,9 @@ import (
 // cell is a text in a table, with its coloured form if it has one.
 type cell struct{ text, painted string }
 
-func plain(text string) cell { return cell{text: terminal.Safe(text)} }
+func plainCell(text string) cell { return cell{text: terminal.SafeText(text)} }
 
-func number[N int | int64](n N) cell { return plain(fmt.Sprint(n)) }
+func numberCell[N int | int64](n N) cell { return plainCell(fmt.Sprint(n)) }
 
 // column is a column of a table.
 type column struct {
@@ -30,9 +30,9 @@ type table struct {
 
 func (t *table) add(cells ...cell) { t.rows = append(t.rows, cells) }
 
-// widths returns the width of each column, so that the table fits if the columns can be cut that
+// columnWidths returns the width of each column, so that the table fits if the columns can be cut that
 // far. The widest column is cut first.
-func (t *table) widths(width int) []int {
+func (t *table) columnWidths(width int) []int {
 	out := make([]int, len(t.columns))
 	for i, c := range t.columns {
 		out[i] = terminal.Columns(c.title)
@@ -57,7 +57,7 @@ func (t *table) widths(width int) []int {
 
 // write writes the table. No line is wider than the style's width.
 func (t *table) write(out io.Writer, style terminal.Style) {
-	widths := t.widths(style.Width)
+	widths := t.columnWidths(style.Width)
 	line := func(cells []cell) {
 		var b strings.Builder
 		for i, c := range cells {
@@ -78,7 +78,7 @@ func (t *table) write(out io.Writer, style terminal.Style) {
 	}
 	titles := make([]cell, len(t.columns))
 	for i, c := range t.columns {
-		titles[i] = plain(c.title)
+		titles[i] = plainCell(c.title)
 	}
 	line(titles)
 	for _, row := range t.rows {

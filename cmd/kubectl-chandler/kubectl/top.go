@@ -42,7 +42,7 @@ resource. The API server has no other information about them.`,
 			if err != nil {
 				return err
 			}
-			top := topOf(fleet.Of(v.Input, driverName))
+			top := topOf(fleet.BuildFleet(v.Input, driverName))
 			switch {
 			case o.output == "json":
 				return writeJSON(cmd.OutOrStdout(), top)
@@ -89,7 +89,7 @@ func (c *counts) add(d *fleet.Device) {
 		c.Free++
 	}
 	c.All++
-	c.draw(glyph(d), 1)
+	c.draw(deviceGlyph(d), 1)
 }
 
 func (c *counts) addResource(r *fleet.Resource) {
@@ -99,11 +99,11 @@ func (c *counts) addResource(r *fleet.Resource) {
 	}
 	c.Free += r.Free()
 	c.Held += r.Held
-	c.Out += r.Out()
-	c.All += r.Free() + r.Held + r.Out()
+	c.Out += r.Unavailable()
+	c.All += r.Free() + r.Held + r.Unavailable()
 	c.draw(terminal.Free, r.Free())
 	c.draw(terminal.Held, r.Held)
-	c.draw(terminal.Unhealthy, r.Out())
+	c.draw(terminal.Unhealthy, r.Unavailable())
 }
 
 // addOpen adds a resource that stands for one device with unlimited sharing.
@@ -140,9 +140,9 @@ type modelRow struct {
 
 // nodeRow is a node with the numbers of its devices.
 type nodeRow struct {
-	Node  string     `json:"node"`
-	Kinds []kindRow  `json:"kinds"`
-	Sick  []sickness `json:"unhealthy,omitempty"`
+	Node  string            `json:"node"`
+	Kinds []kindRow         `json:"kinds"`
+	Sick  []unhealthyDevice `json:"unhealthy,omitempty"`
 	counts
 }
 
@@ -154,8 +154,8 @@ type kindRow struct {
 	order   []string
 }
 
-// sickness describes an unhealthy device.
-type sickness struct {
+// unhealthyDevice describes an unhealthy device.
+type unhealthyDevice struct {
 	Device string        `json:"device"` // its label
 	Name   string        `json:"name"`
 	Taints []fleet.Taint `json:"taints"`
@@ -174,13 +174,13 @@ func topOf(f *fleet.Fleet) *topView {
 	models, nodes := make(map[string]*modelRow), make(map[string]*nodeRow)
 	for i := range f.Devices {
 		d := &f.Devices[i]
-		memory := gibibytes(d.Memory)
+		memory := formatGibibytes(d.Memory)
 		entry(models, d.Kind+"\x00"+d.Model+"\x00"+memory, modelRow{Kind: d.Kind, Model: d.Model, Memory: d.Memory}).add(d)
 		node := entry(nodes, d.Node, nodeRow{Node: d.Node})
 		node.add(d)
 		node.kind(d.Kind).addPart(d)
 		if len(d.Taints) > 0 {
-			node.Sick = append(node.Sick, sickness{d.Label, d.Device, d.Taints})
+			node.Sick = append(node.Sick, unhealthyDevice{d.Label, d.Device, d.Taints})
 		}
 	}
 	for i := range f.Resources {
@@ -198,7 +198,7 @@ func topOf(f *fleet.Fleet) *topView {
 		top.Nodes = append(top.Nodes, *n)
 	}
 	slices.SortFunc(top.Models, func(a, b modelRow) int {
-		return cmp.Or(cmp.Compare(rank(a.Kind), rank(b.Kind)), strings.Compare(a.Kind, b.Kind), -a.Memory.Cmp(b.Memory), strings.Compare(a.Model, b.Model))
+		return cmp.Or(cmp.Compare(kindRank(a.Kind), kindRank(b.Kind)), strings.Compare(a.Kind, b.Kind), -a.Memory.Cmp(b.Memory), strings.Compare(a.Model, b.Model))
 	})
 	slices.SortFunc(top.Nodes, func(a, b nodeRow) int { return strings.Compare(a.Node, b.Node) })
 	return top
@@ -211,8 +211,8 @@ func entry[V any](rows map[string]*V, key string, blank V) *V {
 	return rows[key]
 }
 
-// rank orders kinds: the most requested kinds first, device plugin resources last.
-func rank(kind string) int {
+// kindRank orders kinds: the most requested kinds first, device plugin resources last.
+func kindRank(kind string) int {
 	kinds := []string{"gpu", "npu", "fpga", "nic", "dma", "crypto", "enclave", "virtualization", "other", kindOfPlugins}
 	if i := slices.Index(kinds, kind); i >= 0 {
 		return i
@@ -247,38 +247,38 @@ func (t *topView) writeModels(out io.Writer, style terminal.Style) {
 	}
 	rows := table{columns: []column{{title: "KIND"}, {title: "MODEL", least: 12}, {title: "MEMORY", right: true}, {title: "FREE", right: true}, {title: "ALLOCATED", right: true}, {title: "UNAVAILABLE", right: true}, {title: "TOTAL", right: true}}}
 	for _, m := range t.Models {
-		rows.add(plain(m.Kind), plain(m.Model), plain(gibibytes(m.Memory)), m.free(), number(m.Held), number(m.Out), number(m.All))
+		rows.add(plainCell(m.Kind), plainCell(m.Model), plainCell(formatGibibytes(m.Memory)), m.freeCell(), numberCell(m.Held), numberCell(m.Out), numberCell(m.All))
 	}
 	if style.Width < wideWidth {
 		rows.write(out, style)
 		return
 	}
 	room := style.Width
-	for _, w := range rows.widths(1 << 20) { // the widths if nothing is cut
+	for _, w := range rows.columnWidths(1 << 20) { // the widths if nothing is cut
 		room -= w + 2
 	}
 	rows.columns = append(rows.columns, column{})
 	for i, m := range t.Models {
-		rows.rows[i] = append(rows.rows[i], strip(style, m.glyphs, min(stripLength, max(stripLength/2, room))))
+		rows.rows[i] = append(rows.rows[i], drawStrip(style, m.glyphs, min(stripLength, max(stripLength/2, room))))
 	}
 	rows.write(out, style)
 }
 
-// free returns the number of free devices, "any" if all devices have unlimited sharing.
-func (c *counts) free() cell {
+// freeCell returns the number of free devices, "any" if all devices have unlimited sharing.
+func (c *counts) freeCell() cell {
 	if c.Open > 0 && c.Open == c.All {
-		return plain("any")
+		return plainCell("any")
 	}
-	return number(c.Free)
+	return numberCell(c.Free)
 }
 
 // freeDevices returns the number of free devices without those with unlimited sharing, "any" if all
 // devices of the node have unlimited sharing.
 func (n *nodeRow) freeDevices() cell {
 	if n.Open > 0 && n.Open == n.All {
-		return plain("any")
+		return plainCell("any")
 	}
-	return number(n.Free - n.Open)
+	return numberCell(n.Free - n.Open)
 }
 
 // wideWidth is the terminal width from which on the devices of models, and the health of the devices
@@ -302,25 +302,25 @@ func (t *topView) writeNodes(out io.Writer, style terminal.Style, now time.Time)
 		if wide {
 			room = style.Width / 2
 		}
-		cells := []cell{plain(n.Node), n.freeDevices(), number(n.Held), number(n.Out), n.strips(style, room)}
+		cells := []cell{plainCell(n.Node), n.freeDevices(), numberCell(n.Held), numberCell(n.Out), n.drawStrips(style, room)}
 		if wide {
-			cells = append(cells, plain(n.health(now)))
+			cells = append(cells, plainCell(n.healthText(now)))
 		}
 		rows.add(cells...)
 	}
 	rows.write(out, style)
 }
 
-// strips draws the devices of a node by kind, as far as there is room.
-func (n *nodeRow) strips(style terminal.Style, room int) cell {
-	slices.SortStableFunc(n.Kinds, func(a, b kindRow) int { return cmp.Compare(rank(a.Kind), rank(b.Kind)) })
+// drawStrips draws the devices of a node by kind, as far as there is room.
+func (n *nodeRow) drawStrips(style terminal.Style, room int) cell {
+	slices.SortStableFunc(n.Kinds, func(a, b kindRow) int { return cmp.Compare(kindRank(a.Kind), kindRank(b.Kind)) })
 	var whole cell
 	for i := range n.Kinds {
 		k := &n.Kinds[i]
 		if k.Open == k.All {
 			continue // devices with unlimited sharing, such as /dev/kvm
 		}
-		part := k.strip(style)
+		part := k.drawStrip(style)
 		gap := ""
 		if whole.text != "" {
 			gap = "  "
@@ -334,10 +334,10 @@ func (n *nodeRow) strips(style terminal.Style, room int) cell {
 	return whole
 }
 
-// strip draws the devices of one kind: a glyph for each, grouped by physical device. Many devices
+// drawStrip draws the devices of one kind: a glyph for each, grouped by physical device. Many devices
 // are summarised in words.
-func (k *kindRow) strip(style terminal.Style) cell {
-	kind := terminal.Safe(k.Kind) + " "
+func (k *kindRow) drawStrip(style terminal.Style) cell {
+	kind := terminal.SafeText(k.Kind) + " "
 	if k.All > stripLength {
 		text := fmt.Sprintf("%s%d, %d allocated", kind, k.All, k.Held)
 		if k.Out > 0 {
@@ -357,14 +357,14 @@ func (k *kindRow) strip(style terminal.Style) cell {
 		if i > 0 {
 			out.text, out.painted = out.text+" ", out.painted+" "
 		}
-		drawn := strip(style, part.glyphs, stripLength)
+		drawn := drawStrip(style, part.glyphs, stripLength)
 		out.text, out.painted = out.text+drawn.text, out.painted+drawn.painted
 	}
 	return out
 }
 
-// health lists the unhealthy devices with their conditions.
-func (n *nodeRow) health(now time.Time) string {
+// healthText lists the unhealthy devices with their conditions.
+func (n *nodeRow) healthText(now time.Time) string {
 	var all []string
 	for _, s := range n.Sick {
 		for _, taint := range s.Taints {
@@ -379,11 +379,11 @@ func since(t, now time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	return terminal.Age(now.Sub(t))
+	return terminal.FormatAge(now.Sub(t))
 }
 
-// gibibytes formats an amount of memory.
-func gibibytes(q resource.Quantity) string {
+// formatGibibytes formats an amount of memory.
+func formatGibibytes(q resource.Quantity) string {
 	if q.IsZero() {
 		return ""
 	}

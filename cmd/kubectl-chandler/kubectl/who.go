@@ -45,11 +45,11 @@ the node shows it.`,
 			if err != nil {
 				return err
 			}
-			who, err := v.who(args[0])
+			who, err := v.whoHas(args[0])
 			if err == nil {
-				v.ask(cmd.Context(), who)
+				v.queryAgents(cmd.Context(), who)
 			} else {
-				offered, unasked := v.offered(cmd.Context(), args[0])
+				offered, unasked := v.findUnlisted(cmd.Context(), args[0])
 				switch {
 				case offered != nil:
 					who = offered
@@ -82,9 +82,9 @@ type whoView struct {
 	answers answers
 }
 
-// who returns the view for a word of the command line.
-func (v *view) who(word string) (*whoView, error) {
-	f := fleet.Of(v.Input, driverName)
+// whoHas returns the view for a word of the command line.
+func (v *view) whoHas(word string) (*whoView, error) {
+	f := fleet.BuildFleet(v.Input, driverName)
 	type look struct {
 		prefix string
 		find   func(*fleet.Fleet, string) *whoView
@@ -167,9 +167,9 @@ func filter(into *whoView, f *fleet.Fleet, device func(*fleet.Device) bool, reso
 // holding is the set of devices that one consumer has by one claim or one resource.
 type holding struct {
 	fleet.Holder
-	node    string
-	devices []*fleet.Device // empty for the device plugin API
-	told    []told          // the devices by the device plugin API, if the agent has answered
+	node      string
+	devices   []*fleet.Device   // empty for the device plugin API
+	described []describedDevice // the devices by the device plugin API, if the agent has answered
 }
 
 // holdings returns the holdings of all consumers.
@@ -194,7 +194,7 @@ func (w *whoView) holdings() (out []*holding) {
 				if !known {
 					device.label = name
 				}
-				h.told = append(h.told, device)
+				h.described = append(h.described, device)
 			}
 			out = append(out, h)
 		}
@@ -207,10 +207,10 @@ func (w *whoView) holdings() (out []*holding) {
 
 // write prints the consumers with their devices, and then free and unhealthy devices.
 func (w *whoView) write(out io.Writer, style terminal.Style, now time.Time) {
-	rows, wide := w.rows(style, now)
+	rows, wide := w.tableRows(style, now)
 	if len(rows.rows) > 0 {
 		if !wide {
-			rows = rows.without("MODEL", "REQUEST")
+			rows = rows.withoutColumns("MODEL", "REQUEST")
 		}
 		rows.write(out, style)
 	}
@@ -221,30 +221,30 @@ func (w *whoView) write(out io.Writer, style terminal.Style, now time.Time) {
 	if len(rows.rows) > 0 {
 		fmt.Fprintln(out)
 	}
-	for _, line := range terminal.Wrap(text, style.Width) {
+	for _, line := range terminal.WrapText(text, style.Width) {
 		fmt.Fprintln(out, line)
 	}
 }
 
-// rows returns a line for each allocated device. After the first line of a consumer, only the
+// tableRows returns a line for each allocated device. After the first line of a consumer, only the
 // differing cells are filled. wide reports whether the style has room for all columns.
-func (w *whoView) rows(style terminal.Style, now time.Time) (rows table, wide bool) {
+func (w *whoView) tableRows(style terminal.Style, now time.Time) (rows table, wide bool) {
 	rows.columns = []column{{title: "NODE", least: 10}, {title: "POD", least: 14}, {title: "DEVICE", least: 12}, {title: "MODEL", least: 12}, {title: "CLAIM/RESOURCE", least: 12}, {title: "REQUEST", least: 8}, {title: "API"}, {title: "AGE", right: true}}
 	for _, h := range w.holdings() {
-		by := h.By()
-		first := []cell{plain(h.node), plain(h.Name()), {}, {}, plain(by), {}, plain(h.API()), plain(since(h.Since, now))}
-		for i, d := range h.told {
+		by := h.ResourceOrClaim()
+		first := []cell{plainCell(h.node), plainCell(h.Name()), {}, {}, plainCell(by), {}, plainCell(h.API()), plainCell(since(h.Since, now))}
+		for i, d := range h.described {
 			line := slices.Clone(first)
 			if i > 0 {
 				line = make([]cell, len(first))
 			}
-			line[2], line[3] = plain(d.label), plain(d.model)
+			line[2], line[3] = plainCell(d.label), plainCell(d.model)
 			rows.add(line...)
 		}
-		if len(h.devices)+len(h.told) == 0 {
-			first[2] = plain(fmt.Sprintf("%s ×%d", style.Bare(terminal.Unread), h.Count))
+		if len(h.devices)+len(h.described) == 0 {
+			first[2] = plainCell(fmt.Sprintf("%s ×%d", style.BareGlyph(terminal.Unread), h.Count))
 			if style.ASCII {
-				first[2] = plain(fmt.Sprintf("%s x%d", style.Bare(terminal.Unread), h.Count))
+				first[2] = plainCell(fmt.Sprintf("%s x%d", style.BareGlyph(terminal.Unread), h.Count))
 			}
 			rows.add(first...)
 			continue
@@ -255,12 +255,12 @@ func (w *whoView) rows(style terminal.Style, now time.Time) (rows table, wide bo
 				line = make([]cell, len(first))
 			}
 			line = slices.Clone(line)
-			line[2], line[3], line[5] = named(style, d), plain(d.Model), plain(requestOf(d, &h.Holder))
+			line[2], line[3], line[5] = named(style, d), plainCell(d.Model), plainCell(requestOf(d, &h.Holder))
 			rows.add(line...)
 		}
 	}
 	if w.Node != "" || w.Pod != "" {
-		rows = rows.without("NODE")
+		rows = rows.withoutColumns("NODE")
 	}
 	return rows, style.Width >= wideWidth
 }
@@ -277,16 +277,16 @@ func requestOf(d *fleet.Device, h *fleet.Holder) string {
 
 // named returns a device's label, with a glyph if the device is unhealthy.
 func named(style terminal.Style, d *fleet.Device) cell {
-	label := terminal.Safe(d.Label)
-	switch g := glyph(d); g {
+	label := terminal.SafeText(d.Label)
+	switch g := deviceGlyph(d); g {
 	case terminal.Unhealthy, terminal.Unread, terminal.Degraded:
-		return cell{label + " " + style.Bare(g), label + " " + style.Glyph(g)}
+		return cell{label + " " + style.BareGlyph(g), label + " " + style.Glyph(g)}
 	}
 	return cell{label, label}
 }
 
-// without returns the table without some columns.
-func (t table) without(titles ...string) table {
+// withoutColumns returns the table without some columns.
+func (t table) withoutColumns(titles ...string) table {
 	var out table
 	keep := make([]bool, len(t.columns))
 	for i, c := range t.columns {
@@ -312,7 +312,7 @@ func (w *whoView) summary(style terminal.Style, now time.Time) string {
 	switch {
 	case w.Node != "":
 		open := w.open()
-		if free := w.free(); free != "" {
+		if free := w.freeText(); free != "" {
 			sentences = append(sentences, free)
 		} else if open == "" {
 			sentences = append(sentences, "Nothing is free.")
@@ -327,7 +327,7 @@ func (w *whoView) summary(style terminal.Style, now time.Time) string {
 	case w.Pod == "":
 		for i := range w.Devices {
 			if d := &w.Devices[i]; len(d.Holders) == 0 {
-				sentences = append(sentences, fmt.Sprintf("%s on %s: not allocated; %s.", d.Label, d.Node, w.state(d)))
+				sentences = append(sentences, fmt.Sprintf("%s on %s: not allocated; %s.", d.Label, d.Node, w.stateText(d)))
 			}
 		}
 		for _, r := range w.Resources {
@@ -341,16 +341,16 @@ func (w *whoView) summary(style terminal.Style, now time.Time) string {
 	for i := range w.Devices {
 		d := &w.Devices[i]
 		for _, taint := range d.Taints {
-			sentences = append(sentences, fmt.Sprintf("%s %s is %s%s.", style.Bare(glyph(d)), d.Label, taint.Condition, forAge(taint.Since, now)))
+			sentences = append(sentences, fmt.Sprintf("%s %s is %s%s.", style.BareGlyph(deviceGlyph(d)), d.Label, taint.Condition, forAge(taint.Since, now)))
 		}
 	}
-	if text := w.unsaid(); text != "" {
-		sentences = append(sentences, style.Bare(terminal.Unread)+" "+text)
+	if text := w.unknownReason(); text != "" {
+		sentences = append(sentences, style.BareGlyph(terminal.Unread)+" "+text)
 	}
 	if n := w.answers.waiting[w.Node]; n > 0 {
 		sentences = append(sentences, waitingText(n))
 	}
-	return terminal.Safe(strings.Join(sentences, " "))
+	return terminal.SafeText(strings.Join(sentences, " "))
 }
 
 // waitingText gives the number of devices that are not offered at present, and so are counted
@@ -370,7 +370,7 @@ func forAge(t, now time.Time) string {
 	return ""
 }
 
-func (w *whoView) state(d *fleet.Device) string {
+func (w *whoView) stateText(d *fleet.Device) string {
 	switch d.State {
 	case fleet.Held:
 		return "taken, by who has another part of its silicon"
@@ -410,9 +410,9 @@ func and(names []string) string {
 	return strings.Join(names[:last], ", ") + " and " + names[last]
 }
 
-// free returns the number of free devices by kind, such as "4 gpu and 5 nic are free", "" if there
+// freeText returns the number of free devices by kind, such as "4 gpu and 5 nic are free", "" if there
 // are none. Devices with unlimited sharing are left out.
-func (w *whoView) free() string {
+func (w *whoView) freeText() string {
 	byKind := make(map[string]int64)
 	var kinds []string
 	add := func(kind string, n int64) {
@@ -431,7 +431,7 @@ func (w *whoView) free() string {
 			add(w.Resources[i].Name, w.Resources[i].Free())
 		}
 	}
-	slices.SortStableFunc(kinds, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
+	slices.SortStableFunc(kinds, func(a, b string) int { return cmp.Compare(kindRank(a), kindRank(b)) })
 	parts := make([]string, len(kinds))
 	for i, kind := range kinds {
 		parts[i] = fmt.Sprintf("%d %s", byKind[kind], kind)

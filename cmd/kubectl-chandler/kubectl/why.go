@@ -71,7 +71,7 @@ and 2 if the command failed.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			waits, err := o.why(cmd.Context(), cmd, args[0])
+			waits, err := o.explainPod(cmd.Context(), cmd, args[0])
 			switch {
 			case err != nil:
 				return exit{err, codeUnasked}
@@ -88,8 +88,8 @@ and 2 if the command failed.`,
 	return cmd
 }
 
-// why prints the answer for a pod, and reports whether the pod waits.
-func (o *options) why(ctx context.Context, cmd *cobra.Command, word string) (waits bool, err error) {
+// explainPod prints the answer for a pod, and reports whether the pod waits.
+func (o *options) explainPod(ctx context.Context, cmd *cobra.Command, word string) (waits bool, err error) {
 	if err := o.checkOutput(); err != nil {
 		return false, err
 	}
@@ -106,18 +106,18 @@ func (o *options) why(ctx context.Context, cmd *cobra.Command, word string) (wai
 	if err != nil {
 		return false, fmt.Errorf("get pod %s/%s: %w", v.namespace, word, err)
 	}
-	answer, err := why.Explain(ctx, v.Input, pod)
+	answer, err := why.ExplainPod(ctx, v.Input, pod)
 	if err != nil {
 		return false, err
 	}
-	if pod.Status.Phase == corev1.PodPending && (!answer.Waits || answer.Unmade()) {
+	if pod.Status.Phase == corev1.PodPending && (!answer.Waits || answer.AwaitsClaim()) {
 		events, err := v.client.CoreV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", string(pod.UID)).String()})
 		if err != nil {
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s: the pod's Events could not be read: %v\n", pluginName, err)
 		} else {
 			mine := slices.DeleteFunc(events.Items, func(e corev1.Event) bool { return e.InvolvedObject.UID != pod.UID })
-			answer.Starting(mine)
-			answer.Making(mine)
+			answer.AddStartProblem(mine)
+			answer.AddTemplateProblem(mine)
 		}
 	}
 	if o.output == "json" {
@@ -141,7 +141,7 @@ func (w *whyWriter) line(format string, args ...any) {
 
 // text writes a text in as many lines as necessary. All lines after the first are indented.
 func (w *whyWriter) text(indent int, text string) {
-	for i, line := range terminal.Wrap(terminal.Safe(text), w.style.Width-indent) {
+	for i, line := range terminal.WrapText(terminal.SafeText(text), w.style.Width-indent) {
 		if i > 0 {
 			line = strings.Repeat(" ", indent) + line
 		}
@@ -155,18 +155,18 @@ func (w *whyWriter) write(a *why.Answer) {
 		age = ", for " + since
 	}
 	if !a.Waits {
-		w.text(2, fmt.Sprintf("%s %s %s%s, %s", a.Pod, verb(a.Phase), a.Node, age, a.Reason))
+		w.text(2, fmt.Sprintf("%s %s %s%s, %s", a.Pod, phaseVerb(a.Phase), a.Node, age, a.Reason))
 	} else {
 		w.text(2, fmt.Sprintf("%s is %s%s: %s", a.Pod, cmp.Or(a.Phase, "Pending"), age, a.Reason))
 	}
 	for i := range a.Asked {
 		w.line("")
-		w.asked(a, &a.Asked[i])
+		w.writeRequest(a, &a.Asked[i])
 	}
-	w.refusals(a)
-	if len(a.Fits) > 0 && a.Told != "" {
+	w.writeRefusals(a)
+	if len(a.Fits) > 0 && a.SchedulerMessage != "" {
 		w.line("")
-		w.text(2, "message of the scheduler: "+a.Told)
+		w.text(2, "message of the scheduler: "+a.SchedulerMessage)
 	}
 	if a.Warning != "" {
 		w.line("")
@@ -174,13 +174,13 @@ func (w *whyWriter) write(a *why.Answer) {
 	}
 	if a.Nearest != nil {
 		w.line("")
-		w.nearest(a.Nearest)
+		w.writeNearest(a.Nearest)
 	}
 	if len(a.Fix) > 0 {
 		w.line("")
 		word := "fix"
 		for _, command := range a.Fix {
-			for _, line := range terminal.BreakCommand(terminal.Safe(command), w.style.Width-fixIndent) {
+			for _, line := range terminal.BreakCommand(terminal.SafeText(command), w.style.Width-fixIndent) {
 				w.line("  %-5s  %s", word, line)
 				word = ""
 			}
@@ -191,7 +191,7 @@ func (w *whyWriter) write(a *why.Answer) {
 // fixIndent is the width of the column before commands.
 const fixIndent = 9
 
-func verb(phase string) string {
+func phaseVerb(phase string) string {
 	switch corev1.PodPhase(phase) {
 	case corev1.PodRunning:
 		return "runs on"
@@ -201,22 +201,22 @@ func verb(phase string) string {
 	return "has ended on"
 }
 
-// asked writes a request with the result of each step, or the devices that the pod has.
-func (w *whyWriter) asked(a *why.Answer, r *why.Request) {
+// writeRequest writes a request with the result of each step, or the devices that the pod has.
+func (w *whyWriter) writeRequest(a *why.Answer, r *why.Request) {
 	w.text(2, title(a, r))
 	for i, step := range r.Steps {
 		if i == 0 {
-			w.first(&step)
+			w.writeFirst(&step)
 			continue
 		}
-		w.step(r, &step)
+		w.writeStep(r, &step)
 	}
 	if len(r.Steps) > 0 {
 		left := fmt.Sprintf("%6d  left", r.Left)
 		if r.But != "" {
 			left += ", " + r.But
 		}
-		w.indented(left)
+		w.writeIndented(left)
 	}
 	for i := range r.Has {
 		w.has(r, &r.Has[i])
@@ -250,8 +250,8 @@ func title(a *why.Answer, r *why.Request) string {
 	return text
 }
 
-// first writes the number of all devices. If there are none, it adds the reason.
-func (w *whyWriter) first(step *why.Step) {
+// writeFirst writes the number of all devices. If there are none, it adds the reason.
+func (w *whyWriter) writeFirst(step *why.Step) {
 	separator := ", "
 	switch {
 	case step.Detail == "":
@@ -259,13 +259,13 @@ func (w *whyWriter) first(step *why.Step) {
 	case step.Devices == 0:
 		separator = ": "
 	}
-	w.indented(fmt.Sprintf("%6d  %s%s%s", step.Devices, step.What, separator, step.Detail))
+	w.writeIndented(fmt.Sprintf("%6d  %s%s%s", step.Devices, step.What, separator, step.Detail))
 }
 
-// indented writes a text that begins with a number, with its other lines below the text.
-func (w *whyWriter) indented(text string) {
+// writeIndented writes a text that begins with a number, with its other lines below the text.
+func (w *whyWriter) writeIndented(text string) {
 	number, rest := text[:8], text[8:]
-	for i, line := range terminal.Wrap(breakable(terminal.Safe(rest), w.style.Width-8), w.style.Width-8) {
+	for i, line := range terminal.WrapText(breakWords(terminal.SafeText(rest), w.style.Width-8), w.style.Width-8) {
 		if i > 0 {
 			number = strings.Repeat(" ", 8)
 		}
@@ -273,9 +273,9 @@ func (w *whyWriter) indented(text string) {
 	}
 }
 
-// breakable splits words that are longer than a line, such as CEL expressions: after a bracket or
+// breakWords splits words that are longer than a line, such as CEL expressions: after a bracket or
 // comma, before a dot, or otherwise at the end of the line.
-func breakable(text string, columns int) string {
+func breakWords(text string, columns int) string {
 	var out []string
 	for word := range strings.FieldsSeq(text) {
 		for terminal.Columns(word) > columns {
@@ -300,29 +300,29 @@ func breakable(text string, columns int) string {
 // whatWidth limits the width of the column with the conditions.
 const whatWidth = 38
 
-// step writes the number of devices that a condition excludes. Long conditions have lines of their
+// writeStep writes the number of devices that a condition excludes. Long conditions have lines of their
 // own.
-func (w *whyWriter) step(r *why.Request, step *why.Step) {
+func (w *whyWriter) writeStep(r *why.Request, step *why.Step) {
 	column := 0
 	for _, s := range r.Steps[1:] {
 		if n := terminal.Columns(s.What); n <= whatWidth {
 			column = max(column, n)
 		}
 	}
-	detail := terminal.Safe(strings.TrimSpace(step.Detail))
+	detail := terminal.SafeText(strings.TrimSpace(step.Detail))
 	if terminal.Columns(step.What) > whatWidth {
-		w.indented(fmt.Sprintf("%6d  %s", step.Devices, step.What))
+		w.writeIndented(fmt.Sprintf("%6d  %s", step.Devices, step.What))
 		if detail != "" {
 			w.line("          %s", w.style.Cut(detail, w.style.Width-10))
 		}
 		return
 	}
-	w.line("%6d  %s  %s", step.Devices, w.style.Pad(terminal.Safe(step.What), column), w.style.Cut(detail, w.style.Width-10-column))
+	w.line("%6d  %s  %s", step.Devices, w.style.PadText(terminal.SafeText(step.What), column), w.style.Cut(detail, w.style.Width-10-column))
 }
 
 // has writes a device that the pod has.
 func (w *whyWriter) has(r *why.Request, d *fleet.Device) {
-	words := []string{bare(d), d.Model}
+	words := []string{bareLabel(d), d.Model}
 	for _, rule := range r.Rules {
 		if attribute, is := strings.CutPrefix(rule, "on one "); is {
 			if value := fleet.Text(&d.Spec, resourceapi.QualifiedName(attribute)); value != "" {
@@ -331,13 +331,13 @@ func (w *whyWriter) has(r *why.Request, d *fleet.Device) {
 			}
 		}
 	}
-	w.line("     %s %s", w.style.Glyph(glyph(d)), w.style.Cut(terminal.Safe(strings.Join(words, "   ")), w.style.Width-7))
+	w.line("     %s %s", w.style.Glyph(deviceGlyph(d)), w.style.Cut(terminal.SafeText(strings.Join(words, "   ")), w.style.Width-7))
 }
 
-func bare(d *fleet.Device) string { return strings.TrimPrefix(d.Label, d.Kind+" ") }
+func bareLabel(d *fleet.Device) string { return strings.TrimPrefix(d.Label, d.Kind+" ") }
 
-// refusals writes the nodes on which the pod may not run, with the reasons.
-func (w *whyWriter) refusals(a *why.Answer) {
+// writeRefusals writes the nodes on which the pod may not run, with the reasons.
+func (w *whyWriter) writeRefusals(a *why.Answer) {
 	if len(a.Nodes) == 0 {
 		return
 	}
@@ -351,20 +351,20 @@ func (w *whyWriter) refusals(a *why.Answer) {
 	}
 }
 
-// nearest writes the place where the fewest devices are missing, with the devices there.
-func (w *whyWriter) nearest(n *why.Nearest) {
+// writeNearest writes the place where the fewest devices are missing, with the devices there.
+func (w *whyWriter) writeNearest(n *why.Nearest) {
 	w.text(2, fmt.Sprintf("nearest: %s, has %d", n.Where, n.Has))
 	line, columns := "", 0
 	for i := range n.Devices {
 		d := &n.Devices[i]
-		text := bare(&d.Device)
+		text := bareLabel(&d.Device)
 		if d.Why != "" {
 			text += " " + d.Why
-			if age := w.age(&d.Device); age != "" {
+			if age := w.taintAge(&d.Device); age != "" {
 				text += ", " + age
 			}
 		}
-		text = w.style.Cut(terminal.Safe(text), w.style.Width-7)
+		text = w.style.Cut(terminal.SafeText(text), w.style.Width-7)
 		if columns > 0 && columns+5+terminal.Columns(text) > w.style.Width {
 			w.line("%s", line)
 			line, columns = "", 0
@@ -373,7 +373,7 @@ func (w *whyWriter) nearest(n *why.Nearest) {
 		if columns == 0 {
 			gap = "     "
 		}
-		line += gap + w.style.Glyph(glyph(&d.Device)) + " " + text
+		line += gap + w.style.Glyph(deviceGlyph(&d.Device)) + " " + text
 		columns += len(gap) + 2 + terminal.Columns(text)
 	}
 	if line != "" {
@@ -381,10 +381,10 @@ func (w *whyWriter) nearest(n *why.Nearest) {
 	}
 }
 
-// age returns the time since a device was tainted, "" if unknown.
-func (w *whyWriter) age(d *fleet.Device) string {
+// taintAge returns the time since a device was tainted, "" if unknown.
+func (w *whyWriter) taintAge(d *fleet.Device) string {
 	for _, taint := range d.Taints {
-		if fleet.Bars(taint.Effect) {
+		if fleet.BlocksPods(taint.Effect) {
 			return since(taint.Since, w.now)
 		}
 	}

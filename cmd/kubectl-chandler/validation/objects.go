@@ -38,33 +38,33 @@ var configOf = map[string][]string{
 	"DeviceClass":           {"spec", "config"},
 }
 
-// document checks one document of a file.
-func (v *validator) document(at place, text string) {
+// checkDocument checks one document of a file.
+func (v *validator) checkDocument(at place, text string) {
 	data, err := yaml.YAMLToJSONStrict([]byte(text))
 	if err != nil {
-		v.report(at, severityError, err)
+		v.addFindings(at, severityError, err)
 		return
 	}
-	v.json(at, data)
+	v.checkJSON(at, data)
 }
 
-func (v *validator) json(at place, data []byte) {
+func (v *validator) checkJSON(at place, data []byte) {
 	var content any
 	if err := kubejson.UnmarshalCaseSensitivePreserveInts(data, &content); err != nil {
-		v.report(at, severityError, err)
+		v.addFindings(at, severityError, err)
 		return
 	}
 	switch content := content.(type) {
 	case nil:
 	case map[string]any:
-		v.object(at, &unstructured.Unstructured{Object: content}, data)
+		v.checkObject(at, &unstructured.Unstructured{Object: content}, data)
 	default:
 		v.errorf(at, "is not an object")
 	}
 }
 
-// object checks an object, whose JSON is data.
-func (v *validator) object(at place, object *unstructured.Unstructured, data []byte) {
+// checkObject checks an object, whose JSON is data.
+func (v *validator) checkObject(at place, object *unstructured.Unstructured, data []byte) {
 	at.object = strings.TrimSpace(object.GetKind() + " " + object.GetName())
 	group := object.GroupVersionKind().Group
 	switch _, known := configOf[object.GetKind()]; {
@@ -73,35 +73,35 @@ func (v *validator) object(at place, object *unstructured.Unstructured, data []b
 	case object.GetAPIVersion() == "" || object.GetKind() == "":
 		v.errorf(at, "has no apiVersion or no kind")
 	case object.IsList():
-		v.list(at, object)
+		v.checkList(at, object)
 	case group == discovery.Domain:
-		v.own(at, object.GetKind(), data)
+		v.checkOwn(at, object.GetKind(), data)
 	case group == resourceGroup && known:
-		v.resource(at, object, data)
+		v.checkResource(at, object, data)
 	case group == "" && object.GetKind() == "ConfigMap":
 		v.configMap(at, object)
 	default:
-		v.other(at, object, data)
+		v.checkPods(at, object, data)
 	}
 }
 
-// list checks the objects of a list, such as kubectl prints.
-func (v *validator) list(at place, list *unstructured.Unstructured) {
+// checkList checks the objects of a list, such as kubectl prints.
+func (v *validator) checkList(at place, list *unstructured.Unstructured) {
 	items, _ := list.Object["items"].([]any) // nil if the field is not a list
 	for i, item := range items {
 		data, err := json.Marshal(item)
 		if err != nil {
-			v.report(at, severityError, err)
+			v.addFindings(at, severityError, err)
 			continue
 		}
 		item := at.at(fmt.Sprintf("items[%d]", i))
 		item.object = ""
-		v.json(item, data)
+		v.checkJSON(item, data)
 	}
 }
 
-// own checks an object of chandler.dev.
-func (v *validator) own(at place, kind string, data []byte) {
+// checkOwn checks an object of chandler.dev.
+func (v *validator) checkOwn(at place, kind string, data []byte) {
 	v.checked++
 	var err error
 	switch kind {
@@ -110,7 +110,7 @@ func (v *validator) own(at place, kind string, data []byte) {
 	case v1alpha1.KindDriverConfig:
 		var config *v1alpha1.DriverConfig
 		if config, err = compile.Config(data); err == nil {
-			v.unreached(at, config)
+			v.warnUnreached(at, config)
 		}
 	case v1alpha1.KindProvisionConfig:
 		_, err = compile.Provision(data)
@@ -118,12 +118,12 @@ func (v *validator) own(at place, kind string, data []byte) {
 		err = fmt.Errorf("is kind %q; want %s", kind, strings.Join(ownKinds, ", "))
 	}
 	if err != nil {
-		v.report(at, severityError, err)
+		v.addFindings(at, severityError, err)
 	}
 }
 
-// unreached warns about entries that never match because an earlier entry has the same selector.
-func (v *validator) unreached(at place, config *v1alpha1.DriverConfig) {
+// warnUnreached warns about entries that never match because an earlier entry has the same selector.
+func (v *validator) warnUnreached(at place, config *v1alpha1.DriverConfig) {
 	selectors := make(map[string][]v1alpha1.Selector)
 	for _, e := range config.Sharing {
 		selectors["sharing"] = append(selectors["sharing"], e.Selector)
@@ -137,7 +137,7 @@ func (v *validator) unreached(at place, config *v1alpha1.DriverConfig) {
 				return s.CEL == later.CEL && (s.Nodes == nil || reflect.DeepEqual(s.Nodes, later.Nodes))
 			})
 			if i >= 0 {
-				v.report(at, severityWarning, fmt.Errorf("%s[%d].cel: is that of %s[%d], and the first that selects a device counts: the later one never does", list, j, list, i))
+				v.addFindings(at, severityWarning, fmt.Errorf("%s[%d].cel: is that of %s[%d], and the first that selects a device counts: the later one never does", list, j, list, i))
 			}
 		}
 	}
@@ -147,7 +147,7 @@ func (v *validator) unreached(at place, config *v1alpha1.DriverConfig) {
 func (v *validator) configMap(at place, object *unstructured.Unstructured) {
 	values, _, err := unstructured.NestedStringMap(object.Object, "data")
 	if err != nil {
-		v.report(at, severityError, err)
+		v.addFindings(at, severityError, err)
 		return
 	}
 	found := false
@@ -156,10 +156,10 @@ func (v *validator) configMap(at place, object *unstructured.Unstructured) {
 		meta, err := typeOf(values[key])
 		switch ours := strings.Contains(values[key], discovery.Domain+"/v1"); {
 		case err != nil && ours:
-			v.report(field, severityError, err)
+			v.addFindings(field, severityError, err)
 			found = true
 		case err == nil && strings.HasPrefix(meta.APIVersion, discovery.Domain+"/"):
-			v.own(field.inside(), meta.Kind, []byte(values[key]))
+			v.checkOwn(field.insideString(), meta.Kind, []byte(values[key]))
 			found = true
 		}
 	}
@@ -173,23 +173,23 @@ func typeOf(text string) (meta runtime.TypeMeta, err error) {
 	return meta, err
 }
 
-// resource checks a claim, a claim template or a device class.
-func (v *validator) resource(at place, object *unstructured.Unstructured, data []byte) {
+// checkResource checks a claim, a claim template or a device class.
+func (v *validator) checkResource(at place, object *unstructured.Unstructured, data []byte) {
 	v.checked++
-	if _, err := v.typed(data); runtime.IsNotRegisteredError(err) {
+	if _, err := v.decodeTyped(data); runtime.IsNotRegisteredError(err) {
 		v.errorf(at, "is apiVersion %q, which is unknown; want a version such as %s", object.GetAPIVersion(), resourceapi.SchemeGroupVersion)
 	} else if err != nil {
-		v.report(at, severityError, err)
+		v.addFindings(at, severityError, err)
 	}
-	v.parameters(at, object)
-	v.selectors(at.at("spec"), object.Object["spec"])
+	v.checkParameters(at, object)
+	v.compileSelectors(at.at("spec"), object.Object["spec"])
 	if name, _, _ := unstructured.NestedString(object.Object, "spec", "extendedResourceName"); name != "" {
 		v.classes[name] = append(v.classes[name], namedClass{object.GetName(), at.at("spec.extendedResourceName")})
 	}
 }
 
-// typed decodes a Kubernetes object, as strictly as the API server with fieldValidation=Strict.
-func (v *validator) typed(data []byte) (runtime.Object, error) {
+// decodeTyped decodes a Kubernetes object, as strictly as the API server with fieldValidation=Strict.
+func (v *validator) decodeTyped(data []byte) (runtime.Object, error) {
 	typed, _, err := v.decoder.Decode(data, nil, nil)
 	if strict, ok := runtime.AsStrictDecodingError(err); ok {
 		return typed, errors.Join(strict.Errors()...)
@@ -197,8 +197,8 @@ func (v *validator) typed(data []byte) (runtime.Object, error) {
 	return typed, err
 }
 
-// parameters checks the parameters for this driver in an object, as Prepare does.
-func (v *validator) parameters(at place, object *unstructured.Unstructured) {
+// checkParameters checks the parameters for this driver in an object, as Prepare does.
+func (v *validator) checkParameters(at place, object *unstructured.Unstructured) {
 	path := configOf[object.GetKind()]
 	entries, _, _ := unstructured.NestedFieldNoCopy(object.Object, path...) // an invalid type was reported before
 	list, _ := entries.([]any)
@@ -211,7 +211,7 @@ func (v *validator) parameters(at place, object *unstructured.Unstructured) {
 		field := at.at(fmt.Sprintf("%s[%d].opaque.parameters", strings.Join(path, "."), i))
 		data, err := json.Marshal(opaque["parameters"])
 		if err != nil {
-			v.report(field, severityError, err)
+			v.addFindings(field, severityError, err)
 			continue
 		}
 		v.claimParameters(field, data)
@@ -224,32 +224,32 @@ func (v *validator) parameters(at place, object *unstructured.Unstructured) {
 func (v *validator) claimParameters(at place, data []byte) {
 	parameters, err := compile.Parameters(data)
 	if err != nil {
-		v.report(at, severityError, err)
+		v.addFindings(at, severityError, err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(parameters)) {
-		if name != discovery.Driver && !slices.ContainsFunc(families.All, func(f *discovery.Family) bool { return f.Lists(name) }) {
-			v.report(at, severityWarning, fmt.Errorf("%s: no device takes it, and a claim for any is refused", name))
+		if name != discovery.Driver && !slices.ContainsFunc(families.All, func(f *discovery.Family) bool { return f.AcceptsParameter(name) }) {
+			v.addFindings(at, severityWarning, fmt.Errorf("%s: no device takes it, and a claim for any is refused", name))
 		}
 	}
 }
 
-// selectors compiles the expressions that select devices. It searches the whole object, because
+// compileSelectors compiles the expressions that select devices. It searches the whole object, because
 // each version of resource.k8s.io has them in another place.
-func (v *validator) selectors(at place, value any) {
+func (v *validator) compileSelectors(at place, value any) {
 	switch value := value.(type) {
 	case []any:
 		for i, item := range value {
-			v.selectors(at.at(fmt.Sprintf("[%d]", i)), item)
+			v.compileSelectors(at.at(fmt.Sprintf("[%d]", i)), item)
 		}
 	case map[string]any:
 		for _, key := range slices.Sorted(maps.Keys(value)) {
 			switch expression, is := celExpression(key, value[key]); {
 			case is:
 				if _, err := rules.Compile(expression); err != nil {
-					v.report(at.at("cel.expression"), severityError, err)
+					v.addFindings(at.at("cel.expression"), severityError, err)
 				}
 			case key != "opaque": // opaque parameters can contain anything
-				v.selectors(at.at(key), value[key])
+				v.compileSelectors(at.at(key), value[key])
 			}
 		}
 	}
@@ -273,27 +273,27 @@ func (v *validator) sharedNames() {
 		first := v.classes[resource][0]
 		for _, class := range v.classes[resource][1:] {
 			if class.name != first.name { // otherwise, the same class was read twice
-				v.report(class.at, severityWarning, fmt.Errorf("is %s, as in DeviceClass %s (%s); pods that request it get devices of the class that was created last",
+				v.addFindings(class.at, severityWarning, fmt.Errorf("is %s, as in DeviceClass %s (%s); pods that request it get devices of the class that was created last",
 					resource, first.name, first.at))
 			}
 		}
 	}
 }
 
-// other checks objects that contain pods, and ignores all others.
-func (v *validator) other(at place, object *unstructured.Unstructured, data []byte) {
-	typed, err := v.typed(data)
+// checkPods checks objects that contain pods, and ignores all others.
+func (v *validator) checkPods(at place, object *unstructured.Unstructured, data []byte) {
+	typed, err := v.decodeTyped(data)
 	pod, path := podSpec(typed)
 	switch {
 	case pod != nil:
 		v.checked++
 		if err != nil {
-			v.report(at, severityError, err)
+			v.addFindings(at, severityError, err)
 		}
-		v.pod(at.at(path), pod)
+		v.checkPod(at.at(path), pod)
 	case err != nil && !runtime.IsNotRegisteredError(err) && podKinds[object.GetKind()]:
 		v.checked++
-		v.report(at, severityError, err)
+		v.addFindings(at, severityError, err)
 	default:
 		v.notef(at, "is not checked: nothing in a %s of %s is for Chandler", object.GetKind(), object.GetAPIVersion())
 	}
@@ -333,8 +333,8 @@ func podSpec(object runtime.Object) (*corev1.PodSpec, string) {
 	return nil, ""
 }
 
-// pod checks that containers name claims of their pod.
-func (v *validator) pod(at place, pod *corev1.PodSpec) {
+// checkPod checks that containers name claims of their pod.
+func (v *validator) checkPod(at place, pod *corev1.PodSpec) {
 	check := func(list string, containers []corev1.Container) {
 		for i, container := range containers {
 			for j, claim := range container.Resources.Claims {

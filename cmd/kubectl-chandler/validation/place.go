@@ -43,12 +43,12 @@ func (p place) at(path string) place {
 		p.path += "."
 	}
 	p.path += path
-	return p.descend(path)
+	return p.descendTo(path)
 }
 
-// descend returns the place with the line of a field below it. If the field is missing, the line is
+// descendTo returns the place with the line of a field below it. If the field is missing, the line is
 // that of its nearest existing parent.
-func (p place) descend(path string) place {
+func (p place) descendTo(path string) place {
 	for path != "" && p.node != nil {
 		var name string
 		name, path = cutName(path)
@@ -93,8 +93,8 @@ func child(n *yaml.Node, name string) (*yaml.Node, int) {
 	return nil, 0
 }
 
-// inside returns the place of a document in a string, such as a file in a ConfigMap.
-func (p place) inside() place {
+// insideString returns the place of a document in a string, such as a file in a ConfigMap.
+func (p place) insideString() place {
 	if p.node == nil || p.node.Kind != yaml.ScalarNode || p.node.Style&yaml.LiteralStyle == 0 {
 		p.node = nil // its lines differ from those of the file
 		return p
@@ -112,15 +112,15 @@ var (
 	refusedField = regexp.MustCompile(`^(?:unknown|duplicate) field "([^"]+)"`)
 )
 
-// of returns the place with the line of the first field in a message, if the message names one.
-func (p place) of(message string) place {
+// ofMessage returns the place with the line of the first field in a message, if the message names one.
+func (p place) ofMessage(message string) place {
 	message = leadingKind.ReplaceAllString(message, "")
 	inner := p
 	if refused := refusedField.FindStringSubmatch(message); refused != nil {
-		inner = inner.descend(refused[1])
+		inner = inner.descendTo(refused[1])
 	} else {
 		for field := range strings.SplitSeq(message, ": ") {
-			inner = inner.descend(field)
+			inner = inner.descendTo(field)
 		}
 	}
 	p.line = inner.line

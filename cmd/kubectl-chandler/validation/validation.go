@@ -34,9 +34,9 @@ func Files(in io.Reader, out io.Writer, files []string) error {
 		fmt.Fprintln(out, f)
 		counts[f.severity]++
 	}
-	fmt.Fprintf(out, "%s checked: %s, %s\n", inventory.Plural(v.checked, "object"), inventory.Plural(counts[severityError], "error"), inventory.Plural(counts[severityWarning], "warning"))
+	fmt.Fprintf(out, "%s checked: %s, %s\n", inventory.CountNoun(v.checked, "object"), inventory.CountNoun(counts[severityError], "error"), inventory.CountNoun(counts[severityWarning], "warning"))
 	if counts[severityError] > 0 {
-		return errors.New(inventory.Plural(counts[severityError], "error"))
+		return errors.New(inventory.CountNoun(counts[severityError], "error"))
 	}
 	return nil
 }
@@ -45,12 +45,12 @@ func Files(in io.Reader, out io.Writer, files []string) error {
 func (v *validator) named(in io.Reader, name string) {
 	files, err := filesOf(name)
 	if err != nil {
-		v.report(place{file: name}, severityError, err)
+		v.addFindings(place{file: name}, severityError, err)
 	}
 	for _, file := range files {
 		data, err := command.ReadInput(in, file)
 		if err != nil {
-			v.report(place{file: file}, severityError, err)
+			v.addFindings(place{file: file}, severityError, err)
 			continue
 		}
 		v.found = file != name
@@ -129,36 +129,36 @@ func newValidator() *validator {
 	}
 }
 
-// report adds a finding for each of the errors that err joins.
-func (v *validator) report(at place, s severity, err error) {
-	for _, err := range apart(err) {
-		v.findings = append(v.findings, finding{at.of(err.Error()), s, err.Error()})
+// addFindings adds a finding for each of the errors that err joins.
+func (v *validator) addFindings(at place, s severity, err error) {
+	for _, err := range splitErrors(err) {
+		v.findings = append(v.findings, finding{at.ofMessage(err.Error()), s, err.Error()})
 	}
 }
 
-// apart returns the errors that err joins, without their common prefix. If err joins no errors, it
+// splitErrors returns the errors that err joins, without their common prefix. If err joins no errors, it
 // returns err.
-func apart(err error) []error {
+func splitErrors(err error) []error {
 	var joined interface{ Unwrap() []error }
 	if !errors.As(err, &joined) {
 		return []error{err}
 	}
 	var all []error
 	for _, err := range joined.Unwrap() {
-		all = append(all, placed(err)...)
+		all = append(all, splitPlaced(err)...)
 	}
 	return all
 }
 
-// placed returns the errors that err joins, each with the common prefix, which contains their
+// splitPlaced returns the errors that err joins, each with the common prefix, which contains their
 // place.
-func placed(err error) []error {
+func splitPlaced(err error) []error {
 	inner := errors.Unwrap(err)
 	if inner == nil {
-		return apart(err)
+		return splitErrors(err)
 	}
 	before, ok := strings.CutSuffix(err.Error(), inner.Error())
-	parts := placed(inner)
+	parts := splitPlaced(inner)
 	if !ok || len(parts) == 1 {
 		return []error{err}
 	}
@@ -169,11 +169,11 @@ func placed(err error) []error {
 }
 
 func (v *validator) errorf(at place, format string, args ...any) {
-	v.report(at, severityError, fmt.Errorf(format, args...))
+	v.addFindings(at, severityError, fmt.Errorf(format, args...))
 }
 
 func (v *validator) notef(at place, format string, args ...any) {
-	v.report(at, severityNote, fmt.Errorf(format, args...))
+	v.addFindings(at, severityNote, fmt.Errorf(format, args...))
 }
 
 // separator matches the beginning of a YAML document.
@@ -184,7 +184,7 @@ var separator = regexp.MustCompile(`(?m)^---(?:[ \t\r]|$)`)
 func (v *validator) file(name, text string) {
 	line, before := 1, v.checked+len(v.findings)
 	for _, document := range separator.Split(text, -1) {
-		v.document(placeOf(name, line, document), document)
+		v.checkDocument(placeOf(name, line, document), document)
 		line += strings.Count(document, "\n")
 	}
 	if v.checked+len(v.findings) == before {

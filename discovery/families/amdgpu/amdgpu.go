@@ -37,8 +37,8 @@ var Family = &discovery.Family{
 	CommonNodes: []string{"/dev/kfd"},
 	Variables:   variables,
 	Labels:      labels,
-	Make:        makePart,
-	Unmake:      unmakePart,
+	Create:      makePart,
+	Remove:      unmakePart,
 }
 
 // variables tune the libraries of the ROCm runtimes, HIP and ROCR, and of RCCL.
@@ -61,11 +61,11 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 	var devices []discovery.Device
 	problems := kfd.problems
 	for _, function := range functions {
-		if !function.Bound() {
+		if !function.HasDriver() {
 			if id, _ := function.PCIID(); radeon.MatchString(id.Device) {
 				continue
 			}
-			d, err := discovery.Unbound(host, function, "gpu", "amd")
+			d, err := discovery.DescribeUnbound(host, function, "gpu", "amd")
 			devices, problems = append(devices, d), append(problems, discovery.Problems(d.Name, err)...)
 			continue
 		}
@@ -115,8 +115,8 @@ func (g *gpu) describe(xcps []sysfs.Device) []discovery.Device {
 	}
 	if len(g.nodes) < 2 && (mode.compute == "" || mode.compute == "spx") {
 		whole.Attributes.SetString("profile", mode.profile)
-		whole.SetNames("linkedTo", g.kfd.linkedTo(first(g.nodes)))
-		return []discovery.Device{g.finish(whole, g.function, first(g.nodes), err)}
+		whole.SetNames("linkedTo", g.kfd.linkedTo(firstNode(g.nodes)))
+		return []discovery.Device{g.finishDevice(whole, g.function, firstNode(g.nodes), err)}
 	}
 	nodes := g.nodes
 	if len(nodes) == 0 {
@@ -131,14 +131,14 @@ func (g *gpu) describe(xcps []sysfs.Device) []discovery.Device {
 			g.problems = append(g.problems, discovery.Problem{Device: d.Name, Err: fmt.Errorf("no amdgpu_xcp device has the render node renderD%d", node.renderMinor)})
 			continue
 		}
-		partitions = append(partitions, g.finish(d, drm, node, err))
+		partitions = append(partitions, g.finishDevice(d, drm, node, err))
 	}
 	return partitions
 }
 
 // whole describes the properties that the GPU and its partitions have in common.
 func (g *gpu) whole() (discovery.Device, mode, error) {
-	d, err := discovery.PCI(g.host, g.function)
+	d, err := discovery.DescribePCI(g.host, g.function)
 	d.Attributes.SetString("kind", "gpu")
 	d.Attributes.SetString("vendor", "amd")
 	d.Facts = make(map[string]string)
@@ -159,7 +159,7 @@ func (g *gpu) whole() (discovery.Device, mode, error) {
 		d.Attributes.SetString("model", models[d.Attributes.String("pciDevice")+" "+revision])
 	}
 	setMemory(&d, func() (uint64, bool) { return attrs.Uint("mem_info_vram_total") })
-	first(g.nodes).setShared(d.Attributes)
+	firstNode(g.nodes).setShared(d.Attributes)
 	g.setFacts(d.Facts, d.Attributes.String("architecture"))
 	// While the UUID is unreadable, the serial number must not replace it. Otherwise the GPU would
 	// look like another GPU once the UUID is readable.
@@ -210,7 +210,7 @@ func (g *gpu) drmOf(node kfdNode, xcps []sysfs.Device) (sysfs.Device, bool) {
 		return g.function, true
 	}
 	i := slices.IndexFunc(xcps, func(xcp sysfs.Device) bool {
-		return xcp.Exists(fmt.Sprintf("drm/renderD%d", node.renderMinor))
+		return xcp.HasEntry(fmt.Sprintf("drm/renderD%d", node.renderMinor))
 	})
 	if i < 0 {
 		return sysfs.Device{}, false
@@ -218,9 +218,9 @@ func (g *gpu) drmOf(node kfdNode, xcps []sysfs.Device) (sysfs.Device, bool) {
 	return xcps[i], true
 }
 
-// finish adds the properties that differ between a GPU and its partitions: cores, memory, nodes,
+// finishDevice adds the properties that differ between a GPU and its partitions: cores, memory, nodes,
 // health, offer. err is the error of the description so far.
-func (g *gpu) finish(d discovery.Device, drm sysfs.Device, node kfdNode, err error) discovery.Device {
+func (g *gpu) finishDevice(d discovery.Device, drm sysfs.Device, node kfdNode, err error) discovery.Device {
 	d.Source = drm.Path
 	errs := []error{err}
 	if node.cores > 0 {
@@ -243,7 +243,7 @@ func (g *gpu) finish(d discovery.Device, drm sysfs.Device, node kfdNode, err err
 	// KFD could read only part of the topology, this GPU may be in the unreadable part.
 	if g.kfd.node != nil && (len(g.nodes) > 0 || g.kfd.partial) {
 		nodes = append([]*specs.DeviceNode{g.kfd.node}, nodes...)
-		d.Classic = offers(d, drm)
+		d.PluginOffers = offers(d, drm)
 		if d.Health.Status == discovery.Healthy {
 			d.Health = discovery.NodeHealth(g.host, nodes)
 		}
@@ -262,14 +262,14 @@ func offers(d discovery.Device, drm sysfs.Device) []discovery.Offer {
 	ids := []string{drm.Name()}
 	offers := []discovery.Offer{{Resource: "amd.com/gpu", IDs: ids}}
 	profile := d.Attributes.String("profile")
-	if compute, memory, both := strings.Cut(profile, "_"); both && plain(compute) && plain(memory) {
-		offers = append(offers, discovery.Offer{Resource: "amd.com/" + profile, IDs: ids, Named: true})
+	if compute, memory, both := strings.Cut(profile, "_"); both && isPlain(compute) && isPlain(memory) {
+		offers = append(offers, discovery.Offer{Resource: "amd.com/" + profile, IDs: ids, Optional: true})
 	}
 	return offers
 }
 
-// plain reports whether a part of a profile is valid in a resource name.
-func plain(text string) bool {
+// isPlain reports whether a part of a profile is valid in a resource name.
+func isPlain(text string) bool {
 	return text != "" && strings.Trim(text, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
 }
 
@@ -280,8 +280,8 @@ func setMemory(d *discovery.Device, read func() (uint64, bool)) {
 	}
 }
 
-// first returns the first KFD node of a GPU, or an empty node.
-func first(nodes []kfdNode) kfdNode {
+// firstNode returns the first KFD node of a GPU, or an empty node.
+func firstNode(nodes []kfdNode) kfdNode {
 	if len(nodes) == 0 {
 		return kfdNode{}
 	}

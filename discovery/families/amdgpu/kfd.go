@@ -44,8 +44,8 @@ type kfdNode struct {
 // itself is not affected.
 func readKFD(host *discovery.Host, functions []sysfs.Device) *kfd {
 	k := &kfd{of: make(map[string][]kfdNode), at: make(map[string]string)}
-	class, err := sysfs.Class(host.FS, "kfd")
-	if len(class) == 0 || !class[0].Exists(".") {
+	class, err := sysfs.ClassDevices(host.FS, "kfd")
+	if len(class) == 0 || !class[0].HasEntry(".") {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			k.problems = append(k.problems, discovery.Problem{Device: "kfd", Err: err})
 		}
@@ -65,8 +65,8 @@ func readKFD(host *discovery.Host, functions []sysfs.Device) *kfd {
 			k.problems = append(k.problems, discovery.Problem{Device: "kfd-node-" + dir.Name(), Err: err})
 			continue
 		}
-		address, index := locate(properties, known)
-		k.at[dir.Name()] = cmp.Or(address, unlocated(properties))
+		address, index := locateNode(properties, known)
+		k.at[dir.Name()] = cmp.Or(address, unlocatedAddress(properties))
 		if properties["simd_count"] > 0 && address != "" {
 			node := newKFDNode(dir, index, properties)
 			if node.links, err = readLinks(dir); err != nil {
@@ -133,10 +133,10 @@ func (k *kfd) linkedTo(n kfdNode) []string {
 	return slices.Compact(names)
 }
 
-// locate returns the known PCI function of a node, and the partition index. The kernel writes the
+// locateNode returns the known PCI function of a node, and the partition index. The kernel writes the
 // index to bits 31 to 28 of location_id. AMD's own releases of the driver, which are older, write
 // the index to the function's bits.
-func locate(properties map[string]uint64, known map[string]bool) (address string, index int) {
+func locateNode(properties map[string]uint64, known map[string]bool) (address string, index int) {
 	location := properties["location_id"]
 	device := fmt.Sprintf("%04x:%02x:%02x.", properties["domain"], location>>8&0xff, location>>3&0x1f)
 	function := location & 7
@@ -149,9 +149,9 @@ func locate(properties map[string]uint64, known map[string]bool) (address string
 	return "", 0
 }
 
-// unlocated returns the PCI address in the properties of a node whose function is not described. It
+// unlocatedAddress returns the PCI address in the properties of a node whose function is not described. It
 // returns "" if the node is not a GPU.
-func unlocated(properties map[string]uint64) string {
+func unlocatedAddress(properties map[string]uint64) string {
 	if properties["simd_count"] == 0 {
 		return ""
 	}

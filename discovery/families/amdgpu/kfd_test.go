@@ -17,7 +17,7 @@ func TestLocate(t *testing.T) {
 		"not ours":                {0, 0x0c00, "", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			address, index := locate(map[string]uint64{"domain": test.domain, "location_id": test.location}, known)
+			address, index := locateNode(map[string]uint64{"domain": test.domain, "location_id": test.location}, known)
 			if address != test.address || index != test.index {
 				t.Errorf("got %s, %d", address, index)
 			}
@@ -36,6 +36,6 @@ func FuzzProperties(f *testing.F) {
 		if (err == nil) != (len(properties) > 0) {
 			t.Errorf("%v, %v", properties, err)
 		}
-		locate(properties, nil)
+		locateNode(properties, nil)
 	})
 }

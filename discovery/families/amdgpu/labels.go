@@ -75,7 +75,7 @@ func (g *gpu) setFacts(facts map[string]string, architecture string) {
 		facts["source"] = source
 	}
 	for _, way := range []string{"compute", "memory"} {
-		facts[way+"Partitions"] = strconv.FormatBool(g.function.Exists("available_" + way + "_partition"))
+		facts[way+"Partitions"] = strconv.FormatBool(g.function.HasEntry("available_" + way + "_partition"))
 	}
 	maps.DeleteFunc(facts, func(_, value string) bool { return value == "" })
 }

@@ -21,7 +21,7 @@ const currentMode = "current_compute_partition"
 // The kernel refuses to change the mode while a process computes, but does not check other users of
 // the GPU, for example for graphics or video. So makePart returns an error if any process has a
 // node of the GPU open.
-func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Making) (discovery.Work, error) {
+func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Creation) (discovery.Work, error) {
 	function := sysfs.At(host.FS, m.Of)
 	want, from := m.How[newMode], m.How[oldMode]
 	if driver := function.Driver(); driver != "amdgpu" {
@@ -36,12 +36,12 @@ func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Making) (
 	case now != from && now != wholeMode:
 		return nil, fmt.Errorf("GPU %s is in mode %s, which another program has set meanwhile", function.Name(), strings.ToUpper(now))
 	}
-	return divide(host, tools, function, want)
+	return divideGPU(host, tools, function, want)
 }
 
 // unmakePart returns the work that switches a GPU back to a whole GPU. A GPU in a mode that no
 // agent set remains unchanged, because an administrator changed the mode.
-func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Making) (discovery.Work, error) {
+func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Creation) (discovery.Work, error) {
 	function := sysfs.At(host.FS, m.Of)
 	if function.Driver() != "amdgpu" {
 		return nil, nil // the GPU is gone, or its present driver has reset it
@@ -53,15 +53,15 @@ func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Making)
 	switch {
 	case now == "unknown":
 		return nil, fmt.Errorf("GPU %s does not tell its mode", function.Name())
-	case now == wholeMode, !ours(m.How, now):
+	case now == wholeMode, !setByAgent(m.How, now):
 		return nil, nil
 	}
-	return divide(host, tools, function, wholeMode)
+	return divideGPU(host, tools, function, wholeMode)
 }
 
-// ours reports whether a mode is the mode of a whole GPU, the mode that an agent recorded before
+// setByAgent reports whether a mode is the mode of a whole GPU, the mode that an agent recorded before
 // setting it, or the recorded earlier mode. Any other mode was set by an administrator since.
-func ours(how map[string]string, mode string) bool {
+func setByAgent(how map[string]string, mode string) bool {
 	return mode == wholeMode || mode == how[newMode] || mode == how[oldMode]
 }
 
@@ -74,18 +74,18 @@ func modeOf(function sysfs.Device) (string, error) {
 	return strings.ToLower(text), nil
 }
 
-// divide returns the work that sets a mode, or an error if a process uses the GPU or a partition.
-func divide(host *discovery.Host, tools discovery.Tools, function sysfs.Device, mode string) (discovery.Work, error) {
+// divideGPU returns the work that sets a mode, or an error if a process uses the GPU or a partition.
+func divideGPU(host *discovery.Host, tools discovery.Tools, function sysfs.Device, mode string) (discovery.Work, error) {
 	parts, err := drmOf(host, function)
 	if err != nil {
 		return nil, err
 	}
-	if err := tools.Busy(true, parts...); err != nil {
+	if err := tools.CheckBusy(true, parts...); err != nil {
 		return nil, err
 	}
 	return func(context.Context) error {
 		if err := tools.Write(function.Child(currentMode).Path, strings.ToUpper(mode)); err != nil {
-			return fmt.Errorf("%w%s", err, explain(err))
+			return fmt.Errorf("%w%s", err, explainError(err))
 		}
 		return nil
 	}, nil
@@ -97,14 +97,14 @@ func drmOf(host *discovery.Host, function sysfs.Device) ([]sysfs.Device, error) 
 	if kfd.partial {
 		return nil, errors.New("KFD does not let it be told whose the parts of the GPU are")
 	}
-	xcps, err := sysfs.Bus(host.FS, "platform")
+	xcps, err := sysfs.BusDevices(host.FS, "platform")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("list the parts of GPU %s: %w", function.Name(), err)
 	}
 	found := []sysfs.Device{function}
 	for _, node := range kfd.of[function.Name()] {
 		for _, xcp := range xcps {
-			if node.index > 0 && strings.HasPrefix(xcp.Name(), "amdgpu_xcp") && xcp.Exists(fmt.Sprintf("drm/renderD%d", node.renderMinor)) {
+			if node.index > 0 && strings.HasPrefix(xcp.Name(), "amdgpu_xcp") && xcp.HasEntry(fmt.Sprintf("drm/renderD%d", node.renderMinor)) {
 				found = append(found, xcp)
 			}
 		}
@@ -112,11 +112,11 @@ func drmOf(host *discovery.Host, function sysfs.Device) ([]sysfs.Device, error) 
 	return found, nil
 }
 
-// explain returns the known cause and the remedy for a kernel error from a write of the mode, in
+// explainError returns the known cause and the remedy for a kernel error from a write of the mode, in
 // parentheses, or "" (amdgpu_gfx_set_compute_partition in drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c
 // of Linux 6.8 to 6.16 and its callees, down to kgd2kfd_check_and_lock_kfd; a patch of May 2025
 // restricts the latter to a single GPU).
-func explain(err error) string {
+func explainError(err error) string {
 	switch sysfs.ErrnoName(err) {
 	case "EBUSY":
 		return " (a process has /dev/kfd open: a container that computes, or a monitor; in kernels up to about 6.16 none on the node may have it open, in later ones none that may use this GPU)"

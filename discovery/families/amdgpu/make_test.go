@@ -36,10 +36,10 @@ func (h *dividing) device(t *testing.T, suffix string) discovery.Device {
 func (h *dividing) divides(t *testing.T, suffix string) error {
 	t.Helper()
 	d := h.device(t, suffix)
-	if d.Making == nil {
+	if d.Creation == nil {
 		t.Fatalf("%s is there already", d.Name)
 	}
-	return h.makes(t, *d.Making)
+	return h.makes(t, *d.Creation)
 }
 
 // is checks the existing and possible devices.
@@ -85,7 +85,7 @@ func TestDivides(t *testing.T) {
 				t.Fatal(err)
 			}
 			h.is(t, " "+couldBe)
-			if got, want := strings.Join(h.Writes(), ", "), "pci-0000-05-00-0 CPX, pci-0000-05-00-0 DPX, pci-0000-05-00-0 SPX, pci-0000-05-00-0 QPX, pci-0000-05-00-0 SPX"; got != want {
+			if got, want := strings.Join(h.ListWrites(), ", "), "pci-0000-05-00-0 CPX, pci-0000-05-00-0 DPX, pci-0000-05-00-0 SPX, pci-0000-05-00-0 QPX, pci-0000-05-00-0 SPX"; got != want {
 				t.Errorf("written %q, want %q", got, want)
 			}
 		})
@@ -113,27 +113,27 @@ func TestPartStaysItself(t *testing.T) {
 // An open node of the GPU or of a partition prevents a change of the mode.
 func TestInUse(t *testing.T) {
 	h := newDividing(2)
-	h.Opens("47", h.Node(0))
+	h.OpenNode("47", h.Node(0))
 	if err := h.divides(t, "-cpx-0"); err == nil || !strings.Contains(err.Error(), "process 47 (someone) has it open") {
 		t.Errorf("divided: %v", err)
 	}
-	h.Opens("47", "")
+	h.OpenNode("47", "")
 	if err := h.divides(t, "-cpx-0"); err != nil {
 		t.Fatal(err)
 	}
-	h.Opens("47", h.Node(5))
+	h.OpenNode("47", h.Node(5))
 	if err := h.unmakes(t, parttest.Device); err == nil || !strings.Contains(err.Error(), "process 47 (someone) has it open") {
 		t.Errorf("put together: %v", err)
 	}
 	if err := h.divides(t, "-dpx-0"); err == nil || !strings.Contains(err.Error(), "process 47") {
 		t.Errorf("divided otherwise: %v", err)
 	}
-	h.Opens("47", "/dev/dri/renderD137") // a node of the other GPU
+	h.OpenNode("47", "/dev/dri/renderD137") // a node of the other GPU
 	if err := h.unmakes(t, parttest.Device); err != nil {
 		t.Error(err)
 	}
-	if h.Mode(0) != "SPX" || len(h.Writes()) != 2 {
-		t.Errorf("written %q", h.Writes())
+	if h.Mode(0) != "SPX" || len(h.ListWrites()) != 2 {
+		t.Errorf("written %q", h.ListWrites())
 	}
 }
 
@@ -156,7 +156,7 @@ func TestRefused(t *testing.T) {
 	}
 	h := newDividing(1)
 	h.Strict = true
-	h.Opens("47", "/dev/kfd")
+	h.OpenNode("47", "/dev/kfd")
 	if err := h.divides(t, "-cpx-0"); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("divided while somebody computes: %v", err)
 	}
@@ -191,8 +191,8 @@ func TestFewer(t *testing.T) {
 			t.Fatal(err)
 		}
 		h.is(t, "? cpx-0 cpx-1?! cpx-2?! cpx-3?! cpx-4?! cpx-5?! cpx-6?! cpx-7?! dpx-0? dpx-1? qpx-0? qpx-1? qpx-2? qpx-3?")
-		if err := h.divides(t, "-cpx-7"); err != nil || len(h.Writes()) != 1 {
-			t.Errorf("a second time: %v, written %q", err, h.Writes())
+		if err := h.divides(t, "-cpx-7"); err != nil || len(h.ListWrites()) != 1 {
+			t.Errorf("a second time: %v, written %q", err, h.ListWrites())
 		}
 		time.Sleep(2 * time.Second)
 		h.is(t, asCPX)
@@ -218,7 +218,7 @@ func TestSetByHand(t *testing.T) {
 	if err := h.Set(0, "SPX"); err != nil {
 		t.Fatal(err)
 	}
-	stale := *h.device(t, "-qpx-0").Making
+	stale := *h.device(t, "-qpx-0").Creation
 	if err := h.divides(t, "-cpx-0"); err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func TestNoMore(t *testing.T) {
 		t.Fatal(err)
 	}
 	host := h.host()
-	host.Partition = nil
+	host.Partitionings = nil
 	var names []string
 	for _, d := range discovery.Scan(host, []*discovery.Family{family}).Devices {
 		names = append(names, d.Name)
@@ -283,7 +283,7 @@ func TestNothingToDivide(t *testing.T) {
 		host := h.host()
 		files := h.With("available_compute_partition", text)
 		if strings.Contains(text, "TPX") {
-			files = h.Dies(files, 6)
+			files = h.WithDies(files, 6)
 		}
 		host.FS = files
 		if got := sketch(applied(host)); got != want {

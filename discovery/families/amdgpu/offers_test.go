@@ -25,7 +25,7 @@ func TestOffers(t *testing.T) {
 		if len(offers) > 1 {
 			got = offers[1].Resource
 		}
-		if offers[0].Resource != "amd.com/gpu" || offers[0].Named || got != want || got != "" && !offers[1].Named {
+		if offers[0].Resource != "amd.com/gpu" || offers[0].Optional || got != want || got != "" && !offers[1].Optional {
 			t.Errorf("profile %q: got %+v; want amd.com/gpu and the optional %q", profile, offers, want)
 		}
 	}

@@ -28,14 +28,14 @@ var family = amdgpu.Family
 
 // applied returns the devices of a host.
 func applied(host *discovery.Host) *rules.Snapshot {
-	return (&rules.Rules{}).Apply(discovery.Scan(host, []*discovery.Family{family}))
+	return (&rules.Rules{}).ApplyTo(discovery.Scan(host, []*discovery.Family{family}))
 }
 
 // dividing is a host whose GPUs may be partitioned, with the agent's records of partitioned GPUs.
 type dividing struct {
 	*parttest.Host
 
-	ours map[string]discovery.Making // by unit
+	ours map[string]discovery.Creation // by unit
 
 	alone bool            // no process uses any device
 	seen  *rules.Snapshot // cached for the state in when
@@ -43,14 +43,14 @@ type dividing struct {
 }
 
 func newDividing(gpus int) *dividing {
-	return &dividing{Host: parttest.New(gpus), ours: make(map[string]discovery.Making)}
+	return &dividing{Host: parttest.New(gpus), ours: make(map[string]discovery.Creation)}
 }
 
 func (h *dividing) host() *discovery.Host {
 	return &discovery.Host{
-		FS:        h.Host,
-		Partition: []discovery.Partitioning{{Selects: func(discovery.Device) (bool, error) { return true, nil }}},
-		Made: func(unit string) (map[string]string, bool) {
+		FS:            h.Host,
+		Partitionings: []discovery.Partitioning{{Selects: func(discovery.Device) (bool, error) { return true, nil }}},
+		CreatedUnit: func(unit string) (map[string]string, bool) {
 			m, made := h.ours[unit]
 			return m.How, made
 		},
@@ -58,18 +58,18 @@ func (h *dividing) host() *discovery.Host {
 }
 
 func (h *dividing) tools() discovery.Tools {
-	return discovery.Tools{Write: h.Write, Busy: func(_ bool, functions ...sysfs.Device) error {
+	return discovery.Tools{Write: h.Write, CheckBusy: func(_ bool, functions ...sysfs.Device) error {
 		if h.alone {
 			return nil
 		}
-		return inuse.Look(h.host(), inuse.Options{}).Err(true, functions...)
+		return inuse.FindUsers(h.host(), inuse.Options{}).Err(true, functions...)
 	}}
 }
 
 // makes creates a device, as an agent does for a consumer.
-func (h *dividing) makes(t *testing.T, m discovery.Making) error {
+func (h *dividing) makes(t *testing.T, m discovery.Creation) error {
 	t.Helper()
-	work, err := family.Make(h.host(), h.tools(), m)
+	work, err := family.Create(h.host(), h.tools(), m)
 	if work == nil || err != nil {
 		return err
 	}
@@ -80,7 +80,7 @@ func (h *dividing) makes(t *testing.T, m discovery.Making) error {
 // unmakes removes a unit without consumers, as an agent does.
 func (h *dividing) unmakes(t *testing.T, unit string) error {
 	t.Helper()
-	work, err := family.Unmake(h.host(), h.tools(), h.ours[unit])
+	work, err := family.Remove(h.host(), h.tools(), h.ours[unit])
 	if work != nil && err == nil {
 		err = work(t.Context())
 	}
@@ -107,7 +107,7 @@ func sketch(s *rules.Snapshot) string {
 	var all []string
 	for _, d := range s.Devices {
 		name := strings.TrimPrefix(strings.TrimPrefix(d.Name, parttest.Device), "-")
-		if d.Making != nil {
+		if d.Creation != nil {
 			name += "?"
 		}
 		if d.Health.Status != discovery.Healthy {
@@ -164,7 +164,7 @@ func pack(t *testing.T, random *rand.Rand) (allocated int) {
 	}
 	s := pooltest.NewScheduler(t, features.All())
 	for step := range 8 {
-		made, problems := pool.Of(pool.Input{Snapshot: h.scan(t), Features: features.All()})
+		made, problems := pool.BuildPool(pool.Input{Snapshot: h.scan(t), Features: features.All()})
 		if len(problems) > 0 {
 			t.Fatal(problems)
 		}
@@ -172,7 +172,7 @@ func pack(t *testing.T, random *rand.Rand) (allocated int) {
 		for i := range 1 + random.IntN(4) { // before the next scan
 			wanted := []string{"spx", "dpx", "qpx", "cpx", "cpx"}[random.IntN(5)] + "_nps1"
 			uid := types.UID(fmt.Sprint(step, "-", i))
-			claim, ok := s.Allocate(uid, resourceapi.ExactDeviceRequest{Selectors: []resourceapi.DeviceSelector{{
+			claim, ok := s.AllocateDevice(uid, resourceapi.ExactDeviceRequest{Selectors: []resourceapi.DeviceSelector{{
 				CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf(`device.attributes["chandler.dev"].profile == %q`, wanted)},
 			}}})
 			if !ok {
@@ -192,7 +192,7 @@ func pack(t *testing.T, random *rand.Rand) (allocated int) {
 				continue
 			}
 			held[uid] = &now.Devices[at]
-			if making := now.Devices[at].Making; making != nil {
+			if making := now.Devices[at].Creation; making != nil {
 				refused = false
 				if err := h.makes(t, *making); err != nil && !refused {
 					t.Errorf("%s is allocated, and cannot be made: %v", name, err)

@@ -63,16 +63,16 @@ type parts struct {
 // existing devices: the administrator does not allow partitions, and no agent has partitioned the
 // GPU. The error is the reason why the devices are unknown at present.
 func (g *gpu) onRequest(all discovery.Device, now mode) (*parts, error) {
-	allowed, allowedErr := g.host.Partitions(all)
+	allowed, allowedErr := g.host.AllowsPartition(all)
 	if allowedErr != nil {
 		g.problems = append(g.problems, discovery.Problem{Device: all.Name, Err: allowedErr})
 	}
 	var how map[string]string
 	made := false
-	if g.host.Made != nil {
-		how, made = g.host.Made(all.Name)
+	if g.host.CreatedUnit != nil {
+		how, made = g.host.CreatedUnit(all.Name)
 	}
-	if !allowed && !made || !g.function.Exists(availableModes) {
+	if !allowed && !made || !g.function.HasEntry(availableModes) {
 		return nil, nil
 	}
 	available, err := g.function.Text(availableModes)
@@ -81,7 +81,7 @@ func (g *gpu) onRequest(all discovery.Device, now mode) (*parts, error) {
 	}
 	p := &parts{gpu: g, all: all, now: now, modes: divisions(available), allowed: allowed}
 	at := p.division(now.compute)
-	made = made && (at.parts == 0 || ours(how, now.compute))
+	made = made && (at.parts == 0 || setByAgent(how, now.compute))
 	switch {
 	case now.profile == "" || at.parts == 0 && made:
 		return nil, fmt.Errorf("how it is divided cannot be told: its mode is %q", now.compute)
@@ -90,7 +90,7 @@ func (g *gpu) onRequest(all discovery.Device, now mode) (*parts, error) {
 	case !made && (now.compute != wholeMode || len(g.nodes) == 0):
 		return nil, nil
 	}
-	if dies := first(g.nodes).dies; dies > 0 && now.compute != "cpx" {
+	if dies := firstNode(g.nodes).dies; dies > 0 && now.compute != "cpx" {
 		p.modes = slices.DeleteFunc(p.modes, func(d division) bool { return d.mode == "cpx" && uint64(d.parts) != dies*uint64(at.parts) })
 	}
 	if len(p.modes) < 2 {
@@ -143,17 +143,17 @@ func (p *parts) part(of division, i int, xcps []sysfs.Device, err error) (discov
 		if at >= 0 {
 			if drm, found := p.drmOf(p.nodes[at], xcps); found {
 				d.SetNames("linkedTo", p.kfd.linkedTo(p.nodes[at]))
-				return p.finish(d, drm, p.nodes[at], err), true
+				return p.finishDevice(d, drm, p.nodes[at], err), true
 			}
 		}
 	}
-	return p.unmade(d, of), p.allowed
+	return p.uncreatedPart(d, of), p.allowed
 }
 
-// unmade completes the description of a partition that does not exist. The partition has an equal
+// uncreatedPart completes the description of a partition that does not exist. The partition has an equal
 // share of the GPU. The driver later reports the same values, except for a few bytes.
-func (p *parts) unmade(d discovery.Device, of division) discovery.Device {
-	d.Making = &discovery.Making{
+func (p *parts) uncreatedPart(d discovery.Device, of division) discovery.Device {
+	d.Creation = &discovery.Creation{
 		Unit: p.all.Name,
 		Of:   p.function.Path,
 		How:  map[string]string{newMode: of.mode, oldMode: p.now.compute},
@@ -162,7 +162,7 @@ func (p *parts) unmade(d discovery.Device, of division) discovery.Device {
 	if memory := p.all.Capacity["memory"].Value; memory.Value() > 0 {
 		d.Capacity.Set("memory", memory.Value()/int64(of.parts))
 	}
-	if cores := first(p.nodes).cores * int64(p.division(p.now.compute).parts); cores > 0 {
+	if cores := firstNode(p.nodes).cores * int64(p.division(p.now.compute).parts); cores > 0 {
 		d.Capacity.Set("cores", cores/int64(of.parts))
 	}
 	d.Facts = maps.Clone(d.Facts)
@@ -178,7 +178,7 @@ func (p *parts) unmade(d discovery.Device, of division) discovery.Device {
 	return d
 }
 
-// Keys of [discovery.Making.How].
+// Keys of [discovery.Creation.How].
 const (
 	newMode = "mode" // the wanted mode
 	oldMode = "from" // the earlier mode, which remains if the change fails

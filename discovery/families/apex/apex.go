@@ -42,9 +42,9 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 
 func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
 	if function.Driver() == "" {
-		return discovery.Unbound(host, function, "npu", "google")
+		return discovery.DescribeUnbound(host, function, "npu", "google")
 	}
-	d, err := discovery.PCI(host, function)
+	d, err := discovery.DescribePCI(host, function)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "npu")
 	d.Attributes.SetString("vendor", "google")
@@ -55,7 +55,7 @@ func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device
 		d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, node)
 		// No plugin has its own resource name for Edge TPUs. Administrators configure the node in a
 		// generic plugin.
-		d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{minor.Name()}}}
+		d.PluginOffers = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{minor.Name()}}}
 		attrs := minor.Attrs()
 		version, _ := attrs.Text("driver_version")
 		d.Attributes.SetVersion("driverVersion", version)

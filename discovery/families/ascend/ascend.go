@@ -44,7 +44,7 @@ var chips = map[string]string{
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	for _, function := range found {
 		// Virtual functions hide the physical function.
-		divided, sriovErr := discovery.Divided(function)
+		divided, sriovErr := discovery.HasVirtualFunctions(function)
 		if divided {
 			continue
 		}
@@ -57,9 +57,9 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 
 func describeNPU(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
 	if function.Driver() == "" {
-		return discovery.Unbound(host, function, "npu", "huawei")
+		return discovery.DescribeUnbound(host, function, "npu", "huawei")
 	}
-	d, err := discovery.PCI(host, function)
+	d, err := discovery.DescribePCI(host, function)
 	d.Attributes.SetString("kind", "npu")
 	d.Attributes.SetString("vendor", "huawei")
 	model := chips[d.Attributes.String("pciDevice")]
@@ -73,7 +73,7 @@ func describeNPU(host *discovery.Host, function sysfs.Device) (discovery.Device,
 	case known && number < 1<<16:
 		node := "/dev/davinci" + strconv.FormatUint(number, 10)
 		d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: node, HostPath: node, Permissions: "rw"}}
-		d.Classic = []discovery.Offer{offer(model, number)}
+		d.PluginOffers = []discovery.Offer{offer(model, number)}
 	case known:
 		err = errors.Join(err, fmt.Errorf("attribute dev_id: no number of a device: %d", number))
 	}
@@ -81,7 +81,7 @@ func describeNPU(host *discovery.Host, function sysfs.Device) (discovery.Device,
 	for _, path := range control {
 		switch {
 		case len(d.Edits.DeviceNodes) == 0:
-		case host.Exists(path):
+		case host.FileExists(path):
 			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: path, HostPath: path, Permissions: "rw"})
 		case d.Health.Status == discovery.Healthy:
 			d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: "device node " + path + " is missing"}

@@ -36,13 +36,13 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			continue
 		}
 		// Virtual functions hide the physical function.
-		divided, sriovErr := discovery.Divided(function)
+		divided, sriovErr := discovery.HasVirtualFunctions(function)
 		if divided {
 			continue
 		}
 		d, err := describeFunction(host, function, class)
 		if sriovErr == nil {
-			d.Classic = offers(&d, function.Exists("sriov_numvfs"))
+			d.PluginOffers = offers(&d, function.HasEntry("sriov_numvfs"))
 		}
 		if err := errors.Join(err, sriovErr); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
@@ -54,7 +54,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 
 // describeFunction describes a function with the node of its class device.
 func describeFunction(host *discovery.Host, function, class sysfs.Device) (discovery.Device, error) {
-	d, err := discovery.PCI(host, function)
+	d, err := discovery.DescribePCI(host, function)
 	d.Attributes.SetString("kind", "other")
 	d.Attributes.SetString("vendor", "intel")
 	node, nodeErr := discovery.Node(class, "/dev")

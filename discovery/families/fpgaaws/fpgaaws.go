@@ -43,7 +43,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 // name: the AMD plugin has a name only for FPGAs under XRT, and the b<>com plugin counts units
 // without detecting them.
 func describeFPGA(host *discovery.Host, function sysfs.Device) (d discovery.Device, ours bool, err error) {
-	d, err = discovery.Unbound(host, function, "fpga", "aws")
+	d, err = discovery.DescribeUnbound(host, function, "fpga", "aws")
 	id := d.Attributes.String("pciDevice")
 	switch {
 	case !application.MatchString(id):
@@ -51,7 +51,7 @@ func describeFPGA(host *discovery.Host, function sysfs.Device) (d discovery.Devi
 			err = nil // another function
 		}
 		return d, false, err
-	case !function.Bound():
+	case !function.HasDriver():
 		return d, true, err
 	}
 	errs := []error{err}
@@ -61,6 +61,6 @@ func describeFPGA(host *discovery.Host, function sysfs.Device) (d discovery.Devi
 		errs = append(errs, err)
 	}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
-	d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{function.Name()}}}
+	d.PluginOffers = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{function.Name()}}}
 	return d, true, errors.Join(errs...)
 }

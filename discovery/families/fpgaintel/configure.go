@@ -21,10 +21,10 @@ const AcceleratorFunction discovery.Parameter = "acceleratorFunction"
 // [program.Port].
 type programmer func(host fs.FS, engine sysfs.Device, port uint64, b *program.Bitstream) error
 
-// configure checks whether the port has the wanted accelerator function. If not, it returns the
+// configurePort checks whether the port has the wanted accelerator function. If not, it returns the
 // work that programs the port from the administrator's directory of bitstreams. The file is
 // <interface ID>/<function ID>.gbs, as in the Intel plugin.
-func (p programmer) configure(host *discovery.Host, d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
+func (p programmer) configurePort(host *discovery.Host, d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
 	wanted := want[AcceleratorFunction]
 	now, err := describeAgain(host, d)
 	if err != nil {
@@ -51,14 +51,14 @@ func (p programmer) configure(host *discovery.Host, d discovery.Device, want dis
 		return refuse("the interface ID, for which bitstreams are made, is not known")
 	}
 	file := path.Join(root, region, wanted+".gbs")
-	if !host.Exists(file) {
+	if !host.FileExists(file) {
 		return refuse("there is no bitstream " + file)
 	}
-	return now, func(ctx context.Context) error { return p.program(ctx, host, now, region, wanted, file) }, nil
+	return now, func(ctx context.Context) error { return p.programPort(ctx, host, now, region, wanted, file) }, nil
 }
 
-// program loads the bitstream into the port.
-func (p programmer) program(ctx context.Context, host *discovery.Host, d discovery.Device, region, wanted, file string) error {
+// programPort loads the bitstream into the port.
+func (p programmer) programPort(ctx context.Context, host *discovery.Host, d discovery.Device, region, wanted, file string) error {
 	b, err := program.Load(host.FS, strings.TrimPrefix(file, "/"))
 	if err != nil {
 		return err

@@ -45,7 +45,7 @@ func newCard(t *testing.T, file string) *card {
 		t.Fatal(err)
 	}
 	c := &card{t: t, dir: t.TempDir(), becomes: nlb3}
-	if err := h.Layout(c.dir); err != nil {
+	if err := h.WriteHost(c.dir); err != nil {
 		t.Fatal(err)
 	}
 	fsys, err := hostfs.Open(c.dir)
@@ -90,13 +90,13 @@ func (c *card) program(_ fs.FS, engine sysfs.Device, port uint64, b *program.Bit
 func (c *card) configure(ctx context.Context, name, want string) (d discovery.Device, worked bool, err error) {
 	c.t.Helper()
 	family := *Family
-	family.Configure = programmer(c.program).configure
+	family.Configure = programmer(c.program).configurePort
 	d, found := discovery.Scan(c.Host, []*discovery.Family{&family}).Lookup(name)
 	if !found {
 		c.t.Fatalf("there is no device %s", name)
 	}
 	parameters := discovery.Parameters{AcceleratorFunction: want}
-	configure := discovery.Configurers(c.Host, []*discovery.Family{&family})
+	configure := discovery.JoinConfigurers(c.Host, []*discovery.Family{&family})
 	d, work, err := configure(d, parameters, "claim")
 	if err != nil || work == nil {
 		return d, false, err

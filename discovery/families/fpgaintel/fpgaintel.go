@@ -35,7 +35,7 @@ var Family = &discovery.Family{
 	Describe:   describe,
 	Grant:      grant,
 	Parameters: []discovery.Parameter{AcceleratorFunction},
-	Configure:  programmer(program.Port).configure,
+	Configure:  programmer(program.Port).configurePort,
 	Variables:  variables,
 	Roots:      []string{name},
 	Labels:     []discovery.Labels{{Where: map[string]string{"pciDevice": "09c4"}, Set: map[string]string{"intel.feature.node.kubernetes.io/fpga-arria10": "true"}}},
@@ -75,7 +75,7 @@ func describePort(host *discovery.Host, function, port sysfs.Device) (d discover
 		d.Name = discovery.DeviceName(port)
 		return d, false, errors.Join(errors.New("port without a number"), attrs.Err())
 	}
-	d, pciErr := discovery.PCI(host, function)
+	d, pciErr := discovery.DescribePCI(host, function)
 	if d.PartOf == nil { // not a virtual function
 		d.PartOf = &discovery.Silicon{Name: d.Name}
 		d.Attributes.SetString("function", "partition")
@@ -101,14 +101,14 @@ func describePort(host *discovery.Host, function, port sysfs.Device) (d discover
 	if dead {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "the card's firmware has crashed: its IDs are all ones"}
 	}
-	d.Classic = []discovery.Offer{{Resource: resource(region, afu), IDs: []string{port.Name()}}}
+	d.PluginOffers = []discovery.Offer{{Resource: resource(region, afu), IDs: []string{port.Name()}}}
 	if region != "" {
 		// In its other modes the Intel plugin allocates a card with all of its ports.
-		d.Classic = append(d.Classic, discovery.Offer{Resource: "fpga.intel.com/region-" + region, IDs: []string{engine.Name()}, Unit: engine.Name(), Named: true})
+		d.PluginOffers = append(d.PluginOffers, discovery.Offer{Resource: "fpga.intel.com/region-" + region, IDs: []string{engine.Name()}, Unit: engine.Name(), Optional: true})
 	}
 	// The b<>com plugin does the same, with the addresses of PCI functions as IDs.
 	id := shortAddress(function.Name())
-	d.Classic = append(d.Classic, discovery.Offer{Resource: bcom, IDs: []string{id}, Unit: id, Named: true})
+	d.PluginOffers = append(d.PluginOffers, discovery.Offer{Resource: bcom, IDs: []string{id}, Unit: id, Optional: true})
 	return d, true, errors.Join(pciErr, attrs.Err(), afuErr, regionErr, nodeErr)
 }
 

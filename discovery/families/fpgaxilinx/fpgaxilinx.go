@@ -54,7 +54,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		case !sysfs.IsPCIAddress(kernel.Name()):
 			d, ok, err = describeTranscoder(host, kernel)
 		case kernel.Driver() == "":
-			d, err = discovery.Unbound(host, kernel, "fpga", "xilinx")
+			d, err = discovery.DescribeUnbound(host, kernel, "fpga", "xilinx")
 			ok = slices.Contains(users, d.Attributes.String("pciDevice"))
 			if !ok && d.Attributes.String("pciDevice") != "" {
 				continue
@@ -82,13 +82,13 @@ func slot(function sysfs.Device) string {
 // describeFPGA describes the user function of an FPGA. Containers may also need the management
 // function, which is not visible in virtual machines.
 func describeFPGA(host *discovery.Host, user, management sysfs.Device) (discovery.Device, error) {
-	d, err := discovery.PCI(host, user)
+	d, err := discovery.DescribePCI(host, user)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "fpga")
 	d.Attributes.SetString("vendor", "xilinx")
 	shell, resource, shellErr := readShell(user)
 	d.Attributes.SetString("profile", shell)
-	d.Classic = []discovery.Offer{{Resource: cmp.Or(resource, discovery.AnyName), IDs: []string{user.Name()}}}
+	d.PluginOffers = []discovery.Offer{{Resource: cmp.Or(resource, discovery.AnyName), IDs: []string{user.Name()}}}
 	nodes, nodesErr := nodes(host, user, management)
 	d.Edits.DeviceNodes = nodes
 	d.Health = discovery.NodeHealth(host, nodes)
@@ -243,7 +243,7 @@ func joinU30(devices []discovery.Device) (problems []discovery.Problem) {
 	cards := make(map[string][]*discovery.Device) // by serial number
 	lost := false                                 // there is an FPGA that may belong to any U30 card
 	withhold := func(d *discovery.Device, why string) {
-		d.Classic = nil
+		d.PluginOffers = nil
 		problems = append(problems, discovery.Problem{Device: d.Name, Err: errors.New(why)})
 	}
 	for i := range devices {
@@ -271,12 +271,12 @@ func joinU30(devices []discovery.Device) (problems []discovery.Problem) {
 			d.PartOf = &discovery.Silicon{Name: card[0].Name + "-card"} // not the name of any single FPGA
 		}
 		address := card[0].Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
-		shell := d.Classic // as in the plugin with U30AllocUnit=Device and U30NameConvention=ExactName
-		d.Classic = []discovery.Offer{{Resource: "amd.com/ama_u30", IDs: []string{address}, Unit: "u30-" + d.Identity}}
+		shell := d.PluginOffers // as in the plugin with U30AllocUnit=Device and U30NameConvention=ExactName
+		d.PluginOffers = []discovery.Offer{{Resource: "amd.com/ama_u30", IDs: []string{address}, Unit: "u30-" + d.Identity}}
 		for _, offer := range shell {
-			if !offer.Unnamed() {
-				offer.Named = true
-				d.Classic = append(d.Classic, offer)
+			if !offer.IsUnnamed() {
+				offer.Optional = true
+				d.PluginOffers = append(d.PluginOffers, offer)
 			}
 		}
 	}
@@ -298,7 +298,7 @@ func describeTranscoder(host *discovery.Host, misc sysfs.Device) (d discovery.De
 	if !ok {
 		function = pci.Child(address)
 	}
-	d, pciErr := discovery.PCI(host, function)
+	d, pciErr := discovery.DescribePCI(host, function)
 	d.Source = misc.Path
 	d.Attributes.SetString("kind", "other")
 	d.Attributes.SetString("vendor", "amd")
@@ -313,7 +313,7 @@ func describeTranscoder(host *discovery.Host, misc sysfs.Device) (d discovery.De
 	node, nodeErr := node(misc, "/dev")
 	d.Edits.DeviceNodes = []*specs.DeviceNode{node}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
-	d.Classic = []discovery.Offer{{Resource: "amd.com/MA35", IDs: []string{address}}}
+	d.PluginOffers = []discovery.Offer{{Resource: "amd.com/MA35", IDs: []string{address}}}
 	return d, true, errors.Join(pciErr, attrs.Err(), nodeErr)
 }
 

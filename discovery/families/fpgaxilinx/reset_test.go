@@ -21,7 +21,7 @@ func TestReset(t *testing.T) {
 	var last *discovery.Snapshot
 	scan := func(edit func(line string) string) (discovery.Device, bool) {
 		host := edited(t, "testdata/alveo.host", edit)
-		last = discovery.Merge(host, last, discovery.Scan(host, families))
+		last = discovery.MergeSnapshots(host, last, discovery.Scan(host, families))
 		return last.Lookup(name)
 	}
 	before, found := scan(func(line string) string { return line })
@@ -35,7 +35,7 @@ func TestReset(t *testing.T) {
 		}
 		return line
 	})
-	if !found || during.Health.Status != discovery.Unknown || during.Attributes.String("profile") != before.Attributes.String("profile") || len(during.Classic) == 0 {
+	if !found || during.Health.Status != discovery.Unknown || during.Attributes.String("profile") != before.Attributes.String("profile") || len(during.PluginOffers) == 0 {
 		t.Errorf("without shell and nodes: %+v; want the last description, of unknown health", during)
 	}
 
@@ -51,7 +51,7 @@ func TestReset(t *testing.T) {
 	after, found := scan(func(line string) string {
 		return strings.NewReplacer("renderD128", "renderD140", "226:128", "226:140", "MINOR=128", "MINOR=140").Replace(line)
 	})
-	if !found || after.Health.Status != discovery.Healthy || after.Identity != before.Identity || after.Classic[0].IDs[0] != before.Classic[0].IDs[0] {
+	if !found || after.Health.Status != discovery.Healthy || after.Identity != before.Identity || after.PluginOffers[0].IDs[0] != before.PluginOffers[0].IDs[0] {
 		t.Errorf("after: %+v; want the same device", after)
 	}
 	if node := after.Edits.DeviceNodes[1]; node.HostPath != "/dev/dri/renderD140" || node.Minor != 140 {
@@ -82,7 +82,7 @@ func edited(t *testing.T, file string, edit func(string) string) *discovery.Host
 	if err := os.WriteFile(name, []byte(out.String()), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	return discoverytest.Layout(t, name)
+	return discoverytest.ReadHost(t, name)
 }
 
 // An alias of the plugin's ConfigMap is an entry of "resources". A U30 is one unit by its own name
@@ -102,7 +102,7 @@ func TestAliases(t *testing.T) {
 		shell:                    {"", []string{"0000:0b:00.1", "0000:0c:00.1"}},
 	} {
 		wanted := &rules.Rules{Resources: []rules.Resource{{Selector: selector, Name: resource}}}
-		snapshot := wanted.Apply(discovery.Scan(discoverytest.Layout(t, "testdata/media.host"), []*discovery.Family{fpgaxilinx.Family}))
+		snapshot := wanted.ApplyTo(discovery.Scan(discoverytest.ReadHost(t, "testdata/media.host"), []*discovery.Family{fpgaxilinx.Family}))
 		var ids []string
 		for _, d := range snapshot.Devices {
 			if len(d.Offers) == 1 && d.Offers[0].Resource == resource {
@@ -136,7 +136,7 @@ func TestHalfACard(t *testing.T) {
 		"renamed":  {wanted: rules.Rules{Resources: []rules.Resource{{Selector: half, Name: "example.com/half"}}}},
 		"by shell": {wanted: rules.Rules{Resources: []rules.Resource{{Selector: half, Name: shell}}}, left: []string{shell}},
 	} {
-		snapshot := test.wanted.Apply(discovery.Scan(discoverytest.Layout(t, "testdata/media.host"), []*discovery.Family{fpgaxilinx.Family}))
+		snapshot := test.wanted.ApplyTo(discovery.Scan(discoverytest.ReadHost(t, "testdata/media.host"), []*discovery.Family{fpgaxilinx.Family}))
 		cards, left := 0, []string(nil)
 		for _, d := range snapshot.Devices {
 			for _, offer := range d.Offers {

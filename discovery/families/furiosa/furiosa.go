@@ -73,7 +73,7 @@ func describeCard(host *discovery.Host, mgmt sysfs.Device, functions map[string]
 	var err error
 	switch {
 	case known:
-		d, err = discovery.PCI(host, function)
+		d, err = discovery.DescribePCI(host, function)
 		d.Includes = []string{function.Path}
 	case location != "":
 		err = fmt.Errorf("attribute busname: no PCI function of FuriosaAI's: %.32q", location)
@@ -95,7 +95,7 @@ func describeCard(host *discovery.Host, mgmt sysfs.Device, functions map[string]
 	d.Attributes.SetVersion("firmwareVersion", before(firmware))
 	d.Facts = facts(strings.ToLower(chip.model), version)
 	if uuid != "" {
-		d.Classic = []discovery.Offer{{Resource: "furiosa.ai/" + strings.ToLower(chip.model), IDs: []string{uuid}}}
+		d.PluginOffers = []discovery.Offer{{Resource: "furiosa.ai/" + strings.ToLower(chip.model), IDs: []string{uuid}}}
 	}
 	alive, _ := attrs.Text("alive") // only Warboy has the attribute
 	nodes, nodesErr := nodesOf(host, mgmt, chip.dir, card, chip.nodes)

@@ -55,9 +55,9 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 
 func describeCard(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
 	if function.Driver() == "" {
-		return discovery.Unbound(host, function, "npu", "habana")
+		return discovery.DescribeUnbound(host, function, "npu", "habana")
 	}
-	d, err := discovery.PCI(host, function)
+	d, err := discovery.DescribePCI(host, function)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "npu")
 	d.Attributes.SetString("vendor", "habana")
@@ -81,9 +81,9 @@ func describeCard(host *discovery.Host, function sysfs.Device) (discovery.Device
 	switch d.Attributes.String("pciDevice") {
 	case "": // unknown whether Goya or Gaudi
 	case goya:
-		d.Classic = []discovery.Offer{{Resource: "habana.ai/goya", IDs: []string{function.Name()}}}
+		d.PluginOffers = []discovery.Offer{{Resource: "habana.ai/goya", IDs: []string{function.Name()}}}
 	default:
-		d.Classic = []discovery.Offer{{Resource: "habana.ai/gaudi", IDs: []string{function.Name()}}}
+		d.PluginOffers = []discovery.Offer{{Resource: "habana.ai/gaudi", IDs: []string{function.Name()}}}
 	}
 	d.Health = health(status)
 	if d.Health.Status == discovery.Healthy {

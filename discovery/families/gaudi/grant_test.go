@@ -12,7 +12,7 @@ import (
 
 func TestGrant(t *testing.T) {
 	scan := func(host string) []discovery.Device {
-		return discovery.Scan(discoverytest.Layout(t, "testdata/"+host), []*discovery.Family{Family}).Devices
+		return discovery.Scan(discoverytest.ReadHost(t, "testdata/"+host), []*discovery.Family{Family}).Devices
 	}
 	board, slots := scan("gaudi2x8.host"), scan("slots.host")
 	for name, test := range map[string]struct {

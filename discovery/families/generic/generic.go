@@ -41,7 +41,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 				continue
 			}
 		}
-		divided, sriovErr := discovery.Divided(kernel)
+		divided, sriovErr := discovery.HasVirtualFunctions(kernel)
 		if divided {
 			continue // virtual functions hide the physical function
 		}
@@ -73,7 +73,7 @@ func describeOne(host *discovery.Host, kernel sysfs.Device) (discovery.Device, b
 	if len(nodes) == 0 {
 		return discovery.Device{}, false, nil
 	}
-	d, err := discovery.Hardware(host, kernel)
+	d, err := discovery.DescribeHardware(host, kernel)
 	errs := []error{err}
 	d.Attributes.SetString("vendor", discovery.CompatibleVendor(kernel))
 	if known, ok := models[d.Attributes.String("pciVendor")+":"+d.Attributes.String("pciDevice")]; ok {
@@ -88,7 +88,7 @@ func describeOne(host *discovery.Host, kernel sysfs.Device) (discovery.Device, b
 		node, err := discovery.Node(minor, directory(minor))
 		d.Edits.DeviceNodes, errs = append(d.Edits.DeviceNodes, node), append(errs, err)
 	}
-	d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{kernel.Name()}}}
+	d.PluginOffers = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{kernel.Name()}}}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	return d, true, errors.Join(errs...)
 }
@@ -108,7 +108,7 @@ func nodesOf(kernel sysfs.Device) (nodes []sysfs.Device, rendering bool) {
 		var minors []sysfs.Device
 		renders := false
 		for _, minor := range class.Children("") {
-			if !minor.Exists("dev") || minor.Link("subsystem") == "block" {
+			if !minor.HasEntry("dev") || minor.Link("subsystem") == "block" {
 				continue
 			}
 			minors = append(minors, minor)

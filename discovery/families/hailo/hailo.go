@@ -53,7 +53,7 @@ func describeChip(host *discovery.Host, class sysfs.Device, functions map[string
 	var err error
 	switch {
 	case known:
-		d, err = discovery.PCI(host, function)
+		d, err = discovery.DescribePCI(host, function)
 		d.Attributes.SetString("architecture", architectures[d.Attributes.String("pciDevice")])
 		d.Includes = []string{function.Path}
 	case location != "":
@@ -65,7 +65,7 @@ func describeChip(host *discovery.Host, class sysfs.Device, functions map[string
 	d.Attributes.SetString("vendor", "hailo")
 	node, nodeErr := discovery.Node(class, "/dev")
 	d.Edits.DeviceNodes = []*specs.DeviceNode{node}
-	d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{class.Name()}}}
+	d.PluginOffers = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{class.Name()}}}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	return d, errors.Join(err, attrs.Err(), nodeErr)
 }

@@ -41,7 +41,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 }
 
 func describeDCU(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
-	d, err := discovery.PCI(host, function)
+	d, err := discovery.DescribePCI(host, function)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "gpu")
 	d.Attributes.SetString("vendor", "hygon")
@@ -62,16 +62,16 @@ func describeDCU(host *discovery.Host, function sysfs.Device) (discovery.Device,
 	switch {
 	case !render && d.Health.Status == discovery.Healthy:
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: "it has no render node"}
-	case d.Health.Status == discovery.Healthy && !host.Exists(control[0]):
+	case d.Health.Status == discovery.Healthy && !host.FileExists(control[0]):
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: "device node " + control[0] + " is missing"}
 	}
 	for _, path := range control {
-		if host.Exists(path) {
+		if host.FileExists(path) {
 			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: path, HostPath: path, Permissions: "rw"})
 		}
 	}
 	// The ID is the same as in the ROCm plugin, which the Hygon plugin is derived from. The IDs of
 	// the Hygon plugin are not public; if a pod has such an ID, its device nodes identify the DCU.
-	d.Classic = []discovery.Offer{{Resource: "hygon.com/dcu", IDs: []string{function.Name()}}}
+	d.PluginOffers = []discovery.Offer{{Resource: "hygon.com/dcu", IDs: []string{function.Name()}}}
 	return d, errors.Join(errs...)
 }

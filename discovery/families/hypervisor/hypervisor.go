@@ -36,7 +36,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	}
 	for _, node := range loading {
 		loaded := slices.ContainsFunc(found, func(misc sysfs.Device) bool { return misc.Name() == node.name })
-		if !loaded && host.Exists(node.path) {
+		if !loaded && host.FileExists(node.path) {
 			devices = append(devices, offered(node.describe(), node.name))
 		}
 	}
@@ -46,7 +46,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 // offered adds the offer of KubeVirt's node agent.
 func offered(d discovery.Device, name string) discovery.Device {
 	d.Attributes.SetString("kind", "virtualization")
-	d.Classic = []discovery.Offer{{Resource: "devices.kubevirt.io/" + name, IDs: discovery.CountedIDs(name, discovery.AnyNumber), Dialect: discovery.Dialect{Stem: name}}}
+	d.PluginOffers = []discovery.Offer{{Resource: "devices.kubevirt.io/" + name, IDs: discovery.CountedIDs(name, discovery.AnyNumber), Dialect: discovery.Dialect{Stem: name}}}
 	return d
 }
 
@@ -69,7 +69,7 @@ type node struct {
 // describe returns the device of a node before its module is loaded.
 func (n node) describe() discovery.Device {
 	const misc = 10 // the major number of miscellaneous devices
-	d := discovery.Device{Name: n.name, Source: strings.TrimPrefix(n.path, "/"), Attributes: discovery.Attributes{}, Open: true, Health: discovery.Health{Status: discovery.Healthy}}
+	d := discovery.Device{Name: n.name, Source: strings.TrimPrefix(n.path, "/"), Attributes: discovery.Attributes{}, Shareable: true, Health: discovery.Health{Status: discovery.Healthy}}
 	d.Attributes.SetString("model", n.name)
 	d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: n.path, HostPath: n.path, Type: "c", Major: misc, Minor: n.minor, Permissions: "rw"}}
 	return d

@@ -57,7 +57,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 
 // describeFunction describes a PCI function that is bound to vfio-pci, if the function is a DSA.
 func describeFunction(host *discovery.Host, function sysfs.Device) (d discovery.Device, ours bool, err error) {
-	d, err = discovery.PCI(host, function)
+	d, err = discovery.DescribePCI(host, function)
 	id := d.Attributes.String("pciDevice")
 	if !dsa[id] {
 		if id != "" {
@@ -66,10 +66,10 @@ func describeFunction(host *discovery.Host, function sysfs.Device) (d discovery.
 		return d, false, err
 	}
 	setKind(d.Attributes, "dsa")
-	nodes, nodesErr := discovery.VFIO(host, function)
+	nodes, nodesErr := discovery.VFIONodes(host, function)
 	d.Edits.DeviceNodes = nodes
 	d.Health = discovery.VFIOHealth(host, function, nodes)
-	d.Classic = []discovery.Offer{{Resource: "dsa.intel.com/vfio", IDs: []string{function.Name()}}}
+	d.PluginOffers = []discovery.Offer{{Resource: "dsa.intel.com/vfio", IDs: []string{function.Name()}}}
 	return d, true, errors.Join(err, nodesErr)
 }
 
@@ -95,7 +95,7 @@ func describeQueue(host *discovery.Host, wq sysfs.Device) (d discovery.Device, o
 	if numbers == nil || !ok || accelerators[prefix] == "" {
 		return d, false, fmt.Errorf("%s: no work queue of DSA or IAA", wq.Path)
 	}
-	d, err = discovery.PCI(host, function)
+	d, err = discovery.DescribePCI(host, function)
 	d.PartOf = &discovery.Silicon{Name: d.Name}
 	d.Attributes.SetString("function", "partition")
 	d.Attributes.SetString("parent", d.Name)
@@ -128,11 +128,11 @@ func describeQueue(host *discovery.Host, wq sysfs.Device) (d discovery.Device, o
 func setQueue(d *discovery.Device, wq sysfs.Device, accelerator, mode string) {
 	setKind(d.Attributes, accelerator)
 	d.Attributes.SetString("profile", "user-"+mode)
-	d.Open = mode == "shared"
+	d.Shareable = mode == "shared"
 	resource := "wq-user-" + mode
 	// By default, the Intel plugin allocates a shared queue to one container.
 	stem := resource + "-" + wq.Name() + "-"
-	d.Classic = []discovery.Offer{{Resource: accelerator + ".intel.com/" + resource, IDs: []string{stem + "0"}, Dialect: discovery.Dialect{Stem: stem}}}
+	d.PluginOffers = []discovery.Offer{{Resource: accelerator + ".intel.com/" + resource, IDs: []string{stem + "0"}, Dialect: discovery.Dialect{Stem: stem}}}
 }
 
 // setGroup sets the administrator's settings of the queue: its name, size and priority, and its

@@ -47,7 +47,7 @@ func provision(host *discovery.Host, function sysfs.Device, want any) ([]discove
 	device := function.Children(".")[i]
 	u := &unit{Device: device, attrs: device.Attrs(), number: unitName.FindStringSubmatch(device.Name())[1]}
 	u.enabled = u.text("state") == "enabled"
-	u.assign(groups)
+	u.assignNumbers(groups)
 	u.readOthers()
 	writes, err := u.provision(host, len(groups))
 	if err != nil {
@@ -57,7 +57,7 @@ func provision(host *discovery.Host, function sysfs.Device, want any) ([]discove
 }
 
 func (u *unit) provision(host *discovery.Host, groups int) ([]discovery.Write, error) {
-	if err := u.fits(groups); err != nil {
+	if err := u.fitsLimits(groups); err != nil {
 		return nil, err
 	}
 	writes, err := u.writes()
@@ -117,8 +117,8 @@ func (u *unit) text(name string) string {
 	return text
 }
 
-// assign numbers the wanted queues and engines.
-func (u *unit) assign(groups Groups) {
+// assignNumbers numbers the wanted queues and engines.
+func (u *unit) assignNumbers(groups Groups) {
 	for i, group := range groups {
 		id := strconv.Itoa(i)
 		for range group.Engines {
@@ -128,7 +128,7 @@ func (u *unit) assign(groups Groups) {
 		for _, want := range group.Queues {
 			q := u.queue(len(u.queues))
 			q.size[1] = want.Size
-			q.want = q.attributes(want, id)
+			q.want = q.queueAttributes(want, id)
 			u.queues = append(u.queues, q)
 		}
 	}
@@ -144,9 +144,9 @@ func (u *unit) queue(i int) *queue {
 	return q
 }
 
-// attributes returns the wanted attributes of a queue except its size. The name comes after the
+// queueAttributes returns the wanted attributes of a queue except its size. The name comes after the
 // type, because a change of the type clears the name.
-func (q *queue) attributes(want Queue, group string) [][2]string {
+func (q *queue) queueAttributes(want Queue, group string) [][2]string {
 	mode := "dedicated"
 	if want.Shared {
 		mode = "shared"
@@ -155,7 +155,7 @@ func (q *queue) attributes(want Queue, group string) [][2]string {
 		{"group_id", group}, {"mode", mode}, {"priority", strconv.Itoa(want.Priority)},
 		{"type", "user"}, {"name", want.Name},
 	}
-	if q.Exists("driver_name") { // since Linux 6.7
+	if q.HasEntry("driver_name") { // since Linux 6.7
 		list = append(list, [2]string{"driver_name", userDriver})
 	}
 	if want.Shared {
@@ -166,7 +166,7 @@ func (q *queue) attributes(want Queue, group string) [][2]string {
 
 // readOthers reads the queues and engines that are not in the configuration.
 func (u *unit) readOthers() {
-	for i := len(u.queues); u.Exists(fmt.Sprintf("wq%s.%d", u.number, i)); i++ {
+	for i := len(u.queues); u.HasEntry(fmt.Sprintf("wq%s.%d", u.number, i)); i++ {
 		u.others = append(u.others, u.queue(i))
 	}
 	groups := make(map[string]bool)
@@ -175,7 +175,7 @@ func (u *unit) readOthers() {
 	}
 	for i := len(u.engines); ; i++ {
 		d := u.Child(fmt.Sprintf("engine%s.%d", u.number, i))
-		if !u.Exists(d.Name()) {
+		if !u.HasEntry(d.Name()) {
 			return
 		}
 		e := engine{d, d.Attrs(), "-1"}
@@ -202,8 +202,8 @@ func (u *unit) err() error {
 	return errors.Join(errs...)
 }
 
-// fits checks the wanted configuration against the limits of the device.
-func (u *unit) fits(groups int) error {
+// fitsLimits checks the wanted configuration against the limits of the device.
+func (u *unit) fitsLimits(groups int) error {
 	size := 0
 	for _, q := range u.queues {
 		size += q.size[1]
@@ -244,7 +244,7 @@ func (u *unit) fits(groups int) error {
 // writes returns the required writes, in order.
 func (u *unit) writes() (writes []discovery.Write, err error) {
 	if !u.asWanted() {
-		if writes, err = u.disable(); err != nil {
+		if writes, err = u.disableDevice(); err != nil {
 			return nil, err
 		}
 		writes = append(writes, u.layOut(u.enabled)...)
@@ -282,9 +282,9 @@ func (u *unit) asWanted() bool {
 	})
 }
 
-// disable returns the writes that disable the device, none if it is disabled. It returns an error
+// disableDevice returns the writes that disable the device, none if it is disabled. It returns an error
 // if a queue is in use or not in the configuration.
-func (u *unit) disable() (writes []discovery.Write, err error) {
+func (u *unit) disableDevice() (writes []discovery.Write, err error) {
 	if u.text("configurable") == "0" {
 		return nil, errors.New("its work queues are fixed by its firmware, and not as they are wanted")
 	}
@@ -306,10 +306,10 @@ func (u *unit) disable() (writes []discovery.Write, err error) {
 		case kind == "kernel":
 			errs = append(errs, fmt.Errorf("%s is in use by the kernel", q.Name()))
 		}
-		writes = append(writes, unbind(cmp.Or(q.Driver(), userDriver), q.Device))
+		writes = append(writes, disableWrite(cmp.Or(q.Driver(), userDriver), q.Device))
 	}
 	if u.enabled {
-		writes = append(writes, unbind("idxd", u.Device))
+		writes = append(writes, disableWrite("idxd", u.Device))
 	}
 	return writes, errors.Join(errs...)
 }
@@ -356,7 +356,7 @@ func bind(driver string, d sysfs.Device) discovery.Write {
 	return discovery.Write{Path: "sys/bus/dsa/drivers/" + driver + "/bind", Value: d.Name(), Shows: d.Child("state").Path, From: "disabled", To: "enabled"}
 }
 
-// unbind returns the write that disables a device or a queue.
-func unbind(driver string, d sysfs.Device) discovery.Write {
+// disableWrite returns the write that disables a device or a queue.
+func disableWrite(driver string, d sysfs.Device) discovery.Write {
 	return discovery.Write{Path: "sys/bus/dsa/drivers/" + driver + "/unbind", Value: d.Name(), Shows: d.Child("state").Path, From: "enabled", To: "disabled"}
 }

@@ -49,7 +49,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	}
 	var gpus []used
 	for _, function := range found {
-		divided, sriovErr := discovery.Divided(function)
+		divided, sriovErr := discovery.HasVirtualFunctions(function)
 		if divided {
 			continue // the virtual functions have the GPU's capabilities
 		}
@@ -58,7 +58,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 		}
 		devices = append(devices, d)
-		if function.Bound() {
+		if function.HasDriver() {
 			gpus = append(gpus, used{function, d.Edits.DeviceNodes})
 		}
 	}
@@ -67,20 +67,20 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 }
 
 func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (discovery.Device, error) {
-	if !function.Bound() {
-		return discovery.Unbound(host, function, "gpu", "intel")
+	if !function.HasDriver() {
+		return discovery.DescribeUnbound(host, function, "gpu", "intel")
 	}
-	d, err := discovery.PCI(host, function)
+	d, err := discovery.DescribePCI(host, function)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "gpu")
 	d.Attributes.SetString("vendor", "intel")
 	d.Attributes.SetString("model", models[d.Attributes.String("pciDevice")])
 	d.Facts = facts(function)
-	errs = append(errs, setTiles(&d, function.Numbered("", "tile")))
-	for _, card := range function.Numbered("drm", "card") { // one
+	errs = append(errs, setTiles(&d, function.NumberedChildren("", "tile")))
+	for _, card := range function.NumberedChildren("drm", "card") { // one
 		errs = append(errs, setLocalMemory(&d, card))
 		stem := card.Name() + "-"
-		d.Classic = []discovery.Offer{{
+		d.PluginOffers = []discovery.Offer{{
 			Resource: "gpu.intel.com/" + d.Attributes.String("driver"),
 			IDs:      []string{stem + "0"}, // the only share
 			Dialect:  discovery.Dialect{Stem: stem},
@@ -92,7 +92,7 @@ func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (d
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	// The file exists while the firmware has failed and must be flashed
 	// (drivers/gpu/drm/xe/xe_survivability_mode.c).
-	if function.Exists("survivability_mode") {
+	if function.HasEntry("survivability_mode") {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "in survivability mode: its firmware has failed and must be flashed"}
 	}
 	return d, errors.Join(errs...)
@@ -111,7 +111,7 @@ func setLocalMemory(d *discovery.Device, card sysfs.Device) error {
 		return fmt.Errorf("attribute lmem_total_bytes: %w", err)
 	}
 	if size > 0 {
-		if gts := card.Numbered("gt", "gt"); len(gts) > 0 {
+		if gts := card.NumberedChildren("gt", "gt"); len(gts) > 0 {
 			d.Capacity.Set("tiles", int64(len(gts)))
 		}
 	}

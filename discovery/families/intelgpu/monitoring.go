@@ -45,9 +45,9 @@ func monitor(host *discovery.Host, gpus []used, driver string) (discovery.Device
 	d := discovery.Device{
 		Name:       "intelgpu-" + profile,
 		Attributes: discovery.Attributes{},
-		Open:       true,
-		Named:      true,
-		Classic: []discovery.Offer{{
+		Shareable:  true,
+		OptIn:      true,
+		PluginOffers: []discovery.Offer{{
 			Resource: "gpu.intel.com/" + strings.ReplaceAll(profile, "-", "_"),
 			IDs:      []string{"all"},
 		}},
@@ -61,7 +61,7 @@ func monitor(host *discovery.Host, gpus []used, driver string) (discovery.Device
 		errs = append(errs, err)
 		d.Includes = append(d.Includes, gpu.function.Path)
 		for _, node := range slices.Concat(gpu.nodes, mei) {
-			if host.Exists(node.HostPath) {
+			if host.FileExists(node.HostPath) {
 				d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, node)
 			}
 		}

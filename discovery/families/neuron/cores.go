@@ -20,8 +20,8 @@ const maxCores = 64
 // coreInfix separates the name of a device from the number of a core.
 const coreInfix = "-core-"
 
-// divide returns the cores of a device, and makes the device take all of the cores.
-func divide(d *discovery.Device) []discovery.Device {
+// divideCores returns the cores of a device, and makes the device take all of the cores.
+func divideCores(d *discovery.Device) []discovery.Device {
 	capacity := d.Capacity["cores"]
 	count := capacity.Value.Value()
 	number, numberErr := strconv.ParseInt(strings.TrimPrefix(d.Name, prefix), 10, 32)
@@ -45,7 +45,7 @@ func divide(d *discovery.Device) []discovery.Device {
 		// The cores of a node have consecutive numbers. By default the plugin offers the whole
 		// device.
 		id := strconv.FormatInt(number*count+int64(i), 10)
-		core.Classic = []discovery.Offer{{Resource: "aws.amazon.com/neuroncore", IDs: []string{id}, Named: true}}
+		core.PluginOffers = []discovery.Offer{{Resource: "aws.amazon.com/neuroncore", IDs: []string{id}, Optional: true}}
 		cores[i] = core
 	}
 	return cores

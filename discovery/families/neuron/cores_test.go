@@ -15,7 +15,7 @@ func devices(numbers ...int) map[string]discovery.Device {
 	for _, number := range numbers {
 		d := discovery.Device{Name: fmt.Sprint("neuron", number), Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}}
 		d.Capacity.Set("cores", 2)
-		for _, core := range divide(&d) {
+		for _, core := range divideCores(&d) {
 			all[core.Name] = core
 		}
 		all[d.Name] = d
@@ -52,7 +52,7 @@ func TestDivideBounds(t *testing.T) {
 	for _, count := range []int64{0, -1, maxCores + 1, 1 << 62} {
 		d := discovery.Device{Name: "neuron0", Capacity: discovery.Capacity{}}
 		d.Capacity.Set("cores", count)
-		if cores := divide(&d); len(cores) > 0 || d.PartOf != nil {
+		if cores := divideCores(&d); len(cores) > 0 || d.PartOf != nil {
 			t.Errorf("%d cores: %d devices, part of %v", count, len(cores), d.PartOf)
 		}
 	}

@@ -46,7 +46,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		d, err := describeDevice(host, neuron)
 		// The driver's version has four numbers, and the last one is 0.
 		d.Attributes.SetVersion("driverVersion", strings.TrimSuffix(version, ".0"))
-		cores := divide(&d)
+		cores := divideCores(&d)
 		// A core shares the device's node and serial number. If they are unreadable, the core needs
 		// a problem of its own. Without the problem, the device would keep the last serial number
 		// and the core would lose it.
@@ -60,11 +60,11 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 
 func describeDevice(host *discovery.Host, neuron sysfs.Device) (discovery.Device, error) {
 	d := discovery.Device{
-		Name:       discovery.DeviceName(neuron),
-		Source:     neuron.Path,
-		Attributes: discovery.Attributes{},
-		Capacity:   discovery.Capacity{},
-		Classic:    []discovery.Offer{{Resource: "aws.amazon.com/neuron", IDs: []string{strings.TrimPrefix(neuron.Name(), prefix)}}},
+		Name:         discovery.DeviceName(neuron),
+		Source:       neuron.Path,
+		Attributes:   discovery.Attributes{},
+		Capacity:     discovery.Capacity{},
+		PluginOffers: []discovery.Offer{{Resource: "aws.amazon.com/neuron", IDs: []string{strings.TrimPrefix(neuron.Name(), prefix)}}},
 	}
 	attrs := neuron.Attrs()
 	d.Attributes.SetString("kind", "npu")

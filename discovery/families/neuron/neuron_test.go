@@ -17,7 +17,7 @@ func TestFamily(t *testing.T) { discoverytest.Run(t, neuron.Family) }
 
 // The device plugin API offers whole devices, and cores if the administrator configures them.
 func TestGranularity(t *testing.T) {
-	snapshot := discovery.Scan(discoverytest.Layout(t, "testdata/inf1.host"), []*discovery.Family{neuron.Family})
+	snapshot := discovery.Scan(discoverytest.ReadHost(t, "testdata/inf1.host"), []*discovery.Family{neuron.Family})
 	cores, err := rules.Compile(`device.attributes["chandler.dev"].family == "neuron" && device.attributes["chandler.dev"].?function.orValue("") == "partition"`)
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +34,7 @@ func TestGranularity(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := make(map[string]string)
-			for _, d := range test.wanted.Apply(snapshot).Devices {
+			for _, d := range test.wanted.ApplyTo(snapshot).Devices {
 				for _, offer := range d.Offers {
 					got[offer.Resource] = strings.TrimSpace(got[offer.Resource] + " " + strings.Join(offer.IDs, " "))
 				}
@@ -48,13 +48,13 @@ func TestGranularity(t *testing.T) {
 
 // Cores keep the serial number of their device while it is unreadable, so a swap is detected.
 func TestIdentityOfCores(t *testing.T) {
-	host := discoverytest.Layout(t, "testdata/trn2.host")
+	host := discoverytest.ReadHost(t, "testdata/trn2.host")
 	families := []*discovery.Family{neuron.Family}
 	before := discovery.Scan(host, families)
 	overlay := hostfs.NewOverlay(host.FS)
 	overlay.Set("sys/devices/virtual/neuron_device/neuron1/info/serial_number", []byte("no\x00text"))
 	unread := &discovery.Host{FS: overlay, Roots: host.Roots}
-	after := discovery.Merge(unread, before, discovery.Scan(unread, families))
+	after := discovery.MergeSnapshots(unread, before, discovery.Scan(unread, families))
 	for _, name := range []string{"neuron1", "neuron1-core-0", "neuron1-core-3"} {
 		was, known := before.Lookup(name)
 		is, there := after.Lookup(name)

@@ -92,7 +92,7 @@ func isAccel(minor sysfs.Device) bool {
 }
 
 func describeNPU(host *discovery.Host, parent sysfs.Device, minors []sysfs.Device) (discovery.Device, error) {
-	d, err := discovery.Hardware(host, parent)
+	d, err := discovery.DescribeHardware(host, parent)
 	errs := []error{err}
 	driver := parent.Driver()
 	d.Attributes.SetString("kind", "npu")
@@ -112,7 +112,7 @@ func describeNPU(host *discovery.Host, parent sysfs.Device, minors []sysfs.Devic
 		node, err := discovery.Node(minor, "/dev/accel")
 		d.Edits.DeviceNodes, errs = append(d.Edits.DeviceNodes, node), append(errs, err)
 	}
-	d.Classic = []discovery.Offer{offer(driver, parent, minors[0])}
+	d.PluginOffers = []discovery.Offer{offer(driver, parent, minors[0])}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	return d, errors.Join(errs...)
 }

@@ -41,7 +41,7 @@ DEVNAME=accel1
 	if err := os.WriteFile(file, []byte(host), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	snapshot := discovery.Scan(discoverytest.Layout(t, file), []*discovery.Family{npu.Family})
+	snapshot := discovery.Scan(discoverytest.ReadHost(t, file), []*discovery.Family{npu.Family})
 	for _, d := range snapshot.Devices {
 		t.Errorf("describes %s", d.Name)
 	}

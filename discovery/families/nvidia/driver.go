@@ -116,7 +116,7 @@ func (d *driver) nodes(minor int64) []*specs.DeviceNode {
 		d.node("nvidia", "/dev/nvidia-modeset", 254),
 	} {
 		needed := shared.Path == "/dev/nvidia-uvm" && len(d.files.Mounts) > 0
-		if needed || d.host.Exists(shared.HostPath) {
+		if needed || d.host.FileExists(shared.HostPath) {
 			nodes = append(nodes, shared)
 		}
 	}

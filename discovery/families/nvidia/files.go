@@ -76,7 +76,7 @@ func (d *driver) edits(files *userFiles) specs.ContainerEdits {
 	}
 	var rest []string
 	for i, l := range links {
-		if to := at[follow(leads, l.path)]; to != nil {
+		if to := at[resolveLinks(leads, l.path)]; to != nil {
 			add(&specs.Mount{HostPath: to.HostPath, ContainerPath: l.path, Options: to.Options})
 		} else if i < len(files.links) {
 			rest = append(rest, "--link="+l.target+"::"+l.path)
@@ -96,8 +96,8 @@ func (d *driver) edits(files *userFiles) specs.ContainerEdits {
 	return edits
 }
 
-// follow resolves links from a path: libcuda.so -> libcuda.so.1 -> libcuda.so.535.104.05.
-func follow(leads map[string]string, name string) string {
+// resolveLinks resolves links from a path: libcuda.so -> libcuda.so.1 -> libcuda.so.535.104.05.
+func resolveLinks(leads map[string]string, name string) string {
 	for range 4 {
 		target, ok := leads[name]
 		if !ok {
@@ -170,12 +170,12 @@ func (d *driver) toldFiles(root string) (*userFiles, error) {
 	}
 	files := &userFiles{}
 	for _, m := range answer.Edits.Mounts {
-		if !userspace.Below(m.HostPath, root) {
+		if !userspace.IsBelow(m.HostPath, root) {
 			return nil, fmt.Errorf("user space: %s is not below the driver root %s", m.HostPath, root)
 		}
 		// Skip missing files. A socket disappears with its daemon, and a container with a mount of
 		// a missing path does not start.
-		if d.host.Exists(m.HostPath) {
+		if d.host.FileExists(m.HostPath) {
 			files.mounts = append(files.mounts, m)
 		}
 	}
@@ -248,7 +248,7 @@ var programs = []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nv
 // they search the directory that the host uses.
 func (d *driver) foundFiles(root string) (*userFiles, error) {
 	for _, dir := range libraryDirs {
-		if !d.host.Exists(path.Join(root, dir, "libcuda.so."+d.version)) {
+		if !d.host.FileExists(path.Join(root, dir, "libcuda.so."+d.version)) {
 			continue
 		}
 		return &userFiles{
@@ -285,7 +285,7 @@ func (d *driver) programs(root string) []*specs.Mount {
 	var mounts []*specs.Mount
 	for _, program := range programs {
 		for _, dir := range []string{"usr/bin", "bin"} {
-			if file := path.Join(root, dir, program); d.host.Exists(file) {
+			if file := path.Join(root, dir, program); d.host.FileExists(file) {
 				mounts = append(mounts, mount(file, "/usr/bin/"+program))
 				break
 			}

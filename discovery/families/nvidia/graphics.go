@@ -25,7 +25,7 @@ func (d *driver) setDRM(gpu *discovery.Device, function sysfs.Device) {
 	}
 	var known []string
 	for _, node := range nodes {
-		if d.host.Exists(node.HostPath) {
+		if d.host.FileExists(node.HostPath) {
 			known = append(known, fmt.Sprintf("%s=%d:%d", path.Base(node.HostPath), node.Major, node.Minor))
 		}
 	}
@@ -36,14 +36,14 @@ func (d *driver) setDRM(gpu *discovery.Device, function sysfs.Device) {
 }
 
 // drawing lists the capabilities that require DRM nodes in a container, the same as in the NVIDIA
-// container runtime (nvidia-container-toolkit v1.20.1, internal/modifier/graphics.go).
+// container runtime (nvidia-container-toolkit v1.20.1, internal/modifier/graphicsEdits.go).
 var drawing = []string{"all", "graphics", "display"}
 
-// graphics returns the nodes of GPUs below /dev/dri, and the by-path links by the GPU's PCI
+// graphicsEdits returns the nodes of GPUs below /dev/dri, and the by-path links by the GPU's PCI
 // address, if the claim requests graphics in NVIDIA_DRIVER_CAPABILITIES. A GPU whose driver files
 // come from the NVIDIA runtime is skipped, because that runtime also adds these nodes.
-func graphics(given []discovery.Device, to discovery.Grant) (edits specs.ContainerEdits) {
-	asked := strings.Split(to.Parameters[discovery.Environment("NVIDIA_DRIVER_CAPABILITIES")], ",")
+func graphicsEdits(given []discovery.Device, to discovery.Grant) (edits specs.ContainerEdits) {
+	asked := strings.Split(to.Parameters[discovery.EnvironmentParameter("NVIDIA_DRIVER_CAPABILITIES")], ",")
 	if !slices.ContainsFunc(asked, func(capability string) bool { return slices.Contains(drawing, capability) }) {
 		return edits
 	}

@@ -15,7 +15,7 @@ import (
 // runtime.
 func TestGraphics(t *testing.T) {
 	scan := func(change func(h *discovery.Host)) []discovery.Device {
-		host := discoverytest.Layout(t, "testdata/l40s-userspace.host")
+		host := discoverytest.ReadHost(t, "testdata/l40s-userspace.host")
 		change(host)
 		return discovery.Scan(host, []*discovery.Family{nvidia.Family}).Devices
 	}
@@ -38,7 +38,7 @@ func TestGraphics(t *testing.T) {
 		"the runtime":   {runtime, "all", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			grant := discovery.Grant{API: discovery.ModeDRA, Parameters: discovery.Parameters{discovery.Environment("NVIDIA_DRIVER_CAPABILITIES"): test.capabilities}}
+			grant := discovery.Grant{API: discovery.ModeDRA, Parameters: discovery.Parameters{discovery.EnvironmentParameter("NVIDIA_DRIVER_CAPABILITIES"): test.capabilities}}
 			edits := nvidia.Family.Grant(test.given, grant)
 			var got []string
 			for _, n := range edits.DeviceNodes {

@@ -49,12 +49,12 @@ func (d *driver) channel(number int64) discovery.Device {
 	name := fmt.Sprintf("channel%d", number)
 	node := d.node("nvidia-caps-imex-channels", path.Join(channelDir, name), number)
 	channel := discovery.Device{
-		Name:       fmt.Sprintf("nvidia-imex-channel-%d", number),
-		Source:     strings.TrimPrefix(node.HostPath, "/"),
-		Attributes: discovery.Attributes{},
-		Edits:      specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{node}},
-		Health:     discovery.NodeHealth(d.host, []*specs.DeviceNode{node}),
-		Classic:    []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{name}}},
+		Name:         fmt.Sprintf("nvidia-imex-channel-%d", number),
+		Source:       strings.TrimPrefix(node.HostPath, "/"),
+		Attributes:   discovery.Attributes{},
+		Edits:        specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{node}},
+		Health:       discovery.NodeHealth(d.host, []*specs.DeviceNode{node}),
+		PluginOffers: []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{name}}},
 	}
 	channel.Attributes.SetString("kind", "other")
 	channel.Attributes.SetString("vendor", "nvidia")

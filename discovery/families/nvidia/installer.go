@@ -21,7 +21,7 @@ const (
 // installerRoot reports whether a root has the layout of Google's installer. A root that is laid
 // out as a file system has vulkanDir below usr/share instead.
 func installerRoot(host *discovery.Host, root string) bool {
-	return host.Exists(path.Join("/", root, vulkanDir)) && !host.Exists(path.Join("/", root, "usr"))
+	return host.FileExists(path.Join("/", root, vulkanDir)) && !host.FileExists(path.Join("/", root, "usr"))
 }
 
 // installerMounts returns the mounts that the GKE device plugin makes.
@@ -30,8 +30,8 @@ func installerMounts(root string) []*specs.Mount {
 	return []*specs.Mount{mount(root, installerTarget), mount(path.Join(root, vulkanDir), vulkanTarget)}
 }
 
-// installed reports whether the mounts are those of installerMounts.
-func installed(mounts []*specs.Mount) bool {
+// isInstalled reports whether the mounts are those of installerMounts.
+func isInstalled(mounts []*specs.Mount) bool {
 	return len(mounts) > 0 && mounts[0].ContainerPath == installerTarget
 }
 

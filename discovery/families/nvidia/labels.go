@@ -98,14 +98,14 @@ var labels = []discovery.Labels{
 		Where: map[string]string{"function": "partition", "resource": "nvidia.com/gpu"},
 		Set:   map[string]string{"nvidia.com/mig.strategy": "single"},
 	},
-	instances("nvidia.com/mig-{mig}", "!nvidia.com/gpu", "false", "{model}-MIG-{profile}", "none"),
-	instances("nvidia.com/mig-{mig}", "!nvidia.com/gpu", "true", "{model}-MIG-{profile}-SHARED", "time-slicing"),
-	instances("nvidia.com/gpu", "nvidia.com/gpu", "false", "{model}-MIG-{profile}", "none"),
-	instances("nvidia.com/gpu", "nvidia.com/gpu", "true", "{model}-MIG-{profile}-SHARED", "time-slicing"),
+	instanceLabels("nvidia.com/mig-{mig}", "!nvidia.com/gpu", "false", "{model}-MIG-{profile}", "none"),
+	instanceLabels("nvidia.com/mig-{mig}", "!nvidia.com/gpu", "true", "{model}-MIG-{profile}-SHARED", "time-slicing"),
+	instanceLabels("nvidia.com/gpu", "nvidia.com/gpu", "false", "{model}-MIG-{profile}", "none"),
+	instanceLabels("nvidia.com/gpu", "nvidia.com/gpu", "true", "{model}-MIG-{profile}-SHARED", "time-slicing"),
 }
 
-// instances returns the labels of MIG instances whose names begin with prefix.
-func instances(prefix, resource, shared, product, strategy string) discovery.Labels {
+// instanceLabels returns the labels of MIG instances whose names begin with prefix.
+func instanceLabels(prefix, resource, shared, product, strategy string) discovery.Labels {
 	l := discovery.Labels{
 		Where: map[string]string{"function": "partition", "resource": resource, "shared": shared},
 		Set: map[string]string{

@@ -16,7 +16,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// These constants are keys and values of [discovery.Making.How], which is recorded once an instance
+// These constants are keys and values of [discovery.Creation.How], which is recorded once an instance
 // was created. While an agent creates or removes an instance, a GPU instance without a compute
 // instance may belong to the agent's own unfinished work. At other times, such a GPU instance
 // belongs to another user.
@@ -29,21 +29,21 @@ const (
 	instanceOf = "gpuInstance" // the number of the GPU instance
 )
 
-// begun reports whether an agent began to create or remove an instance and did not finish.
-func begun(how map[string]string) bool { return how[stateOf] != cut }
+// isIncomplete reports whether an agent began to create or remove an instance and did not finish.
+func isIncomplete(how map[string]string) bool { return how[stateOf] != cut }
 
 // makePart returns the work that creates a MIG instance: chandler-nvml calls NVML. The program runs
 // even if the instance seems to exist, and then creates the missing parts. If another user created
 // the same instance meanwhile, the instance remains that user's and the agent forgets the unit.
 // Instances of the agent that overlap are removed first. Such instances are not allocated, because
 // they take the same memory slices.
-func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Making) (discovery.Work, error) {
+func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Creation) (discovery.Work, error) {
 	place, err := placeOf(host, m)
 	if err != nil {
 		return nil, err
 	}
 	args := []string{"--gpu=" + place.gpu.Address, "--create=" + place.name}
-	if how, ours := madeBefore(host, m.Unit); ours && begun(how) {
+	if how, ours := madeBefore(host, m.Unit); ours && isIncomplete(how) {
 		args = append(args, "--begun")
 	}
 	return func(ctx context.Context) error {
@@ -62,32 +62,32 @@ func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Making) (
 			return fmt.Errorf("chandler-nvml's answer: %w", err)
 		}
 		for _, other := range others {
-			if err := tools.Forget(other.unit); err != nil {
+			if err := tools.RemoveRecord(other.unit); err != nil {
 				return err
 			}
 		}
 		switch {
 		case made.Refused != "":
-			return errors.Join(errors.New(made.Refused), tools.Forget(m.Unit))
+			return errors.Join(errors.New(made.Refused), tools.RemoveRecord(m.Unit))
 		case made.Found:
-			return tools.Forget(m.Unit)
+			return tools.RemoveRecord(m.Unit)
 		}
-		return tools.Note(m.Unit, map[string]string{stateOf: cut, uuidOf: made.UUID, instanceOf: strconv.Itoa(made.GI)})
+		return tools.AmendRecord(m.Unit, map[string]string{stateOf: cut, uuidOf: made.UUID, instanceOf: strconv.Itoa(made.GI)})
 	}, nil
 }
 
 // madeBefore returns the record of a unit that an agent has created, or has begun to create.
 func madeBefore(host *discovery.Host, unit string) (how map[string]string, made bool) {
-	if host.Made == nil {
+	if host.CreatedUnit == nil {
 		return nil, false
 	}
-	return host.Made(unit)
+	return host.CreatedUnit(unit)
 }
 
 // unmakePart returns the work that removes a MIG instance that the agent created. NVML refuses the
 // removal while any process runs in the instance. chandler-nvml runs even if the instance is not
 // visible, because a partly created instance is not visible either.
-func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Making) (discovery.Work, error) {
+func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Creation) (discovery.Work, error) {
 	place, err := placeOf(host, m)
 	switch {
 	case errors.Is(err, errGone):
@@ -99,12 +99,12 @@ func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Making)
 	}
 	for _, instance := range place.gpu.Instances {
 		here := instance.Placement != nil && *instance.Placement == place.at && instance.Profile+"@" == strings.TrimRight(place.name, "0123456789")
-		if here && !same(m.How, instance) {
+		if here && !sameInstance(m.How, instance) {
 			return nil, nil // the agent's instance is gone; another user created a new one in its place
 		}
 	}
 	return func(ctx context.Context) error {
-		ours := made{unit: m.Unit, place: place.name, uuid: m.How[uuidOf], begun: begun(m.How)}
+		ours := made{unit: m.Unit, place: place.name, uuid: m.How[uuidOf], begun: isIncomplete(m.How)}
 		return ours.remove(ctx, tools, place.gpu.Address)
 	}, nil
 }
@@ -119,9 +119,9 @@ func gpuOf(args []string) string {
 	return ""
 }
 
-// same reports whether an instance is the one that the agent created, as far as the UUIDs are
+// sameInstance reports whether an instance is the one that the agent created, as far as the UUIDs are
 // known.
-func same(how map[string]string, instance facts.Instance) bool {
+func sameInstance(how map[string]string, instance facts.Instance) bool {
 	return how[uuidOf] == "" || instance.UUID == "" || how[uuidOf] == instance.UUID
 }
 
@@ -135,7 +135,7 @@ type made struct {
 
 // remove removes the instance unless another instance has taken its place.
 func (i *made) remove(ctx context.Context, tools discovery.Tools, gpu string) error {
-	if err := tools.Note(i.unit, map[string]string{stateOf: removing}); err != nil {
+	if err := tools.AmendRecord(i.unit, map[string]string{stateOf: removing}); err != nil {
 		return err
 	}
 	args := []string{"--gpu=" + gpu, "--remove=" + i.place}
@@ -151,7 +151,7 @@ func (i *made) remove(ctx context.Context, tools discovery.Tools, gpu string) er
 
 // withoutNVML returns why an instance cannot be removed on a node where NVML is switched off. It
 // returns nil if the kernel no longer lists the instance.
-func withoutNVML(host *discovery.Host, m discovery.Making) error {
+func withoutNVML(host *discovery.Host, m discovery.Creation) error {
 	address, gi := m.How["gpu"], m.How[instanceOf]
 	text, err := host.ReadText("/proc/driver/nvidia/gpus/" + address + "/information")
 	if err != nil {
@@ -161,7 +161,7 @@ func withoutNVML(host *discovery.Host, m discovery.Making) error {
 	if info.minor < 0 {
 		return errors.Join(err, fmt.Errorf("number of GPU %s is not known", address))
 	}
-	there := numbered((&driver{host: host}).capabilities(info), "gi")
+	there := numberedChildren((&driver{host: host}).capabilities(info), "gi")
 	if len(there) == 0 || gi != "" && !slices.ContainsFunc(there, func(e entry) bool { return strconv.Itoa(e.number) == gi }) {
 		return nil
 	}
@@ -188,8 +188,8 @@ type where struct {
 // with MIG mode.
 var errGone = errors.New("it cannot have MIG instances any more")
 
-// placeOf returns the place of a [discovery.Making], according to the current NVML facts.
-func placeOf(host *discovery.Host, m discovery.Making) (where, error) {
+// placeOf returns the place of a [discovery.Creation], according to the current NVML facts.
+func placeOf(host *discovery.Host, m discovery.Creation) (where, error) {
 	d := &driver{host: host}
 	d.readNVML()
 	address, name := m.How["gpu"], m.How["place"]
@@ -225,7 +225,7 @@ func (w *where) inTheWay(host *discovery.Host, unit string) (others []made) {
 	silicon, _, _ := strings.Cut(unit, midName)
 	p := &parts{d: &driver{host: host}, gpu: discovery.Device{Name: silicon}, told: w.gpu}
 	for _, instance := range w.gpu.Instances {
-		if instance.Placement == nil || !instance.Placement.Overlaps(w.at) || !p.made(instance) {
+		if instance.Placement == nil || !instance.Placement.Overlaps(w.at) || !p.createdByAgent(instance) {
 			continue
 		}
 		if place := placeName(p.profile(instance), *instance.Placement); place != w.name {

@@ -22,18 +22,18 @@ func TestUnmakeWithoutNVML(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	made := discovery.Making{
+	made := discovery.Creation{
 		Unit: cuttest.Device + "-mig-1g-10gb-at-1", Of: "sys/devices/pci0000:00/0000:00:01.0/0000:1b:00.0",
 		How: map[string]string{"gpu": cuttest.Address, "place": "1g.10gb@1", "state": "cut", "gpuInstance": "2"},
 	}
-	work, err := nvidia.Family.Unmake(&discovery.Host{FS: gpu.Files()}, discovery.Tools{}, made)
+	work, err := nvidia.Family.Remove(&discovery.Host{FS: gpu.Files()}, discovery.Tools{}, made)
 	for _, want := range []string{"MIG instance 1g.10gb@1 of GPU 0000:1b:00.0", "Switch NVML on again", "nvidia-smi mig -i 0000:1b:00.0 -dci -gi 2; nvidia-smi mig -i 0000:1b:00.0 -dgi -gi 2"} {
 		if work != nil || err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q in it", err, want)
 		}
 	}
 	gpu.Remove("1g.10gb@1")
-	if work, err := nvidia.Family.Unmake(&discovery.Host{FS: gpu.Files()}, discovery.Tools{}, made); work != nil || err != nil {
+	if work, err := nvidia.Family.Remove(&discovery.Host{FS: gpu.Files()}, discovery.Tools{}, made); work != nil || err != nil {
 		t.Errorf("it is gone: work %t, %v", work != nil, err)
 	}
 }
@@ -44,13 +44,13 @@ func TestUnmakeWithoutNVML(t *testing.T) {
 func TestUnmakeOfWhatIsGone(t *testing.T) {
 	gpu := &cuttest.GPU{Profiles: cuttest.Layouts["H100"]}
 	const source = "sys/devices/pci0000:00/0000:00:01.0/0000:1b:00.0"
-	made := discovery.Making{
+	made := discovery.Creation{
 		Unit: cuttest.Device + "-mig-1g-10gb-at-0", Of: source,
 		How: map[string]string{"gpu": cuttest.Address, "place": "1g.10gb@0"},
 	}
 	tools := discovery.Tools{
-		Run:  func(context.Context, ...string) ([]byte, error) { return nil, errors.New("asked") },
-		Note: func(string, map[string]string) error { return nil },
+		Run:         func(context.Context, ...string) ([]byte, error) { return nil, errors.New("asked") },
+		AmendRecord: func(string, map[string]string) error { return nil },
 	}
 	without := func(files fstest.MapFS, told ...facts.GPU) {
 		text, err := facts.Format(told)
@@ -84,7 +84,7 @@ func TestUnmakeOfWhatIsGone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			files := maps.Clone(gpu.Files())
 			test.change(files)
-			work, err := nvidia.Family.Unmake(&discovery.Host{FS: files}, tools, made)
+			work, err := nvidia.Family.Remove(&discovery.Host{FS: files}, tools, made)
 			if work != nil && err == nil {
 				err = work(t.Context())
 			}

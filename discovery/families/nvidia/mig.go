@@ -17,9 +17,9 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// divide returns the MIG instances of a GPU. The kernel lists existing instances: each compute
+// describeInstances returns the MIG instances of a GPU. The kernel lists existing instances: each compute
 // instance below its GPU instance, with the minor number of its access node.
-func (d *driver) divide(gpu discovery.Device, info information, told facts.GPU) (instances []discovery.Device, problems []discovery.Problem) {
+func (d *driver) describeInstances(gpu discovery.Device, info information, told facts.GPU) (instances []discovery.Device, problems []discovery.Problem) {
 	if info.minor < 0 {
 		return nil, nil
 	}
@@ -27,10 +27,10 @@ func (d *driver) divide(gpu discovery.Device, info information, told facts.GPU) 
 	if _, err := fs.ReadDir(d.host.FS, mig.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, discovery.Problems(gpu.Name, fmt.Errorf("list MIG instances: %w", err))
 	}
-	gis := numbered(mig, "gi")
+	gis := numberedChildren(mig, "gi")
 	for _, gi := range gis {
-		for _, ci := range numbered(gi.dir, "ci") {
-			instance, err := d.instance(gpu, info, told, gi, ci)
+		for _, ci := range numberedChildren(gi.dir, "ci") {
+			instance, err := d.describeInstance(gpu, info, told, gi, ci)
 			problems = append(problems, discovery.Problems(instance.Name, err)...)
 			instances = append(instances, instance)
 		}
@@ -46,11 +46,11 @@ func (d *driver) capabilities(info information) sysfs.Device {
 	return sysfs.At(d.host.FS, fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig", info.minor))
 }
 
-// instance describes a compute instance in a GPU instance. Facts that NVML does not report are left
+// describeInstance describes a compute instance in a GPU instance. Facts that NVML does not report are left
 // out. If NVML is not queried at all, the instance's Identity is its place, as in NVIDIA drivers
 // before release 470. If NVML is queried, the Identity stays empty until the UUID is known, so that
 // the later UUID does not look like a swapped device.
-func (d *driver) instance(gpu discovery.Device, info information, told facts.GPU, gi, ci entry) (discovery.Device, error) {
+func (d *driver) describeInstance(gpu discovery.Device, info information, told facts.GPU, gi, ci entry) (discovery.Device, error) {
 	var known facts.Instance
 	if i := slices.IndexFunc(told.Instances, func(i facts.Instance) bool { return i.GI == gi.number && i.CI == ci.number }); i >= 0 {
 		known = told.Instances[i]
@@ -58,7 +58,7 @@ func (d *driver) instance(gpu discovery.Device, info information, told facts.GPU
 	instance := gpu
 	instance.Name = fmt.Sprintf("%s-gi-%d-ci-%d", gpu.Name, gi.number, ci.number)
 	p := &parts{d: d, gpu: gpu, told: told}
-	if name := p.nameOf(known); name != "" && (p.made(known) || p.unlisted()) {
+	if name := p.nameOf(known); name != "" && (p.createdByAgent(known) || p.lacksPlacements()) {
 		// A consumer of the instance has it under this name, even if the administrator no longer
 		// allows partitioning or NVML no longer lists placements.
 		instance.Name = name
@@ -81,10 +81,10 @@ func (d *driver) instance(gpu discovery.Device, info information, told facts.GPU
 	instance.PartOf = &discovery.Silicon{Name: gpu.Name}
 	caps, err := d.capabilityNodes(gi.dir, ci.dir)
 	instance.Edits.DeviceNodes = slices.Concat(gpu.Edits.DeviceNodes, caps)
-	instance.Health = worse(discovery.NodeHealth(d.host, instance.Edits.DeviceNodes), toldHealth(told, gi.number))
-	instance.Classic = d.instanceOffers(known, info, gi.number, ci.number)
-	if p.made(known) {
-		instance.Classic = d.requestedOffers(known.Profile, instance.Name)
+	instance.Health = worseOf(discovery.NodeHealth(d.host, instance.Edits.DeviceNodes), toldHealth(told, gi.number))
+	instance.PluginOffers = d.instanceOffers(known, info, gi.number, ci.number)
+	if p.createdByAgent(known) {
+		instance.PluginOffers = d.requestedOffers(known.Profile, instance.Name)
 	}
 	return instance, err
 }
@@ -110,7 +110,7 @@ func (d *driver) instanceOffers(known facts.Instance, info information, gi, ci i
 		return nil
 	}
 	ids := []string{known.UUID}
-	offers := []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: ids, Named: true}}
+	offers := []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: ids, Optional: true}}
 	if compute, gpu, ok := known.Slices(); ok && compute == gpu {
 		name := "nvidia.com/mig-" + plainProfile(known.Profile)
 		offers = slices.Insert(offers, 0, discovery.Offer{Resource: name, IDs: ids})
@@ -128,8 +128,8 @@ func (d *driver) requestedOffers(profile, name string) []discovery.Offer {
 	}
 	ids := []string{name}
 	return []discovery.Offer{
-		{Resource: "nvidia.com/mig-" + plainProfile(profile), IDs: ids, Named: true},
-		{Resource: "nvidia.com/gpu", IDs: ids, Named: true},
+		{Resource: "nvidia.com/mig-" + plainProfile(profile), IDs: ids, Optional: true},
+		{Resource: "nvidia.com/gpu", IDs: ids, Optional: true},
 	}
 }
 
@@ -173,8 +173,8 @@ type entry struct {
 	number int
 }
 
-// numbered returns the subdirectories of dir that are named prefix and a number, in numeric order.
-func numbered(dir sysfs.Device, prefix string) []entry {
+// numberedChildren returns the subdirectories of dir that are named prefix and a number, in numeric order.
+func numberedChildren(dir sysfs.Device, prefix string) []entry {
 	var entries []entry
 	for _, child := range dir.Children("") {
 		digits, ok := strings.CutPrefix(child.Name(), prefix)

@@ -47,22 +47,22 @@ func readMPS(host *discovery.Host) (specs.ContainerEdits, error) {
 		return specs.ContainerEdits{}, nil
 	}
 	root = path.Clean("/" + root)
-	i := slices.IndexFunc(mpsPipes, func(pipe string) bool { return host.Exists(path.Join(root, pipe, mpsControl)) })
+	i := slices.IndexFunc(mpsPipes, func(pipe string) bool { return host.FileExists(path.Join(root, pipe, mpsControl)) })
 	if i < 0 {
 		return specs.ContainerEdits{}, fmt.Errorf("MPS: no control daemon has its pipes below %s", root)
 	}
 	inside := path.Join(mpsDirectory, mpsPipes[i])
 	edits := specs.ContainerEdits{
 		Env:    []string{pipeDirectory + "=" + inside},
-		Mounts: []*specs.Mount{writable(path.Join(root, mpsPipes[i]), inside)},
+		Mounts: []*specs.Mount{writableMount(path.Join(root, mpsPipes[i]), inside)},
 	}
-	if shm := path.Join(root, "shm"); host.Exists(shm) {
-		edits.Mounts = append(edits.Mounts, writable(shm, sharedMemory))
+	if shm := path.Join(root, "shm"); host.FileExists(shm) {
+		edits.Mounts = append(edits.Mounts, writableMount(shm, sharedMemory))
 	}
 	return edits, nil
 }
 
-func writable(hostPath, containerPath string) *specs.Mount {
+func writableMount(hostPath, containerPath string) *specs.Mount {
 	return &specs.Mount{
 		HostPath:      hostPath,
 		ContainerPath: containerPath,
@@ -81,9 +81,9 @@ func usesMPS(d discovery.Device) bool {
 	return slices.ContainsFunc(d.Edits.Env, func(variable string) bool { return strings.HasPrefix(variable, pipeDirectory+"=") })
 }
 
-// limits returns the environment variables that make CUDA restrict each process to the allocated
+// mpsLimits returns the environment variables that make CUDA restrict each process to the allocated
 // amounts of the GPUs. The result is nil unless all GPUs use MPS.
-func limits(given []discovery.Device, grant discovery.Grant) []string {
+func mpsLimits(given []discovery.Device, grant discovery.Grant) []string {
 	var gpus []discovery.Device
 	for _, d := range given {
 		if d.Attributes.String("kind") == "gpu" {

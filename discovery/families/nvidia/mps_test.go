@@ -27,8 +27,8 @@ func sharedBy(t *testing.T, share rules.Share) (a100, l40s discovery.Device) {
 	if share.Replicas > 0 || share.Capacity != "" {
 		wanted.Sharing = []rules.Share{share}
 	}
-	host := discoverytest.Layout(t, "testdata/mps.host")
-	snapshot := wanted.Apply(discovery.Scan(host, []*discovery.Family{Family}))
+	host := discoverytest.ReadHost(t, "testdata/mps.host")
+	snapshot := wanted.ApplyTo(discovery.Scan(host, []*discovery.Family{Family}))
 	first, found := snapshot.Lookup("pci-0000-01-00-0")
 	second, both := snapshot.Lookup("pci-0000-41-00-0")
 	if !found || !both {
@@ -159,9 +159,9 @@ func TestAccept(t *testing.T) {
 	}{
 		"shared by MPS": {[]discovery.Device{shared, other}, half, ""},
 		"alone":         {[]discovery.Device{other, alone}, half, "computePercentage: device " + alone.Name + ": only MPS keeps to it"},
-		"not asked for": {[]discovery.Device{alone}, discovery.Parameters{discovery.Environment("NCCL_DEBUG"): "INFO"}, ""},
+		"not asked for": {[]discovery.Device{alone}, discovery.Parameters{discovery.EnvironmentParameter("NCCL_DEBUG"): "INFO"}, ""},
 	} {
-		err := discovery.Acceptors([]*discovery.Family{Family})(test.given, test.parameters)
+		err := discovery.JoinAcceptors([]*discovery.Family{Family})(test.given, test.parameters)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v; want %q", name, err, test.want)
 		}

@@ -38,12 +38,12 @@ var Family = &discovery.Family{
 	Describe:    describe,
 	CommonNodes: []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"},
 	MakeNodes:   "sudo nvidia-modprobe -u -c=0   # and once with the number of each other GPU",
-	Make:        makePart,
-	Unmake:      unmakePart,
+	Create:      makePart,
+	Remove:      unmakePart,
 	Grant:       grant,
 	Variables:   variables,
 	Parameters:  []discovery.Parameter{ComputePercentage, MPS, MPSMemory, TimeSlice},
-	Order:       order,
+	Order:       daemonOrder,
 	Accept:      accept,
 	Roots:       []string{"nvidia", mpsRoot},
 	Labels:      labels,
@@ -87,7 +87,7 @@ var variables = []string{
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	driver, problems := readDriver(host)
 	for _, function := range found {
-		if function.Exists("physfn") {
+		if function.HasEntry("physfn") {
 			continue
 		}
 		described, trouble := driver.describe(function)
@@ -102,11 +102,11 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 // describe returns the GPU as one device, or its MIG instances if there are any. It returns nothing
 // for a GPU that is not meant for computing.
 func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discovery.Problem) {
-	if !function.Bound() {
-		gpu, err := discovery.Unbound(d.host, function, "gpu", "nvidia")
+	if !function.HasDriver() {
+		gpu, err := discovery.DescribeUnbound(d.host, function, "gpu", "nvidia")
 		return []discovery.Device{gpu}, discovery.Problems(gpu.Name, err)
 	}
-	gpu, err := discovery.PCI(d.host, function)
+	gpu, err := discovery.DescribePCI(d.host, function)
 	gpu.Attributes.SetString("kind", "gpu")
 	gpu.Attributes.SetString("vendor", "nvidia")
 	gpu.Attributes.SetVersion("driverVersion", d.version)
@@ -120,7 +120,7 @@ func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discover
 		// The GPU may be partitioned, so it must not be described as a whole GPU.
 		return nil, discovery.Problems(gpu.Name, infoErr)
 	}
-	told, toldErr := d.told(function.Name(), info)
+	told, toldErr := d.nvmlFacts(function.Name(), info)
 	info.uuid, info.model = cmp.Or(info.uuid, told.UUID), cmp.Or(info.model, told.Name)
 	if info.excluded || unwanted[info.model] {
 		return nil, nil
@@ -150,11 +150,11 @@ func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discover
 // devices returns the devices of a GPU: all possible partitions, the existing instances, or the
 // whole GPU.
 func (d *driver) devices(gpu discovery.Device, info information, told facts.GPU, toldErr error, known bool) ([]discovery.Device, []discovery.Problem) {
-	allowed, allowedErr := d.host.Partitions(gpu)
+	allowed, allowedErr := d.host.AllowsPartition(gpu)
 	switch {
 	case allowed && told.MIG == "enabled" && len(told.Profiles) > 0 && !told.PlacesUnknown && known:
 		return d.cut(gpu, info, told)
-	case allowed && (told.MIG != "enabled" || told.PlacesUnknown) && len(numbered(d.capabilities(info), "gi")) > 0:
+	case allowed && (told.MIG != "enabled" || told.PlacesUnknown) && len(numberedChildren(d.capabilities(info), "gi")) > 0:
 		// The placements of the existing instances are not known now. A consumer may have an
 		// instance under the name of its placement, so the instances must not appear under other
 		// names.
@@ -162,7 +162,7 @@ func (d *driver) devices(gpu discovery.Device, info information, told facts.GPU,
 	case allowed && told.MIG == "enabled":
 		allowedErr = errNotListed
 	}
-	devices, problems := d.divide(gpu, info, told)
+	devices, problems := d.describeInstances(gpu, info, told)
 	if len(devices) == 0 && len(problems) == 0 {
 		d.setWhole(&gpu, info, told, known)
 		d.setLinks(&gpu, told)
@@ -188,13 +188,13 @@ func (d *driver) setWhole(gpu *discovery.Device, info information, told facts.GP
 	d.setAllowed(gpu)
 	if known {
 		gpu.Health = discovery.NodeHealth(d.host, gpu.Edits.DeviceNodes)
-		gpu.Health = worse(gpu.Health, toldHealth(told, wholeGPU))
+		gpu.Health = worseOf(gpu.Health, toldHealth(told, wholeGPU))
 	}
 	switch {
 	case d.installer && info.minor >= 0:
-		gpu.Classic = installerOffers(fmt.Sprintf("nvidia%d", info.minor))
+		gpu.PluginOffers = installerOffers(fmt.Sprintf("nvidia%d", info.minor))
 	case !d.installer && info.uuid != "":
-		gpu.Classic = []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: []string{info.uuid}}}
+		gpu.PluginOffers = []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: []string{info.uuid}}}
 	}
 }
 
@@ -253,8 +253,8 @@ func parseInformation(text string) (information, error) {
 
 // grant returns the edits that name the devices and limit their use.
 func grant(given []discovery.Device, to discovery.Grant) specs.ContainerEdits {
-	edits := discovery.Join(visible(given, to.Naming), graphics(given, to))
-	edits.Env = append(edits.Env, limits(given, to)...)
+	edits := discovery.Join(visibleDevices(given, to.Naming), graphicsEdits(given, to))
+	edits.Env = append(edits.Env, mpsLimits(given, to)...)
 	return discovery.Join(edits, daemonEdits(to))
 }
 
@@ -262,20 +262,20 @@ func grant(given []discovery.Device, to discovery.Grant) specs.ContainerEdits {
 // devices, if the environment variable has this value.
 const visibleMounts = "/var/run/nvidia-container-devices"
 
-// visible names the devices to the NVIDIA container runtime if that runtime adds the driver's
+// visibleDevices names the devices to the NVIDIA container runtime if that runtime adds the driver's
 // libraries. The value is "void", so that the runtime does nothing, if Chandler mounts the
 // libraries, or if no device has a name yet: images from NVIDIA request all GPUs by default.
 //
 // Two kinds of devices need no variable. The runtime takes channels from another variable, and
 // Chandler adds their nodes itself. Hosts where Google's installer put the libraries have no such
 // runtime.
-func visible(given []discovery.Device, naming discovery.Naming) (edits specs.ContainerEdits) {
+func visibleDevices(given []discovery.Device, naming discovery.Naming) (edits specs.ContainerEdits) {
 	const variable = "NVIDIA_VISIBLE_DEVICES="
 	var names []string
 	runtime, ours := false, naming.None
 	for _, d := range given {
 		switch {
-		case d.Attributes.String("kind") == "other" || installed(d.Edits.Mounts):
+		case d.Attributes.String("kind") == "other" || isInstalled(d.Edits.Mounts):
 			continue
 		case slices.ContainsFunc(d.Edits.Mounts, ofDriver):
 			ours = true

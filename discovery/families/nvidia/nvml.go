@@ -27,9 +27,9 @@ func (d *driver) readNVML() {
 	d.links = linksOf(d.nvml)
 }
 
-// told returns the NVML facts of a GPU. If the facts belong to another GPU in the same slot, they
+// nvmlFacts returns the NVML facts of a GPU. If the facts belong to another GPU in the same slot, they
 // predate a swap of the GPUs, and told returns an error.
-func (d *driver) told(address string, info information) (facts.GPU, error) {
+func (d *driver) nvmlFacts(address string, info information) (facts.GPU, error) {
 	told := d.nvml[address]
 	switch {
 	case d.nvmlErr != nil:
@@ -117,8 +117,8 @@ func toldHealth(told facts.GPU, gi int) discovery.Health {
 	return discovery.Health{Status: discovery.Unhealthy, Reason: strings.Join(reasons, "; ")}
 }
 
-// worse returns the first reading, or the second if the first is healthy.
-func worse(a, b discovery.Health) discovery.Health {
+// worseOf returns the first reading, or the second if the first is healthy.
+func worseOf(a, b discovery.Health) discovery.Health {
 	if a.Status == discovery.Healthy {
 		return b
 	}

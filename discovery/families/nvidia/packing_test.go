@@ -31,21 +31,21 @@ type cutHost struct {
 func (h *cutHost) tools() discovery.Tools {
 	return discovery.Tools{
 		Run: h.Run,
-		Note: func(unit string, how map[string]string) error {
+		AmendRecord: func(unit string, how map[string]string) error {
 			if now := h.ours[unit]; now != nil {
 				maps.Copy(now, how)
 			}
 			return nil
 		},
-		Forget: func(unit string) error { delete(h.ours, unit); return nil },
+		RemoveRecord: func(unit string) error { delete(h.ours, unit); return nil },
 	}
 }
 
 func (h *cutHost) host() *discovery.Host {
 	return &discovery.Host{
-		FS:        h.Files(),
-		Partition: []discovery.Partitioning{{Selects: func(discovery.Device) (bool, error) { return true, nil }}},
-		Made: func(unit string) (map[string]string, bool) {
+		FS:            h.Files(),
+		Partitionings: []discovery.Partitioning{{Selects: func(discovery.Device) (bool, error) { return true, nil }}},
+		CreatedUnit: func(unit string) (map[string]string, bool) {
 			how, made := h.ours[unit]
 			return how, made
 		},
@@ -55,7 +55,7 @@ func (h *cutHost) host() *discovery.Host {
 // scan returns the devices and reports every problem as a test error.
 func (h *cutHost) scan(t *testing.T) *rules.Snapshot {
 	t.Helper()
-	snapshot := (&rules.Rules{}).Apply(discovery.Scan(h.host(), []*discovery.Family{nvidia.Family}))
+	snapshot := (&rules.Rules{}).ApplyTo(discovery.Scan(h.host(), []*discovery.Family{nvidia.Family}))
 	for _, problem := range snapshot.Problems {
 		t.Errorf("problem: %v", problem)
 	}
@@ -98,22 +98,22 @@ func pack(t *testing.T, random *rand.Rand, gpu *cutHost) (allocated int) {
 		return nil
 	}
 	s := pooltest.NewScheduler(t, features.All())
-	warm := make(map[string]bool)                 // instances without a consumer
-	makings := make(map[string]*discovery.Making) // by device
-	byHand := make(map[string]bool)               // instances of an administrator
-	place := make(map[string]string)              // by device
-	there := make(map[string]bool)                // existing devices
+	warm := make(map[string]bool)                   // instances without a consumer
+	makings := make(map[string]*discovery.Creation) // by device
+	byHand := make(map[string]bool)                 // instances of an administrator
+	place := make(map[string]string)                // by device
+	there := make(map[string]bool)                  // existing devices
 	publish := func() {
 		snapshot := gpu.scan(t)
 		clear(there)
 		for _, d := range snapshot.Devices {
-			if d.Making != nil {
-				place[d.Name], makings[d.Name] = d.Making.How["place"], d.Making
+			if d.Creation != nil {
+				place[d.Name], makings[d.Name] = d.Creation.How["place"], d.Creation
 			} else {
 				there[d.Name] = true
 			}
 		}
-		made, problems := pool.Of(pool.Input{Snapshot: snapshot, Features: features.All()})
+		made, problems := pool.BuildPool(pool.Input{Snapshot: snapshot, Features: features.All()})
 		if len(problems) > 0 {
 			t.Fatal(problems)
 		}
@@ -124,7 +124,7 @@ func pack(t *testing.T, random *rand.Rand, gpu *cutHost) (allocated int) {
 		for i := range 1 + random.IntN(3) { // before the next scan
 			uid := types.UID(fmt.Sprint(step, "-", i))
 			wanted := gpu.Profiles[random.IntN(len(gpu.Profiles))].Name
-			claim, ok := s.Allocate(uid, resourceapi.ExactDeviceRequest{Selectors: []resourceapi.DeviceSelector{{
+			claim, ok := s.AllocateDevice(uid, resourceapi.ExactDeviceRequest{Selectors: []resourceapi.DeviceSelector{{
 				CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf(`device.attributes["chandler.dev"].profile == %q`, wanted)},
 			}}})
 			if !ok {
@@ -133,7 +133,7 @@ func pack(t *testing.T, random *rand.Rand, gpu *cutHost) (allocated int) {
 			allocated++
 			device := claim.Status.Allocation.Devices.Results[0].Device
 			if !there[device] {
-				work, err := nvidia.Family.Make(gpu.host(), gpu.tools(), *makings[device])
+				work, err := nvidia.Family.Create(gpu.host(), gpu.tools(), *makings[device])
 				if err == nil {
 					gpu.ours[device] = make(map[string]string)
 					err = work(t.Context())

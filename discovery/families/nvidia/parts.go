@@ -37,8 +37,8 @@ var errNotTold = errors.New("the configuration allows MIG instances on demand, a
 // cut returns the devices of a GPU that may be partitioned.
 func (d *driver) cut(gpu discovery.Device, info information, told facts.GPU) ([]discovery.Device, []discovery.Problem) {
 	p := &parts{d: d, gpu: gpu, info: info, told: told}
-	existing, problems := p.existing()
-	free := p.free()
+	existing, problems := p.existingInstances()
+	free := p.possibleInstances()
 	p.count()
 	silicon := &discovery.Silicon{Name: gpu.Name, Counters: p.counters}
 	var devices []discovery.Device
@@ -52,26 +52,26 @@ func (d *driver) cut(gpu discovery.Device, info information, told facts.GPU) ([]
 	}
 	for _, part := range free {
 		part.device.PartOf, part.device.Takes = silicon, p.takes(part.profile, part.at)
-		if !exceeds(part.device.Takes, p.beside(existing, part.at)) {
+		if !exceedsCounters(part.device.Takes, p.leftBeside(existing, part.at)) {
 			devices = append(devices, part.device)
 		}
 	}
 	return devices, problems
 }
 
-// beside returns the remaining counters after all existing instances, except those that make room
+// leftBeside returns the remaining counters after all existing instances, except those that make room
 // for an instance at the placement.
-func (p *parts) beside(existing []part, at facts.Placement) map[string]resource.Quantity {
+func (p *parts) leftBeside(existing []part, at facts.Placement) map[string]resource.Quantity {
 	left := maps.Clone(p.counters)
 	for i := range existing {
 		if !existing[i].at.Overlaps(at) {
-			subtract(left, existing[i].device.Takes)
+			subtractCounters(left, existing[i].device.Takes)
 		}
 	}
 	for _, empty := range p.told.Empty {
 		i := slices.IndexFunc(p.told.Profiles, func(of facts.Profile) bool { return of.Name == empty.Profile })
 		if i >= 0 && !empty.Overlaps(at) {
-			subtract(left, p.takes(&p.told.Profiles[i], empty.Placement))
+			subtractCounters(left, p.takes(&p.told.Profiles[i], empty.Placement))
 		}
 	}
 	return left
@@ -84,19 +84,19 @@ type part struct {
 	at      facts.Placement
 }
 
-// existing describes the existing instances. Instances that NVML has not reported yet are left out.
-func (p *parts) existing() (all []part, problems []discovery.Problem) {
+// existingInstances describes the existing instances. Instances that NVML has not reported yet are left out.
+func (p *parts) existingInstances() (all []part, problems []discovery.Problem) {
 	mig := p.d.capabilities(p.info)
-	for _, gi := range numbered(mig, "gi") {
-		for _, ci := range numbered(gi.dir, "ci") {
+	for _, gi := range numberedChildren(mig, "gi") {
+		for _, ci := range numberedChildren(gi.dir, "ci") {
 			i := slices.IndexFunc(p.told.Instances, func(i facts.Instance) bool { return i.GI == gi.number && i.CI == ci.number })
 			if i < 0 {
 				continue
 			}
 			known := p.told.Instances[i]
-			device, err := p.d.instance(p.gpu, p.info, p.told, gi, ci)
+			device, err := p.d.describeInstance(p.gpu, p.info, p.told, gi, ci)
 			one := part{device: device}
-			if p.whole(known) {
+			if p.fillsGPUInstance(known) {
 				one.profile, one.at = p.profile(known), *known.Placement
 				one.device.Name = p.name(one.profile.Name, one.at)
 				one.device.Capacity = discovery.Capacity{}
@@ -123,12 +123,12 @@ func (p *parts) profile(instance facts.Instance) *facts.Profile {
 	return nil
 }
 
-// free describes the instances that could be created beside the existing ones. An instance of the
+// possibleInstances describes the instances that could be created beside the existing ones. An instance of the
 // agent blocks nothing: the agent removes the instance first when it creates another one in its
 // place. No consumer has the removed instance then, because both take the same slices. A GPU
 // instance without compute instances blocks its placement, unless an agent left it unfinished; then
 // an instance of the same profile and placement may use it.
-func (p *parts) free() (all []part) {
+func (p *parts) possibleInstances() (all []part) {
 	for _, instance := range p.told.Instances {
 		if instance.Placement == nil {
 			return nil // the instance may lie anywhere
@@ -139,10 +139,10 @@ func (p *parts) free() (all []part) {
 		for _, at := range profile.Placements {
 			taken := slices.ContainsFunc(p.told.Instances, func(i facts.Instance) bool {
 				there := i.Profile == profile.Name && *i.Placement == at
-				return i.Placement.Overlaps(at) && (there || !p.made(i))
+				return i.Placement.Overlaps(at) && (there || !p.createdByAgent(i))
 			})
 			half := slices.ContainsFunc(p.told.Empty, func(e facts.Empty) bool {
-				return e.Overlaps(at) && (e.Profile != profile.Name || e.Placement != at || !p.half(e))
+				return e.Overlaps(at) && (e.Profile != profile.Name || e.Placement != at || !p.isHalfCreated(e))
 			})
 			if !taken && !half {
 				all = append(all, part{p.make(profile, at), profile, at})
@@ -152,25 +152,25 @@ func (p *parts) free() (all []part) {
 	return all
 }
 
-// made reports whether an agent created an instance.
-func (p *parts) made(instance facts.Instance) bool {
+// createdByAgent reports whether an agent created an instance.
+func (p *parts) createdByAgent(instance facts.Instance) bool {
 	name := p.nameOf(instance)
 	if name == "" {
 		return false
 	}
 	how, made := madeBefore(p.d.host, name)
-	return made && same(how, instance)
+	return made && sameInstance(how, instance)
 }
 
-// half reports whether an agent began to create a GPU instance that has no compute instance.
-func (p *parts) half(empty facts.Empty) bool {
+// isHalfCreated reports whether an agent began to create a GPU instance that has no compute instance.
+func (p *parts) isHalfCreated(empty facts.Empty) bool {
 	how, made := madeBefore(p.d.host, p.name(empty.Profile, empty.Placement))
-	return made && begun(how)
+	return made && isIncomplete(how)
 }
 
-// unlisted reports whether the GPU may be partitioned although NVML lists no placements for it.
-func (p *parts) unlisted() bool {
-	allowed, _ := p.d.host.Partitions(p.gpu)
+// lacksPlacements reports whether the GPU may be partitioned although NVML lists no placements for it.
+func (p *parts) lacksPlacements() bool {
+	allowed, _ := p.d.host.AllowsPartition(p.gpu)
 	return allowed && len(p.told.Profiles) == 0
 }
 
@@ -180,8 +180,8 @@ func (p *parts) unlisted() bool {
 func (p *parts) nameOf(instance facts.Instance) string {
 	compute, gpu, ok := instance.Slices()
 	switch {
-	case p.whole(instance):
-	case len(p.told.Profiles) > 0 || instance.Placement == nil || !ok || compute != gpu || p.shared(instance):
+	case p.fillsGPUInstance(instance):
+	case len(p.told.Profiles) > 0 || instance.Placement == nil || !ok || compute != gpu || p.sharesGPUInstance(instance):
 		return ""
 	}
 	return p.name(instance.Profile, *instance.Placement)
@@ -210,14 +210,14 @@ func (p *parts) make(profile *facts.Profile, at facts.Placement) discovery.Devic
 	device.Attributes.SetString("profile", profile.Name)
 	device.Attributes.SetString("function", "partition")
 	device.Attributes.SetString("parent", p.gpu.Name)
-	device.Capacity, device.Classic = discovery.Capacity{}, p.d.requestedOffers(profile.Name, device.Name)
+	device.Capacity, device.PluginOffers = discovery.Capacity{}, p.d.requestedOffers(profile.Name, device.Name)
 	setPart(&device, profile)
 	device.Facts = maps.Clone(p.gpu.Facts)
 	device.Facts["migCapable"] = "true"
 	delete(device.Facts, index)
-	device.Health = worse(discovery.NodeHealth(p.d.host, p.gpu.Edits.DeviceNodes), toldHealth(p.told, noInstance))
+	device.Health = worseOf(discovery.NodeHealth(p.d.host, p.gpu.Edits.DeviceNodes), toldHealth(p.told, noInstance))
 	device.Edits.DeviceNodes = nil
-	device.Making = &discovery.Making{
+	device.Creation = &discovery.Creation{
 		Unit: device.Name,
 		Of:   p.gpu.Source,
 		How:  map[string]string{"gpu": p.told.Address, "place": placeName(profile, at)},
@@ -254,13 +254,13 @@ func (p *parts) count() {
 		for name, of := range quantities(profile) {
 			total[name] = max(total[name], of*int64(profile.Max))
 		}
-		if limited(profile) {
+		if isLimited(profile) {
 			total[labelOf(profile.Name)] = int64(profile.Max)
 		}
 	}
 	seen := make(map[int]bool)
 	for _, instance := range p.told.Instances {
-		if instance.Placement == nil || seen[instance.GI] || p.whole(instance) {
+		if instance.Placement == nil || seen[instance.GI] || p.fillsGPUInstance(instance) {
 			continue
 		}
 		seen[instance.GI] = true
@@ -275,7 +275,7 @@ func (p *parts) count() {
 		for name, of := range quantities(&p.told.Profiles[i]) {
 			total[name] = max(0, total[name]-of)
 		}
-		if limited(&p.told.Profiles[i]) {
+		if isLimited(&p.told.Profiles[i]) {
 			total[labelOf(p.told.Profiles[i].Name)]--
 		}
 	}
@@ -287,14 +287,14 @@ func (p *parts) count() {
 	}
 }
 
-// whole reports whether an instance fills its GPU instance and has a profile that NVML lists at its
+// fillsGPUInstance reports whether an instance fills its GPU instance and has a profile that NVML lists at its
 // placement.
-func (p *parts) whole(instance facts.Instance) bool {
-	return !p.shared(instance) && p.profile(instance) != nil
+func (p *parts) fillsGPUInstance(instance facts.Instance) bool {
+	return !p.sharesGPUInstance(instance) && p.profile(instance) != nil
 }
 
-// shared reports whether the GPU instance has another compute instance.
-func (p *parts) shared(instance facts.Instance) bool {
+// sharesGPUInstance reports whether the GPU instance has another compute instance.
+func (p *parts) sharesGPUInstance(instance facts.Instance) bool {
 	return slices.ContainsFunc(p.told.Instances, func(i facts.Instance) bool { return i.GI == instance.GI && i.CI != instance.CI })
 }
 
@@ -310,10 +310,10 @@ func quantities(p *facts.Profile) map[string]int64 {
 	}
 }
 
-// limited reports whether the GPU allows fewer instances of a profile than memory has room for. For
+// isLimited reports whether the GPU allows fewer instances of a profile than memory has room for. For
 // example, a GPU may have one instance of a profile with the media engines. Such a profile has a
 // counter of its own.
-func limited(p *facts.Profile) bool {
+func isLimited(p *facts.Profile) bool {
 	placements := slices.SortedFunc(slices.Values(p.Placements), func(a, b facts.Placement) int { return cmp.Compare(a.Start+a.Size, b.Start+b.Size) })
 	room, end := 0, 0
 	for _, at := range placements {
@@ -338,14 +338,14 @@ func (p *parts) takes(profile *facts.Profile, at facts.Placement) map[string]res
 	for name, value := range quantities(profile) {
 		set(name, value)
 	}
-	if limited(profile) {
+	if isLimited(profile) {
 		set(labelOf(profile.Name), 1)
 	}
 	return takes
 }
 
-// exceeds reports whether takes exceeds the available counters.
-func exceeds(takes, all map[string]resource.Quantity) bool {
+// exceedsCounters reports whether takes exceeds the available counters.
+func exceedsCounters(takes, all map[string]resource.Quantity) bool {
 	for name, value := range takes {
 		if there := all[name]; value.Cmp(there) > 0 {
 			return true
@@ -354,7 +354,7 @@ func exceeds(takes, all map[string]resource.Quantity) bool {
 	return false
 }
 
-func subtract(left, takes map[string]resource.Quantity) {
+func subtractCounters(left, takes map[string]resource.Quantity) {
 	for name, value := range takes {
 		now := left[name].DeepCopy()
 		now.Sub(value)

@@ -37,8 +37,8 @@ const allowed = "upkeep"
 
 func (d *driver) setAllowed(gpu *discovery.Device) {
 	var kinds []string
-	for _, kind := range []discovery.UpkeepKind{discovery.UpkeepMPS, discovery.UpkeepTimeSlices} {
-		if is, err := d.host.Keeps(*gpu, kind); is && err == nil && gpu.Facts != nil {
+	for _, kind := range []discovery.SharingDaemonKind{discovery.SharingDaemonMPS, discovery.SharingDaemonTimeSlices} {
+		if is, err := d.host.AllowsDaemon(*gpu, kind); is && err == nil && gpu.Facts != nil {
 			kinds = append(kinds, string(kind))
 		}
 	}
@@ -55,8 +55,8 @@ func acceptUpkeep(given []discovery.Device, parameters discovery.Parameters) (er
 	}
 	for _, asked := range []struct {
 		parameter discovery.Parameter
-		kind      discovery.UpkeepKind
-	}{{MPS, discovery.UpkeepMPS}, {TimeSlice, discovery.UpkeepTimeSlices}} {
+		kind      discovery.SharingDaemonKind
+	}{{MPS, discovery.SharingDaemonMPS}, {TimeSlice, discovery.SharingDaemonTimeSlices}} {
 		parameter, kind := asked.parameter, asked.kind
 		if parameters[parameter] == "" {
 			continue
@@ -75,8 +75,8 @@ func acceptUpkeep(given []discovery.Device, parameters discovery.Parameters) (er
 	return errs
 }
 
-// order returns the order for chandler-nvml for the GPUs of a request.
-func order(given []discovery.Device, parameters discovery.Parameters) map[string]string {
+// daemonOrder returns the order for chandler-nvml for the GPUs of a request.
+func daemonOrder(given []discovery.Device, parameters discovery.Parameters) map[string]string {
 	var uuids []string
 	for _, d := range given {
 		uuids = append(uuids, d.Identity)
@@ -111,6 +111,6 @@ func daemonEdits(to discovery.Grant) (edits specs.ContainerEdits) {
 	}
 	dir := to.UpkeepDir(name)
 	edits.Env = []string{pipeDirectory + "=" + daemonPipes}
-	edits.Mounts = []*specs.Mount{writable(path.Join(dir, "pipe"), daemonPipes), writable(path.Join(dir, "shm"), sharedMemory)}
+	edits.Mounts = []*specs.Mount{writableMount(path.Join(dir, "pipe"), daemonPipes), writableMount(path.Join(dir, "shm"), sharedMemory)}
 	return edits
 }

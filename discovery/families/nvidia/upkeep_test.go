@@ -11,13 +11,13 @@ import (
 )
 
 // keptGPUs returns the GPUs of a host. The administrator allows the given kinds of upkeep.
-func keptGPUs(t *testing.T, kinds ...discovery.UpkeepKind) (a100, l40s discovery.Device) {
+func keptGPUs(t *testing.T, kinds ...discovery.SharingDaemonKind) (a100, l40s discovery.Device) {
 	t.Helper()
-	host := discoverytest.Layout(t, "testdata/mps.host")
+	host := discoverytest.ReadHost(t, "testdata/mps.host")
 	for _, kind := range kinds {
-		host.Upkeep = append(host.Upkeep,
-			discovery.Upkeep{Kind: kind, Selects: func(discovery.Device) (bool, error) { return false, errors.New("no such attribute") }},
-			discovery.Upkeep{Kind: kind, Selects: func(discovery.Device) (bool, error) { return true, nil }})
+		host.SharingDaemons = append(host.SharingDaemons,
+			discovery.SharingDaemon{Kind: kind, Selects: func(discovery.Device) (bool, error) { return false, errors.New("no such attribute") }},
+			discovery.SharingDaemon{Kind: kind, Selects: func(discovery.Device) (bool, error) { return true, nil }})
 	}
 	s := discovery.Scan(host, []*discovery.Family{Family})
 	a100, _ = s.Lookup("pci-0000-01-00-0")
@@ -30,8 +30,8 @@ func keptGPUs(t *testing.T, kinds ...discovery.UpkeepKind) (a100, l40s discovery
 
 // Daemons and time slices require whole GPUs and the permission of the administrator.
 func TestAcceptUpkeep(t *testing.T) {
-	both, other := keptGPUs(t, discovery.UpkeepMPS, discovery.UpkeepTimeSlices)
-	slices, _ := keptGPUs(t, discovery.UpkeepTimeSlices)
+	both, other := keptGPUs(t, discovery.SharingDaemonMPS, discovery.SharingDaemonTimeSlices)
+	slices, _ := keptGPUs(t, discovery.SharingDaemonTimeSlices)
 	none, _ := keptGPUs(t)
 	shared, _ := sharedBy(t, byFour)
 	shared.Facts = both.Facts
@@ -51,7 +51,7 @@ func TestAcceptUpkeep(t *testing.T) {
 		"no UUID":            {[]discovery.Device{unnamed}, mps, "the UUID of device " + both.Name + " is not known yet"},
 		"shared":             {[]discovery.Device{shared}, mps, "is shared, and used by the daemon of driverRoots[nvidia-mps]"},
 	} {
-		err := discovery.Acceptors([]*discovery.Family{Family})(test.given, test.parameters)
+		err := discovery.JoinAcceptors([]*discovery.Family{Family})(test.given, test.parameters)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v; want %q", name, err, test.want)
 		}
@@ -60,7 +60,7 @@ func TestAcceptUpkeep(t *testing.T) {
 
 // The order for chandler-nvml names the GPUs of a request, and containers get the matching edits.
 func TestOrder(t *testing.T) {
-	a, l := keptGPUs(t, discovery.UpkeepMPS, discovery.UpkeepTimeSlices)
+	a, l := keptGPUs(t, discovery.SharingDaemonMPS, discovery.SharingDaemonTimeSlices)
 	given := []discovery.Device{l, a}
 	uuids := a.Identity + "," + l.Identity
 	if l.Identity < a.Identity {
@@ -71,13 +71,13 @@ func TestOrder(t *testing.T) {
 		parameters  discovery.Parameters
 		order, edit string
 	}{
-		"nothing":    {discovery.Parameters{discovery.Environment("NCCL_DEBUG"): "INFO"}, "", "map[]"},
+		"nothing":    {discovery.Parameters{discovery.EnvironmentParameter("NCCL_DEBUG"): "INFO"}, "", "map[]"},
 		"daemon":     {discovery.Parameters{MPS: "true"}, "map[gpus:" + uuids + " mps:true]", daemon},
 		"limits":     {discovery.Parameters{MPS: "true", MPSMemory: "4096", ComputePercentage: "40"}, "map[gpus:" + uuids + " memory:4096 mps:true threads:40]", daemon},
 		"time slice": {discovery.Parameters{TimeSlice: "Medium"}, "map[gpus:" + uuids + " timeSlice:2]", "map[]"},
 		"default":    {discovery.Parameters{TimeSlice: "Default"}, "map[gpus:" + uuids + " timeSlice:0]", "map[]"},
 	} {
-		orders := discovery.Orderers([]*discovery.Family{Family})(given, test.parameters)
+		orders := discovery.JoinOrderers([]*discovery.Family{Family})(given, test.parameters)
 		got := ""
 		for _, order := range orders {
 			got += fmt.Sprint(order.How)

@@ -37,17 +37,17 @@ func describe(host *discovery.Host, _ []sysfs.Device) (devices []discovery.Devic
 		resource := &host.Paths[i]
 		for j := range resource.Groups {
 			group := &resource.Groups[j]
-			sets, err := r.sets(group)
+			sets, err := r.partSets(group)
 			// A path whose search failed may exist, so the problem concerns all devices.
 			problems = append(problems, discovery.Problems(family, err)...)
 			for _, set := range sets {
 				d, err := describeSet(host, resource, group, set)
 				problems = append(problems, discovery.Problems(d.Name, err)...)
-				if err := claim(owners, &d, group, set); err != nil {
+				if err := claimNodes(owners, &d, group, set); err != nil {
 					problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 					continue
 				}
-				devices = append(devices, units(d, group)...)
+				devices = append(devices, splitUnits(d, group)...)
 			}
 		}
 	}
@@ -66,9 +66,9 @@ type part struct {
 	err    error
 }
 
-// units returns the devices of a found device: as many units as the administrator configured, or
+// splitUnits returns the devices of a found device: as many units as the administrator configured, or
 // the device itself if the group has no units. The IDs of units are their numbers.
-func units(d discovery.Device, group *discovery.PathGroup) []discovery.Device {
+func splitUnits(d discovery.Device, group *discovery.PathGroup) []discovery.Device {
 	if group.Units == 0 {
 		return []discovery.Device{d}
 	}
@@ -78,7 +78,7 @@ func units(d discovery.Device, group *discovery.PathGroup) []discovery.Device {
 		unit.Name = d.Name + "-" + number
 		unit.Identity = "" // all units would have the same Identity
 		unit.Attributes = maps.Clone(d.Attributes)
-		unit.Classic = []discovery.Offer{{Resource: d.Attributes.String("resource"), IDs: []string{number}}}
+		unit.PluginOffers = []discovery.Offer{{Resource: d.Attributes.String("resource"), IDs: []string{number}}}
 		if group.UnitEnv != "" {
 			unit.Edits.Env = append(slices.Clone(d.Edits.Env), group.UnitEnv+"="+number)
 		}
@@ -87,9 +87,9 @@ func units(d discovery.Device, group *discovery.PathGroup) []discovery.Device {
 	return devices
 }
 
-// sets returns the parts of each device of the group. A group with units has one set with all
+// partSets returns the parts of each device of the group. A group with units has one set with all
 // matches, or with no parts if the group names none.
-func (r *reader) sets(group *discovery.PathGroup) ([][]*part, error) {
+func (r *reader) partSets(group *discovery.PathGroup) ([][]*part, error) {
 	if group.Units > 0 && len(group.Paths) == 0 && len(group.USB) == 0 {
 		return [][]*part{nil}, nil
 	}
@@ -100,7 +100,7 @@ func (r *reader) sets(group *discovery.PathGroup) ([][]*part, error) {
 	var columns [][]*part
 	var limits []int
 	for _, p := range group.Paths {
-		parts, err := r.matches(p)
+		parts, err := r.matchPath(p)
 		errs = append(errs, err)
 		if len(parts) == 0 && p.Optional {
 			continue
@@ -108,14 +108,14 @@ func (r *reader) sets(group *discovery.PathGroup) ([][]*part, error) {
 		columns, limits = append(columns, parts), append(limits, max(p.Limit, 1))
 	}
 	if group.Units > 0 {
-		return together(columns), errors.Join(errs...)
+		return joinColumns(columns), errors.Join(errs...)
 	}
-	return combine(columns, limits), errors.Join(errs...)
+	return combineColumns(columns, limits), errors.Join(errs...)
 }
 
-// together returns one set with all parts of all columns, without duplicates. It returns no set if
+// joinColumns returns one set with all parts of all columns, without duplicates. It returns no set if
 // a column is empty.
-func together(columns [][]*part) [][]*part {
+func joinColumns(columns [][]*part) [][]*part {
 	var set []*part
 	for _, column := range columns {
 		if len(column) == 0 {
@@ -133,10 +133,10 @@ func together(columns [][]*part) [][]*part {
 	return [][]*part{set}
 }
 
-// combine returns sets with one part of each column. The number of sets is the length of the
+// combineColumns returns sets with one part of each column. The number of sets is the length of the
 // longest column, unless a column has too few parts: each part is used at most as often as the
 // column's limit.
-func combine(columns [][]*part, limits []int) (sets [][]*part) {
+func combineColumns(columns [][]*part, limits []int) (sets [][]*part) {
 	if len(columns) == 0 {
 		return nil
 	}
@@ -164,8 +164,8 @@ func describeSet(host *discovery.Host, resource *discovery.PathResource, group *
 	if len(set) > 0 {
 		d.Source = set[0].source
 	}
-	if ids := ids(set, group.Count); len(ids) > 0 {
-		d.Classic = []discovery.Offer{{Resource: resource.Name, IDs: ids}}
+	if ids := pluginIDs(set, group.Count); len(ids) > 0 {
+		d.PluginOffers = []discovery.Offer{{Resource: resource.Name, IDs: ids}}
 	}
 	for _, variable := range slices.Sorted(maps.Keys(resource.Env)) {
 		d.Edits.Env = append(d.Edits.Env, variable+"="+resource.Env[variable])
@@ -242,9 +242,9 @@ func name(resource string, keys []string) string {
 	return fmt.Sprintf("paths-%s-%s", short[:min(len(short), 30)], hex.EncodeToString(hash.Sum(nil))[:8])
 }
 
-// ids returns the device plugin IDs in the form of the generic-device-plugin: the SHA-1 of the
+// pluginIDs returns the device plugin IDs in the form of the generic-device-plugin: the SHA-1 of the
 // number of the share and the paths on the host. If a path is unknown, there are no IDs.
-func ids(set []*part, count int) []string {
+func pluginIDs(set []*part, count int) []string {
 	if slices.ContainsFunc(set, func(p *part) bool { return p.id == "" }) {
 		return nil
 	}
@@ -260,9 +260,9 @@ func ids(set []*part, count int) []string {
 	return ids
 }
 
-// claim records the nodes that belong to the device or its units alone. A node that already belongs
+// claimNodes records the nodes that belong to the device or its units alone. A node that already belongs
 // to another device is an error, because two containers would get the node.
-func claim(owners map[string]string, d *discovery.Device, group *discovery.PathGroup, set []*part) error {
+func claimNodes(owners map[string]string, d *discovery.Device, group *discovery.PathGroup, set []*part) error {
 	if group.Count > 1 {
 		return nil
 	}

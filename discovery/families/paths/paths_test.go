@@ -152,7 +152,7 @@ func TestIDs(t *testing.T) {
 		"a68db766f638034740111848aafee2d2dcd6b642": {Paths: []discovery.HostPath{{Path: "/dev/fuse"}}},
 		"a6a12fe5e9397cf9922cdcb98c53f0976ac80e3c": {Paths: []discovery.HostPath{{Path: "/dev/snd/pcmC0D0c"}, {Path: "/dev/snd/controlC0"}}, Count: 2},
 	} {
-		ids := scan(fsys, group).Devices[0].Classic[0].IDs
+		ids := scan(fsys, group).Devices[0].PluginOffers[0].IDs
 		if ids[len(ids)-1] != want {
 			t.Errorf("%v: IDs %q, the last is to be %s", group, ids, want)
 		}
@@ -179,8 +179,8 @@ func TestPluggedInAgain(t *testing.T) {
 	if before.Name != after.Name || before.Identity != "A" || after.Identity != "B" {
 		t.Errorf("%s of serial %s is %s of serial %s now", before.Name, before.Identity, after.Name, after.Identity)
 	}
-	if node := after.Edits.DeviceNodes[0]; node.HostPath != "/dev/bus/usb/001/003" || after.Classic[0].IDs[0] == before.Classic[0].IDs[0] {
-		t.Errorf("node %s, ID %s", node.HostPath, after.Classic[0].IDs[0])
+	if node := after.Edits.DeviceNodes[0]; node.HostPath != "/dev/bus/usb/001/003" || after.PluginOffers[0].IDs[0] == before.PluginOffers[0].IDs[0] {
+		t.Errorf("node %s, ID %s", node.HostPath, after.PluginOffers[0].IDs[0])
 	}
 }
 
@@ -227,13 +227,13 @@ func TestUnreadable(t *testing.T) {
 	before := scan(whole, groups...)
 	for _, dir := range []string{"dev/serial", "sys/bus/usb/devices"} {
 		host := noDirectory{whole, dir}
-		after := discovery.Merge(&discovery.Host{FS: host}, before, scan(host, groups...))
+		after := discovery.MergeSnapshots(&discovery.Host{FS: host}, before, scan(host, groups...))
 		if len(before.Devices) != 2 || len(after.Devices) != 2 || len(after.Problems) != 1 {
 			t.Errorf("%s: %d devices of %d, problems %v", dir, len(after.Devices), len(before.Devices), after.Problems)
 		}
 	}
 	delete(whole, "dev/serial/port")
-	if after := discovery.Merge(&discovery.Host{FS: whole}, before, scan(whole, groups...)); len(after.Devices) != 1 {
+	if after := discovery.MergeSnapshots(&discovery.Host{FS: whole}, before, scan(whole, groups...)); len(after.Devices) != 1 {
 		t.Errorf("the port is gone, and there are %d devices", len(after.Devices))
 	}
 }

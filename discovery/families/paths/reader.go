@@ -24,12 +24,12 @@ type reader struct {
 	hasUSB  bool
 }
 
-// matches returns the files of the host that match a configured path, in name order.
-func (r *reader) matches(p discovery.HostPath) ([]*part, error) {
+// matchPath returns the files of the host that match a configured path, in name order.
+func (r *reader) matchPath(p discovery.HostPath) ([]*part, error) {
 	pattern := strings.TrimPrefix(p.Path, "/")
 	found, err := fs.Glob(r.host.FS, pattern)
 	if err == nil && len(found) == 0 {
-		err = r.readable(pattern)
+		err = r.checkReadable(pattern)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("path %s: %w", p.Path, err)
@@ -40,14 +40,14 @@ func (r *reader) matches(p discovery.HostPath) ([]*part, error) {
 		if _, err := fs.Stat(r.host.FS, name); errors.Is(err, fs.ErrNotExist) {
 			continue // a dangling link
 		}
-		parts = append(parts, r.part(p, name))
+		parts = append(parts, r.describePart(p, name))
 	}
 	return parts, nil
 }
 
-// readable returns the error of reading the directory before the first wildcard of a pattern,
+// checkReadable returns the error of reading the directory before the first wildcard of a pattern,
 // because [fs.Glob] ignores unreadable directories.
-func (r *reader) readable(pattern string) error {
+func (r *reader) checkReadable(pattern string) error {
 	dir := path.Dir(pattern)
 	for strings.ContainsAny(dir, `*?[\`) {
 		dir = path.Dir(dir)
@@ -59,8 +59,8 @@ func (r *reader) readable(pattern string) error {
 	return err
 }
 
-// part describes a file of the host. The name has no leading slash.
-func (r *reader) part(p discovery.HostPath, name string) *part {
+// describePart describes a file of the host. The name has no leading slash.
+func (r *reader) describePart(p discovery.HostPath, name string) *part {
 	hostPath := "/" + name
 	inside := cmp.Or(p.MountPath, hostPath)
 	if strings.HasSuffix(inside, "/") {
@@ -126,7 +126,7 @@ func isNode(name string, info fs.FileInfo) bool {
 // addNode adds a device node. The node's path is the target of any links, because container
 // runtimes do not accept links.
 func (r *reader) addNode(out *part, name, inside, permissions string) error {
-	name = r.target(name)
+	name = r.followLinks(name)
 	node := &specs.DeviceNode{Path: inside, HostPath: "/" + name, Permissions: permissions}
 	out.nodes = append(out.nodes, node)
 	device, ok := r.kernelDevice(name)
@@ -139,9 +139,9 @@ func (r *reader) addNode(out *part, name, inside, permissions string) error {
 	return err
 }
 
-// target follows the links at the end of a path. If the target does not exist, target returns the
+// followLinks follows the links at the end of a path. If the target does not exist, target returns the
 // path.
-func (r *reader) target(name string) string {
+func (r *reader) followLinks(name string) string {
 	at := name
 	for range 8 {
 		to, err := fs.ReadLink(r.host.FS, at)

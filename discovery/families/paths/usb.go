@@ -55,7 +55,7 @@ func (r *reader) usbSets(group *discovery.PathGroup) ([][]*part, error) {
 	limits := make([]int, len(group.USB))
 	for _, u := range r.usb { // each USB device is in the sets once, even if several entries match
 		if i := u.entry(group, columns); i >= 0 {
-			columns[i] = append(columns[i], u.part())
+			columns[i] = append(columns[i], u.asPart())
 		}
 	}
 	var all []*part
@@ -64,7 +64,7 @@ func (r *reader) usbSets(group *discovery.PathGroup) ([][]*part, error) {
 		limits[i] = 1
 	}
 	if group.Each {
-		return combine(columns, limits), r.usbErr
+		return combineColumns(columns, limits), r.usbErr
 	}
 	if len(all) == 0 {
 		return nil, r.usbErr
@@ -74,7 +74,7 @@ func (r *reader) usbSets(group *discovery.PathGroup) ([][]*part, error) {
 
 // listUSB returns the USB devices of a host, including hubs, in name order. A host may have none.
 func listUSB(fsys fs.FS) ([]usbDevice, error) {
-	listed, err := sysfs.Bus(fsys, "usb")
+	listed, err := sysfs.BusDevices(fsys, "usb")
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -97,9 +97,9 @@ func listUSB(fsys fs.FS) ([]usbDevice, error) {
 	return devices, errors.Join(errs...)
 }
 
-// part describes a USB device. The key is the USB port, because the node's name changes whenever
+// asPart describes a USB device. The key is the USB port, because the node's name changes whenever
 // the device is plugged in.
-func (u *usbDevice) part() *part {
+func (u *usbDevice) asPart() *part {
 	attrs := u.kernel.Attrs()
 	bus, hasBus := attrs.Uint("busnum")
 	number, hasNumber := attrs.Uint("devnum")
@@ -118,7 +118,7 @@ func (u *usbDevice) part() *part {
 // usbOf returns the USB device that contains a kernel device, or is the kernel device.
 func usbOf(d sysfs.Device) (sysfs.Device, bool) {
 	for ; strings.Contains(d.Path, "/"); d = d.Parent() {
-		if d.Exists("idVendor") {
+		if d.HasEntry("idVendor") {
 			return d, true
 		}
 	}
@@ -131,7 +131,7 @@ var usbNode = regexp.MustCompile(`^/dev/bus/usb/([0-9]{3})/([0-9]{3})$`)
 // grant joins the environment variables that differ between devices, and adds the KubeVirt variable
 // of the resource with the bus and device numbers of the USB devices.
 func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
-	edits := specs.ContainerEdits{Env: joined(given)}
+	edits := specs.ContainerEdits{Env: joinVariables(given)}
 	var addresses []string
 	for _, d := range given {
 		for _, node := range d.Edits.DeviceNodes {
@@ -150,8 +150,8 @@ func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits
 	return edits
 }
 
-// joined returns the environment variables that have several values, each with all of its values.
-func joined(given []discovery.Device) (env []string) {
+// joinVariables returns the environment variables that have several values, each with all of its values.
+func joinVariables(given []discovery.Device) (env []string) {
 	values := make(map[string][]string)
 	for _, d := range given {
 		for _, variable := range d.Edits.Env {

@@ -23,7 +23,7 @@ func provision(_ *discovery.Host, function sysfs.Device, want any) ([]discovery.
 	attrs := function.Attrs()
 	vendor, _ := attrs.Hex("vendor", 4)
 	wanted, ours := want.(Services)
-	if vendor != "8086" || !function.Exists("qat/cfg_services") || !ours {
+	if vendor != "8086" || !function.HasEntry("qat/cfg_services") || !ours {
 		return nil, errors.ErrUnsupported
 	}
 	state, _ := attrs.Text("qat/state")

@@ -76,7 +76,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			}
 			continue
 		}
-		d, err := discovery.PCI(host, function)
+		d, err := discovery.DescribePCI(host, function)
 		id := d.Attributes.String("pciDevice")
 		if id == "" && err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
@@ -92,7 +92,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			pf = parents[parent.Path]
 		}
 		nodesErr := addNodes(&d, host, function)
-		finish(&d, host, function, architectures[id], pf)
+		addServices(&d, host, function, architectures[id], pf)
 		for _, err := range []error{err, pf.err, nodesErr} {
 			if err != nil {
 				problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
@@ -106,7 +106,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 // describeUnbound describes a physical function without a driver. ok is false for a virtual
 // function, which may still be waiting for its driver.
 func describeUnbound(host *discovery.Host, function sysfs.Device) (d discovery.Device, ok bool, err error) {
-	d, err = discovery.Unbound(host, function, "crypto", "intel")
+	d, err = discovery.DescribeUnbound(host, function, "crypto", "intel")
 	id := d.Attributes.String("pciDevice")
 	d.Attributes.SetString("architecture", physicals[id])
 	if id == "" {
@@ -115,9 +115,9 @@ func describeUnbound(host *discovery.Host, function sysfs.Device) (d discovery.D
 	return d, physicals[id] != "", err
 }
 
-// finish adds the properties that depend on the physical function, which is not visible in a
+// addServices adds the properties that depend on the physical function, which is not visible in a
 // virtual machine.
-func finish(d *discovery.Device, host *discovery.Host, function sysfs.Device, architecture string, pf physical) {
+func addServices(d *discovery.Device, host *discovery.Host, function sysfs.Device, architecture string, pf physical) {
 	d.Attributes.SetString("kind", "crypto")
 	d.Attributes.SetString("vendor", "intel")
 	d.Attributes.SetString("architecture", architecture)
@@ -129,7 +129,7 @@ func finish(d *discovery.Device, host *discovery.Host, function sysfs.Device, ar
 	}
 	if pf.err == nil {
 		address := d.Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
-		d.Classic = []discovery.Offer{{Resource: "qat.intel.com/" + pf.suffix(architecture), IDs: []string{address}}}
+		d.PluginOffers = []discovery.Offer{{Resource: "qat.intel.com/" + pf.suffix(architecture), IDs: []string{address}}}
 	}
 }
 
@@ -137,7 +137,7 @@ func finish(d *discovery.Device, host *discovery.Host, function sysfs.Device, ar
 // memory.
 func addNodes(d *discovery.Device, host *discovery.Host, function sysfs.Device) (err error) {
 	if function.Driver() != igbUIO {
-		d.Edits.DeviceNodes, err = discovery.VFIO(host, function)
+		d.Edits.DeviceNodes, err = discovery.VFIONodes(host, function)
 		return err
 	}
 	uios := function.Children("uio")

@@ -31,9 +31,9 @@ var Family = &discovery.Family{
 	},
 	Describe:    describe,
 	CommonNodes: []string{"/dev/infiniband/rdma_cm"},
-	Grant:       network.Grant,
-	Make:        discovery.MakeVirtual,
-	Unmake:      discovery.UnmakeVirtual,
+	Grant:       network.GrantEdits,
+	Create:      discovery.MakeVirtual,
+	Remove:      discovery.UnmakeVirtual,
 	Parameters:  []discovery.Parameter{network.InterfaceName},
 	Accept:      network.Accept,
 	FileDirs:    []string{network.InfoDir},
@@ -79,11 +79,11 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	core.routes, core.routesErr = network.ReadRoutes(host)
 	found, unbound := split(found)
 	for _, function := range unbound {
-		d, err := discovery.Unbound(host, function, "nic", vendors["15b3"])
+		d, err := discovery.DescribeUnbound(host, function, "nic", vendors["15b3"])
 		problems = append(problems, discovery.Problems(d.Name, err)...)
 		devices = append(devices, d)
 	}
-	carved := carved(found)
+	carved := withSubFunctions(found)
 	var seen []string
 	for _, verbs := range found {
 		owner := ownerOf(verbs)
@@ -103,10 +103,10 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		// As in the SR-IOV plugin, an adapter with virtual functions or sub-functions is not
 		// offered together with them. In the shared RDMA plugin, such an adapter may be in pools,
 		// which do not affect the functions.
-		divided, sriovErr := discovery.Divided(owner)
+		divided, sriovErr := discovery.HasVirtualFunctions(owner)
 		var virtual []discovery.Device
 		if err == nil && sriovErr == nil && !carved[owner.Path] {
-			virtual, err = core.unmade(host, owner, d)
+			virtual, err = core.uncreatedFunctions(host, owner, d)
 		}
 		devices = append(devices, virtual...)
 		if divided || sriovErr != nil || carved[owner.Path] {
@@ -136,8 +136,8 @@ func split(found []sysfs.Device) (verbs, functions []sysfs.Device) {
 // device of a sub-function, such as "mlx5_core.sf.4".
 func ownerOf(verbs sysfs.Device) sysfs.Device { return verbs.Parent().Parent() }
 
-// carved returns the paths of PCI functions with sub-functions.
-func carved(found []sysfs.Device) map[string]bool {
+// withSubFunctions returns the paths of PCI functions with sub-functions.
+func withSubFunctions(found []sysfs.Device) map[string]bool {
 	carved := make(map[string]bool)
 	for _, verbs := range found {
 		if function, ok := verbs.PCIFunction(); ok && function.Path != ownerOf(verbs).Path {
@@ -166,7 +166,7 @@ type core struct {
 }
 
 func (c *core) describe(host *discovery.Host, owner, function, verbs sysfs.Device) (discovery.Device, error) {
-	d, err := discovery.PCI(host, function)
+	d, err := discovery.DescribePCI(host, function)
 	errs := []error{err}
 	parent := d.Attributes.String("parent") // set for a virtual function
 	if owner.Path != function.Path {
@@ -240,18 +240,18 @@ func (c *core) describeFunction(d *discovery.Device, host *discovery.Host, owner
 		c.ports[physical.Path] = network.ReadPort(host, physical, physical.Children("net"))
 	}
 	f.Port = c.ports[physical.Path]
-	err := f.Describe(d, host)
-	d.Health = f.Port.Health(d.Health)
+	err := f.DescribeFunction(d, host)
+	d.Health = f.Port.HealthOr(d.Health)
 	return err
 }
 
-// unmade returns the virtual functions that could be created on a physical function. Their RDMA
+// uncreatedFunctions returns the virtual functions that could be created on a physical function. Their RDMA
 // device appears after the interface.
-func (c *core) unmade(host *discovery.Host, owner sysfs.Device, physical discovery.Device) ([]discovery.Device, error) {
+func (c *core) uncreatedFunctions(host *discovery.Host, owner sysfs.Device, physical discovery.Device) ([]discovery.Device, error) {
 	if len(host.VirtualFunctions) == 0 || physical.PartOf != nil || !slices.Contains(virtualRDMA, owner.Driver()) {
 		return nil, nil
 	}
-	devices, err := network.Unmade(host, physical, c.ports[owner.Path])
+	devices, err := network.UncreatedFunctions(host, physical, c.ports[owner.Path])
 	for i := range devices {
 		devices[i].Attributes.SetString("rdmaNamespaces", c.namespaces)
 	}
@@ -291,7 +291,7 @@ func linkLayer(verbs sysfs.Device) (string, error) {
 // if the kernel has none.
 func connectionManager(host *discovery.Host) (*specs.DeviceNode, error) {
 	cm := sysfs.At(host.FS, "sys/class/misc/rdma_cm")
-	if !cm.Exists(".") {
+	if !cm.HasEntry(".") {
 		return nil, nil
 	}
 	return nodeOf(cm)

@@ -34,7 +34,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		d.Attributes.SetString("vendor", "intel")
 		// The same form as the device "sgx-enclave" in the Intel plugin.
 		stem := d.Name + "-"
-		d.Classic = []discovery.Offer{{Resource: "sgx.intel.com/" + strings.TrimPrefix(d.Name, "sgx-"), IDs: discovery.CountedIDs(stem, count), Dialect: discovery.Dialect{Stem: stem}}}
+		d.PluginOffers = []discovery.Offer{{Resource: "sgx.intel.com/" + strings.TrimPrefix(d.Name, "sgx-"), IDs: discovery.CountedIDs(stem, count), Dialect: discovery.Dialect{Stem: stem}}}
 		problems = append(problems, discovery.Problems(d.Name, err)...)
 		devices = append(devices, d)
 	}

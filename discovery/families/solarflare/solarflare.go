@@ -82,9 +82,9 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 		Name:       name,
 		Source:     onload.Path,
 		Attributes: discovery.Attributes{},
-		Open:       true,
+		Shareable:  true,
 		// As in the Onload operator's device plugin.
-		Classic: []discovery.Offer{{Resource: "amd.com/onload", IDs: discovery.CountedIDs("sfc-", count), Dialect: discovery.Dialect{Stem: "sfc-"}}},
+		PluginOffers: []discovery.Offer{{Resource: "amd.com/onload", IDs: discovery.CountedIDs("sfc-", count), Dialect: discovery.Dialect{Stem: "sfc-"}}},
 	}
 	d.Attributes.SetString("kind", "nic")
 	errs := []error{setMaker(d.Attributes, adapters[0]), setDriver(d.Attributes, host)}
@@ -123,7 +123,7 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 // plugins, which allow one container for each interface. The device is for clusters that still use
 // the resource names of these plugins. If a pod has the interface, the interface has no name here.
 func describePort(host *discovery.Host, adapter sysfs.Device, onload discovery.Device) (discovery.Device, bool, error) {
-	d, err := discovery.PCI(host, adapter)
+	d, err := discovery.DescribePCI(host, adapter)
 	d.Name, d.Includes = onload.Name+"-"+d.Name, []string{onload.Source}
 	interfaces := adapter.Children("net")
 	if len(interfaces) == 0 {
@@ -134,8 +134,8 @@ func describePort(host *discovery.Host, adapter sysfs.Device, onload discovery.D
 	d.Attributes.SetString("vendor", vendors[d.Attributes.String("pciVendor")])
 	d.Attributes.SetString("profile", "interface")
 	d.Attributes.SetString("ifName", name)
-	d.Open, d.Named = true, true
-	d.Classic = []discovery.Offer{
+	d.Shareable, d.OptIn = true, true
+	d.PluginOffers = []discovery.Offer{
 		{Resource: "solarflare.com/sfc", IDs: []string{name}},
 		{Resource: "solarflare/smartNIC", IDs: []string{name}},
 	}
@@ -168,7 +168,7 @@ func setDriver(a discovery.Attributes, host *discovery.Host) error {
 
 func health(host *discovery.Host, nodes []*specs.DeviceNode) discovery.Health {
 	for _, module := range modules {
-		if !host.Exists("/sys/module/" + module) {
+		if !host.FileExists("/sys/module/" + module) {
 			return discovery.Health{Status: discovery.Unhealthy, Reason: "kernel module " + module + " is not loaded"}
 		}
 	}

@@ -18,7 +18,7 @@ func TestGrant(t *testing.T) {
 		"testdata/x2522.host":  {"LD_PRELOAD=/opt/onload/usr/lib64/libonload.so"},
 		"testdata/images.host": nil,
 	} {
-		given := discovery.Scan(discoverytest.Layout(t, file), []*discovery.Family{solarflare.Family}).Devices[:1]
+		given := discovery.Scan(discoverytest.ReadHost(t, file), []*discovery.Family{solarflare.Family}).Devices[:1]
 		if got := solarflare.Family.Grant(given, discovery.Grant{}).Env; !slices.Equal(got, want) {
 			t.Errorf("%s: got %q; want %q", file, got, want)
 		}
@@ -39,11 +39,11 @@ func TestInterfaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		wanted := &rules.Rules{Resources: []rules.Resource{{Selector: all, Name: resource, Mode: &classic}}}
-		snapshot := wanted.Apply(discovery.Scan(discoverytest.Layout(t, "testdata/x2522.host"), []*discovery.Family{solarflare.Family}))
+		snapshot := wanted.ApplyTo(discovery.Scan(discoverytest.ReadHost(t, "testdata/x2522.host"), []*discovery.Family{solarflare.Family}))
 		var ids []string
 		var given []discovery.Device
 		for _, d := range snapshot.Devices {
-			if d.Named && d.Offers[0].Resource == resource {
+			if d.OptIn && d.Offers[0].Resource == resource {
 				ids, given = append(ids, d.Offers[0].IDs...), append(given, d.Device)
 			}
 		}

@@ -30,9 +30,9 @@ var Family = &discovery.Family{
 	},
 	Describe:    describe,
 	CommonNodes: discovery.VFIOControl(),
-	Grant:       network.Grant,
-	Make:        discovery.MakeVirtual,
-	Unmake:      discovery.UnmakeVirtual,
+	Grant:       network.GrantEdits,
+	Create:      discovery.MakeVirtual,
+	Remove:      discovery.UnmakeVirtual,
 	Parameters:  []discovery.Parameter{network.InterfaceName},
 	Accept:      network.Accept,
 	FileDirs:    []string{network.InfoDir},
@@ -86,26 +86,26 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	routes, routesErr := network.ReadRoutes(host)
 	ports := make(map[string]network.Port)
 	for _, u := range units {
-		if u.carved || discovery.Idle(u.Driver()) {
+		if u.carved || discovery.IsIdleDriver(u.Driver()) {
 			continue
 		}
-		rdma := u.Exists("infiniband") // the function belongs to the rdma family
+		rdma := u.HasEntry("infiniband") // the function belongs to the rdma family
 		if rdma && !slices.Contains(plainVirtual, u.Driver()) {
 			continue
 		}
-		physical, err := u.physical()
+		physical, err := u.isPhysical()
 		if err != nil {
 			problems = append(problems, discovery.Problem{Device: discovery.DeviceName(u.function), Err: err})
 		}
 		if physical && err == nil && len(host.VirtualFunctions) > 0 {
-			virtual, err := u.unmade(host, routes, routesErr)
+			virtual, err := u.uncreatedFunctions(host, routes, routesErr)
 			problems = append(problems, discovery.Problems(discovery.DeviceName(u.function), err)...)
 			devices = append(devices, virtual...)
 		}
-		if rdma || physical && (!host.Pools || err != nil || !u.poolable()) {
+		if rdma || physical && (!host.Pools || err != nil || !u.isPoolable()) {
 			continue
 		}
-		d, err := u.identify(host)
+		d, err := u.identifyUnit(host)
 		if physical {
 			d.PoolOnly = discovery.SRIOVPools
 		}
@@ -127,7 +127,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		if physical {
 			f.Port = network.ReadPort(host, u.function, u.interfaces)
 		}
-		if err := errors.Join(err, u.describe(&d, host, f)); err != nil {
+		if err := errors.Join(err, u.addPort(&d, host, f)); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 		}
 		devices = append(devices, d)
@@ -188,9 +188,9 @@ func (u *unit) parent() (sysfs.Device, bool) {
 	return parent, ok && sysfs.IsPCIAddress(parent.Name())
 }
 
-// physical reports whether the unit belongs to the host: a physical function or a possible physical
+// isPhysical reports whether the unit belongs to the host: a physical function or a possible physical
 // function. It returns an error if the IDs are unreadable.
-func (u *unit) physical() (bool, error) {
+func (u *unit) isPhysical() (bool, error) {
 	if _, virtual := u.parent(); virtual {
 		return false, nil
 	}
@@ -204,34 +204,34 @@ func (u *unit) physical() (bool, error) {
 	return true, err
 }
 
-// poolable reports whether the SR-IOV plugin would use a physical function: a function with a
+// isPoolable reports whether the SR-IOV plugin would use a physical function: a function with a
 // kernel driver and without virtual functions. Functions under vfio belong to the vfio family.
-func (u *unit) poolable() bool {
-	divided, err := discovery.Divided(u.function)
+func (u *unit) isPoolable() bool {
+	divided, err := discovery.HasVirtualFunctions(u.function)
 	driver := u.Driver()
 	return !divided && err == nil && !slices.ContainsFunc([]string{"vfio", "uio"}, func(part string) bool { return strings.Contains(driver, part) })
 }
 
-// unmade returns the virtual functions that could be created on the physical function.
-func (u *unit) unmade(host *discovery.Host, routes network.Routes, routesErr error) ([]discovery.Device, error) {
-	if !u.poolable() {
+// uncreatedFunctions returns the virtual functions that could be created on the physical function.
+func (u *unit) uncreatedFunctions(host *discovery.Host, routes network.Routes, routesErr error) ([]discovery.Device, error) {
+	if !u.isPoolable() {
 		return nil, nil
 	}
-	physical, err := u.identify(host)
+	physical, err := u.identifyUnit(host)
 	if err != nil {
 		return nil, err
 	}
 	port := network.ReadPort(host, u.function, u.interfaces)
 	own := network.Function{Device: u.Device, PCI: u.function, Interfaces: u.interfaces, Port: port, Routes: routes, RoutesErr: routesErr}
-	if err := own.Describe(&physical, host); err != nil {
+	if err := own.DescribeFunction(&physical, host); err != nil {
 		return nil, err
 	}
-	return network.Unmade(host, physical, port)
+	return network.UncreatedFunctions(host, physical, port)
 }
 
-// identify describes the unit and its PCI function.
-func (u *unit) identify(host *discovery.Host) (discovery.Device, error) {
-	d, err := discovery.PCI(host, u.function)
+// identifyUnit describes the unit and its PCI function.
+func (u *unit) identifyUnit(host *discovery.Host) (discovery.Device, error) {
+	d, err := discovery.DescribePCI(host, u.function)
 	vendor := d.Attributes.String("pciVendor")
 	if id, _ := u.function.PCIID(); isVirtual(id) {
 		d.Attributes.SetString("function", "virtual")
@@ -255,8 +255,8 @@ func (u *unit) interfacesOf() []sysfs.Device {
 	return u.interfaces
 }
 
-// describe adds the use of the unit and its port.
-func (u *unit) describe(d *discovery.Device, host *discovery.Host, f network.Function) error {
+// addPort adds the use of the unit and its port.
+func (u *unit) addPort(d *discovery.Device, host *discovery.Host, f network.Function) error {
 	nodes, wanted, nodesErr := u.nodes(host)
 	d.Edits.DeviceNodes = nodes
 	switch {
@@ -265,9 +265,9 @@ func (u *unit) describe(d *discovery.Device, host *discovery.Host, f network.Fun
 	case wanted:
 		d.Health = discovery.NodeHealth(host, nodes)
 	}
-	d.Health = f.Port.Health(d.Health)
+	d.Health = f.Port.HealthOr(d.Health)
 	f.VDPA = u.vdpaDevice()
-	return errors.Join(nodesErr, f.Describe(d, host))
+	return errors.Join(nodesErr, f.DescribeFunction(d, host))
 }
 
 // nodes returns the nodes of the unit, and whether its driver provides nodes. Units of kernel
@@ -275,7 +275,7 @@ func (u *unit) describe(d *discovery.Device, host *discovery.Host, f network.Fun
 func (u *unit) nodes(host *discovery.Host) (nodes []*specs.DeviceNode, wanted bool, err error) {
 	switch driver := u.Driver(); {
 	case discovery.IsVFIO(driver):
-		nodes, err = discovery.VFIO(host, u.Device)
+		nodes, err = discovery.VFIONodes(host, u.Device)
 		return inContainer(nodes), true, err
 	case driver == "igb_uio" || driver == "uio_pci_generic":
 		nodes, err = nodesOf(u.Children("uio"))
@@ -326,20 +326,20 @@ func (u *unit) vdpaDevice() *network.VDPA {
 // creates the device below the DMA device, which is the function (virtio_vdpa_probe in
 // drivers/virtio/virtio_vdpa.c). With several vDPA devices, the owner of such a device is unknown.
 func (u *unit) madeOf(vdpa sysfs.Device, prefix string) []sysfs.Device {
-	if found := vdpa.Numbered(".", prefix); len(found) > 0 || vdpa.Driver() != "virtio_vdpa" {
+	if found := vdpa.NumberedChildren(".", prefix); len(found) > 0 || vdpa.Driver() != "virtio_vdpa" {
 		return found
 	}
 	if len(u.vdpa) > 1 {
 		return nil
 	}
-	return u.Numbered(".", prefix)
+	return u.NumberedChildren(".", prefix)
 }
 
 // nodesOf returns the nodes of the devices that have one: uio0, vhost-vdpa-0.
 func nodesOf(devices []sysfs.Device) (nodes []*specs.DeviceNode, err error) {
 	var errs []error
 	for _, d := range devices {
-		if !d.Exists("dev") {
+		if !d.HasEntry("dev") {
 			continue
 		}
 		node, err := discovery.Node(d, "/dev")

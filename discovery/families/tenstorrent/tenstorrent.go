@@ -75,7 +75,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 }
 
 func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
-	d, err := discovery.PCI(host, function)
+	d, err := discovery.DescribePCI(host, function)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "npu")
 	d.Attributes.SetString("vendor", "tenstorrent")
@@ -86,7 +86,7 @@ func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device
 	// Tenstorrent software searches /sys for the chips. The bind mount does not include file
 	// systems that are mounted below, such as debugfs.
 	d.Edits.Mounts = []*specs.Mount{{HostPath: "/sys", ContainerPath: "/sys", Options: []string{"ro", "nosuid", "nodev", "noexec", "bind", "rprivate"}}}
-	if host.Exists(hugepages) {
+	if host.FileExists(hugepages) {
 		d.Edits.Mounts = append(d.Edits.Mounts, &specs.Mount{HostPath: hugepages, ContainerPath: hugepages, Options: []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}})
 	}
 	for _, chip := range function.Children("tenstorrent") { // one, "tenstorrent!0"
@@ -98,7 +98,7 @@ func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device
 		if name := resources[d.Attributes.String("model")]; name != "" {
 			offer.Resource = "tenstorrent.com/" + name
 		}
-		d.Classic = []discovery.Offer{offer}
+		d.PluginOffers = []discovery.Offer{offer}
 	}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	hot, err := temperature(function)
@@ -112,7 +112,7 @@ func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device
 // firmware does not support the value.
 func setTelemetry(d *discovery.Device, chip sysfs.Device) error {
 	attrs := chip.Attrs()
-	if card, ok := attrs.Written("tt_card_type"); ok && card != "unknown" {
+	if card, ok := attrs.RequiredText("tt_card_type"); ok && card != "unknown" {
 		d.Attributes.SetString("model", card)
 		if n := chips[card]; n > 0 {
 			d.Capacity.Set("chips", n)
@@ -141,7 +141,7 @@ var numberText = regexp.MustCompile(`^[0-9A-F]{16}$`)
 
 // number returns the number of a board or chip, "" if the vendor assigned none.
 func number(attrs *sysfs.Attrs, name string) (string, error) {
-	text, ok := attrs.Written(name)
+	text, ok := attrs.RequiredText(name)
 	if ok && !numberText.MatchString(text) {
 		return "", fmt.Errorf("attribute %s: not 16 hexadecimal digits: %.32q", name, text)
 	}
@@ -158,7 +158,7 @@ var versionText = regexp.MustCompile(`^[0-9]{1,3}(\.[0-9]{1,3}){3}$`)
 // setFirmware sets the version of the firmware. The driver writes four numbers; the last number is
 // 0 in releases.
 func setFirmware(a discovery.Attributes, attrs *sysfs.Attrs) error {
-	version, ok := attrs.Written("tt_fw_bundle_ver")
+	version, ok := attrs.RequiredText("tt_fw_bundle_ver")
 	if !ok {
 		return nil
 	}

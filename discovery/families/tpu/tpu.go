@@ -96,7 +96,7 @@ func slot(function sysfs.Device) string {
 
 func describeChip(host *discovery.Host, functions []sysfs.Device) (discovery.Device, error) {
 	first := functions[0]
-	d, err := discovery.PCI(host, first)
+	d, err := discovery.DescribePCI(host, first)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "npu")
 	d.Attributes.SetString("vendor", "google")
@@ -128,7 +128,7 @@ func describeChip(host *discovery.Host, functions []sysfs.Device) (discovery.Dev
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "not both of the chip's functions are bound to vfio-pci"}
 	}
 	if len(d.Edits.DeviceNodes) > 0 {
-		d.Classic = []discovery.Offer{{Resource: "google.com/tpu", IDs: []string{classicID(architecture, first)}}}
+		d.PluginOffers = []discovery.Offer{{Resource: "google.com/tpu", IDs: []string{classicID(architecture, first)}}}
 	}
 	return d, errors.Join(errs...)
 }
@@ -147,7 +147,7 @@ func setPlace(a discovery.Attributes, function sysfs.Device) {
 
 func nodesOf(host *discovery.Host, function sysfs.Device) ([]*specs.DeviceNode, error) {
 	if function.Driver() == "vfio-pci" {
-		return discovery.VFIO(host, function)
+		return discovery.VFIONodes(host, function)
 	}
 	node, err := discovery.Node(function.Children("accel")[0], "/dev")
 	return []*specs.DeviceNode{node}, err

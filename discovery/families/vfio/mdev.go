@@ -15,10 +15,10 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// mediated reports whether a kernel device is a mediated device: a part of another device, such as
+// isMediated reports whether a kernel device is a mediated device: a part of another device, such as
 // a vGPU, created by writing a UUID to the driver
 // (Documentation/driver-api/vfio-mediated-device.rst).
-func mediated(d sysfs.Device) bool { return !sysfs.IsPCIAddress(d.Name()) }
+func isMediated(d sysfs.Device) bool { return !sysfs.IsPCIAddress(d.Name()) }
 
 // describeMediated describes the mediated devices of a host. All mediated devices of a parent can
 // be allocated together; the parent itself excludes them.
@@ -76,7 +76,7 @@ func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, er
 	d.Attributes.SetString("driver", mdev.Driver())
 	profile, profileErr := profileOf(mdev)
 	d.Attributes.SetString("profile", profile)
-	nodes, nodesErr := discovery.VFIO(host, mdev)
+	nodes, nodesErr := discovery.VFIONodes(host, mdev)
 	d.Edits.DeviceNodes = nodes
 	discovery.PermitMknod(d.Edits.DeviceNodes) // as in KubeVirt
 	d.Health = discovery.VFIOHealth(host, mdev, d.Edits.DeviceNodes)
@@ -86,10 +86,10 @@ func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, er
 	if group := groupOf(mdev); len(nodes) > 0 && group != "" { // kernels without IOMMU groups create none
 		number, _ := strconv.ParseInt(group, 10, 32)
 		d.Attributes.SetInt("iommuGroup", number)
-		d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{group}}} // as in KubeVirt
+		d.PluginOffers = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{group}}} // as in KubeVirt
 	}
 	if len(nodes) > 0 {
-		d.Classic = append(d.Classic, nvidia(mdev, profile)...)
+		d.PluginOffers = append(d.PluginOffers, nvidiaOffers(mdev, profile)...)
 	}
 	return d, errors.Join(profileErr, nodesErr, discovery.SetPlace(d.Attributes, mdev))
 }
@@ -121,20 +121,20 @@ const (
 	nvidiaDomain = "nvidia.com"
 )
 
-// nvidia returns the offer of the NVIDIA KubeVirt plugin for a vGPU, by the UUID. The offer
+// nvidiaOffers returns the offer of the NVIDIA KubeVirt plugin for a vGPU, by the UUID. The offer
 // requires that the administrator configures the name.
-func nvidia(mdev sysfs.Device, profile string) []discovery.Offer {
+func nvidiaOffers(mdev sysfs.Device, profile string) []discovery.Offer {
 	name := strings.ReplaceAll(profile, " ", "_")
 	vendor, _ := mdev.Parent().Attrs().Hex("vendor", 4)
 	if vendor != nvidiaVendor || !label.MatchString(name) {
 		return nil
 	}
-	return []discovery.Offer{{Resource: nvidiaDomain + "/" + name, IDs: []string{mdev.Name()}, Named: true}}
+	return []discovery.Offer{{Resource: nvidiaDomain + "/" + name, IDs: []string{mdev.Name()}, Optional: true}}
 }
 
 // split divides a list into PCI functions and mediated devices.
 func split(found []sysfs.Device) (functions, mdevs []sysfs.Device) {
-	functions = slices.DeleteFunc(slices.Clone(found), mediated)
-	mdevs = slices.DeleteFunc(slices.Clone(found), func(d sysfs.Device) bool { return !mediated(d) })
+	functions = slices.DeleteFunc(slices.Clone(found), isMediated)
+	mdevs = slices.DeleteFunc(slices.Clone(found), func(d sysfs.Device) bool { return !isMediated(d) })
 	return functions, mdevs
 }

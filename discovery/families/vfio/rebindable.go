@@ -31,23 +31,23 @@ func describeRebindable(host *discovery.Host, functions []sysfs.Device) (devices
 		if err == nil && strings.HasPrefix(id.Class, "06") { // bridges
 			continue
 		}
-		d, described := discovery.PCI(host, function)
+		d, described := discovery.DescribePCI(host, function)
 		d.Attributes.SetString("kind", "other")
 		d.Attributes.SetString("pciClass", id.Class)
-		driver, unsaid := host.Rebinds(d)
+		driver, unsaid := host.PassthroughDriver(d)
 		if unsaid != nil {
 			problems = append(problems, discovery.Problem{Device: "passthrough", Err: unsaid})
 		}
 		if driver == "" {
 			continue
 		}
-		divided, sriovErr := discovery.Divided(function)
+		divided, sriovErr := discovery.HasVirtualFunctions(function)
 		if divided {
 			continue // virtual functions hide the physical function
 		}
-		d.Rebind = &discovery.Rebindable{Driver: driver, Only: true}
+		d.Passthrough = &discovery.PassthroughOption{Driver: driver, Only: true}
 		if group := groupOf(function); group != "" {
-			d.Classic = append(offers(group, id, function), discovery.Offer{Resource: discovery.AnyName, IDs: []string{function.Name()}, SRIOV: true})
+			d.PluginOffers = append(offers(group, id, function), discovery.Offer{Resource: discovery.AnyName, IDs: []string{function.Name()}, SRIOV: true})
 		}
 		problems = append(problems, discovery.Problems(d.Name, errors.Join(err, described, sriovErr))...)
 		devices = append(devices, d)

@@ -22,15 +22,15 @@ import (
 
 // Family recognises devices under vfio.
 var Family = &discovery.Family{
-	Name:        "vfio",
-	Doc:         "PCI functions bound to vfio that no other family offers, and vGPUs, as mediated devices or virtual functions",
-	Match:       matches(),
-	Leftovers:   true,
-	Describe:    describe,
-	CommonNodes: discovery.VFIOControl(),
-	Grant:       grant,
-	FileDirs:    []string{network.InfoDir},
-	Rebinds:     true,
+	Name:              "vfio",
+	Doc:               "PCI functions bound to vfio that no other family offers, and vGPUs, as mediated devices or virtual functions",
+	Match:             matches(),
+	Leftovers:         true,
+	Describe:          describe,
+	CommonNodes:       discovery.VFIOControl(),
+	Grant:             grant,
+	FileDirs:          []string{network.InfoDir},
+	AllowsPassthrough: true,
 }
 
 // drivers lists the kernel's vfio drivers for PCI functions: vfio-pci, which takes any function,
@@ -45,7 +45,7 @@ func matches() []discovery.Match {
 	for _, driver := range drivers {
 		matches = append(matches, discovery.Match{Bus: "pci", Driver: driver})
 	}
-	return append(matches, discovery.Match{Bus: "pci", Driver: manager}, discovery.Match{Bus: "mdev"}, discovery.Match{Bus: "pci", Rebindable: true})
+	return append(matches, discovery.Match{Bus: "pci", Driver: manager}, discovery.Match{Bus: "mdev"}, discovery.Match{Bus: "pci", Passthrough: true})
 }
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
@@ -64,7 +64,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	groups := make(map[string]*group)
 	for _, function := range functions {
 		// A physical function with virtual functions is not a device.
-		divided, sriovErr := discovery.Divided(function)
+		divided, sriovErr := discovery.HasVirtualFunctions(function)
 		if divided {
 			continue
 		}
@@ -132,7 +132,7 @@ func readGroup(host *discovery.Host, id string, ours []sysfs.Device) *group {
 }
 
 func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
-	d, err := discovery.PCI(host, function)
+	d, err := discovery.DescribePCI(host, function)
 	errs := []error{err, g.err}
 	// A GPU under vfio is not a GPU to a container that computes.
 	d.Attributes.SetString("kind", "other")
@@ -140,13 +140,13 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 	d.Attributes.SetString("pciClass", id.Class)
 	profile, _ := vgpuOf(function) // withoutOthers has read the attribute without an error
 	d.Attributes.SetString("profile", profile)
-	nodes, nodesErr := discovery.VFIO(host, function)
+	nodes, nodesErr := discovery.VFIONodes(host, function)
 	d.Edits.DeviceNodes = nodes
 	discovery.PermitMknod(d.Edits.DeviceNodes) // as in KubeVirt
 	errs = append(errs, nodesErr)
 	d.Health = discovery.VFIOHealth(host, function, d.Edits.DeviceNodes)
 	if len(nodes) > 0 {
-		d.Classic = offers(g.id, id, function)
+		d.PluginOffers = offers(g.id, id, function)
 		errs = append(errs, addPool(&d, host, function, id))
 	}
 	return d, errors.Join(errs...)
@@ -155,16 +155,16 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 // addPool adds the offer of the SR-IOV network device plugin, and the port information for network
 // plugins if the function is a network adapter. The plugin calls other functions accelerators.
 func addPool(d *discovery.Device, host *discovery.Host, function sysfs.Device, id sysfs.PCIID) (err error) {
-	offers := d.Classic
-	d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{function.Name()}}}
+	offers := d.PluginOffers
+	d.PluginOffers = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{function.Name()}}}
 	if strings.HasPrefix(id.Class, "02") {
 		f := network.Function{Device: function, PCI: function, Port: network.ReadPort(host, function, nil)}
-		err = f.Describe(d, host)
+		err = f.DescribeFunction(d, host)
 	}
-	for i := range d.Classic {
-		d.Classic[i].SRIOV = true
+	for i := range d.PluginOffers {
+		d.PluginOffers[i].SRIOV = true
 	}
-	d.Classic = append(offers, d.Classic...)
+	d.PluginOffers = append(offers, d.PluginOffers...)
 	return err
 }
 
@@ -184,7 +184,7 @@ func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits
 	pooled := func(d discovery.Device) bool { return d.SRIOV != nil }
 	var edits specs.ContainerEdits
 	if pool := slices.DeleteFunc(slices.Clone(given), func(d discovery.Device) bool { return !pooled(d) }); len(pool) > 0 {
-		edits = network.Grant(pool, grant)
+		edits = network.GrantEdits(pool, grant)
 	}
 	others := slices.DeleteFunc(slices.Clone(given), pooled)
 	return discovery.Join(edits, grantKubeVirt(others, grant))

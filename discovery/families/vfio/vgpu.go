@@ -30,7 +30,7 @@ func withoutOthers(functions []sysfs.Device) (ours []sysfs.Device, problems []di
 
 // vgpuOf returns the vGPU type of a virtual function, "" if the function is not a vGPU.
 func vgpuOf(function sysfs.Device) (string, error) {
-	if function.Driver() != manager || !function.Exists("physfn") {
+	if function.Driver() != manager || !function.HasEntry("physfn") {
 		return "", nil
 	}
 	attrs := function.Attrs()

@@ -106,7 +106,7 @@ func (k kind) describe(host *discovery.Host, functions []sysfs.Device) (discover
 		Name:       "vpu-" + k.name,
 		Source:     functions[0].Path,
 		Attributes: discovery.Attributes{},
-		Open:       true,
+		Shareable:  true,
 	}
 	for _, function := range functions[1:] {
 		d.Includes = append(d.Includes, function.Path)
@@ -116,7 +116,7 @@ func (k kind) describe(host *discovery.Host, functions []sysfs.Device) (discover
 	d.Attributes.SetString("model", k.model)
 	d.Attributes.SetString("profile", k.name)
 	root := host.Roots["vpu"]
-	if reason := k.unusable(host, root, len(functions)); reason != "" {
+	if reason := k.unusableReason(host, root, len(functions)); reason != "" {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: reason}
 		return d, nil
 	}
@@ -128,17 +128,17 @@ func (k kind) describe(host *discovery.Host, functions []sysfs.Device) (discover
 	for i := range len(functions) / k.functions {
 		offer.IDs = append(offer.IDs, fmt.Sprint(k.id, i))
 	}
-	d.Classic = []discovery.Offer{offer}
+	d.PluginOffers = []discovery.Offer{offer}
 	return d, err
 }
 
-// unusable returns the reason why containers cannot use the service, "" if they can.
-func (k kind) unusable(host *discovery.Host, root string, functions int) string {
+// unusableReason returns the reason why containers cannot use the service, "" if they can.
+func (k kind) unusableReason(host *discovery.Host, root string, functions int) string {
 	socket := path.Join(root, k.socket)
 	switch {
 	case root == "":
 		return "the administrator has named no root for the files of its service"
-	case !host.Exists(socket):
+	case !host.FileExists(socket):
 		return fmt.Sprintf("its service does not run: there is no %s", socket)
 	case functions%k.functions != 0:
 		return fmt.Sprintf("%d PCI functions are no whole number of processors, which have %d each", functions, k.functions)
@@ -150,7 +150,7 @@ func (k kind) unusable(host *discovery.Host, root string, functions int) string 
 func (k kind) mounts(host *discovery.Host, root string) []*specs.Mount {
 	var mounts []*specs.Mount
 	for _, name := range append([]string{k.socket}, k.others...) {
-		if from := path.Join(root, name); host.Exists(from) {
+		if from := path.Join(root, name); host.FileExists(from) {
 			mounts = append(mounts, &specs.Mount{HostPath: from, ContainerPath: path.Join(directory, name), Options: []string{"rw", "nosuid", "nodev", "bind"}})
 		}
 	}

@@ -21,13 +21,13 @@ func Quantities(pairs ...any) map[string]resource.Quantity {
 	return out
 }
 
-// Part is a device with some of the 7 slices of a physical device.
-func Part(silicon, name string, takes int) rules.Offered {
+// PartDevice is a device with some of the 7 slices of a physical device.
+func PartDevice(silicon, name string, takes int) rules.Offered {
 	return rules.Offered{Device: discovery.Device{Name: name, PartOf: &discovery.Silicon{Name: silicon, Counters: Quantities("slices", 7)}, Takes: Quantities("slices", takes)}}
 }
 
-// Sketch returns a short form of a pool: a line for each slice.
-func Sketch(pool resourceslice.Pool) []string {
+// SketchPool returns a short form of a pool: a line for each slice.
+func SketchPool(pool resourceslice.Pool) []string {
 	var lines []string
 	for _, slice := range pool.Slices {
 		var words []string

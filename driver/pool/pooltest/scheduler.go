@@ -20,8 +20,8 @@ import (
 	"chandler.dev/internal/why"
 )
 
-// Sets returns combinations of API server features, each with all alpha fields and without them.
-func Sets() (all []features.Set) {
+// FeatureSets returns combinations of API server features, each with all alpha fields and without them.
+func FeatureSets() (all []features.Set) {
 	for i := range 8 {
 		kept := features.All()
 		kept.Taints, kept.Counters, kept.Sharing = i&1 == 0, i&2 == 0, i&4 == 0
@@ -80,8 +80,8 @@ func (s *Scheduler) Get(name string) (*resourceapi.DeviceClass, error) {
 // List returns no class, since no class has an extended resource.
 func (s *Scheduler) List() ([]*resourceapi.DeviceClass, error) { return nil, nil }
 
-// Allocate allocates a claim for one device, and reports whether it could.
-func (s *Scheduler) Allocate(uid types.UID, request resourceapi.ExactDeviceRequest) (*resourceapi.ResourceClaim, bool) {
+// AllocateDevice allocates a claim for one device, and reports whether it could.
+func (s *Scheduler) AllocateDevice(uid types.UID, request resourceapi.ExactDeviceRequest) (*resourceapi.ResourceClaim, bool) {
 	s.t.Helper()
 	request.DeviceClassName, request.AllocationMode, request.Count = "any", resourceapi.DeviceAllocationModeExactCount, 1
 	return s.AllocateClaim(uid, resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "r", Exactly: &request}}}})
@@ -91,7 +91,7 @@ func (s *Scheduler) Allocate(uid types.UID, request resourceapi.ExactDeviceReque
 func (s *Scheduler) AllocateClaim(uid types.UID, spec resourceapi.ResourceClaimSpec) (*resourceapi.ResourceClaim, bool) {
 	s.t.Helper()
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: string(uid), UID: uid}, Spec: spec}
-	allocator, err := structured.NewAllocator(s.t.Context(), s.features, why.Allocated(maps.Values(s.Claims)), s, s.Slices, s.cache)
+	allocator, err := structured.NewAllocator(s.t.Context(), s.features, why.AllocatedState(maps.Values(s.Claims)), s, s.Slices, s.cache)
 	if err != nil {
 		s.t.Fatal(err)
 	}

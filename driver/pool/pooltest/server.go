@@ -9,9 +9,9 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// Dropping returns a client of an API server. The server passes the slice of each create call to
+// ChangingServer returns a client of an API server. The server passes the slice of each create call to
 // change, which may modify the slice or refuse the call with an error.
-func Dropping(t testing.TB, change func(*resourceapi.ResourceSlice) error) *fake.Clientset {
+func ChangingServer(t testing.TB, change func(*resourceapi.ResourceSlice) error) *fake.Clientset {
 	client := fake.NewClientset()
 	client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		create := action.(clienttesting.CreateActionImpl)
@@ -27,9 +27,9 @@ func Dropping(t testing.TB, change func(*resourceapi.ResourceSlice) error) *fake
 	return client
 }
 
-// Keeping returns a client of an API server without changes to slices.
-func Keeping(t testing.TB) *fake.Clientset {
-	return Dropping(t, func(*resourceapi.ResourceSlice) error { return nil })
+// KeepingServer returns a client of an API server without changes to slices.
+func KeepingServer(t testing.TB) *fake.Clientset {
+	return ChangingServer(t, func(*resourceapi.ResourceSlice) error { return nil })
 }
 
 // WithoutCounters removes from a slice the fields dropped by a server without counters.

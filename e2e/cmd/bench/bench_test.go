@@ -27,7 +27,7 @@ func TestRecordedHost(t *testing.T) {
 	if err := os.WriteFile(file, []byte(host), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	snapshot := discovery.Scan(discoverytest.Layout(t, file), families.All)
+	snapshot := discovery.Scan(discoverytest.ReadHost(t, file), families.All)
 	if len(snapshot.Devices) != n || len(snapshot.Problems) > 0 {
 		t.Fatalf("%d devices, problems %v", len(snapshot.Devices), snapshot.Problems)
 	}

@@ -16,9 +16,9 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/e2e/guesthost"
-	"chandler.dev/internal/handover"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/reclaim"
 )
 
 func main() {
@@ -46,15 +46,15 @@ func run(address string, pod types.UID, method string) error {
 	if !ok {
 		return errors.New("no such function")
 	}
-	d, err := discovery.PCI(host, function)
+	d, err := discovery.DescribePCI(host, function)
 	if err != nil {
 		return err
 	}
 	all := func(discovery.Device) (bool, error) { return true, nil }
 	l := ledger.New(ledger.Config{Dir: dir + "/state", Boot: "boot"})
-	keeper := handover.New(handover.Config{
+	keeper := reclaim.New(reclaim.Config{
 		Host: host, Write: guest.Write, Journal: journal.Config{Dir: dir + "/journal", Boot: "boot"}, Ledger: l, Stock: guesthost.Stock,
-		Rules:    func() []handover.Rule { return []handover.Rule{{Selects: all, Reset: true, Methods: []string{method}}} },
+		Rules:    func() []reclaim.Rule { return []reclaim.Rule{{Selects: all, Reset: true, Methods: []string{method}}} },
 		Snapshot: func() *discovery.Snapshot { return &discovery.Snapshot{Devices: []discovery.Device{d}} },
 		PodOf:    func(ledger.Owner) types.UID { return "" }, Changed: func() {},
 	})
@@ -65,7 +65,7 @@ func run(address string, pod types.UID, method string) error {
 	claim := l.NewClaim("claim", "default", "claim")
 	claim.Results = []ledger.Result{{Request: "r", Device: d.Name, Silicon: d.Name, Whole: true, Source: d.Name, CDI: d.Name}}
 	keeper.NoteUsers(claim.UID, []types.UID{pod})
-	if err := l.Give(claim, ledger.Given, &ledger.Present{}); err != nil {
+	if err := l.AllocateClaim(claim, ledger.Allocated, &ledger.Present{}); err != nil {
 		return err
 	}
 	if err := errors.Join(l.Write(claim.Key()), l.End(claim.UID, nil)); err != nil {
@@ -73,12 +73,12 @@ func run(address string, pod types.UID, method string) error {
 	}
 	go keeper.Run(context.Background())
 	for last := ""; ; time.Sleep(10 * time.Millisecond) {
-		blocked := l.View(&ledger.Present{}).Blocked(discovery.ModeDRA, "", claim.Holds())
+		blocked := l.View(&ledger.Present{}).BlockedBy(discovery.ModeDRA, "", claim.Holds())
 		if blocked == nil {
 			fmt.Println("free")
 			return nil
 		}
-		if why := blocked.Why(); why != last {
+		if why := blocked.OwnerText(); why != last {
 			fmt.Println(why)
 			last = why
 		}

@@ -16,7 +16,7 @@ import (
 	"chandler.dev/e2e/guesthost"
 	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/journal"
-	"chandler.dev/internal/making"
+	"chandler.dev/internal/ondemand"
 )
 
 func main() {
@@ -40,14 +40,14 @@ func run(dies, count int, do, physical string) error {
 	unit := discovery.DeviceName(sysfs.At(guest.FS, physical))
 	selects := func(d discovery.Device) (bool, error) { return d.Name == unit, nil }
 	host := &discovery.Host{FS: guest.FS, VirtualFunctions: []discovery.VirtualFunctions{{Count: count, Selects: selects}}}
-	var maker *making.Maker
-	scan := func() *discovery.Snapshot { return maker.Describe(discovery.Scan(host, families.All)) }
-	maker = making.New(making.Config{
+	var maker *ondemand.Manager
+	scan := func() *discovery.Snapshot { return maker.DescribeDevices(discovery.Scan(host, families.All)) }
+	maker = ondemand.New(ondemand.Config{
 		Host: host, Families: families.All, Journal: journal.Config{Dir: "/run/made", Boot: guest.Boot}, Ledger: guest.Ledger, Stock: guesthost.Stock,
 		Tools: discovery.Tools{
 			Write: guest.Write,
-			Busy: func(keep bool, functions ...sysfs.Device) error {
-				return inuse.Look(host, inuse.Options{}).Err(keep, functions...)
+			CheckBusy: func(keep bool, functions ...sysfs.Device) error {
+				return inuse.FindUsers(host, inuse.Options{}).Err(keep, functions...)
 			},
 		},
 		Device: func(name string) (discovery.Device, bool) { return scan().Lookup(name) },
@@ -56,14 +56,14 @@ func run(dies, count int, do, physical string) error {
 		return err
 	}
 	if do == "undo" {
-		_, err := maker.Undo(context.Background(), unit)
+		_, err := maker.RemoveUnit(context.Background(), unit)
 		return err
 	}
 	var virtual []discovery.Device
 	for _, d := range scan().Devices {
 		if d.Attributes.String("parent") == unit {
 			virtual = append(virtual, d)
-			fmt.Println(d.Name, d.Making == nil)
+			fmt.Println(d.Name, d.Creation == nil)
 		}
 	}
 	if do != "make" {
@@ -72,7 +72,7 @@ func run(dies, count int, do, physical string) error {
 	if len(virtual) == 0 {
 		return errors.New("there is none, and none could be made")
 	}
-	configure := maker.Configurer(discovery.Configurers(host, families.All))
+	configure := maker.Configurer(discovery.JoinConfigurers(host, families.All))
 	_, work, err := configure(virtual[0], nil, "claim")
 	if work == nil || err != nil {
 		return err
@@ -82,7 +82,7 @@ func run(dies, count int, do, physical string) error {
 	}
 	for _, before := range virtual {
 		now, found := scan().Lookup(before.Name)
-		if !found || now.Making != nil || now.Health.Status != discovery.Healthy {
+		if !found || now.Creation != nil || now.Health.Status != discovery.Healthy {
 			return fmt.Errorf("%s is not as it was said it would be: %+v", before.Name, now)
 		}
 		for name, value := range before.Attributes {

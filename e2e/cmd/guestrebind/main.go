@@ -16,7 +16,7 @@ import (
 	"chandler.dev/e2e/guesthost"
 	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/journal"
-	"chandler.dev/internal/rebind"
+	"chandler.dev/internal/passthrough"
 )
 
 func main() {
@@ -39,12 +39,12 @@ func run(dies int, do, address string) error {
 	anything := func(d discovery.Device) (bool, error) {
 		return d.Name == discovery.DeviceName(sysfs.At(guest.FS, address)), nil
 	}
-	host := &discovery.Host{FS: guest.FS, Rebind: []discovery.Rebinding{{Driver: "vfio-pci", Selects: anything}}}
-	binder := rebind.New(rebind.Config{
+	host := &discovery.Host{FS: guest.FS, Passthroughs: []discovery.Passthrough{{Driver: "vfio-pci", Selects: anything}}}
+	binder := passthrough.New(passthrough.Config{
 		Host: host, Family: "vfio", Journal: journal.Config{Dir: "/run/rebound", Boot: guest.Boot},
 		Write: guest.Write, Ledger: guest.Ledger, Stock: guesthost.Stock,
 		Busy: func(functions ...sysfs.Device) error {
-			return inuse.Look(host, inuse.Options{}).Err(false, functions...)
+			return inuse.FindUsers(host, inuse.Options{}).Err(false, functions...)
 		},
 	})
 	if err := errors.Join(binder.Open()...); err != nil {
@@ -52,22 +52,22 @@ func run(dies int, do, address string) error {
 	}
 	if do == "give" {
 		var errs []error
-		for _, left := range binder.Left() {
+		for _, left := range binder.LeftUnits() {
 			if slices.Contains(left.Devices, discovery.DeviceName(sysfs.At(guest.FS, address))) {
-				errs = append(errs, binder.Give(context.Background(), left.Unit))
+				errs = append(errs, binder.ReturnUnit(context.Background(), left.Unit))
 			}
 		}
 		return errors.Join(errs...)
 	}
-	d, found := binder.Describe(discovery.Scan(host, families.All)).Lookup(discovery.DeviceName(sysfs.At(guest.FS, address)))
+	d, found := binder.DescribeDevices(discovery.Scan(host, families.All)).Lookup(discovery.DeviceName(sysfs.At(guest.FS, address)))
 	if !found {
 		return errors.New("no such device")
 	}
 	want := discovery.Parameters{discovery.Driver: discovery.DriverVFIO}
-	if err := discovery.Acceptors(families.All)([]discovery.Device{d}, want); err != nil {
+	if err := discovery.JoinAcceptors(families.All)([]discovery.Device{d}, want); err != nil {
 		return err
 	}
-	configure := binder.Configurer(discovery.Configurers(host, families.All))
+	configure := binder.Configurer(discovery.JoinConfigurers(host, families.All))
 	now, work, err := configure(d, want, "claim")
 	if err == nil && work != nil {
 		if err = work(context.Background()); err == nil {

@@ -14,7 +14,7 @@ import (
 
 	example "chandler.dev/e2e/page"
 	"chandler.dev/internal/inventory"
-	"chandler.dev/internal/page"
+	"chandler.dev/internal/web"
 )
 
 func main() {
@@ -34,7 +34,7 @@ func run(out string, width, height int64, at string) error {
 		return err
 	}
 	inv := inventory.Make(facts)
-	var handler http.Handler = (&page.Server{Read: func() *inventory.Inventory { return inv }}).Handler()
+	var handler http.Handler = (&web.Server{Read: func() *inventory.Inventory { return inv }}).Handler()
 	server := httptest.NewServer(handler)
 	defer server.Close()
 	ctx, end, err := example.Browser(context.Background())

@@ -43,14 +43,14 @@ func (d *Disk) before(op Op, name string) error {
 	if d.Before == nil {
 		return nil
 	}
-	if err := d.Before(op, final(name)); err != nil {
+	if err := d.Before(op, finalName(name)); err != nil {
 		return fmt.Errorf("%s %s: %w", op, name, err)
 	}
 	return nil
 }
 
-// final returns the final name of a temporary file.
-func final(name string) string {
+// finalName returns the final name of a temporary file.
+func finalName(name string) string {
 	dir, base := filepath.Split(name)
 	if hidden, ok := strings.CutPrefix(base, "."); ok && strings.HasSuffix(base, ".tmp") {
 		hidden = strings.TrimSuffix(hidden, ".tmp")

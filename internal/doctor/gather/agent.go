@@ -28,9 +28,9 @@ import (
 
 func selfReview() *authenticationv1.SelfSubjectReview { return &authenticationv1.SelfSubjectReview{} }
 
-// agents returns the agent processes. In the agent's own pod, these are the pod's processes
+// findAgents returns the agent processes. In the agent's own pod, these are the pod's processes
 // alone, not other agents of the host.
-func agents(o Options) (found []process) {
+func findAgents(o Options) (found []process) {
 	if found = agentsOf(o, o.Self); len(found) > 0 || o.Proc == o.Self {
 		return found
 	}
@@ -80,10 +80,10 @@ func (p process) isOf(o Options) bool {
 	return sameFile(filepath.Join(p.dir, "root", root), o.KubeletRoot)
 }
 
-// removed returns the directories of the node that were removed while the agent has them
+// removedDirs returns the directories of the node that were removed while the agent has them
 // mounted. Such an agent continues to see the removed directory, and does not see a directory
 // that was created at the same path later.
-func removed(o Options, agents []process) (dirs []string) {
+func removedDirs(o Options, agents []process) (dirs []string) {
 	for _, dir := range []string{o.PluginDir, filepath.Join(o.KubeletRoot, "plugins"), filepath.Join(o.KubeletRoot, "plugins_registry"), filepath.Join(o.KubeletRoot, "pod-resources"), o.CDIDir} {
 		if slices.ContainsFunc(agents, func(p process) bool {
 			var s unix.Stat_t
@@ -118,22 +118,22 @@ func OwnFlags() map[string]string {
 	return nil
 }
 
-func agent(ctx context.Context, o Options, processes []process, f *doctor.Facts) {
+func gatherAgent(ctx context.Context, o Options, processes []process, f *doctor.Facts) {
 	a := &f.Agent
-	found := agents(o)
+	found := findAgents(o)
 	switch {
 	case len(found) > 0:
-		a.Running = doctor.Known(true)
+		a.Running = doctor.KnownAnswer(true)
 	case len(processes) == 0:
-		a.Running = doctor.Unknown[bool]("the processes of the host are not visible from here")
+		a.Running = doctor.UnknownAnswer[bool]("the processes of the host are not visible from here")
 	default:
-		a.Running = doctor.Known(false)
+		a.Running = doctor.KnownAnswer(false)
 	}
 	a.Installations = installations(o)
-	a.Sight, a.SightAll = sight(o, found)
-	gone := within(ctx, "the agent's directories", func() ([]string, error) { return removed(o, found), nil })
+	a.Sight, a.SightAll = visibility(o, found)
+	gone := withPatience(ctx, "the agent's directories", func() ([]string, error) { return removedDirs(o, found), nil })
 	a.Removed = gone.Value
-	a.Records = within(ctx, "the agent's records", func() (doctor.Records, error) { return records(o) })
+	a.Records = withPatience(ctx, "the agent's records", func() (doctor.Records, error) { return readRecords(o) })
 	askBeside(ctx, a)
 	address := o.Agent
 	if address == "" {
@@ -145,16 +145,16 @@ func agent(ctx context.Context, o Options, processes []process, f *doctor.Facts)
 	a.Local = strings.HasPrefix(address, "127.0.0.1:") || strings.HasPrefix(address, "localhost:")
 	var all sync.WaitGroup
 	all.Go(func() {
-		said, _, err := probe(ctx, address, "/readyz")
-		a.Ready = doctor.Of(said, err)
+		said, _, err := probeHealth(ctx, address, "/readyz")
+		a.Ready = doctor.AnswerOf(said, err)
 	})
 	all.Go(func() {
-		said, version, err := probe(ctx, address, "/healthz")
-		a.Live, a.Version = doctor.Of(said, err), version
+		said, version, err := probeHealth(ctx, address, "/healthz")
+		a.Live, a.Version = doctor.AnswerOf(said, err), version
 	})
 	all.Go(func() {
 		said, err := metricsOf(ctx, address)
-		a.Features, a.Refused, a.Outdated, a.Unwanted = doctor.Of(said.features, err), said.refused, said.outdated, said.unwanted
+		a.Features, a.Refused, a.Outdated, a.ModeUnwanted = doctor.AnswerOf(said.features, err), said.refused, said.outdated, said.unwanted
 	})
 	all.Wait()
 }
@@ -164,14 +164,14 @@ func agent(ctx context.Context, o Options, processes []process, f *doctor.Facts)
 func askBeside(ctx context.Context, a *doctor.AgentFacts) {
 	var all sync.WaitGroup
 	defer all.Wait()
-	for i := range a.Beside {
-		other := &a.Beside[i]
+	for i := range a.OtherAgents {
+		other := &a.OtherAgents[i]
 		port := probePort(other.Pod)
-		if other.Pod.Status.PodIP == "" || port == "" || ready(other.Pod) {
+		if other.Pod.Status.PodIP == "" || port == "" || isReady(other.Pod) {
 			continue
 		}
 		all.Go(func() {
-			if why, _, err := probe(ctx, net.JoinHostPort(other.Pod.Status.PodIP, port), "/readyz"); err == nil {
+			if why, _, err := probeHealth(ctx, net.JoinHostPort(other.Pod.Status.PodIP, port), "/readyz"); err == nil {
 				other.Why = why
 			}
 		})
@@ -215,9 +215,9 @@ func addressOf(o Options, found []process, f *doctor.Facts) string {
 	return net.JoinHostPort(host, port)
 }
 
-// probe requests a health check. It returns "" for a healthy agent and the response body
+// probeHealth requests a health check. It returns "" for a healthy agent and the response body
 // otherwise, and the agent's version.
-func probe(ctx context.Context, address, path string) (said, version string, err error) {
+func probeHealth(ctx context.Context, address, path string) (said, version string, err error) {
 	status, header, body, err := get(ctx, address, path)
 	if err != nil {
 		return "", "", err
@@ -287,8 +287,8 @@ func metricsOf(ctx context.Context, address string) (says metered, err error) {
 	return says, nil
 }
 
-// records reads the agent's allocation records.
-func records(o Options) (r doctor.Records, err error) {
+// readRecords reads the agent's allocation records.
+func readRecords(o Options) (r doctor.Records, err error) {
 	dir := os.DirFS(o.StateDir)
 	if _, err := fs.Stat(dir, "."); err != nil {
 		return r, err
@@ -307,15 +307,15 @@ func records(o Options) (r doctor.Records, err error) {
 			r.Grants++
 		}
 	}
-	aside(o.StateDir, ".", &r)
-	aside(o.StateDir, "claims", &r)
-	aside(o.StateDir, "grants", &r)
+	addSetAside(o.StateDir, ".", &r)
+	addSetAside(o.StateDir, "claims", &r)
+	addSetAside(o.StateDir, "grants", &r)
 	for _, err := range split(err) {
 		if !strings.Contains(err.Error(), ".bad") {
 			r.Unread = append(r.Unread, err.Error())
 		}
 	}
-	return r, newer(o.StateDir, &r)
+	return r, addNewer(o.StateDir, &r)
 }
 
 // split returns the errors joined in err.
@@ -333,22 +333,22 @@ func split(err error) []error {
 	return []error{err}
 }
 
-// aside adds to r the files in a directory that an agent has set aside.
-func aside(stateDir, dir string, r *doctor.Records) {
+// addSetAside adds to r the files in a directory that an agent has set aside.
+func addSetAside(stateDir, dir string, r *doctor.Records) {
 	entries, _ := os.ReadDir(filepath.Join(stateDir, dir))
 	for _, entry := range entries {
 		name := entry.Name()
 		extension := filepath.Ext(name)
 		bad := strings.HasPrefix(extension, ".bad") && dir == "claims"
 		if bad || extension == ".unreadable" {
-			r.Aside = append(r.Aside, filepath.Join(stateDir, dir, name))
+			r.SetAside = append(r.SetAside, filepath.Join(stateDir, dir, name))
 		}
 	}
 }
 
-// newer adds to r the records that only a newer agent may act on. A record is a line with a
+// addNewer adds to r the records that only a newer agent may act on. A record is a line with a
 // checksum, followed by JSON that contains the oldest version able to read the record.
-func newer(stateDir string, r *doctor.Records) error {
+func addNewer(stateDir string, r *doctor.Records) error {
 	dir := filepath.Join(stateDir, "claims")
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -375,8 +375,8 @@ func newer(stateDir string, r *doctor.Records) error {
 	return err
 }
 
-// Waited calls look every two seconds until look returns true or limit has passed.
-func Waited(ctx context.Context, limit time.Duration, look func() bool) {
+// WaitFor calls look every two seconds until look returns true or limit has passed.
+func WaitFor(ctx context.Context, limit time.Duration, look func() bool) {
 	end := time.Now().Add(limit)
 	for !look() && time.Now().Add(time.Second).Before(end) && ctx.Err() == nil {
 		select {

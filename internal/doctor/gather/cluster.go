@@ -24,34 +24,34 @@ import (
 // fromCache allows the API server to answer from its cache, which is recent enough and cheap.
 var fromCache = metav1.ListOptions{ResourceVersion: "0"}
 
-// cluster gathers facts from the API server.
-func cluster(ctx context.Context, o Options, config *rest.Config, f *doctor.Facts) {
+// gatherCluster gathers facts from the API server.
+func gatherCluster(ctx context.Context, o Options, config *rest.Config, f *doctor.Facts) {
 	c := &f.Cluster
 	config = rest.CopyConfig(config)
 	config.Timeout, config.QPS, config.Burst = Patience, 50, 100
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		c.Server = doctor.Unknown[string](err.Error())
+		c.Server = doctor.UnknownAnswer[string](err.Error())
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, 3*Patience)
 	defer cancel()
-	ask(ctx, o, client, f)
-	if c.Server.Not == "" {
-		f.Host.Skew = doctor.Of(skew(ctx, config))
+	queryServer(ctx, o, client, f)
+	if c.Server.Unknown == "" {
+		f.Host.Skew = doctor.AnswerOf(clockSkew(ctx, config))
 	}
 }
 
-// ask gathers all facts from the API server except the clock skew.
-func ask(ctx context.Context, o Options, client kubernetes.Interface, f *doctor.Facts) {
+// queryServer gathers all facts from the API server except the clock skew.
+func queryServer(ctx context.Context, o Options, client kubernetes.Interface, f *doctor.Facts) {
 	c := &f.Cluster
 	info, err := client.Discovery().ServerVersion()
 	if err != nil {
-		c.Server = doctor.Unknown[string](err.Error())
+		c.Server = doctor.UnknownAnswer[string](err.Error())
 		return
 	}
-	c.Server = doctor.Known(info.GitVersion)
-	c.DRA = doctor.Of(servedDRA(client))
+	c.Server = doctor.KnownAnswer(info.GitVersion)
+	c.DRA = doctor.AnswerOf(servedDRA(client))
 	if c.DRA.Value != "" {
 		listDRA(ctx, o, client, c)
 	}
@@ -59,7 +59,7 @@ func ask(ctx context.Context, o Options, client kubernetes.Interface, f *doctor.
 	if apierrors.IsNotFound(err) {
 		node, err = nil, nil
 	}
-	c.Node = doctor.Of(node, err)
+	c.Node = doctor.AnswerOf(node, err)
 	if node != nil && err == nil {
 		f.Kubernetes = node.Status.NodeInfo.KubeletVersion
 	} else {
@@ -67,16 +67,16 @@ func ask(ctx context.Context, o Options, client kubernetes.Interface, f *doctor.
 	}
 	pods, err := client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", o.Node).String()})
 	if err != nil {
-		c.Pods = doctor.Unknown[[]corev1.Pod](err.Error())
-		f.Agent.Pod = doctor.Unknown[*corev1.Pod](err.Error())
+		c.Pods = doctor.UnknownAnswer[[]corev1.Pod](err.Error())
+		f.Agent.Pod = doctor.UnknownAnswer[*corev1.Pod](err.Error())
 	} else {
-		c.Pods = doctor.Known(pods.Items)
+		c.Pods = doctor.KnownAnswer(pods.Items)
 		found := agentPod(pods.Items)
-		f.Agent.Pod, f.Agent.Beside = doctor.Known(found), beside(pods.Items, found)
+		f.Agent.Pod, f.Agent.OtherAgents = doctor.KnownAnswer(found), otherAgents(pods.Items, found)
 		f.Kubelet.PluginPods = pluginPods(pods.Items, o.PluginDir)
 	}
-	c.Policies = doctor.Of(missingPolicies(ctx, client, c.DRA.Value != ""))
-	c.Rights = doctor.Of(missingRights(ctx, client, f.Agent.Pod.Value, c.DRA.Value != ""))
+	c.Policies = doctor.AnswerOf(missingPolicies(ctx, client, c.DRA.Value != ""))
+	c.Rights = doctor.AnswerOf(missingRights(ctx, client, f.Agent.Pod.Value, c.DRA.Value != ""))
 }
 
 // servedDRA returns the newest version of resource.k8s.io supported by both the API server and
@@ -105,27 +105,27 @@ func listDRA(ctx context.Context, o Options, of kubernetes.Interface, c *doctor.
 		slices, err = client.ResourceSlices().List(ctx, metav1.ListOptions{ResourceVersion: "0", FieldSelector: own})
 	}
 	if err != nil {
-		c.Slices = doctor.Unknown[[]resourceapi.ResourceSlice](err.Error())
+		c.Slices = doctor.UnknownAnswer[[]resourceapi.ResourceSlice](err.Error())
 	} else {
-		c.Slices = doctor.Known(slices.Items)
+		c.Slices = doctor.KnownAnswer(slices.Items)
 	}
 	classes, err := client.DeviceClasses().List(ctx, fromCache)
 	if err != nil {
-		c.Classes = doctor.Unknown[[]resourceapi.DeviceClass](err.Error())
+		c.Classes = doctor.UnknownAnswer[[]resourceapi.DeviceClass](err.Error())
 	} else {
-		c.Classes = doctor.Known(classes.Items)
+		c.Classes = doctor.KnownAnswer(classes.Items)
 	}
 	claims, err := client.ResourceClaims("").List(ctx, fromCache)
 	if err != nil {
-		c.Claims = doctor.Unknown[[]resourceapi.ResourceClaim](err.Error())
+		c.Claims = doctor.UnknownAnswer[[]resourceapi.ResourceClaim](err.Error())
 	} else {
-		c.Claims = doctor.Known(claims.Items)
+		c.Claims = doctor.KnownAnswer(claims.Items)
 	}
 }
 
-// skew returns how far the local clock is ahead of the API server's clock. The server's Date
+// clockSkew returns how far the local clock is ahead of the API server's clock. The server's Date
 // header has a resolution of one second.
-func skew(ctx context.Context, config *rest.Config) (time.Duration, error) {
+func clockSkew(ctx context.Context, config *rest.Config) (time.Duration, error) {
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return 0, err
@@ -160,33 +160,33 @@ func agentPod(pods []corev1.Pod) (found *corev1.Pod) {
 		if p.Labels["app.kubernetes.io/name"] != "chandler" || p.DeletionTimestamp != nil {
 			continue
 		}
-		if found == nil || !ready(found) && ready(p) {
+		if found == nil || !isReady(found) && isReady(p) {
 			found = p
 		}
 	}
 	return found
 }
 
-// beside returns all agents on the node except the pod but.
-func beside(pods []corev1.Pod, but *corev1.Pod) (others []doctor.AgentBeside) {
+// otherAgents returns all agents on the node except the pod but.
+func otherAgents(pods []corev1.Pod, but *corev1.Pod) (others []doctor.OtherAgent) {
 	for i := range pods {
 		p := &pods[i]
 		if p.Labels["app.kubernetes.io/name"] == "chandler" && p.DeletionTimestamp == nil && p != but {
-			others = append(others, doctor.AgentBeside{Pod: p, Foreign: installation(p) != installation(but)})
+			others = append(others, doctor.OtherAgent{Pod: p, Foreign: installationID(p) != installationID(but)})
 		}
 	}
 	return others
 }
 
-// installation returns an identifier shared by the pods of one DaemonSet.
-func installation(pod *corev1.Pod) string {
+// installationID returns an identifier shared by the pods of one DaemonSet.
+func installationID(pod *corev1.Pod) string {
 	if of := metav1.GetControllerOf(pod); of != nil {
 		return pod.Namespace + "/" + string(of.UID)
 	}
 	return pod.Namespace
 }
 
-func ready(pod *corev1.Pod) bool {
+func isReady(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
@@ -233,8 +233,8 @@ func missingPolicies(ctx context.Context, client kubernetes.Interface, dra bool)
 // Right is an API permission that the agent needs.
 type Right struct{ Verb, Group, Resource, Subresource string }
 
-// Rights returns the API permissions that the agent needs.
-func Rights(dra bool) []Right {
+// RequiredRights returns the API permissions that the agent needs.
+func RequiredRights(dra bool) []Right {
 	rights := []Right{
 		{"get", "", "nodes", ""}, {"watch", "", "nodes", ""}, {"list", "", "pods", ""}, {"create", "events.k8s.io", "events", ""},
 	}
@@ -259,7 +259,7 @@ func missingRights(ctx context.Context, client kubernetes.Interface, pod *corev1
 	}
 	itself, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, selfReview(), metav1.CreateOptions{})
 	own := err == nil && itself.Status.UserInfo.Username == user
-	for _, r := range Rights(dra) {
+	for _, r := range RequiredRights(dra) {
 		attributes := &authorizationv1.ResourceAttributes{Verb: r.Verb, Group: r.Group, Resource: r.Resource, Subresource: r.Subresource}
 		allowed := false
 		if own {

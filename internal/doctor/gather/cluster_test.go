@@ -109,7 +109,7 @@ func (s *server) facts() *doctor.Facts {
 		return false, nil, nil
 	})
 	f := &doctor.Facts{Head: doctor.Head{Node: "n", Version: "v1", Time: time.Now()}}
-	ask(context.Background(), Options{Node: "n", PluginDir: "/var/lib/kubelet/device-plugins/"}, client, f)
+	queryServer(context.Background(), Options{Node: "n", PluginDir: "/var/lib/kubelet/device-plugins/"}, client, f)
 	return f
 }
 
@@ -134,7 +134,7 @@ func TestBrokenClusters(t *testing.T) {
 			if code != "" {
 				want = []string{code}
 			}
-			report := doctor.Judge(s.facts(), doctor.Cluster)
+			report := doctor.JudgeFacts(s.facts(), doctor.Cluster)
 			if found := report.Codes(); !slices.Equal(found, want) {
 				t.Errorf("found %v, want %v: %+v", found, want, report.Sections)
 			}
@@ -148,7 +148,7 @@ func TestClassicCluster(t *testing.T) {
 	s.without = true
 	s.drop("parameters.chandler.dev")
 	f := s.facts()
-	if found := doctor.Judge(f, doctor.Cluster).Codes(); f.Cluster.DRA.Value != "" || len(found) > 0 {
+	if found := doctor.JudgeFacts(f, doctor.Cluster).Codes(); f.Cluster.DRA.Value != "" || len(found) > 0 {
 		t.Errorf("found %v", found)
 	}
 }
@@ -160,16 +160,16 @@ func TestOlderVersions(t *testing.T) {
 		s.older = version
 		s.objects = append(s.objects,
 			&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: resourceapi.ResourceSliceSpec{Driver: "chandler.dev", NodeName: new("n"), Devices: []resourceapi.Device{{Name: "d"}}}},
-			apitest.Claim("c", "u", "d"))
+			apitest.AllocatedClaim("c", "u", "d"))
 		f := s.facts()
-		if served := f.Cluster.DRA; served != doctor.Known(version) {
+		if served := f.Cluster.DRA; served != doctor.KnownAnswer(version) {
 			t.Errorf("%s: %+v is said to be served", version, served)
 		}
 		slices, classes, claims := f.Cluster.Slices.Value, f.Cluster.Classes.Value, f.Cluster.Claims.Value
 		if len(slices) != 1 || slices[0].Spec.Devices[0].Name != "d" || len(classes) != 1 || classes[0].Spec.ExtendedResourceName == nil || len(claims) != 1 || claims[0].Status.Allocation == nil {
 			t.Errorf("%s: slices %+v, classes %+v, claims %+v", version, slices, classes, claims)
 		}
-		if found := doctor.Judge(f, doctor.Cluster).Codes(); len(found) > 0 {
+		if found := doctor.JudgeFacts(f, doctor.Cluster).Codes(); len(found) > 0 {
 			t.Errorf("%s: found %v", version, found)
 		}
 	}
@@ -183,10 +183,10 @@ func TestKubeletCredentials(t *testing.T) {
 		s.denied[what] = "self"
 	}
 	f := s.facts()
-	if f.Cluster.Slices.Not != "" || !f.Cluster.OwnOnly {
-		t.Errorf("slices: %q, of this node alone %t", f.Cluster.Slices.Not, f.Cluster.OwnOnly)
+	if f.Cluster.Slices.Unknown != "" || !f.Cluster.OwnOnly {
+		t.Errorf("slices: %q, of this node alone %t", f.Cluster.Slices.Unknown, f.Cluster.OwnOnly)
 	}
-	report := doctor.Judge(f, doctor.Cluster)
+	report := doctor.JudgeFacts(f, doctor.Cluster)
 	if found := report.Codes(); len(found) > 0 || report.Count(doctor.NotAsked) < 3 {
 		t.Errorf("found %v, %+v", found, report.Sections)
 	}
@@ -223,7 +223,7 @@ func TestAgentBeside(t *testing.T) {
 		t.Errorf("the agent's pod is %v", pod)
 	}
 	askBeside(t.Context(), &f.Agent)
-	if b := f.Agent.Beside; len(b) != 1 || b[0].Pod.Name != "chandler-next" || b[0].Why != "/readyz: the configuration is invalid" {
+	if b := f.Agent.OtherAgents; len(b) != 1 || b[0].Pod.Name != "chandler-next" || b[0].Why != "/readyz: the configuration is invalid" {
 		t.Errorf("beside it: %+v", b)
 	}
 }
@@ -247,7 +247,7 @@ func TestAgentOfAnotherInstallation(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: test.namespace, Name: "chandler-other", OwnerReferences: of(test.owner), Labels: map[string]string{"app.kubernetes.io/name": "chandler"}, CreationTimestamp: metav1.Now()},
 			Spec:       corev1.PodSpec{NodeName: "n"},
 		})
-		report := doctor.Judge(s.facts(), doctor.Agent)
+		report := doctor.JudgeFacts(s.facts(), doctor.Agent)
 		if found := report.Codes(); !slices.Equal(found, test.want) {
 			t.Errorf("%s: found %v, want %v", name, found, test.want)
 		}
@@ -268,7 +268,7 @@ func TestRights(t *testing.T) {
 			}
 		}
 	}
-	for _, r := range Rights(true) {
+	for _, r := range RequiredRights(true) {
 		resource := strings.TrimPrefix(r.String(), r.Verb+" ")
 		if !slices.ContainsFunc(role.Rules, func(rule rbacv1.PolicyRule) bool {
 			return slices.Contains(rule.APIGroups, r.Group) && slices.Contains(rule.Resources, resource) && slices.Contains(rule.Verbs, r.Verb)
@@ -309,7 +309,7 @@ func TestSkew(t *testing.T) {
 		w.Header().Set("Date", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat))
 	}))
 	defer server.Close()
-	got, err := skew(t.Context(), &rest.Config{Host: server.URL})
+	got, err := clockSkew(t.Context(), &rest.Config{Host: server.URL})
 	if err != nil || (got-time.Hour).Abs() > 2*time.Second {
 		t.Errorf("%s, %v", got, err)
 	}
@@ -335,11 +335,11 @@ func TestAgentAnswers(t *testing.T) {
 	if f.Agent.Ready.Value != wrong || f.Agent.Live.Value != "" || f.Agent.Features.Value["DRADeviceTaints"] || !f.Agent.Features.Value["DRAConsumableCapacity"] {
 		t.Errorf("%+v", f.Agent)
 	}
-	if found := doctor.Judge(f, doctor.Agent).Codes(); !slices.Equal(found, []string{"CH0703"}) {
+	if found := doctor.JudgeFacts(f, doctor.Agent).Codes(); !slices.Equal(found, []string{"CH0703"}) {
 		t.Errorf("found %v", found)
 	}
 	server.Close()
-	if found := doctor.Judge(n.facts(), doctor.Agent).Codes(); !slices.Equal(found, []string{"CH0701"}) {
+	if found := doctor.JudgeFacts(n.facts(), doctor.Agent).Codes(); !slices.Equal(found, []string{"CH0701"}) {
 		t.Errorf("without an answer: found %v", found)
 	}
 }

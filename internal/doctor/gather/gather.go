@@ -46,7 +46,7 @@ type Options struct {
 // All gathers all facts except those about devices, which the caller adds.
 func All(ctx context.Context, o Options) *doctor.Facts {
 	f := &doctor.Facts{Head: doctor.Head{Node: o.Node, Version: o.Version, Time: time.Now(), Recorded: o.Recorded}}
-	f.Host = host(ctx, o)
+	f.Host = gatherHost(ctx, o)
 	f.Kubelet.Root, f.Kubelet.PluginDir, f.Runtime.Dir = o.KubeletRoot, o.PluginDir, o.CDIDir
 	if root := strings.TrimRight(o.Root, "/"); root != "" {
 		f.Runtime.Dir = strings.TrimPrefix(o.CDIDir, root) // the path as seen by the container runtime
@@ -70,15 +70,15 @@ func All(ctx context.Context, o Options) *doctor.Facts {
 		return f
 	}
 	if err == nil {
-		cluster(ctx, o, config, f)
+		gatherCluster(ctx, o, config, f)
 	}
 	if f.NoKubelet == "" {
 		if f.Kubernetes == "" {
 			f.Kubernetes = doctor.UnknownVersion
 		}
-		kubelet(ctx, o, processes, f)
+		gatherKubelet(ctx, o, processes, f)
 		containerRuntime(ctx, o, processes, f)
-		agent(ctx, o, processes, f)
+		gatherAgent(ctx, o, processes, f)
 	}
 	return f
 }
@@ -93,9 +93,9 @@ func hasKubelet(o Options, processes []process) bool {
 	return slices.ContainsFunc(named(processes, "kubelet"), func(p process) bool { return p.ours })
 }
 
-// within runs a step that may never return, such as a read from a device that hangs. After
+// withPatience runs a step that may never return, such as a read from a device that hangs. After
 // Patience, within returns without waiting for the step's goroutine.
-func within[T any](ctx context.Context, what string, step func() (T, error)) doctor.Answer[T] {
+func withPatience[T any](ctx context.Context, what string, step func() (T, error)) doctor.Answer[T] {
 	type outcome struct {
 		value T
 		err   error
@@ -109,11 +109,11 @@ func within[T any](ctx context.Context, what string, step func() (T, error)) doc
 	defer timer.Stop()
 	select {
 	case o := <-done:
-		return doctor.Of(o.value, o.err)
+		return doctor.AnswerOf(o.value, o.err)
 	case <-timer.C:
-		return doctor.Unknown[T](fmt.Sprintf("%s does not respond within %s", what, Patience))
+		return doctor.UnknownAnswer[T](fmt.Sprintf("%s does not respond within %s", what, Patience))
 	case <-ctx.Done():
-		return doctor.Unknown[T](ctx.Err().Error())
+		return doctor.UnknownAnswer[T](ctx.Err().Error())
 	}
 }
 

@@ -16,28 +16,28 @@ import (
 	"chandler.dev/internal/doctor"
 )
 
-// host reads the facts about the host from its files, except those about devices.
-func host(ctx context.Context, o Options) (h doctor.HostFacts) {
-	h.Functions = within(ctx, "the PCI bus", func() ([]doctor.Function, error) { return functions(o.HostFS) })
-	modules := within(ctx, "/sys/module", func() (map[string]bool, error) { return modules(o.HostFS) })
+// gatherHost reads the facts about the host from its files, except those about devices.
+func gatherHost(ctx context.Context, o Options) (h doctor.HostFacts) {
+	h.Functions = withPatience(ctx, "the PCI bus", func() ([]doctor.Function, error) { return pciFunctions(o.HostFS) })
+	modules := withPatience(ctx, "/sys/module", func() (map[string]bool, error) { return loadedModules(o.HostFS) })
 	h.Modules = modules.Value
-	h.Virtual = within(ctx, "/proc/cpuinfo", func() (bool, error) { return virtual(o.HostFS), nil }).Value
+	h.Virtual = withPatience(ctx, "/proc/cpuinfo", func() (bool, error) { return supportsVirtualization(o.HostFS), nil }).Value
 	if o.Recorded {
 		return h
 	}
 	if !o.Simulated {
-		h.Proc = doctor.Known(hasProc(o.HostFS))
+		h.Proc = doctor.KnownAnswer(hasProc(o.HostFS))
 	}
-	h.SELinux = doctor.Known(selinux(o))
-	h.Space = within(ctx, "the file system of the records", func() ([]doctor.Space, error) { return spaces(o) })
+	h.SELinux = doctor.KnownAnswer(readSELinux(o))
+	h.Space = withPatience(ctx, "the file system of the records", func() ([]doctor.Space, error) { return freeSpaces(o) })
 	if _, err := os.Stat(o.StateDir); err == nil {
-		h.State = within(ctx, "the agent's directory", func() (string, error) { return writable(o.StateDir), nil })
+		h.State = withPatience(ctx, "the agent's directory", func() (string, error) { return unwritableReason(o.StateDir), nil })
 	}
 	return h
 }
 
-// functions returns the PCI functions of a host, or none if the host has no PCI bus.
-func functions(host fs.FS) (found []doctor.Function, err error) {
+// pciFunctions returns the PCI functions of a host, or none if the host has no PCI bus.
+func pciFunctions(host fs.FS) (found []doctor.Function, err error) {
 	const bus = "sys/bus/pci/devices"
 	entries, err := fs.ReadDir(host, bus)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -60,7 +60,7 @@ func functions(host fs.FS) (found []doctor.Function, err error) {
 	return found, nil
 }
 
-func modules(host fs.FS) (map[string]bool, error) {
+func loadedModules(host fs.FS) (map[string]bool, error) {
 	entries, err := fs.ReadDir(host, "sys/module")
 	if err != nil {
 		return nil, err
@@ -72,8 +72,8 @@ func modules(host fs.FS) (map[string]bool, error) {
 	return loaded, nil
 }
 
-// virtual reports whether the host's processors support virtual machines.
-func virtual(host fs.FS) bool {
+// supportsVirtualization reports whether the host's processors support virtual machines.
+func supportsVirtualization(host fs.FS) bool {
 	data, _ := fs.ReadFile(host, "proc/cpuinfo")
 	for line := range strings.Lines(string(data)) {
 		if strings.HasPrefix(line, "flags") {
@@ -83,11 +83,11 @@ func virtual(host fs.FS) bool {
 	return false
 }
 
-// selinux returns whether SELinux is enforcing, and the agent's context.
-func selinux(o Options) (s doctor.SELinux) {
+// readSELinux returns whether SELinux is enforcing, and the agent's context.
+func readSELinux(o Options) (s doctor.SELinux) {
 	data, _ := fs.ReadFile(o.HostFS, "sys/fs/selinux/enforce")
 	s.Enforcing = strings.TrimSpace(string(data)) == "1"
-	for _, p := range agents(o) {
+	for _, p := range findAgents(o) {
 		if data, err := os.ReadFile(filepath.Join(p.dir, "attr/current")); err == nil {
 			s.Agent = strings.TrimRight(strings.TrimSpace(string(data)), "\x00")
 		}
@@ -95,8 +95,8 @@ func selinux(o Options) (s doctor.SELinux) {
 	return s
 }
 
-// spaces returns the free space of the file systems with records and CDI specs.
-func spaces(o Options) (found []doctor.Space, err error) {
+// freeSpaces returns the free space of the file systems with records and CDI specs.
+func freeSpaces(o Options) (found []doctor.Space, err error) {
 	seen := make(map[unix.Fsid]bool)
 	for _, dir := range []string{o.StateDir, o.CDIDir} {
 		var stat unix.Statfs_t
@@ -110,8 +110,8 @@ func spaces(o Options) (found []doctor.Space, err error) {
 	return found, nil
 }
 
-// writable returns the reason why a directory is not writable, or "". It writes nothing.
-func writable(dir string) string {
+// unwritableReason returns the reason why a directory is not writable, or "". It writes nothing.
+func unwritableReason(dir string) string {
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -24,33 +24,33 @@ import (
 // maxAnswer is the largest accepted PodResources response, as in package kubeletapi.
 const maxAnswer = 16 << 20
 
-func kubelet(ctx context.Context, o Options, processes []process, f *doctor.Facts) {
+func gatherKubelet(ctx context.Context, o Options, processes []process, f *doctor.Facts) {
 	k := &f.Kubelet
-	k.Dir = within(ctx, "the device-plugins directory", func() (string, error) { return writable(o.PluginDir), nil })
-	k.Answers = within(ctx, "the kubelet's registration socket", func() (string, error) { return reachable(ctx, filepath.Join(o.PluginDir, "kubelet.sock")), nil })
+	k.Dir = withPatience(ctx, "the device-plugins directory", func() (string, error) { return unwritableReason(o.PluginDir), nil })
+	k.Answers = withPatience(ctx, "the kubelet's registration socket", func() (string, error) { return connectError(ctx, filepath.Join(o.PluginDir, "kubelet.sock")), nil })
 	socket := filepath.Join(o.KubeletRoot, "pod-resources/kubelet.sock")
 	ask, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	listing, err := kubeletapi.ListPods(ask, socket)
 	if err == nil {
-		k.Pods = doctor.Known(listing.Pods)
+		k.Pods = doctor.KnownAnswer(listing.Pods)
 	} else {
-		k.Pods = doctor.Unknown[[]*podresourcesapi.PodResources](err.Error())
+		k.Pods = doctor.UnknownAnswer[[]*podresourcesapi.PodResources](err.Error())
 	}
-	k.Allocatable = doctor.Of(allocatable(ask, socket))
+	k.Allocatable = doctor.AnswerOf(allocatableDevices(ask, socket))
 	entries, err := os.ReadDir(filepath.Join(o.KubeletRoot, "plugins_registry"))
 	there := false
 	for _, entry := range entries {
 		there = there || strings.HasPrefix(entry.Name(), discovery.Domain) && entry.Type()&fs.ModeSocket != 0
 	}
-	k.Registration = doctor.Of(there, err)
+	k.Registration = doctor.AnswerOf(there, err)
 
 	flags, config := flagsOf(o, processes)
 	k.Flags, k.Config = flags, config
 }
 
-// reachable returns the error of connecting to a socket, or "" if a process listens there.
-func reachable(ctx context.Context, socket string) string {
+// connectError returns the error of connecting to a socket, or "" if a process listens there.
+func connectError(ctx context.Context, socket string) string {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
@@ -61,10 +61,10 @@ func reachable(ctx context.Context, socket string) string {
 	return ""
 }
 
-// allocatable returns the devices that device plugins have listed as healthy, according to the
+// allocatableDevices returns the devices that device plugins have listed as healthy, according to the
 // kubelet (pkg/kubelet/cm/devicemanager/manager.go, GetAllocatableDevices, read in 1.28 to
 // 1.37).
-func allocatable(ctx context.Context, socket string) ([]*podresourcesapi.ContainerDevices, error) {
+func allocatableDevices(ctx context.Context, socket string) ([]*podresourcesapi.ContainerDevices, error) {
 	conn, err := kubeletapi.Dial(socket)
 	if err != nil {
 		return nil, err
@@ -81,9 +81,9 @@ func allocatable(ctx context.Context, socket string) ([]*podresourcesapi.Contain
 func flagsOf(o Options, processes []process) (doctor.Answer[map[string]string], doctor.Answer[doctor.KubeletConfig]) {
 	flags, err := kubeletFlags(o, named(processes, "kubelet"))
 	if err != nil {
-		return doctor.Unknown[map[string]string](err.Error()), doctor.Unknown[doctor.KubeletConfig](err.Error())
+		return doctor.UnknownAnswer[map[string]string](err.Error()), doctor.UnknownAnswer[doctor.KubeletConfig](err.Error())
 	}
-	return doctor.Known(flags), doctor.Of(kubeletConfig(o, flags))
+	return doctor.KnownAnswer(flags), doctor.AnswerOf(kubeletConfig(o, flags))
 }
 
 // kubeletFlags returns the flags of the kubelet. If several kubelets run on the machine, as

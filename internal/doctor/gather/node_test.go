@@ -225,7 +225,7 @@ func TestBrokenNodes(t *testing.T) {
 			if code != "" {
 				want = []string{code}
 			}
-			report := doctor.Judge(n.facts(), asked...)
+			report := doctor.JudgeFacts(n.facts(), asked...)
 			if found := report.Codes(); !slices.Equal(found, want) {
 				t.Errorf("found %v, want %v: %+v", found, want, report.Sections)
 			}
@@ -256,7 +256,7 @@ func TestInstallationsOfProcesses(t *testing.T) {
 		if found := f.Agent.Installations; !slices.Equal(found, want) {
 			t.Errorf("with %q: %q, want %q", pod, found, want)
 		}
-		if said := slices.Contains(doctor.Judge(f, doctor.Agent).Codes(), "CH0708"); said != (len(want) > 1) {
+		if said := slices.Contains(doctor.JudgeFacts(f, doctor.Agent).Codes(), "CH0708"); said != (len(want) > 1) {
 			t.Errorf("with %q: CH0708 is said: %v", pod, said)
 		}
 	}
@@ -286,7 +286,7 @@ func TestDirectoryMadeAgain(t *testing.T) {
 			if !socket {
 				n.remove("k/device-plugins/kubelet.sock")
 			}
-			report := doctor.Judge(n.facts(), asked...)
+			report := doctor.JudgeFacts(n.facts(), asked...)
 			if found := report.Codes(); !slices.Equal(found, []string{"CH0108"}) {
 				t.Errorf("found %v: %+v", found, report.Sections)
 			}
@@ -326,11 +326,11 @@ func TestSilentKubelet(t *testing.T) {
 	n.kubelet.Stop()
 	begun := time.Now()
 	f := n.facts()
-	if found := doctor.Judge(f, doctor.Kubelet).Codes(); !slices.Equal(found, []string{"CH0102"}) {
+	if found := doctor.JudgeFacts(f, doctor.Kubelet).Codes(); !slices.Equal(found, []string{"CH0102"}) {
 		t.Errorf("found %v", found)
 	}
-	if f.Agent.Records.Not != "" || f.Runtime.Config.Not != "" {
-		t.Errorf("not asked: %s %s", f.Agent.Records.Not, f.Runtime.Config.Not)
+	if f.Agent.Records.Unknown != "" || f.Runtime.Config.Unknown != "" {
+		t.Errorf("not asked: %s %s", f.Agent.Records.Unknown, f.Runtime.Config.Unknown)
 	}
 	if took := time.Since(begun); took > 3*Patience {
 		t.Errorf("it took %s", took)
@@ -343,11 +343,11 @@ func TestWithin(t *testing.T) {
 	defer cancel()
 	hangs := make(chan struct{})
 	defer close(hangs)
-	got := within(ctx, "it", func() (int, error) { <-hangs; return 1, nil })
-	if got.Not == "" {
+	got := withPatience(ctx, "it", func() (int, error) { <-hangs; return 1, nil })
+	if got.Unknown == "" {
 		t.Error("it answered")
 	}
-	if got := within(t.Context(), "it", func() (int, error) { return 1, nil }); got.Value != 1 || got.Not != "" {
+	if got := withPatience(t.Context(), "it", func() (int, error) { return 1, nil }); got.Value != 1 || got.Unknown != "" {
 		t.Errorf("%+v", got)
 	}
 }
@@ -408,13 +408,13 @@ func TestAgentSaysItsVersion(t *testing.T) {
 			defer server.Close()
 			n.options.Agent = strings.TrimPrefix(server.URL, "http://")
 			f := n.facts()
-			if f.Agent.Version != test.version || f.Agent.Live.Value != "" || f.Agent.Live.Not != "" {
+			if f.Agent.Version != test.version || f.Agent.Live.Value != "" || f.Agent.Live.Unknown != "" {
 				t.Errorf("version %q, live %+v", f.Agent.Version, f.Agent.Live)
 			}
-			if f.Agent.Features.Not != test.protected {
-				t.Errorf("features: %q", f.Agent.Features.Not)
+			if f.Agent.Features.Unknown != test.protected {
+				t.Errorf("features: %q", f.Agent.Features.Unknown)
 			}
-			if found := doctor.Judge(f, doctor.Agent).Codes(); !slices.Equal(found, test.codes) {
+			if found := doctor.JudgeFacts(f, doctor.Agent).Codes(); !slices.Equal(found, test.codes) {
 				t.Errorf("found %v", found)
 			}
 		})
@@ -453,11 +453,11 @@ func TestConfigurationThatWasRefused(t *testing.T) {
 		defer server.Close()
 		n.options.Agent = strings.TrimPrefix(server.URL, "http://")
 		f := n.facts()
-		if f.Agent.Unwanted != (said == "chandler_dra_slices_refused 1") {
-			t.Errorf("%s: unwanted %t", said, f.Agent.Unwanted)
+		if f.Agent.ModeUnwanted != (said == "chandler_dra_slices_refused 1") {
+			t.Errorf("%s: unwanted %t", said, f.Agent.ModeUnwanted)
 		}
-		f.Agent.Config = doctor.Known("")
-		if found := doctor.Judge(f, asked...).Codes(); !slices.Equal(found, want) {
+		f.Agent.Config = doctor.KnownAnswer("")
+		if found := doctor.JudgeFacts(f, asked...).Codes(); !slices.Equal(found, want) {
 			t.Errorf("%s: found %v, want %v", said, found, want)
 		}
 	}

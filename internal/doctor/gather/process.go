@@ -96,9 +96,9 @@ func (p process) environment() map[string]string {
 	return variables
 }
 
-// started returns when the process started. The start time in its stat file is in clock ticks
+// startTime returns when the process started. The start time in its stat file is in clock ticks
 // since boot; user space sees 100 ticks per second on all architectures (proc_pid_stat(5)).
-func (p process) started() (time.Time, error) {
+func (p process) startTime() (time.Time, error) {
 	stat, err := os.ReadFile(filepath.Join(p.dir, "stat"))
 	if err != nil {
 		return time.Time{}, err

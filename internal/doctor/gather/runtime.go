@@ -21,17 +21,17 @@ import (
 
 func containerRuntime(ctx context.Context, o Options, processes []process, f *doctor.Facts) {
 	r := &f.Runtime
-	if node := f.Cluster.Node; node.Not == "" && node.Value != nil {
+	if node := f.Cluster.Node; node.Unknown == "" && node.Value != nil {
 		r.Name, r.Version, _ = strings.Cut(node.Value.Status.NodeInfo.ContainerRuntimeVersion, "://")
 	}
-	r.Config = within(ctx, "the container runtime's configuration", func() (doctor.RuntimeConfig, error) { return runtimeConfig(o, processes, r) })
-	r.Writable = within(ctx, "the directory of CDI specs", func() (string, error) { return writable(o.CDIDir), nil })
-	r.Specs = within(ctx, "the directory of CDI specs", func() ([]doctor.Spec, error) { return claimSpecs(o.CDIDir) })
+	r.Config = withPatience(ctx, "the container runtime's configuration", func() (doctor.RuntimeConfig, error) { return runtimeConfig(o, processes, r) })
+	r.Writable = withPatience(ctx, "the directory of CDI specs", func() (string, error) { return unwritableReason(o.CDIDir), nil })
+	r.Specs = withPatience(ctx, "the directory of CDI specs", func() ([]doctor.Spec, error) { return claimSpecs(o.CDIDir) })
 	dirs := []string{"/etc/cdi", "/var/run/cdi"}
-	if r.Config.Not == "" {
+	if r.Config.Unknown == "" {
 		dirs = r.Config.Value.SpecDirs
 	}
-	r.Errors = within(ctx, "CDI specs", func() (map[string][]string, error) { return specErrors(o, dirs) }).Value
+	r.Errors = withPatience(ctx, "CDI specs", func() (map[string][]string, error) { return specErrors(o, dirs) }).Value
 }
 
 // runtimeConfig reads the configuration of the container runtime. If the node object does not
@@ -78,7 +78,7 @@ func containerdConfig(o Options, daemons []process, said string) (c doctor.Runti
 				name = flags[flag]
 			}
 		}
-		c.Started, _ = daemons[0].started()
+		c.Started, _ = daemons[0].startTime()
 	}
 	v, unknown := version.ParseGeneric(said)
 	merged := make(map[string]any)
@@ -101,7 +101,7 @@ func containerdConfig(o Options, daemons []process, said string) (c doctor.Runti
 				if unknown == nil && v.LessThan(version.MajorMinor(2, 0)) {
 					clear(merged)
 				}
-				merge(merged, settings)
+				mergeSettings(merged, settings)
 			}
 		}
 		for _, pattern := range file.Imports {
@@ -127,16 +127,16 @@ func containerdConfig(o Options, daemons []process, said string) (c doctor.Runti
 	default:
 		return c, fmt.Errorf("%s does not say, and which version of containerd runs is not known", "/etc/containerd/config.toml")
 	}
-	c.SpecDirs = texts(merged["cdi_spec_dirs"])
+	c.SpecDirs = stringsOf(merged["cdi_spec_dirs"])
 	if c.SpecDirs == nil {
 		c.SpecDirs = []string{"/etc/cdi", "/var/run/cdi"} // internal/cri/config/config_unix.go
 	}
 	return c, nil
 }
 
-// merge copies settings into to, replacing earlier values. Lists are extended by the values
+// mergeSettings copies settings into to, replacing earlier values. Lists are extended by the values
 // that they lack.
-func merge(to, from map[string]any) {
+func mergeSettings(to, from map[string]any) {
 	for key, value := range from {
 		added, isList := value.([]any)
 		before, had := to[key].([]any)
@@ -153,7 +153,7 @@ func merge(to, from map[string]any) {
 	}
 }
 
-func texts(value any) (found []string) {
+func stringsOf(value any) (found []string) {
 	list, _ := value.([]any)
 	for _, one := range list {
 		if text, ok := one.(string); ok {
@@ -185,7 +185,7 @@ func read(c *doctor.RuntimeConfig, o Options, name string, into any) error {
 func crioConfig(o Options, daemons []process) (c doctor.RuntimeConfig, err error) {
 	c.CDI, c.SpecDirs = true, []string{"/etc/cdi", "/var/run/cdi"}
 	if len(daemons) == 1 {
-		c.Started, _ = daemons[0].started()
+		c.Started, _ = daemons[0].startTime()
 	}
 	files := []string{"/etc/crio/crio.conf"}
 	matches, _ := filepath.Glob(filepath.Join(o.Root, "etc/crio/crio.conf.d/*"))

@@ -15,45 +15,45 @@ import (
 	"chandler.dev/internal/inuse"
 )
 
-// sight returns two reasons why the agent cannot see open files: those of the pods' processes,
+// visibility returns two reasons why the agent cannot see open files: those of the pods' processes,
 // and those of all processes of the machine. A reason is "" if the agent sees these files. In
 // the agent's pod, sight tries to look at open files. On the node, doctor may have more
 // permissions than the agent, so sight checks the capabilities and mounts of the agent's
 // process.
-func sight(o Options, agents []process) (ofPods, ofAll doctor.Answer[string]) {
+func visibility(o Options, agents []process) (ofPods, ofAll doctor.Answer[string]) {
 	both := func(answer doctor.Answer[string]) (ofPods, ofAll doctor.Answer[string]) { return answer, answer }
 	if len(agents) == 0 {
-		return both(doctor.Unknown[string]("no agent process is visible"))
+		return both(doctor.UnknownAnswer[string]("no agent process is visible"))
 	}
 	if o.Simulated {
-		return both(doctor.Unknown[string]("the host is simulated"))
+		return both(doctor.UnknownAnswer[string]("the host is simulated"))
 	}
 	p := agents[0]
 	if o.Self != o.Proc && filepath.Dir(p.dir) == filepath.Clean(o.Self) {
-		return judged(o.HostFS, inuse.Sight(o.HostFS))
+		return visibilityFrom(o.HostFS, inuse.CheckSight(o.HostFS))
 	}
-	may, err := p.capable(unix.CAP_SYS_PTRACE)
+	may, err := p.hasCapability(unix.CAP_SYS_PTRACE)
 	switch {
 	case err != nil:
-		return both(doctor.Unknown[string](err.Error()))
+		return both(doctor.UnknownAnswer[string](err.Error()))
 	case !may:
-		return both(doctor.Known("the agent's process lacks the capability CAP_SYS_PTRACE"))
+		return both(doctor.KnownAnswer("the agent's process lacks the capability CAP_SYS_PTRACE"))
 	}
 	host := os.DirFS(filepath.Join(p.dir, "root", p.flags()["host-root"]))
 	err = inuse.SightOf(host, filepath.Base(p.dir))
 	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
-		return both(doctor.Unknown[string](err.Error())) // permission is missing to doctor, not to the agent
+		return both(doctor.UnknownAnswer[string](err.Error())) // permission is missing to doctor, not to the agent
 	}
-	return judged(host, err)
+	return visibilityFrom(host, err)
 }
 
-// judged returns both reasons of sight, given the result of the check for the pods' processes.
-func judged(host fs.FS, ofPods error) (pods, all doctor.Answer[string]) {
+// visibilityFrom returns both reasons of sight, given the result of the check for the pods' processes.
+func visibilityFrom(host fs.FS, ofPods error) (pods, all doctor.Answer[string]) {
 	answer := func(err error) doctor.Answer[string] {
 		if err != nil {
-			return doctor.Known(err.Error())
+			return doctor.KnownAnswer(err.Error())
 		}
-		return doctor.Known("")
+		return doctor.KnownAnswer("")
 	}
 	if ofPods != nil {
 		return answer(ofPods), answer(ofPods)
@@ -61,9 +61,9 @@ func judged(host fs.FS, ofPods error) (pods, all doctor.Answer[string]) {
 	return answer(nil), answer(inuse.SightOfAll(host))
 }
 
-// capable reports whether a process has a capability in its effective set
+// hasCapability reports whether a process has a capability in its effective set
 // (proc_pid_status(5)).
-func (p process) capable(capability int) (bool, error) {
+func (p process) hasCapability(capability int) (bool, error) {
 	status, err := os.ReadFile(filepath.Join(p.dir, "status"))
 	if err != nil {
 		return false, err

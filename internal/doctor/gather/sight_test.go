@@ -54,7 +54,7 @@ func TestSight(t *testing.T) {
 	t.Run("simulated", func(t *testing.T) {
 		n := newMadeUp(t)
 		n.write("proc/"+agentPID+"/status", most)
-		ofPods, ofAll := sight(n.options, agents(n.options))
+		ofPods, ofAll := visibility(n.options, findAgents(n.options))
 		compareSight(t, ofPods, "?")
 		compareSight(t, ofAll, "?")
 	})
@@ -71,7 +71,7 @@ func TestSightInThePod(t *testing.T) {
 		if n.options.HostFS, err = hostfs.Open(filepath.Join(n.root, "h")); err != nil {
 			t.Fatal(err)
 		}
-		ofPods, ofAll := sight(n.options, agents(n.options))
+		ofPods, ofAll := visibility(n.options, findAgents(n.options))
 		compareSight(t, ofPods, want)
 		compareSight(t, ofAll, want)
 	}
@@ -79,7 +79,7 @@ func TestSightInThePod(t *testing.T) {
 
 func compareSight(t *testing.T, got doctor.Answer[string], want string) {
 	t.Helper()
-	switch unknown := got.Not != ""; {
+	switch unknown := got.Unknown != ""; {
 	case unknown != (want == "?"), !unknown && want == "" && got.Value != "", !unknown && !strings.Contains(got.Value, want):
 		t.Errorf("%+v, want %q", got, want)
 	}

@@ -36,15 +36,15 @@ type Cluster struct {
 // New returns a cluster without nodes, with a class for all devices and one for each kind.
 func New(t testing.TB) *Cluster {
 	c := &Cluster{t: t}
-	c.Class("any", "", "device.driver == 'chandler.dev'")
+	c.AddClass("any", "", "device.driver == 'chandler.dev'")
 	for _, kind := range []string{"gpu", "nic", "crypto"} {
-		c.Class(kind, "", fmt.Sprintf("device.driver == 'chandler.dev' && device.attributes['chandler.dev'].kind == '%s'", kind))
+		c.AddClass(kind, "", fmt.Sprintf("device.driver == 'chandler.dev' && device.attributes['chandler.dev'].kind == '%s'", kind))
 	}
 	return c
 }
 
-// Class adds a class. The extended resource may be "".
-func (c *Cluster) Class(name, extended, expression string) {
+// AddClass adds a class. The extended resource may be "".
+func (c *Cluster) AddClass(name, extended, expression string) {
 	class := resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
 	if extended != "" {
@@ -56,13 +56,13 @@ func (c *Cluster) Class(name, extended, expression string) {
 // Node adds a node from a recorded host. The function change may modify the devices.
 func (c *Cluster) Node(name, host string, change func(*discovery.Device)) {
 	c.t.Helper()
-	found := discovery.Scan(discoverytest.Layout(c.t, host), families.All)
+	found := discovery.Scan(discoverytest.ReadHost(c.t, host), families.All)
 	for i := range found.Devices {
 		if change != nil {
 			change(&found.Devices[i])
 		}
 	}
-	made, _ := pool.Of(pool.Input{Snapshot: new(rules.Rules).Apply(found), Features: features.All()})
+	made, _ := pool.BuildPool(pool.Input{Snapshot: new(rules.Rules).ApplyTo(found), Features: features.All()})
 	c.Publish(name, made)
 }
 
@@ -88,8 +88,8 @@ func (c *Cluster) Publish(name string, made resourceslice.Pool) {
 	})
 }
 
-// Plugin adds a resource of a device plugin to a node.
-func (c *Cluster) Plugin(node, name string, capacity, allocatable int64) {
+// AddPlugin adds a resource of a device plugin to a node.
+func (c *Cluster) AddPlugin(node, name string, capacity, allocatable int64) {
 	for i := range c.Nodes {
 		if c.Nodes[i].Name == node {
 			c.Nodes[i].Status.Capacity[corev1.ResourceName(name)] = *resource.NewQuantity(capacity, resource.DecimalSI)
@@ -98,8 +98,8 @@ func (c *Cluster) Plugin(node, name string, capacity, allocatable int64) {
 	}
 }
 
-// Pod adds a pod on a node, or a pending pod if node is "". Its age is in minutes.
-func (c *Cluster) Pod(namespace, name, node string, minutes int, limits map[string]int64, claims ...string) *corev1.Pod {
+// AddPod adds a pod on a node, or a pending pod if node is "". Its age is in minutes.
+func (c *Cluster) AddPod(namespace, name, node string, minutes int, limits map[string]int64, claims ...string) *corev1.Pod {
 	since := metav1.NewTime(Now.Add(-time.Duration(minutes) * time.Minute))
 	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + "-" + name), CreationTimestamp: since}}
 	container := corev1.Container{Name: "main", Image: "example.com/main", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{}, Requests: corev1.ResourceList{}}}
@@ -120,8 +120,8 @@ func (c *Cluster) Pod(namespace, name, node string, minutes int, limits map[stri
 	return &c.Pods[len(c.Pods)-1]
 }
 
-// Claim adds a claim.
-func (c *Cluster) Claim(namespace, name string, spec resourceapi.DeviceClaim) *resourceapi.ResourceClaim {
+// AddClaim adds a claim.
+func (c *Cluster) AddClaim(namespace, name string, spec resourceapi.DeviceClaim) *resourceapi.ResourceClaim {
 	claim := resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("claim-" + namespace + "-" + name)}}
 	claim.Spec.Devices = spec
 	c.Claims = append(c.Claims, claim)
@@ -137,18 +137,18 @@ func Request(name, class string, count int64, selectors ...string) resourceapi.D
 	return resourceapi.DeviceRequest{Name: name, Exactly: exactly}
 }
 
-// Give allocates devices of a node to a new claim, which is reserved for a new pod on the node. The
+// AllocateDevices allocates devices of a node to a new claim, which is reserved for a new pod on the node. The
 // name of the claim is the pod's name followed by "-devices".
-func (c *Cluster) Give(namespace, pod, node string, minutes int, request string, devices ...string) {
+func (c *Cluster) AllocateDevices(namespace, pod, node string, minutes int, request string, devices ...string) {
 	name := pod + "-devices"
-	claim := c.Claim(namespace, name, resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{Request(request, "any", int64(len(devices)))}})
+	claim := c.AddClaim(namespace, name, resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{Request(request, "any", int64(len(devices)))}})
 	since := metav1.NewTime(Now.Add(-time.Duration(minutes) * time.Minute))
 	allocation := &resourceapi.AllocationResult{AllocationTimestamp: &since}
 	for _, device := range devices {
 		allocation.Devices.Results = append(allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{Request: request, Driver: discovery.Domain, Pool: node, Device: device})
 	}
 	claim.Status.Allocation = allocation
-	made := c.Pod(namespace, pod, node, minutes, nil, name)
+	made := c.AddPod(namespace, pod, node, minutes, nil, name)
 	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: pod, UID: made.UID}}
 }
 
@@ -175,8 +175,8 @@ func (c *Cluster) Objects() (out []runtime.Object) {
 	return out
 }
 
-// Sick returns a change for [Cluster.Node] that makes the named devices unhealthy.
-func Sick(condition discovery.Condition, effect resourceapi.DeviceTaintEffect, minutes int, names ...string) func(*discovery.Device) {
+// MakeUnhealthy returns a change for [Cluster.Node] that makes the named devices unhealthy.
+func MakeUnhealthy(condition discovery.Condition, effect resourceapi.DeviceTaintEffect, minutes int, names ...string) func(*discovery.Device) {
 	return func(d *discovery.Device) {
 		for _, name := range names {
 			if d.Name == name {

@@ -30,8 +30,8 @@ const (
 	wideBy     = 110
 )
 
-// plan computes the widths of the columns.
-func (p *printer) plan() {
+// computeWidths computes the widths of the columns.
+func (p *printer) computeWidths() {
 	p.layLanes()
 	c := &p.cols
 	longest := func(width *int, text string) { *width = max(*width, terminal.Columns(text)) }
@@ -40,29 +40,29 @@ func (p *printer) plan() {
 			for j := range b.Silicon {
 				s := &b.Silicon[j]
 				indent := 6
-				if solo(&b) {
+				if isSolo(&b) {
 					indent = 3
 				}
 				longest(&c.head, strings.Repeat(" ", indent+2)+p.call(s))
 				if len(s.Parts) > 0 {
 					continue
 				}
-				d := p.inv.Device(s.First())
+				d := p.inv.Device(s.FirstName())
 				longest(&c.label, labelOf(d))
 				longest(&c.memory, inventory.Bytes(d.Memory))
 				if !p.inv.Asked {
 					longest(&c.holder, d.Place.Link())
-					longest(&c.by, classic(d))
+					longest(&c.by, pluginLimits(d))
 					continue
 				}
-				longest(&c.holder, p.holding(d))
+				longest(&c.holder, p.holdingText(d))
 				if len(d.Holders) > 0 {
-					longest(&c.by, d.Holders[0].By())
+					longest(&c.by, d.Holders[0].ResourceOrClaim())
 				}
 			}
 		}
 	}
-	width := p.content()
+	width := p.contentWidth()
 	c.head = min(c.head, width*2/5)
 	c.label = min(c.label, max(12, width/4))
 	if p.inv.Asked && p.style.Width < wideMemory {
@@ -86,9 +86,9 @@ func (p *printer) plan() {
 	c.holder = min(c.holder, rest)
 }
 
-// solo reports whether there is a single device below a root. The device then takes the place of
+// isSolo reports whether there is a single device below a root. The device then takes the place of
 // the root.
-func solo(b *inventory.Branch) bool { return len(b.Silicon) == 1 || b.Root == "" }
+func isSolo(b *inventory.Branch) bool { return len(b.Silicon) == 1 || b.Root == "" }
 
 // call returns the kind and address of a physical device, or otherwise its name.
 func (p *printer) call(s *inventory.Silicon) string {
@@ -99,13 +99,13 @@ func (p *printer) call(s *inventory.Silicon) string {
 }
 
 func labelOf(d *inventory.Device) string {
-	return terminal.Safe(strings.TrimSpace(d.Label + " " + d.Detail))
+	return terminal.SafeText(strings.TrimSpace(d.Label + " " + d.Detail))
 }
 
-func classic(d *inventory.Device) string { return strings.Join(d.Ask.Limits, ",") }
+func pluginLimits(d *inventory.Device) string { return strings.Join(d.Ask.Limits, ",") }
 
-// holding returns a short text about the consumers of a device.
-func (p *printer) holding(d *inventory.Device) string {
+// holdingText returns a short text about the consumers of a device.
+func (p *printer) holdingText(d *inventory.Device) string {
 	switch owners := d.Owners(); {
 	case d.Shares.All > 0:
 		return fmt.Sprintf("%d of %d shares allocated", d.Shares.Held, d.Shares.All)
@@ -144,9 +144,9 @@ func (p *printer) node(n *inventory.Node) {
 	for i := range n.Branch {
 		b := &n.Branch[i]
 		last := i == len(n.Branch)-1
-		if solo(b) {
+		if isSolo(b) {
 			for j := range b.Silicon {
-				p.silicon(&b.Silicon[j], "", last && j == len(b.Silicon)-1)
+				p.printSilicon(&b.Silicon[j], "", last && j == len(b.Silicon)-1)
 			}
 			continue
 		}
@@ -155,55 +155,55 @@ func (p *printer) node(n *inventory.Node) {
 			head += " › switch " + inventory.ShortAddress(b.Switch)
 		}
 		l := line{}
-		l.add(p.style.Cut(branch(last)+terminal.Safe(head), p.content()), "")
+		l.add(p.style.Cut(branchGlyph(last)+terminal.SafeText(head), p.contentWidth()), "")
 		p.lines = append(p.lines, l)
 		for j := range b.Silicon {
-			p.silicon(&b.Silicon[j], below(last), j == len(b.Silicon)-1)
+			p.printSilicon(&b.Silicon[j], indentBelow(last), j == len(b.Silicon)-1)
 		}
 	}
 }
 
-func branch(last bool) string {
+func branchGlyph(last bool) string {
 	if last {
 		return "└─ "
 	}
 	return "├─ "
 }
 
-func below(last bool) string {
+func indentBelow(last bool) string {
 	if last {
 		return "   "
 	}
 	return "│  "
 }
 
-// silicon prints a physical device, with its partitions.
-func (p *printer) silicon(s *inventory.Silicon, tree string, last bool) {
-	under := tree + below(last)
+// printSilicon prints a physical device, with its partitions.
+func (p *printer) printSilicon(s *inventory.Silicon, tree string, last bool) {
+	under := tree + indentBelow(last)
 	if len(s.Parts) > 0 {
-		p.divided(s, tree+branch(last), under)
+		p.printDivided(s, tree+branchGlyph(last), under)
 		return
 	}
-	d := p.inv.Device(s.First())
+	d := p.inv.Device(s.FirstName())
 	l := line{fabric: s.Fabric}
-	l.add(tree+branch(last), "")
+	l.add(tree+branchGlyph(last), "")
 	glyph := glyphOf(d)
-	l.add(p.style.Bare(glyph), glyph.Colour())
-	l.add(" "+p.style.Pad(terminal.Safe(p.call(s)), p.cols.head-l.width()-1), "")
-	p.row(&l, d)
-	p.lines = append(p.lines, trimmed(l))
+	l.add(p.style.BareGlyph(glyph), glyph.Colour())
+	l.add(" "+p.style.PadText(terminal.SafeText(p.call(s)), p.cols.head-l.width()-1), "")
+	p.addColumns(&l, d)
+	p.lines = append(p.lines, trimLine(l))
 	if d.Shares.Held > 0 && p.inv.Asked {
-		p.below(under, strings.Join(p.sharers(d), ", "), "")
+		p.printBelow(under, strings.Join(p.sharers(d), ", "), "")
 	}
-	p.troubles(under, d)
+	p.printTroubles(under, d)
 }
 
-// row adds the columns of a device after its head.
-func (p *printer) row(l *line, d *inventory.Device) {
+// addColumns adds the columns of a device after its head.
+func (p *printer) addColumns(l *line, d *inventory.Device) {
 	c := &p.cols
 	add := func(text string, width int) {
 		if width > 0 {
-			l.add(strings.Repeat(" ", gap)+p.style.Pad(terminal.Safe(text), width), "")
+			l.add(strings.Repeat(" ", gap)+p.style.PadText(terminal.SafeText(text), width), "")
 		}
 	}
 	add(labelOf(d), c.label)
@@ -213,33 +213,33 @@ func (p *printer) row(l *line, d *inventory.Device) {
 	}
 	if !p.inv.Asked {
 		add(d.Place.Link(), c.holder)
-		add(classic(d), c.by)
+		add(pluginLimits(d), c.by)
 		return
 	}
-	add(p.holding(d), c.holder)
+	add(p.holdingText(d), c.holder)
 	if c.by > 0 {
 		by := ""
 		if len(d.Holders) > 0 && d.Shares.All == 0 {
-			by = d.Holders[0].By()
+			by = d.Holders[0].ResourceOrClaim()
 		}
 		add(by, c.by)
 	}
 	if len(d.Holders) > 0 && d.Shares.All == 0 {
-		l.add(" "+p.tail(&d.Holders[0]), "")
+		l.add(" "+p.holderTail(&d.Holders[0]), "")
 	}
 }
 
-// tail returns the API of an allocation and its age.
-func (p *printer) tail(h *inventory.Holder) string {
-	return fmt.Sprintf("%-6s%5s", inventory.APIName(h.API), p.age(h.Since))
+// holderTail returns the API of an allocation and its age.
+func (p *printer) holderTail(h *inventory.Holder) string {
+	return fmt.Sprintf("%-6s%5s", inventory.APIName(h.API), p.ageText(h.Since))
 }
 
-// age returns how long ago a time was, or "" if it is unknown.
-func (p *printer) age(since time.Time) string {
+// ageText returns how long ago a time was, or "" if it is unknown.
+func (p *printer) ageText(since time.Time) string {
 	if since.IsZero() {
 		return ""
 	}
-	return terminal.Age(p.inv.At.Sub(since))
+	return terminal.FormatAge(p.inv.At.Sub(since))
 }
 
 // sharers returns the consumers of shares.
@@ -247,7 +247,7 @@ func (p *printer) sharers(d *inventory.Device) (names []string) {
 	for _, who := range d.Owners() {
 		for i := range d.Holders {
 			if d.Holders[i].Owner() == who {
-				names = append(names, strings.TrimSpace(who+" "+p.age(d.Holders[i].Since)))
+				names = append(names, strings.TrimSpace(who+" "+p.ageText(d.Holders[i].Since)))
 				break
 			}
 		}
@@ -255,21 +255,21 @@ func (p *printer) sharers(d *inventory.Device) (names []string) {
 	return names
 }
 
-// troubles prints the problems and the pending move of a device below it.
-func (p *printer) troubles(under string, d *inventory.Device) {
+// printTroubles prints the problems and the pending move of a device below it.
+func (p *printer) printTroubles(under string, d *inventory.Device) {
 	if d.Health.Condition != "" {
-		p.below(under, p.reason(&d.Health), troubleColour(d))
+		p.printBelow(under, p.reasonText(&d.Health), troubleColour(d))
 	}
 	if d.Move != nil {
-		p.below(under, moveText(d.Move), terminal.Moving)
+		p.printBelow(under, moveText(d.Move), terminal.Moving)
 	}
-	if d.Awaits() {
-		p.below(under, "does not exist yet: created on demand", "")
+	if d.AwaitsCreation() {
+		p.printBelow(under, "does not exist yet: created on demand", "")
 	}
 }
 
 func troubleColour(d *inventory.Device) terminal.Colour {
-	switch d.Health.Trouble() {
+	switch d.Health.TroubleState() {
 	case inventory.Degraded:
 		return terminal.Warning
 	case inventory.Unread:
@@ -278,13 +278,13 @@ func troubleColour(d *inventory.Device) terminal.Colour {
 	return terminal.Bad
 }
 
-// reason returns the text of a problem, with its condition.
-func (p *printer) reason(h *inventory.Health) string {
+// reasonText returns the text of a problem, with its condition.
+func (p *printer) reasonText(h *inventory.Health) string {
 	if !p.inv.Asked {
 		return h.Reason
 	}
 	words := []string{string(h.Condition), string(h.Effect)}
-	if age := p.age(h.Since); age != "" {
+	if age := p.ageText(h.Since); age != "" {
 		words = append(words, age)
 	}
 	return fmt.Sprintf("%s (%s)", h.Reason, strings.Join(words, ", "))
@@ -305,10 +305,10 @@ func moveText(m *inventory.Move) string {
 	return fmt.Sprintf("moves to %s once %s", inventory.APIName(m.To), who)
 }
 
-// below prints text below a device.
-func (p *printer) below(under, text string, colour terminal.Colour) {
+// printBelow prints text below a device.
+func (p *printer) printBelow(under, text string, colour terminal.Colour) {
 	indent := under + "    "
-	for _, text := range p.wrap(text, p.content()-terminal.Columns(indent), "") {
+	for _, text := range p.wrapText(text, p.contentWidth()-terminal.Columns(indent), "") {
 		l := line{}
 		l.add(indent, "")
 		l.add(text, colour)
@@ -316,8 +316,8 @@ func (p *printer) below(under, text string, colour terminal.Colour) {
 	}
 }
 
-// trimmed removes the spaces at the end of a line.
-func trimmed(l line) line {
+// trimLine removes the spaces at the end of a line.
+func trimLine(l line) line {
 	for n := len(l.segments) - 1; n >= 0; n-- {
 		s := &l.segments[n]
 		if s.text = strings.TrimRight(s.text, " "); s.text != "" {

@@ -17,8 +17,8 @@ const perRow = 16
 // line.
 const manyParts = 128
 
-// divided prints a physical device with its partitions.
-func (p *printer) divided(s *inventory.Silicon, tree, under string) {
+// printDivided prints a physical device with its partitions.
+func (p *printer) printDivided(s *inventory.Silicon, tree, under string) {
 	parts := make([]*inventory.Device, len(s.Parts))
 	for i, name := range s.Parts {
 		parts[i] = p.inv.Device(name)
@@ -28,25 +28,25 @@ func (p *printer) divided(s *inventory.Silicon, tree, under string) {
 	l.add(tree, "")
 	if whole := p.inv.Device(s.Whole); whole != nil {
 		glyph := glyphOf(whole)
-		l.add(p.style.Bare(glyph), glyph.Colour())
+		l.add(p.style.BareGlyph(glyph), glyph.Colour())
 		l.add(" ", "")
 		label = labelOf(whole)
 	} else {
 		first := parts[0]
-		if label = terminal.Safe(shared(parts)); label == "" {
-			label = terminal.Safe(first.Kind)
+		if label = terminal.SafeText(commonModel(parts)); label == "" {
+			label = terminal.SafeText(first.Kind)
 		}
 	}
-	call := terminal.Safe(p.call(s))
-	call = p.style.Pad(call, max(terminal.Columns(call), p.callWidth(s, tree))) + "  "
-	summary := p.summary(s, parts)
+	call := terminal.SafeText(p.call(s))
+	call = p.style.PadText(call, max(terminal.Columns(call), p.callWidth(s, tree))) + "  "
+	summary := p.summaryText(s, parts)
 	if p.compact() && len(parts) <= perRow {
 		l.add(call, "")
-		room := p.content() - l.width() - len(parts) - 4 - terminal.Columns(summary)
-		l.add(p.style.Pad(label, min(max(0, room), 18))+"  ", "")
-		p.glyphs(&l, parts)
+		room := p.contentWidth() - l.width() - len(parts) - 4 - terminal.Columns(summary)
+		l.add(p.style.PadText(label, min(max(0, room), 18))+"  ", "")
+		p.addGlyphs(&l, parts)
 		l.add("  "+summary, "")
-		p.lines = append(p.lines, p.fit(l))
+		p.lines = append(p.lines, p.fitLine(l))
 		p.partTroubles(under, s, parts)
 		return
 	}
@@ -56,11 +56,11 @@ func (p *printer) divided(s *inventory.Silicon, tree, under string) {
 		}
 		label += summary
 	}
-	l.add(p.style.Cut(call+label, max(0, p.content()-l.width())), "")
+	l.add(p.style.Cut(call+label, max(0, p.contentWidth()-l.width())), "")
 	p.lines = append(p.lines, l)
-	p.lines = append(p.lines, p.block(under, s, parts, summary)...)
+	p.lines = append(p.lines, p.partRows(under, s, parts, summary)...)
 	if s.Whole != "" {
-		p.troubles(under, p.inv.Device(s.Whole))
+		p.printTroubles(under, p.inv.Device(s.Whole))
 	}
 	p.partTroubles(under, s, parts)
 }
@@ -77,8 +77,8 @@ func (p *printer) callWidth(s *inventory.Silicon, tree string) int {
 	return p.cols.head - terminal.Columns(tree) - glyph
 }
 
-// block returns the rows of glyphs and the runs of partitions, side by side if there is room.
-func (p *printer) block(under string, s *inventory.Silicon, parts []*inventory.Device, summary string) (lines []line) {
+// partRows returns the rows of glyphs and the runs of partitions, side by side if there is room.
+func (p *printer) partRows(under string, s *inventory.Silicon, parts []*inventory.Device, summary string) (lines []line) {
 	var rows []line
 	for i := 0; i < len(parts); i += perRow {
 		row := parts[i:min(i+perRow, len(parts))]
@@ -89,17 +89,17 @@ func (p *printer) block(under string, s *inventory.Silicon, parts []*inventory.D
 		} else {
 			l.add("      ", "")
 		}
-		p.glyphs(&l, row)
+		p.addGlyphs(&l, row)
 		if len(parts) <= perRow {
 			l.add("  "+summary, "")
 		}
-		rows = append(rows, p.fit(l))
+		rows = append(rows, p.fitLine(l))
 	}
 	const beside = 27
 	if len(rows) == 1 || p.style.Width < wideBy {
-		return append(rows, p.runs(under, s, parts, p.content()-terminal.Columns(under))...)
+		return append(rows, p.runLines(under, s, parts, p.contentWidth()-terminal.Columns(under))...)
 	}
-	runs := p.runs("", s, parts, p.content()-terminal.Columns(under)-beside)
+	runs := p.runLines("", s, parts, p.contentWidth()-terminal.Columns(under)-beside)
 	for i := range max(len(rows), len(runs)) {
 		l := line{}
 		l.add(under, "")
@@ -110,18 +110,18 @@ func (p *printer) block(under string, s *inventory.Silicon, parts []*inventory.D
 			l.add(strings.Repeat(" ", max(0, terminal.Columns(under)+beside-l.width())), "")
 			l.segments = append(l.segments, runs[i].segments...)
 		}
-		lines = append(lines, trimmed(l))
+		lines = append(lines, trimLine(l))
 	}
 	return lines
 }
 
-// fit shortens the last segment of a line that is too wide.
-func (p *printer) fit(l line) line {
-	if over := l.width() - p.content(); over > 0 {
+// fitLine shortens the last segment of a line that is too wide.
+func (p *printer) fitLine(l line) line {
+	if over := l.width() - p.contentWidth(); over > 0 {
 		last := &l.segments[len(l.segments)-1]
 		last.text = p.style.Cut(last.text, max(0, terminal.Columns(last.text)-over))
 	}
-	return trimmed(l)
+	return trimLine(l)
 }
 
 // compact reports whether the machine has so many partitions that each physical device has only one
@@ -134,8 +134,8 @@ func (p *printer) compact() bool {
 	return n >= manyParts
 }
 
-// shared returns the common model and profile of all partitions.
-func shared(parts []*inventory.Device) string {
+// commonModel returns the common model and profile of all partitions.
+func commonModel(parts []*inventory.Device) string {
 	first := parts[0]
 	if pf := first.Offered.Attributes.String("pfName"); pf != "" {
 		return pf
@@ -150,8 +150,8 @@ func shared(parts []*inventory.Device) string {
 	return text
 }
 
-// summary returns the numbers of partitions by state.
-func (p *printer) summary(s *inventory.Silicon, parts []*inventory.Device) string {
+// summaryText returns the numbers of partitions by state.
+func (p *printer) summaryText(s *inventory.Silicon, parts []*inventory.Device) string {
 	if p.compact() && len(parts) <= perRow && p.inv.Asked {
 		held := 0
 		for _, d := range parts {
@@ -161,7 +161,7 @@ func (p *printer) summary(s *inventory.Silicon, parts []*inventory.Device) strin
 		}
 		return fmt.Sprintf("%d of %d allocated", held, len(parts))
 	}
-	text := inventory.Plural(len(parts), s.Noun)
+	text := inventory.CountNoun(len(parts), s.Noun)
 	if memory := parts[0].Memory; memory > 0 && !slices.ContainsFunc(parts, func(d *inventory.Device) bool { return d.Memory != memory }) {
 		text += " of " + inventory.Bytes(memory)
 	}
@@ -170,7 +170,7 @@ func (p *printer) summary(s *inventory.Silicon, parts []*inventory.Device) strin
 	}
 	count := make(map[string]int)
 	for _, d := range parts {
-		count[tally(d)]++
+		count[tallyState(d)]++
 	}
 	var counts []string
 	for _, word := range []string{"allocated", "partly allocated", "free", "waiting", "unhealthy", "not readable", "unlimited sharing"} {
@@ -181,8 +181,8 @@ func (p *printer) summary(s *inventory.Silicon, parts []*inventory.Device) strin
 	return text + ": " + strings.Join(counts, ", ")
 }
 
-// tally returns the state under which a partition is counted.
-func tally(d *inventory.Device) string {
+// tallyState returns the state under which a partition is counted.
+func tallyState(d *inventory.Device) string {
 	switch {
 	case d.Open:
 		return "unlimited sharing"
@@ -200,14 +200,14 @@ func tally(d *inventory.Device) string {
 	return "free"
 }
 
-// glyphs adds a glyph for each partition.
-func (p *printer) glyphs(l *line, parts []*inventory.Device) {
+// addGlyphs adds a glyph for each partition.
+func (p *printer) addGlyphs(l *line, parts []*inventory.Device) {
 	for i := 0; i < len(parts); {
 		j, glyph := i, glyphOf(parts[i])
 		for j < len(parts) && glyphOf(parts[j]) == glyph {
 			j++
 		}
-		l.add(strings.Repeat(p.style.Bare(glyph), j-i), glyph.Colour())
+		l.add(strings.Repeat(p.style.BareGlyph(glyph), j-i), glyph.Colour())
 		i = j
 	}
 }
@@ -220,29 +220,29 @@ type run struct {
 	parts  []*inventory.Device
 }
 
-// runs returns lines with consumers and their partitions.
-func (p *printer) runs(under string, s *inventory.Silicon, parts []*inventory.Device, width int) (lines []line) {
+// runLines returns lines with consumers and their partitions.
+func (p *printer) runLines(under string, s *inventory.Silicon, parts []*inventory.Device, width int) (lines []line) {
 	if !p.inv.Asked {
 		return nil
 	}
 	var runs []*run
 	byKey := make(map[string]*run)
 	for _, d := range parts {
-		if d.Holding == inventory.Free && d.Health.Trouble() != "" && d.State != inventory.Degraded {
+		if d.Holding == inventory.Free && d.Health.TroubleState() != "" && d.State != inventory.Degraded {
 			continue // printed on a line of its own
 		}
-		r := &run{glyph: glyphOf(d), who: p.holding(d)}
+		r := &run{glyph: glyphOf(d), who: p.holdingText(d)}
 		key := fmt.Sprintf("%d %s", r.glyph, r.who)
 		if len(d.Holders) > 0 {
 			r.holder = &d.Holders[0]
-			key += fmt.Sprintf(" %s %s %s", r.holder.API, r.holder.By(), r.holder.Since)
+			key += fmt.Sprintf(" %s %s %s", r.holder.API, r.holder.ResourceOrClaim(), r.holder.Since)
 		}
 		if byKey[key] == nil {
 			byKey[key], runs = r, append(runs, r)
 		}
 		byKey[key].parts = append(byKey[key].parts, d)
 	}
-	slices.SortStableFunc(runs, func(a, b *run) int { return rank(a) - rank(b) })
+	slices.SortStableFunc(runs, func(a, b *run) int { return runRank(a) - runRank(b) })
 	who := 0
 	for _, r := range runs {
 		who = max(who, terminal.Columns(r.who))
@@ -253,20 +253,20 @@ func (p *printer) runs(under string, s *inventory.Silicon, parts []*inventory.De
 	for _, r := range runs {
 		l := line{}
 		l.add(under+fmt.Sprintf("%5d ", len(r.parts)), "")
-		l.add(p.style.Bare(r.glyph), r.glyph.Colour())
+		l.add(p.style.BareGlyph(r.glyph), r.glyph.Colour())
 		text := partNames(s, r.parts)
-		l.add(" "+p.style.Pad(terminal.Safe(r.who), who)+" ", "")
+		l.add(" "+p.style.PadText(terminal.SafeText(r.who), who)+" ", "")
 		if r.holder == nil {
 			l.add(p.style.Cut(text, max(0, width-head-who-1)), "")
 		} else {
-			l.add(p.style.Pad(text, min(names, 26))+" "+p.tail(r.holder), "")
+			l.add(p.style.PadText(text, min(names, 26))+" "+p.holderTail(r.holder), "")
 		}
-		lines = append(lines, trimmed(l))
+		lines = append(lines, trimLine(l))
 	}
 	return lines
 }
 
-func rank(r *run) int {
+func runRank(r *run) int {
 	switch {
 	case r.holder != nil:
 		return 0
@@ -282,7 +282,7 @@ func partNames(s *inventory.Silicon, parts []*inventory.Device) string {
 	var numbers []int
 	var names []string
 	for _, d := range parts {
-		name := terminal.Safe(d.Label)
+		name := terminal.SafeText(d.Label)
 		names = append(names, name)
 		at := strings.LastIndexAny(name, "- ")
 		number, err := strconv.Atoi(name[at+1:])
@@ -310,7 +310,7 @@ func (p *printer) partTroubles(under string, s *inventory.Silicon, parts []*inve
 		if d.Health.Condition == "" {
 			continue
 		}
-		reason := p.reason(&d.Health)
+		reason := p.reasonText(&d.Health)
 		if byReason[reason] == nil {
 			reasons = append(reasons, reason)
 		}
@@ -322,19 +322,19 @@ func (p *printer) partTroubles(under string, s *inventory.Silicon, parts []*inve
 		if len(of) < len(parts) {
 			text = partNames(s, of) + ": " + reason
 		}
-		p.below(under, text, troubleColour(of[0]))
+		p.printBelow(under, text, troubleColour(of[0]))
 	}
-	p.unmade(under, parts)
+	p.printUncreated(under, parts)
 	if move := parts[0].Move; move != nil && s.Whole == "" {
-		p.below(under, moveText(move), terminal.Moving)
+		p.printBelow(under, moveText(move), terminal.Moving)
 	}
 }
 
-// unmade prints the number of partitions that are created on demand.
-func (p *printer) unmade(under string, parts []*inventory.Device) {
+// printUncreated prints the number of partitions that are created on demand.
+func (p *printer) printUncreated(under string, parts []*inventory.Device) {
 	n := 0
 	for _, d := range parts {
-		if d.Awaits() {
+		if d.AwaitsCreation() {
 			n++
 		}
 	}
@@ -347,5 +347,5 @@ func (p *printer) unmade(under string, parts []*inventory.Device) {
 	case n < len(parts):
 		text = fmt.Sprintf("%d of %d do not exist yet: created on demand", n, len(parts))
 	}
-	p.below(under, text, "")
+	p.printBelow(under, text, "")
 }

@@ -28,7 +28,7 @@ func (p *printer) layLanes() {
 		if len(f.Links) > 0 {
 			how = "each to each"
 		}
-		p.lanes = append(p.lanes, lane{fabric: i + 1, text: fmt.Sprintf("%s, %s, %s", f.Name, p.members(f), how)})
+		p.lanes = append(p.lanes, lane{fabric: i + 1, text: fmt.Sprintf("%s, %s, %s", f.Name, p.memberText(f), how)})
 	}
 }
 
@@ -40,22 +40,22 @@ func (p *printer) margin() int {
 	return 1 + 2*len(p.lanes)
 }
 
-// content returns the number of columns left of the rails.
-func (p *printer) content() int { return p.style.Width - p.margin() }
+// contentWidth returns the number of columns left of the rails.
+func (p *printer) contentWidth() int { return p.style.Width - p.margin() }
 
-// rails prints the lines with their rails, followed by the buses.
-func (p *printer) rails() {
+// printRails prints the lines with their rails, followed by the buses.
+func (p *printer) printRails() {
 	for _, l := range p.lines {
-		p.rail(&l)
-		p.emit(l)
+		p.addRail(&l)
+		p.printLine(l)
 	}
 	for i := range p.lanes {
-		p.bus(i)
+		p.printBus(i)
 	}
 }
 
-// rail adds the rails at the right of a line.
-func (p *printer) rail(l *line) {
+// addRail adds the rails at the right of a line.
+func (p *printer) addRail(l *line) {
 	at := -1
 	for i, lane := range p.lanes {
 		if l.fabric == lane.fabric && l.fabric > 0 {
@@ -83,19 +83,19 @@ func (p *printer) rail(l *line) {
 		rail.WriteString(dash + junction)
 	}
 	if text := strings.TrimRight(rail.String(), " "); text != "" {
-		l.add(strings.Repeat(" ", max(0, p.content()-l.width())+1), "")
+		l.add(strings.Repeat(" ", max(0, p.contentWidth()-l.width())+1), "")
 		l.add(text, "")
 	}
 }
 
-// bus prints the line at the end of a rail.
-func (p *printer) bus(i int) {
+// printBus prints the line at the end of a rail.
+func (p *printer) printBus(i int) {
 	l := line{}
-	width := p.content() + 2 + 2*i // columns before the corner
-	text := p.style.Cut(terminal.Safe(p.lanes[i].text), width-3)
+	width := p.contentWidth() + 2 + 2*i // columns before the corner
+	text := p.style.Cut(terminal.SafeText(p.lanes[i].text), width-3)
 	l.add(" "+strings.Repeat("─", max(0, width-terminal.Columns(text)-3))+" "+text+" ┘", "")
 	for range p.lanes[i+1:] {
 		l.add(" │", "")
 	}
-	p.emit(l)
+	p.printLine(l)
 }

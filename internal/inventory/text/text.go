@@ -59,8 +59,8 @@ func (p *printer) print() {
 		p.empty()
 		return
 	}
-	p.plan()
-	for _, text := range p.wrap(p.title(), p.style.Width, "   ") {
+	p.computeWidths()
+	for _, text := range p.wrapText(p.title(), p.style.Width, "   ") {
 		p.write(text)
 	}
 	if len(inv.Tree.Nodes) > 0 {
@@ -69,21 +69,21 @@ func (p *printer) print() {
 	for i := range inv.Tree.Nodes {
 		p.node(&inv.Tree.Nodes[i])
 	}
-	p.rails()
-	p.partial()
-	p.notes()
-	p.host()
-	p.gone()
+	p.printRails()
+	p.printPartial()
+	p.printNotes()
+	p.printHost()
+	p.printGone()
 }
 
-// notes prints the problems of the node as a whole.
-func (p *printer) notes() {
+// printNotes prints the problems of the node as a whole.
+func (p *printer) printNotes() {
 	for _, note := range p.inv.Notes {
 		text := note.Name + ": " + note.Reason
 		if note.Code != "" {
 			text += "; chandler explain " + note.Code
 		}
-		for _, line := range p.wrap(text, p.style.Width, "   ") {
+		for _, line := range p.wrapText(text, p.style.Width, "   ") {
 			p.write(line)
 		}
 	}
@@ -95,11 +95,11 @@ func (p *printer) empty() {
 	if len(p.inv.Problems) == 0 {
 		text = fmt.Sprintf("No accelerators. %d families looked", p.inv.Families)
 		if n := p.inv.Functions; n > 0 {
-			text += fmt.Sprintf(" at %s and know none of them", inventory.Plural(n, "PCI function"))
+			text += fmt.Sprintf(" at %s and know none of them", inventory.CountNoun(n, "PCI function"))
 		}
 		text += "."
 	}
-	for _, text := range terminal.Wrap(text, p.style.Width) {
+	for _, text := range terminal.WrapText(text, p.style.Width) {
 		p.write(text)
 	}
 }
@@ -119,14 +119,14 @@ func (p *printer) title() string {
 	return strings.TrimRight(p.inv.Host+"   "+strings.Join(counts, ", "), " ")
 }
 
-// wrap breaks text into lines and indents the lines after the first. It shortens words that are too
+// wrapText breaks text into lines and indents the lines after the first. It shortens words that are too
 // long, and returns a text that fits into one line unchanged.
-func (p *printer) wrap(text string, width int, indent string) (lines []string) {
-	text = terminal.Safe(text)
+func (p *printer) wrapText(text string, width int, indent string) (lines []string) {
+	text = terminal.SafeText(text)
 	if terminal.Columns(text) <= width {
 		return []string{text}
 	}
-	for i, l := range terminal.Wrap(text, width-terminal.Columns(indent)) {
+	for i, l := range terminal.WrapText(text, width-terminal.Columns(indent)) {
 		if i > 0 {
 			l = indent + l
 		}
@@ -137,11 +137,11 @@ func (p *printer) wrap(text string, width int, indent string) (lines []string) {
 
 // write prints a line without rails.
 func (p *printer) write(text string) {
-	p.out.WriteString(p.ascii(strings.TrimRight(text, " ")) + "\n")
+	p.out.WriteString(p.toASCII(strings.TrimRight(text, " ")) + "\n")
 }
 
-// ascii replaces non-ASCII characters if the style requires ASCII.
-func (p *printer) ascii(text string) string {
+// toASCII replaces non-ASCII characters if the style requires ASCII.
+func (p *printer) toASCII(text string) string {
 	if !p.style.ASCII {
 		return text
 	}
@@ -160,8 +160,8 @@ var asciiFor = map[rune]rune{
 	'›': '>', '×': 'x', '…': '~', '│': '|', '├': '|', '└': '`', '─': '-', '┐': '+', '┤': '+', '┼': '+', '┘': '+',
 }
 
-// partial prints the fabrics in which some links are missing.
-func (p *printer) partial() {
+// printPartial prints the fabrics in which some links are missing.
+func (p *printer) printPartial() {
 	for i := range p.inv.Tree.Fabrics {
 		f := &p.inv.Tree.Fabrics[i]
 		if f.Complete {
@@ -171,8 +171,8 @@ func (p *printer) partial() {
 		for j, link := range f.Links {
 			pairs[j] = p.short(link[0]) + "-" + p.short(link[1])
 		}
-		text := fmt.Sprintf("%s, %s, %s: %s", f.Name, p.members(f), inventory.Plural(len(f.Links), "link"), strings.Join(pairs, ", "))
-		for _, text := range p.wrap(text, p.style.Width, "   ") {
+		text := fmt.Sprintf("%s, %s, %s: %s", f.Name, p.memberText(f), inventory.CountNoun(len(f.Links), "link"), strings.Join(pairs, ", "))
+		for _, text := range p.wrapText(text, p.style.Width, "   ") {
 			p.write(text)
 		}
 	}
@@ -188,8 +188,8 @@ func (p *printer) short(silicon string) string {
 	return silicon
 }
 
-// members returns the number and kind of a fabric's members.
-func (p *printer) members(f *inventory.Fabric) string {
+// memberText returns the number and kind of a fabric's members.
+func (p *printer) memberText(f *inventory.Fabric) string {
 	kind := ""
 	for _, s := range p.inv.Tree.Silicon() {
 		if s.Fabric > 0 && &p.inv.Tree.Fabrics[s.Fabric-1] == f {
@@ -204,11 +204,11 @@ func (p *printer) members(f *inventory.Fabric) string {
 	if kind == "gpu" || kind == "npu" || kind == "fpga" {
 		kind = strings.ToUpper(kind)
 	}
-	return inventory.Plural(len(f.Members), kind)
+	return inventory.CountNoun(len(f.Members), kind)
 }
 
-// host prints the devices of the host itself.
-func (p *printer) host() {
+// printHost prints the devices of the host itself.
+func (p *printer) printHost() {
 	if len(p.inv.Tree.Host) == 0 {
 		return
 	}
@@ -220,34 +220,34 @@ func (p *printer) host() {
 	for i := range p.inv.Tree.Host {
 		for _, name := range p.inv.Tree.Host[i].All() {
 			d := p.inv.Device(name)
-			text := terminal.Safe(d.Label)
+			text := terminal.SafeText(d.Label)
 			if len(d.Holders) > 0 {
-				text += fmt.Sprintf(" (%s)", inventory.Plural(len(d.Owners()), "pod"))
+				text += fmt.Sprintf(" (%s)", inventory.CountNoun(len(d.Owners()), "pod"))
 			}
 			text = p.style.Cut(text, p.style.Width-8)
 			if !empty && l.width()+3+2+terminal.Columns(text) > p.style.Width || empty && l.width()+5+terminal.Columns(text) > p.style.Width {
-				p.emit(l)
+				p.printLine(l)
 				l = line{}
 			}
 			l.add("   ", "")
-			l.add(p.style.Bare(glyphOf(d)), glyphOf(d).Colour())
+			l.add(p.style.BareGlyph(glyphOf(d)), glyphOf(d).Colour())
 			l.add(" "+text, "")
 			empty = false
 			if d.Health.Condition != "" {
-				notes = append(notes, d.Label+": "+p.reason(&d.Health))
+				notes = append(notes, d.Label+": "+p.reasonText(&d.Health))
 			}
 		}
 	}
-	p.emit(l)
+	p.printLine(l)
 	for _, note := range notes {
-		for _, text := range p.wrap(note, p.style.Width-3, "   ") {
+		for _, text := range p.wrapText(note, p.style.Width-3, "   ") {
 			p.write("   " + text)
 		}
 	}
 }
 
-// gone prints the allocated devices that have vanished.
-func (p *printer) gone() {
+// printGone prints the allocated devices that have vanished.
+func (p *printer) printGone() {
 	for _, g := range p.inv.Gone {
 		text := fmt.Sprintf("%s is gone, and %s", g.Device, strings.Join(g.Hit, ", "))
 		if len(g.Hit) == 1 {
@@ -255,24 +255,24 @@ func (p *printer) gone() {
 		} else {
 			text += " have it"
 		}
-		for i, text := range p.wrap(text, p.style.Width-2, "") {
+		for i, text := range p.wrapText(text, p.style.Width-2, "") {
 			l := line{}
 			if i == 0 {
-				l.add(p.style.Bare(terminal.Unhealthy), terminal.Bad)
+				l.add(p.style.BareGlyph(terminal.Unhealthy), terminal.Bad)
 				l.add(" ", "")
 			} else {
 				l.add("  ", "")
 			}
 			l.add(text, terminal.Bad)
-			p.emit(l)
+			p.printLine(l)
 		}
 	}
 }
 
-// emit prints a line.
-func (p *printer) emit(l line) {
+// printLine prints a line.
+func (p *printer) printLine(l line) {
 	for _, s := range l.segments {
-		p.out.WriteString(p.style.Paint(s.colour, p.ascii(s.text)))
+		p.out.WriteString(p.style.PaintText(s.colour, p.toASCII(s.text)))
 	}
 	p.out.WriteString("\n")
 }

@@ -49,7 +49,7 @@ func TestRecordedHosts(t *testing.T) {
 	for _, file := range files {
 		t.Run(filepath.Base(filepath.Dir(filepath.Dir(file)))+"/"+filepath.Base(file), func(t *testing.T) {
 			t.Parallel()
-			snapshot := (&rules.Rules{}).Apply(discovery.Scan(discoverytest.Layout(t, file), families.All))
+			snapshot := (&rules.Rules{}).ApplyTo(discovery.Scan(discoverytest.ReadHost(t, file), families.All))
 			facts := inventory.Facts{Name: "n", Snapshot: snapshot, Families: len(families.All), At: now}
 			check(t, inventory.Make(facts))
 			facts.Asked, facts.Moves = true, make(map[string]inventory.Move)
@@ -114,7 +114,7 @@ func pci(kind, vendor, model string, node int64, root string, path ...string) ru
 }
 
 func open(name string) rules.Offered {
-	return rules.Offered{Device: discovery.Device{Name: name, Family: "hypervisor", Open: true, Attributes: discovery.Attributes{"kind": str("virtualization"), "model": str(name)}}}
+	return rules.Offered{Device: discovery.Device{Name: name, Family: "hypervisor", Shareable: true, Attributes: discovery.Attributes{"kind": str("virtualization"), "model": str(name)}}}
 }
 
 func sick(d *rules.Offered, condition discovery.Condition, effect resourceapi.DeviceTaintEffect, reason string, ago time.Duration) {
@@ -188,7 +188,7 @@ func hgx() inventory.Facts {
 
 // partitioned is a machine with two GPUs of eight partitions each.
 func partitioned(t *testing.T) inventory.Facts {
-	snapshot := (&rules.Rules{}).Apply(discovery.Scan(discoverytest.Layout(t, "../../../discovery/families/amdgpu/testdata/mi300x-cpx.host"), families.All))
+	snapshot := (&rules.Rules{}).ApplyTo(discovery.Scan(discoverytest.ReadHost(t, "../../../discovery/families/amdgpu/testdata/mi300x-cpx.host"), families.All))
 	part := func(address string, numbers ...int) (names []string) {
 		for _, n := range numbers {
 			names = append(names, fmt.Sprintf("%s-xcp-%d", named(address), n))
@@ -265,7 +265,7 @@ func requested() inventory.Facts {
 		d.Attributes["function"], d.Attributes["vfIndex"], d.Attributes["pfName"] = str("virtual"), number(int64(i)), str("ens"+bus)
 		d.PartOf = &discovery.Silicon{Name: named(bus + ":00.0")}
 		if !made {
-			d.Making = &discovery.Making{Unit: d.PartOf.Name, Of: "sys/devices/pci0000:" + bus}
+			d.Creation = &discovery.Creation{Unit: d.PartOf.Name, Of: "sys/devices/pci0000:" + bus}
 		}
 		devices = append(devices, d)
 	}
@@ -274,7 +274,7 @@ func requested() inventory.Facts {
 		function("3a", i, false)
 	}
 	gpu := pci("gpu", "intel", "Max 1100", 0, "5b", "5b:00.0")
-	gpu.Making = &discovery.Making{Unit: gpu.Name, Of: "sys/devices/pci0000:5b"}
+	gpu.Creation = &discovery.Creation{Unit: gpu.Name, Of: "sys/devices/pci0000:5b"}
 	return factsOf("edge-13", append(devices, gpu), dra("ran/upf-0", "upf", "vf", day, named("16:01.0")))
 }
 

@@ -77,7 +77,7 @@ func TestWatch(t *testing.T) {
 		s := New()
 		client := s.Client(nil).ResourceV1().ResourceSlices()
 		s.Put(slice("a"))
-		s.Freeze()
+		s.FreezeLists()
 		s.Put(slice("b"))
 		past, err := client.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
 		if err != nil || len(past.Items) != 1 {

@@ -146,7 +146,7 @@ type kind[T object, L any] struct {
 // begin admits a request and locks the server.
 func (k kind[T, L]) begin(ctx context.Context, call Call) (*store, error) {
 	call.Resource = k.resource
-	if err := k.client.server.admit(ctx, k.client.gate, call); err != nil {
+	if err := k.client.server.admitRequest(ctx, k.client.gate, call); err != nil {
 		return nil, err
 	}
 	k.client.server.mu.Lock()
@@ -209,7 +209,7 @@ func (k kind[T, L]) List(ctx context.Context, options metav1.ListOptions) (none 
 	if stale := k.client.server.stale; stale > 0 && options.ResourceVersion == "0" {
 		objects, at = s.at(stale), stale
 	}
-	all, err := s.list(k.namespace, options, objects)
+	all, err := s.listObjects(k.namespace, options, objects)
 	if err != nil {
 		return none, err
 	}
@@ -232,16 +232,16 @@ func (k kind[T, L]) Create(ctx context.Context, o T, options metav1.CreateOption
 	if k.namespace != "" {
 		made.SetNamespace(k.namespace)
 	}
-	k.client.server.born(made)
+	k.client.server.setCreated(made)
 	if s.objects[keyOf(made)] != nil {
 		return none, apierrors.NewAlreadyExists(s.resource, made.GetName())
 	}
-	if err := k.client.server.keep(made, nil); err != nil {
+	if err := k.client.server.keepFields(made, nil); err != nil {
 		return none, err
 	}
 	if !dry {
 		k.client.server.Writes++
-		s.change(watch.Added, made, k.client.server.next())
+		s.changeObject(watch.Added, made, k.client.server.next())
 	}
 	return made.DeepCopyObject().(T), nil
 }
@@ -264,11 +264,11 @@ func (k kind[T, L]) Update(ctx context.Context, o T, _ metav1.UpdateOptions) (no
 	made.SetUID(before.GetUID())
 	made.SetCreationTimestamp(before.GetCreationTimestamp())
 	made.SetGeneration(before.GetGeneration() + 1)
-	if err := k.client.server.keep(made, before); err != nil {
+	if err := k.client.server.keepFields(made, before); err != nil {
 		return none, err
 	}
 	k.client.server.Writes++
-	s.change(watch.Modified, made, k.client.server.next())
+	s.changeObject(watch.Modified, made, k.client.server.next())
 	return made.DeepCopyObject().(T), nil
 }
 
@@ -316,7 +316,7 @@ func (k claimsOf) ApplyStatus(ctx context.Context, c *resourceapply.ResourceClai
 	made := before.DeepCopy()
 	made.Status.Devices = said.Status.Devices
 	k.client.server.Writes++
-	s.change(watch.Modified, made, k.client.server.next())
+	s.changeObject(watch.Modified, made, k.client.server.next())
 	return made.DeepCopy(), nil
 }
 
@@ -328,8 +328,8 @@ func sorted(objects map[string]object) (all []object) {
 	return all
 }
 
-// present returns all objects of a kind.
-func present[T object](s *Server, resource string) (all []T) {
+// presentObjects returns all objects of a kind.
+func presentObjects[T object](s *Server, resource string) (all []T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, o := range sorted(s.stores[resource].objects) {

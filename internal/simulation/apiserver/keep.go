@@ -7,10 +7,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// keep removes from an object the fields that the server does not keep, and returns an error if the
+// keepFields removes from an object the fields that the server does not keep, and returns an error if the
 // server rejects the object. A field of the previous object stays, as with the server's own
 // strategies (pkg/registry/resource/resourceslice/strategy.go, dropDisabledFields).
-func (s *Server) keep(o object, before object) error {
+func (s *Server) keepFields(o object, before object) error {
 	slice, is := o.(*resourceapi.ResourceSlice)
 	if !is {
 		return nil
@@ -19,8 +19,8 @@ func (s *Server) keep(o object, before object) error {
 	if old, is := before.(*resourceapi.ResourceSlice); is {
 		had = featuresOf(&old.Spec)
 	}
-	s.drop(&slice.Spec, had)
-	if problems := s.refuse(&slice.Spec); len(problems) > 0 {
+	s.dropFields(&slice.Spec, had)
+	if problems := s.refuseSlice(&slice.Spec); len(problems) > 0 {
 		return apierrors.NewInvalid(schema.GroupKind{Group: resourceapi.GroupName, Kind: "ResourceSlice"}, slice.Name, problems)
 	}
 	return nil
@@ -49,8 +49,8 @@ func featuresOf(spec *resourceapi.ResourceSliceSpec) (f features) {
 	return f
 }
 
-// drop removes the fields that the server does not keep.
-func (s *Server) drop(spec *resourceapi.ResourceSliceSpec, had features) {
+// dropFields removes the fields that the server does not keep.
+func (s *Server) dropFields(spec *resourceapi.ResourceSliceSpec, had features) {
 	keeps := s.features
 	if !keeps.Counters && !had.counters {
 		spec.SharedCounters = nil
@@ -93,9 +93,9 @@ func (s *Server) drop(spec *resourceapi.ResourceSliceSpec, had features) {
 	}
 }
 
-// refuse returns the server's reasons to reject a slice: values that an older server does not have,
+// refuseSlice returns the server's reasons to reject a slice: values that an older server does not have,
 // and objects without a value after drop.
-func (s *Server) refuse(spec *resourceapi.ResourceSliceSpec) (problems field.ErrorList) {
+func (s *Server) refuseSlice(spec *resourceapi.ResourceSliceSpec) (problems field.ErrorList) {
 	path := field.NewPath("spec")
 	limit := resourceapi.ResourceSliceMaxDevices
 	if len(spec.Devices) > limit {

@@ -133,16 +133,16 @@ func (s *Server) Serve(dra bool) {
 	s.noDRA = !dra
 }
 
-// Freeze makes lists that may be stale return the present state, until Thaw: lists with resource
+// FreezeLists makes lists that may be stale return the present state, until Thaw: lists with resource
 // version "0", as caches request them.
-func (s *Server) Freeze() {
+func (s *Server) FreezeLists() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stale = max(s.version, 1)
 }
 
-// Thaw ends Freeze.
-func (s *Server) Thaw() {
+// ThawLists ends Freeze.
+func (s *Server) ThawLists() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stale = 0
@@ -161,12 +161,12 @@ func (s *Server) EndWatches() {
 
 // Slices returns all slices. The caller must not modify them.
 func (s *Server) Slices() []*resourceapi.ResourceSlice {
-	return present[*resourceapi.ResourceSlice](s, "resourceslices")
+	return presentObjects[*resourceapi.ResourceSlice](s, "resourceslices")
 }
 
 // Claims returns all claims. The caller must not modify them.
 func (s *Server) Claims() []*resourceapi.ResourceClaim {
-	return present[*resourceapi.ResourceClaim](s, "resourceclaims")
+	return presentObjects[*resourceapi.ResourceClaim](s, "resourceclaims")
 }
 
 // Claim returns a claim, or nil. The caller must not modify the claim.
@@ -177,9 +177,9 @@ func (s *Server) Claim(namespace, name string) *resourceapi.ResourceClaim {
 	return claim
 }
 
-// Past returns the slices before a number of changes of any object, as a scheduler with an outdated
+// PastSlices returns the slices before a number of changes of any object, as a scheduler with an outdated
 // cache sees them.
-func (s *Server) Past(changes int64) []*resourceapi.ResourceSlice {
+func (s *Server) PastSlices(changes int64) []*resourceapi.ResourceSlice {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	then := s.stores["resourceslices"].objects
@@ -206,9 +206,9 @@ func (s *Server) Put(o object) {
 		o.SetUID(before.GetUID())
 		o.SetCreationTimestamp(before.GetCreationTimestamp())
 	default:
-		s.born(o)
+		s.setCreated(o)
 	}
-	store.change(kind, o, s.next())
+	store.changeObject(kind, o, s.next())
 }
 
 // Delete removes an object, for the model itself. With a node, the node's objects are removed too.
@@ -224,7 +224,7 @@ func (s *Server) delete(store *store, o object) {
 		return
 	}
 	gone := now.DeepCopyObject().(object)
-	store.change(watch.Deleted, gone, s.next())
+	store.changeObject(watch.Deleted, gone, s.next())
 	if node, is := gone.(*corev1.Node); is {
 		s.collect(node.UID)
 	}
@@ -258,14 +258,14 @@ func (s *Server) DeleteSlices(node string) (deleted int) {
 	return deleted
 }
 
-// born sets the fields of a new object that the server sets.
-func (s *Server) born(o object) {
+// setCreated sets the fields of a new object that the server sets.
+func (s *Server) setCreated(o object) {
 	s.created++
 	if o.GetName() == "" {
 		o.SetName(o.GetGenerateName() + fmt.Sprintf("%05d", s.created))
 	}
 	if o.GetUID() == "" {
-		o.SetUID(uid(s.created))
+		o.SetUID(newUID(s.created))
 	}
 	o.SetCreationTimestamp(metav1.Now())
 	o.SetGeneration(1)
@@ -294,8 +294,8 @@ func (s *Server) storeOf(o object) *store {
 	panic(fmt.Sprintf("no store for %T", o))
 }
 
-// admit waits for as long as the faults require, and returns the error of a failed request.
-func (s *Server) admit(ctx context.Context, gate Fault, call Call) error {
+// admitRequest waits for as long as the faults require, and returns the error of a failed request.
+func (s *Server) admitRequest(ctx context.Context, gate Fault, call Call) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -321,17 +321,19 @@ var ErrDown = errors.New("dial tcp: connect: connection refused")
 // TooMany is the answer of an overloaded server.
 func TooMany() error { return apierrors.NewTooManyRequests("too many requests", 1) }
 
-// Internal is the answer of a server with an internal error.
-func Internal() error { return apierrors.NewInternalError(errors.New("etcdserver: request timed out")) }
+// InternalError is the answer of a server with an internal error.
+func InternalError() error {
+	return apierrors.NewInternalError(errors.New("etcdserver: request timed out"))
+}
 
-// Forbidden is the answer of a server that lacks the access rules.
-func Forbidden(resource string) error {
+// ForbiddenError is the answer of a server that lacks the access rules.
+func ForbiddenError(resource string) error {
 	return apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no rule allows it"))
 }
 
 // Groups returns the API groups of the server.
 func (s *Server) Groups(ctx context.Context, gate Fault) (*metav1.APIGroupList, error) {
-	if err := s.admit(ctx, gate, Call{Verb: "get", Resource: "groups"}); err != nil {
+	if err := s.admitRequest(ctx, gate, Call{Verb: "get", Resource: "groups"}); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()

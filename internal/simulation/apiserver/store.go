@@ -60,30 +60,30 @@ func (s *store) at(version int64) map[string]object {
 	return then
 }
 
-// list returns copies of the selected objects, sorted by name.
-func (s *store) list(namespace string, options metav1.ListOptions, objects map[string]object) ([]object, error) {
+// listObjects returns copies of the selected objects, sorted by name.
+func (s *store) listObjects(namespace string, options metav1.ListOptions, objects map[string]object) ([]object, error) {
 	selector, err := fields.ParseSelector(options.FieldSelector)
 	if err != nil {
 		return nil, err
 	}
 	var found []object
 	for _, key := range slices.Sorted(maps.Keys(objects)) {
-		if o := objects[key]; s.matches(o, namespace, selector) {
+		if o := objects[key]; s.matchesSelector(o, namespace, selector) {
 			found = append(found, o.DeepCopyObject().(object))
 		}
 	}
 	return found, nil
 }
 
-func (s *store) matches(o object, namespace string, selector fields.Selector) bool {
+func (s *store) matchesSelector(o object, namespace string, selector fields.Selector) bool {
 	if namespace != "" && o.GetNamespace() != namespace {
 		return false
 	}
 	return selector.Empty() || selector.Matches(s.selects(o))
 }
 
-// change stores o under its name, at a version, and notifies watchers.
-func (s *store) change(kind watch.EventType, o object, version int64) {
+// changeObject stores o under its name, at a version, and notifies watchers.
+func (s *store) changeObject(kind watch.EventType, o object, version int64) {
 	o.SetResourceVersion(strconv.FormatInt(version, 10))
 	if kind == watch.Deleted {
 		delete(s.objects, keyOf(o))
@@ -113,7 +113,7 @@ type watcher struct {
 // tell queues an event. An object that no longer matches the selector is deleted for a watcher that
 // has seen a match.
 func (w *watcher) tell(e event) {
-	if w.store.matches(e.object, w.namespace, w.selector) {
+	if w.store.matchesSelector(e.object, w.namespace, w.selector) {
 		w.queue = append(w.queue, e)
 		notify(w.more)
 	}
@@ -167,5 +167,5 @@ func notify(c chan<- struct{}) {
 	}
 }
 
-// uid returns a unique UID for a number.
-func uid(n int64) types.UID { return types.UID(fmt.Sprintf("%08x-0000-4000-8000-%012x", n, n)) }
+// newUID returns a unique UID for a number.
+func newUID(n int64) types.UID { return types.UID(fmt.Sprintf("%08x-0000-4000-8000-%012x", n, n)) }

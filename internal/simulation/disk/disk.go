@@ -33,8 +33,10 @@ const (
 	Stat    Op = "stat"
 )
 
-// Changes reports whether the operation changes the content of the disk.
-func (o Op) Changes() bool { return o != Read && o != List && o != Stat && o != Sync && o != SyncDir }
+// ChangesDisk reports whether the operation changes the content of the disk.
+func (o Op) ChangesDisk() bool {
+	return o != Read && o != List && o != Stat && o != Sync && o != SyncDir
+}
 
 // Fault is called before each operation of any view. If it returns an error, the operation fails with
 // the error. A failed write writes a part of the data.
@@ -229,15 +231,15 @@ func isBelow(name string, dirs []string) bool {
 	return slices.ContainsFunc(dirs, func(dir string) bool { return name == dir || strings.HasPrefix(name, strings.TrimSuffix(dir, "/")+"/") })
 }
 
-// Wipe removes a directory with its content, as an administrator may do.
-func (d *Disk) Wipe(name string) {
+// WipeDir removes a directory with its content, as an administrator may do.
+func (d *Disk) WipeDir(name string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	maps.DeleteFunc(d.dirs, func(dir string, _ *dir) bool { return isBelow(dir, []string{name}) })
 }
 
-// Damage changes the content of a file, like a flipped bit. It reports whether the file exists.
-func (d *Disk) Damage(name string, to func([]byte) []byte) bool {
+// DamageFile changes the content of a file, like a flipped bit. It reports whether the file exists.
+func (d *Disk) DamageFile(name string, to func([]byte) []byte) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	f := d.find(name)
@@ -284,8 +286,8 @@ func (d *Disk) Files(below string) (names []string) {
 	return names
 }
 
-// Content returns the content of a file, and whether the file exists.
-func (d *Disk) Content(name string) ([]byte, bool) {
+// FileContent returns the content of a file, and whether the file exists.
+func (d *Disk) FileContent(name string) ([]byte, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if f := d.find(name); f != nil {

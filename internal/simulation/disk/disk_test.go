@@ -20,7 +20,7 @@ func outcomes(t *testing.T, prepare func(synced, unsynced disk.Files)) map[strin
 		d := New(nil, "/d")
 		prepare(disk.Files{FS: d.View(nil), Synced: true}, disk.Files{FS: d.View(nil)})
 		d.LosePower(rand.New(rand.NewPCG(seed, 0)), "/run")
-		data, there := d.Content("/d/f")
+		data, there := d.FileContent("/d/f")
 		if !there {
 			data = []byte("-")
 		}
@@ -142,7 +142,7 @@ func TestFaults(t *testing.T) {
 		t.Errorf("a write to a full disk: %v, %v", in, err)
 	}
 	d.SetFault(nil)
-	if data, _ := d.Content("/d/f"); string(data) != "one" {
+	if data, _ := d.FileContent("/d/f"); string(data) != "one" {
 		t.Errorf("it left %q", data)
 	}
 	if got := d.Files("/d"); len(got) != 1 {
@@ -160,7 +160,7 @@ func TestGate(t *testing.T) {
 	if _, err := dead.Write("/d/f", []byte("two"), 0o600); !errors.Is(err, ErrDead) {
 		t.Errorf("a write of a killed process: %v", err)
 	}
-	if data, _ := d.Content("/d/f"); string(data) != "one" {
+	if data, _ := d.FileContent("/d/f"); string(data) != "one" {
 		t.Errorf("it left %q", data)
 	}
 }
@@ -168,13 +168,13 @@ func TestGate(t *testing.T) {
 func TestDamage(t *testing.T) {
 	d := New(nil)
 	write(t, disk.Files{FS: d.View(nil)}, "one")
-	if !d.Damage("/d/f", func([]byte) []byte { return nil }) || d.Damage("/d/g", func([]byte) []byte { return nil }) {
+	if !d.DamageFile("/d/f", func([]byte) []byte { return nil }) || d.DamageFile("/d/g", func([]byte) []byte { return nil }) {
 		t.Error("Damage does not say which files there are")
 	}
-	if data, there := d.Content("/d/f"); len(data) > 0 || !there {
+	if data, there := d.FileContent("/d/f"); len(data) > 0 || !there {
 		t.Errorf("the file holds %q", data)
 	}
-	d.Wipe("/d")
+	d.WipeDir("/d")
 	if got := d.Files("/"); len(got) > 0 {
 		t.Errorf("after Wipe there are %q", got)
 	}

@@ -49,7 +49,7 @@ func (v View) begin(op Op, name string) error {
 	switch {
 	case op == Sync || op == SyncDir:
 		v.disk.Syncs++
-	case op.Changes():
+	case op.ChangesDisk():
 		v.disk.Changes++
 	}
 	return nil
@@ -57,7 +57,7 @@ func (v View) begin(op Op, name string) error {
 
 func (v View) end() { v.disk.mu.Unlock() }
 
-func missing(op Op, name string) error {
+func missingError(op Op, name string) error {
 	return &fs.PathError{Op: string(op), Path: name, Err: syscall.ENOENT}
 }
 
@@ -95,7 +95,7 @@ func (v View) CreateTemp(in, pattern string) (disk.File, error) {
 	defer v.end()
 	dir := v.disk.dirs[in]
 	if dir == nil {
-		return nil, missing(Create, in)
+		return nil, missingError(Create, in)
 	}
 	v.disk.serial++
 	name := strings.Replace(pattern, "*", fmt.Sprint(v.disk.serial), 1)
@@ -112,10 +112,10 @@ func (v View) Rename(from, to string) error {
 	defer v.end()
 	f := v.disk.find(from)
 	if f == nil {
-		return missing(Rename, from)
+		return missingError(Rename, from)
 	}
 	if v.disk.dirs[path.Dir(to)] == nil {
-		return missing(Rename, to)
+		return missingError(Rename, to)
 	}
 	v.disk.dirs[path.Dir(from)].set(path.Base(from), nil)
 	v.disk.dirs[path.Dir(to)].set(path.Base(to), f)
@@ -134,7 +134,7 @@ func (v View) Remove(name string) error {
 	}
 	dir := v.disk.dirs[name]
 	if dir == nil {
-		return missing(Remove, name)
+		return missingError(Remove, name)
 	}
 	if len(dir.files) > 0 || slices.ContainsFunc(slices.Collect(maps.Keys(v.disk.dirs)), func(other string) bool { return path.Dir(other) == name && other != name }) {
 		return &fs.PathError{Op: string(Remove), Path: name, Err: syscall.ENOTEMPTY}
@@ -167,7 +167,7 @@ func (v View) SyncDir(name string) error {
 	defer v.end()
 	synced := v.disk.dirs[name]
 	if synced == nil {
-		return missing(SyncDir, name)
+		return missingError(SyncDir, name)
 	}
 	synced.pending = make(map[string][]*file)
 	for below, in := range v.disk.dirs {
@@ -185,7 +185,7 @@ func (v View) ReadFile(name string) ([]byte, error) {
 	defer v.end()
 	f := v.disk.find(name)
 	if f == nil {
-		return nil, missing(Read, name)
+		return nil, missingError(Read, name)
 	}
 	return append([]byte{}, f.data...), nil
 }
@@ -198,7 +198,7 @@ func (v View) ReadDir(name string) (entries []fs.DirEntry, err error) {
 	defer v.end()
 	dir := v.disk.dirs[name]
 	if dir == nil {
-		return nil, missing(List, name)
+		return nil, missingError(List, name)
 	}
 	for base, f := range dir.files {
 		entries = append(entries, fs.FileInfoToDirEntry(info{base, f.mode, int64(len(f.data)), f.time}))
@@ -227,7 +227,7 @@ func (v View) Stat(name string) (fs.FileInfo, error) {
 	if dir := v.disk.dirs[name]; dir != nil {
 		return info{path.Base(name), dir.mode | fs.ModeDir, 0, time.Time{}}, nil
 	}
-	return nil, missing(Stat, name)
+	return nil, missingError(Stat, name)
 }
 
 // Lstat implements [disk.FS]; there are no links.

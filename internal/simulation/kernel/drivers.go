@@ -50,13 +50,13 @@ const (
 // none is the content of driver_override without an override.
 const none = "(null)"
 
-// Drive creates functions and binds them to their drivers, as a boot does. The other files of the
+// DriveFunctions creates functions and binds them to their drivers, as a boot does. The other files of the
 // functions come from the host recording.
-func (h *Host) Drive(functions ...Function) {
+func (h *Host) DriveFunctions(functions ...Function) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.driven = functions
-	h.boot()
+	h.bootHost()
 }
 
 // Reboot restarts the kernel: all bindings and virtual functions are lost, and writes in progress
@@ -64,17 +64,17 @@ func (h *Host) Drive(functions ...Function) {
 func (h *Host) Reboot() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.boot()
+	h.bootHost()
 }
 
-func (h *Host) boot() {
+func (h *Host) bootHost() {
 	h.boots++
 	for _, pid := range slices.Sorted(maps.Keys(h.processes)) {
 		h.exit(pid)
 	}
 	h.processes = make(map[int]*process)
 	for _, f := range h.functions {
-		h.destroy(f)
+		h.removeAllVirtual(f)
 		if f.physical == nil {
 			h.bind(f, "")
 		}
@@ -96,7 +96,7 @@ func (h *Host) boot() {
 			h.put("sys/bus/pci/drivers/"+name+"/"+attribute, &node{mode: 0o200})
 		}
 	}
-	h.device("sys/devices/virtual/misc/vfio", "vfio/vfio", 10, 196)
+	h.createDevice("sys/devices/virtual/misc/vfio", "vfio/vfio", 10, 196)
 	h.put("sys/class/misc/vfio", &node{mode: fs.ModeSymlink, target: "../../devices/virtual/misc/vfio"})
 	for _, f := range h.driven {
 		if h.gone[f.Address] == nil {
@@ -111,7 +111,7 @@ func (h *Host) boot() {
 func (h *Host) probeAnew(of Function) {
 	f := &function{Function: of}
 	h.functions[f.Address] = f
-	h.override(f, none)
+	h.setOverride(f, none)
 	if slices.ContainsFunc(h.inGroup(f.Group), func(member string) bool { return h.functions[member].driver == VFIO }) {
 		return
 	}
@@ -130,56 +130,56 @@ func (h *Host) text(name, text string) {
 	h.put(name, &node{mode: 0o644, data: []byte(text)})
 }
 
-// device creates the files and the node of a device.
-func (h *Host) device(dir, name string, major, minor uint32) {
+// createDevice creates the files and the node of a device.
+func (h *Host) createDevice(dir, name string, major, minor uint32) {
 	h.text(dir+"/dev", fmt.Sprintf("%d:%d\n", major, minor))
 	h.text(dir+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=%s\n", major, minor, name))
 	h.put("dev/"+name, &node{mode: fs.ModeDevice | fs.ModeCharDevice | 0o600, rdev: unix.Mkdev(major, minor)})
 }
 
-// drop removes a path with everything below.
-func (h *Host) drop(name string) {
+// dropPath removes a path with everything below.
+func (h *Host) dropPath(name string) {
 	if parent := h.find(path.Dir(name)); parent != nil {
 		delete(parent.children, path.Base(name))
 	}
 }
 
-func (h *Host) override(f *function, driver string) {
+func (h *Host) setOverride(f *function, driver string) {
 	f.override = driver
 	h.text(f.Source+"/driver_override", driver+"\n")
 }
 
-// number returns a number that distinguishes the node or interface of a function from others.
-func (f *function) number() int {
+// nodeNumber returns a number that distinguishes the node or interface of a function from others.
+func (f *function) nodeNumber() int {
 	var bus, slot, number int
 	_, _ = fmt.Sscanf(f.Address, "0000:%x:%x.%x", &bus, &slot, &number)
 	return bus<<8 | slot<<3 | number
 }
 
 // nodeOf returns the path of the function's device node under nvme.
-func (f *function) nodeOf() string { return fmt.Sprintf("dev/nvme%d", f.number()) }
+func (f *function) nodeOf() string { return fmt.Sprintf("dev/nvme%d", f.nodeNumber()) }
 
 // bind binds a function to a driver, or to none for "", and updates the affected files.
 func (h *Host) bind(f *function, driver string) {
 	switch f.driver {
 	case nvme:
-		h.drop(f.Source + "/nvme")
-		h.drop(f.nodeOf())
+		h.dropPath(f.Source + "/nvme")
+		h.dropPath(f.nodeOf())
 	case physical, virtual:
-		h.drop(f.Source + "/net")
-		h.drop(fmt.Sprintf("sys/class/net/eth%d", f.number()))
+		h.dropPath(f.Source + "/net")
+		h.dropPath(fmt.Sprintf("sys/class/net/eth%d", f.nodeNumber()))
 	}
 	f.driver = driver
-	h.drop(f.Source + "/driver")
+	h.dropPath(f.Source + "/driver")
 	if driver != "" {
 		h.put(f.Source+"/driver", &node{mode: fs.ModeSymlink, target: strings.Repeat("../", strings.Count(f.Source, "/")) + "bus/pci/drivers/" + driver})
 	}
 	switch driver {
 	case nvme:
 		name := path.Base(f.nodeOf())
-		h.device(f.Source+"/nvme/"+name, name, 240, uint32(f.number()))
+		h.createDevice(f.Source+"/nvme/"+name, name, 240, uint32(f.nodeNumber()))
 	case physical, virtual:
-		net := fmt.Sprintf("/net/eth%d", f.number())
+		net := fmt.Sprintf("/net/eth%d", f.nodeNumber())
 		h.text(f.Source+net+"/type", "1\n")
 		h.text(f.Source+net+"/flags", map[string]string{physical: "0x1003\n", virtual: "0x1002\n"}[driver])
 		h.put("sys/class"+net, &node{mode: fs.ModeSymlink, target: "../../" + strings.TrimPrefix(f.Source, "sys/") + net})
@@ -193,13 +193,13 @@ func (h *Host) group(number int) {
 	for _, f := range h.functions {
 		if f.Group == number && f.driver == VFIO {
 			dir := fmt.Sprintf("sys/devices/virtual/vfio/%d", number)
-			h.device(dir, fmt.Sprintf("vfio/%d", number), 511, uint32(number))
+			h.createDevice(dir, fmt.Sprintf("vfio/%d", number), 511, uint32(number))
 			h.put(fmt.Sprintf("sys/class/vfio/%d", number), &node{mode: fs.ModeSymlink, target: fmt.Sprintf("../../devices/virtual/vfio/%d", number)})
 			return
 		}
 	}
 	for _, name := range []string{"sys/devices/virtual/vfio/%d", "sys/class/vfio/%d", "dev/vfio/%d"} {
-		h.drop(fmt.Sprintf(name, number))
+		h.dropPath(fmt.Sprintf(name, number))
 	}
 }
 
@@ -223,12 +223,12 @@ func (h *Host) addVirtual(of *function, i int) *function {
 	h.put(fmt.Sprintf("%s/virtfn%d", of.Source, i), &node{mode: fs.ModeSymlink, target: "../" + address})
 	h.functions[address] = f
 	of.virtual = append(of.virtual, f)
-	h.override(f, none)
+	h.setOverride(f, none)
 	return f
 }
 
-// destroy removes the virtual functions of a function.
-func (h *Host) destroy(of *function) {
+// removeAllVirtual removes the virtual functions of a function.
+func (h *Host) removeAllVirtual(of *function) {
 	for len(of.virtual) > 0 {
 		h.removeVirtual(of)
 	}
@@ -242,10 +242,10 @@ func (h *Host) removeVirtual(of *function) {
 	h.bind(f, "")
 	delete(h.functions, f.Address)
 	for _, name := range []string{"sys/bus/pci/devices/" + f.Address, f.Source, fmt.Sprintf("%s/virtfn%d", of.Source, i), fmt.Sprintf("sys/kernel/iommu_groups/%d/devices/%s", f.Group, f.Address)} {
-		h.drop(name)
+		h.dropPath(name)
 	}
 	if len(h.inGroup(f.Group)) == 0 {
-		h.drop(fmt.Sprintf("sys/kernel/iommu_groups/%d", f.Group))
+		h.dropPath(fmt.Sprintf("sys/kernel/iommu_groups/%d", f.Group))
 	}
 }
 
@@ -280,9 +280,9 @@ func (h *Host) Group(address string) []string {
 	return nil
 }
 
-// Behind returns the addresses of the functions in the IOMMU group that one of the nodes belongs
+// FunctionsOf returns the addresses of the functions in the IOMMU group that one of the nodes belongs
 // to.
-func (h *Host) Behind(nodes []string) []string {
+func (h *Host) FunctionsOf(nodes []string) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, name := range nodes {
@@ -293,9 +293,9 @@ func (h *Host) Behind(nodes []string) []string {
 	return nil
 }
 
-// Regroup changes the IOMMU group of a vanished function. The function will return in the new
+// MoveGroup changes the IOMMU group of a vanished function. The function will return in the new
 // group.
-func (h *Host) Regroup(address string, group int) {
+func (h *Host) MoveGroup(address string, group int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.driven = slices.Clone(h.driven)
@@ -315,16 +315,16 @@ func (h *Host) Regroup(address string, group int) {
 	}
 }
 
-// Overridden reports whether the driver_override of a function is set.
-func (h *Host) Overridden(address string) bool {
+// HasOverride reports whether the driver_override of a function is set.
+func (h *Host) HasOverride(address string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f := h.functions[address]
 	return f != nil && f.override != none
 }
 
-// Virtual returns the addresses of the virtual functions of a physical function.
-func (h *Host) Virtual(address string) (virtual []string) {
+// VirtualFunctions returns the addresses of the virtual functions of a physical function.
+func (h *Host) VirtualFunctions(address string) (virtual []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if f := h.functions[address]; f != nil {
@@ -344,7 +344,7 @@ func (h *Host) SetUp(address string, up bool) bool {
 	if f == nil || f.driver != virtual {
 		return false
 	}
-	h.text(fmt.Sprintf("%s/net/eth%d/flags", f.Source, f.number()), map[bool]string{true: "0x1003\n", false: "0x1002\n"}[up])
+	h.text(fmt.Sprintf("%s/net/eth%d/flags", f.Source, f.nodeNumber()), map[bool]string{true: "0x1003\n", false: "0x1002\n"}[up])
 	return true
 }
 
@@ -363,15 +363,15 @@ func (h *Host) SetTrouble(t Trouble) {
 	h.trouble = t
 }
 
-// Stick makes writes of attributes hang until Unstick.
-func (h *Host) Stick() {
+// HangWrites makes writes of attributes hang until Unstick.
+func (h *Host) HangWrites() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.stuck = make(chan struct{})
 }
 
-// Unstick lets hanging writes continue.
-func (h *Host) Unstick() {
+// ReleaseWrites lets hanging writes continue.
+func (h *Host) ReleaseWrites() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.stuck != nil {
@@ -433,7 +433,7 @@ func (h *Host) Write(name, value string, latency time.Duration) error {
 	if !there() {
 		return syscall.ENODEV
 	}
-	err := h.change(f, a, there)
+	err := h.applyWrite(f, a, there)
 	if h.Changed != nil {
 		h.Changed()
 	}
@@ -460,14 +460,14 @@ func (h *Host) pause(d time.Duration) {
 	h.mu.Lock()
 }
 
-// change performs a write. there reports whether the function is still the same.
-func (h *Host) change(f *function, a Attribute, there func() bool) error {
+// applyWrite performs a write. there reports whether the function is still the same.
+func (h *Host) applyWrite(f *function, a Attribute, there func() bool) error {
 	switch a.Name {
 	case "driver_override":
 		if a.Value == "" {
 			a.Value = none
 		}
-		h.override(f, a.Value)
+		h.setOverride(f, a.Value)
 	case "unbind":
 		if f.driver != a.Driver {
 			return syscall.ENODEV
@@ -480,7 +480,7 @@ func (h *Host) change(f *function, a Attribute, there func() bool) error {
 		if f.override != none && f.override != a.Driver || f.driver != "" {
 			return syscall.ENODEV
 		}
-		return h.probe(f, a.Driver)
+		return h.probeDriver(f, a.Driver)
 	case "drivers_probe":
 		driver := f.Driver
 		if f.override != none {
@@ -489,7 +489,7 @@ func (h *Host) change(f *function, a Attribute, there func() bool) error {
 		if f.driver != "" {
 			return nil
 		}
-		return h.probe(f, driver)
+		return h.probeDriver(f, driver)
 	case "sriov_numvfs":
 		return h.setVirtual(f, a.Value, there)
 	case "reset":
@@ -504,7 +504,7 @@ func (h *Host) change(f *function, a Attribute, there func() bool) error {
 	return nil
 }
 
-func (h *Host) probe(f *function, driver string) error {
+func (h *Host) probeDriver(f *function, driver string) error {
 	if h.trouble.Refuses == driver {
 		return syscall.EIO
 	}
@@ -515,7 +515,7 @@ func (h *Host) probe(f *function, driver string) error {
 // awaitClosed waits, as vfio does, until no process has the function open. It reports whether the
 // function still exists.
 func (h *Host) awaitClosed(f *function, there func() bool) bool {
-	for there() && f.driver == VFIO && len(h.openers(f)) > 0 {
+	for there() && f.driver == VFIO && len(h.openSince(f)) > 0 {
 		h.pause(100 * time.Millisecond)
 	}
 	return there()
@@ -547,7 +547,7 @@ func (h *Host) setVirtual(f *function, value string, there func() bool) error {
 		if !there() {
 			return syscall.ENODEV
 		}
-		_ = h.probe(v, v.Driver) // the kernel only logs the error
+		_ = h.probeDriver(v, v.Driver) // the kernel only logs the error
 		if h.Changed != nil {
 			h.Changed()
 		}

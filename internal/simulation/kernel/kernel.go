@@ -122,8 +122,8 @@ func (h *Host) put(name string, n *node) {
 	dir.children[parts[len(parts)-1]] = n
 }
 
-// each calls f for each entry except non-empty directories, in order.
-func (h *Host) each(f func(e entry)) {
+// eachEntry calls f for each entry except non-empty directories, in order.
+func (h *Host) eachEntry(f func(e entry)) {
 	var walk func(name string, n *node)
 	walk = func(name string, n *node) {
 		if len(n.children) == 0 {
@@ -166,21 +166,21 @@ func (h *Host) find(name string) *node {
 	return n
 }
 
-// Vanish removes a PCI function from the machine, together with the given nodes. It reports whether
+// VanishFunction removes a PCI function from the machine, together with the given nodes. It reports whether
 // the function was present.
-func (h *Host) Vanish(address string, nodes ...string) bool {
+func (h *Host) VanishFunction(address string, nodes ...string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.gone[address] != nil {
 		return false
 	}
 	if f := h.functions[address]; f != nil {
-		h.destroy(f)
+		h.removeAllVirtual(f)
 		h.bind(f, "")
 		delete(h.functions, address)
 	}
 	var gone []entry
-	h.each(func(e entry) {
+	h.eachEntry(func(e entry) {
 		if has(e.path, address) || has(e.node.target, address) || slices.Contains(nodes, e.path) {
 			gone = append(gone, e)
 		}
@@ -197,9 +197,9 @@ func (h *Host) Vanish(address string, nodes ...string) bool {
 // has reports whether a path contains an element.
 func has(name, element string) bool { return strings.Contains("/"+name+"/", "/"+element+"/") }
 
-// Return puts a vanished function back, with the content of its files passed through change. It
+// ReturnFunction puts a vanished function back, with the content of its files passed through change. It
 // reports whether the function had vanished.
-func (h *Host) Return(address string, change func(name string, data []byte) []byte) bool {
+func (h *Host) ReturnFunction(address string, change func(name string, data []byte) []byte) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	gone := h.gone[address]
@@ -218,9 +218,9 @@ func (h *Host) Return(address string, change func(name string, data []byte) []by
 	return gone != nil
 }
 
-// Exchange exchanges the class devices and nodes of two vanished functions, which appear when the
+// ExchangeFunctions exchanges the class devices and nodes of two vanished functions, which appear when the
 // functions return: the kernel numbers class devices in the order of their discovery by the driver.
-func (h *Host) Exchange(one, other, class string, nodes ...string) {
+func (h *Host) ExchangeFunctions(one, other, class string, nodes ...string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	numbered := func(e entry) bool { return has(e.path, class) || slices.Contains(nodes, e.path) }
@@ -253,33 +253,33 @@ func (h *Host) at(from, to, name string) string {
 	return name
 }
 
-// Gone reports whether a function has vanished.
-func (h *Host) Gone(address string) bool {
+// HasVanished reports whether a function has vanished.
+func (h *Host) HasVanished(address string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.gone[address] != nil
 }
 
-// Change changes the content of the files whose path contains an element.
-func (h *Host) Change(element string, change func(name string, data []byte) []byte) {
+// ChangeFiles changes the content of the files whose path contains an element.
+func (h *Host) ChangeFiles(element string, change func(name string, data []byte) []byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.each(func(e entry) {
+	h.eachEntry(func(e entry) {
 		if has(e.path, element) && e.node.mode.IsRegular() {
 			e.node.data = change(e.path, bytes.Clone(e.node.data))
 		}
 	})
 }
 
-// Sicken makes files with part in their path unreadable; "" makes all files readable again.
-func (h *Host) Sicken(part string) {
+// MakeUnreadable makes files with part in their path unreadable; "" makes all files readable again.
+func (h *Host) MakeUnreadable(part string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.sick = part
 }
 
-// Hang makes reads of files with part in their path hang until Release.
-func (h *Host) Hang(part string) {
+// HangReads makes reads of files with part in their path hang until Release.
+func (h *Host) HangReads(part string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.hang, h.hanged = part, make(chan struct{})

@@ -55,12 +55,12 @@ func TestReturnedFunctionHasAnotherKey(t *testing.T) {
 		return discovery.KeyOf(&discovery.Host{FS: h}, &d)
 	}
 	before := key()
-	if again := key(); before.Inode == 0 || !again.Same(before) {
+	if again := key(); before.Inode == 0 || !again.MayEqual(before) {
 		t.Errorf("the key of one function is %v, and then %v", before, again)
 	}
-	h.Vanish(address, "dev/nvidia0")
-	h.Return(address, nil)
-	if after := key(); after.Inode == 0 || after.Same(before) {
+	h.VanishFunction(address, "dev/nvidia0")
+	h.ReturnFunction(address, nil)
+	if after := key(); after.Inode == 0 || after.MayEqual(before) {
 		t.Errorf("the key is %v before, and %v afterwards", before, after)
 	}
 }
@@ -68,7 +68,7 @@ func TestReturnedFunctionHasAnotherKey(t *testing.T) {
 func TestVanishAndReturn(t *testing.T) {
 	h := host(t)
 	before, _ := scan(h).Lookup(name)
-	if !h.Vanish(address, "dev/nvidia0") || h.Vanish(address) {
+	if !h.VanishFunction(address, "dev/nvidia0") || h.VanishFunction(address) {
 		t.Error("Vanish does not say what vanished")
 	}
 	if _, found := scan(h).Lookup(name); found {
@@ -77,7 +77,7 @@ func TestVanishAndReturn(t *testing.T) {
 	if _, found := h.Node("/dev/nvidia0"); found {
 		t.Error("its node is still there")
 	}
-	h.Return(address, func(_ string, data []byte) []byte { return bytes.Replace(data, []byte("GPU-c"), []byte("GPU-d"), 1) })
+	h.ReturnFunction(address, func(_ string, data []byte) []byte { return bytes.Replace(data, []byte("GPU-c"), []byte("GPU-d"), 1) })
 	after, found := scan(h).Lookup(name)
 	if !found || after.Identity == before.Identity || !strings.HasPrefix(after.Identity, "GPU-d") {
 		t.Errorf("after its return it is %q and was %q", after.Identity, before.Identity)
@@ -86,11 +86,11 @@ func TestVanishAndReturn(t *testing.T) {
 
 func TestUnreadable(t *testing.T) {
 	h := host(t)
-	h.Sicken("/information")
+	h.MakeUnreadable("/information")
 	if _, err := fs.ReadFile(h, facts); !errors.Is(err, syscall.EIO) {
 		t.Errorf("a file that cannot be read: %v", err)
 	}
-	h.Sicken("")
+	h.MakeUnreadable("")
 	if _, err := fs.ReadFile(h, facts); err != nil {
 		t.Error(err)
 	}
@@ -99,7 +99,7 @@ func TestUnreadable(t *testing.T) {
 func TestHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := host(t)
-		h.Hang(address)
+		h.HangReads(address)
 		read := false
 		go func() { _, _ = fs.ReadFile(h, facts); read = true }()
 		synctest.Wait()

@@ -14,9 +14,9 @@ type process struct {
 	nodes []string
 }
 
-// Spawn starts a process in a control group, opens the existing ones among the nodes, and returns the
+// StartProcess starts a process in a control group, opens the existing ones among the nodes, and returns the
 // number of the process.
-func (h *Host) Spawn(name, group string, nodes ...string) (pid int) {
+func (h *Host) StartProcess(name, group string, nodes ...string) (pid int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.pids++
@@ -47,21 +47,21 @@ func (h *Host) Exit(pid int) {
 func (h *Host) exit(pid int) {
 	if h.processes[pid] != nil {
 		delete(h.processes, pid)
-		h.drop(fmt.Sprintf("proc/%d", pid))
+		h.dropPath(fmt.Sprintf("proc/%d", pid))
 	}
 }
 
-// Openers returns the times since when processes have had a function open.
-func (h *Host) Openers(address string) []time.Time {
+// OpenSince returns the times since when processes have had a function open.
+func (h *Host) OpenSince(address string) []time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if f := h.functions[address]; f != nil {
-		return h.openers(f)
+		return h.openSince(f)
 	}
 	return nil
 }
 
-func (h *Host) openers(f *function) (since []time.Time) {
+func (h *Host) openSince(f *function) (since []time.Time) {
 	node := fmt.Sprintf("dev/vfio/%d", f.Group)
 	switch f.driver {
 	case VFIO:

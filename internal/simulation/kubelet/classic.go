@@ -35,8 +35,8 @@ type endpoint struct {
 	leaves atomic.Bool // the agent has ended, and another agent takes over
 }
 
-// lose ends the stream, from either side.
-func (e *endpoint) lose() {
+// endStream ends the stream, from either side.
+func (e *endpoint) endStream() {
 	e.once.Do(func() {
 		e.drop()
 		close(e.lost)
@@ -94,7 +94,7 @@ func (k *Kubelet) noteList(resource string, list *pluginapi.ListAndWatchResponse
 	k.lists[resource] = listed
 	for _, w := range k.workers {
 		for _, id := range k.devices[w.pod.UID][resource] {
-			if !listed[id] && k.active(w.pod.UID) && k.config.Lacks != nil {
+			if !listed[id] && k.isActive(w.pod.UID) && k.config.Lacks != nil {
 				k.config.Lacks(w.pod, resource, id)
 			}
 		}
@@ -113,7 +113,7 @@ func (k *Kubelet) register(e *endpoint) error {
 		return errors.New("connection refused")
 	}
 	k.named[e.resource] = e
-	if err := k.options(e); err != nil {
+	if err := k.readOptions(e); err != nil {
 		delete(k.named, e.resource)
 		return err
 	}
@@ -127,8 +127,8 @@ func (k *Kubelet) register(e *endpoint) error {
 	return nil
 }
 
-// options calls a plugin for its options, without holding the lock.
-func (k *Kubelet) options(e *endpoint) error {
+// readOptions calls a plugin for its options, without holding the lock.
+func (k *Kubelet) readOptions(e *endpoint) error {
 	k.mu.Unlock()
 	defer k.mu.Lock()
 	if e.fails {
@@ -157,7 +157,7 @@ func (k *Kubelet) runClient(e *endpoint) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	e.lose()
+	e.endStream()
 	if k.config.Minor <= 36 {
 		k.disconnectNamed(e)
 		return
@@ -166,7 +166,7 @@ func (k *Kubelet) runClient(e *endpoint) {
 		return
 	}
 	k.log("resource %s: the plugin of %s is disconnected", e.resource, e.process.name)
-	k.without(e)
+	k.removeEndpoint(e)
 	if len(k.endpoints[e.resource]) == 0 && k.up {
 		k.healthy[e.resource] = nil
 	}
@@ -177,12 +177,12 @@ func (k *Kubelet) disconnectNamed(e *endpoint) {
 	named := k.named[e.resource]
 	if named == nil {
 		if all := k.endpoints[e.resource]; len(all) > 1 && all[len(all)-1] != e { // otherwise still called, in vain
-			k.without(e)
+			k.removeEndpoint(e)
 		}
 		return
 	}
 	delete(k.named, e.resource)
-	named.lose()
+	named.endStream()
 	k.log("resource %s: the plugin of %s is disconnected", e.resource, named.process.name)
 	k.endpoints[e.resource] = nil
 	if k.up {
@@ -190,23 +190,23 @@ func (k *Kubelet) disconnectNamed(e *endpoint) {
 	}
 }
 
-// without removes an endpoint from the endpoints that the kubelet calls.
-func (k *Kubelet) without(e *endpoint) {
+// removeEndpoint removes an endpoint from the endpoints that the kubelet calls.
+func (k *Kubelet) removeEndpoint(e *endpoint) {
 	k.endpoints[e.resource] = slices.DeleteFunc(slices.Clone(k.endpoints[e.resource]), func(other *endpoint) bool { return other == e })
 }
 
-// allocate calls plugins for the resources of a pod (pkg/kubelet/cm/devicemanager/manager.go,
+// allocatePod calls plugins for the resources of a pod (pkg/kubelet/cm/devicemanager/manager.go,
 // allocateContainerResources). A pod keeps earlier allocations, without a call.
-func (k *Kubelet) allocate(ctx context.Context, pod *Pod) error {
+func (k *Kubelet) allocatePod(ctx context.Context, pod *Pod) error {
 	for _, resource := range slices.Sorted(maps.Keys(pod.Requests)) {
-		e, ids, err := k.choose(ctx, pod, resource, pod.Requests[resource])
+		e, ids, err := k.chooseIDs(ctx, pod, resource, pod.Requests[resource])
 		if err != nil || len(ids) == 0 {
 			if err != nil {
 				return err
 			}
 			continue
 		}
-		response, err := e.allocate(ctx, ids)
+		response, err := e.callAllocate(ctx, ids)
 		k.mu.Lock()
 		for _, id := range ids {
 			delete(k.pending[resource], id)
@@ -235,9 +235,9 @@ func nodesOf(response *pluginapi.AllocateResponse) (paths []string) {
 	return paths
 }
 
-// choose returns the IDs for a pod and the endpoint to call. It returns no IDs if the pod already has
+// chooseIDs returns the IDs for a pod and the endpoint to call. It returns no IDs if the pod already has
 // them.
-func (k *Kubelet) choose(ctx context.Context, pod *Pod, resource string, n int) (*endpoint, []string, error) {
+func (k *Kubelet) chooseIDs(ctx context.Context, pod *Pod, resource string, n int) (*endpoint, []string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.takeBack()
@@ -255,7 +255,7 @@ func (k *Kubelet) choose(ctx context.Context, pod *Pod, resource string, n int) 
 	}
 	var free []string
 	for _, id := range slices.Sorted(maps.Keys(healthy)) {
-		if k.holder(resource, id) == "" && k.pending[resource][id] == "" {
+		if k.podWithID(resource, id) == "" && k.pending[resource][id] == "" {
 			free = append(free, id)
 		}
 	}
@@ -266,7 +266,7 @@ func (k *Kubelet) choose(ctx context.Context, pod *Pod, resource string, n int) 
 	e := all[len(all)-1]
 	k.config.Random.Shuffle(len(free), func(i, j int) { free[i], free[j] = free[j], free[i] })
 	if n < len(free) && k.config.Random.IntN(2) == 0 {
-		free = k.preferred(ctx, e, free, n)
+		free = k.preferredFirst(ctx, e, free, n)
 	}
 	ids := free[:n]
 	if k.pending[resource] == nil {
@@ -278,8 +278,8 @@ func (k *Kubelet) choose(ctx context.Context, pod *Pod, resource string, n int) 
 	return e, ids, nil
 }
 
-// preferred puts the plugin's preferred IDs first. It calls the plugin without holding the lock.
-func (k *Kubelet) preferred(ctx context.Context, e *endpoint, free []string, n int) []string {
+// preferredFirst puts the plugin's preferred IDs first. It calls the plugin without holding the lock.
+func (k *Kubelet) preferredFirst(ctx context.Context, e *endpoint, free []string, n int) []string {
 	k.mu.Unlock()
 	defer k.mu.Lock()
 	answer, err := e.server.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
@@ -296,8 +296,8 @@ func (k *Kubelet) preferred(ctx context.Context, e *endpoint, free []string, n i
 	return append(slices.Clone(ids), rest...)
 }
 
-// allocate calls the plugin. If the plugin's process is killed, there is no answer.
-func (e *endpoint) allocate(ctx context.Context, ids []string) (*pluginapi.AllocateResponse, error) {
+// callAllocate calls the plugin. If the plugin's process is killed, there is no answer.
+func (e *endpoint) callAllocate(ctx context.Context, ids []string) (*pluginapi.AllocateResponse, error) {
 	type answer struct {
 		response *pluginapi.AllocateResponse
 		err      error
@@ -306,11 +306,11 @@ func (e *endpoint) allocate(ctx context.Context, ids []string) (*pluginapi.Alloc
 		return nil, errors.New("the endpoint is stopped")
 	}
 	if e.leaves.Load() {
-		next := e.successor(ctx)
+		next := e.awaitSuccessor(ctx)
 		if next == nil {
 			return nil, errors.New("this instance has ended, and no other has begun")
 		}
-		return next.allocate(ctx, ids)
+		return next.callAllocate(ctx, ids)
 	}
 	answers := make(chan answer, 1)
 	e.calls.Go(func() {
@@ -330,8 +330,8 @@ func (e *endpoint) allocate(ctx context.Context, ids []string) (*pluginapi.Alloc
 	}
 }
 
-// holder returns the pod with an ID, "" if the ID is free.
-func (k *Kubelet) holder(resource, id string) types.UID {
+// podWithID returns the pod with an ID, "" if the ID is free.
+func (k *Kubelet) podWithID(resource, id string) types.UID {
 	for uid, devices := range k.devices {
 		if slices.Contains(devices[resource], id) {
 			return uid
@@ -347,7 +347,7 @@ func (k *Kubelet) takeBack() {
 		return
 	}
 	for uid := range k.devices {
-		if !k.active(uid) {
+		if !k.isActive(uid) {
 			k.log("devices %v of pod %s are taken back", k.devices[uid], uid)
 			delete(k.devices, uid)
 			delete(k.nodesOf, uid)
@@ -370,8 +370,8 @@ type Process struct {
 	listing   atomic.Bool // PodResources has listed the pods to this process
 }
 
-// Process returns the interface for a new agent. The name is for messages.
-func (k *Kubelet) Process(name string) *Process {
+// NewProcess returns the interface for a new agent. The name is for messages.
+func (k *Kubelet) NewProcess(name string) *Process {
 	return &Process{kubelet: k, name: name, dead: make(chan struct{})}
 }
 
@@ -395,7 +395,7 @@ func (p *Process) end() {
 	for _, all := range p.kubelet.endpoints {
 		for _, e := range all {
 			if e.process == p {
-				e.lose()
+				e.endStream()
 			}
 		}
 	}
@@ -441,7 +441,7 @@ func (p *Process) Pods(ctx context.Context) (*kubeletapi.Listing, error) {
 		}
 		c := &podresourcesapi.ContainerResources{Name: "main"}
 		if !w.pod.Init {
-			k.list(w.pod, c)
+			k.addDevices(w.pod, c)
 		}
 		listed := &podresourcesapi.PodResources{Namespace: w.pod.Namespace, Name: w.pod.Name, Containers: []*podresourcesapi.ContainerResources{c}}
 		listing.Pods = append(listing.Pods, listed)
@@ -453,9 +453,9 @@ func (p *Process) Pods(ctx context.Context) (*kubeletapi.Listing, error) {
 // HasListing reports whether PodResources has listed the pods to the process.
 func (p *Process) HasListing() bool { return p.listing.Load() }
 
-// Allocated returns the content of the checkpoint, which is readable while the kubelet is down
+// AllocatedIDs returns the content of the checkpoint, which is readable while the kubelet is down
 // (pkg/kubelet/cm/devicemanager/manager.go, writeCheckpoint).
-func (p *Process) Allocated() (map[string][]string, error) {
+func (p *Process) AllocatedIDs() (map[string][]string, error) {
 	k := p.kubelet
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -468,8 +468,8 @@ func (p *Process) Allocated() (map[string][]string, error) {
 	return ids, nil
 }
 
-// list adds the devices of a pod's container.
-func (k *Kubelet) list(pod *Pod, c *podresourcesapi.ContainerResources) {
+// addDevices adds the devices of a pod's container.
+func (k *Kubelet) addDevices(pod *Pod, c *podresourcesapi.ContainerResources) {
 	for _, resource := range slices.Sorted(maps.Keys(k.devices[pod.UID])) {
 		c.Devices = append(c.Devices, &podresourcesapi.ContainerDevices{ResourceName: resource, DeviceIds: slices.Clone(k.devices[pod.UID][resource])})
 	}

@@ -34,8 +34,8 @@ type plugin struct {
 	drapb.DRAPluginClient
 }
 
-// answered returns the error of a call, and an error for an answer of a killed process.
-func (p *plugin) answered(err error) error {
+// answerError returns the error of a call, and an error for an answer of a killed process.
+func (p *plugin) answerError(err error) error {
 	if err == nil && p.registrar.process.isDead() {
 		return errors.New("the process was killed")
 	}
@@ -82,7 +82,7 @@ func (k *Kubelet) watchPlugins(ctx context.Context) {
 }
 
 func (k *Kubelet) findPlugins(ctx context.Context, failed map[*listener]backoff) {
-	sockets := k.network.registrars()
+	sockets := k.network.registrationSockets()
 	k.mu.Lock()
 	known := make(map[*listener]bool)
 	k.plugins = slices.DeleteFunc(k.plugins, func(p *plugin) bool {
@@ -149,9 +149,9 @@ func (k *Kubelet) registerPlugin(ctx context.Context, socket *listener, refuses 
 	return err
 }
 
-// plugin returns the plugin for calls: the newest connected one, or else the newest
+// chosenPlugin returns the plugin for calls: the newest connected one, or else the newest
 // (pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go, get).
-func (k *Kubelet) plugin() (*plugin, error) {
+func (k *Kubelet) chosenPlugin() (*plugin, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, p := range slices.Backward(k.plugins) {
@@ -165,9 +165,9 @@ func (k *Kubelet) plugin() (*plugin, error) {
 	return k.plugins[len(k.plugins)-1], nil
 }
 
-// Calls returns the name of the process that plugin would choose, "" if no plugin is registered.
-func (k *Kubelet) Calls() string {
-	p, err := k.plugin()
+// CalledProcess returns the name of the process that plugin would choose, "" if no plugin is registered.
+func (k *Kubelet) CalledProcess() string {
+	p, err := k.chosenPlugin()
 	if err != nil {
 		return ""
 	}
@@ -196,18 +196,18 @@ func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {
 			found = append(found, claim)
 		}
 	}
-	driver, err := k.plugin()
+	driver, err := k.chosenPlugin()
 	if err != nil {
 		return err
 	}
-	request, err := k.note(pod, found)
+	request, err := k.recordClaims(pod, found)
 	if err != nil || len(request.Claims) == 0 {
 		return err
 	}
 	calling, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	response, err := driver.NodePrepareResources(calling, request)
-	if err = driver.answered(err); err != nil {
+	if err = driver.answerError(err); err != nil {
 		return fmt.Errorf("NodePrepareResources: %w", err)
 	}
 	k.mu.Lock()
@@ -252,11 +252,11 @@ func (k *Kubelet) isReserved(claim *resourceapi.ResourceClaim, pod *Pod) bool {
 	})
 }
 
-// note stores a pod's claims in the checkpoint, and returns the claims to prepare. Up to 1.36, a
+// recordClaims stores a pod's claims in the checkpoint, and returns the claims to prepare. Up to 1.36, a
 // claim whose Unprepare is in progress or has failed counts as prepared for another pod; from 1.37
 // on, that pod waits (pkg/kubelet/cm/dra/manager.go, prepareResources: isPrepared in 1.36,
 // isUnpreparing before it in 1.37).
-func (k *Kubelet) note(pod *Pod, claims []*resourceapi.ResourceClaim) (*drapb.NodePrepareResourcesRequest, error) {
+func (k *Kubelet) recordClaims(pod *Pod, claims []*resourceapi.ResourceClaim) (*drapb.NodePrepareResourcesRequest, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	request := &drapb.NodePrepareResourcesRequest{}
@@ -289,10 +289,10 @@ func (k *Kubelet) claimOf(uid types.UID) *claimInfo {
 	return nil
 }
 
-// unprepare unprepares the claims of a pod (pkg/kubelet/cm/dra/manager.go, unprepareResources). Up
+// unprepareClaims unprepares the claims of a pod (pkg/kubelet/cm/dra/manager.go, unprepareResources). Up
 // to 1.36, a pod without a reference to a claim, because the claim was never prepared for the pod,
 // still unprepares the claim if a single other pod has it.
-func (k *Kubelet) unprepare(ctx context.Context, pod types.UID, namespace string, names []string) error {
+func (k *Kubelet) unprepareClaims(ctx context.Context, pod types.UID, namespace string, names []string) error {
 	k.mu.Lock()
 	request := &drapb.NodeUnprepareResourcesRequest{}
 	var keys []string
@@ -334,14 +334,14 @@ func (k *Kubelet) unprepare(ctx context.Context, pod types.UID, namespace string
 }
 
 func (k *Kubelet) callUnprepare(ctx context.Context, request *drapb.NodeUnprepareResourcesRequest) error {
-	driver, err := k.plugin()
+	driver, err := k.chosenPlugin()
 	if err != nil {
 		return err
 	}
 	calling, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	response, err := driver.NodeUnprepareResources(calling, request)
-	if err = driver.answered(err); err != nil {
+	if err = driver.answerError(err); err != nil {
 		return fmt.Errorf("NodeUnprepareResources: %w", err)
 	}
 	for uid, result := range response.Claims {
@@ -355,9 +355,9 @@ func (k *Kubelet) callUnprepare(ctx context.Context, request *drapb.NodeUnprepar
 	return nil
 }
 
-// reconcile unprepares the claims of pods that are no longer active, even if their containers still
+// reconcileClaims unprepares the claims of pods that are no longer active, even if their containers still
 // run (pkg/kubelet/cm/dra/manager.go, reconcileLoop).
-func (k *Kubelet) reconcile(ctx context.Context) {
+func (k *Kubelet) reconcileClaims(ctx context.Context) {
 	for sleep(ctx, reconcilePeriod) {
 		k.mu.Lock()
 		type orphan struct {
@@ -368,14 +368,14 @@ func (k *Kubelet) reconcile(ctx context.Context) {
 		var orphans []orphan
 		for _, info := range k.claims {
 			for pod := range info.pods {
-				if k.ready && !k.active(pod) {
+				if k.ready && !k.isActive(pod) {
 					orphans = append(orphans, orphan{pod, info.namespace, info.name})
 				}
 			}
 		}
 		k.mu.Unlock()
 		for _, o := range orphans {
-			if err := k.unprepare(ctx, o.pod, o.namespace, []string{o.name}); err != nil {
+			if err := k.unprepareClaims(ctx, o.pod, o.namespace, []string{o.name}); err != nil {
 				k.log("reconcile: claim %s/%s: %v", o.namespace, o.name, err)
 			}
 		}

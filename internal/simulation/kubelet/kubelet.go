@@ -135,8 +135,8 @@ func New(config Config) *Kubelet {
 
 func (k *Kubelet) log(format string, args ...any) { k.config.Log("kubelet: "+format, args...) }
 
-// Up starts the kubelet with the state of its checkpoints and the runtime.
-func (k *Kubelet) Up() {
+// StartKubelet starts the kubelet with the state of its checkpoints and the runtime.
+func (k *Kubelet) StartKubelet() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.up {
@@ -157,21 +157,21 @@ func (k *Kubelet) Up() {
 	}
 	k.pending = make(map[string]map[string]types.UID)
 	ctx := k.ctx
-	k.group.Go(func() { k.wipe(ctx) })
+	k.group.Go(func() { k.wipeSlices(ctx) })
 	k.group.Go(func() { k.watchPlugins(ctx) })
 	k.group.Go(func() { k.syncPods(ctx) })
-	k.group.Go(func() { k.reconcile(ctx) })
+	k.group.Go(func() { k.reconcileClaims(ctx) })
 }
 
-// wipe deletes the node's slices as soon as the API server allows it.
-func (k *Kubelet) wipe(context.Context) {
+// wipeSlices deletes the node's slices as soon as the API server allows it.
+func (k *Kubelet) wipeSlices(context.Context) {
 	if k.config.Minor >= 32 {
 		k.config.Wipe()
 	}
 }
 
-// Down stops the kubelet and returns when all its goroutines have ended. Containers keep running.
-func (k *Kubelet) Down() {
+// StopKubelet stops the kubelet and returns when all its goroutines have ended. Containers keep running.
+func (k *Kubelet) StopKubelet() {
 	k.mu.Lock()
 	if !k.up {
 		k.mu.Unlock()
@@ -182,7 +182,7 @@ func (k *Kubelet) Down() {
 	k.cancel()
 	for _, all := range k.endpoints {
 		for _, e := range all {
-			e.lose()
+			e.endStream()
 		}
 	}
 	for _, p := range k.plugins {
@@ -231,8 +231,8 @@ func (k *Kubelet) LoseCheckpoints(dra, classic bool) (claims bool) {
 	return claims
 }
 
-// Refuse sets whether the kubelet refuses drivers that register from now on.
-func (k *Kubelet) Refuse(refuses bool) {
+// RefuseDrivers sets whether the kubelet refuses drivers that register from now on.
+func (k *Kubelet) RefuseDrivers(refuses bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.refuses = refuses
@@ -257,15 +257,15 @@ func compareUID(a, b types.UID) int {
 	return 0
 }
 
-// Idle reports whether the kubelet has no pod, claim or container. If not, Idle returns a
+// IsIdle reports whether the kubelet has no pod, claim or container. If not, Idle returns a
 // description of the remaining ones.
-func (k *Kubelet) Idle() (string, bool) {
+func (k *Kubelet) IsIdle() (string, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
 	case len(k.workers) > 0:
 		for _, w := range k.workers {
-			if w.terminal || w.ending() {
+			if w.terminal || w.isEnding() {
 				return fmt.Sprintf("pod %s is %s: %v", w.pod, w.state, w.why), false
 			}
 		}
@@ -302,9 +302,9 @@ func (k *Kubelet) HasDevices(uid types.UID) map[string][]string {
 	return maps.Clone(k.devices[uid])
 }
 
-// Had adds a pod from the time before the first agent: another plugin allocated its devices, and
+// AddEarlierPod adds a pod from the time before the first agent: another plugin allocated its devices, and
 // its container runs. The kubelet must be down.
-func (k *Kubelet) Had(pod *Pod, devices map[string][]string) error {
+func (k *Kubelet) AddEarlierPod(pod *Pod, devices map[string][]string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	c := &Container{Pod: pod, Devices: devices, Listed: maps.Clone(k.lists), unprepared: make(map[types.UID]int), asked: make(map[types.UID]int)}
@@ -318,8 +318,8 @@ func (k *Kubelet) Had(pod *Pod, devices map[string][]string) error {
 	return nil
 }
 
-// Prepared returns the CDI devices of the kubelet's claims, by claim UID.
-func (k *Kubelet) Prepared() map[types.UID][]string {
+// PreparedClaims returns the CDI devices of the kubelet's claims, by claim UID.
+func (k *Kubelet) PreparedClaims() map[types.UID][]string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	prepared := make(map[types.UID][]string)
@@ -329,8 +329,8 @@ func (k *Kubelet) Prepared() map[types.UID][]string {
 	return prepared
 }
 
-// Allocatable returns the number of healthy devices of each resource.
-func (k *Kubelet) Allocatable() map[string]int {
+// AllocatableDevices returns the number of healthy devices of each resource.
+func (k *Kubelet) AllocatableDevices() map[string]int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	all := make(map[string]int)

@@ -44,7 +44,7 @@ func start(t *testing.T, minor int) *node {
 		Start: func(*Container) error { return nil }, Ended: func(*Container) {}, Done: func(*Pod, error) {}, Wipe: func() {},
 		Log: t.Logf, Random: rand.New(rand.NewPCG(1, 1)),
 	})
-	n.Up()
+	n.StartKubelet()
 	return n
 }
 
@@ -113,7 +113,7 @@ func (p *draPlugin) WatchHealthStatus(context.Context, chan<- kubeletplugin.Devi
 // register registers a driver by the library's helper, and returns a function to end the
 // registration.
 func (n *node) register(t *testing.T, p *draPlugin) (*Process, func()) {
-	process := n.Process("agent")
+	process := n.NewProcess("agent")
 	helper, err := process.StartDRA(klog.NewContext(context.Background(), klog.Logger{}), p, kubeletplugin.DriverName(driver), kubeletplugin.NodeName("node"),
 		kubeletplugin.KubeClient(n.server.Client(nil)), kubeletplugin.PluginDataDirectoryPath("/plugins"), kubeletplugin.RegistrarDirectoryPath("/registry"))
 	if err != nil {
@@ -126,7 +126,7 @@ func (n *node) register(t *testing.T, p *draPlugin) (*Process, func()) {
 func TestClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := start(t, 37)
-		defer n.Down()
+		defer n.StopKubelet()
 		p := &draPlugin{}
 		_, stop := n.register(t, p)
 		defer stop()
@@ -148,7 +148,7 @@ func TestClaims(t *testing.T) {
 		if got, want := fmt.Sprint(p.asked()), "[prepare own prepare both unprepare own unprepare both]"; got != want {
 			t.Errorf("the driver was asked %s, want %s", got, want)
 		}
-		if why, idle := n.Idle(); !idle {
+		if why, idle := n.IsIdle(); !idle {
 			t.Error(why)
 		}
 	})
@@ -157,7 +157,7 @@ func TestClaims(t *testing.T) {
 func TestPrepareIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := start(t, 34)
-		defer n.Down()
+		defer n.StopKubelet()
 		p := &draPlugin{err: errors.New("no")}
 		_, stop := n.register(t, p)
 		defer stop()
@@ -175,7 +175,7 @@ func TestPrepareIsTriedAgain(t *testing.T) {
 		p.err = nil
 		p.mu.Unlock()
 		time.Sleep(time.Minute)
-		if why, idle := n.Idle(); !idle {
+		if why, idle := n.IsIdle(); !idle {
 			t.Error(why)
 		}
 	})
@@ -185,7 +185,7 @@ func TestPrepareIsTriedAgain(t *testing.T) {
 func TestForceDelete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := start(t, 37)
-		defer n.Down()
+		defer n.StopKubelet()
 		p := &draPlugin{}
 		_, stop := n.register(t, p)
 		defer stop()
@@ -199,7 +199,7 @@ func TestForceDelete(t *testing.T) {
 			t.Errorf("%d containers run, and the driver was asked %v", len(n.Containers()), p.asked())
 		}
 		time.Sleep(time.Minute)
-		if why, idle := n.Idle(); !idle {
+		if why, idle := n.IsIdle(); !idle {
 			t.Error(why)
 		}
 	})
@@ -211,7 +211,7 @@ func TestUnprepareOfOthers(t *testing.T) {
 	for minor, wrong := range map[int]bool{36: true, 37: false} {
 		synctest.Test(t, func(t *testing.T) {
 			n := start(t, minor)
-			defer n.Down()
+			defer n.StopKubelet()
 			p := &draPlugin{}
 			_, stop := n.register(t, p)
 			defer stop()
@@ -240,21 +240,21 @@ func TestRestart(t *testing.T) {
 		n.claim("own", "1")
 		n.add(&Pod{UID: "1", Namespace: "ns", Name: "one", Claims: []string{"own"}})
 		time.Sleep(time.Second)
-		n.Down()
-		n.Up()
+		n.StopKubelet()
+		n.StartKubelet()
 		time.Sleep(10 * time.Second)
 		if got := p.asked(); len(got) != 1 {
 			t.Errorf("after a restart of the kubelet the driver was asked %v", got)
 		}
-		n.Down()
+		n.StopKubelet()
 		n.Reboot()
-		n.Up()
+		n.StartKubelet()
 		time.Sleep(10 * time.Second)
 		if got := p.asked(); len(got) != 2 || len(n.Containers()) != 1 {
 			t.Errorf("after a reboot the driver was asked %v, and %d containers run", got, len(n.Containers()))
 		}
 		stop()
-		n.Down()
+		n.StopKubelet()
 	})
 }
 
@@ -297,15 +297,15 @@ func (d *devices) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pl
 func TestClassic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := start(t, 37)
-		defer n.Down()
-		process := n.Process("agent")
+		defer n.StopKubelet()
+		process := n.NewProcess("agent")
 		d := &devices{lists: make(chan []string)}
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() { defer close(done); process.Serve(ctx, "test/gpu", d, nil) }()
 		d.lists <- []string{"a"}
 		synctest.Wait()
-		if got := n.Allocatable()["test/gpu"]; got != 1 {
+		if got := n.AllocatableDevices()["test/gpu"]; got != 1 {
 			t.Fatalf("%d devices are allocatable", got)
 		}
 		n.add(&Pod{UID: "0", Namespace: "ns", Name: "agent"})
@@ -328,7 +328,7 @@ func TestClassic(t *testing.T) {
 		}
 		process.Kill()
 		synctest.Wait()
-		if got := n.Allocatable()["test/gpu"]; got != 0 {
+		if got := n.AllocatableDevices()["test/gpu"]; got != 0 {
 			t.Errorf("%d devices of a dead plugin are allocatable", got)
 		}
 		cancel()
@@ -343,12 +343,12 @@ func TestHandOver(t *testing.T) {
 	for _, minor := range []int{36, 37} {
 		synctest.Test(t, func(t *testing.T) {
 			n := start(t, minor)
-			defer n.Down()
+			defer n.StopKubelet()
 			serve := func(name string) (end func()) {
 				d := &devices{lists: make(chan []string)}
 				ctx, cancel := context.WithCancel(context.Background())
 				done := make(chan struct{})
-				p := n.Process(name)
+				p := n.NewProcess(name)
 				p.Succeeded = func() bool { return name == "first" }
 				go func() {
 					defer close(done)
@@ -365,12 +365,12 @@ func TestHandOver(t *testing.T) {
 			for range 50 {
 				time.Sleep(100 * time.Millisecond)
 				synctest.Wait()
-				if got := n.Allocatable()["test/gpu"]; got != 1 {
+				if got := n.AllocatableDevices()["test/gpu"]; got != 1 {
 					t.Fatalf("1.%d: %d devices are allocatable, want one", minor, got)
 				}
 			}
 			endSecond()
-			if got := n.Allocatable()["test/gpu"]; got != 0 {
+			if got := n.AllocatableDevices()["test/gpu"]; got != 0 {
 				t.Errorf("1.%d: %d devices are allocatable after all have ended", minor, got)
 			}
 		})
@@ -383,10 +383,10 @@ func TestStreamEnds(t *testing.T) {
 	for minor, want := range map[int]int{36: 0, 37: 1} {
 		synctest.Test(t, func(t *testing.T) {
 			n := start(t, minor)
-			defer n.Down()
+			defer n.StopKubelet()
 			register := func(name string) *endpoint {
 				d := &devices{lists: make(chan []string)}
-				e := n.Process(name).endpoint(context.Background(), "test/gpu", d)
+				e := n.NewProcess(name).newEndpoint(context.Background(), "test/gpu", d)
 				if err := n.Kubelet.register(e); err != nil {
 					t.Fatal(err)
 				}
@@ -395,12 +395,12 @@ func TestStreamEnds(t *testing.T) {
 				return e
 			}
 			first, second := register("first"), register("second")
-			first.lose()
+			first.endStream()
 			synctest.Wait()
-			if got := n.Allocatable()["test/gpu"]; got != want {
+			if got := n.AllocatableDevices()["test/gpu"]; got != want {
 				t.Errorf("1.%d: %d devices are allocatable, want %d", minor, got, want)
 			}
-			second.lose()
+			second.endStream()
 			synctest.Wait()
 		})
 	}

@@ -63,8 +63,8 @@ func (n *network) dial(ctx context.Context, path string) (net.Conn, error) {
 	return l.DialContext(ctx)
 }
 
-// registrars returns the registration sockets of plugins.
-func (n *network) registrars() (found []*listener) {
+// registrationSockets returns the registration sockets of plugins.
+func (n *network) registrationSockets() (found []*listener) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for path, l := range n.listeners {

@@ -21,8 +21,8 @@ type worker struct {
 	end      chan struct{} // closed when the pod must end
 }
 
-// ending reports whether the pod must end.
-func (w *worker) ending() bool {
+// isEnding reports whether the pod must end.
+func (w *worker) isEnding() bool {
 	select {
 	case <-w.end:
 		return true
@@ -47,7 +47,7 @@ func (k *Kubelet) add(pod *Pod) {
 	w := &worker{pod: pod, state: "new", known: true, end: make(chan struct{})}
 	k.workers[pod.UID] = w
 	ctx := k.ctx
-	k.group.Go(func() { k.work(ctx, w) })
+	k.group.Go(func() { k.runPod(ctx, w) })
 }
 
 // Delete reports to the kubelet that a pod is being deleted, and with force that the pod is already
@@ -68,13 +68,13 @@ func (k *Kubelet) Delete(uid types.UID, force bool) {
 }
 
 func (k *Kubelet) stop(w *worker) {
-	if !w.ending() {
+	if !w.isEnding() {
 		close(w.end)
 	}
 }
 
-// active reports whether a pod may still have resources.
-func (k *Kubelet) active(uid types.UID) bool {
+// isActive reports whether a pod may still have resources.
+func (k *Kubelet) isActive(uid types.UID) bool {
 	w := k.workers[uid]
 	return w != nil && w.known && !w.terminal
 }
@@ -120,12 +120,12 @@ func (k *Kubelet) endOrphans(ctx context.Context, there map[types.UID]bool) {
 		w := &worker{pod: c.Pod, state: "orphan", orphan: true, end: make(chan struct{})}
 		k.workers[uid] = w
 		k.stop(w)
-		k.group.Go(func() { k.work(ctx, w) })
+		k.group.Go(func() { k.runPod(ctx, w) })
 	}
 }
 
-// work takes a pod from its start to its end, unless the kubelet stops first.
-func (k *Kubelet) work(ctx context.Context, w *worker) {
+// runPod takes a pod from its start to its end, unless the kubelet stops first.
+func (k *Kubelet) runPod(ctx context.Context, w *worker) {
 	if err := k.begin(ctx, w); err != nil && ctx.Err() == nil {
 		k.log("pod %s is rejected: %v", w.pod, err)
 		k.config.Done(w.pod, err)
@@ -143,7 +143,7 @@ func (k *Kubelet) work(ctx context.Context, w *worker) {
 	w.terminal = true
 	k.mu.Unlock()
 	for pause := time.Second; ; pause = min(2*pause, 10*time.Second) {
-		err := k.unprepare(ctx, w.pod.UID, w.pod.Namespace, w.pod.Claims)
+		err := k.unprepareClaims(ctx, w.pod.UID, w.pod.Namespace, w.pod.Claims)
 		k.set(w, "is to be unprepared", err)
 		if err == nil {
 			break
@@ -174,13 +174,13 @@ func (k *Kubelet) begin(ctx context.Context, w *worker) error {
 	k.mu.Lock()
 	_, running := k.containers[w.pod.UID]
 	k.mu.Unlock()
-	if running || w.ending() {
+	if running || w.isEnding() {
 		return nil
 	}
 	k.set(w, "admitted", nil)
 	k.admission <- struct{}{}
 	defer func() { <-k.admission }()
-	return k.allocate(ctx, w.pod)
+	return k.allocatePod(ctx, w.pod)
 }
 
 // run starts the pod's container, and restarts the container when it ends by itself, until the pod
@@ -188,7 +188,7 @@ func (k *Kubelet) begin(ctx context.Context, w *worker) error {
 func (k *Kubelet) run(ctx context.Context, w *worker) {
 	restarts := w.pod.Restarts
 	for pause := time.Second; ; pause = min(2*pause, 20*time.Second) {
-		if !k.runs(w.pod.UID) {
+		if !k.hasContainer(w.pod.UID) {
 			err := k.start(ctx, w)
 			k.set(w, "starts", err)
 			if err != nil && ctx.Err() == nil {
@@ -213,7 +213,7 @@ func (k *Kubelet) run(ctx context.Context, w *worker) {
 		}
 		restarts--
 		k.log("container of pod %s ended and is started again", w.pod)
-		k.ended(w.pod.UID)
+		k.endContainer(w.pod.UID)
 	}
 }
 
@@ -230,7 +230,7 @@ func (w *worker) wait(ctx context.Context, d time.Duration) bool {
 	return false
 }
 
-func (k *Kubelet) runs(uid types.UID) bool {
+func (k *Kubelet) hasContainer(uid types.UID) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.containers[uid] != nil
@@ -252,7 +252,7 @@ func (k *Kubelet) start(ctx context.Context, w *worker) error {
 		k.sandboxes[w.pod.UID] = true
 		k.mu.Unlock()
 	}
-	if w.ending() {
+	if w.isEnding() {
 		return errors.New("the pod is to end")
 	}
 	k.mu.Lock()
@@ -293,7 +293,7 @@ func endingOf(info *claimInfo) time.Time {
 	return time.Time{}
 }
 
-func (k *Kubelet) ended(uid types.UID) {
+func (k *Kubelet) endContainer(uid types.UID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if c := k.containers[uid]; c != nil {
@@ -305,7 +305,7 @@ func (k *Kubelet) ended(uid types.UID) {
 // kill ends a pod's container, which may use the whole grace period. kill returns false if the
 // kubelet stops before the container ends.
 func (k *Kubelet) kill(ctx context.Context, w *worker) bool {
-	if k.runs(w.pod.UID) && w.pod.Stubborn && w.ending() {
+	if k.hasContainer(w.pod.UID) && w.pod.Stubborn && w.isEnding() {
 		grace := w.pod.Grace
 		if w.orphan {
 			grace = min(grace, orphanGrace)
@@ -314,7 +314,7 @@ func (k *Kubelet) kill(ctx context.Context, w *worker) bool {
 			return false
 		}
 	}
-	k.ended(w.pod.UID)
+	k.endContainer(w.pod.UID)
 	k.mu.Lock()
 	delete(k.sandboxes, w.pod.UID)
 	k.mu.Unlock()

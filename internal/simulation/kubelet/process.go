@@ -12,8 +12,8 @@ import (
 // retryPause is the time until a failed registration is tried again.
 const retryPause = 500 * time.Millisecond
 
-// endpoint returns an unregistered endpoint.
-func (p *Process) endpoint(ctx context.Context, resource string, server pluginapi.DevicePluginServer) *endpoint {
+// newEndpoint returns an unregistered endpoint.
+func (p *Process) newEndpoint(ctx context.Context, resource string, server pluginapi.DevicePluginServer) *endpoint {
 	e := &endpoint{process: p, resource: resource, server: server, lost: make(chan struct{})}
 	e.stream, e.drop = context.WithCancel(context.WithoutCancel(ctx))
 	e.speaks, e.mute = context.WithCancel(e.stream)
@@ -24,9 +24,9 @@ func (p *Process) endpoint(ctx context.Context, resource string, server pluginap
 func (p *Process) Serve(ctx context.Context, resource string, server pluginapi.DevicePluginServer, gone <-chan struct{}) {
 	for {
 		var all []*endpoint // latest last
-		e := p.endpoint(ctx, resource, server)
+		e := p.newEndpoint(ctx, resource, server)
 		if err := p.kubelet.register(e); err == nil {
-			all = p.relieve(ctx, e, gone)
+			all = p.replaceEndpoints(ctx, e, gone)
 			select {
 			case <-all[len(all)-1].lost:
 			case <-gone:
@@ -35,13 +35,13 @@ func (p *Process) Serve(ctx context.Context, resource string, server pluginapi.D
 		}
 		if ctx.Err() != nil && len(all) > 0 && all[len(all)-1].stream.Err() == nil && p.Succeeded != nil && p.Succeeded() {
 			for _, e := range all {
-				p.leave(e)
+				p.keepLeaving(e)
 			}
 			return
 		}
-		e.lose()
+		e.endStream()
 		for _, e := range all {
-			e.lose()
+			e.endStream()
 		}
 		timer := time.NewTimer(retryPause)
 		select {
@@ -59,14 +59,14 @@ func (p *Process) Serve(ctx context.Context, resource string, server pluginapi.D
 	}
 }
 
-// relieve behaves as legacy/sockets if endpoints of other instances exist: it makes the kubelet
+// replaceEndpoints behaves as legacy/sockets if endpoints of other instances exist: it makes the kubelet
 // forget the endpoint's name while the others end, and registers another endpoint afterwards. It
 // returns the endpoints with a stream to the kubelet.
-func (p *Process) relieve(ctx context.Context, e *endpoint, gone <-chan struct{}) []*endpoint {
-	if !p.kubelet.others(e) {
+func (p *Process) replaceEndpoints(ctx context.Context, e *endpoint, gone <-chan struct{}) []*endpoint {
+	if !p.kubelet.hasOtherStreams(e) {
 		return []*endpoint{e}
 	}
-	forgotten := p.endpoint(ctx, e.resource, e.server)
+	forgotten := p.newEndpoint(ctx, e.resource, e.server)
 	forgotten.fails = true
 	defer forgotten.drop()
 	_ = p.kubelet.register(forgotten) // intended to fail
@@ -82,12 +82,12 @@ func (p *Process) relieve(ctx context.Context, e *endpoint, gone <-chan struct{}
 		}
 		return false
 	}
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end) && p.kubelet.others(e); {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end) && p.kubelet.hasOtherStreams(e); {
 		if !wait(100 * time.Millisecond) {
 			return []*endpoint{e}
 		}
 	}
-	last := p.endpoint(ctx, e.resource, e.server)
+	last := p.newEndpoint(ctx, e.resource, e.server)
 	if !wait(time.Second) || p.kubelet.register(last) != nil {
 		last.drop()
 		return []*endpoint{e}
@@ -96,8 +96,8 @@ func (p *Process) relieve(ctx context.Context, e *endpoint, gone <-chan struct{}
 	return []*endpoint{e, last}
 }
 
-// others reports whether the kubelet has streams from other processes.
-func (k *Kubelet) others(e *endpoint) bool {
+// hasOtherStreams reports whether the kubelet has streams from other processes.
+func (k *Kubelet) hasOtherStreams(e *endpoint) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, other := range k.endpoints[e.resource] {
@@ -108,8 +108,8 @@ func (k *Kubelet) others(e *endpoint) bool {
 	return false
 }
 
-// leave keeps an endpoint for Linger.
-func (p *Process) leave(e *endpoint) {
+// keepLeaving keeps an endpoint for Linger.
+func (p *Process) keepLeaving(e *endpoint) {
 	e.leaves.Store(true)
 	e.calls.Wait()
 	p.mu.Lock()
@@ -117,9 +117,9 @@ func (p *Process) leave(e *endpoint) {
 	p.left = append(p.left, e)
 }
 
-// successor waits for another agent's endpoint of the resource, and returns nil if none appears in
+// awaitSuccessor waits for another agent's endpoint of the resource, and returns nil if none appears in
 // time.
-func (e *endpoint) successor(ctx context.Context) *endpoint {
+func (e *endpoint) awaitSuccessor(ctx context.Context) *endpoint {
 	k := e.process.kubelet
 	for ctx.Err() == nil && e.stream.Err() == nil {
 		k.mu.Lock()
@@ -144,8 +144,8 @@ func (p *Process) Linger(ctx context.Context) {
 	var all sync.WaitGroup
 	for _, e := range left {
 		all.Go(func() {
-			defer e.lose()
-			if e.successor(ctx) != nil {
+			defer e.endStream()
+			if e.awaitSuccessor(ctx) != nil {
 				sleep(ctx, time.Second)
 			}
 		})

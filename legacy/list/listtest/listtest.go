@@ -36,8 +36,8 @@ func GPU(id string) rules.Offered {
 	}}, Offers: []discovery.Offer{{Resource: Resource, IDs: []string{id}}}}
 }
 
-// Sick returns the device with another health.
-func Sick(d rules.Offered, status discovery.HealthStatus, reason string) rules.Offered {
+// WithHealth returns the device with another health.
+func WithHealth(d rules.Offered, status discovery.HealthStatus, reason string) rules.Offered {
 	d.Health = discovery.Health{Status: status, Reason: reason}
 	return d
 }
@@ -45,11 +45,11 @@ func Sick(d rules.Offered, status discovery.HealthStatus, reason string) rules.O
 // Snapshot returns a snapshot of devices.
 func Snapshot(devices ...rules.Offered) *rules.Snapshot { return &rules.Snapshot{Devices: devices} }
 
-// Found returns the devices as their families describe them, with the same offers.
-func Found(devices []rules.Offered) []discovery.Device {
-	found := rules.Devices(devices)
+// FoundDevices returns the devices as their families describe them, with the same offers.
+func FoundDevices(devices []rules.Offered) []discovery.Device {
+	found := rules.PlainDevices(devices)
 	for i := range found {
-		found[i].Classic = devices[i].Offers
+		found[i].PluginOffers = devices[i].Offers
 	}
 	return found
 }
@@ -57,13 +57,13 @@ func Found(devices []rules.Offered) []discovery.Device {
 // InUnits returns a device that is shared in n units of memory.
 func InUnits(id string, n int) rules.Offered {
 	d := GPU(id)
-	d.Offers = []discovery.Offer{{Resource: MemoryResource, Counts: "memory", IDs: Units(id, 0, n)}}
+	d.Offers = []discovery.Offer{{Resource: MemoryResource, Counts: "memory", IDs: UnitIDs(id, 0, n)}}
 	d.Sharing = &rules.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi")}
 	return d
 }
 
-// Units returns the IDs of units of a device.
-func Units(id string, from, to int) (ids []string) {
+// UnitIDs returns the IDs of units of a device.
+func UnitIDs(id string, from, to int) (ids []string) {
 	for i := from; i < to; i++ {
 		ids = append(ids, fmt.Sprintf("%s-_-%d", id, i))
 	}

@@ -21,14 +21,14 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Abandoned returns the claims that no longer exist in the API server or are no longer allocated on
+// AbandonedClaims returns the claims that no longer exist in the API server or are no longer allocated on
 // the node, and that neither a pod of the node nor a container in the kubelet's list refers to. If
 // the API server or the kubelet does not answer, Abandoned returns an error, and no claim counts as
 // abandoned.
-func (n *Node) Abandoned(ctx context.Context, claims []ledger.Owner) ([]types.UID, error) {
+func (n *Node) AbandonedClaims(ctx context.Context, claims []ledger.Owner) ([]types.UID, error) {
 	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
-	listed, err := n.Listing(ctx)
+	listed, err := n.ListDevices(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +44,7 @@ func (n *Node) Abandoned(ctx context.Context, claims []ledger.Owner) ([]types.UI
 		if inContainer(listed, claim.UID) {
 			continue
 		}
-		referred := n.referred
+		referred := n.isReferred
 		if claim.Name == "" {
 			referred = n.referredByUID
 		}
@@ -59,9 +59,9 @@ func (n *Node) Abandoned(ctx context.Context, claims []ledger.Owner) ([]types.UI
 	return abandoned, nil
 }
 
-// referred reports whether the claim is allocated on the node, or one of the pods refers to the
+// isReferred reports whether the claim is allocated on the node, or one of the pods refers to the
 // claim.
-func (n *Node) referred(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
+func (n *Node) isReferred(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
 	now, err := n.claims.ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
@@ -85,7 +85,7 @@ func (n *Node) referredByUID(ctx context.Context, claim ledger.Owner, pods []cor
 	for i := range all.Items {
 		now := &all.Items[i]
 		if now.UID == claim.UID {
-			return n.referred(ctx, ledger.Owner{UID: now.UID, Namespace: now.Namespace, Name: now.Name}, pods)
+			return n.isReferred(ctx, ledger.Owner{UID: now.UID, Namespace: now.Namespace, Name: now.Name}, pods)
 		}
 		byName[types.NamespacedName{Namespace: now.Namespace, Name: now.Name}] = now
 	}
@@ -121,10 +121,10 @@ func inPod(pods []corev1.Pod, claim ledger.Owner, successor *resourceapi.Resourc
 	})
 }
 
-// Users returns the names of the pods with a claim, by the kubelet's last answer. Unlike the
+// PodsOf returns the names of the pods with a claim, by the kubelet's last answer. Unlike the
 // claim's status, the answer also contains the pods of a claim with a reservation for a PodGroup.
-func (n *Node) Users(claim ledger.Owner) (pods []string) {
-	said := n.Said()
+func (n *Node) PodsOf(claim ledger.Owner) (pods []string) {
+	said := n.LastListing()
 	if said == nil {
 		return nil
 	}

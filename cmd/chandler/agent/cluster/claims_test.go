@@ -90,7 +90,7 @@ func TestAbandoned(t *testing.T) {
 			t.Run(name+", as "+claim.Name, func(t *testing.T) {
 				client := fake.NewClientset(test.objects...)
 				n := NewNode("node", client, "chandler/agent", listing(test.kubelet))
-				abandoned, err := n.Abandoned(t.Context(), []ledger.Owner{claim})
+				abandoned, err := n.AbandonedClaims(t.Context(), []ledger.Owner{claim})
 				if (err != nil) != test.unknown || slices.Contains(abandoned, "uid-1") != test.want {
 					t.Errorf("abandoned %v, %v; want %t", abandoned, err, test.want)
 				}
@@ -106,7 +106,7 @@ func TestAbandonedByUID(t *testing.T) {
 	client := fake.NewClientset(pod)
 	kubelet := []*podresourcesapi.PodResources{{Namespace: "chandler", Name: "agent"}}
 	n := NewNode("node", client, "chandler/agent", listing(kubelet))
-	abandoned, err := n.Abandoned(t.Context(), []ledger.Owner{{UID: "uid-1"}, {UID: "uid-2", Namespace: "default", Name: "c"}})
+	abandoned, err := n.AbandonedClaims(t.Context(), []ledger.Owner{{UID: "uid-1"}, {UID: "uid-2", Namespace: "default", Name: "c"}})
 	if err != nil || !slices.Equal(abandoned, []types.UID{"uid-2"}) {
 		t.Errorf("abandoned %v, %v", abandoned, err)
 	}

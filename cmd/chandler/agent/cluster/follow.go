@@ -25,29 +25,29 @@ const (
 // watch without a resource version needs no list before it, because it begins with the current
 // state (k8s.io/apiserver/pkg/storage/cacher/cacher.go, Watch, read in 0.28 to 0.37).
 type follower struct {
-	of   metadata.ResourceInterface
-	name string                              // of the object
-	what string                              // the object's kind, for errors
-	lost string                              // the log message when the watch fails
-	take func(*metav1.PartialObjectMetadata) // receives the object, at first and after each change
+	resource       metadata.ResourceInterface
+	name           string                              // of the object
+	what           string                              // the object's kind, for errors
+	failureMessage string                              // the log message when the watch fails
+	receive        func(*metav1.PartialObjectMetadata) // receives the object, at first and after each change
 
-	version string // last received version of the object, "" to begin without a version
-	heard   bool   // this watch has received an event
+	version       string // last received version of the object, "" to begin without a version
+	receivedEvent bool   // this watch has received an event
 }
 
 // run follows the object until the context ends. Each reason for a failed watch is logged once.
 func (f *follower) run(ctx context.Context) {
 	pause, said := shortPause, ""
 	for ctx.Err() == nil {
-		err := f.watch(ctx)
+		err := f.watchOnce(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return
-		case err == nil || f.heard:
+		case err == nil || f.receivedEvent:
 			pause, said = shortPause, ""
 		case err.Error() != said:
 			said = err.Error()
-			klog.FromContext(ctx).Error(err, f.lost, f.what, f.name)
+			klog.FromContext(ctx).Error(err, f.failureMessage, f.what, f.name)
 		}
 		select {
 		case <-ctx.Done():
@@ -57,30 +57,30 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// watch watches until the API server ends the watch, as usual after some time. A regular end and an
+// watchOnce watches until the API server ends the watch, as usual after some time. A regular end and an
 // expired resource version are not errors.
-func (f *follower) watch(ctx context.Context) error {
-	f.heard = false
-	w, err := f.of.Watch(ctx, metav1.ListOptions{
+func (f *follower) watchOnce(ctx context.Context) error {
+	f.receivedEvent = false
+	w, err := f.resource.Watch(ctx, metav1.ListOptions{
 		FieldSelector:       fields.OneTermEqualSelector(metav1.ObjectNameField, f.name).String(),
 		ResourceVersion:     f.version,
 		AllowWatchBookmarks: true, // keep the version recent enough for the next watch
 	})
 	if err != nil {
-		return f.ended(err)
+		return f.watchError(err)
 	}
 	defer w.Stop()
 	for event := range w.ResultChan() {
 		if event.Type == watch.Error {
-			return f.ended(apierrors.FromObject(event.Object))
+			return f.watchError(apierrors.FromObject(event.Object))
 		}
 		object, ok := event.Object.(*metav1.PartialObjectMetadata)
 		if !ok {
 			return fmt.Errorf("watch %s: %w", f.what, errNoMetadata)
 		}
-		f.heard, f.version = true, object.ResourceVersion
+		f.receivedEvent, f.version = true, object.ResourceVersion
 		if event.Type == watch.Added || event.Type == watch.Modified {
-			f.take(object)
+			f.receive(object)
 		}
 	}
 	return nil
@@ -88,9 +88,9 @@ func (f *follower) watch(ctx context.Context) error {
 
 var errNoMetadata = errors.New("the API server's answer is not the metadata of an object")
 
-// ended returns the error of a failed watch. After the expiry of a version, there is no error, and
+// watchError returns the error of a failed watch. After the expiry of a version, there is no error, and
 // the next watch begins without a version.
-func (f *follower) ended(err error) error {
+func (f *follower) watchError(err error) error {
 	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		f.version = ""
 		return nil

@@ -15,9 +15,9 @@ import (
 func FollowLabels(ctx context.Context, client metadata.Interface, node string, tell func(map[string]string)) {
 	var last map[string]string // the labels of the last call, nil if there was none
 	f := follower{
-		of: client.Resource(corev1.SchemeGroupVersion.WithResource("nodes")), name: node, what: "node",
-		lost: "The labels of the node cannot be followed; those seen last stay in force",
-		take: func(object *metav1.PartialObjectMetadata) {
+		resource: client.Resource(corev1.SchemeGroupVersion.WithResource("nodes")), name: node, what: "node",
+		failureMessage: "The labels of the node cannot be followed; those seen last stay in force",
+		receive: func(object *metav1.PartialObjectMetadata) {
 			if last != nil && maps.Equal(last, object.Labels) {
 				return
 			}

@@ -12,18 +12,18 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// Listing queries the kubelet for the devices of all containers, and determines whether the answer
+// ListDevices queries the kubelet for the devices of all containers, and determines whether the answer
 // is complete. An answer is complete if it contains the agent's own pod. That pod must not be a
 // static pod, because the kubelet has static pods before all others. For an agent outside of a pod,
 // an answer with all pods of the last complete answer is complete; otherwise the agent compares the
 // answer with the API server.
-func (n *Node) Listing(ctx context.Context) (*kubeletapi.Listing, error) {
+func (n *Node) ListDevices(ctx context.Context) (*kubeletapi.Listing, error) {
 	said, err := n.kubelet(ctx)
-	if errors.Is(err, kubeletapi.ErrAbsent) && n.Written != nil {
-		n.absent.Do(func() {
+	if errors.Is(err, kubeletapi.ErrAbsent) && n.ReadCheckpoint != nil {
+		n.logAbsence.Do(func() {
 			klog.FromContext(ctx).Info("There is no PodResources API; allocations of pods are read from the kubelet's checkpoint", "reason", err.Error())
 		})
-		return n.written(ctx)
+		return n.readCheckpoint(ctx)
 	}
 	if err != nil {
 		return nil, err
@@ -33,11 +33,11 @@ func (n *Node) Listing(ctx context.Context) (*kubeletapi.Listing, error) {
 		named[kubeletapi.PodName(pod)] = true
 	}
 	n.mu.Lock()
-	last := n.listed
+	last := n.listedPods
 	n.mu.Unlock()
 	switch {
-	case n.own != "":
-		said.Whole = named[n.own]
+	case n.ownPod != "":
+		said.Whole = named[n.ownPod]
 	case last != nil && hasAll(named, last):
 		said.Whole = true
 	default:
@@ -45,22 +45,22 @@ func (n *Node) Listing(ctx context.Context) (*kubeletapi.Listing, error) {
 	}
 	if said.Whole {
 		n.mu.Lock()
-		n.listed = named
+		n.listedPods = named
 		n.mu.Unlock()
 	}
-	n.said.Store(said)
+	n.lastListing.Store(said)
 	return said, nil
 }
 
-// written returns the devices of the node's pods by the kubelet's checkpoint. The checkpoint may
+// readCheckpoint returns the devices of the node's pods by the kubelet's checkpoint. The checkpoint may
 // contain pods that have ended, and identifies pods only by UID. The UIDs of static pods are
 // annotations of their mirror pods in the API server.
-func (n *Node) written(ctx context.Context) (*kubeletapi.Listing, error) {
-	holdings, err := n.Written()
+func (n *Node) readCheckpoint(ctx context.Context) (*kubeletapi.Listing, error) {
+	holdings, err := n.ReadCheckpoint()
 	if err != nil {
 		return nil, err
 	}
-	pods, err := n.unended(ctx)
+	pods, err := n.unendedPods(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +94,7 @@ func hasAll(named, pods map[string]bool) bool {
 // namesBound reports whether named contains all pods that the API server has bound to the node and
 // that have not ended.
 func (n *Node) namesBound(ctx context.Context, named map[string]bool) bool {
-	pods, err := n.unended(ctx)
+	pods, err := n.unendedPods(ctx)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("It is unknown whether the kubelet lists all pods", "reason", err.Error())
 		return false

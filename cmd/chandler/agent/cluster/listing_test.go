@@ -71,7 +71,7 @@ func TestListings(t *testing.T) {
 			})
 			for _, step := range steps {
 				listed, bound, asked = step.listed, step.bound, false
-				said, err := n.Listing(t.Context())
+				said, err := n.ListDevices(t.Context())
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -103,10 +103,10 @@ func TestListingWithoutPodResources(t *testing.T) {
 	n := NewNode("node", client, "default/agent", func(ctx context.Context) (*kubeletapi.Listing, error) {
 		return kubeletapi.ListPods(ctx, filepath.Join(t.TempDir(), "kubelet.sock"))
 	})
-	if _, err := n.Listing(t.Context()); !errors.Is(err, kubeletapi.ErrAbsent) {
+	if _, err := n.ListDevices(t.Context()); !errors.Is(err, kubeletapi.ErrAbsent) {
 		t.Errorf("without a checkpoint: %v", err)
 	}
-	n.Written = func() ([]kubeletapi.Holding, error) {
+	n.ReadCheckpoint = func() ([]kubeletapi.Holding, error) {
 		return []kubeletapi.Holding{
 			{PodUID: "1", Container: "main", Resource: "a.b/gpu", IDs: []string{"0", "1"}},
 			{PodUID: "2", Container: "main", Resource: "a.b/gpu", IDs: []string{"2"}},
@@ -114,7 +114,7 @@ func TestListingWithoutPodResources(t *testing.T) {
 			{PodUID: "hash", Container: "main", Resource: "a.b/gpu", IDs: []string{"4"}},
 		}, nil
 	}
-	said, err := n.Listing(t.Context())
+	said, err := n.ListDevices(t.Context())
 	if err != nil || !said.Whole {
 		t.Fatalf("%+v, %v", said, err)
 	}

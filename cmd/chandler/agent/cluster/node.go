@@ -30,30 +30,30 @@ type Node struct {
 	name    string
 	client  kubernetes.Interface
 	claims  *draclient.Client
-	own     string // the agent's own pod, "" outside of a pod
+	ownPod  string // the agent's own pod, "" outside of a pod
 	kubelet func(ctx context.Context) (*kubeletapi.Listing, error)
 
-	// Written returns the devices of containers by the kubelet's checkpoint, which is used if the
+	// ReadCheckpoint returns the devices of containers by the kubelet's checkpoint, which is used if the
 	// kubelet has no PodResources API. It is nil if the checkpoint cannot be read.
-	Written func() ([]kubeletapi.Holding, error)
-	absent  sync.Once // the absence of a PodResources API was logged
+	ReadCheckpoint func() ([]kubeletapi.Holding, error)
+	logAbsence     sync.Once // the absence of a PodResources API was logged
 
-	said atomic.Pointer[kubeletapi.Listing] // the kubelet's last answer, nil if there was none
+	lastListing atomic.Pointer[kubeletapi.Listing] // the kubelet's last answer, nil if there was none
 
-	mu     sync.Mutex
-	listed map[string]bool               // the pods of the kubelet's last complete answer, nil if there was none
-	known  map[types.NamespacedName]term // pods that have grants
+	mu             sync.Mutex
+	listedPods     map[string]bool               // the pods of the kubelet's last complete answer, nil if there was none
+	podsWithGrants map[types.NamespacedName]term // pods that have grants
 }
 
 // NewNode returns a node. own is the agent's own pod, as "namespace/name", or "" outside of a pod.
 // kubelet queries the PodResources API.
 func NewNode(name string, client kubernetes.Interface, own string, kubelet func(ctx context.Context) (*kubeletapi.Listing, error)) *Node {
-	return &Node{name: name, client: client, claims: draclient.New(client), own: own, kubelet: kubelet, known: make(map[types.NamespacedName]term)}
+	return &Node{name: name, client: client, claims: draclient.New(client), ownPod: own, kubelet: kubelet, podsWithGrants: make(map[types.NamespacedName]term)}
 }
 
-// Said returns the kubelet's last answer to [Node.Listing], nil if there was none. The caller must
+// LastListing returns the kubelet's last answer to [Node.ListDevices], nil if there was none. The caller must
 // not modify it.
-func (n *Node) Said() *kubeletapi.Listing { return n.said.Load() }
+func (n *Node) LastListing() *kubeletapi.Listing { return n.lastListing.Load() }
 
 // pods lists all pods of the node from the API server, including ended pods.
 func (n *Node) pods(ctx context.Context) ([]corev1.Pod, error) {
@@ -68,19 +68,19 @@ func (n *Node) pods(ctx context.Context) ([]corev1.Pod, error) {
 	return pods.Items, nil
 }
 
-// unended lists the node's pods from the API server, except ended pods.
-func (n *Node) unended(ctx context.Context) ([]corev1.Pod, error) {
+// unendedPods lists the node's pods from the API server, except ended pods.
+func (n *Node) unendedPods(ctx context.Context) ([]corev1.Pod, error) {
 	pods, err := n.pods(ctx)
-	return slices.DeleteFunc(pods, terminal), err
+	return slices.DeleteFunc(pods, isTerminal), err
 }
 
-func terminal(pod corev1.Pod) bool {
+func isTerminal(pod corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
 // Pods lists the node's pods with their claims from the API server, except ended pods.
 func (n *Node) Pods(ctx context.Context) (pods []podevents.Pod, err error) {
-	all, err := n.unended(ctx)
+	all, err := n.unendedPods(ctx)
 	for i := range all {
 		pods = append(pods, podevents.Pod{NamespacedName: nameOf(&all[i]), UID: all[i].UID, Claims: claimsOf(&all[i])})
 	}
@@ -90,19 +90,19 @@ func (n *Node) Pods(ctx context.Context) (pods []podevents.Pod, err error) {
 // Pending reports whether a pod of the node that has not ended requests an extended resource in an
 // init container. PodResources does not list init containers.
 func (n *Node) Pending(ctx context.Context, resource string) (bool, error) {
-	pods, err := n.unended(ctx)
-	return slices.ContainsFunc(pods, func(pod corev1.Pod) bool { return asks(pod.Spec.InitContainers, resource) }), err
+	pods, err := n.unendedPods(ctx)
+	return slices.ContainsFunc(pods, func(pod corev1.Pod) bool { return requestsResource(pod.Spec.InitContainers, resource) }), err
 }
 
 // AskForBoth reports whether exactly one pod of the node requests two resources in one container,
 // among the pods that have not ended and that PodResources does not list yet.
 func (n *Node) AskForBoth(ctx context.Context, resource, other string) (bool, error) {
-	pods, err := n.unended(ctx)
+	pods, err := n.unendedPods(ctx)
 	if err != nil {
 		return false, err
 	}
 	listed := make(map[types.NamespacedName]bool)
-	if said := n.Said(); said != nil {
+	if said := n.LastListing(); said != nil {
 		for _, pod := range said.Pods {
 			listed[types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}] = true
 		}
@@ -113,7 +113,7 @@ func (n *Node) AskForBoth(ctx context.Context, resource, other string) (bool, er
 			continue
 		}
 		for _, c := range slices.Concat(pods[i].Spec.InitContainers, pods[i].Spec.Containers) {
-			if one := []corev1.Container{c}; asks(one, resource) && asks(one, other) {
+			if one := []corev1.Container{c}; requestsResource(one, resource) && requestsResource(one, other) {
 				count++
 				break
 			}
@@ -122,8 +122,8 @@ func (n *Node) AskForBoth(ctx context.Context, resource, other string) (bool, er
 	return count == 1, nil
 }
 
-// asks reports whether a container requests an extended resource.
-func asks(containers []corev1.Container, resource string) bool {
+// requestsResource reports whether a container requests an extended resource.
+func requestsResource(containers []corev1.Container, resource string) bool {
 	return slices.ContainsFunc(containers, func(c corev1.Container) bool {
 		_, asks := c.Resources.Limits[corev1.ResourceName(resource)]
 		return asks

@@ -88,7 +88,7 @@ func TestAskForBoth(t *testing.T) {
 			listed = append(listed, &podresourcesapi.PodResources{Namespace: "default", Name: name})
 		}
 		n := NewNode("node", fake.NewClientset(objects...), "", listing(listed))
-		if _, err := n.Listing(t.Context()); err != nil {
+		if _, err := n.ListDevices(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := n.AskForBoth(t.Context(), gpu, audio); err != nil || got != test.want {

@@ -16,9 +16,9 @@ import (
 func FollowOrders(ctx context.Context, client metadata.Interface, namespace string, tell func(removal.Order)) {
 	var last removal.Order
 	f := follower{
-		of: client.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(namespace), name: removal.ConfigMap, what: "ConfigMap",
-		lost: "Requests for removal cannot be watched; the agent continues otherwise",
-		take: func(object *metav1.PartialObjectMetadata) {
+		resource: client.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(namespace), name: removal.ConfigMap, what: "ConfigMap",
+		failureMessage: "Requests for removal cannot be watched; the agent continues otherwise",
+		receive: func(object *metav1.PartialObjectMetadata) {
 			if order := removal.Parse(object.Annotations[removal.Annotation]); order != last {
 				last = order
 				tell(order)

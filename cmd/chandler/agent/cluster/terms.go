@@ -23,8 +23,8 @@ const termsInterval = 5 * time.Second
 // not found. The ledger needs this data after the pod is gone, and a pod that was deleted by force
 // is no longer in the API server.
 type term struct {
-	asked time.Time
-	pod   *corev1.Pod
+	lastRequest time.Time
+	pod         *corev1.Pod
 }
 
 // LearnTerms collects data about the pods with grants, until the context ends.
@@ -37,15 +37,15 @@ func (n *Node) LearnTerms(ctx context.Context, l *ledger.Ledger) {
 			return
 		case <-ticker.C:
 		}
-		if err := n.learn(ctx, l.View(nil).Ours()); err != nil {
+		if err := n.learnPods(ctx, l.View(nil).OwnGrants()); err != nil {
 			klog.FromContext(ctx).V(2).Info("The termination grace periods of pods are unknown; assuming 30 seconds", "reason", err.Error())
 		}
 	}
 }
 
-// learn queries the API server if there is a grant of an unknown pod, and removes pods without
+// learnPods queries the API server if there is a grant of an unknown pod, and removes pods without
 // grants.
-func (n *Node) learn(ctx context.Context, grants []*ledger.Grant) error {
+func (n *Node) learnPods(ctx context.Context, grants []*ledger.Grant) error {
 	since := make(map[types.NamespacedName]time.Time)
 	for _, g := range grants {
 		if owner := g.Owner(); owner.Name != "" {
@@ -55,7 +55,7 @@ func (n *Node) learn(ctx context.Context, grants []*ledger.Grant) error {
 			}
 		}
 	}
-	if !n.outdated(since) {
+	if !n.forgetPods(since) {
 		return nil
 	}
 	asked := time.Now()
@@ -70,35 +70,35 @@ func (n *Node) learn(ctx context.Context, grants []*ledger.Grant) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for name := range since {
-		if _, known := n.known[name]; !known {
-			n.known[name] = term{asked, there[name].DeepCopy()}
+		if _, known := n.podsWithGrants[name]; !known {
+			n.podsWithGrants[name] = term{asked, there[name].DeepCopy()}
 		}
 	}
 	return nil
 }
 
-// outdated removes pods that have no grant, or a newer one, and reports whether any of the pods is
+// forgetPods removes pods that have no grant, or a newer one, and reports whether any of the pods is
 // unknown.
-func (n *Node) outdated(since map[types.NamespacedName]time.Time) bool {
+func (n *Node) forgetPods(since map[types.NamespacedName]time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	maps.DeleteFunc(n.known, func(name types.NamespacedName, k term) bool {
+	maps.DeleteFunc(n.podsWithGrants, func(name types.NamespacedName, k term) bool {
 		at, has := since[name]
-		return !has || at.After(k.asked)
+		return !has || at.After(k.lastRequest)
 	})
-	return len(n.known) < len(since)
+	return len(n.podsWithGrants) < len(since)
 }
 
 // termOf returns a pod with grants, nil if unknown.
 func (n *Node) termOf(namespace, pod string) *corev1.Pod {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.known[types.NamespacedName{Namespace: namespace, Name: pod}].pod
+	return n.podsWithGrants[types.NamespacedName{Namespace: namespace, Name: pod}].pod
 }
 
-// Termination returns the grace period of a deleted pod's containers, and whether the period is
+// GracePeriod returns the grace period of a deleted pod's containers, and whether the period is
 // known.
-func (n *Node) Termination(namespace, pod string) (time.Duration, bool) {
+func (n *Node) GracePeriod(namespace, pod string) (time.Duration, bool) {
 	p := n.termOf(namespace, pod)
 	if p == nil || p.Spec.TerminationGracePeriodSeconds == nil {
 		return 0, false
@@ -106,11 +106,11 @@ func (n *Node) Termination(namespace, pod string) (time.Duration, bool) {
 	return time.Duration(*p.Spec.TerminationGracePeriodSeconds) * time.Second, true
 }
 
-// UID returns the kubelet's UID of a pod with grants, "" if unknown. The kubelet's UID of a static
+// PodUID returns the kubelet's UID of a pod with grants, "" if unknown. The kubelet's UID of a static
 // pod is an annotation of the mirror pod in the API server, which has another UID (CreateMirrorPod
 // in pkg/kubelet/pod/mirror_client.go and applyDefaults in pkg/kubelet/config/common.go, in 1.31 to
 // 1.37).
-func (n *Node) UID(namespace, pod string) types.UID {
+func (n *Node) PodUID(namespace, pod string) types.UID {
 	p := n.termOf(namespace, pod)
 	if p == nil {
 		return ""
@@ -121,17 +121,17 @@ func (n *Node) UID(namespace, pod string) types.UID {
 	return p.UID
 }
 
-// Asks reports whether a pod requests an extended resource, and whether the answer is known.
-func (n *Node) Asks(namespace, pod, resource string) (asked, known bool) {
+// RequestsResource reports whether a pod requests an extended resource, and whether the answer is known.
+func (n *Node) RequestsResource(namespace, pod, resource string) (asked, known bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	t, known := n.known[types.NamespacedName{Namespace: namespace, Name: pod}]
-	return t.pod != nil && (asks(t.pod.Spec.InitContainers, resource) || asks(t.pod.Spec.Containers, resource)), known
+	t, known := n.podsWithGrants[types.NamespacedName{Namespace: namespace, Name: pod}]
+	return t.pod != nil && (requestsResource(t.pod.Spec.InitContainers, resource) || requestsResource(t.pod.Spec.Containers, resource)), known
 }
 
-// Ended queries the API server and reports whether a pod with grants has ended: the pod is gone,
+// HasEnded queries the API server and reports whether a pod with grants has ended: the pod is gone,
 // another pod has its name, or none of its containers runs any more.
-func (n *Node) Ended(ctx context.Context, namespace, pod string) (bool, error) {
+func (n *Node) HasEnded(ctx context.Context, namespace, pod string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
 	pods, err := n.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
@@ -149,7 +149,7 @@ func (n *Node) Ended(ctx context.Context, namespace, pod string) (bool, error) {
 // goesOn reports whether a pod still runs: a pod has stopped if it has ended, or if it is deleted
 // and its containers have ended.
 func goesOn(pod corev1.Pod) bool {
-	if terminal(pod) {
+	if isTerminal(pod) {
 		return false
 	}
 	return pod.DeletionTimestamp == nil || slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {

@@ -39,7 +39,7 @@ func TestTerms(t *testing.T) {
 	n := NewNode("node", client, "", nil)
 	learn := func(when string, want int, grants ...*ledger.Grant) {
 		t.Helper()
-		err := n.learn(t.Context(), grants)
+		err := n.learnPods(t.Context(), grants)
 		if asked != want || (err != nil) != away {
 			t.Errorf("%s: asked %d times, want %d; %v", when, asked, want, err)
 		}
@@ -49,7 +49,7 @@ func TestTerms(t *testing.T) {
 	learn("nobody is known to have it", 0, unconfirmed)
 	away = true
 	learn("the API server is away", 1, grant("default/train main", begun))
-	if _, known := n.Termination("default", "train"); known {
+	if _, known := n.GracePeriod("default", "train"); known {
 		t.Error("known though nobody answered")
 	}
 	away = false
@@ -58,24 +58,24 @@ func TestTerms(t *testing.T) {
 	learn("it is known", 2, mine, unconfirmed)
 	learn("another pod, which has gone", 3, mine, gone)
 	learn("both are known", 3, mine, gone)
-	if d, known := n.Termination("default", "train"); !known || d != 2*time.Minute {
+	if d, known := n.GracePeriod("default", "train"); !known || d != 2*time.Minute {
 		t.Errorf("termination %v, %t", d, known)
 	}
-	if _, known := n.Termination("default", "gone"); known {
+	if _, known := n.GracePeriod("default", "gone"); known {
 		t.Error("what nobody said is known")
 	}
 	for _, ask := range []struct {
 		pod, resource string
 		asks, known   bool
 	}{{"train", "gpu", true, true}, {"train", "nic", false, true}, {"gone", "gpu", false, true}, {"other", "gpu", false, false}} {
-		if asks, known := n.Asks("default", ask.pod, "example.com/"+ask.resource); asks != ask.asks || known != ask.known {
+		if asks, known := n.RequestsResource("default", ask.pod, "example.com/"+ask.resource); asks != ask.asks || known != ask.known {
 			t.Errorf("pod %s asks for %s: %t, known: %t", ask.pod, ask.resource, asks, known)
 		}
 	}
 	learn("a newer pod of that name", 4, grant("default/train main", time.Now()))
 	learn("nothing is given any more", 4)
-	if len(n.known) != 0 {
-		t.Errorf("remembered: %v", n.known)
+	if len(n.podsWithGrants) != 0 {
+		t.Errorf("remembered: %v", n.podsWithGrants)
 	}
 }
 
@@ -113,8 +113,8 @@ func TestEnded(t *testing.T) {
 				client = fake.NewClientset(test.pod)
 			}
 			n := NewNode("node", client, "", nil)
-			n.known[types.NamespacedName{Namespace: "default", Name: "train"}] = term{pod: pod("1", corev1.PodRunning, false, true)}
-			if ended, err := n.Ended(t.Context(), "default", "train"); ended != test.want || err != nil {
+			n.podsWithGrants[types.NamespacedName{Namespace: "default", Name: "train"}] = term{pod: pod("1", corev1.PodRunning, false, true)}
+			if ended, err := n.HasEnded(t.Context(), "default", "train"); ended != test.want || err != nil {
 				t.Errorf("ended: %v, %v", ended, err)
 			}
 		})
@@ -134,11 +134,11 @@ func TestUID(t *testing.T) {
 	for _, pod := range []string{"static", "plain", "gone"} {
 		grants = append(grants, &ledger.Grant{Resource: "example.com/gpu", ID: pod, Container: "default/" + pod + " main", Since: time.Now()})
 	}
-	if err := n.learn(t.Context(), grants); err != nil {
+	if err := n.learnPods(t.Context(), grants); err != nil {
 		t.Fatal(err)
 	}
 	for pod, want := range map[string]types.UID{"static": "5f1c", "plain": "uid", "gone": "", "other": ""} {
-		if got := n.UID("default", pod); got != want {
+		if got := n.PodUID("default", pod); got != want {
 			t.Errorf("pod %s: %q", pod, got)
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// Unpack returns the files of an archive, by their names in the archive's directory.
-func Unpack(t testing.TB, data []byte) map[string]string {
+// UnpackArchive returns the files of an archive, by their names in the archive's directory.
+func UnpackArchive(t testing.TB, data []byte) map[string]string {
 	t.Helper()
 	zip, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {

@@ -64,11 +64,11 @@ func New(gpus int) *Host {
 // Len returns the number of GPUs.
 func (h *Host) Len() int { return len(h.gpus) }
 
-func (g *gpu) address() string { return fmt.Sprintf("0000:%02x:00.0", 5+g.index) }
+func (g *gpu) pciAddress() string { return fmt.Sprintf("0000:%02x:00.0", 5+g.index) }
 
 func (g *gpu) device() string { return fmt.Sprintf("pci-0000-%02x-00-0", 5+g.index) }
 
-func (g *gpu) dir() string { return "sys/devices/pci0000:00/0000:00:02.0/" + g.address() }
+func (g *gpu) dir() string { return "sys/devices/pci0000:00/0000:00:02.0/" + g.pciAddress() }
 
 func (g *gpu) attribute() string { return g.dir() + "/current_compute_partition" }
 
@@ -95,15 +95,15 @@ func (h *Host) Mode(gpu int) string {
 	return h.gpus[gpu].mode
 }
 
-// Writes returns all writes, such as "pci-0000-05-00-0 CPX", including refused writes.
-func (h *Host) Writes() []string {
+// ListWrites returns all writes, such as "pci-0000-05-00-0 CPX", including refused writes.
+func (h *Host) ListWrites() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.writes)
 }
 
-// Opens makes a process open a node and close its earlier node. With node "" the process ends.
-func (h *Host) Opens(process, node string) {
+// OpenNode makes a process open a node and close its earlier node. With node "" the process ends.
+func (h *Host) OpenNode(process, node string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.seen = nil
@@ -113,8 +113,8 @@ func (h *Host) Opens(process, node string) {
 	}
 }
 
-// Obey makes the kernel accept all writes from now on, even during a write.
-func (h *Host) Obey() {
+// AcceptWrites makes the kernel accept all writes from now on, even during a write.
+func (h *Host) AcceptWrites() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.Refuse = nil
@@ -212,8 +212,8 @@ func (h *Host) With(attribute, text string) fstest.MapFS {
 	return files
 }
 
-// Dies returns files with a different number of compute dies.
-func (h *Host) Dies(files fstest.MapFS, dies int) fstest.MapFS {
+// WithDies returns files with a different number of compute dies.
+func (h *Host) WithDies(files fstest.MapFS, dies int) fstest.MapFS {
 	for name, file := range files {
 		if strings.HasSuffix(name, "/properties") {
 			files[name] = &fstest.MapFile{Data: []byte(strings.Replace(string(file.Data), "num_xcc 8", fmt.Sprintf("num_xcc %d", dies), 1))}
@@ -266,7 +266,7 @@ func (h *Host) files() fstest.MapFS {
 
 func (h *Host) add(t tree, g *gpu, number *int) {
 	dir := g.dir()
-	t.link("sys/bus/pci/devices/"+g.address(), "../../../devices/pci0000:00/0000:00:02.0/"+g.address())
+	t.link("sys/bus/pci/devices/"+g.pciAddress(), "../../../devices/pci0000:00/0000:00:02.0/"+g.pciAddress())
 	t.link(dir+"/driver", "../../../../bus/pci/drivers/amdgpu")
 	for name, text := range map[string]string{
 		"vendor": "0x1002", "device": "0x74a1", "class": "0x120000", "numa_node": "0", "product_name": "AMD Instinct MI300X OAM",

@@ -67,14 +67,14 @@ func parse(data []byte) (*Bitstream, error) {
 	if len(b.raw) == 0 {
 		return nil, errors.New("nothing follows the metadata")
 	}
-	if err := b.describe(rest[:length]); err != nil {
+	if err := b.readIDs(rest[:length]); err != nil {
 		return nil, fmt.Errorf("metadata: %w", err)
 	}
 	return b, nil
 }
 
-// describe reads the IDs of the bitstream from the metadata.
-func (b *Bitstream) describe(metadata []byte) error {
+// readIDs reads the IDs of the bitstream from the metadata.
+func (b *Bitstream) readIDs(metadata []byte) error {
 	var said struct {
 		Image struct {
 			Interface string `json:"interface-uuid"`

@@ -46,7 +46,7 @@ func Port(host fs.FS, engine sysfs.Device, port uint64, b *Bitstream) error {
 			return fmt.Errorf("management engine %s: %w", engine.Name(), err)
 		}
 		defer node.Close()
-		if err := d.program(ioctl{node}, port, b.raw); err != nil {
+		if err := d.programPort(ioctl{node}, port, b.raw); err != nil {
 			return fmt.Errorf("management engine %s: program port %d: %w", engine.Name(), port, err)
 		}
 		return nil
@@ -70,9 +70,9 @@ type kernel interface {
 	ask(request uint, argument []byte) error
 }
 
-// program makes the request. The FPGA takes a multiple of four bytes, and ignores padding at the
+// programPort makes the request. The FPGA takes a multiple of four bytes, and ignores padding at the
 // end.
-func (d driver) program(k kernel, port uint64, raw []byte) error {
+func (d driver) programPort(k kernel, port uint64, raw []byte) error {
 	if port > math.MaxUint32 {
 		return errors.New("no such number")
 	}

@@ -119,7 +119,7 @@ func TestRequest(t *testing.T) {
 		{0xb580, "\x20\x00\x00\x00" + "\x00\x00\x00\x00" + "\x03\x00\x00\x00" + "\x08\x00\x00\x00" + string(address) + "\x00\x00\x00\x00\x00\x00\x00\x00"},
 	} {
 		var k asked
-		if err := drivers[i].program(&k, 3, raw); err != nil {
+		if err := drivers[i].programPort(&k, 3, raw); err != nil {
 			t.Errorf("%s: %v", drivers[i].engine, err)
 		}
 		if k.request != want.request || string(k.argument) != want.argument {
@@ -131,21 +131,21 @@ func TestRequest(t *testing.T) {
 func TestRequestIsOfWholeWords(t *testing.T) {
 	for length, want := range map[int]uint32{1: 4, 4: 4, 5: 8, 7: 8} {
 		var k asked
-		if err := drivers[0].program(&k, 0, make([]byte, length)); err != nil {
+		if err := drivers[0].programPort(&k, 0, make([]byte, length)); err != nil {
 			t.Error(err)
 		}
 		if size := binary.NativeEndian.Uint32(k.argument[12:]); size != want {
 			t.Errorf("of %d bytes the FPGA gets %d, want %d", length, size, want)
 		}
 	}
-	if err := drivers[0].program(&asked{}, 1<<32, make([]byte, 4)); err == nil {
+	if err := drivers[0].programPort(&asked{}, 1<<32, make([]byte, 4)); err == nil {
 		t.Error("a port of a number that does not fit passes for another")
 	}
 }
 
 func TestRequestFails(t *testing.T) {
 	for i, want := range []string{"input/output error", "input/output error: the FPGA's error bits are 0x6"} {
-		err := drivers[i].program(&asked{bits: 6, err: syscall.EIO}, 0, make([]byte, 4))
+		err := drivers[i].programPort(&asked{bits: 6, err: syscall.EIO}, 0, make([]byte, 4))
 		if !errors.Is(err, syscall.EIO) || err.Error() != want {
 			t.Errorf("%s: %v; want %s", drivers[i].engine, err, want)
 		}

@@ -229,7 +229,7 @@ func Parse(text string) (map[string]GPU, error) {
 			return nil, fmt.Errorf("NVML facts: GPU %d: %w", i, err)
 		}
 		if _, twice := gpus[gpu.Address]; twice {
-			gpu = refused(gpu.Address, errors.New("listed twice"))
+			gpu = invalidGPU(gpu.Address, errors.New("listed twice"))
 		}
 		gpus[gpu.Address] = gpu
 	}
@@ -237,8 +237,8 @@ func Parse(text string) (map[string]GPU, error) {
 	return gpus, nil
 }
 
-// refused returns a GPU whose part of the text is invalid.
-func refused(address string, err error) GPU {
+// invalidGPU returns a GPU whose part of the text is invalid.
+func invalidGPU(address string, err error) GPU {
 	return GPU{Address: address, Err: fmt.Errorf("NVML facts: %w", err)}
 }
 
@@ -263,7 +263,7 @@ func parseGPU(raw json.RawMessage, layouts []json.RawMessage) (GPU, error) {
 		err = gpu.check()
 	}
 	if err != nil {
-		return refused(of.Address, err), nil
+		return invalidGPU(of.Address, err), nil
 	}
 	return gpu, nil
 }
@@ -298,7 +298,7 @@ func refuseTwins(gpus map[string]GPU) {
 			continue
 		}
 		for _, address := range addresses {
-			gpus[address] = refused(address, fmt.Errorf("more than one device is %s", uuid))
+			gpus[address] = invalidGPU(address, fmt.Errorf("more than one device is %s", uuid))
 		}
 	}
 }

@@ -30,21 +30,21 @@ var enableCUDACompat = hook.Hook{
 		"cuda-compat-container-root": "the directory of these libraries in the container; " + compatDir + " unless given",
 	},
 	Run: func(c *hook.Container, flags map[string][]string) error {
-		dir := last(flags["cuda-compat-container-root"])
+		dir := lastValue(flags["cuda-compat-container-root"])
 		if dir == "" {
 			dir = compatDir
 		}
-		use, err := useCompat(c, dir, last(flags["host-driver-version"]), last(flags["host-cuda-version"]))
+		use, err := useCompat(c, dir, lastValue(flags["host-driver-version"]), lastValue(flags["host-cuda-version"]))
 		if err != nil || !use {
 			return err
 		}
-		return hook.Prefer(c, dir)
+		return hook.PreferLibraries(c, dir)
 	},
 }
 
 const compatDir = "/usr/local/cuda/compat"
 
-func last(values []string) string {
+func lastValue(values []string) string {
 	if len(values) == 0 {
 		return ""
 	}
@@ -54,7 +54,7 @@ func last(values []string) string {
 // useCompat reports whether the image has CUDA compatibility libraries that support the host's
 // driver. An image without such libraries, or with several, uses the host's libraries.
 func useCompat(c *hook.Container, dir, hostDriver, hostCUDA string) (bool, error) {
-	entries, err := c.List(dir)
+	entries, err := c.ListDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}

@@ -44,7 +44,7 @@ func coverParams(c *hook.Container, name string) error {
 	if err != nil {
 		return err
 	}
-	forbidding, ok := forbid(data)
+	forbidding, ok := forbidNodes(data)
 	if !ok {
 		return nil
 	}
@@ -53,11 +53,11 @@ func coverParams(c *hook.Container, name string) error {
 	} else if kind != unix.PROC_SUPER_MAGIC {
 		return fmt.Errorf("%s in the container: not of the kernel, but of the image", name)
 	}
-	return c.Cover(name, forbidding)
+	return c.CoverFile(name, forbidding)
 }
 
-// forbid returns the settings with ModifyDeviceFiles set to 0, and whether they changed.
-func forbid(params []byte) ([]byte, bool) {
+// forbidNodes returns the settings with ModifyDeviceFiles set to 0, and whether they changed.
+func forbidNodes(params []byte) ([]byte, bool) {
 	var changed bytes.Buffer
 	for line := range bytes.Lines(params) {
 		if name, _, ok := strings.Cut(string(line), ":"); ok && name == "ModifyDeviceFiles" {
@@ -77,7 +77,7 @@ var updateApplicationProfile = hook.Hook{
 	Name:  "update-application-profile",
 	Short: "limit EGL and Vulkan to the container's GPUs",
 	Run: func(c *hook.Container, _ map[string][]string) error {
-		entries, err := c.List("/dev")
+		entries, err := c.ListDir("/dev")
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
@@ -90,7 +90,7 @@ var updateApplicationProfile = hook.Hook{
 				continue
 			}
 			// The setting has 64 bits.
-			if _, minor, ok := c.Device("/dev/" + entry.Name()); ok && minor < 64 {
+			if _, minor, ok := c.DeviceNumbers("/dev/" + entry.Name()); ok && minor < 64 {
 				mask |= 1 << minor
 			}
 		}

@@ -87,7 +87,7 @@ func TestForbid(t *testing.T) {
 		{"DeviceFileUID: 0\n", "DeviceFileUID: 0\n", false},
 		{"", "", false},
 	} {
-		got, changed := forbid([]byte(test.params))
+		got, changed := forbidNodes([]byte(test.params))
 		if string(got) != test.want || changed != test.changed {
 			t.Errorf("forbid(%q) = %q, %t; want %q, %t", test.params, got, changed, test.want, test.changed)
 		}
@@ -143,7 +143,7 @@ func coverInNamespace(root string) error {
 	if err != nil {
 		return err
 	}
-	if err := c.Cover(file, []byte("covered\n")); err != nil {
+	if err := c.CoverFile(file, []byte("covered\n")); err != nil {
 		return err
 	}
 	after, err := os.ReadFile(root + file)

@@ -62,7 +62,7 @@ func checkMount(m *specs.Mount) error {
 			return err
 		}
 	}
-	if slices.ContainsFunc(kernelDirs, func(dir string) bool { return Below(m.ContainerPath, dir) }) {
+	if slices.ContainsFunc(kernelDirs, func(dir string) bool { return IsBelow(m.ContainerPath, dir) }) {
 		return fmt.Errorf("%s is of the container's kernel", m.ContainerPath)
 	}
 	if m.Type != "" {
@@ -103,8 +103,8 @@ func CheckPath(name string) error {
 	return nil
 }
 
-// Below reports whether a path is dir or lies below it.
-func Below(name, dir string) bool {
+// IsBelow reports whether a path is dir or lies below it.
+func IsBelow(name, dir string) bool {
 	return name == dir || dir == "/" || strings.HasPrefix(name, dir+"/")
 }
 

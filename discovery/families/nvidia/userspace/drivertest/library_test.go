@@ -12,7 +12,7 @@ import (
 
 // The library's soname is readable by debug/elf, and the real loader can call its function.
 func TestLibrary(t *testing.T) {
-	data, err := Library("libcuda.so.1")
+	data, err := BuildLibrary("libcuda.so.1")
 	if err != nil {
 		t.Skip(err)
 	}

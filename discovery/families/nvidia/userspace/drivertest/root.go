@@ -20,9 +20,9 @@ const (
 	RHEL   = "usr/lib64"
 )
 
-// Host returns a recorded host with one GPU under that driver, with more files in the form of
+// RecordedHost returns a recorded host with one GPU under that driver, with more files in the form of
 // package recorded.
-func Host(more string) string {
+func RecordedHost(more string) string {
 	return `One GPU.
 
 -- proc/driver/nvidia/gpus/0000:01:00.0/information --
@@ -90,8 +90,8 @@ var others = []string{
 	"run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket", "tmp/nvidia-mps/control",
 }
 
-// Lay creates the driver below root, with the libraries in libraryDir.
-func Lay(t testing.TB, root, libraryDir string) {
+// InstallDriver creates the driver below root, with the libraries in libraryDir.
+func InstallDriver(t testing.TB, root, libraryDir string) {
 	t.Helper()
 	named := func(name string) string { return strings.ReplaceAll(name, "VERSION", Version) }
 	lay := func(name string, data []byte, mode os.FileMode) {
@@ -113,7 +113,7 @@ func Lay(t testing.TB, root, libraryDir string) {
 		}
 	}
 	for name, soname := range libraries {
-		data, err := Library(named(soname))
+		data, err := BuildLibrary(named(soname))
 		if err != nil {
 			t.Skip(err)
 		}

@@ -1,0 +1,94 @@
+package sharing
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+// A claim that begins again while it ends has one daemon, which the keeper has recorded, or none.
+func TestBeginWhileItEnds(t *testing.T) {
+	m := newMachine(t)
+	k := m.keeper()
+	if err := k.Begin(t.Context(), "one", plain); err != nil {
+		t.Fatal(err)
+	}
+	c := k.claims["one"]
+	c.busy.Lock() // simulates a call in progress
+	ended, begun := make(chan error, 1), make(chan error, 1)
+	go func() { ended <- k.End(t.Context(), "one") }()
+	time.Sleep(50 * time.Millisecond)
+	go func() { begun <- k.Begin(t.Context(), "one", plain) }()
+	time.Sleep(50 * time.Millisecond)
+	c.busy.Unlock()
+	if err := errors.Join(<-ended, <-begun); err != nil {
+		t.Error(err)
+	}
+	if all := k.Claims(); len(all) == 0 && len(ofClaim(m.dir("one"))) > 0 {
+		t.Errorf("the keeper knows no claim, and a daemon runs: %v", ofClaim(m.dir("one")))
+	}
+	if err := k.End(t.Context(), "one"); err != nil || len(ofClaim(m.dir("one"))) > 0 {
+		t.Errorf("end: %v; left %v", err, ofClaim(m.dir("one")))
+	}
+	if err := k.Begin(t.Context(), "two", plain); err != nil {
+		t.Errorf("the next claim of the GPU: %v", err)
+	}
+	if err := k.End(t.Context(), "two"); err != nil {
+		t.Error(err)
+	}
+}
+
+// An order during the program's end is refused, so that the agent repeats the order to the next
+// process.
+func TestOrderWhileItStops(t *testing.T) {
+	m := newMachine(t)
+	k := m.keeper()
+	if err := k.Begin(t.Context(), "one", plain); err != nil {
+		t.Fatal(err)
+	}
+	k.Stop(t.Context())
+	if err := k.Begin(t.Context(), "one", plain); !errors.Is(err, errStopping) {
+		t.Errorf("begin: %v", err)
+	}
+	if err := k.End(t.Context(), "one"); !errors.Is(err, errStopping) {
+		t.Errorf("end: %v", err)
+	}
+	if err := m.keeper().End(t.Context(), "one"); err != nil {
+		t.Errorf("by the next program: %v", err)
+	}
+}
+
+// A claim does not end before its GPU is in the default mode again: neither while nvidia-smi fails,
+// nor while it succeeds without an effect, nor after the program was killed before the claim had
+// begun.
+func TestGPUIsSetBackBeforeTheEnd(t *testing.T) {
+	for _, behaviour := range []string{"may not manage", "sets nothing"} {
+		for _, killed := range []bool{false, true} {
+			m := newMachine(t)
+			k := m.keeper()
+			if err := k.Begin(t.Context(), "one", plain); err != nil {
+				t.Fatal(err)
+			}
+			if killed { // after the change of the GPU, and before the record of completion
+				k.Stop(t.Context())
+				c := k.claims["one"]
+				c.set(func() { c.Begun = false })
+				if err := k.saveClaim(c); err != nil {
+					t.Fatal(err)
+				}
+				k = m.keeper()
+			}
+			m.behave(behaviour)
+			if err := k.End(t.Context(), "one"); err == nil {
+				t.Errorf("%s, killed %t: ended while the GPU is for one process", behaviour, killed)
+			}
+			if err := k.Begin(t.Context(), "two", plain); err == nil {
+				t.Errorf("%s, killed %t: another claim has the GPU", behaviour, killed)
+			}
+			m.behave()
+			if err := k.End(t.Context(), "one"); err != nil || len(m.left("one")) > 0 {
+				t.Errorf("%s, killed %t: %v; left %q", behaviour, killed, err, m.left("one"))
+			}
+		}
+	}
+}

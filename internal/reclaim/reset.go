@@ -1,0 +1,95 @@
+package reclaim
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strings"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/inuse"
+	"chandler.dev/internal/ledger"
+)
+
+var errNoPrivilege = errors.New("the agent may not change the host: this needs reclaim.enabled, see docs/reclaim.md")
+
+// isPart reports whether a device is one of several on the same function, which cannot be reset
+// alone. A virtual function is not such a part.
+func isPart(d discovery.Device) bool {
+	return d.PartOf != nil && len(d.PartOf.Counters) > 0 && d.Name != d.PartOf.Name
+}
+
+// reset resets the PCI function of a device without consumers. The kernel returns after the reset,
+// notifies the driver before and after, and resets a bus only if no other device is on the bus
+// (pci_reset_function and pci_parent_bus_reset in drivers/pci/pci.c).
+func (c *Manager) reset(r *record, d discovery.Device, rule *Rule) error {
+	function, ok := functionOf(c.config.Host.FS, d)
+	if !ok {
+		return errors.New("it is on no PCI function")
+	}
+	if s := c.config.Snapshot(); s != nil {
+		for _, other := range s.Devices {
+			if other.Silicon() != d.Silicon() && !other.Shareable && inuse.IsWithin(other.Source, function) {
+				return fmt.Errorf("device %s is on the same function", other.Name)
+			}
+		}
+	}
+	switch {
+	case !function.HasEntry("."):
+		return nil // the function was removed
+	case !function.HasEntry("reset"):
+		return fmt.Errorf("the kernel has no way to reset function %s", function.Name())
+	case c.config.Write == nil:
+		return errNoPrivilege
+	}
+	stock := c.config.Stock()
+	lease, blocked := c.config.Ledger.LeaseDevices(ledger.Change{
+		Name: "reset of " + d.Name, Consumer: r.Key, Previous: r.Owner, API: r.Owner.API,
+		Devices: ledger.HoldsOn(stock, function.Path), Functions: []discovery.DeviceKey{discovery.FunctionKey(c.config.Host, function.Path)},
+	}, stock)
+	if blocked != nil {
+		return blocked
+	}
+	defer lease.Release()
+	if methods := strings.Join(rule.Methods, " "); methods != "" {
+		now, err := function.Text("reset_method")
+		if err != nil {
+			return fmt.Errorf("function %s: which ways the kernel has: %w", function.Name(), err)
+		}
+		if now != methods {
+			if err := c.write(function, "reset_method", methods); err != nil {
+				return err
+			}
+		}
+	}
+	if err := c.write(function, "reset", "1"); err != nil && function.HasEntry(".") {
+		return err // otherwise the function was removed, perhaps by the reset
+	}
+	return nil
+}
+
+func (c *Manager) write(function sysfs.Device, attribute, value string) error {
+	if c.isClosed() {
+		return errors.New("the agent ends")
+	}
+	err := c.config.Write(path.Join(function.Path, attribute), value)
+	if sysfs.IsReadOnly(err) {
+		err = fmt.Errorf("%w: %w", err, errNoPrivilege)
+	}
+	if err != nil {
+		return fmt.Errorf("function %s: write %q to %s: %w", function.Name(), value, attribute, err)
+	}
+	return nil
+}
+
+// functionOf returns the PCI function that contains a device, or that is the device.
+func functionOf(host fs.FS, d discovery.Device) (sysfs.Device, bool) {
+	for dir := d.Source; dir != "." && dir != "/" && dir != ""; dir = path.Dir(dir) {
+		if sysfs.IsPCIAddress(path.Base(dir)) {
+			return sysfs.At(host, dir), true
+		}
+	}
+	return sysfs.Device{}, false
+}

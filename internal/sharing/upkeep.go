@@ -1,0 +1,323 @@
+// Package sharing controls the vendors' programs that keep daemons running for claims. The
+// programs run beside the agent and continue during an update of the agent. Each program
+// listens on a socket below a common directory. The package ends the work for claims that no
+// longer exist, and restarts work that has ended unexpectedly. It is independent of vendors.
+// The ledger determines which claims exist.
+package sharing
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
+	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/sharing/wire"
+)
+
+// Config is the configuration of an Overseer.
+type Config struct {
+	Host     *discovery.Host
+	Files    disk.Files
+	Dir      string   // parent of the directories of the families' programs
+	Families []string // families with a program
+	Ledger   *ledger.Ledger
+
+	// Changed is called after a change of Describe's result. It must not block.
+	Changed func()
+}
+
+// Manager sends orders to the programs, and supervises the ordered work.
+type Manager struct {
+	config Config
+
+	mu       sync.Mutex
+	started  map[types.UID]bool    // claims with an order, which may not have a directory yet
+	troubles map[types.UID]trouble // claims whose work has ended unexpectedly
+}
+
+// trouble describes an unexpected end of the work for a claim.
+type trouble struct {
+	reason  string
+	at      time.Time
+	devices []string
+}
+
+const (
+	checkInterval = 5 * time.Second  // between two checks of the programs
+	troubleMemory = time.Minute      // how long devices remain unhealthy after an unexpected end
+	patience      = 5 * time.Second  // for the restart of a crashed program
+	askLimit      = 5 * time.Second  // for the response to a query
+	workLimit     = 35 * time.Second // for the execution of an order
+)
+
+// New returns an Overseer. The caller must also call Run.
+func New(config Config) *Manager {
+	return &Manager{config: config, started: make(map[types.UID]bool), troubles: make(map[types.UID]trouble)}
+}
+
+// Begin orders the work for a claim, and returns after the programs have completed the orders.
+// Orders for running work succeed without effect.
+func (o *Manager) Begin(ctx context.Context, uid types.UID, orders []discovery.Order) error {
+	for _, order := range orders {
+		o.mu.Lock()
+		o.started[uid] = true
+		o.mu.Unlock()
+		if err := o.call(ctx, order.Family, http.MethodPut, wire.Path+"/"+string(uid), wire.Order{How: order.How}, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var _ ledger.Output = (*Manager)(nil)
+
+// Write implements [ledger.Output]. It does nothing, since the driver calls Begin before other
+// outputs.
+func (o *Manager) Write(ledger.Entry) error { return nil }
+
+// Remove implements [ledger.Output]: it ends the work for a claim without other allocations.
+func (o *Manager) Remove(e ledger.Entry, others []ledger.Entry) error {
+	uid := e.Owner().UID
+	if uid == "" || slices.ContainsFunc(others, func(other ledger.Entry) bool { return other.Owner().UID == uid }) {
+		return nil
+	}
+	return o.end(uid)
+}
+
+// RemoveOrphans implements [ledger.Output]. It does nothing: Run ends the work for claims that no
+// longer exist, because a program may start later than the agent.
+func (o *Manager) RemoveOrphans(func(types.UID, func() error) (bool, error)) error { return nil }
+
+func (o *Manager) end(uid types.UID) error {
+	o.mu.Lock()
+	ordered := o.started[uid]
+	o.mu.Unlock()
+	for _, family := range o.config.Families {
+		dir := filepath.Join(o.config.Dir, family, string(uid))
+		if _, err := o.config.Files.Lstat(dir); err != nil && !ordered {
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			return fmt.Errorf("find what is kept up: %w", err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), workLimit)
+		err := o.call(ctx, family, http.MethodDelete, wire.Path+"/"+string(uid), nil, nil)
+		cancel()
+		if errors.Is(err, errNobody) && o.hasEnded(dir) {
+			err = nil // the program removes its files after a restart
+		}
+		if err != nil {
+			return err
+		}
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.started, uid)
+	delete(o.troubles, uid)
+	return nil
+}
+
+// hasEnded reports whether no process can serve a claim any more, according to the program's
+// record. The daemons of a program end with the program.
+func (o *Manager) hasEnded(dir string) bool {
+	data, err := o.config.Files.Read(filepath.Join(dir, wire.Record))
+	if errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
+	var claim wire.Claim
+	if err != nil || json.Unmarshal(data, &claim) != nil {
+		return false
+	}
+	if claim.Process.PID == 0 {
+		return true
+	}
+	stat, err := o.config.Host.ReadText("/proc/" + strconv.Itoa(claim.Process.PID) + "/stat")
+	if errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
+	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+	return err == nil && len(fields) > 19 && (fields[19] != claim.Process.Start || fields[0] == "Z")
+}
+
+// Run supervises the ordered work until ctx is done.
+func (o *Manager) Run(ctx context.Context) {
+	ticker := time.NewTicker(checkInterval)
+	defer ticker.Stop()
+	for {
+		for _, family := range o.config.Families {
+			o.checkProgram(ctx, family)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// checkProgram queries a program. It ends the work for claims that no longer exist, and restarts work
+// that has ended unexpectedly.
+func (o *Manager) checkProgram(ctx context.Context, family string) {
+	if entries, err := o.config.Files.ListDir(filepath.Join(o.config.Dir, family)); err != nil || len(entries) == 0 {
+		return // the node has never had the program
+	}
+	var claims []wire.Claim
+	asking, cancel := context.WithTimeout(ctx, askLimit)
+	err := o.call(asking, family, http.MethodGet, wire.Path, nil, &claims)
+	cancel()
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("The sharing daemons of claims are unknown", "family", family, "reason", err.Error())
+		return
+	}
+	for _, claim := range claims {
+		uid := types.UID(claim.UID)
+		known, err := o.config.Ledger.RemoveUnknown(uid, func() error { return o.end(uid) }) //nolint:contextcheck // as for [ledger.Output]
+		switch {
+		case err != nil:
+			klog.FromContext(ctx).Error(err, "The sharing daemons of a claim that no longer exists have not ended", "uid", uid)
+		case !known:
+			klog.FromContext(ctx).Info("Ended the sharing daemons of a claim that no longer exists", "uid", uid)
+		case claim.Broken != "":
+			o.restartWork(ctx, family, &claim)
+		}
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for uid, t := range o.troubles {
+		if time.Since(t.at) > troubleMemory {
+			delete(o.troubles, uid)
+			o.config.Changed()
+		}
+	}
+}
+
+// restartWork restarts the work for a claim after an unexpected end.
+func (o *Manager) restartWork(ctx context.Context, family string, claim *wire.Claim) {
+	uid := types.UID(claim.UID)
+	entry, state := o.config.Ledger.Claim(uid)
+	if entry == nil || state != ledger.Allocated {
+		return // the driver's call for the claim orders the work
+	}
+	logger := klog.FromContext(ctx).WithValues("claim", klog.KRef(entry.Namespace, entry.Name), "uid", uid)
+	beginning, cancel := context.WithTimeout(ctx, workLimit)
+	defer cancel()
+	err := o.Begin(beginning, uid, []discovery.Order{{Family: family, How: claim.How}})
+	t := trouble{reason: claim.Broken, at: time.Now()}
+	for i := range entry.Results {
+		t.devices = append(t.devices, entry.Results[i].Source)
+	}
+	if err != nil {
+		t.reason = err.Error()
+	}
+	o.mu.Lock()
+	before, known := o.troubles[uid]
+	o.troubles[uid] = t
+	o.mu.Unlock()
+	if !known || before.reason != t.reason {
+		if err != nil {
+			logger.Error(err, "What is kept up for a claim ended, and cannot be begun again", "ended", claim.Broken)
+		} else {
+			logger.Info("Warning: what is kept up for a claim ended by itself, and was begun again; programs that used it have failed", "ended", claim.Broken)
+		}
+		o.config.Changed()
+	}
+}
+
+// DescribeDevices returns a copy of a snapshot. A healthy device becomes unhealthy if work for its claim has
+// ended unexpectedly. Without such a device, Describe returns the snapshot itself.
+func (o *Manager) DescribeDevices(s *discovery.Snapshot) *discovery.Snapshot {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.troubles) == 0 {
+		return s
+	}
+	now := *s
+	now.Devices = slices.Clone(s.Devices)
+	for _, t := range o.troubles {
+		for i := range now.Devices {
+			if d := &now.Devices[i]; slices.Contains(t.devices, d.Name) && d.Health.Status == discovery.Healthy {
+				d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: t.reason}
+			}
+		}
+	}
+	return &now
+}
+
+// errNobody means a socket without a listener.
+var errNobody = errors.New("no program answers")
+
+// call sends a request to a family's program. A refused connection means that the program
+// crashed. The program often restarts within seconds, so call retries for that time: after an
+// error, the kubelet would repeat its call a minute later.
+func (o *Manager) call(ctx context.Context, family, method, path string, body, into any) error {
+	for began := time.Now(); ; {
+		err := o.ask(ctx, family, method, path, body, into)
+		if !errors.Is(err, syscall.ECONNREFUSED) || time.Since(began) > patience {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+func (o *Manager) ask(ctx context.Context, family, method, path string, body, into any) error {
+	socket := filepath.Join(o.config.Dir, family, wire.Socket)
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		},
+	}}
+	data, err := json.Marshal(body)
+	if err != nil {
+		return fmt.Errorf("order: %w", err)
+	}
+	request, err := http.NewRequestWithContext(ctx, method, "http://upkeep"+path, bytes.NewReader(data))
+	if err != nil {
+		return fmt.Errorf("order: %w", err)
+	}
+	response, err := client.Do(request)
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%w at %s: %w: chandler-nvml --sharing-daemons has ended", errNobody, socket, syscall.ECONNREFUSED)
+	case errors.Is(err, syscall.ENOENT):
+		return fmt.Errorf("%w at %s: chandler-nvml --sharing-daemons does not run on this node; in the chart, sharingDaemons.enabled runs it", errNobody, socket)
+	case err != nil:
+		return fmt.Errorf("ask at %s: %w", socket, err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(response.Body, 4<<20))
+	switch {
+	case err != nil:
+		return fmt.Errorf("answer from %s: %w", socket, err)
+	case response.StatusCode >= http.StatusBadRequest:
+		return errors.New(strings.TrimSpace(string(text)))
+	case into == nil:
+		return nil
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		return fmt.Errorf("answer from %s: %w", socket, err)
+	}
+	return nil
+}

@@ -1,0 +1,172 @@
+package sharing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/sharing/wire"
+)
+
+// newOverseer returns an Overseer with a directory of a family's program that contains a
+// claim's record.
+func newOverseer(t *testing.T, host fstest.MapFS, record string) *Manager {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "o") // socket names have a length limit
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.MkdirAll(filepath.Join(dir, "maker/uid"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if record != "" {
+		if err := os.WriteFile(filepath.Join(dir, "maker/uid", wire.Record), []byte(record), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return New(Config{Host: &discovery.Host{FS: host}, Dir: dir, Families: []string{"maker"}, Changed: func() {}})
+}
+
+// Without the program, a claim ends once no process can serve it.
+func TestEndsWithoutTheProgram(t *testing.T) {
+	stat := func(state, start string) fstest.MapFS {
+		return fstest.MapFS{"proc/7/stat": {Data: []byte("7 (a) b) " + state + strings.Repeat(" 0", 18) + " " + start + " 0 0\n")}}
+	}
+	const record = `{"uid":"uid","process":{"pid":7,"start":"100"}}`
+	for name, test := range map[string]struct {
+		host   fstest.MapFS
+		record string
+		ends   bool
+	}{
+		"it runs":           {stat("S", "100"), record, false},
+		"it has ended":      {fstest.MapFS{}, record, true},
+		"is ending":         {stat("Z", "100"), record, true},
+		"another process":   {stat("S", "101"), record, true},
+		"none was started":  {stat("S", "100"), `{"uid":"uid"}`, true},
+		"nothing was begun": {stat("S", "100"), "", true},
+		"unreadable":        {stat("S", "100"), "{", false},
+	} {
+		o := newOverseer(t, test.host, test.record)
+		err := o.Remove(&ledger.Claim{UID: "uid"}, nil)
+		if (err == nil) != test.ends || err != nil && !errors.Is(err, errNobody) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	o := newOverseer(t, stat("S", "100"), record)
+	if err := o.Remove(&ledger.Claim{UID: "other"}, nil); err != nil {
+		t.Errorf("a claim for which nothing is kept up: %v", err)
+	}
+	if err := o.Remove(&ledger.Claim{UID: "uid"}, []ledger.Entry{&ledger.Claim{UID: "uid"}}); err != nil {
+		t.Errorf("a claim that goes on: %v", err)
+	}
+}
+
+// The program's response is passed on. A program that does not respond delays the agent for a
+// limited time only.
+func TestAnswers(t *testing.T) {
+	o := newOverseer(t, nil, "")
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(o.config.Dir, "maker", wire.Socket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := make(chan struct{})
+	server := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "refused"):
+			http.Error(w, "GPU x: claim other has it still", http.StatusInternalServerError)
+		case strings.HasSuffix(r.URL.Path, "hangs"):
+			<-release
+		default:
+			fmt.Fprint(w, "nonsense")
+		}
+	})}
+	go func() { _ = server.Serve(listener) }()
+	defer server.Close()
+	defer close(release)
+	orders := []discovery.Order{{Family: "maker", How: map[string]string{"a": "b"}}}
+	for uid, want := range map[types.UID]string{"refused": "GPU x: claim other has it still", "hangs": "context deadline exceeded", "well": ""} {
+		limit := time.Minute
+		if uid == "hangs" {
+			limit = 200 * time.Millisecond
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		err := o.Begin(ctx, uid, orders)
+		cancel()
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", uid, err, want)
+		}
+	}
+	if err := o.call(t.Context(), "maker", http.MethodGet, wire.Path, nil, &[]wire.Claim{}); err == nil {
+		t.Error("nonsense is understood")
+	}
+	o.checkProgram(t.Context(), "maker") // ignores the response
+}
+
+// A request waits for the restart of a crashed program.
+func TestCrashed(t *testing.T) {
+	o := newOverseer(t, nil, "")
+	listen := func() net.Listener {
+		listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(o.config.Dir, "maker", wire.Socket))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return listener
+	}
+	crashed, ok := listen().(*net.UnixListener)
+	if !ok {
+		t.Fatal("it is no socket")
+	}
+	crashed.SetUnlinkOnClose(false)
+	crashed.Close()
+	began := make(chan error)
+	go func() { began <- o.Begin(t.Context(), "uid", []discovery.Order{{Family: "maker"}}) }()
+	select {
+	case err := <-began:
+		t.Fatalf("it did not wait: %v", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	if err := os.Remove(filepath.Join(o.config.Dir, "maker", wire.Socket)); err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })}
+	listener := listen()
+	defer server.Close()
+	go func() { _ = server.Serve(listener) }()
+	if err := <-began; err != nil {
+		t.Error(err)
+	}
+}
+
+// An unexpected end makes a healthy device unhealthy, and keeps a worse state.
+func TestDescribe(t *testing.T) {
+	o := newOverseer(t, nil, "")
+	s := &discovery.Snapshot{Devices: []discovery.Device{
+		{Name: "a", Health: discovery.Health{Status: discovery.Healthy}},
+		{Name: "b", Health: discovery.Health{Status: discovery.Unknown}},
+		{Name: "c", Health: discovery.Health{Status: discovery.Healthy}},
+	}}
+	if o.DescribeDevices(s) != s {
+		t.Error("something is changed")
+	}
+	o.troubles["uid"] = trouble{reason: "it ended", devices: []string{"a", "b"}}
+	var got []string
+	for _, d := range o.DescribeDevices(s).Devices {
+		got = append(got, fmt.Sprint(d.Name, " ", d.Health.Status, " ", d.Health.Reason))
+	}
+	if text, want := strings.Join(got, "; "), "a Unhealthy it ended; b Unknown ; c Healthy "; text != want || s.Devices[0].Health.Status != discovery.Healthy {
+		t.Errorf("%q; want %q", text, want)
+	}
+}
