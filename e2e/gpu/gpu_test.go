@@ -16,6 +16,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"chandler.dev/e2e/build"
 	"chandler.dev/e2e/chandler"
@@ -192,7 +193,7 @@ func (in *installed) saveAgentLog(t *testing.T) {
 }
 
 // deviceIs waits until the agent's ResourceSlices have a device that is accepted, and returns its
-// attributes and capacities as text.
+// attributes and capacities as text. A device that several claims can share has "shared".
 func (in *installed) deviceIs(t *testing.T, what string, accept func(name string, attributes map[string]string) bool) map[string]string {
 	t.Helper()
 	var found map[string]string
@@ -203,6 +204,9 @@ func (in *installed) deviceIs(t *testing.T, what string, accept func(name string
 		}
 		for name, device := range devices {
 			attributes := make(map[string]string)
+			if ptr.Deref(device.AllowMultipleAllocations, false) {
+				attributes["shared"] = "true"
+			}
 			for attribute, value := range device.Attributes {
 				switch {
 				case value.StringValue != nil:

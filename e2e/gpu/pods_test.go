@@ -23,7 +23,8 @@ import (
 // sum is the sum that vectoradd prints.
 const sum = "sum 4198379136"
 
-// podOf returns a pod with one container, which runs a shell script.
+// podOf returns a pod with one container, which runs a shell script. Without the capability MKNOD,
+// the driver's libraries cannot create device nodes in the container.
 func podOf(name, resources, script string) string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -37,6 +38,7 @@ spec:
     image: %s
     imagePullPolicy: Never
     args: [%q]
+    securityContext: {capabilities: {drop: [MKNOD]}}
     resources: {%s}
 `, name, userImage, script, resources)
 }
@@ -180,14 +182,15 @@ func (in *installed) installNVML(t *testing.T, fields string) {
 	in.install(t, in.driverConfig(fields), in.nvmlPatch(t))
 }
 
-// offersGPUs waits until the slices contain the first GPU, and returns its attributes and
-// capacities.
+// offersGPUs waits until the slices contain the first GPU with the given attributes and capacities,
+// and without those that begin with !. It returns all of them.
 func (in *installed) offersGPUs(t *testing.T, with ...string) map[string]string {
 	t.Helper()
 	want := in.host.gpus[0]
 	return in.deviceIs(t, fmt.Sprintf("GPU %s to be offered with %q", want.address, with), func(_ string, attributes map[string]string) bool {
 		for _, name := range with {
-			if attributes[name] == "" {
+			without, absent := strings.CutPrefix(name, "!")
+			if (attributes[without] == "") != absent {
 				return false
 			}
 		}
@@ -210,7 +213,7 @@ func (in *installed) testUnprivileged(t *testing.T) {
 // while a pod has the GPU.
 func (in *installed) testNVML(t *testing.T) {
 	in.installNVML(t, "mode: Auto\n")
-	in.offersGPUs(t, "capacity:memory")
+	in.offersGPUs(t, "shared", "capacity:memory", "!capacity:shares")
 	in.run(t, in.gpuPod("with-nvml", in.script(true)), "with-nvml", corev1.PodRunning)
 	in.uses(t, "with-nvml")
 	in.saveSpec(t)
@@ -291,19 +294,26 @@ func (in *installed) testLabels(t *testing.T) {
 	if len(in.host.gpus) > 1 {
 		t.Skip("the labels describe the most frequent model")
 	}
-	text, err := os.ReadFile(in.node.NodePath("/etc/kubernetes/node-feature-discovery/features.d/chandler"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("%s", text)
 	major, minor, _ := strings.Cut(g.capability, ".")
-	for _, want := range []string{
+	want := []string{
 		"nvidia.com/gpu.product=" + strings.ReplaceAll(g.name, " ", "-"), "nvidia.com/gpu.count=1", "nvidia.com/gpu.memory=" + g.memoryMiB,
 		"nvidia.com/gpu.compute.major=" + major, "nvidia.com/gpu.compute.minor=" + minor, "nvidia.com/cuda.driver-version.full=" + g.driver,
-	} {
-		if !slices.Contains(strings.Split(string(text), "\n"), want) {
-			t.Errorf("there is no label %s", want)
+	}
+	err := in.kube.Until(within(t), "the labels of the GPU", func(context.Context) error {
+		text, err := os.ReadFile(in.node.NodePath("/etc/kubernetes/node-feature-discovery/features.d/chandler"))
+		if err != nil {
+			return err
 		}
+		lines := strings.Split(string(text), "\n")
+		for _, label := range want {
+			if !slices.Contains(lines, label) {
+				return fmt.Errorf("there is no label %s in\n%s", label, text)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -353,7 +363,7 @@ func (in *installed) testTurns(t *testing.T) {
 // testNoGPU expects that a container without a GPU can neither see nor open one.
 func (in *installed) testNoGPU(t *testing.T) {
 	const script = "/probe devices; mknod /tmp/gpu c 195 255 && (: </tmp/gpu) && echo opened; echo end"
-	in.run(t, podOf("no-gpu", "", script), "no-gpu", corev1.PodSucceeded)
+	in.run(t, strings.Replace(podOf("no-gpu", "", script), "drop: [MKNOD]", "add: [MKNOD]", 1), "no-gpu", corev1.PodSucceeded)
 	if log := in.prints(t, "no-gpu", "end"); strings.Contains(log, "device ") || strings.Contains(log, "opened") {
 		t.Errorf("the container prints:\n%s", log)
 	} else {
@@ -365,7 +375,7 @@ func (in *installed) testNoGPU(t *testing.T) {
 // third pod must wait.
 func (in *installed) testShares(t *testing.T) {
 	in.installNVML(t, "sharing:\n- {cel: 'device.attributes[\"chandler.dev\"].kind == \"gpu\"', replicas: 2}\n")
-	in.offersGPUs(t, "capacity:shares")
+	in.offersGPUs(t, "shared", "capacity:shares")
 	in.together(t, "share", in.selector(""), "CHANDLER_SHARES=1")
 	manifest := in.gpuPod("share-third", in.script(false))
 	in.apply(t, manifest)
@@ -380,7 +390,7 @@ func (in *installed) testShares(t *testing.T) {
 // testMemory shares the memory of each GPU. Two pods with 8 GiB each must compute at the same time.
 func (in *installed) testMemory(t *testing.T) {
 	in.installNVML(t, "sharing:\n- {cel: 'device.attributes[\"chandler.dev\"].kind == \"gpu\"', unit: 1Gi, resource: example.com/gpu-mem}\n")
-	in.offersGPUs(t, "capacity:memory")
+	in.offersGPUs(t, "shared", "capacity:memory", "!capacity:shares")
 	in.together(t, "memory", in.selector("          capacity: {requests: {memory: 8Gi}}"), "CHANDLER_MEMORY=8589934592")
 }
 
