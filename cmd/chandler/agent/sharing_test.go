@@ -50,7 +50,7 @@ func newKeeping(t *testing.T) *keeping {
 	}
 	k.root = filepath.Join(k.dir, "driver")
 	program := filepath.Join(k.root, "usr/bin/nvidia-cuda-mps-control")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../chandler-nvml/upkeep/testdata/fake")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../chandler-nvml/sharing/testdata/fake")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
