@@ -20,28 +20,34 @@ type figure struct {
 	pattern         *regexp.Regexp
 }
 
-// parseFigures returns the figures of a word list; see words.txt for its form.
-func parseFigures(list string) ([]*figure, error) {
-	var figures []*figure
+// limits are the contents of a word list.
+type limits struct {
+	figures []*figure
+	names   int // the most single-word names of Go; see [countedNames]
+}
+
+// parseLimits returns the limits of a word list; see words.txt for its form.
+func parseLimits(list string) (*limits, error) {
+	l := &limits{}
 	lines := bufio.NewScanner(strings.NewReader(list))
 	for number := 1; lines.Scan(); number++ {
 		line := strings.TrimSpace(lines.Text())
 		if line == "" || strings.HasPrefix(line, "#") {
 			continue
 		}
-		if err := parseLine(&figures, line); err != nil {
+		if err := l.parseLine(line); err != nil {
 			return nil, fmt.Errorf("words.txt:%d: %w", number, err)
 		}
 	}
-	for _, f := range figures {
+	for _, f := range l.figures {
 		if f.pattern == nil {
 			return nil, fmt.Errorf("words.txt: figure %s has no words", f.name)
 		}
 	}
-	return figures, nil
+	return l, nil
 }
 
-func parseLine(figures *[]*figure, line string) error {
+func (l *limits) parseLine(line string) error {
 	directive, rest, _ := strings.Cut(line, " ")
 	switch directive {
 	case "figure":
@@ -57,11 +63,11 @@ func parseLine(figures *[]*figure, line string) error {
 		if err != nil {
 			return err
 		}
-		*figures = append(*figures, &figure{name: fields[0], pages: pages, comments: comments, per100: fields[3] == "per100"})
+		l.figures = append(l.figures, &figure{name: fields[0], pages: pages, comments: comments, per100: fields[3] == "per100"})
 		return nil
 	case "word":
 		name, pattern, _ := strings.Cut(rest, " ")
-		i := slices.IndexFunc(*figures, func(f *figure) bool { return f.name == name })
+		i := slices.IndexFunc(l.figures, func(f *figure) bool { return f.name == name })
 		if i < 0 {
 			return fmt.Errorf("no figure is named %q", name)
 		}
@@ -69,8 +75,12 @@ func parseLine(figures *[]*figure, line string) error {
 		if err != nil {
 			return err
 		}
-		(*figures)[i].pattern = compiled
+		l.figures[i].pattern = compiled
 		return nil
+	case "names":
+		limit, err := strconv.Atoi(rest)
+		l.names = limit
+		return err
 	}
 	return fmt.Errorf("unknown directive %q", directive)
 }

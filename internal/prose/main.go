@@ -1,5 +1,6 @@
 // Command prose counts, in the comments and pages of this project, the words that
-// make them hard to read, and compares the figures with the limits in words.txt.
+// make them hard to read, and compares the figures with the limits in words.txt. It also
+// counts the names of Go functions and methods that are a single word without an object.
 //
 // Without flags it prints one line for each figure and exits with status 1 if a
 // figure exceeds its limit. It reads the files that git tracks in the current
@@ -20,7 +21,7 @@ import (
 var wordList string
 
 func main() {
-	list := flag.String("list", "", "print the places of one figure instead, such as persons")
+	list := flag.String("list", "", "print the places of one figure instead, such as persons or names")
 	folders := flag.Bool("folders", false, "print the figures of each folder as well")
 	flag.Parse()
 	if err := run(os.Stdout, *list, *folders, flag.Args()); err != nil {
@@ -31,7 +32,7 @@ func main() {
 
 // run prints the figures of the tracked files below the given paths.
 func run(out io.Writer, list string, folders bool, paths []string) error {
-	figures, err := parseFigures(wordList)
+	limits, err := parseLimits(wordList)
 	if err != nil {
 		return err
 	}
@@ -39,17 +40,30 @@ func run(out io.Writer, list string, folders bool, paths []string) error {
 	if err != nil {
 		return err
 	}
+	names, err := readNames(files)
+	if err != nil {
+		return err
+	}
+	if list == "names" {
+		printNames(out, names)
+		return nil
+	}
 	texts, err := readTexts(files)
 	if err != nil {
 		return err
 	}
 	if list != "" {
-		return printPlaces(out, figures, texts, list)
+		return printPlaces(out, limits.figures, texts, list)
 	}
 	if folders {
-		printFolders(out, figures, texts)
+		printFolders(out, limits.figures, texts)
 	}
-	exceeded := printFigures(out, figures, texts)
+	exceeded := printFigures(out, limits.figures, texts)
+	fmt.Fprintf(out, "%-12s %18s\n", "names", fmt.Sprintf("%d (%d)", len(names), limits.names))
+	if len(names) > limits.names {
+		printNames(out, names)
+		exceeded = append(exceeded, "names")
+	}
 	if len(exceeded) > 0 && len(paths) == 0 {
 		return fmt.Errorf("above the limits of internal/prose/words.txt: %s", strings.Join(exceeded, ", "))
 	}

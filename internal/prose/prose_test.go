@@ -1,9 +1,19 @@
 package main
 
 import (
+	"bufio"
+	"flag"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
+
+var update = flag.Bool("update", false, "write usual.txt")
 
 const testList = `# A comment.
 figure persons 1 0 count
@@ -15,11 +25,11 @@ word pronouns it|that
 
 func parseTestList(t *testing.T) []*figure {
 	t.Helper()
-	figures, err := parseFigures(testList)
+	limits, err := parseLimits(testList)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return figures
+	return limits.figures
 }
 
 func TestCount(t *testing.T) {
@@ -76,7 +86,7 @@ func TestExceeded(t *testing.T) {
 }
 
 func TestWordList(t *testing.T) {
-	if _, err := parseFigures(wordList); err != nil {
+	if _, err := parseLimits(wordList); err != nil {
 		t.Error(err)
 	}
 	for list, want := range map[string]string{
@@ -86,9 +96,124 @@ func TestWordList(t *testing.T) {
 		"\nword persons nobody":                       `words.txt:2: no figure is named "persons"`,
 		"figure persons 1 2 count\nword persons (":    "words.txt:2: ",
 		"figure persons 1 2 count\nnumber persons 12": `words.txt:2: unknown directive "number"`,
+		"names few": "words.txt:1: ",
 	} {
-		if _, err := parseFigures(list); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := parseLimits(list); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v, want %q", list, err, want)
 		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	source := []byte(`package p
+
+type Saver interface{ Keep() }
+
+func (*T) Keep()      {} // of an interface
+func (*T) Mend()      {}
+func (*G[K]) Settle() {}
+func (*T) mend()      {} // not exported
+func (*T) KeepFile()  {}
+func keep()           {}
+func Claims()         {} // a noun
+func Close()          {} // usual
+func main()           {}
+`)
+	interfaces := make(map[string]bool)
+	funcs, err := funcsOf("p.go", source, interfaces)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	printNames(&out, countedNames(funcs, interfaces))
+	if want := "p.go:6: T.Mend\np.go:7: G.Settle\np.go:10: keep\n"; out.String() != want {
+		t.Errorf("names:\n%swant:\n%s", &out, want)
+	}
+	for file, want := range map[string]bool{
+		"driver/claim.go":                   true,
+		"driver/claim_test.go":              false,
+		"discovery/scan.go":                 true,
+		"discovery/families/npu/devices.go": false,
+		"e2e/cluster.go":                    false,
+		"docs/index.md":                     false,
+	} {
+		if got := isCounted(file); got != want {
+			t.Errorf("%s counted: %v, want %v", file, got, want)
+		}
+	}
+}
+
+// TestUsualNames compares usual.txt with the list of the installed Go, where there is one. A
+// newer Go may have more names.
+func TestUsualNames(t *testing.T) {
+	listed := parseWords(usualNames)
+	names := apiNames(t)
+	if len(names) == 0 {
+		t.Skip("this Go has no directory api")
+	}
+	if *update {
+		writeUsual(t, names)
+		return
+	}
+	for name := range listed {
+		if !names[name] {
+			t.Errorf("usual.txt: %s is no name of the standard library", name)
+		}
+	}
+}
+
+// apiNames returns the single-word functions and methods of the standard library.
+func apiNames(t *testing.T) map[string]bool {
+	t.Helper()
+	names := make(map[string]bool)
+	root, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		t.Skipf("go env GOROOT: %v", err)
+	}
+	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(root)), "api", "go1*.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared := regexp.MustCompile(`^pkg [^,]+, (?:func|method \([^)]*\)) ([A-Z][a-z0-9]*|[A-Z]+)[(\[]`)
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for lines := bufio.NewScanner(strings.NewReader(string(data))); lines.Scan(); {
+			found := declared.FindStringSubmatch(lines.Text())
+			if found != nil && !strings.HasPrefix(lines.Text(), "pkg syscall") {
+				names[strings.ToLower(found[1])] = true
+			}
+		}
+	}
+	return names
+}
+
+func writeUsual(t *testing.T, names map[string]bool) {
+	t.Helper()
+	var text strings.Builder
+	for line := range strings.Lines(usualNames) {
+		if strings.HasPrefix(line, "#") {
+			text.WriteString(line)
+		}
+	}
+	column := 0
+	text.WriteString("\n")
+	for i, name := range slices.Sorted(maps.Keys(names)) {
+		switch {
+		case i > 0 && column+1+len(name) > 100:
+			text.WriteString("\n")
+			column = 0
+		case i > 0:
+			text.WriteString(" ")
+			column++
+		}
+		text.WriteString(name)
+		column += len(name)
+	}
+	text.WriteString("\n")
+	if err := os.WriteFile("usual.txt", []byte(text.String()), 0o644); err != nil {
+		t.Fatal(err)
 	}
 }
