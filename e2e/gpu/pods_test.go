@@ -213,7 +213,7 @@ func (in *installed) testUnprivileged(t *testing.T) {
 // while a pod has the GPU.
 func (in *installed) testNVML(t *testing.T) {
 	in.installNVML(t, "mode: Auto\n")
-	in.offersGPUs(t, "shared", "capacity:memory", "!capacity:shares")
+	in.offersGPUs(t, "capacity:memory")
 	in.run(t, in.gpuPod("with-nvml", in.script(true)), "with-nvml", corev1.PodRunning)
 	in.uses(t, "with-nvml")
 	in.saveSpec(t)
@@ -295,10 +295,15 @@ func (in *installed) testLabels(t *testing.T) {
 		t.Skip("the labels describe the most frequent model")
 	}
 	major, minor, _ := strings.Cut(g.capability, ".")
-	want := []string{
-		"nvidia.com/gpu.product=" + strings.ReplaceAll(g.name, " ", "-"), "nvidia.com/gpu.count=1", "nvidia.com/gpu.memory=" + g.memoryMiB,
-		"nvidia.com/gpu.compute.major=" + major, "nvidia.com/gpu.compute.minor=" + minor, "nvidia.com/cuda.driver-version.full=" + g.driver,
-	}
+	in.hasLabels(t,
+		"nvidia.com/gpu.product="+strings.ReplaceAll(g.name, " ", "-"), "nvidia.com/gpu.count=1", "nvidia.com/gpu.memory="+g.memoryMiB,
+		"nvidia.com/gpu.compute.major="+major, "nvidia.com/gpu.compute.minor="+minor, "nvidia.com/cuda.driver-version.full="+g.driver)
+}
+
+// hasLabels waits until the agent has written labels for Node Feature Discovery, which it does every
+// few seconds.
+func (in *installed) hasLabels(t *testing.T, want ...string) {
+	t.Helper()
 	err := in.kube.Until(within(t), "the labels of the GPU", func(context.Context) error {
 		text, err := os.ReadFile(in.node.NodePath("/etc/kubernetes/node-feature-discovery/features.d/chandler"))
 		if err != nil {
@@ -381,10 +386,7 @@ func (in *installed) testShares(t *testing.T) {
 	in.apply(t, manifest)
 	in.waits(t, "share-third")
 	in.asks(t, []string{"who", in.node.NodeName()}, "share-first", "share-second")
-	text, err := os.ReadFile(in.node.NodePath("/etc/kubernetes/node-feature-discovery/features.d/chandler"))
-	if err != nil || !strings.Contains(string(text), "nvidia.com/gpu.sharing-strategy=time-slicing") {
-		t.Errorf("labels: %v\n%s", err, text)
-	}
+	in.hasLabels(t, "nvidia.com/gpu.sharing-strategy=time-slicing")
 }
 
 // testMemory shares the memory of each GPU. Two pods with 8 GiB each must compute at the same time.
