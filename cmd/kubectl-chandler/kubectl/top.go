@@ -250,6 +250,7 @@ func (t *topView) writeModels(out io.Writer, style terminal.Style) {
 		rows.add(plainCell(m.Kind), plainCell(m.Model), plainCell(formatGibibytes(m.Memory)), m.freeCell(), numberCell(m.Held), numberCell(m.Out), numberCell(m.All))
 	}
 	if style.Width < wideWidth {
+		rows = rows.withoutColumns("KIND") // leaves room for the profiles of partitions
 		rows.write(out, style)
 		return
 	}
