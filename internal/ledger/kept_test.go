@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // A kept device is allocated to no owner, by either API, until its release. Keeping is not an owner
@@ -69,6 +70,31 @@ func TestKeptShareOfAnotherNumber(t *testing.T) {
 	}
 	if got := next.Results[0].Shares; got != 3 {
 		t.Errorf("the claim has a share of %d, and not of 3", got)
+	}
+}
+
+// A kept partition is not taken while another consumer has another partition of the same physical
+// device. Otherwise, processes that outlive their pod would not be waited for.
+func TestKeptPartitionIsNotTaken(t *testing.T) {
+	b := newBench(t)
+	parts := []rules.Offered{part("chip", "core-0", 4), part("chip", "core-1", 4)}
+	s := host(parts...)
+	beside, ended := claim("beside", parts[0]), claim("ended", parts[1])
+	for _, c := range []*Claim{beside, ended} {
+		if err := b.AllocateClaim(c, Allocated, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kept := &KeptDevice{Name: "core-1.1", Previous: ended.Owner(), Hold: ended.Holds()[0], Reason: "process 47 (train) has /dev/chip open"}
+	b.KeepDevice(kept)
+	if b.IsTaken(kept.Name, ended.Key(), kept.Previous) {
+		t.Error("it is taken by the claim of core-0")
+	}
+	if err := b.End(ended.UID, s); err != nil {
+		t.Fatal(err)
+	}
+	if b.IsTaken(kept.Name, ended.Key(), kept.Previous) {
+		t.Error("it is taken after the end of its claim")
 	}
 }
 

@@ -316,9 +316,9 @@ func (v *View) KeptReason(devices ...string) string {
 	return ""
 }
 
-// IsTaken reports whether another consumer has a kept device or a competing part. The entry with the
-// given key is ignored if it belongs to the previous consumer, which is ending, even if its record
-// is sealed.
+// IsTaken reports whether another consumer has a kept device, the whole device that contains a kept
+// partition, or a partition of a kept device. The entry with the given key is ignored if it belongs to
+// the previous consumer, which is ending, even if its record is sealed.
 func (l *Ledger) IsTaken(name, key string, had Owner) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -326,7 +326,11 @@ func (l *Ledger) IsTaken(name, key string, had Owner) bool {
 	if kept == nil {
 		return false
 	}
-	q := query{api: had.API, ownKey: key, previous: had, lease: kept.entry.(*lease), wanted: kept.holds, stock: &Present{}}
+	wanted := slices.Clone(kept.holds)
+	for i := range wanted {
+		wanted[i].Takes = nil // counters: consumers of other partitions do not have this one
+	}
+	q := query{api: had.API, ownKey: key, previous: had, lease: kept.entry.(*lease), wanted: wanted, stock: &Present{}}
 	return l.index.findBlocked(q) != nil
 }
 
