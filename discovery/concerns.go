@@ -25,7 +25,7 @@ var grouped = []string{"amba", "ap", "cdx", "css", "fsl-mc", "host1x", "iommu", 
 // iommuGroups is where sysfs lists the members of groups.
 const iommuGroups = "sys/kernel/iommu_groups"
 
-// placeOf returns the place in sysfs under which a look records its dependency on a file: the
+// placeOf returns the place in sysfs under which a family scan records its dependency on a file: the
 // directory of the file's PCI function, or else the file itself. placeOf returns "" for a file
 // outside sysfs.
 func placeOf(name string) string {
@@ -84,7 +84,7 @@ func (e Uevent) changedPlaces() (places []changedPlace) {
 	return append(places, changedPlace{path.Join("sys/bus", e.Subsystem, "drivers"), "sys/bus"}) // the links from drivers to their devices
 }
 
-// seesDeviceOf reports whether the look may depend on the device of an event: the look has read the
+// seesDeviceOf reports whether the scan may depend on the device of an event: the scan has read the
 // device, a device above or below the device, or the device node.
 func (l familyScan) seesDeviceOf(e Uevent) bool {
 	for _, changed := range e.changedPlaces() {

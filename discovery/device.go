@@ -83,7 +83,7 @@ type Device struct {
 	PoolOnly Pools `json:"poolOnly,omitempty"`
 
 	// Passthrough describes VFIO passthrough of the device, and is nil if the administrator does not
-	// allow passthrough. [Scan] sets Rebind.
+	// allow passthrough. [Scan] sets Passthrough.
 	Passthrough *PassthroughOption `json:"rebind,omitempty"`
 
 	// Creation describes how to create the device on demand, and is nil if the device exists.

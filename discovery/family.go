@@ -80,12 +80,12 @@ type Family struct {
 	// device that needs work is an error. A nil Configure means that no parameter needs work.
 	Configure func(host *Host, d Device, want Parameters) (Device, Work, error)
 
-	// Create returns the work that creates a unit of devices whose description has a [Creation]. Unmake
+	// Create returns the work that creates a unit of devices whose description has a [Creation]. Remove
 	// returns the work that removes a unit that an agent created. The work is nil if nothing is to
 	// be done: the unit already exists, is already gone, or was changed by another program since
-	// its creation. Make and Unmake only read. The work changes the host with the tools, continues
+	// its creation. Create and Remove only read. The work changes the host with the tools, continues
 	// after an interruption at any point, and may be repeated. The work need not wait until the
-	// devices are visible. Unmake must refuse a unit that is in use without an allocation by the
+	// devices are visible. Remove must refuse a unit that is in use without an allocation by the
 	// agent. Nil functions mean that the family creates no devices.
 	Create, Remove func(host *Host, tools Tools, m Creation) (Work, error)
 
@@ -218,7 +218,7 @@ type Host struct {
 
 	// CreatedUnit reports whether an agent has created a unit, or was about to, and will remove the unit,
 	// and returns the recorded details; see [Creation]. The result changes no more often than the
-	// unit's state on the host. A nil Made means that no unit was created.
+	// unit's state on the host. A nil CreatedUnit means that no unit was created.
 	CreatedUnit func(unit string) (how map[string]string, made bool)
 
 	// Recoveries holds the outcome of the kernel's recoveries of PCI functions, as received by

@@ -14,7 +14,7 @@ import (
 //
 // A missing device has the name, the Silicon and the Takes of the future device, and the attributes
 // that are known in advance. It has no nodes, and is healthy if it can be created. Once the device
-// exists, the family describes it like any other device, without Making. No component needs to
+// exists, the family describes it like any other device, without a Creation. No component needs to
 // remember the difference.
 //
 // The agent creates a device by [Family.Create] for a claim, or for a resource of the device plugin

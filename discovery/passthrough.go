@@ -69,7 +69,7 @@ func (h *Host) PassthroughDriver(d Device) (driver string, err error) {
 	return "", errors.Join(errs...)
 }
 
-// setRebindable sets Rebind of the PCI functions with allowed VFIO passthrough.
+// setRebindable sets Passthrough of the PCI functions with allowed VFIO passthrough.
 func setRebindable(host *Host, devices []Device) (problems []Problem) {
 	if len(host.Passthroughs) == 0 {
 		return nil

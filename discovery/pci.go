@@ -28,7 +28,7 @@ func DeviceName(d sysfs.Device) string {
 // attributes pciVendor, pciDevice, driver, function, parent, iommuGroup, linkSpeed and linkWidth, and
 // the standard attributes pciBusID, pcieRoot and numaNode. A virtual function is part of its physical
 // function. Missing values are left out; unreadable values are an error. DescribePCI does not wake a
-// suspended function. If reading the link would wake the function, PCI leaves out the link, and
+// suspended function. If reading the link would wake the function, DescribePCI leaves out the link, and
 // [MergeSnapshots] keeps the values of the last snapshot.
 func DescribePCI(host *Host, function sysfs.Device) (Device, error) {
 	attrs := function.Attrs()

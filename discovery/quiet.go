@@ -276,7 +276,7 @@ func stateOf(host *Host, dir string) dirState {
 	return dirState{stat.Ino, info.ModTime()}
 }
 
-// isQuiet compares the recorded answers for the look's devices with the host. If only sensor values
+// isQuiet compares the recorded answers for the scan's devices with the host. If only sensor values
 // have changed, isQuiet compares the resulting health readings: most changes of sensor values are
 // harmless. Nodes in a directory with the state of the last comparison are not read.
 func (l familyScan) isQuiet(host *Host) comparison {

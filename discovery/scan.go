@@ -76,7 +76,7 @@ func match(host *Host, families []*Family) matches {
 	return m
 }
 
-// leftoversAfter returns the look of a family before the family is read. A family of leftovers gets only the
+// leftoversAfter returns the scan of a family before the family is read. A family of leftovers gets only the
 // kernel devices that the earlier looks leave: devices that are neither part of a described device
 // nor failed to be read. Every device matched by a family that has not answered may belong to that
 // family, and is left out.
@@ -102,7 +102,7 @@ func (l familyScan) leftoversAfter(f *Family, before []familyScan) familyScan {
 	return l
 }
 
-// sameDevices reports whether the look and the asked look have the same kernel devices, and every list of
+// sameDevices reports whether two scans of a family have the same kernel devices, and every list of
 // devices could be read.
 func (l familyScan) sameDevices(asked familyScan) bool {
 	same := func(a, b sysfs.Device) bool { return a.Path == b.Path }
@@ -112,7 +112,7 @@ func (l familyScan) sameDevices(asked familyScan) bool {
 // needsRead reports whether the family has to be read.
 func (l familyScan) needsRead(f *Family) bool { return len(l.matched) > 0 || f.FromConfig || f.Always }
 
-// in returns the look with its kernel devices in another view of the host.
+// in returns the scan with its kernel devices in another view of the host.
 func (l familyScan) in(fsys fs.FS) familyScan {
 	matched := make([]sysfs.Device, len(l.matched))
 	for i, d := range l.matched {
@@ -176,7 +176,7 @@ func (f *Family) describeDevices(host *Host, found []sysfs.Device) (devices []De
 	return f.Describe(host, found)
 }
 
-// add adds the family's devices to the look, except devices that could not be published or
+// add adds the family's devices to the scan, except devices that could not be published or
 // allocated.
 func (l *familyScan) add(devices []Device, f *Family) {
 	l.Devices = slices.Grow(l.Devices, len(devices))
@@ -199,8 +199,8 @@ func (l *familyScan) add(devices []Device, f *Family) {
 	}
 }
 
-// shareDescriptions makes devices whose description is unchanged use the memory of the last looks'
-// descriptions. A reader keeps a snapshot until the next change. Without share, memory would hold
+// shareDescriptions makes devices whose description is unchanged use the memory of the last scans'
+// descriptions. A reader keeps a snapshot until the next change. Without shareDescriptions, memory would hold
 // two descriptions of every device: the reader's and the last scan's. Device order must be the
 // same.
 func shareDescriptions(looks, last []familyScan) {
@@ -209,7 +209,7 @@ func shareDescriptions(looks, last []familyScan) {
 	}
 	for i := range looks {
 		if len(looks[i].Devices) == 0 || len(last[i].Devices) > 0 && &looks[i].Devices[0] == &last[i].Devices[0] {
-			continue // the look was kept
+			continue // the scan was kept
 		}
 		before := make(map[string]*Device, len(last[i].Devices))
 		for j := range last[i].Devices {

@@ -26,7 +26,7 @@ type Watch struct {
 	// files without events, such as sensors and the nodes in /dev, and reads the families with
 	// changes. Every tenth interval, and after a scan that found problems, the watch reads all
 	// families. On a host where reading all families takes long, it does so less often; see
-	// [completePause]. If Hears is nil, each scan reads all families.
+	// [completePause]. If EventsArrive is nil, each scan reads all families.
 	EventsArrive func() bool
 
 	// Settle is the time without further events after which the first event triggers a scan; 0
@@ -230,7 +230,7 @@ func newScanner(w Watch) *scanner {
 }
 
 // scan returns the present snapshot of the host, nil if the context ends first. answered reports
-// whether a family has answered, now or before. If keeps returns true for a family's last look,
+// whether a family has answered, now or before. If keeps returns true for a family's last scan,
 // scan does not read the family again, unless the matched devices have changed. If keeps is nil,
 // scan reads all families.
 func (s *scanner) scan(ctx context.Context, keeps func(*Family, familyScan) bool) (now *Snapshot, answered bool) {
@@ -276,7 +276,7 @@ func anyRead(looks []familyScan) bool {
 	return !unread || slices.ContainsFunc(looks, func(l familyScan) bool { return !l.isUnread && len(l.matched)+len(l.Devices) > 0 })
 }
 
-// read returns the looks of families. Families are read concurrently. A kept look is not read
+// read returns the scans of families. Families are read concurrently. A kept scan is not read
 // again.
 func (s *scanner) read(ctx context.Context, families []*Family, m matches, kept map[*Family]familyScan, before []familyScan) []familyScan {
 	looks := make([]familyScan, len(families))
@@ -328,7 +328,7 @@ func (s *scanner) readAlone(ctx context.Context, families []*Family, looks []fam
 // ErrNoAnswer is in the [Problem] of a family that did not answer in time.
 var ErrNoAnswer = errors.New("no answer")
 
-// takeAnswer returns the findings of a reading. If the reading has not ended at the limit, the look is
+// takeAnswer returns the findings of a reading. If the reading has not ended at the limit, the scan is
 // unread. A late reading continues, and triggers the scan that uses its answer.
 func (s *scanner) takeAnswer(ctx context.Context, f *Family, asked familyScan, r *reading[familyScan], limit time.Time) familyScan {
 	if r.isLate {

@@ -77,7 +77,7 @@ type Config struct {
 	// the request.
 	AcceptParameters discovery.Acceptor
 
-	// OrderDaemons returns the orders for the programs that must run for the devices of a request. Upkeep
+	// OrderDaemons returns the orders for the programs that must run for the devices of a request. StartDaemons
 	// fulfils the orders of a claim and returns when the programs are ready; it may be called
 	// repeatedly. UpkeepDir is the parent directory of the programs' files. Optional.
 	OrderDaemons discovery.Orderer

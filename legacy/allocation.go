@@ -78,7 +78,7 @@ const passInterval = time.Second
 // giveGrants records grants. Before, it waits for the end of pods whose IDs the kubelet has forgotten,
 // and for reclaimed devices. A forgotten ID may be detected only when the grants are recorded. For
 // example, when a pod returns under its name, PodResources lists the new pod before the pod has
-// devices. Then give waits again.
+// devices. Then giveGrants waits again.
 func (p *Plugin) giveGrants(ctx context.Context, stock *list.Stock, grants []*ledger.Grant) error {
 	for began := time.Now(); ; {
 		_ = traces.Do(ctx, "wait for pods that have ended", func() error { p.awaitEnd(ctx, grants, began.Add(endTimeout)); return nil })

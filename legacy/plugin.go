@@ -57,7 +57,7 @@ type Config struct {
 
 	// PendingPods reports whether a pod of this node that has not ended requests a resource in an init
 	// container. PodResources does not list init containers, so a grant that is never listed may
-	// belong to one. Such a grant ends after Unconfirmed if Pending returns false. If Pending is
+	// belong to one. Such a grant ends after UnconfirmedAfter if PendingPods returns false. If PendingPods is
 	// nil, the grant remains until the kubelet allocates its ID again.
 	PendingPods func(ctx context.Context, resource string) (bool, error)
 

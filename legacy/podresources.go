@@ -81,7 +81,7 @@ func (p *Plugin) pollOnce(ctx context.Context, lastError string) string {
 
 // learnNodes reads the device nodes of unknown IDs from the kubelet's checkpoint. These are IDs in the
 // answer of PodResources, and while the answer is not whole, also those in the checkpoint. Listed
-// IDs are read only once. When learn reads more, it drops IDs that are no longer listed.
+// IDs are read only once. When learnNodes reads more, it drops IDs that are no longer listed.
 func (p *Plugin) learnNodes(ctx context.Context, said *kubeletapi.Listing) {
 	if p.config.Written == nil {
 		return

@@ -72,7 +72,7 @@ func (o *options) changeInstance(lib nvml.Interface, out, errOut io.Writer) erro
 }
 
 // refuseCut writes the reason for which no instance was created. If the caller has begun a creation,
-// an instance may still exist; in this case, as for a removal, refuse returns the error instead.
+// an instance may still exist; in this case, as for a removal, refuseCut returns the error instead.
 func (o *options) refuseCut(out io.Writer, err error) error {
 	if o.cut == "" || o.hasBegun {
 		return err
@@ -191,7 +191,7 @@ func (c *partitioner) cut(p *place) (made facts.Cut, left bool, err error) {
 var errDivided = errors.New("another program has divided its GPU instance")
 
 // computeInstance returns the instance of a GPU instance with a single compute instance of the same size.
-// If there is no compute instance and the GPU instance is ours, compute creates one.
+// If there is no compute instance and the GPU instance is ours, computeInstance creates one.
 func (c *partitioner) computeInstance(p *place, instance nvml.GpuInstance, ours bool) (facts.Instance, error) {
 	made := facts.Instance{Profile: p.profile.Name, Placement: &facts.Placement{Start: int(p.at.Start), Size: int(p.at.Size)}}
 	info, ret := instance.GetInfo()

@@ -11,7 +11,7 @@
 // that GPUs can be reset, and the driver can be unloaded, only after the program has ended.
 //
 // With --sharing-daemons, the program is a separate service that outlives the agent: it runs MPS
-// daemons for claims, and sets time slices; see package upkeep.
+// daemons for claims, and sets time slices; see package sharing.
 //
 // With --files, the program uses neither GPUs nor NVML. It prints, in the format of package
 // userspace, the driver files for containers, by NVIDIA's own code for CDI specs (nvcdi), which

@@ -243,7 +243,7 @@ func (d *Offered) hasOffer(resource string) bool {
 	return slices.ContainsFunc(d.Offers, func(offer discovery.Offer) bool { return offer.Resource == resource })
 }
 
-// renameOffers returns the offers under a single other name. If the device has several offers, renamed
+// renameOffers returns the offers under a single other name. If the device has several offers, renameOffers
 // prefers the IDs of the offer with that name, then the IDs of the name's domain, then the IDs of
 // the first offer. A pool of the SR-IOV network device plugin prefers the IDs for such pools. A
 // device without IDs is not offered.

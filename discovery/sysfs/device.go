@@ -126,7 +126,7 @@ func (d Device) HasEntry(name string) bool {
 	return found
 }
 
-// Has reports the same as Exists, and returns the error if the entry is inaccessible.
+// Has reports the same as HasEntry, and returns the error if the entry is inaccessible.
 func (d Device) Has(name string) (bool, error) {
 	_, err := fs.Lstat(d.fsys, path.Join(d.Path, name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -152,7 +152,7 @@ func (d Device) Children(dir string) []Device {
 }
 
 // NumberedChildren returns the Children of dir whose names are the prefix and a number of up to 16 bits, in
-// name order: Numbered("drm", "card") returns card0.
+// name order: NumberedChildren("drm", "card") returns card0.
 func (d Device) NumberedChildren(dir, prefix string) []Device {
 	return slices.DeleteFunc(d.Children(dir), func(child Device) bool {
 		digits, ok := strings.CutPrefix(child.Name(), prefix)

@@ -109,7 +109,7 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// If the server does not answer, refuses dry runs, or refuses every slice in a dry run, Ask returns
+// If the server does not answer, refuses dry runs, or refuses every slice in a dry run, DetectFeatures returns
 // no feature.
 func TestNoAnswer(t *testing.T) {
 	invalid := apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "", nil)

@@ -181,7 +181,7 @@ func (in *input) topologyPlaces() map[string]int {
 // consumption. A device is also left out if a claim has a vanished partition of the same physical
 // device and the counters do not show the partition.
 //
-// If the server lacks counters, the scheduler cannot see competition. Then choose returns only
+// If the server lacks counters, the scheduler cannot see competition. Then chooseDevices returns only
 // devices with room for each other: first the allocated devices, then usable ones, then the rest,
 // each in name order.
 func (in *input) chooseDevices() []rules.Offered {

@@ -61,7 +61,7 @@ func (f Files) Write(name string, data []byte, mode fs.FileMode) (InPlace, error
 	return Unknown, errors.Join(err, fmt.Errorf("read back: %w", readErr))
 }
 
-// UpdateFile writes the file unless its content equals data. If data is nil, Keep removes the file.
+// UpdateFile writes the file unless its content equals data. If data is nil, UpdateFile removes the file.
 func (f Files) UpdateFile(name string, data []byte, mode fs.FileMode) error {
 	if data == nil {
 		return f.Remove(name)

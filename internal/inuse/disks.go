@@ -402,7 +402,7 @@ func (d *disks) userInTables(disk sysfs.Device) (string, error) {
 
 // claimedByKernel reports whether the kernel uses a disk without an entry in the tables above, for example
 // for a file system that is busy in no mount namespace at all. If the host has no node of the disk,
-// the kernel cannot be queried and claimed returns "".
+// the kernel cannot be queried and claimedByKernel returns "".
 func (d *disks) claimedByKernel(disk sysfs.Device) (string, error) {
 	node, err := disk.In(d.reads.FS).Node("/dev")
 	if err != nil || node.Major == 0 && node.Minor == 0 { // a path of a namespace has no node

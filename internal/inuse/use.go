@@ -21,7 +21,7 @@ type Use struct {
 	// with an interface that is up and has no routes.
 	BlocksUnbind bool
 
-	// ReadError is why it is unknown whether the object is used; How is empty in that case. Unseen
+	// ReadError is why it is unknown whether the object is used; How is empty in that case. ReadError
 	// wraps fs.ErrPermission if the only cause is a lack of privilege.
 	ReadError error
 }
@@ -106,7 +106,7 @@ func UsesOf(host *discovery.Host, function sysfs.Device, o Options) Uses {
 
 // DiskUses returns the present uses of the disks on functions: mounted file systems, swap, arrays and
 // exports. The result has an error for the directory of each function whose disks are in use.
-// Unreadable objects are left out. Disks neither opens a disk nor reads which files processes have
+// Unreadable objects are left out. DiskUses neither opens a disk nor reads which files processes have
 // open, so frequent calls are cheap.
 func DiskUses(host *discovery.Host, functions []sysfs.Device) map[string]error {
 	used := make(map[string]error)

@@ -196,7 +196,7 @@ func TestWithoutPrivilege(t *testing.T) {
 	}
 }
 
-// Disks returns the uses of disks in the kernel's tables. It opens no disk and no process's list of
+// DiskUses returns the uses of disks in the kernel's tables. It opens no disk and no process's list of
 // open files.
 func TestDisks(t *testing.T) {
 	disk := map[string]string{

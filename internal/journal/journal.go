@@ -109,7 +109,7 @@ func (j *Journal[T]) Open() []error {
 }
 
 // ReadAgain reads directories and files that could not be read before, and returns the records
-// found. Unread is true if some still cannot be read.
+// found. unread is true if some still cannot be read.
 func (j *Journal[T]) ReadAgain() (found []*Record[T], problems []error, unread bool) {
 	j.mu.Lock()
 	dirs := slices.DeleteFunc(j.recordDirs(), func(dir string) bool { return !j.unlisted[dir] })
@@ -301,7 +301,7 @@ func (j *Journal[T]) Put(r *Record[T]) error {
 	return err
 }
 
-// AmendRecord writes a record after the host was changed. If Amend returns an error, the record is kept in memory, and
+// AmendRecord writes a record after the host was changed. If AmendRecord returns an error, the record is kept in memory, and
 // [Journal.RestoreRecords] writes it later.
 func (j *Journal[T]) AmendRecord(r *Record[T]) error {
 	defer j.takeTurn()()

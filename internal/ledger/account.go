@@ -15,7 +15,7 @@ type account struct {
 	state State
 	holds []Hold
 
-	// Only for an Unsure claim: to is the state of the claim if its file was written, and before is
+	// Only for an Uncertain claim: to is the state of the claim if its file was written, and before is
 	// the account of the claim otherwise.
 	to     State
 	before *account
@@ -42,7 +42,7 @@ func (a *account) hasEnded() bool {
 	return leased && e.withheldReason != "" || a.state == Ending
 }
 
-// ownerText names the account's owner in a message for another owner. If the owner is the agent, who also
+// ownerText names the account's owner in a message for another owner. If the owner is the agent, ownerText also
 // names the overdue call.
 func (a *account) ownerText(other Owner) string {
 	who := a.entry.Owner().before(other)

@@ -40,11 +40,11 @@
 //   - [Configuring]: the devices of a claim are being changed. Excludes others. After a crash:
 //     Configuring. After a disk error: unchanged; the next Prepare continues.
 //   - [Allocated]: a container has the device, or may start with it. Excludes others. After a crash:
-//     Given, and the outputs are written again. After a disk error: unchanged; the outputs are
+//     Allocated, and the outputs are written again. After a disk error: unchanged; the outputs are
 //     tried again.
-//   - [Ending]: the outputs are being removed. Excludes others. After a crash: Given. After a disk
-//     error: a claim becomes Given again, a grant stays Ending; both are tried again.
-//   - [Ended]: a claim of an earlier boot. Excludes no consumer, and stays Past after a crash or a
+//   - [Ending]: the outputs are being removed. Excludes others. After a crash: Allocated. After a disk
+//     error: a claim becomes Allocated again, a grant stays Ending; both are tried again.
+//   - [Ended]: a claim of an earlier boot. Excludes no consumer, and stays Ended after a crash or a
 //     disk error.
 //   - Sealed: the file cannot be interpreted. The devices that the file names are excluded. The
 //     entry stays sealed after a crash or a disk error.
@@ -53,14 +53,14 @@
 //
 // Each event lists the states before and after it.
 //
-//   - Prepare or Allocate: from nothing or Past to Reserved, then to Configuring or Given.
-//   - Prepare, after the work on the device: from Configuring to Given.
-//   - Prepare again: Given stays Given, with the same answer.
+//   - Prepare or Allocate: from nothing or Ended to Reserved, then to Configuring or Allocated.
+//   - Prepare, after the work on the device: from Configuring to Allocated.
+//   - Prepare again: Allocated stays Allocated, with the same answer.
 //   - Prepare of another allocation of the same claim: from any state to Ending, then as from
-//     nothing. If the claim is Given, this happens after 30 s, since the containers of a pod that
+//     nothing. If the claim is Allocated, this happens after 30 s, since the containers of a pod that
 //     was deleted by force may still run.
 //   - Unprepare, or the sweep of abandoned claims: from any state to Ending, then to nothing.
-//   - A failed Unprepare: Given stays Given, with its outputs, since a kubelet up to 1.36 starts
+//   - A failed Unprepare: Allocated stays Allocated, with its outputs, since a kubelet up to 1.36 starts
 //     the next pod of the claim without another call.
 //   - The end of a consumer whose device is reclaimed: from nothing to a lease ([KeptDevice]), with a
 //     record in the journal, until the device is released.
@@ -69,7 +69,7 @@
 //   - A consumer requests a device that only one process at a time can open, and a process has it
 //     open (Config.OpenBy): the request is refused, and the entry returns from Reserved to its
 //     previous state.
-//   - PodResources lists the container: from a grant or nothing to Given, with the container as
+//   - PodResources lists the container: from a grant or nothing to Allocated, with the container as
 //     consumer.
 //   - PodResources omits the container for 10 s: the grant becomes Ending.
 //   - PodResources has not listed the grant within 5 minutes, and no init container of the pod
@@ -79,7 +79,7 @@
 //   - PodResources lists an ID that another plugin allocated: from nothing to an entry without a
 //     file, which excludes other consumers while the ID is listed. If no device has the ID, the
 //     device nodes in the kubelet's checkpoint for that ID identify the device.
-//   - A reboot: a claim becomes Past. A grant stays Given, since the kubelet starts its pod again
+//   - A reboot: a claim becomes Ended. A grant stays Allocated, since the kubelet starts its pod again
 //     without another call.
 //
 // # Leases
@@ -103,7 +103,7 @@
 // reset.
 //
 // [Ledger.KeepDevice], [KeptDevice] and [Ledger.IsTaken] serve one kind of lease, for a consumer that has ended:
-// Keep begins the lease, and Taken applies the rule of [Blocked] to find out whether another
+// KeepDevice begins the lease, and IsTaken applies the rule of [Blocked] to find out whether another
 // consumer has the device by now.
 //
 // # Start
@@ -114,7 +114,7 @@
 //
 // A new claim waits until the kubelet has listed all its pods once, since one of the pods may have
 // the device by an ID that another plugin allocated. If a device is found later, the ledger first
-// finds the device in the kubelet's list, before a claim can get the device (method Know of
+// finds the device in the kubelet's list, before a claim can get the device (method SetHostDevices of
 // legacy.Plugin). Allocate does not wait. Its lists exclude the devices that the kubelet has
 // recorded for containers (device-plugins/kubelet_internal_checkpoint) by IDs that are not in the
 // list, since the kubelet takes these IDs for other devices.
@@ -146,7 +146,7 @@
 // metadata files. The driver moves them to a directory with the claim's UID, and keeps a copy of
 // their CDI specs there. The ledger compares all outputs with its entries at each change and every
 // 30 s. It writes missing outputs and removes outputs without an entry. The copies are removed
-// last, after the claim's file: if the end of a claim was interrupted, the claim is Given again,
+// last, after the claim's file: if the end of a claim was interrupted, the claim is Allocated again,
 // and the metadata cannot be computed from the claim's file.
 //
 // Pods may share a claim, and the claim may be prepared again after its device nodes have changed.

@@ -143,7 +143,7 @@ type Output interface {
 
 // ClaimForgetter is an Output with stored copies of its files, which cannot be computed from an entry.
 type ClaimForgetter interface {
-	// ForgetClaim removes the copies of a claim's files. The ledger calls Forget after everything else of
+	// ForgetClaim removes the copies of a claim's files. The ledger calls ForgetClaim after everything else of
 	// the claim is removed: if the end of a claim fails, the claim is prepared again.
 	ForgetClaim(uid types.UID) error
 }

@@ -419,7 +419,7 @@ func TestEndedPodIsListed(t *testing.T) {
 	})
 }
 
-// Unconfirmed returns grants without a known container. Such grants end, unless they were allocated
+// UnconfirmedGrants returns grants without a known container. Such grants end, unless they were allocated
 // again or confirmed meanwhile.
 func TestUnconfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// A kept device is allocated to no owner, by either API, until its release. Keeping is not an owner
-// whose end another owner waits for.
+// A kept device is allocated to no owner, by either API, until its release. No owner waits for
+// the end of the keeper.
 func TestKept(t *testing.T) {
 	l := newBench(t).Ledger
 	s := host(gpu("gpu-0", 1), gpu("gpu-1", 1))

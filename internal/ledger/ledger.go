@@ -155,7 +155,7 @@ func (l *Ledger) NewClaim(uid types.UID, namespace, name string) *Claim {
 	return &Claim{Version: Version, ReadableBy: readableBy, UID: uid, Namespace: namespace, Name: name, Boot: l.config.Boot, Since: time.Now().UTC().Truncate(time.Second)}
 }
 
-// AllocateClaim puts a claim into the state Configuring or Given, or returns [*Blocked] or a disk error.
+// AllocateClaim puts a claim into the state Configuring or Allocated, or returns [*Blocked] or a disk error.
 // After a disk error, the state of the claim follows from its file, which is read back. The caller
 // has the claim's lock. AllocateClaim is the first half of Prepare; [Ledger.Write] writes the outputs.
 func (l *Ledger) AllocateClaim(c *Claim, to State, s Stock) error {

@@ -332,7 +332,7 @@ func (l *Ledger) adoptListed(at time.Time, s Stock) (adopted []string) {
 
 // RecogniseListed records what the last PodResources listing contains of the devices of a stock, before any
 // API offers the devices. RecogniseListed writes nothing, so the caller does not wait for the disk;
-// [Ledger.Run] writes. Before the ledger is open, Recognise does nothing.
+// [Ledger.Run] writes. Before the ledger is open, RecogniseListed does nothing.
 func (l *Ledger) RecogniseListed(s Stock) {
 	if !l.isOpen() {
 		return
@@ -346,7 +346,7 @@ func (l *Ledger) RecogniseListed(s Stock) {
 }
 
 // AdoptListed records grants for the IDs in the last PodResources listing whose resources have become ours.
-// The agent calls Adopt before the registration of a resource with the kubelet: a device list without
+// The agent calls AdoptListed before the registration of a resource with the kubelet: a device list without
 // the allocated IDs would make the pods fail.
 func (l *Ledger) AdoptListed(s Stock) error {
 	l.mu.Lock()
@@ -413,7 +413,7 @@ func (l *Ledger) UnconfirmedGrants(before time.Time) map[string][]*Grant {
 	return found
 }
 
-// LastListing returns the time of the last PodResources request, zero if its answer was incomplete. Asked
+// LastListing returns the time of the last PodResources request, zero if its answer was incomplete. LastListing
 // also returns zero while the file of grants is unreadable: PodResources leaves out init containers,
 // so their devices are only in the file.
 func (l *Ledger) LastListing() time.Time {

@@ -75,14 +75,14 @@ func (l *Ledger) sweepOutputs() error {
 }
 
 // RemoveUnknown calls remove, which removes files of a claim, unless the ledger has an entry of the claim, and
-// reports whether there is an entry. If a call for the claim is in progress, Look leaves the files to
+// reports whether there is an entry. If a call for the claim is in progress, RemoveUnknown leaves the files to
 // the call.
 func (l *Ledger) RemoveUnknown(uid types.UID, remove func() error) (known bool, err error) {
 	return l.removeUnknown(uid, remove)
 }
 
 // removeUnknown removes files of a claim without an entry, and reports whether the claim has an entry. If a
-// call for the claim is in progress, look leaves the files to the call.
+// call for the claim is in progress, removeUnknown leaves the files to the call.
 func (l *Ledger) removeUnknown(uid types.UID, remove func() error) (known bool, err error) {
 	unlock, busy := l.locks.tryLock(string(uid))
 	if busy != nil {

@@ -15,7 +15,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Config is the configuration of a Maker.
+// Config is the configuration of a [Manager].
 type Config struct {
 	Host     *discovery.Host
 	Families []*discovery.Family
@@ -41,7 +41,7 @@ type Config struct {
 	Ledger *ledger.Ledger
 	Stock  func() ledger.Stock
 
-	Limit time.Duration // how long the Maker waits for a write; 60 s if 0
+	Limit time.Duration // how long the Manager waits for a write; 60 s if 0
 	Wait  time.Duration // how long a scan may take to find a created device; 30 s if 0
 }
 
@@ -81,7 +81,7 @@ type failure struct {
 // failureMemory is for how long devices are unhealthy after they could not be created.
 const failureMemory = 5 * time.Minute
 
-// New returns a Maker. The caller must call [Manager.Open] before any other method.
+// New returns a [Manager]. The caller must call [Manager.Open] before any other method.
 func New(config Config) *Manager {
 	config.Limit, config.Wait = cmp.Or(config.Limit, time.Minute), cmp.Or(config.Wait, 30*time.Second)
 	if config.Changed == nil {

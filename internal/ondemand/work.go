@@ -148,7 +148,7 @@ func checkPromised(d, now *discovery.Device) error {
 	return nil
 }
 
-// repeatInterval is the interval of scans while the Maker waits for a change, because kernel events may be
+// repeatInterval is the interval of scans while the Manager waits for a change, because kernel events may be
 // missing.
 const repeatInterval = time.Second
 
@@ -239,7 +239,7 @@ func (m *Manager) removeUnit(ctx context.Context, lease *ledger.Lease, r *record
 	return true, nil
 }
 
-// planWork calls the Make or Unmake function of a family. If a driver blocks the call for too long,
+// planWork calls the Create or Remove function of a family. If a driver blocks the call for too long,
 // planWork returns an error and does no work.
 func (m *Manager) planWork(lease *ledger.Lease, ask func(*discovery.Host, discovery.Tools, discovery.Creation) (discovery.Work, error), family string, of discovery.Creation) (work discovery.Work, err error) {
 	var planned discovery.Work

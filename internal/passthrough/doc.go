@@ -1,4 +1,4 @@
-// Package passthrough implements VFIO passthrough: it binds PCI functions to a vfio driver on request of
+// Package passthrough implements VFIO passthrough: it binds PCI functions to a vfio driver for
 // consumers, and returns the functions to their previous drivers. The package records the previous
 // state of a function before the first change. A new agent continues from any state left by a
 // killed agent. The package has no vendor-specific code and no dependency on Kubernetes. The ledger
@@ -6,7 +6,7 @@
 //
 // # Configuration and physical devices
 //
-// DriverConfig.passthrough allows the agent to bind PCI functions to a vfio driver on request. A scan
+// DriverConfig.passthrough allows the agent to bind PCI functions to a vfio driver for consumers. A scan
 // marks these functions (discovery.Device.Passthrough). The functions of an IOMMU group become one
 // physical device as soon as one of them is bound to a vfio driver, or a resource requests
 // passthrough. The functions remain separate devices with their names. A lease on all functions of

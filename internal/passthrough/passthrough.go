@@ -17,7 +17,7 @@ import (
 	"chandler.dev/internal/overdue"
 )
 
-// Config holds the settings and dependencies of a Binder.
+// Config holds the settings and dependencies of a [Manager].
 type Config struct {
 	Host *discovery.Host
 
@@ -98,7 +98,7 @@ type function struct {
 	unit string // the unit whose record has the function
 }
 
-// New returns a Binder. Call Open before other methods.
+// New returns a [Manager]. Call Open before other methods.
 func New(config Config) *Manager {
 	if config.Limit == 0 {
 		config.Limit = 20 * time.Second
@@ -283,7 +283,7 @@ func (b *Manager) isCurrent(f *function) bool {
 }
 
 // recordFunctions records the state of a unit's functions before any of them changes, except functions with a
-// usable record. If a record could not be read and its function has its own driver again, note
+// usable record. If a record could not be read and its function has its own driver again, recordFunctions
 // records that driver.
 func (b *Manager) recordFunctions(lease *ledger.Lease, sources []string, to string, d discovery.Device) error {
 	if b.journal.MayLack() {

@@ -130,7 +130,7 @@ func (p *Provisioner) unfinishedWrites() (left []discovery.Write, err error) {
 const maxJournal = 64 << 10
 
 // resumeWrites executes the outstanding writes of a killed command. A failed write remains in the
-// journal. In a dry run, resume adds the results of the writes to the host's files in memory,
+// journal. In a dry run, resumeWrites adds the results of the writes to the host's files in memory,
 // as the basis for the plan.
 func (p *Provisioner) resumeWrites() (changes int, err error) {
 	writes, err := p.unfinishedWrites()

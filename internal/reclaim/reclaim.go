@@ -20,7 +20,7 @@ import (
 	"chandler.dev/internal/overdue"
 )
 
-// Rule configures the handover of some devices.
+// Rule configures the reclaim of some devices.
 type Rule struct {
 	Expression string // as in the configuration
 	Selects    func(discovery.Device) (bool, error)
@@ -31,7 +31,7 @@ type Rule struct {
 	Methods []string
 }
 
-// Config configures a Custodian.
+// Config configures a [Manager].
 type Config struct {
 	Host *discovery.Host
 
@@ -76,7 +76,7 @@ const (
 // previous answer lacked a pod that the kubelet lists with a claim.
 const askInterval = time.Minute
 
-// endWait is the longest wait of an owner's end for the handover, which is immediate if all processes
+// endWait is the longest wait of an owner's end for reclaim, which is immediate if all processes
 // have ended. passWait is the longest wait of a kubelet's repeated allocation of an ID.
 const (
 	endWait  = 300 * time.Millisecond
@@ -104,10 +104,10 @@ type Manager struct {
 
 	mu          sync.Mutex
 	isClosing   bool                      // Run ends: no check, reset or removal of a record starts any more
-	workers     sync.WaitGroup            // calls of work; no call starts once closed is set
+	workers     sync.WaitGroup            // calls of work; no call starts once isClosing is set
 	records     map[string]*record        // by name
 	claims      map[types.UID]*claimUsers // pods of present claims
-	handedOver  map[string]string         // keys of grants that are handed over and still in the ledger, by grantOf
+	handedOver  map[string]string         // keys of grants whose devices are reclaimed and still in the ledger, by grantOf
 	warnedBlind map[string]bool           // records with a logged warning that open files are not visible
 	unseen      map[string]time.Time      // until when containers of earlier owners may go on unseen, by device
 }
@@ -140,7 +140,7 @@ type record struct {
 	checkDone     chan struct{} // closed when the check in progress ends, nil if there is none
 }
 
-// New returns a Custodian. It is ready after loading its records.
+// New returns a [Manager]. It is ready after loading its records.
 func New(config Config) *Manager {
 	if config.Limit == 0 {
 		config.Limit = 10 * time.Second
@@ -224,7 +224,7 @@ func (c *Manager) endedRecords() (ended []*record) {
 	return ended
 }
 
-// tryReclaim checks whether a device can be handed over, unless a check is in progress or not yet due. It
+// tryReclaim checks whether a device can be released, unless a check is in progress or not yet due. It
 // returns a channel that is closed when the check has ended.
 func (c *Manager) tryReclaim(ctx context.Context, r *record) <-chan struct{} {
 	c.mu.Lock()

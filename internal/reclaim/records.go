@@ -358,7 +358,7 @@ func union(a, b []types.UID) []types.UID {
 
 // saveRecord writes a record with the pods and whether the owner has ended, unless the same record is on
 // disk. The device of an ended owner is withheld in any case. If that record cannot be written but
-// an earlier record of the owner is on disk, save returns no error: the next agent finds that the
+// an earlier record of the owner is on disk, saveRecord returns no error: the next agent finds that the
 // owner has ended, and the journal writes the record later. The caller has the turn.
 func (c *Manager) saveRecord(r *record, of users, ended bool) error {
 	c.mu.Lock()

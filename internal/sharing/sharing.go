@@ -32,7 +32,7 @@ import (
 	"chandler.dev/internal/sharing/wire"
 )
 
-// Config is the configuration of an Overseer.
+// Config is the configuration of a [Manager].
 type Config struct {
 	Host     *discovery.Host
 	Files    disk.Files
@@ -68,7 +68,7 @@ const (
 	workLimit     = 35 * time.Second // for the execution of an order
 )
 
-// New returns an Overseer. The caller must also call Run.
+// New returns a [Manager]. The caller must also call Run.
 func New(config Config) *Manager {
 	return &Manager{config: config, started: make(map[types.UID]bool), troubles: make(map[types.UID]trouble)}
 }
@@ -242,7 +242,7 @@ func (o *Manager) restartWork(ctx context.Context, family string, claim *wire.Cl
 }
 
 // DescribeDevices returns a copy of a snapshot. A healthy device becomes unhealthy if work for its claim has
-// ended unexpectedly. Without such a device, Describe returns the snapshot itself.
+// ended unexpectedly. Without such a device, DescribeDevices returns the snapshot itself.
 func (o *Manager) DescribeDevices(s *discovery.Snapshot) *discovery.Snapshot {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -168,7 +168,7 @@ func (w *World) checkHandover(c *kubelet.Container, u *use) string {
 	return ""
 }
 
-// openProcess returns the process of a container that has a function open, "" if there is none. opened
+// openProcess returns the process of a container that has a function open, "" if there is none. openProcess
 // ignores processes that outlive their containers if no agent can know these processes. An agent
 // checks only the processes in the control groups of the pods in its records, because a monitor in
 // another pod may have the device open. The agent has no record of two kinds of pods:

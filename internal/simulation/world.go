@@ -206,7 +206,7 @@ func (w *World) countFault(fault string) {
 	w.seen[fault]++
 }
 
-// oneChanceIn is true with probability 1/oneIn. Any goroutine may call chance.
+// oneChanceIn is true with probability 1/oneIn. Any goroutine may call oneChanceIn.
 func (w *World) oneChanceIn(oneIn int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

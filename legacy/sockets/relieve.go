@@ -57,7 +57,7 @@ func (d *Directory) registerNext(ctx context.Context, p *plugin, before registra
 // devices unhealthy (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, runClient, in 1.25 to
 // 1.36). A failed registration takes the name away from its plugin and does nothing else
 // (connectClient, there). After that, the end of a stream has no effect. The plugin must get the
-// name again, since otherwise its own end would have no effect either. So relieve registers the
+// name again, since otherwise its own end would have no effect either. So replaceEarlier registers the
 // plugin twice, and the first stream must last as long as the second.
 //
 // From 1.37 on the kubelet identifies plugins by name and socket, and calls any of them. These

@@ -1,6 +1,6 @@
 // Package sharing runs NVIDIA's programs for claims with GPUs: an MPS control daemon for each claim
 // that requests one, and programs for the time slices of GPUs. The agent gives the orders over a
-// unix socket of the node; see package wire. Upkeep is a separate process because the agent is
+// unix socket of the node; see package wire. The supervisor is a separate process because the agent is
 // updated while pods run, and daemons must survive the update.
 //
 // Each claim has a directory with a record, which is written before any change. The record, and an
@@ -29,7 +29,7 @@ import (
 	"chandler.dev/internal/sharing/wire"
 )
 
-// Config configures a Keeper.
+// Config configures a Supervisor.
 type Config struct {
 	// Dir has the socket and a directory for each claim, with the same path here and on the host.
 	Dir string
@@ -76,7 +76,7 @@ type claim struct {
 
 var uidForm = regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`)
 
-// New returns a Keeper that has taken over the claims of an earlier process.
+// New returns a Supervisor that has taken over the claims of an earlier process.
 func New(config Config) (*Supervisor, error) {
 	config.Begin, config.Ask, config.Quit = cmp.Or(config.Begin, 15*time.Second), cmp.Or(config.Ask, 3*time.Second), cmp.Or(config.Quit, 5*time.Second)
 	config.Root = cmp.Or(config.Root, "/")
@@ -186,7 +186,7 @@ func (k *Supervisor) Begin(ctx context.Context, uid string, order wire.Order) er
 var errStopping = errors.New("the supervisor of daemons is ending")
 
 // enterClaim returns the claim with the given UID, with its busy lock held. It refuses GPUs of another
-// claim: a claim has its GPUs from the call of enter until [Supervisor.End] has read back the restored
+// claim: a claim has its GPUs from the call of enterClaim until [Supervisor.End] has read back the restored
 // settings, so there is one daemon per GPU.
 func (k *Supervisor) enterClaim(uid string, wanted *settings, how map[string]string) (*claim, error) {
 	for {

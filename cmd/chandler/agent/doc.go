@@ -44,7 +44,7 @@
 // "onDemand.virtualFunctions" take effect at the next start, and so do physical functions of the
 // first pool with "sriov".
 //
-// Entries may apply to some nodes, by name or by labels (DriverConfig.On), and the node's label
+// Entries may apply to some nodes, by name or by labels (DriverConfig.ForNode), and the node's label
 // chandler.dev/mode replaces "mode". The agent has one watch of its node's metadata
 // (cluster.FollowLabels), without an initial list, and resumes the watch where it ended. Changed
 // labels are processed like a changed file. The active labels are in labels.json, and an agent that

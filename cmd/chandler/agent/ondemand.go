@@ -21,7 +21,7 @@ import (
 // madeDir is the directory of the records of created units of earlier versions.
 const madeDir = "made"
 
-// newMaker creates the Maker, which creates devices on demand.
+// newMaker creates the [ondemand.Manager], which creates devices on demand.
 func (a *agent) newMaker() *ondemand.Manager {
 	return ondemand.New(ondemand.Config{
 		Host:     a.host,

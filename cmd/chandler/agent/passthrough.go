@@ -27,7 +27,7 @@ const refuseInterval = 10 * time.Second
 // reboundDir is the directory of the records of bound functions of earlier versions.
 const reboundDir = "rebound"
 
-// newBinder creates the Binder, which binds functions to vfio and returns them to their drivers.
+// newBinder creates the [passthrough.Manager], which binds functions to vfio and returns them to their drivers.
 func (a *agent) newBinder() *passthrough.Manager {
 	config := passthrough.Config{
 		Host:  a.host,

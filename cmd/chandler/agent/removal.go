@@ -160,7 +160,7 @@ func (a *agent) tell(ctx context.Context, r removal.Report) error {
 
 // leaveNode removes the agent's data from the node and the API server, after the parts of the agent
 // have ended, and waits until the agent's pod is deleted. If a device was allocated before the
-// parts had ended, or if the order is withdrawn, leave returns an error: the next process offers
+// parts had ended, or if the order is withdrawn, leaveNode returns an error: the next process offers
 // all devices again.
 func (a *agent) leaveNode(ctx context.Context) error {
 	report := removal.Report{ID: a.removalOrder.Load().ID, State: removal.Removed}

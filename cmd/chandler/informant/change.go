@@ -20,7 +20,7 @@ const changeLimit = time.Minute
 const maxAnswer = 64 << 10
 
 // ChangeDevice runs the program once with arguments for a change of a device, and returns its output.
-// Then Change makes the running program scan again. Changes of the same device run one at a time. A
+// Then ChangeDevice makes the running program scan again. Changes of the same device run one at a time. A
 // change longer than changeLimit is killed, with an unknown result.
 func (n *Informant) ChangeDevice(ctx context.Context, args ...string) ([]byte, error) {
 	limit := fmt.Errorf("%s has not ended within %s", n.Name, changeLimit)

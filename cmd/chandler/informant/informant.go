@@ -147,7 +147,7 @@ func (n *Informant) set(text []byte) {
 }
 
 // runOnce gets one answer from the program, and lays the answer over the host's file system. Without
-// the kernel driver, once does nothing.
+// the kernel driver, runOnce does nothing.
 func (n *Informant) runOnce(ctx context.Context) error {
 	if !n.driverLoaded() {
 		return nil

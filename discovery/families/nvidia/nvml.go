@@ -28,7 +28,7 @@ func (d *driver) readNVML() {
 }
 
 // nvmlFacts returns the NVML facts of a GPU. If the facts belong to another GPU in the same slot, they
-// predate a swap of the GPUs, and told returns an error.
+// predate a swap of the GPUs, and nvmlFacts returns an error.
 func (d *driver) nvmlFacts(address string, info information) (facts.GPU, error) {
 	told := d.nvml[address]
 	switch {

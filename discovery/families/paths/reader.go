@@ -139,7 +139,7 @@ func (r *reader) addNode(out *part, name, inside, permissions string) error {
 	return err
 }
 
-// followLinks follows the links at the end of a path. If the target does not exist, target returns the
+// followLinks follows the links at the end of a path. If the target does not exist, followLinks returns the
 // path.
 func (r *reader) followLinks(name string) string {
 	at := name

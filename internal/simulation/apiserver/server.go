@@ -133,7 +133,7 @@ func (s *Server) Serve(dra bool) {
 	s.noDRA = !dra
 }
 
-// FreezeLists makes lists that may be stale return the present state, until Thaw: lists with resource
+// FreezeLists makes lists that may be stale return the present state, until ThawLists: lists with resource
 // version "0", as caches request them.
 func (s *Server) FreezeLists() {
 	s.mu.Lock()
@@ -141,7 +141,7 @@ func (s *Server) FreezeLists() {
 	s.stale = max(s.version, 1)
 }
 
-// ThawLists ends Freeze.
+// ThawLists ends FreezeLists.
 func (s *Server) ThawLists() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -363,7 +363,7 @@ func (h *Host) SetTrouble(t Trouble) {
 	h.trouble = t
 }
 
-// HangWrites makes writes of attributes hang until Unstick.
+// HangWrites makes writes of attributes hang until ReleaseWrites.
 func (h *Host) HangWrites() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -257,7 +257,7 @@ func compareUID(a, b types.UID) int {
 	return 0
 }
 
-// IsIdle reports whether the kubelet has no pod, claim or container. If not, Idle returns a
+// IsIdle reports whether the kubelet has no pod, claim or container. If not, IsIdle returns a
 // description of the remaining ones.
 func (k *Kubelet) IsIdle() (string, bool) {
 	k.mu.Lock()
