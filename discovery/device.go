@@ -306,7 +306,8 @@ type Snapshot struct {
 	// [Settler] sets Gone.
 	Gone Missing
 
-	// found holds the findings of the families before the join. Only [Scan] and [MergeSnapshots] set found.
+	// found holds the findings of the families before the join. Only [Scan] and [MergeSnapshots] set
+	// found.
 	found found
 }
 

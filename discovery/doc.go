@@ -22,8 +22,8 @@
 //
 // The other fields of Family are for hardware that needs more:
 //
-//   - AllowsPassthrough: Grant of this family also serves devices of other families while these are bound to
-//     a vfio driver. Example: vfio.
+//   - AllowsPassthrough: Grant of this family also serves devices of other families while these are
+//     bound to a vfio driver. Example: vfio.
 //   - Grant: what a container needs because of the set of its devices, their amounts, and the
 //     parameters of the claim. Grant is pure. Example: NVIDIA_VISIBLE_DEVICES.
 //   - Parameters and Accept: the supported parameters of a claim, and a check of parameters

@@ -17,8 +17,9 @@ import (
 )
 
 // trace is a host file system that records those answers read by a family that may change without a
-// kernel event: health, sensors, nodes in /dev. A family returns the same result for the same host. As
-// long as all recorded answers are unchanged and no event arrives, the family need not be read again.
+// kernel event: health, sensors, nodes in /dev. A family returns the same result for the same host.
+// As long as all recorded answers are unchanged and no event arrives, the family need not be read
+// again.
 type trace struct {
 	fsys   fs.FS
 	steps  map[string]*traced // by operation and name

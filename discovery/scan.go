@@ -34,8 +34,8 @@ func leftoversLast(families []*Family) []*Family {
 	return slices.Concat(slices.DeleteFunc(slices.Clone(families), leftovers), slices.DeleteFunc(slices.Clone(families), ordinary))
 }
 
-// familyScan holds the findings of one family on a host. Devices of several families are not joined yet;
-// see [joinLooks].
+// familyScan holds the findings of one family on a host. Devices of several families are not joined
+// yet; see [joinLooks].
 type familyScan struct {
 	Devices  []Device
 	Problems []Problem
@@ -76,10 +76,10 @@ func match(host *Host, families []*Family) matches {
 	return m
 }
 
-// leftoversAfter returns the scan of a family before the family is read. A family of leftovers gets only the
-// kernel devices that the earlier looks leave: devices that are neither part of a described device
-// nor failed to be read. Every device matched by a family that has not answered may belong to that
-// family, and is left out.
+// leftoversAfter returns the scan of a family before the family is read. A family of leftovers gets
+// only the kernel devices that the earlier looks leave: devices that are neither part of a
+// described device nor failed to be read. Every device matched by a family that has not answered
+// may belong to that family, and is left out.
 func (l familyScan) leftoversAfter(f *Family, before []familyScan) familyScan {
 	if !f.Leftovers {
 		return l
@@ -165,8 +165,8 @@ func (l familyScan) read(f *Family, host *Host) familyScan {
 	return l
 }
 
-// describeDevices calls the family's Describe. A panic in Describe is a bug in the family, but must not
-// affect the devices of other families.
+// describeDevices calls the family's Describe. A panic in Describe is a bug in the family, but must
+// not affect the devices of other families.
 func (f *Family) describeDevices(host *Host, found []sysfs.Device) (devices []Device, problems []Problem) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -200,9 +200,9 @@ func (l *familyScan) add(devices []Device, f *Family) {
 }
 
 // shareDescriptions makes devices whose description is unchanged use the memory of the last scans'
-// descriptions. A reader keeps a snapshot until the next change. Without shareDescriptions, memory would hold
-// two descriptions of every device: the reader's and the last scan's. Device order must be the
-// same.
+// descriptions. A reader keeps a snapshot until the next change. Without shareDescriptions, memory
+// would hold two descriptions of every device: the reader's and the last scan's. Device order must
+// be the same.
 func shareDescriptions(looks, last []familyScan) {
 	if len(looks) != len(last) {
 		return

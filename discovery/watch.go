@@ -107,8 +107,8 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 }
 
 // completeAfter is the number of intervals after which all families are read even without an event.
-// completeShare is how many times longer than the scan itself the time between two such scans is, at
-// least: they use at most one percent of the time, but follow within the time completeAtLast.
+// completeShare is how many times longer than the scan itself the time between two such scans is,
+// at least: they use at most one percent of the time, but follow within the time completeAtLast.
 const (
 	completeAfter  = 10
 	completeShare  = 100
@@ -123,9 +123,9 @@ func completePause(interval, took time.Duration) time.Duration {
 
 func (w Watch) hearsEvents() bool { return w.EventsArrive != nil && w.EventsArrive() }
 
-// ScanOnce scans as Run does until further scans would find nothing new without the hanging reads, and
-// returns the result. Problems name the families and devices that have not answered. ScanOnce returns
-// the context's error if the context ends first.
+// ScanOnce scans as Run does until further scans would find nothing new without the hanging reads,
+// and returns the result. Problems name the families and devices that have not answered. ScanOnce
+// returns the context's error if the context ends first.
 func (w Watch) ScanOnce(ctx context.Context) (*Snapshot, error) {
 	s := newScanner(w)
 	for {
@@ -179,8 +179,8 @@ const (
 	calmTime  = 2 * time.Second
 )
 
-// settleEvents returns all changes when events have paused for a while, or when events have continued for
-// too long.
+// settleEvents returns all changes when events have paused for a while, or when events have
+// continued for too long.
 func (p *pace) settleEvents(ctx context.Context, changes Changes, events <-chan Changes, concerns func(Changes) bool) Changes {
 	p.silence = min(2*p.silence, maxSlower*p.shortest)
 	if time.Since(p.ended) > calmTime || p.silence == 0 {
@@ -306,9 +306,9 @@ func (s *scanner) read(ctx context.Context, families []*Family, m matches, kept 
 	return looks
 }
 
-// readAlone starts a separate read of each device for families that one read has blocked for a while.
-// All hanging devices of a driver are then known after one patience, instead of one patience per
-// device.
+// readAlone starts a separate read of each device for families that one read has blocked for a
+// while. All hanging devices of a driver are then known after one patience, instead of one patience
+// per device.
 func (s *scanner) readAlone(ctx context.Context, families []*Family, looks []familyScan, readings []*reading[familyScan]) (alone []*reading[familyScan]) {
 	soon := time.Now().Add(s.patience / 4)
 	for i, f := range families {
@@ -328,8 +328,8 @@ func (s *scanner) readAlone(ctx context.Context, families []*Family, looks []fam
 // ErrNoAnswer is in the [Problem] of a family that did not answer in time.
 var ErrNoAnswer = errors.New("no answer")
 
-// takeAnswer returns the findings of a reading. If the reading has not ended at the limit, the scan is
-// unread. A late reading continues, and triggers the scan that uses its answer.
+// takeAnswer returns the findings of a reading. If the reading has not ended at the limit, the scan
+// is unread. A late reading continues, and triggers the scan that uses its answer.
 func (s *scanner) takeAnswer(ctx context.Context, f *Family, asked familyScan, r *reading[familyScan], limit time.Time) familyScan {
 	if r.isLate {
 		limit = time.Now()
@@ -361,8 +361,8 @@ func (s *scanner) takeAnswer(ctx context.Context, f *Family, asked familyScan, r
 	return asked
 }
 
-// SameSnapshots reports whether two snapshots describe the same host state, regardless of the scan time. A
-// reader then needs to see only changes.
+// SameSnapshots reports whether two snapshots describe the same host state, regardless of the scan
+// time. A reader then needs to see only changes.
 func SameSnapshots(a, b *Snapshot) bool {
 	if a == nil || b == nil {
 		return a == b

@@ -131,8 +131,8 @@ var libraryDirs = []string{
 
 const libraryName = "libnvidia-ml.so.1"
 
-// libraryPath returns the path of NVML below a root, or only its name, with which the dynamic linker
-// searches the system's directories.
+// libraryPath returns the path of NVML below a root, or only its name, with which the dynamic
+// linker searches the system's directories.
 func libraryPath(root string) string {
 	for _, dir := range libraryDirs {
 		file := filepath.Join(root, dir, libraryName)

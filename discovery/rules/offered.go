@@ -81,8 +81,8 @@ func (s *Snapshot) Lookup(name string) (Offered, bool) {
 	return s.Devices[i], true
 }
 
-// SameSnapshots reports whether two snapshots have the same devices, allocations and problems, so readers
-// can ignore snapshots without changes.
+// SameSnapshots reports whether two snapshots have the same devices, allocations and problems, so
+// readers can ignore snapshots without changes.
 func SameSnapshots(a, b *Snapshot) bool {
 	if a == nil || b == nil {
 		return a == b

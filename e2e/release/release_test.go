@@ -78,7 +78,8 @@ func TestReleaseIsReproducible(t *testing.T) {
 	t.Run("bill of materials", func(t *testing.T) { bom(t, filepath.Join(first, "chandler-"+version+".cdx.json"), sums) })
 }
 
-// plugin verifies the kubectl plugin and its archive: the program's name is the name in the krew manifest.
+// plugin verifies the kubectl plugin and its archive: the program's name is the name in the krew
+// manifest.
 func plugin(t *testing.T, path string) {
 	t.Helper()
 	zipped, err := gzip.NewReader(strings.NewReader(read(t, path+".tar.gz")))

@@ -91,8 +91,8 @@ func (p *passer) GrantsReplaced(earlier []*Grant) error {
 	return p.err
 }
 
-// The outputs are called before an ID passes to another container, and can prevent the pass. A never
-// listed container counts as ended before its start.
+// The outputs are called before an ID passes to another container, and can prevent the pass. A
+// never listed container counts as ended before its start.
 func TestPass(t *testing.T) {
 	l := newBench(t).Ledger
 	p := &passer{ledger: l}

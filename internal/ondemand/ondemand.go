@@ -125,8 +125,8 @@ func convert(unit string, data []byte) (*journal.Record[creation], error) {
 	return &journal.Record[creation]{Boot: r.Boot, Group: unit, Silicon: r.Silicon, Devices: r.Devices, Body: creation{Family: r.Family, Creation: r.Making}}, nil
 }
 
-// recordUnit records a unit before it is created, unless the record is already there. Nothing remains of
-// an earlier attempt in another way; otherwise the family would have refused.
+// recordUnit records a unit before it is created, unless the record is already there. Nothing
+// remains of an earlier attempt in another way; otherwise the family would have refused.
 func (m *Manager) recordUnit(d *discovery.Device) error {
 	unit := d.Creation.Unit
 	m.mu.Lock()
@@ -158,8 +158,8 @@ func (m *Manager) isCurrent(r *record) bool {
 	return r.Body.Function.MayEqual(m.functionOf(&r.Body.Creation))
 }
 
-// amendRecord records the result of a change of a unit. If the disk fails, the result remains in memory
-// and is written later.
+// amendRecord records the result of a change of a unit. If the disk fails, the result remains in
+// memory and is written later.
 func (m *Manager) amendRecord(unit string, how map[string]string) error {
 	r := m.journal.Get(unit)
 	if r == nil {
@@ -172,7 +172,8 @@ func (m *Manager) amendRecord(unit string, how map[string]string) error {
 	return m.journal.AmendRecord(&now)
 }
 
-// RestoreRecords writes records that were removed or could not be written; see [journal.Journal.RestoreRecords].
+// RestoreRecords writes records that were removed or could not be written; see
+// [journal.Journal.RestoreRecords].
 func (m *Manager) RestoreRecords() error { return m.journal.RestoreRecords() }
 
 func union(names, more []string) []string {

@@ -515,8 +515,8 @@ func TestUnknownPods(t *testing.T) {
 }
 
 // A pod is deleted by force, and the kubelet allocates its ID to the next container while the pod's
-// container, whose processes are not known, still runs. The end of the next container causes no reset
-// before the container of the first pod must have ended.
+// container, whose processes are not known, still runs. The end of the next container causes no
+// reset before the container of the first pod must have ended.
 func TestEarlierContainerIsUnseen(t *testing.T) {
 	for name, test := range map[string]struct {
 		wait   time.Duration

@@ -238,8 +238,8 @@ func (w *World) isDown() bool {
 	return w.ongoing["apiDown"] != nil
 }
 
-// tendCluster does the cluster's background work: tendCluster schedules waiting pods, and removes pods that have
-// ended.
+// tendCluster does the cluster's background work: tendCluster schedules waiting pods, and removes
+// pods that have ended.
 func (w *World) tendCluster() {
 	w.forgetEnded()
 	for _, p := range w.allPods() {

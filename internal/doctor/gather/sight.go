@@ -47,7 +47,8 @@ func visibility(o Options, agents []process) (ofPods, ofAll doctor.Answer[string
 	return visibilityFrom(host, err)
 }
 
-// visibilityFrom returns both reasons of sight, given the result of the check for the pods' processes.
+// visibilityFrom returns both reasons of sight, given the result of the check for the pods'
+// processes.
 func visibilityFrom(host fs.FS, ofPods error) (pods, all doctor.Answer[string]) {
 	answer := func(err error) doctor.Answer[string] {
 		if err != nil {

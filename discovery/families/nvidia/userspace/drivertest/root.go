@@ -20,8 +20,8 @@ const (
 	RHEL   = "usr/lib64"
 )
 
-// RecordedHost returns a recorded host with one GPU under that driver, with more files in the form of
-// package recorded.
+// RecordedHost returns a recorded host with one GPU under that driver, with more files in the form
+// of package recorded.
 func RecordedHost(more string) string {
 	return `One GPU.
 
