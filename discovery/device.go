@@ -74,7 +74,7 @@ type Device struct {
 	Shareable bool `json:"shareable,omitempty"`
 
 	// OptIn marks an opt-in device. Neither API offers the device unless the administrator gives
-	// the device one of the names in Classic. For example, a vendor plugin offers the nodes of all
+	// the device one of the names in PluginOffers. For example, a vendor plugin offers the nodes of all
 	// GPUs at once to a monitor only if configured to.
 	OptIn bool `json:"optIn,omitempty"`
 
@@ -138,8 +138,8 @@ const AnyNumber = 1000
 // many Offers. Several devices can share a Unit, which is then only allocated as a whole (a
 // two-chip card).
 //
-// A Named offer replaces the device's other offers once the administrator has given its resource
-// name to the device. Named offers describe modes of a plugin that are not the plugin's default,
+// An Optional offer replaces the device's other offers once the administrator has given its resource
+// name to the device. Optional offers describe modes of a plugin that are not the plugin's default,
 // such as larger units of the same physical device.
 type Offer struct {
 	// Resource is the established resource name of the device, such as "amd.com/gpu". Without an

@@ -7,7 +7,7 @@
 //
 // # Stages
 //
-// Each stage has a type of its own. A [Device] is the state of the host. Its field Classic contains
+// Each stage has a type of its own. A [Device] is the state of the host. Its field PluginOffers contains
 // all possible offers of the device in the device plugin API. A rules.Offered is the result of the
 // administrator's configuration. It embeds the device, and adds the named offers, the sharing of
 // the device, its mode, its overhead and its desired configuration. Neither type contains the
@@ -55,9 +55,9 @@
 //
 //   - Resource, a pattern: the administrator chooses the name, which is any name or a name in one
 //     domain. Examples: "*", "nvidia.com/*".
-//   - Named, of an offer: the offer exists if the administrator configures this name, and it
+//   - Optional, of an offer: the offer exists if the administrator configures this name, and it
 //     replaces the device's other offers. Example: a GPU by its partition mode.
-//   - Named, of a device: the device exists, for both APIs, only if the administrator configures
+//   - OptIn, of a device: the device exists, for both APIs, only if the administrator configures
 //     one of the names offered by the device. Example: all GPUs at once, for a monitor.
 //   - SRIOV: the offer exists if the administrator's entry is a pool of the SR-IOV network device
 //     plugin. Example: a PCI address, where KubeVirt uses the IOMMU group.

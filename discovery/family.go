@@ -104,7 +104,7 @@ type Family struct {
 	// CommonNodes lists the device nodes that several physical devices of the family may share,
 	// because such a node alone gives access to none of the devices: "/dev/kfd", "/dev/vfio/vfio".
 	// Any other node in the Edits of a device belongs to one physical device alone, unless the
-	// device is Open.
+	// device is Shareable.
 	CommonNodes []string
 
 	// MakeNodes is a command that an administrator can run to create missing device nodes, with a

@@ -31,7 +31,7 @@ type Rules struct {
 }
 
 // Resource renames the selected devices in the device plugin API, or names devices with IDs but
-// without a name, and sets the API of the devices if Mode is set. A Named device is selected only
+// without a name, and sets the API of the devices if Mode is set. An OptIn device is selected only
 // if Name is one of the device's own offers.
 type Resource struct {
 	Selector
@@ -78,7 +78,7 @@ func (s Selector) SelectsDevice(d discovery.Device) (bool, error) {
 }
 
 // ApplyTo returns the devices with the rules applied: without excluded devices, and with shares,
-// extended resources and modes. Offers without a name, Named devices without a configured name and
+// extended resources and modes. Offers without a name, OptIn devices without a configured name and
 // PoolOnly devices outside of pools are left out. If an expression fails for a device, the device
 // is not selected and the error is reported as a problem.
 //
