@@ -172,7 +172,8 @@ func (d Dir) ClaimDevices(uid types.UID) (devices []Device, err error) {
 	return devices, nil
 }
 
-// RemoveTemporary removes temporary files of a given age that writers left behind; see [disk.Files.SweepTemporary].
+// RemoveTemporary removes temporary files of a given age that writers left behind; see
+// [disk.Files.SweepTemporary].
 func (d Dir) RemoveTemporary(age time.Duration) error {
 	return d.Files.SweepTemporary(d.Path, age, Vendor+"-")
 }
@@ -197,8 +198,8 @@ func (d Dir) renderClaim(uid types.UID, devices []Device) ([]byte, error) {
 	return d.renderSpec(Class, nil, devices)
 }
 
-// renderSpec returns a spec's bytes, which are the same for the same devices. The hooks apply to every
-// container with one of the devices.
+// renderSpec returns a spec's bytes, which are the same for the same devices. The hooks apply to
+// every container with one of the devices.
 func (d Dir) renderSpec(class string, hooks []*specs.Hook, devices []Device) ([]byte, error) {
 	spec := &specs.Spec{Kind: Vendor + "/" + class, Devices: []specs.Device{}, ContainerEdits: specs.ContainerEdits{Hooks: hooks}}
 	for _, device := range devices {

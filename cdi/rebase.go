@@ -6,10 +6,10 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// RebasePaths returns the edits for a container runtime that sees the root of the scanned host at root:
-// it adds root to the host paths of nodes and mounts. Paths in the container remain, and so do
-// hooks, because their program is the agent's and has the runtime's path. The given edits are not
-// modified.
+// RebasePaths returns the edits for a container runtime that sees the root of the scanned host at
+// root: it adds root to the host paths of nodes and mounts. Paths in the container remain, and so
+// do hooks, because their program is the agent's and has the runtime's path. The given edits are
+// not modified.
 func RebasePaths(edits specs.ContainerEdits, root string) specs.ContainerEdits {
 	if root == "/" {
 		root = ""
@@ -41,8 +41,8 @@ func copyChanged[T any](list []*T, change func(*T)) []*T {
 	return out
 }
 
-// joinRoot returns an absolute path below root. A relative source, such as tmpfs, is not a file of the
-// host and stays unchanged.
+// joinRoot returns an absolute path below root. A relative source, such as tmpfs, is not a file of
+// the host and stays unchanged.
 func joinRoot(root, name string) string {
 	if root == "" || !path.IsAbs(name) {
 		return name

@@ -11,8 +11,9 @@ import (
 )
 
 // dropAmbiguous removes ambiguous values: an identity of different physical devices, and a device
-// plugin ID of several units. No device keeps such a value, so no device is mistaken for another. Each case
-// becomes a Problem. The Problem names several devices, so no device counts as unreadable.
+// plugin ID of several units. No device keeps such a value, so no device is mistaken for another.
+// Each case becomes a Problem. The Problem names several devices, so no device counts as
+// unreadable.
 func (s *Snapshot) dropAmbiguous() {
 	s.dropIdentities()
 	s.dropIDs()
@@ -68,8 +69,8 @@ func (d *Device) keepIDs(keep func(Offer, string) bool) {
 	d.PluginOffers = offers
 }
 
-// dropIDs removes device plugin IDs shared by several units of a resource. Offers without a resource name
-// are compared within their family.
+// dropIDs removes device plugin IDs shared by several units of a resource. Offers without a
+// resource name are compared within their family.
 func (s *Snapshot) dropIDs() {
 	units := make(map[among]string)
 	twice := make(map[among]bool)

@@ -25,8 +25,8 @@ var grouped = []string{"amba", "ap", "cdx", "css", "fsl-mc", "host1x", "iommu", 
 // iommuGroups is where sysfs lists the members of groups.
 const iommuGroups = "sys/kernel/iommu_groups"
 
-// placeOf returns the place in sysfs under which a look records its dependency on a file: the
-// directory of the file's PCI function, or else the file itself. placeOf returns "" for a file
+// placeOf returns the place in sysfs under which a family scan records its dependency on a file:
+// the directory of the file's PCI function, or else the file itself. placeOf returns "" for a file
 // outside sysfs.
 func placeOf(name string) string {
 	if !strings.HasPrefix(name, "sys/") {
@@ -84,7 +84,7 @@ func (e Uevent) changedPlaces() (places []changedPlace) {
 	return append(places, changedPlace{path.Join("sys/bus", e.Subsystem, "drivers"), "sys/bus"}) // the links from drivers to their devices
 }
 
-// seesDeviceOf reports whether the look may depend on the device of an event: the look has read the
+// seesDeviceOf reports whether the scan may depend on the device of an event: the scan has read the
 // device, a device above or below the device, or the device node.
 func (l familyScan) seesDeviceOf(e Uevent) bool {
 	for _, changed := range e.changedPlaces() {
@@ -109,8 +109,8 @@ func touchesPlace[T any](all []T, changed changedPlace, nameOf func(T) string) b
 	return below < len(all) && strings.HasPrefix(nameOf(all[below]), changed.name+"/")
 }
 
-// concernsFamilies reports whether changes may affect devices that families match, or files that families
-// have read. Other changes leave the last snapshot valid.
+// concernsFamilies reports whether changes may affect devices that families match, or files that
+// families have read. Other changes leave the last snapshot valid.
 func (s *scanner) concernsFamilies(c Changes) bool {
 	return c.Everything || slices.ContainsFunc(c.Uevents, func(e Uevent) bool {
 		return slices.ContainsFunc(s.families, func(f *Family) bool { return f.mayMatch(e) }) ||

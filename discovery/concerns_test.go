@@ -16,7 +16,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// An event makes a look invalid only if the look may depend on the device of the event.
+// An event makes a family scan invalid only if the scan may depend on the device of the event.
 func TestSeesDeviceOf(t *testing.T) {
 	const port = "sys/devices/pci0000:00/0000:00:01.0"
 	const physical, virtual, other = port + "/0000:03:00.0", port + "/0000:03:10.0", "sys/devices/pci0000:00/0000:00:02.0/0000:04:00.0"

@@ -6,20 +6,20 @@ import (
 	"fmt"
 )
 
-// Work changes the host so that a device gets the requested configuration. Work may take longer than
-// a caller can wait, so the caller allocates the device exclusively first. If ctx ends before the
-// first change, Work changes nothing. After the first change, Work runs to its end.
+// Work changes the host so that a device gets the requested configuration. Work may take longer
+// than a caller can wait, so the caller allocates the device exclusively first. If ctx ends before
+// the first change, Work changes nothing. After the first change, Work runs to its end.
 type Work func(ctx context.Context) error
 
 // Configurer returns the current description of a device, and the Work that gives the device the
-// wanted parameters. Work is nil if the device already has them. A Configurer changes nothing itself.
-// The error gives the reason why the device cannot be configured, or why its state cannot be read.
-// Work also fails if the device does not have the parameters afterwards. consumer is the key of the
-// consumer's entry in the ledger.
+// wanted parameters. Work is nil if the device already has them. A Configurer changes nothing
+// itself. The error gives the reason why the device cannot be configured, or why its state cannot
+// be read. Work also fails if the device does not have the parameters afterwards. consumer is the
+// key of the consumer's entry in the ledger.
 type Configurer func(d Device, want Parameters, consumer string) (Device, Work, error)
 
-// ErrTransient marks the error of a temporary refusal by a [Configurer] or an allocation, usually for
-// seconds.
+// ErrTransient marks the error of a temporary refusal by a [Configurer] or an allocation, usually
+// for seconds.
 var ErrTransient = errors.New("for the moment")
 
 // TransientError returns an error with the text of err, wrapping [ErrTransient] too.
@@ -29,8 +29,8 @@ type transientError struct{ error }
 
 func (e transientError) Unwrap() []error { return []error{e.error, ErrTransient} }
 
-// JoinConfigurers joins the Configure functions of families. A device whose family has no Configure needs
-// no work.
+// JoinConfigurers joins the Configure functions of families. A device whose family has no Configure
+// needs no work.
 func JoinConfigurers(host *Host, families []*Family) Configurer {
 	return func(d Device, want Parameters, _ string) (Device, Work, error) {
 		for _, f := range families {
@@ -42,8 +42,8 @@ func JoinConfigurers(host *Host, families []*Family) Configurer {
 	}
 }
 
-// configureDevice calls the family's Configure and takes over the new description. The other fields of the
-// device stay, such as its health, which takes several readings.
+// configureDevice calls the family's Configure and takes over the new description. The other fields
+// of the device stay, such as its health, which takes several readings.
 func (f *Family) configureDevice(host *Host, d Device, want Parameters) (Device, Work, error) {
 	now, work, err := f.Configure(host, d, want)
 	if err != nil {
@@ -73,7 +73,8 @@ func (f *Family) configureDevice(host *Host, d Device, want Parameters) (Device,
 	}, nil
 }
 
-// confirmParameters returns an error if the device does not have the wanted parameters after the work.
+// confirmParameters returns an error if the device does not have the wanted parameters after the
+// work.
 func (f *Family) confirmParameters(host *Host, d Device, want Parameters) error {
 	_, work, err := f.Configure(host, d, want)
 	if err != nil {

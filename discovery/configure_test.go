@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Configurers takes over the family's new description, and keeps later changes to the device.
+// JoinConfigurers takes over the family's new description, and keeps later changes to the device.
 func TestConfigurers(t *testing.T) {
 	errWork := errors.New("no power")
 	described := Device{Name: "p", Source: "sys/new", Attributes: Attributes{}, PluginOffers: []Offer{{Resource: "a.b/new"}}}

@@ -74,7 +74,7 @@ type Device struct {
 	Shareable bool `json:"shareable,omitempty"`
 
 	// OptIn marks an opt-in device. Neither API offers the device unless the administrator gives
-	// the device one of the names in Classic. For example, a vendor plugin offers the nodes of all
+	// the device one of the names in PluginOffers. For example, a vendor plugin offers the nodes of all
 	// GPUs at once to a monitor only if configured to.
 	OptIn bool `json:"optIn,omitempty"`
 
@@ -83,7 +83,7 @@ type Device struct {
 	PoolOnly Pools `json:"poolOnly,omitempty"`
 
 	// Passthrough describes VFIO passthrough of the device, and is nil if the administrator does not
-	// allow passthrough. [Scan] sets Rebind.
+	// allow passthrough. [Scan] sets Passthrough.
 	Passthrough *PassthroughOption `json:"rebind,omitempty"`
 
 	// Creation describes how to create the device on demand, and is nil if the device exists.
@@ -138,8 +138,8 @@ const AnyNumber = 1000
 // many Offers. Several devices can share a Unit, which is then only allocated as a whole (a
 // two-chip card).
 //
-// A Named offer replaces the device's other offers once the administrator has given its resource
-// name to the device. Named offers describe modes of a plugin that are not the plugin's default,
+// An Optional offer replaces the device's other offers once the administrator has given its resource
+// name to the device. Optional offers describe modes of a plugin that are not the plugin's default,
 // such as larger units of the same physical device.
 type Offer struct {
 	// Resource is the established resource name of the device, such as "amd.com/gpu". Without an
@@ -306,7 +306,8 @@ type Snapshot struct {
 	// [Settler] sets Gone.
 	Gone Missing
 
-	// found holds the findings of the families before the join. Only [Scan] and [MergeSnapshots] set found.
+	// found holds the findings of the families before the join. Only [Scan] and [MergeSnapshots] set
+	// found.
 	found found
 }
 

@@ -9,7 +9,7 @@ type Dialect struct {
 
 	// Stem replaces the device's ID and Infix if the ID of an unshared device ends in a number of its
 	// own. For example, a GPU has the ID "card1-0" alone, and "card1-0", "card1-1", … with sharing:
-	// its Stem is "card1-". The number of shares of an Open device with a Stem can be changed.
+	// its Stem is "card1-". The number of shares of a Shareable device with a Stem can be changed.
 	Stem string `json:"shareStem,omitempty"`
 }
 

@@ -7,7 +7,7 @@
 //
 // # Stages
 //
-// Each stage has a type of its own. A [Device] is the state of the host. Its field Classic contains
+// Each stage has a type of its own. A [Device] is the state of the host. Its field PluginOffers contains
 // all possible offers of the device in the device plugin API. A rules.Offered is the result of the
 // administrator's configuration. It embeds the device, and adds the named offers, the sharing of
 // the device, its mode, its overhead and its desired configuration. Neither type contains the
@@ -22,8 +22,8 @@
 //
 // The other fields of Family are for hardware that needs more:
 //
-//   - Rebinds: Grant of this family also serves devices of other families while these are bound to
-//     a vfio driver. Example: vfio.
+//   - AllowsPassthrough: Grant of this family also serves devices of other families while these are
+//     bound to a vfio driver. Example: vfio.
 //   - Grant: what a container needs because of the set of its devices, their amounts, and the
 //     parameters of the claim. Grant is pure. Example: NVIDIA_VISIBLE_DEVICES.
 //   - Parameters and Accept: the supported parameters of a claim, and a check of parameters
@@ -31,10 +31,10 @@
 //   - Variables: the vendor's documented tuning variables, which a claim may set. Example: ROCR_…
 //   - Configure: whether a device is in the state requested by a claim, and the work to establish
 //     this state. Example: programming an FPGA.
-//   - Make and Unmake: the work to create devices for consumers, and to remove them. Package
-//     making runs the work. Example: virtual functions.
+//   - Create and Remove: the work to create devices for consumers, and to remove them. Package
+//     ondemand runs the work. Example: virtual functions.
 //   - Order: what the family's program maintains for a claim as long as the claim has its devices.
-//     Package upkeep sends the order. Example: an MPS daemon.
+//     Package sharing sends the order. Example: an MPS daemon.
 //   - Provision: the writes to configure a PCI function according to the administrator's
 //     configuration. Package provision does the writes. Example: the services of Intel QAT.
 //   - Programs: programs for queries to the vendor's library. Example: chandler-nvml.
@@ -55,9 +55,9 @@
 //
 //   - Resource, a pattern: the administrator chooses the name, which is any name or a name in one
 //     domain. Examples: "*", "nvidia.com/*".
-//   - Named, of an offer: the offer exists if the administrator configures this name, and it
+//   - Optional, of an offer: the offer exists if the administrator configures this name, and it
 //     replaces the device's other offers. Example: a GPU by its partition mode.
-//   - Named, of a device: the device exists, for both APIs, only if the administrator configures
+//   - OptIn, of a device: the device exists, for both APIs, only if the administrator configures
 //     one of the names offered by the device. Example: all GPUs at once, for a monitor.
 //   - SRIOV: the offer exists if the administrator's entry is a pool of the SR-IOV network device
 //     plugin. Example: a PCI address, where KubeVirt uses the IOMMU group.
@@ -123,7 +123,7 @@
 //   - A device with partitions consumes the counters of all partitions, so the device is never
 //     allocated beside a partition.
 //   - If two devices have the same identity or the same ID in the device plugin API, both lose it.
-//   - A physical function that is divided into virtual functions is omitted (Divided).
+//   - A physical function that is divided into virtual functions is omitted (HasVirtualFunctions).
 //   - A unit with Members, such as a card of two FPGAs, is offered with all members or not at all.
 //
 // # Health

@@ -80,12 +80,12 @@ type Family struct {
 	// device that needs work is an error. A nil Configure means that no parameter needs work.
 	Configure func(host *Host, d Device, want Parameters) (Device, Work, error)
 
-	// Create returns the work that creates a unit of devices whose description has a [Creation]. Unmake
-	// returns the work that removes a unit that an agent created. The work is nil if nothing is to
-	// be done: the unit already exists, is already gone, or was changed by another program since
-	// its creation. Make and Unmake only read. The work changes the host with the tools, continues
+	// Create returns the work that creates a unit of devices whose description has a [Creation].
+	// Remove returns the work that removes a unit that an agent created. The work is nil if nothing is
+	// to be done: the unit already exists, is already gone, or was changed by another program since
+	// its creation. Create and Remove only read. The work changes the host with the tools, continues
 	// after an interruption at any point, and may be repeated. The work need not wait until the
-	// devices are visible. Unmake must refuse a unit that is in use without an allocation by the
+	// devices are visible. Remove must refuse a unit that is in use without an allocation by the
 	// agent. Nil functions mean that the family creates no devices.
 	Create, Remove func(host *Host, tools Tools, m Creation) (Work, error)
 
@@ -104,7 +104,7 @@ type Family struct {
 	// CommonNodes lists the device nodes that several physical devices of the family may share,
 	// because such a node alone gives access to none of the devices: "/dev/kfd", "/dev/vfio/vfio".
 	// Any other node in the Edits of a device belongs to one physical device alone, unless the
-	// device is Open.
+	// device is Shareable.
 	CommonNodes []string
 
 	// MakeNodes is a command that an administrator can run to create missing device nodes, with a
@@ -216,9 +216,9 @@ type Host struct {
 	// SharingDaemons selects the devices that family programs may run daemons for.
 	SharingDaemons []SharingDaemon
 
-	// CreatedUnit reports whether an agent has created a unit, or was about to, and will remove the unit,
-	// and returns the recorded details; see [Creation]. The result changes no more often than the
-	// unit's state on the host. A nil Made means that no unit was created.
+	// CreatedUnit reports whether an agent has created a unit, or was about to, and will remove the
+	// unit, and returns the recorded details; see [Creation]. The result changes no more often than
+	// the unit's state on the host. A nil CreatedUnit means that no unit was created.
 	CreatedUnit func(unit string) (how map[string]string, made bool)
 
 	// Recoveries holds the outcome of the kernel's recoveries of PCI functions, as received by
@@ -349,8 +349,8 @@ func unlessKnown(value string, err error) error {
 	return err
 }
 
-// matchedDevices returns the kernel devices that belong to the family, each once, in path order. The
-// problems are errors of reads that the decision needed.
+// matchedDevices returns the kernel devices that belong to the family, each once, in path order.
+// The problems are errors of reads that the decision needed.
 func (f *Family) matchedDevices(kernel *kernel) ([]sysfs.Device, []Problem) {
 	var found []sysfs.Device
 	var problems []Problem

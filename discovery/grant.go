@@ -26,12 +26,12 @@ func (c Consumed) Add(device string, amounts map[resourceapi.QualifiedName]resou
 	}
 }
 
-// Granter returns a container's edits for its whole set of devices, in addition to the Edits of each
-// device.
+// Granter returns a container's edits for its whole set of devices, in addition to the Edits of
+// each device.
 type Granter func(given []Device, grant Grant) specs.ContainerEdits
 
-// JoinGranters joins the Grant functions of families. Each family receives only its own devices, in the
-// order of the set.
+// JoinGranters joins the Grant functions of families. Each family receives only its own devices, in
+// the order of the set.
 func JoinGranters(families []*Family) Granter {
 	return func(given []Device, grant Grant) specs.ContainerEdits {
 		var edits specs.ContainerEdits

@@ -36,8 +36,8 @@ const (
 	Unknown   HealthStatus = "Unknown"   // unreadable; the description of the device may be out of date
 )
 
-// Condition names a fault of a device. Condition is the part of a taint's key after "chandler.dev/",
-// and the key of a configured severity.
+// Condition names a fault of a device. Condition is the part of a taint's key after
+// "chandler.dev/", and the key of a configured severity.
 type Condition string
 
 // The conditions.
@@ -61,8 +61,8 @@ func Conditions() []Condition {
 	}
 }
 
-// GoneHealth returns the health of an allocated device after its removal from the host, with the configured
-// effect.
+// GoneHealth returns the health of an allocated device after its removal from the host, with the
+// configured effect.
 func GoneHealth(effect resourceapi.DeviceTaintEffect) Health {
 	return Health{Status: Unhealthy, Condition: ConditionGone, Reason: "the device is gone", Effect: effect}
 }
@@ -70,8 +70,8 @@ func GoneHealth(effect resourceapi.DeviceTaintEffect) Health {
 // Missing is the health of removed devices, by name.
 type Missing map[string]Health
 
-// HealthOf returns the health of a removed device. For a device missing from m, the start is unset and
-// the effect is the argument.
+// HealthOf returns the health of a removed device. For a device missing from m, the start is unset
+// and the effect is the argument.
 func (m Missing) HealthOf(device string, effect resourceapi.DeviceTaintEffect) Health {
 	if health, known := m[device]; known {
 		return health
@@ -79,8 +79,8 @@ func (m Missing) HealthOf(device string, effect resourceapi.DeviceTaintEffect) H
 	return GoneHealth(effect)
 }
 
-// Key returns the condition, or "" for a healthy device. If the family set no condition, Key derives
-// the condition from the status.
+// Key returns the condition, or "" for a healthy device. If the family set no condition, Key
+// derives the condition from the status.
 func (h Health) Key() Condition {
 	switch {
 	case h.Status == Unknown:
@@ -93,8 +93,8 @@ func (h Health) Key() Condition {
 	return h.Condition
 }
 
-// IsUsable reports whether the device may be allocated to a new pod. A condition with the effect None
-// does not prevent an allocation.
+// IsUsable reports whether the device may be allocated to a new pod. A condition with the effect
+// None does not prevent an allocation.
 func (h Health) IsUsable() bool {
 	return h.Key() == "" || h.Effect == resourceapi.DeviceTaintEffectNone
 }

@@ -11,9 +11,9 @@ import (
 // resourceMark is the placeholder for the extended resource name in the name of a [HostFile].
 const resourceMark = "{resource}"
 
-// HostFile is a file of the host for programs outside the container, present while a container has a
-// device. An example is the device description for the container runtime's network plugin. The agent
-// writes the file before the container can start, and removes it when the device is released.
+// HostFile is a file of the host for programs outside the container, present while a container has
+// a device. An example is the device description for the container runtime's network plugin. The
+// agent writes the file before the container can start, and removes it when the device is released.
 type HostFile struct {
 	// Path is in one of the family's FileDirs. "{resource}" in the file's name stands for the extended
 	// resource name with "-" in place of "/". A device without an extended resource has no such file.
@@ -37,8 +37,8 @@ func (f HostFile) CheckIn(dirs []string) error {
 	return nil
 }
 
-// FilesAs returns the files of the host for a device allocated by the extended resource name. resource
-// is "" if the device has none.
+// FilesAs returns the files of the host for a device allocated by the extended resource name.
+// resource is "" if the device has none.
 func (d *Device) FilesAs(resource string) []HostFile {
 	var files []HostFile
 	for _, f := range d.Files {

@@ -8,8 +8,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// kernel lists the devices of buses and classes. It reads each list once in a scan, for all families.
-// An index of PCI functions limits the comparisons of a match to few of thousands.
+// kernel lists the devices of buses and classes. It reads each list once in a scan, for all
+// families. An index of PCI functions limits the comparisons of a match to few of thousands.
 type kernel struct {
 	fsys         fs.FS
 	passthroughs bool // the administrator allows VFIO passthrough
@@ -44,8 +44,8 @@ func (k *kernel) listDevices(m Match) []sysfs.Device {
 	return devices
 }
 
-// candidateDevices returns the match's possible devices of its bus or class, including devices with an
-// unreadable index key.
+// candidateDevices returns the match's possible devices of its bus or class, including devices with
+// an unreadable index key.
 func (k *kernel) candidateDevices(m Match) []sysfs.Device {
 	all := k.listDevices(m)
 	switch {

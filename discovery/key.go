@@ -53,7 +53,8 @@ func FunctionKey(host *Host, dir string) DeviceKey {
 	return key
 }
 
-// MayEqual reports whether two keys may be of one device, because all fields known in both are equal.
+// MayEqual reports whether two keys may be of one device, because all fields known in both are
+// equal.
 func (k DeviceKey) MayEqual(other DeviceKey) bool {
 	agree := func(a, b string) bool { return a == "" || b == "" || a == b }
 	return agree(k.Function, other.Function) && agree(k.ID, other.ID) && agree(k.Identity, other.Identity) &&

@@ -11,8 +11,9 @@ import (
 // Labels describes as data which labels the devices give their node. Package labels computes the
 // labels.
 //
-// Names and values are texts with words in braces, such as "{model}". A word stands for a property of
-// the device. A device without a value for a word does not contribute to the label. The words are:
+// Names and values are texts with words in braces, such as "{model}". A word stands for a property
+// of the device. A device without a value for a word does not contribute to the label. The words
+// are:
 //
 //   - the names of attributes; those of versions also with .major, .minor and .patch;
 //   - the names of capacities; also with .Mi and .Gi, in these units, rounded;
@@ -54,7 +55,8 @@ const (
 	Disputed Agreement = "disputed" // the labels are set if the matching devices produce different values
 )
 
-// LabelWords returns the words of a label's name or value, in order. An unbalanced brace is an error.
+// LabelWords returns the words of a label's name or value, in order. An unbalanced brace is an
+// error.
 func LabelWords(text string) ([]string, error) {
 	var words []string
 	for {
@@ -80,9 +82,9 @@ const reservedNamespaces = "kubernetes.io"
 // by Node Feature Discovery.
 var openNamespaces = []string{"feature.node.kubernetes.io", "profile.node.kubernetes.io"}
 
-// CheckLabel returns an error unless the label is valid for a node and Node Feature Discovery creates
-// it. Since 0.13 Node Feature Discovery accepts any domain except kubernetes.io and its subdomains,
-// other than its own domains (Node labels in its customization guide).
+// CheckLabel returns an error unless the label is valid for a node and Node Feature Discovery
+// creates it. Since 0.13 Node Feature Discovery accepts any domain except kubernetes.io and its
+// subdomains, other than its own domains (Node labels in its customization guide).
 func CheckLabel(name, value string) error {
 	if messages := validation.IsQualifiedName(name); len(messages) > 0 {
 		return fmt.Errorf("label %q: %s", name, strings.Join(messages, "; "))

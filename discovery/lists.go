@@ -47,8 +47,8 @@ func (d *Device) setList(name resourceapi.QualifiedName, list resourceapi.Device
 	d.Lists[name] = list
 }
 
-// setPlaces adds the lists of a device's location in the machine: the NUMA nodes as near as its own,
-// and the PCIe roots of a device with several functions.
+// setPlaces adds the lists of a device's location in the machine: the NUMA nodes as near as its
+// own, and the PCIe roots of a device with several functions.
 func setPlaces(host *Host, devices []Device) {
 	near := make(map[int64]resourceapi.DeviceAttribute) // by NUMA node
 	for i := range devices {

@@ -14,8 +14,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// MergeSnapshots returns the next snapshot, completed with the parts of the last snapshot that are still
-// true. Both snapshots come from [Scan] or Merge.
+// MergeSnapshots returns the next snapshot, completed with the parts of the last snapshot that are
+// still true. Both snapshots come from [Scan] or MergeSnapshots.
 //
 // A device whose directory is missing in sysfs is gone. A device whose directory exists keeps its
 // last description if a Problem reports a failed read. Its health is then Unknown, with the problem

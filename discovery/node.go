@@ -42,8 +42,8 @@ func SharedNode(host *Host, misc sysfs.Device, dir string) (Device, error) {
 	return d, err
 }
 
-// CheckNode compares a device node of the host with an edit. CheckNode returns the node as found, and
-// an error if type or numbers differ: the node may belong to another device, if the kernel has
+// CheckNode compares a device node of the host with an edit. CheckNode returns the node as found,
+// and an error if type or numbers differ: the node may belong to another device, if the kernel has
 // assigned new numbers since.
 func CheckNode(edit *specs.DeviceNode, info fs.FileInfo) (*specs.DeviceNode, error) {
 	name, wanted := cmp.Or(edit.HostPath, edit.Path), edit.Type
@@ -80,8 +80,8 @@ func nodeType(mode fs.FileMode) string {
 	return ""
 }
 
-// CountedIDs returns count device plugin IDs for a device with count containers: the prefix followed by a
-// number from 0.
+// CountedIDs returns count device plugin IDs for a device with count containers: the prefix
+// followed by a number from 0.
 func CountedIDs(prefix string, count int) []string {
 	ids := make([]string, count)
 	for i := range ids {

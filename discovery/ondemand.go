@@ -14,7 +14,7 @@ import (
 //
 // A missing device has the name, the Silicon and the Takes of the future device, and the attributes
 // that are known in advance. It has no nodes, and is healthy if it can be created. Once the device
-// exists, the family describes it like any other device, without Making. No component needs to
+// exists, the family describes it like any other device, without a Creation. No component needs to
 // remember the difference.
 //
 // The agent creates a device by [Family.Create] for a claim, or for a resource of the device plugin
@@ -36,8 +36,8 @@ type Creation struct {
 	How map[string]string `json:"how,omitempty"`
 }
 
-// Tools are the functions that the work of [Family.Create] and [Family.Remove] changes the host with.
-// Each returns an error if the agent has no permission to change the host.
+// Tools are the functions that the work of [Family.Create] and [Family.Remove] changes the host
+// with. Each returns an error if the agent has no permission to change the host.
 type Tools struct {
 	// Write writes an attribute, by its name in fs.FS. It returns an error if the kernel blocks the
 	// write for too long.
@@ -53,8 +53,8 @@ type Tools struct {
 	// Without a record it does nothing.
 	AmendRecord func(unit string, how map[string]string) error
 
-	// RemoveRecord removes the record of a unit when nothing is left to remove, because another program
-	// created the present devices or the creation failed.
+	// RemoveRecord removes the record of a unit when nothing is left to remove, because another
+	// program created the present devices or the creation failed.
 	RemoveRecord func(unit string) error
 
 	// Run runs the family's [Program] that Changes devices once, with additional arguments for the

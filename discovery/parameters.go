@@ -12,8 +12,8 @@ import (
 // parameters. The names are the field names in the users' configuration.
 type Parameter string
 
-// EnvironmentParameter returns the parameter that sets an environment variable in the containers of a device.
-// A family accepts the parameter if its Variables list the variable.
+// EnvironmentParameter returns the parameter that sets an environment variable in the containers of
+// a device. A family accepts the parameter if its Variables list the variable.
 func EnvironmentParameter(variable string) Parameter {
 	return Parameter(variablePrefix + variable + "]")
 }

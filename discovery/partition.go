@@ -12,8 +12,8 @@ type Partitioning struct {
 func SamePartitioning(a, b Partitioning) bool { return a.Expression == b.Expression }
 
 // AllowsPartition reports whether the administrator allows a device to be partitioned. d is the
-// description of the whole device. The error joins the errors of expressions that cannot be evaluated
-// for the device.
+// description of the whole device. The error joins the errors of expressions that cannot be
+// evaluated for the device.
 func (h *Host) AllowsPartition(d Device) (bool, error) {
 	var errs []error
 	for _, partitioning := range h.Partitionings {

@@ -14,9 +14,9 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Driver is the parameter of a claim or an extended resource to request a device under another kind of
-// kernel driver. Its only value is [DriverVFIO]. The administrator's configuration, not the family,
-// decides whether a device accepts it.
+// Driver is the parameter of a claim or an extended resource to request a device under another kind
+// of kernel driver. Its only value is [DriverVFIO]. The administrator's configuration, not the
+// family, decides whether a device accepts it.
 const Driver Parameter = "driver"
 
 // DriverVFIO requests VFIO passthrough of a PCI function.
@@ -53,8 +53,8 @@ type PassthroughOption struct {
 	Why string `json:"why,omitempty"`
 }
 
-// PassthroughDriver returns the vfio driver allowed for a device, or "". The error joins the errors of
-// expressions that cannot be evaluated for the device.
+// PassthroughDriver returns the vfio driver allowed for a device, or "". The error joins the errors
+// of expressions that cannot be evaluated for the device.
 func (h *Host) PassthroughDriver(d Device) (driver string, err error) {
 	var errs []error
 	for _, rebinding := range h.Passthroughs {
@@ -69,7 +69,7 @@ func (h *Host) PassthroughDriver(d Device) (driver string, err error) {
 	return "", errors.Join(errs...)
 }
 
-// setRebindable sets Rebind of the PCI functions with allowed VFIO passthrough.
+// setRebindable sets Passthrough of the PCI functions with allowed VFIO passthrough.
 func setRebindable(host *Host, devices []Device) (problems []Problem) {
 	if len(host.Passthroughs) == 0 {
 		return nil
@@ -96,8 +96,8 @@ func setRebindable(host *Host, devices []Device) (problems []Problem) {
 	return problems
 }
 
-// GroupOthers returns the other functions of an IOMMU group to bind together with a function, and the
-// reason why the function cannot be bound to vfio, or "".
+// GroupOthers returns the other functions of an IOMMU group to bind together with a function, and
+// the reason why the function cannot be bound to vfio, or "".
 func GroupOthers(host *Host, function sysfs.Device) (others []string, why string) {
 	group := function.Link("iommu_group")
 	if group == "" {
@@ -153,8 +153,8 @@ func (s *Snapshot) joinRebindable() {
 	}
 }
 
-// acceptDriver returns an error if a device cannot be allocated under the requested kind of driver. A
-// request with Driver accepts no other parameters: a family configures a device only under the
+// acceptDriver returns an error if a device cannot be allocated under the requested kind of driver.
+// A request with Driver accepts no other parameters: a family configures a device only under the
 // device's own driver.
 func acceptDriver(d *Device, parameters Parameters) error {
 	as, asked := parameters[Driver]
@@ -181,9 +181,9 @@ func acceptDriver(d *Device, parameters Parameters) error {
 	return nil
 }
 
-// DescribePassthrough returns the description of a device under a vfio driver, with the edits for a container.
-// All other fields stay, so that the scheduler's selection of the device still matches. The error
-// joins the read errors.
+// DescribePassthrough returns the description of a device under a vfio driver, with the edits for a
+// container. All other fields stay, so that the scheduler's selection of the device still matches.
+// The error joins the read errors.
 func DescribePassthrough(host *Host, d Device) (Device, error) {
 	nodes, err := VFIONodes(host, sysfs.At(host.FS, d.Source))
 	PermitMknod(nodes) // as KubeVirt does

@@ -13,9 +13,9 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// patient reads a host where a read of any file may hang, for example because a driver never releases
-// a lock. The kernel offers no way to cancel such a read, so each reading runs in a goroutine of its
-// own, which is abandoned if the read hangs.
+// patient reads a host where a read of any file may hang, for example because a driver never
+// releases a lock. The kernel offers no way to cancel such a read, so each reading runs in a
+// goroutine of its own, which is abandoned if the read hangs.
 type patient struct {
 	host     *Host
 	patience time.Duration
@@ -32,8 +32,8 @@ type hang struct {
 	object string // the directory of the PCI function, or the file if there is none
 }
 
-// stopsStep reports whether a step must be skipped while the read hangs. The kernel looks up links and
-// directory entries without the driver, so these steps are skipped only if such a lookup hangs
+// stopsStep reports whether a step must be skipped while the read hangs. The kernel looks up links
+// and directory entries without the driver, so these steps are skipped only if such a lookup hangs
 // itself.
 func (h *hang) stopsStep(op, file string) bool {
 	return h.object == hangUnit(file) && (!isLook(op) || isLook(h.op))
@@ -87,8 +87,8 @@ func (p *patient) notify() {
 	}
 }
 
-// abandonView abandons the view's reading if one read has lasted for at least half of the patience, and
-// reports whether it did. The hanging device is not read again until that read returns.
+// abandonView abandons the view's reading if one read has lasted for at least half of the patience,
+// and reports whether it did. The hanging device is not read again until that read returns.
 func (p *patient) abandonView(v *view) bool {
 	if !p.suspectView(v, p.patience/2) {
 		return false
@@ -97,8 +97,8 @@ func (p *patient) abandonView(v *view) bool {
 	return true
 }
 
-// suspectView reports whether one read of the view has lasted for the given time. If so, no view reads
-// that device until the read returns.
+// suspectView reports whether one read of the view has lasted for the given time. If so, no view
+// reads that device until the read returns.
 func (p *patient) suspectView(v *view, lasted time.Duration) bool {
 	at := v.now()
 	if at.op == "" || time.Since(at.since) < lasted {
@@ -128,8 +128,8 @@ func (p *patient) markAnswered(v *view) {
 	}
 }
 
-// awaitRead returns the result of read. If the reading hangs, await abandons it and starts another one
-// without the hanging files, until one ends. ok is false if the context ends first.
+// awaitRead returns the result of read. If the reading hangs, await abandons it and starts another
+// one without the hanging files, until one ends. ok is false if the context ends first.
 func awaitRead[T any](ctx context.Context, p *patient, read func(*Host) T) (found T, ok bool) {
 	for {
 		r := begin(p, read)

@@ -24,12 +24,12 @@ func DeviceName(d sysfs.Device) string {
 	return strings.NewReplacer(":", "-", ".", "-", "_", "-", "!", "-").Replace(strings.ToLower(d.Name()))
 }
 
-// DescribePCI returns the common description of a PCI function, which a family extends: its name, the
-// attributes pciVendor, pciDevice, driver, function, parent, iommuGroup, linkSpeed and linkWidth, and
-// the standard attributes pciBusID, pcieRoot and numaNode. A virtual function is part of its physical
-// function. Missing values are left out; unreadable values are an error. DescribePCI does not wake a
-// suspended function. If reading the link would wake the function, PCI leaves out the link, and
-// [MergeSnapshots] keeps the values of the last snapshot.
+// DescribePCI returns the common description of a PCI function, which a family extends: its name,
+// the attributes pciVendor, pciDevice, driver, function, parent, iommuGroup, linkSpeed and
+// linkWidth, and the standard attributes pciBusID, pcieRoot and numaNode. A virtual function is
+// part of its physical function. Missing values are left out; unreadable values are an error.
+// DescribePCI does not wake a suspended function. If reading the link would wake the function,
+// DescribePCI leaves out the link, and [MergeSnapshots] keeps the values of the last snapshot.
 func DescribePCI(host *Host, function sysfs.Device) (Device, error) {
 	attrs := function.Attrs()
 	d := Device{
@@ -60,8 +60,8 @@ func DescribePCI(host *Host, function sysfs.Device) (Device, error) {
 	return d, nil
 }
 
-// HasVirtualFunctions reports whether a PCI function has virtual functions. If so, the kernel links to the first
-// one as virtfn0, and the physical function must not be assigned to a guest
+// HasVirtualFunctions reports whether a PCI function has virtual functions. If so, the kernel links
+// to the first one as virtfn0, and the physical function must not be assigned to a guest
 // (Documentation/ABI/testing/sysfs-bus-pci). The error is that of looking up the link.
 //
 // The attribute sriov_numvfs has the same information. It is not read because sriov_numvfs_show in
@@ -71,9 +71,9 @@ func HasVirtualFunctions(function sysfs.Device) (bool, error) { return function.
 // linkSpeed matches "16.0 GT/s PCIe", and "8 GT/s" of older kernels.
 var linkSpeed = regexp.MustCompile(`^([0-9]{1,3})(?:\.([0-9]))? GT/s(?: PCIe)?$`)
 
-// DescribeHardware returns the common description of a hardware device: the result of [DescribePCI] for a PCI
-// function, and the name and driver for a device without a PCI address, such as a part of a system on
-// a chip.
+// DescribeHardware returns the common description of a hardware device: the result of [DescribePCI]
+// for a PCI function, and the name and driver for a device without a PCI address, such as a part of
+// a system on a chip.
 func DescribeHardware(host *Host, d sysfs.Device) (Device, error) {
 	if sysfs.IsPCIAddress(d.Name()) {
 		return DescribePCI(host, d)
@@ -84,8 +84,8 @@ func DescribeHardware(host *Host, d sysfs.Device) (Device, error) {
 }
 
 // CompatibleVendor returns the vendor of a part of a system on a chip, from the first compatible
-// string of the device tree: "rockchip" for "rockchip,rk3588-mali". The result is empty without such
-// a string (Documentation/devicetree/bindings/vendor-prefixes.yaml).
+// string of the device tree: "rockchip" for "rockchip,rk3588-mali". The result is empty without
+// such a string (Documentation/devicetree/bindings/vendor-prefixes.yaml).
 func CompatibleVendor(d sysfs.Device) string {
 	vendor, _, ok := strings.Cut(d.Uevent()["OF_COMPATIBLE_0"], ",")
 	if !ok {
@@ -104,8 +104,8 @@ func setGroup(a Attributes, function sysfs.Device) error {
 
 // setLink sets linkSpeed, in MT/s, and linkWidth, in lanes, to the maximum that the link of a
 // physical function can reach: the smaller of the maxima of the function and of the port above it
-// (Documentation/ABI/testing/sysfs-bus-pci). If the maximum of the port is not known, or the function
-// is not below a port, the function's maximum is published.
+// (Documentation/ABI/testing/sysfs-bus-pci). If the maximum of the port is not known, or the
+// function is not below a port, the function's maximum is published.
 //
 // A link of unknown width gets no speed either. The current speed and width are not attributes,
 // because GPUs and accelerators lower them while idle. A virtual function has no link: its link
@@ -134,9 +134,9 @@ type Link struct {
 	Width int64 // in lanes, 0 if it is not known
 }
 
-// CurrentLink returns the link of a device as it is at present. It returns nothing of a device without the attribute
-// linkWidth, and of a suspended one, which the read would wake (current_link_speed_show in drivers/pci/pci-sysfs.c, Linux
-// 6.12). A driver may delay it.
+// CurrentLink returns the link of a device as it is at present. It returns nothing of a device
+// without the attribute linkWidth, and of a suspended one, which the read would wake
+// (current_link_speed_show in drivers/pci/pci-sysfs.c, Linux 6.12). A driver may delay it.
 func CurrentLink(host *Host, d *Device) Link {
 	function, ok := sysfs.At(host.FS, d.Source).PCIFunction()
 	if _, has := d.Attributes["linkWidth"]; !has || !ok {
@@ -207,8 +207,8 @@ func parseLinkSpeed(text string) (speed int64, ok bool) {
 	return 1000*whole + 100*tenths, true
 }
 
-// SetPlace sets the location of a kernel device below a PCI function, such as a USB device: pcieRoot
-// and numaNode. Other devices get neither.
+// SetPlace sets the location of a kernel device below a PCI function, such as a USB device:
+// pcieRoot and numaNode. Other devices get neither.
 func SetPlace(a Attributes, d sysfs.Device) error {
 	function, ok := d.PCIFunction()
 	if !ok {
@@ -220,9 +220,9 @@ func SetPlace(a Attributes, d sysfs.Device) error {
 	return nil
 }
 
-// setLocation sets Kubernetes' own attributes, by its own helpers. The helpers reject PCI domains of
-// more than four digits (KEP-4381 describes only "0000"). Longer domains are published in the same
-// form.
+// setLocation sets Kubernetes' own attributes, by its own helpers. The helpers reject PCI domains
+// of more than four digits (KEP-4381 describes only "0000"). Longer domains are published in the
+// same form.
 func setLocation(a Attributes, function sysfs.Device) error {
 	a.SetString(deviceattribute.StandardDeviceAttributePCIBusID, function.Name())
 	return setPlace(a, function)
@@ -241,9 +241,9 @@ func setPlace(a Attributes, function sysfs.Device) error {
 	return err
 }
 
-// IsIdleDriver reports whether a driver leaves its function unusable: no driver is bound, or a driver that
-// only reserves the function. Such drivers are pci-stub, pci-pf-stub, which can also create virtual
-// functions, and pciback of Xen (drivers/pci/pci-stub.c, drivers/pci/pci-pf-stub.c,
+// IsIdleDriver reports whether a driver leaves its function unusable: no driver is bound, or a
+// driver that only reserves the function. Such drivers are pci-stub, pci-pf-stub, which can also
+// create virtual functions, and pciback of Xen (drivers/pci/pci-stub.c, drivers/pci/pci-pf-stub.c,
 // drivers/xen/xen-pciback).
 func IsIdleDriver(driver string) bool {
 	return slices.Contains([]string{"", "pci-stub", "pci-pf-stub", "pciback"}, driver)
@@ -261,9 +261,10 @@ func DescribeUnbound(host *Host, function sysfs.Device, kind, vendor string) (De
 	return d, err
 }
 
-// ByClassDevices describes devices by their class devices, which need not be below a PCI function. It
-// calls describe for each class device, with the found PCI functions by address, and [DescribeUnbound] for
-// each PCI function without a driver. A function with a driver is described by its class device.
+// ByClassDevices describes devices by their class devices, which need not be below a PCI function.
+// It calls describe for each class device, with the found PCI functions by address, and
+// [DescribeUnbound] for each PCI function without a driver. A function with a driver is described
+// by its class device.
 func ByClassDevices(host *Host, found []sysfs.Device, kind, vendor string, describe func(class sysfs.Device, functions map[string]sysfs.Device) (Device, error)) (devices []Device, problems []Problem) {
 	functions := make(map[string]sysfs.Device)
 	for _, d := range found {
@@ -288,10 +289,10 @@ func ByClassDevices(host *Host, found []sysfs.Device, kind, vendor string, descr
 	return devices, problems
 }
 
-// Node returns the edit that gives a container the kernel's node of a device. dir is the directory of
-// the node if the kernel does not report one: "/dev/dri". The edit contains the device numbers if
-// known, so that a later check can detect and refuse a changed node. If the numbers are unreadable,
-// Node returns the edit without them and an error.
+// Node returns the edit that gives a container the kernel's node of a device. dir is the directory
+// of the node if the kernel does not report one: "/dev/dri". The edit contains the device numbers
+// if known, so that a later check can detect and refuse a changed node. If the numbers are
+// unreadable, Node returns the edit without them and an error.
 func Node(d sysfs.Device, dir string) (*specs.DeviceNode, error) {
 	node, err := d.Node(dir)
 	edit := &specs.DeviceNode{Path: node.Path, HostPath: node.Path, Permissions: "rw"}

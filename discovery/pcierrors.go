@@ -8,8 +8,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// fatalErrors describes the kernel's count of fatal errors for a function, for the port above it, or
-// at its root port (Documentation/ABI/testing/sysfs-bus-pci-devices-aer).
+// fatalErrors describes the kernel's count of fatal errors for a function, for the port above it,
+// or at its root port (Documentation/ABI/testing/sysfs-bus-pci-devices-aer).
 func (p pciHealth) fatalErrors(function sysfs.Device) string {
 	if n := countedErrors(function); n > 0 {
 		return errorCount(n)

@@ -25,8 +25,8 @@ func readPCI(host *Host, devices []Device) map[string][]Health {
 	return health.known
 }
 
-// pciHealth reads the health of each PCI function once: several partitions can share a function, and
-// virtual functions share a physical function.
+// pciHealth reads the health of each PCI function once: several partitions can share a function,
+// and virtual functions share a physical function.
 type pciHealth struct {
 	host   *Host
 	known  map[string][]Health // by directory
@@ -37,8 +37,8 @@ func newPCIHealth(host *Host) pciHealth {
 	return pciHealth{host: host, known: make(map[string][]Health), strays: make(map[string]uint64)}
 }
 
-// faultsOf returns the faults of a PCI function. The faults of a virtual function include the faults of its
-// physical function, which has the link, the sensors and the error counters of both.
+// faultsOf returns the faults of a PCI function. The faults of a virtual function include the
+// faults of its physical function, which has the link, the sensors and the error counters of both.
 func (p pciHealth) faultsOf(function sysfs.Device) []Health {
 	readings := p.ownFaults(function)
 	if failure := p.host.Recoveries.failureReason(function); failure != "" {
@@ -69,8 +69,8 @@ func (p pciHealth) ownFaults(function sysfs.Device) []Health {
 }
 
 // functionOf returns the PCI function whose health the device has: the device itself, or the target
-// of the "device" link of a class directory such as infiniband/mlx5_0. A device merely connected to a
-// function, such as a USB device to its controller, does not share the function's health.
+// of the "device" link of a class directory such as infiniband/mlx5_0. A device merely connected to
+// a function, such as a USB device to its controller, does not share the function's health.
 func functionOf(d sysfs.Device) (sysfs.Device, bool) {
 	if !sysfs.IsPCIAddress(d.Name()) {
 		d, _ = d.LinkTo("device")
@@ -78,9 +78,9 @@ func functionOf(d sysfs.Device) (sysfs.Device, bool) {
 	return d, sysfs.IsPCIAddress(d.Name())
 }
 
-// read returns the faults of a PCI function, present faults before past ones. An unreadable value is
-// not a fault: a silent sensor does not make the device unhealthy. read wakes no suspended function,
-// and reads no file behind the device's lock.
+// read returns the faults of a PCI function, present faults before past ones. An unreadable value
+// is not a fault: a silent sensor does not make the device unhealthy. read wakes no suspended
+// function, and reads no file behind the device's lock.
 func (p pciHealth) read(function sysfs.Device) []Health {
 	var readings []Health
 	add := func(condition Condition, reason string) {
@@ -107,19 +107,19 @@ func (p pciHealth) read(function sysfs.Device) []Health {
 	return readings
 }
 
-// noLink is the width of a link whose status register reads as all ones because the function does not
-// respond; no link has 63 lanes (PCI_EXP_LNKSTA_NLW in include/uapi/linux/pci_regs.h). Some virtual
-// machines report this width for healthy functions.
+// noLink is the width of a link whose status register reads as all ones because the function does
+// not respond; no link has 63 lanes (PCI_EXP_LNKSTA_NLW in include/uapi/linux/pci_regs.h). Some
+// virtual machines report this width for healthy functions.
 const noLink = 63
 
 // headerSize is the size of the configuration space header of every function. Users other than root
 // can read no more.
 const headerSize = 64
 
-// noResponse describes how a function does not respond: the whole header of its configuration space reads
-// as ones. The vendor ID alone is not enough, because healthy virtual functions have all ones there
-// (section 3.4.1.1 of the SR-IOV specification). During a reset of the function the kernel blocks
-// readers (pci_wait_cfg in drivers/pci/access.c), so a reset is not mistaken for a fault.
+// noResponse describes how a function does not respond: the whole header of its configuration space
+// reads as ones. The vendor ID alone is not enough, because healthy virtual functions have all ones
+// there (section 3.4.1.1 of the SR-IOV specification). During a reset of the function the kernel
+// blocks readers (pci_wait_cfg in drivers/pci/access.c), so a reset is not mistaken for a fault.
 func noResponse(host *Host, function sysfs.Device) string {
 	if width, _ := function.Attrs().Uint("current_link_width"); width != noLink {
 		return ""
@@ -162,10 +162,10 @@ func tooHot(host *Host, function sysfs.Device) string {
 // networkClass is the PCI base class of network controllers.
 const networkClass = "02"
 
-// degradedLink describes how the link of a function is below the maximum of the function and of the port
-// above it (Documentation/ABI/testing/sysfs-bus-pci). The speed is checked only for network
-// controllers: the kernel does not distinguish a link trained at a low speed from a link slowed down
-// by an idle GPU or accelerator.
+// degradedLink describes how the link of a function is below the maximum of the function and of the
+// port above it (Documentation/ABI/testing/sysfs-bus-pci). The speed is checked only for network
+// controllers: the kernel does not distinguish a link trained at a low speed from a link slowed
+// down by an idle GPU or accelerator.
 func degradedLink(function sysfs.Device) string {
 	port := function.Parent()
 	if !sysfs.IsPCIAddress(port.Name()) {

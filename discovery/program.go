@@ -2,15 +2,15 @@ package discovery
 
 import "time"
 
-// Program is a separate program for facts from a vendor's library that no file of the kernel has. The
-// library needs cgo and may hang or crash, which must not affect the agent. The program is optional:
-// without it the agent uses only the kernel's files.
+// Program is a separate program for facts from a vendor's library that no file of the kernel has.
+// The library needs cgo and may hang or crash, which must not affect the agent. The program is
+// optional: without it the agent uses only the kernel's files.
 //
 // The agent keeps the program running and lays its output over the host's file system. The family
 // reads the output like any other file, and host recordings contain it. The program writes one line
-// of text to its standard output after each scan. It scans again after a line on its standard input,
-// and exits when the input is closed. Called in another way, the program may change a device and
-// exit; see [Tools].
+// of text to its standard output after each scan. It scans again after a line on its standard
+// input, and exits when the input is closed. Called in another way, the program may change a device
+// and exit; see [Tools].
 type Program struct {
 	Name    string // "chandler-nvml": in the directory of the agent's executable, or on the PATH
 	Library string // name of the library, for messages: "NVML"

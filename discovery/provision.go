@@ -2,8 +2,8 @@ package discovery
 
 import "fmt"
 
-// Write describes one write to an attribute and its effect. A Write is data: a family returns Writes
-// and does not write anything itself.
+// Write describes one write to an attribute and its effect. A Write is data: a family returns
+// Writes and does not write anything itself.
 type Write struct {
 	Path  string // of the attribute, as in fs.FS: "sys/bus/pci/drivers_probe"
 	Value string // the written text

@@ -17,8 +17,9 @@ import (
 )
 
 // trace is a host file system that records those answers read by a family that may change without a
-// kernel event: health, sensors, nodes in /dev. A family returns the same result for the same host. As
-// long as all recorded answers are unchanged and no event arrives, the family need not be read again.
+// kernel event: health, sensors, nodes in /dev. A family returns the same result for the same host.
+// As long as all recorded answers are unchanged and no event arrives, the family need not be read
+// again.
 type trace struct {
 	fsys   fs.FS
 	steps  map[string]*traced // by operation and name
@@ -276,7 +277,7 @@ func stateOf(host *Host, dir string) dirState {
 	return dirState{stat.Ino, info.ModTime()}
 }
 
-// isQuiet compares the recorded answers for the look's devices with the host. If only sensor values
+// isQuiet compares the recorded answers for the scan's devices with the host. If only sensor values
 // have changed, isQuiet compares the resulting health readings: most changes of sensor values are
 // harmless. Nodes in a directory with the state of the last comparison are not read.
 func (l familyScan) isQuiet(host *Host) comparison {

@@ -42,7 +42,7 @@ func (r *Recoveries) readEvent(variables map[string]string) {
 }
 
 // failureReason returns the reason if the kernel could not recover a function, or a port above the
-// function, and the function has not recovered since. Otherwise failure returns "". A virtual
+// function, and the function has not recovered since. Otherwise failureReason returns "". A virtual
 // function follows its physical function. The failure of a port affects everything below the port.
 func (r *Recoveries) failureReason(function sysfs.Device) string {
 	if r == nil {

@@ -50,9 +50,9 @@ func (a *asked) ReadDir(name string) ([]fs.DirEntry, error) {
 }
 
 // BenchmarkRest watches 2,048 virtual functions of network adapters while nothing happens. Without
-// the kernel's events each scan is complete; with events, every tenth scan is. The benchmark reports
-// the file system calls per function and the processor time of a scan, in user space and in the
-// kernel, and the memory in use while the first snapshot is kept, as in an agent.
+// the kernel's events each scan is complete; with events, every tenth scan is. The benchmark
+// reports the file system calls per function and the processor time of a scan, in user space and in
+// the kernel, and the memory in use while the first snapshot is kept, as in an agent.
 func BenchmarkRest(b *testing.B) {
 	const count = 2048
 	dir := b.TempDir()

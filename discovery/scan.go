@@ -34,8 +34,8 @@ func leftoversLast(families []*Family) []*Family {
 	return slices.Concat(slices.DeleteFunc(slices.Clone(families), leftovers), slices.DeleteFunc(slices.Clone(families), ordinary))
 }
 
-// familyScan holds the findings of one family on a host. Devices of several families are not joined yet;
-// see [joinLooks].
+// familyScan holds the findings of one family on a host. Devices of several families are not joined
+// yet; see [joinLooks].
 type familyScan struct {
 	Devices  []Device
 	Problems []Problem
@@ -76,10 +76,10 @@ func match(host *Host, families []*Family) matches {
 	return m
 }
 
-// leftoversAfter returns the look of a family before the family is read. A family of leftovers gets only the
-// kernel devices that the earlier looks leave: devices that are neither part of a described device
-// nor failed to be read. Every device matched by a family that has not answered may belong to that
-// family, and is left out.
+// leftoversAfter returns the scan of a family before the family is read. A family of leftovers gets
+// only the kernel devices that the earlier looks leave: devices that are neither part of a
+// described device nor failed to be read. Every device matched by a family that has not answered
+// may belong to that family, and is left out.
 func (l familyScan) leftoversAfter(f *Family, before []familyScan) familyScan {
 	if !f.Leftovers {
 		return l
@@ -102,7 +102,7 @@ func (l familyScan) leftoversAfter(f *Family, before []familyScan) familyScan {
 	return l
 }
 
-// sameDevices reports whether the look and the asked look have the same kernel devices, and every list of
+// sameDevices reports whether two scans of a family have the same kernel devices, and every list of
 // devices could be read.
 func (l familyScan) sameDevices(asked familyScan) bool {
 	same := func(a, b sysfs.Device) bool { return a.Path == b.Path }
@@ -112,7 +112,7 @@ func (l familyScan) sameDevices(asked familyScan) bool {
 // needsRead reports whether the family has to be read.
 func (l familyScan) needsRead(f *Family) bool { return len(l.matched) > 0 || f.FromConfig || f.Always }
 
-// in returns the look with its kernel devices in another view of the host.
+// in returns the scan with its kernel devices in another view of the host.
 func (l familyScan) in(fsys fs.FS) familyScan {
 	matched := make([]sysfs.Device, len(l.matched))
 	for i, d := range l.matched {
@@ -165,8 +165,8 @@ func (l familyScan) read(f *Family, host *Host) familyScan {
 	return l
 }
 
-// describeDevices calls the family's Describe. A panic in Describe is a bug in the family, but must not
-// affect the devices of other families.
+// describeDevices calls the family's Describe. A panic in Describe is a bug in the family, but must
+// not affect the devices of other families.
 func (f *Family) describeDevices(host *Host, found []sysfs.Device) (devices []Device, problems []Problem) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -176,7 +176,7 @@ func (f *Family) describeDevices(host *Host, found []sysfs.Device) (devices []De
 	return f.Describe(host, found)
 }
 
-// add adds the family's devices to the look, except devices that could not be published or
+// add adds the family's devices to the scan, except devices that could not be published or
 // allocated.
 func (l *familyScan) add(devices []Device, f *Family) {
 	l.Devices = slices.Grow(l.Devices, len(devices))
@@ -199,17 +199,17 @@ func (l *familyScan) add(devices []Device, f *Family) {
 	}
 }
 
-// shareDescriptions makes devices whose description is unchanged use the memory of the last looks'
-// descriptions. A reader keeps a snapshot until the next change. Without share, memory would hold
-// two descriptions of every device: the reader's and the last scan's. Device order must be the
-// same.
+// shareDescriptions makes devices whose description is unchanged use the memory of the last scans'
+// descriptions. A reader keeps a snapshot until the next change. Without shareDescriptions, memory
+// would hold two descriptions of every device: the reader's and the last scan's. Device order must
+// be the same.
 func shareDescriptions(looks, last []familyScan) {
 	if len(looks) != len(last) {
 		return
 	}
 	for i := range looks {
 		if len(looks[i].Devices) == 0 || len(last[i].Devices) > 0 && &looks[i].Devices[0] == &last[i].Devices[0] {
-			continue // the look was kept
+			continue // the scan was kept
 		}
 		before := make(map[string]*Device, len(last[i].Devices))
 		for j := range last[i].Devices {

@@ -79,8 +79,9 @@ type state struct {
 	unread, better, unheld time.Time
 }
 
-// SettleStates returns the snapshot with the states of its devices. again is the time after which a state
-// may change even though the readings stay the same, or 0. The caller should scan the host then.
+// SettleStates returns the snapshot with the states of its devices. again is the time after which a
+// state may change even though the readings stay the same, or 0. The caller should scan the host
+// then.
 func (s *Settler) SettleStates(snapshot *Snapshot, now time.Time) (settled *Snapshot, again time.Duration) {
 	settled = &Snapshot{Devices: slices.Clone(snapshot.Devices), Problems: snapshot.Problems}
 	present, silicon := make(map[string]bool, len(settled.Devices)), make(map[string]bool)
@@ -131,9 +132,9 @@ func (s *Settler) settleDevice(d *Device, now time.Time) (wait time.Duration) {
 	return wait
 }
 
-// isMade reports whether a reading fits a device during its creation or removal: the device lacks its
-// driver or a node, or was never readable, and had no other fault before. isMade also reports true
-// for the next good reading.
+// isMade reports whether a reading fits a device during its creation or removal: the device lacks
+// its driver or a node, or was never readable, and had no other fault before. isMade also reports
+// true for the next good reading.
 func (st *state) isMade(reading Health) bool {
 	wasWell := st.EffectiveAtOnce || st.Status == "" || st.Status == Healthy
 	switch reading.Key() {
@@ -150,8 +151,8 @@ func (st *state) isMade(reading Health) bool {
 // isHeld reports whether the device is allocated.
 func (s *Settler) isHeld(device string) bool { return s.IsHeld != nil && s.IsHeld(device) }
 
-// judgeReading returns the health of a device after a reading, and the time until a possible change of the
-// health.
+// judgeReading returns the health of a device after a reading, and the time until a possible change
+// of the health.
 func (s *Settler) judgeReading(st *state, reading Health, now time.Time) (health Health, wait time.Duration) {
 	if wait = s.wait(st, reading, now); wait == 0 {
 		s.setState(st, reading, now)

@@ -6,8 +6,8 @@ import (
 	"path"
 )
 
-// SharingDaemon selects the devices whose claims may use a vendor's program, for example to run a daemon,
-// for as long as the claims have devices.
+// SharingDaemon selects the devices whose claims may use a vendor's program, for example to run a
+// daemon, for as long as the claims have devices.
 type SharingDaemon struct {
 	Kind       SharingDaemonKind
 	Expression string // as in the configuration
@@ -26,8 +26,8 @@ const (
 // SameUpkeep reports whether two entries have the same kind and expression.
 func SameUpkeep(a, b SharingDaemon) bool { return a.Kind == b.Kind && a.Expression == b.Expression }
 
-// AllowsDaemon reports whether the administrator allows a kind of work for a device. The error joins the
-// errors of expressions that cannot be evaluated for the device.
+// AllowsDaemon reports whether the administrator allows a kind of work for a device. The error
+// joins the errors of expressions that cannot be evaluated for the device.
 func (h *Host) AllowsDaemon(d Device, kind SharingDaemonKind) (bool, error) {
 	var errs []error
 	for _, upkeep := range h.SharingDaemons {

@@ -63,9 +63,9 @@ const kernelGroup = 1
 // The kernel broadcasts events to all network namespaces that belong to the initial user namespace.
 // Events about network interfaces reach only the interface's own network namespace
 // (kobject_uevent_net_broadcast in lib/kobject_uevent.c, since Linux 4.18). An agent in a container
-// therefore receives events about devices. In a separate user namespace no events arrive, and Listen
-// returns an error. The agent receives events about interfaces only if [SharesNetwork] is true;
-// otherwise see [FollowInterfaces].
+// therefore receives events about devices. In a separate user namespace no events arrive, and
+// Listen returns an error. The agent receives events about interfaces only if [SharesNetwork] is
+// true; otherwise see [FollowInterfaces].
 //
 // Listen returns nil when the context ends.
 func Listen(ctx context.Context, events chan Changes, recoveries *Recoveries) error {
@@ -136,8 +136,8 @@ func changesOf(variables map[string]string) Changes {
 // include/linux/proc_ns.h).
 const firstUserNamespace = 0xEFFFFFFD
 
-// eventsUnreachable returns an error if the kernel's events cannot reach this process. eventsUnreachable returns nil if
-// they can, or if the answer is unknown.
+// eventsUnreachable returns an error if the kernel's events cannot reach this process.
+// eventsUnreachable returns nil if they can, or if the answer is unknown.
 func eventsUnreachable() error {
 	network, err := os.Open("/proc/self/ns/net")
 	if err != nil {

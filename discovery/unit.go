@@ -1,8 +1,8 @@
 package discovery
 
 // CountMembers sets the Members of all offers with a Unit to the number of devices in that unit.
-// CountMembers is for families whose units are allocated only as a whole, such as cards with several
-// functions.
+// CountMembers is for families whose units are allocated only as a whole, such as cards with
+// several functions.
 func CountMembers(devices []Device) {
 	offers := make([][]Offer, len(devices))
 	for i := range devices {
@@ -18,8 +18,8 @@ func CountMembers(devices []Device) {
 	}
 }
 
-// MemberCounter returns a function that counts the devices in the unit of an offer. offers are the offers
-// of each device.
+// MemberCounter returns a function that counts the devices in the unit of an offer. offers are the
+// offers of each device.
 func MemberCounter(offers [][]Offer) func(Offer) int {
 	type unit struct{ resource, name string }
 	members := make(map[unit]int)

@@ -79,8 +79,8 @@ func inOrder[V any](what string, entries map[resourceapi.QualifiedName]V, check 
 	return errs
 }
 
-// validateName returns an error if the API server would reject an attribute or capacity of the name,
-// and with it all devices of the slice. See [resourceapi.QualifiedName] for the rules.
+// validateName returns an error if the API server would reject an attribute or capacity of the
+// name, and with it all devices of the slice. See [resourceapi.QualifiedName] for the rules.
 func validateName(name resourceapi.QualifiedName) error {
 	domain, id, qualified := strings.Cut(string(name), "/")
 	if !qualified {

@@ -12,15 +12,16 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// VFIONodes returns a container's edits for a function or a mediated device under a vfio driver. There are
-// two interfaces, and a kernel may have either or both (Documentation/driver-api/vfio.rst):
+// VFIONodes returns a container's edits for a function or a mediated device under a vfio driver.
+// There are two interfaces, and a kernel may have either or both
+// (Documentation/driver-api/vfio.rst):
 //
 //   - by the IOMMU group (CONFIG_VFIO_GROUP): /dev/vfio/42, through /dev/vfio/vfio;
 //   - by the device itself (CONFIG_VFIO_DEVICE_CDEV): /dev/vfio/devices/vfio0,
 //     through /dev/iommu.
 //
-// VFIONodes returns only nodes listed in sysfs. As with [Node], unreadable numbers are an error. No node
-// at all is an error.
+// VFIONodes returns only nodes listed in sysfs. As with [Node], unreadable numbers are an error. No
+// node at all is an error.
 //
 // An IOMMU group is allocated as a whole: a container with any function of the group has all
 // functions, and gets the nodes of all.

@@ -12,8 +12,8 @@ import (
 )
 
 // VFIOHealth reports whether the kernel allows a process to use a function or a mediated device by
-// the nodes from [VFIONodes]. Apart from the nodes, the use requires an IOMMU group without functions
-// driven by the host, and protection against forged interrupts.
+// the nodes from [VFIONodes]. Apart from the nodes, the use requires an IOMMU group without
+// functions driven by the host, and protection against forged interrupts.
 func VFIOHealth(host *Host, function sysfs.Device, nodes []*specs.DeviceNode) Health {
 	health := NodeHealth(host, nodes)
 	reason := groupKept(host, function)
@@ -26,8 +26,8 @@ func VFIOHealth(host *Host, function sysfs.Device, nodes []*specs.DeviceNode) He
 	return health
 }
 
-// IsVFIO reports whether a driver makes functions available to user space: vfio-pci, or a driver that
-// extends vfio-pci for some functions, such as mlx5_vfio_pci (drivers/vfio/pci).
+// IsVFIO reports whether a driver makes functions available to user space: vfio-pci, or a driver
+// that extends vfio-pci for some functions, such as mlx5_vfio_pci (drivers/vfio/pci).
 func IsVFIO(driver string) bool {
 	return strings.HasSuffix(strings.ReplaceAll(driver, "_", "-"), "vfio-pci")
 }
@@ -38,9 +38,9 @@ func IsVFIO(driver string) bool {
 var harmless = []string{"", "pci-stub", "pcieport"}
 
 // groupKept describes the function that prevents the use of an IOMMU group through vfio, or returns
-// "". The kernel makes a group available to user space only while the kernel uses none of the group's
-// functions itself (iommu_group_claim_dma_owner in drivers/iommu/iommu.c, and vfio_group_viable
-// before Linux 5.19).
+// "". The kernel makes a group available to user space only while the kernel uses none of the
+// group's functions itself (iommu_group_claim_dma_owner in drivers/iommu/iommu.c, and
+// vfio_group_viable before Linux 5.19).
 func groupKept(host *Host, function sysfs.Device) string {
 	group := function.Link("iommu_group")
 	if group == "" {
@@ -57,8 +57,8 @@ func groupKept(host *Host, function sysfs.Device) string {
 
 // interruptsUnsafe returns the reason why the kernel refuses the use of a function that could send
 // any interrupt to the host. The result is "" if the kernel allows the use or the answer is not
-// known. The kernel refuses the use without interrupt remapping, as under virtio-iommu on x86 or with
-// intremap=off, unless the administrator allows it (vfio_iommu_type1_attach_group in
+// known. The kernel refuses the use without interrupt remapping, as under virtio-iommu on x86 or
+// with intremap=off, unless the administrator allows it (vfio_iommu_type1_attach_group in
 // drivers/vfio/vfio_iommu_type1.c, and iommufd_device_bind in drivers/iommu/iommufd/device.c). A
 // mediated device sends no interrupts to the host.
 func interruptsUnsafe(host *Host, function sysfs.Device, nodes []*specs.DeviceNode) string {
@@ -90,9 +90,9 @@ func interruptsUnsafe(host *Host, function sysfs.Device, nodes []*specs.DeviceNo
 // legacyInterrupts is the number of legacy interrupts of a PC.
 const legacyInterrupts = 16
 
-// remapsInterrupts reports whether the host remaps interrupts or the answer is not known. On x86 the
-// chip name of the legacy interrupts shows the answer: "IO-APIC", or "IR-IO-APIC" with remapping
-// (arch/x86/kernel/apic/io_apic.c). If any IOMMU remaps interrupts, all IOMMUs do.
+// remapsInterrupts reports whether the host remaps interrupts or the answer is not known. On x86
+// the chip name of the legacy interrupts shows the answer: "IO-APIC", or "IR-IO-APIC" with
+// remapping (arch/x86/kernel/apic/io_apic.c). If any IOMMU remaps interrupts, all IOMMUs do.
 func remapsInterrupts(host *Host) bool {
 	for number := range legacyInterrupts {
 		chip, _ := host.ReadText(fmt.Sprintf("/sys/kernel/irq/%d/chip_name", number))

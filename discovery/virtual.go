@@ -35,13 +35,13 @@ const (
 	virtualCame  = "came"
 )
 
-// UncreatedFunctions returns the virtual functions that a physical function could get, with the attributes that
-// [DescribePCI] describes for any PCI function, if the administrator allows on-demand creation. The
-// physical function is as its family describes it. There are no results if it has virtual functions
-// already: the kernel changes their number only from 0. Their device ID is in the capability of the
-// physical function. Their addresses follow from the capability too, but a device may choose other
-// addresses for another number of virtual functions, and then the described ones do not appear
-// (SR-IOV 3.3.9, 3.3.10).
+// UncreatedFunctions returns the virtual functions that a physical function could get, with the
+// attributes that [DescribePCI] describes for any PCI function, if the administrator allows
+// on-demand creation. The physical function is as its family describes it. There are no results if
+// it has virtual functions already: the kernel changes their number only from 0. Their device ID is
+// in the capability of the physical function. Their addresses follow from the capability too, but a
+// device may choose other addresses for another number of virtual functions, and then the described
+// ones do not appear (SR-IOV 3.3.9, 3.3.10).
 //
 // The driver and its interfaces are not known in advance, nor is the IOMMU group.
 func (h *Host) UncreatedFunctions(physical Device) (virtual []Device, err error) {
@@ -121,8 +121,9 @@ func virtualAddress(physical string, offset, stride, i uint64) (string, bool) {
 	return address, at < 1<<16 && sysfs.IsPCIAddress(address)
 }
 
-// uncreatedFunction returns the description of a missing virtual function. The kernel will create its
-// directory beside the physical function's, on any bus (pci_iov_add_virtfn in drivers/pci/iov.c).
+// uncreatedFunction returns the description of a missing virtual function. The kernel will create
+// its directory beside the physical function's, on any bus (pci_iov_add_virtfn in
+// drivers/pci/iov.c).
 func uncreatedFunction(h *Host, physical Device, address, id string, making Creation) Device {
 	function := sysfs.At(h.FS, path.Join(path.Dir(physical.Source), address))
 	d := Device{
@@ -161,8 +162,8 @@ func virtualOf(host *Host, physical sysfs.Device) (functions []sysfs.Device, err
 	return functions, nil
 }
 
-// MakeVirtual is the [Family.Create] of families that describe virtual functions from [Host.UncreatedFunctions].
-// One write creates all virtual functions of a physical function.
+// MakeVirtual is the [Family.Create] of families that describe virtual functions from
+// [Host.UncreatedFunctions]. One write creates all virtual functions of a physical function.
 func MakeVirtual(host *Host, tools Tools, m Creation) (Work, error) {
 	physical, count := sysfs.At(host.FS, m.Of), m.How[virtualCount]
 	functions, err := virtualOf(host, physical)
@@ -200,8 +201,8 @@ func MakeVirtual(host *Host, tools Tools, m Creation) (Work, error) {
 	}, nil
 }
 
-// createdByAgent reports whether an agent created the present virtual functions. If the agent was killed
-// before it recorded the number, there may be fewer than it wanted.
+// createdByAgent reports whether an agent created the present virtual functions. If the agent was
+// killed before it recorded the number, there may be fewer than it wanted.
 func createdByAgent(has int, m Creation) bool {
 	if came := m.How[virtualCame]; came != "" {
 		return strconv.Itoa(has) == came

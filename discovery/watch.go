@@ -26,7 +26,7 @@ type Watch struct {
 	// files without events, such as sensors and the nodes in /dev, and reads the families with
 	// changes. Every tenth interval, and after a scan that found problems, the watch reads all
 	// families. On a host where reading all families takes long, it does so less often; see
-	// [completePause]. If Hears is nil, each scan reads all families.
+	// [completePause]. If EventsArrive is nil, each scan reads all families.
 	EventsArrive func() bool
 
 	// Settle is the time without further events after which the first event triggers a scan; 0
@@ -107,8 +107,8 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 }
 
 // completeAfter is the number of intervals after which all families are read even without an event.
-// completeShare is how many times longer than the scan itself the time between two such scans is, at
-// least: they use at most one percent of the time, but follow within the time completeAtLast.
+// completeShare is how many times longer than the scan itself the time between two such scans is,
+// at least: they use at most one percent of the time, but follow within the time completeAtLast.
 const (
 	completeAfter  = 10
 	completeShare  = 100
@@ -123,9 +123,9 @@ func completePause(interval, took time.Duration) time.Duration {
 
 func (w Watch) hearsEvents() bool { return w.EventsArrive != nil && w.EventsArrive() }
 
-// ScanOnce scans as Run does until further scans would find nothing new without the hanging reads, and
-// returns the result. Problems name the families and devices that have not answered. ScanOnce returns
-// the context's error if the context ends first.
+// ScanOnce scans as Run does until further scans would find nothing new without the hanging reads,
+// and returns the result. Problems name the families and devices that have not answered. ScanOnce
+// returns the context's error if the context ends first.
 func (w Watch) ScanOnce(ctx context.Context) (*Snapshot, error) {
 	s := newScanner(w)
 	for {
@@ -179,8 +179,8 @@ const (
 	calmTime  = 2 * time.Second
 )
 
-// settleEvents returns all changes when events have paused for a while, or when events have continued for
-// too long.
+// settleEvents returns all changes when events have paused for a while, or when events have
+// continued for too long.
 func (p *pace) settleEvents(ctx context.Context, changes Changes, events <-chan Changes, concerns func(Changes) bool) Changes {
 	p.silence = min(2*p.silence, maxSlower*p.shortest)
 	if time.Since(p.ended) > calmTime || p.silence == 0 {
@@ -230,7 +230,7 @@ func newScanner(w Watch) *scanner {
 }
 
 // scan returns the present snapshot of the host, nil if the context ends first. answered reports
-// whether a family has answered, now or before. If keeps returns true for a family's last look,
+// whether a family has answered, now or before. If keeps returns true for a family's last scan,
 // scan does not read the family again, unless the matched devices have changed. If keeps is nil,
 // scan reads all families.
 func (s *scanner) scan(ctx context.Context, keeps func(*Family, familyScan) bool) (now *Snapshot, answered bool) {
@@ -276,7 +276,7 @@ func anyRead(looks []familyScan) bool {
 	return !unread || slices.ContainsFunc(looks, func(l familyScan) bool { return !l.isUnread && len(l.matched)+len(l.Devices) > 0 })
 }
 
-// read returns the looks of families. Families are read concurrently. A kept look is not read
+// read returns the scans of families. Families are read concurrently. A kept scan is not read
 // again.
 func (s *scanner) read(ctx context.Context, families []*Family, m matches, kept map[*Family]familyScan, before []familyScan) []familyScan {
 	looks := make([]familyScan, len(families))
@@ -306,9 +306,9 @@ func (s *scanner) read(ctx context.Context, families []*Family, m matches, kept 
 	return looks
 }
 
-// readAlone starts a separate read of each device for families that one read has blocked for a while.
-// All hanging devices of a driver are then known after one patience, instead of one patience per
-// device.
+// readAlone starts a separate read of each device for families that one read has blocked for a
+// while. All hanging devices of a driver are then known after one patience, instead of one patience
+// per device.
 func (s *scanner) readAlone(ctx context.Context, families []*Family, looks []familyScan, readings []*reading[familyScan]) (alone []*reading[familyScan]) {
 	soon := time.Now().Add(s.patience / 4)
 	for i, f := range families {
@@ -328,8 +328,8 @@ func (s *scanner) readAlone(ctx context.Context, families []*Family, looks []fam
 // ErrNoAnswer is in the [Problem] of a family that did not answer in time.
 var ErrNoAnswer = errors.New("no answer")
 
-// takeAnswer returns the findings of a reading. If the reading has not ended at the limit, the look is
-// unread. A late reading continues, and triggers the scan that uses its answer.
+// takeAnswer returns the findings of a reading. If the reading has not ended at the limit, the scan
+// is unread. A late reading continues, and triggers the scan that uses its answer.
 func (s *scanner) takeAnswer(ctx context.Context, f *Family, asked familyScan, r *reading[familyScan], limit time.Time) familyScan {
 	if r.isLate {
 		limit = time.Now()
@@ -361,8 +361,8 @@ func (s *scanner) takeAnswer(ctx context.Context, f *Family, asked familyScan, r
 	return asked
 }
 
-// SameSnapshots reports whether two snapshots describe the same host state, regardless of the scan time. A
-// reader then needs to see only changes.
+// SameSnapshots reports whether two snapshots describe the same host state, regardless of the scan
+// time. A reader then needs to see only changes.
 func SameSnapshots(a, b *Snapshot) bool {
 	if a == nil || b == nil {
 		return a == b

@@ -116,8 +116,8 @@ func (s sharedEvents) Decode() (watch.EventType, runtime.Object, error) {
 // Close ends the watch. It implements [watch.Decoder].
 func (s sharedEvents) Close() { s.events.Stop() }
 
-// shared returns the slice with the devices of a published slice if all of them are equal. Neither the
-// library nor the driver modifies the devices.
+// shared returns the slice with the devices of a published slice if all of them are equal. Neither
+// the library nor the driver modifies the devices.
 func (c client) shared(slice *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
 	pool := c.pool.Load()
 	if pool == nil || slice == nil {

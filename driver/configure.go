@@ -26,8 +26,8 @@ type work struct {
 }
 
 // planWork returns the work needed before the devices match the claim. The consumer is the claim's
-// key. planWork also updates the devices and results with the present descriptions, which may differ
-// from the snapshot.
+// key. planWork also updates the devices and results with the present descriptions, which may
+// differ from the snapshot.
 func (d *Driver) planWork(consumer string, results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]work, error) {
 	var works []work
 	for i := range results {
@@ -107,7 +107,8 @@ func (d *Driver) callOff(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// awaitJob returns when the job has ended, or with an error when the context ends or the driver stops.
+// awaitJob returns when the job has ended, or with an error when the context ends or the driver
+// stops.
 func (d *Driver) awaitJob(ctx context.Context, j *job) error {
 	if isClosed(j.done) {
 		return nil

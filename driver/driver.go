@@ -73,13 +73,13 @@ type Config struct {
 	// driver. It returns an error for invalid parameters.
 	ReadParameters func(raw []byte) (discovery.Parameters, error)
 
-	// AcceptParameters returns an error if the devices of a request do not support the valid parameters of
-	// the request.
+	// AcceptParameters returns an error if the devices of a request do not support the valid
+	// parameters of the request.
 	AcceptParameters discovery.Acceptor
 
-	// OrderDaemons returns the orders for the programs that must run for the devices of a request. Upkeep
-	// fulfils the orders of a claim and returns when the programs are ready; it may be called
-	// repeatedly. UpkeepDir is the parent directory of the programs' files. Optional.
+	// OrderDaemons returns the orders for the programs that must run for the devices of a request.
+	// StartDaemons fulfils the orders of a claim and returns when the programs are ready; it may be
+	// called repeatedly. UpkeepDir is the parent directory of the programs' files. Optional.
 	OrderDaemons discovery.Orderer
 	StartDaemons func(ctx context.Context, uid types.UID, orders []discovery.Order) error
 	UpkeepDir    string
@@ -301,8 +301,8 @@ func (d *Driver) noteRegistration(ctx context.Context, request any, _ *grpc.Unar
 	return handler(ctx, request)
 }
 
-// SetRegistration stores the kubelet's answer to the registration. It is for a [Starter] that does not
-// use the library's options.
+// SetRegistration stores the kubelet's answer to the registration. It is for a [Starter] that does
+// not use the library's options.
 func (d *Driver) SetRegistration(answer Registration) {
 	d.registration.Store(&registered{answer, time.Now()})
 	notify(d.wakePublisher)

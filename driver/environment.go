@@ -82,9 +82,9 @@ func hookOnce(results []ledger.Result) {
 	}
 }
 
-// resultVariables returns environment variables that are independent of vendors: the device names of a
-// request, and the amounts of each shared capacity in the same order. A result without an amount
-// has an empty string between the commas.
+// resultVariables returns environment variables that are independent of vendors: the device names
+// of a request, and the amounts of each shared capacity in the same order. A result without an
+// amount has an empty string between the commas.
 func resultVariables(results []ledger.Result) []string {
 	var names []string
 	amounts := make(map[resourceapi.QualifiedName][]string)

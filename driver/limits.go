@@ -4,8 +4,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// extendedResourcePod returns the pod for whose extended resources the scheduler made a claim, and "" for
-// other claims. The pod is the controller of such a claim
+// extendedResourcePod returns the pod for whose extended resources the scheduler made a claim, and
+// "" for other claims. The pod is the controller of such a claim
 // (pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go, in 1.34 to 1.37).
 func extendedResourcePod(claim *resourceapi.ResourceClaim) string {
 	if claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] != "true" {

@@ -143,8 +143,8 @@ func (m *metadata) mountedSpec(uid string, data []byte) ([]byte, error) {
 	return json.MarshalIndent(spec, "", "  ")
 }
 
-// storeFile stores the content of a file, or, if data is nil, its existence. It returns the paths of the
-// file. A spec has a second path among the claim's other files.
+// storeFile stores the content of a file, or, if data is nil, its existence. It returns the paths
+// of the file. A spec has a second path among the claim's other files.
 func (m *metadata) storeFile(uid, name string, data []byte) (paths []string) {
 	paths = []string{name}
 	if base := filepath.Base(name); uidOf(base) != "" {

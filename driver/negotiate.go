@@ -32,8 +32,8 @@ const (
 	sooner      = 30 // divisor of the interval after a failure
 )
 
-// detectFeatures detects the API server's features for the publisher. It returns the reason of a failure, and
-// logs the reason if it differs from the last one.
+// detectFeatures detects the API server's features for the publisher. It returns the reason of a
+// failure, and logs the reason if it differs from the last one.
 func (d *Driver) detectFeatures(ctx context.Context, p *publisher, last string) (reason string) {
 	err := d.negotiateFeatures(ctx)
 	if ctx.Err() != nil {
@@ -61,15 +61,15 @@ func (d *Driver) detectFeatures(ctx context.Context, p *publisher, last string) 
 	return reason
 }
 
-// isRejection reports whether the API server rejected the request. No answer, an internal error or a
-// request to slow down is not a rejection.
+// isRejection reports whether the API server rejected the request. No answer, an internal error or
+// a request to slow down is not a rejection.
 func isRejection(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError && !apierrors.IsTooManyRequests(err)
 }
 
-// isStaleWrite reports whether the API server rejected the request only because the slice has changed
-// or is gone. The library reads the slice again and repeats the write.
+// isStaleWrite reports whether the API server rejected the request only because the slice has
+// changed or is gone. The library reads the slice again and repeats the write.
 func isStaleWrite(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }
@@ -78,9 +78,9 @@ func isStaleWrite(err error) bool {
 // answer of an admission webhook. It returns "" if the last detection succeeded or there was none.
 func (d *Driver) Refusal() string { return ptr.Deref(d.refusal.Load(), "") }
 
-// negotiateFeatures detects the optional fields of ResourceSlices that the API server keeps, by creating
-// slices in dry runs. Detection from the published slices would be too late: if the server dropped
-// counters, a whole device and its partitions could both be allocated in the meantime.
+// negotiateFeatures detects the optional fields of ResourceSlices that the API server keeps, by
+// creating slices in dry runs. Detection from the published slices would be too late: if the server
+// dropped counters, a whole device and its partitions could both be allocated in the meantime.
 func (d *Driver) negotiateFeatures(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, negotiateTimeout)
 	defer cancel()
@@ -94,7 +94,8 @@ func (d *Driver) negotiateFeatures(ctx context.Context) error {
 	return nil
 }
 
-// disableFeatures removes features that the API server has disabled, and reports whether the set has changed.
+// disableFeatures removes features that the API server has disabled, and reports whether the set
+// has changed.
 func (d *Driver) disableFeatures(disabled []string) bool {
 	for {
 		before := d.features.Load()

@@ -14,9 +14,9 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// requestParameters returns the parameters of each request from the claim and its device classes. The
-// device class comes first in the allocation, so that the claim overrides it. Invalid parameters
-// are an error.
+// requestParameters returns the parameters of each request from the claim and its device classes.
+// The device class comes first in the allocation, so that the claim overrides it. Invalid
+// parameters are an error.
 func (d *Driver) requestParameters(claim *resourceapi.ResourceClaim, results []ledger.Result) (map[string]discovery.Parameters, error) {
 	asked := make(map[string]discovery.Parameters)
 	var errs []error

@@ -50,8 +50,8 @@ func (d *Driver) preparePatiently(ctx, patience context.Context, claim *resource
 	}
 }
 
-// isTransient reports whether a refusal is temporary, and will usually pass within seconds. While a call
-// waits, this includes a device that is gone or changed: the scan may have been older than the
+// isTransient reports whether a refusal is temporary, and will usually pass within seconds. While a
+// call waits, this includes a device that is gone or changed: the scan may have been older than the
 // return or removal of the device.
 func isTransient(err error, waited bool) bool {
 	var blocked *ledger.Blocked

@@ -252,10 +252,10 @@ func (d *Driver) planClaim(ctx context.Context, claim *resourceapi.ResourceClaim
 	return p, nil
 }
 
-// refuseReallocation refuses a claim with a new allocation while containers may still use the devices of the
-// earlier one. The earlier allocation ended with its last pod, but the kubelet has not unprepared
-// the claim, so the pod was deleted by force. A restarted kubelet prepares the claim nevertheless
-// (pkg/kubelet/cm/dra/claiminfo.go, newClaimInfoFromState, in 1.34 to 1.37).
+// refuseReallocation refuses a claim with a new allocation while containers may still use the
+// devices of the earlier one. The earlier allocation ended with its last pod, but the kubelet has
+// not unprepared the claim, so the pod was deleted by force. A restarted kubelet prepares the claim
+// nevertheless (pkg/kubelet/cm/dra/claiminfo.go, newClaimInfoFromState, in 1.34 to 1.37).
 func (d *Driver) refuseReallocation(p *plan) error {
 	if p.state != ledger.Allocated {
 		return nil // no container can have it
@@ -267,8 +267,8 @@ func (d *Driver) refuseReallocation(p *plan) error {
 	return nil
 }
 
-// recordClaim records the claim in the ledger and then writes its outputs. After a failure the claim has
-// the state in its record, and the next call continues.
+// recordClaim records the claim in the ledger and then writes its outputs. After a failure the
+// claim has the state in its record, and the next call continues.
 func (d *Driver) recordClaim(ctx context.Context, plan *plan) error {
 	wanted := plan.wanted
 	if err := traces.Do(ctx, "write record", func() error { return d.ledger.AllocateClaim(wanted, ledger.Allocated, plan.view) }); err != nil {
@@ -403,8 +403,8 @@ func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocat
 	return r
 }
 
-// consumedCapacity returns how much an allocation consumes of a shared device, or nil for an exclusive
-// allocation.
+// consumedCapacity returns how much an allocation consumes of a shared device, or nil for an
+// exclusive allocation.
 func consumedCapacity(allocated *resourceapi.DeviceRequestAllocationResult, device *rules.Offered) map[resourceapi.QualifiedName]resource.Quantity {
 	switch {
 	case allocated.ShareID != nil:
@@ -438,8 +438,8 @@ func (p *plan) has() bool {
 // configuration.
 func (p *plan) isKept() bool { return p.has() && p.state == ledger.Allocated }
 
-// preparedDevices returns the kubelet's answer for a prepared claim. A device's own CDI ID comes first,
-// since the kubelet uses it as the key of health reports.
+// preparedDevices returns the kubelet's answer for a prepared claim. A device's own CDI ID comes
+// first, since the kubelet uses it as the key of health reports.
 func preparedDevices(r *ledger.Claim, given []rules.Offered) []kubeletplugin.Device {
 	devices := make([]kubeletplugin.Device, 0, len(r.Results))
 	for i, result := range r.Results {

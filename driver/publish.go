@@ -83,8 +83,8 @@ func (p *publisher) isUnpublished() bool {
 	return p.wanted != nil && p.wanted != p.last && (p.last == nil || !equality.Semantic.DeepEqual(*p.last, *p.wanted))
 }
 
-// waitsForFeatures reports whether features must be detected before the next publication. A server that now
-// drops counters keeps those of existing slices.
+// waitsForFeatures reports whether features must be detected before the next publication. A server
+// that now drops counters keeps those of existing slices.
 func (p *publisher) waitsForFeatures() bool {
 	return !p.featuresKnown || !p.featuresConfirmed && p.last != nil && p.isUnpublished() && pool.CompeteAnew(*p.last, *p.wanted)
 }
@@ -109,8 +109,8 @@ func (p *publisher) nextRepetition() time.Time {
 	return retry
 }
 
-// nextPool returns the pool for the library. It is the last pool if the wanted one must wait for the
-// detection of features.
+// nextPool returns the pool for the library. It is the last pool if the wanted one must wait for
+// the detection of features.
 func (p *publisher) nextPool() *resourceslice.Pool {
 	if p.waitsForFeatures() {
 		return p.last
@@ -118,7 +118,8 @@ func (p *publisher) nextPool() *resourceslice.Pool {
 	return p.wanted
 }
 
-// recordDetection stores the result of a detection. The next detection is due after the duration again.
+// recordDetection stores the result of a detection. The next detection is due after the duration
+// again.
 func (p *publisher) recordDetection(err error, now time.Time, again time.Duration) {
 	said := err == nil || isRejection(err) && (p.featuresKnown || now.Sub(p.startTime) >= refusalPause)
 	p.featuresKnown, p.featuresConfirmed, p.nextDetection = p.featuresKnown || said, said && p.isUnpublished(), now.Add(again)
@@ -251,8 +252,8 @@ func (d *Driver) poolInput(v *view, last resourceslice.Pool, now time.Time) (in 
 	return in, changes
 }
 
-// PublishedPool returns the number of ResourceSlices and devices in the last pool given to the library.
-// It reports false before the first publication.
+// PublishedPool returns the number of ResourceSlices and devices in the last pool given to the
+// library. It reports false before the first publication.
 func (d *Driver) PublishedPool() (slices, devices int, known bool) {
 	last := d.lastPool.Load()
 	if last == nil {

@@ -59,8 +59,8 @@ type refusedError struct {
 // Unwrap implements the interface of package errors.
 func (r *refusedError) Unwrap() error { return r.error }
 
-// withRefusal adds a reason to an error. It returns nil and errors that have a reason unchanged. The
-// text stays the same.
+// withRefusal adds a reason to an error. It returns nil and errors that have a reason unchanged.
+// The text stays the same.
 func withRefusal(reason Refusal, err error) error {
 	if err == nil || RefusalOf(err) != RefusedOther && RefusalOf(err) != RefusedDisk {
 		return err

@@ -11,8 +11,8 @@ import (
 	"chandler.dev/internal/traces"
 )
 
-// claimOrders returns the orders for programs that must run for a claim. They require devices with an
-// exclusive allocation.
+// claimOrders returns the orders for programs that must run for a claim. They require devices with
+// an exclusive allocation.
 func (d *Driver) claimOrders(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]discovery.Order, error) {
 	if d.config.OrderDaemons == nil {
 		return nil, nil
@@ -46,8 +46,8 @@ func (d *Driver) claimOrders(results []ledger.Result, devices []rules.Offered, p
 	return orders, nil
 }
 
-// startDaemons starts the programs of a claim, and returns when they are ready. The claim already has its
-// devices, and keeps them after a failure. Programs that were started end with the claim.
+// startDaemons starts the programs of a claim, and returns when they are ready. The claim already
+// has its devices, and keeps them after a failure. Programs that were started end with the claim.
 func (d *Driver) startDaemons(ctx context.Context, p *plan) error {
 	if len(p.orders) == 0 {
 		return nil

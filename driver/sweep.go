@@ -73,8 +73,8 @@ func (d *Driver) pauseSweep(ctx context.Context, about time.Duration) bool {
 	}
 }
 
-// unprepareAbandoned unprepares the abandoned claims that were already suspects, and returns the suspects for
-// the next search.
+// unprepareAbandoned unprepares the abandoned claims that were already suspects, and returns the
+// suspects for the next search.
 func (d *Driver) unprepareAbandoned(ctx context.Context, before map[types.UID]bool) map[types.UID]bool {
 	logger := klog.FromContext(ctx)
 	claims := d.ledger.AllOwners()

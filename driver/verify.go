@@ -34,9 +34,9 @@ func verify(r *ledger.Result, host fs.FS, earlier *ledger.Result) error {
 	return nil
 }
 
-// requireDriver returns an error for a device that has no driver and provides nothing to a container, such
-// as a virtual function that its driver refused. The error is temporary, since a driver may bind to
-// the device soon.
+// requireDriver returns an error for a device that has no driver and provides nothing to a
+// container, such as a virtual function that its driver refused. The error is temporary, since a
+// driver may bind to the device soon.
 func requireDriver(device *rules.Offered) error {
 	driver, edits := device.Attributes.String("driver"), &device.Edits
 	switch {

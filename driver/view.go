@@ -81,9 +81,9 @@ func (v *view) Device(name string) (rules.Offered, bool) {
 	return pool.LookupDevice(v.snapshot, name)
 }
 
-// missingReason returns the reason why a device of that name does not exist. If the device cannot be
-// read, or a family has not answered, as in the first seconds of an agent on a busy node, the error
-// is temporary.
+// missingReason returns the reason why a device of that name does not exist. If the device cannot
+// be read, or a family has not answered, as in the first seconds of an agent on a busy node, the
+// error is temporary.
 func (v *view) missingReason(pool, device string) error {
 	for _, problem := range v.snapshot.Problems {
 		if problem.Device == device || errors.Is(problem.Err, discovery.ErrNoAnswer) {

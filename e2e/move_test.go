@@ -30,9 +30,9 @@ const secondNode = "second"
 // Deployment may be rejected.
 //
 // The kubelet reports allocatable resources only at times: every ten seconds by default, and every
-// second on this cluster (nodeStatusUpdateFrequency; pkg/kubelet/kubelet.go, syncNodeStatus, in 1.31
-// to 1.37). Until then, the scheduler sends pods for GPUs that have moved to DRA, and the kubelet
-// rejects these pods. Therefore a node is cordoned while it is moved to DRA.
+// second on this cluster (nodeStatusUpdateFrequency; pkg/kubelet/kubelet.go, syncNodeStatus, in
+// 1.31 to 1.37). Until then, the scheduler sends pods for GPUs that have moved to DRA, and the
+// kubelet rejects these pods. Therefore a node is cordoned while it is moved to DRA.
 func TestMoveNodeByNode(t *testing.T) {
 	if !has(t, "DRAExtendedResource") {
 		t.Skip("pods that ask by limits are not served through DRA")

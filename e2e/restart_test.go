@@ -104,9 +104,10 @@ func works(t *testing.T) {
 	})
 }
 
-// offers waits until the eight GPUs are in slices, each for one claim, and KVM is allocatable. After
-// a test that shared the GPUs, the slices of the previous agent remain until the new agent publishes
-// its own. A claim that gets a share from such a slice keeps the whole GPU out of the new slices.
+// offers waits until the eight GPUs are in slices, each for one claim, and KVM is allocatable.
+// After a test that shared the GPUs, the slices of the previous agent remain until the new agent
+// publishes its own. A claim that gets a share from such a slice keeps the whole GPU out of the new
+// slices.
 func offers(t *testing.T) {
 	t.Helper()
 	until(t, "all devices to be offered", func(ctx context.Context) error {

@@ -21,8 +21,8 @@ import (
 	"chandler.dev/legacy/list"
 )
 
-// allocateIDs answers the requests of containers for IDs of a resource. It looks up the IDs, computes
-// the edits and records the grants in the ledger. Either all grants are allocated or none.
+// allocateIDs answers the requests of containers for IDs of a resource. It looks up the IDs,
+// computes the edits and records the grants in the ledger. Either all grants are allocated or none.
 func (p *Plugin) allocateIDs(ctx context.Context, l *list.List, resource string, requests [][]string) ([]*pluginapi.ContainerAllocateResponse, error) {
 	var responses []*pluginapi.ContainerAllocateResponse
 	var grants []*ledger.Grant
@@ -75,10 +75,10 @@ const passLimit = 10 * time.Second
 // passInterval is the longest pause between two tries of a waiting call.
 const passInterval = time.Second
 
-// giveGrants records grants. Before, it waits for the end of pods whose IDs the kubelet has forgotten,
-// and for reclaimed devices. A forgotten ID may be detected only when the grants are recorded. For
-// example, when a pod returns under its name, PodResources lists the new pod before the pod has
-// devices. Then give waits again.
+// giveGrants records grants. Before, it waits for the end of pods whose IDs the kubelet has
+// forgotten, and for reclaimed devices. A forgotten ID may be detected only when the grants are
+// recorded. For example, when a pod returns under its name, PodResources lists the new pod before
+// the pod has devices. Then giveGrants waits again.
 func (p *Plugin) giveGrants(ctx context.Context, stock *list.Stock, grants []*ledger.Grant) error {
 	for began := time.Now(); ; {
 		_ = traces.Do(ctx, "wait for pods that have ended", func() error { p.awaitEnd(ctx, grants, began.Add(endTimeout)); return nil })
@@ -98,9 +98,9 @@ func (p *Plugin) giveGrants(ctx context.Context, stock *list.Stock, grants []*le
 	}
 }
 
-// joinsGrant reports whether grants are for the container that was given another function of the same
-// IOMMU group just before. If so, it links the grants in the ledger. A virtual machine requests a
-// GPU and its audio function as two resources.
+// joinsGrant reports whether grants are for the container that was given another function of the
+// same IOMMU group just before. If so, it links the grants in the ledger. A virtual machine
+// requests a GPU and its audio function as two resources.
 func (p *Plugin) joinsGrant(ctx context.Context, grants []*ledger.Grant, first *ledger.Grant) bool {
 	resource := grants[0].Resource
 	if p.config.AsksForBoth == nil || resource == first.Resource || grants[0].With != nil {
@@ -183,7 +183,8 @@ func (p *Plugin) containerResponse(ctx context.Context, allocation rules.Allocat
 	return r, p.name(r, lists, devices)
 }
 
-// newResponse converts edits to the device plugin API, which supports fewer kinds of edits than CDI.
+// newResponse converts edits to the device plugin API, which supports fewer kinds of edits than
+// CDI.
 func newResponse(edits specs.ContainerEdits) (*pluginapi.ContainerAllocateResponse, error) {
 	r := &pluginapi.ContainerAllocateResponse{}
 	errs := []error{needsCDI(edits)}

@@ -19,8 +19,9 @@ import (
 // checkpointFile is the name of the checkpoint in the kubelet's device-plugins directory.
 const checkpointFile = "kubelet_internal_checkpoint"
 
-// ReadHoldings returns the allocations of containers in the kubelet's checkpoint. The argument is the
-// kubelet's device-plugins directory. Some of the containers may have ended; see [AllocatedIDs].
+// ReadHoldings returns the allocations of containers in the kubelet's checkpoint. The argument is
+// the kubelet's device-plugins directory. Some of the containers may have ended; see
+// [AllocatedIDs].
 func ReadHoldings(dir fs.FS) ([]kubeletapi.Holding, error) {
 	c, err := readCheckpoint(dir)
 	var holdings []kubeletapi.Holding
@@ -48,9 +49,9 @@ func nodesIn(answer []byte) (paths []string) {
 	return paths
 }
 
-// AllocatedIDs returns the IDs of containers in the kubelet's checkpoint, by resource. The argument is
-// the kubelet's device-plugins directory. Some of the containers may have ended: the kubelet keeps
-// their entries until its next allocation.
+// AllocatedIDs returns the IDs of containers in the kubelet's checkpoint, by resource. The argument
+// is the kubelet's device-plugins directory. Some of the containers may have ended: the kubelet
+// keeps their entries until its next allocation.
 func AllocatedIDs(dir fs.FS) (map[string][]string, error) {
 	holdings, err := ReadHoldings(dir)
 	ids := make(map[string][]string)
@@ -76,8 +77,8 @@ func readCheckpoint(dir fs.FS) (c checkpoint, err error) {
 	return c, nil
 }
 
-// HeldDevices returns the containers that have the devices, by device name, for all device plugins. It
-// reads the checkpoint in the device-plugins directory, which does not depend on the root of the
+// HeldDevices returns the containers that have the devices, by device name, for all device plugins.
+// It reads the checkpoint in the device-plugins directory, which does not depend on the root of the
 // kubelet (pkg/kubelet/cm/devicemanager/manager.go, NewManagerImpl, in 1.25 to 1.37), and the
 // directories of pods below the root. It is for programs other than the agent, and only reads.
 func HeldDevices(host fs.FS, kubeletRoot, devicePlugins string, known []discovery.Device) (map[string]string, error) {

@@ -70,7 +70,7 @@ func TestHeld(t *testing.T) {
 	}
 }
 
-// Held and Allocated return for any checkpoint.
+// HeldDevices and AllocatedIDs return for any checkpoint.
 func FuzzHeld(f *testing.F) {
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"u","ResourceName":"a.b/c","DeviceIDs":{"0":["0000:6b:00.1"]}}]}}`))
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"DeviceIDs":["old"]}]}}`))

@@ -75,9 +75,9 @@ func (o *offering) update(ctx context.Context, what *offered) {
 	o.stop(ctx, servers)
 }
 
-// checkpointIDs returns the IDs in the kubelet's checkpoint, as long as PodResources does not answer. It
-// also does so while the grants of init containers cannot be read, since PodResources does not list
-// init containers.
+// checkpointIDs returns the IDs in the kubelet's checkpoint, as long as PodResources does not
+// answer. It also does so while the grants of init containers cannot be read, since PodResources
+// does not list init containers.
 func (o *offering) checkpointIDs() (map[string][]string, error) {
 	p := o.plugin
 	if p.config.Allocated == nil || !p.config.Ledger.LastListing().IsZero() {

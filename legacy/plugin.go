@@ -57,8 +57,8 @@ type Config struct {
 
 	// PendingPods reports whether a pod of this node that has not ended requests a resource in an init
 	// container. PodResources does not list init containers, so a grant that is never listed may
-	// belong to one. Such a grant ends after Unconfirmed if Pending returns false. If Pending is
-	// nil, the grant remains until the kubelet allocates its ID again.
+	// belong to one. Such a grant ends after UnconfirmedAfter if PendingPods returns false. If
+	// PendingPods is nil, the grant remains until the kubelet allocates its ID again.
 	PendingPods func(ctx context.Context, resource string) (bool, error)
 
 	// AsksForBoth reports whether exactly one pod of this node that PodResources does not list yet
@@ -147,8 +147,8 @@ func New(config Config) *Plugin {
 	return p
 }
 
-// presentStock returns the present stock for the ledger. It returns the same pointer until a change, so
-// that lists are not computed again without a change.
+// presentStock returns the present stock for the ledger. It returns the same pointer until a
+// change, so that lists are not computed again without a change.
 func (p *Plugin) presentStock() *list.Stock {
 	stock, given := p.stock.Load(), p.foreignNodes.Load()
 	if last := p.lastPresent.Load(); last != nil && last.stock == stock && last.given == given {
@@ -185,10 +185,10 @@ func (p *Plugin) Publish(s *rules.Snapshot, withheld map[string]string) {
 	signal(p.changed)
 }
 
-// SetHostDevices sets all devices of the host, whichever API offers them, with the offers of their families.
-// From these offers the ledger recognises allocations by a replaced plugin. It has done so when
-// SetHostDevices returns, since claims may be waiting for new devices. SetHostDevices offers nothing, and does nothing
-// if the snapshot has not changed.
+// SetHostDevices sets all devices of the host, whichever API offers them, with the offers of their
+// families. From these offers the ledger recognises allocations by a replaced plugin. It has done
+// so when SetHostDevices returns, since claims may be waiting for new devices. SetHostDevices
+// offers nothing, and does nothing if the snapshot has not changed.
 func (p *Plugin) SetHostDevices(all *discovery.Snapshot) {
 	if p.hostDevices.Swap(&all.Devices) == &all.Devices {
 		return

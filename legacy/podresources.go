@@ -26,8 +26,8 @@ const (
 	notWhole = "PodResources does not list all pods yet"
 )
 
-// followKubelet calls PodResources at intervals, and soon after each Allocate, until the context ends.
-// lastError is the reason of the last failure.
+// followKubelet calls PodResources at intervals, and soon after each Allocate, until the context
+// ends. lastError is the reason of the last failure.
 func (p *Plugin) followKubelet(ctx context.Context, lastError string) {
 	ticker := time.NewTicker(p.config.Poll)
 	defer ticker.Stop()
@@ -79,9 +79,10 @@ func (p *Plugin) pollOnce(ctx context.Context, lastError string) string {
 	return reason
 }
 
-// learnNodes reads the device nodes of unknown IDs from the kubelet's checkpoint. These are IDs in the
-// answer of PodResources, and while the answer is not whole, also those in the checkpoint. Listed
-// IDs are read only once. When learn reads more, it drops IDs that are no longer listed.
+// learnNodes reads the device nodes of unknown IDs from the kubelet's checkpoint. These are IDs in
+// the answer of PodResources, and while the answer is not whole, also those in the checkpoint.
+// Listed IDs are read only once. When learnNodes reads more, it drops IDs that are no longer
+// listed.
 func (p *Plugin) learnNodes(ctx context.Context, said *kubeletapi.Listing) {
 	if p.config.Written == nil {
 		return

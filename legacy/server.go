@@ -112,8 +112,8 @@ func (s *server) current() (*list.List, <-chan struct{}) {
 	return s.list, s.changed
 }
 
-// kubeletBelief returns what the kubelet may still assume. The argument is the start of the last whole
-// answer of PodResources.
+// kubeletBelief returns what the kubelet may still assume. The argument is the start of the last
+// whole answer of PodResources.
 func (s *server) kubeletBelief(heard time.Time) list.Belief {
 	s.mu.Lock()
 	defer s.mu.Unlock()

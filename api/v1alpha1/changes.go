@@ -1,8 +1,8 @@
 package v1alpha1
 
 // Passthrough allows VFIO passthrough of the selected devices: they are bound to a vfio driver when
-// a claim needs this. All functions of an IOMMU group must be selected, except bridges and functions without a
-// driver. The functions of a group are allocated together.
+// a claim needs this. All functions of an IOMMU group must be selected, except bridges and
+// functions without a driver. The functions of a group are allocated together.
 type Passthrough struct {
 	Selector `json:",inline"`
 
@@ -54,8 +54,8 @@ type OnDemand struct {
 	Partitions []Selector `json:"partitions,omitempty"`
 
 	// MPS selects NVIDIA GPUs that claims can use with a control daemon of their own, and
-	// TimeSlices selects NVIDIA GPUs whose time slice claims can set. chandler-nvml --sharing-daemons must
-	// run on the node.
+	// TimeSlices selects NVIDIA GPUs whose time slice claims can set. chandler-nvml --sharing-daemons
+	// must run on the node.
 	MPS        []Selector `json:"mps,omitempty"`
 	TimeSlices []Selector `json:"timeSlices,omitempty"`
 }

@@ -42,8 +42,8 @@ func (s *Sharing) overriddenBy(before *Sharing) bool {
 	return s.CEL == before.CEL && before.Nodes != nil && !sameNodes(s.Nodes, before.Nodes)
 }
 
-// sharesEqually reports whether the shares of both entries are equal. The number of shares per device can
-// differ.
+// sharesEqually reports whether the shares of both entries are equal. The number of shares per
+// device can differ.
 func (s *Sharing) sharesEqually(other *Sharing) bool {
 	switch {
 	case (s.Unit == nil) != (other.Unit == nil) || s.Pool != other.Pool:

@@ -69,7 +69,8 @@ func (n *Nodes) validate() error {
 	return nil
 }
 
-// appliesTo reports whether an entry applies to a node. An entry without nodes applies to all nodes.
+// appliesTo reports whether an entry applies to a node. An entry without nodes applies to all
+// nodes.
 func (n *Nodes) appliesTo(node Node) (bool, error) {
 	switch {
 	case n == nil:
@@ -85,11 +86,11 @@ func (n *Nodes) appliesTo(node Node) (bool, error) {
 	return err == nil && selector.Matches(labels.Set(node.Labels)), err
 }
 
-// ForNode returns the part of a valid configuration that applies to a node, with the mode of the node's
-// label. Several entries for one name are for different nodes: if more than one of them applies,
-// the first one wins. The error is for an invalid label, or for entries that contradict each other
-// on this node. With the error [ErrNoLabels], the configuration lacks the entries that depend on
-// labels.
+// ForNode returns the part of a valid configuration that applies to a node, with the mode of the
+// node's label. Several entries for one name are for different nodes: if more than one of them
+// applies, the first one wins. The error is for an invalid label, or for entries that contradict
+// each other on this node. With the error [ErrNoLabels], the configuration lacks the entries that
+// depend on labels.
 func (c *DriverConfig) ForNode(node Node) (*DriverConfig, error) {
 	var unknown error
 	here := func(n *Nodes) bool {

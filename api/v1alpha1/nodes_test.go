@@ -92,7 +92,7 @@ func inShort(c *DriverConfig) string {
 }
 
 // Entries for different nodes may contradict each other. Entries for a common node may not; if that
-// depends on the node, On reports the error.
+// depends on the node, ForNode reports the error.
 func TestContradictionsOnNodes(t *testing.T) {
 	share := func(cel, what, nodes string) string {
 		return `- {cel: "` + cel + `", resource: e.x/s, ` + what + nodes + "}\n"
@@ -132,7 +132,7 @@ func TestContradictionsOnNodes(t *testing.T) {
 	}
 }
 
-// For every configuration that parses, On returns a configuration, or an error other than
+// For every configuration that parses, ForNode returns a configuration, or an error other than
 // [ErrNoLabels].
 func FuzzOn(f *testing.F) {
 	f.Add(forNodes, "pool", "big")

@@ -49,7 +49,8 @@ type Container struct {
 // The state and the configuration come from the runtime, so the limit only protects the memory.
 const maxState = 64 << 20
 
-// ReadContainer returns the file system of a container, by the state that a runtime passes to its hooks.
+// ReadContainer returns the file system of a container, by the state that a runtime passes to its
+// hooks.
 func ReadContainer(state io.Reader) (*Container, error) {
 	var container specs.State
 	if err := json.NewDecoder(io.LimitReader(state, maxState)).Decode(&container); err != nil {
@@ -198,8 +199,8 @@ func (c *Container) replace(name string, create func(dir int, temporary string) 
 	return inContainer(name, err)
 }
 
-// CoverFile mounts a file with other content over one of the container, read only. The content is in
-// memory, so the container needs no writable directory. The covered file is the one that was
+// CoverFile mounts a file with other content over one of the container, read only. The content is
+// in memory, so the container needs no writable directory. The covered file is the one that was
 // resolved first, even if its name changes meanwhile.
 func (c *Container) CoverFile(name string, data []byte) error {
 	target, err := c.openHandle(name)
@@ -267,8 +268,8 @@ func (c *Container) FileSystem(name string) (int64, error) {
 	return int64(stat.Type), inContainer(name, err) //nolint:unconvert // an int32 on some machines
 }
 
-// DeviceNumbers returns the numbers of a character device, and whether there is one. It does not follow a
-// link at the end of the path.
+// DeviceNumbers returns the numbers of a character device, and whether there is one. It does not
+// follow a link at the end of the path.
 func (c *Container) DeviceNumbers(name string) (major, minor uint32, ok bool) {
 	parent, err := c.openHandle(path.Dir(name))
 	if err != nil {

@@ -13,9 +13,9 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// InstallProgram copies a program, or the target of a link, to a path at which container runtimes can run
-// it, unless it is installed already. At any time, a container gets either the old program or the
-// new one.
+// InstallProgram copies a program, or the target of a link, to a path at which container runtimes
+// can run it, unless it is installed already. At any time, a container gets either the old program
+// or the new one.
 func InstallProgram(program, name string) error {
 	from, err := os.Open(program)
 	if err != nil {
@@ -57,9 +57,9 @@ func sameFile(installed, program fs.FileInfo) bool {
 		installed.Size() == program.Size() && installed.ModTime().Equal(program.ModTime())
 }
 
-// KeepInstalled installs a program, and checks at each interval whether it is still installed: without the
-// program, no container with its hooks can start. KeepInstalled returns when the context ends. It calls
-// failed for each failure, but only once for repeated equal failures.
+// KeepInstalled installs a program, and checks at each interval whether it is still installed:
+// without the program, no container with its hooks can start. KeepInstalled returns when the
+// context ends. It calls failed for each failure, but only once for repeated equal failures.
 func KeepInstalled(ctx context.Context, program, name string, interval time.Duration, failed func(error)) {
 	if err := (disk.Files{}).SweepTemporary(filepath.Dir(name), disk.Abandoned, prefix); err != nil {
 		failed(err)

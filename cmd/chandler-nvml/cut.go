@@ -16,8 +16,8 @@ import (
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
-// partitioner creates and removes MIG instances of one GPU. An instance is a GPU instance with a single
-// compute instance of the same size.
+// partitioner creates and removes MIG instances of one GPU. An instance is a GPU instance with a
+// single compute instance of the same size.
 type partitioner struct {
 	lib      nvml.Interface
 	device   nvml.Device
@@ -38,8 +38,8 @@ type place struct {
 // String returns the place in the form of the flags: "1g.10gb@4".
 func (p *place) String() string { return fmt.Sprintf("%s@%d", p.profile.Name, p.at.Start) }
 
-// changeInstance creates or removes an instance, as the flags request, and writes the result of a creation.
-// After an error, the GPU's state is uncertain.
+// changeInstance creates or removes an instance, as the flags request, and writes the result of a
+// creation. After an error, the GPU's state is uncertain.
 func (o *options) changeInstance(lib nvml.Interface, out, errOut io.Writer) error {
 	if (o.cut == "") == (o.remove == "") {
 		return errors.New("either --create or --remove")
@@ -71,8 +71,9 @@ func (o *options) changeInstance(lib nvml.Interface, out, errOut io.Writer) erro
 	return json.NewEncoder(out).Encode(made)
 }
 
-// refuseCut writes the reason for which no instance was created. If the caller has begun a creation,
-// an instance may still exist; in this case, as for a removal, refuse returns the error instead.
+// refuseCut writes the reason for which no instance was created. If the caller has begun a
+// creation, an instance may still exist; in this case, as for a removal, refuseCut returns the
+// error instead.
 func (o *options) refuseCut(out io.Writer, err error) error {
 	if o.cut == "" || o.hasBegun {
 		return err
@@ -190,8 +191,8 @@ func (c *partitioner) cut(p *place) (made facts.Cut, left bool, err error) {
 
 var errDivided = errors.New("another program has divided its GPU instance")
 
-// computeInstance returns the instance of a GPU instance with a single compute instance of the same size.
-// If there is no compute instance and the GPU instance is ours, compute creates one.
+// computeInstance returns the instance of a GPU instance with a single compute instance of the same
+// size. If there is no compute instance and the GPU instance is ours, computeInstance creates one.
 func (c *partitioner) computeInstance(p *place, instance nvml.GpuInstance, ours bool) (facts.Instance, error) {
 	made := facts.Instance{Profile: p.profile.Name, Placement: &facts.Placement{Start: int(p.at.Start), Size: int(p.at.Size)}}
 	info, ret := instance.GetInfo()

@@ -11,7 +11,7 @@
 // that GPUs can be reset, and the driver can be unloaded, only after the program has ended.
 //
 // With --sharing-daemons, the program is a separate service that outlives the agent: it runs MPS
-// daemons for claims, and sets time slices; see package upkeep.
+// daemons for claims, and sets time slices; see package sharing.
 //
 // With --files, the program uses neither GPUs nor NVML. It prints, in the format of package
 // userspace, the driver files for containers, by NVIDIA's own code for CDI specs (nvcdi), which
@@ -131,8 +131,8 @@ var libraryDirs = []string{
 
 const libraryName = "libnvidia-ml.so.1"
 
-// libraryPath returns the path of NVML below a root, or only its name, with which the dynamic linker
-// searches the system's directories.
+// libraryPath returns the path of NVML below a root, or only its name, with which the dynamic
+// linker searches the system's directories.
 func libraryPath(root string) string {
 	for _, dir := range libraryDirs {
 		file := filepath.Join(root, dir, libraryName)

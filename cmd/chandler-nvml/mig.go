@@ -81,8 +81,8 @@ func (r *reader) readInstances(g *gpu, now *facts.GPU) {
 	}
 }
 
-// readInstance describes a MIG device of a GPU, as far as its properties are known. It returns false if
-// the instance IDs are unknown.
+// readInstance describes a MIG device of a GPU, as far as its properties are known. It returns
+// false if the instance IDs are unknown.
 func (r *reader) readInstance(g *gpu, mig nvml.Device, now *facts.GPU) (facts.Instance, bool) {
 	gpuMemory := uint64(now.MemoryBytes)
 	gi, giRet := mig.GetGpuInstanceId()
@@ -135,7 +135,8 @@ func profile(a nvml.DeviceAttributes, gpuMemory uint64) string {
 	return computeProfile(a, fmt.Sprintf("%dg.%dgb", a.GpuInstanceSliceCount, int(memory)))
 }
 
-// computeProfile returns the profile name of an instance, from the profile name of its GPU instance.
+// computeProfile returns the profile name of an instance, from the profile name of its GPU
+// instance.
 func computeProfile(a nvml.DeviceAttributes, name string) string {
 	if a.ComputeInstanceSliceCount != a.GpuInstanceSliceCount {
 		return fmt.Sprintf("%dc.%s", a.ComputeInstanceSliceCount, name)
@@ -186,9 +187,9 @@ func (r *reader) suffix(device, mig nvml.Device, gi int) (string, bool) {
 	return "", false
 }
 
-// readPlacement sets the placement of an instance, if known, and returns its profile among the listed ones,
-// or nil. NVML gives the placement only to privileged processes. told is false if NVML may answer
-// later.
+// readPlacement sets the placement of an instance, if known, and returns its profile among the
+// listed ones, or nil. NVML gives the placement only to privileged processes. told is false if NVML
+// may answer later.
 func (g *gpu) readPlacement(instance *facts.Instance) (listed *kind, told bool) {
 	handle, ret := g.device.GetGpuInstanceById(instance.GI)
 	if ret != nvml.SUCCESS {
@@ -233,8 +234,8 @@ func (r *reader) readPlacements(g *gpu, now *facts.GPU) {
 	}
 }
 
-// listKinds returns the profiles of a GPU with the given memory. There are none if the library is too
-// old to create instances at a chosen placement, or does not list placements to this program.
+// listKinds returns the profiles of a GPU with the given memory. There are none if the library is
+// too old to create instances at a chosen placement, or does not list placements to this program.
 // Profiles without a possible instance are left out. told is false if NVML may answer later.
 func listKinds(lib nvml.Interface, device nvml.Device, gpuMemory uint64) (all []kind, told bool) {
 	for _, function := range []string{"nvmlDeviceGetGpuInstancePossiblePlacements_v2", "nvmlDeviceCreateGpuInstanceWithPlacement"} {

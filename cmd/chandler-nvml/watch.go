@@ -15,17 +15,17 @@ import (
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
-// harmlessXIDs are errors that leave a GPU usable. An application causes 13 (graphics exception), 31
-// (memory page fault), 43 and 68 (its own work stopped) and 45 (cleanup after it), as in NVIDIA's
-// device plugin; after 94 (contained memory error) the application has to be restarted; and 154
-// only reports a change of the recovery action, which is read anyway. 109 (context switch timeout),
-// which that plugin ignores, requires a reset of the GPU. The remedies are in NVIDIA's XID
-// catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html: RESTART_APP for 94,
+// harmlessXIDs are errors that leave a GPU usable. An application causes 13 (graphics exception),
+// 31 (memory page fault), 43 and 68 (its own work stopped) and 45 (cleanup after it), as in
+// NVIDIA's device plugin; after 94 (contained memory error) the application has to be restarted;
+// and 154 only reports a change of the recovery action, which is read anyway. 109 (context switch
+// timeout), which that plugin ignores, requires a reset of the GPU. The remedies are in NVIDIA's
+// XID catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html: RESTART_APP for 94,
 // RESET_GPU for 109).
 var harmlessXIDs = []uint64{13, 31, 43, 45, 68, 94, 154}
 
-// settleTime is how long an error is kept without a recovery action of the driver, which may follow a
-// little later.
+// settleTime is how long an error is kept without a recovery action of the driver, which may follow
+// a little later.
 const settleTime = time.Minute
 
 // maxXIDs limits the errors that are kept for each GPU.
@@ -34,9 +34,9 @@ const maxXIDs = 16
 // wantedEvents are the registered events, as far as a GPU supports them.
 const wantedEvents = nvml.EventTypeXidCriticalError | nvml.EventMigConfigChange | nvml.EventTypeGpuRecoveryAction | nvml.EventTypeGpuUnavailableError
 
-// watchGPUs writes the current facts, and again after the interval, after an error of a GPU, or after a
-// change of its MIG instances. It ends when the host's GPUs change: NVML has only the GPUs from the
-// time of its start.
+// watchGPUs writes the current facts, and again after the interval, after an error of a GPU, or
+// after a change of its MIG instances. It ends when the host's GPUs change: NVML has only the GPUs
+// from the time of its start.
 func (r *reader) watchGPUs(out io.Writer, o *options) error {
 	set := r.register()
 	before, err := listGPUs(o.gpus)

@@ -327,9 +327,9 @@ func elided(shown string) *regexp.Regexp {
 	return regexp.MustCompile(`\A` + strings.Join(parts, `(.*\n)*`) + `\z`)
 }
 
-// Every YAML block of the documentation is valid: "kubectl chandler validate" accepts configurations
-// and claims, Kubernetes types accept Kubernetes objects, and "kubectl chandler import" accepts
-// configurations of other device plugins.
+// Every YAML block of the documentation is valid: "kubectl chandler validate" accepts
+// configurations and claims, Kubernetes types accept Kubernetes objects, and "kubectl chandler
+// import" accepts configurations of other device plugins.
 func TestDocsYAML(t *testing.T) {
 	strict := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
 	for _, page := range userPages(t) {

@@ -90,7 +90,8 @@ warnings), and 2 if doctor itself could not run.`,
 	return cmd
 }
 
-// inheritOptions copies the agent's options for unset flags, if this process runs in the agent's pod.
+// inheritOptions copies the agent's options for unset flags, if this process runs in the agent's
+// pod.
 func (o *doctorOptions) inheritOptions(flags *pflag.FlagSet, own map[string]string) {
 	if own == nil {
 		return
@@ -104,7 +105,8 @@ func (o *doctorOptions) inheritOptions(flags *pflag.FlagSet, own map[string]stri
 // places lists the agent's options with directories and the node name.
 var places = []string{"host-root", "kubelet-root", "device-plugin-dir", "node-name"}
 
-// inheritFlags sets flags to the options of the agent in the same pod, unless the user has set them.
+// inheritFlags sets flags to the options of the agent in the same pod, unless the user has set
+// them.
 func inheritFlags(flags *pflag.FlagSet, own map[string]string, names ...string) {
 	for _, name := range names {
 		if value := own[name]; value != "" && flags.Lookup(name) != nil && !flags.Changed(name) {

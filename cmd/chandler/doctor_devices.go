@@ -189,8 +189,8 @@ func holders(n nodeNow) map[string][]doctor.Holder {
 	return found
 }
 
-// allowedIDs returns the device plugin IDs that the agent may list, by resource. A resource of DRA alone
-// has no IDs.
+// allowedIDs returns the device plugin IDs that the agent may list, by resource. A resource of DRA
+// alone has no IDs.
 func allowedIDs(snapshot *rules.Snapshot, places map[string]discovery.Mode) map[string][]string {
 	found := make(map[string][]string)
 	if places == nil {
@@ -207,8 +207,8 @@ func allowedIDs(snapshot *rules.Snapshot, places map[string]discovery.Mode) map[
 	return found
 }
 
-// waitingDevices returns the devices that wait to move to the other API, nil before an agent has placed the
-// devices.
+// waitingDevices returns the devices that wait to move to the other API, nil before an agent has
+// placed the devices.
 func waitingDevices(n nodeNow) (found []doctor.Wait) {
 	if n.API == nil {
 		return nil

@@ -105,8 +105,8 @@ func (f *configFile) lastSettings(name string) (agent.Settings, error) {
 // follow the kubelet's links, which swap the files of a volume.
 const followInterval = 10 * time.Second
 
-// followChanges reads the configuration file and receives the node's labels until the context ends. Each
-// result is sent to changes.
+// followChanges reads the configuration file and receives the node's labels until the context ends.
+// Each result is sent to changes.
 func (f *configFile) followChanges(ctx context.Context, changes chan<- agent.Change) {
 	ticker := time.NewTicker(followInterval)
 	defer ticker.Stop()
@@ -155,8 +155,8 @@ func (f *configFile) readChanged() (changed bool) {
 	return true
 }
 
-// computeSettings computes the settings for the node. If only labels changed and the configuration does not
-// depend on them, the rules stay the same.
+// computeSettings computes the settings for the node. If only labels changed and the configuration
+// does not depend on them, the rules stay the same.
 func (f *configFile) computeSettings() {
 	if f.readError != "" {
 		f.result = agent.Change{Err: fmt.Errorf("read config: %s", f.readError)}

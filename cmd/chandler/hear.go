@@ -15,9 +15,9 @@ import (
 // kernel's events about interfaces do not reach the agent.
 const interfacesInterval = time.Second
 
-// receiveEvents returns a function that receives the kernel's events. If events about the host's network
-// interfaces do not reach the agent, the function compares their names instead. recoveries receives
-// the results of error recoveries.
+// receiveEvents returns a function that receives the kernel's events. If events about the host's
+// network interfaces do not reach the agent, the function compares their names instead. recoveries
+// receives the results of error recoveries.
 func receiveEvents(host fs.FS, recoveries *discovery.Recoveries) func(ctx context.Context, events chan discovery.Changes) error {
 	return func(ctx context.Context, events chan discovery.Changes) error {
 		if hostfs.HasSys(host) && !discovery.SharesNetwork(host) {

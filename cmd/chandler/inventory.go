@@ -130,7 +130,8 @@ func (o *inventoryOptions) facts(ctx context.Context, errOut io.Writer, args []s
 // lookInterval is the minimum interval between two scans for the web UI.
 const lookInterval = 2 * time.Second
 
-// serveInventory serves the web UI. The machine is scanned again on request, at most once per lookInterval.
+// serveInventory serves the web UI. The machine is scanned again on request, at most once per
+// lookInterval.
 func (o *inventoryOptions) serveInventory(ctx context.Context, out io.Writer, facts inventory.Facts, args []string) error {
 	var mu sync.Mutex
 	last := inventory.Make(facts)
@@ -152,8 +153,8 @@ func (o *inventoryOptions) serveInventory(ctx context.Context, out io.Writer, fa
 // recordedName returns the name of a recorded host.
 func recordedName(file string) string { return strings.TrimSuffix(filepath.Base(file), ".host") }
 
-// applyStates returns a snapshot with the device states from the agent's file, and the times since when
-// they hold. If the file is missing or unreadable, the snapshot is returned unchanged.
+// applyStates returns a snapshot with the device states from the agent's file, and the times since
+// when they hold. If the file is missing or unreadable, the snapshot is returned unchanged.
 func applyStates(kubelet fs.FS, s *discovery.Snapshot) *discovery.Snapshot {
 	var settler discovery.Settler
 	data, err := fs.ReadFile(kubelet, stateDir+"/"+agent.HealthFile)

@@ -268,8 +268,8 @@ func (o *migrateOptions) nextRules(text []byte) (*rules.Rules, error) {
 	return compiled, err
 }
 
-// addGrant adds an allocation of the device plugin API without a record of the agent. Another plugin
-// made such an allocation, or the agent has not seen it yet.
+// addGrant adds an allocation of the device plugin API without a record of the agent. Another
+// plugin made such an allocation, or the agent has not seen it yet.
 func (n *nodeNow) addGrant(stock *list.Stock, resource, container string, ids []string) {
 	for _, id := range ids {
 		if slices.ContainsFunc(n.Entries, func(e ledger.Entry) bool { return e.Key() == ledger.GrantKey(resource, id) }) {

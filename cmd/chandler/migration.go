@@ -114,8 +114,8 @@ func (n *migratingName) count(step agent.Step, entries []ledger.Entry) {
 	}
 }
 
-// addNotes adds the consequences of the move for the scheduler and for pods. The scheduler's rules are
-// in pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest and
+// addNotes adds the consequences of the move for the scheduler and for pods. The scheduler's rules
+// are in pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest and
 // shouldDelegateResourceToDRA, read in 1.35 to 1.37.
 func (m *migration) addNotes() {
 	m.Notes = []string{}

@@ -17,8 +17,8 @@ var moved = []struct{ name, desk string }{
 	{"config", "import"}, // chandler config import
 }
 
-// addMoved adds a hidden command for each moved command, which fails with the name of the command to
-// use.
+// addMoved adds a hidden command for each moved command, which fails with the name of the command
+// to use.
 func addMoved(cmd *cobra.Command) {
 	for _, m := range moved {
 		cmd.AddCommand(&cobra.Command{

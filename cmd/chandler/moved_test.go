@@ -40,8 +40,8 @@ func TestMovedCommands(t *testing.T) {
 	}
 }
 
-// The node's program contains no code for users of a cluster: no importer, no kubectl plugin, and no
-// allocator of Kubernetes.
+// The node's program contains no code for users of a cluster: no importer, no kubectl plugin, and
+// no allocator of Kubernetes.
 func TestPackagesOfTheNode(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {

@@ -59,8 +59,8 @@ func shippedClasses() ([]inventory.Class, error) {
 	return web.CompileClasses(classes)
 }
 
-// pageServer returns the function that serves the agent's web UI, or nil without an address. The agent
-// continues if the web UI cannot be served.
+// pageServer returns the function that serves the agent's web UI, or nil without an address. The
+// agent continues if the web UI cannot be served.
 func (o *runOptions) pageServer(client kubernetes.Interface) func(context.Context, func() (inventory.Facts, bool)) {
 	if o.pageAddress == "" {
 		return nil

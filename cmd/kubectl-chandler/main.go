@@ -1,5 +1,5 @@
-// Command kubectl-chandler contains the commands of Chandler for users of a cluster. kubectl runs it as
-// "kubectl chandler". It does not run on nodes, and the agent's image does not contain it.
+// Command kubectl-chandler contains the commands of Chandler for users of a cluster. kubectl runs
+// it as "kubectl chandler". It does not run on nodes, and the agent's image does not contain it.
 package main
 
 import (

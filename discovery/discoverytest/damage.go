@@ -45,10 +45,10 @@ func halfWritten(host *Tree, name string) *Tree {
 	return host.WithoutFile(name)
 }
 
-// checkDamage damages each file, link and node of the host in turn, in every way. It expects that no
-// scan panics and that only the file's own devices change. It leaves out files that the scan does
-// not read, because their damage cannot affect the scan. A [IsBrief] test damages every fourth file,
-// each in a single way that differs from file to file.
+// checkDamage damages each file, link and node of the host in turn, in every way. It expects that
+// no scan panics and that only the file's own devices change. It leaves out files that the scan
+// does not read, because their damage cannot affect the scan. A [IsBrief] test damages every fourth
+// file, each in a single way that differs from file to file.
 func checkDamage(t *testing.T, host *discovery.Host, f *discovery.Family, whole *discovery.Snapshot) {
 	t.Helper()
 	tree := host.FS.(*Tree)
@@ -80,8 +80,8 @@ func checkDamage(t *testing.T, host *discovery.Host, f *discovery.Family, whole 
 	}
 }
 
-// IsBrief reports whether a test of many hosts should leave some out: with -short, and with the race
-// detector, which makes a scan ten times slower and finds the same races on each host.
+// IsBrief reports whether a test of many hosts should leave some out: with -short, and with the
+// race detector, which makes a scan ten times slower and finds the same races on each host.
 func IsBrief() bool {
 	info, _ := debug.ReadBuildInfo()
 	return testing.Short() || info != nil && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
@@ -133,8 +133,8 @@ func withoutLinks(d discovery.Device) discovery.Device {
 	return d
 }
 
-// carriesAll reports whether all harmed devices are below a directory, as USB devices are below their
-// controller.
+// carriesAll reports whether all harmed devices are below a directory, as USB devices are below
+// their controller.
 func carriesAll(dir string, harmed map[string]bool, devices []discovery.Device) bool {
 	return !slices.ContainsFunc(devices, func(d discovery.Device) bool {
 		return harmed[d.Silicon()] && !slices.ContainsFunc(append([]string{d.Source}, d.Includes...), func(own string) bool {
@@ -143,9 +143,10 @@ func carriesAll(dir string, harmed map[string]bool, devices []discovery.Device) 
 	})
 }
 
-// fileOwners returns the physical devices that own a file. A file belongs to a device if the file is
-// below one of the device's directories, below a directory of the same name, or below the directory
-// of the device's physical device. Otherwise a device node belongs to the devices that use it.
+// fileOwners returns the physical devices that own a file. A file belongs to a device if the file
+// is below one of the device's directories, below a directory of the same name, or below the
+// directory of the device's physical device. Otherwise a device node belongs to the devices that
+// use it.
 func fileOwners(name string, devices []discovery.Device) map[string]bool {
 	owners, using := make(map[string]bool), make(map[string]bool)
 	for i := range devices {

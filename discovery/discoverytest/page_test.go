@@ -49,7 +49,8 @@ func TestDocsOfAttributes(t *testing.T) {
 	}
 }
 
-// exampleOf returns an attribute with the value that text represents, none if text has another type.
+// exampleOf returns an attribute with the value that text represents, none if text has another
+// type.
 func exampleOf(kind, text string) (a resourceapi.DeviceAttribute) {
 	switch kind {
 	case "string":

@@ -12,9 +12,9 @@ import (
 	"chandler.dev/discovery"
 )
 
-// sameDevice reports whether two descriptions of a device are equal. Reflection would work, but takes
-// most of the time of a test under the race detector. So same uses reflection only for fields that
-// families rarely set.
+// sameDevice reports whether two descriptions of a device are equal. Reflection would work, but
+// takes most of the time of a test under the race detector. So sameDevice uses reflection only for
+// fields that families rarely set.
 func sameDevice(a, b *discovery.Device) bool {
 	return a.Name == b.Name && a.Family == b.Family && a.Identity == b.Identity && a.Source == b.Source &&
 		slices.Equal(a.Includes, b.Includes) &&

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Tree is a host's file system in memory. A Tree is immutable: With and Without return another
+// Tree is a host's file system in memory. A Tree is immutable: its methods return another
 // tree, which shares all but the directories on the path. So a change is cheap, and a scan of a
 // tree needs no system call. Paths are resolved as in package hostfs: no link leads out of the
 // tree.

@@ -23,8 +23,8 @@ func TestAllAreValid(t *testing.T) {
 	}
 }
 
-// TestTableOfFamilies expects one row for each family on the start page of the documentation, in the
-// order of [families.All].
+// TestTableOfFamilies expects one row for each family on the start page of the documentation, in
+// the order of [families.All].
 func TestTableOfFamilies(t *testing.T) {
 	text, err := os.ReadFile("../../docs/index.md")
 	if err != nil {

@@ -166,8 +166,8 @@ func (f *hostFS) openChecked(name string) (int, error) {
 	})
 }
 
-// reopenChecked opens a file after checking its type. It opens the checked file even if another process
-// has replaced it since.
+// reopenChecked opens a file after checking its type. It opens the checked file even if another
+// process has replaced it since.
 func (f *hostFS) reopenChecked(op, name string, flags int, check func(*unix.Stat_t) error) (int, error) {
 	found, err := f.openat(op, name, unix.O_PATH)
 	if err != nil {

@@ -36,8 +36,8 @@ const count = discovery.Domain + "/{family}.count"
 
 var accelerators = map[string]string{"kind": "!other"}
 
-// NodeLabels returns the node labels of the devices in a snapshot. The error lists the values of devices
-// that are invalid in label names; their labels are left out.
+// NodeLabels returns the node labels of the devices in a snapshot. The error lists the values of
+// devices that are invalid in label names; their labels are left out.
 func NodeLabels(s *rules.Snapshot, families []*discovery.Family) (map[string]string, error) {
 	all := make(map[string]string)
 	var errs []error
@@ -131,7 +131,8 @@ func mainOf(word string, devices []device) []device {
 	})
 }
 
-// labelValues returns the labels of the devices for a name and a value, in the order of the devices.
+// labelValues returns the labels of the devices for a name and a value, in the order of the
+// devices.
 func labelValues(name, value, space string, devices []device) []*labelValue {
 	var made []*labelValue
 	for _, d := range devices {
@@ -150,8 +151,8 @@ func labelValues(name, value, space string, devices []device) []*labelValue {
 	return made
 }
 
-// fillWords replaces the words in a text by the values of the device. It returns false if the device
-// lacks a value. Counting words remain.
+// fillWords replaces the words in a text by the values of the device. It returns false if the
+// device lacks a value. Counting words remain.
 func (d device) fillWords(text string, fit func(string) string) (string, bool) {
 	words, _ := discovery.LabelWords(text) // validated with the family
 	for _, word := range words {

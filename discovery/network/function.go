@@ -48,10 +48,10 @@ type VDPA struct {
 	Path   string // a node in /dev, or a device of the virtio bus; "" if unknown
 }
 
-// DescribeFunction adds the identifying attributes to a device: ifName, defaultRoute, pfName, pfPCIBusID,
-// vfIndex, sfNumber, representor, acpiIndex, vdpaType, and linkLayer if not yet set. It also adds
-// the ID in the device plugin API, and the file for network plugins. While the interface is in a
-// pod, the attributes of the interface are missing, and the others remain.
+// DescribeFunction adds the identifying attributes to a device: ifName, defaultRoute, pfName,
+// pfPCIBusID, vfIndex, sfNumber, representor, acpiIndex, vdpaType, and linkLayer if not yet set. It
+// also adds the ID in the device plugin API, and the file for network plugins. While the interface
+// is in a pod, the attributes of the interface are missing, and the others remain.
 func (f Function) DescribeFunction(d *discovery.Device, host *discovery.Host) error {
 	errs := []error{f.Port.err, f.describePlace(d)}
 	layer := f.Port.linkLayer

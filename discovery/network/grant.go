@@ -17,11 +17,11 @@ import (
 // InterfaceName is the name of a function's network interface in the container.
 const InterfaceName discovery.Parameter = "interfaceName"
 
-// GrantEdits lists functions and their information in the environment variables of the SR-IOV network
-// device plugin: PCIDEVICE_<PREFIX>_<NAME> and …_INFO for the extended resource of the functions.
-// In DRA it also sets PCIDEVICE and PCIDEVICE_INFO, which are the only variables if there is no
-// extended resource, and moves the interface of a function to the container if the claim sets a
-// name. Pools that need the vhost-net nodes get them.
+// GrantEdits lists functions and their information in the environment variables of the SR-IOV
+// network device plugin: PCIDEVICE_<PREFIX>_<NAME> and …_INFO for the extended resource of the
+// functions. In DRA it also sets PCIDEVICE and PCIDEVICE_INFO, which are the only variables if
+// there is no extended resource, and moves the interface of a function to the container if the
+// claim sets a name. Pools that need the vhost-net nodes get them.
 func GrantEdits(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
 	ids := make([]string, len(given))
 	info := make(map[string]map[string]map[string]string)

@@ -8,23 +8,24 @@ import (
 	"path"
 )
 
-// WriteHost writes the host's files and links below dir. It creates dir if dir does not exist. If dir
-// contains another host, Layout replaces the files that both hosts have and keeps the others: the
-// last host wins.
+// WriteHost writes the host's files and links below dir. It creates dir if dir does not exist. If
+// dir contains another host, WriteHost replaces the files that both hosts have and keeps the
+// others: the last host wins.
 //
 // Empty files replace device nodes. An entry that was unreadable when the host was recorded becomes
 // an empty directory, which is not readable as a file either.
 //
-// WriteHost follows no links: neither the archive nor the content of dir can make Layout write outside
-// of dir.
+// WriteHost follows no links: neither the archive nor the content of dir can make WriteHost write
+// outside of dir.
 func (h *Host) WriteHost(dir string) error {
 	_, err := h.layOut(dir, false)
 	return err
 }
 
-// LayoutNodes is Layout with real device nodes with their recorded numbers. A process that opens
-// such a node opens this machine's device with the same number. If this process is not permitted to
-// create nodes, empty files replace them, and LayoutNodes returns their paths in the form of fs.FS.
+// LayoutNodes is [Host.WriteHost] with real device nodes with their recorded numbers. A process
+// that opens such a node opens this machine's device with the same number. If this process is not
+// permitted to create nodes, empty files replace them, and LayoutNodes returns their paths in the
+// form of fs.FS.
 func (h *Host) LayoutNodes(dir string) (standIns []string, err error) { return h.layOut(dir, true) }
 
 func (h *Host) layOut(dir string, nodes bool) (standIns []string, err error) {

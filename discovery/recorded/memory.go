@@ -53,8 +53,8 @@ type inode struct {
 
 func (i *inode) add(name string) { i.names = append(i.names, name) }
 
-// makeDirectory returns the directory with the given path. It creates missing directories, including
-// parents.
+// makeDirectory returns the directory with the given path. It creates missing directories,
+// including parents.
 func (m memory) makeDirectory(name string) *inode {
 	if i := m[name]; i != nil {
 		return i

@@ -135,7 +135,8 @@ func (s *Snapshot) dropUnlike() {
 	}
 }
 
-// compareAttributes returns an error that names two devices of a resource with different attributes.
+// compareAttributes returns an error that names two devices of a resource with different
+// attributes.
 func (s *Snapshot) compareAttributes(resource string, attributes []resourceapi.QualifiedName) error {
 	var first *Offered
 	for i := range s.Devices {

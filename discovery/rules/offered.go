@@ -31,7 +31,7 @@ type Offered struct {
 	// Want is the required configuration of the device before the device plugin API lists it.
 	Want discovery.Parameters `json:"want,omitempty"`
 
-	// Offers are the offers of the device in the device plugin API: the offers in Classic that have
+	// Offers are the offers of the device in the device plugin API: the offers in PluginOffers that have
 	// a name, with an ID for each share.
 	Offers []discovery.Offer `json:"offers,omitempty"`
 }
@@ -81,8 +81,8 @@ func (s *Snapshot) Lookup(name string) (Offered, bool) {
 	return s.Devices[i], true
 }
 
-// SameSnapshots reports whether two snapshots have the same devices, allocations and problems, so readers
-// can ignore snapshots without changes.
+// SameSnapshots reports whether two snapshots have the same devices, allocations and problems, so
+// readers can ignore snapshots without changes.
 func SameSnapshots(a, b *Snapshot) bool {
 	if a == nil || b == nil {
 		return a == b

@@ -31,7 +31,7 @@ type Rules struct {
 }
 
 // Resource renames the selected devices in the device plugin API, or names devices with IDs but
-// without a name, and sets the API of the devices if Mode is set. A Named device is selected only
+// without a name, and sets the API of the devices if Mode is set. An OptIn device is selected only
 // if Name is one of the device's own offers.
 type Resource struct {
 	Selector
@@ -62,8 +62,8 @@ func Compile(expression string) (Selector, error) {
 	return Selector{expression, compiled}, nil
 }
 
-// SelectsDevice reports whether the expression is true for the device. Reading an attribute that the
-// device does not have is an error.
+// SelectsDevice reports whether the expression is true for the device. Reading an attribute that
+// the device does not have is an error.
 func (s Selector) SelectsDevice(d discovery.Device) (bool, error) {
 	selected, _, err := s.compiled.DeviceMatches(context.Background(), dracel.Device{
 		Driver:                   discovery.Domain,
@@ -78,7 +78,7 @@ func (s Selector) SelectsDevice(d discovery.Device) (bool, error) {
 }
 
 // ApplyTo returns the devices with the rules applied: without excluded devices, and with shares,
-// extended resources and modes. Offers without a name, Named devices without a configured name and
+// extended resources and modes. Offers without a name, OptIn devices without a configured name and
 // PoolOnly devices outside of pools are left out. If an expression fails for a device, the device
 // is not selected and the error is reported as a problem.
 //
@@ -155,9 +155,9 @@ func ownNames(s *discovery.Snapshot) map[string]map[string]bool {
 	return names
 }
 
-// applyDevice applies the rules to the device and reports whether the device is kept. The device's maps
-// and slices belong to the host's snapshot and must not be modified. own contains the family's own
-// resource names. applyDevice adds the device's units to lists, the resources that count units.
+// applyDevice applies the rules to the device and reports whether the device is kept. The device's
+// maps and slices belong to the host's snapshot and must not be modified. own contains the family's
+// own resource names. applyDevice adds the device's units to lists, the resources that count units.
 func (r *Rules) applyDevice(d *Offered, own map[string]bool, lists map[string]*counted) (kept bool, errs []error) {
 	if d.OptIn && !slices.ContainsFunc(r.Resources, func(resource Resource) bool { return d.hasOffer(resource.Name) }) {
 		return false, nil // the device is not configured, so errors are not reported
@@ -243,10 +243,10 @@ func (d *Offered) hasOffer(resource string) bool {
 	return slices.ContainsFunc(d.Offers, func(offer discovery.Offer) bool { return offer.Resource == resource })
 }
 
-// renameOffers returns the offers under a single other name. If the device has several offers, renamed
-// prefers the IDs of the offer with that name, then the IDs of the name's domain, then the IDs of
-// the first offer. A pool of the SR-IOV network device plugin prefers the IDs for such pools. A
-// device without IDs is not offered.
+// renameOffers returns the offers under a single other name. If the device has several offers,
+// renameOffers prefers the IDs of the offer with that name, then the IDs of the name's domain, then
+// the IDs of the first offer. A pool of the SR-IOV network device plugin prefers the IDs for such
+// pools. A device without IDs is not offered.
 func renameOffers(offers []discovery.Offer, resource string, sriov bool) []discovery.Offer {
 	domain, _, _ := strings.Cut(resource, "/")
 	for _, fits := range []func(discovery.Offer) bool{

@@ -109,7 +109,7 @@ func TestRulesNameWhatHasNoName(t *testing.T) {
 	}
 }
 
-// A Named device is offered only under one of its own names, regardless of the selectors.
+// An OptIn device is offered only under one of its own names, regardless of the selectors.
 func TestRulesLetNobodyInUnasked(t *testing.T) {
 	monitor := gpu("monitor", "acme", 0)
 	monitor.OptIn = true
@@ -146,7 +146,7 @@ func TestRulesLetNobodyInUnasked(t *testing.T) {
 	}
 }
 
-// A Named offer is used if the administrator configures its name, and the first offer otherwise.
+// An Optional offer is used if the administrator configures its name, and the first offer otherwise.
 func TestRulesChooseAnOffer(t *testing.T) {
 	part := discovery.Offer{Resource: "example.com/part", IDs: []string{"part0"}}
 	card := discovery.Offer{Resource: "example.com/card", IDs: []string{"card0"}, Unit: "card0", Optional: true}
@@ -210,7 +210,7 @@ func TestCompile(t *testing.T) {
 }
 
 // A configured device yields to a device of another family unless the other device is excluded.
-// Open nodes and common nodes cause no conflict.
+// Nodes of Shareable devices and common nodes cause no conflict.
 func TestConfiguredGivesWay(t *testing.T) {
 	device := func(name, family string, nodes ...string) discovery.Device {
 		d := discovery.Device{Name: name, Family: family, Attributes: discovery.Attributes{}, FromConfig: family == "paths"}

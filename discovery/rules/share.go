@@ -31,8 +31,8 @@ type Sharing struct {
 	Default resource.Quantity `json:"default"`
 }
 
-// ShareForm describes how the device is divided into shares, "" if it is not. If a consumer has a share
-// of one form, the amount left for shares of another form is unknown.
+// ShareForm describes how the device is divided into shares, "" if it is not. If a consumer has a
+// share of one form, the amount left for shares of another form is unknown.
 func (d *Offered) ShareForm() string {
 	if d.Sharing == nil {
 		return ""
@@ -80,10 +80,10 @@ type Share struct {
 	Unit     resource.Quantity
 }
 
-// shareDevice shares the device. The device's maps and slices belong to the original and must not be
-// modified. After an error the device remains whole and has no ID in the device plugin API. If the
-// list of the resource has no room for the units, the device is shared but has no ID. For a device
-// with unlimited sharing, only the number of IDs changes.
+// shareDevice shares the device. The device's maps and slices belong to the original and must not
+// be modified. After an error the device remains whole and has no ID in the device plugin API. If
+// the list of the resource has no room for the units, the device is shared but has no ID. For a
+// device with unlimited sharing, only the number of IDs changes.
 func (s *Share) shareDevice(d *Offered, lists map[string]*counted) error {
 	sharing, offers, err := s.sharingOf(d, lists)
 	if err == nil && sharing != nil && s.Replicas > 0 {
@@ -127,8 +127,8 @@ func (s *Share) sharingOf(d *Offered, lists map[string]*counted) (*Sharing, []di
 	return &Sharing{s.Capacity, s.Unit, all}, offers, err
 }
 
-// recountOffers returns the offers of a device with unlimited sharing, with the configured number of
-// IDs.
+// recountOffers returns the offers of a device with unlimited sharing, with the configured number
+// of IDs.
 func (s *Share) recountOffers(offers []discovery.Offer) ([]discovery.Offer, error) {
 	fixed := func(offer discovery.Offer) bool { return offer.Stem == "" }
 	if s.Replicas == 0 || s.Pool || slices.ContainsFunc(offers, fixed) {

@@ -56,8 +56,8 @@ func (d Device) In(fsys fs.FS) Device {
 	return d
 }
 
-// BusDevices returns the devices of a bus, in name order: /sys/bus/pci/devices/*. If the kernel has no
-// such bus, the error wraps fs.ErrNotExist.
+// BusDevices returns the devices of a bus, in name order: /sys/bus/pci/devices/*. If the kernel has
+// no such bus, the error wraps fs.ErrNotExist.
 //
 // A device caches its driver and PCIID after the first read. Use the devices for one scan, and in
 // one goroutine.
@@ -65,8 +65,8 @@ func BusDevices(fsys fs.FS, bus string) ([]Device, error) {
 	return listDevices(fsys, path.Join("sys/bus", bus, "devices"))
 }
 
-// ClassDevices returns the devices of a class, in name order: /sys/class/drm/*. If the kernel has no such
-// class, the error wraps fs.ErrNotExist.
+// ClassDevices returns the devices of a class, in name order: /sys/class/drm/*. If the kernel has
+// no such class, the error wraps fs.ErrNotExist.
 func ClassDevices(fsys fs.FS, class string) ([]Device, error) {
 	return listDevices(fsys, path.Join("sys/class", class))
 }
@@ -126,7 +126,7 @@ func (d Device) HasEntry(name string) bool {
 	return found
 }
 
-// Has reports the same as Exists, and returns the error if the entry is inaccessible.
+// Has reports the same as HasEntry, and returns the error if the entry is inaccessible.
 func (d Device) Has(name string) (bool, error) {
 	_, err := fs.Lstat(d.fsys, path.Join(d.Path, name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -151,8 +151,8 @@ func (d Device) Children(dir string) []Device {
 	return children
 }
 
-// NumberedChildren returns the Children of dir whose names are the prefix and a number of up to 16 bits, in
-// name order: Numbered("drm", "card") returns card0.
+// NumberedChildren returns the Children of dir whose names are the prefix and a number of up to 16
+// bits, in name order: NumberedChildren("drm", "card") returns card0.
 func (d Device) NumberedChildren(dir, prefix string) []Device {
 	return slices.DeleteFunc(d.Children(dir), func(child Device) bool {
 		digits, ok := strings.CutPrefix(child.Name(), prefix)
@@ -204,8 +204,8 @@ func (d Device) readDriver() string {
 	return d.Uevent()["DRIVER"]
 }
 
-// HasDriver reports whether a driver is bound to the device. The driver's name may be unknown: a tree
-// that was copied without links still has the directories that only drivers create.
+// HasDriver reports whether a driver is bound to the device. The driver's name may be unknown: a
+// tree that was copied without links still has the directories that only drivers create.
 func (d Device) HasDriver() bool {
 	return d.Driver() != "" || slices.ContainsFunc([]string{"drm", "accel", "net", "infiniband"}, d.HasEntry)
 }
@@ -284,8 +284,8 @@ func (a *Attrs) Text(name string) (string, bool) {
 	return text, text != ""
 }
 
-// RequiredText returns an attribute that the kernel never leaves empty. An empty attribute or a dangling
-// link is an error.
+// RequiredText returns an attribute that the kernel never leaves empty. An empty attribute or a
+// dangling link is an error.
 func (a *Attrs) RequiredText(name string) (string, bool) {
 	failed := len(a.errs)
 	text, ok := a.Text(name)

@@ -124,8 +124,8 @@ var modaliasFields = [...]struct {
 	digits int
 }{{"pci:v", 8}, {"d", 8}, {"sv", 8}, {"sd", 8}, {"bc", 2}, {"sc", 2}, {"i", 2}}
 
-// parseModalias parses "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00". The second result is
-// false for any other text, such as the beginning of a modalias.
+// parseModalias parses "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00". The second result
+// is false for any other text, such as the beginning of a modalias.
 func parseModalias(text string) (PCIID, bool) {
 	var numbers [len(modaliasFields)]string
 	rest := text

@@ -126,10 +126,10 @@ func common[T comparable](a, b []T) bool {
 	return slices.ContainsFunc(a, func(element T) bool { return slices.Contains(b, element) })
 }
 
-// OrderSilicon returns the names of physical devices so that close devices follow each other: a consumer
-// that takes the first few gets close devices. The order begins with the first name, and continues
-// with the device closest to the previous one. If several are equally close, the device closest to
-// all chosen devices wins. The result is the same for the same devices.
+// OrderSilicon returns the names of physical devices so that close devices follow each other: a
+// consumer that takes the first few gets close devices. The order begins with the first name, and
+// continues with the device closest to the previous one. If several are equally close, the device
+// closest to all chosen devices wins. The result is the same for the same devices.
 func OrderSilicon(devices []discovery.Device) []string {
 	wholes := make(map[string][]*discovery.Device)
 	var names []string
@@ -149,8 +149,8 @@ func OrderSilicon(devices []discovery.Device) []string {
 	return orderNearest(names, places)
 }
 
-// orderNearest implements the order of [OrderSilicon]. The running time grows with the square of the number of
-// names.
+// orderNearest implements the order of [OrderSilicon]. The running time grows with the square of
+// the number of names.
 func orderNearest(names []string, places []*Place) []string {
 	pull := make([]int, len(names)) // sum of the nearness to all chosen devices
 	chosen := make([]bool, len(names))

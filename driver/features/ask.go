@@ -17,10 +17,10 @@ import (
 // create returns the slice as the API server would store it.
 type create func(resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error)
 
-// DetectFeatures returns the optional ResourceSlice fields that the API server keeps. It creates slices of the
-// node in dry runs: one with all optional fields except lists, one for each field if the server
-// refuses the first, and one with a list. DetectFeatures returns an error if the server does not answer, or
-// refuses every slice whatever its fields.
+// DetectFeatures returns the optional ResourceSlice fields that the API server keeps. It creates
+// slices of the node in dry runs: one with all optional fields except lists, one for each field if
+// the server refuses the first, and one with a list. DetectFeatures returns an error if the server
+// does not answer, or refuses every slice whatever its fields.
 func DetectFeatures(ctx context.Context, client kubernetes.Interface, nodeName string) (kept Set, err error) {
 	create := func(spec resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error) {
 		return dryRun(ctx, client, nodeName, spec)

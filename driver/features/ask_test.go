@@ -109,8 +109,8 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// If the server does not answer, refuses dry runs, or refuses every slice in a dry run, Ask returns
-// no feature.
+// If the server does not answer, refuses dry runs, or refuses every slice in a dry run,
+// DetectFeatures returns no feature.
 func TestNoAnswer(t *testing.T) {
 	invalid := apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "", nil)
 	for name, refusal := range map[string]error{

@@ -13,9 +13,9 @@
 //
 // # What is published without a feature
 //
-// The set is a parameter of pool.BuildPool, the pure function that computes slices. For each missing
-// field, something else is published, and never such that the scheduler could allocate one physical
-// device to two claims:
+// The set is a parameter of pool.BuildPool, the pure function that computes slices. For each
+// missing field, something else is published, and never such that the scheduler could allocate one
+// physical device to two claims:
 //
 //   - DRANodeAllocatableResources: the host resources needed by consumers of devices are not
 //     charged.

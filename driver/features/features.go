@@ -38,8 +38,8 @@ func (s Set) AllFeatures() (features []Feature) {
 	return features
 }
 
-// WithoutFeatures returns the set without some features, by name. Unknown names are ignored, since their
-// fields are never published.
+// WithoutFeatures returns the set without some features, by name. Unknown names are ignored, since
+// their fields are never published.
 func (s Set) WithoutFeatures(names ...string) Set {
 	for _, name := range names {
 		s.set(name, false)

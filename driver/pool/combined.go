@@ -22,8 +22,8 @@ const (
 	combinedTaken    = 1024 // counters consumed by all devices of a slice
 )
 
-// combineSlices returns slices with each counter set next to all its consumers. Kubernetes 1.34 requires
-// this layout, since its scheduler counts within a slice
+// combineSlices returns slices with each counter set next to all its consumers. Kubernetes 1.34
+// requires this layout, since its scheduler counts within a slice
 // (structured/internal/incubating/allocator_incubating.go of 0.34, checkAvailableCounters). The
 // slices are ordered by their first devices. Devices of a counter set too large for a slice are
 // left out, with a problem for each in left.
@@ -39,8 +39,8 @@ func (in *input) combineSlices(all content) (out []resourceslice.Slice, left []d
 	return out, left
 }
 
-// smallestSlices returns the smallest possible slices: each counter set with all its consumers, and each
-// other device alone.
+// smallestSlices returns the smallest possible slices: each counter set with all its consumers, and
+// each other device alone.
 func (c content) smallestSlices() (units []resourceslice.Slice) {
 	of := make(map[string]int) // index in units, by counter set
 	for _, device := range c.inOrder() {
@@ -82,9 +82,9 @@ func fitsLimits(slice resourceslice.Slice) bool {
 
 var errNoRoom = errors.New("the API server wants all devices that compete in one slice, which has no room for so many")
 
-// fitUnit removes devices from a unit too large for a slice. The last devices are removed first, and
-// allocated devices after all others, because the scheduler must see how much the allocated devices
-// consume.
+// fitUnit removes devices from a unit too large for a slice. The last devices are removed first,
+// and allocated devices after all others, because the scheduler must see how much the allocated
+// devices consume.
 func (in *input) fitUnit(unit *resourceslice.Slice) (left []discovery.Problem) {
 	if fitsLimits(*unit) {
 		return nil

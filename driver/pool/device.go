@@ -38,9 +38,10 @@ func (in *input) add(out *content, d *rules.Offered, place int) error {
 }
 
 // names returns the published names of a device, and whether several claims can allocate the device
-// under its single name. If the server lacks sharing, numbered shares replace the single name. There are
-// two exceptions, in which the device is published once, for one claim: a device with counters, which
-// would otherwise be consumed once for each share, and a device whose name has no room for a number.
+// under its single name. If the server lacks sharing, numbered shares replace the single name.
+// There are two exceptions, in which the device is published once, for one claim: a device with
+// counters, which would otherwise be consumed once for each share, and a device whose name has no
+// room for a number.
 func (in *input) names(d *rules.Offered) (names []string, shared bool) {
 	numbered := sharesOf(d)
 	counted := d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && in.Features.Counters
@@ -72,8 +73,9 @@ func nodeOverhead(needed rules.HostResources) map[corev1.ResourceName]resourceap
 	return out
 }
 
-// consumableCapacity returns the capacity of a shared device with the request policy of each entry. For a
-// capacity without a policy the scheduler gives everything to the first claim (fillEmptyRequest in
+// consumableCapacity returns the capacity of a shared device with the request policy of each entry.
+// For a capacity without a policy the scheduler gives everything to the first claim
+// (fillEmptyRequest in
 // k8s.io/dynamic-resource-allocation/structured/internal/…/consumable_capacity.go), and no second
 // claim could allocate the device.
 func consumableCapacity(d *rules.Offered) discovery.Capacity {
@@ -123,8 +125,8 @@ func toCounters(quantities map[string]resource.Quantity) map[string]resourceapi.
 	return out
 }
 
-// publishedHealth returns the health to publish for a device. An excused device with unknown health is
-// published as healthy.
+// publishedHealth returns the health to publish for a device. An excused device with unknown health
+// is published as healthy.
 func (in *input) publishedHealth(d *rules.Offered) discovery.Health {
 	if d.Health.Status == discovery.Unknown && in.ExcusedHealth[d.Name] {
 		return discovery.Health{Status: discovery.Healthy}

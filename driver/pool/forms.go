@@ -14,11 +14,11 @@ type owned struct {
 	owner ledger.Owner
 }
 
-// reshapedClaims returns the claims with a device in another form than the pool would publish now. The
-// form changes when the administrator configures sharing differently, or when the API server gains
-// or loses sharing. The scheduler cannot see how much such a claim consumes, and the driver would
-// refuse further allocations. The result is indexed by device name, or by the name of the physical
-// device if the device consumes counters.
+// reshapedClaims returns the claims with a device in another form than the pool would publish now.
+// The form changes when the administrator configures sharing differently, or when the API server
+// gains or loses sharing. The scheduler cannot see how much such a claim consumes, and the driver
+// would refuse further allocations. The result is indexed by device name, or by the name of the
+// physical device if the device consumes counters.
 func (in *input) reshapedClaims(devices []rules.Offered) map[string]string {
 	who := make(map[string]string)
 	for i := range devices {

@@ -26,8 +26,8 @@ func takenOf(h ledger.Hold, all map[string]resource.Quantity) (map[string]resour
 	return h.Takes, len(h.Takes) > 0
 }
 
-// counterConsumption returns an allocation's consumption of a counter set, or nil if the allocation has
-// counters of another set.
+// counterConsumption returns an allocation's consumption of a counter set, or nil if the allocation
+// has counters of another set.
 func counterConsumption(h ledger.Hold, set resourceapi.CounterSet) []resourceapi.DeviceCounterConsumption {
 	all := make(map[string]resource.Quantity, len(set.Counters))
 	for name, counter := range set.Counters {

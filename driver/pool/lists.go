@@ -10,8 +10,8 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// publishedAttributes returns the attributes of a device. If the server keeps lists (KEP-5491), a list
-// replaces the string or number of the same name. A list beyond the limits is omitted, and its
+// publishedAttributes returns the attributes of a device. If the server keeps lists (KEP-5491), a
+// list replaces the string or number of the same name. A list beyond the limits is omitted, and its
 // string or number remains.
 func (in *input) publishedAttributes(d *rules.Offered) discovery.Attributes {
 	if !in.Features.Lists || len(d.Lists) == 0 {

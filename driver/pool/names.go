@@ -6,8 +6,8 @@ import "chandler.dev/discovery/rules"
 // a server without sharing.
 const numberedShares = 64
 
-// LookupDevice returns the device for an allocated name, which is the name of a device or of a numbered
-// share of a shared device.
+// LookupDevice returns the device for an allocated name, which is the name of a device or of a
+// numbered share of a shared device.
 func LookupDevice(s *rules.Snapshot, name string) (rules.Offered, bool) {
 	if device, found := s.Lookup(name); found {
 		return device, true
@@ -16,8 +16,8 @@ func LookupDevice(s *rules.Snapshot, name string) (rules.Offered, bool) {
 	return device, found && sharesOf(&device) > 0
 }
 
-// LookupSilicon returns the name of the physical device for an allocated name, which may be that of a
-// numbered share even if the device is no longer shared by number.
+// LookupSilicon returns the name of the physical device for an allocated name, which may be that of
+// a numbered share even if the device is no longer shared by number.
 func LookupSilicon(s *rules.Snapshot, name string) (silicon string, found bool) {
 	device, found := s.Lookup(name)
 	if !found {

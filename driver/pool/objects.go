@@ -10,9 +10,9 @@ import (
 	"chandler.dev/discovery"
 )
 
-// SliceObjects returns the ResourceSlices of a node's pool as the library's controller first writes them
-// (resourceslicecontroller.go, syncPool, of k8s.io/dynamic-resource-allocation 0.37), without the
-// owner and the random end of the name.
+// SliceObjects returns the ResourceSlices of a node's pool as the library's controller first writes
+// them (resourceslicecontroller.go, syncPool, of k8s.io/dynamic-resource-allocation 0.37), without
+// the owner and the random end of the name.
 func SliceObjects(node string, p resourceslice.Pool) *resourceapi.ResourceSliceList {
 	list := &resourceapi.ResourceSliceList{TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSliceList"}}
 	for i := range p.Slices {

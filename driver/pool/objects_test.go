@@ -19,7 +19,7 @@ import (
 	"chandler.dev/driver/pool"
 )
 
-// Objects returns the objects that the library's controller writes to an empty server.
+// SliceObjects returns the objects that the library's controller writes to an empty server.
 func TestObjectsAreTheController(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		taken := resourceapi.CounterSet{Name: "gpu", Counters: map[string]resourceapi.Counter{}}

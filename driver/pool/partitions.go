@@ -50,11 +50,11 @@ func (c content) group() {
 	}
 }
 
-// setPartitionTypes sets the partition type of the competing devices and reports true, unless the limits
-// leave no room for the type of a device. Devices of one type consume the same counters of the same
-// set, since Kubernetes compares the count of a type with the rest of one set (consumesCountersKey
-// in pkg/controller/resourcepoolstatusrequest/views.go). The type therefore begins with the name of
-// the physical device: "pci-0000-19-00-0/1g.10gb".
+// setPartitionTypes sets the partition type of the competing devices and reports true, unless the
+// limits leave no room for the type of a device. Devices of one type consume the same counters of
+// the same set, since Kubernetes compares the count of a type with the rest of one set
+// (consumesCountersKey in pkg/controller/resourcepoolstatusrequest/views.go). The type therefore
+// begins with the name of the physical device: "pci-0000-19-00-0/1g.10gb".
 func (c content) setPartitionTypes() bool {
 	types := c.partitionTypes()
 	distinct := make(map[string]string)

@@ -37,10 +37,10 @@ type Input struct {
 	GoneEffect    resourceapi.DeviceTaintEffect // for allocated devices missing from the snapshot
 }
 
-// BuildPool returns the pool, and a problem for each omitted device. BuildPool omits a device if the server would
-// otherwise refuse other devices as well. Slices are ordered by the position of the devices in the
-// machine and then by name, and counter sets by the name of the physical device. The same input
-// always gives the same slices.
+// BuildPool returns the pool, and a problem for each omitted device. BuildPool omits a device if
+// the server would otherwise refuse other devices as well. Slices are ordered by the position of
+// the devices in the machine and then by name, and counter sets by the name of the physical device.
+// The same input always gives the same slices.
 func BuildPool(given Input) (resourceslice.Pool, []discovery.Problem) {
 	in := &input{
 		Input: given, last: contentOf(given.Last),
@@ -103,9 +103,9 @@ func (in *input) buildPool() (resourceslice.Pool, []discovery.Problem) {
 	return pool, problems
 }
 
-// relateDevices sets the compatibility groups and partition types of competing devices, as far as the
-// server keeps them, and reports whether the devices have partition types. All published devices
-// are included, also allocated devices missing from the snapshot.
+// relateDevices sets the compatibility groups and partition types of competing devices, as far as
+// the server keeps them, and reports whether the devices have partition types. All published
+// devices are included, also allocated devices missing from the snapshot.
 func (in *input) relateDevices(all content) (typed bool) {
 	if in.Features.Groups {
 		all.group()
@@ -181,9 +181,9 @@ func (in *input) topologyPlaces() map[string]int {
 // consumption. A device is also left out if a claim has a vanished partition of the same physical
 // device and the counters do not show the partition.
 //
-// If the server lacks counters, the scheduler cannot see competition. Then choose returns only
-// devices with room for each other: first the allocated devices, then usable ones, then the rest,
-// each in name order.
+// If the server lacks counters, the scheduler cannot see competition. Then chooseDevices returns
+// only devices with room for each other: first the allocated devices, then usable ones, then the
+// rest, each in name order.
 func (in *input) chooseDevices() []rules.Offered {
 	gone := in.takenByGone()
 	offered := slices.DeleteFunc(slices.Clone(in.Snapshot.Devices), func(d rules.Offered) bool {

@@ -98,7 +98,8 @@ func TestFindIn(t *testing.T) {
 	}
 }
 
-// Prebuilt programs are used without a Go toolchain, and a missing program is an error with its name.
+// Prebuilt programs are used without a Go toolchain, and a missing program is an error with its
+// name.
 func TestPrebuilt(t *testing.T) {
 	dir := t.TempDir()
 	names := []string{"base", "machine", "pause", "probe", "containerd-shim-runc-v2", "kube", "runc", "loopback", "ptp", "host-local", "chandler", "kubectl-chandler", "helm", "nvml/chandler-nvml"}

@@ -360,8 +360,9 @@ func TestLeftOut(t *testing.T) {
 	}
 }
 
-// TestDeviceClassesOfVersions renders the DeviceClasses for several versions of Kubernetes. Each class
-// must be valid in the newest version of resource.k8s.io, which is a beta version before 1.34.
+// TestDeviceClassesOfVersions renders the DeviceClasses for several versions of Kubernetes. Each
+// class must be valid in the newest version of resource.k8s.io, which is a beta version before
+// 1.34.
 func TestDeviceClassesOfVersions(t *testing.T) {
 	classes := func(version string, decoded func(document string) (spec any)) (all []string) {
 		out := mustRender(t, "", "--kube-version="+version, "--show-only=templates/deviceclasses.yaml")

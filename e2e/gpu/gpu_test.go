@@ -137,8 +137,8 @@ func (in *installed) install(t *testing.T, config string, patches ...string) {
 	t.Logf("the agent was installed in %s", time.Since(begin).Round(time.Millisecond))
 }
 
-// commonPatch makes the agent's log more verbose. Its annotation differs for each configuration, and
-// therefore replaces the pod: a running agent reads a new ConfigMap after a minute only.
+// commonPatch makes the agent's log more verbose. Its annotation differs for each configuration,
+// and therefore replaces the pod: a running agent reads a new ConfigMap after a minute only.
 const commonPatch = `
 spec:
   template:

@@ -300,8 +300,8 @@ func (in *installed) testLabels(t *testing.T) {
 		"nvidia.com/gpu.compute.major="+major, "nvidia.com/gpu.compute.minor="+minor, "nvidia.com/cuda.driver-version.full="+g.driver)
 }
 
-// hasLabels waits until the agent has written labels for Node Feature Discovery, which it does every
-// few seconds.
+// hasLabels waits until the agent has written labels for Node Feature Discovery, which it does
+// every few seconds.
 func (in *installed) hasLabels(t *testing.T, want ...string) {
 	t.Helper()
 	err := in.kube.Until(within(t), "the labels of the GPU", func(context.Context) error {

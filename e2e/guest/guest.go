@@ -21,16 +21,16 @@
 //
 // The first process of a guest is cmd/guestinit. It loads Modules, and then serves requests of the
 // host over a virtio-serial port (package inside). A guest has the product's own chandler, busybox,
-// dash, kmod, and the Debian programs in Tools. The guest is removed when the test ends, or when its
-// process is killed.
+// dash, kmod, and the Debian programs in Tools. The guest is removed when the test ends, or when
+// its process is killed.
 //
 // The tests are in this folder, in package guest_test. Tests that call [Long] are left out of the
-// selection for CI, which must end within five minutes. Use one boot for as many checks as possible,
-// and do not boot two guests at once.
+// selection for CI, which must end within five minutes. Use one boot for as many checks as
+// possible, and do not boot two guests at once.
 //
 // A silent guest is booted a second time. If the guest stays silent, or becomes silent later, the
-// test fails with a message that begins with "unknown:", because such a failure is no evidence about
-// the product.
+// test fails with a message that begins with "unknown:", because such a failure is no evidence
+// about the product.
 package guest
 
 import (
@@ -123,8 +123,8 @@ func Long(t testing.TB) {
 // is slow.
 const patience = 4 * time.Minute
 
-// Boot boots a guest. The guest ends with the test. If this machine cannot run Debian's programs, or
-// its apt is not configured to use a Debian archive, the test is skipped.
+// Boot boots a guest. The guest ends with the test. If this machine cannot run Debian's programs,
+// or its apt is not configured to use a Debian archive, the test is skipped.
 func Boot(t testing.TB, config Config) *Guest {
 	t.Helper()
 	if runtime.GOARCH != "amd64" {

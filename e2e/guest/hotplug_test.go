@@ -21,11 +21,11 @@ users: [{name: none, user: {}}]
 current-context: none
 `
 
-// TestHotPlug creates, binds, unbinds and removes virtual functions, and renames a network interface,
-// while an agent runs without a cluster, in the DaemonSet's container with a separate network
-// namespace. It reports the delay between the kernel's events and the agent's reaction, and the
-// number of steps in which the agent followed a burst of events. The delay depends on the machine and
-// is not asserted.
+// TestHotPlug creates, binds, unbinds and removes virtual functions, and renames a network
+// interface, while an agent runs without a cluster, in the DaemonSet's container with a separate
+// network namespace. It reports the delay between the kernel's events and the agent's reaction, and
+// the number of steps in which the agent followed a burst of events. The delay depends on the
+// machine and is not asserted.
 func TestHotPlug(t *testing.T) {
 	guest.Long(t)
 	g := guest.Boot(t, guest.Config{

@@ -274,8 +274,8 @@ var builds sync.Map
 const agent = "chandler.dev/cmd/chandler"
 
 // buildProgram builds a program of a module; the module is a directory relative to this module's
-// root. Each checkout has its own directory for programs, because tests of several checkouts may run
-// at once.
+// root. Each checkout has its own directory for programs, because tests of several checkouts may
+// run at once.
 func buildProgram(ctx context.Context, module, pkg string) (string, error) {
 	if path, built := builds.Load(pkg); built {
 		return path.(string), nil

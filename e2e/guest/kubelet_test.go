@@ -70,8 +70,8 @@ const inSlices = "slices"
 
 func inList(resource string) string { return "list " + resource }
 
-// offers waits until the agent offers a device in a state, "" for not at all. It returns the time of
-// the first such offer since the step began.
+// offers waits until the agent offers a device in a state, "" for not at all. It returns the time
+// of the first such offer since the step began.
 func (n *node) offers(t testing.TB, where, device, state string) (at time.Time) {
 	t.Helper()
 	for deadline := time.Now().Add(returnTime); ; time.Sleep(50 * time.Millisecond) {

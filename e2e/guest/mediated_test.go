@@ -8,10 +8,10 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// TestMediated covers devices that kernels create on a function: mediated devices, and virtio devices
-// by vDPA. No Debian kernel has a driver for these without hardware, so the tests use their own
-// modules (modules/mademdev and modules/madevdpa). These create devices without function, by the
-// kernel's own interfaces and in the kernel's own places.
+// TestMediated covers devices that kernels create on a function: mediated devices, and virtio
+// devices by vDPA. No Debian kernel has a driver for these without hardware, so the tests use their
+// own modules (modules/mademdev and modules/madevdpa). These create devices without function, by
+// the kernel's own interfaces and in the kernel's own places.
 func TestMediated(t *testing.T) {
 	guest.Long(t)
 	if !guest.HasCompiler() {

@@ -60,8 +60,8 @@ func moduleName(file string) string {
 	return strings.ReplaceAll(name, "-", "_")
 }
 
-// closure returns the files of the modules and their dependencies. Built-in modules have no file. For
-// a module that the kernel does not have, closure sets err.
+// closure returns the files of the modules and their dependencies. Built-in modules have no file.
+// For a module that the kernel does not have, closure sets err.
 func (l *moduleList) closure(modules []string) []string {
 	var files []string
 	var add func(file string)

@@ -24,8 +24,8 @@ onDemand:
 `
 )
 
-// TestOnRequest creates virtual functions on demand on the kernel of Debian 12. [TestRebind] does so
-// on the newer kernel.
+// TestOnRequest creates virtual functions on demand on the kernel of Debian 12. [TestRebind] does
+// so on the newer kernel.
 func TestOnRequest(t *testing.T) {
 	guest.Long(t)
 	programs := programs(t)

@@ -16,8 +16,8 @@ passthrough:
 - cel: device.attributes["chandler.dev"].?pciClass.orValue("").startsWith("0108")
 `
 
-// byTheAgent lets an agent bind a function to vfio for claims, and back to its own driver, and kills
-// the agent in between.
+// byTheAgent lets an agent bind a function to vfio for claims, and back to its own driver, and
+// kills the agent in between.
 func byTheAgent(t *testing.T, n *node, r rebound) {
 	agent := n.agent(t)
 	kill := func() {

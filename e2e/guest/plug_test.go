@@ -29,10 +29,10 @@ type slot struct {
 	held                bool   // the device is allocated
 }
 
-// TestPlug removes devices under an agent in each possible way, and brings them back: free devices, a
-// device of a container, and a device of a claim. It reports the delay between the kernel's events
-// and the updates of the kubelet and the API server. The delay depends on the machine and is not
-// asserted.
+// TestPlug removes devices under an agent in each possible way, and brings them back: free devices,
+// a device of a container, and a device of a claim. It reports the delay between the kernel's
+// events and the updates of the kubelet and the API server. The delay depends on the machine and is
+// not asserted.
 func TestPlug(t *testing.T) {
 	guest.Long(t)
 	slots := []slot{

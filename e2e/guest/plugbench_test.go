@@ -11,9 +11,9 @@ import (
 
 // BenchmarkPlug measures the time between the kernel's first event of a change and the new list in
 // the kubelet or the new slices in the API server. In turns a function of each API loses its driver
-// and gets it back; each change is the first after some silence. The benchmark also reports when the
-// agent itself found the change, which shows the delay of the outputs. For a hundred changes of each
-// kind:
+// and gets it back; each change is the first after some silence. The benchmark also reports when
+// the agent itself found the change, which shows the delay of the outputs. For a hundred changes of
+// each kind:
 //
 //	go test ./guest -run '^$' -bench Plug -benchtime 100x -timeout 60m
 func BenchmarkPlug(b *testing.B) {
@@ -80,7 +80,8 @@ func report(b *testing.B, what string, took []time.Duration) {
 	}
 }
 
-// lastBefore returns the last of some sorted times that is not after at, or the first one if all are.
+// lastBefore returns the last of some sorted times that is not after at, or the first one if all
+// are.
 func lastBefore(all []time.Time, at time.Time) time.Time {
 	i, _ := slices.BinarySearchFunc(all, at, func(a, b time.Time) int { return a.Compare(b) })
 	return all[max(0, i-1)]

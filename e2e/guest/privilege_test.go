@@ -35,8 +35,8 @@ func leastPrivilege(t *testing.T, g *guest.Guest, want discovered) {
 	}
 }
 
-// leastPrivilegedAgent checks that an agent in the DaemonSet's container offers the kubelet the same
-// devices as an agent of root on the host.
+// leastPrivilegedAgent checks that an agent in the DaemonSet's container offers the kubelet the
+// same devices as an agent of root on the host.
 func leastPrivilegedAgent(t *testing.T, g *guest.Guest) {
 	const resource = "example.com/any"
 	n := newNode(t, g, `apiVersion: chandler.dev/v1alpha1
@@ -86,8 +86,8 @@ func daemonSet(t *testing.T) corev1.PodSpec {
 }
 
 // contained creates the agent's container with other arguments, and returns the command to run it:
-// with separate namespaces, the pod's user, capabilities, read-only root and mounts, and the seccomp
-// profile of containerd for RuntimeDefault.
+// with separate namespaces, the pod's user, capabilities, read-only root and mounts, and the
+// seccomp profile of containerd for RuntimeDefault.
 func contained(t *testing.T, g *guest.Guest, pod corev1.PodSpec, args ...string) []string {
 	t.Helper()
 	const dir = "/agent" // on the file system of the program

@@ -143,8 +143,8 @@ func (p *provisioned) isRefused(t *testing.T, u user, wanted string) {
 
 const wait = "; echo ready; exec sleep 1000"
 
-// disk uses the namespace of the controller. Its subsystem may have several controllers, so the disk
-// is below the subsystem in sysfs, and not below the function.
+// disk uses the namespace of the controller. Its subsystem may have several controllers, so the
+// disk is below the subsystem in sysfs, and not below the function.
 func (p *provisioned) disk(t *testing.T) {
 	if at := p.Must(t, "readlink", "-f", "/sys/class/block/nvme0n1"); !strings.Contains(at, "/nvme-subsystem/") {
 		t.Fatalf("the disk is at %s", at)
@@ -199,8 +199,8 @@ func (p *provisioned) disk(t *testing.T) {
 	intact()
 }
 
-// vfio uses the function's group in a process, once through a node of another name, and once without
-// a node.
+// vfio uses the function's group in a process, once through a node of another name, and once
+// without a node.
 func (p *provisioned) vfio(t *testing.T) {
 	p.run(t, "driver: vfio-pci")
 	group := strings.TrimSpace(p.Sh(t, "basename $(readlink /sys/bus/pci/devices/"+p.function+"/iommu_group)"))

@@ -12,8 +12,8 @@ import (
 // edu is the ID of QEMU's educational device. No kernel has a driver for it.
 const edu = "1234:11e8"
 
-// vfioGuest returns a guest with functions to bind to vfio: a single edu, two edus behind one bridge,
-// and adapters with SR-IOV.
+// vfioGuest returns a guest with functions to bind to vfio: a single edu, two edus behind one
+// bridge, and adapters with SR-IOV.
 func vfioGuest(t *testing.T, kernel guest.Version, iommu string) guest.Config {
 	return guest.Config{
 		Kernel: kernel, IOMMU: iommu,

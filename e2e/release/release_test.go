@@ -73,12 +73,15 @@ func TestReleaseIsReproducible(t *testing.T) {
 			t.Errorf("chandler-nvml says %q", out)
 		}
 	})
-	t.Run("plugin", func(t *testing.T) { plugin(t, filepath.Join(first, "kubectl-chandler-"+version+"-linux-"+runtime.GOARCH)) })
+	t.Run("plugin", func(t *testing.T) {
+		plugin(t, filepath.Join(first, "kubectl-chandler-"+version+"-linux-"+runtime.GOARCH))
+	})
 	t.Run("chart", func(t *testing.T) { chart(t, filepath.Join(first, "chandler-chart-"+version+".tgz")) })
 	t.Run("bill of materials", func(t *testing.T) { bom(t, filepath.Join(first, "chandler-"+version+".cdx.json"), sums) })
 }
 
-// plugin verifies the kubectl plugin and its archive: the program's name is the name in the krew manifest.
+// plugin verifies the kubectl plugin and its archive: the program's name is the name in the krew
+// manifest.
 func plugin(t *testing.T, path string) {
 	t.Helper()
 	zipped, err := gzip.NewReader(strings.NewReader(read(t, path+".tar.gz")))

@@ -61,7 +61,8 @@ func (f Files) Write(name string, data []byte, mode fs.FileMode) (InPlace, error
 	return Unknown, errors.Join(err, fmt.Errorf("read back: %w", readErr))
 }
 
-// UpdateFile writes the file unless its content equals data. If data is nil, Keep removes the file.
+// UpdateFile writes the file unless its content equals data. If data is nil, UpdateFile removes the
+// file.
 func (f Files) UpdateFile(name string, data []byte, mode fs.FileMode) error {
 	if data == nil {
 		return f.Remove(name)
@@ -201,9 +202,9 @@ var earlier = regexp.MustCompile(`^\.(writable|chandler)-[0-9]+$`)
 // an error.
 const Abandoned = time.Minute
 
-// SweepTemporary removes the temporary files of a minimum age that writers left in a directory because
-// they were killed or failed: those of files with one of the prefixes, and those of Writable.
-// With an age below [Abandoned], no process may be writing such files in the directory.
+// SweepTemporary removes the temporary files of a minimum age that writers left in a directory
+// because they were killed or failed: those of files with one of the prefixes, and those of
+// Writable. With an age below [Abandoned], no process may be writing such files in the directory.
 func (f Files) SweepTemporary(dir string, age time.Duration, prefixes ...string) error {
 	entries, err := f.ListDir(dir)
 	if err != nil {

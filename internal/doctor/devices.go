@@ -190,8 +190,8 @@ func (f *Facts) reportUnhealthy(say *findingList, d *discovery.Device, health di
 	say.addFault(CodeOf(key), text, cause, append(fix, f.conditionFix(key, d)...)...)
 }
 
-// missingNodes returns a sentence about the missing nodes that all devices of the family share, if a
-// node of the device itself is missing. The same command creates both kinds of nodes.
+// missingNodes returns a sentence about the missing nodes that all devices of the family share, if
+// a node of the device itself is missing. The same command creates both kinds of nodes.
 func (f *Facts) missingNodes(key discovery.Condition, d *discovery.Device) string {
 	others := slices.DeleteFunc(slices.Clone(f.Devices.MissingNodes[d.Family]), func(node string) bool { return strings.Contains(d.Health.Reason, node+" ") })
 	if key != discovery.ConditionNodeMissing || len(others) == 0 {

@@ -73,8 +73,8 @@ type Facts struct {
 	Agent   AgentFacts
 }
 
-// uncheckedReason returns the reason why a category cannot be checked, or "". mention is false if the
-// finding of another category already states the same reason.
+// uncheckedReason returns the reason why a category cannot be checked, or "". mention is false if
+// the finding of another category already states the same reason.
 func (f *Facts) uncheckedReason(c Category) (why string, mention bool) {
 	switch {
 	case c == Devices || c == Host:

@@ -30,8 +30,8 @@ func title(d *discovery.Device) string {
 	return strings.Join(words, " ")
 }
 
-// partSuffix returns the end of a partition's name, which distinguishes the partition from others of
-// the same physical device.
+// partSuffix returns the end of a partition's name, which distinguishes the partition from others
+// of the same physical device.
 func partSuffix(d *discovery.Device) string {
 	if d.PartOf == nil {
 		return ""

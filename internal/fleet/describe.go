@@ -39,7 +39,8 @@ func Text(d *resourceapi.Device, name resourceapi.QualifiedName) string {
 	return ""
 }
 
-// modelName returns the product's name or its PCI IDs, the profile, and "VFs" for virtual functions.
+// modelName returns the product's name or its PCI IDs, the profile, and "VFs" for virtual
+// functions.
 func modelName(d *resourceapi.Device) string {
 	name := Text(d, "model")
 	if first, rest, more := strings.Cut(name, " "); more && strings.EqualFold(first, Text(d, "vendor")) {

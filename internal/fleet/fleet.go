@@ -250,7 +250,8 @@ func (d *Device) IsBlocked() bool {
 	return slices.ContainsFunc(d.Spec.Taints, func(t resourceapi.DeviceTaint) bool { return BlocksPods(t.Effect) })
 }
 
-// BlocksPods reports whether taints with the effect keep pods away. Other taints are only informative.
+// BlocksPods reports whether taints with the effect keep pods away. Other taints are only
+// informative.
 func BlocksPods(effect resourceapi.DeviceTaintEffect) bool {
 	return effect == resourceapi.DeviceTaintEffectNoSchedule || effect == resourceapi.DeviceTaintEffectNoExecute
 }

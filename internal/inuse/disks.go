@@ -105,8 +105,8 @@ func readDisks(host *discovery.Host) *disks {
 	return d
 }
 
-// addControllers adds the controllers of NVMe subsystems. A namespace with several possible paths is
-// a child of the subsystem, not of a controller (nvme_mpath_set_live in
+// addControllers adds the controllers of NVMe subsystems. A namespace with several possible paths
+// is a child of the subsystem, not of a controller (nvme_mpath_set_live in
 // drivers/nvme/host/multipath.c).
 func (d *disks) addControllers() {
 	subsystems, _ := sysfs.ClassDevices(d.lists, "nvme-subsystem")
@@ -161,8 +161,8 @@ func (d *disks) addMounts(host fs.FS) {
 	}
 }
 
-// hasEnded reports whether a file of a process is unreadable because the process has ended or has closed
-// the file.
+// hasEnded reports whether a file of a process is unreadable because the process has ended or has
+// closed the file.
 func hasEnded(host fs.FS, name string, err error) bool {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || errors.Is(err, syscall.EINVAL) {
 		return true
@@ -183,9 +183,9 @@ func (d *disks) addSwaps() {
 // unescape reverts the escaping of paths in /proc (seq_path in fs/seq_file.c).
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\043`, "#", `\134`, `\`)
 
-// addLoops adds the disks behind loop devices, and the backing disks of zram devices. The kernel has
-// these disks open, no process has: kubelets keep the disks of pods with block-mode volumes in this
-// way.
+// addLoops adds the disks behind loop devices, and the backing disks of zram devices. The kernel
+// has these disks open, no process has: kubelets keep the disks of pods with block-mode volumes in
+// this way.
 func (d *disks) addLoops() {
 	for _, disk := range d.all {
 		if file := d.reads.text(path.Join(disk.Path, "loop/backing_file")); file != "" {
@@ -201,8 +201,8 @@ func (d *disks) addLoops() {
 	}
 }
 
-// addBehind queries a loop device for the numbers of the disk or file behind the device. The path in
-// sysfs may belong to another mount namespace, or may lead to another file by now. If the query
+// addBehind queries a loop device for the numbers of the disk or file behind the device. The path
+// in sysfs may belong to another mount namespace, or may lead to another file by now. If the query
 // fails, addBehind returns false.
 func (d *disks) addBehind(loop sysfs.Device, user string) bool {
 	node, err := loop.In(d.reads.FS).Node("/dev")
@@ -258,8 +258,8 @@ func (d *disks) addExports() {
 	}
 }
 
-// scsiTarget matches the numbers of the disk behind a SCSI target (iblock_show_configfs_dev_params in
-// drivers/target/target_core_iblock.c).
+// scsiTarget matches the numbers of the disk behind a SCSI target (iblock_show_configfs_dev_params
+// in drivers/target/target_core_iblock.c).
 var scsiTarget = regexp.MustCompile(`Major: (\d+) +Minor: (\d+)`)
 
 // addTargets adds the disks of the SCSI target by number. The path that administration tools store
@@ -272,9 +272,9 @@ func (d *disks) addTargets() {
 	}
 }
 
-// addFile adds the user of a file, if the file is the node of a disk. A regular file needs no entry,
-// because its file system is mounted. A missing or deleted file could have been the node of any disk,
-// unless a disk has its name.
+// addFile adds the user of a file, if the file is the node of a disk. A regular file needs no
+// entry, because its file system is mounted. A missing or deleted file could have been the node of
+// any disk, unless a disk has its name.
 func (d *disks) addFile(file, user string) {
 	node, deleted := strings.CutSuffix(file, " (deleted)") // d_path in fs/d_path.c
 	disk, found := d.addNode(node, user)
@@ -340,8 +340,8 @@ func (d *disks) addMount(fields []string) {
 	}
 }
 
-// disksOn returns the disks on the function: the disks below the function, and the namespaces of an NVMe
-// subsystem above its controllers (native multipath).
+// disksOn returns the disks on the function: the disks below the function, and the namespaces of an
+// NVMe subsystem above its controllers (native multipath).
 func (d *disks) disksOn(function sysfs.Device) (found []sysfs.Device) {
 	for _, disk := range d.all {
 		on := isBelow(disk, function)
@@ -400,9 +400,9 @@ func (d *disks) userInTables(disk sysfs.Device) (string, error) {
 	return "", r.err
 }
 
-// claimedByKernel reports whether the kernel uses a disk without an entry in the tables above, for example
-// for a file system that is busy in no mount namespace at all. If the host has no node of the disk,
-// the kernel cannot be queried and claimed returns "".
+// claimedByKernel reports whether the kernel uses a disk without an entry in the tables above, for
+// example for a file system that is busy in no mount namespace at all. If the host has no node of
+// the disk, the kernel cannot be queried and claimedByKernel returns "".
 func (d *disks) claimedByKernel(disk sysfs.Device) (string, error) {
 	node, err := disk.In(d.reads.FS).Node("/dev")
 	if err != nil || node.Major == 0 && node.Minor == 0 { // a path of a namespace has no node

@@ -10,8 +10,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// dependentUses returns the dependents of a function: other functions, devices created on top, and the
-// kernel's own uses.
+// dependentUses returns the dependents of a function: other functions, devices created on top, and
+// the kernel's own uses.
 func (v *View) dependentUses(function sysfs.Device) (uses Uses) {
 	r := &reader{FS: v.host.FS}
 	add := func(object, how string) { uses = append(uses, Use{Object: object, How: how, BlocksUnbind: true}) }
@@ -56,9 +56,9 @@ func (v *View) dependentUses(function sysfs.Device) (uses Uses) {
 	return uses
 }
 
-// rdmaUses returns the remote disks that the kernel may reach through the function's RDMA device. The
-// kernel does not show which RDMA device a controller uses. If a remote disk is reached by TCP, the
-// routes show the interface.
+// rdmaUses returns the remote disks that the kernel may reach through the function's RDMA device.
+// The kernel does not show which RDMA device a controller uses. If a remote disk is reached by TCP,
+// the routes show the interface.
 func (v *View) rdmaUses(r *reader, function sysfs.Device) (uses Uses) {
 	if _, err := r.Stat(path.Join(function.Path, "infiniband")); err != nil {
 		return nil

@@ -162,8 +162,8 @@ func onlyRDMA(r *reader, function sysfs.Device) bool {
 	return len(layers) > 0
 }
 
-// hasVDPA reports whether the function is used through vDPA. The vDPA devices are direct children of
-// the function.
+// hasVDPA reports whether the function is used through vDPA. The vDPA devices are direct children
+// of the function.
 func hasVDPA(function sysfs.Device) bool {
 	return slices.ContainsFunc(function.Children("."), func(d sysfs.Device) bool { return strings.HasPrefix(d.Name(), "vdpa") })
 }

@@ -53,9 +53,9 @@ func (v *View) openNodes(nodes []node) (uses Uses) {
 }
 
 // hiddenGroup reports whether the function's IOMMU group is open. It is needed if a process uses a
-// function through vfio and the kernel does not show which one. hiddenGroup tries to open the group:
-// the kernel refuses a second open, and a group is open while one of its functions is open (in
-// vfio_group_fops_open and vfio_device_open of Linux 5.16 to 6.18).
+// function through vfio and the kernel does not show which one. hiddenGroup tries to open the
+// group: the kernel refuses a second open, and a group is open while one of its functions is open
+// (in vfio_group_fops_open and vfio_device_open of Linux 5.16 to 6.18).
 func (v *View) hiddenGroup(function sysfs.Device) Uses {
 	if v.opened.vfio == "" {
 		return nil
@@ -80,9 +80,9 @@ type node struct{ path, numbers string }
 
 func nodeOf(n sysfs.Node) node { return node{n.Path, formatNumbers(n.Block, n.Major, n.Minor)} }
 
-// functionNodes returns the nodes of this function only: the kernel's nodes below the function and below the
-// function's disks elsewhere in sysfs, the nodes of the function's IOMMU group, and nodes that a
-// family reports.
+// functionNodes returns the nodes of this function only: the kernel's nodes below the function and
+// below the function's disks elsewhere in sysfs, the nodes of the function's IOMMU group, and nodes
+// that a family reports.
 func (v *View) functionNodes(function sysfs.Device) (nodes []node, err error) {
 	r := &reader{FS: v.host.FS}
 	dirs := []string{function.Path}
@@ -129,8 +129,8 @@ func (v *View) functionNodes(function sysfs.Device) (nodes []node, err error) {
 	return nodes, nil
 }
 
-// groupNodes returns the nodes of the IOMMU groups of the function and of the mediated devices on the
-// function, under any driver.
+// groupNodes returns the nodes of the IOMMU groups of the function and of the mediated devices on
+// the function, under any driver.
 func (v *View) groupNodes(r *reader, function sysfs.Device) (nodes []sysfs.Node) {
 	for _, member := range append([]sysfs.Device{function.In(r)}, mediatedDevices(r, function)...) {
 		group := member.Link("iommu_group")

@@ -19,9 +19,9 @@ import (
 
 // opened are the device nodes and similar files that processes have open.
 type opened struct {
-	// users maps an open file to a process. The key of a device node is its numbers, because a container
-	// may use any name, and also its path if that is below /dev. For other keys, see keysOf and
-	// keysWithin.
+	// users maps an open file to a process. The key of a device node is its numbers, because a
+	// container may use any name, and also its path if that is below /dev. For other keys, see keysOf
+	// and keysWithin.
 	users map[string]string
 
 	vfio string // a process with an unidentified function open through vfio
@@ -120,8 +120,8 @@ func threadsOf(host fs.FS, process string) []string {
 	return threads
 }
 
-// readDir adds the open files of a directory of links, and reports whether the directory exists. The
-// end of a thread removes its directory.
+// readDir adds the open files of a directory of links, and reports whether the directory exists.
+// The end of a thread removes its directory.
 func (o *opened) readDir(host fs.FS, dir, process, who string, except bool) (isThere bool, err error) {
 	files, err := fs.ReadDir(host, dir)
 	switch {
@@ -166,8 +166,9 @@ var (
 	procPCI  = regexp.MustCompile(`/bus/pci/(?:([0-9a-f]{4}):)?([0-9a-f]{2})/([0-9a-f]{2}\.[0-7])$`)
 )
 
-// keysOf returns the keys of an open file that may be a device node: "b 259:1" and "/dev/nvme0n1p1".
-// The key of a PCI function that is open as a whole is its directory in sysfs, or its address.
+// keysOf returns the keys of an open file that may be a device node: "b 259:1" and
+// "/dev/nvme0n1p1". The key of a PCI function that is open as a whole is its directory in sysfs, or
+// its address.
 func keysOf(host fs.FS, link, target string) (keys []string, err error) {
 	if !path.IsAbs(target) { // "socket:[4711]"
 		return nil, nil
@@ -192,10 +193,11 @@ func keysOf(host fs.FS, link, target string) (keys []string, err error) {
 	return keys, err
 }
 
-// keysWithin returns the keys of the files behind an anonymous descriptor. A function that was opened
-// through vfio has such a descriptor even if its group is closed; the kernel names the function since
-// Linux 6.17 (vfio_device_show_fdinfo in drivers/vfio/vfio_main.c). Files that were registered with
-// an io_uring are in no table of the process, but the kernel lists their names (io_uring/fdinfo.c).
+// keysWithin returns the keys of the files behind an anonymous descriptor. A function that was
+// opened through vfio has such a descriptor even if its group is closed; the kernel names the
+// function since Linux 6.17 (vfio_device_show_fdinfo in drivers/vfio/vfio_main.c). Files that were
+// registered with an io_uring are in no table of the process, but the kernel lists their names
+// (io_uring/fdinfo.c).
 func (o *opened) keysWithin(host fs.FS, link, target, who string) (keys []string, err error) {
 	switch target {
 	case "anon_inode:[vfio-device]", "anon_inode:[io_uring]":

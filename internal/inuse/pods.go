@@ -72,9 +72,9 @@ func processesOf(host *discovery.Host, pods []types.UID) (processes []string, er
 // self is the calling process in any mount of /proc (proc_pid(5)).
 const self = "self"
 
-// CheckSight returns why the open files of pods' processes are not visible, nil if they are. It reads
-// the open files of the first process, which has every privilege: a reader with access to that
-// process has access to all.
+// CheckSight returns why the open files of pods' processes are not visible, nil if they are. It
+// reads the open files of the first process, which has every privilege: a reader with access to
+// that process has access to all.
 func CheckSight(host fs.FS) error { return SightOf(host, self) }
 
 // SightOfAll returns why the open files of all processes of the machine are not visible, in

@@ -12,11 +12,11 @@ import (
 // include/uapi/linux/kcmp.h).
 const kcmpFiles = 2
 
-// sharesFiles returns a function to report whether two threads of the host share one file table. The
-// function compares threads by kcmp(2), which uses thread numbers of the caller's PID namespace. The
-// function reports false, and each table is read, if the host's /proc belongs to another namespace or
-// to a recorded host, and if the kernel refuses the comparison: without CONFIG_KCMP (ENOSYS), without
-// CAP_SYS_PTRACE (EPERM), and for a thread after its end (ESRCH).
+// sharesFiles returns a function to report whether two threads of the host share one file table.
+// The function compares threads by kcmp(2), which uses thread numbers of the caller's PID
+// namespace. The function reports false, and each table is read, if the host's /proc belongs to
+// another namespace or to a recorded host, and if the kernel refuses the comparison: without
+// CONFIG_KCMP (ENOSYS), without CAP_SYS_PTRACE (EPERM), and for a thread after its end (ESRCH).
 func sharesFiles(host fs.FS) func(thread, other string) bool {
 	if !isOwnProc(host) {
 		return func(string, string) bool { return false }
@@ -36,8 +36,8 @@ func sharesFiles(host fs.FS) func(thread, other string) bool {
 }
 
 // isOwnProc reports whether the host's /proc uses this process's numbers of processes: this process
-// has its own number there, and /proc is of the namespace of all processes or of the namespace of its
-// first process.
+// has its own number there, and /proc is of the namespace of all processes or of the namespace of
+// its first process.
 func isOwnProc(host fs.FS) bool {
 	own := strconv.Itoa(unix.Getpid())
 	if shown, err := fs.ReadLink(host, "proc/self"); err != nil || shown != own {

@@ -21,7 +21,7 @@ type Use struct {
 	// with an interface that is up and has no routes.
 	BlocksUnbind bool
 
-	// ReadError is why it is unknown whether the object is used; How is empty in that case. Unseen
+	// ReadError is why it is unknown whether the object is used; How is empty in that case. ReadError
 	// wraps fs.ErrPermission if the only cause is a lack of privilege.
 	ReadError error
 }
@@ -93,8 +93,8 @@ type View struct {
 	nets   *nets
 }
 
-// FindUsers records the users of a host's functions now. If the reader lacks privilege, objects that it
-// cannot read have Unseen set.
+// FindUsers records the users of a host's functions now. If the reader lacks privilege, objects
+// that it cannot read have Unseen set.
 func FindUsers(host *discovery.Host, o Options) *View {
 	return &View{host: host, known: o.Known, opened: openNodes(host, o.Except), disks: readDisks(host), nets: readNets(host)}
 }
@@ -104,10 +104,10 @@ func UsesOf(host *discovery.Host, function sysfs.Device, o Options) Uses {
 	return FindUsers(host, o).UsesOf(function)
 }
 
-// DiskUses returns the present uses of the disks on functions: mounted file systems, swap, arrays and
-// exports. The result has an error for the directory of each function whose disks are in use.
-// Unreadable objects are left out. Disks neither opens a disk nor reads which files processes have
-// open, so frequent calls are cheap.
+// DiskUses returns the present uses of the disks on functions: mounted file systems, swap, arrays
+// and exports. The result has an error for the directory of each function whose disks are in use.
+// Unreadable objects are left out. DiskUses neither opens a disk nor reads which files processes
+// have open, so frequent calls are cheap.
 func DiskUses(host *discovery.Host, functions []sysfs.Device) map[string]error {
 	used := make(map[string]error)
 	disks := readDisks(host)
@@ -128,8 +128,8 @@ func (v *View) UsesOf(function sysfs.Device) Uses {
 	return append(uses, v.open(function)...)
 }
 
-// BoundUses returns the uses of a function that keeps its driver while it is changed: its interface may
-// be up, for example.
+// BoundUses returns the uses of a function that keeps its driver while it is changed: its interface
+// may be up, for example.
 func (v *View) BoundUses(function sysfs.Device) Uses {
 	var uses Uses
 	for _, use := range v.UsesOf(function) {
@@ -141,8 +141,8 @@ func (v *View) BoundUses(function sysfs.Device) Uses {
 }
 
 // Err returns the uses of the first function in use as an error that begins with the name of the
-// function; nil if all are free. With keep the functions keep their drivers, as in [View.BoundUses];
-// otherwise the functions are to be unbound or destroyed, as in [View.UsesOf].
+// function; nil if all are free. With keep the functions keep their drivers, as in
+// [View.BoundUses]; otherwise the functions are to be unbound or destroyed, as in [View.UsesOf].
 func (v *View) Err(keep bool, functions ...sysfs.Device) error {
 	uses := v.UsesOf
 	if keep {

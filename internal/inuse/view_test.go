@@ -20,8 +20,8 @@ const (
 	subsystem = "sys/devices/virtual/nvme-subsystem/nvme-subsys0"
 )
 
-// host returns a host with an unused function and further files. A text with the prefix "->" becomes
-// a link, and a text with the prefix "b" or "c" a device node.
+// host returns a host with an unused function and further files. A text with the prefix "->"
+// becomes a link, and a text with the prefix "b" or "c" a device node.
 func host(files map[string]string) fstest.MapFS {
 	all := fstest.MapFS{}
 	for _, more := range []map[string]string{{
@@ -196,8 +196,8 @@ func TestWithoutPrivilege(t *testing.T) {
 	}
 }
 
-// Disks returns the uses of disks in the kernel's tables. It opens no disk and no process's list of
-// open files.
+// DiskUses returns the uses of disks in the kernel's tables. It opens no disk and no process's list
+// of open files.
 func TestDisks(t *testing.T) {
 	disk := map[string]string{
 		function + "/ata1/host0/block/sda/dev":       "8:0",

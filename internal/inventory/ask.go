@@ -81,8 +81,8 @@ func (c *Class) selectsDevice(d *rules.Offered) bool {
 	return true
 }
 
-// attributeCEL returns CEL for an attribute with the present value. Unlike a plain comparison, it does
-// not fail for devices without the attribute.
+// attributeCEL returns CEL for an attribute with the present value. Unlike a plain comparison, it
+// does not fail for devices without the attribute.
 func attributeCEL(name resourceapi.QualifiedName, value resourceapi.DeviceAttribute) string {
 	domain, id, qualified := strings.Cut(string(name), "/")
 	if !qualified {
@@ -117,8 +117,8 @@ func celAny(d *Device) string {
 	return strings.Join(all, " && ")
 }
 
-// tellingAttributes are sets of attributes that may identify a device on a machine, the most familiar first.
-// All attributes of a set are needed.
+// tellingAttributes are sets of attributes that may identify a device on a machine, the most
+// familiar first. All attributes of a set are needed.
 var tellingAttributes = [][]resourceapi.QualifiedName{
 	{attrBusID}, {"uuid"}, {"serial"}, {"ifName"}, {"rdmaDevice"}, {"queueName"},
 	{attrBusID, "partitionIndex"}, {"parent", "partitionIndex"}, {"parent", "vfIndex"}, {"pfPCIBusID", "sfNumber"},

@@ -44,8 +44,8 @@ func setHoldings(devices []*Device) {
 	}
 }
 
-// countHolds returns the number of claims and device plugin IDs of the device's allocations. Containers
-// that share a claim have one share.
+// countHolds returns the number of claims and device plugin IDs of the device's allocations.
+// Containers that share a claim have one share.
 func (d *Device) countHolds() (n int) {
 	claims := make(map[string]bool)
 	for i := range d.Holders {

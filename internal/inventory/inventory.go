@@ -65,8 +65,8 @@ func (h *Holder) Owner() string {
 	return "a starting container"
 }
 
-// ResourceOrClaim returns the resource in the pod's limits, or otherwise the claim. If DRA serves the limits,
-// the scheduler creates a claim, whose generated name means nothing to users.
+// ResourceOrClaim returns the resource in the pod's limits, or otherwise the claim. If DRA serves
+// the limits, the scheduler creates a claim, whose generated name means nothing to users.
 func (h *Holder) ResourceOrClaim() string { return cmp.Or(h.Resource, h.Claim) }
 
 // Move is a pending move or change of a physical device.

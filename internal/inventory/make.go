@@ -108,8 +108,8 @@ func healthOf(h discovery.Health) Health {
 	return said
 }
 
-// TroubleState returns Degraded, Unhealthy or Unread, and "" for a healthy device. It depends on the
-// effect of a condition, not on its name.
+// TroubleState returns Degraded, Unhealthy or Unread, and "" for a healthy device. It depends on
+// the effect of a condition, not on its name.
 func (h *Health) TroubleState() State {
 	switch {
 	case h.Condition == "":
@@ -225,7 +225,8 @@ func (inv *Inventory) addGone(gone discovery.Missing) {
 	slices.SortFunc(inv.Gone, func(a, b Gone) int { return CompareNatural(a.Device, b.Device) })
 }
 
-// setProblems sets the problems. Devices of one physical device with the same problem share an item.
+// setProblems sets the problems. Devices of one physical device with the same problem share an
+// item.
 func (inv *Inventory) setProblems() {
 	type same struct {
 		silicon string

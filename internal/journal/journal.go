@@ -1,7 +1,8 @@
-// Package journal keeps records of changes of the host that last until the next reboot, so that an agent that starts
-// after a crash can undo them. A record is on disk before the first change and is removed after the last one is undone.
-// The directory belongs on tmpfs: a full disk blocks no change, and a reboot removes the records together with the
-// changes. The package does not interpret the records' bodies.
+// Package journal keeps records of changes of the host that last until the next reboot, so that an
+// agent that starts after a crash can undo them. A record is on disk before the first change and is
+// removed after the last one is undone. The directory belongs on tmpfs: a full disk blocks no
+// change, and a reboot removes the records together with the changes. The package does not
+// interpret the records' bodies.
 package journal
 
 import (
@@ -109,7 +110,7 @@ func (j *Journal[T]) Open() []error {
 }
 
 // ReadAgain reads directories and files that could not be read before, and returns the records
-// found. Unread is true if some still cannot be read.
+// found. unread is true if some still cannot be read.
 func (j *Journal[T]) ReadAgain() (found []*Record[T], problems []error, unread bool) {
 	j.mu.Lock()
 	dirs := slices.DeleteFunc(j.recordDirs(), func(dir string) bool { return !j.unlisted[dir] })
@@ -261,7 +262,8 @@ func (j *Journal[T]) takeTurn() (done func()) {
 	return func() { <-j.filing }
 }
 
-// keepRecord sets a group's record in memory, after the record was read from or written to the file.
+// keepRecord sets a group's record in memory, after the record was read from or written to the
+// file.
 func (j *Journal[T]) keepRecord(r *Record[T]) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -301,15 +303,16 @@ func (j *Journal[T]) Put(r *Record[T]) error {
 	return err
 }
 
-// AmendRecord writes a record after the host was changed. If Amend returns an error, the record is kept in memory, and
-// [Journal.RestoreRecords] writes it later.
+// AmendRecord writes a record after the host was changed. If AmendRecord returns an error, the
+// record is kept in memory, and [Journal.RestoreRecords] writes it later.
 func (j *Journal[T]) AmendRecord(r *Record[T]) error {
 	defer j.takeTurn()()
 	r.Boot, r.Trade = j.config.Boot, j.trade
 	return j.saveRecord(r)
 }
 
-// saveRecord keeps a record, writes it, and then removes the files of earlier versions. The caller has the turn.
+// saveRecord keeps a record, writes it, and then removes the files of earlier versions. The caller
+// has the turn.
 func (j *Journal[T]) saveRecord(r *Record[T]) error {
 	_, err := j.write(r)
 	j.keepRecord(r)
@@ -340,7 +343,8 @@ func (j *Journal[T]) write(r *Record[T]) (disk.InPlace, error) {
 	return there, err
 }
 
-// removeReplaced removes the files of earlier versions that a group's record replaces. The caller has the turn.
+// removeReplaced removes the files of earlier versions that a group's record replaces. The caller
+// has the turn.
 func (j *Journal[T]) removeReplaced(group string) error {
 	j.mu.Lock()
 	files := j.replaced[group]
@@ -356,7 +360,8 @@ func (j *Journal[T]) removeReplaced(group string) error {
 	return nil
 }
 
-// RestoreRecords writes records whose files were removed by others, and records that could not be written before.
+// RestoreRecords writes records whose files were removed by others, and records that could not be
+// written before.
 func (j *Journal[T]) RestoreRecords() error {
 	var errs []error
 	for _, r := range j.All() {
@@ -379,7 +384,8 @@ func (j *Journal[T]) restoreRecord(group string) error {
 	return j.saveRecord(r)
 }
 
-// RemoveTemporary removes temporary files of an age that could not be removed when the journal opened, or after a failed write.
+// RemoveTemporary removes temporary files of an age that could not be removed when the journal
+// opened, or after a failed write.
 func (j *Journal[T]) RemoveTemporary(age time.Duration) error {
 	defer j.takeTurn()()
 	return j.config.Files.SweepTemporary(j.Dir(), age, "")

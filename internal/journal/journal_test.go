@@ -182,8 +182,8 @@ func TestPutThatFails(t *testing.T) {
 	}
 }
 
-// A completed change is in memory even if the disk does not write the record, which is written later.
-// A record removed by another program is written again, unless the change was undone.
+// A completed change is in memory even if the disk does not write the record, which is written
+// later. A record removed by another program is written again, unless the change was undone.
 func TestRestore(t *testing.T) {
 	b := newBench(t)
 	j := b.journal("1")

@@ -15,7 +15,7 @@ type account struct {
 	state State
 	holds []Hold
 
-	// Only for an Unsure claim: to is the state of the claim if its file was written, and before is
+	// Only for an Uncertain claim: to is the state of the claim if its file was written, and before is
 	// the account of the claim otherwise.
 	to     State
 	before *account
@@ -42,8 +42,8 @@ func (a *account) hasEnded() bool {
 	return leased && e.withheldReason != "" || a.state == Ending
 }
 
-// ownerText names the account's owner in a message for another owner. If the owner is the agent, who also
-// names the overdue call.
+// ownerText names the account's owner in a message for another owner. If the owner is the agent,
+// ownerText also names the overdue call.
 func (a *account) ownerText(other Owner) string {
 	who := a.entry.Owner().before(other)
 	if late := a.overdueCall(); late != nil {
@@ -135,9 +135,9 @@ func (l *Ledger) putBack(key string, before *account) {
 	}
 }
 
-// FreedSignal returns a channel. The ledger closes the channel when an entry ends and its devices may be
-// allocated. The end of the agent's own changes does not close the channel: callers wait for the
-// channel before such a change.
+// FreedSignal returns a channel. The ledger closes the channel when an entry ends and its devices
+// may be allocated. The end of the agent's own changes does not close the channel: callers wait for
+// the channel before such a change.
 func (l *Ledger) FreedSignal() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -22,8 +22,8 @@ type Blocked struct {
 	Owner       Owner  // the owner of the blocking entry, the zero Owner if unknown
 	OwnedDevice string // the owner's device
 
-	// ForgottenByKubelet means that the kubelet allocates the device again while it lists the pod that has
-	// the device without the device. The device becomes available once that pod is known to have
+	// ForgottenByKubelet means that the kubelet allocates the device again while it lists the pod that
+	// has the device without the device. The device becomes available once that pod is known to have
 	// ended.
 	ForgottenByKubelet bool
 
@@ -126,8 +126,8 @@ func (x *index) remove(a *account) {
 	}
 }
 
-// lacksSilicon reports whether the physical device of an account is unknown, so that no term finds the
-// account.
+// lacksSilicon reports whether the physical device of an account is unknown, so that no term finds
+// the account.
 func (a *account) lacksSilicon() bool {
 	sealed, ok := a.entry.(*Sealed)
 	return ok && sealed.all || slices.ContainsFunc(a.holds, func(h Hold) bool { return h.Present && h.Silicon == "" })
@@ -174,8 +174,8 @@ func (n Node) String() string {
 
 func (n *Node) numberText() string { return fmt.Sprintf("%s %d:%d", n.Type, n.Major, n.Minor) }
 
-// candidateAccounts returns the accounts that may block a hold, in a fixed order. Accounts are found by the
-// recorded physical device, and by the present parts of the wanted physical device.
+// candidateAccounts returns the accounts that may block a hold, in a fixed order. Accounts are
+// found by the recorded physical device, and by the present parts of the wanted physical device.
 func (x *index) candidateAccounts(w *Hold, nodes []Node, q *query) []*account {
 	terms := append([]string{w.Device, w.Silicon}, q.stock.Parts(w.Silicon)...)
 	for i := range nodes {
@@ -211,10 +211,10 @@ type query struct {
 	ending bool // whether grants that are ending block too, by either API
 }
 
-// exemptsAccount reports whether an account does not block the query: the owner's own entries, and leases
-// for changes on behalf of the owner. Two devices that only wait for their resets do not wait for
-// each other. A device that is withheld after its consumer has ended is withheld from that consumer
-// too, because the key may be that of an ID which another container gets next.
+// exemptsAccount reports whether an account does not block the query: the owner's own entries, and
+// leases for changes on behalf of the owner. Two devices that only wait for their resets do not
+// wait for each other. A device that is withheld after its consumer has ended is withheld from that
+// consumer too, because the key may be that of an ID which another container gets next.
 func (q *query) exemptsAccount(a *account) bool {
 	e, leased := a.entry.(*lease)
 	switch {
@@ -230,8 +230,8 @@ func (q *query) exemptsAccount(a *account) bool {
 	return a.key == sealedKey(q.ownKey) || leased && e.Consumer == q.ownKey && (q.lease != nil || e.withheldReason == "")
 }
 
-// findBlocked returns the first conflict of a query, nil if the owner may have the devices. All rules
-// of exclusion are applied here.
+// findBlocked returns the first conflict of a query, nil if the owner may have the devices. All
+// rules of exclusion are applied here.
 func (x *index) findBlocked(q query) *Blocked {
 	if b := x.blockedFunctions(&q); b != nil {
 		return b
@@ -316,15 +316,17 @@ func sameGroup(a, b *Hold) bool {
 	return one && other && a.Silicon == b.Silicon
 }
 
-// belongsToOther reports whether an account belongs to the other API, which never has devices of the same
-// physical device. Changes of the agent are judged by device, whatever API offers the device.
+// belongsToOther reports whether an account belongs to the other API, which never has devices of
+// the same physical device. Changes of the agent are judged by device, whatever API offers the
+// device.
 func (q *query) belongsToOther(a *account) bool {
 	return q.lease == nil && !a.isChange() && a.entry.API() != q.api
 }
 
-// presentHolds returns the holds of an account as recorded, and a second time as they are at present if
-// the device belongs to another physical device now. Functions become one physical device when
-// passthrough is enabled for them, or when a function is plugged into their IOMMU group.
+// presentHolds returns the holds of an account as recorded, and a second time as they are at
+// present if the device belongs to another physical device now. Functions become one physical
+// device when passthrough is enabled for them, or when a function is plugged into their IOMMU
+// group.
 func presentHolds(holds []Hold, stock Stock) []Hold {
 	all := make([]Hold, 0, len(holds))
 	for _, h := range holds {
@@ -368,9 +370,9 @@ func findPresent(name string, stock Stock) (rules.Offered, bool) {
 // touchesHold reports whether both holds are on one physical device.
 func (h *Hold) touchesHold(w *Hold) bool { return h.Silicon == w.Silicon || h.Device == w.Device }
 
-// excludesHold reports whether hold h excludes the wanted hold, whatever other holds exist. Two parts
-// of one physical device do not exclude each other, nor do two shares of one form: the balance
-// decides whether there is enough for both.
+// excludesHold reports whether hold h excludes the wanted hold, whatever other holds exist. Two
+// parts of one physical device do not exclude each other, nor do two shares of one form: the
+// balance decides whether there is enough for both.
 func (h *Hold) excludesHold(w *Hold) bool {
 	switch {
 	case h.Device == w.Device:
@@ -408,9 +410,9 @@ func (a *account) explainsNodes(w *Hold, stock Stock) bool {
 	})
 }
 
-// RenumberedNodes describes how the present nodes of devices differ from the given ones, as after cards
-// were removed and found again. It returns "" if they do not differ, or if one of the devices is
-// missing.
+// RenumberedNodes describes how the present nodes of devices differ from the given ones, as after
+// cards were removed and found again. It returns "" if they do not differ, or if one of the devices
+// is missing.
 func RenumberedNodes(given []Node, devices []string, s Stock) string {
 	var now, common []string
 	var has []Node

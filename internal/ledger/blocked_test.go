@@ -130,8 +130,8 @@ func TestBlocked(t *testing.T) {
 	}
 }
 
-// After two cards were removed and found again with each other's numbers, a container with a node has
-// the other card, which no other owner may get. A shared node of all cards is not considered.
+// After two cards were removed and found again with each other's numbers, a container with a node
+// has the other card, which no other owner may get. A shared node of all cards is not considered.
 func TestNodesThatAnotherDeviceHasNow(t *testing.T) {
 	before := host(gpu("a", 128), gpu("b", 129))
 	b := newBench(t)
@@ -174,9 +174,9 @@ func TestNodesOfAPool(t *testing.T) {
 	}
 }
 
-// Devices have other nodes if all of their own nodes have changed, or if a node has other numbers or
-// belongs to another device. A shared node of all cards does not matter, nor does a node that appears
-// or disappears next to others.
+// Devices have other nodes if all of their own nodes have changed, or if a node has other numbers
+// or belongs to another device. A shared node of all cards does not matter, nor does a node that
+// appears or disappears next to others.
 func TestRenumbered(t *testing.T) {
 	both := func(name string, card, render int64) rules.Offered {
 		d := gpu(name, render)

@@ -41,9 +41,10 @@ const readableBy = 1
 //
 //   - sees in its known fields at least as much taken as is taken,
 //   - finds in the edits everything that containers need, and can write the edits as CDI, and
-//   - may prepare the claim again. Such an agent keeps the version, and the unknown fields of the claim
-//     and its results, without a check whether they still apply: results of other devices have none of
-//     them, and the data that each Prepare looks up (nodes, edits, files) has only the known fields.
+//   - may prepare the claim again. Such an agent keeps the version, and the unknown fields of the
+//     claim and its results, without a check whether they still apply: results of other devices
+//     have none of them, and the data that each Prepare looks up (nodes, edits, files) has only the
+//     known fields.
 //
 // An agent sets a file aside if it may not act on the file, and still withholds the devices. Agents
 // read the files of all versions before their own.
@@ -216,8 +217,8 @@ func (r *Result) sameAllocation(other *Result) bool {
 		r.ShareID == other.ShareID && r.Admin == other.Admin
 }
 
-// KeepUnknown copies from an earlier entry of the same claim the fields that a newer agent wrote, and the
-// time of the allocation.
+// KeepUnknown copies from an earlier entry of the same claim the fields that a newer agent wrote,
+// and the time of the allocation.
 func (c *Claim) KeepUnknown(earlier *Claim) {
 	if earlier == nil {
 		return
@@ -286,7 +287,8 @@ func verifyChecksum(data []byte) (body []byte, err error) {
 	return body, nil
 }
 
-// checkVersion returns an error if an agent that writes the given version may not act on this claim.
+// checkVersion returns an error if an agent that writes the given version may not act on this
+// claim.
 func (c *Claim) checkVersion(version int) error {
 	readableBy := c.ReadableBy
 	if readableBy == 0 {

@@ -8,9 +8,9 @@
 //
 // # Rules
 //
-// One lock: a mutex guards all entries, and no I/O is done under the mutex. [Ledger.AllocateClaim] and
-// [Ledger.GiveGrants] decide for both APIs under this mutex, so neither API has to call the other.
-// Claims and grants have calls of their own, since all grants are in one file.
+// One lock: a mutex guards all entries, and no I/O is done under the mutex. [Ledger.AllocateClaim]
+// and [Ledger.GiveGrants] decide for both APIs under this mutex, so neither API has to call the
+// other. Claims and grants have calls of their own, since all grants are in one file.
 //
 // One rule: the check that returns [Blocked] alone decides which entry excludes which other: for
 // Prepare, Allocate, lists, moves between the APIs and changes of devices. Claims and grants are
@@ -39,12 +39,12 @@
 //     state in the file. After a disk error: the file is read again before any other step.
 //   - [Configuring]: the devices of a claim are being changed. Excludes others. After a crash:
 //     Configuring. After a disk error: unchanged; the next Prepare continues.
-//   - [Allocated]: a container has the device, or may start with it. Excludes others. After a crash:
-//     Given, and the outputs are written again. After a disk error: unchanged; the outputs are
-//     tried again.
-//   - [Ending]: the outputs are being removed. Excludes others. After a crash: Given. After a disk
-//     error: a claim becomes Given again, a grant stays Ending; both are tried again.
-//   - [Ended]: a claim of an earlier boot. Excludes no consumer, and stays Past after a crash or a
+//   - [Allocated]: a container has the device, or may start with it. Excludes others. After a
+//     crash: Allocated, and the outputs are written again. After a disk error: unchanged; the
+//     outputs are tried again.
+//   - [Ending]: the outputs are being removed. Excludes others. After a crash: Allocated. After a
+//     disk error: a claim becomes Allocated again, a grant stays Ending; both are tried again.
+//   - [Ended]: a claim of an earlier boot. Excludes no consumer, and stays Ended after a crash or a
 //     disk error.
 //   - Sealed: the file cannot be interpreted. The devices that the file names are excluded. The
 //     entry stays sealed after a crash or a disk error.
@@ -53,23 +53,23 @@
 //
 // Each event lists the states before and after it.
 //
-//   - Prepare or Allocate: from nothing or Past to Reserved, then to Configuring or Given.
-//   - Prepare, after the work on the device: from Configuring to Given.
-//   - Prepare again: Given stays Given, with the same answer.
+//   - Prepare or Allocate: from nothing or Ended to Reserved, then to Configuring or Allocated.
+//   - Prepare, after the work on the device: from Configuring to Allocated.
+//   - Prepare again: Allocated stays Allocated, with the same answer.
 //   - Prepare of another allocation of the same claim: from any state to Ending, then as from
-//     nothing. If the claim is Given, this happens after 30 s, since the containers of a pod that
-//     was deleted by force may still run.
+//     nothing. If the claim is Allocated, this happens after 30 s, since the containers of a pod
+//     that was deleted by force may still run.
 //   - Unprepare, or the sweep of abandoned claims: from any state to Ending, then to nothing.
-//   - A failed Unprepare: Given stays Given, with its outputs, since a kubelet up to 1.36 starts
-//     the next pod of the claim without another call.
-//   - The end of a consumer whose device is reclaimed: from nothing to a lease ([KeptDevice]), with a
-//     record in the journal, until the device is released.
+//   - A failed Unprepare: Allocated stays Allocated, with its outputs, since a kubelet up to 1.36
+//     starts the next pod of the claim without another call.
+//   - The end of a consumer whose device is reclaimed: from nothing to a lease ([KeptDevice]), with
+//     a record in the journal, until the device is released.
 //   - A change of a device by the agent (passthrough and its return, creation and removal, a
 //     reset, programming): from nothing to a lease without a file, until the last write has ended.
 //   - A consumer requests a device that only one process at a time can open, and a process has it
 //     open (Config.OpenBy): the request is refused, and the entry returns from Reserved to its
 //     previous state.
-//   - PodResources lists the container: from a grant or nothing to Given, with the container as
+//   - PodResources lists the container: from a grant or nothing to Allocated, with the container as
 //     consumer.
 //   - PodResources omits the container for 10 s: the grant becomes Ending.
 //   - PodResources has not listed the grant within 5 minutes, and no init container of the pod
@@ -79,17 +79,17 @@
 //   - PodResources lists an ID that another plugin allocated: from nothing to an entry without a
 //     file, which excludes other consumers while the ID is listed. If no device has the ID, the
 //     device nodes in the kubelet's checkpoint for that ID identify the device.
-//   - A reboot: a claim becomes Past. A grant stays Given, since the kubelet starts its pod again
-//     without another call.
+//   - A reboot: a claim becomes Ended. A grant stays Allocated, since the kubelet starts its pod
+//     again without another call.
 //
 // # Leases
 //
-// A lease ([Ledger.LeaseDevices]) is an entry for a change of a device by the agent. A lease begins before
-// the first write and ends after the last one, even if the kernel delays a write for longer than
-// the agent waits ([Lease.Do]). It names the devices that no consumer may get, the PCI functions
-// that only one lease at a time may change, and the consumer for which the change is made. The
-// agent's writes of attributes are refused for a function without a lease. An agent that ends
-// begins no new lease. While a lease is left, the agent does not release the node's lock; the
+// A lease ([Ledger.LeaseDevices]) is an entry for a change of a device by the agent. A lease begins
+// before the first write and ends after the last one, even if the kernel delays a write for longer
+// than the agent waits ([Lease.Do]). It names the devices that no consumer may get, the PCI
+// functions that only one lease at a time may change, and the consumer for which the change is
+// made. The agent's writes of attributes are refused for a function without a lease. An agent that
+// ends begins no new lease. While a lease is left, the agent does not release the node's lock; the
 // kernel releases the lock at the end of the process.
 //
 // A function in a lease is a [discovery.DeviceKey] instead of an address, which the kernel may
@@ -102,9 +102,9 @@
 // vendor, device and subsystem IDs and the UUID or serial number. A device with another key is not
 // reset.
 //
-// [Ledger.KeepDevice], [KeptDevice] and [Ledger.IsTaken] serve one kind of lease, for a consumer that has ended:
-// Keep begins the lease, and Taken applies the rule of [Blocked] to find out whether another
-// consumer has the device by now.
+// [Ledger.KeepDevice], [KeptDevice] and [Ledger.IsTaken] serve one kind of lease, for a consumer
+// that has ended: KeepDevice begins the lease, and IsTaken applies the rule of [Blocked] to find
+// out whether another consumer has the device by now.
 //
 // # Start
 //
@@ -114,8 +114,8 @@
 //
 // A new claim waits until the kubelet has listed all its pods once, since one of the pods may have
 // the device by an ID that another plugin allocated. If a device is found later, the ledger first
-// finds the device in the kubelet's list, before a claim can get the device (method Know of
-// legacy.Plugin). Allocate does not wait. Its lists exclude the devices that the kubelet has
+// finds the device in the kubelet's list, before a claim can get the device (method SetHostDevices
+// of legacy.Plugin). Allocate does not wait. Its lists exclude the devices that the kubelet has
 // recorded for containers (device-plugins/kubelet_internal_checkpoint) by IDs that are not in the
 // list, since the kubelet takes these IDs for other devices.
 //
@@ -146,8 +146,8 @@
 // metadata files. The driver moves them to a directory with the claim's UID, and keeps a copy of
 // their CDI specs there. The ledger compares all outputs with its entries at each change and every
 // 30 s. It writes missing outputs and removes outputs without an entry. The copies are removed
-// last, after the claim's file: if the end of a claim was interrupted, the claim is Given again,
-// and the metadata cannot be computed from the claim's file.
+// last, after the claim's file: if the end of a claim was interrupted, the claim is Allocated
+// again, and the metadata cannot be computed from the claim's file.
 //
 // Pods may share a claim, and the claim may be prepared again after its device nodes have changed.
 // The claim then also keeps the earlier nodes until it is unprepared, since containers run with
@@ -221,11 +221,11 @@
 // to delete all of their pods but one.
 //
 // If grants.json is deleted, and the configuration starts to share a device by number before
-// PodResources has listed the device's container, the ledger may consider the container's ID a share
-// of the device, and other containers may get the other shares. The same applies to a container of a
-// replaced plugin that had the whole device. Only IDs with a [discovery.Dialect] with a Stem are
-// affected: "card1-0" is the ID of a whole Intel GPU without sharing, and of its first share with
-// sharing.
+// PodResources has listed the device's container, the ledger may consider the container's ID a
+// share of the device, and other containers may get the other shares. The same applies to a
+// container of a replaced plugin that had the whole device. Only IDs with a [discovery.Dialect]
+// with a Stem are affected: "card1-0" is the ID of a whole Intel GPU without sharing, and of its
+// first share with sharing.
 //
 // # Versions
 //

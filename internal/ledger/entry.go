@@ -42,8 +42,8 @@ type Node struct {
 	Minor uint32 `json:"minor,omitempty"`
 }
 
-// Entry is the allocation of one owner: a [*Claim], a [*Grant] or a [*Sealed], which are the data of
-// their files, or a lease, which has no file. An Entry is never modified.
+// Entry is the allocation of one owner: a [*Claim], a [*Grant] or a [*Sealed], which are the data
+// of their files, or a lease, which has no file. An Entry is never modified.
 type Entry interface {
 	Key() string
 	API() discovery.Mode
@@ -122,8 +122,8 @@ type Stock interface {
 	// Parts returns the names of the partitions of a physical device.
 	Parts(silicon string) []string
 
-	// WithID returns the grant for a device plugin ID of any plugin, or nil if the ID is not known. ours
-	// reports whether this agent serves the resource.
+	// WithID returns the grant for a device plugin ID of any plugin, or nil if the ID is not known.
+	// ours reports whether this agent serves the resource.
 	WithID(resource, id string) (g *Grant, ours bool)
 }
 
@@ -136,15 +136,16 @@ type Output interface {
 	// Remove removes the files of an entry, except files of other entries.
 	Remove(e Entry, others []Entry) error
 
-	// RemoveOrphans calls look for each claim with files. The remove function removes the claim's files; look
-	// calls remove for an unknown claim.
+	// RemoveOrphans calls look for each claim with files. The remove function removes the claim's
+	// files; look calls remove for an unknown claim.
 	RemoveOrphans(look func(uid types.UID, remove func() error) (known bool, err error)) error
 }
 
-// ClaimForgetter is an Output with stored copies of its files, which cannot be computed from an entry.
+// ClaimForgetter is an Output with stored copies of its files, which cannot be computed from an
+// entry.
 type ClaimForgetter interface {
-	// ForgetClaim removes the copies of a claim's files. The ledger calls Forget after everything else of
-	// the claim is removed: if the end of a claim fails, the claim is prepared again.
+	// ForgetClaim removes the copies of a claim's files. The ledger calls ForgetClaim after everything
+	// else of the claim is removed: if the end of a claim fails, the claim is prepared again.
 	ForgetClaim(uid types.UID) error
 }
 

@@ -9,9 +9,9 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Grant is the entry of a device plugin ID of a present or future container. At first a Grant has no
-// container; the agent sets the container when PodResources lists the ID. A Grant is never modified.
-// A single file holds all grants.
+// Grant is the entry of a device plugin ID of a present or future container. At first a Grant has
+// no container; the agent sets the container when PodResources lists the ID. A Grant is never
+// modified. A single file holds all grants.
 type Grant struct {
 	Resource  string    `json:"resource"`
 	ID        string    `json:"id"`

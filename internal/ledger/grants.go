@@ -129,9 +129,9 @@ func (l *Ledger) unreserveGrants(grants []*Grant, before []*account) {
 	}
 }
 
-// shareKey identifies the device and the form of a shared grant; "" for an exclusive grant. Shares of
-// the same device do not exclude each other as long as the device has enough, so among thousands of
-// shares only the first and the last one are checked.
+// shareKey identifies the device and the form of a shared grant; "" for an exclusive grant. Shares
+// of the same device do not exclude each other as long as the device has enough, so among thousands
+// of shares only the first and the last one are checked.
 func (g *Grant) shareKey() string {
 	if g.Exclusive {
 		return ""

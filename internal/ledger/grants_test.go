@@ -206,8 +206,8 @@ func TestLifeOfAGrant(t *testing.T) {
 	})
 }
 
-// The kubelet removes a force-deleted pod from its records at once, while the pod's containers use up
-// their grace period. The kubelet may allocate the ID again at once, but a claim waits.
+// The kubelet removes a force-deleted pod from its records at once, while the pod's containers use
+// up their grace period. The kubelet may allocate the ID again at once, but a claim waits.
 func TestForceDeletedPod(t *testing.T) {
 	for name, test := range map[string]struct {
 		termination func(string, string) (time.Duration, bool)
@@ -347,8 +347,8 @@ func TestCheckpointLost(t *testing.T) {
 	})
 }
 
-// After the loss of its checkpoint, a kubelet allocates a running container's devices at once. Claims
-// wait for the container too.
+// After the loss of its checkpoint, a kubelet allocates a running container's devices at once.
+// Claims wait for the container too.
 func TestIDHandedOutAfterACheckpointWasLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{RequestsResource: func(_, pod, _ string) (bool, bool) { return pod != "ended", true }}, "a")
@@ -419,8 +419,8 @@ func TestEndedPodIsListed(t *testing.T) {
 	})
 }
 
-// Unconfirmed returns grants without a known container. Such grants end, unless they were allocated
-// again or confirmed meanwhile.
+// UnconfirmedGrants returns grants without a known container. Such grants end, unless they were
+// allocated again or confirmed meanwhile.
 func TestUnconfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{}, "a", "b", "c")
@@ -537,8 +537,8 @@ func TestUnheard(t *testing.T) {
 	})
 }
 
-// After a reboot the kubelet repeats its earlier answer: the devices with a grant's nodes then belong
-// to the container.
+// After a reboot the kubelet repeats its earlier answer: the devices with a grant's nodes then
+// belong to the container.
 func TestGrantAfterAReboot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{}, "a", "b")
@@ -622,8 +622,8 @@ func TestGrantsThatCannotBeRead(t *testing.T) {
 }
 
 // While the file of grants is unreadable, the file is not overwritten, no claim gets a device of a
-// possible container, and no container gets any device. The file is read again later, and the grants
-// of the meantime are added. PodResources lists no init containers.
+// possible container, and no container gets any device. The file is read again later, and the
+// grants of the meantime are added. PodResources lists no init containers.
 func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 	for name, again := range map[string]func(*kubelet) error{
 		"read by Reconcile": func(k *kubelet) error { return k.ReconcileFiles(t.Context()) },
@@ -730,8 +730,8 @@ type whileRemoved struct {
 
 func (w whileRemoved) Remove(Entry, []Entry) error { w.look(); return nil }
 
-// The grant of a pod without a grace period is in the ledger until its outputs are removed: an output
-// must withhold the device before the device is free.
+// The grant of a pod without a grace period is in the ledger until its outputs are removed: an
+// output must withhold the device before the device is free.
 func TestGrantOutlastsItsOutputs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{Termination: func(string, string) (time.Duration, bool) { return 0, true }}, "a")

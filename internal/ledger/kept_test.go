@@ -9,8 +9,8 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// A kept device is allocated to no owner, by either API, until its release. Keeping is not an owner
-// whose end another owner waits for.
+// A kept device is allocated to no owner, by either API, until its release. No owner waits for
+// the end of the keeper.
 func TestKept(t *testing.T) {
 	l := newBench(t).Ledger
 	s := host(gpu("gpu-0", 1), gpu("gpu-1", 1))
@@ -117,8 +117,8 @@ func (p *passer) GrantsReplaced(earlier []*Grant) error {
 	return p.err
 }
 
-// The outputs are called before an ID passes to another container, and can prevent the pass. A never
-// listed container counts as ended before its start.
+// The outputs are called before an ID passes to another container, and can prevent the pass. A
+// never listed container counts as ended before its start.
 func TestPass(t *testing.T) {
 	l := newBench(t).Ledger
 	p := &passer{ledger: l}

@@ -32,9 +32,9 @@ type Change struct {
 	OnEnd func()
 }
 
-// DeviceHold returns the hold of a device alone: other consumers may have parts of the same physical
-// device that do not compete with the device. silicon names the physical device of the last
-// description, "" for the device itself.
+// DeviceHold returns the hold of a device alone: other consumers may have parts of the same
+// physical device that do not compete with the device. silicon names the physical device of the
+// last description, "" for the device itself.
 func DeviceHold(name, silicon string) Hold {
 	return Hold{Device: name, Silicon: cmp.Or(silicon, name), Present: true}
 }
@@ -66,8 +66,8 @@ func HoldsOn(s Stock, functions ...string) (holds []Hold) {
 
 // lease is the third kind of entry beside claims and grants. It withholds devices from consumers
 // because the agent is changing the devices, or because their previous consumer has not released
-// them ([KeptDevice]). A lease has no file and ends with the process; its creator records in a journal
-// what must survive.
+// them ([KeptDevice]). A lease has no file and ends with the process; its creator records in a
+// journal what must survive.
 type lease struct {
 	Change
 
@@ -144,8 +144,8 @@ type Lease struct {
 	released bool // set by Release; the lease lasts until these calls have ended
 }
 
-// LeaseDevices reserves the devices and functions of a change, or returns the consumer or the other lease
-// that has one of them. Consumers of both APIs are checked.
+// LeaseDevices reserves the devices and functions of a change, or returns the consumer or the other
+// lease that has one of them. Consumers of both APIs are checked.
 func (l *Ledger) LeaseDevices(c Change, s Stock) (*Lease, *Blocked) {
 	e := &lease{Change: c, calls: &overdue.Calls{}}
 	q := query{api: discovery.ModeDRA, ownKey: c.Consumer, previous: c.Previous, lease: e, wanted: e.Devices, stock: s, ending: true}
@@ -171,8 +171,8 @@ func (l *Ledger) LeaseDevices(c Change, s Stock) (*Lease, *Blocked) {
 	return x, nil
 }
 
-// AwaitLease returns a lease as [Ledger.LeaseDevices] does, but waits for other leases to end, except for
-// a lease with an overdue call. It calls stock before each attempt.
+// AwaitLease returns a lease as [Ledger.LeaseDevices] does, but waits for other leases to end,
+// except for a lease with an overdue call. It calls stock before each attempt.
 func (l *Ledger) AwaitLease(ctx context.Context, c Change, stock func() Stock) (*Lease, error) {
 	for {
 		l.mu.Lock()
@@ -273,8 +273,8 @@ func (x *Lease) dropIfDone() {
 	}
 }
 
-// KeptDevice withholds a device from the next consumer after the previous consumer has ended. The creator
-// records the device elsewhere, and calls Keep again before the ledger is opened.
+// KeptDevice withholds a device from the next consumer after the previous consumer has ended. The
+// creator records the device elsewhere, and calls Keep again before the ledger is opened.
 type KeptDevice struct {
 	Name     string // unique name
 	Consumer string // key of the previous consumer's entry; a lease for that consumer is not blocked
@@ -291,8 +291,8 @@ func (k *KeptDevice) asLease() *lease {
 // Owner returns the previous consumer, with the reason why the device is kept.
 func (k *KeptDevice) Owner() Owner { return k.asLease().Owner() }
 
-// KeepDevice withholds a device until [Ledger.Release]. A later call with the same name replaces the
-// reason.
+// KeepDevice withholds a device until [Ledger.Release]. A later call with the same name replaces
+// the reason.
 func (l *Ledger) KeepDevice(k *KeptDevice) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -306,7 +306,8 @@ func (l *Ledger) Release(name string) {
 	l.dropAccount((&Change{Name: name}).Key())
 }
 
-// KeptReason returns why one of the devices is withheld after its consumer has ended, "" if none is.
+// KeptReason returns why one of the devices is withheld after its consumer has ended, "" if none
+// is.
 func (v *View) KeptReason(devices ...string) string {
 	for _, a := range v.accounts {
 		if e, ok := a.entry.(*lease); ok && e.withheldReason != "" && slices.Contains(devices, e.Devices[0].Device) {
@@ -334,16 +335,17 @@ func (l *Ledger) IsTaken(name, key string, had Owner) bool {
 	return l.index.findBlocked(q) != nil
 }
 
-// GrantReplacer is an [Output] that acts when the kubelet allocates an ID to a container while the ledger
-// still has the previous container's grant. It withholds devices that the next container may not
-// have yet.
+// GrantReplacer is an [Output] that acts when the kubelet allocates an ID to a container while the
+// ledger still has the previous container's grant. It withholds devices that the next container may
+// not have yet.
 type GrantReplacer interface {
 	// GrantsReplaced is called with the earlier grants, which have ended.
 	GrantsReplaced(earlier []*Grant) error
 }
 
-// passGrants calls each [GrantReplacer] with the grants that new grants replace. It leaves out the grants of
-// containers that continue to run: the kubelet lists the container, but has forgotten its ID.
+// passGrants calls each [GrantReplacer] with the grants that new grants replace. It leaves out the
+// grants of containers that continue to run: the kubelet lists the container, but has forgotten its
+// ID.
 func (l *Ledger) passGrants(grants []*Grant) error {
 	var ended []*Grant
 	for _, g := range grants {

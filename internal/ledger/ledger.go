@@ -47,8 +47,8 @@ type Config struct {
 	// files too. No other code writes there before the ledger was opened.
 	OtherDirs []string
 
-	// Listings means that the caller polls PodResources and calls [Ledger.ObserveListing]. Until the first
-	// complete answer, new claims get only open devices, because a container may have any other
+	// Listings means that the caller polls PodResources and calls [Ledger.ObserveListing]. Until the
+	// first complete answer, new claims get only open devices, because a container may have any other
 	// device.
 	Listings bool
 
@@ -60,8 +60,8 @@ type Config struct {
 	// whether that time is known. Optional.
 	Termination func(namespace, pod string) (time.Duration, bool)
 
-	// RequestsResource reports whether a pod that has not ended requests a resource, and whether the answer is
-	// known. Optional.
+	// RequestsResource reports whether a pod that has not ended requests a resource, and whether the
+	// answer is known. Optional.
 	RequestsResource func(namespace, pod, resource string) (asks, known bool)
 
 	// OpenBy returns the process that has a device open, if only one process at a time can open the
@@ -155,9 +155,10 @@ func (l *Ledger) NewClaim(uid types.UID, namespace, name string) *Claim {
 	return &Claim{Version: Version, ReadableBy: readableBy, UID: uid, Namespace: namespace, Name: name, Boot: l.config.Boot, Since: time.Now().UTC().Truncate(time.Second)}
 }
 
-// AllocateClaim puts a claim into the state Configuring or Given, or returns [*Blocked] or a disk error.
-// After a disk error, the state of the claim follows from its file, which is read back. The caller
-// has the claim's lock. AllocateClaim is the first half of Prepare; [Ledger.Write] writes the outputs.
+// AllocateClaim puts a claim into the state Configuring or Allocated, or returns [*Blocked] or a
+// disk error. After a disk error, the state of the claim follows from its file, which is read back.
+// The caller has the claim's lock. AllocateClaim is the first half of Prepare; [Ledger.Write]
+// writes the outputs.
 func (l *Ledger) AllocateClaim(c *Claim, to State, s Stock) error {
 	if err := l.SettleClaim(c.Key()); err != nil {
 		return err
@@ -193,10 +194,10 @@ func (l *Ledger) AllocateClaim(c *Claim, to State, s Stock) error {
 	return err
 }
 
-// adaptShares gives the shares of a claim the form that other consumers of the same device have. The
-// administrator may have changed the number of shares since. The device is not published while it
-// is in use in the earlier form, so the scheduler allocated this claim by the earlier form too. A
-// device that is only kept after the end of its consumer is published in the present form.
+// adaptShares gives the shares of a claim the form that other consumers of the same device have.
+// The administrator may have changed the number of shares since. The device is not published while
+// it is in use in the earlier form, so the scheduler allocated this claim by the earlier form too.
+// A device that is only kept after the end of its consumer is published in the present form.
 func (l *Ledger) adaptShares(c *Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -407,8 +408,8 @@ func (l *Ledger) end(uid types.UID, s Stock) error {
 	return nil
 }
 
-// startEnding puts a claim into the state Ending and returns the entries whose outputs must be removed.
-// A claim without an entry may have outputs too.
+// startEnding puts a claim into the state Ending and returns the entries whose outputs must be
+// removed. A claim without an entry may have outputs too.
 func (l *Ledger) startEnding(key string, s Stock) (entries []Entry, sealed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -455,9 +456,9 @@ func (l *Ledger) otherEntries(without []string) []Entry {
 	return entries
 }
 
-// lockFiles excludes other writers of files of the host, if one of the entries has such files. When two
-// entries that share a file end at once, the second one sees that the first is gone. A file is not
-// written while another call regards it as unused.
+// lockFiles excludes other writers of files of the host, if one of the entries has such files. When
+// two entries that share a file end at once, the second one sees that the first is gone. A file is
+// not written while another call regards it as unused.
 func (l *Ledger) lockFiles(entries ...Entry) (done func()) {
 	if !slices.ContainsFunc(entries, func(e Entry) bool { return len(e.Files()) > 0 }) {
 		return func() {}

@@ -39,7 +39,8 @@ func (l *locks) lock(ctx context.Context, key string) (unlock func(), err error)
 	}
 }
 
-// tryLock takes the lock of a key. If the lock is taken, try returns a channel that is closed on release.
+// tryLock takes the lock of a key. If the lock is taken, tryLock returns a channel that is closed
+// on release.
 func (l *locks) tryLock(key string) (unlock func(), other <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

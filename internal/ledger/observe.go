@@ -12,12 +12,13 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// unlistedFor is the reason to block devices without a recorded owner until PodResources has listed all
-// pods once.
+// unlistedFor is the reason to block devices without a recorded owner until PodResources has listed
+// all pods once.
 const unlistedFor = "a container perhaps: the kubelet has not yet reported the devices of containers"
 
-// DefaultTermination is the default grace period of a deleted pod's containers, which is the default of
-// Kubernetes (pkg/apis/core/v1/defaults.go, DefaultTerminationGracePeriodSeconds, in 1.31 to 1.37).
+// DefaultTermination is the default grace period of a deleted pod's containers, which is the
+// default of Kubernetes (pkg/apis/core/v1/defaults.go, DefaultTerminationGracePeriodSeconds, in
+// 1.31 to 1.37).
 const DefaultTermination = 30 * time.Second
 
 // listingState is the content of PodResources.
@@ -35,8 +36,8 @@ type sighting struct {
 	missingSince            time.Time // time when PodResources first left out the ID
 }
 
-// unknownOwnerReason returns the reason why a container may have a device without a recorded owner, or "" if all
-// allocations are known.
+// unknownOwnerReason returns the reason why a container may have a device without a recorded owner,
+// or "" if all allocations are known.
 func (l *Ledger) unknownOwnerReason() string {
 	switch {
 	case l.grantsUnread:
@@ -47,10 +48,10 @@ func (l *Ledger) unknownOwnerReason() string {
 	return ""
 }
 
-// ObserveListing records a PodResources listing with the time of the request. said is nil if PodResources
-// did not answer. Listed grants get their container. Grants end when complete listings have left them
-// out for long enough. ObserveListing calls stock while the ledger is locked, so a concurrent
-// [Ledger.RecogniseListed] runs afterwards.
+// ObserveListing records a PodResources listing with the time of the request. said is nil if
+// PodResources did not answer. Listed grants get their container. Grants end when complete listings
+// have left them out for long enough. ObserveListing calls stock while the ledger is locked, so a
+// concurrent [Ledger.RecogniseListed] runs afterwards.
 func (l *Ledger) ObserveListing(at time.Time, said *kubeletapi.Listing, stock func() Stock) error {
 	ended, adopted, changed := l.observeListing(at, said, stock)
 	if !changed {
@@ -174,9 +175,9 @@ func (l *Ledger) replace(g *Grant, state State) {
 	l.put(newAccount(g, state))
 }
 
-// LostGrants returns the grants whose containers PodResources lists without them: the kubelet lost its
-// checkpoint, or the pod has ended. Kubelets up to 1.33 list ended pods too, without their devices
-// (pkg/kubelet/apis/podresources/server_v1.go, List, in 1.28 to 1.32).
+// LostGrants returns the grants whose containers PodResources lists without them: the kubelet lost
+// its checkpoint, or the pod has ended. Kubelets up to 1.33 list ended pods too, without their
+// devices (pkg/kubelet/apis/podresources/server_v1.go, List, in 1.28 to 1.32).
 func (l *Ledger) LostGrants() (lost []*Grant) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -203,10 +204,10 @@ func (l *Ledger) PodsEnded(grants []*Grant) {
 	}
 }
 
-// endAbsent ends confirmed grants after a sufficient absence, and reports whether there were any. The
-// device plugin API may reuse the ID earlier than DRA may use the device: the kubelet waits for its
-// own containers, but removes a force-deleted pod from its records at once, while the containers
-// still use up their grace period.
+// endAbsent ends confirmed grants after a sufficient absence, and reports whether there were any.
+// The device plugin API may reuse the ID earlier than DRA may use the device: the kubelet waits for
+// its own containers, but removes a force-deleted pod from its records at once, while the
+// containers still use up their grace period.
 func (l *Ledger) endAbsent(at time.Time, ids map[string]sighting, running map[string]map[string]bool) (ended []Entry, changed bool) {
 	for _, a := range sorted(l.accounts) {
 		g, ok := a.entry.(*Grant)
@@ -256,7 +257,8 @@ func (l *Ledger) endAbsent(at time.Time, ids map[string]sighting, running map[st
 	return ended, changed
 }
 
-// remainingContainers returns the listed earlier containers of a grant's ID, except containers of ended pods.
+// remainingContainers returns the listed earlier containers of a grant's ID, except containers of
+// ended pods.
 func (l *Ledger) remainingContainers(g *Grant, running map[string]map[string]bool) (still []string) {
 	for _, name := range g.Earlier {
 		o := (&Grant{Container: name}).Owner()
@@ -283,9 +285,9 @@ func (l *Ledger) mayAsk(pod Owner, resource string) bool {
 	return asks || !known
 }
 
-// adoptListed records listed IDs without a grant: as a grant if the resource is ours, otherwise for as long
-// as the ID is listed. A grant without devices gets the devices of its ID. adoptListed returns the keys of
-// the adopted grants.
+// adoptListed records listed IDs without a grant: as a grant if the resource is ours, otherwise for
+// as long as the ID is listed. A grant without devices gets the devices of its ID. adoptListed
+// returns the keys of the adopted grants.
 func (l *Ledger) adoptListed(at time.Time, s Stock) (adopted []string) {
 	for _, a := range sorted(l.accounts) {
 		g, ok := a.entry.(*Grant)
@@ -330,9 +332,9 @@ func (l *Ledger) adoptListed(at time.Time, s Stock) (adopted []string) {
 	return adopted
 }
 
-// RecogniseListed records what the last PodResources listing contains of the devices of a stock, before any
-// API offers the devices. RecogniseListed writes nothing, so the caller does not wait for the disk;
-// [Ledger.Run] writes. Before the ledger is open, Recognise does nothing.
+// RecogniseListed records what the last PodResources listing contains of the devices of a stock,
+// before any API offers the devices. RecogniseListed writes nothing, so the caller does not wait
+// for the disk; [Ledger.Run] writes. Before the ledger is open, RecogniseListed does nothing.
 func (l *Ledger) RecogniseListed(s Stock) {
 	if !l.isOpen() {
 		return
@@ -345,9 +347,9 @@ func (l *Ledger) RecogniseListed(s Stock) {
 	}
 }
 
-// AdoptListed records grants for the IDs in the last PodResources listing whose resources have become ours.
-// The agent calls Adopt before the registration of a resource with the kubelet: a device list without
-// the allocated IDs would make the pods fail.
+// AdoptListed records grants for the IDs in the last PodResources listing whose resources have
+// become ours. The agent calls AdoptListed before the registration of a resource with the kubelet:
+// a device list without the allocated IDs would make the pods fail.
 func (l *Ledger) AdoptListed(s Stock) error {
 	l.mu.Lock()
 	for key, g := range l.listing.foreign {
@@ -369,9 +371,9 @@ func (l *Ledger) AdoptListed(s Stock) error {
 	return errors.Join(append(errs, l.saveGrants())...)
 }
 
-// noteClaims records claims from the CDI devices of containers, if the agent's files were lost. Such
-// claims keep their devices until they are unprepared. The kubelet lists the CDI devices of active
-// pods since Kubernetes 1.34 (pkg/kubelet/apis/podresources/server_v1.go, List).
+// noteClaims records claims from the CDI devices of containers, if the agent's files were lost.
+// Such claims keep their devices until they are unprepared. The kubelet lists the CDI devices of
+// active pods since Kubernetes 1.34 (pkg/kubelet/apis/podresources/server_v1.go, List).
 //
 // The kubelet also lists recently ended claims, until all claims of a pod are unprepared
 // (pkg/kubelet/cm/dra/manager.go, unprepareResources, read in 1.34 and 1.37).
@@ -398,8 +400,8 @@ func claimsIn(said *kubeletapi.Listing) map[string][]SealedDevice {
 	return claims
 }
 
-// UnconfirmedGrants returns the grants from before a time without any PodResources listing, by resource.
-// Such a grant may belong to an init container, which PodResources leaves out
+// UnconfirmedGrants returns the grants from before a time without any PodResources listing, by
+// resource. Such a grant may belong to an init container, which PodResources leaves out
 // (pkg/kubelet/apis/podresources/server_v1.go, List).
 func (l *Ledger) UnconfirmedGrants(before time.Time) map[string][]*Grant {
 	l.mu.Lock()
@@ -413,9 +415,9 @@ func (l *Ledger) UnconfirmedGrants(before time.Time) map[string][]*Grant {
 	return found
 }
 
-// LastListing returns the time of the last PodResources request, zero if its answer was incomplete. Asked
-// also returns zero while the file of grants is unreadable: PodResources leaves out init containers,
-// so their devices are only in the file.
+// LastListing returns the time of the last PodResources request, zero if its answer was incomplete.
+// LastListing also returns zero while the file of grants is unreadable: PodResources leaves out
+// init containers, so their devices are only in the file.
 func (l *Ledger) LastListing() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -59,9 +59,9 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	return slices.DeleteFunc(problems, func(err error) bool { return err == nil }), nil
 }
 
-// makeDirs creates the directories of the ledger, and synchronizes their names. The name of the file
-// boot is included: a killed agent may have left the name unsynchronized. Other programs create
-// directories without synchronizing, and their files may be lost.
+// makeDirs creates the directories of the ledger, and synchronizes their names. The name of the
+// file boot is included: a killed agent may have left the name unsynchronized. Other programs
+// create directories without synchronizing, and their files may be lost.
 func (l *Ledger) makeDirs() error {
 	for _, dir := range []string{l.config.Dir, l.file(claimsDir), filepath.Dir(l.file(grantsFile))} {
 		if err := l.synced.MakeDir(dir, 0o700); err != nil {
@@ -123,8 +123,8 @@ func (l *Ledger) readBoot() (past bool, err error) {
 	return !l.bootRecorded && l.isBoot(boot), nil
 }
 
-// bootText returns the content of the file boot. The content also records a loss of claims' files in
-// the present boot, for later agents. An agent version without the feature treats the text as
+// bootText returns the content of the file boot. The content also records a loss of claims' files
+// in the present boot, for later agents. An agent version without the feature treats the text as
 // damaged, and writes the file again.
 func (l *Ledger) bootText() []byte {
 	l.mu.Lock()
@@ -250,8 +250,8 @@ func (l *Ledger) setAside(uid types.UID) error {
 }
 
 // readGrants reads the file of grants, unless it was read before. An invalid file is set aside;
-// PodResources still lists the containers' devices. While the file cannot be read or set aside, it is
-// not written either.
+// PodResources still lists the containers' devices. While the file cannot be read or set aside, it
+// is not written either.
 func (l *Ledger) readGrants() error {
 	defer l.saving.takeTurn()()
 	l.mu.Lock()

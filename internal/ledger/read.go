@@ -62,8 +62,8 @@ func ReadEntries(host fs.FS, dir, boot string) (entries []Entry, err error) {
 	return entries, errors.Join(err, grantsErr)
 }
 
-// ReadSince returns the time since when a claim has its devices, from the files of a ledger: the time
-// in its record, or else the modification time of the record, or zero if neither is known.
+// ReadSince returns the time since when a claim has its devices, from the files of a ledger: the
+// time in its record, or else the modification time of the record, or zero if neither is known.
 func ReadSince(host fs.FS, dir string, uid types.UID) time.Time {
 	file := path.Join(dir, claimsDir, string(uid)+claimExtension)
 	if data, err := fs.ReadFile(host, file); err == nil {

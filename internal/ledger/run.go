@@ -64,8 +64,8 @@ func (l *Ledger) ReconcileFiles(ctx context.Context) error {
 	return errors.Join(append(errs, l.restoreFiles())...)
 }
 
-// sweepOutputs removes the outputs of ended claims: outputs after a failed removal, and outputs restored
-// from a backup. At its start an agent would treat such outputs as claims with lost files.
+// sweepOutputs removes the outputs of ended claims: outputs after a failed removal, and outputs
+// restored from a backup. At its start an agent would treat such outputs as claims with lost files.
 func (l *Ledger) sweepOutputs() error {
 	var errs []error
 	for _, o := range l.outputs {
@@ -74,15 +74,15 @@ func (l *Ledger) sweepOutputs() error {
 	return errors.Join(errs...)
 }
 
-// RemoveUnknown calls remove, which removes files of a claim, unless the ledger has an entry of the claim, and
-// reports whether there is an entry. If a call for the claim is in progress, Look leaves the files to
-// the call.
+// RemoveUnknown calls remove, which removes files of a claim, unless the ledger has an entry of the
+// claim, and reports whether there is an entry. If a call for the claim is in progress,
+// RemoveUnknown leaves the files to the call.
 func (l *Ledger) RemoveUnknown(uid types.UID, remove func() error) (known bool, err error) {
 	return l.removeUnknown(uid, remove)
 }
 
-// removeUnknown removes files of a claim without an entry, and reports whether the claim has an entry. If a
-// call for the claim is in progress, look leaves the files to the call.
+// removeUnknown removes files of a claim without an entry, and reports whether the claim has an
+// entry. If a call for the claim is in progress, removeUnknown leaves the files to the call.
 func (l *Ledger) removeUnknown(uid types.UID, remove func() error) (known bool, err error) {
 	unlock, busy := l.locks.tryLock(string(uid))
 	if busy != nil {
@@ -124,7 +124,8 @@ func (l *Ledger) recordNames() (map[string]bool, error) {
 	return names, nil
 }
 
-// reconcileEntry makes the files of one entry match the entry, unless a call for the entry is in progress.
+// reconcileEntry makes the files of one entry match the entry, unless a call for the entry is in
+// progress.
 func (l *Ledger) reconcileEntry(e Entry, present map[string]bool) error {
 	key := e.Key()
 	if s, ok := e.(*Sealed); ok {

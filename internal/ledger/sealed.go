@@ -11,9 +11,9 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Sealed is the entry of a claim whose file is invalid, missing, or temporarily unreadable. The entry
-// blocks the claim's known devices: the devices in the CDI spec, and the readable devices in the
-// file.
+// Sealed is the entry of a claim whose file is invalid, missing, or temporarily unreadable. The
+// entry blocks the claim's known devices: the devices in the CDI spec, and the readable devices in
+// the file.
 type Sealed struct {
 	UID     types.UID
 	Devices []SealedDevice
@@ -124,8 +124,8 @@ func bootOf(body []byte) string {
 	return c.Boot
 }
 
-// salvaged is the part of a record for reading invalid files, and for writing sealed entries without
-// a file.
+// salvaged is the part of a record for reading invalid files, and for writing sealed entries
+// without a file.
 type salvaged struct {
 	Boot    string           `json:"boot"`
 	Results []salvagedResult `json:"results"`
@@ -154,8 +154,8 @@ func (s *Sealed) file(boot string) ([]byte, error) {
 	return append([]byte(checksum(body)+"\n"), body...), nil
 }
 
-// salvageDevices returns the devices in an invalid file, with their physical devices, nodes and host files.
-// The result is only good enough to block the devices and to remove the files.
+// salvageDevices returns the devices in an invalid file, with their physical devices, nodes and
+// host files. The result is only good enough to block the devices and to remove the files.
 func salvageDevices(body []byte, boot string) (devices []SealedDevice) {
 	var c salvaged
 	// A field of the wrong type is left out, and the rest is read.

@@ -103,8 +103,8 @@ func (s stock) withFile(name string) {
 	s[name] = d
 }
 
-// The host files of a claim with unknown devices are the files of the host's devices without another
-// user.
+// The host files of a claim with unknown devices are the files of the host's devices without
+// another user.
 func TestFilesOfAClaimOfWhichNothingIsKnown(t *testing.T) {
 	s := host(gpu("a", 128), gpu("b", 129))
 	s.withFile("a")
@@ -307,8 +307,8 @@ func TestSharesThatOnlyTheKubeletKnows(t *testing.T) {
 	b.mustGive(share(one), s)
 }
 
-// The known part of a claim without a file survives a restart of the agent, even if its directory and
-// the specs were removed and the kubelet does not answer.
+// The known part of a claim without a file survives a restart of the agent, even if its directory
+// and the specs were removed and the kubelet does not answer.
 func TestSealedIsWrittenDown(t *testing.T) {
 	for name, all := range map[string]bool{"a device is known": false, "nothing is known": true} {
 		t.Run(name, func(t *testing.T) {
@@ -362,8 +362,8 @@ func TestBootIsSaidAgain(t *testing.T) {
 	}
 }
 
-// After a kill of the agent, a power failure may revert the file boot, so the next agent synchronizes
-// its directory when opening the ledger.
+// After a kill of the agent, a power failure may revert the file boot, so the next agent
+// synchronizes its directory when opening the ledger.
 func TestBootIsSynchronisedByEachAgent(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128))
@@ -504,8 +504,8 @@ func FuzzDecodeGrants(f *testing.F) {
 	})
 }
 
-// Claims whose files were lost are recorded for as long as the boot lasts, also by agents that start
-// after other files exist again, and also if only the claims' files were lost.
+// Claims whose files were lost are recorded for as long as the boot lasts, also by agents that
+// start after other files exist again, and also if only the claims' files were lost.
 func TestClaimsAreNotedAfterALoss(t *testing.T) {
 	const uid = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10"
 	said := func() *kubeletapi.Listing { return listing(true, "chandler.dev/claim="+uid+"-0-a") }

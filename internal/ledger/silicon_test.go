@@ -9,8 +9,8 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// inGroup returns a PCI function of IOMMU group 3. Its description is that of a function whose group
-// has a member under vfio.
+// inGroup returns a PCI function of IOMMU group 3. Its description is that of a function whose
+// group has a member under vfio.
 func inGroup(name string) rules.Offered {
 	one := map[string]resource.Quantity{"group": resource.MustParse("1")}
 	return rules.Offered{Device: discovery.Device{Name: name, Takes: one, PartOf: &discovery.Silicon{Name: "iommu-group-3", Counters: one}}}
@@ -19,9 +19,9 @@ func inGroup(name string) rules.Offered {
 // alone returns a PCI function as a physical device of its own.
 func alone(name string) rules.Offered { return rules.Offered{Device: discovery.Device{Name: name}} }
 
-// Allocation considers both the physical device in a claim's record and the present device. Functions
-// of an IOMMU group become a single physical device, or separate devices, while claims have the
-// functions.
+// Allocation considers both the physical device in a claim's record and the present device.
+// Functions of an IOMMU group become a single physical device, or separate devices, while claims
+// have the functions.
 func TestSiliconChangesUnderClaim(t *testing.T) {
 	for name, test := range map[string]struct {
 		before, now stock

@@ -17,8 +17,8 @@ type View struct {
 	unknownOwner string // reason why a container may have a device without a recorded owner, or ""
 }
 
-// View returns the present state of the ledger for a host with the stock. The stock may be nil if the
-// caller only lists entries. The view of a closed ledger is empty.
+// View returns the present state of the ledger for a host with the stock. The stock may be nil if
+// the caller only lists entries. The view of a closed ledger is empty.
 func (l *Ledger) View(s Stock) *View {
 	if !l.isOpen() {
 		return &View{index: newIndex(), stock: s}
@@ -56,13 +56,14 @@ func (v *View) SameAs(other *View) bool {
 	return v == other || v != nil && other != nil && v.version != 0 && v.version == other.version && v.unknownOwner == other.unknownOwner && v.stock == other.stock
 }
 
-// BlockedBy returns the reason why an owner by an API cannot get the wanted devices, or nil. own is the
-// key of the owner's present entry, or "".
+// BlockedBy returns the reason why an owner by an API cannot get the wanted devices, or nil. own is
+// the key of the owner's present entry, or "".
 func (v *View) BlockedBy(by discovery.Mode, own string, want []Hold) *Blocked {
 	return v.index.findBlocked(query{api: by, ownKey: own, wanted: want, stock: v.stock})
 }
 
-// UnknownOwnerReason returns the reason why a container may have a device without a recorded owner, or "".
+// UnknownOwnerReason returns the reason why a container may have a device without a recorded owner,
+// or "".
 func (v *View) UnknownOwnerReason() string { return v.unknownOwner }
 
 // Claims returns the prepared claims, and the claims in configuration.
@@ -88,8 +89,8 @@ func (v *View) SealedEntries() (sealed []*Sealed) {
 	return sealed
 }
 
-// Grants returns the allocations by device plugin IDs, of any plugin. Allocations released by the kubelet
-// are left out.
+// Grants returns the allocations by device plugin IDs, of any plugin. Allocations released by the
+// kubelet are left out.
 func (v *View) Grants() (grants []*Grant) {
 	for _, a := range v.accounts {
 		if g, ok := a.entry.(*Grant); ok && a.state != Ending {
@@ -133,8 +134,8 @@ func (v *View) Has(device string) bool {
 }
 
 // RenumberedNodes describes how the nodes of a grant's devices differ from the nodes given to its
-// container, or returns "". Numbers are ignored: after a reboot the container is given the nodes with
-// the same paths.
+// container, or returns "". Numbers are ignored: after a reboot the container is given the nodes
+// with the same paths.
 func (v *View) RenumberedNodes(g *Grant) string {
 	given := slices.Clone(g.Nodes)
 	for i := range given {

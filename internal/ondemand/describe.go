@@ -9,9 +9,9 @@ import (
 	"chandler.dev/discovery"
 )
 
-// DescribeDevices returns the snapshot with stable devices for units in change: each device is either
-// present and healthy, or not created yet. The kernel's view during a change is not meaningful.
-// Devices that could not be created are unhealthy for a while, with the reason.
+// DescribeDevices returns the snapshot with stable devices for units in change: each device is
+// either present and healthy, or not created yet. The kernel's view during a change is not
+// meaningful. Devices that could not be created are unhealthy for a while, with the reason.
 func (m *Manager) DescribeDevices(s *discovery.Snapshot) *discovery.Snapshot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -60,12 +60,14 @@ func (m *Manager) DescribeDevices(s *discovery.Snapshot) *discovery.Snapshot {
 	return &now
 }
 
-// isUnfinished reports whether a device looks as if the kernel or a driver were still setting it up.
+// isUnfinished reports whether a device looks as if the kernel or a driver were still setting it
+// up.
 func isUnfinished(h discovery.Health) bool {
 	return h.Status == discovery.Unknown || h.Condition == discovery.ConditionDriverUnbound || h.Condition == discovery.ConditionNodeMissing
 }
 
-// withFailure returns a device that does not exist, with the reason if its creation failed recently.
+// withFailure returns a device that does not exist, with the reason if its creation failed
+// recently.
 func (m *Manager) withFailure(d discovery.Device) discovery.Device {
 	if d.Creation == nil || d.Health.Status != discovery.Healthy {
 		return d

@@ -15,7 +15,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Config is the configuration of a Maker.
+// Config is the configuration of a [Manager].
 type Config struct {
 	Host     *discovery.Host
 	Families []*discovery.Family
@@ -41,7 +41,7 @@ type Config struct {
 	Ledger *ledger.Ledger
 	Stock  func() ledger.Stock
 
-	Limit time.Duration // how long the Maker waits for a write; 60 s if 0
+	Limit time.Duration // how long the Manager waits for a write; 60 s if 0
 	Wait  time.Duration // how long a scan may take to find a created device; 30 s if 0
 }
 
@@ -81,7 +81,7 @@ type failure struct {
 // failureMemory is for how long devices are unhealthy after they could not be created.
 const failureMemory = 5 * time.Minute
 
-// New returns a Maker. The caller must call [Manager.Open] before any other method.
+// New returns a [Manager]. The caller must call [Manager.Open] before any other method.
 func New(config Config) *Manager {
 	config.Limit, config.Wait = cmp.Or(config.Limit, time.Minute), cmp.Or(config.Wait, 30*time.Second)
 	if config.Changed == nil {
@@ -125,8 +125,8 @@ func convert(unit string, data []byte) (*journal.Record[creation], error) {
 	return &journal.Record[creation]{Boot: r.Boot, Group: unit, Silicon: r.Silicon, Devices: r.Devices, Body: creation{Family: r.Family, Creation: r.Making}}, nil
 }
 
-// recordUnit records a unit before it is created, unless the record is already there. Nothing remains of
-// an earlier attempt in another way; otherwise the family would have refused.
+// recordUnit records a unit before it is created, unless the record is already there. Nothing
+// remains of an earlier attempt in another way; otherwise the family would have refused.
 func (m *Manager) recordUnit(d *discovery.Device) error {
 	unit := d.Creation.Unit
 	m.mu.Lock()
@@ -158,8 +158,8 @@ func (m *Manager) isCurrent(r *record) bool {
 	return r.Body.Function.MayEqual(m.functionOf(&r.Body.Creation))
 }
 
-// amendRecord records the result of a change of a unit. If the disk fails, the result remains in memory
-// and is written later.
+// amendRecord records the result of a change of a unit. If the disk fails, the result remains in
+// memory and is written later.
 func (m *Manager) amendRecord(unit string, how map[string]string) error {
 	r := m.journal.Get(unit)
 	if r == nil {
@@ -172,7 +172,8 @@ func (m *Manager) amendRecord(unit string, how map[string]string) error {
 	return m.journal.AmendRecord(&now)
 }
 
-// RestoreRecords writes records that were removed or could not be written; see [journal.Journal.RestoreRecords].
+// RestoreRecords writes records that were removed or could not be written; see
+// [journal.Journal.RestoreRecords].
 func (m *Manager) RestoreRecords() error { return m.journal.RestoreRecords() }
 
 func union(names, more []string) []string {

@@ -32,7 +32,7 @@ type kernel struct {
 	t   *testing.T
 	dir string
 
-	disk disk.FS // for the next maker; the operating system's if nil
+	disk disk.FS // for the next manager; the operating system's if nil
 
 	mu     sync.Mutex
 	budget int           // writes until the agent is killed, -1 for any number
@@ -140,7 +140,7 @@ func (k *kernel) scan() *discovery.Snapshot {
 	return s
 }
 
-// maker returns a Maker with a new scan for each call of Device.
+// maker returns a [Manager] with a new scan for each call of Device.
 func (k *kernel) maker(boot string) *Manager {
 	k.t.Helper()
 	fsys, err := hostfs.Open(k.dir)

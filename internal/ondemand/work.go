@@ -104,7 +104,8 @@ func (m *Manager) setAwaited(unit string, awaited bool) {
 // settles is how long a created device may take to become healthy.
 const settles = 2 * time.Second
 
-// awaitPublished waits until the publishers of both APIs see the created device, and returns the device.
+// awaitPublished waits until the publishers of both APIs see the created device, and returns the
+// device.
 func (m *Manager) awaitPublished(ctx context.Context, d *discovery.Device) (now discovery.Device, err error) {
 	var since time.Time
 	var other error
@@ -137,8 +138,8 @@ func (m *Manager) awaitPublished(ctx context.Context, d *discovery.Device) (now 
 // the missing device.
 var identity = []resourceapi.QualifiedName{"pciVendor", "pciDevice", "function", "parent", deviceattribute.StandardDeviceAttributePCIBusID}
 
-// checkPromised returns an error if the device with a name differs from the description of the missing
-// device. The kernel may have put the created device elsewhere.
+// checkPromised returns an error if the device with a name differs from the description of the
+// missing device. The kernel may have put the created device elsewhere.
 func checkPromised(d, now *discovery.Device) error {
 	for _, name := range identity {
 		if want, got := d.Attributes.String(name), now.Attributes.String(name); want != "" && got != want {
@@ -148,8 +149,8 @@ func checkPromised(d, now *discovery.Device) error {
 	return nil
 }
 
-// repeatInterval is the interval of scans while the Maker waits for a change, because kernel events may be
-// missing.
+// repeatInterval is the interval of scans while the Manager waits for a change, because kernel
+// events may be missing.
 const repeatInterval = time.Second
 
 // until waits for a condition and reports whether the condition became true in time.
@@ -172,8 +173,8 @@ func (m *Manager) until(ctx context.Context, so func() bool) bool {
 	return true
 }
 
-// RemoveUnit removes a unit. It returns [*ledger.Blocked] if a consumer, or another change, has one of
-// its devices or of the devices in came, which appeared in their place. A missing unit is not an
+// RemoveUnit removes a unit. It returns [*ledger.Blocked] if a consumer, or another change, has one
+// of its devices or of the devices in came, which appeared in their place. A missing unit is not an
 // error, nor is a unit that another program has changed: in both cases removed is false, and only
 // the record is removed.
 func (m *Manager) RemoveUnit(ctx context.Context, unit string, came ...string) (removed bool, err error) {
@@ -239,8 +240,8 @@ func (m *Manager) removeUnit(ctx context.Context, lease *ledger.Lease, r *record
 	return true, nil
 }
 
-// planWork calls the Make or Unmake function of a family. If a driver blocks the call for too long,
-// planWork returns an error and does no work.
+// planWork calls the Create or Remove function of a family. If a driver blocks the call for too
+// long, planWork returns an error and does no work.
 func (m *Manager) planWork(lease *ledger.Lease, ask func(*discovery.Host, discovery.Tools, discovery.Creation) (discovery.Work, error), family string, of discovery.Creation) (work discovery.Work, err error) {
 	var planned discovery.Work
 	err = lease.Do(m.config.Limit, "a scan of /"+of.Of, func() (err error) {

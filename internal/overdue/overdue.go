@@ -1,6 +1,6 @@
-// Package overdue limits the wait for calls that may block in the kernel for an unlimited time, because
-// of a driver or a process. Blocked calls cannot be canceled, so the caller gives up: the call continues
-// in the background, and remains recorded until its end.
+// Package overdue limits the wait for calls that may block in the kernel for an unlimited time,
+// because of a driver or a process. Blocked calls cannot be canceled, so the caller gives up: the
+// call continues in the background, and remains recorded until its end.
 package overdue
 
 import (
@@ -24,8 +24,8 @@ type Calls struct {
 var Err = errors.New("has not ended")
 
 // Do calls do and returns the result. After the limit, Do returns an error that wraps [Err],
-// such as "a write to the attribute has not ended after 10s", and [Calls.OverdueCall] returns an error
-// for the object until the call ends. The caller must not start other calls for the object in
+// such as "a write to the attribute has not ended after 10s", and [Calls.OverdueCall] returns an
+// error for the object until the call ends. The caller must not start other calls for the object in
 // the meantime.
 func (c *Calls) Do(limit time.Duration, object, what string, do func() error) error {
 	result := make(chan error, 1)

@@ -52,8 +52,8 @@ func (b *Manager) Configurer(next discovery.Configurer) discovery.Configurer {
 	}
 }
 
-// forgetFailures forgets why functions could not be returned to their drivers, because a consumer wants
-// them under vfio. It reports whether there was such a failure.
+// forgetFailures forgets why functions could not be returned to their drivers, because a consumer
+// wants them under vfio. It reports whether there was such a failure.
 func (b *Manager) forgetFailures(sources []string) (had bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -77,9 +77,9 @@ func (b *Manager) notYet(d *discovery.Device, r *function) error {
 	return discovery.TransientError(fmt.Errorf("device %s: it is under %s until it was given back to %s", d.Name, orNone(r.To), orNone(r.Driver)))
 }
 
-// DescribeDevices returns a snapshot with the original descriptions of bound devices, so that selectors
-// still match, and with their nodes and health under vfio. The originals replace all descriptions
-// of the same functions.
+// DescribeDevices returns a snapshot with the original descriptions of bound devices, so that
+// selectors still match, and with their nodes and health under vfio. The originals replace all
+// descriptions of the same functions.
 func (b *Manager) DescribeDevices(s *discovery.Snapshot) *discovery.Snapshot {
 	b.forgetReturned()
 	b.mu.Lock()
@@ -172,8 +172,8 @@ func (b *Manager) forgetIfReturned(r *function) {
 	_ = b.changeRecord(r.unit, []string{r.Address})
 }
 
-// describeFunction returns the present description of a bound device. If a family describes the device too,
-// its readings are included.
+// describeFunction returns the present description of a bound device. If a family describes the
+// device too, its readings are included.
 func (b *Manager) describeFunction(r *function, seen *discovery.Device) discovery.Device {
 	d := r.Device
 	d.Readings = nil

@@ -48,9 +48,9 @@ func (b *Manager) LeftUnits() (left []LeftUnit) {
 	return left
 }
 
-// ReturnUnit returns the functions of a unit to their original drivers. It returns [*ledger.Blocked] if a
-// consumer, or another change, has one of the functions. A unit without a record is not an error. A
-// function that was bound to another driver since stays with that driver.
+// ReturnUnit returns the functions of a unit to their original drivers. It returns
+// [*ledger.Blocked] if a consumer, or another change, has one of the functions. A unit without a
+// record is not an error. A function that was bound to another driver since stays with that driver.
 func (b *Manager) ReturnUnit(ctx context.Context, unit string) error {
 	r := b.journal.Get(unit)
 	if r == nil {
@@ -117,8 +117,8 @@ func (b *Manager) returnFunction(ctx context.Context, lease *ledger.Lease, r *fu
 	return b.giveDriver(ctx, lease, r, driver)
 }
 
-// checkUnused returns an error if a visible process has a function open: the kernel would wait for that
-// process, and keep the function locked meanwhile.
+// checkUnused returns an error if a visible process has a function open: the kernel would wait for
+// that process, and keep the function locked meanwhile.
 func (b *Manager) checkUnused(r *function) error {
 	if b.config.Busy == nil {
 		return nil
@@ -141,8 +141,8 @@ func (b *Manager) resetOverride(lease *ledger.Lease, r *function) error {
 	return b.write(lease, r.Address, "set its driver", path.Join(r.Source, "driver_override"), r.Override)
 }
 
-// chooseDriver makes the kernel choose the driver of a function whose original driver is unknown. If a
-// driver other than vfio is bound already, that driver stays.
+// chooseDriver makes the kernel choose the driver of a function whose original driver is unknown.
+// If a driver other than vfio is bound already, that driver stays.
 func (b *Manager) chooseDriver(lease *ledger.Lease, r *function, driver string) error {
 	own := driver != "" && !discovery.IsVFIO(driver)
 	if !own {

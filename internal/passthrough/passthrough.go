@@ -17,7 +17,7 @@ import (
 	"chandler.dev/internal/overdue"
 )
 
-// Config holds the settings and dependencies of a Binder.
+// Config holds the settings and dependencies of a [Manager].
 type Config struct {
 	Host *discovery.Host
 
@@ -69,8 +69,8 @@ type binding struct {
 	Functions []*function `json:"functions"`
 }
 
-// function holds the state of a function before the passthrough. A function in Manager.functions is not
-// modified.
+// function holds the state of a function before the passthrough. A function in Manager.functions is
+// not modified.
 type function struct {
 	Address  string `json:"function"`
 	Source   string `json:"source"`   // its directory as in fs.FS
@@ -98,7 +98,7 @@ type function struct {
 	unit string // the unit whose record has the function
 }
 
-// New returns a Binder. Call Open before other methods.
+// New returns a [Manager]. Call Open before other methods.
 func New(config Config) *Manager {
 	if config.Limit == 0 {
 		config.Limit = 20 * time.Second
@@ -227,7 +227,8 @@ func check(r *record) error {
 	return nil
 }
 
-// damagedRecord returns a record for a unit with an unreadable record, nil if the host has no such unit.
+// damagedRecord returns a record for a unit with an unreadable record, nil if the host has no such
+// unit.
 func (b *Manager) damagedRecord(unit string) *record {
 	all, _ := sysfs.BusDevices(b.config.Host.FS, "pci")
 	var functions []*function
@@ -282,9 +283,9 @@ func (b *Manager) isCurrent(f *function) bool {
 	return f.Key.MayEqual(discovery.FunctionKey(b.config.Host, f.Source))
 }
 
-// recordFunctions records the state of a unit's functions before any of them changes, except functions with a
-// usable record. If a record could not be read and its function has its own driver again, note
-// records that driver.
+// recordFunctions records the state of a unit's functions before any of them changes, except
+// functions with a usable record. If a record could not be read and its function has its own driver
+// again, recordFunctions records that driver.
 func (b *Manager) recordFunctions(lease *ledger.Lease, sources []string, to string, d discovery.Device) error {
 	if b.journal.MayLack() {
 		return discovery.TransientError(errors.New("the records of an earlier agent cannot be read yet, so the previous drivers of functions are unknown"))
@@ -383,8 +384,8 @@ func (b *Manager) removeRecord(r *record) error {
 }
 
 // RestoreRecords rewrites records that were removed or could not be written; see
-// [journal.Journal.RestoreRecords]. It needs no lease: while a write to a function hangs, the agent may
-// end, and the next agent needs the record.
+// [journal.Journal.RestoreRecords]. It needs no lease: while a write to a function hangs, the agent
+// may end, and the next agent needs the record.
 func (b *Manager) RestoreRecords() error { return b.journal.RestoreRecords() }
 
 // overrideOf returns the driver_override of a function, "" if not set. Only the driver with this
@@ -398,8 +399,8 @@ func overrideOf(function sysfs.Device) (string, error) {
 	return text, err
 }
 
-// leaseFunctions reserves functions, with all their devices, for a change on behalf of a consumer. The error
-// wraps [*ledger.Blocked].
+// leaseFunctions reserves functions, with all their devices, for a change on behalf of a consumer.
+// The error wraps [*ledger.Blocked].
 func (b *Manager) leaseFunctions(functions []string, consumer string) (*ledger.Lease, error) {
 	stock := b.config.Stock()
 	return b.leaseChange(ledger.Change{
@@ -448,8 +449,8 @@ func (b *Manager) write(lease *ledger.Lease, address, what, name, value string) 
 	return fmt.Errorf("function %s: %s: write %q to /%s: %w", address, what, value, name, err)
 }
 
-// driverOverride returns the driver_override of a function. The kernel may delay the read for as long as
-// a process has the function open.
+// driverOverride returns the driver_override of a function. The kernel may delay the read for as
+// long as a process has the function open.
 func (b *Manager) driverOverride(lease *ledger.Lease, function sysfs.Device, limit time.Duration) (string, error) {
 	var override string
 	err := lease.Do(limit, "a read of its driver_override", func() (err error) {

@@ -48,7 +48,7 @@ func newKernel(t *testing.T) *kernel {
 	return k
 }
 
-// binder returns the Binder of a new agent. users names the user of each used function.
+// binder returns the [Manager] of a new agent. users names the user of each used function.
 func (k *kernel) binder(boot string, users map[string]string) *Manager {
 	k.t.Helper()
 	b := newBinder(k.t, Config{
@@ -99,7 +99,7 @@ func openLedger(t testing.TB) (*ledger.Ledger, func() ledger.Stock) {
 	return l, func() ledger.Stock { return &ledger.Present{} }
 }
 
-// newBinder returns a binder with a ledger of its own.
+// newBinder returns a [Manager] with a ledger of its own.
 func newBinder(t testing.TB, config Config) *Manager {
 	t.Helper()
 	config.Ledger, config.Stock = openLedger(t)

@@ -12,9 +12,9 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// bindDevice binds a device, with all functions that belong to it, to the vfio driver. bindDevice continues
-// from wherever an earlier call, or an earlier agent, has stopped. The state of the functions is on
-// disk before anything changes. The order is that of the kernel's documentation
+// bindDevice binds a device, with all functions that belong to it, to the vfio driver. bindDevice
+// continues from wherever an earlier call, or an earlier agent, has stopped. The state of the
+// functions is on disk before anything changes. The order is that of the kernel's documentation
 // (Documentation/ABI/testing/sysfs-bus-pci, driver_override): the override comes first, so that no
 // other driver takes the function in between.
 func (b *Manager) bindDevice(ctx context.Context, d discovery.Device, consumer string) error {
@@ -83,8 +83,8 @@ func (b *Manager) functionsOf(d *discovery.Device) ([]string, error) {
 }
 
 // returned returns a function that the last scan found under vfio, and that is under its own driver
-// by now, "" if there is none. The record of such a function would have no description, so its device
-// could not be allocated until the function is returned again.
+// by now, "" if there is none. The record of such a function would have no description, so its
+// device could not be allocated until the function is returned again.
 func (b *Manager) returned(functions []string) string {
 	for _, source := range functions {
 		b.mu.Lock()

@@ -37,7 +37,7 @@ func pod(name string, claims ...string) Pod {
 	return Pod{NamespacedName: named("default", name), UID: types.UID("uid-" + name), Claims: claims}
 }
 
-// node is a node with pods, their devices, and a Teller.
+// node is a node with pods, their devices, and a Notifier.
 type node struct {
 	t       *testing.T
 	client  *fake.Clientset
@@ -61,7 +61,7 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// restart replaces the Teller by a new one with the same file.
+// restart replaces the Notifier by a new one with the same file.
 func (n *node) restart() {
 	n.teller = &Notifier{
 		Client: n.client, Node: "worker-1", File: filepath.Join(n.dir, "events.json"),

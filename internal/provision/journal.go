@@ -59,8 +59,8 @@ func OpenJournal(dir string) (*Journal, error) {
 // Close closes the journal and releases the lock.
 func (j *Journal) Close() error { return errors.Join(j.lock.Close(), j.root.Close()) }
 
-// KeepJournal writes the file, or removes the file if data is nil. The file is renamed into place, so
-// that a reader finds either the old or the new contents.
+// KeepJournal writes the file, or removes the file if data is nil. The file is renamed into place,
+// so that a reader finds either the old or the new contents.
 func (j *Journal) KeepJournal(data []byte) error {
 	if data == nil {
 		if err := j.root.Remove(journalFile); !errors.Is(err, fs.ErrNotExist) {
@@ -74,8 +74,8 @@ func (j *Journal) KeepJournal(data []byte) error {
 	return j.root.Rename(journalFile+".new", journalFile)
 }
 
-// keepJournal writes the journal with the given writes and with the outstanding writes of an earlier
-// command.
+// keepJournal writes the journal with the given writes and with the outstanding writes of an
+// earlier command.
 func (p *Provisioner) keepJournal(writes []discovery.Write) (err error) {
 	var data []byte
 	writes = slices.Concat(p.missingWrites(p.outstanding), writes)
@@ -130,7 +130,7 @@ func (p *Provisioner) unfinishedWrites() (left []discovery.Write, err error) {
 const maxJournal = 64 << 10
 
 // resumeWrites executes the outstanding writes of a killed command. A failed write remains in the
-// journal. In a dry run, resume adds the results of the writes to the host's files in memory,
+// journal. In a dry run, resumeWrites adds the results of the writes to the host's files in memory,
 // as the basis for the plan.
 func (p *Provisioner) resumeWrites() (changes int, err error) {
 	writes, err := p.unfinishedWrites()

@@ -49,7 +49,7 @@ func TestRepeatedEnd(t *testing.T) {
 	})
 }
 
-// The device of a claim with a damaged record is handed over nevertheless: when the claim ends, and
+// The device of a claim with a damaged record is reclaimed nevertheless: when the claim ends, and
 // also if the claim was ending before the damage.
 func TestSealedClaim(t *testing.T) {
 	for _, ending := range []bool{false, true} {
@@ -100,7 +100,7 @@ func TestSealedClaim(t *testing.T) {
 	}
 }
 
-// Removed records are written again while devices are allocated, and during the handover.
+// Removed records are written again while devices are allocated, and during reclaim.
 func TestWipedRecords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

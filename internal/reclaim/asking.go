@@ -68,8 +68,8 @@ type claimUsers struct {
 	lastRequest time.Time      // time of the last request to the API server
 }
 
-// askAll determines the pods of claims in the background. The kubelet lists by name a pod that joins
-// a prepared claim, and the pods of a PodGroup in a claim's reservation.
+// askAll determines the pods of claims in the background. The kubelet lists by name a pod that
+// joins a prepared claim, and the pods of a PodGroup in a claim's reservation.
 func (c *Manager) askAll(ctx context.Context, claims []*ledger.Claim) {
 	if c.config.Users == nil || c.config.PodsOf == nil {
 		return
@@ -94,8 +94,8 @@ func (c *Manager) askAll(ctx context.Context, claims []*ledger.Claim) {
 	}()
 }
 
-// recordListed records the pods that the kubelet lists with a claim, and reports whether the API server
-// must be queried for them.
+// recordListed records the pods that the kubelet lists with a claim, and reports whether the API
+// server must be queried for them.
 func (c *Manager) recordListed(claim *ledger.Claim, names []string) (due bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -9,9 +9,9 @@ import (
 	"chandler.dev/discovery"
 )
 
-// DescribeDevices returns the settled snapshot with checked devices that cannot be handed over yet marked
-// unhealthy, so that no API offers these devices. A shared device stays healthy for its other
-// consumers. Any other fault of a device takes precedence.
+// DescribeDevices returns the settled snapshot with checked devices that cannot be released yet
+// marked unhealthy, so that no API offers these devices. A shared device stays healthy for its
+// other consumers. Any other fault of a device takes precedence.
 func (c *Manager) DescribeDevices(s *discovery.Snapshot, severity discovery.Severity) *discovery.Snapshot {
 	kept := c.withheldHealth()
 	if len(kept) == 0 {

@@ -5,10 +5,10 @@
 //
 // # Records
 //
-// DriverConfig.handover selects the devices to reclaim. [Manager] is an output of the ledger.
+// DriverConfig.reclaim selects the devices to reclaim. [Manager] is an output of the ledger.
 // When such a device is allocated, it records the consumer and the consumer's pods. When the
-// consumer ends, Remove marks that record and keeps the device in the ledger ([ledger.KeptDevice]) before
-// the consumer's own entry ends, so the physical device is never free in between. A kubelet
+// consumer ends, Remove marks that record and keeps the device in the ledger ([ledger.KeptDevice])
+// before the consumer's own entry ends, so the physical device is never free in between. A kubelet
 // allocates an ID of the device plugin API again before the end of its container was reported, so
 // GiveGrants checks first ([ledger.GrantReplacer]).
 //
@@ -19,8 +19,8 @@
 // contains the key of the physical device ([discovery.DeviceKey]): a device with another key is
 // another device, and is not reset. If the agent cannot see which process has the device open, the
 // device is withheld for as long as containers of the pods may continue. If the pods are unknown,
-// nothing is reset. A reset happens after everything else of the claim is removed (Forget), since
-// the end of a claim may fail.
+// nothing is reset. A reset happens after everything else of the claim is removed (ForgetClaim),
+// since the end of a claim may fail.
 //
 // Before a reset, the package checks the ledger for a new consumer of the device, which is possible
 // after an agent without reclaim. The device then belongs to that consumer and is not reset. A

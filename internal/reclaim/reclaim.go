@@ -20,7 +20,7 @@ import (
 	"chandler.dev/internal/overdue"
 )
 
-// Rule configures the handover of some devices.
+// Rule configures the reclaim of some devices.
 type Rule struct {
 	Expression string // as in the configuration
 	Selects    func(discovery.Device) (bool, error)
@@ -31,7 +31,7 @@ type Rule struct {
 	Methods []string
 }
 
-// Config configures a Custodian.
+// Config configures a [Manager].
 type Config struct {
 	Host *discovery.Host
 
@@ -76,7 +76,7 @@ const (
 // previous answer lacked a pod that the kubelet lists with a claim.
 const askInterval = time.Minute
 
-// endWait is the longest wait of an owner's end for the handover, which is immediate if all processes
+// endWait is the longest wait of an owner's end for reclaim, which is immediate if all processes
 // have ended. passWait is the longest wait of a kubelet's repeated allocation of an ID.
 const (
 	endWait  = 300 * time.Millisecond
@@ -104,16 +104,16 @@ type Manager struct {
 
 	mu          sync.Mutex
 	isClosing   bool                      // Run ends: no check, reset or removal of a record starts any more
-	workers     sync.WaitGroup            // calls of work; no call starts once closed is set
+	workers     sync.WaitGroup            // calls of work; no call starts once isClosing is set
 	records     map[string]*record        // by name
 	claims      map[types.UID]*claimUsers // pods of present claims
-	handedOver  map[string]string         // keys of grants that are handed over and still in the ledger, by grantOf
+	handedOver  map[string]string         // keys of grants whose devices are reclaimed and still in the ledger, by grantOf
 	warnedBlind map[string]bool           // records with a logged warning that open files are not visible
 	unseen      map[string]time.Time      // until when containers of earlier owners may go on unseen, by device
 }
 
-// record describes a device and its consumer. The journal has the record before the consumer gets the
-// device, as far as the agent can tell, and until the next consumer may get it.
+// record describes a device and its consumer. The journal has the record before the consumer gets
+// the device, as far as the agent can tell, and until the next consumer may get it.
 type record struct {
 	Key    string       `json:"key"` // of the owner's entry
 	Owner  ledger.Owner `json:"owner"`
@@ -140,7 +140,7 @@ type record struct {
 	checkDone     chan struct{} // closed when the check in progress ends, nil if there is none
 }
 
-// New returns a Custodian. It is ready after loading its records.
+// New returns a [Manager]. It is ready after loading its records.
 func New(config Config) *Manager {
 	if config.Limit == 0 {
 		config.Limit = 10 * time.Second
@@ -224,8 +224,8 @@ func (c *Manager) endedRecords() (ended []*record) {
 	return ended
 }
 
-// tryReclaim checks whether a device can be handed over, unless a check is in progress or not yet due. It
-// returns a channel that is closed when the check has ended.
+// tryReclaim checks whether a device can be released, unless a check is in progress or not yet due.
+// It returns a channel that is closed when the check has ended.
 func (c *Manager) tryReclaim(ctx context.Context, r *record) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -260,8 +260,8 @@ func (c *Manager) runReclaim(ctx context.Context, r *record, of users, done chan
 	close(done)
 }
 
-// checkReclaim returns the reason for withholding a device, "" if the device is ready, and the time until
-// the next check.
+// checkReclaim returns the reason for withholding a device, "" if the device is ready, and the time
+// until the next check.
 func (c *Manager) checkReclaim(ctx context.Context, r *record, of users) (why string, again time.Duration) {
 	d, rule, why := c.ruleOf(r)
 	switch {
@@ -340,8 +340,8 @@ func (c *Manager) setIdle(r *record) {
 	}
 }
 
-// ruleOf returns the device of a record and the administrator's rule, or nil without a rule. why is set
-// if the rule cannot be determined.
+// ruleOf returns the device of a record and the administrator's rule, or nil without a rule. why is
+// set if the rule cannot be determined.
 func (c *Manager) ruleOf(r *record) (d discovery.Device, rule *Rule, why string) {
 	rules := c.config.Rules()
 	if len(rules) == 0 {
@@ -397,8 +397,9 @@ func (c *Manager) keyOf(d discovery.Device) (discovery.DeviceKey, error) {
 	return key, err
 }
 
-// selectRule returns a device of the present snapshot, and the first rule that selects the device, or
-// nil. The rules are evaluated once per snapshot, because allocations are checked every few seconds.
+// selectRule returns a device of the present snapshot, and the first rule that selects the device,
+// or nil. The rules are evaluated once per snapshot, because allocations are checked every few
+// seconds.
 func (c *Manager) selectRule(rules []Rule, name string) (d discovery.Device, rule *Rule, known bool) {
 	s := c.config.Snapshot()
 	if s == nil {
@@ -444,8 +445,8 @@ func (c *Manager) isDivided(source string) bool {
 	return divided && err == nil
 }
 
-// ruleOf returns the first rule that selects a device. A rule that cannot be evaluated for the device
-// does not select it.
+// ruleOf returns the first rule that selects a device. A rule that cannot be evaluated for the
+// device does not select it.
 func ruleOf(rules []Rule, d discovery.Device) *Rule {
 	for i := range rules {
 		if selected, err := rules[i].Selects(d); err == nil && selected {
@@ -464,8 +465,8 @@ func (c *Manager) remainingGrace(r *record, of users) time.Duration {
 	return of.maxLifetime() - time.Since(r.endTime)
 }
 
-// isTaken reports whether the kubelet has allocated a container's ID again. The kubelet considers the
-// container ended, and would permanently reject a next container that waits.
+// isTaken reports whether the kubelet has allocated a container's ID again. The kubelet considers
+// the container ended, and would permanently reject a next container that waits.
 func (c *Manager) isTaken(r *record) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -473,8 +474,8 @@ func (c *Manager) isTaken(r *record) bool {
 }
 
 // noteUnseen records that containers of an owner may go on unseen for a while although the next
-// container has the device. The kubelet allocates the device of a pod that was deleted by force while
-// the containers of that pod still run.
+// container has the device. The kubelet allocates the device of a pod that was deleted by force
+// while the containers of that pod still run.
 func (c *Manager) noteUnseen(r *record, left time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -492,10 +493,10 @@ func (c *Manager) unseenFor(r *record) time.Duration {
 	return time.Until(c.unseen[r.Hold.Device])
 }
 
-// openProcesses returns the processes of pods with the device open. It has no time limit: a check hangs at a
-// process that hangs in the kernel itself, and that process may be the one with the device. So an
-// unfinished check is different from a check without permission. wanted is false if the rule was
-// removed in the meantime.
+// openProcesses returns the processes of pods with the device open. It has no time limit: a check
+// hangs at a process that hangs in the kernel itself, and that process may be the one with the
+// device. So an unfinished check is different from a check without permission. wanted is false if
+// the rule was removed in the meantime.
 func (c *Manager) openProcesses(ctx context.Context, r *record, d discovery.Device, of users) (uses inuse.Uses, wanted bool) {
 	if len(of.Pods) == 0 {
 		return inuse.Uses{{Object: "the device", ReadError: errUnknownPod}}, true

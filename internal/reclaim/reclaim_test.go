@@ -29,7 +29,7 @@ import (
 
 const address = "0000:03:00.0"
 
-// bench is a host with one device, the claim that has the device, and a Custodian.
+// bench is a host with one device, the claim that has the device, and a [Manager].
 type bench struct {
 	*Manager
 	*passthroughtest.Kernel
@@ -62,7 +62,7 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// open creates a Custodian and a ledger from the records on disk.
+// open creates a [Manager] and a ledger from the records on disk.
 func (b *bench) open() (problems []error) {
 	b.t.Helper()
 	b.ledger = ledger.New(ledger.Config{Dir: filepath.Join(b.dir, "state"), Boot: "boot", Disk: b.ledgerDisk})
@@ -123,7 +123,7 @@ func (b *bench) keeps(why string) {
 	}
 }
 
-// run runs the Custodian until stop is called.
+// run runs the [Manager] until stop is called.
 func (b *bench) run() (stop func()) {
 	ctx, cancel := context.WithCancel(b.t.Context())
 	go b.Run(ctx)
@@ -134,7 +134,7 @@ func (b *bench) run() (stop func()) {
 }
 
 // handsOver ends the process of [bench.trains], waits until the device is reclaimed without any
-// record left, and stops the Custodian.
+// record left, and stops the [Manager].
 func (b *bench) handsOver(stop func()) {
 	b.t.Helper()
 	b.EndProcess("47")
@@ -515,8 +515,8 @@ func TestUnknownPods(t *testing.T) {
 }
 
 // A pod is deleted by force, and the kubelet allocates its ID to the next container while the pod's
-// container, whose processes are not known, still runs. The end of the next container causes no reset
-// before the container of the first pod must have ended.
+// container, whose processes are not known, still runs. The end of the next container causes no
+// reset before the container of the first pod must have ended.
 func TestEarlierContainerIsUnseen(t *testing.T) {
 	for name, test := range map[string]struct {
 		wait   time.Duration

@@ -169,8 +169,8 @@ func (c *Manager) Remove(e ledger.Entry, others []ledger.Entry) error {
 	return err
 }
 
-// ForgetClaim implements [ledger.ClaimForgetter]: it reclaims the devices of a claim once nothing else of the
-// claim is left. Before that point the end may still fail, so no device is reset.
+// ForgetClaim implements [ledger.ClaimForgetter]: it reclaims the devices of a claim once nothing
+// else of the claim is left. Before that point the end may still fail, so no device is reset.
 func (c *Manager) ForgetClaim(claim types.UID) error {
 	kept := c.recordsOf(claim)
 	kept = slices.DeleteFunc(kept, func(r *record) bool { return !c.hasEnded(r) })
@@ -222,8 +222,8 @@ func (c *Manager) GrantsReplaced(earlier []*ledger.Grant) error {
 	return errors.Join(errs...)
 }
 
-// RemoveOrphans implements [ledger.Output]. It does nothing, because Run checks the records of ended
-// owners.
+// RemoveOrphans implements [ledger.Output]. It does nothing, because Run checks the records of
+// ended owners.
 func (c *Manager) RemoveOrphans(func(types.UID, func() error) (bool, error)) error { return nil }
 
 // RemoveTemporary implements [ledger.TemporaryRemover].
@@ -254,8 +254,8 @@ func (c *Manager) handOver(kept []*record, wait time.Duration) {
 	notify(c.wake)
 }
 
-// isReclaimable reports whether the devices of an entry's owner are to be reclaimed. A claim that is
-// Configuring matters only for existing records: the claim was given before, and its pods may be
+// isReclaimable reports whether the devices of an entry's owner are to be reclaimed. A claim that
+// is Configuring matters only for existing records: the claim was given before, and its pods may be
 // running.
 func (c *Manager) isReclaimable(e ledger.Entry) bool {
 	switch e := e.(type) {
@@ -267,8 +267,8 @@ func (c *Manager) isReclaimable(e ledger.Entry) bool {
 	return false
 }
 
-// recordEntry records the present or past devices of an entry, except the devices that has reports. It
-// returns the records of the devices to withhold if the owner has ended.
+// recordEntry records the present or past devices of an entry, except the devices that has reports.
+// It returns the records of the devices to withhold if the owner has ended.
 func (c *Manager) recordEntry(e ledger.Entry, has func(device string) bool, ended bool) (kept []*record, err error) {
 	rules := c.config.Rules()
 	if !c.isReclaimable(e) || len(rules) == 0 && !c.any() {
@@ -356,10 +356,11 @@ func union(a, b []types.UID) []types.UID {
 	return slices.Compact(all)
 }
 
-// saveRecord writes a record with the pods and whether the owner has ended, unless the same record is on
-// disk. The device of an ended owner is withheld in any case. If that record cannot be written but
-// an earlier record of the owner is on disk, save returns no error: the next agent finds that the
-// owner has ended, and the journal writes the record later. The caller has the turn.
+// saveRecord writes a record with the pods and whether the owner has ended, unless the same record
+// is on disk. The device of an ended owner is withheld in any case. If that record cannot be
+// written but an earlier record of the owner is on disk, saveRecord returns no error: the next
+// agent finds that the owner has ended, and the journal writes the record later. The caller has the
+// turn.
 func (c *Manager) saveRecord(r *record, of users, ended bool) error {
 	c.mu.Lock()
 	now := record{Key: r.Key, Owner: r.Owner, Grant: r.Grant, Hold: r.Hold, Source: r.Source, Device: r.Device, Nodes: r.Nodes, users: of, Ended: ended}
@@ -416,8 +417,8 @@ func (c *Manager) removeRecord(r *record) error {
 	return nil
 }
 
-// refreshRecords records the present devices of all owners, and withholds the devices of owners whose end
-// was missed.
+// refreshRecords records the present devices of all owners, and withholds the devices of owners
+// whose end was missed.
 func (c *Manager) refreshRecords(ctx context.Context) {
 	c.readAgain(ctx)
 	view := c.config.Ledger.View(nil)

@@ -10,8 +10,8 @@ import (
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
-// A reloaded driver may exchange the names of two devices, such as neuron0 and neuron1. The name in a
-// record then belongs to another device, which another claim may have and which is not reset.
+// A reloaded driver may exchange the names of two devices, such as neuron0 and neuron1. The name in
+// a record then belongs to another device, which another claim may have and which is not reset.
 func TestRenumberedDeviceIsNotReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -43,8 +43,8 @@ func TestRenumberedDeviceIsNotReset(t *testing.T) {
 	})
 }
 
-// A function with unreadable attributes does not prevent claims from being prepared and from ending.
-// Its device is withheld until the device behind the name is certain.
+// A function with unreadable attributes does not prevent claims from being prepared and from
+// ending. Its device is withheld until the device behind the name is certain.
 func TestReadOfAKeyHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

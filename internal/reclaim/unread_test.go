@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// A record that the disk temporarily does not read or list is read later, and its device is withheld.
+// A record that the disk temporarily does not read or list is read later, and its device is
+// withheld.
 func TestUnreadRecord(t *testing.T) {
 	for _, unread := range []string{"d.", "reclaim"} {
 		t.Run(unread, func(t *testing.T) { readLater(t, unread) })

@@ -68,8 +68,8 @@ var number = regexp.MustCompile(`^(?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{32})$`)
 
 var wordOf = regexp.MustCompile(`[^\s]+`)
 
-// replaceWords replaces the selected words of a content. Existing pseudonyms are kept, as are words that
-// [Redactor.Text] recognizes by their form.
+// replaceWords replaces the selected words of a content. Existing pseudonyms are kept, as are words
+// that [Redactor.Text] recognizes by their form.
 func (r *Redactor) replaceWords(content []byte, is func(string) bool) []byte {
 	return wordOf.ReplaceAllFunc(content, func(word []byte) []byte {
 		text := string(word)

@@ -113,8 +113,8 @@ func MendMissingClass(class string, there []string) []string {
 // mistakes is the maximum edit distance between a misspelled word and the intended word.
 const mistakes = 2
 
-// NearestWord returns the correct spelling of a misspelled word: the nearest of words, or the first in
-// order among equally near ones. It returns "" if no word is near or if the word is correct.
+// NearestWord returns the correct spelling of a misspelled word: the nearest of words, or the first
+// in order among equally near ones. It returns "" if no word is near or if the word is correct.
 func NearestWord(word string, words []string) (nearest string) {
 	best := min(mistakes, (len(word)+1)/3) + 1
 	for _, other := range slices.Sorted(slices.Values(words)) {

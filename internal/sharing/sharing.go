@@ -32,7 +32,7 @@ import (
 	"chandler.dev/internal/sharing/wire"
 )
 
-// Config is the configuration of an Overseer.
+// Config is the configuration of a [Manager].
 type Config struct {
 	Host     *discovery.Host
 	Files    disk.Files
@@ -68,7 +68,7 @@ const (
 	workLimit     = 35 * time.Second // for the execution of an order
 )
 
-// New returns an Overseer. The caller must also call Run.
+// New returns a [Manager]. The caller must also call Run.
 func New(config Config) *Manager {
 	return &Manager{config: config, started: make(map[types.UID]bool), troubles: make(map[types.UID]trouble)}
 }
@@ -173,8 +173,8 @@ func (o *Manager) Run(ctx context.Context) {
 	}
 }
 
-// checkProgram queries a program. It ends the work for claims that no longer exist, and restarts work
-// that has ended unexpectedly.
+// checkProgram queries a program. It ends the work for claims that no longer exist, and restarts
+// work that has ended unexpectedly.
 func (o *Manager) checkProgram(ctx context.Context, family string) {
 	if entries, err := o.config.Files.ListDir(filepath.Join(o.config.Dir, family)); err != nil || len(entries) == 0 {
 		return // the node has never had the program
@@ -241,8 +241,8 @@ func (o *Manager) restartWork(ctx context.Context, family string, claim *wire.Cl
 	}
 }
 
-// DescribeDevices returns a copy of a snapshot. A healthy device becomes unhealthy if work for its claim has
-// ended unexpectedly. Without such a device, Describe returns the snapshot itself.
+// DescribeDevices returns a copy of a snapshot. A healthy device becomes unhealthy if work for its
+// claim has ended unexpectedly. Without such a device, DescribeDevices returns the snapshot itself.
 func (o *Manager) DescribeDevices(s *discovery.Snapshot) *discovery.Snapshot {
 	o.mu.Lock()
 	defer o.mu.Unlock()

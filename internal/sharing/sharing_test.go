@@ -20,7 +20,7 @@ import (
 	"chandler.dev/internal/sharing/wire"
 )
 
-// newOverseer returns an Overseer with a directory of a family's program that contains a
+// newOverseer returns a [Manager] with a directory of a family's program that contains a
 // claim's record.
 func newOverseer(t *testing.T, host fstest.MapFS, record string) *Manager {
 	t.Helper()

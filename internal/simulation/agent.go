@@ -153,7 +153,8 @@ func (l *lock) releaseDead(i *incarnation) {
 	}
 }
 
-// beginWrite records the beginning of a write by an agent, and reports whether the agent has the lock.
+// beginWrite records the beginning of a write by an agent, and reports whether the agent has the
+// lock.
 func (l *lock) beginWrite(i *incarnation) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -58,9 +58,9 @@ func (w *World) check() {
 	}
 }
 
-// unrecordedUse returns the error in a claim's record that would make a new agent give the container's
-// device to others, "" if there is none. A missing record is being written or was lost; see
-// missing.
+// unrecordedUse returns the error in a claim's record that would make a new agent give the
+// container's device to others, "" if there is none. A missing record is being written or was lost;
+// see missing.
 func (w *World) unrecordedUse(u *use) string {
 	record, there := w.disk.FileContent(w.recordOf(u.claim))
 	switch {
@@ -74,8 +74,8 @@ func (w *World) unrecordedUse(u *use) string {
 	return ""
 }
 
-// checkReallocated fails if another claim has a device of the claim whose record is about to be removed: as
-// long as the record exists, the devices must not go to other claims.
+// checkReallocated fails if another claim has a device of the claim whose record is about to be
+// removed: as long as the record exists, the devices must not go to other claims.
 func (w *World) checkReallocated(name, boot string) {
 	mine := w.exclusiveDevices(name, boot)
 	if len(mine) == 0 {

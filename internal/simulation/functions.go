@@ -26,9 +26,9 @@ type allowed struct {
 // count is the number of virtual functions on demand.
 const count = 3
 
-// functionMachine returns a machine with disks and network adapters whose drivers change: one disk that
-// the agents must not change, one disk alone in its IOMMU group, two disks in one group, an adapter
-// without virtual functions, and an adapter with two virtual functions from the boot on.
+// functionMachine returns a machine with disks and network adapters whose drivers change: one disk
+// that the agents must not change, one disk alone in its IOMMU group, two disks in one group, an
+// adapter without virtual functions, and an adapter with two virtual functions from the boot on.
 func functionMachine(rebinds, makes, oneGroup bool) *machine {
 	m := &machine{name: fmt.Sprintf("disks and adapters, rebinding %v, on request %v, virtual functions in one group %v", rebinds, makes, oneGroup), resets: true}
 	disk := func(address string, group int) { m.add(address, kernel.Function{Driver: "nvme", Group: group}) }
@@ -119,8 +119,8 @@ func readParameters(raw []byte) (discovery.Parameters, error) {
 	return discovery.Parameters{discovery.Driver: discovery.DriverVFIO}, nil
 }
 
-// specifyFunction adds a random request to a claim of a machine with functions: a function under vfio or
-// with its own driver, or the function of the given device.
+// specifyFunction adds a random request to a claim of a machine with functions: a function under
+// vfio or with its own driver, or the function of the given device.
 func (w *World) specifyFunction(claim *resourceapi.ResourceClaim, device *rules.Offered) {
 	if len(w.machine.functions) == 0 {
 		return
@@ -183,8 +183,8 @@ func (i *incarnation) write(name, value string) error {
 	return err
 }
 
-// judgeWrite fails if the administrator does not allow a write, or if the write takes a function from a
-// user.
+// judgeWrite fails if the administrator does not allow a write, or if the write takes a function
+// from a user.
 func (w *World) judgeWrite(name, value string) {
 	a := kernel.ParseWrite(name, value)
 	may, taken := false, []string{a.Function}

@@ -200,7 +200,8 @@ func (w *World) cardOf(device string) string {
 	return addressIn(d.Source)
 }
 
-// noteRecord records that an agent has written a consumer's record, after which the device may be reset.
+// noteRecord records that an agent has written a consumer's record, after which the device may be
+// reset.
 func (w *World) noteRecord(file string) {
 	device, _, _ := strings.Cut(path.Base(file), ".")
 	if _, there := w.disk.FileContent(file); there || path.Dir(file) != runDir+"/journal/reclaim" {

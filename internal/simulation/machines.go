@@ -98,8 +98,8 @@ func coreMachine(chips, each int) *machine {
 	return m
 }
 
-// numberedMachine returns a machine with chips whose names are numbers assigned by the kernel. Each chip
-// can be reset.
+// numberedMachine returns a machine with chips whose names are numbers assigned by the kernel. Each
+// chip can be reset.
 func numberedMachine(n int) *machine {
 	m := &machine{name: fmt.Sprintf("%d chips that the kernel numbers", n), resets: true, reassigns: true}
 	var b strings.Builder

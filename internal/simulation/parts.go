@@ -14,8 +14,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// part is the allocated fraction of each capacity of a device, from 0 to 1. Nil is the whole device,
-// and an empty part is a share of unknown size.
+// part is the allocated fraction of each capacity of a device, from 0 to 1. Nil is the whole
+// device, and an empty part is a share of unknown size.
 type part map[resourceapi.QualifiedName]float64
 
 func (p part) String() string {
@@ -93,8 +93,8 @@ func numberOf(device string, in []*resourceapi.ResourceSlice) int64 {
 	return int64(len(names))
 }
 
-// configuredShares returns the number of shares that the present configuration requests for a device. An agent
-// cannot determine the size of a share from slices with another number of shares.
+// configuredShares returns the number of shares that the present configuration requests for a
+// device. An agent cannot determine the size of a share from slices with another number of shares.
 func (w *World) configuredShares(device string) int64 {
 	d := w.wantedForm()[device]
 	return d.Shares()
@@ -122,8 +122,8 @@ func (w *World) forgetNumbers() {
 	}
 }
 
-// markPrepared marks the size of a portion as unknown if an agent without the size has prepared the claim
-// again.
+// markPrepared marks the size of a portion as unknown if an agent without the size has prepared the
+// claim again.
 func (w *World) markPrepared(p portion) {
 	w.mu.Lock()
 	before, told := w.recorded[p]

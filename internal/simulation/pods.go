@@ -201,8 +201,8 @@ func (w *World) makeClaim(name string) {
 	w.server.Put(claim)
 }
 
-// makeMonitor turns a pod into a monitor, which observes all devices regardless of their consumers, by
-// a claim with admin access.
+// makeMonitor turns a pod into a monitor, which observes all devices regardless of their consumers,
+// by a claim with admin access.
 func (w *World) makeMonitor(p *pod) {
 	p.Claims = []string{p.Name + "-claim"}
 	claim := newClaim(p.Claims[0], 0)

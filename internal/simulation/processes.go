@@ -26,8 +26,8 @@ type running struct {
 	ended bool // its container has ended
 	brief bool // its container ended before every agent can have read the devices' consumer from PodResources
 
-	// unheld is set if agents may have had no reclaim rule at some time since the end of the container. Such
-	// agents release the device at once, and no record contains the pod any more.
+	// unheld is set if agents may have had no reclaim rule at some time since the end of the
+	// container. Such agents release the device at once, and no record contains the pod any more.
 	unheld bool
 }
 
@@ -168,10 +168,10 @@ func (w *World) checkHandover(c *kubelet.Container, u *use) string {
 	return ""
 }
 
-// openProcess returns the process of a container that has a function open, "" if there is none. opened
-// ignores processes that outlive their containers if no agent can know these processes. An agent
-// checks only the processes in the control groups of the pods in its records, because a monitor in
-// another pod may have the device open. The agent has no record of two kinds of pods:
+// openProcess returns the process of a container that has a function open, "" if there is none.
+// openProcess ignores processes that outlive their containers if no agent can know these processes.
+// An agent checks only the processes in the control groups of the pods in its records, because a
+// monitor in another pod may have the device open. The agent has no record of two kinds of pods:
 //   - pods that ended while there was no reclaim rule, also if a rule was added later
 //   - pods with a device by the device plugin API that ended before PodResources listed the
 //     container, because Allocate does not name the pod (ContainerAllocateRequest in

@@ -66,9 +66,9 @@ func allocatedState(claims []*resourceapi.ResourceClaim) structured.AllocatedSta
 	return state
 }
 
-// schedulePod allocates the unallocated claims of a pod, like a scheduler whose cache of slices lags
-// behind by some changes, and reserves all claims for the pod. schedulePod reports whether the pod can
-// be bound.
+// schedulePod allocates the unallocated claims of a pod, like a scheduler whose cache of slices
+// lags behind by some changes, and reserves all claims for the pod. schedulePod reports whether the
+// pod can be bound.
 func (w *World) schedulePod(pod *pod) bool {
 	var open []*resourceapi.ResourceClaim
 	for _, name := range pod.Claims {

@@ -78,9 +78,9 @@ const (
 	look          = 5 * time.Second
 )
 
-// convergenceLimit returns the time until the world must have converged. The time is longer if there may be
-// claims that only the sweep ends, and if the API server's features may have changed since the active
-// agent detected them.
+// convergenceLimit returns the time until the world must have converged. The time is longer if
+// there may be claims that only the sweep ends, and if the API server's features may have changed
+// since the active agent detected them.
 func (w *World) convergenceLimit() time.Duration {
 	switch {
 	case w.wiped || w.forgot:
@@ -91,14 +91,16 @@ func (w *World) convergenceLimit() time.Duration {
 	return convergeLimit
 }
 
-// featuresOutdated reports whether the API server's features have changed since the active agent acquired the
-// node's lock. The active agent detects the features again only after half an hour, and the published
-// slices keep fields that new slices would lose. Meanwhile, pods may have to wait: a scheduler without
-// DRADeviceCompatibilityGroups ignores the pool of a slice that uses compatibility groups (GatherPools
-// in structured/internal of k8s.io/dynamic-resource-allocation 0.37.2).
+// featuresOutdated reports whether the API server's features have changed since the active agent
+// acquired the node's lock. The active agent detects the features again only after half an hour,
+// and the published slices keep fields that new slices would lose. Meanwhile, pods may have to
+// wait: a scheduler without DRADeviceCompatibilityGroups ignores the pool of a slice that uses
+// compatibility groups (GatherPools in structured/internal of k8s.io/dynamic-resource-allocation
+// 0.37.2).
 //
-// The start of another agent changes nothing. An agent detects the features after it has acquired the
-// lock, and an agent with an invalid configuration may end before, while the first agent continues.
+// The start of another agent changes nothing. An agent detects the features after it has acquired
+// the lock, and an agent with an invalid configuration may end before, while the first agent
+// continues.
 func (w *World) featuresOutdated() bool {
 	w.lock.mu.Lock()
 	defer w.lock.mu.Unlock()
@@ -157,8 +159,8 @@ func (w *World) lastPods() bool {
 	return w.awaitState(w.convergenceLimit(), w.allRun)
 }
 
-// checkMonitors checks that a pod with admin access to all devices runs beside the pods that have the
-// devices.
+// checkMonitors checks that a pod with admin access to all devices runs beside the pods that have
+// the devices.
 func (w *World) checkMonitors() bool {
 	if w.pluginOnly() || !w.offersDRA() {
 		return true
@@ -230,8 +232,8 @@ func (w *World) lastOf() (pods []*pod) {
 	return pods
 }
 
-// missingFile returns an error text if a file of a container's claim is missing, or if a file belongs
-// to no claim.
+// missingFile returns an error text if a file of a container's claim is missing, or if a file
+// belongs to no claim.
 func (w *World) missingFile() string {
 	if w.lost || w.wiped {
 		return ""

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestLimit demands the longer limit if the API server's features have changed since the active agent
-// detected them, also after the start of a second agent, which waits for the lock.
+// TestLimit demands the longer limit if the API server's features have changed since the active
+// agent detected them, also after the start of a second agent, which waits for the lock.
 func TestLimit(t *testing.T) {
 	if _, err := machines(); err != nil {
 		t.Fatal(err)

@@ -172,8 +172,8 @@ func resultOf(claim *resourceapi.ResourceClaim, device string) *resourceapi.Devi
 // heal is the time limit for an agent to write missing files again.
 const heal = time.Minute
 
-// mayLackSpecs reports whether specs may be missing: they were removed, or the disk failed, a moment
-// ago, or no record of them remains.
+// mayLackSpecs reports whether specs may be missing: they were removed, or the disk failed, a
+// moment ago, or no record of them remains.
 func (w *World) mayLackSpecs() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -358,11 +358,11 @@ func (w *World) forgetUses() {
 }
 
 // sharesNow reports whether the ID of a use is one of several IDs of its device in the present
-// configuration. An agent without a record of such an ID considers it a share, even if the container
-// got the whole device before the configuration changed: without sharing, "card1-0" is the whole
-// device, and with sharing, it is the first share ([discovery.Dialect], Stem). PodResources, the
-// container's entry in the kubelet's checkpoint, and the plugin's answer in that entry are the same
-// for both.
+// configuration. An agent without a record of such an ID considers it a share, even if the
+// container got the whole device before the configuration changed: without sharing, "card1-0" is
+// the whole device, and with sharing, it is the first share ([discovery.Dialect], Stem).
+// PodResources, the container's entry in the kubelet's checkpoint, and the plugin's answer in that
+// entry are the same for both.
 func (w *World) sharesNow(u *use) bool {
 	return slices.ContainsFunc(w.wantedForm()[u.device].Offers, func(offer discovery.Offer) bool {
 		return ledger.GrantKey(offer.Resource, u.id) == u.portion.device && len(offer.IDs) > 1 && slices.Contains(offer.IDs, u.id)
@@ -405,8 +405,8 @@ func (w *World) allUses() (all []*use) {
 	return all
 }
 
-// belongsTogether reports whether two uses belong together: several pods share the claim, or one container
-// has both.
+// belongsTogether reports whether two uses belong together: several pods share the claim, or one
+// container has both.
 func (u *use) belongsTogether(other *use) bool {
 	return u.claim != "" && u.claim == other.claim || u.container == other.container
 }

@@ -19,8 +19,8 @@ import (
 // form is a set of devices by name, with a present or past configuration.
 type form map[string]rules.Offered
 
-// drawConfiguration draws a configuration: the API that offers the devices, their sharing, and the excluded
-// devices.
+// drawConfiguration draws a configuration: the API that offers the devices, their sharing, and the
+// excluded devices.
 func (w *World) drawConfiguration() {
 	w.mode = pickOne(w.random, discovery.ModeDRA, discovery.ModeDRA, discovery.ModeDevicePlugin, discovery.ModeAuto)
 	if w.minor < 34 {
@@ -178,8 +178,8 @@ func (w *World) checkPublished() string {
 	return ""
 }
 
-// checkCompeting describes published devices that together exceed their physical device on an API server
-// without counters, where the scheduler allocates all of them.
+// checkCompeting describes published devices that together exceed their physical device on an API
+// server without counters, where the scheduler allocates all of them.
 func (w *World) checkCompeting(published map[string]bool) string {
 	if w.server.Features().Counters {
 		return ""

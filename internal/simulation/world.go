@@ -206,7 +206,7 @@ func (w *World) countFault(fault string) {
 	w.seen[fault]++
 }
 
-// oneChanceIn is true with probability 1/oneIn. Any goroutine may call chance.
+// oneChanceIn is true with probability 1/oneIn. Any goroutine may call oneChanceIn.
 func (w *World) oneChanceIn(oneIn int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -238,8 +238,8 @@ func (w *World) isDown() bool {
 	return w.ongoing["apiDown"] != nil
 }
 
-// tendCluster does the cluster's background work: tendCluster schedules waiting pods, and removes pods that have
-// ended.
+// tendCluster does the cluster's background work: tendCluster schedules waiting pods, and removes
+// pods that have ended.
 func (w *World) tendCluster() {
 	w.forgetEnded()
 	for _, p := range w.allPods() {

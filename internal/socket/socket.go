@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// RemoveStale removes the sockets without a listener that match a pattern of [filepath.Glob]. Served
-// sockets and files of other types are kept.
+// RemoveStale removes the sockets without a listener that match a pattern of [filepath.Glob].
+// Served sockets and files of other types are kept.
 func RemoveStale(ctx context.Context, pattern string) error {
 	left, err := filepath.Glob(pattern)
 	errs := []error{err}

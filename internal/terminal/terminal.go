@@ -70,7 +70,8 @@ const (
 	Strong  Colour = "1"  // bold
 )
 
-// PaintText returns the text in a colour. If the style has no colours, it returns the text unchanged.
+// PaintText returns the text in a colour. If the style has no colours, it returns the text
+// unchanged.
 func (s Style) PaintText(c Colour, text string) string {
 	if !s.Colour || c == "" || text == "" {
 		return text

@@ -61,8 +61,8 @@ func (s Style) PadText(text string, columns int) string {
 	return text + strings.Repeat(" ", columns-Columns(text))
 }
 
-// WrapText breaks text between words into lines of at most the given columns. A longer word gets a line
-// of its own.
+// WrapText breaks text between words into lines of at most the given columns. A longer word gets a
+// line of its own.
 func WrapText(text string, columns int) (lines []string) {
 	var line string
 	for word := range strings.FieldsSeq(text) {

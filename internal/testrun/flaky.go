@@ -98,8 +98,8 @@ func compileTests(ctx context.Context, dir string, o flakyOptions, patterns []st
 	return programs, nil
 }
 
-// startLoad starts threads that compute until stop is called. The threads belong to this process, so
-// that no load is left when this process ends in any way.
+// startLoad starts threads that compute until stop is called. The threads belong to this process,
+// so that no load is left when this process ends in any way.
 func startLoad(ctx context.Context, threads int) (stop func()) {
 	before := runtime.GOMAXPROCS(threads + 2) // two more to read the output of tests
 	ctx, cancel := context.WithCancel(ctx)

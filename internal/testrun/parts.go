@@ -254,8 +254,8 @@ func runMake(ctx context.Context, out io.Writer, name string) ([]record, error) 
 // gracePeriod is the time that the programs of a part get to remove their clusters.
 const gracePeriod = time.Minute
 
-// runGroup runs a command in a process group of its own. When the context ends, all processes of the
-// group get SIGTERM. After the grace period, the remaining processes are killed.
+// runGroup runs a command in a process group of its own. When the context ends, all processes of
+// the group get SIGTERM. After the grace period, the remaining processes are killed.
 func runGroup(ctx context.Context, cmd *exec.Cmd, grace time.Duration) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.WaitDelay = grace

@@ -117,8 +117,8 @@ func printTimes(out io.Writer, all []record) {
 	fmt.Fprintf(out, "| %.0f | the other packages | |\n| %.0f | all, of which several ran at the same time | |\n\n", rest, total)
 }
 
-// leftOut returns the records of skipped tests. It does not return tests whose reason names the make
-// target that runs them, because these tests belong to another target.
+// leftOut returns the records of skipped tests. It does not return tests whose reason names the
+// make target that runs them, because these tests belong to another target.
 func leftOut(all []record) []record {
 	var left []record
 	for _, r := range all {

@@ -17,8 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// testModule writes a module with three packages: good passes and skips tests, bad fails, and panics
-// ends in the middle of a test.
+// testModule writes a module with three packages: good passes and skips tests, bad fails, and
+// panics ends in the middle of a test.
 func testModule(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()

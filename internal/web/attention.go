@@ -53,7 +53,8 @@ func (v *view) attentionItems() (items []attention) {
 	return items
 }
 
-// healthItems returns the problems of a physical device. Devices with the same problem are one item.
+// healthItems returns the problems of a physical device. Devices with the same problem are one
+// item.
 func (v *view) healthItems(s *silicon) (items []attention) {
 	type reading struct {
 		key    discovery.Condition

@@ -172,8 +172,8 @@ func (o owner) LongAPI() string {
 	return "Dynamic Resource Allocation"
 }
 
-// freeReason returns the reason why a device is not allocated. It returns "" if the device is allocated
-// or the allocations are unknown.
+// freeReason returns the reason why a device is not allocated. It returns "" if the device is
+// allocated or the allocations are unknown.
 func (v *view) freeReason(d *device) string {
 	switch {
 	case len(d.Holders) > 0 || !v.inv.Asked:

@@ -177,8 +177,9 @@ func joinExpressions(selectors []resourceapi.DeviceSelector) string {
 	return strings.Join(out, " and ")
 }
 
-// judgeDevices returns the devices of a class, each with the reason why it does not satisfy the request,
-// and the number of all devices. The error is that of an expression that fails for a device.
+// judgeDevices returns the devices of a class, each with the reason why it does not satisfy the
+// request, and the number of all devices. The error is that of an expression that fails for a
+// device.
 func (a *explainer) judgeDevices(class *resourceapi.DeviceClass, alt *alternative, nodes []candidate) (out []judgedDevice, all int, failed error) {
 	at := make(map[string]*candidate)
 	for i := range nodes {
@@ -257,8 +258,8 @@ func (a *explainer) judgeOne(j *judgedDevice, alt *alternative, incomplete map[f
 	return &removalReason{order: byOtherwise, condition: "smaller than what is asked, or need what the cluster lacks"}
 }
 
-// needsAllocator reports whether the availability of a device depends on more than its consumers and
-// taints.
+// needsAllocator reports whether the availability of a device depends on more than its consumers
+// and taints.
 func needsAllocator(d *fleet.Device, alt *alternative) bool {
 	return ptr.Deref(d.Spec.AllowMultipleAllocations, false) || len(d.Spec.ConsumesCounters) > 0 || alt.exactly.Capacity != nil
 }
@@ -306,8 +307,8 @@ func (a *explainer) incompletePools() map[fleet.ID]bool {
 	return out
 }
 
-// setEnough sets whether the remaining devices are enough, or otherwise the reason. If the reason is a
-// differing attribute, it returns the attribute.
+// setEnough sets whether the remaining devices are enough, or otherwise the reason. If the reason
+// is a differing attribute, it returns the attribute.
 func (a *explainer) setEnough(r *Request, alt *alternative, nodes []candidate, devices []judgedDevice) (attribute resourceapi.FullyQualifiedName) {
 	for _, d := range devices {
 		if d.removal == nil {
@@ -345,8 +346,8 @@ func (a *explainer) fitsAlone(alt *alternative, n *candidate, constrained bool) 
 	return err == nil && fits
 }
 
-// blockingConstraint returns the constraint that prevents the allocation: without this constraint, all others
-// are satisfied.
+// blockingConstraint returns the constraint that prevents the allocation: without this constraint,
+// all others are satisfied.
 func (a *explainer) blockingConstraint(alt *alternative, nodes []candidate) (text string, attribute resourceapi.FullyQualifiedName) {
 	var all []string
 	for i := range alt.claim.Spec.Devices.Constraints {

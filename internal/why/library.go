@@ -110,8 +110,8 @@ func (l *library) List() ([]*resourceapi.DeviceClass, error) {
 	return slices.Collect(maps.Values(l.classes)), nil
 }
 
-// fitsNode reports whether the allocator allocates the claims on a node. After an error the scheduler
-// would give up.
+// fitsNode reports whether the allocator allocates the claims on a node. After an error the
+// scheduler would give up.
 func (l *library) fitsNode(ctx context.Context, node *corev1.Node, claims []*resourceapi.ResourceClaim) (bool, error) {
 	results, err := l.allocateOn(ctx, l.slices, node, claims)
 	return err == nil && len(results) == len(claims), err
@@ -129,8 +129,8 @@ func (l *library) allocateOn(ctx context.Context, of []*resourceapi.ResourceSlic
 	return results, err
 }
 
-// canAllocate reports whether the allocator allocates a device to a request for a single device, given
-// all present allocations. It is for devices whose availability depends on more than their
+// canAllocate reports whether the allocator allocates a device to a request for a single device,
+// given all present allocations. It is for devices whose availability depends on more than their
 // consumers. The device comes first in its slice, so that the allocator prefers it.
 func (l *library) canAllocate(ctx context.Context, d *fleet.Device, node *corev1.Node, alt *alternative) bool {
 	one, exactly := *alt, *alt.exactly

@@ -154,8 +154,8 @@ func dashRune(r rune) rune {
 	return r
 }
 
-// limitRequests returns the requests for the pod's limits: for device plugins if any node has the resource
-// from a plugin, and for the class with the name.
+// limitRequests returns the requests for the pod's limits: for device plugins if any node has the
+// resource from a plugin, and for the class with the name.
 func (a *explainer) limitRequests() (out []Request) {
 	wants := a.wantedResources()
 	for _, name := range a.wantedNames() {

@@ -31,8 +31,8 @@ const (
 	failingClass = "CH0614"
 )
 
-// findNearest finds the place with the fewest missing devices for the first unsatisfied request, and the
-// commands that help there.
+// findNearest finds the place with the fewest missing devices for the first unsatisfied request,
+// and the commands that help there.
 func (a *explainer) findNearest(nodes []candidate) {
 	at := slices.IndexFunc(a.answer.Asked, func(r Request) bool { return !r.Enough })
 	if at < 0 {

@@ -22,8 +22,8 @@ type candidate struct {
 // cordoned is the reason for a node with scheduling disabled by an administrator.
 const cordoned = "cordoned"
 
-// candidateNodes returns all nodes of the cluster. It adds nodes unsuitable for the pod to the answer, as
-// far as the pod and the nodes show this.
+// candidateNodes returns all nodes of the cluster. It adds nodes unsuitable for the pod to the
+// answer, as far as the pod and the nodes show this.
 func (a *explainer) candidateNodes() (out []candidate) {
 	refusals := make(map[string]int)
 	for i := range a.fleet.Nodes {
@@ -77,7 +77,8 @@ func (a *explainer) toleratesTaint(taint corev1.Taint) bool {
 	return schedulinghelpers.TolerationsTolerateTaint(klog.FromContext(a.ctx), a.pod.Spec.Tolerations, &taint, true)
 }
 
-// allocatedElsewhere returns the reason why a node is not possible for claims that are already allocated.
+// allocatedElsewhere returns the reason why a node is not possible for claims that are already
+// allocated.
 func (a *explainer) allocatedElsewhere(node *corev1.Node) string {
 	for _, claim := range a.claims {
 		if claim.Status.Allocation == nil || claim.Status.Allocation.NodeSelector == nil {

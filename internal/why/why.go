@@ -287,8 +287,8 @@ func asksDevices(pod *corev1.Pod) bool {
 	return len(pod.Spec.ResourceClaims) > 0
 }
 
-// AddStartProblem adds the last warning about a pod on a node whose containers do not start, and commands
-// for further investigation.
+// AddStartProblem adds the last warning about a pod on a node whose containers do not start, and
+// commands for further investigation.
 func (a *Answer) AddStartProblem(events []corev1.Event) {
 	if a.Waits || a.Phase != string(corev1.PodPending) {
 		return
@@ -318,8 +318,8 @@ func (a *Answer) AwaitsClaim() bool { return a.Waits && a.uncreatedClaim != "" }
 // (pkg/controller/resourceclaim/controller.go, syncPod, in 1.31 to 1.37).
 const claimNotMade = "FailedResourceClaimCreation"
 
-// AddTemplateProblem adds the reason why a claim could not be created from its template, for example a quota or
-// a policy. Until the claim exists, the scheduler does not consider devices.
+// AddTemplateProblem adds the reason why a claim could not be created from its template, for
+// example a quota or a policy. Until the claim exists, the scheduler does not consider devices.
 func (a *Answer) AddTemplateProblem(events []corev1.Event) {
 	var last *corev1.Event
 	for i := range events {

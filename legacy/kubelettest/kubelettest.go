@@ -269,8 +269,8 @@ func (p *Plugin) AllocateIDs(ids ...string) (*pluginapi.ContainerAllocateRespons
 	return r.ContainerResponses[0], nil
 }
 
-// HoldIDs makes PodResources list a container "main" of pod "default/<pod>" with IDs. Without IDs, the
-// pod is not listed.
+// HoldIDs makes PodResources list a container "main" of pod "default/<pod>" with IDs. Without IDs,
+// the pod is not listed.
 func (k *Kubelet) HoldIDs(pod, resource string, ids ...string) {
 	if len(ids) == 0 {
 		k.setListed(pod)
@@ -287,7 +287,8 @@ func (k *Kubelet) LoseIDs(pod string) {
 	k.setListed(pod, &podresourcesapi.ContainerResources{Name: "main"})
 }
 
-// setListed makes PodResources list a pod with containers. Without containers, the pod is not listed.
+// setListed makes PodResources list a pod with containers. Without containers, the pod is not
+// listed.
 func (k *Kubelet) setListed(pod string, containers ...*podresourcesapi.ContainerResources) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -304,8 +305,8 @@ func (k *Kubelet) RefuseRegistration(err error) {
 	k.refuse = err
 }
 
-// OnAccepted makes Register call a function after the kubelet has accepted a plugin and before Register
-// returns.
+// OnAccepted makes Register call a function after the kubelet has accepted a plugin and before
+// Register returns.
 func (k *Kubelet) OnAccepted(then func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -17,8 +17,8 @@ const (
 	Silent  Odds = "silent"   // accepts connections and sends nothing
 )
 
-// ServeOdd runs a process at a socket that is not a kubelet, until the test ends or stop is called. The
-// file of the socket remains.
+// ServeOdd runs a process at a socket that is not a kubelet, until the test ends or stop is called.
+// The file of the socket remains.
 func ServeOdd(t *testing.T, socket string, does Odds) (stop func()) {
 	t.Helper()
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})

@@ -20,7 +20,7 @@ type Catalogue struct {
 // offered is an offer of a device.
 type offered struct {
 	device *discovery.Device
-	offer  int // index in Classic
+	offer  int // index in PluginOffers
 }
 
 // ownNodes are the device nodes of a single device.

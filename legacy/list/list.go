@@ -35,13 +35,13 @@ type Input struct {
 	Host     ledger.Stock      // the stock; nil has no devices
 	Beliefs  map[string]Belief // by resource, for resources registered with the kubelet
 
-	// CheckpointIDs are the IDs of containers in the kubelet's checkpoint, by resource. They are set as
-	// long as the kubelet does not list its pods. The first list of a resource contains them.
+	// CheckpointIDs are the IDs of containers in the kubelet's checkpoint, by resource. They are set
+	// as long as the kubelet does not list its pods. The first list of a resource contains them.
 	CheckpointIDs map[string][]string
 
-	// PossibleHolders contains the devices that containers may have by those IDs, as long as the ledger
-	// does not know the containers' allocations. New consumers cannot get these devices. Nil means
-	// none.
+	// PossibleHolders contains the devices that containers may have by those IDs, as long as the
+	// ledger does not know the containers' allocations. New consumers cannot get these devices. Nil
+	// means none.
 	PossibleHolders *ledger.View
 
 	Now time.Time
@@ -242,8 +242,8 @@ func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Gran
 	return following
 }
 
-// addUnit adds the rows of a unit's IDs. An ID that a container has keeps its devices of the time of
-// its allocation.
+// addUnit adds the rows of a unit's IDs. An ID that a container has keeps its devices of the time
+// of its allocation.
 func (l *List) addUnit(u *Unit, before *List, had, taken map[string]*ledger.Grant, in Input) {
 	sick, blocked := u.unusableReason(in.Withheld), ""
 	if b := u.blockedBy(l.resource, in.View); b != nil {
@@ -261,9 +261,9 @@ func (l *List) addUnit(u *Unit, before *List, had, taken map[string]*ledger.Gran
 	}
 }
 
-// blockDoubtful blocks the IDs of a unit if a container may have the unit's devices by other IDs. It leaves
-// IDs of containers: the kubelet does not allocate them again, and restarts their container only if
-// they are healthy.
+// blockDoubtful blocks the IDs of a unit if a container may have the unit's devices by other IDs.
+// It leaves IDs of containers: the kubelet does not allocate them again, and restarts their
+// container only if they are healthy.
 func (l *List) blockDoubtful(u *Unit, had map[string]*ledger.Grant, perhaps *ledger.View) {
 	if perhaps == nil {
 		return
@@ -333,8 +333,8 @@ func sharesOf(units []*Unit, had map[string]*ledger.Grant) map[string]*ledger.Gr
 // trailingDigits returns the digits at the end of an ID.
 func trailingDigits(id string) string { return id[len(strings.TrimRight(id, "0123456789")):] }
 
-// blockedBy returns the consumer that blocks the unit, or nil. If the unit has several IDs, they are
-// shares, and any number of containers can have them.
+// blockedBy returns the consumer that blocks the unit, or nil. If the unit has several IDs, they
+// are shares, and any number of containers can have them.
 func (u *Unit) blockedBy(resource string, v *ledger.View) *ledger.Blocked {
 	want := u.Grant(resource, u.IDs[0], nil)
 	own := ""
@@ -357,8 +357,8 @@ func standsFor(g *ledger.Grant, u *Unit) string {
 	return fmt.Sprintf("%s has it as %s", g.Owner(), strings.Join(g.Devices, ", "))
 }
 
-// sortedIDs returns the IDs of the rows in natural order. The IDs of offered units are already sorted,
-// which makes the final sort fast.
+// sortedIDs returns the IDs of the rows in natural order. The IDs of offered units are already
+// sorted, which makes the final sort fast.
 func (l *List) sortedIDs(offered []*Unit) []string {
 	ids := make([]string, 0, len(l.rows))
 	for _, u := range slices.SortedFunc(slices.Values(offered), func(a, b *Unit) int { return CompareNatural(a.IDs[0], b.IDs[0]) }) {
@@ -399,8 +399,8 @@ func (l *List) sort(offered []*Unit) {
 	}
 }
 
-// topologyInfo returns the NUMA nodes of the unit. It returns nil if none is known or the administrator
-// has excluded them.
+// topologyInfo returns the NUMA nodes of the unit. It returns nil if none is known or the
+// administrator has excluded them.
 func (u *Unit) topologyInfo() *pluginapi.TopologyInfo {
 	excluded := func(d rules.Offered) bool { return d.SRIOV != nil && d.SRIOV.ExcludeTopology }
 	if len(u.place.NUMA()) == 0 || slices.ContainsFunc(u.Devices, excluded) {
@@ -457,8 +457,8 @@ func (l *List) LookUp(ids []string) ([]*Unit, error) {
 	return slices.Compact(units), errors.Join(errs...)
 }
 
-// ConsumedAmounts returns the consumed amounts of shared devices. Each ID is one unit of the capacity of
-// its device's sharing.
+// ConsumedAmounts returns the consumed amounts of shared devices. Each ID is one unit of the
+// capacity of its device's sharing.
 func (l *List) ConsumedAmounts(ids []string) discovery.Consumed {
 	consumed := make(discovery.Consumed)
 	for _, id := range ids {

@@ -277,8 +277,8 @@ func (c *choice) next(nearest []int) int {
 	return best
 }
 
-// weakestLink returns the nearness of the weakest link needed to connect all chosen units: the smallest
-// edge of a maximum spanning tree.
+// weakestLink returns the nearness of the weakest link needed to connect all chosen units: the
+// smallest edge of a maximum spanning tree.
 func (c *choice) weakestLink() int {
 	if c.weak >= 0 || len(c.units) < 2 {
 		return max(c.weak, 0)

@@ -153,7 +153,7 @@ func TestPolicies(t *testing.T) {
 }
 
 // The best set is found even without any device's nearest neighbour. Among equally near sets,
-// Prefer takes the set that leaves near devices for others.
+// PreferIDs takes the set that leaves near devices for others.
 func TestPreferComparesSets(t *testing.T) {
 	linked := func(id string, numa int64, to ...string) rules.Offered {
 		d := at(listtest.GPU(id), numa, "", "")

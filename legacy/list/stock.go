@@ -19,8 +19,8 @@ type Stock struct {
 var _ ledger.Stock = (*Stock)(nil)
 
 // StockOf returns the stock of a host with the devices, whichever API offers them, and with the
-// offers of their families. The lists determine which resources belong to Chandler. The stock refers
-// to the devices, which must not be modified any more.
+// offers of their families. The lists determine which resources belong to Chandler. The stock
+// refers to the devices, which must not be modified any more.
 func StockOf(devices []discovery.Device, lists Lists) *Stock {
 	s := &Stock{
 		devices:   make(map[string]*discovery.Device, len(devices)),
@@ -50,8 +50,8 @@ func (s *Stock) With(lists Lists) *Stock {
 	return &other
 }
 
-// WithNodes returns the stock with device nodes that replaced plugins gave to containers, by the keys
-// of grants.
+// WithNodes returns the stock with device nodes that replaced plugins gave to containers, by the
+// keys of grants.
 func (s *Stock) WithNodes(given map[string][]string) *Stock {
 	other := *s
 	other.foreignNodes = given

@@ -41,9 +41,9 @@ type Offers struct {
 	Problems []discovery.Problem
 }
 
-// BuildOffers returns the units of each resource that a snapshot offers. An offer that the kubelet would
-// refuse becomes a problem and does not affect others. The same snapshot always gives the same
-// result.
+// BuildOffers returns the units of each resource that a snapshot offers. An offer that the kubelet
+// would refuse becomes a problem and does not affect others. The same snapshot always gives the
+// same result.
 func BuildOffers(s *rules.Snapshot) *Offers {
 	o := &Offers{Units: make(map[string][]*Unit)}
 	resources := make(map[string]map[string]*Unit)
@@ -137,8 +137,8 @@ func (u *Unit) with(d discovery.Device, offer discovery.Offer) *Unit {
 	return joined
 }
 
-// settleIDs omits IDs that the kubelet cannot accept and IDs of earlier units. A single ID that is not
-// UTF-8 would make the whole list impossible to send.
+// settleIDs omits IDs that the kubelet cannot accept and IDs of earlier units. A single ID that is
+// not UTF-8 would make the whole list impossible to send.
 func settleIDs(resource string, units []*Unit) ([]*Unit, []discovery.Problem) {
 	var problems []discovery.Problem
 	var kept []*Unit
@@ -181,9 +181,9 @@ func checkResource(name string) error {
 	return nil
 }
 
-// unusableReason returns the reason why a device of the unit cannot be allocated to a new pod. It returns ""
-// if all devices can, or for a pool, if at least one can. Withheld physical devices must not be
-// allocated, and are Unhealthy for the kubelet.
+// unusableReason returns the reason why a device of the unit cannot be allocated to a new pod. It
+// returns "" if all devices can, or for a pool, if at least one can. Withheld physical devices must
+// not be allocated, and are Unhealthy for the kubelet.
 func (u *Unit) unusableReason(withheld map[string]string) (reason string) {
 	usable := false
 	for i := range u.Devices {
@@ -204,9 +204,9 @@ func (u *Unit) unusableReason(withheld map[string]string) (reason string) {
 	return reason
 }
 
-// GivenDevices returns the devices that a container gets: all devices, or those of a pool that have their
-// device nodes. An adapter whose port has no carrier is included, since the carrier may return
-// while the container runs.
+// GivenDevices returns the devices that a container gets: all devices, or those of a pool that have
+// their device nodes. An adapter whose port has no carrier is included, since the carrier may
+// return while the container runs.
 func (u *Unit) GivenDevices() []rules.Offered {
 	if !u.Pool {
 		return u.Devices

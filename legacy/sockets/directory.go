@@ -40,7 +40,8 @@ type directory string
 // errUnwritable is wrapped by errors about creating a socket in an unwritable directory.
 var errUnwritable = errors.New("not writable")
 
-// explainError adds the directory to an error, and wraps errUnwritable if the directory is not writable.
+// explainError adds the directory to an error, and wraps errUnwritable if the directory is not
+// writable.
 func (dir directory) explainError(err error) error {
 	for _, unwritable := range []error{fs.ErrPermission, syscall.EROFS, syscall.ENOTDIR} {
 		if errors.Is(err, unwritable) {
@@ -81,8 +82,9 @@ func (dir directory) probeKubelet(ctx context.Context) error {
 	return err
 }
 
-// checkListening returns an error if no process listens on a socket. The file of a socket exists before
-// its process listens (bind(2) and listen(2) are two calls), and after the process was killed.
+// checkListening returns an error if no process listens on a socket. The file of a socket exists
+// before its process listens (bind(2) and listen(2) are two calls), and after the process was
+// killed.
 func checkListening(ctx context.Context, socket string) error {
 	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", socket)
 	if err != nil {
@@ -144,8 +146,8 @@ func (dir directory) removeStale(ctx context.Context) error {
 	return errors.Join(socket.RemoveStale(ctx, dir.path(socketPrefix+"*"+socketSuffix)), disk.Files{}.SweepTemporary(string(dir), 0))
 }
 
-// watchSockets calls changed when the kubelet's socket is created and when one of Chandler's sockets
-// vanishes, until the context ends.
+// watchSockets calls changed when the kubelet's socket is created and when one of Chandler's
+// sockets vanishes, until the context ends.
 func (dir directory) watchSockets(ctx context.Context, changed func()) {
 	logger := klog.FromContext(ctx)
 	for ctx.Err() == nil {

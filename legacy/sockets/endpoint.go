@@ -74,7 +74,8 @@ func (dir directory) serve(ctx context.Context, p *plugin, e *endpoint, resource
 	return e, nil
 }
 
-// answerInterceptor returns an interceptor with a logger for the context of a call and for the call's error.
+// answerInterceptor returns an interceptor with a logger for the context of a call and for the
+// call's error.
 func answerInterceptor(logger klog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		response, err := handler(klog.NewContext(ctx, logger), request)

@@ -20,9 +20,9 @@ const (
 	lingerGrace = time.Second
 )
 
-// leaveEndpoints retires the endpoints of a registration and stores them for Linger. When the last endpoint
-// of a resource ends, the kubelet considers all of its devices unhealthy and rejects pods that have
-// just been scheduled.
+// leaveEndpoints retires the endpoints of a registration and stores them for Linger. When the last
+// endpoint of a resource ends, the kubelet considers all of its devices unhealthy and rejects pods
+// that have just been scheduled.
 func (d *Directory) leaveEndpoints(r registration) {
 	for _, e := range r.endpoints() {
 		<-e.retireEndpoint()
@@ -32,8 +32,8 @@ func (d *Directory) leaveEndpoints(r registration) {
 	}
 }
 
-// retireEndpoint makes the endpoint forward new calls of Allocate. The returned channel is closed when the
-// running calls have ended.
+// retireEndpoint makes the endpoint forward new calls of Allocate. The returned channel is closed
+// when the running calls have ended.
 func (e *endpoint) retireEndpoint() <-chan struct{} {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -70,8 +70,8 @@ func (d *Directory) Linger(ctx context.Context) {
 	all.Wait()
 }
 
-// awaitSuccessor waits until the next instance listens on its socket, and returns the socket. It returns
-// "" if the context or the streams end before.
+// awaitSuccessor waits until the next instance listens on its socket, and returns the socket. It
+// returns "" if the context or the streams end before.
 func (e *endpoint) awaitSuccessor(ctx context.Context) string {
 	e.mu.Lock()
 	last := max(e.path, e.laterSocket)

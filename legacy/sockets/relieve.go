@@ -26,8 +26,8 @@ const (
 // errRefused is the answer that makes a registration fail on purpose.
 var errRefused = status.Error(codes.Unavailable, "this registration is meant to fail: it has the kubelet forget the one before")
 
-// registerNext registers the plugin. The new registration replaces earlier ones, both of this and of
-// earlier instances.
+// registerNext registers the plugin. The new registration replaces earlier ones, both of this and
+// of earlier instances.
 func (d *Directory) registerNext(ctx context.Context, p *plugin, before registration, gone <-chan struct{}) (registration, error) {
 	now, err := d.register(ctx, p)
 	if err != nil {
@@ -50,15 +50,16 @@ func (d *Directory) registerNext(ctx context.Context, p *plugin, before registra
 	return d.replaceEarlier(ctx, p, now, own, gone), nil
 }
 
-// replaceEarlier ends earlier endpoints of the resource without leaving the kubelet without devices.
+// replaceEarlier ends earlier endpoints of the resource without leaving the kubelet without
+// devices.
 //
 // Up to 1.36 the kubelet identifies plugins only by the resource's name. When any stream of the
 // resource ends, the kubelet disconnects the plugin with the name at that time, and considers all
 // devices unhealthy (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, runClient, in 1.25 to
 // 1.36). A failed registration takes the name away from its plugin and does nothing else
 // (connectClient, there). After that, the end of a stream has no effect. The plugin must get the
-// name again, since otherwise its own end would have no effect either. So relieve registers the
-// plugin twice, and the first stream must last as long as the second.
+// name again, since otherwise its own end would have no effect either. So replaceEarlier registers
+// the plugin twice, and the first stream must last as long as the second.
 //
 // From 1.37 on the kubelet identifies plugins by name and socket, and calls any of them. These
 // steps then have no effect.
@@ -106,8 +107,8 @@ func (d *Directory) replaceEarlier(ctx context.Context, p *plugin, now registrat
 	return last
 }
 
-// disownPlugin makes the kubelet forget the plugin of a resource, by a registration that fails. Other
-// instances ignore its socket.
+// disownPlugin makes the kubelet forget the plugin of a resource, by a registration that fails.
+// Other instances ignore its socket.
 func (d *Directory) disownPlugin(ctx context.Context, p *plugin) error {
 	e, err := d.dir.serve(ctx, p, &endpoint{refuses: true}, nobody)
 	if err != nil {
@@ -127,8 +128,8 @@ func (d *Directory) disownPlugin(ctx context.Context, p *plugin) error {
 // nobody stands in for the resource in the name of a socket. It is not a valid resource name.
 const nobody = "_"
 
-// otherSockets returns the sockets of other endpoints of the resource with a listening process, except
-// those in but.
+// otherSockets returns the sockets of other endpoints of the resource with a listening process,
+// except those in but.
 func (dir directory) otherSockets(ctx context.Context, e *endpoint, but []*endpoint) []string {
 	return slices.DeleteFunc(dir.sockets(e.plugin.resource), func(path string) bool {
 		if path == e.path || slices.ContainsFunc(but, func(b *endpoint) bool { return b.path == path }) {
@@ -143,8 +144,8 @@ func (dir directory) otherSockets(ctx context.Context, e *endpoint, but []*endpo
 	})
 }
 
-// silenceEndpoint makes an endpoint send nothing more, because another endpoint of this instance has
-// replaced it. The endpoint keeps its streams and still answers calls.
+// silenceEndpoint makes an endpoint send nothing more, because another endpoint of this instance
+// has replaced it. The endpoint keeps its streams and still answers calls.
 func (e *endpoint) silenceEndpoint(by *endpoint) {
 	e.mu.Lock()
 	e.laterSocket = by.path

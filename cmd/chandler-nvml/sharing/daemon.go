@@ -121,8 +121,8 @@ func (k *Supervisor) isDefault(ctx context.Context, gpu string, set error) error
 // the function (13), or has fallen off the bus (15).
 var nothingThere = []int{3, 6, 9, 13, 15}
 
-// changeSetting applies a claim's setting to a GPU, or the default. With MPS, the GPU is in exclusive mode
-// for the process of MPS. NVML has no documented call for time slices.
+// changeSetting applies a claim's setting to a GPU, or the default. With MPS, the GPU is in
+// exclusive mode for the process of MPS. NVML has no documented call for time slices.
 func (k *Supervisor) changeSetting(ctx context.Context, uid, gpu string, w *settings, on bool) error {
 	what, args := "compute mode", []string{"-i", gpu, "-c", "DEFAULT"}
 	switch {
@@ -294,8 +294,8 @@ func (k *Supervisor) attendDaemon(c *claim, p wire.Process, wait func()) {
 // killWait limits the wait for a killed process to end: the driver has to release its GPU.
 const killWait = 10 * time.Second
 
-// quit ends all processes of a claim: the daemon and its children by the daemon's own command, then by
-// signals, and an nvidia-smi that a killed program has left.
+// quit ends all processes of a claim: the daemon and its children by the daemon's own command, then
+// by signals, and an nvidia-smi that a killed program has left.
 func (k *Supervisor) quit(ctx context.Context, c *claim) error {
 	before := c.copy().Process
 	c.set(func() { c.Process = wire.Process{} }) // its end is intended

@@ -86,7 +86,8 @@ func supervise(ctx context.Context, log *log.Logger) error {
 	}
 }
 
-// reapChild waits for the end of a child, and meanwhile collects all other children of this process.
+// reapChild waits for the end of a child, and meanwhile collects all other children of this
+// process.
 func reapChild(pid int) (status syscall.WaitStatus, err error) {
 	for {
 		ended, err := syscall.Wait4(-1, &status, 0, nil)

@@ -11,8 +11,9 @@ import (
 	"chandler.dev/internal/sharing/wire"
 )
 
-// processMark begins the environment variable of a claim's processes. Its value is the claim's directory,
-// which is unique on the machine. The daemon has the variable, and its servers inherit it.
+// processMark begins the environment variable of a claim's processes. Its value is the claim's
+// directory, which is unique on the machine. The daemon has the variable, and its servers inherit
+// it.
 const processMark = "CHANDLER_UPKEEP_OF="
 
 // startTime returns the start time of a process, "" if there is no such process or only a zombie.

@@ -1,7 +1,7 @@
 // Package sharing runs NVIDIA's programs for claims with GPUs: an MPS control daemon for each claim
 // that requests one, and programs for the time slices of GPUs. The agent gives the orders over a
-// unix socket of the node; see package wire. Upkeep is a separate process because the agent is
-// updated while pods run, and daemons must survive the update.
+// unix socket of the node; see package wire. The supervisor is a separate process because the agent
+// is updated while pods run, and daemons must survive the update.
 //
 // Each claim has a directory with a record, which is written before any change. The record, and an
 // environment variable, identify the processes of a killed predecessor. Nothing is started without
@@ -29,7 +29,7 @@ import (
 	"chandler.dev/internal/sharing/wire"
 )
 
-// Config configures a Keeper.
+// Config configures a Supervisor.
 type Config struct {
 	// Dir has the socket and a directory for each claim, with the same path here and on the host.
 	Dir string
@@ -76,7 +76,7 @@ type claim struct {
 
 var uidForm = regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`)
 
-// New returns a Keeper that has taken over the claims of an earlier process.
+// New returns a Supervisor that has taken over the claims of an earlier process.
 func New(config Config) (*Supervisor, error) {
 	config.Begin, config.Ask, config.Quit = cmp.Or(config.Begin, 15*time.Second), cmp.Or(config.Ask, 3*time.Second), cmp.Or(config.Quit, 5*time.Second)
 	config.Root = cmp.Or(config.Root, "/")
@@ -97,8 +97,8 @@ func New(config Config) (*Supervisor, error) {
 	return k, nil
 }
 
-// adoptClaim takes over a claim of an earlier process. An unreadable record counts as the record of an
-// incomplete claim: its processes are found without it.
+// adoptClaim takes over a claim of an earlier process. An unreadable record counts as the record of
+// an incomplete claim: its processes are found without it.
 func (k *Supervisor) adoptClaim(uid string) {
 	c := &claim{Claim: wire.Claim{UID: uid}, isTouched: true}
 	k.claims[uid] = c
@@ -185,9 +185,9 @@ func (k *Supervisor) Begin(ctx context.Context, uid string, order wire.Order) er
 // next process.
 var errStopping = errors.New("the supervisor of daemons is ending")
 
-// enterClaim returns the claim with the given UID, with its busy lock held. It refuses GPUs of another
-// claim: a claim has its GPUs from the call of enter until [Supervisor.End] has read back the restored
-// settings, so there is one daemon per GPU.
+// enterClaim returns the claim with the given UID, with its busy lock held. It refuses GPUs of
+// another claim: a claim has its GPUs from the call of enterClaim until [Supervisor.End] has read
+// back the restored settings, so there is one daemon per GPU.
 func (k *Supervisor) enterClaim(uid string, wanted *settings, how map[string]string) (*claim, error) {
 	for {
 		c, err := k.reserve(uid, wanted, how)
@@ -317,8 +317,8 @@ func (k *Supervisor) saveClaim(c *claim) error {
 	return os.Rename(file+".new", file)
 }
 
-// undoClaim ends the daemon of a claim, and restores the GPUs' defaults. With keep, the directory stays
-// for the containers that use it.
+// undoClaim ends the daemon of a claim, and restores the GPUs' defaults. With keep, the directory
+// stays for the containers that use it.
 func (k *Supervisor) undoClaim(ctx context.Context, c *claim, keep bool) error {
 	if err := k.quit(ctx, c); err != nil {
 		return err

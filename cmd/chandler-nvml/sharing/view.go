@@ -32,8 +32,8 @@ func (k *Supervisor) environment(uid string) []string {
 	return append(env, processMark+k.dir(uid), "CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(k.dir(uid), pipes), "CUDA_MPS_LOG_DIRECTORY="+filepath.Join(k.dir(uid), logs))
 }
 
-// mountShared mounts the memory that programs share with the daemon of a claim. The mount limits the
-// memory, as in any container's /dev/shm.
+// mountShared mounts the memory that programs share with the daemon of a claim. The mount limits
+// the memory, as in any container's /dev/shm.
 func (k *Supervisor) mountShared(uid string) error {
 	dir := filepath.Join(k.dir(uid), sharedMemory)
 	var now unix.Statfs_t

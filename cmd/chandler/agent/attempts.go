@@ -35,7 +35,8 @@ func (t *attempts) pause(units map[string]bool) time.Duration {
 	return pause
 }
 
-// recordResult records the result of an attempt, and logs an error unless the last attempt failed alike.
+// recordResult records the result of an attempt, and logs an error unless the last attempt failed
+// alike.
 func (t *attempts) recordResult(ctx context.Context, unit string, err error) {
 	if err == nil {
 		delete(t.lastFailure, unit)

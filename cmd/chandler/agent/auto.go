@@ -22,8 +22,8 @@ const askInterval = time.Minute
 
 // autoMode chooses the API for devices in mode Auto. It chooses DRA if the API server serves
 // resource.k8s.io and the kubelet has registered the driver, and the device plugin API if the group
-// is not served or the kubelet refuses the driver. While either of them does not answer, auto keeps
-// the last choice. The choice is stored in a file.
+// is not served or the kubelet refuses the driver. While either of them does not answer, autoMode
+// keeps the last choice. The choice is stored in a file.
 type autoMode struct {
 	*stateFile
 	servesDRA    func(context.Context) (bool, error)

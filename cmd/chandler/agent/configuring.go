@@ -51,9 +51,9 @@ func newConfiguring(configure discovery.Configurer, accept discovery.Acceptor, l
 	}
 }
 
-// listableDevices returns the snapshot with the offers that can be listed, and whether to check again
-// soon. The stock is the present state of the host. Devices on withheld physical devices keep their
-// last result, and no work on them begins.
+// listableDevices returns the snapshot with the offers that can be listed, and whether to check
+// again soon. The stock is the present state of the host. Devices on withheld physical devices keep
+// their last result, and no work on them begins.
 func (f *configurator) listableDevices(ctx context.Context, s *rules.Snapshot, stock ledger.Stock, withheld map[string]string) (listed *rules.Snapshot, soon bool) {
 	listed = new(*s)
 	listed.Devices = slices.Clone(s.Devices)
@@ -91,8 +91,8 @@ func (f *configurator) listableDevices(ctx context.Context, s *rules.Snapshot, s
 // noRoom is the reason for a device that could be created but would not fit; see [crowdedDevices].
 const noRoom = "there is no room for it beside other configured devices"
 
-// configureDevice returns why the device cannot be listed, "" if the device can be, and whether to check again
-// soon. It updates the description of the device, and starts the work that is due.
+// configureDevice returns why the device cannot be listed, "" if the device can be, and whether to
+// check again soon. It updates the description of the device, and starts the work that is due.
 func (f *configurator) configureDevice(ctx context.Context, d *rules.Offered, stock ledger.Stock) (reason string, again bool) {
 	const begun = "it is being configured"
 	working, failed := f.deviceState(d.Name)
@@ -177,8 +177,8 @@ func workSafely(ctx context.Context, work discovery.Work) (err error) {
 // wait returns when all work has ended.
 func (f *configurator) wait() { f.group.Wait() }
 
-// withdrawOffers removes the offers of devices that have a reason not to be listed, and the offers of
-// devices that are only allocated together with such a device.
+// withdrawOffers removes the offers of devices that have a reason not to be listed, and the offers
+// of devices that are only allocated together with such a device.
 func withdrawOffers(devices []rules.Offered, reasons map[string]string) []rules.Offered {
 	type unit struct{ resource, name string }
 	broken := make(map[unit]bool)

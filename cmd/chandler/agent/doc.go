@@ -5,9 +5,9 @@
 //
 // # Placement
 //
-// At any time, one API offers a physical device: DRA or the device plugin API. [PlaceDevices] decides. It
-// is a pure function of the previous placement, the devices, a view of the ledger, and facts about
-// the cluster.
+// At any time, one API offers a physical device: DRA or the device plugin API. [PlaceDevices]
+// decides. It is a pure function of the previous placement, the devices, a view of the ledger, and
+// facts about the cluster.
 //
 //   - The administrator's mode, for a device or for all devices, has precedence. Auto means DRA as
 //     soon as the kubelet has registered the driver; the device plugin API if the API server does
@@ -44,8 +44,8 @@
 // "onDemand.virtualFunctions" take effect at the next start, and so do physical functions of the
 // first pool with "sriov".
 //
-// Entries may apply to some nodes, by name or by labels (DriverConfig.On), and the node's label
-// chandler.dev/mode replaces "mode". The agent has one watch of its node's metadata
+// Entries may apply to some nodes, by name or by labels (DriverConfig.ForNode), and the node's
+// label chandler.dev/mode replaces "mode". The agent has one watch of its node's metadata
 // (cluster.FollowLabels), without an initial list, and resumes the watch where it ended. Changed
 // labels are processed like a changed file. The active labels are in labels.json, and an agent that
 // starts uses them until it receives others. If the labels have never been received and an entry

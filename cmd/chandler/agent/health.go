@@ -34,8 +34,8 @@ func healthMux(version string, live, ready func(context.Context) error) *http.Se
 	return mux
 }
 
-// serveCheck serves the result of a check. It logs each result that differs from the last one, because
-// the kubelet reports only the status code.
+// serveCheck serves the result of a check. It logs each result that differs from the last one,
+// because the kubelet reports only the status code.
 func serveCheck(what, version string, check func(context.Context) error) http.HandlerFunc {
 	var mu sync.Mutex
 	last := ""

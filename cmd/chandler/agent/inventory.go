@@ -63,8 +63,8 @@ func (a *agent) notes(refusal string) (notes []inventory.Note) {
 	return notes
 }
 
-// InventoryFacts returns the inventory of a standing, as far as the standing contains it. said is the
-// kubelet's listing and may be nil; kubelet is the kubelet's directory, and dir the agent's
+// InventoryFacts returns the inventory of a standing, as far as the standing contains it. said is
+// the kubelet's listing and may be nil; kubelet is the kubelet's directory, and dir the agent's
 // directory in it.
 func (s Standing) InventoryFacts(said *kubeletapi.Listing, kubelet fs.FS, dir string) inventory.Facts {
 	snapshot := s.Rules.ApplyTo(s.Devices)

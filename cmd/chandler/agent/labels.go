@@ -54,8 +54,8 @@ const featureName = "chandler"
 // errNoFeatureDir means that Node Feature Discovery does not run here, or reads another directory.
 var errNoFeatureDir = errors.New("there is no such directory")
 
-// writeLabels writes the labels of the snapshot to the file. It logs an error once, and the next call
-// tries again.
+// writeLabels writes the labels of the snapshot to the file. It logs an error once, and the next
+// call tries again.
 func (f *featureFile) writeLabels(ctx context.Context, s *rules.Snapshot) {
 	if s != f.snapshot {
 		f.snapshot = s
@@ -78,8 +78,8 @@ func (f *featureFile) writeLabels(ctx context.Context, s *rules.Snapshot) {
 	}
 }
 
-// computeText computes the text for a snapshot. If Node Feature Discovery would refuse the file, the
-// previous text remains.
+// computeText computes the text for a snapshot. If Node Feature Discovery would refuse the file,
+// the previous text remains.
 func (f *featureFile) computeText(s *rules.Snapshot) {
 	made, err := labels.NodeLabels(s, f.families)
 	text, fileErr := labels.File(made)
@@ -105,8 +105,8 @@ func (f *featureFile) write() error {
 	return nil
 }
 
-// removeTemporary removes temporary files of agents that were killed. Their names begin with a dot, so Node
-// Feature Discovery ignores such files.
+// removeTemporary removes temporary files of agents that were killed. Their names begin with a dot,
+// so Node Feature Discovery ignores such files.
 func (f *featureFile) removeTemporary(ctx context.Context) {
 	if err := f.files.SweepTemporary(f.dir, disk.Abandoned, featureName); err != nil {
 		klog.FromContext(ctx).Error(err, "Temporary files beside the labels of the node")

@@ -48,8 +48,8 @@ func functionOf(dir string) (string, bool) {
 // the agent, because a consumer may have the device.
 var errNoLease = errors.New("no lease on the function")
 
-// guardWrites wraps a function that writes attributes of the host. The result refuses each write to a
-// PCI function without a lease, also if the kernel has registered the function again since the
+// guardWrites wraps a function that writes attributes of the host. The result refuses each write to
+// a PCI function without a lease, also if the kernel has registered the function again since the
 // lease began.
 func (a *agent) guardWrites(write func(name, value string) error) func(name, value string) error {
 	if write == nil {

@@ -17,7 +17,8 @@ import (
 // disk error should not lose the content.
 const readLimit = 10 * time.Second
 
-// stateFile is a file with a decision or observation of the agent, so that a restart changes nothing.
+// stateFile is a file with a decision or observation of the agent, so that a restart changes
+// nothing.
 type stateFile struct {
 	files    disk.Files
 	file     string

@@ -51,11 +51,12 @@ func (a *agent) state() agentState {
 	}
 }
 
-// linkReader reads the links of devices, unless an earlier read has not ended. The zero value is ready to use.
+// linkReader reads the links of devices, unless an earlier read has not ended. The zero value is
+// ready to use.
 type linkReader struct{ calls overdue.Calls }
 
-// linkLimit is how long a request for metrics waits for the links of all devices. A function that is being reset delays
-// reads of its configuration space (pci_wait_cfg in drivers/pci/access.c).
+// linkLimit is how long a request for metrics waits for the links of all devices. A function that
+// is being reset delays reads of its configuration space (pci_wait_cfg in drivers/pci/access.c).
 const linkLimit = time.Second
 
 // read returns the links of devices by name, nil if a driver delays it.

@@ -21,7 +21,7 @@ import (
 // madeDir is the directory of the records of created units of earlier versions.
 const madeDir = "made"
 
-// newMaker creates the Maker, which creates devices on demand.
+// newMaker creates the [ondemand.Manager], which creates devices on demand.
 func (a *agent) newMaker() *ondemand.Manager {
 	return ondemand.New(ondemand.Config{
 		Host:     a.host,
@@ -64,7 +64,8 @@ func (a *agent) describedAs(name string) (discovery.Device, bool) {
 	return d.Device, found
 }
 
-// checkUse returns the users of the functions as an error, nil if all are free; see [discovery.Tools].
+// checkUse returns the users of the functions as an error, nil if all are free; see
+// [discovery.Tools].
 func (a *agent) checkUse(keep bool, functions ...sysfs.Device) error {
 	return a.checkLimited(functions[0], func(options inuse.Options) error { return inuse.FindUsers(a.host, options).Err(keep, functions...) })
 }
@@ -151,7 +152,8 @@ func (a *agent) lastAsked(devices []string) (last time.Time) {
 	return last
 }
 
-// wantedUnits returns the units with a device that has a consumer or that an extended resource lists.
+// wantedUnits returns the units with a device that has a consumer or that an extended resource
+// lists.
 func (a *agent) wantedUnits(p *placedDevices, all []ondemand.CreatedUnit) map[string]bool {
 	wanted := make(map[string]bool)
 	if len(all) == 0 {

@@ -27,7 +27,8 @@ const refuseInterval = 10 * time.Second
 // reboundDir is the directory of the records of bound functions of earlier versions.
 const reboundDir = "rebound"
 
-// newBinder creates the Binder, which binds functions to vfio and returns them to their drivers.
+// newBinder creates the [passthrough.Manager], which binds functions to vfio and returns them to
+// their drivers.
 func (a *agent) newBinder() *passthrough.Manager {
 	config := passthrough.Config{
 		Host:  a.host,
@@ -55,9 +56,9 @@ func (a *agent) newBinder() *passthrough.Manager {
 // checkBusy returns the users of the functions as an error, nil if all are free.
 func (a *agent) checkBusy(functions ...sysfs.Device) error { return a.checkUse(false, functions...) }
 
-// vfioUser returns the process that has a device under vfio open, or another function of the device's
-// IOMMU group. vfioUser ignores the consumer's own pods, and returns "" if no such process is
-// visible. VFIO lets one process at a time open a group (vfio_group_fops_open in drivers/vfio,
+// vfioUser returns the process that has a device under vfio open, or another function of the
+// device's IOMMU group. vfioUser ignores the consumer's own pods, and returns "" if no such process
+// is visible. VFIO lets one process at a time open a group (vfio_group_fops_open in drivers/vfio,
 // EBUSY, Linux 5.16 to 6.18) or bind a device to its iommufd, and a group belongs to one iommufd
 // (iommu_device_claim_dma_owner in drivers/iommu/iommu.c, since Linux 6.2).
 func (a *agent) vfioUser(d *discovery.Device, own []types.UID) string {
@@ -94,8 +95,8 @@ func (a *agent) vfioUser(d *discovery.Device, own []types.UID) string {
 // kernel can block the check for as long.
 const lookLimit = 10 * time.Second
 
-// checkLimited returns the result of a check for the users of a function, or an error if the check takes
-// too long. No check starts while another check of the function hangs.
+// checkLimited returns the result of a check for the users of a function, or an error if the check
+// takes too long. No check starts while another check of the function hangs.
 func (a *agent) checkLimited(function sysfs.Device, look func(inuse.Options) error) error {
 	var options inuse.Options
 	if s := a.settledSnapshot.Load(); s != nil {
@@ -162,8 +163,8 @@ func (a *agent) giveBack(ctx context.Context) {
 	}
 }
 
-// restoreRecords rewrites records that another program has removed. It logs a failure once, since the
-// errors contain varying names of temporary files.
+// restoreRecords rewrites records that another program has removed. It logs a failure once, since
+// the errors contain varying names of temporary files.
 func restoreRecords(ctx context.Context, restore func() error, of string, failing bool) (fails bool) {
 	err := restore()
 	if err != nil && !failing {

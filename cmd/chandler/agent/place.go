@@ -56,10 +56,10 @@ type Published struct {
 	Err error
 }
 
-// PlaceDevices decides which API offers each physical device. One API at a time offers a physical device.
-// The device moves to the other API only while it is free and cannot be allocated, and is withheld
-// until then. For example, a GPU whose mode changed from DRA to the device plugin API is withheld
-// until no claim has the GPU and no ResourceSlice names it.
+// PlaceDevices decides which API offers each physical device. One API at a time offers a physical
+// device. The device moves to the other API only while it is free and cannot be allocated, and is
+// withheld until then. For example, a GPU whose mode changed from DRA to the device plugin API is
+// withheld until no claim has the GPU and no ResourceSlice names it.
 //
 // A physical device that changes in another way stays with its API, and is withheld until it is
 // free. For example, a GPU that was shared in units of memory and will be shared by number is
@@ -197,8 +197,9 @@ func holdingAPI(silicon string, view *ledger.View) discovery.Mode {
 	return discovery.ModeAuto
 }
 
-// OfDRA returns, by physical device, why DRA withholds the device. The driver keeps withheld devices
-// in its snapshot, so that claims whose device moved after their allocation can still be prepared.
+// OfDRA returns, by physical device, why DRA withholds the device. The driver keeps withheld
+// devices in its snapshot, so that claims whose device moved after their allocation can still be
+// prepared.
 func (p Placement) OfDRA() map[string]string {
 	withheld := maps.Clone(p.Moving)
 	for silicon, api := range p.API {

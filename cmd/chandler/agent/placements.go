@@ -10,7 +10,8 @@ import (
 )
 
 // placements is the last decision which API offers each physical device. If the file is lost,
-// [PlaceDevices] decides again, and leaves an allocated physical device with the API of its consumer.
+// [PlaceDevices] decides again, and leaves an allocated physical device with the API of its
+// consumer.
 type placements struct {
 	*stateFile
 	api map[string]discovery.Mode // by silicon

@@ -147,8 +147,8 @@ func (p *placer) run(ctx context.Context) {
 	}
 }
 
-// decidePlacement places the devices, and records a new placement. A physical device that changes and is
-// free gets its new configuration.
+// decidePlacement places the devices, and records a new placement. A physical device that changes
+// and is free gets its new configuration.
 func (p *placer) decidePlacement(ctx context.Context, auto discovery.Mode, leaving string) Placement {
 	p.stock = &ledger.Present{Snapshot: p.devices.snapshot}
 	view := p.ledger.View(p.stock)
@@ -172,8 +172,8 @@ func (p *placer) decidePlacement(ctx context.Context, auto discovery.Mode, leavi
 	return placement
 }
 
-// waitBeginnings returns when the wait of each physical device began. The beginning is unknown for a
-// device that waits when the agent starts, because an earlier agent may have withheld the device
+// waitBeginnings returns when the wait of each physical device began. The beginning is unknown for
+// a device that waits when the agent starts, because an earlier agent may have withheld the device
 // already.
 func waitBeginnings(before, now map[string]string, since map[string]time.Time, at time.Time) map[string]time.Time {
 	begun := make(map[string]time.Time, len(now))
@@ -187,9 +187,9 @@ func waitBeginnings(before, now map[string]string, since map[string]time.Time, a
 	return begun
 }
 
-// publishedDevices returns, by physical device of a snapshot, the ResourceSlice that still offers the
-// device, or the ResourceClaim that a part of the device is allocated to. Slices and claims name
-// devices, or numbered shares of devices.
+// publishedDevices returns, by physical device of a snapshot, the ResourceSlice that still offers
+// the device, or the ResourceClaim that a part of the device is allocated to. Slices and claims
+// name devices, or numbered shares of devices.
 func (p *placer) publishedDevices(ctx context.Context, s *rules.Snapshot) *Published {
 	names, err := p.cluster.Named(ctx)
 	said := &Published{BySilicon: make(map[string]string), Err: err}

@@ -45,10 +45,10 @@ type Step struct {
 	Reason    string         `json:"reason,omitempty"`
 }
 
-// PlanSteps returns the effect of new rules on each device. With the same rules it returns the steps
-// that have not been completed yet. PlanSteps decides like an agent: free devices move, and the others
-// wait. It leaves out facts that only the API server has, such as claims that are allocated and not
-// prepared.
+// PlanSteps returns the effect of new rules on each device. With the same rules it returns the
+// steps that have not been completed yet. PlanSteps decides like an agent: free devices move, and
+// the others wait. It leaves out facts that only the API server has, such as claims that are
+// allocated and not prepared.
 func (s Standing) PlanSteps(next *rules.Rules) []Step {
 	devices := newRuled(s.Rules)
 	devices.applyScan(s.Devices)

@@ -15,7 +15,7 @@ import (
 // handoverDir is the directory of the consumer records of earlier versions.
 const handoverDir = "handover"
 
-// newKeeper creates the Custodian, which keeps devices between two consumers.
+// newKeeper creates the [reclaim.Manager], which withholds devices between two consumers.
 func (a *agent) newKeeper() *reclaim.Manager {
 	return reclaim.New(reclaim.Config{
 		Host:     a.host,

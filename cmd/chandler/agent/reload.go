@@ -42,8 +42,8 @@ func (a *agent) keepConfig(ctx context.Context) {
 	}
 }
 
-// followChanges puts changed settings in force until the context ends. If a configuration is invalid, the
-// previous one stays in force.
+// followChanges puts changed settings in force until the context ends. If a configuration is
+// invalid, the previous one stays in force.
 func (a *agent) followChanges(ctx context.Context) {
 	for {
 		select {
@@ -122,8 +122,8 @@ func (a *agent) stillWrong() error {
 	return a.ConfigError
 }
 
-// configError returns the error that prevents the newest configuration from taking effect, nil if it
-// is in force.
+// configError returns the error that prevents the newest configuration from taking effect, nil if
+// it is in force.
 func (a *agent) configError() error {
 	if why := a.configFailure.Load(); why != nil {
 		return *why

@@ -38,8 +38,8 @@ type orderState struct {
 	lastReport removal.Report
 }
 
-// followOrders withholds all devices while an order is in force, and reports the progress. It returns
-// [errLeave] once an order to remove Chandler is in force and no device is allocated.
+// followOrders withholds all devices while an order is in force, and reports the progress. It
+// returns [errLeave] once an order to remove Chandler is in force and no device is allocated.
 func (a *agent) followOrders(ctx context.Context) error {
 	var o orderState
 	for {
@@ -160,8 +160,8 @@ func (a *agent) tell(ctx context.Context, r removal.Report) error {
 
 // leaveNode removes the agent's data from the node and the API server, after the parts of the agent
 // have ended, and waits until the agent's pod is deleted. If a device was allocated before the
-// parts had ended, or if the order is withdrawn, leave returns an error: the next process offers
-// all devices again.
+// parts had ended, or if the order is withdrawn, leaveNode returns an error: the next process
+// offers all devices again.
 func (a *agent) leaveNode(ctx context.Context) error {
 	report := removal.Report{ID: a.removalOrder.Load().ID, State: removal.Removed}
 	if owners, ending := a.ledger.View(nil).Owners(); len(owners)+len(ending) > 0 {

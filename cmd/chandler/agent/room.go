@@ -8,10 +8,10 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// crowdedDevices returns the devices of the device plugin API that do not fit, and so are not created.
-// Partitions of one physical device may overlap, and the configuration may list more partitions
-// than fit. Existing devices take precedence, then devices in the order of their names, so that the
-// result is stable.
+// crowdedDevices returns the devices of the device plugin API that do not fit, and so are not
+// created. Partitions of one physical device may overlap, and the configuration may list more
+// partitions than fit. Existing devices take precedence, then devices in the order of their names,
+// so that the result is stable.
 func crowdedDevices(devices []rules.Offered) map[string]bool {
 	left := make(map[string]map[string]resource.Quantity) // by silicon
 	without := make(map[string]bool)

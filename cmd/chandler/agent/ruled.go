@@ -11,9 +11,9 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// ruledDevices applies the administrator's rules to the devices of a host. When new rules exclude a device
-// or share the device in another way, its physical device stays under the earlier rules until
-// released, because a consumer may have it by the earlier names and amounts.
+// ruledDevices applies the administrator's rules to the devices of a host. When new rules exclude a
+// device or share the device in another way, its physical device stays under the earlier rules
+// until released, because a consumer may have it by the earlier names and amounts.
 type ruledDevices struct {
 	rules        *rules.Rules
 	earlierRules map[string]*rules.Rules // by physical device that is still under earlier rules
@@ -98,8 +98,8 @@ func (r *ruledDevices) keepExcluded(view *ledger.View) {
 
 // keepSplit keeps devices of claims that are left out because the rules give their physical device
 // to two APIs. The devices may have become one physical device after the allocation: a function was
-// plugged in, or the agent has restarted with a resource that wants vfio for a function of the IOMMU
-// group.
+// plugged in, or the agent has restarted with a resource that wants vfio for a function of the
+// IOMMU group.
 func (r *ruledDevices) keepSplit(view *ledger.View) {
 	if !slices.ContainsFunc(r.snapshot.Problems, func(p discovery.Problem) bool { return errors.Is(p.Err, rules.ErrSplit) }) {
 		return
@@ -138,8 +138,8 @@ func (r *ruledDevices) release(silicon map[string]bool) {
 	r.applyRules()
 }
 
-// placeDevices decides the API of each device, and puts free physical devices under the present rules. The
-// API server is asked only if the decision depends on its answer.
+// placeDevices decides the API of each device, and puts free physical devices under the present
+// rules. The API server is asked only if the decision depends on its answer.
 func (r *ruledDevices) placeDevices(before map[string]discovery.Mode, view *ledger.View, facts Facts, ask func() *Published) Placement {
 	place := func() Placement {
 		facts.Changing = r.changingSilicon()

@@ -34,7 +34,8 @@ func newSettling(ctx context.Context, severity discovery.Severity, files disk.Fi
 	return s
 }
 
-// settleStates returns a copy of the snapshot with settled states, and writes the states to the file.
+// settleStates returns a copy of the snapshot with settled states, and writes the states to the
+// file.
 func (s *healthStates) settleStates(ctx context.Context, snapshot *discovery.Snapshot) *discovery.Snapshot {
 	settled, again := s.settler.SettleStates(snapshot, time.Now())
 	if data, err := json.Marshal(&s.settler); err == nil {

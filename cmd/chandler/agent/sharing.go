@@ -9,7 +9,7 @@ import (
 // upkeepDir returns the directory for the daemons of family programs.
 func (a *agent) upkeepDir() string { return filepath.Join(a.StateDir, "upkeep") }
 
-// newOverseer creates the Overseer, which gives instructions to the family programs.
+// newOverseer creates the [sharing.Manager], which gives instructions to the family programs.
 func (a *agent) newOverseer() *sharing.Manager {
 	var families []string
 	for _, f := range a.Families {

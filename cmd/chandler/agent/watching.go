@@ -42,7 +42,8 @@ func (a *agent) requestScan() { discovery.Changes{Everything: true}.Send(a.event
 // withdraw facts that the previous agent published.
 const firstWord = 30 * time.Second
 
-// watchHost scans the host and sends the snapshots, with the settled states of devices, to a.snapshots.
+// watchHost scans the host and sends the snapshots, with the settled states of devices, to
+// a.snapshots.
 func (a *agent) watchHost(ctx context.Context) {
 	for _, informant := range a.Informants {
 		waitFor(ctx, informant.Ready(), firstWord)

@@ -19,9 +19,9 @@ const changeLimit = time.Minute
 // maxAnswer limits the answer to a change, in bytes.
 const maxAnswer = 64 << 10
 
-// ChangeDevice runs the program once with arguments for a change of a device, and returns its output.
-// Then Change makes the running program scan again. Changes of the same device run one at a time. A
-// change longer than changeLimit is killed, with an unknown result.
+// ChangeDevice runs the program once with arguments for a change of a device, and returns its
+// output. Then ChangeDevice makes the running program scan again. Changes of the same device run
+// one at a time. A change longer than changeLimit is killed, with an unknown result.
 func (n *Informant) ChangeDevice(ctx context.Context, args ...string) ([]byte, error) {
 	limit := fmt.Errorf("%s has not ended within %s", n.Name, changeLimit)
 	ctx, cancel := context.WithTimeoutCause(ctx, changeLimit, limit)
@@ -64,8 +64,8 @@ func (n *Informant) ChangeDevice(ctx context.Context, args ...string) ([]byte, e
 	return answer.Bytes(), nil
 }
 
-// enterChange waits until no other change of the device runs. The caller must call leave after its own
-// change.
+// enterChange waits until no other change of the device runs. The caller must call leave after its
+// own change.
 func (n *Informant) enterChange(ctx context.Context, device string) (leave func(), err error) {
 	mine := make(chan struct{})
 	for {

@@ -69,10 +69,10 @@ const (
 	onceLimit = 10 * time.Second
 )
 
-// OverlayInformants returns the informants of a host, and adds their answers to the host's file system. Only
-// this machine has informants: they load libraries of the host, and a recorded or copied host may
-// come from an untrusted source. A family gets no informant if its answers are already in the
-// host's files.
+// OverlayInformants returns the informants of a host, and adds their answers to the host's file
+// system. Only this machine has informants: they load libraries of the host, and a recorded or
+// copied host may come from an untrusted source. A family gets no informant if its answers are
+// already in the host's files.
 func OverlayInformants(host *discovery.Host, all []*discovery.Family, hostRoot string) []*Informant {
 	if !hostfs.HasProc(host.FS) {
 		return nil
@@ -146,8 +146,8 @@ func (n *Informant) set(text []byte) {
 	}
 }
 
-// runOnce gets one answer from the program, and lays the answer over the host's file system. Without
-// the kernel driver, once does nothing.
+// runOnce gets one answer from the program, and lays the answer over the host's file system.
+// Without the kernel driver, runOnce does nothing.
 func (n *Informant) runOnce(ctx context.Context) error {
 	if !n.driverLoaded() {
 		return nil
@@ -169,8 +169,8 @@ func (n *Informant) runOnce(ctx context.Context) error {
 	return fmt.Errorf("%s: %w", n.Name, err)
 }
 
-// AskInformants gets one answer from each informant of the host. Failures are written to errOut; the family
-// then sees only the kernel's files.
+// AskInformants gets one answer from each informant of the host. Failures are written to errOut;
+// the family then sees only the kernel's files.
 func AskInformants(ctx context.Context, host *discovery.Host, all []*discovery.Family, hostRoot string, errOut io.Writer) {
 	for _, n := range OverlayInformants(host, all, hostRoot) {
 		if err := n.runOnce(ctx); err != nil {
@@ -227,17 +227,17 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// forgetAnswer replaces the last answer by the reason for its absence, unless the answer is still valid
-// or there was none.
+// forgetAnswer replaces the last answer by the reason for its absence, unless the answer is still
+// valid or there was none.
 func (n *Informant) forgetAnswer(reason error) {
 	if !n.lastAnswer.IsZero() && time.Since(n.lastAnswer) >= n.keep {
 		n.set(n.Lost(reason))
 	}
 }
 
-// runSession starts the program and passes each line of its output to hear. It returns the reason for
-// the end: the program ended, was silent for too long or wrote an invalid line, hear returned an
-// error, or the context ended. At the end, the program is killed, if possible.
+// runSession starts the program and passes each line of its output to hear. It returns the reason
+// for the end: the program ended, was silent for too long or wrote an invalid line, hear returned
+// an error, or the context ended. At the end, the program is killed, if possible.
 func (n *Informant) runSession(ctx context.Context, hear func(text []byte) error) error {
 	cmd := exec.Command(n.path, append([]string{"--watch", "--interval=" + n.interval.String()}, n.args...)...)
 	said := &head{}

@@ -106,7 +106,8 @@ func runOf(words []*yaml.Node) (*yaml.Node, bool) {
 	return newObject(words[i].Line, "image", words[i], argsField, args, envField, env), true
 }
 
-// splitWords splits a text as a shell does, except that a JSON object or list is always a single word.
+// splitWords splits a text as a shell does, except that a JSON object or list is always a single
+// word.
 func splitWords(text string, line int) (words []*yaml.Node) {
 	var word strings.Builder
 	began, quote := 0, rune(0) // the line where a word begins, the quotes around the word
@@ -211,8 +212,8 @@ type argument struct {
 	alone bool   // the flag has no value
 }
 
-// splitArguments splits arguments into flags and their values. alone reports whether a flag takes no
-// value, such as a boolean flag.
+// splitArguments splits arguments into flags and their values. alone reports whether a flag takes
+// no value, such as a boolean flag.
 func splitArguments(args []value, alone func(name string) bool) []argument {
 	var out []argument
 	for i := 0; i < len(args); i++ {

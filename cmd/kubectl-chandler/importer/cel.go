@@ -23,8 +23,8 @@ func optionalInteger(name string) string { return attributes + "?" + name + ".or
 // busID is the CEL expression of the PCI address.
 const busID = `device.attributes["resource.kubernetes.io"].?pciBusID.orValue("")`
 
-// bindDomain shortens an expression that reads more than two attributes: cel.bind gives their domain a
-// short name.
+// bindDomain shortens an expression that reads more than two attributes: cel.bind gives their
+// domain a short name.
 func bindDomain(cel string) string {
 	if strings.Count(cel, attributes) < 3 {
 		return cel

@@ -184,8 +184,8 @@ func (i *intel) deploymentOptions() []option {
 
 func (i *intel) common() []option { return nil }
 
-// policyOption returns the option that selects among several free devices. known maps the values of the
-// option; names are the resources that get the policy.
+// policyOption returns the option that selects among several free devices. known maps the values of
+// the option; names are the resources that get the policy.
 func (i *intel) policyOption(at string, known map[string]v1alpha1.Policy, names ...string) option {
 	return option{name: "allocation-policy", at: at, do: func(v value) {
 		policy, ok := known[v.text()]

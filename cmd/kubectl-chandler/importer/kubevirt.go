@@ -46,8 +46,8 @@ func (k *kubevirt) rememberFirst(v value) {
 	}
 }
 
-// finishSettings notes the resources that KubeVirt must leave to the agent, and those that KubeVirt always
-// serves itself (getPermanentHostDevicePlugins in
+// finishSettings notes the resources that KubeVirt must leave to the agent, and those that KubeVirt
+// always serves itself (getPermanentHostDevicePlugins in
 // pkg/virt-handler/device-manager/device_controller.go).
 func (k *kubevirt) finishSettings() {
 	if k.first.isPresent() {

@@ -150,8 +150,8 @@ func (n *nvidia) isValues(v value) bool {
 		v.isMap() && strings.Contains(n.im.chart, "nvidia-device-plugin")
 }
 
-// finishSettings adds the entries of the settings, and of each configuration that applies to some nodes
-// only. Flags apply to all of these configurations.
+// finishSettings adds the entries of the settings, and of each configuration that applies to some
+// nodes only. Flags apply to all of these configurations.
 func (n *nvidia) finishSettings() {
 	all := n.settings
 	for _, configuration := range n.each {
@@ -406,8 +406,8 @@ func (n *nvidia) readMPS(v value) {
 	n.im.noteRemark(v.at("resources"), "NVIDIA's mps-control-daemon has to run as before, with %s shown to the agent", dir)
 }
 
-// readShares reads the number of shares of each resource. With onlyOne, a container gets at most one
-// share.
+// readShares reads the number of shares of each resource. With onlyOne, a container gets at most
+// one share.
 func (n *nvidia) readShares(v value, onlyOne bool) {
 	n.im.unknownExcept(v, "renameByDefault", "failRequestsGreaterThanOne", "resources")
 	rename := v.at("renameByDefault").is()

@@ -168,8 +168,9 @@ func (im *importer) importDocument(v value) (known bool, err error) {
 	return false, nil
 }
 
-// importEach reads documents, and reports whether at least one of them is known. In that case, documents
-// with errors are only noted: a dump of all ConfigMaps of a namespace contains unrelated ones.
+// importEach reads documents, and reports whether at least one of them is known. In that case,
+// documents with errors are only noted: a dump of all ConfigMaps of a namespace contains unrelated
+// ones.
 func (im *importer) importEach(documents []value) (known bool, err error) {
 	errs := make([]error, len(documents))
 	for i, document := range documents {
@@ -255,8 +256,8 @@ func variablesIn(data value) container {
 	return c
 }
 
-// importChosen reads configurations of one format. If each of them applies to some nodes only, their
-// entries are limited to those nodes.
+// importChosen reads configurations of one format. If each of them applies to some nodes only,
+// their entries are limited to those nodes.
 func (im *importer) importChosen(f *format, configurations []value) {
 	for _, c := range configurations {
 		im.seen = append(im.seen, nameOf(c))

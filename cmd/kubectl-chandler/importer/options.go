@@ -177,8 +177,8 @@ func inValues(o *option) string { return o.in }
 // get returns the value of an option, the zero value if the option is not set.
 func (s *settings) get(name string) value { return s.set[name].value }
 
-// finishOptions handles all options in the order of the table: it runs the code of each option with a do
-// function, and notes the options that are not imported.
+// finishOptions handles all options in the order of the table: it runs the code of each option with
+// a do function, and notes the options that are not imported.
 func (s *settings) finishOptions() {
 	names := slices.Sorted(maps.Keys(s.set))
 	for i := range s.table {

@@ -161,8 +161,8 @@ func cmpValue(a, b value) value {
 	return b
 }
 
-// readOld reads a configuration from before pools, which offers all adapters, or the virtual functions
-// of some, under one name.
+// readOld reads a configuration from before pools, which offers all adapters, or the virtual
+// functions of some, under one name.
 func (r *rdmaShared) readOld(v value) {
 	r.im.unknownExcept(v, "mode", "pfNetdevices")
 	if v.at("mode").text() == "hca" {

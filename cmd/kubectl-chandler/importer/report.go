@@ -138,8 +138,8 @@ func (im *importer) addResource(from value, name, cel string) bool {
 	return im.addPool(from, name, cel, nil)
 }
 
-// addPool adds an entry of resources that may be a pool of the SR-IOV plugin, and reports whether the
-// entry is valid.
+// addPool adds an entry of resources that may be a pool of the SR-IOV plugin, and reports whether
+// the entry is valid.
 func (im *importer) addPool(from value, name, cel string, sriov *v1alpha1.SRIOVPool) bool {
 	entry := v1alpha1.Resource{Name: name, Selector: v1alpha1.Selector{CEL: bindDomain(cel), Nodes: im.nodesOf(from)}, SRIOV: sriov}
 	if slices.ContainsFunc(im.config.Resources, func(r v1alpha1.Resource) bool { return reflect.DeepEqual(r, entry) }) {
@@ -253,8 +253,8 @@ func (im *importer) setRoot(from value, family, dir string) {
 	im.config.DriverRoots[family] = dir
 }
 
-// fitsConfig reports whether an entry can be added to the configuration, and otherwise notes the reason.
-// name is the entry's resource name, or "".
+// fitsConfig reports whether an entry can be added to the configuration, and otherwise notes the
+// reason. name is the entry's resource name, or "".
 func (im *importer) fitsConfig(from value, name string, entry v1alpha1.DriverConfig) bool {
 	if name != "" && !im.named(from, name) {
 		return false

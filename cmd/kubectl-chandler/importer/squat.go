@@ -93,8 +93,8 @@ func (s *squat) readContainer(c container) {
 	s.settings.flags(c)
 }
 
-// readArgument reads a value of --device: YAML, JSON, or the oldest form, a name and paths separated by
-// commas.
+// readArgument reads a value of --device: YAML, JSON, or the oldest form, a name and paths
+// separated by commas.
 func (s *squat) readArgument(v value) []value {
 	if strings.Contains(v.node.Value, "{{") {
 		return nil // the flags note it

@@ -167,8 +167,8 @@ func spelledPool(v value) value {
 	return v
 }
 
-// readPool reads a pool of devices. operator is the default prefix of the operator, "" if the operator
-// does not start the plugin or the prefix is set elsewhere.
+// readPool reads a pool of devices. operator is the default prefix of the operator, "" if the
+// operator does not start the plugin or the prefix is set elsewhere.
 func (s *sriovdp) readPool(v value, operator string) {
 	v = spelledPool(v)
 	prefix := cmp.Or(v.at("resourcePrefix").text(), s.settings.get("resource-prefix").text())
@@ -206,8 +206,8 @@ func (s *sriovdp) readPool(v value, operator string) {
 	s.im.addPool(v, name, anyOf(slices.Compact(sets)), said)
 }
 
-// readSettings reads the fields of a pool beside its selectors. The plugin adds the vhost-net nodes only to
-// devices of the selector sets with needVhostNet.
+// readSettings reads the fields of a pool beside its selectors. The plugin adds the vhost-net nodes
+// only to devices of the selector sets with needVhostNet.
 func (s *sriovdp) readSettings(v value) *v1alpha1.SRIOVPool {
 	out := &v1alpha1.SRIOVPool{}
 	out.ExcludeTopology = v.at("excludeTopology").is()
@@ -235,9 +235,9 @@ func (s *sriovdp) readSettings(v value) *v1alpha1.SRIOVPool {
 // drivers maps the device types of releases before 3.0.
 var drivers = map[string]string{"vfio": "vfio-pci", "uio": "igb_uio"}
 
-// convertPool converts a pool to the format since release 3.0, which selects devices below selectors.
-// Before, rootDevices were the devices themselves or, with sriovMode, the physical functions whose
-// virtual functions are selected.
+// convertPool converts a pool to the format since release 3.0, which selects devices below
+// selectors. Before, rootDevices were the devices themselves or, with sriovMode, the physical
+// functions whose virtual functions are selected.
 func convertPool(v value, kind string) value {
 	selectors := newObject(v.node.Line)
 	if v.at("isRdma").is() {

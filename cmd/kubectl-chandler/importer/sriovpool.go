@@ -80,7 +80,8 @@ func (p *pool) startExpression(v value) {
 	p.cel = append(p.cel, nic, route)
 }
 
-// noteAccelerators notes the accelerators that keep the IDs and environment variables of their families.
+// noteAccelerators notes the accelerators that keep the IDs and environment variables of their
+// families.
 func (p *pool) noteAccelerators(v value) {
 	drivers := v.at("drivers").texts()
 	if len(drivers) == 0 || slices.ContainsFunc(drivers, func(driver string) bool { return !strings.Contains(driver, "vfio") }) {

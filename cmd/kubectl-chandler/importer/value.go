@@ -266,8 +266,8 @@ const (
 
 var errAliases = errors.New("too large, or too deep, once its aliases are resolved")
 
-// resolveAliases returns a copy of a node with aliases expanded and merges (<<) applied. budget is the
-// number of nodes that aliases may still expand to.
+// resolveAliases returns a copy of a node with aliases expanded and merges (<<) applied. budget is
+// the number of nodes that aliases may still expand to.
 func resolveAliases(node *yaml.Node, budget *int, aliased bool, depth int) (*yaml.Node, error) {
 	if aliased {
 		*budget--

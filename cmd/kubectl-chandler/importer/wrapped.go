@@ -105,8 +105,8 @@ func assignField(in *yaml.Node, path string, to *yaml.Node) {
 // maxNested is the maximum depth of a configuration in another object.
 const maxNested = 8
 
-// readNested reads the configurations inside an object, such as the values of an umbrella chart or a
-// NicClusterPolicy, and returns their paths.
+// readNested reads the configurations inside an object, such as the values of an umbrella chart or
+// a NicClusterPolicy, and returns their paths.
 func (im *importer) readNested(v value, depth int) (found []string) {
 	if depth > maxNested {
 		return nil
@@ -170,7 +170,8 @@ func (im *importer) onlyRead(v value, found []string) {
 	im.noteRemark(at, "of this object only %s was read", strings.Join(found, ", "))
 }
 
-// patchedContainer returns a container with the arguments and environment variables of a JSON patch.
+// patchedContainer returns a container with the arguments and environment variables of a JSON
+// patch.
 func patchedContainer(v value) (container, bool) {
 	c := container{env: make(map[string]value)}
 	for _, operation := range v.items() {

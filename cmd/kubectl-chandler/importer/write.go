@@ -64,7 +64,8 @@ func (r *Result) head() string {
 	return out.String()
 }
 
-// blockStyle selects the block style for objects and lists, and quotes for strings only where needed.
+// blockStyle selects the block style for objects and lists, and quotes for strings only where
+// needed.
 func blockStyle(node *yaml.Node) {
 	node.Style = 0
 	for _, child := range node.Content {

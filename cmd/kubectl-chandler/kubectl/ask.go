@@ -115,8 +115,8 @@ func (v *view) readMetrics(ctx context.Context, agent *corev1.Pod) (map[string]*
 	return parser.TextToMetricFamilies(bytes.NewReader(text))
 }
 
-// askableNodes returns the nodes whose agents have more data: the requested node, and the nodes on which
-// pods have devices by the device plugin API.
+// askableNodes returns the nodes whose agents have more data: the requested node, and the nodes on
+// which pods have devices by the device plugin API.
 func (w *whoView) askableNodes() (nodes []string) {
 	if w.Node != "" {
 		nodes = append(nodes, w.Node)
@@ -129,8 +129,8 @@ func (w *whoView) askableNodes() (nodes []string) {
 	return nodes
 }
 
-// readAgentMetrics reads from an agent's metrics the devices that pods have by the device plugin API, and the
-// number of waiting devices.
+// readAgentMetrics reads from an agent's metrics the devices that pods have by the device plugin
+// API, and the number of waiting devices.
 func (w *whoView) readAgentMetrics(node string, families map[string]*dto.MetricFamily) {
 	for _, value := range metricSamples(families["chandler_devices_waiting"]) {
 		w.answers.waiting[node] += int(value)
@@ -191,8 +191,8 @@ func metricSamples(family *dto.MetricFamily) func(yield func(map[string]string, 
 	}
 }
 
-// unknownReason explains why the devices that pods have by the device plugin API are unknown on some
-// nodes.
+// unknownReason explains why the devices that pods have by the device plugin API are unknown on
+// some nodes.
 func (w *whoView) unknownReason() string {
 	var nodes []string
 	for _, r := range w.Resources {

@@ -54,8 +54,8 @@ func (r *reportOptions) collect(ctx context.Context, c *collection, nodes []stri
 	return nil
 }
 
-// chosenNodes returns the nodes of a report: the named nodes or, without names, all nodes with an agent,
-// up to mostNodes.
+// chosenNodes returns the nodes of a report: the named nodes or, without names, all nodes with an
+// agent, up to mostNodes.
 func (r *reportOptions) chosenNodes(c *collection, v *view, agents map[string]*corev1.Pod, named []string) []string {
 	if len(named) > 0 {
 		for _, name := range named {
@@ -127,8 +127,8 @@ func (v *view) collectCluster(ctx context.Context, c *collection, agents map[str
 	v.collectConfig(ctx, c, agents)
 }
 
-// concernsReport reports whether a claim belongs into the report: if it has a device of Chandler, or is
-// not allocated yet.
+// concernsReport reports whether a claim belongs into the report: if it has a device of Chandler,
+// or is not allocated yet.
 func concernsReport(claim *resourceapi.ResourceClaim) bool {
 	return claim.Status.Allocation == nil || slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == driverName })
 }

@@ -71,7 +71,8 @@ func (o *options) ofNode(cmd *cobra.Command) {
 	}
 }
 
-// migrate runs a subcommand of "chandler migrate" in the agent's pod of a node, and prints its output.
+// migrate runs a subcommand of "chandler migrate" in the agent's pod of a node, and prints its
+// output.
 func (o *options) migrate(cmd *cobra.Command, node string, args ...string) error {
 	if err := o.checkOutput(); err != nil {
 		return err

@@ -15,9 +15,9 @@ import (
 	"chandler.dev/internal/fleet"
 )
 
-// findUnlisted finds a device that is in no ResourceSlice, such as a device of a device plugin: only the
-// agents know its name. found is nil if no agent has the device. unasked gives the reason for
-// missing answers, "" if all agents answered.
+// findUnlisted finds a device that is in no ResourceSlice, such as a device of a device plugin:
+// only the agents know its name. found is nil if no agent has the device. unasked gives the reason
+// for missing answers, "" if all agents answered.
 func (v *view) findUnlisted(ctx context.Context, word string) (found *whoView, unasked string) {
 	if strings.HasPrefix(word, "node/") || strings.HasPrefix(word, "pod/") {
 		return nil, ""

@@ -71,7 +71,8 @@ func (v *view) read(ctx context.Context, what reading) error {
 	return nil
 }
 
-// readEverywhere reads the objects of all namespaces or, if that is forbidden, of the user's namespace.
+// readEverywhere reads the objects of all namespaces or, if that is forbidden, of the user's
+// namespace.
 func (v *view) readEverywhere(what, then string, read func(namespace string) error) {
 	err := read(metav1.NamespaceAll)
 	if !apierrors.IsForbidden(err) {
@@ -85,8 +86,8 @@ func (v *view) readEverywhere(what, then string, read func(namespace string) err
 	v.missing = append(v.missing, fmt.Sprintf("%s of other namespaces than %s: forbidden; %s", what, v.namespace, then))
 }
 
-// noteUnreadable notes what could not be read, and the consequences. An API server without resource.k8s.io
-// has no such objects, which is not noted.
+// noteUnreadable notes what could not be read, and the consequences. An API server without
+// resource.k8s.io has no such objects, which is not noted.
 func (v *view) noteUnreadable(err error, what, then string) {
 	switch {
 	case err == nil, apierrors.IsNotFound(err):
@@ -97,8 +98,8 @@ func (v *view) noteUnreadable(err error, what, then string) {
 	}
 }
 
-// applyTaints applies DeviceTaintRules to the devices, as the scheduler does before it considers them
-// (resourceslice/tracker/tracker.go of k8s.io/dynamic-resource-allocation 0.37, applyPatches).
+// applyTaints applies DeviceTaintRules to the devices, as the scheduler does before it considers
+// them (resourceslice/tracker/tracker.go of k8s.io/dynamic-resource-allocation 0.37, applyPatches).
 func (v *view) applyTaints(rules []resourceapi.DeviceTaintRule) {
 	is := func(wanted *string, name string) bool { return wanted == nil || *wanted == name }
 	for i := range rules {

@@ -18,8 +18,8 @@ var order = []terminal.Glyph{
 	terminal.Free, terminal.Degraded, terminal.OpenHeld, terminal.Open,
 }
 
-// deviceGlyph returns the glyph of a device. An unhealthy device has the glyph for its health, even while
-// allocated.
+// deviceGlyph returns the glyph of a device. An unhealthy device has the glyph for its health, even
+// while allocated.
 func deviceGlyph(d *fleet.Device) terminal.Glyph {
 	worst := terminal.Glyph(-1)
 	for _, taint := range d.Taints {
@@ -47,7 +47,8 @@ func deviceGlyph(d *fleet.Device) terminal.Glyph {
 	return terminal.Free
 }
 
-// drawStrip draws glyphs to scale, at most the given number. Every glyph with a count above 0 appears.
+// drawStrip draws glyphs to scale, at most the given number. Every glyph with a count above 0
+// appears.
 func drawStrip(style terminal.Style, counts map[terminal.Glyph]int64, most int) cell {
 	var total int64
 	for _, n := range counts {

@@ -30,8 +30,8 @@ type table struct {
 
 func (t *table) add(cells ...cell) { t.rows = append(t.rows, cells) }
 
-// columnWidths returns the width of each column, so that the table fits if the columns can be cut that
-// far. The widest column is cut first.
+// columnWidths returns the width of each column, so that the table fits if the columns can be cut
+// that far. The widest column is cut first.
 func (t *table) columnWidths(width int) []int {
 	out := make([]int, len(t.columns))
 	for i, c := range t.columns {

@@ -282,8 +282,8 @@ func (n *nodeRow) freeDevices() cell {
 	return numberCell(n.Free - n.Open)
 }
 
-// wideWidth is the terminal width from which on the devices of models, and the health of the devices
-// of nodes, are shown.
+// wideWidth is the terminal width from which on the devices of models, and the health of the
+// devices of nodes, are shown.
 const wideWidth = 100
 
 // writeNodes prints a line for each node.
@@ -335,8 +335,8 @@ func (n *nodeRow) drawStrips(style terminal.Style, room int) cell {
 	return whole
 }
 
-// drawStrip draws the devices of one kind: a glyph for each, grouped by physical device. Many devices
-// are summarised in words.
+// drawStrip draws the devices of one kind: a glyph for each, grouped by physical device. Many
+// devices are summarised in words.
 func (k *kindRow) drawStrip(style terminal.Style) cell {
 	kind := terminal.SafeText(k.Kind) + " "
 	if k.All > stripLength {

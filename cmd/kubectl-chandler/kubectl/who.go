@@ -410,8 +410,8 @@ func and(names []string) string {
 	return strings.Join(names[:last], ", ") + " and " + names[last]
 }
 
-// freeText returns the number of free devices by kind, such as "4 gpu and 5 nic are free", "" if there
-// are none. Devices with unlimited sharing are left out.
+// freeText returns the number of free devices by kind, such as "4 gpu and 5 nic are free", "" if
+// there are none. Devices with unlimited sharing are left out.
 func (w *whoView) freeText() string {
 	byKind := make(map[string]int64)
 	var kinds []string

@@ -300,8 +300,8 @@ func breakWords(text string, columns int) string {
 // whatWidth limits the width of the column with the conditions.
 const whatWidth = 38
 
-// writeStep writes the number of devices that a condition excludes. Long conditions have lines of their
-// own.
+// writeStep writes the number of devices that a condition excludes. Long conditions have lines of
+// their own.
 func (w *whyWriter) writeStep(r *why.Request, step *why.Step) {
 	column := 0
 	for _, s := range r.Steps[1:] {

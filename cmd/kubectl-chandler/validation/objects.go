@@ -122,7 +122,8 @@ func (v *validator) checkOwn(at place, kind string, data []byte) {
 	}
 }
 
-// warnUnreached warns about entries that never match because an earlier entry has the same selector.
+// warnUnreached warns about entries that never match because an earlier entry has the same
+// selector.
 func (v *validator) warnUnreached(at place, config *v1alpha1.DriverConfig) {
 	selectors := make(map[string][]v1alpha1.Selector)
 	for _, e := range config.Sharing {
@@ -188,7 +189,8 @@ func (v *validator) checkResource(at place, object *unstructured.Unstructured, d
 	}
 }
 
-// decodeTyped decodes a Kubernetes object, as strictly as the API server with fieldValidation=Strict.
+// decodeTyped decodes a Kubernetes object, as strictly as the API server with
+// fieldValidation=Strict.
 func (v *validator) decodeTyped(data []byte) (runtime.Object, error) {
 	typed, _, err := v.decoder.Decode(data, nil, nil)
 	if strict, ok := runtime.AsStrictDecodingError(err); ok {
@@ -233,8 +235,8 @@ func (v *validator) claimParameters(at place, data []byte) {
 	}
 }
 
-// compileSelectors compiles the expressions that select devices. It searches the whole object, because
-// each version of resource.k8s.io has them in another place.
+// compileSelectors compiles the expressions that select devices. It searches the whole object,
+// because each version of resource.k8s.io has them in another place.
 func (v *validator) compileSelectors(at place, value any) {
 	switch value := value.(type) {
 	case []any:

@@ -46,8 +46,8 @@ func (p place) at(path string) place {
 	return p.descendTo(path)
 }
 
-// descendTo returns the place with the line of a field below it. If the field is missing, the line is
-// that of its nearest existing parent.
+// descendTo returns the place with the line of a field below it. If the field is missing, the line
+// is that of its nearest existing parent.
 func (p place) descendTo(path string) place {
 	for path != "" && p.node != nil {
 		var name string
@@ -112,7 +112,8 @@ var (
 	refusedField = regexp.MustCompile(`^(?:unknown|duplicate) field "([^"]+)"`)
 )
 
-// ofMessage returns the place with the line of the first field in a message, if the message names one.
+// ofMessage returns the place with the line of the first field in a message, if the message names
+// one.
 func (p place) ofMessage(message string) place {
 	message = leadingKind.ReplaceAllString(message, "")
 	inner := p

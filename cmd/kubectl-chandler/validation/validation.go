@@ -1,5 +1,5 @@
-// Package validation checks files with objects for Chandler before they are used, with the code that
-// the agent checks them with.
+// Package validation checks files with objects for Chandler before they are used, with the code
+// that the agent checks them with.
 package validation
 
 import (
@@ -136,8 +136,8 @@ func (v *validator) addFindings(at place, s severity, err error) {
 	}
 }
 
-// splitErrors returns the errors that err joins, without their common prefix. If err joins no errors, it
-// returns err.
+// splitErrors returns the errors that err joins, without their common prefix. If err joins no
+// errors, it returns err.
 func splitErrors(err error) []error {
 	var joined interface{ Unwrap() []error }
 	if !errors.As(err, &joined) {

@@ -218,8 +218,8 @@ func (g *gpu) drmOf(node kfdNode, xcps []sysfs.Device) (sysfs.Device, bool) {
 	return xcps[i], true
 }
 
-// finishDevice adds the properties that differ between a GPU and its partitions: cores, memory, nodes,
-// health, offer. err is the error of the description so far.
+// finishDevice adds the properties that differ between a GPU and its partitions: cores, memory,
+// nodes, health, offer. err is the error of the description so far.
 func (g *gpu) finishDevice(d discovery.Device, drm sysfs.Device, node kfdNode, err error) discovery.Device {
 	d.Source = drm.Path
 	errs := []error{err}

@@ -133,9 +133,9 @@ func (k *kfd) linkedTo(n kfdNode) []string {
 	return slices.Compact(names)
 }
 
-// locateNode returns the known PCI function of a node, and the partition index. The kernel writes the
-// index to bits 31 to 28 of location_id. AMD's own releases of the driver, which are older, write
-// the index to the function's bits.
+// locateNode returns the known PCI function of a node, and the partition index. The kernel writes
+// the index to bits 31 to 28 of location_id. AMD's own releases of the driver, which are older,
+// write the index to the function's bits.
 func locateNode(properties map[string]uint64, known map[string]bool) (address string, index int) {
 	location := properties["location_id"]
 	device := fmt.Sprintf("%04x:%02x:%02x.", properties["domain"], location>>8&0xff, location>>3&0x1f)
@@ -149,8 +149,8 @@ func locateNode(properties map[string]uint64, known map[string]bool) (address st
 	return "", 0
 }
 
-// unlocatedAddress returns the PCI address in the properties of a node whose function is not described. It
-// returns "" if the node is not a GPU.
+// unlocatedAddress returns the PCI address in the properties of a node whose function is not
+// described. It returns "" if the node is not a GPU.
 func unlocatedAddress(properties map[string]uint64) string {
 	if properties["simd_count"] == 0 {
 		return ""

@@ -59,8 +59,9 @@ func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Creatio
 	return divideGPU(host, tools, function, wholeMode)
 }
 
-// setByAgent reports whether a mode is the mode of a whole GPU, the mode that an agent recorded before
-// setting it, or the recorded earlier mode. Any other mode was set by an administrator since.
+// setByAgent reports whether a mode is the mode of a whole GPU, the mode that an agent recorded
+// before setting it, or the recorded earlier mode. Any other mode was set by an administrator
+// since.
 func setByAgent(how map[string]string, mode string) bool {
 	return mode == wholeMode || mode == how[newMode] || mode == how[oldMode]
 }
@@ -74,7 +75,8 @@ func modeOf(function sysfs.Device) (string, error) {
 	return strings.ToLower(text), nil
 }
 
-// divideGPU returns the work that sets a mode, or an error if a process uses the GPU or a partition.
+// divideGPU returns the work that sets a mode, or an error if a process uses the GPU or a
+// partition.
 func divideGPU(host *discovery.Host, tools discovery.Tools, function sysfs.Device, mode string) (discovery.Work, error) {
 	parts, err := drmOf(host, function)
 	if err != nil {
@@ -112,10 +114,10 @@ func drmOf(host *discovery.Host, function sysfs.Device) ([]sysfs.Device, error) 
 	return found, nil
 }
 
-// explainError returns the known cause and the remedy for a kernel error from a write of the mode, in
-// parentheses, or "" (amdgpu_gfx_set_compute_partition in drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c
-// of Linux 6.8 to 6.16 and its callees, down to kgd2kfd_check_and_lock_kfd; a patch of May 2025
-// restricts the latter to a single GPU).
+// explainError returns the known cause and the remedy for a kernel error from a write of the mode,
+// in parentheses, or "" (amdgpu_gfx_set_compute_partition in
+// drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c of Linux 6.8 to 6.16 and its callees, down to
+// kgd2kfd_check_and_lock_kfd; a patch of May 2025 restricts the latter to a single GPU).
 func explainError(err error) string {
 	switch sysfs.ErrnoName(err) {
 	case "EBUSY":

@@ -150,8 +150,8 @@ func (p *parts) part(of division, i int, xcps []sysfs.Device, err error) (discov
 	return p.uncreatedPart(d, of), p.allowed
 }
 
-// uncreatedPart completes the description of a partition that does not exist. The partition has an equal
-// share of the GPU. The driver later reports the same values, except for a few bytes.
+// uncreatedPart completes the description of a partition that does not exist. The partition has an
+// equal share of the GPU. The driver later reports the same values, except for a few bytes.
 func (p *parts) uncreatedPart(d discovery.Device, of division) discovery.Device {
 	d.Creation = &discovery.Creation{
 		Unit: p.all.Name,

@@ -144,8 +144,8 @@ func (u *unit) queue(i int) *queue {
 	return q
 }
 
-// queueAttributes returns the wanted attributes of a queue except its size. The name comes after the
-// type, because a change of the type clears the name.
+// queueAttributes returns the wanted attributes of a queue except its size. The name comes after
+// the type, because a change of the type clears the name.
 func (q *queue) queueAttributes(want Queue, group string) [][2]string {
 	mode := "dedicated"
 	if want.Shared {
@@ -282,8 +282,8 @@ func (u *unit) asWanted() bool {
 	})
 }
 
-// disableDevice returns the writes that disable the device, none if it is disabled. It returns an error
-// if a queue is in use or not in the configuration.
+// disableDevice returns the writes that disable the device, none if it is disabled. It returns an
+// error if a queue is in use or not in the configuration.
 func (u *unit) disableDevice() (writes []discovery.Write, err error) {
 	if u.text("configurable") == "0" {
 		return nil, errors.New("its work queues are fixed by its firmware, and not as they are wanted")

@@ -16,10 +16,10 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// These constants are keys and values of [discovery.Creation.How], which is recorded once an instance
-// was created. While an agent creates or removes an instance, a GPU instance without a compute
-// instance may belong to the agent's own unfinished work. At other times, such a GPU instance
-// belongs to another user.
+// These constants are keys and values of [discovery.Creation.How], which is recorded once an
+// instance was created. While an agent creates or removes an instance, a GPU instance without a
+// compute instance may belong to the agent's own unfinished work. At other times, such a GPU
+// instance belongs to another user.
 const (
 	stateOf  = "state"
 	cut      = "cut"      // the instance exists
@@ -119,8 +119,8 @@ func gpuOf(args []string) string {
 	return ""
 }
 
-// sameInstance reports whether an instance is the one that the agent created, as far as the UUIDs are
-// known.
+// sameInstance reports whether an instance is the one that the agent created, as far as the UUIDs
+// are known.
 func sameInstance(how map[string]string, instance facts.Instance) bool {
 	return how[uuidOf] == "" || instance.UUID == "" || how[uuidOf] == instance.UUID
 }

@@ -17,8 +17,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// describeInstances returns the MIG instances of a GPU. The kernel lists existing instances: each compute
-// instance below its GPU instance, with the minor number of its access node.
+// describeInstances returns the MIG instances of a GPU. The kernel lists existing instances: each
+// compute instance below its GPU instance, with the minor number of its access node.
 func (d *driver) describeInstances(gpu discovery.Device, info information, told facts.GPU) (instances []discovery.Device, problems []discovery.Problem) {
 	if info.minor < 0 {
 		return nil, nil
@@ -46,10 +46,10 @@ func (d *driver) capabilities(info information) sysfs.Device {
 	return sysfs.At(d.host.FS, fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig", info.minor))
 }
 
-// describeInstance describes a compute instance in a GPU instance. Facts that NVML does not report are left
-// out. If NVML is not queried at all, the instance's Identity is its place, as in NVIDIA drivers
-// before release 470. If NVML is queried, the Identity stays empty until the UUID is known, so that
-// the later UUID does not look like a swapped device.
+// describeInstance describes a compute instance in a GPU instance. Facts that NVML does not report
+// are left out. If NVML is not queried at all, the instance's Identity is its place, as in NVIDIA
+// drivers before release 470. If NVML is queried, the Identity stays empty until the UUID is known,
+// so that the later UUID does not look like a swapped device.
 func (d *driver) describeInstance(gpu discovery.Device, info information, told facts.GPU, gi, ci entry) (discovery.Device, error) {
 	var known facts.Instance
 	if i := slices.IndexFunc(told.Instances, func(i facts.Instance) bool { return i.GI == gi.number && i.CI == ci.number }); i >= 0 {
@@ -173,7 +173,8 @@ type entry struct {
 	number int
 }
 
-// numberedChildren returns the subdirectories of dir that are named prefix and a number, in numeric order.
+// numberedChildren returns the subdirectories of dir that are named prefix and a number, in numeric
+// order.
 func numberedChildren(dir sysfs.Device, prefix string) []entry {
 	var entries []entry
 	for _, child := range dir.Children("") {

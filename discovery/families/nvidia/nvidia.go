@@ -262,8 +262,8 @@ func grant(given []discovery.Device, to discovery.Grant) specs.ContainerEdits {
 // devices, if the environment variable has this value.
 const visibleMounts = "/var/run/nvidia-container-devices"
 
-// visibleDevices names the devices to the NVIDIA container runtime if that runtime adds the driver's
-// libraries. The value is "void", so that the runtime does nothing, if Chandler mounts the
+// visibleDevices names the devices to the NVIDIA container runtime if that runtime adds the
+// driver's libraries. The value is "void", so that the runtime does nothing, if Chandler mounts the
 // libraries, or if no device has a name yet: images from NVIDIA request all GPUs by default.
 //
 // Two kinds of devices need no variable. The runtime takes channels from another variable, and

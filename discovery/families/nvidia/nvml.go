@@ -27,8 +27,8 @@ func (d *driver) readNVML() {
 	d.links = linksOf(d.nvml)
 }
 
-// nvmlFacts returns the NVML facts of a GPU. If the facts belong to another GPU in the same slot, they
-// predate a swap of the GPUs, and told returns an error.
+// nvmlFacts returns the NVML facts of a GPU. If the facts belong to another GPU in the same slot,
+// they predate a swap of the GPUs, and nvmlFacts returns an error.
 func (d *driver) nvmlFacts(address string, info information) (facts.GPU, error) {
 	told := d.nvml[address]
 	switch {

@@ -59,8 +59,8 @@ func (d *driver) cut(gpu discovery.Device, info information, told facts.GPU) ([]
 	return devices, problems
 }
 
-// leftBeside returns the remaining counters after all existing instances, except those that make room
-// for an instance at the placement.
+// leftBeside returns the remaining counters after all existing instances, except those that make
+// room for an instance at the placement.
 func (p *parts) leftBeside(existing []part, at facts.Placement) map[string]resource.Quantity {
 	left := maps.Clone(p.counters)
 	for i := range existing {
@@ -84,7 +84,8 @@ type part struct {
 	at      facts.Placement
 }
 
-// existingInstances describes the existing instances. Instances that NVML has not reported yet are left out.
+// existingInstances describes the existing instances. Instances that NVML has not reported yet are
+// left out.
 func (p *parts) existingInstances() (all []part, problems []discovery.Problem) {
 	mig := p.d.capabilities(p.info)
 	for _, gi := range numberedChildren(mig, "gi") {
@@ -123,11 +124,11 @@ func (p *parts) profile(instance facts.Instance) *facts.Profile {
 	return nil
 }
 
-// possibleInstances describes the instances that could be created beside the existing ones. An instance of the
-// agent blocks nothing: the agent removes the instance first when it creates another one in its
-// place. No consumer has the removed instance then, because both take the same slices. A GPU
-// instance without compute instances blocks its placement, unless an agent left it unfinished; then
-// an instance of the same profile and placement may use it.
+// possibleInstances describes the instances that could be created beside the existing ones. An
+// instance of the agent blocks nothing: the agent removes the instance first when it creates
+// another one in its place. No consumer has the removed instance then, because both take the same
+// slices. A GPU instance without compute instances blocks its placement, unless an agent left it
+// unfinished; then an instance of the same profile and placement may use it.
 func (p *parts) possibleInstances() (all []part) {
 	for _, instance := range p.told.Instances {
 		if instance.Placement == nil {
@@ -162,13 +163,15 @@ func (p *parts) createdByAgent(instance facts.Instance) bool {
 	return made && sameInstance(how, instance)
 }
 
-// isHalfCreated reports whether an agent began to create a GPU instance that has no compute instance.
+// isHalfCreated reports whether an agent began to create a GPU instance that has no compute
+// instance.
 func (p *parts) isHalfCreated(empty facts.Empty) bool {
 	how, made := madeBefore(p.d.host, p.name(empty.Profile, empty.Placement))
 	return made && isIncomplete(how)
 }
 
-// lacksPlacements reports whether the GPU may be partitioned although NVML lists no placements for it.
+// lacksPlacements reports whether the GPU may be partitioned although NVML lists no placements for
+// it.
 func (p *parts) lacksPlacements() bool {
 	allowed, _ := p.d.host.AllowsPartition(p.gpu)
 	return allowed && len(p.told.Profiles) == 0
@@ -287,8 +290,8 @@ func (p *parts) count() {
 	}
 }
 
-// fillsGPUInstance reports whether an instance fills its GPU instance and has a profile that NVML lists at its
-// placement.
+// fillsGPUInstance reports whether an instance fills its GPU instance and has a profile that NVML
+// lists at its placement.
 func (p *parts) fillsGPUInstance(instance facts.Instance) bool {
 	return !p.sharesGPUInstance(instance) && p.profile(instance) != nil
 }
@@ -310,9 +313,9 @@ func quantities(p *facts.Profile) map[string]int64 {
 	}
 }
 
-// isLimited reports whether the GPU allows fewer instances of a profile than memory has room for. For
-// example, a GPU may have one instance of a profile with the media engines. Such a profile has a
-// counter of its own.
+// isLimited reports whether the GPU allows fewer instances of a profile than memory has room for.
+// For example, a GPU may have one instance of a profile with the media engines. Such a profile has
+// a counter of its own.
 func isLimited(p *facts.Profile) bool {
 	placements := slices.SortedFunc(slices.Values(p.Placements), func(a, b facts.Placement) int { return cmp.Compare(a.Start+a.Size, b.Start+b.Size) })
 	room, end := 0, 0

@@ -13,7 +13,8 @@ import (
 
 // These parameters request a control daemon of MPS for one claim, with a limit in MiB for the
 // memory of each GPU that each process may use, and the time slice of the claim's GPUs: Default,
-// Short, Medium or Long. chandler-nvml --sharing-daemons provides both; its package upkeep reads the orders.
+// Short, Medium or Long. chandler-nvml --sharing-daemons provides both; its package sharing reads
+// the orders.
 const (
 	MPS       discovery.Parameter = "mps"
 	MPSMemory discovery.Parameter = "mps.memoryMiB"
@@ -32,7 +33,8 @@ const (
 	orderTimeSlice = "timeSlice"
 )
 
-// allowed is the fact that lists the kinds of upkeep that the administrator allows for a GPU.
+// allowed is the fact that lists the kinds of sharing daemons that the administrator allows for a
+// GPU.
 const allowed = "upkeep"
 
 func (d *driver) setAllowed(gpu *discovery.Device) {

@@ -10,7 +10,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 )
 
-// keptGPUs returns the GPUs of a host. The administrator allows the given kinds of upkeep.
+// keptGPUs returns the GPUs of a host. The administrator allows the given kinds of sharing daemons.
 func keptGPUs(t *testing.T, kinds ...discovery.SharingDaemonKind) (a100, l40s discovery.Device) {
 	t.Helper()
 	host := discoverytest.ReadHost(t, "testdata/mps.host")

@@ -66,8 +66,8 @@ type part struct {
 	err    error
 }
 
-// splitUnits returns the devices of a found device: as many units as the administrator configured, or
-// the device itself if the group has no units. The IDs of units are their numbers.
+// splitUnits returns the devices of a found device: as many units as the administrator configured,
+// or the device itself if the group has no units. The IDs of units are their numbers.
 func splitUnits(d discovery.Device, group *discovery.PathGroup) []discovery.Device {
 	if group.Units == 0 {
 		return []discovery.Device{d}
@@ -113,8 +113,8 @@ func (r *reader) partSets(group *discovery.PathGroup) ([][]*part, error) {
 	return combineColumns(columns, limits), errors.Join(errs...)
 }
 
-// joinColumns returns one set with all parts of all columns, without duplicates. It returns no set if
-// a column is empty.
+// joinColumns returns one set with all parts of all columns, without duplicates. It returns no set
+// if a column is empty.
 func joinColumns(columns [][]*part) [][]*part {
 	var set []*part
 	for _, column := range columns {
@@ -242,8 +242,8 @@ func name(resource string, keys []string) string {
 	return fmt.Sprintf("paths-%s-%s", short[:min(len(short), 30)], hex.EncodeToString(hash.Sum(nil))[:8])
 }
 
-// pluginIDs returns the device plugin IDs in the form of the generic-device-plugin: the SHA-1 of the
-// number of the share and the paths on the host. If a path is unknown, there are no IDs.
+// pluginIDs returns the device plugin IDs in the form of the generic-device-plugin: the SHA-1 of
+// the number of the share and the paths on the host. If a path is unknown, there are no IDs.
 func pluginIDs(set []*part, count int) []string {
 	if slices.ContainsFunc(set, func(p *part) bool { return p.id == "" }) {
 		return nil
@@ -260,8 +260,8 @@ func pluginIDs(set []*part, count int) []string {
 	return ids
 }
 
-// claimNodes records the nodes that belong to the device or its units alone. A node that already belongs
-// to another device is an error, because two containers would get the node.
+// claimNodes records the nodes that belong to the device or its units alone. A node that already
+// belongs to another device is an error, because two containers would get the node.
 func claimNodes(owners map[string]string, d *discovery.Device, group *discovery.PathGroup, set []*part) error {
 	if group.Count > 1 {
 		return nil

@@ -139,8 +139,8 @@ func (r *reader) addNode(out *part, name, inside, permissions string) error {
 	return err
 }
 
-// followLinks follows the links at the end of a path. If the target does not exist, target returns the
-// path.
+// followLinks follows the links at the end of a path. If the target does not exist, followLinks
+// returns the path.
 func (r *reader) followLinks(name string) string {
 	at := name
 	for range 8 {

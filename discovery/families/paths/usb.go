@@ -150,7 +150,8 @@ func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits
 	return edits
 }
 
-// joinVariables returns the environment variables that have several values, each with all of its values.
+// joinVariables returns the environment variables that have several values, each with all of its
+// values.
 func joinVariables(given []discovery.Device) (env []string) {
 	values := make(map[string][]string)
 	for _, d := range given {

@@ -245,8 +245,8 @@ func (c *core) describeFunction(d *discovery.Device, host *discovery.Host, owner
 	return err
 }
 
-// uncreatedFunctions returns the virtual functions that could be created on a physical function. Their RDMA
-// device appears after the interface.
+// uncreatedFunctions returns the virtual functions that could be created on a physical function.
+// Their RDMA device appears after the interface.
 func (c *core) uncreatedFunctions(host *discovery.Host, owner sysfs.Device, physical discovery.Device) ([]discovery.Device, error) {
 	if len(host.VirtualFunctions) == 0 || physical.PartOf != nil || !slices.Contains(virtualRDMA, owner.Driver()) {
 		return nil, nil

@@ -188,8 +188,8 @@ func (u *unit) parent() (sysfs.Device, bool) {
 	return parent, ok && sysfs.IsPCIAddress(parent.Name())
 }
 
-// isPhysical reports whether the unit belongs to the host: a physical function or a possible physical
-// function. It returns an error if the IDs are unreadable.
+// isPhysical reports whether the unit belongs to the host: a physical function or a possible
+// physical function. It returns an error if the IDs are unreadable.
 func (u *unit) isPhysical() (bool, error) {
 	if _, virtual := u.parent(); virtual {
 		return false, nil

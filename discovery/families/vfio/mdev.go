@@ -15,8 +15,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// isMediated reports whether a kernel device is a mediated device: a part of another device, such as
-// a vGPU, created by writing a UUID to the driver
+// isMediated reports whether a kernel device is a mediated device: a part of another device, such
+// as a vGPU, created by writing a UUID to the driver
 // (Documentation/driver-api/vfio-mediated-device.rst).
 func isMediated(d sysfs.Device) bool { return !sysfs.IsPCIAddress(d.Name()) }
 

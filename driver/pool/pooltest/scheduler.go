@@ -20,7 +20,8 @@ import (
 	"chandler.dev/internal/why"
 )
 
-// FeatureSets returns combinations of API server features, each with all alpha fields and without them.
+// FeatureSets returns combinations of API server features, each with all alpha fields and without
+// them.
 func FeatureSets() (all []features.Set) {
 	for i := range 8 {
 		kept := features.All()

@@ -9,8 +9,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// ChangingServer returns a client of an API server. The server passes the slice of each create call to
-// change, which may modify the slice or refuse the call with an error.
+// ChangingServer returns a client of an API server. The server passes the slice of each create call
+// to change, which may modify the slice or refuse the call with an error.
 func ChangingServer(t testing.TB, change func(*resourceapi.ResourceSlice) error) *fake.Clientset {
 	client := fake.NewClientset()
 	client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {

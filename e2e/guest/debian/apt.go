@@ -70,8 +70,8 @@ func (a Archive) closure(ctx context.Context, newer bool, dir string, packages .
 }
 
 // unpack creates the root with a name, unless it exists, from the packages that fetch leaves in a
-// directory. further changes the root before the root is visible, so that no incomplete root is ever
-// visible.
+// directory. further changes the root before the root is visible, so that no incomplete root is
+// ever visible.
 func (a Archive) unpack(ctx context.Context, name string, fetch, further func(dir string) error) error {
 	final := filepath.Join(a.roots(), name)
 	if _, err := os.Stat(final); err == nil {
@@ -147,15 +147,17 @@ func (a Archive) update(ctx context.Context) error {
 // keyring is the file with the keys of the Debian archive.
 const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-// targetFormat makes apt-get indextargets print the origin, the label and the URI of each repository.
+// targetFormat makes apt-get indextargets print the origin, the label and the URI of each
+// repository.
 const targetFormat = "$(ORIGIN)|$(LABEL)|$(REPO_URI)"
 
 // ErrNoArchive is the error if this machine's apt is not configured to use a Debian archive.
 var ErrNoArchive = errors.New("apt is not configured to use a Debian archive")
 
 // sources returns package sources for Debian 12 and its backports, on the servers that this
-// machine's apt is configured to use. Only package lists contain the origin of a repository. If this
-// machine has no lists, as in many images of containers, sources fetches lists into its own directory.
+// machine's apt is configured to use. Only package lists contain the origin of a repository. If
+// this machine has no lists, as in many images of containers, sources fetches lists into its own
+// directory.
 func (a Archive) sources(ctx context.Context) (string, error) {
 	for _, program := range []string{"apt-get", "dpkg-deb"} {
 		if _, err := exec.LookPath(program); err != nil {

@@ -87,8 +87,8 @@ func (a Archive) Kernel(ctx context.Context, newer bool) (Kernel, error) {
 	return kernelIn(dir)
 }
 
-// Headers returns a directory with the files to build modules for the kernel: make finds the kernel's
-// build tree at usr/src/linux-headers-RELEASE.
+// Headers returns a directory with the files to build modules for the kernel: make finds the
+// kernel's build tree at usr/src/linux-headers-RELEASE.
 func (a Archive) Headers(ctx context.Context, newer bool) (string, error) {
 	return a.find(ctx, name("headers", newer), func() (string, error) {
 		headers, err := a.depends(ctx, "linux-headers-amd64", newer, "linux-headers-")

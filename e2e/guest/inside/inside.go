@@ -45,8 +45,8 @@ var mounts = []mount{
 	{"debugfs", "/sys/kernel/debug", 0},
 }
 
-// Init runs the first process: it sets up the system, starts the server in a process of its own, and
-// reaps orphans. It returns only if the server ends.
+// Init runs the first process: it sets up the system, starts the server in a process of its own,
+// and reaps orphans. It returns only if the server ends.
 func Init() error {
 	for _, m := range mounts {
 		if err := os.MkdirAll(m.at, 0o755); err != nil {

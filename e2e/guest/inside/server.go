@@ -38,8 +38,8 @@ func newServer(problems []string) *Server {
 	return s
 }
 
-// serve answers in JSON. Each message is independent, because the host may reconnect in the middle of
-// a message.
+// serve answers in JSON. Each message is independent, because the host may reconnect in the middle
+// of a message.
 func (s *Server) serve(p *port) error {
 	server := rpc.NewServer()
 	if err := server.RegisterName(Service, s); err != nil {
@@ -169,7 +169,8 @@ type File struct {
 	Mode os.FileMode // 0 keeps the mode of an existing file, and does not create a file
 }
 
-// Write writes a file. A short text is written by one call of write(2), as sysfs attributes require.
+// Write writes a file. A short text is written by one call of write(2), as sysfs attributes
+// require.
 func (s *Server) Write(f File, _ *Nothing) error {
 	flags := os.O_WRONLY | os.O_TRUNC
 	if f.Mode != 0 {

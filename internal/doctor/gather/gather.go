@@ -94,7 +94,7 @@ func hasKubelet(o Options, processes []process) bool {
 }
 
 // withPatience runs a step that may never return, such as a read from a device that hangs. After
-// Patience, within returns without waiting for the step's goroutine.
+// Patience, withPatience returns without waiting for the step's goroutine.
 func withPatience[T any](ctx context.Context, what string, step func() (T, error)) doctor.Answer[T] {
 	type outcome struct {
 		value T

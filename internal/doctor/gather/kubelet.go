@@ -61,8 +61,8 @@ func connectError(ctx context.Context, socket string) string {
 	return ""
 }
 
-// allocatableDevices returns the devices that device plugins have listed as healthy, according to the
-// kubelet (pkg/kubelet/cm/devicemanager/manager.go, GetAllocatableDevices, read in 1.28 to
+// allocatableDevices returns the devices that device plugins have listed as healthy, according to
+// the kubelet (pkg/kubelet/cm/devicemanager/manager.go, GetAllocatableDevices, read in 1.28 to
 // 1.37).
 func allocatableDevices(ctx context.Context, socket string) ([]*podresourcesapi.ContainerDevices, error) {
 	conn, err := kubeletapi.Dial(socket)

@@ -17,8 +17,8 @@ import (
 
 // visibility returns two reasons why the agent cannot see open files: those of the pods' processes,
 // and those of all processes of the machine. A reason is "" if the agent sees these files. In
-// the agent's pod, sight tries to look at open files. On the node, doctor may have more
-// permissions than the agent, so sight checks the capabilities and mounts of the agent's
+// the agent's pod, visibility tries to look at open files. On the node, doctor may have more
+// permissions than the agent, so visibility checks the capabilities and mounts of the agent's
 // process.
 func visibility(o Options, agents []process) (ofPods, ofAll doctor.Answer[string]) {
 	both := func(answer doctor.Answer[string]) (ofPods, ofAll doctor.Answer[string]) { return answer, answer }
@@ -47,7 +47,8 @@ func visibility(o Options, agents []process) (ofPods, ofAll doctor.Answer[string
 	return visibilityFrom(host, err)
 }
 
-// visibilityFrom returns both reasons of sight, given the result of the check for the pods' processes.
+// visibilityFrom returns both reasons of sight, given the result of the check for the pods'
+// processes.
 func visibilityFrom(host fs.FS, ofPods error) (pods, all doctor.Answer[string]) {
 	answer := func(err error) doctor.Answer[string] {
 		if err != nil {

@@ -137,8 +137,8 @@ func Request(name, class string, count int64, selectors ...string) resourceapi.D
 	return resourceapi.DeviceRequest{Name: name, Exactly: exactly}
 }
 
-// AllocateDevices allocates devices of a node to a new claim, which is reserved for a new pod on the node. The
-// name of the claim is the pod's name followed by "-devices".
+// AllocateDevices allocates devices of a node to a new claim, which is reserved for a new pod on
+// the node. The name of the claim is the pod's name followed by "-devices".
 func (c *Cluster) AllocateDevices(namespace, pod, node string, minutes int, request string, devices ...string) {
 	name := pod + "-devices"
 	claim := c.AddClaim(namespace, name, resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{Request(request, "any", int64(len(devices)))}})

@@ -119,8 +119,8 @@ func (p *printer) title() string {
 	return strings.TrimRight(p.inv.Host+"   "+strings.Join(counts, ", "), " ")
 }
 
-// wrapText breaks text into lines and indents the lines after the first. It shortens words that are too
-// long, and returns a text that fits into one line unchanged.
+// wrapText breaks text into lines and indents the lines after the first. It shortens words that are
+// too long, and returns a text that fits into one line unchanged.
 func (p *printer) wrapText(text string, width int, indent string) (lines []string) {
 	text = terminal.SafeText(text)
 	if terminal.Columns(text) <= width {

@@ -77,10 +77,10 @@ func (k *Kernel) applyWrites() {
 	}
 }
 
-// leaseVirtual creates or removes virtual functions while a process opens sriov_numvfs for writing, because
-// a kernel has finished the change when the write ends. Opening a leased file waits for the end of
-// the lease (fcntl(2)). The written value is not known yet, so lease uses [Physical.Makes], or 0 if
-// there are virtual functions.
+// leaseVirtual creates or removes virtual functions while a process opens sriov_numvfs for writing,
+// because a kernel has finished the change when the write ends. Opening a leased file waits for the
+// end of the lease (fcntl(2)). The written value is not known yet, so leaseVirtual uses
+// [Physical.Makes], or 0 if there are virtual functions.
 func (k *Kernel) leaseVirtual(leases map[string]*os.File) {
 	k.mu.Lock()
 	all := slices.Collect(maps.Values(k.physical))

@@ -5,8 +5,8 @@ import (
 	"path"
 )
 
-// HangFile returns a host in which every attempt to open a file with the given name blocks until the
-// channel is closed.
+// HangFile returns a host in which every attempt to open a file with the given name blocks until
+// the channel is closed.
 func HangFile(fsys fs.FS, name string, until <-chan struct{}) fs.FS {
 	return hangingFile{fsys, name, until}
 }

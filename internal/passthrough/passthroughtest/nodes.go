@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host is a directory with simulated device nodes below dev. The text of a file gives the numbers of
-// the node. Real nodes would need privilege.
+// host is a directory with simulated device nodes below dev. The text of a file gives the numbers
+// of the node. Real nodes would need privilege.
 type host struct{ fs.FS }
 
 // Stat implements [fs.StatFS].

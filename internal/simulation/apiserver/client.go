@@ -23,8 +23,8 @@ import (
 )
 
 // Client returns a client of the server. Each request passes the gate first, which adds faults of
-// this client only; the gate may be nil. The client implements the methods that the agent uses: other
-// methods panic.
+// this client only; the gate may be nil. The client implements the methods that the agent uses:
+// other methods panic.
 func (s *Server) Client(gate Fault) kubernetes.Interface { return client{server: s, gate: gate} }
 
 type client struct {

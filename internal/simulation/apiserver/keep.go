@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// keepFields removes from an object the fields that the server does not keep, and returns an error if the
-// server rejects the object. A field of the previous object stays, as with the server's own
+// keepFields removes from an object the fields that the server does not keep, and returns an error
+// if the server rejects the object. A field of the previous object stays, as with the server's own
 // strategies (pkg/registry/resource/resourceslice/strategy.go, dropDisabledFields).
 func (s *Server) keepFields(o object, before object) error {
 	slice, is := o.(*resourceapi.ResourceSlice)
@@ -93,8 +93,8 @@ func (s *Server) dropFields(spec *resourceapi.ResourceSliceSpec, had features) {
 	}
 }
 
-// refuseSlice returns the server's reasons to reject a slice: values that an older server does not have,
-// and objects without a value after drop.
+// refuseSlice returns the server's reasons to reject a slice: values that an older server does not
+// have, and objects without a value after drop.
 func (s *Server) refuseSlice(spec *resourceapi.ResourceSliceSpec) (problems field.ErrorList) {
 	path := field.NewPath("spec")
 	limit := resourceapi.ResourceSliceMaxDevices

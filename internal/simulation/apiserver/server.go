@@ -1,7 +1,7 @@
 // Package apiserver is a model of the API server for simulations: the kinds that the agent uses, in
-// memory, with versions, conflicts, watches, stale lists and dry runs, and with faults of every kind
-// that the agent must survive. It also models the server's controllers: it collects the slices of a
-// deleted node. The package is not part of the product.
+// memory, with versions, conflicts, watches, stale lists and dry runs, and with faults of every
+// kind that the agent must survive. It also models the server's controllers: it collects the slices
+// of a deleted node. The package is not part of the product.
 package apiserver
 
 import (
@@ -133,15 +133,15 @@ func (s *Server) Serve(dra bool) {
 	s.noDRA = !dra
 }
 
-// FreezeLists makes lists that may be stale return the present state, until Thaw: lists with resource
-// version "0", as caches request them.
+// FreezeLists makes lists that may be stale return the present state, until ThawLists: lists with
+// resource version "0", as caches request them.
 func (s *Server) FreezeLists() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stale = max(s.version, 1)
 }
 
-// ThawLists ends Freeze.
+// ThawLists ends FreezeLists.
 func (s *Server) ThawLists() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,8 +177,8 @@ func (s *Server) Claim(namespace, name string) *resourceapi.ResourceClaim {
 	return claim
 }
 
-// PastSlices returns the slices before a number of changes of any object, as a scheduler with an outdated
-// cache sees them.
+// PastSlices returns the slices before a number of changes of any object, as a scheduler with an
+// outdated cache sees them.
 func (s *Server) PastSlices(changes int64) []*resourceapi.ResourceSlice {
 	s.mu.Lock()
 	defer s.mu.Unlock()

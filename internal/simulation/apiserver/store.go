@@ -20,8 +20,8 @@ type object interface {
 	metav1.Object
 }
 
-// store holds all objects of one kind with their history. The caller holds the server's lock. Stored
-// objects are never modified.
+// store holds all objects of one kind with their history. The caller holds the server's lock.
+// Stored objects are never modified.
 type store struct {
 	resource schema.GroupResource
 	selects  func(object) fields.Set

@@ -1,6 +1,7 @@
 // Package disk is a model of a disk for simulations: files and directories in memory. At a power
-// failure the disk loses unsynchronized data. It can fill up, fail and become read-only. Each process
-// has its own view of the disk, which ends with the process. The package is not part of the product.
+// failure the disk loses unsynchronized data. It can fill up, fail and become read-only. Each
+// process has its own view of the disk, which ends with the process. The package is not part of the
+// product.
 package disk
 
 import (
@@ -38,8 +39,8 @@ func (o Op) ChangesDisk() bool {
 	return o != Read && o != List && o != Stat && o != Sync && o != SyncDir
 }
 
-// Fault is called before each operation of any view. If it returns an error, the operation fails with
-// the error. A failed write writes a part of the data.
+// Fault is called before each operation of any view. If it returns an error, the operation fails
+// with the error. A failed write writes a part of the data.
 type Fault func(op Op, name string) error
 
 // Disk is a disk. It guarantees no more than POSIX, and writes nothing back by itself: a name is
@@ -151,8 +152,8 @@ func (d *Disk) LosePower(random *rand.Rand, volatile ...string) (lost bool) {
 	return lost
 }
 
-// loseDirs changes the directories to a possible state, and reports whether any directory was lost or
-// has reappeared.
+// loseDirs changes the directories to a possible state, and reports whether any directory was lost
+// or has reappeared.
 func (d *Disk) loseDirs(random *rand.Rand) (lost bool) {
 	for _, name := range slices.Sorted(maps.Keys(d.dirs)) {
 		if in := d.dirs[name]; in != nil && !in.durable && random.IntN(2) == 0 {
@@ -207,8 +208,8 @@ func (f *file) losePower(random *rand.Rand) (lost bool) {
 	return lost
 }
 
-// Reboot changes the disk to the state after an orderly shutdown: everything survives except volatile
-// directories.
+// Reboot changes the disk to the state after an orderly shutdown: everything survives except
+// volatile directories.
 func (d *Disk) Reboot(volatile ...string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -12,7 +12,8 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// outcomes returns the possible contents of a file after many power failures, "-" for a missing file.
+// outcomes returns the possible contents of a file after many power failures, "-" for a missing
+// file.
 func outcomes(t *testing.T, prepare func(synced, unsynced disk.Files)) map[string]bool {
 	t.Helper()
 	seen := make(map[string]bool)

@@ -22,8 +22,8 @@ type View struct {
 
 var _ disk.FS = View{}
 
-// View returns the disk for a process. Before each operation the view calls the gate, which fails for
-// a dead process and may be nil. Faults come first, because they may take time.
+// View returns the disk for a process. Before each operation the view calls the gate, which fails
+// for a dead process and may be nil. Faults come first, because they may take time.
 func (d *Disk) View(gate Fault) View { return View{d, gate} }
 
 // begin locks the disk, unless the operation fails.

@@ -50,8 +50,8 @@ const (
 // none is the content of driver_override without an override.
 const none = "(null)"
 
-// DriveFunctions creates functions and binds them to their drivers, as a boot does. The other files of the
-// functions come from the host recording.
+// DriveFunctions creates functions and binds them to their drivers, as a boot does. The other files
+// of the functions come from the host recording.
 func (h *Host) DriveFunctions(functions ...Function) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -280,8 +280,8 @@ func (h *Host) Group(address string) []string {
 	return nil
 }
 
-// FunctionsOf returns the addresses of the functions in the IOMMU group that one of the nodes belongs
-// to.
+// FunctionsOf returns the addresses of the functions in the IOMMU group that one of the nodes
+// belongs to.
 func (h *Host) FunctionsOf(nodes []string) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -363,7 +363,7 @@ func (h *Host) SetTrouble(t Trouble) {
 	h.trouble = t
 }
 
-// HangWrites makes writes of attributes hang until Unstick.
+// HangWrites makes writes of attributes hang until ReleaseWrites.
 func (h *Host) HangWrites() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

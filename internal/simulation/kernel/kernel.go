@@ -166,8 +166,8 @@ func (h *Host) find(name string) *node {
 	return n
 }
 
-// VanishFunction removes a PCI function from the machine, together with the given nodes. It reports whether
-// the function was present.
+// VanishFunction removes a PCI function from the machine, together with the given nodes. It reports
+// whether the function was present.
 func (h *Host) VanishFunction(address string, nodes ...string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -197,8 +197,8 @@ func (h *Host) VanishFunction(address string, nodes ...string) bool {
 // has reports whether a path contains an element.
 func has(name, element string) bool { return strings.Contains("/"+name+"/", "/"+element+"/") }
 
-// ReturnFunction puts a vanished function back, with the content of its files passed through change. It
-// reports whether the function had vanished.
+// ReturnFunction puts a vanished function back, with the content of its files passed through
+// change. It reports whether the function had vanished.
 func (h *Host) ReturnFunction(address string, change func(name string, data []byte) []byte) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -218,8 +218,9 @@ func (h *Host) ReturnFunction(address string, change func(name string, data []by
 	return gone != nil
 }
 
-// ExchangeFunctions exchanges the class devices and nodes of two vanished functions, which appear when the
-// functions return: the kernel numbers class devices in the order of their discovery by the driver.
+// ExchangeFunctions exchanges the class devices and nodes of two vanished functions, which appear
+// when the functions return: the kernel numbers class devices in the order of their discovery by
+// the driver.
 func (h *Host) ExchangeFunctions(one, other, class string, nodes ...string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

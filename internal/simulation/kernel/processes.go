@@ -14,8 +14,8 @@ type process struct {
 	nodes []string
 }
 
-// StartProcess starts a process in a control group, opens the existing ones among the nodes, and returns the
-// number of the process.
+// StartProcess starts a process in a control group, opens the existing ones among the nodes, and
+// returns the number of the process.
 func (h *Host) StartProcess(name, group string, nodes ...string) (pid int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

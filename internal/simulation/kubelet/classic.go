@@ -138,10 +138,11 @@ func (k *Kubelet) readOptions(e *endpoint) error {
 	return err
 }
 
-// runClient receives a plugin's lists until the stream ends. Kubelets up to 1.36 then disconnect the
-// present endpoint of the resource, because endpoints had no other identity. They do nothing if a
-// failed registration has removed the name (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go,
-// runClient and connectClient, in 1.25 to 1.36; by name and socket in 1.37).
+// runClient receives a plugin's lists until the stream ends. Kubelets up to 1.36 then disconnect
+// the present endpoint of the resource, because endpoints had no other identity. They do nothing if
+// a failed registration has removed the name
+// (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, runClient and connectClient, in 1.25 to
+// 1.36; by name and socket in 1.37).
 func (k *Kubelet) runClient(e *endpoint) {
 	done := make(chan struct{})
 	go func() {
@@ -235,8 +236,8 @@ func nodesOf(response *pluginapi.AllocateResponse) (paths []string) {
 	return paths
 }
 
-// chooseIDs returns the IDs for a pod and the endpoint to call. It returns no IDs if the pod already has
-// them.
+// chooseIDs returns the IDs for a pod and the endpoint to call. It returns no IDs if the pod
+// already has them.
 func (k *Kubelet) chooseIDs(ctx context.Context, pod *Pod, resource string, n int) (*endpoint, []string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -278,7 +279,8 @@ func (k *Kubelet) chooseIDs(ctx context.Context, pod *Pod, resource string, n in
 	return e, ids, nil
 }
 
-// preferredFirst puts the plugin's preferred IDs first. It calls the plugin without holding the lock.
+// preferredFirst puts the plugin's preferred IDs first. It calls the plugin without holding the
+// lock.
 func (k *Kubelet) preferredFirst(ctx context.Context, e *endpoint, free []string, n int) []string {
 	k.mu.Unlock()
 	defer k.mu.Lock()
@@ -375,8 +377,8 @@ func (k *Kubelet) NewProcess(name string) *Process {
 	return &Process{kubelet: k, name: name, dead: make(chan struct{})}
 }
 
-// Kill ends the process for the kubelet: the kubelet ignores further answers of the process, and its
-// sockets and streams end.
+// Kill ends the process for the kubelet: the kubelet ignores further answers of the process, and
+// its sockets and streams end.
 func (p *Process) Kill() {
 	close(p.dead)
 	go p.end()
@@ -416,8 +418,8 @@ func (p *Process) Run(ctx context.Context) { <-ctx.Done() }
 // Probe implements legacy.Kubelet.
 func (p *Process) Probe(context.Context) error { return nil }
 
-// Pods answers PodResources (pkg/kubelet/apis/podresources/server_v1.go, List): with the active pods
-// from 1.34 on, and with all pods of the pod manager before. Init containers are left out. CDI
+// Pods answers PodResources (pkg/kubelet/apis/podresources/server_v1.go, List): with the active
+// pods from 1.34 on, and with all pods of the pod manager before. Init containers are left out. CDI
 // devices are included from 1.34 on.
 func (p *Process) Pods(ctx context.Context) (*kubeletapi.Listing, error) {
 	k := p.kubelet

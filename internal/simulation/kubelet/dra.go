@@ -165,7 +165,8 @@ func (k *Kubelet) chosenPlugin() (*plugin, error) {
 	return k.plugins[len(k.plugins)-1], nil
 }
 
-// CalledProcess returns the name of the process that plugin would choose, "" if no plugin is registered.
+// CalledProcess returns the name of the process that plugin would choose, "" if no plugin is
+// registered.
 func (k *Kubelet) CalledProcess() string {
 	p, err := k.chosenPlugin()
 	if err != nil {
@@ -252,10 +253,10 @@ func (k *Kubelet) isReserved(claim *resourceapi.ResourceClaim, pod *Pod) bool {
 	})
 }
 
-// recordClaims stores a pod's claims in the checkpoint, and returns the claims to prepare. Up to 1.36, a
-// claim whose Unprepare is in progress or has failed counts as prepared for another pod; from 1.37
-// on, that pod waits (pkg/kubelet/cm/dra/manager.go, prepareResources: isPrepared in 1.36,
-// isUnpreparing before it in 1.37).
+// recordClaims stores a pod's claims in the checkpoint, and returns the claims to prepare. Up to
+// 1.36, a claim whose Unprepare is in progress or has failed counts as prepared for another pod;
+// from 1.37 on, that pod waits (pkg/kubelet/cm/dra/manager.go, prepareResources: isPrepared in
+// 1.36, isUnpreparing before it in 1.37).
 func (k *Kubelet) recordClaims(pod *Pod, claims []*resourceapi.ResourceClaim) (*drapb.NodePrepareResourcesRequest, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -289,9 +290,9 @@ func (k *Kubelet) claimOf(uid types.UID) *claimInfo {
 	return nil
 }
 
-// unprepareClaims unprepares the claims of a pod (pkg/kubelet/cm/dra/manager.go, unprepareResources). Up
-// to 1.36, a pod without a reference to a claim, because the claim was never prepared for the pod,
-// still unprepares the claim if a single other pod has it.
+// unprepareClaims unprepares the claims of a pod (pkg/kubelet/cm/dra/manager.go,
+// unprepareResources). Up to 1.36, a pod without a reference to a claim, because the claim was
+// never prepared for the pod, still unprepares the claim if a single other pod has it.
 func (k *Kubelet) unprepareClaims(ctx context.Context, pod types.UID, namespace string, names []string) error {
 	k.mu.Lock()
 	request := &drapb.NodeUnprepareResourcesRequest{}
@@ -355,8 +356,8 @@ func (k *Kubelet) callUnprepare(ctx context.Context, request *drapb.NodeUnprepar
 	return nil
 }
 
-// reconcileClaims unprepares the claims of pods that are no longer active, even if their containers still
-// run (pkg/kubelet/cm/dra/manager.go, reconcileLoop).
+// reconcileClaims unprepares the claims of pods that are no longer active, even if their containers
+// still run (pkg/kubelet/cm/dra/manager.go, reconcileLoop).
 func (k *Kubelet) reconcileClaims(ctx context.Context) {
 	for sleep(ctx, reconcilePeriod) {
 		k.mu.Lock()

@@ -170,7 +170,8 @@ func (k *Kubelet) wipeSlices(context.Context) {
 	}
 }
 
-// StopKubelet stops the kubelet and returns when all its goroutines have ended. Containers keep running.
+// StopKubelet stops the kubelet and returns when all its goroutines have ended. Containers keep
+// running.
 func (k *Kubelet) StopKubelet() {
 	k.mu.Lock()
 	if !k.up {
@@ -257,7 +258,7 @@ func compareUID(a, b types.UID) int {
 	return 0
 }
 
-// IsIdle reports whether the kubelet has no pod, claim or container. If not, Idle returns a
+// IsIdle reports whether the kubelet has no pod, claim or container. If not, IsIdle returns a
 // description of the remaining ones.
 func (k *Kubelet) IsIdle() (string, bool) {
 	k.mu.Lock()
@@ -302,8 +303,8 @@ func (k *Kubelet) HasDevices(uid types.UID) map[string][]string {
 	return maps.Clone(k.devices[uid])
 }
 
-// AddEarlierPod adds a pod from the time before the first agent: another plugin allocated its devices, and
-// its container runs. The kubelet must be down.
+// AddEarlierPod adds a pod from the time before the first agent: another plugin allocated its
+// devices, and its container runs. The kubelet must be down.
 func (k *Kubelet) AddEarlierPod(pod *Pod, devices map[string][]string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -59,9 +59,9 @@ func (p *Process) Serve(ctx context.Context, resource string, server pluginapi.D
 	}
 }
 
-// replaceEndpoints behaves as legacy/sockets if endpoints of other instances exist: it makes the kubelet
-// forget the endpoint's name while the others end, and registers another endpoint afterwards. It
-// returns the endpoints with a stream to the kubelet.
+// replaceEndpoints behaves as legacy/sockets if endpoints of other instances exist: it makes the
+// kubelet forget the endpoint's name while the others end, and registers another endpoint
+// afterwards. It returns the endpoints with a stream to the kubelet.
 func (p *Process) replaceEndpoints(ctx context.Context, e *endpoint, gone <-chan struct{}) []*endpoint {
 	if !p.kubelet.hasOtherStreams(e) {
 		return []*endpoint{e}
@@ -117,8 +117,8 @@ func (p *Process) keepLeaving(e *endpoint) {
 	p.left = append(p.left, e)
 }
 
-// awaitSuccessor waits for another agent's endpoint of the resource, and returns nil if none appears in
-// time.
+// awaitSuccessor waits for another agent's endpoint of the resource, and returns nil if none
+// appears in time.
 func (e *endpoint) awaitSuccessor(ctx context.Context) *endpoint {
 	k := e.process.kubelet
 	for ctx.Err() == nil && e.stream.Err() == nil {

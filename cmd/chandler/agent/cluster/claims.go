@@ -21,10 +21,10 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// AbandonedClaims returns the claims that no longer exist in the API server or are no longer allocated on
-// the node, and that neither a pod of the node nor a container in the kubelet's list refers to. If
-// the API server or the kubelet does not answer, Abandoned returns an error, and no claim counts as
-// abandoned.
+// AbandonedClaims returns the claims that no longer exist in the API server or are no longer
+// allocated on the node, and that neither a pod of the node nor a container in the kubelet's list
+// refers to. If the API server or the kubelet does not answer, AbandonedClaims returns an error,
+// and no claim counts as abandoned.
 func (n *Node) AbandonedClaims(ctx context.Context, claims []ledger.Owner) ([]types.UID, error) {
 	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()

@@ -57,8 +57,8 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// watchOnce watches until the API server ends the watch, as usual after some time. A regular end and an
-// expired resource version are not errors.
+// watchOnce watches until the API server ends the watch, as usual after some time. A regular end
+// and an expired resource version are not errors.
 func (f *follower) watchOnce(ctx context.Context) error {
 	f.receivedEvent = false
 	w, err := f.resource.Watch(ctx, metav1.ListOptions{
@@ -88,8 +88,8 @@ func (f *follower) watchOnce(ctx context.Context) error {
 
 var errNoMetadata = errors.New("the API server's answer is not the metadata of an object")
 
-// watchError returns the error of a failed watch. After the expiry of a version, there is no error, and
-// the next watch begins without a version.
+// watchError returns the error of a failed watch. After the expiry of a version, there is no error,
+// and the next watch begins without a version.
 func (f *follower) watchError(err error) error {
 	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		f.version = ""

@@ -12,11 +12,11 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// ListDevices queries the kubelet for the devices of all containers, and determines whether the answer
-// is complete. An answer is complete if it contains the agent's own pod. That pod must not be a
-// static pod, because the kubelet has static pods before all others. For an agent outside of a pod,
-// an answer with all pods of the last complete answer is complete; otherwise the agent compares the
-// answer with the API server.
+// ListDevices queries the kubelet for the devices of all containers, and determines whether the
+// answer is complete. An answer is complete if it contains the agent's own pod. That pod must not
+// be a static pod, because the kubelet has static pods before all others. For an agent outside of a
+// pod, an answer with all pods of the last complete answer is complete; otherwise the agent
+// compares the answer with the API server.
 func (n *Node) ListDevices(ctx context.Context) (*kubeletapi.Listing, error) {
 	said, err := n.kubelet(ctx)
 	if errors.Is(err, kubeletapi.ErrAbsent) && n.ReadCheckpoint != nil {
@@ -52,8 +52,8 @@ func (n *Node) ListDevices(ctx context.Context) (*kubeletapi.Listing, error) {
 	return said, nil
 }
 
-// readCheckpoint returns the devices of the node's pods by the kubelet's checkpoint. The checkpoint may
-// contain pods that have ended, and identifies pods only by UID. The UIDs of static pods are
+// readCheckpoint returns the devices of the node's pods by the kubelet's checkpoint. The checkpoint
+// may contain pods that have ended, and identifies pods only by UID. The UIDs of static pods are
 // annotations of their mirror pods in the API server.
 func (n *Node) readCheckpoint(ctx context.Context) (*kubeletapi.Listing, error) {
 	holdings, err := n.ReadCheckpoint()

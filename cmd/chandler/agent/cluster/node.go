@@ -33,8 +33,8 @@ type Node struct {
 	ownPod  string // the agent's own pod, "" outside of a pod
 	kubelet func(ctx context.Context) (*kubeletapi.Listing, error)
 
-	// ReadCheckpoint returns the devices of containers by the kubelet's checkpoint, which is used if the
-	// kubelet has no PodResources API. It is nil if the checkpoint cannot be read.
+	// ReadCheckpoint returns the devices of containers by the kubelet's checkpoint, which is used if
+	// the kubelet has no PodResources API. It is nil if the checkpoint cannot be read.
 	ReadCheckpoint func() ([]kubeletapi.Holding, error)
 	logAbsence     sync.Once // the absence of a PodResources API was logged
 
@@ -51,8 +51,8 @@ func NewNode(name string, client kubernetes.Interface, own string, kubelet func(
 	return &Node{name: name, client: client, claims: draclient.New(client), ownPod: own, kubelet: kubelet, podsWithGrants: make(map[types.NamespacedName]term)}
 }
 
-// LastListing returns the kubelet's last answer to [Node.ListDevices], nil if there was none. The caller must
-// not modify it.
+// LastListing returns the kubelet's last answer to [Node.ListDevices], nil if there was none. The
+// caller must not modify it.
 func (n *Node) LastListing() *kubeletapi.Listing { return n.lastListing.Load() }
 
 // pods lists all pods of the node from the API server, including ended pods.

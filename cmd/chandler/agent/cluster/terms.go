@@ -77,8 +77,8 @@ func (n *Node) learnPods(ctx context.Context, grants []*ledger.Grant) error {
 	return nil
 }
 
-// forgetPods removes pods that have no grant, or a newer one, and reports whether any of the pods is
-// unknown.
+// forgetPods removes pods that have no grant, or a newer one, and reports whether any of the pods
+// is unknown.
 func (n *Node) forgetPods(since map[types.NamespacedName]time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -106,10 +106,10 @@ func (n *Node) GracePeriod(namespace, pod string) (time.Duration, bool) {
 	return time.Duration(*p.Spec.TerminationGracePeriodSeconds) * time.Second, true
 }
 
-// PodUID returns the kubelet's UID of a pod with grants, "" if unknown. The kubelet's UID of a static
-// pod is an annotation of the mirror pod in the API server, which has another UID (CreateMirrorPod
-// in pkg/kubelet/pod/mirror_client.go and applyDefaults in pkg/kubelet/config/common.go, in 1.31 to
-// 1.37).
+// PodUID returns the kubelet's UID of a pod with grants, "" if unknown. The kubelet's UID of a
+// static pod is an annotation of the mirror pod in the API server, which has another UID
+// (CreateMirrorPod in pkg/kubelet/pod/mirror_client.go and applyDefaults in
+// pkg/kubelet/config/common.go, in 1.31 to 1.37).
 func (n *Node) PodUID(namespace, pod string) types.UID {
 	p := n.termOf(namespace, pod)
 	if p == nil {
@@ -121,7 +121,8 @@ func (n *Node) PodUID(namespace, pod string) types.UID {
 	return p.UID
 }
 
-// RequestsResource reports whether a pod requests an extended resource, and whether the answer is known.
+// RequestsResource reports whether a pod requests an extended resource, and whether the answer is
+// known.
 func (n *Node) RequestsResource(namespace, pod, resource string) (asked, known bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

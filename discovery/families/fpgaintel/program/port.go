@@ -70,8 +70,8 @@ type kernel interface {
 	ask(request uint, argument []byte) error
 }
 
-// programPort makes the request. The FPGA takes a multiple of four bytes, and ignores padding at the
-// end.
+// programPort makes the request. The FPGA takes a multiple of four bytes, and ignores padding at
+// the end.
 func (d driver) programPort(k kernel, port uint64, raw []byte) error {
 	if port > math.MaxUint32 {
 		return errors.New("no such number")

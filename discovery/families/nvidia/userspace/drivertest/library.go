@@ -8,8 +8,9 @@ import (
 	"runtime"
 )
 
-// BuildLibrary returns a shared library that loaders can open, with the given soname and one function,
-// cuInit, which takes a number and returns 0 like the function of CUDA. No compiler is needed.
+// BuildLibrary returns a shared library that loaders can open, with the given soname and one
+// function, cuInit, which takes a number and returns 0 like the function of CUDA. No compiler is
+// needed.
 func BuildLibrary(soname string) ([]byte, error) {
 	code, ok := map[string]struct {
 		machine elf.Machine

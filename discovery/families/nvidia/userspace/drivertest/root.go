@@ -20,8 +20,8 @@ const (
 	RHEL   = "usr/lib64"
 )
 
-// RecordedHost returns a recorded host with one GPU under that driver, with more files in the form of
-// package recorded.
+// RecordedHost returns a recorded host with one GPU under that driver, with more files in the form
+// of package recorded.
 func RecordedHost(more string) string {
 	return `One GPU.
 
@@ -67,7 +67,7 @@ var libraries = map[string]string{
 	"libnvidia-old.so.470.57.02":                 "libnvidia-old.so.1", // of an earlier driver
 }
 
-// links are further links beside the libraries. Lay also creates links for the sonames.
+// links are further links beside the libraries. InstallDriver also creates links for the sonames.
 var links = map[string]string{
 	"libcuda.so":                         "libcuda.so.1",
 	"libnvidia-ml.so":                    "libnvidia-ml.so.1",
