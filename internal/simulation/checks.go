@@ -18,7 +18,7 @@ import (
 // check checks the invariants.
 func (w *World) check() {
 	w.checkCalls()
-	users := w.allUses()
+	users := slices.DeleteFunc(w.allUses(), func(u *use) bool { return u.forgotten })
 	counters := make(map[string]map[string]resource.Quantity)
 	parts := make(map[string]part)
 	for i, a := range users {

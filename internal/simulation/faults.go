@@ -245,7 +245,7 @@ func (w *World) loseCheckpoints(dra, classic bool) bool {
 	w.kubelet.StopKubelet()
 	w.log("the kubelet loses its checkpoints, DRA %v, classic %v", dra, classic)
 	w.forgot = w.kubelet.LoseCheckpoints(dra, classic) || w.forgot
-	if classic && w.wiped && !w.lock.hasListing() {
+	if w.wiped && !w.lock.hasListing() {
 		w.forgetUses() // neither the kubelet nor the active agent has a record of them
 	}
 	w.kubelet.StartKubelet()

@@ -206,7 +206,11 @@ func (w *World) judgeWrite(name, value string) {
 	if a.Name == "driver_override" {
 		w.mu.Lock()
 		w.touched[a.Function] = time.Now()
+		apart := w.apart && !w.wiped
 		w.mu.Unlock()
+		if apart && a.Function == movable && value == kernel.VFIO {
+			w.fail("%s is bound to vfio for devices whose IOMMU group it has left", movable)
+		}
 	}
 	if a.Name == "reset" {
 		if w.machine.reassigns && !w.wiped && !w.wasHanded(a.Function) {

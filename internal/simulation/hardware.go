@@ -1,10 +1,17 @@
 package simulation
 
 import (
+	"bytes"
 	"path"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/simulation/disk"
 )
 
 // anyCard returns one of the machine's cards, and false if there are none.
@@ -130,9 +137,49 @@ func (w *World) moveGroup() bool {
 	if len(w.machine.allowed.rebind) == 0 || w.host.HasVanished(movable) {
 		return false
 	}
-	w.moveTo(map[bool]int{true: 4, false: 2}[len(w.host.Group(movable)) == 1])
+	joins := len(w.host.Group(movable)) == 1
+	if joins {
+		w.moveTo(4)
+		time.Sleep(time.Second) // an agent scans the host
+	}
+	if !joins || w.random.IntN(2) == 0 {
+		w.leaveGroup()
+	}
 	w.countFault("groupChanges")
 	return true
+}
+
+// leaveGroup moves the disk back to its own group, if possible while an agent prepares a claim for
+// another disk of the group. The agent has planned the work with the earlier group and is writing
+// the claim's record, which takes longer than the move.
+func (w *World) leaveGroup() {
+	if w.pluginOnly() || w.isDown() || w.goesOn(diskFault) {
+		w.moveTo(2)
+		return
+	}
+	w.makeRoom()
+	var writes atomic.Bool
+	w.disk.SetFault(func(op disk.Op, file string) error {
+		if op == disk.Create && strings.HasPrefix(file, stateDir+"/claims/") && !writes.Swap(true) {
+			time.Sleep(5 * time.Second)
+		}
+		return nil
+	})
+	p := w.newPod("pod")
+	p.Claims = []string{p.Name + "-claim"}
+	claim := newClaim(p.Claims[0], 1)
+	device := w.machine.devices[deviceName(pickOne(w.random, "0000:04:00.0", "0000:04:00.1"))]
+	w.specifyFunction(claim, &device)
+	w.server.Put(claim)
+	w.submitPod(p)
+	for range 20 {
+		if writes.Load() {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	w.moveTo(2)
+	w.disk.SetFault(nil)
 }
 
 func (w *World) moveTo(group int) {
@@ -152,8 +199,34 @@ func (w *World) moveTo(group int) {
 		}
 	}
 	w.host.ReturnFunction(c.address, nil)
+	w.setApart(group == 2 && w.isApart())
 	w.log("disk %s is in IOMMU group %d", c.address, group)
 	w.sendUevent()
+}
+
+// isApart reports whether an agent has no reason to bind the disk, which has left the group, to vfio:
+// the device plugin API does not offer the disk, no claim has it, and no agent has begun to bind the
+// functions of the group.
+func (w *World) isApart() bool {
+	for _, name := range w.disk.Files(runDir + "/journal/passthrough") {
+		if data, _ := w.disk.FileContent(name); bytes.Contains(data, []byte(movable)) {
+			return false
+		}
+	}
+	claimed := slices.ContainsFunc(w.server.Claims(), func(claim *resourceapi.ResourceClaim) bool {
+		return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, isMovable)
+	})
+	return !claimed && w.mode == discovery.ModeDRA && w.kubelet.AllocatableDevices()["example.com/disk"] == 0 && !w.goesOn(diskFault)
+}
+
+func (w *World) setApart(apart bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.apart = apart
+}
+
+func isMovable(r resourceapi.DeviceRequestAllocationResult) bool {
+	return r.Device == deviceName(movable)
 }
 
 // reassignCards lets a driver find two cards in the other order: the cards return with each other's

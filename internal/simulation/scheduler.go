@@ -107,6 +107,9 @@ func (w *World) schedulePod(pod *pod) bool {
 			results[i].AllocationTimestamp = &now
 		}
 		claim.Status.Allocation = &results[i]
+		if slices.ContainsFunc(results[i].Devices.Results, isMovable) {
+			w.setApart(false)
+		}
 		w.notePortions(claim.UID, results[i].Devices.Results, published)
 		w.server.Put(claim)
 		for _, r := range results[i].Devices.Results {

@@ -327,9 +327,9 @@ func (w *World) withID(resourceName, id string, listed map[string]bool) (devices
 }
 
 // forgetUses records what a newly started agent cannot know about containers, because the agents'
-// records are gone: devices of the device plugin API that the kubelet does not list or no longer
-// knows, and the device nodes of containers. The kubelet does not list init containers, unless they
-// are restartable (pkg/kubelet/apis/podresources/server_v1.go, List, in 1.31 to 1.37).
+// records are gone: devices that the kubelet does not list either, and the device nodes of
+// containers. The kubelet does not list init containers, unless they are restartable
+// (pkg/kubelet/apis/podresources/server_v1.go, List, in 1.31 to 1.37).
 func (w *World) forgetUses() {
 	var written strings.Builder
 	for _, name := range w.disk.Files(stateDir + "/grants") {
@@ -341,7 +341,7 @@ func (w *World) forgetUses() {
 		says := len(w.kubelet.HasDevices(c.Pod.UID)) > 0 && !c.Pod.Init
 		for _, u := range uses {
 			if !u.classic {
-				w.forgetNodes(u)
+				w.forgetClaim(u)
 				continue
 			}
 			if strings.Contains(written.String(), strconv.Quote(u.id)) {
@@ -369,13 +369,19 @@ func (w *World) sharesNow(u *use) bool {
 	})
 }
 
-// forgetNodes records that the device nodes of a container are unknown, if neither the record of
-// its claim nor the spec remains: PodResources names the device, which may have other nodes by now.
-func (w *World) forgetNodes(u *use) {
+// forgetClaim records what no agent can know about a claim without a record and without a spec.
+// PodResources names the claim's device, which may have other nodes by now. A kubelet that has lost
+// its checkpoint does not list the claim either: the kubelet prepares claims only for a new sandbox
+// (pkg/kubelet/kuberuntime/kuberuntime_manager.go, SyncPod), and leaves out claims without an entry in
+// its cache (pkg/kubelet/cm/container_manager_linux.go, GetDynamicResources). In that case, only the
+// API server still has the allocation. The agent reads allocations from its own files and from the
+// kubelet, not from the API server (docs/stability.md).
+func (w *World) forgetClaim(u *use) {
 	_, recorded := w.disk.FileContent(w.recordOf(u.claim))
 	_, specified := w.disk.FileContent(cdiRoot + "/chandler.dev-claim_" + string(u.claim) + ".json")
 	if !recorded && !specified {
 		u.nodes = nil
+		u.forgotten = u.forgotten || len(w.kubelet.PreparedClaims()[u.claim]) == 0
 	}
 }
 
@@ -422,8 +428,6 @@ func (w *World) exclusionReason(u, other *use) string {
 		return "" // the card may be gone, so that the ID stands for no device
 	case u.back && u.stranger || other.back && other.stranger:
 		return "" // only the kubelet had a record, and lost it
-	case u.forgotten || other.forgotten:
-		return ""
 	case u.silicon != other.silicon:
 		if slices.ContainsFunc(u.nodes, func(n string) bool { return slices.Contains(other.nodes, n) }) {
 			return "one node"

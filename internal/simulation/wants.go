@@ -22,6 +22,7 @@ type form map[string]rules.Offered
 // drawConfiguration draws a configuration: the API that offers the devices, their sharing, and the
 // excluded devices.
 func (w *World) drawConfiguration() {
+	w.setApart(false) // the device plugin API may offer the disk
 	w.mode = pickOne(w.random, discovery.ModeDRA, discovery.ModeDRA, discovery.ModeDevicePlugin, discovery.ModeAuto)
 	if w.minor < 34 {
 		w.mode = pickOne(w.random, discovery.ModeDevicePlugin, discovery.ModeAuto)

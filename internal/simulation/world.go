@@ -70,6 +70,7 @@ type World struct {
 	mu        sync.Mutex
 	touched   map[string]time.Time // by function: the last time that an agent began to take or return the function
 	handed    map[string]bool      // by function: agents have recorded a consumer since the function got its present name
+	apart     bool                 // the movable disk has left its group, and no consumer has requested the disk since
 	resets    bool                 // the administrator has ever enabled resets of functions
 	processes []*running
 	history   []string
