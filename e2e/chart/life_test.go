@@ -249,6 +249,16 @@ func TestLife(t *testing.T) {
 
 	// Without hooks, only the remains that docs/install.md lists may be left.
 	in.run("", "uninstall", "chandler", "--no-hooks", "--wait")
+	err := in.kube.Until(within(in.t), "the agents' pods to end", func(ctx context.Context) error {
+		pods, err := in.kube.CoreV1().Pods(chandler.Namespace).List(ctx, metav1.ListOptions{})
+		if err == nil && len(pods.Items) > 0 {
+			err = fmt.Errorf("there is pod %s", pods.Items[0].Name)
+		}
+		return err
+	})
+	if err != nil {
+		in.t.Fatal(err)
+	}
 	for _, left := range in.left() {
 		if left != chandler.StateDir && !strings.HasPrefix(left, chandler.RunDir+"/") && left != chandler.HostDir+"/features/chandler" && !strings.HasPrefix(left, "ResourceSlice ") && !strings.HasPrefix(left, chandler.CDIDir+"/chandler.dev-") {
 			t.Errorf("without hooks there is also left %q", left)

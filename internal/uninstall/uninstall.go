@@ -108,7 +108,7 @@ func (u *uninstaller) run(ctx context.Context, timeout time.Duration) (err error
 	if err := u.checkClaims(limited); err != nil {
 		return err
 	}
-	u.printf("Nobody has a device. The agents leave their nodes.")
+	u.printf("No device is allocated. The agents leave their nodes.")
 	u.order.Phase = removal.Remove
 	if err := u.orderState(limited, removal.Removed); err != nil {
 		return err
@@ -119,7 +119,7 @@ func (u *uninstaller) run(ctx context.Context, timeout time.Duration) (err error
 	if err := u.checkClaims(limited); err != nil {
 		return err
 	}
-	u.printf("Nothing of Chandler is left on any node but the agents' pods.")
+	u.printf("Only the agents' pods remain on the nodes.")
 	return nil
 }
 
