@@ -1,7 +1,6 @@
 package discovery
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -26,18 +25,6 @@ const DriverVFIO = "vfio"
 // attribute does not support VFIO passthrough.
 const VFIODriver resourceapi.QualifiedName = "vfioDriver"
 
-// Passthrough selects devices that may be bound to a vfio driver.
-type Passthrough struct {
-	Expression string // as in the configuration
-	Selects    func(Device) (bool, error)
-	Driver     string // "vfio-pci"
-}
-
-// SameRebinding reports whether two entries have the same expression and driver.
-func SameRebinding(a, b Passthrough) bool {
-	return a.Expression == b.Expression && a.Driver == b.Driver
-}
-
 // PassthroughOption describes how a device can be bound to a vfio driver. [Scan] sets it.
 type PassthroughOption struct {
 	Driver string `json:"driver"`
@@ -55,18 +42,12 @@ type PassthroughOption struct {
 
 // PassthroughDriver returns the vfio driver allowed for a device, or "". The error joins the errors of
 // expressions that cannot be evaluated for the device.
-func (h *Host) PassthroughDriver(d Device) (driver string, err error) {
-	var errs []error
-	for _, rebinding := range h.Passthroughs {
-		selected, err := rebinding.Selects(d)
-		if err != nil {
-			errs = append(errs, err)
-		}
-		if selected {
-			return rebinding.Driver, nil
-		}
+func (h *Host) PassthroughDriver(d Device) (string, error) {
+	driver, err := FirstSelected(h.Passthroughs, d)
+	if driver == nil {
+		return "", err
 	}
-	return "", errors.Join(errs...)
+	return *driver, nil
 }
 
 // setRebindable sets Rebind of the PCI functions with allowed VFIO passthrough.
