@@ -204,17 +204,19 @@ type Host struct {
 	Pools bool
 
 	// VirtualFunctions selects the physical functions that may get virtual functions on demand. The
-	// first match wins; see [Host.UncreatedFunctions].
-	VirtualFunctions []VirtualFunctions
+	// value is the maximum number for a physical function, 0 for the hardware's maximum. See
+	// [Host.UncreatedFunctions].
+	VirtualFunctions []Selection[int]
 
-	// Passthroughs selects the devices that may be bound to a vfio driver. The first match wins.
-	Passthroughs []Passthrough
+	// Passthroughs selects the devices that may be bound to a vfio driver. The value is the name of the
+	// driver.
+	Passthroughs []Selection[string]
 
 	// Partitionings selects the devices that may be partitioned for claims.
-	Partitionings []Partitioning
+	Partitionings []Selection[struct{}]
 
 	// SharingDaemons selects the devices that family programs may run daemons for.
-	SharingDaemons []SharingDaemon
+	SharingDaemons map[SharingDaemonKind][]Selection[struct{}]
 
 	// CreatedUnit reports whether an agent has created a unit, or was about to, and will remove the
 	// unit, and returns the recorded details; see [Creation]. The result changes no more often than

@@ -1,7 +1,6 @@
 package discovery
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -14,9 +13,9 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Driver is the parameter of a claim or an extended resource to request a device under another kind
-// of kernel driver. Its only value is [DriverVFIO]. The administrator's configuration, not the
-// family, decides whether a device accepts it.
+// Driver is the parameter of a claim or an extended resource to request a device under another kind of
+// kernel driver. Its only value is [DriverVFIO]. The administrator's configuration, not the family,
+// decides whether a device accepts it.
 const Driver Parameter = "driver"
 
 // DriverVFIO requests VFIO passthrough of a PCI function.
@@ -25,18 +24,6 @@ const DriverVFIO = "vfio"
 // VFIODriver is the attribute with the vfio driver of a device's passthrough. A device without the
 // attribute does not support VFIO passthrough.
 const VFIODriver resourceapi.QualifiedName = "vfioDriver"
-
-// Passthrough selects devices that may be bound to a vfio driver.
-type Passthrough struct {
-	Expression string // as in the configuration
-	Selects    func(Device) (bool, error)
-	Driver     string // "vfio-pci"
-}
-
-// SameRebinding reports whether two entries have the same expression and driver.
-func SameRebinding(a, b Passthrough) bool {
-	return a.Expression == b.Expression && a.Driver == b.Driver
-}
 
 // PassthroughOption describes how a device can be bound to a vfio driver. [Scan] sets it.
 type PassthroughOption struct {
@@ -53,23 +40,17 @@ type PassthroughOption struct {
 	Why string `json:"why,omitempty"`
 }
 
-// PassthroughDriver returns the vfio driver allowed for a device, or "". The error joins the errors
-// of expressions that cannot be evaluated for the device.
-func (h *Host) PassthroughDriver(d Device) (driver string, err error) {
-	var errs []error
-	for _, rebinding := range h.Passthroughs {
-		selected, err := rebinding.Selects(d)
-		if err != nil {
-			errs = append(errs, err)
-		}
-		if selected {
-			return rebinding.Driver, nil
-		}
+// PassthroughDriver returns the vfio driver allowed for a device, or "". The error joins the errors of
+// expressions that cannot be evaluated for the device.
+func (h *Host) PassthroughDriver(d Device) (string, error) {
+	driver, err := FirstSelected(h.Passthroughs, d)
+	if driver == nil {
+		return "", err
 	}
-	return "", errors.Join(errs...)
+	return *driver, nil
 }
 
-// setRebindable sets Passthrough of the PCI functions with allowed VFIO passthrough.
+// setRebindable sets Rebind of the PCI functions with allowed VFIO passthrough.
 func setRebindable(host *Host, devices []Device) (problems []Problem) {
 	if len(host.Passthroughs) == 0 {
 		return nil
@@ -96,8 +77,8 @@ func setRebindable(host *Host, devices []Device) (problems []Problem) {
 	return problems
 }
 
-// GroupOthers returns the other functions of an IOMMU group to bind together with a function, and
-// the reason why the function cannot be bound to vfio, or "".
+// GroupOthers returns the other functions of an IOMMU group to bind together with a function, and the
+// reason why the function cannot be bound to vfio, or "".
 func GroupOthers(host *Host, function sysfs.Device) (others []string, why string) {
 	group := function.Link("iommu_group")
 	if group == "" {
@@ -153,8 +134,8 @@ func (s *Snapshot) joinRebindable() {
 	}
 }
 
-// acceptDriver returns an error if a device cannot be allocated under the requested kind of driver.
-// A request with Driver accepts no other parameters: a family configures a device only under the
+// acceptDriver returns an error if a device cannot be allocated under the requested kind of driver. A
+// request with Driver accepts no other parameters: a family configures a device only under the
 // device's own driver.
 func acceptDriver(d *Device, parameters Parameters) error {
 	as, asked := parameters[Driver]
@@ -181,9 +162,9 @@ func acceptDriver(d *Device, parameters Parameters) error {
 	return nil
 }
 
-// DescribePassthrough returns the description of a device under a vfio driver, with the edits for a
-// container. All other fields stay, so that the scheduler's selection of the device still matches.
-// The error joins the read errors.
+// DescribePassthrough returns the description of a device under a vfio driver, with the edits for a container.
+// All other fields stay, so that the scheduler's selection of the device still matches. The error
+// joins the read errors.
 func DescribePassthrough(host *Host, d Device) (Device, error) {
 	nodes, err := VFIONodes(host, sysfs.At(host.FS, d.Source))
 	PermitMknod(nodes) // as KubeVirt does

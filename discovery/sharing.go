@@ -1,20 +1,12 @@
 package discovery
 
 import (
-	"errors"
 	"fmt"
 	"path"
 )
 
-// SharingDaemon selects the devices whose claims may use a vendor's program, for example to run a
-// daemon, for as long as the claims have devices.
-type SharingDaemon struct {
-	Kind       SharingDaemonKind
-	Expression string // as in the configuration
-	Selects    func(Device) (bool, error)
-}
-
-// SharingDaemonKind is a kind of such work.
+// SharingDaemonKind is a kind of work of a vendor's program for claims, for as long as the claims have
+// devices.
 type SharingDaemonKind string
 
 // The kinds of work.
@@ -22,28 +14,6 @@ const (
 	SharingDaemonMPS        SharingDaemonKind = "mps"        // a daemon for simultaneous computing of programs on a GPU
 	SharingDaemonTimeSlices SharingDaemonKind = "timeSlices" // how long each program computes before the next one's turn
 )
-
-// SameUpkeep reports whether two entries have the same kind and expression.
-func SameUpkeep(a, b SharingDaemon) bool { return a.Kind == b.Kind && a.Expression == b.Expression }
-
-// AllowsDaemon reports whether the administrator allows a kind of work for a device. The error
-// joins the errors of expressions that cannot be evaluated for the device.
-func (h *Host) AllowsDaemon(d Device, kind SharingDaemonKind) (bool, error) {
-	var errs []error
-	for _, upkeep := range h.SharingDaemons {
-		if upkeep.Kind != kind {
-			continue
-		}
-		selected, err := upkeep.Selects(d)
-		if err != nil {
-			errs = append(errs, err)
-		}
-		if selected {
-			return true, nil
-		}
-	}
-	return false, errors.Join(errs...)
-}
 
 // Order is the work of a family's program for a claim, for as long as the claim has its devices.
 type Order struct {

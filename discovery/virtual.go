@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,18 +15,6 @@ import (
 
 	"chandler.dev/discovery/sysfs"
 )
-
-// VirtualFunctions allows physical functions to get virtual functions on demand.
-type VirtualFunctions struct {
-	Expression string // as in the configuration
-	Selects    func(physical Device) (bool, error)
-	Count      int // maximum number for a physical function, 0 for the hardware's maximum
-}
-
-// SameVirtualFunctions reports whether two entries are equal.
-func SameVirtualFunctions(a, b VirtualFunctions) bool {
-	return a.Expression == b.Expression && a.Count == b.Count
-}
 
 // Keys of [Creation.How]: the wanted number of virtual functions, and the number that the kernel
 // created. The latter is missing until the write has ended, and remains missing if the agent is
@@ -45,8 +34,8 @@ const (
 //
 // The driver and its interfaces are not known in advance, nor is the IOMMU group.
 func (h *Host) UncreatedFunctions(physical Device) (virtual []Device, err error) {
-	entry, err := h.virtualFunctionsOf(physical)
-	if entry == nil {
+	most, err := FirstSelected(h.VirtualFunctions, physical)
+	if most == nil {
 		return nil, err
 	}
 	function := sysfs.At(h.FS, physical.Source)
@@ -64,7 +53,7 @@ func (h *Host) UncreatedFunctions(physical Device) (virtual []Device, err error)
 	if !can || total == 0 || !hasOffset || !hasStride || !hasID {
 		return nil, nil
 	}
-	count := min(int(min(total, 1<<16)), h.maxFunctions(entry))
+	count := min(int(min(total, 1<<16)), cmp.Or(*most, 1<<16))
 	making := Creation{Unit: DeviceName(function), Of: function.Path, How: map[string]string{virtualCount: strconv.Itoa(count)}}
 	for i := range count {
 		address, ok := virtualAddress(function.Name(), offset, stride, uint64(i))
@@ -74,27 +63,6 @@ func (h *Host) UncreatedFunctions(physical Device) (virtual []Device, err error)
 		virtual = append(virtual, uncreatedFunction(h, physical, address, id, making))
 	}
 	return virtual, nil
-}
-
-func (h *Host) virtualFunctionsOf(physical Device) (entry *VirtualFunctions, err error) {
-	var errs []error
-	for i := range h.VirtualFunctions {
-		selected, err := h.VirtualFunctions[i].Selects(physical)
-		if err != nil {
-			errs = append(errs, err)
-		}
-		if selected {
-			return &h.VirtualFunctions[i], nil
-		}
-	}
-	return nil, errors.Join(errs...)
-}
-
-func (h *Host) maxFunctions(entry *VirtualFunctions) int {
-	if entry.Count == 0 {
-		return 1 << 16
-	}
-	return entry.Count
 }
 
 // virtualID returns the PCI device ID of future virtual functions. The kernel writes the ID without

@@ -51,7 +51,7 @@ func TestSchedulerGivesOneForm(t *testing.T) {
 	k := passthroughtest.New(t)
 	k.AddPhysical(&passthroughtest.Physical{Address: "0000:03:00.0", Total: 3})
 	host := k.Host()
-	host.VirtualFunctions = []discovery.VirtualFunctions{{Selects: func(d discovery.Device) (bool, error) { return d.Attributes.String("function") == "physical", nil }}}
+	host.VirtualFunctions = []discovery.Selection[int]{{Selects: func(d discovery.Device) (bool, error) { return d.Attributes.String("function") == "physical", nil }}}
 	look := func() *rules.Snapshot {
 		return (&rules.Rules{Mode: discovery.ModeDRA}).ApplyTo(discovery.Scan(host, []*discovery.Family{divisible}))
 	}

@@ -70,7 +70,7 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 	if err != nil {
 		return err
 	}
-	config, compiled, err := loadConfigHere(o.config, o.node)
+	config, err := loadConfigHere(o.config, o.node)
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 	if err != nil {
 		return err
 	}
-	snapshot := compiled.ApplyTo(found) //nolint:contextcheck // evaluating an expression does not block
+	snapshot := config.Rules.ApplyTo(found) //nolint:contextcheck // evaluating an expression does not block
 	if err := print(out, snapshot); err != nil {
 		return err
 	}

@@ -88,7 +88,7 @@ func (noFiles) Open(name string) (fs.File, error) {
 }
 
 // configInForce returns the agent's configuration, and notes errors in the latest one.
-func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.DriverConfig, nodeNow, error) {
+func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*compile.NodeConfig, nodeNow, error) {
 	var n nodeNow
 	node := o.node
 	if node.Labels == nil && f.Cluster.Node.Unknown == "" && f.Cluster.Node.Value != nil {
@@ -112,7 +112,7 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.D
 			return nil, n, fmt.Errorf("read config: %w", err)
 		}
 	}
-	config, compiled, wrong := compile.ForNode(text, node)
+	config, wrong := compile.ForNode(text, node)
 	switch {
 	case wrong != nil:
 		f.Agent.Config = doctor.KnownAnswer(wrong.Error())
@@ -121,15 +121,15 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.D
 	case f.Agent.Config.Unknown == "":
 		f.Agent.Config = doctor.UnknownAnswer[string]("the agent keeps none, and no --config names one")
 	}
-	if config == nil || compiled == nil {
-		if config, compiled, err = compile.ForNode(kept, node); err != nil || compiled == nil {
-			if config, compiled, err = compile.ForNode(nil, node); err != nil {
+	if config == nil {
+		if config, err = compile.ForNode(kept, node); err != nil {
+			if config, err = compile.ForNode(nil, node); err != nil {
 				return nil, n, err
 			}
 		}
 	}
-	n.Rules = compiled
-	f.Agent.Mode, f.Agent.NeedsSight = compiled.Mode, usesInUse(config)
+	n.Rules = config.Rules
+	f.Agent.Mode, f.Agent.NeedsSight = config.Rules.Mode, usesInUse(config)
 	n.API, n.Auto, err = agent.ReadPlacement(state)
 	f.Devices.API = doctor.AnswerOf(n.API, err)
 	if f.Agent.Mode == discovery.ModeAuto {
@@ -143,7 +143,7 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.D
 
 // usesInUse lists the parts of a configuration that require the agent to see which processes have
 // devices open. Partitions are not among them: the driver refuses to partition a device in use.
-func usesInUse(config *v1alpha1.DriverConfig) (parts []string) {
+func usesInUse(config *compile.NodeConfig) (parts []string) {
 	for part, has := range map[string]bool{
 		"reclaim":                   len(config.Reclaim) > 0,
 		"passthrough":               len(config.Passthrough) > 0,

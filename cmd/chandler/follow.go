@@ -179,13 +179,13 @@ func (f *configFile) computeSettings() {
 // parseSettings returns the settings for an agent on a node. With the error [v1alpha1.ErrNoLabels],
 // the settings are those that do not depend on labels.
 func parseSettings(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, agent.Settings, error) {
-	config, compiled, err := compile.ForNode(data, node)
+	config, err := compile.ForNode(data, node)
 	if config == nil {
 		return nil, agent.Settings{}, err
 	}
 	host := configuredHost(nil, config)
-	return config, agent.Settings{
-		Rules: compiled, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Pools: host.Pools, Rebind: host.Passthroughs,
+	return config.DriverConfig, agent.Settings{
+		Rules: config.Rules, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Pools: host.Pools, Rebind: host.Passthroughs,
 		VirtualFunctions: host.VirtualFunctions, Partition: host.Partitionings, Upkeep: host.SharingDaemons, KeepMade: keepMade(config.OnDemand), Handover: handoverRules(config), NoHooks: config.Hooks == v1alpha1.HooksNone, Text: data, Labels: node.Labels,
 	}, err
 }

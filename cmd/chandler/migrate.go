@@ -25,7 +25,6 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
-	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/compile"
 	"chandler.dev/internal/doctor/gather"
 	"chandler.dev/internal/kubeletapi"
@@ -139,9 +138,11 @@ func (o *migrateOptions) run(ctx context.Context, out, errOut io.Writer, args []
 	next := n.Rules
 	switch {
 	case o.plan:
-		if next, err = o.nextRules(n.text); err != nil {
+		planned, err := o.nextConfig(n.text)
+		if err != nil {
 			return err
 		}
+		next = planned.Rules
 	case n.API == nil:
 		return fmt.Errorf("%s: no agent has decided yet which API offers what", filepath.Join(o.kubeletRoot, stateDir))
 	}
@@ -225,7 +226,7 @@ func (o *migrateOptions) readNode(ctx context.Context, errOut io.Writer, args []
 }
 
 // inForce reads the configuration, the labels and the placement in force.
-func (o *migrateOptions) inForce(ctx context.Context, state fs.FS, n *nodeNow) (config *v1alpha1.DriverConfig, err error) {
+func (o *migrateOptions) inForce(ctx context.Context, state fs.FS, n *nodeNow) (config *compile.NodeConfig, err error) {
 	if o.config != "" {
 		n.text, err = os.ReadFile(o.config)
 	} else if n.text, err = fs.ReadFile(state, agent.KeptConfig); errors.Is(err, fs.ErrNotExist) {
@@ -237,9 +238,10 @@ func (o *migrateOptions) inForce(ctx context.Context, state fs.FS, n *nodeNow) (
 	if o.node.Labels == nil {
 		o.node.Labels = keptLabels(ctx, state)
 	}
-	if config, n.Rules, err = compile.ForNode(n.text, o.node); err != nil {
+	if config, err = compile.ForNode(n.text, o.node); err != nil {
 		return nil, fmt.Errorf("config %s: %w", cmp.Or(o.config, "that the agent keeps"), err)
 	}
+	n.Rules = config.Rules
 	if n.API, n.Auto, err = agent.ReadPlacement(state); err != nil {
 		return nil, err
 	}
@@ -252,20 +254,18 @@ func (o *migrateOptions) inForce(ctx context.Context, state fs.FS, n *nodeNow) (
 	return config, nil
 }
 
-// nextRules returns the rules that the node would get.
-func (o *migrateOptions) nextRules(text []byte) (*rules.Rules, error) {
+// nextConfig returns the configuration that the node would get.
+func (o *migrateOptions) nextConfig(text []byte) (*compile.NodeConfig, error) {
 	node := o.node
 	if o.next != "" {
-		_, compiled, err := loadConfig(o.next, node)
-		return compiled, err
+		return loadConfig(o.next, node)
 	}
 	node.Labels = maps.Clone(node.Labels)
 	if node.Labels == nil {
 		node.Labels = make(map[string]string)
 	}
 	node.Labels[v1alpha1.LabelMode] = o.to
-	_, compiled, err := compile.ForNode(text, node)
-	return compiled, err
+	return compile.ForNode(text, node)
 }
 
 // addGrant adds an allocation of the device plugin API without a record of the agent. Another

@@ -34,11 +34,11 @@ func BenchmarkNeighbours(b *testing.B) {
 		{"gaudi/testdata/gaudi2x8.host", "habana.ai/gaudi"},
 		{"neuron/testdata/trn2.host", "aws.amazon.com/neuron"},
 	} {
-		config, compiled, err := loadConfig("", v1alpha1.Node{})
+		config, err := loadConfig("", v1alpha1.Node{})
 		if err != nil {
 			b.Fatal(err, config)
 		}
-		snapshot := compiled.ApplyTo(discovery.Scan(discoverytest.ReadHost(b, "../../discovery/families/"+host.file), families.All))
+		snapshot := config.Rules.ApplyTo(discovery.Scan(discoverytest.ReadHost(b, "../../discovery/families/"+host.file), families.All))
 		snapshot.Devices = slices.DeleteFunc(snapshot.Devices, func(d rules.Offered) bool { return d.Resource() != host.resource })
 		for name, allocate := range map[string]allocator{
 			"DevicePlugin":   byKubelet(snapshot, host.resource),

@@ -12,6 +12,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/recorded"
+	"chandler.dev/internal/compile"
 	"chandler.dev/internal/doctor/gather"
 )
 
@@ -34,11 +35,11 @@ numbers, UUIDs and network addresses of the host are included unchanged.`,
 			if err != nil {
 				return err
 			}
-			loaded, _, err := loadConfigHere(config, node)
+			loaded, err := loadConfigHere(config, node)
 			if err != nil {
 				// A recording is most useful when something is wrong.
 				fmt.Fprintln(cmd.ErrOrStderr(), "chandler: recorded without what the configuration names:", err)
-				loaded = &v1alpha1.DriverConfig{}
+				loaded = &compile.NodeConfig{DriverConfig: &v1alpha1.DriverConfig{}}
 			}
 			host := configuredHost(hostFS, loaded)
 			informant.AskInformants(cmd.Context(), host, families.All, hostRoot, cmd.ErrOrStderr())

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,26 +14,25 @@ import (
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
-	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/compile"
 	"chandler.dev/internal/reclaim"
 )
 
 // loadConfig reads a configuration file and returns the part for a node. Without a file, loadConfig
 // returns the defaults.
-func loadConfig(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules.Rules, error) {
+func loadConfig(file string, node v1alpha1.Node) (*compile.NodeConfig, error) {
 	var data []byte
 	if file != "" {
 		var err error
 		if data, err = os.ReadFile(file); err != nil {
-			return nil, nil, fmt.Errorf("read config: %w", err)
+			return nil, fmt.Errorf("read config: %w", err)
 		}
 	}
-	config, compiled, err := compile.ForNode(data, node)
+	config, err := compile.ForNode(data, node)
 	if err != nil {
-		return nil, nil, fmt.Errorf("config %s: %w", file, err)
+		return nil, fmt.Errorf("config %s: %w", file, err)
 	}
-	return config, compiled, nil
+	return config, nil
 }
 
 // nodeFlags adds the flags that select the node whose configuration a command reads.
@@ -60,52 +58,27 @@ func nodeName(said string) (string, error) {
 
 // loadConfigHere is [loadConfig] for a node whose name is optional. Without a file, nothing depends
 // on the name, so that an invalid host name, such as "(none)", does no harm.
-func loadConfigHere(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules.Rules, error) {
+func loadConfigHere(file string, node v1alpha1.Node) (*compile.NodeConfig, error) {
 	var err error
 	if file != "" || node.Name != "" {
 		node.Name, err = nodeName(node.Name)
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	config, compiled, err := loadConfig(file, node)
+	config, err := loadConfig(file, node)
 	if errors.Is(err, v1alpha1.ErrNoLabels) {
 		err = fmt.Errorf("%w: set --node-labels", err)
 	}
-	return config, compiled, err
+	return config, err
 }
 
 // configuredHost returns a host with the settings of a configuration.
-func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
+func configuredHost(fsys fs.FS, config *compile.NodeConfig) *discovery.Host {
 	pool := func(r v1alpha1.Resource) bool { return r.SRIOV != nil }
-	host := &discovery.Host{FS: fsys, Roots: config.DriverRoots, Pools: slices.ContainsFunc(config.Resources, pool)}
-	for _, entry := range config.Passthrough {
-		selector, err := rules.Compile(entry.CEL)
-		if err != nil {
-			continue // compileRules reports the error
-		}
-		host.Passthroughs = append(host.Passthroughs, discovery.Passthrough{Expression: entry.CEL, Selects: selector.SelectsDevice, Driver: cmp.Or(entry.Driver, "vfio-pci")})
-	}
-	for _, entry := range config.OnDemand.VirtualFunctions {
-		selector, err := rules.Compile(entry.CEL)
-		if err != nil {
-			continue // compileRules reports the error
-		}
-		host.VirtualFunctions = append(host.VirtualFunctions, discovery.VirtualFunctions{Expression: entry.CEL, Selects: selector.SelectsDevice, Count: entry.Count})
-	}
-	for _, entry := range config.OnDemand.Partitions {
-		selector, err := rules.Compile(entry.CEL)
-		if err != nil {
-			continue // compileRules reports the error
-		}
-		host.Partitionings = append(host.Partitionings, discovery.Partitioning{Expression: entry.CEL, Selects: selector.SelectsDevice})
-	}
-	for _, kind := range []discovery.SharingDaemonKind{discovery.SharingDaemonMPS, discovery.SharingDaemonTimeSlices} {
-		for _, entry := range compile.UpkeepSelectors(config, kind) {
-			if selector, err := rules.Compile(entry.CEL); err == nil { // compileRules reports the error
-				host.SharingDaemons = append(host.SharingDaemons, discovery.SharingDaemon{Kind: kind, Expression: entry.CEL, Selects: selector.SelectsDevice})
-			}
-		}
+	host := &discovery.Host{
+		FS: fsys, Roots: config.DriverRoots, Pools: slices.ContainsFunc(config.Resources, pool),
+		Passthroughs: config.Passthroughs, VirtualFunctions: config.VirtualFunctions, Partitionings: config.Partitionings, SharingDaemons: config.SharingDaemons,
 	}
 	for _, resource := range config.Paths {
 		named := discovery.PathResource{Name: resource.Name, Kind: resource.Kind, Env: resource.Env}
@@ -118,13 +91,10 @@ func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
 }
 
 // handoverRules returns the reclaim rules: what the agent does with a device between two consumers.
-func handoverRules(config *v1alpha1.DriverConfig) (out []reclaim.Rule) {
-	for _, entry := range config.Reclaim {
-		selector, err := rules.Compile(entry.CEL)
-		if err != nil {
-			continue // compileRules reports the error
-		}
-		out = append(out, reclaim.Rule{Expression: entry.CEL, Selects: selector.SelectsDevice, Reset: entry.Reset == v1alpha1.ResetFunction, Methods: entry.ResetMethods})
+func handoverRules(config *compile.NodeConfig) (out []discovery.Selection[reclaim.Rule]) {
+	for _, s := range config.Reclaims {
+		rule := reclaim.Rule{Reset: s.Value.Reset == v1alpha1.ResetFunction, Methods: s.Value.ResetMethods}
+		out = append(out, discovery.Selection[reclaim.Rule]{Expression: s.Expression, Selects: s.Selects, Value: rule})
 	}
 	return out
 }

@@ -15,7 +15,7 @@ import (
 func header() string { return "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n" }
 
 func TestSeverityOfConfig(t *testing.T) {
-	config, _, err := compile.ForNode([]byte(header()+"health: {severity: {over-temperature: NoExecute, unhealthy: None, link-degraded: NoSchedule}}\n"), v1alpha1.Node{})
+	config, err := compile.ForNode([]byte(header()+"health: {severity: {over-temperature: NoExecute, unhealthy: None, link-degraded: NoSchedule}}\n"), v1alpha1.Node{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
+	"chandler.dev/internal/compile"
 )
 
 type slicesOptions struct {
@@ -74,7 +75,7 @@ func (o slicesOptions) run(ctx context.Context, out, errOut io.Writer, args []st
 	if err != nil {
 		return err
 	}
-	config, compiled, err := loadConfigHere(o.config, o.node)
+	config, err := loadConfigHere(o.config, o.node)
 	if err != nil {
 		return err
 	}
@@ -82,7 +83,7 @@ func (o slicesOptions) run(ctx context.Context, out, errOut io.Writer, args []st
 	if err != nil {
 		return err
 	}
-	published, problems := agent.PoolTemplate(found, agent.Settings{Rules: compiled, Severity: severityOf(config.Health.Severity)}, kept) //nolint:contextcheck // evaluating an expression does not block
+	published, problems := agent.PoolTemplate(found, agent.Settings{Rules: config.Rules, Severity: severityOf(config.Health.Severity)}, kept) //nolint:contextcheck // evaluating an expression does not block
 	if err := printSlices(out, o.output, pool.SliceObjects(node, published)); err != nil {
 		return err
 	}
@@ -109,7 +110,7 @@ func (o slicesOptions) keptFeatures() (features.Set, error) {
 }
 
 // scan scans the host.
-func (o slicesOptions) scan(ctx context.Context, config *v1alpha1.DriverConfig, errOut io.Writer, args []string) (*discovery.Snapshot, error) {
+func (o slicesOptions) scan(ctx context.Context, config *compile.NodeConfig, errOut io.Writer, args []string) (*discovery.Snapshot, error) {
 	if len(args) == 1 {
 		recorded, err := readRecorded(args[0])
 		if err != nil {

@@ -99,7 +99,7 @@ func ReadHost(t testing.TB, file string) *discovery.Host {
 			if err != nil {
 				t.Fatalf("%s: %v", file, err)
 			}
-			host.VirtualFunctions = append(host.VirtualFunctions, discovery.VirtualFunctions{Count: most, Selects: func(discovery.Device) (bool, error) { return true, nil }})
+			host.VirtualFunctions = append(host.VirtualFunctions, discovery.Selection[int]{Value: most, Selects: func(discovery.Device) (bool, error) { return true, nil }})
 		}
 		if resource, ok := strings.CutPrefix(line, "paths: "); ok {
 			host.Paths = append(host.Paths, parsePaths(t, resource))
@@ -109,15 +109,15 @@ func ReadHost(t testing.TB, file string) *discovery.Host {
 }
 
 // allowPassthrough allows vfio-pci for functions by the prefix of their PCI class.
-func allowPassthrough(class string) discovery.Passthrough {
-	return discovery.Passthrough{Driver: "vfio-pci", Expression: class, Selects: func(d discovery.Device) (bool, error) {
+func allowPassthrough(class string) discovery.Selection[string] {
+	return discovery.Selection[string]{Value: "vfio-pci", Expression: class, Selects: func(d discovery.Device) (bool, error) {
 		return strings.HasPrefix(d.Attributes.String("pciClass"), class), nil
 	}}
 }
 
 // allowPartitions allows partitions for devices by the prefix of their model.
-func allowPartitions(model string) discovery.Partitioning {
-	return discovery.Partitioning{Expression: model, Selects: func(d discovery.Device) (bool, error) {
+func allowPartitions(model string) discovery.Selection[struct{}] {
+	return discovery.Selection[struct{}]{Expression: model, Selects: func(d discovery.Device) (bool, error) {
 		return strings.HasPrefix(d.Attributes.String("model"), model), nil
 	}}
 }

@@ -184,7 +184,7 @@ func TestVirtualFunctionsByTheInterface(t *testing.T) {
 				t.Errorf("%s: %s would be made", file, d.Name)
 			}
 		}
-		if kept := host.VirtualFunctions[0].Count; len(left) != all-kept {
+		if kept := host.VirtualFunctions[0].Value; len(left) != all-kept {
 			t.Errorf("%s: %d devices of %d; want %d fewer", file, len(left), all, kept)
 		}
 	}

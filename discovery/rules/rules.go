@@ -77,6 +77,11 @@ func (s Selector) SelectsDevice(d discovery.Device) (bool, error) {
 	return selected, nil
 }
 
+// NewSelection returns a setting for the devices that a selector selects.
+func NewSelection[T any](s Selector, value T) discovery.Selection[T] {
+	return discovery.Selection[T]{Expression: s.expression, Selects: s.SelectsDevice, Value: value}
+}
+
 // ApplyTo returns the devices with the rules applied: without excluded devices, and with shares,
 // extended resources and modes. Offers without a name, OptIn devices without a configured name and
 // PoolOnly devices outside of pools are left out. If an expression fails for a device, the device

@@ -24,9 +24,56 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
+// NodeConfig is the part of a configuration that applies to a node, with the compiled expressions.
+type NodeConfig struct {
+	*v1alpha1.DriverConfig
+	Rules *rules.Rules
+
+	Passthroughs     []discovery.Selection[string]                                   // as in [discovery.Host]
+	VirtualFunctions []discovery.Selection[int]                                      // as in [discovery.Host]
+	Partitionings    []discovery.Selection[struct{}]                                 // as in [discovery.Host]
+	SharingDaemons   map[discovery.SharingDaemonKind][]discovery.Selection[struct{}] // as in [discovery.Host]
+	Reclaims         []discovery.Selection[v1alpha1.Reclaim]
+}
+
 // Config decodes and checks a configuration with its expressions, for all nodes. Without data,
 // it returns the defaults.
 func Config(data []byte) (*v1alpha1.DriverConfig, error) {
+	return newCompiler(rules.Compile).check(data)
+}
+
+// ForNode checks a configuration, and compiles the part for a node. With the error
+// [v1alpha1.ErrNoLabels], the result contains only the parts independent of labels.
+func ForNode(data []byte, node v1alpha1.Node) (*NodeConfig, error) {
+	return newCompiler(rules.Compile).forNode(data, node)
+}
+
+// compiler compiles each expression once, although the expressions of a configuration are checked for
+// all nodes and used for one.
+type compiler struct {
+	compile  func(expression string) (rules.Selector, error)
+	compiled map[string]rules.Selector // by expression
+}
+
+func newCompiler(compile func(expression string) (rules.Selector, error)) *compiler {
+	return &compiler{compile, make(map[string]rules.Selector)}
+}
+
+// selector returns the compiled form of an expression.
+func (c *compiler) selector(expression string) (rules.Selector, error) {
+	selector, is := c.compiled[expression]
+	if is {
+		return selector, nil
+	}
+	selector, err := c.compile(expression)
+	if err == nil {
+		c.compiled[expression] = selector
+	}
+	return selector, err
+}
+
+// check is [Config].
+func (c *compiler) check(data []byte) (*v1alpha1.DriverConfig, error) {
 	if data == nil {
 		return &v1alpha1.DriverConfig{Mode: v1alpha1.ModeAuto}, nil
 	}
@@ -34,34 +81,25 @@ func Config(data []byte) (*v1alpha1.DriverConfig, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = compileRules(config)
+	_, err = c.convert(config)
 	if err := errors.Join(checkRoots(config.DriverRoots), checkSeverity(config.Health.Severity), err); err != nil {
 		return nil, err
 	}
 	return config, nil
 }
 
-// ForNode checks a configuration, and compiles the part for a node. With the error
-// [v1alpha1.ErrNoLabels], the result contains only the parts independent of labels.
-func ForNode(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules.Rules, error) {
-	config, err := Config(data)
+// forNode is [ForNode].
+func (c *compiler) forNode(data []byte, node v1alpha1.Node) (*NodeConfig, error) {
+	config, err := c.check(data)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	config, unknown := config.ForNode(node)
 	if config == nil {
-		return nil, nil, unknown
+		return nil, unknown
 	}
-	compiled, err := compileRules(config)
-	return config, compiled, errors.Join(err, unknown)
-}
-
-// UpkeepSelectors returns the selectors of the devices for a kind of sharing daemon.
-func UpkeepSelectors(config *v1alpha1.DriverConfig, kind discovery.SharingDaemonKind) []v1alpha1.Selector {
-	if kind == discovery.SharingDaemonMPS {
-		return config.OnDemand.MPS
-	}
-	return config.OnDemand.TimeSlices
+	compiled, err := c.convert(config)
+	return compiled, errors.Join(err, unknown)
 }
 
 // checkRoots reports unknown driver roots.
@@ -89,13 +127,14 @@ func checkSeverity(effects map[string]v1alpha1.Effect) error {
 	return nil
 }
 
-// compileRules compiles the configuration's expressions. It reports all errors, each with its place
+// convert returns a configuration with compiled expressions. It reports all errors, each with its place
 // in the file.
-func compileRules(config *v1alpha1.DriverConfig) (*rules.Rules, error) {
+func (c *compiler) convert(config *v1alpha1.DriverConfig) (*NodeConfig, error) {
 	out := &rules.Rules{Mode: deviceMode(config.Mode), Allocation: allocations(config.Allocation)}
+	node := &NodeConfig{DriverConfig: config, Rules: out, SharingDaemons: make(map[discovery.SharingDaemonKind][]discovery.Selection[struct{}])}
 	var errs []error
 	compile := func(list string, i int, selector v1alpha1.Selector) rules.Selector {
-		compiled, err := rules.Compile(selector.CEL)
+		compiled, err := c.selector(selector.CEL)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s[%d].cel: %w", list, i, err))
 		}
@@ -135,29 +174,36 @@ func compileRules(config *v1alpha1.DriverConfig) (*rules.Rules, error) {
 		out.Resources = append(out.Resources, rule)
 	}
 	for i, entry := range config.Passthrough {
-		compile("passthrough", i, entry.Selector)
+		selector := compile("passthrough", i, entry.Selector)
+		node.Passthroughs = append(node.Passthroughs, rules.NewSelection(selector, cmp.Or(entry.Driver, "vfio-pci")))
 	}
 	for i, entry := range config.Reclaim {
-		compile("reclaim", i, entry.Selector)
+		selector := compile("reclaim", i, entry.Selector)
+		node.Reclaims = append(node.Reclaims, rules.NewSelection(selector, entry))
 	}
 	for i, entry := range config.OnDemand.VirtualFunctions {
-		compile("onDemand.virtualFunctions", i, entry.Selector)
+		selector := compile("onDemand.virtualFunctions", i, entry.Selector)
+		node.VirtualFunctions = append(node.VirtualFunctions, rules.NewSelection(selector, entry.Count))
 	}
 	for i, entry := range config.OnDemand.Partitions {
-		compile("onDemand.partitions", i, entry)
+		selector := compile("onDemand.partitions", i, entry)
+		node.Partitionings = append(node.Partitionings, rules.NewSelection(selector, struct{}{}))
 	}
-	for _, kind := range []discovery.SharingDaemonKind{discovery.SharingDaemonMPS, discovery.SharingDaemonTimeSlices} {
-		for i, entry := range UpkeepSelectors(config, kind) {
-			compile("onDemand."+string(kind), i, entry)
+	sharing := func(kind discovery.SharingDaemonKind, entries []v1alpha1.Selector) {
+		for i, entry := range entries {
+			selector := compile("onDemand."+string(kind), i, entry)
+			node.SharingDaemons[kind] = append(node.SharingDaemons[kind], rules.NewSelection(selector, struct{}{}))
 		}
 	}
+	sharing(discovery.SharingDaemonMPS, config.OnDemand.MPS)
+	sharing(discovery.SharingDaemonTimeSlices, config.OnDemand.TimeSlices)
 	for i, overhead := range config.Overhead {
 		out.Overhead = append(out.Overhead, rules.Overhead{
 			Selector:      compile("overhead", i, overhead.Selector),
 			HostResources: hostResources(overhead),
 		})
 	}
-	return out, errors.Join(errs...)
+	return node, errors.Join(errs...)
 }
 
 // allocations returns the allocation settings by resource.

@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"fmt"
 	"reflect"
 	"testing"
 
@@ -15,7 +16,7 @@ import (
 const header = "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n"
 
 func TestOverheadIsByResource(t *testing.T) {
-	_, compiled, err := ForNode([]byte(header+`
+	config, err := ForNode([]byte(header+`
 overhead:
 - cel: "true"
   perPod: {memory: 512Mi, cpu: 100m}
@@ -29,20 +30,61 @@ overhead:
 		"memory": {PerPod: amount("512Mi"), PerContainer: amount("1Mi")},
 		"cpu":    {PerPod: amount("100m")},
 	}
-	if diff := cmp.Diff(want, compiled.Overhead[0].HostResources); diff != "" {
+	if diff := cmp.Diff(want, config.Rules.Overhead[0].HostResources); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
 // The rules and each snapshot have the allocation settings of the configuration.
 func TestAllocationOfConfig(t *testing.T) {
-	_, compiled, err := ForNode([]byte(header+
+	config, err := ForNode([]byte(header+
 		"allocation: [{resource: a.b/c, policy: Packed}, {resource: a.b/d, failRequestsGreaterThanOne: true, deviceIDStrategy: Index, env: {B: c, A: b}}]\n"), v1alpha1.Node{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]rules.Allocation{"a.b/c": {Policy: rules.PolicyPacked}, "a.b/d": {One: true, Naming: discovery.Naming{Index: true}, Env: []string{"A=b", "B=c"}}}
-	if got := compiled.ApplyTo(&discovery.Snapshot{}).Allocation; !reflect.DeepEqual(got, want) {
+	if got := config.Rules.ApplyTo(&discovery.Snapshot{}).Allocation; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// A reload compiles each expression once, although the configuration is checked for all nodes and
+// converted for one.
+func TestEachExpressionIsCompiledOnce(t *testing.T) {
+	text := []byte(header + `
+exclude: [{cel: "1 > 1"}, {cel: "1 > 2", nodes: {names: [other]}}]
+sharing: [{cel: "1 > 3", resource: a.b/c, replicas: 2}]
+resources: [{cel: "1 > 4", name: a.b/d}]
+passthrough: [{cel: "1 > 5"}]
+reclaim: [{cel: "1 > 6"}, {cel: "1 > 1"}]
+onDemand:
+  virtualFunctions: [{cel: "1 > 7"}]
+  partitions: [{cel: "1 > 8"}]
+  mps: [{cel: "1 > 9"}]
+  timeSlices: [{cel: "1 > 10"}]
+overhead: [{cel: "1 > 11", perPod: {memory: 1Mi}}]
+`)
+	compiled := make(map[string]int)
+	config, err := newCompiler(func(expression string) (rules.Selector, error) {
+		compiled[expression]++
+		return rules.Compile(expression)
+	}).forNode(text, v1alpha1.Node{Name: "one"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := make(map[string]int)
+	for i := range 11 {
+		want[fmt.Sprintf("1 > %d", i+1)] = 1
+	}
+	if diff := cmp.Diff(want, compiled); diff != "" {
+		t.Errorf("compilations (-want +got):\n%s", diff)
+	}
+	got := []string{config.Passthroughs[0].Expression, config.Reclaims[0].Expression, config.VirtualFunctions[0].Expression, config.Partitionings[0].Expression,
+		config.SharingDaemons[discovery.SharingDaemonMPS][0].Expression, config.SharingDaemons[discovery.SharingDaemonTimeSlices][0].Expression}
+	if diff := cmp.Diff([]string{"1 > 5", "1 > 6", "1 > 7", "1 > 8", "1 > 9", "1 > 10"}, got); diff != "" {
+		t.Errorf("selections (-want +got):\n%s", diff)
+	}
+	if len(config.Rules.Exclude) != 1 {
+		t.Errorf("%d exclusions, of which one is for another node", len(config.Rules.Exclude))
 	}
 }

@@ -122,7 +122,7 @@ func TestRunWaitsForAReset(t *testing.T) {
 	for _, took := range []time.Duration{3 * time.Second, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t)
-			b.rule.Methods = []string{"flr"}
+			b.rule.Value.Methods = []string{"flr"}
 			b.open()
 			b.config.Write = func(name, value string) error {
 				time.Sleep(took)

@@ -22,9 +22,6 @@ import (
 
 // Rule configures the reclaim of some devices.
 type Rule struct {
-	Expression string // as in the configuration
-	Selects    func(discovery.Device) (bool, error)
-
 	// Reset requests a reset of the device's PCI function. Methods are the kernel's reset methods to
 	// try, in order. Without Methods the kernel chooses one.
 	Reset   bool
@@ -43,8 +40,8 @@ type Config struct {
 	Earlier string         // records directory of earlier versions
 
 	Ledger *ledger.Ledger
-	Stock  func() ledger.Stock // devices of the host as both APIs offer them
-	Rules  func() []Rule       // rules in force; the first match wins
+	Stock  func() ledger.Stock                // devices of the host as both APIs offer them
+	Rules  func() []discovery.Selection[Rule] // rules in force
 
 	// Snapshot returns the devices of the host, nil before the first scan.
 	Snapshot func() *discovery.Snapshot
@@ -397,10 +394,9 @@ func (c *Manager) keyOf(d discovery.Device) (discovery.DeviceKey, error) {
 	return key, err
 }
 
-// selectRule returns a device of the present snapshot, and the first rule that selects the device,
-// or nil. The rules are evaluated once per snapshot, because allocations are checked every few
-// seconds.
-func (c *Manager) selectRule(rules []Rule, name string) (d discovery.Device, rule *Rule, known bool) {
+// selectRule returns a device of the present snapshot, and the first rule that selects the device, or
+// nil. The rules are evaluated once per snapshot, because allocations are checked every few seconds.
+func (c *Manager) selectRule(rules []discovery.Selection[Rule], name string) (d discovery.Device, rule *Rule, known bool) {
 	s := c.config.Snapshot()
 	if s == nil {
 		return d, nil, false
@@ -415,7 +411,7 @@ func (c *Manager) selectRule(rules []Rule, name string) (d discovery.Device, rul
 	}
 	rule, is := c.choices.rules[name]
 	if !is {
-		rule = ruleOf(rules, d)
+		rule, _ = discovery.FirstSelected(rules, d)
 		c.choices.rules[name] = rule
 	}
 	return d, rule, true
@@ -424,7 +420,7 @@ func (c *Manager) selectRule(rules []Rule, name string) (d discovery.Device, rul
 // choices are the rules that select the devices of a snapshot, by device name.
 type choices struct {
 	snapshot *discovery.Snapshot
-	by       *Rule // the first of all rules
+	by       *discovery.Selection[Rule] // the first of all rules
 	rules    map[string]*Rule
 }
 
@@ -443,17 +439,6 @@ func (c *Manager) isDivided(source string) bool {
 	}
 	divided, err := discovery.HasVirtualFunctions(function)
 	return divided && err == nil
-}
-
-// ruleOf returns the first rule that selects a device. A rule that cannot be evaluated for the
-// device does not select it.
-func ruleOf(rules []Rule, d discovery.Device) *Rule {
-	for i := range rules {
-		if selected, err := rules[i].Selects(d); err == nil && selected {
-			return &rules[i]
-		}
-	}
-	return nil
 }
 
 var errUnknownPod = errors.New("its previous pods are unknown")

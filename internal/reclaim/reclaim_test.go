@@ -43,7 +43,7 @@ type bench struct {
 	podsOf     func(context.Context) (map[types.NamespacedName]Pod, error) // a request to the API server
 
 	fsys   fs.FS
-	rule   Rule
+	rule   discovery.Selection[Rule]
 	lifted atomic.Bool // the administrator has removed the rule
 
 	swapped atomic.Bool // the kernel has exchanged the names of two devices
@@ -54,7 +54,7 @@ type bench struct {
 }
 
 func newBench(t *testing.T) *bench {
-	b := &bench{t: t, Kernel: passthroughtest.New(t), dir: t.TempDir(), disk: &disktest.Disk{}, rule: Rule{Selects: func(discovery.Device) (bool, error) { return true, nil }, Reset: true}}
+	b := &bench{t: t, Kernel: passthroughtest.New(t), dir: t.TempDir(), disk: &disktest.Disk{}, rule: discovery.Selection[Rule]{Selects: func(discovery.Device) (bool, error) { return true, nil }, Value: Rule{Reset: true}}}
 	b.Add(address, "nvme", "3")
 	b.fsys = b.FS()
 	b.device = discovery.Device{Name: "d", Source: passthroughtest.Source(address), Edits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/d", HostPath: "/dev/d", Type: "c", Major: 240}}}}
@@ -69,11 +69,11 @@ func (b *bench) open() (problems []error) {
 	b.Manager = New(Config{
 		Stock: func() ledger.Stock { return &ledger.Present{} },
 		Host:  &discovery.Host{FS: b.fsys}, Write: b.Kernel.Write, Journal: journal.Config{Files: disk.Files{FS: b.disk}, Dir: b.dir, Boot: "boot"}, Earlier: filepath.Join(b.dir, "handover"),
-		Ledger: b.ledger, Rules: func() []Rule {
+		Ledger: b.ledger, Rules: func() []discovery.Selection[Rule] {
 			if b.lifted.Load() {
 				return nil
 			}
-			return []Rule{b.rule}
+			return []discovery.Selection[Rule]{b.rule}
 		},
 		Snapshot: func() *discovery.Snapshot {
 			devices := append(slices.Clone(b.others), b.device)
@@ -177,14 +177,14 @@ func TestNotReset(t *testing.T) {
 		"no function": {func(b *bench) { b.device.Source = "sys/class/block/x" }, 0, "it is on no PCI function"},
 		"no way":      {func(b *bench) { _ = os.Remove(filepath.Join(b.Dir, b.device.Source, "reset")) }, 0, "the kernel has no way to reset function 0000:03:00.0"},
 		"an old kernel": {func(b *bench) {
-			b.rule.Methods = []string{"flr"}
+			b.rule.Value.Methods = []string{"flr"}
 			_ = os.Remove(filepath.Join(b.Dir, b.device.Source, "reset_method"))
 		}, 0, "which ways the kernel has"},
 		"a way that it has not": {func(b *bench) {
-			b.rule.Methods = []string{"acpi"}
+			b.rule.Value.Methods = []string{"acpi"}
 			b.Refuses["reset_method"] = syscall.EINVAL
 		}, 1, `write "acpi" to reset_method: invalid argument`},
-		"nothing asked": {func(b *bench) { b.rule.Reset = false }, 0, ""},
+		"nothing asked": {func(b *bench) { b.rule.Value.Reset = false }, 0, ""},
 		"somebody else": {func(*bench) {}, 0, "somebody has it"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -295,7 +295,7 @@ func (c *Manager) recordEntry(e ledger.Entry, has func(device string) bool, ende
 
 // recordOf returns the record of an owner's device. If there is none, it returns a new record if
 // the administrator wants the device reclaimed, and nil otherwise.
-func (c *Manager) recordOf(rules []Rule, e ledger.Entry, h ledger.Hold) *record {
+func (c *Manager) recordOf(rules []discovery.Selection[Rule], e ledger.Entry, h ledger.Hold) *record {
 	r := &record{Key: e.Key(), Owner: e.Owner(), Grant: grantOf(e), Hold: h}
 	r.name = r.nameOf()
 	c.mu.Lock()

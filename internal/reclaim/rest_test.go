@@ -17,11 +17,11 @@ func TestChoosesOnce(t *testing.T) {
 		var selected atomic.Bool
 		b.rule.Selects = func(discovery.Device) (bool, error) { evaluated.Add(1); return selected.Load(), nil }
 		b.open()
-		var rules atomic.Pointer[[]Rule]
+		var rules atomic.Pointer[[]discovery.Selection[Rule]]
 		var snapshot atomic.Pointer[discovery.Snapshot]
-		rules.Store(&[]Rule{b.rule})
+		rules.Store(&[]discovery.Selection[Rule]{b.rule})
 		snapshot.Store(b.config.Snapshot())
-		b.config.Rules = func() []Rule { return *rules.Load() }
+		b.config.Rules = func() []discovery.Selection[Rule] { return *rules.Load() }
 		b.config.Snapshot = snapshot.Load
 		b.gives("pod")
 		stop := b.run()
@@ -38,7 +38,7 @@ func TestChoosesOnce(t *testing.T) {
 		if n := evaluated.Load(); n != 2 || len(b.files()) != 1 {
 			t.Errorf("evaluated %d times; written down %q", n, b.files())
 		}
-		rules.Store(&[]Rule{b.rule})
+		rules.Store(&[]discovery.Selection[Rule]{b.rule})
 		b.ends()
 		synctest.Wait()
 		if n := evaluated.Load(); n != 3 || len(b.ListWrites()) != 1 {

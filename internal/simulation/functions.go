@@ -77,12 +77,12 @@ func (m *machine) add(address string, f kernel.Function) {
 func (m *machine) host(h *kernel.Host) *discovery.Host {
 	host := &discovery.Host{FS: h}
 	if len(m.allowed.rebind) > 0 {
-		host.Passthroughs = []discovery.Passthrough{{Expression: "some", Driver: kernel.VFIO, Selects: func(d discovery.Device) (bool, error) {
+		host.Passthroughs = []discovery.Selection[string]{{Expression: "some", Value: kernel.VFIO, Selects: func(d discovery.Device) (bool, error) {
 			return slices.ContainsFunc(m.allowed.rebind, func(address string) bool { return d.Name == deviceName(address) }), nil
 		}}}
 	}
 	if m.allowed.make != "" {
-		host.VirtualFunctions = []discovery.VirtualFunctions{{Expression: "one", Count: count, Selects: func(d discovery.Device) (bool, error) {
+		host.VirtualFunctions = []discovery.Selection[int]{{Expression: "one", Value: count, Selects: func(d discovery.Device) (bool, error) {
 			return d.Name == deviceName(m.allowed.make), nil
 		}}}
 	}

@@ -32,7 +32,7 @@ type running struct {
 }
 
 // drawReclaim draws the reclaim rules. Only devices of machines made for simulations can be reset.
-func (w *World) drawReclaim() (all []reclaim.Rule) {
+func (w *World) drawReclaim() (all []discovery.Selection[reclaim.Rule]) {
 	before := w.handsOver
 	w.handsOver = w.random.IntN(3) == 0
 	if !w.handsOver || !before {
@@ -45,13 +45,13 @@ func (w *World) drawReclaim() (all []reclaim.Rule) {
 		w.mu.Lock()
 		w.resets = true
 		w.mu.Unlock()
-		rule := reclaim.Rule{Expression: "functions", Reset: true, Selects: func(d discovery.Device) (bool, error) { return d.Attributes.String("kind") != "nic", nil }}
+		rule := discovery.Selection[reclaim.Rule]{Expression: "functions", Value: reclaim.Rule{Reset: true}, Selects: func(d discovery.Device) (bool, error) { return d.Attributes.String("kind") != "nic", nil }}
 		if w.random.IntN(2) == 0 {
-			rule.Methods = []string{"flr"}
+			rule.Value.Methods = []string{"flr"}
 		}
 		all = append(all, rule)
 	}
-	return append(all, reclaim.Rule{Expression: "true", Selects: func(discovery.Device) (bool, error) { return true, nil }})
+	return append(all, discovery.Selection[reclaim.Rule]{Expression: "true", Selects: func(discovery.Device) (bool, error) { return true, nil }})
 }
 
 // learn is the maximum time until all agents use new reclaim rules.

@@ -52,7 +52,7 @@ func (w *World) drawConfiguration() {
 	excluded := slices.DeleteFunc(slices.Sorted(maps.Keys(w.machine.devices)), func(name string) bool { _, kept := wanted[name]; return kept })
 	var handover []string
 	for _, rule := range w.settings.Handover {
-		handover = append(handover, fmt.Sprintf("%s, reset %v", rule.Expression, rule.Reset))
+		handover = append(handover, fmt.Sprintf("%s, reset %v", rule.Expression, rule.Value.Reset))
 	}
 	w.log("the administrator wants mode %q, devices %s, excluded %v, handover %q", w.mode, shared, excluded, handover)
 }

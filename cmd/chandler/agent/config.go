@@ -131,20 +131,20 @@ type Config struct {
 // Settings are the administrator's settings in compiled form.
 type Settings struct {
 	Rules    *rules.Rules
-	Severity discovery.Severity       // severity of the conditions of devices
-	Roots    map[string]string        // as in [discovery.Host]
-	Paths    []discovery.PathResource // as in [discovery.Host]
-	Pools    bool                     // as in [discovery.Host]
-	NoHooks  bool                     // container runtimes call no hooks
-	Rebind   []discovery.Passthrough  // as in [discovery.Host]
-	Handover []reclaim.Rule           // reclaim steps between two consumers of a device
+	Severity discovery.Severity                  // severity of the conditions of devices
+	Roots    map[string]string                   // as in [discovery.Host]
+	Paths    []discovery.PathResource            // as in [discovery.Host]
+	Pools    bool                                // as in [discovery.Host]
+	NoHooks  bool                                // container runtimes call no hooks
+	Rebind   []discovery.Selection[string]       // as in [discovery.Host]
+	Handover []discovery.Selection[reclaim.Rule] // reclaim steps between two consumers of a device
 
 	// VirtualFunctions and Partition have the same meaning as in [discovery.Host].
-	VirtualFunctions []discovery.VirtualFunctions
-	Partition        []discovery.Partitioning
+	VirtualFunctions []discovery.Selection[int]
+	Partition        []discovery.Selection[struct{}]
 
 	// Upkeep has the same meaning as in [discovery.Host].
-	Upkeep []discovery.SharingDaemon
+	Upkeep map[discovery.SharingDaemonKind][]discovery.Selection[struct{}]
 
 	// KeepMade is how long devices created on demand remain without a consumer.
 	KeepMade time.Duration

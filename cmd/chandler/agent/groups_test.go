@@ -21,7 +21,7 @@ const (
 )
 
 // onlyVirtual allows passthrough for virtual functions.
-var onlyVirtual = []discovery.Passthrough{{Expression: "virtual", Driver: "vfio-pci", Selects: func(d discovery.Device) (bool, error) {
+var onlyVirtual = []discovery.Selection[string]{{Expression: "virtual", Value: "vfio-pci", Selects: func(d discovery.Device) (bool, error) {
 	return d.Attributes.String("function") == "virtual", nil
 }}}
 

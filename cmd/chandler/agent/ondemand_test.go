@@ -52,7 +52,7 @@ func makesOf(t *testing.T, physical *passthroughtest.Physical) *makes {
 func (m *makes) config(wanted *rules.Rules) Config {
 	config := m.rebinding.config(wanted)
 	config.Settings.Rebind, config.Settings.KeepMade = nil, keepMade
-	config.Settings.VirtualFunctions = []discovery.VirtualFunctions{{Expression: "nics", Count: 4, Selects: func(d discovery.Device) (bool, error) {
+	config.Settings.VirtualFunctions = []discovery.Selection[int]{{Expression: "nics", Value: 4, Selects: func(d discovery.Device) (bool, error) {
 		return d.Attributes.String("kind") == "nic", nil
 	}}}
 	return config
@@ -441,7 +441,7 @@ func TestAgentMakesAndRebinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
 		config := m.config(&rules.Rules{Mode: discovery.ModeDRA})
-		config.Settings.Rebind = []discovery.Passthrough{{Expression: "virtual", Driver: "vfio-pci", Selects: func(d discovery.Device) (bool, error) {
+		config.Settings.Rebind = []discovery.Selection[string]{{Expression: "virtual", Value: "vfio-pci", Selects: func(d discovery.Device) (bool, error) {
 			return d.Attributes.String("function") == "virtual", nil
 		}}}
 		stop := m.run(config)

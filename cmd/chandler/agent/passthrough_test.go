@@ -80,7 +80,7 @@ func (r *rebinding) config(wanted *rules.Rules) Config {
 	return config
 }
 
-var everything = []discovery.Passthrough{{Expression: "true", Driver: "vfio-pci", Selects: func(discovery.Device) (bool, error) { return true, nil }}}
+var everything = []discovery.Selection[string]{{Expression: "true", Value: "vfio-pci", Selects: func(discovery.Device) (bool, error) { return true, nil }}}
 
 // start runs an agent, and waits until the disk is offered.
 func (r *rebinding) start() (stop func()) {

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"chandler.dev/discovery"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/reclaim"
 )
@@ -24,7 +25,7 @@ func (a *agent) newKeeper() *reclaim.Manager {
 		Earlier:  filepath.Join(a.StateDir, handoverDir),
 		Ledger:   a.ledger,
 		Stock:    a.stock,
-		Rules:    func() []reclaim.Rule { return a.settings.Load().Handover },
+		Rules:    func() []discovery.Selection[reclaim.Rule] { return a.settings.Load().Handover },
 		Snapshot: a.settledSnapshot.Load,
 		PodOf:    func(o ledger.Owner) types.UID { return a.cluster.PodUID(o.Namespace, o.Name) },
 		Users:    a.cluster.PodsOf,

@@ -28,12 +28,12 @@ import (
 type handing struct {
 	*rebinding
 
-	rules []reclaim.Rule
+	rules []discovery.Selection[reclaim.Rule]
 }
 
 func newHanding(t *testing.T, reset bool, methods ...string) *handing {
 	all := func(discovery.Device) (bool, error) { return true, nil }
-	return &handing{newRebinding(t), []reclaim.Rule{{Expression: "true", Selects: all, Reset: reset, Methods: methods}}}
+	return &handing{newRebinding(t), []discovery.Selection[reclaim.Rule]{{Expression: "true", Selects: all, Value: reclaim.Rule{Reset: reset, Methods: methods}}}}
 }
 
 func (h *handing) config(wanted *rules.Rules) Config {
@@ -376,7 +376,7 @@ func TestAgentThatCannotLook(t *testing.T) {
 		h.gives(next, diskNode)
 		stop()
 
-		h.rules[0].Reset = true
+		h.rules[0].Value.Reset = true
 		config := h.config(&rules.Rules{Mode: discovery.ModeDRA})
 		config.Write = nil
 		stop = h.run(config)

@@ -3,9 +3,9 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -88,10 +88,10 @@ func (a *agent) outdatedFields() (fields []string) {
 		{"driverRoots", reflect.DeepEqual(now.Roots, started.Roots)},
 		{"paths", reflect.DeepEqual(now.Paths, started.Paths)},
 		{"hooks", now.NoHooks == started.NoHooks},
-		{"passthrough", slices.EqualFunc(now.Rebind, started.Rebind, discovery.SameRebinding)},
-		{"onDemand.virtualFunctions", slices.EqualFunc(now.VirtualFunctions, started.VirtualFunctions, discovery.SameVirtualFunctions)},
-		{"onDemand.partitions", slices.EqualFunc(now.Partition, started.Partition, discovery.SamePartitioning)},
-		{"onDemand.mps or onDemand.timeSlices", slices.EqualFunc(now.Upkeep, started.Upkeep, discovery.SameUpkeep)},
+		{"passthrough", discovery.EqualSelections(now.Rebind, started.Rebind)},
+		{"onDemand.virtualFunctions", discovery.EqualSelections(now.VirtualFunctions, started.VirtualFunctions)},
+		{"onDemand.partitions", discovery.EqualSelections(now.Partition, started.Partition)},
+		{"onDemand.mps or onDemand.timeSlices", maps.EqualFunc(now.Upkeep, started.Upkeep, discovery.EqualSelections[struct{}])},
 		{"resources.sriov", started.Pools || !now.Pools}, // with a pool at the start, the families already describe physical functions
 	} {
 		if !field.same {

@@ -106,7 +106,9 @@ func (k *keeping) agentOn(on disk.FS) (stop func()) {
 	config := k.config(&rules.Rules{Mode: discovery.ModeDRA})
 	config.Disk = on
 	config.FS, config.Families = recordedHost(k.t, "nvidia/testdata/mps.host"), []*discovery.Family{nvidia.Family}
-	config.Settings.Upkeep = []discovery.SharingDaemon{{Kind: discovery.SharingDaemonMPS, Selects: func(d discovery.Device) (bool, error) { return d.Name == a100, nil }}}
+	config.Settings.Upkeep = map[discovery.SharingDaemonKind][]discovery.Selection[struct{}]{
+		discovery.SharingDaemonMPS: {{Selects: func(d discovery.Device) (bool, error) { return d.Name == a100, nil }}},
+	}
 	config.ReadParameters = func(raw []byte) (p discovery.Parameters, err error) { return p, json.Unmarshal(raw, &p) }
 	k.mu.Lock()
 	k.published = nil

@@ -44,7 +44,7 @@ func mocked(t *testing.T) (*Informant, *discovery.Host) {
 	overlay := hostfs.NewOverlay(hostFS)
 	p := *nvidia.Family.Programs[0]
 	return newInformant(p, program, overlay, p.Args(root, "")), &discovery.Host{
-		FS: overlay, Partitionings: []discovery.Partitioning{{Selects: func(discovery.Device) (bool, error) { return true, nil }}},
+		FS: overlay, Partitionings: []discovery.Selection[struct{}]{{Selects: func(discovery.Device) (bool, error) { return true, nil }}},
 	}
 }
 

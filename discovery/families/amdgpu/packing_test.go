@@ -49,7 +49,7 @@ func newDividing(gpus int) *dividing {
 func (h *dividing) host() *discovery.Host {
 	return &discovery.Host{
 		FS:            h.Host,
-		Partitionings: []discovery.Partitioning{{Selects: func(discovery.Device) (bool, error) { return true, nil }}},
+		Partitionings: []discovery.Selection[struct{}]{{Selects: func(discovery.Device) (bool, error) { return true, nil }}},
 		CreatedUnit: func(unit string) (map[string]string, bool) {
 			m, made := h.ours[unit]
 			return m.How, made

@@ -63,7 +63,7 @@ type parts struct {
 // existing devices: the administrator does not allow partitions, and no agent has partitioned the
 // GPU. The error is the reason why the devices are unknown at present.
 func (g *gpu) onRequest(all discovery.Device, now mode) (*parts, error) {
-	allowed, allowedErr := g.host.AllowsPartition(all)
+	allowed, allowedErr := discovery.IsSelected(g.host.Partitionings, all)
 	if allowedErr != nil {
 		g.problems = append(g.problems, discovery.Problem{Device: all.Name, Err: allowedErr})
 	}

@@ -150,7 +150,7 @@ func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discover
 // devices returns the devices of a GPU: all possible partitions, the existing instances, or the
 // whole GPU.
 func (d *driver) devices(gpu discovery.Device, info information, told facts.GPU, toldErr error, known bool) ([]discovery.Device, []discovery.Problem) {
-	allowed, allowedErr := d.host.AllowsPartition(gpu)
+	allowed, allowedErr := discovery.IsSelected(d.host.Partitionings, gpu)
 	switch {
 	case allowed && told.MIG == "enabled" && len(told.Profiles) > 0 && !told.PlacesUnknown && known:
 		return d.cut(gpu, info, told)

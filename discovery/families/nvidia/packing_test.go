@@ -44,7 +44,7 @@ func (h *cutHost) tools() discovery.Tools {
 func (h *cutHost) host() *discovery.Host {
 	return &discovery.Host{
 		FS:            h.Files(),
-		Partitionings: []discovery.Partitioning{{Selects: func(discovery.Device) (bool, error) { return true, nil }}},
+		Partitionings: []discovery.Selection[struct{}]{{Selects: func(discovery.Device) (bool, error) { return true, nil }}},
 		CreatedUnit: func(unit string) (map[string]string, bool) {
 			how, made := h.ours[unit]
 			return how, made

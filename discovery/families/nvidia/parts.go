@@ -173,7 +173,7 @@ func (p *parts) isHalfCreated(empty facts.Empty) bool {
 // lacksPlacements reports whether the GPU may be partitioned although NVML lists no placements for
 // it.
 func (p *parts) lacksPlacements() bool {
-	allowed, _ := p.d.host.AllowsPartition(p.gpu)
+	allowed, _ := discovery.IsSelected(p.d.host.Partitionings, p.gpu)
 	return allowed && len(p.told.Profiles) == 0
 }
 

@@ -40,7 +40,7 @@ const allowed = "upkeep"
 func (d *driver) setAllowed(gpu *discovery.Device) {
 	var kinds []string
 	for _, kind := range []discovery.SharingDaemonKind{discovery.SharingDaemonMPS, discovery.SharingDaemonTimeSlices} {
-		if is, err := d.host.AllowsDaemon(*gpu, kind); is && err == nil && gpu.Facts != nil {
+		if is, err := discovery.IsSelected(d.host.SharingDaemons[kind], *gpu); is && err == nil && gpu.Facts != nil {
 			kinds = append(kinds, string(kind))
 		}
 	}

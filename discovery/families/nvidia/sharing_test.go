@@ -14,10 +14,12 @@ import (
 func keptGPUs(t *testing.T, kinds ...discovery.SharingDaemonKind) (a100, l40s discovery.Device) {
 	t.Helper()
 	host := discoverytest.ReadHost(t, "testdata/mps.host")
+	host.SharingDaemons = make(map[discovery.SharingDaemonKind][]discovery.Selection[struct{}])
 	for _, kind := range kinds {
-		host.SharingDaemons = append(host.SharingDaemons,
-			discovery.SharingDaemon{Kind: kind, Selects: func(discovery.Device) (bool, error) { return false, errors.New("no such attribute") }},
-			discovery.SharingDaemon{Kind: kind, Selects: func(discovery.Device) (bool, error) { return true, nil }})
+		host.SharingDaemons[kind] = []discovery.Selection[struct{}]{
+			{Selects: func(discovery.Device) (bool, error) { return false, errors.New("no such attribute") }},
+			{Selects: func(discovery.Device) (bool, error) { return true, nil }},
+		}
 	}
 	s := discovery.Scan(host, []*discovery.Family{Family})
 	a100, _ = s.Lookup("pci-0000-01-00-0")

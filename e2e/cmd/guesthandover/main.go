@@ -54,7 +54,9 @@ func run(address string, pod types.UID, method string) error {
 	l := ledger.New(ledger.Config{Dir: dir + "/state", Boot: "boot"})
 	keeper := reclaim.New(reclaim.Config{
 		Host: host, Write: guest.Write, Journal: journal.Config{Dir: dir + "/journal", Boot: "boot"}, Ledger: l, Stock: guesthost.Stock,
-		Rules:    func() []reclaim.Rule { return []reclaim.Rule{{Selects: all, Reset: true, Methods: []string{method}}} },
+		Rules: func() []discovery.Selection[reclaim.Rule] {
+			return []discovery.Selection[reclaim.Rule]{{Selects: all, Value: reclaim.Rule{Reset: true, Methods: []string{method}}}}
+		},
 		Snapshot: func() *discovery.Snapshot { return &discovery.Snapshot{Devices: []discovery.Device{d}} },
 		PodOf:    func(ledger.Owner) types.UID { return "" }, Changed: func() {},
 	})

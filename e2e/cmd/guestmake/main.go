@@ -39,7 +39,7 @@ func run(dies, count int, do, physical string) error {
 	}
 	unit := discovery.DeviceName(sysfs.At(guest.FS, physical))
 	selects := func(d discovery.Device) (bool, error) { return d.Name == unit, nil }
-	host := &discovery.Host{FS: guest.FS, VirtualFunctions: []discovery.VirtualFunctions{{Count: count, Selects: selects}}}
+	host := &discovery.Host{FS: guest.FS, VirtualFunctions: []discovery.Selection[int]{{Value: count, Selects: selects}}}
 	var maker *ondemand.Manager
 	scan := func() *discovery.Snapshot { return maker.DescribeDevices(discovery.Scan(host, families.All)) }
 	maker = ondemand.New(ondemand.Config{

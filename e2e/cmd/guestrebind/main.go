@@ -39,7 +39,7 @@ func run(dies int, do, address string) error {
 	anything := func(d discovery.Device) (bool, error) {
 		return d.Name == discovery.DeviceName(sysfs.At(guest.FS, address)), nil
 	}
-	host := &discovery.Host{FS: guest.FS, Passthroughs: []discovery.Passthrough{{Driver: "vfio-pci", Selects: anything}}}
+	host := &discovery.Host{FS: guest.FS, Passthroughs: []discovery.Selection[string]{{Value: "vfio-pci", Selects: anything}}}
 	binder := passthrough.New(passthrough.Config{
 		Host: host, Family: "vfio", Journal: journal.Config{Dir: "/run/rebound", Boot: guest.Boot},
 		Write: guest.Write, Ledger: guest.Ledger, Stock: guesthost.Stock,
