@@ -74,8 +74,8 @@ type Device struct {
 	Shareable bool `json:"shareable,omitempty"`
 
 	// OptIn marks an opt-in device. Neither API offers the device unless the administrator gives
-	// the device one of the names in PluginOffers. For example, a vendor plugin offers the nodes of all
-	// GPUs at once to a monitor only if configured to.
+	// the device one of the names in PluginOffers. For example, a vendor plugin offers the nodes of
+	// all GPUs at once to a monitor only if configured to.
 	OptIn bool `json:"optIn,omitempty"`
 
 	// PoolOnly restricts the device to pools of this kind: neither API offers the device unless the
@@ -138,9 +138,9 @@ const AnyNumber = 1000
 // many Offers. Several devices can share a Unit, which is then only allocated as a whole (a
 // two-chip card).
 //
-// An Optional offer replaces the device's other offers once the administrator has given its resource
-// name to the device. Optional offers describe modes of a plugin that are not the plugin's default,
-// such as larger units of the same physical device.
+// An Optional offer replaces the device's other offers once the administrator has given its
+// resource name to the device. Optional offers describe modes of a plugin that are not the plugin's
+// default, such as larger units of the same physical device.
 type Offer struct {
 	// Resource is the established resource name of the device, such as "amd.com/gpu". Without an
 	// established name, Resource is a pattern of names that the administrator may choose:

@@ -7,12 +7,12 @@
 //
 // # Stages
 //
-// Each stage has a type of its own. A [Device] is the state of the host. Its field PluginOffers contains
-// all possible offers of the device in the device plugin API. A rules.Offered is the result of the
-// administrator's configuration. It embeds the device, and adds the named offers, the sharing of
-// the device, its mode, its overhead and its desired configuration. Neither type contains the
-// placement. States are settled before the rules apply, since a state does not depend on the
-// configuration, and an excluded device is not gone.
+// Each stage has a type of its own. A [Device] is the state of the host. Its field PluginOffers
+// contains all possible offers of the device in the device plugin API. A rules.Offered is the
+// result of the administrator's configuration. It embeds the device, and adds the named offers, the
+// sharing of the device, its mode, its overhead and its desired configuration. Neither type
+// contains the placement. States are settled before the rules apply, since a state does not depend
+// on the configuration, and an excluded device is not gone.
 //
 // # Families
 //

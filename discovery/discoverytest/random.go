@@ -22,11 +22,11 @@ import (
 // partsPerWhole is the number of slices in a physical device of a random host.
 const partsPerWhole = 7
 
-// RandomHost returns a snapshot of n random devices, or a few more. Some are plain, some Shareable, some
-// shared by number or by memory, and some are physical devices with partitions. They are healthy or
-// not, withheld or not, and their names and attributes reach the limits of the API. Some physical
-// devices come from the recorded hosts, under other names. The serial number of each device equals
-// its name, and its device nodes are unique.
+// RandomHost returns a snapshot of n random devices, or a few more. Some are plain, some Shareable,
+// some shared by number or by memory, and some are physical devices with partitions. They are
+// healthy or not, withheld or not, and their names and attributes reach the limits of the API. Some
+// physical devices come from the recorded hosts, under other names. The serial number of each
+// device equals its name, and its device nodes are unique.
 //
 // The snapshot follows the rules of [discovery.Scan] and [discovery.Settler].
 func RandomHost(random *rand.Rand, n int, recorded ...*discovery.Snapshot) *rules.Snapshot {

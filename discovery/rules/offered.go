@@ -31,8 +31,8 @@ type Offered struct {
 	// Want is the required configuration of the device before the device plugin API lists it.
 	Want discovery.Parameters `json:"want,omitempty"`
 
-	// Offers are the offers of the device in the device plugin API: the offers in PluginOffers that have
-	// a name, with an ID for each share.
+	// Offers are the offers of the device in the device plugin API: the offers in PluginOffers that
+	// have a name, with an ID for each share.
 	Offers []discovery.Offer `json:"offers,omitempty"`
 }
 

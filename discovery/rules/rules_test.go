@@ -146,7 +146,8 @@ func TestRulesLetNobodyInUnasked(t *testing.T) {
 	}
 }
 
-// An Optional offer is used if the administrator configures its name, and the first offer otherwise.
+// An Optional offer is used if the administrator configures its name, and the first offer
+// otherwise.
 func TestRulesChooseAnOffer(t *testing.T) {
 	part := discovery.Offer{Resource: "example.com/part", IDs: []string{"part0"}}
 	card := discovery.Offer{Resource: "example.com/card", IDs: []string{"card0"}, Unit: "card0", Optional: true}
