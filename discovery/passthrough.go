@@ -122,10 +122,10 @@ func (s *Snapshot) joinRebindable() {
 		r := *d.Passthrough
 		d.Passthrough = &r
 		if other := slices.IndexFunc(r.Others, func(path string) bool { return !allowed[path] }); other >= 0 && r.Why == "" {
-			r.Why = fmt.Sprintf("its IOMMU group is also that of %s, which the configuration does not let be rebound", path.Base(r.Others[other]))
+			r.Why = fmt.Sprintf("its IOMMU group also contains %s, for which the configuration does not allow passthrough", path.Base(r.Others[other]))
 		}
 		if r.Why != "" && r.Only && d.Health.Status == Healthy {
-			d.Health = Health{Status: Unhealthy, Reason: "it can only be had as vfio, and cannot be: " + r.Why}
+			d.Health = Health{Status: Unhealthy, Reason: "it can only be used through vfio, which is not possible: " + r.Why}
 		}
 		if r.Why == "" && len(d.Attributes)+len(d.Capacity) < resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
 			d.Attributes = maps.Clone(d.Attributes)
@@ -141,7 +141,7 @@ func acceptDriver(d *Device, parameters Parameters) error {
 	as, asked := parameters[Driver]
 	switch {
 	case !asked && d.Passthrough != nil && d.Passthrough.Only:
-		return fmt.Errorf("device %s can only be had with %s: %s", d.Name, Driver, DriverVFIO)
+		return fmt.Errorf("device %s can only be allocated with %s: %s", d.Name, Driver, DriverVFIO)
 	case !asked:
 		return nil
 	case as != DriverVFIO:
@@ -152,12 +152,12 @@ func acceptDriver(d *Device, parameters Parameters) error {
 	case d.Passthrough == nil && IsVFIO(d.Attributes.String("driver")):
 		return nil // the device is already under vfio
 	case d.Passthrough == nil:
-		return fmt.Errorf("device %s cannot be had as vfio: the configuration does not let it be rebound", d.Name)
+		return fmt.Errorf("device %s cannot be bound to vfio: the configuration does not allow passthrough for the device", d.Name)
 	case d.Passthrough.Why != "":
-		return fmt.Errorf("device %s cannot be had as vfio: %s", d.Name, d.Passthrough.Why)
+		return fmt.Errorf("device %s cannot be bound to vfio: %s", d.Name, d.Passthrough.Why)
 	}
 	if _, shared := d.Capacity[Shares]; shared {
-		return fmt.Errorf("device %s cannot be had as vfio: it is shared", d.Name)
+		return fmt.Errorf("device %s cannot be bound to vfio: it is shared", d.Name)
 	}
 	return nil
 }

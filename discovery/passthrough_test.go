@@ -22,14 +22,14 @@ func TestAcceptDriver(t *testing.T) {
 		"as it is":                  {Device{Passthrough: rebindable}, nil, ""},
 		"rebound":                   {Device{Passthrough: rebindable}, vfio, ""},
 		"under vfio already":        {Device{Attributes: under}, vfio, ""},
-		"not allowed":               {Device{}, vfio, "does not let it be rebound"},
+		"not allowed":               {Device{}, vfio, "does not allow passthrough"},
 		"its group is not allowed":  {Device{Passthrough: &PassthroughOption{Driver: "vfio-pci", Why: "of its group"}}, vfio, "of its group"},
-		"only rebound":              {Device{Passthrough: &PassthroughOption{Driver: "vfio-pci", Only: true}}, nil, "can only be had with driver: vfio"},
+		"only rebound":              {Device{Passthrough: &PassthroughOption{Driver: "vfio-pci", Only: true}}, nil, "can only be allocated with driver: vfio"},
 		"shared":                    {Device{Passthrough: rebindable, Capacity: shared}, vfio, "it is shared"},
 		"another driver":            {Device{Passthrough: rebindable}, Parameters{Driver: "uio"}, `is "uio"; want vfio`},
 		"its family's parameter":    {Device{Family: "gpu", Passthrough: rebindable}, Parameters{"other": "1"}, ""},
 		"that beside it":            {Device{Family: "gpu", Passthrough: rebindable}, Parameters{Driver: DriverVFIO, "other": "1"}, "takes no other under vfio"},
-		"not even an empty request": {Device{Passthrough: &PassthroughOption{Only: true}}, Parameters{}, "can only be had"},
+		"not even an empty request": {Device{Passthrough: &PassthroughOption{Only: true}}, Parameters{}, "can only be allocated"},
 	} {
 		err := accept([]Device{test.d}, test.ask)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {

@@ -104,7 +104,7 @@ func (d *Driver) unprepareAbandoned(ctx context.Context, before map[types.UID]bo
 		if !gone {
 			continue
 		}
-		logger.Info("Let go of a claim that is gone from this node and that no pod refers to", "uid", uid)
+		logger.Info("Released a claim that is gone from this node and that no pod refers to", "uid", uid)
 	}
 	return suspects
 }

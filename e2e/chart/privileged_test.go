@@ -231,7 +231,7 @@ func testMade(t *testing.T, p *privileged) {
 	}
 	p.killAgent()
 	p.remove(manifest)
-	p.until("the virtual function to be given back", func(context.Context) error {
+	p.until("the virtual function to be returned", func(context.Context) error {
 		if d := p.kernel.Driver(passthroughtest.VirtualAddress(0)); d != "igbvf" {
 			return fmt.Errorf("its driver is %q", d)
 		}

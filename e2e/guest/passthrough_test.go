@@ -133,7 +133,7 @@ func (r rebound) killed(t *testing.T) {
 	}
 }
 
-// open checks that a function with an open descriptor is neither taken nor given back.
+// open checks that a function with an open descriptor is neither taken nor returned.
 func (r rebound) open(t *testing.T) {
 	r.take(t)
 	user := r.Start(t, "guestuse", "vfio", r.address)

@@ -85,8 +85,8 @@ func (r rebound) back(t *testing.T) {
 	began := time.Now()
 	for deadline := began.Add(settleTime); strings.Join(strings.Fields(r.driver(t)), " ") != r.own+" (null)"; time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s is not given back: %s", r.address, r.driver(t))
+			t.Fatalf("%s is not returned: %s", r.address, r.driver(t))
 		}
 	}
-	t.Logf("given back after %v", time.Since(began).Round(time.Millisecond))
+	t.Logf("returned after %v", time.Since(began).Round(time.Millisecond))
 }

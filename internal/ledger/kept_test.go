@@ -111,7 +111,7 @@ func (p *passer) GrantsReplaced(earlier []*Grant) error {
 	for _, g := range earlier {
 		p.passed = append(p.passed, g.Container)
 		if p.err == nil {
-			p.ledger.KeepDevice(&KeptDevice{Name: g.ID, Previous: g.Owner(), Hold: g.Holds()[0], Reason: "it is being handed over"})
+			p.ledger.KeepDevice(&KeptDevice{Name: g.ID, Previous: g.Owner(), Hold: g.Holds()[0], Reason: "it is being reclaimed"})
 		}
 	}
 	return p.err
@@ -143,7 +143,7 @@ func TestPass(t *testing.T) {
 	}
 	p.err = nil
 	var blocked *Blocked
-	if err := l.GiveGrants(s, []*Grant{grant()}); !errors.As(err, &blocked) || !strings.Contains(err.Error(), "default/old main, which has ended: it is being handed over") {
+	if err := l.GiveGrants(s, []*Grant{grant()}); !errors.As(err, &blocked) || !strings.Contains(err.Error(), "default/old main, which has ended: it is being reclaimed") {
 		t.Error(err)
 	}
 	l.Release("0")
@@ -185,7 +185,7 @@ func TestBlockedGrantsFreeNothing(t *testing.T) {
 	for _, device := range []string{"gpu-0", "gpu-1"} {
 		grants = append(grants, &Grant{Resource: "a.b/c", ID: device, Devices: []string{device}, Silicon: []string{device}, Exclusive: true})
 	}
-	l.KeepDevice(&KeptDevice{Name: "gpu-1.1", Previous: Owner{API: dra, Namespace: "default", Name: "old"}, Hold: wantAll("gpu-1")[0], Reason: "it is being handed over"})
+	l.KeepDevice(&KeptDevice{Name: "gpu-1.1", Previous: Owner{API: dra, Namespace: "default", Name: "old"}, Hold: wantAll("gpu-1")[0], Reason: "it is being reclaimed"})
 	freed := l.FreedSignal()
 	var blocked *Blocked
 	if err := l.GiveGrants(s, grants); !errors.As(err, &blocked) || len(l.View(s).OwnGrants()) > 0 {

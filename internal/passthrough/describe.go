@@ -26,7 +26,7 @@ func (b *Manager) Configurer(next discovery.Configurer) discovery.Configurer {
 		case r == nil && discovery.IsVFIO(d.Attributes.String("driver")):
 			return d, nil, nil // the device was under vfio before, and stays there
 		case d.Passthrough == nil || d.Passthrough.Why != "":
-			return d, nil, fmt.Errorf("device %s: it cannot be had as vfio", d.Name)
+			return d, nil, fmt.Errorf("device %s: it cannot be bound to vfio", d.Name)
 		}
 		if b.isTaken(&d) {
 			now, err := discovery.DescribePassthrough(b.config.Host, d)
@@ -74,7 +74,7 @@ func (b *Manager) notYet(d *discovery.Device, r *function) error {
 	if failed := b.failures[r.unit]; failed != nil {
 		return fmt.Errorf("device %s: %w", d.Name, failed)
 	}
-	return discovery.TransientError(fmt.Errorf("device %s: it is under %s until it was given back to %s", d.Name, orNone(r.To), orNone(r.Driver)))
+	return discovery.TransientError(fmt.Errorf("device %s: it remains under %s until it is returned to %s", d.Name, orNone(r.To), orNone(r.Driver)))
 }
 
 // DescribeDevices returns a snapshot with the original descriptions of bound devices, so that

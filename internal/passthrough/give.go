@@ -72,7 +72,7 @@ func (b *Manager) ReturnUnit(ctx context.Context, unit string) error {
 	var failed error
 	for _, f := range r.Body.Functions {
 		if err := b.returnFunction(ctx, lease, f); err != nil && failed == nil {
-			failed = fmt.Errorf("it is not given back to %s: %w", orNone(f.Driver), err)
+			failed = fmt.Errorf("it is not returned to %s: %w", orNone(f.Driver), err)
 		}
 	}
 	if failed == nil {

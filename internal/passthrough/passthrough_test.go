@@ -168,7 +168,7 @@ func TestTakeAndGive(t *testing.T) {
 	if len(now.Edits.DeviceNodes) != 2 || now.Edits.DeviceNodes[0].HostPath != "/dev/vfio/3" || now.Family != "vfio" || now.Attributes.String("model") != "a disk" {
 		t.Errorf("described as %+v", now)
 	}
-	if _, _, err := b.Configurer(nothing)(device(other), nil, "claim"); err == nil || !strings.Contains(err.Error(), "until it was given back to driver nvme") {
+	if _, _, err := b.Configurer(nothing)(device(other), nil, "claim"); err == nil || !strings.Contains(err.Error(), "until it is returned to driver nvme") {
 		t.Errorf("who wants it otherwise gets it: %v", err)
 	}
 	writes := len(k.Writes)
@@ -400,7 +400,7 @@ func TestRefusesToComeBack(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	d := b.DescribeDevices(&discovery.Snapshot{}).Devices[0]
-	if d.Health.Status != discovery.Unhealthy || d.Health.Condition != discovery.ConditionDriverUnbound || !strings.Contains(d.Health.Reason, "not given back to driver nvme") {
+	if d.Health.Status != discovery.Unhealthy || d.Health.Condition != discovery.ConditionDriverUnbound || !strings.Contains(d.Health.Reason, "not returned to driver nvme") {
 		t.Errorf("health %+v", d.Health)
 	}
 	delete(k.Refuses, "nvme")

@@ -81,7 +81,7 @@ const (
 )
 
 // reasonChecking is the reason for withholding a device before the first check.
-const reasonChecking = "it is being handed over"
+const reasonChecking = "it is being reclaimed"
 
 // Manager withholds devices between two owners. It implements [ledger.Output].
 type Manager struct {

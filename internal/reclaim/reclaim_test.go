@@ -359,7 +359,7 @@ func TestTogether(t *testing.T) {
 		b.gives("pod")
 		b.ends()
 		if files := b.files(); len(files) > 0 {
-			t.Errorf("not handed over in time: %q", files)
+			t.Errorf("not released in time: %q", files)
 		}
 		synctest.Wait()
 	})

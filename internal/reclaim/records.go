@@ -74,7 +74,7 @@ func (c *Manager) readAgain(ctx context.Context) {
 	}
 	for _, problem := range problems {
 		if problem != nil {
-			klog.FromContext(ctx).Error(problem, "Recovering what is to be handed over")
+			klog.FromContext(ctx).Error(problem, "Reading the records of reclaim")
 		}
 	}
 }

@@ -116,7 +116,7 @@ func (o *Manager) end(uid types.UID) error {
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
-			return fmt.Errorf("find what is kept up: %w", err)
+			return fmt.Errorf("list the claims with sharing daemons: %w", err)
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), workLimit)
 		err := o.call(ctx, family, http.MethodDelete, wire.Path+"/"+string(uid), nil, nil)
@@ -233,9 +233,9 @@ func (o *Manager) restartWork(ctx context.Context, family string, claim *wire.Cl
 	o.mu.Unlock()
 	if !known || before.reason != t.reason {
 		if err != nil {
-			logger.Error(err, "What is kept up for a claim ended, and cannot be begun again", "ended", claim.Broken)
+			logger.Error(err, "A sharing daemon of a claim has ended and cannot be started again", "ended", claim.Broken)
 		} else {
-			logger.Info("Warning: what is kept up for a claim ended by itself, and was begun again; programs that used it have failed", "ended", claim.Broken)
+			logger.Info("Warning: a sharing daemon of a claim ended unexpectedly and was started again; programs that used the daemon have failed", "ended", claim.Broken)
 		}
 		o.config.Changed()
 	}

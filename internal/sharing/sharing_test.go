@@ -67,7 +67,7 @@ func TestEndsWithoutTheProgram(t *testing.T) {
 	}
 	o := newOverseer(t, stat("S", "100"), record)
 	if err := o.Remove(&ledger.Claim{UID: "other"}, nil); err != nil {
-		t.Errorf("a claim for which nothing is kept up: %v", err)
+		t.Errorf("a claim without a sharing daemon: %v", err)
 	}
 	if err := o.Remove(&ledger.Claim{UID: "uid"}, []ledger.Entry{&ledger.Claim{UID: "uid"}}); err != nil {
 		t.Errorf("a claim that goes on: %v", err)

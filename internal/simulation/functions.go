@@ -30,7 +30,7 @@ const count = 3
 // that the agents must not change, one disk alone in its IOMMU group, two disks in one group, an
 // adapter without virtual functions, and an adapter with two virtual functions from the boot on.
 func functionMachine(rebinds, makes, oneGroup bool) *machine {
-	m := &machine{name: fmt.Sprintf("disks and adapters, rebinding %v, on request %v, virtual functions in one group %v", rebinds, makes, oneGroup), resets: true}
+	m := &machine{name: fmt.Sprintf("disks and adapters, passthrough %v, on demand %v, virtual functions in one group %v", rebinds, makes, oneGroup), resets: true}
 	disk := func(address string, group int) { m.add(address, kernel.Function{Driver: "nvme", Group: group}) }
 	disk("0000:01:00.0", 1)
 	disk("0000:02:00.0", 2)

@@ -52,7 +52,7 @@ func (w *World) surgeWrong() bool {
 			w.living = slices.DeleteFunc(w.living, func(i *incarnation) bool { return i == next })
 			return
 		}
-		w.log("the configuration of %s is mended", next.name)
+		w.log("the configuration of %s is fixed", next.name)
 		if next.dead.Load() {
 			return
 		}

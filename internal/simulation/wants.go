@@ -54,7 +54,7 @@ func (w *World) drawConfiguration() {
 	for _, rule := range w.settings.Handover {
 		handover = append(handover, fmt.Sprintf("%s, reset %v", rule.Expression, rule.Value.Reset))
 	}
-	w.log("the administrator wants mode %q, devices %s, excluded %v, handover %q", w.mode, shared, excluded, handover)
+	w.log("the administrator wants mode %q, devices %s, excluded %v, reclaim %q", w.mode, shared, excluded, handover)
 }
 
 // wantedForm returns the devices with the present configuration.

@@ -10,7 +10,7 @@ import (
 // The next check is due with the next attempt, and after refuseInterval if no attempt is pending.
 func TestAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tries := newAttempts("A device is not given back")
+		tries := newAttempts("A device is not returned")
 		tries.recordResult(t.Context(), "gone", errors.New("it is in use"))
 		time.Sleep(2 * time.Second)
 		tries.recordResult(t.Context(), "waiting", errors.New("it is in use"))

@@ -115,7 +115,7 @@ func (a *agent) checkLimited(function sysfs.Device, look func(inuse.Options) err
 // openBinder loads the records of functions that an earlier agent bound to vfio.
 func (a *agent) openBinder(ctx context.Context) {
 	for _, problem := range a.passthrough.Open() {
-		klog.FromContext(ctx).Error(problem, "Recovering what is rebound")
+		klog.FromContext(ctx).Error(problem, "Reading the records of passthrough")
 	}
 	notify(a.returnDue)
 }
@@ -126,15 +126,15 @@ func (a *agent) openBinder(ctx context.Context) {
 // the device: its own driver is needed to describe the device, and afterwards the device is bound
 // to vfio again.
 func (a *agent) giveBack(ctx context.Context) {
-	attempts := newAttempts("A device is not given back to its driver")
+	attempts := newAttempts("A device is not returned to its driver")
 	unwritten := false
 	for {
 		freed := a.ledger.FreedSignal()
 		problems, unread := a.passthrough.ReadAgain()
 		for _, problem := range problems {
-			klog.FromContext(ctx).Error(problem, "Recovering what is rebound")
+			klog.FromContext(ctx).Error(problem, "Reading the records of passthrough")
 		}
-		unwritten = restoreRecords(ctx, a.passthrough.RestoreRecords, "what is rebound", unwritten)
+		unwritten = restoreRecords(ctx, a.passthrough.RestoreRecords, "functions under vfio", unwritten)
 		left, waiting := a.passthrough.LeftUnits(), make(map[string]bool) // by unit
 		if p := a.placedDevices.Load(); p != nil && len(left) > 0 {
 			wanted := p.reboundUnits()
@@ -168,7 +168,7 @@ func (a *agent) giveBack(ctx context.Context) {
 func restoreRecords(ctx context.Context, restore func() error, of string, failing bool) (fails bool) {
 	err := restore()
 	if err != nil && !failing {
-		klog.FromContext(ctx).Error(err, "It is not written down; trying again", "of", of, "interval", refuseInterval)
+		klog.FromContext(ctx).Error(err, "Records could not be written; trying again", "of", of, "interval", refuseInterval)
 	}
 	return err != nil
 }

@@ -192,7 +192,7 @@ func TestAgentRebinds(t *testing.T) {
 		r.offers(diskName, "")
 		r.bound("vfio-pci", 0)
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
-		r.refuses(pod, "until it was given back to driver nvme")
+		r.refuses(pod, "until it is returned to driver nvme")
 		if now := r.ListWrites(); len(now) != writes || r.taint() != "" {
 			t.Errorf("written while a claim has it: %q; taints %q", now[writes:], r.taint())
 		}
@@ -200,9 +200,9 @@ func TestAgentRebinds(t *testing.T) {
 		r.OpenNode("47", "qemu", "/dev/vfio/3")
 		r.unprepare(vm)
 		r.bound("vfio-pci", time.Minute)
-		r.refuses(pod, "it is not given back to driver nvme: function 0000:03:00.0: in use: /dev/vfio/3: process 47 (qemu) has it open")
+		r.refuses(pod, "it is not returned to driver nvme: function 0000:03:00.0: in use: /dev/vfio/3: process 47 (qemu) has it open")
 		if got := r.taint(); !strings.Contains(got, string(discovery.ConditionDriverUnbound)) {
-			t.Errorf("taint %q while it is not given back", got)
+			t.Errorf("taint %q while it is not returned", got)
 		}
 		again := r.claim("again", "vfio")
 		r.refuses(again, "in use by an earlier consumer or a program of the host: in use: /dev/vfio/3: process 47 (qemu) has it open")
@@ -258,7 +258,7 @@ func TestAgentRestartsWhileRebound(t *testing.T) {
 		if now := r.ListWrites(); len(now) != writes || r.taint() != "" {
 			t.Errorf("written: %q; taints %q", now[writes:], r.taint())
 		}
-		r.refuses(pod, "until it was given back to driver nvme")
+		r.refuses(pod, "until it is returned to driver nvme")
 		r.OpenNode("47", "qemu", "/dev/vfio/3")
 		r.unprepare(vm)
 		stop()
@@ -339,7 +339,7 @@ func TestAgentIsRefusedByADriver(t *testing.T) {
 		if got := r.taint(); !strings.Contains(got, string(discovery.ConditionDriverUnbound)) {
 			t.Errorf("taint %q", got)
 		}
-		r.refuses(pod, "it is not given back to driver nvme: driver nvme did not take it")
+		r.refuses(pod, "it is not returned to driver nvme: driver nvme did not take it")
 		r.RefuseProbes("nvme", nil)
 		r.bound("nvme", refuseInterval+time.Second)
 		r.gives(pod, diskNode)

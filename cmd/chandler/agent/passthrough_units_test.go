@@ -34,7 +34,7 @@ func TestAgentRebindsAGroup(t *testing.T) {
 			t.Errorf("the other function has driver %q", driver)
 		}
 		r.offers(diskName+" "+other, "")
-		r.refuses(pod, "until it was given back to driver nvme")
+		r.refuses(pod, "until it is returned to driver nvme")
 		r.unprepare(vm)
 		r.bound("nvme", 3*time.Second)
 		if driver := r.Driver(otherFunction); driver != "nvme" {
@@ -125,12 +125,12 @@ func TestAgentRebindsWhatNoFamilyOffers(t *testing.T) {
 		stop := r.start()
 		vm, pod := r.claim("vm", "vfio"), r.claim("pod", "")
 		for range 2 {
-			r.refuses(pod, "can only be had with driver: vfio")
+			r.refuses(pod, "can only be allocated with driver: vfio")
 			r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
 			stop()
 			stop = r.start()
 			r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
-			r.refuses(pod, "can only be had with driver: vfio")
+			r.refuses(pod, "can only be allocated with driver: vfio")
 			r.unprepare(vm)
 			r.bound("nvme", 2*time.Second)
 		}

@@ -54,6 +54,6 @@ func (a *agent) podsOfNode(ctx context.Context) (map[types.NamespacedName]reclai
 // openKeeper loads the records of an earlier agent, before any device can be allocated.
 func (a *agent) openKeeper(ctx context.Context) {
 	for _, problem := range a.reclaim.Load() {
-		klog.FromContext(ctx).Error(problem, "Recovering what is to be handed over")
+		klog.FromContext(ctx).Error(problem, "Reading the records of reclaim")
 	}
 }

@@ -98,7 +98,7 @@ func (a *agent) removalReport(o removal.Order) removal.Report {
 		r.State, r.Detail = removal.Waiting, "the kubelet has just ended "+namesOf(ending)
 	case len(a.passthrough.LeftUnits()) > 0:
 		left := a.passthrough.LeftUnits()[0]
-		r.State, r.Detail = removal.Waiting, withReason(fmt.Sprintf("device %s is not given back to its driver yet", left.Devices[0]), view.KeptReason(left.Devices...), left.Err)
+		r.State, r.Detail = removal.Waiting, withReason(fmt.Sprintf("device %s is not returned to its driver yet", left.Devices[0]), view.KeptReason(left.Devices...), left.Err)
 	case len(a.onDemand.CreatedUnits()) > 0:
 		made := a.onDemand.CreatedUnits()[0]
 		r.State, r.Detail = removal.Waiting, withReason(fmt.Sprintf("%s was created on demand and is not removed yet", made.Unit), view.KeptReason(made.Devices...), made.Err)

@@ -175,7 +175,7 @@ func TestRemovalWhileDevicesAreKept(t *testing.T) {
 			h.unprepare(claim)
 			give(removal.Order{Phase: removal.Remove, ID: "a"})
 			if want == "vfio" {
-				h.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not given back to its driver yet: it is in use by claim default/old, which has ended: " + node + ": process 47 (train) has it open"})
+				h.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not returned to its driver yet: it is in use by claim default/old, which has ended: " + node + ": process 47 (train) has it open"})
 				h.EndProcess("47")
 			}
 			time.Sleep(2 * refuseInterval)
@@ -197,7 +197,7 @@ func TestRemovalWaitsForDrivers(t *testing.T) {
 		r.RefuseProbes("nvme", syscall.ENODEV)
 		r.unprepare(vm)
 		time.Sleep(time.Minute)
-		r.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not given back to its driver yet: it is not given back to driver nvme: driver nvme did not take it: function " + diskFunction + `: bind it to nvme: write "` + diskFunction + `" to /sys/bus/pci/drivers/nvme/bind: no such device`})
+		r.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not returned to its driver yet: it is not returned to driver nvme: driver nvme did not take it: function " + diskFunction + `: bind it to nvme: write "` + diskFunction + `" to /sys/bus/pci/drivers/nvme/bind: no such device`})
 		r.RefuseProbes("nvme", nil)
 		time.Sleep(refuseInterval)
 		r.answers(removal.Report{ID: "a", State: removal.Removed})
@@ -227,7 +227,7 @@ func TestRemovalWithoutRights(t *testing.T) {
 		r.unprepare(vm)
 		give(removal.Order{Phase: removal.Remove, ID: "a"})
 		time.Sleep(time.Minute)
-		r.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not given back to its driver yet: it is not given back to driver nvme: function " + diskFunction +
+		r.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not returned to its driver yet: it is not returned to driver nvme: function " + diskFunction +
 			`: set its driver: write "" to /` + passthroughtest.Source(diskFunction) + "/driver_override: read-only file system: the agent may not change the host: this needs passthrough.enabled, see docs/vfio-passthrough.md"})
 		r.bound("vfio-pci", 0)
 	})

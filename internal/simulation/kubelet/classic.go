@@ -81,7 +81,7 @@ func (s stream) Send(list *pluginapi.ListAndWatchResponse) error {
 	}
 	k.healthy[s.endpoint.resource] = healthy
 	k.noteList(s.endpoint.resource, list)
-	k.log("resource %s has devices %v, sick %v", s.endpoint.resource, slices.Sorted(maps.Keys(healthy)), sick)
+	k.log("resource %s has devices %v, unhealthy %v", s.endpoint.resource, slices.Sorted(maps.Keys(healthy)), sick)
 	return nil
 }
 
