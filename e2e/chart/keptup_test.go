@@ -496,7 +496,7 @@ func (k kept) without() {
 		}
 		var all []string
 		for i := range events.Items {
-			if strings.Contains(events.Items[i].Message, "does not run on this node; with Helm, sharingDaemons.enabled runs it") {
+			if strings.Contains(events.Items[i].Message, "does not run on this node; in the chart, sharingDaemons.enabled runs it") {
 				return nil
 			}
 			all = append(all, events.Items[i].Message)
