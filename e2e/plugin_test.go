@@ -106,8 +106,8 @@ func TestWhyPodsWait(t *testing.T) {
 		says     []string
 	}{
 		"why-selector": {gpuPod("why-selector", "0000:ff:00.0"), []string{"do not pass", "0000:ff:00.0", "0 left"}},
-		"why-many":     {gpusPod("why-many", 9, ""), []string{"8 devices of the class, on one node", "-1 held default/why-holder", "7 left"}},
-		"why-held":     {gpuPod("why-held", held), []string{"-1 held default/why-holder", "kubectl -n default delete pod why-holder"}},
+		"why-many":     {gpusPod("why-many", 9, ""), []string{"8 devices of the class, on one node", "-1 allocated default/why-holder", "7 left"}},
+		"why-held":     {gpuPod("why-held", held), []string{"-1 allocated default/why-holder", "kubectl -n default delete pod why-holder"}},
 		"why-numa": {gpusPod("why-numa", 5, `    constraints: [{matchAttribute: resource.kubernetes.io/numaNode}]`),
 			[]string{"7 left, and nowhere 5 on one NUMA node", "nearest: node, NUMA node", "has 4"}},
 		"why-limits": {probePod("why-limits", "[wait]", "limits: {amd.com/gpu: 9}"), []string{"limits amd.com/gpu: 9"}},
@@ -178,15 +178,15 @@ func testWho(t *testing.T) {
 		stdout, stderr, code := plugin(t, "chandler", "top", "-o", "json")
 		var top struct {
 			Models []struct {
-				Kind                 string
-				Free, Held, Out, All int
+				Kind                   string
+				Free, Allocated, Total int
 			}
 		}
 		if err := json.Unmarshal([]byte(stdout), &top); err != nil || code != 0 {
 			return fmt.Errorf("exit code %d, %v, %s", code, err, stderr)
 		}
 		for _, m := range top.Models {
-			if m.Kind == "gpu" && m.All == 8 && m.Held == 1 && m.Free == 7 {
+			if m.Kind == "gpu" && m.Total == 8 && m.Allocated == 1 && m.Free == 7 {
 				return nil
 			}
 		}
