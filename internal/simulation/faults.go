@@ -244,7 +244,7 @@ func (w *World) loseCheckpoints(dra, classic bool) bool {
 	}
 	w.kubelet.StopKubelet()
 	w.log("the kubelet loses its checkpoints, DRA %v, device plugin API %v", dra, classic)
-	w.forgot = w.kubelet.LoseCheckpoints(dra, classic) || w.forgot
+	w.kubelet.LoseCheckpoints(dra, classic)
 	if w.wiped && !w.lock.hasListing() {
 		w.forgetUses() // neither the kubelet nor the active agent has a record of them
 	}

@@ -83,7 +83,7 @@ const (
 // since the active agent detected them.
 func (w *World) convergenceLimit() time.Duration {
 	switch {
-	case w.wiped || w.forgot:
+	case w.wiped || len(w.kubelet.ForgottenClaims()) > 0:
 		return sweepLimit
 	case w.featuresOutdated():
 		return askLimit
@@ -238,7 +238,7 @@ func (w *World) missingFile() string {
 	if w.lost || w.wiped {
 		return ""
 	}
-	prepared := w.kubelet.PreparedClaims()
+	prepared, forgotten := w.kubelet.PreparedClaims(), w.kubelet.ForgottenClaims()
 	for _, c := range w.kubelet.Containers() {
 		for uid, ids := range c.Claims {
 			// The kubelet may have lost the claim, and recorded the claim again for another pod
@@ -255,8 +255,9 @@ func (w *World) missingFile() string {
 		}
 	}
 	for _, file := range w.disk.Files(cdiRoot) {
-		uid, ours := strings.CutPrefix(strings.TrimSuffix(file, ".json"), cdiRoot+"/chandler.dev-claim_")
-		if _, known := prepared[types.UID(uid)]; ours && !known && !w.forgot {
+		name, ours := strings.CutPrefix(strings.TrimSuffix(file, ".json"), cdiRoot+"/chandler.dev-claim_")
+		uid := types.UID(name)
+		if _, known := prepared[uid]; ours && !known && !forgotten[uid] {
 			return fmt.Sprintf("%s is of no claim that the kubelet knows", file)
 		}
 	}

@@ -78,7 +78,6 @@ type World struct {
 	faults    *rand.Rand     // for all goroutines; guarded by mu
 	failures  []string
 	wiped     bool            // the agent's records were removed or damaged
-	forgot    bool            // the kubelet lost claims
 	swapped   bool            // a card was replaced by another
 	parted    map[string]bool // silicon with several functions that lost one of them
 	lost      bool            // specs may be missing that no record remains for

@@ -268,6 +268,7 @@ func (k *Kubelet) recordClaims(pod *Pod, claims []*resourceapi.ResourceClaim) (*
 		case info == nil:
 			info = &claimInfo{uid: claim.UID, namespace: claim.Namespace, name: claim.Name, pods: make(map[types.UID]bool)}
 			k.claims[key] = info
+			delete(k.forgotten, info.uid)
 		case info.uid != claim.UID:
 			return nil, fmt.Errorf("old ResourceClaim with same name %s and different UID %s still exists (previous pod force-deleted?!)", claim.Name, info.uid)
 		case k.config.Minor >= 37 && info.unpreparing:
@@ -328,6 +329,9 @@ func (k *Kubelet) unprepareClaims(ctx context.Context, pod types.UID, namespace 
 		if info.why = err; err == nil {
 			k.log("claim %s is unprepared", key)
 			k.unprepared[info.uid]++
+			if len(info.pods) > 1 { // up to 1.36, a pod may have joined meanwhile
+				k.forgotten[info.uid] = true
+			}
 			delete(k.claims, key)
 		}
 	}

@@ -103,8 +103,9 @@ type Kubelet struct {
 	claims  map[string]*claimInfo // by namespace/name; the checkpoint is written with each change
 	refuses bool                  // the kubelet refuses registrations
 
-	unprepared map[types.UID]int // number of completed Unprepare calls, by claim
-	asked      map[types.UID]int // number of Unprepare calls, by claim
+	forgotten  map[types.UID]bool // claims that were lost after their Prepare call
+	unprepared map[types.UID]int  // number of completed Unprepare calls, by claim
+	asked      map[types.UID]int  // number of Unprepare calls, by claim
 
 	// The device plugin API.
 	endpoints map[string][]*endpoint // by resource; the last is called
@@ -127,7 +128,7 @@ func New(config Config) *Kubelet {
 	return &Kubelet{
 		config: config, claims: make(map[string]*claimInfo), workers: make(map[types.UID]*worker),
 		devices: make(map[types.UID]map[string][]string), nodesOf: make(map[types.UID]map[string][]string),
-		containers: make(map[types.UID]*Container), sandboxes: make(map[types.UID]bool), known: make(map[string]bool), unprepared: make(map[types.UID]int), asked: make(map[types.UID]int),
+		containers: make(map[types.UID]*Container), sandboxes: make(map[types.UID]bool), known: make(map[string]bool), forgotten: make(map[types.UID]bool), unprepared: make(map[types.UID]int), asked: make(map[types.UID]int),
 		healthy: make(map[string]map[string]bool), lists: make(map[string]map[string]bool), endpoints: make(map[string][]*endpoint), named: make(map[string]*endpoint), pending: make(map[string]map[string]types.UID),
 		admission: make(chan struct{}, 1),
 	}
@@ -216,12 +217,14 @@ func (k *Kubelet) Reboot() {
 }
 
 // LoseCheckpoints deletes the kubelet's checkpoints, as an administrator may. The kubelet must be
-// down. LoseCheckpoints reports whether the checkpoint had claims.
-func (k *Kubelet) LoseCheckpoints(dra, classic bool) (claims bool) {
+// down.
+func (k *Kubelet) LoseCheckpoints(dra, classic bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if dra {
-		claims = len(k.claims) > 0
+		for _, info := range k.claims {
+			k.forgotten[info.uid] = true
+		}
 		clear(k.claims)
 	}
 	if classic {
@@ -229,7 +232,13 @@ func (k *Kubelet) LoseCheckpoints(dra, classic bool) (claims bool) {
 		clear(k.nodesOf)
 		clear(k.known)
 	}
-	return claims
+}
+
+// ForgottenClaims returns the claims that the kubelet has lost, and will not unprepare.
+func (k *Kubelet) ForgottenClaims() map[types.UID]bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return maps.Clone(k.forgotten)
 }
 
 // RefuseDrivers sets whether the kubelet refuses drivers that register from now on.
