@@ -10,6 +10,7 @@ RUN go mod download
 COPY api api
 COPY cdi cdi
 COPY cmd cmd
+COPY deployments deployments
 COPY discovery discovery
 COPY driver driver
 COPY internal internal

@@ -244,11 +244,11 @@ screenshot: ## the picture of the page that the README shows; needs Debian's chr
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 RELEASE = cd e2e/release && $(GO) run . -version $(or $(VERSION),dev)
 
-image: ## the agent's image for amd64 and arm64, as an OCI archive in bin/image; needs no docker
-	$(RELEASE) -out ../../bin/image -tag latest image
+image: ## the agent's image for amd64 and arm64, as an OCI archive in bin/image, with VERSION as its tag; needs no docker
+	$(RELEASE) -out ../../bin/image -tag $(or $(VERSION),dev) image
 
 image-nvml: ## that of an agent that asks NVML; needs Debian's apt-get, a C compiler, and for arm64 gcc-aarch64-linux-gnu
-	$(RELEASE) -out ../../bin/image -tag latest image-nvml
+	$(RELEASE) -out ../../bin/image -tag $(or $(VERSION),dev) image-nvml
 
 release: vuln ## programs, images, the chart, a bill of materials and checksums, in bin/release
 	$(RELEASE) all

@@ -10,10 +10,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-//go:embed deviceclasses.yaml
+//go:embed examples/deviceclasses-all.yaml
 var deviceClasses []byte
 
-// DeviceClasses returns the DeviceClasses for claims.
+// DeviceClasses returns the DeviceClasses of all families.
 func DeviceClasses() ([]resourceapi.DeviceClass, error) { return ParseDeviceClasses(deviceClasses) }
 
 // ParseDeviceClasses parses YAML documents with DeviceClasses and no other objects.

@@ -124,7 +124,7 @@ func standAmongMIG(t *testing.T, config string) {
 		t.Fatal(err)
 	}
 	image := cluster.Image{
-		Name: "chandler.dev/chandler:nvml", Files: map[string]string{"/chandler": project.Agent, "/chandler-nvml": nvml}, Entrypoint: []string{"/chandler"},
+		Name: chandler.AgentImage + "-nvml", Files: map[string]string{"/chandler": project.Agent, "/chandler-nvml": nvml}, Entrypoint: []string{"/chandler"},
 	}
 	if err := node.LoadImage(within(t), image); err != nil {
 		t.Fatal(err)

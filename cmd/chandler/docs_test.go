@@ -36,6 +36,8 @@ func userPages(t *testing.T) []docs.Page {
 
 // programs lists unchecked commands, with the reason.
 var programs = map[string]string{
+	"kind":       "a cluster in Docker, of another project",
+	"ssh":        "runs a command on a node",
 	"./gpu.test": "is built by the commands of an earlier block",
 	"docker":     "needs Docker and a registry",
 	"export":     "changes the shell that you type it in",

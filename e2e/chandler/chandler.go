@@ -33,7 +33,7 @@ const (
 	Namespace  = "chandler"
 	DaemonSet  = "chandler"
 	Driver     = "chandler.dev"
-	AgentImage = "chandler.dev/chandler:latest"
+	AgentImage = "registry.example.com/chandler:v0.1.0" // in the plain manifests
 	ProbeImage = "chandler.dev/probe:latest"
 )
 
@@ -168,7 +168,7 @@ func (p Project) applyAll(ctx context.Context, k *kubectl.Client, config string)
 	_, err := k.Discovery().ServerResourcesForGroupVersion(resourceapi.SchemeGroupVersion.String())
 	switch {
 	case err == nil:
-		for _, name := range []string{"deviceclasses.yaml", "admission.yaml", "admission-slices.yaml", "admission-claims.yaml", "admission-events.yaml", "admission-pods.yaml"} {
+		for _, name := range []string{"examples/deviceclasses-all.yaml", "admission.yaml", "admission-slices.yaml", "admission-claims.yaml", "admission-events.yaml", "admission-pods.yaml"} {
 			manifests = append(manifests, p.Manifest(name))
 		}
 	case !apierrors.IsNotFound(err):

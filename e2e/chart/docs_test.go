@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
+
 	"chandler.dev/internal/docs"
 )
 
@@ -29,6 +31,19 @@ func block(t *testing.T, line string) string {
 func TestValuesOfDocs(t *testing.T) {
 	if got := config(t, block(t, "# my-values.yaml")); len(got.Exclude) != 1 {
 		t.Errorf("got %+v", got)
+	}
+	page, err := docs.Read("../..", "../../docs/install.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups := 0
+	for _, b := range page.Blocks() {
+		if strings.HasPrefix(b.Text, "# my-values.yaml\nnodeGroups:") {
+			groups = len(rendered[appsv1.DaemonSet](t, "daemonset.yaml", b.Text))
+		}
+	}
+	if groups != 3 {
+		t.Errorf("the groups of nodes have %d DaemonSets", groups)
 	}
 }
 

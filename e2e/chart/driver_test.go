@@ -42,6 +42,7 @@ Block devices:
 // driverValues are the values that a user needs for a driver root, and the paths of the simulated
 // host.
 const driverValues = `
+image: {repository: registry.example.com/chandler, tag: v0.1.0}
 nvidiaDriver: {root: ` + driverRoot + `}
 hostPaths:
   sys: ` + gpuDir + `/sys
@@ -93,7 +94,7 @@ func testDriverRoot(t *testing.T, p *privileged) {
 		t.Fatal(err)
 	}
 	image := cluster.Image{
-		Name: "chandler.dev/chandler:nvml", Files: map[string]string{"/chandler": p.project.Agent, "/chandler-nvml": nvml}, Entrypoint: []string{"/chandler"},
+		Name: chandler.AgentImage + "-nvml", Files: map[string]string{"/chandler": p.project.Agent, "/chandler-nvml": nvml}, Entrypoint: []string{"/chandler"},
 	}
 	if err := p.node.LoadImage(within(t), image); err != nil {
 		t.Fatal(err)

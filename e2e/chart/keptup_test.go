@@ -36,6 +36,7 @@ const (
 
 // keptValues allow MPS daemons and time slices on that host.
 const keptValues = `
+image: {repository: registry.example.com/chandler, tag: v0.1.0}
 sharingDaemons: {enabled: true, driverRoot: ` + driverDir + `}
 hostPaths:
   sys: ` + chandler.HostDir + `/sys
@@ -139,7 +140,7 @@ func (k kept) layOut() {
 	}
 	err = errors.Join(err,
 		k.node.LoadImage(within(k.t), cluster.Image{
-			Name: "chandler.dev/chandler:nvml", Files: map[string]string{"/chandler": k.project.Agent, "/chandler-nvml": nvml}, Entrypoint: []string{"/chandler"},
+			Name: chandler.AgentImage + "-nvml", Files: map[string]string{"/chandler": k.project.Agent, "/chandler-nvml": nvml}, Entrypoint: []string{"/chandler"},
 		}),
 		k.node.LoadImage(within(k.t), cluster.Image{
 			Name: mpsImage, Files: map[string]string{"/probe": k.project.Probe, "/usr/bin/nvidia-cuda-mps-control": fake}, Entrypoint: []string{"/probe"},

@@ -144,7 +144,7 @@ func startOn(t *testing.T, config cluster.Config) *installed {
 	return in
 }
 
-const otherImage = "chandler.dev/chandler:other"
+const otherImage = "registry.example.com/chandler:other"
 
 // run runs Helm and fails the test if Helm fails.
 func (in *installed) run(values string, args ...string) string {

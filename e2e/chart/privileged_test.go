@@ -25,6 +25,7 @@ const kernelDir = "/var/lib/chandler/kernel"
 // simulated too, because VFIO passthrough checks the open files of all processes, and the node of
 // the tests is itself a container.
 const privilegedValues = `
+image: {repository: registry.example.com/chandler, tag: v0.1.0}
 passthrough: {enabled: true}
 onDemand: {enabled: true}
 reclaim: {enabled: true}

@@ -44,27 +44,39 @@ var manifests = []string{
 	"admission-claims.yaml", "admission-events.yaml", "admission-pods.yaml", "network-policy.yaml", "examples/uninstall.yaml",
 }
 
-// monitors are files that the chart renders with other than its default values.
-var monitors = map[string]string{
-	"prometheus/podmonitor.yaml":           "metrics: {podMonitor: {enabled: true}}",
-	"prometheus/podmonitor-protected.yaml": "metrics: {podMonitor: {enabled: true}, protected: {enabled: true}}",
+// special are files that the chart renders from a template with other than its default values.
+var special = map[string]struct{ template, values string }{
+	"prometheus/podmonitor.yaml":           {"podmonitor.yaml", "metrics: {podMonitor: {enabled: true}}"},
+	"prometheus/podmonitor-protected.yaml": {"podmonitor.yaml", "metrics: {podMonitor: {enabled: true}, protected: {enabled: true}}"},
+	"examples/deviceclasses-all.yaml":      {"deviceclasses.yaml", "deviceClasses: {families: [all]}"},
 }
+
+// imageValues are the values that every installation needs.
+const imageValues = "image: {repository: registry.example.com/chandler, tag: v0.1.0}"
 
 // helm builds Helm once and returns the path of the program.
 var helm = sync.OnceValues(func() (string, error) { return build.Builder{Progress: os.Stderr}.Helm(context.Background()) })
 
-// render returns the chart's manifests for values.
+// releaseLabels matches the labels that describe Helm's release. The plain manifests do not have
+// them, because Helm does not manage their objects.
+var releaseLabels = regexp.MustCompile(`(?m)^ +(?:helm\.sh/chart|app\.kubernetes\.io/(?:instance|version|managed-by)): .*\n`)
+
+// render returns the chart's manifests for values, in addition to imageValues.
 func render(t *testing.T, values string, args ...string) (string, error) {
 	t.Helper()
 	program, err := helm()
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(t.TempDir(), "values.yaml")
-	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
-		t.Fatal(err)
+	dir := t.TempDir()
+	arguments := []string{"template", "chandler", chartDir, "--namespace=chandler"}
+	for name, content := range map[string]string{"image.yaml": imageValues, "values.yaml": values} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	cmd := exec.CommandContext(t.Context(), program, append([]string{"template", "chandler", chartDir, "--namespace=chandler", "--values=" + file}, args...)...)
+	arguments = append(arguments, "--values="+filepath.Join(dir, "image.yaml"), "--values="+filepath.Join(dir, "values.yaml"))
+	cmd := exec.CommandContext(t.Context(), program, append(arguments, args...)...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -83,17 +95,18 @@ func mustRender(t *testing.T, values string, args ...string) string {
 // separator matches Helm's separator of documents.
 var separator = regexp.MustCompile(`\n*---\n# Source: .*\n`)
 
-// TestManifests compares the plain manifests byte by byte with the output of the chart.
+// TestManifests compares the plain manifests byte by byte with the output of the chart, without the
+// labels of a release.
 func TestManifests(t *testing.T) {
-	for _, name := range slices.Concat(manifests, slices.Sorted(maps.Keys(monitors))) {
+	for _, name := range slices.Concat(manifests, slices.Sorted(maps.Keys(special))) {
 		t.Run(name, func(t *testing.T) {
 			values, template := "namespace: {create: true}", filepath.Base(name)
-			if special, is := monitors[name]; is {
-				values, template = special, "podmonitor.yaml"
+			if s, is := special[name]; is {
+				values, template = s.values, s.template
 			}
 			out := mustRender(t, values, "--show-only=templates/"+template)
 			documents := separator.Split("\n"+out, -1)[1:]
-			got := strings.TrimSpace(strings.Join(documents, "\n---\n")) + "\n"
+			got := releaseLabels.ReplaceAllString(strings.TrimSpace(strings.Join(documents, "\n---\n"))+"\n", "")
 			file := filepath.Join(deployments, name)
 			if *update {
 				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
@@ -155,9 +168,11 @@ func TestPatches(t *testing.T) {
 }
 
 // byName returns a DaemonSet without volumes and mounts, and these as maps, because their order is
-// irrelevant.
+// irrelevant. The labels of a release and the checksum of the configuration are left out.
 func byName(set *appsv1.DaemonSet) any {
 	set = set.DeepCopy()
+	set.Labels = map[string]string{"app.kubernetes.io/name": set.Labels["app.kubernetes.io/name"]}
+	set.Spec.Template.Annotations = nil
 	pod := &set.Spec.Template.Spec
 	volumes, mounts := make(map[string]corev1.Volume), make(map[string]corev1.VolumeMount)
 	for _, volume := range pod.Volumes {
@@ -365,7 +380,7 @@ func TestLeftOut(t *testing.T) {
 // 1.34.
 func TestDeviceClassesOfVersions(t *testing.T) {
 	classes := func(version string, decoded func(document string) (spec any)) (all []string) {
-		out := mustRender(t, "", "--kube-version="+version, "--show-only=templates/deviceclasses.yaml")
+		out := mustRender(t, "deviceClasses: {families: [all]}", "--kube-version="+version, "--show-only=templates/deviceclasses.yaml")
 		for _, document := range separator.Split("\n"+out, -1)[1:] {
 			spec, err := yaml.Marshal(decoded(document))
 			if err != nil {
@@ -418,15 +433,21 @@ func TestDeviceClassesOfVersions(t *testing.T) {
 // TestSchemaRefuses expects the schema to refuse misspelt values and to name them.
 func TestSchemaRefuses(t *testing.T) {
 	for values, want := range map[string]string{
-		"image: {tagg: a}":                                  "tagg",
-		"images: {}":                                        "images",
-		"config: {mode: Sometimes}":                         "mode",
-		"config: {sharing: [{cel: a, replica: 2}]}":         "replica",
-		"config: {exclude: [{cel: a, nodes: {name: [a]}}]}": "name",
-		"metrics: {port: http}":                             "port",
-		"hostPaths: {dev: dev}":                             "dev",
-		"webUI: {bindAddress: localhost}":                   "bindAddress",
-		"traces: {endpoint: 'otel:4317'}":                   "endpoint",
+		"image: {tagg: a}":                                                         "tagg",
+		"images: {}":                                                               "images",
+		"config: {mode: Sometimes}":                                                "mode",
+		"config: {sharing: [{cel: a, replica: 2}]}":                                "replica",
+		"config: {exclude: [{cel: a, nodes: {name: [a]}}]}":                        "name",
+		"metrics: {port: http}":                                                    "port",
+		"hostPaths: {dev: dev}":                                                    "dev",
+		"webUI: {bindAddress: localhost}":                                          "bindAddress",
+		"nodeGroups: [{name: a}]":                                                  "nodeSelector",
+		"nodeGroups: [{name: a, nodeSelector: {}}]":                                "nodeSelector",
+		"nodeGroups: [{name: a, nodeSelector: {b: c}, metrics: {}}]":               "metrics",
+		"nodeGroups: [{name: default, nodeSelector: {b: c}}]":                      "name",
+		"nodeGroups: [{name: a, nodeSelector: {b: c}, config: {mode: Sometimes}}]": "mode",
+		"maxSurge: 0%":                                                             "maxSurge",
+		"traces: {endpoint: 'otel:4317'}":                                          "endpoint",
 	} {
 		if out, err := render(t, values); err == nil || !strings.Contains(out, want) {
 			t.Errorf("%s: %v: %s", values, err, out)

@@ -145,7 +145,7 @@ func notes(t *testing.T, values string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), program, "install", "chandler", chartDir, "--namespace=chandler", "--dry-run=client", "--hide-secret", "--values=-")
+	cmd := exec.CommandContext(t.Context(), program, "install", "chandler", chartDir, "--namespace=chandler", "--dry-run=client", "--hide-secret", "--set=image.repository=registry.example.com/chandler,image.tag=v0.1.0", "--values=-")
 	cmd.Stdin = strings.NewReader(values)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -161,7 +161,7 @@ func TestNotesOfPrivilege(t *testing.T) {
 	for values, want := range map[string]string{
 		"":                               "",
 		"{nvml: {enabled: true}}":        "privileged because of NVML.",
-		"{passthrough: {enabled: true}}": "privileged because of VFIO passthrough.\nFor what this permits, see docs/vfio-passthrough.md.",
+		"{passthrough: {enabled: true}}": "privileged because of VFIO passthrough.\nFor what this permits, see docs/vfio-passthrough.md#enable-passthrough.",
 		"{reclaim: {enabled: true}, onDemand: {enabled: true}}":                                   "privileged because of reclaim and on-demand devices.",
 		"{nvml: {enabled: true}, fpgaProgramming: {enabled: true}, passthrough: {enabled: true}}": "privileged because of NVML and FPGA programming and VFIO passthrough.",
 	} {
@@ -176,37 +176,44 @@ func TestNotesOfPrivilege(t *testing.T) {
 func TestOddValues(t *testing.T) {
 	t.Parallel()
 	for values, want := range map[string]string{
-		"{image: {repository: 'registry.example.com/chandler:1.0'}}":                     "give the tag as image.tag",
-		"{image: {repository: 'registry.example.com:5000/c@sha256:abc'}}":                "or the digest as image.digest",
-		"{image: {repository: 'https://registry.example.com/chandler'}}":                 "leave out what is before the registry's name",
-		"{image: {repository: registry.example.com/chandler/}}":                          "is no name of an image",
-		"{image: {repository: 'registry.example.com:5000/team/chandler'}}":               "",
-		"{image: {repository: null}}":                                                    "image.repository is empty",
-		"{image: {tag: 'v1:x'}}":                                                         "is no tag",
-		"{kubelet: {root: null}}":                                                        "kubelet.root is empty",
-		"{hostPaths: {cdi: null}}":                                                       "hostPaths.cdi is empty",
-		"{metrics: {port: null}}":                                                        "metrics.port is empty",
-		"{log: {format: null}}":                                                          "log.format is empty",
-		"{config: null}":                                                                 "leave the key out",
-		"{metrics: {port: 8083}}":                                                        "webUI.bindAddress and metrics.port have the same port 8083",
-		"{metrics: {port: 8443, protected: {enabled: true}}}":                            "metrics.protected.port and metrics.port are both 8443",
-		"{metrics: {port: 8443}}":                                                        "",
-		"{webUI: {bindAddress: '0.0.0.0:80800'}}":                                        "a port is between 1 and 65535",
-		"{webUI: {bindAddress: '::1:8083'}}":                                             "write an address and a port",
-		"{webUI: {bindAddress: '[::]:9000'}}":                                            "",
-		"{webUI: {bindAddress: null}, nvidiaDriver: {root: null}}":                       "",
-		"{config: {reclaim: [{cel: 'true'}]}}":                                           "config.reclaim does nothing without reclaim.enabled",
-		"{config: {passthrough: [{cel: 'true'}]}}":                                       "config.passthrough does nothing without passthrough.enabled",
-		"{config: {onDemand: {virtualFunctions: [{cel: 'true'}]}}}":                      "config.onDemand.virtualFunctions does nothing without onDemand.enabled",
-		"{config: {onDemand: {partitions: [{cel: 'true'}]}}}":                            "config.onDemand.partitions does nothing without nvml.enabled (NVIDIA) or onDemand.enabled (AMD)",
-		"{config: {onDemand: {partitions: [{cel: 'true'}]}}, onDemand: {enabled: true}}": "",
-		"{config: {onDemand: {mps: [{cel: 'true'}]}}}":                                   "config.onDemand.mps does nothing without sharingDaemons.enabled, which runs a privileged program beside the agents",
-		"{config: {onDemand: {timeSlices: [{cel: 'true'}]}}}":                            "config.onDemand.timeSlices does nothing without sharingDaemons.enabled",
-		"{config: {onDemand: {mps: [{cel: 'true'}]}}, sharingDaemons: {enabled: true}}":  "",
-		"{sharingDaemons: {driverRoot: null}}":                                           "sharingDaemons.driverRoot is empty",
-		"{config: {reclaim: [{cel: 'true'}]}, reclaim: {enabled: true}}":                 "",
-		"{config: {driverRoots: {nvidia: /a}}, nvidiaDriver: {root: /b}}":                "config.driverRoots.nvidia is /a and nvidiaDriver.root is /b",
-		"{config: {driverRoots: {nvidia: /a}}, nvidiaDriver: {root: /a}}":                "",
+		"{image: {repository: 'registry.example.com/chandler:1.0'}}":                                                    "give the tag as image.tag",
+		"{image: {repository: 'registry.example.com:5000/c@sha256:abc'}}":                                               "or the digest as image.digest",
+		"{image: {repository: 'https://registry.example.com/chandler'}}":                                                "leave out what is before the registry's name",
+		"{image: {repository: registry.example.com/chandler/}}":                                                         "is no name of an image",
+		"{image: {repository: 'registry.example.com:5000/team/chandler'}}":                                              "",
+		"{image: {repository: null}}":                                                                                   "image.repository is empty: no image is published yet, so build one",
+		"{image: {tag: null}}":                                                                                          "image.tag is empty: set the version of your image",
+		"{image: {tag: null, digest: 'sha256:ab'}}":                                                                     "",
+		"{image: {tag: latest}}":                                                                                        "use a tag for each version",
+		"{deviceClasses: {families: [nvidea]}}":                                                                         "deviceClasses.families has nvidea, which is not a family with DeviceClasses: write all, amdgpu, nvidia,",
+		"{nodeGroups: [{name: a, nodeSelector: {b: c}}, {name: a, nodeSelector: {b: d}}]}":                              "two groups with the name a",
+		"{nodeGroups: [{name: a, nodeSelector: {b: c}, config: {reclaim: [{cel: 'true'}]}}]}":                           "nodeGroups a: config.reclaim does nothing without reclaim.enabled",
+		"{nodeGroups: [{name: a, nodeSelector: {b: c}, config: {reclaim: [{cel: 'true'}]}, reclaim: {enabled: true}}]}": "",
+		"{image: {tag: 'v1:x'}}":                                                                                        "is no tag",
+		"{kubelet: {root: null}}":                                                                                       "kubelet.root is empty",
+		"{hostPaths: {cdi: null}}":                                                                                      "hostPaths.cdi is empty",
+		"{metrics: {port: null}}":                                                                                       "metrics.port is empty",
+		"{log: {format: null}}":                                                                                         "log.format is empty",
+		"{config: null}":                                                                                                "leave the key out",
+		"{metrics: {port: 8083}}":                                                                                       "webUI.bindAddress and metrics.port have the same port 8083",
+		"{metrics: {port: 8443, protected: {enabled: true}}}":                                                           "metrics.protected.port and metrics.port are both 8443",
+		"{metrics: {port: 8443}}":                                                                                       "",
+		"{webUI: {bindAddress: '0.0.0.0:80800'}}":                                                                       "a port is between 1 and 65535",
+		"{webUI: {bindAddress: '::1:8083'}}":                                                                            "write an address and a port",
+		"{webUI: {bindAddress: '[::]:9000'}}":                                                                           "",
+		"{webUI: {bindAddress: null}, nvidiaDriver: {root: null}}":                                                      "",
+		"{config: {reclaim: [{cel: 'true'}]}}":                                                                          "config.reclaim does nothing without reclaim.enabled",
+		"{config: {passthrough: [{cel: 'true'}]}}":                                                                      "config.passthrough does nothing without passthrough.enabled",
+		"{config: {onDemand: {virtualFunctions: [{cel: 'true'}]}}}":                                                     "config.onDemand.virtualFunctions does nothing without onDemand.enabled",
+		"{config: {onDemand: {partitions: [{cel: 'true'}]}}}":                                                           "config.onDemand.partitions does nothing without nvml.enabled (NVIDIA) or onDemand.enabled (AMD)",
+		"{config: {onDemand: {partitions: [{cel: 'true'}]}}, onDemand: {enabled: true}}":                                "",
+		"{config: {onDemand: {mps: [{cel: 'true'}]}}}":                                                                  "config.onDemand.mps does nothing without sharingDaemons.enabled, which runs a privileged program beside the agents",
+		"{config: {onDemand: {timeSlices: [{cel: 'true'}]}}}":                                                           "config.onDemand.timeSlices does nothing without sharingDaemons.enabled",
+		"{config: {onDemand: {mps: [{cel: 'true'}]}}, sharingDaemons: {enabled: true}}":                                 "",
+		"{sharingDaemons: {driverRoot: null}}":                                                                          "sharingDaemons.driverRoot is empty",
+		"{config: {reclaim: [{cel: 'true'}]}, reclaim: {enabled: true}}":                                                "",
+		"{config: {driverRoots: {nvidia: /a}}, nvidiaDriver: {root: /b}}":                                               "config.driverRoots.nvidia is /a and nvidiaDriver.root is /b",
+		"{config: {driverRoots: {nvidia: /a}}, nvidiaDriver: {root: /a}}":                                               "",
 		"{config: {driverRoots: {nvidia-mps: /a}}, mps: {enabled: true}, extraVolumeMounts: [{name: a, mountPath: /host/a}]}": "",
 		"{config: {driverRoots: {nvidia-mps: /a}}, mps: {enabled: true}}":                                                     "config.driverRoots.nvidia-mps is /a and mps.directory is /run/nvidia/mps",
 		"{config: {driverRoots: {fpga-intel: /a}}, fpgaProgramming: {enabled: true}}":                                         "config.driverRoots.fpga-intel is /a and fpgaProgramming.bitstreams is",
@@ -219,7 +226,7 @@ func TestOddValues(t *testing.T) {
 			t.Errorf("%s: %v, no %q in %.300s", values, err, want, out)
 		}
 	}
-	if out := mustRender(t, "{nvidiaDriver: {root: null}}"); strings.Contains(out, "chandler:nvml") {
+	if out := mustRender(t, "{nvidiaDriver: {root: null}}"); strings.Contains(out, "-nvml") {
 		t.Error("without a driver's root the image is that with NVML")
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"chandler.dev/e2e/chandler"
 	"chandler.dev/e2e/cluster"
 )
 
@@ -86,7 +87,7 @@ func (in *installed) loadAgentImage(ctx context.Context, nvml string) error {
 	if err := in.addLibraries(files, driverNeeds); err != nil {
 		return err
 	}
-	return in.node.LoadImage(ctx, cluster.Image{Name: "chandler.dev/chandler:nvml", Files: files, Entrypoint: []string{"/chandler"}})
+	return in.node.LoadImage(ctx, cluster.Image{Name: chandler.AgentImage + "-nvml", Files: files, Entrypoint: []string{"/chandler"}})
 }
 
 // addNeeded adds the loader and the libraries of a program.

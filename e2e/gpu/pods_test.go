@@ -148,7 +148,7 @@ spec:
     spec:
       containers:
       - name: chandler
-        image: chandler.dev/chandler:nvml
+        image: ` + chandler.AgentImage + `-nvml
         volumeMounts:
 `
 	volumes := "      volumes:\n"

@@ -16,7 +16,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
 	draclient "k8s.io/dynamic-resource-allocation/client"
@@ -57,8 +56,8 @@ func Run(ctx context.Context, client kubernetes.Interface, namespace string, tim
 // PodResources every 5 s.
 const endingPatience = 7 * time.Second
 
-// agentsName is the name of the agents' DaemonSet.
-const agentsName = "chandler"
+// agentSets selects the agents' DaemonSets: one for each group of nodes.
+const agentSets = "app.kubernetes.io/name=chandler"
 
 // uninstaller removes the agents of a namespace from their nodes.
 type uninstaller struct {
@@ -79,13 +78,13 @@ func newUninstaller(client kubernetes.Interface, namespace string, out io.Writer
 // run removes Chandler from all nodes. If it succeeds, the order remains, so that an agent that
 // starts before the DaemonSet is deleted leaves too.
 func (u *uninstaller) run(ctx context.Context, timeout time.Duration) (err error) {
-	_, err = u.client.AppsV1().DaemonSets(u.namespace).Get(ctx, agentsName, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		u.printf("There is no DaemonSet %s in namespace %s, so there are no agents to remove.", agentsName, u.namespace)
-		return nil
-	}
+	sets, err := u.daemonSets(ctx)
 	if err != nil {
 		return fmt.Errorf("find the agents: %w", err)
+	}
+	if len(sets) == 0 {
+		u.printf("There is no DaemonSet of agents in namespace %s, so there are no agents to remove.", u.namespace)
+		return nil
 	}
 	if err := u.checkClaims(ctx); err != nil {
 		return err
@@ -175,20 +174,33 @@ func (u *uninstaller) renewOrder(ctx context.Context) error {
 	return nil
 }
 
+// daemonSets lists the DaemonSets of the agents.
+func (u *uninstaller) daemonSets(ctx context.Context) ([]appsv1.DaemonSet, error) {
+	sets, err := u.client.AppsV1().DaemonSets(u.namespace).List(ctx, metav1.ListOptions{LabelSelector: agentSets})
+	if err != nil {
+		return nil, err
+	}
+	return sets.Items, nil
+}
+
 // all returns nil if all agents are in a state. For devices in use, the error is an *inUse.
 func (u *uninstaller) all(ctx context.Context, want removal.State) error {
-	set, err := u.client.AppsV1().DaemonSets(u.namespace).Get(ctx, agentsName, metav1.GetOptions{})
+	sets, err := u.daemonSets(ctx)
 	if err != nil {
 		return err
 	}
-	pods, err := u.client.CoreV1().Pods(u.namespace).List(ctx, metav1.ListOptions{LabelSelector: labels.Set(set.Spec.Selector.MatchLabels).String()})
+	pods, err := u.client.CoreV1().Pods(u.namespace).List(ctx, metav1.ListOptions{LabelSelector: agentSets})
 	if err != nil {
 		return err
 	}
 	var used inUse
 	var waiting []string
-	agents := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return !metav1.IsControlledBy(&p, set) })
+	count := make(map[string]int) // the number of agents of each DaemonSet
+	agents := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool {
+		return !slices.ContainsFunc(sets, func(set appsv1.DaemonSet) bool { return metav1.IsControlledBy(&p, &set) })
+	})
 	for i := range agents {
+		count[metav1.GetControllerOf(&agents[i]).Name]++
 		pod := &agents[i]
 		switch report, told := removal.ReportOf(pod); {
 		case !told || report.ID != u.order.ID:
@@ -205,13 +217,18 @@ func (u *uninstaller) all(ctx context.Context, want removal.State) error {
 	case used.users != nil:
 		return &used
 	}
-	return rolledOut(set, len(agents))
+	for i := range sets {
+		if err := rolledOut(&sets[i], count[sets[i].Name]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // rolledOut returns an error unless a DaemonSet has one pod on each of its nodes.
 func rolledOut(set *appsv1.DaemonSet, pods int) error {
 	if s := set.Status; s.ObservedGeneration < set.Generation || pods != int(s.DesiredNumberScheduled) {
-		return fmt.Errorf("the DaemonSet has %d pods and is to have %d: an upgrade is going on, or a node is not there", pods, s.DesiredNumberScheduled)
+		return fmt.Errorf("the DaemonSet %s has %d pods and is to have %d: an upgrade is going on, or a node is not there", set.Name, pods, s.DesiredNumberScheduled)
 	}
 	return nil
 }

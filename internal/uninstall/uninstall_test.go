@@ -20,15 +20,21 @@ import (
 	"chandler.dev/internal/removal"
 )
 
-// removable returns a cluster with agents that answer each order by the given functions.
+// removable returns a cluster with agents that answer each order by the given functions. The agent
+// "a" belongs to the DaemonSet chandler, and all others to the DaemonSet of a group of nodes.
 func removable(t *testing.T, answers map[string]func(removal.Order) removal.Report, objects ...runtime.Object) *fake.Clientset {
 	t.Helper()
-	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "chandler", Namespace: "ns", UID: "set"}}
-	set.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
-	set.Status.DesiredNumberScheduled = int32(len(answers))
-	objects = append(objects, set, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: removal.ConfigMap, Namespace: "ns"}})
+	labels := map[string]string{"app.kubernetes.io/name": "chandler"}
+	first := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "chandler", Namespace: "ns", UID: "set", Labels: labels}}
+	group := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "chandler-gpus", Namespace: "ns", UID: "group", Labels: labels}}
+	objects = append(objects, first, group, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: removal.ConfigMap, Namespace: "ns"}})
 	for name := range answers {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", Labels: map[string]string{"a": "b"}}}
+		set := group
+		if name == "a" {
+			set = first
+		}
+		set.Status.DesiredNumberScheduled++
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", Labels: labels}}
 		pod.Spec.NodeName = "node-of-" + name
 		pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
 		objects = append(objects, pod)

@@ -1,17 +1,110 @@
 {{/*
-Names are fixed: a node has one agent, since the driver's name and its sockets are there once. So a cluster has one
-release, whatever its name.
+Names are fixed: a node has one agent, because it has the driver's name and its sockets once. Therefore, a cluster has one release
+only. Its groups of nodes can have different settings.
 */}}
 
 {{- define "chandler.image" -}}
-{{- $nvml := ternary "nvml" (printf "%s-nvml" .Chart.AppVersion) (eq .Chart.AppVersion "latest") -}}
 {{- with .Values.image -}}
 {{- if .digest -}}
 {{ .repository }}@{{ .digest }}
 {{- else -}}
-{{ .repository }}:{{ .tag | default (ternary $nvml $.Chart.AppVersion (or $.Values.nvml.enabled $.Values.sharingDaemons.enabled (not (empty $.Values.nvidiaDriver.root)))) }}
+{{ .repository }}:{{ include "chandler.tag" $ }}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* The tag of the image. The image with chandler-nvml has the same tag with "-nvml". */}}
+{{- define "chandler.tag" -}}
+{{- $tag := .Values.image.tag | default .Chart.AppVersion | default "" -}}
+{{- $nvml := or .Values.nvml.enabled .Values.sharingDaemons.enabled (not (empty .Values.nvidiaDriver.root)) -}}
+{{ $tag }}{{ if and $nvml (not (hasSuffix "nvml" $tag)) }}-nvml{{ end }}
+{{- end -}}
+
+{{- define "chandler.labels" -}}
+app.kubernetes.io/name: chandler
+{{ include "chandler.releaseLabels" . }}
+{{- end -}}
+
+{{/* The standard labels besides the name. */}}
+{{- define "chandler.releaseLabels" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- with .Chart.AppVersion | default .Values.image.tag }}
+app.kubernetes.io/version: {{ . | trunc 63 | trimAll "-_." | quote }}
+{{- end }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimAll "-_." }}
+{{- end -}}
+
+{{/*
+Includes a template for the nodes of no group, and then for each group of nodes. The argument is a list of the chart's
+context and the template's name. The template gets the values of its group, and the selectors of the nodes that it must
+leave to others: a node that several groups select belongs to the first.
+*/}}
+{{- define "chandler.eachGroup" -}}
+{{- $top := index . 0 -}}
+{{- $template := index . 1 -}}
+{{- $context := pick $top "Release" "Chart" "Capabilities" "Template" "Files" -}}
+{{- $selectors := list -}}
+{{- $out := list -}}
+{{- range $group := $top.Values.nodeGroups | default list -}}
+{{- $values := mergeOverwrite (deepCopy $top.Values) (deepCopy $group) -}}
+{{- $_ := set $values "nodeSelector" $group.nodeSelector -}}
+{{- $out = append $out (include $template (merge (dict "Values" $values "group" $group.name "excluded" $selectors) $context) | trim) -}}
+{{- $selectors = append $selectors $group.nodeSelector -}}
+{{- end -}}
+{{- $first := include $template (merge (dict "Values" $top.Values "group" "" "excluded" $selectors) $context) | trim -}}
+{{- prepend $out $first | compact | join "\n---\n" -}}
+{{- end -}}
+
+{{/* The name of the DaemonSet and the ConfigMap of a group of nodes. */}}
+{{- define "chandler.groupName" -}}
+chandler{{ with .group }}-{{ . }}{{ end }}
+{{- end -}}
+
+{{/* The labels by which a DaemonSet finds its pods, besides the name. */}}
+{{- define "chandler.groupLabel" -}}
+chandler.dev/node-group: {{ .group | default "default" }}
+{{- end -}}
+
+{{/*
+The affinity of the values, limited to nodes without the label chandler.dev/agent=off that no other group has. The terms of a
+node selector are alternatives. Thus each label of another group's selector leads to further terms.
+*/}}
+{{- define "chandler.affinity" -}}
+{{- $affinity := deepCopy (.Values.affinity | default dict) -}}
+{{- $node := $affinity.nodeAffinity | default dict -}}
+{{- $required := $node.requiredDuringSchedulingIgnoredDuringExecution | default dict -}}
+{{- $terms := $required.nodeSelectorTerms | default (list (dict)) -}}
+{{- range $selector := .excluded -}}
+{{- $more := list -}}
+{{- range $term := $terms -}}
+{{- range $key, $value := $selector -}}
+{{- $expressions := append ($term.matchExpressions | default list) (dict "key" $key "operator" "NotIn" "values" (list $value)) -}}
+{{- $more = append $more (merge (dict "matchExpressions" $expressions) $term) -}}
+{{- end -}}
+{{- end -}}
+{{- $terms = $more -}}
+{{- end -}}
+{{- $out := list -}}
+{{- range $term := $terms -}}
+{{- $expressions := append ($term.matchExpressions | default list) (dict "key" "chandler.dev/agent" "operator" "NotIn" "values" (list "off")) -}}
+{{- $out = append $out (merge (dict "matchExpressions" $expressions) $term) -}}
+{{- end -}}
+{{- $_ := set $node "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $out) -}}
+{{- $_ := set $affinity "nodeAffinity" $node -}}
+{{ toYaml $affinity }}
+{{- end -}}
+
+{{/*
+A checksum of the fields of the configuration that need a restart of the agent, or "" if none of them is set. As an annotation of
+the pods, it makes an upgrade restart the agents if such a field has changed.
+*/}}
+{{- define "chandler.restartChecksum" -}}
+{{- $config := (include "chandler.config" . | fromYaml) -}}
+{{- $fields := pick $config "driverRoots" "paths" "hooks" "passthrough" -}}
+{{- with omit ($config.onDemand | default dict) "keepSeconds" }}{{ $_ := set $fields "onDemand" . }}{{ end -}}
+{{- range $config.resources }}{{ if hasKey . "sriov" }}{{ $_ := set $fields "sriov" true }}{{ end }}{{ end -}}
+{{- with $fields }}{{ toJson . | sha256sum }}{{ end -}}
 {{- end -}}
 
 {{/*
