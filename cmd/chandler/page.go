@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -66,10 +67,6 @@ func (o *runOptions) pageServer(client kubernetes.Interface) func(context.Contex
 		return nil
 	}
 	return func(ctx context.Context, facts func() (inventory.Facts, bool)) {
-		classes, err := shippedClasses()
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "The web UI cannot show how to request devices")
-		}
 		var version atomic.Value
 		version.Store("")
 		go func() {
@@ -84,14 +81,13 @@ func (o *runOptions) pageServer(client kubernetes.Interface) func(context.Contex
 				}
 			}
 		}()
-		read := func() *inventory.Inventory {
-			found, known := facts()
-			if !known {
-				return nil
+		read := pageReader(facts, func() []inventory.Class {
+			classes, err := shippedClasses()
+			if err != nil {
+				klog.FromContext(ctx).Error(err, "The web UI cannot show how to request devices")
 			}
-			found.Classes, found.Kubernetes = classes, version.Load().(string)
-			return inventory.Make(found)
-		}
+			return classes
+		}, func() string { return version.Load().(string) })
 		said := false
 		for ctx.Err() == nil {
 			listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.pageAddress)
@@ -108,6 +104,20 @@ func (o *runOptions) pageServer(client kubernetes.Interface) func(context.Contex
 			case <-time.After(pageRetry):
 			}
 		}
+	}
+}
+
+// pageReader returns the function that reads the inventory for the web UI. The function calls
+// compile at the first read only: the compiled classes take 2 MB, and few web UIs are ever opened.
+func pageReader(facts func() (inventory.Facts, bool), compile func() []inventory.Class, version func() string) func() *inventory.Inventory {
+	classes := sync.OnceValue(compile)
+	return func() *inventory.Inventory {
+		found, known := facts()
+		if !known {
+			return nil
+		}
+		found.Classes, found.Kubernetes = classes(), version()
+		return inventory.Make(found)
 	}
 }
 

@@ -260,3 +260,27 @@ func said(body string) string {
 	body = notSaid.ReplaceAllString(body, "")
 	return tags.ReplaceAllString(titles.ReplaceAllString(body, ">\n$1\n"), "\n")
 }
+
+// TestClassesAreCompiledAtTheFirstRead checks that an agent whose web UI is never opened does not
+// compile the DeviceClasses.
+func TestClassesAreCompiledAtTheFirstRead(t *testing.T) {
+	facts := recordedFacts(t, "../../discovery/families/apex/testdata/dual.host")
+	compiled, known := 0, false
+	read := pageReader(
+		func() (inventory.Facts, bool) { return facts, known },
+		func() []inventory.Class { compiled++; return facts.Classes },
+		func() string { return "1.37.0" },
+	)
+	if read() != nil || compiled != 0 {
+		t.Errorf("compiled %d times before devices are known", compiled)
+	}
+	known = true
+	for range 2 {
+		if inv := read(); len(inv.Devices) == 0 || inv.Kubernetes != "1.37.0" {
+			t.Errorf("%+v", inv)
+		}
+	}
+	if compiled != 1 {
+		t.Errorf("compiled %d times", compiled)
+	}
+}
