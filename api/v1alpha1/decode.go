@@ -3,11 +3,12 @@ package v1alpha1
 import (
 	"errors"
 	"fmt"
-	"regexp"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
+
+	"chandler.dev/internal/pattern"
 )
 
 // ParseDriverConfig decodes and validates a configuration file in YAML or JSON. Fields unknown to
@@ -60,7 +61,7 @@ func ParseClaimParameters(data []byte) (*ClaimParameters, error) {
 }
 
 // manyDocuments matches a separator before another document.
-var manyDocuments = regexp.MustCompile(`(?m)\A\s*[^-\s#][\s\S]*^---[ \t]*$[\s]*[^\s#]`)
+var manyDocuments = pattern.Lazy(`(?m)\A\s*[^-\s#][\s\S]*^---[ \t]*$[\s]*[^\s#]`)
 
 // decode reads the type first, so that the error for another kind names the kind, and not an
 // unknown field.
@@ -71,7 +72,7 @@ func decode(data []byte, kind string, meta *metav1.TypeMeta, into any) error {
 	if err := checkKind(kind, meta); err != nil {
 		return err
 	}
-	if manyDocuments.Match(data) {
+	if manyDocuments().Match(data) {
 		return fmt.Errorf("decode %s: more than one document", kind)
 	}
 	object, err := yaml.YAMLToJSONStrict(data)

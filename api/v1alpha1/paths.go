@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"maps"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"chandler.dev/internal/pattern"
 )
 
 // kinds are the values of the attribute "kind".
@@ -81,7 +82,7 @@ func (g *PathGroup) validate() error {
 		}
 	}
 	for i, device := range g.USB {
-		if !usbID.MatchString(device.Vendor) || !usbID.MatchString(device.Product) {
+		if !usbID().MatchString(device.Vendor) || !usbID().MatchString(device.Product) {
 			errs = append(errs, fmt.Errorf("usb[%d]: is vendor %q, product %q; want up to four hexadecimal digits each", i, device.Vendor, device.Product))
 		}
 	}
@@ -89,8 +90,8 @@ func (g *PathGroup) validate() error {
 }
 
 var (
-	usbID       = regexp.MustCompile(`^[0-9A-Fa-f]{1,4}$`)
-	permissions = regexp.MustCompile(`^[rwm]{0,3}$`)
+	usbID       = pattern.Lazy(`^[0-9A-Fa-f]{1,4}$`)
+	permissions = pattern.Lazy(`^[rwm]{0,3}$`)
 )
 
 func (p *Path) validate() error {
@@ -110,7 +111,7 @@ func (p *Path) validate() error {
 	switch {
 	case p.Type != "" && p.Type != PathTypeDevice && p.Type != PathTypeMount:
 		errs = append(errs, fmt.Errorf("type: is %q; want %s or %s", string(p.Type), PathTypeDevice, PathTypeMount))
-	case !permissions.MatchString(p.Permissions):
+	case !permissions().MatchString(p.Permissions):
 		errs = append(errs, fmt.Errorf("permissions: is %q; want some of m, r and w", p.Permissions))
 	case p.Type == PathTypeMount && p.Permissions != "":
 		errs = append(errs, errors.New("permissions: is for type Device"))

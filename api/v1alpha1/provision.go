@@ -3,11 +3,12 @@ package v1alpha1
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/internal/pattern"
 )
 
 // ProvisionConfig is the desired state of a host's PCI functions. The flag --config of "chandler
@@ -163,10 +164,10 @@ func (v *VirtualFunctions) validate() error {
 }
 
 // driverName matches the name of a driver, which becomes part of a path.
-var driverName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_. -]{0,62}$`)
+var driverName = pattern.Lazy(`^[A-Za-z0-9_][A-Za-z0-9_. -]{0,62}$`)
 
 func validateDriver(name string) error {
-	if !driverName.MatchString(name) || strings.HasSuffix(name, " ") {
+	if !driverName().MatchString(name) || strings.HasSuffix(name, " ") {
 		return fmt.Errorf("driver is %q; want the name of a kernel driver, such as vfio-pci", name)
 	}
 	return nil
@@ -199,11 +200,11 @@ func (g *WorkQueueGroup) validate() error {
 }
 
 // queueName matches names that are valid as an attribute of a ResourceSlice.
-var queueName = regexp.MustCompile(`^[!-~]([ -~]{0,62}[!-~])?$`)
+var queueName = pattern.Lazy(`^[!-~]([ -~]{0,62}[!-~])?$`)
 
 func (q WorkQueue) validate() error {
 	switch {
-	case !queueName.MatchString(q.Name):
+	case !queueName().MatchString(q.Name):
 		return fmt.Errorf("name is %q; want 1 to 64 printable ASCII characters", q.Name)
 	case q.Mode != WorkQueueDedicated && q.Mode != WorkQueueShared:
 		return fmt.Errorf("mode is %q; want %s or %s", q.Mode, WorkQueueDedicated, WorkQueueShared)

@@ -3,7 +3,8 @@ package v1alpha1
 import (
 	"errors"
 	"fmt"
-	"regexp"
+
+	"chandler.dev/internal/pattern"
 )
 
 // Renamed lists previous names of the fields of a [DriverConfig], each with the present name. A
@@ -31,12 +32,12 @@ func withPresentName(err error) error {
 }
 
 // kindComparison matches a comparison of the attribute "kind" with a value.
-var kindComparison = regexp.MustCompile(`\bkind\s*(?:\.orValue\([^)]*\)\s*)?[!=]=\s*['"]([a-z]+)['"]`)
+var kindComparison = pattern.Lazy(`\bkind\s*(?:\.orValue\([^)]*\)\s*)?[!=]=\s*['"]([a-z]+)['"]`)
 
 // checkKinds returns an error if an expression compares the attribute "kind" with a previous value,
 // which no device has.
 func checkKinds(expression string) error {
-	for _, found := range kindComparison.FindAllStringSubmatch(expression, -1) {
+	for _, found := range kindComparison().FindAllStringSubmatch(expression, -1) {
 		if name := RenamedKinds[found[1]]; name != "" {
 			return fmt.Errorf("kind %q was renamed to %q", found[1], name)
 		}

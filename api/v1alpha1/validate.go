@@ -6,12 +6,13 @@ import (
 	"maps"
 	"math"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"chandler.dev/internal/pattern"
 )
 
 func (m Mode) validate() error {
@@ -63,7 +64,7 @@ func (a *Allocation) validate() error {
 		}
 	}
 	for i, name := range a.Alike {
-		if !attributeName.MatchString(name) {
+		if !attributeName().MatchString(name) {
 			return fmt.Errorf("alike[%d]: is %q; want an attribute, such as profile or resource.kubernetes.io/numaNode", i, name)
 		}
 	}
@@ -71,7 +72,7 @@ func (a *Allocation) validate() error {
 }
 
 // attributeName matches attribute names, with a domain if it is not this driver's.
-var attributeName = regexp.MustCompile(`^([a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?/)?[A-Za-z_][A-Za-z0-9_]{0,31}$`)
+var attributeName = pattern.Lazy(`^([a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?/)?[A-Za-z_][A-Za-z0-9_]{0,31}$`)
 
 func (k DriverKind) validate() error {
 	if k == "" || k == DriverVFIO {
@@ -81,10 +82,10 @@ func (k DriverKind) validate() error {
 }
 
 // vfioDriver matches the names of the kernel's vfio drivers for PCI functions (drivers/vfio/pci).
-var vfioDriver = regexp.MustCompile(`^([a-z0-9_]{1,32}[_-])?vfio[_-]pci$`)
+var vfioDriver = pattern.Lazy(`^([a-z0-9_]{1,32}[_-])?vfio[_-]pci$`)
 
 func (r *Passthrough) validate() error {
-	if r.Driver == "" || vfioDriver.MatchString(r.Driver) {
+	if r.Driver == "" || vfioDriver().MatchString(r.Driver) {
 		return nil
 	}
 	return fmt.Errorf("driver: is %q; want a vfio driver, such as vfio-pci or mlx5_vfio_pci", r.Driver)
@@ -92,7 +93,7 @@ func (r *Passthrough) validate() error {
 
 // resetMethod matches the names of the kernel's reset methods for PCI functions
 // (pci_reset_fn_methods in drivers/pci/pci.c).
-var resetMethod = regexp.MustCompile(`^[a-z][a-z_]{0,31}$`)
+var resetMethod = pattern.Lazy(`^[a-z][a-z_]{0,31}$`)
 
 func (h *Reclaim) validate() error {
 	switch {
@@ -102,7 +103,7 @@ func (h *Reclaim) validate() error {
 		return fmt.Errorf("resetMethods: go with reset: %s", ResetFunction)
 	}
 	for i, method := range h.ResetMethods {
-		if !resetMethod.MatchString(method) || slices.Contains(h.ResetMethods[:i], method) {
+		if !resetMethod().MatchString(method) || slices.Contains(h.ResetMethods[:i], method) {
 			return fmt.Errorf("resetMethods[%d]: is %q; want names of the kernel's reset_method, such as flr or bus, each once", i, method)
 		}
 	}
@@ -186,13 +187,13 @@ func validateRoot(root string) error {
 
 // interfaceName is stricter than the kernel (net/core/dev.c, dev_valid_name), which accepts almost
 // all bytes.
-var interfaceName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,15}$`)
+var interfaceName = pattern.Lazy(`^[A-Za-z0-9_.-]{1,15}$`)
 
 func validateInterfaceName(name string) error {
 	switch {
 	case name == "":
 		return nil
-	case !interfaceName.MatchString(name) || name == "." || name == "..":
+	case !interfaceName().MatchString(name) || name == "." || name == "..":
 		return fmt.Errorf("interfaceName: is %q; want 1 to 15 letters, digits, '-', '_' and '.', such as net1", name)
 	case name == "lo":
 		return fmt.Errorf("interfaceName: is %q, which every container has already", name)
@@ -200,10 +201,10 @@ func validateInterfaceName(name string) error {
 	return nil
 }
 
-var hexadecimal = regexp.MustCompile(`^[0-9A-Fa-f]{8,40}$`)
+var hexadecimal = pattern.Lazy(`^[0-9A-Fa-f]{8,40}$`)
 
 func validateAcceleratorFunction(id string) error {
-	if id == "" || hexadecimal.MatchString(strings.ReplaceAll(id, "-", "")) {
+	if id == "" || hexadecimal().MatchString(strings.ReplaceAll(id, "-", "")) {
 		return nil
 	}
 	return fmt.Errorf("acceleratorFunction: is %q; want 8 to 40 hexadecimal digits", id)
@@ -212,8 +213,8 @@ func validateAcceleratorFunction(id string) error {
 // Limits for the environment variables of a claim. Names are C identifiers, which every shell and
 // library can read, and a value is one line.
 var (
-	variableName  = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,63}$`)
-	variableValue = regexp.MustCompile(`^[ -~]{1,256}$`)
+	variableName  = pattern.Lazy(`^[A-Za-z_][A-Za-z0-9_]{0,63}$`)
+	variableValue = pattern.Lazy(`^[ -~]{1,256}$`)
 )
 
 const (
@@ -230,11 +231,11 @@ func validateEnvironment(environment map[string]string) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(environment)) {
 		switch {
-		case !variableName.MatchString(name):
+		case !variableName().MatchString(name):
 			errs = append(errs, fmt.Errorf("environment: %.80q is not a valid environment variable; want 1 to 64 letters, digits and '_', no digit first", name))
 		case strings.HasPrefix(name, ownVariables):
 			errs = append(errs, fmt.Errorf("environment[%s]: variables of that prefix are not for claims to set", name))
-		case !variableValue.MatchString(environment[name]):
+		case !variableValue().MatchString(environment[name]):
 			errs = append(errs, fmt.Errorf("environment[%s]: want 1 to 256 printable ASCII characters", name))
 		}
 	}

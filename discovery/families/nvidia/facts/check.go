@@ -5,19 +5,21 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+
+	"chandler.dev/internal/pattern"
 )
 
 // These patterns are the forms of NVML values. Before R470, the UUID of a MIG device consists of
 // the GPU's UUID and the numbers of the instances.
 var (
-	addresses    = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
-	plainUUIDs   = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-	gpuUUIDs     = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-	migUUIDs     = regexp.MustCompile(`^MIG-([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]{1,2}/[0-9]{1,2})$`)
-	capabilities = regexp.MustCompile(`^[1-9][0-9]?\.[0-9]$`)
-	cudaVersions = regexp.MustCompile(`^[1-9][0-9]{0,2}\.[0-9]{1,2}$`)
-	words        = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
-	profiles     = regexp.MustCompile(`^(?:([1-8])c\.)?([1-8])g\.([1-9][0-9]{0,3})gb((?:\+[a-z]+(?:\.[a-z]+)*|-[a-z]+)?)$`)
+	addresses    = pattern.Lazy(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+	plainUUIDs   = pattern.Lazy(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	gpuUUIDs     = pattern.Lazy(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	migUUIDs     = pattern.Lazy(`^MIG-([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]{1,2}/[0-9]{1,2})$`)
+	capabilities = pattern.Lazy(`^[1-9][0-9]?\.[0-9]$`)
+	cudaVersions = pattern.Lazy(`^[1-9][0-9]{0,2}\.[0-9]{1,2}$`)
+	words        = pattern.Lazy(`^[a-z0-9-]{1,32}$`)
+	profiles     = pattern.Lazy(`^(?:([1-8])c\.)?([1-8])g\.([1-9][0-9]{0,3})gb((?:\+[a-z]+(?:\.[a-z]+)*|-[a-z]+)?)$`)
 )
 
 // maxSuffix limits the end of a profile's name, such as "+me.all". Device names, which are DNS
@@ -26,7 +28,7 @@ const maxSuffix = 15
 
 // parseProfile returns the parts of a profile's name, nil if the name is invalid.
 func parseProfile(name string) []string {
-	m := profiles.FindStringSubmatch(name)
+	m := profiles().FindStringSubmatch(name)
 	if m == nil || len(m[4]) > maxSuffix {
 		return nil
 	}
@@ -40,8 +42,8 @@ const maxMemory = 64 << 40
 func (g *GPU) check() error {
 	var errs []error
 	wrong := func(what string, value any) { errs = append(errs, fmt.Errorf("no %s: %.40q", what, fmt.Sprint(value))) }
-	text := func(what, value string, form *regexp.Regexp) {
-		if value != "" && !form.MatchString(value) {
+	text := func(what, value string, form func() *regexp.Regexp) {
+		if value != "" && !form().MatchString(value) {
 			wrong(what, value)
 		}
 	}
@@ -55,11 +57,11 @@ func (g *GPU) check() error {
 	if g.MIG != "" && g.MIG != "enabled" && g.MIG != "disabled" {
 		wrong("MIG mode", g.MIG)
 	}
-	if g.Fabric != nil && !plainUUIDs.MatchString(g.Fabric.Cluster) {
+	if g.Fabric != nil && !plainUUIDs().MatchString(g.Fabric.Cluster) {
 		wrong("UUID of a fabric cluster", g.Fabric.Cluster)
 	}
 	for _, address := range append(append([]string(nil), g.Peers...), g.Switches...) {
-		if !addresses.MatchString(address) {
+		if !addresses().MatchString(address) {
 			wrong("PCI address at the end of an NVLink", address)
 		}
 	}
@@ -164,7 +166,7 @@ func (i *Instance) check(gpuMemory int64) error {
 	if i.GI < 0 || i.GI > 99 || i.CI < 0 || i.CI > 99 {
 		return errors.New("no such number")
 	}
-	if i.UUID != "" && !migUUIDs.MatchString(i.UUID) {
+	if i.UUID != "" && !migUUIDs().MatchString(i.UUID) {
 		return fmt.Errorf("no UUID: %.40q", i.UUID)
 	}
 	if _, _, ok := i.Slices(); i.Profile != "" && !ok {

@@ -250,7 +250,7 @@ func parseGPU(raw json.RawMessage, layouts []json.RawMessage) (GPU, error) {
 	if err := json.Unmarshal(raw, &of); err != nil {
 		return GPU{}, err
 	}
-	if !addresses.MatchString(of.Address) {
+	if !addresses().MatchString(of.Address) {
 		return GPU{}, fmt.Errorf("no PCI address: %.40q", of.Address)
 	}
 	var read entry

@@ -4,17 +4,18 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode"
 
 	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/internal/pattern"
 )
 
 var (
-	versions  = regexp.MustCompile(`^[0-9]{1,4}(\.[0-9]{1,4}){1,3}$`)
-	variables = regexp.MustCompile(`^[A-Z][A-Z0-9_]{0,63}$`)
+	versions  = pattern.Lazy(`^[0-9]{1,4}(\.[0-9]{1,4}){1,3}$`)
+	variables = pattern.Lazy(`^[A-Z][A-Z0-9_]{0,63}$`)
 )
 
 // options lists the mount options for a driver's files. No option extends a container's
@@ -27,7 +28,7 @@ var kernelDirs = []string{"/proc", "/sys", "/dev"}
 // check returns an error for every invalid part of an answer, nil if all are valid.
 func (a *Answer) check() error {
 	var errs []error
-	if !versions.MatchString(a.Driver) {
+	if !versions().MatchString(a.Driver) {
 		errs = append(errs, fmt.Errorf("no version of a driver: %.40q", a.Driver))
 	}
 	e := &a.Edits
@@ -46,7 +47,7 @@ func (a *Answer) check() error {
 	}
 	for _, variable := range e.Env {
 		name, value, ok := strings.Cut(variable, "=")
-		if !ok || !variables.MatchString(name) || !printable(value) {
+		if !ok || !variables().MatchString(name) || !printable(value) {
 			errs = append(errs, fmt.Errorf("no variable: %.60q", variable))
 		}
 	}
