@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,8 +25,24 @@ const maxPasses = 5
 // file that can drive a PCI function. The processes of a pod are the processes in its control
 // group, so the process of a monitor is ignored.
 func ByPods(host *discovery.Host, d discovery.Device, pods []types.UID) (uses Uses) {
+	return byPods(host, d, func(groups string) bool {
+		return slices.ContainsFunc(pods, func(pod types.UID) bool { return inPod(groups, pod) })
+	})
+}
+
+// ByUnlistedPods is [ByPods] for the pods that are not listed. The API server does not list a pod
+// that was deleted by force, while processes of the pod may still run. Static pods are ignored: the
+// API server lists them under other UIDs, and they cannot have claims.
+func ByUnlistedPods(host *discovery.Host, d discovery.Device, listed []types.UID) (uses Uses) {
+	return byPods(host, d, func(groups string) bool {
+		pod := podIn(groups)
+		return pod != "" && !slices.Contains(listed, pod)
+	})
+}
+
+func byPods(host *discovery.Host, d discovery.Device, inPods func(groups string) bool) (uses Uses) {
 	for range maxPasses {
-		processes, err := processesOf(host, pods)
+		processes, err := processesOf(host, inPods)
 		if err != nil {
 			return Uses{{Object: "the device", ReadError: err}}
 		}
@@ -35,7 +52,7 @@ func ByPods(host *discovery.Host, d discovery.Device, pods []types.UID) (uses Us
 		if uses = byProcesses(host, d, processes); len(uses) > 0 {
 			return uses
 		}
-		again, err := processesOf(host, pods)
+		again, err := processesOf(host, inPods)
 		if err == nil && !slices.ContainsFunc(again, func(process string) bool { return !slices.Contains(processes, process) }) {
 			return nil
 		}
@@ -43,8 +60,8 @@ func ByPods(host *discovery.Host, d discovery.Device, pods []types.UID) (uses Us
 	return Uses{{Object: "the device", How: "the pod starts processes faster than they can be checked"}}
 }
 
-// processesOf returns the processes in the control groups of pods.
-func processesOf(host *discovery.Host, pods []types.UID) (processes []string, err error) {
+// processesOf returns the processes that are in the control group of one of some pods.
+func processesOf(host *discovery.Host, inPods func(groups string) bool) (processes []string, err error) {
 	if err := seesAll(host.FS, self); err != nil {
 		return nil, err
 	}
@@ -62,7 +79,7 @@ func processesOf(host *discovery.Host, pods []types.UID) (processes []string, er
 		case err != nil && hasEnded(host.FS, dir, err):
 		case err != nil:
 			return nil, fmt.Errorf("read the control group of process %s: %w", entry.Name(), err)
-		case slices.ContainsFunc(pods, func(pod types.UID) bool { return inPod(groups, pod) }):
+		case inPods(groups):
 			processes = append(processes, entry.Name())
 		}
 	}
@@ -162,6 +179,22 @@ func inPod(groups string, pod types.UID) bool {
 		}
 	}
 	return false
+}
+
+// podGroup matches the part of a control group's path that the kubelet made from a pod's UID: see
+// [inPod]. The UIDs of static pods have another form (pkg/kubelet/config/common.go, applyDefaults,
+// in 1.31 to 1.37).
+var podGroup = regexp.MustCompile(`/(?:[^/]+-pod|pod)([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?:\.slice)?(?:/|$)`)
+
+// podIn returns the pod in the text of /proc/PID/cgroup, "" for the processes of no pod and of
+// static pods.
+func podIn(groups string) types.UID {
+	for line := range strings.Lines(groups) {
+		if match := podGroup.FindStringSubmatch(strings.TrimSpace(line)); match != nil {
+			return types.UID(strings.ReplaceAll(match[1], "_", "-"))
+		}
+	}
+	return ""
 }
 
 // byProcesses returns which of the processes have a device open.

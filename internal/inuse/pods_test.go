@@ -58,6 +58,31 @@ func TestByPods(t *testing.T) {
 	}
 }
 
+// ByUnlistedPods finds a process of each pod that is not listed, and no other process.
+func TestByUnlistedPods(t *testing.T) {
+	const open = "in use: /dev/ttyS9: process 47 (qemu) has it open"
+	for name, test := range map[string]struct{ group, want string }{
+		"version 2":     {"0::/kubepods/besteffort/pod00000000-7d0e-4c8e-9a57-0d2f6d0e1b11/0123", open},
+		"systemd":       {"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod00000000_7d0e_4c8e_9a57_0d2f6d0e1b11.slice/crio-0123.scope", open},
+		"version 1":     {"1:name=systemd:/\n12:pids:/kubepods/pod00000000-7d0e-4c8e-9a57-0d2f6d0e1b11/0123", open},
+		"a listed pod":  {"0::/kubepods.slice/kubepods-pod5f1c9a52_7d0e_4c8e_9a57_0d2f6d0e1b11.slice/crio-0123.scope", ""},
+		"a static pod":  {"0::/kubepods/burstable/pod0123456789abcdef0123456789abcdef/0123", ""},
+		"a daemon":      {"0::/system.slice/qemu.service", ""},
+		"another group": {"0::/machine.slice/libpod-0123.scope", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fsys := host(map[string]string{"proc/1/cgroup": "0::/init.scope", "proc/47/cgroup": test.group, "proc/47/fd/3": "->/dev/ttyS9"})
+			var texts []string
+			for _, use := range inuse.ByUnlistedPods(&discovery.Host{FS: fsys}, serial, []types.UID{pod}) {
+				texts = append(texts, use.String())
+			}
+			if got := strings.Join(texts, "; "); got != test.want {
+				t.Errorf("%q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
 // ByPods checks all files that can drive a function, not only its nodes.
 func TestByPodsOfAFunction(t *testing.T) {
 	d := discovery.Device{Name: "f", Source: function}

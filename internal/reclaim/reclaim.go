@@ -277,8 +277,14 @@ func (c *Manager) checkReclaim(ctx context.Context, r *record, of users) (why st
 	if why != "" {
 		return why, openInterval
 	}
-	if of.isUnknown() && unseen == nil {
+	isUnknown := of.isUnknown()
+	if isUnknown && unseen == nil {
 		unseen = errUnknownPod
+	}
+	resets := rule.Reset && r.Hold.Amount == nil && !isPart(d)
+	if resets && unseen == nil && r.Owner.UID != "" {
+		unseen = c.unlistedUse(ctx, r.withNodes(d))
+		isUnknown = unseen != nil
 	}
 	if unseen != nil {
 		c.sayBlind(ctx, r, unseen)
@@ -289,11 +295,11 @@ func (c *Manager) checkReclaim(ctx context.Context, r *record, of users) (why st
 		case left > 0:
 			c.noteUnseen(r, left)
 			return "", 0
-		case of.isUnknown():
+		case isUnknown:
 			return "", 0 // no reset, which could hit a running process
 		}
 	}
-	if !rule.Reset || r.Hold.Amount != nil || isPart(d) {
+	if !resets {
 		return "", 0
 	}
 	if left := c.unseenFor(r); left > 0 {
@@ -503,6 +509,29 @@ func (c *Manager) openProcesses(ctx context.Context, r *record, d discovery.Devi
 		}
 		c.setReason(ctx, r, fmt.Sprintf("looking at what the processes of its pod have open has not ended after %s", c.config.Limit))
 	}
+}
+
+// unlistedUse returns an error if a pod that the API server does not list may have a device open. A
+// pod may have joined a claim and may have been deleted by force between two lists of the kubelet.
+func (c *Manager) unlistedUse(ctx context.Context, d discovery.Device) error {
+	if c.config.PodsOf == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.config.Limit)
+	defer cancel()
+	pods, err := c.config.PodsOf(ctx)
+	if err != nil {
+		return fmt.Errorf("the pods of the node are unknown: %w", err)
+	}
+	listed := make([]types.UID, 0, len(pods))
+	for _, pod := range pods {
+		listed = append(listed, pod.UID)
+	}
+	why, unseen := open(inuse.ByUnlistedPods(c.config.Host, d, listed))
+	if why != "" {
+		return fmt.Errorf("a pod that has been deleted: %s", why)
+	}
+	return unseen
 }
 
 // open returns the process that has a device open, or "". unseen is the reason why there may be an

@@ -2,6 +2,7 @@ package reclaim
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -55,6 +56,7 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	b := &bench{t: t, Kernel: passthroughtest.New(t), dir: t.TempDir(), disk: &disktest.Disk{}, rule: discovery.Selection[Rule]{Selects: func(discovery.Device) (bool, error) { return true, nil }, Value: Rule{Reset: true}}}
+	b.podsOf = func(context.Context) (map[types.NamespacedName]Pod, error) { return nil, nil }
 	b.Add(address, "nvme", "3")
 	b.fsys = b.FS()
 	b.device = discovery.Device{Name: "d", Source: passthroughtest.Source(address), Edits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/d", HostPath: "/dev/d", Type: "c", Major: 240}}}}
@@ -504,6 +506,50 @@ func TestUnknownPods(t *testing.T) {
 					b.keeps("it is unknown whether a process has it open (its previous pods are unknown)")
 				}
 				time.Sleep(4 * time.Second)
+				b.keeps("")
+				stop()
+				if got := len(b.ListWrites()); got != test.resets {
+					t.Errorf("writes %q", b.ListWrites())
+				}
+			})
+		})
+	}
+}
+
+// A pod joins a claim and is deleted by force before the kubelet lists it with the claim. While a
+// process of the pod has the device open, the device is withheld as long as that of unknown pods, and
+// not reset. The same holds if the API server does not answer.
+func TestPodJoinsUnseen(t *testing.T) {
+	const joined = types.UID("00000000-0000-4000-8000-000000000021")
+	for name, test := range map[string]struct {
+		listed bool
+		err    error
+		why    string
+		resets int
+	}{
+		"deleted by force": {why: "it is unknown whether a process has it open (a pod that has been deleted: /dev/d: process 47 (train) has it open), and containers may run for a while"},
+		"a monitor":        {listed: true, resets: 1},
+		"no answer":        {err: errors.New("refused"), why: "it is unknown whether a process has it open (the pods of the node are unknown: refused), and containers may run for a while"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				b.podsOf = func(context.Context) (map[types.NamespacedName]Pod, error) {
+					if test.listed {
+						return map[types.NamespacedName]Pod{{Namespace: "default", Name: "joined"}: {UID: joined}}, test.err
+					}
+					return nil, test.err
+				}
+				b.open()
+				b.trains()
+				b.File("proc/47/cgroup", "0::/kubepods/pod"+string(joined)+"/0\n")
+				b.gives("pod")
+				stop := b.run()
+				time.Sleep(time.Minute)
+				b.ends()
+				time.Sleep(2 * time.Second)
+				b.keeps(test.why)
+				time.Sleep(time.Minute)
 				b.keeps("")
 				stop()
 				if got := len(b.ListWrites()); got != test.resets {
