@@ -1,8 +1,7 @@
 // Command benchcheck checks the ratios on docs/benchmarks.md: see make bench-check.
 //
-// The table [heading] has a row for each ratio of two benchmark results. benchcheck runs the
+// The table below [heading] has a row for each ratio of two benchmark results. benchcheck runs the
 // benchmarks of the table, and fails if a ratio differs from the page by more than a quarter.
-// Times depend on the machine; ratios of times that were measured in one run hardly do.
 package main
 
 import (
@@ -43,7 +42,7 @@ type row struct {
 }
 
 func main() {
-	count := flag.Int("count", 3, "runs of each benchmark, of which the best counts")
+	count := flag.Int("count", 3, "number of runs of each benchmark; the best result is used")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
