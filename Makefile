@@ -66,7 +66,7 @@ WAITS := ./cmd/chandler/agent ./legacy/sockets ./cmd/chandler/informant ./cmd/ku
 GOES  := '^\s*go (func|[a-z])|\.Go\b|"sync["/]'
 RACED  = $(WAITS) $(filter-out $(WAITS) ./internal/simulation%,$(shell grep -rlE --include='*.go' $(GOES) api cdi cmd deployments discovery driver internal legacy \
   | xargs -n 1 dirname | sort -u | sed 's,^,./,'))
-ALONE := ^(TestPageOfEachHost|TestPageOfAHostThatNobodyWasAskedOf|TestExtendedResourceNames|TestConfigImportOnHosts|$\
+ALONE := ^(TestPageOfEachHost|TestPageOfAHostWithoutConsumers|TestExtendedResourceNames|TestConfigImportOnHosts|$\
   TestSchedulerAndDriverAgree|TestNoDeviceIsUnreachable|TestAgentIsKilledWhile\w+|TestAgentKilledWhileItDivides|$\
   TestAgentDivides|TestAgentKeepsVirtualFunctionsInUse|TestAgentCuts|TestAgentCutsForAResource)$$
 
@@ -136,8 +136,8 @@ e2e-release: $(TESTRUN) ## a release, built twice
 # apt-get, but not root. The parts divide them by subject. e2e-guest-rest runs all others.
 GUESTS := $(E2E) -timeout 120m ./guest
 GUEST_HOTPLUG     := TestPlug|TestHotPlug
-GUEST_PASSTHROUGH := TestVFIO|TestRebind
-GUEST_ONDEMAND    := TestOnRequest|TestMediated
+GUEST_PASSTHROUGH := TestVFIO|TestPassthrough
+GUEST_ONDEMAND    := TestOnDemand|TestMediated
 GUEST_PROVISION   := TestProvision
 GUEST_HEALTH      := TestHealth
 GUEST_MANY        := TestMany

@@ -142,8 +142,8 @@ type Grant struct {
 
 	// UID is the claim's UID. Upkeep is the directory that programs of families use for the daemons
 	// that claims need; see [Grant.UpkeepDir]. Both are empty in the device plugin API.
-	UID    string
-	Upkeep string
+	UID        string
+	SharingDir string
 
 	// Consumed is the consumed capacity of each shared device. A family passes Consumed on if the
 	// vendor's software enforces limits.

@@ -25,8 +25,8 @@ func (s *Snapshot) joinGroups() {
 func JoinGroups(devices []Device, wanted func(*Device) bool) []Device {
 	groups := make(map[string]bool)
 	for i := range devices {
-		if d := &devices[i]; d.rebindGroup() != "" && wanted(d) {
-			groups[d.rebindGroup()] = true
+		if d := &devices[i]; d.passthroughGroup() != "" && wanted(d) {
+			groups[d.passthroughGroup()] = true
 		}
 	}
 	if len(groups) == 0 {
@@ -34,7 +34,7 @@ func JoinGroups(devices []Device, wanted func(*Device) bool) []Device {
 	}
 	devices = slices.Clone(devices)
 	joinMembers(devices, func(group string) bool { return groups[group] }, func(d *Device) []string {
-		if group := d.rebindGroup(); group != "" {
+		if group := d.passthroughGroup(); group != "" {
 			return []string{group}
 		}
 		return d.vfioGroups()
@@ -78,9 +78,9 @@ func joinMembers(devices []Device, joined func(group string) bool, groupsOf func
 	}
 }
 
-// rebindGroup returns the IOMMU group number of a device that supports VFIO passthrough, and "" for
+// passthroughGroup returns the IOMMU group number of a device that supports VFIO passthrough, and "" for
 // other devices.
-func (d *Device) rebindGroup() string {
+func (d *Device) passthroughGroup() string {
 	if group := d.Attributes["iommuGroup"].IntValue; group != nil && d.Passthrough != nil && d.Passthrough.Why == "" {
 		return strconv.FormatInt(*group, 10)
 	}
@@ -94,7 +94,7 @@ func (d *Device) rebindGroup() string {
 // too (iommu_device_claim_dma_owner in drivers/iommu/iommu.c). A device that is available only
 // under vfio belongs to its group even before the passthrough.
 func (d *Device) vfioGroups() (groups []string) {
-	if group := d.rebindGroup(); group != "" && d.Passthrough.Only {
+	if group := d.passthroughGroup(); group != "" && d.Passthrough.Only {
 		return []string{group}
 	}
 	for _, node := range d.Edits.DeviceNodes {

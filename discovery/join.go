@@ -51,7 +51,7 @@ func (f found) join() *Snapshot {
 	}
 	s.markUnread()
 	s.markReadings()
-	s.joinRebindable()
+	s.joinPassthrough()
 	s.joinGroups()
 	s.dropAmbiguous()
 	s.joinWholes()

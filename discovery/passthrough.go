@@ -50,8 +50,8 @@ func (h *Host) PassthroughDriver(d Device) (string, error) {
 	return *driver, nil
 }
 
-// setRebindable sets Rebind of the PCI functions with allowed VFIO passthrough.
-func setRebindable(host *Host, devices []Device) (problems []Problem) {
+// setPassthrough sets Rebind of the PCI functions with allowed VFIO passthrough.
+func setPassthrough(host *Host, devices []Device) (problems []Problem) {
 	if len(host.Passthroughs) == 0 {
 		return nil
 	}
@@ -102,10 +102,10 @@ func GroupOthers(host *Host, function sysfs.Device) (others []string, why string
 	return others, ""
 }
 
-// joinRebindable decides which devices can be bound to vfio together with all functions of their
+// joinPassthrough decides which devices can be bound to vfio together with all functions of their
 // IOMMU group: a group is bound as a whole or not at all. Such devices get the attribute
 // [VFIODriver].
-func (s *Snapshot) joinRebindable() {
+func (s *Snapshot) joinPassthrough() {
 	if !slices.ContainsFunc(s.Devices, func(d Device) bool { return d.Passthrough != nil }) {
 		return
 	}

@@ -44,9 +44,9 @@ func newTrace(host *Host) (*trace, *Host) {
 
 var seed = maphash.MakeSeed()
 
-// isTold lists the attributes whose changes the kernel reports by events, and those that never
+// reportedByEvents lists the attributes whose changes the kernel reports by events, and those that never
 // change while the device exists (drivers/pci/pci-sysfs.c, drivers/base/core.c).
-var isTold = map[string]bool{
+var reportedByEvents = map[string]bool{
 	"vendor": true, "device": true, "class": true, "modalias": true, "subsystem_vendor": true, "subsystem_device": true,
 	"revision": true, "numa_node": true, "max_link_speed": true, "max_link_width": true, "acpi_index": true, "label": true,
 	"uevent": true, "dev": true, "sriov_totalvfs": true, "idVendor": true, "idProduct": true,
@@ -59,7 +59,7 @@ func hasEvents(op, name string, err error) bool {
 	if !strings.HasPrefix(name, "sys/") || strings.Contains(name, "/net/") {
 		return false
 	}
-	return op != "read" || isTold[path.Base(name)] || errors.Is(err, fs.ErrNotExist)
+	return op != "read" || reportedByEvents[path.Base(name)] || errors.Is(err, fs.ErrNotExist)
 }
 
 // isUnboundLate reports whether a link is the driver link of a function under a vfio driver. While

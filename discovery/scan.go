@@ -150,7 +150,7 @@ func (l familyScan) read(f *Family, host *Host) familyScan {
 	l.add(devices, f)
 	functions := readPCI(sensed, l.Devices)
 	setPlaces(described, l.Devices)
-	l.Problems = slices.Concat(l.Problems, setRebindable(described, l.Devices))
+	l.Problems = slices.Concat(l.Problems, setPassthrough(described, l.Devices))
 	if l.traces {
 		for _, d := range found {
 			if sysfs.IsPCIAddress(d.Name()) && IsVFIO(d.Driver()) { // match may have cached the driver link

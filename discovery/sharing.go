@@ -60,6 +60,6 @@ func JoinOrders(all ...[]Order) (joined []Order, err error) {
 	return joined, nil
 }
 
-// UpkeepDir returns the directory of the files of a family's program for a claim. Its path is the
+// DaemonDir returns the directory of the files of a family's program for a claim. Its path is the
 // same for the agent and on the host.
-func (g *Grant) UpkeepDir(family string) string { return path.Join(g.Upkeep, family, g.UID) }
+func (g *Grant) DaemonDir(family string) string { return path.Join(g.SharingDir, family, g.UID) }

@@ -82,7 +82,7 @@ type Config struct {
 	// called repeatedly. UpkeepDir is the parent directory of the programs' files. Optional.
 	OrderDaemons discovery.Orderer
 	StartDaemons func(ctx context.Context, uid types.UID, orders []discovery.Order) error
-	UpkeepDir    string
+	SharingDir   string
 
 	// Configure configures devices for claims.
 	Configure discovery.Configurer

@@ -53,7 +53,7 @@ func (d *Driver) setEdits(results []ledger.Result, devices []rules.Offered, para
 	granted := make(map[string]specs.ContainerEdits)
 	for request := range maps.Keys(given) {
 		edits := d.config.Granter(rules.PlainDevices(given[request]), discovery.Grant{
-			API: discovery.ModeDRA, Resource: rules.ResourceOf(given[request]), Claim: claimName(claim), UID: string(claim.UID), Upkeep: d.config.UpkeepDir, Request: request, Parameters: parameters[request], Consumed: consumed[request],
+			API: discovery.ModeDRA, Resource: rules.ResourceOf(given[request]), Claim: claimName(claim), UID: string(claim.UID), SharingDir: d.config.SharingDir, Request: request, Parameters: parameters[request], Consumed: consumed[request],
 		})
 		edits.Env = slices.Concat(edits.Env, parameters[request].Environment(), resultVariables(parts[request]))
 		edits.Env = append(edits.Env, ofRequest(edits.Env, claimName(claim), request)...)

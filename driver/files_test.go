@@ -148,7 +148,7 @@ func TestHostFileOfANameBefore(t *testing.T) {
 
 // A device without an extended resource name gets no file with the name in its path. No file is
 // written if its directory does not exist.
-func TestHostFilesThatNobodyReads(t *testing.T) {
+func TestUnreadHostFiles(t *testing.T) {
 	b := newBench(t)
 	file := b.withFiles()
 	unnamed := nic("a")

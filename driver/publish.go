@@ -86,7 +86,7 @@ func (p *publisher) isUnpublished() bool {
 // waitsForFeatures reports whether features must be detected before the next publication. A server
 // that now drops counters keeps those of existing slices.
 func (p *publisher) waitsForFeatures() bool {
-	return !p.featuresKnown || !p.featuresConfirmed && p.last != nil && p.isUnpublished() && pool.CompeteAnew(*p.last, *p.wanted)
+	return !p.featuresKnown || !p.featuresConfirmed && p.last != nil && p.isUnpublished() && pool.CompeteNewly(*p.last, *p.wanted)
 }
 
 // nextRepetition returns the time of the next repetition, or zero.

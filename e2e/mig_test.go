@@ -20,9 +20,9 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// TestMIGOnRequest creates MIG instances on demand. The scheduler packs possible instances, and the
+// TestMIGOnDemand creates MIG instances on demand. The scheduler packs possible instances, and the
 // agent creates them by chandler-nvml and removes them when no pod has them any more.
-func TestMIGOnRequest(t *testing.T) {
+func TestMIGOnDemand(t *testing.T) {
 	if !has(t, "DRAPartitionableDevices") {
 		t.Skip("the API server drops the counters by which the scheduler packs instances")
 	}

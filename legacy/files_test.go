@@ -152,7 +152,7 @@ func TestHostFileThatCannotBeWritten(t *testing.T) {
 
 // If the directory of host files does not exist, nothing reads them, and the device is allocated
 // without a file.
-func TestHostFilesThatNobodyReads(t *testing.T) {
+func TestUnreadHostFiles(t *testing.T) {
 	k := kubelettest.New(t)
 	config := configFor(k)
 	config.Ledger = ledgerOf(k, ledger.HostFiles{Writer: hostfile.Writer{Root: t.TempDir(), Dirs: []string{"/run/info"}}})

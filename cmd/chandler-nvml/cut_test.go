@@ -163,7 +163,7 @@ func TestCutFails(t *testing.T) {
 // A new GPU instance of an administrator, still without a compute instance, stays unchanged when an
 // instance is created or removed at its place. The GPU instance is ours only if the caller has
 // begun its creation.
-func TestHalfMadeBySomebodyElse(t *testing.T) {
+func TestHalfCreatedByAnotherProgram(t *testing.T) {
 	m := machine(t, gpus.A100_SXM4_40GB)
 	c, err := newCutter(m, "0000:00:00.0")
 	if err != nil {

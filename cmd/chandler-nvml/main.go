@@ -36,7 +36,7 @@ type options struct {
 	driverRoot string
 	gpus       string
 	files      bool
-	upkeep     string
+	sharing    string
 	interval   time.Duration
 	watch      bool
 
@@ -51,7 +51,7 @@ func main() {
 	flag.StringVar(&o.hostRoot, "host-root", "/", "`directory` of the host's files; output paths omit it")
 	flag.StringVar(&o.driverRoot, "driver-root", "/", "`directory` of the host with the driver's libraries; if it has no NVML, the system's NVML is used")
 	flag.BoolVar(&o.files, "files", false, "print the files of the driver that containers need, without NVML")
-	flag.StringVar(&o.upkeep, "sharing-daemons", "", "run MPS daemons and set time slices for claims, by requests of the agent to a socket in this `directory`, with the programs of --driver-root")
+	flag.StringVar(&o.sharing, "sharing-daemons", "", "run MPS daemons and set time slices for claims, by requests of the agent to a socket in this `directory`, with the programs of --driver-root")
 	flag.StringVar(&o.gpus, "gpus", "/proc/driver/nvidia/gpus", "`directory` that lists the GPUs by their PCI addresses")
 	flag.DurationVar(&o.interval, "interval", 10*time.Second, "time to wait for GPU errors between scans; with --files, the time limit")
 	flag.BoolVar(&o.watch, "watch", false, "run until standard input is closed, and scan again at each line")
@@ -69,8 +69,8 @@ func main() {
 	switch {
 	case o.files:
 		run = o.runUserspace
-	case o.upkeep != "":
-		run = o.runUpkeep
+	case o.sharing != "":
+		run = o.runSharing
 	}
 	go func() { done <- run(os.Stdout) }()
 	if o.watch {

@@ -279,7 +279,7 @@ func TestErrors(t *testing.T) {
 }
 
 // An error of an unknown GPU counts against all GPUs.
-func TestErrorOfNobodyKnowsWhom(t *testing.T) {
+func TestErrorOfAnUnknownProcess(t *testing.T) {
 	_, r := dgx(t)
 	read(t, r)
 	r.noteXID(nvml.EventData{EventType: nvml.EventTypeXidCriticalError, EventData: 79, GpuInstanceId: 0xffffffff}, time.Now())

@@ -13,12 +13,12 @@ import (
 	"chandler.dev/cmd/chandler-nvml/sharing"
 )
 
-// runUpkeep runs the service for claims until it receives a signal to end.
-func (o *options) runUpkeep(io.Writer) error {
+// runSharing runs the service for claims until it receives a signal to end.
+func (o *options) runSharing(io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	return sharing.Run(ctx, sharing.Config{
-		Dir:     o.upkeep,
+		Dir:     o.sharing,
 		Root:    o.driverRoot,
 		Private: true,
 		Log:     log.New(os.Stderr, "chandler-nvml: ", 0),

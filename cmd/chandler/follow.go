@@ -185,13 +185,13 @@ func parseSettings(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, age
 	}
 	host := configuredHost(nil, config)
 	return config.DriverConfig, agent.Settings{
-		Rules: config.Rules, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Pools: host.Pools, Rebind: host.Passthroughs,
-		VirtualFunctions: host.VirtualFunctions, Partition: host.Partitionings, Upkeep: host.SharingDaemons, KeepMade: keepMade(config.OnDemand), Handover: handoverRules(config), NoHooks: config.Hooks == v1alpha1.HooksNone, Text: data, Labels: node.Labels,
+		Rules: config.Rules, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Pools: host.Pools, Passthrough: host.Passthroughs,
+		VirtualFunctions: host.VirtualFunctions, Partition: host.Partitionings, SharingDaemons: host.SharingDaemons, IdleTime: idleTime(config.OnDemand), Reclaim: reclaimRules(config), NoHooks: config.Hooks == v1alpha1.HooksNone, Text: data, Labels: node.Labels,
 	}, err
 }
 
-// keepMade returns how long an unused on-demand device is kept.
-func keepMade(o v1alpha1.OnDemand) time.Duration {
+// idleTime returns how long an unused on-demand device is kept.
+func idleTime(o v1alpha1.OnDemand) time.Duration {
 	if o.KeepSeconds == nil {
 		return 5 * time.Minute
 	}

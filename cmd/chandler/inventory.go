@@ -118,7 +118,7 @@ func (o *inventoryOptions) facts(ctx context.Context, errOut io.Writer, args []s
 		n.Devices = applyStates(files, n.Devices)
 	}
 	facts := n.InventoryFacts(n.listing, files, stateDir) //nolint:contextcheck // evaluating an expression does not block
-	facts.Asked, facts.Functions, facts.At = asked, n.functions, time.Now()
+	facts.ConsumersKnown, facts.Functions, facts.At = asked, n.functions, time.Now()
 	facts.Name, facts.Version, facts.Families = name, buildVersion(), len(families.All)
 	if len(args) == 1 {
 		facts.Recorded = filepath.Base(args[0])

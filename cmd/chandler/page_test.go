@@ -39,7 +39,7 @@ func recordedHosts(t *testing.T) []string {
 func recordedInventory(t *testing.T, file string, asked bool) *inventory.Inventory {
 	t.Helper()
 	facts := recordedFacts(t, file)
-	facts.Asked = asked
+	facts.ConsumersKnown = asked
 	return inventory.Make(facts)
 }
 
@@ -164,7 +164,7 @@ func TestPageOfDevicesOnRequest(t *testing.T) {
 // shows the scheduler's name for the claim.
 func TestPageOfLimitsThatDRAServes(t *testing.T) {
 	facts := recordedFacts(t, "../../discovery/families/amdgpu/testdata/mi210x8.host")
-	facts.Asked = true
+	facts.ConsumersKnown = true
 	facts.Holders = []inventory.Holder{{
 		Device: facts.Snapshot.Devices[0].Name, API: discovery.ModeDRA, Namespace: "lab", Pod: "nb", Container: "main",
 		Claim: "nb-extended-resources-x7k2q", Request: "container-0-request-0", Resource: "amd.com/gpu",
@@ -226,7 +226,7 @@ func TestInventoryServes(t *testing.T) {
 
 // A recorded host has no information about consumers. The web UI shows this, and marks no device as
 // free or allocated.
-func TestPageOfAHostThatNobodyWasAskedOf(t *testing.T) {
+func TestPageOfAHostWithoutConsumers(t *testing.T) {
 	counted := regexp.MustCompile(`(?i)\b(free|allocated|nobody has)\b|>Consumers<`)
 	for i, file := range recordedHosts(t) {
 		if discoverytest.IsBrief() && i%4 != 0 {

@@ -90,8 +90,8 @@ func configuredHost(fsys fs.FS, config *compile.NodeConfig) *discovery.Host {
 	return host
 }
 
-// handoverRules returns the reclaim rules: what the agent does with a device between two consumers.
-func handoverRules(config *compile.NodeConfig) (out []discovery.Selection[reclaim.Rule]) {
+// reclaimRules returns the reclaim rules: what the agent does with a device between two consumers.
+func reclaimRules(config *compile.NodeConfig) (out []discovery.Selection[reclaim.Rule]) {
 	for _, s := range config.Reclaims {
 		rule := reclaim.Rule{Reset: s.Value.Reset == v1alpha1.ResetFunction, Methods: s.Value.ResetMethods}
 		out = append(out, discovery.Selection[reclaim.Rule]{Expression: s.Expression, Selects: s.Selects, Value: rule})

@@ -110,7 +110,7 @@ func TestRulesNameWhatHasNoName(t *testing.T) {
 }
 
 // An OptIn device is offered only under one of its own names, regardless of the selectors.
-func TestRulesLetNobodyInUnasked(t *testing.T) {
+func TestOptInDevices(t *testing.T) {
 	monitor := gpu("monitor", "acme", 0)
 	monitor.OptIn = true
 	monitor.PluginOffers = []discovery.Offer{{Resource: "acme.com/monitor", IDs: []string{"all"}}}

@@ -271,10 +271,10 @@ func contentOf(pool resourceslice.Pool) content {
 	return out
 }
 
-// CompeteAnew reports whether a device consumes counters in after but not in before. If the server
+// CompeteNewly reports whether a device consumes counters in after but not in before. If the server
 // drops counters, the scheduler could allocate such devices together until the agent detects the
 // drop.
-func CompeteAnew(before, after resourceslice.Pool) bool {
+func CompeteNewly(before, after resourceslice.Pool) bool {
 	known := contentOf(before).devices
 	for name, device := range contentOf(after).devices {
 		if consumesCounters(device) && !consumesCounters(known[name]) {

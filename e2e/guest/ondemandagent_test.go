@@ -11,7 +11,7 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// keepMade is the time for which agents in guests keep unused functions. onRequest allows the agent
+// idleTime is the time for which agents in guests keep unused functions. onRequest allows the agent
 // to create them on adapters under igb.
 const (
 	keepMade  = 3 * time.Second
@@ -24,9 +24,9 @@ onDemand:
 `
 )
 
-// TestOnRequest creates virtual functions on demand on the kernel of Debian 12. [TestRebind] does
+// TestOnDemand creates virtual functions on demand on the kernel of Debian 12. [TestPassthrough] does
 // so on the newer kernel.
-func TestOnRequest(t *testing.T) {
+func TestOnDemand(t *testing.T) {
 	guest.Long(t)
 	programs := programs(t)
 	programs["guestmake"] = guest.Build(t, "chandler.dev/e2e/cmd/guestmake")

@@ -8,9 +8,9 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// TestRebind binds functions of a real kernel to vfio and back to their own drivers, and creates
+// TestPassthrough binds functions of a real kernel to vfio and back to their own drivers, and creates
 // virtual functions on demand.
-func TestRebind(t *testing.T) {
+func TestPassthrough(t *testing.T) {
 	programs := programs(t)
 	programs["guestrebind"] = guest.Build(t, "chandler.dev/e2e/cmd/guestrebind")
 	programs["guestmake"] = guest.Build(t, "chandler.dev/e2e/cmd/guestmake")

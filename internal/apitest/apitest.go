@@ -23,10 +23,10 @@ const version = "resource.k8s.io/v1"
 // Server serves resource.k8s.io. It stores ResourceSlices and notifies watchers of changes.
 // The zero value is ready to use.
 type Server struct {
-	mu     sync.Mutex
-	slices []resourceapi.ResourceSlice
-	told   []metav1.WatchEvent // all changes of slices; their number is the resource version
-	more   chan struct{}       // closed after the next change
+	mu      sync.Mutex
+	slices  []resourceapi.ResourceSlice
+	changed []metav1.WatchEvent // all changes of slices; their number is the resource version
+	more    chan struct{}       // closed after the next change
 }
 
 // Mux returns the handler of the server. Other paths are not found, unless the caller adds
@@ -64,7 +64,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	slice.Name = fmt.Sprint(slice.GenerateName, len(s.told))
+	slice.Name = fmt.Sprint(slice.GenerateName, len(s.changed))
 	if r.URL.Query().Get("dryRun") == "" {
 		s.tell(watch.Added, slice)
 		s.slices = append(s.slices, *slice)
@@ -74,8 +74,8 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 
 // tell sets the resource version of a slice and notifies watchers. The caller holds mu.
 func (s *Server) tell(what watch.EventType, slice *resourceapi.ResourceSlice) {
-	slice.ResourceVersion = fmt.Sprint(len(s.told) + 1)
-	s.told = append(s.told, metav1.WatchEvent{Type: string(what), Object: runtime.RawExtension{Object: slice.DeepCopy()}})
+	slice.ResourceVersion = fmt.Sprint(len(s.changed) + 1)
+	s.changed = append(s.changed, metav1.WatchEvent{Type: string(what), Object: runtime.RawExtension{Object: slice.DeepCopy()}})
 	if s.more != nil {
 		close(s.more)
 		s.more = nil
@@ -90,7 +90,7 @@ func (s *Server) listOrWatch(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	list := &resourceapi.ResourceSliceList{
 		TypeMeta: metav1.TypeMeta{APIVersion: version, Kind: "ResourceSliceList"},
-		ListMeta: metav1.ListMeta{ResourceVersion: fmt.Sprint(len(s.told))}, Items: slices.Clone(s.slices),
+		ListMeta: metav1.ListMeta{ResourceVersion: fmt.Sprint(len(s.changed))}, Items: slices.Clone(s.slices),
 	}
 	s.mu.Unlock()
 	ListOrWatch(w, r, list)
@@ -102,7 +102,7 @@ func (s *Server) watchChanges(w http.ResponseWriter, r *http.Request) {
 	since, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	for {
 		s.mu.Lock()
-		news := s.told[min(since, len(s.told)):]
+		news := s.changed[min(since, len(s.changed)):]
 		since += len(news)
 		if s.more == nil {
 			s.more = make(chan struct{})

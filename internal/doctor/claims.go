@@ -63,11 +63,11 @@ func checkClaims(f *Facts, say *findingList) {
 		}
 	}
 	for _, class := range slices.Sorted(maps.Keys(missing)) {
-		say.addFault("CH0613", "the DeviceClass "+class+" does not exist", "It is requested by "+joinNames(missing[class])+". The scheduler allocates no device to a claim with a missing class. "+selectors.WhoseClass(class), selectors.MendMissingClass(class, slices.Collect(maps.Keys(m.classes)))...)
+		say.addFault("CH0613", "the DeviceClass "+class+" does not exist", "It is requested by "+joinNames(missing[class])+". The scheduler allocates no device to a claim with a missing class. "+selectors.WhoseClass(class), selectors.RepairMissingClass(class, slices.Collect(maps.Keys(m.classes)))...)
 	}
 	for _, class := range slices.Sorted(maps.Keys(m.broken)) {
 		c, err := m.classes[class], m.broken[class]
-		say.addFault("CH0614", "the expression of the DeviceClass "+class+" fails", "Scheduling fails for every pod that requests the class as soon as the scheduler evaluates such a device. The error is: "+asSentence(oneLine(err)), selectors.MendClass(&c, err, m.deviceSpecs())...)
+		say.addFault("CH0614", "the expression of the DeviceClass "+class+" fails", "Scheduling fails for every pod that requests the class as soon as the scheduler evaluates such a device. The error is: "+asSentence(oneLine(err)), selectors.RepairClass(&c, err, m.deviceSpecs())...)
 	}
 	for _, class := range slices.Sorted(maps.Keys(empty)) {
 		if m.broken[class] != nil {
@@ -106,7 +106,7 @@ func (f *Facts) request(say *findingList, m *matcher, claim *resourceapi.Resourc
 			if selector.CEL != nil {
 				var err error
 				if left, err = match(left, selector.CEL.Expression); err != nil && len(left) == 0 {
-					why = fmt.Sprintf("the selector %s fails: %s. A claim cannot be changed: create a new one, or change its template: %s", selector.CEL.Expression, oneLine(err), selectors.MendExpression(s.selectors, err, m.deviceSpecs()))
+					why = fmt.Sprintf("the selector %s fails: %s. A claim cannot be changed: create a new one, or change its template: %s", selector.CEL.Expression, oneLine(err), selectors.RepairExpression(s.selectors, err, m.deviceSpecs()))
 					break
 				}
 			}

@@ -64,7 +64,7 @@ type Result int
 
 // The results, in increasing order of severity.
 const (
-	NotAsked Result = iota // the check does not apply, or its facts are missing
+	NotQueried Result = iota // the check does not apply, or its facts are missing
 	OK
 	Warning // a fault that does not stop existing devices from working
 	Failed
@@ -187,7 +187,7 @@ func (s *findingList) addOK(format string, args ...any) {
 
 // not adds a finding that something was not checked, with the reason.
 func (s *findingList) not(format string, args ...any) {
-	s.findings = append(s.findings, Finding{Result: NotAsked, Text: fmt.Sprintf(format, args...)})
+	s.findings = append(s.findings, Finding{Result: NotQueried, Text: fmt.Sprintf(format, args...)})
 }
 
 // addFault adds a fault.

@@ -340,7 +340,7 @@ func TestNumberedShares(t *testing.T) {
 }
 
 // Doctor reports no success for anything that could not be checked.
-func TestNobodyAnswers(t *testing.T) {
+func TestNoAnswer(t *testing.T) {
 	f := &Facts{Head: Head{Node: "n", Version: "v", Time: time.Unix(0, 0)}}
 	for _, s := range JudgeFacts(f).Sections {
 		for _, finding := range s.Findings {

@@ -19,7 +19,7 @@ func (r *Report) Print(out io.Writer, style terminal.Style, quiet bool) error {
 		s.print(&b, style, quiet)
 	}
 	if quiet {
-		r.notAsked(&b, style)
+		r.notQueried(&b, style)
 	}
 	fmt.Fprintln(&b)
 	fmt.Fprintln(&b, r.footLine(style))
@@ -27,12 +27,12 @@ func (r *Report) Print(out io.Writer, style terminal.Style, quiet bool) error {
 	return err
 }
 
-// notAsked lists the skipped checks in one paragraph.
-func (r *Report) notAsked(b *strings.Builder, style terminal.Style) {
+// notQueried lists the skipped checks in one paragraph.
+func (r *Report) notQueried(b *strings.Builder, style terminal.Style) {
 	var names []string
 	for _, s := range r.Sections {
 		for _, f := range s.Findings {
-			if f.Code == "" && f.Result == NotAsked {
+			if f.Code == "" && f.Result == NotQueried {
 				name, _, _ := strings.Cut(f.Text, ":")
 				names = append(names, name)
 			}
@@ -73,7 +73,7 @@ func (s Section) print(b *strings.Builder, style terminal.Style, quiet bool) {
 	}
 }
 
-var resultGlyphs = [...]terminal.Glyph{NotAsked: terminal.NotAsked, OK: terminal.OK, Warning: terminal.Warned, Failed: terminal.Failed}
+var resultGlyphs = [...]terminal.Glyph{NotQueried: terminal.NotQueried, OK: terminal.OK, Warning: terminal.Warned, Failed: terminal.Failed}
 
 const (
 	textIndent  = 4  // indentation of a finding's text
@@ -119,7 +119,7 @@ func (r *Report) footLine(style terminal.Style) string {
 	for _, result := range []Result{OK, Warning, Failed} {
 		parts = append(parts, fmt.Sprintf("%d %s", r.Count(result), style.BareGlyph(resultGlyphs[result])))
 	}
-	if n := r.Count(NotAsked); n > 0 {
+	if n := r.Count(NotQueried); n > 0 {
 		parts = append(parts, fmt.Sprintf("%d not checked", n))
 	}
 	foot := strings.Join(parts, "   ")
@@ -163,7 +163,7 @@ func (r *Report) MarshalJSON() ([]byte, error) {
 		Time       time.Time      `json:"time"`
 		Categories []categoryJSON `json:"categories"`
 	}{r.IsHealthy(false), r.Head.Node, r.Head.Kubernetes, r.Head.Version, r.Head.Time.UTC().Truncate(time.Second), []categoryJSON{}}
-	results := [...]string{NotAsked: "skipped", OK: "success", Warning: "warning", Failed: "error"}
+	results := [...]string{NotQueried: "skipped", OK: "success", Warning: "warning", Failed: "error"}
 	for _, s := range r.Sections {
 		category := categoryJSON{Name: string(s.Category), Checks: []checkJSON{}}
 		for _, f := range s.Findings {

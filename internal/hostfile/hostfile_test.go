@@ -91,7 +91,7 @@ func TestWriteOnlyWhereItMay(t *testing.T) {
 	}
 }
 
-func TestNobodyReads(t *testing.T) {
+func TestUnreadDirectory(t *testing.T) {
 	w, dir := newWriter(t)
 	unwritten, err := w.Write([]discovery.HostFile{{Path: "/run/absent/a", Text: "x"}, {Path: "/run/x/b", Text: "x"}})
 	if err != nil || !slices.Equal(unwritten, []string{"/run/absent/a"}) {

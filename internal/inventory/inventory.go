@@ -24,10 +24,10 @@ type Facts struct {
 
 	Snapshot *rules.Snapshot // with settled health if an agent has settled it
 
-	// Asked means that the consumers are known. Otherwise Holders and Moves are empty, and no
+	// ConsumersKnown means that the consumers are known. Otherwise Holders and Moves are empty, and no
 	// device counts as free.
-	Asked   bool
-	Holders []Holder
+	ConsumersKnown bool
+	Holders        []Holder
 
 	API   map[string]discovery.Mode // the offering API, by physical device
 	Moves map[string]Move           // pending moves, by physical device
@@ -96,14 +96,14 @@ type Class struct {
 // Inventory contains a machine's devices at one moment. It is never modified. Its JSON is complete,
 // and stable as described in docs/inventory.md.
 type Inventory struct {
-	Host       string    `json:"host"`
-	At         time.Time `json:"at"`
-	Recorded   string    `json:"recorded,omitempty"`
-	Version    string    `json:"version,omitempty"`
-	Kubernetes string    `json:"kubernetes,omitempty"`
-	Families   int       `json:"families"`
-	Functions  int       `json:"pciFunctions,omitempty"`
-	Asked      bool      `json:"consumersKnown"`
+	Host           string    `json:"host"`
+	At             time.Time `json:"at"`
+	Recorded       string    `json:"recorded,omitempty"`
+	Version        string    `json:"version,omitempty"`
+	Kubernetes     string    `json:"kubernetes,omitempty"`
+	Families       int       `json:"families"`
+	Functions      int       `json:"pciFunctions,omitempty"`
+	ConsumersKnown bool      `json:"consumersKnown"`
 
 	Counts    []Count   `json:"counts"`    // by kind
 	Devices   []*Device `json:"devices"`   // in the order of the tree

@@ -47,7 +47,7 @@ func TestRecordedHosts(t *testing.T) {
 					holders = append(holders, inventory.Holder{Device: d.Name, API: discovery.ModeDRA, Namespace: "ml", Pod: "train", Claim: "train", Since: noon})
 				}
 			}
-			inv := inventory.Make(inventory.Facts{Name: "n", Snapshot: snapshot, Asked: true, Holders: holders, At: noon})
+			inv := inventory.Make(inventory.Facts{Name: "n", Snapshot: snapshot, ConsumersKnown: true, Holders: holders, At: noon})
 			names := make(map[string]int)
 			for _, s := range inv.Tree.Silicon() {
 				for _, name := range s.All() {
@@ -164,7 +164,7 @@ func TestStates(t *testing.T) {
 		return inventory.Holder{Device: device, API: discovery.ModeDevicePlugin, Namespace: "ml", Pod: "train", Container: "main", Resource: "nvidia.com/gpu", Since: noon}
 	}
 	inv := inventory.Make(inventory.Facts{
-		Name: "n", Snapshot: &rules.Snapshot{Devices: devices}, At: noon, Asked: true,
+		Name: "n", Snapshot: &rules.Snapshot{Devices: devices}, At: noon, ConsumersKnown: true,
 		Holders: []inventory.Holder{holder("pci-0000-1a-00-0"), holder("pci-0000-1b-00-0"), holder("pci-0000-1d-00-0"), holder("pci-0000-ff-00-0")},
 		Moves:   map[string]inventory.Move{"pci-0000-1d-00-0": {To: discovery.ModeDRA, Reason: "moves to API DRA once it is free of ml/train main", For: []string{"ml/train"}}},
 	})

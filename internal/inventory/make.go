@@ -15,7 +15,7 @@ import (
 func Make(facts Facts) *Inventory {
 	inv := &Inventory{
 		Host: facts.Name, At: facts.At.UTC().Truncate(time.Second), Recorded: facts.Recorded, Version: facts.Version, Kubernetes: facts.Kubernetes,
-		Families: facts.Families, Functions: facts.Functions, Asked: facts.Asked,
+		Families: facts.Families, Functions: facts.Functions, ConsumersKnown: facts.ConsumersKnown,
 		Counts: []Count{}, Devices: []*Device{}, Holders: []Holder{}, Waiting: []Waiting{}, Attention: []Item{}, Gone: []Gone{}, Problems: []Problem{},
 		byName: make(map[string]*Device),
 	}
@@ -26,13 +26,13 @@ func Make(facts Facts) *Inventory {
 	for i := range snapshot.Devices {
 		d := describeDevice(&snapshot.Devices[i])
 		d.API = facts.API[d.Silicon]
-		if move, waits := facts.Moves[d.Silicon]; waits && facts.Asked {
+		if move, waits := facts.Moves[d.Silicon]; waits && facts.ConsumersKnown {
 			d.Move = &move
 		}
 		inv.Devices = append(inv.Devices, d)
 		inv.byName[d.Name] = d
 	}
-	if facts.Asked {
+	if facts.ConsumersKnown {
 		inv.Holders = append(inv.Holders, facts.Holders...)
 		slices.SortStableFunc(inv.Holders, func(a, b Holder) int {
 			return cmp.Or(CompareNatural(a.Owner(), b.Owner()), CompareNatural(a.ResourceOrClaim(), b.ResourceOrClaim()), CompareNatural(a.Request, b.Request), CompareNatural(a.Device, b.Device), cmp.Compare(a.Container, b.Container))
@@ -46,7 +46,7 @@ func Make(facts Facts) *Inventory {
 		inv.tellMoves()
 	}
 	for _, d := range inv.Devices {
-		d.State = d.computeState(facts.Asked)
+		d.State = d.computeState(facts.ConsumersKnown)
 	}
 	inv.Tree = treeOf(inv.Devices)
 	inv.Devices = inv.Tree.orderDevices(inv.byName)
@@ -185,11 +185,11 @@ func (inv *Inventory) count() {
 			}
 			all, had, out := d.Units()
 			c.All, c.Held, c.Out = c.All+all, c.Held+had, c.Out+out
-			if inv.Asked {
+			if inv.ConsumersKnown {
 				c.Free += all - had - out
 			}
 			c.Devices++
-			if inv.Asked && had == 0 && out == 0 {
+			if inv.ConsumersKnown && had == 0 && out == 0 {
 				c.FreeDevices++
 			}
 		}

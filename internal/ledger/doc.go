@@ -186,7 +186,7 @@
 //   - CDI specs and files of the host: they are in /var/run, which is in memory.
 //   - Metadata and the copies of their specs: they are written again with the claim.
 //   - /run/chandler/journal/reclaim, on tmpfs: a reboot ends all processes.
-//     TestAgentIsKilledWhileItHandsOver.
+//     TestAgentIsKilledWhileItReclaims.
 //   - /run/chandler/journal/rebind, on tmpfs: a reboot voids the records together with the
 //     bindings. TestReboot of internal/passthrough.
 //   - /run/chandler/journal/create, on tmpfs: a reboot voids the records together with the created

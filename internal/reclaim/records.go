@@ -161,7 +161,7 @@ func (c *Manager) Remove(e ledger.Entry, others []ledger.Entry) error {
 		err = c.end(sealed.UID)
 	}
 	if _, ok := e.(*ledger.Grant); ok {
-		c.handOver(kept, endWait)
+		c.reclaimDevices(kept, endWait)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -179,7 +179,7 @@ func (c *Manager) ForgetClaim(claim types.UID) error {
 		r.claimRemoved, r.nextCheck = true, time.Time{}
 	}
 	c.mu.Unlock()
-	c.handOver(kept, endWait)
+	c.reclaimDevices(kept, endWait)
 	return nil
 }
 
@@ -218,7 +218,7 @@ func (c *Manager) GrantsReplaced(earlier []*ledger.Grant) error {
 		c.mu.Unlock()
 		kept, errs = append(kept, more...), append(errs, err)
 	}
-	c.handOver(kept, passWait)
+	c.reclaimDevices(kept, passWait)
 	return errors.Join(errs...)
 }
 
@@ -235,7 +235,7 @@ func holdsDevice(e ledger.Entry, device string) bool {
 }
 
 // handOver starts to reclaim devices, all at once, and waits for at most the given time.
-func (c *Manager) handOver(kept []*record, wait time.Duration) {
+func (c *Manager) reclaimDevices(kept []*record, wait time.Duration) {
 	if len(kept) == 0 {
 		return
 	}

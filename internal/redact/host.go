@@ -17,14 +17,14 @@ var versions = regexp.MustCompile(`(?i)ver(?:sion)?$|^fw|firmware`)
 var routes = regexp.MustCompile(`^proc/(?:\d+/|self/)?net/(?:route|ipv6_route|if_inet6|arp)$`)
 
 // said finds labelled serial numbers in a text.
-var said = regexp.MustCompile(`(?im)(?:\b|_)(?:serial|sn|asset[ _-]?tag)(?:[ _-]?(?:number|num|no))?\\?["']?[ \t]*[:=][ \t]*\\?["']?([^\s"',;\\{}\[\]]+)|^unique_id[ \t]+(\d+)$`)
+var serial = regexp.MustCompile(`(?im)(?:\b|_)(?:serial|sn|asset[ _-]?tag)(?:[ _-]?(?:number|num|no))?\\?["']?[ \t]*[:=][ \t]*\\?["']?([^\s"',;\\{}\[\]]+)|^unique_id[ \t]+(\d+)$`)
 
 // header begins an entry of a recorded host.
 var header = regexp.MustCompile(`(?m)^-- (.*) --\n`)
 
 // LearnIdentities registers the labelled serial numbers in a text as identities.
 func (r *Redactor) LearnIdentities(text []byte) {
-	for _, found := range said.FindAllSubmatch(text, -1) {
+	for _, found := range serial.FindAllSubmatch(text, -1) {
 		r.AddIdentity(string(found[1]))
 		r.AddIdentity(string(found[2]))
 	}

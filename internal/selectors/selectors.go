@@ -19,15 +19,15 @@ import (
 // (interpreter/attributes.go of github.com/google/cel-go 0.29, resolutionError).
 var lackedKey = regexp.MustCompile(`no such key: (\w+)`)
 
-// MendClass returns the commands that repair a DeviceClass with an expression that fails for
+// RepairClass returns the commands that repair a DeviceClass with an expression that fails for
 // some device. If a device lacks a key read by the expression, the commands name the key and
 // an expression that reads the key safely.
-func MendClass(class *resourceapi.DeviceClass, failed error, devices []resourceapi.Device) []string {
-	return []string{"kubectl edit deviceclass " + class.Name + "   # " + MendExpression(class.Spec.Selectors, failed, devices)}
+func RepairClass(class *resourceapi.DeviceClass, failed error, devices []resourceapi.Device) []string {
+	return []string{"kubectl edit deviceclass " + class.Name + "   # " + RepairExpression(class.Spec.Selectors, failed, devices)}
 }
 
-// MendExpression suggests a change after which the selectors do not fail.
-func MendExpression(selectors []resourceapi.DeviceSelector, failed error, devices []resourceapi.Device) string {
+// RepairExpression suggests a change after which the selectors do not fail.
+func RepairExpression(selectors []resourceapi.DeviceSelector, failed error, devices []resourceapi.Device) string {
 	found := lackedKey.FindStringSubmatch(failed.Error())
 	if found == nil {
 		return "write an expression that fails for no device"
@@ -97,9 +97,9 @@ func keys(devices []resourceapi.Device) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// MendMissingClass returns the commands for a missing DeviceClass. A class with a similar name was
+// RepairMissingClass returns the commands for a missing DeviceClass. A class with a similar name was
 // probably intended; otherwise the classes may not be installed.
-func MendMissingClass(class string, there []string) []string {
+func RepairMissingClass(class string, there []string) []string {
 	commands := []string{"kubectl get deviceclasses   # shows the names that there are"}
 	if meant := NearestWord(class, there); meant != "" {
 		return append([]string{"kubectl get deviceclass " + meant + "   # is this one meant?"}, commands...)

@@ -23,7 +23,7 @@ func TestMendExpression(t *testing.T) {
 		{`true`, "no such overload", "write an expression that fails for no device"},
 	} {
 		chosen := []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: test.expression}}}
-		if got := selectors.MendExpression(chosen, errors.New(test.failed), devices); got != test.want {
+		if got := selectors.RepairExpression(chosen, errors.New(test.failed), devices); got != test.want {
 			t.Errorf("%s: %s, want %s", test.expression, got, test.want)
 		}
 	}
@@ -44,7 +44,7 @@ func TestMendMissingClass(t *testing.T) {
 		"pgu.chandler.dev":  "kubectl gpu.chandler.dev kubectl",
 	} {
 		var got []string
-		for _, command := range selectors.MendMissingClass(class, there) {
+		for _, command := range selectors.RepairMissingClass(class, there) {
 			words := strings.Fields(command)
 			got = append(got, words[0])
 			if strings.HasSuffix(words[3], ".chandler.dev") {
@@ -73,7 +73,7 @@ func TestMisspeltAttribute(t *testing.T) {
 	devices := []resourceapi.Device{{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"chandler.dev/family": {}}}}
 	chosen := []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.attributes["chandler.dev"].familly == "amdgpu"`}}}
 	want := `no device has familly: is family meant? If not, in place of .familly write .?familly.orValue("")`
-	if got := selectors.MendExpression(chosen, errors.New("no such key: familly"), devices); got != want {
+	if got := selectors.RepairExpression(chosen, errors.New("no such key: familly"), devices); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }

@@ -121,7 +121,7 @@ func (o *Manager) end(uid types.UID) error {
 		ctx, cancel := context.WithTimeout(context.Background(), workLimit)
 		err := o.call(ctx, family, http.MethodDelete, wire.Path+"/"+string(uid), nil, nil)
 		cancel()
-		if errors.Is(err, errNobody) && o.hasEnded(dir) {
+		if errors.Is(err, errNoListener) && o.hasEnded(dir) {
 			err = nil // the program removes its files after a restart
 		}
 		if err != nil {
@@ -261,8 +261,8 @@ func (o *Manager) DescribeDevices(s *discovery.Snapshot) *discovery.Snapshot {
 	return &now
 }
 
-// errNobody means a socket without a listener.
-var errNobody = errors.New("no program answers")
+// errNoListener means a socket without a listener.
+var errNoListener = errors.New("no program answers")
 
 // call sends a request to a family's program. A refused connection means that the program
 // crashed. The program often restarts within seconds, so call retries for that time: after an
@@ -300,9 +300,9 @@ func (o *Manager) ask(ctx context.Context, family, method, path string, body, in
 	response, err := client.Do(request)
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w at %s: %w: chandler-nvml --sharing-daemons has ended", errNobody, socket, syscall.ECONNREFUSED)
+		return fmt.Errorf("%w at %s: %w: chandler-nvml --sharing-daemons has ended", errNoListener, socket, syscall.ECONNREFUSED)
 	case errors.Is(err, syscall.ENOENT):
-		return fmt.Errorf("%w at %s: chandler-nvml --sharing-daemons does not run on this node; in the chart, sharingDaemons.enabled runs it", errNobody, socket)
+		return fmt.Errorf("%w at %s: chandler-nvml --sharing-daemons does not run on this node; in the chart, sharingDaemons.enabled runs it", errNoListener, socket)
 	case err != nil:
 		return fmt.Errorf("ask at %s: %w", socket, err)
 	}

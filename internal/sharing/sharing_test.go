@@ -20,7 +20,7 @@ import (
 	"chandler.dev/internal/sharing/wire"
 )
 
-// newOverseer returns a [Manager] with a directory of a family's program that contains a
+// newSharingDaemons returns a [Manager] with a directory of a family's program that contains a
 // claim's record.
 func newOverseer(t *testing.T, host fstest.MapFS, record string) *Manager {
 	t.Helper()
@@ -61,7 +61,7 @@ func TestEndsWithoutTheProgram(t *testing.T) {
 	} {
 		o := newOverseer(t, test.host, test.record)
 		err := o.Remove(&ledger.Claim{UID: "uid"}, nil)
-		if (err == nil) != test.ends || err != nil && !errors.Is(err, errNobody) {
+		if (err == nil) != test.ends || err != nil && !errors.Is(err, errNoListener) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

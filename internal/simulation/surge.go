@@ -42,7 +42,7 @@ func (w *World) surgeWrong() bool {
 	if w.random.IntN(3) == 0 {
 		w.markUnsure(2 * learn) // the new agent hands over nothing
 		// Settings that agents read only at their start stay unchanged.
-		settings = agent.Settings{Rebind: settings.Rebind, VirtualFunctions: settings.VirtualFunctions, Rules: &rules.Rules{Mode: discovery.ModeAuto, Unknown: "the configuration is invalid"}}
+		settings = agent.Settings{Passthrough: settings.Passthrough, VirtualFunctions: settings.VirtualFunctions, Rules: &rules.Rules{Mode: discovery.ModeAuto, Unknown: "the configuration is invalid"}}
 	}
 	next := w.startAgentWith(settings, errors.New("exclude[0].cel: no such field"))
 	w.startFault(wrongSurge, time.Minute, func() {

@@ -34,8 +34,8 @@ func (w *World) drawConfiguration() {
 	r.Resources = w.machine.named
 	host := w.machine.host(nil)
 	w.settings = agent.Settings{
-		Rules: r, Rebind: host.Passthroughs, VirtualFunctions: host.VirtualFunctions, Handover: w.drawReclaim(),
-		KeepMade: time.Duration(5+w.random.IntN(60)) * time.Second,
+		Rules: r, Passthrough: host.Passthroughs, VirtualFunctions: host.VirtualFunctions, Reclaim: w.drawReclaim(),
+		IdleTime: time.Duration(5+w.random.IntN(60)) * time.Second,
 	}
 	wanted := make(form)
 	for _, d := range r.ApplyTo(w.machine.snapshot).Devices {
@@ -51,7 +51,7 @@ func (w *World) drawConfiguration() {
 	}
 	excluded := slices.DeleteFunc(slices.Sorted(maps.Keys(w.machine.devices)), func(name string) bool { _, kept := wanted[name]; return kept })
 	var handover []string
-	for _, rule := range w.settings.Handover {
+	for _, rule := range w.settings.Reclaim {
 		handover = append(handover, fmt.Sprintf("%s, reset %v", rule.Expression, rule.Value.Reset))
 	}
 	w.log("the administrator wants mode %q, devices %s, excluded %v, reclaim %q", w.mode, shared, excluded, handover)

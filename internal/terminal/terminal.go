@@ -84,40 +84,40 @@ type Glyph int
 
 // Glyphs.
 const (
-	Free      Glyph = iota // not allocated
-	Held                   // allocated
-	Partly                 // partly allocated
-	Moves                  // moves to the other API
-	Degraded               // can be allocated, but has a problem
-	Unhealthy              // cannot be used
-	Unread                 // could not be read
-	Open                   // unlimited sharing, without consumers
-	OpenHeld               // unlimited sharing, with consumers
-	Asis                   // healthy, consumers unknown
-	OK                     // a check passed
-	Failed                 // a check failed
-	Warned                 // a check warns
-	NotAsked               // a check did not apply
+	Free       Glyph = iota // not allocated
+	Held                    // allocated
+	Partly                  // partly allocated
+	Moves                   // moves to the other API
+	Degraded                // can be allocated, but has a problem
+	Unhealthy               // cannot be used
+	Unread                  // could not be read
+	Open                    // unlimited sharing, without consumers
+	OpenHeld                // unlimited sharing, with consumers
+	Asis                    // healthy, consumers unknown
+	OK                      // a check passed
+	Failed                  // a check failed
+	Warned                  // a check warns
+	NotQueried              // a check did not apply
 )
 
 var glyphs = [...]struct {
 	utf8, ascii string
 	colour      Colour
 }{
-	Free:      {"□", ".", Well},
-	Held:      {"■", "#", Well},
-	Partly:    {"▪", "%", Well},
-	Moves:     {"→", ">", Moving},
-	Degraded:  {"!", "!", Warning},
-	Unhealthy: {"✗", "x", Bad},
-	Unread:    {"?", "?", Unknown},
-	Open:      {"○", "o", Well},
-	OpenHeld:  {"●", "@", Well},
-	Asis:      {"•", "*", Well},
-	OK:        {"✓", "+", Well},
-	Failed:    {"✗", "x", Bad},
-	Warned:    {"!", "!", Warning},
-	NotAsked:  {"-", "-", Unknown},
+	Free:       {"□", ".", Well},
+	Held:       {"■", "#", Well},
+	Partly:     {"▪", "%", Well},
+	Moves:      {"→", ">", Moving},
+	Degraded:   {"!", "!", Warning},
+	Unhealthy:  {"✗", "x", Bad},
+	Unread:     {"?", "?", Unknown},
+	Open:       {"○", "o", Well},
+	OpenHeld:   {"●", "@", Well},
+	Asis:       {"•", "*", Well},
+	OK:         {"✓", "+", Well},
+	Failed:     {"✗", "x", Bad},
+	Warned:     {"!", "!", Warning},
+	NotQueried: {"-", "-", Unknown},
 }
 
 // Glyph returns a glyph in its colour.

@@ -112,7 +112,7 @@ func (v *view) healthItem(s *silicon, devices []*device) attention {
 			item.Glyph = other.Glyph()
 		}
 	}
-	if v.inv.Asked {
+	if v.inv.ConsumersKnown {
 		item.Who = firstAndMore(owners)
 		if len(owners) == 0 {
 			item.Then += " Nobody " + has + "."

@@ -45,17 +45,17 @@ type document struct {
 	Revision string
 	AsOf     stamp
 
-	Alarms    []attention
-	Stock     []*stock
-	OutTold   bool // shows a column for unavailable devices
-	Machine   *machine
-	Legend    []glyph
-	LinkNames []string
-	Pods      []*pod
-	PodCount  string
-	Panels    []panel
-	Unread    bool // something could not be read
-	Solid     bool // there are devices
+	Alarms           []attention
+	Stock            []*stock
+	ShowsUnavailable bool // shows a column for unavailable devices
+	Machine          *machine
+	Legend           []glyph
+	LinkNames        []string
+	Pods             []*pod
+	PodCount         string
+	Panels           []panel
+	Unread           bool // something could not be read
+	Solid            bool // there are devices
 }
 
 // view is an inventory with the data for a document.
@@ -87,7 +87,7 @@ func RenderPage(w io.Writer, inv *inventory.Inventory, live Live) error {
 func newView(inv *inventory.Inventory) *view {
 	v := &view{inv: inv, devices: make(map[string]*device), of: make(map[string]*silicon), bySilicon: make(map[string]*silicon)}
 	for _, of := range inv.Devices {
-		d := &device{Device: of, ID: documentID(of.Name), Level: levelOf(of), Addr: inventory.ShortAddress(of.Place.Address), Unasked: !inv.Asked}
+		d := &device{Device: of, ID: documentID(of.Name), Level: levelOf(of), Addr: inventory.ShortAddress(of.Place.Address), ConsumersUnknown: !inv.ConsumersKnown}
 		if len(of.Holders) > 0 {
 			d.HeldSince = stampOf(of.Holders[0].Since, inv.At)
 		}
@@ -144,7 +144,7 @@ func documentOf(inv *inventory.Inventory, live Live) *document {
 		doc.Env = "Kubernetes " + strings.TrimPrefix(inv.Kubernetes, "v") + " · " + doc.Env
 	}
 	for _, row := range doc.Stock {
-		doc.OutTold = doc.OutTold || row.Out > 0
+		doc.ShowsUnavailable = doc.ShowsUnavailable || row.Out > 0
 	}
 	doc.PodCount = inventory.CountNoun(len(doc.Pods), "pod")
 	doc.Live = "Live"

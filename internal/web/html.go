@@ -149,12 +149,12 @@ func (w *writer) writeAttention(alarms []attention) {
 
 func (w *writer) writeStock(doc *document) {
 	w.printf(`<section class="stock" aria-labelledby="h-stock"><h2 id="h-stock">Devices by model</h2>`)
-	if !doc.Asked {
+	if !doc.ConsumersKnown {
 		w.printf(`<p class="quiet">The consumers of devices are unknown.</p>`)
 	}
 	w.printf(`<table><thead><tr><th scope="col"><span class="vh">Kind and model</span></th><th scope="col" class="num">free</th><th scope="col" class="num">allocated</th>`)
 	columns := 3
-	if doc.OutTold {
+	if doc.ShowsUnavailable {
 		columns++
 		w.printf(`<th scope="col" class="num" title="neither free nor allocated: unhealthy, not readable, or about to move to the other API">unavailable</th>`)
 	}
@@ -171,12 +171,12 @@ func (w *writer) writeStock(doc *document) {
 			shared = " sh"
 			w.printf(`<td class="num any" colspan="%d">unlimited sharing</td>`, columns)
 		} else {
-			if doc.Asked {
+			if doc.ConsumersKnown {
 				w.printf(`<td class="num free">%d</td><td class="num">%d</td>`, row.Free, row.Held)
 			} else {
 				w.printf(`<td class="num free">?</td><td class="num">?</td>`)
 			}
-			if doc.OutTold {
+			if doc.ShowsUnavailable {
 				w.printf(`<td class="num out">%d</td>`, row.Out)
 			}
 			w.printf(`<td class="num">%d</td>`, row.All)

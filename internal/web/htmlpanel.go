@@ -29,12 +29,12 @@ func (w *writer) writePanel(p *panel) {
 			w.command(command)
 		}
 	}
-	if len(p.Owners) > 0 || p.Nobody != "" {
+	if len(p.Owners) > 0 || p.FreeReason != "" {
 		w.printf(`<h3>Consumers</h3>`)
 		for i := range p.Owners {
 			w.writeOwner(&p.Owners[i])
 		}
-		w.writeNonEmpty(`<p class="quiet">%s</p>`, p.Nobody)
+		w.writeNonEmpty(`<p class="quiet">%s</p>`, p.FreeReason)
 	}
 	w.writeRequest(p)
 	if len(p.Parts) > 0 {

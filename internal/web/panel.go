@@ -23,8 +23,8 @@ type panel struct {
 	Do    []string // commands
 	Code  string   // code of chandler doctor
 
-	Owners []owner
-	Nobody string // why the device is not allocated
+	Owners     []owner
+	FreeReason string // why the device is not allocated
 
 	Ask        ask
 	ThisByPart bool // each partition has an expression of its own
@@ -91,7 +91,7 @@ func (v *view) devicePanel(s *silicon) panel {
 	}
 	if !s.IsDivided() || s.Whole != nil {
 		p.Owners = v.ownerDetails(d)
-		p.Nobody = v.freeReason(d)
+		p.FreeReason = v.freeReason(d)
 	}
 	v.sayOf(&p, s)
 	v.placeOf(&p, s)
@@ -176,7 +176,7 @@ func (o owner) LongAPI() string {
 // allocated or the allocations are unknown.
 func (v *view) freeReason(d *device) string {
 	switch {
-	case len(d.Holders) > 0 || !v.inv.Asked:
+	case len(d.Holders) > 0 || !v.inv.ConsumersKnown:
 		return ""
 	case d.Holding == inventory.Taken || d.Holding == inventory.Partly:
 		return "No consumer of the whole device: its partitions are allocated."

@@ -55,7 +55,7 @@ func (s *silicon) Count() (words []counted) {
 			left++
 		}
 	}
-	if !s.FirstDevice().Unasked && (had > 0 || left > 0 || len(out) == 0) {
+	if !s.FirstDevice().ConsumersUnknown && (had > 0 || left > 0 || len(out) == 0) {
 		words = append(words, counted{had, "allocated", ""})
 		if left > 0 || out["move"] == 0 {
 			words = append(words, counted{left, "free", ""})
@@ -203,7 +203,7 @@ func (s *silicon) runsAt(at time.Time) (runs []run) {
 	for _, k := range order {
 		runs = append(runs, run{N: len(numbers[k]), Who: k.who, Parts: prefix + inventory.Ranges(numbers[k], "–"), API: k.api, Since: stampOf(k.since, at)})
 	}
-	if len(rest) > 0 && !s.FirstDevice().Unasked {
+	if len(rest) > 0 && !s.FirstDevice().ConsumersUnknown {
 		runs = append(runs, run{N: len(rest), Parts: prefix + inventory.Ranges(rest, "–")})
 	}
 	return append(runs, sick...)
@@ -225,7 +225,7 @@ func (d *device) Second() string {
 		return "allocated with the whole device"
 	case d.Move != nil:
 		return "waiting"
-	case d.Unasked:
+	case d.ConsumersUnknown:
 		return ""
 	}
 	return "free"

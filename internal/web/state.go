@@ -25,8 +25,8 @@ type device struct {
 	Addr  string // short PCI address, or ""
 	Title string // summary in words
 
-	HeldSince *stamp // nil if unknown
-	Unasked   bool   // the consumers are unknown
+	HeldSince        *stamp // nil if unknown
+	ConsumersUnknown bool   // the consumers are unknown
 }
 
 // OnlyPod returns the only pod that has the device, or "".
@@ -66,7 +66,7 @@ func (d *device) Sub() string { return d.Detail }
 // Glyph returns the glyph of the device.
 func (d *device) Glyph() glyph {
 	fill, words := "free", "free"
-	if d.Unasked {
+	if d.ConsumersUnknown {
 		words = notKnown
 	}
 	switch d.Holding {
@@ -113,7 +113,7 @@ func (d *device) openGlyph() glyph {
 		if used {
 			return glyph{d.Level, "g-" + d.Level + "-held", words + ", allocated"}
 		}
-		if d.Unasked {
+		if d.ConsumersUnknown {
 			return glyph{d.Level, "g-" + d.Level + "-free", words + ", " + notKnown}
 		}
 		return glyph{d.Level, "g-" + d.Level + "-free", words + ", free"}
@@ -160,7 +160,7 @@ func (d *device) StateWords() string {
 		words = append(words, "waiting")
 	case d.Open:
 		words = append(words, "unlimited sharing")
-	case d.Unasked:
+	case d.ConsumersUnknown:
 		words = append(words, notKnown)
 	default:
 		words = append(words, "free")

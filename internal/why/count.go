@@ -86,7 +86,7 @@ func (a *explainer) countDevices(i int, alt *alternative, nodes []candidate) {
 	class, err := a.library.Get(alt.exactly.DeviceClassName)
 	if err != nil {
 		r.Steps = []Step{{0, "devices of the class", err.Error()}}
-		a.addFixes(append(selectors.MendMissingClass(alt.exactly.DeviceClassName, slices.Collect(maps.Keys(a.library.classes))), "kubectl chandler explain "+missingClass)...)
+		a.addFixes(append(selectors.RepairMissingClass(alt.exactly.DeviceClassName, slices.Collect(maps.Keys(a.library.classes))), "kubectl chandler explain "+missingClass)...)
 		return
 	}
 	devices, all, failed := a.judgeDevices(class, alt, nodes)
@@ -101,7 +101,7 @@ func (a *explainer) countDevices(i int, alt *alternative, nodes []candidate) {
 	}
 	r.Steps = append(r.Steps, Step{int64(len(devices)), "devices of the class", onNodes(len(on))})
 	if failed != nil {
-		a.addFixes(append(selectors.MendClass(class, failed, a.deviceSpecs()), "kubectl chandler explain "+failingClass)...)
+		a.addFixes(append(selectors.RepairClass(class, failed, a.deviceSpecs()), "kubectl chandler explain "+failingClass)...)
 	}
 	switch {
 	case len(devices) > 0:
@@ -227,7 +227,7 @@ func (a *explainer) judgeOne(j *judgedDevice, alt *alternative, incomplete map[f
 		selector := &alt.exactly.Selectors[i]
 		is, err := a.library.matchesSelector(a.ctx, d, selector)
 		if err != nil {
-			a.mendClaim(alt, err)
+			a.repairClaim(alt, err)
 			return &removalReason{order: bySelector + i, condition: "the selector fails for them", consumer: err.Error()}
 		}
 		if !is {

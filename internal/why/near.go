@@ -172,9 +172,9 @@ func (a *explainer) addFixes(commands ...string) {
 	}
 }
 
-// mendName adds commands for a missing object that the pod refers to. Users can still create the
+// repairName adds commands for a missing object that the pod refers to. Users can still create the
 // object, but they cannot change the pod.
-func (a *explainer) mendName(kind, name string, there []string) {
+func (a *explainer) repairName(kind, name string, there []string) {
 	of := fmt.Sprintf("kubectl -n %s ", a.pod.Namespace)
 	if meant := selectors.NearestWord(name, there); meant != "" {
 		a.addFixes(of + "get " + kind + " " + meant + "   # is this one meant? Then make the pod anew")
@@ -195,10 +195,10 @@ func names[T any, P interface {
 	return out
 }
 
-// mendClaim adds a command for a request whose selector fails. Claims are immutable, so the user
+// repairClaim adds a command for a request whose selector fails. Claims are immutable, so the user
 // must replace the claim.
-func (a *explainer) mendClaim(alt *alternative, failed error) {
-	a.addFixes(fmt.Sprintf("kubectl -n %s get resourceclaim %s -o yaml   # write it, or its template, anew: %s", a.pod.Namespace, alt.claim.Name, selectors.MendExpression(alt.exactly.Selectors, failed, a.deviceSpecs())))
+func (a *explainer) repairClaim(alt *alternative, failed error) {
+	a.addFixes(fmt.Sprintf("kubectl -n %s get resourceclaim %s -o yaml   # write it, or its template, anew: %s", a.pod.Namespace, alt.claim.Name, selectors.RepairExpression(alt.exactly.Selectors, failed, a.deviceSpecs())))
 }
 
 // deviceSpecs returns all devices as published.

@@ -151,7 +151,7 @@ func (a *explainer) findClaims() (missing string) {
 		case err == nil:
 			at := slices.IndexFunc(a.fleet.Claims, func(c resourceapi.ResourceClaim) bool { return c.Namespace == a.pod.Namespace && c.Name == *name })
 			if at < 0 {
-				a.mendName("resourceclaim", *name, names(a.fleet.Claims, a.pod.Namespace))
+				a.repairName("resourceclaim", *name, names(a.fleet.Claims, a.pod.Namespace))
 				return fmt.Sprintf("claim %s is not there", *name)
 			}
 			a.claims = append(a.claims, &a.fleet.Claims[at])
@@ -160,7 +160,7 @@ func (a *explainer) findClaims() (missing string) {
 				return t.Namespace == a.pod.Namespace && t.Name == *ref.ResourceClaimTemplateName
 			})
 			if at < 0 {
-				a.mendName("resourceclaimtemplate", *ref.ResourceClaimTemplateName, names(a.fleet.Templates, a.pod.Namespace))
+				a.repairName("resourceclaimtemplate", *ref.ResourceClaimTemplateName, names(a.fleet.Templates, a.pod.Namespace))
 				return fmt.Sprintf("claim template %s is not there", *ref.ResourceClaimTemplateName)
 			}
 			claim := &resourceapi.ResourceClaim{Spec: a.fleet.Templates[at].Spec.Spec}

@@ -110,7 +110,7 @@ func (d *Directory) replaceEarlier(ctx context.Context, p *plugin, now registrat
 // disownPlugin makes the kubelet forget the plugin of a resource, by a registration that fails.
 // Other instances ignore its socket.
 func (d *Directory) disownPlugin(ctx context.Context, p *plugin) error {
-	e, err := d.dir.serve(ctx, p, &endpoint{refuses: true}, nobody)
+	e, err := d.dir.serve(ctx, p, &endpoint{refuses: true}, placeholder)
 	if err != nil {
 		return err
 	}
@@ -126,7 +126,7 @@ func (d *Directory) disownPlugin(ctx context.Context, p *plugin) error {
 }
 
 // nobody stands in for the resource in the name of a socket. It is not a valid resource name.
-const nobody = "_"
+const placeholder = "_"
 
 // otherSockets returns the sockets of other endpoints of the resource with a listening process,
 // except those in but.

@@ -109,15 +109,15 @@ func newAgent(config Config) *agent {
 	a.cluster = cluster.NewNode(config.NodeName, config.Client, config.Pod, config.Kubelet.Pods)
 	a.cluster.ReadCheckpoint = config.Kubelet.Written
 	a.ledger = ledger.New(ledger.Config{
-		Dir: config.StateDir, Boot: config.BootID, Disk: config.Disk, Listings: true, OtherDirs: []string{reboundDir, madeDir, handoverDir},
+		Dir: config.StateDir, Boot: config.BootID, Disk: config.Disk, Listings: true, OtherDirs: []string{earlierPassthroughDir, madeDir, earlierReclaimDir},
 		Termination: a.cluster.GracePeriod, RequestsResource: a.cluster.RequestsResource, OpenBy: a.vfioUser,
 	})
 	a.Write = a.guardWrites(config.Write)
-	a.passthrough, a.onDemand = a.newBinder(), a.newMaker()
+	a.passthrough, a.onDemand = a.newPassthrough(), a.newOnDemand()
 	a.host.Hooks, a.host.Recoveries, a.host.CreatedUnit = config.HookProgram, config.Recoveries, a.onDemand.Has
-	a.reclaim = a.newKeeper()
+	a.reclaim = a.newReclaim()
 	a.ledger.AddOutput(a.reclaim)
-	a.sharingDaemons = a.newOverseer()
+	a.sharingDaemons = a.newSharingDaemons()
 	a.ledger.AddOutput(a.sharingDaemons)
 	a.ledger.AddOutput(ledger.HostFiles{Writer: config.HostFiles})
 	a.devicePlugin = legacy.New(legacy.Config{
@@ -157,12 +157,12 @@ func newAgent(config Config) *agent {
 		Abandoned:        a.cluster.AbandonedClaims,
 		OrderDaemons:     discovery.JoinOrderers(config.Families),
 		StartDaemons:     a.sharingDaemons.Begin,
-		UpkeepDir:        a.upkeepDir(),
+		SharingDir:       a.sharingDir(),
 		Configure:        a.configurer(),
 		Rescan:           a.requestScan,
 		OnPrepare: func(claim *resourceapi.ResourceClaim) {
 			a.reclaim.NoteUsers(claim.UID, cluster.PodsOf(claim))
-			a.noteAsked(claim)
+			a.noteRequested(claim)
 		},
 		ResourceOf: a.resourceOf,
 		OnClaimEnd: func() {
@@ -193,10 +193,10 @@ func (a *agent) run(parent context.Context) error {
 		}
 		release <- unlock
 		close(a.lockHeld)
-		a.openKeeper(ctx)
+		a.openReclaim(ctx)
 		if a.open(ctx) {
-			a.openBinder(ctx)
-			a.openMaker(ctx)
+			a.openPassthrough(ctx)
+			a.openOnDemand(ctx)
 			for _, part := range []func(context.Context){a.ledger.Run, a.giveBack, a.undoMade, a.reclaim.Run, a.sharingDaemons.Run, a.keepConfig, a.watchHost, a.watchDiskUse, a.runPlacement, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode} {
 				group.Go(func() error { part(ctx); return nil })
 			}

@@ -130,24 +130,24 @@ type Config struct {
 
 // Settings are the administrator's settings in compiled form.
 type Settings struct {
-	Rules    *rules.Rules
-	Severity discovery.Severity                  // severity of the conditions of devices
-	Roots    map[string]string                   // as in [discovery.Host]
-	Paths    []discovery.PathResource            // as in [discovery.Host]
-	Pools    bool                                // as in [discovery.Host]
-	NoHooks  bool                                // container runtimes call no hooks
-	Rebind   []discovery.Selection[string]       // as in [discovery.Host]
-	Handover []discovery.Selection[reclaim.Rule] // reclaim steps between two consumers of a device
+	Rules       *rules.Rules
+	Severity    discovery.Severity                  // severity of the conditions of devices
+	Roots       map[string]string                   // as in [discovery.Host]
+	Paths       []discovery.PathResource            // as in [discovery.Host]
+	Pools       bool                                // as in [discovery.Host]
+	NoHooks     bool                                // container runtimes call no hooks
+	Passthrough []discovery.Selection[string]       // as in [discovery.Host]
+	Reclaim     []discovery.Selection[reclaim.Rule] // reclaim steps between two consumers of a device
 
 	// VirtualFunctions and Partition have the same meaning as in [discovery.Host].
 	VirtualFunctions []discovery.Selection[int]
 	Partition        []discovery.Selection[struct{}]
 
-	// Upkeep has the same meaning as in [discovery.Host].
-	Upkeep map[discovery.SharingDaemonKind][]discovery.Selection[struct{}]
+	// SharingDaemons has the same meaning as in [discovery.Host].
+	SharingDaemons map[discovery.SharingDaemonKind][]discovery.Selection[struct{}]
 
-	// KeepMade is how long devices created on demand remain without a consumer.
-	KeepMade time.Duration
+	// IdleTime is how long devices created on demand remain without a consumer.
+	IdleTime time.Duration
 
 	// Text is the source of the settings. The agent saves Text as [KeptConfig]. Optional.
 	Text []byte
@@ -161,7 +161,7 @@ type Settings struct {
 func (s *Settings) ScanHost(fsys fs.FS) *discovery.Host {
 	return &discovery.Host{
 		FS: fsys, Roots: s.Roots, Paths: s.Paths, Pools: s.Pools,
-		Passthroughs: s.Rebind, VirtualFunctions: s.VirtualFunctions, Partitionings: s.Partition, SharingDaemons: s.Upkeep,
+		Passthroughs: s.Passthrough, VirtualFunctions: s.VirtualFunctions, Partitionings: s.Partition, SharingDaemons: s.SharingDaemons,
 	}
 }
 

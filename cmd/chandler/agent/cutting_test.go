@@ -40,7 +40,7 @@ func (c *cutting) config() Config {
 	config := c.node.config(&rules.Rules{Mode: discovery.ModeDRA})
 	config.FS, config.Families, config.BootID = c.GPU, []*discovery.Family{nvidia.Family}, c.boot
 	config.Programs = map[string]func(ctx context.Context, args ...string) ([]byte, error){"nvidia": c.GPU.Run}
-	config.Settings.KeepMade = time.Minute
+	config.Settings.IdleTime = time.Minute
 	config.Settings.Partition = []discovery.Selection[struct{}]{{Expression: "all", Selects: func(discovery.Device) (bool, error) { return true, nil }}}
 	return config
 }

@@ -34,7 +34,7 @@ func newDividing(t *testing.T) *dividing {
 func (d *dividing) config() Config {
 	config := d.node.config(&rules.Rules{Mode: discovery.ModeDRA})
 	config.FS, config.Families, config.Write, config.BootID = d.host, []*discovery.Family{amdgpu.Family}, d.host.Write, d.boot
-	config.Settings.KeepMade = time.Minute
+	config.Settings.IdleTime = time.Minute
 	config.Settings.Partition = []discovery.Selection[struct{}]{{Expression: "all", Selects: func(discovery.Device) (bool, error) { return true, nil }}}
 	return config
 }

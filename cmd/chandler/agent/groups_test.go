@@ -47,7 +47,7 @@ func TestSiblingOfPreparedDisk(t *testing.T) {
 		"passthrough is enabled": func(r *rebinding, pod *resourceapi.ResourceClaim) func() {
 			r.addSibling()
 			config := r.config(&rules.Rules{Mode: discovery.ModeDRA})
-			config.Settings.Rebind = nil
+			config.Settings.Passthrough = nil
 			stop := r.run(config)
 			r.offers(diskName+" "+siblingName, "")
 			r.gives(pod, diskNode)
@@ -88,7 +88,7 @@ func TestSiblingForResource(t *testing.T) {
 		r := newRebinding(t)
 		r.addSibling()
 		without := r.config(&rules.Rules{Mode: discovery.ModeDRA})
-		without.Settings.Rebind = nil
+		without.Settings.Passthrough = nil
 		stop := r.run(without)
 		r.offers(diskName+" "+siblingName, "")
 		r.gives(r.claim("pod", ""), diskNode)
@@ -109,7 +109,7 @@ func TestVirtualFunctionsOfOneGroupAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := makesOf(t, &passthroughtest.Physical{Address: physicalFunction, Total: 7, OneGroup: true})
 		config := m.config(&rules.Rules{Mode: discovery.ModeDRA})
-		config.Settings.Rebind = onlyVirtual
+		config.Settings.Passthrough = onlyVirtual
 		stop := m.run(config)
 		m.offers(virtuals, "")
 		pod, vm := m.claimFor(virtual(0), "pod", ""), m.claimFor(virtual(1), "vm", "vfio")
@@ -143,7 +143,7 @@ func TestVirtualFunctionsOfOneGroupWithoutVFIO(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := makesOf(t, &passthroughtest.Physical{Address: physicalFunction, Total: 7, OneGroup: true})
 		config := m.config(&rules.Rules{Mode: discovery.ModeDRA})
-		config.Settings.Rebind = onlyVirtual
+		config.Settings.Passthrough = onlyVirtual
 		stop := m.run(config)
 		m.offers(virtuals, "")
 		for i, name := range []string{"first", "second"} {

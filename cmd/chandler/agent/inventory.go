@@ -30,7 +30,7 @@ func (a *agent) inventoryFacts() (inventory.Facts, bool) {
 // inventoryFacts returns the part of an inventory that concerns devices.
 func (p *placedDevices) inventoryFacts(view func(ledger.Stock) *ledger.View, said *kubeletapi.Listing, since func(types.UID) time.Time) inventory.Facts {
 	facts := inventory.Facts{
-		Snapshot: p.snapshot, Asked: true, API: p.placement.API, Moves: make(map[string]inventory.Move),
+		Snapshot: p.snapshot, ConsumersKnown: true, API: p.placement.API, Moves: make(map[string]inventory.Move),
 		Holders: Holders(view(&ledger.Present{Snapshot: p.snapshot}), said, since),
 	}
 	for silicon, reason := range p.placement.Moving {
@@ -70,7 +70,7 @@ func (s Standing) InventoryFacts(said *kubeletapi.Listing, kubelet fs.FS, dir st
 	snapshot := s.Rules.ApplyTo(s.Devices)
 	since := func(claim types.UID) time.Time { return ledger.ReadSince(kubelet, dir, claim) }
 	facts := inventory.Facts{
-		Snapshot: snapshot, Asked: true, API: s.API, Moves: make(map[string]inventory.Move),
+		Snapshot: snapshot, ConsumersKnown: true, API: s.API, Moves: make(map[string]inventory.Move),
 		Holders: Holders(ledger.ViewOf(&ledger.Present{Snapshot: snapshot}, s.Entries...), said, since),
 	}
 	if s.API == nil {

@@ -21,8 +21,8 @@ import (
 // madeDir is the directory of the records of created units of earlier versions.
 const madeDir = "made"
 
-// newMaker creates the [ondemand.Manager], which creates devices on demand.
-func (a *agent) newMaker() *ondemand.Manager {
+// newOnDemand creates the [ondemand.Manager], which creates devices on demand.
+func (a *agent) newOnDemand() *ondemand.Manager {
 	return ondemand.New(ondemand.Config{
 		Host:     a.host,
 		Families: a.Families,
@@ -70,8 +70,8 @@ func (a *agent) checkUse(keep bool, functions ...sysfs.Device) error {
 	return a.checkLimited(functions[0], func(options inuse.Options) error { return inuse.FindUsers(a.host, options).Err(keep, functions...) })
 }
 
-// openMaker loads the records of units that an earlier agent created.
-func (a *agent) openMaker(ctx context.Context) {
+// openOnDemand loads the records of units that an earlier agent created.
+func (a *agent) openOnDemand(ctx context.Context) {
 	for _, problem := range a.onDemand.Open() {
 		klog.FromContext(ctx).Error(problem, "Recovering devices that were created on demand")
 	}
@@ -104,10 +104,10 @@ func (a *agent) undoMade(ctx context.Context) {
 			if since[made.Unit].IsZero() {
 				since[made.Unit] = time.Now()
 			}
-			if last := a.lastAsked(p.devicesOf(&made)); last.After(since[made.Unit]) {
+			if last := a.lastRequested(p.devicesOf(&made)); last.After(since[made.Unit]) {
 				since[made.Unit] = last
 			}
-			if left := a.settings.Load().KeepMade - time.Since(since[made.Unit]); left > 0 && !p.isLeaving {
+			if left := a.settings.Load().IdleTime - time.Since(since[made.Unit]); left > 0 && !p.isLeaving {
 				pause = min(pause, left)
 			} else if waiting[made.Unit] = true; attempts.isDue(made.Unit) {
 				attempts.recordResult(ctx, made.Unit, a.undoUnit(ctx, p, &made))
@@ -129,9 +129,9 @@ func (a *agent) undoMade(ctx context.Context) {
 	}
 }
 
-// noteAsked stores the present time for each device that a claim requests. By the next check for
+// noteRequested stores the present time for each device that a claim requests. By the next check for
 // consumers, the claim may have ended.
-func (a *agent) noteAsked(claim *resourceapi.ResourceClaim) {
+func (a *agent) noteRequested(claim *resourceapi.ResourceClaim) {
 	if claim.Status.Allocation == nil {
 		return
 	}
@@ -142,8 +142,8 @@ func (a *agent) noteAsked(claim *resourceapi.ResourceClaim) {
 	}
 }
 
-// lastAsked returns the time of the last claim for one of the devices.
-func (a *agent) lastAsked(devices []string) (last time.Time) {
+// lastRequested returns the time of the last claim for one of the devices.
+func (a *agent) lastRequested(devices []string) (last time.Time) {
 	for _, device := range devices {
 		if at, _ := a.lastClaims.Load(device); at != nil && at.(time.Time).After(last) {
 			last = at.(time.Time)

@@ -22,7 +22,7 @@ func TestAgentMakesVirtualFunctionsElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := makesOf(t, &passthroughtest.Physical{Address: physicalFunction, Total: 7, Shift: 5})
 		config := m.config(&rules.Rules{Mode: discovery.ModeDRA})
-		config.Settings.KeepMade = 10 * time.Minute
+		config.Settings.IdleTime = 10 * time.Minute
 		stop := m.run(config)
 		m.offers(virtuals, "")
 		claim := m.claimFor(virtual(0), "predicted", "")

@@ -51,7 +51,7 @@ func makesOf(t *testing.T, physical *passthroughtest.Physical) *makes {
 
 func (m *makes) config(wanted *rules.Rules) Config {
 	config := m.rebinding.config(wanted)
-	config.Settings.Rebind, config.Settings.KeepMade = nil, keepMade
+	config.Settings.Passthrough, config.Settings.IdleTime = nil, keepMade
 	config.Settings.VirtualFunctions = []discovery.Selection[int]{{Expression: "nics", Value: 4, Selects: func(d discovery.Device) (bool, error) {
 		return d.Attributes.String("kind") == "nic", nil
 	}}}
@@ -314,7 +314,7 @@ func TestAgentIsKilledWhileItMakes(t *testing.T) {
 						m.boot = "second"
 					}
 					stop = m.run(m.config(&rules.Rules{Mode: discovery.ModeDRA}))
-					time.Sleep(keepMade / 2) // half the time, because the agent removes units after all of keepMade
+					time.Sleep(keepMade / 2) // half the time, because the agent removes units after all of idleTime
 					if then != "unwanted" {
 						if err := m.prepareAgain(claim); err != nil {
 							t.Error(err)
@@ -441,7 +441,7 @@ func TestAgentMakesAndRebinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
 		config := m.config(&rules.Rules{Mode: discovery.ModeDRA})
-		config.Settings.Rebind = []discovery.Selection[string]{{Expression: "virtual", Value: "vfio-pci", Selects: func(d discovery.Device) (bool, error) {
+		config.Settings.Passthrough = []discovery.Selection[string]{{Expression: "virtual", Value: "vfio-pci", Selects: func(d discovery.Device) (bool, error) {
 			return d.Attributes.String("function") == "virtual", nil
 		}}}
 		stop := m.run(config)
@@ -475,7 +475,7 @@ func TestAgentMakesForAResource(t *testing.T) {
 		}
 		m.mu.Unlock()
 		m.has(4, time.Hour)
-		m.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA}, KeepMade: keepMade, VirtualFunctions: m.config(nil).Settings.VirtualFunctions}}
+		m.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA}, IdleTime: keepMade, VirtualFunctions: m.config(nil).Settings.VirtualFunctions}}
 		m.has(0, 5*time.Minute)
 		m.offers(virtuals, "")
 		stop()

@@ -24,19 +24,19 @@ import (
 // in case no release was reported.
 const refuseInterval = 10 * time.Second
 
-// reboundDir is the directory of the records of bound functions of earlier versions.
-const reboundDir = "rebound"
+// earlierPassthroughDir is the directory of the records of bound functions of earlier versions.
+const earlierPassthroughDir = "rebound"
 
 // newBinder creates the [passthrough.Manager], which binds functions to vfio and returns them to
 // their drivers.
-func (a *agent) newBinder() *passthrough.Manager {
+func (a *agent) newPassthrough() *passthrough.Manager {
 	config := passthrough.Config{
 		Host:  a.host,
 		Write: a.Write,
 		Busy:  a.checkBusy,
 
 		Journal: a.journalConfig(),
-		Earlier: filepath.Join(a.StateDir, reboundDir),
+		Earlier: filepath.Join(a.StateDir, earlierPassthroughDir),
 
 		Ledger: a.ledger,
 		Stock:  a.stock,
@@ -112,8 +112,8 @@ func (a *agent) checkLimited(function sysfs.Device, look func(inuse.Options) err
 	return err
 }
 
-// openBinder loads the records of functions that an earlier agent bound to vfio.
-func (a *agent) openBinder(ctx context.Context) {
+// openPassthrough loads the records of functions that an earlier agent bound to vfio.
+func (a *agent) openPassthrough(ctx context.Context) {
 	for _, problem := range a.passthrough.Open() {
 		klog.FromContext(ctx).Error(problem, "Reading the records of passthrough")
 	}
@@ -137,7 +137,7 @@ func (a *agent) giveBack(ctx context.Context) {
 		unwritten = restoreRecords(ctx, a.passthrough.RestoreRecords, "functions under vfio", unwritten)
 		left, waiting := a.passthrough.LeftUnits(), make(map[string]bool) // by unit
 		if p := a.placedDevices.Load(); p != nil && len(left) > 0 {
-			wanted := p.reboundUnits()
+			wanted := p.unitsUnderVFIO()
 			for _, l := range left {
 				if wanted[l.Unit] && !l.DriverUnknown {
 					continue
@@ -187,8 +187,8 @@ func (a *agent) giveUnit(ctx context.Context, left passthrough.LeftUnit) error {
 	return nil
 }
 
-// reboundUnits returns the units that extended resources want under vfio.
-func (p *placedDevices) reboundUnits() map[string]bool {
+// unitsUnderVFIO returns the units that extended resources want under vfio.
+func (p *placedDevices) unitsUnderVFIO() map[string]bool {
 	wanted := make(map[string]bool)
 	if p.isLeaving {
 		return wanted

@@ -73,7 +73,7 @@ func newRebinding(t *testing.T) *rebinding {
 func (r *rebinding) config(wanted *rules.Rules) Config {
 	config := r.node.config(wanted)
 	config.FS, config.Families, config.Write, config.BootID = r.FS(), r.families, r.Write, r.boot
-	config.Settings.Rebind = everything
+	config.Settings.Passthrough = everything
 	config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
 		return discovery.Parameters{discovery.Driver: strings.Trim(string(raw), `"`)}, nil
 	}
@@ -245,7 +245,7 @@ func TestAgentTakesNothingInUse(t *testing.T) {
 }
 
 // An agent that starts continues with the bound devices of the earlier agent.
-func TestAgentRestartsWhileRebound(t *testing.T) {
+func TestAgentRestartsWithDevicesUnderVFIO(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
 		stop := r.start()
@@ -273,7 +273,7 @@ func TestAgentRestartsWhileRebound(t *testing.T) {
 
 // The agent's directory is removed while a claim has a device. The agent writes the record again,
 // and the next agent returns the device.
-func TestAgentWritesDownAgainWhatIsRebound(t *testing.T) {
+func TestAgentRewritesPassthroughRecords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
 		stop := r.start()
@@ -291,7 +291,7 @@ func TestAgentWritesDownAgainWhatIsRebound(t *testing.T) {
 
 // The next agent continues after an agent that was killed before any of its writes, whether the
 // claim still exists or not.
-func TestAgentIsKilledWhileItRebinds(t *testing.T) {
+func TestAgentIsKilledDuringPassthrough(t *testing.T) {
 	for step := range 7 {
 		for _, wanted := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%d %v", step, wanted), func(t *testing.T) {
@@ -419,7 +419,7 @@ func TestAgentRebindsForAResource(t *testing.T) {
 		has(diskFunction)
 		r.bound("vfio-pci", 0)
 
-		r.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA}, Rebind: everything}}
+		r.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA}, Passthrough: everything}}
 		r.bound("vfio-pci", time.Minute)
 		r.mu.Lock()
 		clear(r.allocated) // the pod has ended
@@ -505,7 +505,7 @@ func TestAgentThatMayNotGiveBack(t *testing.T) {
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
 		stop()
 		config := r.config(&rules.Rules{Mode: discovery.ModeDRA})
-		config.Write, config.Settings.Rebind = nil, nil
+		config.Write, config.Settings.Passthrough = nil, nil
 		stop = r.run(config)
 		r.offers(diskName, "")
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")

@@ -13,19 +13,19 @@ import (
 	"chandler.dev/internal/reclaim"
 )
 
-// handoverDir is the directory of the consumer records of earlier versions.
-const handoverDir = "handover"
+// earlierReclaimDir is the directory of the consumer records of earlier versions.
+const earlierReclaimDir = "handover"
 
-// newKeeper creates the [reclaim.Manager], which withholds devices between two consumers.
-func (a *agent) newKeeper() *reclaim.Manager {
+// newReclaim creates the [reclaim.Manager], which withholds devices between two consumers.
+func (a *agent) newReclaim() *reclaim.Manager {
 	return reclaim.New(reclaim.Config{
 		Host:     a.host,
 		Write:    a.Write,
 		Journal:  a.journalConfig(),
-		Earlier:  filepath.Join(a.StateDir, handoverDir),
+		Earlier:  filepath.Join(a.StateDir, earlierReclaimDir),
 		Ledger:   a.ledger,
 		Stock:    a.stock,
-		Rules:    func() []discovery.Selection[reclaim.Rule] { return a.settings.Load().Handover },
+		Rules:    func() []discovery.Selection[reclaim.Rule] { return a.settings.Load().Reclaim },
 		Snapshot: a.settledSnapshot.Load,
 		PodOf:    func(o ledger.Owner) types.UID { return a.cluster.PodUID(o.Namespace, o.Name) },
 		Users:    a.cluster.PodsOf,
@@ -51,8 +51,8 @@ func (a *agent) podsOfNode(ctx context.Context) (map[types.NamespacedName]reclai
 	return known, err
 }
 
-// openKeeper loads the records of an earlier agent, before any device can be allocated.
-func (a *agent) openKeeper(ctx context.Context) {
+// openReclaim loads the records of an earlier agent, before any device can be allocated.
+func (a *agent) openReclaim(ctx context.Context) {
 	for _, problem := range a.reclaim.Load() {
 		klog.FromContext(ctx).Error(problem, "Reading the records of reclaim")
 	}

@@ -38,7 +38,7 @@ func newHanding(t *testing.T, reset bool, methods ...string) *handing {
 
 func (h *handing) config(wanted *rules.Rules) Config {
 	config := h.rebinding.config(wanted)
-	config.Settings.Rebind, config.Settings.Handover = nil, h.rules
+	config.Settings.Passthrough, config.Settings.Reclaim = nil, h.rules
 	return config
 }
 
@@ -104,7 +104,7 @@ func (h *handing) resets() (written []string) {
 
 // A pod's process continues to run after its claim has ended. No consumer gets the disk before the
 // process has ended. The process of a monitor is ignored.
-func TestAgentHandsOver(t *testing.T) {
+func TestAgentReclaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, false)
 		stop := h.start()
@@ -158,7 +158,7 @@ func TestAgentHandsNothingOver(t *testing.T) {
 		}
 		h.unprepare(next)
 
-		h.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA}, Handover: wanted}}
+		h.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA}, Reclaim: wanted}}
 		synctest.Wait()
 		h.gives(before, diskNode)
 		h.unprepare(before)
@@ -256,7 +256,7 @@ func TestAgentResetsAway(t *testing.T) {
 
 // If an agent is killed before it has reset a disk, the next agent does so. After a reboot nothing
 // is left to do.
-func TestAgentIsKilledWhileItHandsOver(t *testing.T) {
+func TestAgentIsKilledWhileItReclaims(t *testing.T) {
 	for _, reboots := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			h := newHanding(t, true)
@@ -452,7 +452,7 @@ func TestKeptByTheNodesOfTheClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, false)
 		config := h.config(&rules.Rules{Mode: discovery.ModeDRA})
-		config.Settings.Rebind = everything
+		config.Settings.Passthrough = everything
 		stop := h.run(config)
 		h.offers(diskName, "")
 		vm, next := h.claim("vm", "vfio"), h.claimOf("next")

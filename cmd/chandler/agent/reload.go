@@ -88,10 +88,10 @@ func (a *agent) outdatedFields() (fields []string) {
 		{"driverRoots", reflect.DeepEqual(now.Roots, started.Roots)},
 		{"paths", reflect.DeepEqual(now.Paths, started.Paths)},
 		{"hooks", now.NoHooks == started.NoHooks},
-		{"passthrough", discovery.EqualSelections(now.Rebind, started.Rebind)},
+		{"passthrough", discovery.EqualSelections(now.Passthrough, started.Passthrough)},
 		{"onDemand.virtualFunctions", discovery.EqualSelections(now.VirtualFunctions, started.VirtualFunctions)},
 		{"onDemand.partitions", discovery.EqualSelections(now.Partition, started.Partition)},
-		{"onDemand.mps or onDemand.timeSlices", maps.EqualFunc(now.Upkeep, started.Upkeep, discovery.EqualSelections[struct{}])},
+		{"onDemand.mps or onDemand.timeSlices", maps.EqualFunc(now.SharingDaemons, started.SharingDaemons, discovery.EqualSelections[struct{}])},
 		{"resources.sriov", started.Pools || !now.Pools}, // with a pool at the start, the families already describe physical functions
 	} {
 		if !field.same {

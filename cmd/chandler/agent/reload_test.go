@@ -60,7 +60,7 @@ func TestChange(t *testing.T) {
 	expectLines(t, scrape(), "chandler_config_restart_needed 0")
 
 	log = nil
-	third := Settings{Rules: &rules.Rules{}, Rebind: everything, VirtualFunctions: []discovery.Selection[int]{{Expression: "true"}}, Partition: []discovery.Selection[struct{}]{{Expression: "true"}}}
+	third := Settings{Rules: &rules.Rules{}, Passthrough: everything, VirtualFunctions: []discovery.Selection[int]{{Expression: "true"}}, Partition: []discovery.Selection[struct{}]{{Expression: "true"}}}
 	a.applyChange(ctx, Change{Settings: third})
 	if want := `"fields"=["passthrough" "onDemand.virtualFunctions" "onDemand.partitions"]`; len(log) != 2 || !strings.Contains(strings.ReplaceAll(log[1], ",", " "), want) {
 		t.Errorf("logged %q, want %s", log, want)
@@ -69,7 +69,7 @@ func TestChange(t *testing.T) {
 	if fields := a.outdatedFields(); !slices.Equal(fields, []string{"resources.sriov"}) {
 		t.Errorf("after the first pool of the SR-IOV plugin, a restart is needed for %q", fields)
 	}
-	a.applyChange(ctx, Change{Settings: Settings{Rules: &rules.Rules{}, Handover: []discovery.Selection[reclaim.Rule]{{Expression: "true"}}, KeepMade: time.Minute}})
+	a.applyChange(ctx, Change{Settings: Settings{Rules: &rules.Rules{}, Reclaim: []discovery.Selection[reclaim.Rule]{{Expression: "true"}}, IdleTime: time.Minute}})
 	if fields := a.outdatedFields(); len(fields) > 0 {
 		t.Errorf("a restart is needed for %q", fields)
 	}

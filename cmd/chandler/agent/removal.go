@@ -165,7 +165,7 @@ func (a *agent) tell(ctx context.Context, r removal.Report) error {
 func (a *agent) leaveNode(ctx context.Context) error {
 	report := removal.Report{ID: a.removalOrder.Load().ID, State: removal.Removed}
 	if owners, ending := a.ledger.View(nil).Owners(); len(owners)+len(ending) > 0 {
-		return fmt.Errorf("a device was allocated meanwhile, %s: %w", namesOf(slices.Concat(owners, ending)), errAnew)
+		return fmt.Errorf("a device was allocated meanwhile, %s: %w", namesOf(slices.Concat(owners, ending)), errWithdrawn)
 	}
 	cleaning, cancel := context.WithTimeout(ctx, cleanPatience)
 	err := a.clean(cleaning)
@@ -189,7 +189,7 @@ func (a *agent) leaveNode(ctx context.Context) error {
 	return a.repeatReport(ctx, report)
 }
 
-// repeatReport repeats the report until the pod is deleted, or returns errAnew after another order.
+// repeatReport repeats the report until the pod is deleted, or returns errWithdrawn after another order.
 func (a *agent) repeatReport(ctx context.Context, report removal.Report) error {
 	o := orderState{order: *a.removalOrder.Load()}
 	for {
@@ -199,14 +199,14 @@ func (a *agent) repeatReport(ctx context.Context, report removal.Report) error {
 			return nil
 		case order := <-a.Orders:
 			if order.Phase != removal.Remove || order.ID != report.ID {
-				return fmt.Errorf("the order to remove Chandler was taken back: %w", errAnew)
+				return fmt.Errorf("the order to remove Chandler was taken back: %w", errWithdrawn)
 			}
 		case <-time.After(reportInterval):
 		}
 	}
 }
 
-var errAnew = errors.New("starting again")
+var errWithdrawn = errors.New("starting again")
 
 // clean removes the data that outlives an agent: ResourceSlices, files for the next agent, CDI
 // specs, the feature file, and sockets without a listener.

@@ -122,7 +122,7 @@ func TestRemoval(t *testing.T) {
 			t.Errorf("the agent's directory is left, or there again: %v", err)
 		}
 		give(removal.Order{})
-		if err := <-ended; !errors.Is(err, errAnew) {
+		if err := <-ended; !errors.Is(err, errWithdrawn) {
 			t.Errorf("the agent ends with %v", err)
 		}
 	})
@@ -160,7 +160,7 @@ func TestRemovalWhileDevicesAreKept(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			h := newHanding(t, false)
 			config := h.rebinding.config(&rules.Rules{Mode: discovery.ModeDRA})
-			config.Settings.Handover = h.rules
+			config.Settings.Reclaim = h.rules
 			give, _ := h.orders(config)
 			h.offers(diskName, "")
 			claim, node := h.claim("old", want), diskNode
@@ -205,7 +205,7 @@ func TestRemovalWaitsForDrivers(t *testing.T) {
 			t.Errorf("driver %q", r.Driver(diskFunction))
 		}
 		give(removal.Order{})
-		if err := <-ended; !errors.Is(err, errAnew) && !errors.Is(err, context.Canceled) {
+		if err := <-ended; !errors.Is(err, errWithdrawn) && !errors.Is(err, context.Canceled) {
 			t.Errorf("the agent ends with %v", err)
 		}
 	})

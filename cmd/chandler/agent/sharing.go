@@ -6,11 +6,11 @@ import (
 	"chandler.dev/internal/sharing"
 )
 
-// upkeepDir returns the directory for the daemons of family programs.
-func (a *agent) upkeepDir() string { return filepath.Join(a.StateDir, "upkeep") }
+// sharingDir returns the directory for the daemons of family programs.
+func (a *agent) sharingDir() string { return filepath.Join(a.StateDir, "upkeep") }
 
-// newOverseer creates the [sharing.Manager], which gives instructions to the family programs.
-func (a *agent) newOverseer() *sharing.Manager {
+// newSharingDaemons creates the [sharing.Manager], which gives instructions to the family programs.
+func (a *agent) newSharingDaemons() *sharing.Manager {
 	var families []string
 	for _, f := range a.Families {
 		if f.Order != nil {
@@ -20,7 +20,7 @@ func (a *agent) newOverseer() *sharing.Manager {
 	return sharing.New(sharing.Config{
 		Host:     a.host,
 		Files:    a.files(),
-		Dir:      a.upkeepDir(),
+		Dir:      a.sharingDir(),
 		Families: families,
 		Ledger:   a.ledger,
 		Changed:  a.requestScan,

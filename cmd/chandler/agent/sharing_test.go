@@ -106,7 +106,7 @@ func (k *keeping) agentOn(on disk.FS) (stop func()) {
 	config := k.config(&rules.Rules{Mode: discovery.ModeDRA})
 	config.Disk = on
 	config.FS, config.Families = recordedHost(k.t, "nvidia/testdata/mps.host"), []*discovery.Family{nvidia.Family}
-	config.Settings.Upkeep = map[discovery.SharingDaemonKind][]discovery.Selection[struct{}]{
+	config.Settings.SharingDaemons = map[discovery.SharingDaemonKind][]discovery.Selection[struct{}]{
 		discovery.SharingDaemonMPS: {{Selects: func(d discovery.Device) (bool, error) { return d.Name == a100, nil }}},
 	}
 	config.ReadParameters = func(raw []byte) (p discovery.Parameters, err error) { return p, json.Unmarshal(raw, &p) }
@@ -384,7 +384,7 @@ func TestAgentIsKilledWhileItKeepsUp(t *testing.T) {
 }
 
 // The agent ends the daemon of an unknown claim.
-func TestAgentEndsWhatIsKeptUpForNobody(t *testing.T) {
+func TestAgentEndsUnusedDaemons(t *testing.T) {
 	t.Parallel()
 	k := newKeeping(t)
 	stopSupervisor := k.supervise()

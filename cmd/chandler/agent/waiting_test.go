@@ -25,7 +25,7 @@ func took(t *testing.T, what string, began time.Time, want time.Duration) {
 
 // A pod that starts during the reclaim of its disk waits, and gets the disk as soon as it is free.
 // Other pods do not wait, and no pod waits without a limit.
-func TestAgentWaitsForAHandOver(t *testing.T) {
+func TestAgentWaitsForReclaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, false)
 		h.File("dev/nvme1", "c 240:1")

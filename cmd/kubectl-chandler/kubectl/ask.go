@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// mostAsked limits the number of agents to query, because a user waits for the answer.
-	mostAsked = 16
+	// maxQueries limits the number of agents to query, because a user waits for the answer.
+	maxQueries = 16
 	// askPatience is the time limit for all agents together.
 	askPatience = 5 * time.Second
 )
@@ -72,7 +72,7 @@ func (v *view) askAgents(ctx context.Context, nodes []string) (said map[string]m
 			continue
 		case agent == nil:
 			continue
-		case asked == mostAsked:
+		case asked == maxQueries:
 			mu.Lock()
 			why[node] = "there are too many nodes"
 			mu.Unlock()
@@ -137,7 +137,7 @@ func (w *whoView) readAgentMetrics(node string, families map[string]*dto.MetricF
 	}
 	devices := make(map[string]describedDevice)
 	for labels := range metricSamples(families["chandler_device_info"]) {
-		devices[labels["device"]] = toldOf(labels)
+		devices[labels["device"]] = describeByLabels(labels)
 	}
 	w.answers.devices[node] = devices
 	for labels := range metricSamples(families["chandler_device_allocated"]) {
@@ -164,8 +164,8 @@ func (w *whoView) readAgentMetrics(node string, families map[string]*dto.MetricF
 	}
 }
 
-// toldOf describes a device by the labels of chandler_device_info.
-func toldOf(labels map[string]string) describedDevice {
+// describeByLabels describes a device by the labels of chandler_device_info.
+func describeByLabels(labels map[string]string) describedDevice {
 	name := labels["device"]
 	label := strings.TrimSpace(labels["kind"] + " " + cmp.Or(fleet.ShortAddress(labels["pci_address"]), name))
 	if parent := labels["parent"]; parent != "" {

@@ -33,7 +33,7 @@ func (v *view) findUnlisted(ctx context.Context, word string) (found *whoView, u
 	for _, node := range slices.Sorted(maps.Keys(said)) {
 		for labels := range metricSamples(said[node]["chandler_device_info"]) {
 			if isDevice(labels, word) {
-				found.Devices = append(found.Devices, v.toldDevice(node, labels, said[node]))
+				found.Devices = append(found.Devices, v.describeDevice(node, labels, said[node]))
 			}
 		}
 	}
@@ -50,12 +50,12 @@ func (v *view) findUnlisted(ctx context.Context, word string) (found *whoView, u
 func isDevice(labels map[string]string, word string) bool {
 	address := labels["pci_address"]
 	is := func(text string) bool { return text != "" && strings.EqualFold(text, word) }
-	return slices.ContainsFunc([]string{labels["device"], toldOf(labels).label, labels["uuid"], labels["serial"], address, fleet.ShortAddress(address)}, is)
+	return slices.ContainsFunc([]string{labels["device"], describeByLabels(labels).label, labels["uuid"], labels["serial"], address, fleet.ShortAddress(address)}, is)
 }
 
-// toldDevice returns a device from its agent's metrics.
-func (v *view) toldDevice(node string, info map[string]string, families map[string]*dto.MetricFamily) fleet.Device {
-	name, of := info["device"], toldOf(info)
+// describeDevice returns a device from its agent's metrics.
+func (v *view) describeDevice(node string, info map[string]string, families map[string]*dto.MetricFamily) fleet.Device {
+	name, of := info["device"], describeByLabels(info)
 	d := fleet.Device{
 		ID:   fleet.ID{Driver: driverName, Pool: node, Device: name},
 		Node: node, Label: of.label, Model: of.model, Kind: cmp.Or(info["kind"], "other"), State: fleet.Free,

@@ -23,8 +23,8 @@ import (
 
 // Exit codes of why, other than 0.
 const (
-	codeWaits   = 1
-	codeUnasked = 2
+	codeWaits      = 1
+	codeNotQueried = 2
 )
 
 // exit is an error with an exit code. If error is nil, no message is printed.
@@ -66,7 +66,7 @@ and 2 if the command failed.`,
   kubectl chandler why ml/train-42 -o json | jq '.asked[].steps'`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.ExactArgs(1)(cmd, args); err != nil {
-				return exit{err, codeUnasked}
+				return exit{err, codeNotQueried}
 			}
 			return nil
 		},
@@ -74,7 +74,7 @@ and 2 if the command failed.`,
 			waits, err := o.explainPod(cmd.Context(), cmd, args[0])
 			switch {
 			case err != nil:
-				return exit{err, codeUnasked}
+				return exit{err, codeNotQueried}
 			case waits:
 				return exit{nil, codeWaits}
 			}
@@ -82,7 +82,7 @@ and 2 if the command failed.`,
 		},
 		ValidArgsFunction: o.completePods,
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return exit{err, codeUnasked} })
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return exit{err, codeNotQueried} })
 	o.addFlags(cmd.Flags())
 	o.addOutput(cmd.Flags())
 	return cmd

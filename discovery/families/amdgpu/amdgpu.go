@@ -104,7 +104,7 @@ type mode struct {
 // index depends on the mode, so a partition's Identity includes the mode.
 func (g *gpu) describe(xcps []sysfs.Device) []discovery.Device {
 	whole, mode, err := g.whole()
-	parts, partsErr := g.onRequest(whole, mode)
+	parts, partsErr := g.onDemand(whole, mode)
 	switch {
 	case partsErr != nil:
 		// A consumer may have a partition under a name that depends on the unknown mode.

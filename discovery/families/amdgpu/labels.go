@@ -14,7 +14,7 @@ var labels = append(tallies(),
 		"amd.com/gpu.driver-version":     "{release}",
 		"amd.com/gpu.driver-src-version": "{source}",
 	}},
-	discovery.Labels{If: discovery.Agreed, Where: map[string]string{unmade: "!true"}, Set: map[string]string{"amd.com/compute-memory-partition": "{profile}"}},
+	discovery.Labels{If: discovery.Agreed, Where: map[string]string{isMissing: "!true"}, Set: map[string]string{"amd.com/compute-memory-partition": "{profile}"}},
 	supported("compute", "false"), supported("compute", "true"), // later entries win: "true" if any GPU supports it
 	supported("memory", "false"), supported("memory", "true"),
 )
@@ -32,7 +32,7 @@ func tallies() (all []discovery.Labels) {
 		{"family", "{generation}", "{count}"},
 	} {
 		stable, beta := "amd.com/gpu."+tally.name, "beta.amd.com/gpu."+tally.name
-		where := map[string]string{"driver": "!", unmade: "!true"} // the labeller ignores GPUs without their driver
+		where := map[string]string{"driver": "!", isMissing: "!true"} // the labeller ignores GPUs without their driver
 		for _, l := range []discovery.Labels{
 			{Set: map[string]string{beta + "." + tally.value: tally.count}},
 			{If: discovery.Agreed, Set: map[string]string{stable: tally.value, beta: tally.value}},

@@ -62,7 +62,7 @@ type parts struct {
 // onRequest returns the possible devices of a GPU. The result is nil if there are none beyond the
 // existing devices: the administrator does not allow partitions, and no agent has partitioned the
 // GPU. The error is the reason why the devices are unknown at present.
-func (g *gpu) onRequest(all discovery.Device, now mode) (*parts, error) {
+func (g *gpu) onDemand(all discovery.Device, now mode) (*parts, error) {
 	allowed, allowedErr := discovery.IsSelected(g.host.Partitionings, all)
 	if allowedErr != nil {
 		g.problems = append(g.problems, discovery.Problem{Device: all.Name, Err: allowedErr})
@@ -166,7 +166,7 @@ func (p *parts) uncreatedPart(d discovery.Device, of division) discovery.Device 
 		d.Capacity.Set("cores", cores/int64(of.parts))
 	}
 	d.Facts = maps.Clone(d.Facts)
-	d.Facts[unmade] = "true"
+	d.Facts[isMissing] = "true"
 	nodes, err := discovery.DRMNodes(p.function)
 	if err == nil && p.kfd.node != nil {
 		nodes = append(nodes, p.kfd.node)
@@ -185,7 +185,7 @@ const (
 )
 
 // unmade is the fact that marks a device as missing.
-const unmade = "unmade"
+const isMissing = "unmade"
 
 // counters returns counters that let the scheduler allocate the whole GPU or partitions of one
 // mode, but never partitions of two modes. There is one counter for each partition of each mode

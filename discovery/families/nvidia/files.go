@@ -41,7 +41,7 @@ func (d *driver) filesBelow(root string) (edits specs.ContainerEdits, odd, err e
 	if d.version == "" {
 		return specs.ContainerEdits{}, nil, errors.New("driver root: the driver's version is not known, and so not its libraries")
 	}
-	files, odd := d.toldFiles(root)
+	files, odd := d.listedFiles(root)
 	if files == nil {
 		files, err = d.foundFiles(root)
 	}
@@ -153,10 +153,10 @@ var hookFlags = map[string][]string{
 	"update-application-profile":       nil,
 }
 
-// toldFiles returns the files that the NVIDIA CDI code lists for the root. The result is nil if
+// listedFiles returns the files that the NVIDIA CDI code lists for the root. The result is nil if
 // there is no answer, or if the answer is for another driver version: a new driver was loaded
 // since, or the root belongs to a version other than the loaded one.
-func (d *driver) toldFiles(root string) (*userFiles, error) {
+func (d *driver) listedFiles(root string) (*userFiles, error) {
 	text, err := d.host.ReadText(userspace.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

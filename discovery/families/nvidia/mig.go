@@ -81,7 +81,7 @@ func (d *driver) describeInstance(gpu discovery.Device, info information, told f
 	instance.PartOf = &discovery.Silicon{Name: gpu.Name}
 	caps, err := d.capabilityNodes(gi.dir, ci.dir)
 	instance.Edits.DeviceNodes = slices.Concat(gpu.Edits.DeviceNodes, caps)
-	instance.Health = worseOf(discovery.NodeHealth(d.host, instance.Edits.DeviceNodes), toldHealth(told, gi.number))
+	instance.Health = worseOf(discovery.NodeHealth(d.host, instance.Edits.DeviceNodes), nvmlHealth(told, gi.number))
 	instance.PluginOffers = d.instanceOffers(known, info, gi.number, ci.number)
 	if p.createdByAgent(known) {
 		instance.PluginOffers = d.requestedOffers(known.Profile, instance.Name)

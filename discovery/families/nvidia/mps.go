@@ -137,7 +137,7 @@ func shareOf(d discovery.Device, consumed discovery.Consumed) share {
 // accept returns an error if the devices of a request cannot be allocated with the parameters, for
 // example a compute percentage for a GPU without MPS, where nothing enforces the limit.
 func accept(given []discovery.Device, parameters discovery.Parameters) error {
-	errs := acceptUpkeep(given, parameters)
+	errs := acceptDaemons(given, parameters)
 	if parameters[ComputePercentage] == "" || parameters[MPS] != "" {
 		return errors.Join(errs...)
 	}

@@ -128,7 +128,7 @@ func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discover
 	gpu.Attributes.SetString("model", info.model)
 	gpu.Attributes.SetString("uuid", info.uuid)
 	gpu.Identity = info.uuid
-	setTold(&gpu, told)
+	setNVMLAttributes(&gpu, told)
 	gpu.Facts = d.facts(function, told)
 	if info.minor >= 0 {
 		gpu.Edits.DeviceNodes = d.nodes(info.minor)
@@ -158,7 +158,7 @@ func (d *driver) devices(gpu discovery.Device, info information, told facts.GPU,
 		// The placements of the existing instances are not known now. A consumer may have an
 		// instance under the name of its placement, so the instances must not appear under other
 		// names.
-		return nil, discovery.Problems(gpu.Name, cmp.Or(toldErr, errNotTold))
+		return nil, discovery.Problems(gpu.Name, cmp.Or(toldErr, errNoPlacements))
 	case allowed && told.MIG == "enabled":
 		allowedErr = errNotListed
 	}
@@ -188,7 +188,7 @@ func (d *driver) setWhole(gpu *discovery.Device, info information, told facts.GP
 	d.setAllowed(gpu)
 	if known {
 		gpu.Health = discovery.NodeHealth(d.host, gpu.Edits.DeviceNodes)
-		gpu.Health = worseOf(gpu.Health, toldHealth(told, wholeGPU))
+		gpu.Health = worseOf(gpu.Health, nvmlHealth(told, wholeGPU))
 	}
 	switch {
 	case d.installer && info.minor >= 0:

@@ -42,8 +42,8 @@ func (d *driver) nvmlFacts(address string, info information) (facts.GPU, error) 
 	return told, nil
 }
 
-// setTold sets the attributes and the capacity of a whole GPU that only NVML reports.
-func setTold(gpu *discovery.Device, told facts.GPU) {
+// setNVMLAttributes sets the attributes and the capacity of a whole GPU that only NVML reports.
+func setNVMLAttributes(gpu *discovery.Device, told facts.GPU) {
 	if told.MemoryBytes > 0 {
 		gpu.Capacity.Set("memory", told.MemoryBytes)
 	}
@@ -91,13 +91,13 @@ func architecture(capability string) string {
 // wholeGPU is used in place of the number of a GPU instance for a GPU without instances.
 const wholeGPU = -1
 
-// toldHealth returns the health that NVML reports for a GPU, or for one of its GPU instances.
+// nvmlHealth returns the health that NVML reports for a GPU, or for one of its GPU instances.
 //
 // A newer driver reports which action the GPU needs before further use, or that none is needed, and
 // clears the report after the action. An older driver only reports errors. They last until a reset
 // of the GPU or a reload of the driver. chandler-nvml leaves out errors that applications cause and
 // errors that the driver has handled.
-func toldHealth(told facts.GPU, gi int) discovery.Health {
+func nvmlHealth(told facts.GPU, gi int) discovery.Health {
 	var xids []string
 	for _, xid := range told.XIDs {
 		if xid.GI == nil || gi == wholeGPU || *xid.GI == gi {

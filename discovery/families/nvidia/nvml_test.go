@@ -44,7 +44,7 @@ func TestToldHealth(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := toldHealth(test.told, test.gi)
+			got := nvmlHealth(test.told, test.gi)
 			if got.Reason != test.want || (got.Status == discovery.Healthy) != (test.want == "") {
 				t.Errorf("got %+v, want %q", got, test.want)
 			}

@@ -32,7 +32,7 @@ type parts struct {
 
 var errNotListed = errors.New("the configuration allows MIG instances on demand, and NVML does not list their possible placements: chandler-nvml must run as root, with a driver that lists them")
 
-var errNotTold = errors.New("the configuration allows MIG instances on demand, and the placements of the existing instances are unknown: chandler-nvml must run")
+var errNoPlacements = errors.New("the configuration allows MIG instances on demand, and the placements of the existing instances are unknown: chandler-nvml must run")
 
 // cut returns the devices of a GPU that may be partitioned.
 func (d *driver) cut(gpu discovery.Device, info information, told facts.GPU) ([]discovery.Device, []discovery.Problem) {
@@ -218,7 +218,7 @@ func (p *parts) make(profile *facts.Profile, at facts.Placement) discovery.Devic
 	device.Facts = maps.Clone(p.gpu.Facts)
 	device.Facts["migCapable"] = "true"
 	delete(device.Facts, index)
-	device.Health = worseOf(discovery.NodeHealth(p.d.host, p.gpu.Edits.DeviceNodes), toldHealth(p.told, noInstance))
+	device.Health = worseOf(discovery.NodeHealth(p.d.host, p.gpu.Edits.DeviceNodes), nvmlHealth(p.told, noInstance))
 	device.Edits.DeviceNodes = nil
 	device.Creation = &discovery.Creation{
 		Unit: device.Name,

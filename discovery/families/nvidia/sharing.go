@@ -49,8 +49,8 @@ func (d *driver) setAllowed(gpu *discovery.Device) {
 	}
 }
 
-// acceptUpkeep returns the reasons why GPUs cannot be allocated with a daemon or a time slice.
-func acceptUpkeep(given []discovery.Device, parameters discovery.Parameters) (errs []error) {
+// acceptDaemons returns the reasons why GPUs cannot be allocated with a daemon or a time slice.
+func acceptDaemons(given []discovery.Device, parameters discovery.Parameters) (errs []error) {
 	mps, slice := parameters[MPS] != "", parameters[TimeSlice] != ""
 	if mps && slice {
 		errs = append(errs, fmt.Errorf("%s: with %s programs compute at the same time, and have no turns", TimeSlice, MPS))
@@ -108,10 +108,10 @@ const daemonPipes = "/tmp/nvidia-mps"
 
 // daemonEdits returns the edits for containers that use GPUs through the claim's daemon.
 func daemonEdits(to discovery.Grant) (edits specs.ContainerEdits) {
-	if to.Parameters[MPS] == "" || to.Upkeep == "" {
+	if to.Parameters[MPS] == "" || to.SharingDir == "" {
 		return edits
 	}
-	dir := to.UpkeepDir(name)
+	dir := to.DaemonDir(name)
 	edits.Env = []string{pipeDirectory + "=" + daemonPipes}
 	edits.Mounts = []*specs.Mount{writableMount(path.Join(dir, "pipe"), daemonPipes), writableMount(path.Join(dir, "shm"), sharedMemory)}
 	return edits

@@ -87,7 +87,7 @@ func TestOrder(t *testing.T) {
 		if got != test.order {
 			t.Errorf("%s: %s; want %s", name, got, test.order)
 		}
-		edits := daemonEdits(discovery.Grant{UID: "uid", Upkeep: "/state", Parameters: test.parameters})
+		edits := daemonEdits(discovery.Grant{UID: "uid", SharingDir: "/state", Parameters: test.parameters})
 		text := "map" + fmt.Sprint(edits.Env)
 		for _, m := range edits.Mounts {
 			text += " " + m.HostPath + ":" + m.ContainerPath

@@ -9,9 +9,9 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// withoutRebindable returns the functions with a vfio driver or the NVIDIA vGPU manager, and the
+// withoutPassthrough returns the functions with a vfio driver or the NVIDIA vGPU manager, and the
 // other functions.
-func withoutRebindable(functions []sysfs.Device) (bound, others []sysfs.Device) {
+func withoutPassthrough(functions []sysfs.Device) (bound, others []sysfs.Device) {
 	for _, function := range functions {
 		if driver := function.Driver(); driver == manager || slices.Contains(drivers, driver) {
 			bound = append(bound, function)
@@ -22,10 +22,10 @@ func withoutRebindable(functions []sysfs.Device) (bound, others []sysfs.Device) 
 	return bound, others
 }
 
-// describeRebindable describes functions that no other family describes and that the administrator
+// describePassthrough describes functions that no other family describes and that the administrator
 // allows for VFIO passthrough: a disk, or an adapter that the host may use. They are available only
 // for passthrough.
-func describeRebindable(host *discovery.Host, functions []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+func describePassthrough(host *discovery.Host, functions []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	for _, function := range functions {
 		id, err := function.PCIID()
 		if err == nil && strings.HasPrefix(id.Class, "06") { // bridges

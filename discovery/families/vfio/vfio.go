@@ -51,8 +51,8 @@ func matches() []discovery.Match {
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	functions, mdevs := split(found)
 	devices, problems = describeMediated(host, mdevs)
-	functions, rebindable := withoutRebindable(functions)
-	more, unread := describeRebindable(host, rebindable)
+	functions, rebindable := withoutPassthrough(functions)
+	more, unread := describePassthrough(host, rebindable)
 	devices, problems = append(devices, more...), append(problems, unread...)
 	functions, unread = withoutOthers(functions)
 	problems = append(problems, unread...)

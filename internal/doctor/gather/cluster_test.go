@@ -187,7 +187,7 @@ func TestKubeletCredentials(t *testing.T) {
 		t.Errorf("slices: %q, of this node alone %t", f.Cluster.Slices.Unknown, f.Cluster.OwnOnly)
 	}
 	report := doctor.JudgeFacts(f, doctor.Cluster)
-	if found := report.Codes(); len(found) > 0 || report.Count(doctor.NotAsked) < 3 {
+	if found := report.Codes(); len(found) > 0 || report.Count(doctor.NotQueried) < 3 {
 		t.Errorf("found %v, %+v", found, report.Sections)
 	}
 }

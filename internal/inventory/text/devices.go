@@ -50,7 +50,7 @@ func (p *printer) computeWidths() {
 				d := p.inv.Device(s.FirstName())
 				longest(&c.label, labelOf(d))
 				longest(&c.memory, inventory.Bytes(d.Memory))
-				if !p.inv.Asked {
+				if !p.inv.ConsumersKnown {
 					longest(&c.holder, d.Place.Link())
 					longest(&c.by, pluginLimits(d))
 					continue
@@ -65,17 +65,17 @@ func (p *printer) computeWidths() {
 	width := p.contentWidth()
 	c.head = min(c.head, width*2/5)
 	c.label = min(c.label, max(12, width/4))
-	if p.inv.Asked && p.style.Width < wideMemory {
+	if p.inv.ConsumersKnown && p.style.Width < wideMemory {
 		c.memory = 0
 	}
-	if p.inv.Asked && p.style.Width < wideBy {
+	if p.inv.ConsumersKnown && p.style.Width < wideBy {
 		c.by = 0
 	}
 	used := c.head + gap + c.label
 	if c.memory > 0 {
 		used += gap + c.memory
 	}
-	if p.inv.Asked {
+	if p.inv.ConsumersKnown {
 		used += 1 + tailWidth
 	}
 	rest := max(0, width-used-gap)
@@ -192,7 +192,7 @@ func (p *printer) printSilicon(s *inventory.Silicon, tree string, last bool) {
 	l.add(" "+p.style.PadText(terminal.SafeText(p.call(s)), p.cols.head-l.width()-1), "")
 	p.addColumns(&l, d)
 	p.lines = append(p.lines, trimLine(l))
-	if d.Shares.Held > 0 && p.inv.Asked {
+	if d.Shares.Held > 0 && p.inv.ConsumersKnown {
 		p.printBelow(under, strings.Join(p.sharers(d), ", "), "")
 	}
 	p.printTroubles(under, d)
@@ -211,7 +211,7 @@ func (p *printer) addColumns(l *line, d *inventory.Device) {
 		memory := inventory.Bytes(d.Memory)
 		add(strings.Repeat(" ", max(0, c.memory-len(memory)))+memory, c.memory)
 	}
-	if !p.inv.Asked {
+	if !p.inv.ConsumersKnown {
 		add(d.Place.Link(), c.holder)
 		add(pluginLimits(d), c.by)
 		return
@@ -280,7 +280,7 @@ func troubleColour(d *inventory.Device) terminal.Colour {
 
 // reasonText returns the text of a problem, with its condition.
 func (p *printer) reasonText(h *inventory.Health) string {
-	if !p.inv.Asked {
+	if !p.inv.ConsumersKnown {
 		return h.Reason
 	}
 	words := []string{string(h.Condition), string(h.Effect)}

@@ -152,7 +152,7 @@ func commonModel(parts []*inventory.Device) string {
 
 // summaryText returns the numbers of partitions by state.
 func (p *printer) summaryText(s *inventory.Silicon, parts []*inventory.Device) string {
-	if p.compact() && len(parts) <= perRow && p.inv.Asked {
+	if p.compact() && len(parts) <= perRow && p.inv.ConsumersKnown {
 		held := 0
 		for _, d := range parts {
 			if d.Holding == inventory.Held || d.Holding == inventory.Taken {
@@ -165,7 +165,7 @@ func (p *printer) summaryText(s *inventory.Silicon, parts []*inventory.Device) s
 	if memory := parts[0].Memory; memory > 0 && !slices.ContainsFunc(parts, func(d *inventory.Device) bool { return d.Memory != memory }) {
 		text += " of " + inventory.Bytes(memory)
 	}
-	if !p.inv.Asked {
+	if !p.inv.ConsumersKnown {
 		return text
 	}
 	count := make(map[string]int)
@@ -222,7 +222,7 @@ type run struct {
 
 // runLines returns lines with consumers and their partitions.
 func (p *printer) runLines(under string, s *inventory.Silicon, parts []*inventory.Device, width int) (lines []line) {
-	if !p.inv.Asked {
+	if !p.inv.ConsumersKnown {
 		return nil
 	}
 	var runs []*run

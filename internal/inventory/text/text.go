@@ -110,7 +110,7 @@ func (p *printer) title() string {
 	for _, c := range p.inv.Counts {
 		switch {
 		case c.Devices == 0:
-		case p.inv.Asked:
+		case p.inv.ConsumersKnown:
 			counts = append(counts, fmt.Sprintf("%d %s (%d free)", c.Devices, c.Kind, c.FreeDevices))
 		default:
 			counts = append(counts, fmt.Sprintf("%d %s", c.Devices, c.Kind))

@@ -52,7 +52,7 @@ func TestRecordedHosts(t *testing.T) {
 			snapshot := (&rules.Rules{}).ApplyTo(discovery.Scan(discoverytest.ReadHost(t, file), families.All))
 			facts := inventory.Facts{Name: "n", Snapshot: snapshot, Families: len(families.All), At: now}
 			check(t, inventory.Make(facts))
-			facts.Asked, facts.Moves = true, make(map[string]inventory.Move)
+			facts.ConsumersKnown, facts.Moves = true, make(map[string]inventory.Move)
 			for i, d := range snapshot.Devices {
 				h := inventory.Holder{Device: d.Name, API: discovery.ModeDRA, Namespace: "a-namespace", Pod: fmt.Sprintf("a-pod-with-a-rather-long-name-%d", i/2), Claim: "a-claim-with-a-rather-long-name", Since: now.Add(-time.Hour)}
 				switch i % 3 {
@@ -139,7 +139,7 @@ func plugin(pod, resource string, ago time.Duration, devices ...string) (holders
 
 func factsOf(name string, devices []rules.Offered, holders ...[]inventory.Holder) inventory.Facts {
 	slices.SortFunc(devices, func(a, b rules.Offered) int { return strings.Compare(a.Name, b.Name) })
-	return inventory.Facts{Name: name, Snapshot: &rules.Snapshot{Devices: devices}, Families: 23, Asked: true, Holders: slices.Concat(holders...), At: now}
+	return inventory.Facts{Name: name, Snapshot: &rules.Snapshot{Devices: devices}, Families: 23, ConsumersKnown: true, Holders: slices.Concat(holders...), At: now}
 }
 
 const (
@@ -294,8 +294,8 @@ func laptop() inventory.Facts {
 func TestPrint(t *testing.T) {
 	for name, facts := range map[string]inventory.Facts{
 		"hgx": hgx(), "parts": partitioned(t), "virtual": virtual(), "small": small(), "laptop": laptop(), "requested": requested(),
-		"nothing":  {Name: "n", Families: 23, Functions: 3, Asked: true, At: now},
-		"problems": {Name: "n", Families: 23, Asked: true, At: now, Snapshot: &rules.Snapshot{Problems: discovery.Problems("05:00.0", os.ErrPermission)}},
+		"nothing":  {Name: "n", Families: 23, Functions: 3, ConsumersKnown: true, At: now},
+		"problems": {Name: "n", Families: 23, ConsumersKnown: true, At: now, Snapshot: &rules.Snapshot{Problems: discovery.Problems("05:00.0", os.ErrPermission)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inv := inventory.Make(facts)
@@ -303,7 +303,7 @@ func TestPrint(t *testing.T) {
 			golden(t, name, printed(t, inv, terminal.Style{Width: 80}))
 			golden(t, name+"-120", printed(t, inv, terminal.Style{Width: 120}))
 			golden(t, name+"-ascii", printed(t, inv, terminal.Style{Width: 80, ASCII: true}))
-			facts.Asked = false
+			facts.ConsumersKnown = false
 			golden(t, name+"-unasked", printed(t, inventory.Make(facts), terminal.Style{Width: 80}))
 			for _, c := range inv.Counts {
 				if c.Free+c.Held+c.Out != c.All {
