@@ -27,7 +27,7 @@ func TestDockerfile(t *testing.T) {
 		t.Fatal(err)
 	}
 	own := 0
-	for _, path := range strings.Fields(string(out)) {
+	for path := range strings.FieldsSeq(string(out)) {
 		in, is := strings.CutPrefix(path, "chandler.dev/")
 		if !is {
 			continue
