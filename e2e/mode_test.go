@@ -101,7 +101,7 @@ func TestNodeLabelMovesDevices(t *testing.T) {
 	until(t, "the agent's pod to be told of the label", func(ctx context.Context) error {
 		events, err := kube.EventsV1().Events(chandler.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=ConfigurationInvalid"})
 		if err == nil && !slices.ContainsFunc(events.Items, func(e eventsv1.Event) bool {
-			return strings.Contains(e.Note, `is "dra"; want Auto, DRA or DevicePlugin`)
+			return strings.Contains(e.Note, `is "dra"; want Auto, DRA, DevicePlugin or ReportOnly`)
 		}) {
 			err = fmt.Errorf("the events are %v", events.Items)
 		}

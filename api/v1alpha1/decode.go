@@ -129,7 +129,7 @@ func (c *DriverConfig) Validate() error {
 	for i, resource := range c.Resources {
 		selects("resources", i, resource.Selector)
 		check(fmt.Sprintf("resources[%d].name", i), validateResourceName(resource.Name))
-		check(fmt.Sprintf("resources[%d].mode", i), resource.Mode.validate())
+		check(fmt.Sprintf("resources[%d].mode", i), resource.Mode.validateAPI())
 		check(fmt.Sprintf("resources[%d]", i), validateAcceleratorFunction(resource.AcceleratorFunction))
 		check(fmt.Sprintf("resources[%d]", i), resource.Driver.validate())
 		if resource.Driver != "" && resource.AcceleratorFunction != "" {

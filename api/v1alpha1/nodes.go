@@ -12,9 +12,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// LabelMode is the label of a node that overrides the configuration's mode on the node: Auto, DRA
-// or DevicePlugin. Resources with their own mode are not affected.
+// LabelMode is the label of a node that overrides the configuration's mode on the node: Auto, DRA,
+// DevicePlugin or ReportOnly. Resources with their own mode are affected by ReportOnly only.
 const LabelMode = "chandler.dev/mode"
+
+// LabelAgent is the label of a node that gets no agent if the value is AgentOff.
+const (
+	LabelAgent = "chandler.dev/agent"
+	AgentOff   = "off"
+)
+
+// LeftAlone reports whether the labels of a node exclude it from the agents' DaemonSets.
+func LeftAlone(labels map[string]string) bool { return labels[LabelAgent] == AgentOff }
 
 // WrongMode reports whether a node has the label LabelMode with an invalid value.
 func WrongMode(labels map[string]string) bool {
@@ -120,7 +129,7 @@ func (c *DriverConfig) ForNode(node Node) (*DriverConfig, error) {
 		on.Mode = Mode(mode)
 	}
 	if WrongMode(node.Labels) {
-		errs = append(errs, fmt.Errorf("label %s of node %s: is %q; want %s, %s or %s", LabelMode, node.Name, node.Labels[LabelMode], ModeAuto, ModeDRA, ModeDevicePlugin))
+		errs = append(errs, fmt.Errorf("label %s of node %s: is %q; want %s, %s, %s or %s", LabelMode, node.Name, node.Labels[LabelMode], ModeAuto, ModeDRA, ModeDevicePlugin, ModeReportOnly))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("%s: %w", KindDriverConfig, err)

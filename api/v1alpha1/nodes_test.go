@@ -45,7 +45,7 @@ func TestOn(t *testing.T) {
 		"all that is said":    {node: Node{"a", map[string]string{"pool": "small"}}, want: "DevicePlugin exclude 1; allocation Spread; path /dev/a"},
 		"by both":             {node: Node{"a", map[string]string{LabelMode: "DRA"}}, want: "DRA exclude 1; exclude 3; allocation Spread; path /dev/a"},
 		"labels are unknown":  {node: Node{"a", nil}, want: "DevicePlugin exclude 1; allocation Spread; path /dev/a", err: ErrNoLabels.Error()},
-		"a wrong mode":        {node: Node{"a", map[string]string{LabelMode: "Sometimes"}}, err: `label chandler.dev/mode of node a: is "Sometimes"; want Auto, DRA or DevicePlugin`},
+		"a wrong mode":        {node: Node{"a", map[string]string{LabelMode: "Sometimes"}}, err: `label chandler.dev/mode of node a: is "Sometimes"; want Auto, DRA, DevicePlugin or ReportOnly`},
 		"a mode that is none": {node: Node{"a", map[string]string{LabelMode: ""}}, err: `is ""`},
 	}
 	for name, test := range tests {

@@ -24,7 +24,8 @@ type DriverConfig struct {
 	metav1.TypeMeta `json:",inline"`
 
 	// Mode is the API that offers devices, unless an entry of Resources selects another: Auto (the
-	// default), DRA or DevicePlugin.
+	// default), DRA or DevicePlugin. With ReportOnly, the agent finds and reports devices, and offers
+	// none.
 	Mode Mode `json:"mode,omitempty"`
 
 	// Exclude lists devices that are not offered.
@@ -108,7 +109,7 @@ const (
 	EffectNoExecute  Effect = "NoExecute"  // pods that have the device are also evicted
 )
 
-// Mode is an API that offers devices.
+// Mode is an API that offers devices, or ReportOnly.
 type Mode string
 
 // The modes.
@@ -117,6 +118,8 @@ const (
 	ModeAuto         Mode = "Auto"
 	ModeDRA          Mode = "DRA"
 	ModeDevicePlugin Mode = "DevicePlugin"
+	// ModeReportOnly offers no devices. It is not a mode of an entry of resources.
+	ModeReportOnly Mode = "ReportOnly"
 )
 
 // Selector selects devices on some or all nodes.
@@ -169,7 +172,8 @@ type Resource struct {
 	// own name: example.com/gpu-large.
 	Name string `json:"name"`
 
-	// Mode is the API that offers the devices. The default is the mode of the configuration.
+	// Mode is the API that offers the devices: Auto, DRA or DevicePlugin. The default is the mode of
+	// the configuration. If that is ReportOnly, it applies to these devices too.
 	Mode Mode `json:"mode,omitempty"`
 
 	// AcceleratorFunction is the function to program into FPGAs before the device plugin API offers

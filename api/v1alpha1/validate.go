@@ -15,7 +15,16 @@ import (
 	"chandler.dev/internal/pattern"
 )
 
+// validate checks the mode of a configuration or a node.
 func (m Mode) validate() error {
+	if m == ModeReportOnly || m.validateAPI() == nil {
+		return nil
+	}
+	return fmt.Errorf("is %q; want %s, %s, %s or %s", string(m), ModeAuto, ModeDRA, ModeDevicePlugin, ModeReportOnly)
+}
+
+// validateAPI checks the mode of single devices, which is an API.
+func (m Mode) validateAPI() error {
 	switch m {
 	case "", ModeAuto, ModeDRA, ModeDevicePlugin:
 		return nil

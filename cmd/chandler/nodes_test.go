@@ -41,7 +41,7 @@ func TestLabelsToBeginWith(t *testing.T) {
 		"damaged":                            {text: byLabel, kept: `{"pool":`, unknown: true, wrong: "are unknown"},
 		"the label of the mode is wrong":     {text: byLabel, heard: map[string]string{"chandler.dev/mode": "dra"}, unknown: true, wrong: `label chandler.dev/mode of node worker: is "dra"`},
 		"the mode's label without a file":    {heard: map[string]string{"chandler.dev/mode": "DRA"}, mode: discovery.ModeDRA},
-		"a wrong label without a file":       {heard: map[string]string{"chandler.dev/mode": ""}, unknown: true, wrong: `is ""; want Auto, DRA or DevicePlugin`},
+		"a wrong label without a file":       {heard: map[string]string{"chandler.dev/mode": ""}, unknown: true, wrong: `is ""; want Auto, DRA, DevicePlugin or ReportOnly`},
 		"the configuration is without nodes": {text: "mode: DevicePlugin\n", heard: map[string]string{"chandler.dev/mode": "Auto"}},
 	}
 	for name, test := range tests {

@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -25,9 +26,20 @@ type Rules struct {
 
 	Allocation map[string]Allocation // by extended resource
 
+	// ReportOnly means that no device is offered.
+	ReportOnly bool
+
 	// Unknown is the reason why the configuration is unknown, "" if it is known. If the
 	// configuration is unknown, no further devices are offered; see the agent's Place.
 	Unknown string
+}
+
+// WithheldReason returns why all devices are withheld, or "".
+func (r *Rules) WithheldReason() string {
+	if r.ReportOnly {
+		return cmp.Or(r.Unknown, "the mode is ReportOnly")
+	}
+	return r.Unknown
 }
 
 // Resource renames the selected devices in the device plugin API, or names devices with IDs but

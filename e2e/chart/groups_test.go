@@ -227,6 +227,18 @@ func TestUpgradeRestarts(t *testing.T) {
 	}
 }
 
+// TestReportOnly renders the mode ReportOnly, which the agents' configuration accepts, and expects the
+// notes to mention it in place of the warning.
+func TestReportOnly(t *testing.T) {
+	const values = "config: {mode: ReportOnly}"
+	if got := config(t, values).Mode; got != v1alpha1.ModeReportOnly {
+		t.Errorf("the mode is %s", got)
+	}
+	if out := notes(t, values); !strings.Contains(out, "The mode is ReportOnly") || strings.Contains(out, "WARNING") {
+		t.Errorf("the notes are\n%s", out)
+	}
+}
+
 // reference matches a page in Helm's notes, with its section if it has one.
 var reference = regexp.MustCompile(`docs/[a-z/-]+\.md(?:#[a-z-]+)?`)
 

@@ -446,6 +446,7 @@ func TestSchemaRefuses(t *testing.T) {
 		"nodeGroups: [{name: a, nodeSelector: {b: c}, metrics: {}}]":               "metrics",
 		"nodeGroups: [{name: default, nodeSelector: {b: c}}]":                      "name",
 		"nodeGroups: [{name: a, nodeSelector: {b: c}, config: {mode: Sometimes}}]": "mode",
+		"config: {resources: [{name: a/b, cel: 'true', mode: ReportOnly}]}":        "mode",
 		"maxSurge: 0%":                                                             "maxSurge",
 		"traces: {endpoint: 'otel:4317'}":                                          "endpoint",
 	} {

@@ -27,6 +27,8 @@ func TestSchemaOfConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	config := schemaOf(t, reflect.TypeFor[v1alpha1.DriverConfig]())
+	resources := config["properties"].(map[string]any)["resources"].(map[string]any)["items"].(map[string]any)["properties"].(map[string]any)
+	resources["mode"] = map[string]any{"enum": []any{v1alpha1.ModeAuto, v1alpha1.ModeDRA, v1alpha1.ModeDevicePlugin}}
 	config["description"] = "The fields of a DriverConfig, without apiVersion and kind."
 	for previous, name := range v1alpha1.Renamed { // the templates refuse these
 		config["properties"].(map[string]any)[previous] = map[string]any{"description": "Renamed to " + name + "."}
@@ -52,7 +54,7 @@ func TestSchemaOfConfig(t *testing.T) {
 
 // enums lists the values of enumeration types.
 var enums = map[reflect.Type][]any{
-	reflect.TypeFor[v1alpha1.Mode](): {v1alpha1.ModeAuto, v1alpha1.ModeDRA, v1alpha1.ModeDevicePlugin},
+	reflect.TypeFor[v1alpha1.Mode](): {v1alpha1.ModeAuto, v1alpha1.ModeDRA, v1alpha1.ModeDevicePlugin, v1alpha1.ModeReportOnly},
 	reflect.TypeFor[v1alpha1.Effect](): {
 		v1alpha1.EffectNone, v1alpha1.EffectNoSchedule, v1alpha1.EffectNoExecute,
 	},

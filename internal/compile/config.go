@@ -130,7 +130,7 @@ func checkSeverity(effects map[string]v1alpha1.Effect) error {
 // convert returns a configuration with compiled expressions. It reports all errors, each with its place
 // in the file.
 func (c *compiler) convert(config *v1alpha1.DriverConfig) (*NodeConfig, error) {
-	out := &rules.Rules{Mode: deviceMode(config.Mode), Allocation: allocations(config.Allocation)}
+	out := &rules.Rules{Mode: deviceMode(config.Mode), ReportOnly: config.Mode == v1alpha1.ModeReportOnly, Allocation: allocations(config.Allocation)}
 	node := &NodeConfig{DriverConfig: config, Rules: out, SharingDaemons: make(map[discovery.SharingDaemonKind][]discovery.Selection[struct{}])}
 	var errs []error
 	compile := func(list string, i int, selector v1alpha1.Selector) rules.Selector {
@@ -291,7 +291,7 @@ func Parameters(raw []byte) (discovery.Parameters, error) {
 func functionID(said string) string { return strings.ReplaceAll(strings.ToLower(said), "-", "") }
 
 func deviceMode(mode v1alpha1.Mode) discovery.Mode {
-	if mode == v1alpha1.ModeAuto {
+	if mode == v1alpha1.ModeAuto || mode == v1alpha1.ModeReportOnly {
 		return discovery.ModeAuto
 	}
 	return discovery.Mode(mode)

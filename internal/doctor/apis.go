@@ -60,7 +60,7 @@ func (f *Facts) waitingDevices() []Wait {
 
 func checkWaits(f *Facts, say *findingList) {
 	snapshot, known := f.Devices.Snapshot.get()
-	if !known {
+	if !known || f.Agent.ReportOnly {
 		return
 	}
 	for _, w := range f.waitingDevices() {
@@ -95,6 +95,9 @@ const busID resourceapi.QualifiedName = "resource.kubernetes.io/pciBusID"
 
 // checkOtherDrivers reports devices of this node that another DRA driver publishes as well.
 func checkOtherDrivers(f *Facts, say *findingList) {
+	if f.Agent.ReportOnly {
+		return
+	}
 	all, known := f.Cluster.Slices.get()
 	if !known {
 		say.not("whether another DRA driver publishes the same devices: %s", f.Cluster.Slices.unknownReason())
@@ -153,6 +156,6 @@ func checkModeLabel(f *Facts, say *findingList) {
 		say.addOK("the node's label %s=%s is in effect", v1alpha1.LabelMode, value)
 		return
 	}
-	say.addFault("CH0504", fmt.Sprintf("the node's label %s has the value %q", v1alpha1.LabelMode, value), "Valid values are Auto, DRA and DevicePlugin. The last valid configuration remains in effect.",
+	say.addFault("CH0504", fmt.Sprintf("the node's label %s has the value %q", v1alpha1.LabelMode, value), "Valid values are Auto, DRA, DevicePlugin and ReportOnly. The last valid configuration remains in effect.",
 		fmt.Sprintf("kubectl label node %s %s=Auto --overwrite", f.Node, v1alpha1.LabelMode))
 }

@@ -20,7 +20,7 @@ var clusterChecks = []check{
 	{Cluster, []string{"CH0602"}, checkFeatures},
 	{Cluster, []string{"CH0615"}, checkTaken},
 	{Cluster, []string{"CH0608"}, checkPublished},
-	{Cluster, []string{"CH0603", "CH0604"}, checkClasses},
+	{Cluster, []string{"CH0603", "CH0604", "CH0616"}, checkClasses},
 	{Cluster, []string{"CH0609", "CH0610", "CH0613", "CH0614"}, checkClaims},
 	{Cluster, []string{"CH0611"}, checkPrepared},
 	{Cluster, []string{"CH0605"}, checkRights},
@@ -140,7 +140,7 @@ func checkPublished(f *Facts, say *findingList) {
 	all, known := f.Cluster.Slices.get()
 	snapshot, found := f.Devices.Snapshot.get()
 	places, _ := f.Devices.API.get()
-	if !known || !found || len(places) == 0 {
+	if !known || !found || len(places) == 0 || f.Agent.ReportOnly {
 		return
 	}
 	published := make(map[string]bool)
@@ -189,6 +189,9 @@ func isAre(n int) string {
 
 // checkClasses reports extended resources offered by DRA that have no DeviceClass, or several.
 func checkClasses(f *Facts, say *findingList) {
+	if f.Agent.ReportOnly {
+		return
+	}
 	classes, known := f.Cluster.Classes.get()
 	snapshot, found := f.Devices.Snapshot.get()
 	places, _ := f.Devices.API.get()
@@ -223,6 +226,13 @@ func checkClasses(f *Facts, say *findingList) {
 				helmSet+" --set deviceClasses.enabled=true", "kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # if the feature gate is off")
 		}
 	}
+	if found {
+		ofDRA := slices.DeleteFunc(slices.Clone(snapshot.Devices), func(d rules.Offered) bool { return places[d.Silicon()] != discovery.ModeDRA })
+		if families := rules.FamiliesWithoutClass(classes, ofDRA); len(families) > 0 {
+			say.addFault("CH0616", "no DeviceClass selects devices of "+joinNames(families), "DRA offers the devices, but a claim can request a device only through a DeviceClass.",
+				helmSet+" --set 'deviceClasses.families={all}'   # or list your families", "kubectl apply -f deployments/examples/deviceclasses-all.yaml   # with the plain manifests")
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
 		same := byName[name]
 		if len(same) < 2 || !slices.ContainsFunc(same, forThisDriver) {
@@ -249,7 +259,7 @@ func checkClasses(f *Facts, say *findingList) {
 			fmt.Sprintf("Pods with this name in limits get devices of %s, which is the newest class, and never those of %s.", same[0].Name, joinNames(names)), fix...)
 	}
 	if say.noneSince(before) {
-		say.addOK("every extended resource offered by DRA has one DeviceClass")
+		say.addOK("every extended resource offered by DRA has one DeviceClass, and a DeviceClass selects each device")
 	}
 }
 

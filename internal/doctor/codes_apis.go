@@ -25,7 +25,7 @@ var apiCodes = []Code{
 	{
 		ID: "CH0504", Says: "the node's mode label has an invalid value", Result: Failed, Symptoms: []Symptom{NoEffect, AgentDown},
 		Looks: "Doctor reads the label chandler.dev/mode of the Node.",
-		Comes: "The value has a typing error. Valid values are Auto, DRA and DevicePlugin.",
+		Comes: "The value has a typing error. Valid values are Auto, DRA, DevicePlugin and ReportOnly.",
 		Why:   "The agent treats the label as an invalid configuration: the last valid configuration remains in effect.",
 		Fixes: []Fix{{"kubectl label node NODE chandler.dev/mode=Auto --overwrite", "Sets a valid value."}, {"kubectl label node NODE chandler.dev/mode-", "Removes the label."}},
 	},

@@ -109,4 +109,14 @@ var clusterCodes = []Code{
 			{"kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicies", "Shows the webhooks and policies that may deny the slices. Allow ResourceSlices of chandler.dev, and dry runs."},
 		},
 	},
+	{
+		ID: "CH0616", Says: "no DeviceClass selects an offered device", Result: Warning, Symptoms: []Symptom{ClaimPending, DeviceMissing},
+		Looks: "Doctor evaluates the expressions of all DeviceClasses for each device that DRA offers.",
+		Comes: "The chart creates the classes of the kinds, such as gpu.chandler.dev, and of the families in `deviceClasses.families`. The family of this device is not in that list.",
+		Why:   "A claim requests a device through a DeviceClass. Without a class, no claim gets the device.",
+		Fixes: []Fix{
+			{"helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values --set 'deviceClasses.families={all}'", "Creates the DeviceClasses of all families. You can also list the families that you use."},
+			{"kubectl apply -f deployments/examples/deviceclasses-all.yaml", "Does the same with the plain manifests."},
+		},
+	},
 }

@@ -283,6 +283,27 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
+// An agent that only reports devices is not registered, publishes nothing, and may run beside
+// another plugin for the same devices.
+func TestReportOnly(t *testing.T) {
+	for _, code := range []string{"CH0104", "CH0502", "CH0503", "CH0603", "CH0608"} {
+		f := healthy()
+		breaks[code](f)
+		if found := JudgeFacts(f).Codes(); !slices.Contains(found, code) {
+			t.Fatalf("%s: found %v", code, found)
+		}
+		f.Agent.ReportOnly = true
+		if found := JudgeFacts(f).Codes(); slices.Contains(found, code) {
+			t.Errorf("in mode ReportOnly: found %v", found)
+		}
+	}
+	f := healthy()
+	f.Agent.ReportOnly = true
+	if got := printed(t, f, terminal.Plain, false); !strings.Contains(got, "the mode is ReportOnly, so the agent offers no device") {
+		t.Errorf("the mode is missing:\n%s", got)
+	}
+}
+
 // A node of Kubernetes 1.33 can use DRA if DRA is enabled there. Otherwise doctor reports the
 // kubelet's feature gate.
 func TestOldDRA(t *testing.T) {

@@ -269,6 +269,7 @@ type AgentFacts struct {
 	Sight        Answer[string] // "" if the agent sees the open files of the pods' processes, otherwise the reason
 	SightAll     Answer[string] // "" if the agent sees the open files of all processes, otherwise the reason
 	Mode         discovery.Mode // the mode of devices without a mode of their own
+	ReportOnly   bool           // the agent only reports devices, and offers none
 }
 
 // OtherAgent is an agent on the node in addition to AgentFacts.Pod. During an update, an

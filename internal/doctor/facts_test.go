@@ -48,6 +48,7 @@ func healthy() *Facts {
 		api[d.Name] = discovery.ModeDRA
 		slice.Spec.Devices = append(slice.Spec.Devices, resourceapi.Device{Name: d.Name, Attributes: d.Attributes})
 	}
+	network := deviceClass("rdma.chandler.dev", "", `device.driver == "chandler.dev" && device.attributes["chandler.dev"].kind != "gpu"`, ago(time.Hour))
 	class := deviceClass("nvidia.chandler.dev", "nvidia.com/gpu", `device.driver == "chandler.dev" && device.attributes["chandler.dev"].kind == "gpu"`, ago(time.Hour))
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: "gpu-node-07", Labels: map[string]string{"chandler.dev/mode": "DRA"}},
@@ -92,7 +93,7 @@ func healthy() *Facts {
 		},
 		Cluster: ClusterFacts{
 			Server: KnownAnswer("v1.37.0"), DRA: KnownAnswer("v1"), Node: KnownAnswer(node), Slices: KnownAnswer([]resourceapi.ResourceSlice{slice}),
-			Classes: KnownAnswer([]resourceapi.DeviceClass{class}), Claims: KnownAnswer([]resourceapi.ResourceClaim{claim("ok", "nvidia.chandler.dev", "", 2)}),
+			Classes: KnownAnswer([]resourceapi.DeviceClass{class, network}), Claims: KnownAnswer([]resourceapi.ResourceClaim{claim("ok", "nvidia.chandler.dev", "", 2)}),
 			Pods: KnownAnswer([]corev1.Pod{*pod}), Policies: KnownAnswer[[]string](nil), Rights: KnownAnswer[[]string](nil),
 		},
 		Agent: AgentFacts{
@@ -270,6 +271,9 @@ var breaks = map[string]func(*Facts){
 		f.Cluster = ClusterFacts{Server: UnknownAnswer[string]("dial tcp 10.0.0.1:6443: connect: connection refused")}
 	},
 	"CH0607": func(f *Facts) { f.Cluster.Node = KnownAnswer[*corev1.Node](nil) },
+	"CH0616": func(f *Facts) {
+		f.Cluster.Classes.Value = f.Cluster.Classes.Value[:1]
+	},
 	"CH0615": func(f *Facts) { f.Agent.ModeUnwanted = true },
 	"CH0608": func(f *Facts) { f.Cluster.Slices.Value[0].Spec.Devices[2].Name = "another" },
 	"CH0609": func(f *Facts) {

@@ -64,6 +64,10 @@ func checkKubeletAnswers(f *Facts, say *findingList) {
 }
 
 func checkRegistered(f *Facts, say *findingList) {
+	if f.Agent.ReportOnly {
+		say.not("the mode is ReportOnly, so the agent offers no device and the kubelet need not register chandler.dev")
+		return
+	}
 	if f.Agent.Mode == discovery.ModeDevicePlugin {
 		say.not("the configured mode does not use DRA, so the kubelet need not register chandler.dev")
 		return
@@ -93,6 +97,9 @@ func checkRegistered(f *Facts, say *findingList) {
 // checkOthers reports resources of the agent that another plugin serves: the kubelet lists IDs
 // that the agent does not offer, or any IDs of a resource offered by DRA alone.
 func checkOthers(f *Facts, say *findingList) {
+	if f.Agent.ReportOnly {
+		return
+	}
 	listed, known := f.Kubelet.Allocatable.get()
 	if !known {
 		say.not("whether another plugin serves a resource of Chandler: %s", f.Kubelet.Allocatable.unknownReason())

@@ -26,6 +26,7 @@ const (
 	ReasonRecovered = "DeviceRecovered"
 
 	ReasonConfig = "ConfigurationInvalid" // for an agent's pod
+	ReasonLabel  = "NodeNotDrained"       // for an agent's pod
 )
 
 // The limits of the API server (pkg/apis/core/validation/events.go), and the limit for names.

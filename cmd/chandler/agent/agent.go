@@ -47,6 +47,7 @@ type agent struct {
 	settings        atomic.Pointer[Settings] // in force
 	rulesChanged    chan *rules.Rules        // has a value when the rules of the settings changed
 	settingsChanged chan struct{}            // has a value when the settings changed
+	labelsChanged   chan struct{}            // has a value when the labels of the node may have changed
 	firstValid      chan struct{}            // closed at the first valid configuration after the start
 	lockHeld        chan struct{}            // closed when this agent holds the lock
 	releaseLock     func()                   // releases the lock if that waits for the end of the process; keeps the lock's files open
@@ -71,7 +72,7 @@ type agent struct {
 
 	placedDevices  atomic.Pointer[placedDevices]     // nil before devices are placed
 	classResources atomic.Pointer[map[string]string] // extended resource names by DeviceClass, nil before the classes were read
-	withoutDRA     atomic.Bool                       // the API server does not serve DRA
+	withoutDRA     atomic.Bool                       // the API server does not serve DRA, or the agent only reports devices
 }
 
 // lingerLimit is the maximum time that a stopping agent waits for the next agent to take over the
@@ -95,6 +96,7 @@ func newAgent(config Config) *agent {
 		metrics:         newAgentMetrics(config.Version, config.Serve != nil),
 		rulesChanged:    make(chan *rules.Rules, 1),
 		settingsChanged: make(chan struct{}, 1),
+		labelsChanged:   make(chan struct{}, 1),
 		firstValid:      make(chan struct{}),
 		lockHeld:        make(chan struct{}),
 		configReports:   make(chan error, 1),
@@ -197,7 +199,7 @@ func (a *agent) run(parent context.Context) error {
 		if a.open(ctx) {
 			a.openPassthrough(ctx)
 			a.openOnDemand(ctx)
-			for _, part := range []func(context.Context){a.ledger.Run, a.giveBack, a.undoMade, a.reclaim.Run, a.sharingDaemons.Run, a.keepConfig, a.watchHost, a.watchDiskUse, a.runPlacement, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode} {
+			for _, part := range []func(context.Context){a.ledger.Run, a.giveBack, a.undoMade, a.reclaim.Run, a.sharingDaemons.Run, a.keepConfig, a.watchHost, a.watchDiskUse, a.runPlacement, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode, a.warnLeftAlone} {
 				group.Go(func() error { part(ctx); return nil })
 			}
 		}
@@ -291,12 +293,22 @@ const openInterval = time.Second
 
 // runDRA runs the driver as soon as the cluster may have DRA. Existing records of claims show that
 // the cluster had DRA before. The kubelet must then be able to unprepare those claims even while
-// the API server does not answer.
+// the API server does not answer. While the agent only reports devices and has no records, the
+// driver is not registered.
 func (a *agent) runDRA(ctx context.Context) error {
 	a.awaitTurn(ctx)
 	for {
 		if a.hasRecords() {
+			a.withoutDRA.Store(false)
 			return a.driver.Run(ctx)
+		}
+		if a.settings.Load().Rules.ReportOnly {
+			a.withoutDRA.Store(true)
+			waitFor(ctx, nil, modeInterval)
+			if ctx.Err() != nil {
+				return nil
+			}
+			continue
 		}
 		served, err := servesDRA(ctx, a.Groups)
 		if ctx.Err() != nil {
@@ -316,6 +328,9 @@ func (a *agent) runDRA(ctx context.Context) error {
 		}
 	}
 }
+
+// modeInterval is the time between checks whether the agent still only reports devices.
+const modeInterval = time.Second
 
 // hasRecords reports whether records of claims may exist.
 func (a *agent) hasRecords() bool {

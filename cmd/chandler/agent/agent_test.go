@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -35,6 +37,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk/disktest"
+	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/kubeletapi"
 )
 
@@ -325,6 +328,61 @@ func TestAgent(t *testing.T) {
 		n.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: classic}}}
 		n.offers("", "devices.kubevirt.io/kvm devices.kubevirt.io/tun")
 		n.unprepare(claim)
+		stop()
+	})
+}
+
+// In mode ReportOnly, the agent neither registers the driver nor a resource, publishes nothing and
+// writes no labels. It is ready, and its inventory has all devices with the reason. A change of the
+// mode takes effect without a restart, and pods keep their devices.
+func TestAgentReportsOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		var handler http.Handler
+		var facts func() (inventory.Facts, bool)
+		config := n.config(&rules.Rules{ReportOnly: true})
+		config.FeatureDir = t.TempDir()
+		config.Serve = func(ctx context.Context, h http.Handler) error { handler = h; <-ctx.Done(); return nil }
+		config.ServePage = func(ctx context.Context, f func() (inventory.Facts, bool)) { facts = f; <-ctx.Done() }
+		stop := n.run(config)
+		reports := func(devices int) {
+			t.Helper()
+			answer := httptest.NewRecorder()
+			handler.ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/readyz", nil))
+			if answer.Code != http.StatusOK {
+				t.Errorf("the agent is not ready: %s", answer.Body)
+			}
+			waiting := 0
+			all, known := facts()
+			for _, move := range all.Moves {
+				if move.Reason == "the mode is ReportOnly" {
+					waiting++
+				}
+			}
+			if !known || len(all.Snapshot.Devices) != 2 || waiting != devices {
+				t.Errorf("the inventory has %d devices, %d of them withheld; want %d", len(all.Snapshot.Devices), waiting, devices)
+			}
+		}
+		n.offers("", "")
+		if n.dra() != nil {
+			t.Error("the driver is registered")
+		}
+		reports(2)
+
+		tun := rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: new(discovery.ModeDevicePlugin)}
+		n.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{tun}}}}
+		n.offers("kvm", "devices.kubevirt.io/tun")
+		claim, err := n.prepare("kvm")
+		if err != nil {
+			t.Errorf("prepare: %v", err)
+		}
+		n.changes <- Change{Settings: Settings{Rules: &rules.Rules{ReportOnly: true, Resources: []rules.Resource{tun}}}}
+		n.offers("", "")
+		if err := n.prepareAgain(claim); err != nil {
+			t.Errorf("the pod of the claim cannot restart: %v", err)
+		}
+		n.unprepare(claim)
+		reports(2)
 		stop()
 	})
 }

@@ -24,7 +24,8 @@ const classInterval = 10 * time.Minute
 
 // classCheck warns if pods with "limits" cannot get their devices because of the DeviceClasses. If
 // several classes have the same extended resource name, only one class serves the name, and that
-// class may belong to another driver. If no class has the name, DRA does not serve it. API servers
+// class may belong to another driver. If no class has the name, DRA does not serve it. If no class
+// selects a device, no claim can request it, unless the claim's class is created later. API servers
 // without the feature gate DRAExtendedResource drop the name, which is the default before
 // Kubernetes 1.36.
 type classCheck struct {
@@ -100,6 +101,10 @@ func (c *classCheck) warn(ctx context.Context, offered []rules.Offered) {
 		warn("DRA offers devices under a name that no DeviceClass has as its extendedResourceName; "+
 			"pods that ask for it by limits wait. The API server drops that field without the feature gate DRAExtendedResource; mode DevicePlugin serves such pods",
 			"extendedResourceName", name)
+	}
+	if families := rules.FamiliesWithoutClass(classes.Items, offered); len(families) > 0 {
+		warn("No DeviceClass selects devices that DRA offers, so claims cannot request them; the chart creates the classes of the families in deviceClasses.families",
+			"families", families)
 	}
 	c.logged = said
 }

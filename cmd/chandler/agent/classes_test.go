@@ -131,3 +131,24 @@ func TestNamesWithoutClass(t *testing.T) {
 		}
 	}
 }
+
+// Families whose devices no class selects are logged once.
+func TestDevicesWithoutClass(t *testing.T) {
+	var log []string
+	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))
+	client := fake.NewClientset(class("theirs", "", "example.com", 1))
+	check := classCheck{client: draclient.New(client)}
+	offered := []rules.Offered{{Device: discovery.Device{Name: "a", Family: "sgx"}}, {Device: discovery.Device{Name: "b", Family: "dlb"}}}
+	for i, want := range []int{1, 0, 0} {
+		log = nil
+		if i == 2 {
+			if _, err := client.ResourceV1().DeviceClasses().Create(ctx, class("ours", "", "chandler.dev", 1), metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		check.warn(ctx, offered)
+		if len(log) != want || want > 0 && !strings.Contains(log[0], `"families"=["dlb" "sgx"]`) {
+			t.Errorf("check %d: logged %q", i, log)
+		}
+	}
+}

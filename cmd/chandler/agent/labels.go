@@ -28,8 +28,13 @@ func (a *agent) labelNode(ctx context.Context) {
 	}
 	f := &featureFile{files: a.files(), dir: a.FeatureDir, families: a.Families}
 	f.removeTemporary(ctx)
+	none := &rules.Snapshot{}
 	for ; ctx.Err() == nil; waitFor(ctx, nil, labelInterval) {
-		if p := a.placedDevices.Load(); p != nil {
+		switch p := a.placedDevices.Load(); {
+		case p == nil:
+		case a.settings.Load().Rules.ReportOnly:
+			f.writeLabels(ctx, none) // pods that select such nodes would get no device
+		default:
 			f.writeLabels(ctx, p.snapshot)
 		}
 	}

@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -127,12 +128,19 @@ func (p *placer) run(ctx context.Context) {
 			timer.Reset(readyInterval)
 			continue
 		}
-		mode := p.auto.chooseMode(ctx)
+		mode := p.auto.last
+		if !p.devices.rules.ReportOnly {
+			mode = p.auto.chooseMode(ctx)
+		}
 		leaving := p.leaving()
 		placement := p.decidePlacement(ctx, mode, leaving)
 		snapshot := p.devices.snapshot
 		p.dra.Publish(snapshot, placement.OfDRA())
-		listed := &rules.Snapshot{Devices: placement.ListedDevices(snapshot.Devices), Gone: snapshot.Gone, Allocation: snapshot.Allocation}
+		devices := placement.ListedDevices(snapshot.Devices)
+		if p.devices.rules.ReportOnly { // only the devices of pods remain listed
+			devices = slices.DeleteFunc(devices, func(d rules.Offered) bool { return placement.Moving[d.Silicon()] != "" })
+		}
+		listed := &rules.Snapshot{Devices: devices, Gone: snapshot.Gone, Allocation: snapshot.Allocation}
 		listed, soon := p.configuring.listableDevices(ctx, listed, p.stock, placement.Moving)
 		p.devicePlugin.Publish(listed, placement.Moving)
 		p.lastPlaced.Store(&placedDevices{snapshot, placement, leaving != "", p.waitingSince})
@@ -154,7 +162,7 @@ func (p *placer) decidePlacement(ctx context.Context, auto discovery.Mode, leavi
 	view := p.ledger.View(p.stock)
 	p.devices.keepExcluded(view) //nolint:contextcheck // evaluating an expression does not block
 	p.devices.keepSplit(view)    //nolint:contextcheck // evaluating an expression does not block
-	facts := Facts{AutoMode: auto, Unknown: cmp.Or(leaving, p.devices.rules.Unknown)}
+	facts := Facts{AutoMode: auto, Unknown: cmp.Or(leaving, p.devices.rules.WithheldReason())}
 	placement := p.devices.placeDevices(p.places.api, view, facts, func() *Published { return p.publishedDevices(ctx, p.devices.snapshot) }) //nolint:contextcheck // evaluating an expression does not block
 	for silicon, reason := range placement.Moving {
 		if p.moveReasons[silicon] != reason {

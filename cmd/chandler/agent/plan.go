@@ -63,7 +63,7 @@ func (s Standing) PlanSteps(next *rules.Rules) []Step {
 	if next != s.Rules {
 		devices.changeRules(next)
 	}
-	facts := Facts{AutoMode: s.Auto, Published: &Published{}, Unknown: next.Unknown}
+	facts := Facts{AutoMode: s.Auto, Published: &Published{}, Unknown: next.WithheldReason()}
 	placement := devices.placeDevices(s.API, view(), facts, nil)
 
 	steps := make([]Step, 0, len(before.Devices))

@@ -66,6 +66,7 @@ func (a *agent) applyChange(ctx context.Context, change Change) {
 	a.configFailure.Store(nil)
 	before := a.settings.Swap(&change.Settings)
 	notify(a.settingsChanged)
+	notify(a.labelsChanged)
 	if before == &a.Settings {
 		close(a.firstValid)
 	}

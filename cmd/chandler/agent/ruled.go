@@ -64,7 +64,7 @@ func (r *ruledDevices) changeRules(to *rules.Rules) {
 	if r.lastScan == nil {
 		return
 	}
-	if before.Unknown != "" { // nothing was offered under those rules, so the agent begins as at a start
+	if before.WithheldReason() != "" { // nothing was offered under those rules, so the agent begins as at a start
 		r.earlierApplied = false
 		r.applyRules()
 		return

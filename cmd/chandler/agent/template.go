@@ -19,7 +19,7 @@ func PoolTemplate(found *discovery.Snapshot, settings Settings, kept features.Se
 	settled, _ := settler.SettleStates(found, time.Now())
 	snapshot := settings.Rules.ApplyTo(settled)
 	view := ledger.ViewOf(&ledger.Present{Snapshot: snapshot})
-	facts := Facts{AutoMode: discovery.ModeDRA, Published: &Published{}, Unknown: settings.Rules.Unknown}
+	facts := Facts{AutoMode: discovery.ModeDRA, Published: &Published{}, Unknown: settings.Rules.WithheldReason()}
 	placement := PlaceDevices(nil, snapshot.Devices, view, facts)
 	published, problems := pool.BuildPool(pool.Input{
 		Snapshot: snapshot, Withheld: placement.OfDRA(), Features: kept, GoneEffect: settings.Severity.EffectOf(discovery.ConditionGone),
