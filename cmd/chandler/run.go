@@ -37,6 +37,7 @@ import (
 	"chandler.dev/internal/command"
 	"chandler.dev/internal/compile"
 	"chandler.dev/internal/disk"
+	"chandler.dev/internal/doctor/gather"
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/provision"
@@ -302,14 +303,17 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 				return legacy.AllocatedIDs(os.DirFS(o.devicePluginDir))
 			},
 		},
-		Lock:           lock,
-		KubeletRoot:    o.kubeletRoot,
-		StateDir:       stateDir,
-		RunDir:         o.runDir,
-		CDI:            cdi.Dir{Path: o.cdiRoot, RuntimeRoot: o.runtimeRoot},
-		HostFiles:      hostfile.Writer{Root: o.filesRoot, Dirs: discovery.FileDirs(families.All)},
-		FeatureDir:     o.featureDir,
-		NoMetadata:     !o.metadata,
+		Lock:        lock,
+		KubeletRoot: o.kubeletRoot,
+		StateDir:    stateDir,
+		RunDir:      o.runDir,
+		CDI:         cdi.Dir{Path: o.cdiRoot, RuntimeRoot: o.runtimeRoot},
+		HostFiles:   hostfile.Writer{Root: o.filesRoot, Dirs: discovery.FileDirs(families.All)},
+		FeatureDir:  o.featureDir,
+		NoMetadata:  !o.metadata,
+		CDIEnabled: func(runtime string) (bool, error) {
+			return gather.CDIEnabled(o.hostRoot, filepath.Join(o.hostRoot, "proc"), runtime)
+		},
 		ReadParameters: compile.Parameters,
 		Serve:          serve,
 		ServePage:      o.pageServer(clients.main),

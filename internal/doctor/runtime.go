@@ -26,6 +26,11 @@ var firstCDI = map[string]*version.Version{
 	"cri-o":      version.MajorMinor(1, 23),
 }
 
+// IsBeforeCDI reports whether a version of a container runtime does not support CDI specs.
+func IsBeforeCDI(name string, v *version.Version) bool {
+	return firstCDI[name] != nil && v.LessThan(firstCDI[name])
+}
+
 // startSlack is the tolerance for a process's start time, which is computed from whole
 // seconds, as is the boot time.
 const startSlack = 5 * time.Second
@@ -33,7 +38,7 @@ const startSlack = 5 * time.Second
 func checkRuntime(f *Facts, say *findingList) {
 	r := f.Runtime
 	name := strings.TrimSpace(r.Name + " " + r.Version)
-	if v, err := version.ParseGeneric(r.Version); err == nil && firstCDI[r.Name] != nil && v.LessThan(firstCDI[r.Name]) {
+	if v, err := version.ParseGeneric(r.Version); err == nil && IsBeforeCDI(r.Name, v) {
 		say.addFault("CH0201", name+" is too old for CDI", fmt.Sprintf("%s supports CDI specs from %s on. Pods with a claim start without their devices.", r.Name, firstCDI[r.Name]),
 			"kubectl drain "+f.Node+" --ignore-daemonsets   # then upgrade "+r.Name, "kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # until then")
 		return

@@ -199,7 +199,7 @@ func (a *agent) run(parent context.Context) error {
 		if a.open(ctx) {
 			a.openPassthrough(ctx)
 			a.openOnDemand(ctx)
-			for _, part := range []func(context.Context){a.ledger.Run, a.giveBack, a.undoMade, a.reclaim.Run, a.sharingDaemons.Run, a.keepConfig, a.watchHost, a.watchDiskUse, a.runPlacement, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode, a.warnLeftAlone} {
+			for _, part := range []func(context.Context){a.ledger.Run, a.giveBack, a.undoMade, a.reclaim.Run, a.sharingDaemons.Run, a.keepConfig, a.watchHost, a.watchDiskUse, a.runPlacement, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode, a.warnLeftAlone, a.checkRuntime} {
 				group.Go(func() error { part(ctx); return nil })
 			}
 		}

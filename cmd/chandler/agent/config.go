@@ -106,6 +106,10 @@ type Config struct {
 	// NoMetadata disables the files with the attributes of the devices for containers.
 	NoMetadata bool
 
+	// CDIEnabled reports whether a container runtime reads CDI specs, given its name and version in
+	// the node's status. An error means that the answer is not known. Optional.
+	CDIEnabled func(runtime string) (bool, error)
+
 	// ReadParameters decodes the opaque parameters of claims.
 	ReadParameters func(raw []byte) (discovery.Parameters, error)
 

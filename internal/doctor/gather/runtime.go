@@ -34,6 +34,30 @@ func containerRuntime(ctx context.Context, o Options, processes []process, f *do
 	r.Errors = withPatience(ctx, "CDI specs", func() (map[string][]string, error) { return specErrors(o, dirs) }).Value
 }
 
+// CDIEnabled reports whether the container runtime of a node reads CDI specs. It uses the name and
+// version in the node's status, such as "containerd://1.7.2", and the configuration below root, the
+// host's root directory. The host's processes in proc show where the configuration is. An error means
+// that the answer is not known.
+func CDIEnabled(root, proc, status string) (bool, error) {
+	var r doctor.RuntimeFacts
+	r.Name, r.Version, _ = strings.Cut(status, "://")
+	v, err := version.ParseGeneric(r.Version)
+	if err != nil {
+		return false, fmt.Errorf("version of the runtime: %w", err)
+	}
+	switch {
+	case doctor.IsBeforeCDI(r.Name, v):
+		return false, nil
+	case r.Name == "cri-o", r.Name == "containerd" && v.AtLeast(version.MajorMinor(2, 4)):
+		return true, nil // CDI cannot be disabled; see containerdConfig and crioConfig
+	}
+	config, err := runtimeConfig(Options{Root: root}, processesOf(proc), &r)
+	if err == nil && len(config.Files) == 0 {
+		err = errors.New("the runtime's configuration cannot be read here")
+	}
+	return config.CDI && err == nil, err
+}
+
 // runtimeConfig reads the configuration of the container runtime. If the node object does not
 // name the runtime, runtimeConfig determines it from the running processes and sets r.Name.
 func runtimeConfig(o Options, processes []process, r *doctor.RuntimeFacts) (doctor.RuntimeConfig, error) {

@@ -137,17 +137,36 @@ var passesCDI = version.MajorMinor(1, 29)
 // PassesCDI reports whether the kubelet passes on the CDI device names of device plugins, by the
 // kubelet's version in the API server.
 func (n *Node) PassesCDI(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
-	defer cancel()
-	node, err := n.client.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
+	info, err := n.info(ctx)
 	if err != nil {
 		return false, fmt.Errorf("get node %s, for the kubelet's version: %w", n.name, err)
 	}
-	kubelet, err := version.ParseGeneric(node.Status.NodeInfo.KubeletVersion)
+	kubelet, err := version.ParseGeneric(info.KubeletVersion)
 	if err != nil {
 		return false, fmt.Errorf("the kubelet's version: %w", err)
 	}
 	return kubelet.AtLeast(passesCDI), nil
+}
+
+// Runtime returns the name and version of the container runtime in the node's status, such as
+// "containerd://2.1.4".
+func (n *Node) Runtime(ctx context.Context) (string, error) {
+	info, err := n.info(ctx)
+	if err != nil {
+		return "", fmt.Errorf("get node %s, for the container runtime's version: %w", n.name, err)
+	}
+	return info.ContainerRuntimeVersion, nil
+}
+
+// info returns the versions in the node's status.
+func (n *Node) info(ctx context.Context) (corev1.NodeSystemInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
+	defer cancel()
+	node, err := n.client.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
+	if err != nil {
+		return corev1.NodeSystemInfo{}, err
+	}
+	return node.Status.NodeInfo, nil
 }
 
 func nameOf(pod *corev1.Pod) types.NamespacedName {
