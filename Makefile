@@ -215,7 +215,7 @@ docs: ## write the parts of the pages in docs that come from the code
 # The target needs the Debian packages mkdocs and mkdocs-material. A broken link is an error.
 site: ## a site of the pages, in bin/site/html
 	rm -rf bin/site && mkdir -p bin/site/source
-	git ls-files -- '*.md' docs deployments 'discovery/families/*.host' | tar -c -T - | tar -x -C bin/site/source
+	git ls-files -- '*.md' LICENSE docs deployments 'discovery/families/*.host' | tar -c -T - | tar -x -C bin/site/source
 	mkdocs build --quiet --strict
 
 verify: generate ## fail if a golden file is not what the code makes of its host

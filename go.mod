@@ -44,6 +44,7 @@ require (
 require (
 	github.com/NVIDIA/nvidia-container-toolkit v1.20.1
 	github.com/cyphar/filepath-securejoin v0.7.0
+	github.com/google/licensecheck v0.3.1
 	github.com/pelletier/go-toml/v2 v2.4.3
 )
 
