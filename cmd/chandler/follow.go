@@ -186,7 +186,7 @@ func parseSettings(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, age
 	host := configuredHost(nil, config)
 	return config.DriverConfig, agent.Settings{
 		Rules: config.Rules, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Pools: host.Pools, Passthrough: host.Passthroughs,
-		VirtualFunctions: host.VirtualFunctions, Partition: host.Partitionings, SharingDaemons: host.SharingDaemons, IdleTime: idleTime(config.OnDemand), Reclaim: reclaimRules(config), NoHooks: config.Hooks == v1alpha1.HooksNone, Text: data, Labels: node.Labels,
+		VirtualFunctions: host.VirtualFunctions, Partition: host.Partitionings, SharingDaemons: host.SharingDaemons, IdleTime: idleTime(config.OnDemand), Reclaim: reclaimRules(config), NoHooks: config.Hooks == v1alpha1.HooksNone, Text: data, Labels: node.Labels, LeftAlone: v1alpha1.LeftAlone(node.Labels),
 	}, err
 }
 

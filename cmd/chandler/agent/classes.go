@@ -102,7 +102,8 @@ func (c *classCheck) warn(ctx context.Context, offered []rules.Offered) {
 			"pods that ask for it by limits wait. The API server drops that field without the feature gate DRAExtendedResource; mode DevicePlugin serves such pods",
 			"extendedResourceName", name)
 	}
-	if families := rules.FamiliesWithoutClass(classes.Items, offered); len(families) > 0 {
+	families := rules.FamiliesWithoutClass(classes.Items, offered) //nolint:contextcheck // evaluating an expression does not block
+	if len(families) > 0 {
 		warn("No DeviceClass selects devices that DRA offers, so claims cannot request them; the chart creates the classes of the families in deviceClasses.families",
 			"families", families)
 	}

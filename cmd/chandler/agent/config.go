@@ -159,6 +159,9 @@ type Settings struct {
 	// Labels are the node labels that selected the settings. The agent saves Labels as
 	// [KeptLabels]. Nil means unknown.
 	Labels map[string]string
+
+	// LeftAlone reports that a label excludes the node from the agents' DaemonSets.
+	LeftAlone bool
 }
 
 // ScanHost returns the host with the settings that scans use.

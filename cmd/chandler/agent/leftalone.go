@@ -9,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/internal/podevents"
 )
@@ -24,7 +23,7 @@ func (a *agent) warnLeftAlone(ctx context.Context) {
 	lastWarning := ""
 	for ; ctx.Err() == nil; waitFor(ctx, a.labelsChanged, leftAloneInterval) {
 		consumers := ""
-		if v1alpha1.LeftAlone(a.settings.Load().Labels) {
+		if a.settings.Load().LeftAlone {
 			owners, _ := a.ledger.View(nil).Owners()
 			consumers = namesOf(owners)
 		}
@@ -38,7 +37,7 @@ func (a *agent) warnLeftAlone(ctx context.Context) {
 // reportLeftAlone logs the warning, and creates an Event for the agent's own pod. The context may end
 // at any moment, because the DaemonSet deletes the pod.
 func (a *agent) reportLeftAlone(ctx context.Context, consumers string) {
-	wrong := errors.New("the node has the label " + v1alpha1.LabelAgent + "=" + v1alpha1.AgentOff + ", but devices are allocated to " + consumers +
+	wrong := errors.New("the node has the label chandler.dev/agent=off, but devices are allocated to " + consumers +
 		"; without an agent, pods with claims cannot end: remove the label, drain the node, and set the label again")
 	klog.FromContext(ctx).Error(wrong, "The agent must not leave this node yet")
 	namespace, name, isPod := strings.Cut(a.Pod, "/")

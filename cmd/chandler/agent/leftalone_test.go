@@ -33,22 +33,22 @@ func TestLabelBeforeDrain(t *testing.T) {
 				}
 			}
 		}
-		labelled := func(value string) {
-			n.changes <- Change{Settings: Settings{Rules: wanted, Labels: map[string]string{"chandler.dev/agent": value}}}
+		labelled := func(off bool) {
+			n.changes <- Change{Settings: Settings{Rules: wanted, LeftAlone: off}}
 		}
 		stop := n.run(config)
 		n.offers("kvm tun", "")
-		labelled("off")
+		labelled(true)
 		n.offers("kvm tun", "")
 		events()
-		labelled("on")
+		labelled(false)
 		claim, err := n.prepare("kvm")
 		if err != nil {
 			t.Fatal(err)
 		}
 		n.offers("kvm tun", "")
 		events()
-		labelled("off")
+		labelled(true)
 		const note = "the node has the label chandler.dev/agent=off, but devices are allocated to claim "
 		events(note)
 		n.offers("kvm tun", "")
