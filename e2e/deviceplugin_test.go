@@ -48,15 +48,19 @@ func limitsPod(name string, gpus int) string {
 // oneGPU returns a limitsPod with one GPU.
 func oneGPU(name string) string { return limitsPod(name, 1) }
 
-// renderNodes waits until a pod runs, and returns the render nodes of its GPUs.
-func renderNodes(t *testing.T, pod string) []string {
+// renderNodes waits until a pod runs and has printed its devices, and returns the render nodes of
+// its GPUs. A container runs before its program has printed anything.
+func renderNodes(t *testing.T, pod string) (nodes []string) {
 	t.Helper()
 	running(t, pod)
-	logs, err := kube.Logs(within(t), metav1.NamespaceDefault, pod, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return factsOf(logs).nodes("/dev/dri/renderD")
+	until(t, "the render nodes of pod "+pod, func(ctx context.Context) error {
+		logs, err := kube.Logs(ctx, metav1.NamespaceDefault, pod, "")
+		if nodes = factsOf(logs).nodes("/dev/dri/renderD"); err == nil && len(nodes) == 0 {
+			err = fmt.Errorf("the log has none: %q", logs)
+		}
+		return err
+	})
+	return nodes
 }
 
 // limitsHolder starts a pod with two GPUs. It returns a check that the pod still runs with the same

@@ -47,6 +47,32 @@ func TestValuesOfDocs(t *testing.T) {
 	}
 }
 
+// TestValuesOfPlatforms renders the chart with the values on each page in docs/platforms, and checks
+// the configuration.
+func TestValuesOfPlatforms(t *testing.T) {
+	pages, err := filepath.Glob("../../docs/platforms/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range pages {
+		page, err := docs.Read("../..", name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rendered := 0
+		for _, b := range page.Blocks() {
+			if strings.HasPrefix(b.Text, "# my-values.yaml\n") {
+				config(t, b.Text)
+				mustRender(t, b.Text)
+				rendered++
+			}
+		}
+		if rendered == 0 && filepath.Base(name) != "index.md" {
+			t.Errorf("%s shows no values", page.Path)
+		}
+	}
+}
+
 // kustomized checks that kubectl kustomize accepts the kustomization of docs/install.md.
 func (in *installed) kustomized() {
 	in.t.Helper()

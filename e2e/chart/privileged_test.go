@@ -179,7 +179,7 @@ func (p *privileged) tell(t *testing.T) {
 // describe. The notes must also give the reasons for the privilege.
 func testInstalled(t *testing.T, p *privileged) {
 	notes := p.run(privilegedValues, "install", "chandler", p.project.Chart(), "--create-namespace", "--values=-")
-	if want := "privileged because of VFIO passthrough and reclaim and on-demand devices.\nFor what this permits, see docs/vfio-passthrough.md, docs/reclaim.md, docs/on-demand-devices.md."; !strings.Contains(notes, want) {
+	if want := "privileged because of VFIO passthrough and reclaim and on-demand devices.\nFor what this permits, see docs/vfio-passthrough.md#enable-passthrough, docs/reclaim.md#enable-reclaim, docs/on-demand-devices.md."; !strings.Contains(notes, want) {
 		t.Errorf("the notes do not say %q:\n%s", want, notes)
 	}
 	label := regexp.MustCompile(`kubectl (label namespace .*)`).FindStringSubmatch(notes)
