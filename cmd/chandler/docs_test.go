@@ -52,8 +52,13 @@ var programs = map[string]string{
 	"jq":         "is not part of this",
 	"grep":       "is not part of this",
 	"echo":       "is not part of this",
+	"containerd": "is the runtime of the node",
 	"cosign":     "needs a registry",
+	"crio":       "is the runtime of the node",
+	"gcloud":     "creates a cluster of GKE",
+	"oc":         "needs an OpenShift cluster",
 	"sha256sum":  "checks what was released",
+	"talosctl":   "changes a host with Talos",
 }
 
 // Every command in the documentation is valid: make targets, files and charts exist, and Chandler's
@@ -382,6 +387,8 @@ func whole(text string) (string, error) {
 		return text, nil
 	case strings.HasPrefix(text, "# my-values.yaml"), group == "kustomize.config.k8s.io":
 		return "", nil // e2e/chart passes them to Helm and kubectl
+	case top["machine"] != nil:
+		return "", nil // a patch of a machine configuration of Talos
 	case top["config"] != nil || top["constraints"] != nil:
 		return docs.ClaimWith(text), nil
 	}
