@@ -129,9 +129,12 @@ func TestWatchReadsTheFamilyThatAnEventConcerns(t *testing.T) {
 				if name == "b" && d.HasEntry("spoiled") {
 					continue
 				}
+				if d.HasEntry("unreadable") {
+					problems = append(problems, Problem{DeviceName(d), fs.ErrInvalid})
+				}
 				devices = append(devices, Device{Name: DeviceName(d), Source: d.Path, Attributes: Attributes{}})
 			}
-			return devices, nil
+			return devices, problems
 		}
 		return &f
 	}
@@ -179,6 +182,9 @@ func TestWatchReadsTheFamilyThatAnEventConcerns(t *testing.T) {
 			{"a device that no family has read is removed", at("sys/devices/elsewhere"), func() {
 				maps.DeleteFunc(host.MapFS, func(name string, _ *fstest.MapFile) bool { return strings.Contains(name, "0000:00:04.0") })
 			}, "leftovers"},
+			{"b has a problem", at(files[1]), func() { host.MapFS[files[1]+"/unreadable"] = &fstest.MapFile{} }, "b"},
+			{"a device of a, while b has a problem", at(files[0]), nothing, "a"},
+			{"the interval, while b has a problem", Changes{}, func() { time.Sleep(30 * time.Second) }, "b"},
 		} {
 			if got := after(step.changes, step.change); got != step.want {
 				t.Errorf("%s: families %q are read; want %q", step.what, got, step.want)

@@ -128,20 +128,16 @@ func (p *patient) markAnswered(v *view) {
 	}
 }
 
-// awaitRead returns the result of read. If the reading hangs, await abandons it and starts another
-// one without the hanging files, until one ends. ok is false if the context ends first.
-func awaitRead[T any](ctx context.Context, p *patient, read func(*Host) T) (found T, ok bool) {
-	for {
-		r := begin(p, read)
-		for left := false; !left; left = p.abandonView(r.view) {
-			if r.wait(ctx, p.patience) {
-				return r.found, true
-			}
-			if ctx.Err() != nil {
-				return found, false
-			}
+// awaitRead returns a reading of the host that has ended. If a reading hangs, awaitRead abandons it
+// and starts another one without the hanging files, until one ends. awaitRead returns nil if the
+// context ends first.
+func awaitRead[T any](ctx context.Context, p *patient, read func(*Host) T) *reading[T] {
+	for ctx.Err() == nil {
+		if r := begin(p, read); r.waitEnd(ctx) {
+			return r
 		}
 	}
+	return nil
 }
 
 // reading is a goroutine that reads a host.
@@ -181,12 +177,24 @@ func (r *reading[T]) wait(ctx context.Context, limit time.Duration) bool {
 	}
 }
 
+// waitEnd waits for the end of the reading, and reports whether the reading has ended. If a read
+// hangs, waitEnd abandons the reading.
+func (r *reading[T]) waitEnd(ctx context.Context) bool {
+	for !r.wait(ctx, r.patient.patience) {
+		if ctx.Err() != nil || r.patient.abandonView(r.view) {
+			return false
+		}
+	}
+	return true
+}
+
 // view is the host's file system as one reading sees it. It records the current step, refuses steps
 // that would hang, and refuses all steps once the reading was abandoned.
 type view struct {
 	patient     *patient
 	ended       chan struct{} // closed when the reading has ended
 	isAbandoned atomic.Bool
+	skipped     atomic.Bool // steps were refused because they would hang
 
 	mu sync.Mutex
 	at step // the current step, zero between two steps
@@ -213,6 +221,7 @@ var ErrHangs = errors.New("does not answer")
 // runStep runs an operation that may hang.
 func (v *view) runStep(op, file string, do func() error) error {
 	if v.isAbandoned.Load() || v.patient.stopsStep(op, file) {
+		v.skipped.Store(true)
 		return &fs.PathError{Op: op, Path: file, Err: ErrHangs}
 	}
 	v.setStep(step{op, file, time.Now()})

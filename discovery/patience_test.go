@@ -412,6 +412,38 @@ func TestWatchOfAFamilyThatIsSlow(t *testing.T) {
 	}
 }
 
+// Several families that need longer than the patience are read once each: a late answer of one does
+// not cause another read of the others.
+func TestWatchOfSeveralFamiliesThatAreSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		read := make(map[string]int)
+		slow := func(f Family, takes time.Duration) *Family {
+			describe := f.Describe
+			f.Describe = func(host *Host, found []sysfs.Device) ([]Device, []Problem) {
+				mu.Lock()
+				read[f.Name]++
+				mu.Unlock()
+				time.Sleep(takes)
+				return describe(host, found)
+			}
+			return &f
+		}
+		families := []*Family{slow(*boards("gpu", "1111"), 12*time.Second), slow(*boards("nic", "2222"), 14*time.Second), slow(*widgets, time.Second)}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer time.Sleep(time.Minute) // until all reads have ended
+		defer cancel()
+		go Watch{Host: &Host{FS: machine()}, Families: families, EventsArrive: func() bool { return true }}.Run(ctx, func(*Snapshot) {})
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		if want := map[string]int{"gpu": 1, "nic": 1, "widget": 1}; !maps.Equal(read, want) {
+			t.Errorf("read %v; want %v", read, want)
+		}
+	})
+}
+
 // A device that is removed while its family hangs is gone.
 func TestWatchOfADeviceThatGoesWhileItsFamilyHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -319,34 +319,37 @@ func (c *comparison) holds(host *Host, step traced, before map[string]dirState) 
 	return step.stillHolds(host)
 }
 
-// isCalm reports whether every family has answered the last scan in full. Only then can a
-// comparison of the recorded answers show whether anything has changed.
-func (s *scanner) isCalm() bool {
-	return s.last != nil && len(s.last.Problems) == 0 && len(s.lateReads) == 0 && len(*s.hanging.Load()) == 0 &&
-		!slices.ContainsFunc(s.looks, func(l familyScan) bool { return !l.traced && (len(l.matched) > 0 || len(l.Devices) > 0) })
+// hasLists reports whether the last scan could read all lists of devices, and no read hangs. Only
+// then do events and comparisons show every change.
+func (s *scanner) hasLists() bool {
+	return s.last != nil && len(s.looks[0].Problems) == 0 && len(*s.hanging.Load()) == 0
 }
 
-// compare compares the recorded answers with the host, and returns the families with changes. A
-// family whose answers take longer than the patience counts as changed.
-func (s *scanner) compare(ctx context.Context) (changed map[*Family]bool) {
-	changed = make(map[*Family]bool)
-	limit := time.Now().Add(s.patience)
+// compare compares the recorded answers with the host, and returns the number of families with
+// changes, which it marks as changed. A family without a complete answer, or with problems, counts
+// as changed.
+func (s *scanner) compare(ctx context.Context) (changed int) {
 	readings := make([]*reading[comparison], len(s.families))
 	for i := range s.families {
-		if l := s.looks[1+i]; len(l.steps)+len(l.sensors) > 0 {
+		l := &s.looks[1+i]
+		l.changed = !l.followsEvents() || len(l.Problems) > 0
+		if !l.changed && len(l.steps)+len(l.sensors) > 0 {
 			readings[i] = begin(s.patient, l.isQuiet)
 		}
 	}
-	for i, f := range s.families {
-		switch r := readings[i]; {
+	for i, r := range readings {
+		l := &s.looks[1+i]
+		switch {
 		case r == nil:
-		case !r.wait(ctx, time.Until(limit)):
-			s.abandonView(r.view)
-			changed[f] = true
+		case !r.waitEnd(ctx):
+			l.changed = true
 		case !r.found.quiet:
-			changed[f] = true
+			l.changed = true
 		default:
-			s.looks[1+i].dirs = r.found.dirs
+			l.dirs = r.found.dirs
+		}
+		if l.changed {
+			changed++
 		}
 	}
 	return changed

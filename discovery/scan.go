@@ -44,6 +44,7 @@ type familyScan struct {
 	claims     bool           // Unclaimed families must not see the matched devices
 	isUnread   bool           // the family has not answered
 	hadDevices []Device       // the findings of the family's last answer
+	skipped    bool           // the answer lacks files of devices that hang
 
 	// These fields record reads whose answers may change without an event; see [trace].
 	traces    bool     // reads are to be recorded
@@ -53,6 +54,7 @@ type familyScan struct {
 	functions map[string][]Health
 	dirs      map[string]dirState // at the last comparison of these steps; see [comparison]
 	places    []string            // the places in sysfs that were read, in order; see [familyScan.seesDeviceOf]
+	changed   bool                // the last comparison found changes; see [scanner.compare]
 }
 
 // matches holds the kernel devices that each family matches.
@@ -107,6 +109,15 @@ func (l familyScan) leftoversAfter(f *Family, before []familyScan) familyScan {
 func (l familyScan) sameDevices(asked familyScan) bool {
 	same := func(a, b sysfs.Device) bool { return a.Path == b.Path }
 	return len(asked.Problems) == 0 && slices.EqualFunc(l.matched, asked.matched, same)
+}
+
+// isAnswered reports whether the family has answered in full.
+func (l familyScan) isAnswered() bool { return !l.isUnread && !l.skipped }
+
+// followsEvents reports whether the scan is valid until an event that the scan sees, or until a
+// comparison of the recorded answers finds changes.
+func (l familyScan) followsEvents() bool {
+	return l.isAnswered() && (l.traced || len(l.matched)+len(l.Devices) == 0)
 }
 
 // needsRead reports whether the family has to be read.

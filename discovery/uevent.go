@@ -24,6 +24,8 @@ type Uevent struct {
 type Changes struct {
 	Everything bool
 	Uevents    []Uevent // none if Everything is set
+
+	late bool // nothing has changed, but families without a complete answer may answer now
 }
 
 // maxUevents is the maximum number of events that are evaluated one by one. More events count as a

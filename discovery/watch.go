@@ -24,9 +24,10 @@ type Watch struct {
 	// EventsArrive reports whether all kernel events of the host reach Events. If so, a scan after an
 	// event reads only the families that the event may concern. At the interval, the watch compares
 	// files without events, such as sensors and the nodes in /dev, and reads the families with
-	// changes. Every tenth interval, and after a scan that found problems, the watch reads all
-	// families. On a host where reading all families takes long, it does so less often; see
-	// [completePause]. If EventsArrive is nil, each scan reads all families.
+	// changes and those with problems. Every tenth interval, and after a problem with a list of
+	// devices, the watch reads all families. On a host where reading all families takes long, it
+	// does so less often; see [completePause]. If EventsArrive is nil, each scan reads all families,
+	// except a scan that only takes a late answer.
 	EventsArrive func() bool
 
 	// Settle is the time without further events after which the first event triggers a scan; 0
@@ -75,25 +76,26 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 	}
 	s, pace := newScanner(w), pace{shortest: w.Settle}
 	var complete, compared time.Time // when the next full scan without a cause is due, and the last time of a comparison without events
-	followsEvents := func() bool { return w.hearsEvents() && s.isCalm() && time.Now().Before(complete) }
+	followsEvents := func() bool { return w.hearsEvents() && s.hasLists() && time.Now().Before(complete) }
 	concerns := func(c Changes) bool { return !followsEvents() || s.concernsFamilies(c) }
 	changes := Changes{Everything: true}
 	for ctx.Err() == nil {
 		began := time.Now()
-		atInterval := !changes.Everything && len(changes.Uevents) == 0
 		var snapshot *Snapshot
 		answered := false
 		switch {
+		case changes.late:
+			snapshot, answered = s.scan(ctx, familyScan.isAnswered)
 		case changes.Everything || !followsEvents():
 			compared, s.traces = began, w.hearsEvents()
 			snapshot, answered = s.scan(ctx, nil)
 			complete = began.Add(completePause(w.Interval, time.Since(began)))
-		case !atInterval:
-			snapshot, answered = s.scan(ctx, func(_ *Family, l familyScan) bool { return !slices.ContainsFunc(changes.Uevents, l.seesDeviceOf) })
+		case len(changes.Uevents) > 0:
+			snapshot, answered = s.scan(ctx, func(l familyScan) bool { return l.followsEvents() && !slices.ContainsFunc(changes.Uevents, l.seesDeviceOf) })
 		default:
 			compared = began
-			if changed := s.compare(ctx); len(changed) > 0 {
-				snapshot, answered = s.scan(ctx, func(f *Family, _ familyScan) bool { return !changed[f] })
+			if s.compare(ctx) > 0 {
+				snapshot, answered = s.scan(ctx, func(l familyScan) bool { return !l.changed })
 			}
 		}
 		if w.Observe != nil && ctx.Err() == nil {
@@ -128,8 +130,8 @@ func (w Watch) hearsEvents() bool { return w.EventsArrive != nil && w.EventsArri
 // returns the context's error if the context ends first.
 func (w Watch) ScanOnce(ctx context.Context) (*Snapshot, error) {
 	s := newScanner(w)
-	for {
-		snapshot, _ := s.scan(ctx, nil)
+	for keeps := (func(familyScan) bool)(nil); ; keeps = familyScan.isAnswered {
+		snapshot, _ := s.scan(ctx, keeps)
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("scan: %w", err)
 		}
@@ -153,7 +155,7 @@ func (w Watch) wait(ctx context.Context, again <-chan struct{}, next time.Time, 
 		case <-interval.C:
 			return Changes{}
 		case <-again:
-			return Changes{Everything: true}
+			return Changes{late: true}
 		case changes := <-w.Events:
 			if concerns(changes) {
 				return pace.settleEvents(ctx, changes, w.Events, concerns)
@@ -233,30 +235,39 @@ func newScanner(w Watch) *scanner {
 // whether a family has answered, now or before. If keeps returns true for a family's last scan,
 // scan does not read the family again, unless the matched devices have changed. If keeps is nil,
 // scan reads all families.
-func (s *scanner) scan(ctx context.Context, keeps func(*Family, familyScan) bool) (now *Snapshot, answered bool) {
+func (s *scanner) scan(ctx context.Context, keeps func(familyScan) bool) (now *Snapshot, answered bool) {
 	kept := make(map[*Family]familyScan)
 	for i, f := range s.families {
-		if keeps != nil && keeps(f, s.looks[1+i]) {
+		if keeps != nil && s.looks != nil && keeps(s.looks[1+i]) {
 			kept[f] = s.looks[1+i]
 		}
 	}
-	m, ok := awaitRead(ctx, s.patient, func(host *Host) matches { return match(host, s.families) })
-	if !ok {
+	matching := awaitRead(ctx, s.patient, func(host *Host) matches { return match(host, s.families) })
+	if matching == nil {
 		return nil, false
 	}
+	m := matching.found
 	looks := []familyScan{{Problems: slices.Concat(s.hangProblems(), m.problems)}}
 	ordinary := slices.DeleteFunc(slices.Clone(s.families), func(f *Family) bool { return f.Leftovers })
 	looks = append(looks, s.read(ctx, ordinary, m, kept, looks)...)
 	for _, f := range s.families[len(ordinary):] { // each gets the devices that the earlier families left
 		looks = append(looks, s.read(ctx, []*Family{f}, m, kept, looks)...)
 	}
-	shareDescriptions(looks, s.looks)
-	now, ok = awaitRead(ctx, s.patient, func(host *Host) *Snapshot { return MergeSnapshots(host, s.last, joinLooks(looks)) })
-	answered = ok && (s.last != nil || anyRead(looks))
-	if answered {
-		s.last, s.looks = now, looks
+	if matching.skipped.Load() { // the kernel devices of every family may lack answers
+		for i := range looks {
+			looks[i].skipped = true
+		}
 	}
-	return now, answered
+	shareDescriptions(looks, s.looks)
+	merging := awaitRead(ctx, s.patient, func(host *Host) *Snapshot { return MergeSnapshots(host, s.last, joinLooks(looks)) })
+	if merging == nil {
+		return nil, false
+	}
+	answered = s.last != nil || anyRead(looks)
+	if answered {
+		s.last, s.looks = merging.found, looks
+	}
+	return merging.found, answered
 }
 
 // lastScan returns the result of the last scan.
@@ -336,6 +347,7 @@ func (s *scanner) takeAnswer(ctx context.Context, f *Family, asked familyScan, r
 	}
 	if r.wait(ctx, time.Until(limit)) {
 		delete(s.lateReads, f)
+		r.found.skipped = r.skipped.Load()
 		return r.found
 	}
 	switch {
