@@ -209,17 +209,24 @@ func (o *Manager) checkProgram(ctx context.Context, family string) {
 	}
 }
 
-// restartWork restarts the work for a claim after an unexpected end.
+// restartWork restarts the work for a claim after an unexpected end. The claim cannot end meanwhile:
+// otherwise, the program could receive this order after the order to end the work, and the device's
+// next owner would find the work.
 func (o *Manager) restartWork(ctx context.Context, family string, claim *wire.Claim) {
 	uid := types.UID(claim.UID)
+	beginning, cancel := context.WithTimeout(ctx, workLimit)
+	defer cancel()
+	unlock, err := o.config.Ledger.Lock(beginning, string(uid))
+	if err != nil {
+		return // a call for the claim is in progress
+	}
+	defer unlock()
 	entry, state := o.config.Ledger.Claim(uid)
 	if entry == nil || state != ledger.Allocated {
 		return // the driver's call for the claim orders the work
 	}
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KRef(entry.Namespace, entry.Name), "uid", uid)
-	beginning, cancel := context.WithTimeout(ctx, workLimit)
-	defer cancel()
-	err := o.Begin(beginning, uid, []discovery.Order{{Family: family, How: claim.How}})
+	err = o.Begin(beginning, uid, []discovery.Order{{Family: family, How: claim.How}})
 	t := trouble{reason: claim.Broken, at: time.Now()}
 	for i := range entry.Results {
 		t.devices = append(t.devices, entry.Results[i].Source)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -169,4 +170,72 @@ func TestDescribe(t *testing.T) {
 	if text, want := strings.Join(got, "; "), "a Unhealthy it ended; b Unknown ; c Healthy "; text != want || s.Devices[0].Health.Status != discovery.Healthy {
 		t.Errorf("%q; want %q", text, want)
 	}
+}
+
+// A claim does not end while its work is restarted, and the work of an ended claim is not restarted.
+func TestRestartMeetsTheEnd(t *testing.T) {
+	o := newOverseer(t, nil, `{"uid":"uid"}`)
+	o.config.Ledger = ledger.New(ledger.Config{Dir: t.TempDir(), Boot: "boot"})
+	o.config.Ledger.AddOutput(o)
+	if _, err := o.config.Ledger.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c := o.config.Ledger.NewClaim("uid", "default", "claim")
+	c.Results = []ledger.Result{{Request: "r", Device: "d", Silicon: "d", Whole: true, Source: "d", CDI: "d"}}
+	if err := o.config.Ledger.AllocateClaim(c, ledger.Allocated, &ledger.Present{}); err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var answered []string
+	begun, proceed := make(chan struct{}), make(chan struct{})
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(o.config.Dir, "maker", wire.Socket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.Method {
+		case http.MethodGet:
+			fmt.Fprint(w, `[{"uid":"uid","begun":true,"broken":"its daemon has ended"}]`)
+			return
+		case http.MethodPut:
+			close(begun)
+			<-proceed
+		}
+		mu.Lock()
+		answered = append(answered, r.Method)
+		mu.Unlock()
+		w.WriteHeader(http.StatusNoContent)
+	})}
+	go func() { _ = server.Serve(listener) }()
+	defer server.Close()
+	checked := make(chan struct{})
+	go func() {
+		defer close(checked)
+		o.checkProgram(t.Context(), "maker")
+	}()
+	<-begun
+	ended := make(chan error)
+	go func() { // as the driver does for Unprepare
+		unlock, err := o.config.Ledger.Lock(t.Context(), "uid")
+		if err == nil {
+			defer unlock()
+			err = o.config.Ledger.End("uid", &ledger.Present{})
+		}
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		t.Errorf("the claim ends while its work is restarted: %v", err)
+		close(proceed)
+	case <-time.After(100 * time.Millisecond):
+		close(proceed)
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	<-checked
+	if got := strings.Join(answered, " "); got != "PUT DELETE" {
+		t.Errorf("answered %s; want PUT DELETE", got)
+	}
+	o.checkProgram(t.Context(), "maker") // would close begun again
 }
