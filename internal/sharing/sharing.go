@@ -36,6 +36,7 @@ import (
 type Config struct {
 	Host     *discovery.Host
 	Files    disk.Files
+	Boot     string   // the ID of the kernel's boot
 	Dir      string   // parent of the directories of the families' programs
 	Families []string // families with a program
 	Ledger   *ledger.Ledger
@@ -135,8 +136,8 @@ func (o *Manager) end(uid types.UID) error {
 	return nil
 }
 
-// hasEnded reports whether no process can serve a claim any more, according to the program's
-// record. The daemons of a program end with the program.
+// hasEnded reports whether nothing remains of the work for a claim, according to the program's
+// record: the daemons of a program end with the program, and the settings of GPUs end with the boot.
 func (o *Manager) hasEnded(dir string) bool {
 	data, err := o.config.Files.Read(filepath.Join(dir, wire.Record))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -144,6 +145,9 @@ func (o *Manager) hasEnded(dir string) bool {
 	}
 	var claim wire.Claim
 	if err != nil || json.Unmarshal(data, &claim) != nil {
+		return false
+	}
+	if claim.Changed && (claim.Boot == "" || claim.Boot == o.config.Boot) {
 		return false
 	}
 	if claim.Process.PID == 0 {

@@ -38,10 +38,11 @@ func newOverseer(t *testing.T, host fstest.MapFS, record string) *Manager {
 			t.Fatal(err)
 		}
 	}
-	return New(Config{Host: &discovery.Host{FS: host}, Dir: dir, Families: []string{"maker"}, Changed: func() {}})
+	return New(Config{Host: &discovery.Host{FS: host}, Boot: "now", Dir: dir, Families: []string{"maker"}, Changed: func() {}})
 }
 
-// Without the program, a claim ends once no process can serve it.
+// Without the program, a claim ends once no process can serve it, and no GPU can have the claim's
+// settings.
 func TestEndsWithoutTheProgram(t *testing.T) {
 	stat := func(state, start string) fstest.MapFS {
 		return fstest.MapFS{"proc/7/stat": {Data: []byte("7 (a) b) " + state + strings.Repeat(" 0", 18) + " " + start + " 0 0\n")}}
@@ -59,6 +60,9 @@ func TestEndsWithoutTheProgram(t *testing.T) {
 		"none was started":  {stat("S", "100"), `{"uid":"uid"}`, true},
 		"nothing was begun": {stat("S", "100"), "", true},
 		"unreadable":        {stat("S", "100"), "{", false},
+		"a changed GPU":     {fstest.MapFS{}, `{"uid":"uid","process":{"pid":7,"start":"100"},"changed":true,"boot":"now"}`, false},
+		"before a reboot":   {fstest.MapFS{}, `{"uid":"uid","process":{"pid":7,"start":"100"},"changed":true,"boot":"earlier"}`, true},
+		"an unknown boot":   {fstest.MapFS{}, `{"uid":"uid","changed":true}`, false},
 	} {
 		o := newOverseer(t, test.host, test.record)
 		err := o.Remove(&ledger.Claim{UID: "uid"}, nil)

@@ -38,7 +38,9 @@ func (k *Supervisor) begin(ctx context.Context, c *claim, wanted *settings, how 
 			return fmt.Errorf("make directory: %w", err)
 		}
 	}
-	c.set(func() { c.How, c.Process, c.Begun, c.Broken, c.Changed = how, wire.Process{}, false, "", true })
+	c.set(func() {
+		c.How, c.Process, c.Begun, c.Broken, c.Changed, c.Boot = how, wire.Process{}, false, "", true, k.boot
+	})
 	if err := k.saveClaim(c); err != nil {
 		return err
 	}

@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -59,6 +60,7 @@ func (c *Config) log() *log.Logger {
 // Supervisor runs the daemons and settings of the agent's orders.
 type Supervisor struct {
 	config Config
+	boot   string // the ID of the kernel's boot
 
 	mu       sync.Mutex
 	claims   map[string]*claim
@@ -81,7 +83,11 @@ func New(config Config) (*Supervisor, error) {
 	config.Begin, config.Ask, config.Quit = cmp.Or(config.Begin, 15*time.Second), cmp.Or(config.Ask, 3*time.Second), cmp.Or(config.Quit, 5*time.Second)
 	config.Root = cmp.Or(config.Root, "/")
 	config.Log = config.log()
-	k := &Supervisor{config: config, claims: make(map[string]*claim)}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, fmt.Errorf("boot ID: %w", err)
+	}
+	k := &Supervisor{config: config, boot: strings.TrimSpace(string(boot)), claims: make(map[string]*claim)}
 	if err := os.MkdirAll(config.Dir, 0o711); err != nil {
 		return nil, fmt.Errorf("make directory: %w", err)
 	}

@@ -20,6 +20,7 @@ func (a *agent) newSharingDaemons() *sharing.Manager {
 	return sharing.New(sharing.Config{
 		Host:     a.host,
 		Files:    a.files(),
+		Boot:     a.BootID,
 		Dir:      a.sharingDir(),
 		Families: families,
 		Ledger:   a.ledger,

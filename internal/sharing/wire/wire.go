@@ -31,6 +31,10 @@ type Claim struct {
 	// first change, and clears Changed after a read has verified that the GPUs are restored.
 	Changed bool `json:"changed,omitempty"`
 
+	// Boot is the ID of the boot in which the settings were changed, "" if unknown. A reboot
+	// restores the settings.
+	Boot string `json:"boot,omitempty"`
+
 	// Begun is set when the order has been completed.
 	Begun bool `json:"begun,omitempty"`
 
