@@ -41,6 +41,10 @@ type Config struct {
 	Families []string // families with a program
 	Ledger   *ledger.Ledger
 
+	// Transport sends requests to a program, whose family is the host of the URL. Nil means the
+	// socket of the program.
+	Transport http.RoundTripper
+
 	// Changed is called after a change of Describe's result. It must not block.
 	Changed func()
 }
@@ -294,21 +298,21 @@ func (o *Manager) call(ctx context.Context, family, method, path string, body, i
 
 func (o *Manager) ask(ctx context.Context, family, method, path string, body, into any) error {
 	socket := filepath.Join(o.config.Dir, family, wire.Socket)
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	transport := o.config.Transport
+	if transport == nil {
+		transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)
-		},
-	}}
+		}}
+	}
 	data, err := json.Marshal(body)
 	if err != nil {
 		return fmt.Errorf("order: %w", err)
 	}
-	request, err := http.NewRequestWithContext(ctx, method, "http://upkeep"+path, bytes.NewReader(data))
+	request, err := http.NewRequestWithContext(ctx, method, "http://"+family+path, bytes.NewReader(data))
 	if err != nil {
 		return fmt.Errorf("order: %w", err)
 	}
-	response, err := client.Do(request)
+	response, err := (&http.Client{Transport: transport}).Do(request)
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("%w at %s: %w: chandler-nvml --sharing-daemons has ended", errNoListener, socket, syscall.ECONNREFUSED)

@@ -282,6 +282,8 @@ func (w *World) startAgentWith(settings agent.Settings, wrong error) *incarnatio
 		NoMetadata:     !w.metadata,
 		ReadParameters: readParameters,
 		Write:          i.write,
+
+		SharingPrograms: w.supervisor,
 	}
 	w.equipAgent(&config, i)
 	w.living = append(w.living, i)

@@ -28,7 +28,7 @@ func (w *World) check() {
 				return
 			}
 		}
-		for _, why := range []string{w.unrecordedUse(a), w.checkForm(a)} {
+		for _, why := range []string{w.unrecordedUse(a), w.checkForm(a), w.checkMode(a)} {
 			if why != "" {
 				w.fail("%s, and %s", a, why)
 				return

@@ -96,6 +96,9 @@ func allFaults() []fault {
 		{"hostUses", 4, (*World).hostUses},
 		{"driverRefuses", 3, (*World).driverRefuses},
 		{"writesHang", 2, (*World).writesHang},
+		{"supervisorKilled", 3, (*World).killSupervisor},
+		{"daemonDies", 4, (*World).killDaemon},
+		{"modesRefused", 2, (*World).modesRefused},
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/simulation/kernel"
@@ -113,10 +114,13 @@ const asVFIO = `{"driver":"vfio"}`
 
 // readParameters decodes the parameters of claims.
 func readParameters(raw []byte) (discovery.Parameters, error) {
-	if string(raw) != asVFIO {
-		return nil, fmt.Errorf("no parameters: %s", raw)
+	switch string(raw) {
+	case asVFIO:
+		return discovery.Parameters{discovery.Driver: discovery.DriverVFIO}, nil
+	case asMPS:
+		return discovery.Parameters{nvidia.MPS: "true"}, nil
 	}
-	return discovery.Parameters{discovery.Driver: discovery.DriverVFIO}, nil
+	return nil, fmt.Errorf("no parameters: %s", raw)
 }
 
 // specifyFunction adds a random request to a claim of a machine with functions: a function under
@@ -141,10 +145,15 @@ func (w *World) specifyFunction(claim *resourceapi.ResourceClaim, device *rules.
 	}
 	claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
 	if vfio {
-		claim.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
-			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: discovery.Domain, Parameters: runtime.RawExtension{Raw: []byte(asVFIO)}},
-		}}}
+		claim.Spec.Devices.Config = configWith(asVFIO)
 	}
+}
+
+// configWith returns the configuration of a claim with parameters.
+func configWith(parameters string) []resourceapi.DeviceClaimConfiguration {
+	return []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
+		Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: discovery.Domain, Parameters: runtime.RawExtension{Raw: []byte(parameters)}},
+	}}}
 }
 
 // addressIn returns the last PCI address in a path, "" if there is none.

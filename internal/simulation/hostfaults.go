@@ -90,6 +90,7 @@ func (w *World) recordDisturbed(c card) {
 // rebootHost restarts the kernel.
 func (w *World) rebootHost() {
 	w.host.Reboot()
+	w.supervisor.reboot()
 	w.lock.reboot()
 	clear(w.disturbed)
 	for _, c := range w.cards {

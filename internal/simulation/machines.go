@@ -35,6 +35,7 @@ type machine struct {
 	allowed   allowed           // the changes of functions that agents may make
 	resets    bool              // the devices' functions can be reset
 	named     []rules.Resource  // extended resources of the functions
+	daemons   bool              // claims may request MPS daemons
 
 	reassigns bool             // cards may return with each other's names and nodes
 	renumbers bool             // cards may return with each other's nodes
@@ -50,7 +51,7 @@ type card struct {
 
 // gpuMachine returns a machine with cards that are allocated whole.
 func gpuMachine(n int) *machine {
-	m := &machine{name: fmt.Sprintf("%d GPUs", n), renumbers: true, resets: true}
+	m := &machine{name: fmt.Sprintf("%d GPUs", n), renumbers: true, resets: true, daemons: true}
 	var b strings.Builder
 	b.WriteString("-- proc/devices --\nCharacter devices:\n195 nvidia\n195 nvidiactl\n511 nvidia-uvm\n\nBlock devices:\n")
 	b.WriteString("-- sys/module/nvidia/version --\n535.104.05\n-- dev/nvidiactl c 195:255 --\n-- dev/nvidia-uvm c 511:0 --\n")

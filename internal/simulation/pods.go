@@ -198,6 +198,7 @@ func (w *World) makeClaim(name string) {
 		claim.Spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{capacity: amount}}
 	}
 	w.specifyFunction(claim, nil)
+	w.specifyDaemon(claim)
 	w.server.Put(claim)
 }
 

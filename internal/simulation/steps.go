@@ -300,7 +300,7 @@ func (w *World) empty() string {
 		why, _ := w.kubelet.IsIdle()
 		return fmt.Sprintf("%d pods have not ended: %s", n, why)
 	}
-	for _, left := range []string{w.remainingGrant(), w.asBefore()} {
+	for _, left := range []string{w.remainingGrant(), w.asBefore(), w.remainingDaemon()} {
 		if left != "" {
 			return left
 		}

@@ -116,7 +116,11 @@ func (w *World) startContainer(c *kubelet.Container) error {
 			}
 			u := w.claimUse(c, uid, &r)
 			u.nodes = w.ownNodes(found[id])
-			u.vfio, u.group = len(claim.Status.Allocation.Devices.Config) > 0, w.host.FunctionsOf(pathsOf(found[id]))
+			mps := requestsMPS(claim)
+			u.vfio, u.group = len(claim.Status.Allocation.Devices.Config) > 0 && !mps, w.host.FunctionsOf(pathsOf(found[id]))
+			if why := w.supervisor.lacksDaemon(uid); mps && !w.wiped && why != "" {
+				w.fail("%s, and %s", u, why)
+			}
 			nodes = append(slices.Clone(nodes), pathsOf(found[id])...)
 			if why := w.checkHandover(c, u); why != "" {
 				w.fail("%s, and %s", u, why)

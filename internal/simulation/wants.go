@@ -35,7 +35,8 @@ func (w *World) drawConfiguration() {
 	host := w.machine.host(nil)
 	w.settings = agent.Settings{
 		Rules: r, Passthrough: host.Passthroughs, VirtualFunctions: host.VirtualFunctions, Reclaim: w.drawReclaim(),
-		IdleTime: time.Duration(5+w.random.IntN(60)) * time.Second,
+		SharingDaemons: w.machine.allowDaemons(),
+		IdleTime:       time.Duration(5+w.random.IntN(60)) * time.Second,
 	}
 	wanted := make(form)
 	for _, d := range r.ApplyTo(w.machine.snapshot).Devices {

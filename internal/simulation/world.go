@@ -59,6 +59,8 @@ type World struct {
 	disk    *disk.Disk
 	lock    lock
 
+	supervisor *supervisor // of MPS daemons
+
 	agents int
 	living []*incarnation // the agents that were not killed or ended by the simulation
 	all    []*incarnation
@@ -124,6 +126,7 @@ func NewWorld(seed uint64) *World {
 	w.host = kernel.New(w.machine.text)
 	w.host.DriveFunctions(w.machine.functions...)
 	w.host.Changed = w.announceUevent
+	w.supervisor = newSupervisor(w)
 	w.disk = disk.New(func(line string) { w.log("disk: %s", line) }, kubeletRoot+"/plugins", kubeletRoot+"/plugins_registry", "/var/run", "/run")
 	w.kubelet = kubelet.New(kubelet.Config{
 		Minor: w.minor, Node: nodeName, Driver: discovery.Domain, Client: w.server.Client(nil),
@@ -307,6 +310,7 @@ func (w *World) end() {
 	}
 	w.host.Release()
 	w.host.ReleaseWrites()
+	w.supervisor.kill(true)
 	w.host.Reboot()
 	w.disk.SetFault(nil)
 	w.server.SetFault(nil)

@@ -75,6 +75,10 @@ type Config struct {
 	// administrator allows changes; see [discovery.Tools].
 	Programs map[string]func(ctx context.Context, args ...string) ([]byte, error)
 
+	// SharingPrograms sends requests to the families' programs that run sharing daemons; see
+	// [sharing.Config]. Nil means the sockets of the programs.
+	SharingPrograms http.RoundTripper
+
 	// Write writes an attribute of the host. The name is a path as in fs.FS. With Write, the agent
 	// binds functions to drivers and creates devices where the administrator allows it. Nil means
 	// that the agent may not change the host.

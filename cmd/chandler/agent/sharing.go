@@ -25,5 +25,7 @@ func (a *agent) newSharingDaemons() *sharing.Manager {
 		Families: families,
 		Ledger:   a.ledger,
 		Changed:  a.requestScan,
+
+		Transport: a.SharingPrograms,
 	})
 }

@@ -23,6 +23,7 @@ func (h *Host) StartProcess(name, group string, nodes ...string) (pid int) {
 	pid = 100 + h.pids
 	dir := fmt.Sprintf("proc/%d", pid)
 	h.text(dir+"/comm", name+"\n")
+	h.text(dir+"/stat", fmt.Sprintf("%d (%s) S%s %d\n", pid, name, strings.Repeat(" 0", 18), pid)) // the start time is as unique as the PID
 	h.text(dir+"/cgroup", "0::"+group+"\n")
 	h.put(dir+"/fd/0", &node{mode: fs.ModeSymlink, target: "socket:[1]"})
 	p := &process{since: time.Now()}
