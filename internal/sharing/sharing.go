@@ -134,9 +134,13 @@ func (o *Manager) end(uid types.UID) error {
 		}
 	}
 	o.mu.Lock()
-	defer o.mu.Unlock()
+	_, hadTrouble := o.troubles[uid]
 	delete(o.started, uid)
 	delete(o.troubles, uid)
+	o.mu.Unlock()
+	if hadTrouble {
+		o.config.Changed()
+	}
 	return nil
 }
 

@@ -155,7 +155,7 @@ func TestCrashed(t *testing.T) {
 	}
 }
 
-// An unexpected end makes a healthy device unhealthy, and keeps a worse state.
+// An unexpected end makes a healthy device unhealthy until the claim ends, and keeps a worse state.
 func TestDescribe(t *testing.T) {
 	o := newOverseer(t, nil, "")
 	s := &discovery.Snapshot{Devices: []discovery.Device{
@@ -173,6 +173,11 @@ func TestDescribe(t *testing.T) {
 	}
 	if text, want := strings.Join(got, "; "), "a Unhealthy it ended; b Unknown ; c Healthy "; text != want || s.Devices[0].Health.Status != discovery.Healthy {
 		t.Errorf("%q; want %q", text, want)
+	}
+	changed := 0
+	o.config.Changed = func() { changed++ }
+	if err := o.Remove(&ledger.Claim{UID: "uid"}, nil); err != nil || o.DescribeDevices(s) != s || changed != 1 {
+		t.Errorf("the end of the claim: %v, %d changes; want 1", err, changed)
 	}
 }
 

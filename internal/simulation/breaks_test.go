@@ -65,7 +65,7 @@ var deliberates = []deliberate{
 	{"a function that has left the IOMMU group goes to vfio with it", "internal/passthrough/take.go", "		return b.readFunction(source).HasEntry(\"iommu_group\") && unitOf(b.readFunction(source)) != unit\n", "		return false && unit == source\n"},
 	{"a claim ends while its daemon is started again", "internal/sharing/sharing.go", "	defer unlock()\n	entry, state := o.config.Ledger.Claim(uid)\n", "	unlock()\n	entry, state := o.config.Ledger.Claim(uid)\n"},
 	{"a GPU in exclusive mode is given away while the supervisor is gone", "internal/sharing/sharing.go", "	if claim.Changed && (claim.Boot == \"\" || claim.Boot == o.config.Boot) {\n		return false\n	}\n", ""},
-	{"a GPU is given away whose mode cannot be restored", "internal/sharing/sharing.go", "		if err != nil {\n			return err\n		}\n	}\n	o.mu.Lock()\n	defer o.mu.Unlock()\n	delete(o.started, uid)\n", "	}\n	o.mu.Lock()\n	defer o.mu.Unlock()\n	delete(o.started, uid)\n"},
+	{"a GPU is given away whose mode cannot be restored", "internal/sharing/sharing.go", "		if err != nil {\n			return err\n		}\n	}\n	o.mu.Lock()\n	_, hadTrouble", "	}\n	o.mu.Lock()\n	_, hadTrouble"},
 	{"admin access is judged as other access is", "driver/parameters.go", "		case !r.Admin:\n", "		case true:\n"},
 }
 

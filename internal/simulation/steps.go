@@ -127,15 +127,16 @@ func (w *World) converge() {
 		driver, _ := w.host.Driver(address)
 		return driver == ""
 	})
-	unrecorded := w.wiped && slices.ContainsFunc(virtual, func(address string) bool {
+	unrecorded := w.wiped && slices.ContainsFunc(w.machine.allowed.rebind, func(address string) bool {
 		driver, _ := w.host.Driver(address)
 		return driver == kernel.VFIO && len(w.host.Group(address)) > 1
 	})
-	if n := len(virtual); n > 0 && (n < count || refused || unrecorded) {
+	if n := len(virtual); unrecorded || n > 0 && (n < count || refused) {
 		// A driver created fewer functions than requested, or bound to none of them. The functions
 		// remain for as long as the device plugin API lists them: the agent cannot know that the
 		// driver would succeed now. And after a wipe, the agent has no record of functions that it
-		// bound to vfio: functions of one group then stay one unit, as those of an administrator do.
+		// bound to vfio: functions of one group then stay one unit, as those of an administrator do,
+		// also if the agent was returning the group and was killed between two of its functions.
 		w.reboot(false)
 	}
 	w.sendUevent()
