@@ -74,7 +74,7 @@ func running(t *testing.T, name string) *corev1.Pod {
 	return pod
 }
 
-// TestPodWithTwoGPUs uses a claim template for two GPUs under one PCIe root. The pod must get the
+// TestPodWithTwoGPUs uses a claim template for two GPUs on one NUMA node. The pod must get the
 // device nodes and the names of two such GPUs.
 func TestPodWithTwoGPUs(t *testing.T) {
 	offers(t)
@@ -92,16 +92,16 @@ func TestPodWithTwoGPUs(t *testing.T) {
 	if again := f.variable("CHANDLER_DEVICES_PAIR_GPUS"); again != strings.Join(names, ",") {
 		t.Errorf("CHANDLER_DEVICES_PAIR_GPUS = %q; want %q", again, names)
 	}
-	var roots []string
+	var nodes []int64
 	for _, name := range names {
-		root := offered[name].Attributes["resource.kubernetes.io/pcieRoot"].StringValue
-		if root == nil {
-			t.Fatalf("device %s is not offered, or has no PCIe root", name)
+		node := offered[name].Attributes["resource.kubernetes.io/numaNode"].IntValue
+		if node == nil {
+			t.Fatalf("device %s is not offered, or has no NUMA node", name)
 		}
-		roots = append(roots, *root)
+		nodes = append(nodes, *node)
 	}
-	if roots[0] != roots[1] {
-		t.Errorf("the devices are under the roots %q", roots)
+	if nodes[0] != nodes[1] {
+		t.Errorf("the devices are on the NUMA nodes %d", nodes)
 	}
 	if got := f.nodes("/dev/dri/renderD"); len(got) != 2 {
 		t.Errorf("render nodes %q; want two", got)

@@ -110,6 +110,23 @@ func RepairMissingClass(class string, there []string) []string {
 	return commands
 }
 
+// fromNVML matches the names of a capacity and an attribute that NVIDIA GPUs have only with NVML,
+// where CEL expressions read them.
+var fromNVML = regexp.MustCompile(`(?:\.\??|\[\??["'])(memory|architecture)\b`)
+
+// NameFromNVML returns the first name in a CEL expression that an NVIDIA GPU has only if the agent
+// uses NVML, "" if there is none.
+func NameFromNVML(expression string) string {
+	found := fromNVML.FindStringSubmatch(expression)
+	if found == nil {
+		return ""
+	}
+	return found[1]
+}
+
+// InstallNVML is the command that makes the agents use NVML.
+const InstallNVML = "helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values --set nvml.enabled=true"
+
 // mistakes is the maximum edit distance between a misspelled word and the intended word.
 const mistakes = 2
 

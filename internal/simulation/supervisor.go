@@ -29,6 +29,7 @@ import (
 // and continues from the records after a restart.
 type supervisor struct {
 	world *World
+	calls sync.WaitGroup
 
 	mu      sync.Mutex
 	ended   chan struct{} // closed when the present process ends; nil while none runs
@@ -84,11 +85,11 @@ func (s *supervisor) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, syscall.ECONNREFUSED
 	}
 	answer := make(chan *http.Response, 1)
-	go func() {
+	s.calls.Go(func() {
 		if a := s.serve(ended, r); a != nil {
 			answer <- a
 		}
-	}()
+	})
 	select {
 	case a := <-answer:
 		return a, nil

@@ -320,6 +320,7 @@ func (w *World) end() {
 			time.Sleep(lockPause)
 		}
 	}
+	w.supervisor.calls.Wait()
 	w.kubelet.StopKubelet()
 	w.server.EndWatches()
 }

@@ -231,7 +231,12 @@ func (a *explainer) judgeOne(j *judgedDevice, alt *alternative, incomplete map[f
 			return &removalReason{order: bySelector + i, condition: "the selector fails for them", consumer: err.Error()}
 		}
 		if !is {
-			return &removalReason{order: bySelector + i, condition: "do not pass " + joinExpressions(alt.exactly.Selectors[i:i+1]), consumer: " "}
+			condition := "do not pass " + joinExpressions(alt.exactly.Selectors[i:i+1])
+			if name := selectors.NameFromNVML(selector.CEL.Expression); name != "" && lacksNVML(&d.Spec, name) {
+				condition += ": their " + name + " is not known without NVML"
+				a.addFixes(selectors.InstallNVML)
+			}
+			return &removalReason{order: bySelector + i, condition: condition, consumer: " "}
 		}
 	}
 	for i := range d.Spec.Taints {
@@ -256,6 +261,16 @@ func (a *explainer) judgeOne(j *judgedDevice, alt *alternative, incomplete map[f
 		return &removalReason{order: bySilicon, condition: "of silicon that others have parts of", consumer: cmp.Or(a.onSilicon(d), " "), byConsumer: a.onSilicon(d) != ""}
 	}
 	return &removalReason{order: byOtherwise, condition: "smaller than what is asked, or need what the cluster lacks"}
+}
+
+// lacksNVML reports whether a device is an NVIDIA GPU without an attribute or a capacity that NVML
+// supplies.
+func lacksNVML(d *resourceapi.Device, name string) bool {
+	family := d.Attributes["family"].StringValue
+	kind := d.Attributes["kind"].StringValue
+	_, hasAttribute := d.Attributes[resourceapi.QualifiedName(name)]
+	_, hasCapacity := d.Capacity[resourceapi.QualifiedName(name)]
+	return family != nil && *family == "nvidia" && kind != nil && *kind == "gpu" && !hasAttribute && !hasCapacity
 }
 
 // needsAllocator reports whether the availability of a device depends on more than its consumers

@@ -228,6 +228,7 @@ func story(r *why.Request) string {
 
 func TestReasons(t *testing.T) {
 	numa := resourceapi.FullyQualifiedName("resource.kubernetes.io/numaNode")
+	const large = `device.capacity['chandler.dev'].?memory.orValue(quantity('0')).isGreaterThan(quantity('1Ti'))`
 	for name, test := range map[string]struct {
 		change func(*fleettest.Cluster, *corev1.Pod)
 		claim  resourceapi.DeviceClaim
@@ -237,6 +238,12 @@ func TestReasons(t *testing.T) {
 		"selector": {
 			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1, "device.attributes['chandler.dev'].model == 'None'")}},
 			want:  "16 devices of the class; -16 do not pass device.attributes['chandler.dev'].model == 'None'; 0 left",
+		},
+		"memory without NVML": {
+			change: func(c *fleettest.Cluster, _ *corev1.Pod) { c.Node("c", hosts+"nvidia/testdata/h100x8.host", nil) },
+			claim:  resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1, large)}},
+			want:   "26 devices of the class; -16 do not pass " + large + "; -10 do not pass " + large + ": their memory is not known without NVML; 0 left",
+			fix:    "helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values --set nvml.enabled=true",
 		},
 		"class without devices": {
 			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("nic", "nic", 1)}},

@@ -23,6 +23,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/compile"
+	"chandler.dev/internal/selectors"
 )
 
 // resourceGroup is the API group of Dynamic Resource Allocation.
@@ -250,10 +251,23 @@ func (v *validator) compileSelectors(at place, value any) {
 				if _, err := rules.Compile(expression); err != nil {
 					v.addFindings(at.at("cel.expression"), severityError, err)
 				}
+				v.noteNVML(at.at("cel.expression"), selectors.NameFromNVML(expression))
+			case key == "capacity":
+				if memory, _, _ := unstructured.NestedFieldNoCopy(value, key, "requests", "memory"); memory != nil {
+					v.noteNVML(at.at("capacity.requests.memory"), "memory")
+				}
 			case key != "opaque": // opaque parameters can contain anything
 				v.compileSelectors(at.at(key), value[key])
 			}
 		}
+	}
+}
+
+// noteNVML notes that NVIDIA GPUs have an attribute or a capacity only with NVML. The name is "" if
+// there is nothing to note.
+func (v *validator) noteNVML(at place, name string) {
+	if name != "" {
+		v.notef(at, "the %s of NVIDIA GPUs is not known without NVML; in the chart, nvml.enabled adds it", name)
 	}
 }
 

@@ -156,6 +156,14 @@ func TestValidate(t *testing.T) {
 			"apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {requests: [{name: a, exactly: {deviceClassName: x, selectors: [{cel: {expression: 'devise'}}]}}]}}\n",
 			[]string{"ResourceClaim c: spec.devices.requests[0].exactly.selectors[0].cel.expression: "}, true,
 		},
+		"memory of a claim": {
+			"apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {requests: [{name: a, exactly: {deviceClassName: x, capacity: {requests: {memory: 1Gi}},\n" +
+				"  selectors: [{cel: {expression: 'device.capacity[\"chandler.dev\"].memory.isGreaterThan(quantity(\"1Gi\"))'}}]}}]}}\n",
+			[]string{
+				"ResourceClaim c: spec.devices.requests[0].exactly.capacity.requests.memory: the memory of NVIDIA GPUs is not known without NVML",
+				"ResourceClaim c: spec.devices.requests[0].exactly.selectors[0].cel.expression: the memory of NVIDIA GPUs is not known without NVML; in the chart, nvml.enabled adds it", "0 warnings",
+			}, false,
+		},
 		"selectors of an old claim": {
 			"apiVersion: resource.k8s.io/v1beta1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {requests: [{name: a, deviceClassName: x, selectors: [{cel: {expression: 'devise'}}]}]}}\n",
 			[]string{"ResourceClaim c: spec.devices.requests[0].selectors[0].cel.expression: "}, true,

@@ -43,6 +43,9 @@ type Scheduler struct {
 
 	Slices []*resourceapi.ResourceSlice
 	Claims map[types.UID]*resourceapi.ResourceClaim // allocated claims
+
+	// Classes are the DeviceClasses by name. A class of any other name selects all devices.
+	Classes map[string]*resourceapi.DeviceClass
 }
 
 // NewScheduler returns a scheduler without slices, with the feature gates of a server with the
@@ -73,8 +76,11 @@ func (s *Scheduler) Publish(pool resourceslice.Pool) *Scheduler {
 	return s
 }
 
-// Get returns a class for all devices. Get and List implement DeviceClassLister.
+// Get returns a class. Get and List implement DeviceClassLister.
 func (s *Scheduler) Get(name string) (*resourceapi.DeviceClass, error) {
+	if class := s.Classes[name]; class != nil {
+		return class, nil
+	}
 	return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil
 }
 

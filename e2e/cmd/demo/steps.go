@@ -134,9 +134,9 @@ func value(device resourceapi.Device, name resourceapi.QualifiedName) string {
 	return "-"
 }
 
-// pair runs a pod with two GPUs under one PCIe root.
+// pair runs a pod with two GPUs on one NUMA node.
 func (d *demo) pair(ctx context.Context) error {
-	heading("1. A pod that asks for two GPUs of one vendor, 32 GiB or more each, under one PCIe root")
+	heading("1. A pod that asks for two GPUs of one vendor on one NUMA node")
 	return d.example(ctx, "gpu-pair.yaml", func(ctx context.Context) error {
 		return d.show(ctx, "gpu-pair")
 	})
