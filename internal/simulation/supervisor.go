@@ -105,6 +105,9 @@ var errCrashed = errors.New("the supervisor has ended")
 
 // serve answers a request. It returns nil if the process ends first.
 func (s *supervisor) serve(ended chan struct{}, r *http.Request) *http.Response {
+	if s.world.oneChanceIn(4) { // the order of two requests may change
+		time.Sleep(s.world.upTo(4 * time.Second))
+	}
 	uid, body, err := path.Base(r.URL.Path), []byte(nil), error(nil)
 	switch r.Method {
 	case http.MethodGet:
