@@ -91,7 +91,9 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 			snapshot, answered = s.scan(ctx, nil)
 			complete = began.Add(completePause(w.Interval, time.Since(began)))
 		case len(changes.Uevents) > 0:
-			snapshot, answered = s.scan(ctx, func(l familyScan) bool { return l.followsEvents() && !slices.ContainsFunc(changes.Uevents, l.seesDeviceOf) })
+			snapshot, answered = s.scan(ctx, func(l familyScan) bool {
+				return l.followsEvents() && !slices.ContainsFunc(changes.Uevents, l.seesDeviceOf)
+			})
 		default:
 			compared = began
 			if s.compare(ctx) > 0 {
