@@ -1,4 +1,4 @@
-# The image contains only the agent, as a static binary. With --target nvml, it also
+# The image contains only the agent, as a static binary, and the licences. With --target nvml, it also
 # contains chandler-nvml, which calls NVML for the agent, and the C library of
 # chandler-nvml and NVML. "make image" and "make image-nvml" build these images
 # without Docker, byte for byte the same from the same source.
@@ -36,11 +36,15 @@ RUN mkdir /out && dpkg -L libc6 | \
     grep -E '/(ld-linux-[^/]*|lib(c|dl|m|pthread|rt)\.so\.[0-9]+|copyright)$' | xargs cp --parents -P -t /out
 
 FROM scratch AS nvml
+LABEL org.opencontainers.image.licenses=Apache-2.0
 COPY --from=libc /out /
+COPY LICENSE docs/licences.md /licenses/
 COPY --from=build /chandler /chandler
 COPY --from=build-nvml /chandler-nvml /chandler-nvml
 ENTRYPOINT ["/chandler"]
 
 FROM scratch
+LABEL org.opencontainers.image.licenses=Apache-2.0
+COPY LICENSE docs/licences.md /licenses/
 COPY --from=build /chandler /chandler
 ENTRYPOINT ["/chandler"]

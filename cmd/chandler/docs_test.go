@@ -49,6 +49,7 @@ var programs = map[string]string{
 	"curl":       "asks an agent of a cluster",
 	"tar":        "unpacks what a command wrote",
 	"git":        "needs a checkout of your own",
+	"nvidia-smi": "comes from the NVIDIA driver",
 	"jq":         "is not part of this",
 	"grep":       "is not part of this",
 	"echo":       "is not part of this",
@@ -142,6 +143,12 @@ func checkFiles(words []string, flags ...string) error {
 func checkChart(words []string) error {
 	var values map[string]any
 	for i, word := range words {
+		if i > 0 && words[i-1] == "--values" {
+			if err := checkFiles(words, "--values"); err != nil {
+				return err
+			}
+			continue
+		}
 		if strings.HasPrefix(word, "deployments/") {
 			data, err := os.ReadFile(filepath.Join(projectRoot, word, "values.yaml"))
 			if err != nil {
@@ -385,7 +392,7 @@ func whole(text string) (string, error) {
 	switch {
 	case version == "v1", group == "chandler.dev", version != "" && scheme.Scheme.IsGroupRegistered(group):
 		return text, nil
-	case strings.HasPrefix(text, "# my-values.yaml"), group == "kustomize.config.k8s.io":
+	case strings.HasPrefix(text, "# my-values.yaml"), strings.HasPrefix(text, "# deployments/platforms/"), group == "kustomize.config.k8s.io":
 		return "", nil // e2e/chart passes them to Helm and kubectl
 	case top["machine"] != nil:
 		return "", nil // a patch of a machine configuration of Talos

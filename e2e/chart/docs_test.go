@@ -1,8 +1,10 @@
 package chart
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -47,29 +49,49 @@ func TestValuesOfDocs(t *testing.T) {
 	}
 }
 
-// TestValuesOfPlatforms renders the chart with the values on each page in docs/platforms, and checks
-// the configuration.
+// TestValuesOfPlatforms renders the chart with each file in deployments/platforms, and checks the
+// configuration. A page in docs/platforms shows each file.
 func TestValuesOfPlatforms(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/platforms/*.md")
 	if err != nil {
 		t.Fatal(err)
 	}
+	shown := make(map[string]string) // by the path of the file
 	for _, name := range pages {
 		page, err := docs.Read("../..", name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		rendered := 0
+		found := false
 		for _, b := range page.Blocks() {
-			if strings.HasPrefix(b.Text, "# my-values.yaml\n") {
-				config(t, b.Text)
-				mustRender(t, b.Text)
-				rendered++
+			if line, _, _ := strings.Cut(b.Text, "\n"); strings.HasPrefix(line, "# deployments/platforms/") {
+				shown[strings.TrimPrefix(line, "# ")] = b.Text
+				found = true
 			}
 		}
-		if rendered == 0 && filepath.Base(name) != "index.md" {
+		if !found && filepath.Base(name) != "index.md" {
 			t.Errorf("%s shows no values", page.Path)
 		}
+	}
+	files, err := filepath.Glob("../../deployments/platforms/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := "deployments/platforms/" + filepath.Base(file)
+		if shown[path] != string(data) {
+			t.Errorf("no page shows %s as it is", path)
+		}
+		delete(shown, path)
+		config(t, string(data))
+		mustRender(t, string(data))
+	}
+	if len(shown) > 0 {
+		t.Errorf("there are no files %q", slices.Sorted(maps.Keys(shown)))
 	}
 }
 

@@ -102,8 +102,26 @@ func addProgram(files map[string]file, p program) error {
 	return err
 }
 
+// licenceFiles are the licence of the project, and the list of the licences of its modules.
+var licenceFiles = []string{"LICENSE", "docs/licences.md"}
+
+// addLicences adds the licences to the files of an image or an archive, in a directory.
+func (r *release) addLicences(files map[string]file, dir string) error {
+	for _, name := range licenceFiles {
+		content, err := os.ReadFile(filepath.Join(r.source, name))
+		if err != nil {
+			return err
+		}
+		files[path.Join(dir, path.Base(name))] = file{mode: 0o644, content: content}
+	}
+	return nil
+}
+
 // imageOf returns the image of a platform, with one layer.
 func (r *release) imageOf(arch string, files map[string]file) (v1.Image, error) {
+	if err := r.addLicences(files, "licenses"); err != nil {
+		return nil, err
+	}
 	content, err := r.layer(files)
 	if err != nil {
 		return nil, err
@@ -123,8 +141,9 @@ func (r *release) imageOf(arch string, files map[string]file) (v1.Image, error) 
 			Entrypoint: []string{"/chandler"},
 			Env:        []string{"PATH=/"},
 			Labels: map[string]string{
-				"org.opencontainers.image.title":   "chandler",
-				"org.opencontainers.image.version": r.version,
+				"org.opencontainers.image.title":    "chandler",
+				"org.opencontainers.image.version":  r.version,
+				"org.opencontainers.image.licenses": "Apache-2.0",
 			},
 		},
 	})

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"archive/tar"
 	"compress/gzip"
 	"errors"
 	"os"
@@ -11,7 +10,11 @@ import (
 // pluginArchive packs the kubectl plugin for krew, which installs programs from archives
 // (deployments/krew).
 func (r *release) pluginArchive(p program) (err error) {
-	content, err := os.ReadFile(p.path)
+	files := make(map[string]file)
+	if err := errors.Join(addProgram(files, p), r.addLicences(files, "")); err != nil {
+		return err
+	}
+	content, err := r.layer(files)
 	if err != nil {
 		return err
 	}
@@ -22,11 +25,7 @@ func (r *release) pluginArchive(p program) (err error) {
 		return err
 	}
 	zip := gzip.NewWriter(out)
-	w := tar.NewWriter(zip)
-	defer func() { err = errors.Join(err, w.Close(), zip.Close(), out.Close()) }()
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: p.name, Mode: 0o755, Size: int64(len(content)), ModTime: r.date}); err != nil {
-		return err
-	}
-	_, err = w.Write(content)
+	defer func() { err = errors.Join(err, zip.Close(), out.Close()) }()
+	_, err = zip.Write(content)
 	return err
 }

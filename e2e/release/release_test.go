@@ -49,7 +49,7 @@ func TestReleaseIsReproducible(t *testing.T) {
 	t.Run("checksums", func(t *testing.T) { checksums(t, first, sums) })
 	t.Run("image", func(t *testing.T) {
 		root := image(t, filepath.Join(first, "chandler-"+version+"-image.tar"), platforms)
-		if files := names(t, root); !slices.Equal(files, []string{"chandler"}) {
+		if files := names(t, root); !slices.Equal(files, []string{"chandler", "licenses/LICENSE", "licenses/licences.md"}) {
 			t.Errorf("files %q", files)
 		}
 		if out := within(t, root, "/chandler", "version"); !strings.Contains(out, version) {
@@ -65,7 +65,7 @@ func TestReleaseIsReproducible(t *testing.T) {
 		}
 		root := image(t, filepath.Join(first, "chandler-nvml-"+version+"-image.tar"), with)
 		files := names(t, root)
-		if !slices.Contains(files, "chandler") || len(files) > 2+len(libcFiles)+1 {
+		if !slices.Contains(files, "chandler") || len(files) > 2+len(licenceFiles)+len(libcFiles)+1 {
 			t.Errorf("files %q", files)
 		}
 		// The program gets as far as the search for NVML, so the C library is complete.
@@ -90,7 +90,7 @@ func plugin(t *testing.T, path string) {
 	}
 	dir := t.TempDir()
 	unpack(t, zipped, dir)
-	if files := names(t, dir); !slices.Equal(files, []string{"kubectl-chandler"}) {
+	if files := names(t, dir); !slices.Equal(files, []string{"LICENSE", "kubectl-chandler", "licences.md"}) {
 		t.Errorf("files %q", files)
 	}
 	if manifest := read(t, "../../deployments/krew/chandler.yaml"); strings.Count(manifest, "\n    bin: kubectl-chandler\n") != len(platforms) {
@@ -114,7 +114,10 @@ func copySource(t *testing.T, to string) {
 			t.Fatal(err)
 		}
 	}
-	for _, name := range []string{"go.mod", "go.sum"} {
+	if err := os.Mkdir(filepath.Join(to, "docs"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range append([]string{"go.mod", "go.sum"}, licenceFiles...) {
 		if err := os.WriteFile(filepath.Join(to, name), []byte(read(t, filepath.Join("../..", name))), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -297,7 +300,7 @@ func bom(t *testing.T, path, sums string) {
 	}
 	for line := range strings.Lines(sums) {
 		sum, name, _ := strings.Cut(strings.TrimSpace(line), "  ")
-		if !strings.Contains(name, "-linux-") {
+		if !strings.Contains(name, "-linux-") || strings.HasSuffix(name, ".tar.gz") {
 			continue
 		}
 		if c, found := components[name]; !found || (*c.Hashes)[0].Value != sum {

@@ -127,6 +127,14 @@ const troubleshootingIntro = "# Troubleshooting\n\n" +
 	"```sh\nkubectl chandler why POD\n```\n\n" +
 	"**3. If you cannot run doctor**, look up the symptom below. The most likely faults are first. The page of each code\n" +
 	"describes the check, the cause and the fix.\n\n" +
+	"## The most frequent faults of a new installation\n\n" +
+	"| symptom | first check | fault and fix |\n|---|---|---|\n" +
+	"| The agent's pods are in `ErrImagePull` or `ImagePullBackOff` | `kubectl -n chandler describe pods` | The nodes cannot get the image: [build and push it](install.md#build-and-push-the-image) |\n" +
+	"| The DaemonSet has no pods | `kubectl -n chandler get events` | `violates PodSecurity`: [label the namespace](install.md#requirements). Otherwise, the node selector selects no node |\n" +
+	"| A pod starts, and its container has no device | `kubectl -n chandler exec POD -- /chandler doctor` | [CH0202](codes/CH0202.md): CDI is off in the container runtime |\n" +
+	"| `libcuda.so.1` or `nvidia-smi` is missing in a container | `kubectl describe pod` shows no `runtimeClassName` | [Choose how containers get the driver's files](verify-installation.md#3-if-it-fails) |\n" +
+	"| A claim that selects the memory of an NVIDIA GPU stays Pending | `kubectl chandler why POD` | The memory is not known without NVML: [enable NVML](nvidia.md#enable-nvml) |\n" +
+	"| Two pods got the same GPU | `kubectl get daemonsets --all-namespaces` | [CH0104](codes/CH0104.md): another device plugin still runs |\n\n" +
 	"To get help from others, create an archive with [`kubectl chandler report`](kubectl.md#collect-diagnostics-report).\n"
 
 // TroubleshootingPage returns the page with the faults by symptom, in Markdown.
