@@ -113,6 +113,7 @@ type importer struct {
 
 	seen      []string        // the names of configurations that apply to some nodes only
 	byDefault string          // the configuration of nodes that select none
+	operator  bool            // an operator gives no configuration to nodes that select none, except byDefault
 	nodes     *v1alpha1.Nodes // the nodes of the entries that are being added; if nil, each entry's source decides
 }
 
@@ -155,12 +156,16 @@ func errUnknown() error {
 	return fmt.Errorf("nothing in it is known; known are\n%s", strings.TrimRight(Formats(), "\n"))
 }
 
-// chooseDefault stores the name of the configuration that applies to nodes which select none.
+// chooseDefault stores the name of the configuration that applies to nodes which select none. The
+// plugin's own chart falls back to a configuration named default, or to the only one. The GPU
+// operator has no such fallback.
 func (im *importer) chooseDefault(v value) {
 	for _, at := range [][]string{{"spec", "devicePlugin"}, {"devicePlugin"}, {}} {
-		if name := v.at(at...).at("config", "default").text(); im.byDefault == "" {
-			im.byDefault = name
+		config := v.at(at...).at("config")
+		if im.byDefault == "" {
+			im.byDefault = config.at("default").text()
 		}
+		im.operator = im.operator || len(at) > 0 && config.hasAny("name", "create", "data")
 	}
 }
 

@@ -259,7 +259,7 @@ func (n *nvidia) read(v value) {
 // values reads the values of the plugin's chart.
 func (n *nvidia) values(v value) {
 	var rest []value
-	n.settings.file(v, inValues, func(field value) { rest = append(rest, field) })
+	n.settings.helmValues(v, func(field value) { rest = append(rest, field) })
 	n.im.chooseDefault(v)
 	n.named(v.at("config", "map"))
 	main := containerOf(v.at("devicePlugin", "containers", "main"))
@@ -294,10 +294,10 @@ func (n *nvidia) readOperator(v value) {
 	c := containerOf(plugin)
 	n.settings.flags(c)
 	if strategy := v.at("mig", "strategy"); strategy.isPresent() {
-		n.settings.put(n.settings.find(func(o *option) bool { return o.name == "mig-strategy" }), strategy, inFile)
+		n.settings.put(n.settings.find(func(o *option) bool { return o.name == "mig-strategy" }), strategy, inEnv)
 	}
 	if root := plugin.at("mps", "root"); root.isPresent() {
-		n.settings.put(n.settings.find(func(o *option) bool { return o.name == "mps-root" }), root, inFile)
+		n.settings.put(n.settings.find(func(o *option) bool { return o.name == "mps-root" }), root, inEnv)
 	}
 	n.named(plugin.at("config", "data"))
 	if name := plugin.at("config", "name"); name.text() != "" {

@@ -263,7 +263,8 @@ func (im *importer) importChosen(f *format, configurations []value) {
 		im.seen = append(im.seen, nameOf(c))
 	}
 	objects := slices.ContainsFunc(configurations, func(c value) bool { return c.has("kind") })
-	if !f.alternatives || len(configurations) == 1 || objects {
+	byOperator := im.operator && f.label != "" && im.options.Named == ""
+	if !f.alternatives || len(configurations) == 1 && !byOperator || objects {
 		for _, c := range configurations {
 			im.readDocument(f, c)
 		}
@@ -274,7 +275,7 @@ func (im *importer) importChosen(f *format, configurations []value) {
 	}
 	i := find(im.options.Named)
 	usual := find(im.byDefault)
-	if usual < 0 {
+	if usual < 0 && !byOperator {
 		usual = find("default", "config.json", "config.yaml")
 	}
 	switch {

@@ -89,8 +89,12 @@ func newSettings(im *importer, table []option) *settings {
 // clone returns a copy that can be changed independently.
 func (s *settings) clone() *settings { return &settings{s.im, s.table, maps.Clone(s.set)} }
 
-// put sets an option, unless a source with higher precedence has set it already.
+// put sets an option, unless a source with higher precedence has set it already. A null value sets
+// nothing.
 func (s *settings) put(o *option, v value, rank int) {
+	if v.isNull() {
+		return
+	}
 	name := cmp.Or(o.name, o.at, o.in)
 	if before, ok := s.set[name]; ok {
 		if before.rank > rank {
@@ -149,20 +153,26 @@ func (s *settings) flags(c container) {
 
 // file reads the fields of an object. It calls rest for each unknown field.
 func (s *settings) file(v value, key func(*option) string, rest func(value)) {
-	s.fields(v, "", key, rest)
+	s.fields(v, "", inFile, key, rest)
 }
 
-func (s *settings) fields(v value, prefix string, key func(*option) string, rest func(value)) {
+// helmValues reads the values of a chart that sets the plugin's environment variables from them. It
+// calls rest for each unknown field.
+func (s *settings) helmValues(v value, rest func(value)) {
+	s.fields(v, "", inEnv, inValues, rest)
+}
+
+func (s *settings) fields(v value, prefix string, rank int, key func(*option) string, rest func(value)) {
 	for name, field := range v.fields() {
 		path := prefix + name
 		if o := s.find(func(o *option) bool { return key(o) == path }); o != nil {
-			s.put(o, field, inFile)
+			s.put(o, field, rank)
 			continue
 		}
 		deeper := s.find(func(o *option) bool { return strings.HasPrefix(key(o), path+".") })
 		switch {
 		case deeper != nil && field.isMap():
-			s.fields(field, path+".", key, rest)
+			s.fields(field, path+".", rank, key, rest)
 		case deeper != nil && field.isNull():
 		default:
 			rest(field)
