@@ -37,7 +37,6 @@ const (
 // keptValues allow MPS daemons and time slices on that host.
 const keptValues = `
 image: {repository: registry.example.com/chandler, tag: v0.1.0}
-deviceClasses: {families: [all]}
 sharingDaemons: {enabled: true, driverRoot: ` + driverDir + `}
 hostPaths:
   sys: ` + chandler.HostDir + `/sys
