@@ -141,6 +141,25 @@ func TestPageSaysWhatIsWrongWithTheNode(t *testing.T) {
 	}
 }
 
+// The web UI suggests only DeviceClasses that the cluster has.
+func TestPageSuggestsInstalledClasses(t *testing.T) {
+	facts := recordedFacts(t, "../../discovery/families/amdgpu/testdata/mi210x8.host")
+	for installed, want := range map[string]string{"amdgpu.chandler.dev": "amdgpu.chandler.dev", "gpu.chandler.dev": "gpu.chandler.dev", "nvidia.chandler.dev": ""} {
+		facts.Installed = func(class string) bool { return class == installed }
+		inv := inventory.Make(facts)
+		if ask := inv.Device("pci-0000-23-00-0").Ask; ask.Class != want || (ask.Template != "") != (want != "") {
+			t.Errorf("with %s installed: %q", installed, ask.Class)
+		}
+		var b bytes.Buffer
+		if err := web.RenderPage(&b, inv, web.Live{}); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(b.String(), "No installed DeviceClass") != (want == "") {
+			t.Errorf("with %s installed: whether the page reports that no class selects a device", installed)
+		}
+	}
+}
+
 // The web UI marks devices that are created on demand, and no others.
 func TestPageOfDevicesOnRequest(t *testing.T) {
 	for name, made := range map[string]bool{"there": true, "not there yet": false} {

@@ -3,6 +3,7 @@ package inventory
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -18,6 +19,14 @@ type Ask struct {
 	This     string   `json:"celThis,omitempty"`     // CEL that selects only this device on this machine, or ""
 	Limits   []string `json:"limits,omitempty"`      // extended resources
 	Template string   `json:"template,omitempty"`    // a ResourceClaimTemplate for one equivalent device
+}
+
+// installedClasses returns the classes that claims can use.
+func (f *Facts) installedClasses() []Class {
+	if f.Installed == nil {
+		return f.Classes
+	}
+	return slices.DeleteFunc(slices.Clone(f.Classes), func(c Class) bool { return !f.Installed(c.Name) })
 }
 
 // askFor sets the Ask of each device.

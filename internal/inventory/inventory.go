@@ -36,6 +36,10 @@ type Facts struct {
 
 	Classes []Class // DeviceClasses for claims
 
+	// Installed reports whether the cluster has a DeviceClass. Nil means that this is unknown, and
+	// that claims can use all Classes.
+	Installed func(class string) bool
+
 	At time.Time // time of the facts
 }
 

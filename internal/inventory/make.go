@@ -50,7 +50,7 @@ func Make(facts Facts) *Inventory {
 	}
 	inv.Tree = treeOf(inv.Devices)
 	inv.Devices = inv.Tree.orderDevices(inv.byName)
-	askFor(inv.Devices, facts.Classes)
+	askFor(inv.Devices, facts.installedClasses())
 	inv.count()
 	inv.wait()
 	inv.addGone(snapshot.Gone)

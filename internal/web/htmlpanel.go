@@ -97,7 +97,7 @@ func (w *writer) writeRequest(p *panel) {
 		w.writeCopyable(p.Ask.Class)
 		w.printf(`</dd>`)
 	} else {
-		w.printf(`<dd class="quiet">No DeviceClass of Chandler selects it.</dd>`)
+		w.printf(`<dd class="quiet">No installed DeviceClass of Chandler selects it.</dd>`)
 	}
 	if p.Ask.Any != "" {
 		w.printf(`<dt>CEL, any like it</dt><dd>`)

@@ -344,6 +344,10 @@ func TestAgentReportsOnly(t *testing.T) {
 		config.FeatureDir = t.TempDir()
 		config.Serve = func(ctx context.Context, h http.Handler) error { handler = h; <-ctx.Done(); return nil }
 		config.ServePage = func(ctx context.Context, f func() (inventory.Facts, bool)) { facts = f; <-ctx.Done() }
+		class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "kvm.chandler.dev"}}
+		if _, err := n.client.ResourceV1().DeviceClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
 		stop := n.run(config)
 		reports := func(devices int) {
 			t.Helper()
@@ -372,6 +376,10 @@ func TestAgentReportsOnly(t *testing.T) {
 		tun := rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: new(discovery.ModeDevicePlugin)}
 		n.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{tun}}}}
 		n.offers("kvm", "devices.kubevirt.io/tun")
+		time.Sleep(2 * time.Second) // until the classes have been listed
+		if all, _ := facts(); all.Installed == nil || !all.Installed("kvm.chandler.dev") || all.Installed("gpu.chandler.dev") {
+			t.Error("the inventory does not have the installed DeviceClasses")
+		}
 		claim, err := n.prepare("kvm")
 		if err != nil {
 			t.Errorf("prepare: %v", err)
