@@ -192,7 +192,7 @@ func (o *doctorOptions) examineNode(ctx context.Context, errOut io.Writer, args 
 	gathering := gather.Options{
 		Node: o.node.Name, Version: buildVersion(), Root: o.nodeRoot, Self: "/proc", Proc: filepath.Join(o.hostRoot, "proc"),
 		KubeletRoot: o.kubeletRoot, PluginDir: o.devicePluginDir, CDIDir: o.cdiRoot,
-		StateDir: filepath.Join(o.kubeletRoot, stateDir), Agent: o.agent, Connect: o.connect,
+		StateDir: filepath.Join(o.kubeletRoot, stateDir), Agent: o.agent, Connect: o.connect, Only: only,
 	}
 	if o.runtimeRoot != "/" {
 		gathering.Proc, gathering.Simulated = "/proc", true

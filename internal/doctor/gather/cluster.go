@@ -37,7 +37,7 @@ func gatherCluster(ctx context.Context, o Options, config *rest.Config, f *docto
 	ctx, cancel := context.WithTimeout(ctx, 3*Patience)
 	defer cancel()
 	queryServer(ctx, o, client, f)
-	if c.Server.Unknown == "" {
+	if c.Server.Unknown == "" && o.needs(doctor.Host) {
 		f.Host.Skew = doctor.AnswerOf(clockSkew(ctx, config))
 	}
 }
@@ -51,7 +51,9 @@ func queryServer(ctx context.Context, o Options, client kubernetes.Interface, f 
 		return
 	}
 	c.Server = doctor.KnownAnswer(info.GitVersion)
-	c.DRA = doctor.AnswerOf(servedDRA(client))
+	if o.needs(doctor.Cluster, doctor.APIs) {
+		c.DRA = doctor.AnswerOf(servedDRA(client))
+	}
 	if c.DRA.Value != "" {
 		listDRA(ctx, o, client, c)
 	}
@@ -65,6 +67,18 @@ func queryServer(ctx context.Context, o Options, client kubernetes.Interface, f 
 	} else {
 		f.Kubernetes = info.GitVersion
 	}
+	if o.needs(doctor.Kubelet, doctor.Agent, doctor.Cluster) {
+		listPods(ctx, o, client, f)
+	}
+	if o.needs(doctor.Cluster) {
+		c.Policies = doctor.AnswerOf(missingPolicies(ctx, client, c.DRA.Value != ""))
+		c.Rights = doctor.AnswerOf(missingRights(ctx, client, f.Agent.Pod.Value, c.DRA.Value != ""))
+	}
+}
+
+// listPods lists the pods of the node.
+func listPods(ctx context.Context, o Options, client kubernetes.Interface, f *doctor.Facts) {
+	c := &f.Cluster
 	pods, err := client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", o.Node).String()})
 	if err != nil {
 		c.Pods = doctor.UnknownAnswer[[]corev1.Pod](err.Error())
@@ -75,8 +89,6 @@ func queryServer(ctx context.Context, o Options, client kubernetes.Interface, f 
 		f.Agent.Pod, f.Agent.OtherAgents = doctor.KnownAnswer(found), otherAgents(pods.Items, found)
 		f.Kubelet.PluginPods = pluginPods(pods.Items, o.PluginDir)
 	}
-	c.Policies = doctor.AnswerOf(missingPolicies(ctx, client, c.DRA.Value != ""))
-	c.Rights = doctor.AnswerOf(missingRights(ctx, client, f.Agent.Pod.Value, c.DRA.Value != ""))
 }
 
 // servedDRA returns the newest version of resource.k8s.io supported by both the API server and
@@ -95,19 +107,27 @@ func servedDRA(client kubernetes.Interface) (string, error) {
 }
 
 // listDRA lists the objects of resource.k8s.io in the version that the API server serves. A
-// kubelet's credentials permit only the slices of its own node.
+// kubelet's credentials permit only the slices of its own node. Only the checks of the cluster need
+// the slices of other nodes, the classes and the claims.
 func listDRA(ctx context.Context, o Options, of kubernetes.Interface, c *doctor.ClusterFacts) {
 	client := draclient.New(of)
-	slices, err := client.ResourceSlices().List(ctx, fromCache)
+	options := fromCache
+	if !o.needs(doctor.Cluster) {
+		options.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, o.Node).String()
+	}
+	slices, err := client.ResourceSlices().List(ctx, options)
 	if apierrors.IsForbidden(err) {
 		c.OwnOnly = true
-		own := fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, o.Node).String()
-		slices, err = client.ResourceSlices().List(ctx, metav1.ListOptions{ResourceVersion: "0", FieldSelector: own})
+		options.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, o.Node).String()
+		slices, err = client.ResourceSlices().List(ctx, options)
 	}
 	if err != nil {
 		c.Slices = doctor.UnknownAnswer[[]resourceapi.ResourceSlice](err.Error())
 	} else {
 		c.Slices = doctor.KnownAnswer(slices.Items)
+	}
+	if !o.needs(doctor.Cluster) {
+		return
 	}
 	classes, err := client.DeviceClasses().List(ctx, fromCache)
 	if err != nil {

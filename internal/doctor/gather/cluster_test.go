@@ -42,6 +42,9 @@ type server struct {
 	older   string            // the only version of resource.k8s.io served; "" for v1
 	denied  map[string]string // denied requests, by verb and resource: "agent" or "self"
 	user    string            // the user of the requests
+	only    []doctor.Category // as in [Options]
+
+	requests []clienttesting.Action // set by facts
 }
 
 func newServer() *server {
@@ -109,8 +112,37 @@ func (s *server) facts() *doctor.Facts {
 		return false, nil, nil
 	})
 	f := &doctor.Facts{Head: doctor.Head{Node: "n", Version: "v1", Time: time.Now()}}
-	queryServer(context.Background(), Options{Node: "n", PluginDir: "/var/lib/kubelet/device-plugins/"}, client, f)
+	queryServer(context.Background(), Options{Node: "n", PluginDir: "/var/lib/kubelet/device-plugins/", Only: s.only}, client, f)
+	s.requests = client.Actions()
 	return f
+}
+
+// The API server gets only the requests that the chosen categories need.
+func TestRequestsOfCategories(t *testing.T) {
+	for only, want := range map[doctor.Category]string{
+		doctor.Devices: "get version, get nodes",
+		doctor.Host:    "get version, get nodes",
+		doctor.Runtime: "get version, get nodes",
+		doctor.Kubelet: "get version, get nodes, list pods of n",
+		doctor.Agent:   "get version, get nodes, list pods of n",
+		doctor.APIs:    "get version, get resource, list resourceslices of n, get nodes",
+	} {
+		s := newServer()
+		s.only = []doctor.Category{only}
+		s.facts()
+		var got []string
+		for _, request := range s.requests {
+			text := request.GetVerb() + " " + request.GetResource().Resource
+			if list, ok := request.(clienttesting.ListAction); ok {
+				_, node, _ := strings.Cut(list.GetListRestrictions().Fields.String(), "=")
+				text += " of " + node
+			}
+			got = append(got, text)
+		}
+		if text := strings.Join(got, ", "); text != want {
+			t.Errorf("%s: requests %s; want %s", only, text, want)
+		}
+	}
 }
 
 func (s *server) denies(a *authorizationv1.ResourceAttributes) bool {

@@ -35,12 +35,21 @@ type Options struct {
 
 	KubeletRoot, PluginDir, StateDir, CDIDir string
 
+	// Only lists the categories whose facts are needed; if empty, all are needed. It limits the
+	// requests to the API server, which many nodes query at once if each runs doctor periodically.
+	Only []doctor.Category
+
 	// Agent is the address of the agent's health checks; if empty, All determines the address.
 	Agent string
 
 	// Connect returns the configuration for the API server, or an error with the reason why none
 	// is available.
 	Connect func() (*rest.Config, error)
+}
+
+// needs reports whether the facts of one of the categories are needed.
+func (o *Options) needs(categories ...doctor.Category) bool {
+	return len(o.Only) == 0 || slices.ContainsFunc(categories, func(c doctor.Category) bool { return slices.Contains(o.Only, c) })
 }
 
 // All gathers all facts except those about devices, which the caller adds.
