@@ -276,14 +276,30 @@ func (s *supervisor) end(ended chan struct{}, uid string) error {
 	return s.do(ended, time.Millisecond, func() error { delete(s.claims, uid); return nil })
 }
 
-// undo ends the daemon of a claim, and restores the modes of the GPUs. A missing GPU counts as
-// restored.
+// undo ends the daemon of a claim, and restores the modes of the GPUs. A daemon in order goes on if
+// a mode cannot be restored. A missing GPU counts as restored.
 func (s *supervisor) undo(ended chan struct{}, c *served) error {
+	s.mu.Lock()
+	inOrder := c.Begun && c.Broken == ""
+	s.mu.Unlock()
+	if inOrder {
+		if err := s.restore(ended, c); err != nil {
+			return err
+		}
+	}
 	err := s.do(ended, 3*time.Second, func() error {
 		s.world.host.Exit(c.Process.PID)
-		c.Process, c.Begun = wire.Process{}, false
+		c.Process = wire.Process{}
 		return nil
 	})
+	if err != nil {
+		return err
+	}
+	return s.restore(ended, c)
+}
+
+// restore restores the modes of a claim's GPUs.
+func (s *supervisor) restore(ended chan struct{}, c *served) (err error) {
 	for _, gpu := range gpusOf(c.How) {
 		err = errors.Join(err, s.do(ended, time.Second, func() error {
 			switch {
@@ -298,7 +314,7 @@ func (s *supervisor) undo(ended chan struct{}, c *served) error {
 	}
 	if err == nil {
 		s.mu.Lock()
-		c.Changed = false
+		c.Begun, c.Changed = false, false
 		s.mu.Unlock()
 	}
 	return err
@@ -391,7 +407,7 @@ func (s *supervisor) isWrong(gpu string, claim types.UID) string {
 func (s *supervisor) lacksDaemon(claim types.UID) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c := s.claims[string(claim)]; c == nil || !c.Begun && c.Broken == "" {
+	if c := s.claims[string(claim)]; c == nil || c.Process.PID == 0 && c.Broken == "" {
 		return "it has no daemon"
 	}
 	return ""

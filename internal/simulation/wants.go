@@ -162,6 +162,11 @@ func (w *World) checkPublished() string {
 	if w.open() > 0 {
 		return "" // some pods may have devices that are to be offered differently
 	}
+	for _, name := range slices.Sorted(maps.Keys(usable)) {
+		if _, known := w.machine.devices[name]; !known {
+			return "device " + name + " is published, and is none of the machine's" // such as what remained of a card
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(w.machine.devices)) {
 		d, wanted := w.wantedForm()[name]
 		well, there := usable[name]

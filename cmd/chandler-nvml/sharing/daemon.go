@@ -99,7 +99,7 @@ func (k *Supervisor) reset(ctx context.Context, c *claim, w *settings) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	c.set(func() { c.Changed = false })
+	c.set(func() { c.Begun, c.Changed = false, false })
 	return nil
 }
 

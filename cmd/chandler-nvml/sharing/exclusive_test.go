@@ -60,7 +60,7 @@ func TestOrderWhileItStops(t *testing.T) {
 
 // A claim does not end before its GPU is in the default mode again: neither while nvidia-smi fails,
 // nor while it succeeds without an effect, nor after the program was killed before the claim had
-// begun.
+// begun. Until then, its daemon goes on.
 func TestGPUIsSetBackBeforeTheEnd(t *testing.T) {
 	for _, behaviour := range []string{"may not manage", "sets nothing"} {
 		for _, killed := range []bool{false, true} {
@@ -81,6 +81,9 @@ func TestGPUIsSetBackBeforeTheEnd(t *testing.T) {
 			m.behave(behaviour)
 			if err := k.End(t.Context(), "one"); err == nil {
 				t.Errorf("%s, killed %t: ended while the GPU is for one process", behaviour, killed)
+			}
+			if !killed && len(ofClaim(m.dir("one"))) == 0 {
+				t.Errorf("%s: a claim that has not ended has no daemon", behaviour)
 			}
 			if err := k.Begin(t.Context(), "two", plain); err == nil {
 				t.Errorf("%s, killed %t: another claim has the GPU", behaviour, killed)

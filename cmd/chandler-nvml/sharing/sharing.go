@@ -325,18 +325,26 @@ func (k *Supervisor) saveClaim(c *claim) error {
 
 // undoClaim ends the daemon of a claim, and restores the GPUs' defaults. With keep, the directory
 // stays for the containers that use it.
+//
+// A daemon that is in order goes on if a GPU cannot be restored: the claim then does not end, and a
+// kubelet up to 1.36 may start its next pod without another call. Otherwise, the processes of the
+// claim end first, because an nvidia-smi that an earlier process has left could change the GPU last.
 func (k *Supervisor) undoClaim(ctx context.Context, c *claim, keep bool) error {
-	if err := k.quit(ctx, c); err != nil {
-		return err
-	}
 	now := c.copy()
-	wanted, err := parse(now.How)
-	if err == nil {
+	wanted, parseErr := parse(now.How)
+	if parseErr == nil && now.Begun && now.Broken == "" {
 		if err := k.reset(ctx, c, wanted); err != nil {
 			return err
 		}
 	}
-	c.set(func() { c.Begun = false })
+	if err := k.quit(ctx, c); err != nil {
+		return err
+	}
+	if parseErr == nil {
+		if err := k.reset(ctx, c, wanted); err != nil {
+			return err
+		}
+	}
 	c.isTouched = keep
 	if keep {
 		return nil
