@@ -140,8 +140,8 @@ type Grant struct {
 	// plugin API.
 	Parameters Parameters
 
-	// UID is the claim's UID. Upkeep is the directory that programs of families use for the daemons
-	// that claims need; see [Grant.UpkeepDir]. Both are empty in the device plugin API.
+	// UID is the claim's UID. SharingDir is the directory that programs of families use for the daemons
+	// that claims need; see [Grant.DaemonDir]. Both are empty in the device plugin API.
 	UID        string
 	SharingDir string
 

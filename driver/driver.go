@@ -79,7 +79,7 @@ type Config struct {
 
 	// OrderDaemons returns the orders for the programs that must run for the devices of a request.
 	// StartDaemons fulfils the orders of a claim and returns when the programs are ready; it may be
-	// called repeatedly. UpkeepDir is the parent directory of the programs' files. Optional.
+	// called repeatedly. SharingDir is the parent directory of the programs' files. Optional.
 	OrderDaemons discovery.Orderer
 	StartDaemons func(ctx context.Context, uid types.UID, orders []discovery.Order) error
 	SharingDir   string

@@ -25,13 +25,13 @@ import (
 
 // twoGPUs is the recorded host for MPS daemons, with an A100 and an L40S.
 const (
-	twoGPUs   = "discovery/families/nvidia/testdata/mps.host"
-	a100GPU   = "pci-0000-01-00-0"
-	l40sGPU   = "pci-0000-41-00-0"
-	a100UUID  = "GPU-7c1e0a01-2b41-4e0b-9c37-0b6f3d9ae401"
-	l40sUUID  = "GPU-7c1e0a41-2b41-4e0b-9c37-0b6f3d9ae441"
-	driverDir = "/var/lib/chandler/driver" // NVIDIA's driver is installed here.
-	upkeepDir = chandler.StateDir + "/upkeep/nvidia"
+	twoGPUs    = "discovery/families/nvidia/testdata/mps.host"
+	a100GPU    = "pci-0000-01-00-0"
+	l40sGPU    = "pci-0000-41-00-0"
+	a100UUID   = "GPU-7c1e0a01-2b41-4e0b-9c37-0b6f3d9ae401"
+	l40sUUID   = "GPU-7c1e0a41-2b41-4e0b-9c37-0b6f3d9ae441"
+	driverDir  = "/var/lib/chandler/driver" // NVIDIA's driver is installed here.
+	daemonsDir = chandler.StateDir + "/sharing-daemons/nvidia"
 )
 
 // keptValues allow MPS daemons and time slices on that host.
@@ -204,7 +204,7 @@ func (k kept) supervised(not ...types.UID) (pod corev1.Pod) {
 			return fmt.Errorf("%d pods", len(pods.Items))
 		}
 		pod = pods.Items[0]
-		_, err = os.Lstat(k.node.NodePath(upkeepDir + "/socket"))
+		_, err = os.Lstat(k.node.NodePath(daemonsDir + "/socket"))
 		return err
 	})
 	return pod
@@ -224,7 +224,7 @@ func (k kept) processesOf(variable, begins string) (found []string) {
 
 // daemons returns the processes of a claim's daemons.
 func (k kept) daemons(claim string) []string {
-	return k.processesOf("CHANDLER_UPKEEP_OF="+k.dirOf(claim)+"\x00", "nvidia-cuda-mps-control\x00-f\x00")
+	return k.processesOf("CHANDLER_SHARING_CLAIM="+k.dirOf(claim)+"\x00", "nvidia-cuda-mps-control\x00-f\x00")
 }
 
 // dirOf returns the supervisor's directory of a claim.
@@ -234,7 +234,7 @@ func (k kept) dirOf(claim string) string {
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	return upkeepDir + "/" + string(now.UID)
+	return daemonsDir + "/" + string(now.UID)
 }
 
 // another waits until a claim has exactly one daemon, which differs from before, and returns the
@@ -257,7 +257,7 @@ func (k kept) another(claim, before string) (now string) {
 func (k kept) child(before string) (now string) {
 	k.t.Helper()
 	k.until("a supervisor", func(context.Context) error {
-		all := k.processesOf("CHANDLER_UPKEEP_CHILD=1\x00", "/chandler-nvml\x00--sharing-daemons=")
+		all := k.processesOf("CHANDLER_SHARING_CHILD=1\x00", "/chandler-nvml\x00--sharing-daemons=")
 		if len(all) != 1 || all[0] == before {
 			return fmt.Errorf("there are %q, and before there was %q", all, before)
 		}
@@ -347,8 +347,8 @@ func (k kept) managed(want ...string) {
 func (k kept) nothing() {
 	k.t.Helper()
 	k.until("nothing to be left for claims", func(context.Context) error {
-		left := k.processesOf("CHANDLER_UPKEEP_OF=", "")
-		entries, err := os.ReadDir(k.node.NodePath(upkeepDir))
+		left := k.processesOf("CHANDLER_SHARING_CLAIM=", "")
+		entries, err := os.ReadDir(k.node.NodePath(daemonsDir))
 		for _, entry := range entries {
 			if entry.IsDir() {
 				left = append(left, entry.Name())
@@ -356,7 +356,7 @@ func (k kept) nothing() {
 		}
 		mounts, mountsErr := os.ReadFile(k.node.NodePath("/proc") + "/1/mountinfo")
 		for line := range strings.Lines(string(mounts)) {
-			if strings.Contains(line, upkeepDir) {
+			if strings.Contains(line, daemonsDir) {
 				left = append(left, line)
 			}
 		}
@@ -414,7 +414,7 @@ func (k kept) agentKilled() {
 	}
 	k.remove(late)
 	k.until("nothing to be left of the claim that was begun", func(context.Context) error {
-		if all := k.processesOf("CHANDLER_UPKEEP_OF=", "nvidia-cuda-mps-control\x00-f\x00"); !slices.Equal(all, []string{before}) {
+		if all := k.processesOf("CHANDLER_SHARING_CLAIM=", "nvidia-cuda-mps-control\x00-f\x00"); !slices.Equal(all, []string{before}) {
 			return fmt.Errorf("there are daemons %q, want %q", all, before)
 		}
 		return nil

@@ -9,10 +9,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestUpkeep expects the supervisor of MPS daemons only where it is enabled. It runs in a separate
+// TestSharingDaemons expects the supervisor of MPS daemons only where it is enabled. It runs in a separate
 // DaemonSet that an upgrade does not restart, and propagates its mounts to the host, to the
 // directory in which agents expect them.
-func TestUpkeep(t *testing.T) {
+func TestSharingDaemons(t *testing.T) {
 	if out, err := render(t, "", "--show-only=templates/sharing-daemons.yaml"); err == nil {
 		t.Errorf("it is there by default:\n%s", out)
 	}
@@ -21,7 +21,7 @@ func TestUpkeep(t *testing.T) {
 	decode(t, mustRender(t, values, "--show-only=templates/sharing-daemons.yaml"), set)
 	pod := set.Spec.Template.Spec
 	program := pod.Containers[0]
-	const dir = "/data/kubelet/plugins/chandler.dev/upkeep/nvidia"
+	const dir = "/data/kubelet/plugins/chandler.dev/sharing-daemons/nvidia"
 	if set.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType || !pod.HostPID || *pod.AutomountServiceAccountToken || pod.NodeSelector["a"] != "b" {
 		t.Errorf("%+v", set.Spec)
 	}

@@ -48,7 +48,7 @@ type served struct {
 const asMPS = `{"mps":"true"}`
 
 // supervisorDir is the directory of the program.
-const supervisorDir = stateDir + "/upkeep/nvidia"
+const supervisorDir = stateDir + "/sharing-daemons/nvidia"
 
 func newSupervisor(w *World) *supervisor {
 	return &supervisor{world: w, ended: make(chan struct{}), claims: make(map[string]*served), modes: make(map[string]string)}

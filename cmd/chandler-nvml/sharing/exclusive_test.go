@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// A claim that begins again while it ends has one daemon, which the keeper has recorded, or none.
+// A claim that begins again while it ends has one daemon, which the supervisor has recorded, or none.
 func TestBeginWhileItEnds(t *testing.T) {
 	m := newMachine(t)
-	k := m.keeper()
+	k := m.supervisor()
 	if err := k.Begin(t.Context(), "one", plain); err != nil {
 		t.Fatal(err)
 	}
@@ -25,7 +25,7 @@ func TestBeginWhileItEnds(t *testing.T) {
 		t.Error(err)
 	}
 	if all := k.Claims(); len(all) == 0 && len(ofClaim(m.dir("one"))) > 0 {
-		t.Errorf("the keeper knows no claim, and a daemon runs: %v", ofClaim(m.dir("one")))
+		t.Errorf("the supervisor has no claim, and a daemon runs: %v", ofClaim(m.dir("one")))
 	}
 	if err := k.End(t.Context(), "one"); err != nil || len(ofClaim(m.dir("one"))) > 0 {
 		t.Errorf("end: %v; left %v", err, ofClaim(m.dir("one")))
@@ -42,7 +42,7 @@ func TestBeginWhileItEnds(t *testing.T) {
 // process.
 func TestOrderWhileItStops(t *testing.T) {
 	m := newMachine(t)
-	k := m.keeper()
+	k := m.supervisor()
 	if err := k.Begin(t.Context(), "one", plain); err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func TestOrderWhileItStops(t *testing.T) {
 	if err := k.End(t.Context(), "one"); !errors.Is(err, errStopping) {
 		t.Errorf("end: %v", err)
 	}
-	if err := m.keeper().End(t.Context(), "one"); err != nil {
+	if err := m.supervisor().End(t.Context(), "one"); err != nil {
 		t.Errorf("by the next program: %v", err)
 	}
 }
@@ -65,7 +65,7 @@ func TestGPUIsSetBackBeforeTheEnd(t *testing.T) {
 	for _, behaviour := range []string{"may not manage", "sets nothing"} {
 		for _, killed := range []bool{false, true} {
 			m := newMachine(t)
-			k := m.keeper()
+			k := m.supervisor()
 			if err := k.Begin(t.Context(), "one", plain); err != nil {
 				t.Fatal(err)
 			}
@@ -76,7 +76,7 @@ func TestGPUIsSetBackBeforeTheEnd(t *testing.T) {
 				if err := k.saveClaim(c); err != nil {
 					t.Fatal(err)
 				}
-				k = m.keeper()
+				k = m.supervisor()
 			}
 			m.behave(behaviour)
 			if err := k.End(t.Context(), "one"); err == nil {

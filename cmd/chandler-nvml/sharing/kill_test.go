@@ -26,7 +26,7 @@ import (
 func (m *machine) process(env ...string) *exec.Cmd {
 	m.t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(append(os.Environ(), "UPKEEP_OF_TEST="+filepath.Dir(m.config.Dir)), env...)
+	cmd.Env = append(append(os.Environ(), "SHARING_DIR_OF_TEST="+filepath.Dir(m.config.Dir)), env...)
 	if err := cmd.Start(); err != nil {
 		m.t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func (m *machine) call(method, path string, body any) (string, int) {
 		m.t.Fatal(err)
 	}
 	for limit := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		request, err := http.NewRequestWithContext(m.t.Context(), method, "http://upkeep"+path, bytes.NewReader(data))
+		request, err := http.NewRequestWithContext(m.t.Context(), method, "http://nvidia"+path, bytes.NewReader(data))
 		if err != nil {
 			m.t.Fatal(err)
 		}
@@ -144,7 +144,7 @@ func (m *machine) child(pid int, others ...int) (child int) {
 // when they end. Both processes end with all daemons on a signal, or when the parent is killed.
 func TestParent(t *testing.T) {
 	m := newMachine(t)
-	parent := m.process("UPKEEP_WITH_PARENT=1")
+	parent := m.process("SHARING_WITH_PARENT=1")
 	if text, status := m.call("PUT", wire.Path+"/one", plain); status != http.StatusNoContent {
 		t.Fatal(status, text)
 	}
@@ -173,7 +173,7 @@ func TestParent(t *testing.T) {
 		t.Errorf("%v, %v", err, ofClaim(m.dir("one")))
 	}
 
-	parent = m.process("UPKEEP_WITH_PARENT=1")
+	parent = m.process("SHARING_WITH_PARENT=1")
 	if text, status := m.call("PUT", wire.Path+"/one", plain); status != http.StatusNoContent {
 		t.Fatal(status, text)
 	}
@@ -191,7 +191,7 @@ func TestParentGivesUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if err := m.process("UPKEEP_WITH_PARENT=1").Wait(); err == nil || time.Since(began) < (maxCrashes-1)*restartPause {
+	if err := m.process("SHARING_WITH_PARENT=1").Wait(); err == nil || time.Since(began) < (maxCrashes-1)*restartPause {
 		t.Errorf("%v after %s", err, time.Since(began))
 	}
 }
@@ -219,7 +219,7 @@ func TestSupervisorIsKilledBeforeLimits(t *testing.T) {
 	if text, status := m.call("PUT", wire.Path+"/one", order(mps, "true", threads, "40")); status != http.StatusNoContent {
 		t.Fatal(status, text)
 	}
-	if answer, err := m.keeper().command(t.Context(), "one", "get_default_active_thread_percentage"); answer != "40.0\n" || err != nil {
+	if answer, err := m.supervisor().command(t.Context(), "one", "get_default_active_thread_percentage"); answer != "40.0\n" || err != nil {
 		t.Errorf("%q, %v", answer, err)
 	}
 	if isAlive(<-started) {

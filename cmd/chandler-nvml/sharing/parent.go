@@ -14,7 +14,7 @@ import (
 )
 
 // isChild is the environment variable of a child process of Run.
-const isChild = "CHANDLER_UPKEEP_CHILD"
+const isChild = "CHANDLER_SHARING_CHILD"
 
 // The limit of crashes, and the pause before a restart.
 const (

@@ -14,7 +14,7 @@ import (
 // processMark begins the environment variable of a claim's processes. Its value is the claim's
 // directory, which is unique on the machine. The daemon has the variable, and its servers inherit
 // it.
-const processMark = "CHANDLER_UPKEEP_OF="
+const processMark = "CHANDLER_SHARING_CLAIM="
 
 // startTime returns the start time of a process, "" if there is no such process or only a zombie.
 func startTime(pid int) string {

@@ -29,11 +29,11 @@ const (
 var fake string
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv("UPKEEP_OF_TEST"); dir != "" {
+	if dir := os.Getenv("SHARING_DIR_OF_TEST"); dir != "" {
 		serve(dir)
 		return
 	}
-	dir, err := os.MkdirTemp("", "upkeep")
+	dir, err := os.MkdirTemp("", "sharing")
 	if err != nil {
 		panic(err)
 	}
@@ -53,7 +53,7 @@ func serve(dir string) {
 	ctx, stop := signals.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	do := Serve
-	if os.Getenv("UPKEEP_WITH_PARENT") != "" {
+	if os.Getenv("SHARING_WITH_PARENT") != "" {
 		do = Run
 	}
 	if err := do(ctx, config); err != nil {
@@ -106,7 +106,7 @@ func (m *machine) behave(how ...string) {
 	}
 }
 
-func (m *machine) keeper() *Supervisor {
+func (m *machine) supervisor() *Supervisor {
 	m.t.Helper()
 	k, err := New(m.config)
 	if err != nil {
@@ -159,7 +159,7 @@ func TestDaemon(t *testing.T) {
 		t.Run(behaviour, func(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t, behaviour)
-			k := m.keeper()
+			k := m.supervisor()
 			uid := "daemon-" + strings.ReplaceAll(behaviour, " ", "-")
 			limited := order(gpus, gpuA+","+gpuB, mps, "true", threads, "40", memory, "4096")
 			for range 2 { // the second order changes nothing
@@ -197,7 +197,7 @@ func TestDaemon(t *testing.T) {
 func TestTwoClaims(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	k := m.keeper()
+	k := m.supervisor()
 	limits := map[string]string{"one": "30", "two": "70"}
 	for uid, gpu := range map[string]string{"one": gpuA, "two": gpuB} {
 		if err := k.Begin(t.Context(), uid, order(gpus, gpu, mps, "true", threads, limits[uid])); err != nil {
@@ -236,7 +236,7 @@ func TestRefusals(t *testing.T) {
 			if strings.Contains(want, "within") {
 				m.config.Begin, m.config.Ask = time.Second, 300*time.Millisecond
 			}
-			k := m.keeper()
+			k := m.supervisor()
 			limited := order(mps, "true", threads, "40")
 			uid := "refusal-" + behaviour
 			if err := k.Begin(t.Context(), uid, limited); err == nil || !strings.Contains(err.Error(), want) {
@@ -262,7 +262,7 @@ func TestRefusals(t *testing.T) {
 
 // Invalid orders have no effect.
 func TestOrders(t *testing.T) {
-	k := newMachine(t).keeper()
+	k := newMachine(t).supervisor()
 	for uid, how := range map[string]wire.Order{
 		"../x": plain, "": plain,
 		"a": order(gpus, "0", mps, "true"), "b": order(), "c": order(mps, "true", timeSlice, "1"), "d": order(timeSlice, "4"),
@@ -278,7 +278,7 @@ func TestOrders(t *testing.T) {
 // have the claim's directory.
 func TestDaemonDies(t *testing.T) {
 	m := newMachine(t)
-	k := m.keeper()
+	k := m.supervisor()
 	if err := k.Begin(t.Context(), "one", plain); err != nil {
 		t.Fatal(err)
 	}
@@ -309,7 +309,7 @@ func TestDaemonDies(t *testing.T) {
 // Another order for a claim ends the previous one.
 func TestAnotherOrder(t *testing.T) {
 	m := newMachine(t)
-	k := m.keeper()
+	k := m.supervisor()
 	for _, o := range []wire.Order{plain, order(mps, "true", threads, "10"), order(timeSlice, "1"), order(gpus, gpuB, mps, "true")} {
 		if err := k.Begin(t.Context(), "one", o); err != nil {
 			t.Fatal(err)
@@ -331,11 +331,11 @@ func TestAnotherOrder(t *testing.T) {
 // afterwards.
 func TestTimeSlice(t *testing.T) {
 	m := newMachine(t)
-	k := m.keeper()
+	k := m.supervisor()
 	if err := k.Begin(t.Context(), "one", order(timeSlice, "2")); err != nil {
 		t.Fatal(err)
 	}
-	k = m.keeper() // another process
+	k = m.supervisor() // another process
 	if all := k.Claims(); len(all) != 1 || all[0].Broken != "" {
 		t.Fatalf("%+v", all)
 	}
@@ -351,7 +351,7 @@ func TestUnmanageable(t *testing.T) {
 	m := newMachine(t)
 	for _, behaviour := range []string{"cannot manage", "may not manage"} {
 		for what, o := range map[string]wire.Order{"time slice": order(timeSlice, "2"), "compute mode": plain} {
-			k := m.keeper()
+			k := m.supervisor()
 			m.behave(behaviour)
 			if err := k.Begin(t.Context(), "one", o); err == nil || !strings.Contains(err.Error(), what+" of GPU "+gpuA+": exit status") {
 				t.Errorf("%s: %s: %v", behaviour, what, err)
@@ -376,7 +376,7 @@ func TestUnmanageable(t *testing.T) {
 	if err := os.Remove(filepath.Join(m.config.Root, "usr/bin", management)); err != nil {
 		t.Fatal(err)
 	}
-	k := m.keeper()
+	k := m.supervisor()
 	if err := k.Begin(t.Context(), "one", plain); err == nil || !strings.Contains(err.Error(), "there is no nvidia-smi in "+m.config.Root) {
 		t.Error(err)
 	}
@@ -402,7 +402,7 @@ func TestPrivate(t *testing.T) {
 	}
 	m := newMachine(t)
 	m.config.Private = true
-	k := m.keeper()
+	k := m.supervisor()
 	err := k.Begin(t.Context(), "one", order(mps, "true", threads, "30"))
 	if err != nil && strings.Contains(err.Error(), "operation not permitted") {
 		t.Skip(err)
@@ -417,14 +417,14 @@ func TestPrivate(t *testing.T) {
 	if entries, err := os.ReadDir(filepath.Join(m.config.Root, "tmp")); len(entries) > 0 || err != nil {
 		t.Errorf("others see %v, %v", entries, err)
 	}
-	m.keeper() // nothing is mounted twice
+	m.supervisor() // nothing is mounted twice
 
 	// After a reboot, only the directory remains.
 	await(t, func() bool { return !signal(m.dir("one"), syscall.SIGKILL) })
 	if err := unix.Unmount(shm, 0); err != nil {
 		t.Fatal(err)
 	}
-	k = m.keeper()
+	k = m.supervisor()
 	if all := k.Claims(); len(all) != 1 || all[0].Broken != "its daemon ended while chandler-nvml was not running" {
 		t.Errorf("after a reboot: %+v", all)
 	}

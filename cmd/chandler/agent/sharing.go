@@ -7,7 +7,7 @@ import (
 )
 
 // sharingDir returns the directory for the daemons of family programs.
-func (a *agent) sharingDir() string { return filepath.Join(a.StateDir, "upkeep") }
+func (a *agent) sharingDir() string { return filepath.Join(a.StateDir, "sharing-daemons") }
 
 // newSharingDaemons creates the [sharing.Manager], which gives instructions to the family programs.
 func (a *agent) newSharingDaemons() *sharing.Manager {

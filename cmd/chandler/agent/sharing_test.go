@@ -71,7 +71,9 @@ func (k *keeping) behaves(how string) {
 	}
 }
 
-func (k *keeping) upkeep() string { return filepath.Join(k.dir, "plugins/chandler.dev/upkeep/nvidia") }
+func (k *keeping) daemons() string {
+	return filepath.Join(k.dir, "plugins/chandler.dev/sharing-daemons/nvidia")
+}
 
 // supervise runs the supervisor of chandler-nvml.
 func (k *keeping) supervise() (stop func()) {
@@ -79,10 +81,10 @@ func (k *keeping) supervise() (stop func()) {
 	ctx, cancel := context.WithCancel(k.t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- sharing.Serve(ctx, sharing.Config{Dir: k.upkeep(), Root: k.root, Begin: 10 * time.Second, Quit: time.Second})
+		ended <- sharing.Serve(ctx, sharing.Config{Dir: k.daemons(), Root: k.root, Begin: 10 * time.Second, Quit: time.Second})
 	}()
 	k.comes(func() bool { // the socket file exists before the supervisor listens
-		conn, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(k.upkeep(), wire.Socket))
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(k.daemons(), wire.Socket))
 		if err == nil {
 			_ = conn.Close()
 		}
@@ -156,7 +158,7 @@ func (k *keeping) claim(name, device string, parameters discovery.Parameters) *r
 
 // daemon returns the PID of a claim's daemon, or 0.
 func (k *keeping) daemon(claim string) int {
-	data, err := os.ReadFile(filepath.Join(k.upkeep(), claim, wire.Record))
+	data, err := os.ReadFile(filepath.Join(k.daemons(), claim, wire.Record))
 	var record wire.Claim
 	if err != nil || json.Unmarshal(data, &record) != nil || record.Process.PID == 0 || syscall.Kill(record.Process.PID, 0) != nil {
 		return 0
@@ -180,7 +182,7 @@ func TestAgentKeepsUpMPS(t *testing.T) {
 	if err != nil || pid == 0 {
 		t.Fatal(pid, err)
 	}
-	for _, want := range []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", k.upkeep() + "/train/pipe", k.upkeep() + "/train/shm", `"/dev/shm"`} {
+	for _, want := range []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", k.daemons() + "/train/pipe", k.daemons() + "/train/shm", `"/dev/shm"`} {
 		if !strings.Contains(string(spec), want) {
 			t.Errorf("the spec has no %s:\n%s", want, spec)
 		}
@@ -210,7 +212,7 @@ func TestAgentKeepsUpMPS(t *testing.T) {
 // gone checks that no file of a claim is left.
 func (k *keeping) gone(claim string) {
 	k.t.Helper()
-	if _, err := os.Stat(filepath.Join(k.upkeep(), claim)); !os.IsNotExist(err) {
+	if _, err := os.Stat(filepath.Join(k.daemons(), claim)); !os.IsNotExist(err) {
 		k.t.Errorf("claim %s: something is left: %v", claim, err)
 	}
 }
@@ -229,7 +231,7 @@ func TestAgentCannotKeepUpMPS(t *testing.T) {
 			t.Errorf("%v; want %q", err, want)
 		}
 	}
-	refuses(claim, "no program answers at "+k.upkeep()+"/socket: chandler-nvml --sharing-daemons does not run on this node; in the chart, sharingDaemons.enabled runs it")
+	refuses(claim, "no program answers at "+k.daemons()+"/socket: chandler-nvml --sharing-daemons does not run on this node; in the chart, sharingDaemons.enabled runs it")
 	k.unprepare(claim)
 	stopSupervisor := k.supervise()
 	k.behaves("dies")
@@ -245,12 +247,12 @@ func TestAgentCannotKeepUpMPS(t *testing.T) {
 
 	// A supervisor that ended together with its daemons does not block the GPU.
 	stopSupervisor()
-	if err := os.Remove(filepath.Join(k.upkeep(), wire.Socket)); err != nil && !os.IsNotExist(err) {
+	if err := os.Remove(filepath.Join(k.daemons(), wire.Socket)); err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}
 	k.unprepare(claim)
 	stopSupervisor = k.supervise()
-	k.comes(func() bool { _, err := os.Stat(filepath.Join(k.upkeep(), "infer")); return os.IsNotExist(err) })
+	k.comes(func() bool { _, err := os.Stat(filepath.Join(k.daemons(), "infer")); return os.IsNotExist(err) })
 	stopAgent()
 	stopSupervisor()
 }
@@ -344,7 +346,7 @@ func TestAgentIsKilledWhileItKeepsUp(t *testing.T) {
 		killed := 0
 		for step := 0; step == killed; step++ {
 			name := fmt.Sprintf("%s-%d", when, step)
-			mortal := &mortal{socket: filepath.Join(k.upkeep(), wire.Socket), moments: -1}
+			mortal := &mortal{socket: filepath.Join(k.daemons(), wire.Socket), moments: -1}
 			stop := k.agentOn(mortal)
 			claim := k.claim(name, a100, discovery.Parameters{nvidia.MPS: "true", nvidia.ComputePercentage: "40"})
 			if ends {
@@ -393,7 +395,7 @@ func TestAgentEndsUnusedDaemons(t *testing.T) {
 		t.Fatal(err)
 	}
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(k.upkeep(), wire.Socket))
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(k.daemons(), wire.Socket))
 	}}}
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://x"+wire.Path+"/stranger", bytes.NewReader(order))
 	if err != nil {
@@ -408,7 +410,7 @@ func TestAgentEndsUnusedDaemons(t *testing.T) {
 		t.Fatal("there is no daemon")
 	}
 	stopAgent := k.agent()
-	k.comes(func() bool { _, err := os.Stat(filepath.Join(k.upkeep(), "stranger")); return os.IsNotExist(err) })
+	k.comes(func() bool { _, err := os.Stat(filepath.Join(k.daemons(), "stranger")); return os.IsNotExist(err) })
 	stopAgent()
 	stopSupervisor()
 }

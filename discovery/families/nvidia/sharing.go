@@ -35,7 +35,7 @@ const (
 
 // allowed is the fact that lists the kinds of sharing daemons that the administrator allows for a
 // GPU.
-const allowed = "upkeep"
+const allowed = "sharingDaemons"
 
 func (d *driver) setAllowed(gpu *discovery.Device) {
 	var kinds []string

@@ -31,7 +31,7 @@ func keptGPUs(t *testing.T, kinds ...discovery.SharingDaemonKind) (a100, l40s di
 }
 
 // Daemons and time slices require whole GPUs and the permission of the administrator.
-func TestAcceptUpkeep(t *testing.T) {
+func TestAcceptSharingDaemons(t *testing.T) {
 	both, other := keptGPUs(t, discovery.SharingDaemonMPS, discovery.SharingDaemonTimeSlices)
 	slices, _ := keptGPUs(t, discovery.SharingDaemonTimeSlices)
 	none, _ := keptGPUs(t)
