@@ -1,27 +1,57 @@
 package importer
 
-import "chandler.dev/api/v1alpha1"
+import (
+	"cmp"
+
+	"chandler.dev/api/v1alpha1"
+)
 
 // gke reads the GPU sharing settings of GKE nodes (cmd/nvidia_gpu in
 // GoogleCloudPlatform/container-engine-accelerators).
-type gke struct{ im *importer }
+type gke struct {
+	im       *importer
+	settings *settings
+}
 
 func newGKE(im *importer) *format {
-	g := &gke{im}
+	const ours = "the agent has flags and metrics of its own"
+	g := &gke{im: im}
+	g.settings = newSettings(im, []option{
+		{name: "host-path", fate: fateCarried},
+		{name: "container-path", fine: []string{"/usr/local/nvidia"}, fate: fatePodChange, why: "not carried over: the files of the driver keep their paths"},
+		{name: "host-vulkan-icd-path", why: "is below the directory of the driver"},
+		{name: "container-vulkan-icd-path", why: "is below the directory of the driver"},
+		{name: "plugin-directory", why: ours},
+		{name: "gpu-config", fine: []string{"/etc/nvidia/gpu_config.json"}, why: "import that file too, if it is not among the files"},
+		{name: "enable-container-gpu-metrics", alone: true, why: ours},
+		{name: "enable-health-monitoring", alone: true, why: "the agent always watches the health of devices"},
+		{name: "gpu-metrics-port", why: ours},
+		{name: "gpu-metrics-collection-interval", why: ours},
+	})
 	return &format{
 		name:     "GKE's GPU device plugin",
-		forms:    "gpu_config.json",
+		forms:    "gpu_config.json, DaemonSet",
 		families: []string{"nvidia"},
 		is: func(v value) bool {
 			return v.hasAny("GPUSharingConfig", "GPUPartitionSize", "MaxTimeSharedClientsPerGPU")
 		},
-		read: g.read,
+		read:      g.read,
+		runs:      func(c container) bool { return c.names("nvidia-gpu-device-plugin") },
+		container: func(c container) { g.settings.flags(c) },
+		finish:    g.finishSettings,
 	}
+}
+
+// finishSettings sets the directory of the driver, which GKE installs outside of the host's library
+// directories.
+func (g *gke) finishSettings() {
+	g.settings.finishOptions()
+	root := g.settings.get("host-path")
+	g.im.setRoot(root, "nvidia", cmp.Or(root.text(), "/home/kubernetes/bin/nvidia"))
 }
 
 func (g *gke) read(v value) {
 	g.im.unknownExcept(v, "GPUSharingConfig", "GPUPartitionSize", "MaxTimeSharedClientsPerGPU", "HealthCriticalXid")
-	g.im.setRoot(v, "nvidia", "/home/kubernetes/bin/nvidia")
 	count := v.at("MaxTimeSharedClientsPerGPU")
 	sharing := v.at("GPUSharingConfig")
 	g.im.unknownExcept(sharing, "GPUSharingStrategy", "MaxSharedClientsPerGPU")

@@ -134,8 +134,9 @@ func newImporter(options Options) *importer {
 		newSRIOV(im),
 		newRDMAShared(im),
 		newKubeVirt(im),
-		newSquat(im),
 	)
+	im.formats = append(im.formats, newVendors(im)...)
+	im.formats = append(im.formats, newSquat(im)) // last, because its command is recognised by a flag alone
 	return im
 }
 

@@ -18,7 +18,7 @@ type squat struct {
 	im          *importer
 	settings    *settings
 	devices     []value // of all files and arguments
-	version     string  // of the image, "" if unknown
+	image       string  // "" if unknown
 	taken       map[string]bool
 	container   value // the container
 	domainNoted bool  // the note about the uncertain domain exists
@@ -84,7 +84,7 @@ func (s *squat) read(v value) {
 }
 
 func (s *squat) readContainer(c container) {
-	s.version, s.container = imageVersion(c.image), cmpValue(c.at("name"), c.value)
+	s.image, s.container = c.image, cmpValue(c.at("name"), c.value)
 	for _, arg := range splitArguments(c.args, func(string) bool { return false }) {
 		if arg.name == "device" && !arg.alone {
 			s.devices = append(s.devices, s.readArgument(arg.value)...)
@@ -122,7 +122,9 @@ func (s *squat) finishSettings() {
 		s.im.notePodChange(s.container, "which devices the plugin offers is in a file that is not among those imported")
 	}
 	for _, device := range s.devices {
-		s.readDevice(s.domainOf(device), device)
+		for _, domain := range s.domainsOf(device) {
+			s.readDevice(domain, device)
+		}
 	}
 	s.makeRoom()
 }
@@ -136,27 +138,37 @@ const (
 	ofSquatSince02 = "devic.es"
 )
 
-// since02 matches versions since release 0.2.
-var since02 = regexp.MustCompile(`^v?(?:0\.(?:[2-9]|[1-9][0-9])|[1-9][0-9]*)(?:\.|$|-)`)
+// releaseVersion matches the version of a release.
+var releaseVersion = regexp.MustCompile(`^v?[0-9]+\.[0-9]+`)
 
 // before02 matches versions before release 0.2.
 var before02 = regexp.MustCompile(`^v?0\.[01](?:\.|$|-)`)
 
-// domainOf returns the domain of a device's resource.
-func (s *squat) domainOf(v value) string {
-	said := s.settings.get("domain").text()
+// domainsOf returns the domains of a device's resource: both if the image has a digest or a tag that
+// is not a version, because the release is then unknown.
+func (s *squat) domainsOf(v value) []string {
+	domain, version := s.settings.get("domain").text(), imageVersion(s.image)
+	latest := version == "latest" || version == "" && !strings.Contains(s.image, "@")
 	switch {
-	case said != "":
-		return said
+	case domain != "":
+		return []string{domain}
 	case strings.Contains(v.path, microshift):
-		return ofMicroshift
-	case since02.MatchString(s.version):
-		return ofSquatSince02
-	case !before02.MatchString(s.version) && !s.domainNoted:
-		s.domainNoted = true
+		return []string{ofMicroshift}
+	case s.image != "" && (latest || releaseVersion.MatchString(version) && !before02.MatchString(version)):
+		return []string{ofSquatSince02}
+	case before02.MatchString(version):
+		return []string{ofSquat}
+	case s.domainNoted:
+	case s.image == "":
 		s.im.noteRemark(v.as(""), "no domain is named; the plugin's is %s, and %s from release 0.2 on: name it (--domain, or domain in the file) if pods ask for that", ofSquat, ofSquatSince02)
+	default:
+		s.im.notePodChange(s.container, "the release of %s is unknown: resources are %s/… before release 0.2 and %s/… since. Both are written; delete the entries that pods do not request", s.image, ofSquat, ofSquatSince02)
 	}
-	return ofSquat
+	s.domainNoted = true
+	if s.image == "" {
+		return []string{ofSquat}
+	}
+	return []string{ofSquat, ofSquatSince02}
 }
 
 // readDevice reads the devices of one resource name.

@@ -1,0 +1,161 @@
+package importer
+
+import (
+	"regexp"
+
+	"chandler.dev/api/v1alpha1"
+)
+
+// A vendorPlugin is a device plugin whose devices Chandler offers without configuration, or with the
+// entries of the table.
+type vendorPlugin struct {
+	name     string
+	families []string // the Chandler families that offer the same devices
+	runs     []string // names of the plugin's image, command or container
+	offers   string   // the resource names that need no entry, or ""
+	options  func(*importer) []option
+
+	entries []vendorEntry
+	remark  string // a note that pods get something else, or ""
+}
+
+// A vendorEntry is an entry of resources for devices that Chandler offers only if an entry names
+// them.
+type vendorEntry struct{ resource, cel string }
+
+var vendorPlugins = []vendorPlugin{
+	{
+		name: "AWS's Neuron device plugin", families: []string{"neuron"}, offers: "aws.amazon.com/neuron",
+		runs:    []string{"neuron-device-plugin", "k8s-neuron-device-plugin"},
+		entries: []vendorEntry{{"aws.amazon.com/neuroncore", all([]string{oneOf(familyAttribute, []string{"neuron"}), oneOf(text("function"), []string{"partition"})})}},
+	},
+	{
+		name: "Habana's device plugin", families: []string{"gaudi"}, offers: "habana.ai/gaudi and habana.ai/goya",
+		runs: []string{"habanalabs-device-plugin", "habanalabs-k8s-device-plugin", "docker-k8s-device-plugin", "habanalabs-gaudi"},
+		options: func(*importer) []option {
+			return []option{{name: "dev_type", why: "the agent finds the model of each card"}}
+		},
+	},
+	{
+		name: "Solarflare's sfc-dev-plugin", families: []string{"solarflare"},
+		runs:    []string{"sfc-dev-plugin", "sfc-device-plugin"},
+		entries: []vendorEntry{{"solarflare/smartNIC", onloadInterfaces}},
+	},
+	{
+		name: "Solarflare's sfc-k8s-device-plugin", families: []string{"solarflare"},
+		runs:    []string{"sfc-k8s-device-plugin"},
+		entries: []vendorEntry{{"solarflare.com/sfc", onloadInterfaces}},
+	},
+	{
+		name: "AMD's Onload device plugin", families: []string{"solarflare"}, offers: "amd.com/onload",
+		runs: []string{"onload-device-plugin"},
+	},
+	{
+		name: "Google's TPU device plugin", families: []string{"tpu"}, offers: "google.com/tpu",
+		runs:   []string{"tpu-device-plugin"},
+		remark: "TPU_TOPOLOGY, TPU_HOST_BOUNDS and TPU_WORKER_ID are not set, and /tmp/tpu_logs is not mounted: write the variables to the pods of slices with several hosts",
+	},
+	{
+		name: "Huawei's Ascend device plugin", families: []string{"ascend"}, offers: "huawei.com/Ascend310, Ascend310B, Ascend310P and Ascend910",
+		runs:    []string{"ascend-k8sdeviceplugin", "ascend-device-plugin"},
+		options: ascendOptions,
+	},
+	{
+		name: "Hygon's DCU device plugin", families: []string{"hygon"}, offers: "hygon.com/dcu",
+		runs: []string{"dcu-device-plugin", "hygon-device-plugin"},
+	},
+	{
+		name: "FuriosaAI's device plugin", families: []string{"furiosa"}, offers: "furiosa.ai/rngd and furiosa.ai/warboy",
+		runs: []string{"furiosa-device-plugin"},
+		options: func(*importer) []option {
+			return []option{
+				{name: "config-file", fate: fatePodChange, why: "not read: partitions of NPUs are not offered, and NPUs that the file disables need an entry of exclude"},
+				{name: "node-name", why: "the agent has flags of its own"},
+			}
+		},
+	},
+	{
+		name: "Tenstorrent's device plugin", families: []string{"tenstorrent"}, offers: "tenstorrent.com/n150, n300, blackhole and grayskull",
+		runs: []string{"tt-k8s-device-plugin", "tenstorrent-device-plugin", "tt-device-plugin"},
+	},
+	{
+		name: "Qualcomm's Cloud AI device plugin", families: []string{"npu"}, offers: "qualcomm.com/qaic",
+		runs: []string{"qaic-device-plugin", "qaic-k8s-device-plugin", "cloud-ai-device-plugin"},
+		options: func(*importer) []option {
+			return []option{{name: "sku-names", env: "QAIC_SKU_BASED_RESOURCE_ENABLED", fate: fatePodChange, fine: []string{"false", "0"}, why: "not carried over: all cards are offered as qualcomm.com/qaic; name qaic-std, qaic-pro and qaic-ultra in entries of resources"}}
+		},
+	},
+}
+
+// onloadInterfaces selects Onload with one device for each interface.
+var onloadInterfaces = all([]string{oneOf(familyAttribute, []string{"solarflare"}), oneOf(text("profile"), []string{"interface"})})
+
+func ascendOptions(im *importer) []option {
+	const scheduler = "not carried over: the device plugin API of Kubernetes selects the NPUs, and Volcano does not"
+	options := []option{
+		{name: "volcanoType", alone: true, fate: fatePodChange, fine: []string{"false"}, why: scheduler},
+		{name: "presetVirtualDevice", alone: true, fate: fatePodChange, fine: []string{"true"}, why: "not carried over: no virtual NPUs are created"},
+		{name: "shareDevCount", do: func(v value) {
+			n, ok := v.number()
+			switch {
+			case !ok || n < 1:
+				im.notePodChange(v, "is no number of containers")
+			case n > 1:
+				im.addSharing(v, oneOf(familyAttribute, []string{"ascend"}), v1alpha1.Sharing{Replicas: n})
+			}
+		}},
+		{name: "useAscendDocker", alone: true, fate: fatePodChange, fine: []string{"true"}, why: "containers get ASCEND_VISIBLE_DEVICES as well as the device nodes"},
+	}
+	for _, name := range []string{"logFile", "logLevel", "maxAge", "maxBackups", "listWatchPeriod", "hotReset", "linkdownTimeout", "mode"} {
+		options = append(options, option{name: name, why: "the agent has flags of its own"})
+	}
+	return options
+}
+
+// vendorGroup is the common name of the plugins in the table.
+const vendorGroup = "device plugins of AWS Neuron, Habana, Solarflare, Google TPU, Ascend, Hygon, FuriosaAI, Tenstorrent, Qualcomm"
+
+// neuron1 matches the first major version of the Neuron plugin.
+var neuron1 = regexp.MustCompile(`^v?1\.`)
+
+// newVendors returns the formats of the plugins in the table.
+func newVendors(im *importer) []*format {
+	var formats []*format
+	for _, plugin := range vendorPlugins {
+		var options []option
+		if plugin.options != nil {
+			options = plugin.options(im)
+		}
+		settings := newSettings(im, options)
+		formats = append(formats, &format{
+			name:     plugin.name,
+			group:    vendorGroup,
+			forms:    "DaemonSet, flags of Ascend",
+			families: plugin.families,
+			runs:     func(c container) bool { return c.names(plugin.runs...) },
+			container: func(c container) {
+				settings.flags(c)
+				plugin.read(im, c)
+			},
+			finish: settings.finishOptions,
+		})
+	}
+	return formats
+}
+
+// read adds the entries for a container that runs the plugin.
+func (p *vendorPlugin) read(im *importer, c container) {
+	at := cmpValue(c.at("name"), c.value)
+	if p.offers != "" {
+		im.noteRemark(at, "%s: offered without an entry in the configuration", p.offers)
+	}
+	for _, entry := range p.entries {
+		im.addResource(at, entry.resource, entry.cel)
+	}
+	if p.remark != "" {
+		im.notePodChange(at, "%s", p.remark)
+	}
+	if p.families[0] == "neuron" && neuron1.MatchString(imageVersion(c.image)) {
+		im.notePodChange(at, "aws.amazon.com/neurondevice of the first releases is not offered: request aws.amazon.com/neuron in its place, or name the devices by an entry of resources")
+	}
+}
