@@ -41,7 +41,11 @@ func Import(files []File, options Options) (*Result, error) {
 		}
 		for _, document := range documents[i] {
 			im.chooseDefault(document)
+			im.findWorkloads(document)
 		}
+	}
+	for _, document := range slices.Concat(documents...) {
+		im.findScopes(document)
 	}
 	for i, file := range files {
 		if err := im.file(documents[i]); err != nil {
@@ -55,7 +59,7 @@ func Import(files []File, options Options) (*Result, error) {
 		return nil, err
 	}
 	for _, f := range im.formats {
-		if f.finish != nil && im.found[f.name] {
+		if im.current = f; f.finish != nil && im.found[f.name] {
 			f.finish()
 		}
 		if f.needs && f.runsAt != nil && !f.wasRead {
@@ -65,6 +69,7 @@ func Import(files []File, options Options) (*Result, error) {
 	for _, file := range sorted(im.unreadValues) {
 		im.noteRemark(value{file: file}, "not read, since they are of no device plugin: %s", strings.Join(im.unreadValues[file], ", "))
 	}
+	im.current = nil
 	if options.Only {
 		im.excludeOthers()
 	}
@@ -82,6 +87,11 @@ type format struct {
 	// label names or, if label is "", the file with the node's name.
 	alternatives bool
 	label        string
+
+	scoped bool              // scope was set
+	scope  []*v1alpha1.Nodes // the nodes where the plugin runs: those of any of the terms, or all if empty
+
+	companion func(container) bool // reports whether a container, for which runs holds, is not the plugin itself, or nil
 
 	needs   bool   // the plugin offers nothing without a configuration document
 	runsAt  *value // a container that runs the plugin, or nil
@@ -114,30 +124,38 @@ type importer struct {
 	seen      []string        // the names of configurations that apply to some nodes only
 	byDefault string          // the configuration of nodes that select none
 	operator  bool            // an operator gives no configuration to nodes that select none, except byDefault
+	current   *format         // the format that is being read
+	workloads map[string]bool // the DaemonSets in the files, namespace/name
 	nodes     *v1alpha1.Nodes // the nodes of the entries that are being added; if nil, each entry's source decides
 }
 
 func newImporter(options Options) *importer {
-	im := &importer{options: options, found: make(map[string]bool), origins: make(map[string][]string), unreadValues: make(map[string][]string), names: make(map[string]bool)}
+	im := &importer{options: options, found: make(map[string]bool), origins: make(map[string][]string), unreadValues: make(map[string][]string), names: make(map[string]bool), workloads: make(map[string]bool)}
 	im.config.APIVersion, im.config.Kind = v1alpha1.APIVersion, v1alpha1.KindDriverConfig
 	im.config.Mode = v1alpha1.ModeDevicePlugin
-	im.formats = []*format{
+	im.formats = newFormats(im)
+	return im
+}
+
+// newFormats returns all formats, in the order in which they recognise documents and containers.
+func newFormats(im *importer) []*format {
+	formats := []*format{
 		newHAMi(im), // before NVIDIA, because HAMi containers have similar names
 		newNVIDIA(im),
 		newGKE(im),
 		newAliyun(im),
 		newROCm(im),
 	}
-	im.formats = append(im.formats, newIntel(im)...)
-	im.formats = append(im.formats,
+	formats = append(formats, newIntel(im)...)
+	formats = append(formats,
 		newXilinx(im),
 		newSRIOV(im),
 		newRDMAShared(im),
 		newKubeVirt(im),
 	)
-	im.formats = append(im.formats, newVendors(im)...)
-	im.formats = append(im.formats, newSquat(im)) // last, because its command is recognised by a flag alone
-	return im
+	formats = append(formats, newVendors(im)...)
+	formats = append(formats, newSquat(im)) // last, because its command is recognised by a flag alone
+	return formats
 }
 
 // Formats returns a list of the formats that can be imported, one plugin per line.
@@ -194,7 +212,11 @@ func (im *importer) recogniseFormat(v value) *format {
 
 // readDocument reads a document of a known format.
 func (im *importer) readDocument(f *format, v value) {
+	if pod, ok := placementOf(v); ok {
+		f = im.formatOn(f, im.placement(pod))
+	}
 	im.found[f.name], f.wasRead = true, true
+	im.current = f
 	f.read(v)
 }
 

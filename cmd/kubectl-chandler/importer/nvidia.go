@@ -34,7 +34,10 @@ func newNVIDIA(im *importer) *format {
 		read:         n.read,
 		runs:         n.runsPlugin,
 		container:    n.readContainer,
-		finish:       n.finishSettings,
+		companion: func(c container) bool {
+			return c.names("gpu-feature-discovery", "mps-control-daemon", "config-manager")
+		},
+		finish: n.finishSettings,
 	}
 }
 

@@ -155,7 +155,7 @@ func (im *importer) importDocument(v value) (known bool, err error) {
 		im.chart = ""
 		return known, err
 	}
-	if pod := podOf(v); pod.isPresent() && im.importPod(pod) {
+	if pod := podOf(v); pod.isPresent() && im.importPod(v, pod) {
 		return true, nil
 	}
 	if found := im.readNested(v, 0); len(found) > 0 {
@@ -388,33 +388,68 @@ func podOf(v value) value {
 	return value{}
 }
 
-// importPod reads the containers of a pod, and reports whether one of them runs a plugin.
-func (im *importer) importPod(v value) (known bool) {
-	if !v.hasAny("containers", "initContainers") {
-		return im.importContainer(containerOf(v))
+// importPod reads the containers of an object with a pod spec, and reports whether one of them runs
+// a plugin.
+func (im *importer) importPod(object, pod value) (known bool) {
+	if !pod.hasAny("containers", "initContainers") {
+		return im.importContainer(containerOf(pod))
 	}
-	for _, c := range slices.Concat(v.at("initContainers").items(), v.at("containers").items()) {
-		if im.importContainer(containerOf(c)) {
+	var scope *[]*v1alpha1.Nodes
+	if runsOnNodes(object) {
+		terms := im.placement(pod)
+		scope = &terms
+	}
+	owned := im.workloads[ownerOf(object)]
+	for _, c := range containersOf(pod) {
+		switch f := im.runsIn(c); {
+		case f == nil:
+		case owned:
+			known = true // the DaemonSet has the same containers
+		default:
+			im.readContainer(f, c, scope)
 			known = true
 		}
 	}
 	return known
 }
 
+// containersOf returns the containers of a pod.
+func containersOf(pod value) (containers []container) {
+	for _, c := range slices.Concat(pod.at("initContainers").items(), pod.at("containers").items()) {
+		containers = append(containers, containerOf(c))
+	}
+	return containers
+}
+
 // importContainer reads a container, and reports whether it runs a plugin.
 func (im *importer) importContainer(c container) bool {
+	f := im.runsIn(c)
+	if f != nil {
+		im.readContainer(f, c, nil)
+	}
+	return f != nil
+}
+
+// runsIn returns the format of the plugin that a container runs, nil if there is none.
+func (im *importer) runsIn(c container) *format {
 	for _, f := range im.formats {
 		if f.runs != nil && f.runs(c) {
-			im.found[f.name] = true
-			if at := c.at("name"); f.runsAt == nil && at.isPresent() {
-				f.runsAt = &at
-			} else if f.runsAt == nil {
-				at := c.as("")
-				f.runsAt = &at
-			}
-			f.container(c)
-			return true
+			return f
 		}
 	}
-	return false
+	return nil
+}
+
+// readContainer reads a container that runs a plugin. If scope is not nil, its terms are the nodes
+// of the container.
+func (im *importer) readContainer(f *format, c container, scope *[]*v1alpha1.Nodes) {
+	if scope != nil && (f.companion == nil || !f.companion(c)) {
+		f = im.formatOn(f, *scope)
+	}
+	im.found[f.name], im.current = true, f
+	if f.runsAt == nil {
+		at := cmpValue(c.at("name"), c.value)
+		f.runsAt = &at
+	}
+	f.container(c)
 }

@@ -232,6 +232,9 @@ func (im *importer) unknownExcept(v value, known ...string) {
 
 // noteOthers notes, in one note, the fields of a large object that are unrelated to devices.
 func (im *importer) noteOthers(v value, fields []value) {
+	if _, ok := placementOf(v); ok {
+		fields = slices.DeleteFunc(fields, func(field value) bool { return slices.Contains([]string{"nodeSelector", "affinity"}, nameOf(field)) })
+	}
 	if len(fields) == 0 {
 		return
 	}

@@ -56,7 +56,7 @@ func (r *Result) ChangedPods() int {
 func (im *importer) result() *Result {
 	result := &Result{Config: &im.config, origins: im.origins}
 	for _, f := range im.formats {
-		if im.found[f.name] {
+		if im.found[f.name] && !slices.Contains(result.Formats, f.name) {
 			result.Formats = append(result.Formats, f.name)
 		}
 	}
@@ -107,26 +107,31 @@ func oneLine(text string) string {
 
 // addExclude adds an expression for devices that are not offered.
 func (im *importer) addExclude(from value, cel string) {
-	entry := v1alpha1.Selector{CEL: bindDomain(cel), Nodes: im.nodesOf(from)}
-	if im.fitsConfig(from, "", v1alpha1.DriverConfig{Exclude: []v1alpha1.Selector{entry}}) {
-		im.config.Exclude = append(im.config.Exclude, entry)
-		im.origin("exclude", from)
+	for _, nodes := range im.nodesOf(from) {
+		entry := v1alpha1.Selector{CEL: bindDomain(cel), Nodes: nodes}
+		if im.fitsConfig(from, "", v1alpha1.DriverConfig{Exclude: []v1alpha1.Selector{entry}}) {
+			im.config.Exclude = append(im.config.Exclude, entry)
+			im.origin("exclude", from)
+		}
 	}
 }
 
 // addSharing adds an entry of sharing.
 func (im *importer) addSharing(from value, cel string, sharing v1alpha1.Sharing) {
-	sharing.CEL, sharing.Nodes = bindDomain(cel), im.nodesOf(from)
+	sharing.CEL = bindDomain(cel)
 	if sharing.Replicas > maxShares {
 		im.noteRemark(from, "%d containers at once are more than the %d that can be written, and than a node has", sharing.Replicas, maxShares)
 		sharing.Replicas = maxShares
 	}
-	if slices.ContainsFunc(im.config.Sharing, func(s v1alpha1.Sharing) bool { return reflect.DeepEqual(s, sharing) }) {
-		return // a pod and its DaemonSet can be imported together
-	}
-	if im.fitsConfig(from, sharing.Resource, v1alpha1.DriverConfig{Sharing: []v1alpha1.Sharing{sharing}}) {
-		im.config.Sharing = append(im.config.Sharing, sharing)
-		im.origin("sharing", from)
+	for _, nodes := range im.nodesOf(from) {
+		sharing.Nodes = nodes
+		if slices.ContainsFunc(im.config.Sharing, func(s v1alpha1.Sharing) bool { return reflect.DeepEqual(s, sharing) }) {
+			continue // a pod and its DaemonSet can be imported together
+		}
+		if im.fitsConfig(from, sharing.Resource, v1alpha1.DriverConfig{Sharing: []v1alpha1.Sharing{sharing}}) {
+			im.config.Sharing = append(im.config.Sharing, sharing)
+			im.origin("sharing", from)
+		}
 	}
 }
 
@@ -141,12 +146,16 @@ func (im *importer) addResource(from value, name, cel string) bool {
 // addPool adds an entry of resources that may be a pool of the SR-IOV plugin, and reports whether
 // the entry is valid.
 func (im *importer) addPool(from value, name, cel string, sriov *v1alpha1.SRIOVPool) bool {
-	entry := v1alpha1.Resource{Name: name, Selector: v1alpha1.Selector{CEL: bindDomain(cel), Nodes: im.nodesOf(from)}, SRIOV: sriov}
-	if slices.ContainsFunc(im.config.Resources, func(r v1alpha1.Resource) bool { return reflect.DeepEqual(r, entry) }) {
-		return true
-	}
-	ok := im.fitsConfig(from, name, v1alpha1.DriverConfig{Resources: []v1alpha1.Resource{entry}})
-	if ok {
+	ok := true
+	for _, nodes := range im.nodesOf(from) {
+		entry := v1alpha1.Resource{Name: name, Selector: v1alpha1.Selector{CEL: bindDomain(cel), Nodes: nodes}, SRIOV: sriov}
+		if slices.ContainsFunc(im.config.Resources, func(r v1alpha1.Resource) bool { return reflect.DeepEqual(r, entry) }) {
+			continue
+		}
+		if !im.fitsConfig(from, name, v1alpha1.DriverConfig{Resources: []v1alpha1.Resource{entry}}) {
+			ok = false
+			continue
+		}
 		im.config.Resources = append(im.config.Resources, entry)
 		im.origin("resources", from)
 	}
@@ -155,12 +164,16 @@ func (im *importer) addPool(from value, name, cel string, sriov *v1alpha1.SRIOVP
 
 // addPaths adds an entry of paths, and reports whether the entry is valid.
 func (im *importer) addPaths(from value, entry v1alpha1.PathResource) bool {
-	entry.Nodes = im.nodesOf(from)
-	if slices.ContainsFunc(im.config.Paths, func(p v1alpha1.PathResource) bool { return reflect.DeepEqual(p, entry) }) {
-		return true
-	}
-	ok := im.fitsConfig(from, entry.Name, v1alpha1.DriverConfig{Paths: []v1alpha1.PathResource{entry}})
-	if ok {
+	ok := true
+	for _, nodes := range im.nodesOf(from) {
+		entry.Nodes = nodes
+		if slices.ContainsFunc(im.config.Paths, func(p v1alpha1.PathResource) bool { return reflect.DeepEqual(p, entry) }) {
+			continue
+		}
+		if !im.fitsConfig(from, entry.Name, v1alpha1.DriverConfig{Paths: []v1alpha1.PathResource{entry}}) {
+			ok = false
+			continue
+		}
 		im.config.Paths = append(im.config.Paths, entry)
 		im.origin("paths", from)
 	}
@@ -169,19 +182,20 @@ func (im *importer) addPaths(from value, entry v1alpha1.PathResource) bool {
 
 // setAllocation changes the allocation settings of a resource.
 func (im *importer) setAllocation(from value, name string, set func(*v1alpha1.Allocation)) {
-	nodes := im.nodesOf(from)
-	i := slices.IndexFunc(im.config.Allocation, func(a v1alpha1.Allocation) bool {
-		return a.Resource == name && reflect.DeepEqual(a.Nodes, nodes)
-	})
-	if i >= 0 {
-		set(&im.config.Allocation[i])
-		return
-	}
-	entry := v1alpha1.Allocation{Resource: name, Nodes: nodes}
-	set(&entry)
-	if im.fitsConfig(from, "", v1alpha1.DriverConfig{Allocation: []v1alpha1.Allocation{entry}}) {
-		im.config.Allocation = append(im.config.Allocation, entry)
-		im.origin("allocation", from)
+	for _, nodes := range im.nodesOf(from) {
+		i := slices.IndexFunc(im.config.Allocation, func(a v1alpha1.Allocation) bool {
+			return a.Resource == name && reflect.DeepEqual(a.Nodes, nodes)
+		})
+		if i >= 0 {
+			set(&im.config.Allocation[i])
+			continue
+		}
+		entry := v1alpha1.Allocation{Resource: name, Nodes: nodes}
+		set(&entry)
+		if im.fitsConfig(from, "", v1alpha1.DriverConfig{Allocation: []v1alpha1.Allocation{entry}}) {
+			im.config.Allocation = append(im.config.Allocation, entry)
+			im.origin("allocation", from)
+		}
 	}
 }
 
@@ -219,18 +233,11 @@ func (im *importer) listStrategy(v value, names ...string) {
 	}
 }
 
-// nodesOf returns the nodes of an entry with the given source.
-func (im *importer) nodesOf(from value) *v1alpha1.Nodes {
-	if im.nodes != nil {
-		return im.nodes
-	}
-	return from.nodes
-}
-
 // isListed reports whether a resource has a device list strategy.
 func (im *importer) isListed(name string) bool {
 	return slices.ContainsFunc(im.config.Allocation, func(a v1alpha1.Allocation) bool {
-		return a.Resource == name && reflect.DeepEqual(a.Nodes, im.nodes) && len(a.DeviceListStrategy) > 0
+		return a.Resource == name && len(a.DeviceListStrategy) > 0 &&
+			slices.ContainsFunc(im.nodesOf(value{}), func(nodes *v1alpha1.Nodes) bool { return reflect.DeepEqual(a.Nodes, nodes) })
 	})
 }
 

@@ -65,9 +65,12 @@ func (r *Result) head() string {
 }
 
 // blockStyle selects the block style for objects and lists, and quotes for strings only where
-// needed.
+// needed: by YAML 1.2, and where YAML 1.1, by which the agent reads the file, has a boolean.
 func blockStyle(node *yaml.Node) {
 	node.Style = 0
+	if node.ShortTag() == "!!str" && slices.Contains([]string{"y", "n", "yes", "no", "on", "off"}, strings.ToLower(node.Value)) {
+		node.Style = yaml.DoubleQuotedStyle
+	}
 	for _, child := range node.Content {
 		blockStyle(child)
 	}
