@@ -178,7 +178,7 @@ func TestStandardLabels(t *testing.T) {
 // TestFamilies expects the DeviceClasses of kinds, and of the families in the values.
 func TestFamilies(t *testing.T) {
 	for values, want := range map[string]string{
-		"":                                      "amdgpu fpga gpu npu nvidia nvidia-imex nvidia-mig nvidia-mig-1g.10gb virtualization",
+		"":                                      "amdgpu fpga gpu kvm npu nvidia nvidia-imex nvidia-mig nvidia-mig-1g.10gb sev tun vhost-net vhost-vsock virtualization",
 		"deviceClasses: {families: []}":         "fpga gpu npu virtualization",
 		"deviceClasses: {families: [dlb, npu]}": "dlb-pf dlb-vf fpga gpu intel-npu npu qualcomm-qaic virtualization",
 	} {
