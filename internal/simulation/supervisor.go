@@ -271,6 +271,9 @@ func (s *supervisor) end(ended chan struct{}, uid string) error {
 		return err
 	}
 	if err := s.files().RemoveAll(path.Join(supervisorDir, uid)); err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		c.Broken = fmt.Sprintf("it could not be ended: %v", err)
 		return err
 	}
 	return s.do(ended, time.Millisecond, func() error { delete(s.claims, uid); return nil })

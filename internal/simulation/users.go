@@ -118,7 +118,7 @@ func (w *World) startContainer(c *kubelet.Container) error {
 			u.nodes = w.ownNodes(found[id])
 			mps := requestsMPS(claim)
 			u.vfio, u.group = len(claim.Status.Allocation.Devices.Config) > 0 && !mps, w.host.FunctionsOf(pathsOf(found[id]))
-			if why := w.supervisor.lacksDaemon(uid); mps && !w.wiped && why != "" {
+			if why := w.supervisor.lacksDaemon(uid); mps && !w.wiped && !w.isEnding(c.Ending[uid]) && why != "" {
 				w.fail("%s, and %s", u, why)
 			}
 			nodes = append(slices.Clone(nodes), pathsOf(found[id])...)

@@ -2,8 +2,13 @@ package sharing
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
+	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A claim that begins again while it ends has one daemon, which the supervisor has recorded, or none.
@@ -93,5 +98,44 @@ func TestGPUIsSetBackBeforeTheEnd(t *testing.T) {
 				t.Errorf("%s, killed %t: %v; left %q", behaviour, killed, err, m.left("one"))
 			}
 		}
+	}
+}
+
+// A claim whose files cannot be removed is reported as broken, so that the agent starts its daemon
+// again.
+func TestFilesCannotBeRemoved(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, for a mount")
+	}
+	m := newMachine(t)
+	k := m.supervisor()
+	if err := k.Begin(t.Context(), "one", plain); err != nil {
+		t.Fatal(err)
+	}
+	busy := filepath.Join(m.dir("one"), "busy")
+	if err := os.Mkdir(busy, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("busy", busy, "tmpfs", 0, ""); err != nil {
+		t.Skipf("cannot mount: %v", err)
+	}
+	unmount := sync.OnceFunc(func() {
+		if err := unix.Unmount(busy, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	defer unmount()
+	if err := k.End(t.Context(), "one"); err == nil {
+		t.Fatal("ended")
+	}
+	if all := k.Claims(); len(all) != 1 || all[0].Broken == "" {
+		t.Errorf("claims %+v", all)
+	}
+	if err := k.Begin(t.Context(), "one", plain); err != nil || len(ofClaim(m.dir("one"))) == 0 {
+		t.Errorf("begun again: %v", err)
+	}
+	unmount()
+	if err := k.End(t.Context(), "one"); err != nil {
+		t.Error(err)
 	}
 }

@@ -280,6 +280,11 @@ func (k *Supervisor) End(ctx context.Context, uid string) error {
 	}
 	if err := k.undoClaim(ctx, c, false); err != nil {
 		k.config.Log.Printf("claim %s: not ended: %v", uid, err)
+		c.set(func() {
+			if !c.Begun { // the agent restarts the daemon, since the claim remains
+				c.Broken = fmt.Sprintf("it could not be ended: %v", err)
+			}
+		})
 		return err
 	}
 	k.mu.Lock()
