@@ -41,7 +41,8 @@ type supervisor struct {
 // served is a claim. A call holds busy while it works on the claim.
 type served struct {
 	wire.Claim
-	busy chan struct{}
+	busy       chan struct{}
+	restarting bool // its daemon ended or failed, and is being started again
 }
 
 // asMPS is the parameter of claims that request an MPS daemon.
@@ -225,6 +226,7 @@ func (s *supervisor) begin(ended chan struct{}, uid string, how map[string]strin
 
 func (s *supervisor) start(ended chan struct{}, c *served, how map[string]string) error {
 	err := s.do(ended, 50*time.Millisecond, func() error {
+		c.restarting = c.Broken != ""
 		c.Claim = wire.Claim{UID: c.UID, How: how, Changed: true, Boot: s.world.boot}
 		return nil
 	})
@@ -248,7 +250,7 @@ func (s *supervisor) start(ended chan struct{}, c *served, how map[string]string
 	}
 	err = s.do(ended, time.Second, func() error {
 		pid := s.world.host.StartProcess("nvidia-cuda-mps", "/kubepods.slice/supervisor.scope")
-		c.Process = wire.Process{PID: pid, Start: strconv.Itoa(pid)}
+		c.Process, c.restarting = wire.Process{PID: pid, Start: strconv.Itoa(pid)}, false
 		return nil
 	})
 	if err = errors.Join(err, s.save(c)); err != nil {
@@ -406,11 +408,12 @@ func (s *supervisor) isWrong(gpu string, claim types.UID) string {
 }
 
 // lacksDaemon returns an error text if a claim that is about to be used has no daemon, "" if it has
-// one, or had one that the agent does not know to have ended.
+// one, or had one that has ended and is to be started again: kubelets restart containers without a
+// call of the driver.
 func (s *supervisor) lacksDaemon(claim types.UID) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c := s.claims[string(claim)]; c == nil || c.Process.PID == 0 && c.Broken == "" {
+	if c := s.claims[string(claim)]; c == nil || c.Process.PID == 0 && c.Broken == "" && !c.restarting {
 		return "it has no daemon"
 	}
 	return ""
