@@ -26,6 +26,7 @@ import (
 func (p *Plugin) allocateIDs(ctx context.Context, l *list.List, resource string, requests [][]string) ([]*pluginapi.ContainerAllocateResponse, error) {
 	var responses []*pluginapi.ContainerAllocateResponse
 	var grants []*ledger.Grant
+	var allUnits []*list.Unit
 	now, stock := time.Now(), p.presentStock()
 	all := len(slices.Concat(requests...))
 	if id, twice := repeatedID(slices.Concat(requests...)); twice {
@@ -50,7 +51,7 @@ func (p *Plugin) allocateIDs(ctx context.Context, l *list.List, resource string,
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", resource, err)
 		}
-		responses = append(responses, r)
+		responses, allUnits = append(responses, r), append(allUnits, units...)
 		for _, id := range ids {
 			g := l.Unit(id).Grant(resource, id, stock)
 			g.Since, g.CDI = now, len(r.CdiDevices)+len(r.Annotations) > 0
@@ -60,9 +61,27 @@ func (p *Plugin) allocateIDs(ctx context.Context, l *list.List, resource string,
 	if err := p.giveGrants(ctx, stock, grants); err != nil {
 		return nil, fmt.Errorf("%s: %w", resource, err)
 	}
+	if err := p.checkConfigured(allUnits); err != nil {
+		return nil, unavailableError{errors.Join(fmt.Errorf("%s: %w", resource, err), p.config.Ledger.EndGrants(grants))}
+	}
 	signal(p.pollSoon)
 	klog.FromContext(ctx).V(2).Info("Devices allocated", "resource", resource, "ids", requests)
 	return responses, nil
+}
+
+// checkConfigured returns an error if a device of the units is not configured as its resource
+// requires. Earlier consumers cannot have such a device, since no device changes while a consumer has
+// it.
+func (p *Plugin) checkConfigured(units []*list.Unit) error {
+	if p.config.CheckConfigured == nil {
+		return nil
+	}
+	for _, d := range devicesOf(units) {
+		if err := p.config.CheckConfigured(&d); err != nil {
+			return fmt.Errorf("device %s: %w", d.Name, err)
+		}
+	}
+	return nil
 }
 
 // passLimit limits the wait of a call for devices that are being reclaimed. If a call fails, the

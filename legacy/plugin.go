@@ -66,6 +66,11 @@ type Config struct {
 	// one after another, and its calls do not name the pod. Nil means that no pod does.
 	AsksForBoth func(ctx context.Context, resource, other string) (bool, error)
 
+	// CheckConfigured returns an error if a device is no longer configured as its resource requires.
+	// The kubelet can allocate an ID for a while after the ID was withdrawn, and in that time the agent
+	// may return the device to its driver. The device cannot change while the call lasts. Optional.
+	CheckConfigured func(d *rules.Offered) error
+
 	// PodEnded reports whether a pod of this node has ended. PodResources may list an ended pod, in
 	// the same way as a pod whose devices the kubelet has forgotten. Nil means that no pod has
 	// ended.

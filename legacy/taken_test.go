@@ -2,12 +2,15 @@ package legacy
 
 import (
 	"context"
+	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/legacy/kubelettest"
 	"chandler.dev/legacy/list/listtest"
 )
@@ -84,5 +87,36 @@ func TestTwoResourcesOfOneGroup(t *testing.T) {
 		if len(asked) != 1 || asked[0] != listtest.Resource+" and "+listtest.OtherResource {
 			t.Errorf("asked %q", asked)
 		}
+	}
+}
+
+// The kubelet may allocate an ID for a while after the ID was withdrawn. A device that the agent has
+// returned to its own driver in that time is refused, and nothing remains allocated.
+func TestNoLongerConfigured(t *testing.T) {
+	k := kubelettest.New(t)
+	k.Start()
+	config := configFor(k)
+	var returned atomic.Bool
+	config.CheckConfigured = func(d *rules.Offered) error {
+		if d.Name != "gpu-a" || returned.Load() {
+			return errors.New("bound to nvme")
+		}
+		return nil
+	}
+	p := New(config)
+	publish(p, listtest.Snapshot(listtest.GPU("a")))
+	run(t, p)
+	plugin := k.AwaitPlugin(listtest.Resource, 1)
+	plugin.AwaitList(t, "a")
+	returned.Store(true)
+	if _, err := plugin.AllocateIDs("a"); err == nil || !strings.Contains(err.Error(), "device gpu-a: bound to nvme") {
+		t.Errorf("a device that is returned to its driver: %v", err)
+	}
+	if who, has := holder(p, "gpu-a"); has {
+		t.Errorf("%s has the device", who)
+	}
+	returned.Store(false)
+	if _, err := plugin.AllocateIDs("a"); err != nil {
+		t.Error(err)
 	}
 }

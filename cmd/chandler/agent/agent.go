@@ -135,8 +135,11 @@ func newAgent(config Config) *agent {
 		PodEnded:    a.cluster.HasEnded,
 
 		AsksForBoth: a.cluster.AskForBoth,
-		Observe:     a.metrics.observeClassic,
-		Tracer:      config.Tracer,
+
+		CheckConfigured: a.checkUnderVFIO,
+
+		Observe: a.metrics.observeClassic,
+		Tracer:  config.Tracer,
 	})
 	a.driver = driver.New(driver.Config{
 		NodeName:         config.NodeName,

@@ -91,6 +91,16 @@ func (a *agent) vfioUser(d *discovery.Device, own []types.UID) string {
 	return "an earlier consumer or a program of the host: " + err.Error()
 }
 
+// checkUnderVFIO returns an error if an extended resource requires a device under vfio, and the device
+// has another driver.
+func (a *agent) checkUnderVFIO(d *rules.Offered) error {
+	driver := sysfs.At(a.host.FS, d.Source).Driver()
+	if d.Want[discovery.Driver] != discovery.DriverVFIO || discovery.IsVFIO(driver) {
+		return nil
+	}
+	return fmt.Errorf("it is bound to %q and no longer to a vfio driver", driver)
+}
+
 // lookLimit is the time limit of a check for the users of a function. A process that hangs in the
 // kernel can block the check for as long.
 const lookLimit = 10 * time.Second
