@@ -3,7 +3,7 @@ package discovery
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
+	"regexp"
 	"slices"
 	"sort"
 	"strconv"
@@ -359,8 +359,19 @@ func (p Problem) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
 		Device string `json:"device"`
 		Error  string `json:"error"`
-	}{p.Device, p.Err.Error()})
+	}{p.Device, p.Text()})
 }
+
+// relativePath matches a path of the host without its leading slash. Errors of an [fs.FS] have such
+// paths.
+var relativePath = regexp.MustCompile(`(^|[ "'(])((?:dev|etc|proc|run|sys|usr|var)/)`)
+
+// ErrorText returns the text of an error, with absolute paths of the host.
+func ErrorText(err error) string { return relativePath.ReplaceAllString(err.Error(), "$1/$2") }
+
+// Text returns the text of the problem without the device, with absolute paths of the host. Each
+// line has one cause.
+func (p Problem) Text() string { return ErrorText(p.Err) }
 
 // Problems returns the problem of a device as a list, which is empty if err is
 // nil.
@@ -372,7 +383,7 @@ func Problems(device string, err error) []Problem {
 }
 
 // Error returns the problem as text.
-func (p Problem) Error() string { return fmt.Sprintf("%s: %v", p.Device, p.Err) }
+func (p Problem) Error() string { return p.Device + ": " + p.Text() }
 
 // Unwrap returns the underlying error.
 func (p Problem) Unwrap() error { return p.Err }

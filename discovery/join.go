@@ -95,7 +95,7 @@ func (s *Snapshot) markUnread() {
 	for _, problem := range s.Problems {
 		for i := range s.Devices {
 			if d := &s.Devices[i]; d.Name == problem.Device && d.Health.Status == Healthy {
-				d.Health = Health{Status: Unknown, Reason: problem.Err.Error()}
+				d.Health = Health{Status: Unknown, Reason: problem.Text()}
 			}
 		}
 	}

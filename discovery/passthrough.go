@@ -172,7 +172,7 @@ func DescribePassthrough(host *Host, d Device) (Device, error) {
 	d.CommonNodes = slices.Concat(d.CommonNodes, VFIOControl())
 	d.Health = VFIOHealth(host, sysfs.At(host.FS, d.Source), nodes)
 	if d.Health.Status == Healthy && err != nil {
-		d.Health = Health{Status: Unknown, Reason: err.Error()}
+		d.Health = Health{Status: Unknown, Reason: ErrorText(err)}
 	}
 	return d, err
 }

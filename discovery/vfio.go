@@ -60,16 +60,22 @@ func VFIONodes(host *Host, function sysfs.Device) ([]*specs.DeviceNode, error) {
 	}
 	byDevice := len(nodes) > before
 	switch {
-	case !byGroup && !byDevice && function.Link("iommu_group") == "":
-		return nil, errors.New("vfio: in no IOMMU group")
 	case !byGroup && !byDevice:
-		return nil, errors.New("vfio: the kernel has no node for it, nor for its IOMMU group")
+		return nil, errors.New(withoutVFIONode(function))
 	case !hasIOMMU && (!byGroup || !hasControl):
-		errs = append(errs, errors.New("vfio: the kernel has no node that it could be used through"))
+		errs = append(errs, errors.New("vfio: the kernel has no control node for it: neither /dev/vfio/vfio nor /dev/iommu"))
 	case hasIOMMU && (byDevice || !hasControl): // a group can be used through /dev/iommu too (iommufd's VFIO compatibility)
 		add(sysfs.At(host.FS, iommu), "/dev")
 	}
 	return nodes, errors.Join(errs...)
+}
+
+// withoutVFIONode returns why a function under vfio has no node.
+func withoutVFIONode(function sysfs.Device) string {
+	if function.Link("iommu_group") == "" {
+		return "vfio: the function is in no IOMMU group"
+	}
+	return "vfio: the kernel has no node for the function or for its IOMMU group"
 }
 
 // groupNode returns the kernel device that has the node of an IOMMU group. The device's name has a

@@ -104,12 +104,12 @@ func TestVFIO(t *testing.T) {
 		},
 		"nothing to use a group through": {
 			"../../../kernel/iommu_groups/7", map[string]string{"sys/class/vfio/7/dev": "243:7"},
-			[]*specs.DeviceNode{node("/dev/vfio/7", 243, 7)}, "could be used through",
+			[]*specs.DeviceNode{node("/dev/vfio/7", 243, 7)}, "neither /dev/vfio/vfio nor /dev/iommu",
 		},
 		"neither": {
 			"../../../kernel/iommu_groups/7",
 			map[string]string{"sys/class/misc/vfio/dev": "10:196", function + "/vfio-dev/vfio0/uevent": ""},
-			nil, "no node for it, nor for its IOMMU group",
+			nil, "no node for the function or for its IOMMU group",
 		},
 		"no group":             {"", nil, nil, "in no IOMMU group"},
 		"a group of no number": {"../..", nil, nil, `IOMMU group ".."`},

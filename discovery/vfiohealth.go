@@ -23,6 +23,9 @@ func VFIOHealth(host *Host, function sysfs.Device, nodes []*specs.DeviceNode) He
 	if reason != "" {
 		return Health{Status: Unhealthy, Reason: reason}
 	}
+	if len(nodes) == 0 {
+		health.Reason = withoutVFIONode(function)
+	}
 	return health
 }
 

@@ -31,7 +31,7 @@ func TestShippedConfigurations(t *testing.T) {
 			if err := os.WriteFile(config, []byte(manifest.Data["config.yaml"]), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := loadConfigHere(config, v1alpha1.Node{Name: "node", Labels: map[string]string{}}); err != nil {
+			if _, err := loadConfigHere(config, v1alpha1.Node{Name: "node", Labels: map[string]string{}}, examinedHost{}); err != nil {
 				t.Error(err)
 			}
 		})

@@ -16,6 +16,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/labels"
+	"chandler.dev/discovery/pciids"
 	"chandler.dev/discovery/recorded"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/command"
@@ -70,7 +71,7 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 	if err != nil {
 		return err
 	}
-	config, err := loadConfigHere(o.config, o.node)
+	config, err := loadConfigHere(o.config, o.node, hostOf(args, o.hostRoot))
 	if err != nil {
 		return err
 	}
@@ -94,11 +95,15 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 		return err
 	}
 	snapshot := config.Rules.ApplyTo(found) //nolint:contextcheck // evaluating an expression does not block
-	if err := print(out, snapshot); err != nil {
+	if err := print(out, snapshot, pciids.Read(host.FS, found.Devices)); err != nil {
 		return err
 	}
 	for _, problem := range snapshot.Problems {
-		fmt.Fprintln(errOut, "problem:", problem)
+		shown := ""
+		if d, found := snapshot.Lookup(problem.Device); found && (o.output == "table" || o.output == "wide" || o.output == "tree") {
+			shown = d.Health.Reason
+		}
+		printProblem(errOut, problem.Device, problem.Text(), shown)
 	}
 	return nil
 }
@@ -120,21 +125,24 @@ func readFile(file string) ([]byte, error) {
 	return command.ReadInput(os.Stdin, file)
 }
 
+// A printFunc prints a snapshot. The names of products are from the host.
+type printFunc func(out io.Writer, s *rules.Snapshot, products pciids.Names) error
+
 // printer returns the print function of a format.
-func printer(format string) (func(io.Writer, *rules.Snapshot) error, error) {
+func printer(format string) (printFunc, error) {
 	switch format {
 	case "table":
 		return printTable, nil
 	case "wide":
 		return printWide, nil
 	case "json":
-		return func(out io.Writer, s *rules.Snapshot) error {
+		return func(out io.Writer, s *rules.Snapshot, _ pciids.Names) error {
 			encoder := json.NewEncoder(out)
 			encoder.SetIndent("", "  ")
 			return encoder.Encode(withPaths(s))
 		}, nil
 	case "yaml":
-		return func(out io.Writer, s *rules.Snapshot) error {
+		return func(out io.Writer, s *rules.Snapshot, _ pciids.Names) error {
 			data, err := yaml.Marshal(withPaths(s))
 			if err != nil {
 				return err
@@ -175,7 +183,7 @@ func withPaths(s *rules.Snapshot) any {
 
 // printLabels prints the labels that the devices give their node. Invalid labels are left out and
 // returned as an error.
-func printLabels(out io.Writer, s *rules.Snapshot) error {
+func printLabels(out io.Writer, s *rules.Snapshot, _ pciids.Names) error {
 	made, err := labels.NodeLabels(s, families.All)
 	if _, writeErr := io.WriteString(out, labels.Lines(made)); writeErr != nil {
 		return writeErr

@@ -144,7 +144,7 @@ func (o *doctorOptions) runDoctor(ctx context.Context, out, errOut io.Writer, ar
 	if o.wait < 0 {
 		return couldNot(fmt.Errorf("--wait %s: want a time that is not negative", o.wait))
 	}
-	if o.node.Name, err = nodeName(o.node.Name); err != nil {
+	if o.node.Name, err = hostOf(args, o.hostRoot).nodeName(o.node.Name); err != nil {
 		return couldNot(err)
 	}
 	var report *doctor.Report

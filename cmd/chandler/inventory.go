@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/pciids"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/doctor/gather"
 	"chandler.dev/internal/inventory"
@@ -93,12 +95,9 @@ func (o *inventoryOptions) run(ctx context.Context, out, errOut io.Writer, args 
 
 // facts returns the input of the inventory.
 func (o *inventoryOptions) facts(ctx context.Context, errOut io.Writer, args []string) (inventory.Facts, error) {
-	name, err := nodeName(o.node.Name)
-	if err != nil {
+	host, err := hostOf(args, o.hostRoot), error(nil)
+	if o.node.Name, err = host.nodeName(o.node.Name); err != nil {
 		return inventory.Facts{}, err
-	}
-	if o.node.Name == "" {
-		o.node.Name = name
 	}
 	kubelet := o.kubeletRoot
 	asked := len(args) == 0 || kubelet != defaultKubeletRoot
@@ -118,13 +117,13 @@ func (o *inventoryOptions) facts(ctx context.Context, errOut io.Writer, args []s
 		n.Devices = applyStates(files, n.Devices)
 	}
 	facts := n.InventoryFacts(n.listing, files, stateDir) //nolint:contextcheck // evaluating an expression does not block
-	facts.ConsumersKnown, facts.Functions, facts.At = asked, n.functions, time.Now()
-	facts.Name, facts.Version, facts.Families = name, buildVersion(), len(families.All)
-	if len(args) == 1 {
-		facts.Recorded = filepath.Base(args[0])
-		facts.Name = recordedName(args[0])
+	facts.ConsumersKnown, facts.Functions, facts.Products, facts.At = asked, n.functions, n.products, time.Now()
+	facts.Name, facts.Version, facts.Families = o.node.Name, buildVersion(), len(families.All)
+	if host.recording != "" {
+		facts.Recorded = filepath.Base(host.recording)
+		facts.Name, err = host.name()
 	}
-	return facts, nil
+	return facts, err
 }
 
 // lookInterval is the minimum interval between two scans for the web UI.
@@ -150,9 +149,6 @@ func (o *inventoryOptions) serveInventory(ctx context.Context, out io.Writer, fa
 	return servePage(ctx, out, o.serve, read)
 }
 
-// recordedName returns the name of a recorded host.
-func recordedName(file string) string { return strings.TrimSuffix(filepath.Base(file), ".host") }
-
 // applyStates returns a snapshot with the device states from the agent's file, and the times since
 // when they hold. If the file is missing or unreadable, the snapshot is returned unchanged.
 func applyStates(kubelet fs.FS, s *discovery.Snapshot) *discovery.Snapshot {
@@ -171,9 +167,24 @@ func printInventory(out, errOut io.Writer, inv *inventory.Inventory, format stri
 		return err
 	}
 	for _, problem := range inv.Problems {
-		fmt.Fprintln(errOut, "problem:", terminal.SafeText(problem.Text()))
+		shown := ""
+		if d := inv.Device(problem.Device); d != nil && format == "tree" {
+			shown = d.Health.Reason
+		}
+		printProblem(errOut, problem.Device, problem.Error, shown)
 	}
 	return nil
+}
+
+// printProblem prints each cause of a problem, except those that the printed reason of the device's
+// health has.
+func printProblem(errOut io.Writer, device, text, reason string) {
+	shown := strings.Split(reason, "\n")
+	for cause := range strings.SplitSeq(text, "\n") {
+		if !slices.Contains(shown, cause) {
+			fmt.Fprintf(errOut, "problem: %s: %s\n", terminal.SafeText(device), terminal.SafeText(cause))
+		}
+	}
 }
 
 func writeInventory(out io.Writer, inv *inventory.Inventory, format string, ascii bool) error {
@@ -194,19 +205,16 @@ func writeInventory(out io.Writer, inv *inventory.Inventory, format string, asci
 }
 
 // treePrinter returns a function that prints a snapshot as a tree, without consumers.
-func (o discoverOptions) treePrinter(args []string) func(io.Writer, *rules.Snapshot) error {
-	return func(out io.Writer, s *rules.Snapshot) error {
-		facts := inventory.Facts{Snapshot: s, Families: len(families.All), At: time.Now(), Name: o.node.Name}
-		if len(args) == 1 {
-			facts.Name = recordedName(args[0])
+func (o discoverOptions) treePrinter(args []string) printFunc {
+	return func(out io.Writer, s *rules.Snapshot, products pciids.Names) error {
+		name, err := hostOf(args, o.hostRoot).name()
+		if err != nil {
+			return fmt.Errorf("host name: %w", err)
 		}
-		if facts.Name == "" {
-			name, err := os.Hostname()
-			facts.Name = cmp.Or(name, "this host")
-			if err != nil {
-				return fmt.Errorf("host name: %w", err)
-			}
+		if len(args) == 0 {
+			name = cmp.Or(o.node.Name, name)
 		}
+		facts := inventory.Facts{Snapshot: s, Products: products, Families: len(families.All), At: time.Now(), Name: name}
 		return writeInventory(out, inventory.Make(facts), "tree", o.ascii)
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/discovery/pciids"
 	"chandler.dev/internal/compile"
 	"chandler.dev/internal/doctor/gather"
 	"chandler.dev/internal/kubeletapi"
@@ -128,7 +129,7 @@ func (o *migrateOptions) run(ctx context.Context, out, errOut io.Writer, args []
 		return fmt.Errorf("output format %q: want table or json", o.output)
 	}
 	var err error
-	if o.node.Name, err = nodeName(o.node.Name); err != nil {
+	if o.node.Name, err = hostOf(args, o.hostRoot).nodeName(o.node.Name); err != nil {
 		return err
 	}
 	n, err := o.readNode(ctx, errOut, args)
@@ -166,7 +167,8 @@ type nodeNow struct {
 	pods    map[types.NamespacedName][]string // the pods of each claim
 	listing *kubeletapi.Listing               // the kubelet's list, nil if there is none
 
-	functions int // number of the host's PCI functions
+	functions int          // number of the host's PCI functions
+	products  pciids.Names // of the devices
 }
 
 // readNode reads the current state of the node.
@@ -213,7 +215,7 @@ func (o *migrateOptions) readNode(ctx context.Context, errOut io.Writer, args []
 	if n.Entries, err = ledger.ReadEntries(kubelet, stateDir, boot); err != nil {
 		return n, fmt.Errorf("who has what: %w", err)
 	}
-	n.listing = listing
+	n.listing, n.products = listing, pciids.Read(host.FS, n.Devices.Devices)
 	if functions, err := fs.ReadDir(host.FS, "sys/bus/pci/devices"); err == nil {
 		n.functions = len(functions)
 	}

@@ -45,7 +45,7 @@ func recordedInventory(t *testing.T, file string, asked bool) *inventory.Invento
 
 func recordedFacts(t *testing.T, file string) inventory.Facts {
 	t.Helper()
-	config, err := loadConfigHere("", v1alpha1.Node{})
+	config, err := loadConfigHere("", v1alpha1.Node{}, examinedHost{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func recordedFacts(t *testing.T, file string) inventory.Facts {
 		t.Fatal(err)
 	}
 	return inventory.Facts{
-		Name: recordedName(file), Recorded: filepath.Base(file), Families: len(families.All), Snapshot: config.Rules.ApplyTo(found), Classes: classes, At: time.Now(),
+		Name: strings.TrimSuffix(filepath.Base(file), ".host"), Recorded: filepath.Base(file), Families: len(families.All), Snapshot: config.Rules.ApplyTo(found), Classes: classes, At: time.Now(),
 	}
 }
 

@@ -35,7 +35,7 @@ numbers, UUIDs and network addresses of the host are included unchanged.`,
 			if err != nil {
 				return err
 			}
-			loaded, err := loadConfigHere(config, node)
+			loaded, err := loadConfigHere(config, node, hostOf(nil, hostRoot))
 			if err != nil {
 				// A recording is most useful when something is wrong.
 				fmt.Fprintln(cmd.ErrOrStderr(), "chandler: recorded without what the configuration names:", err)

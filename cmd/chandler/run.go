@@ -224,7 +224,7 @@ func installHooks(settings agent.Settings, stateDir string) string {
 
 // check completes the options and reports errors in them.
 func (o *runOptions) check() error {
-	name, err := nodeName(o.nodeName)
+	name, err := hostOf(nil, "/").nodeName(o.nodeName)
 	if err != nil {
 		return err
 	}

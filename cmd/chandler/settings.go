@@ -1,10 +1,14 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -41,27 +45,67 @@ func nodeFlags(flags *pflag.FlagSet, node *v1alpha1.Node) {
 	flags.StringToStringVar(&node.Labels, "node-labels", nil, "and with these `labels`: pool=training,chandler.dev/mode=DRA")
 }
 
+// examinedHost is the host that a command examines: this machine, a directory tree of another host,
+// or a host recording.
+type examinedHost struct {
+	root      string // directory
+	recording string // file, or ""
+}
+
+// hostOf returns the host of a command with the argument [RECORDED.host] and the flag --host-root.
+func hostOf(args []string, hostRoot string) examinedHost {
+	h := examinedHost{root: hostRoot}
+	if len(args) == 1 {
+		h.recording = args[0]
+	}
+	return h
+}
+
+// name returns the name of the host. For a recording or another host, it is never the name of this
+// machine.
+func (h examinedHost) name() (string, error) {
+	switch {
+	case h.recording == "-":
+		return "recording", nil
+	case h.recording != "":
+		return strings.TrimSuffix(filepath.Base(h.recording), ".host"), nil
+	case filepath.Clean(cmp.Or(h.root, "/")) == "/":
+		return os.Hostname()
+	}
+	for _, file := range []string{"proc/sys/kernel/hostname", "etc/hostname"} {
+		if data, err := os.ReadFile(filepath.Join(h.root, file)); err == nil && len(bytes.TrimSpace(data)) > 0 {
+			return string(bytes.TrimSpace(data)), nil
+		}
+	}
+	return filepath.Base(h.root), nil
+}
+
+var notInNames = regexp.MustCompile(`[^a-z0-9.-]+`)
+
 // nodeName returns the name of a node in Kubernetes: the given name, or else the host's name.
-func nodeName(said string) (string, error) {
-	if said == "" {
-		name, err := os.Hostname()
+func (h examinedHost) nodeName(given string) (string, error) {
+	if given == "" {
+		name, err := h.name()
 		if err != nil {
 			return "", fmt.Errorf("node name: %w", err)
 		}
-		said = strings.ToLower(name)
+		given = strings.ToLower(name)
+		if h.recording != "" { // the name of a file
+			given = cmp.Or(strings.Trim(notInNames.ReplaceAllString(given, "-"), "-."), "recording")
+		}
 	}
-	if messages := validation.IsDNS1123Subdomain(said); len(messages) > 0 {
-		return "", fmt.Errorf("node name %q: %s; set --node-name", said, strings.Join(messages, "; "))
+	if messages := validation.IsDNS1123Subdomain(given); len(messages) > 0 {
+		return "", fmt.Errorf("node name %q: %s; set --node-name", given, strings.Join(messages, "; "))
 	}
-	return said, nil
+	return given, nil
 }
 
 // loadConfigHere is [loadConfig] for a node whose name is optional. Without a file, nothing depends
 // on the name, so that an invalid host name, such as "(none)", does no harm.
-func loadConfigHere(file string, node v1alpha1.Node) (*compile.NodeConfig, error) {
+func loadConfigHere(file string, node v1alpha1.Node, host examinedHost) (*compile.NodeConfig, error) {
 	var err error
 	if file != "" || node.Name != "" {
-		node.Name, err = nodeName(node.Name)
+		node.Name, err = host.nodeName(node.Name)
 	}
 	if err != nil {
 		return nil, err

@@ -71,11 +71,12 @@ func (o slicesOptions) run(ctx context.Context, out, errOut io.Writer, args []st
 	if err != nil {
 		return err
 	}
-	node, err := nodeName(o.node.Name)
+	host := hostOf(args, o.hostRoot)
+	node, err := host.nodeName(o.node.Name)
 	if err != nil {
 		return err
 	}
-	config, err := loadConfigHere(o.config, o.node)
+	config, err := loadConfigHere(o.config, o.node, host)
 	if err != nil {
 		return err
 	}
@@ -88,7 +89,7 @@ func (o slicesOptions) run(ctx context.Context, out, errOut io.Writer, args []st
 		return err
 	}
 	for _, problem := range problems {
-		fmt.Fprintln(errOut, "problem:", problem)
+		printProblem(errOut, problem.Device, problem.Text(), "")
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -11,7 +12,10 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pciids"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/inventory"
+	"chandler.dev/internal/terminal"
 )
 
 // column is one column of a table of devices.
@@ -24,24 +28,36 @@ type column struct {
 var (
 	nameColumn   = column{"NAME", func(d rules.Offered) string { return d.Name }, 0}
 	kindColumn   = column{"KIND", attribute("kind"), 0}
-	modelColumn  = column{"MODEL", model, 24}
+	detailColumn = column{"DETAIL", func(d rules.Offered) string { return inventory.Detail(&d.Device) }, 24}
 	memoryColumn = column{"MEMORY", memory, 0}
 	numaColumn   = column{"NUMA", attribute(deviceattribute.StandardDeviceAttributeNUMANode), 0}
 	rootColumn   = column{"PCIE ROOT", attribute(deviceattribute.StandardDeviceAttributePCIeRoot), 0}
-	healthColumn = column{"HEALTH", health, 9}
+	healthColumn = column{"HEALTH", health, 0}
 )
 
-// printTable prints the columns that fit a terminal of 80 characters.
-func printTable(out io.Writer, s *rules.Snapshot) error {
-	return printColumns(out, s, nameColumn, kindColumn, modelColumn, memoryColumn, numaColumn, healthColumn)
+// modelColumn has the model, from products if the kernel does not know it.
+func modelColumn(products pciids.Names, width int) column {
+	return column{"MODEL", func(d rules.Offered) string { return inventory.Model(&d.Device, products) }, width}
+}
+
+// printTable prints the columns that fit a terminal of 80 characters if all devices are healthy. It
+// leaves out optional columns without a value.
+func printTable(out io.Writer, s *rules.Snapshot, products pciids.Names) error {
+	columns := []column{nameColumn, kindColumn, modelColumn(products, 24)}
+	for _, optional := range []column{detailColumn, memoryColumn, numaColumn} {
+		if slices.ContainsFunc(s.Devices, func(d rules.Offered) bool { return optional.value(d) != "" }) {
+			columns = append(columns, optional)
+		}
+	}
+	return printColumns(out, s, append(columns, healthColumn)...)
 }
 
 // printWide prints all columns without truncation.
-func printWide(out io.Writer, s *rules.Snapshot) error {
+func printWide(out io.Writer, s *rules.Snapshot, products pciids.Names) error {
 	columns := []column{
-		nameColumn, kindColumn, {"FAMILY", attribute("family"), 0}, {"VENDOR", attribute("vendor"), 0}, modelColumn, memoryColumn,
+		nameColumn, kindColumn, {"FAMILY", attribute("family"), 0}, {"VENDOR", attribute("vendor"), 0}, modelColumn(products, 0), detailColumn, memoryColumn,
 		{"ARCHITECTURE", attribute("architecture"), 0}, {"DRIVER", attribute("driver"), 0}, numaColumn, rootColumn,
-		{"EXTENDED RESOURCE", classicNames, 0}, {"HEALTH", wideHealth, 0},
+		{"EXTENDED RESOURCE", classicNames, 0}, healthColumn,
 	}
 	for i := range columns {
 		columns[i].width = 0
@@ -49,6 +65,7 @@ func printWide(out io.Writer, s *rules.Snapshot) error {
 	return printColumns(out, s, columns...)
 }
 
+// printColumns prints a table of devices, and the number of physical devices.
 func printColumns(out io.Writer, s *rules.Snapshot, columns ...column) error {
 	if len(s.Devices) == 0 {
 		_, err := fmt.Fprintln(out, "No accelerators found.")
@@ -64,25 +81,25 @@ func printColumns(out io.Writer, s *rules.Snapshot, columns ...column) error {
 	}
 	row(func(c column) string { return c.title })
 	for _, d := range s.Devices {
-		row(func(c column) string { return cut(cmp.Or(c.value(d), "-"), c.width) })
+		row(func(c column) string {
+			text := terminal.SafeText(strings.ReplaceAll(c.value(d), "\n", "; "))
+			return cut(cmp.Or(text, "-"), c.width)
+		})
 	}
-	return table.Flush()
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	counts := inventory.Make(inventory.Facts{Snapshot: s}).CountText()
+	if counts == "" { // only devices with unlimited sharing
+		return nil
+	}
+	_, err := fmt.Fprintf(out, "\n%s\n", counts)
+	return err
 }
 
 // attribute returns a function that prints an attribute, "" if there is none.
 func attribute(name resourceapi.QualifiedName) func(rules.Offered) string {
 	return func(d rules.Offered) string { return strings.Join(discovery.Values(d.Attributes[name]), ",") }
-}
-
-// model returns the product name or, if unknown, the PCI IDs.
-func model(d rules.Offered) string {
-	if name := d.Attributes.String("model"); name != "" {
-		return name
-	}
-	if vendor, device := d.Attributes.String("pciVendor"), d.Attributes.String("pciDevice"); vendor != "" {
-		return vendor + ":" + device
-	}
-	return ""
 }
 
 func memory(d rules.Offered) string {
@@ -93,11 +110,9 @@ func memory(d rules.Offered) string {
 	return capacity.Value.String()
 }
 
-func health(d rules.Offered) string { return string(d.Health.Status) }
-
-func wideHealth(d rules.Offered) string {
+func health(d rules.Offered) string {
 	if d.Health.Reason == "" {
-		return health(d)
+		return string(d.Health.Status)
 	}
 	return fmt.Sprintf("%s: %s", d.Health.Status, d.Health.Reason)
 }

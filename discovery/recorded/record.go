@@ -14,10 +14,11 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pciids"
 )
 
 // RecordHost returns a recorded host with everything that a scan with the given families reads, and
-// nothing else. A scan of the recorded host gives the same snapshot. The comment precedes the first
+// nothing else except the names of the devices in the PCI ID Repository. A scan of the recorded host gives the same snapshot. The comment precedes the first
 // entry.
 //
 // Files are recorded unchanged: the record includes serial numbers, UUIDs and similar data. A file
@@ -28,7 +29,10 @@ func RecordHost(host *discovery.Host, families []*discovery.Family, comment stri
 	r := &recorder{fsys: host.FS, entries: make(map[string]entry)}
 	observed := *host
 	observed.FS = r
-	discovery.Scan(&observed, families)
+	found := discovery.Scan(&observed, families)
+	if names := pciids.Read(host.FS, found.Devices); len(names) > 0 {
+		r.entries[pciids.File] = entry{path: pciids.File, data: names.Text()}
+	}
 	archive := &txtar.Archive{Comment: []byte(strings.TrimSpace(comment) + "\n\n")}
 	for _, name := range slices.Sorted(maps.Keys(r.entries)) {
 		if e := r.entries[name]; e.kind != directory || !r.parents()[name] {

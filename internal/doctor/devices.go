@@ -279,7 +279,7 @@ func checkProblems(f *Facts, say *findingList) {
 }
 
 func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Offered, offered bool) {
-	name, reason := p.Device, strings.ReplaceAll(p.Err.Error(), "\n", "; ")
+	name, reason := p.Device, strings.ReplaceAll(p.Text(), "\n", "; ")
 	if offered {
 		name = title(&d.Device)
 	}

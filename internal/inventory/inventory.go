@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pciids"
 	"chandler.dev/discovery/rules"
 )
 
@@ -23,6 +24,7 @@ type Facts struct {
 	Functions  int    // PCI functions of the host, 0 if they were not counted
 
 	Snapshot *rules.Snapshot // with settled health if an agent has settled it
+	Products pciids.Names    // of devices whose model the kernel does not know
 
 	// ConsumersKnown means that the consumers are known. Otherwise Holders and Moves are empty, and no
 	// device counts as free.
@@ -135,8 +137,9 @@ type Count struct {
 	Out  int    `json:"unavailable"` // unavailable: unhealthy, unreadable, or about to move
 	Open int    `json:"shareable,omitempty"`
 
-	Devices     int `json:"devices"`     // devices without regard to shares, without those of unlimited sharing
-	FreeDevices int `json:"freeDevices"` // of these, without any allocation
+	Physical    int `json:"physicalDevices"` // a device counts once with all its partitions and virtual functions
+	Devices     int `json:"devices"`         // devices without regard to shares, without those of unlimited sharing
+	FreeDevices int `json:"freeDevices"`     // of these, without any allocation
 }
 
 // State is the most important state of a device.

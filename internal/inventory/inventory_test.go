@@ -180,7 +180,7 @@ func TestStates(t *testing.T) {
 	if got := inv.Device("pci-0000-1c-00-0").Health.Effect; got != resourceapi.DeviceTaintEffectNone {
 		t.Errorf("effect of a slow link: %s", got)
 	}
-	if got, want := inv.Counts[0], (inventory.Count{Kind: "gpu", All: 5, Free: 2, Held: 3, Devices: 5, FreeDevices: 2}); got != want {
+	if got, want := inv.Counts[0], (inventory.Count{Kind: "gpu", All: 5, Free: 2, Held: 3, Physical: 5, Devices: 5, FreeDevices: 2}); got != want {
 		t.Errorf("counts %+v, want %+v", got, want)
 	}
 	if len(inv.Gone) != 1 || inv.Gone[0].Device != "pci-0000-ff-00-0" || inv.Gone[0].Health.Condition != discovery.ConditionGone {

@@ -8,6 +8,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pciids"
 	"chandler.dev/discovery/rules"
 )
 
@@ -24,7 +25,7 @@ func Make(facts Facts) *Inventory {
 		snapshot = &rules.Snapshot{}
 	}
 	for i := range snapshot.Devices {
-		d := describeDevice(&snapshot.Devices[i])
+		d := describeDevice(&snapshot.Devices[i], facts.Products)
 		d.API = facts.API[d.Silicon]
 		if move, waits := facts.Moves[d.Silicon]; waits && facts.ConsumersKnown {
 			d.Move = &move
@@ -56,7 +57,7 @@ func Make(facts Facts) *Inventory {
 	inv.addGone(snapshot.Gone)
 	inv.setProblems()
 	for _, p := range snapshot.Problems {
-		inv.Problems = append(inv.Problems, Problem{p.Device, p.Err.Error()})
+		inv.Problems = append(inv.Problems, Problem{p.Device, p.Text()})
 	}
 	return inv
 }
@@ -79,16 +80,16 @@ func (inv *Inventory) tellMoves() {
 }
 
 // describeDevice returns a device with the data that depends on it alone.
-func describeDevice(o *rules.Offered) *Device {
+func describeDevice(o *rules.Offered, products pciids.Names) *Device {
 	d := &Device{
 		Name: o.Name, Kind: cmp.Or(o.Attributes.String("kind"), "other"), Family: o.Family,
-		Model: fullModel(&o.Device), Label: shortModel(&o.Device), Profile: o.Attributes.String("profile"),
+		Model: Model(&o.Device, products), Label: shortModel(&o.Device, products), Profile: o.Attributes.String("profile"),
 		Silicon: o.Silicon(), Open: o.Shareable, Uncreated: o.Creation != nil, Place: placeOf(&o.Device), Health: healthOf(o.Health), Offered: o,
 	}
 	if memory, known := o.Capacity["memory"]; known {
 		d.Memory = memory.Value.Value()
 	}
-	d.Detail = cmp.Or(interfaceOf(&o.Device), d.Profile)
+	d.Detail = Detail(&o.Device)
 	if d.Detail == d.Label {
 		d.Detail = ""
 	}
@@ -170,7 +171,7 @@ func (d *Device) Units() (all, had, out int) {
 func (inv *Inventory) count() {
 	index := make(map[string]int)
 	for _, s := range inv.Tree.Silicon() {
-		for _, name := range s.countedNames() {
+		for n, name := range s.countedNames() {
 			d := inv.byName[name]
 			i, known := index[d.Kind]
 			if !known {
@@ -189,6 +190,9 @@ func (inv *Inventory) count() {
 				c.Free += all - had - out
 			}
 			c.Devices++
+			if n == 0 {
+				c.Physical++
+			}
 			if inv.ConsumersKnown && had == 0 && out == 0 {
 				c.FreeDevices++
 			}

@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"cmp"
+	"fmt"
 	"regexp"
 	"slices"
 	"strconv"
@@ -10,11 +11,12 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pciids"
 )
 
 // shortModel returns the short name of a device's model, without the vendor.
-func shortModel(d *discovery.Device) string {
-	name := fullModel(d)
+func shortModel(d *discovery.Device, products pciids.Names) string {
+	name := Model(d, products)
 	first, rest, found := strings.Cut(name, " ")
 	if found && rest != "" && strings.EqualFold(first, d.Attributes.String("vendor")) && d.Attributes.String("model") != "" {
 		return rest
@@ -22,9 +24,9 @@ func shortModel(d *discovery.Device) string {
 	return name
 }
 
-// fullModel returns the model, or otherwise the best known description of the device.
-func fullModel(d *discovery.Device) string {
-	if name := d.Attributes.String("model"); name != "" {
+// Model returns the model, or otherwise the best known description of the device.
+func Model(d *discovery.Device, products pciids.Names) string {
+	if name := cmp.Or(d.Attributes.String("model"), products.Product(d)); name != "" {
 		return name
 	}
 	vendor, device := d.Attributes.String("pciVendor"), d.Attributes.String("pciDevice")
@@ -40,9 +42,10 @@ func fullModel(d *discovery.Device) string {
 	return d.Name
 }
 
-// interfaceOf returns the kernel's name for the device if users know the device by it, or "".
-func interfaceOf(d *discovery.Device) string {
-	for _, name := range []resourceapi.QualifiedName{"ifName", "rdmaDevice", "queueName"} {
+// Detail returns what distinguishes the device from others of its model: the kernel's name of an
+// interface, or the profile of a partition. It is "" if there is nothing of the kind.
+func Detail(d *discovery.Device) string {
+	for _, name := range []resourceapi.QualifiedName{"ifName", "rdmaDevice", "queueName", "profile"} {
 		if value := d.Attributes.String(name); value != "" {
 			return value
 		}
@@ -103,6 +106,30 @@ func Ranges(numbers []int, dash string) string {
 		parts, i = append(parts, part), j+1
 	}
 	return strings.Join(parts, ", ")
+}
+
+// CountText returns the number of physical devices of each kind, such as "8 gpu (10 devices, 5
+// free)". The number of devices, with each partition and each virtual function, is left out if it is
+// the same.
+func (inv *Inventory) CountText() string {
+	var kinds []string
+	for _, c := range inv.Counts {
+		if c.Devices == 0 {
+			continue
+		}
+		text, more := fmt.Sprintf("%d %s", c.Physical, c.Kind), []string(nil)
+		if c.Devices != c.Physical {
+			more = append(more, CountNoun(c.Devices, "device"))
+		}
+		if inv.ConsumersKnown {
+			more = append(more, fmt.Sprintf("%d free", c.FreeDevices))
+		}
+		if len(more) > 0 {
+			text += " (" + strings.Join(more, ", ") + ")"
+		}
+		kinds = append(kinds, text)
+	}
+	return strings.Join(kinds, ", ")
 }
 
 // CountNoun returns "1 pod" or "2 pods".

@@ -93,7 +93,7 @@ func (v *view) arrangeTree() {
 		case node.Number != nil:
 			n.Title = fmt.Sprintf("NUMA node %d", *node.Number)
 		case len(tree.Nodes) > 1:
-			n.Title = "No NUMA node told"
+			n.Title = "Unknown NUMA node"
 		}
 		for j := range node.Branch {
 			n.Roots = append(n.Roots, v.rootsOf(&node.Branch[j])...)

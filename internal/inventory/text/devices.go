@@ -64,13 +64,22 @@ func (p *printer) computeWidths() {
 	}
 	width := p.contentWidth()
 	c.head = min(c.head, width*2/5)
-	c.label = min(c.label, max(12, width/4))
 	if p.inv.ConsumersKnown && p.style.Width < wideMemory {
 		c.memory = 0
 	}
 	if p.inv.ConsumersKnown && p.style.Width < wideBy {
 		c.by = 0
 	}
+	others := c.head + gap // the width that the other columns need
+	for _, column := range []int{c.memory, c.holder, c.by} {
+		if column > 0 {
+			others += gap + column
+		}
+	}
+	if p.inv.ConsumersKnown {
+		others += 1 + tailWidth
+	}
+	c.label = min(c.label, max(12, width/4, width-others))
 	used := c.head + gap + c.label
 	if c.memory > 0 {
 		used += gap + c.memory
@@ -132,9 +141,9 @@ func (p *printer) node(n *inventory.Node) {
 	case n.Number != nil:
 		title = fmt.Sprintf("NUMA node %d", *n.Number)
 	case !n.Placed && len(p.inv.Tree.Nodes) > 1:
-		title = "no PCIe place told"
+		title = "unknown PCIe position"
 	case len(p.inv.Tree.Nodes) > 1 && p.inv.Tree.Nodes[0].Number != nil:
-		title = "no NUMA node told"
+		title = "unknown NUMA node"
 	}
 	if title != "" {
 		l := line{}

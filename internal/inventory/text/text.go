@@ -106,17 +106,7 @@ func (p *printer) empty() {
 
 // title returns the name of the machine and the number of devices of each kind.
 func (p *printer) title() string {
-	var counts []string
-	for _, c := range p.inv.Counts {
-		switch {
-		case c.Devices == 0:
-		case p.inv.ConsumersKnown:
-			counts = append(counts, fmt.Sprintf("%d %s (%d free)", c.Devices, c.Kind, c.FreeDevices))
-		default:
-			counts = append(counts, fmt.Sprintf("%d %s", c.Devices, c.Kind))
-		}
-	}
-	return strings.TrimRight(p.inv.Host+"   "+strings.Join(counts, ", "), " ")
+	return strings.TrimRight(p.inv.Host+"   "+p.inv.CountText(), " ")
 }
 
 // wrapText breaks text into lines and indents the lines after the first. It shortens words that are

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const migHost = "../../discovery/families/nvidia/testdata/h100-mig.host"
+
+// The table has the reasons of unhealthy devices, the profiles of partitions and the names of
+// interfaces, and the number of physical devices.
+func TestDiscoverTable(t *testing.T) {
+	for host, want := range map[string][]string{
+		migHost: {
+			"1g.10gb ", "1c.3g.40gb ",
+			"Unhealthy: MIG mode is on and there is no instance to compute in\n",
+			"\n4 gpu (7 devices)\n",
+		},
+		"../../discovery/families/rdma/testdata/mixed.host": {"ens8f1s88 ", "mlx5_3 ", "5 nic (6 devices), 1 npu\n"},
+		eightGPUs: {"\n8 gpu\n"},
+	} {
+		out := mustRun(t, "discover", host)
+		for _, want := range want {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s: no %q in:\n%s", host, want, out)
+			}
+		}
+	}
+	out := mustRun(t, "discover", kvmHost)
+	header, _, _ := strings.Cut(out, "\n")
+	if got, want := strings.Join(strings.Fields(header), " "), "NAME KIND MODEL HEALTH"; got != want {
+		t.Errorf("columns %q, want %q without those that have no value", got, want)
+	}
+	for _, format := range []string{"tree", "wide"} {
+		if out := mustRun(t, "discover", "-o", format, "../../discovery/families/rdma/testdata/mixed.host"); !strings.Contains(out, "rdmap81s0") {
+			t.Errorf("-o %s cuts the name of an interface:\n%s", format, out)
+		}
+	}
+}
+
+// Each row of the table is one line, whatever the driver reports.
+func TestDiscoverTableRows(t *testing.T) {
+	out := mustRun(t, "discover", "../../discovery/families/tenstorrent/testdata/broken.host")
+	if strings.ContainsRune(out, '\x1b') {
+		t.Errorf("control characters of a driver in:\n%q", out)
+	}
+	table, _, _ := strings.Cut(out, "\n\n")
+	for line := range strings.SplitSeq(table, "\n") {
+		if !strings.HasPrefix(line, "NAME") && !strings.HasPrefix(line, "pci-") {
+			t.Errorf("a row has the line %q", line)
+		}
+	}
+}
+
+// Each cause of a problem is printed once, in a line of its own, with absolute paths.
+func TestDiscoverProblems(t *testing.T) {
+	for _, format := range []string{"table", "wide", "tree", "json"} {
+		out, errOut, err := chandler("discover", "-o", format, "../../discovery/families/rdma/testdata/broken.host")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(errOut) {
+			if !strings.HasPrefix(line, "problem: ") || strings.Contains(line, " sys/") {
+				t.Errorf("-o %s: line %q", format, line)
+			}
+		}
+		if !strings.Contains(errOut, "pci-0000-06-00-0: attribute class: read /sys/devices/") {
+			t.Errorf("-o %s: no problem of a function that is no device:\n%s", format, errOut)
+		}
+		if repeated := strings.Contains(errOut, "pci-0000-07-00-0"); repeated != (format == "json") {
+			t.Errorf("-o %s: problems of pci-0000-07-00-0 repeated: %t:\n%s\n%s", format, repeated, out, errOut)
+		}
+	}
+}
+
+// Names of products come from the host, in a recording too. The name of this machine and its
+// products are never shown for another host.
+func TestNamesOfAnotherHost(t *testing.T) {
+	own, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := filepath.Join(t.TempDir(), "other-machine")
+	mustRun(t, "simulate", root, "../../discovery/families/intelgpu/testdata/desktop.host")
+	unnamed := mustRun(t, "discover", "--host-root", root)
+	if !strings.Contains(unnamed, "intel 8086:7d67") {
+		t.Errorf("a host without names of products:\n%s", unnamed)
+	}
+	for _, args := range [][]string{{"discover", "-o", "tree"}, {"inventory"}} {
+		if tree := mustRun(t, append(args, "--host-root", root)...); !strings.HasPrefix(tree, "other-machine ") {
+			t.Errorf("%q of another host does not begin with its directory:\n%s", args, tree)
+		}
+	}
+	ids := filepath.Join(root, "usr/share/hwdata/pci.ids")
+	for _, file := range []string{ids, filepath.Join(root, "etc/hostname")} {
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(t, ids, "8086  Intel Corporation\n\t7d67  Arrow Lake-S [Intel Graphics]\n\t7d68  another\n")
+	write(t, filepath.Join(root, "etc/hostname"), "rack7-3\n")
+	recording := filepath.Join(t.TempDir(), "rack7.host")
+	write(t, recording, mustRun(t, "record", "--host-root", root))
+	for _, host := range [][]string{{"--host-root", root}, {recording}} {
+		if table := mustRun(t, append([]string{"discover"}, host...)...); !strings.Contains(table, "Intel Graphics ") {
+			t.Errorf("%q has no name of a product:\n%s", host, table)
+		}
+	}
+	if data, err := os.ReadFile(recording); err != nil || strings.Contains(string(data), "7d68") {
+		t.Errorf("%v, or the recording has names of devices that the host does not have", err)
+	}
+	for _, args := range [][]string{{"discover", "-o", "tree"}, {"inventory"}, {"slices"}} {
+		for host, name := range map[string]string{"--host-root=" + root: "rack7-3", recording: "rack7"} {
+			out := mustRun(t, append(args, host)...)
+			if !strings.Contains(out, name) || strings.Contains(out, own) && !strings.Contains(name, own) {
+				t.Errorf("%q of %s: want the name %s, and not %s:\n%s", args, host, name, own, out)
+			}
+		}
+	}
+}
