@@ -206,7 +206,7 @@ fmt: ## gofmt and goimports
 	$(GO) run $(GOLANGCI_LINT) fmt ./...
 
 generate: ## rewrite the golden files of recorded hosts, and the pages of doctor's codes
-	$(GO) test $$(grep -rl --include='*_test.go' discoverytest discovery/families | xargs -n 1 dirname | sort -u | sed 's,^,./,') -update
+	$(GO) test $$(grep -rl --include='*_test.go' discoverytest discovery/families | xargs -n 1 dirname | sort -u | sed 's,^,./,') ./discovery/labels -update
 	$(GO) test ./internal/doctor -update
 
 docs: ## write the parts of the pages in docs that come from the code

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -94,9 +95,9 @@ func (h Health) Key() Condition {
 }
 
 // IsUsable reports whether the device may be allocated to a new pod. A condition with the effect
-// None does not prevent an allocation.
+// None does not prevent an allocation. Until the effect is known, the default applies.
 func (h Health) IsUsable() bool {
-	return h.Key() == "" || h.Effect == resourceapi.DeviceTaintEffectNone
+	return h.Key() == "" || cmp.Or(h.Effect, Severity{}.EffectOf(h.Key())) == resourceapi.DeviceTaintEffectNone
 }
 
 // Severity maps conditions to the configured effects. The default is NoSchedule, except for a

@@ -17,11 +17,14 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// own lists Chandler's labels of each family. Devices of a family other than its accelerators, such
-// as channels between GPUs, count only if the family has no accelerators.
-var own = []discovery.Labels{
-	{Set: map[string]string{count: "{silicon}"}},
-	{Where: accelerators, Set: map[string]string{count: "{silicon}"}},
+// counts lists the numbers of devices of each family: the ones that can be allocated, and all.
+var counts = []discovery.Labels{
+	{Where: map[string]string{"usable": "true"}, Set: map[string]string{discovery.Domain + "/{family}.count": "{silicon}"}},
+	{Set: map[string]string{discovery.Domain + "/{family}.total": "{silicon}"}},
+}
+
+// models lists the labels of the accelerators of each family.
+var models = []discovery.Labels{
 	{
 		Where: accelerators,
 		If:    discovery.Agreed,
@@ -31,8 +34,6 @@ var own = []discovery.Labels{
 		},
 	},
 }
-
-const count = discovery.Domain + "/{family}.count"
 
 var accelerators = map[string]string{"kind": "!other"}
 
@@ -48,7 +49,7 @@ func NodeLabels(s *rules.Snapshot, families []*discovery.Family) (map[string]str
 				devices = append(devices, device{d.Silicon(), wordsOf(d)})
 			}
 		}
-		for _, l := range slices.Concat(own, f.Labels) {
+		add := func(l discovery.Labels, devices []device) {
 			for name, value := range labelsOf(l, devices) {
 				if err := discovery.CheckLabel(name, value); err != nil {
 					errs = append(errs, err)
@@ -57,9 +58,25 @@ func NodeLabels(s *rules.Snapshot, families []*discovery.Family) (map[string]str
 				all[name] = value
 			}
 		}
+		for _, l := range counts {
+			add(l, countedOf(devices))
+		}
+		for _, l := range slices.Concat(models, f.Labels) {
+			add(l, devices)
+		}
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return all, errors.Join(errs...)
+}
+
+// countedOf returns the devices for counts: the accelerators of a family without its other devices,
+// such as channels between GPUs, or all devices if the family has no accelerators.
+func countedOf(devices []device) []device {
+	main := slices.DeleteFunc(slices.Clone(devices), func(d device) bool { return !d.has(accelerators) })
+	if len(main) == 0 {
+		return devices
+	}
+	return main
 }
 
 // device contains the data of a device for labels.

@@ -91,16 +91,22 @@ func TestOf(t *testing.T) {
 }
 
 // If several labels have the same name, the last one wins. Chandler's own labels count devices that
-// are not accelerators only if there are no others.
+// are not accelerators only if there are no others. A device that cannot be allocated is only in the
+// total.
 func TestOrder(t *testing.T) {
 	channel := gpu("channel", "channel", "")
 	channel.Attributes.SetString("kind", "other")
 	a := gpu("A", "a", "")
 	a.Attributes.SetString("kind", "gpu")
 	a.Capacity.Set("memory", 3<<30)
+	bad, slow := a, a
+	bad.Name, bad.Health = "bad", discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound}
+	slow.Name, slow.Health = "slow", discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionLinkDegraded}
 	for want, devices := range map[string][]rules.Offered{
-		"chandler.dev/x.count=1\nchandler.dev/x.memory=3072\nchandler.dev/x.model=A\nx.io/a=last\n": {a, channel},
-		"chandler.dev/x.count=1\nx.io/a=last\n":                                                     {channel},
+		"chandler.dev/x.count=2\nchandler.dev/x.memory=3072\nchandler.dev/x.model=A\nchandler.dev/x.total=3\nx.io/a=last\n": {a, bad, slow, channel},
+		"chandler.dev/x.memory=3072\nchandler.dev/x.model=A\nchandler.dev/x.total=1\nx.io/a=last\n":                         {bad, channel},
+		"chandler.dev/x.count=1\nchandler.dev/x.memory=3072\nchandler.dev/x.model=A\nchandler.dev/x.total=1\nx.io/a=last\n": {a, channel},
+		"chandler.dev/x.count=1\nchandler.dev/x.total=1\nx.io/a=last\n":                                                     {channel},
 	} {
 		made, err := labels.NodeLabels(&rules.Snapshot{Devices: devices}, family(
 			discovery.Labels{Set: map[string]string{"x.io/a": "first"}},
@@ -121,7 +127,7 @@ func TestOrder(t *testing.T) {
 func TestNameTooLong(t *testing.T) {
 	s := &rules.Snapshot{Devices: []rules.Offered{gpu(strings.Repeat("x", 63), "g", "")}}
 	made, err := labels.NodeLabels(s, family(discovery.Labels{Set: map[string]string{"x.io/a.{model}": "true", "x.io/b": "true"}}))
-	if err == nil || made["x.io/b"] != "true" || len(made) != 3 {
+	if err == nil || made["x.io/b"] != "true" || len(made) != 4 {
 		t.Errorf("labels %v, error %v", made, err)
 	}
 }

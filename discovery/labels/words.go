@@ -25,7 +25,7 @@ func wordsOf(d *rules.Offered) map[string]string {
 		words[string(name)+".Gi"] = roundUnits(bytes, 1<<30)
 	}
 	maps.Copy(words, d.Facts)
-	words["family"] = d.Family
+	words["family"], words["usable"] = d.Family, strconv.FormatBool(d.Health.IsUsable())
 	if len(d.Offers) > 0 {
 		words["resource"] = d.Offers[0].Resource
 		words["renamed"] = strconv.FormatBool(!slices.ContainsFunc(d.PluginOffers, func(offer discovery.Offer) bool {

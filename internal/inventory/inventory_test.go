@@ -150,6 +150,37 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
+// Pairs of GPUs below nested switches of one root are told apart, and the functions of one adapter are
+// not.
+func TestNestedSwitches(t *testing.T) {
+	const top = "0000:31:01.0/0000:32:00.0/"
+	devices := []rules.Offered{
+		gpu("0000:34:00.0", "pci0000:31", top+"0000:33:00.0/0000:34:10.0", "0000:35:00.0", 0),
+		gpu("0000:36:00.0", "pci0000:31", top+"0000:33:00.0/0000:34:10.0", "0000:35:01.0", 0),
+		gpu("0000:39:00.0", "pci0000:31", top+"0000:33:01.0/0000:37:10.0", "0000:38:00.0", 0),
+		gpu("0000:3b:00.0", "pci0000:31", top+"0000:33:01.0/0000:37:10.0", "0000:38:01.0", 0),
+		gpu("0000:3d:00.0", "pci0000:31", "0000:31:01.0/0000:32:00.0", "0000:33:02.0", 0),
+		gpu("0000:3d:00.1", "pci0000:31", "0000:31:01.0/0000:32:00.0", "0000:33:02.0", 0),
+	}
+	inv := inventory.Make(inventory.Facts{Name: "n", Snapshot: &rules.Snapshot{Devices: devices}, At: noon})
+	var got []string
+	for _, b := range inv.Tree.Nodes[0].Branch {
+		names := []string{b.Switch}
+		for _, s := range b.Silicon {
+			names = append(names, inventory.ShortAddress(s.Address))
+		}
+		got = append(got, strings.Join(names, " "))
+	}
+	want := []string{
+		"0000:34:10.0 34:00.0 36:00.0",
+		"0000:37:10.0 39:00.0 3b:00.0",
+		" 3d:00.0 3d:00.1",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("branches\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
 func TestStates(t *testing.T) {
 	sick := gpu("0000:1b:00.0", "pci0000:17", "0000:17:01.0", "0000:18:00.0", 0)
 	sick.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "XID 79"}

@@ -298,31 +298,19 @@ func vfIndex(d *Device) int64 {
 	return -1
 }
 
-// groupBranches groups physical devices by PCIe root, or by switch if a root forks.
+// groupBranches groups physical devices by PCIe root, or by the nearest switch that has several of
+// them and not all devices of the root.
 func groupBranches(all []Silicon) (branches []Branch) {
-	below := make(map[string]int) // number of physical devices below the first switch
-	key := func(s *Silicon) string {
-		if len(s.place.Bridges) < 2 {
-			return s.place.Root
-		}
-		return s.place.Root + " " + strings.Join(s.place.Bridges[:2], " ")
-	}
-	for i := range all {
-		below[key(&all[i])]++
-	}
-	byKey := make(map[string]int)
+	var roots []string
+	byRoot := make(map[string][]Silicon)
 	for _, s := range all {
-		k := key(&s)
-		if below[k] < 2 {
-			k = s.place.Root
+		if byRoot[s.place.Root] == nil {
+			roots = append(roots, s.place.Root)
 		}
-		i, known := byKey[k]
-		if !known {
-			i = len(branches)
-			byKey[k] = i
-			branches = append(branches, Branch{Root: s.place.Root})
-		}
-		branches[i].Silicon = append(branches[i].Silicon, s)
+		byRoot[s.place.Root] = append(byRoot[s.place.Root], s)
+	}
+	for _, root := range roots {
+		branches = append(branches, forkBelow(byRoot[root], 2)...) // the first bridge is a port of the root
 	}
 	for i := range branches {
 		branches[i].Switch = branches[i].forkBridge()
@@ -330,9 +318,49 @@ func groupBranches(all []Silicon) (branches []Branch) {
 	return branches
 }
 
+// forkBelow groups the devices that have their first bridges in common, except the last of depth
+// bridges. Devices that are alone below their bridge, or in one slot, stay together.
+func forkBelow(all []Silicon, depth int) (branches []Branch) {
+	below := make(map[string][]Silicon)
+	key := func(s *Silicon) string {
+		if len(s.place.Bridges) < depth {
+			return ""
+		}
+		return s.place.Bridges[depth-1]
+	}
+	for _, s := range all {
+		below[key(&s)] = append(below[key(&s)], s)
+	}
+	rest := -1 // index of the branch with the other devices
+	for _, s := range all {
+		group := below[key(&s)]
+		switch {
+		case key(&s) != "" && !inOneSlot(group):
+			if group[0].Name == s.Name {
+				branches = append(branches, forkBelow(group, depth+1)...)
+			}
+			continue
+		case rest < 0:
+			rest = len(branches)
+			branches = append(branches, Branch{Root: s.place.Root})
+		}
+		branches[rest].Silicon = append(branches[rest].Silicon, s)
+	}
+	return branches
+}
+
+// inOneSlot reports whether all physical devices are functions of one PCI device.
+func inOneSlot(all []Silicon) bool {
+	slot := func(s *Silicon) string {
+		before, _, _ := strings.Cut(s.Address, ".")
+		return before
+	}
+	return !slices.ContainsFunc(all, func(s Silicon) bool { return slot(&s) != slot(&all[0]) })
+}
+
 // forkBridge returns the bridge at which the tree forks, "" for the root.
 func (b *Branch) forkBridge() string {
-	if len(b.Silicon) < 2 {
+	if inOneSlot(b.Silicon) {
 		return ""
 	}
 	common := b.Silicon[0].place.Bridges

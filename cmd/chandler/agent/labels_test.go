@@ -107,23 +107,23 @@ func TestLabels(t *testing.T) {
 		if err := os.Mkdir(l.dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		l.expect(t, "chandler.dev/hypervisor.count=2\n", 1, 0)
-		l.expect(t, "chandler.dev/hypervisor.count=2\n", 1, 0)
+		l.expect(t, "chandler.dev/hypervisor.count=2\nchandler.dev/hypervisor.total=2\n", 1, 0)
+		l.expect(t, "chandler.dev/hypervisor.count=2\nchandler.dev/hypervisor.total=2\n", 1, 0)
 
 		if err := os.Remove(filepath.Join(l.dir, featureName)); err != nil {
 			t.Fatal(err)
 		}
-		l.expect(t, "chandler.dev/hypervisor.count=2\n", 2, 0)
+		l.expect(t, "chandler.dev/hypervisor.count=2\nchandler.dev/hypervisor.total=2\n", 2, 0)
 
 		exclude := func(expression string) Change {
 			return Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA, Exclude: []rules.Selector{selector(t, expression)}}}}
 		}
 		n.changes <- exclude(`device.attributes["chandler.dev"].model == "tun"`)
-		l.expect(t, "chandler.dev/hypervisor.count=1\nchandler.dev/hypervisor.model=kvm\n", 3, 0)
+		l.expect(t, "chandler.dev/hypervisor.count=1\nchandler.dev/hypervisor.model=kvm\nchandler.dev/hypervisor.total=1\n", 3, 0)
 		n.changes <- exclude(`true`)
 		l.expect(t, "", 3, 0)
 		n.changes <- exclude(`false`)
-		l.expect(t, "chandler.dev/hypervisor.count=2\n", 4, 0)
+		l.expect(t, "chandler.dev/hypervisor.count=2\nchandler.dev/hypervisor.total=2\n", 4, 0)
 	})
 }
 
@@ -139,9 +139,9 @@ func TestLabelsOnABadDisk(t *testing.T) {
 		l.run(t, &rules.Rules{Mode: discovery.ModeDRA})
 		l.expect(t, "", 0, 1)
 		l.failing.Store(false)
-		l.expect(t, "chandler.dev/hypervisor.count=2\n", 1, 1)
+		l.expect(t, "chandler.dev/hypervisor.count=2\nchandler.dev/hypervisor.total=2\n", 1, 1)
 		l.failing.Store(true)
-		l.expect(t, "chandler.dev/hypervisor.count=2\n", 1, 1)
+		l.expect(t, "chandler.dev/hypervisor.count=2\nchandler.dev/hypervisor.total=2\n", 1, 1)
 		if err := os.Remove(filepath.Join(l.dir, featureName)); err != nil {
 			t.Fatal(err)
 		}
@@ -156,7 +156,7 @@ func TestLabelsAfterAnotherAgent(t *testing.T) {
 		n := newNode(t)
 		l := &labelled{node: n, dir: filepath.Join(n.dir, "features.d")}
 		files := disk.Files{}
-		text := "# Chandler writes this file for Node Feature Discovery.\nchandler.dev/hypervisor.count=2\n"
+		text := "# Chandler writes this file for Node Feature Discovery.\nchandler.dev/hypervisor.count=2\nchandler.dev/hypervisor.total=2\n"
 		if _, err := files.Write(filepath.Join(l.dir, featureName), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -169,7 +169,7 @@ func TestLabelsAfterAnotherAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 		l.run(t, &rules.Rules{Mode: discovery.ModeDRA})
-		l.expect(t, "chandler.dev/hypervisor.count=2\n", 0, 0)
+		l.expect(t, "chandler.dev/hypervisor.count=2\nchandler.dev/hypervisor.total=2\n", 0, 0)
 	})
 }
 
@@ -194,7 +194,7 @@ func TestTooManyLabels(t *testing.T) {
 		devices *rules.Snapshot
 		lines   int // lines of the file, 0 without a file
 		wrong   bool
-	}{{many, 1, true}, {snapshot(2), 4, false}, {many, 4, true}, {snapshot(0), 0, false}, {many, 0, true}} {
+	}{{many, 1, true}, {snapshot(2), 5, false}, {many, 5, true}, {snapshot(0), 0, false}, {many, 0, true}} {
 		f.writeLabels(t.Context(), step.devices)
 		data, _ := os.ReadFile(name)
 		lines := len(strings.Split(strings.TrimSuffix(string(data), "\n"), "\n"))

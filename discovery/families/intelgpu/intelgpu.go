@@ -49,6 +49,11 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	}
 	var gpus []used
 	for _, function := range found {
+		if !function.HasDriver() && !strings.HasSuffix(function.Name(), ".0") {
+			// Old GPUs have a second display function for further monitors, to which the driver does not
+			// bind (i915_pci_probe in drivers/gpu/drm/i915/i915_pci.c).
+			continue
+		}
 		divided, sriovErr := discovery.HasVirtualFunctions(function)
 		if divided {
 			continue // the virtual functions have the GPU's capabilities

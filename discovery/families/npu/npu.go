@@ -8,7 +8,9 @@ package npu
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"path"
+	"slices"
 	"strings"
 
 	"chandler.dev/discovery"
@@ -19,7 +21,7 @@ import (
 var Family = &discovery.Family{
 	Name:     "npu",
 	Doc:      "Intel, AMD and Qualcomm NPUs, and others of the kernel's accel subsystem",
-	Match:    []discovery.Match{{Class: "accel", Name: "accel[0-9]*"}},
+	Match:    append([]discovery.Match{{Class: "accel", Name: "accel[0-9]*"}}, unbound()...),
 	Describe: describe,
 	Labels:   []discovery.Labels{{Where: map[string]string{"vendor": "intel"}, Set: map[string]string{"intel.feature.node.kubernetes.io/npu": "true"}}},
 }
@@ -46,6 +48,27 @@ var chips = map[string]struct{ model, architecture string }{
 	"qaic a110":      {"AIC200", ""},
 }
 
+// functions lists the PCI functions of NPUs, by PCI vendor, so that an NPU without a driver is found
+// too (the tables of drivers/accel/ivpu/ivpu_drv.c, drivers/accel/amdxdna/amdxdna_pci_drv.c and
+// drivers/accel/qaic/qaic_drv.c).
+var functions = map[string]struct {
+	vendor  string
+	devices []string
+}{
+	"8086": {"intel", []string{"643e", "7d1d", "ad1d", "b03e", "fd3e"}},
+	"1022": {"amd", []string{"1502", "17f0"}},
+	"17cb": {"qualcomm", []string{"a080", "a100", "a110"}},
+}
+
+func unbound() (matches []discovery.Match) {
+	for _, vendor := range slices.Sorted(maps.Keys(functions)) {
+		for _, device := range functions[vendor].devices {
+			matches = append(matches, discovery.Match{Bus: "pci", Vendor: vendor, Device: device, Unbound: true})
+		}
+	}
+	return matches
+}
+
 // elsewhere lists the drivers whose accelerators another family describes.
 var elsewhere = map[string]bool{"habanalabs": true}
 
@@ -53,6 +76,13 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	var parents []sysfs.Device
 	minors := make(map[string][]sysfs.Device) // by parent: a qaic device may have several accel minors
 	for _, minor := range found {
+		if sysfs.IsPCIAddress(minor.Name()) {
+			d, err := discovery.DescribeUnbound(host, minor, "npu", "")
+			d.Attributes.SetString("vendor", functions[d.Attributes.String("pciVendor")].vendor)
+			problems = append(problems, discovery.Problems(d.Name, err)...)
+			devices = append(devices, d)
+			continue
+		}
 		parent, ok := hardware(minor)
 		if !ok || elsewhere[parent.Driver()] || !isAccel(minor) {
 			continue
