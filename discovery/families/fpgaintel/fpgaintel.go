@@ -119,10 +119,11 @@ const crashed = "ffffffffffffffffffffffffffffffff"
 // FPGA for such functions.
 var idDigits = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// readID returns an ID, "" if there is none.
+// readID returns an ID in lower case, "" if there is none.
 func readID(d sysfs.Device, attribute string) (string, error) {
 	attrs := d.Attrs()
 	id, ok := attrs.Text(attribute)
+	id = strings.ToLower(id)
 	if ok && !idDigits.MatchString(id) {
 		return "", fmt.Errorf("attribute %s: not 32 hexadecimal digits: %.48q", attribute, id)
 	}

@@ -93,11 +93,10 @@ func (p *printer) printNotes() {
 func (p *printer) empty() {
 	text := "No accelerator could be described."
 	if len(p.inv.Problems) == 0 {
-		text = fmt.Sprintf("No accelerators. %d families looked", p.inv.Families)
+		text = "No accelerators found."
 		if n := p.inv.Functions; n > 0 {
-			text += fmt.Sprintf(" at %s and know none of them", inventory.CountNoun(n, "PCI function"))
+			text += fmt.Sprintf(" None of the %d device families describes any of %s.", p.inv.Families, inventory.CountNoun(n, "PCI function"))
 		}
-		text += "."
 	}
 	for _, text := range terminal.WrapText(text, p.style.Width) {
 		p.write(text)
