@@ -73,9 +73,9 @@ func VFIONodes(host *Host, function sysfs.Device) ([]*specs.DeviceNode, error) {
 // withoutVFIONode returns why a function under vfio has no node.
 func withoutVFIONode(function sysfs.Device) string {
 	if function.Link("iommu_group") == "" {
-		return "vfio: the function is in no IOMMU group"
+		return "vfio: the device is in no IOMMU group"
 	}
-	return "vfio: the kernel has no node for the function or for its IOMMU group"
+	return "vfio: the kernel has no node for the device or for its IOMMU group"
 }
 
 // groupNode returns the kernel device that has the node of an IOMMU group. The device's name has a

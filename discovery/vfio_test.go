@@ -109,7 +109,7 @@ func TestVFIO(t *testing.T) {
 		"neither": {
 			"../../../kernel/iommu_groups/7",
 			map[string]string{"sys/class/misc/vfio/dev": "10:196", function + "/vfio-dev/vfio0/uevent": ""},
-			nil, "no node for the function or for its IOMMU group",
+			nil, "no node for the device or for its IOMMU group",
 		},
 		"no group":             {"", nil, nil, "in no IOMMU group"},
 		"a group of no number": {"../..", nil, nil, `IOMMU group ".."`},

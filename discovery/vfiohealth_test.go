@@ -38,7 +38,7 @@ func TestVFIOHealth(t *testing.T) {
 		want     string // part of the reason, "" if usable
 	}{
 		"usable":                     {function, group, nil, ""},
-		"no node":                    {function, nil, nil, "no device node"},
+		"no node":                    {function, nil, nil, "no node for the device"},
 		"a node is missing":          {function, []string{"/dev/vfio/8"}, nil, "missing"},
 		"with vfio":                  {function, group, driver("vfio-pci"), ""},
 		"with vfio of its maker":     {function, group, driver("mlx5_vfio_pci"), ""},
@@ -60,7 +60,7 @@ func TestVFIOHealth(t *testing.T) {
 		"iommufd for the group":           {function, group, map[string]string{chip: plain, iommufd: "N"}, "of iommufd is off"},
 		"without an IOMMU":                {function, noiommu, map[string]string{chip: plain, type1: "N"}, ""},
 		"a mediated device sends none":    {mdev, group, map[string]string{chip: plain, type1: "N"}, ""},
-		"a mediated device without nodes": {mdev, nil, nil, "no device node"},
+		"a mediated device without nodes": {mdev, nil, nil, "in no IOMMU group"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			files := map[string]string{

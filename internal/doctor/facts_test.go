@@ -214,7 +214,7 @@ var breaks = map[string]func(*Facts){
 	"CH0309": problem("pci-0000-1a-00-0", errors.New("attribute serial: input/output error")),
 	"CH0310": problem("pci-0000-1a-00-0", fmt.Errorf("open sys/devices/pci0000:00/0000:1a:00.0/mem: %w", discovery.ErrHangs)),
 	"CH0311": problem("pci-0000-1a-00-0, pci-0000-9e-00-0", errors.New(`state the same identity "0"; none is known by it`)),
-	"CH0312": problem("pci-0000-41-00-0", errors.New("vfio: the kernel has no node for the function or for its IOMMU group")),
+	"CH0312": problem("pci-0000-41-00-0", errors.New("vfio: the kernel has no node for the device or for its IOMMU group")),
 	"CH0314": condition(1, discovery.ConditionNotResponding, noSchedule, "it does not answer: its configuration space reads all ones", time.Minute),
 	"CH0313": func(f *Facts) {
 		f.Devices.Snapshot = KnownAnswer(&rules.Snapshot{})
