@@ -494,9 +494,9 @@ func TestOnceOfAHostThatHangs(t *testing.T) {
 		took    time.Duration
 	}{
 		"nothing":           {nil, "a 01-00-0 02-00-0 03-00-0 04-00-0", "", 0},
-		"a device":          {[]string{label1}, "a 02-00-0 03-00-0 04-00-0", "pci-0000-01-00-0: read " + label1 + ": does not answer", 10 * time.Second},
-		"all of a family":   {[]string{label1, pciDir + gpu2 + "/label"}, "a 03-00-0 04-00-0", "pci-0000-02-00-0: read " + pciDir + gpu2 + "/label: does not answer", 10 * time.Second},
-		"one after another": {[]string{label1, pciDir + gpu2 + "/label", pciDir + gpu2 + "/vendor"}, "a 03-00-0 04-00-0", "pci-0000-02-00-0: read " + pciDir + gpu2 + "/vendor: does not answer", 20 * time.Second},
+		"a device":          {[]string{label1}, "a 02-00-0 03-00-0 04-00-0", "pci-0000-01-00-0: read /" + label1 + ": does not answer", 10 * time.Second},
+		"all of a family":   {[]string{label1, pciDir + gpu2 + "/label"}, "a 03-00-0 04-00-0", "pci-0000-02-00-0: read /" + pciDir + gpu2 + "/label: does not answer", 10 * time.Second},
+		"one after another": {[]string{label1, pciDir + gpu2 + "/label", pciDir + gpu2 + "/vendor"}, "a 03-00-0 04-00-0", "pci-0000-02-00-0: read /" + pciDir + gpu2 + "/vendor: does not answer", 20 * time.Second},
 		"a list":            {[]string{"sys/class/widget"}, "01-00-0 02-00-0 03-00-0 04-00-0", "readdir /sys/class/widget: does not answer", 10 * time.Second},
 		"no one file":       {[]string{"slow"}, "a 01-00-0 02-00-0 03-00-0 04-00-0", "slow: no answer in 10s", 10 * time.Second},
 		"all of a bus":      {[]string{"sys/bus/pci/devices"}, "a", "readdir /sys/bus/pci/devices: does not answer", 10 * time.Second},

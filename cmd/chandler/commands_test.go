@@ -181,6 +181,9 @@ func TestSimulateDeviceNodes(t *testing.T) {
 // The command discover reports what was unreadable, and prints the rest.
 func TestDiscoverSaysWhatItCouldNotRead(t *testing.T) {
 	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "sys"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	out, errOut, err := chandler("discover", "--host-root", root)
 	if err != nil {
 		t.Fatal(err)
@@ -213,6 +216,9 @@ func TestDiscoverRefuses(t *testing.T) {
 		"format":               {[]string{"-o", "xml"}, []string{"xml", "json"}},
 		"missing root":         {[]string{"--host-root", dir + "/missing"}, []string{"host root", dir + "/missing"}},
 		"root is a file":       {[]string{"--host-root", file}, []string{file, "not a directory"}},
+		"root without sys":     {[]string{"--host-root", dir}, []string{dir, "no directory sys"}},
+		"directory":            {[]string{dir}, []string{dir, "--host-root=" + dir}},
+		"no recording":         {[]string{unknown}, []string{unknown, "not a valid host recording"}},
 		"missing host":         {[]string{dir + "/missing.host"}, []string{dir + "/missing.host"}},
 		"host cut short":       {[]string{short}, []string{short, "cut short"}},
 		"config unknown field": {[]string{"--config", unknown}, []string{unknown, "modes"}},

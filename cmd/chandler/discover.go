@@ -14,7 +14,6 @@ import (
 	"chandler.dev/cmd/chandler/informant"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
-	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/labels"
 	"chandler.dev/discovery/pciids"
 	"chandler.dev/discovery/recorded"
@@ -83,7 +82,7 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 		}
 		host = configuredHost(recorded.FS(), config)
 	} else {
-		hostFS, err := hostfs.Open(o.hostRoot)
+		hostFS, err := openHostRoot(o.hostRoot)
 		if err != nil {
 			return err
 		}
@@ -109,13 +108,16 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 }
 
 func readRecorded(file string) (*recorded.Host, error) {
+	if info, err := os.Stat(file); err == nil && info.IsDir() {
+		return nil, fmt.Errorf("%s is a directory and not a host recording; to examine the files of another host, use --host-root=%s", file, file)
+	}
 	data, err := readFile(file)
 	if err != nil {
-		return nil, fmt.Errorf("read recorded host: %w", err)
+		return nil, fmt.Errorf("read host recording: %w", err)
 	}
 	host, err := recorded.Parse(data)
 	if err != nil {
-		return nil, fmt.Errorf("recorded host %s: %w", file, err)
+		return nil, fmt.Errorf("%s is not a valid host recording: %w", file, err)
 	}
 	return host, nil
 }
@@ -153,7 +155,7 @@ func printer(format string) (printFunc, error) {
 	case "labels":
 		return printLabels, nil
 	}
-	return nil, fmt.Errorf("output format %q: want table, wide, tree, json, yaml or labels", format)
+	return nil, command.UsageError(fmt.Errorf("output format %q: want table, wide, tree, json, yaml or labels", format))
 }
 
 // locatedDevice is a device with its place on the host.

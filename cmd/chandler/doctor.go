@@ -17,7 +17,6 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"chandler.dev/api/v1alpha1"
-	"chandler.dev/discovery/hostfs"
 	"chandler.dev/internal/command"
 	"chandler.dev/internal/doctor"
 	"chandler.dev/internal/doctor/gather"
@@ -206,7 +205,7 @@ func (o *doctorOptions) examineNode(ctx context.Context, errOut io.Writer, args 
 		gathering.Node = filepath.Base(args[0])
 	} else {
 		var err error
-		if gathering.HostFS, err = hostfs.Open(o.hostRoot); err != nil {
+		if gathering.HostFS, err = openHostRoot(o.hostRoot); err != nil {
 			return nil, err
 		}
 	}

@@ -199,7 +199,7 @@ func TestDoctorForNodeProblemDetector(t *testing.T) {
 		{[]string{"--only", "devices", hosts + "h100x8.host"}, 0, "no faults found"},
 		{[]string{"--only", "devices", hosts + "broken.host"}, 1, "CH"},
 		{[]string{"--only", "nonsense"}, 2, "category"},
-		{[]string{"none.host"}, 2, "read recorded host"},
+		{[]string{"none.host"}, 2, "read host recording"},
 	} {
 		out, _, err := chandler(append([]string{"doctor", "-o", "npd"}, test.args...)...)
 		code := 0

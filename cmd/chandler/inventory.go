@@ -22,6 +22,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/pciids"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/command"
 	"chandler.dev/internal/doctor/gather"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/inventory/text"
@@ -76,7 +77,7 @@ With --serve, the command serves the web UI instead, until it is interrupted.`,
 
 func (o *inventoryOptions) run(ctx context.Context, out, errOut io.Writer, args []string) error {
 	if o.output != "tree" && o.output != "json" && o.output != "yaml" {
-		return fmt.Errorf("output format %q: want tree, json or yaml", o.output)
+		return command.UsageError(fmt.Errorf("output format %q: want tree, json or yaml", o.output))
 	}
 	facts, err := o.facts(ctx, errOut, args)
 	if err != nil {

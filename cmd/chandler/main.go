@@ -32,5 +32,10 @@ To list the accelerators of this machine, without a cluster and without root:
 	cmd.AddCommand(newUninstallCommand(), newHookCommand())
 	addMoved(cmd)
 	addCompletions(cmd)
+	command.Finish(cmd,
+		command.Group{Title: "Look at a node", Commands: []string{"discover", "inventory", "doctor", "explain", "slices"}},
+		command.Group{Title: "Run and maintain a node", Commands: []string{"run", "provision", "migrate", "uninstall", "hook"}},
+		command.Group{Title: "Host recordings", Commands: []string{"record", "simulate"}},
+	)
 	return cmd
 }

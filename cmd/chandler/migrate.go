@@ -24,8 +24,8 @@ import (
 	"chandler.dev/cmd/chandler/informant"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
-	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/pciids"
+	"chandler.dev/internal/command"
 	"chandler.dev/internal/compile"
 	"chandler.dev/internal/doctor/gather"
 	"chandler.dev/internal/kubeletapi"
@@ -126,7 +126,10 @@ func (o *migrateOptions) addFlags(cmd *cobra.Command) {
 // run plans a move, or prints the status of the last one.
 func (o *migrateOptions) run(ctx context.Context, out, errOut io.Writer, args []string) error {
 	if o.output != "table" && o.output != "json" {
-		return fmt.Errorf("output format %q: want table or json", o.output)
+		return command.UsageError(fmt.Errorf("output format %q: want table or json", o.output))
+	}
+	if to := v1alpha1.Mode(o.to); o.plan && to != v1alpha1.ModeDRA && to != v1alpha1.ModeDevicePlugin && to != v1alpha1.ModeAuto {
+		return command.UsageError(fmt.Errorf("--to %q: want DRA, DevicePlugin or Auto", o.to))
 	}
 	var err error
 	if o.node.Name, err = hostOf(args, o.hostRoot).nodeName(o.node.Name); err != nil {
@@ -190,7 +193,7 @@ func (o *migrateOptions) readNode(ctx context.Context, errOut io.Writer, args []
 			devicePlugins, _ = fs.Sub(kubelet, "device-plugins")
 			listing = nil
 		}
-	} else if host.FS, err = hostfs.Open(o.hostRoot); err != nil {
+	} else if host.FS, err = openHostRoot(o.hostRoot); err != nil {
 		return n, err
 	}
 	state, err := fs.Sub(kubelet, stateDir)

@@ -167,7 +167,7 @@ func TestMigratePlanOfARecordedHost(t *testing.T) {
 			t.Errorf("%s: no error", name)
 		}
 	}
-	if _, _, err := chandler("migrate", "plan", "--to=Both", eightGPUs); err == nil || !strings.Contains(err.Error(), "chandler.dev/mode") {
+	if _, _, err := chandler("migrate", "plan", "--to=Both", eightGPUs); err == nil || !strings.Contains(err.Error(), "want DRA, DevicePlugin or Auto") {
 		t.Errorf("a mode that is none: %v", err)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+
+	"chandler.dev/internal/command"
 )
 
 // moved lists the commands that this program does not have, with their names in kubectl-chandler.
@@ -26,7 +28,7 @@ func addMoved(cmd *cobra.Command) {
 			Hidden:             true,
 			DisableFlagParsing: true,
 			RunE: func(*cobra.Command, []string) error {
-				return fmt.Errorf("%s is a command of kubectl-chandler: kubectl chandler %s", m.desk, m.desk)
+				return command.UsageError(fmt.Errorf("%s is a command of kubectl-chandler: kubectl chandler %s", m.desk, m.desk))
 			},
 		})
 	}

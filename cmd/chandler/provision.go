@@ -14,7 +14,6 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
-	"chandler.dev/discovery/hostfs"
 	"chandler.dev/internal/compile"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/provision"
@@ -77,7 +76,7 @@ func (o *provisionOptions) run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	hostFS, err := hostfs.Open(o.hostRoot)
+	hostFS, err := openHostRoot(o.hostRoot)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,6 @@ import (
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cmd/chandler/informant"
 	"chandler.dev/discovery/families"
-	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/recorded"
 	"chandler.dev/internal/compile"
 	"chandler.dev/internal/doctor/gather"
@@ -31,7 +30,7 @@ numbers, UUIDs and network addresses of the host are included unchanged.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			inheritFlags(cmd.Flags(), gather.OwnFlags(), places...)
-			hostFS, err := hostfs.Open(hostRoot)
+			hostFS, err := openHostRoot(hostRoot)
 			if err != nil {
 				return err
 			}

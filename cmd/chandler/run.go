@@ -230,7 +230,7 @@ func (o *runOptions) check() error {
 	}
 	o.nodeName = name
 	if o.rescanInterval <= 0 {
-		return fmt.Errorf("rescan interval %s: must be more than nothing", o.rescanInterval)
+		return command.UsageError(fmt.Errorf("--rescan-interval %s: want a positive time", o.rescanInterval))
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ import (
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/hostfs"
 	"chandler.dev/internal/compile"
 	"chandler.dev/internal/reclaim"
 )
@@ -59,6 +60,21 @@ func hostOf(args []string, hostRoot string) examinedHost {
 		h.recording = args[0]
 	}
 	return h
+}
+
+// openHostRoot opens the directory with the files of a host.
+func openHostRoot(dir string) (fs.FS, error) {
+	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+		return nil, fmt.Errorf("host root %s is a file and not a directory; pass a host recording as an argument, without --host-root", dir)
+	}
+	host, err := hostfs.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := fs.Stat(host, "sys"); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("host root %s has no directory sys; want the root directory of a host", dir)
+	}
+	return host, nil
 }
 
 // name returns the name of the host. For a recording or another host, it is never the name of this

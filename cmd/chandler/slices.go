@@ -15,9 +15,9 @@ import (
 	"chandler.dev/cmd/chandler/informant"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
-	"chandler.dev/discovery/hostfs"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
+	"chandler.dev/internal/command"
 	"chandler.dev/internal/compile"
 )
 
@@ -65,11 +65,11 @@ owner.`,
 
 func (o slicesOptions) run(ctx context.Context, out, errOut io.Writer, args []string) error {
 	if o.output != "yaml" && o.output != "json" {
-		return fmt.Errorf("output format %q: want yaml or json", o.output)
+		return command.UsageError(fmt.Errorf("output format %q: want yaml or json", o.output))
 	}
 	kept, err := o.keptFeatures()
 	if err != nil {
-		return err
+		return command.UsageError(err)
 	}
 	host := hostOf(args, o.hostRoot)
 	node, err := host.nodeName(o.node.Name)
@@ -119,7 +119,7 @@ func (o slicesOptions) scan(ctx context.Context, config *compile.NodeConfig, err
 		}
 		return discovery.Watch{Host: configuredHost(recorded.FS(), config), Families: families.All}.ScanOnce(ctx)
 	}
-	hostFS, err := hostfs.Open(o.hostRoot)
+	hostFS, err := openHostRoot(o.hostRoot)
 	if err != nil {
 		return nil, err
 	}

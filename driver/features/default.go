@@ -12,16 +12,16 @@ import (
 const Newest = "1.37"
 
 // Default returns the features of an API server with the default feature gates of a version
-// (pkg/features/kube_features.go, read in 1.34 to 1.37). Versions later than [Newest] have the
-// features of [Newest]. Versions before 1.34 have no resource.k8s.io/v1 and are an error.
+// (pkg/features/kube_features.go, read in 1.34 to 1.37). Versions later than [Newest] are unknown, and
+// versions before 1.34 have no resource.k8s.io/v1; both are an error.
 func Default(of string) (Set, error) {
 	v, err := version.ParseGeneric(of)
 	if err != nil {
 		return Set{}, fmt.Errorf("version of Kubernetes %q: %w", of, err)
 	}
 	switch {
-	case v.LessThan(version.MustParseGeneric("1.34")):
-		return Set{}, fmt.Errorf("version of Kubernetes %q: DRA is for 1.34 and later", of)
+	case v.LessThan(version.MustParseGeneric("1.34")), version.MustParseGeneric(Newest + ".9999").LessThan(v):
+		return Set{}, fmt.Errorf("version of Kubernetes %q: want 1.34 to %s", of, Newest)
 	case v.LessThan(version.MustParseGeneric("1.36")):
 		return Set{}, nil // all features are alpha
 	}

@@ -36,7 +36,7 @@ func TestRun(t *testing.T) {
 	for _, test := range []struct {
 		err  error
 		want int
-	}{{nil, 0}, {errors.New(""), 1}, {WithExitCode(errors.New(""), 3), 3}} {
+	}{{nil, 0}, {errors.New(""), 1}, {WithExitCode(errors.New(""), 3), 3}, {UsageError(errors.New("")), 2}} {
 		cmd := &cobra.Command{Use: "program", SilenceErrors: true, SilenceUsage: true, RunE: func(*cobra.Command, []string) error { return test.err }}
 		cmd.SetArgs(nil)
 		if got := Run(cmd); got != test.want {
@@ -65,6 +65,55 @@ func TestSharedCommands(t *testing.T) {
 		_, err := run(NewExplain(program), "CH9999")
 		if err == nil || ExitCode(err) != 2 || !strings.HasSuffix(err.Error(), "; "+program+" explain lists them") {
 			t.Errorf("unknown code: %v", err)
+		}
+	}
+}
+
+// Wrong usage has the exit code 2 in each command, and an error that helps.
+func TestUsage(t *testing.T) {
+	for arguments, want := range map[string]string{
+		"":                   "",
+		"list":               "",
+		"list a b":           "2 arguments given; usage: program list [NAME] [flags]",
+		"list --nope":        "unknown flag: --nope; see program list --help",
+		"lisp":               `unknown command "lisp" for "program"`,
+		"parent":             "",
+		"parent nope":        `there is no command "nope"; program parent --help lists them`,
+		"parent chil":        `there is no command "chil"; similar: child`,
+		"parent child":       "",
+		"parent child --x":   "unknown flag: --x; see program parent child --help",
+		"help":               "",
+		"help list":          "",
+		"help parent child":  "",
+		"help nope":          `there is no command "nope"; program --help lists them`,
+		"help parent nope":   `there is no command "nope"; program parent --help lists them`,
+		"help list nope":     `there is no command "nope"; program list --help lists them`,
+		"other":              "",
+		"other with any arg": "",
+	} {
+		nothing := func(*cobra.Command, []string) error { return nil }
+		root := &cobra.Command{Use: "program", SilenceErrors: true, SilenceUsage: true}
+		parent := &cobra.Command{Use: "parent", RunE: nothing}
+		parent.AddCommand(&cobra.Command{Use: "child", RunE: nothing})
+		root.AddCommand(&cobra.Command{Use: "list [NAME]", Args: cobra.MaximumNArgs(1), RunE: nothing}, parent, &cobra.Command{Use: "other", RunE: nothing})
+		Finish(root, Group{"Lists", []string{"list"}})
+		var out bytes.Buffer
+		root.SetOut(&out)
+		root.SetErr(&out)
+		root.SetArgs(strings.Fields(arguments))
+		code := 0
+		if want != "" {
+			code = 2
+		}
+		if got := Run(root); got != code {
+			t.Errorf("%q: exit code %d, want %d", arguments, got, code)
+		}
+		root.SetArgs(strings.Fields(arguments))
+		if err := root.Execute(); (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", arguments, err, want)
+		}
+		if arguments == "" && !strings.Contains(out.String(), "\nLists:\n  list ") {
+			t.Errorf("the help has no group:\n%s", out.String())
 		}
 	}
 }

@@ -45,7 +45,7 @@ func TestImport(t *testing.T) {
 		"something else":         {[]string{changed, same}, 2, "deviceIDStrategy: serial", "by 1 setting that could not be carried over"},
 		"unknown":                {[]string{same, unknown}, 1, "", "unknown.yaml: nothing in it is known; known are\n  HAMi"},
 		"missing":                {[]string{filepath.Join(dir, "missing.yaml")}, 1, "", "missing.yaml"},
-		"no file":                {nil, 1, "", "arg"},
+		"no file":                {nil, 2, "", "usage: kubectl chandler import FILE..."},
 		"only what is said":      {[]string{"--only", same}, 0, "exclude:", ""},
 		"named, where it is one": {[]string{"--named", "other", same}, 0, "replicas: 2", ""},
 	}

@@ -58,6 +58,10 @@ cluster. The program chandler has the commands for nodes.`,
 	}
 	cmd.AddCommand(newImport(), newValidate())
 	cmd.AddCommand(command.NewExplain("kubectl chandler"), command.NewVersion(pluginName, version))
+	command.Finish(cmd,
+		command.Group{Title: "Look at a cluster", Commands: []string{"top", "who", "why", "report", "explain"}},
+		command.Group{Title: "Configure and maintain a cluster", Commands: []string{"import", "validate", "migrate", "uninstall"}},
+	)
 	return cmd
 }
 
@@ -97,7 +101,7 @@ func (o *options) addOutput(flags *pflag.FlagSet) {
 
 func (o *options) checkOutput() error {
 	if o.output != "" && o.output != "json" {
-		return fmt.Errorf("output format %q: want json", o.output)
+		return command.UsageError(fmt.Errorf("output format %q: want json", o.output))
 	}
 	return nil
 }

@@ -303,8 +303,8 @@ func TestWhyExitCode(t *testing.T) {
 			t.Errorf("why %s: exit code %d, want %d: %v", pod, code(err), want, err)
 		}
 	}
-	for _, wrong := range [][]string{{"why"}, {"why", "a", "b"}, {"why", "--no-such", "ml/train-42"}} {
-		if _, _, err := run(t, client, 80, wrong...); code(err) != 2 {
+	for _, wrong := range [][]string{{"why"}, {"why", "a", "b"}, {"why", "--no-such", "ml/train-42"}, {"who"}, {"top", "-o", "xml"}, {"validate"}} {
+		if _, err := plugin(wrong...); code(err) != 2 {
 			t.Errorf("%q: exit code %d, want 2: %v", wrong, code(err), err)
 		}
 	}

@@ -3,6 +3,7 @@ package kubectl
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 
+	"chandler.dev/internal/command"
 	"chandler.dev/internal/fleet"
 	"chandler.dev/internal/terminal"
 	"chandler.dev/internal/why"
@@ -26,24 +28,6 @@ const (
 	codeWaits      = 1
 	codeNotQueried = 2
 )
-
-// exit is an error with an exit code. If error is nil, no message is printed.
-type exit struct {
-	error
-	code int
-}
-
-func (e exit) Error() string {
-	if e.error == nil {
-		return ""
-	}
-	return e.error.Error()
-}
-
-func (e exit) Unwrap() error { return e.error }
-
-// ExitCode returns the exit code of the program.
-func (e exit) ExitCode() int { return e.code }
 
 func newWhy(o *options) *cobra.Command {
 	cmd := &cobra.Command{
@@ -64,25 +48,19 @@ The exit code is 0 if the scheduler has found a node for the pod, 1 if the pod w
 and 2 if the command failed.`,
 		Example: `  kubectl chandler why -n ml train-42
   kubectl chandler why ml/train-42 -o json | jq '.asked[].steps'`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if err := cobra.ExactArgs(1)(cmd, args); err != nil {
-				return exit{err, codeNotQueried}
-			}
-			return nil
-		},
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			waits, err := o.explainPod(cmd.Context(), cmd, args[0])
 			switch {
 			case err != nil:
-				return exit{err, codeNotQueried}
+				return command.WithExitCode(err, codeNotQueried)
 			case waits:
-				return exit{nil, codeWaits}
+				return command.WithExitCode(errors.New(""), codeWaits)
 			}
 			return nil
 		},
 		ValidArgsFunction: o.completePods,
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return exit{err, codeNotQueried} })
 	o.addFlags(cmd.Flags())
 	o.addOutput(cmd.Flags())
 	return cmd
