@@ -82,7 +82,7 @@ var deviceCodes = []Code{
 		Looks: "Doctor prints the problems that discovery reports. chandler discover prints the same problems on standard error.",
 		Comes: "A file of the driver is missing, empty or not in the documented form, or an expression of the configuration cannot be evaluated for the device.",
 		Why:   "The device is offered without the attribute, or is left out if it cannot be identified. Selectors that read the attribute do not match the device.",
-		Fixes: []Fix{{"chandler discover -o json", "Prints the device and the problem."}, {"chandler record -o HOST.host", "Records the host for a bug report."}},
+		Fixes: []Fix{{"sudo dmesg | grep ADDRESS", "Shows the kernel's messages about the device."}, {"chandler record -o node.host", "Records the files that discovery reads, for a bug report."}},
 	},
 	{
 		ID: "CH0310", Says: "a device hangs", Result: Failed, Symptoms: []Symptom{DeviceMissing, WrongEverybody},
@@ -99,7 +99,7 @@ var deviceCodes = []Code{
 		Looks: "Doctor checks that serial numbers, UUIDs and device plugin IDs are unique on the host, and that only one family describes each device.",
 		Comes: "Cards have a placeholder as serial number, or paths in the configuration name a node that a family describes.",
 		Why:   "A value that two devices share identifies neither. Chandler identifies such devices by their position on the bus only.",
-		Fixes: []Fix{{"chandler discover -o json", "Shows both devices."}},
+		Fixes: []Fix{{"chandler record -o node.host", "Records the files that discovery reads, for a bug report."}},
 	},
 	{
 		ID: "CH0312", Says: "a function is bound to vfio but cannot be opened", Result: Warning, Symptoms: []Symptom{DeviceMissing, WithoutDevice},

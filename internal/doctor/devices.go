@@ -23,7 +23,7 @@ var deviceChecks = []check{
 func checkHealth(f *Facts, say *findingList) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known {
-		say.addFault("CH0310", "the devices of the host cannot be read", f.Devices.Snapshot.unknownReason(), "chandler discover")
+		say.addFault("CH0310", "the devices of the host cannot be read", f.Devices.Snapshot.unknownReason(), "sudo dmesg | tail -n 50   # shows the kernel's messages")
 		return
 	}
 	families := make(map[string]bool)
@@ -84,37 +84,53 @@ type ailing struct {
 type together struct {
 	family string
 	key    discovery.Condition
+	reason string // "" for a missing driver or node, whatever the reason
 }
 
 // togetherOf returns the key under which physical devices are reported together. The key is
 // zero for a physical device with a report of its own.
 func togetherOf(parts []*discovery.Device) together {
-	key := parts[0].Health.Key()
-	if len(parts) > 1 || key != discovery.ConditionDriverUnbound && key != discovery.ConditionNodeMissing {
+	if len(parts) > 1 {
 		return together{}
 	}
-	return together{parts[0].Family, key}
+	t := together{parts[0].Family, parts[0].Health.Key(), parts[0].Health.Reason}
+	if t.key == discovery.ConditionDriverUnbound || t.key == discovery.ConditionNodeMissing && !isVFIOReason(t.reason) {
+		t.reason = ""
+	}
+	return t
+}
+
+// isVFIOReason reports whether a reason or a problem concerns the use of a device through vfio.
+func isVFIOReason(reason string) bool { return strings.Contains(reason, "vfio: ") }
+
+// manyTexts are the texts of conditionTexts for several devices.
+var manyTexts = map[discovery.Condition]string{
+	discovery.ConditionUnhealthy:       "are unhealthy",
+	discovery.ConditionUnknown:         "cannot be read",
+	discovery.ConditionGone:            "are missing",
+	discovery.ConditionDriverUnbound:   "have no kernel driver",
+	discovery.ConditionNodeMissing:     "lack a device node",
+	discovery.ConditionOverTemperature: "are too hot",
+	discovery.ConditionLinkDegraded:    "have a degraded PCIe link",
+	discovery.ConditionFatalErrors:     "have had fatal PCIe errors",
+	discovery.ConditionNotResponding:   "do not respond on the bus",
 }
 
 // sickTogether reports several devices of a family with the same fault.
 func (f *Facts) sickTogether(say *findingList, all []*discovery.Device) {
 	key := all[0].Health.Key()
-	what := map[discovery.Condition]string{
-		discovery.ConditionDriverUnbound: "have no kernel driver", discovery.ConditionNodeMissing: "lack a device node",
-	}[key]
 	reasons := make(map[string]bool)
 	usable := false
-	var each, deletes, mends []string
+	var each, fix []string
 	for _, d := range all {
 		reasons[d.Health.Reason] = true
 		usable = usable || d.Health.IsUsable()
 		each = append(each, fmt.Sprintf("%s (%s)", d.Name, d.Health.Reason))
 		for _, h := range f.Devices.Holders[d.Name] {
-			if h.Pod != "" {
-				deletes = append(deletes, fmt.Sprintf("kubectl -n %s delete pod %s   # once the pod may end", h.Namespace, h.Pod))
+			if line := deleteFix(&h, key); line != "" && !slices.Contains(fix, line) {
+				fix = append(fix, line)
 			}
 		}
-		mends = append(mends, f.conditionFix(key, d)...)
 	}
 	cause := strings.Join(each, ", ") + "."
 	if len(reasons) == 1 {
@@ -124,13 +140,50 @@ func (f *Facts) sickTogether(say *findingList, all []*discovery.Device) {
 	if !usable {
 		cause += " No new pod gets these devices."
 	}
-	var fix []string
-	for _, line := range append(deletes, mends...) {
-		if !slices.Contains(fix, line) {
-			fix = append(fix, line)
+	say.addFault(CodeOf(key), fmt.Sprintf("%s of %s %s%s", countNoun(len(all), "device"), all[0].Family, manyTexts[key], lastingText(all[0].Health.Since.Time, f.Time)), cause, append(fix, f.fixTogether(key, all)...)...)
+}
+
+// deleteFix returns the command that deletes the pod of a consumer, "" if that does not help.
+func deleteFix(h *Holder, key discovery.Condition) string {
+	if h.Pod == "" || key == discovery.ConditionLinkDegraded || key == discovery.ConditionFatalErrors {
+		return ""
+	}
+	return fmt.Sprintf("kubectl -n %s delete pod %s   # once the pod may end", h.Namespace, h.Pod)
+}
+
+// fixTogether returns the commands that repair a condition of several devices: a loop if they differ
+// only by the PCI address.
+func (f *Facts) fixTogether(key discovery.Condition, all []*discovery.Device) (fix []string) {
+	var addresses, loop []string
+	for i, d := range all {
+		lines := f.conditionFix(key, d)
+		at := pciAddress(d)
+		addresses = append(addresses, at)
+		body := slices.Clone(lines)
+		for j := range body {
+			if at != "" {
+				body[j] = strings.ReplaceAll(body[j], at, "$a")
+			}
+		}
+		if i == 0 {
+			loop = body
+		} else if !slices.Equal(loop, body) {
+			loop = nil
+		}
+		for _, line := range lines {
+			if !slices.Contains(fix, line) {
+				fix = append(fix, line)
+			}
 		}
 	}
-	say.addFault(CodeOf(key), fmt.Sprintf("%s of %s %s%s", countNoun(len(all), "device"), all[0].Family, what, lastingText(all[0].Health.Since.Time, f.Time)), cause, fix...)
+	if loop == nil || !strings.Contains(strings.Join(loop, " "), "$a") {
+		return fix
+	}
+	fix = []string{"for a in " + strings.Join(addresses, " ") + "; do"}
+	for _, line := range loop {
+		fix = append(fix, "  "+line)
+	}
+	return append(fix, "done")
 }
 
 // reportSettling reports a device that has recovered but must stay healthy before it is allocated
@@ -174,8 +227,8 @@ func (f *Facts) reportUnhealthy(say *findingList, d *discovery.Device, health di
 	var names, fix []string
 	for _, h := range holders {
 		names = append(names, h.String())
-		if h.Pod != "" && key != discovery.ConditionLinkDegraded && key != discovery.ConditionFatalErrors {
-			fix = append(fix, fmt.Sprintf("kubectl -n %s delete pod %s   # once the pod may end", h.Namespace, h.Pod))
+		if line := deleteFix(&h, key); line != "" {
+			fix = append(fix, line)
 		}
 	}
 	cause += f.missingNodes(key, d)
@@ -212,6 +265,9 @@ func namesOf(devices []*discovery.Device) string {
 // conditionFix returns the commands that repair a condition.
 func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []string {
 	at := pciAddress(d)
+	if key == discovery.ConditionNodeMissing && isVFIOReason(d.Health.Reason) {
+		return vfioFix(d.Health.Reason, at)
+	}
 	if key == discovery.ConditionNodeMissing {
 		return []string{cmp.Or(f.Devices.MakeNodes[d.Family], "sudo udevadm trigger --action=add   # creates device nodes again")}
 	}
@@ -250,7 +306,7 @@ func isPart(d *discovery.Device) bool {
 
 // asSentence returns a reason as a sentence, with a full stop.
 func asSentence(reason string) string {
-	reason = strings.TrimSpace(reason)
+	reason = strings.ReplaceAll(strings.TrimSpace(reason), "\n", "; ")
 	if reason == "" || strings.HasSuffix(reason, ".") {
 		return reason
 	}
@@ -267,7 +323,7 @@ func checkProblems(f *Facts, say *findingList) {
 	seen := make(map[string]bool)
 	for _, p := range snapshot.Problems {
 		d, offered := snapshot.Lookup(p.Device)
-		if offered && d.Health.Key() == discovery.ConditionUnknown || seen[p.Device] {
+		if offered && (d.Health.Key() == discovery.ConditionUnknown || strings.Contains(d.Health.Reason, p.Text())) || seen[p.Device] {
 			continue // checkHealth has already reported the device
 		}
 		seen[p.Device] = true
@@ -284,7 +340,10 @@ func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Of
 		name = title(&d.Device)
 	}
 	at := functionOf(p.Device)
-	look := "chandler discover -o json"
+	look := "chandler record -o node.host   # records the files that discovery reads, for a bug report"
+	if at != "" {
+		look = fmt.Sprintf("sudo dmesg | grep %s   # shows the kernel's messages", at)
+	}
 	switch {
 	case errors.Is(p.Err, discovery.ErrHangs):
 		fix := []string{"sudo dmesg | tail -n 50"}
@@ -294,7 +353,7 @@ func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Of
 		say.addFault("CH0310", name+" hangs", "A read of the device hangs in the kernel: "+asSentence(reason)+" Chandler does not access it, so that other devices are not affected.", fix...)
 	case strings.Contains(reason, "none is known by it"), strings.Contains(reason, "described by family"):
 		say.addFault("CH0311", name+": the identity is not unique", asSentence(reason), look)
-	case strings.Contains(reason, "vfio: "):
+	case isVFIOReason(reason):
 		f.vfioProblem(say, name, reason, at)
 	case offered:
 		say.addFault("CH0309", name+" cannot be read completely", asSentence(reason)+" It is offered without these facts.", look)
@@ -305,13 +364,19 @@ func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Of
 
 // vfioProblem reports a function that is bound to vfio and cannot be opened.
 func (f *Facts) vfioProblem(say *findingList, name, reason, at string) {
-	fix := []string{"sudo modprobe vfio-pci", "ls -l /dev/vfio /dev/vfio/devices /dev/iommu"}
+	say.addFault("CH0312", name+" is bound to vfio but cannot be opened", asSentence(reason)+" It is not offered.", vfioFix(reason, at)...)
+}
+
+// vfioFix returns the commands for a function that is bound to vfio and cannot be opened.
+func vfioFix(reason, at string) []string {
 	if strings.Contains(reason, "in no IOMMU group") {
-		fix = []string{"cat /proc/cmdline   # requires intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi on in the firmware", "sudo reboot"}
-	} else if at != "" {
+		return []string{"cat /proc/cmdline   # requires intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi on in the firmware", "sudo reboot"}
+	}
+	fix := []string{"sudo modprobe vfio-pci", "ls -l /dev/vfio /dev/vfio/devices /dev/iommu"}
+	if at != "" {
 		fix = append(fix, fmt.Sprintf("ls /sys/bus/pci/devices/%s/vfio-dev", at))
 	}
-	say.addFault("CH0312", name+" is bound to vfio but cannot be opened", asSentence(reason)+" It is not offered.", fix...)
+	return fix
 }
 
 // functionOf returns the PCI address at the beginning of a device's name, or "".

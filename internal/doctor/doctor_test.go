@@ -3,6 +3,7 @@ package doctor
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"maps"
 	"os"
@@ -487,6 +488,74 @@ func TestDevicesOfOneCause(t *testing.T) {
 }
 
 // A recovered device that only has to stay healthy is reported as recovered.
+// Equal faults of several devices are one finding, with commands for all of them that can be pasted.
+func TestEqualFaults(t *testing.T) {
+	for _, test := range []struct {
+		condition discovery.Condition
+		reasons   [2]string
+		text      string
+		fix       []string
+	}{
+		{discovery.ConditionDriverUnbound, [2]string{"no driver is bound to it", "no driver is bound to it"}, "2 devices of nvidia have no kernel driver", []string{
+			"for a in 0000:1a:00.0 0000:9e:00.0; do",
+			`  sudo modprobe "$(cat /sys/bus/pci/devices/$a/modalias)"`,
+			`  sudo sh -c "echo $a > /sys/bus/pci/drivers_probe"`,
+			"done",
+		}},
+		{discovery.ConditionNotResponding, [2]string{"its configuration space reads as ones", "its configuration space reads as ones"}, "2 devices of nvidia do not respond on the bus", nil},
+		{discovery.ConditionUnhealthy, [2]string{"XID 79", "XID 48"}, "gpu 1a:00.0 H100 80GB HBM3 is unhealthy", nil},
+	} {
+		f := healthy()
+		snapshot, _ := f.Devices.Snapshot.get()
+		for i, reason := range test.reasons {
+			snapshot.Devices[i].Health = discovery.Health{Status: discovery.Unhealthy, Condition: test.condition, Reason: reason}
+		}
+		report := JudgeFacts(f)
+		var findings []Finding
+		for _, s := range report.Sections {
+			for _, finding := range s.Findings {
+				if finding.Code != "" {
+					findings = append(findings, finding)
+				}
+				if test.condition == discovery.ConditionDriverUnbound && strings.Contains(finding.Text, "every accelerator has a kernel driver") {
+					t.Errorf("two devices without a driver, and: %s", finding.Text)
+				}
+			}
+		}
+		want := 1
+		if test.reasons[0] != test.reasons[1] {
+			want = 2
+		}
+		if len(findings) != want || !strings.HasPrefix(findings[0].Text, test.text) {
+			t.Fatalf("%s: findings %+v", test.condition, findings)
+		}
+		fix := slices.DeleteFunc(slices.Clone(findings[0].Fix), func(line string) bool { return strings.HasPrefix(line, "kubectl ") })
+		if test.fix != nil && !slices.Equal(fix, test.fix) {
+			t.Errorf("%s: fix\n%s", test.condition, strings.Join(fix, "\n"))
+		}
+	}
+}
+
+// A device under vfio that cannot be opened is reported once, with the fix for vfio.
+func TestVFIOIsReportedOnce(t *testing.T) {
+	const reason = "vfio: the kernel has no node for the device or for its IOMMU group"
+	f := healthy()
+	snapshot, _ := f.Devices.Snapshot.get()
+	snapshot.Devices[2].Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: reason}
+	problem(snapshot.Devices[2].Name, errors.New(reason))(f)
+	if text := printed(t, f, terminal.Plain, true); strings.Count(text, "CH03") != 2 || !strings.Contains(text, "sudo modprobe vfio-pci") { // the finding and the last line
+		t.Errorf("printed\n%s", text)
+	}
+}
+
+// A recorded host has no answer for most categories. --quiet gives the reason once.
+func TestQuietRepeatsNoReason(t *testing.T) {
+	f := &Facts{Head: Head{Node: "n", Recorded: true, Time: now}}
+	if text := words(printed(t, f, terminal.Plain, true)); strings.Count(text, "has no such information") > 1 {
+		t.Errorf("printed\n%s", text)
+	}
+}
+
 func TestDeviceThatRecovers(t *testing.T) {
 	f := healthy()
 	d := &f.Devices.Snapshot.Value.Devices[0]

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 var hostChecks = []check{
@@ -103,6 +104,12 @@ func countVerb(n int, noun string) string {
 // controllers are left out, since every server has one for its console.
 var accelerates = []string{"0302", "12", "0b40"}
 
+// lacksDriver reports whether a device has no driver, which checkHealth reports.
+func (f *Facts) lacksDriver() bool {
+	snapshot, known := f.Devices.Snapshot.get()
+	return known && slices.ContainsFunc(snapshot.Devices, func(d rules.Offered) bool { return d.Health.Key() == discovery.ConditionDriverUnbound })
+}
+
 // checkDrivers reports accelerators without a driver that no family describes.
 func checkDrivers(f *Facts, say *findingList) {
 	functions, known := f.Host.Functions.get()
@@ -123,7 +130,7 @@ func checkDrivers(f *Facts, say *findingList) {
 		}
 		say.addFault("CH0304", fmt.Sprintf("%s %s:%s has no kernel driver", strings.TrimPrefix(function.Address, "0000:"), function.Vendor, function.Device), cause, fix...)
 	}
-	if say.noneSince(before) {
+	if say.noneSince(before) && !f.lacksDriver() {
 		say.addOK("every accelerator has a kernel driver")
 	}
 }

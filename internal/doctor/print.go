@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,7 +35,9 @@ func (r *Report) notQueried(b *strings.Builder, style terminal.Style) {
 		for _, f := range s.Findings {
 			if f.Code == "" && f.Result == NotQueried {
 				name, _, _ := strings.Cut(f.Text, ":")
-				names = append(names, name)
+				if !slices.Contains(names, name) {
+					names = append(names, name)
+				}
 			}
 		}
 	}
