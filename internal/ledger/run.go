@@ -137,7 +137,11 @@ func (l *Ledger) reconcileEntry(e Entry, present map[string]bool) error {
 	}
 	defer unlock()
 	if s, ok := e.(*Sealed); ok {
-		return errors.Join(l.readSealed(s), l.restoreSealed(s, present))
+		err := l.readSealed(s)
+		if a := l.accountOf(s.Key()); a != nil { // possibly another entry
+			err = errors.Join(err, l.restoreSealed(a.entry.(*Sealed), present))
+		}
+		return err
 	}
 	if err := l.SettleClaim(key); err != nil {
 		return err
@@ -210,17 +214,16 @@ func (l *Ledger) readSealed(s *Sealed) error {
 	c, decodeErr := DecodeClaim(data)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch {
-	case err != nil: // the file was removed
-		l.dropAccount(s.Key())
-	case decodeErr == nil && c.UID == s.UID:
+	if decodeErr == nil && c.UID == s.UID {
 		l.dropAccount(s.Key())
 		l.put(newAccount(c, l.stateOf(c)))
-	default: // the file is damaged, and stays in place until the claim ends
-		read := *s
-		read.unread = false
-		l.put(read.newAccount())
+		return nil
 	}
+	// The file is damaged and stays in place, or another program removed it. The claim keeps its devices
+	// until it ends.
+	read := *s
+	read.unread = false
+	l.put(read.newAccount())
 	return nil
 }
 

@@ -184,6 +184,37 @@ func TestFileThatCannotBeReadAtPresent(t *testing.T) {
 	}
 }
 
+// If a file that cannot be read at present is removed by another program, the claim keeps its
+// devices until it ends, also for the next agent.
+func TestUnreadFileIsRemoved(t *testing.T) {
+	s := host(gpu("a", 128), gpu("b", 129))
+	b := newBench(t)
+	c := claim("c", s["a"])
+	b.mustGive(c, s)
+	file := b.claimFile(c.UID)
+	b.disk.BeforeRead = func(name string) error {
+		if name == file {
+			return syscall.EIO
+		}
+		return nil
+	}
+	b.open()
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	b.disk.BeforeRead = nil
+	if err := b.ReconcileFiles(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.mustRefuse(claim("other", s["a"]), s, "in use by claim")
+	b.open()
+	b.mustRefuse(claim("other", s["a"]), s, "in use by claim")
+	if err := b.End(c.UID, s); err != nil {
+		t.Fatal(err)
+	}
+	b.mustGive(claim("other", s["a"]), s)
+}
+
 // If the agent's directory was removed and only the spec of a claim is left, the claim keeps the
 // devices of the spec until the claim is unprepared.
 func TestSpecWithoutFile(t *testing.T) {

@@ -57,8 +57,9 @@ const terminationMargin = 10 * time.Second
 
 // Pod is a pod of the node.
 type Pod struct {
-	UID   types.UID
-	Grace time.Duration // grace period of its containers after its deletion
+	UID    types.UID
+	Grace  time.Duration // grace period of its containers after its deletion
+	Claims []string      // names of its claims
 }
 
 // claimUsers are the pods of one claim.

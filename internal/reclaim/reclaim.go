@@ -283,7 +283,7 @@ func (c *Manager) checkReclaim(ctx context.Context, r *record, of users) (why st
 	}
 	resets := rule.Reset && r.Hold.Amount == nil && !isPart(d)
 	if resets && unseen == nil && r.Owner.UID != "" {
-		unseen = c.unlistedUse(ctx, r.withNodes(d))
+		unseen = c.unknownUse(ctx, r, r.withNodes(d))
 		isUnknown = unseen != nil
 	}
 	if unseen != nil {
@@ -511,9 +511,11 @@ func (c *Manager) openProcesses(ctx context.Context, r *record, d discovery.Devi
 	}
 }
 
-// unlistedUse returns an error if a pod that the API server does not list may have a device open. A
-// pod may have joined a claim and may have been deleted by force between two lists of the kubelet.
-func (c *Manager) unlistedUse(ctx context.Context, d discovery.Device) error {
+// unknownUse returns an error if a pod of a claim that the kubelet has not listed with the claim may
+// have a device open. A pod may have joined the claim between two lists of the kubelet. If the pod was
+// deleted by force since, the API server does not list it either. A kubelet up to 1.36 starts a pod
+// with a claim that is being unprepared, without a call; see [ledger.Ledger.End].
+func (c *Manager) unknownUse(ctx context.Context, r *record, d discovery.Device) error {
 	if c.config.PodsOf == nil {
 		return nil
 	}
@@ -524,12 +526,14 @@ func (c *Manager) unlistedUse(ctx context.Context, d discovery.Device) error {
 		return fmt.Errorf("the pods of the node are unknown: %w", err)
 	}
 	listed := make([]types.UID, 0, len(pods))
-	for _, pod := range pods {
-		listed = append(listed, pod.UID)
+	for name, pod := range pods {
+		if name.Namespace != r.Owner.Namespace || !slices.Contains(pod.Claims, r.Owner.Name) {
+			listed = append(listed, pod.UID)
+		}
 	}
 	why, unseen := open(inuse.ByUnlistedPods(c.config.Host, d, listed))
 	if why != "" {
-		return fmt.Errorf("a pod that has been deleted: %s", why)
+		return fmt.Errorf("a pod that joined the claim: %s", why)
 	}
 	return unseen
 }

@@ -516,19 +516,21 @@ func TestUnknownPods(t *testing.T) {
 	}
 }
 
-// A pod joins a claim and is deleted by force before the kubelet lists it with the claim. While a
+// A pod joins a claim, and may be deleted by force, before the kubelet lists it with the claim. While a
 // process of the pod has the device open, the device is withheld as long as that of unknown pods, and
 // not reset. The same holds if the API server does not answer.
 func TestPodJoinsUnseen(t *testing.T) {
 	const joined = types.UID("00000000-0000-4000-8000-000000000021")
 	for name, test := range map[string]struct {
 		listed bool
+		claims []string // of the listed pod
 		err    error
 		why    string
 		resets int
 	}{
-		"deleted by force": {why: "it is unknown whether a process has it open (a pod that has been deleted: /dev/d: process 47 (train) has it open), and containers may run for a while"},
-		"a monitor":        {listed: true, resets: 1},
+		"deleted by force": {why: "it is unknown whether a process has it open (a pod that joined the claim: /dev/d: process 47 (train) has it open), and containers may run for a while"},
+		"joins at the end": {listed: true, claims: []string{"old"}, why: "it is unknown whether a process has it open (a pod that joined the claim: /dev/d: process 47 (train) has it open), and containers may run for a while"},
+		"a monitor":        {listed: true, claims: []string{"another"}, resets: 1},
 		"no answer":        {err: errors.New("refused"), why: "it is unknown whether a process has it open (the pods of the node are unknown: refused), and containers may run for a while"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -536,7 +538,7 @@ func TestPodJoinsUnseen(t *testing.T) {
 				b := newBench(t)
 				b.podsOf = func(context.Context) (map[types.NamespacedName]Pod, error) {
 					if test.listed {
-						return map[types.NamespacedName]Pod{{Namespace: "default", Name: "joined"}: {UID: joined}}, test.err
+						return map[types.NamespacedName]Pod{{Namespace: "default", Name: "joined"}: {UID: joined, Claims: test.claims}}, test.err
 					}
 					return nil, test.err
 				}

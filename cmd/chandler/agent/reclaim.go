@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/discovery"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/reclaim"
@@ -43,10 +44,11 @@ func (a *agent) podsOfNode(ctx context.Context) (map[types.NamespacedName]reclai
 	pods, err := a.cluster.ByName(ctx)
 	known := make(map[types.NamespacedName]reclaim.Pod, len(pods))
 	for name, pod := range pods {
-		known[name] = reclaim.Pod{UID: pod.UID, Grace: ledger.DefaultTermination}
+		p := reclaim.Pod{UID: pod.UID, Grace: ledger.DefaultTermination, Claims: cluster.ClaimsOf(pod)}
 		if seconds := pod.Spec.TerminationGracePeriodSeconds; seconds != nil {
-			known[name] = reclaim.Pod{UID: pod.UID, Grace: time.Duration(*seconds) * time.Second}
+			p.Grace = time.Duration(*seconds) * time.Second
 		}
+		known[name] = p
 	}
 	return known, err
 }

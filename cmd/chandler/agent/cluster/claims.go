@@ -90,7 +90,7 @@ func (n *Node) referredByUID(ctx context.Context, claim ledger.Owner, pods []cor
 		byName[types.NamespacedName{Namespace: now.Namespace, Name: now.Name}] = now
 	}
 	for _, pod := range pods {
-		for _, name := range claimsOf(&pod) {
+		for _, name := range ClaimsOf(&pod) {
 			if !reservedFor(byName[types.NamespacedName{Namespace: pod.Namespace, Name: name}], pod.UID) {
 				return true, nil
 			}
@@ -117,7 +117,7 @@ func inContainer(listed *kubeletapi.Listing, uid types.UID) bool {
 // with a reservation for the pod, the pod refers to the successor.
 func inPod(pods []corev1.Pod, claim ledger.Owner, successor *resourceapi.ResourceClaim) bool {
 	return slices.ContainsFunc(pods, func(pod corev1.Pod) bool {
-		return pod.Namespace == claim.Namespace && slices.Contains(claimsOf(&pod), claim.Name) && !reservedFor(successor, pod.UID)
+		return pod.Namespace == claim.Namespace && slices.Contains(ClaimsOf(&pod), claim.Name) && !reservedFor(successor, pod.UID)
 	})
 }
 

@@ -82,7 +82,7 @@ func isTerminal(pod corev1.Pod) bool {
 func (n *Node) Pods(ctx context.Context) (pods []podevents.Pod, err error) {
 	all, err := n.unendedPods(ctx)
 	for i := range all {
-		pods = append(pods, podevents.Pod{NamespacedName: nameOf(&all[i]), UID: all[i].UID, Claims: claimsOf(&all[i])})
+		pods = append(pods, podevents.Pod{NamespacedName: nameOf(&all[i]), UID: all[i].UID, Claims: ClaimsOf(&all[i])})
 	}
 	return pods, err
 }
@@ -173,8 +173,8 @@ func nameOf(pod *corev1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 }
 
-// claimsOf returns the names of the claims that a pod refers to.
-func claimsOf(pod *corev1.Pod) []string {
+// ClaimsOf returns the names of the claims that a pod refers to.
+func ClaimsOf(pod *corev1.Pod) []string {
 	var names []string
 	for _, claim := range pod.Spec.ResourceClaims {
 		if claim.ResourceClaimName != nil {
