@@ -82,14 +82,19 @@ func New(config Config) *Manager {
 // Orders for running work succeed without effect.
 func (o *Manager) Begin(ctx context.Context, uid types.UID, orders []discovery.Order) error {
 	for _, order := range orders {
-		o.mu.Lock()
-		o.started[uid] = true
-		o.mu.Unlock()
+		o.noteStarted(uid)
 		if err := o.call(ctx, order.Family, http.MethodPut, wire.Path+"/"+string(uid), wire.Order{How: order.How}, nil); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// noteStarted records that a program may have work for a claim, with or without a directory.
+func (o *Manager) noteStarted(uid types.UID) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.started[uid] = true
 }
 
 var _ ledger.Output = (*Manager)(nil)
@@ -201,7 +206,10 @@ func (o *Manager) checkProgram(ctx context.Context, family string) {
 	}
 	for _, claim := range claims {
 		uid := types.UID(claim.UID)
-		known, err := o.config.Ledger.RemoveUnknown(uid, func() error { return o.end(uid) }) //nolint:contextcheck // as for [ledger.Output]
+		known, err := o.config.Ledger.RemoveUnknown(uid, func() error { //nolint:contextcheck // as for [ledger.Output]
+			o.noteStarted(uid)
+			return o.end(uid)
+		})
 		switch {
 		case err != nil:
 			klog.FromContext(ctx).Error(err, "The sharing daemons of a claim that no longer exists have not ended", "uid", uid)

@@ -248,3 +248,32 @@ func TestRestartMeetsTheEnd(t *testing.T) {
 	}
 	o.checkProgram(t.Context(), "maker") // would close begun again
 }
+
+// The program may have work for a claim that no longer exists, and no directory: its disk was full.
+func TestEndsUnknownClaimWithoutDirectory(t *testing.T) {
+	o := newOverseer(t, nil, "")
+	o.config.Ledger = ledger.New(ledger.Config{Dir: t.TempDir(), Boot: "boot"})
+	if _, err := o.config.Ledger.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(o.config.Dir, "maker", wire.Socket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ended []string
+	server := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			fmt.Fprint(w, `[{"uid":"gone","broken":"no space left on device"}]`)
+			return
+		}
+		ended = append(ended, r.Method+" "+r.URL.Path)
+	})}
+	go func() { _ = server.Serve(listener) }()
+	o.checkProgram(t.Context(), "maker")
+	if err := server.Close(); err != nil {
+		t.Error(err)
+	}
+	if want := "DELETE /claims/gone"; len(ended) != 1 || ended[0] != want {
+		t.Errorf("requests %q, want %s", ended, want)
+	}
+}

@@ -2,6 +2,7 @@ package simulation
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -116,7 +117,7 @@ func (s *supervisor) serve(ended chan struct{}, r *http.Request) *http.Response 
 	case http.MethodPut:
 		var order wire.Order
 		if err = json.NewDecoder(r.Body).Decode(&order); err == nil {
-			err = s.begin(ended, uid, order.How)
+			err = s.begin(r.Context(), ended, uid, order.How)
 		}
 	case http.MethodDelete:
 		err = s.end(ended, uid)
@@ -197,8 +198,8 @@ func gpusOf(how map[string]string) []string {
 	return strings.Split(how["gpus"], ",")
 }
 
-// begin starts the daemon of a claim.
-func (s *supervisor) begin(ended chan struct{}, uid string, how map[string]string) error {
+// begin starts the daemon of a claim, unless the client has given up before.
+func (s *supervisor) begin(ctx context.Context, ended chan struct{}, uid string, how map[string]string) error {
 	c, err := s.enter(ended, uid, how)
 	if err != nil {
 		return err
@@ -206,9 +207,12 @@ func (s *supervisor) begin(ended chan struct{}, uid string, how map[string]strin
 	defer func() { <-c.busy }()
 	s.mu.Lock()
 	done, touched := c.Begun && c.Broken == "", c.Changed
+	if !done && ctx.Err() != nil && !c.Begun && !touched {
+		delete(s.claims, uid)
+	}
 	s.mu.Unlock()
-	if done {
-		return nil
+	if done || ctx.Err() != nil {
+		return ctx.Err()
 	}
 	if touched {
 		if err := s.undo(ended, c); err != nil {

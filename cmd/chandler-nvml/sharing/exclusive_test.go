@@ -1,6 +1,7 @@
 package sharing
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -136,6 +137,30 @@ func TestFilesCannotBeRemoved(t *testing.T) {
 	}
 	unmount()
 	if err := k.End(t.Context(), "one"); err != nil {
+		t.Error(err)
+	}
+}
+
+// An order whose client has given up before the work begins changes nothing. Otherwise the order could
+// follow the end of its claim.
+func TestClientHasGivenUp(t *testing.T) {
+	m := newMachine(t)
+	k := m.supervisor()
+	gone, giveUp := context.WithCancel(t.Context())
+	giveUp()
+	if err := k.Begin(gone, "one", plain); !errors.Is(err, context.Canceled) {
+		t.Errorf("begun: %v", err)
+	}
+	if all := k.Claims(); len(all) != 0 {
+		t.Errorf("claims %+v", all)
+	}
+	if err := k.Begin(t.Context(), "two", plain); err != nil { // the GPU is not reserved
+		t.Fatal(err)
+	}
+	if err := k.Begin(gone, "two", plain); err != nil {
+		t.Errorf("an order for work in force: %v", err)
+	}
+	if err := k.End(t.Context(), "two"); err != nil {
 		t.Error(err)
 	}
 }

@@ -89,8 +89,7 @@ func (k *Supervisor) Handler() http.Handler {
 			http.Error(w, fmt.Sprintf("order: %v", err), http.StatusBadRequest)
 			return
 		}
-		// The client may give up; the work continues, and the next request finds it done.
-		writeAnswer(w, k.Begin(context.WithoutCancel(r.Context()), r.PathValue("uid"), order))
+		writeAnswer(w, k.Begin(r.Context(), r.PathValue("uid"), order))
 	})
 	mux.HandleFunc("DELETE "+wire.Path+"/{uid}", func(w http.ResponseWriter, r *http.Request) {
 		writeAnswer(w, k.End(context.WithoutCancel(r.Context()), r.PathValue("uid")))

@@ -152,8 +152,10 @@ func (c *claim) copy() wire.Claim {
 // errOrder is the error for invalid orders.
 var errOrder = errors.New("the order makes no sense")
 
-// Begin follows an order for a claim, and returns once all settings are in force. The end of the
-// context ends only waits. If another order was in force, it is ended first.
+// Begin follows an order for a claim, and returns once all settings are in force. If another order was
+// in force, it is ended first. If ctx ends before the first change, Begin changes nothing: the client
+// has given up, and may have ended the claim since. Afterwards the work continues, and the next
+// request finds it done.
 func (k *Supervisor) Begin(ctx context.Context, uid string, order wire.Order) error {
 	wanted, err := parse(order.How)
 	if err == nil && !uidForm.MatchString(uid) {
@@ -171,6 +173,15 @@ func (k *Supervisor) Begin(ctx context.Context, uid string, order wire.Order) er
 	if now.Begun && now.Broken == "" && maps.Equal(now.How, order.How) {
 		return nil
 	}
+	if err := ctx.Err(); err != nil {
+		if !now.Begun && !c.isTouched { // nothing has begun for the claim
+			k.mu.Lock()
+			delete(k.claims, uid)
+			k.mu.Unlock()
+		}
+		return fmt.Errorf("claim %s: not begun: %w", uid, err)
+	}
+	ctx = context.WithoutCancel(ctx)
 	if c.isTouched {
 		if err := k.undoClaim(ctx, c, maps.Equal(now.How, order.How)); err != nil {
 			return fmt.Errorf("end what was before: %w", err)
