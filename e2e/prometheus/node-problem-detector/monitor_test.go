@@ -35,7 +35,7 @@ func TestMonitor(t *testing.T) {
 	}{
 		hosts + "/h100x8.host": {types.OK, "no faults found"},
 		hosts + "/broken.host": {types.NonOK, "CH"},
-		hosts + "/none.host":   {types.Unknown, "read recorded host"},
+		hosts + "/none.host":   {types.Unknown, "read host recording"},
 	} {
 		t.Run(filepath.Base(host), func(t *testing.T) {
 			config := load(t, program)
