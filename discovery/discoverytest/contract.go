@@ -16,62 +16,6 @@ import (
 	"chandler.dev/discovery"
 )
 
-// vocabulary lists the attributes that all families share, with their types. Names without a domain
-// are in Chandler's domain. To add an attribute, add it here and to docs/attributes.md.
-var vocabulary = map[resourceapi.QualifiedName]string{
-	"kind":                  "string",
-	"family":                "string",
-	"vendor":                "string",
-	"model":                 "string",
-	"architecture":          "string",
-	"cudaComputeCapability": "version",
-	"pciVendor":             "string",
-	"pciDevice":             "string",
-	"pciClass":              "string",
-	"driver":                "string",
-	"driverVersion":         "version",
-	"firmwareVersion":       "version",
-	"uuid":                  "string",
-	"serial":                "string",
-	"function":              "string",
-	"vfioDriver":            "string",
-	"parent":                "string",
-	"profile":               "string",
-	"partitionIndex":        "int",
-	"fabric":                "string",
-	"afuID":                 "string",
-	"linkedTo":              "string",
-	"iommuGroup":            "int",
-	"linkSpeed":             "int",
-	"linkWidth":             "int",
-	"moduleID":              "int",
-	"linkLayer":             "string",
-	"ifName":                "string",
-	"pfName":                "string",
-	"vfIndex":               "int",
-	"vdpaType":              "string",
-	"queueName":             "string",
-	"queueSize":             "int",
-	"queuePriority":         "int",
-	"queueGroup":            "int",
-	"queueEngines":          "int",
-	"resource":              "string",
-	"usbVendor":             "string",
-	"usbProduct":            "string",
-	"pfPCIBusID":            "string",
-	"sfNumber":              "int",
-	"representor":           "string",
-	"acpiIndex":             "int",
-	"defaultRoute":          "bool",
-	"rdmaDevice":            "string",
-	"rdmaNamespaces":        "string",
-	"pKey":                  "string",
-
-	// Multus uses these attributes to find a device.
-	"k8s.cni.cncf.io/deviceID":     "string",
-	"k8s.cni.cncf.io/resourceName": "string",
-}
-
 // forms contains patterns for the values of some attributes.
 var forms = map[resourceapi.QualifiedName]*regexp.Regexp{
 	"pciVendor": regexp.MustCompile(`^[0-9a-f]{4}$`),
@@ -270,7 +214,7 @@ func checkDevice(t testing.TB, host *discovery.Host, d *discovery.Device) {
 // checkAttribute checks one attribute against the vocabulary. Numbers must not be negative: the
 // kernel writes -1 for an unknown number.
 func checkAttribute(name resourceapi.QualifiedName, a resourceapi.DeviceAttribute) error {
-	kind, known := vocabulary[name]
+	kind, known := discovery.Vocabulary[name]
 	if !known && !strings.HasPrefix(string(name), standard) {
 		return fmt.Errorf("not in the vocabulary")
 	}

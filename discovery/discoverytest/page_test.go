@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
+	"chandler.dev/discovery"
 	"chandler.dev/internal/docs"
 )
 
@@ -31,7 +32,7 @@ func TestDocsOfAttributes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := maps.Clone(vocabulary)
+	want := maps.Clone(discovery.Vocabulary)
 	maps.Copy(want, published)
 	got := make(map[resourceapi.QualifiedName]string)
 	for _, row := range attributeRow.FindAllStringSubmatch(page.Text, -1) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -166,7 +167,7 @@ func (v *validator) configMap(at place, object *unstructured.Unstructured) {
 		}
 	}
 	if !found {
-		v.notef(at, "is not checked: holds no configuration of Chandler")
+		v.others[object.GetKind()]++
 	}
 }
 
@@ -252,6 +253,9 @@ func (v *validator) compileSelectors(at place, value any) {
 					v.addFindings(at.at("cel.expression"), severityError, err)
 				}
 				v.noteNVML(at.at("cel.expression"), selectors.NameFromNVML(expression))
+				v.warnUnknownAttributes(at.at("cel.expression"), expression)
+			case key == "deviceClassName":
+				v.warnReplacedClass(at.at(key), value[key])
 			case key == "capacity":
 				if memory, _, _ := unstructured.NestedFieldNoCopy(value, key, "requests", "memory"); memory != nil {
 					v.noteNVML(at.at("capacity.requests.memory"), "memory")
@@ -260,6 +264,42 @@ func (v *validator) compileSelectors(at place, value any) {
 				v.compileSelectors(at.at(key), value[key])
 			}
 		}
+	}
+}
+
+// ownAttribute matches the name of an attribute of Chandler's domain in a CEL expression.
+var ownAttribute = regexp.MustCompile(`attributes\[["']` + regexp.QuoteMeta(discovery.Domain) + `["']\](?:\.\??|\[\??["'])([A-Za-z_]\w*)`)
+
+// warnUnknownAttributes warns about attributes in an expression that no device has.
+func (v *validator) warnUnknownAttributes(at place, expression string) {
+	names := []string{"partitionType"} // set by package driver/pool
+	for name := range discovery.Vocabulary {
+		names = append(names, string(name))
+	}
+	for _, found := range ownAttribute.FindAllStringSubmatch(expression, -1) {
+		if slices.Contains(names, found[1]) {
+			continue
+		}
+		text := "no device has the attribute " + found[1]
+		if nearest := selectors.NearestWord(found[1], names); nearest != "" {
+			text += "; the nearest name is " + nearest
+		}
+		v.addFindings(at, severityWarning, errors.New(text))
+	}
+}
+
+// replacedClasses are the DeviceClasses of drivers that Chandler replaces, with the classes of
+// Chandler.
+var replacedClasses = map[string]string{
+	"gpu.nvidia.com": "nvidia.chandler.dev", "mig.nvidia.com": "nvidia.chandler.dev", "vfio.gpu.nvidia.com": "nvidia.chandler.dev",
+	"gpu.amd.com": "amdgpu.chandler.dev", "gpu.intel.com": "intelgpu.chandler.dev", "gaudi.intel.com": "gaudi.chandler.dev", "qat.intel.com": "qat.chandler.dev",
+}
+
+// warnReplacedClass warns about a request for the class of a driver that Chandler replaces.
+func (v *validator) warnReplacedClass(at place, class any) {
+	name, _ := class.(string)
+	if own := replacedClasses[name]; own != "" {
+		v.addFindings(at, severityWarning, fmt.Errorf("%s is the class of a driver that Chandler replaces; the class of Chandler is %s", name, own))
 	}
 }
 
@@ -311,7 +351,7 @@ func (v *validator) checkPods(at place, object *unstructured.Unstructured, data 
 		v.checked++
 		v.addFindings(at, severityError, err)
 	default:
-		v.notef(at, "is not checked: nothing in a %s of %s is for Chandler", object.GetKind(), object.GetAPIVersion())
+		v.others[object.GetKind()]++
 	}
 }
 

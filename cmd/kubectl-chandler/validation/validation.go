@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -34,11 +35,29 @@ func Files(in io.Reader, out io.Writer, files []string) error {
 		fmt.Fprintln(out, f)
 		counts[f.severity]++
 	}
+	if note := v.otherKinds(); note != "" {
+		fmt.Fprintln(out, note)
+	}
 	fmt.Fprintf(out, "%s checked: %s, %s\n", inventory.CountNoun(v.checked, "object"), inventory.CountNoun(counts[severityError], "error"), inventory.CountNoun(counts[severityWarning], "warning"))
 	if counts[severityError] > 0 {
 		return errors.New(inventory.CountNoun(counts[severityError], "error"))
 	}
+	if v.checked == 0 {
+		return errors.New("no object was checked: the files contain nothing for Chandler")
+	}
 	return nil
+}
+
+// otherKinds returns a note about the objects that are not checked, "" if there are none.
+func (v *validator) otherKinds() string {
+	var kinds []string
+	for _, kind := range slices.Sorted(maps.Keys(v.others)) {
+		kinds = append(kinds, fmt.Sprintf("%d %s", v.others[kind], kind))
+	}
+	if len(kinds) == 0 {
+		return ""
+	}
+	return "note: not checked, since they contain nothing for Chandler: " + strings.Join(kinds, ", ")
 }
 
 // named checks a file, or all files of a directory.
@@ -120,12 +139,14 @@ type validator struct {
 	checked  int
 	found    bool                    // the file was found in a directory, not named
 	classes  map[string][]namedClass // by extended resource name
+	others   map[string]int          // number of objects that are not checked, by kind
 }
 
 func newValidator() *validator {
 	return &validator{
 		decoder: serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer(),
 		classes: make(map[string][]namedClass),
+		others:  make(map[string]int),
 	}
 }
 
@@ -182,12 +203,12 @@ var separator = regexp.MustCompile(`(?m)^---(?:[ \t\r]|$)`)
 // file checks the documents of a file. It splits them itself, because a YAML reader stops after the
 // first error.
 func (v *validator) file(name, text string) {
-	line, before := 1, v.checked+len(v.findings)
+	line, before := 1, v.checked+len(v.findings)+len(v.others)
 	for _, document := range separator.Split(text, -1) {
 		v.checkDocument(placeOf(name, line, document), document)
 		line += strings.Count(document, "\n")
 	}
-	if v.checked+len(v.findings) == before {
+	if v.checked+len(v.findings)+len(v.others) == before {
 		v.notef(place{file: name}, "has no objects")
 	}
 }

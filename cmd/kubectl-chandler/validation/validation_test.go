@@ -71,6 +71,7 @@ func TestValidateParameters(t *testing.T) {
 
 func TestValidate(t *testing.T) {
 	const class = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: %s}\nspec: {extendedResourceName: %s}\n---\n"
+	const claim = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec:\n  devices:\n"
 	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: "
 	tests := map[string]struct {
 		text   string
@@ -117,10 +118,23 @@ func TestValidate(t *testing.T) {
 			[]string{"data[config.yaml]: "}, true,
 		},
 		"ConfigMap of others": {
-			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: b}\n", []string{"note: ConfigMap c: is not checked", "0 objects checked"}, false,
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: b}\n", []string{"note: not checked, since they contain nothing for Chandler: 1 ConfigMap\n", "0 objects checked"}, true,
+		},
+		"many others": {
+			header() + strings.Repeat("---\napiVersion: v1\nkind: Service\nmetadata: {name: s}\n", 3) + "---\napiVersion: v1\nkind: Secret\nmetadata: {name: s}\n",
+			[]string{"note: not checked, since they contain nothing for Chandler: 1 Secret, 3 Service\n1 object checked"}, false,
+		},
+		"attributes and classes of others": {
+			claim + "    requests:\n    - name: a\n      exactly:\n        deviceClassName: gpu.nvidia.com\n        selectors:\n" +
+				"        - cel: {expression: 'device.attributes[\"chandler.dev\"].vendr == \"nvidia\" && device.attributes[\"chandler.dev\"].model == \"x\"'}\n" +
+				"        - cel: {expression: 'device.attributes[\"chandler.dev\"][?\"colour\"].orValue(\"\") == \"\"'}\n",
+			[]string{
+				"-:9: warning: ResourceClaim c: spec.devices.requests[0].exactly.deviceClassName: gpu.nvidia.com is the class of a driver that Chandler replaces; the class of Chandler is nvidia.chandler.dev",
+				"cel.expression: no device has the attribute vendr; the nearest name is vendor", "no device has the attribute colour\n", "0 errors, 3 warnings",
+			}, false,
 		},
 		"others": {
-			"# Says nothing.\n---\n\napiVersion: v1\nkind: Service\nmetadata: {name: s}\n", []string{"-:4: note: Service s: is not checked"}, false,
+			"# Says nothing.\n---\n\napiVersion: v1\nkind: Service\nmetadata: {name: s}\n", []string{"note: not checked, since they contain nothing for Chandler: 1 Service\n"}, true,
 		},
 		"lines of a ConfigMap that is written otherwise": {
 			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  config.yaml: \"apiVersion: chandler.dev/v1alpha1\\nkind: DriverConfig\\nmode: Sometimes\\n\"\n",
@@ -205,7 +219,7 @@ func TestValidate(t *testing.T) {
 		"field twice":     {header() + "mode: DRA\nmode: DRA\n", []string{"-:1: error: ", "already set"}, true},
 		"no object":       {"- a\n", []string{"is not an object"}, true},
 		"no kind":         {"spec: {}\n", []string{"no kind"}, true},
-		"nothing":         {"# Only words.\n---\n", []string{"note: has no objects", "0 objects checked"}, false},
+		"nothing":         {"# Only words.\n---\n", []string{"note: has no objects", "0 objects checked"}, true},
 		"entries of none": {"apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: c}\nspec: {config: [1, {opaque: 2}]}\n", []string{"error: DeviceClass c: "}, true},
 	}
 	for name, test := range tests {
