@@ -93,6 +93,19 @@ func TestNamesOfAnotherHost(t *testing.T) {
 			t.Errorf("%q of another host does not begin with its directory:\n%s", args, tree)
 		}
 	}
+	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(root, "etc/hostname")
+	if err := os.Symlink("/proc/sys/kernel/hostname", link); err != nil {
+		t.Fatal(err)
+	}
+	if tree := mustRun(t, "discover", "-o", "tree", "--host-root", root); !strings.HasPrefix(tree, "other-machine ") {
+		t.Errorf("a link leads to the name of this machine:\n%s", tree)
+	}
+	if err := os.Remove(link); err != nil {
+		t.Fatal(err)
+	}
 	ids := filepath.Join(root, "usr/share/hwdata/pci.ids")
 	for _, file := range []string{ids, filepath.Join(root, "etc/hostname")} {
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {

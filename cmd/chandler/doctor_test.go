@@ -65,8 +65,8 @@ func TestDoctorOfRecordedHosts(t *testing.T) {
 		"rdma/mixed":         {"CH0305"},
 		"tenstorrent/broken": {"CH0302", "CH0304", "CH0305", "CH0306"},
 		"solarflare/gone":    {"CH0309"},
-		"dlb/vfs":            {"CH0305", "CH0312"},
-		"solarflare/images":  {"CH0305", "CH0312", "CH0401"},
+		"dlb/vfs":            {"CH0305"},
+		"solarflare/images":  {"CH0305", "CH0401"},
 		"generic/board":      {"CH0302", "CH0401"},
 		"gaudi/slots":        {"CH0304"},
 	} {

@@ -88,8 +88,12 @@ func (h examinedHost) name() (string, error) {
 	case filepath.Clean(cmp.Or(h.root, "/")) == "/":
 		return os.Hostname()
 	}
+	host, err := openHostRoot(h.root) // links do not lead to the files of this machine
+	if err != nil {
+		return "", err
+	}
 	for _, file := range []string{"proc/sys/kernel/hostname", "etc/hostname"} {
-		if data, err := os.ReadFile(filepath.Join(h.root, file)); err == nil && len(bytes.TrimSpace(data)) > 0 {
+		if data, err := fs.ReadFile(host, file); err == nil && len(bytes.TrimSpace(data)) > 0 {
 			return string(bytes.TrimSpace(data)), nil
 		}
 	}
