@@ -199,7 +199,8 @@ func TestAgentRebinds(t *testing.T) {
 
 		r.OpenNode("47", "qemu", "/dev/vfio/3")
 		r.unprepare(vm)
-		r.bound("vfio-pci", time.Minute)
+		// What follows happens between two attempts to return the device, which are refuseInterval apart.
+		r.bound("vfio-pci", time.Minute+refuseInterval/2)
 		r.refuses(pod, "it is not returned to driver nvme: function 0000:03:00.0: in use: /dev/vfio/3: process 47 (qemu) has it open")
 		if got := r.taint(); !strings.Contains(got, string(discovery.ConditionDriverUnbound)) {
 			t.Errorf("taint %q while it is not returned", got)
