@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -32,7 +33,8 @@ const secondNode = "second"
 // The kubelet reports allocatable resources only at times: every ten seconds by default, and every
 // second on this cluster (nodeStatusUpdateFrequency; pkg/kubelet/kubelet.go, syncNodeStatus, in
 // 1.31 to 1.37). Until then, the scheduler sends pods for GPUs that have moved to DRA, and the
-// kubelet rejects these pods. Therefore a node is cordoned while it is moved to DRA.
+// kubelet rejects these pods. Therefore a node is cordoned while it is moved to DRA. The move begins
+// once the scheduler has seen the cordon and every pod that it assigned before runs.
 func TestMoveNodeByNode(t *testing.T) {
 	if !has(t, "DRAExtendedResource") {
 		t.Skip("pods that ask by limits are not served through DRA")
@@ -48,7 +50,11 @@ func TestMoveNodeByNode(t *testing.T) {
 	began := time.Now()
 	for _, name := range nodes {
 		cordoned := time.Now()
+		load.pause()
 		cordon(t, name, true)
+		receivesNoPods(t, name)
+		load.allRun(t)
+		load.goOn()
 		moveTo(t, name, "DRA")
 		until(t, "no GPU of node "+name+" to be allocatable", func(ctx context.Context) error {
 			classic, _, err := gpusOf(ctx, name)
@@ -144,6 +150,32 @@ func cordon(t *testing.T, name string, unschedulable bool) {
 		t.Fatal(err)
 	}
 	t.Logf("%s %s: %s", time.Now().Format(time.TimeOnly), name, patch)
+}
+
+// receivesNoPods waits until the scheduler has seen that a node is cordoned: it does not assign a
+// pod that can run only there.
+func receivesNoPods(t *testing.T, name string) {
+	t.Helper()
+	pod := "cordon-of-" + name
+	manifest := strings.TrimRight(oneGPU(pod), "\n") + "\n  nodeSelector: {kubernetes.io/hostname: " + name + "}\n"
+	apply(t, manifest)
+	until(t, "the scheduler to reject pod "+pod, func(ctx context.Context) error {
+		p, err := kube.CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, pod, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if p.Spec.NodeName != "" { // by a scheduler that has not seen the cordon
+			err := errors.Join(kube.Delete(ctx, manifest), kube.Apply(ctx, manifest))
+			return errors.Join(fmt.Errorf("it was assigned to node %s", p.Spec.NodeName), err)
+		}
+		for _, c := range p.Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable {
+				return nil
+			}
+		}
+		return fmt.Errorf("its conditions are %v", p.Status.Conditions)
+	})
+	remove(t, manifest)
 }
 
 // classicAre waits until the wanted number of a node's GPUs is allocatable and no GPU is in a
@@ -354,9 +386,7 @@ func runningPods(ctx context.Context) (pods []*corev1.Pod, err error) {
 // node have the same GPU.
 func (l *load) settle(t *testing.T) {
 	t.Helper()
-	l.turn.Lock()
-	l.deleting = false
-	l.turn.Unlock()
+	l.pause()
 	l.allRun(t)
 	all, err := kube.CoreV1().Pods(metav1.NamespaceDefault).List(within(t), metav1.ListOptions{FieldSelector: "status.phase=Running"})
 	if err != nil {
@@ -390,6 +420,13 @@ func (l *load) allRun(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// pause stops the deletion of pods.
+func (l *load) pause() {
+	l.turn.Lock()
+	defer l.turn.Unlock()
+	l.deleting = false
 }
 
 // goOn resumes the deletion of pods.
