@@ -15,9 +15,9 @@ type Health struct {
 	Condition Condition    `json:"condition,omitempty"` // name of the fault; see [Health.Key]
 	Reason    string       `json:"reason,omitempty"`    // description of the fault, "" while healthy
 
-	// Setting is set if the host's configuration makes the device unusable. No hardware is broken, and
-	// a reset does not help.
-	Setting bool `json:"-"`
+	// Fix is the shell command that makes the device usable, if the host's configuration makes it
+	// unusable. No hardware is broken then, and a reset does not help.
+	Fix string `json:"-"`
 
 	// Since is the start of the state, in whole seconds, and Effect is the effect of the state on
 	// scheduling. Stale is set if the last scan could not read the device and Health is its previous

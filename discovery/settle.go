@@ -128,7 +128,9 @@ func (s *Settler) settleDevice(d *Device, now time.Time) (wait time.Duration) {
 		s.back(st)
 	}
 	st.EffectiveAtOnce = st.isMade(reading) && !s.isHeld(d.Name)
-	d.Health, wait = s.judgeReading(st, reading, now)
+	if d.Health, wait = s.judgeReading(st, reading, now); d.Health.Reason == reading.Reason {
+		d.Health.Fix = reading.Fix
+	}
 	return wait
 }
 

@@ -9,6 +9,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"chandler.dev/internal/pattern"
+
+	"chandler.dev/internal/jsonerror"
 )
 
 // ParseDriverConfig decodes and validates a configuration file in YAML or JSON. Fields unknown to
@@ -46,7 +48,7 @@ func ParseProvisionConfig(data []byte) (*ProvisionConfig, error) {
 func ParseClaimParameters(data []byte) (*ClaimParameters, error) {
 	parameters := &ClaimParameters{}
 	if err := json.UnmarshalCaseSensitivePreserveInts(data, &parameters.TypeMeta); err != nil {
-		return nil, fmt.Errorf("decode %s: %w", KindClaimParameters, err)
+		return nil, fmt.Errorf("decode %s: %w", KindClaimParameters, jsonerror.Describe(data, err))
 	}
 	if err := checkKind(KindClaimParameters, &parameters.TypeMeta); err != nil {
 		return nil, err
@@ -102,7 +104,7 @@ func decodeStrict(data []byte, into any) error {
 			strict[i] = withPresentName(strict[i])
 		}
 	}
-	return errors.Join(append(strict, err)...)
+	return errors.Join(append(strict, jsonerror.Describe(data, err))...)
 }
 
 // Validate returns all errors of the configuration, for all nodes. It does not compile expressions.

@@ -274,7 +274,7 @@ func (p *ClaimParameters) validateTimeSlice() error {
 		return fmt.Errorf("timeSlice: is %q; want %s, %s, %s or %s", string(p.TimeSlice), TimeSliceDefault, TimeSliceShort, TimeSliceMedium, TimeSliceLong)
 	}
 	if p.MPS != nil {
-		return errors.New("timeSlice: goes with no mps")
+		return errors.New("timeSlice: cannot be combined with mps")
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ func TestDiscoverTable(t *testing.T) {
 	for host, want := range map[string][]string{
 		migHost: {
 			"1g.10gb ", "1c.3g.40gb ",
-			"Unhealthy: MIG mode is on and there is no instance to compute in\n",
+			"Unhealthy: MIG mode is on and no MIG instance exists\n",
 			"\n4 gpu (7 devices)\n",
 		},
 		"../../discovery/families/rdma/testdata/mixed.host": {"ens8f1s88 ", "mlx5_3 ", "5 nic (6 devices), 1 npu\n"},

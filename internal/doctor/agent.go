@@ -168,10 +168,8 @@ func checkConfig(f *Facts, say *findingList) {
 	if known && why == "" && notReadyForConfig(ready) {
 		why = ready
 	}
-	mend := []string{
-		"kubectl -n chandler get configmap chandler -o jsonpath='{.data.config\\.yaml}' | kubectl chandler validate -",
-		"kubectl -n chandler edit configmap chandler   # with Helm, fix your values as well",
-	}
+	fixes := append([]string{"kubectl -n chandler get configmap chandler -o jsonpath='{.data.config\\.yaml}' | kubectl chandler validate -"},
+		configFixes("correct the error")...)
 	switch {
 	case !known && !notReadyForConfig(ready):
 		say.not("the configuration: %s", f.Agent.Config.unknownReason())
@@ -179,9 +177,9 @@ func checkConfig(f *Facts, say *findingList) {
 		if why == "" {
 			why = ready
 		}
-		say.addFault("CH0703", "the configuration is invalid", asSentence(strings.ReplaceAll(why, "\n", "; "))+" The last valid configuration remains in effect.", mend...)
+		say.addFault("CH0703", "the configuration is invalid", asSentence(strings.ReplaceAll(why, "\n", "; "))+" The last valid configuration remains in effect.", fixes...)
 	case f.Agent.Refused:
-		say.addFault("CH0703", "the changed configuration is invalid", "The agent rejected it, and the previous one remains in effect. The error is not visible from here: the command prints it.", mend...)
+		say.addFault("CH0703", "the changed configuration is invalid", "The agent rejected it, and the previous one remains in effect. The error is not visible from here: the command prints it.", fixes...)
 	default:
 		say.addOK("the configuration is valid")
 	}
@@ -264,7 +262,7 @@ func checkSight(f *Facts, say *findingList) {
 	judgeSight(handing, f.Agent.Sight, "the agent can determine which devices pods have open", sightFixes, say)
 	judgeSight(changing, f.Agent.SightAll, "the agent can determine which devices any process has open", func(looking []string) []string {
 		if why, known := f.Agent.Sight.get(); why == "" && known { // more permissions would not help
-			return []string{"kubectl -n chandler edit configmap chandler   # remove " + joinNames(looking) + " for this node, which is a container"}
+			return configFixes("remove " + joinNames(looking) + " for this node, which is a container")
 		}
 		return sightFixes(looking)
 	}, say)
@@ -312,7 +310,7 @@ func sightFixes(looking []string) []string {
 			patches = append(patches, b.patch)
 		}
 	}
-	fixes := []string{"helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values " + strings.Join(sets, " ")}
+	fixes := []string{helmSet + " " + strings.Join(sets, " ")}
 	for _, patch := range patches {
 		fixes = append(fixes, "kubectl -n chandler patch daemonset chandler --patch-file deployments/examples/"+patch+"   # with the plain manifests")
 	}

@@ -46,7 +46,7 @@ func checkBoth(f *Facts, say *findingList) {
 			continue
 		}
 		say.addFault("CH0501", resource+" is offered by both APIs", fmt.Sprintf("DRA offers %s of that name, and the device plugin API %s. On this node, pods with limits get only devices of the device plugin API.", countNoun(dra, "device"), countNoun(plugin, "device")),
-			"kubectl -n chandler edit configmap chandler   # use the same mode for all, or different names")
+			configFixes("set the same mode for all entries of "+resource+", or use different names")...)
 	}
 	if say.noneSince(before) {
 		say.addOK("no extended resource is offered by both APIs")

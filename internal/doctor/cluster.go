@@ -11,6 +11,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/selectors"
 )
 
 var clusterChecks = []check{
@@ -55,7 +56,7 @@ func checkServed(f *Facts, say *findingList) {
 		say.addOK("resource.k8s.io/%s is served, but not v1: the status of claims does not contain the state of devices", version)
 	case f.usesDRA():
 		say.addFault("CH0601", "the API server does not serve resource.k8s.io", "The mode is DRA, so no device is offered. Kubernetes serves this API from 1.34 on, and in 1.32 and 1.33 if it is turned on.",
-			"kubectl -n chandler edit configmap chandler   # mode: Auto, or DevicePlugin", "kubectl api-versions | grep resource.k8s.io")
+			helmSet+" --set config.mode=Auto   # or DevicePlugin", editConfig+"   # with the plain manifests: mode: Auto", "kubectl api-versions | grep resource.k8s.io")
 	default:
 		say.addOK("resource.k8s.io is not served, and the device plugin API does not need it")
 	}
@@ -332,7 +333,21 @@ func checkRights(f *Facts, say *findingList) {
 }
 
 // helmSet changes values of the chart and keeps the others.
-const helmSet = "helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values"
+const helmSet = selectors.HelmUpgrade
+
+// getValues writes the values of the chart to a file, and setValues applies that file.
+const (
+	getValues = "helm get values chandler --namespace chandler -o yaml > values.yaml"
+	setValues = helmSet + " -f values.yaml"
+)
+
+// editConfig opens the configuration of an installation by the plain manifests.
+const editConfig = "kubectl -n chandler edit configmap chandler"
+
+// configFixes returns the commands for a change of the configuration.
+func configFixes(change string) []string {
+	return []string{getValues + "   # then, in its section config: " + change, setValues, editConfig + "   # with the plain manifests"}
+}
 
 func checkPolicies(f *Facts, say *findingList) {
 	missing, known := f.Cluster.Policies.get()

@@ -28,7 +28,8 @@ var hostCodes = []Code{
 		Comes: "The agent's pod has no SELinux type, so the runtime uses container_t.",
 		Why:   "container_t cannot connect to the kubelet's sockets. container_device_plugin_t, from the package container-selinux, can.",
 		Fixes: []Fix{
-			{`kubectl -n chandler patch daemonset chandler --type=merge -p '{"spec":{"template":{"spec":{"securityContext":{"seLinuxOptions":{"type":"container_device_plugin_t"}}}}}}'`, "Gives the agent this type."},
+			{helmSet + " --set seLinux.type=container_device_plugin_t", "Gives the agent this type."},
+			{seLinuxPatch, "Does the same with the plain manifests."},
 			{"sudo ausearch -m avc -ts recent", "Shows what SELinux denied."},
 		},
 	},

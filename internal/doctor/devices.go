@@ -153,13 +153,22 @@ func deleteFix(h *Holder, key discovery.Condition) string {
 
 // fixTogether returns the commands that repair a condition of several devices: a loop if they differ
 // only by the PCI address.
-func (f *Facts) fixTogether(key discovery.Condition, all []*discovery.Device) (fix []string) {
-	var addresses, loop []string
-	for i, d := range all {
-		lines := f.conditionFix(key, d)
-		at := pciAddress(d)
-		addresses = append(addresses, at)
-		body := slices.Clone(lines)
+func (f *Facts) fixTogether(key discovery.Condition, all []*discovery.Device) []string {
+	var addresses []string
+	var fixes [][]string
+	for _, d := range all {
+		addresses = append(addresses, pciAddress(d))
+		fixes = append(fixes, f.conditionFix(key, d))
+	}
+	return inLoop(addresses, fixes)
+}
+
+// inLoop joins the commands for several PCI functions, in a loop if they differ only by the
+// address.
+func inLoop(addresses []string, fixes [][]string) (fix []string) {
+	var loop []string
+	for i, lines := range fixes {
+		at, body := addresses[i], slices.Clone(lines)
 		for j := range body {
 			if at != "" {
 				body[j] = strings.ReplaceAll(body[j], at, "$a")
@@ -176,7 +185,7 @@ func (f *Facts) fixTogether(key discovery.Condition, all []*discovery.Device) (f
 			}
 		}
 	}
-	if loop == nil || !strings.Contains(strings.Join(loop, " "), "$a") {
+	if len(fixes) < 2 || loop == nil || !strings.Contains(strings.Join(loop, " "), "$a") {
 		return fix
 	}
 	fix = []string{"for a in " + strings.Join(addresses, " ") + "; do"}
@@ -271,7 +280,7 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 	if key == discovery.ConditionNodeMissing {
 		return []string{cmp.Or(f.Devices.MakeNodes[d.Family], "sudo udevadm trigger --action=add   # creates device nodes again")}
 	}
-	if at == "" {
+	if at == "" && d.Health.Fix == "" {
 		return []string{"sudo dmesg | tail -n 50   # shows the kernel's messages"}
 	}
 	kernel := fmt.Sprintf("sudo dmesg | grep %s   # shows the kernel's messages", at)
@@ -290,7 +299,10 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 	case discovery.ConditionOverTemperature:
 		return []string{fmt.Sprintf("grep . /sys/bus/pci/devices/%s/hwmon/hwmon*/temp*_input   # then check fans and air flow", at)}
 	case discovery.ConditionUnhealthy, discovery.ConditionUnknown:
-		if d.Health.Setting || isPart(d) {
+		if d.Health.Fix != "" {
+			return []string{d.Health.Fix}
+		}
+		if isPart(d) {
 			return []string{kernel}
 		}
 		return []string{kernel, fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"`, at)}

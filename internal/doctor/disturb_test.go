@@ -51,7 +51,7 @@ func TestResetIsAdvised(t *testing.T) {
 		reset  bool
 	}{
 		"a GPU":          {func(*discovery.Device) {}, true},
-		"MIG is on":      {func(d *discovery.Device) { d.Health.Setting = true }, false},
+		"MIG is on":      {func(d *discovery.Device) { d.Health.Fix = "sudo nvidia-smi -mig 0" }, false},
 		"a MIG instance": {func(d *discovery.Device) { d.Name, d.PartOf = "mig", &discovery.Silicon{Name: "pci-0000-03-00-0"} }, false},
 	} {
 		f := &Facts{}

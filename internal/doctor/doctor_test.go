@@ -84,6 +84,70 @@ func checkFinding(t *testing.T, c Code, category Category, f Finding) {
 			t.Errorf("a remark does not stand off: %q", command)
 		}
 	}
+	checkHelm(t, f.Fix)
+}
+
+// byHand matches commands for objects of the chart that Helm does not see.
+var byHand = regexp.MustCompile(`kubectl.* (edit|patch|set) .*(configmap|daemonset)`)
+
+// checkHelm checks that commands for objects of the chart are for the plain manifests, after the
+// ones for Helm.
+func checkHelm(t *testing.T, commands []string) {
+	t.Helper()
+	helm := false
+	for _, command := range commands {
+		helm = helm || strings.HasPrefix(command, "helm upgrade ")
+		if byHand.MatchString(command) && (!helm || !strings.Contains(command, "with the plain manifests")) {
+			t.Errorf("a change of an object that Helm manages: %s", command)
+		}
+	}
+}
+
+// Accelerators without a driver that no family describes are one finding.
+func TestUnboundAccelerators(t *testing.T) {
+	f := healthy()
+	functions, _ := f.Host.Functions.get()
+	f.Host.Functions = KnownAnswer(append(slices.Clone(functions),
+		Function{Address: "0000:03:00.0", Class: "120000", Vendor: "8086", Device: "6240"},
+		Function{Address: "0000:05:00.1", Class: "120000", Vendor: "8086", Device: "4fc1"},
+		Function{Address: "0000:06:00.0", Class: "120000", Vendor: "1e3b", Device: "0002", Override: "vfio-pci"}))
+	f.Host.Modules["vfio_pci"] = true
+	var findings []Finding
+	for _, s := range JudgeFacts(f).Sections {
+		for _, finding := range s.Findings {
+			if finding.Code != "" {
+				findings = append(findings, finding)
+			}
+		}
+	}
+	want := []Finding{{
+		Text:  "2 accelerators have no kernel driver",
+		Cause: "No module with a driver for the device is loaded. The devices 03:00.0 8086:6240 and 05:00.1 8086:4fc1 cannot be allocated.",
+		Fix:   []string{"for a in 0000:03:00.0 0000:05:00.1; do", `  sudo modprobe "$(cat /sys/bus/pci/devices/$a/modalias)"`, "done"},
+	}, {
+		Text:  "06:00.0 1e3b:0002 has no kernel driver",
+		Cause: "The driver_override is vfio-pci, but this driver is not bound. The device cannot be allocated.",
+		Fix:   []string{"sudo modprobe vfio-pci", `sudo sh -c "echo 0000:06:00.0 > /sys/bus/pci/drivers_probe"`},
+	}}
+	if len(findings) != len(want) {
+		t.Fatalf("%+v", findings)
+	}
+	for i, got := range findings {
+		if got.Code != "CH0304" || got.Text != want[i].Text || got.Cause != want[i].Cause || !slices.Equal(got.Fix, want[i].Fix) {
+			t.Errorf("%+v, want %+v", got, want[i])
+		}
+	}
+}
+
+// A setting of the host is changed by its own command: a reset would not help.
+func TestFixOfASetting(t *testing.T) {
+	f := healthy()
+	snapshot, _ := f.Devices.Snapshot.get()
+	snapshot.Devices[0].Health = discovery.Health{Status: discovery.Unhealthy, Reason: "MIG mode is on and no MIG instance exists", Fix: "sudo nvidia-smi -i 0000:1a:00.0 -mig 0"}
+	text := printed(t, f, terminal.Plain, true)
+	if !strings.Contains(text, "fix    sudo nvidia-smi -i 0000:1a:00.0 -mig 0") || strings.Contains(text, "/reset") {
+		t.Errorf("printed\n%s", text)
+	}
 }
 
 // Each code has all parts of its page, and a unique number.
@@ -487,7 +551,6 @@ func TestDevicesOfOneCause(t *testing.T) {
 	}
 }
 
-// A recovered device that only has to stay healthy is reported as recovered.
 // Equal faults of several devices are one finding, with commands for all of them that can be pasted.
 func TestEqualFaults(t *testing.T) {
 	for _, test := range []struct {

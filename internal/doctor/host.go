@@ -117,22 +117,45 @@ func checkDrivers(f *Facts, say *findingList) {
 		return
 	}
 	before := len(say.findings)
+	byOverride := make(map[string][]Function)
 	for _, function := range functions {
 		accelerator := slices.ContainsFunc(accelerates, func(class string) bool { return strings.HasPrefix(function.Class, class) })
 		if !accelerator || function.Virtual || function.Driver != "" || f.hasDevice(function.Address) {
 			continue
 		}
-		fix := []string{fmt.Sprintf(`sudo modprobe "$(cat /sys/bus/pci/devices/%s/modalias)"`, function.Address)}
-		cause := "No module with a driver for the device is loaded. The device cannot be allocated."
-		if function.Override != "" {
-			cause = fmt.Sprintf("Its driver_override is %s, but this driver is not bound. The device cannot be allocated.", function.Override)
-			fix = []string{"sudo modprobe " + function.Override, fmt.Sprintf(`sudo sh -c "echo %s > /sys/bus/pci/drivers_probe"`, function.Address)}
-		}
-		say.addFault("CH0304", fmt.Sprintf("%s %s:%s has no kernel driver", strings.TrimPrefix(function.Address, "0000:"), function.Vendor, function.Device), cause, fix...)
+		byOverride[function.Override] = append(byOverride[function.Override], function)
+	}
+	for _, override := range slices.Sorted(maps.Keys(byOverride)) {
+		reportUnbound(say, byOverride[override], override)
 	}
 	if say.noneSince(before) && !f.lacksDriver() {
 		say.addOK("every accelerator has a kernel driver")
 	}
+}
+
+// reportUnbound reports functions without a driver that have the same driver_override, or none.
+func reportUnbound(say *findingList, functions []Function, override string) {
+	var names, addresses []string
+	var fixes [][]string
+	for _, function := range functions {
+		at := function.Address
+		names = append(names, fmt.Sprintf("%s %s:%s", strings.TrimPrefix(at, "0000:"), function.Vendor, function.Device))
+		addresses = append(addresses, at)
+		fix := []string{fmt.Sprintf(`sudo modprobe "$(cat /sys/bus/pci/devices/%s/modalias)"`, at)}
+		if override != "" {
+			fix = []string{"sudo modprobe " + override, fmt.Sprintf(`sudo sh -c "echo %s > /sys/bus/pci/drivers_probe"`, at)}
+		}
+		fixes = append(fixes, fix)
+	}
+	text, devices := names[0]+" has no kernel driver", "The device"
+	if len(names) > 1 {
+		text, devices = countNoun(len(names), "accelerator")+" have no kernel driver", "The devices "+joinNames(names)
+	}
+	cause := "No module with a driver for the device is loaded."
+	if override != "" {
+		cause = fmt.Sprintf("The driver_override is %s, but this driver is not bound.", override)
+	}
+	say.addFault("CH0304", text, cause+" "+devices+" cannot be allocated.", inLoop(addresses, fixes)...)
 }
 
 // hasDevice reports whether discovery found a device at a PCI address.
@@ -199,12 +222,15 @@ func checkSELinux(f *Facts, say *findingList) {
 	case isConfined(linux.Agent):
 		say.addFault("CH0404", "SELinux blocks the agent",
 			fmt.Sprintf("The agent runs as %s. This type must not connect to the kubelet's sockets or write to its directories.", linux.Agent),
-			`kubectl -n chandler patch daemonset chandler --type=merge -p '{"spec":{"template":{"spec":{"securityContext":{"seLinuxOptions":{"type":"container_device_plugin_t"}}}}}}'`,
+			helmSet+" --set seLinux.type=container_device_plugin_t", seLinuxPatch+"   # with the plain manifests",
 			"sudo ausearch -m avc -ts recent")
 	default:
 		say.addOK("SELinux is enforcing, and the agent runs as %s", linux.Agent)
 	}
 }
+
+// seLinuxPatch gives the agent's container the type that may connect to the kubelet.
+const seLinuxPatch = `kubectl -n chandler patch daemonset chandler -p '{"spec":{"template":{"spec":{"containers":[{"name":"chandler","securityContext":{"seLinuxOptions":{"type":"container_device_plugin_t"}}}]}}}}'`
 
 // isConfined reports whether an SELinux context has the type of ordinary containers.
 func isConfined(context string) bool {
@@ -244,7 +270,6 @@ func (s Space) lacksInodes() bool { return s.Inodes > 0 && s.INFree < leastInode
 
 // fullDisk returns the code for a full file system of records or specs, and a directory on it. It
 // returns "" if all file systems have free space, or if the free space is unknown.
-// have room, or it is not known.
 func (f *Facts) fullDisk() (code, dir string) {
 	spaces, _ := f.Host.Space.get()
 	for _, s := range spaces {

@@ -239,7 +239,7 @@ func checkRoot(f *Facts, say *findingList) {
 	flags, known := f.Kubelet.Flags.get()
 	if root := flags["root-dir"]; known && root != "" && strings.TrimRight(root, "/") != strings.TrimRight(f.Kubelet.Root, "/") {
 		say.addFault("CH0108", "the kubelet's directory is "+root, fmt.Sprintf("The agent uses %s, and registers in a directory that the kubelet does not watch.", f.Kubelet.Root),
-			fmt.Sprintf("kubectl -n chandler set env daemonset chandler --list; kubectl -n chandler edit daemonset chandler   # --kubelet-root=%s, and the same in its volumes", root))
+			helmSet+" --set kubelet.root="+root, fmt.Sprintf("kubectl -n chandler edit daemonset chandler   # with the plain manifests: --kubelet-root=%s, and the same directory in the volumes", root))
 	}
 }
 

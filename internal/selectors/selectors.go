@@ -19,11 +19,24 @@ import (
 // (interpreter/attributes.go of github.com/google/cel-go 0.29, resolutionError).
 var lackedKey = regexp.MustCompile(`no such key: (\w+)`)
 
+// HelmUpgrade is the command that changes values of the chart, by flags that follow it, and keeps
+// the others.
+const HelmUpgrade = "helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values"
+
 // RepairClass returns the commands that repair a DeviceClass with an expression that fails for
 // some device. If a device lacks a key read by the expression, the commands name the key and
-// an expression that reads the key safely.
+// an expression that reads the key safely. A class of a Helm release is repaired by Helm, whose next
+// upgrade would otherwise conflict with the change or undo it.
 func RepairClass(class *resourceapi.DeviceClass, failed error, devices []resourceapi.Device) []string {
-	return []string{"kubectl edit deviceclass " + class.Name + "   # " + RepairExpression(class.Spec.Selectors, failed, devices)}
+	repair := RepairExpression(class.Spec.Selectors, failed, devices)
+	release, namespace := class.Annotations["meta.helm.sh/release-name"], class.Annotations["meta.helm.sh/release-namespace"]
+	switch {
+	case release == "":
+		return []string{"kubectl edit deviceclass " + class.Name + "   # " + repair}
+	case strings.HasSuffix(class.Name, "."+discovery.Domain):
+		return []string{HelmUpgrade + "   # restores the expression of the chart"}
+	}
+	return []string{fmt.Sprintf("helm get values %s --namespace %s --all   # change the class in the chart or in its values: %s", release, namespace, repair)}
 }
 
 // RepairExpression suggests a change after which the selectors do not fail.
@@ -105,7 +118,7 @@ func RepairMissingClass(class string, there []string) []string {
 		return append([]string{"kubectl get deviceclass " + meant + "   # is this one meant?"}, commands...)
 	}
 	if strings.HasSuffix(class, "."+discovery.Domain) {
-		commands = append(commands, "helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values --set deviceClasses.enabled=true")
+		commands = append(commands, HelmUpgrade+" --set deviceClasses.enabled=true")
 	}
 	return commands
 }
@@ -125,7 +138,7 @@ func NameFromNVML(expression string) string {
 }
 
 // InstallNVML is the command that makes the agents use NVML.
-const InstallNVML = "helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values --set nvml.enabled=true"
+const InstallNVML = HelmUpgrade + " --set nvml.enabled=true"
 
 // mistakes is the maximum edit distance between a misspelled word and the intended word.
 const mistakes = 2

@@ -29,6 +29,24 @@ func TestMendExpression(t *testing.T) {
 	}
 }
 
+// A class of a Helm release is not edited by hand.
+func TestRepairClass(t *testing.T) {
+	for _, test := range []struct{ name, release, want string }{
+		{"firm", "", "kubectl edit deviceclass firm   # write an expression that fails for no device"},
+		{"gpu.chandler.dev", "chandler", selectors.HelmUpgrade + "   # restores the expression of the chart"},
+		{"firm", "classes", "helm get values classes --namespace ml --all   # change the class in the chart or in its values: write an expression that fails for no device"},
+	} {
+		class := &resourceapi.DeviceClass{}
+		class.Name = test.name
+		if test.release != "" {
+			class.Annotations = map[string]string{"meta.helm.sh/release-name": test.release, "meta.helm.sh/release-namespace": "ml"}
+		}
+		if got := selectors.RepairClass(class, errors.New("no such overload"), nil); len(got) != 1 || got[0] != test.want {
+			t.Errorf("%s of %q: %q, want %q", test.name, test.release, got, test.want)
+		}
+	}
+}
+
 func TestMendMissingClass(t *testing.T) {
 	if got := selectors.WhoseClass("gpu.nvidia.com"); !strings.Contains(got, "another driver") {
 		t.Errorf("another driver's class: %q", got)

@@ -14,14 +14,15 @@ func BreakCommand(command string, columns int) []string {
 		command, remark = strings.TrimRight(command[:at], " "), strings.TrimSpace(command[at:])
 	}
 	var lines []string
-	line, indent := "", ""
+	start := command[:len(command)-len(strings.TrimLeft(command, " "))] // a command in a loop is indented
+	line, indent := "", start
 	for _, word := range shellWords(command) {
 		switch {
 		case line == "":
 			line = word
 		case Columns(indent+line)+1+Columns(word)+2 > columns:
 			lines = append(lines, indent+line+" \\")
-			line, indent = word, "  "
+			line, indent = word, start+"  "
 		default:
 			line += " " + word
 		}
@@ -29,8 +30,8 @@ func BreakCommand(command string, columns int) []string {
 	// The last line has no backslash, so its last word may have been broken off unnecessarily.
 	lines = append(lines, indent+line)
 	if remark != "" {
-		for _, words := range WrapText(strings.TrimPrefix(remark, "# "), columns-2) {
-			lines = append(lines, "# "+words)
+		for _, words := range WrapText(strings.TrimPrefix(remark, "# "), columns-2-len(start)) {
+			lines = append(lines, start+"# "+words)
 		}
 	}
 	return lines

@@ -11,6 +11,10 @@ func TestBreakCommand(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
+	got = BreakCommand(`  sudo sh -c "echo 1 > /sys/bus/pci/devices/$a/reset" now   # every process loses it`, 56)
+	if want := []string{`  sudo sh -c "echo 1 > /sys/bus/pci/devices/$a/reset" \`, "    now", "  # every process loses it"}; !slices.Equal(got, want) {
+		t.Errorf("in a loop: got %q, want %q", got, want)
+	}
 	if got := BreakCommand("short   # with a remark", 67); len(got) != 1 {
 		t.Errorf("%q", got)
 	}

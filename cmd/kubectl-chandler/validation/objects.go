@@ -22,8 +22,10 @@ import (
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/compile"
+	"chandler.dev/internal/jsonerror"
 	"chandler.dev/internal/selectors"
 )
 
@@ -159,7 +161,7 @@ func (v *validator) configMap(at place, object *unstructured.Unstructured) {
 		meta, err := typeOf(values[key])
 		switch ours := strings.Contains(values[key], discovery.Domain+"/v1"); {
 		case err != nil && ours:
-			v.addFindings(field, severityError, err)
+			v.addFindings(field.insideString(), severityError, err)
 			found = true
 		case err == nil && strings.HasPrefix(meta.APIVersion, discovery.Domain+"/"):
 			v.checkOwn(field.insideString(), meta.Kind, []byte(values[key]))
@@ -198,12 +200,13 @@ func (v *validator) decodeTyped(data []byte) (runtime.Object, error) {
 	if strict, ok := runtime.AsStrictDecodingError(err); ok {
 		return typed, errors.Join(strict.Errors()...)
 	}
-	return typed, err
+	return typed, jsonerror.Describe(data, err)
 }
 
 // checkParameters checks the parameters for this driver in an object, as Prepare does.
 func (v *validator) checkParameters(at place, object *unstructured.Unstructured) {
 	path := configOf[object.GetKind()]
+	var previous []configEntry
 	entries, _, _ := unstructured.NestedFieldNoCopy(object.Object, path...) // an invalid type was reported before
 	list, _ := entries.([]any)
 	for i, entry := range list {
@@ -218,14 +221,44 @@ func (v *validator) checkParameters(at place, object *unstructured.Unstructured)
 			v.addFindings(field, severityError, err)
 			continue
 		}
-		v.claimParameters(field, data)
+		entry := configEntry{v.claimParameters(field, data), requestsOf(config)}
+		if slices.ContainsFunc(previous, entry.conflicts) {
+			v.errorf(field, "%s: cannot be combined with %s of another entry of config for the same request", nvidia.TimeSlice, nvidia.MPS)
+		}
+		previous = append(previous, entry)
 	}
+}
+
+// A configEntry is an entry of config with parameters for this driver.
+type configEntry struct {
+	parameters discovery.Parameters
+	requests   []string // nil for all requests
+}
+
+func requestsOf(config map[string]any) []string {
+	requests, _, _ := unstructured.NestedStringSlice(config, "requests") // an invalid type was reported before
+	return requests
+}
+
+// conflicts reports whether two entries together set parameters that the agent refuses to combine.
+func (e configEntry) conflicts(other configEntry) bool {
+	both := e.parameters[nvidia.TimeSlice] != "" && other.parameters[nvidia.MPS] != "" ||
+		e.parameters[nvidia.MPS] != "" && other.parameters[nvidia.TimeSlice] != ""
+	return both && (len(e.requests) == 0 || len(other.requests) == 0 || slices.ContainsFunc(e.requests, func(a string) bool {
+		return slices.ContainsFunc(other.requests, func(b string) bool { return isSameRequest(a, b) })
+	}))
+}
+
+// isSameRequest reports whether two names can refer to the same device. A name may be that of a
+// request, or of an alternative in it: request/alternative.
+func isSameRequest(a, b string) bool {
+	return a == b || strings.HasPrefix(a, b+"/") || strings.HasPrefix(b, a+"/")
 }
 
 // claimParameters checks parameters. It warns about parameters that no family supports and that do
 // not apply to every device. Whether the devices of a claim support them is known only after
 // allocation.
-func (v *validator) claimParameters(at place, data []byte) {
+func (v *validator) claimParameters(at place, data []byte) discovery.Parameters {
 	parameters, err := compile.Parameters(data)
 	if err != nil {
 		v.addFindings(at, severityError, err)
@@ -235,6 +268,7 @@ func (v *validator) claimParameters(at place, data []byte) {
 			v.addFindings(at, severityWarning, fmt.Errorf("%s: no device takes it, and a claim for any is refused", name))
 		}
 	}
+	return parameters
 }
 
 // compileSelectors compiles the expressions that select devices. It searches the whole object,

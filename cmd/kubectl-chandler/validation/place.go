@@ -17,7 +17,7 @@ type place struct {
 	path   string // such as spec.config[0]
 
 	node  *yaml.Node // the field's value, nil if unknown
-	above int        // number of lines in the file before the node's text
+	above int        // number of lines in the file before the node's text, -1 if unknown
 }
 
 // placeOf returns the place of a document that begins at the given line.
@@ -96,7 +96,7 @@ func child(n *yaml.Node, name string) (*yaml.Node, int) {
 // insideString returns the place of a document in a string, such as a file in a ConfigMap.
 func (p place) insideString() place {
 	if p.node == nil || p.node.Kind != yaml.ScalarNode || p.node.Style&yaml.LiteralStyle == 0 {
-		p.node = nil // its lines differ from those of the file
+		p.node, p.above = nil, -1 // its lines differ from those of the file
 		return p
 	}
 	p.above += p.node.Line // the document starts below the line with |
@@ -126,6 +126,23 @@ func (p place) ofMessage(message string) place {
 	}
 	p.line = inner.line
 	return p
+}
+
+// yamlError matches a line of the errors of the YAML decoder (yamlParser.fail and TypeError in
+// go.yaml.in/yaml v2 and v3), with the number of a line in the document.
+var yamlError = regexp.MustCompile(`(?m)^(?:.*yaml: |\s*)line (\d+): (.*)$`)
+
+// ofYAML returns the errors in a message of the YAML decoder with their places, nil if the message
+// is another one.
+func (p place) ofYAML(message string) (errors []finding) {
+	for _, found := range yamlError.FindAllStringSubmatch(message, -1) {
+		at := p
+		if line, err := strconv.Atoi(found[1]); err == nil && p.above >= 0 {
+			at.line = p.above + line
+		}
+		errors = append(errors, finding{place: at, text: "invalid YAML: " + found[2]})
+	}
+	return errors
 }
 
 func (p place) String() string {

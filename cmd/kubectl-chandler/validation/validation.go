@@ -153,6 +153,12 @@ func newValidator() *validator {
 // addFindings adds a finding for each of the errors that err joins.
 func (v *validator) addFindings(at place, s severity, err error) {
 	for _, err := range splitErrors(err) {
+		if syntax := at.ofYAML(err.Error()); syntax != nil {
+			for _, f := range syntax {
+				v.findings = append(v.findings, finding{f.place, s, f.text})
+			}
+			continue
+		}
 		v.findings = append(v.findings, finding{at.ofMessage(err.Error()), s, err.Error()})
 	}
 }

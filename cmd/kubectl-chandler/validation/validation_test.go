@@ -69,6 +69,14 @@ func TestValidateParameters(t *testing.T) {
 	}
 }
 
+// entries returns two entries of config with parameters for some requests.
+func entries(of ...string) string {
+	entry := func(requests, parameters string) string {
+		return "    - {requests: " + requests + ", opaque: {driver: chandler.dev, parameters: {apiVersion: chandler.dev/v1alpha1, kind: ClaimParameters, " + parameters + "}}}\n"
+	}
+	return "    config:\n" + entry(of[0], of[1]) + entry(of[2], of[3])
+}
+
 func TestValidate(t *testing.T) {
 	const class = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: %s}\nspec: {extendedResourceName: %s}\n---\n"
 	const claim = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec:\n  devices:\n"
@@ -216,7 +224,38 @@ func TestValidate(t *testing.T) {
 		"separator with a comment": {
 			header() + "--- # another\n" + header() + "mode: Never\n", []string{"-:6: error: DriverConfig: mode: ", "2 objects checked"}, true,
 		},
-		"field twice":     {header() + "mode: DRA\nmode: DRA\n", []string{"-:1: error: ", "already set"}, true},
+		"field twice": {header() + "mode: DRA\nmode: DRA\n", []string{`-:4: error: invalid YAML: key "mode" already set`}, true},
+		"text for a number": {
+			claim + "    requests:\n    - name: a\n      exactly: {deviceClassName: c}\n    - name: b\n      exactly:\n        count: two\n",
+			[]string{"-:11: error: ResourceClaim c: spec.devices.requests[1].exactly.count: is a string; want an integer\n"}, true,
+		},
+		"text for a number in a configuration": {
+			header() + "sharing:\n- cel: 'true'\n  replicas: two\n", []string{"-:5: error: DriverConfig: sharing[0].replicas: is a string; want an integer\n"}, true,
+		},
+		"invalid YAML in the second document": {
+			header() + "---\nkind: X\n a: b\n", []string{"-:5: error: invalid YAML: mapping values are not allowed in this context\n"}, true,
+		},
+		"invalid YAML in a ConfigMap": {
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\ndata:\n  config.yaml: |\n    apiVersion: chandler.dev/v1alpha1\n    kind: DriverConfig\n    mode: [\n",
+			[]string{"-:8: error: ConfigMap m: data[config.yaml]: invalid YAML: did not find expected node content\n"}, true,
+		},
+		"invalid YAML in a quoted string": {
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\ndata:\n  config.yaml: \"apiVersion: chandler.dev/v1alpha1\\nkind: DriverConfig\\nmode: [\"\n",
+			[]string{"-:5: error: ConfigMap m: data[config.yaml]: invalid YAML: "}, true,
+		},
+		"MPS and time slice of one request": {
+			claim + entries("[a]", "timeSlice: Short", "[b, a]", "mps: {}"),
+			[]string{"-:8: error: ResourceClaim c: spec.devices.config[1].opaque.parameters: timeSlice: cannot be combined with mps of another entry of config for the same request\n"}, true,
+		},
+		"MPS of all requests": {
+			claim + entries("[]", "mps: {}", "[a/large]", "timeSlice: Short"), []string{"timeSlice: cannot be combined with mps"}, true,
+		},
+		"MPS of an alternative": {
+			claim + entries("[a]", "mps: {}", "[a/large]", "timeSlice: Short"), []string{"timeSlice: cannot be combined with mps"}, true,
+		},
+		"MPS and time slice of two requests": {
+			claim + entries("[a]", "mps: {}", "[ab]", "timeSlice: Short"), []string{"1 object checked: 0 errors, 0 warnings\n"}, false,
+		},
 		"no object":       {"- a\n", []string{"is not an object"}, true},
 		"no kind":         {"spec: {}\n", []string{"no kind"}, true},
 		"nothing":         {"# Only words.\n---\n", []string{"note: has no objects", "0 objects checked"}, true},

@@ -181,7 +181,11 @@ var unwanted = map[string]bool{"DGX Display": true, "NVIDIA DGX Display": true}
 // setWhole describes the use of a GPU without MIG instances. In MIG mode such a GPU is unusable.
 func (d *driver) setWhole(gpu *discovery.Device, info information, told facts.GPU, known bool) {
 	if told.MIG == "enabled" {
-		gpu.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "MIG mode is on and there is no instance to compute in", Setting: true}
+		at := gpu.Attributes.String("resource.kubernetes.io/pciBusID")
+		gpu.Health = discovery.Health{
+			Status: discovery.Unhealthy, Reason: "MIG mode is on and no MIG instance exists",
+			Fix: fmt.Sprintf("sudo nvidia-smi -i %s -mig 0   # or create instances: nvidia-smi mig -i %[1]s -cgi PROFILE -C", at),
+		}
 		return
 	}
 	gpu.SharedEdits = d.mps

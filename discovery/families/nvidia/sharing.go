@@ -53,7 +53,7 @@ func (d *driver) setAllowed(gpu *discovery.Device) {
 func acceptDaemons(given []discovery.Device, parameters discovery.Parameters) (errs []error) {
 	mps, slice := parameters[MPS] != "", parameters[TimeSlice] != ""
 	if mps && slice {
-		errs = append(errs, fmt.Errorf("%s: with %s programs compute at the same time, and have no turns", TimeSlice, MPS))
+		errs = append(errs, fmt.Errorf("%s: cannot be combined with %s", TimeSlice, MPS))
 	}
 	for _, asked := range []struct {
 		parameter discovery.Parameter

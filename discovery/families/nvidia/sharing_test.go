@@ -49,7 +49,7 @@ func TestAcceptSharingDaemons(t *testing.T) {
 		"time slice":         {[]discovery.Device{slices}, turns, ""},
 		"not allowed":        {[]discovery.Device{slices}, mps, "mps: device " + slices.Name + " is not a whole GPU that the configuration selects by onDemand.mps"},
 		"nothing is allowed": {[]discovery.Device{none}, turns, "timeSlice: device " + none.Name + " is not a whole GPU that the configuration selects by onDemand.timeSlices"},
-		"both":               {[]discovery.Device{both}, discovery.Parameters{MPS: "true", TimeSlice: "Long"}, "timeSlice: with mps"},
+		"both":               {[]discovery.Device{both}, discovery.Parameters{MPS: "true", TimeSlice: "Long"}, "timeSlice: cannot be combined with mps"},
 		"no UUID":            {[]discovery.Device{unnamed}, mps, "the UUID of device " + both.Name + " is not known yet"},
 		"shared":             {[]discovery.Device{shared}, mps, "is shared, and used by the daemon of driverRoots[nvidia-mps]"},
 	} {

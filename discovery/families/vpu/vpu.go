@@ -137,7 +137,7 @@ func (k kind) unusableReason(host *discovery.Host, root string, functions int) s
 	socket := path.Join(root, k.socket)
 	switch {
 	case root == "":
-		return "the administrator has named no root for the files of its service"
+		return "driverRoots.vpu, the directory of its service, is not configured"
 	case !host.FileExists(socket):
 		return fmt.Sprintf("its service does not run: there is no %s", socket)
 	case functions%k.functions != 0:
