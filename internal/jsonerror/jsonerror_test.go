@@ -29,7 +29,7 @@ func TestDescribe(t *testing.T) {
 			t.Errorf("%s: %v, described as %q, want %q", test.data, err, got, test.want)
 		}
 	}
-	if other := errors.New("other"); Describe(nil, other) != other {
+	if other := errors.New("other"); !errors.Is(Describe(nil, other), other) {
 		t.Error("another error is changed")
 	}
 }
