@@ -42,7 +42,7 @@ var Family = &discovery.Family{
 
 // variables tune the UCX libraries, and the NCCL transport for InfiniBand and RoCE.
 var variables = []string{
-	"NCCL_IB_GID_INDEX", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_RETRY_CNT", "NCCL_IB_SL", "NCCL_IB_TC",
+	"FI_PROVIDER", "NCCL_IB_GID_INDEX", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_RETRY_CNT", "NCCL_IB_SL", "NCCL_IB_TC",
 	"NCCL_IB_TIMEOUT", "UCX_IB_GID_INDEX", "UCX_IB_SL", "UCX_IB_TRAFFIC_CLASS", "UCX_LOG_LEVEL", "UCX_TLS",
 }
 
@@ -58,6 +58,7 @@ var vendors = map[string]string{
 	"1d0f": "aws",
 	"1dd8": "pensando",
 	"1ded": "alibaba",
+	"434e": "cornelis",
 	"1fc1": "qlogic", // formerly PathScale
 	"8086": "intel",
 }
@@ -199,6 +200,12 @@ func (c *core) describe(host *discovery.Host, owner, function, verbs sysfs.Devic
 			d.Edits.DeviceNodes, errs = append(d.Edits.DeviceNodes, node), append(errs, err)
 		}
 	}
+	if owner.Driver() == "hfi1" {
+		node, err := hfi1Node(host, verbs)
+		if errs = append(errs, err); node != nil {
+			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, node)
+		}
+	}
 	if c.cm != nil {
 		d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, c.cm)
 	}
@@ -295,6 +302,30 @@ func connectionManager(host *discovery.Host) (*specs.DeviceNode, error) {
 		return nil, nil
 	}
 	return nodeOf(cm)
+}
+
+// hfi1Node returns the node of an Omni-Path adapter for PSM2 and OPX, such as /dev/hfi1_0. The kernel
+// gives it the first name of the RDMA device, without a link between the two (hfi1_cdev_init in
+// drivers/infiniband/hw/hfi1/device.c, Linux 4.4 to 6.18). If the RDMA device was renamed, its node is
+// the only one without an RDMA device of its name. If there are several such nodes, hfi1Node returns
+// nil, and containers get the verbs devices only.
+func hfi1Node(host *discovery.Host, verbs sysfs.Device) (*specs.DeviceNode, error) {
+	nodes, err := sysfs.ClassDevices(host.FS, "hfi1_user")
+	if err != nil {
+		return nil, err
+	}
+	of := func(name string) bool { return sysfs.At(host.FS, "sys/class/infiniband/"+name).HasEntry(".") }
+	i := slices.IndexFunc(nodes, func(node sysfs.Device) bool { return node.Name() == verbs.Name() })
+	if i < 0 {
+		nodes = slices.DeleteFunc(nodes, func(node sysfs.Device) bool { return of(node.Name()) })
+		i = 0
+		if len(nodes) != 1 {
+			return nil, nil
+		}
+	}
+	node, err := discovery.Node(nodes[i], "/dev")
+	discovery.PermitMknod([]*specs.DeviceNode{node})
+	return node, err
 }
 
 // nodeOf returns a node in /dev/infiniband, where libibverbs looks for nodes. The kernel has named
