@@ -45,7 +45,7 @@ func newHAMi(im *importer) *format {
 		{name: "mofed-enabled", in: "devicePlugin.mofedEnabled", alone: true, fate: fateCarried},
 		{name: "visible", env: "NVIDIA_VISIBLE_DEVICES", fate: fatePodChange, fine: []string{"all", "void", "none"}, why: "has the plugin see some GPUs only; exclude the others by their attribute uuid"},
 		{name: "config-file", fine: []string{"/device-config.yaml"}, why: "import that file too, if it is not among the files"},
-		{at: "resourceMemoryName", in: "resourceMem", fate: fatePodChange, why: limits + "it, as GPUs are shared by number here; to share them by memory instead, under that name alone, write unit: 1Mi in place of replicas"},
+		{at: "resourceMemoryName", in: "resourceMem", fate: fatePodChange, why: limits + "it, as GPUs are shared by number here; to share them by memory instead, under that name alone, write a unit in place of replicas: 1Mi on nodes with at most 55,000 MiB of GPU memory, and a larger one otherwise"},
 		{at: "resourceMemoryPercentageName", in: "resourceMemPercentage", fate: fatePodChange, why: limits + "it"},
 		{at: "resourceCoreName", in: "resourceCores", fate: fatePodChange, why: limits + "it"},
 		{at: "resourcePriorityName", in: "resourcePriority", fate: fatePodChange, why: limits + "it"},
@@ -55,7 +55,7 @@ func newHAMi(im *importer) *format {
 		{at: "overwriteEnv", fine: []string{"false"}, why: library},
 		{at: "preConfiguredDeviceMemory", in: "devicePlugin.preConfiguredDeviceMemory", fine: []string{"0"}, why: library},
 		{at: "memoryFactor", fine: []string{"0", "1"}, why: library},
-		{at: "enableNumaTopology", in: "devicePlugin.enableNumaTopology", fine: []string{"true", "false"}, why: "the kubelet is always told the NUMA nodes"},
+		{at: "enableNumaTopology", in: "devicePlugin.enableNumaTopology", fine: []string{"true"}, why: "the agent always reports the NUMA nodes of GPUs to the kubelet: with the Topology Manager policies restricted and single-numa-node, the kubelet rejects a pod whose GPUs are not on the same NUMA node as its CPUs"},
 		{at: "gpuCorePolicy", in: "devices.nvidia.gpuCorePolicy", fine: []string{"default"}, why: library},
 		{at: "libCudaLogLevel", in: "devices.nvidia.libCudaLogLevel", fine: []string{"1"}, why: library},
 		{at: "runtimeClassName", in: "devicePlugin.runtimeClassName", fate: fatePodChange, why: "pods name their runtime class themselves"},
@@ -66,6 +66,8 @@ func newHAMi(im *importer) *format {
 		{in: "devicePlugin.nodeConfiguration.externalConfigName", why: "import that ConfigMap too, if it is not among the files"},
 		{in: "devicePlugin.extraArgs", fate: fateCarried},
 		{in: "device-config.content", fate: fateCarried},
+		{name: "gpu-scheduler-policy", in: "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy", fate: fateCarried},
+		{name: "node-scheduler-policy", in: "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy", why: "the policy for nodes is a setting of the scheduler: see NodeResourcesFit in its configuration"},
 		{in: "schedulerName", fine: []string{"hami-scheduler"}, why: "pods go to the cluster's scheduler"},
 	})
 	return &format{
@@ -166,7 +168,7 @@ var sameOnNode = map[string][]string{
 	"devicecorescaling":            {"1", "1.0"},
 	"preconfigureddevicememory":    {"0"},
 	"migstrategy":                  {"none", "mixed"},
-	"enablenumatopology":           {"true", "false"},
+	"enablenumatopology":           {"true", "false"}, // noted once, at the setting for all nodes
 	"enablegetpreferredallocation": {"true", "false"},
 }
 
@@ -205,12 +207,12 @@ func (h *hami) finishSettings() {
 	if n, ok := count.number(); ok && n > 0 {
 		replicas = n
 	} else if count.isPresent() && count.text() != "" {
-		h.im.notePodChange(count, "is no number of containers; %d are taken", hamiCount)
+		h.im.notePodChange(count, "is not a number of containers; %d is used", hamiCount)
 	}
 	name := cmp.Or(h.settings.get("resource-name").text(), nvidiaOne)
 	memory := "nvidia.com/gpumem and nvidia.com/gpucores"
 	if h.volcano {
-		name, memory = "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory and volcano.sh/vgpu-cores"
+		name, memory = cmp.Or(h.settings.get("resource-name").text(), "volcano.sh/vgpu-number"), "volcano.sh/vgpu-memory, volcano.sh/vgpu-memory-percentage and volcano.sh/vgpu-cores"
 	}
 	for _, count := range h.counts { // before the entry for all other nodes, because the first match wins
 		if n, ok := count.number(); ok && n > 0 {
@@ -223,6 +225,15 @@ func (h *hami) finishSettings() {
 		h.im.addSharing(count, nvidiaFull, v1alpha1.Sharing{Replicas: replicas, Resource: name})
 	} else {
 		h.im.addResource(count, name, nvidiaFull)
+	}
+	switch policy := h.settings.get("gpu-scheduler-policy"); policy.text() {
+	case "":
+	case "binpack":
+		h.im.setPolicy(policy, v1alpha1.PolicyPacked, name)
+	case "spread":
+		h.im.setPolicy(policy, v1alpha1.PolicySpread, name)
+	default:
+		h.im.notePodChange(policy, "is not a policy that is known here; want binpack or spread")
 	}
 	h.im.listStrategy(h.settings.get("device-list-strategy"), name)
 	h.im.idStrategy(h.settings.get("device-id-strategy"), []string{name})

@@ -112,8 +112,9 @@ type importer struct {
 	formats      []*format
 	found        map[string]bool // by the name of the format
 	config       v1alpha1.DriverConfig
-	origins      map[string][]string // the sources of each list entry, by the name of the list
-	names        map[string]bool     // the resource names in the configuration
+	provision    v1alpha1.ProvisionConfig // what plugins do with PCI functions themselves
+	origins      map[string][]string      // the sources of each list entry, by the name of the list
+	names        map[string]bool          // the resource names in the configuration
 	notes        []Note
 	chart        string                // the Helm chart whose values are being read
 	shared       []map[string][]string // the selectors of adapter pools that containers share
@@ -133,6 +134,7 @@ func newImporter(options Options) *importer {
 	im := &importer{options: options, found: make(map[string]bool), origins: make(map[string][]string), unreadValues: make(map[string][]string), names: make(map[string]bool), workloads: make(map[string]bool)}
 	im.config.APIVersion, im.config.Kind = v1alpha1.APIVersion, v1alpha1.KindDriverConfig
 	im.config.Mode = v1alpha1.ModeDevicePlugin
+	im.provision.APIVersion, im.provision.Kind = v1alpha1.APIVersion, v1alpha1.KindProvisionConfig
 	im.formats = newFormats(im)
 	return im
 }

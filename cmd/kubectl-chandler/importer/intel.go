@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strconv"
@@ -17,6 +18,8 @@ type intel struct {
 	settings *settings
 	plugin   *intelPlugin
 	version  string // of the image, "" if unknown
+	first    value  // the first object or container of the plugin
+	object   bool   // first is an object of the operator
 }
 
 // An intelPlugin describes one of the Intel device plugins.
@@ -32,7 +35,7 @@ type intelPlugin struct {
 func intelPlugins() []*intelPlugin {
 	return []*intelPlugin{
 		{short: "gpu", title: "GPU", families: []string{"intelgpu"}, own: []string{"enableMonitoring", "resourceManager", "bypathMode", "allowIDs", "denyIDs"}, options: (*intel).gpuOptions, finish: (*intel).readMonitoring},
-		{short: "qat", title: "QAT", families: []string{"qat"}, own: []string{"dpdkDriver", "kernelVfDrivers", "maxNumDevices"}, options: (*intel).qatOptions},
+		{short: "qat", title: "QAT", families: []string{"qat"}, own: []string{"dpdkDriver", "kernelVfDrivers", "maxNumDevices"}, options: (*intel).qatOptions, finish: (*intel).readBinding},
 		{short: "sgx", title: "SGX", families: []string{"sgx"}, own: []string{"enclaveLimit", "provisionLimit", "dcapInfraResources"}, options: (*intel).sgxOptions},
 		{short: "fpga", title: "FPGA", families: []string{"fpga-intel"}, options: (*intel).fpgaOptions},
 		{short: "dsa", title: "DSA", families: []string{"idxd"}, options: (*intel).dsaOptions},
@@ -97,7 +100,15 @@ func (i *intel) isValues(v value) bool {
 		i.plugin.short == "gpu" && v.has("sharedDevNum") && !v.has("name")
 }
 
+// rememberFirst stores the first object or container of the plugin.
+func (i *intel) rememberFirst(v value, object bool) {
+	if !i.first.isPresent() {
+		i.first, i.object = v.as(""), object
+	}
+}
+
 func (i *intel) read(v value) {
+	i.rememberFirst(v, i.isObject(v))
 	switch {
 	case i.isMapping(v):
 		i.readMapping(v)
@@ -151,6 +162,7 @@ func (i *intel) readContainer(c container) {
 		i.im.noteRemark(c.at("name"), "prepares devices before the plugin starts; see chandler provision, or keep it")
 		return
 	}
+	i.rememberFirst(c.value, false)
 	if version := imageVersion(c.image); version != "" {
 		i.version = version
 	}
@@ -279,8 +291,8 @@ func (i *intel) byID(v value, before, after string) {
 
 func (i *intel) qatOptions() []option {
 	return []option{
-		{name: "dpdk-driver", at: "dpdkDriver", fine: []string{"vfio-pci"}, why: "virtual functions are offered under igb_uio as well as under vfio-pci"},
-		{name: "kernel-vf-drivers", at: "kernelVfDrivers", do: i.excludeDrivers},
+		{name: "dpdk-driver", at: "dpdkDriver", fate: fateCarried},
+		{name: "kernel-vf-drivers", at: "kernelVfDrivers", fate: fateCarried},
 		{name: "max-num-devices", at: "maxNumDevices", why: "all virtual functions that are bound to vfio-pci are offered; leave those with their driver that the kernel is to keep"},
 		// With packed, virtual functions of one device are allocated together.
 		i.policyOption("preferredAllocationPolicy", map[string]v1alpha1.Policy{"balanced": v1alpha1.PolicySpread, "packed": v1alpha1.PolicyAligned},
@@ -290,24 +302,53 @@ func (i *intel) qatOptions() []option {
 	}
 }
 
-// excludeDrivers excludes virtual functions whose driver is not in the plugin's list.
-func (i *intel) excludeDrivers(v value) {
-	var kept []string
-	for _, text := range v.texts() {
-		for driver := range strings.SplitSeq(text, ",") {
-			if name := strings.TrimSuffix(strings.TrimSpace(driver), "vf"); name != "" {
-				if name == "c62x" {
-					name = "c6xx" // the name of the kernel module
-				}
-				kept = append(kept, name)
-			}
+// The default drivers of virtual functions: those of the plugin, and those that the operator sets.
+const (
+	qatDrivers         = "4xxxvf,420xxvf"
+	qatOperatorDrivers = "c6xxvf,4xxxvf"
+)
+
+// qatFunctions lists the PCI device IDs of QAT virtual functions, by architecture (the drivers below
+// drivers/crypto/intel/qat in Linux 6.18).
+var qatFunctions = map[string][]string{
+	"dh895xcc": {"0442", "0443"}, "c4xxx": {"18a1"}, "c3xxx": {"19e3"}, "c6xx": {"37c9"}, "d15xx": {"6f55"},
+	"4xxx": {"4941", "4943", "4945"}, "420xx": {"4947"}, "6xxx": {"4949"},
+}
+
+// readBinding reads the drivers of virtual functions that the plugin takes from the kernel. It
+// excludes virtual functions of all other drivers.
+func (i *intel) readBinding() {
+	v, said := i.settings.get("kernel-vf-drivers"), qatDrivers
+	switch {
+	case strings.Join(v.texts(), "") != "":
+		said = strings.Join(v.texts(), ",")
+	case i.object:
+		v, said = i.first.as("kernelVfDrivers: "+qatOperatorDrivers), qatOperatorDrivers
+	default:
+		v = i.first.as("-kernel-vf-drivers " + qatDrivers)
+	}
+	var kept, functions []string
+	for driver := range strings.SplitSeq(said, ",") {
+		name := strings.TrimSuffix(strings.TrimSpace(driver), "vf")
+		if name == "" {
+			continue
+		}
+		if name == "c62x" {
+			name = "c6xx" // the name of the kernel module
+		}
+		kept = append(kept, name)
+		functions = append(functions, qatFunctions[name]...)
+		if qatFunctions[name] == nil {
+			i.im.notePodChange(v, "%s is not a driver of QAT virtual functions that is known here", driver)
 		}
 	}
-	if len(kept) == 0 {
+	i.im.addExclude(v, all([]string{oneOf(familyAttribute, []string{"qat"}), "!(" + oneOf(text("architecture"), kept) + ")"}))
+	if len(functions) == 0 {
 		return
 	}
-	i.im.addExclude(v, all([]string{oneOf(familyAttribute, []string{"qat"}), "!(" + oneOf(text("architecture"), kept) + ")"}))
-	i.im.noteRemark(v, "the plugin binds virtual functions to vfio-pci by itself; here chandler provision does")
+	to := cmp.Or(i.settings.get("dpdk-driver").text(), "vfio-pci")
+	i.im.notePodChange(v, "the plugin binds virtual functions to %s, and the agent does not: without the configuration for chandler provision below, none are offered", to)
+	i.im.addFunction(all([]string{oneOf(text("pciVendor"), []string{"8086"}), oneOf(text("pciDevice"), functions), oneOf(text("function"), []string{"virtual"})}), to)
 }
 
 func (i *intel) sgxOptions() []option {
@@ -339,12 +380,16 @@ func (i *intel) fpgaOptions() []option {
 		switch v.text() {
 		case "af":
 		case "region", "regiondevel":
-			i.im.notePodChange(v, "a container is not programmed by FPGA_AFU_… variables, but by a claim's acceleratorFunction; fpga.intel.com/region-… is offered where an entry of resources names it")
+			i.im.notePodChange(v, "a container is not programmed by FPGA_AFU_… variables, but by a claim's acceleratorFunction; for pods that request a region, copy this entry for each interface ID, in place of the zeros: resources: [{name: fpga.intel.com/region-%s, cel: '%s'}]",
+				noInterface, all([]string{oneOf(familyAttribute, []string{"fpga-intel"}), oneOf(text("profile"), []string{noInterface})}))
 		default:
 			i.im.notePodChange(v, "is no mode that is known here")
 		}
 	}}}
 }
+
+// noInterface stands for the interface ID of an FPGA region, which is known only on the node.
+const noInterface = "00000000000000000000000000000000"
 
 // interfaceID matches an FPGA interface ID.
 var interfaceID = regexp.MustCompile(`^[0-9a-f]{32}$`)
@@ -355,7 +400,7 @@ func (i *intel) readMapping(v value) {
 	kind := v.at("kind").text()
 	if kind == "FpgaRegion" || v.at("spec", "mode").text() == "region" {
 		if !interfaceID.MatchString(id) {
-			i.im.notePodChange(cmpValue(v.at("spec", "interfaceId"), v), "is no ID of 32 digits")
+			i.im.notePodChange(cmpValue(v.at("spec", "interfaceId"), v), "is not an ID of 32 hexadecimal digits")
 			return
 		}
 		i.im.addResource(v.at("spec"), "fpga.intel.com/region-"+id, all([]string{oneOf(familyAttribute, []string{"fpga-intel"}), oneOf(text("profile"), []string{id})}))

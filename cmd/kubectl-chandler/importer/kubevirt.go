@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"chandler.dev/api/v1alpha1"
 )
 
@@ -29,11 +31,6 @@ func newKubeVirt(im *importer) *format {
 		runs:     func(c container) bool { return c.names("virt-handler") },
 		container: func(c container) {
 			k.rememberFirst(c.value)
-			for _, arg := range splitArguments(c.args, func(string) bool { return false }) {
-				if arg.name == "max-devices" {
-					k.maxDevices(arg.value)
-				}
-			}
 		},
 		finish: k.finishSettings,
 	}
@@ -46,14 +43,18 @@ func (k *kubevirt) rememberFirst(v value) {
 	}
 }
 
-// finishSettings notes the resources that KubeVirt must leave to the agent, and those that KubeVirt
-// always serves itself (getPermanentHostDevicePlugins in
-// pkg/virt-handler/device-manager/device_controller.go).
+// ownNodes are the nodes where virt-handler runs.
+var ownNodes = &v1alpha1.Nodes{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "kubevirt.io/schedulable", Operator: metav1.LabelSelectorOpExists}}}
+
+// finishSettings excludes the devices that KubeVirt always serves itself where virt-handler runs:
+// kvm, tun and vhost-net (getPermanentHostDevicePlugins in
+// pkg/virt-handler/device-manager/device_controller.go). It notes the resources that KubeVirt must
+// leave to the agent.
 func (k *kubevirt) finishSettings() {
 	if k.first.isPresent() {
-		at := k.first
-		at.path, at.node = "", newScalar("", at.node.Line)
-		k.im.noteRemark(at, "virt-handler serves devices.kubevirt.io/kvm, tun and vhost-net wherever it runs; exclude family hypervisor on such nodes")
+		at := k.first.as("")
+		at.path, at.nodes = "", ownNodes
+		k.im.addExclude(at, oneOf(familyAttribute, []string{"hypervisor"}))
 	}
 	var names []string
 	for _, v := range k.leave {
@@ -169,10 +170,14 @@ func (k *kubevirt) addPCI(v value) {
 		oneOf(text("pciDevice"), lowerAll(m[2:3])),
 		text("driver") + vfio,
 	}
+	name := v.at("resourceName").text()
+	if strings.HasPrefix(name, "nvidia.com/") && !v.at("externalResourceProvider").is() {
+		k.im.noteRemark(v.at("resourceName"), "the IDs of its devices become PCI addresses, as in the NVIDIA KubeVirt plugin, where KubeVirt itself uses IOMMU groups; running pods keep their devices")
+	}
 	if strings.EqualFold(m[1], "10de") { // a virtual function with a vGPU type uses NVIDIA's own driver
 		cel[2] = anyOf([]string{cel[2], oneOf(familyAttribute, []string{"vfio"})})
 	}
-	k.addOffered(v, k.im.addResource(v, v.at("resourceName").text(), all(cel)))
+	k.addOffered(v, k.im.addResource(v, name, all(cel)))
 }
 
 // typeID matches the number of a vGPU type, as opposed to its name.
@@ -210,16 +215,6 @@ func (k *kubevirt) addUSB(v value) {
 func usbDevice(v value) v1alpha1.USBDevice {
 	id := func(name string) string { return strings.TrimPrefix(strings.ToLower(v.at(name).text()), "0x") }
 	return v1alpha1.USBDevice{Vendor: id("vendor"), Product: id("product"), Serial: v.at("serial").text()}
-}
-
-// maxDevices reads the limit on virtual machines of a node.
-func (k *kubevirt) maxDevices(v value) {
-	count, ok := v.number()
-	if !ok || count < 1 {
-		k.im.notePodChange(v, "is no number")
-		return
-	}
-	k.im.addSharing(v, oneOf(familyAttribute, []string{"hypervisor"}), v1alpha1.Sharing{Replicas: count})
 }
 
 // sorted returns the sorted keys of a map.

@@ -103,7 +103,8 @@ func (r *rdmaShared) readPool(v value) {
 		r.im.notePodChange(cmpValue(count, v), "rdmaHcaMax is no number above 0, so there is nothing of %s", name)
 		return
 	}
-	cel := []string{oneOf(familyAttribute, []string{"rdma"}), attributes + `?rdmaNamespaces.orValue("shared") == "shared"`}
+	// The plugin lists PCI functions, and no sub-functions.
+	cel := []string{oneOf(familyAttribute, []string{"rdma"}), attributes + `?rdmaNamespaces.orValue("shared") == "shared"`, "!(" + oneOf(text("function"), []string{"partition"}) + ")"}
 	chosen := make(map[string][]string)
 	one := func(attribute string, values []string) {
 		if len(values) > 0 {
@@ -136,6 +137,9 @@ func (r *rdmaShared) readPool(v value) {
 			r.im.notePodChange(v.at("resourceName"), "an adapter that a pool before selects too is in that one only, where the plugin has it in both")
 			break
 		}
+	}
+	if slices.Contains(chosen[text("driver")], "hfi1") || slices.Contains(chosen[text("pciVendor")], "434e") {
+		r.im.notePodChange(v.at("resourceName"), "the plugin for Cornelis adapters sets FI_PROVIDER=opx in containers, and the agent does not: set it in the pods. Containers get /dev/hfi1_… as before")
 	}
 	r.im.shared = append(r.im.shared, chosen)
 	r.im.addSharing(v, all(cel), v1alpha1.Sharing{Resource: name, Replicas: replicas, Pool: true})

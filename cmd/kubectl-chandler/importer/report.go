@@ -1,7 +1,9 @@
 package importer
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"reflect"
 	"regexp"
@@ -39,6 +41,10 @@ type Result struct {
 	Formats []string // the names of the formats in the files
 	Notes   []Note
 
+	// Provision is the configuration for "chandler provision" that replaces what a plugin does with
+	// PCI functions, without functions if there is nothing to do.
+	Provision *v1alpha1.ProvisionConfig
+
 	origins map[string][]string
 }
 
@@ -54,7 +60,7 @@ func (r *Result) ChangedPods() int {
 }
 
 func (im *importer) result() *Result {
-	result := &Result{Config: &im.config, origins: im.origins}
+	result := &Result{Config: &im.config, Provision: &im.provision, origins: im.origins}
 	for _, f := range im.formats {
 		if im.found[f.name] && !slices.Contains(result.Formats, f.name) {
 			result.Formats = append(result.Formats, f.name)
@@ -113,6 +119,14 @@ func (im *importer) addExclude(from value, cel string) {
 			im.config.Exclude = append(im.config.Exclude, entry)
 			im.origin("exclude", from)
 		}
+	}
+}
+
+// addFunction adds PCI functions that "chandler provision" binds to a driver, as the plugin does.
+func (im *importer) addFunction(cel, driver string) {
+	function := v1alpha1.Function{CEL: bindDomain(cel), Driver: driver}
+	if !slices.ContainsFunc(im.provision.Functions, func(f v1alpha1.Function) bool { return reflect.DeepEqual(f, function) }) {
+		im.provision.Functions = append(im.provision.Functions, function)
 	}
 }
 
@@ -266,6 +280,10 @@ func (im *importer) fitsConfig(from value, name string, entry v1alpha1.DriverCon
 	if name != "" && !im.named(from, name) {
 		return false
 	}
+	if data, err := json.Marshal(entry); err == nil && bytes.Contains(data, []byte(ellipsis)) {
+		im.notePodChange(from, "is left out: it contains a literal ..., which documentation writes in place of something else")
+		return false
+	}
 	err := entry.Validate()
 	if err == nil && name != "" && im.names[name] {
 		both := im.config
@@ -281,6 +299,9 @@ func (im *importer) fitsConfig(from value, name string, entry v1alpha1.DriverCon
 	im.names[name] = true
 	return true
 }
+
+// ellipsis is the JSON string "..." inside a JSON string.
+const ellipsis = `\"...\"`
 
 // place matches the beginning of an error: the place in the new configuration, which is not the
 // place in the source.

@@ -21,6 +21,7 @@ type pool struct {
 func (p *pool) selectorOf(v value) (string, bool) {
 	p.startExpression(v)
 	complete := true
+	var profiles value
 	for name, field := range v.fields() {
 		if field.isNull() || field.isList() && len(field.node.Content) == 0 {
 			continue
@@ -51,11 +52,13 @@ func (p *pool) selectorOf(v value) (string, bool) {
 		case "isRdma", "needVhostNet":
 			// functions reads isRdma, and sriovdp.readSettings reads needVhostNet.
 		case "ddpProfiles":
-			p.im.notePodChange(field, "no file of the kernel tells which profile an adapter has loaded, so the pool is left out; of it all could be selected by: %s", all(p.cel))
-			complete = false
+			profiles, complete = field, false
 		default:
 			p.im.noteUnknown(field)
 		}
+	}
+	if profiles.isPresent() {
+		p.im.notePodChange(profiles, "the kernel has no file with the profile that an adapter has loaded, so the pool is left out; the other selectors are: %s", bindDomain(all(p.cel)))
 	}
 	return all(p.cel), complete
 }
@@ -189,7 +192,7 @@ func pciIDs(v value) []string {
 	var out []string
 	for _, id := range lowerAll(v.texts()) {
 		id = strings.TrimPrefix(id, "0x")
-		if len(id) < 4 && id != "" {
+		if len(id) < 4 && id != "" && id != "..." {
 			id = strings.Repeat("0", 4-len(id)) + id
 		}
 		out = append(out, id)

@@ -65,8 +65,19 @@ func embedded(v value) (value, error) {
 		inside.above = v.above + v.node.Line // the text starts below the line with |
 	case v.node.Column == 0: // an argument starts on its own line
 		inside.above = v.above + v.node.Line - 1
+	default: // the lines of a quoted string differ from those of its value
+		inside.above = v.above
+		setLine(inside.node, v.node.Line)
 	}
 	return inside, nil
+}
+
+// setLine sets the line of a node and of all nodes below it.
+func setLine(node *yaml.Node, line int) {
+	node.Line = line
+	for _, child := range node.Content {
+		setLine(child, line)
+	}
 }
 
 // decodeText returns a text as UTF-8, without a byte order mark and with Unix line ends.

@@ -2,6 +2,7 @@ package importer
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -12,10 +13,25 @@ import (
 
 // YAML returns the configuration, with the notes as comments.
 func (r *Result) YAML() ([]byte, error) {
+	root, err := nodeOf(r.Config)
+	if err != nil {
+		return nil, err
+	}
+	r.addSources(root)
+	config, err := textOf(root)
+	if err != nil {
+		return nil, err
+	}
+	provision, err := r.provisionComment()
+	return []byte(r.head() + provision + config), err
+}
+
+// nodeOf returns an object as YAML in block style.
+func nodeOf(object any) (*yaml.Node, error) {
 	var plain bytes.Buffer
 	encoder := json.NewEncoder(&plain)
 	encoder.SetEscapeHTML(false)
-	if err := encoder.Encode(r.Config); err != nil {
+	if err := encoder.Encode(object); err != nil {
 		return nil, err
 	}
 	var document yaml.Node
@@ -25,19 +41,35 @@ func (r *Result) YAML() ([]byte, error) {
 	root := document.Content[0]
 	blockStyle(root)
 	orderFields(root)
-	r.addSources(root)
-	var out bytes.Buffer
-	out.WriteString(r.head())
+	return root, nil
+}
+
+func textOf(root *yaml.Node) (string, error) {
+	var out strings.Builder
 	writer := yaml.NewEncoder(&out)
 	writer.SetIndent(2)
 	writer.CompactSeqIndent()
-	if err := writer.Encode(root); err != nil {
-		return nil, err
+	err := writer.Encode(root)
+	return out.String(), cmp.Or(err, writer.Close())
+}
+
+// provisionComment returns the configuration for "chandler provision" as a comment, "" if there is
+// nothing to do.
+func (r *Result) provisionComment() (string, error) {
+	if len(r.Provision.Functions) == 0 {
+		return "", nil
 	}
-	if err := writer.Close(); err != nil {
-		return nil, err
+	root, err := nodeOf(r.Provision)
+	if err != nil {
+		return "", err
 	}
-	return out.Bytes(), nil
+	config, err := textOf(root)
+	var out strings.Builder
+	out.WriteString("#\n# Write these lines to provision.yaml, and run \"chandler provision --config provision.yaml\" at each boot of the nodes:\n")
+	for line := range strings.Lines(config) {
+		out.WriteString("#   " + line)
+	}
+	return out.String(), err
 }
 
 // head returns the comment at the beginning of the file.
