@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -32,6 +33,18 @@ func read(t testing.TB, options Options, files ...File) (*Result, string, error)
 		t.Fatalf("read what was written: %v\n%s", err, data)
 	}
 	var expressions []string
+	if len(result.Provision.Functions) > 0 {
+		provision, err := json.Marshal(result.Provision)
+		if err == nil {
+			_, err = v1alpha1.ParseProvisionConfig(provision)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range result.Provision.Functions {
+			expressions = append(expressions, f.CEL)
+		}
+	}
 	for _, e := range config.Exclude {
 		expressions = append(expressions, e.CEL)
 	}
