@@ -114,7 +114,7 @@ type Silicon struct {
 	Address string   `json:"pciAddress,omitempty"`
 	Whole   string   `json:"whole,omitempty"`      // the whole device, or ""
 	Parts   []string `json:"partitions,omitempty"` // the other devices, in order
-	Noun    string   `json:"noun,omitempty"`       // usual name of the partitions: "VF" or "part"
+	Noun    string   `json:"noun,omitempty"`       // usual name of the partitions: "VF" or "partition"
 	Fabric  int      `json:"-"`                    // number of its fabric in [Tree], from 1; 0 for none
 
 	place Place
@@ -267,7 +267,7 @@ func siliconOf(name string, devices []*Device) Silicon {
 	if s.Whole != "" && len(devices) == 1 || len(devices) == 1 && first.Offered.PartOf == nil {
 		return s
 	}
-	s.Noun = "part"
+	s.Noun = "partition"
 	for _, d := range devices {
 		if d.Name == s.Whole {
 			s.apart = d.Offered.PartOf != nil && len(d.Offered.PartOf.Counters) == 0

@@ -40,7 +40,8 @@ var Family = &discovery.Family{
 	Variables:   variables,
 }
 
-// variables tune the UCX libraries, and the NCCL transport for InfiniBand and RoCE.
+// variables select the libfabric provider, and tune the UCX libraries and the NCCL transport for
+// InfiniBand and RoCE.
 var variables = []string{
 	"FI_PROVIDER", "NCCL_IB_GID_INDEX", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_RETRY_CNT", "NCCL_IB_SL", "NCCL_IB_TC",
 	"NCCL_IB_TIMEOUT", "UCX_IB_GID_INDEX", "UCX_IB_SL", "UCX_IB_TRAFFIC_CLASS", "UCX_LOG_LEVEL", "UCX_TLS",
