@@ -26,6 +26,7 @@ import (
 	"chandler.dev/discovery/families/qat"
 	"chandler.dev/discovery/families/rdma"
 	"chandler.dev/discovery/families/sgx"
+	"chandler.dev/discovery/families/slingshot"
 	"chandler.dev/discovery/families/solarflare"
 	"chandler.dev/discovery/families/sriovnet"
 	"chandler.dev/discovery/families/tenstorrent"
@@ -59,6 +60,7 @@ var All = []*discovery.Family{
 	qat.Family,
 	rdma.Family,
 	sgx.Family,
+	slingshot.Family,
 	solarflare.Family,
 	sriovnet.Family,
 	tenstorrent.Family,

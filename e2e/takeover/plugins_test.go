@@ -214,6 +214,10 @@ var rows = []row{
 		ids: numbered("sfc-", 100), held: []string{"sfc-41"}, common: []string{"/dev/onload", "/dev/onload_epoll", "/dev/sfc_char"},
 	},
 	{
+		plugin: "HPE CXI", hosts: []string{"slingshot/testdata/ex235a"}, resource: "beta.hpe.com/cxi",
+		ids: numbered("", 4), held: []string{"2"}, own: []string{"/dev/cxi2"},
+	},
+	{
 		plugin: "HDDL", hosts: []string{"vpu/testdata/hddl"}, resource: "vpu.intel.com/hddl", config: "driverRoots: {vpu: /var/tmp}\n",
 		ids: numbered("hddl_service-", 2), held: []string{"hddl_service-1"}, common: []string{"/dev/ion"},
 		mounts: each("/var/tmp/hddl_service%s at /var/tmp/hddl_service%[1]s", ".sock", "_ready.mutex", "_alive.mutex"),

@@ -274,6 +274,7 @@ var nodeFamilies = []struct {
 	{"/dev/tenstorrent", []string{"tenstorrent"}},
 	{"/dev/neuron", []string{"neuron"}},
 	{"/dev/dlb", []string{"dlb"}},
+	{"/dev/cxi", []string{"slingshot"}},
 	{"/dev/dsa", []string{"idxd"}},
 	{"/dev/iax", []string{"idxd"}},
 }

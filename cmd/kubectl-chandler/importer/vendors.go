@@ -85,10 +85,32 @@ var vendorPlugins = []vendorPlugin{
 			return []option{{name: "sku-names", env: "QAIC_SKU_BASED_RESOURCE_ENABLED", fate: fatePodChange, fine: []string{"false", "0"}, why: "not carried over: all cards are offered as qualcomm.com/qaic; name qaic-std, qaic-pro and qaic-ultra in entries of resources"}}
 		},
 	},
+	{
+		name: "HPE's CXI device plugin", families: []string{"slingshot"}, offers: "beta.hpe.com/cxi",
+		runs:    []string{"cxi-k8s-device-plugin"},
+		options: cxiOptions,
+		remark:  "libcxi, libfabric and LD_LIBRARY_PATH are not given to pods: install the libraries in the images, or mount them from the host",
+	},
 }
 
 // onloadInterfaces selects Onload with one device for each interface.
 var onloadInterfaces = all([]string{oneOf(familyAttribute, []string{"solarflare"}), oneOf(text("profile"), []string{"interface"})})
+
+func cxiOptions(im *importer) []option {
+	return []option{
+		{name: "pulse", why: "the agent checks the health of devices itself"},
+		{name: "enable-cdi", alone: true, fate: fatePodChange, fine: []string{"false"}, why: "not carried over: the plugin's CDI spec also gives /dev/xpmem to pods"},
+		{name: "virtual-devices", env: "CXI_VIRTUAL_DEVICES", do: func(v value) {
+			n, ok := v.number()
+			switch {
+			case !ok || n < 0:
+				im.notePodChange(v, "is no number of containers")
+			case n > 1:
+				im.addSharing(v, oneOf(familyAttribute, []string{"slingshot"}), v1alpha1.Sharing{Replicas: n})
+			}
+		}},
+	}
+}
 
 func ascendOptions(im *importer) []option {
 	const scheduler = "not carried over: the device plugin API of Kubernetes selects the NPUs, and Volcano does not"
@@ -113,7 +135,7 @@ func ascendOptions(im *importer) []option {
 }
 
 // vendorGroup is the common name of the plugins in the table.
-const vendorGroup = "device plugins of AWS Neuron, Habana, Solarflare, Google TPU, Ascend, Hygon, FuriosaAI, Tenstorrent, Qualcomm"
+const vendorGroup = "device plugins of AWS Neuron, Habana, Solarflare, Google TPU, Ascend, Hygon, FuriosaAI, Tenstorrent, Qualcomm, HPE"
 
 // neuron1 matches the first major version of the Neuron plugin.
 var neuron1 = regexp.MustCompile(`^v?1\.`)

@@ -68,6 +68,9 @@ var virtualIDs = map[string]string{
 // drivers/infiniband/hw/irdma/main.c of Linux 6.1 and 6.12).
 var plainVirtual = []string{"i40e", "ice"}
 
+// cxiDrivers lists the drivers of Slingshot adapters, whose functions belong to the family slingshot.
+var cxiDrivers = []string{"cxi_core", "cxi_ss1"}
+
 func isVirtual(id sysfs.PCIID) bool {
 	return id.Device != "" && strings.Contains(virtualIDs[id.Vendor], id.Device)
 }
@@ -86,7 +89,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	routes, routesErr := network.ReadRoutes(host)
 	ports := make(map[string]network.Port)
 	for _, u := range units {
-		if u.carved || discovery.IsIdleDriver(u.Driver()) {
+		if u.carved || discovery.IsIdleDriver(u.Driver()) || slices.Contains(cxiDrivers, u.Driver()) {
 			continue
 		}
 		rdma := u.HasEntry("infiniband") // the function belongs to the rdma family
