@@ -125,7 +125,7 @@ Block devices:
 	if got, want := offeredBy(t, config, host), "example.com/gdrcopy 100 "; !strings.HasPrefix(got, want) || !strings.Contains(got, "example.com/gds 100 ") {
 		t.Errorf("offers %q", got)
 	}
-	out := mustRun(t, "discover", "-o", "json", "--config", config, host)
+	out := mustRun(t, "discover", "-o", "json", "--config", config, "--node-labels", "kubernetes.io/os=linux", host)
 	for _, file := range []string{"/dev/gdrdrv", "/dev/nvidia-fs0", "/dev/nvidia-fs1", "/dev/nvidia-fs15", "/run/udev"} {
 		if !strings.Contains(out, `"hostPath": "`+file+`"`) {
 			t.Errorf("no container gets %s", file)
@@ -170,7 +170,7 @@ func offered(t *testing.T, file, host string) string {
 func offeredBy(t *testing.T, config, host string) string {
 	t.Helper()
 	var snapshot rules.Snapshot
-	if err := json.Unmarshal([]byte(mustRun(t, "discover", "-o", "json", "--config", config, host)), &snapshot); err != nil {
+	if err := json.Unmarshal([]byte(mustRun(t, "discover", "-o", "json", "--config", config, "--node-labels", "kubernetes.io/os=linux", host)), &snapshot); err != nil {
 		t.Fatal(err)
 	}
 	ids := make(map[string][]string)

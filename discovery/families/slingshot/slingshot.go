@@ -48,11 +48,11 @@ var architectures = map[string]string{cassini1: "cassini1", cassini2: "cassini2"
 // HPE.
 const vendor = "hpe"
 
-// variables tune the CXI provider of libfabric, according to fi_cxi(7), and its cache of registered
-// memory, according to fi_mr(3).
+// variables tune the CXI provider of libfabric, according to fi_cxi(7) and the HPE documentation,
+// and the cache of registered memory, according to fi_mr(3).
 var variables = []string{
-	"FI_CXI_DEFAULT_CQ_SIZE", "FI_CXI_DEFAULT_TX_SIZE", "FI_CXI_OFLOW_BUF_SIZE", "FI_CXI_RDZV_EAGER_SIZE",
-	"FI_CXI_RDZV_GET_MIN", "FI_CXI_RDZV_PROTO", "FI_CXI_RDZV_THRESHOLD", "FI_CXI_REQ_BUF_SIZE", "FI_CXI_RX_MATCH_MODE",
+	"FI_CXI_DEFAULT_CQ_SIZE", "FI_CXI_DEFAULT_TX_SIZE", "FI_CXI_DISABLE_HOST_REGISTER", "FI_CXI_OFLOW_BUF_SIZE",
+	"FI_CXI_RDZV_EAGER_SIZE", "FI_CXI_RDZV_GET_MIN", "FI_CXI_RDZV_PROTO", "FI_CXI_RDZV_THRESHOLD", "FI_CXI_REQ_BUF_SIZE", "FI_CXI_RX_MATCH_MODE",
 	"FI_LOG_LEVEL", "FI_MR_CACHE_MONITOR",
 }
 
