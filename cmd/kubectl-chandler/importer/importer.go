@@ -70,8 +70,11 @@ func Import(files []File, options Options) (*Result, error) {
 		im.noteRemark(value{file: file}, "not read, since they are of no device plugin: %s", strings.Join(im.unreadValues[file], ", "))
 	}
 	im.current = nil
-	if options.Only {
+	switch {
+	case options.Only && im.hasPlugin():
 		im.excludeOthers()
+	case options.Only:
+		im.noteRemark(value{}, "no family is excluded, because the files contain no configuration of a device plugin")
 	}
 	return im.result(), nil
 }
@@ -116,6 +119,7 @@ type importer struct {
 	origins      map[string][]string      // the sources of each list entry, by the name of the list
 	names        map[string]bool          // the resource names in the configuration
 	notes        []Note
+	objects      []object
 	chart        string                // the Helm chart whose values are being read
 	shared       []map[string][]string // the selectors of adapter pools that containers share
 	unreadValues map[string][]string   // objects that belong to no plugin, by file
@@ -142,6 +146,7 @@ func newImporter(options Options) *importer {
 // newFormats returns all formats, in the order in which they recognise documents and containers.
 func newFormats(im *importer) []*format {
 	formats := []*format{
+		newDRA(im),
 		newHAMi(im), // before NVIDIA, because HAMi containers have similar names
 		newNVIDIA(im),
 		newGKE(im),
@@ -220,6 +225,12 @@ func (im *importer) readDocument(f *format, v value) {
 	im.found[f.name], f.wasRead = true, true
 	im.current = f
 	f.read(v)
+}
+
+// hasPlugin reports whether the files contain the configuration of a device plugin, unlike the
+// objects of a DRA driver alone.
+func (im *importer) hasPlugin() bool {
+	return slices.ContainsFunc(im.formats, func(f *format) bool { return im.found[f.name] && f.name != draFormat })
 }
 
 // excludeOthers excludes the devices of families that no imported plugin offers.

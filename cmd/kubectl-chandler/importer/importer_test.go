@@ -10,8 +10,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/validation"
 	"chandler.dev/discovery/rules"
 )
 
@@ -28,9 +30,25 @@ func read(t testing.TB, options Options, files ...File) (*Result, string, error)
 	if err != nil {
 		t.Fatalf("write: %v", err)
 	}
-	config, err := v1alpha1.ParseDriverConfig(data)
+	for _, o := range result.objects {
+		text, err := yaml.Marshal(o.node)
+		if err == nil {
+			err = validation.Object(text)
+		}
+		if err != nil {
+			t.Fatalf("read what was written: %v\n%s", err, text)
+		}
+	}
+	if result.Config == nil {
+		return result, string(data), nil
+	}
+	written, err := result.ConfigYAML()
 	if err != nil {
-		t.Fatalf("read what was written: %v\n%s", err, data)
+		t.Fatalf("write: %v", err)
+	}
+	config, err := v1alpha1.ParseDriverConfig(written)
+	if err != nil {
+		t.Fatalf("read what was written: %v\n%s", err, written)
 	}
 	var expressions []string
 	if len(result.Provision.Functions) > 0 {

@@ -35,9 +35,9 @@ func (n Note) String() string {
 	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), ": ")
 }
 
-// A Result is a configuration with its notes.
+// A Result is a configuration and the translated objects of DRA drivers, with notes.
 type Result struct {
-	Config  *v1alpha1.DriverConfig
+	Config  *v1alpha1.DriverConfig // nil if the files contain no configuration of a device plugin
 	Formats []string // the names of the formats in the files
 	Notes   []Note
 
@@ -46,6 +46,7 @@ type Result struct {
 	Provision *v1alpha1.ProvisionConfig
 
 	origins map[string][]string
+	objects []object
 }
 
 // ChangedPods returns the number of notes with a change for pods.
@@ -60,7 +61,10 @@ func (r *Result) ChangedPods() int {
 }
 
 func (im *importer) result() *Result {
-	result := &Result{Config: &im.config, Provision: &im.provision, origins: im.origins}
+	result := &Result{Provision: &im.provision, origins: im.origins, objects: im.objects}
+	if im.hasPlugin() {
+		result.Config = &im.config
+	}
 	for _, f := range im.formats {
 		if im.found[f.name] && !slices.Contains(result.Formats, f.name) {
 			result.Formats = append(result.Formats, f.name)

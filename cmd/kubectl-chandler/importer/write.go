@@ -11,19 +11,45 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// YAML returns the configuration, with the notes as comments.
+// YAML returns the configuration and the objects, with the notes as comments at the beginning.
 func (r *Result) YAML() ([]byte, error) {
+	out := bytes.NewBufferString(r.head())
+	provision, err := r.provisionComment()
+	if err != nil {
+		return nil, err
+	}
+	config, err := r.ConfigYAML()
+	if err != nil {
+		return nil, err
+	}
+	out.WriteString(provision)
+	out.Write(config)
+	for i, o := range r.objects {
+		if i > 0 || config != nil {
+			out.WriteString("---\n")
+		}
+		fmt.Fprintf(out, "# %s\n", strings.TrimSpace(o.from.origin()))
+		text, err := textOf(o.node)
+		if err != nil {
+			return nil, err
+		}
+		out.WriteString(text)
+	}
+	return out.Bytes(), nil
+}
+
+// ConfigYAML returns the configuration alone, nil if there is none.
+func (r *Result) ConfigYAML() ([]byte, error) {
+	if r.Config == nil {
+		return nil, nil
+	}
 	root, err := nodeOf(r.Config)
 	if err != nil {
 		return nil, err
 	}
 	r.addSources(root)
 	config, err := textOf(root)
-	if err != nil {
-		return nil, err
-	}
-	provision, err := r.provisionComment()
-	return []byte(r.head() + provision + config), err
+	return []byte(config), err
 }
 
 // nodeOf returns an object as YAML in block style.
@@ -76,7 +102,12 @@ func (r *Result) provisionComment() (string, error) {
 func (r *Result) head() string {
 	var out strings.Builder
 	fmt.Fprintf(&out, "# Imported: %s.\n", strings.Join(r.Formats, "; "))
-	out.WriteString("# mode DevicePlugin keeps pods on the API, the names and the IDs that they have now.\n")
+	if r.Config != nil {
+		out.WriteString("# mode DevicePlugin keeps pods on the API, the names and the IDs that they have now.\n")
+	}
+	if len(r.objects) > 0 {
+		out.WriteString("# Claims get devices from nodes with mode DRA.\n")
+	}
 	for _, part := range []struct {
 		title string
 		pods  bool

@@ -19,7 +19,9 @@ func newImport() *cobra.Command {
 		Use:   "import FILE...",
 		Short: "Write a DriverConfig from the configuration of other device plugins",
 		Long: `Read configurations of device plugins that Chandler replaces, and write an
-equivalent DriverConfig to standard output. The command needs no cluster.
+equivalent DriverConfig to standard output. Claims, claim templates and
+DeviceClasses of other DRA drivers are written for the devices of Chandler. The
+command needs no cluster.
 
 The supported formats are
 ` + importer.Formats() + `
@@ -84,7 +86,11 @@ func importFiles(in io.Reader, out io.Writer, names []string, options importer.O
 	if err != nil {
 		return fmt.Errorf("write configuration: %w", err)
 	}
-	if _, err := compile.Config(data); err != nil {
+	config, err := result.ConfigYAML()
+	if err == nil && config != nil {
+		_, err = compile.Config(config)
+	}
+	if err != nil {
 		return fmt.Errorf("check configuration: %w", err)
 	}
 	if _, err := out.Write(data); err != nil {

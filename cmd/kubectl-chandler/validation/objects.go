@@ -325,8 +325,8 @@ func (v *validator) warnUnknownAttributes(at place, expression string) {
 // replacedClasses are the DeviceClasses of drivers that Chandler replaces, with the classes of
 // Chandler.
 var replacedClasses = map[string]string{
-	"gpu.nvidia.com": "nvidia.chandler.dev", "mig.nvidia.com": "nvidia.chandler.dev", "vfio.gpu.nvidia.com": "nvidia.chandler.dev",
-	"gpu.amd.com": "amdgpu.chandler.dev", "gpu.intel.com": "intelgpu.chandler.dev", "gaudi.intel.com": "gaudi.chandler.dev", "qat.intel.com": "qat.chandler.dev",
+	"gpu.nvidia.com": "nvidia.chandler.dev", "mig.nvidia.com": "nvidia-mig.chandler.dev", "vfio.gpu.nvidia.com": "nvidia.chandler.dev",
+	"gpu.amd.com": "amdgpu.chandler.dev", "gpu.intel.com": "gpu.chandler.dev", "gaudi.intel.com": "gaudi.chandler.dev", "qat.intel.com": "qat.chandler.dev",
 }
 
 // warnReplacedClass warns about a request for the class of a driver that Chandler replaces.

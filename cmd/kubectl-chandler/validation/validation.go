@@ -48,6 +48,19 @@ func Files(in io.Reader, out io.Writer, files []string) error {
 	return nil
 }
 
+// Object checks a single object in YAML. The error joins its errors; warnings and notes are left out.
+func Object(data []byte) error {
+	v := newValidator()
+	v.checkDocument(place{}, string(data))
+	var errs []error
+	for _, f := range v.findings {
+		if f.severity == severityError {
+			errs = append(errs, errors.New(strings.Join(strings.Fields(f.path+" "+f.text), " ")))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // otherKinds returns a note about the objects that are not checked, "" if there are none.
 func (v *validator) otherKinds() string {
 	var kinds []string

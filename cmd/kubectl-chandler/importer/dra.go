@@ -1,0 +1,659 @@
+package importer
+
+import (
+	"cmp"
+	"encoding/json"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/validation"
+)
+
+// dra translates the claims, claim templates and DeviceClasses of other DRA drivers. The result
+// is not a DriverConfig but the same objects, for the devices of Chandler.
+type dra struct {
+	im      *importer
+	format  *format
+	objects []value
+	kept    map[string]bool // the classes among the objects that are written, by name
+}
+
+// An object is a translated object.
+type object struct {
+	node *yaml.Node
+	from value
+}
+
+// draFormat is the name of the format.
+const draFormat = "other DRA drivers"
+
+// Kinds of resource.k8s.io that are translated.
+const (
+	kindClaim    = "ResourceClaim"
+	kindTemplate = "ResourceClaimTemplate"
+	kindClass    = "DeviceClass"
+)
+
+func newDRA(im *importer) *format {
+	d := &dra{im: im, kept: make(map[string]bool)}
+	d.format = &format{
+		name:   draFormat,
+		forms:  "ResourceClaim, ResourceClaimTemplate, DeviceClass",
+		is:     isForeign,
+		read:   func(v value) { d.objects = append(d.objects, v) },
+		finish: d.translateObjects,
+	}
+	return d.format
+}
+
+// isForeign reports whether an object selects devices of a DRA driver that Chandler replaces.
+func isForeign(v value) bool {
+	if !strings.HasPrefix(v.at("apiVersion").text(), "resource.k8s.io/") {
+		return false
+	}
+	switch v.at("kind").text() {
+	case kindClaim, kindTemplate:
+		return mentionsDriver(v.at("spec").node)
+	case kindClass:
+		_, known := draClasses[v.at("metadata", "name").text()]
+		return known || mentionsDriver(v.at("spec").node)
+	}
+	return false
+}
+
+// mentionsDriver reports whether a value contains the name of a driver or of its class. An extended
+// resource name such as gpu.intel.com/i915 is none.
+func mentionsDriver(node *yaml.Node) bool {
+	if node == nil {
+		return false
+	}
+	for i, child := range node.Content {
+		key := node.Kind == yaml.MappingNode && i%2 == 0
+		extended := node.Kind == yaml.MappingNode && i%2 == 1 && node.Content[i-1].Value == "extendedResourceName"
+		if extended || key && !draName.MatchString(child.Value) {
+			continue
+		}
+		if mentionsDriver(child) {
+			return true
+		}
+	}
+	return node.Kind == yaml.ScalarNode && draName.MatchString(node.Value)
+}
+
+// translateObjects writes the objects, after all files were read.
+func (d *dra) translateObjects() {
+	for _, v := range d.objects {
+		if v.at("kind").text() == kindClass && !d.isReplaced(v) {
+			d.kept[v.at("metadata", "name").text()] = true
+		}
+	}
+	for _, v := range d.objects {
+		d.translateObject(v)
+	}
+}
+
+// isReplaced reports whether a class of Chandler has the same devices and the same extended
+// resource as the class that a driver installs.
+func (d *dra) isReplaced(v value) bool {
+	class, known := draClasses[v.at("metadata", "name").text()]
+	if !known || class.class == "" || len(v.at("spec", "config").items()) > 0 {
+		return false
+	}
+	extended := v.at("spec", "extendedResourceName").text()
+	return extended == "" || extended == class.extended
+}
+
+// translateObject writes the translation of an object, or notes why there is none.
+func (d *dra) translateObject(v value) {
+	at := v.as(strings.TrimSpace(v.at("kind").text() + " " + cmp.Or(v.at("metadata", "name").text(), v.at("metadata", "generateName").text())))
+	isPod := func(owner value) bool { return owner.at("kind").text() == "Pod" }
+	switch class := draClasses[v.at("metadata", "name").text()]; {
+	case slices.ContainsFunc(v.at("metadata", "ownerReferences").items(), isPod):
+		d.im.noteRemark(at, "is not written: Kubernetes creates this claim for a pod, from a template or for an extended resource")
+		return
+	case v.at("kind").text() == kindClass && d.isReplaced(v):
+		d.im.noteRemark(at, "is not written: the class %s of Chandler has the devices", class.class)
+		return
+	}
+	v.node = cloneNode(v.node)
+	t := &draObject{dra: d, class: v.at("kind").text() == kindClass}
+	devices := v.at("spec")
+	switch v.at("kind").text() {
+	case kindTemplate:
+		devices = v.at("spec", "spec", "devices")
+	case kindClaim:
+		devices = v.at("spec", "devices")
+	}
+	t.translateDevices(devices)
+	cleanObject(v.node)
+	if !t.lost {
+		if left := leftover(v.at("spec")); left.isPresent() {
+			t.lose(left, "belongs to another driver, and has no counterpart here")
+		}
+	}
+	if !t.lost {
+		t.validate(at, v.node)
+	}
+	if t.lost {
+		d.im.notePodChange(at, "is not written, because a part of it has no counterpart; pods that need it stay Pending")
+		return
+	}
+	blockStyle(v.node)
+	for _, driver := range t.drivers {
+		for _, family := range driver.families {
+			if !slices.Contains(d.format.families, family) {
+				d.format.families = append(d.format.families, family)
+			}
+		}
+	}
+	d.im.objects = append(d.im.objects, object{v.node, at})
+}
+
+// draObject is the state of the translation of one object.
+type draObject struct {
+	*dra
+	class   bool // the object is a DeviceClass
+	lost    bool // a part of the object has no counterpart
+	total   int  // the number of requests
+	drivers []*draDriver
+	vfio    []string // the names of requests for VFIO passthrough
+}
+
+// lose notes a part of the object without a counterpart. The object is then not written.
+func (t *draObject) lose(v value, format string, args ...any) {
+	t.lost = true
+	t.im.notePodChange(v, format, args...)
+}
+
+// validate checks the object with the code of kubectl chandler validate.
+func (t *draObject) validate(at value, node *yaml.Node) {
+	data, err := yaml.Marshal(node)
+	if err == nil {
+		err = validation.Object(data)
+	}
+	if err != nil {
+		t.lose(at, "is not valid once it is translated: %v", err)
+	}
+}
+
+// translateDevices translates the part of an object that all kinds have in common.
+func (t *draObject) translateDevices(devices value) {
+	for _, request := range devices.at("requests").items() {
+		t.total++
+		t.request(request, request.at("name").text())
+	}
+	if t.class {
+		t.total = 1
+		t.selectors(devices)
+		t.requireDriver(devices)
+	}
+	for _, constraint := range devices.at("constraints").items() {
+		for _, field := range []string{"matchAttribute", "distinctAttribute"} {
+			t.constraint(constraint.at(field))
+		}
+	}
+	t.configs(devices)
+}
+
+// request translates a request, whose fields are in the request itself in v1beta1, and otherwise in
+// exactly or in the alternatives of firstAvailable.
+func (t *draObject) request(v value, name string) {
+	if exactly := v.at("exactly"); exactly.isMap() {
+		t.request(exactly, name)
+	}
+	for _, alternative := range v.at("firstAvailable").items() {
+		t.request(alternative, name+"/"+alternative.at("name").text())
+	}
+	class := v.at("deviceClassName")
+	if !class.isText() {
+		return
+	}
+	t.selectors(v)
+	known, ok := draClasses[class.text()]
+	switch {
+	case t.kept[class.text()]:
+	case !ok:
+		if !strings.HasSuffix(class.text(), ".chandler.dev") {
+			t.im.noteRemark(class, "is a class that is not among the files; import it too if its devices are now those of Chandler")
+		}
+	case known.class == "":
+		t.lose(class, "%s", draDriverOf(known.driver).unserved)
+		return
+	default:
+		class.node.Value = known.class
+		t.use(draDriverOf(known.driver))
+		if known.cel != "" {
+			prependSelector(v.node, known.cel)
+		}
+		if known.vfio {
+			t.vfio = append(t.vfio, name)
+		}
+	}
+	t.capacityRequests(v.at("capacity", "requests"))
+	t.tolerations(v)
+}
+
+// use stores a driver whose devices the object selects.
+func (t *draObject) use(d *draDriver) {
+	if d != nil && !slices.Contains(t.drivers, d) {
+		t.drivers = append(t.drivers, d)
+	}
+}
+
+// selectors translates the CEL expressions of a class or a request.
+func (t *draObject) selectors(v value) {
+	for _, selector := range v.at("selectors").items() {
+		expression := selector.at("cel", "expression")
+		if !expression.isText() || !draName.MatchString(expression.node.Value) {
+			continue
+		}
+		written, translation, err := translateCEL(expression.node.Value)
+		if err != nil {
+			for part := range strings.SplitSeq(err.Error(), "\n") {
+				t.lose(expression, "%s", part)
+			}
+			continue
+		}
+		for _, remark := range translation.remarks {
+			t.im.noteRemark(expression, "%s", remark)
+		}
+		for _, name := range sortedDrivers(expression.node.Value) {
+			t.use(name)
+		}
+		expression.node.Value, expression.node.Style = written, 0
+	}
+}
+
+// sortedDrivers returns the drivers that an expression names, in the order of the table.
+func sortedDrivers(expression string) (drivers []*draDriver) {
+	for i := range draDrivers {
+		if strings.Contains(expression, draDrivers[i].name) {
+			drivers = append(drivers, &draDrivers[i])
+		}
+	}
+	return drivers
+}
+
+// requireDriver adds a selector to a class without a test of the family: only the attribute names
+// of the other driver excluded the devices of other vendors.
+func (t *draObject) requireDriver(v value) {
+	for _, selector := range v.at("selectors").items() {
+		if expression := selector.at("cel", "expression").text(); strings.Contains(expression, "device.driver") || t.lost {
+			return
+		}
+	}
+	if len(t.drivers) == 1 && t.drivers[0].devices != "" {
+		prependSelector(v.node, `device.driver == "chandler.dev" && `+t.drivers[0].devices)
+	}
+}
+
+// prependSelector adds a CEL expression before the other selectors of a class or a request.
+func prependSelector(node *yaml.Node, cel string) {
+	selectors := value{node: node}.at("selectors").node
+	if selectors == nil || selectors.Kind != yaml.SequenceNode {
+		selectors = &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+		setField(node, "selectors", selectors)
+	}
+	entry := newObject(node.Line, "cel", newObject(node.Line, "expression", newScalar(cel, node.Line)))
+	selectors.Content = slices.Insert(selectors.Content, 0, entry)
+}
+
+// constraint translates the attribute of a constraint.
+func (t *draObject) constraint(v value) {
+	domain, name, _ := strings.Cut(v.text(), "/")
+	d := draDriverOf(domain)
+	if d == nil {
+		return
+	}
+	a, ok := d.attributes[name]
+	if !ok || a.name == "" {
+		t.lose(v, "the attribute %s of %s has no counterpart for constraints", name, domain)
+		return
+	}
+	if !strings.Contains(a.name, "/") {
+		a.name = "chandler.dev/" + a.name
+	}
+	v.node.Value = a.name
+}
+
+// capacityRequests translates the names of requested capacities.
+func (t *draObject) capacityRequests(v value) {
+	for i := 0; v.isMap() && i+1 < len(v.node.Content); i += 2 {
+		key := v.node.Content[i]
+		at := v.child(fieldPath(key.Value), v.node.Content[i+1])
+		domain, name, qualified := strings.Cut(key.Value, "/")
+		var d *draDriver
+		switch {
+		case qualified:
+			d = draDriverOf(domain)
+		case len(t.drivers) > 0:
+			d, name = t.drivers[len(t.drivers)-1], key.Value
+		}
+		if d == nil {
+			continue
+		}
+		own, ok := d.capacities[name]
+		if !ok {
+			t.lose(at, "the capacity %s of %s has no counterpart", name, d.name)
+			continue
+		}
+		key.Value = own
+	}
+}
+
+// tolerations removes tolerations of taints of another driver.
+func (t *draObject) tolerations(v value) {
+	list := v.at("tolerations")
+	if !list.isList() {
+		return
+	}
+	var content []*yaml.Node
+	for _, toleration := range list.items() {
+		domain, _, _ := strings.Cut(toleration.at("key").text(), "/")
+		if draDriverOf(domain) != nil {
+			t.im.notePodChange(toleration, "is removed: the taints of Chandler have keys in the domain chandler.dev, as the page on health lists them")
+			continue
+		}
+		content = append(content, toleration.node)
+	}
+	if list.node.Content = content; len(content) == 0 {
+		removeField(v.node, "tolerations")
+	}
+}
+
+// configs translates the parameters of an object.
+func (t *draObject) configs(devices value) {
+	list := devices.at("config")
+	var content []*yaml.Node
+	covered := false
+	for _, config := range list.items() {
+		driver := config.at("opaque", "driver")
+		d := draDriverOf(driver.text())
+		if d == nil {
+			content = append(content, config.node)
+			continue
+		}
+		parameters := t.parameters(d, config)
+		if parameters == nil {
+			continue
+		}
+		covered = covered || parameters.Driver != ""
+		driver.node.Value = "chandler.dev"
+		setField(config.at("opaque").node, "parameters", parametersNode(parameters))
+		content = append(content, config.node)
+	}
+	if len(t.vfio) > 0 && !covered {
+		content = append(content, t.passthrough())
+	}
+	if len(content) == 0 {
+		removeField(devices.node, "config")
+		return
+	}
+	if !list.isList() {
+		list.node = &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+		setField(devices.node, "config", list.node)
+	}
+	list.node.Content = content
+}
+
+// passthrough returns the parameters of requests that had a class for VFIO passthrough.
+func (t *draObject) passthrough() *yaml.Node {
+	requests := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+	for _, name := range t.vfio {
+		requests.Content = append(requests.Content, newScalar(name, 0))
+	}
+	parameters := newParameters()
+	parameters.Driver = v1alpha1.DriverVFIO
+	return newObject(0, "requests", requests, "opaque", newObject(0, "driver", newScalar("chandler.dev", 0), "parameters", parametersNode(parameters)))
+}
+
+func newParameters() *v1alpha1.ClaimParameters {
+	return &v1alpha1.ClaimParameters{TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindClaimParameters}}
+}
+
+// parametersNode returns parameters as a node.
+func parametersNode(parameters *v1alpha1.ClaimParameters) *yaml.Node {
+	var document yaml.Node
+	data, err := json.Marshal(parameters)
+	if err != nil || yaml.Unmarshal(data, &document) != nil || len(document.Content) == 0 {
+		return newObject(0)
+	}
+	return document.Content[0]
+}
+
+// parameters translates the parameters of an entry of config. The result is nil if nothing of them
+// has a counterpart.
+func (t *draObject) parameters(d *draDriver, config value) *v1alpha1.ClaimParameters {
+	v := config.at("opaque", "parameters")
+	out := newParameters()
+	switch kind := v.at("kind").text(); {
+	case d.unserved != "":
+		t.lose(v, "%s", d.unserved)
+	case d.name == "dra.net":
+		t.network(v, out)
+	case kind == "GpuConfig":
+		t.im.unknownExcept(v, "apiVersion", "kind", "sharing")
+		t.sharing(v.at("sharing"), out, config)
+	case kind == "MigDeviceConfig":
+		t.im.unknownExcept(v, "apiVersion", "kind", "sharing")
+		t.migSharing(v.at("sharing"))
+	case kind == "VfioDeviceConfig":
+		t.im.unknownExcept(v, "apiVersion", "kind", "iommu")
+		if iommu := v.at("iommu"); !iommu.isNull() {
+			t.im.notePodChange(iommu, "has no counterpart: the VFIO nodes of the device are those of the host's kernel")
+		}
+		t.im.noteRemark(v, "the administrator must allow passthrough of these devices, as the page on VFIO passthrough describes")
+		out.Driver = v1alpha1.DriverVFIO
+	case kind == "NeuronConfig":
+		t.im.notePodChange(v, "has no counterpart: set the environment variable NEURON_LOGICAL_NC_CONFIG in the pod")
+	default:
+		t.im.notePodChange(v, "has no counterpart: the parameters of %s are unknown", d.name)
+	}
+	if empty := *newParameters(); jsonText(out) == jsonText(&empty) {
+		return nil
+	}
+	return out
+}
+
+func jsonText(parameters *v1alpha1.ClaimParameters) string {
+	data, err := json.Marshal(parameters)
+	if err != nil {
+		return ""
+	}
+	return string(data)
+}
+
+// timeSlices are the intervals of the NVIDIA driver.
+var timeSlices = []string{"Default", "Short", "Medium", "Long"}
+
+// sharing translates the sharing of whole NVIDIA GPUs among the containers of a claim.
+func (t *draObject) sharing(v value, out *v1alpha1.ClaimParameters, config value) {
+	strategy := v.at("strategy")
+	if v.isNull() {
+		return
+	}
+	t.im.unknownExcept(v, "strategy", "timeSlicingConfig", "mpsConfig")
+	requests := len(config.at("requests").items())
+	if requests == 0 {
+		requests = t.total
+	}
+	if requests > 1 {
+		t.im.notePodChange(strategy, "is not carried over: only one request of a claim can have this parameter")
+		return
+	}
+	const allow = "the administrator must allow this parameter, as the page on NVIDIA describes"
+	switch strategy.text() {
+	case "TimeSlicing":
+		t.im.unknownExcept(v.at("timeSlicingConfig"), "interval")
+		interval := cmp.Or(v.at("timeSlicingConfig", "interval").text(), "Default")
+		if !slices.Contains(timeSlices, interval) {
+			t.im.notePodChange(v.at("timeSlicingConfig", "interval"), "is not a time slice")
+			return
+		}
+		out.TimeSlice = v1alpha1.TimeSlice(interval)
+		t.im.noteRemark(strategy, allow)
+	case "MPS":
+		out.MPS = &v1alpha1.MPSParameters{}
+		t.mps(v.at("mpsConfig"), out)
+		t.im.noteRemark(strategy, allow)
+	default:
+		t.im.notePodChange(strategy, "has no counterpart")
+	}
+}
+
+// mps translates the limits of an MPS daemon.
+func (t *draObject) mps(v value, out *v1alpha1.ClaimParameters) {
+	for name, field := range v.fields() {
+		switch name {
+		case "defaultActiveThreadPercentage":
+			n, ok := field.number()
+			if !ok || n < 1 || n > 100 {
+				t.im.notePodChange(field, "is not a percentage from 1 to 100, and is not carried over")
+				continue
+			}
+			out.ComputePercentage = &n
+		case "defaultPinnedDeviceMemoryLimit":
+			quantity, err := resource.ParseQuantity(field.text())
+			mebibytes := int(quantity.Value() >> 20)
+			if err != nil || mebibytes < 1 {
+				t.im.notePodChange(field, "is not an amount of at least 1Mi, and is not carried over")
+				continue
+			}
+			if quantity.Value()&(1<<20-1) != 0 {
+				t.im.notePodChange(field, "is rounded down to %dMi", mebibytes)
+			}
+			out.MPS.MemoryMiB = &mebibytes
+		case "defaultPerDevicePinnedMemoryLimit":
+			t.im.notePodChange(field, "has no counterpart: the memory limit is the same for all GPUs of a claim")
+		case "multiUser":
+			if field.is() {
+				t.im.notePodChange(field, "has no counterpart")
+			}
+		default:
+			t.im.noteUnknown(field)
+		}
+	}
+}
+
+// migSharing notes the sharing of MIG devices. The containers of a claim use a MIG device in turns
+// without any parameter.
+func (t *draObject) migSharing(v value) {
+	t.im.unknownExcept(v, "strategy", "mpsConfig")
+	switch strategy := v.at("strategy"); strategy.text() {
+	case "":
+	case "TimeSlicing":
+		t.im.noteRemark(strategy, "needs no parameter: the containers of a claim use its MIG device in turns")
+	default:
+		t.im.notePodChange(strategy, "has no counterpart for MIG devices: an MPS daemon needs whole GPUs")
+	}
+}
+
+// network translates the network configuration of dra.net.
+func (t *draObject) network(v value, out *v1alpha1.ClaimParameters) {
+	for name, field := range v.fields() {
+		if name != "interface" {
+			t.im.notePodChange(field, "has no counterpart: Chandler moves the interface into the pod and sets its name only")
+			continue
+		}
+		for name, field := range field.fields() {
+			if name == "name" {
+				out.InterfaceName = field.text()
+				continue
+			}
+			t.im.notePodChange(field, "has no counterpart: Chandler moves the interface into the pod and sets its name only")
+		}
+	}
+}
+
+// leftover returns a value that still belongs to another driver, or the zero value.
+func leftover(v value) value {
+	if v.isText() && foreignValue.MatchString(v.node.Value) {
+		return v
+	}
+	for name, field := range v.fields() {
+		if name == "extendedResourceName" || name == "deviceClassName" {
+			continue
+		}
+		if domain, _, _ := strings.Cut(name, "/"); draDriverOf(domain) != nil {
+			return field
+		}
+		if found := leftover(field); found.isPresent() {
+			return found
+		}
+	}
+	if v.isList() {
+		for _, item := range v.items() {
+			if found := leftover(item); found.isPresent() {
+				return found
+			}
+		}
+	}
+	return value{}
+}
+
+// foreignValue matches a name in the domain of another driver.
+var foreignValue = func() *regexp.Regexp {
+	var names []string
+	for _, d := range draDrivers {
+		for _, domain := range append([]string{d.name}, d.domains...) {
+			names = append(names, regexp.QuoteMeta(domain))
+		}
+	}
+	return regexp.MustCompile(`^(?:` + strings.Join(names, "|") + `)(?:/|$)`)
+}()
+
+// cleanObject removes the fields that the API server sets.
+func cleanObject(node *yaml.Node) {
+	removeField(node, "status")
+	metadata := value{node: node}.at("metadata").node
+	for _, name := range []string{"uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "selfLink", "finalizers"} {
+		removeField(metadata, name)
+	}
+	annotations := value{node: metadata}.at("annotations").node
+	removeField(annotations, "kubectl.kubernetes.io/last-applied-configuration")
+	if annotations != nil && len(annotations.Content) == 0 {
+		removeField(metadata, "annotations")
+	}
+}
+
+// cloneNode returns a copy of a node and all of its children.
+func cloneNode(node *yaml.Node) *yaml.Node {
+	if node == nil {
+		return nil
+	}
+	out := *node
+	out.Content = make([]*yaml.Node, len(node.Content))
+	for i, child := range node.Content {
+		out.Content[i] = cloneNode(child)
+	}
+	return &out
+}
+
+// setField sets a field of an object.
+func setField(node *yaml.Node, name string, field *yaml.Node) {
+	if node == nil || node.Kind != yaml.MappingNode {
+		return
+	}
+	removeField(node, name)
+	node.Content = append(node.Content, newScalar(name, node.Line), field)
+}
+
+// removeField removes a field of an object.
+func removeField(node *yaml.Node, name string) {
+	if node == nil || node.Kind != yaml.MappingNode {
+		return
+	}
+	for i := 0; i+1 < len(node.Content); {
+		if node.Content[i].Value == name {
+			node.Content = slices.Delete(node.Content, i, i+2)
+			continue
+		}
+		i += 2
+	}
+}
