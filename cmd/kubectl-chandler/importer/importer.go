@@ -1,5 +1,6 @@
-// Package importer converts configurations of other device plugins to a DriverConfig, with a note
-// for each setting that has no equivalent. It opens no file and reads nothing of a host.
+// Package importer converts configurations of other device plugins to a DriverConfig, and objects of
+// other DRA drivers to objects for Chandler, with a note for each setting that has no equivalent. It
+// opens no file and reads nothing of a host.
 package importer
 
 import (
@@ -146,7 +147,6 @@ func newImporter(options Options) *importer {
 // newFormats returns all formats, in the order in which they recognise documents and containers.
 func newFormats(im *importer) []*format {
 	formats := []*format{
-		newDRA(im),
 		newHAMi(im), // before NVIDIA, because HAMi containers have similar names
 		newNVIDIA(im),
 		newGKE(im),
@@ -159,6 +159,7 @@ func newFormats(im *importer) []*format {
 		newSRIOV(im),
 		newRDMAShared(im),
 		newKubeVirt(im),
+		newDRA(im),
 	)
 	formats = append(formats, newVendors(im)...)
 	formats = append(formats, newSquat(im)) // last, because its command is recognised by a flag alone

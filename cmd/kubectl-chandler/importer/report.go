@@ -38,7 +38,7 @@ func (n Note) String() string {
 // A Result is a configuration and the translated objects of DRA drivers, with notes.
 type Result struct {
 	Config  *v1alpha1.DriverConfig // nil if the files contain no configuration of a device plugin
-	Formats []string // the names of the formats in the files
+	Formats []string               // the names of the formats in the files
 	Notes   []Note
 
 	// Provision is the configuration for "chandler provision" that replaces what a plugin does with

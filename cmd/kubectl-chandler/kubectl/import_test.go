@@ -2,6 +2,7 @@ package kubectl
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -66,20 +67,42 @@ func TestImport(t *testing.T) {
 	}
 }
 
-// The output is a configuration that the other commands accept.
+// The output contains objects that the other commands accept.
 func TestImportFromStandardInput(t *testing.T) {
-	stdin, err := os.Open(filepath.Join("..", "importer", "testdata", "nvidia-mps.yaml"))
-	if err != nil {
+	for name, changed := range map[string]bool{"nvidia-mps.yaml": false, "dra-nvidia.yaml": true, "dra-others.yaml": true} {
+		stdin, err := os.Open(filepath.Join("..", "importer", "testdata", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stdin.Close()
+		var out strings.Builder
+		err = importFiles(stdin, &out, []string{"-"}, importer.Options{})
+		if _, ok := errors.AsType[errChanged](err); ok != changed || err != nil && !ok {
+			t.Fatalf("%s: %v", name, err)
+		}
+		var printed strings.Builder
+		if err := validation.Files(strings.NewReader(out.String()), &printed, []string{"-"}); err != nil {
+			t.Errorf("%s: %v\n%s", name, err, printed.String())
+		}
+		for line := range strings.Lines(printed.String()) {
+			if strings.Contains(line, ": warning: ") && !strings.Contains(line, "nvidia.com is the class of a driver") {
+				t.Errorf("%s: %s", name, line)
+			}
+		}
+	}
+}
+
+// A plugin's configuration and the claims of a DRA driver are written as one file.
+func TestImportConfigAndClaims(t *testing.T) {
+	testdata := filepath.Join("..", "importer", "testdata")
+	out, err := plugin("import", filepath.Join(testdata, "nvidia-mps.yaml"), filepath.Join(testdata, "dra-nvidia.yaml"))
+	if _, ok := errors.AsType[errChanged](err); !ok {
 		t.Fatal(err)
 	}
-	defer stdin.Close()
-	var out strings.Builder
-	if err := importFiles(stdin, &out, []string{"-"}, importer.Options{}); err != nil {
-		t.Fatal(err)
-	}
-	var printed strings.Builder
-	if err := validation.Files(strings.NewReader(out.String()), &printed, []string{"-"}); err != nil {
-		t.Errorf("%v\n%s", err, printed.String())
+	for _, want := range []string{"kind: DriverConfig", "kind: ResourceClaimTemplate", "extendedResourceName: example.com/h100"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
 	}
 }
 
