@@ -133,7 +133,7 @@ func (d *dra) translateObject(v value) {
 	t.translateDevices(devices)
 	cleanObject(v.node)
 	if !t.lost {
-		if left := leftover(v.at("spec")); left.isPresent() {
+		if left := findForeign(v.at("spec")); left.isPresent() {
 			t.lose(left, "belongs to another driver, and has no counterpart here")
 		}
 	}
@@ -175,7 +175,7 @@ func (t *draObject) lose(v value, format string, args ...any) {
 func (t *draObject) validate(at value, node *yaml.Node) {
 	data, err := yaml.Marshal(node)
 	if err == nil {
-		err = validation.Object(data)
+		err = validation.CheckObject(data)
 	}
 	if err != nil {
 		t.lose(at, "is not valid once it is translated: %v", err)
@@ -571,8 +571,8 @@ func (t *draObject) network(v value, out *v1alpha1.ClaimParameters) {
 	}
 }
 
-// leftover returns a value that still belongs to another driver, or the zero value.
-func leftover(v value) value {
+// findForeign returns a value that still belongs to another driver, or the zero value.
+func findForeign(v value) value {
 	if v.isText() && foreignValue.MatchString(v.node.Value) {
 		return v
 	}
@@ -583,13 +583,13 @@ func leftover(v value) value {
 		if domain, _, _ := strings.Cut(name, "/"); draDriverOf(domain) != nil {
 			return field
 		}
-		if found := leftover(field); found.isPresent() {
+		if found := findForeign(field); found.isPresent() {
 			return found
 		}
 	}
 	if v.isList() {
 		for _, item := range v.items() {
-			if found := leftover(item); found.isPresent() {
+			if found := findForeign(item); found.isPresent() {
 				return found
 			}
 		}

@@ -110,8 +110,8 @@ func (t *celTranslation) plains(es []ast.Expr) []ast.Expr {
 	return out
 }
 
-// literal returns the value of a string literal.
-func literal(e ast.Expr) (string, bool) {
+// stringLiteral returns the value of a string literal.
+func stringLiteral(e ast.Expr) (string, bool) {
 	if e.Kind() != ast.LiteralKind {
 		return "", false
 	}
@@ -132,7 +132,7 @@ func isDeviceField(e ast.Expr, field string) bool {
 func (t *celTranslation) term(e ast.Expr) celTerm {
 	switch e.Kind() {
 	case ast.LiteralKind:
-		if text, ok := literal(e); ok && draDriverOf(text) != nil {
+		if text, ok := stringLiteral(e); ok && draDriverOf(text) != nil {
 			t.lose("the name %s is used in a way that cannot be translated", text)
 		}
 	case ast.IdentKind:
@@ -234,7 +234,7 @@ func (t *celTranslation) call(e ast.Expr) celTerm {
 		return t.index(c)
 	case (name == operators.Equals || name == operators.NotEquals) && len(args) == 2:
 		left, right := args[0], args[1]
-		if _, ok := literal(left); ok {
+		if _, ok := stringLiteral(left); ok {
 			left, right = right, left
 		}
 		return t.comparison(name, left, []ast.Expr{right}, right, false)
@@ -255,7 +255,7 @@ func (t *celTranslation) call(e ast.Expr) celTerm {
 func (t *celTranslation) index(c ast.CallExpr) celTerm {
 	args := c.Args()
 	optional := c.FunctionName() != operators.Index
-	name, isText := literal(args[1])
+	name, isText := stringLiteral(args[1])
 	capacity := isDeviceField(args[0], "capacity")
 	if capacity || isDeviceField(args[0], "attributes") {
 		if d := draDriverOf(name); isText && d != nil {
@@ -292,7 +292,7 @@ func (t *celTranslation) comparison(operator string, left ast.Expr, values []ast
 	}
 	var out []ast.Expr
 	for _, value := range values {
-		text, ok := literal(value)
+		text, ok := stringLiteral(value)
 		if !ok {
 			t.lose("%s has other values in Chandler, and is not compared with a literal", term.source)
 			return term
@@ -316,7 +316,7 @@ func (t *celTranslation) drivers(operator string, left ast.Expr, values []ast.Ex
 	var parts []string
 	known := false
 	for _, value := range values {
-		text, ok := literal(value)
+		text, ok := stringLiteral(value)
 		if !ok {
 			t.lose("device.driver is not compared with a literal")
 			return celTerm{expr: left}
@@ -347,7 +347,7 @@ func (t *celTranslation) membership(left, right ast.Expr) celTerm {
 	if right.Kind() == ast.ListKind && len(right.AsList().OptionalIndices()) == 0 {
 		return t.comparison(operators.In, left, right.AsList().Elements(), right, true)
 	}
-	name, isText := literal(left)
+	name, isText := stringLiteral(left)
 	of := t.term(right)
 	if of.maps == nil || !isText {
 		return celTerm{expr: t.factory.NewCall(0, operators.In, t.plain(left), t.plain(right))}
@@ -365,7 +365,7 @@ func (t *celTranslation) member(c ast.CallExpr) celTerm {
 	target := t.term(c.Target())
 	switch {
 	case target.values != nil && c.FunctionName() == "orValue" && len(args) == 1:
-		text, ok := literal(args[0])
+		text, ok := stringLiteral(args[0])
 		own, known := target.values(text)
 		if !ok || !known {
 			t.lose("the default of %s has no counterpart", target.source)

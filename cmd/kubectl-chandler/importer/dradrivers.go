@@ -2,6 +2,7 @@ package importer
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -151,14 +152,8 @@ var draClasses = map[string]draClass{
 // draDriverOf returns the driver with a name or an attribute domain, nil if there is none.
 func draDriverOf(domain string) *draDriver {
 	for i := range draDrivers {
-		d := &draDrivers[i]
-		if d.name == domain {
+		if d := &draDrivers[i]; d.name == domain || slices.Contains(d.domains, domain) {
 			return d
-		}
-		for _, other := range d.domains {
-			if other == domain {
-				return d
-			}
 		}
 	}
 	return nil

@@ -33,7 +33,7 @@ func read(t testing.TB, options Options, files ...File) (*Result, string, error)
 	for _, o := range result.objects {
 		text, err := yaml.Marshal(o.node)
 		if err == nil {
-			err = validation.Object(text)
+			err = validation.CheckObject(text)
 		}
 		if err != nil {
 			t.Fatalf("read what was written: %v\n%s", err, text)

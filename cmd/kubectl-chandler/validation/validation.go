@@ -48,8 +48,8 @@ func Files(in io.Reader, out io.Writer, files []string) error {
 	return nil
 }
 
-// Object checks a single object in YAML. The error joins its errors; warnings and notes are left out.
-func Object(data []byte) error {
+// CheckObject checks a single object in YAML. The error joins its errors; warnings and notes are left out.
+func CheckObject(data []byte) error {
 	v := newValidator()
 	v.checkDocument(place{}, string(data))
 	var errs []error
