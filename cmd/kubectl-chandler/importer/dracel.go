@@ -177,6 +177,7 @@ func (t *celTranslation) field(of celTerm, name string, optional bool) celTerm {
 		own, ok := d.capacities[name]
 		if !ok {
 			t.lose("the capacity %s of %s has no counterpart", name, d.name)
+			return celTerm{expr: t.factory.NewUnspecifiedExpr(0)}
 		}
 		return celTerm{expr: t.written(celPath("capacity", own, optional))}
 	}
@@ -211,17 +212,7 @@ func celPath(list, name string, optional bool) string {
 	if optional {
 		local = "?" + local
 	}
-	return "device." + list + "[" + quote(domain) + "]." + cmpText(local, "unknown")
-}
-
-// cmpText returns the first text that is not empty.
-func cmpText(texts ...string) string {
-	for _, text := range texts {
-		if text != "" && text != "?" {
-			return text
-		}
-	}
-	return ""
+	return "device." + list + "[" + quote(domain) + "]." + local
 }
 
 func (t *celTranslation) call(e ast.Expr) celTerm {
