@@ -235,6 +235,8 @@ var fixtures = map[string]string{
 	"time-slicing.yaml":      "cmd/kubectl-chandler/importer/testdata/nvidia-mps.yaml",
 	"sriovdp-daemonset.yaml": "cmd/kubectl-chandler/importer/testdata/sriovdp-alone.yaml",
 	"sriovdp-config.yaml":    "cmd/kubectl-chandler/importer/testdata/sriovdp.json",
+	"classes.yaml":           "cmd/kubectl-chandler/importer/testdata/dra-nvidia.yaml",
+	"claims.yaml":            "cmd/kubectl-chandler/importer/testdata/dra-others.yaml",
 }
 
 // inputs maps commands to replacement files for standard input.
