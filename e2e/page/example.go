@@ -49,7 +49,7 @@ func Example() (inventory.Facts, error) {
 	if err != nil {
 		return facts, err
 	}
-	facts.Kubernetes, facts.Asked = "1.37.0", true
+	facts.Kubernetes, facts.ConsumersKnown = "1.37.0", true
 	ago := func(d time.Duration) time.Time { return Now.Add(-d) }
 	claim := func(pod, container, claim, request string, since time.Duration, devices ...string) {
 		for _, device := range devices {

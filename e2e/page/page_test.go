@@ -155,7 +155,7 @@ func recordedHost(t *testing.T, family, name string) inventory.Facts {
 func many(t *testing.T) inventory.Facts {
 	t.Helper()
 	facts := recordedHost(t, "qat", "4xxx")
-	facts.Recorded, facts.Asked = "", true
+	facts.Recorded, facts.ConsumersKnown = "", true
 	var like discovery.Device
 	for _, d := range facts.Snapshot.Devices {
 		if d.Attributes.String("function") == "virtual" {
