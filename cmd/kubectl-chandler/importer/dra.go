@@ -3,7 +3,7 @@ package importer
 import (
 	"cmp"
 	"encoding/json"
-	"regexp"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -355,8 +355,7 @@ func (t *draObject) tolerations(v value) {
 	}
 	var content []*yaml.Node
 	for _, toleration := range list.items() {
-		domain, _, _ := strings.Cut(toleration.at("key").text(), "/")
-		if draDriverOf(domain) != nil {
+		if isForeignName(toleration.at("key").text()) {
 			t.im.notePodChange(toleration, "is removed: the taints of Chandler have keys in the domain chandler.dev, as the page on health lists them")
 			continue
 		}
@@ -455,18 +454,10 @@ func (t *draObject) parameters(d *draDriver, config value) *v1alpha1.ClaimParame
 	default:
 		t.im.notePodChange(v, "has no counterpart: the parameters of %s are unknown", d.name)
 	}
-	if empty := *newParameters(); jsonText(out) == jsonText(&empty) {
+	if reflect.DeepEqual(out, newParameters()) {
 		return nil
 	}
 	return out
-}
-
-func jsonText(parameters *v1alpha1.ClaimParameters) string {
-	data, err := json.Marshal(parameters)
-	if err != nil {
-		return ""
-	}
-	return string(data)
 }
 
 // timeSlices are the intervals of the NVIDIA driver.
@@ -573,14 +564,14 @@ func (t *draObject) network(v value, out *v1alpha1.ClaimParameters) {
 
 // findForeign returns a value that still belongs to another driver, or the zero value.
 func findForeign(v value) value {
-	if v.isText() && foreignValue.MatchString(v.node.Value) {
+	if v.isText() && isForeignName(v.node.Value) {
 		return v
 	}
 	for name, field := range v.fields() {
 		if name == "extendedResourceName" || name == "deviceClassName" {
 			continue
 		}
-		if domain, _, _ := strings.Cut(name, "/"); draDriverOf(domain) != nil {
+		if isForeignName(name) {
 			return field
 		}
 		if found := findForeign(field); found.isPresent() {
@@ -597,16 +588,11 @@ func findForeign(v value) value {
 	return value{}
 }
 
-// foreignValue matches a name in the domain of another driver.
-var foreignValue = func() *regexp.Regexp {
-	var names []string
-	for _, d := range draDrivers {
-		for _, domain := range append([]string{d.name}, d.domains...) {
-			names = append(names, regexp.QuoteMeta(domain))
-		}
-	}
-	return regexp.MustCompile(`^(?:` + strings.Join(names, "|") + `)(?:/|$)`)
-}()
+// isForeignName reports whether a name is in the domain of another driver, or is the domain.
+func isForeignName(name string) bool {
+	domain, _, _ := strings.Cut(name, "/")
+	return draDriverOf(domain) != nil
+}
 
 // cleanObject removes the fields that the API server sets.
 func cleanObject(node *yaml.Node) {
