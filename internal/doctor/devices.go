@@ -273,6 +273,9 @@ func namesOf(devices []*discovery.Device) string {
 
 // conditionFix returns the commands that repair a condition.
 func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []string {
+	if d.Health.Fix != "" {
+		return []string{d.Health.Fix}
+	}
 	at := pciAddress(d)
 	if key == discovery.ConditionNodeMissing && isVFIOReason(d.Health.Reason) {
 		return vfioFix(d.Health.Reason, at)
@@ -280,7 +283,7 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 	if key == discovery.ConditionNodeMissing {
 		return []string{cmp.Or(f.Devices.MakeNodes[d.Family], "sudo udevadm trigger --action=add   # creates device nodes again")}
 	}
-	if at == "" && d.Health.Fix == "" {
+	if at == "" {
 		return []string{"sudo dmesg | tail -n 50   # shows the kernel's messages"}
 	}
 	kernel := fmt.Sprintf("sudo dmesg | grep %s   # shows the kernel's messages", at)
@@ -299,9 +302,6 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 	case discovery.ConditionOverTemperature:
 		return []string{fmt.Sprintf("grep . /sys/bus/pci/devices/%s/hwmon/hwmon*/temp*_input   # then check fans and air flow", at)}
 	case discovery.ConditionUnhealthy, discovery.ConditionUnknown:
-		if d.Health.Fix != "" {
-			return []string{d.Health.Fix}
-		}
 		if isPart(d) {
 			return []string{kernel}
 		}
