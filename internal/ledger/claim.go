@@ -155,8 +155,10 @@ func (r *Result) Hold() Hold {
 
 // KeepNodes adds the nodes that the claim was given before. Several pods may share a claim, so
 // earlier containers may still use these nodes.
-func (r *Result) KeepNodes(earlier *Result) {
-	for _, n := range earlier.Nodes {
+func (r *Result) KeepNodes(earlier *Result) { r.keepNodes(earlier.Nodes) }
+
+func (r *Result) keepNodes(nodes []Node) {
+	for _, n := range nodes {
 		if !slices.Contains(r.Nodes, n) {
 			r.Nodes = append(r.Nodes, n)
 		}

@@ -165,6 +165,7 @@ func (l *Ledger) AllocateClaim(c *Claim, to State, s Stock) error {
 	}
 	c.Configuring = to == Configuring
 	l.adaptShares(c)
+	l.keepSealedNodes(c)
 	data, err := c.file()
 	if err != nil {
 		return fmt.Errorf("record of claim %s: %w", c.UID, err)
@@ -211,6 +212,23 @@ func (l *Ledger) adaptShares(c *Claim) {
 				if h.Device == r.Source && h.Shares > 0 && r.Shares > 0 {
 					r.Shares = h.Shares
 				}
+			}
+		}
+	}
+}
+
+// keepSealedNodes adds the nodes in the sealed entry of a claim to the claim's results. Earlier
+// containers may still use these nodes, and the sealed entry's file may be lost, while the CDI spec
+// is replaced by a spec with the present nodes.
+func (l *Ledger) keepSealedNodes(c *Claim) {
+	a := l.accountOf(sealedKey(c.Key()))
+	if a == nil || a.state == Ended {
+		return
+	}
+	for _, d := range a.entry.(*Sealed).Devices {
+		for i := range c.Results {
+			if r := &c.Results[i]; d.Name == r.Device || d.Name == r.Source {
+				r.keepNodes(d.Nodes)
 			}
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -247,6 +248,38 @@ func TestSpecWithoutFile(t *testing.T) {
 		t.Errorf("unprepared: %v, outputs %v", err, b.notes.of)
 	}
 	b.mustGive(claim("other", s["a"]), s)
+}
+
+// A claim that has only a CDI spec keeps the nodes of the spec when it is prepared again, even if
+// the device has other nodes now and the record of the sealed entry is damaged later.
+func TestNodesOfSpecWithoutFile(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128))
+	b.mustGive(claim("c", s["a"]), s)
+	b.notes.names = map[string][]SealedDevice{"uid-c": {{Name: "a", Nodes: NodesOf("a", s)}}}
+	if err := os.RemoveAll(b.config.Dir); err != nil {
+		t.Fatal(err)
+	}
+	b.open()
+	if err := b.ReconcileFiles(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	exchanged := host(gpu("a", 129), gpu("b", 128))
+	b.mustGive(claim("c", exchanged["a"]), exchanged)
+	b.notes.names["uid-c"][0].Nodes = NodesOf("a", exchanged) // the new spec
+	sealed := b.file(filepath.Join(claimsDir, "uid-c"+badExtension+"0"))
+	if _, err := os.Lstat(sealed); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(sealed, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.open()
+	b.mustRefuse(claim("other", exchanged["b"]), exchanged, "in use by claim default/c, which was given its nodes")
+	if err := b.End("uid-c", exchanged); err != nil {
+		t.Fatal(err)
+	}
+	b.mustGive(claim("other", exchanged["b"]), exchanged)
 }
 
 // The ledger stays closed while the specs cannot be listed. Otherwise a running pod whose claim has
