@@ -57,3 +57,13 @@ var Vocabulary = map[resourceapi.QualifiedName]string{
 	"k8s.cni.cncf.io/deviceID":     "string",
 	"k8s.cni.cncf.io/resourceName": "string",
 }
+
+// DerivedAttributes lists the attributes that only ResourceSlices have, with their types. Package
+// driver/pool computes them from all devices of the node.
+var DerivedAttributes = map[resourceapi.QualifiedName]string{
+	"partitionType":  "string",
+	"group2":         "string",
+	"group4":         "string",
+	"group8":         "string",
+	"nearestAdapter": "string",
+}

@@ -17,6 +17,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/topology"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
 	"chandler.dev/driver/pool/pooltest"
@@ -42,8 +43,10 @@ func BenchmarkNeighbours(b *testing.B) {
 		snapshot.Devices = slices.DeleteFunc(snapshot.Devices, func(d rules.Offered) bool { return d.Resource() != host.resource })
 		for name, allocate := range map[string]allocator{
 			"DevicePlugin":   byKubelet(snapshot, host.resource),
-			"DRA":            byScheduler(b, snapshot, ""),
-			"DRA-constraint": byScheduler(b, snapshot, resourceapi.FullyQualifiedName(deviceattribute.StandardDeviceAttributeNUMANode)),
+			"DRA":            byScheduler(b, snapshot, anyDevices),
+			"DRA-constraint": byScheduler(b, snapshot, oneNode),
+			"DRA-group":      byScheduler(b, snapshot, oneGroup),
+			"DRA-preferred":  byScheduler(b, snapshot, preferGroup),
 		} {
 			b.Run(fmt.Sprintf("%s/%s", host.resource, name), func(b *testing.B) {
 				seen := make(neighbours)
@@ -82,9 +85,9 @@ func byKubelet(s *rules.Snapshot, resource string) allocator {
 	}
 }
 
-// byScheduler allocates by DRA, with the scheduler's own allocator. The claims request a number of
-// devices and, if same is set, equal values of that attribute.
-func byScheduler(b *testing.B, s *rules.Snapshot, same resourceapi.FullyQualifiedName) allocator {
+// byScheduler allocates by DRA, with the scheduler's own allocator. devices returns the request for a
+// number of devices.
+func byScheduler(b *testing.B, s *rules.Snapshot, devices func(size int) resourceapi.DeviceClaim) allocator {
 	b.Helper()
 	kept := features.All()
 	made, problems := pool.BuildPool(pool.Input{Snapshot: s, Features: kept})
@@ -98,13 +101,7 @@ func byScheduler(b *testing.B, s *rules.Snapshot, same resourceapi.FullyQualifie
 			results := &scheduler.Claims["others"].Status.Allocation.Devices.Results
 			*results = append(*results, resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: discovery.Domain, Pool: "node", Device: name})
 		}
-		spec := resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{
-			DeviceClassName: "any", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: int64(size),
-		}}}}}
-		if same != "" {
-			spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: &same}}
-		}
-		claim, allocated := scheduler.AllocateClaim(types.UID("own"), spec)
+		claim, allocated := scheduler.AllocateClaim(types.UID("own"), resourceapi.ResourceClaimSpec{Devices: devices(size)})
 		if !allocated {
 			return nil
 		}
@@ -115,7 +112,54 @@ func byScheduler(b *testing.B, s *rules.Snapshot, same resourceapi.FullyQualifie
 	}
 }
 
-// neighbours counts sets of devices, by common property and size.
+// anyDevices requests any devices.
+func anyDevices(size int) resourceapi.DeviceClaim {
+	return resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{
+		DeviceClassName: "any", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: int64(size),
+	}}}}
+}
+
+// oneNode requests devices of one NUMA node.
+func oneNode(size int) resourceapi.DeviceClaim {
+	claim := anyDevices(size)
+	claim.Constraints = matching(deviceattribute.StandardDeviceAttributeNUMANode)
+	return claim
+}
+
+// oneGroup requests devices of one aligned group.
+func oneGroup(size int) resourceapi.DeviceClaim {
+	claim := anyDevices(size)
+	if size > 1 {
+		claim.Constraints = matching(discovery.Domain + "/" + topology.GroupAttribute(size))
+	}
+	return claim
+}
+
+// preferGroup requests devices of one aligned group, or else any devices.
+func preferGroup(size int) resourceapi.DeviceClaim {
+	claim := anyDevices(size)
+	if size == 1 {
+		return claim
+	}
+	r := &claim.Requests[0]
+	for _, name := range []string{"together", "apart"} {
+		r.FirstAvailable = append(r.FirstAvailable, resourceapi.DeviceSubRequest{
+			Name: name, DeviceClassName: r.Exactly.DeviceClassName, AllocationMode: r.Exactly.AllocationMode, Count: r.Exactly.Count,
+		})
+	}
+	r.Exactly = nil
+	claim.Constraints = matching(discovery.Domain+"/"+topology.GroupAttribute(size), "r/together")
+	return claim
+}
+
+// matching returns the constraint that all devices of the requests, or of all requests, have the
+// same value of an attribute.
+func matching(name resourceapi.QualifiedName, requests ...string) []resourceapi.DeviceConstraint {
+	return []resourceapi.DeviceConstraint{{Requests: requests, MatchAttribute: new(resourceapi.FullyQualifiedName(name))}}
+}
+
+// neighbours counts sets of devices, by common property and size. The set "waiting" counts the pods
+// that got no devices as found, and "idle" counts the free devices after each pod.
 type neighbours map[string]*together
 
 type together struct{ all, possible, found int }
@@ -123,6 +167,7 @@ type together struct{ all, possible, found int }
 // count simulates 200 pods.
 func (n neighbours) count(s *rules.Snapshot, allocate allocator, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 0))
+	groups := topology.AlignedGroups(rules.PlainDevices(s.Devices))
 	inUse := make(map[string]bool)
 	ends := make(map[int][]string)
 	for now := range 200 {
@@ -134,9 +179,15 @@ func (n neighbours) count(s *rules.Snapshot, allocate allocator, seed uint64) {
 		names := allocate(maps.Clone(inUse), size)
 		if size > 1 && names != nil {
 			n.note(s, inUse, names)
+			n.add(fmt.Sprintf("group-%d", size), haveGroup(groups, size, func(name string) bool { return !inUse[name] }),
+				haveGroup(groups, size, func(name string) bool { return slices.Contains(names, name) }))
 		}
+		n.add(fmt.Sprintf("waiting-%d", size), false, names == nil)
 		for _, name := range names {
 			inUse[name] = true
+		}
+		for i := range s.Devices {
+			n.add("idle", false, !inUse[s.Devices[i].Name])
 		}
 		ends[end] = append(ends[end], names...)
 	}
@@ -192,6 +243,18 @@ func (n neighbours) add(what string, possible, found bool) {
 	if found {
 		n[what].found++
 	}
+}
+
+// haveGroup reports whether there is an aligned group of a size with the given members only.
+func haveGroup(groups topology.Groups, size int, isMember func(name string) bool) bool {
+	for _, own := range groups {
+		for _, g := range own {
+			if len(g) == size && !slices.ContainsFunc(g, func(name string) bool { return !isMember(name) }) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func largest(counts map[string]int) int {

@@ -3,6 +3,7 @@
 package topology
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -129,29 +130,25 @@ func common[T comparable](a, b []T) bool {
 // OrderSilicon returns the names of physical devices so that close devices follow each other: a
 // consumer that takes the first few gets close devices. The order begins with the first name, and
 // continues with the device closest to the previous one. If several are equally close, the device
-// closest to all chosen devices wins. The result is the same for the same devices.
-func OrderSilicon(devices []discovery.Device) []string {
+// closest to all chosen devices wins. The members of an aligned group follow each other. The result
+// is the same for the same devices.
+func OrderSilicon(devices []discovery.Device, groups Groups) []string {
 	wholes := make(map[string][]*discovery.Device)
-	var names []string
 	for i := range devices {
 		d := &devices[i]
-		name := d.Silicon()
-		if wholes[name] == nil {
-			names = append(names, name)
-		}
-		wholes[name] = append(wholes[name], d)
+		wholes[d.Silicon()] = append(wholes[d.Silicon()], d)
 	}
-	slices.Sort(names)
-	places := make([]*Place, len(names))
-	for i, name := range names {
-		places[i] = PlaceOf(wholes[name]...)
+	places := make(map[string]*Place, len(wholes))
+	for name, whole := range wholes {
+		places[name] = PlaceOf(whole...)
 	}
-	return orderNearest(names, places)
+	return orderNearest(places, groups)
 }
 
 // orderNearest implements the order of [OrderSilicon]. The running time grows with the square of
 // the number of names.
-func orderNearest(names []string, places []*Place) []string {
+func orderNearest(places map[string]*Place, groups Groups) []string {
+	names := slices.Sorted(maps.Keys(places))
 	pull := make([]int, len(names)) // sum of the nearness to all chosen devices
 	chosen := make([]bool, len(names))
 	var order []string
@@ -163,7 +160,7 @@ func orderNearest(names []string, places []*Place) []string {
 			}
 			to := 0
 			if last >= 0 {
-				to = Nearness(places[last], places[i])
+				to = Nearness(places[names[last]], places[names[i]])*(len(groupSizes)+1) + groups.common(names[last], names[i])
 				pull[i] += to
 			}
 			if next < 0 || to > near || to == near && pull[i] > pull[next] {

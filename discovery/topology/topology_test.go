@@ -87,7 +87,7 @@ func TestOrder(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			slices.Reverse(test.devices)
-			if got := strings.Join(OrderSilicon(test.devices), " "); got != test.want {
+			if got := strings.Join(OrderSilicon(test.devices, AlignedGroups(test.devices)), " "); got != test.want {
 				t.Errorf("got %s, want %s", got, test.want)
 			}
 		})
@@ -100,6 +100,6 @@ func BenchmarkOrder(b *testing.B) {
 		devices = append(devices, *device(fmt.Sprintf("%03d", i), int64(i%2), fmt.Sprintf("pci%04x:00/%04x:00:01.0/%04x:01:%02x.0", i/32, i/32, i/32, i%32)))
 	}
 	for b.Loop() {
-		OrderSilicon(devices)
+		OrderSilicon(devices, AlignedGroups(devices))
 	}
 }

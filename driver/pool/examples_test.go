@@ -3,6 +3,7 @@ package pool
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/topology"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 )
@@ -30,6 +32,8 @@ func TestExamplesOnDefaults(t *testing.T) {
 		{"gpu-metadata.yaml", h100, true},
 		{"gpu-metadata.yaml", mi210, true},
 		{"gpu-mps-claim.yaml", h100, true},
+		{"gpus-aligned.yaml", h100, true},
+		{"gpus-aligned.yaml", mi210, true},
 		{"gpu-memory.yaml", h100, false},
 		{"gpu-memory.yaml", mi210, true},
 	} {
@@ -44,6 +48,50 @@ func TestExamplesOnDefaults(t *testing.T) {
 			s.Classes = shippedClasses(t)
 			if _, allocated := s.AllocateClaim("uid", exampleSpec(t, test.example)); allocated != test.allocated {
 				t.Errorf("allocated: %t; want %t", allocated, test.allocated)
+			}
+		})
+	}
+}
+
+// The claim of the example gets a whole aligned group while there is one, and then other GPUs.
+func TestAlignedExample(t *testing.T) {
+	host := discoverytest.ReadHost(t, "../../discovery/families/amdgpu/testdata/mi210x8.host")
+	made, _ := BuildPool(Input{Snapshot: (&rules.Rules{}).ApplyTo(discovery.Scan(host, families.All)), Features: features.All()})
+	members := make(map[string][]string)
+	for name, d := range contentOf(made).devices {
+		group := *d.Attributes[topology.GroupAttribute(4)].StringValue
+		members[group] = append(members[group], name)
+	}
+	var groups []string
+	for group := range members {
+		groups = append(groups, group)
+	}
+	if len(groups) != 2 {
+		t.Fatalf("groups: %v", members)
+	}
+	for name, test := range map[string]struct {
+		inUse []string
+		want  string
+	}{
+		"one group is free": {[]string{groups[1]}, "gpus/together"},
+		"no group is free":  {groups, "gpus/apart"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := pooltest.NewScheduler(t, features.All()).Publish(made)
+			s.Classes = shippedClasses(t)
+			others := &resourceapi.AllocationResult{}
+			for _, device := range test.inUse {
+				others.Devices.Results = append(others.Devices.Results, resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: discovery.Domain, Pool: "node", Device: device})
+			}
+			s.Claims["others"] = &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{Allocation: others}}
+			claim, allocated := s.AllocateClaim("uid", exampleSpec(t, "gpus-aligned.yaml"))
+			if !allocated {
+				t.Fatal("not allocated")
+			}
+			for _, r := range claim.Status.Allocation.Devices.Results {
+				if r.Request != test.want || test.want == "gpus/together" && !slices.Contains(members[groups[0]], r.Device) {
+					t.Errorf("%s is allocated by %s; want %s", r.Device, r.Request, test.want)
+				}
 			}
 		})
 	}
@@ -89,8 +137,13 @@ func exampleSpec(t *testing.T, name string) resourceapi.ResourceClaimSpec {
 		t.Fatal(err)
 	}
 	for _, request := range spec.Devices.Requests {
-		if e := request.Exactly; e.AllocationMode == "" {
+		if e := request.Exactly; e != nil && e.AllocationMode == "" {
 			e.AllocationMode, e.Count = resourceapi.DeviceAllocationModeExactCount, max(e.Count, 1)
+		}
+		for i := range request.FirstAvailable {
+			if r := &request.FirstAvailable[i]; r.AllocationMode == "" {
+				r.AllocationMode, r.Count = resourceapi.DeviceAllocationModeExactCount, max(r.Count, 1)
+			}
 		}
 	}
 	return spec

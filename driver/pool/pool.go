@@ -17,7 +17,6 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/discovery/topology"
 	"chandler.dev/driver/features"
 	"chandler.dev/internal/ledger"
 )
@@ -146,7 +145,7 @@ func (in *input) poolContent() (content, []discovery.Problem) {
 	out := content{make(map[string]resourceapi.Device), make(map[string]resourceapi.CounterSet), make(map[string]int)}
 	var problems []discovery.Problem
 	chosen := in.chooseDevices()
-	places := in.topologyPlaces()
+	near := newNeighbourhood(rules.PlainDevices(in.Snapshot.Devices))
 	reshaped := in.reshapedClaims(chosen)
 	for _, d := range chosen {
 		if who := cmp.Or(reshaped[d.Name], reshaped[d.Silicon()]); who != "" {
@@ -157,21 +156,12 @@ func (in *input) poolContent() (content, []discovery.Problem) {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 			continue
 		}
-		if err := in.add(&out, &d, places[d.Silicon()]); err != nil {
+		if err := in.add(&out, &d, near); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 		}
 	}
 	in.addGone(&out)
 	return out, problems
-}
-
-// topologyPlaces returns the position of each physical device in topology order, from 1.
-func (in *input) topologyPlaces() map[string]int {
-	places := make(map[string]int)
-	for i, silicon := range topology.OrderSilicon(rules.PlainDevices(in.Snapshot.Devices)) {
-		places[silicon] = i + 1
-	}
-	return places
 }
 
 // chooseDevices returns the devices to publish.

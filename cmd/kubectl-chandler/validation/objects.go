@@ -306,9 +306,11 @@ var ownAttribute = regexp.MustCompile(`attributes\[["']` + regexp.QuoteMeta(disc
 
 // warnUnknownAttributes warns about attributes in an expression that no device has.
 func (v *validator) warnUnknownAttributes(at place, expression string) {
-	names := []string{"partitionType"} // set by package driver/pool
-	for name := range discovery.Vocabulary {
-		names = append(names, string(name))
+	var names []string
+	for _, vocabulary := range []map[resourceapi.QualifiedName]string{discovery.Vocabulary, discovery.DerivedAttributes} {
+		for name := range vocabulary {
+			names = append(names, string(name))
+		}
 	}
 	for _, found := range ownAttribute.FindAllStringSubmatch(expression, -1) {
 		if slices.Contains(names, found[1]) {
