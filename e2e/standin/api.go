@@ -30,7 +30,7 @@ type API struct {
 	// Modes.
 	Mode  string
 	Modes chan string
-	// Published is called after each request that may have changed slices. Optional.
+	// Published is called after each write of a slice. Optional.
 	Published func()
 }
 
@@ -66,7 +66,7 @@ func (a *API) Serve(address string) (kubeconfig string, err error) {
 	})
 	serve := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		mux.ServeHTTP(w, r)
-		if r.Method != http.MethodGet && a.Published != nil {
+		if r.Method != http.MethodGet && strings.Contains(r.URL.Path, "/resourceslices") && a.Published != nil {
 			a.Published()
 		}
 	})
