@@ -1,6 +1,10 @@
 package discovery
 
-import resourceapi "k8s.io/api/resource/v1"
+import (
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+)
 
 // Vocabulary lists the attributes that all families share, with their types. Names without a domain
 // are in Chandler's domain. To add an attribute, add it here and to docs/attributes.md.
@@ -66,4 +70,25 @@ var DerivedAttributes = map[resourceapi.QualifiedName]string{
 	"group4":         "string",
 	"group8":         "string",
 	"nearestAdapter": "string",
+}
+
+// AttributeNames returns the names of all attributes of Chandler, sorted.
+func AttributeNames() (names []string) {
+	for name := range Vocabulary {
+		names = append(names, string(name))
+	}
+	for name := range DerivedAttributes {
+		names = append(names, string(name))
+	}
+	slices.Sort(names)
+	return names
+}
+
+// OptionalAttributes are the attributes that ResourceSlices have only if the administrator lists
+// them. The scheduler keeps the attributes of all devices of the cluster in memory, and copies those
+// of each device that it examines.
+var OptionalAttributes = []resourceapi.QualifiedName{
+	"acpiIndex", "defaultRoute", "firmwareVersion", "group2", "group4", "group8", "iommuGroup", "linkSpeed", "linkWidth", "linkedTo",
+	"moduleID", "nearestAdapter", "pfPCIBusID", "queueEngines", "queueGroup", "queuePriority", "rdmaNamespaces", "representor", "serial",
+	"sfNumber",
 }

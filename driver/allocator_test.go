@@ -210,7 +210,7 @@ func TestNoDeviceIsUnreachable(t *testing.T) {
 			reached := make(map[string]bool)
 			wanted := make(map[string]bool)
 			for _, d := range snapshot.Devices {
-				request := resourceapi.ExactDeviceRequest{Selectors: pooltest.BySerial(d.Name)}
+				request := resourceapi.ExactDeviceRequest{Selectors: pooltest.ByUUID(d.Name)}
 				switch {
 				case v.withheld[d.Silicon()] != "" || !d.Health.IsUsable() && !kept.Taints:
 					continue

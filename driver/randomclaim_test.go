@@ -82,10 +82,10 @@ func (c *claimer) exactly(count int64) *resourceapi.ExactDeviceRequest {
 			r.Capacity = requirement(discovery.Shares, 1+c.Int64N(3), resource.DecimalSI)
 		}
 	case 2:
-		r.Count, r.Selectors = 1, pooltest.BySerial(one.Name)
+		r.Count, r.Selectors = 1, pooltest.ByUUID(one.Name)
 	case 3:
 		if count == 1 && !one.Shareable && one.Sharing == nil { // all shares of a device may be too many for a claim
-			r.AllocationMode, r.Count, r.Selectors = resourceapi.DeviceAllocationModeAll, 0, pooltest.BySerial(one.Name)
+			r.AllocationMode, r.Count, r.Selectors = resourceapi.DeviceAllocationModeAll, 0, pooltest.ByUUID(one.Name)
 		}
 	}
 	if c.kept.Taints && c.oneIn(4) {

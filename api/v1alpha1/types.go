@@ -62,6 +62,11 @@ type DriverConfig struct {
 	// each device, the first matching entry applies.
 	Overhead []Overhead `json:"overhead,omitempty"`
 
+	// Attributes lists attributes that ResourceSlices do not have by default, such as group4, serial or
+	// pciDevice. The expressions in this configuration can use all attributes in any case. Each
+	// attribute costs memory and time in the scheduler.
+	Attributes []string `json:"attributes,omitempty"`
+
 	// DriverRoots are directories of the host with vendor software for a family, such as libraries
 	// or bitstreams, by the family's name with an optional suffix:
 	//	driverRoots: {nvidia: /run/nvidia/driver, nvidia-mps: /run/nvidia/mps}

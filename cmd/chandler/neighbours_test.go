@@ -40,6 +40,7 @@ func BenchmarkNeighbours(b *testing.B) {
 			b.Fatal(err, config)
 		}
 		snapshot := config.Rules.ApplyTo(discovery.Scan(discoverytest.ReadHost(b, "../../discovery/families/"+host.file), families.All))
+		snapshot.Attributes = []resourceapi.QualifiedName{"group2", "group4", "group8"}
 		snapshot.Devices = slices.DeleteFunc(snapshot.Devices, func(d rules.Offered) bool { return d.Resource() != host.resource })
 		for name, allocate := range map[string]allocator{
 			"DevicePlugin":   byKubelet(snapshot, host.resource),

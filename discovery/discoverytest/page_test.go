@@ -3,6 +3,7 @@ package discoverytest
 import (
 	"maps"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -22,7 +23,7 @@ var published = map[resourceapi.QualifiedName]string{
 }
 
 // attributeRow matches a row with an attribute's name, type and example.
-var attributeRow = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (string|int|bool|version) \\| `([^`]+)` \\| ")
+var attributeRow = regexp.MustCompile("(?m)^\\| `([^`]+)`( \\\\\\*)? \\| (string|int|bool|version) \\| `([^`]+)` \\| ")
 
 // The page of attributes has each attribute once, with its type, and an example of that type.
 func TestDocsOfAttributes(t *testing.T) {
@@ -35,11 +36,14 @@ func TestDocsOfAttributes(t *testing.T) {
 	maps.Copy(want, discovery.DerivedAttributes)
 	got := make(map[resourceapi.QualifiedName]string)
 	for _, row := range attributeRow.FindAllStringSubmatch(page.Text, -1) {
-		name, kind, example := resourceapi.QualifiedName(row[1]), row[2], row[3]
+		name, kind, example := resourceapi.QualifiedName(row[1]), row[3], row[4]
 		if got[name] != "" {
 			t.Errorf("%s has two rows", name)
 		}
 		got[name] = kind
+		if optional := slices.Contains(discovery.OptionalAttributes, name); optional != (row[2] != "") {
+			t.Errorf("%s has an asterisk: %t; want %t", name, row[2] != "", optional)
+		}
 		if err := checkAttribute(name, exampleOf(kind, example)); err != nil && discovery.Vocabulary[name] != "" {
 			t.Errorf("example of %s: %v", name, err)
 		}

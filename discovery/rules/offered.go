@@ -9,6 +9,7 @@ import (
 	"sort"
 	"strings"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 
 	"chandler.dev/discovery"
@@ -70,6 +71,8 @@ type Snapshot struct {
 	Gone     discovery.Missing
 
 	Allocation map[string]Allocation // by extended resource
+
+	Attributes []resourceapi.QualifiedName // as in [Rules]
 }
 
 // Lookup returns the device with the given name.
@@ -81,13 +84,14 @@ func (s *Snapshot) Lookup(name string) (Offered, bool) {
 	return s.Devices[i], true
 }
 
-// SameSnapshots reports whether two snapshots have the same devices, allocations and problems, so
+// SameSnapshots reports whether two snapshots have the same devices, settings and problems, so
 // readers can ignore snapshots without changes.
 func SameSnapshots(a, b *Snapshot) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
 	return equality.Semantic.DeepEqual(a.Devices, b.Devices) && equality.Semantic.DeepEqual(a.Allocation, b.Allocation) &&
+		slices.Equal(a.Attributes, b.Attributes) &&
 		slices.EqualFunc(a.Problems, b.Problems, func(p, q discovery.Problem) bool { return p.Error() == q.Error() })
 }
 

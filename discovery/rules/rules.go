@@ -26,6 +26,9 @@ type Rules struct {
 
 	Allocation map[string]Allocation // by extended resource
 
+	// Attributes are the attributes that ResourceSlices have in addition to the default ones.
+	Attributes []resourceapi.QualifiedName
+
 	// ReportOnly means that no device is offered.
 	ReportOnly bool
 
@@ -108,7 +111,7 @@ func NewSelection[T any](s Selector, value T) discovery.Selection[T] {
 // lost one of its Members, the other members are not offered. If the devices of a resource must be
 // alike and differ, the resource has no devices.
 func (r *Rules) ApplyTo(s *discovery.Snapshot) *Snapshot {
-	out := &Snapshot{Problems: slices.Clone(s.Problems), Gone: s.Gone, Allocation: r.Allocation}
+	out := &Snapshot{Problems: slices.Clone(s.Problems), Gone: s.Gone, Allocation: r.Allocation, Attributes: r.Attributes}
 	own, lists := ownNames(s), make(map[string]*counted)
 	devices := r.joinWanted(s.Devices, own)
 	for i := range devices {

@@ -13,8 +13,8 @@ import (
 )
 
 // add adds a device of the snapshot to out, under each of its published names.
-func (in *input) add(out *content, d *rules.Offered, near *neighbourhood) error {
-	device := resourceapi.Device{Name: d.Name, Attributes: near.describe(d.Name, in.publishedAttributes(d)), Capacity: d.Capacity, Taints: in.healthTaints(in.publishedHealth(d))}
+func (in *input) add(out *content, d *rules.Offered) error {
+	device := resourceapi.Device{Name: d.Name, Attributes: in.publishedAttributes(d), Capacity: d.Capacity, Taints: in.healthTaints(in.publishedHealth(d))}
 	if in.Features.Overhead {
 		device.NodeAllocatableResources = nodeOverhead(d.Overhead)
 	}
@@ -32,7 +32,7 @@ func (in *input) add(out *content, d *rules.Offered, near *neighbourhood) error 
 	}
 	for _, name := range names {
 		device.Name = name
-		out.devices[name], out.places[name] = device, near.places[d.Silicon()]
+		out.devices[name], out.places[name] = device, in.near.places[d.Silicon()]
 	}
 	return nil
 }

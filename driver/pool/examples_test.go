@@ -56,7 +56,8 @@ func TestExamplesOnDefaults(t *testing.T) {
 // The claim of the example gets a whole aligned group while there is one, and then other GPUs.
 func TestAlignedExample(t *testing.T) {
 	host := discoverytest.ReadHost(t, "../../discovery/families/amdgpu/testdata/mi210x8.host")
-	made, _ := BuildPool(Input{Snapshot: (&rules.Rules{}).ApplyTo(discovery.Scan(host, families.All)), Features: features.All()})
+	settings := &rules.Rules{Attributes: []resourceapi.QualifiedName{"group4"}}
+	made, _ := BuildPool(Input{Snapshot: settings.ApplyTo(discovery.Scan(host, families.All)), Features: features.All()})
 	members := make(map[string][]string)
 	for name, d := range contentOf(made).devices {
 		group := *d.Attributes[topology.GroupAttribute(4)].StringValue

@@ -10,36 +10,27 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// publishedAttributes returns the attributes of a device. If the server keeps lists (KEP-5491), a
-// list replaces the string or number of the same name. A list beyond the limits is omitted, and its
-// string or number remains.
-func (in *input) publishedAttributes(d *rules.Offered) discovery.Attributes {
-	if !in.Features.Lists || len(d.Lists) == 0 {
-		return d.Attributes
-	}
-	out := maps.Clone(d.Attributes)
-	if out == nil {
-		out = make(discovery.Attributes)
-	}
+// addLists replaces strings and numbers by the lists of the same name. A list beyond the limits is
+// omitted, and its string or number remains.
+func addLists(out, lists discovery.Attributes, d *rules.Offered) {
 	room := resourceapi.ResourceSliceMaxAttributeValuesPerDevice - len(out)
 	most := resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice - len(d.Capacity)
 	if len(d.Takes) > 0 { // room for the partition type
 		room--
 		most--
 	}
-	for _, name := range slices.Sorted(maps.Keys(d.Lists)) {
-		values := valuesOf(d.Lists[name])
+	for _, name := range slices.Sorted(maps.Keys(lists)) {
+		values := valuesOf(lists[name])
 		if _, replaced := out[name]; replaced {
 			values--
 		} else if len(out) >= most {
 			continue
 		}
 		if values <= room {
-			out[name] = d.Lists[name]
+			out[name] = lists[name]
 			room -= values
 		}
 	}
-	return out
 }
 
 // valuesOf returns the number of values of an attribute.

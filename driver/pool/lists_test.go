@@ -26,7 +26,7 @@ func many(n int) (names []string) {
 func TestLists(t *testing.T) {
 	device := func(attributes, capacities, peers int) rules.Offered {
 		d := rules.Offered{Device: discovery.Device{Name: "a", Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}}}
-		d.SetNames("linkedTo", many(peers))
+		d.SetNames("rdmaDevice", many(peers))
 		d.Attributes.SetInt(numaNode, 1)
 		d.Lists[numaNode] = resourceapi.DeviceAttribute{IntValues: []int64{1, 0}}
 		for i := range attributes {
@@ -73,8 +73,8 @@ func TestLists(t *testing.T) {
 			before := fmt.Sprint(test.device.Attributes)
 			resources, problems := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{test.device}}, Features: without(test.dropped...)})
 			got := resources.Slices[0].Devices[0]
-			if diff := cmp.Diff(test.linked, got.Attributes["linkedTo"]); diff != "" {
-				t.Errorf("linkedTo (-want +got):\n%s", diff)
+			if diff := cmp.Diff(test.linked, got.Attributes["rdmaDevice"]); diff != "" {
+				t.Errorf("rdmaDevice (-want +got):\n%s", diff)
 			}
 			if diff := cmp.Diff(test.numa, got.Attributes[numaNode]); diff != "" {
 				t.Errorf("numaNode (-want +got):\n%s", diff)
@@ -99,7 +99,7 @@ func TestListsLeaveRoomForThePartitionType(t *testing.T) {
 		for i := range test.attributes {
 			d.Attributes.SetInt(resourceapi.QualifiedName(fmt.Sprint("a", i)), 1)
 		}
-		d.Lists = discovery.Attributes{"linkedTo": {StringValues: many(test.peers)}}
+		d.Lists = discovery.Attributes{"rdmaDevice": {StringValues: many(test.peers)}}
 		resources, _ := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{d}}, Features: features.All()})
 		slice := resources.Slices[1]
 		values := 0

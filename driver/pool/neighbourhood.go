@@ -1,7 +1,9 @@
 package pool
 
 import (
-	"maps"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/topology"
@@ -22,17 +24,16 @@ func newNeighbourhood(devices []discovery.Device) *neighbourhood {
 	return n
 }
 
-// describe returns the attributes of a device with its aligned groups and its nearest network
-// adapter. The value of a group is the name of its first member.
-func (n *neighbourhood) describe(device string, attributes discovery.Attributes) discovery.Attributes {
-	groups, adapter := n.groups[device], n.adapters[device]
-	if len(groups) == 0 && adapter == "" {
-		return attributes
+// describe adds the requested attributes of a device that concern other devices: the aligned groups,
+// each named by its first member, and the nearest network adapter.
+func (n *neighbourhood) describe(device string, requested []resourceapi.QualifiedName, attributes discovery.Attributes) {
+	add := func(name resourceapi.QualifiedName, value string) {
+		if slices.Contains(requested, name) {
+			attributes.SetString(name, value)
+		}
 	}
-	attributes = maps.Clone(attributes)
-	for _, g := range groups {
-		attributes.SetString(topology.GroupAttribute(len(g)), g[0])
+	for _, g := range n.groups[device] {
+		add(topology.GroupAttribute(len(g)), g[0])
 	}
-	attributes.SetString(topology.NearestAdapter, adapter)
-	return attributes
+	add(topology.NearestAdapter, n.adapters[device])
 }

@@ -210,13 +210,13 @@ func TestCompatibilityGroupsExclude(t *testing.T) {
 		var out []rules.Offered
 		for _, d := range []rules.Offered{pooltest.PartDevice("g0", "g0", 1), pooltest.PartDevice("g0", "g0-a", 1), pooltest.PartDevice("g0", "g0-b", 1)} {
 			d.Attributes = discovery.Attributes{}
-			d.Attributes.SetString("serial", d.Name)
+			d.Attributes.SetString("uuid", d.Name)
 			out = append(out, d)
 		}
 		return out
 	}
 	get := func(s *pooltest.Scheduler, name string) bool {
-		_, found := s.AllocateDevice(types.UID("claim-of-"+name), resourceapi.ExactDeviceRequest{Selectors: pooltest.BySerial(name)})
+		_, found := s.AllocateDevice(types.UID("claim-of-"+name), resourceapi.ExactDeviceRequest{Selectors: pooltest.ByUUID(name)})
 		return found
 	}
 	for _, kept := range []features.Set{features.All(), without("DRADeviceCompatibilityGroups")} {

@@ -42,7 +42,7 @@ type Input struct {
 // The same input always gives the same slices.
 func BuildPool(given Input) (resourceslice.Pool, []discovery.Problem) {
 	in := &input{
-		Input: given, last: contentOf(given.Last),
+		Input: given, last: contentOf(given.Last), near: newNeighbourhood(rules.PlainDevices(given.Snapshot.Devices)),
 		held: make(map[string]string), alone: make(map[string]ledger.Hold), owned: make(map[string][]owned),
 	}
 	for _, c := range given.Claims {
@@ -70,6 +70,7 @@ type input struct {
 	alone map[string]ledger.Hold // exclusive allocations, by allocated name
 	owned map[string][]owned     // allocations of devices without unlimited sharing, by name in the snapshot
 	last  content
+	near  *neighbourhood
 }
 
 // content is the content of a pool.
@@ -145,7 +146,6 @@ func (in *input) poolContent() (content, []discovery.Problem) {
 	out := content{make(map[string]resourceapi.Device), make(map[string]resourceapi.CounterSet), make(map[string]int)}
 	var problems []discovery.Problem
 	chosen := in.chooseDevices()
-	near := newNeighbourhood(rules.PlainDevices(in.Snapshot.Devices))
 	reshaped := in.reshapedClaims(chosen)
 	for _, d := range chosen {
 		if who := cmp.Or(reshaped[d.Name], reshaped[d.Silicon()]); who != "" {
@@ -156,7 +156,7 @@ func (in *input) poolContent() (content, []discovery.Problem) {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 			continue
 		}
-		if err := in.add(&out, &d, near); err != nil {
+		if err := in.add(&out, &d); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 		}
 	}

@@ -136,7 +136,7 @@ func gpusInParts(random *rand.Rand) *rules.Snapshot {
 	s := &rules.Snapshot{}
 	add := func(d rules.Offered) {
 		d.Attributes = discovery.Attributes{}
-		d.Attributes.SetString("serial", d.Name)
+		d.Attributes.SetString("uuid", d.Name)
 		s.Devices = append(s.Devices, d)
 	}
 	for i := range random.IntN(100) {
@@ -179,7 +179,7 @@ func bothToBeHad(t *testing.T, slices []*resourceapi.ResourceSlice) string {
 		for _, name := range pair {
 			if name == heldPart {
 				given++
-			} else if _, found := s.AllocateDevice(types.UID(name), resourceapi.ExactDeviceRequest{Selectors: pooltest.BySerial(name)}); found {
+			} else if _, found := s.AllocateDevice(types.UID(name), resourceapi.ExactDeviceRequest{Selectors: pooltest.ByUUID(name)}); found {
 				given++
 			}
 		}

@@ -22,6 +22,7 @@ import (
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/network"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/selectors"
 )
 
 // NodeConfig is the part of a configuration that applies to a node, with the compiled expressions.
@@ -82,7 +83,7 @@ func (c *compiler) check(data []byte) (*v1alpha1.DriverConfig, error) {
 		return nil, err
 	}
 	_, err = c.convert(config)
-	if err := errors.Join(checkRoots(config.DriverRoots), checkSeverity(config.Health.Severity), err); err != nil {
+	if err := errors.Join(checkRoots(config.DriverRoots), checkSeverity(config.Health.Severity), checkAttributes(config.Attributes), err); err != nil {
 		return nil, err
 	}
 	return config, nil
@@ -116,6 +117,23 @@ func checkRoots(roots map[string]string) error {
 	return nil
 }
 
+// checkAttributes reports names of unknown attributes.
+func checkAttributes(attributes []string) error {
+	var errs []error
+	known := discovery.AttributeNames()
+	for i, name := range attributes {
+		if slices.Contains(known, name) {
+			continue
+		}
+		err := fmt.Errorf("attributes[%d]: is %q; no device has this attribute", i, name)
+		if nearest := selectors.NearestWord(name, known); nearest != "" {
+			err = fmt.Errorf("%w; the nearest name is %s", err, nearest)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
 // checkSeverity reports names of unknown conditions.
 func checkSeverity(effects map[string]v1alpha1.Effect) error {
 	known := discovery.Conditions()
@@ -131,6 +149,9 @@ func checkSeverity(effects map[string]v1alpha1.Effect) error {
 // in the file.
 func (c *compiler) convert(config *v1alpha1.DriverConfig) (*NodeConfig, error) {
 	out := &rules.Rules{Mode: deviceMode(config.Mode), ReportOnly: config.Mode == v1alpha1.ModeReportOnly, Allocation: allocations(config.Allocation)}
+	for _, name := range config.Attributes {
+		out.Attributes = append(out.Attributes, resourceapi.QualifiedName(name))
+	}
 	node := &NodeConfig{DriverConfig: config, Rules: out, SharingDaemons: make(map[discovery.SharingDaemonKind][]discovery.Selection[struct{}])}
 	var errs []error
 	compile := func(list string, i int, selector v1alpha1.Selector) rules.Selector {

@@ -3,9 +3,11 @@ package compile
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/api/v1alpha1"
@@ -32,6 +34,21 @@ overhead:
 	}
 	if diff := cmp.Diff(want, config.Rules.Overhead[0].HostResources); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// The rules and each snapshot have the additional attributes. Names of unknown attributes are errors.
+func TestAttributesOfConfig(t *testing.T) {
+	config, err := ForNode([]byte(header+"attributes: [serial, group4]\n"), v1alpha1.Node{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := config.Rules.ApplyTo(&discovery.Snapshot{}).Attributes; !slices.Equal(got, []resourceapi.QualifiedName{"serial", "group4"}) {
+		t.Errorf("got %v", got)
+	}
+	const want = `attributes[1]: is "serail"; no device has this attribute; the nearest name is serial`
+	if _, err := Config([]byte(header + "attributes: [serial, serail]\n")); err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
 	}
 }
 

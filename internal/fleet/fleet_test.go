@@ -33,7 +33,7 @@ func TestFreeIsWhatTheAllocatorGives(t *testing.T) {
 		for _, slice := range s.Slices {
 			for i := range slice.Spec.Devices {
 				d := &slice.Spec.Devices[i]
-				attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{discovery.Domain + "/serial": {StringValue: &d.Name}}
+				attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{discovery.Domain + "/uuid": {StringValue: &d.Name}}
 				d.Attributes = attributes
 				if random.IntN(6) == 0 {
 					d.Taints = []resourceapi.DeviceTaint{{Key: discovery.Domain + "/unhealthy", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
@@ -42,12 +42,12 @@ func TestFreeIsWhatTheAllocatorGives(t *testing.T) {
 		}
 		tolerant := []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists}}
 		for i := range random.IntN(12) {
-			s.AllocateDevice(types.UID(fmt.Sprint("claim-", i)), resourceapi.ExactDeviceRequest{Tolerations: tolerant, AdminAccess: new(random.IntN(8) == 0), Selectors: pooltest.BySerial(anyName(random, s.Slices))})
+			s.AllocateDevice(types.UID(fmt.Sprint("claim-", i)), resourceapi.ExactDeviceRequest{Tolerations: tolerant, AdminAccess: new(random.IntN(8) == 0), Selectors: pooltest.ByUUID(anyName(random, s.Slices))})
 		}
 		f := fleet.BuildFleet(input(s), discovery.Domain)
 		for i := range f.Devices {
 			d := &f.Devices[i]
-			_, given := s.AllocateDevice("probe", resourceapi.ExactDeviceRequest{Selectors: pooltest.BySerial(d.Device)})
+			_, given := s.AllocateDevice("probe", resourceapi.ExactDeviceRequest{Selectors: pooltest.ByUUID(d.Device)})
 			delete(s.Claims, "probe")
 			if said := d.State == fleet.Free || d.State == fleet.Open; said != given {
 				t.Fatalf("seed %d: %s is %s, with holders %v; the allocator gives it: %t", seed, d.Device, d.State, d.Holders, given)

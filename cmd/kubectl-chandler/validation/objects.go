@@ -287,7 +287,11 @@ func (v *validator) compileSelectors(at place, value any) {
 					v.addFindings(at.at("cel.expression"), severityError, err)
 				}
 				v.noteNVML(at.at("cel.expression"), selectors.NameFromNVML(expression))
-				v.warnUnknownAttributes(at.at("cel.expression"), expression)
+				v.warnAttributes(at.at("cel.expression"), expression)
+			case key == "matchAttribute":
+				if name, own := strings.CutPrefix(fmt.Sprint(value[key]), discovery.Domain+"/"); own {
+					v.warnAttribute(at.at(key), name)
+				}
 			case key == "deviceClassName":
 				v.warnReplacedClass(at.at(key), value[key])
 			case key == "capacity":
@@ -304,24 +308,29 @@ func (v *validator) compileSelectors(at place, value any) {
 // ownAttribute matches the name of an attribute of Chandler's domain in a CEL expression.
 var ownAttribute = regexp.MustCompile(`attributes\[["']` + regexp.QuoteMeta(discovery.Domain) + `["']\](?:\.\??|\[\??["'])([A-Za-z_]\w*)`)
 
-// warnUnknownAttributes warns about attributes in an expression that no device has.
-func (v *validator) warnUnknownAttributes(at place, expression string) {
-	var names []string
-	for _, vocabulary := range []map[resourceapi.QualifiedName]string{discovery.Vocabulary, discovery.DerivedAttributes} {
-		for name := range vocabulary {
-			names = append(names, string(name))
-		}
-	}
+// warnAttributes warns about attributes in an expression that some or all devices lack.
+func (v *validator) warnAttributes(at place, expression string) {
 	for _, found := range ownAttribute.FindAllStringSubmatch(expression, -1) {
-		if slices.Contains(names, found[1]) {
-			continue
-		}
-		text := "no device has the attribute " + found[1]
-		if nearest := selectors.NearestWord(found[1], names); nearest != "" {
-			text += "; the nearest name is " + nearest
-		}
-		v.addFindings(at, severityWarning, errors.New(text))
+		v.warnAttribute(at, found[1])
 	}
+}
+
+// warnAttribute warns about an attribute that no device has, and notes that ResourceSlices do not have
+// an attribute by default.
+func (v *validator) warnAttribute(at place, name string) {
+	if slices.Contains(discovery.OptionalAttributes, resourceapi.QualifiedName(name)) {
+		v.notef(at, "ResourceSlices have the attribute %s only if the agent's configuration has attributes: [%s]", name, name)
+		return
+	}
+	names := discovery.AttributeNames()
+	if slices.Contains(names, name) {
+		return
+	}
+	text := "no device has the attribute " + name
+	if nearest := selectors.NearestWord(name, names); nearest != "" {
+		text += "; the nearest name is " + nearest
+	}
+	v.addFindings(at, severityWarning, errors.New(text))
 }
 
 // replacedClasses are the DeviceClasses of drivers that Chandler replaces, with the classes of

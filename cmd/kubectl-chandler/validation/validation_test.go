@@ -141,6 +141,16 @@ func TestValidate(t *testing.T) {
 				"cel.expression: no device has the attribute vendr; the nearest name is vendor", "no device has the attribute colour\n", "0 errors, 3 warnings",
 			}, false,
 		},
+		"attributes that are not published by default": {
+			claim + "    requests:\n    - name: a\n      exactly:\n        deviceClassName: gpu.chandler.dev\n        selectors:\n" +
+				"        - cel: {expression: 'device.attributes[\"chandler.dev\"].?serial.orValue(\"\") == \"1\"'}\n" +
+				"    constraints: [{matchAttribute: chandler.dev/group4}, {matchAttribute: chandler.dev/group5}]\n",
+			[]string{
+				"cel.expression: ResourceSlices have the attribute serial only if the agent's configuration has attributes: [serial]",
+				"constraints[0].matchAttribute: ResourceSlices have the attribute group4 only if the agent's configuration has attributes: [group4]",
+				"constraints[1].matchAttribute: no device has the attribute group5; the nearest name is group2", "0 errors, 1 warning",
+			}, false,
+		},
 		"others": {
 			"# Says nothing.\n---\n\napiVersion: v1\nkind: Service\nmetadata: {name: s}\n", []string{"note: not checked, since they contain nothing for Chandler: 1 Service\n"}, true,
 		},

@@ -120,9 +120,9 @@ func IsAdmin(r *resourceapi.DeviceRequestAllocationResult) bool {
 	return r.AdminAccess != nil && *r.AdminAccess
 }
 
-// BySerial selects the device with a serial number.
-func BySerial(name string) []resourceapi.DeviceSelector {
+// ByUUID selects the device with a UUID.
+func ByUUID(name string) []resourceapi.DeviceSelector {
 	return []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-		Expression: fmt.Sprintf("device.attributes[%q].serial == %q", discovery.Domain, name),
+		Expression: fmt.Sprintf("device.attributes[%q].uuid == %q", discovery.Domain, name),
 	}}}
 }

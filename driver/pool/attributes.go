@@ -1,0 +1,61 @@
+package pool
+
+import (
+	"maps"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+)
+
+// maxAttributes is the maximum number of attributes of a device that the administrator has not
+// listed. With up to 14 entries, a map takes half of the memory that it takes with 15
+// (internal/runtime/maps, maxAvgGroupLoad, in Go 1.24 to 1.26), and the scheduler has a map for each
+// device.
+const maxAttributes = 14
+
+// leftOutFirst are the attributes without which a device with more than [maxAttributes] is
+// published, in this order.
+var leftOutFirst = []resourceapi.QualifiedName{"pciVendor", "pciDevice", "pKey", "uuid", "pfName", "vfIndex"}
+
+// publishedAttributes returns the attributes of a device in the ResourceSlice. Unless the
+// administrator lists them, the optional attributes are left out, and the PCI IDs of a device with a
+// model. If the server keeps lists (KEP-5491), a list replaces the string or number of the same name.
+func (in *input) publishedAttributes(d *rules.Offered) discovery.Attributes {
+	out := maps.Clone(d.Attributes)
+	if out == nil {
+		out = make(discovery.Attributes)
+	}
+	lists := maps.Clone(d.Lists)
+	isListed := func(name resourceapi.QualifiedName) bool { return slices.Contains(in.Snapshot.Attributes, name) }
+	leaveOut := func(names ...resourceapi.QualifiedName) {
+		for _, name := range names {
+			if !isListed(name) {
+				delete(out, name)
+				delete(lists, name)
+			}
+		}
+	}
+	leaveOut(discovery.OptionalAttributes...)
+	if d.Attributes.String("model") != "" {
+		leaveOut("pciVendor", "pciDevice")
+	}
+	most := maxAttributes
+	for name := range out {
+		if isListed(name) {
+			most++
+		}
+	}
+	for _, name := range leftOutFirst {
+		if len(out) > most {
+			leaveOut(name)
+		}
+	}
+	in.near.describe(d.Name, in.Snapshot.Attributes, out)
+	if in.Features.Lists {
+		addLists(out, lists, d)
+	}
+	return out
+}
