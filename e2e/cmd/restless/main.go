@@ -224,7 +224,7 @@ func (n *node) checkGrants() error {
 func (n *node) check(ctx context.Context) error {
 	for _, id := range gpus {
 		asked := n.journal.claim(id, "checks")
-		err := n.until(ctx, "word of what containers have", func(ctx context.Context) error { return n.prepareUnless(ctx, asked, "has not said yet") })
+		err := n.until(ctx, "word of what containers have", func(ctx context.Context) error { return n.prepareUnless(ctx, asked, "has not yet reported") })
 		refused := &standin.Refusal{}
 		switch {
 		case err != nil && !errors.As(err, &refused):
