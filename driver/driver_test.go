@@ -141,7 +141,7 @@ func (b *bench) offers(devices ...rules.Offered) *bench {
 			}
 		}
 	}
-	b.Publish(&rules.Snapshot{Devices: devices}, nil)
+	b.Publish(&rules.Snapshot{Devices: devices, Attributes: []resourceapi.QualifiedName{"uuid"}}, nil)
 	return b
 }
 

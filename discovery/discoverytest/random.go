@@ -43,7 +43,7 @@ func RandomHost(random *rand.Rand, n int, recorded ...*discovery.Snapshot) *rule
 		h.addSilicon(name)
 	}
 	slices.SortFunc(h.devices, func(a, b rules.Offered) int { return strings.Compare(a.Name, b.Name) })
-	return &rules.Snapshot{Devices: h.devices}
+	return &rules.Snapshot{Devices: h.devices, Attributes: []resourceapi.QualifiedName{"uuid"}}
 }
 
 type randomHost struct {
@@ -111,7 +111,7 @@ func (h *randomHost) newDevice(name string) rules.Offered {
 		Name: name, Family: "random", Identity: "uuid-of-" + name,
 		Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{},
 	}}
-	d.Attributes.SetString("serial", name)
+	d.Attributes.SetString("uuid", name)
 	d.Attributes.SetString("resource.kubernetes.io/pcieRoot", fmt.Sprintf("pci0000:%02x", h.IntN(4)))
 	if h.oneIn(4) {
 		var peers []string // more than three are too long for a string
@@ -227,9 +227,9 @@ func (h *randomHost) addRecorded(name string, from *discovery.Snapshot) {
 		if d.PartOf != nil {
 			d.PartOf = &discovery.Silicon{Name: rename(d.PartOf.Name), Counters: d.PartOf.Counters}
 		}
-		attributes := discovery.Attributes{"serial": {StringValue: new(d.Name)}}
+		attributes := discovery.Attributes{"uuid": {StringValue: new(d.Name)}}
 		for key, value := range d.Attributes {
-			if key != "serial" {
+			if key != "uuid" {
 				attributes[key] = value
 			}
 		}

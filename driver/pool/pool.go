@@ -37,8 +37,9 @@ type Input struct {
 }
 
 // BuildPool returns the pool, and a problem for each omitted device. BuildPool omits a device if
-// the server would otherwise refuse other devices as well. Slices are ordered by the position of
-// the devices in the machine and then by name, and counter sets by the name of the physical device.
+// the server would otherwise refuse other devices as well. The devices of a slice are ordered by
+// their position in the machine and then by name, and counter sets by the name of the physical
+// device.
 // The same input always gives the same slices.
 func BuildPool(given Input) (resourceslice.Pool, []discovery.Problem) {
 	in := &input{
@@ -85,7 +86,7 @@ func (in *input) buildPool() (resourceslice.Pool, []discovery.Problem) {
 	typed := in.relateDevices(all)
 	var pool resourceslice.Pool
 	if in.Features.Separate || !in.Features.Counters { // without counters, slices need no combination
-		pool.Slices = separateSlices(all)
+		pool.Slices = separateSlices(all, in.Last)
 	} else {
 		var left []discovery.Problem
 		pool.Slices, left = in.combineSlices(all)
@@ -114,12 +115,12 @@ func (in *input) relateDevices(all content) (typed bool) {
 }
 
 // separateSlices returns the slices of the counter sets, followed by the slices of the devices.
-func separateSlices(all content) (out []resourceslice.Slice) {
+func separateSlices(all content, last resourceslice.Pool) (out []resourceslice.Slice) {
 	counters := slices.SortedFunc(maps.Values(all.counters), func(a, b resourceapi.CounterSet) int { return strings.Compare(a.Name, b.Name) })
 	for chunk := range slices.Chunk(counters, resourceapi.ResourceSliceMaxCounterSets) {
 		out = append(out, resourceslice.Slice{SharedCounters: chunk})
 	}
-	for chunk := range slices.Chunk(all.inOrder(), devicesPerSlice) {
+	for _, chunk := range divideDevices(all.inOrder(), last) {
 		out = append(out, resourceslice.Slice{Devices: chunk})
 	}
 	return out

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -222,11 +223,11 @@ func TestSliceSizes(t *testing.T) {
 		}
 		return sizes
 	}
-	if diff := cmp.Diff([]int{64, 64, 2}, sizes()); diff != "" {
+	if diff := cmp.Diff([]int{44, 44, 42}, sizes()); diff != "" {
 		t.Error(diff)
 	}
 	devices[100].Health.Status = discovery.Unhealthy
-	if diff := cmp.Diff([]int{64, 64, 2}, sizes()); diff != "" {
+	if diff := cmp.Diff([]int{44, 44, 42}, sizes()); diff != "" {
 		t.Errorf("the first taint moves devices: %s", diff)
 	}
 	devices = nil
@@ -249,17 +250,71 @@ func TestSliceSizes(t *testing.T) {
 	}
 }
 
+// A device that comes or goes changes one slice: on a host with 136 devices, if each goes and comes
+// back, and if one more comes after each.
+func TestOneChangedSlice(t *testing.T) {
+	device := func(name string) rules.Offered { return rules.Offered{Device: discovery.Device{Name: name}} }
+	var devices []rules.Offered
+	for i := range 136 {
+		devices = append(devices, device(fmt.Sprintf("d%03d", i)))
+	}
+	publish := func(last resourceslice.Pool, devices []rules.Offered) (next resourceslice.Pool, changed int) {
+		next, _ = BuildPool(Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All(), Last: last})
+		if len(next.Slices) != len(last.Slices) {
+			return next, len(next.Slices)
+		}
+		for i := range next.Slices {
+			if !reflect.DeepEqual(next.Slices[i], last.Slices[i]) {
+				changed++
+			}
+		}
+		return next, changed
+	}
+	all, _ := publish(resourceslice.Pool{}, devices)
+	for i, d := range devices {
+		fewer, changed := publish(all, slices.Delete(slices.Clone(devices), i, i+1))
+		if changed != 1 {
+			t.Fatalf("%s goes: %d slices change", d.Name, changed)
+		}
+		if _, changed := publish(fewer, devices); changed != 1 {
+			t.Fatalf("%s comes back: %d slices change", d.Name, changed)
+		}
+		if _, changed := publish(all, slices.Insert(slices.Clone(devices), i+1, device(d.Name+"-new"))); changed != 1 {
+			t.Fatalf("a device comes after %s: %d slices change", d.Name, changed)
+		}
+	}
+	if few, _ := publish(all, devices[:40]); len(few.Slices) != 1 {
+		t.Errorf("40 devices that are left are in %d slices", len(few.Slices))
+	}
+	for i := range 200 {
+		devices = append(devices, device(fmt.Sprintf("more-%03d", i)))
+		all, _ = publish(all, devices)
+	}
+	names := make(map[string]bool)
+	for _, slice := range all.Slices {
+		for _, d := range slice.Devices {
+			names[d.Name] = true
+		}
+		if len(slice.Devices) > devicesPerSlice {
+			t.Errorf("a slice of %d devices", len(slice.Devices))
+		}
+	}
+	if len(names) != len(devices) || len(all.Slices) > 8 {
+		t.Errorf("%d of %d devices are in %d slices", len(names), len(devices), len(all.Slices))
+	}
+}
+
 func TestSharedWithoutSharing(t *testing.T) {
 	long := strings.Repeat("x", 60)
 	devices := []rules.Offered{{Device: discovery.Device{Name: "kvm", Shareable: true}}, {Device: discovery.Device{Name: long, Shareable: true}}}
 	snapshot := &rules.Snapshot{Devices: devices}
 	resources, problems := BuildPool(Input{Snapshot: snapshot, Features: without("DRAConsumableCapacity")})
-	published := resources.Slices[0].Devices
-	if len(published) != numberedShares || published[0].Name != "kvm-share-00" || published[63].Name != "kvm-share-63" {
+	published := slices.Concat(resources.Slices[0].Devices, resources.Slices[1].Devices)
+	if len(published) != numberedShares+1 || published[0].Name != "kvm-share-00" || published[63].Name != "kvm-share-63" {
 		t.Errorf("published %v", pooltest.SketchPool(resources))
 	}
-	if rest := resources.Slices[1].Devices; len(rest) != 1 || rest[0].Name != long {
-		t.Errorf("of a name without room for numbers: %v", rest)
+	if last := published[len(published)-1]; last.Name != long {
+		t.Errorf("of a name without room for numbers: %v", last)
 	}
 	if len(problems) > 0 {
 		t.Errorf("problems: %v", problems)
