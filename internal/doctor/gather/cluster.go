@@ -2,6 +2,7 @@ package gather
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -234,6 +235,9 @@ func pluginPods(pods []corev1.Pod, dir string) (found []string) {
 // policies, mistakes and attacks are detected late.
 var Policies = []string{"claims.chandler.dev", "events.chandler.dev", "parameters.chandler.dev", "pods.chandler.dev", "slices.chandler.dev"}
 
+// errPoliciesForbidden is the result for the agent's own service account, which has no permission to read policies.
+var errPoliciesForbidden = errors.New("these credentials may not read them; run doctor with the credentials of an administrator (--kubeconfig)")
+
 func missingPolicies(ctx context.Context, client kubernetes.Interface, dra bool) (missing []string, err error) {
 	for _, name := range Policies {
 		if !dra && name != "events.chandler.dev" && name != "pods.chandler.dev" {
@@ -243,6 +247,8 @@ func missingPolicies(ctx context.Context, client kubernetes.Interface, dra bool)
 		switch {
 		case apierrors.IsNotFound(err):
 			missing = append(missing, name)
+		case apierrors.IsForbidden(err):
+			return nil, errPoliciesForbidden
 		case err != nil:
 			return nil, err
 		}

@@ -222,6 +222,9 @@ func TestKubeletCredentials(t *testing.T) {
 	if found := report.Codes(); len(found) > 0 || report.Count(doctor.NotQueried) < 3 {
 		t.Errorf("found %v, %+v", found, report.Sections)
 	}
+	if got := f.Cluster.Policies.Unknown; !strings.Contains(got, "--kubeconfig") || strings.Contains(got, "forbidden") {
+		t.Errorf("the policies: %q", got)
+	}
 }
 
 // The agent's pod and the pods of other plugins are found among the pods of the node.
