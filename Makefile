@@ -246,12 +246,14 @@ screenshot: ## the picture of the page that the README shows; needs Debian's chr
 # Files in images and releases have the time of the commit, so that builds are reproducible.
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 RELEASE = cd e2e/release && $(GO) run . -version $(or $(VERSION),dev)
+IMAGES = $(CURDIR)/bin/image
+PLATFORMS ?= amd64,arm64
 
-image: ## the agent's image for amd64 and arm64, as an OCI archive in bin/image, with VERSION as its tag; needs no docker
-	$(RELEASE) -out ../../bin/image -tag $(or $(VERSION),dev) image
+image: ## the agent's image for PLATFORMS (amd64,arm64), as an OCI archive in bin/image, with VERSION as its tag; needs no docker
+	$(RELEASE) -out $(IMAGES) -platforms $(PLATFORMS) image
 
-image-nvml: ## that of an agent that asks NVML; needs Debian's apt-get, a C compiler, and for arm64 gcc-aarch64-linux-gnu
-	$(RELEASE) -out ../../bin/image -tag $(or $(VERSION),dev) image-nvml
+image-nvml: ## the agent's image with chandler-nvml; needs Debian's apt-get, a C compiler, and for arm64 gcc-aarch64-linux-gnu
+	$(RELEASE) -out $(IMAGES) -platforms $(PLATFORMS) image-nvml
 
 release: vuln ## programs, images, the chart, a bill of materials and checksums, in bin/release
 	$(RELEASE) all

@@ -36,14 +36,22 @@ func (n *Node) LoadImage(ctx context.Context, image Image) error {
 	if err != nil {
 		return fmt.Errorf("make image %s: %w", image.Name, err)
 	}
+	if err := n.ImportImages(ctx, archive); err != nil {
+		return fmt.Errorf("load image %s: %w", image.Name, err)
+	}
+	n.say("loaded image %s", image.Name)
+	return nil
+}
+
+// ImportImages loads the images of an archive into the node's containerd, by "ctr images import".
+func (n *Node) ImportImages(ctx context.Context, archive io.Reader) error {
 	cmd := n.machine.Command(ctx, n.fileOf("ctr"), "ctr", "--address", containerdSocket,
 		"--namespace", "k8s.io", "images", "import", "-")
 	cmd.Env = n.environment()
 	cmd.Stdin = archive
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("load image %s: %w\n%s", image.Name, err, bytes.TrimSpace(out))
+		return fmt.Errorf("import images: %w\n%s", err, bytes.TrimSpace(out))
 	}
-	n.say("loaded image %s", image.Name)
 	return nil
 }
 

@@ -74,7 +74,7 @@ var (
 // versioned returns Chart.yaml with the release's version and image tag. If the release's
 // version is not a semantic version, the chart's version is unchanged.
 func (r *release) versioned(content []byte) []byte {
-	content = appVersion.ReplaceAll(content, fmt.Appendf(nil, "appVersion: %q", r.tag))
+	content = appVersion.ReplaceAll(content, fmt.Appendf(nil, "appVersion: %q", r.version))
 	if released.MatchString(r.version) {
 		content = chartVersion.ReplaceAll(content, fmt.Appendf(nil, "version: %s", strings.TrimPrefix(r.version, "v")))
 	}

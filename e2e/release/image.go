@@ -23,11 +23,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// Names of the images, as in the chart.
-const (
-	repository = "chandler.dev/chandler"
-	latest     = "latest" // the tag for a checkout; with NVML, the tag is nvml
-)
+// repository is the name of the images in the archives.
+const repository = "chandler.dev/chandler"
 
 // A file is a file in an image.
 type file struct {
@@ -39,7 +36,7 @@ type file struct {
 // image builds the agent's image, which contains only the agent.
 func (r *release) image(ctx context.Context) error {
 	images := make(map[string]v1.Image)
-	for _, arch := range platforms {
+	for _, arch := range r.platforms {
 		agent, err := r.agent(ctx, arch)
 		if err != nil {
 			return err
@@ -52,7 +49,7 @@ func (r *release) image(ctx context.Context) error {
 			return err
 		}
 	}
-	return r.writeImage("chandler", r.tag, images)
+	return r.writeImage("chandler", r.version, images)
 }
 
 // imageNVML builds the agent's image with NVML support: the agent, chandler-nvml, and the C
@@ -60,7 +57,7 @@ func (r *release) image(ctx context.Context) error {
 // omitted.
 func (r *release) imageNVML(ctx context.Context) error {
 	images := make(map[string]v1.Image)
-	for _, arch := range platforms {
+	for _, arch := range r.platforms {
 		compiler := compilerFor(arch)
 		if compiler == "" {
 			r.say("LEFT OUT: the image with NVML for linux/%s, for lack of %s (on Debian: apt-get install %s)",
@@ -89,11 +86,7 @@ func (r *release) imageNVML(ctx context.Context) error {
 	if len(images) == 0 {
 		return errors.New("image with NVML: there is no C compiler")
 	}
-	tag := r.tag + "-nvml"
-	if r.tag == latest {
-		tag = "nvml"
-	}
-	return r.writeImage("chandler-nvml", tag, images)
+	return r.writeImage("chandler-nvml", r.version+"-nvml", images)
 }
 
 func addProgram(files map[string]file, p program) error {

@@ -7,7 +7,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -15,7 +14,9 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -30,9 +31,9 @@ func main() {
 
 const usage = `usage: release [FLAG...] image | image-nvml | all
 
-image       the agent's image, for all platforms, as an OCI archive
-image-nvml  that of an agent that asks NVML, for the platforms that there is a C compiler for
-all         both, the programs, the chart, the bill of materials, and checksums`
+image       the agent's image as an OCI archive
+image-nvml  the agent's image with chandler-nvml, for platforms with a C compiler on this machine
+all         both images, the programs, the chart, the bill of materials, and checksums`
 
 func run(ctx context.Context, args []string, progress io.Writer) error {
 	r := release{progress: progress}
@@ -43,10 +44,16 @@ func run(ctx context.Context, args []string, progress io.Writer) error {
 	}
 	flags.StringVar(&r.source, "source", "../..", "the project's `directory`")
 	flags.StringVar(&r.out, "out", "../../bin/release", "`directory` for what is made")
-	flags.StringVar(&r.version, "version", "dev", "what the programs call themselves")
-	flags.StringVar(&r.tag, "tag", "", "the images' tag; the version unless given")
+	flags.StringVar(&r.version, "version", "dev", "the version of the programs, and the tag of the images")
+	only := flags.String("platforms", strings.Join(platforms, ","), "comma-separated `list` of platforms")
 	if err := flags.Parse(args); err != nil {
 		return err
+	}
+	r.platforms = strings.Split(*only, ",")
+	for _, platform := range r.platforms {
+		if !slices.Contains(platforms, platform) {
+			return fmt.Errorf("-platforms: %q is not one of %s", platform, strings.Join(platforms, ", "))
+		}
 	}
 	if err := r.prepare(); err != nil {
 		return err
@@ -65,8 +72,8 @@ func run(ctx context.Context, args []string, progress io.Writer) error {
 // A release is the state of a build from the directory source into the directory out.
 type release struct {
 	source, out string
-	version     string
-	tag         string    // of the agent's image
+	version     string    // also the tag of the images
+	platforms   []string  // some or all of the package's platforms
 	date        time.Time // the modification time of all files
 	progress    io.Writer
 	built       []program
@@ -75,7 +82,6 @@ type release struct {
 // prepare sets the derived fields and creates the output directory, which may contain earlier
 // files.
 func (r *release) prepare() (err error) {
-	r.tag = cmp.Or(r.tag, r.version)
 	if r.source, err = filepath.Abs(r.source); err != nil {
 		return err
 	}

@@ -69,7 +69,7 @@ func (r *release) build(ctx context.Context, name, arch string, env []string, fl
 
 // programs builds the programs that are released as files, and the archives of the kubectl plugin.
 func (r *release) programs(ctx context.Context) error {
-	for _, arch := range platforms {
+	for _, arch := range r.platforms {
 		if _, err := r.agent(ctx, arch); err != nil {
 			return err
 		}

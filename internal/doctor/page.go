@@ -120,8 +120,8 @@ const troubleshootingIntro = "# Troubleshooting\n\n" +
 	"**1. Run `chandler doctor`.** It detects all faults on this page, and prints their causes and the commands that fix\n" +
 	"them. Run it in the agent's pod on the affected node:\n\n" +
 	"```sh\nkubectl -n chandler get pods -o wide\nkubectl -n chandler exec POD -- /chandler doctor\n```\n\n" +
-	"In the pod, doctor cannot read the container runtime's configuration. On the node, run `sudo chandler doctor`.\n" +
-	"[Doctor](doctor.md) describes its output.\n\n" +
+	"In the pod, doctor cannot read the container runtime's configuration. On the node, it can:\n" +
+	"[Doctor](doctor.md#run-doctor) describes how to run it there, and its output.\n\n" +
 	"**2. If a pod stays Pending**, [`kubectl chandler why`](kubectl.md#find-out-why-a-pod-is-pending-why) counts the\n" +
 	"devices that each part of its request excludes:\n\n" +
 	"```sh\nkubectl chandler why POD\n```\n\n" +
@@ -129,10 +129,10 @@ const troubleshootingIntro = "# Troubleshooting\n\n" +
 	"describes the check, the cause and the fix.\n\n" +
 	"## The most frequent faults of a new installation\n\n" +
 	"| symptom | first check | fault and fix |\n|---|---|---|\n" +
-	"| The agent's pods are in `ErrImagePull` or `ImagePullBackOff` | `kubectl -n chandler describe pods` | The nodes cannot get the image: [build and push it](install.md#build-and-push-the-image) |\n" +
-	"| The DaemonSet has no pods | `kubectl -n chandler get events` | `violates PodSecurity`: [label the namespace](install.md#requirements). Otherwise, the node selector selects no node |\n" +
-	"| A pod starts, and its container has no device | `kubectl -n chandler exec POD -- /chandler doctor` | [CH0202](codes/CH0202.md): CDI is off in the container runtime |\n" +
-	"| `libcuda.so.1` or `nvidia-smi` is missing in a container | `kubectl describe pod` shows no `runtimeClassName` | [Choose how containers get the driver's files](verify-installation.md#3-if-it-fails) |\n" +
+	"| Pods of the agent are in `ErrImagePull` or `ImagePullBackOff` | `kubectl -n chandler describe pods` | The nodes cannot get the image: [build and push it](install.md#build-and-push-the-image) |\n" +
+	"| The DaemonSet has no pods | `kubectl -n chandler describe daemonset chandler` | `violates PodSecurity`: [label the namespace](install.md#requirements). Otherwise, the node selector selects no node |\n" +
+	"| A pod starts, and its container has no device | `sudo grep -r cdi /etc/containerd` on the node | [CH0202](codes/CH0202.md): CDI is off in the container runtime. [Enable it](platforms/index.md#find-out-whether-cdi-is-enabled) |\n" +
+	"| `libcuda.so.1` or `nvidia-smi` is missing in a container | `kubectl get pod POD -o jsonpath={.spec.runtimeClassName}` | [Choose how containers get the driver's files](verify-installation.md#3-if-it-fails) |\n" +
 	"| A claim that selects the memory of an NVIDIA GPU stays Pending | `kubectl chandler why POD` | The memory is not known without NVML: [enable NVML](nvidia.md#enable-nvml) |\n" +
 	"| Two pods got the same GPU | `kubectl get daemonsets --all-namespaces` | [CH0104](codes/CH0104.md): another device plugin still runs |\n\n" +
 	"To get help from others, create an archive with [`kubectl chandler report`](kubectl.md#collect-diagnostics-report).\n"
