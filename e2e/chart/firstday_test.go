@@ -36,7 +36,7 @@ func TestFirstDay(t *testing.T) {
 	}
 
 	in.run(chandler.SimulatedValues, "install", "chandler", in.project.Chart(), "--create-namespace", "--values=-",
-		"--set=image.repository=chandler.dev/chandler,image.tag=v0.1.0,nodeSelector.chandler=try,config.mode=ReportOnly,config.resources=null")
+		"--set=image.repository=chandler.dev/chandler,image.tag=v0.1.0,nodeSelector.chandler=try,config.mode=ReportOnly")
 	set, err := in.kube.AppsV1().DaemonSets(chandler.Namespace).Get(within(t), chandler.DaemonSet, metav1.GetOptions{})
 	if err != nil || set.Status.DesiredNumberScheduled != 0 {
 		t.Errorf("the agent runs on %d nodes without the label of the node selector: %v", set.Status.DesiredNumberScheduled, err)
