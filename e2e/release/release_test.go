@@ -334,3 +334,15 @@ func TestDigest(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestUnknownPlatform expects a mistyped platform to be an error before anything is built.
+func TestUnknownPlatform(t *testing.T) {
+	out := t.TempDir()
+	err := run(t.Context(), []string{"-out", out, "-platforms", "amd64,sparc", "image"}, t.Output())
+	if err == nil || !strings.Contains(err.Error(), `"sparc" is not one of amd64, arm64`) {
+		t.Errorf("got %v", err)
+	}
+	if entries, err := os.ReadDir(out); err != nil || len(entries) > 0 {
+		t.Errorf("built %v, %v", entries, err)
+	}
+}
