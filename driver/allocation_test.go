@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,10 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"chandler.dev/discovery"
@@ -245,8 +244,14 @@ func TestDeviceSwappedSinceItWasAllocated(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t)
-				api := fake.NewClientset()
-				b.config.KubeClient = api
+				var known []*resourceapi.ResourceClaim
+				away := true
+				b.config.NodeClaims = func(context.Context) ([]*resourceapi.ResourceClaim, error) {
+					if away {
+						return nil, errFault
+					}
+					return known, nil
+				}
 				b.restart().offers(gpu("a", 1))
 				allocated := func(name string, at time.Time) *resourceapi.ResourceClaim {
 					c := claim(name, "a")
@@ -256,19 +261,13 @@ func TestDeviceSwappedSinceItWasAllocated(t *testing.T) {
 				// The scheduler's clock is an hour slow or fast.
 				early, late := allocated("early", time.Now().Add(-time.Hour)), allocated("late", time.Now().Add(time.Hour))
 				unknown := claim("unknown", "a")
-				for _, c := range []*resourceapi.ResourceClaim{early, late, unknown} {
-					if err := api.Tracker().Add(c); err != nil {
-						t.Fatal(err)
-					}
-				}
+				known = []*resourceapi.ResourceClaim{early, late, unknown}
 				for _, devices := range test.seen {
 					b.offers(devices...)
 				}
 				if test.refused {
 					mustRefuse(t, b, early, "device a was swapped", "is not yet known")
 				}
-				away := true
-				api.PrependReactor("list", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) { return away, nil, errFault })
 				if err := b.askPromised(t.Context(), b.view.Load()); (err != nil) != test.refused {
 					t.Errorf("while the API server is away: %v", err)
 				}

@@ -105,6 +105,10 @@ type Config struct {
 	// minutes.
 	Abandoned Abandoned
 
+	// NodeClaims returns the claims of the pods that are bound to the node or about to be, from the
+	// API server. It is called after a device was replaced.
+	NodeClaims func(ctx context.Context) ([]*resourceapi.ResourceClaim, error)
+
 	// GoneEffect returns the present taint effect for devices of claims that have vanished.
 	GoneEffect func() resourceapi.DeviceTaintEffect
 

@@ -70,6 +70,7 @@ func newBench(t testing.TB) *bench {
 		StartHelper:      StartHelper,
 		GoneEffect:       func() resourceapi.DeviceTaintEffect { return resourceapi.DeviceTaintEffectNoSchedule },
 		Abandoned:        func(context.Context, []ledger.Owner) ([]types.UID, error) { return nil, nil },
+		NodeClaims:       func(context.Context) ([]*resourceapi.ResourceClaim, error) { return nil, nil },
 		ReadParameters: func([]byte) (discovery.Parameters, error) {
 			return nil, errors.New("this driver takes no parameters")
 		},

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
@@ -15,10 +16,8 @@ import (
 )
 
 const (
-	// negotiateTimeout limits the detection of the API server's features. negotiatePause is the
-	// pause before the next try if the API server did not answer.
+	// negotiateTimeout limits the detection of the API server's features.
 	negotiateTimeout = 10 * time.Second
-	negotiatePause   = 3 * time.Second
 
 	// refusalPause is the time at the start during which a refused detection is not final. An API
 	// server that has just started has not read its roles yet, and the published names of shares
@@ -31,6 +30,12 @@ const (
 	askInterval = 30 * time.Minute
 	sooner      = 30 // divisor of the interval after a failure
 )
+
+// newPause returns the pauses between requests that the API server does not answer. The jitter
+// spreads the requests of many nodes.
+func newPause() wait.Backoff {
+	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 2 * time.Minute}
+}
 
 // detectFeatures detects the API server's features for the publisher. It returns the reason of a
 // failure, and logs the reason if it differs from the last one.

@@ -85,7 +85,7 @@ func TestPublishingWaitsForTheAPIServer(t *testing.T) {
 		if _, err := b.try(claim("c", "a")); err != nil {
 			t.Error(err)
 		}
-		time.Sleep(negotiatePause)
+		time.Sleep(longestPause)
 		expectPublished(t, helper, "a") // the server has no taints
 		if err := stop(); err != nil {
 			t.Errorf("Run: %v", err)
@@ -128,7 +128,7 @@ func TestRefusalIsNotForLong(t *testing.T) {
 		sick.Health.Status = discovery.Unhealthy
 		b.offers(sick)
 		expectPublished(t, helper)
-		time.Sleep(refusalPause)
+		time.Sleep(2 * refusalPause)
 		expectPublished(t, helper, "")
 		if why := b.Refusal(); !strings.Contains(why, "no roles yet") {
 			t.Errorf("refused: %q", why)
@@ -159,7 +159,7 @@ func TestFirstRefusals(t *testing.T) {
 		b.offers(rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}})
 		time.Sleep(refusalPause / 2)
 		allowed.Store(true)
-		time.Sleep(negotiatePause)
+		time.Sleep(longestPause)
 		expectPublished(t, helper, "kvm*")
 		if err := stop(); err != nil {
 			t.Errorf("Run: %v", err)
@@ -265,4 +265,28 @@ func TestRefusedSlicesAreAskedAbout(t *testing.T) {
 	if !b.featuresDoubted.Swap(false) {
 		t.Error("a dropped field: the server is not asked what it takes")
 	}
+}
+
+// longestPause is longer than any pause between two detections after failures.
+const longestPause = 4 * time.Minute
+
+// Detections that fail become rarer, down to one in minutes.
+func TestDetectionsBackOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked atomic.Int64
+		b, helper := newBench(t), &fakeHelper{}
+		b.config.KubeClient = pooltest.ChangingServer(t, func(*resourceapi.ResourceSlice) error {
+			asked.Add(1)
+			return syscall.ECONNREFUSED
+		})
+		stop := b.run(helper)
+		b.offers(gpu("a", 1))
+		time.Sleep(time.Hour)
+		if n := asked.Load(); n < 20 || n > 100 {
+			t.Errorf("%d detections in an hour", n)
+		}
+		if err := stop(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -50,23 +51,24 @@ type publisher struct {
 	nextDetection     time.Time // time of the next detection of features
 	featuresKnown     bool      // the features were detected, or the server has refused for long enough
 	featuresConfirmed bool      // features were detected while wanted was pending
-	detectionFailed   time.Time // time of the last failed detection, zero after a success
+	retryDetection    time.Time // when to detect again if a publication waits for it; zero, for at once, after a success
+	retryPause        wait.Backoff
 }
 
 // step is the publisher's next action.
 type step string
 
 const (
-	wait    step = "wait"
+	idle    step = "idle"
 	ask     step = "ask" // detect the API server's features
 	publish step = "publish"
 )
 
-// next returns the next action, and for wait the time until which to wait.
+// next returns the next action, and for idle the time until which to wait.
 func (p *publisher) next(now time.Time) (do step, until time.Time) {
 	due, waits := p.nextDetection, p.waitsForFeatures()
-	if waits {
-		due = earlierOf(due, p.detectionFailed.Add(negotiatePause))
+	if waits && p.retryDetection.Before(due) {
+		due = p.retryDetection
 	}
 	again := p.nextRepetition()
 	switch {
@@ -75,7 +77,7 @@ func (p *publisher) next(now time.Time) (do step, until time.Time) {
 	case !waits && p.isUnpublished(), !again.IsZero() && !now.Before(again):
 		return publish, now
 	}
-	return wait, earlierOf(earlierOf(due, again), p.nextChange)
+	return idle, earlierOf(earlierOf(due, again), p.nextChange)
 }
 
 // isUnpublished reports whether the wanted pool differs from the published one.
@@ -123,9 +125,11 @@ func (p *publisher) nextPool() *resourceslice.Pool {
 func (p *publisher) recordDetection(err error, now time.Time, again time.Duration) {
 	said := err == nil || isRejection(err) && (p.featuresKnown || now.Sub(p.startTime) >= refusalPause)
 	p.featuresKnown, p.featuresConfirmed, p.nextDetection = p.featuresKnown || said, said && p.isUnpublished(), now.Add(again)
-	if p.detectionFailed = now; said {
-		p.detectionFailed = time.Time{}
+	if said {
+		p.retryDetection, p.retryPause = time.Time{}, newPause()
+		return
 	}
+	p.retryDetection = now.Add(p.retryPause.Step())
 }
 
 // earlierOf returns the earlier of two times. A zero time means none.
@@ -139,7 +143,7 @@ func earlierOf(a, b time.Time) time.Time {
 // publishLoop publishes slices and detects the API server's features until the context ends. Values
 // in d.wake start the next round.
 func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
-	p := &publisher{startTime: time.Now()}
+	p := &publisher{startTime: time.Now(), retryPause: newPause()}
 	reason := ""
 	for ctx.Err() == nil {
 		problems := d.refreshPublisher(p)
@@ -159,7 +163,7 @@ func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
 				return err
 			}
 			p.last, p.lastPublication, p.featuresConfirmed = given, time.Now(), false
-		case wait:
+		case idle:
 			timer := time.NewTimer(time.Until(until))
 			select {
 			case <-ctx.Done():

@@ -32,43 +32,43 @@ func TestPublisher(t *testing.T) {
 	}{
 		"the server is asked first":                {want: ask},
 		"before there is anything to publish":      {publisher: publisher{wanted: one}, want: ask},
-		"a silent server is asked again":           {publisher: publisher{wanted: one, nextDetection: later, detectionFailed: now.Add(-negotiatePause)}, want: ask},
-		"but not at once":                          {publisher: publisher{wanted: one, nextDetection: later, detectionFailed: now.Add(-time.Second)}, want: wait, after: negotiatePause - time.Second},
-		"no scan yet":                              {publisher: publisher{nextDetection: later, featuresKnown: true}, want: wait, after: time.Hour},
+		"a silent server is asked again":           {publisher: publisher{wanted: one, nextDetection: later, retryDetection: now}, want: ask},
+		"but not at once":                          {publisher: publisher{wanted: one, nextDetection: later, retryDetection: now.Add(2 * time.Second)}, want: idle, after: 2 * time.Second},
+		"no scan yet":                              {publisher: publisher{nextDetection: later, featuresKnown: true}, want: idle, after: time.Hour},
 		"the first pool":                           {publisher: publisher{wanted: parts, nextDetection: later, featuresKnown: true}, want: publish},
-		"the same pool":                            {publisher: publisher{wanted: of(gpu("a", 1)), last: one, nextDetection: later, featuresKnown: true}, want: wait, after: time.Hour},
+		"the same pool":                            {publisher: publisher{wanted: of(gpu("a", 1)), last: one, nextDetection: later, featuresKnown: true}, want: idle, after: time.Hour},
 		"another pool":                             {publisher: publisher{wanted: two, last: one, nextDetection: later, featuresKnown: true}, want: publish},
 		"another pool, while the server is to say": {publisher: publisher{wanted: two, last: one, nextDetection: later}, want: ask},
 		"the server is asked now and then":         {publisher: publisher{wanted: one, last: one, nextDetection: now, featuresKnown: true}, want: ask},
-		"what changes by itself":                   {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, nextChange: now.Add(time.Minute)}, want: wait, after: time.Minute},
+		"what changes by itself":                   {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, nextChange: now.Add(time.Minute)}, want: idle, after: time.Minute},
 		"devices that compete anew":                {publisher: publisher{wanted: parts, last: one, nextDetection: later, featuresKnown: true}, want: ask},
 		"while the server is silent": {
-			publisher: publisher{wanted: parts, last: one, nextDetection: later, featuresKnown: true, detectionFailed: now.Add(-time.Second)},
-			want:      wait, after: negotiatePause - time.Second,
+			publisher: publisher{wanted: parts, last: one, nextDetection: later, featuresKnown: true, retryDetection: now.Add(2 * time.Second)},
+			want:      idle, after: 2 * time.Second,
 		},
 		"once it has confirmed":          {publisher: publisher{wanted: parts, last: one, nextDetection: later, featuresKnown: true, featuresConfirmed: true}, want: publish},
-		"devices that competed before":   {publisher: publisher{wanted: parts, last: parts, nextDetection: later, featuresKnown: true}, want: wait, after: time.Hour},
-		"a registration before any pool": {publisher: publisher{nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-time.Second)}, want: wait, after: time.Hour},
+		"devices that competed before":   {publisher: publisher{wanted: parts, last: parts, nextDetection: later, featuresKnown: true}, want: idle, after: time.Hour},
+		"a registration before any pool": {publisher: publisher{nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-time.Second)}, want: idle, after: time.Hour},
 		"a second after a registration":  {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-time.Second), lastPublication: now.Add(-time.Minute)}, want: publish},
-		"then two seconds later":         {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-time.Second), lastPublication: now}, want: wait, after: 2 * time.Second},
-		"then four":                      {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-3 * time.Second), lastPublication: now}, want: wait, after: 4 * time.Second},
-		"then eight":                     {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-7 * time.Second), lastPublication: now}, want: wait, after: 8 * time.Second},
-		"a write that failed":            {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, firstFailure: now.Add(-time.Second)}, want: wait, after: retryAfter - time.Second},
+		"then two seconds later":         {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-time.Second), lastPublication: now}, want: idle, after: 2 * time.Second},
+		"then four":                      {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-3 * time.Second), lastPublication: now}, want: idle, after: 4 * time.Second},
+		"then eight":                     {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-7 * time.Second), lastPublication: now}, want: idle, after: 8 * time.Second},
+		"a write that failed":            {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, firstFailure: now.Add(-time.Second)}, want: idle, after: retryAfter - time.Second},
 		"after a while":                  {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, firstFailure: now.Add(-retryAfter)}, want: publish},
 		"and a registration": {
 			publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-time.Second), lastPublication: now, firstFailure: now.Add(time.Second - retryAfter)},
-			want:      wait, after: time.Second,
+			want:      idle, after: time.Second,
 		},
-		"and no more": {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-15 * time.Second), lastPublication: now}, want: wait, after: time.Hour},
+		"and no more": {publisher: publisher{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-15 * time.Second), lastPublication: now}, want: idle, after: time.Hour},
 	}
-	waiting := publisher{wanted: parts, last: one, nextDetection: later, featuresKnown: true, detectionFailed: now.Add(-time.Second), firstFailure: now.Add(-retryAfter)}
+	waiting := publisher{wanted: parts, last: one, nextDetection: later, featuresKnown: true, retryDetection: now.Add(2 * time.Second), firstFailure: now.Add(-retryAfter)}
 	if do, _ := waiting.next(now); do != publish || waiting.nextPool() != one {
 		t.Errorf("%s %v while the server is silent, want what it has once more", do, waiting.nextPool())
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			do, until := test.next(now)
-			if do != test.want || do == wait && until.Sub(now) != test.after {
+			if do != test.want || do == idle && until.Sub(now) != test.after {
 				t.Errorf("%s for %s, want %s for %s", do, until.Sub(now), test.want, test.after)
 			}
 		})
@@ -97,10 +97,10 @@ func TestPublisherHears(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := &publisher{startTime: began, featuresKnown: test.heard, wanted: one}
+			p := &publisher{startTime: began, featuresKnown: test.heard, wanted: one, retryPause: newPause()}
 			now := began.Add(test.after)
 			p.recordDetection(test.err, now, time.Minute)
-			if p.featuresKnown != test.wantHeard || p.featuresConfirmed != test.confirmed || p.detectionFailed.IsZero() == test.wantSilent || !p.nextDetection.Equal(now.Add(time.Minute)) {
+			if p.featuresKnown != test.wantHeard || p.featuresConfirmed != test.confirmed || p.retryDetection.IsZero() == test.wantSilent || !p.nextDetection.Equal(now.Add(time.Minute)) {
 				t.Errorf("%+v", p)
 			}
 		})

@@ -8,32 +8,27 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/ledger"
 )
 
-const (
-	// swapInterval is the pause before the claims of replaced devices are listed again after a
-	// failure. A claim that was allocated before the list succeeds is refused, even if it was
-	// allocated the new device.
-	swapInterval = time.Second
-
-	swapTimeout = 10 * time.Second
-)
-
-// swapLoop lists the claims of each device that was replaced, once for each replacement. These
+// swapLoop reads the claims of each device that was replaced, once for each replacement. These
 // claims were allocated the earlier device. This method does not compare the clocks of different
-// hosts.
+// hosts. A claim that was allocated before the request succeeds is refused, even if it was allocated
+// the new device, so the first pauses after failures are short.
 func (d *Driver) swapLoop(ctx context.Context) {
+	pause := newPause()
 	for {
 		v := d.view.Load()
 		var again <-chan time.Time
 		if err := d.askPromised(ctx, v); err != nil {
-			klog.FromContext(ctx).Info("Whose a device was that is another now cannot be found out; trying again", "interval", swapInterval, "reason", err.Error())
-			again = time.After(swapInterval)
+			next := pause.Step()
+			klog.FromContext(ctx).Info("Whose a device was that is another now cannot be found out; trying again", "interval", next, "reason", err.Error())
+			again = time.After(next)
+		} else {
+			pause = newPause()
 		}
 		select {
 		case <-ctx.Done():
@@ -44,8 +39,8 @@ func (d *Driver) swapLoop(ctx context.Context) {
 	}
 }
 
-// askPromised lists the claims from the API server, if a device was replaced and its claims are not
-// known yet.
+// askPromised reads the claims of the node's pods from the API server, if a device was replaced and
+// its claims are not known yet.
 func (d *Driver) askPromised(ctx context.Context, v *view) error {
 	promised := make(map[string]map[types.UID]metav1.Time) // by device
 	for name, seen := range v.identities {
@@ -56,13 +51,11 @@ func (d *Driver) askPromised(ctx context.Context, v *view) error {
 	if len(promised) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, swapTimeout)
-	defer cancel()
-	list, err := draclient.New(d.config.KubeClient).ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	claims, err := d.config.NodeClaims(ctx)
 	if err != nil {
-		return fmt.Errorf("list ResourceClaims: %w", err)
+		return fmt.Errorf("read the claims of the node's pods: %w", err)
 	}
-	for _, claim := range list.Items {
+	for _, claim := range claims {
 		if claim.Status.Allocation == nil || claim.Status.Allocation.AllocationTimestamp == nil {
 			continue
 		}

@@ -160,6 +160,7 @@ func newAgent(config Config) *agent {
 		AcceptParameters: discovery.JoinAcceptors(config.Families),
 		GoneEffect:       a.goneEffect,
 		Abandoned:        a.cluster.AbandonedClaims,
+		NodeClaims:       a.cluster.NodeClaims,
 		OrderDaemons:     discovery.JoinOrderers(config.Families),
 		StartDaemons:     a.sharingDaemons.Begin,
 		SharingDir:       a.sharingDir(),

@@ -74,7 +74,7 @@ func (l *labelled) run(t *testing.T, wanted *rules.Rules) {
 // number of logged errors.
 func (l *labelled) expect(t *testing.T, lines string, writes, logged int) {
 	t.Helper()
-	time.Sleep(time.Minute)
+	time.Sleep(withdrawalLimit)
 	synctest.Wait()
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -26,8 +26,8 @@ type Placement struct {
 	// Free contains the physical devices of Facts.Changing that are free and may change now.
 	Free map[string]bool
 
-	// NeedsPublished means that a physical device waits only because Facts.Published is missing.
-	NeedsPublished bool
+	// NeedsPublished contains the physical devices that wait only because Facts.Published is missing.
+	NeedsPublished map[string]bool
 }
 
 // Facts are the other inputs of a placement.
@@ -47,19 +47,32 @@ type Facts struct {
 	Unknown string
 }
 
-// Published lists the objects in the API server that name devices of the node.
+// Published is what keeps physical devices in DRA, according to the API server.
 type Published struct {
-	// BySilicon is, by physical device, the ResourceSlice or ResourceClaim that names the device.
+	// BySilicon is, by physical device, the ResourceSlice or ResourceClaim that names the device, or
+	// why a claim may still be allocated the device.
 	BySilicon map[string]string
 
-	// Err is why the request failed. Then every physical device counts as named.
+	// Err is why the request failed. Then no physical device leaves DRA.
 	Err error
+}
+
+// concerns reports whether the answer keeps each of the physical devices in DRA.
+func (p *Published) concerns(silicon map[string]bool) bool {
+	for name := range silicon {
+		if p.Err == nil && p.BySilicon[name] == "" {
+			return false
+		}
+	}
+	return true
 }
 
 // PlaceDevices decides which API offers each physical device. One API at a time offers a physical
 // device. The device moves to the other API only while it is free and cannot be allocated, and is
 // withheld until then. For example, a GPU whose mode changed from DRA to the device plugin API is
-// withheld until no claim has the GPU and no ResourceSlice names it.
+// withheld until no claim has the GPU, no ResourceSlice has named it for a while, and no claim of a
+// pod that is bound to the node is allocated it. While the API server does not answer, a free device
+// stays with DRA and is not withheld.
 //
 // A physical device that changes in another way stays with its API, and is withheld until it is
 // free. For example, a GPU that was shared in units of memory and will be shared by number is
@@ -70,7 +83,7 @@ type Published struct {
 //
 // PlaceDevices is pure.
 func PlaceDevices(before map[string]discovery.Mode, devices []rules.Offered, view *ledger.View, facts Facts) Placement {
-	p := Placement{API: maps.Clone(before), Moving: make(map[string]string), To: make(map[string]discovery.Mode), Free: make(map[string]bool)}
+	p := Placement{API: maps.Clone(before), Moving: make(map[string]string), To: make(map[string]discovery.Mode), Free: make(map[string]bool), NeedsPublished: make(map[string]bool)}
 	if p.API == nil {
 		p.API = make(map[string]discovery.Mode)
 	}
@@ -138,12 +151,17 @@ func (p *Placement) placeSilicon(silicon string, s wantedMode, view *ledger.View
 	case s.open:
 		now = wanted
 	default:
-		if reason = p.obstacle(silicon, wanted, view, facts); reason == "" {
+		who, known := p.obstacle(silicon, wanted, view, facts)
+		switch {
+		case who == "":
 			now = wanted
-		} else {
-			reason = fmt.Sprintf("moves to API %s once it is free of %s", wanted, reason)
-			now = cmp.Or(now, otherAPI(wanted))
+		case !known && now != discovery.ModeAuto: // stays
+		default:
+			reason = fmt.Sprintf("moves to API %s once it is free of %s", wanted, who)
 			p.To[silicon] = wanted
+			if known {
+				now = cmp.Or(now, otherAPI(wanted))
+			}
 		}
 	}
 	if reason != "" {
@@ -155,19 +173,19 @@ func (p *Placement) placeSilicon(silicon string, s wantedMode, view *ledger.View
 }
 
 // obstacle returns the consumer or API object that keeps a physical device from moving to an API,
-// or "".
-func (p *Placement) obstacle(silicon string, to discovery.Mode, view *ledger.View, facts Facts) string {
+// or "". known is false if the API server has not answered, so that the obstacle is unknown.
+func (p *Placement) obstacle(silicon string, to discovery.Mode, view *ledger.View, facts Facts) (who string, known bool) {
 	if who := view.OwnerOf(otherAPI(to), silicon); who != "" || to == discovery.ModeDRA {
-		return who
+		return who, true
 	}
 	switch said := facts.Published; {
 	case said == nil:
-		p.NeedsPublished = true
-		return "whatever the API server names"
+		p.NeedsPublished[silicon] = true
+		return "whatever the API server names", false
 	case said.Err != nil:
-		return fmt.Sprintf("unknown: %v", said.Err)
+		return fmt.Sprintf("unknown: %v", said.Err), false
 	default:
-		return said.BySilicon[silicon]
+		return said.BySilicon[silicon], true
 	}
 }
 
@@ -177,7 +195,8 @@ func (p *Placement) owner(silicon string, api discovery.Mode, view *ledger.View,
 	if who := view.OwnerOf(discovery.ModeDevicePlugin, silicon); who != "" || api == discovery.ModeDevicePlugin {
 		return cmp.Or(who, view.OwnerOf(discovery.ModeDRA, silicon))
 	}
-	return p.obstacle(silicon, discovery.ModeDevicePlugin, view, facts)
+	who, _ := p.obstacle(silicon, discovery.ModeDevicePlugin, view, facts)
+	return who
 }
 
 func otherAPI(api discovery.Mode) discovery.Mode {

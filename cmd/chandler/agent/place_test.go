@@ -56,11 +56,13 @@ func TestPlace(t *testing.T) {
 		"the device's mode counts more":                        {mode: classic, auto: dra, said: free, want: classic},
 		"a claim has it":                                       {before: dra, mode: classic, dra: owners{"gpu": "claim"}, want: dra, moving: true},
 		"a claim has it, and where it was is lost":             {mode: classic, dra: owners{"gpu": "claim"}, want: dra, moving: true},
-		"the API server is asked":                              {before: dra, mode: classic, want: dra, moving: true, ask: true},
+		"the API server is asked":                              {before: dra, mode: classic, want: dra, ask: true},
 		"the API server names it":                              {before: dra, mode: classic, said: &Published{BySilicon: owners{"gpu": "claim"}}, want: dra, moving: true},
 		"the API server names it, and where it was lost":       {mode: classic, said: &Published{BySilicon: owners{"gpu": "claim"}}, want: dra, moving: true},
 		"the API server names another":                         {before: dra, mode: classic, said: &Published{BySilicon: owners{"gpu2": "claim"}}, want: classic},
-		"the API server does not answer":                       {before: dra, mode: classic, said: &Published{Err: errors.New("timeout")}, want: dra, moving: true},
+		"the API server does not answer":                       {before: dra, mode: classic, said: &Published{Err: errors.New("timeout")}, want: dra},
+		"the API server does not answer, and no API has it":    {mode: classic, said: &Published{Err: errors.New("timeout")}, want: none, moving: true},
+		"it changes, and the API server does not answer":       {before: dra, mode: dra, changing: true, said: &Published{Err: errors.New("timeout")}, want: dra, moving: true},
 		"a pod has it":                                         {before: classic, auto: dra, classic: owners{"gpu": "pod"}, want: classic, moving: true},
 		"a pod has it, and where it was is lost":               {auto: dra, classic: owners{"gpu": "pod"}, want: classic, moving: true},
 		"free again":                                           {before: classic, auto: dra, want: dra},
@@ -95,8 +97,8 @@ func TestPlace(t *testing.T) {
 				facts.Unknown = "wrong"
 			}
 			p := PlaceDevices(before, []rules.Offered{device}, viewOf(test.dra, test.classic), facts)
-			if got := p.API["gpu"]; got != test.want || (p.Moving["gpu"] != "") != test.moving || p.NeedsPublished != test.ask || p.Free["gpu"] != test.free {
-				t.Errorf("got API %q, moving %q, ask %t, free %t; want API %q, moving %t, ask %t, free %t", got, p.Moving["gpu"], p.NeedsPublished, p.Free["gpu"], test.want, test.moving, test.ask, test.free)
+			if got := p.API["gpu"]; got != test.want || (p.Moving["gpu"] != "") != test.moving || p.NeedsPublished["gpu"] != test.ask || p.Free["gpu"] != test.free {
+				t.Errorf("got API %q, moving %q, ask %t, free %t; want API %q, moving %t, ask %t, free %t", got, p.Moving["gpu"], p.NeedsPublished["gpu"], p.Free["gpu"], test.want, test.moving, test.ask, test.free)
 			}
 			if !maps.Equal(before, given) {
 				t.Errorf("what was before is changed to %v", before)

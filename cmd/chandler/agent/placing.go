@@ -9,10 +9,8 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/driver/pool"
 	"chandler.dev/internal/ledger"
 )
 
@@ -48,7 +46,7 @@ type placer struct {
 	places       *placements
 	ledger       *ledger.Ledger
 	stock        *ledger.Present // the devices of the last decision
-	cluster      *cluster.Node
+	withdrawals  *withdrawals
 	configuring  *configurator
 	dra          publisher
 	devicePlugin classicPublisher
@@ -75,7 +73,7 @@ func (a *agent) runPlacement(ctx context.Context) {
 		auto:             newAuto(ctx, served, a.driver.Registration, a.files(), a.StateDir),
 		places:           loadPlacements(ctx, a.files(), a.StateDir),
 		ledger:           a.ledger,
-		cluster:          a.cluster,
+		withdrawals:      newWithdrawals(a.cluster),
 		configuring:      newConfiguring(a.configurer(), discovery.JoinAcceptors(a.Families), a.ledger),
 		dra:              a.driver,
 		lastPlaced:       &a.placedDevices,
@@ -116,12 +114,14 @@ func (p *placer) run(ctx context.Context) {
 		case changed := <-p.changes:
 			p.devices.changeRules(changed) //nolint:contextcheck // evaluating an expression does not block
 			wait = waitingInterval
+			p.withdrawals.hurry()
 			if p.devices.snapshot != nil {
 				p.reportProblems(ctx, p.devices.snapshot.Problems)
 			}
 		case <-p.configuring.workEnded:
 		case <-p.orderChanged:
 			wait = waitingInterval
+			p.withdrawals.hurry()
 		case <-timer.C:
 		}
 		if p.devices.snapshot == nil || !p.allocationsKnown() {
@@ -135,7 +135,9 @@ func (p *placer) run(ctx context.Context) {
 		leaving := p.leaving()
 		placement := p.decidePlacement(ctx, mode, leaving)
 		snapshot := p.devices.snapshot
-		p.dra.Publish(snapshot, placement.OfDRA())
+		withheld := placement.OfDRA()
+		p.dra.Publish(snapshot, withheld)
+		p.withdrawals.forgetOffered(withheld)
 		devices := placement.ListedDevices(snapshot.Devices)
 		if p.devices.rules.ReportOnly { // only the devices of pods remain listed
 			devices = slices.DeleteFunc(devices, func(d rules.Offered) bool { return placement.Moving[d.Silicon()] != "" })
@@ -163,7 +165,10 @@ func (p *placer) decidePlacement(ctx context.Context, auto discovery.Mode, leavi
 	p.devices.keepExcluded(view) //nolint:contextcheck // evaluating an expression does not block
 	p.devices.keepSplit(view)    //nolint:contextcheck // evaluating an expression does not block
 	facts := Facts{AutoMode: auto, Unknown: cmp.Or(leaving, p.devices.rules.WithheldReason())}
-	placement := p.devices.placeDevices(p.places.api, view, facts, func() *Published { return p.publishedDevices(ctx, p.devices.snapshot) }) //nolint:contextcheck // evaluating an expression does not block
+	ask := func(waiting map[string]bool) *Published {
+		return p.withdrawals.published(ctx, p.devices.snapshot, waiting, func(silicon string) bool { return p.places.api[silicon] == discovery.ModeAuto })
+	}
+	placement := p.devices.placeDevices(p.places.api, view, facts, ask) //nolint:contextcheck // evaluating an expression does not block
 	for silicon, reason := range placement.Moving {
 		if p.moveReasons[silicon] != reason {
 			klog.FromContext(ctx).V(2).Info("Silicon waits for its API", "silicon", silicon, "reason", reason)
@@ -193,20 +198,6 @@ func waitBeginnings(before, now map[string]string, since map[string]time.Time, a
 		}
 	}
 	return begun
-}
-
-// publishedDevices returns, by physical device of a snapshot, the ResourceSlice that still offers
-// the device, or the ResourceClaim that a part of the device is allocated to. Slices and claims
-// name devices, or numbered shares of devices.
-func (p *placer) publishedDevices(ctx context.Context, s *rules.Snapshot) *Published {
-	names, err := p.cluster.Named(ctx)
-	said := &Published{BySilicon: make(map[string]string), Err: err}
-	for name, who := range names {
-		if silicon, found := pool.LookupSilicon(s, name); found {
-			said.BySilicon[silicon] = who
-		}
-	}
-	return said
 }
 
 // reportProblems logs the problems that are new since the last snapshot.

@@ -54,7 +54,7 @@ func TestPlanSaysWhatTheAgentDoes(t *testing.T) {
 			t.Errorf("planned %v", planned)
 		}
 		n.changes <- Change{Settings: Settings{Rules: after}}
-		time.Sleep(time.Minute)
+		time.Sleep(withdrawalLimit)
 		for device, fate := range steps(nil) {
 			if planned[device] == Moves && fate != Stays || planned[device] == Waits && fate != Waits {
 				t.Errorf("%s %s, and then %s", device, planned[device], fate)
@@ -64,7 +64,7 @@ func TestPlanSaysWhatTheAgentDoes(t *testing.T) {
 		if err := n.client.ResourceV1().ResourceClaims(claim.Namespace).Delete(t.Context(), claim.Name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Minute)
+		time.Sleep(withdrawalLimit)
 		api, _, err := ReadPlacement(os.DirFS(config.StateDir))
 		if err != nil {
 			t.Fatal(err)

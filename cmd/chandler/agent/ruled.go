@@ -139,15 +139,16 @@ func (r *ruledDevices) release(silicon map[string]bool) {
 }
 
 // placeDevices decides the API of each device, and puts free physical devices under the present
-// rules. The API server is asked only if the decision depends on its answer.
-func (r *ruledDevices) placeDevices(before map[string]discovery.Mode, view *ledger.View, facts Facts, ask func() *Published) Placement {
+// rules. The API server is asked only if the decision depends on its answer, with the physical
+// devices that wait for it.
+func (r *ruledDevices) placeDevices(before map[string]discovery.Mode, view *ledger.View, facts Facts, ask func(waiting map[string]bool) *Published) Placement {
 	place := func() Placement {
 		facts.Changing = r.changingSilicon()
 		return PlaceDevices(before, r.snapshot.Devices, view, facts)
 	}
 	placement := place()
-	if placement.NeedsPublished {
-		facts.Published = ask()
+	if len(placement.NeedsPublished) > 0 {
+		facts.Published = ask(placement.NeedsPublished)
 		placement = place()
 	}
 	if len(placement.Free) > 0 {

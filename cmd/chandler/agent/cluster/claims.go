@@ -39,14 +39,15 @@ func (n *Node) AbandonedClaims(ctx context.Context, claims []ledger.Owner) ([]ty
 	if err != nil {
 		return nil, err
 	}
+	reader := claimReader{node: n, read: make(map[types.NamespacedName]*resourceapi.ResourceClaim)}
 	var abandoned []types.UID
 	for _, claim := range claims {
 		if inContainer(listed, claim.UID) {
 			continue
 		}
-		referred := n.isReferred
+		referred := reader.isReferred
 		if claim.Name == "" {
-			referred = n.referredByUID
+			referred = reader.referredByUID
 		}
 		still, err := referred(ctx, claim, pods)
 		if err != nil {
@@ -59,44 +60,105 @@ func (n *Node) AbandonedClaims(ctx context.Context, claims []ledger.Owner) ([]ty
 	return abandoned, nil
 }
 
-// isReferred reports whether the claim is allocated on the node, or one of the pods refers to the
-// claim.
-func (n *Node) isReferred(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
-	now, err := n.claims.ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return inPod(pods, claim, nil), nil
-	case err != nil:
-		return true, fmt.Errorf("get ResourceClaim %s/%s: %w", claim.Namespace, claim.Name, err)
-	case now.UID != claim.UID:
-		return inPod(pods, claim, now), nil
-	}
-	return n.allocatedHere(now) || inPod(pods, claim, nil), nil
+// claimReader reads claims by name, each at most once.
+type claimReader struct {
+	node *Node
+	read map[types.NamespacedName]*resourceapi.ResourceClaim // nil for claims that do not exist
 }
 
-// referredByUID is like referred, for a claim with only a UID. A pod with an unknown claim, or with
-// a claim reserved for other pods, may refer to the given claim.
-func (n *Node) referredByUID(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
-	all, err := n.claims.ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+// get returns a claim, or nil if there is none.
+func (r claimReader) get(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+	key := types.NamespacedName{Namespace: namespace, Name: name}
+	if claim, read := r.read[key]; read {
+		return claim, nil
+	}
+	claim, err := r.node.claims.ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		claim, err = nil, nil
+	}
 	if err != nil {
-		return true, fmt.Errorf("list ResourceClaims: %w", err)
+		return nil, fmt.Errorf("get ResourceClaim %s: %w", key, err)
 	}
-	byName := make(map[types.NamespacedName]*resourceapi.ResourceClaim)
-	for i := range all.Items {
-		now := &all.Items[i]
-		if now.UID == claim.UID {
-			return n.isReferred(ctx, ledger.Owner{UID: now.UID, Namespace: now.Namespace, Name: now.Name}, pods)
-		}
-		byName[types.NamespacedName{Namespace: now.Namespace, Name: now.Name}] = now
+	r.read[key] = claim
+	return claim, nil
+}
+
+// isReferred reports whether the claim is allocated on the node, or one of the pods refers to the
+// claim.
+func (r claimReader) isReferred(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
+	now, err := r.get(ctx, claim.Namespace, claim.Name)
+	switch {
+	case err != nil:
+		return true, err
+	case now == nil || now.UID != claim.UID:
+		return inPod(pods, claim, now), nil
 	}
+	return r.node.allocatedHere(now) || inPod(pods, claim, nil), nil
+}
+
+// referredByUID is like isReferred, for a claim with only a UID. Such a claim can only be compared
+// with the claims of the node's pods. A pod with a claim that does not exist, or with a claim
+// reserved for other pods, may refer to the given claim. A claim that remains allocated on the node
+// without a pod of the node is not found: the kubelet prepares the claim again before the next pod
+// can use it.
+func (r claimReader) referredByUID(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
 	for _, pod := range pods {
 		for _, name := range ClaimsOf(&pod) {
-			if !reservedFor(byName[types.NamespacedName{Namespace: pod.Namespace, Name: name}], pod.UID) {
+			now, err := r.get(ctx, pod.Namespace, name)
+			if err != nil {
+				return true, err
+			}
+			if now != nil && now.UID == claim.UID || !reservedFor(now, pod.UID) {
 				return true, nil
 			}
 		}
 	}
 	return false, nil
+}
+
+// NodeClaims returns the claims of the node's pods that have not ended: of the pods that are bound
+// to the node, and of those that the scheduler is about to bind to it.
+//
+// These are all claims whose allocation leads to a Prepare on the node, with the exceptions below:
+// the scheduler stores an allocation and binds the pod in one binding cycle, and since Kubernetes
+// 1.35 it nominates the node for the pod before it stores the allocation (bindingCycle in
+// pkg/scheduler/schedule_one.go and PreBind in
+// pkg/scheduler/framework/plugins/dynamicresources/dynamicresources.go, 1.37). A nomination outlives
+// a restart of the scheduler. A bound pod names all its claims, because the status with the names of
+// claims from templates and for extended resources precedes the binding too.
+//
+// The exceptions are pods that wait after a failed binding cycle while their claim stays allocated,
+// and, up to Kubernetes 1.34, pods between the allocation and the binding.
+func (n *Node) NodeClaims(ctx context.Context) ([]*resourceapi.ResourceClaim, error) {
+	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
+	defer cancel()
+	// First the nominated pods: a pod may be bound between the two requests.
+	nominated, err := n.listPods(ctx, "status.nominatedNodeName")
+	if err != nil {
+		return nil, err
+	}
+	bound, err := n.pods(ctx)
+	if err != nil {
+		return nil, err
+	}
+	reader := claimReader{node: n, read: make(map[types.NamespacedName]*resourceapi.ResourceClaim)}
+	for _, pod := range slices.Concat(nominated, bound) {
+		if isTerminal(pod) {
+			continue
+		}
+		for _, name := range ClaimsOf(&pod) {
+			if _, err := reader.get(ctx, pod.Namespace, name); err != nil {
+				return nil, err
+			}
+		}
+	}
+	var claims []*resourceapi.ResourceClaim
+	for _, claim := range reader.read {
+		if claim != nil {
+			claims = append(claims, claim)
+		}
+	}
+	return claims, nil
 }
 
 // allocatedHere reports whether a device of the node's pool is allocated to the claim.
@@ -166,41 +228,49 @@ func reservedFor(claim *resourceapi.ResourceClaim, pod types.UID) bool {
 	})
 }
 
-// Named maps the names of the node's devices to the ResourceClaim that has the device, or else the
-// ResourceSlice that still offers it. The map is empty if the API server has no resource.k8s.io.
-func (n *Node) Named(ctx context.Context) (map[string]string, error) {
+// OfferedDevices maps the names of the devices in the node's ResourceSlices to their slice. The map
+// is empty if the API server has no resource.k8s.io.
+func (n *Node) OfferedDevices(ctx context.Context) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
-	by := make(map[string]string)
+	offered := make(map[string]string)
 	slices, err := n.claims.ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: fields.SelectorFromSet(fields.Set{
 		resourceapi.ResourceSliceSelectorDriver:   discovery.Domain,
 		resourceapi.ResourceSliceSelectorNodeName: n.name,
 	}).String()})
 	if apierrors.IsNotFound(err) {
-		return by, nil
+		return offered, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list ResourceSlices: %w", err)
+		return nil, fmt.Errorf("list ResourceSlices of node %s: %w", n.name, err)
 	}
 	for _, slice := range slices.Items {
 		for _, device := range slice.Spec.Devices {
-			by[device.Name] = "ResourceSlice " + slice.Name
+			offered[device.Name] = slice.Name
 		}
 	}
-	claims, err := n.claims.ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	return offered, nil
+}
+
+// ClaimedDevices maps the names of the node's devices to the claim, as "namespace/name", that is
+// allocated the device and belongs to a pod of the node; see [Node.NodeClaims]. Admin access is left
+// out, because it does not exclude other consumers.
+func (n *Node) ClaimedDevices(ctx context.Context) (map[string]string, error) {
+	claims, err := n.NodeClaims(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list ResourceClaims: %w", err)
+		return nil, err
 	}
-	for _, claim := range claims.Items {
+	claimed := make(map[string]string)
+	for _, claim := range claims {
 		if claim.Status.Allocation == nil {
 			continue
 		}
 		for _, result := range claim.Status.Allocation.Devices.Results {
-			admin := result.AdminAccess != nil && *result.AdminAccess // does not exclude other consumers
+			admin := result.AdminAccess != nil && *result.AdminAccess
 			if result.Driver == discovery.Domain && result.Pool == n.name && !admin {
-				by[result.Device] = fmt.Sprintf("ResourceClaim %s/%s", claim.Namespace, claim.Name)
+				claimed[result.Device] = claim.Namespace + "/" + claim.Name
 			}
 		}
 	}
-	return by, nil
+	return claimed, nil
 }

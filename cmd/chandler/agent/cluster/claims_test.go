@@ -61,6 +61,7 @@ func TestAbandoned(t *testing.T) {
 		objects []runtime.Object
 		kubelet []*podresourcesapi.PodResources
 		want    bool
+		byUID   bool // what is wanted if only the UID is known, if that differs
 		unknown bool
 	}{
 		"it is on another node": {objects: []runtime.Object{elsewhere(claim("uid-1"))}, kubelet: []*podresourcesapi.PodResources{own}, want: true},
@@ -69,7 +70,7 @@ func TestAbandoned(t *testing.T) {
 			objects: []runtime.Object{byName, elsewhere(claim("uid-1", "pod-1"))}, kubelet: []*podresourcesapi.PodResources{own}},
 		"a container has it that is not allocated": {
 			objects: []runtime.Object{unallocated(claim("uid-1"))}, kubelet: []*podresourcesapi.PodResources{own, holder("chandler.dev/claim=uid-1-0-gpu")}},
-		"it is there":             {objects: []runtime.Object{claim("uid-1")}, kubelet: []*podresourcesapi.PodResources{own}},
+		"it is there":             {objects: []runtime.Object{claim("uid-1")}, kubelet: []*podresourcesapi.PodResources{own}, byUID: true},
 		"nobody has it":           {kubelet: []*podresourcesapi.PodResources{own}, want: true},
 		"another has its name":    {objects: []runtime.Object{claim("uid-2")}, kubelet: []*podresourcesapi.PodResources{own}, want: true},
 		"a container has it":      {kubelet: []*podresourcesapi.PodResources{own, holder("chandler.dev/claim=uid-1-0-gpu")}},
@@ -85,14 +86,16 @@ func TestAbandoned(t *testing.T) {
 		"the kubelet has no pods yet": {unknown: true},
 	}
 	for name, test := range tests {
-		// With the UID alone, the result is the same.
+		// With the UID alone, the result is the same, unless only the claim itself shows that it is
+		// allocated here.
 		for _, claim := range []ledger.Owner{{UID: "uid-1", Namespace: "default", Name: "c"}, {UID: "uid-1"}} {
 			t.Run(name+", as "+claim.Name, func(t *testing.T) {
+				want := test.want || test.byUID && claim.Name == ""
 				client := fake.NewClientset(test.objects...)
 				n := NewNode("node", client, "chandler/agent", listing(test.kubelet))
 				abandoned, err := n.AbandonedClaims(t.Context(), []ledger.Owner{claim})
-				if (err != nil) != test.unknown || slices.Contains(abandoned, "uid-1") != test.want {
-					t.Errorf("abandoned %v, %v; want %t", abandoned, err, test.want)
+				if (err != nil) != test.unknown || slices.Contains(abandoned, "uid-1") != want {
+					t.Errorf("abandoned %v, %v; want %t", abandoned, err, want)
 				}
 			})
 		}

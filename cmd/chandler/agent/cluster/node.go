@@ -57,10 +57,15 @@ func (n *Node) LastListing() *kubeletapi.Listing { return n.lastListing.Load() }
 
 // pods lists all pods of the node from the API server, including ended pods.
 func (n *Node) pods(ctx context.Context) ([]corev1.Pod, error) {
+	return n.listPods(ctx, "spec.nodeName")
+}
+
+// listPods lists the pods with the node's name in a field.
+func (n *Node) listPods(ctx context.Context, field string) ([]corev1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
 	pods, err := n.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
-		FieldSelector: fields.SelectorFromSet(fields.Set{"spec.nodeName": n.name}).String(),
+		FieldSelector: fields.OneTermEqualSelector(field, n.name).String(),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list pods of node %s: %w", n.name, err)

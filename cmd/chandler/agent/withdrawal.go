@@ -1,0 +1,159 @@
+package agent
+
+import (
+	"context"
+	"maps"
+	"math/rand/v2"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+
+	"chandler.dev/cmd/chandler/agent/cluster"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/pool"
+)
+
+const (
+	// withdrawalTime is how long the node's slices must have lacked a device before the device can
+	// leave DRA. A scheduler may allocate a device from a slice in its cache that was replaced since,
+	// and binds the pod afterwards. After this time, the allocations from the earlier slice belong to
+	// pods that are bound to the node or nominated for it; see [cluster.Node.NodeClaims].
+	withdrawalTime = time.Minute
+
+	// answerValidity is how long an answer of the API server holds while later requests fail. A single
+	// failed request does not undo a withdrawal.
+	answerValidity = 2 * time.Minute
+)
+
+// stillAllocatable is the obstacle of a withdrawal whose time is not over.
+const stillAllocatable = "claims that the scheduler may still allocate"
+
+// withdrawals determines which physical devices no claim can get by DRA any more. A claim that is
+// allocated a device after the device was withdrawn is still prepared; see [Placement.OfDRA].
+//
+// The requests to the API server concern the node only, so their size does not depend on the
+// cluster: the node's slices, and, when the time of a withdrawal is over, the node's pods and the
+// claims of these pods.
+type withdrawals struct {
+	cluster *cluster.Node
+
+	absentSince map[string]time.Time // by physical device: when an answer first lacked the device
+	answer      *Published           // the last answer, nil if there was none
+	answered    time.Time            // time of the last answer without an error
+	nextRequest time.Time
+	pause       wait.Backoff // until the next request, while the answers do not change
+	failure     string       // the last logged error, "" after an answer
+}
+
+func newWithdrawals(node *cluster.Node) *withdrawals {
+	return &withdrawals{cluster: node, absentSince: make(map[string]time.Time), pause: newPause()}
+}
+
+// newPause returns the pauses between requests to the API server that fail, or whose answer does not
+// change. The jitter spreads the requests of many nodes.
+func newPause() wait.Backoff {
+	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 2 * time.Minute}
+}
+
+// published returns what keeps the waiting physical devices in DRA. isNew reports whether no API has
+// offered a physical device yet, as far as the agent knows: if no slice names the device either, the
+// device need not be withdrawn.
+//
+// An earlier answer is used again until the next request is due, if it concerns all waiting devices.
+// Only a new answer lets a device leave DRA.
+func (w *withdrawals) published(ctx context.Context, s *rules.Snapshot, waiting map[string]bool, isNew func(silicon string) bool) *Published {
+	now := time.Now()
+	if w.answer != nil && now.Before(w.nextRequest) && w.answer.concerns(waiting) {
+		return w.answer
+	}
+	answer := w.request(ctx, s, waiting, isNew)
+	if answer.Err != nil {
+		w.nextRequest = now.Add(w.pause.Step())
+		if answer.Err.Error() != w.failure {
+			w.failure = answer.Err.Error()
+			klog.FromContext(ctx).Info("Whether claims may still be allocated devices of this node is unknown; devices do not leave DRA until it is known", "reason", w.failure)
+		}
+		if w.answer != nil && w.answer.Err == nil && now.Sub(w.answered) < answerValidity && w.answer.concerns(waiting) {
+			return w.answer
+		}
+		w.answer = answer
+		return answer
+	}
+	if w.answer == nil || !maps.Equal(w.answer.BySilicon, answer.BySilicon) {
+		w.pause = newPause()
+	}
+	w.answer, w.answered, w.failure = answer, now, ""
+	w.nextRequest = w.timeOfNext(now, answer, waiting)
+	return answer
+}
+
+// request asks the API server.
+func (w *withdrawals) request(ctx context.Context, s *rules.Snapshot, waiting map[string]bool, isNew func(silicon string) bool) *Published {
+	offered, err := w.cluster.OfferedDevices(ctx)
+	if err != nil {
+		return &Published{Err: err}
+	}
+	answer := &Published{BySilicon: make(map[string]string)}
+	for device, slice := range offered {
+		if silicon, found := pool.LookupSilicon(s, device); found {
+			answer.BySilicon[silicon] = "ResourceSlice " + slice
+		}
+	}
+	now, over := time.Now(), false
+	for silicon := range waiting {
+		if answer.BySilicon[silicon] != "" {
+			delete(w.absentSince, silicon)
+			continue
+		}
+		if _, known := w.absentSince[silicon]; !known {
+			w.absentSince[silicon] = now
+			if isNew(silicon) {
+				w.absentSince[silicon] = now.Add(-withdrawalTime)
+			}
+		}
+		if now.Sub(w.absentSince[silicon]) < withdrawalTime {
+			answer.BySilicon[silicon] = stillAllocatable
+		} else {
+			over = true
+		}
+	}
+	if !over {
+		return answer
+	}
+	claimed, err := w.cluster.ClaimedDevices(ctx)
+	if err != nil {
+		return &Published{Err: err}
+	}
+	for device, claim := range claimed {
+		if silicon, found := pool.LookupSilicon(s, device); found {
+			answer.BySilicon[silicon] = "ResourceClaim " + claim
+		}
+	}
+	return answer
+}
+
+// timeOfNext returns the time of the next request after an answer. While devices only wait for the
+// end of their withdrawals, that is the end of the first one.
+func (w *withdrawals) timeOfNext(now time.Time, answer *Published, waiting map[string]bool) time.Time {
+	first := now.Add(withdrawalTime)
+	for silicon := range waiting {
+		switch since := w.absentSince[silicon]; {
+		case answer.BySilicon[silicon] == "":
+		case answer.BySilicon[silicon] != stillAllocatable:
+			return now.Add(w.pause.Step())
+		case since.Add(withdrawalTime).Before(first):
+			first = since.Add(withdrawalTime)
+		}
+	}
+	return first.Add(rand.N(withdrawalTime / 10)) // spread the requests of many nodes
+}
+
+// forgetOffered forgets the withdrawals of the physical devices that DRA offers again. withheld has
+// the physical devices that DRA does not offer.
+func (w *withdrawals) forgetOffered(withheld map[string]string) {
+	maps.DeleteFunc(w.absentSince, func(silicon string, _ time.Time) bool { return withheld[silicon] == "" })
+}
+
+// hurry makes the next request due, because an administrator has changed what the agent wants.
+func (w *withdrawals) hurry() { w.nextRequest, w.pause = time.Time{}, newPause() }
