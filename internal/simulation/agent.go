@@ -69,9 +69,12 @@ func (i *incarnation) diskGate(op disk.Op, name string) error {
 }
 
 // apiGate lets the process call the API server while the process lives.
-func (i *incarnation) apiGate(_ context.Context, _ apiserver.Call) error {
+func (i *incarnation) apiGate(_ context.Context, call apiserver.Call) error {
 	if i.dead.Load() {
 		return errKilled
+	}
+	if call.ListsCluster(nodeName) {
+		i.world.fail("%s asks to %s with the selector %q, whose answer grows with the cluster", i.name, call, call.Selector)
 	}
 	return nil
 }

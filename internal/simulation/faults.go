@@ -71,6 +71,7 @@ func allFaults() []fault {
 		{"watchesEnd", 2, func(w *World) bool { w.server.EndWatches(); w.countFault("watchesEnd"); return true }},
 		{"listsStale", 3, (*World).listsStale},
 		{"schedulerBehind", 3, (*World).schedulerBehind},
+		{"schedulerRestarted", 2, (*World).restartScheduler},
 		{"fieldsDropped", 2, (*World).dropFields},
 		{"nodeDeleted", 1, (*World).deleteNode},
 		{"slicesDeleted", 2, (*World).deleteSlices},

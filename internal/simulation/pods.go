@@ -110,7 +110,11 @@ func (w *World) putPod(p *pod) {
 	if p.Namespace == namespace {
 		spec.TerminationGracePeriodSeconds = new(int64(p.Grace / time.Second))
 	}
-	w.server.Put(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID}, Spec: spec})
+	object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID}, Spec: spec}
+	if !p.binding.IsZero() && !p.bound {
+		object.Status.NominatedNodeName = nodeName
+	}
+	w.server.Put(object)
 }
 
 // newPod returns a pod without requests.
@@ -220,9 +224,11 @@ func newClaim(name string, count int64) *resourceapi.ResourceClaim {
 	}}}
 }
 
-// bind schedules a pod to the node if there is room.
+// bind schedules a pod to the node if there is room. The scheduler may bind a pod long after it has
+// allocated the pod's claims, while other plugins work. Since Kubernetes 1.35 it nominates the node for
+// the pod before (bindingCycle in pkg/scheduler/schedule_one.go, 1.37).
 func (w *World) bind(p *pod) {
-	if p.bound || p.deleted || w.isDown() {
+	if p.bound || p.deleted || w.isDown() || time.Now().Before(p.binding) {
 		return
 	}
 	for resource, n := range p.Requests {
@@ -233,12 +239,36 @@ func (w *World) bind(p *pod) {
 	if !w.schedulePod(p) {
 		return
 	}
+	if p.binding.IsZero() && len(p.Claims) > 0 && w.minor >= 35 && w.bindings.IntN(4) == 0 {
+		p.binding = time.Now().Add(time.Duration(w.bindings.Int64N(int64(longestBinding))))
+		w.putPod(p)
+		w.log("scheduler: pod %s is bound in %s", p, time.Until(p.binding))
+		return
+	}
 	w.mu.Lock()
 	p.bound = true
 	w.mu.Unlock()
 	w.putPod(p)
 	w.log("scheduler: pod %s is bound", p)
 	w.kubelet.Add(p.Pod)
+}
+
+// longestBinding is the longest time of a binding cycle.
+const longestBinding = 3 * time.Minute
+
+// restartScheduler ends the binding cycles in progress. The next scheduler begins new cycles for the
+// pods, with the claims that are allocated already.
+func (w *World) restartScheduler() bool {
+	found := false
+	for _, p := range w.allPods() {
+		if !p.bound && !p.binding.IsZero() {
+			p.binding, found = time.Time{}, true
+		}
+	}
+	if found {
+		w.countFault("schedulerRestarted")
+	}
+	return found
 }
 
 // requestedTotal returns the total of bound pods' requests for a resource.

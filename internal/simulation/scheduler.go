@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -66,6 +67,9 @@ func allocatedState(claims []*resourceapi.ResourceClaim) structured.AllocatedSta
 	return state
 }
 
+// slicesAge is the largest age of the slices in the scheduler's cache.
+const slicesAge = 20 * time.Second
+
 // schedulePod allocates the unallocated claims of a pod, like a scheduler whose cache of slices
 // lags behind by some changes, and reserves all claims for the pod. schedulePod reports whether the
 // pod can be bound.
@@ -81,7 +85,7 @@ func (w *World) schedulePod(pod *pod) bool {
 		}
 	}
 	var results []resourceapi.AllocationResult
-	published := w.server.PastSlices(w.lag)
+	published := w.server.PastSlices(w.lag, slicesAge)
 	if len(open) > 0 {
 		version := w.server.Version() - w.lag
 		if version == pod.tried {

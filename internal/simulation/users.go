@@ -131,6 +131,9 @@ func (w *World) startContainer(c *kubelet.Container) error {
 	for resourceName, ids := range c.Devices {
 		for _, id := range ids {
 			for _, u := range w.classicUses(c, resourceName, id) {
+				if why := w.checkPromised(u); why != "" {
+					w.fail("%s, and %s", u, why)
+				}
 				if why := w.checkHandover(c, u); why != "" {
 					w.fail("%s, and %s", u, why)
 				}
@@ -141,6 +144,27 @@ func (w *World) startContainer(c *kubelet.Container) error {
 	c.Note = uses
 	w.startProcess(c, uses, nodes)
 	return nil
+}
+
+// checkPromised returns an error text if a claim was allocated the physical device of a container
+// that gets it by the device plugin API: the claim's pod would be refused the device. The ledger has
+// not excluded the claim, because the claim is not prepared yet.
+func (w *World) checkPromised(u *use) string {
+	if u.open || u.stranger || w.wiped || w.swapped {
+		return ""
+	}
+	for _, claim := range w.server.Claims() {
+		if claim.Status.Allocation == nil {
+			continue
+		}
+		for _, r := range claim.Status.Allocation.Devices.Results {
+			name, _ := shareStem(r.Device)
+			if d := w.machine.devices[name]; d.Name == name && d.Silicon() == u.silicon && (r.AdminAccess == nil || !*r.AdminAccess) {
+				return fmt.Sprintf("claim %s was allocated %s before", claim.Name, r.Device)
+			}
+		}
+	}
+	return ""
 }
 
 // isEnding reports whether the outputs of a claim may be missing because the kubelet has asked to

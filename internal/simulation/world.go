@@ -78,6 +78,7 @@ type World struct {
 	history   []string
 	seen      map[string]int // faults that happened
 	faults    *rand.Rand     // for all goroutines; guarded by mu
+	bindings  *rand.Rand     // for the scheduler's binding cycles
 	failures  []string
 	wiped     bool            // the agent's records were removed or damaged
 	swapped   bool            // a card was replaced by another
@@ -100,7 +101,8 @@ type pod struct {
 	*kubelet.Pod
 	own     bool // its claims were created for this pod
 	bound   bool
-	tried   int64 // the version of the API server at the last failed attempt to schedule the pod
+	binding time.Time // when the scheduler binds the pod, whose claims are allocated; zero before
+	tried   int64     // the version of the API server at the last failed attempt to schedule the pod
 	inAPI   bool
 	ended   bool // its containers have ended
 	deleted bool
@@ -117,7 +119,7 @@ type ongoing struct {
 // NewWorld returns the world of a seed. Each world needs its own synctest bubble.
 func NewWorld(seed uint64) *World {
 	w := &World{
-		seed: seed, random: rand.New(rand.NewPCG(seed, 1)), faults: rand.New(rand.NewPCG(seed, 2)), start: time.Now(),
+		seed: seed, random: rand.New(rand.NewPCG(seed, 1)), faults: rand.New(rand.NewPCG(seed, 2)), bindings: rand.New(rand.NewPCG(seed, 4)), start: time.Now(),
 		seen: make(map[string]int), portions: make(map[portion]part), recorded: make(map[portion][]byte), pods: make(map[types.UID]*pod), parted: make(map[string]bool), ongoing: make(map[string]*ongoing),
 		touched: make(map[string]time.Time), handed: make(map[string]bool), disturbed: make(map[string]bool),
 		server: apiserver.New(), lock: lock{waiting: make(map[*incarnation]bool), writing: make(map[*incarnation]int)},

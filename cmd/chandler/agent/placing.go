@@ -44,6 +44,7 @@ type placer struct {
 	devices      *ruledDevices
 	auto         *autoMode
 	places       *placements
+	draDevices   map[string]bool // devices whose physical device was with DRA at the last decision
 	ledger       *ledger.Ledger
 	stock        *ledger.Present // the devices of the last decision
 	withdrawals  *withdrawals
@@ -74,6 +75,7 @@ func (a *agent) runPlacement(ctx context.Context) {
 		places:           loadPlacements(ctx, a.files(), a.StateDir),
 		ledger:           a.ledger,
 		withdrawals:      newWithdrawals(a.cluster),
+		draDevices:       make(map[string]bool),
 		configuring:      newConfiguring(a.configurer(), discovery.JoinAcceptors(a.Families), a.ledger),
 		dra:              a.driver,
 		lastPlaced:       &a.placedDevices,
@@ -166,7 +168,7 @@ func (p *placer) decidePlacement(ctx context.Context, auto discovery.Mode, leavi
 	p.devices.keepSplit(view)    //nolint:contextcheck // evaluating an expression does not block
 	facts := Facts{AutoMode: auto, Unknown: cmp.Or(leaving, p.devices.rules.WithheldReason())}
 	ask := func(waiting map[string]bool) *Published {
-		return p.withdrawals.published(ctx, p.devices.snapshot, waiting, func(silicon string) bool { return p.places.api[silicon] == discovery.ModeAuto })
+		return p.withdrawals.published(ctx, p.devices.snapshot, waiting, p.isNew)
 	}
 	placement := p.devices.placeDevices(p.places.api, view, facts, ask) //nolint:contextcheck // evaluating an expression does not block
 	for silicon, reason := range placement.Moving {
@@ -182,7 +184,22 @@ func (p *placer) decidePlacement(ctx context.Context, auto discovery.Mode, leavi
 	p.waitingSince = waitBeginnings(p.moveReasons, placement.Moving, p.waitingSince, time.Now())
 	p.moveReasons = placement.Moving
 	p.places.set(ctx, placement.API)
+	for i := range p.devices.snapshot.Devices {
+		if d := &p.devices.snapshot.Devices[i]; placement.API[d.Silicon()] == discovery.ModeDRA {
+			p.draDevices[d.Name] = true
+		} else {
+			delete(p.draDevices, d.Name)
+		}
+	}
 	return placement
+}
+
+// isNew reports whether no API has offered a physical device yet, as far as the agent knows. The
+// physical device of a device may change: a resource joins the functions of an IOMMU group.
+func (p *placer) isNew(silicon string) bool {
+	return p.places.api[silicon] == discovery.ModeAuto && !slices.ContainsFunc(p.devices.snapshot.Devices, func(d rules.Offered) bool {
+		return d.Silicon() == silicon && (p.draDevices[d.Name] || p.places.api[d.Name] == discovery.ModeDRA)
+	})
 }
 
 // waitBeginnings returns when the wait of each physical device began. The beginning is unknown for

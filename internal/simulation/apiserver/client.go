@@ -175,7 +175,7 @@ func (k kind[T, L]) Watch(ctx context.Context, options metav1.ListOptions) (watc
 	if err != nil {
 		return nil, err
 	}
-	s, err := k.begin(ctx, Call{Verb: "watch"})
+	s, err := k.begin(ctx, Call{Verb: "watch", Selector: options.FieldSelector})
 	if err != nil {
 		return nil, err
 	}
@@ -200,7 +200,7 @@ func (k kind[T, L]) Watch(ctx context.Context, options metav1.ListOptions) (watc
 
 // List returns the selected objects and their version.
 func (k kind[T, L]) List(ctx context.Context, options metav1.ListOptions) (none L, err error) {
-	s, err := k.begin(ctx, Call{Verb: "list"})
+	s, err := k.begin(ctx, Call{Verb: "list", Selector: options.FieldSelector})
 	if err != nil {
 		return none, err
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -25,6 +26,7 @@ import (
 type Call struct {
 	Verb     string // "get", "list", "watch", "create", "update", "delete", "apply"
 	Resource string // "resourceslices"
+	Selector string // the field selector of a list or watch
 	DryRun   bool
 }
 
@@ -34,6 +36,24 @@ func (c Call) String() string {
 		return c.Verb + " " + c.Resource + " in a dry run"
 	}
 	return c.Verb + " " + c.Resource
+}
+
+// ListsCluster reports whether a list or watch concerns more than a node: its answer has objects of
+// other nodes too. DeviceClasses belong to no node.
+func (c Call) ListsCluster(node string) bool {
+	if c.Verb != "list" && c.Verb != "watch" || c.Resource == classesResource.Resource {
+		return false
+	}
+	selector, err := fields.ParseSelector(c.Selector)
+	if err != nil {
+		return true
+	}
+	for _, field := range []string{"metadata.name", resourceapi.ResourceSliceSelectorNodeName, "status.nominatedNodeName"} {
+		if value, exact := selector.RequiresExactMatch(field); exact && value == node {
+			return false
+		}
+	}
+	return true
 }
 
 // Fault is called for each request before the answer. It may wait. A non-nil result is the answer.
@@ -88,7 +108,8 @@ func New() *Server {
 		classesResource: byName,
 		nodesResource:   byName,
 		podsResource: func(o object) fields.Set {
-			return fields.Set{"metadata.name": o.GetName(), "spec.nodeName": o.(*corev1.Pod).Spec.NodeName}
+			pod := o.(*corev1.Pod)
+			return fields.Set{"metadata.name": o.GetName(), "spec.nodeName": pod.Spec.NodeName, "status.nominatedNodeName": pod.Status.NominatedNodeName}
 		},
 		eventsResource: byName,
 	} {
@@ -178,13 +199,13 @@ func (s *Server) Claim(namespace, name string) *resourceapi.ResourceClaim {
 }
 
 // PastSlices returns the slices before a number of changes of any object, as a scheduler with an
-// outdated cache sees them.
-func (s *Server) PastSlices(changes int64) []*resourceapi.ResourceSlice {
+// outdated cache sees them. The slices are at most as old as the given age.
+func (s *Server) PastSlices(changes int64, age time.Duration) []*resourceapi.ResourceSlice {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	then := s.stores["resourceslices"].objects
 	if changes > 0 {
-		then = s.stores["resourceslices"].at(max(s.version-changes, 1))
+		then = s.stores["resourceslices"].at(max(s.version-changes, s.stores["resourceslices"].versionBefore(time.Now().Add(-age)), 1))
 	}
 	var all []*resourceapi.ResourceSlice
 	for _, o := range sorted(then) {

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -34,6 +35,7 @@ type store struct {
 // event is one change, at a resource version.
 type event struct {
 	version int64
+	at      time.Time
 	kind    watch.EventType
 	object  object
 }
@@ -58,6 +60,16 @@ func (s *store) at(version int64) map[string]object {
 		}
 	}
 	return then
+}
+
+// versionBefore returns the version of the last change before a time, or 0.
+func (s *store) versionBefore(when time.Time) (version int64) {
+	for _, e := range slices.Backward(s.events) {
+		if e.at.Before(when) {
+			return e.version
+		}
+	}
+	return 0
 }
 
 // listObjects returns copies of the selected objects, sorted by name.
@@ -90,7 +102,7 @@ func (s *store) changeObject(kind watch.EventType, o object, version int64) {
 	} else {
 		s.objects[keyOf(o)] = o
 	}
-	e := event{version, kind, o}
+	e := event{version, time.Now(), kind, o}
 	s.events = append(s.events, e)
 	for w := range s.watchers {
 		w.tell(e)
