@@ -72,6 +72,7 @@ type agent struct {
 
 	placedDevices  atomic.Pointer[placedDevices]     // nil before devices are placed
 	classResources atomic.Pointer[map[string]string] // extended resource names by DeviceClass, nil before the classes were read
+	classUnknown   chan struct{}                     // has a value when a claim had a class that is not among them
 	withoutDRA     atomic.Bool                       // the API server does not serve DRA, or the agent only reports devices
 }
 
@@ -106,6 +107,7 @@ func newAgent(config Config) *agent {
 		orderChanged:    make(chan struct{}, 1),
 		returnDue:       make(chan struct{}, 1),
 		unitIdle:        make(chan struct{}, 1),
+		classUnknown:    make(chan struct{}, 1),
 	}
 	a.settings.Store(&a.Settings)
 	a.cluster = cluster.NewNode(config.NodeName, config.Client, config.Pod, config.Kubelet.Pods)
@@ -357,16 +359,19 @@ func (a *agent) checkClasses(ctx context.Context) {
 		of := resourcesOf(classes)
 		a.classResources.Store(&of)
 	}
-	check := classCheck{client: draclient.New(a.Client), offered: a.offeredDevices, listed: listed}
+	check := classCheck{client: draclient.New(a.Client), offered: a.offeredDevices, listed: listed, unknown: a.classUnknown}
 	check.run(ctx)
 }
 
 // resourceOf returns the extended resource name of a DeviceClass, according to the last read of the
-// classes.
+// classes. If the class is unknown, resourceOf returns "" and requests another read.
 func (a *agent) resourceOf(class string) string {
 	if of := a.classResources.Load(); of != nil {
-		return (*of)[class]
+		if resource, known := (*of)[class]; known {
+			return resource
+		}
 	}
+	notify(a.classUnknown)
 	return ""
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -19,8 +20,13 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// classInterval is how often the agent lists DeviceClasses. The warnings are not urgent.
-const classInterval = 10 * time.Minute
+// Intervals between lists of the DeviceClasses, which are the largest answer that the agent requests.
+// The warnings are not urgent. The agents of a cluster list at different times.
+const (
+	firstClasses  = 5 * time.Minute // approximate time from the start to the first list
+	classInterval = time.Hour       // approximate interval of the lists
+	classPause    = time.Minute     // shortest time between two lists, which a claim of an unknown class may request
+)
 
 // classCheck warns if pods with "limits" cannot get their devices because of the DeviceClasses. If
 // several classes have the same extended resource name, only one class serves the name, and that
@@ -36,6 +42,9 @@ type classCheck struct {
 
 	// listed, if set, receives all classes after each successful list.
 	listed func([]resourceapi.DeviceClass)
+
+	// unknown has a value when a claim has a class that is not in the last list.
+	unknown <-chan struct{}
 
 	logged map[string]bool // warnings that still apply
 }
@@ -54,34 +63,37 @@ func resourcesOf(classes []resourceapi.DeviceClass) map[string]string {
 	return of
 }
 
-// run warns as soon as the devices that DRA offers are known, and then whenever a list of the
-// classes leads to a new warning. It returns when the context ends.
+// run warns whenever a list of the classes leads to a new warning. It lists them about an hour apart,
+// and sooner for a claim of an unknown class. It returns when the context ends.
 func (c *classCheck) run(ctx context.Context) {
-	for {
-		interval := time.Second
-		if offered, known := c.offered(); known {
-			c.warn(ctx, offered)
-			interval = classInterval
+	about, pause := firstClasses, newPause()
+	for ctx.Err() == nil {
+		waitFor(ctx, c.unknown, about*3/4+rand.N(about/2))
+		offered, known := c.offered()
+		if known && ctx.Err() == nil {
+			known = c.warn(ctx, offered)
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(interval):
+		if !known {
+			about = pause.Step()
+			continue
 		}
+		about, pause = classInterval, newPause()
+		waitFor(ctx, nil, classPause)
 	}
 }
 
-func (c *classCheck) warn(ctx context.Context, offered []rules.Offered) {
+// warn lists the classes and logs the warnings. It reports whether the API server has answered.
+func (c *classCheck) warn(ctx context.Context, offered []rules.Offered) bool {
 	ask, cancel := context.WithTimeout(ctx, cluster.AskTimeout)
 	defer cancel()
 	// A response from the API server's cache is fresh enough and costs little.
 	classes, err := c.client.DeviceClasses().List(ask, metav1.ListOptions{ResourceVersion: "0"})
 	if apierrors.IsNotFound(err) {
-		return
+		return true
 	}
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("DeviceClasses cannot be read", "reason", err)
-		return
+		return false
 	}
 	if c.listed != nil {
 		c.listed(classes.Items)
@@ -108,6 +120,7 @@ func (c *classCheck) warn(ctx context.Context, offered []rules.Offered) {
 			"families", families)
 	}
 	c.logged = said
+	return true
 }
 
 // withoutClass returns, sorted, the extended resource names of devices that DRA offers and no class

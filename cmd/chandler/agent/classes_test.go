@@ -1,16 +1,21 @@
 package agent
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 
@@ -151,4 +156,42 @@ func TestDevicesWithoutClass(t *testing.T) {
 			t.Errorf("check %d: logged %q", i, log)
 		}
 	}
+}
+
+// The classes are listed some minutes after the start and about once an hour. A claim of an unknown
+// class leads to a list at once, but to one in a minute at most. Failures make lists rarer.
+func TestClassesAreListedRarely(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, lists, fails := fake.NewClientset(class("ours", "nvidia.com/gpu", "chandler.dev", 5)), 0, false
+		client.PrependReactor("list", "deviceclasses", func(clienttesting.Action) (bool, runtime.Object, error) {
+			lists++
+			return fails, nil, errors.New("timeout")
+		})
+		unknown := make(chan struct{}, 1)
+		check := classCheck{client: draclient.New(client), unknown: unknown, offered: func() ([]rules.Offered, bool) { return nil, true }}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); check.run(ctx) }()
+		expect := func(after time.Duration, fewest, most int) {
+			t.Helper()
+			time.Sleep(after)
+			synctest.Wait()
+			if lists < fewest || lists > most {
+				t.Errorf("%d lists, want %d to %d", lists, fewest, most)
+			}
+			lists = 0
+		}
+		expect(3*time.Minute, 0, 0)
+		expect(5*time.Minute, 1, 1)
+		expect(10*time.Hour, 8, 14)
+		for range 10 * 60 {
+			notify(unknown)
+			time.Sleep(time.Second)
+		}
+		expect(0, 9, 11)
+		fails = true
+		expect(10*time.Hour, 150, 500)
+		cancel()
+		<-ended
+	})
 }

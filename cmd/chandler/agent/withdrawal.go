@@ -21,8 +21,8 @@ const (
 	// pods that are bound to the node or nominated for it; see [cluster.Node.NodeClaims].
 	withdrawalTime = time.Minute
 
-	// answerValidity is how long an answer of the API server holds while later requests fail. A single
-	// failed request does not undo a withdrawal.
+	// answerValidity is how long an answer of the API server holds while requests fail. A single failed
+	// request does not undo a withdrawal.
 	answerValidity = 2 * time.Minute
 )
 
@@ -40,7 +40,7 @@ type withdrawals struct {
 
 	absentSince map[string]time.Time // by physical device: when an answer first lacked the device
 	answer      *Published           // the last answer, nil if there was none
-	answered    time.Time            // time of the last answer without an error
+	failingFrom time.Time            // time of the first failure since the last answer, zero if there was none
 	nextRequest time.Time
 	pause       wait.Backoff // until the next request, while the answers do not change
 	failure     string       // the last logged error, "" after an answer
@@ -74,7 +74,10 @@ func (w *withdrawals) published(ctx context.Context, s *rules.Snapshot, waiting 
 			w.failure = answer.Err.Error()
 			klog.FromContext(ctx).Info("Whether claims may still be allocated devices of this node is unknown; devices do not leave DRA until it is known", "reason", w.failure)
 		}
-		if w.answer != nil && w.answer.Err == nil && now.Sub(w.answered) < answerValidity && w.answer.concerns(waiting) {
+		if w.failingFrom.IsZero() {
+			w.failingFrom = now
+		}
+		if w.answer != nil && w.answer.Err == nil && now.Sub(w.failingFrom) < answerValidity && w.answer.concerns(waiting) {
 			return w.answer
 		}
 		w.answer = answer
@@ -83,7 +86,7 @@ func (w *withdrawals) published(ctx context.Context, s *rules.Snapshot, waiting 
 	if w.answer == nil || !maps.Equal(w.answer.BySilicon, answer.BySilicon) {
 		w.pause = newPause()
 	}
-	w.answer, w.answered, w.failure = answer, now, ""
+	w.answer, w.failingFrom, w.failure = answer, time.Time{}, ""
 	w.nextRequest = w.timeOfNext(now, answer, waiting)
 	return answer
 }

@@ -188,7 +188,7 @@ func TestWithdrawalWithoutAnswers(t *testing.T) {
 			t.Errorf("%d requests in half an hour while a claim has the device", b.requests)
 		}
 		b.failing = true
-		poll(answerValidity / 4)
+		poll(answerValidity / 2)
 		b.expect("silence", map[string]string{"gpu": "ResourceClaim default/c"})
 		poll(2*answerValidity + 3*time.Minute)
 		if got := b.ask(); got.Err == nil {

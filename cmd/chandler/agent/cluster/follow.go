@@ -9,17 +9,18 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/metadata"
 	"k8s.io/klog/v2"
 )
 
-// The pause before a watch restarts: shortPause after a watch with an event, doubled up to
-// longPause after watches without events.
-const (
-	shortPause = time.Second
-	longPause  = time.Minute
-)
+// firstPause returns the pauses before a watch restarts: the first one after a watch with an event or
+// a regular end, and longer ones after failures. The jitter spreads the watches of many nodes after a
+// restart of the API server.
+func firstPause() wait.Backoff {
+	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 1, Steps: 10, Cap: 2 * time.Minute}
+}
 
 // follower watches the metadata of one object, and restarts the watch where the last one ended. A
 // watch without a resource version needs no list before it, because it begins with the current
@@ -37,23 +38,22 @@ type follower struct {
 
 // run follows the object until the context ends. Each reason for a failed watch is logged once.
 func (f *follower) run(ctx context.Context) {
-	pause, said := shortPause, ""
+	pause, said := firstPause(), ""
 	for ctx.Err() == nil {
 		err := f.watchOnce(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err == nil || f.receivedEvent:
-			pause, said = shortPause, ""
+			pause, said = firstPause(), ""
 		case err.Error() != said:
 			said = err.Error()
 			klog.FromContext(ctx).Error(err, f.failureMessage, f.what, f.name)
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(pause):
+		case <-time.After(pause.Step()):
 		}
-		pause = min(2*pause, longPause)
 	}
 }
 
