@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -98,11 +99,7 @@ func (w *withdrawals) request(ctx context.Context, s *rules.Snapshot, waiting ma
 		return &Published{Err: err}
 	}
 	answer := &Published{BySilicon: make(map[string]string)}
-	for device, slice := range offered {
-		if silicon, found := pool.LookupSilicon(s, device); found {
-			answer.BySilicon[silicon] = "ResourceSlice " + slice
-		}
-	}
+	answer.add(s, "ResourceSlice ", offered)
 	now, over := time.Now(), false
 	for silicon := range waiting {
 		if answer.BySilicon[silicon] != "" {
@@ -128,12 +125,17 @@ func (w *withdrawals) request(ctx context.Context, s *rules.Snapshot, waiting ma
 	if err != nil {
 		return &Published{Err: err}
 	}
-	for device, claim := range claimed {
+	answer.add(s, "ResourceClaim ", claimed)
+	return answer
+}
+
+// add adds the objects that name devices, or numbered shares of devices. objects is by device.
+func (p *Published) add(s *rules.Snapshot, kind string, objects map[string]string) {
+	for _, device := range slices.Sorted(maps.Keys(objects)) {
 		if silicon, found := pool.LookupSilicon(s, device); found {
-			answer.BySilicon[silicon] = "ResourceClaim " + claim
+			p.BySilicon[silicon] = kind + objects[device]
 		}
 	}
-	return answer
 }
 
 // timeOfNext returns the time of the next request after an answer. While devices only wait for the

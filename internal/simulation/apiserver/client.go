@@ -155,6 +155,16 @@ func (k kind[T, L]) begin(ctx context.Context, call Call) (*store, error) {
 
 func (k kind[T, L]) end() { k.client.server.mu.Unlock() }
 
+// answer reports an answer to the observer of the server. The size is that of the object in
+// protobuf, which the agent requests, without the headers of HTTP.
+func (k kind[T, L]) answer(call Call, o any) {
+	call.Resource = k.resource
+	sized, is := o.(interface{ Size() int })
+	if observe := k.client.server.observe; observe != nil && k.client.gate != nil && is {
+		observe(call, sized.Size())
+	}
+}
+
 // Get returns an object.
 func (k kind[T, L]) Get(ctx context.Context, name string, _ metav1.GetOptions) (none T, err error) {
 	s, err := k.begin(ctx, Call{Verb: "get"})
@@ -166,6 +176,7 @@ func (k kind[T, L]) Get(ctx context.Context, name string, _ metav1.GetOptions) (
 	if o == nil {
 		return none, apierrors.NewNotFound(s.resource, name)
 	}
+	k.answer(Call{Verb: "get"}, o)
 	return o.DeepCopyObject().(T), nil
 }
 
@@ -184,6 +195,7 @@ func (k kind[T, L]) Watch(ctx context.Context, options metav1.ListOptions) (watc
 		store: s, server: k.client.server, namespace: k.namespace, selector: selector,
 		more: make(chan struct{}, 1), result: make(chan watch.Event), stop: make(chan struct{}),
 	}
+	k.answer(Call{Verb: "watch", Selector: options.FieldSelector}, &metav1.WatchEvent{})
 	from, _ := strconv.ParseInt(options.ResourceVersion, 10, 64)
 	for _, e := range s.events {
 		if e.version > from {
@@ -217,7 +229,9 @@ func (k kind[T, L]) List(ctx context.Context, options metav1.ListOptions) (none 
 	for _, o := range all {
 		found = append(found, o.(T))
 	}
-	return k.listOf(metav1.ListMeta{ResourceVersion: strconv.FormatInt(at, 10)}, found), nil
+	list := k.listOf(metav1.ListMeta{ResourceVersion: strconv.FormatInt(at, 10)}, found)
+	k.answer(Call{Verb: "list", Selector: options.FieldSelector}, list)
+	return list, nil
 }
 
 // Create creates an object.
@@ -243,6 +257,7 @@ func (k kind[T, L]) Create(ctx context.Context, o T, options metav1.CreateOption
 		k.client.server.Writes++
 		s.changeObject(watch.Added, made, k.client.server.next())
 	}
+	k.answer(Call{Verb: "create", DryRun: dry}, made)
 	return made.DeepCopyObject().(T), nil
 }
 
@@ -269,6 +284,7 @@ func (k kind[T, L]) Update(ctx context.Context, o T, _ metav1.UpdateOptions) (no
 	}
 	k.client.server.Writes++
 	s.changeObject(watch.Modified, made, k.client.server.next())
+	k.answer(Call{Verb: "update"}, made)
 	return made.DeepCopyObject().(T), nil
 }
 
@@ -290,6 +306,7 @@ func (k kind[T, L]) Delete(ctx context.Context, name string, options metav1.Dele
 	}
 	k.client.server.Writes++
 	k.client.server.delete(s, o)
+	k.answer(Call{Verb: "delete"}, &metav1.WatchEvent{})
 	return nil
 }
 
@@ -317,6 +334,7 @@ func (k claimsOf) ApplyStatus(ctx context.Context, c *resourceapply.ResourceClai
 	made.Status.Devices = said.Status.Devices
 	k.client.server.Writes++
 	s.changeObject(watch.Modified, made, k.client.server.next())
+	k.answer(Call{Verb: "apply"}, made)
 	return made.DeepCopy(), nil
 }
 

@@ -76,6 +76,7 @@ type Server struct {
 	features Features
 	stale    int64 // version of lists that may be stale, 0 for the present version
 	noDRA    bool  // resource.k8s.io is not served
+	observe  func(Call, int)
 
 	stores map[string]*store
 	Writes int // number of requests with a change
@@ -123,6 +124,15 @@ func (s *Server) SetFault(f Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fault = f
+}
+
+// SetObserver sets the function that receives the answered requests of clients with a gate, and the
+// sizes of the answers in bytes. The events of watches are left out. The function must not call the
+// server.
+func (s *Server) SetObserver(observe func(call Call, size int)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.observe = observe
 }
 
 // SetFeatures changes the features, like an upgrade of the server. The objects stay unchanged.

@@ -1,9 +1,11 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -152,12 +154,10 @@ func (n *Node) NodeClaims(ctx context.Context) ([]*resourceapi.ResourceClaim, er
 			}
 		}
 	}
-	var claims []*resourceapi.ResourceClaim
-	for _, claim := range reader.read {
-		if claim != nil {
-			claims = append(claims, claim)
-		}
-	}
+	claims := slices.DeleteFunc(slices.Collect(maps.Values(reader.read)), func(claim *resourceapi.ResourceClaim) bool { return claim == nil })
+	slices.SortFunc(claims, func(a, b *resourceapi.ResourceClaim) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
 	return claims, nil
 }
 
