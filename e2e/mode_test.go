@@ -63,7 +63,7 @@ func TestModeMovesFreeDevices(t *testing.T) {
 }
 
 // TestNodeLabelMovesDevices moves a node from one API to the other by a label. Free devices must
-// move at once, and allocated devices when their pod ends. An invalid label must change nothing,
+// move about a minute after their withdrawal from DRA, and allocated devices when their pod ends. An invalid label must change nothing,
 // and must cause an Event of the agent's pod.
 func TestNodeLabelMovesDevices(t *testing.T) {
 	offers(t)
