@@ -13,8 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	kubediscovery "k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
@@ -289,7 +291,7 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 		Write:          write,
 		Client:         clients.main,
 		StatusClient:   clients.status,
-		Groups:         clients.groups,
+		ServedVersions: func(ctx context.Context) ([]string, error) { return servedVersions(ctx, clients.main) },
 		Kubelet: agent.Kubelet{
 			StartDRA:      driver.StartHelper,
 			DevicePlugins: sockets.New(o.devicePluginDir, lock.Awaited),
@@ -330,7 +332,6 @@ const (
 type clients struct {
 	main, status kubernetes.Interface
 	review       reviewed.Clients
-	groups       kubediscovery.ServerGroupsInterfaceWithContext
 	metadata     metadata.Interface
 }
 
@@ -362,11 +363,26 @@ func (o *runOptions) connect() (clients, error) {
 		return clients{}, err
 	}
 	c.review = reviewed.Clients{Tokens: asking.AuthenticationV1().TokenReviews(), Access: asking.AuthorizationV1().SubjectAccessReviews()}
-	if c.groups, err = kubediscovery.NewDiscoveryClientForConfig(config); err != nil {
-		return clients{}, err
-	}
 	c.metadata, err = metadata.NewForConfig(config)
 	return c, err
+}
+
+// servedVersions returns the versions of resource.k8s.io that an API server serves, none if it does
+// not serve the group. The answer is small, unlike the document with all groups and resources that
+// the discovery client requests.
+func servedVersions(ctx context.Context, client kubernetes.Interface) (versions []string, err error) {
+	var group metav1.APIGroup
+	err = client.Discovery().RESTClient().Get().AbsPath("/apis", resourceapi.GroupName).Do(ctx).Into(&group)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, version := range group.Versions {
+		versions = append(versions, version.Version)
+	}
+	return versions, nil
 }
 
 func (o *runOptions) clientConfig() (*rest.Config, error) {

@@ -139,9 +139,6 @@ func (s *station) write(name, text string) {
 // server's address.
 func (s *station) apiServer() string {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /apis", func(w http.ResponseWriter, _ *http.Request) {
-		respond(w, http.StatusOK, &metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}})
-	})
 	mux.HandleFunc("GET /api/v1/nodes/"+node, func(w http.ResponseWriter, _ *http.Request) {
 		n := &corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}}
 		n.Name, n.Status.NodeInfo.KubeletVersion = node, *version

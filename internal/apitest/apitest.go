@@ -33,11 +33,11 @@ type Server struct {
 // them.
 func (s *Server) Mux() *http.ServeMux {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /apis", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET /apis/"+resourceapi.GroupName, func(w http.ResponseWriter, _ *http.Request) {
 		served := metav1.GroupVersionForDiscovery{GroupVersion: version, Version: "v1"}
-		WriteObject(w, http.StatusOK, &metav1.APIGroupList{
-			TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"},
-			Groups:   []metav1.APIGroup{{Name: resourceapi.GroupName, Versions: []metav1.GroupVersionForDiscovery{served}, PreferredVersion: served}},
+		WriteObject(w, http.StatusOK, &metav1.APIGroup{
+			TypeMeta: metav1.TypeMeta{Kind: "APIGroup", APIVersion: "v1"},
+			Name:     resourceapi.GroupName, Versions: []metav1.GroupVersionForDiscovery{served}, PreferredVersion: served,
 		})
 	})
 	mux.HandleFunc("POST /apis/resource.k8s.io/v1/resourceslices", s.create)

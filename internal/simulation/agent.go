@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -88,14 +87,6 @@ func (i *incarnation) killAgent() {
 	i.world.lock.releaseDead(i)
 	i.cancel()
 	i.process.Kill()
-}
-
-// groups returns the API groups of the API server.
-type groups struct{ *incarnation }
-
-// ServerGroupsWithContext implements discovery.ServerGroupsInterfaceWithContext.
-func (g groups) ServerGroupsWithContext(ctx context.Context) (*metav1.APIGroupList, error) {
-	return g.world.server.Groups(ctx, g.apiGate)
 }
 
 // lock is the node's lock, which one agent has at a time. If a process is killed during a write in
@@ -272,7 +263,7 @@ func (w *World) startAgentWith(settings agent.Settings, wrong error) *incarnatio
 	config := agent.Config{
 		Version: "simulated", NodeName: nodeName, PodUID: i.uid, Pod: "kube-system/" + agentPod, BootID: w.boot,
 		FS: w.host, Families: w.machine.families, Settings: settings, ConfigError: wrong, Changes: i.changes, RescanInterval: w.rescan,
-		Uevents: i.forwardEvents, AllEvents: true, Client: client, StatusClient: client, Groups: groups{i},
+		Uevents: i.forwardEvents, AllEvents: true, Client: client, StatusClient: client, ServedVersions: func(ctx context.Context) ([]string, error) { return w.server.ServedVersions(ctx, i.apiGate) },
 		Kubelet: agent.Kubelet{StartDRA: func(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (driver.Helper, error) {
 			helper, err := i.process.StartDRA(ctx, plugin, options...)
 			if err != nil {

@@ -164,4 +164,3 @@ func (w *World) wants(mode discovery.Mode, sharing []rules.Share) {
 	w.forms = append(w.forms, wanted)
 	w.tell(agent.Change{Settings: settings})
 }
-

@@ -316,7 +316,7 @@ func (a *agent) runDRA(ctx context.Context) error {
 			}
 			continue
 		}
-		served, err := servesDRA(ctx, a.Groups)
+		served, err := a.servesDRA(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}

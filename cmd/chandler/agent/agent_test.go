@@ -22,7 +22,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	kubediscovery "k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -95,7 +94,7 @@ func (n *node) config(wanted *rules.Rules) Config {
 		Changes:        n.changes,
 		Client:         n.client,
 		StatusClient:   n.client,
-		Groups:         n,
+		ServedVersions: func(context.Context) ([]string, error) { return []string{"v1"}, nil },
 		Kubelet:        Kubelet{StartDRA: n.start, DevicePlugins: n, Pods: n.pods},
 		Lock:           n,
 		KubeletRoot:    n.dir,
@@ -105,13 +104,6 @@ func (n *node) config(wanted *rules.Rules) Config {
 		NoMetadata:     true,
 	}
 }
-
-// ServerGroupsWithContext returns the API groups of a server with DRA.
-func (n *node) ServerGroupsWithContext(context.Context) (*metav1.APIGroupList, error) {
-	return &metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: resourceapi.GroupName, Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}}, nil
-}
-
-var _ kubediscovery.ServerGroupsInterfaceWithContext = &node{}
 
 // Acquire implements Lock.
 func (n *node) Acquire(context.Context) (func(), error) { return func() {}, nil }

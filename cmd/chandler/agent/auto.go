@@ -4,10 +4,10 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/client-go/discovery"
 	"k8s.io/klog/v2"
 
 	"chandler.dev/cmd/chandler/agent/cluster"
@@ -83,25 +83,16 @@ func (a *autoMode) determineMode(ctx context.Context) devices.Mode {
 
 // servesDRA reports whether the API server serves resource.k8s.io in a version that the driver
 // supports: v1beta1 or later.
-func servesDRA(ctx context.Context, client discovery.ServerGroupsInterfaceWithContext) (bool, error) {
+func (a *agent) servesDRA(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, cluster.AskTimeout)
 	defer cancel()
-	groups, err := client.ServerGroupsWithContext(ctx)
+	versions, err := a.ServedVersions(ctx)
 	if err != nil {
-		return false, fmt.Errorf("list API groups: %w", err)
+		return false, fmt.Errorf("get API group %s: %w", resourceapi.GroupName, err)
 	}
-	for _, group := range groups.Groups {
-		if group.Name != resourceapi.GroupName {
-			continue
-		}
-		for _, version := range group.Versions {
-			switch version.Version {
-			case "v1", "v1beta2", "v1beta1":
-				return true, nil
-			}
-		}
-	}
-	return false, nil
+	return slices.ContainsFunc(versions, func(version string) bool {
+		return version == "v1" || version == "v1beta2" || version == "v1beta1"
+	}), nil
 }
 
 // awaitTurn keeps an agent with an invalid configuration from registering the driver while another

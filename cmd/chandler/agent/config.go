@@ -8,7 +8,6 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/types"
-	kubediscovery "k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 
 	"chandler.dev/cdi"
@@ -90,8 +89,9 @@ type Config struct {
 	// that other requests do not wait for these writes.
 	StatusClient kubernetes.Interface
 
-	// Groups detects whether the API server serves resource.k8s.io.
-	Groups kubediscovery.ServerGroupsInterfaceWithContext
+	// ServedVersions returns the versions of resource.k8s.io that the API server serves, none if it
+	// does not serve the group.
+	ServedVersions func(ctx context.Context) ([]string, error)
 
 	Kubelet Kubelet
 	Lock    Lock

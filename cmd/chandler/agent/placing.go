@@ -68,10 +68,9 @@ type placer struct {
 
 // runPlacement runs the placement of devices until the context ends.
 func (a *agent) runPlacement(ctx context.Context) {
-	served := func(ctx context.Context) (bool, error) { return servesDRA(ctx, a.Groups) }
 	p := &placer{
 		devices:          newRuled(a.Settings.Rules),
-		auto:             newAuto(ctx, served, a.driver.Registration, a.files(), a.StateDir),
+		auto:             newAuto(ctx, a.servesDRA, a.driver.Registration, a.files(), a.StateDir),
 		places:           loadPlacements(ctx, a.files(), a.StateDir),
 		ledger:           a.ledger,
 		withdrawals:      newWithdrawals(a.cluster),

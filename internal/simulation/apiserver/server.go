@@ -362,16 +362,15 @@ func ForbiddenError(resource string) error {
 	return apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no rule allows it"))
 }
 
-// Groups returns the API groups of the server.
-func (s *Server) Groups(ctx context.Context, gate Fault) (*metav1.APIGroupList, error) {
+// ServedVersions returns the served versions of resource.k8s.io.
+func (s *Server) ServedVersions(ctx context.Context, gate Fault) ([]string, error) {
 	if err := s.admitRequest(ctx, gate, Call{Verb: "get", Resource: "groups"}); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list := &metav1.APIGroupList{}
-	if !s.noDRA {
-		list.Groups = []metav1.APIGroup{{Name: resourceapi.GroupName, Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}
+	if s.noDRA {
+		return nil, nil
 	}
-	return list, nil
+	return []string{"v1"}, nil
 }
