@@ -8,6 +8,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	"chandler.dev/cmd/chandler/agent/cluster"
@@ -30,7 +31,9 @@ type autoMode struct {
 	registration func() driver.Registration
 
 	last      devices.Mode
-	lastCheck time.Time
+	answer    devices.Mode // the last result of a request to the API server
+	nextCheck time.Time    // time of the next request
+	pause     wait.Backoff // until the next request after a failure
 }
 
 // autoFile is the name of the file with the choice, in the agent's directory.
@@ -38,7 +41,7 @@ const autoFile = "mode"
 
 // newAuto reads the last choice from the file.
 func newAuto(ctx context.Context, served func(context.Context) (bool, error), registration func() driver.Registration, files disk.Files, stateDir string) *autoMode {
-	a := &autoMode{servesDRA: served, registration: registration}
+	a := &autoMode{servesDRA: served, registration: registration, pause: newPause()}
 	a.stateFile = openMemo(ctx, files, filepath.Join(stateDir, autoFile), func(data []byte) (err error) {
 		a.last, err = parseAuto(data)
 		return err
@@ -66,19 +69,21 @@ func (a *autoMode) determineMode(ctx context.Context) devices.Mode {
 	case driver.Refused:
 		return devices.ModeDevicePlugin
 	}
-	if time.Since(a.lastCheck) < askInterval && a.last == devices.ModeDevicePlugin {
-		return a.last
+	if time.Now().Before(a.nextCheck) {
+		return a.answer
 	}
+	a.answer = devices.ModeAuto
 	served, err := a.servesDRA(ctx)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("The API server does not answer whether it serves DRA", "error", err)
-		return devices.ModeAuto
+		a.nextCheck = time.Now().Add(a.pause.Step())
+		return a.answer
 	}
-	a.lastCheck = time.Now()
 	if !served {
-		return devices.ModeDevicePlugin
-	}
-	return devices.ModeAuto // the kubelet has yet to register the driver
+		a.answer = devices.ModeDevicePlugin
+	} // otherwise the kubelet has yet to register the driver
+	a.nextCheck, a.pause = time.Now().Add(askInterval), newPause()
+	return a.answer
 }
 
 // servesDRA reports whether the API server serves resource.k8s.io in a version that the driver

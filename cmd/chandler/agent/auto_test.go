@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"chandler.dev/discovery"
 	"chandler.dev/driver"
@@ -53,4 +55,28 @@ func TestAuto(t *testing.T) {
 			}
 		})
 	}
+}
+
+// While the kubelet has not registered the driver, the API server is asked about once a minute, and
+// less often if it does not answer.
+func TestAutoAsksRarely(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		var fault error
+		served := func(context.Context) (bool, error) { asked++; return true, fault }
+		a := newAuto(t.Context(), served, func() driver.Registration { return driver.Unanswered }, disk.Files{}, t.TempDir())
+		for _, test := range []struct {
+			fault        error
+			fewest, most int
+		}{{nil, 55, 65}, {errors.New("connection refused"), 20, 60}} {
+			asked, fault = 0, test.fault
+			for range 60 * 60 {
+				a.chooseMode(t.Context())
+				time.Sleep(time.Second)
+			}
+			if asked < test.fewest || asked > test.most {
+				t.Errorf("asked %d times in an hour (%v), want %d to %d", asked, fault, test.fewest, test.most)
+			}
+		}
+	})
 }

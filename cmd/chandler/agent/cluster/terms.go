@@ -29,17 +29,19 @@ type term struct {
 
 // LearnTerms collects data about the pods with grants, until the context ends.
 func (n *Node) LearnTerms(ctx context.Context, l *ledger.Ledger) {
-	ticker := time.NewTicker(termsInterval)
-	defer ticker.Stop()
+	pause, interval := firstPause(), termsInterval
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
+		case <-time.After(interval):
 		}
 		if err := n.learnPods(ctx, l.View(nil).OwnGrants()); err != nil {
 			klog.FromContext(ctx).V(2).Info("The termination grace periods of pods are unknown; assuming 30 seconds", "reason", err.Error())
+			interval = max(termsInterval, pause.Step())
+			continue
 		}
+		pause, interval = firstPause(), termsInterval
 	}
 }
 
