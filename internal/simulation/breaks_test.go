@@ -66,9 +66,6 @@ var deliberates = []deliberate{
 	{"a claim ends while its daemon is started again", "internal/sharing/sharing.go", "	defer unlock()\n	entry, state := o.config.Ledger.Claim(uid)\n", "	unlock()\n	entry, state := o.config.Ledger.Claim(uid)\n"},
 	{"a GPU in exclusive mode is given away while the supervisor is gone", "internal/sharing/sharing.go", "	if claim.Changed && (claim.Boot == \"\" || claim.Boot == o.config.Boot) {\n		return false\n	}\n", ""},
 	{"a GPU is given away whose mode cannot be restored", "internal/sharing/sharing.go", "		if err != nil {\n			return err\n		}\n	}\n	o.mu.Lock()\n	_, hadTrouble", "	}\n	o.mu.Lock()\n	_, hadTrouble"},
-	{"a device leaves DRA while a scheduler may still allocate it", "cmd/chandler/agent/withdrawal.go", "		if now.Sub(w.absentSince[silicon]) < withdrawalTime {", "		if false {"},
-	{"a device leaves DRA whose claim is not prepared yet", "cmd/chandler/agent/withdrawal.go", "	answer.add(s, \"ResourceClaim \", claimed)\n", "	_ = claimed\n"},
-	{"a device leaves DRA whose claim belongs to a nominated pod", "cmd/chandler/agent/cluster/claims.go", "range slices.Concat(nominated, bound) {", "range slices.Concat(nominated[:0], bound) {"},
 	{"admin access is judged as other access is", "driver/parameters.go", "		case !r.Admin:\n", "		case true:\n"},
 }
 

@@ -1,0 +1,79 @@
+package simulation
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"chandler.dev/discovery"
+)
+
+// A claim is allocated a GPU, and the scheduler binds the pod some minutes later. In the meantime the
+// node moves to the device plugin API, and pods request all its GPUs there. The claim gets its GPU,
+// which moves after the claim's end; the others move before.
+func TestMoveWaitsForAllocatedClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := quietWorld(discovery.ModeDRA)
+		w.startAgent()
+		w.runFor(time.Minute)
+		slow := w.newPod("slow")
+		slow.Grace, slow.Stubborn, slow.Claims = time.Second, false, []string{"slow"}
+		w.server.Put(newClaim("slow", 1))
+		if !w.schedulePod(slow) {
+			t.Fatal("the claim is not allocated")
+		}
+		slow.binding = time.Now().Add(longestBinding)
+		w.submitPod(slow)
+		w.wants(discovery.ModeDevicePlugin, nil)
+		resource := w.machine.devices[w.allocatedTo("slow")].Offers[0].Resource
+		for n := range slices.Values(slices.Sorted(maps.Keys(w.machine.devices))) {
+			p := w.newPod("limits-" + n)
+			p.Requests = map[string]int{resource: 1}
+			w.submitPod(p)
+		}
+		all := len(w.machine.devices) + 1 // with the agent's own
+		w.runFor(longestBinding - time.Minute)
+		if n := len(w.kubelet.Containers()); n != all-1 {
+			t.Errorf("%d containers before the pod with the claim is bound, want %d", n, all-1)
+		}
+		w.runFor(5 * time.Minute)
+		if why := w.runs(slow); why != "" || len(w.kubelet.Containers()) != all {
+			t.Errorf("%d containers, want %d; %s", len(w.kubelet.Containers()), all, why)
+		}
+		w.deletePod(slow, false)
+		w.runFor(5 * time.Minute)
+		if n := len(w.kubelet.Containers()); n != all {
+			t.Errorf("%d containers after the end of the claim, want %d", n, all)
+		}
+		if len(w.failures) > 0 {
+			t.Errorf("%q", w.failures)
+		}
+		w.end()
+	})
+}
+
+// allocatedTo returns the device that a claim is allocated.
+func (w *World) allocatedTo(claim string) string {
+	return w.server.Claim(namespace, claim).Status.Allocation.Devices.Results[0].Device
+}
+
+// runs returns an error text if a pod has no container.
+func (w *World) runs(p *pod) string {
+	for _, c := range w.kubelet.Containers() {
+		if c.Pod == p.Pod {
+			return ""
+		}
+	}
+	return fmt.Sprintf("pod %s does not run", p)
+}
+
+// runFor lets the cluster work for a time.
+func (w *World) runFor(d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Second) {
+		w.tendCluster()
+		w.check()
+	}
+}
