@@ -368,7 +368,7 @@ func TestAgentReportsOnly(t *testing.T) {
 		tun := rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: new(discovery.ModeDevicePlugin)}
 		n.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{tun}}}}
 		n.offers("kvm", "devices.kubevirt.io/tun")
-		time.Sleep(2 * time.Second) // until the classes have been listed
+		time.Sleep(2 * firstClasses) // until the classes have been listed
 		if all, _ := facts(); all.Installed == nil || !all.Installed("kvm.chandler.dev") || all.Installed("gpu.chandler.dev") {
 			t.Error("the inventory does not have the installed DeviceClasses")
 		}
