@@ -26,7 +26,7 @@ RUN go mod download
 COPY cmd/chandler-nvml cmd/chandler-nvml
 COPY discovery/families/nvidia/facts discovery/families/nvidia/facts
 COPY discovery/families/nvidia/userspace discovery/families/nvidia/userspace
-COPY internal/sharing/wire internal/sharing/wire
+COPY internal/hostservice/wire internal/hostservice/wire
 RUN CGO_ENABLED=1 CGO_LDFLAGS=-Wl,-z,lazy \
     go build -trimpath -ldflags "-s -w" -o /chandler-nvml ./cmd/chandler-nvml
 

@@ -34,7 +34,7 @@ type opened struct {
 const initialPIDs = "pid:[4026531836]"
 
 // openNodes returns the open files. It ignores the processes of except.
-func openNodes(host *discovery.Host, except func(process int) bool) *opened {
+func openNodes(host *discovery.Host, except func(process string) bool) *opened {
 	o := newOpened(host.FS)
 	entries, err := fs.ReadDir(host.FS, "proc")
 	if err != nil {
@@ -44,11 +44,10 @@ func openNodes(host *discovery.Host, except func(process int) bool) *opened {
 	o.err = SightOfAll(host.FS)
 	processes, forbidden := 0, 0
 	for _, entry := range entries {
-		process, err := strconv.ParseUint(entry.Name(), 10, 31)
-		if err != nil {
+		if _, err := strconv.ParseUint(entry.Name(), 10, 31); err != nil {
 			continue
 		}
-		found, err := o.read(host, entry.Name(), except != nil && except(int(process)))
+		found, err := o.read(host, entry.Name(), except(entry.Name()))
 		switch {
 		case errors.Is(err, fs.ErrPermission):
 			forbidden++

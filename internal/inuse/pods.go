@@ -151,11 +151,13 @@ func sameNamespace(host fs.FS, process, kind string) (bool, error) {
 	return own == first, err
 }
 
-// InPods returns a function that reports whether a process belongs to one of some pods; see
-// [Options.Except].
-func InPods(host fs.FS, pods []types.UID) func(process int) bool {
-	return func(process int) bool {
-		groups, err := textOf(host, path.Join("proc", strconv.Itoa(process), "cgroup"))
+// inPods returns a function that reports whether a process belongs to one of some pods.
+func inPods(host fs.FS, pods []types.UID) func(process string) bool {
+	if len(pods) == 0 {
+		return func(string) bool { return false }
+	}
+	return func(process string) bool {
+		groups, err := textOf(host, path.Join("proc", process, "cgroup"))
 		return err == nil && slices.ContainsFunc(pods, func(pod types.UID) bool { return inPod(groups, pod) })
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
 )
@@ -51,6 +53,17 @@ func (u Uses) KnownUses() Uses {
 	return slices.DeleteFunc(slices.Clone(u), func(use Use) bool { return use.ReadError != nil })
 }
 
+// Bound returns the uses of a function that keeps its driver while it is changed: its interface may
+// be up, for example.
+func (u Uses) Bound() (bound Uses) {
+	for _, use := range u {
+		if !use.BlocksUnbind {
+			bound = append(bound, use)
+		}
+	}
+	return bound
+}
+
 // usesError is an error that consists of uses.
 type usesError Uses
 
@@ -79,8 +92,8 @@ type Options struct {
 	// Known are the devices that the families found. A View searches for users of their nodes too.
 	Known []discovery.Device
 
-	// Except reports whether to ignore a process, by its number in the host's /proc.
-	Except func(process int) bool
+	// Except are the pods whose processes are ignored.
+	Except []types.UID
 }
 
 // View is a record of the users of a host's functions at one moment.
@@ -96,7 +109,7 @@ type View struct {
 // FindUsers records the users of a host's functions now. If the reader lacks privilege, objects
 // that it cannot read have Unseen set.
 func FindUsers(host *discovery.Host, o Options) *View {
-	return &View{host: host, known: o.Known, opened: openNodes(host, o.Except), disks: readDisks(host), nets: readNets(host)}
+	return &View{host: host, known: o.Known, opened: openNodes(host, inPods(host.FS, o.Except)), disks: readDisks(host), nets: readNets(host)}
 }
 
 // UsesOf returns the uses of one function now. It combines [FindUsers] and [View.UsesOf].
@@ -126,34 +139,6 @@ func (v *View) UsesOf(function sysfs.Device) Uses {
 	uses = append(uses, v.nets.usesOn(function)...)
 	uses = append(uses, v.dependentUses(function)...)
 	return append(uses, v.open(function)...)
-}
-
-// BoundUses returns the uses of a function that keeps its driver while it is changed: its interface
-// may be up, for example.
-func (v *View) BoundUses(function sysfs.Device) Uses {
-	var uses Uses
-	for _, use := range v.UsesOf(function) {
-		if !use.BlocksUnbind {
-			uses = append(uses, use)
-		}
-	}
-	return uses
-}
-
-// Err returns the uses of the first function in use as an error that begins with the name of the
-// function; nil if all are free. With keep the functions keep their drivers, as in
-// [View.BoundUses]; otherwise the functions are to be unbound or destroyed, as in [View.UsesOf].
-func (v *View) Err(keep bool, functions ...sysfs.Device) error {
-	uses := v.UsesOf
-	if keep {
-		uses = v.BoundUses
-	}
-	for _, function := range functions {
-		if err := uses(function).Err(); err != nil {
-			return fmt.Errorf("%s: %w", function.Name(), err)
-		}
-	}
-	return nil
 }
 
 // isBelow reports whether a kernel device is on the function, or is the function.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,12 +37,12 @@ func TestOpenByAnotherName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mine := func(process int) bool { return process != os.Getpid() }
+	mine := func(process string) bool { return process != strconv.Itoa(os.Getpid()) }
 	opened := openNodes(&discovery.Host{FS: root}, mine)
 	if opened.users["c 1:3"] == "" || opened.users["/dev/null"] == "" || opened.users[""] != "" || opened.err != nil {
 		t.Errorf("the process itself has /dev/null open: %v, %v", opened.users, opened.err)
 	}
-	if opened := openNodes(&discovery.Host{FS: root}, func(int) bool { return true }); len(opened.users) > 0 || opened.err != nil {
+	if opened := openNodes(&discovery.Host{FS: root}, func(string) bool { return true }); len(opened.users) > 0 || opened.err != nil {
 		t.Errorf("no process counts: %v, %v", opened.users, opened.err)
 	}
 }
@@ -52,7 +53,7 @@ func TestOpenFileThatCannotBeRead(t *testing.T) {
 		"proc/1/fd/3": {Data: []byte("/data/node"), Mode: fs.ModeSymlink},
 		"data/node":   {Mode: fs.ModeDevice},
 	}}
-	if opened := openNodes(&discovery.Host{FS: host}, nil); !errors.Is(opened.err, syscall.EIO) {
+	if opened := openNodes(&discovery.Host{FS: host}, inPods(host, nil)); !errors.Is(opened.err, syscall.EIO) {
 		t.Errorf("opened %v, %v", opened.users, opened.err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
@@ -157,16 +158,16 @@ func TestBound(t *testing.T) {
 		function + "/virtfn0": "->../0000:03:01.0",
 	})
 	v := inuse.FindUsers(&discovery.Host{FS: h}, inuse.Options{})
-	if all, bound := v.UsesOf(sysfs.At(h, function)), v.BoundUses(sysfs.At(h, function)); len(all) != 2 || bound != nil || bound.Err() != nil {
+	if all, bound := v.UsesOf(sysfs.At(h, function)), v.UsesOf(sysfs.At(h, function)).Bound(); len(all) != 2 || bound != nil || bound.Err() != nil {
 		t.Errorf("uses %v, bound %v", all, bound)
 	}
 }
 
-// Of ignores the processes of Except.
+// UsesOf ignores the processes of the pods in Except.
 func TestExcept(t *testing.T) {
-	h := host(map[string]string{function + "/uio/uio0/dev": "240:0", "proc/47/fd/3": "->/dev/uio0", "proc/48/fd/3": "->/dev/uio0"})
+	h := host(map[string]string{function + "/uio/uio0/dev": "240:0", "proc/47/fd/3": "->/dev/uio0", "proc/48/fd/3": "->/dev/uio0", "proc/47/cgroup": "0::/kubepods/podself/0\n"})
 	want := []string{"in use: /dev/uio0: process 48 has it open"}
-	if diff := cmp.Diff(want, uses(h, inuse.Options{Except: func(process int) bool { return process == 47 }})); diff != "" {
+	if diff := cmp.Diff(want, uses(h, inuse.Options{Except: []types.UID{"self"}})); diff != "" {
 		t.Errorf("uses (-want +got):\n%s", diff)
 	}
 }
@@ -183,7 +184,7 @@ func (f forbidden) ReadDir(name string) ([]fs.DirEntry, error) {
 
 // A reader without privilege reports the visible uses, and an error for the others.
 func TestWithoutPrivilege(t *testing.T) {
-	h := forbidden{host(map[string]string{function + "/uio/uio0/dev": "240:0", "proc/47/fd/3": "->/dev/uio0", "proc/48/fd/3": "->/dev/uio0"})}
+	h := forbidden{host(map[string]string{function + "/uio/uio0/dev": "240:0", "proc/47/fd/3": "->/dev/uio0", "proc/48/fd/3": "->/dev/uio0", "proc/47/cgroup": "0::/kubepods/podself/0\n"})}
 	found := inuse.UsesOf(&discovery.Host{FS: h}, sysfs.At(h, function), inuse.Options{})
 	if len(found) != 2 || found[0].How != "process 48 has it open" || !errors.Is(found[1].ReadError, fs.ErrPermission) {
 		t.Errorf("uses %v", found)

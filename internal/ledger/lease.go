@@ -216,17 +216,17 @@ func (l *Ledger) EndLeases(ctx context.Context) (ended bool) {
 	}
 }
 
-// IsLeased reports whether a lease covers a PCI function, so that the agent may write to the
-// function.
-func (l *Ledger) IsLeased(function discovery.DeviceKey) bool {
+// LeaseOn returns the name of the lease that covers a PCI function, so that the agent may write to
+// the function, "" if there is none.
+func (l *Ledger) LeaseOn(function discovery.DeviceKey) (name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, a := range l.index.byTerm[functionTerm(function)] {
 		if e, ok := a.entry.(*lease); ok && e.has(function) {
-			return true
+			return e.Name
 		}
 	}
-	return false
+	return ""
 }
 
 // Do calls do, which may block in the kernel without limit. After the limit, Do returns an error

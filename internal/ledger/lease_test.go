@@ -157,7 +157,7 @@ func TestLeaseOfFunction(t *testing.T) {
 			return Change{Name: name, Functions: []discovery.DeviceKey{function}}
 		}
 		first, blocked := b.LeaseDevices(of("first"), s)
-		if blocked != nil || !b.IsLeased(function) || b.IsLeased(discovery.DeviceKey{Function: "0000:04:00.0"}) {
+		if blocked != nil || b.LeaseOn(function) == "" || b.LeaseOn(discovery.DeviceKey{Function: "0000:04:00.0"}) != "" {
 			t.Fatal(blocked)
 		}
 		if _, blocked := b.LeaseDevices(of("second"), s); blocked == nil || !blocked.Changing {
@@ -175,7 +175,7 @@ func TestLeaseOfFunction(t *testing.T) {
 			t.Fatalf("after %s: %v", time.Since(began), err)
 		}
 		second.Release()
-		if b.IsLeased(function) {
+		if b.LeaseOn(function) != "" {
 			t.Error("leased after the end")
 		}
 	})
@@ -193,7 +193,7 @@ func TestLeaseOfFunctionRegisteredAgain(t *testing.T) {
 	}
 	again := change
 	again.Functions = []discovery.DeviceKey{{Function: "0000:03:00.0", Inode: 8}}
-	if b.IsLeased(again.Functions[0]) {
+	if b.LeaseOn(again.Functions[0]) != "" {
 		t.Error("the lease is on the function that has the address now")
 	}
 	after, blocked := b.LeaseDevices(again, s)
@@ -201,13 +201,13 @@ func TestLeaseOfFunctionRegisteredAgain(t *testing.T) {
 		t.Fatal(blocked)
 	}
 	before.Release()
-	if !b.IsLeased(again.Functions[0]) || b.IsLeased(change.Functions[0]) {
+	if b.LeaseOn(again.Functions[0]) == "" || b.LeaseOn(change.Functions[0]) != "" {
 		t.Error("the end of the first lease is not that of the first lease alone")
 	}
 	after.Release()
 	unknown := discovery.DeviceKey{Function: "0000:03:00.0"} // as on a host without inodes
 	change.Functions = append(change.Functions, unknown)
-	if _, blocked := b.LeaseDevices(change, s); blocked != nil || !b.IsLeased(again.Functions[0]) {
+	if _, blocked := b.LeaseDevices(change, s); blocked != nil || b.LeaseOn(again.Functions[0]) == "" {
 		t.Errorf("%v; a function of which only the address is known is not leased", blocked)
 	}
 }

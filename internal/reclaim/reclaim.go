@@ -32,6 +32,10 @@ type Rule struct {
 type Config struct {
 	Host *discovery.Host
 
+	// Finder finds the processes of pods that have a device open. While its answers wrap
+	// [inuse.ErrUnanswered], devices are withheld. Nil means the Host.
+	Finder inuse.Finder
+
 	// Write writes an attribute of the host; the name is a path of fs.FS. With nil, the agent has no
 	// permission to change the host and resets nothing.
 	Write func(name, value string) error
@@ -141,6 +145,9 @@ type record struct {
 func New(config Config) *Manager {
 	if config.Limit == 0 {
 		config.Limit = 10 * time.Second
+	}
+	if config.Finder == nil {
+		config.Finder = inuse.HostFinder{Host: config.Host}
 	}
 	return &Manager{
 		config: config, journal: journal.New(config.Journal, "reclaim", journal.Earlier[record]{Dir: config.Earlier, Convert: convert}),
@@ -285,6 +292,9 @@ func (c *Manager) checkReclaim(ctx context.Context, r *record, of users) (why st
 	if resets && unseen == nil && r.Owner.UID != "" {
 		unseen = c.unknownUse(ctx, r, r.withNodes(d))
 		isUnknown = unseen != nil
+	}
+	if errors.Is(unseen, inuse.ErrUnanswered) && !c.isTaken(r) {
+		return unseen.Error(), openInterval
 	}
 	if unseen != nil {
 		c.sayBlind(ctx, r, unseen)
@@ -493,7 +503,7 @@ func (c *Manager) openProcesses(ctx context.Context, r *record, d discovery.Devi
 		return inuse.Uses{{Object: "the device", ReadError: errUnknownPod}}, true
 	}
 	looked := make(chan inuse.Uses, 1)
-	go func() { looked <- inuse.ByPods(c.config.Host, d, of.Pods) }()
+	go func() { looked <- c.config.Finder.PodUses(d, of.Pods) }()
 	overdue := time.NewTicker(c.config.Limit)
 	defer overdue.Stop()
 	for {
@@ -531,7 +541,7 @@ func (c *Manager) unknownUse(ctx context.Context, r *record, d discovery.Device)
 			listed = append(listed, pod.UID)
 		}
 	}
-	why, unseen := open(inuse.ByUnlistedPods(c.config.Host, d, listed))
+	why, unseen := open(c.config.Finder.UnlistedPodUses(d, listed))
 	if why != "" {
 		return fmt.Errorf("a pod that joined the claim: %s", why)
 	}

@@ -6,14 +6,11 @@
 package sharing
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"net"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -28,8 +25,9 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk"
+	"chandler.dev/internal/hostservice"
+	"chandler.dev/internal/hostservice/wire"
 	"chandler.dev/internal/ledger"
-	"chandler.dev/internal/sharing/wire"
 )
 
 // Config is the configuration of a [Manager].
@@ -83,7 +81,7 @@ func New(config Config) *Manager {
 func (o *Manager) Begin(ctx context.Context, uid types.UID, orders []discovery.Order) error {
 	for _, order := range orders {
 		o.noteStarted(uid)
-		if err := o.call(ctx, order.Family, http.MethodPut, wire.Path+"/"+string(uid), wire.Order{How: order.How}, nil); err != nil {
+		if err := o.call(ctx, order.Family, http.MethodPut, wire.ClaimsPath+"/"+string(uid), wire.Order{How: order.How}, nil); err != nil {
 			return err
 		}
 	}
@@ -129,7 +127,7 @@ func (o *Manager) end(uid types.UID) error {
 			return fmt.Errorf("list the claims with sharing daemons: %w", err)
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), workLimit)
-		err := o.call(ctx, family, http.MethodDelete, wire.Path+"/"+string(uid), nil, nil)
+		err := o.call(ctx, family, http.MethodDelete, wire.ClaimsPath+"/"+string(uid), nil, nil)
 		cancel()
 		if errors.Is(err, errNoListener) && o.hasEnded(dir) {
 			err = nil // the program removes its files after a restart
@@ -198,7 +196,7 @@ func (o *Manager) checkProgram(ctx context.Context, family string) {
 	}
 	var claims []wire.Claim
 	asking, cancel := context.WithTimeout(ctx, askLimit)
-	err := o.call(asking, family, http.MethodGet, wire.Path, nil, &claims)
+	err := o.call(asking, family, http.MethodGet, wire.ClaimsPath, nil, &claims)
 	cancel()
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("The sharing daemons of claims are unknown", "family", family, "reason", err.Error())
@@ -312,19 +310,9 @@ func (o *Manager) ask(ctx context.Context, family, method, path string, body, in
 	socket := filepath.Join(o.config.Dir, family, wire.Socket)
 	transport := o.config.Transport
 	if transport == nil {
-		transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", socket)
-		}}
+		transport = hostservice.SocketTransport(socket)
 	}
-	data, err := json.Marshal(body)
-	if err != nil {
-		return fmt.Errorf("order: %w", err)
-	}
-	request, err := http.NewRequestWithContext(ctx, method, "http://"+family+path, bytes.NewReader(data))
-	if err != nil {
-		return fmt.Errorf("order: %w", err)
-	}
-	response, err := (&http.Client{Transport: transport}).Do(request)
+	response, err := hostservice.Send(ctx, transport, "http://"+family+path, method, body)
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("%w at %s: %w: chandler-nvml --sharing-daemons has ended", errNoListener, socket, syscall.ECONNREFUSED)
@@ -333,18 +321,5 @@ func (o *Manager) ask(ctx context.Context, family, method, path string, body, in
 	case err != nil:
 		return fmt.Errorf("ask at %s: %w", socket, err)
 	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(response.Body, 4<<20))
-	switch {
-	case err != nil:
-		return fmt.Errorf("answer from %s: %w", socket, err)
-	case response.StatusCode >= http.StatusBadRequest:
-		return errors.New(strings.TrimSpace(string(text)))
-	case into == nil:
-		return nil
-	}
-	if err := json.Unmarshal(text, into); err != nil {
-		return fmt.Errorf("answer from %s: %w", socket, err)
-	}
-	return nil
+	return response.Decode(into)
 }

@@ -17,8 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/hostservice/wire"
 	"chandler.dev/internal/ledger"
-	"chandler.dev/internal/sharing/wire"
 )
 
 // newSharingDaemons returns a [Manager] with a directory of a family's program that contains a
@@ -114,7 +114,7 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("%s: %v; want %q", uid, err, want)
 		}
 	}
-	if err := o.call(t.Context(), "maker", http.MethodGet, wire.Path, nil, &[]wire.Claim{}); err == nil {
+	if err := o.call(t.Context(), "maker", http.MethodGet, wire.ClaimsPath, nil, &[]wire.Claim{}); err == nil {
 		t.Error("nonsense is understood")
 	}
 	o.checkProgram(t.Context(), "maker") // ignores the response

@@ -22,7 +22,7 @@ import (
 
 	"chandler.dev/discovery"
 	files "chandler.dev/internal/disk"
-	"chandler.dev/internal/sharing/wire"
+	"chandler.dev/internal/hostservice/wire"
 )
 
 // supervisor models the program that runs MPS daemons for claims, with the compute modes of the

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"chandler.dev/internal/sharing/wire"
+	"chandler.dev/internal/hostservice/wire"
 )
 
 // The directories of a claim.

@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"chandler.dev/internal/sharing/wire"
+	"chandler.dev/internal/hostservice/wire"
 )
 
 // process starts the supervisor as a separate process, with additional environment variables.
@@ -74,11 +74,11 @@ func (m *machine) call(method, path string, body any) (string, int) {
 func TestSupervisorIsKilled(t *testing.T) {
 	m := newMachine(t)
 	first := m.process()
-	if text, status := m.call("PUT", wire.Path+"/one", plain); status != http.StatusNoContent {
+	if text, status := m.call("PUT", wire.ClaimsPath+"/one", plain); status != http.StatusNoContent {
 		t.Fatal(status, text)
 	}
 	var before, after []wire.Claim
-	text, _ := m.call("GET", wire.Path, nil)
+	text, _ := m.call("GET", wire.ClaimsPath, nil)
 	if err := json.Unmarshal([]byte(text), &before); err != nil {
 		t.Fatal(err)
 	}
@@ -87,27 +87,27 @@ func TestSupervisorIsKilled(t *testing.T) {
 	}
 	_ = first.Wait()
 	m.process()
-	text, _ = m.call("GET", wire.Path, nil)
+	text, _ = m.call("GET", wire.ClaimsPath, nil)
 	if err := json.Unmarshal([]byte(text), &after); err != nil || fmt.Sprint(before) != fmt.Sprint(after) || !isAlive(after[0].Process) {
 		t.Fatalf("%+v, then %+v, %v", before, after, err)
 	}
-	if text, status := m.call("PUT", wire.Path+"/one", plain); status != http.StatusNoContent || !isAlive(after[0].Process) {
+	if text, status := m.call("PUT", wire.ClaimsPath+"/one", plain); status != http.StatusNoContent || !isAlive(after[0].Process) {
 		t.Fatal("it is not the same daemon any more", status, text)
 	}
-	if text, status := m.call("PUT", wire.Path+"/two", plain); status != http.StatusInternalServerError {
+	if text, status := m.call("PUT", wire.ClaimsPath+"/two", plain); status != http.StatusInternalServerError {
 		t.Fatal("another claim got the GPU", status, text)
 	}
-	if text, status := m.call("PUT", wire.Path+"/two", order()); status != http.StatusBadRequest {
+	if text, status := m.call("PUT", wire.ClaimsPath+"/two", order()); status != http.StatusBadRequest {
 		t.Fatal(status, text)
 	}
 	if err := syscall.Kill(after[0].Process.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	await(t, func() bool {
-		text, _ := m.call("GET", wire.Path, nil)
+		text, _ := m.call("GET", wire.ClaimsPath, nil)
 		return json.Unmarshal([]byte(text), &after) == nil && after[0].Broken != ""
 	})
-	if text, status := m.call("DELETE", wire.Path+"/one", nil); status != http.StatusNoContent || len(m.left("one")) > 0 {
+	if text, status := m.call("DELETE", wire.ClaimsPath+"/one", nil); status != http.StatusNoContent || len(m.left("one")) > 0 {
 		t.Fatal(status, text, m.left("one"))
 	}
 }
@@ -115,7 +115,7 @@ func TestSupervisorIsKilled(t *testing.T) {
 // claims returns the claims by the supervisor's answer.
 func (m *machine) claims() (all []wire.Claim) {
 	m.t.Helper()
-	text, _ := m.call("GET", wire.Path, nil)
+	text, _ := m.call("GET", wire.ClaimsPath, nil)
 	if err := json.Unmarshal([]byte(text), &all); err != nil {
 		m.t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func (m *machine) child(pid int, others ...int) (child int) {
 func TestParent(t *testing.T) {
 	m := newMachine(t)
 	parent := m.process("SHARING_WITH_PARENT=1")
-	if text, status := m.call("PUT", wire.Path+"/one", plain); status != http.StatusNoContent {
+	if text, status := m.call("PUT", wire.ClaimsPath+"/one", plain); status != http.StatusNoContent {
 		t.Fatal(status, text)
 	}
 	before := m.claims()
@@ -163,7 +163,7 @@ func TestParent(t *testing.T) {
 	}
 	await(t, func() bool { return syscall.Kill(daemon.PID, 0) != nil }) // it is reaped, and not left as a zombie
 	await(t, func() bool { return m.claims()[0].Broken != "" })
-	if text, status := m.call("PUT", wire.Path+"/one", plain); status != http.StatusNoContent {
+	if text, status := m.call("PUT", wire.ClaimsPath+"/one", plain); status != http.StatusNoContent {
 		t.Fatal(status, text)
 	}
 	if err := parent.Process.Signal(syscall.SIGTERM); err != nil {
@@ -174,7 +174,7 @@ func TestParent(t *testing.T) {
 	}
 
 	parent = m.process("SHARING_WITH_PARENT=1")
-	if text, status := m.call("PUT", wire.Path+"/one", plain); status != http.StatusNoContent {
+	if text, status := m.call("PUT", wire.ClaimsPath+"/one", plain); status != http.StatusNoContent {
 		t.Fatal(status, text)
 	}
 	if err := parent.Process.Kill(); err != nil {
@@ -216,7 +216,7 @@ func TestSupervisorIsKilledBeforeLimits(t *testing.T) {
 		m.process()
 	}()
 	// The first supervisor does not answer this, and the second one does.
-	if text, status := m.call("PUT", wire.Path+"/one", order(mps, "true", threads, "40")); status != http.StatusNoContent {
+	if text, status := m.call("PUT", wire.ClaimsPath+"/one", order(mps, "true", threads, "40")); status != http.StatusNoContent {
 		t.Fatal(status, text)
 	}
 	if answer, err := m.supervisor().command(t.Context(), "one", "get_default_active_thread_percentage"); answer != "40.0\n" || err != nil {
@@ -247,7 +247,7 @@ func TestSupervisorIsKilledBeforeChange(t *testing.T) {
 		m.process()
 	}()
 	// The first supervisor does not answer this, and the second one does.
-	if text, status := m.call("PUT", wire.Path+"/one", plain); status != http.StatusNoContent {
+	if text, status := m.call("PUT", wire.ClaimsPath+"/one", plain); status != http.StatusNoContent {
 		t.Fatal(status, text)
 	}
 	if p := <-left; isAlive(p) {
@@ -268,17 +268,17 @@ func TestSupervisorIsKilledAnytime(t *testing.T) {
 		time.AfterFunc(wait, func() { _ = cmd.Process.Kill() })
 		next := make(chan *exec.Cmd)
 		go func() { _ = cmd.Wait(); next <- m.process() }()
-		if text, status := m.call("PUT", wire.Path+"/one", plain); status != http.StatusNoContent {
+		if text, status := m.call("PUT", wire.ClaimsPath+"/one", plain); status != http.StatusNoContent {
 			t.Fatal(wait, status, text)
 		}
 		last := <-next
-		if text, status := m.call("PUT", wire.Path+"/one", plain); status != http.StatusNoContent {
+		if text, status := m.call("PUT", wire.ClaimsPath+"/one", plain); status != http.StatusNoContent {
 			t.Fatal(wait, status, text)
 		}
 		if all := ofClaim(m.dir("one")); len(all) != 2 {
 			t.Fatalf("killed after %s: processes %v; want a daemon and its server", wait, all)
 		}
-		if text, status := m.call("DELETE", wire.Path+"/one", nil); status != http.StatusNoContent || len(m.left("one")) > 0 {
+		if text, status := m.call("DELETE", wire.ClaimsPath+"/one", nil); status != http.StatusNoContent || len(m.left("one")) > 0 {
 			t.Fatal(wait, status, text, m.left("one"))
 		}
 		_ = last.Process.Kill()

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"syscall"
 
-	"chandler.dev/internal/sharing/wire"
+	"chandler.dev/internal/hostservice/wire"
 )
 
 // processMark begins the environment variable of a claim's processes. Its value is the claim's

@@ -27,7 +27,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"chandler.dev/internal/sharing/wire"
+	"chandler.dev/internal/hostservice/wire"
 )
 
 // Config configures a Supervisor.

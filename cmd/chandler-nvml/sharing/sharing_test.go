@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"chandler.dev/internal/sharing/wire"
+	"chandler.dev/internal/hostservice/wire"
 )
 
 const (

@@ -19,6 +19,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk"
+	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/ondemand"
@@ -67,6 +68,7 @@ type agent struct {
 	returnDue    chan struct{}                 // has a value when a device may be due for its return to its driver
 	unitIdle     chan struct{}                 // has a value when a created unit may have lost its last consumer
 	lastClaims   sync.Map                      // time of the last claim for a device, by device
+	finder       inuse.Finder                  // finds the users of devices
 	useChecks    overdue.Calls                 // checks for users of functions, by the functions' directories
 	links        linkReader                    // reads the links of devices for metrics
 
@@ -116,7 +118,10 @@ func newAgent(config Config) *agent {
 		Dir: config.StateDir, Boot: config.BootID, Disk: config.Disk, Listings: true, OtherDirs: []string{earlierPassthroughDir, madeDir, earlierReclaimDir},
 		Termination: a.cluster.GracePeriod, RequestsResource: a.cluster.RequestsResource, OpenBy: a.vfioUser,
 	})
-	a.Write = a.guardWrites(config.Write)
+	a.Write, a.finder = a.guardWrites(config.Write), inuse.HostFinder{Host: a.host}
+	if config.HostService != nil {
+		a.finder = config.HostService
+	}
 	a.passthrough, a.onDemand = a.newPassthrough(), a.newOnDemand()
 	a.host.Hooks, a.host.Recoveries, a.host.CreatedUnit = config.HookProgram, config.Recoveries, a.onDemand.Has
 	a.reclaim = a.newReclaim()

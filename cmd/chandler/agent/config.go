@@ -16,6 +16,7 @@ import (
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
+	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/reclaim"
@@ -82,6 +83,10 @@ type Config struct {
 	// binds functions to drivers and creates devices where the administrator allows it. Nil means
 	// that the agent may not change the host.
 	Write func(name, value string) error
+
+	// HostService writes attributes and finds the users of devices instead of this process, which
+	// then needs no privilege; see package hostservice. Optional.
+	HostService HostService
 
 	Client kubernetes.Interface
 
@@ -205,6 +210,15 @@ type Kubelet struct {
 	// without a PodResources API and for IDs that no file of the host contains; see
 	// [legacy.ReadHoldings]. Optional.
 	Written func() ([]kubeletapi.Holding, error)
+}
+
+// HostService is a [hostservice.Client].
+type HostService interface {
+	inuse.Finder
+
+	// Write writes an attribute under a lease on a PCI function. It returns after the kernel has
+	// ended the write.
+	Write(lease string, function discovery.DeviceKey, name, value string) error
 }
 
 // Lock is held by one agent of a node at a time. While an upgrade surges, two agents run at once,

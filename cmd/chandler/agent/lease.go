@@ -48,17 +48,24 @@ func functionOf(dir string) (string, bool) {
 // the agent, because a consumer may have the device.
 var errNoLease = errors.New("no lease on the function")
 
-// guardWrites wraps a function that writes attributes of the host. The result refuses each write to
-// a PCI function without a lease, also if the kernel has registered the function again since the
-// lease began.
+// guardWrites returns the function that writes attributes of the host, by the host service if there
+// is one, nil if the agent may not change the host. The function refuses each write to a PCI
+// function without a lease, also if the kernel has registered the function again since the lease
+// began.
 func (a *agent) guardWrites(write func(name, value string) error) func(name, value string) error {
-	if write == nil {
+	if write == nil && a.HostService == nil {
 		return nil
 	}
 	return func(name, value string) error {
-		function := functionWritten(name, value)
-		if function != "" && !a.ledger.IsLeased(discovery.FunctionKey(a.host, function)) {
-			return fmt.Errorf("write %q to /%s: function %s: %w", value, name, path.Base(function), errNoLease)
+		function, lease := functionWritten(name, value), ""
+		key := discovery.FunctionKey(a.host, function)
+		if function != "" {
+			if lease = a.ledger.LeaseOn(key); lease == "" {
+				return fmt.Errorf("write %q to /%s: function %s: %w", value, name, path.Base(function), errNoLease)
+			}
+		}
+		if a.HostService != nil {
+			return a.HostService.Write(lease, key, name, value)
 		}
 		return write(name, value)
 	}

@@ -67,7 +67,7 @@ func (a *agent) describedAs(name string) (discovery.Device, bool) {
 // checkUse returns the users of the functions as an error, nil if all are free; see
 // [discovery.Tools].
 func (a *agent) checkUse(keep bool, functions ...sysfs.Device) error {
-	return a.checkLimited(functions[0], func(options inuse.Options) error { return inuse.FindUsers(a.host, options).Err(keep, functions...) })
+	return a.checkLimited(functions[0], func(options inuse.Options) error { return inuse.CheckFree(a.finder, options, keep, functions...) })
 }
 
 // openOnDemand loads the records of units that an earlier agent created.

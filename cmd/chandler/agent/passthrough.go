@@ -74,12 +74,12 @@ func (a *agent) vfioUser(d *discovery.Device, own []types.UID) string {
 		}
 	}
 	err := a.checkLimited(function, func(options inuse.Options) error {
-		if len(own) > 0 {
-			options.Except = inuse.InPods(a.host.FS, own)
-		}
-		view := inuse.FindUsers(a.host, options)
-		for _, function := range functions {
-			if err := view.UsesOf(function).KnownUses().Err(); err != nil {
+		options.Except = own
+		for _, uses := range a.finder.FunctionUses(options, functions...) {
+			if err := uses.KnownUses().Err(); err != nil {
+				return err
+			}
+			if err := uses.Err(); errors.Is(err, inuse.ErrUnanswered) {
 				return err
 			}
 		}

@@ -21,6 +21,7 @@ const earlierReclaimDir = "handover"
 func (a *agent) newReclaim() *reclaim.Manager {
 	return reclaim.New(reclaim.Config{
 		Host:     a.host,
+		Finder:   a.finder,
 		Write:    a.Write,
 		Journal:  a.journalConfig(),
 		Earlier:  filepath.Join(a.StateDir, earlierReclaimDir),

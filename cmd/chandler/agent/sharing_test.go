@@ -28,7 +28,7 @@ import (
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/disk"
-	"chandler.dev/internal/sharing/wire"
+	"chandler.dev/internal/hostservice/wire"
 )
 
 // keeping is a node with an A100 and an L40S, and with MPS daemons for claims: real processes of a
@@ -397,7 +397,7 @@ func TestAgentEndsUnusedDaemons(t *testing.T) {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(k.daemons(), wire.Socket))
 	}}}
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://x"+wire.Path+"/stranger", bytes.NewReader(order))
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://x"+wire.ClaimsPath+"/stranger", bytes.NewReader(order))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -62,7 +62,7 @@ func (h *dividing) tools() discovery.Tools {
 		if h.alone {
 			return nil
 		}
-		return inuse.FindUsers(h.host(), inuse.Options{}).Err(true, functions...)
+		return inuse.CheckFree(inuse.HostFinder{Host: h.host()}, inuse.Options{}, true, functions...)
 	}}
 }
 

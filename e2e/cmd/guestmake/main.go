@@ -47,7 +47,7 @@ func run(dies, count int, do, physical string) error {
 		Tools: discovery.Tools{
 			Write: guest.Write,
 			CheckBusy: func(keep bool, functions ...sysfs.Device) error {
-				return inuse.FindUsers(host, inuse.Options{}).Err(keep, functions...)
+				return inuse.CheckFree(inuse.HostFinder{Host: host}, inuse.Options{}, keep, functions...)
 			},
 		},
 		Device: func(name string) (discovery.Device, bool) { return scan().Lookup(name) },

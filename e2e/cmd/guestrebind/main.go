@@ -44,7 +44,7 @@ func run(dies int, do, address string) error {
 		Host: host, Family: "vfio", Journal: journal.Config{Dir: "/run/rebound", Boot: guest.Boot},
 		Write: guest.Write, Ledger: guest.Ledger, Stock: guesthost.Stock,
 		Busy: func(functions ...sysfs.Device) error {
-			return inuse.FindUsers(host, inuse.Options{}).Err(false, functions...)
+			return inuse.CheckFree(inuse.HostFinder{Host: host}, inuse.Options{}, false, functions...)
 		},
 	})
 	if err := errors.Join(binder.Open()...); err != nil {

@@ -1,5 +1,15 @@
-// Package wire is the protocol between the agent and a vendor's program that does work for
-// claims: HTTP on a Unix socket of the node, with JSON.
+// Package wire is the protocol between the agent and the programs beside it: HTTP on a Unix socket
+// of the node, with JSON. The package contains data only.
+//
+// A host service changes and examines the host for the agent:
+//
+//	GET  /service          returns the [Service]
+//	PUT  /sessions/ID      begins the session of an agent, the only one that may write; returns when all writes of earlier sessions have ended
+//	PUT  /write            does a [Write]; returns when the kernel has accepted or refused the value
+//	POST /users/functions  answers a [FunctionQuery]
+//	POST /users/pods       answers a [PodQuery]
+//
+// A vendor's program does work for claims:
 //
 //	GET    /claims        returns the list of all [Claim] values
 //	PUT    /claims/UID    begins the work of an [Order]; returns when the work is complete or already was
@@ -11,8 +21,8 @@ package wire
 // Socket is the name of the socket in the program's directory.
 const Socket = "socket"
 
-// Path is the path of the claims. Each claim has the path of its UID below.
-const Path = "/claims"
+// ClaimsPath is the path of the claims. Each claim has the path of its UID below.
+const ClaimsPath = "/claims"
 
 // Order is the work for a claim, in the terms of the devices' family.
 type Order struct {

@@ -1,0 +1,98 @@
+package wire
+
+import "k8s.io/apimachinery/pkg/types"
+
+// Versions of the requests to the host service. The agent and the service work together if their
+// ranges overlap. A request with a changed meaning needs a new version. The agent sends an added
+// field only to a service that has the field's version, because a service refuses unknown fields:
+// such a field may restrict the request.
+const (
+	OldestVersion = 1
+	NewestVersion = 1
+)
+
+// Paths of the requests to the host service. Each session has the path of its ID below
+// SessionsPath.
+const (
+	ServicePath       = "/service"
+	SessionsPath      = "/sessions"
+	WritePath         = "/write"
+	FunctionUsersPath = "/users/functions"
+	PodUsersPath      = "/users/pods"
+)
+
+// ErrnoHeader is the header of a failed write with the number of the kernel's error.
+const ErrnoHeader = "Chandler-Errno"
+
+// Service describes a host service.
+type Service struct {
+	Program string `json:"program"` // the version of the program
+	Oldest  int    `json:"oldest"`  // the oldest version of the protocol that the service has
+	Newest  int    `json:"newest"`
+
+	// Attributes are the attributes that the service may write on this node.
+	Attributes []string `json:"attributes"`
+
+	// HiddenFromPods is why the service does not see the open files of the pods' processes, "" if it
+	// sees them. HiddenFromAll is the same for all processes of the machine.
+	HiddenFromPods string `json:"hiddenFromPods,omitempty"`
+	HiddenFromAll  string `json:"hiddenFromAll,omitempty"`
+}
+
+// Write is the write of an attribute of a PCI function, or of a PCI driver for a function. It
+// contains no path.
+type Write struct {
+	Session string `json:"session"` // the ID of the agent's session
+	Lease   string `json:"lease"`   // the name of the agent's lease on the function
+
+	Function string `json:"function"` // the address of the function
+	Inode    uint64 `json:"inode"`    // the inode number of the function's directory in sysfs under the lease
+
+	Attribute string `json:"attribute"`       // "driver_override", or "bind" of a driver
+	Driver    string `json:"driver,omitzero"` // the driver, for "bind" and "unbind"
+
+	// Value is the value of an attribute of the function. It is empty for attributes of drivers, whose
+	// value is the address of the function.
+	Value string `json:"value,omitzero"`
+}
+
+// Node is a device node of the host.
+type Node struct {
+	Path  string `json:"path"`
+	Block bool   `json:"block,omitempty"`
+	Major int64  `json:"major"`
+	Minor int64  `json:"minor"`
+}
+
+// FunctionQuery asks for the users of PCI functions. The answer is a list of [Use] lists, in the
+// order of the functions.
+type FunctionQuery struct {
+	Functions []Function  `json:"functions"`
+	Except    []types.UID `json:"except,omitempty"` // the pods whose processes are ignored
+}
+
+// Function is a PCI function, with nodes that the kernel does not show below the function.
+type Function struct {
+	Address string `json:"address"`
+	Nodes   []Node `json:"nodes,omitempty"`
+}
+
+// PodQuery asks for processes of pods that have a device open. The answer is a list of [Use]
+// values.
+type PodQuery struct {
+	// Device is the device: its PCI function if Address is set, and its nodes.
+	Device Function    `json:"device"`
+	Pods   []types.UID `json:"pods,omitempty"`
+
+	// Unlisted means all pods except Pods.
+	Unlisted bool `json:"unlisted,omitempty"`
+}
+
+// Use is one way in which a function or a device is in use, or may be; see inuse.Use.
+type Use struct {
+	Object       string `json:"object"`
+	How          string `json:"how,omitempty"`
+	BlocksUnbind bool   `json:"blocksUnbind,omitempty"`
+	ReadError    string `json:"readError,omitempty"`
+	Forbidden    bool   `json:"forbidden,omitempty"` // ReadError is a lack of permission
+}
