@@ -20,15 +20,15 @@ RUN CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH \
 
 # Not cross-compiled, because the build needs the C compiler and the C library of the target platform.
 FROM golang:1.26-bookworm AS build-nvml
+ARG VERSION
 WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY cmd/chandler-nvml cmd/chandler-nvml
-COPY discovery/families/nvidia/facts discovery/families/nvidia/facts
-COPY discovery/families/nvidia/userspace discovery/families/nvidia/userspace
-COPY internal/hostservice/wire internal/hostservice/wire
+COPY discovery discovery
+COPY internal internal
 RUN CGO_ENABLED=1 CGO_LDFLAGS=-Wl,-z,lazy \
-    go build -trimpath -ldflags "-s -w" -o /chandler-nvml ./cmd/chandler-nvml
+    go build -trimpath -ldflags "-s -w -X main.version=$VERSION" -o /chandler-nvml ./cmd/chandler-nvml
 
 # The files of the C library, at the paths of the distribution.
 FROM debian:12-slim AS libc

@@ -27,7 +27,7 @@ build: bin/chandler-nvml ## the agent as bin/chandler, the plugin bin/kubectl-ch
 .PHONY: bin/chandler-nvml
 bin/chandler-nvml:
 	@if command -v $$($(GO) env CC) >/dev/null; then set -x; \
-	  CGO_ENABLED=1 CGO_CFLAGS='-O2 -Wno-deprecated-declarations' CGO_LDFLAGS='-Wl,-z,lazy' $(GO) build -trimpath -ldflags '-s -w' -o $@ ./cmd/chandler-nvml; \
+	  CGO_ENABLED=1 CGO_CFLAGS='-O2 -Wno-deprecated-declarations' CGO_LDFLAGS='-Wl,-z,lazy' $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./cmd/chandler-nvml; \
 	else echo "$@ is left out: there is no C compiler"; fi
 
 # testrun is go test with a record of times and of skipped tests: see internal/testrun.

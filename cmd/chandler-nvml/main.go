@@ -13,6 +13,9 @@
 // With --sharing-daemons, the program is a separate service that outlives the agent: it runs MPS
 // daemons for claims, and sets time slices; see package sharing.
 //
+// With --host-service, the program is a privileged service without NVML that changes and examines
+// the host for an agent without privilege; see package hostservice.
+//
 // With --files, the program uses neither GPUs nor NVML. It prints, in the format of package
 // userspace, the driver files for containers, by NVIDIA's own code for CDI specs (nvcdi), which
 // needs cgo too. This mode only reads files.
@@ -26,9 +29,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"chandler.dev/internal/hostservice"
 )
 
 type options struct {
@@ -37,8 +43,11 @@ type options struct {
 	gpus       string
 	files      bool
 	sharing    string
-	interval   time.Duration
-	watch      bool
+
+	hostService, allow string
+
+	interval time.Duration
+	watch    bool
 
 	again chan struct{} // requests for a scan; room for one
 
@@ -52,6 +61,8 @@ func main() {
 	flag.StringVar(&o.driverRoot, "driver-root", "/", "`directory` of the host with the driver's libraries; if it has no NVML, the system's NVML is used")
 	flag.BoolVar(&o.files, "files", false, "print the files of the driver that containers need, without NVML")
 	flag.StringVar(&o.sharing, "sharing-daemons", "", "run MPS daemons and set time slices for claims, by requests of the agent to a socket in this `directory`, with the programs of --driver-root")
+	flag.StringVar(&o.hostService, "host-service", "", "write attributes of --host-root and find the users of devices, by requests of the agent to a socket in this `directory`")
+	flag.StringVar(&o.allow, "allow", "", "the `attributes` that --host-service may write, with commas, of "+strings.Join(hostservice.Attributes(), ", "))
 	flag.StringVar(&o.gpus, "gpus", "/proc/driver/nvidia/gpus", "`directory` that lists the GPUs by their PCI addresses")
 	flag.DurationVar(&o.interval, "interval", 10*time.Second, "time to wait for GPU errors between scans; with --files, the time limit")
 	flag.BoolVar(&o.watch, "watch", false, "run until standard input is closed, and scan again at each line")
@@ -71,6 +82,8 @@ func main() {
 		run = o.runUserspace
 	case o.sharing != "":
 		run = o.runSharing
+	case o.hostService != "":
+		run = o.runHostService
 	}
 	go func() { done <- run(os.Stdout) }()
 	if o.watch {

@@ -5,9 +5,25 @@ package main
 import (
 	"flag"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 )
+
+// The host service may write attributes of the list only.
+func TestAllow(t *testing.T) {
+	if allowed, err := parseAllowed("bind,reset"); err != nil || !slices.Equal(allowed, []string{"bind", "reset"}) {
+		t.Error(allowed, err)
+	}
+	if allowed, err := parseAllowed(""); err != nil || allowed != nil {
+		t.Error(allowed, err)
+	}
+	for _, list := range []string{"enable", "bind,", "bind,../x"} {
+		if _, err := parseAllowed(list); err == nil || !strings.Contains(err.Error(), "is none of bind") {
+			t.Errorf("%q: %v", list, err)
+		}
+	}
+}
 
 // A previous name of a flag is an error with the present name.
 func TestRenamedFlag(t *testing.T) {

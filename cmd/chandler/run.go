@@ -41,6 +41,7 @@ import (
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/doctor/gather"
 	"chandler.dev/internal/hostfile"
+	"chandler.dev/internal/hostservice"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/provision"
 	"chandler.dev/internal/removal"
@@ -62,6 +63,7 @@ type runOptions struct {
 	runtimeRoot     string
 	cdiRoot         string
 	runDir          string
+	hostServiceDir  string
 	filesRoot       string
 	featureDir      string
 	metadata        bool
@@ -112,6 +114,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	flags.StringVar(&o.runtimeRoot, "runtime-root", "/", "`directory` of the host's /dev for the container runtime; not / for a simulated host")
 	flags.StringVar(&o.cdiRoot, "cdi-root", "/var/run/cdi", "`directory` of CDI specs for the container runtime")
 	flags.StringVar(&o.runDir, "run-dir", "/run/chandler", "`directory` on tmpfs for state that lasts until the next reboot")
+	flags.StringVar(&o.hostServiceDir, "host-service-dir", "", "`directory` with the socket of the host service, which changes and examines the host for the agent, so that the agent needs no privilege; empty for no host service")
 	flags.StringVar(&o.filesRoot, "host-files-root", "/", "`directory` with the directories for host files, "+strings.Join(discovery.FileDirs(families.All), ", ")+"; no files are written to a missing directory")
 	flags.StringVar(&o.featureDir, "feature-dir", featureDir, "`directory` of node labels for Node Feature Discovery; if it is missing or empty, no labels are written")
 	flags.BoolVar(&o.metadata, "device-metadata", true, "provide containers with files of the attributes of their claims' devices")
@@ -272,7 +275,7 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 	if err != nil {
 		return none, err
 	}
-	return agent.Config{
+	config := agent.Config{
 		Version:        buildVersion(),
 		NodeName:       o.nodeName,
 		PodUID:         types.UID(o.podUID),
@@ -319,7 +322,12 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 		ReadParameters: compile.Parameters,
 		Serve:          serve,
 		ServePage:      o.pageServer(clients.main),
-	}, nil
+	}
+	if o.hostServiceDir != "" {
+		service := hostservice.NewClient(o.hostServiceDir, nil)
+		config.HostService, config.Write, config.Lock = service, nil, sessionLock{lock, service}
+	}
+	return config, nil
 }
 
 // Rate limits for claim statuses and pod Events: requests per second, and at once.

@@ -45,7 +45,7 @@ func (r *release) pure(ctx context.Context, name, arch string) (program, error) 
 // older libraries lack some of them.
 func (r *release) informant(ctx context.Context, arch, compiler string) (program, error) {
 	return r.build(ctx, "chandler-nvml", arch, []string{"CGO_ENABLED=1", "CC=" + compiler, "CGO_LDFLAGS=-Wl,-z,lazy", "CGO_CFLAGS=-O2 -Wno-deprecated-declarations"},
-		"-ldflags=-s -w -buildid=")
+		"-ldflags=-s -w -buildid= -X main.version="+r.version)
 }
 
 // build builds a program. Build settings in the user's environment must not change the result.

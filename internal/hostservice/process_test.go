@@ -1,0 +1,262 @@
+package hostservice
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/hostfs"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/hostservice/wire"
+	"chandler.dev/internal/journal"
+	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/passthrough"
+	"chandler.dev/internal/passthrough/passthroughtest"
+	"chandler.dev/internal/provision"
+)
+
+// Environment variables of a process that serves as a host service: the root of its host, and the
+// moments until it kills itself, before or after each write.
+const (
+	childRoot    = "CHANDLER_TEST_HOST_ROOT"
+	childMoments = "CHANDLER_TEST_MOMENTS"
+)
+
+func TestMain(m *testing.M) {
+	if root := os.Getenv(childRoot); root != "" {
+		log.Fatal(serveHost(root))
+	}
+	os.Exit(m.Run())
+}
+
+func serveHost(root string) error {
+	moments, err := strconv.Atoi(os.Getenv(childMoments))
+	if err != nil {
+		return err
+	}
+	host, err := hostfs.Open(root)
+	if err != nil {
+		return err
+	}
+	write, err := provision.Writer(root)
+	if err != nil {
+		return err
+	}
+	pass := func() {
+		if moments--; moments == -1 {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL) // it does not return
+			select {}
+		}
+	}
+	return Run(context.Background(), socketDir(root), NewServer(Config{Host: &discovery.Host{FS: host}, Allowed: Attributes(), Write: func(name, value string) error {
+		pass()
+		defer pass()
+		return write(name, value)
+	}}))
+}
+
+func socketDir(root string) string { return filepath.Join(root, "run/host") }
+
+// process is a host service in another process, which starts again after it was killed.
+type process struct {
+	root   string
+	deaths atomic.Int32
+	stop   func()
+}
+
+func startProcess(t *testing.T, root string, moments int) *process {
+	p := &process{root: root}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		for ctx.Err() == nil {
+			cmd := exec.CommandContext(ctx, os.Args[0])
+			cmd.Env = append(os.Environ(), childRoot+"="+root, childMoments+"="+strconv.Itoa(moments))
+			if out, err := cmd.CombinedOutput(); ctx.Err() == nil && cmd.ProcessState.ExitCode() != -1 {
+				t.Errorf("host service: %v: %s", err, out)
+				return
+			}
+			if ctx.Err() == nil {
+				p.deaths.Add(1)
+			}
+			moments = -1
+		}
+	})
+	p.stop = func() { cancel(); running.Wait() }
+	return p
+}
+
+// A process that binds a disk to vfio through the socket, and returns it, while the host service is
+// killed before and after each write, and starts again. The function is in one of the two states in
+// the end, with no record left.
+func TestProcessIsKilled(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, for device nodes")
+	}
+	for step := 0; ; step++ {
+		k := passthroughtest.At(t, t.TempDir())
+		k.Add(disk, "nvme", "3")
+		service := startProcess(t, k.Dir, step)
+		m, d := newManager(t, k)
+		configure := m.Configurer(func(d discovery.Device, _ discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
+			return d, nil, nil
+		})
+		eventually(t, "bind", func() error {
+			_, work, err := configure(d, discovery.Parameters{discovery.Driver: discovery.DriverVFIO}, "claim")
+			if err != nil || work == nil {
+				return err
+			}
+			if err := work(t.Context()); err != nil {
+				return err
+			}
+			return errors.New("not checked yet")
+		})
+		if driver := k.Driver(disk); driver != "vfio-pci" {
+			t.Fatalf("killed at moment %d: driver %q", step, driver)
+		}
+		eventually(t, "return", func() error { return m.ReturnUnit(t.Context(), "iommu-group-3") })
+		if driver, left := k.Driver(disk), m.LeftUnits(); driver != "nvme" || len(left) > 0 {
+			t.Fatalf("killed at moment %d: driver %q, left %v", step, driver, left)
+		}
+		service.stop()
+		if service.deaths.Load() == 0 {
+			if step < 8 {
+				t.Errorf("killed at %d moments", step)
+			}
+			t.Logf("killed at %d moments", step)
+			return
+		}
+	}
+}
+
+// newManager returns a manager of passthrough whose writes pass the socket, and its device.
+func newManager(t *testing.T, k *passthroughtest.Kernel) (*passthrough.Manager, discovery.Device) {
+	t.Helper()
+	host, source := k.Host(), passthroughtest.Source(disk)
+	l := ledger.New(ledger.Config{Dir: t.TempDir(), Boot: "1"})
+	if _, err := l.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	client := NewClient(socketDir(k.Dir), nil)
+	m := passthrough.New(passthrough.Config{
+		Host: host, Journal: journal.Config{Dir: t.TempDir(), Boot: "1"}, Ledger: l, Stock: func() ledger.Stock { return &ledger.Present{} },
+		Write: func(name, value string) error {
+			return client.Write("test", discovery.FunctionKey(host, source), name, value)
+		},
+		Busy: func(...sysfs.Device) error { return nil },
+	})
+	for _, problem := range m.Open() {
+		t.Error(problem)
+	}
+	d := discovery.Device{Name: "pci-0000-03-00-0", Source: source, Attributes: discovery.Attributes{}, Health: discovery.Health{Status: discovery.Healthy}, Passthrough: &discovery.PassthroughOption{Driver: "vfio-pci"}}
+	d.Attributes.SetInt("iommuGroup", 3)
+	return m, d
+}
+
+// eventually repeats a step until it succeeds.
+func eventually(t *testing.T, name string, step func() error) {
+	t.Helper()
+	var err error
+	for limit := time.Now().Add(time.Minute); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
+		if err = step(); err == nil {
+			return
+		}
+	}
+	t.Fatalf("%s: %v", name, err)
+}
+
+// Only root can open the socket. A second service waits for the end of the first one, and then
+// serves the directory.
+func TestSocket(t *testing.T) {
+	k := passthroughtest.New(t)
+	k.Add(disk, "nvme", "3")
+	dir := filepath.Join(k.Dir, "run/host")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	client := NewClient(dir, nil)
+	run := func(program string) (stop func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			ended <- Run(ctx, dir, NewServer(Config{Host: k.Host(), Program: program, Allowed: Attributes(), Write: k.Write}))
+		}()
+		return func() {
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	serves := func(program string) {
+		t.Helper()
+		eventually(t, program, func() error {
+			service, err := client.Describe(t.Context())
+			if err == nil && service.Program != program {
+				err = fmt.Errorf("%s serves", service.Program)
+			}
+			return err
+		})
+	}
+	stopFirst := run("first")
+	serves("first")
+	for name, want := range map[string]os.FileMode{"": 0o700, wire.Socket: 0o600} {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != want {
+			t.Errorf("%q: %v, %v", name, info.Mode(), err)
+		}
+	}
+	stopSecond := run("second")
+	time.Sleep(200 * time.Millisecond)
+	serves("first")
+	stopFirst()
+	serves("second")
+	key := discovery.FunctionKey(k.Host(), passthroughtest.Source(disk))
+	if err := client.Write("test", key, passthroughtest.Source(disk)+"/reset", "1"); err != nil {
+		t.Error(err)
+	}
+	stopSecond()
+	if err := client.Write("test", key, passthroughtest.Source(disk)+"/reset", "1"); !errors.Is(err, ErrAway) {
+		t.Errorf("without a service: %v", err)
+	}
+}
+
+// A service that ends still answers a request in progress.
+func TestEnd(t *testing.T) {
+	k := passthroughtest.New(t)
+	k.Add(disk, "nvme", "3")
+	dir := t.TempDir()
+	writing, release := make(chan struct{}), make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Run(ctx, dir, NewServer(Config{Host: k.Host(), Allowed: Attributes(), Write: func(string, string) error { close(writing); <-release; return syscall.EBUSY }}))
+	}()
+	client := NewClient(dir, nil)
+	eventually(t, "start", func() error { return client.BeginSession(t.Context()) })
+	written := make(chan error, 1)
+	go func() {
+		written <- client.Write("test", discovery.FunctionKey(k.Host(), passthroughtest.Source(disk)), passthroughtest.Source(disk)+"/reset", "1")
+	}()
+	<-writing
+	cancel()
+	time.Sleep(50 * time.Millisecond)
+	close(release)
+	if err := <-written; !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("the write: %v", err)
+	}
+	if err := <-ended; err != nil && !errors.Is(err, http.ErrServerClosed) {
+		t.Error(err)
+	}
+}
