@@ -13,6 +13,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/disk/disktest"
+	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
@@ -128,7 +129,7 @@ func TestFunctionsAreLookedUpTogether(t *testing.T) {
 	}
 	k.OpenNode("47", "qemu", "/dev/vfio/2")
 	counting := &countingProc{FS: k.FS()}
-	a := &agent{host: &discovery.Host{FS: counting}}
+	a := &agent{finder: inuse.HostFinder{Host: &discovery.Host{FS: counting}}}
 	if err := a.checkUse(false, functions[:2]...); err != nil {
 		t.Error(err)
 	}

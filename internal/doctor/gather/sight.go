@@ -1,6 +1,7 @@
 package gather
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,15 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/hostservice"
 	"chandler.dev/internal/inuse"
 )
 
 // visibility returns two reasons why the agent cannot see open files: those of the pods' processes,
 // and those of all processes of the machine. A reason is "" if the agent sees these files. In
-// the agent's pod, visibility tries to look at open files. On the node, doctor may have more
+// the agent's pod, visibility tries to look at open files. An agent with a host service sees what the
+// service sees. On the node, doctor may have more
 // permissions than the agent, so visibility checks the capabilities and mounts of the agent's
 // process.
-func visibility(o Options, agents []process) (ofPods, ofAll doctor.Answer[string]) {
+func visibility(ctx context.Context, o Options, agents []process) (ofPods, ofAll doctor.Answer[string]) {
 	both := func(answer doctor.Answer[string]) (ofPods, ofAll doctor.Answer[string]) { return answer, answer }
 	if len(agents) == 0 {
 		return both(doctor.UnknownAnswer[string]("no agent process is visible"))
@@ -29,6 +32,18 @@ func visibility(o Options, agents []process) (ofPods, ofAll doctor.Answer[string
 		return both(doctor.UnknownAnswer[string]("the host is simulated"))
 	}
 	p := agents[0]
+	if dir := p.flags()["host-service-dir"]; dir != "" {
+		ctx, cancel := context.WithTimeout(ctx, Patience)
+		defer cancel()
+		service, err := hostservice.NewClient(filepath.Join(p.dir, "root", dir), nil).Describe(ctx)
+		switch {
+		case errors.Is(err, fs.ErrPermission):
+			return both(doctor.UnknownAnswer[string](err.Error())) // permission is missing to doctor, not to the agent
+		case err != nil:
+			return both(doctor.KnownAnswer(err.Error()))
+		}
+		return doctor.KnownAnswer(service.HiddenFromPods), doctor.KnownAnswer(service.HiddenFromAll)
+	}
 	if o.Self != o.Proc && filepath.Dir(p.dir) == filepath.Clean(o.Self) {
 		return visibilityFrom(o.HostFS, inuse.CheckSight(o.HostFS))
 	}

@@ -1,13 +1,17 @@
 package gather
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"chandler.dev/discovery"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/hostservice"
 )
 
 // An agent sees the open files of other processes if it has CAP_SYS_PTRACE and the host's own
@@ -54,7 +58,7 @@ func TestSight(t *testing.T) {
 	t.Run("simulated", func(t *testing.T) {
 		n := newMadeUp(t)
 		n.write("proc/"+agentPID+"/status", most)
-		ofPods, ofAll := visibility(n.options, findAgents(n.options))
+		ofPods, ofAll := visibility(t.Context(), n.options, findAgents(n.options))
 		compareSight(t, ofPods, "?")
 		compareSight(t, ofAll, "?")
 	})
@@ -71,9 +75,45 @@ func TestSightInThePod(t *testing.T) {
 		if n.options.HostFS, err = hostfs.Open(filepath.Join(n.root, "h")); err != nil {
 			t.Fatal(err)
 		}
-		ofPods, ofAll := visibility(n.options, findAgents(n.options))
+		ofPods, ofAll := visibility(t.Context(), n.options, findAgents(n.options))
 		compareSight(t, ofPods, want)
 		compareSight(t, ofAll, want)
+	}
+}
+
+// An agent with a host service sees what the service sees, and nothing while the service is missing.
+func TestSightOfHostService(t *testing.T) {
+	n := newMadeUp(t)
+	n.options.Simulated = false
+	n.process(agentPID, "/chandler", "run", "--kubelet-root="+n.options.KubeletRoot, "--host-service-dir=/run/h")
+	n.write("proc/"+agentPID+"/status", "CapEff:\t0000000000000000\n")
+	agent := n.facts().Agent
+	compareSight(t, agent.Sight, "the host service does not answer")
+	compareSight(t, agent.SightAll, "the host service does not answer")
+	n.write("h/proc/1/fd/3", "")
+	host, err := hostfs.Open(filepath.Join(n.root, "h"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.write("proc/"+agentPID+"/root/run/h/lock", "")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	dir := filepath.Join(n.root, "proc", agentPID, "root/run/h")
+	go func() {
+		ended <- hostservice.Run(ctx, dir, hostservice.NewServer(hostservice.Config{Host: &discovery.Host{FS: host}}))
+	}()
+	for range 100 {
+		if _, err := hostservice.NewClient(dir, nil).Describe(t.Context()); err == nil {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	agent = n.facts().Agent
+	compareSight(t, agent.Sight, "")
+	compareSight(t, agent.SightAll, "")
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 
