@@ -54,8 +54,8 @@ func parseAllowed(list string) (allowed []string, err error) {
 	for name := range strings.SplitSeq(list, ",") {
 		switch {
 		case list == "":
-		case !slices.Contains(hostservice.Attributes(), name):
-			return nil, fmt.Errorf("--allow: %q is none of %s", name, strings.Join(hostservice.Attributes(), ", "))
+		case !slices.Contains(hostservice.ListAttributes(), name):
+			return nil, fmt.Errorf("--allow: %q is none of %s", name, strings.Join(hostservice.ListAttributes(), ", "))
 		default:
 			allowed = append(allowed, name)
 		}

@@ -62,7 +62,7 @@ func main() {
 	flag.BoolVar(&o.files, "files", false, "print the files of the driver that containers need, without NVML")
 	flag.StringVar(&o.sharing, "sharing-daemons", "", "run MPS daemons and set time slices for claims, by requests of the agent to a socket in this `directory`, with the programs of --driver-root")
 	flag.StringVar(&o.hostService, "host-service", "", "write attributes of --host-root and find the users of devices, by requests of the agent to a socket in this `directory`")
-	flag.StringVar(&o.allow, "allow", "", "the `attributes` that --host-service may write, with commas, of "+strings.Join(hostservice.Attributes(), ", "))
+	flag.StringVar(&o.allow, "allow", "", "the `attributes` that --host-service may write, with commas, of "+strings.Join(hostservice.ListAttributes(), ", "))
 	flag.StringVar(&o.gpus, "gpus", "/proc/driver/nvidia/gpus", "`directory` that lists the GPUs by their PCI addresses")
 	flag.DurationVar(&o.interval, "interval", 10*time.Second, "time to wait for GPU errors between scans; with --files, the time limit")
 	flag.BoolVar(&o.watch, "watch", false, "run until standard input is closed, and scan again at each line")

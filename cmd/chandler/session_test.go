@@ -48,7 +48,7 @@ func TestSessionLock(t *testing.T) {
 		k.Add(function, "nvme", "3")
 		release := make(chan struct{})
 		transport := &serviceTransport{hostservice.NewServer(hostservice.Config{
-			Host: k.Host(), Allowed: hostservice.Attributes(), Write: func(string, string) error { <-release; return nil },
+			Host: k.Host(), Allowed: hostservice.ListAttributes(), Write: func(string, string) error { <-release; return nil },
 		}).Handler()}
 		killed, written := hostservice.NewClient("/run", transport), make(chan error)
 		go func() {

@@ -54,8 +54,8 @@ func (c *Client) BeginSession(ctx context.Context) error {
 	return c.call(ctx, http.MethodPut, wire.SessionsPath+"/"+c.session, nil, nil)
 }
 
-// Describe returns the version and the permissions of the service.
-func (c *Client) Describe(ctx context.Context) (service wire.Service, err error) {
+// DescribeService returns the version and the permissions of the service.
+func (c *Client) DescribeService(ctx context.Context) (service wire.Service, err error) {
 	err = c.ask(ctx, http.MethodGet, wire.ServicePath, nil, &service)
 	return service, err
 }
@@ -100,7 +100,7 @@ func parseWrite(name, value string) (*wire.Write, error) {
 func (c *Client) FunctionUses(o inuse.Options, functions ...sysfs.Device) []inuse.Uses {
 	query := wire.FunctionQuery{Except: o.Except}
 	for _, function := range functions {
-		f := wire.Function{Address: function.Name()}
+		f := wire.Device{Source: function.Path}
 		for i := range o.Known {
 			if inuse.IsWithin(o.Known[i].Source, function) {
 				f.Nodes = append(f.Nodes, nodesOf(&o.Known[i])...)
@@ -116,7 +116,7 @@ func (c *Client) FunctionUses(o inuse.Options, functions ...sysfs.Device) []inus
 	all := make([]inuse.Uses, len(functions))
 	for i := range all {
 		if err != nil {
-			all[i] = unanswered("function "+functions[i].Name(), err)
+			all[i] = reportUnanswered("function "+functions[i].Name(), err)
 			continue
 		}
 		all[i] = fromWire(answers[i])
@@ -135,19 +135,19 @@ func (c *Client) UnlistedPodUses(d discovery.Device, listed []types.UID) inuse.U
 }
 
 func (c *Client) podUses(d *discovery.Device, query wire.PodQuery) inuse.Uses {
-	if address := path.Base(d.Source); sysfs.IsPCIAddress(address) {
-		query.Device.Address = address
+	if sysfs.IsPCIAddress(path.Base(d.Source)) {
+		query.Device.Source = d.Source
 	}
 	query.Device.Nodes = nodesOf(d)
 	var uses []wire.Use
 	if err := c.call(context.Background(), http.MethodPost, wire.PodUsersPath, query, &uses); err != nil {
-		return unanswered("device "+d.Name, err)
+		return reportUnanswered("device "+d.Name, err)
 	}
 	return fromWire(uses)
 }
 
-// unanswered returns the use of an object about which the service has given no answer.
-func unanswered(object string, err error) inuse.Uses {
+// reportUnanswered returns the use of an object about which the service has given no answer.
+func reportUnanswered(object string, err error) inuse.Uses {
 	return inuse.Uses{{Object: object, ReadError: fmt.Errorf("%w: %w", inuse.ErrUnanswered, err)}}
 }
 
@@ -184,7 +184,7 @@ func (e readError) Is(target error) bool { return e.forbidden && target == fs.Er
 
 // call checks that the service has a version of this client, and sends a request.
 func (c *Client) call(ctx context.Context, method, path string, body, into any) error {
-	service, err := c.Describe(ctx)
+	service, err := c.DescribeService(ctx)
 	if err != nil {
 		return err
 	}

@@ -41,8 +41,8 @@ func FuzzRequests(f *testing.F) {
 	add(`, "attribute": "bind", "driver": "../.."`)
 	f.Add("GET", wire.ServicePath, "")
 	f.Add("PUT", wire.SessionsPath+"/s", "")
-	f.Add("POST", wire.FunctionUsersPath, `{"functions": [{"address": "`+disk+`", "nodes": [{"path": "/dev/nvme0", "major": 240}]}], "except": ["uid"]}`)
-	f.Add("POST", wire.PodUsersPath, `{"device": {"address": "`+disk+`"}, "pods": ["uid"], "unlisted": true}`)
+	f.Add("POST", wire.FunctionUsersPath, `{"functions": [{"source": "`+function+`", "nodes": [{"path": "/dev/nvme0", "major": 240}]}], "except": ["uid"]}`)
+	f.Add("POST", wire.PodUsersPath, `{"device": {"source": "`+function+`"}, "pods": ["uid"], "unlisted": true}`)
 	f.Fuzz(func(now *testing.T, method, path, body string) {
 		t = now
 		request, err := http.NewRequestWithContext(t.Context(), method, "http://host/", strings.NewReader(strings.ReplaceAll(body, "INODE", inode)))

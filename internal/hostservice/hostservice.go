@@ -5,8 +5,8 @@
 // The service decides nothing about devices. It executes a request if the request is one of a
 // closed list, and checks each request itself:
 //
-//   - An attribute is one of [Attributes], and the administrator allows it by a flag of the service.
-//   - A request names a PCI function by its address, and a driver by its name. The service composes
+//   - An attribute is one of [ListAttributes], and the administrator allows it by a flag of the service.
+//   - A write names a PCI function by its address, and a driver by its name. The service composes
 //     the path, which contains no link, and accepts only values of the attribute's form.
 //   - The function is the one for which the agent has a lease: the inode of its directory in sysfs
 //     is that of the request.
@@ -58,8 +58,8 @@ var attributes = []attribute{
 	{name: "unbind", path: "drivers/*/unbind"},
 }
 
-// Attributes returns the names of all attributes that a service can write.
-func Attributes() (names []string) {
+// ListAttributes returns the names of all attributes that a service can write.
+func ListAttributes() (names []string) {
 	for _, a := range attributes {
 		names = append(names, a.name)
 	}
@@ -88,20 +88,20 @@ func resolve(host *discovery.Host, allowed []string, w *wire.Write) (name, value
 	i := slices.IndexFunc(attributes, func(a attribute) bool { return a.name == w.Attribute })
 	switch {
 	case i < 0:
-		return "", "", refuse("attribute %q is not one that the host service writes", w.Attribute)
+		return "", "", refuseRequest("attribute %q is not one that the host service writes", w.Attribute)
 	case !slices.Contains(allowed, w.Attribute):
-		return "", "", refuse("attribute %s is not in --allow of the host service on this node", w.Attribute)
+		return "", "", refuseRequest("attribute %s is not in --allow of the host service on this node", w.Attribute)
 	case len(w.Lease) > 253 || !isPlain(w.Lease):
-		return "", "", refuse("the write names no lease")
+		return "", "", refuseRequest("the write names no lease")
 	case !sysfs.IsPCIAddress(w.Function):
-		return "", "", refuse("%q is not the address of a PCI function", w.Function)
+		return "", "", refuseRequest("%q is not the address of a PCI function", w.Function)
 	}
 	a := attributes[i]
 	switch {
 	case strings.Contains(a.path, "*") != (w.Driver != "") || w.Driver != "" && !isDriver(w.Driver):
-		return "", "", refuse("%q is not the driver of an attribute %s", w.Driver, a.name)
+		return "", "", refuseRequest("%q is not the driver of an attribute %s", w.Driver, a.name)
 	case a.isValid == nil && w.Value != "" || a.isValid != nil && !a.isValid(w.Value):
-		return "", "", refuse("%q is not a value of attribute %s", w.Value, a.name)
+		return "", "", refuseRequest("%q is not a value of attribute %s", w.Value, a.name)
 	}
 	function, _ := sysfs.At(host.FS, "sys/bus/pci/devices").LinkTo(w.Function)
 	switch key := discovery.FunctionKey(host, function.Path); {
@@ -123,7 +123,7 @@ func resolve(host *discovery.Host, allowed []string, w *wire.Write) (name, value
 // checkPath returns an error unless a path leads to a regular file of sysfs without links.
 func checkPath(host fs.FS, name string) error {
 	if !strings.HasPrefix(name, "sys/devices/") && !strings.HasPrefix(name, "sys/bus/pci/") {
-		return refuse("/%s is not an attribute of a PCI function or driver", name)
+		return refuseRequest("/%s is not an attribute of a PCI function or driver", name)
 	}
 	info, err := fs.Lstat(host, name)
 	if err != nil {
@@ -132,11 +132,11 @@ func checkPath(host fs.FS, name string) error {
 	for dir := path.Dir(name); err == nil && info.Mode().IsRegular() && dir != "sys"; dir = path.Dir(dir) {
 		parent, lstatErr := fs.Lstat(host, dir)
 		if lstatErr != nil || !parent.IsDir() {
-			return refuse("/%s is not a directory", dir)
+			return refuseRequest("/%s is not a directory", dir)
 		}
 	}
 	if !info.Mode().IsRegular() {
-		return refuse("/%s is not an attribute", name)
+		return refuseRequest("/%s is not an attribute", name)
 	}
 	return nil
 }

@@ -67,7 +67,7 @@ func (s *service) key(function string) discovery.DeviceKey {
 // A client writes the attributes that the agent writes, and the service writes the same attribute
 // with the same value.
 func TestWrites(t *testing.T) {
-	s := newService(t, Attributes()...)
+	s := newService(t, ListAttributes()...)
 	source := passthroughtest.Source(disk)
 	for _, name := range []string{"sriov_numvfs", "current_compute_partition"} {
 		s.File(source+"/"+name, "")
@@ -96,7 +96,7 @@ func TestWrites(t *testing.T) {
 
 // An error of the kernel is the same for the agent as if the agent had written itself.
 func TestKernelErrors(t *testing.T) {
-	s := newService(t, Attributes()...)
+	s := newService(t, ListAttributes()...)
 	client := s.client()
 	for _, errno := range []syscall.Errno{syscall.EBUSY, syscall.EROFS, syscall.ENODEV} {
 		s.config.Write = func(string, string) error { return errno }
@@ -173,7 +173,7 @@ func TestLinks(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newService(t, Attributes()...)
+			s := newService(t, ListAttributes()...)
 			s.File("etc/"+disk+"/reset", "")
 			plant(t, s)
 			for _, w := range [][2]string{{passthroughtest.Source(disk) + "/reset", "1"}, {"sys/bus/pci/drivers/nvme/unbind", disk}} {
@@ -203,7 +203,7 @@ func (s *service) replace(t *testing.T, name, target string) {
 
 // A function that the kernel has registered again since the lease began is not written.
 func TestRegisteredAgain(t *testing.T) {
-	s := newService(t, Attributes()...)
+	s := newService(t, ListAttributes()...)
 	before := s.key(disk)
 	s.ReturnFunction(disk, "nvme", "3")
 	err := s.client().Write("test", before, passthroughtest.Source(disk)+"/reset", "1")
@@ -215,7 +215,7 @@ func TestRegisteredAgain(t *testing.T) {
 // The next agent's session begins after the last write of the earlier agent, and ends the earlier
 // agent's right to write.
 func TestNextAgent(t *testing.T) {
-	s := newService(t, Attributes()...)
+	s := newService(t, ListAttributes()...)
 	hanging, release := make(chan struct{}), make(chan struct{})
 	s.config.Write = func(string, string) error { close(hanging); <-release; return nil }
 	killed, next := s.client(), s.client()
@@ -251,7 +251,7 @@ func TestNextAgent(t *testing.T) {
 
 // After a restart of the service, the agent begins its session again.
 func TestRestart(t *testing.T) {
-	s := newService(t, Attributes()...)
+	s := newService(t, ListAttributes()...)
 	client := s.client()
 	for range 2 {
 		if err := client.Write("test", s.key(disk), passthroughtest.Source(disk)+"/reset", "1"); err != nil {
@@ -277,6 +277,9 @@ func TestUsers(t *testing.T) {
 	part.Source = "sys/devices/virtual/part"
 	functions := []sysfs.Device{sysfs.At(host.FS, passthroughtest.Source(disk)), sysfs.At(host.FS, passthroughtest.Source(other))}
 	local, remote := inuse.HostFinder{Host: host}, s.client()
+	partition := sysfs.At(host.FS, "sys/devices/platform/amdgpu_xcp.0") // a part of a GPU that is not a PCI function
+	s.File(partition.Path+"/drm/renderD129/dev", "240:0\n")
+	functions = append(functions, partition)
 	uses := 0
 	compare := func(name string, want, got any) {
 		t.Helper()
@@ -347,7 +350,7 @@ func TestAway(t *testing.T) {
 
 // A service of the next version that still has this version works with this agent.
 func TestNeighbour(t *testing.T) {
-	s := newService(t, Attributes()...)
+	s := newService(t, ListAttributes()...)
 	newer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == wire.ServicePath {
 			fmt.Fprintf(w, `{"program": "next", "oldest": %d, "newest": %d}`, wire.NewestVersion, wire.NewestVersion+1)
@@ -357,5 +360,16 @@ func TestNeighbour(t *testing.T) {
 	})
 	if err := NewClient("/run", handled{newer}).Write("test", s.key(disk), passthroughtest.Source(disk)+"/reset", "1"); err != nil {
 		t.Error(err)
+	}
+}
+
+// A question about a directory outside of the kernel's devices is refused.
+func TestQuestionRefusals(t *testing.T) {
+	s := newService(t)
+	for _, source := range []string{"etc", "sys/devices/../../etc", "/sys/devices/x", "sys/devices/"} {
+		uses := s.client().FunctionUses(inuse.Options{}, sysfs.At(s.Host().FS, source))
+		if err := uses[0].Err(); err == nil || !strings.Contains(err.Error(), "is not the directory of a kernel device") || !strings.Contains(s.log.String(), fmt.Sprintf("refused: %q", source)) {
+			t.Errorf("%q: %v", source, err)
+		}
 	}
 }

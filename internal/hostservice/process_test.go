@@ -60,7 +60,7 @@ func serveHost(root string) error {
 			select {}
 		}
 	}
-	return Run(context.Background(), socketDir(root), NewServer(Config{Host: &discovery.Host{FS: host}, Allowed: Attributes(), Write: func(name, value string) error {
+	return Run(context.Background(), socketDir(root), NewServer(Config{Host: &discovery.Host{FS: host}, Allowed: ListAttributes(), Write: func(name, value string) error {
 		pass()
 		defer pass()
 		return write(name, value)
@@ -191,7 +191,7 @@ func TestSocket(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() {
-			ended <- Run(ctx, dir, NewServer(Config{Host: k.Host(), Program: program, Allowed: Attributes(), Write: k.Write}))
+			ended <- Run(ctx, dir, NewServer(Config{Host: k.Host(), Program: program, Allowed: ListAttributes(), Write: k.Write}))
 		}()
 		return func() {
 			cancel()
@@ -203,7 +203,7 @@ func TestSocket(t *testing.T) {
 	serves := func(program string) {
 		t.Helper()
 		eventually(t, program, func() error {
-			service, err := client.Describe(t.Context())
+			service, err := client.DescribeService(t.Context())
 			if err == nil && service.Program != program {
 				err = fmt.Errorf("%s serves", service.Program)
 			}
@@ -241,7 +241,7 @@ func TestEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- Run(ctx, dir, NewServer(Config{Host: k.Host(), Allowed: Attributes(), Write: func(string, string) error { close(writing); <-release; return syscall.EBUSY }}))
+		ended <- Run(ctx, dir, NewServer(Config{Host: k.Host(), Allowed: ListAttributes(), Write: func(string, string) error { close(writing); <-release; return syscall.EBUSY }}))
 	}()
 	client := NewClient(dir, nil)
 	eventually(t, "start", func() error { return client.BeginSession(t.Context()) })

@@ -10,6 +10,7 @@ import (
 	"log"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -25,7 +26,7 @@ import (
 type Config struct {
 	Host    *discovery.Host
 	Program string   // the version of the program
-	Allowed []string // the attributes that may be written; see [Attributes]
+	Allowed []string // the attributes that may be written; see [ListAttributes]
 
 	// Write writes an attribute, by its name in fs.FS.
 	Write func(name, value string) error
@@ -70,7 +71,7 @@ const (
 	statusReplaced  = http.StatusConflict           // another agent has begun its session
 )
 
-func refuse(format string, args ...any) *answer {
+func refuseRequest(format string, args ...any) *answer {
 	return &answer{status: statusRefused, text: fmt.Sprintf(format, args...)}
 }
 
@@ -162,7 +163,7 @@ func (s *Server) describe() wire.Service {
 // beginSession makes a session the one that may write, and waits for the writes of other sessions.
 func (s *Server) beginSession(ctx context.Context, id string) error {
 	if len(id) > 64 || !isPlain(id) {
-		return refuse("%q is not the ID of a session", id)
+		return refuseRequest("%q is not the ID of a session", id)
 	}
 	s.mu.Lock()
 	s.session = id
@@ -241,9 +242,9 @@ func (s *Server) functionUses(q *wire.FunctionQuery) ([][]wire.Use, error) {
 	options := inuse.Options{Except: q.Except}
 	var functions []sysfs.Device
 	for _, f := range q.Functions {
-		d, err := s.deviceOf(&f)
-		if err != nil || f.Address == "" {
-			return nil, refuse("%q is not the address of a PCI function", f.Address)
+		d, err := deviceOf(&f)
+		if err != nil {
+			return nil, err
 		}
 		functions = append(functions, sysfs.At(s.config.Host.FS, d.Source))
 		options.Known = append(options.Known, d)
@@ -256,7 +257,7 @@ func (s *Server) functionUses(q *wire.FunctionQuery) ([][]wire.Use, error) {
 }
 
 func (s *Server) podUses(q *wire.PodQuery) ([]wire.Use, error) {
-	d, err := s.deviceOf(&q.Device)
+	d, err := deviceOf(&q.Device)
 	if err != nil {
 		return nil, err
 	}
@@ -266,19 +267,13 @@ func (s *Server) podUses(q *wire.PodQuery) ([]wire.Use, error) {
 	return toWire(inuse.ByPods(s.config.Host, d, q.Pods)), nil
 }
 
-// deviceOf returns a device with the function and the nodes of a query. A removed function has its
-// path below sys/bus/pci/devices.
-func (s *Server) deviceOf(f *wire.Function) (d discovery.Device, err error) {
-	if f.Address != "" {
-		if !sysfs.IsPCIAddress(f.Address) {
-			return d, refuse("%q is not the address of a PCI function", f.Address)
-		}
-		d.Source = "sys/bus/pci/devices/" + f.Address
-		if function, there := sysfs.At(s.config.Host.FS, "sys/bus/pci/devices").LinkTo(f.Address); there {
-			d.Source = function.Path
-		}
+// deviceOf returns the device of a query.
+func deviceOf(q *wire.Device) (d discovery.Device, err error) {
+	if q.Source != "" && (!fs.ValidPath(q.Source) || !strings.HasPrefix(q.Source, "sys/devices/")) {
+		return d, refuseRequest("%q is not the directory of a kernel device", q.Source)
 	}
-	for _, n := range f.Nodes {
+	d.Source = q.Source
+	for _, n := range q.Nodes {
 		kind := "c"
 		if n.Block {
 			kind = "b"

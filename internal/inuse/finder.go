@@ -53,11 +53,11 @@ func (f HostFinder) UnlistedPodUses(d discovery.Device, listed []types.UID) Uses
 
 // CheckFree returns the uses of the first function in use as an error that begins with the name of
 // the function; nil if all are free. With keep the functions keep their drivers, as in
-// [Uses.Bound]; otherwise the functions are to be unbound or destroyed.
+// [Uses.BoundUses]; otherwise the functions are to be unbound or destroyed.
 func CheckFree(f Finder, o Options, keep bool, functions ...sysfs.Device) error {
 	for i, uses := range f.FunctionUses(o, functions...) {
 		if keep {
-			uses = uses.Bound()
+			uses = uses.BoundUses()
 		}
 		if err := uses.Err(); err != nil {
 			return fmt.Errorf("%s: %w", functions[i].Name(), err)

@@ -53,9 +53,9 @@ func (u Uses) KnownUses() Uses {
 	return slices.DeleteFunc(slices.Clone(u), func(use Use) bool { return use.ReadError != nil })
 }
 
-// Bound returns the uses of a function that keeps its driver while it is changed: its interface may
+// BoundUses returns the uses of a function that keeps its driver while it is changed: its interface may
 // be up, for example.
-func (u Uses) Bound() (bound Uses) {
+func (u Uses) BoundUses() (bound Uses) {
 	for _, use := range u {
 		if !use.BlocksUnbind {
 			bound = append(bound, use)

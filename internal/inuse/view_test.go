@@ -158,7 +158,7 @@ func TestBound(t *testing.T) {
 		function + "/virtfn0": "->../0000:03:01.0",
 	})
 	v := inuse.FindUsers(&discovery.Host{FS: h}, inuse.Options{})
-	if all, bound := v.UsesOf(sysfs.At(h, function)), v.UsesOf(sysfs.At(h, function)).Bound(); len(all) != 2 || bound != nil || bound.Err() != nil {
+	if all, bound := v.UsesOf(sysfs.At(h, function)), v.UsesOf(sysfs.At(h, function)).BoundUses(); len(all) != 2 || bound != nil || bound.Err() != nil {
 		t.Errorf("uses %v, bound %v", all, bound)
 	}
 }

@@ -36,7 +36,7 @@ func (u *uses) useOf(function sysfs.Device, unbind bool) error {
 	if unbind {
 		return u.view.UsesOf(function).Err()
 	}
-	return u.view.UsesOf(function).Bound().Err()
+	return u.view.UsesOf(function).BoundUses().Err()
 }
 
 // consumerOf returns an error if the function, or a part of it, is allocated to a container.

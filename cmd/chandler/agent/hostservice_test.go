@@ -90,7 +90,7 @@ func (b blind) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(b.FS, n
 
 // serve makes a node's configuration that of an agent without privilege beside a host service.
 func serve(r *rebinding, config Config) (Config, *hostService) {
-	s := &hostService{moments: -1, config: hostservice.Config{Host: r.Host(), Allowed: hostservice.Attributes(), Write: r.Write}}
+	s := &hostService{moments: -1, config: hostservice.Config{Host: r.Host(), Allowed: hostservice.ListAttributes(), Write: r.Write}}
 	s.start()
 	config.FS, config.Write = blind{config.FS}, nil
 	config.HostService = hostservice.NewClient("/run/chandler/host", s)

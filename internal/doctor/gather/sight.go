@@ -35,7 +35,7 @@ func visibility(ctx context.Context, o Options, agents []process) (ofPods, ofAll
 	if dir := p.flags()["host-service-dir"]; dir != "" {
 		ctx, cancel := context.WithTimeout(ctx, Patience)
 		defer cancel()
-		service, err := hostservice.NewClient(filepath.Join(p.dir, "root", dir), nil).Describe(ctx)
+		service, err := hostservice.NewClient(filepath.Join(p.dir, "root", dir), nil).DescribeService(ctx)
 		switch {
 		case errors.Is(err, fs.ErrPermission):
 			return both(doctor.UnknownAnswer[string](err.Error())) // permission is missing to doctor, not to the agent

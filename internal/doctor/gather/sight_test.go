@@ -103,7 +103,7 @@ func TestSightOfHostService(t *testing.T) {
 		ended <- hostservice.Run(ctx, dir, hostservice.NewServer(hostservice.Config{Host: &discovery.Host{FS: host}}))
 	}()
 	for range 100 {
-		if _, err := hostservice.NewClient(dir, nil).Describe(t.Context()); err == nil {
+		if _, err := hostservice.NewClient(dir, nil).DescribeService(t.Context()); err == nil {
 			break
 		}
 		time.Sleep(20 * time.Millisecond)

@@ -64,24 +64,24 @@ type Node struct {
 	Minor int64  `json:"minor"`
 }
 
-// FunctionQuery asks for the users of PCI functions. The answer is a list of [Use] lists, in the
+// FunctionQuery asks for the users of PCI functions, or of other kernel devices. The answer is a list of [Use] lists, in the
 // order of the functions.
 type FunctionQuery struct {
-	Functions []Function  `json:"functions"`
+	Functions []Device    `json:"functions"`
 	Except    []types.UID `json:"except,omitempty"` // the pods whose processes are ignored
 }
 
-// Function is a PCI function, with nodes that the kernel does not show below the function.
-type Function struct {
-	Address string `json:"address"`
-	Nodes   []Node `json:"nodes,omitempty"`
+// Device is a kernel device, with nodes that the kernel does not show below the device.
+type Device struct {
+	Source string `json:"source,omitempty"` // its directory, as in fs.FS, below sys/devices
+	Nodes  []Node `json:"nodes,omitempty"`
 }
 
 // PodQuery asks for processes of pods that have a device open. The answer is a list of [Use]
 // values.
 type PodQuery struct {
-	// Device is the device: its PCI function if Address is set, and its nodes.
-	Device Function    `json:"device"`
+	// Device is the device: its PCI function if Source is set, and its nodes.
+	Device Device      `json:"device"`
 	Pods   []types.UID `json:"pods,omitempty"`
 
 	// Unlisted means all pods except Pods.
