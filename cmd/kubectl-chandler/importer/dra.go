@@ -2,14 +2,10 @@ package importer
 
 import (
 	"cmp"
-	"encoding/json"
-	"reflect"
 	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
-	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cmd/kubectl-chandler/validation"
@@ -207,9 +203,7 @@ func (t *draObject) request(v value, name string) {
 	if exactly := v.at("exactly"); exactly.isMap() {
 		t.request(exactly, name)
 	}
-	for _, alternative := range v.at("firstAvailable").items() {
-		t.request(alternative, name+"/"+alternative.at("name").text())
-	}
+	t.alternatives(v, name)
 	class := v.at("deviceClassName")
 	if !class.isText() {
 		return
@@ -237,6 +231,37 @@ func (t *draObject) request(v value, name string) {
 	}
 	t.capacityRequests(v.at("capacity", "requests"))
 	t.tolerations(v)
+}
+
+// alternatives translates the alternatives of firstAvailable. An alternative without a counterpart is
+// removed if another one remains: a request with no alternative is invalid.
+func (t *draObject) alternatives(v value, name string) {
+	list := v.at("firstAvailable")
+	if !list.isList() {
+		return
+	}
+	before, drivers, vfio := t.lost, t.drivers, t.vfio
+	var content []*yaml.Node
+	var without []value
+	for _, alternative := range list.items() {
+		t.lost = false
+		t.request(alternative, name+"/"+alternative.at("name").text())
+		if t.lost {
+			t.drivers, t.vfio = drivers, vfio
+			without = append(without, alternative)
+			continue
+		}
+		drivers, vfio = t.drivers, t.vfio
+		content = append(content, alternative.node)
+	}
+	t.lost = before || len(content) == 0
+	if len(content) == 0 {
+		return
+	}
+	list.node.Content = content
+	for _, alternative := range without {
+		t.im.notePodChange(alternative.at("name"), "is removed from the alternatives, because a part of it has no counterpart")
+	}
 }
 
 // use stores a driver whose devices the object selects.
@@ -384,11 +409,20 @@ func (t *draObject) configs(devices value) {
 		}
 		covered = covered || parameters.Driver != ""
 		driver.node.Value = "chandler.dev"
-		setField(config.at("opaque").node, "parameters", parametersNode(parameters))
+		node, err := nodeOf(parameters)
+		if err != nil {
+			t.lose(config, "cannot be written: %v", err)
+			continue
+		}
+		setField(config.at("opaque").node, "parameters", node)
 		content = append(content, config.node)
 	}
 	if len(t.vfio) > 0 && !covered {
-		content = append(content, t.passthrough())
+		if node, err := t.passthrough(); err != nil {
+			t.lose(devices, "the parameters for VFIO passthrough cannot be written: %v", err)
+		} else {
+			content = append(content, node)
+		}
 	}
 	if len(content) == 0 {
 		removeField(devices.node, "config")
@@ -402,164 +436,15 @@ func (t *draObject) configs(devices value) {
 }
 
 // passthrough returns the parameters of requests that had a class for VFIO passthrough.
-func (t *draObject) passthrough() *yaml.Node {
+func (t *draObject) passthrough() (*yaml.Node, error) {
 	requests := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
 	for _, name := range t.vfio {
 		requests.Content = append(requests.Content, newScalar(name, 0))
 	}
 	parameters := newParameters()
 	parameters.Driver = v1alpha1.DriverVFIO
-	return newObject(0, "requests", requests, "opaque", newObject(0, "driver", newScalar("chandler.dev", 0), "parameters", parametersNode(parameters)))
-}
-
-func newParameters() *v1alpha1.ClaimParameters {
-	return &v1alpha1.ClaimParameters{TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindClaimParameters}}
-}
-
-// parametersNode returns parameters as a node.
-func parametersNode(parameters *v1alpha1.ClaimParameters) *yaml.Node {
-	var document yaml.Node
-	data, err := json.Marshal(parameters)
-	if err != nil || yaml.Unmarshal(data, &document) != nil || len(document.Content) == 0 {
-		return newObject(0)
-	}
-	return document.Content[0]
-}
-
-// parameters translates the parameters of an entry of config. The result is nil if nothing of them
-// has a counterpart.
-func (t *draObject) parameters(d *draDriver, config value) *v1alpha1.ClaimParameters {
-	v := config.at("opaque", "parameters")
-	out := newParameters()
-	switch kind := v.at("kind").text(); {
-	case d.unserved != "":
-		t.lose(v, "%s", d.unserved)
-	case d.name == "dra.net":
-		t.network(v, out)
-	case kind == "GpuConfig":
-		t.im.unknownExcept(v, "apiVersion", "kind", "sharing")
-		t.sharing(v.at("sharing"), out, config)
-	case kind == "MigDeviceConfig":
-		t.im.unknownExcept(v, "apiVersion", "kind", "sharing")
-		t.migSharing(v.at("sharing"))
-	case kind == "VfioDeviceConfig":
-		t.im.unknownExcept(v, "apiVersion", "kind", "iommu")
-		if iommu := v.at("iommu"); !iommu.isNull() {
-			t.im.notePodChange(iommu, "has no counterpart: the VFIO nodes of the device are those of the host's kernel")
-		}
-		t.im.noteRemark(v, "the administrator must allow passthrough of these devices, as the page on VFIO passthrough describes")
-		out.Driver = v1alpha1.DriverVFIO
-	case kind == "NeuronConfig":
-		t.im.notePodChange(v, "has no counterpart: set the environment variable NEURON_LOGICAL_NC_CONFIG in the pod")
-	default:
-		t.im.notePodChange(v, "has no counterpart: the parameters of %s are unknown", d.name)
-	}
-	if reflect.DeepEqual(out, newParameters()) {
-		return nil
-	}
-	return out
-}
-
-// timeSlices are the intervals of the NVIDIA driver.
-var timeSlices = []string{"Default", "Short", "Medium", "Long"}
-
-// sharing translates the sharing of whole NVIDIA GPUs among the containers of a claim.
-func (t *draObject) sharing(v value, out *v1alpha1.ClaimParameters, config value) {
-	strategy := v.at("strategy")
-	if v.isNull() {
-		return
-	}
-	t.im.unknownExcept(v, "strategy", "timeSlicingConfig", "mpsConfig")
-	requests := len(config.at("requests").items())
-	if requests == 0 {
-		requests = t.total
-	}
-	if requests > 1 {
-		t.im.notePodChange(strategy, "is not carried over: only one request of a claim can have this parameter")
-		return
-	}
-	const allow = "the administrator must allow this parameter, as the page on NVIDIA describes"
-	switch strategy.text() {
-	case "TimeSlicing":
-		t.im.unknownExcept(v.at("timeSlicingConfig"), "interval")
-		interval := cmp.Or(v.at("timeSlicingConfig", "interval").text(), "Default")
-		if !slices.Contains(timeSlices, interval) {
-			t.im.notePodChange(v.at("timeSlicingConfig", "interval"), "is not a time slice")
-			return
-		}
-		out.TimeSlice = v1alpha1.TimeSlice(interval)
-		t.im.noteRemark(strategy, allow)
-	case "MPS":
-		out.MPS = &v1alpha1.MPSParameters{}
-		t.mps(v.at("mpsConfig"), out)
-		t.im.noteRemark(strategy, allow)
-	default:
-		t.im.notePodChange(strategy, "has no counterpart")
-	}
-}
-
-// mps translates the limits of an MPS daemon.
-func (t *draObject) mps(v value, out *v1alpha1.ClaimParameters) {
-	for name, field := range v.fields() {
-		switch name {
-		case "defaultActiveThreadPercentage":
-			n, ok := field.number()
-			if !ok || n < 1 || n > 100 {
-				t.im.notePodChange(field, "is not a percentage from 1 to 100, and is not carried over")
-				continue
-			}
-			out.ComputePercentage = &n
-		case "defaultPinnedDeviceMemoryLimit":
-			quantity, err := resource.ParseQuantity(field.text())
-			mebibytes := int(quantity.Value() >> 20)
-			if err != nil || mebibytes < 1 {
-				t.im.notePodChange(field, "is not an amount of at least 1Mi, and is not carried over")
-				continue
-			}
-			if quantity.Value()&(1<<20-1) != 0 {
-				t.im.notePodChange(field, "is rounded down to %dMi", mebibytes)
-			}
-			out.MPS.MemoryMiB = &mebibytes
-		case "defaultPerDevicePinnedMemoryLimit":
-			t.im.notePodChange(field, "has no counterpart: the memory limit is the same for all GPUs of a claim")
-		case "multiUser":
-			if field.is() {
-				t.im.notePodChange(field, "has no counterpart")
-			}
-		default:
-			t.im.noteUnknown(field)
-		}
-	}
-}
-
-// migSharing notes the sharing of MIG devices. The containers of a claim use a MIG device in turns
-// without any parameter.
-func (t *draObject) migSharing(v value) {
-	t.im.unknownExcept(v, "strategy", "mpsConfig")
-	switch strategy := v.at("strategy"); strategy.text() {
-	case "":
-	case "TimeSlicing":
-		t.im.noteRemark(strategy, "needs no parameter: the containers of a claim use its MIG device in turns")
-	default:
-		t.im.notePodChange(strategy, "has no counterpart for MIG devices: an MPS daemon needs whole GPUs")
-	}
-}
-
-// network translates the network configuration of dra.net.
-func (t *draObject) network(v value, out *v1alpha1.ClaimParameters) {
-	for name, field := range v.fields() {
-		if name != "interface" {
-			t.im.notePodChange(field, "has no counterpart: Chandler moves the interface into the pod and sets its name only")
-			continue
-		}
-		for name, field := range field.fields() {
-			if name == "name" {
-				out.InterfaceName = field.text()
-				continue
-			}
-			t.im.notePodChange(field, "has no counterpart: Chandler moves the interface into the pod and sets its name only")
-		}
-	}
+	node, err := nodeOf(parameters)
+	return newObject(0, "requests", requests, "opaque", newObject(0, "driver", newScalar("chandler.dev", 0), "parameters", node)), err
 }
 
 // findForeign returns a value that still belongs to another driver, or the zero value.
