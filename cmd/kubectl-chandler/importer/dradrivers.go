@@ -119,6 +119,19 @@ var draDrivers = []draDriver{
 			"driverVersion": {name: "driverVersion"},
 		},
 	},
+	{name: "tpu.google.com", families: []string{"tpu"}, devices: familyAttribute + ` == "tpu"`},
+	{
+		// The names are in pkg/consts/consts.go of k8snetworkplumbingwg/dra-driver-sriov.
+		name: "sriovnetwork.k8snetworkplumbingwg.io", families: []string{"rdma", "sriovnet"}, devices: all([]string{kindAttribute + ` == "nic"`, virtualFunction}),
+		attributes: map[string]draAttribute{
+			"pciAddress":    {name: pciBusIDName},
+			"vendor":        {name: "pciVendor", values: pciID, missing: true},
+			"deviceID":      {name: "pciDevice", values: pciID, missing: true},
+			"PFName":        {name: "pfName", missing: true},
+			"interfaceName": {name: "ifName", missing: true},
+		},
+	},
+	{name: "hami-core-gpu.project-hami.io", unserved: "Chandler does not limit a container to a part of the cores of a GPU; it shares GPUs by number or by memory, as the page on sharing describes"},
 }
 
 // A draClass is the counterpart of a DeviceClass of another driver.
@@ -130,8 +143,8 @@ type draClass struct {
 	vfio     bool   // the class is for VFIO passthrough
 }
 
-// draClasses lists the classes that the drivers install. Classes of compute-domain.nvidia.com have
-// no counterpart.
+// draClasses lists the classes that the drivers install. Classes of compute-domain.nvidia.com and of
+// HAMi have no counterpart.
 var draClasses = map[string]draClass{
 	"gpu.nvidia.com":      {driver: "gpu.nvidia.com", class: "nvidia.chandler.dev", extended: "nvidia.com/gpu"},
 	"mig.nvidia.com":      {driver: "gpu.nvidia.com", class: "nvidia-mig.chandler.dev"},
@@ -140,12 +153,15 @@ var draClasses = map[string]draClass{
 	"compute-domain-daemon.nvidia.com":          {driver: "compute-domain.nvidia.com"},
 	"compute-domain-default-channel.nvidia.com": {driver: "compute-domain.nvidia.com"},
 
+	"hami-core-gpu.project-hami.io": {driver: "hami-core-gpu.project-hami.io"},
+
 	"gpu.amd.com":        {driver: "gpu.amd.com", class: "amdgpu.chandler.dev", extended: "amd.com/gpu"},
 	"vfio.gpu.amd.com":   {driver: "gpu.amd.com", class: "amdgpu.chandler.dev", vfio: true},
 	"gpu.intel.com":      {driver: "gpu.intel.com", class: "gpu.chandler.dev", cel: familyAttribute + ` == "intelgpu"`},
 	"gpu-vfio.intel.com": {driver: "gpu.intel.com", class: "gpu.chandler.dev", cel: familyAttribute + ` == "intelgpu"`, vfio: true},
 	"gaudi.intel.com":    {driver: "gaudi.intel.com", class: "gaudi.chandler.dev", extended: "habana.ai/gaudi"},
 	"qat.intel.com":      {driver: "qat.intel.com", class: "qat.chandler.dev"},
+	"tpu.google.com":     {driver: "tpu.google.com", class: "tpu.chandler.dev", extended: "google.com/tpu"},
 	"neuron.aws.com":     {driver: "neuron.aws.com", class: "neuron.chandler.dev", extended: "aws.amazon.com/neuron"},
 }
 
