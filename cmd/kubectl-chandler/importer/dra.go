@@ -341,6 +341,9 @@ func (t *draObject) constraint(v value) {
 		t.lose(v, "the attribute %s of %s has no counterpart for constraints", name, domain)
 		return
 	}
+	if remark := publicationRemark(a.name); remark != "" {
+		t.im.noteRemark(v, "%s", remark)
+	}
 	if !strings.Contains(a.name, "/") {
 		a.name = "chandler.dev/" + a.name
 	}
