@@ -53,7 +53,7 @@ func newService(t *testing.T, allowed ...string) *service {
 	s := &service{Kernel: passthroughtest.New(t)}
 	s.Add(disk, "nvme", "3")
 	s.Add(other, "nvme", "4")
-	s.Server = NewServer(Config{Host: s.Host(), Program: "test", Allowed: allowed, Write: s.Kernel.Write, Log: log.New(&s.log, "", 0)})
+	s.Server = NewServer(Config{Host: s.Host(), Program: "test", Allowed: allowed, Write: s.Write, Log: log.New(&s.log, "", 0)})
 	return s
 }
 
@@ -240,7 +240,7 @@ func TestNextAgent(t *testing.T) {
 	if err := <-late; err != nil {
 		t.Errorf("the late write: %v", err)
 	}
-	s.config.Write = s.Kernel.Write
+	s.config.Write = s.Write
 	if err := killed.Write("test", s.key(disk), reset, "1"); err == nil || !strings.Contains(err.Error(), "another agent") {
 		t.Errorf("a write of the earlier agent: %v", err)
 	}

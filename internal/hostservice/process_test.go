@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	if root := os.Getenv(childRoot); root != "" {
 		log.Fatal(serveHost(root))
 	}
-	os.Exit(m.Run())
+	m.Run()
 }
 
 func serveHost(root string) error {

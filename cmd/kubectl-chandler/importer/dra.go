@@ -341,7 +341,7 @@ func (t *draObject) constraint(v value) {
 		t.lose(v, "the attribute %s of %s has no counterpart for constraints", name, domain)
 		return
 	}
-	if remark := publicationRemark(a.name); remark != "" {
+	if remark := validation.PublicationNote(a.name); remark != "" {
 		t.im.noteRemark(v, "%s", remark)
 	}
 	if !strings.Contains(a.name, "/") {

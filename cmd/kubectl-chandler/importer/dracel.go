@@ -12,9 +12,8 @@ import (
 	"github.com/google/cel-go/common/operators"
 	"github.com/google/cel-go/common/types"
 	"github.com/google/cel-go/parser"
-	resourceapi "k8s.io/api/resource/v1"
 
-	"chandler.dev/discovery"
+	"chandler.dev/cmd/kubectl-chandler/validation"
 )
 
 // A celTranslation is the translation of one CEL expression of another DRA driver.
@@ -200,7 +199,7 @@ func (t *celTranslation) field(of celTerm, name string, optional bool) celTerm {
 		t.remarks = append(t.remarks, a.remark)
 	}
 	missing := a.missing
-	if remark := publicationRemark(a.name); remark != "" {
+	if remark := validation.PublicationNote(a.name); remark != "" {
 		t.remarks, missing = append(t.remarks, remark), true
 	}
 	path := celPath("attributes", a.name, optional || missing)
@@ -208,18 +207,6 @@ func (t *celTranslation) field(of celTerm, name string, optional bool) celTerm {
 		path += `.orValue("")`
 	}
 	return celTerm{expr: t.written(path), values: a.values, source: name}
-}
-
-// publicationRemark returns what the agent's configuration needs so that ResourceSlices have an
-// attribute, or "".
-func publicationRemark(name string) string {
-	switch {
-	case slices.Contains(discovery.OptionalAttributes, resourceapi.QualifiedName(name)):
-		return fmt.Sprintf("devices have the attribute %s if the agent's configuration has attributes: [%s]", name, name)
-	case name == "pciVendor" || name == "pciDevice":
-		return fmt.Sprintf("devices with a model have the attribute %s if the agent's configuration has attributes: [%s]", name, name)
-	}
-	return ""
 }
 
 // celPath returns the CEL path of an attribute or a capacity of Chandler.

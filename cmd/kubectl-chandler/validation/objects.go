@@ -319,7 +319,7 @@ func (v *validator) warnAttributes(at place, expression string) {
 // an attribute by default.
 func (v *validator) warnAttribute(at place, name string) {
 	if slices.Contains(discovery.OptionalAttributes, resourceapi.QualifiedName(name)) {
-		v.notef(at, "ResourceSlices have the attribute %s only if the agent's configuration has attributes: [%s]", name, name)
+		v.notef(at, "%s", PublicationNote(name))
 		return
 	}
 	names := discovery.AttributeNames()
@@ -331,6 +331,18 @@ func (v *validator) warnAttribute(at place, name string) {
 		text += "; the nearest name is " + nearest
 	}
 	v.addFindings(at, severityWarning, errors.New(text))
+}
+
+// PublicationNote returns what the agent's configuration needs so that ResourceSlices have an attribute,
+// or "" for attributes that they have by default.
+func PublicationNote(name string) string {
+	switch {
+	case slices.Contains(discovery.OptionalAttributes, resourceapi.QualifiedName(name)):
+		return fmt.Sprintf("ResourceSlices have the attribute %s only if the agent's configuration has attributes: [%s]", name, name)
+	case name == "pciVendor" || name == "pciDevice":
+		return fmt.Sprintf("devices with a model have the attribute %s only if the agent's configuration has attributes: [%s]", name, name)
+	}
+	return ""
 }
 
 // replacedClasses are the DeviceClasses of drivers that Chandler replaces, with the classes of
