@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -162,24 +163,25 @@ func TestDevicesWithoutClass(t *testing.T) {
 // class leads to a list at once, but to one in a minute at most. Failures make lists rarer.
 func TestClassesAreListedRarely(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client, lists, fails := fake.NewClientset(class("ours", "nvidia.com/gpu", "chandler.dev", 5)), 0, false
+		client := fake.NewClientset(class("ours", "nvidia.com/gpu", "chandler.dev", 5))
+		var lists atomic.Int64
+		var fails atomic.Bool
 		client.PrependReactor("list", "deviceclasses", func(clienttesting.Action) (bool, runtime.Object, error) {
-			lists++
-			return fails, nil, errors.New("timeout")
+			lists.Add(1)
+			return fails.Load(), nil, errors.New("timeout")
 		})
 		unknown := make(chan struct{}, 1)
 		check := classCheck{client: draclient.New(client), unknown: unknown, offered: func() ([]rules.Offered, bool) { return nil, true }}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { defer close(ended); check.run(ctx) }()
-		expect := func(after time.Duration, fewest, most int) {
+		expect := func(after time.Duration, fewest, most int64) {
 			t.Helper()
 			time.Sleep(after)
 			synctest.Wait()
-			if lists < fewest || lists > most {
-				t.Errorf("%d lists, want %d to %d", lists, fewest, most)
+			if n := lists.Swap(0); n < fewest || n > most {
+				t.Errorf("%d lists, want %d to %d", n, fewest, most)
 			}
-			lists = 0
 		}
 		expect(3*time.Minute, 0, 0)
 		expect(5*time.Minute, 1, 1)
@@ -189,7 +191,7 @@ func TestClassesAreListedRarely(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		expect(0, 9, 11)
-		fails = true
+		fails.Store(true)
 		expect(10*time.Hour, 150, 500)
 		cancel()
 		<-ended
