@@ -15,7 +15,7 @@ TAGS := grpcnotrace
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: bench-check build test test-all unit simulate simulate-more simulate-breaks e2e e2e-takeover e2e-harness e2e-page e2e-prometheus e2e-npd e2e-release \
+.PHONY: bench-check bench-fleet build test test-all unit simulate simulate-more simulate-breaks e2e e2e-takeover e2e-harness e2e-page e2e-prometheus e2e-npd e2e-release \
   e2e-machine e2e-guest-hotplug e2e-guest-passthrough e2e-guest-ondemand e2e-guest-provision e2e-guest-health e2e-guest-many e2e-guest-power e2e-guest-rest \
   e2e-skew e2e-skew-gates e2e-classic e2e-gpu flaky lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help docs site screenshot
 
@@ -236,6 +236,9 @@ captures: ## compare what discovery finds with what is known of captured hosts, 
 bench: ## benchmarks of the product, then of it on a real Kubernetes beside another driver; needs root and about 25 minutes
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 	cd e2e && $(GO) run ./cmd/bench
+
+bench-fleet: ## what the ResourceSlices of a node cost the scheduler, beside those of other drivers
+	$(GO) test ./driver/pool -run '^$$' -bench Fleet -benchtime 300x
 
 bench-check: ## fail if a ratio on docs/benchmarks.md differs from short benchmarks by more than a quarter
 	$(GO) run ./internal/benchcheck
