@@ -148,9 +148,10 @@ func (w *World) startContainer(c *kubelet.Container) error {
 
 // checkPromised returns an error text if a claim was allocated the physical device of a container
 // that gets it by the device plugin API: the claim's pod would be refused the device. The ledger has
-// not excluded the claim, because the claim is not prepared yet.
+// not excluded the claim, because the claim is not prepared yet. A loss of power may restore an earlier
+// record of the devices' APIs, which is not synchronized; then the claim waits.
 func (w *World) checkPromised(u *use) string {
-	if u.open || u.stranger || w.wiped || w.swapped {
+	if u.open || u.stranger || w.wiped || w.swapped || time.Since(w.powerLost) < heal {
 		return ""
 	}
 	for _, claim := range w.server.Claims() {
