@@ -39,8 +39,9 @@ import (
 // resource is the extended resource of the GPUs.
 const resource = "amd.com/gpu"
 
-// patience is the time limit of each step. It is long because the machine is emulated.
-const patience = time.Minute
+// patience is the time limit of each step. It is long because the machine is emulated, and because a
+// device leaves DRA a minute after it was withdrawn.
+const patience = 3 * time.Minute
 
 func main() {
 	var n node
