@@ -41,6 +41,7 @@ type withdrawals struct {
 
 	absentSince map[string]time.Time // by physical device: when an answer first lacked the device
 	answer      *Published           // the last answer, nil if there was none
+	waiting     map[string]bool      // physical devices that waited for the last request
 	failingFrom time.Time            // time of the first failure since the last answer, zero if there was none
 	nextRequest time.Time
 	pause       wait.Backoff // until the next request, while the answers do not change
@@ -61,13 +62,14 @@ func newPause() wait.Backoff {
 // offered a physical device yet, as far as the agent knows: if no slice names the device either, the
 // device need not be withdrawn.
 //
-// An earlier answer is used again until the next request is due, if it concerns all waiting devices.
-// Only a new answer lets a device leave DRA.
+// An earlier answer is used again until the next request is due, if no further device waits since,
+// such as one whose claim has ended. Only a new answer lets a device leave DRA.
 func (w *withdrawals) published(ctx context.Context, s *rules.Snapshot, waiting map[string]bool, isNew func(silicon string) bool) *Published {
 	now := time.Now()
-	if w.answer != nil && now.Before(w.nextRequest) && w.answer.concerns(waiting) {
+	if w.answer != nil && now.Before(w.nextRequest) && w.answer.concerns(waiting) && !w.hasFurther(waiting) {
 		return w.answer
 	}
+	w.waiting = maps.Clone(waiting)
 	answer := w.request(ctx, s, waiting, isNew)
 	if answer.Err != nil {
 		w.nextRequest = now.Add(w.pause.Step())
@@ -90,6 +92,16 @@ func (w *withdrawals) published(ctx context.Context, s *rules.Snapshot, waiting 
 	w.answer, w.failingFrom, w.failure = answer, time.Time{}, ""
 	w.nextRequest = w.timeOfNext(now, answer, waiting)
 	return answer
+}
+
+// hasFurther reports whether a device waits that did not wait for the last request.
+func (w *withdrawals) hasFurther(waiting map[string]bool) bool {
+	for silicon := range waiting {
+		if !w.waiting[silicon] {
+			return true
+		}
+	}
+	return false
 }
 
 // request asks the API server.

@@ -204,3 +204,24 @@ func TestWithdrawalWithoutAnswers(t *testing.T) {
 		b.expect("an answer again", map[string]string{"gpu": "ResourceClaim default/c"})
 	})
 }
+
+// A device whose claim ends while others wait is withdrawn from then on, and not from the next
+// request that is due for the others.
+func TestWithdrawalOfFurtherDevice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newWithdrawalBench(t)
+		b.waiting = map[string]bool{"gpu": true}
+		b.add(withPod("c", "node", bound, resourceapi.DeviceRequestAllocationResult{Device: "nic"})...)
+		b.expect("at first", map[string]string{"gpu": stillAllocatable})
+		time.Sleep(withdrawalTime + withdrawalTime/10)
+		b.expect("after a minute", map[string]string{"nic": "ResourceClaim default/c"})
+		if err := b.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "default", "c"); err != nil {
+			t.Fatal(err)
+		}
+		b.waiting = map[string]bool{"nic": true}
+		time.Sleep(time.Second)
+		b.expect("the claim has ended", map[string]string{"nic": stillAllocatable})
+		time.Sleep(withdrawalTime + withdrawalTime/10)
+		b.expect("after another", map[string]string{})
+	})
+}
