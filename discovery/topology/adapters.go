@@ -32,11 +32,15 @@ func NearestAdapters(devices []discovery.Device) map[string]string {
 	byName := func(a, b *discovery.Device) int { return strings.Compare(a.Name, b.Name) }
 	slices.SortFunc(accelerators, byName)
 	slices.SortFunc(adapters, byName)
+	places := make([]*Place, len(adapters))
+	for i, a := range adapters {
+		places[i] = PlaceOf(a)
+	}
 	nearest, uses := make(map[string]string), make(map[string]int)
 	for _, d := range accelerators {
 		place, best, most := PlaceOf(d), "", 0
-		for _, a := range adapters {
-			near := Nearness(place, PlaceOf(a))
+		for i, a := range adapters {
+			near := Nearness(place, places[i])
 			if c := cmp.Or(cmp.Compare(near, most), cmp.Compare(uses[best], uses[a.Name])); near > 0 && c > 0 {
 				best, most = a.Name, near
 			}

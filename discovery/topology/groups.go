@@ -60,10 +60,10 @@ func AlignedGroups(devices []discovery.Device) Groups {
 	return all
 }
 
-// common returns the number of groups that have both devices as members.
-func (g Groups) common(one, other string) (count int) {
-	for _, group := range g[one] {
-		if slices.Contains(group, other) {
+// countWith returns the number of groups that have a device as a member.
+func countWith(groups []Group, device string) (count int) {
+	for _, group := range groups {
+		if slices.Contains(group, device) {
 			count++
 		}
 	}
@@ -119,13 +119,13 @@ func closestPair(left []int, near [][]int) (first, second int) {
 	if most == 0 {
 		return -1, -1
 	}
-	partners := func(i int) (count int) {
+	partners := make([]int, len(near)) // number of the equally close partners, by group
+	for _, i := range left {
 		for _, j := range left {
 			if i != j && near[i][j] == most {
-				count++
+				partners[i]++
 			}
 		}
-		return count
 	}
 	first, second = -1, -1
 	fewest := [2]int{len(near) + 1, len(near) + 1}
@@ -134,8 +134,7 @@ func closestPair(left []int, near [][]int) (first, second int) {
 			if near[i][j] != most {
 				continue
 			}
-			a, b := partners(i), partners(j)
-			if counts := [2]int{min(a, b), max(a, b)}; slices.Compare(counts[:], fewest[:]) < 0 {
+			if counts := [2]int{min(partners[i], partners[j]), max(partners[i], partners[j])}; slices.Compare(counts[:], fewest[:]) < 0 {
 				first, second, fewest = i, j, counts
 			}
 		}

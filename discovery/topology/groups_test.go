@@ -132,3 +132,13 @@ func TestNearestAdapters(t *testing.T) {
 		t.Errorf("with RDMA: got %s, want %s", got, want)
 	}
 }
+
+func BenchmarkAlignedGroups(b *testing.B) {
+	var devices []discovery.Device
+	for i := range 128 {
+		devices = append(devices, rooted(fmt.Sprintf("%03d", i), 0, i)) // all are equally close
+	}
+	for b.Loop() {
+		AlignedGroups(devices)
+	}
+}

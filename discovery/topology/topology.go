@@ -149,18 +149,26 @@ func OrderSilicon(devices []discovery.Device, groups Groups) []string {
 // the number of names.
 func orderNearest(places map[string]*Place, groups Groups) []string {
 	names := slices.Sorted(maps.Keys(places))
+	at := make([]*Place, len(names))
+	for i, name := range names {
+		at[i] = places[name]
+	}
 	pull := make([]int, len(names)) // sum of the nearness to all chosen devices
 	chosen := make([]bool, len(names))
 	var order []string
 	for last := -1; len(order) < len(names); {
 		next, near := -1, -1
+		var own []Group // groups of the last device
+		if last >= 0 {
+			own = groups[names[last]]
+		}
 		for i := range names {
 			if chosen[i] {
 				continue
 			}
 			to := 0
 			if last >= 0 {
-				to = Nearness(places[names[last]], places[names[i]])*(len(groupSizes)+1) + groups.common(names[last], names[i])
+				to = Nearness(at[last], at[i])*(len(groupSizes)+1) + countWith(own, names[i])
 				pull[i] += to
 			}
 			if next < 0 || to > near || to == near && pull[i] > pull[next] {
