@@ -31,9 +31,9 @@ const (
 	sooner      = 30 // divisor of the interval after a failure
 )
 
-// newPause returns the pauses between requests that the API server does not answer. The jitter
-// spreads the requests of many nodes.
-func newPause() wait.Backoff {
+// NewPause returns the pauses between requests to the API server that fail, or whose answer does not
+// change: from one second to two minutes. The jitter spreads the requests of many nodes.
+func NewPause() wait.Backoff {
 	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 2 * time.Minute}
 }
 

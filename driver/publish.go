@@ -126,7 +126,7 @@ func (p *publisher) recordDetection(err error, now time.Time, again time.Duratio
 	said := err == nil || isRejection(err) && (p.featuresKnown || now.Sub(p.startTime) >= refusalPause)
 	p.featuresKnown, p.featuresConfirmed, p.nextDetection = p.featuresKnown || said, said && p.isUnpublished(), now.Add(again)
 	if said {
-		p.retryDetection, p.retryPause = time.Time{}, newPause()
+		p.retryDetection, p.retryPause = time.Time{}, NewPause()
 		return
 	}
 	p.retryDetection = now.Add(p.retryPause.Step())
@@ -143,7 +143,7 @@ func earlierOf(a, b time.Time) time.Time {
 // publishLoop publishes slices and detects the API server's features until the context ends. Values
 // in d.wake start the next round.
 func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
-	p := &publisher{startTime: time.Now(), retryPause: newPause()}
+	p := &publisher{startTime: time.Now(), retryPause: NewPause()}
 	reason := ""
 	for ctx.Err() == nil {
 		problems := d.refreshPublisher(p)

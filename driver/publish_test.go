@@ -97,7 +97,7 @@ func TestPublisherHears(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := &publisher{startTime: began, featuresKnown: test.heard, wanted: one, retryPause: newPause()}
+			p := &publisher{startTime: began, featuresKnown: test.heard, wanted: one, retryPause: NewPause()}
 			now := began.Add(test.after)
 			p.recordDetection(test.err, now, time.Minute)
 			if p.featuresKnown != test.wantHeard || p.featuresConfirmed != test.confirmed || p.retryDetection.IsZero() == test.wantSilent || !p.nextDetection.Equal(now.Add(time.Minute)) {

@@ -19,7 +19,7 @@ import (
 // hosts. A claim that was allocated before the request succeeds is refused, even if it was allocated
 // the new device, so the first pauses after failures are short.
 func (d *Driver) swapLoop(ctx context.Context) {
-	pause := newPause()
+	pause := NewPause()
 	for {
 		v := d.view.Load()
 		var again <-chan time.Time
@@ -28,7 +28,7 @@ func (d *Driver) swapLoop(ctx context.Context) {
 			klog.FromContext(ctx).Info("Whose a device was that is another now cannot be found out; trying again", "interval", next, "reason", err.Error())
 			again = time.After(next)
 		} else {
-			pause = newPause()
+			pause = NewPause()
 		}
 		select {
 		case <-ctx.Done():

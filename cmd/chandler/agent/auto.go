@@ -41,7 +41,7 @@ const autoFile = "mode"
 
 // newAuto reads the last choice from the file.
 func newAuto(ctx context.Context, served func(context.Context) (bool, error), registration func() driver.Registration, files disk.Files, stateDir string) *autoMode {
-	a := &autoMode{servesDRA: served, registration: registration, pause: newPause()}
+	a := &autoMode{servesDRA: served, registration: registration, pause: driver.NewPause()}
 	a.stateFile = openMemo(ctx, files, filepath.Join(stateDir, autoFile), func(data []byte) (err error) {
 		a.last, err = parseAuto(data)
 		return err
@@ -82,7 +82,7 @@ func (a *autoMode) determineMode(ctx context.Context) devices.Mode {
 	if !served {
 		a.answer = devices.ModeDevicePlugin
 	} // otherwise the kubelet has yet to register the driver
-	a.nextCheck, a.pause = time.Now().Add(askInterval), newPause()
+	a.nextCheck, a.pause = time.Now().Add(askInterval), driver.NewPause()
 	return a.answer
 }
 

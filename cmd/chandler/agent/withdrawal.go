@@ -12,6 +12,7 @@ import (
 
 	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/driver"
 	"chandler.dev/driver/pool"
 )
 
@@ -49,13 +50,7 @@ type withdrawals struct {
 }
 
 func newWithdrawals(node *cluster.Node) *withdrawals {
-	return &withdrawals{cluster: node, absentSince: make(map[string]time.Time), pause: newPause()}
-}
-
-// newPause returns the pauses between requests to the API server that fail, or whose answer does not
-// change. The jitter spreads the requests of many nodes.
-func newPause() wait.Backoff {
-	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 2 * time.Minute}
+	return &withdrawals{cluster: node, absentSince: make(map[string]time.Time), pause: driver.NewPause()}
 }
 
 // published returns what keeps the waiting physical devices in DRA. isNew reports whether no API has
@@ -87,7 +82,7 @@ func (w *withdrawals) published(ctx context.Context, s *rules.Snapshot, waiting 
 		return answer
 	}
 	if w.answer == nil || !maps.Equal(w.answer.BySilicon, answer.BySilicon) {
-		w.pause = newPause()
+		w.pause = driver.NewPause()
 	}
 	w.answer, w.failingFrom, w.failure = answer, time.Time{}, ""
 	w.nextRequest = w.timeOfNext(now, answer, waiting)
@@ -173,4 +168,4 @@ func (w *withdrawals) forgetOffered(withheld map[string]string) {
 }
 
 // hurry makes the next request due, because an administrator has changed what the agent wants.
-func (w *withdrawals) hurry() { w.nextRequest, w.pause = time.Time{}, newPause() }
+func (w *withdrawals) hurry() { w.nextRequest, w.pause = time.Time{}, driver.NewPause() }
