@@ -92,3 +92,7 @@ var OptionalAttributes = []resourceapi.QualifiedName{
 	"moduleID", "nearestAdapter", "pfPCIBusID", "queueEngines", "queueGroup", "queuePriority", "rdmaNamespaces", "representor", "serial",
 	"sfNumber",
 }
+
+// ReplacedByModel are the attributes that ResourceSlices have only for devices without a model,
+// unless the administrator lists them.
+var ReplacedByModel = []resourceapi.QualifiedName{"pciVendor", "pciDevice"}

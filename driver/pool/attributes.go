@@ -40,7 +40,7 @@ func (in *input) publishedAttributes(d *rules.Offered) discovery.Attributes {
 	}
 	leaveOut(discovery.OptionalAttributes...)
 	if d.Attributes.String("model") != "" {
-		leaveOut("pciVendor", "pciDevice")
+		leaveOut(discovery.ReplacedByModel...)
 	}
 	most := maxAttributes
 	for name := range out {

@@ -37,7 +37,7 @@ func BenchmarkFleet(b *testing.B) {
 		{"nvidia", nvidiaDevices(), `device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == "gpu"`},
 		{"h100x8", publishedAs(b, nil, gpus), isGPU},
 		{"h100x8-nvml", publishedAs(b, nil, withNVML), isGPU},
-		{"h100x8-nvml-all-attributes", publishedAs(b, slices.Concat(discovery.OptionalAttributes, []resourceapi.QualifiedName{"pciVendor", "pciDevice"}), withNVML), isGPU},
+		{"h100x8-nvml-all-attributes", publishedAs(b, slices.Concat(discovery.OptionalAttributes, discovery.ReplacedByModel), withNVML), isGPU},
 		{"h100x8-nvml-rdma", publishedAs(b, nil, withNVML, adapters), isGPU},
 		{"h100x8-nvml-rdma-128vf", publishedAs(b, nil, withNVML, adapters, functions), isGPU},
 	} {

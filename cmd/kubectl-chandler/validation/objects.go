@@ -339,7 +339,7 @@ func PublicationNote(name string) string {
 	switch {
 	case slices.Contains(discovery.OptionalAttributes, resourceapi.QualifiedName(name)):
 		return fmt.Sprintf("ResourceSlices have the attribute %s only if the agent's configuration has attributes: [%s]", name, name)
-	case name == "pciVendor" || name == "pciDevice":
+	case slices.Contains(discovery.ReplacedByModel, resourceapi.QualifiedName(name)):
 		return fmt.Sprintf("devices with a model have the attribute %s only if the agent's configuration has attributes: [%s]", name, name)
 	}
 	return ""

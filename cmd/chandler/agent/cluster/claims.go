@@ -41,7 +41,7 @@ func (n *Node) AbandonedClaims(ctx context.Context, claims []ledger.Owner) ([]ty
 	if err != nil {
 		return nil, err
 	}
-	reader := claimReader{node: n, read: make(map[types.NamespacedName]*resourceapi.ResourceClaim)}
+	reader := n.newClaimReader()
 	var abandoned []types.UID
 	for _, claim := range claims {
 		if inContainer(listed, claim.UID) {
@@ -66,6 +66,10 @@ func (n *Node) AbandonedClaims(ctx context.Context, claims []ledger.Owner) ([]ty
 type claimReader struct {
 	node *Node
 	read map[types.NamespacedName]*resourceapi.ResourceClaim // nil for claims that do not exist
+}
+
+func (n *Node) newClaimReader() claimReader {
+	return claimReader{node: n, read: make(map[types.NamespacedName]*resourceapi.ResourceClaim)}
 }
 
 // get returns a claim, or nil if there is none.
@@ -143,7 +147,7 @@ func (n *Node) NodeClaims(ctx context.Context) ([]*resourceapi.ResourceClaim, er
 	if err != nil {
 		return nil, err
 	}
-	reader := claimReader{node: n, read: make(map[types.NamespacedName]*resourceapi.ResourceClaim)}
+	reader := n.newClaimReader()
 	for _, pod := range slices.Concat(nominated, bound) {
 		if isTerminal(pod) {
 			continue
