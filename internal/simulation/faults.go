@@ -198,7 +198,6 @@ func (w *World) reboot(powerLost bool) bool {
 	w.kubelet.StopKubelet()
 	w.kubelet.Reboot()
 	if powerLost {
-		w.powerLost = time.Now()
 		if w.disk.LosePower(w.random, volatile...) {
 			w.countFault("powerLost")
 		}

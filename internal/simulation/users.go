@@ -148,10 +148,9 @@ func (w *World) startContainer(c *kubelet.Container) error {
 
 // checkPromised returns an error text if a claim was allocated the physical device of a container
 // that gets it by the device plugin API: the claim's pod would be refused the device. The ledger has
-// not excluded the claim, because the claim is not prepared yet. A loss of power may restore an earlier
-// record of the devices' APIs, which is not synchronized; then the claim waits.
+// not excluded the claim, because the claim is not prepared yet.
 func (w *World) checkPromised(u *use) string {
-	if u.open || u.stranger || w.wiped || w.swapped || time.Since(w.powerLost) < heal {
+	if u.open || u.stranger || w.wiped || w.swapped {
 		return ""
 	}
 	for _, claim := range w.server.Claims() {

@@ -85,7 +85,6 @@ type World struct {
 	parted    map[string]bool // silicon with several functions that lost one of them
 	lost      bool            // specs may be missing that no record remains for
 	hurt      bool            // an agent died before it could write missing files
-	powerLost time.Time       // when the power was lost last
 	healed    time.Time
 	portions  map[portion]part
 	recorded  map[portion][]byte // the records of portions when an agent last had to learn the sizes from these records

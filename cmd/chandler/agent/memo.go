@@ -58,16 +58,17 @@ func openMemo(ctx context.Context, files disk.Files, file string, parse func(dat
 
 // write writes the data to the file unless the file has this content. After an error, or if the
 // file was removed, the next call writes the data.
-func (m *stateFile) write(ctx context.Context, data []byte) {
+func (m *stateFile) write(ctx context.Context, data []byte) error {
 	if m.unusable {
-		return
+		return nil
 	}
 	if _, err := m.files.Lstat(m.file); bytes.Equal(m.content, data) && !errors.Is(err, fs.ErrNotExist) {
-		return
+		return nil
 	}
 	if _, err := m.files.Write(m.file, data, 0o600); err != nil {
-		klog.FromContext(ctx).Error(err, "Writing down what a restart should find")
-		return
+		klog.FromContext(ctx).Error(err, "Writing a decision or observation for the next start failed", "file", m.file)
+		return err
 	}
 	m.content = data
+	return nil
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"path/filepath"
 
 	"chandler.dev/discovery"
@@ -20,8 +21,11 @@ type placements struct {
 // placementFile is the name of the file with the placements, in the agent's directory.
 const placementFile = "sides.json"
 
-// loadPlacements reads the placements from the file.
+// loadPlacements reads the placements from the file. The file is synchronized: after a loss of power
+// an earlier placement would offer the physical device of a pod by DRA, until the agent has read the
+// allocations of the device plugin API.
 func loadPlacements(ctx context.Context, files disk.Files, stateDir string) *placements {
+	files.Synced = true
 	p := &placements{}
 	p.stateFile = openMemo(ctx, files, filepath.Join(stateDir, placementFile), func(data []byte) (err error) {
 		p.api, err = parsePlacement(data)
@@ -30,10 +34,21 @@ func loadPlacements(ctx context.Context, files disk.Files, stateDir string) *pla
 	return p
 }
 
-// set stores the placements and writes them to the file.
-func (p *placements) set(ctx context.Context, api map[string]discovery.Mode) {
-	p.api = api
-	if data, err := json.Marshal(api); err == nil {
-		p.write(ctx, data)
+// set writes a placement to the file and stores it. After an error, physical devices that changed
+// their API stay with the earlier one and are withheld.
+func (p *placements) set(ctx context.Context, placement *Placement) {
+	data, err := json.Marshal(placement.API)
+	if err == nil {
+		err = p.write(ctx, data)
 	}
+	if err != nil {
+		for silicon, api := range placement.API {
+			if earlier, is := p.api[silicon]; is && earlier != api {
+				placement.API[silicon] = earlier
+				placement.To[silicon] = api
+				placement.Moving[silicon] = fmt.Sprintf("the agent cannot record that %s offers it: %v", api, err)
+			}
+		}
+	}
+	p.api = placement.API
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -19,13 +20,19 @@ import (
 func TestPlacementsSurviveRestart(t *testing.T) {
 	dir := t.TempDir()
 	want := map[string]discovery.Mode{"gpu": dra, "nic": classic}
-	loadPlacements(t.Context(), disk.Files{}, dir).set(t.Context(), want)
+	loadPlacements(t.Context(), disk.Files{}, dir).set(t.Context(), placementOf(want))
 	if got := loadPlacements(t.Context(), disk.Files{}, dir).api; !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
 
-// Placements are written again after a failed write, and after their file was removed.
+func placementOf(api map[string]discovery.Mode) *Placement {
+	return &Placement{API: maps.Clone(api), Moving: make(map[string]string), To: make(map[string]discovery.Mode)}
+}
+
+// After a failed write a physical device stays with the API of the file, and is withheld. A new
+// physical device is offered. Placements are written again after a failed write, and after their file
+// was removed.
 func TestPlacementsAreWrittenAgain(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "sides.json")
@@ -34,12 +41,16 @@ func TestPlacementsAreWrittenAgain(t *testing.T) {
 	}
 	full := &disktest.Disk{}
 	p := loadPlacements(t.Context(), disk.Files{FS: full}, dir)
-	want := map[string]discovery.Mode{"gpu": dra}
+	want := map[string]discovery.Mode{"gpu": dra, "new": dra}
 	full.Before = func(disktest.Op, string) error { return syscall.ENOSPC }
-	p.set(t.Context(), want)
+	held := placementOf(want)
+	p.set(t.Context(), held)
+	if held.API["gpu"] != classic || held.To["gpu"] != dra || !strings.Contains(held.Moving["gpu"], "no space left") || held.API["new"] != dra || held.Moving["new"] != "" {
+		t.Errorf("after a failed write: %+v", held)
+	}
 	full.Before = nil
 	for _, when := range []string{"after a failed write", "after the file was removed"} {
-		p.set(t.Context(), want)
+		p.set(t.Context(), placementOf(want))
 		if got := loadPlacements(t.Context(), disk.Files{}, dir).api; !maps.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", when, got, want)
 		}
@@ -62,7 +73,7 @@ func TestPlacementsThatAreDamaged(t *testing.T) {
 			if len(p.api) > 0 {
 				t.Errorf("got %v", p.api)
 			}
-			p.set(t.Context(), map[string]discovery.Mode{"gpu": dra})
+			p.set(t.Context(), placementOf(map[string]discovery.Mode{"gpu": dra}))
 			if kept, err := os.ReadFile(file + ".unreadable"); err != nil || string(kept) != text {
 				t.Errorf("kept %q, %v", kept, err)
 			}
@@ -109,7 +120,7 @@ func TestPlacementsThatCannotBeSetAside(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := loadPlacements(t.Context(), disk.Files{}, dir)
-	p.set(t.Context(), map[string]discovery.Mode{"gpu": dra})
+	p.set(t.Context(), placementOf(map[string]discovery.Mode{"gpu": dra}))
 	if p.api["gpu"] != dra {
 		t.Errorf("the agent does not go on: %v", p.api)
 	}

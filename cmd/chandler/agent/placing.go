@@ -170,19 +170,20 @@ func (p *placer) decidePlacement(ctx context.Context, auto discovery.Mode, leavi
 		return p.withdrawals.published(ctx, p.devices.snapshot, waiting, p.isNew)
 	}
 	placement := p.devices.placeDevices(p.places.api, view, facts, ask) //nolint:contextcheck // evaluating an expression does not block
+	earlier := p.places.api
+	p.places.set(ctx, &placement)
 	for silicon, reason := range placement.Moving {
 		if p.moveReasons[silicon] != reason {
 			klog.FromContext(ctx).V(2).Info("Silicon waits for its API", "silicon", silicon, "reason", reason)
 		}
 	}
 	for silicon, api := range placement.API {
-		if p.places.api[silicon] != api {
-			klog.FromContext(ctx).V(2).Info("Silicon is offered by another API", "silicon", silicon, "from", p.places.api[silicon], "to", api)
+		if earlier[silicon] != api {
+			klog.FromContext(ctx).V(2).Info("Silicon is offered by another API", "silicon", silicon, "from", earlier[silicon], "to", api)
 		}
 	}
 	p.waitingSince = waitBeginnings(p.moveReasons, placement.Moving, p.waitingSince, time.Now())
 	p.moveReasons = placement.Moving
-	p.places.set(ctx, placement.API)
 	for i := range p.devices.snapshot.Devices {
 		if d := &p.devices.snapshot.Devices[i]; placement.API[d.Silicon()] == discovery.ModeDRA {
 			p.draDevices[d.Name] = true
