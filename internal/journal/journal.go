@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"chandler.dev/internal/disk"
 )
@@ -77,6 +76,7 @@ type Journal[T any] struct {
 	replaced  map[string][]string   // by group, the files of earlier versions that the group's record replaces
 	unread    map[string]bool       // files that could not be read
 	unlisted  map[string]bool       // directories that could not be listed
+	littered  bool                  // the directory may have temporary files
 }
 
 // New returns the journal of a trade, without records until [Journal.Open]. A zero Earlier means
@@ -102,9 +102,7 @@ func (j *Journal[T]) File(group string) string { return filepath.Join(j.Dir(), g
 // [Journal.ReadAgain] reads it later. The caller must ensure that no other agent writes to the
 // directory.
 func (j *Journal[T]) Open() []error {
-	done := j.takeTurn()
-	problems := []error{j.config.Files.SweepTemporary(j.Dir(), 0, "")}
-	done()
+	problems := []error{j.removeTemporary()}
 	_, more := j.readRecords(j.recordDirs())
 	return slices.DeleteFunc(append(problems, more...), func(err error) bool { return err == nil })
 }
@@ -338,6 +336,9 @@ func (j *Journal[T]) write(r *Record[T]) (disk.InPlace, error) {
 	}
 	there, err := j.config.Files.Write(j.File(r.Group), data, 0o600)
 	if err != nil {
+		j.mu.Lock()
+		j.littered = true
+		j.mu.Unlock()
 		err = fmt.Errorf("write the record of %s: %w; %s must be a writable directory on tmpfs that containers of the agent share with the host (flag --run-dir)", r.Group, err, j.config.Dir)
 	}
 	return there, err
@@ -361,9 +362,15 @@ func (j *Journal[T]) removeReplaced(group string) error {
 }
 
 // RestoreRecords writes records whose files were removed by others, and records that could not be
-// written before.
+// written before. It removes temporary files that could not be removed before.
 func (j *Journal[T]) RestoreRecords() error {
 	var errs []error
+	j.mu.Lock()
+	littered := j.littered
+	j.mu.Unlock()
+	if littered {
+		errs = append(errs, j.removeTemporary())
+	}
 	for _, r := range j.All() {
 		j.mu.Lock()
 		due := j.unwritten[r.Group]
@@ -384,11 +391,14 @@ func (j *Journal[T]) restoreRecord(group string) error {
 	return j.saveRecord(r)
 }
 
-// RemoveTemporary removes temporary files of an age that could not be removed when the journal
-// opened, or after a failed write.
-func (j *Journal[T]) RemoveTemporary(age time.Duration) error {
+// removeTemporary removes the temporary files that a killed agent or a failed write left.
+func (j *Journal[T]) removeTemporary() error {
 	defer j.takeTurn()()
-	return j.config.Files.SweepTemporary(j.Dir(), age, "")
+	err := j.config.Files.SweepTemporary(j.Dir(), 0, "")
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.littered = err != nil
+	return err
 }
 
 // Remove removes the record of a group once nothing of the change is left.

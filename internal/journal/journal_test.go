@@ -182,6 +182,45 @@ func TestPutThatFails(t *testing.T) {
 	}
 }
 
+// A temporary file that a killed agent or a failed write left, and that the disk did not remove, is
+// removed later.
+func TestTemporaryFilesAreRemovedLater(t *testing.T) {
+	for name, leave := range map[string]func(b *bench, j *Journal[body]){
+		"of a killed agent": func(b *bench, j *Journal[body]) {
+			b.file("journal/create/.g.json.1.tmp", "{")
+			if problems := j.Open(); len(problems) != 1 {
+				b.t.Errorf("problems %v", problems)
+			}
+		},
+		"of a failed write": func(b *bench, j *Journal[body]) {
+			if err := j.Put(put("a")); !errors.Is(err, syscall.EIO) {
+				b.t.Errorf("written with %v", err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.file("journal/create/.keep", "")
+			j := b.journal("1")
+			b.disk.Before = func(op disktest.Op, _ string) error {
+				if op == disktest.Rename || op == disktest.Remove {
+					return syscall.EIO
+				}
+				return nil
+			}
+			leave(b, j)
+			if err := j.RestoreRecords(); !errors.Is(err, syscall.EIO) || !strings.Contains(b.files(), ".tmp") {
+				t.Errorf("restored with %v, files %s", err, b.files())
+			}
+			b.disk.Before = nil
+			if err := j.RestoreRecords(); err != nil {
+				t.Error(err)
+			}
+			b.check(j, "", "journal/create/.keep")
+		})
+	}
+}
+
 // A completed change is in memory even if the disk does not write the record, which is written
 // later. A record removed by another program is written again, unless the change was undone.
 func TestRestore(t *testing.T) {

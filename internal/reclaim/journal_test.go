@@ -214,40 +214,6 @@ func TestRecordsOfEarlierVersions(t *testing.T) {
 	}
 }
 
-// Temporary files that the disk could not remove at the start of the agent are removed later.
-func TestTemporaryFilesAreRemovedLater(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t)
-		b.open()
-		b.gives("pod")
-		temporary := filepath.Join(b.dir, "reclaim/.d.json.47.tmp")
-		if err := os.WriteFile(temporary, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(temporary, time.Now(), time.Now()); err != nil {
-			t.Fatal(err)
-		}
-		b.disk.Before = func(op disktest.Op, name string) error {
-			if op == disktest.Remove && strings.HasSuffix(name, "/d.json") {
-				return syscall.EIO
-			}
-			return nil
-		}
-		if problems := b.open(); len(problems) != 1 {
-			t.Errorf("problems %v", problems)
-		}
-		b.disk.Before = nil
-		ctx, cancel := context.WithCancel(t.Context())
-		go b.ledger.Run(ctx)
-		time.Sleep(time.Hour)
-		cancel()
-		synctest.Wait()
-		if _, err := os.Stat(temporary); !os.IsNotExist(err) {
-			t.Errorf("temporary file: %v", err)
-		}
-	})
-}
-
 func readFile(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(name)

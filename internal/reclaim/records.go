@@ -23,7 +23,6 @@ import (
 var _ interface {
 	ledger.Output
 	ledger.GrantReplacer
-	ledger.TemporaryRemover
 } = &Manager{}
 
 // Load reads the records of earlier agents of this boot. It must be called before the ledger is
@@ -225,9 +224,6 @@ func (c *Manager) GrantsReplaced(earlier []*ledger.Grant) error {
 // RemoveOrphans implements [ledger.Output]. It does nothing, because Run checks the records of
 // ended owners.
 func (c *Manager) RemoveOrphans(func(types.UID, func() error) (bool, error)) error { return nil }
-
-// RemoveTemporary implements [ledger.TemporaryRemover].
-func (c *Manager) RemoveTemporary(age time.Duration) error { return c.journal.RemoveTemporary(age) }
 
 // holdsDevice reports whether an entry has a device.
 func holdsDevice(e ledger.Entry, device string) bool {
