@@ -56,19 +56,20 @@ func openMemo(ctx context.Context, files disk.Files, file string, parse func(dat
 	}
 }
 
-// write writes the data to the file unless the file has this content. After an error, or if the
-// file was removed, the next call writes the data.
-func (m *stateFile) write(ctx context.Context, data []byte) error {
+// write writes the data to the file unless the file has this content. It returns false after an error.
+// Then, or if the file was removed, the next call writes the data. If the file is unusable, write does
+// nothing and returns true.
+func (m *stateFile) write(ctx context.Context, data []byte) bool {
 	if m.unusable {
-		return nil
+		return true
 	}
 	if _, err := m.files.Lstat(m.file); bytes.Equal(m.content, data) && !errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return true
 	}
 	if _, err := m.files.Write(m.file, data, 0o600); err != nil {
 		klog.FromContext(ctx).Error(err, "Writing a decision or observation for the next start failed", "file", m.file)
-		return err
+		return false
 	}
 	m.content = data
-	return nil
+	return true
 }

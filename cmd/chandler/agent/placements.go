@@ -37,16 +37,12 @@ func loadPlacements(ctx context.Context, files disk.Files, stateDir string) *pla
 // set writes a placement to the file and stores it. After an error, physical devices that changed
 // their API stay with the earlier one and are withheld.
 func (p *placements) set(ctx context.Context, placement *Placement) {
-	data, err := json.Marshal(placement.API)
-	if err == nil {
-		err = p.write(ctx, data)
-	}
-	if err != nil {
+	if data, err := json.Marshal(placement.API); err != nil || !p.write(ctx, data) {
 		for silicon, api := range placement.API {
 			if earlier, is := p.api[silicon]; is && earlier != api {
 				placement.API[silicon] = earlier
 				placement.To[silicon] = api
-				placement.Moving[silicon] = fmt.Sprintf("the agent cannot record that %s offers it: %v", api, err)
+				placement.Moving[silicon] = fmt.Sprintf("the agent cannot record in %s that %s offers it", p.file, api)
 			}
 		}
 	}

@@ -45,7 +45,7 @@ func TestPlacementsAreWrittenAgain(t *testing.T) {
 	full.Before = func(disktest.Op, string) error { return syscall.ENOSPC }
 	held := placementOf(want)
 	p.set(t.Context(), held)
-	if held.API["gpu"] != classic || held.To["gpu"] != dra || !strings.Contains(held.Moving["gpu"], "no space left") || held.API["new"] != dra || held.Moving["new"] != "" {
+	if held.API["gpu"] != classic || held.To["gpu"] != dra || !strings.Contains(held.Moving["gpu"], file) || held.API["new"] != dra || held.Moving["new"] != "" {
 		t.Errorf("after a failed write: %+v", held)
 	}
 	full.Before = nil

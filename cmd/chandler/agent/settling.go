@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -39,7 +38,7 @@ func newSettling(ctx context.Context, severity discovery.Severity, files disk.Fi
 func (s *healthStates) settleStates(ctx context.Context, snapshot *discovery.Snapshot) *discovery.Snapshot {
 	settled, again := s.settler.SettleStates(snapshot, time.Now())
 	if data, err := json.Marshal(&s.settler); err == nil {
-		if s.write(ctx, data); !s.unusable && !bytes.Equal(s.content, data) {
+		if !s.write(ctx, data) {
 			again = min(cmp.Or(again, writeAgain), writeAgain)
 		}
 	}
