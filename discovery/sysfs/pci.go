@@ -81,7 +81,7 @@ func (d Device) readPCIID() (PCIID, error) {
 		*file.value, first = value, cmp.Or(first, err)
 	}
 	if first == nil && len(missing) > 0 && (half || len(missing) < len(files)) {
-		first = fmt.Errorf("attribute %s: not there", missing[0])
+		first = fmt.Errorf("attribute %s is missing", missing[0])
 	}
 	return id, first
 }

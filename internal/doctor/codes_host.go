@@ -63,7 +63,7 @@ var hostCodes = []Code{
 	},
 	{
 		ID: "CH0409", Says: "--host-root is not the root directory of a host", Result: Failed, Symptoms: []Symptom{DeviceMissing},
-		Looks: "Doctor checks that the kernel's /proc exists below the directory that --host-root names.",
+		Looks: "Doctor checks that the kernel's /proc exists below the directory that --host-root names, if the directory has the kernel's /sys. A copy of a host has neither, and is not checked.",
 		Comes: "The option names another directory, or the volume of the agent's pod is not the host's /proc.",
 		Why:   "Files below that directory do not describe this machine.",
 		Fixes: []Fix{{"chandler doctor --host-root=/", "Checks this machine."}},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
@@ -135,6 +136,9 @@ func (f *Facts) sickTogether(say *findingList, all []*discovery.Device) {
 	cause := strings.Join(each, ", ") + "."
 	if len(reasons) == 1 {
 		cause = asSentence(all[0].Health.Reason) + fmt.Sprintf(" The devices are %s.", namesOf(all))
+		if key == discovery.ConditionDriverUnbound {
+			cause = fmt.Sprintf("No driver is bound to %s.", namesOf(all))
+		}
 	}
 	cause += f.missingNodes(key, all[0])
 	if !usable {
@@ -163,8 +167,8 @@ func (f *Facts) fixTogether(key discovery.Condition, all []*discovery.Device) []
 	return inLoop(addresses, fixes)
 }
 
-// inLoop joins the commands for several PCI functions, in a loop if they differ only by the
-// address.
+// inLoop joins the commands for several PCI functions. Commands that differ only by the address are
+// in a loop, and commands without an address precede it.
 func inLoop(addresses []string, fixes [][]string) (fix []string) {
 	var loop []string
 	for i, lines := range fixes {
@@ -188,9 +192,12 @@ func inLoop(addresses []string, fixes [][]string) (fix []string) {
 	if len(fixes) < 2 || loop == nil || !strings.Contains(strings.Join(loop, " "), "$a") {
 		return fix
 	}
-	fix = []string{"for a in " + strings.Join(addresses, " ") + "; do"}
+	fix = slices.DeleteFunc(slices.Clone(loop), func(line string) bool { return strings.Contains(line, "$a") })
+	fix = append(fix, "for a in "+strings.Join(addresses, " ")+"; do")
 	for _, line := range loop {
-		fix = append(fix, "  "+line)
+		if strings.Contains(line, "$a") {
+			fix = append(fix, "  "+line)
+		}
 	}
 	return append(fix, "done")
 }
@@ -302,7 +309,8 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 	case discovery.ConditionOverTemperature:
 		return []string{fmt.Sprintf("grep . /sys/bus/pci/devices/%s/hwmon/hwmon*/temp*_input   # then check fans and air flow", at)}
 	case discovery.ConditionUnhealthy, discovery.ConditionUnknown:
-		if isPart(d) {
+		// A reset neither creates a file nor changes a text that the driver writes.
+		if isPart(d) || key == discovery.ConditionUnknown && !strings.Contains(d.Health.Reason, syscall.EIO.Error()) {
 			return []string{kernel}
 		}
 		return []string{kernel, fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"`, at)}
@@ -316,14 +324,20 @@ func isPart(d *discovery.Device) bool {
 	return d.PartOf != nil && d.Name != d.PartOf.Name && d.Attributes.String("function") != "virtual"
 }
 
-// asSentence returns a reason as a sentence, with a full stop.
+// asSentence returns a reason as a sentence, with a full stop. A reason with a colon is an error's
+// text, and keeps its first letter.
 func asSentence(reason string) string {
 	reason = strings.ReplaceAll(strings.TrimSpace(reason), "\n", "; ")
+	if word, _, several := strings.Cut(reason, " "); several && strings.Trim(word, lowerLetters) == "" && !strings.Contains(reason, ": ") {
+		reason = strings.ToUpper(reason[:1]) + reason[1:]
+	}
 	if reason == "" || strings.HasSuffix(reason, ".") {
 		return reason
 	}
 	return reason + "."
 }
+
+const lowerLetters = "abcdefghijklmnopqrstuvwxyz"
 
 // checkProblems reports devices of the host that could not be read or described.
 func checkProblems(f *Facts, say *findingList) {
@@ -369,6 +383,8 @@ func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Of
 		f.vfioProblem(say, name, reason, at)
 	case offered:
 		say.addFault("CH0309", name+" cannot be read completely", asSentence(reason)+" It is offered without these facts.", look)
+	case strings.HasPrefix(p.Device, "/"):
+		say.addFault("CH0309", name+" cannot be read", asSentence(reason)+" Devices in this directory are not found.", look)
 	default:
 		say.addFault("CH0309", name+" cannot be described", asSentence(reason)+" It is not offered.", look)
 	}

@@ -83,9 +83,9 @@ func (f *Facts) uncheckedReason(c Category) (why string, mention bool) {
 		return "the host recording has no such information", true
 	case f.NoKubelet != "" && f.NoCluster != "":
 		if c == Kubelet {
-			return f.NoKubelet + ": kubelet, cluster and agent are not checked", true
+			return f.NoKubelet + ": kubelet, container runtime, cluster and agent are not checked", true
 		}
-		return f.NoKubelet, c == Runtime
+		return f.NoKubelet, false
 	case c == Cluster:
 		return f.NoCluster, true
 	case c == APIs:

@@ -24,7 +24,11 @@ var hostChecks = []check{
 }
 
 func checkProc(f *Facts, say *findingList) {
-	if proc, known := f.Host.Proc.get(); known && !proc {
+	proc, known := f.Host.Proc.get()
+	if reason := f.Host.Proc.Unknown; reason != "" {
+		say.not("%s", reason)
+	}
+	if known && !proc {
 		say.addFault("CH0409", "--host-root is not the root directory of a host",
 			"The directory has no /proc of a kernel, so its files do not describe this machine.",
 			"chandler doctor --host-root=/")
@@ -116,10 +120,13 @@ func checkDrivers(f *Facts, say *findingList) {
 	if !known {
 		return
 	}
-	before := len(say.findings)
+	before, accelerators := len(say.findings), 0
 	byOverride := make(map[string][]Function)
 	for _, function := range functions {
 		accelerator := slices.ContainsFunc(accelerates, func(class string) bool { return strings.HasPrefix(function.Class, class) })
+		if accelerator || f.hasDevice(function.Address) {
+			accelerators++
+		}
 		if !accelerator || function.Virtual || function.Driver != "" || f.hasDevice(function.Address) {
 			continue
 		}
@@ -128,7 +135,7 @@ func checkDrivers(f *Facts, say *findingList) {
 	for _, override := range slices.Sorted(maps.Keys(byOverride)) {
 		reportUnbound(say, byOverride[override], override)
 	}
-	if say.noneSince(before) && !f.lacksDriver() {
+	if say.noneSince(before) && accelerators > 0 && !f.lacksDriver() {
 		say.addOK("every accelerator has a kernel driver")
 	}
 }

@@ -63,7 +63,7 @@ func describeCard(host *discovery.Host, mgmt sysfs.Device, functions map[string]
 		match = chip.name.FindStringSubmatch(mgmt.Name())
 	}
 	if len(match) == 0 {
-		return discovery.Device{Name: discovery.DeviceName(mgmt), Source: mgmt.Path}, fmt.Errorf("%s: no accelerator's class device", mgmt.Path)
+		return discovery.Device{Name: discovery.DeviceName(mgmt), Source: mgmt.Path}, fmt.Errorf("%s: the class device has no name of an accelerator", mgmt.Path)
 	}
 	card := match[1]
 	d := discovery.Device{Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}}
@@ -76,7 +76,7 @@ func describeCard(host *discovery.Host, mgmt sysfs.Device, functions map[string]
 		d, err = discovery.DescribePCI(host, function)
 		d.Includes = []string{function.Path}
 	case location != "":
-		err = fmt.Errorf("attribute busname: no PCI function of FuriosaAI's: %.32q", location)
+		err = fmt.Errorf("attribute busname: not the address of a FuriosaAI function: %.32q", location)
 	}
 	// The name does not depend on the location, which some drivers do not report.
 	d.Name, d.Source = strings.ToLower(chip.model)+"-"+card, mgmt.Path
@@ -102,7 +102,7 @@ func describeCard(host *discovery.Host, mgmt sysfs.Device, functions map[string]
 	d.Edits.DeviceNodes = nodes
 	d.Health = discovery.NodeHealth(host, nodes)
 	if alive == "0" {
-		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "the driver says that its firmware is not alive"}
+		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "the driver reports that the firmware does not respond"}
 	}
 	return d, errors.Join(err, attrs.Err(), nodesErr)
 }

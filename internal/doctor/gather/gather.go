@@ -16,7 +16,6 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"chandler.dev/discovery/hostfs"
 	"chandler.dev/internal/doctor"
 )
 
@@ -125,6 +124,3 @@ func withPatience[T any](ctx context.Context, what string, step func() (T, error
 		return doctor.UnknownAnswer[T](ctx.Err().Error())
 	}
 }
-
-// hasProc reports whether the host's /proc is a mount of the kernel's own proc.
-func hasProc(host fs.FS) bool { return hostfs.HasProc(host) }

@@ -208,7 +208,6 @@ func TestBrokenNodes(t *testing.T) {
 			n.write("sys/fs/selinux/enforce", "1")
 			n.write("proc/"+agentPID+"/attr/current", "system_u:system_r:container_t:s0:c1,c2\n")
 		},
-		"CH0409": func(n *madeUp) { n.options.Simulated = false },
 		"CH0701": func(n *madeUp) { n.remove("proc/" + agentPID) },
 		"CH0702": func(n *madeUp) { n.write(state+"sides.json.unreadable", "") },
 		"CH0704": func(n *madeUp) {
