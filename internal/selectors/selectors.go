@@ -127,11 +127,14 @@ func RepairMissingClass(class string, there []string) []string {
 // where CEL expressions read them.
 var fromNVML = regexp.MustCompile(`(?:\.\??|\[\??["'])(memory|architecture)\b`)
 
+// familyOrVendor matches a comparison of the family or vendor in a CEL expression.
+var familyOrVendor = regexp.MustCompile(`\.\??(?:family|vendor)(?:\.orValue\([^)]*\))? == ["'](\w+)["']`)
+
 // NameFromNVML returns the first name in a CEL expression that an NVIDIA GPU has only if the agent
-// uses NVML, "" if there is none.
+// uses NVML, "" if there is none or if the expression selects another family or vendor.
 func NameFromNVML(expression string) string {
 	found := fromNVML.FindStringSubmatch(expression)
-	if found == nil {
+	if other := familyOrVendor.FindStringSubmatch(expression); found == nil || other != nil && other[1] != "nvidia" {
 		return ""
 	}
 	return found[1]
