@@ -141,7 +141,7 @@ func TestDoctorOfALaptop(t *testing.T) {
 	}
 	t.Setenv("KUBECONFIG", filepath.Join(dir, "of-another-cluster"))
 	out, code := doctored(t, "--host-root", dir, "--kubelet-root", dir, "--device-plugin-dir", filepath.Join(dir, "none"), "--only", "kubelet,runtime,apis,cluster,agent")
-	want := "\nkubelet\n  - no kubelet runs on this machine: kubelet, container runtime, cluster and agent are not checked\n\n0 ✓   0 !   0 ✗   1 not checked\n"
+	want := "\nkubelet\n  - no kubelet runs on this machine: kubelet, container runtime, cluster and\n    agent are not checked\n\n0 ✓   0 !   0 ✗   1 not checked\n"
 	if _, got, _ := strings.Cut(out, "UTC\n"); got != want || code != 0 {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
