@@ -179,7 +179,7 @@ func TestOddValues(t *testing.T) {
 		"{image: {repository: 'registry.example.com/chandler:1.0'}}":                                                    "give the tag as image.tag",
 		"{image: {repository: 'registry.example.com:5000/c@sha256:abc'}}":                                               "or the digest as image.digest",
 		"{image: {repository: 'https://registry.example.com/chandler'}}":                                                "leave out what is before the registry's name",
-		"{image: {repository: registry.example.com/chandler/}}":                                                         "is no name of an image",
+		"{image: {repository: registry.example.com/chandler/}}":                                                         "is not a valid image name",
 		"{image: {repository: 'registry.example.com:5000/team/chandler'}}":                                              "",
 		"{image: {repository: null}}":                                                                                   "image.repository is empty: no image is published yet, so build one",
 		"{image: {tag: null}}":                                                                                          "image.tag is empty: set the version of your image",

@@ -128,13 +128,15 @@ func RepairMissingClass(class string, there []string) []string {
 var fromNVML = regexp.MustCompile(`(?:\.\??|\[\??["'])(memory|architecture)\b`)
 
 // familyOrVendor matches a comparison of the family or vendor in a CEL expression.
-var familyOrVendor = regexp.MustCompile(`\.\??(?:family|vendor)(?:\.orValue\([^)]*\))? == ["'](\w+)["']`)
+var familyOrVendor = regexp.MustCompile(`\.\??(?:family|vendor)(?:\.orValue\([^)]*\))? == ["']([\w-]+)["']`)
 
 // NameFromNVML returns the first name in a CEL expression that an NVIDIA GPU has only if the agent
-// uses NVML, "" if there is none or if the expression selects another family or vendor.
+// uses NVML, "" if there is none or if the expression selects only other families or vendors.
 func NameFromNVML(expression string) string {
 	found := fromNVML.FindStringSubmatch(expression)
-	if other := familyOrVendor.FindStringSubmatch(expression); found == nil || other != nil && other[1] != "nvidia" {
+	selected := familyOrVendor.FindAllStringSubmatch(expression, -1)
+	isNVIDIA := func(match []string) bool { return match[1] == "nvidia" }
+	if found == nil || len(selected) > 0 && !slices.ContainsFunc(selected, isNVIDIA) {
 		return ""
 	}
 	return found[1]

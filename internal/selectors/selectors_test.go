@@ -101,11 +101,13 @@ func TestNameFromNVMLOfOtherFamilies(t *testing.T) {
 
 func TestNameFromNVML(t *testing.T) {
 	for expression, want := range map[string]string{
-		`device.capacity["chandler.dev"].?memory.orValue(quantity("0")).isGreaterThan(quantity("1Gi"))`: "memory",
-		`device.capacity["chandler.dev"].memory.isGreaterThan(quantity("1Gi"))`:                         "memory",
-		`device.attributes["chandler.dev"][?"architecture"].orValue("") == "Hopper"`:                    "architecture",
-		`device.attributes["chandler.dev"].?memoryType.orValue("") == "memory"`:                         "",
-		`device.attributes["chandler.dev"].kind == "gpu"`:                                               "",
+		`device.capacity["chandler.dev"].?memory.orValue(quantity("0")).isGreaterThan(quantity("1Gi"))`:                              "memory",
+		`device.capacity["chandler.dev"].memory.isGreaterThan(quantity("1Gi"))`:                                                      "memory",
+		`device.attributes["chandler.dev"][?"architecture"].orValue("") == "Hopper"`:                                                 "architecture",
+		`device.attributes["chandler.dev"].?memoryType.orValue("") == "memory"`:                                                      "",
+		`device.attributes["chandler.dev"].kind == "gpu"`:                                                                            "",
+		`device.attributes["chandler.dev"].family == "qat" && device.attributes["chandler.dev"].?architecture.orValue("") == "4xxx"`: "",
+		`device.attributes["chandler.dev"].family == "nvidia" && device.attributes["chandler.dev"].architecture == "Hopper"`:         "architecture",
 	} {
 		if got := selectors.NameFromNVML(expression); got != want {
 			t.Errorf("%s: %q; want %q", expression, got, want)
