@@ -189,7 +189,7 @@ func TestOddValues(t *testing.T) {
 		"{nodeGroups: [{name: a, nodeSelector: {b: c}}, {name: a, nodeSelector: {b: d}}]}":                              "two groups with the name a",
 		"{nodeGroups: [{name: a, nodeSelector: {b: c}, config: {reclaim: [{cel: 'true'}]}}]}":                           "nodeGroups a: config.reclaim does nothing without reclaim.enabled",
 		"{nodeGroups: [{name: a, nodeSelector: {b: c}, config: {reclaim: [{cel: 'true'}]}, reclaim: {enabled: true}}]}": "",
-		"{image: {tag: 'v1:x'}}":                                                                                        "is no tag",
+		"{image: {tag: 'v1:x'}}":                                                                                        "is not a valid tag",
 		"{kubelet: {root: null}}":                                                                                       "kubelet.root is empty",
 		"{hostPaths: {cdi: null}}":                                                                                      "hostPaths.cdi is empty",
 		"{metrics: {port: null}}":                                                                                       "metrics.port is empty",
