@@ -17,17 +17,17 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 .DEFAULT_GOAL := help
 .PHONY: bench-check bench-fleet build test test-all unit simulate simulate-more simulate-breaks e2e e2e-takeover e2e-harness e2e-page e2e-prometheus e2e-npd e2e-release \
   e2e-machine e2e-guest-hotplug e2e-guest-passthrough e2e-guest-ondemand e2e-guest-provision e2e-guest-health e2e-guest-many e2e-guest-power e2e-guest-rest \
-  e2e-skew e2e-skew-gates e2e-classic e2e-gpu flaky lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help docs site screenshot
+  e2e-skew e2e-skew-gates e2e-classic e2e-gpu flaky lint fmt generate manifests verify fuzz captures bench image image-host release vuln demo cluster cluster-stop clean help docs site screenshot
 
-build: bin/chandler-nvml ## the agent as bin/chandler, the plugin bin/kubectl-chandler, and what asks NVML for the agent
+build: bin/chandler-host ## the agent as bin/chandler, the plugin bin/kubectl-chandler, and what asks NVML for the agent
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/ ./cmd/chandler ./cmd/kubectl-chandler
 
 # The build needs a C compiler, but not NVML. The functions of NVML are resolved
 # at their first call (-z lazy), since older libraries lack some of them.
-.PHONY: bin/chandler-nvml
-bin/chandler-nvml:
+.PHONY: bin/chandler-host
+bin/chandler-host:
 	@if command -v $$($(GO) env CC) >/dev/null; then set -x; \
-	  CGO_ENABLED=1 CGO_CFLAGS='-O2 -Wno-deprecated-declarations' CGO_LDFLAGS='-Wl,-z,lazy' $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./cmd/chandler-nvml; \
+	  CGO_ENABLED=1 CGO_CFLAGS='-O2 -Wno-deprecated-declarations' CGO_LDFLAGS='-Wl,-z,lazy' $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./cmd/chandler-host; \
 	else echo "$@ is left out: there is no C compiler"; fi
 
 # testrun is go test with a record of times and of skipped tests: see internal/testrun.
@@ -255,8 +255,8 @@ PLATFORMS ?= amd64,arm64
 image: ## the agent's image for PLATFORMS (amd64,arm64), as an OCI archive in bin/image, with VERSION as its tag; needs no docker
 	$(RELEASE) -out $(IMAGES) -platforms $(PLATFORMS) image
 
-image-nvml: ## the agent's image with chandler-nvml; needs Debian's apt-get, a C compiler, and for arm64 gcc-aarch64-linux-gnu
-	$(RELEASE) -out $(IMAGES) -platforms $(PLATFORMS) image-nvml
+image-host: ## the agent's image with chandler-host; needs Debian's apt-get, a C compiler, and for arm64 gcc-aarch64-linux-gnu
+	$(RELEASE) -out $(IMAGES) -platforms $(PLATFORMS) image-host
 
 release: vuln ## programs, images, the chart, a bill of materials and checksums, in bin/release
 	$(RELEASE) all

@@ -37,7 +37,7 @@
 //     Package sharing sends the order. Example: an MPS daemon.
 //   - Provision: the writes to configure a PCI function according to the administrator's
 //     configuration. Package provision does the writes. Example: the services of Intel QAT.
-//   - Programs: programs for queries to the vendor's library. Example: chandler-nvml.
+//   - Programs: programs for queries to the vendor's library. Example: chandler-host.
 //   - Labels: labels of the node, as data: names and values with words in braces, which stand for
 //     attributes, capacities, counts, and for the Facts of devices that exist for labels only.
 //     Example: nvidia.com/gpu.product is {model}.

@@ -12,7 +12,7 @@ import "time"
 // input, and exits when the input is closed. Called in another way, the program may change a device
 // and exit; see [Tools].
 type Program struct {
-	Name    string // "chandler-nvml": in the directory of the agent's executable, or on the PATH
+	Name    string // "chandler-host": in the directory of the agent's executable, or on the PATH
 	Library string // name of the library, for messages: "NVML"
 
 	// File is the path of the program's output on the host, for the family. No host has such a file on

@@ -91,7 +91,7 @@ spec:
 }
 
 // driverFiles returns a container's edits for a driver with its libraries in libraryDir, as the
-// real program chandler-nvml finds them. The GPU's device nodes are left out, because this machine
+// real program chandler-host finds them. The GPU's device nodes are left out, because this machine
 // has none.
 func driverFiles(t *testing.T, libraryDir string) specs.ContainerEdits {
 	t.Helper()
@@ -105,7 +105,7 @@ func driverFiles(t *testing.T, libraryDir string) specs.ContainerEdits {
 		t.Fatal(err)
 	}
 	drivertest.InstallDriver(t, machine+driver, libraryDir)
-	run := exec.CommandContext(t.Context(), "go", "run", "-C", "..", "./cmd/chandler-nvml", "--files", "--host-root="+machine, "--driver-root="+driver)
+	run := exec.CommandContext(t.Context(), "go", "run", "-C", "..", "./cmd/chandler-host", "--files", "--host-root="+machine, "--driver-root="+driver)
 	run.Env = append(os.Environ(), "CGO_ENABLED=1", "CGO_LDFLAGS=-Wl,-z,lazy", "CGO_CFLAGS=-O2 -g -Wno-deprecated-declarations")
 	text, err := run.Output()
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 )
 
 // TestMIGOnDemand creates MIG instances on demand. The scheduler packs possible instances, and the
-// agent creates them by chandler-nvml and removes them when no pod has them any more.
+// agent creates them by chandler-host and removes them when no pod has them any more.
 func TestMIGOnDemand(t *testing.T) {
 	if !has(t, "DRAPartitionableDevices") {
 		t.Skip("the API server drops the counters by which the scheduler packs instances")

@@ -25,8 +25,8 @@ const (
 	kernelDir = migDir + "/kernel"
 )
 
-// migHost is a host with the GPUs that chandler-nvml mocks. See load_mock.go there.
-const migHost = `An H100 and an A100, which chandler-nvml has in MIG mode.
+// migHost is a host with the GPUs that chandler-host mocks. See load_mock.go there.
+const migHost = `An H100 and an A100, which chandler-host has in MIG mode.
 
 -- proc/devices --
 Character devices:
@@ -111,20 +111,20 @@ spec:
 `
 
 // standAmongMIG moves the agent to the host with GPUs in MIG mode until the test ends, with
-// chandler-nvml in the image of the agent. The /proc of the host is the kernel's own, except for
+// chandler-host in the image of the agent. The /proc of the host is the kernel's own, except for
 // the files of the driver. Therefore, the agent considers the host its own machine. On any other
 // host, the agent would not run the program of the vendor.
 func standAmongMIG(t *testing.T, config string) {
 	t.Helper()
 	if _, err := exec.LookPath("gcc"); err != nil {
-		t.Skip("there is no C compiler to build chandler-nvml with")
+		t.Skip("there is no C compiler to build chandler-host with")
 	}
 	nvml, err := (build.Builder{Progress: os.Stderr}).MockedNVML(t.Context(), project.Dir) // A first build takes long.
 	if err != nil {
 		t.Fatal(err)
 	}
 	image := cluster.Image{
-		Name: chandler.AgentImage + "-nvml", Files: map[string]string{"/chandler": project.Agent, "/chandler-nvml": nvml}, Entrypoint: []string{"/chandler"},
+		Name: chandler.AgentImage + "-host", Files: map[string]string{"/chandler": project.Agent, "/chandler-host": nvml}, Entrypoint: []string{"/chandler"},
 	}
 	if err := node.LoadImage(within(t), image); err != nil {
 		t.Fatal(err)

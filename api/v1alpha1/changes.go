@@ -54,7 +54,7 @@ type OnDemand struct {
 	Partitions []Selector `json:"partitions,omitempty"`
 
 	// MPS selects NVIDIA GPUs that claims can use with a control daemon of their own, and
-	// TimeSlices selects NVIDIA GPUs whose time slice claims can set. chandler-nvml --sharing-daemons
+	// TimeSlices selects NVIDIA GPUs whose time slice claims can set. chandler-host --sharing-daemons
 	// must run on the node.
 	MPS        []Selector `json:"mps,omitempty"`
 	TimeSlices []Selector `json:"timeSlices,omitempty"`

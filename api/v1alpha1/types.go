@@ -262,7 +262,7 @@ type DeviceIDStrategy string
 // The strategies.
 const (
 	DeviceIDUUID  DeviceIDStrategy = "UUID"  // the devices' UUIDs
-	DeviceIDIndex DeviceIDStrategy = "Index" // NVML's device numbers, if chandler-nvml runs on the node
+	DeviceIDIndex DeviceIDStrategy = "Index" // NVML's device numbers, if chandler-host runs on the node
 )
 
 // DeviceListStrategy is a way to pass devices to containers.

@@ -131,7 +131,7 @@ func stranger(t *testing.T, more string) string {
 func TestDiscoverOfAStranger(t *testing.T) {
 	bin, tmp := t.TempDir(), t.TempDir()
 	ran := filepath.Join(t.TempDir(), "ran")
-	program := filepath.Join(bin, "chandler-nvml")
+	program := filepath.Join(bin, "chandler-host")
 	write(t, program, "#!/bin/sh\n: > "+ran+"\n")
 	if err := os.Chmod(program, 0o755); err != nil {
 		t.Fatal(err)

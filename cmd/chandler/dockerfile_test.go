@@ -15,7 +15,7 @@ func TestDockerfile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stage, _, _ := strings.Cut(string(file), "AS build-nvml")
+	stage, _, _ := strings.Cut(string(file), "AS build-host")
 	var copied []string
 	for _, line := range regexp.MustCompile(`(?m)^COPY ([a-z]+) ([a-z]+)$`).FindAllStringSubmatch(stage, -1) {
 		if line[1] == line[2] {

@@ -53,7 +53,7 @@ var programs = map[string]string{
 	"tar":           "unpacks what a command wrote",
 	"git":           "needs a checkout of your own",
 	"nvidia-smi":    "comes from the NVIDIA driver",
-	"chandler-nvml": "changes the host",
+	"chandler-host": "changes the host",
 	"jq":            "is not part of this",
 	"grep":          "is not part of this",
 	"echo":          "is not part of this",

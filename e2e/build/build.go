@@ -222,7 +222,7 @@ func (b Builder) versioned(ctx context.Context, project, pkg string) (string, er
 	return b.static(ctx, project, pkg, linkerFlags, "-tags=grpcnotrace")
 }
 
-// MockedNVML builds chandler-nvml of the Chandler checkout in directory project as a static
+// MockedNVML builds chandler-host of the Chandler checkout in directory project as a static
 // program, with NVIDIA's mocks in place of NVML, and returns its path. It needs a C compiler.
 // The program has a directory of its own, so that no agent on this machine finds it by
 // accident.
@@ -230,16 +230,16 @@ func (b Builder) MockedNVML(ctx context.Context, project string) (string, error)
 	return b.nvml(ctx, project, "mocked", stripped+" -linkmode=external -extldflags=-static", "-tags=nvmlmock,netgo,osusergo")
 }
 
-// NVML builds chandler-nvml of the Chandler checkout in directory project like its Makefile, and
+// NVML builds chandler-host of the Chandler checkout in directory project like its Makefile, and
 // returns its path. It needs a C compiler. The program has a directory of its own, like that of
 // MockedNVML.
 func (b Builder) NVML(ctx context.Context, project string) (string, error) {
 	return b.nvml(ctx, project, "nvml", stripped)
 }
 
-// nvml builds chandler-nvml into a folder of the cache's directory of programs.
+// nvml builds chandler-host into a folder of the cache's directory of programs.
 func (b Builder) nvml(ctx context.Context, project, folder, linkerFlags string, flags ...string) (string, error) {
-	const name = "chandler-nvml"
+	const name = "chandler-host"
 	if dir := b.prebuilt(); dir != "" {
 		dir = filepath.Join(dir, folder)
 		return filepath.Join(dir, name), exist(dir, name)
@@ -250,7 +250,7 @@ func (b Builder) nvml(ctx context.Context, project, folder, linkerFlags string, 
 	}
 	program := filepath.Join(bin, folder, name)
 	b.env = []string{"CGO_ENABLED=1", "CGO_LDFLAGS=-Wl,-z,lazy", "CGO_CFLAGS=-O2 -Wno-deprecated-declarations"}
-	_, err = b.build(ctx, name+" ("+folder+")", project, []string{"chandler.dev/cmd/chandler-nvml"},
+	_, err = b.build(ctx, name+" ("+folder+")", project, []string{"chandler.dev/cmd/chandler-host"},
 		linkerFlags, append([]string{"-trimpath", "-o=" + program}, flags...)...)
 	return program, err
 }

@@ -102,7 +102,7 @@ func TestFindIn(t *testing.T) {
 // name.
 func TestPrebuilt(t *testing.T) {
 	dir := t.TempDir()
-	names := []string{"base", "machine", "pause", "probe", "containerd-shim-runc-v2", "kube", "runc", "loopback", "ptp", "host-local", "chandler", "kubectl-chandler", "helm", "nvml/chandler-nvml"}
+	names := []string{"base", "machine", "pause", "probe", "containerd-shim-runc-v2", "kube", "runc", "loopback", "ptp", "host-local", "chandler", "kubectl-chandler", "helm", "nvml/chandler-host"}
 	for _, name := range names {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755), os.WriteFile(filepath.Join(dir, name), nil, 0o755)); err != nil {
 			t.Fatal(err)
@@ -119,7 +119,7 @@ func TestPrebuilt(t *testing.T) {
 		"chandler":           func() (string, error) { return b.Agent(t.Context(), "../..") },
 		"kubectl-chandler":   func() (string, error) { return b.Plugin(t.Context(), "../..") },
 		"helm":               func() (string, error) { return b.Helm(t.Context()) },
-		"nvml/chandler-nvml": func() (string, error) { return b.NVML(t.Context(), "../..") },
+		"nvml/chandler-host": func() (string, error) { return b.NVML(t.Context(), "../..") },
 	} {
 		if got, err := find(); err != nil || got != filepath.Join(dir, name) {
 			t.Errorf("%s: got %q, %v", name, got, err)

@@ -81,7 +81,7 @@ spec:
 }
 
 // testDriverRoot installs the chart with nvidiaDriver.root. An unprivileged agent must run
-// chandler-nvml on the driver's files and install the hooks. Images of all shapes must load and
+// chandler-host on the driver's files and install the hooks. Images of all shapes must load and
 // call the driver's libraries. A removal must also remove the hooks.
 func testDriverRoot(t *testing.T, p *privileged) {
 	for _, compiler := range []string{"cc", "gcc"} {
@@ -94,7 +94,7 @@ func testDriverRoot(t *testing.T, p *privileged) {
 		t.Fatal(err)
 	}
 	image := cluster.Image{
-		Name: chandler.AgentImage + "-nvml", Files: map[string]string{"/chandler": p.project.Agent, "/chandler-nvml": nvml}, Entrypoint: []string{"/chandler"},
+		Name: chandler.AgentImage + "-host", Files: map[string]string{"/chandler": p.project.Agent, "/chandler-host": nvml}, Entrypoint: []string{"/chandler"},
 	}
 	if err := p.node.LoadImage(within(t), image); err != nil {
 		t.Fatal(err)

@@ -120,10 +120,10 @@ func TestNodeGroups(t *testing.T) {
 	if want := map[string]bool{"chandler": true, "chandler-gpus": true, "chandler-pools": true}; !maps.Equal(privileged, want) {
 		t.Errorf("privileged: %v", privileged)
 	}
-	if image := sets["chandler-gpus"].Spec.Template.Spec.Containers[0].Image; !strings.HasSuffix(image, "-nvml") {
+	if image := sets["chandler-gpus"].Spec.Template.Spec.Containers[0].Image; !strings.HasSuffix(image, "-host") {
 		t.Errorf("the group with NVML has the image %s", image)
 	}
-	if image := sets["chandler"].Spec.Template.Spec.Containers[0].Image; strings.HasSuffix(image, "-nvml") {
+	if image := sets["chandler"].Spec.Template.Spec.Containers[0].Image; strings.HasSuffix(image, "-host") {
 		t.Errorf("the nodes without NVML have the image %s", image)
 	}
 	if sets["chandler-pools"].Spec.Template.Spec.Tolerations != nil || sets["chandler"].Spec.Template.Spec.Tolerations == nil {

@@ -64,14 +64,14 @@ metadata:
 // mpsImage contains the probe and nvidia-cuda-mps-control, which CUDA images get from the driver.
 const mpsImage = "chandler.dev/mps:latest"
 
-// kept is a cluster with the supervisor: chandler-nvml, which runs the daemons of claims.
+// kept is a cluster with the supervisor: chandler-host, which runs the daemons of claims.
 type kept struct{ *privileged }
 
 // testKeptUp installs the chart with the supervisor and a fake of NVIDIA's MPS daemon. While pods
 // use the daemon, the test kills the agent and the supervisor, alone and with their pods.
 func testKeptUp(t *testing.T, p *privileged) {
 	if _, err := exec.LookPath("gcc"); err != nil {
-		t.Skip("there is no C compiler to build chandler-nvml with")
+		t.Skip("there is no C compiler to build chandler-host with")
 	}
 	k := kept{p}
 	k.layOut()
@@ -116,7 +116,7 @@ func (k kept) layOut() {
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	fake, err := builder.Static(k.t.Context(), k.project.Dir, "chandler.dev/cmd/chandler-nvml/sharing/testdata/fake")
+	fake, err := builder.Static(k.t.Context(), k.project.Dir, "chandler.dev/cmd/chandler-host/sharing/testdata/fake")
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func (k kept) layOut() {
 	}
 	err = errors.Join(err,
 		k.node.LoadImage(within(k.t), cluster.Image{
-			Name: chandler.AgentImage + "-nvml", Files: map[string]string{"/chandler": k.project.Agent, "/chandler-nvml": nvml}, Entrypoint: []string{"/chandler"},
+			Name: chandler.AgentImage + "-host", Files: map[string]string{"/chandler": k.project.Agent, "/chandler-host": nvml}, Entrypoint: []string{"/chandler"},
 		}),
 		k.node.LoadImage(within(k.t), cluster.Image{
 			Name: mpsImage, Files: map[string]string{"/probe": k.project.Probe, "/usr/bin/nvidia-cuda-mps-control": fake}, Entrypoint: []string{"/probe"},
@@ -257,7 +257,7 @@ func (k kept) another(claim, before string) (now string) {
 func (k kept) child(before string) (now string) {
 	k.t.Helper()
 	k.until("a supervisor", func(context.Context) error {
-		all := k.processesOf("CHANDLER_SHARING_CHILD=1\x00", "/chandler-nvml\x00--sharing-daemons=")
+		all := k.processesOf("CHANDLER_SHARING_CHILD=1\x00", "/chandler-host\x00--sharing-daemons=")
 		if len(all) != 1 || all[0] == before {
 			return fmt.Errorf("there are %q, and before there was %q", all, before)
 		}

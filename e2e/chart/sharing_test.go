@@ -25,7 +25,7 @@ func TestSharingDaemons(t *testing.T) {
 	if set.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType || !pod.HostPID || *pod.AutomountServiceAccountToken || pod.NodeSelector["a"] != "b" {
 		t.Errorf("%+v", set.Spec)
 	}
-	if !strings.HasSuffix(program.Image, "nvml") || !slices.Equal(program.Args, []string{"--sharing-daemons=" + dir, "--driver-root=/driver-root"}) {
+	if !strings.HasSuffix(program.Image, "-host") || !slices.Equal(program.Args, []string{"--sharing-daemons=" + dir, "--driver-root=/driver-root"}) {
 		t.Errorf("image %s, args %q", program.Image, program.Args)
 	}
 	if mount := program.VolumeMounts[0]; mount.MountPath != dir || *mount.MountPropagation != corev1.MountPropagationBidirectional || pod.Volumes[0].HostPath.Path != dir {

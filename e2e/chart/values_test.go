@@ -205,6 +205,7 @@ func TestOddValues(t *testing.T) {
 		"{config: {reclaim: [{cel: 'true'}]}}":                                                                          "config.reclaim does nothing without reclaim.enabled",
 		"{config: {passthrough: [{cel: 'true'}]}}":                                                                      "config.passthrough does nothing without passthrough.enabled",
 		"{config: {onDemand: {virtualFunctions: [{cel: 'true'}]}}}":                                                     "config.onDemand.virtualFunctions does nothing without onDemand.enabled",
+		"{image: {tag: v0.1.0-nvml}}":                                                                                   "the suffix -nvml was renamed to -host",
 		"{config: {onDemand: {partitions: [{cel: 'true'}]}}}":                                                           "config.onDemand.partitions does nothing without nvml.enabled (NVIDIA) or onDemand.enabled (AMD)",
 		"{config: {onDemand: {partitions: [{cel: 'true'}]}}, onDemand: {enabled: true}}":                                "",
 		"{config: {onDemand: {mps: [{cel: 'true'}]}}}":                                                                  "config.onDemand.mps does nothing without sharingDaemons.enabled, which runs a privileged program beside the agents",
@@ -226,7 +227,7 @@ func TestOddValues(t *testing.T) {
 			t.Errorf("%s: %v, no %q in %.300s", values, err, want, out)
 		}
 	}
-	if out := mustRender(t, "{nvidiaDriver: {root: null}}"); strings.Contains(out, "-nvml") {
+	if out := mustRender(t, "{nvidiaDriver: {root: null}}"); strings.Contains(out, "-host") {
 		t.Error("without a driver's root the image is that with NVML")
 	}
 }

@@ -91,7 +91,7 @@ func (in *installed) measure(t *testing.T) {
 	}
 }
 
-// residences returns the resident memory of the agent and of chandler-nvml.
+// residences returns the resident memory of the agent and of chandler-host.
 func (in *installed) residences(t *testing.T) []string {
 	t.Helper()
 	proc := in.node.NodePath("/proc")

@@ -30,8 +30,8 @@ var systemDirs = []string{
 	"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/lib64", "/usr/lib64",
 }
 
-// driverNeeds are the libraries that the NVIDIA libraries and chandler-nvml require, as in the
-// image of chandler-nvml.
+// driverNeeds are the libraries that the NVIDIA libraries and chandler-host require, as in the
+// image of chandler-host.
 var driverNeeds = []string{"libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"}
 
 // compileVectorAdd compiles vectorAdd in a directory, and returns the program's path, or "" if
@@ -78,16 +78,16 @@ func (in *installed) loadUserImage(ctx context.Context, cuda string) error {
 	return in.node.LoadImage(ctx, cluster.Image{Name: userImage, Files: files, Entrypoint: []string{"/bin/sh", "-c"}})
 }
 
-// loadAgentImage loads the agent's image with chandler-nvml with the name in nvml-patch.yaml.
+// loadAgentImage loads the agent's image with chandler-host with the name in nvml-patch.yaml.
 func (in *installed) loadAgentImage(ctx context.Context, nvml string) error {
-	files := map[string]string{"/chandler": in.project.Agent, "/chandler-nvml": nvml}
+	files := map[string]string{"/chandler": in.project.Agent, "/chandler-host": nvml}
 	if err := in.addNeeded(files, nvml); err != nil {
 		return err
 	}
 	if err := in.addLibraries(files, driverNeeds); err != nil {
 		return err
 	}
-	return in.node.LoadImage(ctx, cluster.Image{Name: chandler.AgentImage + "-nvml", Files: files, Entrypoint: []string{"/chandler"}})
+	return in.node.LoadImage(ctx, cluster.Image{Name: chandler.AgentImage + "-host", Files: files, Entrypoint: []string{"/chandler"}})
 }
 
 // addNeeded adds the loader and the libraries of a program.

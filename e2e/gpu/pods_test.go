@@ -140,7 +140,7 @@ func (in *installed) driverConfig(fields string) string {
 }
 
 // driverPatch mounts the driver's directory into the agent's container, and uses the image with
-// chandler-nvml. The agent remains unprivileged.
+// chandler-host. The agent remains unprivileged.
 func (in *installed) driverPatch() string {
 	patch := `
 spec:
@@ -148,7 +148,7 @@ spec:
     spec:
       containers:
       - name: chandler
-        image: ` + chandler.AgentImage + `-nvml
+        image: ` + chandler.AgentImage + `-host
         volumeMounts:
 `
 	volumes := "      volumes:\n"

@@ -52,8 +52,8 @@ func (r *release) image(ctx context.Context) error {
 	return r.writeImage("chandler", r.version, images)
 }
 
-// imageNVML builds the agent's image with NVML support: the agent, chandler-nvml, and the C
-// library for chandler-nvml and NVML. Platforms without a C compiler on this machine are
+// imageNVML builds the agent's image with NVML support: the agent, chandler-host, and the C
+// library for chandler-host and NVML. Platforms without a C compiler on this machine are
 // omitted.
 func (r *release) imageNVML(ctx context.Context) error {
 	images := make(map[string]v1.Image)
@@ -86,7 +86,7 @@ func (r *release) imageNVML(ctx context.Context) error {
 	if len(images) == 0 {
 		return errors.New("image with NVML: there is no C compiler")
 	}
-	return r.writeImage("chandler-nvml", r.version+"-nvml", images)
+	return r.writeImage("chandler-host", r.version+"-host", images)
 }
 
 func addProgram(files map[string]file, p program) error {

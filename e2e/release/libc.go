@@ -28,7 +28,7 @@ var libcDigests = map[string]string{
 }
 
 // libcFiles are the files of the package that the image contains: the libraries for
-// chandler-nvml and libnvidia-ml.so.1 (readelf -d), and the licence.
+// chandler-host and libnvidia-ml.so.1 (readelf -d), and the licence.
 var libcFiles = []string{
 	"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "copyright",
 }

@@ -29,10 +29,10 @@ func main() {
 	}
 }
 
-const usage = `usage: release [FLAG...] image | image-nvml | all
+const usage = `usage: release [FLAG...] image | image-host | all
 
 image       the agent's image as an OCI archive
-image-nvml  the agent's image with chandler-nvml, for platforms with a C compiler on this machine
+image-host  the agent's image with chandler-host, for platforms with a C compiler on this machine
 all         both images, the programs, the chart, the bill of materials, and checksums`
 
 func run(ctx context.Context, args []string, progress io.Writer) error {
@@ -61,7 +61,7 @@ func run(ctx context.Context, args []string, progress io.Writer) error {
 	switch flags.Arg(0) {
 	case "image":
 		return r.image(ctx)
-	case "image-nvml":
+	case "image-host":
 		return r.imageNVML(ctx)
 	case "all":
 		return r.all(ctx)

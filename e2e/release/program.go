@@ -41,10 +41,10 @@ func (r *release) pure(ctx context.Context, name, arch string) (program, error) 
 		"-tags=grpcnotrace", "-ldflags=-s -w -buildid= -X main.version="+r.version)
 }
 
-// informant builds chandler-nvml for a platform, once. NVML functions are bound lazily, since
+// informant builds chandler-host for a platform, once. NVML functions are bound lazily, since
 // older libraries lack some of them.
 func (r *release) informant(ctx context.Context, arch, compiler string) (program, error) {
-	return r.build(ctx, "chandler-nvml", arch, []string{"CGO_ENABLED=1", "CC=" + compiler, "CGO_LDFLAGS=-Wl,-z,lazy", "CGO_CFLAGS=-O2 -Wno-deprecated-declarations"},
+	return r.build(ctx, "chandler-host", arch, []string{"CGO_ENABLED=1", "CC=" + compiler, "CGO_LDFLAGS=-Wl,-z,lazy", "CGO_CFLAGS=-O2 -Wno-deprecated-declarations"},
 		"-ldflags=-s -w -buildid= -X main.version="+r.version)
 }
 

@@ -63,14 +63,14 @@ func TestReleaseIsReproducible(t *testing.T) {
 				with = append(with, arch)
 			}
 		}
-		root := image(t, filepath.Join(first, "chandler-nvml-"+version+"-image.tar"), with)
+		root := image(t, filepath.Join(first, "chandler-host-"+version+"-image.tar"), with)
 		files := names(t, root)
 		if !slices.Contains(files, "chandler") || len(files) > 2+len(licenceFiles)+len(libcFiles)+1 {
 			t.Errorf("files %q", files)
 		}
 		// The program gets as far as the search for NVML, so the C library is complete.
-		if out := within(t, root, "/chandler-nvml"); !strings.Contains(strings.ToLower(out), "nvml") || strings.Contains(out, "shared libraries") {
-			t.Errorf("chandler-nvml says %q", out)
+		if out := within(t, root, "/chandler-host"); !strings.Contains(strings.ToLower(out), "nvml") || strings.Contains(out, "shared libraries") {
+			t.Errorf("chandler-host says %q", out)
 		}
 	})
 	t.Run("plugin", func(t *testing.T) {

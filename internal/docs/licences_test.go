@@ -20,7 +20,7 @@ func TestDocsOfLicences(t *testing.T) {
 	var table strings.Builder
 	table.WriteString("| module | licence | programs |\n|---|---|---|\n")
 	programs := make(map[module][]string)
-	for _, program := range []string{"chandler", "kubectl-chandler", "chandler-nvml"} {
+	for _, program := range []string{"chandler", "kubectl-chandler", "chandler-host"} {
 		for _, m := range linkedModules(t, "./cmd/"+program) {
 			programs[m] = append(programs[m], "`"+program+"`")
 		}

@@ -198,7 +198,7 @@ func (c *Client) call(ctx context.Context, method, path string, body, into any) 
 func (c *Client) ask(ctx context.Context, method, path string, body, into any) error {
 	response, err := Send(ctx, c.transport, "http://host"+path, method, body)
 	if err != nil {
-		return discovery.TransientError(fmt.Errorf("%w at %s: %w; chandler-nvml --host-service must run on this node", ErrAway, filepath.Join(c.dir, wire.Socket), err))
+		return discovery.TransientError(fmt.Errorf("%w at %s: %w; chandler-host --host-service must run on this node", ErrAway, filepath.Join(c.dir, wire.Socket), err))
 	}
 	return response.Decode(into)
 }

@@ -315,9 +315,9 @@ func (o *Manager) ask(ctx context.Context, family, method, path string, body, in
 	response, err := hostservice.Send(ctx, transport, "http://"+family+path, method, body)
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w at %s: %w: chandler-nvml --sharing-daemons has ended", errNoListener, socket, syscall.ECONNREFUSED)
+		return fmt.Errorf("%w at %s: %w: chandler-host --sharing-daemons has ended", errNoListener, socket, syscall.ECONNREFUSED)
 	case errors.Is(err, syscall.ENOENT):
-		return fmt.Errorf("%w at %s: chandler-nvml --sharing-daemons does not run on this node; in the chart, sharingDaemons.enabled runs it", errNoListener, socket)
+		return fmt.Errorf("%w at %s: chandler-host --sharing-daemons does not run on this node; in the chart, sharingDaemons.enabled runs it", errNoListener, socket)
 	case err != nil:
 		return fmt.Errorf("ask at %s: %w", socket, err)
 	}

@@ -26,7 +26,7 @@ import (
 )
 
 // supervisor models the program that runs MPS daemons for claims, with the compute modes of the
-// GPUs; see cmd/chandler-nvml/sharing. Like the program, the model writes a record of each claim,
+// GPUs; see cmd/chandler-host/sharing. Like the program, the model writes a record of each claim,
 // and continues from the records after a restart.
 type supervisor struct {
 	world *World

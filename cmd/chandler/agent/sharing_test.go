@@ -23,7 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
-	"chandler.dev/cmd/chandler-nvml/sharing"
+	"chandler.dev/cmd/chandler-host/sharing"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/rules"
@@ -50,7 +50,7 @@ func newKeeping(t *testing.T) *keeping {
 	}
 	k.root = filepath.Join(k.dir, "driver")
 	program := filepath.Join(k.root, "usr/bin/nvidia-cuda-mps-control")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../chandler-nvml/sharing/testdata/fake")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../chandler-host/sharing/testdata/fake")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -75,7 +75,7 @@ func (k *keeping) daemons() string {
 	return filepath.Join(k.dir, "plugins/chandler.dev/sharing-daemons/nvidia")
 }
 
-// supervise runs the supervisor of chandler-nvml.
+// supervise runs the supervisor of chandler-host.
 func (k *keeping) supervise() (stop func()) {
 	k.t.Helper()
 	ctx, cancel := context.WithCancel(k.t.Context())
@@ -231,7 +231,7 @@ func TestAgentCannotKeepUpMPS(t *testing.T) {
 			t.Errorf("%v; want %q", err, want)
 		}
 	}
-	refuses(claim, "no program answers at "+k.daemons()+"/socket: chandler-nvml --sharing-daemons does not run on this node; in the chart, sharingDaemons.enabled runs it")
+	refuses(claim, "no program answers at "+k.daemons()+"/socket: chandler-host --sharing-daemons does not run on this node; in the chart, sharingDaemons.enabled runs it")
 	k.unprepare(claim)
 	stopSupervisor := k.supervise()
 	k.behaves("dies")

@@ -30,8 +30,8 @@ func mocked(t *testing.T) (*Informant, *discovery.Host) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to make device nodes")
 	}
-	program := filepath.Join(t.TempDir(), "chandler-nvml")
-	cmd := exec.Command("go", "build", "-tags", "nvmlmock", "-o", program, "../../chandler-nvml")
+	program := filepath.Join(t.TempDir(), "chandler-host")
+	cmd := exec.Command("go", "build", "-tags", "nvmlmock", "-o", program, "../../chandler-host")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "CGO_LDFLAGS=-Wl,-z,lazy")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)

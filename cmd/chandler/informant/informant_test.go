@@ -44,11 +44,11 @@ Device Minor: 0
 
 // buildNVML builds the program once for all tests.
 var buildNVML = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "chandler-nvml-")
+	dir, err := os.MkdirTemp("", "chandler-host-")
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.Command("go", "build", "-o", dir, "../../chandler-nvml")
+	cmd := exec.Command("go", "build", "-o", dir, "../../chandler-host")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "CGO_LDFLAGS=-Wl,-z,lazy")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return string(out), err

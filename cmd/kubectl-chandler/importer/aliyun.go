@@ -55,7 +55,7 @@ func (a *aliyun) finishSettings() {
 		a.im.notePodChange(unit, "is no unit that is known here; 1Gi is taken")
 	}
 	a.im.shareMemory(unit, "aliyun.com/gpu-mem", size)
-	a.im.noteRemark(unit, "the memory of GPUs is known where chandler-nvml runs")
+	a.im.noteRemark(unit, "the memory of GPUs is known where chandler-host runs")
 	a.im.noteRemark(value{file: unit.file}, "the scheduler's extender and its annotations are not needed any more: the agent finds a GPU that has enough left; a pod for which no GPU has is refused")
 }
 

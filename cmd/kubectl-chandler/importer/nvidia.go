@@ -209,7 +209,7 @@ func (im *importer) idStrategy(strategy value, names []string) []value {
 		for _, name := range names {
 			im.setAllocation(strategy, name, func(a *v1alpha1.Allocation) { a.DeviceIDStrategy = v1alpha1.DeviceIDIndex })
 		}
-		im.noteRemark(strategy, "the numbers of GPUs are known where chandler-nvml runs; elsewhere they are named by their UUIDs, which the container runtime takes as well")
+		im.noteRemark(strategy, "the numbers of GPUs are known where chandler-host runs; elsewhere they are named by their UUIDs, which the container runtime takes as well")
 		return []value{strategy}
 	default:
 		im.notePodChange(strategy, "is no strategy that is known here")
@@ -385,7 +385,7 @@ func (n *nvidia) readMIG(v value) {
 	}
 }
 
-const nvml = "the names and UUIDs of MIG instances are known where chandler-nvml runs"
+const nvml = "the names and UUIDs of MIG instances are known where chandler-host runs"
 
 // timeSlicing reads the time-slicing shares of each resource.
 func (n *nvidia) timeSlicing(v value) {

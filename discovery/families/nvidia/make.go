@@ -32,7 +32,7 @@ const (
 // isIncomplete reports whether an agent began to create or remove an instance and did not finish.
 func isIncomplete(how map[string]string) bool { return how[stateOf] != cut }
 
-// makePart returns the work that creates a MIG instance: chandler-nvml calls NVML. The program runs
+// makePart returns the work that creates a MIG instance: chandler-host calls NVML. The program runs
 // even if the instance seems to exist, and then creates the missing parts. If another user created
 // the same instance meanwhile, the instance remains that user's and the agent forgets the unit.
 // Instances of the agent that overlap are removed first. Such instances are not allocated, because
@@ -59,7 +59,7 @@ func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Creation)
 		}
 		var made facts.Cut
 		if err := json.Unmarshal(bytes.TrimSpace(answer), &made); err != nil {
-			return fmt.Errorf("chandler-nvml's answer: %w", err)
+			return fmt.Errorf("chandler-host's answer: %w", err)
 		}
 		for _, other := range others {
 			if err := tools.RemoveRecord(other.unit); err != nil {
@@ -85,7 +85,7 @@ func madeBefore(host *discovery.Host, unit string) (how map[string]string, made 
 }
 
 // unmakePart returns the work that removes a MIG instance that the agent created. NVML refuses the
-// removal while any process runs in the instance. chandler-nvml runs even if the instance is not
+// removal while any process runs in the instance. chandler-host runs even if the instance is not
 // visible, because a partly created instance is not visible either.
 func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Creation) (discovery.Work, error) {
 	place, err := placeOf(host, m)
@@ -109,7 +109,7 @@ func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Creatio
 	}, nil
 }
 
-// gpuOf returns the GPU that the arguments of chandler-nvml change.
+// gpuOf returns the GPU that the arguments of chandler-host change.
 func gpuOf(args []string) string {
 	for _, arg := range args {
 		if gpu, ok := strings.CutPrefix(arg, "--gpu="); ok {
@@ -172,7 +172,7 @@ func withoutNVML(host *discovery.Host, m discovery.Creation) error {
 
 func run(ctx context.Context, tools discovery.Tools, args ...string) ([]byte, error) {
 	if tools.Run == nil {
-		return nil, errors.New("there is no chandler-nvml to ask")
+		return nil, errors.New("there is no chandler-host to ask")
 	}
 	return tools.Run(ctx, args...)
 }
@@ -180,7 +180,7 @@ func run(ctx context.Context, tools discovery.Tools, args ...string) ([]byte, er
 // where is a place on a GPU for a MIG instance.
 type where struct {
 	gpu  facts.GPU
-	name string // in the form that chandler-nvml takes
+	name string // in the form that chandler-host takes
 	at   facts.Placement
 }
 
@@ -235,7 +235,7 @@ func (w *where) inTheWay(host *discovery.Host, unit string) (others []made) {
 	return others
 }
 
-// placeName returns the name of a place in the form that chandler-nvml takes: "1g.10gb@4".
+// placeName returns the name of a place in the form that chandler-host takes: "1g.10gb@4".
 func placeName(profile *facts.Profile, at facts.Placement) string {
 	return fmt.Sprintf("%s@%d", profile.Name, at.Start)
 }

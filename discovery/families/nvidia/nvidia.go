@@ -48,7 +48,7 @@ var Family = &discovery.Family{
 	Roots:       []string{"nvidia", mpsRoot},
 	Labels:      labels,
 	Programs: []*discovery.Program{{
-		Name:    "chandler-nvml",
+		Name:    "chandler-host",
 		Library: "NVML",
 		File:    facts.Path,
 		Driver:  "/proc/driver/nvidia",
@@ -60,7 +60,7 @@ var Family = &discovery.Family{
 		Check:   func(text string) error { _, err := facts.Parse(text); return err },
 		Lost:    facts.FormatError,
 	}, {
-		Name:      "chandler-nvml",
+		Name:      "chandler-host",
 		Library:   "NVIDIA's code for CDI specs",
 		File:      userspace.Path,
 		Driver:    "/proc/driver/nvidia",

@@ -95,7 +95,7 @@ const wholeGPU = -1
 //
 // A newer driver reports which action the GPU needs before further use, or that none is needed, and
 // clears the report after the action. An older driver only reports errors. They last until a reset
-// of the GPU or a reload of the driver. chandler-nvml leaves out errors that applications cause and
+// of the GPU or a reload of the driver. chandler-host leaves out errors that applications cause and
 // errors that the driver has handled.
 func nvmlHealth(told facts.GPU, gi int) discovery.Health {
 	var xids []string

@@ -30,9 +30,9 @@ type parts struct {
 	counters map[string]resource.Quantity
 }
 
-var errNotListed = errors.New("the configuration allows MIG instances on demand, and NVML does not list their possible placements: chandler-nvml must run as root, with a driver that lists them")
+var errNotListed = errors.New("the configuration allows MIG instances on demand, and NVML does not list their possible placements: chandler-host must run as root, with a driver that lists them")
 
-var errNoPlacements = errors.New("the configuration allows MIG instances on demand, and the placements of the existing instances are unknown: chandler-nvml must run")
+var errNoPlacements = errors.New("the configuration allows MIG instances on demand, and the placements of the existing instances are unknown: chandler-host must run")
 
 // cut returns the devices of a GPU that may be partitioned.
 func (d *driver) cut(gpu discovery.Device, info information, told facts.GPU) ([]discovery.Device, []discovery.Problem) {

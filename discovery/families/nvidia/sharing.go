@@ -13,7 +13,7 @@ import (
 
 // These parameters request a control daemon of MPS for one claim, with a limit in MiB for the
 // memory of each GPU that each process may use, and the time slice of the claim's GPUs: Default,
-// Short, Medium or Long. chandler-nvml --sharing-daemons provides both; its package sharing reads
+// Short, Medium or Long. chandler-host --sharing-daemons provides both; its package sharing reads
 // the orders.
 const (
 	MPS       discovery.Parameter = "mps"
@@ -77,7 +77,7 @@ func acceptDaemons(given []discovery.Device, parameters discovery.Parameters) (e
 	return errs
 }
 
-// daemonOrder returns the order for chandler-nvml for the GPUs of a request.
+// daemonOrder returns the order for chandler-host for the GPUs of a request.
 func daemonOrder(given []discovery.Device, parameters discovery.Parameters) map[string]string {
 	var uuids []string
 	for _, d := range given {

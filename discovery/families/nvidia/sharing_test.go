@@ -60,7 +60,7 @@ func TestAcceptSharingDaemons(t *testing.T) {
 	}
 }
 
-// The order for chandler-nvml names the GPUs of a request, and containers get the matching edits.
+// The order for chandler-host names the GPUs of a request, and containers get the matching edits.
 func TestOrder(t *testing.T) {
 	a, l := keptGPUs(t, discovery.SharingDaemonMPS, discovery.SharingDaemonTimeSlices)
 	given := []discovery.Device{l, a}

@@ -13,11 +13,11 @@ only. Its groups of nodes can have different settings.
 {{- end -}}
 {{- end -}}
 
-{{/* The tag of the image. The image with chandler-nvml has the same tag with "-nvml". */}}
+{{/* The tag of the image. The image with chandler-host has the same tag with "-host". */}}
 {{- define "chandler.tag" -}}
 {{- $tag := .Values.image.tag | default .Chart.AppVersion | default "" -}}
 {{- $nvml := or .Values.nvml.enabled .Values.sharingDaemons.enabled (not (empty .Values.nvidiaDriver.root)) -}}
-{{ $tag }}{{ if and $nvml (not (hasSuffix "nvml" $tag)) }}-nvml{{ end }}
+{{ $tag }}{{ if and $nvml (not (hasSuffix "-host" $tag)) }}-host{{ end }}
 {{- end -}}
 
 {{- define "chandler.labels" -}}

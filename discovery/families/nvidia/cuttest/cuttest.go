@@ -129,7 +129,7 @@ func (g *GPU) Fail(xid facts.XID) {
 	}
 }
 
-// Run simulates chandler-nvml with these arguments.
+// Run simulates chandler-host with these arguments.
 func (g *GPU) Run(_ context.Context, args ...string) ([]byte, error) {
 	if len(args) < 2 || args[0] != "--gpu="+Address {
 		return nil, fmt.Errorf("called with %q", args)

@@ -1,5 +1,5 @@
 // Package facts defines the text format for facts that NVML, the NVIDIA management library, reports
-// about a host's GPUs. The command chandler-nvml writes the text, and the nvidia family reads it.
+// about a host's GPUs. The command chandler-host writes the text, and the nvidia family reads it.
 // The package itself does not use NVML.
 package facts
 
@@ -126,7 +126,7 @@ type Empty struct {
 	Profile string `json:"profile"` // "1g.10gb+me"
 }
 
-// Cut is the answer of chandler-nvml to a request to create an instance.
+// Cut is the answer of chandler-host to a request to create an instance.
 type Cut struct {
 	Instance
 

@@ -1,5 +1,5 @@
 // Package userspace defines the text format for the driver files that containers need, according to
-// NVIDIA's own code for CDI specs. The command chandler-nvml writes the text, and the nvidia family
+// NVIDIA's own code for CDI specs. The command chandler-host writes the text, and the nvidia family
 // reads it. The package does not use the NVIDIA code.
 package userspace
 

@@ -425,7 +425,7 @@ func TestPrivate(t *testing.T) {
 		t.Fatal(err)
 	}
 	k = m.supervisor()
-	if all := k.Claims(); len(all) != 1 || all[0].Broken != "its daemon ended while chandler-nvml was not running" {
+	if all := k.Claims(); len(all) != 1 || all[0].Broken != "its daemon ended while chandler-host was not running" {
 		t.Errorf("after a reboot: %+v", all)
 	}
 	if err := k.Begin(t.Context(), "one", order(mps, "true", threads, "30")); err != nil || !isMount(shm) || len(ofClaim(m.dir("one"))) != 2 {

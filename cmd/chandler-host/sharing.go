@@ -10,7 +10,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"chandler.dev/cmd/chandler-nvml/sharing"
+	"chandler.dev/cmd/chandler-host/sharing"
 )
 
 // runSharing runs the service for claims until it receives a signal to end.
@@ -21,6 +21,6 @@ func (o *options) runSharing(io.Writer) error {
 		Dir:     o.sharing,
 		Root:    o.driverRoot,
 		Private: true,
-		Log:     log.New(os.Stderr, "chandler-nvml: ", 0),
+		Log:     log.New(os.Stderr, "chandler-host: ", 0),
 	})
 }

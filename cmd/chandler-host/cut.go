@@ -184,7 +184,7 @@ func (c *partitioner) cut(p *place) (made facts.Cut, left bool, err error) {
 		made.GI = number
 	}
 	if err := c.makeNodes(made.GI, made.CI); err != nil {
-		fmt.Fprintf(c.errOut, "chandler-nvml: device nodes of %s: %v\n", p, err) // a scan of the host reports missing nodes
+		fmt.Fprintf(c.errOut, "chandler-host: device nodes of %s: %v\n", p, err) // a scan of the host reports missing nodes
 	}
 	return made, false, nil
 }
@@ -327,7 +327,7 @@ func (c *partitioner) remove(p *place, uuid string) error {
 		return fmt.Errorf("remove %s: %w", p, errDivided)
 	}
 	if len(existing) == 0 && !c.hasBegun {
-		fmt.Fprintf(c.errOut, "chandler-nvml: %s is gone; GPU instance %d there is left alone: %v\n", p, number, errNotOurs)
+		fmt.Fprintf(c.errOut, "chandler-host: %s is gone; GPU instance %d there is left alone: %v\n", p, number, errNotOurs)
 		return nil
 	}
 	for _, part := range existing {

@@ -122,7 +122,7 @@ func (k *Supervisor) adoptClaim(uid string) {
 	case isAlive(c.Process):
 		defer func(p wire.Process) { go k.attendDaemon(c, p, nil) }(c.Process)
 	default:
-		c.Broken = "its daemon ended while chandler-nvml was not running"
+		c.Broken = "its daemon ended while chandler-host was not running"
 	}
 	k.config.Log.Printf("claim %s: taken over: %s", uid, cmp.Or(c.Broken, "all is well"))
 }

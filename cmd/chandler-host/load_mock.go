@@ -12,7 +12,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/gpus"
 
-	"chandler.dev/cmd/chandler-nvml/mocked"
+	"chandler.dev/cmd/chandler-host/mocked"
 )
 
 // load returns a fake NVML with an H100 at 0000:00:00.0 and an A100 at 0000:01:00.0, both in MIG

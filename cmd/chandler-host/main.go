@@ -1,6 +1,6 @@
 //go:build cgo
 
-// Command chandler-nvml prints the facts about this host's GPUs from NVML, NVIDIA's management
+// Command chandler-host prints the facts about this host's GPUs from NVML, NVIDIA's management
 // library, in the format of package facts, one line at a time. It is a separate program because
 // NVML needs cgo and the C library, and may hang or crash: chandler runs the program if installed,
 // ends a silent one, and works without it.
@@ -91,7 +91,7 @@ func main() {
 		go func() { done <- o.readRequests(os.Stdin) }()
 	}
 	if err := <-done; err != nil {
-		fmt.Fprintln(os.Stderr, "chandler-nvml:", err)
+		fmt.Fprintln(os.Stderr, "chandler-host:", err)
 		os.Exit(1)
 	}
 }

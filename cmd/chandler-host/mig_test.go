@@ -14,7 +14,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
 	"github.com/google/go-cmp/cmp"
 
-	"chandler.dev/cmd/chandler-nvml/mocked"
+	"chandler.dev/cmd/chandler-host/mocked"
 )
 
 // Each GPU's profiles have NVIDIA's names, and the placements of NVIDIA's guide.

@@ -19,7 +19,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/gpus"
 
-	"chandler.dev/cmd/chandler-nvml/mocked"
+	"chandler.dev/cmd/chandler-host/mocked"
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
