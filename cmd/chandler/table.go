@@ -35,9 +35,15 @@ var (
 	healthColumn = column{"HEALTH", health, 0}
 )
 
-// modelColumn has the model, from products if the kernel does not know it.
+// modelColumn has the model, from products if the kernel does not know it. It does not repeat the name
+// of a device without a model.
 func modelColumn(products pciids.Names, width int) column {
-	return column{"MODEL", func(d rules.Offered) string { return inventory.Model(&d.Device, products) }, width}
+	return column{"MODEL", func(d rules.Offered) string {
+		if model := inventory.Model(&d.Device, products); model != d.Name {
+			return model
+		}
+		return ""
+	}, width}
 }
 
 // printTable prints the columns that fit a terminal of 80 characters if all devices are healthy. It

@@ -97,24 +97,24 @@ func (d *dra) translateObjects() {
 // isReplaced reports whether a class of Chandler has the same devices and the same extended
 // resource as the class that a driver installs.
 func (d *dra) isReplaced(v value) bool {
-	class, known := draClasses[v.at("metadata", "name").text()]
-	if !known || class.class == "" || len(v.at("spec", "config").items()) > 0 {
+	name := v.at("metadata", "name").text()
+	if validation.ReplacedClasses[name] == "" || len(v.at("spec", "config").items()) > 0 {
 		return false
 	}
 	extended := v.at("spec", "extendedResourceName").text()
-	return extended == "" || extended == class.extended
+	return extended == "" || extended == draClasses[name].extended
 }
 
 // translateObject writes the translation of an object, or notes why there is none.
 func (d *dra) translateObject(v value) {
 	at := v.as(strings.TrimSpace(v.at("kind").text() + " " + cmp.Or(v.at("metadata", "name").text(), v.at("metadata", "generateName").text())))
 	isPod := func(owner value) bool { return owner.at("kind").text() == "Pod" }
-	switch class := draClasses[v.at("metadata", "name").text()]; {
+	switch {
 	case slices.ContainsFunc(v.at("metadata", "ownerReferences").items(), isPod):
 		d.im.noteRemark(at, "is not written: Kubernetes creates this claim for a pod, from a template or for an extended resource")
 		return
 	case v.at("kind").text() == kindClass && d.isReplaced(v):
-		d.im.noteRemark(at, "is not written: the class %s of Chandler has the devices", class.class)
+		d.im.noteRemark(at, "is not written: the class %s of Chandler has the devices", validation.ReplacedClasses[v.at("metadata", "name").text()])
 		return
 	}
 	v.node = cloneNode(v.node)
@@ -210,17 +210,18 @@ func (t *draObject) request(v value, name string) {
 	}
 	t.selectors(v)
 	known, ok := draClasses[class.text()]
+	own := validation.ReplacedClasses[class.text()]
 	switch {
 	case t.kept[class.text()]:
 	case !ok:
 		if !strings.HasSuffix(class.text(), ".chandler.dev") {
 			t.im.noteRemark(class, "is a class that is not among the files; import it too if its devices are now those of Chandler")
 		}
-	case known.class == "":
+	case own == "":
 		t.lose(class, "%s", draDriverOf(known.driver).unserved)
 		return
 	default:
-		class.node.Value = known.class
+		class.node.Value = own
 		t.use(draDriverOf(known.driver))
 		if known.cel != "" {
 			prependSelector(v.node, known.cel)

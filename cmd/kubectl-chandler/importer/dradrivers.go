@@ -137,32 +137,31 @@ var draDrivers = []draDriver{
 // A draClass is the counterpart of a DeviceClass of another driver.
 type draClass struct {
 	driver   string
-	class    string // the class of Chandler
 	extended string // the extended resource of that class, or ""
 	cel      string // a further selector, or ""
 	vfio     bool   // the class is for VFIO passthrough
 }
 
-// draClasses lists the classes that the drivers install. Classes of compute-domain.nvidia.com and of
-// HAMi have no counterpart.
+// draClasses lists the classes that the drivers install. [validation.ReplacedClasses] has their
+// counterparts. Classes of compute-domain.nvidia.com and of HAMi have no counterpart.
 var draClasses = map[string]draClass{
-	"gpu.nvidia.com":      {driver: "gpu.nvidia.com", class: "nvidia.chandler.dev", extended: "nvidia.com/gpu"},
-	"mig.nvidia.com":      {driver: "gpu.nvidia.com", class: "nvidia-mig.chandler.dev"},
-	"vfio.gpu.nvidia.com": {driver: "gpu.nvidia.com", class: "nvidia.chandler.dev", vfio: true},
+	"gpu.nvidia.com":      {driver: "gpu.nvidia.com", extended: "nvidia.com/gpu"},
+	"mig.nvidia.com":      {driver: "gpu.nvidia.com"},
+	"vfio.gpu.nvidia.com": {driver: "gpu.nvidia.com", vfio: true},
 
 	"compute-domain-daemon.nvidia.com":          {driver: "compute-domain.nvidia.com"},
 	"compute-domain-default-channel.nvidia.com": {driver: "compute-domain.nvidia.com"},
 
 	"hami-core-gpu.project-hami.io": {driver: "hami-core-gpu.project-hami.io"},
 
-	"gpu.amd.com":        {driver: "gpu.amd.com", class: "amdgpu.chandler.dev", extended: "amd.com/gpu"},
-	"vfio.gpu.amd.com":   {driver: "gpu.amd.com", class: "amdgpu.chandler.dev", vfio: true},
-	"gpu.intel.com":      {driver: "gpu.intel.com", class: "gpu.chandler.dev", cel: familyAttribute + ` == "intelgpu"`},
-	"gpu-vfio.intel.com": {driver: "gpu.intel.com", class: "gpu.chandler.dev", cel: familyAttribute + ` == "intelgpu"`, vfio: true},
-	"gaudi.intel.com":    {driver: "gaudi.intel.com", class: "gaudi.chandler.dev", extended: "habana.ai/gaudi"},
-	"qat.intel.com":      {driver: "qat.intel.com", class: "qat.chandler.dev"},
-	"tpu.google.com":     {driver: "tpu.google.com", class: "tpu.chandler.dev", extended: "google.com/tpu"},
-	"neuron.aws.com":     {driver: "neuron.aws.com", class: "neuron.chandler.dev", extended: "aws.amazon.com/neuron"},
+	"gpu.amd.com":        {driver: "gpu.amd.com", extended: "amd.com/gpu"},
+	"vfio.gpu.amd.com":   {driver: "gpu.amd.com", vfio: true},
+	"gpu.intel.com":      {driver: "gpu.intel.com", cel: familyAttribute + ` == "intelgpu"`},
+	"gpu-vfio.intel.com": {driver: "gpu.intel.com", cel: familyAttribute + ` == "intelgpu"`, vfio: true},
+	"gaudi.intel.com":    {driver: "gaudi.intel.com", extended: "habana.ai/gaudi"},
+	"qat.intel.com":      {driver: "qat.intel.com"},
+	"tpu.google.com":     {driver: "tpu.google.com", extended: "google.com/tpu"},
+	"neuron.aws.com":     {driver: "neuron.aws.com", extended: "aws.amazon.com/neuron"},
 }
 
 // draDriverOf returns the driver with a name or an attribute domain, nil if there is none.

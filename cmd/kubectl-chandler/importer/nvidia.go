@@ -209,10 +209,10 @@ func (im *importer) idStrategy(strategy value, names []string) []value {
 		for _, name := range names {
 			im.setAllocation(strategy, name, func(a *v1alpha1.Allocation) { a.DeviceIDStrategy = v1alpha1.DeviceIDIndex })
 		}
-		im.noteRemark(strategy, "the numbers of GPUs are known where chandler-host runs; elsewhere they are named by their UUIDs, which the container runtime takes as well")
+		im.noteRemark(strategy, "nodes without chandler-host use the UUIDs of GPUs instead of their numbers, and the container runtime accepts both")
 		return []value{strategy}
 	default:
-		im.notePodChange(strategy, "is no strategy that is known here")
+		im.notePodChange(strategy, "is an unknown strategy")
 		return nil
 	}
 }
@@ -381,11 +381,11 @@ func (n *nvidia) readMIG(v value) {
 		n.im.addResource(v, nvidiaOne, all([]string{nvidiaGPU, nvidiaMIG}))
 		n.im.noteRemark(v, "%s", nvml)
 	default:
-		n.im.notePodChange(v, "is no strategy that is known here")
+		n.im.notePodChange(v, "is an unknown strategy")
 	}
 }
 
-const nvml = "the names and UUIDs of MIG instances are known where chandler-host runs"
+const nvml = "the names and UUIDs of MIG instances need chandler-host on the node"
 
 // timeSlicing reads the time-slicing shares of each resource.
 func (n *nvidia) timeSlicing(v value) {

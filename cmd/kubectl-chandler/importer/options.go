@@ -247,5 +247,5 @@ func (im *importer) noteOthers(v value, fields []value) {
 	if v.node != nil {
 		at.node = newScalar("", v.node.Line)
 	}
-	im.noteRemark(at, "is about other things than which devices pods get, and was not read: %s", strings.Join(names, ", "))
+	im.noteRemark(at, "has fields that do not select devices and were not read: %s", strings.Join(names, ", "))
 }

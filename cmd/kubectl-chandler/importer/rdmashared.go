@@ -60,7 +60,7 @@ func (r *rdmaShared) read(v value) {
 		r.im.noteRemark(root, "the agent has a flag for the kubelet's directory")
 	}
 	if interval := v.at("periodicUpdateInterval"); !interval.isNull() {
-		r.im.noteRemark(interval, "the agent looks again whenever the kernel reports something")
+		r.im.noteRemark(interval, "the agent looks for devices whenever the kernel reports a change")
 	}
 	for _, pool := range v.at("configList").items() {
 		r.readPool(pool)

@@ -324,6 +324,6 @@ func (im *importer) named(from value, name string) bool {
 		return true
 	}
 	from = from.as(name)
-	im.noteRemark(from, "is no name that the kubelet takes for a resource, so that nothing is offered by it before either")
+	im.noteRemark(from, "is not a valid resource name for the kubelet, so the plugin offers nothing under it")
 	return false
 }

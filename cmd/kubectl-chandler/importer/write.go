@@ -112,8 +112,8 @@ func (r *Result) head() string {
 		title string
 		pods  bool
 	}{
-		{"NOT carried over, so that pods get something else", true},
-		{"Not carried over, or to be seen to; pods get the same", false},
+		{"NOT carried over; pods get something else", true},
+		{"Not carried over, or with something left to do; pods get the same", false},
 	} {
 		notes := slices.DeleteFunc(slices.Clone(r.Notes), func(n Note) bool { return n.Pods != part.pods })
 		if len(notes) == 0 {

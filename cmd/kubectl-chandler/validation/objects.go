@@ -345,17 +345,19 @@ func PublicationNote(name string) string {
 	return ""
 }
 
-// replacedClasses are the DeviceClasses of drivers that Chandler replaces, with the classes of
-// Chandler.
-var replacedClasses = map[string]string{
+// ReplacedClasses are the classes of Chandler by the DeviceClasses that they replace, which other
+// drivers install.
+var ReplacedClasses = map[string]string{
 	"gpu.nvidia.com": "nvidia.chandler.dev", "mig.nvidia.com": "nvidia-mig.chandler.dev", "vfio.gpu.nvidia.com": "nvidia.chandler.dev",
-	"gpu.amd.com": "amdgpu.chandler.dev", "gpu.intel.com": "gpu.chandler.dev", "gaudi.intel.com": "gaudi.chandler.dev", "qat.intel.com": "qat.chandler.dev",
+	"gpu.amd.com": "amdgpu.chandler.dev", "vfio.gpu.amd.com": "amdgpu.chandler.dev",
+	"gpu.intel.com": "gpu.chandler.dev", "gpu-vfio.intel.com": "gpu.chandler.dev", "gaudi.intel.com": "gaudi.chandler.dev", "qat.intel.com": "qat.chandler.dev",
+	"tpu.google.com": "tpu.chandler.dev", "neuron.aws.com": "neuron.chandler.dev",
 }
 
 // warnReplacedClass warns about a request for the class of a driver that Chandler replaces.
 func (v *validator) warnReplacedClass(at place, class any) {
 	name, _ := class.(string)
-	if own := replacedClasses[name]; own != "" {
+	if own := ReplacedClasses[name]; own != "" {
 		v.addFindings(at, severityWarning, fmt.Errorf("%s is the class of a driver that Chandler replaces; the class of Chandler is %s", name, own))
 	}
 }

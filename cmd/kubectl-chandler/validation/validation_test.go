@@ -141,6 +141,10 @@ func TestValidate(t *testing.T) {
 				"cel.expression: no device has the attribute vendr; the nearest name is vendor", "no device has the attribute colour\n", "0 errors, 3 warnings",
 			}, false,
 		},
+		"a class of TPUs of another driver": {
+			claim + "    requests:\n    - name: a\n      exactly: {deviceClassName: tpu.google.com}\n",
+			[]string{"tpu.google.com is the class of a driver that Chandler replaces; the class of Chandler is tpu.chandler.dev"}, false,
+		},
 		"attributes that are not published by default": {
 			claim + "    requests:\n    - name: a\n      exactly:\n        deviceClassName: gpu.chandler.dev\n        selectors:\n" +
 				"        - cel: {expression: 'device.attributes[\"chandler.dev\"].?serial.orValue(\"\") == \"1\"'}\n" +
