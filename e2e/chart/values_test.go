@@ -227,7 +227,7 @@ func TestOddValues(t *testing.T) {
 			t.Errorf("%s: %v, no %q in %.300s", values, err, want, out)
 		}
 	}
-	if out := mustRender(t, "{nvidiaDriver: {root: null}}"); strings.Contains(out, "-host") {
-		t.Error("without a driver's root the image is that with NVML")
+	if out := mustRender(t, "{nvidiaDriver: {root: null}}"); strings.Contains(out, "v0.1.0-host") {
+		t.Error("without a driver's root the image is that with chandler-host")
 	}
 }

@@ -16,8 +16,8 @@ only. Its groups of nodes can have different settings.
 {{/* The tag of the image. The image with chandler-host has the same tag with "-host". */}}
 {{- define "chandler.tag" -}}
 {{- $tag := .Values.image.tag | default .Chart.AppVersion | default "" -}}
-{{- $nvml := or .Values.nvml.enabled .Values.sharingDaemons.enabled (not (empty .Values.nvidiaDriver.root)) -}}
-{{ $tag }}{{ if and $nvml (not (hasSuffix "-host" $tag)) }}-host{{ end }}
+{{- $host := or .Values.nvml.enabled .Values.sharingDaemons.enabled (not (empty .Values.nvidiaDriver.root)) (include "chandler.hostService" .) -}}
+{{ $tag }}{{ if and $host (not (hasSuffix "-host" $tag)) }}-host{{ end }}
 {{- end -}}
 
 {{- define "chandler.labels" -}}
@@ -159,7 +159,31 @@ kind: DriverConfig
 
 {{/* Whether the agent must be privileged: a container that was given no device can open none otherwise. */}}
 {{- define "chandler.privileged" -}}
-{{- if or .Values.nvml.enabled .Values.fpgaProgramming.enabled .Values.passthrough.enabled .Values.reclaim.enabled .Values.onDemand.enabled -}}true{{- end -}}
+{{- if or .Values.nvml.enabled .Values.fpgaProgramming.enabled (include "chandler.agentChangesHost" .) -}}true{{- end -}}
+{{- end -}}
+
+{{/* Whether a feature changes and examines the host. */}}
+{{- define "chandler.changesHost" -}}
+{{- if or .Values.passthrough.enabled .Values.reclaim.enabled .Values.onDemand.enabled -}}true{{- end -}}
+{{- end -}}
+
+{{/* Whether the host service does this for the agent. */}}
+{{- define "chandler.hostService" -}}
+{{- if .Values.hostService.enabled -}}{{ include "chandler.changesHost" . }}{{- end -}}
+{{- end -}}
+
+{{/* Whether the agent does this itself. */}}
+{{- define "chandler.agentChangesHost" -}}
+{{- if not .Values.hostService.enabled -}}{{ include "chandler.changesHost" . }}{{- end -}}
+{{- end -}}
+
+{{/* The attributes of PCI functions that the enabled features write. */}}
+{{- define "chandler.hostAttributes" -}}
+{{- $attributes := list -}}
+{{- if or .Values.passthrough.enabled .Values.onDemand.enabled }}{{ $attributes = list "bind" "driver_override" "drivers_probe" "unbind" }}{{ end -}}
+{{- if .Values.onDemand.enabled }}{{ $attributes = concat $attributes (list "current_compute_partition" "sriov_numvfs") }}{{ end -}}
+{{- if .Values.reclaim.enabled }}{{ $attributes = concat $attributes (list "reset" "reset_method") }}{{ end -}}
+{{ join "," $attributes }}
 {{- end -}}
 
 {{/* The port of the web UI, if it does not listen on localhost only. */}}
