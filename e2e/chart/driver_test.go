@@ -3,7 +3,6 @@ package chart
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path"
 	"strings"
 	"testing"
@@ -12,9 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"chandler.dev/discovery/families/nvidia/userspace/drivertest"
-	"chandler.dev/e2e/build"
 	"chandler.dev/e2e/chandler"
-	"chandler.dev/e2e/cluster"
 )
 
 // gpuDir is the node's directory of a host with one NVIDIA GPU. driverRoot is that host's driver
@@ -84,21 +81,7 @@ spec:
 // chandler-host on the driver's files and install the hooks. Images of all shapes must load and
 // call the driver's libraries. A removal must also remove the hooks.
 func testDriverRoot(t *testing.T, p *privileged) {
-	for _, compiler := range []string{"cc", "gcc"} {
-		if _, err := exec.LookPath(compiler); err != nil {
-			t.Skip("there is no C compiler: ", err)
-		}
-	}
-	nvml, err := (build.Builder{Progress: os.Stderr}).MockedNVML(t.Context(), p.project.Dir) // A first build takes long.
-	if err != nil {
-		t.Fatal(err)
-	}
-	image := cluster.Image{
-		Name: chandler.AgentImage + "-host", Files: map[string]string{"/chandler": p.project.Agent, "/chandler-host": nvml}, Entrypoint: []string{"/chandler"},
-	}
-	if err := p.node.LoadImage(within(t), image); err != nil {
-		t.Fatal(err)
-	}
+	p.loadHostImage(t)
 	if err := p.project.LoadCUDAImages(within(t), p.node.Node); err != nil {
 		t.Fatal(err)
 	}

@@ -26,8 +26,8 @@ func TestHostService(t *testing.T) {
 			t.Fatalf("%s: %q", values, objects)
 		}
 		set, denied := &appsv1.DaemonSet{}, &networkingv1.NetworkPolicy{}
-		decode(t, objects[0], set)
-		decode(t, objects[1], denied)
+		decode(t, objects[0], denied) // Helm sorts by kind
+		decode(t, objects[1], set)
 		pod := set.Spec.Template.Spec
 		program := pod.Containers[0]
 		if !pod.HostPID || pod.HostNetwork || *pod.AutomountServiceAccountToken || !*program.SecurityContext.Privileged || len(program.Ports) > 0 || pod.NodeSelector["a"] != "b" {

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"chandler.dev/e2e/build"
 	"chandler.dev/e2e/chandler"
 	"chandler.dev/e2e/cluster"
 	"chandler.dev/internal/passthrough/passthroughtest"
@@ -146,6 +149,7 @@ func TestPrivileged(t *testing.T) {
 	t.Run("rebound", p.with(testRebound))
 	t.Run("made", p.with(testMade))
 	t.Run("without rights", p.with(testWithoutRights))
+	t.Run("by the host service", p.with(testHostService))
 	t.Run("handed over", p.with(testHandedOver))
 	t.Run("removed", p.with(testRemoved))
 	t.Run("kept up", p.with(testKeptUp))
@@ -270,6 +274,67 @@ func testWithoutRights(t *testing.T, p *privileged) {
 	p.upgrade(privilegedValues)
 	p.driver("nvme")
 	p.healthy(diskDevice)
+}
+
+// loadHostImage loads the image with chandler-host. It skips the test if there is no C compiler.
+func (p *privileged) loadHostImage(t *testing.T) {
+	for _, compiler := range []string{"cc", "gcc"} {
+		if _, err := exec.LookPath(compiler); err != nil {
+			t.Skip("there is no C compiler: ", err)
+		}
+	}
+	program, err := (build.Builder{Progress: os.Stderr}).MockedNVML(t.Context(), p.project.Dir) // A first build takes long.
+	if err != nil {
+		t.Fatal(err)
+	}
+	image := cluster.Image{
+		Name: chandler.AgentImage + "-host", Files: map[string]string{"/chandler": p.project.Agent, "/chandler-host": program}, Entrypoint: []string{"/chandler"},
+	}
+	if err := p.node.LoadImage(within(t), image); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// testHostService runs the host service and repeats the tests of passthrough and of virtual functions
+// with an unprivileged agent. While the service is missing, a claim must wait for it by name.
+func testHostService(t *testing.T, p *privileged) {
+	p.loadHostImage(t)
+	p.upgrade(privilegedValues, "--set=hostService.enabled=true")
+	agent, err := chandler.AgentPod(within(t), p.kube)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if context := agent.Spec.Containers[0].SecurityContext; agent.Spec.HostPID || context.Privileged != nil || len(context.Capabilities.Add) > 0 {
+		t.Errorf("the agent has %+v, hostPID %v", context, agent.Spec.HostPID)
+	}
+	testRebound(t, p)
+	testMade(t, p)
+
+	p.kubectl("patch", "daemonset", "-n", chandler.Namespace, "chandler-host", "--patch", `{"spec": {"template": {"spec": {"nodeSelector": {"none": "none"}}}}}`)
+	manifest := pod("vm", diskDevice, true)
+	p.until("the host service to end", func(ctx context.Context) error {
+		pods, err := p.kube.CoreV1().Pods(chandler.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=chandler-host"})
+		if err == nil && len(pods.Items) > 0 {
+			err = fmt.Errorf("%d pods", len(pods.Items))
+		}
+		return err
+	})
+	p.apply(manifest)
+	p.until("an Event that names the host service", func(ctx context.Context) error {
+		events, err := p.kube.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=vm"})
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return strings.Contains(e.Message, "host service") }) {
+			return fmt.Errorf("%d events", len(events.Items))
+		}
+		return nil
+	})
+	p.kubectl("patch", "daemonset", "-n", chandler.Namespace, "chandler-host", "--type=json", "--patch", `[{"op": "remove", "path": "/spec/template/spec/nodeSelector"}]`)
+	p.has("vm", "/dev/vfio/3", "/dev/vfio/vfio")
+	p.remove(manifest)
+	p.driver("nvme")
+	p.upgrade(privilegedValues)
 }
 
 // testHandedOver forcibly deletes a pod while a process in its cgroup hangs in the kernel with the
