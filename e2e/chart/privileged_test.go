@@ -295,8 +295,8 @@ func (p *privileged) loadHostImage(t *testing.T) {
 	}
 }
 
-// testHostService runs the host service and repeats the tests of passthrough and of virtual functions
-// with an unprivileged agent. While the service is missing, a claim must wait for it by name.
+// testHostService runs the host service and repeats the tests of passthrough, virtual functions and
+// reclaim with an unprivileged agent. While the service is missing, a claim must wait for it by name.
 func testHostService(t *testing.T, p *privileged) {
 	p.loadHostImage(t)
 	p.upgrade(privilegedValues, "--set=hostService.enabled=true")
@@ -309,6 +309,8 @@ func testHostService(t *testing.T, p *privileged) {
 	}
 	testRebound(t, p)
 	testMade(t, p)
+	p.handOver(t, "--set=hostService.enabled=true,hostPaths.proc=/proc")
+	p.upgrade(privilegedValues, "--set=hostService.enabled=true")
 
 	p.kubectl("patch", "daemonset", "-n", chandler.Namespace, "chandler-host", "--patch", `{"spec": {"template": {"spec": {"nodeSelector": {"none": "none"}}}}}`)
 	manifest := pod("vm", diskDevice, true)
@@ -340,11 +342,13 @@ func testHostService(t *testing.T, p *privileged) {
 // testHandedOver forcibly deletes a pod while a process in its cgroup hangs in the kernel with the
 // device open. The next pod must wait until the process has ended. A monitor outside all pods'
 // cgroups has the device open all the time.
-func testHandedOver(t *testing.T, p *privileged) {
+func testHandedOver(t *testing.T, p *privileged) { p.handOver(t, "--set=hostPaths.proc=/proc") }
+
+func (p *privileged) handOver(t *testing.T, set string) {
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		t.Skip("this machine has no /dev/fuse, by which a process hangs")
 	}
-	p.upgrade(privilegedValues, "--set=hostPaths.proc=/proc")
+	p.upgrade(privilegedValues, set)
 	p.healthy(balancerDevice)
 	if out := p.doctor(); !strings.Contains(out, "the agent can determine which devices") {
 		t.Errorf("doctor says\n%s", out)
