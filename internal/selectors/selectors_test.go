@@ -87,18 +87,6 @@ func TestNear(t *testing.T) {
 }
 
 // Other families have an architecture without NVML, such as QAT.
-func TestNameFromNVMLOfOtherFamilies(t *testing.T) {
-	for expression, want := range map[string]string{
-		`device.attributes["chandler.dev"].family == "qat" && device.attributes["chandler.dev"].architecture == "4xxx"`:      "",
-		`device.attributes["chandler.dev"].?vendor.orValue("") == "intel" && device.attributes["chandler.dev"].memory > 0`:   "",
-		`device.attributes["chandler.dev"].family == "nvidia" && device.attributes["chandler.dev"].architecture == "hopper"`: "architecture",
-	} {
-		if got := selectors.NameFromNVML(expression); got != want {
-			t.Errorf("%s: %q, want %q", expression, got, want)
-		}
-	}
-}
-
 func TestNameFromNVML(t *testing.T) {
 	for expression, want := range map[string]string{
 		`device.capacity["chandler.dev"].?memory.orValue(quantity("0")).isGreaterThan(quantity("1Gi"))`:                              "memory",
@@ -108,6 +96,9 @@ func TestNameFromNVML(t *testing.T) {
 		`device.attributes["chandler.dev"].kind == "gpu"`:                                                                            "",
 		`device.attributes["chandler.dev"].family == "qat" && device.attributes["chandler.dev"].?architecture.orValue("") == "4xxx"`: "",
 		`device.attributes["chandler.dev"].family == "nvidia" && device.attributes["chandler.dev"].architecture == "Hopper"`:         "architecture",
+		`device.attributes["chandler.dev"].family == "qat" && device.attributes["chandler.dev"].architecture == "4xxx"`:              "",
+		`device.attributes["chandler.dev"].?vendor.orValue("") == "intel" && device.attributes["chandler.dev"].memory > 0`:           "",
+		`device.attributes["chandler.dev"].family == "nvidia" && device.attributes["chandler.dev"].architecture == "hopper"`:         "architecture",
 	} {
 		if got := selectors.NameFromNVML(expression); got != want {
 			t.Errorf("%s: %q; want %q", expression, got, want)
