@@ -97,13 +97,12 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 	if err := print(out, snapshot, pciids.Read(host.FS, found.Devices)); err != nil {
 		return err
 	}
-	for _, problem := range snapshot.Problems {
-		shown := ""
-		if d, found := snapshot.Lookup(problem.Device); found && (o.output == "table" || o.output == "wide" || o.output == "tree") {
-			shown = d.Health.Reason
+	printProblems(errOut, problemsOf(snapshot.Problems), func(device string) string {
+		if d, found := snapshot.Lookup(device); found && (o.output == "table" || o.output == "wide" || o.output == "tree") {
+			return d.Health.Reason
 		}
-		printProblem(errOut, problem.Device, problem.Text(), shown)
-	}
+		return ""
+	})
 	return nil
 }
 

@@ -18,7 +18,7 @@ func TestDiscoverTable(t *testing.T) {
 			"Unhealthy: MIG mode is on and no MIG instance exists\n",
 			"\n4 gpu (7 devices)\n",
 		},
-		"../../discovery/families/rdma/testdata/mixed.host": {"ens8f1s88 ", "mlx5_3 ", "5 nic (6 devices), 1 npu\n"},
+		"../../discovery/families/rdma/testdata/mixed.host": {"ens8f1s88 ", "mlx5_3 ", "1 npu, 5 nic (6 devices)\n"},
 		eightGPUs: {"\n8 gpu\n"},
 	} {
 		out := mustRun(t, "discover", host)
@@ -71,6 +71,23 @@ func TestDiscoverProblems(t *testing.T) {
 		}
 		if repeated := strings.Contains(errOut, "pci-0000-07-00-0"); repeated != (format == "json") {
 			t.Errorf("-o %s: problems of pci-0000-07-00-0 repeated: %t:\n%s\n%s", format, repeated, out, errOut)
+		}
+	}
+}
+
+// A cause that two families have found is printed once, with its context. Without any device, a problem
+// is the reason why none is listed.
+func TestDiscoverProblemsOnce(t *testing.T) {
+	_, errOut, err := chandler("discover", "../../discovery/families/qat/testdata/broken.host")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(errOut, "0000:60:00.2/device: input/output error"); n != 1 || !strings.Contains(errOut, "describe PCI function 0000:60:00.2: ") {
+		t.Errorf("%d lines of one cause:\n%s", n, errOut)
+	}
+	for _, format := range []string{"table", "wide", "tree"} {
+		if out := mustRun(t, "discover", "-o", format, "../../discovery/families/solarflare/testdata/gone.host"); out != "No accelerators found. Some data of the host could not be read.\n" {
+			t.Errorf("-o %s: %q", format, out)
 		}
 	}
 }

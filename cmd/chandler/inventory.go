@@ -167,25 +167,42 @@ func printInventory(out, errOut io.Writer, inv *inventory.Inventory, format stri
 	if err := writeInventory(out, inv, format, ascii); err != nil {
 		return err
 	}
-	for _, problem := range inv.Problems {
-		shown := ""
-		if d := inv.Device(problem.Device); d != nil && format == "tree" {
-			shown = d.Health.Reason
+	printProblems(errOut, inv.Problems, func(device string) string {
+		if d := inv.Device(device); d != nil && format == "tree" {
+			return d.Health.Reason
 		}
-		printProblem(errOut, problem.Device, problem.Error, shown)
-	}
+		return ""
+	})
 	return nil
 }
 
-// printProblem prints each cause of a problem, except those that the printed reason of the device's
-// health has.
-func printProblem(errOut io.Writer, device, text, reason string) {
-	shown := strings.Split(reason, "\n")
-	for cause := range strings.SplitSeq(text, "\n") {
-		if !slices.Contains(shown, cause) {
-			fmt.Fprintf(errOut, "problem: %s: %s\n", terminal.SafeText(device), terminal.SafeText(cause))
+// printProblems prints each cause of each problem once. It leaves out the causes in the text that shown
+// returns for a device, and causes that another cause of the same device ends with: two families may
+// have failed to read the same file.
+func printProblems(errOut io.Writer, problems []inventory.Problem, shown func(device string) string) {
+	causes := make(map[string][]string)
+	for _, p := range problems {
+		causes[p.Device] = append(causes[p.Device], strings.Split(p.Error, "\n")...)
+	}
+	for _, p := range problems {
+		printed := strings.Split(shown(p.Device), "\n")
+		for cause := range strings.SplitSeq(p.Error, "\n") {
+			longer := func(other string) bool { return strings.HasSuffix(other, ": "+cause) }
+			if slices.Contains(printed, cause) || slices.ContainsFunc(slices.Concat(printed, causes[p.Device]), longer) {
+				continue
+			}
+			fmt.Fprintf(errOut, "problem: %s: %s\n", terminal.SafeText(p.Device), terminal.SafeText(cause))
 		}
 	}
+}
+
+// problemsOf returns the problems of a scan.
+func problemsOf(problems []discovery.Problem) []inventory.Problem {
+	texts := make([]inventory.Problem, len(problems))
+	for i, p := range problems {
+		texts[i] = inventory.Problem{Device: p.Device, Error: p.Text()}
+	}
+	return texts
 }
 
 func writeInventory(out io.Writer, inv *inventory.Inventory, format string, ascii bool) error {

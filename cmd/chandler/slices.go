@@ -88,9 +88,7 @@ func (o slicesOptions) run(ctx context.Context, out, errOut io.Writer, args []st
 	if err := printSlices(out, o.output, pool.SliceObjects(node, published)); err != nil {
 		return err
 	}
-	for _, problem := range problems {
-		printProblem(errOut, problem.Device, problem.Text(), "")
-	}
+	printProblems(errOut, problemsOf(problems), func(string) string { return "" })
 	return nil
 }
 

@@ -73,8 +73,9 @@ func printWide(out io.Writer, s *rules.Snapshot, products pciids.Names) error {
 
 // printColumns prints a table of devices, and the number of physical devices.
 func printColumns(out io.Writer, s *rules.Snapshot, columns ...column) error {
+	inv := inventory.Make(inventory.Facts{Snapshot: s})
 	if len(s.Devices) == 0 {
-		_, err := fmt.Fprintln(out, "No accelerators found.")
+		_, err := fmt.Fprintln(out, inv.DescribeEmpty())
 		return err
 	}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
@@ -95,8 +96,8 @@ func printColumns(out io.Writer, s *rules.Snapshot, columns ...column) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	counts := inventory.Make(inventory.Facts{Snapshot: s}).CountText()
-	if counts == "" { // only devices with unlimited sharing
+	counts := inv.CountText()
+	if counts == "" { // only devices of the host itself
 		return nil
 	}
 	_, err := fmt.Fprintf(out, "\n%s\n", counts)

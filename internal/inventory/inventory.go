@@ -127,8 +127,9 @@ type Inventory struct {
 // Device returns the device of that name, or nil.
 func (i *Inventory) Device(name string) *Device { return i.byName[name] }
 
-// Count is the number of devices of a kind. All is the sum of Free, Held and Out. Each partition
-// and each share of a device is counted. Devices with unlimited sharing are counted only in Open.
+// Count is the number of devices of a kind. Partitions have the kind of their physical device. All is
+// the sum of Free, Held and Out. Each partition and each share of a device is counted, except devices
+// with unlimited sharing, which are counted in Open.
 type Count struct {
 	Kind string `json:"kind"`
 	All  int    `json:"all"`
@@ -138,8 +139,8 @@ type Count struct {
 	Open int    `json:"shareable,omitempty"`
 
 	Physical    int `json:"physicalDevices"` // a device counts once with all its partitions and virtual functions
-	Devices     int `json:"devices"`         // devices without regard to shares, without those of unlimited sharing
-	FreeDevices int `json:"freeDevices"`     // of these, without any allocation
+	Devices     int `json:"devices"`         // devices without regard to shares; those of unlimited sharing only if they have a position
+	FreeDevices int `json:"freeDevices"`     // of these, without any allocation and without unlimited sharing
 }
 
 // State is the most important state of a device.

@@ -228,3 +228,23 @@ func TestStates(t *testing.T) {
 		t.Errorf("attention: %s", got)
 	}
 }
+
+// The counts have each physical device once, under the kind that the tree shows, in a fixed order.
+func TestCountsOfRecordedHosts(t *testing.T) {
+	for host, want := range map[string]string{
+		"idxd/spr":            "2 dma (4 devices)",          // one queue of each is shared without limit
+		"vpu/broken":          "3 npu",                      // all are shared without limit
+		"vfio/cdevs":          "1 gpu, 2 other (3 devices)", // the partition of the GPU has another kind
+		"generic/workstation": "2 gpu, 1 other",
+		"hypervisor/kvm":      "",
+	} {
+		file := filepath.Join("../../discovery/families", strings.Replace(host, "/", "/testdata/", 1)+".host")
+		if got := inventory.Make(inventory.Facts{Snapshot: snapshotOf(t, file)}).CountText(); got != want {
+			t.Errorf("%s: %q, want %q", host, got, want)
+		}
+	}
+	facts := inventory.Facts{Snapshot: snapshotOf(t, "../../discovery/families/idxd/testdata/spr.host"), ConsumersKnown: true}
+	if got, want := inventory.Make(facts).CountText(), "2 dma (4 devices, 2 free, 2 with unlimited sharing)"; got != want {
+		t.Errorf("with consumers: %q, want %q", got, want)
+	}
+}

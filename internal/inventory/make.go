@@ -83,13 +83,13 @@ func (inv *Inventory) tellMoves() {
 func describeDevice(o *rules.Offered, products pciids.Names) *Device {
 	d := &Device{
 		Name: o.Name, Kind: cmp.Or(o.Attributes.String("kind"), "other"), Family: o.Family,
-		Model: Model(&o.Device, products), Label: shortModel(&o.Device, products), Profile: o.Attributes.String("profile"),
+		Model: Model(&o.Device, products), Profile: o.Attributes.String("profile"),
 		Silicon: o.Silicon(), Open: o.Shareable, Uncreated: o.Creation != nil, Place: placeOf(&o.Device), Health: healthOf(o.Health), Offered: o,
 	}
 	if memory, known := o.Capacity["memory"]; known {
 		d.Memory = memory.Value.Value()
 	}
-	d.Detail = Detail(&o.Device)
+	d.Label, d.Detail = d.ShortModel(), Detail(&o.Device)
 	if d.Detail == d.Label {
 		d.Detail = ""
 	}
@@ -170,33 +170,56 @@ func (d *Device) Units() (all, had, out int) {
 // count counts the devices by kind. A divided physical device counts by its partitions.
 func (inv *Inventory) count() {
 	index := make(map[string]int)
-	for _, s := range inv.Tree.Silicon() {
-		for n, name := range s.countedNames() {
-			d := inv.byName[name]
-			i, known := index[d.Kind]
-			if !known {
-				i = len(inv.Counts)
-				index[d.Kind] = i
-				inv.Counts = append(inv.Counts, Count{Kind: d.Kind})
-			}
-			c := &inv.Counts[i]
-			if d.Open {
-				c.Open++
-				continue
-			}
-			all, had, out := d.Units()
-			c.All, c.Held, c.Out = c.All+all, c.Held+had, c.Out+out
-			if inv.ConsumersKnown {
-				c.Free += all - had - out
-			}
-			c.Devices++
-			if n == 0 {
-				c.Physical++
-			}
-			if inv.ConsumersKnown && had == 0 && out == 0 {
-				c.FreeDevices++
-			}
+	all := inv.Tree.Silicon()
+	for n, s := range all {
+		i, known := index[s.Kind]
+		if !known {
+			i = len(inv.Counts)
+			index[s.Kind] = i
+			inv.Counts = append(inv.Counts, Count{Kind: s.Kind})
 		}
+		ofHost := n >= len(all)-len(inv.Tree.Host)
+		inv.countSilicon(&inv.Counts[i], s, ofHost)
+	}
+	slices.SortStableFunc(inv.Counts, func(a, b Count) int {
+		return cmp.Compare(kindRank(a.Kind), kindRank(b.Kind))
+	})
+}
+
+// kindOrder is the order of the kinds in counts. Other kinds follow.
+var kindOrder = []string{"gpu", "npu", "fpga", "crypto", "dma", "nic"}
+
+func kindRank(kind string) int {
+	if rank := slices.Index(kindOrder, kind); rank >= 0 {
+		return rank
+	}
+	return len(kindOrder)
+}
+
+// countSilicon adds the devices of a physical device to the count of its kind.
+func (inv *Inventory) countSilicon(c *Count, s *Silicon, ofHost bool) {
+	before := c.Devices
+	for _, name := range s.countedNames() {
+		d := inv.byName[name]
+		if d.Open {
+			c.Open++
+			if !ofHost {
+				c.Devices++
+			}
+			continue
+		}
+		all, had, out := d.Units()
+		c.All, c.Held, c.Out = c.All+all, c.Held+had, c.Out+out
+		c.Devices++
+		if inv.ConsumersKnown {
+			c.Free += all - had - out
+		}
+		if inv.ConsumersKnown && had == 0 && out == 0 {
+			c.FreeDevices++
+		}
+	}
+	if c.Devices > before {
+		c.Physical++
 	}
 }
 

@@ -275,16 +275,21 @@ func siliconOf(name string, devices []*Device) Silicon {
 		}
 		d.Index = len(s.Parts)
 		s.Parts = append(s.Parts, d.Name)
+		virtual := d.Offered.Attributes.String("function") == "virtual"
+		if virtual {
+			s.Noun = "VF"
+		}
 		suffix, isPart := strings.CutPrefix(d.Name, name+"-")
 		switch index := vfIndex(d); {
-		case index >= 0 && d.Offered.Attributes.String("function") == "virtual":
-			s.Noun, d.Index = "VF", int(index)
+		case index >= 0 && virtual:
+			d.Index = int(index)
 			d.Label = fmt.Sprintf("VF %d", index)
 		case isPart:
 			d.Label = suffix
-		case d.Place.Address != "" && d.Place.Address != s.Address:
-			d.Label = ShortAddress(d.Place.Address)
-		default:
+		case addressIn(d.Name) != "":
+			d.Label = ShortAddress(addressIn(d.Name))
+		default: // such as a mediated device, which has the address of its parent
+
 			d.Label = d.Name
 		}
 	}

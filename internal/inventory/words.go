@@ -14,14 +14,14 @@ import (
 	"chandler.dev/discovery/pciids"
 )
 
-// shortModel returns the short name of a device's model, without the vendor.
-func shortModel(d *discovery.Device, products pciids.Names) string {
-	name := Model(d, products)
-	first, rest, found := strings.Cut(name, " ")
-	if found && rest != "" && strings.EqualFold(first, d.Attributes.String("vendor")) && d.Attributes.String("model") != "" {
+// ShortModel returns the model of the device without the vendor.
+func (d *Device) ShortModel() string {
+	attributes := d.Offered.Attributes
+	first, rest, found := strings.Cut(d.Model, " ")
+	if found && rest != "" && strings.EqualFold(first, attributes.String("vendor")) && attributes.String("model") != "" {
 		return rest
 	}
-	return name
+	return d.Model
 }
 
 // Model returns the model, or otherwise the best known description of the device.
@@ -121,8 +121,11 @@ func (inv *Inventory) CountText() string {
 		if c.Devices != c.Physical {
 			more = append(more, CountNoun(c.Devices, "device"))
 		}
-		if inv.ConsumersKnown {
+		if inv.ConsumersKnown && c.All > 0 {
 			more = append(more, fmt.Sprintf("%d free", c.FreeDevices))
+		}
+		if inv.ConsumersKnown && c.Open > 0 {
+			more = append(more, fmt.Sprintf("%d with unlimited sharing", c.Open))
 		}
 		if len(more) > 0 {
 			text += " (" + strings.Join(more, ", ") + ")"
@@ -130,6 +133,18 @@ func (inv *Inventory) CountText() string {
 		kinds = append(kinds, text)
 	}
 	return strings.Join(kinds, ", ")
+}
+
+// DescribeEmpty returns a sentence for an inventory without devices. It differs if data of the host
+// could not be read.
+func (inv *Inventory) DescribeEmpty() string {
+	switch {
+	case len(inv.Problems) > 0:
+		return "No accelerators found. Some data of the host could not be read."
+	case inv.Functions > 0:
+		return fmt.Sprintf("No accelerators found. None of the %d device families describes any of %s.", inv.Families, CountNoun(inv.Functions, "PCI function"))
+	}
+	return "No accelerators found."
 }
 
 // CountNoun returns "1 pod" or "2 pods".

@@ -248,7 +248,7 @@ func (w *writer) writeChip(c *chip) {
 func (w *writer) empty(doc *document) {
 	title := "No accelerators."
 	if doc.Unread {
-		title = "No accelerator could be described."
+		title = "No accelerators found. Some data of the host could not be read."
 	}
 	w.printf(`<section class="empty" id="machine" tabindex="-1" aria-labelledby="h-empty"><svg viewBox="0 0 120 64" aria-hidden="true"><rect x="1" y="1" width="118" height="62" rx="6"/><path d="M14 20h26M14 32h36M14 44h18"/><rect x="73" y="14" width="32" height="15" rx="3"/><rect x="73" y="35" width="32" height="15" rx="3"/></svg><h2 id="h-empty">%s</h2><p>%s</p><dl><dt>To see what the kernel sees</dt><dd><code>lspci -nn -d ::0300 ; lspci -nn -d ::1200</code></dd><dt>To find the fault of this node</dt><dd><code>chandler doctor</code></dd><dt>To share it</dt><dd><code>chandler record -o %s.host</code></dd></dl></section>`,
 		title, doc.ScannedText(), doc.Host)

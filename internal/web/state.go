@@ -181,15 +181,6 @@ func movingTo(m *inventory.Move) string {
 	return "moving to " + inventory.APIName(m.To)
 }
 
-// ShortModel returns the model without the vendor's name.
-func (d *device) ShortModel() string {
-	first, rest, found := strings.Cut(d.Model, " ")
-	if found && rest != "" && strings.EqualFold(first, d.Offered.Attributes.String("vendor")) && d.Offered.Attributes.String("model") != "" {
-		return rest
-	}
-	return d.Model
-}
-
 // moveText returns the old and the new API of a moving physical device.
 func moveText(m *inventory.Move) string {
 	if m.To == "" {

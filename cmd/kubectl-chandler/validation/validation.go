@@ -38,12 +38,12 @@ func Files(in io.Reader, out io.Writer, files []string) error {
 	if note := v.otherKinds(); note != "" {
 		fmt.Fprintln(out, note)
 	}
+	if v.checked == 0 && counts[severityError] == 0 {
+		return errors.New("no object was checked: the files contain nothing for Chandler")
+	}
 	fmt.Fprintf(out, "%s checked: %s, %s\n", inventory.CountNoun(v.checked, "object"), inventory.CountNoun(counts[severityError], "error"), inventory.CountNoun(counts[severityWarning], "warning"))
 	if counts[severityError] > 0 {
 		return errors.New(inventory.CountNoun(counts[severityError], "error"))
-	}
-	if v.checked == 0 {
-		return errors.New("no object was checked: the files contain nothing for Chandler")
 	}
 	return nil
 }

@@ -126,7 +126,7 @@ func TestValidate(t *testing.T) {
 			[]string{"data[config.yaml]: "}, true,
 		},
 		"ConfigMap of others": {
-			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: b}\n", []string{"note: not checked, since they contain nothing for Chandler: 1 ConfigMap\n", "0 objects checked"}, true,
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: b}\n", []string{"note: not checked, since they contain nothing for Chandler: 1 ConfigMap\n"}, true,
 		},
 		"many others": {
 			header() + strings.Repeat("---\napiVersion: v1\nkind: Service\nmetadata: {name: s}\n", 3) + "---\napiVersion: v1\nkind: Secret\nmetadata: {name: s}\n",
@@ -272,7 +272,7 @@ func TestValidate(t *testing.T) {
 		},
 		"no object":       {"- a\n", []string{"is not an object"}, true},
 		"no kind":         {"spec: {}\n", []string{"no kind"}, true},
-		"nothing":         {"# Only words.\n---\n", []string{"note: has no objects", "0 objects checked"}, true},
+		"nothing":         {"# Only words.\n---\n", []string{"note: has no objects"}, true},
 		"entries of none": {"apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: c}\nspec: {config: [1, {opaque: 2}]}\n", []string{"error: DeviceClass c: "}, true},
 	}
 	for name, test := range tests {
@@ -287,6 +287,16 @@ func TestValidate(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Files without an object for Chandler are an error, so the output does not end with "0 errors".
+func TestValidateNothing(t *testing.T) {
+	for name, text := range map[string]string{"empty": "", "words": "# Only words.\n", "another kind": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n"} {
+		out, err := validate(text)
+		if err == nil || err.Error() != "no object was checked: the files contain nothing for Chandler" || strings.Contains(out, "error") {
+			t.Errorf("%s: error %v, printed %q", name, err, out)
+		}
 	}
 }
 

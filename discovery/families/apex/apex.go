@@ -76,5 +76,5 @@ func health(status string) discovery.Health {
 	case "", "ALIVE":
 		return discovery.Health{Status: discovery.Healthy}
 	}
-	return discovery.Health{Status: discovery.Unhealthy, Reason: fmt.Sprintf("the driver says %.20q", status)}
+	return discovery.Health{Status: discovery.Unhealthy, Reason: fmt.Sprintf("the driver reports %.20q", status)}
 }

@@ -107,8 +107,14 @@ func (p *printer) call(s *inventory.Silicon) string {
 	return s.Kind + " " + strings.TrimPrefix(s.Name, s.Kind+"-")
 }
 
+// labelOf returns the model of a device and what distinguishes it from others of its model. A device
+// without a known model has its name there, which repeats the address.
 func labelOf(d *inventory.Device) string {
-	return terminal.SafeText(strings.TrimSpace(d.Label + " " + d.Detail))
+	label := d.Label
+	if label == d.Name && d.Place.Address != "" {
+		label = ""
+	}
+	return terminal.SafeText(strings.TrimSpace(label + " " + d.Detail))
 }
 
 func pluginLimits(d *inventory.Device) string { return strings.Join(d.Ask.Limits, ",") }
@@ -141,7 +147,7 @@ func (p *printer) node(n *inventory.Node) {
 	case n.Number != nil:
 		title = fmt.Sprintf("NUMA node %d", *n.Number)
 	case !n.Placed && len(p.inv.Tree.Nodes) > 1:
-		title = "unknown PCIe position"
+		title = "no PCIe position"
 	case len(p.inv.Tree.Nodes) > 1 && p.inv.Tree.Nodes[0].Number != nil:
 		title = "unknown NUMA node"
 	}

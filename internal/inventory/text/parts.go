@@ -47,7 +47,7 @@ func (p *printer) printDivided(s *inventory.Silicon, tree, under string) {
 		p.addGlyphs(&l, parts)
 		l.add("  "+summary, "")
 		p.lines = append(p.lines, p.fitLine(l))
-		p.partTroubles(under, s, parts)
+		p.siliconTroubles(under, s, parts)
 		return
 	}
 	if len(parts) > perRow {
@@ -59,10 +59,7 @@ func (p *printer) printDivided(s *inventory.Silicon, tree, under string) {
 	l.add(p.style.Cut(call+label, max(0, p.contentWidth()-l.width())), "")
 	p.lines = append(p.lines, l)
 	p.lines = append(p.lines, p.partRows(under, s, parts, summary)...)
-	if s.Whole != "" {
-		p.printTroubles(under, p.inv.Device(s.Whole))
-	}
-	p.partTroubles(under, s, parts)
+	p.siliconTroubles(under, s, parts)
 }
 
 // callWidth returns the width of a physical device's name, so that the following text is aligned.
@@ -140,10 +137,7 @@ func commonModel(parts []*inventory.Device) string {
 	if pf := first.Offered.Attributes.String("pfName"); pf != "" {
 		return pf
 	}
-	text := first.Model
-	if vendor := first.Offered.Attributes.String("vendor"); len(text) > len(vendor)+1 && strings.EqualFold(text[:len(vendor)], vendor) {
-		text = strings.TrimSpace(text[len(vendor):])
-	}
+	text := first.ShortModel()
 	if first.Profile != "" && first.Profile != text && !slices.ContainsFunc(parts, func(d *inventory.Device) bool { return d.Profile != first.Profile }) {
 		text += " " + first.Profile
 	}
@@ -295,22 +289,27 @@ func partNames(s *inventory.Silicon, parts []*inventory.Device) string {
 		}
 		numbers = append(numbers, number)
 	}
-	if len(numbers) < len(parts) || word == "?" {
+	if len(numbers) < len(parts) || word == "?" || strings.Contains(word, "-") { // such as gi-4-ci-0
 		return strings.Join(names, ", ")
 	}
 	return word + " " + inventory.Ranges(numbers, "-")
 }
 
-// partTroubles prints the problems of partitions, once for all partitions with the same problem,
-// and the pending move of the physical device.
-func (p *printer) partTroubles(under string, s *inventory.Silicon, parts []*inventory.Device) {
+// siliconTroubles prints the problems of a physical device with partitions, each once, and its pending
+// move.
+func (p *printer) siliconTroubles(under string, s *inventory.Silicon, parts []*inventory.Device) {
+	ofWhole := ""
+	if whole := p.inv.Device(s.Whole); whole != nil {
+		p.printTroubles(under, whole)
+		ofWhole = p.reasonText(&whole.Health)
+	}
 	var reasons []string
 	byReason := make(map[string][]*inventory.Device)
 	for _, d := range parts {
-		if d.Health.Condition == "" {
+		reason := p.reasonText(&d.Health)
+		if d.Health.Condition == "" || reason == ofWhole {
 			continue
 		}
-		reason := p.reasonText(&d.Health)
 		if byReason[reason] == nil {
 			reasons = append(reasons, reason)
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"unicode/utf8"
 
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/terminal"
@@ -91,14 +92,7 @@ func (p *printer) printNotes() {
 
 // empty prints that there are no devices, and how many families examined the host.
 func (p *printer) empty() {
-	text := "No accelerator could be described."
-	if len(p.inv.Problems) == 0 {
-		text = "No accelerators found."
-		if n := p.inv.Functions; n > 0 {
-			text += fmt.Sprintf(" None of the %d device families describes any of %s.", p.inv.Families, inventory.CountNoun(n, "PCI function"))
-		}
-	}
-	for _, text := range terminal.WrapText(text, p.style.Width) {
+	for _, text := range terminal.WrapText(p.inv.DescribeEmpty(), p.style.Width) {
 		p.write(text)
 	}
 }
@@ -108,20 +102,49 @@ func (p *printer) title() string {
 	return strings.TrimRight(p.inv.Host+"   "+p.inv.CountText(), " ")
 }
 
-// wrapText breaks text into lines and indents the lines after the first. It shortens words that are
-// too long, and returns a text that fits into one line unchanged.
+// wrapText breaks text into lines and indents the lines after the first. It breaks words that are too
+// long, such as paths, and returns a text that fits into one line unchanged. The causes of a problem,
+// which have a line each, are joined.
 func (p *printer) wrapText(text string, width int, indent string) (lines []string) {
-	text = terminal.SafeText(text)
+	text = terminal.SafeText(strings.ReplaceAll(text, "\n", "; "))
 	if terminal.Columns(text) <= width {
 		return []string{text}
 	}
-	for i, l := range terminal.WrapText(text, width-terminal.Columns(indent)) {
+	width -= terminal.Columns(indent)
+	var words []string
+	for word := range strings.FieldsSeq(text) {
+		words = append(words, breakWord(word, width)...)
+	}
+	for i, l := range terminal.WrapText(strings.Join(words, " "), width) {
 		if i > 0 {
 			l = indent + l
 		}
-		lines = append(lines, p.style.Cut(l, width))
+		lines = append(lines, l)
 	}
 	return lines
+}
+
+// breakWord breaks a word into parts of at most the given columns, after a slash if possible. No two
+// parts fit into one line.
+func breakWord(word string, columns int) (parts []string) {
+	columns = max(columns, 2) // the width of the widest character
+	for terminal.Columns(word) > columns {
+		end, slash, used := 0, 0, 0
+		for i, r := range word {
+			if used += terminal.Columns(string(r)); used > columns {
+				break
+			}
+			if end = i + utf8.RuneLen(r); r == '/' {
+				slash = end
+			}
+		}
+		if slash > 1 {
+			end = slash
+		}
+		parts = append(parts, word[:end])
+		word = word[end:]
+	}
+	return append(parts, word)
 }
 
 // write prints a line without rails.
@@ -206,10 +229,20 @@ func (p *printer) printHost() {
 	l.add(title, "")
 	empty := true
 	var notes []string
+	labels := make(map[string]int)
+	for i := range p.inv.Tree.Host {
+		for _, name := range p.inv.Tree.Host[i].All() {
+			labels[p.inv.Device(name).Label]++
+		}
+	}
 	for i := range p.inv.Tree.Host {
 		for _, name := range p.inv.Tree.Host[i].All() {
 			d := p.inv.Device(name)
-			text := terminal.SafeText(d.Label)
+			label := d.Label
+			if labels[label] > 1 {
+				label = d.Name
+			}
+			text := terminal.SafeText(label)
 			if len(d.Holders) > 0 {
 				text += fmt.Sprintf(" (%s)", inventory.CountNoun(len(d.Owners()), "pod"))
 			}
@@ -223,7 +256,7 @@ func (p *printer) printHost() {
 			l.add(" "+text, "")
 			empty = false
 			if d.Health.Condition != "" {
-				notes = append(notes, d.Label+": "+p.reasonText(&d.Health))
+				notes = append(notes, label+": "+p.reasonText(&d.Health))
 			}
 		}
 	}

@@ -346,3 +346,40 @@ func golden(t *testing.T, name, got string) {
 		t.Errorf("not as in %s (-want +got):\n%s", file, diff)
 	}
 }
+
+// The tree has each problem once and completely, with the name of the partition that has it, and no
+// address twice.
+func TestProblemsOfRecordedHosts(t *testing.T) {
+	for host, test := range map[string]struct {
+		has, not []string
+	}{
+		"rdma/broken": { // several causes, with long paths
+			has: []string{"mlx5_7/hca_type: is a directory; attribute fw_ver: read "},
+			not: []string{"?attribute", "…"},
+		},
+		"neuron/broken":      {has: []string{"2 partitions the driver could not reset the device ├"}},
+		"nvidia/a100-single": {has: []string{"gi-4-ci-0: XID 94"}},
+		"vfio/mdev-broken":   {has: []string{"mdev-00000000-0000-0000-0000-000000000003: mediated device: of no type"}, not: []string{"41:00.4: "}},
+		"vfio/broken":        {has: []string{"? other 08:00.0 describe PCI function"}, not: []string{"pci-0000-08-00-0"}},
+		"nvidia/gb200":       {has: []string{"nvidia-imex-channel-0", "nvidia-imex-channel-7"}},
+		"qat/broken":         {has: []string{"crypto 10:00.0 4xxx ?? 2 VFs"}, not: []string{"partition"}},
+		"npu/many":           {has: []string{"no PCIe position"}},
+		"amdgpu/broken":      {has: []string{"gpu 0b:00.0 amd 1002:74a1 ? 1 partition"}},
+	} {
+		file := filepath.Join("../../../discovery/families", strings.Replace(host, "/", "/testdata/", 1)+".host")
+		snapshot := (&rules.Rules{}).ApplyTo(discovery.Scan(discoverytest.ReadHost(t, file), families.All))
+		tree := printed(t, inventory.Make(inventory.Facts{Name: "n", Snapshot: snapshot, At: now}), terminal.Style{Width: 80})
+		flat := strings.Join(strings.Fields(strings.NewReplacer("│", "", "/\n", "/").Replace(tree)), " ")
+		flat = strings.ReplaceAll(flat, "/ ", "/")
+		for _, want := range test.has {
+			if !strings.Contains(flat, want) {
+				t.Errorf("%s: no %q in:\n%s", host, want, tree)
+			}
+		}
+		for _, not := range test.not {
+			if strings.Contains(tree, not) {
+				t.Errorf("%s: %q in:\n%s", host, not, tree)
+			}
+		}
+	}
+}
