@@ -66,8 +66,7 @@ var prompt = regexp.MustCompile(`(?m)^\s*\$\s+(?:sudo\s+)?|\A\s*sudo\s+`)
 // argumentsOf returns a container with the arguments of a text.
 func argumentsOf(file, text string) value {
 	args := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: 1}
-	text = strings.ReplaceAll(prompt.ReplaceAllString(text, ""), "\\\n", "  ")
-	args.Content = splitWords(text, 1)
+	args.Content = splitWords(prompt.ReplaceAllString(text, ""), 1)
 	if v, ok := runOf(args.Content); ok {
 		return value{node: v, file: file}
 	}
@@ -121,6 +120,11 @@ func splitWords(text string, line int) (words []*yaml.Node) {
 	escaped := false
 	for i := 0; i < len(text); i++ {
 		c := rune(text[i])
+		if strings.HasPrefix(text[i:], "\\\n") && quote != '\'' && !escaped { // the line continues
+			line++
+			i++
+			continue
+		}
 		assigned := quote == 0 && !escaped && strings.HasSuffix(word.String(), "=")
 		if (began == 0 || assigned) && (c == '{' || c == '[') {
 			n := balancedLength(text[i:])

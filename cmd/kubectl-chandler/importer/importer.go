@@ -53,8 +53,13 @@ func Import(files []File, options Options) (*Result, error) {
 			errs = append(errs, fmt.Errorf("%s: %w", file.Name, err))
 		}
 	}
-	if name := options.Named; name != "" && len(im.seen) > 1 && !slices.Contains(im.seen, name) {
-		errs = append(errs, fmt.Errorf("no configuration is called %q; there are %s", name, strings.Join(im.seen, ", ")))
+	if name := options.Named; name != "" && !slices.Contains(im.seen, name) {
+		known := slices.DeleteFunc(im.seen, func(name string) bool { return name == "" })
+		if len(known) == 0 {
+			errs = append(errs, fmt.Errorf("no configuration is called %q; the files contain no configurations with names", name))
+		} else {
+			errs = append(errs, fmt.Errorf("no configuration is called %q; there are %s", name, strings.Join(known, ", ")))
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err

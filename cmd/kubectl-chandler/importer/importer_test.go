@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -93,10 +95,12 @@ func TestGolden(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			got := "error: "
-			result, out, err := read(t, Options{}, filesOf(t, filepath.Join("testdata", name))...)
+			files := filesOf(t, filepath.Join("testdata", name))
+			result, out, err := read(t, Options{}, files...)
 			if err != nil {
 				got += err.Error() + "\n"
 			} else {
+				checkSources(t, result, files)
 				got = fmt.Sprintf("%s# %d change what pods get\n", out, result.ChangedPods())
 			}
 			golden := filepath.Join("testdata", name+".golden")
@@ -114,6 +118,63 @@ func TestGolden(t *testing.T) {
 			}
 		})
 	}
+}
+
+// checkSources checks that each entry of the configuration has a source in the imported files: an entry
+// that nobody wrote is never added.
+func checkSources(t *testing.T, result *Result, files []File) {
+	t.Helper()
+	text, err := result.ConfigYAML()
+	if err != nil || text == nil {
+		return
+	}
+	var root yaml.Node
+	if err := yaml.Unmarshal(text, &root); err != nil {
+		t.Fatal(err)
+	}
+	object := root.Content[0]
+	for i := 0; i < len(object.Content); i += 2 {
+		key, list := object.Content[i].Value, object.Content[i+1]
+		if list.Kind != yaml.SequenceNode {
+			continue
+		}
+		for n, entry := range list.Content {
+			if err := findSource(entry.HeadComment, files); err != nil {
+				t.Errorf("%s[%d]: %v", key, n, err)
+			}
+		}
+	}
+}
+
+var (
+	sourceLine = regexp.MustCompile(`^# (.+?):([0-9]+)(?: (.*))?$`)
+	lastName   = regexp.MustCompile(`[A-Za-z_-]+$`)
+)
+
+// findSource returns an error if the comment of an entry does not name a line of a file with the name of
+// the setting. The first field of an object, and the value of an argument, may be up to two lines further.
+func findSource(comment string, files []File) error {
+	found := sourceLine.FindStringSubmatch(strings.SplitN(comment, "\n", 2)[0])
+	if found == nil {
+		return fmt.Errorf("no source in %q", comment)
+	}
+	number, _ := strconv.Atoi(found[2])
+	for _, file := range files {
+		if file.Name != found[1] {
+			continue
+		}
+		lines := strings.Split("\n"+string(file.Data), "\n")
+		if number < 1 || number >= len(lines) {
+			return fmt.Errorf("%s has no line %d", file.Name, number)
+		}
+		setting, _, _ := strings.Cut(found[3], ": ")
+		name := strings.TrimLeft(lastName.FindString(setting), "-")
+		if !strings.Contains(strings.Join(lines[max(0, number-2):number+1], "\n"), name) {
+			return fmt.Errorf("%s: line %d has no %q: %s", comment, number, name, lines[number])
+		}
+		return nil
+	}
+	return fmt.Errorf("%q is not the name of a file", found[1])
 }
 
 // filesOf returns a file, or the files of a folder, with their base names.
@@ -151,10 +212,12 @@ func TestSamples(t *testing.T) {
 	}
 	for _, sample := range samples {
 		t.Run(strings.TrimPrefix(sample, dir), func(t *testing.T) {
-			result, out, err := read(t, Options{}, filesOf(t, sample)...)
+			files := filesOf(t, sample)
+			result, out, err := read(t, Options{}, files...)
 			if err != nil {
 				t.Fatal(err)
 			}
+			checkSources(t, result, files)
 			t.Logf("%d change what pods get\n%s", result.ChangedPods(), out)
 		})
 	}
@@ -199,6 +262,9 @@ func TestNamed(t *testing.T) {
 		if err != nil || !strings.Contains(out, test.want) || strings.Contains(out, "nodes:") || result.ChangedPods() != test.changed {
 			t.Errorf("%s: %v\n%s", test.file, err, out)
 		}
+	}
+	if _, _, err := read(t, Options{Named: "other"}, filesOf(t, "testdata/squat.args")...); err == nil || !strings.Contains(err.Error(), `no configuration is called "other"; the files contain no configurations with names`) {
+		t.Errorf("a name where there are none: %v", err)
 	}
 	for _, file := range []string{"nvidia-labels.yaml", "sriovdp-nodes"} {
 		if _, _, err := read(t, Options{Named: "other"}, filesOf(t, filepath.Join("testdata", file))...); err == nil || !strings.Contains(err.Error(), `no configuration is called "other"; there are `) {

@@ -99,7 +99,7 @@ func splitShell(args []value) []value {
 		return args
 	}
 	var out []value
-	for _, word := range splitWords(strings.ReplaceAll(args[i].node.Value, "\\\n", "  "), 1) {
+	for _, word := range splitWords(args[i].node.Value, 1) {
 		word.Value, word.Line = strings.TrimRight(word.Value, ";"), args[i].node.Line
 		arg := args[i]
 		arg.node = word

@@ -19,13 +19,13 @@ type squat struct {
 	settings    *settings
 	devices     []value // of all files and arguments
 	image       string  // "" if unknown
-	taken       map[string]bool
+	taken       map[string]value // the first path to a device node of each family
 	container   value // the container
 	domainNoted bool  // the note about the uncertain domain exists
 }
 
 func newSquat(im *importer) *format {
-	s := &squat{im: im, taken: make(map[string]bool)}
+	s := &squat{im: im, taken: make(map[string]value)}
 	s.settings = newSettings(im, []option{
 		{name: "domain", at: "domain", fate: fateCarried},
 		{name: "device", many: true, fate: fateCarried},
@@ -255,7 +255,7 @@ func (s *squat) path(v value) (v1alpha1.Path, bool) {
 	if !strings.HasPrefix(p.Path, "/dev/") {
 		s.im.noteRemark(v, "has to be mounted into the agent's pod, which sees only /dev")
 	}
-	s.takeFamilies(p.Path)
+	s.takeFamilies(v, p.Path)
 	return p, true
 }
 
@@ -280,11 +280,14 @@ var nodeFamilies = []struct {
 }
 
 // takeFamilies stores the families whose nodes are offered by path.
-func (s *squat) takeFamilies(p string) {
+func (s *squat) takeFamilies(v value, p string) {
 	for _, nodes := range nodeFamilies {
-		if strings.HasPrefix(p, nodes.prefix) {
-			for _, family := range nodes.families {
-				s.taken[family] = true
+		if !strings.HasPrefix(p, nodes.prefix) {
+			continue
+		}
+		for _, family := range nodes.families {
+			if !s.taken[family].isPresent() {
+				s.taken[family] = v
 			}
 		}
 	}
@@ -308,6 +311,8 @@ func (s *squat) makeRoom() {
 		families = append(families, family)
 	}
 	if len(families) > 0 {
-		s.im.addExclude(value{path: "whose nodes are offered by their paths"}, oneOf(familyAttribute, families))
+		from := s.taken[families[0]]
+		from.path += ": offered by its path instead"
+		s.im.addExclude(from, oneOf(familyAttribute, families))
 	}
 }
