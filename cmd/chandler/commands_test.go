@@ -10,9 +10,12 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/yaml"
+
+	"chandler.dev/internal/command"
 )
 
 const (
@@ -312,6 +315,26 @@ func TestRunRefuses(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Wrong usage of any command has the exit code 2.
+func TestUsageOfEachCommand(t *testing.T) {
+	var check func(cmd *cobra.Command)
+	check = func(cmd *cobra.Command) {
+		for _, child := range cmd.Commands() {
+			check(child)
+		}
+		path := strings.Fields(cmd.CommandPath())[1:]
+		if _, _, err := chandler(append(path, "--no-such-flag")...); command.ExitCode(err) != 2 {
+			t.Errorf("%s with an unknown flag: exit code %d, %v", cmd.CommandPath(), command.ExitCode(err), err)
+		}
+	}
+	check(newCommand())
+	for _, args := range []string{"provision", "simulate", "run x", "discover x y", "migrate nope", "completion nope", "help nope", "explain CH9999", "inventory -o xml"} {
+		if _, _, err := chandler(strings.Fields(args)...); command.ExitCode(err) != 2 {
+			t.Errorf("%s: exit code %d, %v", args, command.ExitCode(err), err)
+		}
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/discovery/hostfs"
 	"chandler.dev/internal/command"
 	"chandler.dev/internal/doctor"
 	"chandler.dev/internal/doctor/gather"
@@ -53,8 +54,8 @@ A fault has a code, a cause, and the commands that fix it; "chandler explain COD
 describes it in detail. A check that could not run prints the reason.
 
 Run the command on a node as root, or in the agent's pod, where it uses the agent's
-options. For a host recording, it checks the devices and the host. It changes
-nothing.
+options. For a host recording, or a directory with the files of another host, it
+checks the devices and the host. It changes nothing.
 
 The exit code is 0 without faults, 1 with faults (with --strict also with
 warnings), and 2 if doctor itself could not run.`,
@@ -201,12 +202,16 @@ func (o *doctorOptions) examineNode(ctx context.Context, errOut io.Writer, args 
 		if err != nil {
 			return nil, err
 		}
-		gathering.HostFS, gathering.Recorded = recorded.FS(), true
+		gathering.HostFS, gathering.Source = recorded.FS(), doctor.Recording
 		gathering.Node = filepath.Base(args[0])
 	} else {
 		var err error
 		if gathering.HostFS, err = openHostRoot(o.hostRoot); err != nil {
 			return nil, err
+		}
+		gathering.HasProc = hostfs.HasProc(gathering.HostFS)
+		if !gathering.Simulated && !gathering.HasProc && !hostfs.HasSys(gathering.HostFS) {
+			gathering.Source = doctor.Copy
 		}
 	}
 	facts := gather.All(ctx, gathering)

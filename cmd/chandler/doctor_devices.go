@@ -35,7 +35,7 @@ const healthFile = "health.json"
 // addDevices adds facts from discovery, the configuration and the agent's files.
 func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gather.Options, f *doctor.Facts) error {
 	state := os.DirFS(g.StateDir)
-	if g.Recorded {
+	if g.Source != "" {
 		state = noFiles{}
 	}
 	config, n, err := o.configInForce(state, f)
@@ -43,7 +43,7 @@ func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gath
 		return err
 	}
 	host := configuredHost(g.HostFS, config)
-	if !g.Recorded {
+	if g.Source == "" {
 		informant.AskInformants(ctx, host, families.All, o.hostRoot, errOut)
 	}
 	if n.Devices, err = (discovery.Watch{Host: host, Families: families.All}).ScanOnce(ctx); err != nil {

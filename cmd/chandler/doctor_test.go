@@ -131,22 +131,26 @@ func TestDoctorExitCodes(t *testing.T) {
 	}
 }
 
-// A machine without Kubernetes has no faults.
-func TestDoctorOfALaptop(t *testing.T) {
-	dir := t.TempDir()
-	for _, name := range []string{"sys", "proc", "dev"} {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Setenv("KUBECONFIG", filepath.Join(dir, "of-another-cluster"))
-	out, code := doctored(t, "--host-root", dir, "--kubelet-root", dir, "--device-plugin-dir", filepath.Join(dir, "none"), "--only", "kubelet,runtime,apis,cluster,agent")
-	want := "\nkubelet\n  - no kubelet runs on this machine: kubelet, container runtime, cluster and\n    agent are not checked\n\n0 ✓   0 !   0 ✗   1 not checked\n"
-	if _, got, _ := strings.Cut(out, "UTC\n"); got != want || code != 0 {
+// A directory with the files of another host shows no fact of this machine.
+func TestDoctorOfACopy(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "host")
+	mustRun(t, "simulate", dir, "../../discovery/families/npu/testdata/laptop.host")
+	out, code := doctored(t, "--host-root", dir)
+	if head, _, _ := strings.Cut(out, "\n"); code != 0 || !strings.Contains(head, "   copy of a host   ") {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
-	if !strings.Contains(out, "no Kubernetes") {
-		t.Error("it has Kubernetes")
+	for _, not := range []string{"this machine", "SELinux", "the kernel's numbers", "no Kubernetes"} {
+		if strings.Contains(out, not) {
+			t.Errorf("%q in:\n%s", not, out)
+		}
+	}
+}
+
+// The /sys and /proc of this machine are those of its kernel.
+func TestDoctorOfThisMachine(t *testing.T) {
+	out, _ := doctored(t, "--only", "host")
+	if strings.Contains(out, "copy of a host") || strings.Contains(out, "CH0409") {
+		t.Errorf("printed\n%s", out)
 	}
 }
 

@@ -227,7 +227,7 @@ func (o discoverOptions) treePrinter(args []string) printFunc {
 	return func(out io.Writer, s *rules.Snapshot, products pciids.Names) error {
 		name, err := hostOf(args, o.hostRoot).name()
 		if err != nil {
-			return fmt.Errorf("host name: %w", err)
+			return err
 		}
 		if len(args) == 0 {
 			name = cmp.Or(o.node.Name, name)

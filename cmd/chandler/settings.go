@@ -86,7 +86,11 @@ func (h examinedHost) name() (string, error) {
 	case h.recording != "":
 		return strings.TrimSuffix(filepath.Base(h.recording), ".host"), nil
 	case filepath.Clean(cmp.Or(h.root, "/")) == "/":
-		return os.Hostname()
+		name, err := os.Hostname()
+		if err != nil {
+			return "", fmt.Errorf("host name: %w", err)
+		}
+		return name, nil
 	}
 	host, err := openHostRoot(h.root) // links do not lead to the files of this machine
 	if err != nil {
@@ -107,7 +111,7 @@ func (h examinedHost) nodeName(given string) (string, error) {
 	if given == "" {
 		name, err := h.name()
 		if err != nil {
-			return "", fmt.Errorf("node name: %w", err)
+			return "", err
 		}
 		given = strings.ToLower(name)
 		if h.recording != "" { // the name of a file

@@ -150,7 +150,7 @@ func (m memory) listDirectory(i *inode, name string) ([]fs.DirEntry, error) {
 	switch i.kind {
 	case directory:
 	case unreadable:
-		return nil, &fs.PathError{Op: "readdir", Path: name, Err: errors.New(i.reason)}
+		return nil, &fs.PathError{Op: "readdir", Path: name, Err: errorOf(i.reason)}
 	default:
 		return nil, &fs.PathError{Op: "readdir", Path: name, Err: syscall.ENOTDIR}
 	}
@@ -205,7 +205,7 @@ func (f *memoryFile) Close() error               { return nil }
 func (f *memoryFile) Read(p []byte) (int, error) {
 	switch f.kind {
 	case unreadable:
-		return 0, &fs.PathError{Op: "read", Path: f.name, Err: errors.New(f.reason)}
+		return 0, &fs.PathError{Op: "read", Path: f.name, Err: errorOf(f.reason)}
 	case directory:
 		return 0, &fs.PathError{Op: "read", Path: f.name, Err: syscall.EISDIR}
 	}
@@ -227,4 +227,19 @@ func (f *memoryFile) ReadDir(n int) ([]fs.DirEntry, error) {
 	}
 	f.listed += len(entries)
 	return entries, nil
+}
+
+// kernelErrors are the errors of the kernel that a recorded host returns like the machine.
+var kernelErrors = []syscall.Errno{
+	syscall.EACCES, syscall.EAGAIN, syscall.EBUSY, syscall.EINVAL, syscall.EIO, syscall.ENODATA, syscall.ENODEV, syscall.ENXIO, syscall.EPERM, syscall.ETIMEDOUT,
+}
+
+// errorOf returns the error with which a read failed on the machine.
+func errorOf(reason string) error {
+	for _, errno := range kernelErrors {
+		if errno.Error() == reason {
+			return errno
+		}
+	}
+	return errors.New(reason)
 }

@@ -89,6 +89,10 @@ func TestUsage(t *testing.T) {
 		"help parent nope":   `there is no command "nope"; program parent --help lists them`,
 		"help list nope":     `there is no command "nope"; program list --help lists them`,
 		"other":              "",
+		"strict":             `required flag(s) "config" not set; usage: program strict --config FILE [flags]`,
+		"strict --config x":  "",
+		"completion":         "",
+		"completion nope":    `there is no command "nope"; program completion --help lists them`,
 		"other with any arg": "",
 	} {
 		nothing := func(*cobra.Command, []string) error { return nil }
@@ -96,6 +100,12 @@ func TestUsage(t *testing.T) {
 		parent := &cobra.Command{Use: "parent", RunE: nothing}
 		parent.AddCommand(&cobra.Command{Use: "child", RunE: nothing})
 		root.AddCommand(&cobra.Command{Use: "list [NAME]", Args: cobra.MaximumNArgs(1), RunE: nothing}, parent, &cobra.Command{Use: "other", RunE: nothing})
+		strict := &cobra.Command{Use: "strict --config FILE", RunE: nothing}
+		strict.Flags().String("config", "", "")
+		if err := strict.MarkFlagRequired("config"); err != nil {
+			t.Fatal(err)
+		}
+		root.AddCommand(strict)
 		Finish(root, Group{"Lists", []string{"list"}})
 		var out bytes.Buffer
 		root.SetOut(&out)

@@ -2,6 +2,7 @@ package command
 
 import (
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -36,6 +37,7 @@ func Finish(root *cobra.Command, groups ...Group) {
 	})
 	root.SetHelpCommand(newHelp(root))
 	root.InitDefaultHelpCmd()
+	initCompletion(root)
 	for _, group := range groups {
 		root.AddGroup(&cobra.Group{ID: group.Title, Title: group.Title + ":"})
 		for _, name := range group.Commands {
@@ -51,17 +53,56 @@ func Finish(root *cobra.Command, groups ...Group) {
 	}
 }
 
-// checkArguments makes wrong numbers of arguments, and unknown commands, errors of usage.
+// initCompletion adds the command for completion scripts now, so that it has the form of the others.
+// cobra's own functions write to the output of the moment when the command is added.
+func initCompletion(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	completion, _, err := root.Find([]string{"completion"})
+	if err != nil || completion == root {
+		return
+	}
+	for _, shell := range completion.Commands() {
+		shell.RunE = func(cmd *cobra.Command, _ []string) error {
+			plain, _ := cmd.Flags().GetBool("no-descriptions") // all these commands have the flag
+			return writeCompletion(cmd.OutOrStdout(), root, cmd.Name(), !plain)
+		}
+	}
+}
+
+// writeCompletion writes the completion script of a shell.
+func writeCompletion(out io.Writer, root *cobra.Command, shell string, described bool) error {
+	switch {
+	case shell == "bash":
+		return root.GenBashCompletionV2(out, described)
+	case shell == "fish":
+		return root.GenFishCompletion(out, described)
+	case shell == "zsh" && described:
+		return root.GenZshCompletion(out)
+	case shell == "zsh":
+		return root.GenZshCompletionNoDesc(out)
+	case described:
+		return root.GenPowerShellCompletionWithDesc(out)
+	}
+	return root.GenPowerShellCompletion(out)
+}
+
+// checkArguments makes wrong numbers of arguments, unknown commands, and missing flags errors of usage.
 func checkArguments(cmd *cobra.Command) {
 	check, parent := cmd.Args, cmd.HasSubCommands()
+	if !cmd.Runnable() { // cobra does not check the arguments of such a command
+		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		switch {
 		case parent && len(args) > 0:
 			return unknownCommand(cmd, args[0])
-		case check == nil || check(cmd, args) == nil:
-			return nil
+		case check != nil && check(cmd, args) != nil:
+			return UsageError(fmt.Errorf("%s given; usage: %s", inventory.CountNoun(len(args), "argument"), cmd.UseLine()))
 		}
-		return UsageError(fmt.Errorf("%s given; usage: %s", inventory.CountNoun(len(args), "argument"), cmd.UseLine()))
+		if err := cmd.ValidateRequiredFlags(); err != nil {
+			return UsageError(fmt.Errorf("%w; usage: %s", err, cmd.UseLine()))
+		}
+		return nil
 	}
 	for _, child := range cmd.Commands() {
 		checkArguments(child)

@@ -46,10 +46,11 @@ var deviceCodes = []Code{
 	{
 		ID: "CH0305", Says: "a device node is missing or has different numbers", Result: Failed, Symptoms: []Symptom{DeviceMissing, WithoutDevice},
 		Looks: "Doctor checks that each device node of the kernel exists in /dev, with the kernel's major and minor numbers.",
-		Comes: "udev did not run, the node was removed or created manually, or the vendor's tool that creates it did not run. For NVIDIA, the tool is nvidia-modprobe.",
+		Comes: "udev did not run, the node was removed or created manually, the vendor's tool that creates it did not run, or the driver failed before it created the node. For NVIDIA, the tool is nvidia-modprobe.",
 		Why:   "A container would get no device, or a different device.",
 		Fixes: []Fix{
 			{"sudo udevadm trigger --action=add", "Makes udev create the nodes again."},
+			{`sudo sh -c "echo ADDRESS > /sys/bus/pci/devices/ADDRESS/driver/unbind; echo ADDRESS > /sys/bus/pci/drivers_probe"`, "If the driver has created no node, binds the driver again. First read the kernel's messages about the device."},
 			{"sudo nvidia-modprobe -u -c=0", "Creates the nodes of NVIDIA GPUs. Run it once for each GPU number."},
 		},
 	},

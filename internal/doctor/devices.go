@@ -287,8 +287,8 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 	if key == discovery.ConditionNodeMissing && isVFIOReason(d.Health.Reason) {
 		return vfioFix(d.Health.Reason, at)
 	}
-	if key == discovery.ConditionNodeMissing {
-		return []string{cmp.Or(f.Devices.MakeNodes[d.Family], "sudo udevadm trigger --action=add   # creates device nodes again")}
+	if makeNodes := f.Devices.MakeNodes[d.Family]; key == discovery.ConditionNodeMissing && (at == "" || makeNodes != "" || len(d.Edits.DeviceNodes) > 0) {
+		return []string{cmp.Or(makeNodes, "sudo udevadm trigger --action=add   # creates device nodes again")}
 	}
 	if at == "" {
 		return []string{"sudo dmesg | tail -n 50   # shows the kernel's messages"}
@@ -301,6 +301,8 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 	switch key {
 	case discovery.ConditionLinkDegraded:
 		return rescan
+	case discovery.ConditionNodeMissing: // the driver has created none, so udev cannot either
+		return []string{kernel, fmt.Sprintf(`sudo sh -c "echo %s > /sys/bus/pci/devices/%s/driver/unbind; echo %s > /sys/bus/pci/drivers_probe"`, at, at, at)}
 	case discovery.ConditionDriverUnbound:
 		return []string{
 			fmt.Sprintf("sudo modprobe \"$(cat /sys/bus/pci/devices/%s/modalias)\"", at),
@@ -310,12 +312,18 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 		return []string{fmt.Sprintf("grep . /sys/bus/pci/devices/%s/hwmon/hwmon*/temp*_input   # then check fans and air flow", at)}
 	case discovery.ConditionUnhealthy, discovery.ConditionUnknown:
 		// A reset neither creates a file nor changes a text that the driver writes.
-		if isPart(d) || key == discovery.ConditionUnknown && !strings.Contains(d.Health.Reason, syscall.EIO.Error()) {
+		if isPart(d) || key == discovery.ConditionUnknown && !f.hasIOError(d.Name) {
 			return []string{kernel}
 		}
 		return []string{kernel, fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"`, at)}
 	}
 	return []string{kernel}
+}
+
+// hasIOError reports whether a read of a device failed with an input/output error.
+func (f *Facts) hasIOError(device string) bool {
+	snapshot, known := f.Devices.Snapshot.get()
+	return known && slices.ContainsFunc(snapshot.Problems, func(p discovery.Problem) bool { return p.Device == device && errors.Is(p.Err, syscall.EIO) })
 }
 
 // isPart reports whether a device is one of several on its PCI function, such as a MIG

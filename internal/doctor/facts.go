@@ -52,8 +52,14 @@ type Head struct {
 	Kubernetes string // the version of the kubelet, or else of the API server; "" without Kubernetes
 	Version    string // the version of this program
 	Time       time.Time
-	Recorded   bool // the node is a recorded host, so no services are available
+	Source     string // the source of the facts instead of a node: [Recording] or [Copy], which have no services
 }
+
+// The sources of facts other than a node.
+const (
+	Recording = "host recording"
+	Copy      = "copy of a host"
+)
 
 // Facts are the input of the checks. The zero value of each fact means that it was not
 // gathered.
@@ -79,8 +85,8 @@ func (f *Facts) uncheckedReason(c Category) (why string, mention bool) {
 	switch {
 	case c == Devices || c == Host:
 		return "", true
-	case f.Recorded:
-		return "the host recording has no such information", true
+	case f.Source != "":
+		return "the " + f.Source + " has no such information", true
 	case f.NoKubelet != "" && f.NoCluster != "":
 		if c == Kubelet {
 			return f.NoKubelet + ": kubelet, container runtime, cluster and agent are not checked", true
@@ -150,7 +156,7 @@ type HostFacts struct {
 	Functions Answer[[]Function]
 	Modules   map[string]bool // modules in /sys/module; nil if unreadable
 	Virtual   bool            // the processors support virtual machines
-	Proc      Answer[bool]    // whether the host's /proc is a mount of the kernel's own proc
+	Proc      Answer[bool]    // whether the host's /proc is a mount of the kernel's own proc, like its /sys
 	SELinux   Answer[SELinux]
 	Space     Answer[[]Space]
 	State     Answer[string] // "" if the agent's directory is writable, otherwise the reason

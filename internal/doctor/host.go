@@ -24,11 +24,7 @@ var hostChecks = []check{
 }
 
 func checkProc(f *Facts, say *findingList) {
-	proc, known := f.Host.Proc.get()
-	if reason := f.Host.Proc.Unknown; reason != "" {
-		say.not("%s", reason)
-	}
-	if known && !proc {
+	if proc, known := f.Host.Proc.get(); known && !proc {
 		say.addFault("CH0409", "--host-root is not the root directory of a host",
 			"The directory has no /proc of a kernel, so its files do not describe this machine.",
 			"chandler doctor --host-root=/")
@@ -124,7 +120,7 @@ func checkDrivers(f *Facts, say *findingList) {
 	byOverride := make(map[string][]Function)
 	for _, function := range functions {
 		accelerator := slices.ContainsFunc(accelerates, func(class string) bool { return strings.HasPrefix(function.Class, class) })
-		if accelerator || f.hasDevice(function.Address) {
+		if f.hasDevice(function.Address) {
 			accelerators++
 		}
 		if !accelerator || function.Virtual || function.Driver != "" || f.hasDevice(function.Address) {
@@ -171,7 +167,8 @@ func (f *Facts) hasDevice(at string) bool {
 	return found != nil && slices.ContainsFunc(found.Devices, func(d discovery.Device) bool { return pciAddress(&d) == at })
 }
 
-// checkNodes reports success if all device nodes exist. checkHealth reports missing nodes.
+// checkNodes reports success if all device nodes exist. checkHealth reports missing nodes, and nodes
+// with unknown numbers. A recording or a copy may have files in place of the nodes.
 func checkNodes(f *Facts, say *findingList) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known {
@@ -179,12 +176,16 @@ func checkNodes(f *Facts, say *findingList) {
 	}
 	nodes := 0
 	for i := range snapshot.Devices {
-		if snapshot.Devices[i].Health.Key() == discovery.ConditionNodeMissing {
+		if key := snapshot.Devices[i].Health.Key(); key == discovery.ConditionNodeMissing || key == discovery.ConditionUnknown {
 			return
 		}
 		nodes += len(snapshot.Devices[i].Edits.DeviceNodes)
 	}
-	if nodes > 0 {
+	switch {
+	case nodes == 0:
+	case f.Source != "":
+		say.addOK("every device node exists")
+	default:
 		say.addOK("every device node exists with the kernel's numbers")
 	}
 }
@@ -220,7 +221,7 @@ func checkModules(f *Facts, say *findingList) {
 func checkSELinux(f *Facts, say *findingList) {
 	linux, known := f.Host.SELinux.get()
 	switch {
-	case !known || f.Recorded:
+	case !known:
 		return
 	case !linux.Enforcing:
 		say.addOK("SELinux is off or permissive")

@@ -54,8 +54,8 @@ func (r *Report) notQueried(b *strings.Builder, style terminal.Style) {
 func (h Head) headWords() []string {
 	kubernetes := "no Kubernetes"
 	switch {
-	case h.Recorded:
-		kubernetes = "recorded host"
+	case h.Source != "":
+		kubernetes = h.Source
 	case h.Kubernetes != "":
 		kubernetes = "Kubernetes " + strings.TrimPrefix(h.Kubernetes, "v")
 	}

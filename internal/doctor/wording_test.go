@@ -2,9 +2,13 @@ package doctor
 
 import (
 	"errors"
+	"io/fs"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
@@ -39,17 +43,73 @@ func TestNoDevices(t *testing.T) {
 
 // A reset does not create a missing file. It may end an input/output error.
 func TestResetOnlyAfterIOErrors(t *testing.T) {
-	for reason, want := range map[string]bool{
-		"open /proc/driver/nvidia/gpus/0000:03:00.0/information: file does not exist": false,
-		"read /proc/driver/nvidia/gpus/0000:03:00.0/information: input/output error":  true,
+	const file = "proc/driver/nvidia/gpus/0000:03:00.0/information"
+	for _, test := range []struct {
+		err  error
+		want bool
+	}{
+		{&fs.PathError{Op: "open", Path: file, Err: fs.ErrNotExist}, false},
+		{errors.New("attribute mode: unknown: \"input/output error\""), false},
+		{&fs.PathError{Op: "read", Path: file, Err: syscall.EIO}, true},
 	} {
-		d := &discovery.Device{Name: "pci-0000-03-00-0", Health: discovery.Health{Status: discovery.Unknown, Reason: reason}}
-		d.Attributes = discovery.Attributes{}
-		d.Attributes.SetString("resource.kubernetes.io/pciBusID", "0000:03:00.0")
-		fix := (&Facts{}).conditionFix(discovery.ConditionUnknown, d)
-		if got := strings.Contains(strings.Join(fix, "\n"), "/reset"); got != want {
-			t.Errorf("%s: reset %v, want %v: %q", reason, got, want, fix)
+		d := functionAt("0000:03:00.0")
+		d.Health = discovery.Health{Status: discovery.Unknown, Reason: test.err.Error()}
+		f := factsOf(&rules.Snapshot{Problems: discovery.Problems(d.Name, test.err)})
+		fix := f.conditionFix(discovery.ConditionUnknown, d)
+		if got := strings.Contains(strings.Join(fix, "\n"), "/reset"); got != test.want {
+			t.Errorf("%v: reset %v, want %v: %q", test.err, got, test.want, fix)
 		}
+	}
+}
+
+// functionAt returns a device that is a PCI function.
+func functionAt(address string) *discovery.Device {
+	d := &discovery.Device{Name: "pci-" + strings.NewReplacer(":", "-", ".", "-").Replace(address), Attributes: discovery.Attributes{}}
+	d.Attributes.SetString("resource.kubernetes.io/pciBusID", address)
+	return d
+}
+
+// udev creates the nodes that the kernel announces. If the driver has created none, it is bound again.
+func TestNodesThatTheDriverHasNotCreated(t *testing.T) {
+	d := functionAt("0000:03:00.0")
+	d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing}
+	if fix := strings.Join((&Facts{}).conditionFix(discovery.ConditionNodeMissing, d), "\n"); strings.Contains(fix, "udevadm") || !strings.Contains(fix, "drivers_probe") {
+		t.Errorf("without a node: %s", fix)
+	}
+	d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/accel/accel0"}}
+	if fix := strings.Join((&Facts{}).conditionFix(discovery.ConditionNodeMissing, d), "\n"); !strings.Contains(fix, "udevadm") || strings.Contains(fix, "drivers_probe") {
+		t.Errorf("with a node: %s", fix)
+	}
+}
+
+// A success is reported only if it is true of all devices, and names the kernel only on a node.
+func TestDeviceNodesThatAreKnown(t *testing.T) {
+	for _, test := range []struct {
+		status discovery.HealthStatus
+		source string
+		want   string
+	}{
+		{discovery.Healthy, "", "every device node exists with the kernel's numbers |"},
+		{discovery.Healthy, Copy, "every device node exists |"},
+		{discovery.Unknown, "", ""},
+	} {
+		d := functionAt("0000:03:00.0")
+		d.Health, d.Edits.DeviceNodes = discovery.Health{Status: test.status}, []*specs.DeviceNode{{Path: "/dev/accel/accel0"}}
+		f := factsOf(&rules.Snapshot{Devices: []rules.Offered{{Device: *d}}})
+		f.Source = test.source
+		got := findingsOf(f)
+		if test.want == "" && strings.Contains(got, "every device node") || !strings.Contains(got, test.want) {
+			t.Errorf("%+v: got\n%s", test, got)
+		}
+	}
+}
+
+// A function of the class of accelerators that is no device gets no praise for its driver.
+func TestDriverOfNoDevice(t *testing.T) {
+	f := factsOf(&rules.Snapshot{})
+	f.Host.Functions = KnownAnswer([]Function{{Address: "0000:00:04.0", Class: "120000", Driver: "test"}})
+	if got := findingsOf(f); strings.Contains(got, "kernel driver") {
+		t.Errorf("got\n%s", got)
 	}
 }
 
@@ -66,6 +126,7 @@ func TestAsSentence(t *testing.T) {
 	for reason, want := range map[string]string{
 		"no driver is bound to it":                "No driver is bound to it.",
 		"device node /dev/vfio/7 is missing":      "Device node /dev/vfio/7 is missing.",
+		"attribute vendor is missing":             "Attribute vendor is missing.",
 		"vfio: the device is in no IOMMU group":   "vfio: the device is in no IOMMU group.",
 		"/sys/module is missing":                  "/sys/module is missing.",
 		"open /proc/version: file does not exist": "open /proc/version: file does not exist.",

@@ -17,11 +17,11 @@ import (
 type squat struct {
 	im          *importer
 	settings    *settings
-	devices     []value // of all files and arguments
-	image       string  // "" if unknown
+	devices     []value          // of all files and arguments
+	image       string           // "" if unknown
 	taken       map[string]value // the first path to a device node of each family
-	container   value // the container
-	domainNoted bool  // the note about the uncertain domain exists
+	container   value            // the container
+	domainNoted bool             // the note about the uncertain domain exists
 }
 
 func newSquat(im *importer) *format {

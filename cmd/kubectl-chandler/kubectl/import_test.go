@@ -42,13 +42,13 @@ func TestImport(t *testing.T) {
 		prints string
 		says   string
 	}{
-		"the same":               {[]string{same}, 0, "replicas: 2", ""},
-		"something else":         {[]string{changed, same}, 2, "deviceIDStrategy: serial", "by 1 setting that could not be carried over"},
-		"unknown":                {[]string{same, unknown}, 1, "", "unknown.yaml: nothing in it is known; known are\n  HAMi"},
-		"missing":                {[]string{filepath.Join(dir, "missing.yaml")}, 1, "", "missing.yaml"},
-		"no file":                {nil, 2, "", "usage: kubectl chandler import FILE..."},
-		"only what is said":      {[]string{"--only", same}, 0, "exclude:", ""},
-		"named, where it is one": {[]string{"--named", "other", same}, 0, "replicas: 2", ""},
+		"the same":             {[]string{same}, 0, "replicas: 2", ""},
+		"something else":       {[]string{changed, same}, 2, "deviceIDStrategy: serial", "by 1 setting that could not be carried over"},
+		"unknown":              {[]string{same, unknown}, 1, "", "unknown.yaml: nothing in it is known; known are\n  HAMi"},
+		"missing":              {[]string{filepath.Join(dir, "missing.yaml")}, 1, "", "missing.yaml"},
+		"no file":              {nil, 2, "", "usage: kubectl chandler import FILE..."},
+		"only what is said":    {[]string{"--only", same}, 0, "exclude:", ""},
+		"named, without names": {[]string{"--named", "other", same}, 1, "", `no configuration is called "other"`},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

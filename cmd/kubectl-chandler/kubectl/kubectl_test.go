@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -24,6 +25,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/internal/apitest/older"
+	"chandler.dev/internal/command"
 	"chandler.dev/internal/fleet/fleettest"
 	"chandler.dev/internal/terminal"
 )
@@ -377,6 +379,33 @@ func TestCompletion(t *testing.T) {
 	for _, want := range []string{"gpu-node-07", "llama-7b-worker-0", ":4"} {
 		if !slices.Contains(words, want) {
 			t.Errorf("completion lacks %s: %q", want, words)
+		}
+	}
+}
+
+// Wrong usage of any command has the exit code 2.
+func TestUsageOfEachCommand(t *testing.T) {
+	run := func(args ...string) error {
+		cmd := PluginCommand("v1")
+		cmd.SetArgs(args)
+		cmd.SetOut(io.Discard)
+		cmd.SetErr(io.Discard)
+		return cmd.Execute()
+	}
+	var check func(cmd *cobra.Command)
+	check = func(cmd *cobra.Command) {
+		for _, child := range cmd.Commands() {
+			check(child)
+		}
+		path := strings.Fields(cmd.CommandPath())[2:] // after kubectl chandler
+		if err := run(append(path, "--no-such-flag")...); command.ExitCode(err) != 2 {
+			t.Errorf("%s with an unknown flag: exit code %d, %v", cmd.CommandPath(), command.ExitCode(err), err)
+		}
+	}
+	check(PluginCommand("v1"))
+	for _, args := range []string{"who", "why", "import", "validate", "top x y", "top -o xml", "migrate nope", "completion nope", "help nope"} {
+		if err := run(strings.Fields(args)...); command.ExitCode(err) != 2 {
+			t.Errorf("%s: exit code %d, %v", args, command.ExitCode(err), err)
 		}
 	}
 }

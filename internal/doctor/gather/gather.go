@@ -29,7 +29,8 @@ type Options struct {
 	Root          string // the root of the node's other files, such as /etc; "" if they are not accessible
 	Proc          string // the proc directory with the host's processes: /proc, or /host/proc in a pod
 	Self          string // the proc directory with this process and its siblings: /proc
-	Recorded      bool   // HostFS is a recorded host
+	Source        string // [doctor.Recording] or [doctor.Copy] if HostFS is one, "" for a node
+	HasProc       bool   // the kernel's own proc is mounted on the host's /proc
 	Simulated     bool   // HostFS is a simulated host, which has no kernel
 
 	KubeletRoot, PluginDir, StateDir, CDIDir string
@@ -53,13 +54,13 @@ func (o *Options) needs(categories ...doctor.Category) bool {
 
 // All gathers all facts except those about devices, which the caller adds.
 func All(ctx context.Context, o Options) *doctor.Facts {
-	f := &doctor.Facts{Head: doctor.Head{Node: o.Node, Version: o.Version, Time: time.Now(), Recorded: o.Recorded}}
+	f := &doctor.Facts{Head: doctor.Head{Node: o.Node, Version: o.Version, Time: time.Now(), Source: o.Source}}
 	f.Host = gatherHost(ctx, o)
 	f.Kubelet.Root, f.Kubelet.PluginDir, f.Runtime.Dir = o.KubeletRoot, o.PluginDir, o.CDIDir
 	if root := strings.TrimRight(o.Root, "/"); root != "" {
 		f.Runtime.Dir = strings.TrimPrefix(o.CDIDir, root) // the path as seen by the container runtime
 	}
-	if o.Recorded {
+	if o.Source != "" {
 		return f
 	}
 	processes := processesOf(o.Proc)

@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/doctor"
 )
@@ -23,11 +22,11 @@ func gatherHost(ctx context.Context, o Options) (h doctor.HostFacts) {
 	modules := withPatience(ctx, "/sys/module", func() (map[string]bool, error) { return loadedModules(o.HostFS) })
 	h.Modules = modules.Value
 	h.Virtual = withPatience(ctx, "/proc/cpuinfo", func() (bool, error) { return supportsVirtualization(o.HostFS), nil }).Value
-	if o.Recorded {
+	if o.Source != "" { // this machine's files say nothing about the host
 		return h
 	}
 	if !o.Simulated {
-		h.Proc = kernelProc(hostfs.HasSys(o.HostFS), hostfs.HasProc(o.HostFS))
+		h.Proc = doctor.KnownAnswer(o.HasProc)
 	}
 	h.SELinux = doctor.KnownAnswer(readSELinux(o))
 	h.Space = withPatience(ctx, "the file system of the records", func() ([]doctor.Space, error) { return freeSpaces(o) })
@@ -35,15 +34,6 @@ func gatherHost(ctx context.Context, o Options) (h doctor.HostFacts) {
 		h.State = withPatience(ctx, "the agent's directory", func() (string, error) { return unwritableReason(o.StateDir), nil })
 	}
 	return h
-}
-
-// kernelProc reports whether a host has the kernel's own /proc. A host without the kernel's /sys and
-// /proc is a copy of a host, and the question has no answer.
-func kernelProc(sys, proc bool) doctor.Answer[bool] {
-	if !sys && !proc {
-		return doctor.UnknownAnswer[bool]("--host-root is a copy of a host, without the /sys and /proc of a kernel")
-	}
-	return doctor.KnownAnswer(proc)
 }
 
 // pciFunctions returns the PCI functions of a host, or none if the host has no PCI bus.

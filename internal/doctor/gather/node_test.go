@@ -461,3 +461,40 @@ func TestConfigurationThatWasRefused(t *testing.T) {
 		}
 	}
 }
+
+// A host root with the kernel's /sys but another /proc is a fault of the node. A copy of a host has
+// neither, and shows no fact of this machine, even if a kubelet runs here.
+func TestHostRootOfAnotherHost(t *testing.T) {
+	n := newMadeUp(t)
+	n.options.Simulated, n.options.HasProc = false, true
+	if f := n.facts(); slices.Contains(doctor.JudgeFacts(f).Codes(), "CH0409") {
+		t.Error("the node's own /proc is reported")
+	}
+	n.options.HasProc = false
+	f := n.facts()
+	if !slices.Contains(doctor.JudgeFacts(f).Codes(), "CH0409") || f.NoKubelet != "" {
+		t.Errorf("another /proc is not reported: %v", doctor.JudgeFacts(f).Codes())
+	}
+	n.options.Source = doctor.Copy
+	for _, section := range doctor.JudgeFacts(n.facts()).Sections {
+		for _, finding := range section.Findings {
+			if section.Category == doctor.Devices {
+				continue
+			}
+			if finding.Code != "" || strings.Contains(finding.Text, "SELinux") || section.Category != doctor.Host && finding.Text != "the copy of a host has no such information" {
+				t.Errorf("%s: %+v", section.Category, finding)
+			}
+		}
+	}
+}
+
+// A machine without Kubernetes has no faults.
+func TestNoKubelet(t *testing.T) {
+	n := newMadeUp(t)
+	n.remove("k")
+	n.remove("proc")
+	report := doctor.JudgeFacts(n.facts(), doctor.Kubelet, doctor.Runtime, doctor.APIs, doctor.Cluster, doctor.Agent)
+	if len(report.Sections) != 1 || len(report.Sections[0].Findings) != 1 || report.Sections[0].Findings[0].Text != "no kubelet runs on this machine: kubelet, container runtime, cluster and agent are not checked" {
+		t.Errorf("got %+v", report.Sections)
+	}
+}
