@@ -24,6 +24,10 @@ type Rules struct {
 	Resources []Resource
 	Overhead  []Overhead
 
+	// Forms are, by device, forms that replace the results of Sharing and Exclude: devices with a form
+	// are not excluded. Optional.
+	Forms map[string]ShareForm
+
 	Allocation map[string]Allocation // by extended resource
 
 	// Attributes are the attributes that ResourceSlices have in addition to the default ones.
@@ -189,11 +193,15 @@ func (r *Rules) applyDevice(d *Offered, own map[string]bool, lists map[string]*c
 		}
 		return selected
 	}
-	if slices.ContainsFunc(r.Exclude, selects) {
+	form, fixed := r.Forms[d.Name]
+	if !fixed && slices.ContainsFunc(r.Exclude, selects) {
 		return false, errs
 	}
 	d.Overhead = r.hostOverhead(selects)
-	share := r.shareOf(selects)
+	share := form.shareFor(d)
+	if !fixed {
+		share = r.shareOf(selects)
+	}
 	if d.PoolOnly == discovery.SharedPools && (share == nil || !share.Pool) {
 		return false, nil // the device is not configured, so errors are not reported
 	}

@@ -31,17 +31,47 @@ type Sharing struct {
 	Default resource.Quantity `json:"default"`
 }
 
-// ShareForm describes how the device is divided into shares, "" if it is not. If a consumer has a
-// share of one form, the amount left for shares of another form is unknown.
-func (d *Offered) ShareForm() string {
-	if d.Sharing == nil {
+// ShareForm is how a device is divided into shares. It is zero for a device that is not divided. If
+// a consumer has a share of one form, the amount left for shares of another form is unknown.
+type ShareForm struct {
+	Capacity resourceapi.QualifiedName `json:"capacity,omitempty"`
+	Unit     string                    `json:"unit,omitempty"`   // the canonical form of a quantity
+	Shares   int64                     `json:"shares,omitempty"` // the number of shares, if Capacity is [discovery.Shares]
+}
+
+// String returns a text such as "memory by 1Gi" or "shares by 1 of 4", "" for the zero form.
+func (f ShareForm) String() string {
+	switch {
+	case f == ShareForm{}:
 		return ""
+	case f.Shares > 0:
+		return fmt.Sprintf("%s by %s of %d", f.Capacity, f.Unit, f.Shares)
 	}
-	form := fmt.Sprintf("%s by %s", d.Sharing.Capacity, d.Sharing.Unit.String())
-	if n := d.Shares(); n > 0 {
-		form += fmt.Sprintf(" of %d", n)
+	return fmt.Sprintf("%s by %s", f.Capacity, f.Unit)
+}
+
+// shareFor returns the share that gives a device the form, nil if the device has the form without
+// one. After an error in the unit, which only a damaged record has, the device is not shared.
+func (f ShareForm) shareFor(d *Offered) *Share {
+	if f == (ShareForm{}) || d.Sharing != nil {
+		return nil
 	}
-	return form
+	if f.Shares > 0 {
+		return &Share{Replicas: int(f.Shares)}
+	}
+	unit, err := resource.ParseQuantity(f.Unit)
+	if err != nil || unit.Sign() <= 0 {
+		return nil
+	}
+	return &Share{Capacity: f.Capacity, Unit: unit}
+}
+
+// ShareForm returns how the device is divided into shares.
+func (d *Offered) ShareForm() ShareForm {
+	if d.Sharing == nil {
+		return ShareForm{}
+	}
+	return ShareForm{d.Sharing.Capacity, d.Sharing.Unit.String(), d.Shares()}
 }
 
 // Shares returns the number of shares of the device, 0 if the device is not shared by number.

@@ -191,8 +191,7 @@
 //     bindings. TestReboot of internal/passthrough.
 //   - /run/chandler/journal/create, on tmpfs: a reboot voids the records together with the created
 //     devices. TestWhatIsNotOurs of internal/ondemand.
-//   - sides.json, mode, health.json and events.json: an agent without them computes the content
-//     again.
+//   - mode, health.json and events.json: an agent without them computes the content again.
 //   - Removals: a file or directory that reappears is from the past, and is swept.
 //     TestOutputsThatCannotBeSwept.
 //

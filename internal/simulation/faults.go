@@ -168,20 +168,25 @@ func (w *World) restartAgent() bool {
 	if len(w.living) != 1 {
 		return false
 	}
-	w.replaceAgent()
+	w.replaceAgent(0)
 	w.countFault("agentRestarted")
 	return true
 }
 
 // replaceAgent ends the agent and starts another. Without surges, the new agent starts after the
-// first has ended.
-func (w *World) replaceAgent() {
+// first has ended, at most pause later. Meanwhile the scheduler allocates devices that the first
+// agent published.
+func (w *World) replaceAgent(pause time.Duration) {
 	one := w.living[0]
 	w.log("%s is told to end", one.name)
 	one.cancel()
 	w.living = nil
 	if !w.surges {
 		<-one.done
+		if pause > 0 {
+			time.Sleep(time.Duration(w.random.Int64N(int64(pause))))
+			w.tendCluster()
+		}
 	}
 	w.startAgent()
 }

@@ -38,7 +38,7 @@ func TestLimit(t *testing.T) {
 		second.cancel()
 		w.living = []*incarnation{first}
 		demand("the second agent has ended", askLimit)
-		w.replaceAgent()
+		w.replaceAgent(0)
 		demand("another agent is active", convergeLimit)
 		w.end()
 	})

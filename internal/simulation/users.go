@@ -101,7 +101,7 @@ func (w *World) startContainer(c *kubelet.Container) error {
 				// Metadata that could not be written is left out; kubelets up to 1.36 keep the
 				// metadata's CDI ID.
 				_, of := deviceOf(id, uid)
-				if !w.mayLackSpecs() && isOf(ids, claim) && !w.isEnding(c.Ending[uid]) && !w.lacksRecord(uid) && (of || !w.failedOnce()) {
+				if !w.mayLackSpecs() && isOf(ids, claim) && !w.isEnding(c.Ending[uid]) && !w.lacksRecord(c, uid) && (of || !w.failedOnce()) {
 					w.fail("pod %s cannot start: claim %s is prepared, and CDI device %s is in no spec", c.Pod, c.Names[uid], id)
 				}
 				return fmt.Errorf("unresolvable CDI devices %s", id)
@@ -177,11 +177,16 @@ func (w *World) isEnding(asked time.Time) bool {
 // lacksRecord reports whether the record of a claim is set aside, or only its devices are known: an
 // agent was killed while it ended the claim, or the record was damaged. Nothing can write the specs of
 // such a claim again. It keeps its devices until the kubelet unprepares it, and its containers cannot
-// start until then, which is safe.
-func (w *World) lacksRecord(claim types.UID) bool {
-	return slices.ContainsFunc(w.disk.Files(stateDir+"/claims"), func(name string) bool {
-		return strings.HasPrefix(path.Base(name), string(claim)+".bad")
-	})
+// start until then, which is safe. The record is gone if the agent was killed after it had removed the
+// record, and a pod joined the claim before the kubelet repeated the call.
+func (w *World) lacksRecord(c *kubelet.Container, claim types.UID) bool {
+	records := w.disk.Files(stateDir + "/claims")
+	is := func(suffix string) bool {
+		return slices.ContainsFunc(records, func(name string) bool {
+			return strings.HasPrefix(path.Base(name), string(claim)+suffix)
+		})
+	}
+	return is(".bad") || c.HadUnprepare(claim) && !is("")
 }
 
 // isOf reports whether CDI devices belong to a claim's present allocation. The claim may have been

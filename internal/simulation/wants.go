@@ -123,7 +123,7 @@ func (w *World) restartChanged() bool {
 		return false
 	}
 	w.drawConfiguration()
-	w.replaceAgent()
+	w.replaceAgent(10 * time.Second)
 	w.countFault("configChangedAtStart")
 	return true
 }

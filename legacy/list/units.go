@@ -96,7 +96,7 @@ func (u *Unit) Grant(resource, id string, stock ledger.Stock) *ledger.Grant {
 		if stock != nil && !d.Shareable {
 			g.Nodes = append(g.Nodes, ledger.NodesOf(d.Name, stock)...)
 		}
-		if form := d.ShareForm(); form != "" {
+		if form := d.ShareForm().String(); form != "" {
 			g.Form = form
 		}
 	}

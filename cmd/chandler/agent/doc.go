@@ -29,6 +29,10 @@
 // damaged, the agent renames it to sides.json.unreadable, and each allocated physical device
 // remains with the API of its consumer.
 //
+// forms.go writes how the devices of DRA are shared to a file. An agent that starts with another
+// configuration first offers these devices in the recorded forms, and then puts its configuration
+// in force as a reload does: claims that the scheduler allocated meanwhile can be prepared.
+//
 // # Reload
 //
 // The agent reads its configuration file every ten seconds. It does not watch the file, since the

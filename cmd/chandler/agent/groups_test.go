@@ -245,7 +245,7 @@ func TestRuledWhileSiliconGrows(t *testing.T) {
 		"one API for both": {wants("true", discovery.ModeDRA), "iommu-group-3", "a, b"},
 		"two APIs":         {wants(`device.attributes["chandler.dev"].model == "b"`, discovery.ModeDevicePlugin), "a", ""},
 	} {
-		r := newRuled(&rules.Rules{Mode: discovery.ModeDRA})
+		r := newRuled(&rules.Rules{Mode: discovery.ModeDRA}, nil)
 		r.applyScan(raw)
 		r.keepSplit(view)
 		r.changeRules(test.to)

@@ -44,6 +44,7 @@ type placer struct {
 	devices      *ruledDevices
 	auto         *autoMode
 	places       *placements
+	forms        *shareForms
 	draDevices   map[string]bool // devices whose physical device was with DRA at the last decision
 	ledger       *ledger.Ledger
 	stock        *ledger.Present // the devices of the last decision
@@ -68,8 +69,10 @@ type placer struct {
 
 // runPlacement runs the placement of devices until the context ends.
 func (a *agent) runPlacement(ctx context.Context) {
+	forms := loadForms(ctx, a.files(), a.StateDir)
 	p := &placer{
-		devices:          newRuled(a.Settings.Rules),
+		devices:          newRuled(a.Settings.Rules, forms.forms),
+		forms:            forms,
 		auto:             newAuto(ctx, a.servesDRA, a.driver.Registration, a.files(), a.StateDir),
 		places:           loadPlacements(ctx, a.files(), a.StateDir),
 		ledger:           a.ledger,
@@ -172,6 +175,9 @@ func (p *placer) decidePlacement(ctx context.Context, auto discovery.Mode, leavi
 	placement := p.devices.placeDevices(p.places.api, view, facts, ask) //nolint:contextcheck // evaluating an expression does not block
 	earlier := p.places.api
 	p.places.set(ctx, &placement)
+	if facts.Unknown == "" { // otherwise nothing is offered
+		p.forms.set(ctx, p.devices.snapshot, &placement)
+	}
 	for silicon, reason := range placement.Moving {
 		if p.moveReasons[silicon] != reason {
 			klog.FromContext(ctx).V(2).Info("Silicon waits for its API", "silicon", silicon, "reason", reason)

@@ -50,7 +50,7 @@ type Step struct {
 // the others wait. It leaves out facts that only the API server has, such as claims that are
 // allocated and not prepared.
 func (s Standing) PlanSteps(next *rules.Rules) []Step {
-	devices := newRuled(s.Rules)
+	devices := newRuled(s.Rules, nil)
 	devices.applyScan(s.Devices)
 	view := func() *ledger.View {
 		return ledger.ViewOf(&ledger.Present{Snapshot: devices.snapshot}, s.Entries...)

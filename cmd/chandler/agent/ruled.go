@@ -20,17 +20,30 @@ type ruledDevices struct {
 	lastScan     *discovery.Snapshot
 	snapshot     *rules.Snapshot // the result of the rules for raw, nil before the first scan
 
-	earlierApplied bool // keepExcluded has run
+	previousForms  map[string]rules.ShareForm // the forms of the previous agent until the first scan, nil if unknown
+	earlierApplied bool                       // keepExcluded has run
 }
 
-func newRuled(present *rules.Rules) *ruledDevices {
-	return &ruledDevices{rules: present, earlierRules: make(map[string]*rules.Rules)}
+// newRuled returns a ruledDevices without devices. forms are the forms in which the previous agent
+// of the node offered devices by DRA, nil if unknown. The first scan puts the rules in force like a
+// change from these forms, because the scheduler may have allocated devices from the slices of that
+// agent.
+func newRuled(present *rules.Rules, forms map[string]rules.ShareForm) *ruledDevices {
+	return &ruledDevices{rules: present, previousForms: forms, earlierRules: make(map[string]*rules.Rules)}
 }
 
 // applyScan applies the rules to a new scan.
 func (r *ruledDevices) applyScan(raw *discovery.Snapshot) {
 	r.lastScan = raw
+	if r.previousForms == nil {
+		r.applyRules()
+		return
+	}
+	present, previous := r.rules, *r.rules
+	previous.Forms, previous.ReportOnly, previous.Unknown = r.previousForms, false, ""
+	r.rules, r.previousForms = &previous, nil
 	r.applyRules()
+	r.changeRules(present)
 }
 
 // applyRules computes the snapshot.
@@ -64,17 +77,16 @@ func (r *ruledDevices) changeRules(to *rules.Rules) {
 	if r.lastScan == nil {
 		return
 	}
-	if before.WithheldReason() != "" { // nothing was offered under those rules, so the agent begins as at a start
+	offered := before.WithheldReason() == ""
+	if !offered {
 		r.earlierApplied = false
-		r.applyRules()
-		return
 	}
 	next := to.ApplyTo(r.lastScan)
 	for silicon, devices := range bySilicon(r.snapshot) {
 		switch {
 		case sameForm(devices, next):
 			delete(r.earlierRules, silicon)
-		case r.earlierRules[silicon] == nil:
+		case offered && r.earlierRules[silicon] == nil:
 			r.earlierRules[silicon] = before
 		}
 	}
@@ -114,7 +126,7 @@ func (r *ruledDevices) keepSplit(view *ledger.View) {
 func (r *ruledDevices) keepRules(as *rules.Rules, view *ledger.View) {
 	found := false
 	for silicon, devices := range bySilicon(as.ApplyTo(r.lastScan)) {
-		if !sameForm(devices, r.snapshot) && view.OwnerOf(discovery.ModeDRA, silicon) != "" {
+		if r.earlierRules[silicon] == nil && !sameForm(devices, r.snapshot) && view.OwnerOf(discovery.ModeDRA, silicon) != "" {
 			r.earlierRules[silicon], found = as, true
 		}
 	}

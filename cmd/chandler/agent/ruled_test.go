@@ -49,7 +49,7 @@ func TestRuled(t *testing.T) {
 	replicas := &rules.Rules{Sharing: []rules.Share{{Selector: all, Replicas: 4}}}
 	nothing := &rules.Rules{Exclude: []rules.Selector{all}}
 
-	r := newRuled(plain)
+	r := newRuled(plain, nil)
 	r.applyScan(raw)
 	expect := func(step, want string, changing ...string) {
 		t.Helper()
@@ -89,7 +89,7 @@ func TestRuledOfAnotherNumber(t *testing.T) {
 	by := func(n int) *rules.Rules {
 		return &rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: n}}}
 	}
-	r := newRuled(by(4))
+	r := newRuled(by(4), nil)
 	r.applyScan(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
 	r.changeRules(by(8))
 	if got := described(r.snapshot); got != "gpu by shares of 4" || !r.changingSilicon()["gpu"] {
@@ -104,7 +104,7 @@ func TestRuledOfAnotherNumber(t *testing.T) {
 // Rules that replace an unknown configuration apply at once: no device was offered in an earlier
 // form, and a claim for a share would otherwise wait for its own end.
 func TestRuledAfterNothingWasKnown(t *testing.T) {
-	r := newRuled(&rules.Rules{Unknown: "the configuration is invalid"})
+	r := newRuled(&rules.Rules{Unknown: "the configuration is invalid"}, nil)
 	r.applyScan(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
 	r.keepExcluded(nil)
 	r.changeRules(&rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: 3}}})
@@ -113,9 +113,74 @@ func TestRuledAfterNothingWasKnown(t *testing.T) {
 	}
 }
 
+// The rules apply at the first scan like a change from the forms of the previous agent: claims may
+// be allocated devices in these forms and not be prepared yet.
+func TestRuledAfterAnotherAgent(t *testing.T) {
+	by := func(n int) *rules.Rules {
+		return &rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: n}}}
+	}
+	for name, test := range map[string]struct {
+		form     rules.ShareForm
+		want     string
+		changing bool
+	}{
+		"the same":  {rules.ShareForm{Capacity: discovery.Shares, Unit: "1", Shares: 3}, "gpu by shares of 3", false},
+		"more":      {rules.ShareForm{Capacity: discovery.Shares, Unit: "1", Shares: 4}, "gpu by shares of 4", true},
+		"by memory": {rules.ShareForm{Capacity: "memory", Unit: "1Gi"}, "gpu by memory", true},
+		"whole":     {rules.ShareForm{}, "gpu", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRuled(by(2), map[string]rules.ShareForm{"gpu": test.form, "gone": {}})
+			r.changeRules(by(3)) // the configuration changes before the first scan
+			gpu := discovery.Device{Name: "gpu", Capacity: discovery.Capacity{"memory": resourceapi.DeviceCapacity{Value: resource.MustParse("8Gi")}}}
+			raw := &discovery.Snapshot{Devices: []discovery.Device{gpu, {Name: "new"}}}
+			for range 2 {
+				r.applyScan(raw)
+				r.keepExcluded(viewOf(owners{"gpu": "claim"}, nil))
+				if got := described(r.snapshot); got != test.want+", new by shares of 3" || r.changingSilicon()["gpu"] != test.changing || r.changingSilicon()["new"] {
+					t.Errorf("%s, changing %v; want %s, changing %t", got, r.changingSilicon(), test.want, test.changing)
+				}
+			}
+			r.release(map[string]bool{"gpu": true})
+			if got := described(r.snapshot); got != "gpu by shares of 3, new by shares of 3" {
+				t.Errorf("released: %s", got)
+			}
+		})
+	}
+}
+
+// Devices that the rules exclude stay in the form of the previous agent until they are released.
+// Devices that the previous agent did not offer are excluded at once.
+func TestRuledExcludesWhatAnotherAgentOffered(t *testing.T) {
+	r := newRuled(&rules.Rules{Exclude: []rules.Selector{selector(t, `true`)}}, map[string]rules.ShareForm{"gpu": {Capacity: discovery.Shares, Unit: "1", Shares: 4}})
+	r.applyScan(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}, {Name: "nic"}}})
+	r.keepExcluded(viewOf(owners{"gpu": "claim"}, nil))
+	if got := described(r.snapshot); got != "gpu by shares of 4" || !r.changingSilicon()["gpu"] {
+		t.Errorf("%s, changing %v", got, r.changingSilicon())
+	}
+	r.release(map[string]bool{"gpu": true})
+	if got := described(r.snapshot); got != "" {
+		t.Errorf("released: %s", got)
+	}
+}
+
+// While the configuration is unknown, devices stay in the form of the previous agent, and a
+// configuration with that form applies at once.
+func TestRuledWhileNothingIsKnown(t *testing.T) {
+	r := newRuled(&rules.Rules{Unknown: "the configuration is invalid"}, map[string]rules.ShareForm{"gpu": {Capacity: discovery.Shares, Unit: "1", Shares: 3}, "nic": {}})
+	r.applyScan(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}, {Name: "nic"}}})
+	if got := described(r.snapshot); got != "gpu by shares of 3, nic" || !r.changingSilicon()["gpu"] {
+		t.Errorf("%s, changing %v", got, r.changingSilicon())
+	}
+	r.changeRules(&rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: 3}}})
+	if got := described(r.snapshot); got != "gpu by shares of 3, nic by shares of 3" || len(r.changingSilicon()) > 0 {
+		t.Errorf("then %s, changing %v", got, r.changingSilicon())
+	}
+}
+
 // Before the first scan no device can be changing.
 func TestRuledBeforeTheFirstScan(t *testing.T) {
-	r := newRuled(&rules.Rules{})
+	r := newRuled(&rules.Rules{}, nil)
 	r.changeRules(&rules.Rules{Mode: discovery.ModeDRA})
 	r.applyScan(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
 	if d, _ := r.snapshot.Lookup("gpu"); d.Mode != discovery.ModeDRA || len(r.changingSilicon()) > 0 {
@@ -125,7 +190,7 @@ func TestRuledBeforeTheFirstScan(t *testing.T) {
 
 // An excluded device that was allocated to a claim before a restart is not treated as gone.
 func TestRuledKeepsWhatClaimsHave(t *testing.T) {
-	r := newRuled(&rules.Rules{Exclude: []rules.Selector{selector(t, `true`)}})
+	r := newRuled(&rules.Rules{Exclude: []rules.Selector{selector(t, `true`)}}, nil)
 	r.applyScan(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}, {Name: "nic"}}})
 	view := viewOf(owners{"gpu": "claim"}, nil)
 	r.keepExcluded(view)

@@ -297,6 +297,10 @@ func (k *Kubelet) HasClaim(c *Container, uid types.UID) bool {
 	return k.unprepared[uid] == c.unprepared[uid]
 }
 
+// HadUnprepare reports whether the kubelet has called Unprepare for a claim before the start of the
+// container.
+func (c *Container) HadUnprepare(uid types.UID) bool { return c.asked[uid] > 0 }
+
 // GaveUp reports whether the kubelet has called Unprepare for a claim since the start of a
 // container with the claim. The kubelet may not have the answer yet.
 func (k *Kubelet) GaveUp(c *Container, uid types.UID) bool {
