@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"slices"
 	"sync/atomic"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -19,12 +20,13 @@ import (
 )
 
 // client is the client for the library. It reads all claims of a call concurrently, and creates
-// ResourceSlices with the present UID of their Node. The slices of the API server share the memory
-// of the published pool where both are equal: the library keeps the slices in two caches.
+// ResourceSlices with the present UID of their Node. Equal devices are in memory once: the library
+// has a copy of the pool that was published, and keeps the slices of the API server in two caches.
 type client struct {
 	kubernetes.Interface
-	node *nodeUID
-	pool *atomic.Pointer[resourceslice.Pool] // as last given to the library; nil before the first
+	node    *nodeUID
+	pool    *atomic.Pointer[resourceslice.Pool] // as last given to the library; nil before the first
+	adopted chan<- struct{}                     // receives a value after the client has changed pool
 }
 
 func (c client) ResourceV1() resourceclient.ResourceV1Interface {
@@ -65,12 +67,18 @@ func (s nodeSlices) Create(ctx context.Context, slice *resourceapi.ResourceSlice
 		return nil, err
 	}
 	created, err := s.ResourceSliceInterface.Create(ctx, owned, options)
+	if err == nil {
+		s.client.adoptDevices(slice.Spec.Devices)
+	}
 	return s.client.shared(created), err
 }
 
 // Update updates a slice. It implements [resourceclient.ResourceSliceInterface].
 func (s nodeSlices) Update(ctx context.Context, slice *resourceapi.ResourceSlice, options metav1.UpdateOptions) (*resourceapi.ResourceSlice, error) {
 	updated, err := s.ResourceSliceInterface.Update(ctx, slice, options)
+	if err == nil {
+		s.client.adoptDevices(slice.Spec.Devices)
+	}
 	return s.client.shared(updated), err
 }
 
@@ -123,12 +131,34 @@ func (c client) shared(slice *resourceapi.ResourceSlice) *resourceapi.ResourceSl
 	if pool == nil || slice == nil {
 		return slice
 	}
-	for i := range pool.Slices {
-		if devices := pool.Slices[i].Devices; len(devices) > 0 && equality.Semantic.DeepEqual(slice.Spec.Devices, devices) {
-			same := *slice
-			same.Spec.Devices = devices
-			return &same
-		}
+	if i := indexOfSlice(pool, slice.Spec.Devices); i >= 0 {
+		same := *slice
+		same.Spec.Devices = pool.Slices[i].Devices
+		return &same
 	}
 	return slice
+}
+
+// adoptDevices replaces the devices of an equal published slice by the devices that the library has
+// written, which are in the library's copy of the pool.
+func (c client) adoptDevices(written []resourceapi.Device) {
+	pool := c.pool.Load()
+	if pool == nil {
+		return
+	}
+	if i := indexOfSlice(pool, written); i >= 0 {
+		adopted := *pool
+		adopted.Slices = slices.Clone(pool.Slices)
+		adopted.Slices[i].Devices = written
+		if c.pool.CompareAndSwap(pool, &adopted) { // the driver may have stored another pool
+			notify(c.adopted)
+		}
+	}
+}
+
+// indexOfSlice returns the index of the pool's slice with equal devices, or -1.
+func indexOfSlice(pool *resourceslice.Pool, devices []resourceapi.Device) int {
+	return slices.IndexFunc(pool.Slices, func(s resourceslice.Slice) bool {
+		return len(s.Devices) > 0 && equality.Semantic.DeepEqual(s.Devices, devices)
+	})
 }

@@ -11,7 +11,8 @@ import (
 )
 
 // The slices that the library gets from the API server have the memory of the published devices if
-// all devices of a slice are equal.
+// all devices of a slice are equal. The published devices have the memory of those that the library
+// has written.
 func TestSlicesShareThePublishedPool(t *testing.T) {
 	device := func(name, kind string) resourceapi.Device {
 		return resourceapi.Device{Name: name, Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"kind": {StringValue: &kind}}}
@@ -23,10 +24,11 @@ func TestSlicesShareThePublishedPool(t *testing.T) {
 	pool := &resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{device("a", "gpu")}}, {Devices: []resourceapi.Device{device("b", "gpu")}}}}
 	published := new(atomic.Pointer[resourceslice.Pool])
 	published.Store(pool)
-	library := client{server, &nodeUID{name: "node"}, published}.ResourceV1().ResourceSlices()
+	adopted := make(chan struct{}, 1)
+	library := client{server, &nodeUID{name: "node"}, published, adopted}.ResourceV1().ResourceSlices()
 	expect := func(by string, got *resourceapi.ResourceSlice, i int) {
 		t.Helper()
-		if shared := &got.Spec.Devices[0] == &pool.Slices[i].Devices[0]; shared != (got.Name == "equal") {
+		if shared := &got.Spec.Devices[0] == &published.Load().Slices[i].Devices[0]; shared != (got.Name == "equal") {
 			t.Errorf("%s: slice %s has the published memory: %v", by, got.Name, shared)
 		}
 	}
@@ -45,11 +47,13 @@ func TestSlicesShareThePublishedPool(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, name := range []string{"equal", "other"} {
-		updated, err := library.Update(t.Context(), list.Items[i].DeepCopy(), metav1.UpdateOptions{})
+		written := list.Items[i].DeepCopy()
+		updated, err := library.Update(t.Context(), written, metav1.UpdateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		expect("update of "+name, updated, i)
+		expect("what was written by the update of "+name, written, i)
 		event := <-events.ResultChan()
 		expect("watch", event.Object.(*resourceapi.ResourceSlice), i)
 	}
@@ -59,9 +63,14 @@ func TestSlicesShareThePublishedPool(t *testing.T) {
 	if err := library.Delete(t.Context(), "equal", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	created, err := library.Create(t.Context(), slice("equal", device("a", "gpu")), metav1.CreateOptions{})
+	written := slice("equal", device("a", "gpu"))
+	created, err := library.Create(t.Context(), written, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	expect("create", created, 0)
+	expect("what was created", written, 0)
+	if &pool.Slices[0].Devices[0] == &written.Spec.Devices[0] || len(adopted) == 0 {
+		t.Error("the pool was modified in place, or the driver is not woken")
+	}
 }

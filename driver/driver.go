@@ -162,7 +162,7 @@ type Driver struct {
 	featuresDoubted atomic.Bool                        // the API server may have been replaced or updated
 	writeFailed     atomic.Pointer[time.Time]          // time of a failed write of slices, nil if the publisher has handled the failure
 	refusal         atomic.Pointer[string]             // why the API server refuses the slices, nil if it accepts them
-	lastPool        atomic.Pointer[resourceslice.Pool] // the last published pool, nil before the first
+	lastPool        atomic.Pointer[resourceslice.Pool] // the last published pool, nil before the first; see client.adoptDevices
 	wakePublisher   chan struct{}                      // receives a value when the publisher must check again
 	claimPrepared   chan struct{}                      // receives a value when a claim was prepared
 	claimRefused    chan struct{}                      // receives a value when a claim was refused because its device is allocated
@@ -276,7 +276,7 @@ func (d *Driver) helperOptions() ([]kubeletplugin.Option, error) {
 		kubeletplugin.DriverName(discovery.Domain),
 		kubeletplugin.NodeName(d.config.NodeName),
 		kubeletplugin.NodeUID(setOnCreate),
-		kubeletplugin.KubeClient(client{d.config.KubeClient, &nodeUID{name: d.config.NodeName}, &d.lastPool}),
+		kubeletplugin.KubeClient(client{d.config.KubeClient, &nodeUID{name: d.config.NodeName}, &d.lastPool, d.wakePublisher}),
 		kubeletplugin.PluginDataDirectoryPath(data),
 		kubeletplugin.RegistrarDirectoryPath(registry),
 		kubeletplugin.RollingUpdate(d.config.PodUID),

@@ -100,7 +100,7 @@ func TestNodeMadeAnew(t *testing.T) {
 			{Devices: []resourceapi.Device{{Name: "a"}}}, {Devices: []resourceapi.Device{{Name: "b"}}},
 		}}}}
 		controller, err := resourceslice.StartController(ctx, resourceslice.Options{
-			DriverName: discovery.Domain, KubeClient: client{b.config.KubeClient, &nodeUID{name: "node"}, &b.lastPool}, Resources: &resources,
+			DriverName: discovery.Domain, KubeClient: client{b.config.KubeClient, &nodeUID{name: "node"}, &b.lastPool, b.wakePublisher}, Resources: &resources,
 			Owner:            &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node", UID: "uid-1"}, // as stored by the library
 			MutationCacheTTL: new(365 * 24 * time.Hour),                                                        // avoids endless work
 			ErrorHandler:     func(_ context.Context, err error, msg string) { t.Logf("%s: %v", msg, err) },

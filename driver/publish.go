@@ -176,6 +176,16 @@ func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
 	return nil
 }
 
+// adopt replaces the last pool by an equal one, whose devices are also the library's.
+func (p *publisher) adopt(equal *resourceslice.Pool) {
+	for _, pool := range []**resourceslice.Pool{&p.wanted, &p.lastBeside} {
+		if *pool == p.last {
+			*pool = equal
+		}
+	}
+	p.last = equal
+}
+
 // refreshPublisher updates the publisher with the present state of the driver.
 func (d *Driver) refreshPublisher(p *publisher) []discovery.Problem {
 	if d.featuresDoubted.Swap(false) {
@@ -187,6 +197,9 @@ func (d *Driver) refreshPublisher(p *publisher) []discovery.Problem {
 	if r := d.registration.Load(); r.answer == Accepted {
 		p.lastRegistration = r.answerTime
 	}
+	if written := d.lastPool.Load(); written != nil {
+		p.adopt(written)
+	}
 	v, now := d.view.Load(), time.Now()
 	if v.snapshot == nil {
 		return nil
@@ -197,6 +210,7 @@ func (d *Driver) refreshPublisher(p *publisher) []discovery.Problem {
 		return p.problems
 	}
 	wanted, problems := pool.BuildPool(in)
+	in.Last = resourceslice.Pool{} // lastBeside stands for it, and the memory can be freed
 	p.wanted, p.problems, p.wantedInput, p.lastBeside = &wanted, problems, in, p.last
 	if !p.isUnpublished() {
 		p.wanted = p.last // the same pointer makes later comparisons fast

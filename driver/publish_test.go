@@ -144,4 +144,9 @@ func TestPoolIsKeptWhileItsInputIsTheSame(t *testing.T) {
 	if d.refreshPublisher(p); p.wanted != p.last {
 		t.Error("the published pool is not the wanted one")
 	}
+	written := *p.last
+	d.lastPool.Store(&written)
+	if d.refreshPublisher(p); p.wanted != &written || p.last != &written {
+		t.Error("the devices of the published pool are still in memory beside those that the library has written")
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
@@ -84,6 +85,7 @@ type content struct {
 func (in *input) buildPool() (resourceslice.Pool, []discovery.Problem) {
 	all, problems := in.poolContent()
 	typed := in.relateDevices(all)
+	in.shareLast(all)
 	var pool resourceslice.Pool
 	if in.Features.Separate || !in.Features.Counters { // without counters, slices need no combination
 		pool.Slices = separateSlices(all, in.Last)
@@ -112,6 +114,16 @@ func (in *input) relateDevices(all content) (typed bool) {
 		all.group()
 	}
 	return in.Features.PartitionType && all.setPartitionTypes()
+}
+
+// shareLast replaces devices by those of the last pool if they are equal. The library's caches still
+// have the last pool's devices, and memory would hold both.
+func (in *input) shareLast(all content) {
+	for name, device := range all.devices {
+		if last, known := in.last.devices[name]; known && equality.Semantic.DeepEqual(&last, &device) {
+			all.devices[name] = last
+		}
+	}
 }
 
 // separateSlices returns the slices of the counter sets, followed by the slices of the devices.
