@@ -103,8 +103,9 @@
 // A scan follows 20 ms after the first event, and later while events continue, and a burst of
 // events causes only a few scans (pace). Events that concern no family have no influence on this.
 // At each interval, the agent reads only the files of the families' last scans whose changes cause
-// no events (trace), such as counters and the nodes in /dev. The time of a directory in /dev shows
-// that none of its nodes was added, removed or replaced. A family returns the same result for the
+// no events (trace), such as counters and the nodes in /dev. Of the virtual functions of a physical
+// function, one stands for all. The time of a directory in /dev shows that none of its nodes was
+// added, removed or replaced. A family returns the same result for the
 // same host, so if all of these files are unchanged, the snapshot is unchanged too. Otherwise the
 // families with changed files are read again. An agent in its own network namespace receives the
 // events of all devices except network interfaces. The agent compares the names of the interfaces

@@ -13,8 +13,8 @@ import (
 )
 
 // readPCI adds the health readings of a PCI function to devices that are the function or its parts.
-// The family's own readings come first. readPCI returns the readings by the function's directory.
-func readPCI(host *Host, devices []Device) map[string][]Health {
+// The family's own readings come first.
+func readPCI(host *Host, devices []Device) pciHealth {
 	health := newPCIHealth(host)
 	for i := range devices {
 		d := &devices[i]
@@ -22,20 +22,29 @@ func readPCI(host *Host, devices []Device) map[string][]Health {
 			d.Readings = slices.Concat(d.Readings, health.faultsOf(function))
 		}
 	}
-	return health.known
+	return health
 }
 
 // pciHealth reads the health of each PCI function once: several partitions can share a function,
 // and virtual functions share a physical function.
 type pciHealth struct {
-	host   *Host
-	known  map[string][]Health // by directory
-	strays map[string]uint64   // by root port; see strayErrors
+	host    *Host
+	known   map[string][]Health // by directory
+	strays  map[string]uint64   // by root port; see strayErrors
+	virtual map[string]string   // directory of the first virtual function, by directory of the physical function
+	later   map[string]bool     // directories of all other virtual functions
 }
 
 func newPCIHealth(host *Host) pciHealth {
-	return pciHealth{host: host, known: make(map[string][]Health), strays: make(map[string]uint64)}
+	return pciHealth{host: host, known: make(map[string][]Health), strays: make(map[string]uint64), virtual: make(map[string]string), later: make(map[string]bool)}
 }
+
+// isLater reports whether a file of sensors is in the directory of a virtual function that is not
+// the first one of its physical function. At the intervals without events, the first one stands for
+// all: they have one link, and one bit that enables all of them (VF Enable, section 3.3.3.1 of the
+// SR-IOV specification). The kernel sends events about the recovery of each function from fatal
+// errors (pci_uevent_ers in drivers/pci/pci-driver.c).
+func (p pciHealth) isLater(name string) bool { return p.later[path.Dir(name)] }
 
 // faultsOf returns the faults of a PCI function. The faults of a virtual function include the
 // faults of its physical function, which has the link, the sensors and the error counters of both.
@@ -47,6 +56,11 @@ func (p pciHealth) faultsOf(function sysfs.Device) []Health {
 	physical := physicalOf(function)
 	if physical.Path == function.Path {
 		return readings
+	}
+	if first, known := p.virtual[physical.Path]; !known {
+		p.virtual[physical.Path] = function.Path
+	} else if first != function.Path {
+		p.later[function.Path] = true
 	}
 	readings = slices.Clone(readings)
 	for _, reading := range p.ownFaults(physical) {

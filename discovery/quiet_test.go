@@ -298,3 +298,44 @@ func TestWatchSeesAnUnbindThatWaits(t *testing.T) {
 		}
 	})
 }
+
+// Of the virtual functions of a physical function, the watch compares the first one at an interval,
+// and all of them with everything else.
+func TestWatchComparesOneVirtualFunction(t *testing.T) {
+	watchQuietly(t, func(w *quietly) {
+		const root = "sys/devices/pci0000:00/"
+		file := func(function, name, text string) {
+			w.host.MapFS[root+function+"/"+name] = &fstest.MapFile{Data: []byte(text + "\n")}
+		}
+		for _, function := range []string{"0000:03:00.1", "0000:03:00.2"} {
+			w.host.MapFS["sys/bus/pci/devices/"+function] = &fstest.MapFile{Data: []byte("../../../devices/pci0000:00/" + function), Mode: fs.ModeSymlink}
+			w.host.MapFS[root+function+"/physfn"] = &fstest.MapFile{Data: []byte("../0000:03:00.0"), Mode: fs.ModeSymlink}
+			file(function, "modalias", "pci:v00001E52d0000401Esv00000000sd00000000bc12sc00i00")
+			file(function, "aer_dev_fatal", "TOTAL_ERR_FATAL 0")
+		}
+		Changes{Everything: true}.Send(w.events)
+		w.pass(time.Second)
+		fatal := func() (names []string) {
+			for _, d := range w.last.Devices {
+				if d.Health.Key() == ConditionFatalErrors {
+					names = append(names, d.Name)
+				}
+			}
+			return names
+		}
+		file("0000:03:00.2", "aer_dev_fatal", "TOTAL_ERR_FATAL 1")
+		if published, _ := w.pass(30 * time.Second); published != 0 {
+			t.Errorf("%d published after a change of the second function", published)
+		}
+		file("0000:03:00.1", "aer_dev_fatal", "TOTAL_ERR_FATAL 1")
+		if w.pass(30 * time.Second); len(fatal()) != 2 {
+			t.Errorf("after a change of the first function, these have errors: %v", fatal())
+		}
+		file("0000:03:00.1", "aer_dev_fatal", "TOTAL_ERR_FATAL 0")
+		w.pass(30 * time.Second)
+		file("0000:03:00.2", "aer_dev_fatal", "TOTAL_ERR_FATAL 0")
+		if w.pass(completeAfter * 30 * time.Second); len(fatal()) != 0 {
+			t.Errorf("after everything was read, these have errors: %v", fatal())
+		}
+	})
+}

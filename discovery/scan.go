@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path"
 	"slices"
 
@@ -159,7 +160,7 @@ func (l familyScan) read(f *Family, host *Host) familyScan {
 	devices, problems := f.describeDevices(described, found)
 	l.Problems = slices.Concat(l.Problems, problems)
 	l.add(devices, f)
-	functions := readPCI(sensed, l.Devices)
+	health := readPCI(sensed, l.Devices)
 	setPlaces(described, l.Devices)
 	l.Problems = slices.Concat(l.Problems, setPassthrough(described, l.Devices))
 	if l.traces {
@@ -170,7 +171,9 @@ func (l familyScan) read(f *Family, host *Host) familyScan {
 		}
 		l.steps, l.traced = answers.done(nil)
 		l.sensors, _ = sensors.done(answers)
-		l.functions = functions
+		l.sensors = slices.DeleteFunc(l.sensors, func(step traced) bool { return health.isLater(step.name) })
+		maps.DeleteFunc(health.known, func(function string, _ []Health) bool { return health.later[function] })
+		l.functions = health.known
 		l.places = placesOf(l.matched, answers, sensors)
 	}
 	return l

@@ -217,7 +217,7 @@ type scanner struct {
 	*patient
 	families  []*Family // in the order of reading
 	lateReads map[*Family]*reading[familyScan]
-	last      *Snapshot
+	last      *found       // the findings of the last scan, nil before the first answer; the reader has the joined devices
 	looks     []familyScan // the basis of the last snapshot: first the problems of lists, then one look for each family
 	traces    bool         // looks are to record their reads; see [trace]
 }
@@ -261,15 +261,24 @@ func (s *scanner) scan(ctx context.Context, keeps func(familyScan) bool) (now *S
 		}
 	}
 	shareDescriptions(looks, s.looks)
-	merging := awaitRead(ctx, s.patient, func(host *Host) *Snapshot { return MergeSnapshots(host, s.last, joinLooks(looks)) })
+	merging := awaitRead(ctx, s.patient, func(host *Host) *Snapshot { return MergeSnapshots(host, s.lastSnapshot(), joinLooks(looks)) })
 	if merging == nil {
 		return nil, false
 	}
 	answered = s.last != nil || anyRead(looks)
 	if answered {
-		s.last, s.looks = merging.found, looks
+		last := merging.found.found // a copy, so that the joined devices can be freed
+		s.last, s.looks = &last, looks
 	}
 	return merging.found, answered
+}
+
+// lastSnapshot returns the last snapshot, or nil.
+func (s *scanner) lastSnapshot() *Snapshot {
+	if s.last == nil {
+		return nil
+	}
+	return s.last.join()
 }
 
 // lastScan returns the result of the last scan.
@@ -366,7 +375,7 @@ func (s *scanner) takeAnswer(ctx context.Context, f *Family, asked familyScan, r
 	asked.isUnread = true
 	asked.Problems = append(asked.Problems, Problem{f.Name, fmt.Errorf("%w in %s%s", ErrNoAnswer, s.patience, r.whereText())})
 	if s.last != nil {
-		for _, d := range s.last.found.devices {
+		for _, d := range s.last.devices {
 			if d.Family == f.Name {
 				asked.hadDevices = append(asked.hadDevices, *d)
 			}

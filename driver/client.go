@@ -66,19 +66,15 @@ func (s nodeSlices) Create(ctx context.Context, slice *resourceapi.ResourceSlice
 	if err != nil {
 		return nil, err
 	}
+	s.client.adoptDevices(slice.Spec.Devices) // before the watch has the event
 	created, err := s.ResourceSliceInterface.Create(ctx, owned, options)
-	if err == nil {
-		s.client.adoptDevices(slice.Spec.Devices)
-	}
 	return s.client.shared(created), err
 }
 
 // Update updates a slice. It implements [resourceclient.ResourceSliceInterface].
 func (s nodeSlices) Update(ctx context.Context, slice *resourceapi.ResourceSlice, options metav1.UpdateOptions) (*resourceapi.ResourceSlice, error) {
+	s.client.adoptDevices(slice.Spec.Devices) // before the watch has the event
 	updated, err := s.ResourceSliceInterface.Update(ctx, slice, options)
-	if err == nil {
-		s.client.adoptDevices(slice.Spec.Devices)
-	}
 	return s.client.shared(updated), err
 }
 
@@ -139,8 +135,8 @@ func (c client) shared(slice *resourceapi.ResourceSlice) *resourceapi.ResourceSl
 	return slice
 }
 
-// adoptDevices replaces the devices of an equal published slice by the devices that the library has
-// written, which are in the library's copy of the pool.
+// adoptDevices replaces the devices of an equal published slice by the devices that the library
+// writes, which are in the library's copy of the pool.
 func (c client) adoptDevices(written []resourceapi.Device) {
 	pool := c.pool.Load()
 	if pool == nil {
