@@ -73,6 +73,13 @@ type Device struct {
 	// have the device at once without loss.
 	Shareable bool `json:"shareable,omitempty"`
 
+	// Interchangeable is the common name of the devices of which a claim may get any, such as
+	// "nvidia-imex-channels"; "" for any other device. ResourceSlices have all of them as one device
+	// with the common name, and the driver chooses a device when it prepares a claim. A device with
+	// a common name has no identity, partitions or capacities, and common names differ from the names
+	// of all devices.
+	Interchangeable string `json:"interchangeable,omitempty"`
+
 	// OptIn marks an opt-in device. Neither API offers the device unless the administrator gives
 	// the device one of the names in PluginOffers. For example, a vendor plugin offers the nodes of
 	// all GPUs at once to a monitor only if configured to.

@@ -30,6 +30,7 @@ var Vocabulary = map[resourceapi.QualifiedName]string{
 	"partitionIndex":        "int",
 	"fabric":                "string",
 	"afuID":                 "string",
+	"channel":               "int",
 	"linkedTo":              "string",
 	"iommuGroup":            "int",
 	"linkSpeed":             "int",
@@ -88,7 +89,7 @@ func AttributeNames() (names []string) {
 // them. The scheduler keeps the attributes of all devices of the cluster in memory, and copies those
 // of each device that it examines.
 var OptionalAttributes = []resourceapi.QualifiedName{
-	"acpiIndex", "defaultRoute", "firmwareVersion", "group2", "group4", "group8", "iommuGroup", "linkSpeed", "linkWidth", "linkedTo",
+	"acpiIndex", "channel", "defaultRoute", "firmwareVersion", "group2", "group4", "group8", "iommuGroup", "linkSpeed", "linkWidth", "linkedTo",
 	"moduleID", "nearestAdapter", "pfPCIBusID", "queueEngines", "queueGroup", "queuePriority", "rdmaNamespaces", "representor", "serial",
 	"sfNumber",
 }

@@ -169,6 +169,7 @@ type Driver struct {
 
 	calls          calls
 	jobs           jobs
+	choices        choices
 	newAllocations sync.Map // first sight of a new allocation of a claim, by UID
 	metadata       metadata
 	ledger         *ledger.Ledger

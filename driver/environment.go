@@ -89,7 +89,7 @@ func resultVariables(results []ledger.Result) []string {
 	var names []string
 	amounts := make(map[resourceapi.QualifiedName][]string)
 	for i, result := range results {
-		names = append(names, result.Device)
+		names = append(names, result.GivenDevice())
 		for capacity, amount := range result.Consumes {
 			if amount.IsZero() {
 				continue // not requested

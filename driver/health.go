@@ -79,7 +79,9 @@ func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealth
 			result := &r.Results[i]
 			of := d.healthIn(v, r, result) // a numbered share has the health of its device
 			_, said := health[result.Device]
-			if !said || of.Key() == discovery.ConditionGone && !result.Admin {
+			// Interchangeable devices have one health, since the kubelet's key has no share ID. The
+			// status of each claim has the health of its own device.
+			if !said || result.IsChosen() && of.IsUsable() || !result.IsChosen() && of.Key() == discovery.ConditionGone && !result.Admin {
 				health[result.Device] = of
 			}
 		}

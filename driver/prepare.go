@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
@@ -141,6 +142,7 @@ func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceC
 // back: the kubelet records a claim before it calls. After a failure it calls again or unprepares
 // the claim (pkg/kubelet/cm/dra/manager.go in 1.34 and 1.37).
 func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	defer d.choices.forget(claim.UID)
 	if err := d.join(ctx, claim.UID); err != nil {
 		return nil, withRefusal(RefusedConfiguring, err)
 	}
@@ -315,8 +317,9 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 }
 
 // offeredFor reports whether the published slices may depend on a claim. A device that is gone
-// leaves the slices when its claim ends, and a device that is allocated in another form returns to
-// them. Without counters, allocated devices have precedence over others.
+// leaves the slices when its claim ends, and a device that is allocated in another form, or by its
+// own name in place of a common name, returns to them. Without counters, allocated devices have
+// precedence over others.
 func (d *Driver) offeredFor(r *ledger.Claim) bool {
 	if r == nil || r.Configuring || !d.keptFeatures().Counters {
 		return true
@@ -324,7 +327,7 @@ func (d *Driver) offeredFor(r *ledger.Claim) bool {
 	view := d.view.Load()
 	return slices.ContainsFunc(r.Results, func(result ledger.Result) bool {
 		device, found := view.Present.Device(result.Source)
-		return !found || device.Sharing != nil || result.Consumes != nil
+		return !found || device.Sharing != nil || result.Consumes != nil || device.Interchangeable != ""
 	})
 }
 
@@ -345,19 +348,27 @@ func (d *Driver) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger
 			return nil, nil, fmt.Errorf("request %s: device %s/%s is not of this node, whose pool is %s", allocated.Request, allocated.Pool, allocated.Device, d.config.NodeName)
 		}
 		device, found := view.Device(allocated.Device)
+		given := []rules.Offered{device}
 		if !found {
-			return nil, nil, fmt.Errorf("request %s: %w", allocated.Request, view.missingReason(allocated.Pool, allocated.Device))
-		}
-		r.Results = append(r.Results, newResult(claim.UID, i, &allocated, &device))
-		if r.Pod != "" && d.config.ResourceOf != nil {
-			r.Results[len(r.Results)-1].Resource = d.config.ResourceOf(classOf(claim, allocated.Request))
-		}
-		for name, taken := range r.Results[len(r.Results)-1].Consumes {
-			if taken.Sign() < 0 {
-				return nil, nil, fmt.Errorf("request %s: device %s: %s of its %s would be consumed", allocated.Request, allocated.Device, taken.String(), name)
+			chosen, err := d.chooseDevices(r, &allocated, view)
+			if err != nil {
+				return nil, nil, fmt.Errorf("request %s: %w", allocated.Request, err)
 			}
+			given = chosen
 		}
-		devices = append(devices, device)
+		for j := range given {
+			result := newResult(claim.UID, i, &allocated, &given[j])
+			if r.Pod != "" && d.config.ResourceOf != nil {
+				result.Resource = d.config.ResourceOf(classOf(claim, allocated.Request))
+			}
+			for name, taken := range result.Consumes {
+				if taken.Sign() < 0 {
+					return nil, nil, fmt.Errorf("request %s: device %s: %s of its %s would be consumed", allocated.Request, allocated.Device, taken.String(), name)
+				}
+			}
+			r.Results = append(r.Results, result)
+		}
+		devices = append(devices, given...)
 	}
 	return r, devices, nil
 }
@@ -374,33 +385,32 @@ func usersOf(claim *resourceapi.ResourceClaim) (pods []types.UID) {
 
 // newResult returns the record of an allocation result.
 func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocationResult, device *rules.Offered) ledger.Result {
-	r := ledger.Result{
-		Request:  allocated.Request,
-		Pool:     allocated.Pool,
-		Device:   allocated.Device,
-		Admin:    allocated.AdminAccess != nil && *allocated.AdminAccess,
-		Shared:   device.Shareable,
-		Silicon:  device.Silicon(),
-		Whole:    device.PartOf == nil,
-		Takes:    device.Takes,
-		Source:   device.Name,
-		Identity: device.Identity,
-		Driver:   device.Attributes.String("driver"),
-	}
-	if allocated.ShareID != nil {
-		r.ShareID = *allocated.ShareID
-	}
-	if !r.Shared {
+	r := allocationOf(allocated)
+	r.Shared = device.Shareable
+	r.Silicon, r.Whole, r.Takes = device.Silicon(), device.PartOf == nil, device.Takes
+	r.Source, r.Identity, r.Driver = device.Name, device.Identity, device.Attributes.String("driver")
+	if !r.Shared && device.Interchangeable != allocated.Device {
 		r.Consumes = consumedCapacity(allocated, device)
 	}
 	if _, numbered := r.Consumes[discovery.Shares]; numbered {
 		r.Shares = device.Shares()
 	}
-	r.CDI = cdi.Name(uid, i, r.Device, r.ShareID)
+	r.CDI = cdi.Name(uid, i, r.GivenDevice(), r.ShareID)
 	for _, f := range device.FilesAs(device.Resource()) {
 		r.Files = append(r.Files, ledger.HostFile(f))
 	}
 	return r
+}
+
+// allocationOf returns the part of a record that identifies an allocation result.
+func allocationOf(allocated *resourceapi.DeviceRequestAllocationResult) ledger.Result {
+	return ledger.Result{
+		Request: allocated.Request,
+		Pool:    allocated.Pool,
+		Device:  allocated.Device,
+		ShareID: ptr.Deref(allocated.ShareID, ""),
+		Admin:   ptr.Deref(allocated.AdminAccess, false),
+	}
 }
 
 // consumedCapacity returns how much an allocation consumes of a shared device, or nil for an

@@ -197,15 +197,13 @@ func (w *statusWriter) writeClaim(ctx context.Context, c *ledger.Claim, statuses
 }
 
 // statusesOf returns the statuses of a claim's devices. A device that the claim has twice, as is
-// possible with admin access, has one status.
+// possible with admin access, has one status, and so do the interchangeable devices of one
+// allocation: that of the first device that is not ready.
 func (w *statusWriter) statusesOf(v *view, c *ledger.Claim) []deviceStatus {
 	var statuses []deviceStatus
 	for i := range c.Results {
 		result := &c.Results[i]
 		said := deviceStatus{pool: result.Pool, device: result.Device, share: string(result.ShareID)}
-		if slices.ContainsFunc(statuses, func(s deviceStatus) bool { return s.is(discovery.Domain, said.pool, said.device, said.share) }) {
-			continue
-		}
 		health := w.health(v, c, result)
 		switch {
 		case health.Key() == discovery.ConditionGone:
@@ -218,7 +216,13 @@ func (w *statusWriter) statusesOf(v *view, c *ledger.Claim) []deviceStatus {
 			said.status, said.reason = metav1.ConditionTrue, ReasonPrepared
 		}
 		said.ifName = interfaceOf(result)
-		statuses = append(statuses, said)
+		same := func(s deviceStatus) bool { return s.is(discovery.Domain, said.pool, said.device, said.share) }
+		switch i := slices.IndexFunc(statuses, same); {
+		case i < 0:
+			statuses = append(statuses, said)
+		case statuses[i].status == metav1.ConditionTrue:
+			statuses[i] = said
+		}
 	}
 	return statuses
 }

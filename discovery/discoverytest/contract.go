@@ -11,6 +11,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
@@ -61,6 +62,7 @@ func checkContract(t testing.TB, host *discovery.Host, families []*discovery.Fam
 		}
 	}
 	checkSilicon(t, snapshot.Devices)
+	checkInterchangeable(t, snapshot)
 	for _, f := range families {
 		own := slices.DeleteFunc(slices.Clone(snapshot.Devices), func(d discovery.Device) bool { return d.Family != f.Name })
 		checkGrant(t, f, own)
@@ -159,6 +161,24 @@ func checkSilicon(t testing.TB, devices []discovery.Device) {
 			t.Errorf("%s: counters of %s differ from those of its other devices", d.Name, d.PartOf.Name)
 		}
 		counters[d.PartOf.Name] = has
+	}
+}
+
+// checkInterchangeable checks that interchangeable devices are whole physical devices for exclusive
+// use without capacities, and that their common name can be published and belongs to no device.
+func checkInterchangeable(t testing.TB, snapshot *discovery.Snapshot) {
+	t.Helper()
+	for i := range snapshot.Devices {
+		d := &snapshot.Devices[i]
+		if d.Interchangeable == "" {
+			continue
+		}
+		if d.PartOf != nil || d.Shareable || d.Creation != nil || len(d.Capacity) > 0 || d.Identity != "" {
+			t.Errorf("%s: cannot be interchangeable", d.Name)
+		}
+		if _, taken := snapshot.Lookup(d.Interchangeable); taken || len(validation.IsDNS1123Label(d.Interchangeable)) > 0 {
+			t.Errorf("%s: common name %s belongs to a device, or is no DNS label", d.Name, d.Interchangeable)
+		}
 	}
 }
 

@@ -25,7 +25,7 @@ func sameDevice(a, b *discovery.Device) bool {
 		slices.Equal(a.Files, b.Files) &&
 		a.Health == b.Health && slices.Equal(a.Readings, b.Readings) &&
 		samePointer(a.PartOf, b.PartOf, sameSilicon) && maps.EqualFunc(a.Takes, b.Takes, sameQuantity) &&
-		a.Shareable == b.Shareable && a.OptIn == b.OptIn && a.PoolOnly == b.PoolOnly && a.FromConfig == b.FromConfig &&
+		a.Shareable == b.Shareable && a.Interchangeable == b.Interchangeable && a.OptIn == b.OptIn && a.PoolOnly == b.PoolOnly && a.FromConfig == b.FromConfig &&
 		sameSeldom(a.SRIOV, b.SRIOV, a.SRIOV == nil && b.SRIOV == nil) &&
 		sameSeldom(a.Passthrough, b.Passthrough, a.Passthrough == nil && b.Passthrough == nil) &&
 		sameSeldom(a.Creation, b.Creation, a.Creation == nil && b.Creation == nil) &&

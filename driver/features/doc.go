@@ -26,8 +26,9 @@
 //   - DRAListTypeAttributes: attributes with several values are strings with commas between the
 //     values, or have one value.
 //   - DRADeviceBindingConditions: no difference.
-//   - DRAConsumableCapacity: a device shared by number is published as several numbered devices,
-//     and a device shared by amount is for one claim.
+//   - DRAConsumableCapacity: a device shared by number is published as several numbered devices, a
+//     device shared by amount is for one claim, and interchangeable devices are published one by
+//     one.
 //   - SeparateCounters (1.35): counters are in one slice with all devices that consume them.
 //   - DRAPartitionableDevices: of competing devices, only devices are published which can all be
 //     allocated together.

@@ -9,7 +9,7 @@ type Set struct {
 	PartitionType  bool // else the status of a pool does not count competing devices by type
 	Lists          bool // else an attribute with several values is a string with commas, or has the first value
 	Bindings       bool // not used: no device waits for conditions before pods are bound
-	Sharing        bool // else a device shared by number is published as several numbered devices, and a device shared by amount once
+	Sharing        bool // else a device shared by number is published as several numbered devices, a device shared by amount once, and interchangeable devices one by one
 	Separate       bool // else each counter set is in one slice with all its consumers
 	Counters       bool // else only those competing devices are published that can all be allocated together
 	NoEffectTaints bool // else taints without an effect are left out

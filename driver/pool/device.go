@@ -15,9 +15,7 @@ import (
 // add adds a device of the snapshot to out, under each of its published names.
 func (in *input) add(out *content, d *rules.Offered) error {
 	device := resourceapi.Device{Name: d.Name, Attributes: in.publishedAttributes(d), Capacity: d.Capacity, Taints: in.healthTaints(in.publishedHealth(d))}
-	if in.Features.Overhead {
-		device.NodeAllocatableResources = nodeOverhead(d.Overhead)
-	}
+	device.NodeAllocatableResources = in.publishedOverhead(d)
 	if d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && in.Features.Counters {
 		set := d.PartOf.Name
 		if err := addCounters(out, set, d.PartOf.Counters, d.Takes); err != nil {
@@ -38,7 +36,8 @@ func (in *input) add(out *content, d *rules.Offered) error {
 }
 
 // names returns the published names of a device, and whether several claims can allocate the device
-// under its single name. If the server lacks sharing, numbered shares replace the single name.
+// under its single name. The name of an interchangeable device is the common name. If the server
+// lacks sharing, numbered shares replace the single name.
 // There are two exceptions, in which the device is published once, for one claim: a device with
 // counters, which would otherwise be consumed once for each share, and a device whose name has no
 // room for a number.
@@ -46,6 +45,8 @@ func (in *input) names(d *rules.Offered) (names []string, shared bool) {
 	numbered := sharesOf(d)
 	counted := d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && in.Features.Counters
 	switch {
+	case in.joined[d.Interchangeable] != nil:
+		return []string{d.Interchangeable}, false
 	case !d.Shareable && d.Sharing == nil:
 	case in.Features.Sharing:
 		return []string{d.Name}, true
@@ -58,16 +59,17 @@ func (in *input) names(d *rules.Offered) (names []string, shared bool) {
 	return []string{d.Name}, false
 }
 
-// nodeOverhead returns the node resources charged for an allocation of the device. The scheduler
+// publishedOverhead returns the node resources charged for an allocation of the device, if the
+// server keeps them. The scheduler
 // charges them for each claim on the device and each pod of the claim
 // (pkg/scheduler/framework/plugins/ dynamicresources/nodeallocatabledynamicresources.go). A share,
 // numbered or not, therefore costs as much as the whole device.
-func nodeOverhead(needed rules.HostResources) map[corev1.ResourceName]resourceapi.NodeAllocatableResource {
-	if len(needed) == 0 {
+func (in *input) publishedOverhead(d *rules.Offered) map[corev1.ResourceName]resourceapi.NodeAllocatableResource {
+	if len(d.Overhead) == 0 || !in.Features.Overhead {
 		return nil
 	}
-	out := make(map[corev1.ResourceName]resourceapi.NodeAllocatableResource, len(needed))
-	for name, amount := range needed {
+	out := make(map[corev1.ResourceName]resourceapi.NodeAllocatableResource, len(d.Overhead))
+	for name, amount := range d.Overhead {
 		out[name] = resourceapi.NodeAllocatableResource{Overhead: &amount}
 	}
 	return out

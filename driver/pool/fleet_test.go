@@ -2,6 +2,7 @@ package pool
 
 import (
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"testing"
@@ -28,6 +29,12 @@ func BenchmarkFleet(b *testing.B) {
 	withNVML := devicesLike(b, "nvidia/testdata/nvml-broken.host", isWholeGPU, 8)
 	adapters := devicesLike(b, "rdma/testdata/connectx7.host", func(*rules.Offered) bool { return true }, 11)
 	functions := devicesLike(b, "sriovnet/testdata/e810.host", isVirtual, 128)
+	superchips := devicesLike(b, "nvidia/testdata/gb200.host", isWholeGPU, 4)
+	imex := devicesLike(b, "nvidia/testdata/gb200.host", func(d *rules.Offered) bool { return d.Interchangeable != "" }, 2048)
+	for i := range imex {
+		imex[i].Name, imex[i].Attributes = fmt.Sprintf("nvidia-imex-channel-%d", i), maps.Clone(imex[i].Attributes)
+		imex[i].Attributes.SetInt("channel", int64(i))
+	}
 	for _, node := range []struct {
 		name    string
 		devices []resourceapi.Device
@@ -40,6 +47,8 @@ func BenchmarkFleet(b *testing.B) {
 		{"h100x8-nvml-all-attributes", publishedAs(b, slices.Concat(discovery.OptionalAttributes, discovery.ReplacedByModel), withNVML), isGPU},
 		{"h100x8-nvml-rdma", publishedAs(b, nil, withNVML, adapters), isGPU},
 		{"h100x8-nvml-rdma-128vf", publishedAs(b, nil, withNVML, adapters, functions), isGPU},
+		{"gb200-2048imex", publishedAs(b, nil, superchips, imex), isGPU},
+		{"gb200-2048imex-apart", publishedAs(b, []resourceapi.QualifiedName{"channel"}, superchips, imex), isGPU},
 	} {
 		driver := discovery.Domain
 		if node.name == "nvidia" {

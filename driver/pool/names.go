@@ -1,6 +1,12 @@
 package pool
 
-import "chandler.dev/discovery/rules"
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"chandler.dev/discovery/rules"
+)
 
 // numberedShares is the number of names under which a device with unlimited sharing is published to
 // a server without sharing.
@@ -42,4 +48,18 @@ func sharesOf(d *rules.Offered) int {
 		return numberedShares
 	}
 	return int(d.Shares())
+}
+
+// LookupInterchangeable returns the devices of a common name, the shortest names first, so that
+// devices with a number are in the order of their numbers.
+func LookupInterchangeable(s *rules.Snapshot, name string) (devices []*rules.Offered) {
+	for i := range s.Devices {
+		if d := &s.Devices[i]; d.Interchangeable == name {
+			devices = append(devices, d)
+		}
+	}
+	slices.SortFunc(devices, func(a, b *rules.Offered) int {
+		return cmp.Or(cmp.Compare(len(a.Name), len(b.Name)), strings.Compare(a.Name, b.Name))
+	})
+	return devices
 }

@@ -45,22 +45,29 @@ type Input struct {
 func BuildPool(given Input) (resourceslice.Pool, []discovery.Problem) {
 	in := &input{
 		Input: given, last: contentOf(given.Last), near: newNeighbourhood(rules.PlainDevices(given.Snapshot.Devices)),
-		held: make(map[string]string), alone: make(map[string]ledger.Hold), owned: make(map[string][]owned),
+		held: make(map[string]string), alone: make(map[string]ledger.Hold), owned: make(map[string][]owned), chosen: make(map[string][]string),
 	}
 	for _, c := range given.Claims {
 		for i := range c.Results {
 			r := &c.Results[i]
-			in.held[r.Device] = r.Source
+			chosen := r.IsChosen()
+			if !chosen {
+				in.held[r.Device] = r.Source
+			}
 			h := r.Hold()
 			if h.Open {
 				continue
 			}
 			in.owned[r.Source] = append(in.owned[r.Source], owned{r.Device, h, c.Owner()})
-			if h.Amount == nil {
+			switch {
+			case chosen:
+				in.chosen[r.Device] = append(in.chosen[r.Device], r.Source)
+			case h.Amount == nil:
 				in.alone[r.Device] = h
 			}
 		}
 	}
+	in.joined = in.joinInterchangeable()
 	in.joinGone()
 	return in.buildPool()
 }
@@ -68,11 +75,15 @@ func BuildPool(given Input) (resourceslice.Pool, []discovery.Problem) {
 // input is an Input with indexes.
 type input struct {
 	Input
-	held  map[string]string      // allocated names to names in the snapshot
-	alone map[string]ledger.Hold // exclusive allocations, by allocated name
+	held  map[string]string      // allocated names to names in the snapshot, without common names
+	alone map[string]ledger.Hold // exclusive allocations, by allocated name, without common names
 	owned map[string][]owned     // allocations of devices without unlimited sharing, by name in the snapshot
-	last  content
-	near  *neighbourhood
+
+	chosen map[string][]string       // names in the snapshot of the devices that are allocated by a common name, by that name
+	joined map[string]*rules.Offered // the first of the devices that are published as one, by their common name
+
+	last content
+	near *neighbourhood
 }
 
 // content is the content of a pool.
@@ -158,9 +169,10 @@ func (c content) inOrder() []resourceapi.Device {
 func (in *input) poolContent() (content, []discovery.Problem) {
 	out := content{make(map[string]resourceapi.Device), make(map[string]resourceapi.CounterSet), make(map[string]int)}
 	var problems []discovery.Problem
-	chosen := in.chooseDevices()
-	reshaped := in.reshapedClaims(chosen)
-	for _, d := range chosen {
+	offered := in.chooseDevices()
+	reshaped := in.reshapedClaims(offered)
+	free := make(map[string][]string) // usable devices that are published as one, by their common name
+	for _, d := range offered {
 		if who := cmp.Or(reshaped[d.Name], reshaped[d.Silicon()]); who != "" {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: fmt.Errorf("%s has it, or a part of its silicon, in another form; it is left out until that ends", who)})
 			continue
@@ -169,10 +181,17 @@ func (in *input) poolContent() (content, []discovery.Problem) {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 			continue
 		}
+		if in.joined[d.Interchangeable] != nil {
+			if in.publishedHealth(&d).IsUsable() {
+				free[d.Interchangeable] = append(free[d.Interchangeable], d.Name)
+			}
+			continue
+		}
 		if err := in.add(&out, &d); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 		}
 	}
+	in.addInterchangeable(&out, free)
 	in.addGone(&out)
 	return out, problems
 }

@@ -153,6 +153,18 @@ func (r *Result) Hold() Hold {
 	}
 }
 
+// IsChosen reports whether the allocation has the common name of interchangeable devices, of which the
+// driver has chosen Source.
+func (r *Result) IsChosen() bool { return r.Device != r.Source && !r.Shared && r.Consumes == nil }
+
+// GivenDevice returns the name of the device in the allocation, or of the chosen device.
+func (r *Result) GivenDevice() string {
+	if r.IsChosen() {
+		return r.Source
+	}
+	return r.Device
+}
+
 // KeepNodes adds the nodes that the claim was given before. Several pods may share a claim, so
 // earlier containers may still use these nodes.
 func (r *Result) KeepNodes(earlier *Result) { r.keepNodes(earlier.Nodes) }
@@ -208,13 +220,32 @@ func (c *Claim) Find(other *Result) (*Result, bool) {
 	return &c.Results[i], true
 }
 
-// SameAllocation reports whether both claims have the same allocation.
+// SourcesOf returns the chosen devices of the results for the same allocation as the other result. The
+// claim may be nil.
+func (c *Claim) SourcesOf(other *Result) (sources []string) {
+	if c == nil {
+		return nil
+	}
+	for i := range c.Results {
+		if r := &c.Results[i]; r.IsChosen() && r.isSameResult(other) {
+			sources = append(sources, r.Source)
+		}
+	}
+	return sources
+}
+
+// SameAllocation reports whether both claims have the same allocation and the same chosen devices.
 func (c *Claim) SameAllocation(other *Claim) bool {
 	return slices.EqualFunc(c.Results, other.Results, func(a, b Result) bool { return a.sameAllocation(&b) })
 }
 
-// sameAllocation reports whether both are the same allocation result.
+// sameAllocation reports whether both are the same allocation result, with the same chosen device.
 func (r *Result) sameAllocation(other *Result) bool {
+	return r.isSameResult(other) && (r.Source == other.Source || !r.IsChosen())
+}
+
+// isSameResult reports whether both are of the same allocation result.
+func (r *Result) isSameResult(other *Result) bool {
 	return r.Request == other.Request && r.Pool == other.Pool && r.Device == other.Device &&
 		r.ShareID == other.ShareID && r.Admin == other.Admin
 }

@@ -319,6 +319,13 @@ func (l *Ledger) Claim(uid types.UID) (*Claim, State) {
 	return c, state
 }
 
+// IsPrepared reports whether a claim has an entry of the present boot. Such an entry includes all
+// devices of the claim.
+func (l *Ledger) IsPrepared(uid types.UID) bool {
+	c, state := l.Claim(uid)
+	return c != nil && state != Ended
+}
+
 // Since returns when a claim got its devices. If the record has no time, Since returns the
 // modification time of its file; zero if the file cannot be read.
 func (l *Ledger) Since(uid types.UID) time.Time {

@@ -76,7 +76,7 @@ func (a *agent) runPlacement(ctx context.Context) {
 		auto:             newAuto(ctx, a.servesDRA, a.driver.Registration, a.files(), a.StateDir),
 		places:           loadPlacements(ctx, a.files(), a.StateDir),
 		ledger:           a.ledger,
-		withdrawals:      newWithdrawals(a.cluster),
+		withdrawals:      newWithdrawals(a.cluster, a.ledger.IsPrepared),
 		draDevices:       make(map[string]bool),
 		configuring:      newConfiguring(a.configurer(), discovery.JoinAcceptors(a.Families), a.ledger),
 		dra:              a.driver,

@@ -2,11 +2,13 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
@@ -38,7 +40,8 @@ const stillAllocatable = "claims that the scheduler may still allocate"
 // cluster: the node's slices, and, when the time of a withdrawal is over, the node's pods and the
 // claims of these pods.
 type withdrawals struct {
-	cluster *cluster.Node
+	cluster    *cluster.Node
+	isPrepared func(claim types.UID) bool
 
 	absentSince map[string]time.Time // by physical device: when an answer first lacked the device
 	answer      *Published           // the last answer, nil if there was none
@@ -49,8 +52,8 @@ type withdrawals struct {
 	failure     string       // the last logged error, "" after an answer
 }
 
-func newWithdrawals(node *cluster.Node) *withdrawals {
-	return &withdrawals{cluster: node, absentSince: make(map[string]time.Time), pause: driver.NewPause()}
+func newWithdrawals(node *cluster.Node, isPrepared func(claim types.UID) bool) *withdrawals {
+	return &withdrawals{cluster: node, isPrepared: isPrepared, absentSince: make(map[string]time.Time), pause: driver.NewPause()}
 }
 
 // published returns what keeps the waiting physical devices in DRA. isNew reports whether no API has
@@ -106,7 +109,17 @@ func (w *withdrawals) request(ctx context.Context, s *rules.Snapshot, waiting ma
 		return &Published{Err: err}
 	}
 	answer := &Published{BySilicon: make(map[string]string)}
-	answer.add(s, "ResourceSlice ", offered)
+	for name, device := range offered {
+		slice := "ResourceSlice " + device.Slice
+		if silicon, found := pool.LookupSilicon(s, name); found {
+			answer.BySilicon[silicon] = slice
+			continue
+		}
+		// A capacity that includes waiting devices precedes their withdrawal.
+		if alike, left := interchangeable(s, name, waiting); device.Shares > left {
+			answer.addAll(alike, slice)
+		}
+	}
 	now, over := time.Now(), false
 	for silicon := range waiting {
 		if answer.BySilicon[silicon] != "" {
@@ -132,17 +145,40 @@ func (w *withdrawals) request(ctx context.Context, s *rules.Snapshot, waiting ma
 	if err != nil {
 		return &Published{Err: err}
 	}
-	answer.add(s, "ResourceClaim ", claimed)
+	for _, name := range slices.Sorted(maps.Keys(claimed)) {
+		silicon, found := pool.LookupSilicon(s, name)
+		alike, _ := interchangeable(s, name, waiting)
+		for _, claim := range claimed[name] {
+			object := fmt.Sprintf("ResourceClaim %s/%s", claim.Namespace, claim.Name)
+			switch {
+			case found:
+				answer.BySilicon[silicon] = object
+			case !w.isPrepared(claim.UID): // a prepared claim has its devices in the ledger
+				answer.addAll(alike, object)
+			}
+		}
+	}
 	return answer
 }
 
-// add adds the objects that name devices, or numbered shares of devices. objects is by device.
-func (p *Published) add(s *rules.Snapshot, kind string, objects map[string]string) {
-	for _, device := range slices.Sorted(maps.Keys(objects)) {
-		if silicon, found := pool.LookupSilicon(s, device); found {
-			p.BySilicon[silicon] = kind + objects[device]
+// addAll adds an object that may lead to an allocation of any of the physical devices.
+func (p *Published) addAll(silicon []string, object string) {
+	for _, name := range silicon {
+		p.BySilicon[name] = object
+	}
+}
+
+// interchangeable returns the waiting physical devices of a common name, and the number of the other
+// devices of that name.
+func interchangeable(s *rules.Snapshot, name string, waiting map[string]bool) (found []string, others int64) {
+	for _, d := range pool.LookupInterchangeable(s, name) {
+		if waiting[d.Silicon()] {
+			found = append(found, d.Silicon())
+		} else {
+			others++
 		}
 	}
+	return found, others
 }
 
 // timeOfNext returns the time of the next request after an answer. While devices only wait for the

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -22,6 +23,9 @@ import (
 
 // withdrawalLimit is longer than a free device takes to leave DRA.
 const withdrawalLimit = 2 * withdrawalTime
+
+// preparedClaim is the UID of the only prepared claim.
+const preparedClaim types.UID = "prepared"
 
 // withdrawalBench is an API server with the slices, pods and claims of a node whose devices fpga,
 // gpu, nic and npu are withdrawn.
@@ -56,7 +60,7 @@ func newWithdrawalBench(t *testing.T) *withdrawalBench {
 		}
 		return true, selected, nil
 	})
-	b.withdrawals = newWithdrawals(cluster.NewNode("node", b.client, "", nil))
+	b.withdrawals = newWithdrawals(cluster.NewNode("node", b.client, "", nil), func(claim types.UID) bool { return claim == preparedClaim })
 	return b
 }
 
@@ -72,7 +76,11 @@ func (b *withdrawalBench) add(objects ...runtime.Object) {
 // ask returns the present answer for the waiting devices.
 func (b *withdrawalBench) ask() *Published {
 	npu := &discovery.Silicon{Name: "npu"}
+	channel := func(name string) rules.Offered {
+		return rules.Offered{Device: discovery.Device{Name: name, Interchangeable: "channels"}}
+	}
 	s := &rules.Snapshot{Devices: []rules.Offered{
+		channel("channel-0"), channel("channel-1"), channel("channel-2"),
 		{Device: discovery.Device{Name: "fpga"}}, {Device: discovery.Device{Name: "gpu"}}, {Device: discovery.Device{Name: "nic"}}, {Device: discovery.Device{Name: "npu-core-1", PartOf: npu}},
 	}}
 	return b.published(b.t.Context(), s, b.waiting, func(string) bool { return b.isNew })
@@ -132,6 +140,40 @@ func TestWithdrawal(t *testing.T) {
 		delete(b.waiting, "nic")
 		time.Sleep(withdrawalTime)
 		b.expect("after another", map[string]string{"npu": "ResourceClaim default/core", "fpga": "ResourceClaim default/shares"})
+	})
+}
+
+// An interchangeable device leaves DRA a minute after the last slice whose capacity includes the device,
+// unless a claim by the common name is not prepared yet: the claim may get any of them.
+func TestWithdrawalOfInterchangeable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newWithdrawalBench(t)
+		b.waiting = map[string]bool{"channel-0": true, "channel-1": true} // channel-2 stays
+		publish := func(n int64) {
+			shares := discovery.Capacity{}
+			shares.Set(discovery.Shares, n)
+			_ = b.client.Tracker().Delete(resourceapi.SchemeGroupVersion.WithResource("resourceslices"), "", "slice") // not there at first
+			b.add(&resourceapi.ResourceSlice{
+				ObjectMeta: metav1.ObjectMeta{Name: "slice"},
+				Spec:       resourceapi.ResourceSliceSpec{Driver: discovery.Domain, NodeName: new("node"), Devices: []resourceapi.Device{{Name: "channels", Capacity: shares}}},
+			})
+		}
+		publish(3)
+		b.expect("at first", map[string]string{"channel-0": "ResourceSlice slice", "channel-1": "ResourceSlice slice"})
+		publish(1)
+		time.Sleep(withdrawalTime)
+		b.expect("without their capacity", map[string]string{"channel-0": stillAllocatable, "channel-1": stillAllocatable})
+		prepared := withPod("prepared", "node", bound, resourceapi.DeviceRequestAllocationResult{Device: "channels"})
+		prepared[0].(*resourceapi.ResourceClaim).UID = preparedClaim
+		b.add(prepared...)
+		b.add(withPod("other", "node", bound, resourceapi.DeviceRequestAllocationResult{Device: "channels"})...)
+		time.Sleep(withdrawalTime + withdrawalTime/10)
+		b.expect("with another claim", map[string]string{"channel-0": "ResourceClaim default/other", "channel-1": "ResourceClaim default/other"})
+		if err := b.client.Tracker().Delete(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), "default", "other"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(withdrawalTime)
+		b.expect("with a prepared claim only", map[string]string{})
 	})
 }
 

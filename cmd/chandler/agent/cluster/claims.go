@@ -232,12 +232,18 @@ func reservedFor(claim *resourceapi.ResourceClaim, pod types.UID) bool {
 	})
 }
 
-// OfferedDevices maps the names of the devices in the node's ResourceSlices to their slice. The map
-// is empty if the API server has no resource.k8s.io.
-func (n *Node) OfferedDevices(ctx context.Context) (map[string]string, error) {
+// SliceDevice is a device in a ResourceSlice.
+type SliceDevice struct {
+	Slice  string // name of the ResourceSlice
+	Shares int64  // capacity [discovery.Shares] of the device, 0 if it has none
+}
+
+// OfferedDevices returns the devices in the node's ResourceSlices by name. The map is empty if the
+// API server has no resource.k8s.io.
+func (n *Node) OfferedDevices(ctx context.Context) (map[string]SliceDevice, error) {
 	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
-	offered := make(map[string]string)
+	offered := make(map[string]SliceDevice)
 	slices, err := n.claims.ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: fields.SelectorFromSet(fields.Set{
 		resourceapi.ResourceSliceSelectorDriver:   discovery.Domain,
 		resourceapi.ResourceSliceSelectorNodeName: n.name,
@@ -250,21 +256,22 @@ func (n *Node) OfferedDevices(ctx context.Context) (map[string]string, error) {
 	}
 	for _, slice := range slices.Items {
 		for _, device := range slice.Spec.Devices {
-			offered[device.Name] = slice.Name
+			shares := device.Capacity[discovery.Shares].Value
+			offered[device.Name] = SliceDevice{slice.Name, shares.Value()}
 		}
 	}
 	return offered, nil
 }
 
-// ClaimedDevices maps the names of the node's devices to the claim, as "namespace/name", that is
-// allocated the device and belongs to a pod of the node; see [Node.NodeClaims]. Admin access is left
-// out, because it does not exclude other consumers.
-func (n *Node) ClaimedDevices(ctx context.Context) (map[string]string, error) {
+// ClaimedDevices returns the claims of the node's pods by the names of the node's devices that they
+// are allocated; see [Node.NodeClaims]. Admin access is left out, because it does not exclude other
+// consumers.
+func (n *Node) ClaimedDevices(ctx context.Context) (map[string][]*resourceapi.ResourceClaim, error) {
 	claims, err := n.NodeClaims(ctx)
 	if err != nil {
 		return nil, err
 	}
-	claimed := make(map[string]string)
+	claimed := make(map[string][]*resourceapi.ResourceClaim)
 	for _, claim := range claims {
 		if claim.Status.Allocation == nil {
 			continue
@@ -272,7 +279,7 @@ func (n *Node) ClaimedDevices(ctx context.Context) (map[string]string, error) {
 		for _, result := range claim.Status.Allocation.Devices.Results {
 			admin := result.AdminAccess != nil && *result.AdminAccess
 			if result.Driver == discovery.Domain && result.Pool == n.name && !admin {
-				claimed[result.Device] = claim.Namespace + "/" + claim.Name
+				claimed[result.Device] = append(claimed[result.Device], claim)
 			}
 		}
 	}

@@ -1,0 +1,112 @@
+package driver
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"sync"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/pool"
+	"chandler.dev/internal/ledger"
+)
+
+// choices are the interchangeable devices that calls in progress have chosen, so that concurrent
+// calls choose different ones. The ledger decides whether a claim gets the chosen device.
+type choices struct {
+	mu       sync.Mutex // guards the fields below
+	byDevice map[string]types.UID
+}
+
+// reserve reserves a device for the call of a claim, and reports whether no other call has it.
+func (c *choices) reserve(device string, uid types.UID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.byDevice == nil {
+		c.byDevice = make(map[string]types.UID)
+	}
+	if of, reserved := c.byDevice[device]; reserved && of != uid {
+		return false
+	}
+	c.byDevice[device] = uid
+	return true
+}
+
+// forget ends the reservations of a claim's call. By then the claim is in the ledger or was refused.
+func (c *choices) forget(uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for device, of := range c.byDevice {
+		if of == uid {
+			delete(c.byDevice, device)
+		}
+	}
+}
+
+// chooseDevices returns the devices for an allocation by a common name. A claim that was prepared
+// before keeps its devices, and other claims get the first free ones. Withheld devices are the last
+// choice: the allocation may precede the withdrawal.
+func (d *Driver) chooseDevices(c *ledger.Claim, allocated *resourceapi.DeviceRequestAllocationResult, v *view) (chosen []rules.Offered, err error) {
+	alike := pool.LookupInterchangeable(v.snapshot, allocated.Device)
+	if len(alike) == 0 {
+		return nil, v.missingReason(allocated.Pool, allocated.Device)
+	}
+	wanted, count := allocationOf(allocated), int64(1)
+	if shares, consumed := allocated.ConsumedCapacity[discovery.Shares]; consumed {
+		count = shares.Value()
+	}
+	if count < 1 || count > pool.MaxChosen {
+		return nil, fmt.Errorf("device %s/%s: %d of its devices, want 1 to %d", allocated.Pool, allocated.Device, count, pool.MaxChosen)
+	}
+	earlier, state := d.ledger.Claim(c.UID)
+	before := earlier.SourcesOf(&wanted)
+	isBefore := func(device *rules.Offered) bool { return slices.Contains(before, device.Name) }
+	if state != ledger.Ended && len(before) > 0 {
+		for _, source := range before {
+			device, found := v.Device(source)
+			if !found {
+				return nil, v.missingReason(allocated.Pool, source)
+			}
+			chosen = append(chosen, device)
+		}
+		return chosen, nil
+	}
+	// After a reboot, the claim gets its earlier devices if they are free.
+	slices.SortStableFunc(alike, func(a, b *rules.Offered) int {
+		rank := func(device *rules.Offered) int {
+			switch {
+			case v.withheld[device.Silicon()] != "":
+				return 2
+			case isBefore(device):
+				return 0
+			}
+			return 1
+		}
+		return cmp.Compare(rank(a), rank(b))
+	})
+	present := d.ledger.View(v)
+	var blocked *ledger.Blocked
+	for _, device := range alike {
+		hold := ledger.Hold{Device: device.Name, Silicon: device.Silicon(), Whole: true, Open: wanted.Admin}
+		hasAlready := func(r ledger.Result) bool { return r.Source == device.Name }
+		switch b := present.BlockedBy(discovery.ModeDRA, c.Key(), []ledger.Hold{hold}); {
+		case !device.Health.IsUsable() || slices.ContainsFunc(c.Results, hasAlready):
+		case b != nil && (blocked == nil || b.Reclaiming || b.Changing):
+			blocked = b
+		case b == nil && (wanted.Admin || d.choices.reserve(device.Name, c.UID)):
+			chosen = append(chosen, *device)
+		}
+		if int64(len(chosen)) == count {
+			return chosen, nil
+		}
+	}
+	err = fmt.Errorf("device %s/%s: %d of its %d devices are free, want %d", allocated.Pool, allocated.Device, len(chosen), len(alike), count)
+	if blocked == nil {
+		return nil, discovery.TransientError(err)
+	}
+	return nil, fmt.Errorf("%w: %w", err, blocked)
+}

@@ -1,0 +1,272 @@
+package driver
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/pool"
+	"chandler.dev/driver/pool/pooltest"
+	"chandler.dev/internal/ledger"
+)
+
+// commonName is the common name of the interchangeable devices in tests.
+const commonName = "channels"
+
+// channels returns n interchangeable devices.
+func channels(n int) (devices []rules.Offered) {
+	for i := range n {
+		d := gpu(fmt.Sprint("channel-", i), int64(i))
+		d.Interchangeable, d.Identity = commonName, ""
+		d.Attributes.SetInt("channel", int64(i))
+		devices = append(devices, d)
+	}
+	slices.SortFunc(devices, func(a, b rules.Offered) int { return strings.Compare(a.Name, b.Name) })
+	return devices
+}
+
+// anyChannel returns a claim with n allocations by the common name.
+func anyChannel(name string, n int) *resourceapi.ResourceClaim {
+	return taking(claim(name, slices.Repeat([]string{commonName}, n)...), discovery.Shares, "1")
+}
+
+// severalChannels returns a claim with one allocation of n devices.
+func severalChannels(name string, n int) *resourceapi.ResourceClaim {
+	return taking(claim(name, commonName), discovery.Shares, fmt.Sprint(n))
+}
+
+// expectChosen reports an error unless a claim has the devices, by its record and by its spec.
+func expectChosen(t *testing.T, b *bench, c *resourceapi.ResourceClaim, want ...string) {
+	t.Helper()
+	record, _ := b.ledger.Claim(c.UID)
+	var got, nodes []string
+	for _, r := range record.Results {
+		got = append(got, r.Source)
+		if r.Silicon != r.Source || !r.Whole || r.Consumes != nil {
+			t.Errorf("the record of claim %s is not of a whole device: %+v", c.Name, r)
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("claim %s has %q, want %q", c.Name, got, want)
+	}
+	for _, edits := range b.specOf(c) {
+		for _, node := range edits.DeviceNodes {
+			nodes = append(nodes, strings.TrimPrefix(node.Path, "/dev/"))
+		}
+		if !slices.Contains(edits.Env, "CHANDLER_DEVICES="+strings.Join(want, ",")) {
+			t.Errorf("claim %s has the variables %q", c.Name, edits.Env)
+		}
+	}
+	slices.Sort(nodes)
+	if sorted := slices.Sorted(slices.Values(want)); !slices.Equal(nodes, sorted) {
+		t.Errorf("claim %s has the nodes %q, want %q", c.Name, nodes, sorted)
+	}
+}
+
+// Each allocation by a common name gets the first free device in numeric order. A claim keeps its
+// device when it is prepared again, also by another agent, and after a reboot.
+func TestChooseDevice(t *testing.T) {
+	b := newBench(t).restart().offers(channels(11)...)
+	one, two, three := anyChannel("one", 1), anyChannel("two", 2), anyChannel("three", 1)
+	mustPrepare(t, b, one)
+	mustPrepare(t, b, two)
+	expectChosen(t, b, one, "channel-0")
+	expectChosen(t, b, two, "channel-1", "channel-2")
+	mustUnprepare(t, b, one)
+	for _, again := range []func(){func() {}, func() { b.restart() }, func() { b.boot = "boot-2"; b.restart() }} {
+		again()
+		b.offers(channels(11)...)
+		answer := mustPrepare(t, b, two)
+		expectChosen(t, b, two, "channel-1", "channel-2")
+		if len(answer) != 2 || answer[0].DeviceName != commonName || answer[0].ShareID == nil || *answer[0].ShareID == *answer[1].ShareID {
+			t.Errorf("the kubelet's answer is %+v", answer)
+		}
+	}
+	mustPrepare(t, b, three)
+	expectChosen(t, b, three, "channel-0")
+	rest := anyChannel("rest", 8)
+	mustPrepare(t, b, rest)
+	expectChosen(t, b, rest, "channel-3", "channel-4", "channel-5", "channel-6", "channel-7", "channel-8", "channel-9", "channel-10")
+	mustRefuse(t, b, anyChannel("late", 1), "0 of its 11 devices are free", "in use by claim default/three")
+	mustUnprepare(t, b, three)
+	mustPrepare(t, b, anyChannel("late", 1))
+}
+
+// An allocation of several devices gets as many, whether the claim is new, prepared again, or of
+// before a restart.
+func TestChooseSeveralDevices(t *testing.T) {
+	b := newBench(t).restart().offers(channels(5)...)
+	first, c := anyChannel("first", 1), severalChannels("c", 3)
+	mustPrepare(t, b, first)
+	mustPrepare(t, b, c)
+	mustUnprepare(t, b, first)
+	for range 2 {
+		answer := mustPrepare(t, b, c)
+		expectChosen(t, b, c, "channel-1", "channel-2", "channel-3")
+		var ids []string
+		for i, device := range answer {
+			ids = append(ids, device.CDIDeviceIDs...)
+			if device.DeviceName != commonName || *device.ShareID != *answer[0].ShareID {
+				t.Errorf("device %d of the kubelet's answer is %+v", i, device)
+			}
+		}
+		if slices.Sort(ids); len(slices.Compact(ids)) != 3 {
+			t.Errorf("the CDI devices are %q", ids)
+		}
+		b.restart().offers(channels(5)...)
+	}
+	mustRefuse(t, b, severalChannels("d", 3), "2 of its 5 devices are free, want 3", "in use by claim default/c")
+	mustRefuse(t, b, severalChannels("none", 0), "0 of its devices")
+	mustRefuse(t, b, severalChannels("many", 33), "33 of its devices")
+	mustPrepare(t, b, severalChannels("e", 2))
+
+	b.offers(slices.Delete(channels(5), 2, 3)...)
+	w := &statusWriter{health: b.healthIn}
+	record, _ := b.ledger.Claim(c.UID)
+	if statuses := w.statusesOf(b.view.Load(), record); len(statuses) != 1 || statuses[0].reason != ReasonGone {
+		t.Errorf("with one of its devices gone, the claim has the statuses %+v", statuses)
+	}
+}
+
+// A claim that was prepared before a reboot gets another device if its device has another consumer.
+func TestChooseDeviceAfterReboot(t *testing.T) {
+	b := newBench(t).restart().offers(channels(2)...)
+	one, two := anyChannel("one", 1), anyChannel("two", 1)
+	mustPrepare(t, b, one)
+	b.boot = "boot-2"
+	b.restart().offers(channels(2)...)
+	mustPrepare(t, b, two)
+	expectChosen(t, b, two, "channel-0")
+	mustPrepare(t, b, one)
+	expectChosen(t, b, one, "channel-1")
+}
+
+// The driver does not choose a device that has another consumer by any name or API, or that is not
+// usable. It chooses a withheld device last.
+func TestChooseFreeDevice(t *testing.T) {
+	for name, others := range map[string]func(b *bench, first *rules.Offered) map[string]string{
+		"by its own name": func(b *bench, _ *rules.Offered) map[string]string {
+			mustPrepare(t, b, claim("earlier", "channel-0"))
+			b.restart()
+			return nil
+		},
+		"by the device plugin API": func(b *bench, _ *rules.Offered) map[string]string {
+			grant := &ledger.Grant{Resource: "nvidia.com/imex", ID: "channel0", Devices: []string{"channel-0"}, Silicon: []string{"channel-0"}, Exclusive: true, Container: "default/training main"}
+			if err := b.config.Ledger.GiveGrants(b.view.Load(), []*ledger.Grant{grant}); err != nil {
+				t.Fatal(err)
+			}
+			return nil
+		},
+		"unhealthy": func(_ *bench, first *rules.Offered) map[string]string {
+			first.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionUnhealthy}
+			return nil
+		},
+		"withheld": func(*bench, *rules.Offered) map[string]string { return map[string]string{"channel-0": "it moves"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			devices := channels(2)
+			b := newBench(t).restart().offers(devices...)
+			withheld := others(b, &devices[0])
+			b.Publish(&rules.Snapshot{Devices: devices}, withheld)
+			one, two := anyChannel("one", 1), anyChannel("two", 1)
+			mustPrepare(t, b, one)
+			expectChosen(t, b, one, "channel-1")
+			if withheld == nil {
+				mustRefuse(t, b, two)
+				return
+			}
+			mustPrepare(t, b, two)
+			expectChosen(t, b, two, "channel-0")
+		})
+	}
+}
+
+// Claims of one call get different devices, and as many as there are.
+func TestChooseConcurrently(t *testing.T) {
+	const all = 40
+	b := newBench(t).restart().offers(channels(all)...)
+	var claims []*resourceapi.ResourceClaim
+	for i := range all {
+		claims = append(claims, anyChannel(fmt.Sprint("c-", i), 1))
+	}
+	results, err := b.PrepareResourceClaims(t.Context(), claims)
+	if err != nil {
+		t.Fatal(err)
+	}
+	owners := make(map[string]types.UID)
+	for _, c := range claims {
+		if err := results[c.UID].Err; err != nil {
+			t.Fatal(err)
+		}
+		record, _ := b.ledger.Claim(c.UID)
+		if other, taken := owners[record.Results[0].Source]; taken {
+			t.Errorf("%s has two owners, %s and %s", record.Results[0].Source, c.UID, other)
+		}
+		owners[record.Results[0].Source] = c.UID
+	}
+}
+
+// A device that has vanished remains with its claim, and the claim gets no other device.
+func TestChosenDeviceIsGone(t *testing.T) {
+	b := newBench(t).restart().offers(channels(3)...)
+	c := anyChannel("c", 1)
+	mustPrepare(t, b, c)
+	b.offers(channels(3)[1:]...)
+	mustRefuse(t, b, c, "channel-0 is gone")
+	if health := b.healthFor(c); health.Key() != discovery.ConditionGone {
+		t.Errorf("the health is %+v", health)
+	}
+	other := anyChannel("other", 1)
+	mustPrepare(t, b, other)
+	expectChosen(t, b, other, "channel-1")
+}
+
+// A claim with admin access gets a device that other claims may have, and keeps no claim from it.
+func TestChooseForAdmin(t *testing.T) {
+	b := newBench(t).restart().offers(channels(1)...)
+	admin, other := anyChannel("admin", 1), anyChannel("other", 1)
+	admin.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
+	mustPrepare(t, b, other)
+	mustPrepare(t, b, admin)
+	expectChosen(t, b, admin, "channel-0")
+	mustUnprepare(t, b, other)
+	mustPrepare(t, b, other)
+	expectChosen(t, b, other, "channel-0")
+}
+
+// The scheduler allocates as many interchangeable devices as the driver can give, whatever their
+// names were when claims got them.
+func TestSchedulerAndDriverAgreeOnInterchangeable(t *testing.T) {
+	for _, kept := range pooltest.FeatureSets() {
+		t.Run(fmt.Sprintf("%+v", kept), func(t *testing.T) {
+			b := newBench(t).restart().offers(channels(6)...)
+			mustPrepare(t, b, claim("earlier", "channel-0"))
+			mustPrepare(t, b, anyChannel("chosen", 2))
+			in, _ := b.poolInput(b.view.Load(), resourceslice.Pool{}, time.Now())
+			in.Features = kept
+			published, _ := pool.BuildPool(in)
+			s := pooltest.NewScheduler(t, kept).Publish(published)
+			for _, c := range []*resourceapi.ResourceClaim{claim("earlier", "channel-0"), anyChannel("chosen", 2)} {
+				s.Claims[c.UID] = c
+			}
+			for i := range 3 {
+				c, allocated := s.AllocateDevice(types.UID(fmt.Sprint("new-", i)), resourceapi.ExactDeviceRequest{})
+				if !allocated {
+					t.Fatalf("%d of 3 devices can be allocated", i)
+				}
+				mustPrepare(t, b, c)
+			}
+			if c, allocated := s.AllocateDevice("late", resourceapi.ExactDeviceRequest{}); allocated {
+				t.Errorf("a device is allocated that no claim can have: %v", c.Status.Allocation)
+			}
+		})
+	}
+}
