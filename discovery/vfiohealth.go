@@ -16,12 +16,14 @@ import (
 // functions driven by the host, and protection against forged interrupts.
 func VFIOHealth(host *Host, function sysfs.Device, nodes []*specs.DeviceNode) Health {
 	health := NodeHealth(host, nodes)
-	reason := groupKept(host, function)
-	if health.Status == Healthy && reason == "" {
-		reason = interruptsUnsafe(host, function, nodes)
+	if reason := groupKept(host, function); reason != "" {
+		fix := fmt.Sprintf("ls /sys/kernel/iommu_groups/%s/devices   # bind all of these functions to vfio-pci or to no driver", function.Link("iommu_group"))
+		return Health{Status: Unhealthy, Reason: reason, Fix: fix}
 	}
-	if reason != "" {
-		return Health{Status: Unhealthy, Reason: reason}
+	if health.Status == Healthy {
+		if reason := interruptsUnsafe(host, function, nodes); reason != "" {
+			return Health{Status: Unhealthy, Reason: reason}
+		}
 	}
 	if len(nodes) == 0 {
 		health.Reason = withoutVFIONode(function)

@@ -107,6 +107,61 @@ func TestDoctorOfRecordedHosts(t *testing.T) {
 	}
 }
 
+// The fix of a fault repairs its cause. A reset repairs neither a setting nor a cable.
+func TestDoctorFixes(t *testing.T) {
+	for host, test := range map[string]struct {
+		text, fix string
+	}{
+		"qat/broken":        {"crypto 30:00.1 8086:4941 is unhealthy", "echo up > /sys/bus/pci/devices/0000:30:00.0/qat/state"},
+		"solarflare/broken": {"nic onload is unhealthy", "sudo modprobe sfc_char"},
+		"slingshot/broken":  {"nic 06:00.0 Brazos is unhealthy", "ip link show dev hsn2 "},
+		"tpu/tpu7x":         {"npu 80:05.0 1ae0:0076 is unhealthy", "/sys/bus/pci/devices/0000:80:05.1/driver_override"},
+		"vfio/broken":       {"vfio 03:00.0 10de:1eb8 is unhealthy", "ls /sys/kernel/iommu_groups/3/devices"},
+		"amdgpu/broken":     {"2 devices of amdgpu lack a device node", "0000:06:00.0/driver/unbind"},
+	} {
+		file := filepath.Join("../../discovery/families", strings.Replace(host, "/", "/testdata/", 1)+".host")
+		out, _ := doctored(t, file, "-o", "json")
+		var report struct {
+			Categories []struct {
+				Checks []struct {
+					Description string
+					Fix         []string
+				}
+			}
+		}
+		if err := json.Unmarshal([]byte(out), &report); err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, category := range report.Categories {
+			for _, check := range category.Checks {
+				fix := strings.Join(check.Fix, "\n")
+				if check.Description != test.text {
+					continue
+				}
+				if found = true; !strings.Contains(fix, test.fix) || strings.Contains(fix, "/reset") {
+					t.Errorf("%s: %s: fix %s", host, test.text, fix)
+				}
+			}
+		}
+		if !found {
+			t.Errorf("%s: no finding %q:\n%s", host, test.text, out)
+		}
+	}
+}
+
+// No finding repeats a name or a cause.
+func TestDoctorRepeatsNothing(t *testing.T) {
+	out, _ := doctored(t, "../../discovery/families/hypervisor/testdata/broken.host")
+	if !strings.Contains(out, "virtualization kvm lacks a device node") {
+		t.Errorf("printed\n%s", out)
+	}
+	out, _ = doctored(t, "../../discovery/families/fpgaaws/testdata/f2.host")
+	if strings.Count(out, "no shell") != 1 || !strings.Contains(out, "he kernel has no render node for it. It is offered") {
+		t.Errorf("printed\n%s", out)
+	}
+}
+
 func TestDoctorExitCodes(t *testing.T) {
 	const sick = "../../discovery/families/nvidia/testdata/a100-single.host"
 	const warned = "../../discovery/families/solarflare/testdata/gone.host"

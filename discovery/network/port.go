@@ -129,7 +129,7 @@ func linkLayer(d sysfs.Device) (string, error) {
 // the given health.
 func (p Port) HealthOr(otherwise discovery.Health) discovery.Health {
 	if p.down && otherwise.Status != discovery.Unhealthy {
-		return discovery.Health{Status: discovery.Unhealthy, Reason: "port " + p.name + " has no carrier"}
+		return discovery.Health{Status: discovery.Unhealthy, Reason: "port " + p.name + " has no carrier", Fix: "ip link show dev " + p.name + "   # then check the cable and the port of the switch"}
 	}
 	return otherwise
 }

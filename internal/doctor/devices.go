@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 
+	"tags.cncf.io/container-device-interface/specs-go"
+
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 )
@@ -287,7 +289,7 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 	if key == discovery.ConditionNodeMissing && isVFIOReason(d.Health.Reason) {
 		return vfioFix(d.Health.Reason, at)
 	}
-	if makeNodes := f.Devices.MakeNodes[d.Family]; key == discovery.ConditionNodeMissing && (at == "" || makeNodes != "" || len(d.Edits.DeviceNodes) > 0) {
+	if makeNodes := f.Devices.MakeNodes[d.Family]; key == discovery.ConditionNodeMissing && (at == "" || makeNodes != "" || hasOwnNode(d)) {
 		return []string{cmp.Or(makeNodes, "sudo udevadm trigger --action=add   # creates device nodes again")}
 	}
 	if at == "" {
@@ -318,6 +320,11 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 		return []string{kernel, fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"`, at)}
 	}
 	return []string{kernel}
+}
+
+// hasOwnNode reports whether the kernel has a device node for a device alone.
+func hasOwnNode(d *discovery.Device) bool {
+	return slices.ContainsFunc(d.Edits.DeviceNodes, func(node *specs.DeviceNode) bool { return !slices.Contains(d.CommonNodes, node.HostPath) })
 }
 
 // hasIOError reports whether a read of a device failed with an input/output error.
@@ -369,10 +376,13 @@ func checkProblems(f *Facts, say *findingList) {
 }
 
 func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Offered, offered bool) {
-	name, reason := p.Device, strings.ReplaceAll(p.Text(), "\n", "; ")
+	name, causes := p.Device, strings.Split(p.Text(), "\n")
 	if offered {
 		name = title(&d.Device)
+		reported := strings.Split(d.Health.Reason, "\n") // by checkHealth
+		causes = slices.DeleteFunc(causes, func(cause string) bool { return slices.Contains(reported, cause) })
 	}
+	reason := strings.Join(causes, "; ")
 	at := functionOf(p.Device)
 	look := "chandler record -o node.host   # records the files that discovery reads, for a bug report"
 	if at != "" {

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,12 +23,13 @@ func title(d *discovery.Device) string {
 	} else {
 		words = append(words, d.Name)
 	}
-	if model := d.Attributes.String("model"); model != "" {
+	vendor, device := d.Attributes.String("pciVendor"), d.Attributes.String("pciDevice")
+	if model := d.Attributes.String("model"); model != "" && model != d.Name {
 		words = append(words, model)
-	} else if vendor := d.Attributes.String("pciVendor"); vendor != "" {
-		words = append(words, vendor+":"+d.Attributes.String("pciDevice"))
+	} else if vendor != "" && device != "" {
+		words = append(words, vendor+":"+device)
 	}
-	return strings.Join(words, " ")
+	return strings.Join(slices.Compact(words), " ")
 }
 
 // partSuffix returns the end of a partition's name, which distinguishes the partition from others
@@ -36,7 +38,10 @@ func partSuffix(d *discovery.Device) string {
 	if d.PartOf == nil {
 		return ""
 	}
-	rest, _ := strings.CutPrefix(d.Name, d.PartOf.Name)
+	rest, found := strings.CutPrefix(d.Name, d.PartOf.Name)
+	if !found && functionOf(d.Name) == pciAddress(d) {
+		return "" // a virtual function, which has an address of its own
+	}
 	return strings.Trim(rest, "-")
 }
 

@@ -183,7 +183,10 @@ func readPhysical(host *discovery.Host, function sysfs.Device) (pf physical) {
 	heartbeat, _ := host.ReadText(debugfs(function) + "/heartbeat/status")
 	switch {
 	case state == "down":
-		pf.health = discovery.Health{Status: discovery.Unhealthy, Reason: "physical function " + function.Name() + " is down"}
+		pf.health = discovery.Health{
+			Status: discovery.Unhealthy, Reason: "physical function " + function.Name() + " is down",
+			Fix: fmt.Sprintf(`sudo sh -c "echo up > /sys/bus/pci/devices/%s/qat/state"`, function.Name()), // Documentation/ABI/testing/sysfs-driver-qat
+		}
 	case heartbeat == "-1":
 		pf.health = discovery.Health{Status: discovery.Unhealthy, Reason: "physical function " + function.Name() + " does not respond"}
 	}

@@ -169,7 +169,7 @@ func setDriver(a discovery.Attributes, host *discovery.Host) error {
 func health(host *discovery.Host, nodes []*specs.DeviceNode) discovery.Health {
 	for _, module := range modules {
 		if !host.FileExists("/sys/module/" + module) {
-			return discovery.Health{Status: discovery.Unhealthy, Reason: "kernel module " + module + " is not loaded"}
+			return discovery.Health{Status: discovery.Unhealthy, Reason: "kernel module " + module + " is not loaded", Fix: "sudo modprobe " + module}
 		}
 	}
 	return discovery.NodeHealth(host, nodes)

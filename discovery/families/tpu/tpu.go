@@ -6,6 +6,7 @@ package tpu
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -125,7 +126,11 @@ func describeChip(host *discovery.Host, functions []sysfs.Device) (discovery.Dev
 	discovery.PermitMknod(d.Edits.DeviceNodes) // as in Google's plugin
 	d.Health = health(host, functions, d.Edits.DeviceNodes)
 	if architecture == twin && len(functions) != 2 {
-		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "not both of the chip's functions are bound to vfio-pci"}
+		other := otherFunction(first.Name())
+		d.Health = discovery.Health{
+			Status: discovery.Unhealthy, Reason: "not both of the chip's functions are bound to vfio-pci",
+			Fix: fmt.Sprintf(`sudo sh -c "echo vfio-pci > /sys/bus/pci/devices/%s/driver_override; echo %s > /sys/bus/pci/drivers_probe"`, other, other),
+		}
 	}
 	if len(d.Edits.DeviceNodes) > 0 {
 		d.PluginOffers = []discovery.Offer{{Resource: "google.com/tpu", IDs: []string{classicID(architecture, first)}}}
@@ -201,4 +206,12 @@ func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
 		edits.Env = append(edits.Env, "WORKLOAD_NIC_PREFERRED_NUMA="+strings.Join(slices.Compact(nodes), ","))
 	}
 	return edits
+}
+
+// otherFunction returns the address of the other one of a chip's two functions.
+func otherFunction(address string) string {
+	if slot, first := strings.CutSuffix(address, ".0"); first {
+		return slot + ".1"
+	}
+	return strings.TrimSuffix(address, ".1") + ".0"
 }
