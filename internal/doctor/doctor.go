@@ -155,15 +155,17 @@ func allChecks() []check {
 // JudgeFacts runs the checks of the given categories, or all checks by default.
 func JudgeFacts(f *Facts, only ...Category) *Report {
 	r := &Report{Head: f.Head}
+	stated := make(map[string]bool) // reasons why categories cannot be checked
 	for _, c := range categories {
 		if len(only) > 0 && !slices.Contains(only, c.Category) {
 			continue
 		}
 		say := &findingList{}
 		if why, mention := f.uncheckedReason(c.Category); why != "" {
-			if mention {
+			if mention && !stated[why] {
 				say.not("%s", why)
 			}
+			stated[why] = true
 		} else {
 			for _, check := range allChecks() {
 				if check.category == c.Category {

@@ -86,7 +86,7 @@ func (f *Facts) uncheckedReason(c Category) (why string, mention bool) {
 	case c == Devices || c == Host:
 		return "", true
 	case f.Source != "":
-		return "the " + f.Source + " has no such information", true
+		return "the " + f.Source + " has no information about the kubelet, the container runtime, the cluster and the agent", true
 	case f.NoKubelet != "" && f.NoCluster != "":
 		if c == Kubelet {
 			return f.NoKubelet + ": kubelet, container runtime, cluster and agent are not checked", true
