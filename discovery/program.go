@@ -26,6 +26,10 @@ type Program struct {
 	// NeedsRoot limits the program to hosts with a configured driver root of the family.
 	NeedsRoot bool
 
+	// Service is the program's name in a host service, which runs the program for an agent without
+	// privilege; see package hostservice. Empty means that the program needs no privilege.
+	Service string
+
 	// Changes is set if the family changes devices with this program; see [Tools]. Changes returns the
 	// name of the device changed by a call with args. The agent runs a single change of a device at a
 	// time.

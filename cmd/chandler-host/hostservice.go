@@ -13,10 +13,14 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/nvidia/facts"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/internal/child"
 	"chandler.dev/internal/hostservice"
+	"chandler.dev/internal/hostservice/wire"
 	"chandler.dev/internal/provision"
 )
 
@@ -38,15 +42,61 @@ func (o *options) runHostService(io.Writer) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	return hostservice.Run(ctx, o.hostService, hostservice.NewServer(hostservice.Config{
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	config := hostservice.Config{
 		Host:    &discovery.Host{FS: host},
 		Program: cmp.Or(version, "development"),
 		Allowed: allowed,
 		Write:   write,
 		Log:     log.New(os.Stderr, "host service: ", 0),
-	}))
+	}
+	o.setPrograms(&config, self)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	return hostservice.Run(ctx, o.hostService, hostservice.NewServer(config))
+}
+
+// setPrograms sets the programs that the service may run: this one, with arguments from the flags of
+// the service.
+func (o *options) setPrograms(config *hostservice.Config, self string) {
+	if !o.serveNVML {
+		return
+	}
+	places := []string{"--host-root=" + o.hostRoot, "--driver-root=" + o.driverRoot, "--gpus=" + o.gpus}
+	config.Programs = map[string]func() (hostservice.Program, error){
+		facts.Program: func() (hostservice.Program, error) {
+			return child.Start(self, append([]string{"--watch", "--interval=" + o.interval.String()}, places...)...)
+		},
+	}
+	config.Partitions = map[string]func(*wire.PartitionChange) (*wire.Output, error){
+		facts.Program: func(change *wire.PartitionChange) (*wire.Output, error) {
+			ctx, cancel := context.WithTimeoutCause(context.Background(), changeLimit, fmt.Errorf("the program has not ended within %s", changeLimit))
+			defer cancel()
+			output, warning, err := child.Run(ctx, self, append(changeArgs(change), places...)...)
+			return &wire.Output{Text: string(output), Warning: warning}, err
+		},
+	}
+}
+
+// changeLimit limits the time for a change of a MIG instance, as the agent does without a service.
+const changeLimit = time.Minute
+
+// changeArgs returns the arguments of this program for a change of a MIG instance.
+func changeArgs(change *wire.PartitionChange) []string {
+	args := []string{"--gpu=" + change.Function, "--create=" + change.Place}
+	if change.Remove {
+		args[1] = "--remove=" + change.Place
+	}
+	if change.UUID != "" {
+		args = append(args, "--uuid="+change.UUID)
+	}
+	if change.HasBegun {
+		args = append(args, "--begun")
+	}
+	return args
 }
 
 // parseAllowed returns the attributes of a list with commas.

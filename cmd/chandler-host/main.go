@@ -13,8 +13,9 @@
 // With --sharing-daemons, the program is a separate service that outlives the agent: it runs MPS
 // daemons for claims, and sets time slices; see package sharing.
 //
-// With --host-service, the program is a privileged service without NVML that changes and examines
-// the host for an agent without privilege; see package hostservice.
+// With --host-service, the program is a privileged service that changes and examines the host for an
+// agent without privilege; see package hostservice. It loads no library. With --serve-nvml, it runs
+// this program as a child process for the agent, to print the facts and to change MIG instances.
 //
 // With --files, the program uses neither GPUs nor NVML. It prints, in the format of package
 // userspace, the driver files for containers, by NVIDIA's own code for CDI specs (nvcdi), which
@@ -45,6 +46,7 @@ type options struct {
 	sharing    string
 
 	hostService, allow string
+	serveNVML          bool
 
 	interval time.Duration
 	watch    bool
@@ -63,6 +65,7 @@ func main() {
 	flag.StringVar(&o.sharing, "sharing-daemons", "", "run MPS daemons and set time slices for claims, by requests of the agent to a socket in this `directory`, with the programs of --driver-root")
 	flag.StringVar(&o.hostService, "host-service", "", "write attributes of --host-root and find the users of devices, by requests of the agent to a socket in this `directory`")
 	flag.StringVar(&o.allow, "allow", "", "the `attributes` that --host-service may write, with commas, of "+strings.Join(hostservice.ListAttributes(), ", "))
+	flag.BoolVar(&o.serveNVML, "serve-nvml", false, "with --host-service, also run this program for the agent, to print facts from NVML and to create and remove MIG instances, with --driver-root, --gpus and --interval")
 	flag.StringVar(&o.gpus, "gpus", "/proc/driver/nvidia/gpus", "`directory` that lists the GPUs by their PCI addresses")
 	flag.DurationVar(&o.interval, "interval", 10*time.Second, "time to wait for GPU errors between scans; with --files, the time limit")
 	flag.BoolVar(&o.watch, "watch", false, "run until standard input is closed, and scan again at each line")

@@ -261,7 +261,11 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 	host, lock := settings.ScanHost(hostFS), flock(stateDir)
 	var informants []agent.Informant
 	programs := make(map[string]func(ctx context.Context, args ...string) ([]byte, error))
-	for _, n := range informant.OverlayInformants(host, families.All, o.hostRoot) {
+	var service *hostservice.Client
+	if o.hostServiceDir != "" {
+		service = hostservice.NewClient(o.hostServiceDir, nil)
+	}
+	for _, n := range informant.OverlayInformants(host, families.All, o.hostRoot, service) {
 		informants = append(informants, n)
 		if n.Changes != nil {
 			programs[n.Family] = n.ChangeDevice
@@ -323,8 +327,7 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 		Serve:          serve,
 		ServePage:      o.pageServer(clients.main),
 	}
-	if o.hostServiceDir != "" {
-		service := hostservice.NewClient(o.hostServiceDir, nil)
+	if service != nil {
 		config.HostService, config.Write, config.Lock = service, nil, sessionLock{lock, service}
 	}
 	return config, nil

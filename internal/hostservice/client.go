@@ -36,6 +36,9 @@ type Client struct {
 
 var _ inuse.Finder = (*Client)(nil)
 
+// DefaultDir is the directory of the service's socket in the chart.
+const DefaultDir = "/run/chandler/host"
+
 // NewClient returns a client for the socket in a directory. A transport that is not nil replaces
 // the socket.
 func NewClient(dir string, transport http.RoundTripper) *Client {
@@ -72,14 +75,7 @@ func (c *Client) Write(lease string, function discovery.DeviceKey, name, value s
 		return fmt.Errorf("the lease is on function %s", function.Function)
 	}
 	w.Session, w.Lease, w.Inode = c.session, lease, function.Inode
-	ctx := context.Background()
-	err = c.call(ctx, http.MethodPut, wire.WritePath, w, nil)
-	if a := (*answer)(nil); errors.As(err, &a) && a.status == statusNoSession { // the service has started since
-		if err = c.BeginSession(ctx); err == nil {
-			err = c.call(ctx, http.MethodPut, wire.WritePath, w, nil)
-		}
-	}
-	return err
+	return c.change(context.Background(), wire.WritePath, w, nil)
 }
 
 // parseWrite returns the request for the write of an attribute, by its name in fs.FS.
@@ -184,21 +180,27 @@ func (e readError) Is(target error) bool { return e.forbidden && target == fs.Er
 
 // call checks that the service has a version of this client, and sends a request.
 func (c *Client) call(ctx context.Context, method, path string, body, into any) error {
-	service, err := c.DescribeService(ctx)
-	if err != nil {
+	if _, err := c.describeCompatible(ctx); err != nil {
 		return err
 	}
-	if service.Oldest > wire.NewestVersion || service.Newest < wire.OldestVersion {
-		return discovery.TransientError(fmt.Errorf("%w: it is %s with versions %d to %d of the protocol, and this agent has %d to %d; update the older of the two",
+	return c.ask(ctx, method, path, body, into)
+}
+
+// describeCompatible describes a service that has a version of this client. Another service is as
+// good as none.
+func (c *Client) describeCompatible(ctx context.Context) (service wire.Service, err error) {
+	service, err = c.DescribeService(ctx)
+	if err == nil && (service.Oldest > wire.NewestVersion || service.Newest < wire.OldestVersion) {
+		err = discovery.TransientError(fmt.Errorf("%w: it is %s with versions %d to %d of the protocol, and this agent has %d to %d; update the older of the two",
 			ErrAway, service.Program, service.Oldest, service.Newest, wire.OldestVersion, wire.NewestVersion))
 	}
-	return c.ask(ctx, method, path, body, into)
+	return service, err
 }
 
 func (c *Client) ask(ctx context.Context, method, path string, body, into any) error {
 	response, err := Send(ctx, c.transport, "http://host"+path, method, body)
 	if err != nil {
-		return discovery.TransientError(fmt.Errorf("%w at %s: %w; chandler-host --host-service must run on this node", ErrAway, filepath.Join(c.dir, wire.Socket), err))
+		return c.awayError(err)
 	}
 	return response.Decode(into)
 }

@@ -1,6 +1,9 @@
 package hostservice
 
 import (
+	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -12,23 +15,47 @@ import (
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
-// No request makes the service panic, or write anything else than an allowed attribute of a
-// function or driver, with a value of the attribute's form.
+// ended is a program that has ended.
+type ended struct{}
+
+// Read implements [io.Reader].
+func (ended) Read([]byte) (int, error) { return 0, io.EOF }
+
+// Write implements [io.Writer].
+func (ended) Write(p []byte) (int, error) { return len(p), nil }
+
+// Kill implements [Program].
+func (ended) Kill() {}
+
+// Wait implements [Program].
+func (ended) Wait() error { return errors.New("it ended") }
+
+// No request makes the service panic, or change anything else than an allowed attribute of a
+// function or driver, with a value of the attribute's form, or a partition of a function.
 func FuzzRequests(f *testing.F) {
 	kernel := passthroughtest.New(f)
 	kernel.Add(disk, "nvme", "3")
 	kernel.Add(other, "nvme", "4")
 	allowed := []string{"bind", "driver_override", "reset_method"}
 	function := passthroughtest.Source(disk)
-	may := regexp.MustCompile(`^(` + regexp.QuoteMeta(function) + `/(driver_override=[ -.0-~]*|reset_method=[a-z_ ]+)|sys/bus/pci/drivers/(nvme|vfio-pci|e1000e)/bind=` + regexp.QuoteMeta(disk) + `)$`)
+	may := regexp.MustCompile(`^(` + regexp.QuoteMeta(function) + `/(driver_override=[ -.0-~]*|reset_method=[a-z_ ]+)|sys/bus/pci/drivers/(nvme|vfio-pci|e1000e)/bind=` + regexp.QuoteMeta(disk) + `|` +
+		`partition ` + regexp.QuoteMeta(disk) + ` [1-8]g\.[0-9]+gb[+.a-z-]{0,18}@[0-9]+ (remove=false uuid=|remove=true uuid=(MIG-[0-9a-fGPU/-]+)?))$`)
 	var t *testing.T
 	written := 0
-	s := NewServer(Config{Host: kernel.Host(), Allowed: allowed, Write: func(name, value string) error {
-		if written++; !may.MatchString(name + "=" + value) {
-			t.Errorf("wrote %q to %s", value, name)
+	note := func(change string) {
+		if written++; !may.MatchString(change) {
+			t.Errorf("changed %q", change)
 		}
-		return nil
-	}})
+	}
+	s := NewServer(Config{
+		Host: kernel.Host(), Allowed: allowed,
+		Write: func(name, value string) error { note(name + "=" + value); return nil },
+		Partitions: map[string]func(*wire.PartitionChange) (*wire.Output, error){"nvml": func(c *wire.PartitionChange) (*wire.Output, error) {
+			note(fmt.Sprintf("partition %s %s remove=%t uuid=%s", c.Function, c.Place, c.Remove, c.UUID))
+			return &wire.Output{}, nil
+		}},
+		Programs: map[string]func() (Program, error){"nvml": func() (Program, error) { return ended{}, nil }},
+	})
 	s.session = "s"
 	inode := strconv.FormatUint((&service{Kernel: kernel}).key(disk).Inode, 10)
 	add := func(fields string) {
@@ -39,6 +66,8 @@ func FuzzRequests(f *testing.F) {
 	add(`, "attribute": "reset", "value": "1"`)
 	add(`, "attribute": "reset_method", "value": "flr bus"`)
 	add(`, "attribute": "bind", "driver": "../.."`)
+	f.Add("PUT", wire.PartitionsPath, `{"session": "s", "lease": "l", "function": "`+disk+`", "inode": INODE, "program": "nvml", "place": "1g.10gb+me.all@4", "remove": true, "uuid": "`+instanceUUID+`", "hasBegun": true}`)
+	f.Add("POST", wire.ProgramsPath+"/nvml", "\n\n")
 	f.Add("GET", wire.ServicePath, "")
 	f.Add("PUT", wire.SessionsPath+"/s", "")
 	f.Add("POST", wire.FunctionUsersPath, `{"functions": [{"source": "`+function+`", "nodes": [{"path": "/dev/nvme0", "major": 240}]}], "except": ["uid"]}`)
@@ -53,7 +82,7 @@ func FuzzRequests(f *testing.F) {
 		before := written
 		recorder := httptest.NewRecorder()
 		s.Handler().ServeHTTP(recorder, request)
-		if written > before && recorder.Code != http.StatusNoContent {
+		if written > before && recorder.Code != http.StatusNoContent && recorder.Code != http.StatusOK {
 			t.Errorf("wrote, and answered %d %s", recorder.Code, recorder.Body)
 		}
 		s.session = "s"

@@ -14,7 +14,12 @@
 //     From then on, no write of an earlier agent begins, and the session begins only after the last
 //     earlier write has ended. So the next agent never overlaps with a late write.
 //
-// The service logs each write and each refusal.
+// The service runs the programs of its configuration, with arguments that no request contains. A
+// program that prints facts has no lease and no session: its input is a sequence of empty lines, and
+// it ends with the connection. A change of a partition is checked like a write, and its values have
+// closed forms; see [wire.PartitionChange].
+//
+// The service logs each write, each change of a partition, and each refusal.
 //
 // A write that the kernel delays outlives the agent's wait for it. The agent keeps the lease until
 // its request ends. This holds even if the service is killed: the kernel closes a process's sockets
@@ -91,10 +96,6 @@ func resolve(host *discovery.Host, allowed []string, w *wire.Write) (name, value
 		return "", "", refuseRequest("attribute %q is not one that the host service writes", w.Attribute)
 	case !slices.Contains(allowed, w.Attribute):
 		return "", "", refuseRequest("attribute %s is not in --allow of the host service on this node", w.Attribute)
-	case len(w.Lease) > 253 || !isPlain(w.Lease):
-		return "", "", refuseRequest("the write names no lease")
-	case !sysfs.IsPCIAddress(w.Function):
-		return "", "", refuseRequest("%q is not the address of a PCI function", w.Function)
 	}
 	a := attributes[i]
 	switch {
@@ -103,12 +104,9 @@ func resolve(host *discovery.Host, allowed []string, w *wire.Write) (name, value
 	case a.isValid == nil && w.Value != "" || a.isValid != nil && !a.isValid(w.Value):
 		return "", "", refuseRequest("%q is not a value of attribute %s", w.Value, a.name)
 	}
-	function, _ := sysfs.At(host.FS, "sys/bus/pci/devices").LinkTo(w.Function)
-	switch key := discovery.FunctionKey(host, function.Path); {
-	case function.Path == "" || key.Inode == 0:
-		return "", "", &answer{status: statusGone, text: "function " + w.Function + " is missing"}
-	case path.Base(function.Path) != w.Function || key.Inode != w.Inode:
-		return "", "", &answer{status: statusGone, text: "function " + w.Function + " is not the one of the lease: the kernel has registered it again"}
+	function, err := findFunction(host, w.Lease, w.Function, w.Inode)
+	if err != nil {
+		return "", "", err
 	}
 	name, value = path.Join(function.Path, a.name), w.Value
 	if a.isValid == nil {
@@ -118,6 +116,24 @@ func resolve(host *discovery.Host, allowed []string, w *wire.Write) (name, value
 		return "", "", err
 	}
 	return name, value, nil
+}
+
+// findFunction returns the PCI function of a lease, or why the request is refused.
+func findFunction(host *discovery.Host, lease, address string, inode uint64) (sysfs.Device, error) {
+	switch {
+	case len(lease) > 253 || !isPlain(lease):
+		return sysfs.Device{}, refuseRequest("the request names no lease")
+	case !sysfs.IsPCIAddress(address):
+		return sysfs.Device{}, refuseRequest("%q is not the address of a PCI function", address)
+	}
+	function, _ := sysfs.At(host.FS, "sys/bus/pci/devices").LinkTo(address)
+	switch key := discovery.FunctionKey(host, function.Path); {
+	case function.Path == "" || key.Inode == 0:
+		return function, &answer{status: statusGone, text: "function " + address + " is missing"}
+	case path.Base(function.Path) != address || key.Inode != inode:
+		return function, &answer{status: statusGone, text: "function " + address + " is not the one of the lease: the kernel has registered it again"}
+	}
+	return function, nil
 }
 
 // checkPath returns an error unless a path leads to a regular file of sysfs without links.

@@ -120,8 +120,8 @@ func TestRefusals(t *testing.T) {
 		"path as attribute":       {func(w *wire.Write) { w.Attribute = "../driver_override" }, "is not one that"},
 		"path as function":        {func(w *wire.Write) { w.Function = "../../devices/" + disk }, "is not the address"},
 		"function without domain": {func(w *wire.Write) { w.Function = disk[5:] }, "is not the address"},
-		"no lease":                {func(w *wire.Write) { w.Lease = "" }, "names no lease"},
-		"lease of two lines":      {func(w *wire.Write) { w.Lease = "a\nb" }, "names no lease"},
+		"no lease":                {func(w *wire.Write) { w.Lease = "" }, "request names no lease"},
+		"lease of two lines":      {func(w *wire.Write) { w.Lease = "a\nb" }, "request names no lease"},
 		"value of two lines":      {func(w *wire.Write) { w.Value = "vfio-pci\nx" }, "is not a value"},
 		"path as value":           {func(w *wire.Write) { w.Value = "../vfio-pci" }, "is not a value"},
 		"driver missing":          {func(w *wire.Write) { w.Attribute, w.Value = "bind", "" }, "is not the driver"},
@@ -334,14 +334,15 @@ func TestAway(t *testing.T) {
 		"older":     {versioned(wire.OldestVersion-1, wire.OldestVersion-1), "it is v9 with versions 0 to 0"},
 	} {
 		d := discovery.Device{Name: "disk", Source: passthroughtest.Source(disk)}
+		_, programErr := c.client.StartProgram(t.Context(), "test", time.Minute)
 		errs := []error{
 			c.client.Write("test", discovery.DeviceKey{Function: disk, Inode: 1}, passthroughtest.Source(disk)+"/reset", "1"),
-			c.client.BeginSession(t.Context()),
+			c.client.BeginSession(t.Context()), programErr,
 			c.client.PodUses(d, nil).Err(), c.client.UnlistedPodUses(d, nil).Err(),
 			inuse.CheckFree(c.client, inuse.Options{}, true, sysfs.At(os.DirFS("/"), d.Source)),
 		}
 		for i, err := range errs {
-			if err == nil || !strings.Contains(err.Error(), c.want) || !errors.Is(err, ErrAway) || !errors.Is(err, discovery.ErrTransient) || (i > 1) != errors.Is(err, inuse.ErrUnanswered) {
+			if err == nil || !strings.Contains(err.Error(), c.want) || !errors.Is(err, ErrAway) || !errors.Is(err, discovery.ErrTransient) || (i > 2) != errors.Is(err, inuse.ErrUnanswered) {
 				t.Errorf("%s, %d: %v", name, i, err)
 			}
 		}

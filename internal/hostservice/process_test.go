@@ -1,6 +1,7 @@
 package hostservice
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/child"
 	"chandler.dev/internal/hostservice/wire"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
@@ -60,18 +62,23 @@ func serveHost(root string) error {
 			select {}
 		}
 	}
-	return Run(context.Background(), socketDir(root), NewServer(Config{Host: &discovery.Host{FS: host}, Allowed: ListAttributes(), Write: func(name, value string) error {
+	programs := map[string]func() (Program, error){childProgram: func() (Program, error) { return child.Start("/bin/sh", "-c", scanner) }}
+	return Run(context.Background(), socketDir(root), NewServer(Config{Host: &discovery.Host{FS: host}, Programs: programs, Allowed: ListAttributes(), Write: func(name, value string) error {
 		pass()
 		defer pass()
 		return write(name, value)
 	}}))
 }
 
+// childProgram is the program of that process.
+const childProgram = "scanner"
+
 func socketDir(root string) string { return filepath.Join(root, "run/host") }
 
 // process is a host service in another process, which starts again after it was killed.
 type process struct {
 	root   string
+	pid    atomic.Int32
 	deaths atomic.Int32
 	stop   func()
 }
@@ -84,8 +91,15 @@ func startProcess(t *testing.T, root string, moments int) *process {
 		for ctx.Err() == nil {
 			cmd := exec.CommandContext(ctx, os.Args[0])
 			cmd.Env = append(os.Environ(), childRoot+"="+root, childMoments+"="+strconv.Itoa(moments))
-			if out, err := cmd.CombinedOutput(); ctx.Err() == nil && cmd.ProcessState.ExitCode() != -1 {
-				t.Errorf("host service: %v: %s", err, out)
+			var out bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &out, &out
+			err := cmd.Start()
+			if err == nil {
+				p.pid.Store(int32(cmd.Process.Pid))
+				err = cmd.Wait()
+			}
+			if ctx.Err() == nil && cmd.ProcessState.ExitCode() != -1 {
+				t.Errorf("host service: %v: %s", err, out.String())
 				return
 			}
 			if ctx.Err() == nil {

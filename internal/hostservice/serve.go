@@ -93,5 +93,7 @@ func Run(ctx context.Context, dir string, s *Server) error {
 		return err
 	}
 	defer release()
+	stop := context.AfterFunc(ctx, s.end) // so that the end does not wait for programs
+	defer stop()
 	return Serve(ctx, listener, s.Handler(), drainLimit)
 }

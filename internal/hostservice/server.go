@@ -31,6 +31,13 @@ type Config struct {
 	// Write writes an attribute, by its name in fs.FS.
 	Write func(name, value string) error
 
+	// Programs start the programs that the service runs for the agent, by their names.
+	Programs map[string]func() (Program, error)
+
+	// Partitions create and remove partitions of PCI functions, by the names of the programs that do
+	// it. The values of a change have their forms, and the function is the one of the lease.
+	Partitions map[string]func(change *wire.PartitionChange) (*wire.Output, error)
+
 	Log *log.Logger // writes and refusals; nil discards them
 }
 
@@ -41,7 +48,12 @@ type Server struct {
 	mu      sync.Mutex
 	session string                // the session that may write, "" since the start
 	writes  map[string]wire.Write // writes without a result, by function
-	ended   chan struct{}         // closed and replaced when a write ends
+	ended   chan struct{}         // closed and replaced when a write or a program ends
+
+	programs, killed int // running programs, and those of them that were killed
+
+	ending chan struct{} // closed by end, which ends all programs
+	end    func()
 }
 
 // NewServer returns a server without a session.
@@ -49,7 +61,9 @@ func NewServer(config Config) *Server {
 	if config.Log == nil {
 		config.Log = log.New(io.Discard, "", 0)
 	}
-	return &Server{config: config, writes: make(map[string]wire.Write), ended: make(chan struct{})}
+	s := &Server{config: config, writes: make(map[string]wire.Write), ended: make(chan struct{}), ending: make(chan struct{})}
+	s.end = sync.OnceFunc(func() { close(s.ending) })
+	return s
 }
 
 // answer is an error with a status of HTTP, and the kernel's error if there is one.
@@ -93,6 +107,16 @@ func (s *Server) Handler() http.Handler {
 		}
 		s.reply(w, nil, err)
 	})
+	mux.HandleFunc("PUT "+wire.PartitionsPath, func(w http.ResponseWriter, r *http.Request) {
+		var change wire.PartitionChange
+		if err := decode(r, &change); err != nil {
+			s.reply(w, nil, err)
+			return
+		}
+		output, err := s.changePartition(&change)
+		s.reply(w, output, err)
+	})
+	mux.HandleFunc("POST "+wire.ProgramsPath+"/{name}", s.runProgram)
 	mux.HandleFunc("POST "+wire.FunctionUsersPath, func(w http.ResponseWriter, r *http.Request) {
 		var query wire.FunctionQuery
 		if err := decode(r, &query); err != nil {
@@ -152,7 +176,7 @@ func (s *Server) describe() wire.Service {
 		}
 		return ""
 	}
-	service := wire.Service{Program: s.config.Program, Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Attributes: s.config.Allowed}
+	service := wire.Service{Program: s.config.Program, Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Attributes: s.config.Allowed, Programs: s.listPrograms()}
 	service.HiddenFromPods = reason(inuse.CheckSight(s.config.Host.FS))
 	if service.HiddenFromAll = service.HiddenFromPods; service.HiddenFromAll == "" {
 		service.HiddenFromAll = reason(inuse.SightOfAll(s.config.Host.FS))
@@ -234,6 +258,11 @@ func (s *Server) endWrite(w *wire.Write) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.writes, w.Function)
+	s.noteEnd()
+}
+
+// noteEnd reports the end of a write or a program to those who wait for it. The caller holds s.mu.
+func (s *Server) noteEnd() {
 	close(s.ended)
 	s.ended = make(chan struct{})
 }

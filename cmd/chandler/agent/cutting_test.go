@@ -2,7 +2,11 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +25,8 @@ import (
 	"chandler.dev/discovery/families/nvidia/cuttest"
 	"chandler.dev/discovery/families/nvidia/facts"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/hostservice"
+	"chandler.dev/internal/hostservice/wire"
 )
 
 // cutting is a node with an H100 in MIG mode. The configuration allows on-demand instances, and
@@ -99,6 +105,68 @@ func (c *cutting) offered(device string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Contains(c.published, cuttest.Device+"-"+device)
+}
+
+// partitionService is the transport to a host service that changes partitions with the program of a
+// GPU.
+type partitionService struct {
+	run     func(ctx context.Context, args ...string) ([]byte, error)
+	changes []wire.PartitionChange
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (s *partitionService) RoundTrip(r *http.Request) (*http.Response, error) {
+	recorder := httptest.NewRecorder()
+	if r.Method != http.MethodPut {
+		err := json.NewEncoder(recorder).Encode(wire.Service{Oldest: wire.OldestVersion, Newest: wire.NewestVersion})
+		return recorder.Result(), err
+	}
+	var c wire.PartitionChange
+	if err := json.NewDecoder(r.Body).Decode(&c); err != nil {
+		return nil, err
+	}
+	s.changes = append(s.changes, c)
+	args := []string{"--gpu=" + c.Function, "--create=" + c.Place}
+	if c.Remove {
+		args = []string{"--gpu=" + c.Function, "--remove=" + c.Place, "--uuid=" + c.UUID}
+	}
+	output, err := s.run(r.Context(), args...)
+	err = errors.Join(err, json.NewEncoder(recorder).Encode(wire.Output{Text: string(output)}))
+	return recorder.Result(), err
+}
+
+// With a host service, the agent creates and removes an instance by requests that name its lease on
+// the GPU's function.
+func TestAgentCutsByHostService(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutting(t)
+		service := &partitionService{run: c.GPU.Run}
+		client := hostservice.NewClient("/run", service)
+		config := c.config()
+		config.HostService, config.Write = client, nil
+		config.Programs["nvidia"] = func(ctx context.Context, args ...string) ([]byte, error) {
+			output, _, err := client.ChangePartition(ctx, facts.Program, args)
+			return output, err
+		}
+		stop := c.run(config)
+		c.pause(time.Minute)
+		release := c.got("mig-2g-20gb-at-2", "first")
+		c.is("2g.20gb@2")
+		release()
+		c.pause(2 * time.Minute)
+		c.is()
+		stop()
+		var places []string
+		for _, change := range service.changes {
+			places = append(places, fmt.Sprint(change.Place, " ", change.Remove))
+			if change.Lease != "unit "+cuttest.Device+"-mig-2g-20gb-at-2" || change.Function != cuttest.Address || change.Program != facts.Program || change.Session == "" {
+				t.Errorf("change %+v", change)
+			}
+		}
+		if want := []string{"2g.20gb@2 false", "2g.20gb@2 true"}; !slices.Equal(places, want) {
+			t.Errorf("changes %q, want %q", places, want)
+		}
+	})
 }
 
 // An instance is created for a claim, whose CDI spec has the device nodes, and removed a while

@@ -9,6 +9,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/hostservice"
 	"chandler.dev/internal/ledger"
 )
 
@@ -69,6 +70,33 @@ func (a *agent) guardWrites(write func(name, value string) error) func(name, val
 		}
 		return write(name, value)
 	}
+}
+
+// guardPrograms returns the programs of families for changes of devices. The host service runs such
+// a program only under a lease on the PCI function that the program changes.
+func (a *agent) guardPrograms() map[string]func(ctx context.Context, args ...string) ([]byte, error) {
+	if a.HostService == nil {
+		return a.Programs
+	}
+	guarded := make(map[string]func(ctx context.Context, args ...string) ([]byte, error))
+	for _, f := range a.Families {
+		for _, program := range f.Programs {
+			run := a.Programs[f.Name]
+			if program.Changes == nil || run == nil {
+				continue
+			}
+			guarded[f.Name] = func(ctx context.Context, args ...string) ([]byte, error) {
+				address := program.Changes(args)
+				key := discovery.FunctionKey(a.host, "sys/bus/pci/devices/"+address)
+				lease := a.ledger.LeaseOn(key)
+				if lease == "" {
+					return nil, fmt.Errorf("change of function %s: %w", address, errNoLease)
+				}
+				return run(hostservice.WithLease(ctx, hostservice.Lease{Name: lease, Function: key}), args...)
+			}
+		}
+	}
+	return guarded
 }
 
 // functionWritten returns the directory of the PCI function that a write changes, "" if there is

@@ -27,7 +27,7 @@ func (a *agent) newOnDemand() *ondemand.Manager {
 		Host:     a.host,
 		Families: a.Families,
 		Tools:    discovery.Tools{Write: a.Write, CheckBusy: a.checkUse},
-		Programs: a.Programs,
+		Programs: a.guardPrograms(),
 		Journal:  a.journalConfig(),
 		Earlier:  filepath.Join(a.StateDir, madeDir),
 		Device:   a.describedAs,

@@ -1,23 +1,19 @@
 package informant
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os/exec"
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"chandler.dev/internal/child"
 )
 
 // changeLimit limits the time for a change of a device. NVML creates a MIG instance in less than a
 // second, unless it has to wake the GPU up first.
 const changeLimit = time.Minute
-
-// maxAnswer limits the answer to a change, in bytes.
-const maxAnswer = 64 << 10
 
 // ChangeDevice runs the program once with arguments for a change of a device, and returns its
 // output. Then ChangeDevice makes the running program scan again. Changes of the same device run
@@ -30,13 +26,12 @@ func (n *Informant) ChangeDevice(ctx context.Context, args ...string) ([]byte, e
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, n.path, append(args, n.args...)...)
-	cmd.WaitDelay = time.Second
-	said, answer := &head{}, &bounded{}
-	cmd.Stderr, cmd.Stdout = said, answer
+	var output []byte
+	var warning string
 	ended := make(chan error, 1)
 	go func() {
-		err := cmd.Run()
+		var err error
+		output, warning, err = n.change(ctx, args)
 		n.lookAgain()
 		leave()
 		ended <- err
@@ -50,18 +45,21 @@ func (n *Informant) ChangeDevice(ctx context.Context, args ...string) ([]byte, e
 			return nil, context.Cause(ctx)
 		}
 	}
-	switch {
-	case err != nil && ctx.Err() != nil:
-		return nil, context.Cause(ctx)
-	case err != nil:
-		return nil, n.endReason(err, said.text)
-	case answer.Len() > maxAnswer:
-		return nil, errors.New("its answer is too long")
+	if err != nil {
+		return nil, err
 	}
-	if complaint := n.firstLine(said.text); complaint != "" {
-		klog.FromContext(ctx).Info("A vendor's program succeeded with a warning", "program", n.path, "complaint", complaint)
+	if warning != "" {
+		klog.FromContext(ctx).Info("A vendor's program succeeded with a warning", "program", n.path, "complaint", warning)
 	}
-	return answer.Bytes(), nil
+	return output, nil
+}
+
+// change runs the program once, or lets the host service run it.
+func (n *Informant) change(ctx context.Context, args []string) (output []byte, warning string, err error) {
+	if n.service != nil {
+		return n.service.ChangePartition(ctx, n.Service, args)
+	}
+	return child.Run(ctx, n.path, append(args, n.args...)...)
 }
 
 // enterChange waits until no other change of the device runs. The caller must call leave after its
@@ -110,12 +108,4 @@ func (n *Informant) lookAgain() {
 	case n.scanRequests <- struct{}{}:
 	default: // a request is pending already
 	}
-}
-
-// bounded keeps at most one byte more than maxAnswer.
-type bounded struct{ bytes.Buffer }
-
-func (b *bounded) Write(p []byte) (int, error) {
-	b.Buffer.Write(p[:min(len(p), maxAnswer+1-b.Len())])
-	return len(p), nil
 }

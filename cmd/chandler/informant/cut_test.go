@@ -12,6 +12,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/internal/hostservice"
 )
 
 // mockedHost is a host with the GPU of the NVML mock.
@@ -48,10 +49,23 @@ func mocked(t *testing.T) (*Informant, *discovery.Host) {
 	}
 }
 
-// Program, informant and family work together: an instance of NVML is described, a requested one is
-// created and found at once, and a removed one is gone.
+// Program, informant and family work together, also through a host service: an instance of NVML is
+// described, a requested one is created and found at once, and a removed one is gone.
 func TestCut(t *testing.T) {
 	n, host := mocked(t)
+	t.Run("child", func(t *testing.T) { cutInstance(t, n, host) })
+	n, host = n.again(), &discovery.Host{FS: host.FS, Partitionings: host.Partitionings}
+	hostService(t, n, "--serve-nvml")()
+	t.Run("host service", func(t *testing.T) { cutInstance(t, n, host) })
+}
+
+// again returns an informant with the same program.
+func (n *Informant) again() *Informant {
+	n.set(nil)
+	return newInformant(n.Program, n.path, n.host, n.args)
+}
+
+func cutInstance(t *testing.T, n *Informant, host *discovery.Host) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	changed := make(chan struct{}, 1)
@@ -85,7 +99,8 @@ func TestCut(t *testing.T) {
 	change := func(work discovery.Work, err error) {
 		t.Helper()
 		if err == nil {
-			err = work(t.Context())
+			lease := hostservice.Lease{Name: "test", Function: discovery.FunctionKey(host, "sys/bus/pci/devices/0000:00:00.0")}
+			err = work(hostservice.WithLease(t.Context(), lease))
 		}
 		if err != nil {
 			t.Fatal(err)

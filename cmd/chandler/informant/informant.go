@@ -22,6 +22,8 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/internal/child"
+	"chandler.dev/internal/hostservice"
 )
 
 // Informant runs the program of a family and lays the answers over the host's file system, where
@@ -31,6 +33,7 @@ type Informant struct {
 	discovery.Program
 	path    string // of the program
 	args    []string
+	service *hostservice.Client // runs the program, nil if this process does
 	host    *hostfs.Overlay
 	changed func() // called after a new answer; set by Run
 
@@ -72,8 +75,8 @@ const (
 // OverlayInformants returns the informants of a host, and adds their answers to the host's file
 // system. Only this machine has informants: they load libraries of the host, and a recorded or
 // copied host may come from an untrusted source. A family gets no informant if its answers are
-// already in the host's files.
-func OverlayInformants(host *discovery.Host, all []*discovery.Family, hostRoot string) []*Informant {
+// already in the host's files. A service that is not nil runs the programs that need privilege.
+func OverlayInformants(host *discovery.Host, all []*discovery.Family, hostRoot string, service *hostservice.Client) []*Informant {
 	if !hostfs.HasProc(host.FS) {
 		return nil
 	}
@@ -85,9 +88,15 @@ func OverlayInformants(host *discovery.Host, all []*discovery.Family, hostRoot s
 			if p.NeedsRoot && root == "" || host.FileExists(p.File) {
 				continue
 			}
-			if found := findProgram(p.Name); found != "" {
-				n := newInformant(*p, found, overlay, p.Args(hostRoot, root))
-				n.Family = f.Name
+			n := newInformant(*p, p.Name, overlay, p.Args(hostRoot, root))
+			n.Family = f.Name
+			if p.Service != "" {
+				n.service = service
+			}
+			if n.service == nil {
+				n.path = findProgram(p.Name)
+			}
+			if n.path != "" {
 				informants = append(informants, n)
 			}
 		}
@@ -170,9 +179,14 @@ func (n *Informant) runOnce(ctx context.Context) error {
 }
 
 // AskInformants gets one answer from each informant of the host. Failures are written to errOut;
-// the family then sees only the kernel's files.
+// the family then sees only the kernel's files. In the pod of an agent, the agent's host service
+// runs the programs that it has.
 func AskInformants(ctx context.Context, host *discovery.Host, all []*discovery.Family, hostRoot string, errOut io.Writer) {
-	for _, n := range OverlayInformants(host, all, hostRoot) {
+	service := hostservice.NewClient(hostservice.DefaultDir, nil)
+	for _, n := range OverlayInformants(host, all, hostRoot, nil) {
+		if n.Service != "" && service.HasProgram(ctx, n.Service, onceLimit) {
+			n.service = service
+		}
 		if err := n.runOnce(ctx); err != nil {
 			fmt.Fprintf(errOut, "%s was not used: %v\n", n.Library, err)
 		}
@@ -235,29 +249,26 @@ func (n *Informant) forgetAnswer(reason error) {
 	}
 }
 
+// start starts the program, or lets the host service start it.
+func (n *Informant) start(ctx context.Context) (hostservice.Program, error) {
+	if n.service != nil {
+		return n.service.StartProgram(ctx, n.Service, n.silence)
+	}
+	return child.Start(n.path, append([]string{"--watch", "--interval=" + n.interval.String()}, n.args...)...)
+}
+
 // runSession starts the program and passes each line of its output to hear. It returns the reason
 // for the end: the program ended, was silent for too long or wrote an invalid line, hear returned
 // an error, or the context ended. At the end, the program is killed, if possible.
 func (n *Informant) runSession(ctx context.Context, hear func(text []byte) error) error {
-	cmd := exec.Command(n.path, append([]string{"--watch", "--interval=" + n.interval.String()}, n.args...)...)
-	said := &head{}
-	cmd.Stderr = said
-	stdin, err := cmd.StdinPipe() // the program ends when this is closed, even if this process is killed
+	program, err := n.start(ctx)
 	if err != nil {
-		return err
-	}
-	defer stdin.Close()
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
 		return err
 	}
 	lines, deaf, ended := make(chan []byte), make(chan struct{}), make(chan struct{})
 	var end error // valid once ended is closed
 	go func() {
-		scanner := bufio.NewScanner(stdout)
+		scanner := bufio.NewScanner(program)
 		scanner.Buffer(nil, n.MaxSize+1)
 		for scanner.Scan() {
 			select {
@@ -266,14 +277,19 @@ func (n *Informant) runSession(ctx context.Context, hear func(text []byte) error
 			}
 		}
 		close(lines)
-		end = errors.Join(scanner.Err(), cmd.Wait())
+		if end = scanner.Err(); end != nil {
+			program.Kill()
+		}
+		if reason := program.Wait(); end == nil {
+			end = reason
+		}
 		close(ended)
 	}()
-	go n.passRequests(stdin, deaf)
+	go n.passRequests(program, deaf)
 	reason := n.listen(ctx, lines, hear)
 	close(deaf)
 	if reason != nil {
-		_ = cmd.Process.Kill()
+		program.Kill()
 		n.forgetAnswer(reason)
 	}
 	if ctx.Err() != nil {
@@ -289,7 +305,7 @@ func (n *Informant) runSession(ctx context.Context, hear func(text []byte) error
 	case <-ctx.Done():
 	case <-ended:
 		if reason == nil {
-			reason = n.endReason(end, said.text)
+			reason = end
 		}
 	}
 	return reason
@@ -319,28 +335,4 @@ func (n *Informant) listen(ctx context.Context, lines <-chan []byte, hear func([
 			silence.Reset(n.silence)
 		}
 	}
-}
-
-// head keeps the beginning of a program's standard error.
-type head struct{ text []byte }
-
-func (h *head) Write(p []byte) (int, error) {
-	const enough = 512
-	h.text = append(h.text, p[:min(len(p), enough-len(h.text))]...)
-	return len(p), nil
-}
-
-// endReason returns the reason for a program's end: its exit status and its first line of standard
-// error.
-func (n *Informant) endReason(err error, said []byte) error {
-	if err == nil {
-		return fmt.Errorf("it ended: %s", n.firstLine(said))
-	}
-	return fmt.Errorf("it ended: %w: %s", err, n.firstLine(said))
-}
-
-// firstLine returns the first line of a program's standard error, without the program's name.
-func (n *Informant) firstLine(said []byte) string {
-	line, _, _ := strings.Cut(strings.TrimSpace(string(said)), "\n")
-	return strings.TrimPrefix(line, n.Name+": ")
 }

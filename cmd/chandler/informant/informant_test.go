@@ -291,7 +291,7 @@ func TestOverlayInformants(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("PATH", test.path)
 			host := &discovery.Host{FS: test.host, Roots: map[string]string{"nvidia": "/run/driver"}}
-			informants := OverlayInformants(host, families.All, "/host")
+			informants := OverlayInformants(host, families.All, "/host", nil)
 			if _, overlaid := host.FS.(*hostfs.Overlay); (len(informants) == 2) != test.want || test.want != overlaid && test.host != fs.FS(answered) {
 				t.Fatalf("got %+v, host %T", informants, host.FS)
 			}
@@ -300,7 +300,7 @@ func TestOverlayInformants(t *testing.T) {
 				t.Errorf("arguments %q", informants[0].args)
 			}
 			host = &discovery.Host{FS: test.host}
-			if informants := OverlayInformants(host, families.All, "/host"); (len(informants) == 1) != test.want {
+			if informants := OverlayInformants(host, families.All, "/host", nil); (len(informants) == 1) != test.want {
 				t.Errorf("without a root: %+v", informants)
 			}
 		})

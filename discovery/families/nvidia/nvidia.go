@@ -52,6 +52,7 @@ var Family = &discovery.Family{
 		Library: "NVML",
 		File:    facts.Path,
 		Driver:  "/proc/driver/nvidia",
+		Service: facts.Program,
 		Changes: gpuOf,
 		Args: func(hostRoot, root string) []string {
 			return []string{"--host-root=" + hostRoot, "--driver-root=" + root, "--gpus=" + path.Join(hostRoot, "proc/driver/nvidia/gpus")}

@@ -17,12 +17,17 @@ const (
 	ServicePath       = "/service"
 	SessionsPath      = "/sessions"
 	WritePath         = "/write"
+	PartitionsPath    = "/partitions"
+	ProgramsPath      = "/programs"
 	FunctionUsersPath = "/users/functions"
 	PodUsersPath      = "/users/pods"
 )
 
 // ErrnoHeader is the header of a failed write with the number of the kernel's error.
 const ErrnoHeader = "Chandler-Errno"
+
+// EndHeader is the trailer of a program's output with the reason for the program's end.
+const EndHeader = "Chandler-End"
 
 // Service describes a host service.
 type Service struct {
@@ -32,6 +37,9 @@ type Service struct {
 
 	// Attributes are the attributes that the service may write on this node.
 	Attributes []string `json:"attributes"`
+
+	// Programs are the programs that the service may run on this node.
+	Programs []string `json:"programs,omitempty"`
 
 	// HiddenFromPods is why the service does not see the open files of the pods' processes, "" if it
 	// sees them. HiddenFromAll is the same for all processes of the machine.
@@ -54,6 +62,28 @@ type Write struct {
 	// Value is the value of an attribute of the function. It is empty for attributes of drivers, whose
 	// value is the address of the function.
 	Value string `json:"value,omitzero"`
+}
+
+// PartitionChange is the creation or the removal of a partition of a PCI function, such as a MIG
+// instance. It contains no argument of a program.
+type PartitionChange struct {
+	Session string `json:"session"` // as in Write
+	Lease   string `json:"lease"`
+
+	Function string `json:"function"`
+	Inode    uint64 `json:"inode"`
+
+	Program  string `json:"program"`           // the name of the program that makes the change: "nvml"
+	Place    string `json:"place"`             // the profile of the partition and its first slice: "1g.10gb@4"
+	Remove   bool   `json:"remove,omitzero"`   // removes the partition; otherwise, it is created
+	UUID     string `json:"uuid,omitzero"`     // removes the partition only if this is its UUID
+	HasBegun bool   `json:"hasBegun,omitzero"` // an agent has started the same change before
+}
+
+// Output is the output of a program that has made a change.
+type Output struct {
+	Text    string `json:"text"`
+	Warning string `json:"warning,omitzero"`
 }
 
 // Node is a device node of the host.

@@ -16,6 +16,9 @@ import (
 // the agent overlays the program's output on the host's file system.
 const Path = "/run/chandler/nvml.json"
 
+// Program is the name of the program that writes the text, in a host service.
+const Program = "nvml"
+
 // MaxSize limits the text, in bytes. A family reads no more of any file. Sixteen GPUs with seven
 // instances each take half of the limit.
 const MaxSize = 64 << 10

@@ -1,0 +1,113 @@
+// Package child runs programs that print lines until their standard input is closed, or that print
+// once.
+package child
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Process is a running program. Read reads its standard output, and Write writes to its standard
+// input.
+type Process struct {
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	stdout io.Reader
+	said   Head
+}
+
+// Start starts a program. The caller must read the output to its end, and then call Wait.
+func Start(path string, args ...string) (*Process, error) {
+	p := &Process{cmd: exec.Command(path, args...)}
+	p.cmd.Stderr = &p.said
+	p.cmd.WaitDelay = time.Second // a child process of the program can keep standard error open
+	var err error
+	if p.stdin, err = p.cmd.StdinPipe(); err != nil { // the program ends when this is closed, even if this process is killed
+		return nil, err
+	}
+	if p.stdout, err = p.cmd.StdoutPipe(); err != nil {
+		p.stdin.Close()
+		return nil, err
+	}
+	return p, p.cmd.Start()
+}
+
+// Read implements [io.Reader].
+func (p *Process) Read(b []byte) (int, error) { return p.stdout.Read(b) }
+
+// Write implements [io.Writer].
+func (p *Process) Write(b []byte) (int, error) { return p.stdin.Write(b) }
+
+// Kill kills the program, and closes its standard input. A program that hangs in the kernel ends
+// when the kernel returns.
+func (p *Process) Kill() {
+	_ = p.cmd.Process.Kill() // the program may have ended
+	p.stdin.Close()
+}
+
+// Wait waits for the end of the program, and returns its reason.
+func (p *Process) Wait() error { return p.said.EndReason(p.cmd.Path, p.cmd.Wait()) }
+
+// maxOutput limits the output of Run, in bytes.
+const maxOutput = 64 << 10
+
+// Run runs a program to its end, and returns its output, at most 64 KiB. A program that succeeds with
+// a warning has written it to standard error. If the context ends, the program is killed; Run then
+// returns when the program has ended.
+func Run(ctx context.Context, path string, args ...string) (output []byte, warning string, err error) {
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.WaitDelay = time.Second
+	said, answer := &Head{}, &bounded{}
+	cmd.Stderr, cmd.Stdout = said, answer
+	err = cmd.Run()
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, "", context.Cause(ctx)
+	case err != nil:
+		return nil, "", said.EndReason(path, err)
+	case answer.Len() > maxOutput:
+		return nil, "", errors.New("its answer is too long")
+	}
+	return answer.Bytes(), said.FirstLine(path), nil
+}
+
+// bounded keeps at most one byte more than maxOutput.
+type bounded struct{ bytes.Buffer }
+
+// Write implements [io.Writer].
+func (b *bounded) Write(p []byte) (int, error) {
+	b.Buffer.Write(p[:min(len(p), maxOutput+1-b.Len())])
+	return len(p), nil
+}
+
+// Head is the beginning of a program's standard error.
+type Head struct{ text []byte }
+
+// Write implements [io.Writer]. It keeps at most 512 bytes.
+func (h *Head) Write(p []byte) (int, error) {
+	const enough = 512
+	h.text = append(h.text, p[:min(len(p), enough-len(h.text))]...)
+	return len(p), nil
+}
+
+// FirstLine returns the first line, without the name of the program.
+func (h *Head) FirstLine(path string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(string(h.text)), "\n")
+	return strings.TrimPrefix(line, filepath.Base(path)+": ")
+}
+
+// EndReason returns the reason for the end of a program with an exit status: the status, and the
+// first line of standard error.
+func (h *Head) EndReason(path string, status error) error {
+	if status == nil {
+		return errors.New("it ended: " + h.FirstLine(path))
+	}
+	return fmt.Errorf("it ended: %w: %s", status, h.FirstLine(path))
+}
