@@ -6,8 +6,74 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 )
+
+// TestHostServiceNVML expects the host service to have NVML's privilege, device nodes and libraries in
+// place of the agent. The agent keeps the directories of a driver root, from which containers get
+// files.
+func TestHostServiceNVML(t *testing.T) {
+	const usr, root = "/host/usr", "/host/run/nvidia/driver"
+	for values, c := range map[string]struct {
+		args                   []string
+		service, agent, hidden []string // mounts, and paths that are not mounted into the agent
+		hostPID                bool
+	}{
+		"nvml: {enabled: true}":                                                                      {[]string{"--driver-root=/"}, []string{"/dev", usr}, nil, []string{"/dev", usr}, false},
+		"nvml: {enabled: true, root: /run/nvidia/driver}":                                            {[]string{"--driver-root=/run/nvidia/driver"}, []string{"/dev", root}, []string{root}, []string{"/dev"}, false},
+		"nvml: {enabled: true}\nnvidiaDriver: {root: /run/nvidia/driver}":                            {[]string{"--driver-root=/run/nvidia/driver"}, []string{"/dev", root}, []string{root}, []string{"/dev", usr}, false},
+		"nvml: {enabled: true}\nnvidiaDriver: {root: /}":                                             {[]string{"--driver-root=/"}, []string{"/dev", usr, "/host/etc/OpenCL"}, []string{usr, "/host/etc/OpenCL"}, []string{"/dev"}, false},
+		"nvml: {enabled: true}\nreclaim: {enabled: true}":                                            {[]string{"--allow=reset,reset_method", "--driver-root=/"}, []string{"/dev", usr, "/host/sys"}, nil, []string{"/dev", usr}, true},
+		"nvml: {enabled: true}\nconfig: {onDemand: {partitions: [{cel: 'true'}]}}":                   {[]string{"--driver-root=/"}, []string{"/dev", usr}, nil, []string{"/dev", usr}, false},
+		"nvml: {enabled: true}\nconfig: {driverRoots: {nvidia: /opt/nvidia}}\nextraVolumeMounts: []": {[]string{"--driver-root=/"}, []string{"/dev", usr}, nil, []string{"/dev", usr}, false},
+	} {
+		set := &appsv1.DaemonSet{}
+		values += "\nhostService: {enabled: true}\nnetworkPolicy: {enabled: false}"
+		decode(t, mustRender(t, values, "--show-only=templates/host-service.yaml"), set)
+		service, agent := set.Spec.Template.Spec, daemonSet(t, values).Spec.Template.Spec
+		program := service.Containers[0]
+		for _, want := range append(c.args, "--serve-nvml", "--gpus=/host/proc/driver/nvidia/gpus", "--host-root=/host") {
+			if !slices.Contains(program.Args, want) {
+				t.Errorf("%s: args %q, want %s", values, program.Args, want)
+			}
+		}
+		writable := mountsOf(&service)
+		if service.HostPID != c.hostPID || writable["/host/sys"] != c.hostPID || slices.ContainsFunc(program.Args, func(arg string) bool { return arg == "--allow=" }) {
+			t.Errorf("%s: hostPID %v, /host/sys is writable: %v, args %q", values, service.HostPID, writable["/host/sys"], program.Args)
+		}
+		for _, path := range c.service {
+			if isWritable, isMounted := writable[path]; !isMounted || isWritable != (path == "/dev" || path == "/host/sys") {
+				t.Errorf("%s: %s in the service: mounted %v, writable %v", values, path, isMounted, isWritable)
+			}
+		}
+		if context := agent.Containers[0].SecurityContext; context.Privileged != nil || !slices.Contains(agent.Containers[0].Args, "--host-service-dir=/run/chandler/host") {
+			t.Errorf("%s: the agent has %+v, args %q", values, context, agent.Containers[0].Args)
+		}
+		mounts := mountsOf(&agent)
+		for _, path := range c.agent {
+			if isWritable, isMounted := mounts[path]; !isMounted || isWritable {
+				t.Errorf("%s: %s in the agent: mounted %v, writable %v", values, path, isMounted, isWritable)
+			}
+		}
+		for _, path := range c.hidden {
+			if _, isMounted := mounts[path]; isMounted {
+				t.Errorf("%s: the agent has %s", values, path)
+			}
+		}
+	}
+}
+
+// mountsOf returns the paths of a pod's mounts, each with a volume, and whether they are writable.
+func mountsOf(pod *corev1.PodSpec) map[string]bool {
+	writable := make(map[string]bool)
+	for _, mount := range pod.Containers[0].VolumeMounts {
+		if slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == mount.Name }) {
+			writable[mount.MountPath] = !mount.ReadOnly
+		}
+	}
+	return writable
+}
 
 // TestHostService expects a privileged pod without token and network beside an unprivileged agent. It may
 // write only the attributes of the enabled features.

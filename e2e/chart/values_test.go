@@ -162,8 +162,10 @@ func TestNotesOfPrivilege(t *testing.T) {
 		"":                               "",
 		"{nvml: {enabled: true}}":        "privileged because of NVML.",
 		"{passthrough: {enabled: true}}": "privileged because of VFIO passthrough.\nFor what this permits, see docs/vfio-passthrough.md#enable-passthrough.",
-		"{reclaim: {enabled: true}, onDemand: {enabled: true}}":                                   "privileged because of reclaim and on-demand devices.",
-		"{nvml: {enabled: true}, fpgaProgramming: {enabled: true}, passthrough: {enabled: true}}": "privileged because of NVML and FPGA programming and VFIO passthrough.",
+		"{nvml: {enabled: true}, reclaim: {enabled: true}, hostService: {enabled: true}}":                               "",
+		"{nvml: {enabled: true}, mps: {enabled: true}, fpgaProgramming: {enabled: true}, hostService: {enabled: true}}": "privileged because of FPGA programming.",
+		"{reclaim: {enabled: true}, onDemand: {enabled: true}}":                                                         "privileged because of reclaim and on-demand devices.",
+		"{nvml: {enabled: true}, fpgaProgramming: {enabled: true}, passthrough: {enabled: true}}":                       "privileged because of NVML and FPGA programming and VFIO passthrough.",
 	} {
 		if out := notes(t, values); want == "" == strings.Contains(out, "privileged because of") || !strings.Contains(out, want) {
 			t.Errorf("%s: no %q in\n%s", values, want, out)
@@ -207,6 +209,7 @@ func TestOddValues(t *testing.T) {
 		"{config: {onDemand: {virtualFunctions: [{cel: 'true'}]}}}":                                                     "config.onDemand.virtualFunctions does nothing without onDemand.enabled",
 		"{image: {tag: v0.1.0-nvml}}":                                                                                   "the suffix -nvml was renamed to -host",
 		"{config: {onDemand: {partitions: [{cel: 'true'}]}}}":                                                           "config.onDemand.partitions does nothing without nvml.enabled (NVIDIA) or onDemand.enabled (AMD)",
+		"{config: {onDemand: {partitions: [{cel: 'true'}]}}, hostService: {enabled: true}}":                             "nvml.enabled (NVIDIA) or onDemand.enabled (AMD), which runs a privileged program beside the agents",
 		"{config: {onDemand: {partitions: [{cel: 'true'}]}}, onDemand: {enabled: true}}":                                "",
 		"{config: {onDemand: {mps: [{cel: 'true'}]}}}":                                                                  "config.onDemand.mps does nothing without sharingDaemons.enabled, which runs a privileged program beside the agents",
 		"{config: {onDemand: {timeSlices: [{cel: 'true'}]}}}":                                                           "config.onDemand.timeSlices does nothing without sharingDaemons.enabled",

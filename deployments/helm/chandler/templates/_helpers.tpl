@@ -148,6 +148,11 @@ kind: DriverConfig
 {{- end }}
 {{- end -}}
 
+{{/* The root of NVIDIA's driver, "/" for the host's own. */}}
+{{- define "chandler.nvmlRoot" -}}
+{{- with .Values.nvidiaDriver.root }}{{ . }}{{ else }}{{ ternary "/" .Values.nvml.root (eq .Values.nvml.root "/usr") }}{{ end -}}
+{{- end -}}
+
 {{/* The directories of the host with NVIDIA's driver and its library NVML, as JSON. */}}
 {{- define "chandler.driverDirectories" -}}
 {{- $root := .Values.nvidiaDriver.root -}}
@@ -157,9 +162,30 @@ kind: DriverConfig
 {{- else -}}[]{{- end -}}
 {{- end -}}
 
+{{/* The directories of these that the agent reads. NVML alone is the matter of the host service, if there is one. */}}
+{{- define "chandler.agentDriverDirectories" -}}
+{{- if and .Values.hostService.enabled (not .Values.nvidiaDriver.root) (eq .Values.nvml.root "/usr") -}}[]
+{{- else -}}{{ include "chandler.driverDirectories" . }}{{- end -}}
+{{- end -}}
+
+{{/* Mounts of the directories of a JSON list. */}}
+{{- define "chandler.driverMounts" -}}
+{{- range $i, $directory := .directories | fromJsonArray }}
+- {name: {{ ternary "nvml" (printf "nvml-%d" $i) (eq $i 0) }}, mountPath: {{ printf "/host%s" $directory }}, readOnly: true{{ if $.root }}, mountPropagation: HostToContainer{{ end }}}
+{{- end }}
+{{- end -}}
+
+{{/* Their volumes. */}}
+{{- define "chandler.driverVolumes" -}}
+{{- range $i, $directory := .directories | fromJsonArray }}
+- name: {{ ternary "nvml" (printf "nvml-%d" $i) (eq $i 0) }}
+  hostPath: {path: {{ $directory }}, type: {{ ternary "DirectoryOrCreate" "Directory" (and (not (empty $.root)) (not (has $directory (list "/usr" "/lib/firmware")))) }}}
+{{- end }}
+{{- end -}}
+
 {{/* Whether the agent must be privileged: a container that was given no device can open none otherwise. */}}
 {{- define "chandler.privileged" -}}
-{{- if or .Values.nvml.enabled .Values.fpgaProgramming.enabled (include "chandler.agentChangesHost" .) -}}true{{- end -}}
+{{- if or (and .Values.nvml.enabled (not .Values.hostService.enabled)) .Values.fpgaProgramming.enabled (include "chandler.agentChangesHost" .) -}}true{{- end -}}
 {{- end -}}
 
 {{/* Whether a feature changes and examines the host. */}}
@@ -167,9 +193,9 @@ kind: DriverConfig
 {{- if or .Values.passthrough.enabled .Values.reclaim.enabled .Values.onDemand.enabled -}}true{{- end -}}
 {{- end -}}
 
-{{/* Whether the host service does this for the agent. */}}
+{{/* Whether the host service does this for the agent, or reads NVML. */}}
 {{- define "chandler.hostService" -}}
-{{- if .Values.hostService.enabled -}}{{ include "chandler.changesHost" . }}{{- end -}}
+{{- if and .Values.hostService.enabled (or .Values.nvml.enabled (include "chandler.changesHost" .)) -}}true{{- end -}}
 {{- end -}}
 
 {{/* Whether the agent does this itself. */}}
