@@ -15,6 +15,10 @@ type Program struct {
 	Name    string // "chandler-host": in the directory of the agent's executable, or on the PATH
 	Library string // name of the library, for messages: "NVML"
 
+	// Provides lists the facts that only the program has, for people; "" if the family has other
+	// sources for them.
+	Provides string
+
 	// File is the path of the program's output on the host, for the family. No host has such a file on
 	// its disk.
 	File string

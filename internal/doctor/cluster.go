@@ -21,6 +21,7 @@ var clusterChecks = []check{
 	{Cluster, []string{"CH0602"}, checkFeatures},
 	{Cluster, []string{"CH0615"}, checkTaken},
 	{Cluster, []string{"CH0608"}, checkPublished},
+	{Cluster, []string{"CH0617"}, checkMemory},
 	{Cluster, []string{"CH0603", "CH0604", "CH0616"}, checkClasses},
 	{Cluster, []string{"CH0609", "CH0610", "CH0613", "CH0614"}, checkClaims},
 	{Cluster, []string{"CH0611"}, checkPrepared},
@@ -178,6 +179,34 @@ func checkPublished(f *Facts, say *findingList) {
 			"kubectl get resourceslices --field-selector spec.driver=chandler.dev,spec.nodeName="+f.Node, "kubectl -n chandler rollout restart daemonset chandler")
 	case wanted > 0:
 		say.addOK("the ResourceSlices contain every DRA device")
+	}
+}
+
+// checkMemory reports NVIDIA GPUs that are published without their memory.
+func checkMemory(f *Facts, say *findingList) {
+	all, known := f.Cluster.Slices.get()
+	snapshot, found := f.Devices.Snapshot.get()
+	if !known || !found {
+		return
+	}
+	var without []string
+	for i := range all {
+		s := &all[i].Spec
+		if s.Driver != discovery.Domain || s.NodeName == nil || *s.NodeName != f.Node {
+			continue
+		}
+		for _, published := range s.Devices {
+			d, found := snapshot.Lookup(published.Name)
+			if _, has := published.Capacity["memory"]; found && !has && d.Family == "nvidia" && d.PartOf == nil &&
+				d.Attributes.String("kind") == "gpu" && d.Attributes.String("driver") == "nvidia" {
+				without = append(without, d.Name)
+			}
+		}
+	}
+	if len(without) > 0 {
+		say.addFault("CH0617", fmt.Sprintf("the memory of %s is unknown", countNoun(len(without), "NVIDIA GPU")),
+			"Without NVML, ResourceSlices do not contain the memory, the architecture and the MIG profiles of "+joinNames(without)+", and the agent does not report XID errors.",
+			helmSet+" --set nvml.enabled=true   # requires the image with chandler-host; makes the agent privileged")
 	}
 }
 

@@ -119,4 +119,14 @@ var clusterCodes = []Code{
 			{"kubectl apply -f deployments/examples/deviceclasses-all.yaml", "Does the same with the plain manifests."},
 		},
 	},
+	{
+		ID: "CH0617", Says: "the memory of NVIDIA GPUs is unknown", Result: Warning, Symptoms: []Symptom{ClaimPending},
+		Looks: "Doctor reads the capacities of NVIDIA GPUs in the ResourceSlices of the node, for GPUs with the driver nvidia.",
+		Comes: "The kernel has no file with these facts. They come from NVIDIA's library NVML, which the agent uses only through the program chandler-host. NVML is off, or the image of the agent is the one without chandler-host.",
+		Why:   "Claims that select the memory, the architecture or a MIG profile stay Pending. The agent does not report XID errors, and GPUs cannot be shared by memory. Other claims work.",
+		Fixes: []Fix{
+			{helmSet + " --set nvml.enabled=true", "Runs chandler-host beside the agent. The image needs the program; see [Enable NVML](../nvidia.md#enable-nvml). The agent becomes privileged."},
+			{"kubectl -n chandler patch daemonset chandler --patch-file deployments/examples/nvml-patch.yaml", "Does the same with the plain manifests."},
+		},
+	},
 }

@@ -29,6 +29,8 @@ func device(kind, at, model string) rules.Offered {
 	if kind == "gpu" {
 		d.Offers = []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: []string{"GPU-" + at[5:7]}}}
 		d.Edits.DeviceNodes = nil
+		d.Attributes.SetString("driver", "nvidia")
+		d.Capacity = discovery.Capacity{"memory": {Value: resource.MustParse("80Gi")}}
 	} else {
 		d.Family = "rdma"
 	}
@@ -46,7 +48,7 @@ func healthy() *Facts {
 	for _, d := range snapshot.Devices {
 		found.Devices = append(found.Devices, d.Device)
 		api[d.Name] = discovery.ModeDRA
-		slice.Spec.Devices = append(slice.Spec.Devices, resourceapi.Device{Name: d.Name, Attributes: d.Attributes})
+		slice.Spec.Devices = append(slice.Spec.Devices, resourceapi.Device{Name: d.Name, Attributes: d.Attributes, Capacity: d.Capacity})
 	}
 	network := deviceClass("rdma.chandler.dev", "", `device.driver == "chandler.dev" && device.attributes["chandler.dev"].kind != "gpu"`, ago(time.Hour))
 	class := deviceClass("nvidia.chandler.dev", "nvidia.com/gpu", `device.driver == "chandler.dev" && device.attributes["chandler.dev"].kind == "gpu"`, ago(time.Hour))
@@ -273,6 +275,11 @@ var breaks = map[string]func(*Facts){
 	"CH0607": func(f *Facts) { f.Cluster.Node = KnownAnswer[*corev1.Node](nil) },
 	"CH0616": func(f *Facts) {
 		f.Cluster.Classes.Value = f.Cluster.Classes.Value[:1]
+	},
+	"CH0617": func(f *Facts) {
+		for i := range f.Cluster.Slices.Value[0].Spec.Devices {
+			f.Cluster.Slices.Value[0].Spec.Devices[i].Capacity = nil
+		}
 	},
 	"CH0615": func(f *Facts) { f.Agent.ModeUnwanted = true },
 	"CH0608": func(f *Facts) { f.Cluster.Slices.Value[0].Spec.Devices[2].Name = "another" },

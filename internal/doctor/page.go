@@ -133,7 +133,7 @@ const troubleshootingIntro = "# Troubleshooting\n\n" +
 	"| The DaemonSet has no pods | `kubectl -n chandler describe daemonset chandler` | `violates PodSecurity`: [label the namespace](install.md#requirements). Otherwise, the node selector selects no node |\n" +
 	"| A pod starts, and its container has no device | `sudo grep -r cdi /etc/containerd` on the node | [CH0202](codes/CH0202.md): CDI is off in the container runtime. [Enable it](platforms/index.md#find-out-whether-cdi-is-enabled) |\n" +
 	"| `libcuda.so.1` or `nvidia-smi` is missing in a container | `kubectl get pod POD -o jsonpath={.spec.runtimeClassName}` | [Choose how containers get the driver's files](verify-installation.md#3-if-it-fails) |\n" +
-	"| A claim that selects the memory of an NVIDIA GPU stays Pending | `kubectl chandler why POD` | The memory is not known without NVML: [enable NVML](nvidia.md#enable-nvml) |\n" +
+	"| A claim that selects the memory of an NVIDIA GPU stays Pending | `kubectl chandler why POD` | [CH0617](codes/CH0617.md): the memory is not known without NVML. [Enable it](nvidia.md#enable-nvml) |\n" +
 	"| Two pods got the same GPU | `kubectl get daemonsets --all-namespaces` | [CH0104](codes/CH0104.md): another device plugin still runs |\n\n" +
 	"To get help from others, create an archive with [`kubectl chandler report`](kubectl.md#collect-diagnostics-report).\n"
 

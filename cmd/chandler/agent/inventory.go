@@ -2,12 +2,14 @@ package agent
 
 import (
 	"io/fs"
+	"slices"
 	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
@@ -54,6 +56,7 @@ func (a *agent) notes(refusal string) (notes []inventory.Note) {
 	if fields := a.outdatedFields(); len(fields) > 0 {
 		notes = append(notes, inventory.Note{Name: "configuration", Reason: "a change of " + strings.Join(fields, ", ") + " is in force once the agent is started again", Code: "CH0710"})
 	}
+	notes = append(notes, a.missingPrograms()...)
 	last := a.metrics.lastScan.Load()
 	if last == nil {
 		return notes
@@ -62,6 +65,26 @@ func (a *agent) notes(refusal string) (notes []inventory.Note) {
 		notes = append(notes, inventory.Note{Name: "scan", Reason: "no answer in time from " + strings.Join(last.Late, ", ") + "; their devices count as unreadable", Code: "CH0310"})
 	} else if last.Hanging > 0 {
 		notes = append(notes, inventory.Note{Name: "scan", Reason: inventory.CountNoun(last.Hanging, "read") + " of the host not answered by a driver", Code: "CH0310"})
+	}
+	return notes
+}
+
+// missingPrograms notes the families whose devices lack facts, because the program with these facts
+// does not run although the vendor's driver is loaded.
+func (a *agent) missingPrograms() (notes []inventory.Note) {
+	p := a.placedDevices.Load()
+	if p == nil {
+		return nil
+	}
+	for _, f := range a.Families {
+		if !slices.ContainsFunc(p.snapshot.Devices, func(d rules.Offered) bool { return d.Family == f.Name }) {
+			continue
+		}
+		for _, program := range f.Programs {
+			if program.Provides != "" && a.host.FileExists(program.Driver) && !a.host.FileExists(program.File) {
+				notes = append(notes, inventory.Note{Name: "family " + f.Name, Reason: program.Provides + " are unknown without " + program.Library, Code: "CH0617"})
+			}
+		}
 	}
 	return notes
 }

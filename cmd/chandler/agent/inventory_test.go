@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -83,6 +84,40 @@ func TestBeginnings(t *testing.T) {
 	}
 	if begun = waitBeginnings(now, map[string]string{}, begun, at); len(begun) != 0 {
 		t.Errorf("nothing waits: %v", begun)
+	}
+}
+
+// A note names the facts that devices lack while the program with these facts does not run. A host
+// without the vendor's driver, or without devices of the family, has no such note.
+func TestNotesOfMissingPrograms(t *testing.T) {
+	program := &discovery.Program{Library: "NVML", Provides: "memory and errors", Driver: "/proc/driver/nvidia", File: "/run/nvml.json"}
+	snapshot := &rules.Snapshot{Devices: []rules.Offered{{Device: discovery.Device{Name: "gpu", Family: "nvidia"}}}}
+	const driver, facts = "proc/driver/nvidia/version", "run/nvml.json"
+	for name, test := range map[string]struct {
+		files    []string
+		snapshot *rules.Snapshot
+		noted    bool
+	}{
+		"missing":        {[]string{driver}, snapshot, true},
+		"facts":          {[]string{driver, facts}, snapshot, false},
+		"no driver":      {nil, snapshot, false},
+		"no device":      {[]string{driver}, &rules.Snapshot{}, false},
+		"not placed yet": {[]string{driver}, nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			host := make(fstest.MapFS)
+			for _, file := range test.files {
+				host[file] = &fstest.MapFile{}
+			}
+			a := &agent{Config: Config{Families: []*discovery.Family{{Name: "nvidia", Programs: []*discovery.Program{program}}}}, host: &discovery.Host{FS: host}}
+			if test.snapshot != nil {
+				a.placedDevices.Store(&placedDevices{snapshot: test.snapshot})
+			}
+			notes := a.missingPrograms()
+			if (len(notes) == 1) != test.noted || test.noted && (notes[0].Code != "CH0617" || notes[0].Reason != "memory and errors are unknown without NVML") {
+				t.Errorf("notes %+v", notes)
+			}
+		})
 	}
 }
 

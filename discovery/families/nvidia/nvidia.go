@@ -50,6 +50,9 @@ var Family = &discovery.Family{
 	Programs: []*discovery.Program{{
 		Name:    "chandler-host",
 		Library: "NVML",
+
+		Provides: "memory, architecture, MIG profiles and XID errors",
+
 		File:    facts.Path,
 		Driver:  "/proc/driver/nvidia",
 		Service: facts.Program,
