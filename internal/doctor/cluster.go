@@ -206,7 +206,7 @@ func checkMemory(f *Facts, say *findingList) {
 	if len(without) > 0 {
 		say.addFault("CH0617", fmt.Sprintf("the memory of %s is unknown", countNoun(len(without), "NVIDIA GPU")),
 			"Without NVML, ResourceSlices do not contain the memory, the architecture and the MIG profiles of "+joinNames(without)+", and the agent does not report XID errors.",
-			helmSet+" --set nvml.enabled=true   # requires the image with chandler-host; makes the agent privileged")
+			helmSet+" --set nvml.enabled=true,hostService.enabled=true   # requires the image with chandler-host")
 	}
 }
 

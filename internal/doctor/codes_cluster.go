@@ -125,8 +125,8 @@ var clusterCodes = []Code{
 		Comes: "The kernel has no file with these facts. They come from NVIDIA's library NVML, which the agent uses only through the program chandler-host. NVML is off, or the image of the agent is the one without chandler-host.",
 		Why:   "Claims that select the memory, the architecture or a MIG profile stay Pending. The agent does not report XID errors, and GPUs cannot be shared by memory. Other claims work.",
 		Fixes: []Fix{
-			{helmSet + " --set nvml.enabled=true", "Runs chandler-host beside the agent. The image needs the program; see [Enable NVML](../nvidia.md#enable-nvml). The agent becomes privileged."},
-			{"kubectl -n chandler patch daemonset chandler --patch-file deployments/examples/nvml-patch.yaml", "Does the same with the plain manifests."},
+			{helmSet + " --set nvml.enabled=true,hostService.enabled=true", "Runs chandler-host in a pod of its own, which is privileged. The image needs the program; see [Enable NVML](../nvidia.md#enable-nvml)."},
+			{"kubectl -n chandler patch daemonset chandler --patch-file deployments/examples/nvml-patch.yaml", "Runs NVML in the agent's pod, with the plain manifests. The agent becomes privileged."},
 		},
 	},
 }
