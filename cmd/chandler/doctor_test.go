@@ -156,6 +156,10 @@ func TestDoctorRepeatsNothing(t *testing.T) {
 	if !strings.Contains(out, "virtualization kvm lacks a device node") {
 		t.Errorf("printed\n%s", out)
 	}
+	out, _ = doctored(t, "../../discovery/families/nvidia/testdata/a100-single.host")
+	if !strings.Contains(out, "gpu 07:00.0 gi-4-ci-0 NVIDIA A100-SXM4-40GB is unhealthy") {
+		t.Errorf("a partition is not named:\n%s", out)
+	}
 	out, _ = doctored(t, "../../discovery/families/fpgaaws/testdata/f2.host")
 	if strings.Count(out, "no shell") != 1 || !strings.Contains(out, "he kernel has no render node for it. It is offered") {
 		t.Errorf("printed\n%s", out)
