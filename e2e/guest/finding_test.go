@@ -21,6 +21,7 @@ var strangers = []string{
 	"0/10de:2330:030200/4/2330", // an H100
 	"0/15b3:101d:020000",        // a ConnectX-6 Dx
 	"0/1da3:1020:120000",        // a Gaudi2
+	"0/17db:0501:020000",        // an HPE Slingshot adapter
 	"0/19e5:d802:120000",        // an Ascend 910
 	"0/1e60:2864:120000",        // a Hailo-8
 	"0/1af4:1110:050000",        // not an accelerator
@@ -288,6 +289,7 @@ func agreeWithQEMU(t *testing.T, found map[string][]device, fake bool) {
 		wants["8086:4940"] = want{"qat", "crypto", "Unhealthy", "driver-unbound", 1, 1, 1}
 		wants["10ee:5001"] = want{"fpga-xilinx", "fpga", "Unhealthy", "driver-unbound", 1, 1, 1}
 		wants["1da3:1020"] = want{"gaudi", "npu", "Unhealthy", "driver-unbound", 0, 1, 1}
+		wants["17db:0501"] = want{"slingshot", "nic", "Unhealthy", "driver-unbound", 0, 1, 1}
 		wants["19e5:d802"] = want{"ascend", "npu", "Unhealthy", "driver-unbound", 0, 1, 1}
 		wants["1e60:2864"] = want{"hailo", "npu", "Unhealthy", "driver-unbound", 0, 1, 1}
 		wants["1ac1:089a"] = want{"apex", "npu", "Unhealthy", "driver-unbound", 1, 1, 1}

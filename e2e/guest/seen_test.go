@@ -35,6 +35,7 @@ var seen = map[string]string{
 	"nvidia":      noDriver,
 	"qat":         noDriver,
 	"rdma":        noDriver,
+	"slingshot":   noDriver,
 	"sriovnet":    "virtual functions of igb under igbvf",
 	"vfio":        "functions alone in their IOMMU group, two behind one bridge, and virtual functions of an igb and of an NVMe controller",
 }
