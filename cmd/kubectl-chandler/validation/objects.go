@@ -22,7 +22,6 @@ import (
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
-	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/compile"
 	"chandler.dev/internal/jsonerror"
@@ -201,58 +200,6 @@ func (v *validator) decodeTyped(data []byte) (runtime.Object, error) {
 		return typed, errors.Join(strict.Errors()...)
 	}
 	return typed, jsonerror.Describe(data, err)
-}
-
-// checkParameters checks the parameters for this driver in an object, as Prepare does.
-func (v *validator) checkParameters(at place, object *unstructured.Unstructured) {
-	path := configOf[object.GetKind()]
-	var previous []configEntry
-	entries, _, _ := unstructured.NestedFieldNoCopy(object.Object, path...) // an invalid type was reported before
-	list, _ := entries.([]any)
-	for i, entry := range list {
-		config, _ := entry.(map[string]any)
-		opaque, _ := config["opaque"].(map[string]any)
-		if opaque["driver"] != discovery.Domain {
-			continue
-		}
-		field := at.at(fmt.Sprintf("%s[%d].opaque.parameters", strings.Join(path, "."), i))
-		data, err := json.Marshal(opaque["parameters"])
-		if err != nil {
-			v.addFindings(field, severityError, err)
-			continue
-		}
-		entry := configEntry{v.claimParameters(field, data), requestsOf(config)}
-		if slices.ContainsFunc(previous, entry.conflicts) {
-			v.errorf(field, "%s: cannot be combined with %s of another entry of config for the same request", nvidia.TimeSlice, nvidia.MPS)
-		}
-		previous = append(previous, entry)
-	}
-}
-
-// A configEntry is an entry of config with parameters for this driver.
-type configEntry struct {
-	parameters discovery.Parameters
-	requests   []string // nil for all requests
-}
-
-func requestsOf(config map[string]any) []string {
-	requests, _, _ := unstructured.NestedStringSlice(config, "requests") // an invalid type was reported before
-	return requests
-}
-
-// conflicts reports whether two entries together set parameters that the agent refuses to combine.
-func (e configEntry) conflicts(other configEntry) bool {
-	both := e.parameters[nvidia.TimeSlice] != "" && other.parameters[nvidia.MPS] != "" ||
-		e.parameters[nvidia.MPS] != "" && other.parameters[nvidia.TimeSlice] != ""
-	return both && (len(e.requests) == 0 || len(other.requests) == 0 || slices.ContainsFunc(e.requests, func(a string) bool {
-		return slices.ContainsFunc(other.requests, func(b string) bool { return isSameRequest(a, b) })
-	}))
-}
-
-// isSameRequest reports whether two names can refer to the same device. A name may be that of a
-// request, or of an alternative in it: request/alternative.
-func isSameRequest(a, b string) bool {
-	return a == b || strings.HasPrefix(a, b+"/") || strings.HasPrefix(b, a+"/")
 }
 
 // claimParameters checks parameters. It warns about parameters that no family supports and that do

@@ -80,6 +80,7 @@ func entries(of ...string) string {
 func TestValidate(t *testing.T) {
 	const class = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: %s}\nspec: {extendedResourceName: %s}\n---\n"
 	const claim = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec:\n  devices:\n"
+	const requests = "    requests:\n    - {name: a, firstAvailable: [{name: large, deviceClassName: x}, {name: small, deviceClassName: x}]}\n    - {name: ab, exactly: {deviceClassName: x}}\n"
 	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: "
 	tests := map[string]struct {
 		text   string
@@ -268,7 +269,21 @@ func TestValidate(t *testing.T) {
 			claim + entries("[a]", "mps: {}", "[a/large]", "timeSlice: Short"), []string{"timeSlice: cannot be combined with mps"}, true,
 		},
 		"MPS and time slice of two requests": {
-			claim + entries("[a]", "mps: {}", "[ab]", "timeSlice: Short"), []string{"1 object checked: 0 errors, 0 warnings\n"}, false,
+			claim + requests + entries("[a]", "mps: {}", "[ab]", "timeSlice: Short"),
+			[]string{"-:11: error: ResourceClaim c: spec.devices.config[1].opaque.parameters: mps and timeSlice: requests a and ab have them; only one request of a claim can, for any number of devices\n", "1 error,"}, true,
+		},
+		"MPS of all of two requests": {
+			claim + requests + entries("[]", "mps: {}", "[ab]", "interfaceName: net1"), []string{"spec.devices.config[0].opaque.parameters: mps and timeSlice: requests a and ab have them", "1 error,"}, true,
+		},
+		"MPS of a request and an alternative": {
+			claim + requests + entries("[a/large]", "mps: {}", "[ab]", "mps: {}"), []string{"warning: ResourceClaim c: spec.devices.config[0].opaque.parameters: mps and timeSlice: requests ab and a/large have them", "0 errors, 1 warning\n"}, false,
+		},
+		"MPS of two alternatives": {
+			claim + requests + entries("[a/large]", "mps: {}", "[a/small]", "timeSlice: Long"), []string{"0 errors, 0 warnings\n"}, false,
+		},
+		"requests that the claim does not have": {
+			claim + requests + "    constraints: [{requests: [a, b], matchAttribute: resource.kubernetes.io/pcieRoot}]\n" + entries("[a/huge]", "mps: {}", "[ab]", "interfaceName: net1"),
+			[]string{`spec.devices.constraints[0].requests[1]: is "b", which is none of the claim's requests`, `spec.devices.config[0].requests[0]: is "a/huge", which is none`, "2 errors,"}, true,
 		},
 		"no object":       {"- a\n", []string{"is not an object"}, true},
 		"no kind":         {"spec: {}\n", []string{"no kind"}, true},
