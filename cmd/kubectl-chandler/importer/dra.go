@@ -208,13 +208,18 @@ func (t *draObject) request(v value, name string) {
 	if !class.isText() {
 		return
 	}
+	foreign := draDriverOf(class.text()) != nil || mentionsDriver(v.at("selectors").node)
 	t.selectors(v)
 	known, ok := draClasses[class.text()]
 	own := validation.ReplacedClasses[class.text()]
 	switch {
 	case t.kept[class.text()]:
 	case !ok:
-		if !strings.HasSuffix(class.text(), ".chandler.dev") {
+		switch {
+		case strings.HasSuffix(class.text(), ".chandler.dev"):
+		case foreign:
+			t.im.notePodChange(class, "the class is not in the files: import it too, because it selects devices of another driver, and the request now needs devices of Chandler")
+		default:
 			t.im.noteRemark(class, "is a class that is not among the files; import it too if its devices are now those of Chandler")
 		}
 	case own == "":

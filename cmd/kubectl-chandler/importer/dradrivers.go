@@ -56,6 +56,7 @@ var draDrivers = []draDriver{
 			"vendorID":              {name: "pciVendor", values: pciID},
 			"deviceID":              {name: "pciDevice", values: pciID},
 			"pciBusID":              {name: pciBusIDName},
+			"pcieBusID":             {name: pciBusIDName}, // before the standard attribute
 			"pcieRoot":              {name: pcieRootName},
 			"numaNode":              {name: numaNodeName},
 		},

@@ -72,6 +72,9 @@ func Import(files []File, options Options) (*Result, error) {
 			im.notePodChange(*f.runsAt, "which devices the plugin offers is in a file that is not among those imported")
 		}
 	}
+	for _, v := range im.unknown {
+		im.notePodChange(v, "is a device plugin that the import does not support: keep it, or offer its devices by entries of resources or paths")
+	}
 	for _, file := range sorted(im.unreadValues) {
 		im.noteRemark(value{file: file}, "not read, since they are of no device plugin: %s", strings.Join(im.unreadValues[file], ", "))
 	}
@@ -129,6 +132,7 @@ type importer struct {
 	chart        string                // the Helm chart whose values are being read
 	shared       []map[string][]string // the selectors of adapter pools that containers share
 	unreadValues map[string][]string   // objects that belong to no plugin, by file
+	unknown      []value               // containers of device plugins that are not known
 
 	configMapName string // the name of the ConfigMap that is being read, or ""
 
@@ -184,7 +188,12 @@ func Formats() string {
 }
 
 // errUnknown is the error for a file of no known format.
-func errUnknown() error {
+func (im *importer) errUnknown(file string) error {
+	for _, v := range im.unknown {
+		if v.file == file {
+			return fmt.Errorf("line %d: %s is a device plugin that the import does not support; known are\n%s", v.line(), cmp.Or(v.text(), v.path), strings.TrimRight(Formats(), "\n"))
+		}
+	}
 	return fmt.Errorf("nothing in it is known; known are\n%s", strings.TrimRight(Formats(), "\n"))
 }
 
@@ -208,7 +217,7 @@ func (im *importer) file(documents []value) error {
 	}
 	known, err := im.importEach(documents)
 	if err == nil && !known {
-		err = errUnknown()
+		err = im.errUnknown(documents[0].file)
 	}
 	return err
 }

@@ -134,6 +134,9 @@ var flagsOf = map[string][]string{
 
 func (i *intel) runsPlugin(c container) bool {
 	short := i.plugin.short
+	if short == "fpga" && c.names("xilinx") {
+		return false // xilinxatg/xilinx_k8s_fpga_plugin
+	}
 	if c.names("intel-"+short+"-plugin", short+"_plugin", "intel-"+short+"-device-plugin", "intel-"+short+"-initcontainer", "intel-"+short+"-kernel-plugin") || short != "gpu" && c.names(short+"_device_plugin") {
 		return true
 	}

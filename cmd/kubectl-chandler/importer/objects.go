@@ -162,10 +162,42 @@ func (im *importer) importDocument(v value) (known bool, err error) {
 		im.onlyRead(v, found)
 		return true, nil
 	}
+	if plugins := im.unknownPlugins(v); len(plugins) > 0 {
+		im.unknown = append(im.unknown, plugins...)
+		return false, nil
+	}
 	if kind != "" && version != "" {
 		im.unreadValues[v.file] = append(im.unreadValues[v.file], strings.TrimSpace(kind+" "+v.at("metadata", "name").text()))
 	}
 	return false, nil
+}
+
+// pluginDir is the directory on the host with the kubelet's socket for device plugins.
+const pluginDir = "/var/lib/kubelet/device-plugins"
+
+// unknownPlugins returns the containers of an object that are device plugins of no known format: those
+// with the kubelet's directory for device plugins, or with such a name. Each value is the container's
+// image at the place of its name.
+func (im *importer) unknownPlugins(v value) (plugins []value) {
+	pod := podOf(v)
+	if !runsOnNodes(v) || !pod.at("containers").isList() {
+		return nil
+	}
+	var volumes []string
+	for _, volume := range pod.at("volumes").items() {
+		if strings.TrimSuffix(volume.at("hostPath", "path").text(), "/") == pluginDir {
+			volumes = append(volumes, volume.at("name").text())
+		}
+	}
+	for _, c := range containersOf(pod) {
+		mounts := slices.ContainsFunc(c.at("volumeMounts").items(), func(mount value) bool {
+			return slices.Contains(volumes, mount.at("name").text())
+		})
+		if mounts || c.names("device-plugin", "device_plugin", "deviceplugin") {
+			plugins = append(plugins, cmpValue(c.at("name"), c.value).as(c.image))
+		}
+	}
+	return plugins
 }
 
 // importEach reads documents, and reports whether at least one of them is known. In that case,

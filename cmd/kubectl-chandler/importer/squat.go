@@ -144,8 +144,8 @@ var releaseVersion = regexp.MustCompile(`^v?[0-9]+\.[0-9]+`)
 // before02 matches versions before release 0.2.
 var before02 = regexp.MustCompile(`^v?0\.[01](?:\.|$|-)`)
 
-// domainsOf returns the domains of a device's resource: both if the image has a digest or a tag that
-// is not a version, because the release is then unknown.
+// domainsOf returns the domains of a device's resource: both if the release is unknown, because the
+// image is not in the files, or has a digest or a tag that is not a version.
 func (s *squat) domainsOf(v value) []string {
 	domain, version := s.settings.get("domain").text(), imageVersion(s.image)
 	latest := version == "latest" || version == "" && !strings.Contains(s.image, "@")
@@ -158,15 +158,13 @@ func (s *squat) domainsOf(v value) []string {
 		return []string{ofSquatSince02}
 	case before02.MatchString(version):
 		return []string{ofSquat}
-	case s.domainNoted:
-	case s.image == "":
-		s.im.noteRemark(v.as(""), "no domain is named; the plugin's is %s, and %s from release 0.2 on: name it (--domain, or domain in the file) if pods ask for that", ofSquat, ofSquatSince02)
-	default:
-		s.im.notePodChange(s.container, "the release of %s is unknown: resources are %s/… before release 0.2 and %s/… since. Both are written; delete the entries that pods do not request", s.image, ofSquat, ofSquatSince02)
-	}
-	s.domainNoted = true
-	if s.image == "" {
-		return []string{ofSquat}
+	case !s.domainNoted:
+		release := "the release of the plugin is unknown, because its image is not in the files"
+		if s.image != "" {
+			release = "the release of " + s.image + " is unknown"
+		}
+		s.im.notePodChange(cmpValue(s.container, v), "%s: resources are %s/… before release 0.2 and %s/… since. Both are written; delete the entries that pods do not request, or set the flag --domain", release, ofSquat, ofSquatSince02)
+		s.domainNoted = true
 	}
 	return []string{ofSquat, ofSquatSince02}
 }

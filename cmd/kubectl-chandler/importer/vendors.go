@@ -80,10 +80,15 @@ var vendorPlugins = []vendorPlugin{
 	},
 	{
 		name: "Qualcomm's Cloud AI device plugin", families: []string{"npu"}, offers: "qualcomm.com/qaic",
-		runs: []string{"qaic-device-plugin", "qaic-k8s-device-plugin", "cloud-ai-device-plugin"},
+		runs: []string{"qaic-device-plugin", "qaic-k8s-device-plugin", "cloud-ai-device-plugin", "cloud_ai_k8s_device_plugin"},
 		options: func(*importer) []option {
 			return []option{{name: "sku-names", env: "QAIC_SKU_BASED_RESOURCE_ENABLED", fate: fatePodChange, fine: []string{"false", "0"}, why: "not carried over: all cards are offered as qualcomm.com/qaic; name qaic-std, qaic-pro and qaic-ultra in entries of resources"}}
 		},
+	},
+	{
+		name: "NVIDIA's KubeVirt GPU device plugin", families: []string{"vfio"},
+		runs:   []string{"kubevirt-gpu-device-plugin", "nvidia-kubevirt-gpu-dp"},
+		remark: "its resources have the names of GPUs in the PCI ID database, and of vGPU types: import the KubeVirt object too, whose permittedHostDevices has these names, or write an entry of resources for each name",
 	},
 	{
 		name: "HPE's CXI device plugin", families: []string{"slingshot"}, offers: "beta.hpe.com/cxi",
@@ -135,7 +140,7 @@ func ascendOptions(im *importer) []option {
 }
 
 // vendorGroup is the common name of the plugins in the table.
-const vendorGroup = "device plugins of AWS Neuron, Habana, Solarflare, Google TPU, Ascend, Hygon, FuriosaAI, Tenstorrent, Qualcomm, HPE"
+const vendorGroup = "device plugins of AWS Neuron, Habana, Solarflare, Google TPU, Ascend, Hygon, FuriosaAI, Tenstorrent, Qualcomm, HPE, and NVIDIA's for KubeVirt"
 
 // neuron1 matches the first major version of the Neuron plugin.
 var neuron1 = regexp.MustCompile(`^v?1\.`)
