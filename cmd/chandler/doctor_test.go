@@ -161,8 +161,34 @@ func TestDoctorRepeatsNothing(t *testing.T) {
 		t.Errorf("a partition is not named:\n%s", out)
 	}
 	out, _ = doctored(t, "../../discovery/families/fpgaaws/testdata/f2.host")
-	if strings.Count(out, "no shell") != 1 || !strings.Contains(out, "he kernel has no render node for it. It is offered") {
+	if strings.Count(out, "no shell") != 1 || !strings.Contains(out, "he kernel has no render node for it.") {
 		t.Errorf("printed\n%s", out)
+	}
+}
+
+// No finding contradicts another finding.
+func TestDoctorContradictsNothing(t *testing.T) {
+	for host, not := range map[string][]string{
+		"solarflare/broken": {"modules are loaded", "It is offered"},
+		"ascend/broken":     {"It is offered"},
+		"fpgaaws/f2":        {"It is offered"},
+		"fpgaxilinx/broken": {"It is offered"},
+		"qat/broken":        {"intel_iommu=on", "sudo reboot"},
+		"idxd/broken":       {"intel_iommu=on", "sudo reboot"},
+		"tpu/broken":        {"intel_iommu=on", "sudo reboot"},
+		"sriovnet/broken":   {"intel_iommu=on", "sudo reboot", "It is offered"},
+	} {
+		out, _ := doctored(t, filepath.Join("../../discovery/families", strings.Replace(host, "/", "/testdata/", 1)+".host"))
+		out = strings.Join(strings.Fields(out), " ")
+		for _, text := range not {
+			if strings.Contains(out, text) {
+				t.Errorf("%s: %q in:\n%s", host, text, out)
+			}
+		}
+	}
+	out, _ := doctored(t, "../../discovery/families/vfio/testdata/broken.host")
+	if strings.Contains(out, "the IOMMU is on") == strings.Contains(out, "intel_iommu=on") {
+		t.Errorf("vfio/broken:\n%s", out)
 	}
 }
 

@@ -287,7 +287,7 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 	}
 	at := pciAddress(d)
 	if key == discovery.ConditionNodeMissing && isVFIOReason(d.Health.Reason) {
-		return vfioFix(d.Health.Reason, at)
+		return f.vfioFix(d.Health.Reason, at)
 	}
 	if makeNodes := f.Devices.MakeNodes[d.Family]; key == discovery.ConditionNodeMissing && (at == "" || makeNodes != "" || hasOwnNode(d)) {
 		return []string{cmp.Or(makeNodes, "sudo udevadm trigger --action=add   # creates device nodes again")}
@@ -399,6 +399,8 @@ func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Of
 		say.addFault("CH0311", name+": the identity is not unique", asSentence(reason), look)
 	case isVFIOReason(reason):
 		f.vfioProblem(say, name, reason, at)
+	case offered && !d.Health.IsUsable(): // checkHealth has reported that no new pod gets the device
+		say.addFault("CH0309", name+" cannot be read completely", asSentence(reason), look)
 	case offered:
 		say.addFault("CH0309", name+" cannot be read completely", asSentence(reason)+" It is offered without these facts.", look)
 	case strings.HasPrefix(p.Device, "/"):
@@ -410,12 +412,15 @@ func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Of
 
 // vfioProblem reports a function that is bound to vfio and cannot be opened.
 func (f *Facts) vfioProblem(say *findingList, name, reason, at string) {
-	say.addFault("CH0312", name+" is bound to vfio but cannot be opened", asSentence(reason)+" It is not offered.", vfioFix(reason, at)...)
+	say.addFault("CH0312", name+" is bound to vfio but cannot be opened", asSentence(reason)+" It is not offered.", f.vfioFix(reason, at)...)
 }
 
 // vfioFix returns the commands for a function that is bound to vfio and cannot be opened.
-func vfioFix(reason, at string) []string {
-	if strings.Contains(reason, "in no IOMMU group") {
+func (f *Facts) vfioFix(reason, at string) []string {
+	switch {
+	case strings.Contains(reason, "in no IOMMU group") && f.hasIOMMUGroups():
+		return []string{"sudo dmesg | grep -i -e dmar -e ivrs -e iommu   # the IOMMU is on, but not for this device: look for faults in the tables of the firmware, which only an update of the firmware repairs"}
+	case strings.Contains(reason, "in no IOMMU group"):
 		return []string{"cat /proc/cmdline   # requires intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi on in the firmware", "sudo reboot"}
 	}
 	fix := []string{"sudo modprobe vfio-pci", "ls -l /dev/vfio /dev/vfio/devices /dev/iommu"}
@@ -423,6 +428,12 @@ func vfioFix(reason, at string) []string {
 		fix = append(fix, fmt.Sprintf("ls /sys/bus/pci/devices/%s/vfio-dev", at))
 	}
 	return fix
+}
+
+// hasIOMMUGroups reports whether the kernel uses an IOMMU, for any function.
+func (f *Facts) hasIOMMUGroups() bool {
+	functions, known := f.Host.Functions.get()
+	return known && slices.ContainsFunc(functions, func(function Function) bool { return function.Group != "" })
 }
 
 // functionOf returns the PCI address at the beginning of a device's name, or "".
