@@ -42,7 +42,7 @@ func Import(files []File, options Options) (*Result, error) {
 		}
 		for _, document := range documents[i] {
 			im.chooseDefault(document)
-			im.findWorkloads(document)
+			im.findObjects(document)
 		}
 	}
 	for _, document := range slices.Concat(documents...) {
@@ -134,18 +134,21 @@ type importer struct {
 	unreadValues map[string][]string   // objects that belong to no plugin, by file
 	unknown      []value               // containers of device plugins that are not known
 
-	configMapName string // the name of the ConfigMap that is being read, or ""
+	configMaps    map[string]value // the data of the ConfigMaps in the files, by name; the zero value for an ambiguous name
+	variableMaps  map[string]bool  // the ConfigMaps that containers have environment variables from, by name
+	configMapName string           // the name of the ConfigMap that is being read, or ""
 
-	seen      []string        // the names of configurations that apply to some nodes only
-	byDefault string          // the configuration of nodes that select none
-	operator  bool            // an operator gives no configuration to nodes that select none, except byDefault
-	current   *format         // the format that is being read
-	workloads map[string]bool // the DaemonSets in the files, namespace/name
-	nodes     *v1alpha1.Nodes // the nodes of the entries that are being added; if nil, each entry's source decides
+	seen      []string           // the names of configurations that apply to some nodes only
+	byDefault string             // the configuration of nodes that select none
+	operator  bool               // an operator gives no configuration to nodes that select none, except byDefault
+	current   *format            // the format that is being read
+	workloads map[string]bool    // the DaemonSets in the files, namespace/name
+	around    *[]*v1alpha1.Nodes // the nodes of the object around the configuration that is read, or nil
+	nodes     *v1alpha1.Nodes    // the nodes of the entries that are being added; if nil, each entry's source decides
 }
 
 func newImporter(options Options) *importer {
-	im := &importer{options: options, found: make(map[string]bool), origins: make(map[string][]string), unreadValues: make(map[string][]string), names: make(map[string]bool), workloads: make(map[string]bool)}
+	im := &importer{options: options, found: make(map[string]bool), origins: make(map[string][]string), unreadValues: make(map[string][]string), names: make(map[string]bool), workloads: make(map[string]bool), configMaps: make(map[string]value), variableMaps: make(map[string]bool)}
 	im.config.APIVersion, im.config.Kind = v1alpha1.APIVersion, v1alpha1.KindDriverConfig
 	im.config.Mode = v1alpha1.ModeDevicePlugin
 	im.provision.APIVersion, im.provision.Kind = v1alpha1.APIVersion, v1alpha1.KindProvisionConfig
@@ -234,8 +237,13 @@ func (im *importer) recogniseFormat(v value) *format {
 
 // readDocument reads a document of a known format.
 func (im *importer) readDocument(f *format, v value) {
+	scope := im.around
 	if pod, ok := placementOf(v); ok {
-		f = im.formatOn(f, im.placement(pod))
+		terms := im.placement(pod)
+		scope = &terms
+	}
+	if scope != nil {
+		f = im.formatOn(f, *scope)
 	}
 	im.found[f.name], f.wasRead = true, true
 	im.current = f

@@ -119,6 +119,10 @@ func (k *kubevirt) noteRest(v, list value) {
 	for _, at := range []value{v.at("spec"), v.at("spec", "configuration"), v.at("spec", "virtualization")} {
 		for name, field := range at.fields() {
 			switch {
+			case name == "workloads":
+				placement := field.at("nodePlacement")
+				rest = append(rest, otherFields(field, "nodePlacement")...)
+				rest = append(rest, otherFields(placement, "nodeSelector", "affinity")...)
 			case name == "mediatedDevicesConfiguration":
 				k.im.noteRemark(field, "KubeVirt makes these vGPUs as before")
 			case name != "configuration" && name != "virtualization" && field.path != list.path:

@@ -22,6 +22,9 @@ type container struct {
 	image string
 	args  []value          // including the command
 	env   map[string]value // the environment variables with a literal value
+
+	references map[string]value // the sources of variables without a literal value (valueFrom), by variable
+	sources    []value          // the sources of several variables (envFrom)
 }
 
 // names reports whether the image, the command or the container name contains one of the names.
@@ -69,7 +72,7 @@ func (c container) hasFlag(names ...string) bool {
 }
 
 func containerOf(v value) container {
-	c := container{value: v, image: imageOf(v.at("image")), env: make(map[string]value)}
+	c := container{value: v, image: imageOf(v.at("image")), env: make(map[string]value), references: make(map[string]value), sources: v.at("envFrom").items()}
 	for _, field := range []string{"command", argsField} {
 		for _, arg := range v.at(field).items() {
 			if arg.isText() {
@@ -125,12 +128,51 @@ func (c container) setEnv(env value) {
 	maps.Insert(c.env, env.fields())
 	if env.isList() {
 		for _, variable := range env.items() {
+			name := variable.at("name").text()
 			if v := variable.at("value"); v.isPresent() {
-				v.path = "env " + variable.at("name").text()
-				c.env[variable.at("name").text()] = v
+				v.path = "env " + name
+				c.env[name] = v
+			}
+			if from := variable.at("valueFrom"); from.isMap() && c.references != nil {
+				from.path = "env " + name
+				c.references[name] = from
 			}
 		}
 	}
+}
+
+// resolveVariables sets the variables of a container whose values are in ConfigMaps among the files.
+// As in the kubelet, a variable of env replaces a variable of envFrom, and a later source an earlier
+// one. It returns the variables whose values are unknown.
+func (im *importer) resolveVariables(c container) (unknown map[string]value) {
+	unknown = make(map[string]value)
+	found := make(map[string]value)
+	for _, source := range c.sources {
+		name := source.at("configMapRef", "name").text()
+		data, ok := im.configMaps[name]
+		if name == "" || !ok || !data.isMap() {
+			im.notePodChange(source, "sets environment variables from an object that is not in the files; import the ConfigMap too, or write the variables of a Secret as values")
+			continue
+		}
+		for key, field := range data.fields() {
+			found[source.at("prefix").text()+key] = field
+		}
+	}
+	for name, from := range c.references {
+		ref := from.at("configMapKeyRef")
+		v := im.configMaps[ref.at("name").text()].at(ref.at("key").text())
+		if delete(found, name); v.isText() {
+			found[name] = v
+			continue
+		}
+		unknown[name] = from
+	}
+	for name, v := range found {
+		if _, ok := c.env[name]; !ok {
+			c.env[name] = v
+		}
+	}
+	return unknown
 }
 
 // importDocument reads a document, and reports whether its format is known.
@@ -159,6 +201,9 @@ func (im *importer) importDocument(v value) (known bool, err error) {
 		return true, nil
 	}
 	if found := im.readNested(v, 0); len(found) > 0 {
+		for _, field := range placementFields(v) {
+			found = append(found, field.path)
+		}
 		im.onlyRead(v, found)
 		return true, nil
 	}
@@ -271,7 +316,7 @@ func (im *importer) configMap(v value) (known bool, err error) {
 	if binary := v.at("binaryData"); !binary.isNull() {
 		im.noteRemark(binary, "is no text")
 	}
-	if known || im.importContainer(variablesIn(v.at("data"))) {
+	if known || im.variableMaps[im.configMapName] || im.importContainer(variablesIn(v.at("data"))) {
 		return true, nil
 	}
 	return false, errors.Join(errs...)
@@ -457,7 +502,7 @@ func containersOf(pod value) (containers []container) {
 func (im *importer) importContainer(c container) bool {
 	f := im.runsIn(c)
 	if f != nil {
-		im.readContainer(f, c, nil)
+		im.readContainer(f, c, im.around)
 	}
 	return f != nil
 }

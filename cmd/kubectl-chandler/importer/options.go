@@ -116,8 +116,16 @@ func (s *settings) find(is func(*option) bool) *option {
 	return &s.table[i]
 }
 
-// flags reads the arguments and environment variables of a container. Unknown flags are noted.
+// flags reads the arguments and environment variables of a container. Unknown flags are noted, and
+// variables with unknown values.
 func (s *settings) flags(c container) {
+	unknown := s.im.resolveVariables(c)
+	for _, name := range sorted(unknown) {
+		o := s.find(func(o *option) bool { return o.variable() == name && name != "" })
+		if o != nil && (o.fate != fateIdle || o.do != nil) {
+			s.im.notePodChange(unknown[name], "the value is not in the files; import the ConfigMap too, or write the value itself")
+		}
+	}
 	named := func(name string) *option {
 		return s.find(func(o *option) bool {
 			return o.name != "" && (o.name == name || o.name == strings.ReplaceAll(name, "_", "-"))
@@ -223,17 +231,25 @@ func (im *importer) noteUnknown(v value) {
 
 // unknownExcept notes the fields of an object that are not in the list.
 func (im *importer) unknownExcept(v value, known ...string) {
+	for _, field := range otherFields(v, known...) {
+		im.noteUnknown(field)
+	}
+}
+
+// otherFields returns the fields of an object that are not in the list.
+func otherFields(v value, known ...string) (fields []value) {
 	for name, field := range v.fields() {
 		if !slices.Contains(known, name) {
-			im.noteUnknown(field)
+			fields = append(fields, field)
 		}
 	}
+	return fields
 }
 
 // noteOthers notes, in one note, the fields of a large object that are unrelated to devices.
 func (im *importer) noteOthers(v value, fields []value) {
-	if _, ok := placementOf(v); ok {
-		fields = slices.DeleteFunc(fields, func(field value) bool { return slices.Contains([]string{"nodeSelector", "affinity"}, nameOf(field)) })
+	for _, read := range placementFields(v) {
+		fields = slices.DeleteFunc(fields, func(field value) bool { return field.path == read.path })
 	}
 	if len(fields) == 0 {
 		return

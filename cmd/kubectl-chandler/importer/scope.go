@@ -10,13 +10,29 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// findWorkloads stores the names of the DaemonSets in a document.
-func (im *importer) findWorkloads(v value) {
+// findObjects stores the names of the DaemonSets in a document, and the ConfigMaps.
+func (im *importer) findObjects(v value) {
 	for _, item := range v.at("items").items() {
-		im.findWorkloads(item)
+		im.findObjects(item)
 	}
-	if v.at("kind").text() == "DaemonSet" {
-		im.workloads[v.at("metadata", "namespace").text()+"/"+v.at("metadata", "name").text()] = true
+	name := v.at("metadata", "name").text()
+	switch v.at("kind").text() {
+	case "DaemonSet":
+		im.workloads[v.at("metadata", "namespace").text()+"/"+name] = true
+	case "ConfigMap":
+		data := v.at("data")
+		if _, ambiguous := im.configMaps[name]; ambiguous {
+			data = value{}
+		}
+		im.configMaps[name] = data
+	}
+	for _, c := range containersOf(podOf(v)) {
+		for _, source := range c.sources {
+			im.variableMaps[source.at("configMapRef", "name").text()] = true
+		}
+		for _, from := range c.references {
+			im.variableMaps[from.at("configMapKeyRef", "name").text()] = true
+		}
 	}
 }
 
@@ -57,13 +73,39 @@ func ownerOf(v value) string {
 // placementOf returns the part of an operator's object or of Helm values that selects the nodes of a
 // plugin, and whether there is one.
 func placementOf(v value) (value, bool) {
-	switch kind := v.at("kind").text(); {
-	case strings.HasSuffix(kind, "DevicePlugin"), kind == "DeviceConfig":
+	switch kind, plugin := v.at("kind").text(), v.at("devicePlugin"); {
+	case strings.HasSuffix(kind, "DevicePlugin"), kind == "DeviceConfig", kind == "NicClusterPolicy":
 		return v.at("spec"), true
+	case kind == "KubeVirt", kind == "HyperConverged":
+		pod := v.at("spec", "workloads", "nodePlacement")
+		return pod, pod.isPresent()
+	case kind == "" && plugin.hasAny(nodeSelectorsOfHAMi...):
+		return plugin, true
 	case kind == "" && !v.at("apiVersion").isPresent() && v.hasAny("nodeSelector", "affinity"):
 		return v, true
 	}
 	return value{}, false
+}
+
+// nodeSelectorsOfHAMi are the node selectors in the section devicePlugin of HAMi's values, in the
+// chart's present and former spelling.
+var nodeSelectorsOfHAMi = []string{"nvidiaNodeSelector", "nvidianodeSelector"}
+
+// nodeSelectors are the names of node selectors: those of pods, of a DeviceConfig, and of HAMi's values.
+var nodeSelectors = append([]string{"nodeSelector", "selector"}, nodeSelectorsOfHAMi...)
+
+// placementFields returns the fields of an operator's object or of Helm values that select nodes.
+func placementFields(v value) (fields []value) {
+	pod, ok := placementOf(v)
+	if !ok {
+		return nil
+	}
+	for name, field := range pod.fields() {
+		if name == "affinity" || name == "nodeAffinity" || slices.Contains(nodeSelectors, name) {
+			fields = append(fields, field)
+		}
+	}
+	return fields
 }
 
 // formatOn returns the format of a plugin on some nodes. Objects of a plugin on different nodes have
@@ -83,13 +125,18 @@ func (im *importer) formatOn(f *format, scope []*v1alpha1.Nodes) *format {
 	return created
 }
 
-// placement returns the nodes that the nodeSelector and the required node affinity of a pod select:
-// those of any of the terms, or all nodes without a term.
+// placement returns the nodes that the nodeName, the nodeSelector and the required node affinity of a
+// pod select: those of any of the terms, or all nodes without a term.
 func (im *importer) placement(pod value) (terms []*v1alpha1.Nodes) {
 	selected := &v1alpha1.Nodes{}
-	nodeSelector := pod.at("nodeSelector")
-	if !nodeSelector.isPresent() {
-		nodeSelector = pod.at("selector") // of a DeviceConfig
+	if name := pod.at("nodeName").text(); name != "" {
+		selected.Names = []string{name}
+	}
+	var nodeSelector value
+	for _, name := range nodeSelectors {
+		if field := pod.at(name); field.isPresent() && !nodeSelector.isPresent() {
+			nodeSelector = field
+		}
 	}
 	for name, label := range nodeSelector.fields() {
 		if name == osLabel && label.text() == "linux" {
@@ -100,7 +147,11 @@ func (im *importer) placement(pod value) (terms []*v1alpha1.Nodes) {
 		}
 		selected.MatchLabels[name] = label.text()
 	}
-	required := pod.at("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
+	affinity := pod.at("affinity", "nodeAffinity")
+	if !affinity.isPresent() {
+		affinity = pod.at("nodeAffinity") // of a NicClusterPolicy
+	}
+	required := affinity.at("requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
 	for _, item := range required.items() {
 		if term, ok := intersect(selected, im.affinityTerm(item)); ok {
 			terms = append(terms, term)

@@ -111,6 +111,11 @@ func (im *importer) readNested(v value, depth int) (found []string) {
 	if depth > maxNested {
 		return nil
 	}
+	if pod, ok := placementOf(v); ok {
+		before, terms := im.around, im.placement(pod)
+		im.around = &terms
+		defer func() { im.around = before }()
+	}
 	for _, part := range parts(v) {
 		if name := nameOf(part); depth == 0 && v.has("kind") && (name == "metadata" || name == "status") {
 			continue // these can repeat the rest
