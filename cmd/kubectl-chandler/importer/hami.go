@@ -14,6 +14,7 @@ type hami struct {
 	settings *settings
 	volcano  bool    // the variant for the Volcano scheduler
 	counts   []value // containers per GPU, on nodes with a number of their own
+	single   value   // the first file with the settings of single nodes
 }
 
 // hamiCount is the default number of containers per GPU.
@@ -107,6 +108,9 @@ func (h *hami) runsPlugin(c container) bool {
 func (h *hami) read(v value) {
 	switch {
 	case h.isNodes(v):
+		if !h.single.isPresent() {
+			h.single = v.at("nodeconfig").as("")
+		}
 		h.im.unknownExcept(v, "nodeconfig")
 		for _, node := range v.at("nodeconfig").items() {
 			h.node(node)
@@ -208,6 +212,10 @@ func (h *hami) finishSettings() {
 		replicas = n
 	} else if count.isPresent() && count.text() != "" {
 		h.im.notePodChange(count, "is not a number of containers; %d is used", hamiCount)
+	}
+	if !count.isPresent() && h.single.isPresent() {
+		count = h.single
+		h.im.noteRemark(count, "on all other nodes, %d containers share a GPU, which is the default of HAMi; if its ConfigMap or its values have another deviceSplitCount, import them too", hamiCount)
 	}
 	name := cmp.Or(h.settings.get("resource-name").text(), nvidiaOne)
 	memory := "nvidia.com/gpumem and nvidia.com/gpucores"

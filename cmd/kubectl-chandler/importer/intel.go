@@ -321,17 +321,17 @@ var qatFunctions = map[string][]string{
 // readBinding reads the drivers of virtual functions that the plugin takes from the kernel. It
 // excludes virtual functions of all other drivers.
 func (i *intel) readBinding() {
-	v, said := i.settings.get("kernel-vf-drivers"), qatDrivers
-	switch {
-	case strings.Join(v.texts(), "") != "":
-		said = strings.Join(v.texts(), ",")
-	case i.object:
-		v, said = i.first.as("kernelVfDrivers: "+qatOperatorDrivers), qatOperatorDrivers
-	default:
-		v = i.first.as("-kernel-vf-drivers " + qatDrivers)
+	v, drivers := i.settings.get("kernel-vf-drivers"), strings.Join(i.settings.get("kernel-vf-drivers").texts(), ",")
+	which := "the virtual functions of these drivers"
+	if drivers == "" {
+		v, drivers = i.first, qatDrivers
+		if i.object {
+			drivers = qatOperatorDrivers
+		}
+		which = "the virtual functions of its default drivers (" + drivers + ")"
 	}
 	var kept, functions []string
-	for driver := range strings.SplitSeq(said, ",") {
+	for driver := range strings.SplitSeq(drivers, ",") {
 		name := strings.TrimSuffix(strings.TrimSpace(driver), "vf")
 		if name == "" {
 			continue
@@ -345,12 +345,14 @@ func (i *intel) readBinding() {
 			i.im.notePodChange(v, "%s is not a driver of QAT virtual functions that is known here", driver)
 		}
 	}
+	slices.Sort(kept)
+	slices.Sort(functions) // the same entry, whatever the order of the drivers
 	i.im.addExclude(v, all([]string{oneOf(familyAttribute, []string{"qat"}), "!(" + oneOf(text("architecture"), kept) + ")"}))
 	if len(functions) == 0 {
 		return
 	}
 	to := cmp.Or(i.settings.get("dpdk-driver").text(), "vfio-pci")
-	i.im.notePodChange(v, "the plugin binds virtual functions to %s, and the agent does not: without the configuration for chandler provision below, none are offered", to)
+	i.im.notePodChange(v, "the plugin binds %s to %s, and the agent does not: without the configuration for chandler provision below, none are offered", which, to)
 	i.im.addFunction(all([]string{oneOf(text("pciVendor"), []string{"8086"}), oneOf(text("pciDevice"), functions), oneOf(text("function"), []string{"virtual"})}), to)
 }
 

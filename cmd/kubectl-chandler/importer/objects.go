@@ -314,7 +314,7 @@ func (im *importer) configMap(v value) (known bool, err error) {
 		}
 	}
 	if binary := v.at("binaryData"); !binary.isNull() {
-		im.noteRemark(binary, "is no text")
+		im.noteRemark(binary, "is not text")
 	}
 	if known || im.variableMaps[im.configMapName] || im.importContainer(variablesIn(v.at("data"))) {
 		return true, nil

@@ -101,7 +101,7 @@ func (s *settings) put(o *option, v value, rank int) {
 			return
 		}
 		if before.rank == rank && !o.many && before.value.short() != v.short() {
-			s.im.notePodChange(before.value, "is said once more at %s, which counts", v.origin())
+			s.im.notePodChange(before.value, "is set again at %s, and the last value applies", v.origin())
 		}
 	}
 	s.set[name] = setting{v, rank}

@@ -119,6 +119,9 @@ func oneLine(text string) string {
 func (im *importer) addExclude(from value, cel string) {
 	for _, nodes := range im.nodesOf(from) {
 		entry := v1alpha1.Selector{CEL: bindDomain(cel), Nodes: nodes}
+		if slices.ContainsFunc(im.config.Exclude, func(s v1alpha1.Selector) bool { return reflect.DeepEqual(s, entry) }) {
+			continue
+		}
 		if im.fitsConfig(from, "", v1alpha1.DriverConfig{Exclude: []v1alpha1.Selector{entry}}) {
 			im.config.Exclude = append(im.config.Exclude, entry)
 			im.origin("exclude", from)

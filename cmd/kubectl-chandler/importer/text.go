@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"strconv"
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
 
+	yamlv2 "go.yaml.in/yaml/v2"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -36,7 +38,7 @@ func parse(file File) ([]value, error) {
 		return nil, err
 	}
 	if len(nodes) == 0 {
-		return nil, errors.New("says nothing: it has empty documents or comments only")
+		return nil, errors.New("contains only empty documents or comments")
 	}
 	var documents []value
 	for _, node := range nodes {
@@ -51,25 +53,51 @@ func embedded(v value) (value, error) {
 	if !v.isText() {
 		return v, nil
 	}
-	nodes, err := parseNodes(v.node.Value)
-	if err != nil {
-		return value{}, err
-	}
-	if len(nodes) == 0 {
-		return value{}, errors.New("is empty")
-	}
-	inside := value{node: nodes[0], file: v.file, above: -1, path: v.path, nodes: v.nodes}
+	inside := value{file: v.file, above: -1, path: v.path, nodes: v.nodes}
+	quoted := false // the lines of the string differ from those of its value
 	switch {
 	case v.above < 0:
 	case v.node.Style&yaml.LiteralStyle != 0:
 		inside.above = v.above + v.node.Line // the text starts below the line with |
 	case v.node.Column == 0: // an argument starts on its own line
 		inside.above = v.above + v.node.Line - 1
-	default: // the lines of a quoted string differ from those of its value
-		inside.above = v.above
+	default:
+		inside.above, quoted = v.above, true
+	}
+	nodes, err := parseNodes(v.node.Value)
+	if syntax := (*syntaxError)(nil); errors.As(err, &syntax) {
+		switch {
+		case inside.above < 0:
+			syntax.line = 0
+		case quoted:
+			syntax.line = v.line()
+		case syntax.line > 0:
+			syntax.line += inside.above
+		}
+	}
+	if err != nil {
+		return value{}, err
+	}
+	if len(nodes) == 0 {
+		return value{}, errors.New("is empty")
+	}
+	if inside.node = nodes[0]; quoted {
 		setLine(inside.node, v.node.Line)
 	}
 	return inside, nil
+}
+
+// A syntaxError is an error in YAML or JSON.
+type syntaxError struct {
+	line    int // in the file, 0 if unknown
+	message string
+}
+
+func (e *syntaxError) Error() string {
+	if e.line == 0 {
+		return e.message
+	}
+	return fmt.Sprintf("line %d: %s", e.line, e.message)
 }
 
 // setLine sets the line of a node and of all nodes below it.
@@ -97,7 +125,7 @@ func decodeText(data []byte) (string, error) {
 		data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
 	}
 	if !utf8.Valid(data) || bytes.ContainsRune(data, 0) {
-		return "", errors.New("is no text")
+		return "", errors.New("is not a text file")
 	}
 	return strings.ReplaceAll(strings.ReplaceAll(string(data), "\r\n", "\n"), "\r", "\n"), nil
 }
@@ -107,7 +135,7 @@ var action = regexp.MustCompile(`\{\{-?\s*(?:[.$"(]|/\*|[a-zA-Z]+\b)`)
 
 // errTemplate is the error for a chart template that Helm has not rendered.
 func errTemplate(line int) error {
-	return fmt.Errorf("line %d: is a template of Helm, and not YAML yet; import what \"helm template\" makes of it, or the values alone", line)
+	return &syntaxError{line, "is a Helm template, and not YAML; import the output of \"helm template\", or the values file"}
 }
 
 // templateLine returns the line of the first action outside of comments, 0 if there is none.
@@ -149,13 +177,39 @@ func parseNodes(text string) ([]*yaml.Node, error) {
 	return nil, err
 }
 
+// yamlError matches an error of the YAML decoder with a line (fail in decode.go of go.yaml.in/yaml
+// v2.4.4 and v3.0.5).
+var yamlError = regexp.MustCompile(`^yaml: line (\d+): (?s:(.*))$`)
+
+// errYAML returns the error for a text that the YAML decoder rejects. The line of yaml/v3 is that of
+// the object around the error, and the line of yaml/v2 that of the error.
+func errYAML(text string, err error) error {
+	decoder := yamlv2.NewDecoder(strings.NewReader(text))
+	for {
+		var content any
+		v2Err := decoder.Decode(&content)
+		if errors.Is(v2Err, io.EOF) {
+			break // valid for yaml/v2
+		}
+		if v2Err != nil {
+			err = v2Err
+			break
+		}
+	}
+	if found := yamlError.FindStringSubmatch(err.Error()); found != nil {
+		line, _ := strconv.Atoi(found[1])
+		return &syntaxError{line, "invalid YAML: " + found[2]}
+	}
+	return &syntaxError{message: "invalid YAML: " + strings.TrimPrefix(err.Error(), "yaml: ")}
+}
+
 // errJSON returns an error with the line of the first JSON syntax error, nil if the text is valid.
 func errJSON(text string) error {
 	var content any
 	err := json.Unmarshal([]byte(text), &content)
 	if wrong := (*json.SyntaxError)(nil); errors.As(err, &wrong) {
 		line := 1 + strings.Count(text[:min(len(text), max(0, int(wrong.Offset)-1))], "\n")
-		return fmt.Errorf("is neither YAML nor JSON: line %d of it as JSON: %w", line, err)
+		return &syntaxError{line, "invalid JSON: " + err.Error()}
 	}
 	return err
 }
@@ -173,11 +227,11 @@ func parseYAML(text string) (nodes []*yaml.Node, err error) {
 			return nodes, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("is neither YAML nor JSON: %w", err)
+			return nil, errYAML(text, err)
 		}
 		node, err := resolveAliases(&document, &budget, false, 0)
 		if err != nil {
-			return nil, fmt.Errorf("is neither YAML nor JSON: %w", err)
+			return nil, err
 		}
 		if node.Kind == yaml.DocumentNode && len(node.Content) == 1 && node.Content[0].Tag != "!!null" {
 			nodes = append(nodes, node.Content[0])

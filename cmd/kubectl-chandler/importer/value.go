@@ -264,7 +264,7 @@ const (
 	maxDepth   = 100
 )
 
-var errAliases = errors.New("too large, or too deep, once its aliases are resolved")
+var errAliases = errors.New("the document is too large or too deep after its aliases are resolved")
 
 // resolveAliases returns a copy of a node with aliases expanded and merges (<<) applied. budget is
 // the number of nodes that aliases may still expand to.
@@ -282,7 +282,7 @@ func resolveAliases(node *yaml.Node, budget *int, aliased bool, depth int) (*yam
 	var merged []*yaml.Node
 	for i, child := range node.Content {
 		if node.Kind == yaml.MappingNode && i%2 == 0 && child.Kind != yaml.ScalarNode && child.Kind != yaml.AliasNode {
-			return nil, fmt.Errorf("line %d: the name of a field is no text", child.Line)
+			return nil, &syntaxError{child.Line, "invalid YAML: the name of a field is not a string"}
 		}
 		copied, err := resolveAliases(child, budget, aliased, depth+1)
 		if err != nil {
