@@ -52,7 +52,7 @@ func (a *aliyun) finishSettings() {
 		size = "1Mi"
 		a.im.noteRemark(unit, "the kubelet takes about 55,000 units on a node; where the GPUs have more MiB, which Aliyun's plugin cannot offer either, the agent's log names the smallest unit that fits")
 	default:
-		a.im.notePodChange(unit, "is no unit that is known here; 1Gi is taken")
+		a.im.notePodChange(unit, "is an unknown unit; 1Gi is used")
 	}
 	a.im.shareMemory(unit, "aliyun.com/gpu-mem", size)
 	a.im.noteRemark(unit, "the memory of GPUs is known where chandler-host runs")

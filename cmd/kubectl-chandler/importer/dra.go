@@ -137,7 +137,7 @@ func (d *dra) translateObject(v value) {
 		t.validate(at, v.node)
 	}
 	if t.lost {
-		d.im.notePodChange(at, "is not written, because a part of it has no counterpart; pods that need it stay Pending")
+		d.im.noteResult(at, "is not written, because a part of it has no counterpart; pods that need it stay Pending")
 		return
 	}
 	blockStyle(v.node)
@@ -266,7 +266,7 @@ func (t *draObject) alternatives(v value, name string) {
 	}
 	list.node.Content = content
 	for _, alternative := range without {
-		t.im.notePodChange(alternative.at("name"), "is removed from the alternatives, because a part of it has no counterpart")
+		t.im.noteResult(alternative.at("name"), "is removed from the alternatives, because a part of it has no counterpart")
 	}
 }
 

@@ -148,14 +148,14 @@ func (h *hami) values(v value) {
 		if inside, err := embedded(content); err == nil && h.isDevices(inside) {
 			h.readDevices(inside)
 		} else {
-			h.im.notePodChange(content, "is no configuration of devices")
+			h.im.notePodChange(content, "is not a configuration of devices")
 		}
 	}
 	if config := v.at("devicePlugin", "nodeConfiguration", "config"); config.text() != "" {
 		if inside, err := embedded(config); err == nil && h.isNodes(inside) {
 			h.read(inside)
 		} else {
-			h.im.notePodChange(config, "is no configuration of nodes")
+			h.im.notePodChange(config, "is not a configuration of nodes")
 		}
 	}
 	h.im.noteOthers(v, rest)
@@ -226,7 +226,7 @@ func (h *hami) finishSettings() {
 		if n, ok := count.number(); ok && n > 0 {
 			h.im.addSharing(count, nvidiaFull, v1alpha1.Sharing{Replicas: n, Resource: name})
 		} else {
-			h.im.notePodChange(count, "is no number of containers")
+			h.im.notePodChange(count, "is not a number of containers")
 		}
 	}
 	if replicas > 1 {
@@ -241,7 +241,7 @@ func (h *hami) finishSettings() {
 	case "spread":
 		h.im.setPolicy(policy, v1alpha1.PolicySpread, name)
 	default:
-		h.im.notePodChange(policy, "is not a policy that is known here; want binpack or spread")
+		h.im.notePodChange(policy, "is an unknown policy; want binpack or spread")
 	}
 	h.im.listStrategy(h.settings.get("device-list-strategy"), name)
 	h.im.idStrategy(h.settings.get("device-id-strategy"), []string{name})

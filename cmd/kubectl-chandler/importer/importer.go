@@ -76,7 +76,7 @@ func Import(files []File, options Options) (*Result, error) {
 		im.notePodChange(v, "is a device plugin that the import does not support: keep it, or offer its devices by entries of resources or paths")
 	}
 	for _, file := range sorted(im.unreadValues) {
-		im.noteRemark(value{file: file}, "not read, since they are of no device plugin: %s", strings.Join(im.unreadValues[file], ", "))
+		im.noteRemark(value{file: file}, "not read, because they configure no device plugin: %s", strings.Join(im.unreadValues[file], ", "))
 	}
 	im.current = nil
 	switch {
@@ -194,10 +194,10 @@ func Formats() string {
 func (im *importer) errUnknown(file string) error {
 	for _, v := range im.unknown {
 		if v.file == file {
-			return fmt.Errorf("line %d: %s is a device plugin that the import does not support; known are\n%s", v.line(), cmp.Or(v.text(), v.path), strings.TrimRight(Formats(), "\n"))
+			return fmt.Errorf("line %d: %s is a device plugin that the import does not support; the supported formats are\n%s", v.line(), cmp.Or(v.text(), v.path), strings.TrimRight(Formats(), "\n"))
 		}
 	}
-	return fmt.Errorf("nothing in it is known; known are\n%s", strings.TrimRight(Formats(), "\n"))
+	return fmt.Errorf("it contains no supported configuration; the supported formats are\n%s", strings.TrimRight(Formats(), "\n"))
 }
 
 // chooseDefault stores the name of the configuration that applies to nodes which select none. The

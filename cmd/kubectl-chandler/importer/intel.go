@@ -206,14 +206,14 @@ func (i *intel) policyOption(at string, known map[string]v1alpha1.Policy, names 
 		policy, ok := known[v.text()]
 		switch {
 		case !ok && v.text() != "":
-			i.im.notePodChange(v, "is no policy that is known here")
+			i.im.notePodChange(v, "is an unknown policy")
 		case policy != v1alpha1.PolicyAligned && policy != "":
 			i.im.setPolicy(v, policy, names...)
 		}
 	}}
 }
 
-const fromKernel = "health is what the kernel tells"
+const fromKernel = "the agent reads the health of GPUs from the kernel"
 
 func (i *intel) gpuOptions() []option {
 	// With balanced, shares come from the GPUs with the most shares left.
@@ -248,7 +248,7 @@ func (i *intel) sharedOption(cel string) option {
 		n, ok := v.number()
 		switch {
 		case !ok || n < 1:
-			i.im.notePodChange(v, "is no number of containers")
+			i.im.notePodChange(v, "is not a number of containers")
 		case n > 1:
 			i.im.addSharing(v, cel, v1alpha1.Sharing{Replicas: n})
 		}
@@ -342,7 +342,7 @@ func (i *intel) readBinding() {
 		kept = append(kept, name)
 		functions = append(functions, qatFunctions[name]...)
 		if qatFunctions[name] == nil {
-			i.im.notePodChange(v, "%s is not a driver of QAT virtual functions that is known here", driver)
+			i.im.notePodChange(v, "%s is an unknown driver of QAT virtual functions", driver)
 		}
 	}
 	slices.Sort(kept)
@@ -362,7 +362,7 @@ func (i *intel) sgxOptions() []option {
 			n, ok := v.number()
 			switch {
 			case !ok || n < 1:
-				i.im.notePodChange(v, "is no number of containers")
+				i.im.notePodChange(v, "is not a number of containers")
 			case n != sgxDefault:
 				i.im.addSharing(v, all([]string{oneOf(familyAttribute, []string{"sgx"}), oneOf(text("model"), []string{model})}), v1alpha1.Sharing{Replicas: n})
 			}
@@ -388,7 +388,7 @@ func (i *intel) fpgaOptions() []option {
 			i.im.notePodChange(v, "a container is not programmed by FPGA_AFU_… variables, but by a claim's acceleratorFunction; for pods that request a region, copy this entry for each interface ID, in place of the zeros: resources: [{name: fpga.intel.com/region-%s, cel: '%s'}]",
 				noInterface, all([]string{oneOf(familyAttribute, []string{"fpga-intel"}), oneOf(text("profile"), []string{noInterface})}))
 		default:
-			i.im.notePodChange(v, "is no mode that is known here")
+			i.im.notePodChange(v, "is an unknown mode")
 		}
 	}}}
 }
@@ -418,7 +418,7 @@ func (i *intel) readMapping(v value) {
 func (i *intel) dsaOptions() []option {
 	return []option{
 		i.sharedQueues("dsa"),
-		{name: "driver", at: "driver", fine: []string{"idxd", "vfio-pci"}, why: "is no driver that is known here"},
+		{name: "driver", at: "driver", fine: []string{"idxd", "vfio-pci"}, why: "is an unknown driver"},
 		{name: "dsa-driver", env: "DSA_DRIVER", why: "is about binding functions: see chandler provision"},
 	}
 }

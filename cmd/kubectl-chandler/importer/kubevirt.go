@@ -166,7 +166,7 @@ func (k *kubevirt) addPCI(v value) {
 	}
 	m := vendorSelector.FindStringSubmatch(selector.text())
 	if m == nil {
-		k.im.notePodChange(cmpValue(selector, v), "is no vendor and device, such as 10DE:1EB8")
+		k.im.notePodChange(cmpValue(selector, v), "is not a vendor and device ID, such as 10DE:1EB8")
 		return
 	}
 	cel := []string{
@@ -194,7 +194,7 @@ func (k *kubevirt) addMediated(v value) {
 	selector := v.at("mdevNameSelector")
 	name := selector.text()
 	if name == "" || typeID.MatchString(name) {
-		k.im.notePodChange(cmpValue(selector, v), "is no name of a type, such as GRID T4-1Q")
+		k.im.notePodChange(cmpValue(selector, v), "is not the name of a type, such as GRID T4-1Q")
 		return
 	}
 	// KubeVirt replaces spaces by underscores before it compares names.

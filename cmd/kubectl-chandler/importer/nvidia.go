@@ -98,7 +98,7 @@ func (n *nvidia) optionTable() []option {
 		{name: "unhealthy-too", env: "DP_ENABLE_HEALTHCHECKS", fate: fatePodChange, why: "not carried over: XIDs that an application brings upon itself do not count"},
 		{name: "gfd", at: "flags.gfd", why: "is about labels of nodes"},
 		{name: "labels", in: "gfd.enabled", do: n.labels},
-		{at: "version", fine: []string{"v1", "v1alpha1"}, why: "is not a version that is known here"},
+		{at: "version", fine: []string{"v1", "v1alpha1"}, why: "is an unknown version"},
 		{at: "resources", fate: fateIdle, why: "the plugin itself ignores it and uses its own names; name devices by an entry of resources"},
 		{at: "sharing.timeSlicing", fate: fateCarried, do: n.timeSlicing},
 		{at: "sharing.mps", fate: fateCarried, do: n.readMPS},
@@ -276,7 +276,7 @@ func (n *nvidia) named(configs value) {
 	for _, c := range configs.fields() {
 		inside, err := embedded(c)
 		if err != nil || !n.isOwn(inside) {
-			n.im.notePodChange(c, "is no configuration of the plugin")
+			n.im.notePodChange(c, "is not a configuration of the plugin")
 			continue
 		}
 		known = append(known, inside)
@@ -422,12 +422,12 @@ func (n *nvidia) readShares(v value, onlyOne bool) {
 		}
 		cel, ok := n.selectorOf(name)
 		if !ok {
-			n.im.notePodChange(r.at("name"), "is no resource of the plugin's that is known here")
+			n.im.notePodChange(r.at("name"), "is not a known resource of the plugin")
 			continue
 		}
 		replicas, ok := r.at("replicas").number()
 		if !ok || replicas < 1 {
-			n.im.notePodChange(r.at("replicas"), "is no number of shares; the plugin does not start with it")
+			n.im.notePodChange(r.at("replicas"), "is not a number of shares; the plugin does not start with it")
 			continue
 		}
 		if replicas == 1 {
@@ -455,7 +455,7 @@ func (n *nvidia) readShares(v value, onlyOne bool) {
 		case "packed":
 			n.im.setPolicy(policy, v1alpha1.PolicyPacked, shared)
 		default:
-			n.im.notePodChange(policy, "is no policy that is known here")
+			n.im.notePodChange(policy, "is an unknown policy")
 		}
 	}
 }

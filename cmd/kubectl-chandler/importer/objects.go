@@ -310,7 +310,7 @@ func (im *importer) configMap(v value) (known bool, err error) {
 	for _, text := range unread {
 		at := text.as("")
 		if known {
-			im.noteRemark(at, "is no configuration that is known here")
+			im.noteRemark(at, "is not a known configuration")
 		}
 	}
 	if binary := v.at("binaryData"); !binary.isNull() {

@@ -145,9 +145,9 @@ func (s *settings) flags(c container) {
 		switch o := named(arg.name); {
 		case arg.name == "":
 		case (strings.Contains(arg.value.text(), "{{") || strings.Contains(arg.value.text(), "$(")) && (o == nil || o.fate != fateIdle || o.do != nil):
-			s.im.notePodChange(arg.value, "is set elsewhere, and what to is not known here")
+			s.im.notePodChange(arg.value, "is set elsewhere, and its value is unknown")
 		case o == nil:
-			s.im.notePodChange(arg.value, "is a flag that is not known here")
+			s.im.notePodChange(arg.value, "is an unknown flag")
 		default:
 			s.put(o, arg.value, inFlags)
 		}
@@ -226,7 +226,7 @@ func (im *importer) noteUnknown(v value) {
 		im.noteRemark(v, "is taken for a remark")
 		return
 	}
-	im.notePodChange(v, "is a field that is not known here")
+	im.notePodChange(v, "is an unknown field")
 }
 
 // unknownExcept notes the fields of an object that are not in the list.

@@ -100,7 +100,7 @@ func (r *rdmaShared) readPool(v value) {
 	count := v.at("rdmaHcaMax")
 	replicas, ok := count.number()
 	if !ok || replicas < 1 {
-		r.im.notePodChange(cmpValue(count, v), "rdmaHcaMax is no number above 0, so there is nothing of %s", name)
+		r.im.notePodChange(cmpValue(count, v), "rdmaHcaMax is not a number above 0, so the plugin offers no %s", name)
 		return
 	}
 	// The plugin lists PCI functions, and no sub-functions.

@@ -26,6 +26,8 @@ type Note struct {
 	// Pods reports whether pods get something else as a result.
 	Pods bool
 
+	result bool // the note describes the result of other notes
+
 	file string
 	line int
 }
@@ -49,15 +51,17 @@ type Result struct {
 	objects []object
 }
 
-// ChangedPods returns the number of notes with a change for pods.
+// ChangedPods returns the number of settings with a change for pods. A setting can have several
+// notes.
 func (r *Result) ChangedPods() int {
-	changed := 0
+	type setting struct{ place, field string }
+	changed := make(map[setting]bool)
 	for _, n := range r.Notes {
-		if n.Pods {
-			changed++
+		if n.Pods && !n.result {
+			changed[setting{n.Place, n.Field}] = true
 		}
 	}
-	return changed
+	return len(changed)
 }
 
 func (im *importer) result() *Result {
@@ -80,9 +84,10 @@ func (im *importer) result() *Result {
 // maxSaid is the number of characters that a note quotes.
 const maxSaid = 100
 
-// addNote adds a note.
-func (im *importer) addNote(v value, pods bool, format string, args ...any) {
-	n := Note{Field: oneLine(v.path), Value: oneLine(v.short()), Why: oneLine(fmt.Sprintf(format, args...)), Pods: pods, file: v.file, line: v.line()}
+// addNote adds a note about a value. n has the kind of the note.
+func (im *importer) addNote(v value, n Note, format string, args ...any) {
+	n.Field, n.Value, n.Why = oneLine(v.path), oneLine(v.short()), oneLine(fmt.Sprintf(format, args...))
+	n.file, n.line = v.file, v.line()
 	if n.file != "" {
 		n.Place = oneLine(n.file)
 		if n.line > 0 {
@@ -96,12 +101,17 @@ func (im *importer) addNote(v value, pods bool, format string, args ...any) {
 
 // notePodChange adds a note about a change for pods.
 func (im *importer) notePodChange(v value, format string, args ...any) {
-	im.addNote(v, true, format, args...)
+	im.addNote(v, Note{Pods: true}, format, args...)
+}
+
+// noteResult adds a note about the result of changes for pods that other notes describe.
+func (im *importer) noteResult(v value, format string, args ...any) {
+	im.addNote(v, Note{Pods: true, result: true}, format, args...)
 }
 
 // noteRemark adds a note without a change for pods.
 func (im *importer) noteRemark(v value, format string, args ...any) {
-	im.addNote(v, false, format, args...)
+	im.addNote(v, Note{}, format, args...)
 }
 
 // oneLine returns text in a form that fits into a comment.
@@ -240,7 +250,7 @@ func (im *importer) listStrategy(v value, names ...string) {
 		for one := range strings.SplitSeq(text, ",") {
 			strategy, ok := listStrategies[strings.ToLower(strings.TrimSpace(one))]
 			if !ok {
-				im.notePodChange(v, "%s is no strategy that is known here", one)
+				im.notePodChange(v, "%s is an unknown strategy", one)
 				return
 			}
 			strategies = append(strategies, strategy)

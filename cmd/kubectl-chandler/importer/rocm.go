@@ -84,7 +84,7 @@ func (r *rocm) readOperator(v value) {
 			r.settings.put(o, said, inFlags)
 			continue
 		}
-		r.im.notePodChange(said, "is a flag that is not known here")
+		r.im.notePodChange(said, "is an unknown flag")
 	}
 	if enabled := plugin.at("enableNodeLabeller"); !enabled.isPresent() || enabled.is() {
 		r.labels(cmpValue(enabled, plugin))
@@ -116,7 +116,7 @@ func (r *rocm) readReplicas(v value) {
 	n, ok := v.number()
 	switch {
 	case !ok || n < 0:
-		r.im.notePodChange(v, "is no number of containers; the plugin does not start with it")
+		r.im.notePodChange(v, "is not a number of containers; the plugin does not start with it")
 	case n > 1:
 		r.im.addSharing(v, all([]string{oneOf(familyAttribute, []string{"amdgpu"}), oneOf(kindAttribute, []string{"gpu"})}), v1alpha1.Sharing{Replicas: n})
 	}
@@ -145,6 +145,6 @@ func (r *rocm) readStrategy(v value) {
 			r.im.addResource(v, "amd.com/"+partition, all([]string{oneOf(familyAttribute, []string{"amdgpu"}), oneOf(text("profile"), []string{partition})}))
 		}
 	default:
-		r.im.notePodChange(v, "is no strategy that is known here")
+		r.im.notePodChange(v, "is an unknown strategy")
 	}
 }

@@ -185,7 +185,7 @@ func (im *importer) affinityTerm(v value) *v1alpha1.Nodes {
 				nodes.MatchExpressions = append(nodes.MatchExpressions, metav1.LabelSelectorRequirement{Key: key, Operator: operator, Values: values})
 			}
 		default:
-			im.notePodChange(e, "is no condition that entries can have, so that they apply to more nodes")
+			im.notePodChange(e, "is a condition that entries cannot have, so they apply to more nodes")
 		}
 	}
 	return nodes

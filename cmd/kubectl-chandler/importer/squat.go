@@ -219,7 +219,7 @@ func (s *squat) count(v value) int {
 	case !at.isPresent():
 		return 0
 	case !ok || count < 0:
-		s.im.notePodChange(at, "is no number")
+		s.im.notePodChange(at, "is not a number")
 		return 0
 	case count > maxShares:
 		s.im.noteRemark(at, "is more than the %d containers at once that can be written, and than a node has", maxShares)

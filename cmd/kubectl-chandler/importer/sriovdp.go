@@ -281,7 +281,7 @@ func (s *sriovdp) nodePolicy(v value) {
 	nic := v.at("nicSelector")
 	p.addOneOf(text("pciVendor"), pciIDs(nic.at("vendor")))
 	if id := nic.at("deviceID"); id.text() != "" {
-		s.im.noteRemark(id, "is the ID of the physical functions, which is not asked for; rootDevices or pfNames tell their virtual ones")
+		s.im.noteRemark(id, "is the ID of the physical functions, and is not used: rootDevices or pfNames select the virtual functions")
 	}
 	ok := p.addParts(text("pfName"), nic.at("pfNames"))
 	ok = p.addParts(text("pfPCIBusID"), nic.at("rootDevices")) && ok

@@ -109,7 +109,7 @@ func (p *pool) addNumbers(name string, v value) bool {
 	for _, text := range v.texts() {
 		n, err := strconv.ParseUint(text, 10, 32)
 		if err != nil {
-			p.im.notePodChange(v, "is no list of numbers, so the pool is left out")
+			p.im.notePodChange(v, "is not a list of numbers, so the pool is left out")
 			return false
 		}
 		numbers = append(numbers, strconv.FormatUint(n, 10))
@@ -143,7 +143,7 @@ func (p *pool) addParts(attribute string, v value) bool {
 	for _, said := range v.texts() {
 		m := part.FindStringSubmatch(strings.ReplaceAll(said, " ", ""))
 		if m == nil {
-			p.im.notePodChange(v, "%q is no name with numbers behind #, so the pool is left out", said)
+			p.im.notePodChange(v, "%q is not a name with numbers after #, so the pool is left out", said)
 			return false
 		}
 		if m[2] == "" {

@@ -109,7 +109,7 @@ func cxiOptions(im *importer) []option {
 			n, ok := v.number()
 			switch {
 			case !ok || n < 0:
-				im.notePodChange(v, "is no number of containers")
+				im.notePodChange(v, "is not a number of containers")
 			case n > 1:
 				im.addSharing(v, oneOf(familyAttribute, []string{"slingshot"}), v1alpha1.Sharing{Replicas: n})
 			}
@@ -126,7 +126,7 @@ func ascendOptions(im *importer) []option {
 			n, ok := v.number()
 			switch {
 			case !ok || n < 1:
-				im.notePodChange(v, "is no number of containers")
+				im.notePodChange(v, "is not a number of containers")
 			case n > 1:
 				im.addSharing(v, oneOf(familyAttribute, []string{"ascend"}), v1alpha1.Sharing{Replicas: n})
 			}

@@ -67,7 +67,7 @@ func (im *importer) helmValues(v value) (value, bool) {
 		case "f", "values":
 			im.noteRemark(arg.value, "import that file too, if it is not among the files")
 		case "set-file":
-			im.notePodChange(arg.value, "what is in that file is not known here; import it too")
+			im.notePodChange(arg.value, "the file is not among the imported files; import it too")
 		case "":
 			if strings.Contains(arg.value.text(), "/") {
 				im.chart = arg.value.text()

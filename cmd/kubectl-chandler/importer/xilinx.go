@@ -152,7 +152,7 @@ func (x *xilinx) readAlias(v value) {
 	switch {
 	case last == "*":
 	case isUUID(last):
-		x.im.notePodChange(v, "chooses cards by the end of a UUID, which is not known here")
+		x.im.notePodChange(v, "selects cards by the end of a UUID, which the import cannot do")
 		return
 	default:
 		cel = append(cel, text("profile")+".endsWith("+quote("-"+last)+")")

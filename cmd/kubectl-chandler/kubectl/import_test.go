@@ -44,7 +44,7 @@ func TestImport(t *testing.T) {
 	}{
 		"the same":             {[]string{same}, 0, "replicas: 2", ""},
 		"something else":       {[]string{changed, same}, 2, "deviceIDStrategy: serial", "by 1 setting that could not be carried over"},
-		"unknown":              {[]string{same, unknown}, 1, "", "unknown.yaml: nothing in it is known; known are\n  HAMi"},
+		"unknown":              {[]string{same, unknown}, 1, "", "unknown.yaml: it contains no supported configuration; the supported formats are\n  HAMi"},
 		"missing":              {[]string{filepath.Join(dir, "missing.yaml")}, 1, "", "missing.yaml"},
 		"no file":              {nil, 2, "", "usage: kubectl chandler import FILE..."},
 		"only what is said":    {[]string{"--only", same}, 0, "exclude:", ""},
