@@ -46,6 +46,7 @@ var programs = map[string]string{
 	"export":        "changes the shell that you type it in",
 	"install":       "copies a binary to where you want it",
 	"ln":            "makes a link where you want it",
+	"chcon":         "changes labels of SELinux, which this machine may lack",
 	"modprobe":      "loads a module of the host",
 	"source":        "changes the shell that you type it in",
 	"systemctl":     "changes the host",
