@@ -85,6 +85,10 @@ func AttributeNames() (names []string) {
 	return names
 }
 
+// Capacities lists the names of the capacities of all families. To add a capacity, add it here and to
+// docs/attributes.md.
+var Capacities = []resourceapi.QualifiedName{"memory", "cores", "tiles", "chips", Shares}
+
 // OptionalAttributes are the attributes that ResourceSlices have only if the administrator lists
 // them. The scheduler keeps the attributes of all devices of the cluster in memory, and copies those
 // of each device that it examines.

@@ -212,6 +212,9 @@ func checkDevice(t testing.TB, host *discovery.Host, d *discovery.Device) {
 		}
 	}
 	for name, capacity := range d.Capacity {
+		if !slices.Contains(discovery.Capacities, name) {
+			t.Errorf("%s: capacity %s is not in discovery.Capacities", d.Name, name)
+		}
 		if capacity.Value.Sign() <= 0 {
 			t.Errorf("%s: capacity %s: %s", d.Name, name, capacity.Value.String())
 		}

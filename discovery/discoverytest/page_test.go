@@ -53,6 +53,26 @@ func TestDocsOfAttributes(t *testing.T) {
 	}
 }
 
+// capacityRow matches a row with a capacity's name and example.
+var capacityRow = regexp.MustCompile("(?m)^\\| `(\\w+)` \\| `[^`]+` \\| ")
+
+// The page of attributes has each capacity once.
+func TestDocsOfCapacities(t *testing.T) {
+	page, err := docs.Read("../..", "../../docs/attributes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(page.Text, "\n## Capacities\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	var got []resourceapi.QualifiedName
+	for _, row := range capacityRow.FindAllStringSubmatch(section, -1) {
+		got = append(got, resourceapi.QualifiedName(row[1]))
+	}
+	if diff := cmp.Diff(discovery.Capacities, got); diff != "" {
+		t.Errorf("capacities of docs/attributes.md (-code +page):\n%s", diff)
+	}
+}
+
 // exampleOf returns an attribute with the value that text represents, none if text has another
 // type.
 func exampleOf(kind, text string) (a resourceapi.DeviceAttribute) {

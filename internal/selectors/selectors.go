@@ -134,12 +134,17 @@ var familyOrVendor = regexp.MustCompile(`\.\??(?:family|vendor)(?:\.orValue\([^)
 // uses NVML, "" if there is none or if the expression selects only other families or vendors.
 func NameFromNVML(expression string) string {
 	found := fromNVML.FindStringSubmatch(expression)
-	selected := familyOrVendor.FindAllStringSubmatch(expression, -1)
-	isNVIDIA := func(match []string) bool { return match[1] == "nvidia" }
-	if found == nil || len(selected) > 0 && !slices.ContainsFunc(selected, isNVIDIA) {
+	if found == nil || !MayBeNVIDIA(expression) {
 		return ""
 	}
 	return found[1]
+}
+
+// MayBeNVIDIA reports whether an NVIDIA GPU may be among the devices of a CEL expression: it compares
+// the family and the vendor with no value, or also with nvidia.
+func MayBeNVIDIA(expression string) bool {
+	selected := familyOrVendor.FindAllStringSubmatch(expression, -1)
+	return len(selected) == 0 || slices.ContainsFunc(selected, func(match []string) bool { return match[1] == "nvidia" })
 }
 
 // InstallNVML is the command that makes the agents use NVML.

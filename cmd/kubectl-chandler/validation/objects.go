@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -22,10 +21,8 @@ import (
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
-	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/compile"
 	"chandler.dev/internal/jsonerror"
-	"chandler.dev/internal/selectors"
 )
 
 // resourceGroup is the API group of Dynamic Resource Allocation.
@@ -115,8 +112,10 @@ func (v *validator) checkOwn(at place, kind string, data []byte) {
 		if config, err = compile.Config(data); err == nil {
 			v.warnUnreached(at, config)
 		}
+		v.checkConfigNames(at, data)
 	case v1alpha1.KindProvisionConfig:
 		_, err = compile.Provision(data)
+		v.checkConfigNames(at, data)
 	default:
 		err = fmt.Errorf("is kind %q; want %s", kind, strings.Join(ownKinds, ", "))
 	}
@@ -186,7 +185,7 @@ func (v *validator) checkResource(at place, object *unstructured.Unstructured, d
 		v.addFindings(at, severityError, err)
 	}
 	v.checkParameters(at, object)
-	v.compileSelectors(at.at("spec"), object.Object["spec"])
+	v.compileSelectors(at.at("spec"), object.Object["spec"], true)
 	if name, _, _ := unstructured.NestedString(object.Object, "spec", "extendedResourceName"); name != "" {
 		v.classes[name] = append(v.classes[name], namedClass{object.GetName(), at.at("spec.extendedResourceName")})
 	}
@@ -216,111 +215,6 @@ func (v *validator) claimParameters(at place, data []byte) discovery.Parameters 
 		}
 	}
 	return parameters
-}
-
-// compileSelectors compiles the expressions that select devices. It searches the whole object,
-// because each version of resource.k8s.io has them in another place.
-func (v *validator) compileSelectors(at place, value any) {
-	switch value := value.(type) {
-	case []any:
-		for i, item := range value {
-			v.compileSelectors(at.at(fmt.Sprintf("[%d]", i)), item)
-		}
-	case map[string]any:
-		for _, key := range slices.Sorted(maps.Keys(value)) {
-			switch expression, is := celExpression(key, value[key]); {
-			case is:
-				if _, err := rules.Compile(expression); err != nil {
-					v.addFindings(at.at("cel.expression"), severityError, err)
-				}
-				v.noteNVML(at.at("cel.expression"), selectors.NameFromNVML(expression))
-				v.warnAttributes(at.at("cel.expression"), expression)
-			case key == "matchAttribute":
-				if name, own := strings.CutPrefix(fmt.Sprint(value[key]), discovery.Domain+"/"); own {
-					v.warnAttribute(at.at(key), name)
-				}
-			case key == "deviceClassName":
-				v.warnReplacedClass(at.at(key), value[key])
-			case key == "capacity":
-				if memory, _, _ := unstructured.NestedFieldNoCopy(value, key, "requests", "memory"); memory != nil {
-					v.noteNVML(at.at("capacity.requests.memory"), "memory")
-				}
-			case key != "opaque": // opaque parameters can contain anything
-				v.compileSelectors(at.at(key), value[key])
-			}
-		}
-	}
-}
-
-// ownAttribute matches the name of an attribute of Chandler's domain in a CEL expression.
-var ownAttribute = regexp.MustCompile(`attributes\[["']` + regexp.QuoteMeta(discovery.Domain) + `["']\](?:\.\??|\[\??["'])([A-Za-z_]\w*)`)
-
-// warnAttributes warns about attributes in an expression that some or all devices lack.
-func (v *validator) warnAttributes(at place, expression string) {
-	for _, found := range ownAttribute.FindAllStringSubmatch(expression, -1) {
-		v.warnAttribute(at, found[1])
-	}
-}
-
-// warnAttribute warns about an attribute that no device has, and notes that ResourceSlices do not have
-// an attribute by default.
-func (v *validator) warnAttribute(at place, name string) {
-	if slices.Contains(discovery.OptionalAttributes, resourceapi.QualifiedName(name)) {
-		v.notef(at, "%s", PublicationNote(name))
-		return
-	}
-	names := discovery.AttributeNames()
-	if slices.Contains(names, name) {
-		return
-	}
-	text := "no device has the attribute " + name
-	if nearest := selectors.NearestWord(name, names); nearest != "" {
-		text += "; the nearest name is " + nearest
-	}
-	v.addFindings(at, severityWarning, errors.New(text))
-}
-
-// PublicationNote returns what the agent's configuration needs so that ResourceSlices have an attribute,
-// or "" for attributes that they have by default.
-func PublicationNote(name string) string {
-	switch {
-	case slices.Contains(discovery.OptionalAttributes, resourceapi.QualifiedName(name)):
-		return fmt.Sprintf("ResourceSlices have the attribute %s only if the agent's configuration has attributes: [%s]", name, name)
-	case slices.Contains(discovery.ReplacedByModel, resourceapi.QualifiedName(name)):
-		return fmt.Sprintf("devices with a model have the attribute %s only if the agent's configuration has attributes: [%s]", name, name)
-	}
-	return ""
-}
-
-// ReplacedClasses are the classes of Chandler by the DeviceClasses that they replace, which other
-// drivers install.
-var ReplacedClasses = map[string]string{
-	"gpu.nvidia.com": "nvidia.chandler.dev", "mig.nvidia.com": "nvidia-mig.chandler.dev", "vfio.gpu.nvidia.com": "nvidia.chandler.dev",
-	"gpu.amd.com": "amdgpu.chandler.dev", "vfio.gpu.amd.com": "amdgpu.chandler.dev",
-	"gpu.intel.com": "gpu.chandler.dev", "gpu-vfio.intel.com": "gpu.chandler.dev", "gaudi.intel.com": "gaudi.chandler.dev", "qat.intel.com": "qat.chandler.dev",
-	"tpu.google.com": "tpu.chandler.dev", "neuron.aws.com": "neuron.chandler.dev",
-}
-
-// warnReplacedClass warns about a request for the class of a driver that Chandler replaces.
-func (v *validator) warnReplacedClass(at place, class any) {
-	name, _ := class.(string)
-	if own := ReplacedClasses[name]; own != "" {
-		v.addFindings(at, severityWarning, fmt.Errorf("%s is the class of a driver that Chandler replaces; the class of Chandler is %s", name, own))
-	}
-}
-
-// noteNVML notes that NVIDIA GPUs have an attribute or a capacity only with NVML. The name is "" if
-// there is nothing to note.
-func (v *validator) noteNVML(at place, name string) {
-	if name != "" {
-		v.notef(at, "the %s of NVIDIA GPUs is not known without NVML; in the chart, nvml.enabled adds it", name)
-	}
-}
-
-func celExpression(key string, value any) (string, bool) {
-	cel, _ := value.(map[string]any)
-	expression, is := cel["expression"].(string)
-	return expression, is && key == "cel"
 }
 
 // A namedClass is a device class with an extended resource name.

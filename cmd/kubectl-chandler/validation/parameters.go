@@ -26,7 +26,8 @@ func (v *validator) checkParameters(at place, object *unstructured.Unstructured)
 		if object.GetKind() != "DeviceClass" {
 			v.checkRequests(entryAt, requestsOf(config), requests)
 		}
-		if opaque["driver"] != discovery.Domain {
+		if driver, _ := opaque["driver"].(string); driver != discovery.Domain {
+			v.warnReplacedDriver(entryAt.at("opaque.driver"), driver)
 			continue
 		}
 		field := entryAt.at("opaque.parameters")

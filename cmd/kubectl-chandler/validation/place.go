@@ -142,6 +142,10 @@ func (p place) ofYAML(message string) (errors []finding) {
 		}
 		errors = append(errors, finding{place: at, text: "invalid YAML: " + found[2]})
 	}
+	message = strings.TrimPrefix(message, "error converting YAML to JSON: ")
+	if cause, without := strings.CutPrefix(message, "yaml: "); without && errors == nil { // an error without a line
+		errors = append(errors, finding{place: p, text: "invalid YAML: " + cause})
+	}
 	return errors
 }
 

@@ -156,6 +156,53 @@ func TestValidate(t *testing.T) {
 				"constraints[1].matchAttribute: no device has the attribute group5; the nearest name is group2", "0 errors, 1 warning",
 			}, false,
 		},
+		"names in a configuration": {
+			header() + "sharing:\n- cel: 'device.attributes[\"chandler.dev\"].vendr == \"nvidia\"'\n  replicas: 10\n- cel: 'cel.bind(a, device.attributes[\"chandler.dev\"], a.vendor == \"amd\" && a.?modl.orValue(\"\") == \"\")'\n  resource: a.b/c\n  unit: 1Gi\n  capacity: memroy\n" +
+				"onDemand:\n  mps:\n  - cel: '\"famly\" in device.attributes[\"chandler.dev\"] && device.capacity[\"chandler.dev\"].coers.isGreaterThan(quantity(\"1\"))'\n" +
+				"exclude:\n- cel: device.attributes[\"chandler.dev\"].?group2.orValue(\"\") == \"x\"\n- cel: device.attributes[\"chandler.dev\"].?serial.orValue(\"\") == \"x\"\n- cel: device.driver == \"gpu.nvidia.com\"\n",
+			[]string{
+				"-:4: warning: DriverConfig: sharing[0].cel: no device has the attribute vendr; the nearest name is vendor\n",
+				"-:6: warning: DriverConfig: sharing[1].cel: no device has the attribute modl; the nearest name is model\n",
+				"-:9: warning: DriverConfig: sharing[1].capacity: no device has the capacity memroy; the nearest name is memory\n",
+				"onDemand.mps[0].cel: no device has the attribute famly; the nearest name is family\n",
+				"onDemand.mps[0].cel: no device has the capacity coers; the nearest name is cores\n",
+				"exclude[0].cel: only ResourceSlices have the attribute group2, so that a configuration cannot select devices by it\n",
+				"exclude[2].cel: gpu.nvidia.com is a driver that Chandler replaces; kubectl chandler import translates objects for it\n",
+				"0 errors, 7 warnings\n",
+			}, false,
+		},
+		"names in a ProvisionConfig": {
+			"apiVersion: chandler.dev/v1alpha1\nkind: ProvisionConfig\nfunctions: [{cel: 'device.attributes[\"chandler.dev\"].modl == \"x\"', driver: vfio-pci}]\n",
+			[]string{"-:3: warning: ProvisionConfig: functions[0].cel: no device has the attribute modl; the nearest name is model\n"}, false,
+		},
+		"names in a claim": {
+			claim + "    requests:\n    - name: a\n      exactly:\n        deviceClassName: amdgpu.chandler.dev\n        selectors:\n" +
+				"        - cel: {expression: '\"famly\" in device.attributes[\"chandler.dev\"] && device.capacity[\"chandler.dev\"].memry.isGreaterThan(quantity(\"1\"))'}\n" +
+				"        - cel: {expression: 'cel.bind(a, device.attributes[\"chandler.dev\"], a.vendorr == \"amd\")'}\n" +
+				"    constraints: [{matchAttribute: chandler.dev/numNode}, {distinctAttribute: chandler.dev/numaNode}, {matchAttribute: resource.kubernetes.io/pcieRot}, {matchAttribute: resource.kubernetes.io/other}, {matchAttribute: example.com/numNode}, {matchAttribute: resource.kubernetes.io/pcieRoot}]\n",
+			[]string{
+				"no device has the attribute famly; the nearest name is family\n", "no device has the capacity memry; the nearest name is memory\n", "no device has the attribute vendorr; the nearest name is vendor\n",
+				"constraints[0].matchAttribute: no device has the attribute numNode; the nearest name is resource.kubernetes.io/numaNode\n",
+				"constraints[1].distinctAttribute: no device has the attribute numaNode; the nearest name is resource.kubernetes.io/numaNode\n",
+				"constraints[2].matchAttribute: no device has the attribute resource.kubernetes.io/pcieRot; the nearest name is resource.kubernetes.io/pcieRoot\n",
+				"0 errors, 6 warnings\n",
+			}, false,
+		},
+		"drivers that Chandler replaces": {
+			claim + requests + "    constraints: [{matchAttribute: gpu.nvidia.com/parentUUID}]\n    config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: other.example.com, parameters: {}}}]\n---\n" +
+				"apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: d}\nspec: {selectors: [{cel: {expression: device.driver == 'gpu.nvidia.com'}}]}\n",
+			[]string{
+				"ResourceClaim c: spec.devices.config[0].opaque.driver: gpu.nvidia.com is a driver that Chandler replaces; kubectl chandler import translates objects for it\n",
+				"spec.devices.constraints[0].matchAttribute: gpu.nvidia.com is a driver", "DeviceClass d: spec.selectors[0].cel.expression: gpu.nvidia.com is a driver", "0 errors, 3 warnings\n",
+			}, false,
+		},
+		"classes of Intel GPUs": {
+			claim + "    requests: [{name: a, exactly: {deviceClassName: gpu.intel.com}}, {name: b, exactly: {deviceClassName: gpu-vfio.intel.com}}]\n",
+			[]string{
+				"the class of Chandler is gpu.chandler.dev with the selector device.attributes[\"chandler.dev\"].family == \"intelgpu\"\n",
+				"the class of Chandler is gpu.chandler.dev with the selector device.attributes[\"chandler.dev\"].family == \"intelgpu\" and the parameter driver: vfio\n",
+			}, false,
+		},
 		"others": {
 			"# Says nothing.\n---\n\napiVersion: v1\nkind: Service\nmetadata: {name: s}\n", []string{"note: not checked, since they contain nothing for Chandler: 1 Service\n"}, true,
 		},
@@ -250,6 +297,9 @@ func TestValidate(t *testing.T) {
 		"invalid YAML in the second document": {
 			header() + "---\nkind: X\n a: b\n", []string{"-:5: error: invalid YAML: mapping values are not allowed in this context\n"}, true,
 		},
+		"invalid YAML without a line": {
+			"\na: *x\n", []string{"-:2: error: invalid YAML: unknown anchor 'x' referenced\n"}, true,
+		},
 		"invalid YAML in a ConfigMap": {
 			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\ndata:\n  config.yaml: |\n    apiVersion: chandler.dev/v1alpha1\n    kind: DriverConfig\n    mode: [\n",
 			[]string{"-:8: error: ConfigMap m: data[config.yaml]: invalid YAML: did not find expected node content\n"}, true,
@@ -311,6 +361,31 @@ func TestValidateNothing(t *testing.T) {
 		out, err := validate(text)
 		if err == nil || err.Error() != "no object was checked: the files contain nothing for Chandler" || strings.Contains(out, "error") {
 			t.Errorf("%s: error %v, printed %q", name, err, out)
+		}
+	}
+}
+
+// The note about NVML is for requests that may select NVIDIA GPUs.
+func TestValidateMemory(t *testing.T) {
+	const text = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {requests: [{name: a, exactly: {deviceClassName: %s, selectors: [%s], capacity: {requests: {memory: 1Gi}}}}]}}\n"
+	const memory = `{cel: {expression: 'device.capacity["chandler.dev"].memory.isGreaterThan(quantity("1Gi"))'}}`
+	const amd = `{cel: {expression: 'device.attributes["chandler.dev"].family == "amdgpu"'}}`
+	for _, test := range []struct {
+		class, selectors string
+		notes            int
+	}{
+		{"gpu.chandler.dev", memory, 2},
+		{"nvidia.chandler.dev", memory, 2},
+		{"gpu.nvidia.com", memory, 2},
+		{"example.com", memory, 2},
+		{"example.com", memory + ", " + amd, 0},
+		{"gpu.intel.com", memory, 0},
+		{"gpu.amd.com", memory, 0},
+		{"intelgpu.chandler.dev", memory, 0},
+	} {
+		out, err := validate(fmt.Sprintf(text, test.class, test.selectors))
+		if got := strings.Count(out, "without NVML"); err != nil || got != test.notes {
+			t.Errorf("%s, %s: %v, %d notes, want %d:\n%s", test.class, test.selectors, err, got, test.notes, out)
 		}
 	}
 }
