@@ -15,9 +15,14 @@ type Health struct {
 	Condition Condition    `json:"condition,omitempty"` // name of the fault; see [Health.Key]
 	Reason    string       `json:"reason,omitempty"`    // description of the fault, "" while healthy
 
-	// Fix is the shell command that makes the device usable, if the host's configuration makes it
-	// unusable. No hardware is broken then, and a reset does not help.
+	// Fix is the shell command that makes the device usable, or a command to examine the fault with a
+	// remark about the repair, if a reset of the device does not help: the host's configuration makes
+	// the device unusable, the fault is in another device, or a reset has begun.
 	Fix string `json:"-"`
+
+	// Setting is the change of the DriverConfig that makes the device usable, such as "set
+	// driverRoots.vpu to /var/tmp".
+	Setting string `json:"-"`
 
 	// Since is the start of the state, in whole seconds, and Effect is the effect of the state on
 	// scheduling. Stale is set if the last scan could not read the device and Health is its previous
@@ -26,6 +31,9 @@ type Health struct {
 	Effect resourceapi.DeviceTaintEffect `json:"-"`
 	Stale  bool                          `json:"-"`
 }
+
+// AwaitReset is the [Health.Fix] of a device that its driver resets.
+const AwaitReset = "chandler doctor --only devices --wait 60s   # the driver resets the device; if the reset does not end, read the kernel's messages"
 
 // HealthStatus reports whether a device can be used.
 type HealthStatus string

@@ -129,7 +129,7 @@ func (s *Settler) settleDevice(d *Device, now time.Time) (wait time.Duration) {
 	}
 	st.EffectiveAtOnce = st.isMade(reading) && !s.isHeld(d.Name)
 	if d.Health, wait = s.judgeReading(st, reading, now); d.Health.Reason == reading.Reason {
-		d.Health.Fix = reading.Fix
+		d.Health.Fix, d.Health.Setting = reading.Fix, reading.Setting
 	}
 	return wait
 }

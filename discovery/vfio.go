@@ -63,12 +63,16 @@ func VFIONodes(host *Host, function sysfs.Device) ([]*specs.DeviceNode, error) {
 	case !byGroup && !byDevice:
 		return nil, errors.New(withoutVFIONode(function))
 	case !hasIOMMU && (!byGroup || !hasControl):
-		errs = append(errs, errors.New("vfio: the kernel has no control node for it: neither /dev/vfio/vfio nor /dev/iommu"))
+		errs = append(errs, ErrNoVFIOControl)
 	case hasIOMMU && (byDevice || !hasControl): // a group can be used through /dev/iommu too (iommufd's VFIO compatibility)
 		add(sysfs.At(host.FS, iommu), "/dev")
 	}
 	return nodes, errors.Join(errs...)
 }
+
+// ErrNoVFIOControl is the error of [VFIONodes] if the kernel has neither of the nodes that a process
+// must open before a device under vfio.
+var ErrNoVFIOControl = errors.New("vfio: the kernel has no control node for it: neither /dev/vfio/vfio nor /dev/iommu")
 
 // withoutVFIONode returns why a function under vfio has no node.
 func withoutVFIONode(function sysfs.Device) string {

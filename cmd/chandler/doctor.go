@@ -211,7 +211,7 @@ func (o *doctorOptions) examineNode(ctx context.Context, errOut io.Writer, args 
 		}
 		gathering.HasProc = hostfs.HasProc(gathering.HostFS)
 		if !gathering.Simulated && !gathering.HasProc && !hostfs.HasSys(gathering.HostFS) {
-			gathering.Source = doctor.Copy
+			gathering.Source, gathering.HostRoot = doctor.Copy, o.hostRoot
 		}
 	}
 	facts := gather.All(ctx, gathering)

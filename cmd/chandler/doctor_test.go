@@ -117,6 +117,13 @@ func TestDoctorFixes(t *testing.T) {
 		"slingshot/broken":  {"nic 06:00.0 Brazos is unhealthy", "ip link show dev hsn2 "},
 		"tpu/tpu7x":         {"npu 80:05.0 1ae0:0076 is unhealthy", "/sys/bus/pci/devices/0000:80:05.1/driver_override"},
 		"vfio/broken":       {"vfio 03:00.0 10de:1eb8 is unhealthy", "ls /sys/kernel/iommu_groups/3/devices"},
+		"vpu/unasked":       {"npu vpu-kmb Keem Bay is unhealthy", "set driverRoots.vpu to /var/tmp"},
+		"intelgpu/broken":   {"gpu 03:00.0 Arc Pro B60 is unhealthy", "0000:03:00.0/survivability_mode"},
+		"gaudi/broken":      {"npu 21:00.0 GAUDI2 is being reset", "doctor --only devices --wait"},
+		"neuron/inf1":       {"npu neuron2 Inferentia is being reset", "doctor --only devices --wait"},
+		"fpgaxilinx/broken": {"fpga 86:00.1 ALVEO U200 is unhealthy", "xbutil examine -d 0000:86:00.1"},
+		"generic/board":     {"vfio 00:02.0 1bcf:001c cannot be read", "modprobe -a vfio iommufd"},
+		"fpgaintel/broken":  {"dfl-port-3 cannot be described", "no command is known to repair this"},
 		"amdgpu/broken":     {"2 devices of amdgpu lack a device node", "0000:06:00.0/driver/unbind"},
 	} {
 		file := filepath.Join("../../discovery/families", strings.Replace(host, "/", "/testdata/", 1)+".host")
@@ -147,6 +154,35 @@ func TestDoctorFixes(t *testing.T) {
 		if !found {
 			t.Errorf("%s: no finding %q:\n%s", host, test.text, out)
 		}
+	}
+}
+
+// A reset repairs the function that fails: the physical function of a virtual function, or the
+// device's own function if a file of another device fails.
+func TestDoctorResetsTheFailedFunction(t *testing.T) {
+	for host, resets := range map[string][]string{
+		"qat/broken":        {"0000:10:00.0/reset", "0000:40:00.0/reset"},
+		"fpgaxilinx/broken": {"0000:e5:00.0/reset"},
+	} {
+		out, _ := doctored(t, filepath.Join("../../discovery/families", strings.Replace(host, "/", "/testdata/", 1)+".host"))
+		for _, reset := range resets {
+			if !strings.Contains(out, reset) {
+				t.Errorf("%s: no %s in:\n%s", host, reset, out)
+			}
+		}
+		for _, not := range []string{"0000:10:00.1/reset", "0000:40:00.1/reset", "devices/./", "grep .  "} {
+			if strings.Contains(out, not) {
+				t.Errorf("%s: %s in:\n%s", host, not, out)
+			}
+		}
+	}
+}
+
+// The other function of a TPU has one fix.
+func TestDoctorOfAnotherFunction(t *testing.T) {
+	out, _ := doctored(t, "../../discovery/families/tpu/testdata/tpu7x.host")
+	if strings.Contains(out, "modalias") || strings.Contains(out, "every accelerator has a kernel driver") {
+		t.Errorf("printed\n%s", out)
 	}
 }
 

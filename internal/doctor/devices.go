@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"syscall"
@@ -12,6 +13,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/sysfs"
 )
 
 var deviceChecks = []check{
@@ -234,6 +236,9 @@ func (f *Facts) reportUnhealthy(say *findingList, d *discovery.Device, health di
 		what = "has a link that " + link
 		cause = "The link has fewer lanes or a lower speed than both of its ends support."
 	}
+	if health.Fix == discovery.AwaitReset {
+		what = "is being reset"
+	}
 	text := fmt.Sprintf("%s %s%s", title(d), what, lastingText(health.Since.Time, f.Time))
 	holders := slices.Clone(f.Devices.Holders[d.Name])
 	for _, other := range others {
@@ -285,7 +290,13 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 	if d.Health.Fix != "" {
 		return []string{d.Health.Fix}
 	}
+	if d.Health.Setting != "" {
+		return configFixes(d.Health.Setting)
+	}
 	at := pciAddress(d)
+	if f.hasProblem(d.Name, discovery.ErrNoVFIOControl) {
+		return []string{"sudo modprobe -a vfio iommufd", "grep -e VFIO -e IOMMUFD /boot/config-$(uname -r)   # the kernel requires CONFIG_VFIO_CONTAINER or CONFIG_IOMMUFD"}
+	}
 	if key == discovery.ConditionNodeMissing && isVFIOReason(d.Health.Reason) {
 		return f.vfioFix(d.Health.Reason, at)
 	}
@@ -314,7 +325,9 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 		return []string{fmt.Sprintf("grep . /sys/bus/pci/devices/%s/hwmon/hwmon*/temp*_input   # then check fans and air flow", at)}
 	case discovery.ConditionUnhealthy, discovery.ConditionUnknown:
 		// A reset neither creates a file nor changes a text that the driver writes.
-		if isPart(d) || key == discovery.ConditionUnknown && !f.hasIOError(d.Name) {
+		if function := f.failedFunction(d.Name); function != "" && function != at { // such as the physical function
+			at, kernel = function, fmt.Sprintf("sudo dmesg | grep %s   # shows the kernel's messages", function)
+		} else if isPart(d) || key == discovery.ConditionUnknown && !f.hasProblem(d.Name, syscall.EIO) {
 			return []string{kernel}
 		}
 		return []string{kernel, fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"`, at)}
@@ -327,10 +340,28 @@ func hasOwnNode(d *discovery.Device) bool {
 	return slices.ContainsFunc(d.Edits.DeviceNodes, func(node *specs.DeviceNode) bool { return !slices.Contains(d.CommonNodes, node.HostPath) })
 }
 
-// hasIOError reports whether a read of a device failed with an input/output error.
-func (f *Facts) hasIOError(device string) bool {
+// hasProblem reports whether a device has a problem with an error.
+func (f *Facts) hasProblem(device string, err error) bool {
 	snapshot, known := f.Devices.Snapshot.get()
-	return known && slices.ContainsFunc(snapshot.Problems, func(p discovery.Problem) bool { return p.Device == device && errors.Is(p.Err, syscall.EIO) })
+	return known && slices.ContainsFunc(snapshot.Problems, func(p discovery.Problem) bool { return p.Device == device && errors.Is(p.Err, err) })
+}
+
+// failedFunction returns the address of the PCI function with the file whose read failed with an
+// input/output error, or "".
+func (f *Facts) failedFunction(device string) string {
+	snapshot, _ := f.Devices.Snapshot.get()
+	if snapshot == nil {
+		return ""
+	}
+	for _, p := range snapshot.Problems {
+		var file *fs.PathError
+		if p.Device == device && errors.Is(p.Err, syscall.EIO) && errors.As(p.Err, &file) {
+			if function, found := sysfs.At(nil, strings.TrimPrefix(file.Path, "/")).PCIFunction(); found {
+				return function.Name()
+			}
+		}
+	}
+	return ""
 }
 
 // isPart reports whether a device is one of several on its PCI function, such as a MIG
@@ -384,10 +415,7 @@ func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Of
 	}
 	reason := strings.Join(causes, "; ")
 	at := functionOf(p.Device)
-	look := "chandler record -o node.host   # records the files that discovery reads, for a bug report"
-	if at != "" {
-		look = fmt.Sprintf("sudo dmesg | grep %s   # shows the kernel's messages", at)
-	}
+	look := f.examineFix(at)
 	switch {
 	case errors.Is(p.Err, discovery.ErrHangs):
 		fix := []string{"sudo dmesg | tail -n 50"}
@@ -396,18 +424,37 @@ func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Of
 		}
 		say.addFault("CH0310", name+" hangs", "A read of the device hangs in the kernel: "+asSentence(reason)+" Chandler does not access it, so that other devices are not affected.", fix...)
 	case strings.Contains(reason, "none is known by it"), strings.Contains(reason, "described by family"):
-		say.addFault("CH0311", name+": the identity is not unique", asSentence(reason), look)
+		say.addFault("CH0311", name+": the identity is not unique", asSentence(reason), look...)
 	case isVFIOReason(reason):
 		f.vfioProblem(say, name, reason, at)
 	case offered && !d.Health.IsUsable(): // checkHealth has reported that no new pod gets the device
-		say.addFault("CH0309", name+" cannot be read completely", asSentence(reason), look)
+		say.addFault("CH0309", name+" cannot be read completely", asSentence(reason), look...)
 	case offered:
-		say.addFault("CH0309", name+" cannot be read completely", asSentence(reason)+" It is offered without these facts.", look)
+		say.addFault("CH0309", name+" cannot be read completely", asSentence(reason)+" It is offered without these facts.", look...)
 	case strings.HasPrefix(p.Device, "/"):
-		say.addFault("CH0309", name+" cannot be read", asSentence(reason)+" Devices in this directory are not found.", look)
+		say.addFault("CH0309", name+" cannot be read", asSentence(reason)+" Devices in this directory are not found.", look...)
 	default:
-		say.addFault("CH0309", name+" cannot be described", asSentence(reason)+" It is not offered.", look)
+		say.addFault("CH0309", name+" cannot be described", asSentence(reason)+" It is not offered.", look...)
 	}
+}
+
+// examineFix returns commands for a problem that no command is known to repair. The file for a report
+// about a host recording is the recording itself.
+func (f *Facts) examineFix(at string) []string {
+	const unknown = "   # shows the kernel's messages; no command is known to repair this"
+	if at != "" {
+		return []string{"sudo dmesg | grep " + at + unknown}
+	}
+	fix := []string{"sudo dmesg | tail -n 50" + unknown}
+	const report = " -o node.host   # records the files that discovery reads, for a report"
+	switch f.Source {
+	case Recording:
+	case Copy:
+		fix = append(fix, "chandler record --host-root="+f.HostRoot+report)
+	default:
+		fix = append(fix, "chandler record"+report)
+	}
+	return fix
 }
 
 // vfioProblem reports a function that is bound to vfio and cannot be opened.

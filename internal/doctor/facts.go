@@ -53,6 +53,7 @@ type Head struct {
 	Version    string // the version of this program
 	Time       time.Time
 	Source     string // the source of the facts instead of a node: [Recording] or [Copy], which have no services
+	HostRoot   string // the directory of a [Copy]
 }
 
 // The sources of facts other than a node.

@@ -116,7 +116,7 @@ func checkDrivers(f *Facts, say *findingList) {
 	if !known {
 		return
 	}
-	before, accelerators := len(say.findings), 0
+	before, accelerators, lacksOther := len(say.findings), 0, false
 	byOverride := make(map[string][]Function)
 	for _, function := range functions {
 		accelerator := slices.ContainsFunc(accelerates, func(class string) bool { return strings.HasPrefix(function.Class, class) })
@@ -126,12 +126,16 @@ func checkDrivers(f *Facts, say *findingList) {
 		if !accelerator || function.Virtual || function.Driver != "" || f.hasDevice(function.Address) {
 			continue
 		}
+		if f.hasFixFor(function.Address) { // the finding of that device suffices
+			lacksOther = true
+			continue
+		}
 		byOverride[function.Override] = append(byOverride[function.Override], function)
 	}
 	for _, override := range slices.Sorted(maps.Keys(byOverride)) {
 		reportUnbound(say, byOverride[override], override)
 	}
-	if say.noneSince(before) && accelerators > 0 && !f.lacksDriver() {
+	if say.noneSince(before) && accelerators > 0 && !f.lacksDriver() && !lacksOther {
 		say.addOK("every accelerator has a kernel driver")
 	}
 }
@@ -165,6 +169,13 @@ func reportUnbound(say *findingList, functions []Function, override string) {
 func (f *Facts) hasDevice(at string) bool {
 	found := f.Devices.Found
 	return found != nil && slices.ContainsFunc(found.Devices, func(d discovery.Device) bool { return pciAddress(&d) == at })
+}
+
+// hasFixFor reports whether the fix of a device is a command for a PCI function, such as the other
+// function of the same chip.
+func (f *Facts) hasFixFor(at string) bool {
+	snapshot, known := f.Devices.Snapshot.get()
+	return known && slices.ContainsFunc(snapshot.Devices, func(d rules.Offered) bool { return strings.Contains(d.Health.Fix, at) })
 }
 
 // checkNodes reports success if all device nodes exist. checkHealth reports missing nodes, and nodes

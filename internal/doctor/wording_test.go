@@ -41,6 +41,22 @@ func TestNoDevices(t *testing.T) {
 	}
 }
 
+// The command for a report reads the same files as doctor.
+func TestRecordForAReport(t *testing.T) {
+	s := &rules.Snapshot{Problems: []discovery.Problem{{Device: "usb-2-2", Err: errors.New("attribute idProduct: empty")}}}
+	for source, want := range map[string]string{
+		"":        "chandler record -o node.host",
+		Copy:      "chandler record --host-root=/mnt/rack7 -o node.host",
+		Recording: "repair this",
+	} {
+		f := factsOf(s)
+		f.Source, f.HostRoot = source, "/mnt/rack7"
+		if got := findingsOf(f); !strings.Contains(got, want) || source == Recording && strings.Contains(got, "record ") {
+			t.Errorf("%q: got\n%s", source, got)
+		}
+	}
+}
+
 // A reset does not create a missing file. It may end an input/output error.
 func TestResetOnlyAfterIOErrors(t *testing.T) {
 	const file = "proc/driver/nvidia/gpus/0000:03:00.0/information"

@@ -94,19 +94,21 @@ func describeFPGA(host *discovery.Host, user, management sysfs.Device) (discover
 	d.Health = discovery.NodeHealth(host, nodes)
 	attrs := user.Attrs()
 	if offline, _ := attrs.Uint("dev_offline"); offline == 1 {
-		d.Health = unhealthy("the card is offline, as it is while it is reset")
+		d.Health = unhealthy(user, "the card is offline, as it is while it is reset")
 	}
 	err = errors.Join(append(errs, shellErr, setCard(&d, user), nodesErr, attrs.Err())...)
 	for _, missing := range []error{errNoRenderNode, errNoShell} {
 		if errors.Is(err, missing) {
-			d.Health = unhealthy(missing.Error())
+			d.Health = unhealthy(user, missing.Error())
 		}
 	}
 	return d, err
 }
 
-func unhealthy(reason string) discovery.Health {
-	return discovery.Health{Status: discovery.Unhealthy, Reason: reason}
+// unhealthy returns the health of a card that may be in a reset. Another reset does not help.
+func unhealthy(user sysfs.Device, reason string) discovery.Health {
+	fix := fmt.Sprintf("sudo xbutil examine -d %s   # if no reset is in progress, flash the card with the vendor's program, and power-cycle the machine", user.Name())
+	return discovery.Health{Status: discovery.Unhealthy, Reason: reason, Fix: fix}
 }
 
 // During a reset the driver removes the shell's name and the render node. A device that was

@@ -120,7 +120,11 @@ func health(status string) discovery.Health {
 	case "", "Operational", "In reset after device release":
 		return discovery.Health{Status: discovery.Healthy}
 	}
-	return discovery.Health{Status: discovery.Unhealthy, Reason: fmt.Sprintf("the driver reports %.40q", status)}
+	health := discovery.Health{Status: discovery.Unhealthy, Reason: fmt.Sprintf("the driver reports %.40q", status)}
+	if status == "In reset" {
+		health.Fix = discovery.AwaitReset
+	}
+	return health
 }
 
 // grant lists the devices for the Habana container runtime and libraries, by the host's numbers

@@ -98,7 +98,10 @@ func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (d
 	// The file exists while the firmware has failed and must be flashed
 	// (drivers/gpu/drm/xe/xe_survivability_mode.c).
 	if function.HasEntry("survivability_mode") {
-		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "in survivability mode: its firmware has failed and must be flashed"}
+		d.Health = discovery.Health{
+			Status: discovery.Unhealthy, Reason: "in survivability mode: its firmware has failed and must be flashed",
+			Fix: fmt.Sprintf("cat /sys/bus/pci/devices/%s/survivability_mode   # shows the failure; then flash the firmware with a program such as fwupdmgr, and power-cycle the machine", function.Name()),
+		}
 	}
 	return d, errors.Join(errs...)
 }

@@ -188,7 +188,10 @@ func readPhysical(host *discovery.Host, function sysfs.Device) (pf physical) {
 			Fix: fmt.Sprintf(`sudo sh -c "echo up > /sys/bus/pci/devices/%s/qat/state"`, function.Name()), // Documentation/ABI/testing/sysfs-driver-qat
 		}
 	case heartbeat == "-1":
-		pf.health = discovery.Health{Status: discovery.Unhealthy, Reason: "physical function " + function.Name() + " does not respond"}
+		pf.health = discovery.Health{
+			Status: discovery.Unhealthy, Reason: "physical function " + function.Name() + " does not respond",
+			Fix: fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"`, function.Name()),
+		}
 	}
 	return pf
 }

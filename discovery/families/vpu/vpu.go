@@ -116,8 +116,7 @@ func (k kind) describe(host *discovery.Host, functions []sysfs.Device) (discover
 	d.Attributes.SetString("model", k.model)
 	d.Attributes.SetString("profile", k.name)
 	root := host.Roots["vpu"]
-	if reason := k.unusableReason(host, root, len(functions)); reason != "" {
-		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: reason}
+	if d.Health = k.serviceHealth(host, root, len(functions)); d.Health.Status == discovery.Unhealthy {
 		return d, nil
 	}
 	node, err := discovery.Node(sysfs.At(host.FS, path.Join("sys/class/misc", k.node)), "/dev")
@@ -132,18 +131,24 @@ func (k kind) describe(host *discovery.Host, functions []sysfs.Device) (discover
 	return d, err
 }
 
-// unusableReason returns the reason why containers cannot use the service, "" if they can.
-func (k kind) unusableReason(host *discovery.Host, root string, functions int) string {
+// serviceHealth reports whether containers can use the service.
+func (k kind) serviceHealth(host *discovery.Host, root string, functions int) discovery.Health {
+	health := discovery.Health{Status: discovery.Unhealthy}
 	socket := path.Join(root, k.socket)
 	switch {
 	case root == "":
-		return "driverRoots.vpu, the directory of its service, is not configured"
+		health.Reason = "driverRoots.vpu, the directory of its service, is not configured"
+		health.Setting = "set driverRoots.vpu to " + directory + ", and mount this directory into the pod of the agent"
 	case !host.FileExists(socket):
-		return fmt.Sprintf("its service does not run: there is no %s", socket)
+		health.Reason = fmt.Sprintf("its service does not run: there is no %s", socket)
+		health.Fix = "ls -l " + socket + "   # the service of HDDL creates this socket when it starts: start the service"
 	case functions%k.functions != 0:
-		return fmt.Sprintf("%d PCI functions are no whole number of processors, which have %d each", functions, k.functions)
+		health.Reason = fmt.Sprintf("%d PCI functions are no whole number of processors, which have %d each", functions, k.functions)
+		health.Fix = "lspci -nn -d 8086:   # shows the functions that the kernel has found; if one of a card is missing, reseat the card"
+	default:
+		health.Status = discovery.Healthy
 	}
-	return ""
+	return health
 }
 
 // mounts returns mounts of the existing files of the service, the socket first.

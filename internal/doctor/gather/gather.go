@@ -29,6 +29,7 @@ type Options struct {
 	Root          string // the root of the node's other files, such as /etc; "" if they are not accessible
 	Proc          string // the proc directory with the host's processes: /proc, or /host/proc in a pod
 	Self          string // the proc directory with this process and its siblings: /proc
+	HostRoot      string // the directory of a [doctor.Copy]
 	Source        string // [doctor.Recording] or [doctor.Copy] if HostFS is one, "" for a node
 	HasProc       bool   // the kernel's own proc is mounted on the host's /proc
 	Simulated     bool   // HostFS is a simulated host, which has no kernel
@@ -54,7 +55,7 @@ func (o *Options) needs(categories ...doctor.Category) bool {
 
 // All gathers all facts except those about devices, which the caller adds.
 func All(ctx context.Context, o Options) *doctor.Facts {
-	f := &doctor.Facts{Head: doctor.Head{Node: o.Node, Version: o.Version, Time: time.Now(), Source: o.Source}}
+	f := &doctor.Facts{Head: doctor.Head{Node: o.Node, Version: o.Version, Time: time.Now(), Source: o.Source, HostRoot: o.HostRoot}}
 	f.Host = gatherHost(ctx, o)
 	f.Kubelet.Root, f.Kubelet.PluginDir, f.Runtime.Dir = o.KubeletRoot, o.PluginDir, o.CDIDir
 	if root := strings.TrimRight(o.Root, "/"); root != "" {
