@@ -267,6 +267,35 @@ func TestDoctorOfACopy(t *testing.T) {
 	}
 }
 
+// A directory without the /sys of a host is a fault, and errors have the absolute paths of the host.
+func TestDoctorOfADirectoryWithoutDevices(t *testing.T) {
+	for name, make := range map[string]func(dir string) error{
+		"/sys/bus: no such file or directory": func(dir string) error { return os.MkdirAll(filepath.Join(dir, "sys"), 0o755) },
+		"/sys/bus/pci/devices: not a directory": func(dir string) error {
+			bus := filepath.Join(dir, "sys/bus/pci")
+			return errors.Join(os.MkdirAll(bus, 0o755), os.WriteFile(filepath.Join(bus, "devices"), nil, 0o600))
+		},
+	} {
+		dir := t.TempDir()
+		if err := make(dir); err != nil {
+			t.Fatal(err)
+		}
+		out, code := doctored(t, "--host-root", dir)
+		text := strings.Join(strings.Fields(out), " ")
+		if code != 1 || !strings.Contains(text, name) || strings.Contains(text, " sys/") || strings.Contains(text, "no accelerators") || !strings.Contains(text, dir+"/sys/bus/pci") {
+			t.Errorf("%s: exit code %d:\n%s", name, code, out)
+		}
+	}
+}
+
+// With --quiet, a healthy recording has no list of skipped checks.
+func TestDoctorQuietOfARecording(t *testing.T) {
+	out, code := doctored(t, "../../discovery/families/tpu/testdata/v6e.host", "--quiet")
+	if code != 0 || strings.Contains(out, "not checked:") || strings.Contains(out, "information") {
+		t.Errorf("exit code %d:\n%s", code, out)
+	}
+}
+
 // The /sys and /proc of this machine are those of its kernel.
 func TestDoctorOfThisMachine(t *testing.T) {
 	out, _ := doctored(t, "--only", "host")

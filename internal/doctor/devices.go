@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path"
 	"slices"
 	"strings"
 	"syscall"
@@ -35,9 +36,15 @@ func checkHealth(f *Facts, say *findingList) {
 	for i := range snapshot.Devices {
 		families[snapshot.Devices[i].Family] = true
 	}
-	if len(snapshot.Devices) > 0 {
+	switch {
+	case len(snapshot.Devices) > 0:
 		say.addOK("%s of %s", countNoun(len(snapshot.Devices), "device"), countNoun(len(families), "family"))
-	} else {
+	case f.busProblem() && f.Host.Functions.Unknown != "":
+		say.addFault("CH0310", "the devices of the host cannot be read", asSentence(f.Host.Functions.unknownReason())+" No PCI device is found.",
+			"ls "+path.Join("/", f.HostRoot, pciBus)+"   # this path must be in the /sys of a host")
+	case f.busProblem():
+		say.addOK("no accelerators outside of the PCI bus")
+	default:
 		say.addOK("no accelerators")
 	}
 	parts := make(map[ailing][]*discovery.Device)
@@ -74,6 +81,15 @@ func checkHealth(f *Facts, say *findingList) {
 			f.reportUnhealthy(say, &discovery.Device{Name: name, Family: "device"}, health)
 		}
 	}
+}
+
+// pciBus is the directory of the PCI bus, and the name of a problem with the list of its devices.
+const pciBus = "/sys/bus/pci"
+
+// busProblem reports whether the devices of the PCI bus cannot be listed.
+func (f *Facts) busProblem() bool {
+	snapshot, known := f.Devices.Snapshot.get()
+	return known && slices.ContainsFunc(snapshot.Problems, func(p discovery.Problem) bool { return p.Device == pciBus })
 }
 
 // ailing identifies a fault of a physical device. All its partitions have the fault, which is
@@ -394,6 +410,9 @@ func checkProblems(f *Facts, say *findingList) {
 	before := len(say.findings)
 	seen := make(map[string]bool)
 	for _, p := range snapshot.Problems {
+		if p.Device == pciBus && f.Host.Functions.Unknown != "" && len(snapshot.Devices) == 0 {
+			continue // checkHealth has already reported the bus
+		}
 		d, offered := snapshot.Lookup(p.Device)
 		if offered && (d.Health.Key() == discovery.ConditionUnknown || strings.Contains(d.Health.Reason, p.Text())) || seen[p.Device] {
 			continue // checkHealth has already reported the device

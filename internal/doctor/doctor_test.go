@@ -611,10 +611,21 @@ func TestVFIOIsReportedOnce(t *testing.T) {
 	}
 }
 
-// A recorded host has no answer for most categories. --quiet gives the reason once.
-func TestQuietRepeatsNoReason(t *testing.T) {
+// A recorded host has no answer for most categories. The reason is printed once, and not with --quiet.
+func TestReasonOfARecording(t *testing.T) {
 	f := &Facts{Head: Head{Node: "n", Source: Recording, Time: now}}
-	if text := words(printed(t, f, terminal.Plain, true)); strings.Count(text, "has no information about") != 1 {
+	for quiet, want := range map[bool]int{false: 1, true: 0} {
+		if text := words(printed(t, f, terminal.Plain, quiet)); strings.Count(text, "has no information about") != want {
+			t.Errorf("quiet %t: printed\n%s", quiet, text)
+		}
+	}
+}
+
+// With --quiet, the skipped checks of a node are separate from each other.
+func TestQuietSeparatesSkippedChecks(t *testing.T) {
+	f := &Facts{Head: Head{Node: "n", Time: now}, NoKubelet: "no kubelet, and no containers", NoCluster: "no cluster"}
+	f.Host.Functions = KnownAnswer([]Function{})
+	if text := words(printed(t, f, terminal.Plain, true)); !strings.Contains(text, "not checked: no kubelet, and no containers; the kernel modules") {
 		t.Errorf("printed\n%s", text)
 	}
 }

@@ -27,7 +27,7 @@ func UnknownAnswer[T any](why string) Answer[T] { return Answer[T]{Unknown: why,
 // AnswerOf returns a known fact if err is nil, and an unknown fact otherwise.
 func AnswerOf[T any](value T, err error) Answer[T] {
 	if err != nil {
-		return UnknownAnswer[T](err.Error())
+		return UnknownAnswer[T](discovery.ErrorText(err))
 	}
 	return KnownAnswer(value)
 }

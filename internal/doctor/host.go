@@ -42,7 +42,7 @@ func (f Function) isBridge() bool { return strings.HasPrefix(f.Class, "06") }
 func checkIOMMU(f *Facts, say *findingList) {
 	functions, known := f.Host.Functions.get()
 	if !known {
-		say.not("the PCI bus cannot be read: %s", f.Host.Functions.unknownReason())
+		say.not("the PCI bus: %s", f.Host.Functions.unknownReason())
 		return
 	}
 	groups := make(map[string][]Function)
@@ -203,7 +203,7 @@ func checkNodes(f *Facts, say *findingList) {
 
 func checkModules(f *Facts, say *findingList) {
 	if f.Host.Modules == nil {
-		say.not("/sys/module cannot be read")
+		say.not("the kernel modules: /sys/module cannot be read")
 		return
 	}
 	functions, _ := f.Host.Functions.get()

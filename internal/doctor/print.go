@@ -12,14 +12,14 @@ import (
 )
 
 // Print writes the report for people. If quiet is set, Print omits passed checks and lists the
-// skipped checks without reasons.
+// skipped checks of a node without reasons.
 func (r *Report) Print(out io.Writer, style terminal.Style, quiet bool) error {
 	var b strings.Builder
 	fmt.Fprintln(&b, strings.Join(r.Head.headWords(), "   "))
 	for _, s := range r.Sections {
 		s.print(&b, style, quiet)
 	}
-	if quiet {
+	if quiet && r.Head.Source == "" { // no command adds information to a recording or a copy
 		r.notQueried(&b, style)
 	}
 	fmt.Fprintln(&b)
@@ -45,7 +45,7 @@ func (r *Report) notQueried(b *strings.Builder, style terminal.Style) {
 		return
 	}
 	fmt.Fprintln(b)
-	text := "not checked: " + strings.Join(names, ", ") + ". Without --quiet, doctor prints the reasons. Run it as root on the node for most checks."
+	text := "not checked: " + strings.Join(names, "; ") + ". Without --quiet, doctor prints the reasons. Run it as root on the node for most checks."
 	for _, line := range terminal.WrapText(terminal.SafeText(text), style.Width) {
 		fmt.Fprintln(b, line)
 	}

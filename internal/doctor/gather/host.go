@@ -18,7 +18,7 @@ import (
 
 // gatherHost reads the facts about the host from its files, except those about devices.
 func gatherHost(ctx context.Context, o Options) (h doctor.HostFacts) {
-	h.Functions = withPatience(ctx, "the PCI bus", func() ([]doctor.Function, error) { return pciFunctions(o.HostFS) })
+	h.Functions = withPatience(ctx, "the PCI bus", func() ([]doctor.Function, error) { return pciFunctions(o.HostFS, o.Source == doctor.Recording) })
 	modules := withPatience(ctx, "/sys/module", func() (map[string]bool, error) { return loadedModules(o.HostFS) })
 	h.Modules = modules.Value
 	h.Virtual = withPatience(ctx, "/proc/cpuinfo", func() (bool, error) { return supportsVirtualization(o.HostFS), nil }).Value
@@ -36,10 +36,16 @@ func gatherHost(ctx context.Context, o Options) (h doctor.HostFacts) {
 	return h
 }
 
-// pciFunctions returns the PCI functions of a host, or none if the host has no PCI bus.
-func pciFunctions(host fs.FS) (found []doctor.Function, err error) {
+// pciFunctions returns the PCI functions of a host, or none if the host has no PCI bus. Every kernel
+// has the directory of buses; only a recording without devices of a bus lacks the directory.
+func pciFunctions(host fs.FS, recording bool) (found []doctor.Function, err error) {
 	const bus = "sys/bus/pci/devices"
 	entries, err := fs.ReadDir(host, bus)
+	if errors.Is(err, fs.ErrNotExist) && !recording {
+		if _, err := fs.Stat(host, "sys/bus"); err != nil {
+			return nil, err
+		}
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
