@@ -186,6 +186,25 @@ func TestDoctorOfAnotherFunction(t *testing.T) {
 	}
 }
 
+// A cause has one finding, or one finding has the commands.
+func TestDoctorReportsACauseOnce(t *testing.T) {
+	for host, once := range map[string]string{
+		"fpgaaws/f2":        "sudo reboot",
+		"fpgaxilinx/broken": "sudo reboot",
+		"solarflare/images": "sudo reboot",
+		"tpu/broken":        "sudo modprobe vfio-pci",
+		"vfio/broken":       "IOMMU group 3 ",
+		"sriovnet/cdevs":    "IOMMU group",
+		"ascend/broken":     "driver/unbind",
+		"sriovnet/broken":   "driver/unbind",
+	} {
+		out, _ := doctored(t, filepath.Join("../../discovery/families", strings.Replace(host, "/", "/testdata/", 1)+".host"))
+		if n := strings.Count(out, once); n > 1 {
+			t.Errorf("%s: %d times %q in:\n%s", host, n, once, out)
+		}
+	}
+}
+
 // No finding repeats a name or a cause.
 func TestDoctorRepeatsNothing(t *testing.T) {
 	out, _ := doctored(t, "../../discovery/families/hypervisor/testdata/broken.host")

@@ -190,36 +190,45 @@ func (f *Facts) fixTogether(key discovery.Condition, all []*discovery.Device) []
 // inLoop joins the commands for several PCI functions. Commands that differ only by the address are
 // in a loop, and commands without an address precede it.
 func inLoop(addresses []string, fixes [][]string) (fix []string) {
-	var loop []string
+	const inside = "$a"
+	alike := make(map[string][]int) // indexes, by commands with $a instead of the address
+	var order []string
 	for i, lines := range fixes {
-		at, body := addresses[i], slices.Clone(lines)
-		for j := range body {
-			if at != "" {
-				body[j] = strings.ReplaceAll(body[j], at, "$a")
-			}
+		body := strings.Join(lines, "\n")
+		if addresses[i] != "" {
+			body = strings.ReplaceAll(body, addresses[i], inside)
 		}
-		if i == 0 {
-			loop = body
-		} else if !slices.Equal(loop, body) {
-			loop = nil
+		if alike[body] == nil {
+			order = append(order, body)
+		}
+		alike[body] = append(alike[body], i)
+	}
+	add := func(line string) {
+		if !slices.Contains(fix, line) {
+			fix = append(fix, line)
+		}
+	}
+	for _, body := range order {
+		var loop, of []string
+		for _, i := range alike[body] {
+			of = append(of, addresses[i])
+		}
+		lines := strings.Split(body, "\n")
+		if len(of) < 2 {
+			lines = fixes[alike[body][0]]
 		}
 		for _, line := range lines {
-			if !slices.Contains(fix, line) {
-				fix = append(fix, line)
+			if len(of) > 1 && strings.Contains(line, inside) {
+				loop = append(loop, "  "+line)
+			} else {
+				add(line)
 			}
 		}
-	}
-	if len(fixes) < 2 || loop == nil || !strings.Contains(strings.Join(loop, " "), "$a") {
-		return fix
-	}
-	fix = slices.DeleteFunc(slices.Clone(loop), func(line string) bool { return strings.Contains(line, "$a") })
-	fix = append(fix, "for a in "+strings.Join(addresses, " ")+"; do")
-	for _, line := range loop {
-		if strings.Contains(line, "$a") {
-			fix = append(fix, "  "+line)
+		if len(loop) > 0 {
+			fix = slices.Concat(fix, []string{"for a in " + strings.Join(of, " ") + "; do"}, loop, []string{"done"})
 		}
 	}
-	return append(fix, "done")
+	return fix
 }
 
 // reportSettling reports a device that has recovered but must stay healthy before it is allocated
@@ -444,7 +453,7 @@ func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Of
 		say.addFault("CH0310", name+" hangs", "A read of the device hangs in the kernel: "+asSentence(reason)+" Chandler does not access it, so that other devices are not affected.", fix...)
 	case strings.Contains(reason, "none is known by it"), strings.Contains(reason, "described by family"):
 		say.addFault("CH0311", name+": the identity is not unique", asSentence(reason), look...)
-	case isVFIOReason(reason):
+	case isVFIOReason(reason) && !offered:
 		f.vfioProblem(say, name, reason, at)
 	case offered && !d.Health.IsUsable(): // checkHealth has reported that no new pod gets the device
 		say.addFault("CH0309", name+" cannot be read completely", asSentence(reason), look...)
@@ -486,6 +495,8 @@ func (f *Facts) vfioFix(reason, at string) []string {
 	switch {
 	case strings.Contains(reason, "in no IOMMU group") && f.hasIOMMUGroups():
 		return []string{"sudo dmesg | grep -i -e dmar -e ivrs -e iommu   # the IOMMU is on, but not for this device: look for faults in the tables of the firmware, which only an update of the firmware repairs"}
+	case strings.Contains(reason, "in no IOMMU group") && len(f.boundToVFIO()) > 0: // checkIOMMU prints the commands
+		return []string{"chandler explain CH0401   # the IOMMU is off"}
 	case strings.Contains(reason, "in no IOMMU group"):
 		return []string{"cat /proc/cmdline   # requires intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi on in the firmware", "sudo reboot"}
 	}
@@ -500,6 +511,17 @@ func (f *Facts) vfioFix(reason, at string) []string {
 func (f *Facts) hasIOMMUGroups() bool {
 	functions, known := f.Host.Functions.get()
 	return known && slices.ContainsFunc(functions, func(function Function) bool { return function.Group != "" })
+}
+
+// boundToVFIO returns the addresses of the functions that are bound to a vfio driver.
+func (f *Facts) boundToVFIO() (bound []string) {
+	functions, _ := f.Host.Functions.get()
+	for _, function := range functions {
+		if isVFIO(function.Driver) {
+			bound = append(bound, function.Address)
+		}
+	}
+	return bound
 }
 
 // functionOf returns the PCI address at the beginning of a device's name, or "".

@@ -621,6 +621,19 @@ func TestReasonOfARecording(t *testing.T) {
 	}
 }
 
+// The rest of a command has no prompt, so that users can paste the whole command.
+func TestExplanationOfALongCommand(t *testing.T) {
+	for _, c := range Codes() {
+		var b strings.Builder
+		if err := c.WriteExplanation(&b, terminal.Style{Width: 60}); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Count(b.String(), "\n  $ "); got != len(c.Fixes) {
+			t.Errorf("%s: %d prompts of %d commands:\n%s", c.ID, got, len(c.Fixes), &b)
+		}
+	}
+}
+
 // With --quiet, the skipped checks of a node are separate from each other.
 func TestQuietSeparatesSkippedChecks(t *testing.T) {
 	f := &Facts{Head: Head{Node: "n", Time: now}, NoKubelet: "no kubelet, and no containers", NoCluster: "no cluster"}

@@ -46,16 +46,12 @@ func checkIOMMU(f *Facts, say *findingList) {
 		return
 	}
 	groups := make(map[string][]Function)
-	var bound []string
 	for _, function := range functions {
 		if function.Group != "" {
 			groups[function.Group] = append(groups[function.Group], function)
 		}
-		if isVFIO(function.Driver) {
-			bound = append(bound, function.Address)
-		}
 	}
-	switch {
+	switch bound := f.boundToVFIO(); {
 	case len(groups) == 0 && len(bound) > 0:
 		say.addFault("CH0401", fmt.Sprintf("the IOMMU is off, but %s bound to vfio", countVerb(len(bound), "function")),
 			fmt.Sprintf("%s cannot be used safely: without an IOMMU, the device could access all memory of the host.", joinNames(bound)),
@@ -65,7 +61,7 @@ func checkIOMMU(f *Facts, say *findingList) {
 		say.addOK("no IOMMU groups, and no device needs them")
 		return
 	}
-	before := len(say.findings)
+	before, shared := len(say.findings), false
 	for _, name := range slices.Sorted(maps.Keys(groups)) {
 		var theirs, others []string
 		for _, function := range groups[name] {
@@ -79,6 +75,10 @@ func checkIOMMU(f *Facts, say *findingList) {
 		if len(theirs) == 0 || len(others) == 0 {
 			continue
 		}
+		if f.hasFixFor("/iommu_groups/" + name + "/") { // the finding of that device suffices
+			shared = true
+			continue
+		}
 		var fix []string
 		for _, function := range others {
 			at, _, _ := strings.Cut(function, " ")
@@ -87,7 +87,7 @@ func checkIOMMU(f *Facts, say *findingList) {
 		say.addFault("CH0402", fmt.Sprintf("IOMMU group %s has both vfio functions and functions of the host", name),
 			fmt.Sprintf("%s is bound to vfio, and %s in the same group to a driver of the host. The kernel opens a group only if no function of it has a driver of the host.", joinNames(theirs), joinNames(others)), fix...)
 	}
-	if say.noneSince(before) {
+	if say.noneSince(before) && !shared {
 		say.addOK("the IOMMU is on: %s, none with both vfio functions and functions of the host", countNoun(len(groups), "group"))
 	}
 }
@@ -171,8 +171,8 @@ func (f *Facts) hasDevice(at string) bool {
 	return found != nil && slices.ContainsFunc(found.Devices, func(d discovery.Device) bool { return pciAddress(&d) == at })
 }
 
-// hasFixFor reports whether the fix of a device is a command for a PCI function, such as the other
-// function of the same chip.
+// hasFixFor reports whether the fix of a device is a command for the address of a PCI function, such
+// as the other function of the same chip, or for another file of the host.
 func (f *Facts) hasFixFor(at string) bool {
 	snapshot, known := f.Devices.Snapshot.get()
 	return known && slices.ContainsFunc(snapshot.Devices, func(d rules.Offered) bool { return strings.Contains(d.Health.Fix, at) })

@@ -33,8 +33,12 @@ func (c Code) WriteExplanation(out io.Writer, style terminal.Style) error {
 	}
 	fmt.Fprint(&b, "\nFix\n")
 	for _, fix := range c.Fixes {
-		for _, line := range terminal.BreakCommand(fix.Command, style.Width-4) {
-			fmt.Fprintf(&b, "  $ %s\n", line)
+		for i, line := range terminal.BreakCommand(fix.Command, style.Width-4) {
+			prompt := "$"
+			if i > 0 {
+				prompt = " " // the rest of the command, for which a shell prints no such prompt
+			}
+			fmt.Fprintf(&b, "  %s %s\n", prompt, line)
 		}
 		for _, line := range terminal.WrapText(fix.explainFix(), style.Width-6) {
 			fmt.Fprintf(&b, "      %s\n", line)

@@ -188,7 +188,7 @@ func (d *driver) setWhole(gpu *discovery.Device, info information, told facts.GP
 		at := gpu.Attributes.String("resource.kubernetes.io/pciBusID")
 		gpu.Health = discovery.Health{
 			Status: discovery.Unhealthy, Reason: "MIG mode is on and no MIG instance exists",
-			Fix: fmt.Sprintf("sudo nvidia-smi -i %s -mig 0   # or create instances: nvidia-smi mig -i %[1]s -cgi PROFILE -C", at),
+			Fix: fmt.Sprintf("sudo nvidia-smi -i %s -mig 0   # turns MIG off; alternatively, create MIG instances", at),
 		}
 		return
 	}
