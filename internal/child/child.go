@@ -20,7 +20,7 @@ type Process struct {
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
 	stdout io.Reader
-	said   Head
+	said   head
 }
 
 // Start starts a program. The caller must read the output to its end, and then call Wait.
@@ -53,7 +53,7 @@ func (p *Process) Kill() {
 }
 
 // Wait waits for the end of the program, and returns its reason.
-func (p *Process) Wait() error { return p.said.EndReason(p.cmd.Path, p.cmd.Wait()) }
+func (p *Process) Wait() error { return p.said.endReason(p.cmd.Path, p.cmd.Wait()) }
 
 // maxOutput limits the output of Run, in bytes.
 const maxOutput = 64 << 10
@@ -64,18 +64,18 @@ const maxOutput = 64 << 10
 func Run(ctx context.Context, path string, args ...string) (output []byte, warning string, err error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.WaitDelay = time.Second
-	said, answer := &Head{}, &bounded{}
+	said, answer := &head{}, &bounded{}
 	cmd.Stderr, cmd.Stdout = said, answer
 	err = cmd.Run()
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, "", context.Cause(ctx)
 	case err != nil:
-		return nil, "", said.EndReason(path, err)
+		return nil, "", said.endReason(path, err)
 	case answer.Len() > maxOutput:
 		return nil, "", errors.New("its answer is too long")
 	}
-	return answer.Bytes(), said.FirstLine(path), nil
+	return answer.Bytes(), said.firstLine(path), nil
 }
 
 // bounded keeps at most one byte more than maxOutput.
@@ -87,27 +87,27 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Head is the beginning of a program's standard error.
-type Head struct{ text []byte }
+// head is the beginning of a program's standard error.
+type head struct{ text []byte }
 
 // Write implements [io.Writer]. It keeps at most 512 bytes.
-func (h *Head) Write(p []byte) (int, error) {
+func (h *head) Write(p []byte) (int, error) {
 	const enough = 512
 	h.text = append(h.text, p[:min(len(p), enough-len(h.text))]...)
 	return len(p), nil
 }
 
-// FirstLine returns the first line, without the name of the program.
-func (h *Head) FirstLine(path string) string {
+// firstLine returns the first line, without the name of the program.
+func (h *head) firstLine(path string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(string(h.text)), "\n")
 	return strings.TrimPrefix(line, filepath.Base(path)+": ")
 }
 
-// EndReason returns the reason for the end of a program with an exit status: the status, and the
+// endReason returns the reason for the end of a program with an exit status: the status, and the
 // first line of standard error.
-func (h *Head) EndReason(path string, status error) error {
+func (h *head) endReason(path string, status error) error {
 	if status == nil {
-		return errors.New("it ended: " + h.FirstLine(path))
+		return errors.New("it ended: " + h.firstLine(path))
 	}
-	return fmt.Errorf("it ended: %w: %s", status, h.FirstLine(path))
+	return fmt.Errorf("it ended: %w: %s", status, h.firstLine(path))
 }
