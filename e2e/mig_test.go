@@ -27,12 +27,7 @@ func TestMIGOnDemand(t *testing.T) {
 		t.Skip("the API server drops the counters by which the scheduler packs instances")
 	}
 	standAmongMIG(t, besides(t, migConfig, ""))
-	places := 0
-	for _, model := range models {
-		for _, profile := range cuttest.Layouts[model] {
-			places += len(profile.Placements)
-		}
-	}
+	places := countPlaces()
 	until(t, "all places to be offered", func(ctx context.Context) error { return offersPlaces(ctx, places) })
 	apply(t, migTemplates())
 
@@ -45,6 +40,16 @@ func TestMIGOnDemand(t *testing.T) {
 	t.Run("for an entry of resources", testMIGResource)
 	until(t, "all places to be offered again", func(ctx context.Context) error { return offersPlaces(ctx, places) })
 	nothingHeld(t)
+}
+
+// countPlaces returns the number of places for instances on both GPUs.
+func countPlaces() (places int) {
+	for _, model := range models {
+		for _, profile := range cuttest.Layouts[model] {
+			places += len(profile.Placements)
+		}
+	}
+	return places
 }
 
 // offersPlaces checks the number of published instances that exist or could be created.

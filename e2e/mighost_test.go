@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"chandler.dev/discovery/families/nvidia/cuttest"
 	"chandler.dev/e2e/chandler"
 )
 
@@ -57,12 +56,7 @@ func TestMIGByHostService(t *testing.T) {
 		t.Skip("the API server drops the counters by which the scheduler packs instances")
 	}
 	standAmongMIG(t, besides(t, migConfig, ""))
-	places := 0
-	for _, model := range models {
-		for _, profile := range cuttest.Layouts[model] {
-			places += len(profile.Placements)
-		}
-	}
+	places := countPlaces()
 	apply(t, hostService)
 	t.Cleanup(func() {
 		if t.Failed() {
