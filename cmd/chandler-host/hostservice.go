@@ -75,7 +75,7 @@ func (o *options) setPrograms(config *hostservice.Config, self string) {
 		facts.Program: func(change *wire.PartitionChange) (*wire.Output, error) {
 			ctx, cancel := context.WithTimeoutCause(context.Background(), changeLimit, fmt.Errorf("the program has not ended within %s", changeLimit))
 			defer cancel()
-			output, warning, err := child.Run(ctx, self, append(changeArgs(change), places...)...)
+			output, warning, err := child.Run(ctx, self, append(hostservice.PartitionArgs(change), places...)...)
 			return &wire.Output{Text: string(output), Warning: warning}, err
 		},
 	}
@@ -83,21 +83,6 @@ func (o *options) setPrograms(config *hostservice.Config, self string) {
 
 // changeLimit limits the time for a change of a MIG instance, as the agent does without a service.
 const changeLimit = time.Minute
-
-// changeArgs returns the arguments of this program for a change of a MIG instance.
-func changeArgs(change *wire.PartitionChange) []string {
-	args := []string{"--gpu=" + change.Function, "--create=" + change.Place}
-	if change.Remove {
-		args[1] = "--remove=" + change.Place
-	}
-	if change.UUID != "" {
-		args = append(args, "--uuid="+change.UUID)
-	}
-	if change.HasBegun {
-		args = append(args, "--begun")
-	}
-	return args
-}
 
 // parseAllowed returns the attributes of a list with commas.
 func parseAllowed(list string) (allowed []string, err error) {

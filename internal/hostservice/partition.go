@@ -105,6 +105,22 @@ func parsePartition(args []string) (*wire.PartitionChange, error) {
 	return change, nil
 }
 
+// PartitionArgs returns the arguments of a program for the change of a partition. The inverse is
+// parsePartition.
+func PartitionArgs(change *wire.PartitionChange) []string {
+	args := []string{"--gpu=" + change.Function, "--create=" + change.Place}
+	if change.Remove {
+		args[1] = "--remove=" + change.Place
+	}
+	if change.UUID != "" {
+		args = append(args, "--uuid="+change.UUID)
+	}
+	if change.HasBegun {
+		args = append(args, "--begun")
+	}
+	return args
+}
+
 // change sends a request of this agent's session, and begins the session again if the service has
 // started since.
 func (c *Client) change(ctx context.Context, path string, request, into any) error {
