@@ -73,8 +73,8 @@ type Device struct {
 	// have the device at once without loss.
 	Shareable bool `json:"shareable,omitempty"`
 
-	// Interchangeable is the common name of the devices of which a claim may get any, such as
-	// "nvidia-imex-channels"; "" for any other device. ResourceSlices have all of them as one device
+	// Interchangeable is the common name of equal devices, such as "nvidia-imex-channels", if a claim
+	// may get any one of them; "" for any other device. ResourceSlices have all of them as one device
 	// with the common name, and the driver chooses a device when it prepares a claim. A device with
 	// a common name has no identity, partitions or capacities, and common names differ from the names
 	// of all devices.

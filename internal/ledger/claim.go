@@ -153,8 +153,8 @@ func (r *Result) Hold() Hold {
 	}
 }
 
-// IsChosen reports whether the allocation has the common name of interchangeable devices, of which the
-// driver has chosen Source.
+// IsChosen reports whether the allocation has the common name of interchangeable devices, and the
+// driver has chosen Source among them.
 func (r *Result) IsChosen() bool { return r.Device != r.Source && !r.Shared && r.Consumes == nil }
 
 // GivenDevice returns the name of the device in the allocation, or of the chosen device.
