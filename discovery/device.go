@@ -353,6 +353,19 @@ func (d *Device) Silicon() string {
 	return d.Name
 }
 
+// PhysicalName returns the name under which counts of physical devices list the device: the name of
+// its Silicon. A physical PCI function that is only a member of a Silicon, such as one of the two FPGAs
+// of a card or a function of an IOMMU group, counts by its slot.
+func (d *Device) PhysicalName() string {
+	if d.Attributes.String("function") != "physical" || d.Silicon() == d.Name {
+		return d.Silicon()
+	}
+	if at := strings.LastIndex(d.Name, "-"); at > 0 { // the number of the function
+		return d.Name[:at]
+	}
+	return d.Name
+}
+
 // MarshalJSON writes {"devices":[…],"problems":[…]}. Both lists are present even if empty.
 func (s *Snapshot) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {

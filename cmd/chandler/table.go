@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
@@ -20,81 +20,88 @@ import (
 
 // column is one column of a table of devices.
 type column struct {
-	title string
-	value func(rules.Offered) string
-	width int // maximum width in characters, 0 for no limit
+	title    string
+	value    func(rules.Offered) string
+	flexible bool // shortened if a terminal is too narrow for the table
 }
 
 var (
-	nameColumn   = column{"NAME", func(d rules.Offered) string { return d.Name }, 0}
-	kindColumn   = column{"KIND", attribute("kind"), 0}
-	detailColumn = column{"DETAIL", func(d rules.Offered) string { return inventory.Detail(&d.Device) }, 24}
-	memoryColumn = column{"MEMORY", memory, 0}
-	numaColumn   = column{"NUMA", attribute(deviceattribute.StandardDeviceAttributeNUMANode), 0}
-	rootColumn   = column{"PCIE ROOT", attribute(deviceattribute.StandardDeviceAttributePCIeRoot), 0}
-	healthColumn = column{"HEALTH", health, 0}
+	nameColumn   = column{"NAME", func(d rules.Offered) string { return d.Name }, false}
+	kindColumn   = column{"KIND", attribute("kind"), false}
+	detailColumn = column{"DETAIL", func(d rules.Offered) string { return inventory.Detail(&d.Device) }, true}
+	memoryColumn = column{"MEMORY", memory, false}
+	numaColumn   = column{"NUMA", attribute(deviceattribute.StandardDeviceAttributeNUMANode), false}
+	rootColumn   = column{"PCIE ROOT", attribute(deviceattribute.StandardDeviceAttributePCIeRoot), false}
+	healthColumn = column{"HEALTH", health, false}
 )
+
+// unlimited is the width of a table that is not printed on a terminal.
+const unlimited = 0
+
+// flexibleWidth is the width to which flexible columns are shortened at most.
+const flexibleWidth = 12
 
 // modelColumn has the model, from products if the kernel does not know it. It does not repeat the name
 // of a device without a model.
-func modelColumn(products pciids.Names, width int) column {
+func modelColumn(products pciids.Names) column {
 	return column{"MODEL", func(d rules.Offered) string {
 		if model := inventory.Model(&d.Device, products); model != d.Name {
 			return model
 		}
 		return ""
-	}, width}
+	}, true}
 }
 
-// printTable prints the columns that fit a terminal of 80 characters if all devices are healthy. It
-// leaves out optional columns without a value.
+// printTable prints the columns that most users need, and leaves out optional columns without a value.
+// On a terminal, the table has the terminal's width, except for the reasons of unhealthy devices.
 func printTable(out io.Writer, s *rules.Snapshot, products pciids.Names) error {
-	columns := []column{nameColumn, kindColumn, modelColumn(products, 24)}
+	columns := []column{nameColumn, kindColumn, modelColumn(products)}
 	for _, optional := range []column{detailColumn, memoryColumn, numaColumn} {
 		if slices.ContainsFunc(s.Devices, func(d rules.Offered) bool { return optional.value(d) != "" }) {
 			columns = append(columns, optional)
 		}
 	}
-	return printColumns(out, s, append(columns, healthColumn)...)
+	style := terminal.StyleOf(out, os.LookupEnv, false)
+	if !terminal.IsTerminal(out) {
+		style.Width = unlimited
+	}
+	return printColumns(out, s, style, append(columns, healthColumn)...)
 }
 
 // printWide prints all columns without truncation.
 func printWide(out io.Writer, s *rules.Snapshot, products pciids.Names) error {
-	columns := []column{
-		nameColumn, kindColumn, {"FAMILY", attribute("family"), 0}, {"VENDOR", attribute("vendor"), 0}, modelColumn(products, 0), detailColumn, memoryColumn,
-		{"ARCHITECTURE", attribute("architecture"), 0}, {"DRIVER", attribute("driver"), 0}, numaColumn, rootColumn,
-		{"EXTENDED RESOURCE", classicNames, 0}, healthColumn,
-	}
-	for i := range columns {
-		columns[i].width = 0
-	}
-	return printColumns(out, s, columns...)
+	return printColumns(out, s, terminal.Style{Width: unlimited},
+		nameColumn, kindColumn, column{"FAMILY", attribute("family"), false}, column{"VENDOR", attribute("vendor"), false},
+		modelColumn(products), detailColumn, memoryColumn,
+		column{"ARCHITECTURE", attribute("architecture"), false}, column{"DRIVER", attribute("driver"), false}, numaColumn, rootColumn,
+		column{"EXTENDED RESOURCE", classicNames, false}, healthColumn,
+	)
 }
 
 // printColumns prints a table of devices, and the number of physical devices.
-func printColumns(out io.Writer, s *rules.Snapshot, columns ...column) error {
+func printColumns(out io.Writer, s *rules.Snapshot, style terminal.Style, columns ...column) error {
 	inv := inventory.Make(inventory.Facts{Snapshot: s})
 	if len(s.Devices) == 0 {
 		_, err := fmt.Fprintln(out, inv.DescribeEmpty())
 		return err
 	}
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	row := func(value func(column) string) {
-		cells := make([]string, len(columns))
-		for i, c := range columns {
-			cells[i] = value(c)
-		}
-		fmt.Fprintln(table, strings.TrimRight(strings.Join(cells, "\t"), "\t "))
-	}
-	row(func(c column) string { return c.title })
-	for _, d := range s.Devices {
-		row(func(c column) string {
+	rows := make([][]string, 1+len(s.Devices))
+	for _, c := range columns {
+		rows[0] = append(rows[0], c.title)
+		for i, d := range s.Devices {
 			text := terminal.SafeText(strings.ReplaceAll(c.value(d), "\n", "; "))
-			return cut(cmp.Or(text, "-"), c.width)
-		})
+			rows[1+i] = append(rows[1+i], cmp.Or(text, "-"))
+		}
 	}
-	if err := table.Flush(); err != nil {
-		return err
+	widths := columnWidths(columns, rows, style.Width)
+	for _, row := range rows {
+		var line strings.Builder
+		for i, cell := range row {
+			line.WriteString(style.PadText(cell, widths[i]) + "  ")
+		}
+		if _, err := fmt.Fprintln(out, strings.TrimRight(line.String(), " ")); err != nil {
+			return err
+		}
 	}
 	counts := inv.CountText()
 	if counts == "" { // only devices of the host itself
@@ -102,6 +109,38 @@ func printColumns(out io.Writer, s *rules.Snapshot, columns ...column) error {
 	}
 	_, err := fmt.Fprintf(out, "\n%s\n", counts)
 	return err
+}
+
+// columnWidths returns the widths of columns for a table of the given width. If the table is wider, the
+// widest flexible columns are shortened. The last column needs room for its first words only: a reason
+// is never shortened, and nothing follows it.
+func columnWidths(columns []column, rows [][]string, width int) []int {
+	widths := make([]int, len(columns))
+	last, first := len(columns)-1, 0
+	for _, row := range rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], terminal.Columns(cell))
+		}
+		word, _, _ := strings.Cut(row[last], " ")
+		first = max(first, terminal.Columns(word))
+	}
+	used := first
+	for _, w := range widths[:last] {
+		used += w + 2
+	}
+	for ; width != unlimited && used > width; used-- {
+		widest := -1
+		for i, c := range columns {
+			if c.flexible && widths[i] > flexibleWidth && (widest < 0 || widths[i] >= widths[widest]) {
+				widest = i
+			}
+		}
+		if widest < 0 {
+			break
+		}
+		widths[widest]--
+	}
+	return widths
 }
 
 // attribute returns a function that prints an attribute, "" if there is none.
@@ -134,12 +173,4 @@ func classicNames(d rules.Offered) string {
 		}
 	}
 	return strings.Join(offers, ",")
-}
-
-// cut shortens a value to width characters.
-func cut(s string, width int) string {
-	if runes := []rune(s); width > 0 && len(runes) > width {
-		return string(runes[:width-1]) + "…"
-	}
-	return s
 }

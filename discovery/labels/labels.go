@@ -46,7 +46,7 @@ func NodeLabels(s *rules.Snapshot, families []*discovery.Family) (map[string]str
 		var devices []device
 		for i := range s.Devices {
 			if d := &s.Devices[i]; d.Family == f.Name {
-				devices = append(devices, device{d.Silicon(), wordsOf(d)})
+				devices = append(devices, device{d.PhysicalName(), wordsOf(d)})
 			}
 		}
 		add := func(l discovery.Labels, devices []device) {

@@ -122,6 +122,18 @@ func TestOrder(t *testing.T) {
 	}
 }
 
+// The two FPGAs of one card are two physical devices.
+func TestCountOfCards(t *testing.T) {
+	devices := []rules.Offered{gpu("A", "pci-0000-0b-00-1", "card"), gpu("A", "pci-0000-0c-00-1", "card")}
+	for i := range devices {
+		devices[i].Attributes.SetString("function", "physical")
+	}
+	made, err := labels.NodeLabels(&rules.Snapshot{Devices: devices}, family())
+	if err != nil || made["chandler.dev/x.count"] != "2" || made["chandler.dev/x.total"] != "2" {
+		t.Errorf("labels %v, error %v, want two devices", made, err)
+	}
+}
+
 // A device with a value that is invalid in a label name leads to an error, and the label is left
 // out.
 func TestNameTooLong(t *testing.T) {

@@ -236,6 +236,9 @@ func TestCountsOfRecordedHosts(t *testing.T) {
 		"vpu/broken":          "3 npu",                      // all are shared without limit
 		"vfio/cdevs":          "1 gpu, 2 other (3 devices)", // the partition of the GPU has another kind
 		"generic/workstation": "2 gpu, 1 other",
+		"fpgaxilinx/media":    "4 fpga, 2 other",                               // two FPGAs on one card
+		"vfio/iommufd":        "1 nic, 4 other",                                // an IOMMU group with functions of two slots
+		"vfio/kubevirt":       "1 gpu, 1 nic (3 devices), 2 other (3 devices)", // one with two functions of one slot
 		"hypervisor/kvm":      "",
 	} {
 		file := filepath.Join("../../discovery/families", strings.Replace(host, "/", "/testdata/", 1)+".host")

@@ -219,7 +219,7 @@ func (inv *Inventory) countSilicon(c *Count, s *Silicon, ofHost bool) {
 		}
 	}
 	if c.Devices > before {
-		c.Physical++
+		c.Physical += s.physical
 	}
 }
 

@@ -114,11 +114,12 @@ type Silicon struct {
 	Address string   `json:"pciAddress,omitempty"`
 	Whole   string   `json:"whole,omitempty"`      // the whole device, or ""
 	Parts   []string `json:"partitions,omitempty"` // the other devices, in order
-	Noun    string   `json:"noun,omitempty"`       // usual name of the partitions: "VF" or "partition"
+	Noun    string   `json:"noun,omitempty"`       // usual name of the partitions: "VF", "function" or "partition"
 	Fabric  int      `json:"-"`                    // number of its fabric in [Tree], from 1; 0 for none
 
-	place Place
-	apart bool // the whole is allocated independently of the partitions, like a physical function
+	place    Place
+	apart    bool // the whole is allocated independently of the partitions, like a physical function
+	physical int  // number of physical devices, more than one for the FPGAs of a card
 }
 
 // All returns the names of all devices on the physical device.
@@ -244,7 +245,7 @@ func group(devices []*Device) []Silicon {
 
 // siliconOf returns the physical device with its position and the names of its partitions.
 func siliconOf(name string, devices []*Device) Silicon {
-	s := Silicon{Name: name}
+	s := Silicon{Name: name, physical: countPhysical(devices)}
 	slices.SortStableFunc(devices, func(a, b *Device) int {
 		return cmp.Or(cmp.Compare(vfIndex(a), vfIndex(b)), CompareNatural(a.Name, b.Name))
 	})
@@ -276,8 +277,11 @@ func siliconOf(name string, devices []*Device) Silicon {
 		d.Index = len(s.Parts)
 		s.Parts = append(s.Parts, d.Name)
 		virtual := d.Offered.Attributes.String("function") == "virtual"
-		if virtual {
+		switch {
+		case virtual:
 			s.Noun = "VF"
+		case d.Offered.PhysicalName() != name:
+			s.Noun = "function"
 		}
 		suffix, isPart := strings.CutPrefix(d.Name, name+"-")
 		switch index := vfIndex(d); {
@@ -294,6 +298,15 @@ func siliconOf(name string, devices []*Device) Silicon {
 		}
 	}
 	return s
+}
+
+// countPhysical counts the physical devices.
+func countPhysical(devices []*Device) int {
+	names := make(map[string]bool)
+	for _, d := range devices {
+		names[d.Offered.PhysicalName()] = true
+	}
+	return len(names)
 }
 
 func vfIndex(d *Device) int64 {

@@ -31,17 +31,22 @@ var Plain = Style{Width: DefaultWidth}
 // locale without UTF-8 requires it. The environment is that of [os.LookupEnv].
 func StyleOf(out io.Writer, environment func(string) (string, bool), ascii bool) Style {
 	style := Style{Width: DefaultWidth, ASCII: ascii || !utf8Locale(environment)}
-	file, ok := out.(*os.File)
-	if !ok || !term.IsTerminal(int(file.Fd())) {
+	if !IsTerminal(out) {
 		return style
 	}
-	if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 {
+	if width, _, err := term.GetSize(int(out.(*os.File).Fd())); err == nil && width > 0 {
 		style.Width = max(width, minWidth)
 	}
 	name, _ := environment("TERM")
 	no, _ := environment("NO_COLOR")
 	style.Colour = no == "" && name != "dumb"
 	return style
+}
+
+// IsTerminal reports whether out is a terminal.
+func IsTerminal(out io.Writer) bool {
+	file, ok := out.(*os.File)
+	return ok && term.IsTerminal(int(file.Fd()))
 }
 
 // utf8Locale reports whether the locale uses UTF-8. The first of the environment variables that is
