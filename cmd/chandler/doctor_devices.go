@@ -20,6 +20,7 @@ import (
 	"chandler.dev/cmd/chandler/informant"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/pciids"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/compile"
 	"chandler.dev/internal/doctor"
@@ -68,6 +69,7 @@ func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gath
 		_ = json.Unmarshal(data, &settler) // the times of the states; without them, no times are reported
 	}
 	settled, _ := settler.SettleStates(n.Devices, time.Now())
+	f.Devices.Products = pciids.Read(host.FS, n.Devices.Devices)
 	f.Devices.Found, f.Devices.Recovered = n.Devices, make(map[string]bool)
 	for _, d := range n.Devices.Devices {
 		f.Devices.Recovered[d.Name] = d.Health.Status == discovery.Healthy && d.Health.Key() == ""

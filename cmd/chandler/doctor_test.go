@@ -286,6 +286,20 @@ func TestDoctorOfACopy(t *testing.T) {
 	}
 }
 
+// If the kernel does not know the model of a device, findings have the name from the host's pci.ids.
+func TestDoctorNamesProducts(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "host")
+	mustRun(t, "simulate", dir, "../../discovery/families/amdgpu/testdata/broken.host")
+	ids := filepath.Join(dir, "usr/share/hwdata/pci.ids")
+	if err := os.MkdirAll(filepath.Dir(ids), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, ids, "1002  Advanced Micro Devices, Inc. [AMD/ATI]\n\t74a1  Aqua Vanjaram [Instinct MI300X]\n")
+	if out, _ := doctored(t, "--host-root", dir); !strings.Contains(out, "gpu f2:00.0 Instinct MI300X has no kernel driver") {
+		t.Errorf("no name of a product in:\n%s", out)
+	}
+}
+
 // A directory without the /sys of a host is a fault, and errors have the absolute paths of the host.
 func TestDoctorOfADirectoryWithoutDevices(t *testing.T) {
 	for name, make := range map[string]func(dir string) error{

@@ -66,7 +66,7 @@ func checkWaits(f *Facts, say *findingList) {
 	for _, w := range f.waitingDevices() {
 		name := w.Device
 		if d, found := snapshot.Lookup(w.Device); found {
-			name = title(&d.Device)
+			name = f.title(&d.Device)
 		}
 		var names, fix []string
 		for _, h := range f.Devices.Holders[w.Device] {

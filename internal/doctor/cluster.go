@@ -170,7 +170,7 @@ func checkPublished(f *Facts, say *findingList) {
 		}
 		wanted++
 		if !published[d.Name] {
-			missing = append(missing, title(&d.Device))
+			missing = append(missing, f.title(&d.Device))
 		}
 	}
 	switch {

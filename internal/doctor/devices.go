@@ -234,7 +234,7 @@ func inLoop(addresses []string, fixes [][]string) (fix []string) {
 // reportSettling reports a device that has recovered but must stay healthy before it is allocated
 // again.
 func (f *Facts) reportSettling(say *findingList, d *discovery.Device) {
-	say.addFault(CodeOf(d.Health.Key()), title(d)+" has recovered, and is allocated again after a delay",
+	say.addFault(CodeOf(d.Health.Key()), f.title(d)+" has recovered, and is allocated again after a delay",
 		fmt.Sprintf("The fault has ended: %s A device must stay healthy for 10 seconds, and for up to 5 minutes if it fails repeatedly.", asSentence(d.Health.Reason)),
 		"chandler doctor --only devices --wait 60s   # waits for the end of the delay")
 }
@@ -264,7 +264,7 @@ func (f *Facts) reportUnhealthy(say *findingList, d *discovery.Device, health di
 	if health.Fix == discovery.AwaitReset {
 		what = "is being reset"
 	}
-	text := fmt.Sprintf("%s %s%s", title(d), what, lastingText(health.Since.Time, f.Time))
+	text := fmt.Sprintf("%s %s%s", f.title(d), what, lastingText(health.Since.Time, f.Time))
 	holders := slices.Clone(f.Devices.Holders[d.Name])
 	for _, other := range others {
 		holders = append(holders, f.Devices.Holders[other.Name]...)
@@ -437,7 +437,7 @@ func checkProblems(f *Facts, say *findingList) {
 func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Offered, offered bool) {
 	name, causes := p.Device, strings.Split(p.Text(), "\n")
 	if offered {
-		name = title(&d.Device)
+		name = f.title(&d.Device)
 		reported := strings.Split(d.Health.Reason, "\n") // by checkHealth
 		causes = slices.DeleteFunc(causes, func(cause string) bool { return slices.Contains(reported, cause) })
 	}
@@ -543,7 +543,7 @@ func checkOffered(f *Facts, say *findingList) {
 	for i := range f.Devices.Found.Devices {
 		d := &f.Devices.Found.Devices[i]
 		if _, offered := snapshot.Lookup(d.Name); !offered && !named(d) {
-			left = append(left, title(d))
+			left = append(left, f.title(d))
 		}
 	}
 	slices.Sort(left)

@@ -8,6 +8,7 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pciids"
 	"chandler.dev/discovery/rules"
 )
 
@@ -108,6 +109,9 @@ type DeviceFacts struct {
 
 	// Found holds all devices of the host, without regard to the configuration.
 	Found *discovery.Snapshot
+
+	// Products are the names of products in the host's list of PCI IDs.
+	Products pciids.Names
 
 	// Holders are the consumers of each device, by device name.
 	Holders map[string][]Holder

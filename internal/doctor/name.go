@@ -1,16 +1,19 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pciids"
 )
 
-// title returns a name of a device for people: its kind, address and model.
-func title(d *discovery.Device) string {
+// title returns a name of a device for people: its kind, address and model. If the kernel does not know
+// the model, it is the name from the host's list of PCI IDs.
+func (f *Facts) title(d *discovery.Device) string {
 	words := []string{d.Attributes.String("kind")}
 	if words[0] == "" || words[0] == "other" {
 		words[0] = d.Family
@@ -23,11 +26,14 @@ func title(d *discovery.Device) string {
 	} else {
 		words = append(words, d.Name)
 	}
-	vendor, device := d.Attributes.String("pciVendor"), d.Attributes.String("pciDevice")
-	if model := d.Attributes.String("model"); model != "" && model != d.Name {
+	model := d.Attributes.String("model")
+	if model == d.Name {
+		model = ""
+	}
+	if model = cmp.Or(model, f.Devices.Products.Product(d)); model != "" {
 		words = append(words, model)
-	} else if vendor != "" && device != "" {
-		words = append(words, vendor+":"+device)
+	} else if id, ok := pciids.IDOf(d); ok {
+		words = append(words, id.Vendor+":"+id.Device)
 	}
 	return strings.Join(slices.Compact(words), " ")
 }
