@@ -8,6 +8,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/replaced"
 	"chandler.dev/cmd/kubectl-chandler/validation"
 )
 
@@ -57,7 +58,7 @@ func isForeign(v value) bool {
 	case kindClaim, kindTemplate:
 		return mentionsDriver(v.at("spec").node)
 	case kindClass:
-		_, known := draClasses[v.at("metadata", "name").text()]
+		_, known := replaced.Classes[v.at("metadata", "name").text()]
 		return known || mentionsDriver(v.at("spec").node)
 	}
 	return false
@@ -72,14 +73,14 @@ func mentionsDriver(node *yaml.Node) bool {
 	for i, child := range node.Content {
 		key := node.Kind == yaml.MappingNode && i%2 == 0
 		extended := node.Kind == yaml.MappingNode && i%2 == 1 && node.Content[i-1].Value == "extendedResourceName"
-		if extended || key && !draName.MatchString(child.Value) {
+		if extended || key && !replaced.IsMentioned(child.Value) {
 			continue
 		}
 		if mentionsDriver(child) {
 			return true
 		}
 	}
-	return node.Kind == yaml.ScalarNode && draName.MatchString(node.Value)
+	return node.Kind == yaml.ScalarNode && replaced.IsMentioned(node.Value)
 }
 
 // translateObjects writes the objects, after all files were read.
@@ -98,11 +99,11 @@ func (d *dra) translateObjects() {
 // resource as the class that a driver installs.
 func (d *dra) isReplaced(v value) bool {
 	name := v.at("metadata", "name").text()
-	if validation.ReplacedClasses[name] == "" || len(v.at("spec", "config").items()) > 0 {
+	if replaced.Classes[name].Own == "" || len(v.at("spec", "config").items()) > 0 {
 		return false
 	}
 	extended := v.at("spec", "extendedResourceName").text()
-	return extended == "" || extended == draClasses[name].extended
+	return extended == "" || extended == replaced.Classes[name].Extended
 }
 
 // translateObject writes the translation of an object, or notes why there is none.
@@ -114,7 +115,7 @@ func (d *dra) translateObject(v value) {
 		d.im.noteRemark(at, "is not written: Kubernetes creates this claim for a pod, from a template or for an extended resource")
 		return
 	case v.at("kind").text() == kindClass && d.isReplaced(v):
-		d.im.noteRemark(at, "is not written: the class %s of Chandler has the devices", validation.ReplacedClasses[v.at("metadata", "name").text()])
+		d.im.noteRemark(at, "is not written: the class %s of Chandler has the devices", replaced.Classes[v.at("metadata", "name").text()].Own)
 		return
 	}
 	v.node = cloneNode(v.node)
@@ -142,7 +143,7 @@ func (d *dra) translateObject(v value) {
 	}
 	blockStyle(v.node)
 	for _, driver := range t.drivers {
-		for _, family := range driver.families {
+		for _, family := range driver.Families {
 			if !slices.Contains(d.format.families, family) {
 				d.format.families = append(d.format.families, family)
 			}
@@ -157,7 +158,7 @@ type draObject struct {
 	class   bool // the object is a DeviceClass
 	lost    bool // a part of the object has no counterpart
 	total   int  // the number of requests
-	drivers []*draDriver
+	drivers []*replaced.Driver
 	vfio    []string // the names of requests for VFIO passthrough
 }
 
@@ -208,10 +209,9 @@ func (t *draObject) request(v value, name string) {
 	if !class.isText() {
 		return
 	}
-	foreign := draDriverOf(class.text()) != nil || mentionsDriver(v.at("selectors").node)
+	foreign := replaced.DriverOf(class.text()) != nil || mentionsDriver(v.at("selectors").node)
 	t.selectors(v)
-	known, ok := draClasses[class.text()]
-	own := validation.ReplacedClasses[class.text()]
+	known, ok := replaced.Classes[class.text()]
 	switch {
 	case t.kept[class.text()]:
 	case !ok:
@@ -222,16 +222,16 @@ func (t *draObject) request(v value, name string) {
 		default:
 			t.im.noteRemark(class, "is a class that is not among the files; import it too if its devices are now those of Chandler")
 		}
-	case own == "":
-		t.lose(class, "%s", draDriverOf(known.driver).unserved)
+	case known.Own == "":
+		t.lose(class, "%s", replaced.DriverOf(known.Driver).Unserved)
 		return
 	default:
-		class.node.Value = own
-		t.use(draDriverOf(known.driver))
-		if known.cel != "" {
-			prependSelector(v.node, known.cel)
+		class.node.Value = known.Own
+		t.use(replaced.DriverOf(known.Driver))
+		if known.CEL != "" {
+			prependSelector(v.node, known.CEL)
 		}
-		if known.vfio {
+		if known.VFIO {
 			t.vfio = append(t.vfio, name)
 		}
 	}
@@ -271,7 +271,7 @@ func (t *draObject) alternatives(v value, name string) {
 }
 
 // use stores a driver whose devices the object selects.
-func (t *draObject) use(d *draDriver) {
+func (t *draObject) use(d *replaced.Driver) {
 	if d != nil && !slices.Contains(t.drivers, d) {
 		t.drivers = append(t.drivers, d)
 	}
@@ -281,7 +281,7 @@ func (t *draObject) use(d *draDriver) {
 func (t *draObject) selectors(v value) {
 	for _, selector := range v.at("selectors").items() {
 		expression := selector.at("cel", "expression")
-		if !expression.isText() || !draName.MatchString(expression.node.Value) {
+		if !expression.isText() || !replaced.IsMentioned(expression.node.Value) {
 			continue
 		}
 		written, translation, err := translateCEL(expression.node.Value)
@@ -302,10 +302,10 @@ func (t *draObject) selectors(v value) {
 }
 
 // sortedDrivers returns the drivers that an expression names, in the order of the table.
-func sortedDrivers(expression string) (drivers []*draDriver) {
-	for i := range draDrivers {
-		if strings.Contains(expression, draDrivers[i].name) {
-			drivers = append(drivers, &draDrivers[i])
+func sortedDrivers(expression string) (drivers []*replaced.Driver) {
+	for i := range replaced.Drivers {
+		if strings.Contains(expression, replaced.Drivers[i].Name) {
+			drivers = append(drivers, &replaced.Drivers[i])
 		}
 	}
 	return drivers
@@ -319,8 +319,8 @@ func (t *draObject) requireDriver(v value) {
 			return
 		}
 	}
-	if len(t.drivers) == 1 && t.drivers[0].devices != "" {
-		prependSelector(v.node, `device.driver == "chandler.dev" && `+t.drivers[0].devices)
+	if len(t.drivers) == 1 && t.drivers[0].Devices != "" {
+		prependSelector(v.node, `device.driver == "chandler.dev" && `+t.drivers[0].Devices)
 	}
 }
 
@@ -338,22 +338,22 @@ func prependSelector(node *yaml.Node, cel string) {
 // constraint translates the attribute of a constraint.
 func (t *draObject) constraint(v value) {
 	domain, name, _ := strings.Cut(v.text(), "/")
-	d := draDriverOf(domain)
+	d := replaced.DriverOf(domain)
 	if d == nil {
 		return
 	}
-	a, ok := d.attributes[name]
-	if !ok || a.name == "" {
+	a, ok := d.Attributes[name]
+	if !ok || a.Name == "" {
 		t.lose(v, "the attribute %s of %s has no counterpart for constraints", name, domain)
 		return
 	}
-	if remark := validation.PublicationNote(a.name); remark != "" {
+	if remark := validation.PublicationNote(a.Name); remark != "" {
 		t.im.noteRemark(v, "%s", remark)
 	}
-	if !strings.Contains(a.name, "/") {
-		a.name = "chandler.dev/" + a.name
+	if !strings.Contains(a.Name, "/") {
+		a.Name = "chandler.dev/" + a.Name
 	}
-	v.node.Value = a.name
+	v.node.Value = a.Name
 }
 
 // capacityRequests translates the names of requested capacities.
@@ -362,19 +362,19 @@ func (t *draObject) capacityRequests(v value) {
 		key := v.node.Content[i]
 		at := v.child(fieldPath(key.Value), v.node.Content[i+1])
 		domain, name, qualified := strings.Cut(key.Value, "/")
-		var d *draDriver
+		var d *replaced.Driver
 		switch {
 		case qualified:
-			d = draDriverOf(domain)
+			d = replaced.DriverOf(domain)
 		case len(t.drivers) > 0:
 			d, name = t.drivers[len(t.drivers)-1], key.Value
 		}
 		if d == nil {
 			continue
 		}
-		own, ok := d.capacities[name]
+		own, ok := d.Capacities[name]
 		if !ok {
-			t.lose(at, "the capacity %s of %s has no counterpart", name, d.name)
+			t.lose(at, "the capacity %s of %s has no counterpart", name, d.Name)
 			continue
 		}
 		key.Value = own
@@ -407,7 +407,7 @@ func (t *draObject) configs(devices value) {
 	covered := false
 	for _, config := range list.items() {
 		driver := config.at("opaque", "driver")
-		d := draDriverOf(driver.text())
+		d := replaced.DriverOf(driver.text())
 		if d == nil {
 			content = append(content, config.node)
 			continue
@@ -485,7 +485,7 @@ func findForeign(v value) value {
 // isForeignName reports whether a name is in the domain of another driver, or is the domain.
 func isForeignName(name string) bool {
 	domain, _, _ := strings.Cut(name, "/")
-	return draDriverOf(domain) != nil
+	return replaced.DriverOf(domain) != nil
 }
 
 // cleanObject removes the fields that the API server sets.

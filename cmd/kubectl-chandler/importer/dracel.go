@@ -13,6 +13,7 @@ import (
 	"github.com/google/cel-go/common/types"
 	"github.com/google/cel-go/parser"
 
+	"chandler.dev/cmd/kubectl-chandler/replaced"
 	"chandler.dev/cmd/kubectl-chandler/validation"
 )
 
@@ -29,9 +30,9 @@ type celTranslation struct {
 type celTerm struct {
 	expr ast.Expr
 
-	maps     *draDriver // the term is the map of the driver's attributes, or capacities
-	capacity bool       // maps holds capacities
-	driver   bool       // the term is device.driver
+	maps     *replaced.Driver // the term is the map of the driver's attributes, or capacities
+	capacity bool             // maps holds capacities
+	driver   bool             // the term is device.driver
 	values   func(string) (string, bool)
 	source   string // the attribute that needs values
 }
@@ -95,7 +96,7 @@ func (t *celTranslation) plain(e ast.Expr) ast.Expr {
 	term := t.term(e)
 	switch {
 	case term.maps != nil:
-		t.lose("the map of all attributes or capacities of %s is used in a way that cannot be translated", term.maps.name)
+		t.lose("the map of all attributes or capacities of %s is used in a way that cannot be translated", term.maps.Name)
 	case term.driver:
 		t.lose("device.driver is used in a way that cannot be translated")
 	case term.values != nil:
@@ -134,7 +135,7 @@ func isDeviceField(e ast.Expr, field string) bool {
 func (t *celTranslation) term(e ast.Expr) celTerm {
 	switch e.Kind() {
 	case ast.LiteralKind:
-		if text, ok := stringLiteral(e); ok && draDriverOf(text) != nil {
+		if text, ok := stringLiteral(e); ok && replaced.DriverOf(text) != nil {
 			t.lose("the name %s is used in a way that cannot be translated", text)
 		}
 	case ast.IdentKind:
@@ -176,37 +177,37 @@ func (t *celTranslation) selection(e ast.Expr) celTerm {
 func (t *celTranslation) field(of celTerm, name string, optional bool) celTerm {
 	d := of.maps
 	if of.capacity {
-		own, ok := d.capacities[name]
+		own, ok := d.Capacities[name]
 		if !ok {
-			t.lose("the capacity %s of %s has no counterpart", name, d.name)
+			t.lose("the capacity %s of %s has no counterpart", name, d.Name)
 			return celTerm{expr: t.factory.NewUnspecifiedExpr(0)}
 		}
 		return celTerm{expr: t.written(celPath("capacity", own, optional))}
 	}
-	a, ok := d.attributes[name]
+	a, ok := d.Attributes[name]
 	switch {
 	case !ok:
-		t.lose("the attribute %s of %s has no counterpart", name, d.name)
+		t.lose("the attribute %s of %s has no counterpart", name, d.Name)
 		return celTerm{expr: t.factory.NewUnspecifiedExpr(0)}
-	case a.matches:
-		t.lose("the attribute %s of %s has other values in Chandler; only constraints with it are translated", name, d.name)
-	case a.cel != "" && optional:
-		return celTerm{expr: t.written("optional.of(" + a.cel + ")")}
-	case a.cel != "":
-		return celTerm{expr: t.written(a.cel)}
+	case a.Matches:
+		t.lose("the attribute %s of %s has other values in Chandler; only constraints with it are translated", name, d.Name)
+	case a.CEL != "" && optional:
+		return celTerm{expr: t.written("optional.of(" + a.CEL + ")")}
+	case a.CEL != "":
+		return celTerm{expr: t.written(a.CEL)}
 	}
-	if a.remark != "" {
-		t.remarks = append(t.remarks, a.remark)
+	if a.Remark != "" {
+		t.remarks = append(t.remarks, a.Remark)
 	}
-	missing := a.missing
-	if remark := validation.PublicationNote(a.name); remark != "" {
+	missing := a.Missing
+	if remark := validation.PublicationNote(a.Name); remark != "" {
 		t.remarks, missing = append(t.remarks, remark), true
 	}
-	path := celPath("attributes", a.name, optional || missing)
+	path := celPath("attributes", a.Name, optional || missing)
 	if missing && !optional {
 		path += `.orValue("")`
 	}
-	return celTerm{expr: t.written(path), values: a.values, source: name}
+	return celTerm{expr: t.written(path), values: a.Values, source: name}
 }
 
 // celPath returns the CEL path of an attribute or a capacity of Chandler.
@@ -255,7 +256,7 @@ func (t *celTranslation) index(c ast.CallExpr) celTerm {
 	name, isText := stringLiteral(args[1])
 	capacity := isDeviceField(args[0], "capacity")
 	if capacity || isDeviceField(args[0], "attributes") {
-		if d := draDriverOf(name); isText && d != nil {
+		if d := replaced.DriverOf(name); isText && d != nil {
 			return celTerm{expr: args[0], maps: d, capacity: capacity}
 		}
 	}
@@ -319,12 +320,12 @@ func (t *celTranslation) drivers(operator string, left ast.Expr, values []ast.Ex
 			return celTerm{expr: left}
 		}
 		part := "device.driver == " + quote(text)
-		if d := draDriverOf(text); d != nil {
-			if d.unserved != "" {
-				t.lose("devices of %s: %s", d.name, d.unserved)
+		if d := replaced.DriverOf(text); d != nil {
+			if d.Unserved != "" {
+				t.lose("devices of %s: %s", d.Name, d.Unserved)
 				continue
 			}
-			part = `device.driver == "chandler.dev" && ` + d.devices
+			part = `device.driver == "chandler.dev" && ` + d.Devices
 			known, t.driver = true, true
 		}
 		parts = append(parts, part)

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/replaced"
 )
 
 // newParameters returns claim parameters without any setting.
@@ -18,13 +19,13 @@ func newParameters() *v1alpha1.ClaimParameters {
 
 // parameters translates the parameters of an entry of config. The result is nil if nothing of them
 // has a counterpart.
-func (t *draObject) parameters(d *draDriver, config value) *v1alpha1.ClaimParameters {
+func (t *draObject) parameters(d *replaced.Driver, config value) *v1alpha1.ClaimParameters {
 	v := config.at("opaque", "parameters")
 	out := newParameters()
 	switch kind := v.at("kind").text(); {
-	case d.unserved != "":
-		t.lose(v, "%s", d.unserved)
-	case d.name == "dra.net":
+	case d.Unserved != "":
+		t.lose(v, "%s", d.Unserved)
+	case d.Name == "dra.net":
 		t.network(v, out)
 	case kind == "GpuConfig":
 		t.im.unknownExcept(v, "apiVersion", "kind", "sharing")
@@ -42,7 +43,7 @@ func (t *draObject) parameters(d *draDriver, config value) *v1alpha1.ClaimParame
 	case kind == "NeuronConfig":
 		t.im.notePodChange(v, "has no counterpart: set the environment variable NEURON_LOGICAL_NC_CONFIG in the pod")
 	default:
-		t.im.notePodChange(v, "has no counterpart: the parameters of %s are unknown", d.name)
+		t.im.notePodChange(v, "has no counterpart: the parameters of %s are unknown", d.Name)
 	}
 	if reflect.DeepEqual(out, newParameters()) {
 		return nil

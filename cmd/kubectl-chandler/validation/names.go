@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
+	"chandler.dev/cmd/kubectl-chandler/replaced"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/selectors"
@@ -61,10 +62,10 @@ func (v *validator) compileSelectors(at place, value any, nvidia bool) {
 func mayBeNVIDIA(request map[string]any) bool {
 	class, _ := request["deviceClassName"].(string)
 	own := class
-	if replaced := ReplacedClasses[class]; replaced != "" {
-		own = replaced
+	if other := replaced.Classes[class]; other.Own != "" {
+		own = other.Own
 	}
-	if strings.HasSuffix(own, "."+discovery.Domain) && !strings.HasPrefix(own, "nvidia") && own != "gpu."+discovery.Domain || !selectors.MayBeNVIDIA(replacedConditions[class]) {
+	if strings.HasSuffix(own, "."+discovery.Domain) && !strings.HasPrefix(own, "nvidia") && own != "gpu."+discovery.Domain || !selectors.MayBeNVIDIA(replaced.Classes[class].CEL) {
 		return false
 	}
 	list, _ := request["selectors"].([]any)
