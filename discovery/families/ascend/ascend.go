@@ -69,7 +69,7 @@ func describeNPU(host *discovery.Host, function sysfs.Device) (discovery.Device,
 	chips, several := attrs.Uint("davinci_dev_num")
 	switch {
 	case several && chips > 1:
-		err = errors.Join(err, fmt.Errorf("attribute davinci_dev_num: %d NPUs on one function, of which the driver tells the number of one", chips))
+		err = errors.Join(err, fmt.Errorf("attribute davinci_dev_num: the function has %d NPUs, and the driver reports the number of only one", chips))
 	case known && number < 1<<16:
 		node := "/dev/davinci" + strconv.FormatUint(number, 10)
 		d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: node, HostPath: node, Permissions: "rw"}}

@@ -105,9 +105,10 @@ func describeFPGA(host *discovery.Host, user, management sysfs.Device) (discover
 	return d, err
 }
 
-// unhealthy returns the health of a card that may be in a reset. Another reset does not help.
+// unhealthy returns the health of a card that may be in a reset. Another reset does not help. xbutil
+// takes the address of the user function; releases after 2024.2 have it as xrt-smi only (XRT, xrt-smi).
 func unhealthy(user sysfs.Device, reason string) discovery.Health {
-	fix := fmt.Sprintf("sudo xbutil examine -d %s   # if no reset is in progress, flash the card with the vendor's program, and power-cycle the machine", user.Name())
+	fix := fmt.Sprintf("xbutil examine -d %s   # xrt-smi in XRT 2025 and later; if no reset is in progress, the card needs a new shell, which an administrator flashes with xbmgmt", user.Name())
 	return discovery.Health{Status: discovery.Unhealthy, Reason: reason, Fix: fix}
 }
 

@@ -85,7 +85,7 @@ func describeCard(host *discovery.Host, function sysfs.Device) (discovery.Device
 	default:
 		d.PluginOffers = []discovery.Offer{{Resource: "habana.ai/gaudi", IDs: []string{function.Name()}}}
 	}
-	d.Health = health(status)
+	d.Health = health(function, status)
 	if d.Health.Status == discovery.Healthy {
 		d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	}
@@ -115,14 +115,17 @@ func number(name string) (uint64, bool) {
 // health returns the health for the driver's status of a device, from the view of the next
 // consumer. The driver resets the device after each consumer; a program that opens the device
 // during a reset must retry.
-func health(status string) discovery.Health {
+func health(function sysfs.Device, status string) discovery.Health {
 	switch status {
 	case "", "Operational", "In reset after device release":
 		return discovery.Health{Status: discovery.Healthy}
 	}
 	health := discovery.Health{Status: discovery.Unhealthy, Reason: fmt.Sprintf("the driver reports %.40q", status)}
-	if status == "In reset" {
+	switch status {
+	case "In reset":
 		health.Fix = discovery.AwaitReset
+	case "Disabled": // HL_DEVICE_STATUS_MALFUNCTION, "device is unusable" (include/uapi/drm/habanalabs_accel.h)
+		health.Fix = fmt.Sprintf("sudo dmesg | grep %s   # shows why the driver disabled the device; a reboot of the node starts the device again", function.Name())
 	}
 	return health
 }

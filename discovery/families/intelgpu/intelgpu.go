@@ -96,11 +96,11 @@ func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (d
 	d.Edits.Mounts = mounts(function, links)
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	// The file exists while the firmware has failed and must be flashed
-	// (drivers/gpu/drm/xe/xe_survivability_mode.c).
+	// (drivers/gpu/drm/xe/xe_survivability_mode.c, whose documentation names fwupd). Only root can read it.
 	if function.HasEntry("survivability_mode") {
 		d.Health = discovery.Health{
 			Status: discovery.Unhealthy, Reason: "in survivability mode: its firmware has failed and must be flashed",
-			Fix: fmt.Sprintf("cat /sys/bus/pci/devices/%s/survivability_mode   # shows the failure; then flash the firmware with a program such as fwupdmgr, and power-cycle the machine", function.Name()),
+			Fix: fmt.Sprintf("sudo cat /sys/bus/pci/devices/%s/survivability_mode   # shows the failure; then flash the firmware with a program such as fwupd", function.Name()),
 		}
 	}
 	return d, errors.Join(errs...)

@@ -190,10 +190,21 @@ func readPhysical(host *discovery.Host, function sysfs.Device) (pf physical) {
 	case heartbeat == "-1":
 		pf.health = discovery.Health{
 			Status: discovery.Unhealthy, Reason: "physical function " + function.Name() + " does not respond",
-			Fix: fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"`, function.Name()),
+			Fix: resetFix(function),
 		}
 	}
 	return pf
+}
+
+// resetFix returns the command that repairs a physical function whose heartbeat fails. If
+// auto_reset is on, the driver resets the function itself after a failed heartbeat (attribute since Linux
+// 6.8, Documentation/ABI/testing/sysfs-driver-qat). A reset by the attribute of the PCI
+// function does not restart the driver's firmware (adf_err_handler in qat_common/adf_aer.c).
+func resetFix(function sysfs.Device) string {
+	if function.HasEntry("qat/auto_reset") {
+		return fmt.Sprintf(`sudo sh -c "echo on > /sys/bus/pci/devices/%s/qat/auto_reset"`, function.Name())
+	}
+	return fmt.Sprintf("sudo dmesg | grep %s   # shows the kernel's messages; if the function does not respond again, reboot the node", function.Name())
 }
 
 // debugfs returns the directory of a physical function in debugfs. The directory may not exist or

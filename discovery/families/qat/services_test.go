@@ -4,10 +4,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 
 	"k8s.io/apimachinery/pkg/api/validate/content"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
 )
 
 func TestServices(t *testing.T) {
@@ -86,4 +88,17 @@ func FuzzServices(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A kernel without auto_reset has no command for a physical function that does not respond.
+func TestResetFix(t *testing.T) {
+	host := fstest.MapFS{"sys/bus/pci/devices/0000:40:00.0/qat/state": {Data: []byte("up\n")}}
+	function := sysfs.At(host, "sys/bus/pci/devices/0000:40:00.0")
+	if fix := resetFix(function); strings.Contains(fix, "echo") {
+		t.Errorf("without auto_reset: %s", fix)
+	}
+	host["sys/bus/pci/devices/0000:40:00.0/qat/auto_reset"] = &fstest.MapFile{Data: []byte("off\n")}
+	if fix := resetFix(function); !strings.Contains(fix, "echo on > /sys/bus/pci/devices/0000:40:00.0/qat/auto_reset") {
+		t.Errorf("with auto_reset: %s", fix)
+	}
 }
