@@ -78,6 +78,12 @@ func newHAMi(im *importer) *format {
 		is:       func(v value) bool { return h.isDevices(v) || h.isNodes(v) || h.isValues(v) },
 		read:     h.read,
 		runs:     h.runsPlugin,
+		defaultSelector: func(v value) map[string]string {
+			if h.isDevices(v) || h.isNodes(v) {
+				return nil // a ConfigMap
+			}
+			return map[string]string{"gpu": "on"}
+		},
 		container: func(c container) {
 			h.volcano = h.volcano || c.names("volcano")
 			h.settings.flags(c)

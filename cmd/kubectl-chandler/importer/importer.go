@@ -109,6 +109,10 @@ type format struct {
 	runsAt  *value // a container that runs the plugin, or nil
 	wasRead bool   // a configuration document was read
 
+	// defaultSelector returns the default node selector of the plugin's chart if a document has the
+	// chart's values, or is nil. The values add labels, and remove a label by null.
+	defaultSelector func(value) map[string]string
+
 	is   func(value) bool // reports whether a document belongs to the plugin
 	read func(value)      // reads a document
 
@@ -238,8 +242,12 @@ func (im *importer) recogniseFormat(v value) *format {
 // readDocument reads a document of a known format.
 func (im *importer) readDocument(f *format, v value) {
 	scope := im.around
-	if pod, ok := placementOf(v); ok {
-		terms := im.placement(pod)
+	var defaults map[string]string
+	if f.defaultSelector != nil {
+		defaults = f.defaultSelector(v)
+	}
+	if pod, ok := placementOf(v); ok || defaults != nil {
+		terms := im.placement(pod, defaults)
 		scope = &terms
 	}
 	if scope != nil {

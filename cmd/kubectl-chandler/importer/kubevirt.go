@@ -116,16 +116,19 @@ func (k *kubevirt) read(v value) {
 // noteRest notes the other fields of a KubeVirt or HyperConverged object.
 func (k *kubevirt) noteRest(v, list value) {
 	var rest []value
-	for _, at := range []value{v.at("spec"), v.at("spec", "configuration"), v.at("spec", "virtualization")} {
+	for _, at := range []value{v.at("spec"), v.at("spec", "configuration"), v.at("spec", "virtualization"), v.at("spec", "deployment")} {
 		for name, field := range at.fields() {
 			switch {
 			case name == "workloads":
 				placement := field.at("nodePlacement")
 				rest = append(rest, otherFields(field, "nodePlacement")...)
 				rest = append(rest, otherFields(placement, "nodeSelector", "affinity")...)
+			case name == "nodePlacements": // HyperConverged v1
+				rest = append(rest, otherFields(field, "workload")...)
+				rest = append(rest, otherFields(field.at("workload"), "nodeSelector", "affinity")...)
 			case name == "mediatedDevicesConfiguration":
 				k.im.noteRemark(field, "KubeVirt makes these vGPUs as before")
-			case name != "configuration" && name != "virtualization" && field.path != list.path:
+			case !slices.Contains([]string{"configuration", "virtualization", "deployment"}, name) && field.path != list.path:
 				rest = append(rest, field)
 			}
 		}

@@ -473,7 +473,7 @@ func (im *importer) importPod(object, pod value) (known bool) {
 	}
 	var scope *[]*v1alpha1.Nodes
 	if runsOnNodes(object) {
-		terms := im.placement(pod)
+		terms := im.placement(pod, nil)
 		scope = &terms
 	}
 	owned := im.workloads[ownerOf(object)]

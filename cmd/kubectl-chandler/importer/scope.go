@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -48,7 +49,7 @@ func (im *importer) findScopes(v value) {
 	}
 	for _, c := range containersOf(pod) {
 		if f := im.runsIn(c); f != nil && !f.scoped && (f.companion == nil || !f.companion(c)) && !im.workloads[ownerOf(v)] {
-			f.scoped, f.scope = true, im.placement(pod)
+			f.scoped, f.scope = true, im.placement(pod, nil)
 		}
 	}
 }
@@ -78,6 +79,9 @@ func placementOf(v value) (value, bool) {
 		return v.at("spec"), true
 	case kind == "KubeVirt", kind == "HyperConverged":
 		pod := v.at("spec", "workloads", "nodePlacement")
+		if !pod.isPresent() {
+			pod = v.at("spec", "deployment", "nodePlacements", "workload") // HyperConverged v1
+		}
 		return pod, pod.isPresent()
 	case kind == "" && plugin.hasAny(nodeSelectorsOfHAMi...):
 		return plugin, true
@@ -126,9 +130,10 @@ func (im *importer) formatOn(f *format, scope []*v1alpha1.Nodes) *format {
 }
 
 // placement returns the nodes that the nodeName, the nodeSelector and the required node affinity of a
-// pod select: those of any of the terms, or all nodes without a term.
-func (im *importer) placement(pod value) (terms []*v1alpha1.Nodes) {
-	selected := &v1alpha1.Nodes{}
+// pod select: those of any of the terms, or all nodes without a term. The labels are those of a chart's
+// default node selector, which the nodeSelector changes.
+func (im *importer) placement(pod value, labels map[string]string) (terms []*v1alpha1.Nodes) {
+	selected := &v1alpha1.Nodes{MatchLabels: maps.Clone(labels)}
 	if name := pod.at("nodeName").text(); name != "" {
 		selected.Names = []string{name}
 	}
@@ -139,13 +144,19 @@ func (im *importer) placement(pod value) (terms []*v1alpha1.Nodes) {
 		}
 	}
 	for name, label := range nodeSelector.fields() {
-		if name == osLabel && label.text() == "linux" {
-			continue // all nodes of the agent
+		switch {
+		case name == osLabel && label.text() == "linux": // all nodes of the agent
+		case label.isNull():
+			delete(selected.MatchLabels, name)
+		default:
+			if selected.MatchLabels == nil {
+				selected.MatchLabels = make(map[string]string)
+			}
+			selected.MatchLabels[name] = label.text()
 		}
-		if selected.MatchLabels == nil {
-			selected.MatchLabels = make(map[string]string)
-		}
-		selected.MatchLabels[name] = label.text()
+	}
+	if len(selected.MatchLabels) == 0 {
+		selected.MatchLabels = nil
 	}
 	affinity := pod.at("affinity", "nodeAffinity")
 	if !affinity.isPresent() {

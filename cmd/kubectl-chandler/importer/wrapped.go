@@ -112,7 +112,7 @@ func (im *importer) readNested(v value, depth int) (found []string) {
 		return nil
 	}
 	if pod, ok := placementOf(v); ok {
-		before, terms := im.around, im.placement(pod)
+		before, terms := im.around, im.placement(pod, nil)
 		im.around = &terms
 		defer func() { im.around = before }()
 	}
