@@ -38,7 +38,7 @@ func Import(files []File, options Options) (*Result, error) {
 	for i, file := range files {
 		var err error
 		if documents[i], err = parse(file); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", file.Name, err))
+			errs = append(errs, placeErrors(file.Name, err)...)
 		}
 		for _, document := range documents[i] {
 			im.chooseDefault(document)
@@ -50,7 +50,7 @@ func Import(files []File, options Options) (*Result, error) {
 	}
 	for i, file := range files {
 		if err := im.file(documents[i]); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", file.Name, err))
+			errs = append(errs, placeErrors(file.Name, err)...)
 		}
 	}
 	if name := options.Named; name != "" && !slices.Contains(im.seen, name) {
@@ -198,7 +198,7 @@ func Formats() string {
 func (im *importer) errUnknown(file string) error {
 	for _, v := range im.unknown {
 		if v.file == file {
-			return fmt.Errorf("line %d: %s is a device plugin that the import does not support; the supported formats are\n%s", v.line(), cmp.Or(v.text(), v.path), strings.TrimRight(Formats(), "\n"))
+			return &fileError{line: v.line(), message: fmt.Sprintf("%s is a device plugin that the import does not support; the supported formats are\n%s", cmp.Or(v.text(), v.path), strings.TrimRight(Formats(), "\n"))}
 		}
 	}
 	return fmt.Errorf("it contains no supported configuration; the supported formats are\n%s", strings.TrimRight(Formats(), "\n"))

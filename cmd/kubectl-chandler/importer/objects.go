@@ -2,7 +2,6 @@ package importer
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"path"
 	"regexp"
@@ -291,7 +290,7 @@ func (im *importer) configMap(v value) (known bool, err error) {
 		for _, text := range data.fields() {
 			inside, err := embedded(text)
 			if err != nil && strings.ContainsAny(text.node.Value, "{:") {
-				errs = append(errs, fmt.Errorf("%s: %w", text.path, err))
+				errs = append(errs, inField(text.path, err))
 			}
 			f := im.recogniseFormat(inside)
 			if err != nil || f == nil {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf16"
@@ -65,7 +66,7 @@ func embedded(v value) (value, error) {
 		inside.above, quoted = v.above, true
 	}
 	nodes, err := parseNodes(v.node.Value)
-	if syntax := (*syntaxError)(nil); errors.As(err, &syntax) {
+	if syntax := (*fileError)(nil); errors.As(err, &syntax) {
 		switch {
 		case inside.above < 0:
 			syntax.line = 0
@@ -87,17 +88,50 @@ func embedded(v value) (value, error) {
 	return inside, nil
 }
 
-// A syntaxError is an error in YAML or JSON.
-type syntaxError struct {
-	line    int // in the file, 0 if unknown
+// A fileError is an error at a place in a file.
+type fileError struct {
+	file    string
+	line    int    // in the file, 0 if unknown
+	path    string // of a field, or ""
 	message string
 }
 
-func (e *syntaxError) Error() string {
-	if e.line == 0 {
-		return e.message
+// Error returns the place as FILE:LINE, like the notes of a [Result] and the findings of validate.
+func (e *fileError) Error() string {
+	place := e.file
+	switch {
+	case e.line > 0 && e.file == "": // in a note, which has the file
+		place = fmt.Sprintf("line %d", e.line)
+	case e.line > 0:
+		place = fmt.Sprintf("%s:%d", e.file, e.line)
 	}
-	return fmt.Sprintf("line %d: %s", e.line, e.message)
+	parts := slices.DeleteFunc([]string{place, e.path, e.message}, func(part string) bool { return part == "" })
+	return strings.Join(parts, ": ")
+}
+
+// placeErrors returns the errors that err joins, each with the file.
+func placeErrors(file string, err error) (errs []error) {
+	var joined interface{ Unwrap() []error }
+	if errors.As(err, &joined) {
+		for _, err := range joined.Unwrap() {
+			errs = append(errs, placeErrors(file, err)...)
+		}
+		return errs
+	}
+	if placed := (*fileError)(nil); errors.As(err, &placed) {
+		placed.file = file
+		return []error{placed}
+	}
+	return []error{fmt.Errorf("%s: %w", file, err)}
+}
+
+// inField returns an error with the path of its field.
+func inField(path string, err error) error {
+	if placed := (*fileError)(nil); errors.As(err, &placed) {
+		placed.path = path
+		return placed
+	}
+	return fmt.Errorf("%s: %w", path, err)
 }
 
 // setLine sets the line of a node and of all nodes below it.
@@ -135,7 +169,7 @@ var action = regexp.MustCompile(`\{\{-?\s*(?:[.$"(]|/\*|[a-zA-Z]+\b)`)
 
 // errTemplate is the error for a chart template that Helm has not rendered.
 func errTemplate(line int) error {
-	return &syntaxError{line, "is a Helm template, and not YAML; import the output of \"helm template\", or the values file"}
+	return &fileError{line: line, message: "is a Helm template, and not YAML; import the output of \"helm template\", or the values file"}
 }
 
 // templateLine returns the line of the first action outside of comments, 0 if there is none.
@@ -198,9 +232,9 @@ func errYAML(text string, err error) error {
 	}
 	if found := yamlError.FindStringSubmatch(err.Error()); found != nil {
 		line, _ := strconv.Atoi(found[1])
-		return &syntaxError{line, "invalid YAML: " + found[2]}
+		return &fileError{line: line, message: "invalid YAML: " + found[2]}
 	}
-	return &syntaxError{message: "invalid YAML: " + strings.TrimPrefix(err.Error(), "yaml: ")}
+	return &fileError{message: "invalid YAML: " + strings.TrimPrefix(err.Error(), "yaml: ")}
 }
 
 // errJSON returns an error with the line of the first JSON syntax error, nil if the text is valid.
@@ -209,7 +243,7 @@ func errJSON(text string) error {
 	err := json.Unmarshal([]byte(text), &content)
 	if wrong := (*json.SyntaxError)(nil); errors.As(err, &wrong) {
 		line := 1 + strings.Count(text[:min(len(text), max(0, int(wrong.Offset)-1))], "\n")
-		return &syntaxError{line, "invalid JSON: " + err.Error()}
+		return &fileError{line: line, message: "invalid JSON: " + err.Error()}
 	}
 	return err
 }

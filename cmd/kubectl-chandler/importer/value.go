@@ -282,7 +282,7 @@ func resolveAliases(node *yaml.Node, budget *int, aliased bool, depth int) (*yam
 	var merged []*yaml.Node
 	for i, child := range node.Content {
 		if node.Kind == yaml.MappingNode && i%2 == 0 && child.Kind != yaml.ScalarNode && child.Kind != yaml.AliasNode {
-			return nil, &syntaxError{child.Line, "invalid YAML: the name of a field is not a string"}
+			return nil, &fileError{line: child.Line, message: "invalid YAML: the name of a field is not a string"}
 		}
 		copied, err := resolveAliases(child, budget, aliased, depth+1)
 		if err != nil {
