@@ -15,8 +15,9 @@ import (
 // checkParameters checks the parameters for this driver in an object, as Prepare does.
 func (v *validator) checkParameters(at place, object *unstructured.Unstructured) {
 	path := configOf[object.GetKind()]
-	var previous []configEntry
-	requests := requestNames(object, path[:len(path)-1])
+	var configured []configEntry
+	requests := requestsIn(object, path[:len(path)-1])
+	names := namesOf(requests)
 	entries, _, _ := unstructured.NestedFieldNoCopy(object.Object, path...) // an invalid type was reported before
 	list, _ := entries.([]any)
 	for i, entry := range list {
@@ -24,7 +25,7 @@ func (v *validator) checkParameters(at place, object *unstructured.Unstructured)
 		opaque, _ := config["opaque"].(map[string]any)
 		entryAt := at.at(fmt.Sprintf("%s[%d]", strings.Join(path, "."), i))
 		if object.GetKind() != "DeviceClass" {
-			v.checkRequests(entryAt, requestsOf(config), requests)
+			v.checkRequests(entryAt, requestsOf(config), names)
 		}
 		if driver, _ := opaque["driver"].(string); driver != discovery.Domain {
 			v.warnReplacedDriver(entryAt.at("opaque.driver"), driver)
@@ -36,37 +37,97 @@ func (v *validator) checkParameters(at place, object *unstructured.Unstructured)
 			v.addFindings(field, severityError, err)
 			continue
 		}
-		entry := configEntry{field, v.claimParameters(field, data), requestsOf(config)}
-		if slices.ContainsFunc(previous, entry.conflicts) {
-			v.errorf(field, "%s: cannot be combined with %s of another entry of config for the same request", nvidia.TimeSlice, nvidia.MPS)
-		}
-		previous = append(previous, entry)
+		configured = append(configured, configEntry{at: field, parameters: v.claimParameters(field, data), requests: requestsOf(config)})
 	}
-	v.checkSharingRequests(previous, requests)
+	if object.GetKind() == "DeviceClass" {
+		v.checkConflicts(configured)
+		v.classConfigs[object.GetName()] = configured
+	} else {
+		v.claims = append(v.claims, claimConfig{at, requests, configured})
+	}
 	constraints, _, _ := unstructured.NestedFieldNoCopy(object.Object, append(slices.Clone(path[:len(path)-1]), "constraints")...)
 	list, _ = constraints.([]any)
 	for i, item := range list {
 		constraint, _ := item.(map[string]any)
-		v.checkRequests(at.at(fmt.Sprintf("%s.constraints[%d]", strings.Join(path[:len(path)-1], "."), i)), requestsOf(constraint), requests)
+		v.checkRequests(at.at(fmt.Sprintf("%s.constraints[%d]", strings.Join(path[:len(path)-1], "."), i)), requestsOf(constraint), names)
 	}
 }
 
-// requestNames returns the names of a claim's requests, and of their alternatives: request/alternative.
-// The path is that of the claim's devices. A class has no requests.
-func requestNames(object *unstructured.Unstructured, path []string) (names []string) {
-	requests, _, _ := unstructured.NestedFieldNoCopy(object.Object, append(slices.Clone(path), "requests")...) // an invalid type was reported before
-	list, _ := requests.([]any)
-	for _, item := range list {
+// A claimRequest is a request of a claim, or an alternative of a request.
+type claimRequest struct {
+	name  string // of an alternative: request/alternative
+	class string
+	path  string // of the class in the claim
+}
+
+// requestsIn returns a claim's requests, and their alternatives. The path is that of the claim's devices.
+// A class has no requests.
+func requestsIn(object *unstructured.Unstructured, path []string) (requests []claimRequest) {
+	all, _, _ := unstructured.NestedFieldNoCopy(object.Object, append(slices.Clone(path), "requests")...) // an invalid type was reported before
+	list, _ := all.([]any)
+	for i, item := range list {
 		request, _ := item.(map[string]any)
 		name, _ := request["name"].(string)
-		names = append(names, name)
+		at := fmt.Sprintf("%s.requests[%d]", strings.Join(path, "."), i)
+		exactly, _ := request["exactly"].(map[string]any)
+		class, _ := exactly["deviceClassName"].(string)
+		classAt := at + ".exactly.deviceClassName"
+		if exactly == nil { // v1beta1, or a request with alternatives
+			class, _ = request["deviceClassName"].(string)
+			classAt = at + ".deviceClassName"
+		}
+		requests = append(requests, claimRequest{name, class, classAt})
 		alternatives, _ := request["firstAvailable"].([]any)
-		for _, item := range alternatives {
+		for j, item := range alternatives {
 			alternative, _ := item.(map[string]any)
-			names = append(names, fmt.Sprintf("%s/%v", name, alternative["name"]))
+			class, _ := alternative["deviceClassName"].(string)
+			requests = append(requests, claimRequest{fmt.Sprintf("%s/%v", name, alternative["name"]), class, fmt.Sprintf("%s.firstAvailable[%d].deviceClassName", at, j)})
 		}
 	}
+	return requests
+}
+
+func namesOf(requests []claimRequest) (names []string) {
+	for _, r := range requests {
+		names = append(names, r.name)
+	}
 	return names
+}
+
+// A claimConfig is the part of a claim that can set parameters for this driver.
+type claimConfig struct {
+	at         place
+	requests   []claimRequest
+	configured []configEntry
+}
+
+// checkClaims checks the parameters of claims together with those of the DeviceClasses in the files,
+// which come first in the allocation of each request.
+func (v *validator) checkClaims() {
+	for _, claim := range v.claims {
+		var configured []configEntry
+		for _, r := range claim.requests {
+			for _, entry := range v.classConfigs[r.class] {
+				configured = append(configured, configEntry{claim.at.at(r.path), entry.parameters, []string{r.name}, r.class})
+			}
+		}
+		configured = append(configured, claim.configured...)
+		v.checkConflicts(configured)
+		v.checkSharingRequests(configured, namesOf(claim.requests))
+	}
+}
+
+// checkConflicts reports entries that set parameters which the agent refuses to combine.
+func (v *validator) checkConflicts(configured []configEntry) {
+	for i, entry := range configured {
+		if j := slices.IndexFunc(configured[:i], entry.conflicts); j >= 0 {
+			other := "another entry of config"
+			if class := configured[j].class; class != "" {
+				other = "DeviceClass " + class
+			}
+			v.errorf(entry.at, "%s: cannot be combined with %s of %s for the same request", nvidia.TimeSlice, nvidia.MPS, other)
+		}
+	}
 }
 
 // checkRequests reports the names of an entry of config that are none of the claim's requests, as the
@@ -81,12 +142,13 @@ func (v *validator) checkRequests(at place, names, known []string) {
 
 // checkSharingRequests reports mps and timeSlice of several requests of a claim, because a claim can have
 // one order per family ([discovery.JoinOrders]). Both are parameters of one family, so that an entry
-// for devices of other families is refused too. If an entry is for an alternative of a request, its
-// device may not be allocated, and the finding is a warning.
+// for devices of other families is refused too. If entries are for some alternatives of a request only,
+// another alternative may be allocated, and the finding is a warning.
 func (v *validator) checkSharingRequests(entries []configEntry, requests []string) {
 	type use struct {
 		at   place
 		name string
+		by   string // the class, if the request has them by its class
 	}
 	var uses []use
 	for _, entry := range entries {
@@ -98,20 +160,30 @@ func (v *validator) checkSharingRequests(entries []configEntry, requests []strin
 			names = slices.DeleteFunc(slices.Clone(requests), isAlternative)
 		}
 		for _, name := range names {
-			uses = append(uses, use{entry.at, name})
+			by := ""
+			if entry.class != "" {
+				by = ", by DeviceClass " + entry.class
+			}
+			uses = append(uses, use{entry.at, name, by})
 		}
 	}
 	slices.SortStableFunc(uses, func(a, b use) int { return strings.Count(a.name, "/") - strings.Count(b.name, "/") })
+	isCertain := func(name string) bool { // every alternative of the request has them
+		return !slices.ContainsFunc(requests, func(request string) bool {
+			return isAlternative(name) && isAlternative(request) && baseRequest(request) == baseRequest(name) &&
+				!slices.ContainsFunc(uses, func(u use) bool { return u.name == request })
+		})
+	}
 	for _, other := range uses {
 		first := uses[0].name
 		if baseRequest(other.name) == baseRequest(first) {
 			continue
 		}
 		s := severityError
-		if isAlternative(other.name) { // first may be one too only if all are
+		if !isCertain(first) || !isCertain(other.name) {
 			s = severityWarning
 		}
-		v.addFindings(other.at, s, fmt.Errorf("%s and %s: requests %s and %s have them; only one request of a claim can, for any number of devices", nvidia.MPS, nvidia.TimeSlice, first, other.name))
+		v.addFindings(other.at, s, fmt.Errorf("%s and %s: requests %s and %s have them%s; only one request of a claim can, for any number of devices", nvidia.MPS, nvidia.TimeSlice, first, other.name, other.by))
 		return
 	}
 }
@@ -129,6 +201,7 @@ type configEntry struct {
 	at         place
 	parameters discovery.Parameters
 	requests   []string // nil for all requests
+	class      string   // the DeviceClass of an entry that is not the claim's own, or ""
 }
 
 // requestsOf returns the requests of an entry of config or of a constraint.

@@ -29,6 +29,7 @@ func Files(in io.Reader, out io.Writer, files []string) error {
 	for _, file := range files {
 		v.named(in, file)
 	}
+	v.checkClaims()
 	v.sharedNames()
 	counts := make(map[severity]int)
 	for _, f := range v.findings {
@@ -52,6 +53,7 @@ func Files(in io.Reader, out io.Writer, files []string) error {
 func CheckObject(data []byte) error {
 	v := newValidator()
 	v.checkDocument(place{}, string(data))
+	v.checkClaims()
 	var errs []error
 	for _, f := range v.findings {
 		if f.severity == severityError {
@@ -153,6 +155,9 @@ type validator struct {
 	found    bool                    // the file was found in a directory, not named
 	classes  map[string][]namedClass // by extended resource name
 	others   map[string]int          // number of objects that are not checked, by kind
+
+	classConfigs map[string][]configEntry // by DeviceClass
+	claims       []claimConfig
 }
 
 func newValidator() *validator {
@@ -160,6 +165,8 @@ func newValidator() *validator {
 		decoder: serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer(),
 		classes: make(map[string][]namedClass),
 		others:  make(map[string]int),
+
+		classConfigs: make(map[string][]configEntry),
 	}
 }
 

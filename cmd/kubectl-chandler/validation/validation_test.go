@@ -81,6 +81,7 @@ func TestValidate(t *testing.T) {
 	const class = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: %s}\nspec: {extendedResourceName: %s}\n---\n"
 	const claim = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec:\n  devices:\n"
 	const requests = "    requests:\n    - {name: a, firstAvailable: [{name: large, deviceClassName: x}, {name: small, deviceClassName: x}]}\n    - {name: ab, exactly: {deviceClassName: x}}\n"
+	const mpsClass = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: x}\nspec:\n  config:\n  - opaque: {driver: chandler.dev, parameters: {apiVersion: chandler.dev/v1alpha1, kind: ClaimParameters, mps: {}}}\n"
 	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: "
 	tests := map[string]struct {
 		text   string
@@ -330,6 +331,21 @@ func TestValidate(t *testing.T) {
 		},
 		"MPS of two alternatives": {
 			claim + requests + entries("[a/large]", "mps: {}", "[a/small]", "timeSlice: Long"), []string{"0 errors, 0 warnings\n"}, false,
+		},
+		"MPS by a DeviceClass of two requests": {
+			claim + requests + "---\n" + mpsClass,
+			[]string{"-:7: error: ResourceClaim c: spec.devices.requests[0].firstAvailable[0].deviceClassName: mps and timeSlice: requests ab and a/large have them, by DeviceClass x; only one request", "2 objects checked: "}, true,
+		},
+		"MPS by a DeviceClass and by the claim": {
+			mpsClass + "---\n" + claim + "    requests: [{name: a, exactly: {deviceClassName: x}}, {name: b, exactly: {deviceClassName: z}}]\n" + entries("[b]", "mps: {}", "[b]", "interfaceName: net1"),
+			[]string{"error: ResourceClaim c: spec.devices.config[0].opaque.parameters: mps and timeSlice: requests a and b have them; only one request"}, true,
+		},
+		"MPS by a DeviceClass of one request": {
+			mpsClass + "---\n" + claim + "    requests: [{name: a, exactly: {deviceClassName: x}}, {name: b, exactly: {deviceClassName: z}}]\n", []string{"0 errors, 0 warnings\n"}, false,
+		},
+		"MPS by a DeviceClass and a time slice by the claim": {
+			claim + "    requests: [{name: a, exactly: {deviceClassName: x}}]\n" + entries("[]", "timeSlice: Short", "[]", "interfaceName: net1") + "---\n" + mpsClass,
+			[]string{"config[0].opaque.parameters: timeSlice: cannot be combined with mps of DeviceClass x for the same request\n", "1 error,"}, true,
 		},
 		"requests that the claim does not have": {
 			claim + requests + "    constraints: [{requests: [a, b], matchAttribute: resource.kubernetes.io/pcieRoot}]\n" + entries("[a/huge]", "mps: {}", "[ab]", "interfaceName: net1"),
