@@ -147,7 +147,7 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 		"allocation twice":     {header + "allocation: [{resource: a.b/c}, {resource: a.b/c}]\n", []string{"allocation[1].resource", "a.b/c", "another"}},
 		"unknown ID":           {header + "allocation: [{resource: a.b/c, deviceIDStrategy: index}]\n", []string{"deviceIDStrategy", "index", "Index"}},
 		"no variable":          {header + "allocation: [{resource: a.b/c, env: {a-b: c}}]\n", []string{"allocation[0]", "env", "a-b"}},
-		"no attribute":         {header + "allocation: [{resource: a.b/c, alike: [profile, a b]}]\n", []string{"allocation[0]", "alike[1]", "a b", "profile"}},
+		"no attribute":         {header + "allocation: [{resource: a.b/c, matchAttributes: [profile, a b]}]\n", []string{"allocation[0]", "matchAttributes[1]", "a b", "profile"}},
 		"unknown list":         {header + "allocation: [{resource: a.b/c, deviceListStrategy: [EnvVar, envvar]}]\n", []string{"deviceListStrategy[1]", "envvar", "CDIDevices"}},
 		"reclaim, no cel":      {header + "reclaim: [{reset: Function}]\n", []string{"reclaim[0].cel"}},
 		"reclaim, reset":       {header + "reclaim: [{cel: 'true', reset: Bus}]\n", []string{"reclaim[0]", `reset: is "Bus"; want None or Function`}},

@@ -250,10 +250,10 @@ type Allocation struct {
 	// container runtimes: {NVIDIA_GDS: enabled}. The devices' own variables take precedence.
 	Env map[string]string `json:"env,omitempty"`
 
-	// Alike lists attributes that must have the same value, or no value, for all devices of the
+	// MatchAttributes lists attributes that must have the same value, or no value, for all devices of the
 	// resource on a node: [function, profile]. If two devices differ, the node offers no device
 	// under this name, and the agent reports the two devices.
-	Alike []string `json:"alike,omitempty"`
+	MatchAttributes []string `json:"matchAttributes,omitempty"`
 }
 
 // DeviceIDStrategy selects the device IDs for NVIDIA's container runtime.

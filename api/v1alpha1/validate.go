@@ -72,9 +72,9 @@ func (a *Allocation) validate() error {
 			return fmt.Errorf("deviceListStrategy[%d]: is %q; want %s, %s, %s or %s", i, string(strategy), ListEnvVar, ListVolumeMounts, ListCDIAnnotations, ListCDIDevices)
 		}
 	}
-	for i, name := range a.Alike {
+	for i, name := range a.MatchAttributes {
 		if !attributeName().MatchString(name) {
-			return fmt.Errorf("alike[%d]: is %q; want an attribute, such as profile or resource.kubernetes.io/numaNode", i, name)
+			return fmt.Errorf("matchAttributes[%d]: is %q; want an attribute, such as profile or resource.kubernetes.io/numaNode", i, name)
 		}
 	}
 	return nil

@@ -89,9 +89,9 @@ func TestConfigImportMIGStrategies(t *testing.T) {
 // The examples of docs/nvidia.md have the same results for single, and for no instances.
 func TestMIGStrategiesOfDocs(t *testing.T) {
 	for _, test := range []struct{ example, host, want string }{
-		{"alike: [", "gb200", "nvidia.com/gpu 4 GPU-5d2c1f08-8a41-4e0b-9c37-0b6f3d9ae408"},
-		{"alike: [", "h100-mig", ""},
-		{"alike: [", "a100-single", "nvidia.com/gpu 5 MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e403"},
+		{"matchAttributes: [", "gb200", "nvidia.com/gpu 4 GPU-5d2c1f08-8a41-4e0b-9c37-0b6f3d9ae408"},
+		{"matchAttributes: [", "h100-mig", ""},
+		{"matchAttributes: [", "a100-single", "nvidia.com/gpu 5 MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e403"},
 		{"exclude:", "h100-mig", "nvidia.com/gpu 2 GPU-5d2c1f43-8a41-4e0b-9c37-0b6f3d9ae443"},
 		{"exclude:", "a100-single", ""},
 	} {

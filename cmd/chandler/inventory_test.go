@@ -49,6 +49,11 @@ func TestInventoryOfRecordedHost(t *testing.T) {
 	if tree != mustRun(t, "discover", eightGPUs, "-o", "tree") || !strings.Contains(tree, "• gpu 23:00.0") {
 		t.Errorf("the inventory of a recorded host:\n%s", tree)
 	}
+	for _, key := range []string{`"physicalDevice": `, `"request": {`, `"total": 8`, `"physicalDevices": [`, `"hasPosition": true`} {
+		if data := mustRun(t, "inventory", eightGPUs, "-o", "json"); !strings.Contains(data, key) {
+			t.Errorf("no %s in the JSON:\n%s", key, data)
+		}
+	}
 	if yaml := mustRun(t, "inventory", eightGPUs, "-o", "yaml"); !strings.Contains(yaml, "consumersKnown: false\n") {
 		t.Errorf("in YAML:\n%.300s", yaml)
 	}

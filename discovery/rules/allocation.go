@@ -20,9 +20,9 @@ type Allocation struct {
 	// variables of the devices.
 	Env []string
 
-	// Alike lists attributes that must be equal for all devices of the resource. If two devices
+	// MatchAttributes lists attributes that must be equal for all devices of the resource. If two devices
 	// differ, no device is offered under the resource name.
-	Alike []resourceapi.QualifiedName
+	MatchAttributes []resourceapi.QualifiedName
 }
 
 // Lists selects the ways of adding devices to containers.

@@ -118,11 +118,11 @@ func (s *Snapshot) dropPartial() {
 	}
 }
 
-// dropUnlike removes the offers of resources whose devices must be alike and differ. The device
+// dropUnlike removes the offers of resources whose devices differ in an attribute of MatchAttributes. The device
 // plugin API only counts devices, so a container cannot choose between them.
 func (s *Snapshot) dropUnlike() {
 	for _, resource := range slices.Sorted(maps.Keys(s.Allocation)) {
-		err := s.compareAttributes(resource, s.Allocation[resource].Alike)
+		err := s.compareAttributes(resource, s.Allocation[resource].MatchAttributes)
 		if err == nil {
 			continue
 		}
@@ -149,7 +149,7 @@ func (s *Snapshot) compareAttributes(resource string, attributes []resourceapi.Q
 		}
 		for _, name := range attributes {
 			if a, b := valueOf(first, name), valueOf(d, name); a != b {
-				return fmt.Errorf("no device is offered under this name, since they must be alike: device %s has %s, device %s has %s", first.Name, a, d.Name, b)
+				return fmt.Errorf("no device is offered under this name, since matchAttributes requires equal values: device %s has %s, device %s has %s", first.Name, a, d.Name, b)
 			}
 		}
 	}

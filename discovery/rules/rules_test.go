@@ -416,7 +416,7 @@ func TestResourceOf(t *testing.T) {
 	}
 }
 
-// If the devices of a resource must be alike and two differ, the resource has no devices. Other
+// If matchAttributes requires equal values of a resource's devices and two differ, the resource has no devices. Other
 // resources are not affected. An attribute that no device has is equal for all.
 func TestAlike(t *testing.T) {
 	whole, half, other := gpu("a", "acme", 0), gpu("b", "acme", 0), gpu("c", "amd", 0)
@@ -429,10 +429,10 @@ func TestAlike(t *testing.T) {
 	}{
 		"not asked for":  {},
 		"alike":          {alike: []resourceapi.QualifiedName{"vendor", "kind", "colour"}},
-		"one has it":     {alike: []resourceapi.QualifiedName{"vendor", "profile"}, want: "acme.com/gpu: config: no device is offered under this name, since they must be alike: device a has no profile, device b has profile half"},
-		"shared as well": {alike: []resourceapi.QualifiedName{"index"}, sharing: []Share{{Selector: selector(t, everyGPU), Replicas: 2}}, want: "acme.com/gpu: config: no device is offered under this name, since they must be alike: device a has no index, device b has index 1"},
+		"one has it":     {alike: []resourceapi.QualifiedName{"vendor", "profile"}, want: "acme.com/gpu: config: no device is offered under this name, since matchAttributes requires equal values: device a has no profile, device b has profile half"},
+		"shared as well": {alike: []resourceapi.QualifiedName{"index"}, sharing: []Share{{Selector: selector(t, everyGPU), Replicas: 2}}, want: "acme.com/gpu: config: no device is offered under this name, since matchAttributes requires equal values: device a has no index, device b has index 1"},
 	} {
-		rules := &Rules{Sharing: test.sharing, Allocation: map[string]Allocation{"acme.com/gpu": {Alike: test.alike}, "amd.com/gpu": {Alike: test.alike}, "none.com/gpu": {Alike: test.alike}}}
+		rules := &Rules{Sharing: test.sharing, Allocation: map[string]Allocation{"acme.com/gpu": {MatchAttributes: test.alike}, "amd.com/gpu": {MatchAttributes: test.alike}, "none.com/gpu": {MatchAttributes: test.alike}}}
 		got := rules.ApplyTo(&discovery.Snapshot{Devices: []discovery.Device{whole, half, other}})
 		var reasons, offered []string
 		for _, problem := range got.Problems {

@@ -242,9 +242,9 @@ func allocations(config []v1alpha1.Allocation) map[string]rules.Allocation {
 				Annotations: lists(v1alpha1.ListCDIAnnotations),
 				CDIDevices:  lists(v1alpha1.ListCDIDevices),
 			},
-			Naming: discovery.Naming{Mounts: lists(v1alpha1.ListVolumeMounts), Index: a.DeviceIDStrategy == v1alpha1.DeviceIDIndex},
-			Env:    variables(a.Env),
-			Alike:  qualifiedNames(a.Alike),
+			Naming:          discovery.Naming{Mounts: lists(v1alpha1.ListVolumeMounts), Index: a.DeviceIDStrategy == v1alpha1.DeviceIDIndex},
+			Env:             variables(a.Env),
+			MatchAttributes: qualifiedNames(a.MatchAttributes),
 		}
 	}
 	return out

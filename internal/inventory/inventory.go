@@ -132,7 +132,7 @@ func (i *Inventory) Device(name string) *Device { return i.byName[name] }
 // with unlimited sharing, which are counted in Open.
 type Count struct {
 	Kind string `json:"kind"`
-	All  int    `json:"all"`
+	All  int    `json:"total"`
 	Free int    `json:"free"`
 	Held int    `json:"allocated"`
 	Out  int    `json:"unavailable"` // unavailable: unhealthy, unreadable, or about to move
@@ -170,8 +170,8 @@ type Device struct {
 	Model   string `json:"model,omitempty"`
 	Profile string `json:"profile,omitempty"`
 	Memory  int64  `json:"memoryBytes,omitempty"`
-	Silicon string `json:"silicon"` // the physical device of a partition, or the device itself
-	Index   int    `json:"index"`   // among the partitions of the physical device
+	Silicon string `json:"physicalDevice"` // the physical device of a partition, or the device itself
+	Index   int    `json:"index"`          // among the partitions of the physical device
 	Place   Place  `json:"place"`
 
 	State     State          `json:"state"`
@@ -183,7 +183,7 @@ type Device struct {
 	Shares    Shares         `json:"shares,omitzero"`
 	Holders   []Holder       `json:"consumers,omitempty"`
 	Move      *Move          `json:"move,omitempty"`
-	Ask       Ask            `json:"ask"`
+	Ask       Ask            `json:"request"`
 
 	// Offered is the device in the snapshot.
 	Offered *rules.Offered `json:"-"`
@@ -218,7 +218,7 @@ type Health struct {
 
 // Waiting is a physical device with a pending move, and its devices.
 type Waiting struct {
-	Silicon string   `json:"silicon"`
+	Silicon string   `json:"physicalDevice"`
 	Devices []string `json:"devices"`
 	Move
 }
@@ -232,14 +232,14 @@ type Item struct {
 	Key     discovery.Condition `json:"condition,omitempty"`
 	Effect  string              `json:"effect,omitempty"`
 	Since   time.Time           `json:"since,omitzero"`
-	Hit     []string            `json:"hit,omitempty"` // the pods that have the device
+	Hit     []string            `json:"affectedConsumers,omitempty"` // the pods that have the device
 }
 
 // Gone is an allocated device that has vanished.
 type Gone struct {
 	Device string   `json:"device"`
 	Health Health   `json:"health"`
-	Hit    []string `json:"hit,omitempty"`
+	Hit    []string `json:"affectedConsumers,omitempty"`
 }
 
 // Problem is a read or parse error.

@@ -96,7 +96,7 @@ type Tree struct {
 // Node is a NUMA node, or the group of devices without one.
 type Node struct {
 	Number *int     `json:"number,omitempty"` // nil without a NUMA node
-	Placed bool     `json:"placed"`           // whether the devices have a PCIe position
+	Placed bool     `json:"hasPosition"`      // whether the devices have a PCIe position
 	Branch []Branch `json:"branches"`
 }
 
@@ -104,7 +104,7 @@ type Node struct {
 type Branch struct {
 	Root    string    `json:"root,omitempty"`   // "pci0000:17", "" without a PCIe position
 	Switch  string    `json:"switch,omitempty"` // the bridge below which the devices are, "" for the root
-	Silicon []Silicon `json:"silicon"`
+	Silicon []Silicon `json:"physicalDevices"`
 }
 
 // Silicon is a physical device at its position: a single device, or a device with its partitions.
@@ -112,10 +112,10 @@ type Silicon struct {
 	Name    string   `json:"name"`
 	Kind    string   `json:"kind"`
 	Address string   `json:"pciAddress,omitempty"`
-	Whole   string   `json:"whole,omitempty"`      // the whole device, or ""
-	Parts   []string `json:"partitions,omitempty"` // the other devices, in order
-	Noun    string   `json:"noun,omitempty"`       // usual name of the partitions: "VF", "function" or "partition"
-	Fabric  int      `json:"-"`                    // number of its fabric in [Tree], from 1; 0 for none
+	Whole   string   `json:"wholeDevice,omitempty"`   // the whole device, or ""
+	Parts   []string `json:"partitions,omitempty"`    // the other devices, in order
+	Noun    string   `json:"partitionKind,omitempty"` // usual name of the partitions: "VF", "function" or "partition"
+	Fabric  int      `json:"-"`                       // number of its fabric in [Tree], from 1; 0 for none
 
 	place    Place
 	apart    bool // the whole is allocated independently of the partitions, like a physical function

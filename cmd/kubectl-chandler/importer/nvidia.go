@@ -189,7 +189,7 @@ func (n *nvidia) addEntries() {
 	if strategy := n.settings.get("mig-strategy"); strings.EqualFold(strategy.text(), "single") {
 		for _, name := range names {
 			if strings.HasPrefix(name, nvidiaOne) {
-				n.im.setAllocation(strategy, name, func(a *v1alpha1.Allocation) { a.Alike = []string{"function", "profile"} })
+				n.im.setAllocation(strategy, name, func(a *v1alpha1.Allocation) { a.MatchAttributes = []string{"function", "profile"} })
 			}
 		}
 		n.im.noteRemark(strategy, "a node with whole GPUs and instances, or with unlike instances, offers no %s; there the plugin does not start. GPUs in MIG mode without instances do not count", nvidiaOne)
