@@ -82,7 +82,7 @@ func setPassthrough(host *Host, devices []Device) (problems []Problem) {
 func GroupOthers(host *Host, function sysfs.Device) (others []string, why string) {
 	group := function.Link("iommu_group")
 	if group == "" {
-		return nil, "it is in no IOMMU group; vfio needs an IOMMU"
+		return nil, "it has no IOMMU group; vfio needs an IOMMU"
 	}
 	dir := path.Join("sys/kernel/iommu_groups", group, "devices")
 	entries, err := fs.ReadDir(host.FS, dir)

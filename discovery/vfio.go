@@ -77,7 +77,7 @@ var ErrNoVFIOControl = errors.New("vfio: the kernel has no control node for it: 
 // withoutVFIONode returns why a function under vfio has no node.
 func withoutVFIONode(function sysfs.Device) string {
 	if function.Link("iommu_group") == "" {
-		return "vfio: the device is in no IOMMU group"
+		return "vfio: the device has no IOMMU group"
 	}
 	return "vfio: the kernel has no node for the device or for its IOMMU group"
 }

@@ -111,7 +111,7 @@ func TestVFIO(t *testing.T) {
 			map[string]string{"sys/class/misc/vfio/dev": "10:196", function + "/vfio-dev/vfio0/uevent": ""},
 			nil, "no node for the device or for its IOMMU group",
 		},
-		"no group":             {"", nil, nil, "in no IOMMU group"},
+		"no group":             {"", nil, nil, "has no IOMMU group"},
 		"a group of no number": {"../..", nil, nil, `IOMMU group ".."`},
 	} {
 		t.Run(name, func(t *testing.T) {

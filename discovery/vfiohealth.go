@@ -54,7 +54,7 @@ func groupKept(host *Host, function sysfs.Device) string {
 	for _, member := range groupMembers(host, group, function) {
 		driver := member.Driver()
 		if driver != function.Driver() && !IsVFIO(driver) && !slices.Contains(harmless, driver) {
-			return fmt.Sprintf("IOMMU group %s is also that of %s, which is bound to %s", group, member.Name(), driver)
+			return fmt.Sprintf("IOMMU group %s also contains %s, which is bound to %s", group, member.Name(), driver)
 		}
 	}
 	return ""

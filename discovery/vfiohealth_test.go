@@ -44,7 +44,7 @@ func TestVFIOHealth(t *testing.T) {
 		"with vfio of its maker":     {function, group, driver("mlx5_vfio_pci"), ""},
 		"with a port":                {function, group, driver("pcieport"), ""},
 		"with pci-stub":              {function, group, driver("pci-stub"), ""},
-		"with pci-pf-stub":           {function, group, driver("pci-pf-stub"), "IOMMU group 7 is also that of 0000:00:02.1, which is bound to pci-pf-stub"},
+		"with pci-pf-stub":           {function, group, driver("pci-pf-stub"), "IOMMU group 7 also contains 0000:00:02.1, which is bound to pci-pf-stub"},
 		"with the host's":            {function, group, driver("nvme"), "bound to nvme"},
 		"by itself, with the host's": {function, cdev, driver("nvme"), "bound to nvme"},
 
@@ -60,7 +60,7 @@ func TestVFIOHealth(t *testing.T) {
 		"iommufd for the group":           {function, group, map[string]string{chip: plain, iommufd: "N"}, "of iommufd is off"},
 		"without an IOMMU":                {function, noiommu, map[string]string{chip: plain, type1: "N"}, ""},
 		"a mediated device sends none":    {mdev, group, map[string]string{chip: plain, type1: "N"}, ""},
-		"a mediated device without nodes": {mdev, nil, nil, "in no IOMMU group"},
+		"a mediated device without nodes": {mdev, nil, nil, "has no IOMMU group"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			files := map[string]string{

@@ -85,10 +85,12 @@ func printColumns(out io.Writer, s *rules.Snapshot, style terminal.Style, column
 		_, err := fmt.Fprintln(out, inv.DescribeEmpty())
 		return err
 	}
-	rows := make([][]string, 1+len(s.Devices))
+	devices := slices.Clone(s.Devices)
+	slices.SortStableFunc(devices, func(a, b rules.Offered) int { return inventory.CompareDevices(a.Name, b.Name) })
+	rows := make([][]string, 1+len(devices))
 	for _, c := range columns {
 		rows[0] = append(rows[0], c.title)
-		for i, d := range s.Devices {
+		for i, d := range devices {
 			text := terminal.SafeText(strings.ReplaceAll(c.value(d), "\n", "; "))
 			rows[1+i] = append(rows[1+i], cmp.Or(text, "-"))
 		}
@@ -149,11 +151,8 @@ func attribute(name resourceapi.QualifiedName) func(rules.Offered) string {
 }
 
 func memory(d rules.Offered) string {
-	capacity, ok := d.Capacity["memory"]
-	if !ok {
-		return ""
-	}
-	return capacity.Value.String()
+	capacity := d.Capacity["memory"]
+	return strings.ReplaceAll(inventory.Bytes(capacity.Value.Value()), " ", "") // one word in a table
 }
 
 func health(d rules.Offered) string {

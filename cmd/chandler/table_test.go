@@ -54,3 +54,32 @@ func TestTableOfAFile(t *testing.T) {
 		t.Errorf("names are shortened:\n%s", out)
 	}
 }
+
+// Devices are in the order of their addresses and numbers.
+func TestTableOrder(t *testing.T) {
+	var devices []rules.Offered
+	for _, name := range []string{"neuron10", "pci-0000-1b-00-0-xcp-10", "neuron2", "pci-0000-9f-00-0", "pci-0000-1b-00-0-xcp-2", "pci-0000-18-00-0"} {
+		devices = append(devices, rules.Offered{Device: discovery.Device{Name: name}})
+	}
+	var out bytes.Buffer
+	if err := printColumns(&out, &rules.Snapshot{Devices: devices}, terminal.Style{}, nameColumn); err != nil {
+		t.Fatal(err)
+	}
+	table, _, _ := strings.Cut(out.String(), "\n\n")
+	if got, want := strings.Join(strings.Fields(table), " "), "NAME neuron2 neuron10 pci-0000-18-00-0 pci-0000-1b-00-0-xcp-2 pci-0000-1b-00-0-xcp-10 pci-0000-9f-00-0"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// The amount of memory is one word, in the units of the tree.
+func TestTableMemory(t *testing.T) {
+	for bytes, want := range map[int64]string{0: "", 65520 << 20: "64GiB", 16695808 << 10: "15.9GiB", 512 << 20: "512MiB"} {
+		d := discovery.Device{Capacity: make(discovery.Capacity)}
+		if bytes > 0 {
+			d.Capacity.Set("memory", bytes)
+		}
+		if got := memory(rules.Offered{Device: d}); got != want {
+			t.Errorf("%d: %q, want %q", bytes, got, want)
+		}
+	}
+}

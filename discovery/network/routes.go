@@ -40,7 +40,7 @@ func (r Routes) read(host *discovery.Host, name string, add func(fields []string
 	}
 	for line := range strings.Lines(text) {
 		if !add(strings.Fields(line)) {
-			return fmt.Errorf("default routes: %s: no route: %.64q", path.Base(name), line)
+			return fmt.Errorf("default routes: %s: not a route: %.64q", path.Base(name), line)
 		}
 	}
 	return nil

@@ -392,7 +392,7 @@ func parseDev(text string) (major, minor int64, err error) {
 	majorNumber, majorErr := strconv.ParseUint(majorText, 10, 12)
 	minorNumber, minorErr := strconv.ParseUint(minorText, 10, 20)
 	if majorErr != nil || minorErr != nil || majorNumber == 0 && minorNumber == 0 {
-		return 0, 0, fmt.Errorf("not the numbers of a device: %.32q", text)
+		return 0, 0, fmt.Errorf("not MAJOR:MINOR: %.32q", text)
 	}
 	return int64(majorNumber), int64(minorNumber), nil
 }

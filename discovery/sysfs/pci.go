@@ -219,7 +219,7 @@ func (d Device) IOMMUGroup() (group int64, ok bool, err error) {
 	}
 	number, err := strconv.ParseUint(path.Base(target), 10, 31)
 	if err != nil {
-		return 0, false, fmt.Errorf("link iommu_group: leads to no group: %.64q", target)
+		return 0, false, fmt.Errorf("link iommu_group: does not lead to an IOMMU group: %.64q", target)
 	}
 	return int64(number), true, nil
 }

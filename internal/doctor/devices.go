@@ -493,11 +493,11 @@ func (f *Facts) vfioProblem(say *findingList, name, reason, at string) {
 // vfioFix returns the commands for a function that is bound to vfio and cannot be opened.
 func (f *Facts) vfioFix(reason, at string) []string {
 	switch {
-	case strings.Contains(reason, "in no IOMMU group") && f.hasIOMMUGroups():
+	case strings.Contains(reason, "has no IOMMU group") && f.hasIOMMUGroups():
 		return []string{"sudo dmesg | grep -i -e dmar -e ivrs -e iommu   # the IOMMU is on, but not for this device: look for faults in the tables of the firmware, which only an update of the firmware repairs"}
-	case strings.Contains(reason, "in no IOMMU group") && len(f.boundToVFIO()) > 0: // checkIOMMU prints the commands
+	case strings.Contains(reason, "has no IOMMU group") && len(f.boundToVFIO()) > 0: // checkIOMMU prints the commands
 		return []string{"chandler explain CH0401   # the IOMMU is off"}
-	case strings.Contains(reason, "in no IOMMU group"):
+	case strings.Contains(reason, "has no IOMMU group"):
 		return []string{"cat /proc/cmdline   # requires intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi on in the firmware", "sudo reboot"}
 	}
 	fix := []string{"sudo modprobe vfio-pci", "ls -l /dev/vfio /dev/vfio/devices /dev/iommu"}

@@ -202,7 +202,7 @@ var breaks = map[string]func(*Facts){
 	},
 	"CH0208": func(f *Facts) { f.Runtime.Config.Value.Changed = now },
 
-	"CH0301": condition(1, discovery.ConditionUnhealthy, noSchedule, "its driver asks for gpu-reset; XID 79 at 2026-11-20T09:12:41Z", 37*time.Minute),
+	"CH0301": condition(1, discovery.ConditionUnhealthy, noSchedule, "the driver requires gpu-reset; XID 79 at 2026-11-20T09:12:41Z", 37*time.Minute),
 	"CH0302": condition(1, discovery.ConditionUnknown, noSchedule, "attribute vendor: input/output error", time.Minute),
 	"CH0303": func(f *Facts) {
 		f.Devices.Snapshot.Value.Gone = discovery.Missing{"pci-0000-ff-00-0": discovery.GoneHealth(noSchedule)}

@@ -143,7 +143,7 @@ func TestAsSentence(t *testing.T) {
 		"no driver is bound to it":                "No driver is bound to it.",
 		"device node /dev/vfio/7 is missing":      "Device node /dev/vfio/7 is missing.",
 		"attribute vendor is missing":             "Attribute vendor is missing.",
-		"vfio: the device is in no IOMMU group":   "vfio: the device is in no IOMMU group.",
+		"vfio: the device has no IOMMU group":     "vfio: the device has no IOMMU group.",
 		"/sys/module is missing":                  "/sys/module is missing.",
 		"open /proc/version: file does not exist": "open /proc/version: file does not exist.",
 		"": "",

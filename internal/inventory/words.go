@@ -69,9 +69,17 @@ func Bytes(n int64) string {
 }
 
 var (
-	digits   = regexp.MustCompile(`\d+|\D+`)
-	notLabel = regexp.MustCompile(`[^a-z0-9]+`)
+	digits       = regexp.MustCompile(`\d+|\D+`)
+	functionName = regexp.MustCompile(`^pci(-[0-9a-f]+){4}`)
+	notLabel     = regexp.MustCompile(`[^a-z0-9]+`)
 )
+
+// CompareDevices compares names of devices: neuron2 comes before neuron10, and PCI functions are in the
+// order of their addresses, whose numbers are hexadecimal.
+func CompareDevices(a, b string) int {
+	addressA, addressB := functionName.FindString(a), functionName.FindString(b)
+	return cmp.Or(strings.Compare(addressA, addressB), CompareNatural(a[len(addressA):], b[len(addressB):]))
+}
 
 // CompareNatural compares names with numbers by value: mlx5_2 comes before mlx5_10.
 func CompareNatural(a, b string) int {

@@ -253,7 +253,7 @@ func checkUsable(host *discovery.Host, function sysfs.Device, driver string) err
 	iommus, _ := fs.ReadDir(host.FS, "sys/class/iommu")
 	switch {
 	case len(iommus) == 0:
-		return errors.New("is in no IOMMU group, because the host's IOMMU is off; switch the IOMMU on in the firmware and the kernel, " + withoutIOMMU)
+		return errors.New("has no IOMMU group, because the host's IOMMU is off; switch the IOMMU on in the firmware and the kernel, " + withoutIOMMU)
 	case function.HasDriver() || !slices.ContainsFunc(iommus, groupsLate):
 		return errUnserved
 	}
@@ -264,7 +264,7 @@ func checkUsable(host *discovery.Host, function sysfs.Device, driver string) err
 const withoutIOMMU = "or set the parameter enable_unsafe_noiommu_mode of module vfio, which allows the function to access all memory of the host"
 
 // errUnserved is the reason why vfio rejects a function although the host has an IOMMU.
-var errUnserved = errors.New("is in no IOMMU group, because no IOMMU of the host serves it; use a function that an IOMMU serves, " + withoutIOMMU)
+var errUnserved = errors.New("has no IOMMU group, because no IOMMU of the host serves it; use a function that an IOMMU serves, " + withoutIOMMU)
 
 // groupsLate reports whether an IOMMU may add a function to a group as late as the probe of a
 // driver. Names like "dmar0" belong to Intel IOMMUs, and "ivhd0" to AMD IOMMUs.

@@ -701,7 +701,7 @@ func TestProvisionFailures(t *testing.T) {
 		k.file("sys/class/iommu/virtio0/name", "")
 		k.rejects["vfio-pci"] = true
 		_, err := k.run(provision.Rule{Selects: id(nicID), Driver: "vfio-pci"})
-		if err == nil || !strings.Contains(err.Error(), "0000:03:00.0: driver vfio-pci did not take it: is in no IOMMU group") || !strings.Contains(err.Error(), "enable_unsafe_noiommu_mode") {
+		if err == nil || !strings.Contains(err.Error(), "0000:03:00.0: driver vfio-pci did not take it: has no IOMMU group") || !strings.Contains(err.Error(), "enable_unsafe_noiommu_mode") {
 			t.Errorf("error %v", err)
 		}
 	})

@@ -176,7 +176,7 @@ func TestNotReset(t *testing.T) {
 		"an open one on the function": {func(b *bench) {
 			b.others = []discovery.Device{{Name: "e", Source: b.device.Source + "/misc/e", Shareable: true}}
 		}, 1, ""},
-		"no function": {func(b *bench) { b.device.Source = "sys/class/block/x" }, 0, "it is on no PCI function"},
+		"no function": {func(b *bench) { b.device.Source = "sys/class/block/x" }, 0, "it belongs to no PCI function"},
 		"no way":      {func(b *bench) { _ = os.Remove(filepath.Join(b.Dir, b.device.Source, "reset")) }, 0, "the kernel has no way to reset function 0000:03:00.0"},
 		"an old kernel": {func(b *bench) {
 			b.rule.Value.Methods = []string{"flr"}

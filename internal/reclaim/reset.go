@@ -27,7 +27,7 @@ func isPart(d discovery.Device) bool {
 func (c *Manager) reset(r *record, d discovery.Device, rule *Rule) error {
 	function, ok := functionOf(c.config.Host.FS, d)
 	if !ok {
-		return errors.New("it is on no PCI function")
+		return errors.New("it belongs to no PCI function")
 	}
 	if s := c.config.Snapshot(); s != nil {
 		for _, other := range s.Devices {

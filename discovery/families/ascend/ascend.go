@@ -75,7 +75,7 @@ func describeNPU(host *discovery.Host, function sysfs.Device) (discovery.Device,
 		d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: node, HostPath: node, Permissions: "rw"}}
 		d.PluginOffers = []discovery.Offer{offer(model, number)}
 	case known:
-		err = errors.Join(err, fmt.Errorf("attribute dev_id: no number of a device: %d", number))
+		err = errors.Join(err, fmt.Errorf("attribute dev_id: not a device number: %d", number))
 	}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	for _, path := range control {

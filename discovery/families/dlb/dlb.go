@@ -32,7 +32,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		}
 		function, ok := class.PCIFunction()
 		if !ok {
-			problems = append(problems, discovery.Problem{Device: discovery.DeviceName(class), Err: fmt.Errorf("%s: on no PCI function", class.Path)})
+			problems = append(problems, discovery.Problem{Device: discovery.DeviceName(class), Err: fmt.Errorf("%s: belongs to no PCI function", class.Path)})
 			continue
 		}
 		// Virtual functions hide the physical function.

@@ -196,7 +196,7 @@ func nodes(host *discovery.Host, user, management sysfs.Device) (nodes []*specs.
 		if instance, ok := attrs.Uint("instance"); ok {
 			add(sysfs.At(host.FS, fmt.Sprintf("sys/class/xrt_mgmt/xclmgmt%d", instance)), "/dev")
 		} else {
-			errs = append(errs, fmt.Errorf("management function %s: no instance", management.Name()), attrs.Err())
+			errs = append(errs, fmt.Errorf("management function %s: has no instance", management.Name()), attrs.Err())
 		}
 	}
 	drm := user.Children("drm")
@@ -256,7 +256,7 @@ func joinU30(devices []discovery.Device) (problems []discovery.Problem) {
 			cards[d.Identity] = append(cards[d.Identity], d)
 		case isU30(d):
 			lost = true
-			withhold(d, "U30 without a serial number: which card it is on is not known")
+			withhold(d, "this FPGA of a U30 has no serial number, so its card is unknown")
 		case d.Attributes.String("profile") == "":
 			lost = true
 		}
@@ -268,7 +268,7 @@ func joinU30(devices []discovery.Device) (problems []discovery.Problem) {
 		case !slices.ContainsFunc(card, isU30):
 			continue
 		case len(card) == 1 && lost:
-			withhold(d, "U30 card: its other FPGA may be one that cannot be read")
+			withhold(d, "the other FPGA of this U30 card may be unreadable")
 			continue
 		case len(card) > 1:
 			d.PartOf = &discovery.Silicon{Name: card[0].Name + "-card"} // not the name of any single FPGA
@@ -294,7 +294,7 @@ func describeTranscoder(host *discovery.Host, misc sysfs.Device) (d discovery.De
 	attrs := misc.Attrs()
 	address, _ := attrs.Text("bus_id")
 	if !sysfs.IsPCIAddress(address) {
-		return d, false, errors.Join(fmt.Errorf("attribute bus_id: no PCI address: %.32q", address), attrs.Err())
+		return d, false, errors.Join(fmt.Errorf("attribute bus_id: not a PCI address: %.32q", address), attrs.Err())
 	}
 	pci := sysfs.At(host.FS, "sys/bus/pci/devices")
 	function, ok := pci.LinkTo(address)

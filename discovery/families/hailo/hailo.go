@@ -57,7 +57,7 @@ func describeChip(host *discovery.Host, class sysfs.Device, functions map[string
 		d.Attributes.SetString("architecture", architectures[d.Attributes.String("pciDevice")])
 		d.Includes = []string{function.Path}
 	case location != "":
-		err = fmt.Errorf("attribute board_location: no PCI function of Hailo's: %.32q", location)
+		err = fmt.Errorf("attribute board_location: not a Hailo PCI function: %.32q", location)
 	}
 	// The name does not depend on the location, which some drivers do not report.
 	d.Name, d.Source = discovery.DeviceName(class), class.Path

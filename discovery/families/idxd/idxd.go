@@ -93,7 +93,7 @@ func describeQueue(host *discovery.Host, wq sysfs.Device) (d discovery.Device, o
 	prefix := strings.TrimRight(wq.Parent().Name(), "0123456789") // the same prefix as in /dev
 	function, ok := wq.PCIFunction()
 	if numbers == nil || !ok || accelerators[prefix] == "" {
-		return d, false, fmt.Errorf("%s: no work queue of DSA or IAA", wq.Path)
+		return d, false, fmt.Errorf("%s: not a work queue of DSA or IAA", wq.Path)
 	}
 	d, err = discovery.DescribePCI(host, function)
 	d.PartOf = &discovery.Silicon{Name: d.Name}
@@ -160,7 +160,7 @@ func setGroup(a discovery.Attributes, wq sysfs.Device, attrs *sysfs.Attrs, devic
 	engines := strings.Fields(text)
 	for _, engine := range engines {
 		if !strings.HasPrefix(engine, "engine"+device+".") {
-			return fmt.Errorf("group %d: attribute engines: no list of engines: %.32q", *group, text)
+			return fmt.Errorf("group %d: attribute engines: not a list of engines: %.32q", *group, text)
 		}
 	}
 	a.SetInt("queueEngines", int64(len(engines)))

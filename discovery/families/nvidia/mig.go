@@ -159,7 +159,7 @@ func parseAccess(text string) (int64, error) {
 		if name, value, _ := strings.Cut(line, ":"); strings.TrimSpace(name) == "DeviceFileMinor" {
 			minor, err := strconv.ParseUint(strings.TrimSpace(value), 10, 20)
 			if err != nil {
-				return 0, fmt.Errorf("access: no number: %.40q", strings.TrimSpace(line))
+				return 0, fmt.Errorf("access: not a number: %.40q", strings.TrimSpace(line))
 			}
 			return int64(minor), nil
 		}

@@ -37,7 +37,7 @@ func (d *driver) nvmlFacts(address string, info information) (facts.GPU, error) 
 	case told.Err != nil:
 		return facts.GPU{}, told.Err
 	case told.UUID != "" && info.uuid != "" && told.UUID != info.uuid:
-		return facts.GPU{}, fmt.Errorf("NVML facts: they are of %s, and the driver has %s there", told.UUID, info.uuid)
+		return facts.GPU{}, fmt.Errorf("NVML facts: the UUID is %s, but the driver reports %s", told.UUID, info.uuid)
 	}
 	return told, nil
 }
@@ -106,10 +106,10 @@ func nvmlHealth(told facts.GPU, gi int) discovery.Health {
 	}
 	reasons := xids
 	if told.Recovery != "" && told.Recovery != "none" {
-		reasons = append([]string{"its driver asks for " + told.Recovery}, xids...)
+		reasons = append([]string{"the driver requires " + told.Recovery}, xids...)
 	}
 	if told.Lost {
-		reasons = append([]string{"NVML cannot reach it any more"}, reasons...)
+		reasons = append([]string{"NVML can no longer reach the GPU"}, reasons...)
 	}
 	if len(reasons) == 0 {
 		return discovery.Health{Status: discovery.Healthy}

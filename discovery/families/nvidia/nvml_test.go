@@ -37,10 +37,10 @@ func TestToldHealth(t *testing.T) {
 		"an error concerns all": {facts.GPU{XIDs: []facts.XID{{Code: 79, Time: at}}}, 2, "XID 79 at 2026-03-04T05:06:07Z"},
 		"its own error":         {facts.GPU{XIDs: []facts.XID{{Code: 94, Time: at, GI: &two}}}, 2, "XID 94 at 2026-03-04T05:06:07Z"},
 		"another's error":       {facts.GPU{XIDs: []facts.XID{{Code: 94, Time: at, GI: &two}}}, 3, ""},
-		"a reset is wanted":     {facts.GPU{Recovery: "gpu-reset"}, wholeGPU, "its driver asks for gpu-reset"},
+		"a reset is wanted":     {facts.GPU{Recovery: "gpu-reset"}, wholeGPU, "the driver requires gpu-reset"},
 		"lost": {
 			facts.GPU{Lost: true, Recovery: "node-reboot"}, wholeGPU,
-			"NVML cannot reach it any more; its driver asks for node-reboot",
+			"NVML can no longer reach the GPU; the driver requires node-reboot",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -249,7 +249,7 @@ func parseServices(text string) ([]string, error) {
 		return nil, nil
 	}
 	if !serviceNames.MatchString(text) {
-		return nil, fmt.Errorf("attribute qat/cfg_services: no list of services: %.32q", text)
+		return nil, fmt.Errorf("attribute qat/cfg_services: not a list of services: %.32q", text)
 	}
 	return strings.Split(text, ";"), nil
 }

@@ -177,7 +177,7 @@ func temperature(function sysfs.Device) (discovery.Health, error) {
 		now, read := attrs.Int("temp1_input") // in thousandths of a degree
 		limit, known := attrs.Int("temp1_max")
 		if read && known && limit > 0 && now >= limit {
-			return discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionOverTemperature, Reason: fmt.Sprintf("as hot as its limit of %d °C, or hotter", limit/1000)}, attrs.Err()
+			return discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionOverTemperature, Reason: fmt.Sprintf("the temperature has reached the limit of %d °C", limit/1000)}, attrs.Err()
 		}
 		if err := attrs.Err(); err != nil {
 			return discovery.Health{}, fmt.Errorf("temperature: %w", err)

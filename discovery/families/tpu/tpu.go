@@ -128,7 +128,7 @@ func describeChip(host *discovery.Host, functions []sysfs.Device) (discovery.Dev
 	if architecture == twin && len(functions) != 2 {
 		other := otherFunction(first.Name())
 		d.Health = discovery.Health{
-			Status: discovery.Unhealthy, Reason: "not both of the chip's functions are bound to vfio-pci",
+			Status: discovery.Unhealthy, Reason: "one of the chip's two functions is not bound to vfio-pci",
 			Fix: fmt.Sprintf(`sudo sh -c "echo vfio-pci > /sys/bus/pci/devices/%s/driver_override; echo %s > /sys/bus/pci/drivers_probe"`, other, other),
 		}
 	}

@@ -99,7 +99,7 @@ func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, er
 func profileOf(mdev sysfs.Device) (string, error) {
 	kind, ok := mdev.LinkTo("mdev_type")
 	if !ok {
-		return "", errors.New("mediated device: of no type")
+		return "", errors.New("mediated device: has no type")
 	}
 	attrs := kind.Attrs()
 	name, named := attrs.Text("name")

@@ -169,7 +169,7 @@ func hgx() inventory.Facts {
 	for i := range devices {
 		switch devices[i].Name {
 		case named("9e:00.0"):
-			sick(&devices[i], "", "NoSchedule", "its driver asks for gpu-reset; XID 79 at 2026-11-20T09:12:41Z", 37*time.Minute)
+			sick(&devices[i], "", "NoSchedule", "the driver requires gpu-reset; XID 79 at 2026-11-20T09:12:41Z", 37*time.Minute)
 		case named("ce:00.0"):
 			sick(&devices[i], discovery.ConditionLinkDegraded, "None", "its link has 8 lanes of 16", 3*day)
 			devices[i].Attributes["linkWidth"] = number(8)
@@ -359,7 +359,7 @@ func TestProblemsOfRecordedHosts(t *testing.T) {
 		},
 		"neuron/broken":      {has: []string{"2 partitions the driver could not reset the device ├"}},
 		"nvidia/a100-single": {has: []string{"gi-4-ci-0: XID 94"}},
-		"vfio/mdev-broken":   {has: []string{"mdev-00000000-0000-0000-0000-000000000003: mediated device: of no type"}, not: []string{"41:00.4: "}},
+		"vfio/mdev-broken":   {has: []string{"mdev-00000000-0000-0000-0000-000000000003: mediated device: has no type"}, not: []string{"41:00.4: "}},
 		"vfio/broken":        {has: []string{"? other 08:00.0 describe PCI function"}, not: []string{"pci-0000-08-00-0"}},
 		"nvidia/gb200":       {has: []string{"nvidia-imex-channel-0", "nvidia-imex-channel-7"}},
 		"qat/broken":         {has: []string{"crypto 10:00.0 4xxx ?? 2 VFs"}, not: []string{"partition"}},

@@ -41,7 +41,7 @@ const maxMemory = 64 << 40
 // check returns an error for every invalid value of the GPU, nil if all are valid.
 func (g *GPU) check() error {
 	var errs []error
-	wrong := func(what string, value any) { errs = append(errs, fmt.Errorf("no %s: %.40q", what, fmt.Sprint(value))) }
+	wrong := func(what string, value any) { errs = append(errs, fmt.Errorf("invalid %s: %.40q", what, fmt.Sprint(value))) }
 	text := func(what, value string, form func() *regexp.Regexp) {
 		if value != "" && !form().MatchString(value) {
 			wrong(what, value)
@@ -52,7 +52,7 @@ func (g *GPU) check() error {
 	text("CUDA version", g.CUDA, cudaVersions)
 	text("recovery", g.Recovery, words)
 	if g.MemoryBytes < 0 || g.MemoryBytes > maxMemory {
-		wrong("size of memory", g.MemoryBytes)
+		wrong("memory size", g.MemoryBytes)
 	}
 	if g.MIG != "" && g.MIG != "enabled" && g.MIG != "disabled" {
 		wrong("MIG mode", g.MIG)
@@ -126,7 +126,7 @@ func (p *Profile) check(gpuMemory int64) error {
 		return fmt.Errorf("no numbers of slices and instances: %d, %d", p.Slices, p.Max)
 	}
 	if p.MemoryBytes < 0 || p.MemoryBytes > maxMemory || gpuMemory > 0 && p.MemoryBytes > gpuMemory {
-		return fmt.Errorf("no size of memory: %d", p.MemoryBytes)
+		return fmt.Errorf("invalid memory size: %d", p.MemoryBytes)
 	}
 	for _, number := range p.Engines.numbers() {
 		if number > maxEngines {
@@ -167,13 +167,13 @@ func (i *Instance) check(gpuMemory int64) error {
 		return errors.New("no such number")
 	}
 	if i.UUID != "" && !migUUIDs().MatchString(i.UUID) {
-		return fmt.Errorf("no UUID: %.40q", i.UUID)
+		return fmt.Errorf("invalid UUID: %.40q", i.UUID)
 	}
 	if _, _, ok := i.Slices(); i.Profile != "" && !ok {
 		return fmt.Errorf("no profile: %.40q", i.Profile)
 	}
 	if i.MemoryBytes < 0 || i.MemoryBytes > maxMemory || gpuMemory > 0 && i.MemoryBytes > gpuMemory {
-		return fmt.Errorf("no size of memory: %d", i.MemoryBytes)
+		return fmt.Errorf("invalid memory size: %d", i.MemoryBytes)
 	}
 	if i.Placement != nil {
 		return i.Placement.check()

@@ -254,7 +254,7 @@ func parseGPU(raw json.RawMessage, layouts []json.RawMessage) (GPU, error) {
 		return GPU{}, err
 	}
 	if !addresses().MatchString(of.Address) {
-		return GPU{}, fmt.Errorf("no PCI address: %.40q", of.Address)
+		return GPU{}, fmt.Errorf("not a PCI address: %.40q", of.Address)
 	}
 	var read entry
 	err := json.Unmarshal(raw, &read)
@@ -301,7 +301,7 @@ func refuseTwins(gpus map[string]GPU) {
 			continue
 		}
 		for _, address := range addresses {
-			gpus[address] = invalidGPU(address, fmt.Errorf("more than one device is %s", uuid))
+			gpus[address] = invalidGPU(address, fmt.Errorf("several devices have the UUID %s", uuid))
 		}
 	}
 }
