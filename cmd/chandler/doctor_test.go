@@ -215,7 +215,7 @@ func TestDoctorRepeatsNothing(t *testing.T) {
 		t.Errorf("a partition is not named:\n%s", out)
 	}
 	out, _ = doctored(t, "../../discovery/families/fpgaaws/testdata/f2.host")
-	if strings.Count(out, "no shell") != 1 || !strings.Contains(out, "he kernel has no render node for it.") {
+	if strings.Count(out, "No shell") != 1 || !strings.Contains(out, "he kernel has no render node for it.") {
 		t.Errorf("printed\n%s", out)
 	}
 }

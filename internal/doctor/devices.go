@@ -15,6 +15,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/pattern"
 )
 
 var deviceChecks = []check{
@@ -395,11 +396,11 @@ func isPart(d *discovery.Device) bool {
 	return d.PartOf != nil && d.Name != d.PartOf.Name && d.Attributes.String("function") != "virtual"
 }
 
-// asSentence returns a reason as a sentence, with a full stop. A reason with a colon is an error's
-// text, and keeps its first letter.
+// asSentence returns a reason as a sentence, with a full stop. The text of an error, which begins with a
+// step or the name of an object and a colon, keeps its first letter.
 func asSentence(reason string) string {
 	reason = strings.ReplaceAll(strings.TrimSpace(reason), "\n", "; ")
-	if word, _, several := strings.Cut(reason, " "); several && strings.Trim(word, lowerLetters) == "" && !strings.Contains(reason, ": ") {
+	if word, _, several := strings.Cut(reason, " "); several && strings.Trim(word, lowerLetters) == "" && !errorText().MatchString(reason) {
 		reason = strings.ToUpper(reason[:1]) + reason[1:]
 	}
 	if reason == "" || strings.HasSuffix(reason, ".") {
@@ -407,6 +408,9 @@ func asSentence(reason string) string {
 	}
 	return reason + "."
 }
+
+// errorText matches the beginning of an error's text: "read /sys/a: ", "attribute vendor: ", "vfio: ".
+var errorText = pattern.Lazy(`^\S+: |^(attribute|default|describe|device|group|interface|link|list|management|mediated|open|physical|no such|read|stat) [^:]*: `)
 
 const lowerLetters = "abcdefghijklmnopqrstuvwxyz"
 

@@ -140,12 +140,16 @@ func TestLoopHasOnlyCommandsOfEachFunction(t *testing.T) {
 // A reason becomes a whole sentence. The text of an error keeps its first letter.
 func TestAsSentence(t *testing.T) {
 	for reason, want := range map[string]string{
-		"no driver is bound to it":                "No driver is bound to it.",
-		"device node /dev/vfio/7 is missing":      "Device node /dev/vfio/7 is missing.",
-		"attribute vendor is missing":             "Attribute vendor is missing.",
-		"vfio: the device has no IOMMU group":     "vfio: the device has no IOMMU group.",
-		"/sys/module is missing":                  "/sys/module is missing.",
-		"open /proc/version: file does not exist": "open /proc/version: file does not exist.",
+		"no driver is bound to it":                  "No driver is bound to it.",
+		"device node /dev/vfio/7 is missing":        "Device node /dev/vfio/7 is missing.",
+		"attribute vendor is missing":               "Attribute vendor is missing.",
+		"vfio: the device has no IOMMU group":       "vfio: the device has no IOMMU group.",
+		"/sys/module is missing":                    "/sys/module is missing.",
+		"open /proc/version: file does not exist":   "open /proc/version: file does not exist.",
+		"no shell: the card is not flashed":         "No shell: the card is not flashed.",
+		"in survivability mode: it must be flashed": "In survivability mode: it must be flashed.",
+		"attribute vendor: not a number":            "attribute vendor: not a number.",
+		"device node /dev/a: attribute dev: empty":  "device node /dev/a: attribute dev: empty.",
 		"": "",
 	} {
 		if got := asSentence(reason); got != want {

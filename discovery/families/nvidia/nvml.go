@@ -114,7 +114,25 @@ func nvmlHealth(told facts.GPU, gi int) discovery.Health {
 	if len(reasons) == 0 {
 		return discovery.Health{Status: discovery.Healthy}
 	}
-	return discovery.Health{Status: discovery.Unhealthy, Reason: strings.Join(reasons, "; ")}
+	health := discovery.Health{Status: discovery.Unhealthy, Reason: strings.Join(reasons, "; ")}
+	if gi == wholeGPU {
+		health.Fix = recoveryFix(told)
+	}
+	return health
+}
+
+// recoveryFix returns the command for the action that the driver requires (GPU Memory Error Management,
+// "Error Recovery and Response Flags"), or "" if no command is known. A reset by the attribute of the
+// PCI function would bypass the driver. A GPU that NVML cannot reach has fallen off the bus
+// (NVML_ERROR_GPU_IS_LOST), and an error without an action lasts until a reset.
+func recoveryFix(told facts.GPU) string {
+	switch {
+	case told.Lost, told.Recovery == "node-reboot", told.Recovery == "system-reboot":
+		return "sudo reboot"
+	case told.Recovery == "gpu-reset", told.Recovery == "drain-and-reset", told.Recovery == "":
+		return fmt.Sprintf("sudo nvidia-smi --gpu-reset -i %s   # after all processes on the GPU have ended", told.Address)
+	}
+	return fmt.Sprintf("sudo dmesg | grep %s   # shows the kernel's messages; the driver requires an action that has no command", told.Address)
 }
 
 // worseOf returns the first reading, or the second if the first is healthy.

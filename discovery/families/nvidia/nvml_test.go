@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -49,6 +50,29 @@ func TestToldHealth(t *testing.T) {
 				t.Errorf("got %+v, want %q", got, test.want)
 			}
 		})
+	}
+}
+
+// The fix is the action that the driver requires, and never a reset that bypasses the driver. A MIG
+// instance has no fix that would affect the other instances.
+func TestRecoveryFix(t *testing.T) {
+	for name, test := range map[string]struct {
+		told facts.GPU
+		gi   int
+		want string
+	}{
+		"reset":           {facts.GPU{Recovery: "gpu-reset"}, wholeGPU, "nvidia-smi --gpu-reset -i 0000:1b:00.0 "},
+		"drain and reset": {facts.GPU{Recovery: "drain-and-reset"}, wholeGPU, "nvidia-smi --gpu-reset -i 0000:1b:00.0 "},
+		"older driver":    {facts.GPU{XIDs: []facts.XID{{Code: 48}}}, wholeGPU, "nvidia-smi --gpu-reset -i 0000:1b:00.0 "},
+		"reboot":          {facts.GPU{Recovery: "node-reboot"}, wholeGPU, "sudo reboot"},
+		"lost":            {facts.GPU{Lost: true}, wholeGPU, "sudo reboot"},
+		"another action":  {facts.GPU{Recovery: "action-9"}, wholeGPU, "sudo dmesg | grep 0000:1b:00.0 "},
+		"MIG instance":    {facts.GPU{Recovery: "gpu-reset"}, 2, ""},
+	} {
+		test.told.Address = "0000:1b:00.0"
+		if fix := nvmlHealth(test.told, test.gi).Fix; !strings.Contains(fix, test.want) || test.want == "" && fix != "" || strings.Contains(fix, "/reset") {
+			t.Errorf("%s: %q, want %q", name, fix, test.want)
+		}
 	}
 }
 

@@ -41,7 +41,9 @@ const maxMemory = 64 << 40
 // check returns an error for every invalid value of the GPU, nil if all are valid.
 func (g *GPU) check() error {
 	var errs []error
-	wrong := func(what string, value any) { errs = append(errs, fmt.Errorf("invalid %s: %.40q", what, fmt.Sprint(value))) }
+	wrong := func(what string, value any) {
+		errs = append(errs, fmt.Errorf("invalid %s: %.40q", what, fmt.Sprint(value)))
+	}
 	text := func(what, value string, form func() *regexp.Regexp) {
 		if value != "" && !form().MatchString(value) {
 			wrong(what, value)
