@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"maps"
 	"regexp"
 	"slices"
@@ -17,6 +18,7 @@ import (
 type kubevirt struct {
 	im    *importer
 	leave []value // the resources that KubeVirt must leave to the agent
+	kind  string  // of the object with these resources
 	first value   // the first value that was read
 }
 
@@ -63,7 +65,7 @@ func (k *kubevirt) finishSettings() {
 	if len(names) > 0 {
 		at := k.leave[0]
 		at.path, at.node = "permittedHostDevices", newScalar("", at.node.Line)
-		k.im.noteRemark(at, "set externalResourceProvider: true in the KubeVirt object, so that KubeVirt leaves these to the agent: %s", strings.Join(names, ", "))
+		k.im.noteRemark(at, "set externalResourceProvider: true in the %s object, so that KubeVirt leaves these to the agent: %s", k.kind, strings.Join(names, ", "))
 	}
 }
 
@@ -95,6 +97,7 @@ func (k *kubevirt) permittedDevices(v value) value {
 
 func (k *kubevirt) read(v value) {
 	k.rememberFirst(v)
+	k.kind = cmp.Or(v.at("kind").text(), k.kind, "KubeVirt")
 	list := k.permittedDevices(v)
 	for _, device := range list.at("pciHostDevices").items() {
 		k.addPCI(device)

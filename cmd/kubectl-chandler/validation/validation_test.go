@@ -336,6 +336,10 @@ func TestValidate(t *testing.T) {
 			claim + requests + "---\n" + mpsClass,
 			[]string{"-:7: error: ResourceClaim c: spec.devices.requests[0].firstAvailable[0].deviceClassName: mps and timeSlice: requests ab and a/large have them, by DeviceClass x; only one request", "2 objects checked: "}, true,
 		},
+		"MPS by a DeviceClass of two requests in v1beta1": {
+			strings.Replace(claim, "/v1\n", "/v1beta1\n", 1) + "    requests: [{name: a, deviceClassName: x}, {name: b, deviceClassName: x}]\n---\n" + mpsClass,
+			[]string{"-:6: error: ResourceClaim c: spec.devices.requests[1].deviceClassName: mps and timeSlice: requests a and b have them, by DeviceClass x"}, true,
+		},
 		"MPS by a DeviceClass and by the claim": {
 			mpsClass + "---\n" + claim + "    requests: [{name: a, exactly: {deviceClassName: x}}, {name: b, exactly: {deviceClassName: z}}]\n" + entries("[b]", "mps: {}", "[b]", "interfaceName: net1"),
 			[]string{"error: ResourceClaim c: spec.devices.config[0].opaque.parameters: mps and timeSlice: requests a and b have them; only one request"}, true,
