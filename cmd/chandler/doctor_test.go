@@ -117,7 +117,7 @@ func TestDoctorFixes(t *testing.T) {
 		{"vfio/broken", "vfio 03:00.0 10de:1eb8 is unhealthy", "ls /sys/kernel/iommu_groups/3/devices"},
 		{"vpu/unasked", "npu vpu-kmb Keem Bay is unhealthy", "set driverRoots.vpu to /var/tmp"},
 		{"intelgpu/broken", "gpu 03:00.0 Arc Pro B60 is unhealthy", "sudo cat /sys/bus/pci/devices/0000:03:00.0/survivability_mode"},
-		{"gaudi/broken", "npu 11:00.0 GAUDI2 is unhealthy", "shows why the driver disabled the device"},
+		{"gaudi/broken", "npu 11:00.0 GAUDI2 is unhealthy", "sudo hl-smi -r -i 0000:11:00.0 "},
 		{"gaudi/broken", "npu 21:00.0 GAUDI2 is being reset", "doctor --only devices --wait"},
 		{"neuron/inf1", "npu neuron2 Inferentia is being reset", "doctor --only devices --wait"},
 		{"fpgaxilinx/broken", "fpga 86:00.1 ALVEO U200 is unhealthy", "\nxbutil examine -d 0000:86:00.1"},

@@ -8,7 +8,7 @@ var deviceCodes = []Code{
 		Why:   "No new pod gets the device. The pod that uses the device has an Event, and the device has a taint if it is offered by DRA.",
 		Fixes: []Fix{
 			{"kubectl -n NAMESPACE delete pod POD", "Ends the pod, which releases the device. A device can be reset only while no process uses it."},
-			{`sudo sh -c "echo 1 > /sys/bus/pci/devices/ADDRESS/reset"`, "Resets the PCI function, if it supports a reset. Vendor tools do more: nvidia-smi --gpu-reset, amd-smi reset, hl-smi."},
+			{`sudo sh -c "echo 1 > /sys/bus/pci/devices/ADDRESS/reset"`, "Resets the PCI function, if it supports a reset. Vendor tools do more: nvidia-smi --gpu-reset, amd-smi reset --gpureset, hl-smi -r."},
 			{"sudo dmesg | grep ADDRESS", "Shows the kernel's messages about the device."},
 		},
 	},

@@ -11,7 +11,7 @@ var disturbances = []struct {
 	command *regexp.Regexp
 	how     string
 }{
-	{regexp.MustCompile(`/(auto_)?reset"?|--gpu-reset|smi reset`), "every process that uses the function, its partitions or its virtual functions loses the device"},
+	{regexp.MustCompile(`/(auto_)?reset"?|--gpu-reset|smi reset|hl-smi -r`), "every process that uses the function, its partitions or its virtual functions loses the device"},
 	{regexp.MustCompile(`/remove"?|/unbind|sriov_numvfs`), "every process that uses the function, its partitions or its virtual functions loses the device"},
 	{regexp.MustCompile(`modprobe -r|rmmod`), "every process that uses a device of the driver loses the device"},
 	{regexp.MustCompile(`restart kubelet`), "no pod starts on the node until the kubelet is up; running pods continue"},

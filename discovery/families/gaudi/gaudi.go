@@ -124,8 +124,8 @@ func health(function sysfs.Device, status string) discovery.Health {
 	switch status {
 	case "In reset":
 		health.Fix = discovery.AwaitReset
-	case "Disabled": // HL_DEVICE_STATUS_MALFUNCTION, "device is unusable" (include/uapi/drm/habanalabs_accel.h)
-		health.Fix = fmt.Sprintf("sudo dmesg | grep %s   # shows why the driver disabled the device; a reboot of the node starts the device again", function.Name())
+	case "Disabled", "Needs reset": // the driver has given up, or its automatic reset is off (include/uapi/drm/habanalabs_accel.h)
+		health.Fix = fmt.Sprintf("sudo hl-smi -r -i %s   # resets the device, after all processes on it have ended; if it remains disabled, reboot the node", function.Name())
 	}
 	return health
 }
