@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -28,10 +27,7 @@ func Run(cmd *cobra.Command) int {
 	if err.Error() != "" { // without a message, the output is complete and the exit code has the result
 		fmt.Fprintf(os.Stderr, "%s: %v\n", cmd.Name(), err)
 	}
-	if code := ExitCode(err); code != 1 || !strings.HasPrefix(err.Error(), "unknown command ") { // cobra has no type for this error
-		return code
-	}
-	return codeUsage
+	return ExitCode(err)
 }
 
 // ExitCode returns the exit code of an error, 1 unless the error has its own.

@@ -48,9 +48,7 @@ func Finish(root *cobra.Command, groups ...Group) {
 			cmd.GroupID = group.Title
 		}
 	}
-	for _, cmd := range root.Commands() {
-		checkArguments(cmd) // cobra itself checks the name of a command of root, see [Run]
-	}
+	checkArguments(root)
 }
 
 // initCompletion adds the command for completion scripts now, so that it has the form of the others.
@@ -112,6 +110,7 @@ func checkArguments(cmd *cobra.Command) {
 // unknownCommand returns the error for a command that does not exist, with similar ones.
 func unknownCommand(parent *cobra.Command, name string) error {
 	text := fmt.Sprintf("there is no command %q; %s --help lists them", name, parent.CommandPath())
+	parent.SuggestionsMinimumDistance = min(2, (len(name)+1)/3) // letters that may differ
 	if similar := parent.SuggestionsFor(name); len(similar) > 0 {
 		text = fmt.Sprintf("there is no command %q; similar: %s", name, strings.Join(similar, ", "))
 	}
