@@ -75,7 +75,7 @@ func TestSlicesForVersions(t *testing.T) {
 		t.Errorf("%d counters without their feature", off)
 	}
 	for _, args := range [][]string{
-		{"--kubernetes-version", "1.33"}, {"--kubernetes-version", "new"}, {"--feature-gates", "Nonsense=true"},
+		{"--kubernetes-version", "1.33"}, {"--kubernetes-version", "1.99"}, {"--kubernetes-version", "new"}, {"--feature-gates", "Nonsense=true"},
 		{"--feature-gates", "DRADeviceTaints=maybe"}, {"-o", "table"}, {"--node-name", "Not a name"},
 	} {
 		if out, _, err := chandler(append([]string{"slices", partitioned}, args...)...); err == nil || out != "" {
