@@ -55,6 +55,7 @@ func newHAMi(im *importer) *format {
 		{at: "defaultGPUNum", fate: fatePodChange, fine: []string{"1"}, why: "pods ask for a number of GPUs themselves"},
 		{at: "overwriteEnv", fine: []string{"false"}, why: library},
 		{at: "preConfiguredDeviceMemory", in: "devicePlugin.preConfiguredDeviceMemory", fine: []string{"0"}, why: library},
+		{name: "gpu-memory-factor", at: "gpuMemoryFactor", fate: fatePodChange, fine: []string{"1"}, why: "not carried over: it is the unit of volcano.sh/vgpu-memory in MiB, and pods cannot request a part of the memory of a GPU by that name"},
 		{at: "memoryFactor", fine: []string{"0", "1"}, why: library},
 		{at: "enableNumaTopology", in: "devicePlugin.enableNumaTopology", fine: []string{"true"}, why: "the agent always reports the NUMA nodes of GPUs to the kubelet: with the Topology Manager policies restricted and single-numa-node, the kubelet rejects a pod whose GPUs are not on the same NUMA node as its CPUs"},
 		{at: "gpuCorePolicy", in: "devices.nvidia.gpuCorePolicy", fine: []string{"default"}, why: library},
@@ -246,8 +247,14 @@ func (h *hami) finishSettings() {
 		h.im.setPolicy(policy, v1alpha1.PolicyPacked, name)
 	case "spread":
 		h.im.setPolicy(policy, v1alpha1.PolicySpread, name)
+	case "topology-aware":
+		h.im.noteRemark(policy, "GPUs are selected by their topology without an entry in the configuration")
+	case "numa":
+		h.im.noteRemark(policy, "GPUs on the same NUMA node are preferred without an entry in the configuration")
+	case "mutex":
+		h.im.notePodChange(policy, "not carried over: with it a pod gets only GPUs that no other pod uses; for GPUs that are not to be shared, write an entry of resources in place of the entry of sharing")
 	default:
-		h.im.notePodChange(policy, "is an unknown policy; want binpack or spread")
+		h.im.notePodChange(policy, "is an unknown policy, or a list of policies; want one of binpack, spread and topology-aware")
 	}
 	h.im.listStrategy(h.settings.get("device-list-strategy"), name)
 	h.im.idStrategy(h.settings.get("device-id-strategy"), []string{name})

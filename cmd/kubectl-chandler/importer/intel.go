@@ -2,6 +2,8 @@ package importer
 
 import (
 	"cmp"
+	"encoding/json"
+	"fmt"
 	"regexp"
 	"slices"
 	"strconv"
@@ -385,12 +387,25 @@ func (i *intel) fpgaOptions() []option {
 		switch v.text() {
 		case "af":
 		case "region", "regiondevel":
-			i.im.notePodChange(v, "a container is not programmed by FPGA_AFU_… variables, but by a claim's acceleratorFunction; for pods that request a region, copy this entry for each interface ID, in place of the zeros: resources: [{name: fpga.intel.com/region-%s, cel: '%s'}]",
-				noInterface, all([]string{oneOf(familyAttribute, []string{"fpga-intel"}), oneOf(text("profile"), []string{noInterface})}))
+			i.im.notePodChange(v, "a container is not programmed by FPGA_AFU_… variables, but by a claim's acceleratorFunction; for pods that request a region, copy this entry for each interface ID, in place of the zeros: resources: [%s]", i.regionEntries(v))
 		default:
 			i.im.notePodChange(v, "is an unknown mode")
 		}
 	}}}
+}
+
+// regionEntries returns the entries of resources for a region, in YAML, one for each term of the
+// plugin's nodes.
+func (i *intel) regionEntries(from value) string {
+	var entries []string
+	for _, nodes := range i.im.nodesOf(from) {
+		entry := fmt.Sprintf("{name: fpga.intel.com/region-%s, cel: '%s'", noInterface, all([]string{oneOf(familyAttribute, []string{"fpga-intel"}), oneOf(text("profile"), []string{noInterface})}))
+		if text, err := json.Marshal(nodes); nodes != nil && err == nil {
+			entry += ", nodes: " + string(text)
+		}
+		entries = append(entries, entry+"}")
+	}
+	return strings.Join(entries, ", ")
 }
 
 // noInterface stands for the interface ID of an FPGA region, which is known only on the node.

@@ -38,7 +38,13 @@ func newROCm(im *importer) *format {
 		read:      r.read,
 		runs:      r.runsPlugin,
 		container: r.readContainer,
-		finish:    r.settings.finishOptions,
+		defaultSelector: func(v value) map[string]string {
+			if !v.at(rocmSelector + "_enabled").is() {
+				return nil
+			}
+			return map[string]string{"feature.node.kubernetes.io/pci-0300_1002.present": "true", "kubernetes.io/arch": "amd64"}
+		},
+		finish: r.settings.finishOptions,
 	}
 }
 

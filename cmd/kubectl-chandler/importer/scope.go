@@ -85,6 +85,8 @@ func placementOf(v value) (value, bool) {
 		return pod, pod.isPresent()
 	case kind == "" && plugin.hasAny(nodeSelectorsOfHAMi...):
 		return plugin, true
+	case kind == "" && v.at(rocmSelector).isMap():
+		return v, v.at(rocmSelector + "_enabled").is()
 	case kind == "" && !v.at("apiVersion").isPresent() && v.hasAny("nodeSelector", "affinity"):
 		return v, true
 	}
@@ -95,8 +97,12 @@ func placementOf(v value) (value, bool) {
 // chart's present and former spelling.
 var nodeSelectorsOfHAMi = []string{"nvidiaNodeSelector", "nvidianodeSelector"}
 
-// nodeSelectors are the names of node selectors: those of pods, of a DeviceConfig, and of HAMi's values.
-var nodeSelectors = append([]string{"nodeSelector", "selector"}, nodeSelectorsOfHAMi...)
+// rocmSelector is the node selector in the values of the AMD GPU chart.
+const rocmSelector = "node_selector"
+
+// nodeSelectors are the names of node selectors: those of pods, of a DeviceConfig, and of the values of
+// the AMD GPU and HAMi charts.
+var nodeSelectors = append([]string{"nodeSelector", "selector", rocmSelector}, nodeSelectorsOfHAMi...)
 
 // placementFields returns the fields of an operator's object or of Helm values that select nodes.
 func placementFields(v value) (fields []value) {

@@ -35,7 +35,7 @@ func newXilinx(im *importer) *format {
 			_, u30 := c.env["U30NameConvention"]
 			_, unit := c.env["U30AllocUnit"]
 			_, names := c.env["DeviceNameCustomize"]
-			return strings.Contains(c.image, "xilinx") && c.names("device-plugin") || c.names("xilinx-device-plugin", "xilinx_k8s_fpga_plugin", "fpga-device-plugin") || u30 || unit || names
+			return strings.Contains(c.image, "xilinx") && c.names("device-plugin") && !c.names("sfc-k8s-device-plugin") || c.names("xilinx-device-plugin", "xilinx_k8s_fpga_plugin", "fpga-device-plugin") || u30 || unit || names
 		},
 		container: func(c container) { x.settings.flags(c) },
 		finish:    x.finishSettings,
