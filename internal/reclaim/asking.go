@@ -57,9 +57,10 @@ const terminationMargin = 10 * time.Second
 
 // Pod is a pod of the node.
 type Pod struct {
-	UID    types.UID
-	Grace  time.Duration // grace period of its containers after its deletion
-	Claims []string      // names of its claims
+	UID       types.UID     // as the kubelet names it in control groups
+	Grace     time.Duration // grace period of its containers after its deletion
+	Claims    []string      // names of its claims
+	Resources []string      // names of the resources in its containers' limits
 }
 
 // claimUsers are the pods of one claim.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -289,7 +290,7 @@ func (c *Manager) checkReclaim(ctx context.Context, r *record, of users) (why st
 		unseen = errUnknownPod
 	}
 	resets := rule.Reset && r.Hold.Amount == nil && !isPart(d)
-	if resets && unseen == nil && r.Owner.UID != "" {
+	if resets && unseen == nil {
 		unseen = c.unknownUse(ctx, r, r.withNodes(d))
 		isUnknown = unseen != nil
 	}
@@ -521,13 +522,22 @@ func (c *Manager) openProcesses(ctx context.Context, r *record, d discovery.Devi
 	}
 }
 
-// unknownUse returns an error if a pod of a claim that the kubelet has not listed with the claim may
-// have a device open. A pod may have joined the claim between two lists of the kubelet. If the pod was
-// deleted by force since, the API server does not list it either. A kubelet up to 1.36 starts a pod
-// with a claim that is being unprepared, without a call; see [ledger.Ledger.End].
+// unknownUse returns an error if a device is open in a pod that may be an unknown consumer of a
+// record's owner. These pods exist:
+//   - A pod joined a claim between two lists of the kubelet. If the pod was deleted by force since,
+//     the API server does not list it either. A kubelet up to 1.36 starts a pod with a claim that is
+//     being unprepared, without a call; see [ledger.Ledger.End].
+//   - A pod got the device's ID, and the kubelet lost its checkpoint before PodResources listed the
+//     pod with the ID. The kubelet then allocates the ID again while the pod runs (Allocate does not
+//     name the pod: ContainerAllocateRequest in k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1).
+//
+// Other pods may have the device open as well, such as monitors.
 func (c *Manager) unknownUse(ctx context.Context, r *record, d discovery.Device) error {
 	if c.config.PodsOf == nil {
 		return nil
+	}
+	if why, unseen := open(c.config.Finder.UnlistedPodUses(d, nil)); why == "" {
+		return unseen
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.config.Limit)
 	defer cancel()
@@ -535,17 +545,27 @@ func (c *Manager) unknownUse(ctx context.Context, r *record, d discovery.Device)
 	if err != nil {
 		return fmt.Errorf("the pods of the node are unknown: %w", err)
 	}
-	listed := make([]types.UID, 0, len(pods))
+	others := make([]types.UID, 0, len(pods))
 	for name, pod := range pods {
-		if name.Namespace != r.Owner.Namespace || !slices.Contains(pod.Claims, r.Owner.Name) {
-			listed = append(listed, pod.UID)
+		if !r.mayBeOf(name, pod) {
+			others = append(others, pod.UID)
 		}
 	}
-	why, unseen := open(c.config.Finder.UnlistedPodUses(d, listed))
+	why, unseen := open(c.config.Finder.UnlistedPodUses(d, others))
 	if why != "" {
-		return fmt.Errorf("a pod that joined the claim: %s", why)
+		return fmt.Errorf("a pod that was not known as its consumer: %s", why)
 	}
 	return unseen
+}
+
+// mayBeOf reports whether a pod may have been a consumer of a record's owner: the pod names the
+// claim, or requests the resource.
+func (r *record) mayBeOf(name types.NamespacedName, pod Pod) bool {
+	if r.Owner.API == discovery.ModeDevicePlugin {
+		resource, _, _ := strings.Cut(r.Key, " ") // see [ledger.GrantKey]
+		return slices.Contains(pod.Resources, resource)
+	}
+	return name.Namespace == r.Owner.Namespace && slices.Contains(pod.Claims, r.Owner.Name)
 }
 
 // open returns the process that has a device open, or "". unseen is the reason why there may be an

@@ -528,8 +528,8 @@ func TestPodJoinsUnseen(t *testing.T) {
 		why    string
 		resets int
 	}{
-		"deleted by force": {why: "it is unknown whether a process has it open (a pod that joined the claim: /dev/d: process 47 (train) has it open), and containers may run for a while"},
-		"joins at the end": {listed: true, claims: []string{"old"}, why: "it is unknown whether a process has it open (a pod that joined the claim: /dev/d: process 47 (train) has it open), and containers may run for a while"},
+		"deleted by force": {why: "it is unknown whether a process has it open (a pod that was not known as its consumer: /dev/d: process 47 (train) has it open), and containers may run for a while"},
+		"joins at the end": {listed: true, claims: []string{"old"}, why: "it is unknown whether a process has it open (a pod that was not known as its consumer: /dev/d: process 47 (train) has it open), and containers may run for a while"},
 		"a monitor":        {listed: true, claims: []string{"another"}, resets: 1},
 		"no answer":        {err: errors.New("refused"), why: "it is unknown whether a process has it open (the pods of the node are unknown: refused), and containers may run for a while"},
 	} {
@@ -551,6 +551,50 @@ func TestPodJoinsUnseen(t *testing.T) {
 				b.ends()
 				time.Sleep(2 * time.Second)
 				b.keeps(test.why)
+				time.Sleep(time.Minute)
+				b.keeps("")
+				stop()
+				if got := len(b.ListWrites()); got != test.resets {
+					t.Errorf("writes %q", b.ListWrites())
+				}
+			})
+		})
+	}
+}
+
+// A kubelet that has lost its checkpoint allocates the ID of a running container again. If PodResources
+// has never listed that container with the ID, no record names its pod. The end of the next container
+// causes no reset while the process of the first one has the device open.
+func TestContainerIsNeverListed(t *testing.T) {
+	const first = types.UID("00000000-0000-4000-8000-000000000021")
+	for name, test := range map[string]struct {
+		resources []string // of the first pod
+		err       error
+		closed    bool
+		resets    int
+	}{
+		"it requests the resource":          {resources: []string{"cpu", "example.com/d"}},
+		"a monitor":                         {resources: []string{"cpu"}, resets: 1},
+		"no answer":                         {err: errors.New("refused")},
+		"no answer, and no pod has it open": {err: errors.New("refused"), closed: true, resets: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				b.podsOf = func(context.Context) (map[types.NamespacedName]Pod, error) {
+					return map[types.NamespacedName]Pod{{Namespace: "default", Name: "first"}: {UID: first, Resources: test.resources}}, test.err
+				}
+				b.open()
+				b.config.PodOf = func(ledger.Owner) types.UID { return "second" }
+				if !test.closed {
+					b.OpenNode("47", "train", "/dev/d")
+					b.File("proc/47/cgroup", "0::/kubepods/pod"+string(first)+"/0\n")
+				}
+				stop := b.run()
+				g := &ledger.Grant{Resource: "example.com/d", ID: "d", Container: "default/second main", Devices: []string{"d"}, Silicon: []string{"d"}, Exclusive: true, Since: time.Now()}
+				if err := b.Remove(g, nil); err != nil {
+					t.Error(err)
+				}
 				time.Sleep(time.Minute)
 				b.keeps("")
 				stop()

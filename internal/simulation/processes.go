@@ -168,14 +168,9 @@ func (w *World) checkHandover(c *kubelet.Container, u *use) string {
 	return ""
 }
 
-// openProcess returns the process of a container that has a function open, "" if there is none.
-// openProcess ignores processes that outlive their containers if no agent can know these processes.
-// An agent checks only the processes in the control groups of the pods in its records, because a
-// monitor in another pod may have the device open. The agent has no record of two kinds of pods:
-//   - pods that ended while there was no reclaim rule, also if a rule was added later
-//   - pods with a device by the device plugin API that ended before PodResources listed the
-//     container, because Allocate does not name the pod (ContainerAllocateRequest in
-//     k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/api.proto)
+// openProcess returns the process of a container that has a function open, "" if there is none. It
+// includes the processes of pods that the agent has no record of: an agent looks for them before each
+// reset. It omits containers that got their device from another plugin.
 func (w *World) openProcess(address string) string {
 	if w.wiped {
 		return ""
@@ -184,7 +179,7 @@ func (w *World) openProcess(address string) string {
 	defer w.mu.Unlock()
 	for _, p := range w.processes {
 		for _, u := range p.uses {
-			if !u.open && !u.stranger && !u.forgotten && (!u.classic || !p.brief) && !p.unheld && u.address == address {
+			if !u.open && !u.stranger && u.address == address {
 				return fmt.Sprintf("process %d of pod %s has it open", p.pid, p.pod)
 			}
 		}

@@ -45,7 +45,7 @@ func (a *agent) podsOfNode(ctx context.Context) (map[types.NamespacedName]reclai
 	pods, err := a.cluster.ByName(ctx)
 	known := make(map[types.NamespacedName]reclaim.Pod, len(pods))
 	for name, pod := range pods {
-		p := reclaim.Pod{UID: pod.UID, Grace: ledger.DefaultTermination, Claims: cluster.ClaimsOf(pod)}
+		p := reclaim.Pod{UID: cluster.KubeletUID(pod), Grace: ledger.DefaultTermination, Claims: cluster.ClaimsOf(pod), Resources: cluster.ResourcesOf(pod)}
 		if seconds := pod.Spec.TerminationGracePeriodSeconds; seconds != nil {
 			p.Grace = time.Duration(*seconds) * time.Second
 		}

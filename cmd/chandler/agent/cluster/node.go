@@ -135,6 +135,16 @@ func requestsResource(containers []corev1.Container, resource string) bool {
 	})
 }
 
+// ResourcesOf returns the names of the resources in the limits of a pod's containers.
+func ResourcesOf(pod *corev1.Pod) (names []string) {
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		for name := range c.Resources.Limits {
+			names = append(names, string(name))
+		}
+	}
+	return names
+}
+
 // passesCDI is the first version of the kubelet that by default passes on the CDI device names of
 // device plugins (pkg/features/kube_features.go, DevicePluginCDIDevices, in 1.28 to 1.31).
 var passesCDI = version.MajorMinor(1, 29)

@@ -108,19 +108,24 @@ func (n *Node) GracePeriod(namespace, pod string) (time.Duration, bool) {
 	return time.Duration(*p.Spec.TerminationGracePeriodSeconds) * time.Second, true
 }
 
-// PodUID returns the kubelet's UID of a pod with grants, "" if unknown. The kubelet's UID of a
-// static pod is an annotation of the mirror pod in the API server, which has another UID
-// (CreateMirrorPod in pkg/kubelet/pod/mirror_client.go and applyDefaults in
-// pkg/kubelet/config/common.go, in 1.31 to 1.37).
+// PodUID returns the kubelet's UID of a pod with grants, "" if unknown.
 func (n *Node) PodUID(namespace, pod string) types.UID {
 	p := n.termOf(namespace, pod)
 	if p == nil {
 		return ""
 	}
-	if of, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]; mirror && of != "" {
+	return KubeletUID(p)
+}
+
+// KubeletUID returns the UID that the kubelet uses for a pod, also in the names of control groups.
+// The kubelet's UID of a static pod is an annotation of the mirror pod in the API server, which has
+// another UID (CreateMirrorPod in pkg/kubelet/pod/mirror_client.go and applyDefaults in
+// pkg/kubelet/config/common.go, in 1.31 to 1.37).
+func KubeletUID(pod *corev1.Pod) types.UID {
+	if of, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror && of != "" {
 		return types.UID(of)
 	}
-	return p.UID
+	return pod.UID
 }
 
 // RequestsResource reports whether a pod requests an extended resource, and whether the answer is
