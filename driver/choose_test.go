@@ -160,7 +160,7 @@ func TestChooseFreeDevice(t *testing.T) {
 		},
 		"by the device plugin API": func(b *bench, _ *rules.Offered) map[string]string {
 			grant := &ledger.Grant{Resource: "nvidia.com/imex", ID: "channel0", Devices: []string{"channel-0"}, Silicon: []string{"channel-0"}, Exclusive: true, Container: "default/training main"}
-			if err := b.config.Ledger.GiveGrants(b.view.Load(), []*ledger.Grant{grant}); err != nil {
+			if err := b.config.Ledger.Grants.AllocateIDs(b.view.Load(), []*ledger.Grant{grant}); err != nil {
 				t.Fatal(err)
 			}
 			return nil

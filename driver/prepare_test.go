@@ -268,7 +268,7 @@ func TestHeldByTheClassicAPI(t *testing.T) {
 	b := newBench(t)
 	b.restart().offers(gpu("a", 1), rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}})
 	training := &ledger.Grant{Resource: "example.com/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}, Exclusive: true, Container: "default/training main"}
-	if err := b.config.Ledger.GiveGrants(b.view.Load(), []*ledger.Grant{training}); err != nil {
+	if err := b.config.Ledger.Grants.AllocateIDs(b.view.Load(), []*ledger.Grant{training}); err != nil {
 		t.Fatal(err)
 	}
 	c := claim("c", "a")

@@ -62,7 +62,7 @@ func (p *Plugin) allocateIDs(ctx context.Context, l *list.List, resource string,
 		return nil, fmt.Errorf("%s: %w", resource, err)
 	}
 	if err := p.checkConfigured(allUnits); err != nil {
-		return nil, unavailableError{errors.Join(fmt.Errorf("%s: %w", resource, err), p.config.Ledger.EndGrants(grants))}
+		return nil, unavailableError{errors.Join(fmt.Errorf("%s: %w", resource, err), p.config.Ledger.Grants.EndGrants(grants))}
 	}
 	signal(p.pollSoon)
 	klog.FromContext(ctx).V(2).Info("Devices allocated", "resource", resource, "ids", requests)
@@ -102,7 +102,7 @@ func (p *Plugin) giveGrants(ctx context.Context, stock *list.Stock, grants []*le
 	for began := time.Now(); ; {
 		_ = traces.Do(ctx, "wait for pods that have ended", func() error { p.awaitEnd(ctx, grants, began.Add(endTimeout)); return nil })
 		freed := p.config.Ledger.FreedSignal()
-		err := traces.Do(ctx, "write grants and files", func() error { return p.config.Ledger.GiveGrants(stock, grants) })
+		err := traces.Do(ctx, "write grants and files", func() error { return p.config.Ledger.Grants.AllocateIDs(stock, grants) })
 		var blocked *ledger.Blocked
 		if errors.As(err, &blocked) && blocked.Starting != nil && p.joinsGrant(ctx, grants, blocked.Starting) {
 			continue

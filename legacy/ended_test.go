@@ -55,7 +55,7 @@ func TestKubeletForgetsAnID(t *testing.T) {
 			}, func() string { return "it is not confirmed" })
 			k.LoseIDs("train")
 			signal(p.pollSoon)
-			kubelettest.EventuallyTrue(t, func() bool { return len(p.config.Ledger.LostGrants()) == 1 }, func() string { return "it is not lost" })
+			kubelettest.EventuallyTrue(t, func() bool { return len(p.config.Ledger.Grants.LostGrants()) == 1 }, func() string { return "it is not lost" })
 			allocating.Store(true)
 			if _, err := plugin.AllocateIDs("a"); (err == nil) != test.given {
 				t.Errorf("allocated again: %v", err)
@@ -118,10 +118,10 @@ func TestKubeletForgetsAnIDMeanwhile(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		if err := p.config.Ledger.ObserveListing(time.Now(), said, p.hostStock); err != nil {
+		if err := p.config.Ledger.Grants.ObserveListing(time.Now(), said, p.hostStock); err != nil {
 			t.Error(err)
 		}
-		if len(p.config.Ledger.LostGrants()) != 1 {
+		if len(p.config.Ledger.Grants.LostGrants()) != 1 {
 			t.Error("it is not lost")
 		}
 	}

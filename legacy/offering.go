@@ -50,7 +50,7 @@ func (o *offering) update(ctx context.Context, what *offered) {
 	servers := maps.Clone(*p.servers.Load())
 	in := list.Input{Snapshot: what.snapshot, Withheld: what.withheld, Beliefs: make(map[string]list.Belief, len(servers)), Now: time.Now(), Grace: p.config.Grace}
 	for resource, one := range servers {
-		in.Beliefs[resource] = one.kubeletBelief(p.config.Ledger.LastListing())
+		in.Beliefs[resource] = one.kubeletBelief(p.config.Ledger.Grants.LastListing())
 	}
 	if in.CheckpointIDs, err = o.checkpointIDs(); err != nil {
 		klog.FromContext(ctx).V(2).Info("The kubelet's checkpoint is unknown", "reason", err.Error())
@@ -80,7 +80,7 @@ func (o *offering) update(ctx context.Context, what *offered) {
 // does not list init containers.
 func (o *offering) checkpointIDs() (map[string][]string, error) {
 	p := o.plugin
-	if p.config.Allocated == nil || !p.config.Ledger.LastListing().IsZero() {
+	if p.config.Allocated == nil || !p.config.Ledger.Grants.LastListing().IsZero() {
 		return nil, nil
 	}
 	return p.config.Allocated()
@@ -98,7 +98,7 @@ func (o *offering) next(ctx context.Context, in list.Input) (list.Lists, []disco
 	}
 	if stock := o.plugin.stock.Load(); stock != o.seen {
 		o.seen = stock
-		if err := l.AdoptListed(o.plugin.presentStock()); err != nil {
+		if err := l.Grants.AdoptListed(o.plugin.presentStock()); err != nil {
 			klog.FromContext(ctx).Error(err, "The devices of pods are not saved")
 		}
 		o.refreshInput(&in)

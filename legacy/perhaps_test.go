@@ -71,7 +71,7 @@ func TestKnownAfterTheKubeletHasSaid(t *testing.T) {
 	p := New(configFor(k))
 	run(t, p)
 	<-p.Ready()
-	if p.config.Ledger.LastListing().IsZero() {
+	if p.config.Ledger.Grants.LastListing().IsZero() {
 		t.Fatal("the kubelet has not said what containers have")
 	}
 	p.SetHostDevices(host(gpus("a", "b")))

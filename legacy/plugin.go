@@ -199,7 +199,7 @@ func (p *Plugin) SetHostDevices(all *discovery.Snapshot) {
 		return
 	}
 	p.replaceStock(func(s *list.Stock) *list.Stock { return s.WithDevices(all.Devices) })
-	p.config.Ledger.RecogniseListed(p.presentStock())
+	p.config.Ledger.Grants.RecogniseListed(p.presentStock())
 	signal(p.changed)
 }
 

@@ -60,7 +60,7 @@ func (p *Plugin) pollOnce(ctx context.Context, lastError string) string {
 		said = nil
 	}
 	p.learnNodes(ctx, said)
-	if err := p.config.Ledger.ObserveListing(began, said, p.hostStock); err != nil {
+	if err := p.config.Ledger.Grants.ObserveListing(began, said, p.hostStock); err != nil {
 		logger.Error(err, "The devices of pods are not saved, or host files are left over")
 	}
 	reason := ""
@@ -71,7 +71,7 @@ func (p *Plugin) pollOnce(ctx context.Context, lastError string) string {
 		reason = notWhole
 	default:
 		p.expireGrants(ctx)
-		p.endLost(ctx, p.config.Ledger.LostGrants())
+		p.endLost(ctx, p.config.Ledger.Grants.LostGrants())
 	}
 	if reason != "" && reason != lastError && ctx.Err() == nil {
 		logger.Info("The devices of pods are unknown; no device leaves its resource", "reason", reason)
@@ -137,7 +137,7 @@ func (p *Plugin) expireGrants(ctx context.Context) {
 	if p.config.PendingPods == nil {
 		return
 	}
-	for resource, grants := range p.config.Ledger.UnconfirmedGrants(time.Now().Add(-p.config.UnconfirmedAfter)) {
+	for resource, grants := range p.config.Ledger.Grants.UnconfirmedGrants(time.Now().Add(-p.config.UnconfirmedAfter)) {
 		pending, err := p.config.PendingPods(ctx, resource)
 		if err != nil {
 			klog.FromContext(ctx).V(2).Info("Unconfirmed grants are kept", "resource", resource, "reason", err.Error())
@@ -145,7 +145,7 @@ func (p *Plugin) expireGrants(ctx context.Context) {
 		if err != nil || pending {
 			continue
 		}
-		if err := p.config.Ledger.EndGrants(grants); err != nil {
+		if err := p.config.Ledger.Grants.EndGrants(grants); err != nil {
 			klog.FromContext(ctx).Error(err, "Grants that no container can have are left over", "resource", resource)
 		}
 	}
@@ -159,7 +159,7 @@ func (p *Plugin) awaitEnd(ctx context.Context, grants []*ledger.Grant, end time.
 		again[g.Key()] = true
 	}
 	for {
-		lost := slices.DeleteFunc(p.config.Ledger.LostGrants(), func(g *ledger.Grant) bool { return !again[g.Key()] })
+		lost := slices.DeleteFunc(p.config.Ledger.Grants.LostGrants(), func(g *ledger.Grant) bool { return !again[g.Key()] })
 		if len(lost) == 0 || p.endLost(ctx, lost) || time.Now().After(end) {
 			return
 		}
@@ -188,6 +188,6 @@ func (p *Plugin) endLost(ctx context.Context, lost []*ledger.Grant) (all bool) {
 			over = append(over, g)
 		}
 	}
-	p.config.Ledger.PodsEnded(over)
+	p.config.Ledger.Grants.PodsEnded(over)
 	return len(over) == len(lost)
 }

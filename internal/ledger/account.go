@@ -73,65 +73,82 @@ func (a *account) isChange() bool {
 
 func (a *account) has() bool { return a != nil && (a.state == Allocated || a.state == Configuring) }
 
+// accounts are the accounts of a ledger. The caller of each method has the ledger's mutex.
+type accounts struct {
+	byKey      map[string]*account
+	index      index
+	version    int           // number of changes, from 1, because a view of no ledger has 0
+	leaseEnded chan struct{} // closed when the next lease ends
+	entryEnded chan struct{} // closed when an entry ends; nil if no caller waits
+}
+
+func newAccounts() accounts {
+	return accounts{byKey: make(map[string]*account), index: newIndex(), version: 1, leaseEnded: make(chan struct{})}
+}
+
 // sorted returns the accounts sorted by key.
-func sorted(accounts map[string]*account) []*account {
-	list := make([]*account, 0, len(accounts))
-	for _, key := range slices.Sorted(maps.Keys(accounts)) {
-		list = append(list, accounts[key])
+func (all *accounts) sorted() []*account { return sortAccounts(all.byKey) }
+
+func sortAccounts(byKey map[string]*account) []*account {
+	list := make([]*account, 0, len(byKey))
+	for _, key := range slices.Sorted(maps.Keys(byKey)) {
+		list = append(list, byKey[key])
 	}
 	return list
 }
 
-func (l *Ledger) accountOf(key string) *account {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.accounts[key]
-}
-
 // put stores an account under its key.
-func (l *Ledger) put(a *account) {
-	if before := l.accounts[a.key]; before != nil {
-		l.index.remove(before)
+func (all *accounts) put(a *account) {
+	if before := all.byKey[a.key]; before != nil {
+		all.index.remove(before)
 	}
-	l.accounts[a.key] = a
-	l.index.add(a)
-	l.version++
+	all.byKey[a.key] = a
+	all.index.add(a)
+	all.version++
 }
 
-// dropAccount removes the account of a key, and signals a possibly free device.
-func (l *Ledger) dropAccount(key string) {
-	a := l.accounts[key]
-	if !l.takeOut(key) {
+// drop removes the account of a key, and signals a possibly free device.
+func (all *accounts) drop(key string) {
+	a := all.byKey[key]
+	if !all.take(key) {
 		return
 	}
 	if _, leased := a.entry.(*lease); leased {
-		close(l.leasesEnd)
-		l.leasesEnd = make(chan struct{})
+		close(all.leaseEnded)
+		all.leaseEnded = make(chan struct{})
 	}
-	if !a.isChange() && l.entryEnded != nil {
-		close(l.entryEnded)
-		l.entryEnded = nil
+	if !a.isChange() && all.entryEnded != nil {
+		close(all.entryEnded)
+		all.entryEnded = nil
 	}
 }
 
-// takeOut removes the account of a key, and reports whether there was an account.
-func (l *Ledger) takeOut(key string) bool {
-	a := l.accounts[key]
+// take removes the account of a key, and reports whether there was an account.
+func (all *accounts) take(key string) bool {
+	a := all.byKey[key]
 	if a == nil {
 		return false
 	}
-	delete(l.accounts, key)
-	l.index.remove(a)
-	l.version++
+	delete(all.byKey, key)
+	all.index.remove(a)
+	all.version++
 	return true
 }
 
 // putBack restores the account of a key from before a reservation without visible effect. putBack
 // does not signal a release: waiting callers would retry at once.
-func (l *Ledger) putBack(key string, before *account) {
-	l.takeOut(key)
+func (all *accounts) putBack(key string, before *account) {
+	all.take(key)
 	if before != nil {
-		l.put(before)
+		all.put(before)
+	}
+}
+
+// restore sets the account of a key back to an earlier account.
+func (all *accounts) restore(key string, before *account) {
+	all.drop(key)
+	if before != nil {
+		all.put(before)
 	}
 }
 
@@ -141,8 +158,8 @@ func (l *Ledger) putBack(key string, before *account) {
 func (l *Ledger) FreedSignal() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.entryEnded == nil {
-		l.entryEnded = make(chan struct{})
+	if l.accounts.entryEnded == nil {
+		l.accounts.entryEnded = make(chan struct{})
 	}
-	return l.entryEnded
+	return l.accounts.entryEnded
 }

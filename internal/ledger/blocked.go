@@ -9,7 +9,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/apimachinery/pkg/types"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
@@ -46,26 +45,6 @@ func (b *Blocked) Error() string {
 
 // OwnerText describes the owner without the name of the device.
 func (b *Blocked) OwnerText() string { return b.ownerText }
-
-// mayOpen returns [*Blocked] if a process has one of the devices open and the device can be opened
-// by only one process at a time. The caller has reserved the devices.
-func (l *Ledger) mayOpen(holds []Hold, own []types.UID, s Stock) error {
-	if l.config.OpenBy == nil {
-		return nil
-	}
-	asked := make(map[string]bool)
-	for _, h := range holds {
-		d, found := s.Device(h.Device)
-		if !found || asked[h.Device] || h.Open || h.Amount != nil {
-			continue // the containers of other consumers may have a shared device open
-		}
-		asked[h.Device] = true
-		if who := l.config.OpenBy(&d.Device, own); who != "" {
-			return &Blocked{Device: h.Device, OwnedDevice: h.Device, Reclaiming: true, ownerText: who}
-		}
-	}
-	return nil
-}
 
 // index finds the accounts that may concern a device. Thousands of shares of one device are found
 // under the same terms, so the accounts of a term are a map.

@@ -13,13 +13,13 @@ func (l *Ledger) sayBoot() error {
 	l.mu.Lock()
 	booted := l.bootRecorded
 	l.mu.Unlock()
-	if _, err := l.synced.Lstat(l.file(bootFile)); booted && !errors.Is(err, fs.ErrNotExist) {
+	if _, err := l.files.synced.Lstat(l.files.path(bootFile)); booted && !errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err := l.dropPast(true); err != nil {
 		return err
 	}
-	if err := l.writeSynced(bootFile, l.bootText()); err != nil {
+	if err := l.files.writeSynced(bootFile, l.bootText()); err != nil {
 		return fmt.Errorf("write down the boot: %w", err)
 	}
 	l.mu.Lock()
@@ -32,25 +32,25 @@ func (l *Ledger) sayBoot() error {
 // boot is not recognizable. Temporarily unreadable files are kept until then, unless all is set.
 func (l *Ledger) dropPast(all bool) error {
 	l.mu.Lock()
-	accounts := sorted(l.accounts)
+	accounts := l.accounts.sorted()
 	l.mu.Unlock()
 	for _, a := range accounts {
 		s, sealed := a.entry.(*Sealed)
 		if !sealed || a.state != Ended || s.unread && !all {
 			continue
 		}
-		files, err := l.asideOf(s.UID)
+		files, err := l.files.asideOf(s.UID)
 		if now := l.accountOf(string(s.UID)); now == nil || now.state == Reserved {
-			files = append(files, l.claimFile(s.UID))
+			files = append(files, l.files.claimFile(s.UID))
 		}
 		for _, file := range files {
-			err = errors.Join(err, l.claims.Remove(file))
+			err = errors.Join(err, l.files.claims.Remove(file))
 		}
 		if err != nil {
 			return fmt.Errorf("remove what an earlier boot left of claim %s: %w", s.UID, err)
 		}
 		l.mu.Lock()
-		l.dropAccount(s.Key())
+		l.accounts.drop(s.Key())
 		l.mu.Unlock()
 	}
 	return nil

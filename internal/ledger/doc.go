@@ -5,11 +5,13 @@
 //
 // An [Entry] is an allocation: a [Claim] through DRA, a [Grant] for one ID of the device plugin
 // API, or a lease for a change of a device by the agent.
+// The methods for each kind have a type of their own: [Ledger] for claims, [Grants] and [Leases]. They
+// share one mutex and one set of accounts.
 //
 // # Rules
 //
 // One lock: a mutex guards all entries, and no I/O is done under the mutex. [Ledger.AllocateClaim]
-// and [Ledger.GiveGrants] decide for both APIs under this mutex, so neither API has to call the
+// and [Grants.AllocateIDs] decide for both APIs under this mutex, so neither API has to call the
 // other. Claims and grants have calls of their own, since all grants are in one file.
 //
 // One rule: the check that returns [Blocked] alone decides which entry excludes which other: for
@@ -84,7 +86,7 @@
 //
 // # Leases
 //
-// A lease ([Ledger.LeaseDevices]) is an entry for a change of a device by the agent. A lease begins
+// A lease ([Leases.LeaseDevices]) is an entry for a change of a device by the agent. A lease begins
 // before the first write and ends after the last one, even if the kernel delays a write for longer
 // than the agent waits ([Lease.Do]). It names the devices that no consumer may get, the PCI
 // functions that only one lease at a time may change, and the consumer for which the change is
@@ -102,7 +104,7 @@
 // vendor, device and subsystem IDs and the UUID or serial number. A device with another key is not
 // reset.
 //
-// [Ledger.KeepDevice], [KeptDevice] and [Ledger.IsTaken] serve one kind of lease, for a consumer
+// [Leases.KeepDevice], [KeptDevice] and [Leases.IsTaken] serve one kind of lease, for a consumer
 // that has ended: KeepDevice begins the lease, and IsTaken applies the rule of [Blocked] to find
 // out whether another consumer has the device by now.
 //

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"fmt"
-	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -125,39 +124,4 @@ type Stock interface {
 	// WithID returns the grant for a device plugin ID of any plugin, or nil if the ID is not known.
 	// ours reports whether this agent serves the resource.
 	WithID(resource, id string) (g *Grant, ours bool)
-}
-
-// Output is a kind of file that exists because of entries. An Output ignores entries without such
-// files.
-type Output interface {
-	// Write makes the files of an entry match the entry.
-	Write(e Entry) error
-
-	// Remove removes the files of an entry, except files of other entries.
-	Remove(e Entry, others []Entry) error
-
-	// RemoveOrphans calls look for each claim with files. The remove function removes the claim's
-	// files; look calls remove for an unknown claim.
-	RemoveOrphans(look func(uid types.UID, remove func() error) (known bool, err error)) error
-}
-
-// ClaimForgetter is an Output with stored copies of its files, which cannot be computed from an
-// entry.
-type ClaimForgetter interface {
-	// ForgetClaim removes the copies of a claim's files. The ledger calls ForgetClaim after everything
-	// else of the claim is removed: if the end of a claim fails, the claim is prepared again.
-	ForgetClaim(uid types.UID) error
-}
-
-// TemporaryRemover is an Output whose writers leave temporary files after a kill.
-type TemporaryRemover interface {
-	// RemoveTemporary removes temporary files of an age; see [disk.Files.SweepTemporary].
-	RemoveTemporary(age time.Duration) error
-}
-
-// Namer is an Output whose files name their owners.
-type Namer interface {
-	// Named returns the devices in the files of each owner, by key. If the owners with files cannot be
-	// determined, Named returns nil and an error.
-	Named() (map[string][]SealedDevice, error)
 }

@@ -3,6 +3,7 @@ package ledger
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"time"
@@ -10,32 +11,30 @@ import (
 	"chandler.dev/discovery"
 )
 
-// mayHave returns [*Blocked] for new claims while the devices of containers are not known yet.
-func (l *Ledger) mayHave(q query) *Blocked {
-	why := l.unknownOwnerReason()
-	if why == "" || q.api != discovery.ModeDRA {
-		return nil
-	}
-	for i := range q.wanted {
-		if h := complete(q.wanted[i], q.stock); !h.Open {
-			return &Blocked{Device: h.Device, ownerText: why}
-		}
-	}
-	return nil
+// Grants are the allocations of a ledger by the device plugin API, and the containers that PodResources
+// lists with them.
+type Grants struct {
+	*core
+
+	saving turn // serializes reads and writes of the file of grants, so that the last write is the newest
+
+	// The mutex guards the following fields.
+	unsaved   bool    // the file of grants differs from the accounts
+	unremoved []Entry // ended entries whose outputs could not be removed
 }
 
-// GiveGrants gives containers IDs, all or none, or returns [*Blocked] or a disk error. The grants
-// are on disk, and their files of the host are written, before GiveGrants returns. A newer grant of
+// AllocateIDs gives containers IDs, all or none, or returns [*Blocked] or a disk error. The grants
+// are on disk, and their files of the host are written, before AllocateIDs returns. A newer grant of
 // an ID replaces the older one. While the file of grants cannot be read, no grant can be added to
 // the file, so containers get no IDs.
-func (l *Ledger) GiveGrants(s Stock, grants []*Grant) error {
-	if err := l.readGrants(); err != nil {
+func (gs *Grants) AllocateIDs(s Stock, grants []*Grant) error {
+	if err := gs.read(); err != nil {
 		return err
 	}
-	if err := l.passGrants(grants); err != nil {
+	if err := gs.passReplaced(grants); err != nil {
 		return err
 	}
-	before, err := l.reserveGrants(s, grants)
+	before, err := gs.reserve(s, grants)
 	if err != nil {
 		return err
 	}
@@ -43,28 +42,28 @@ func (l *Ledger) GiveGrants(s Stock, grants []*Grant) error {
 	for _, g := range grants {
 		holds = append(holds, g.Holds()...)
 	}
-	if err := l.mayOpen(holds, nil, s); err != nil {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.unreserveGrants(grants, before)
+	if err := gs.mayOpen(holds, nil, s); err != nil {
+		gs.mu.Lock()
+		defer gs.mu.Unlock()
+		gs.unreserve(grants, before)
 		return err
 	}
-	if err := l.saveGrants(); err != nil {
+	if err := gs.save(); err != nil {
 		// No later call would release these grants, so they end, whichever file is in place.
-		l.restoreGrants(grants, before)
+		gs.restore(grants, before)
 		return err
 	}
-	l.mu.Lock()
+	gs.mu.Lock()
 	for _, g := range grants {
-		if a := l.accounts[g.Key()]; a != nil && a.entry == Entry(g) {
-			l.put(newAccount(g, Allocated))
+		if a := gs.accounts.byKey[g.Key()]; a != nil && a.entry == Entry(g) {
+			gs.accounts.put(newAccount(g, Allocated))
 		}
 	}
-	l.mu.Unlock()
+	gs.mu.Unlock()
 	for _, g := range grants {
-		if err := l.Write(g.Key()); err != nil {
-			l.restoreGrants(grants, before)
-			return errors.Join(err, l.endReplaced(entriesOf(grants)))
+		if err := gs.writeOutputs(g.Key()); err != nil {
+			gs.restore(grants, before)
+			return errors.Join(err, gs.endReplaced(entriesOf(grants)))
 		}
 	}
 	return nil
@@ -77,18 +76,18 @@ func entriesOf(grants []*Grant) (entries []Entry) {
 	return entries
 }
 
-// reserveGrants enters grants unless one is blocked.
-func (l *Ledger) reserveGrants(s Stock, grants []*Grant) (before []*account, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// reserve enters grants unless one is blocked.
+func (gs *Grants) reserve(s Stock, grants []*Grant) (before []*account, err error) {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
 	before = make([]*account, len(grants))
 	blocked := func(g *Grant) *Blocked {
-		return l.index.findBlocked(query{api: discovery.ModeDevicePlugin, owner: g.Owner(), ownKey: g.Key(), sameContainer: g.With, wanted: g.Holds(), stock: s})
+		return gs.accounts.index.findBlocked(query{api: discovery.ModeDevicePlugin, owner: g.Owner(), ownKey: g.Key(), sameContainer: g.With, wanted: g.Holds(), stock: s})
 	}
 	shares := make(map[string]*Grant) // the last grant of each device
 	for i, g := range grants {
 		key := g.Key()
-		before[i] = l.accounts[key]
+		before[i] = gs.accounts.byKey[key]
 		var b *Blocked
 		if shares[g.shareKey()] == nil {
 			b = blocked(g)
@@ -97,35 +96,35 @@ func (l *Ledger) reserveGrants(s Stock, grants []*Grant) (before []*account, err
 			b = &Blocked{Device: g.ID, Owner: a.entry.Owner(), ForgottenByKubelet: true, ownerText: fmt.Sprintf("%s, which runs with it and which the kubelet has forgotten to have it", a.entry.Owner())}
 		}
 		if b != nil {
-			l.unreserveGrants(grants[:i], before)
+			gs.unreserve(grants[:i], before)
 			return nil, b
 		}
 		a := newAccount(g, Reserved)
 		if before[i] != nil {
 			earlier := before[i].entry.(*Grant)
-			g.Until = laterOf(earlier.Until, time.Now().Add(l.gracePeriod(earlier.Container)))
+			g.Until = laterOf(earlier.Until, time.Now().Add(gs.config.gracePeriod(earlier.Container)))
 			g.Earlier = slices.DeleteFunc(append(slices.Clone(earlier.Earlier), earlier.Container), func(name string) bool { return name == "" })
-			l.replaced[key] = append(l.replaced[key], earlier)
+			gs.replaced[key] = append(gs.replaced[key], earlier)
 		}
-		l.put(a)
+		gs.accounts.put(a)
 		if !g.Exclusive {
 			shares[g.shareKey()] = g
 		}
 	}
 	for _, g := range shares {
 		if b := blocked(g); b != nil {
-			l.unreserveGrants(grants, before)
+			gs.unreserve(grants, before)
 			return nil, b
 		}
 	}
 	return before, nil
 }
 
-// unreserveGrants reverts [Ledger.reserveGrants].
-func (l *Ledger) unreserveGrants(grants []*Grant, before []*account) {
+// unreserve reverts [Grants.reserve].
+func (gs *Grants) unreserve(grants []*Grant, before []*account) {
 	for i, g := range slices.Backward(grants) {
-		l.putBack(g.Key(), before[i])
-		delete(l.replaced, g.Key())
+		gs.accounts.putBack(g.Key(), before[i])
+		delete(gs.replaced, g.Key())
 	}
 }
 
@@ -139,115 +138,172 @@ func (g *Grant) shareKey() string {
 	return strings.Join(append([]string{g.Resource, g.Form}, g.Devices...), " ")
 }
 
-// restoreAccount sets the account of a key back to an earlier account.
-func (l *Ledger) restoreAccount(key string, before *account) {
-	l.dropAccount(key)
-	if before != nil {
-		l.put(before)
-	}
-}
-
-// restoreGrants reverts grants and schedules a write of the file of grants.
-func (l *Ledger) restoreGrants(grants []*Grant, before []*account) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// restore reverts grants and schedules a write of the file of grants.
+func (gs *Grants) restore(grants []*Grant, before []*account) {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
 	for i, g := range slices.Backward(grants) {
-		if a := l.accounts[g.Key()]; a != nil && a.entry == Entry(g) {
-			l.restoreAccount(g.Key(), before[i])
+		if a := gs.accounts.byKey[g.Key()]; a != nil && a.entry == Entry(g) {
+			gs.accounts.restore(g.Key(), before[i])
 		}
-		delete(l.replaced, g.Key())
+		delete(gs.replaced, g.Key())
 	}
-	l.grantsUnsaved = true
-	notify(l.changed)
+	gs.unsaved = true
+	notify(gs.changed)
 }
 
 // EndGrants ends grants, except those that were given again or confirmed meanwhile.
-func (l *Ledger) EndGrants(grants []*Grant) error {
+func (gs *Grants) EndGrants(grants []*Grant) error {
 	var ended []Entry
-	l.mu.Lock()
+	gs.mu.Lock()
 	for _, g := range grants {
-		if a := l.accounts[g.Key()]; a != nil && a.entry == Entry(g) {
-			l.put(newAccount(g, Ending)) // until its outputs are removed
+		if a := gs.accounts.byKey[g.Key()]; a != nil && a.entry == Entry(g) {
+			gs.accounts.put(newAccount(g, Ending)) // until its outputs are removed
 			ended = append(ended, g)
 		}
 	}
-	l.grantsUnsaved = l.grantsUnsaved || len(ended) > 0
-	l.mu.Unlock()
+	gs.unsaved = gs.unsaved || len(ended) > 0
+	gs.mu.Unlock()
 	if len(ended) == 0 {
 		return nil
 	}
-	return l.endReplaced(ended)
+	return gs.endReplaced(ended)
 }
 
 // endReplaced removes the outputs of ended and replaced entries, except outputs that other entries
 // share. A grant leaves the ledger after its outputs, so that a device which an output withholds is
 // never free between the two. The file of grants is written last.
-func (l *Ledger) endReplaced(entries []Entry) error {
-	defer l.lockFiles(entries...)()
+func (gs *Grants) endReplaced(entries []Entry) error {
+	defer gs.lockFiles(entries...)()
 	var errs []error
-	others := l.otherEntries(l.keysOf(entries))
+	others := gs.otherEntries(gs.keysOf(entries))
 	for _, e := range entries {
-		if err := l.removeOutputs(e, others); err != nil {
+		if err := gs.outputs.removeEntry(e, others); err != nil {
 			errs = append(errs, err)
-			l.mu.Lock()
-			if !slices.Contains(l.unremoved, e) {
-				l.unremoved = append(l.unremoved, e) // Run tries again
+			gs.mu.Lock()
+			if !slices.Contains(gs.unremoved, e) {
+				gs.unremoved = append(gs.unremoved, e) // Run tries again
 			}
-			l.mu.Unlock()
+			gs.mu.Unlock()
 			continue
 		}
-		l.mu.Lock()
-		if a := l.accounts[e.Key()]; a != nil && a.entry == e {
-			l.dropAccount(e.Key())
+		gs.mu.Lock()
+		if a := gs.accounts.byKey[e.Key()]; a != nil && a.entry == e {
+			gs.accounts.drop(e.Key())
 		}
-		l.mu.Unlock()
+		gs.mu.Unlock()
 	}
-	return errors.Join(append(errs, l.saveGrants())...)
+	return errors.Join(append(errs, gs.save())...)
 }
 
 // keysOf returns the keys of the entries that are still in the ledger.
-func (l *Ledger) keysOf(entries []Entry) (keys []string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (gs *Grants) keysOf(entries []Entry) (keys []string) {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
 	for _, e := range entries {
-		if a := l.accounts[e.Key()]; a != nil && a.entry == e {
+		if a := gs.accounts.byKey[e.Key()]; a != nil && a.entry == e {
 			keys = append(keys, e.Key())
 		}
 	}
 	return keys
 }
 
-// saveGrants writes the file of grants, once the file has been read.
-func (l *Ledger) saveGrants() error {
-	defer l.saving.takeTurn()()
-	l.mu.Lock()
-	grants, unread := l.sortedGrants(), l.grantsUnread
-	l.grantsUnsaved = unread
-	l.mu.Unlock()
+// save writes the file of grants, once the file has been read.
+func (gs *Grants) save() error {
+	defer gs.saving.takeTurn()()
+	gs.mu.Lock()
+	grants, unread := gs.sorted(), gs.grantsUnread
+	gs.unsaved = unread
+	gs.mu.Unlock()
 	if unread {
 		return nil
 	}
 	data, err := encodeGrants(grants)
 	if err == nil {
-		err = l.writeSynced(grantsFile, data)
+		err = gs.files.writeSynced(grantsFile, data)
 	}
 	if err != nil {
-		l.mu.Lock()
-		l.grantsUnsaved = true
-		l.mu.Unlock()
+		gs.mu.Lock()
+		gs.unsaved = true
+		gs.mu.Unlock()
 		return fmt.Errorf("write grants: %w", err)
 	}
 	return nil
 }
 
-// sortedGrants returns the grants for the file, by resource and ID.
-func (l *Ledger) sortedGrants() []*Grant {
+// sorted returns the grants for the file, by resource and ID.
+func (gs *Grants) sorted() []*Grant {
 	grants := make([]*Grant, 0)
-	for _, a := range l.accounts {
-		if g, ok := a.entry.(*Grant); ok && l.listing.foreign[g.Key()] == nil {
+	for _, a := range gs.accounts.byKey {
+		if g, ok := a.entry.(*Grant); ok && gs.listing.foreign[g.Key()] == nil {
 			grants = append(grants, g)
 		}
 	}
 	slices.SortFunc(grants, func(a, b *Grant) int { return strings.Compare(a.Key(), b.Key()) })
 	return grants
+}
+
+// read reads the file of grants, unless it was read before. An invalid file is set aside;
+// PodResources still lists the containers' devices. While the file cannot be read or set aside, it
+// is not written either.
+func (gs *Grants) read() error {
+	defer gs.saving.takeTurn()()
+	gs.mu.Lock()
+	unread := gs.grantsUnread
+	gs.mu.Unlock()
+	if !unread {
+		return nil
+	}
+	data, err := gs.files.read(grantsFile)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read grants: %w; they are read again, and until then no container and no new claim gets what others may have", err)
+	}
+	var grants []*Grant
+	var damaged error
+	if err == nil {
+		grants, damaged = decodeGrants(data)
+	}
+	if damaged != nil {
+		file, aside := gs.files.path(grantsFile), gs.files.path(grantsFile)+".unreadable"
+		damaged = fmt.Errorf("read grants: %s, set aside as %s: %w", file, aside, damaged)
+		if err := gs.files.synced.Rename(file, aside); err != nil {
+			return errors.Join(damaged, err)
+		}
+	}
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	gs.grantsUnread = false
+	for _, g := range grants {
+		delete(gs.listing.foreign, g.Key())
+		gs.accounts.put(newAccount(g, Allocated))
+	}
+	if gs.isOpen() {
+		notify(gs.changed) // their outputs may be missing
+	}
+	return damaged
+}
+
+// passReplaced calls each [GrantReplacer] with the grants that new grants replace. It leaves out the
+// grants of containers that continue to run: the kubelet lists the container, but has forgotten its
+// ID.
+func (gs *Grants) passReplaced(grants []*Grant) error {
+	var ended []*Grant
+	for _, g := range grants {
+		if a := gs.accountOf(g.Key()); a != nil {
+			if earlier, ok := a.entry.(*Grant); ok && earlier.Container != "" && !earlier.isLost {
+				ended = append(ended, earlier)
+			}
+		}
+	}
+	if len(ended) == 0 {
+		return nil
+	}
+	for _, o := range gs.outputs {
+		if p, ok := o.(GrantReplacer); ok {
+			if err := p.GrantsReplaced(ended); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }

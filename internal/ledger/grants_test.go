@@ -127,7 +127,7 @@ func (k *kubelet) give(id string) error {
 	g, _ := k.stock.WithID("ours/gpu", id)
 	given := *g
 	given.Resource, given.ID, given.Since, given.Nodes = "ours/gpu", id, time.Now(), NodesOf(id, k.stock)
-	return k.GiveGrants(k.stock, []*Grant{&given})
+	return k.Grants.AllocateIDs(k.stock, []*Grant{&given})
 }
 
 func (k *kubelet) mustGive(id string) {
@@ -141,7 +141,7 @@ func (k *kubelet) mustGive(id string) {
 // says passes a PodResources listing to the ledger.
 func (k *kubelet) says(said *kubeletapi.Listing) {
 	k.t.Helper()
-	if err := k.ObserveListing(time.Now(), said, always(k.stock)); err != nil {
+	if err := k.Grants.ObserveListing(time.Now(), said, always(k.stock)); err != nil {
 		k.t.Fatal(err)
 	}
 }
@@ -169,7 +169,7 @@ func TestLifeOfAGrant(t *testing.T) {
 		had, nothing := podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}}), podsSay(true, nil)
 		k.mustGive("a")
 		k.check("given", classic, "a", starting)
-		if err := k.ObserveListing(before, had, always(k.stock)); err != nil {
+		if err := k.Grants.ObserveListing(before, had, always(k.stock)); err != nil {
 			t.Fatal(err)
 		}
 		k.check("an answer from before the grant", classic, "a", starting)
@@ -192,7 +192,7 @@ func TestLifeOfAGrant(t *testing.T) {
 		time.Sleep(time.Minute)
 		k.says(podsSay(false, nil))
 		k.check("left out by a kubelet that does not know its pods", classic, "a", train)
-		if !k.LastListing().IsZero() {
+		if !k.Grants.LastListing().IsZero() {
 			t.Error("IDs may leave by what such a kubelet said")
 		}
 		k.says(nothing)
@@ -200,7 +200,7 @@ func TestLifeOfAGrant(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		k.says(nothing)
 		k.check("left out for long", classic, "a", "")
-		if data, err := os.ReadFile(k.file(grantsFile)); err != nil || string(data) != "[]\n" {
+		if data, err := os.ReadFile(k.files.path(grantsFile)); err != nil || string(data) != "[]\n" {
 			t.Errorf("the file says %s, %v", data, err)
 		}
 	})
@@ -396,12 +396,12 @@ func TestEndedPodIsListed(t *testing.T) {
 		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}, "infer main": {"ours/gpu", "b"}}))
 		ended := podsSay(true, map[string][]string{"train main": nil, "infer main": {"ours/gpu", "b"}})
 		k.says(ended)
-		lost := k.LostGrants()
+		lost := k.Grants.LostGrants()
 		if len(lost) != 1 || lost[0].ID != "a" || k.give("a") == nil {
 			t.Fatalf("lost: %v", lost)
 		}
-		k.PodsEnded(lost)
-		if len(k.LostGrants()) > 0 {
+		k.Grants.PodsEnded(lost)
+		if len(k.Grants.LostGrants()) > 0 {
 			t.Error("it is lost still")
 		}
 		k.check("its containers may go on", dra, "a", train)
@@ -413,7 +413,7 @@ func TestEndedPodIsListed(t *testing.T) {
 		k.mustGive("a")
 		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}})) // another pod of that name
 		k.says(ended)
-		if len(k.LostGrants()) != 1 {
+		if len(k.Grants.LostGrants()) != 1 {
 			t.Error("the next pod of that name is taken for the one that has ended")
 		}
 	})
@@ -429,12 +429,12 @@ func TestUnconfirmed(t *testing.T) {
 		}
 		time.Sleep(5 * time.Minute)
 		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "b"}}))
-		old := k.UnconfirmedGrants(time.Now().Add(-4 * time.Minute))["ours/gpu"]
+		old := k.Grants.UnconfirmedGrants(time.Now().Add(-4 * time.Minute))["ours/gpu"]
 		if len(old) != 2 || old[0].ID != "a" || old[1].ID != "c" {
 			t.Fatalf("unconfirmed: %v", old)
 		}
 		k.mustGive("c")
-		if err := k.EndGrants(old); err != nil {
+		if err := k.Grants.EndGrants(old); err != nil {
 			t.Fatal(err)
 		}
 		k.check("ended", dra, "a", "")
@@ -455,7 +455,7 @@ func TestGivenByAnotherPlugin(t *testing.T) {
 		if n := len(k.View(nil).OwnGrants()); n != 0 {
 			t.Errorf("%d grants", n)
 		}
-		if _, err := os.Stat(k.file(grantsFile)); !errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat(k.files.path(grantsFile)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("it is in the file of grants: %v", err)
 		}
 		k.says(podsSay(true, nil))
@@ -467,7 +467,7 @@ func TestGivenByAnotherPlugin(t *testing.T) {
 		if n := len(k.View(nil).OwnGrants()); n != 2 {
 			t.Fatalf("%d grants adopted", n)
 		}
-		data, err := os.ReadFile(k.file(grantsFile))
+		data, err := os.ReadFile(k.files.path(grantsFile))
 		if err != nil || !strings.Contains(string(data), `"unknown"`) {
 			t.Errorf("adopted: %s, %v", data, err)
 		}
@@ -483,16 +483,16 @@ func TestDeviceFoundAfterTheKubeletHasSaid(t *testing.T) {
 	for _, resource := range []string{"theirs/gpu", "ours/gpu"} {
 		t.Run(resource, func(t *testing.T) {
 			k := newKubelet(t, Config{}, "a")
-			if err := k.ObserveListing(time.Now(), podsSay(true, map[string][]string{"train main": {resource, "a"}}), always(stock{})); err != nil {
+			if err := k.Grants.ObserveListing(time.Now(), podsSay(true, map[string][]string{"train main": {resource, "a"}}), always(stock{})); err != nil {
 				t.Fatal(err)
 			}
 			k.check("not found yet", dra, "a", "")
-			k.RecogniseListed(k.stock)
+			k.Grants.RecogniseListed(k.stock)
 			k.check("found", dra, "a", train)
 			if err := k.ReconcileFiles(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			data, _ := os.ReadFile(k.file(grantsFile))
+			data, _ := os.ReadFile(k.files.path(grantsFile))
 			if ours := resource == "ours/gpu"; strings.Contains(string(data), `"silicon"`) != ours {
 				t.Errorf("the file of grants is %q", data)
 			}
@@ -505,11 +505,11 @@ func TestDeviceFoundMeanwhile(t *testing.T) {
 	k := newKubelet(t, Config{}, "a")
 	done := make(chan struct{})
 	meanwhile := func() Stock {
-		go func() { k.RecogniseListed(k.stock); close(done) }()
+		go func() { k.Grants.RecogniseListed(k.stock); close(done) }()
 		time.Sleep(10 * time.Millisecond)
 		return stock{}
 	}
-	if err := k.ObserveListing(time.Now(), podsSay(true, map[string][]string{"train main": {"theirs/gpu", "a"}}), meanwhile); err != nil {
+	if err := k.Grants.ObserveListing(time.Now(), podsSay(true, map[string][]string{"train main": {"theirs/gpu", "a"}}), meanwhile); err != nil {
 		t.Fatal(err)
 	}
 	<-done
@@ -578,7 +578,7 @@ func TestGrantThatCannotBeWritten(t *testing.T) {
 			k.check("given before", dra, "b", starting)
 			k.disk.Before = nil
 			long := time.Now().Add(-disk.Abandoned)
-			left, _ := filepath.Glob(filepath.Join(filepath.Dir(k.file(grantsFile)), ".*"))
+			left, _ := filepath.Glob(filepath.Join(filepath.Dir(k.files.path(grantsFile)), ".*"))
 			for _, name := range left {
 				if err := os.Chtimes(name, long, long); err != nil {
 					t.Fatal(err)
@@ -587,7 +587,7 @@ func TestGrantThatCannotBeWritten(t *testing.T) {
 			if err := k.ReconcileFiles(t.Context()); err != nil {
 				t.Error(err)
 			}
-			if files, err := os.ReadDir(filepath.Dir(k.file(grantsFile))); err != nil || len(files) != 1 {
+			if files, err := os.ReadDir(filepath.Dir(k.files.path(grantsFile))); err != nil || len(files) != 1 {
 				t.Errorf("left beside the grants: %v, %v", files, err)
 			}
 			again := New(Config{Dir: k.config.Dir, Boot: "boot-1", Listings: true})
@@ -616,7 +616,7 @@ func TestGrantsThatCannotBeRead(t *testing.T) {
 	if _, err := os.Stat(name + ".unreadable"); err != nil {
 		t.Errorf("not set aside: %v", err)
 	}
-	if err := l.GiveGrants(host(gpu("a", 1)), []*Grant{{Resource: "ours/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}}}); err != nil {
+	if err := l.Grants.AllocateIDs(host(gpu("a", 1)), []*Grant{{Resource: "ours/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}}}); err != nil {
 		t.Error(err)
 	}
 }
@@ -632,12 +632,12 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k := newKubelet(t, Config{}, "a", "b", "c")
 			k.mustGive("a")
-			before, err := os.ReadFile(k.file(grantsFile))
+			before, err := os.ReadFile(k.files.path(grantsFile))
 			if err != nil {
 				t.Fatal(err)
 			}
 			k.disk.BeforeRead = func(name string) error {
-				if name == k.file(grantsFile) {
+				if name == k.files.path(grantsFile) {
 					return syscall.EIO
 				}
 				return nil
@@ -652,22 +652,22 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 				t.Errorf("Reconcile: %v", err)
 			}
 			var blocked *Blocked
-			if err := k.AllocateClaim(claim("c", gpu("a", 128)), Allocated, k.stock); !errors.As(err, &blocked) || !strings.Contains(err.Error(), k.file(grantsFile)) {
+			if err := k.AllocateClaim(claim("c", gpu("a", 128)), Allocated, k.stock); !errors.As(err, &blocked) || !strings.Contains(err.Error(), k.files.path(grantsFile)) {
 				t.Errorf("a claim gets it: %v", err)
 			}
-			if who := k.View(k.stock).OwnerOf(classic, "a"); !strings.Contains(who, k.file(grantsFile)) {
+			if who := k.View(k.stock).OwnerOf(classic, "a"); !strings.Contains(who, k.files.path(grantsFile)) {
 				t.Errorf("in use by %q", who)
 			}
-			if _, b := k.LeaseDevices(Change{Name: "a", Devices: []Hold{SiliconHold("a")}}, k.stock); b == nil {
+			if _, b := k.Leases.LeaseDevices(Change{Name: "a", Devices: []Hold{SiliconHold("a")}}, k.stock); b == nil {
 				t.Error("the agent may change it")
 			}
-			if !k.LastListing().IsZero() {
+			if !k.Grants.LastListing().IsZero() {
 				t.Error("IDs may leave that an init container has")
 			}
 			if err := k.give("c"); !errors.Is(err, syscall.EIO) {
 				t.Errorf("a container gets another: %v", err)
 			}
-			if data, err := os.ReadFile(k.file(grantsFile)); err != nil || !bytes.Equal(data, before) {
+			if data, err := os.ReadFile(k.files.path(grantsFile)); err != nil || !bytes.Equal(data, before) {
 				t.Errorf("written over: %s, %v", data, err)
 			}
 
@@ -676,11 +676,11 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 				t.Fatal(err)
 			}
 			k.check("read again", dra, "a", starting)
-			if k.LastListing().IsZero() {
+			if k.Grants.LastListing().IsZero() {
 				t.Error("IDs never leave")
 			}
 			k.check("listed meanwhile", dra, "b", "default/infer main")
-			data, err := os.ReadFile(k.file(grantsFile))
+			data, err := os.ReadFile(k.files.path(grantsFile))
 			for _, id := range []string{`"id": "a"`, `"id": "b"`} {
 				if err != nil || strings.Count(string(data), id) != 1 {
 					t.Errorf("the file says %s, %v", data, err)
@@ -697,7 +697,7 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 // If a damaged file of grants cannot be set aside, the file is not overwritten.
 func TestGrantsThatCannotBeSetAside(t *testing.T) {
 	k := newKubelet(t, Config{}, "a")
-	if err := os.WriteFile(k.file(grantsFile), []byte("{}"), 0o600); err != nil {
+	if err := os.WriteFile(k.files.path(grantsFile), []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	k.disk.Before = func(op disktest.Op, _ string) error {
@@ -716,7 +716,7 @@ func TestGrantsThatCannotBeSetAside(t *testing.T) {
 		t.Errorf("set aside without a word: %v", err)
 	}
 	k.mustGive("a")
-	if data, err := os.ReadFile(k.file(grantsFile) + ".unreadable"); err != nil || string(data) != "{}" {
+	if data, err := os.ReadFile(k.files.path(grantsFile) + ".unreadable"); err != nil || string(data) != "{}" {
 		t.Errorf("set aside: %q, %v", data, err)
 	}
 }

@@ -16,7 +16,7 @@ func TestKept(t *testing.T) {
 	s := host(gpu("gpu-0", 1), gpu("gpu-1", 1))
 	had := Owner{API: dra, Namespace: "default", Name: "old", UID: "old"}
 	kept := &KeptDevice{Name: "gpu-0.1", Previous: had, Hold: wantAll("gpu-0")[0], Reason: "process 47 (train) has /dev/gpu0 open"}
-	l.KeepDevice(kept)
+	l.Leases.KeepDevice(kept)
 	for _, by := range []discovery.Mode{dra, discovery.ModeDevicePlugin} {
 		b := l.View(s).BlockedBy(by, "old", wantAll("gpu-0"))
 		if b == nil || b.Error() != "device gpu-0 is in use by claim default/old, which has ended: process 47 (train) has /dev/gpu0 open (device gpu-0)" {
@@ -32,16 +32,16 @@ func TestKept(t *testing.T) {
 	if e := kept.Owner(); e.UID != "" {
 		t.Errorf("its outputs would be kept for %v", e)
 	}
-	if _, blocked := l.LeaseDevices(Change{Name: "gpu-0", Devices: []Hold{SiliconHold("gpu-0")}}, s); blocked == nil {
+	if _, blocked := l.Leases.LeaseDevices(Change{Name: "gpu-0", Devices: []Hold{SiliconHold("gpu-0")}}, s); blocked == nil {
 		t.Error("it can be changed")
 	}
 	again := *kept
 	again.Reason = "it is reset"
-	l.KeepDevice(&again)
+	l.Leases.KeepDevice(&again)
 	if b := l.View(s).BlockedBy(dra, "", wantAll("gpu-0")); b == nil || !strings.Contains(b.Error(), "it is reset") {
 		t.Errorf("%v", b)
 	}
-	l.Release(kept.Name)
+	l.Leases.Release(kept.Name)
 	if b := l.View(s).BlockedBy(dra, "", wantAll("gpu-0")); b != nil {
 		t.Error(b)
 	}
@@ -57,14 +57,14 @@ func TestKeptShareOfAnotherNumber(t *testing.T) {
 	}
 	earlier := share(2)
 	kept := &KeptDevice{Name: "big.1", Previous: Owner{API: dra, Name: "old", UID: "old"}, Hold: earlier.Hold(), Reason: "process 47 (train) has /dev/big open"}
-	l.KeepDevice(kept)
+	l.Leases.KeepDevice(kept)
 	next := l.NewClaim("new", "default", "new")
 	next.Results = []Result{share(3)}
 	var blocked *Blocked
 	if err := l.AllocateClaim(next, Allocated, s); !errors.As(err, &blocked) || !blocked.Reclaiming {
 		t.Errorf("while a share of another number is kept: %v", err)
 	}
-	l.Release(kept.Name)
+	l.Leases.Release(kept.Name)
 	if err := l.AllocateClaim(next, Allocated, s); err != nil {
 		t.Fatal(err)
 	}
@@ -86,14 +86,14 @@ func TestKeptPartitionIsNotTaken(t *testing.T) {
 		}
 	}
 	kept := &KeptDevice{Name: "core-1.1", Previous: ended.Owner(), Hold: ended.Holds()[0], Reason: "process 47 (train) has /dev/chip open"}
-	b.KeepDevice(kept)
-	if b.IsTaken(kept.Name, ended.Key(), kept.Previous) {
+	b.Leases.KeepDevice(kept)
+	if b.Leases.IsTaken(kept.Name, ended.Key(), kept.Previous) {
 		t.Error("it is taken by the claim of core-0")
 	}
 	if err := b.End(ended.UID, s); err != nil {
 		t.Fatal(err)
 	}
-	if b.IsTaken(kept.Name, ended.Key(), kept.Previous) {
+	if b.Leases.IsTaken(kept.Name, ended.Key(), kept.Previous) {
 		t.Error("it is taken after the end of its claim")
 	}
 }
@@ -111,7 +111,7 @@ func (p *passer) GrantsReplaced(earlier []*Grant) error {
 	for _, g := range earlier {
 		p.passed = append(p.passed, g.Container)
 		if p.err == nil {
-			p.ledger.KeepDevice(&KeptDevice{Name: g.ID, Previous: g.Owner(), Hold: g.Holds()[0], Reason: "it is being reclaimed"})
+			p.ledger.Leases.KeepDevice(&KeptDevice{Name: g.ID, Previous: g.Owner(), Hold: g.Holds()[0], Reason: "it is being reclaimed"})
 		}
 	}
 	return p.err
@@ -128,27 +128,27 @@ func TestPass(t *testing.T) {
 		return &Grant{Resource: "a.b/c", ID: "0", Devices: []string{"gpu-0"}, Silicon: []string{"gpu-0"}, Exclusive: true}
 	}
 	for range 2 {
-		if err := l.GiveGrants(s, []*Grant{grant()}); err != nil || len(p.passed) > 0 {
+		if err := l.Grants.AllocateIDs(s, []*Grant{grant()}); err != nil || len(p.passed) > 0 {
 			t.Fatal(err, p.passed)
 		}
 	}
 	named := grant()
 	named.Container = "default/old main"
 	l.mu.Lock()
-	l.replace(named, Allocated)
+	l.Grants.replace(named, Allocated)
 	l.mu.Unlock()
 	p.err = errors.New("the disk is full")
-	if err := l.GiveGrants(s, []*Grant{grant()}); !errors.Is(err, p.err) {
+	if err := l.Grants.AllocateIDs(s, []*Grant{grant()}); !errors.Is(err, p.err) {
 		t.Error(err)
 	}
 	p.err = nil
 	var blocked *Blocked
-	if err := l.GiveGrants(s, []*Grant{grant()}); !errors.As(err, &blocked) || !strings.Contains(err.Error(), "default/old main, which has ended: it is being reclaimed") {
+	if err := l.Grants.AllocateIDs(s, []*Grant{grant()}); !errors.As(err, &blocked) || !strings.Contains(err.Error(), "default/old main, which has ended: it is being reclaimed") {
 		t.Error(err)
 	}
-	l.Release("0")
+	l.Leases.Release("0")
 	p.ledger = New(Config{})
-	if err := l.GiveGrants(s, []*Grant{grant()}); err != nil {
+	if err := l.Grants.AllocateIDs(s, []*Grant{grant()}); err != nil {
 		t.Error(err)
 	}
 }
@@ -162,16 +162,16 @@ func TestPassOfLost(t *testing.T) {
 	grant := func() *Grant {
 		return &Grant{Resource: "a.b/c", ID: "0", Devices: []string{"gpu-0"}, Silicon: []string{"gpu-0"}, Exclusive: true}
 	}
-	if err := l.GiveGrants(s, []*Grant{grant()}); err != nil {
+	if err := l.Grants.AllocateIDs(s, []*Grant{grant()}); err != nil {
 		t.Fatal(err)
 	}
 	runs := grant()
 	runs.Container, runs.isLost = "default/old main", true
 	l.mu.Lock()
-	l.replace(runs, Allocated)
+	l.Grants.replace(runs, Allocated)
 	l.mu.Unlock()
 	var blocked *Blocked
-	if err := l.GiveGrants(s, []*Grant{grant()}); !errors.As(err, &blocked) || !blocked.ForgottenByKubelet || len(p.passed) > 0 {
+	if err := l.Grants.AllocateIDs(s, []*Grant{grant()}); !errors.As(err, &blocked) || !blocked.ForgottenByKubelet || len(p.passed) > 0 {
 		t.Errorf("%v, passed %q", err, p.passed)
 	}
 }
@@ -185,10 +185,10 @@ func TestBlockedGrantsFreeNothing(t *testing.T) {
 	for _, device := range []string{"gpu-0", "gpu-1"} {
 		grants = append(grants, &Grant{Resource: "a.b/c", ID: device, Devices: []string{device}, Silicon: []string{device}, Exclusive: true})
 	}
-	l.KeepDevice(&KeptDevice{Name: "gpu-1.1", Previous: Owner{API: dra, Namespace: "default", Name: "old"}, Hold: wantAll("gpu-1")[0], Reason: "it is being reclaimed"})
+	l.Leases.KeepDevice(&KeptDevice{Name: "gpu-1.1", Previous: Owner{API: dra, Namespace: "default", Name: "old"}, Hold: wantAll("gpu-1")[0], Reason: "it is being reclaimed"})
 	freed := l.FreedSignal()
 	var blocked *Blocked
-	if err := l.GiveGrants(s, grants); !errors.As(err, &blocked) || len(l.View(s).OwnGrants()) > 0 {
+	if err := l.Grants.AllocateIDs(s, grants); !errors.As(err, &blocked) || len(l.View(s).OwnGrants()) > 0 {
 		t.Fatal(err)
 	}
 	select {
@@ -196,9 +196,9 @@ func TestBlockedGrantsFreeNothing(t *testing.T) {
 		t.Error("something is free")
 	default:
 	}
-	l.Release("gpu-1.1")
+	l.Leases.Release("gpu-1.1")
 	<-freed
-	if err := l.GiveGrants(s, grants); err != nil {
+	if err := l.Grants.AllocateIDs(s, grants); err != nil {
 		t.Error(err)
 	}
 }

@@ -133,11 +133,19 @@ func (e *lease) has(function discovery.DeviceKey) bool {
 // successive functions with the same address.
 func functionTerm(function discovery.DeviceKey) string { return "function " + function.Function }
 
+// Leases are the changes of devices by the agent, and the devices that are withheld after the end of
+// their consumer.
+type Leases struct {
+	*core
+
+	closed bool // no new lease is possible; guarded by the mutex
+}
+
 // Lease is the permission to change devices until it is released. The agent writes to no PCI
 // function without a lease.
 type Lease struct {
-	ledger *Ledger
-	entry  *lease
+	core  *core
+	entry *lease
 
 	// The following fields are guarded by the ledger's mutex.
 	running  int  // number of running calls of Do
@@ -146,39 +154,39 @@ type Lease struct {
 
 // LeaseDevices reserves the devices and functions of a change, or returns the consumer or the other
 // lease that has one of them. Consumers of both APIs are checked.
-func (l *Ledger) LeaseDevices(c Change, s Stock) (*Lease, *Blocked) {
+func (ls *Leases) LeaseDevices(c Change, s Stock) (*Lease, *Blocked) {
 	e := &lease{Change: c, calls: &overdue.Calls{}}
 	q := query{api: discovery.ModeDRA, ownKey: c.Consumer, previous: c.Previous, lease: e, wanted: e.Devices, stock: s, ending: true}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if ls.closed {
 		return nil, &Blocked{Device: c.subject(), OwnedDevice: c.subject(), ownerText: "the agent, which ends"}
 	}
-	if other := l.accounts[e.Key()]; other != nil {
+	if other := ls.accounts.byKey[e.Key()]; other != nil {
 		return nil, other.newBlocked(c.subject(), c.subject(), other.ownerText(Owner{}))
 	}
-	if l.accounts[c.Consumer] == nil {
-		if b := l.mayHave(q); b != nil {
+	if ls.accounts.byKey[c.Consumer] == nil {
+		if b := ls.mayHave(q); b != nil {
 			return nil, b
 		}
 	}
-	if b := l.index.findBlocked(q); b != nil {
+	if b := ls.accounts.index.findBlocked(q); b != nil {
 		return nil, b
 	}
-	l.put(newAccount(e, Reserved))
-	x := &Lease{ledger: l, entry: e}
+	ls.accounts.put(newAccount(e, Reserved))
+	x := &Lease{core: ls.core, entry: e}
 	e.calls.Ended = x.endCall
 	return x, nil
 }
 
-// AwaitLease returns a lease as [Ledger.LeaseDevices] does, but waits for other leases to end,
+// AwaitLease returns a lease as [Leases.LeaseDevices] does, but waits for other leases to end,
 // except for a lease with an overdue call. It calls stock before each attempt.
-func (l *Ledger) AwaitLease(ctx context.Context, c Change, stock func() Stock) (*Lease, error) {
+func (ls *Leases) AwaitLease(ctx context.Context, c Change, stock func() Stock) (*Lease, error) {
 	for {
-		l.mu.Lock()
-		ended := l.leasesEnd
-		l.mu.Unlock()
-		x, blocked := l.LeaseDevices(c, stock())
+		ls.mu.Lock()
+		ended := ls.accounts.leaseEnded
+		ls.mu.Unlock()
+		x, blocked := ls.LeaseDevices(c, stock())
 		if blocked == nil {
 			return x, nil
 		}
@@ -196,15 +204,15 @@ func (l *Ledger) AwaitLease(ctx context.Context, c Change, stock func() Stock) (
 // EndLeases refuses new leases and waits until the agent is changing no device, or until the
 // context ends. It reports whether no change is left. While one is left, a write to the host may
 // still continue.
-func (l *Ledger) EndLeases(ctx context.Context) (ended bool) {
+func (ls *Leases) EndLeases(ctx context.Context) (ended bool) {
 	for {
-		l.mu.Lock()
-		l.closed = true
-		next, some := l.leasesEnd, false
-		for _, a := range l.accounts {
+		ls.mu.Lock()
+		ls.closed = true
+		next, some := ls.accounts.leaseEnded, false
+		for _, a := range ls.accounts.byKey {
 			some = some || a.isChange()
 		}
-		l.mu.Unlock()
+		ls.mu.Unlock()
 		if !some {
 			return true
 		}
@@ -218,10 +226,10 @@ func (l *Ledger) EndLeases(ctx context.Context) (ended bool) {
 
 // LeaseOn returns the name of the lease that covers a PCI function, so that the agent may write to
 // the function, "" if there is none.
-func (l *Ledger) LeaseOn(function discovery.DeviceKey) (name string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, a := range l.index.byTerm[functionTerm(function)] {
+func (ls *Leases) LeaseOn(function discovery.DeviceKey) (name string) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	for _, a := range ls.accounts.index.byTerm[functionTerm(function)] {
 		if e, ok := a.entry.(*lease); ok && e.has(function) {
 			return e.Name
 		}
@@ -232,9 +240,9 @@ func (l *Ledger) LeaseOn(function discovery.DeviceKey) (name string) {
 // Do calls do, which may block in the kernel without limit. After the limit, Do returns an error
 // that wraps [overdue.Err]; the lease then lasts until the call has ended.
 func (x *Lease) Do(limit time.Duration, what string, do func() error) error {
-	x.ledger.mu.Lock()
+	x.core.mu.Lock()
 	x.running++
-	x.ledger.mu.Unlock()
+	x.core.mu.Unlock()
 	err := x.entry.calls.Do(limit, x.entry.Name, what, do)
 	if !errors.Is(err, overdue.Err) {
 		x.endCall()
@@ -247,19 +255,19 @@ func (x *Lease) OverdueCall() error { return x.entry.overdueCall() }
 
 // Release ends the lease once all calls have ended.
 func (x *Lease) Release() {
-	x.ledger.mu.Lock()
-	defer x.ledger.mu.Unlock()
+	x.core.mu.Lock()
+	defer x.core.mu.Unlock()
 	x.released = true
 	x.dropIfDone()
 }
 
 // endCall records the end of a call.
 func (x *Lease) endCall() {
-	x.ledger.mu.Lock()
+	x.core.mu.Lock()
 	x.running--
 	after := x.released
 	x.dropIfDone()
-	x.ledger.mu.Unlock()
+	x.core.mu.Unlock()
 	if after && x.entry.OnEnd != nil {
 		x.entry.OnEnd()
 	}
@@ -268,8 +276,8 @@ func (x *Lease) endCall() {
 // dropIfDone ends the lease if it was released and no call is running. The caller has the ledger's
 // mutex.
 func (x *Lease) dropIfDone() {
-	if key := x.entry.Key(); x.released && x.running == 0 && x.ledger.accounts[key] != nil && x.ledger.accounts[key].entry == Entry(x.entry) {
-		x.ledger.dropAccount(key)
+	if key := x.entry.Key(); x.released && x.running == 0 && x.core.accounts.byKey[key] != nil && x.core.accounts.byKey[key].entry == Entry(x.entry) {
+		x.core.accounts.drop(key)
 	}
 }
 
@@ -291,19 +299,19 @@ func (k *KeptDevice) asLease() *lease {
 // Owner returns the previous consumer, with the reason why the device is kept.
 func (k *KeptDevice) Owner() Owner { return k.asLease().Owner() }
 
-// KeepDevice withholds a device until [Ledger.Release]. A later call with the same name replaces
+// KeepDevice withholds a device until [Leases.Release]. A later call with the same name replaces
 // the reason.
-func (l *Ledger) KeepDevice(k *KeptDevice) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.put(newAccount(k.asLease(), Reserved))
+func (ls *Leases) KeepDevice(k *KeptDevice) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.accounts.put(newAccount(k.asLease(), Reserved))
 }
 
-// Release ends the effect of [Ledger.KeepDevice].
-func (l *Ledger) Release(name string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.dropAccount((&Change{Name: name}).Key())
+// Release ends the effect of [Leases.KeepDevice].
+func (ls *Leases) Release(name string) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.accounts.drop((&Change{Name: name}).Key())
 }
 
 // KeptReason returns why one of the devices is withheld after its consumer has ended, "" if none
@@ -320,10 +328,10 @@ func (v *View) KeptReason(devices ...string) string {
 // IsTaken reports whether another consumer has a kept device, the whole device that contains a kept
 // partition, or a partition of a kept device. The entry with the given key is ignored if it belongs to
 // the previous consumer, which is ending, even if its record is sealed.
-func (l *Ledger) IsTaken(name, key string, had Owner) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	kept := l.accounts[(&Change{Name: name}).Key()]
+func (ls *Leases) IsTaken(name, key string, had Owner) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	kept := ls.accounts.byKey[(&Change{Name: name}).Key()]
 	if kept == nil {
 		return false
 	}
@@ -332,38 +340,5 @@ func (l *Ledger) IsTaken(name, key string, had Owner) bool {
 		wanted[i].Takes = nil // counters: consumers of other partitions do not have this one
 	}
 	q := query{api: had.API, ownKey: key, previous: had, lease: kept.entry.(*lease), wanted: wanted, stock: &Present{}}
-	return l.index.findBlocked(q) != nil
-}
-
-// GrantReplacer is an [Output] that acts when the kubelet allocates an ID to a container while the
-// ledger still has the previous container's grant. It withholds devices that the next container may
-// not have yet.
-type GrantReplacer interface {
-	// GrantsReplaced is called with the earlier grants, which have ended.
-	GrantsReplaced(earlier []*Grant) error
-}
-
-// passGrants calls each [GrantReplacer] with the grants that new grants replace. It leaves out the
-// grants of containers that continue to run: the kubelet lists the container, but has forgotten its
-// ID.
-func (l *Ledger) passGrants(grants []*Grant) error {
-	var ended []*Grant
-	for _, g := range grants {
-		if a := l.accountOf(g.Key()); a != nil {
-			if earlier, ok := a.entry.(*Grant); ok && earlier.Container != "" && !earlier.isLost {
-				ended = append(ended, earlier)
-			}
-		}
-	}
-	if len(ended) == 0 {
-		return nil
-	}
-	for _, o := range l.outputs {
-		if p, ok := o.(GrantReplacer); ok {
-			if err := p.GrantsReplaced(ended); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return ls.accounts.index.findBlocked(q) != nil
 }

@@ -20,15 +20,15 @@ func all(silicon string) Change {
 // has the device. No consumer gets the device before the lease ends.
 func TestLease(t *testing.T) {
 	k := newKubelet(t, Config{}, "a", "b")
-	if _, b := k.LeaseDevices(all("a"), k.stock); b == nil {
+	if _, b := k.Leases.LeaseDevices(all("a"), k.stock); b == nil {
 		t.Error("leased before it is known what containers have")
 	}
 	k.says(podsSay(true, map[string][]string{"pod main": {"other/gpu", "none"}}))
 	k.mustGive("b")
-	if _, b := k.LeaseDevices(all("b"), k.stock); b == nil {
+	if _, b := k.Leases.LeaseDevices(all("b"), k.stock); b == nil {
 		t.Error("leased while a container has it")
 	}
-	lease, b := k.LeaseDevices(all("a"), k.stock)
+	lease, b := k.Leases.LeaseDevices(all("a"), k.stock)
 	if b != nil {
 		t.Fatal(b)
 	}
@@ -73,10 +73,10 @@ func TestLeaseOfDevice(t *testing.T) {
 		of := func(device string) Change {
 			return Change{Name: device, API: dra, Devices: []Hold{DeviceHold(device, k.stock[device].PartOf.Name)}}
 		}
-		if _, blocked := k.LeaseDevices(of("vf2"), k.stock); blocked == nil {
+		if _, blocked := k.Leases.LeaseDevices(of("vf2"), k.stock); blocked == nil {
 			t.Error("leased while a consumer has it")
 		}
-		lease, blocked := k.LeaseDevices(of("vf1"), k.stock)
+		lease, blocked := k.Leases.LeaseDevices(of("vf1"), k.stock)
 		if blocked != nil {
 			t.Fatal(blocked)
 		}
@@ -87,7 +87,7 @@ func TestLeaseOfDevice(t *testing.T) {
 			t.Errorf("its sibling: %v", err)
 		}
 		lease.Release()
-		if _, blocked := k.LeaseDevices(of("one"), k.stock); blocked != nil {
+		if _, blocked := k.Leases.LeaseDevices(of("one"), k.stock); blocked != nil {
 			t.Fatal(blocked)
 		}
 		if err := has("two"); err == nil {
@@ -105,13 +105,13 @@ func TestLeaseOfRecordedSilicon(t *testing.T) {
 	pod := claim("pod", s["vf0"])
 	b.mustGive(pod, s)
 	removal := Change{Name: "pf", Devices: []Hold{SiliconHold("pf"), DeviceHold("vf0", "pf"), DeviceHold("vf1", "pf")}}
-	if _, blocked := b.LeaseDevices(removal, s); blocked == nil {
+	if _, blocked := b.Leases.LeaseDevices(removal, s); blocked == nil {
 		t.Error("all virtual functions of pf can be removed, and claim pod has vf0")
 	}
 	if err := b.End(pod.UID, s); err != nil {
 		t.Fatal(err)
 	}
-	if _, blocked := b.LeaseDevices(removal, s); blocked != nil {
+	if _, blocked := b.Leases.LeaseDevices(removal, s); blocked != nil {
 		t.Error(blocked)
 	}
 }
@@ -124,22 +124,22 @@ func TestLeaseForConsumer(t *testing.T) {
 	vm := claim("vm", s["f0"])
 	b.mustGive(vm, s)
 	group := Change{Name: "f0", Devices: []Hold{DeviceHold("f0", ""), DeviceHold("f1", "")}}
-	if _, blocked := b.LeaseDevices(group, s); blocked == nil {
+	if _, blocked := b.Leases.LeaseDevices(group, s); blocked == nil {
 		t.Error("leased for no consumer")
 	}
 	group.Consumer, group.Previous = vm.Key(), Owner{API: dra, Namespace: "default", Name: "another", UID: vm.UID}
-	if _, blocked := b.LeaseDevices(group, s); blocked == nil {
+	if _, blocked := b.Leases.LeaseDevices(group, s); blocked == nil {
 		t.Error("leased for another owner")
 	}
 	group.Previous = Owner{}
-	outer, blocked := b.LeaseDevices(group, s)
+	outer, blocked := b.Leases.LeaseDevices(group, s)
 	if blocked != nil {
 		t.Fatal(blocked)
 	}
 	if err := b.AllocateClaim(claim("other", s["f1"]), Allocated, s); err == nil {
 		t.Error("another claim gets a function that is being changed")
 	}
-	inner, blocked := b.LeaseDevices(Change{Name: "inner", Consumer: vm.Key(), Devices: group.Devices, Functions: []discovery.DeviceKey{{Function: "0000:03:00.0"}}}, s)
+	inner, blocked := b.Leases.LeaseDevices(Change{Name: "inner", Consumer: vm.Key(), Devices: group.Devices, Functions: []discovery.DeviceKey{{Function: "0000:03:00.0"}}}, s)
 	if blocked != nil {
 		t.Fatalf("leased by the same consumer once more: %v", blocked)
 	}
@@ -156,26 +156,26 @@ func TestLeaseOfFunction(t *testing.T) {
 		of := func(name string) Change {
 			return Change{Name: name, Functions: []discovery.DeviceKey{function}}
 		}
-		first, blocked := b.LeaseDevices(of("first"), s)
-		if blocked != nil || b.LeaseOn(function) == "" || b.LeaseOn(discovery.DeviceKey{Function: "0000:04:00.0"}) != "" {
+		first, blocked := b.Leases.LeaseDevices(of("first"), s)
+		if blocked != nil || b.Leases.LeaseOn(function) == "" || b.Leases.LeaseOn(discovery.DeviceKey{Function: "0000:04:00.0"}) != "" {
 			t.Fatal(blocked)
 		}
-		if _, blocked := b.LeaseDevices(of("second"), s); blocked == nil || !blocked.Changing {
+		if _, blocked := b.Leases.LeaseDevices(of("second"), s); blocked == nil || !blocked.Changing {
 			t.Errorf("leased twice: %v", blocked)
 		}
 		short, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := b.AwaitLease(short, of("second"), always(s)); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := b.Leases.AwaitLease(short, of("second"), always(s)); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("waited for: %v", err)
 		}
 		time.AfterFunc(time.Minute, first.Release)
 		began := time.Now()
-		second, err := b.AwaitLease(t.Context(), of("second"), always(s))
+		second, err := b.Leases.AwaitLease(t.Context(), of("second"), always(s))
 		if err != nil || time.Since(began) != time.Minute {
 			t.Fatalf("after %s: %v", time.Since(began), err)
 		}
 		second.Release()
-		if b.LeaseOn(function) != "" {
+		if b.Leases.LeaseOn(function) != "" {
 			t.Error("leased after the end")
 		}
 	})
@@ -187,27 +187,27 @@ func TestLeaseOfFunctionRegisteredAgain(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("gpu-0", 128))
 	change := Change{Name: "driver of 0000:03:00.0", Functions: []discovery.DeviceKey{{Function: "0000:03:00.0", Inode: 7}}}
-	before, blocked := b.LeaseDevices(change, s)
+	before, blocked := b.Leases.LeaseDevices(change, s)
 	if blocked != nil {
 		t.Fatal(blocked)
 	}
 	again := change
 	again.Functions = []discovery.DeviceKey{{Function: "0000:03:00.0", Inode: 8}}
-	if b.LeaseOn(again.Functions[0]) != "" {
+	if b.Leases.LeaseOn(again.Functions[0]) != "" {
 		t.Error("the lease is on the function that has the address now")
 	}
-	after, blocked := b.LeaseDevices(again, s)
+	after, blocked := b.Leases.LeaseDevices(again, s)
 	if blocked != nil {
 		t.Fatal(blocked)
 	}
 	before.Release()
-	if b.LeaseOn(again.Functions[0]) == "" || b.LeaseOn(change.Functions[0]) != "" {
+	if b.Leases.LeaseOn(again.Functions[0]) == "" || b.Leases.LeaseOn(change.Functions[0]) != "" {
 		t.Error("the end of the first lease is not that of the first lease alone")
 	}
 	after.Release()
 	unknown := discovery.DeviceKey{Function: "0000:03:00.0"} // as on a host without inodes
 	change.Functions = append(change.Functions, unknown)
-	if _, blocked := b.LeaseDevices(change, s); blocked != nil || b.LeaseOn(again.Functions[0]) == "" {
+	if _, blocked := b.Leases.LeaseDevices(change, s); blocked != nil || b.Leases.LeaseOn(again.Functions[0]) == "" {
 		t.Errorf("%v; a function of which only the address is known is not leased", blocked)
 	}
 }
@@ -220,7 +220,7 @@ func TestLeaseOutlastsCalls(t *testing.T) {
 		ended := 0
 		change := all("gpu-0")
 		change.OnEnd = func() { ended++ }
-		lease, blocked := b.LeaseDevices(change, s)
+		lease, blocked := b.Leases.LeaseDevices(change, s)
 		if blocked != nil {
 			t.Fatal(blocked)
 		}
@@ -232,17 +232,17 @@ func TestLeaseOutlastsCalls(t *testing.T) {
 			t.Error(err)
 		}
 		lease.Release()
-		if _, blocked := b.LeaseDevices(all("gpu-0"), s); blocked == nil {
+		if _, blocked := b.Leases.LeaseDevices(all("gpu-0"), s); blocked == nil {
 			t.Error("leased while the write goes on")
 		}
 		close(hangs)
 		synctest.Wait()
-		again, blocked := b.LeaseDevices(all("gpu-0"), s)
+		again, blocked := b.Leases.LeaseDevices(all("gpu-0"), s)
 		if blocked != nil || ended != 1 {
 			t.Fatal(blocked, ended)
 		}
 		lease.Release() // a second Release does not end another lease of the same name
-		if _, blocked := b.LeaseDevices(all("gpu-0"), s); blocked == nil {
+		if _, blocked := b.Leases.LeaseDevices(all("gpu-0"), s); blocked == nil {
 			t.Error("leased twice")
 		}
 		again.Release()
@@ -255,8 +255,8 @@ func TestEndLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		s := host(gpu("gpu-0", 128), gpu("gpu-1", 129))
-		b.KeepDevice(&KeptDevice{Name: "kept", Hold: Hold{Device: "gpu-1", Silicon: "gpu-1"}, Reason: "process 47 has it open"})
-		lease, blocked := b.LeaseDevices(all("gpu-0"), s)
+		b.Leases.KeepDevice(&KeptDevice{Name: "kept", Hold: Hold{Device: "gpu-1", Silicon: "gpu-1"}, Reason: "process 47 has it open"})
+		lease, blocked := b.Leases.LeaseDevices(all("gpu-0"), s)
 		if blocked != nil {
 			t.Fatal(blocked)
 		}
@@ -267,14 +267,14 @@ func TestEndLeases(t *testing.T) {
 		lease.Release()
 		short, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if b.EndLeases(short) {
+		if b.Leases.EndLeases(short) {
 			t.Error("ended while a write goes on")
 		}
-		if _, blocked := b.LeaseDevices(Change{Name: "other"}, s); blocked == nil {
+		if _, blocked := b.Leases.LeaseDevices(Change{Name: "other"}, s); blocked == nil {
 			t.Error("leased afterwards")
 		}
 		time.AfterFunc(time.Minute, func() { close(hangs) })
-		if !b.EndLeases(t.Context()) {
+		if !b.Leases.EndLeases(t.Context()) {
 			t.Error("not ended after the write")
 		}
 	})

@@ -7,10 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"path/filepath"
 	"slices"
-	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -19,19 +16,8 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// The files of a ledger: claims/<uid>.record, claims/<uid>.bad<n> for a record that could not be
-// decoded, grants/grants.json, and boot, which names the boot of the last claim that was given.
-const (
-	claimsDir  = "claims"
-	grantsFile = "grants/grants.json"
-	bootFile   = "boot"
-
-	// wipedWord is in the file boot if records of claims were lost in this boot.
-	wipedWord = "wiped"
-
-	claimExtension = ".record"
-	badExtension   = ".bad"
-)
+// wipedWord is in the file boot if records of claims were lost in this boot.
+const wipedWord = "wiped"
 
 // endedFor is for how long the ledger remembers the end of a claim. It is longer than the kubelet
 // lists the claim after its end, and longer than a PodResources call takes.
@@ -47,7 +33,7 @@ type Config struct {
 	// files too. No other code writes there before the ledger was opened.
 	OtherDirs []string
 
-	// Listings means that the caller polls PodResources and calls [Ledger.ObserveListing]. Until the
+	// Listings means that the caller polls PodResources and calls [Grants.ObserveListing]. Until the
 	// first complete answer, new claims get only open devices, because a container may have any other
 	// device.
 	Listings bool
@@ -71,37 +57,19 @@ type Config struct {
 	OpenBy func(d *discovery.Device, own []types.UID) string
 }
 
-// Ledger is the ledger of a node. Only one agent may have it open.
+// Ledger is the ledger of a node. Only one agent may have it open. Its own methods are those of claims
+// and of the whole ledger.
 type Ledger struct {
-	config       Config
-	claims       disk.Files // records of claims, which are invalid after a reboot
-	synced       disk.Files // the other files, which survive a reboot
-	outputs      []Output
-	openedSignal chan struct{} // closed by Open
-	changed      chan struct{} // holds a value when Run must reconcile; every change may send, Run receives
+	*core
+	Grants *Grants
+	Leases *Leases
 
 	locks       locks
-	filing      turn // serializes writes and removals of files of the host
-	saving      turn // serializes reads and writes of grants, so that the last write is the newest
 	writingBoot turn // serializes writes of the file boot
 
-	mu            sync.Mutex // guards the fields below, and is never held during I/O
-	accounts      map[string]*account
-	index         index
-	version       int                // number of changes of the accounts, from 1, because a view of no ledger has 0
-	view          *View              // the view of an earlier or the present version, nil before the first
-	replaced      map[string][]Entry // by key, entries whose outputs the present entry replaces
-	listing       listingState
-	grantsUnread  bool                 // the file of grants may hold grants that the accounts lack
-	grantsUnsaved bool                 // the file of grants differs from the accounts
-	bootRecorded  bool                 // the file boot names the present boot
-	recordsLost   bool                 // records of claims were lost in this boot
-	unremoved     []Entry              // ended entries whose outputs could not be removed
-	endTimes      map[string]time.Time // when claims have ended, by key
-	entryEnded    chan struct{}        // closed when an entry ends; nil if no caller waits
-
-	leasesEnd chan struct{} // closed when the next lease ends
-	closed    bool          // no new lease is possible
+	// The mutex guards the following fields.
+	view         *View // the view of an earlier or the present version, nil before the first
+	bootRecorded bool  // the file boot names the present boot
 }
 
 // New returns a ledger that is not open yet.
@@ -109,23 +77,22 @@ func New(config Config) *Ledger {
 	if config.Patience == 0 {
 		config.Patience = 10 * time.Second
 	}
-	return &Ledger{
+	c := &core{
 		config:       config,
-		claims:       disk.Files{FS: config.Disk},
-		synced:       disk.Files{FS: config.Disk, Synced: true},
-		filing:       newTurn(),
-		saving:       newTurn(),
-		writingBoot:  newTurn(),
+		files:        files{dir: config.Dir, claims: disk.Files{FS: config.Disk}, synced: disk.Files{FS: config.Disk, Synced: true}},
 		openedSignal: make(chan struct{}),
 		changed:      make(chan struct{}, 1),
-		accounts:     make(map[string]*account),
-		index:        newIndex(),
+		filing:       newTurn(),
+		accounts:     newAccounts(),
 		replaced:     make(map[string][]Entry),
 		endTimes:     make(map[string]time.Time),
 		grantsUnread: true,
-		version:      1,
-
-		leasesEnd: make(chan struct{}),
+	}
+	return &Ledger{
+		core:        c,
+		Grants:      &Grants{core: c, saving: newTurn()},
+		Leases:      &Leases{core: c},
+		writingBoot: newTurn(),
 	}
 }
 
@@ -135,15 +102,6 @@ func (l *Ledger) AddOutput(o Output) { l.outputs = append(l.outputs, o) }
 
 // WaitOpen returns a channel that is closed once the ledger is open.
 func (l *Ledger) WaitOpen() <-chan struct{} { return l.openedSignal }
-
-func (l *Ledger) isOpen() bool {
-	select {
-	case <-l.openedSignal:
-		return true
-	default:
-		return false
-	}
-}
 
 // Lock excludes other calls for the same claim or grant until unlock is called.
 func (l *Ledger) Lock(ctx context.Context, key string) (unlock func(), err error) {
@@ -178,16 +136,16 @@ func (l *Ledger) AllocateClaim(c *Claim, to State, s Stock) error {
 		if err := l.mayOpen(c.Holds(), c.Users, s); err != nil {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			l.putBack(c.Key(), before)
+			l.accounts.putBack(c.Key(), before)
 			return err
 		}
 	}
 	there := disk.Old
 	if err = l.sayBoot(); err == nil {
-		there, err = l.claims.Write(l.claimFile(c.UID), data, 0o600)
+		there, err = l.files.claims.Write(l.files.claimFile(c.UID), data, 0o600)
 	}
 	if err != nil {
-		err = fmt.Errorf("write record %s: %w", l.claimFile(c.UID), err)
+		err = fmt.Errorf("write record %s: %w", l.files.claimFile(c.UID), err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -204,7 +162,7 @@ func (l *Ledger) adaptShares(c *Claim) {
 	defer l.mu.Unlock()
 	for i := range c.Results {
 		r := &c.Results[i]
-		for _, a := range l.index.byTerm[r.Source] {
+		for _, a := range l.accounts.index.byTerm[r.Source] {
 			if _, leased := a.entry.(*lease); leased || a.state == Ended {
 				continue
 			}
@@ -239,7 +197,7 @@ func (l *Ledger) keepSealedNodes(c *Claim) {
 func (l *Ledger) reserve(c *Claim, s Stock) (before *account, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	before = l.accounts[c.Key()]
+	before = l.accounts.byKey[c.Key()]
 	a := newAccount(c, Reserved)
 	q := query{api: discovery.ModeDRA, owner: c.Owner(), ownKey: c.Key(), wanted: a.holds, stock: s}
 	if !before.has() {
@@ -247,13 +205,13 @@ func (l *Ledger) reserve(c *Claim, s Stock) (before *account, err error) {
 			return nil, b
 		}
 	}
-	if b := l.index.findBlocked(q); b != nil {
+	if b := l.accounts.index.findBlocked(q); b != nil {
 		return nil, b
 	}
 	if before != nil && before.state != Ended {
 		a.holds = slices.Concat(a.holds, before.holds)
 	}
-	l.put(a)
+	l.accounts.put(a)
 	return before, nil
 }
 
@@ -264,11 +222,11 @@ func (l *Ledger) applyWritten(there disk.InPlace, c *Claim, to State, before *ac
 		if before != nil {
 			l.replaced[c.Key()] = append(l.replaced[c.Key()], before.entry)
 		}
-		l.put(newAccount(c, to))
+		l.accounts.put(newAccount(c, to))
 	case disk.Old:
-		l.dropAccount(c.Key())
+		l.accounts.drop(c.Key())
 		if before != nil {
-			l.put(before)
+			l.accounts.put(before)
 		}
 	case disk.Unknown:
 		a := newAccount(c, Uncertain)
@@ -276,7 +234,7 @@ func (l *Ledger) applyWritten(there disk.InPlace, c *Claim, to State, before *ac
 		if before != nil && before.state != Ended {
 			a.holds = slices.Concat(a.holds, before.holds)
 		}
-		l.put(a)
+		l.accounts.put(a)
 	}
 }
 
@@ -288,9 +246,9 @@ func (l *Ledger) SettleClaim(key string) error {
 		return nil
 	}
 	c := a.entry.(*Claim)
-	data, err := l.claims.Read(l.claimFile(c.UID))
+	data, err := l.files.claims.Read(l.files.claimFile(c.UID))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("read record %s, which may not have been written: %w", l.claimFile(c.UID), err)
+		return fmt.Errorf("read record %s, which may not have been written: %w", l.files.claimFile(c.UID), err)
 	}
 	there := disk.Old
 	if wanted, encodeErr := c.file(); err == nil && encodeErr == nil && bytes.Equal(wanted, data) {
@@ -332,7 +290,7 @@ func (l *Ledger) Since(uid types.UID) time.Time {
 	if c, _ := l.Claim(uid); c != nil && !c.Since.IsZero() {
 		return c.Since
 	}
-	info, err := l.claims.Lstat(l.claimFile(uid))
+	info, err := l.files.claims.Lstat(l.files.claimFile(uid))
 	if err != nil {
 		return time.Time{}
 	}
@@ -344,29 +302,7 @@ func (l *Ledger) IsSealed(uid types.UID) bool { return l.accountOf(sealedKey(str
 
 // Write brings the outputs of an entry up to date. The caller has the entry's lock. After an error,
 // [Ledger.Run] tries again.
-func (l *Ledger) Write(key string) error {
-	l.mu.Lock()
-	a, replaced := l.accounts[key], l.replaced[key]
-	l.mu.Unlock()
-	if a == nil || a.state != Allocated {
-		return nil
-	}
-	defer l.lockFiles(append(slices.Clone(replaced), a.entry)...)()
-	for _, o := range l.outputs {
-		if err := o.Write(a.entry); err != nil {
-			return err
-		}
-	}
-	for _, e := range replaced {
-		if err := l.removeOutputs(e, l.otherEntries(nil)); err != nil {
-			return err
-		}
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.replaced, key)
-	return nil
-}
+func (l *Ledger) Write(key string) error { return l.writeOutputs(key) }
 
 // End removes the outputs of a claim, and then its record. A missing file is not an error. The
 // caller has the claim's lock. The stock, which may be nil, supplies the files of devices for a
@@ -384,9 +320,9 @@ func (l *Ledger) End(uid types.UID, s Stock) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if a := l.accounts[string(uid)]; a != nil && a.state == Ending {
+	if a := l.accounts.byKey[string(uid)]; a != nil && a.state == Ending {
 		if c, ok := a.entry.(*Claim); ok {
-			l.put(newAccount(c, l.stateOf(c)))
+			l.accounts.put(newAccount(c, l.config.stateOf(c)))
 			notify(l.changed)
 		}
 	}
@@ -398,20 +334,20 @@ func (l *Ledger) end(uid types.UID, s Stock) error {
 	entries, sealed := l.startEnding(key, s)
 	defer l.lockFiles(entries...)()
 	for _, e := range entries {
-		if err := l.removeOutputs(e, l.otherEntries([]string{key, sealedKey(key)})); err != nil {
+		if err := l.outputs.removeEntry(e, l.otherEntries([]string{key, sealedKey(key)})); err != nil {
 			return err
 		}
 	}
-	files := []string{l.claimFile(uid)}
+	files := []string{l.files.claimFile(uid)}
 	if sealed {
-		aside, err := l.asideOf(uid)
+		aside, err := l.files.asideOf(uid)
 		if err != nil {
 			return fmt.Errorf("remove record of claim %s: %w", uid, err)
 		}
 		files = append(aside, files...)
 	}
 	for _, file := range files {
-		if err := l.claims.Remove(file); err != nil {
+		if err := l.files.claims.Remove(file); err != nil {
 			return fmt.Errorf("remove record %s: %w", file, err)
 		}
 	}
@@ -424,8 +360,8 @@ func (l *Ledger) end(uid types.UID, s Stock) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.dropAccount(key)
-	l.dropAccount(sealedKey(key))
+	l.accounts.drop(key)
+	l.accounts.drop(sealedKey(key))
 	delete(l.replaced, key)
 	now := time.Now()
 	maps.DeleteFunc(l.endTimes, func(_ string, at time.Time) bool { return now.Sub(at) > endedFor })
@@ -438,16 +374,16 @@ func (l *Ledger) end(uid types.UID, s Stock) error {
 func (l *Ledger) startEnding(key string, s Stock) (entries []Entry, sealed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if a := l.accounts[sealedKey(key)]; a != nil {
+	if a := l.accounts.byKey[sealedKey(key)]; a != nil {
 		entries, sealed = append(entries, a.entry.(*Sealed).describedBy(s)), true
-	} else if l.accounts[key] == nil {
+	} else if l.accounts.byKey[key] == nil {
 		entries = append(entries, &Sealed{UID: types.UID(key)})
 	}
-	if a := l.accounts[key]; a != nil {
+	if a := l.accounts.byKey[key]; a != nil {
 		if a.state != Ended { // a Past claim excludes no consumer, whether it can be ended or not
 			ending := *a
 			ending.state = Ending
-			l.put(&ending)
+			l.accounts.put(&ending)
 		}
 		entries = append(entries, a.entry)
 		if a.before != nil {
@@ -455,59 +391,4 @@ func (l *Ledger) startEnding(key string, s Stock) (entries []Entry, sealed bool)
 		}
 	}
 	return append(entries, l.replaced[key]...), sealed
-}
-
-// removeOutputs removes the outputs of an entry in reverse order, except the files that other
-// entries share.
-func (l *Ledger) removeOutputs(e Entry, others []Entry) error {
-	for _, o := range slices.Backward(l.outputs) {
-		if err := o.Remove(e, others); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// otherEntries returns the entries whose outputs must stay, except the entries with the given keys.
-func (l *Ledger) otherEntries(without []string) []Entry {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	entries := make([]Entry, 0, len(l.accounts))
-	for key, a := range l.accounts {
-		if a.state != Ended && !slices.Contains(without, key) && (a.state != Ending || a.entry.API() == discovery.ModeDevicePlugin) {
-			entries = append(entries, a.entry)
-		}
-	}
-	return entries
-}
-
-// lockFiles excludes other writers of files of the host, if one of the entries has such files. When
-// two entries that share a file end at once, the second one sees that the first is gone. A file is
-// not written while another call regards it as unused.
-func (l *Ledger) lockFiles(entries ...Entry) (done func()) {
-	if !slices.ContainsFunc(entries, func(e Entry) bool { return len(e.Files()) > 0 }) {
-		return func() {}
-	}
-	return l.filing.takeTurn()
-}
-
-func (l *Ledger) file(name string) string { return filepath.Join(l.config.Dir, name) }
-
-func (l *Ledger) claimFile(uid types.UID) string {
-	return l.file(filepath.Join(claimsDir, string(uid)+claimExtension))
-}
-
-// asideOf returns the files of a claim that were set aside.
-func (l *Ledger) asideOf(uid types.UID) ([]string, error) {
-	entries, err := l.claims.ListDir(l.file(claimsDir))
-	if err != nil {
-		return nil, err
-	}
-	var files []string
-	for _, entry := range entries {
-		if strings.HasPrefix(entry.Name(), string(uid)+badExtension) {
-			files = append(files, l.file(filepath.Join(claimsDir, entry.Name())))
-		}
-	}
-	return files, nil
 }

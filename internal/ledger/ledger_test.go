@@ -316,7 +316,7 @@ func TestUnsure(t *testing.T) {
 	for _, written := range []bool{true, false} {
 		b := newBench(t)
 		c, other := claim("c", s["a"]), claim("other", s["a"])
-		file := b.claimFile(c.UID)
+		file := b.files.claimFile(c.UID)
 		b.disk.Before = func(op disktest.Op, name string) error {
 			if op == disktest.Rename && name == file {
 				if written {
@@ -514,7 +514,7 @@ func TestEndThatFails(t *testing.T) {
 	c := claim("c", s["a"])
 	b.mustGive(c, s)
 	b.disk.Before = func(op disktest.Op, name string) error {
-		if op == disktest.Remove && name == b.claimFile(c.UID) {
+		if op == disktest.Remove && name == b.files.claimFile(c.UID) {
 			return syscall.EROFS
 		}
 		return nil
@@ -547,7 +547,7 @@ func TestGiveAtOnce(t *testing.T) {
 				err = errors.Join(b.AllocateClaim(c, Allocated, s), b.Write(c.Key()))
 			} else {
 				g := &Grant{Resource: "ours/gpu", ID: fmt.Sprint(i), Devices: []string{"a"}, Silicon: []string{"a"}, Exclusive: true}
-				err = b.GiveGrants(s, []*Grant{g})
+				err = b.Grants.AllocateIDs(s, []*Grant{g})
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -604,7 +604,7 @@ func TestOpenedDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	blocked, ok := errors.AsType[*Blocked](b.GiveGrants(s, []*Grant{grant}))
+	blocked, ok := errors.AsType[*Blocked](b.Grants.AllocateIDs(s, []*Grant{grant}))
 	if !ok || !blocked.Reclaiming || blocked.OwnerText() != who {
 		t.Errorf("a container is refused with %v", blocked)
 	}
@@ -618,14 +618,14 @@ func TestOpenedDevice(t *testing.T) {
 		t.Error("a grant that was refused is in the ledger")
 	}
 	shared := &Grant{Resource: "ours/shared", ID: "a-1", Devices: []string{"a"}, Silicon: []string{"a"}}
-	if err := b.GiveGrants(s, []*Grant{shared}); err != nil {
+	if err := b.Grants.AllocateIDs(s, []*Grant{shared}); err != nil {
 		t.Errorf("a share is refused while the container of another share has the device open: %v", err)
 	}
-	if err := b.EndGrants([]*Grant{shared}); err != nil {
+	if err := b.Grants.EndGrants([]*Grant{shared}); err != nil {
 		t.Error(err)
 	}
 	who = ""
-	if err := b.GiveGrants(s, []*Grant{grant}); err != nil {
+	if err := b.Grants.AllocateIDs(s, []*Grant{grant}); err != nil {
 		t.Error(err)
 	}
 }
@@ -637,17 +637,17 @@ func TestWipedDirectoryIsWrittenAgain(t *testing.T) {
 	c := claim("c", s["a"])
 	b.mustGive(c, s)
 	g := &Grant{Resource: "ours/gpu", ID: "b", Devices: []string{"b"}, Silicon: []string{"b"}, Exclusive: true}
-	if err := b.GiveGrants(s, []*Grant{g}); err != nil {
+	if err := b.Grants.AllocateIDs(s, []*Grant{g}); err != nil {
 		t.Fatal(err)
 	}
-	want, _ := os.ReadFile(b.claimFile(c.UID))
+	want, _ := os.ReadFile(b.files.claimFile(c.UID))
 	if err := os.RemoveAll(b.config.Dir); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.ReconcileFiles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := os.ReadFile(b.claimFile(c.UID)); err != nil || !bytes.Equal(got, want) {
+	if got, err := os.ReadFile(b.files.claimFile(c.UID)); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("the record is %q, %v", got, err)
 	}
 	b.open()
@@ -655,7 +655,7 @@ func TestWipedDirectoryIsWrittenAgain(t *testing.T) {
 	b.config.Listings = true
 	b.open()
 	b.mustRefuse(claim("other", s["b"]), s, "container")
-	if data, err := os.ReadFile(b.file(bootFile)); err != nil || !strings.HasPrefix(string(data), "boot-1\n") {
+	if data, err := os.ReadFile(b.files.path(bootFile)); err != nil || !strings.HasPrefix(string(data), "boot-1\n") {
 		t.Errorf("boot is %q, %v", data, err)
 	}
 }

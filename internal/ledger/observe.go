@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"time"
 
@@ -36,58 +35,46 @@ type sighting struct {
 	missingSince            time.Time // time when PodResources first left out the ID
 }
 
-// unknownOwnerReason returns the reason why a container may have a device without a recorded owner,
-// or "" if all allocations are known.
-func (l *Ledger) unknownOwnerReason() string {
-	switch {
-	case l.grantsUnread:
-		return fmt.Sprintf("a container perhaps: %s, which lists the devices of containers, cannot be read", l.file(grantsFile))
-	case l.config.Listings && !l.listing.whole:
-		return unlistedFor
-	}
-	return ""
-}
-
 // ObserveListing records a PodResources listing with the time of the request. said is nil if
 // PodResources did not answer. Listed grants get their container. Grants end when complete listings
 // have left them out for long enough. ObserveListing calls stock while the ledger is locked, so a
-// concurrent [Ledger.RecogniseListed] runs afterwards.
-func (l *Ledger) ObserveListing(at time.Time, said *kubeletapi.Listing, stock func() Stock) error {
-	ended, adopted, changed := l.observeListing(at, said, stock)
+// concurrent [Grants.RecogniseListed] runs afterwards.
+func (gs *Grants) ObserveListing(at time.Time, said *kubeletapi.Listing, stock func() Stock) error {
+	ended, adopted, changed := gs.observeListing(at, said, stock)
 	if !changed {
 		return nil
 	}
 	var errs []error
 	for _, key := range adopted {
-		errs = append(errs, l.Write(key))
+		errs = append(errs, gs.writeOutputs(key))
 	}
-	return errors.Join(append(errs, l.endReplaced(ended))...)
+	return errors.Join(append(errs, gs.endReplaced(ended))...)
 }
 
-func (l *Ledger) observeListing(at time.Time, said *kubeletapi.Listing, stock func() Stock) (ended []Entry, adopted []string, changed bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.listing.lastRequest = time.Time{}
+func (gs *Grants) observeListing(at time.Time, said *kubeletapi.Listing, stock func() Stock) (ended []Entry, adopted []string, changed bool) {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	gs.listing.lastRequest = time.Time{}
 	if said == nil || !said.Whole {
-		l.listing.wholeSince = time.Time{}
-	} else if l.listing.wholeSince.IsZero() {
-		l.listing.wholeSince = at
+		gs.listing.wholeSince = time.Time{}
+	} else if gs.listing.wholeSince.IsZero() {
+		gs.listing.wholeSince = at
 	}
 	if said == nil {
 		return nil, nil, false
 	}
 	ids, running := idsIn(said)
-	l.storeListing(at, ids, said.Whole)
-	changed = l.confirmContainers(at, ids)
+	gs.storeListing(at, ids, said.Whole)
+	changed = gs.confirmContainers(at, ids)
 	if said.Whole {
-		l.listing.whole, l.listing.lastRequest = true, at
+		gs.listing.whole, gs.listing.lastRequest = true, at
 		var more bool
-		ended, more = l.endAbsent(at, ids, running)
+		ended, more = gs.endAbsent(at, ids, running)
 		changed = changed || more
 	}
-	adopted = l.adoptListed(at, stock())
-	l.noteClaims(said)
-	return ended, adopted, changed || len(adopted) > 0 || l.grantsUnsaved
+	adopted = gs.adoptListed(at, stock())
+	gs.noteClaims(said)
+	return ended, adopted, changed || len(adopted) > 0 || gs.unsaved
 }
 
 // idsIn returns the IDs of containers, by key, and the resources of each container.
@@ -109,25 +96,27 @@ func idsIn(said *kubeletapi.Listing) (ids map[string]sighting, running map[strin
 }
 
 // storeListing stores the listing, and keeps missing IDs for a while.
-func (l *Ledger) storeListing(at time.Time, ids map[string]sighting, whole bool) {
+func (gs *Grants) storeListing(at time.Time, ids map[string]sighting, whole bool) {
 	now := maps.Clone(ids)
-	for key, before := range l.listing.ids {
+	for key, before := range gs.listing.ids {
 		if _, named := now[key]; named {
 			continue
 		}
 		if whole && before.missingSince.IsZero() {
 			before.missingSince = at
 		}
-		if !whole || at.Sub(l.leftOut(before.missingSince)) < l.config.Patience+l.gracePeriod(before.container) {
+		if !whole || at.Sub(gs.listing.leftOut(before.missingSince)) < gs.config.Patience+gs.config.gracePeriod(before.container) {
 			now[key] = before
 		}
 	}
-	l.listing.ids = now
+	gs.listing.ids = now
 }
 
 // leftOut returns the start of an uninterrupted absence of an ID from complete answers. missing is
 // the time of the first absence. A kubelet that does not answer does not end containers either.
-func (l *Ledger) leftOut(missing time.Time) time.Time { return laterOf(missing, l.listing.wholeSince) }
+func (s *listingState) leftOut(missing time.Time) time.Time {
+	return laterOf(missing, s.wholeSince)
+}
 
 func laterOf(a, b time.Time) time.Time {
 	if a.Before(b) {
@@ -137,10 +126,10 @@ func laterOf(a, b time.Time) time.Time {
 }
 
 // gracePeriod returns the grace period of a deleted pod's container.
-func (l *Ledger) gracePeriod(container string) time.Duration {
-	if l.config.Termination != nil {
+func (c *Config) gracePeriod(container string) time.Duration {
+	if c.Termination != nil {
 		o := (&Grant{Container: container}).Owner()
-		if d, known := l.config.Termination(o.Namespace, o.Name); known {
+		if d, known := c.Termination(o.Namespace, o.Name); known {
 			return d
 		}
 	}
@@ -148,9 +137,9 @@ func (l *Ledger) gracePeriod(container string) time.Duration {
 }
 
 // confirmContainers sets the containers of grants, and reports whether any of them is new.
-func (l *Ledger) confirmContainers(at time.Time, ids map[string]sighting) (changed bool) {
+func (gs *Grants) confirmContainers(at time.Time, ids map[string]sighting) (changed bool) {
 	for key, s := range ids {
-		a := l.accounts[key]
+		a := gs.accounts.byKey[key]
 		if a == nil {
 			continue
 		}
@@ -162,26 +151,26 @@ func (l *Ledger) confirmContainers(at time.Time, ids map[string]sighting) (chang
 		confirmed := *g
 		changed = changed || g.Container != s.container
 		confirmed.Container, confirmed.missingSince, confirmed.isLost, confirmed.ended = s.container, time.Time{}, false, false
-		l.replace(&confirmed, Allocated)
+		gs.replace(&confirmed, Allocated)
 	}
 	return changed
 }
 
 // replace stores another version of a grant. The outputs of both versions are the same.
-func (l *Ledger) replace(g *Grant, state State) {
-	if l.listing.foreign[g.Key()] != nil {
-		l.listing.foreign[g.Key()] = g
+func (gs *Grants) replace(g *Grant, state State) {
+	if gs.listing.foreign[g.Key()] != nil {
+		gs.listing.foreign[g.Key()] = g
 	}
-	l.put(newAccount(g, state))
+	gs.accounts.put(newAccount(g, state))
 }
 
 // LostGrants returns the grants whose containers PodResources lists without them: the kubelet lost
 // its checkpoint, or the pod has ended. Kubelets up to 1.33 list ended pods too, without their
 // devices (pkg/kubelet/apis/podresources/server_v1.go, List, in 1.28 to 1.32).
-func (l *Ledger) LostGrants() (lost []*Grant) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, a := range sorted(l.accounts) {
+func (gs *Grants) LostGrants() (lost []*Grant) {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	for _, a := range gs.accounts.sorted() {
 		if g, ok := a.entry.(*Grant); ok && g.isLost {
 			lost = append(lost, g)
 		}
@@ -191,16 +180,16 @@ func (l *Ledger) LostGrants() (lost []*Grant) {
 
 // PodsEnded records the end of the pods of lost grants: PodResources will never list the grants
 // again.
-func (l *Ledger) PodsEnded(grants []*Grant) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (gs *Grants) PodsEnded(grants []*Grant) {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
 	for _, g := range grants {
-		if a := l.accounts[g.Key()]; a == nil || a.entry != Entry(g) {
+		if a := gs.accounts.byKey[g.Key()]; a == nil || a.entry != Entry(g) {
 			continue
 		}
 		ended := *g
 		ended.isLost, ended.ended, ended.missingSince = false, true, time.Now()
-		l.replace(&ended, Allocated)
+		gs.replace(&ended, Allocated)
 	}
 }
 
@@ -208,16 +197,16 @@ func (l *Ledger) PodsEnded(grants []*Grant) {
 // The device plugin API may reuse the ID earlier than DRA may use the device: the kubelet waits for
 // its own containers, but removes a force-deleted pod from its records at once, while the
 // containers still use up their grace period.
-func (l *Ledger) endAbsent(at time.Time, ids map[string]sighting, running map[string]map[string]bool) (ended []Entry, changed bool) {
-	for _, a := range sorted(l.accounts) {
+func (gs *Grants) endAbsent(at time.Time, ids map[string]sighting, running map[string]map[string]bool) (ended []Entry, changed bool) {
+	for _, a := range gs.accounts.sorted() {
 		g, ok := a.entry.(*Grant)
 		if !ok || a.state == Reserved {
 			continue
 		}
-		if still := l.remainingContainers(g, running); len(still) < len(g.Earlier) {
+		if still := gs.config.remainingContainers(g, running); len(still) < len(g.Earlier) {
 			alone := *g
 			alone.Earlier, changed = still, true
-			l.replace(&alone, a.state)
+			gs.replace(&alone, a.state)
 			g = &alone
 		}
 		if g.Container == "" {
@@ -227,30 +216,30 @@ func (l *Ledger) endAbsent(at time.Time, ids map[string]sighting, running map[st
 		if _, named := ids[key]; named {
 			continue
 		}
-		if l.runsStill(g, running) {
+		if gs.config.runsStill(g, running) {
 			if !g.isLost {
 				lost := *g
 				lost.isLost, lost.missingSince = true, time.Time{}
-				l.replace(&lost, Allocated)
+				gs.replace(&lost, Allocated)
 			}
 			continue
 		}
 		if g.missingSince.IsZero() || g.isLost {
 			left := *g
 			left.missingSince, left.isLost = at, false
-			l.replace(&left, Allocated)
+			gs.replace(&left, Allocated)
 			continue
 		}
-		left := l.leftOut(g.missingSince)
-		switch until := left.Add(l.config.Patience + l.gracePeriod(g.Container)); {
-		case at.Sub(left) < l.config.Patience:
+		left := gs.listing.leftOut(g.missingSince)
+		switch until := left.Add(gs.config.Patience + gs.config.gracePeriod(g.Container)); {
+		case at.Sub(left) < gs.config.Patience:
 		case at.Before(laterOf(until, g.Until)) || len(g.Earlier) > 0:
-			l.put(newAccount(g, Ending))
-		case l.listing.foreign[key] != nil:
-			delete(l.listing.foreign, key)
-			l.dropAccount(key)
+			gs.accounts.put(newAccount(g, Ending))
+		case gs.listing.foreign[key] != nil:
+			delete(gs.listing.foreign, key)
+			gs.accounts.drop(key)
 		default:
-			l.put(newAccount(g, Ending)) // until the outputs are removed
+			gs.accounts.put(newAccount(g, Ending)) // until the outputs are removed
 			ended, changed = append(ended, g), true
 		}
 	}
@@ -259,10 +248,10 @@ func (l *Ledger) endAbsent(at time.Time, ids map[string]sighting, running map[st
 
 // remainingContainers returns the listed earlier containers of a grant's ID, except containers of
 // ended pods.
-func (l *Ledger) remainingContainers(g *Grant, running map[string]map[string]bool) (still []string) {
+func (c *Config) remainingContainers(g *Grant, running map[string]map[string]bool) (still []string) {
 	for _, name := range g.Earlier {
 		o := (&Grant{Container: name}).Owner()
-		if _, listed := running[name]; listed && (l.config.RequestsResource == nil || l.mayAsk(o, g.Resource)) {
+		if _, listed := running[name]; listed && (c.RequestsResource == nil || c.mayAsk(o, g.Resource)) {
 			still = append(still, name)
 		}
 	}
@@ -271,25 +260,25 @@ func (l *Ledger) remainingContainers(g *Grant, running map[string]map[string]boo
 
 // runsStill reports whether the kubelet lists the container of a grant without a resource of its
 // pod's requests, as a kubelet does after the loss of its checkpoint.
-func (l *Ledger) runsStill(g *Grant, running map[string]map[string]bool) bool {
+func (c *Config) runsStill(g *Grant, running map[string]map[string]bool) bool {
 	resources, listed := running[g.Container]
-	if !listed || g.ended || resources[g.Resource] || l.config.RequestsResource == nil {
+	if !listed || g.ended || resources[g.Resource] || c.RequestsResource == nil {
 		return false
 	}
-	return l.mayAsk(g.Owner(), g.Resource)
+	return c.mayAsk(g.Owner(), g.Resource)
 }
 
 // mayAsk reports whether a pod requests a resource or its requests are unknown.
-func (l *Ledger) mayAsk(pod Owner, resource string) bool {
-	asks, known := l.config.RequestsResource(pod.Namespace, pod.Name, resource)
+func (c *Config) mayAsk(pod Owner, resource string) bool {
+	asks, known := c.RequestsResource(pod.Namespace, pod.Name, resource)
 	return asks || !known
 }
 
 // adoptListed records listed IDs without a grant: as a grant if the resource is ours, otherwise for
 // as long as the ID is listed. A grant without devices gets the devices of its ID. adoptListed
 // returns the keys of the adopted grants.
-func (l *Ledger) adoptListed(at time.Time, s Stock) (adopted []string) {
-	for _, a := range sorted(l.accounts) {
+func (gs *Grants) adoptListed(at time.Time, s Stock) (adopted []string) {
+	for _, a := range gs.accounts.sorted() {
 		g, ok := a.entry.(*Grant)
 		if !ok || len(g.Devices) > 0 || a.state == Reserved {
 			continue
@@ -299,14 +288,14 @@ func (l *Ledger) adoptListed(at time.Time, s Stock) (adopted []string) {
 			completed.Resource, completed.ID, completed.Since, completed.Container = g.Resource, g.ID, g.Since, g.Container
 			completed.missingSince, completed.isLost, completed.ended, completed.Until = g.missingSince, g.isLost, g.ended, g.Until
 			completed.Earlier = g.Earlier
-			l.replace(&completed, a.state)
+			gs.replace(&completed, a.state)
 			if ours {
 				adopted = append(adopted, g.Key())
 			}
 		}
 	}
-	for key, seen := range l.listing.ids {
-		if l.accounts[key] != nil {
+	for key, seen := range gs.listing.ids {
+		if gs.accounts.byKey[key] != nil {
 			continue
 		}
 		known, ours := s.WithID(seen.resource, seen.id)
@@ -321,13 +310,13 @@ func (l *Ledger) adoptListed(at time.Time, s Stock) (adopted []string) {
 		if ours {
 			g.Since, adopted = at, append(adopted, key)
 		} else {
-			if l.listing.foreign == nil {
-				l.listing.foreign = make(map[string]*Grant)
+			if gs.listing.foreign == nil {
+				gs.listing.foreign = make(map[string]*Grant)
 			}
 			g.HostFiles = nil // the files of the other plugin
-			l.listing.foreign[key] = g
+			gs.listing.foreign[key] = g
 		}
-		l.put(newAccount(g, Allocated))
+		gs.accounts.put(newAccount(g, Allocated))
 	}
 	return adopted
 }
@@ -335,40 +324,40 @@ func (l *Ledger) adoptListed(at time.Time, s Stock) (adopted []string) {
 // RecogniseListed records what the last PodResources listing contains of the devices of a stock,
 // before any API offers the devices. RecogniseListed writes nothing, so the caller does not wait
 // for the disk; [Ledger.Run] writes. Before the ledger is open, RecogniseListed does nothing.
-func (l *Ledger) RecogniseListed(s Stock) {
-	if !l.isOpen() {
+func (gs *Grants) RecogniseListed(s Stock) {
+	if !gs.isOpen() {
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.adoptListed(time.Now(), s)) > 0 {
-		l.grantsUnsaved = true
-		notify(l.changed)
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	if len(gs.adoptListed(time.Now(), s)) > 0 {
+		gs.unsaved = true
+		notify(gs.changed)
 	}
 }
 
 // AdoptListed records grants for the IDs in the last PodResources listing whose resources have
 // become ours. The agent calls AdoptListed before the registration of a resource with the kubelet:
 // a device list without the allocated IDs would make the pods fail.
-func (l *Ledger) AdoptListed(s Stock) error {
-	l.mu.Lock()
-	for key, g := range l.listing.foreign {
+func (gs *Grants) AdoptListed(s Stock) error {
+	gs.mu.Lock()
+	for key, g := range gs.listing.foreign {
 		if _, ours := s.WithID(g.Resource, g.ID); ours {
-			delete(l.listing.foreign, key)
-			l.dropAccount(key)
+			delete(gs.listing.foreign, key)
+			gs.accounts.drop(key)
 		}
 	}
-	adopted := l.adoptListed(time.Now(), s)
-	unsaved := l.grantsUnsaved
-	l.mu.Unlock()
+	adopted := gs.adoptListed(time.Now(), s)
+	unsaved := gs.unsaved
+	gs.mu.Unlock()
 	if len(adopted) == 0 && !unsaved {
 		return nil
 	}
 	var errs []error
 	for _, key := range adopted {
-		errs = append(errs, l.Write(key))
+		errs = append(errs, gs.writeOutputs(key))
 	}
-	return errors.Join(append(errs, l.saveGrants())...)
+	return errors.Join(append(errs, gs.save())...)
 }
 
 // noteClaims records claims from the CDI devices of containers, if the agent's files were lost.
@@ -377,14 +366,14 @@ func (l *Ledger) AdoptListed(s Stock) error {
 //
 // The kubelet also lists recently ended claims, until all claims of a pod are unprepared
 // (pkg/kubelet/cm/dra/manager.go, unprepareResources, read in 1.34 and 1.37).
-func (l *Ledger) noteClaims(said *kubeletapi.Listing) {
-	if !l.recordsLost {
+func (gs *Grants) noteClaims(said *kubeletapi.Listing) {
+	if !gs.recordsLost {
 		return // other listed claims were prepared in an earlier boot, and are prepared again
 	}
 	for uid, devices := range claimsIn(said) {
-		if _, ended := l.endTimes[uid]; !ended && l.accounts[uid] == nil && l.accounts[sealedKey(uid)] == nil {
-			l.put(newAccount(seal(types.UID(uid), nil, devices, l.config.Boot, false), Allocated))
-			notify(l.changed) // Run writes the entry
+		if _, ended := gs.endTimes[uid]; !ended && gs.accounts.byKey[uid] == nil && gs.accounts.byKey[sealedKey(uid)] == nil {
+			gs.accounts.put(newAccount(seal(types.UID(uid), nil, devices, gs.config.Boot, false), Allocated))
+			notify(gs.changed) // Run writes the entry
 		}
 	}
 }
@@ -403,11 +392,11 @@ func claimsIn(said *kubeletapi.Listing) map[string][]SealedDevice {
 // UnconfirmedGrants returns the grants from before a time without any PodResources listing, by
 // resource. Such a grant may belong to an init container, which PodResources leaves out
 // (pkg/kubelet/apis/podresources/server_v1.go, List).
-func (l *Ledger) UnconfirmedGrants(before time.Time) map[string][]*Grant {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (gs *Grants) UnconfirmedGrants(before time.Time) map[string][]*Grant {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
 	found := make(map[string][]*Grant)
-	for _, g := range l.sortedGrants() {
+	for _, g := range gs.sorted() {
 		if g.Container == "" && len(g.Earlier) == 0 && g.Since.Before(before) {
 			found[g.Resource] = append(found[g.Resource], g)
 		}
@@ -418,11 +407,11 @@ func (l *Ledger) UnconfirmedGrants(before time.Time) map[string][]*Grant {
 // LastListing returns the time of the last PodResources request, zero if its answer was incomplete.
 // LastListing also returns zero while the file of grants is unreadable: PodResources leaves out
 // init containers, so their devices are only in the file.
-func (l *Ledger) LastListing() time.Time {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.grantsUnread {
+func (gs *Grants) LastListing() time.Time {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	if gs.grantsUnread {
 		return time.Time{}
 	}
-	return l.listing.lastRequest
+	return gs.listing.lastRequest
 }

@@ -45,15 +45,15 @@ func (l *Ledger) Run(ctx context.Context) {
 
 // ReconcileFiles makes the files match the entries, once.
 func (l *Ledger) ReconcileFiles(ctx context.Context) error {
-	read := l.readGrants()
+	read := l.Grants.read()
 	l.mu.Lock()
-	accounts, left := sorted(l.accounts), l.unremoved
-	l.unremoved = nil
+	accounts, left := l.accounts.sorted(), l.Grants.unremoved
+	l.Grants.unremoved = nil
 	l.mu.Unlock()
-	present, err := l.recordNames()
-	errs := []error{read, err, l.removeTemporary(disk.Abandoned), l.sweepOutputs()}
+	present, err := l.files.recordNames()
+	errs := []error{read, err, l.removeTemporary(disk.Abandoned), l.outputs.sweepOrphans(l.RemoveUnknown)}
 	if len(left) > 0 {
-		errs = append(errs, l.endReplaced(left))
+		errs = append(errs, l.Grants.endReplaced(left))
 	}
 	for _, a := range accounts {
 		if ctx.Err() != nil {
@@ -64,26 +64,10 @@ func (l *Ledger) ReconcileFiles(ctx context.Context) error {
 	return errors.Join(append(errs, l.restoreFiles())...)
 }
 
-// sweepOutputs removes the outputs of ended claims: outputs after a failed removal, and outputs
-// restored from a backup. At its start an agent would treat such outputs as claims with lost files.
-func (l *Ledger) sweepOutputs() error {
-	var errs []error
-	for _, o := range l.outputs {
-		errs = append(errs, o.RemoveOrphans(l.removeUnknown))
-	}
-	return errors.Join(errs...)
-}
-
 // RemoveUnknown calls remove, which removes files of a claim, unless the ledger has an entry of the
 // claim, and reports whether there is an entry. If a call for the claim is in progress,
 // RemoveUnknown leaves the files to the call.
 func (l *Ledger) RemoveUnknown(uid types.UID, remove func() error) (known bool, err error) {
-	return l.removeUnknown(uid, remove)
-}
-
-// removeUnknown removes files of a claim without an entry, and reports whether the claim has an
-// entry. If a call for the claim is in progress, removeUnknown leaves the files to the call.
-func (l *Ledger) removeUnknown(uid types.UID, remove func() error) (known bool, err error) {
 	unlock, busy := l.locks.tryLock(string(uid))
 	if busy != nil {
 		return true, nil
@@ -98,30 +82,17 @@ func (l *Ledger) removeUnknown(uid types.UID, remove func() error) (known bool, 
 }
 
 // removeTemporary removes temporary files of an age or older.
-func (l *Ledger) removeTemporary(age time.Duration) error {
+func (c *core) removeTemporary(age time.Duration) error {
 	var errs []error
-	for _, dir := range append([]string{"", claimsDir, filepath.Dir(grantsFile)}, l.config.OtherDirs...) {
-		errs = append(errs, l.synced.SweepTemporary(l.file(dir), age, ""))
+	for _, dir := range append([]string{"", claimsDir, filepath.Dir(grantsFile)}, c.config.OtherDirs...) {
+		errs = append(errs, c.files.synced.SweepTemporary(c.files.path(dir), age, ""))
 	}
-	for _, o := range l.outputs {
+	for _, o := range c.outputs {
 		if t, ok := o.(TemporaryRemover); ok {
 			errs = append(errs, t.RemoveTemporary(age))
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// recordNames returns the names of the claims' files, or nil if listing fails.
-func (l *Ledger) recordNames() (map[string]bool, error) {
-	files, err := l.claims.ListDir(l.file(claimsDir))
-	if err != nil {
-		return nil, fmt.Errorf("list records: %w", err)
-	}
-	names := make(map[string]bool, len(files))
-	for _, file := range files {
-		names[file.Name()] = true
-	}
-	return names, nil
 }
 
 // reconcileEntry makes the files of one entry match the entry, unless a call for the entry is in
@@ -160,13 +131,13 @@ func (l *Ledger) reconcileEntry(e Entry, present map[string]bool) error {
 
 // restoreClaim writes the lost file of a claim.
 func (l *Ledger) restoreClaim(c *Claim) error {
-	file := l.claimFile(c.UID)
-	if _, err := l.claims.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
+	file := l.files.claimFile(c.UID)
+	if _, err := l.files.claims.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
 		return nil // written meanwhile
 	}
 	data, err := c.file()
 	if err == nil {
-		_, err = l.claims.Write(file, data, 0o600)
+		_, err = l.files.claims.Write(file, data, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("write record %s again: %w", file, err)
@@ -191,7 +162,7 @@ func (l *Ledger) restoreSealed(s *Sealed, present map[string]bool) error {
 		err = l.sayBoot() // as before any file of a claim
 	}
 	if err == nil {
-		_, err = l.claims.Write(l.file(filepath.Join(claimsDir, string(s.UID)+badExtension+"0")), data, 0o600)
+		_, err = l.files.claims.Write(l.files.path(filepath.Join(claimsDir, string(s.UID)+badExtension+"0")), data, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("record claim %s: %w", s.UID, err)
@@ -207,23 +178,23 @@ func (l *Ledger) readSealed(s *Sealed) error {
 	if l.accountOf(string(s.UID)) != nil {
 		return nil // the claim was prepared again
 	}
-	data, err := l.claims.Read(l.claimFile(s.UID))
+	data, err := l.files.claims.Read(l.files.claimFile(s.UID))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("read record %s: %w", l.claimFile(s.UID), err)
+		return fmt.Errorf("read record %s: %w", l.files.claimFile(s.UID), err)
 	}
 	c, decodeErr := DecodeClaim(data)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if decodeErr == nil && c.UID == s.UID {
-		l.dropAccount(s.Key())
-		l.put(newAccount(c, l.stateOf(c)))
+		l.accounts.drop(s.Key())
+		l.accounts.put(newAccount(c, l.config.stateOf(c)))
 		return nil
 	}
 	// The file is damaged and stays in place, or another program removed it. The claim keeps its devices
 	// until it ends.
 	read := *s
 	read.unread = false
-	l.put(read.newAccount())
+	l.accounts.put(read.newAccount())
 	return nil
 }
 
@@ -231,11 +202,11 @@ func (l *Ledger) readSealed(s *Sealed) error {
 // write failed.
 func (l *Ledger) restoreFiles() error {
 	l.mu.Lock()
-	unsaved, some, booted := l.grantsUnsaved, len(l.sortedGrants()) > 0, l.bootRecorded
+	unsaved, some, booted := l.Grants.unsaved, len(l.Grants.sorted()) > 0, l.bootRecorded
 	l.mu.Unlock()
 	var errs []error
-	if _, err := l.synced.Lstat(l.file(grantsFile)); unsaved || some && errors.Is(err, fs.ErrNotExist) {
-		errs = append(errs, l.saveGrants())
+	if _, err := l.files.synced.Lstat(l.files.path(grantsFile)); unsaved || some && errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, l.Grants.save())
 	}
 	if booted {
 		errs = append(errs, l.sayBoot())
@@ -251,7 +222,7 @@ func (l *Ledger) Claims() []*Claim {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return claimsOf(sorted(l.accounts))
+	return claimsOf(l.accounts.sorted())
 }
 
 // AllOwners returns all claims with an entry, of any boot, with their names if known.
@@ -259,7 +230,7 @@ func (l *Ledger) AllOwners() []Owner {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	seen := make(map[types.UID]Owner)
-	for _, a := range sorted(l.accounts) {
+	for _, a := range l.accounts.sorted() {
 		if o := a.entry.Owner(); o.UID != "" && (seen[o.UID].Name == "") {
 			seen[o.UID] = o
 		}

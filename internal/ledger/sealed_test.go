@@ -24,7 +24,7 @@ var open = rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}}
 // damage makes the file of a claim invalid.
 func (b *bench) damage(c *Claim) {
 	b.t.Helper()
-	if err := os.WriteFile(b.claimFile(c.UID), nil, 0o600); err != nil {
+	if err := os.WriteFile(b.files.claimFile(c.UID), nil, 0o600); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -56,7 +56,7 @@ func TestDamagedFileWithoutSpec(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.mustGive(other, s)
-			if left, _ := os.ReadDir(b.file(claimsDir)); len(left) != 2 {
+			if left, _ := os.ReadDir(b.files.path(claimsDir)); len(left) != 2 {
 				t.Errorf("left: %v", left)
 			}
 		})
@@ -90,7 +90,7 @@ func TestDamagedFileOfThePast(t *testing.T) {
 			another := claim("another", s["a"])
 			another.Boot = "boot-2"
 			b.mustGive(another, s)
-			if left, _ := os.ReadDir(b.file(claimsDir)); len(left) != 2 {
+			if left, _ := os.ReadDir(b.files.path(claimsDir)); len(left) != 2 {
 				t.Errorf("left: %v", left)
 			}
 		})
@@ -161,7 +161,7 @@ func TestFileThatCannotBeReadAtPresent(t *testing.T) {
 			c := claim("c", s["a"])
 			b.mustGive(c, s)
 			b.notes.names = map[string][]SealedDevice{"uid-c": {{Name: "a"}}}
-			file := b.claimFile(c.UID)
+			file := b.files.claimFile(c.UID)
 			b.disk.BeforeRead = func(name string) error {
 				if name == file && failures > 0 {
 					failures--
@@ -192,7 +192,7 @@ func TestUnreadFileIsRemoved(t *testing.T) {
 	b := newBench(t)
 	c := claim("c", s["a"])
 	b.mustGive(c, s)
-	file := b.claimFile(c.UID)
+	file := b.files.claimFile(c.UID)
 	b.disk.BeforeRead = func(name string) error {
 		if name == file {
 			return syscall.EIO
@@ -237,7 +237,7 @@ func TestSpecWithoutFile(t *testing.T) {
 	if err := b.ReconcileFiles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Lstat(b.file(bootFile)); err != nil {
+	if _, err := os.Lstat(b.files.path(bootFile)); err != nil {
 		t.Errorf("it is written down before the boot is: %v", err)
 	}
 	b.mustGive(claim("another", s["b"]), s)
@@ -267,7 +267,7 @@ func TestNodesOfSpecWithoutFile(t *testing.T) {
 	exchanged := host(gpu("a", 129), gpu("b", 128))
 	b.mustGive(claim("c", exchanged["a"]), exchanged)
 	b.notes.names["uid-c"][0].Nodes = NodesOf("a", exchanged) // the new spec
-	sealed := b.file(filepath.Join(claimsDir, "uid-c"+badExtension+"0"))
+	sealed := b.files.path(filepath.Join(claimsDir, "uid-c"+badExtension+"0"))
 	if _, err := os.Lstat(sealed); err != nil {
 		t.Fatal(err)
 	}
@@ -325,7 +325,7 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	s := host(gpu("a", 128), gpu("b", 129))
 	said := listing(false, "chandler.dev/claim="+uid+"-0-a", "other.example.com/gpu=b")
 	asked := time.Now()
-	if err := b.ObserveListing(asked, said, always(s)); err != nil {
+	if err := b.Grants.ObserveListing(asked, said, always(s)); err != nil {
 		t.Fatal(err)
 	}
 	b.mustRefuse(claim("other", s["a"]), s, "in use by claim with UID "+uid)
@@ -341,7 +341,7 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	// An answer to an earlier request is out of date, and the kubelet lists a claim for a moment after
 	// the unprepare call.
 	for _, asked := range []time.Time{asked, time.Now()} {
-		if err := b.ObserveListing(asked, said, always(s)); err != nil {
+		if err := b.Grants.ObserveListing(asked, said, always(s)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -355,7 +355,7 @@ func TestSharesThatOnlyTheKubeletKnows(t *testing.T) {
 	b := newBench(t)
 	s := host(shared("big"))
 	said := listing(false, "chandler.dev/claim="+one+"-0-big-"+other, "chandler.dev/claim="+other+"-0-big-"+one)
-	if err := b.ObserveListing(time.Now(), said, always(s)); err != nil {
+	if err := b.Grants.ObserveListing(time.Now(), said, always(s)); err != nil {
 		t.Fatal(err)
 	}
 	share := func(uid types.UID) *Claim {
@@ -421,7 +421,7 @@ func TestBootIsSaidAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.mustGive(claim("other", s["b"]), s)
-	if _, err := os.Lstat(b.file(bootFile)); err != nil {
+	if _, err := os.Lstat(b.files.path(bootFile)); err != nil {
 		t.Error(err)
 	}
 }
@@ -434,7 +434,7 @@ func TestBootIsSynchronisedByEachAgent(t *testing.T) {
 	synced, killed := 0, false
 	b.disk.Before = func(op disktest.Op, name string) error {
 		if op != disktest.SyncDir || name != b.config.Dir {
-			killed = killed || op == disktest.Rename && name == b.file(bootFile)
+			killed = killed || op == disktest.Rename && name == b.files.path(bootFile)
 			return nil
 		}
 		if killed {
@@ -446,7 +446,7 @@ func TestBootIsSynchronisedByEachAgent(t *testing.T) {
 	if err := b.AllocateClaim(claim("c", s["a"]), Allocated, s); err == nil {
 		t.Fatal("a claim is given before the boot is synchronised")
 	}
-	if _, err := os.Lstat(b.file(bootFile)); err != nil {
+	if _, err := os.Lstat(b.files.path(bootFile)); err != nil {
 		t.Fatal(err)
 	}
 	killed = false
@@ -469,7 +469,7 @@ func TestDamagedBoot(t *testing.T) {
 			c := claim("c", s["a"])
 			b.mustGive(c, s)
 			b.damage(c)
-			if err := os.WriteFile(b.file(bootFile), []byte(text), 0o600); err != nil {
+			if err := os.WriteFile(b.files.path(bootFile), []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			b.open()
@@ -486,11 +486,11 @@ func TestKubeletKnowsClaimsOfTheEarlierBoot(t *testing.T) {
 	s := host(gpu("a", 128))
 	c := claim("c", s["a"])
 	b.mustGive(c, s)
-	if err := os.Remove(b.claimFile(c.UID)); err != nil {
+	if err := os.Remove(b.files.claimFile(c.UID)); err != nil {
 		t.Fatal(err)
 	}
 	b.reboot("boot-2")
-	if err := b.ObserveListing(time.Now(), listing(true, "chandler.dev/claim="+uid+"-0-a"), always(s)); err != nil {
+	if err := b.Grants.ObserveListing(time.Now(), listing(true, "chandler.dev/claim="+uid+"-0-a"), always(s)); err != nil {
 		t.Fatal(err)
 	}
 	other := claim("other", s["a"])
@@ -506,7 +506,7 @@ func TestErrorsNameTheFile(t *testing.T) {
 	b.damage(c)
 	l := New(b.config)
 	problems, err := l.Open(t.Context())
-	if err != nil || len(problems) != 1 || !strings.Contains(problems[0].Error(), b.claimFile(c.UID)) {
+	if err != nil || len(problems) != 1 || !strings.Contains(problems[0].Error(), b.files.claimFile(c.UID)) {
 		t.Errorf("%v, %v", problems, err)
 	}
 	if !errors.Is(errors.Join(problems...), problems[0]) {
@@ -582,7 +582,7 @@ func TestClaimsAreNotedAfterALoss(t *testing.T) {
 			b.mustGive(claim("open", s["kvm"]), s)
 		},
 		"claims' files": func(b *bench, s stock) {
-			if err := os.RemoveAll(b.file(claimsDir)); err != nil {
+			if err := os.RemoveAll(b.files.path(claimsDir)); err != nil {
 				b.t.Fatal(err)
 			}
 			b.open()
@@ -598,12 +598,12 @@ func TestClaimsAreNotedAfterALoss(t *testing.T) {
 			b.config.Listings = true
 			lose(b, s)
 			b.open()
-			if err := b.ObserveListing(time.Now(), said(), always(s)); err != nil {
+			if err := b.Grants.ObserveListing(time.Now(), said(), always(s)); err != nil {
 				t.Fatal(err)
 			}
 			b.mustRefuse(claim("other", s["a"]), s, "in use by claim with UID "+uid)
 			b.reboot("boot-2")
-			if err := b.ObserveListing(time.Now(), said(), always(s)); err != nil {
+			if err := b.Grants.ObserveListing(time.Now(), said(), always(s)); err != nil {
 				t.Fatal(err)
 			}
 			other := claim("other", s["a"])

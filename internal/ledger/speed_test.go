@@ -19,14 +19,14 @@ func TestManyShares(t *testing.T) {
 				ids = append(ids, id)
 				grants = append(grants, &Grant{Resource: "ours/mem", ID: id, Devices: []string{"gpu-0"}, Silicon: []string{"gpu-0"}, Form: "memory by 1Mi", Since: time.Now(), Nodes: NodesOf("gpu-0", k.stock)})
 			}
-			if err := k.GiveGrants(k.stock, grants); err != nil {
+			if err := k.Grants.AllocateIDs(k.stock, grants); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Millisecond)
 			k.says(podsSay(true, map[string][]string{"train main": ids}))
 			k.check("given", "DRA", "gpu-0", train)
 			k.says(podsSay(true, nil))
-			if err := k.EndGrants(k.View(k.stock).Grants()); err != nil {
+			if err := k.Grants.EndGrants(k.View(k.stock).Grants()); err != nil {
 				t.Fatal(err)
 			}
 			k.check("ended", "DRA", "gpu-0", "")

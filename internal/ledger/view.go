@@ -25,12 +25,12 @@ func (l *Ledger) View(s Stock) *View {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.view == nil || l.view.version != l.version {
+	if l.view == nil || l.view.version != l.accounts.version {
 		l.view = &View{
-			accounts: sorted(l.accounts),
-			index:    l.index.copy(),
+			accounts: l.accounts.sorted(),
+			index:    l.accounts.index.copy(),
 			foreign:  maps.Clone(l.listing.foreign),
-			version:  l.version,
+			version:  l.accounts.version,
 		}
 	}
 	v := *l.view
@@ -47,7 +47,7 @@ func ViewOf(s Stock, entries ...Entry) *View {
 		accounts[e.Key()] = a
 		v.index.add(a)
 	}
-	v.accounts = sorted(accounts)
+	v.accounts = sortAccounts(accounts)
 	return v
 }
 

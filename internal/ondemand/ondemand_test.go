@@ -602,7 +602,7 @@ func TestDescribeMeanwhile(t *testing.T) {
 	k := newKernel(t)
 	m := k.maker("1")
 	m.DescribeDevices(k.scan())
-	lease, blocked := m.config.Ledger.LeaseDevices(ledger.Change{Name: "unit cell-0"}, m.config.Stock())
+	lease, blocked := m.config.Ledger.Leases.LeaseDevices(ledger.Change{Name: "unit cell-0"}, m.config.Stock())
 	if blocked != nil {
 		t.Fatal(blocked)
 	}

@@ -44,7 +44,7 @@ func (m *Manager) Configurer(next discovery.Configurer) discovery.Configurer {
 // continues where an earlier call or agent has stopped.
 func (m *Manager) make(ctx context.Context, d *discovery.Device, consumer string) (discovery.Device, error) {
 	unit := d.Creation.Unit
-	lease, err := m.config.Ledger.AwaitLease(ctx, ledger.Change{Name: "unit " + unit, Consumer: consumer, API: discovery.ModeDRA, Functions: []discovery.DeviceKey{m.functionOf(d.Creation)}, OnEnd: m.config.Changed}, m.config.Stock)
+	lease, err := m.config.Ledger.Leases.AwaitLease(ctx, ledger.Change{Name: "unit " + unit, Consumer: consumer, API: discovery.ModeDRA, Functions: []discovery.DeviceKey{m.functionOf(d.Creation)}, OnEnd: m.config.Changed}, m.config.Stock)
 	if err != nil {
 		return *d, err
 	}
@@ -186,7 +186,7 @@ func (m *Manager) RemoveUnit(ctx context.Context, unit string, came ...string) (
 	for _, device := range union(r.Devices, came) {
 		c.Devices = append(c.Devices, ledger.DeviceHold(device, r.Silicon))
 	}
-	lease, blocked := m.config.Ledger.LeaseDevices(c, m.config.Stock())
+	lease, blocked := m.config.Ledger.Leases.LeaseDevices(c, m.config.Stock())
 	if blocked != nil {
 		return false, blocked
 	}

@@ -425,7 +425,7 @@ func (b *Manager) keysOf(sources ...string) (keys []discovery.DeviceKey) {
 
 func (b *Manager) leaseChange(c ledger.Change, stock ledger.Stock) (*ledger.Lease, error) {
 	c.OnEnd = b.config.Changed
-	lease, blocked := b.config.Ledger.LeaseDevices(c, stock)
+	lease, blocked := b.config.Ledger.Leases.LeaseDevices(c, stock)
 	if blocked != nil {
 		return nil, blocked
 	}

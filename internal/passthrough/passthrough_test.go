@@ -441,7 +441,7 @@ func TestUnbindHangs(t *testing.T) {
 	}
 	close(hangs)
 	b.config.Limit = time.Minute
-	for limit := time.Now().Add(time.Minute); b.config.Ledger.LeaseOn(discovery.DeviceKey{Function: first}) != ""; time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(time.Minute); b.config.Ledger.Leases.LeaseOn(discovery.DeviceKey{Function: first}) != ""; time.Sleep(time.Millisecond) {
 		if time.Now().After(limit) {
 			t.Fatal("it hangs still")
 		}

@@ -140,7 +140,7 @@ func TestRunWaitsForAReset(t *testing.T) {
 			if waited := time.Since(began); waited > b.config.Limit || waited < min(took, b.config.Limit)-endWait {
 				t.Errorf("a write of %s: Run waited %s", took, waited)
 			}
-			if ended := b.ledger.EndLeases(ctx); ended != (took < b.config.Limit) {
+			if ended := b.ledger.Leases.EndLeases(ctx); ended != (took < b.config.Limit) {
 				t.Errorf("a write of %s: no lease is left: %t", took, ended)
 			}
 			time.Sleep(2 * took)

@@ -161,7 +161,7 @@ func New(config Config) *Manager {
 // Run hands devices over until the context ends. It is called once. After Run has returned, nothing
 // writes to a device or to the journal any more, except a call that the kernel has not answered
 // within Limit. The lease of such a call lasts until the kernel answers; see
-// [ledger.Ledger.EndLeases].
+// [ledger.Leases.EndLeases].
 func (c *Manager) Run(ctx context.Context) {
 	defer c.finishWork()
 	var refreshed time.Time
@@ -272,7 +272,7 @@ func (c *Manager) checkReclaim(ctx context.Context, r *record, of users) (why st
 	switch {
 	case why != "":
 		return why, openInterval
-	case rule == nil, c.config.Ledger.IsTaken(r.name, r.Key, r.Owner):
+	case rule == nil, c.config.Ledger.Leases.IsTaken(r.name, r.Key, r.Owner):
 		return "", 0 // no rule applies, or another owner has the device rightfully
 	case c.isGiven(r):
 		return reasonChecking, openInterval
@@ -350,7 +350,7 @@ func (c *Manager) setIdle(r *record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if r.notOpen = true; c.records[r.name] == r {
-		c.config.Ledger.KeepDevice(r.toKept(r.reason))
+		c.config.Ledger.Leases.KeepDevice(r.toKept(r.reason))
 	}
 }
 
@@ -593,7 +593,7 @@ func (c *Manager) setReason(ctx context.Context, r *record, why string) {
 		r.notReadySince = time.Now()
 	}
 	if kept {
-		c.config.Ledger.KeepDevice(r.toKept(why)) // under the lock, so that a released device is not withheld again
+		c.config.Ledger.Leases.KeepDevice(r.toKept(why)) // under the lock, so that a released device is not withheld again
 	}
 	c.mu.Unlock()
 	if kept {

@@ -196,7 +196,7 @@ func TestNotReset(t *testing.T) {
 				b.open()
 				b.gives("pod")
 				if name == "somebody else" {
-					b.ledger.KeepDevice(&ledger.KeptDevice{Name: "as if", Previous: ledger.Owner{API: discovery.ModeDRA, Name: "other"}, Hold: b.claim.Holds()[0], Reason: "somebody has it"})
+					b.ledger.Leases.KeepDevice(&ledger.KeptDevice{Name: "as if", Previous: ledger.Owner{API: discovery.ModeDRA, Name: "other"}, Hold: b.claim.Holds()[0], Reason: "somebody has it"})
 				}
 				b.ends()
 				synctest.Wait()

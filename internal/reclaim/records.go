@@ -56,7 +56,7 @@ func (c *Manager) load(j *journal.Record[record]) error {
 		r.sinceStart = r.Owner.UID != ""
 	}
 	if r.reason = reasonChecking; r.Ended || r.sinceStart {
-		c.config.Ledger.KeepDevice(r.toKept(reasonChecking))
+		c.config.Ledger.Leases.KeepDevice(r.toKept(reasonChecking))
 	}
 	return nil
 }
@@ -111,7 +111,7 @@ func (r *record) nameOf() string {
 	return r.Hold.Device + "." + hex.EncodeToString(sum[:6])
 }
 
-// toKept converts a record for [ledger.Ledger.KeepDevice].
+// toKept converts a record for [ledger.Leases.KeepDevice].
 func (r *record) toKept(why string) *ledger.KeptDevice {
 	return &ledger.KeptDevice{Name: r.name, Consumer: r.Key, Previous: r.Owner, Hold: r.Hold, Reason: why, Idle: r.notOpen}
 }
@@ -388,10 +388,10 @@ func (c *Manager) saveRecord(r *record, of users, ended bool) error {
 	switch {
 	case ended && !r.Ended:
 		r.Ended, r.reason, r.endTime = true, reasonChecking, time.Now()
-		c.config.Ledger.KeepDevice(r.toKept(reasonChecking))
+		c.config.Ledger.Leases.KeepDevice(r.toKept(reasonChecking))
 	case !ended && r.Ended: // the claim could not be ended, and remains given
 		r.Ended, r.reason, r.notOpen, r.claimRemoved, r.nextCheck = false, "", false, false, time.Time{}
-		c.config.Ledger.Release(r.name)
+		c.config.Ledger.Leases.Release(r.name)
 	}
 	return err
 }
@@ -409,7 +409,7 @@ func (c *Manager) removeRecord(r *record) error {
 	if r.Grant != "" {
 		c.handedOver[r.Grant] = r.Key
 	}
-	c.config.Ledger.Release(r.name)
+	c.config.Ledger.Leases.Release(r.name)
 	return nil
 }
 
@@ -444,7 +444,7 @@ func (c *Manager) refreshRecords(ctx context.Context) {
 		if !r.Ended && !c.stillHolds(r) {
 			lost = append(lost, r)
 		} else if r.sinceStart && !r.Ended {
-			c.config.Ledger.Release(r.name)
+			c.config.Ledger.Leases.Release(r.name)
 			released = true
 		}
 		r.sinceStart = false

@@ -45,7 +45,7 @@ func (c *Manager) reset(r *record, d discovery.Device, rule *Rule) error {
 		return errNoPrivilege
 	}
 	stock := c.config.Stock()
-	lease, blocked := c.config.Ledger.LeaseDevices(ledger.Change{
+	lease, blocked := c.config.Ledger.Leases.LeaseDevices(ledger.Change{
 		Name: "reset of " + d.Name, Consumer: r.Key, Previous: r.Owner, API: r.Owner.API,
 		Devices: ledger.HoldsOn(stock, function.Path), Functions: []discovery.DeviceKey{discovery.FunctionKey(c.config.Host, function.Path)},
 	}, stock)

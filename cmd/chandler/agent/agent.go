@@ -265,7 +265,7 @@ func (a *agent) unlock(ctx context.Context, held <-chan func()) {
 	defer cancel()
 	select {
 	case unlock := <-held:
-		if a.ledger.EndLeases(limited) {
+		if a.ledger.Leases.EndLeases(limited) {
 			unlock()
 			return
 		}

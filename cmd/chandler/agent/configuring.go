@@ -117,7 +117,7 @@ func (f *configurator) configureDevice(ctx context.Context, d *rules.Offered, st
 	case f.reasons[d.Name] == "":
 		return "it is to be configured", true // the kubelet learns of the change before the work begins
 	}
-	lease, blocked := f.ledger.LeaseDevices(change, stock)
+	lease, blocked := f.ledger.Leases.LeaseDevices(change, stock)
 	if blocked != nil {
 		return fmt.Sprintf("it is to be configured when it is no longer in use by %s", blocked.OwnerText()), true
 	}

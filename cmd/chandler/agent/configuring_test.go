@@ -109,11 +109,11 @@ func TestFit(t *testing.T) {
 		expect("before the kubelet has heard of it", "b c", true, 0)
 		stock := &ledger.Present{Snapshot: snapshot}
 		pod := []*ledger.Grant{grantOf("x", "a")}
-		if err := l.GiveGrants(stock, pod); err != nil {
+		if err := l.Grants.AllocateIDs(stock, pod); err != nil {
 			t.Fatal(err)
 		}
 		expect("while a pod has it", "b c", true, 0)
-		if err := l.EndGrants(pod); err != nil {
+		if err := l.Grants.EndGrants(pod); err != nil {
 			t.Fatal(err)
 		}
 		expect("once it is free", "b c", false, 1)
@@ -121,7 +121,7 @@ func TestFit(t *testing.T) {
 		if err := l.AllocateClaim(claimOf("c", "a"), ledger.Allocated, stock); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
 			t.Errorf("a claim while it is made so: %v", err)
 		}
-		if err := l.GiveGrants(stock, pod); err == nil {
+		if err := l.Grants.AllocateIDs(stock, pod); err == nil {
 			t.Error("a pod gets it while it is made so")
 		}
 		if err := openLedger(t, dir).AllocateClaim(claimOf("c", "a"), ledger.Allocated, stock); err != nil {
@@ -129,7 +129,7 @@ func TestFit(t *testing.T) {
 		}
 		close(c.hold)
 		<-f.workEnded
-		if err := l.GiveGrants(stock, pod); err != nil {
+		if err := l.Grants.AllocateIDs(stock, pod); err != nil {
 			t.Errorf("a pod once it is made so: %v", err)
 		}
 		if listed := expect("then", "a b c", false, 1); listed.Devices[0].Identity != "new" {

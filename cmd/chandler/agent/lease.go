@@ -25,7 +25,7 @@ func (a *agent) requireLease(configure discovery.Configurer) discovery.Configure
 			change.Functions = []discovery.DeviceKey{discovery.FunctionKey(a.host, function)}
 		}
 		return now, func(ctx context.Context) error {
-			lease, err := a.ledger.AwaitLease(ctx, change, a.stock)
+			lease, err := a.ledger.Leases.AwaitLease(ctx, change, a.stock)
 			if err != nil {
 				return fmt.Errorf("device %s: %w", d.Name, err)
 			}
@@ -61,7 +61,7 @@ func (a *agent) guardWrites(write func(name, value string) error) func(name, val
 		function, lease := functionWritten(name, value), ""
 		key := discovery.FunctionKey(a.host, function)
 		if function != "" {
-			if lease = a.ledger.LeaseOn(key); lease == "" {
+			if lease = a.ledger.Leases.LeaseOn(key); lease == "" {
 				return fmt.Errorf("write %q to /%s: function %s: %w", value, name, path.Base(function), errNoLease)
 			}
 		}
@@ -88,7 +88,7 @@ func (a *agent) guardPrograms() map[string]func(ctx context.Context, args ...str
 			guarded[f.Name] = func(ctx context.Context, args ...string) ([]byte, error) {
 				address := program.Changes(args)
 				key := discovery.FunctionKey(a.host, "sys/bus/pci/devices/"+address)
-				lease := a.ledger.LeaseOn(key)
+				lease := a.ledger.Leases.LeaseOn(key)
 				if lease == "" {
 					return nil, fmt.Errorf("change of function %s: %w", address, errNoLease)
 				}

@@ -39,7 +39,7 @@ func TestWritesNeedALease(t *testing.T) {
 			t.Errorf("%q to %s: %v", value, name, err)
 		}
 	}
-	lease, blocked := l.LeaseDevices(ledger.Change{Name: "test", Functions: []discovery.DeviceKey{discovery.FunctionKey(host, function)}}, &ledger.Present{})
+	lease, blocked := l.Leases.LeaseDevices(ledger.Change{Name: "test", Functions: []discovery.DeviceKey{discovery.FunctionKey(host, function)}}, &ledger.Present{})
 	if blocked != nil || written > 0 {
 		t.Fatal(blocked, written)
 	}
