@@ -10,7 +10,7 @@
 // consumer ends, Remove marks that record and keeps the device in the ledger ([ledger.KeptDevice])
 // before the consumer's own entry ends, so the physical device is never free in between. A kubelet
 // allocates an ID of the device plugin API again before the end of its container was reported, so
-// GiveGrants checks first ([ledger.GrantReplacer]).
+// AllocateIDs checks first ([ledger.GrantReplacer]).
 //
 // # Release
 //
