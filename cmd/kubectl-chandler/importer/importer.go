@@ -144,6 +144,7 @@ type importer struct {
 
 	seen      []string           // the names of configurations that apply to some nodes only
 	byDefault string             // the configuration of nodes that select none
+	fallbacks value              // the fallback strategies of the NVIDIA chart, for nodes that select no configuration
 	operator  bool               // an operator gives no configuration to nodes that select none, except byDefault
 	current   *format            // the format that is being read
 	workloads map[string]bool    // the DaemonSets in the files, namespace/name
@@ -212,6 +213,9 @@ func (im *importer) chooseDefault(v value) {
 		config := v.at(at...).at("config")
 		if im.byDefault == "" {
 			im.byDefault = config.at("default").text()
+		}
+		if strategies := config.at("fallbackStrategies"); !strategies.isNull() {
+			im.fallbacks = strategies
 		}
 		im.operator = im.operator || len(at) > 0 && config.hasAny("name", "create", "data")
 	}

@@ -340,7 +340,8 @@ func (im *importer) importChosen(f *format, configurations []value) {
 	}
 	objects := slices.ContainsFunc(configurations, func(c value) bool { return c.has("kind") })
 	byOperator := im.operator && f.label != "" && im.options.Named == ""
-	if !f.alternatives || len(configurations) == 1 && !byOperator || objects {
+	byStrategy := im.fallbacks.isPresent() && im.byDefault == "" && !im.operator && f.label != "" && im.options.Named == ""
+	if !f.alternatives || len(configurations) == 1 && !byOperator && !byStrategy || objects {
 		for _, c := range configurations {
 			im.readDocument(f, c)
 		}
@@ -351,7 +352,12 @@ func (im *importer) importChosen(f *format, configurations []value) {
 	}
 	i := find(im.options.Named)
 	usual := find(im.byDefault)
-	if usual < 0 && !byOperator {
+	if byStrategy {
+		var ok bool
+		if usual, ok = fallback(im.fallbacks.texts(), configurations); !ok {
+			im.notePodChange(im.fallbacks, "no strategy selects a configuration for nodes without the label %s: the plugin does not start there, and Chandler offers their GPUs unshared", f.label)
+		}
+	} else if usual < 0 && !byOperator {
 		usual = find("default", "config.json", "config.yaml")
 	}
 	switch {
@@ -373,6 +379,29 @@ func (im *importer) importChosen(f *format, configurations []value) {
 			im.otherNode(c, nameOf(c), nameOf(configurations[i]))
 		}
 	}
+}
+
+// fallback returns the index of the configuration that the strategies select for nodes without a
+// label, below 0 for the empty configuration. It reports false if no strategy selects one
+// (updateConfigName in cmd/config-manager of NVIDIA/k8s-device-plugin v0.20).
+func fallback(strategies []string, configurations []value) (int, bool) {
+	for _, strategy := range strategies {
+		switch strategy {
+		case "named":
+			if i := slices.IndexFunc(configurations, func(c value) bool { return nameOf(c) == "default" }); i >= 0 {
+				return i, true
+			}
+		case "single":
+			if len(configurations) == 1 {
+				return 0, true
+			}
+		case "empty":
+			return -1, true
+		default:
+			return -1, false
+		}
+	}
+	return -1, false
 }
 
 // byLabel reads configurations that a node label selects by name. The configuration with the index
