@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/fpgaintel"
 	"chandler.dev/discovery/families/nvidia/facts"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/internal/child"
@@ -54,6 +55,10 @@ func (o *options) runHostService(io.Writer) error {
 		Log:     log.New(os.Stderr, "host service: ", 0),
 	}
 	o.setPrograms(&config, self)
+	if o.bitstreams != "" {
+		config.Families = []*discovery.Family{fpgaintel.Family}
+		config.Host.Roots = map[string]string{fpgaintel.Family.Roots[0]: o.bitstreams}
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	return hostservice.Run(ctx, o.hostService, hostservice.NewServer(config))

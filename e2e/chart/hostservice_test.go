@@ -118,6 +118,21 @@ func TestHostService(t *testing.T) {
 			}
 		}
 	}
+	values := "hostService: {enabled: true}\nfpgaProgramming: {enabled: true, bitstreams: /srv/fpga}\nnetworkPolicy: {enabled: false}"
+	set := &appsv1.DaemonSet{}
+	decode(t, mustRender(t, values, "--show-only=templates/host-service.yaml"), set)
+	service, agent := set.Spec.Template.Spec, daemonSet(t, values).Spec.Template.Spec
+	if want := []string{"--host-root=/host", "--host-service=/run/chandler/host", "--fpga-bitstreams=/srv/fpga"}; !slices.Equal(service.Containers[0].Args, want) || service.HostPID {
+		t.Errorf("FPGA programming: args %q, hostPID %v", service.Containers[0].Args, service.HostPID)
+	}
+	for _, pod := range []corev1.PodSpec{service, agent} {
+		if isWritable, isMounted := mountsOf(&pod)["/host/srv/fpga"]; isWritable || !isMounted {
+			t.Errorf("FPGA programming: the directory is mounted %v, writable %v in %s", isMounted, isWritable, pod.Containers[0].Name)
+		}
+	}
+	if agent.Containers[0].SecurityContext.Privileged != nil || !slices.Contains(agent.Containers[0].Args, "--host-service-dir=/run/chandler/host") {
+		t.Errorf("FPGA programming: the agent is %+v", agent.Containers[0])
+	}
 	if out, err := render(t, "hostService: {enabled: true}", "--show-only=templates/host-service.yaml"); err == nil {
 		t.Errorf("the service runs without a feature that needs it:\n%s", out)
 	}

@@ -163,7 +163,7 @@ func TestNotesOfPrivilege(t *testing.T) {
 		"{nvml: {enabled: true}}":        "privileged because of NVML.",
 		"{passthrough: {enabled: true}}": "privileged because of VFIO passthrough.\nFor what this permits, see docs/vfio-passthrough.md#enable-passthrough.",
 		"{nvml: {enabled: true}, reclaim: {enabled: true}, hostService: {enabled: true}}":                               "",
-		"{nvml: {enabled: true}, mps: {enabled: true}, fpgaProgramming: {enabled: true}, hostService: {enabled: true}}": "privileged because of FPGA programming.",
+		"{nvml: {enabled: true}, mps: {enabled: true}, fpgaProgramming: {enabled: true}, hostService: {enabled: true}}": "",
 		"{reclaim: {enabled: true}, onDemand: {enabled: true}}":                                                         "privileged because of reclaim and on-demand devices.",
 		"{nvml: {enabled: true}, fpgaProgramming: {enabled: true}, passthrough: {enabled: true}}":                       "privileged because of NVML and FPGA programming and VFIO passthrough.",
 	} {

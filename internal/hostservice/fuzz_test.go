@@ -1,6 +1,7 @@
 package hostservice
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"chandler.dev/discovery"
 	"chandler.dev/internal/hostservice/wire"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
@@ -31,7 +33,8 @@ func (ended) Kill() {}
 func (ended) Wait() error { return errors.New("it ended") }
 
 // No request makes the service panic, or change anything else than an allowed attribute of a
-// function or driver, with a value of the attribute's form, or a partition of a function.
+// function or driver, with a value of the attribute's form, a partition of a function, or a device
+// with a parameter of its family.
 func FuzzRequests(f *testing.F) {
 	kernel := passthroughtest.New(f)
 	kernel.Add(disk, "nvme", "3")
@@ -39,9 +42,10 @@ func FuzzRequests(f *testing.F) {
 	allowed := []string{"bind", "driver_override", "reset_method"}
 	function := passthroughtest.Source(disk)
 	may := regexp.MustCompile(`^(` + regexp.QuoteMeta(function) + `/(driver_override=[ -.0-~]*|reset_method=[a-z_ ]+)|sys/bus/pci/drivers/(nvme|vfio-pci|e1000e)/bind=` + regexp.QuoteMeta(disk) + `|` +
+		`configure ` + regexp.QuoteMeta(function) + ` image=[ -~]{1,64}|` +
 		`partition ` + regexp.QuoteMeta(disk) + ` [1-8]g\.[0-9]+gb[+.a-z-]{0,18}@[0-9]+ (remove=false uuid=|remove=true uuid=(MIG-[0-9a-fGPU/-]+)?))$`)
 	var t *testing.T
-	written := 0
+	written, has := 0, ""
 	note := func(change string) {
 		if written++; !may.MatchString(change) {
 			t.Errorf("changed %q", change)
@@ -53,6 +57,19 @@ func FuzzRequests(f *testing.F) {
 		Partitions: map[string]func(*wire.PartitionChange) (*wire.Output, error){"nvml": func(c *wire.PartitionChange) (*wire.Output, error) {
 			note(fmt.Sprintf("partition %s %s remove=%t uuid=%s", c.Function, c.Place, c.Remove, c.UUID))
 			return &wire.Output{}, nil
+		}},
+		Families: []*discovery.Family{{
+			Name: "fpga", Parameters: []discovery.Parameter{"image"},
+			Configure: func(_ *discovery.Host, d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
+				if has == want["image"] {
+					return d, nil, nil
+				}
+				return d, func(context.Context) error {
+					note(fmt.Sprintf("configure %s image=%s", d.Source, want["image"]))
+					has = want["image"]
+					return nil
+				}, nil
+			},
 		}},
 		Programs: map[string]func() (Program, error){"nvml": func() (Program, error) { return ended{}, nil }},
 	})
@@ -67,6 +84,9 @@ func FuzzRequests(f *testing.F) {
 	add(`, "attribute": "reset_method", "value": "flr bus"`)
 	add(`, "attribute": "bind", "driver": "../.."`)
 	f.Add("PUT", wire.PartitionsPath, `{"session": "s", "lease": "l", "function": "`+disk+`", "inode": INODE, "program": "nvml", "place": "1g.10gb+me.all@4", "remove": true, "uuid": "`+instanceUUID+`", "hasBegun": true}`)
+	for _, fields := range []string{`"family": "fpga", "device": "port", "parameters": {"image": "0f"}`, `"family": "fpga", "device": "../port", "parameters": {"image": "../0f", "other": ""}`} {
+		f.Add("PUT", wire.ConfigurePath, `{"session": "s", "lease": "l", "function": "`+disk+`", "inode": INODE, `+fields+`}`)
+	}
 	f.Add("POST", wire.ProgramsPath+"/nvml", "\n\n")
 	f.Add("GET", wire.ServicePath, "")
 	f.Add("PUT", wire.SessionsPath+"/s", "")
@@ -85,6 +105,6 @@ func FuzzRequests(f *testing.F) {
 		if written > before && recorder.Code != http.StatusNoContent && recorder.Code != http.StatusOK {
 			t.Errorf("wrote, and answered %d %s", recorder.Code, recorder.Body)
 		}
-		s.session = "s"
+		s.session, has = "s", ""
 	})
 }

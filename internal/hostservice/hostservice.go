@@ -19,7 +19,12 @@
 // it ends with the connection. A change of a partition is checked like a write, and its values have
 // closed forms; see [wire.PartitionChange].
 //
-// The service logs each write, each change of a partition, and each refusal.
+// The service configures devices of the families of its configuration. Such a request contains a
+// device's name and the parameters of a claim, and is checked like a write. The family's code in the
+// service finds the device below the function, and determines the change and the files for it; see
+// [wire.Configuration].
+//
+// The service logs each write, each change of a partition or a device, and each refusal.
 //
 // A write that the kernel delays outlives the agent's wait for it. The agent keeps the lease until
 // its request ends. This holds even if the service is killed: the kernel closes a process's sockets

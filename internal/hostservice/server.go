@@ -38,6 +38,9 @@ type Config struct {
 	// it. The values of a change have their forms, and the function is the one of the lease.
 	Partitions map[string]func(change *wire.PartitionChange) (*wire.Output, error)
 
+	// Families are the families whose devices the service configures, by [discovery.Family.Configure].
+	Families []*discovery.Family
+
 	Log *log.Logger // writes and refusals; nil discards them
 }
 
@@ -115,6 +118,14 @@ func (s *Server) Handler() http.Handler {
 		}
 		output, err := s.changePartition(&change)
 		s.reply(w, output, err)
+	})
+	mux.HandleFunc("PUT "+wire.ConfigurePath, func(w http.ResponseWriter, r *http.Request) {
+		var configuration wire.Configuration
+		err := decode(r, &configuration)
+		if err == nil {
+			err = s.configure(r.Context(), &configuration)
+		}
+		s.reply(w, nil, err)
 	})
 	mux.HandleFunc("POST "+wire.ProgramsPath+"/{name}", s.runProgram)
 	mux.HandleFunc("POST "+wire.FunctionUsersPath, func(w http.ResponseWriter, r *http.Request) {

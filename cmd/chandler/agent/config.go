@@ -219,6 +219,10 @@ type HostService interface {
 	// Write writes an attribute under a lease on a PCI function. It returns after the kernel has
 	// ended the write.
 	Write(lease string, function discovery.DeviceKey, name, value string) error
+
+	// Configure gives a device the wanted parameters under a lease on its PCI function. It returns after
+	// the change has ended.
+	Configure(ctx context.Context, lease string, function discovery.DeviceKey, d *discovery.Device, want discovery.Parameters) error
 }
 
 // Lock is held by one agent of a node at a time. While an upgrade surges, two agents run at once,

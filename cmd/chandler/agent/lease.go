@@ -13,7 +13,8 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// requireLease returns a configurer whose work changes a device only under a lease.
+// requireLease returns a configurer whose work changes a device only under a lease, and by the host
+// service if there is one.
 func (a *agent) requireLease(configure discovery.Configurer) discovery.Configurer {
 	return func(d discovery.Device, want discovery.Parameters, consumer string) (discovery.Device, discovery.Work, error) {
 		now, work, err := configure(d, want, consumer)
@@ -21,8 +22,19 @@ func (a *agent) requireLease(configure discovery.Configurer) discovery.Configure
 			return now, work, err
 		}
 		change := ledger.Change{Name: d.Name + " configured", Consumer: consumer, API: discovery.ModeDRA, Devices: []ledger.Hold{ledger.DeviceHold(d.Name, d.Silicon())}}
+		var key discovery.DeviceKey
 		if function, ok := functionOf(d.Source); ok {
-			change.Functions = []discovery.DeviceKey{discovery.FunctionKey(a.host, function)}
+			key = discovery.FunctionKey(a.host, function)
+			change.Functions = []discovery.DeviceKey{key}
+		}
+		if a.HostService != nil {
+			work = func(ctx context.Context) error {
+				lease := a.ledger.Leases.LeaseOn(key)
+				if lease == "" {
+					return fmt.Errorf("configuration of device %s: %w", now.Name, errNoLease)
+				}
+				return a.HostService.Configure(ctx, lease, key, &now, want)
+			}
 		}
 		return now, func(ctx context.Context) error {
 			lease, err := a.ledger.Leases.AwaitLease(ctx, change, a.stock)

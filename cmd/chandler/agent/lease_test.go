@@ -1,10 +1,12 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"testing"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/hostservice"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
@@ -65,5 +67,47 @@ func TestWritesNeedALease(t *testing.T) {
 	}
 	if err := write("sys/kernel/mm/hugepages", "1"); err != nil {
 		t.Errorf("what is of no function: %v", err)
+	}
+}
+
+// With a host service, the service configures a device under the agent's lease, and the family's work
+// does nothing in the agent. While the service is missing, the reason names it.
+func TestConfigureByHostService(t *testing.T) {
+	k := passthroughtest.New(t)
+	k.Add("0000:03:00.0", "nvme", "3")
+	has := ""
+	family := func(work func(want string) error) *discovery.Family {
+		return &discovery.Family{
+			Name: "fpga", Parameters: []discovery.Parameter{acceleratorFunction},
+			Configure: func(_ *discovery.Host, d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
+				if has == want[acceleratorFunction] {
+					return d, nil, nil
+				}
+				return d, func(context.Context) error { return work(want[acceleratorFunction]) }, nil
+			},
+		}
+	}
+	service := &hostService{moments: -1, config: hostservice.Config{Host: k.Host(), Families: []*discovery.Family{family(func(want string) error { has = want; return nil })}}}
+	service.start()
+	a := &agent{ledger: openLedger(t, t.TempDir()), host: k.Host(), Config: Config{HostService: hostservice.NewClient("/run/chandler/host", service)}}
+	own := family(func(string) error { return errors.New("the agent changes the device itself") })
+	configure := a.requireLease(discovery.JoinConfigurers(a.host, []*discovery.Family{own}))
+	program := func(source, want string) error {
+		d, work, err := configure(discovery.Device{Name: "port", Family: "fpga", Source: source}, discovery.Parameters{acceleratorFunction: want}, "claim")
+		if err != nil || work == nil {
+			t.Fatalf("%s: no work, %v", d.Name, err)
+		}
+		return work(t.Context())
+	}
+	port := passthroughtest.Source("0000:03:00.0") + "/fpga_region/region0/dfl-port.0"
+	if err := program(port, "0f"); err != nil || has != "0f" {
+		t.Errorf("the device has %q, %v", has, err)
+	}
+	if err := program("sys/devices/platform/port", "1f"); !errors.Is(err, errNoLease) || has != "0f" {
+		t.Errorf("a device of no function: %v", err)
+	}
+	service.kill()
+	if err := program(port, "1f"); !errors.Is(err, hostservice.ErrAway) || has != "0f" {
+		t.Errorf("without the service: %v", err)
 	}
 }

@@ -18,6 +18,7 @@ const (
 	SessionsPath      = "/sessions"
 	WritePath         = "/write"
 	PartitionsPath    = "/partitions"
+	ConfigurePath     = "/configure"
 	ProgramsPath      = "/programs"
 	FunctionUsersPath = "/users/functions"
 	PodUsersPath      = "/users/pods"
@@ -78,6 +79,20 @@ type PartitionChange struct {
 	Remove   bool   `json:"remove,omitzero"`   // removes the partition; otherwise, it is created
 	UUID     string `json:"uuid,omitzero"`     // removes the partition only if this is its UUID
 	HasBegun bool   `json:"hasBegun,omitzero"` // an agent has started the same change before
+}
+
+// Configuration gives a device of a PCI function the parameters of a claim, such as the accelerator
+// function of an FPGA. It contains no path: the device's family finds the device and its files.
+type Configuration struct {
+	Session string `json:"session"` // as in Write
+	Lease   string `json:"lease"`
+
+	Function string `json:"function"`
+	Inode    uint64 `json:"inode"`
+
+	Family     string            `json:"family"` // the family of the device: "fpga-intel"
+	Device     string            `json:"device"` // the name of the device: "pci-0000-17-00-0-port-0"
+	Parameters map[string]string `json:"parameters"`
 }
 
 // Output is the output of a program that has made a change.

@@ -7,6 +7,7 @@
 //	PUT  /sessions/ID      begins the session of an agent, the only one that may write; returns when all writes of earlier sessions have ended
 //	PUT  /write            does a [Write]; returns when the kernel has accepted or refused the value
 //	PUT  /partitions       makes a [PartitionChange]; returns an [Output] when the program has ended
+//	PUT  /configure        gives a device the parameters of a [Configuration]; returns when the device has them
 //	POST /programs/NAME    runs a program until the request's body ends; returns its output; each empty line of the body requests a scan
 //	POST /users/functions  answers a [FunctionQuery]
 //	POST /users/pods       answers a [PodQuery]

@@ -185,7 +185,7 @@ kind: DriverConfig
 
 {{/* Whether the agent must be privileged: a container that was given no device can open none otherwise. */}}
 {{- define "chandler.privileged" -}}
-{{- if or (and .Values.nvml.enabled (not .Values.hostService.enabled)) .Values.fpgaProgramming.enabled (include "chandler.agentChangesHost" .) -}}true{{- end -}}
+{{- if and (not .Values.hostService.enabled) (or .Values.nvml.enabled .Values.fpgaProgramming.enabled (include "chandler.changesHost" .)) -}}true{{- end -}}
 {{- end -}}
 
 {{/* Whether a feature changes and examines the host. */}}
@@ -193,9 +193,9 @@ kind: DriverConfig
 {{- if or .Values.passthrough.enabled .Values.reclaim.enabled .Values.onDemand.enabled -}}true{{- end -}}
 {{- end -}}
 
-{{/* Whether the host service does this for the agent, or reads NVML. */}}
+{{/* Whether the host service does this for the agent, reads NVML or programs FPGAs. */}}
 {{- define "chandler.hostService" -}}
-{{- if and .Values.hostService.enabled (or .Values.nvml.enabled (include "chandler.changesHost" .)) -}}true{{- end -}}
+{{- if and .Values.hostService.enabled (or .Values.nvml.enabled .Values.fpgaProgramming.enabled (include "chandler.changesHost" .)) -}}true{{- end -}}
 {{- end -}}
 
 {{/* Whether the agent does this itself. */}}

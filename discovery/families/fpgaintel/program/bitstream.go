@@ -32,6 +32,9 @@ type Bitstream struct {
 // Load reads a bitstream in the GBS format of Intel's Open Programmable Acceleration Engine (OPAE).
 // The name is a path of fs.FS.
 func Load(fsys fs.FS, name string) (*Bitstream, error) {
+	if info, err := fs.Stat(fsys, name); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("bitstream %s: not a regular file", name)
+	}
 	file, err := fsys.Open(name)
 	if err != nil {
 		return nil, fmt.Errorf("bitstream: %w", err)
