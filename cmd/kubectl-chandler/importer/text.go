@@ -9,13 +9,13 @@ import (
 	"io"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
 
-	yamlv2 "go.yaml.in/yaml/v2"
 	"go.yaml.in/yaml/v3"
+
+	"chandler.dev/internal/yamlerror"
 )
 
 // parse returns the documents of a file: YAML, JSON with or without comments, arguments, or
@@ -211,30 +211,13 @@ func parseNodes(text string) ([]*yaml.Node, error) {
 	return nil, err
 }
 
-// yamlError matches an error of the YAML decoder with a line (fail in decode.go of go.yaml.in/yaml
-// v2.4.4 and v3.0.5).
-var yamlError = regexp.MustCompile(`^yaml: line (\d+): (?s:(.*))$`)
-
-// errYAML returns the error for a text that the YAML decoder rejects. The line of yaml/v3 is that of
-// the object around the error, and the line of yaml/v2 that of the error.
+// errYAML returns the error for a text that the YAML decoder rejects with err.
 func errYAML(text string, err error) error {
-	decoder := yamlv2.NewDecoder(strings.NewReader(text))
-	for {
-		var content any
-		v2Err := decoder.Decode(&content)
-		if errors.Is(v2Err, io.EOF) {
-			break // valid for yaml/v2
-		}
-		if v2Err != nil {
-			err = v2Err
-			break
-		}
+	line, message := yamlerror.Find(text)
+	if message == "" { // valid for yaml/v2
+		message = strings.TrimPrefix(err.Error(), "yaml: ")
 	}
-	if found := yamlError.FindStringSubmatch(err.Error()); found != nil {
-		line, _ := strconv.Atoi(found[1])
-		return &fileError{line: line, message: "invalid YAML: " + found[2]}
-	}
-	return &fileError{message: "invalid YAML: " + strings.TrimPrefix(err.Error(), "yaml: ")}
+	return &fileError{line: line, message: "invalid YAML: " + message}
 }
 
 // errJSON returns an error with the line of the first JSON syntax error, nil if the text is valid.

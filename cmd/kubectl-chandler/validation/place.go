@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"chandler.dev/internal/yamlerror"
 )
 
 // A place is a place in a file.
@@ -16,13 +18,14 @@ type place struct {
 	object string // such as DeviceClass gpu.example.com
 	path   string // such as spec.config[0]
 
+	text  string     // the document that contains the place
 	node  *yaml.Node // the field's value, nil if unknown
 	above int        // number of lines in the file before the node's text, -1 if unknown
 }
 
 // placeOf returns the place of a document that begins at the given line.
 func placeOf(file string, line int, document string) place {
-	p := place{file: file, line: line + blankLines(document)}
+	p := place{file: file, line: line + blankLines(document), text: document}
 	p.node, p.above = parsed(document), line-1
 	return p
 }
@@ -95,6 +98,9 @@ func child(n *yaml.Node, name string) (*yaml.Node, int) {
 
 // insideString returns the place of a document in a string, such as a file in a ConfigMap.
 func (p place) insideString() place {
+	if p.node != nil {
+		p.text = p.node.Value
+	}
 	if p.node == nil || p.node.Kind != yaml.ScalarNode || p.node.Style&yaml.LiteralStyle == 0 {
 		p.node, p.above = nil, -1 // its lines differ from those of the file
 		return p
@@ -128,13 +134,21 @@ func (p place) ofMessage(message string) place {
 	return p
 }
 
-// yamlError matches a line of the errors of the YAML decoder (yamlParser.fail and TypeError in
-// go.yaml.in/yaml v2 and v3), with the number of a line in the document.
+// yamlError matches a line of the errors of the YAML decoder that are not about the syntax (TypeError
+// in go.yaml.in/yaml v2 and v3), with the number of a line in the document.
 var yamlError = regexp.MustCompile(`(?m)^(?:.*yaml: |\s*)line (\d+): (.*)$`)
 
 // ofYAML returns the errors in a message of the YAML decoder with their places, nil if the message
 // is another one.
 func (p place) ofYAML(message string) (errors []finding) {
+	if strings.Contains(message, "yaml: ") {
+		if line, cause := yamlerror.Find(p.text); cause != "" {
+			if line > 0 && p.above >= 0 {
+				p.line = p.above + line
+			}
+			return []finding{{place: p, text: "invalid YAML: " + cause}}
+		}
+	}
 	for _, found := range yamlError.FindAllStringSubmatch(message, -1) {
 		at := p
 		if line, err := strconv.Atoi(found[1]); err == nil && p.above >= 0 {

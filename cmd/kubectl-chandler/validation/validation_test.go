@@ -301,6 +301,19 @@ func TestValidate(t *testing.T) {
 		"invalid YAML without a line": {
 			"\na: *x\n", []string{"-:2: error: invalid YAML: unknown anchor 'x' referenced\n"}, true,
 		},
+		"two strings for one field": {
+			header() + "sharing:\n- cel: \"a\" \"b\"\n", []string{"-:4: error: invalid YAML: did not find expected key\n"}, true,
+		},
+		"alias without an anchor in the second document": {
+			header() + "---\nkind: X\na:\n- *x\n", []string{"-:6: error: invalid YAML: unknown anchor 'x' referenced\n"}, true,
+		},
+		"string without an end": {
+			header() + "sharing:\n- cel: \"a\n  replicas: 2\n", []string{"-:4: error: invalid YAML: found unexpected end of stream\n"}, true,
+		},
+		"alias without an anchor in a ConfigMap": {
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\ndata:\n  config.yaml: |\n    apiVersion: chandler.dev/v1alpha1\n    kind: DriverConfig\n    mode: *x\n",
+			[]string{"-:8: error: ConfigMap m: data[config.yaml]: invalid YAML: unknown anchor 'x' referenced\n"}, true,
+		},
 		"invalid YAML in a ConfigMap": {
 			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\ndata:\n  config.yaml: |\n    apiVersion: chandler.dev/v1alpha1\n    kind: DriverConfig\n    mode: [\n",
 			[]string{"-:8: error: ConfigMap m: data[config.yaml]: invalid YAML: did not find expected node content\n"}, true,
