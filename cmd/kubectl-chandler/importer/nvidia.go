@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"go.yaml.in/yaml/v3"
+
 	"chandler.dev/api/v1alpha1"
 )
 
@@ -61,34 +63,34 @@ func (n *nvidia) optionTable() []option {
 		noRuntime = "is for NVIDIA's container runtime, which does it by what a pod's image or pod says itself"
 	)
 	return []option{
-		{name: "mig-strategy", at: "flags.migStrategy", in: "migStrategy", fate: fateCarried, do: n.readMIG},
+		{name: "mig-strategy", at: "flags.migStrategy", kind: yaml.ScalarNode, in: "migStrategy", fate: fateCarried, do: n.readMIG},
 		{name: "device-list-strategy", at: "flags.plugin.deviceListStrategy", in: "deviceListStrategy", fate: fateCarried},
-		{name: "device-id-strategy", at: "flags.plugin.deviceIDStrategy", in: "deviceIDStrategy", fate: fateCarried},
-		{name: "pass-device-specs", at: "flags.plugin.passDeviceSpecs", in: "passDeviceSpecs", alone: true, fine: []string{"true", "1"}, why: "containers always get the device nodes"},
+		{name: "device-id-strategy", at: "flags.plugin.deviceIDStrategy", kind: yaml.ScalarNode, in: "deviceIDStrategy", fate: fateCarried},
+		{name: "pass-device-specs", at: "flags.plugin.passDeviceSpecs", kind: yaml.ScalarNode, in: "passDeviceSpecs", alone: true, fine: []string{"true", "1"}, why: "containers always get the device nodes"},
 		{name: "compat-with-cpumanager", in: "compatWithCPUManager", why: "containers always get the device nodes"},
-		{name: "fail-on-init-error", at: "flags.failOnInitError", in: "failOnInitError", alone: true, why: "the agent waits for a driver that is not there yet"},
-		{name: "restart-on-device-unhealthy", at: "flags.restartOnDeviceUnhealthy", alone: true, why: "devices that are well again are offered again"},
-		{name: "nvidia-driver-root", at: "flags.nvidiaDriverRoot", in: "nvidiaDriverRoot", fine: []string{"/"}, why: driverRoot},
+		{name: "fail-on-init-error", at: "flags.failOnInitError", kind: yaml.ScalarNode, in: "failOnInitError", alone: true, why: "the agent waits for a driver that is not there yet"},
+		{name: "restart-on-device-unhealthy", at: "flags.restartOnDeviceUnhealthy", kind: yaml.ScalarNode, alone: true, why: "devices that are well again are offered again"},
+		{name: "nvidia-driver-root", at: "flags.nvidiaDriverRoot", kind: yaml.ScalarNode, in: "nvidiaDriverRoot", fine: []string{"/"}, why: driverRoot},
 		{name: "driver-root", env: "DRIVER_ROOT", fine: []string{"/"}, why: driverRoot},
-		{name: "nvidia-dev-root", at: "flags.nvidiaDevRoot", fine: []string{"/"}, why: "device nodes are those in /dev of the host"},
+		{name: "nvidia-dev-root", at: "flags.nvidiaDevRoot", kind: yaml.ScalarNode, fine: []string{"/"}, why: "device nodes are those in /dev of the host"},
 		{name: "dev-root", env: "DEV_ROOT", fine: []string{"/"}, why: "device nodes are those in /dev of the host"},
-		{name: "gdrcopy-enabled", at: "flags.gdrcopyEnabled", in: "gdrcopyEnabled", alone: true, fate: fateCarried},
-		{name: "gds-enabled", at: "flags.gdsEnabled", in: "gdsEnabled", alone: true, fate: fateCarried},
-		{name: "mofed-enabled", at: "flags.mofedEnabled", in: "mofedEnabled", alone: true, fate: fateCarried},
-		{name: "device-discovery-strategy", at: "flags.deviceDiscoveryStrategy", in: "deviceDiscoveryStrategy", fate: fatePodChange, fine: []string{"auto", "nvml"}, why: "Tegra's GPUs are not offered"},
-		{name: "shared-devices-allocation-policy", at: "flags.plugin.sharedDevicesAllocationPolicy", fate: fateCarried},
-		{name: "cdi-enabled", at: "flags.plugin.cdiEnabled", alone: true, why: noFile},
-		{name: "cdi-annotation-prefix", at: "flags.plugin.cdiAnnotationPrefix", fine: []string{"cdi.k8s.io/"}, why: "annotations begin with cdi.k8s.io/"},
-		{name: "nvidia-ctk-path", at: "flags.plugin.nvidiaCTKPath", why: noFile},
-		{name: "nvidia-cdi-hook-path", at: "flags.plugin.nvidiaCDIHookPath", in: "cdi.nvidiaHookPath", why: noFile},
-		{name: "container-driver-root", at: "flags.plugin.containerDriverRoot", why: noFile},
+		{name: "gdrcopy-enabled", at: "flags.gdrcopyEnabled", kind: yaml.ScalarNode, in: "gdrcopyEnabled", alone: true, fate: fateCarried},
+		{name: "gds-enabled", at: "flags.gdsEnabled", kind: yaml.ScalarNode, in: "gdsEnabled", alone: true, fate: fateCarried},
+		{name: "mofed-enabled", at: "flags.mofedEnabled", kind: yaml.ScalarNode, in: "mofedEnabled", alone: true, fate: fateCarried},
+		{name: "device-discovery-strategy", at: "flags.deviceDiscoveryStrategy", kind: yaml.ScalarNode, in: "deviceDiscoveryStrategy", fate: fatePodChange, fine: []string{"auto", "nvml"}, why: "Tegra's GPUs are not offered"},
+		{name: "shared-devices-allocation-policy", at: "flags.plugin.sharedDevicesAllocationPolicy", kind: yaml.ScalarNode, fate: fateCarried},
+		{name: "cdi-enabled", at: "flags.plugin.cdiEnabled", kind: yaml.ScalarNode, alone: true, why: noFile},
+		{name: "cdi-annotation-prefix", at: "flags.plugin.cdiAnnotationPrefix", kind: yaml.ScalarNode, fine: []string{"cdi.k8s.io/"}, why: "annotations begin with cdi.k8s.io/"},
+		{name: "nvidia-ctk-path", at: "flags.plugin.nvidiaCTKPath", kind: yaml.ScalarNode, why: noFile},
+		{name: "nvidia-cdi-hook-path", at: "flags.plugin.nvidiaCDIHookPath", kind: yaml.ScalarNode, in: "cdi.nvidiaHookPath", why: noFile},
+		{name: "container-driver-root", at: "flags.plugin.containerDriverRoot", kind: yaml.ScalarNode, why: noFile},
 		{name: "driver-root-ctr-path", why: noFile},
 		{name: "cdi-feature-flags", at: "flags.plugin.cdiFeatureFlags", in: "cdi.featureFlags", why: noFile},
 		{name: "cdi-disable-hooks", why: noFile},
-		{name: "use-node-feature-api", at: "flags.useNodeFeatureAPI", alone: true, why: "is about labels of nodes"},
+		{name: "use-node-feature-api", at: "flags.useNodeFeatureAPI", kind: yaml.ScalarNode, alone: true, why: "is about labels of nodes"},
 		{name: "kubelet-socket", why: ours},
 		{name: "config-file", fate: fateCarried},
-		{name: "mps-root", at: "flags.mpsRoot", in: "mps.root", fate: fateCarried},
+		{name: "mps-root", at: "flags.mpsRoot", kind: yaml.ScalarNode, in: "mps.root", fate: fateCarried},
 		{name: "imex-channel-ids", at: "imex.channelIDs", fate: fateCarried},
 		{name: "imex-required", at: "imex.required", alone: true, fine: []string{"false"}, why: "an IMEX channel is a device of its own"},
 		{name: "visible", env: "NVIDIA_VISIBLE_DEVICES", fate: fatePodChange, fine: []string{"all", "void", "none"}, why: "has the plugin see some GPUs only; exclude the others by their attribute uuid"},
@@ -96,16 +98,16 @@ func (n *nvidia) optionTable() []option {
 		{name: "capabilities", env: "NVIDIA_DRIVER_CAPABILITIES", fine: []string{"all", "compute", "utility"}, why: noRuntime},
 		{name: "unhealthy-not", env: "DP_DISABLE_HEALTHCHECKS", fate: fatePodChange, why: "not carried over: a GPU whose driver says that it must be reset is not given to new pods"},
 		{name: "unhealthy-too", env: "DP_ENABLE_HEALTHCHECKS", fate: fatePodChange, why: "not carried over: XIDs that an application brings upon itself do not count"},
-		{name: "gfd", at: "flags.gfd", why: "is about labels of nodes"},
+		{name: "gfd", at: "flags.gfd", kind: yaml.MappingNode, why: "is about labels of nodes"},
 		{name: "labels", in: "gfd.enabled", do: n.labels},
-		{at: "version", fine: []string{"v1", "v1alpha1"}, why: "is an unknown version"},
+		{at: "version", kind: yaml.ScalarNode, fine: []string{"v1", "v1alpha1"}, why: "is an unknown version"},
 		{at: "resources", fate: fateIdle, why: "the plugin itself ignores it and uses its own names; name devices by an entry of resources"},
-		{at: "sharing.timeSlicing", fate: fateCarried, do: n.timeSlicing},
-		{at: "sharing.mps", fate: fateCarried, do: n.readMPS},
-		{in: "config.name", fate: fateCarried},
-		{in: "config.default", fate: fateCarried},
+		{at: "sharing.timeSlicing", kind: yaml.MappingNode, fate: fateCarried, do: n.timeSlicing},
+		{at: "sharing.mps", kind: yaml.MappingNode, fate: fateCarried, do: n.readMPS},
+		{in: "config.name", kind: yaml.ScalarNode, fate: fateCarried},
+		{in: "config.default", kind: yaml.ScalarNode, fate: fateCarried},
 		{in: "config.fallbackStrategies", fate: fateCarried},
-		{in: "config.map", fate: fateCarried},
+		{in: "config.map", kind: yaml.MappingNode, fate: fateCarried},
 	}
 }
 
@@ -414,7 +416,16 @@ func (n *nvidia) readMPS(v value) {
 func (n *nvidia) readShares(v value, onlyOne bool) {
 	n.im.unknownExcept(v, "renameByDefault", "failRequestsGreaterThanOne", "resources")
 	rename := v.at("renameByDefault").is()
-	for _, r := range v.at("resources").items() {
+	resources := v.at("resources")
+	if !resources.isNull() && !resources.isList() {
+		n.im.noteType(resources, "a list")
+		return
+	}
+	for _, r := range resources.items() {
+		if !r.isMap() {
+			n.im.noteType(r, "an object")
+			continue
+		}
 		n.im.unknownExcept(r, "name", "rename", "devices", "replicas")
 		name := r.at("name").text()
 		if !strings.HasPrefix(name, nvidiaPrefix) {
@@ -422,12 +433,12 @@ func (n *nvidia) readShares(v value, onlyOne bool) {
 		}
 		cel, ok := n.selectorOf(name)
 		if !ok {
-			n.im.notePodChange(r.at("name"), "is not a known resource of the plugin")
+			n.im.notePodChange(cmpValue(r.at("name"), r), "is not a known resource of the plugin")
 			continue
 		}
 		replicas, ok := r.at("replicas").number()
 		if !ok || replicas < 1 {
-			n.im.notePodChange(r.at("replicas"), "is not a number of shares; the plugin does not start with it")
+			n.im.notePodChange(cmpValue(r.at("replicas"), r), "is not a number of shares; the plugin does not start with it")
 			continue
 		}
 		if replicas == 1 {

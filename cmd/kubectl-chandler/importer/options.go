@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // A fate is the treatment of an option.
@@ -23,12 +25,24 @@ type option struct {
 	at   string // the dotted path in the plugin's own file or object
 	in   string // the dotted path in Helm values
 
-	alone bool // the flag needs no value
-	many  bool // the option can be set more than once
+	kind  yaml.Kind // the kind of the value, 0 for any
+	alone bool      // the flag needs no value
+	many  bool      // the option can be set more than once
 	fate  fate
 	fine  []string // values that change nothing
 	why   string   // the reason, for an idle or lost option
 	do    func(value)
+}
+
+// wanted returns the type of the option's value, with an article.
+func (o *option) wanted() string {
+	switch {
+	case o.kind == yaml.MappingNode:
+		return "an object"
+	case o.alone:
+		return "a boolean"
+	}
+	return "a string"
 }
 
 // variable returns the name of the option's environment variable.
@@ -182,6 +196,8 @@ func (s *settings) fields(v value, prefix string, rank int, key func(*option) st
 		case deeper != nil && field.isMap():
 			s.fields(field, path+".", rank, key, rest)
 		case deeper != nil && field.isNull():
+		case deeper != nil:
+			s.im.noteType(field, "an object")
 		default:
 			rest(field)
 		}
@@ -207,6 +223,8 @@ func (s *settings) finishOptions() {
 		}
 		v := s.set[name].value
 		switch {
+		case o.kind != 0 && !v.isNull() && v.node.Kind != o.kind:
+			s.im.noteType(v, o.wanted())
 		case o.do != nil && !v.isNull():
 			o.do(v)
 		case o.fate == fateCarried || o.fineAs(v):
@@ -216,6 +234,11 @@ func (s *settings) finishOptions() {
 			s.im.noteRemark(v, "%s", o.why)
 		}
 	}
+}
+
+// noteType notes a value that is not of the wanted type.
+func (im *importer) noteType(v value, wanted string) {
+	im.notePodChange(v, "is %s; want %s", v.typeName(), wanted)
 }
 
 // noteUnknown notes an unknown field of a plugin's own file. A name that cannot be a field of the

@@ -35,6 +35,23 @@ func (v value) isMap() bool  { return v.node != nil && v.node.Kind == yaml.Mappi
 func (v value) isList() bool { return v.node != nil && v.node.Kind == yaml.SequenceNode }
 func (v value) isText() bool { return v.node != nil && v.node.Kind == yaml.ScalarNode && !v.isNull() }
 
+// typeName returns the type of a value, with an article.
+func (v value) typeName() string {
+	switch {
+	case v.isNull():
+		return "null"
+	case v.isMap():
+		return "an object"
+	case v.isList():
+		return "a list"
+	case v.node.Tag == "!!int", v.node.Tag == "!!float":
+		return "a number"
+	case v.node.Tag == "!!bool":
+		return "a boolean"
+	}
+	return "a string"
+}
+
 // line returns the line in the file, 0 if unknown.
 func (v value) line() int {
 	if v.node == nil || v.above < 0 || v.node.Line == 0 {
