@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
@@ -24,7 +25,7 @@ import (
 // has a copy of the pool that was published, and keeps the slices of the API server in two caches.
 type client struct {
 	kubernetes.Interface
-	node    *nodeUID
+	nodeUID func(context.Context) (types.UID, error)
 	pool    *atomic.Pointer[resourceslice.Pool] // as last given to the library; nil before the first
 	adopted chan<- struct{}                     // receives a value after the client has changed pool
 }
@@ -62,7 +63,7 @@ type nodeSlices struct {
 
 // Create creates a slice. It implements [resourceclient.ResourceSliceInterface].
 func (s nodeSlices) Create(ctx context.Context, slice *resourceapi.ResourceSlice, options metav1.CreateOptions) (*resourceapi.ResourceSlice, error) {
-	owned, err := s.client.node.own(ctx, s.client.Interface, slice)
+	owned, err := s.client.own(ctx, slice)
 	if err != nil {
 		return nil, err
 	}

@@ -25,7 +25,7 @@ func TestSlicesShareThePublishedPool(t *testing.T) {
 	published := new(atomic.Pointer[resourceslice.Pool])
 	published.Store(pool)
 	adopted := make(chan struct{}, 1)
-	library := client{server, &nodeUID{name: "node"}, published, adopted}.ResourceV1().ResourceSlices()
+	library := client{server, nodeUIDOf(server), published, adopted}.ResourceV1().ResourceSlices()
 	expect := func(by string, got *resourceapi.ResourceSlice, i int) {
 		t.Helper()
 		if shared := &got.Spec.Devices[0] == &published.Load().Slices[i].Devices[0]; shared != (got.Name == "equal") {

@@ -32,6 +32,9 @@ import (
 type Config struct {
 	NodeName string // also the name of the pool
 
+	// NodeUID returns the present UID of the Node, which owns the slices.
+	NodeUID func(context.Context) (types.UID, error)
+
 	// PodUID is the UID of the agent's pod. If it is set, two agents may run at once during an
 	// update. Optional.
 	PodUID types.UID
@@ -159,6 +162,8 @@ type Driver struct {
 	publishing      sync.Mutex // held while a view is published
 	registration    atomic.Pointer[registered]
 	features        atomic.Pointer[features.Set]       // features of the API server, nil until detected
+	detecting       chan struct{}                      // has a value during a detection of features
+	lastDetection   atomic.Pointer[time.Time]          // time of the last successful detection, nil before the first
 	featuresDoubted atomic.Bool                        // the API server may have been replaced or updated
 	writeFailed     atomic.Pointer[time.Time]          // time of a failed write of slices, nil if the publisher has handled the failure
 	refusal         atomic.Pointer[string]             // why the API server refuses the slices, nil if it accepts them
@@ -185,7 +190,7 @@ func New(config Config) *Driver {
 	d := &Driver{
 		config: config, ledger: config.Ledger, files: disk.Files{FS: config.Disk},
 		healthInterval: healthInterval, askInterval: askInterval, termination: ledger.DefaultTermination,
-		wakePublisher: make(chan struct{}, 1), claimPrepared: make(chan struct{}, 1), claimRefused: make(chan struct{}, 1),
+		detecting: make(chan struct{}, 1), wakePublisher: make(chan struct{}, 1), claimPrepared: make(chan struct{}, 1), claimRefused: make(chan struct{}, 1),
 		calls: calls{ready: make(chan struct{}), stopping: make(chan struct{})},
 		jobs:  jobs{rescan: config.Rescan},
 	}
@@ -277,7 +282,7 @@ func (d *Driver) helperOptions() ([]kubeletplugin.Option, error) {
 		kubeletplugin.DriverName(discovery.Domain),
 		kubeletplugin.NodeName(d.config.NodeName),
 		kubeletplugin.NodeUID(setOnCreate),
-		kubeletplugin.KubeClient(client{d.config.KubeClient, &nodeUID{name: d.config.NodeName}, &d.lastPool, d.wakePublisher}),
+		kubeletplugin.KubeClient(client{d.config.KubeClient, d.config.NodeUID, &d.lastPool, d.wakePublisher}),
 		kubeletplugin.PluginDataDirectoryPath(data),
 		kubeletplugin.RegistrarDirectoryPath(registry),
 		kubeletplugin.RollingUpdate(d.config.PodUID),

@@ -82,6 +82,7 @@ func newBench(t testing.TB) *bench {
 		HostFS:     host,
 		Disk:       faulty,
 	}}
+	b.config.NodeUID = func(ctx context.Context) (types.UID, error) { return nodeUIDOf(b.config.KubeClient)(ctx) }
 	if err := os.MkdirAll(b.records(), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -29,6 +29,9 @@ const (
 	// shorter.
 	askInterval = 30 * time.Minute
 	sooner      = 30 // divisor of the interval after a failure
+
+	// featuresFresh is the maximum age of a detection with which the publisher begins.
+	featuresFresh = time.Minute
 )
 
 // NewPause returns the pauses between requests to the API server that fail, or whose answer does not
@@ -40,7 +43,11 @@ func NewPause() wait.Backoff {
 // detectFeatures detects the API server's features for the publisher. It returns the reason of a
 // failure, and logs the reason if it differs from the last one.
 func (d *Driver) detectFeatures(ctx context.Context, p *publisher, last string) (reason string) {
-	err := d.negotiateFeatures(ctx)
+	fresh := time.Duration(0)
+	if !p.featuresKnown {
+		fresh = featuresFresh
+	}
+	err := d.detectUnlessFresh(ctx, fresh)
 	if ctx.Err() != nil {
 		return last
 	}
@@ -82,6 +89,32 @@ func isStaleWrite(err error) bool {
 // Refusal returns the API server's reason for refusing the node's ResourceSlices, such as the
 // answer of an admission webhook. It returns "" if the last detection succeeded or there was none.
 func (d *Driver) Refusal() string { return ptr.Deref(d.refusal.Load(), "") }
+
+// DetectFeatures detects the API server's features, unless a detection has succeeded in the last minute. It
+// returns a NotFound error if the API server does not serve ResourceSlices in a supported version.
+// It may be called before [Driver.Run], which then begins with the result.
+func (d *Driver) DetectFeatures(ctx context.Context) error {
+	return d.detectUnlessFresh(ctx, featuresFresh)
+}
+
+// detectUnlessFresh detects the API server's features, unless the last success is more recent than
+// the duration. A concurrent call waits for the first one.
+func (d *Driver) detectUnlessFresh(ctx context.Context, fresh time.Duration) error {
+	select {
+	case d.detecting <- struct{}{}:
+		defer func() { <-d.detecting }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if at := d.lastDetection.Load(); at != nil && time.Since(*at) < fresh {
+		return nil
+	}
+	err := d.negotiateFeatures(ctx)
+	if err == nil {
+		d.lastDetection.Store(new(time.Now()))
+	}
+	return err
+}
 
 // negotiateFeatures detects the optional fields of ResourceSlices that the API server keeps, by
 // creating slices in dry runs. Detection from the published slices would be too late: if the server

@@ -3,13 +3,9 @@ package driver
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
-	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 )
 
 // The library's controller reads the UID of the Node that owns the slices only once (syncPool in
@@ -22,44 +18,16 @@ import (
 // Node.
 const setOnCreate types.UID = "set-on-create"
 
-// uidFresh is how long a UID that was read remains in use. The slices of a pool are created one
-// after another.
-const uidFresh = 10 * time.Second
-
-// nodeUID is the last UID of a Node.
-type nodeUID struct {
-	name string
-	last atomic.Pointer[seenUID]
-}
-
-type seenUID struct {
-	uid types.UID
-	at  time.Time
-}
-
-// get returns the UID of the Node.
-func (n *nodeUID) get(ctx context.Context, client kubernetes.Interface) (types.UID, error) {
-	if last := n.last.Load(); last != nil && time.Since(last.at) < uidFresh {
-		return last.uid, nil
-	}
-	node, err := client.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
-	if err != nil {
-		// Not wrapped: the library interprets a NotFound error as a server without v1 of the API,
-		// and switches to v1beta2 (generic.go in k8s.io/dynamic-resource-allocation/client of
-		// 0.37).
-		return "", fmt.Errorf("get node %s, which is to own its slices: %v", n.name, err) //nolint:errorlint
-	}
-	n.last.Store(&seenUID{node.UID, time.Now()})
-	return node.UID, nil
-}
-
 // own returns a copy of a slice whose owner has the present UID of the Node.
-func (n *nodeUID) own(ctx context.Context, client kubernetes.Interface, slice *resourceapi.ResourceSlice) (*resourceapi.ResourceSlice, error) {
+func (c client) own(ctx context.Context, slice *resourceapi.ResourceSlice) (*resourceapi.ResourceSlice, error) {
 	owned := slice.DeepCopy()
 	for i := range owned.OwnerReferences {
-		uid, err := n.get(ctx, client)
+		uid, err := c.nodeUID(ctx)
 		if err != nil {
-			return nil, err
+			// Not wrapped: the library interprets a NotFound error as a server without v1 of the API,
+			// and switches to v1beta2 (generic.go in k8s.io/dynamic-resource-allocation/client of
+			// 0.37).
+			return nil, fmt.Errorf("get the node, which is to own its slices: %v", err) //nolint:errorlint
 		}
 		owned.OwnerReferences[i].UID = uid
 	}

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
@@ -23,6 +24,17 @@ var (
 	nodesResource  = corev1.SchemeGroupVersion.WithResource("nodes")
 	slicesResource = resourceapi.SchemeGroupVersion.WithResource("resourceslices")
 )
+
+// nodeUIDOf returns a function that reads the UID of the Node.
+func nodeUIDOf(client kubernetes.Interface) func(context.Context) (types.UID, error) {
+	return func(ctx context.Context) (types.UID, error) {
+		node, err := client.CoreV1().Nodes().Get(ctx, "node", metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		return node.UID, nil
+	}
+}
 
 // collected is an API server with a garbage collector. Like the controller manager, it always
 // removes slices whose owner UID differs from the UID of the Node (attemptToDeleteItem in
@@ -100,7 +112,7 @@ func TestNodeMadeAnew(t *testing.T) {
 			{Devices: []resourceapi.Device{{Name: "a"}}}, {Devices: []resourceapi.Device{{Name: "b"}}},
 		}}}}
 		controller, err := resourceslice.StartController(ctx, resourceslice.Options{
-			DriverName: discovery.Domain, KubeClient: client{b.config.KubeClient, &nodeUID{name: "node"}, &b.lastPool, b.wakePublisher}, Resources: &resources,
+			DriverName: discovery.Domain, KubeClient: client{b.config.KubeClient, nodeUIDOf(server), &b.lastPool, b.wakePublisher}, Resources: &resources,
 			Owner:            &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node", UID: "uid-1"}, // as stored by the library
 			MutationCacheTTL: new(365 * 24 * time.Hour),                                                        // avoids endless work
 			ErrorHandler:     func(_ context.Context, err error, msg string) { t.Logf("%s: %v", msg, err) },

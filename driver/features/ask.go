@@ -18,9 +18,10 @@ import (
 type create func(resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error)
 
 // DetectFeatures returns the optional ResourceSlice fields that the API server keeps. It creates
-// slices of the node in dry runs: one with all optional fields except lists, one for each field if
-// the server refuses the first, and one with a list. DetectFeatures returns an error if the server
-// does not answer, or refuses every slice whatever its fields.
+// slices of the node in dry runs: one with all optional fields and a list that the server must drop.
+// If the server refuses that slice, DetectFeatures creates one without the list, one for each field
+// if the server refuses that one too, and one with a valid list. DetectFeatures returns an error if
+// the server does not answer, or refuses every slice whatever its fields.
 func DetectFeatures(ctx context.Context, client kubernetes.Interface, nodeName string) (kept Set, err error) {
 	create := func(spec resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error) {
 		return dryRun(ctx, client, nodeName, spec)
@@ -32,10 +33,16 @@ func DetectFeatures(ctx context.Context, client kubernetes.Interface, nodeName s
 		_, err := create(resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{{Name: "plain"}}})
 		return err
 	}
-	for _, together := range [][]probe{fieldProbes(), listProbe()} {
-		if err := kept.find(create, refused, together); err != nil {
-			return Set{}, fmt.Errorf("create ResourceSlices in a dry run: %w", err)
+	all := append(fieldProbes(), mixedProbe())
+	err = kept.findTogether(create, all)
+	if apierrors.IsInvalid(err) {
+		err = kept.find(create, refused, fieldProbes())
+		if err == nil {
+			err = kept.find(create, refused, listProbe())
 		}
+	}
+	if err != nil {
+		return Set{}, fmt.Errorf("create ResourceSlices in a dry run: %w", err)
 	}
 	if kept.Counters {
 		kept.Separate = true

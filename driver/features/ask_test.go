@@ -109,6 +109,49 @@ func TestAsk(t *testing.T) {
 	}
 }
 
+// A server that drops lists, as by default, receives one request. Only servers that keep lists or
+// refuse other fields receive more.
+func TestOneRequestByDefault(t *testing.T) {
+	dropLists := func(slice *resourceapi.ResourceSlice) error {
+		for i := range slice.Spec.Devices {
+			for name, a := range slice.Spec.Devices[i].Attributes {
+				a.StringValues = nil
+				slice.Spec.Devices[i].Attributes[name] = a
+			}
+		}
+		return nil
+	}
+	keepLists := refusing(func(slice *resourceapi.ResourceSlice) bool {
+		return slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool {
+			for _, a := range d.Attributes {
+				if a.StringValue != nil && a.StringValues != nil {
+					return true
+				}
+			}
+			return false
+		})
+	})
+	for name, test := range map[string]struct {
+		server func(*resourceapi.ResourceSlice) error
+		want   features.Set
+		most   int
+	}{
+		"drops lists": {dropLists, features.All().WithoutFeatures("DRAListTypeAttributes"), 1},
+		"keeps lists": {keepLists, features.All(), 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			requests := 0
+			kept, err := features.DetectFeatures(t.Context(), pooltest.ChangingServer(t, func(slice *resourceapi.ResourceSlice) error {
+				requests++
+				return test.server(slice)
+			}), "node")
+			if err != nil || kept != test.want || requests != test.most {
+				t.Errorf("%d requests, want %d; got %+v, want %+v; error %v", requests, test.most, kept, test.want, err)
+			}
+		})
+	}
+}
+
 // If the server does not answer, refuses dry runs, or refuses every slice in a dry run,
 // DetectFeatures returns no feature.
 func TestNoAnswer(t *testing.T) {

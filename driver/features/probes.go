@@ -58,6 +58,14 @@ func listProbe() []probe {
 	}}
 }
 
+// mixedProbe returns a device that is valid only if the server drops lists, which is the default. With
+// it, one slice is enough for such servers.
+func mixedProbe() probe {
+	lists := listProbe()[0]
+	lists.device.Attributes = discovery.Attributes{"linkedTo": {StringValue: new("a"), StringValues: []string{"a", "b"}}}
+	return lists
+}
+
 // fieldProbes returns a probe for each other optional field.
 func fieldProbes() []probe {
 	taint := func(effect resourceapi.DeviceTaintEffect) []resourceapi.DeviceTaint {
@@ -103,9 +111,8 @@ func fieldProbes() []probe {
 	}
 }
 
-// find sets the features that the server keeps. If the server refuses all probes together, find
-// tries each probe alone, unless the server also refuses a slice without optional fields.
-func (s *Set) find(create create, refused func() error, probes []probe) error {
+// findTogether sets the features that the server keeps, by one slice with all probes.
+func (s *Set) findTogether(create create, probes []probe) error {
 	var spec resourceapi.ResourceSliceSpec
 	for _, p := range probes {
 		spec.Devices = append(spec.Devices, p.device)
@@ -114,25 +121,35 @@ func (s *Set) find(create create, refused func() error, probes []probe) error {
 		}
 	}
 	slice, err := create(spec)
-	switch {
-	case err == nil:
-		devices := make(map[string]resourceapi.Device)
-		for _, device := range slice.Devices {
-			devices[device.Name] = device
-		}
-		for _, p := range probes {
-			s.set(p.feature, p.kept(madeSlice{devices[p.device.Name], slice}))
-		}
-	case !apierrors.IsInvalid(err):
+	if err != nil {
 		return err
-	case len(probes) > 1:
-		if err := refused(); err != nil {
+	}
+	devices := make(map[string]resourceapi.Device)
+	for _, device := range slice.Devices {
+		devices[device.Name] = device
+	}
+	for _, p := range probes {
+		s.set(p.feature, p.kept(madeSlice{devices[p.device.Name], slice}))
+	}
+	return nil
+}
+
+// find sets the features that the server keeps. If the server refuses all probes together, find
+// tries each probe alone, unless the server also refuses a slice without optional fields.
+func (s *Set) find(create create, refused func() error, probes []probe) error {
+	err := s.findTogether(create, probes)
+	if !apierrors.IsInvalid(err) {
+		return err
+	}
+	if len(probes) == 1 {
+		return nil
+	}
+	if err := refused(); err != nil {
+		return err
+	}
+	for _, p := range probes {
+		if err := s.find(create, refused, []probe{p}); err != nil {
 			return err
-		}
-		for _, p := range probes {
-			if err := s.find(create, refused, []probe{p}); err != nil {
-				return err
-			}
 		}
 	}
 	return nil

@@ -80,11 +80,11 @@ func TestNoListOfTheCluster(t *testing.T) {
 		situations []situation
 	}{
 		"DRA": {discovery.ModeDRA, []situation{
-			{"start", 2 * time.Minute, 6, func(w *World) { w.startAgent() }},
-			{"rest", 4 * time.Hour, 30, func(*World) {}},
+			{"start", 2 * time.Minute, 5, func(w *World) { w.startAgent() }},
+			{"rest", 4 * time.Hour, 20, func(*World) {}},
 			{"a claim", time.Minute, 4, func(w *World) { w.startsPod("first") }},
 			{"its end", 2 * time.Minute, 2, func(w *World) { w.deletePod(w.podNamed("first"), false) }},
-			{"restart", 2 * time.Minute, 6, func(w *World) { w.replaceAgent(0) }},
+			{"restart", 2 * time.Minute, 3, func(w *World) { w.replaceAgent(0) }},
 			{"a device fails", time.Minute, 10, func(w *World) { w.sickenCard() }},
 			{"it recovers", 5 * time.Minute, 10, func(*World) {}},
 			{"a device is replaced while a pod has another", 5 * time.Minute, 30, func(w *World) { w.startsPod("second"); w.swap() }},
@@ -95,9 +95,9 @@ func TestNoListOfTheCluster(t *testing.T) {
 			{"a record without a claim", time.Hour, 40, func(w *World) { w.startsPod("third"); w.damageRecord() }},
 		}},
 		"device plugin API on a fresh node": {discovery.ModeDevicePlugin, []situation{
-			{"start", 2 * time.Minute, 10, func(w *World) { w.startAgent() }},
-			{"rest", 4 * time.Hour, 30, func(*World) {}},
-			{"restart", 2 * time.Minute, 10, func(w *World) { w.replaceAgent(0) }},
+			{"start", 2 * time.Minute, 8, func(w *World) { w.startAgent() }},
+			{"rest", 4 * time.Hour, 20, func(*World) {}},
+			{"restart", 2 * time.Minute, 3, func(w *World) { w.replaceAgent(0) }},
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -150,6 +150,7 @@ func newAgent(config Config) *agent {
 	})
 	a.driver = driver.New(driver.Config{
 		NodeName:         config.NodeName,
+		NodeUID:          a.cluster.UID,
 		PodUID:           config.PodUID,
 		KubeClient:       config.Client,
 		StatusClient:     config.StatusClient,

@@ -87,8 +87,12 @@ func (a *autoMode) determineMode(ctx context.Context) devices.Mode {
 }
 
 // servesDRA reports whether the API server serves resource.k8s.io in a version that the driver
-// supports: v1beta1 or later.
+// supports: v1beta1 or later. A successful detection of features, which the driver needs in any case,
+// saves the request for the group.
 func (a *agent) servesDRA(ctx context.Context) (bool, error) {
+	if !a.withoutDRA.Load() && a.driver.DetectFeatures(ctx) == nil {
+		return true, nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, cluster.AskTimeout)
 	defer cancel()
 	versions, err := a.ServedVersions(ctx)

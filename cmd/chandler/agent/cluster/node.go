@@ -40,6 +40,9 @@ type Node struct {
 
 	lastListing atomic.Pointer[kubeletapi.Listing] // the kubelet's last answer, nil if there was none
 
+	reading  chan struct{} // has a value while the Node is read, and guards lastNode
+	lastNode *seenNode     // the Node that was read last, nil before the first
+
 	mu             sync.Mutex
 	listedPods     map[string]bool               // the pods of the kubelet's last complete answer, nil if there was none
 	podsWithGrants map[types.NamespacedName]term // pods that have grants
@@ -48,7 +51,7 @@ type Node struct {
 // NewNode returns a node. own is the agent's own pod, as "namespace/name", or "" outside of a pod.
 // kubelet queries the PodResources API.
 func NewNode(name string, client kubernetes.Interface, own string, kubelet func(ctx context.Context) (*kubeletapi.Listing, error)) *Node {
-	return &Node{name: name, client: client, claims: draclient.New(client), ownPod: own, kubelet: kubelet, podsWithGrants: make(map[types.NamespacedName]term)}
+	return &Node{name: name, client: client, claims: draclient.New(client), ownPod: own, kubelet: kubelet, reading: make(chan struct{}, 1), podsWithGrants: make(map[types.NamespacedName]term)}
 }
 
 // LastListing returns the kubelet's last answer to [Node.ListDevices], nil if there was none. The
@@ -152,11 +155,11 @@ var passesCDI = version.MajorMinor(1, 29)
 // PassesCDI reports whether the kubelet passes on the CDI device names of device plugins, by the
 // kubelet's version in the API server.
 func (n *Node) PassesCDI(ctx context.Context) (bool, error) {
-	info, err := n.info(ctx)
+	node, err := n.readNode(ctx)
 	if err != nil {
 		return false, fmt.Errorf("get node %s, for the kubelet's version: %w", n.name, err)
 	}
-	kubelet, err := version.ParseGeneric(info.KubeletVersion)
+	kubelet, err := version.ParseGeneric(node.info.KubeletVersion)
 	if err != nil {
 		return false, fmt.Errorf("the kubelet's version: %w", err)
 	}
@@ -166,22 +169,53 @@ func (n *Node) PassesCDI(ctx context.Context) (bool, error) {
 // Runtime returns the name and version of the container runtime in the node's status, such as
 // "containerd://2.1.4".
 func (n *Node) Runtime(ctx context.Context) (string, error) {
-	info, err := n.info(ctx)
+	node, err := n.readNode(ctx)
 	if err != nil {
 		return "", fmt.Errorf("get node %s, for the container runtime's version: %w", n.name, err)
 	}
-	return info.ContainerRuntimeVersion, nil
+	return node.info.ContainerRuntimeVersion, nil
 }
 
-// info returns the versions in the node's status.
-func (n *Node) info(ctx context.Context) (corev1.NodeSystemInfo, error) {
+// UID returns the UID of the node in the API server.
+func (n *Node) UID(ctx context.Context) (types.UID, error) {
+	node, err := n.readNode(ctx)
+	if err != nil {
+		return "", fmt.Errorf("get node %s: %w", n.name, err)
+	}
+	return node.uid, nil
+}
+
+// nodeFresh is the maximum age of a Node in use. An agent needs the UID and the versions of the Node
+// at about the same time, and a Node may have tens of kilobytes.
+const nodeFresh = 10 * time.Second
+
+// seenNode has the UID and the versions of a Node.
+type seenNode struct {
+	uid  types.UID
+	info corev1.NodeSystemInfo
+	at   time.Time
+}
+
+// readNode returns the node of the API server, as it was at most ten seconds ago. A concurrent call
+// waits for the first one.
+func (n *Node) readNode(ctx context.Context) (*seenNode, error) {
 	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
+	select {
+	case n.reading <- struct{}{}:
+		defer func() { <-n.reading }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	if last := n.lastNode; last != nil && time.Since(last.at) < nodeFresh {
+		return last, nil
+	}
 	node, err := n.client.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
 	if err != nil {
-		return corev1.NodeSystemInfo{}, err
+		return nil, err
 	}
-	return node.Status.NodeInfo, nil
+	n.lastNode = &seenNode{node.UID, node.Status.NodeInfo, time.Now()}
+	return n.lastNode, nil
 }
 
 func nameOf(pod *corev1.Pod) types.NamespacedName {

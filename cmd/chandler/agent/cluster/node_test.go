@@ -1,7 +1,10 @@
 package cluster
 
 import (
+	"errors"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -51,6 +54,33 @@ func TestPassesCDI(t *testing.T) {
 			t.Errorf("%s is no error", name)
 		}
 	}
+}
+
+// The UID and the versions of a Node cost one request. A Node that was created again is seen.
+func TestOneReadOfTheNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		object := func(uid types.UID) *corev1.Node {
+			return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: uid}, Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.37.0", ContainerRuntimeVersion: "containerd://2.1.4"}}}
+		}
+		client := fake.NewClientset(object("first"))
+		node := NewNode("node", client, "", nil)
+		for _, want := range []types.UID{"first", "second"} {
+			client.ClearActions()
+			uid, err := node.UID(t.Context())
+			passes, passesErr := node.PassesCDI(t.Context())
+			runtime, runtimeErr := node.Runtime(t.Context())
+			if err := errors.Join(err, passesErr, runtimeErr); err != nil || uid != want || !passes || runtime != "containerd://2.1.4" {
+				t.Errorf("UID %s, want %s; %t; %s; %v", uid, want, passes, runtime, err)
+			}
+			if n := len(client.Actions()); n != 1 {
+				t.Errorf("%d requests, want 1", n)
+			}
+			if err := client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), object("second"), ""); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(nodeFresh)
+		}
+	})
 }
 
 // AskForBoth is true if exactly one starting pod requests both resources in one container.
