@@ -385,8 +385,8 @@ func (im *importer) importChosen(f *format, configurations []value) {
 // label, below 0 for the empty configuration. It reports false if no strategy selects one
 // (updateConfigName in cmd/config-manager of NVIDIA/k8s-device-plugin v0.20).
 func fallback(strategies []string, configurations []value) (int, bool) {
-	for _, strategy := range strategies {
-		switch strategy {
+	for strategy := range strings.SplitSeq(strings.Join(strategies, ","), ",") {
+		switch strings.TrimSpace(strategy) {
 		case "named":
 			if i := slices.IndexFunc(configurations, func(c value) bool { return nameOf(c) == "default" }); i >= 0 {
 				return i, true

@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"maps"
 	"reflect"
 	"slices"
@@ -11,7 +12,8 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// findObjects stores the names of the DaemonSets in a document, and the ConfigMaps.
+// findObjects stores the names of the DaemonSets in a document, the ConfigMaps, and how the NVIDIA
+// plugin selects a configuration for nodes without a label.
 func (im *importer) findObjects(v value) {
 	for _, item := range v.at("items").items() {
 		im.findObjects(item)
@@ -28,6 +30,12 @@ func (im *importer) findObjects(v value) {
 		im.configMaps[name] = data
 	}
 	for _, c := range containersOf(podOf(v)) {
+		if c.names("config-manager") {
+			im.byDefault = cmp.Or(im.byDefault, c.env["DEFAULT_CONFIG"].text())
+			if strategies := c.env["FALLBACK_STRATEGIES"]; !strategies.isNull() {
+				im.fallbacks = strategies
+			}
+		}
 		for _, source := range c.sources {
 			im.variableMaps[source.at("configMapRef", "name").text()] = true
 		}
