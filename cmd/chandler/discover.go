@@ -48,6 +48,9 @@ read is reported on standard error, and the rest is printed.`,
   chandler discover rack7.host`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := oneHost(cmd.Flags(), args); err != nil {
+				return err
+			}
 			if len(args) == 0 {
 				inheritFlags(cmd.Flags(), gather.OwnFlags(), places...)
 			}

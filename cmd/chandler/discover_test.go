@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"chandler.dev/internal/command"
 )
 
 const migHost = "../../discovery/families/nvidia/testdata/h100-mig.host"
@@ -147,6 +149,29 @@ func TestNamesOfAnotherHost(t *testing.T) {
 			if !strings.Contains(out, name) || strings.Contains(out, own) && !strings.Contains(name, own) {
 				t.Errorf("%q of %s: want the name %s, and not %s:\n%s", args, host, name, own, out)
 			}
+		}
+	}
+}
+
+// A directory without the files of a host, two hosts, and for doctor an invalid configuration, are errors.
+func TestWrongHost(t *testing.T) {
+	file, config := t.TempDir(), filepath.Join(t.TempDir(), "config.yaml")
+	write(t, filepath.Join(file, "sys"), "")
+	write(t, config, "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\nshard: []\n")
+	for _, test := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"discover", "--host-root", file}, 1, "has no directory sys"},
+		{[]string{"discover", "--host-root", ""}, 2, "--host-root is empty"},
+		{[]string{"discover", "--host-root", file, migHost}, 2, "cannot be combined"},
+		{[]string{"doctor", "--host-root", file, migHost}, 2, "cannot be combined"},
+		{[]string{"doctor", "--config", config, migHost}, 2, "shard"},
+		{[]string{"doctor", "--config", config, "--host-root", file}, 2, "has no directory sys"},
+	} {
+		if _, _, err := chandler(test.args...); command.ExitCode(err) != test.code || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%q: exit code %d, %v; want %d, %q", test.args, command.ExitCode(err), err, test.code, test.want)
 		}
 	}
 }

@@ -66,6 +66,9 @@ warnings), and 2 if doctor itself could not run.`,
   chandler doctor rack7.host -o json`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := oneHost(cmd.Flags(), args); err != nil {
+				return err
+			}
 			o.inheritOptions(cmd.Flags(), gather.OwnFlags())
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
 		},

@@ -116,6 +116,8 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*compile.No
 	}
 	config, wrong := compile.ForNode(text, node)
 	switch {
+	case wrong != nil && o.config != "" && (f.Source != "" || f.NoKubelet != ""):
+		return nil, n, fmt.Errorf("config %s: %w", o.config, wrong) // the agent is not checked, and keeps no valid one
 	case wrong != nil:
 		f.Agent.Config = doctor.KnownAnswer(wrong.Error())
 	case text != nil:

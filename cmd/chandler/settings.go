@@ -19,6 +19,7 @@ import (
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/internal/command"
 	"chandler.dev/internal/compile"
 	"chandler.dev/internal/reclaim"
 )
@@ -62,8 +63,19 @@ func hostOf(args []string, hostRoot string) examinedHost {
 	return h
 }
 
+// oneHost returns an error if arguments and flags name two hosts.
+func oneHost(flags *pflag.FlagSet, args []string) error {
+	if len(args) == 1 && flags.Changed("host-root") {
+		return command.UsageError(errors.New("a host recording and --host-root cannot be combined"))
+	}
+	return nil
+}
+
 // openHostRoot opens the directory with the files of a host.
 func openHostRoot(dir string) (fs.FS, error) {
+	if dir == "" {
+		return nil, command.UsageError(errors.New("--host-root is empty; want the root directory of a host"))
+	}
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
 		return nil, fmt.Errorf("host root %s is a file and not a directory; pass a host recording as an argument, without --host-root", dir)
 	}
@@ -71,7 +83,7 @@ func openHostRoot(dir string) (fs.FS, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := fs.Stat(host, "sys"); errors.Is(err, fs.ErrNotExist) {
+	if info, err := fs.Stat(host, "sys"); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
 		return nil, fmt.Errorf("host root %s has no directory sys; want the root directory of a host", dir)
 	}
 	return host, nil
