@@ -16,9 +16,14 @@ import (
 // functions driven by the host, and protection against forged interrupts.
 func VFIOHealth(host *Host, function sysfs.Device, nodes []*specs.DeviceNode) Health {
 	health := NodeHealth(host, nodes)
-	if reason := groupKept(host, function); reason != "" {
-		fix := fmt.Sprintf("ls /sys/kernel/iommu_groups/%s/devices   # bind all of these functions to vfio-pci or to no driver", function.Link("iommu_group"))
-		return Health{Status: Unhealthy, Reason: reason, Fix: fix}
+	if member, used := groupUse(host, function); used {
+		group := function.Link("iommu_group")
+		return Health{
+			Status: Unhealthy,
+			Reason: fmt.Sprintf("IOMMU group %s also contains %s, which is bound to %s", group, member.Name(), member.Driver()),
+			Fix: fmt.Sprintf("ls /sys/kernel/iommu_groups/%s/devices   # if the host uses %s, do not unbind it, but move one of the two to another slot; otherwise, bind it to vfio-pci",
+				group, member.Name()),
+		}
 	}
 	if health.Status == Healthy {
 		if reason := interruptsUnsafe(host, function, nodes); reason != "" {
@@ -42,22 +47,22 @@ func IsVFIO(driver string) bool {
 // pci-pf-stub is not marked.
 var harmless = []string{"", "pci-stub", "pcieport"}
 
-// groupKept describes the function that prevents the use of an IOMMU group through vfio, or returns
-// "". The kernel makes a group available to user space only while the kernel uses none of the
+// groupUse returns the function that prevents the use of an IOMMU group through vfio, if there is one.
+// The kernel makes a group available to user space only while the kernel uses none of the
 // group's functions itself (iommu_group_claim_dma_owner in drivers/iommu/iommu.c, and
 // vfio_group_viable before Linux 5.19).
-func groupKept(host *Host, function sysfs.Device) string {
+func groupUse(host *Host, function sysfs.Device) (member sysfs.Device, used bool) {
 	group := function.Link("iommu_group")
 	if group == "" {
-		return ""
+		return member, false
 	}
 	for _, member := range groupMembers(host, group, function) {
 		driver := member.Driver()
 		if driver != function.Driver() && !IsVFIO(driver) && !slices.Contains(harmless, driver) {
-			return fmt.Sprintf("IOMMU group %s also contains %s, which is bound to %s", group, member.Name(), driver)
+			return member, true
 		}
 	}
-	return ""
+	return member, false
 }
 
 // interruptsUnsafe returns the reason why the kernel refuses the use of a function that could send

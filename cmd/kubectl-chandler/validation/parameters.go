@@ -1,6 +1,7 @@
 package validation
 
 import (
+	"maps"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -120,14 +121,37 @@ func (v *validator) checkClaims() {
 // checkConflicts reports entries that set parameters which the agent refuses to combine.
 func (v *validator) checkConflicts(configured []configEntry) {
 	for i, entry := range configured {
-		if j := slices.IndexFunc(configured[:i], entry.conflicts); j >= 0 {
-			other := "another entry of config"
-			if class := configured[j].class; class != "" {
-				other = "DeviceClass " + class
+		if one, other := conflictOf(entry.parameters, entry.parameters); one != "" {
+			v.errorf(entry.at, "%s: cannot be combined with %s", one, other)
+			continue
+		}
+		for _, earlier := range configured[:i] {
+			one, other := conflictOf(entry.parameters, earlier.parameters)
+			if one == "" || !entry.sharesRequest(earlier) {
+				continue
 			}
-			v.errorf(entry.at, "%s: cannot be combined with %s of %s for the same request", nvidia.TimeSlice, nvidia.MPS, other)
+			by := "another entry of config"
+			if earlier.class != "" {
+				by = "DeviceClass " + earlier.class
+			}
+			v.errorf(entry.at, "%s: cannot be combined with %s of %s for the same request", one, other, by)
+			break
 		}
 	}
+}
+
+// conflictOf returns a parameter of a that the agent refuses to combine with a parameter of b, or "".
+// A device under vfio takes no other parameter ([discovery.Driver]).
+func conflictOf(a, b discovery.Parameters) (one, other discovery.Parameter) {
+	for _, one := range slices.Sorted(maps.Keys(a)) {
+		for _, other := range slices.Sorted(maps.Keys(b)) {
+			isDriver := (one == discovery.Driver) != (other == discovery.Driver)
+			if isDriver || one == nvidia.TimeSlice && other == nvidia.MPS || one == nvidia.MPS && other == nvidia.TimeSlice {
+				return one, other
+			}
+		}
+	}
+	return "", ""
 }
 
 // checkRequests reports the names of an entry of config that are none of the claim's requests, as the
@@ -210,13 +234,11 @@ func requestsOf(entry map[string]any) []string {
 	return requests
 }
 
-// conflicts reports whether two entries together set parameters that the agent refuses to combine.
-func (e configEntry) conflicts(other configEntry) bool {
-	both := e.parameters[nvidia.TimeSlice] != "" && other.parameters[nvidia.MPS] != "" ||
-		e.parameters[nvidia.MPS] != "" && other.parameters[nvidia.TimeSlice] != ""
-	return both && (len(e.requests) == 0 || len(other.requests) == 0 || slices.ContainsFunc(e.requests, func(a string) bool {
+// sharesRequest reports whether two entries can apply to the same request.
+func (e configEntry) sharesRequest(other configEntry) bool {
+	return len(e.requests) == 0 || len(other.requests) == 0 || slices.ContainsFunc(e.requests, func(a string) bool {
 		return slices.ContainsFunc(other.requests, func(b string) bool { return isSameRequest(a, b) })
-	}))
+	})
 }
 
 // isSameRequest reports whether two names can refer to the same device. A name may be that of a

@@ -324,7 +324,18 @@ func TestValidate(t *testing.T) {
 		},
 		"MPS and time slice of one request": {
 			claim + entries("[a]", "timeSlice: Short", "[b, a]", "mps: {}"),
-			[]string{"-:8: error: ResourceClaim c: spec.devices.config[1].opaque.parameters: timeSlice: cannot be combined with mps of another entry of config for the same request\n"}, true,
+			[]string{"-:8: error: ResourceClaim c: spec.devices.config[1].opaque.parameters: mps: cannot be combined with timeSlice of another entry of config for the same request\n"}, true,
+		},
+		"vfio with another parameter": {
+			claim + requests + entries("[a]", "driver: vfio, interfaceName: net1", "[ab]", "driver: vfio"),
+			[]string{"-:10: error: ResourceClaim c: spec.devices.config[0].opaque.parameters: driver: cannot be combined with interfaceName\n"}, true,
+		},
+		"vfio with a parameter of another entry": {
+			claim + entries("[a]", "driver: vfio", "[]", "interfaceName: net1"),
+			[]string{"config[1].opaque.parameters: interfaceName: cannot be combined with driver of another entry of config for the same request\n"}, true,
+		},
+		"vfio and a parameter of another request": {
+			claim + requests + entries("[a]", "driver: vfio", "[ab]", "interfaceName: net1"), []string{"0 errors"}, false,
 		},
 		"MPS of all requests": {
 			claim + entries("[]", "mps: {}", "[a/large]", "timeSlice: Short"), []string{"timeSlice: cannot be combined with mps"}, true,
