@@ -220,6 +220,19 @@ func TestDoctorRepeatsNothing(t *testing.T) {
 	}
 }
 
+// No command unbinds a function that the host uses, and a command that only shows the cause is marked.
+func TestDoctorMarksAdvice(t *testing.T) {
+	for host, remark := range map[string]string{
+		"sriovnet/cdevs":     "# if the host uses 0000:03:01.0, do not unbind it",
+		"nvidia/a100-single": "# shows the kernel's messages; no command is known to repair this",
+	} {
+		out, _ := doctored(t, filepath.Join("../../discovery/families", strings.Replace(host, "/", "/testdata/", 1)+".host"))
+		if !strings.Contains(out, remark) {
+			t.Errorf("%s: no %q in:\n%s", host, remark, out)
+		}
+	}
+}
+
 // No finding contradicts another finding.
 func TestDoctorContradictsNothing(t *testing.T) {
 	for host, not := range map[string][]string{

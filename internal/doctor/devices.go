@@ -330,7 +330,7 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 		return []string{cmp.Or(makeNodes, "sudo udevadm trigger --action=add   # creates device nodes again")}
 	}
 	if at == "" {
-		return []string{"sudo dmesg | tail -n 50   # shows the kernel's messages"}
+		return []string{"sudo dmesg | tail -n 50" + noRepair}
 	}
 	kernel := fmt.Sprintf("sudo dmesg | grep %s   # shows the kernel's messages", at)
 	rescan := []string{
@@ -354,12 +354,15 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 		if function := f.failedFunction(d.Name); function != "" && function != at { // such as the physical function
 			at, kernel = function, fmt.Sprintf("sudo dmesg | grep %s   # shows the kernel's messages", function)
 		} else if isPart(d) || key == discovery.ConditionUnknown && !f.hasProblem(d.Name, syscall.EIO) {
-			return []string{kernel}
+			break
 		}
 		return []string{kernel, fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"`, at)}
 	}
-	return []string{kernel}
+	return []string{"sudo dmesg | grep " + at + noRepair}
 }
+
+// noRepair is the remark for a command that shows what is wrong, if no command is known to repair it.
+const noRepair = "   # shows the kernel's messages; no command is known to repair this"
 
 // hasOwnNode reports whether the kernel has a device node for a device alone.
 func hasOwnNode(d *discovery.Device) bool {
@@ -473,11 +476,10 @@ func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Of
 // examineFix returns commands for a problem that no command is known to repair. The file for a report
 // about a host recording is the recording itself.
 func (f *Facts) examineFix(at string) []string {
-	const unknown = "   # shows the kernel's messages; no command is known to repair this"
 	if at != "" {
-		return []string{"sudo dmesg | grep " + at + unknown}
+		return []string{"sudo dmesg | grep " + at + noRepair}
 	}
-	fix := []string{"sudo dmesg | tail -n 50" + unknown}
+	fix := []string{"sudo dmesg | tail -n 50" + noRepair}
 	const report = " -o node.host   # records the files that discovery reads, for a report"
 	switch f.Source {
 	case Recording:

@@ -1,9 +1,9 @@
 package validation
 
 import (
-	"maps"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
