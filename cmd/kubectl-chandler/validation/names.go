@@ -151,12 +151,17 @@ func attributeNames() []string {
 	return append(discovery.AttributeNames(), "resource.kubernetes.io/numaNode", "resource.kubernetes.io/pciBusID", "resource.kubernetes.io/pcieRoot")
 }
 
+// domains are the domains of the attributes of devices.
+var domains = []string{discovery.Domain, "resource.kubernetes.io"}
+
 // nearestAttribute returns the attribute with the name most like a misspelled name in a domain, "" if
-// no name is similar. For a name of Chandler's domain, it may be in another domain.
+// no name is similar. If the domain is one of [domains], or similar to one, the attribute may be in
+// another of them.
 func nearestAttribute(domain, local string) string {
 	known := make(map[string]string) // by name without domain
+	isOurs := slices.Contains(domains, domain) || selectors.NearestWord(domain, domains) != ""
 	for _, name := range attributeNames() {
-		if domain == discovery.Domain || strings.HasPrefix(name, domain+"/") {
+		if isOurs || strings.HasPrefix(name, domain+"/") {
 			known[path.Base(name)] = name
 		}
 	}

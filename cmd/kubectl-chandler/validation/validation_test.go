@@ -143,6 +143,16 @@ func TestValidate(t *testing.T) {
 				"cel.expression: no device has the attribute vendr; the nearest name is vendor", "no device has the attribute colour\n", "0 errors, 3 warnings",
 			}, false,
 		},
+		"attributes in the wrong domain": {
+			claim + "    requests:\n    - name: a\n      exactly:\n        deviceClassName: gpu.chandler.dev\n        selectors:\n" +
+				"        - cel: {expression: 'device.attributes[\"resource.kubernetes.io\"].vendor == \"amd\"'}\n" +
+				"        - cel: {expression: 'device.attributes[\"chandler.de\"].family == \"x\"'}\n" +
+				"        - cel: {expression: 'device.attributes[\"example.com\"].family == \"x\"'}\n",
+			[]string{
+				"no device has the attribute resource.kubernetes.io/vendor; the nearest name is vendor\n",
+				"no device has the attribute chandler.de/family; the nearest name is family\n", "0 errors, 2 warnings",
+			}, false,
+		},
 		"a class of TPUs of another driver": {
 			claim + "    requests:\n    - name: a\n      exactly: {deviceClassName: tpu.google.com}\n",
 			[]string{"tpu.google.com is the class of a driver that Chandler replaces; the class of Chandler is tpu.chandler.dev"}, false,
