@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"chandler.dev/internal/pattern"
+	"chandler.dev/internal/yamlerror"
 
 	"chandler.dev/internal/jsonerror"
 )
@@ -68,6 +69,9 @@ var manyDocuments = pattern.Lazy(`(?m)\A\s*[^-\s#][\s\S]*^---[ \t]*$[\s]*[^\s#]`
 // decode reads the type first, so that the error for another kind names the kind, and not an
 // unknown field.
 func decode(data []byte, kind string, meta *metav1.TypeMeta, into any) error {
+	if line, cause := yamlerror.Find(string(data)); line > 0 {
+		return fmt.Errorf("decode %s: line %d: invalid YAML: %s", kind, line, cause)
+	}
 	if err := yaml.Unmarshal(data, meta); err != nil {
 		return fmt.Errorf("decode %s: %w", kind, err)
 	}

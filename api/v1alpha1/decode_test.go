@@ -126,6 +126,7 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 		"other version":        {"apiVersion: chandler.dev/v2\nkind: DriverConfig\n", []string{"chandler.dev/v2", APIVersion}},
 		"empty":                {"", []string{"kind"}},
 		"no YAML":              {"{{", []string{"decode DriverConfig"}},
+		"invalid YAML":         {header + "exclude: [\n", []string{"decode DriverConfig: line 3: invalid YAML: did not find expected node content"}},
 		"unknown mode":         {header + "mode: Sometimes\n", []string{"mode", "Sometimes", "DevicePlugin"}},
 		"no expression":        {header + "exclude: [{cel: ''}]\n", []string{"exclude[0].cel"}},
 		"unqualified name":     {header + "resources: [{name: gpu, cel: 'true'}]\n", []string{"resources[0].name", "gpu", "example.com/gpu"}},

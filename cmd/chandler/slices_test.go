@@ -80,6 +80,8 @@ func TestSlicesForVersions(t *testing.T) {
 	} {
 		if out, _, err := chandler(append([]string{"slices", partitioned}, args...)...); err == nil || out != "" {
 			t.Errorf("%v: %v, %q", args, err, out)
+		} else if args[0] == "--kubernetes-version" && !strings.Contains(err.Error(), "want 1.34 to ") {
+			t.Errorf("%v: %v", args, err)
 		}
 	}
 }

@@ -16,11 +16,8 @@ const Newest = "1.37"
 // versions before 1.34 have no resource.k8s.io/v1; both are an error.
 func Default(of string) (Set, error) {
 	v, err := version.ParseGeneric(of)
-	if err != nil {
-		return Set{}, fmt.Errorf("version of Kubernetes %q: %w", of, err)
-	}
 	switch {
-	case v.LessThan(version.MustParseGeneric("1.34")), version.MustParseGeneric(Newest + ".9999").LessThan(v):
+	case err != nil, v.LessThan(version.MustParseGeneric("1.34")), version.MustParseGeneric(Newest + ".9999").LessThan(v):
 		return Set{}, fmt.Errorf("version of Kubernetes %q: want 1.34 to %s", of, Newest)
 	case v.LessThan(version.MustParseGeneric("1.36")):
 		return Set{}, nil // all features are alpha
