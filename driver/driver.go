@@ -162,8 +162,8 @@ type Driver struct {
 	publishing      sync.Mutex // held while a view is published
 	registration    atomic.Pointer[registered]
 	features        atomic.Pointer[features.Set]       // features of the API server, nil until detected
-	detecting       chan struct{}                      // has a value during a detection of features
-	lastDetection   atomic.Pointer[time.Time]          // time of the last successful detection, nil before the first
+	detecting       chan struct{}                      // has a value during a detection of features, and guards lastDetection
+	lastDetection   time.Time                          // time of the last successful detection, zero before the first
 	featuresDoubted atomic.Bool                        // the API server may have been replaced or updated
 	writeFailed     atomic.Pointer[time.Time]          // time of a failed write of slices, nil if the publisher has handled the failure
 	refusal         atomic.Pointer[string]             // why the API server refuses the slices, nil if it accepts them

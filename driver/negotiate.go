@@ -106,12 +106,12 @@ func (d *Driver) detectUnlessFresh(ctx context.Context, fresh time.Duration) err
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	if at := d.lastDetection.Load(); at != nil && time.Since(*at) < fresh {
+	if time.Since(d.lastDetection) < fresh {
 		return nil
 	}
 	err := d.negotiateFeatures(ctx)
 	if err == nil {
-		d.lastDetection.Store(new(time.Now()))
+		d.lastDetection = time.Now()
 	}
 	return err
 }

@@ -69,10 +69,10 @@ var manyDocuments = pattern.Lazy(`(?m)\A\s*[^-\s#][\s\S]*^---[ \t]*$[\s]*[^\s#]`
 // decode reads the type first, so that the error for another kind names the kind, and not an
 // unknown field.
 func decode(data []byte, kind string, meta *metav1.TypeMeta, into any) error {
-	if line, cause := yamlerror.Find(string(data)); line > 0 {
-		return fmt.Errorf("decode %s: line %d: invalid YAML: %s", kind, line, cause)
-	}
 	if err := yaml.Unmarshal(data, meta); err != nil {
+		if line, cause := yamlerror.Find(string(data)); line > 0 {
+			return fmt.Errorf("decode %s: line %d: invalid YAML: %s", kind, line, cause)
+		}
 		return fmt.Errorf("decode %s: %w", kind, err)
 	}
 	if err := checkKind(kind, meta); err != nil {

@@ -61,6 +61,12 @@ func (g *Grant) Key() string { return GrantKey(g.Resource, g.ID) }
 // GrantKey returns the key of the grant of an ID.
 func GrantKey(resource, id string) string { return resource + " " + id }
 
+// GrantResource returns the resource in a key from [GrantKey].
+func GrantResource(key string) string {
+	resource, _, _ := strings.Cut(key, " ")
+	return resource
+}
+
 // API implements [Entry].
 func (g *Grant) API() discovery.Mode { return discovery.ModeDevicePlugin }
 

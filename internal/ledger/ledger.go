@@ -224,10 +224,7 @@ func (l *Ledger) applyWritten(there disk.InPlace, c *Claim, to State, before *ac
 		}
 		l.accounts.put(newAccount(c, to))
 	case disk.Old:
-		l.accounts.drop(c.Key())
-		if before != nil {
-			l.accounts.put(before)
-		}
+		l.accounts.restore(c.Key(), before)
 	case disk.Unknown:
 		a := newAccount(c, Uncertain)
 		a.to, a.before = to, before

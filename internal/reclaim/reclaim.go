@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -562,8 +561,7 @@ func (c *Manager) unknownUse(ctx context.Context, r *record, d discovery.Device)
 // claim, or requests the resource.
 func (r *record) mayBeOf(name types.NamespacedName, pod Pod) bool {
 	if r.Owner.API == discovery.ModeDevicePlugin {
-		resource, _, _ := strings.Cut(r.Key, " ") // see [ledger.GrantKey]
-		return slices.Contains(pod.Resources, resource)
+		return slices.Contains(pod.Resources, ledger.GrantResource(r.Key))
 	}
 	return name.Namespace == r.Owner.Namespace && slices.Contains(pod.Claims, r.Owner.Name)
 }

@@ -134,7 +134,7 @@ func (n *Node) RequestsResource(namespace, pod, resource string) (asked, known b
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	t, known := n.podsWithGrants[types.NamespacedName{Namespace: namespace, Name: pod}]
-	return t.pod != nil && (requestsResource(t.pod.Spec.InitContainers, resource) || requestsResource(t.pod.Spec.Containers, resource)), known
+	return t.pod != nil && slices.Contains(ResourcesOf(t.pod), resource), known
 }
 
 // HasEnded queries the API server and reports whether a pod with grants has ended: the pod is gone,
