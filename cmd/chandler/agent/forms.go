@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -56,7 +57,7 @@ func parseForms(data []byte) (forms map[string]rules.ShareForm, err error) {
 // set records the forms of the devices that DRA has in a placement. After an error, physical devices
 // whose form has changed are withheld.
 func (f *shareForms) set(ctx context.Context, s *rules.Snapshot, placement *Placement) {
-	next := make(map[string]rules.ShareForm)
+	next := make(map[string]rules.ShareForm, len(f.forms))
 	changed := make(map[string]bool)
 	for i := range s.Devices {
 		d := &s.Devices[i]
@@ -67,6 +68,9 @@ func (f *shareForms) set(ctx context.Context, s *rules.Snapshot, placement *Plac
 		if recorded, is := f.forms[d.Name]; is && recorded != next[d.Name] {
 			changed[d.Silicon()] = true
 		}
+	}
+	if f.forms != nil && maps.Equal(f.forms, next) && f.exists() {
+		return
 	}
 	data, err := json.Marshal(next)
 	if err == nil && f.write(ctx, data) {

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -56,6 +57,29 @@ func TestFormsSurviveRestart(t *testing.T) {
 	f.set(t.Context(), of(nil), held)
 	if got := loadForms(t.Context(), disk.Files{}, dir).forms; len(held.Moving) > 0 || got["gpu"] != (rules.ShareForm{}) {
 		t.Errorf("written again: %v, moving %v", got, held.Moving)
+	}
+}
+
+// Unchanged forms are not encoded again at each decision, but a removed file is written again.
+func TestFormsThatAreUnchanged(t *testing.T) {
+	dir := t.TempDir()
+	s := &rules.Snapshot{Devices: make([]rules.Offered, 1000)}
+	modes := make(map[string]discovery.Mode)
+	for i := range s.Devices {
+		s.Devices[i].Name = fmt.Sprint("gpu-", i)
+		modes[s.Devices[i].Name] = dra
+	}
+	f, placement := loadForms(t.Context(), disk.Files{}, dir), placementOf(modes)
+	f.set(t.Context(), s, placement)
+	if allocations := testing.AllocsPerRun(5, func() { f.set(t.Context(), s, placement) }); allocations > 100 {
+		t.Errorf("%v allocations, as if the forms were encoded", allocations)
+	}
+	if err := os.Remove(filepath.Join(dir, formsFile)); err != nil {
+		t.Fatal(err)
+	}
+	f.set(t.Context(), s, placement)
+	if got := loadForms(t.Context(), disk.Files{}, dir).forms; len(got) != len(s.Devices) {
+		t.Errorf("%d forms in the file that was removed", len(got))
 	}
 }
 

@@ -1,8 +1,8 @@
 package agent
 
 import (
-	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,8 +22,8 @@ const readLimit = 10 * time.Second
 type stateFile struct {
 	files    disk.Files
 	file     string
-	content  []byte // content of the file
-	unusable bool   // the file could be neither read nor renamed
+	digest   [sha256.Size]byte // of the content of the file, zero if there is none
+	unusable bool              // the file could be neither read nor renamed
 }
 
 // openMemo reads a file and calls parse with the content. A file that cannot be read or parsed is
@@ -44,7 +44,7 @@ func openMemo(ctx context.Context, files disk.Files, file string, parse func(dat
 			continue
 		}
 		if err == nil {
-			m.content = data
+			m.digest = sha256.Sum256(data)
 			return m
 		}
 		aside := file + ".unreadable"
@@ -63,13 +63,20 @@ func (m *stateFile) write(ctx context.Context, data []byte) bool {
 	if m.unusable {
 		return true
 	}
-	if _, err := m.files.Lstat(m.file); bytes.Equal(m.content, data) && !errors.Is(err, fs.ErrNotExist) {
+	digest := sha256.Sum256(data)
+	if m.digest == digest && m.exists() {
 		return true
 	}
 	if _, err := m.files.Write(m.file, data, 0o600); err != nil {
 		klog.FromContext(ctx).Error(err, "Writing a decision or observation for the next start failed", "file", m.file)
 		return false
 	}
-	m.content = data
+	m.digest = digest
 	return true
+}
+
+// exists reports whether the file was not removed.
+func (m *stateFile) exists() bool {
+	_, err := m.files.Lstat(m.file)
+	return !errors.Is(err, fs.ErrNotExist)
 }
