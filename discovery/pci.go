@@ -51,7 +51,7 @@ func DescribePCI(host *Host, function sysfs.Device) (Device, error) {
 	groupErr := setGroup(d.Attributes, function)
 	var linkErr error
 	if d.PartOf == nil && !function.WakesOnRead() {
-		linkErr = setLink(d.Attributes, function)
+		linkErr = SetLink(d.Attributes, function)
 	}
 	locationErr := setLocation(d.Attributes, function)
 	if err := errors.Join(idErr, groupErr, attrs.Err(), linkErr, locationErr); err != nil {
@@ -102,7 +102,7 @@ func setGroup(a Attributes, function sysfs.Device) error {
 	return err
 }
 
-// setLink sets linkSpeed, in MT/s, and linkWidth, in lanes, to the maximum that the link of a
+// SetLink sets linkSpeed, in MT/s, and linkWidth, in lanes, to the maximum that the link of a
 // physical function can reach: the smaller of the maxima of the function and of the port above it
 // (Documentation/ABI/testing/sysfs-bus-pci). If the maximum of the port is not known, or the
 // function is not below a port, the function's maximum is published.
@@ -110,7 +110,7 @@ func setGroup(a Attributes, function sysfs.Device) error {
 // A link of unknown width gets no speed either. The current speed and width are not attributes,
 // because GPUs and accelerators lower them while idle. A virtual function has no link: its link
 // registers may hold any value.
-func setLink(a Attributes, function sysfs.Device) error {
+func SetLink(a Attributes, function sysfs.Device) error {
 	width, err := linkWidthOf(function, "max")
 	if width == 0 {
 		return err // all registers may read as ones, including the speed
@@ -148,6 +148,10 @@ func CurrentLink(host *Host, d *Device) Link {
 	width, _ := linkWidthOf(function, "current")
 	if width == 0 {
 		return Link{} // all registers may read as ones, and the speed with them
+	}
+	published := d.Attributes["linkWidth"].IntValue
+	if most, _ := linkWidthOf(function, "max"); most > 0 && published != nil && most < *published {
+		return Link{} // the attributes have the link of a port above
 	}
 	speed, _ := linkSpeedOf(function, "current")
 	return Link{Speed: speed, Width: width}

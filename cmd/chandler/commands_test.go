@@ -125,7 +125,7 @@ func stranger(t *testing.T, more string) string {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "stranger.host")
-	write(t, file, "-- proc/sys/kernel/random/boot_id --\n"+string(bootID)+"-- proc/driver/nvidia/ --\n-- dev/watchdog c 10:130 --\n"+more+"-- end --\n")
+	write(t, file, "-- proc/sys/kernel/random/boot_id --\n"+string(bootID)+"-- proc/driver/nvidia/ --\n-- sys/class/ --\n-- dev/watchdog c 10:130 --\n"+more+"-- end --\n")
 	return file
 }
 
@@ -184,7 +184,7 @@ func TestSimulateDeviceNodes(t *testing.T) {
 // The command discover reports what was unreadable, and prints the rest.
 func TestDiscoverSaysWhatItCouldNotRead(t *testing.T) {
 	root := t.TempDir()
-	if err := os.Mkdir(filepath.Join(root, "sys"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(root, "sys/class"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	out, errOut, err := chandler("discover", "--host-root", root)

@@ -46,11 +46,9 @@ read is reported on standard error, and the rest is printed.`,
   chandler discover -o labels
   chandler discover --host-root /mnt/other-machine
   chandler discover rack7.host`,
-		Args: cobra.MaximumNArgs(1),
+		Args:    cobra.MaximumNArgs(1),
+		PreRunE: oneHost,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := oneHost(cmd.Flags(), args); err != nil {
-				return err
-			}
 			if len(args) == 0 {
 				inheritFlags(cmd.Flags(), gather.OwnFlags(), places...)
 			}
@@ -120,6 +118,9 @@ func readRecorded(file string) (*recorded.Host, error) {
 	host, err := recorded.Parse(data)
 	if err != nil {
 		return nil, fmt.Errorf("%s is not a valid host recording: %w", file, err)
+	}
+	if missing := missingSys(host.FS()); missing != "" {
+		return nil, fmt.Errorf("host recording %s has %s", file, missing)
 	}
 	return host, nil
 }

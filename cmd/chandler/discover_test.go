@@ -157,6 +157,13 @@ func TestNamesOfAnotherHost(t *testing.T) {
 func TestWrongHost(t *testing.T) {
 	file, config := t.TempDir(), filepath.Join(t.TempDir(), "config.yaml")
 	write(t, filepath.Join(file, "sys"), "")
+	empty, none := filepath.Join(t.TempDir(), "empty.host"), filepath.Join(t.TempDir(), "none.host")
+	write(t, empty, "An empty directory.\n\n-- sys/ --\n-- end --\n")
+	write(t, none, "No directory.\n\n-- dev/kvm c 10:232 --\n-- end --\n")
+	unmounted := t.TempDir()
+	if err := os.Mkdir(filepath.Join(unmounted, "sys"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	write(t, config, "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\nshard: []\n")
 	for _, test := range []struct {
 		args []string
@@ -167,6 +174,15 @@ func TestWrongHost(t *testing.T) {
 		{[]string{"discover", "--host-root", ""}, 2, "--host-root is empty"},
 		{[]string{"discover", "--host-root", file, migHost}, 2, "cannot be combined"},
 		{[]string{"doctor", "--host-root", file, migHost}, 2, "cannot be combined"},
+		{[]string{"inventory", "--host-root", file, migHost}, 2, "cannot be combined"},
+		{[]string{"slices", "--host-root", file, migHost}, 2, "cannot be combined"},
+		{[]string{"migrate", "plan", "--host-root", file, migHost}, 2, "cannot be combined"},
+		{[]string{"discover", migHost, migHost}, 2, "2 arguments given"},
+		{[]string{"discover", "--host-root", unmounted}, 1, "host root " + unmounted + " has an empty directory sys"},
+		{[]string{"doctor", "--host-root", unmounted}, 2, "host root " + unmounted + " has an empty directory sys"},
+		{[]string{"discover", empty}, 1, "host recording " + empty + " has an empty directory sys"},
+		{[]string{"doctor", empty}, 2, "host recording " + empty + " has an empty directory sys"},
+		{[]string{"inventory", none}, 1, "host recording " + none + " has no directory sys"},
 		{[]string{"doctor", "--config", config, migHost}, 2, "shard"},
 		{[]string{"doctor", "--config", config, "--host-root", file}, 2, "has no directory sys"},
 	} {

@@ -64,11 +64,9 @@ warnings), and 2 if doctor itself could not run.`,
   chandler doctor --only devices,host
   chandler doctor --wait 60s --quiet
   chandler doctor rack7.host -o json`,
-		Args: cobra.MaximumNArgs(1),
+		Args:    cobra.MaximumNArgs(1),
+		PreRunE: oneHost,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := oneHost(cmd.Flags(), args); err != nil {
-				return err
-			}
 			o.inheritOptions(cmd.Flags(), gather.OwnFlags())
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
 		},

@@ -191,7 +191,7 @@ func TestDoctorReportsACauseOnce(t *testing.T) {
 		"fpgaaws/f2":        "sudo reboot",
 		"fpgaxilinx/broken": "sudo reboot",
 		"solarflare/images": "sudo reboot",
-		"tpu/broken":        "sudo modprobe vfio-pci",
+		"tpu/broken":        "CONFIG_VFIO_GROUP",
 		"vfio/broken":       "IOMMU group 3 ",
 		"sriovnet/cdevs":    "IOMMU group",
 		"ascend/broken":     "driver/unbind",
@@ -315,7 +315,7 @@ func TestDoctorNamesProducts(t *testing.T) {
 // A directory without the /sys of a host is a fault, and errors have the absolute paths of the host.
 func TestDoctorOfADirectoryWithoutDevices(t *testing.T) {
 	for name, make := range map[string]func(dir string) error{
-		"/sys/bus: no such file or directory": func(dir string) error { return os.MkdirAll(filepath.Join(dir, "sys"), 0o755) },
+		"/sys/bus: no such file or directory": func(dir string) error { return os.MkdirAll(filepath.Join(dir, "sys/class"), 0o755) },
 		"/sys/bus/pci/devices: not a directory": func(dir string) error {
 			bus := filepath.Join(dir, "sys/bus/pci")
 			return errors.Join(os.MkdirAll(bus, 0o755), os.WriteFile(filepath.Join(bus, "devices"), nil, 0o600))
@@ -330,6 +330,42 @@ func TestDoctorOfADirectoryWithoutDevices(t *testing.T) {
 		if code != 1 || !strings.Contains(text, name) || strings.Contains(text, " sys/") || strings.Contains(text, "no accelerators") || !strings.Contains(text, dir+"/sys/bus/pci") {
 			t.Errorf("%s: exit code %d:\n%s", name, code, out)
 		}
+	}
+}
+
+// An expression that fails is one finding for all devices, with the entry in the file, and not a fault
+// of the devices. Other nodes' entries count for the index.
+func TestFailingExpression(t *testing.T) {
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, config, header()+`exclude:
+- {cel: 'true', nodes: {names: [other]}}
+- cel: device.attributes["chandler.dev"].vendr == "amd"
+passthrough:
+- cel: device.attributes["chandler.dev"].speed > 3
+- cel: device.attributes["chandler.dev"].nope
+`)
+	out, code := doctored(t, "--config", config, "--node-name=one", migHost)
+	text := strings.Join(strings.Fields(out), " ")
+	for want, times := range map[string]int{
+		"! exclude[1].cel fails for 7 devices CH0315":                                                        1,
+		`The expression device.attributes["chandler.dev"].vendr == "amd" has the error: no such key: vendr.`: 1,
+		"! passthrough[0].cel fails for 3 devices CH0315":                                                    1,
+		"! passthrough[1].cel fails for 3 devices CH0315":                                                    1,
+		"does not apply to pci-0000-43-00-0, pci-0000-52-00-0 and pci-0000-61-00-0.":                         2,
+		"correct exclude[1].cel": 1,
+		"CH0309":                 0,
+		"dmesg":                  0,
+	} {
+		if got := strings.Count(text, want); got != times {
+			t.Errorf("%q is there %d times, want %d:\n%s", want, got, times, out)
+		}
+	}
+	if code != 1 { // two GPUs of the recording are unhealthy
+		t.Errorf("exit code %d", code)
+	}
+	_, errOut, err := chandler("discover", "--config", config, "--node-name=one", migHost)
+	if n := strings.Count(errOut, "exclude[1].cel"); err != nil || n != 1 || !strings.Contains(errOut, "pci-0000-52-00-0, pci-0000-61-00-0: config: exclude[1].cel: evaluate ") {
+		t.Errorf("discover: %d lines, %v:\n%s", n, err, errOut)
 	}
 }
 

@@ -57,7 +57,8 @@ With --serve, the command serves the web UI instead, until it is interrupted.`,
   chandler inventory rack7.host
   chandler inventory --serve rack7.host
   chandler inventory -o json | jq '.devices[] | select(.state == "free") | .name'`,
-		Args: cobra.MaximumNArgs(1),
+		Args:    cobra.MaximumNArgs(1),
+		PreRunE: oneHost,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				inheritFlags(cmd.Flags(), gather.OwnFlags(), places...)
@@ -176,11 +177,11 @@ func printInventory(out, errOut io.Writer, inv *inventory.Inventory, format stri
 	return nil
 }
 
-// printProblems prints each cause of each problem once. It leaves out the causes in the text that shown
-// returns for a device, and causes that another cause of the same device ends with: two families may
-// have failed to read the same file.
+// printProblems prints each cause of each problem once, with the devices that have it. It leaves out the
+// causes in the text that shown returns for a device, and causes that another cause of the same device
+// ends with: two families may have failed to read the same file.
 func printProblems(errOut io.Writer, problems []inventory.Problem, shown func(device string) string) {
-	causes := make(map[string][]string)
+	causes, order, devices := make(map[string][]string), []string(nil), make(map[string][]string)
 	for _, p := range problems {
 		causes[p.Device] = append(causes[p.Device], strings.Split(p.Error, "\n")...)
 	}
@@ -191,8 +192,16 @@ func printProblems(errOut io.Writer, problems []inventory.Problem, shown func(de
 			if slices.Contains(printed, cause) || slices.ContainsFunc(slices.Concat(printed, causes[p.Device]), longer) {
 				continue
 			}
-			fmt.Fprintf(errOut, "problem: %s: %s\n", terminal.SafeText(p.Device), terminal.SafeText(cause))
+			if devices[cause] == nil {
+				order = append(order, cause)
+			}
+			if !slices.Contains(devices[cause], p.Device) {
+				devices[cause] = append(devices[cause], p.Device)
+			}
 		}
+	}
+	for _, cause := range order {
+		fmt.Fprintf(errOut, "problem: %s: %s\n", terminal.SafeText(strings.Join(devices[cause], ", ")), terminal.SafeText(cause))
 	}
 }
 

@@ -76,7 +76,8 @@ For a host recording, all devices are assumed to be free, unless --kubelet-root 
   chandler migrate plan --to=DevicePlugin -o json
   chandler migrate plan rack7.host --config config.yaml --node-labels=pool=training
   chandler migrate plan --next new-config.yaml`,
-		Args: cobra.MaximumNArgs(1),
+		Args:    cobra.MaximumNArgs(1),
+		PreRunE: oneHost,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				inheritFlags(cmd.Flags(), gather.OwnFlags(), places...)

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -63,9 +64,10 @@ func hostOf(args []string, hostRoot string) examinedHost {
 	return h
 }
 
-// oneHost returns an error if arguments and flags name two hosts.
-func oneHost(flags *pflag.FlagSet, args []string) error {
-	if len(args) == 1 && flags.Changed("host-root") {
+// oneHost returns an error if the argument [RECORDED.host] and the flag --host-root name two hosts.
+// Commands with both have it as PreRunE.
+func oneHost(cmd *cobra.Command, args []string) error {
+	if len(args) == 1 && cmd.Flags().Changed("host-root") {
 		return command.UsageError(errors.New("a host recording and --host-root cannot be combined"))
 	}
 	return nil
@@ -83,10 +85,22 @@ func openHostRoot(dir string) (fs.FS, error) {
 	if err != nil {
 		return nil, err
 	}
-	if info, err := fs.Stat(host, "sys"); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
-		return nil, fmt.Errorf("host root %s has no directory sys; want the root directory of a host", dir)
+	if missing := missingSys(host); missing != "" {
+		return nil, fmt.Errorf("host root %s has %s; want the root directory of a host", dir, missing)
 	}
 	return host, nil
+}
+
+// missingSys returns what is missing of a host's directory sys, or "". A directory without sysfs is not
+// a host without devices.
+func missingSys(host fs.FS) string {
+	if info, err := fs.Stat(host, "sys"); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+		return "no directory sys"
+	}
+	if entries, err := fs.ReadDir(host, "sys"); err == nil && len(entries) == 0 {
+		return "an empty directory sys"
+	}
+	return ""
 }
 
 // name returns the name of the host. For a recording or another host, it is never the name of this

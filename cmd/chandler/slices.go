@@ -49,7 +49,8 @@ owner.`,
 		Example: `  chandler slices rack7.host --node-name gpu-node-template
   chandler slices rack7.host --kubernetes-version 1.35 --feature-gates DRAPartitionableDevices=true,SeparateCounters=true
   chandler slices -o json | jq '.items[].spec.devices[].name'`,
-		Args: cobra.MaximumNArgs(1),
+		Args:    cobra.MaximumNArgs(1),
+		PreRunE: oneHost,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
 		},

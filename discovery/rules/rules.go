@@ -68,7 +68,29 @@ type Resource struct {
 type Selector struct {
 	expression string
 	compiled   dracel.CompilationResult
+	entry      string // as in ExpressionError
 }
+
+// ExpressionError is the error of an expression that cannot be evaluated for a device, such as one
+// that reads an attribute that the device does not have.
+type ExpressionError struct {
+	Entry      string // the field of the configuration, such as exclude[0].cel, or ""
+	Expression string
+	Device     string // its name
+	Err        error
+}
+
+// Error implements error.
+func (e *ExpressionError) Error() string {
+	text := fmt.Sprintf("evaluate %s: %s", e.Expression, e.Err)
+	if e.Entry != "" {
+		return e.Entry + ": " + text
+	}
+	return text
+}
+
+// Unwrap returns the cause.
+func (e *ExpressionError) Unwrap() error { return e.Err }
 
 // Compile compiles a CEL expression.
 func Compile(expression string) (Selector, error) {
@@ -78,11 +100,17 @@ func Compile(expression string) (Selector, error) {
 	if compiled.Error != nil {
 		return Selector{}, fmt.Errorf("compile %q: %w", expression, compiled.Error)
 	}
-	return Selector{expression, compiled}, nil
+	return Selector{expression: expression, compiled: compiled}, nil
+}
+
+// WithEntry returns the selector of a field of the configuration, for its errors.
+func (s Selector) WithEntry(field string) Selector {
+	s.entry = field
+	return s
 }
 
 // SelectsDevice reports whether the expression is true for the device. Reading an attribute that
-// the device does not have is an error.
+// the device does not have is an error. Errors are of type [*ExpressionError].
 func (s Selector) SelectsDevice(d discovery.Device) (bool, error) {
 	selected, _, err := s.compiled.DeviceMatches(context.Background(), dracel.Device{
 		Driver:                   discovery.Domain,
@@ -91,7 +119,7 @@ func (s Selector) SelectsDevice(d discovery.Device) (bool, error) {
 		Capacity:                 d.Capacity,
 	})
 	if err != nil {
-		return false, fmt.Errorf("evaluate %q: %w", s.expression, err)
+		return false, &ExpressionError{Entry: s.entry, Expression: s.expression, Device: d.Name, Err: err}
 	}
 	return selected, nil
 }

@@ -54,10 +54,15 @@ func ForNode(data []byte, node v1alpha1.Node) (*NodeConfig, error) {
 type compiler struct {
 	compile  func(expression string) (rules.Selector, error)
 	compiled map[string]rules.Selector // by expression
+
+	// fields are the fields of the file with an expression, by list and expression. The lists of one
+	// node have other indices than the file. If a list has an expression twice, the first one counts:
+	// both fail for the same devices.
+	fields map[[2]string]string
 }
 
 func newCompiler(compile func(expression string) (rules.Selector, error)) *compiler {
-	return &compiler{compile, make(map[string]rules.Selector)}
+	return &compiler{compile, make(map[string]rules.Selector), make(map[[2]string]string)}
 }
 
 // selector returns the compiled form of an expression.
@@ -159,7 +164,11 @@ func (c *compiler) convert(config *v1alpha1.DriverConfig) (*NodeConfig, error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s[%d].cel: %w", list, i, err))
 		}
-		return compiled
+		key := [2]string{list, selector.CEL}
+		if c.fields[key] == "" { // the whole configuration is converted first
+			c.fields[key] = fmt.Sprintf("%s[%d].cel", list, i)
+		}
+		return compiled.WithEntry(c.fields[key])
 	}
 	for i, selector := range config.Exclude {
 		out.Exclude = append(out.Exclude, compile("exclude", i, selector))

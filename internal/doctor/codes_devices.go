@@ -108,7 +108,7 @@ var deviceCodes = []Code{
 		Comes: "The IOMMU is off, or the kernel was built or started without this VFIO interface.",
 		Why:   "A virtual machine or a user-space driver cannot open the function, so it is not offered.",
 		Fixes: []Fix{
-			{"sudo modprobe vfio-pci", "Loads vfio, which creates its nodes."},
+			{"grep -e CONFIG_VFIO_GROUP -e CONFIG_VFIO_DEVICE_CDEV /boot/config-$(uname -r)", "Shows whether the kernel was built with an interface of VFIO. It requires one of these settings."},
 			{"cat /proc/cmdline", "Shows whether the kernel command line turns the IOMMU on: intel_iommu=on or amd_iommu=on."},
 		},
 	},
@@ -128,6 +128,18 @@ var deviceCodes = []Code{
 			{"sudo dmesg | grep ADDRESS", "Shows the kernel's messages about the device."},
 			{`sudo sh -c "echo 1 > /sys/bus/pci/devices/ADDRESS/remove"`, "Removes the device from the bus. Do this once no pod uses it."},
 			{`sudo sh -c "echo 1 > /sys/bus/pci/rescan"`, "Finds the device again if it responds. Otherwise, power-cycle the machine."},
+		},
+	},
+	{
+		ID: "CH0315", Says: "an expression of the configuration fails for devices", Result: Warning, Symptoms: []Symptom{NoEffect, DeviceMissing},
+		Looks: "Doctor evaluates the expressions of the configuration for each device.",
+		Comes: "The expression reads an attribute that the device does not have: the name is misspelled, or the attribute exists only for some devices.",
+		Why:   "The entry does not apply to the device. For example, an exclude entry does not exclude it.",
+		Fixes: []Fix{
+			{"kubectl chandler validate config.yaml", "Warns of names that no device has, with the nearest name."},
+			{getValues, "Writes the values of the chart to a file. Correct the expression in its section `config`: `device.attributes[\"chandler.dev\"].?NAME.orValue(\"\")` has a value for devices without the attribute."},
+			{setValues, "Applies the file."},
+			{editConfig, "Opens the configuration of an installation by the plain manifests."},
 		},
 	},
 }

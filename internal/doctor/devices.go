@@ -23,6 +23,7 @@ var deviceChecks = []check{
 		"CH0301", "CH0302", "CH0303", "CH0304", "CH0305", "CH0306", "CH0307", "CH0308", "CH0314",
 	}, checkHealth},
 	{Devices, []string{"CH0309", "CH0310", "CH0311", "CH0312"}, checkProblems},
+	{Devices, []string{"CH0315"}, checkExpressions},
 	{Devices, []string{"CH0313"}, checkOffered},
 }
 
@@ -426,6 +427,9 @@ func checkProblems(f *Facts, say *findingList) {
 	before := len(say.findings)
 	seen := make(map[string]bool)
 	for _, p := range snapshot.Problems {
+		if _, only := expressionErrors(p.Err); only {
+			continue // checkExpressions reports the cause, which is not the device
+		}
 		if p.Device == pciBus && f.Host.Functions.Unknown != "" && len(snapshot.Devices) == 0 {
 			continue // checkHealth has already reported the bus
 		}
@@ -506,6 +510,12 @@ func (f *Facts) vfioFix(reason, at string) []string {
 	case strings.Contains(reason, "has no IOMMU group"):
 		return []string{"cat /proc/cmdline   # requires intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi on in the firmware", "sudo reboot"}
 	}
+	if slices.Contains(f.boundToVFIO(), at) { // the module is loaded
+		return []string{
+			"grep -e CONFIG_VFIO_GROUP -e CONFIG_VFIO_DEVICE_CDEV /boot/config-$(uname -r)   # the kernel requires one of these settings",
+			fmt.Sprintf("ls /sys/class/vfio /sys/bus/pci/devices/%s/vfio-dev   # the kernel's names of the missing nodes", at),
+		}
+	}
 	fix := []string{"sudo modprobe vfio-pci", "ls -l /dev/vfio /dev/vfio/devices /dev/iommu"}
 	if at != "" {
 		fix = append(fix, fmt.Sprintf("ls /sys/bus/pci/devices/%s/vfio-dev", at))
@@ -537,6 +547,50 @@ func functionOf(name string) string {
 		return ""
 	}
 	return fmt.Sprintf("%s:%s:%s.%s", parts[0], parts[1], parts[2], parts[3])
+}
+
+// checkExpressions reports each expression of the configuration that cannot be evaluated, once for all
+// devices with the same error.
+func checkExpressions(f *Facts, say *findingList) {
+	snapshot, _ := f.Devices.Snapshot.get()
+	if snapshot == nil {
+		return
+	}
+	var failures []*rules.ExpressionError
+	devices := make(map[string][]string)
+	for _, p := range snapshot.Problems {
+		failed, _ := expressionErrors(p.Err)
+		for _, e := range failed {
+			if devices[e.Error()] == nil {
+				failures = append(failures, e)
+			}
+			devices[e.Error()] = append(devices[e.Error()], e.Device)
+		}
+	}
+	for _, e := range failures {
+		names := devices[e.Error()]
+		say.addFault("CH0315", fmt.Sprintf("%s fails for %s", e.Entry, countNoun(len(names), "device")),
+			fmt.Sprintf("The expression %s has the error: %s The entry does not apply to %s.", e.Expression, asSentence(oneLine(e.Err)), joinNames(names)),
+			configFixes("correct "+e.Entry+", for example with .?NAME.orValue(DEFAULT) for an attribute that some devices lack")...)
+	}
+}
+
+// expressionErrors returns the errors of the configuration's expressions in an error, and whether the
+// error has no other causes.
+func expressionErrors(err error) (failed []*rules.ExpressionError, only bool) {
+	causes := []error{err}
+	if joined, is := errors.AsType[interface {
+		error
+		Unwrap() []error
+	}](err); is {
+		causes = joined.Unwrap()
+	}
+	for _, cause := range causes {
+		if e, is := errors.AsType[*rules.ExpressionError](cause); is {
+			failed = append(failed, e)
+		}
+	}
+	return failed, len(failed) == len(causes)
 }
 
 // checkOffered reports discovered devices if the configuration excludes all of them.

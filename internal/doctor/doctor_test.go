@@ -609,6 +609,10 @@ func TestVFIOIsReportedOnce(t *testing.T) {
 	if text := printed(t, f, terminal.Plain, true); strings.Count(text, "CH03") != 2 || !strings.Contains(text, "sudo modprobe vfio-pci") { // the finding and the last line
 		t.Errorf("printed\n%s", text)
 	}
+	function(Function{Address: pciAddress(&snapshot.Devices[2].Device), Driver: "vfio-pci", Group: "7"})(f) // the module is loaded
+	if text := printed(t, f, terminal.Plain, true); strings.Contains(text, "modprobe") || !strings.Contains(text, "CONFIG_VFIO_DEVICE_CDEV") {
+		t.Errorf("bound to vfio-pci: printed\n%s", text)
+	}
 }
 
 // A recorded host has no answer for most categories. The reason is printed once, and not with --quiet.

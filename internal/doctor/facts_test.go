@@ -218,6 +218,7 @@ var breaks = map[string]func(*Facts){
 	"CH0311": problem("pci-0000-1a-00-0, pci-0000-9e-00-0", errors.New(`state the same identity "0"; none is known by it`)),
 	"CH0312": problem("pci-0000-41-00-0", errors.New("vfio: the kernel has no node for the device or for its IOMMU group")),
 	"CH0314": condition(1, discovery.ConditionNotResponding, noSchedule, "it does not answer: its configuration space reads all ones", time.Minute),
+	"CH0315": problem("pci-0000-1a-00-0", fmt.Errorf("config: %w", &rules.ExpressionError{Entry: "exclude[0].cel", Expression: `device.attributes["chandler.dev"].vendr == "amd"`, Device: "pci-0000-1a-00-0", Err: errors.New("no such key: vendr")})),
 	"CH0313": func(f *Facts) {
 		f.Devices.Snapshot = KnownAnswer(&rules.Snapshot{})
 		f.Cluster.Claims, f.Devices.API.Value = KnownAnswer[[]resourceapi.ResourceClaim](nil), map[string]discovery.Mode{}

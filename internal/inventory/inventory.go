@@ -140,7 +140,8 @@ type Count struct {
 
 	Physical    int `json:"physicalDevices"` // a device counts once with all its partitions and virtual functions
 	Devices     int `json:"devices"`         // devices without regard to shares; those of unlimited sharing only if they have a position
-	FreeDevices int `json:"freeDevices"`     // of these, without any allocation and without unlimited sharing
+	Listed      int `json:"listedDevices"`   // these, and whole devices that can be allocated instead of their partitions
+	FreeDevices int `json:"freeDevices"`     // of devices, those without any allocation and without unlimited sharing
 }
 
 // State is the most important state of a device.

@@ -211,7 +211,7 @@ func TestStates(t *testing.T) {
 	if got := inv.Device("pci-0000-1c-00-0").Health.Effect; got != resourceapi.DeviceTaintEffectNone {
 		t.Errorf("effect of a slow link: %s", got)
 	}
-	if got, want := inv.Counts[0], (inventory.Count{Kind: "gpu", All: 5, Free: 2, Held: 3, Physical: 5, Devices: 5, FreeDevices: 2}); got != want {
+	if got, want := inv.Counts[0], (inventory.Count{Kind: "gpu", All: 5, Free: 2, Held: 3, Physical: 5, Devices: 5, Listed: 5, FreeDevices: 2}); got != want {
 		t.Errorf("counts %+v, want %+v", got, want)
 	}
 	if len(inv.Gone) != 1 || inv.Gone[0].Device != "pci-0000-ff-00-0" || inv.Gone[0].Health.Condition != discovery.ConditionGone {
@@ -232,13 +232,14 @@ func TestStates(t *testing.T) {
 // The counts have each physical device once, under the kind that the tree shows, in a fixed order.
 func TestCountsOfRecordedHosts(t *testing.T) {
 	for host, want := range map[string]string{
-		"idxd/spr":            "2 dma (4 devices)",          // one queue of each is shared without limit
-		"vpu/broken":          "3 npu",                      // all are shared without limit
-		"vfio/cdevs":          "1 gpu, 2 other (3 devices)", // the partition of the GPU has another kind
+		"idxd/spr":            "2 dma (4 devices)",                                 // one queue of each is shared without limit
+		"vpu/broken":          "3 npu",                                             // all are shared without limit
+		"vfio/cdevs":          "1 gpu (2 devices, 1 at once), 2 other (3 devices)", // the partition of the GPU has another kind
 		"generic/workstation": "2 gpu, 1 other",
 		"fpgaxilinx/media":    "4 fpga, 2 other",                               // two FPGAs on one card
 		"vfio/iommufd":        "1 nic, 4 other",                                // an IOMMU group with functions of two slots
 		"vfio/kubevirt":       "1 gpu, 1 nic (3 devices), 2 other (3 devices)", // one with two functions of one slot
+		"neuron/trn2":         "16 npu (144 devices, 128 at once)",             // whole devices, or their cores
 		"hypervisor/kvm":      "",
 	} {
 		file := filepath.Join("../../discovery/families", strings.Replace(host, "/", "/testdata/", 1)+".host")

@@ -220,6 +220,7 @@ func (inv *Inventory) countSilicon(c *Count, s *Silicon, ofHost bool) {
 	}
 	if c.Devices > before {
 		c.Physical += s.physical
+		c.Listed += c.Devices - before + len(s.All()) - len(s.countedNames())
 	}
 }
 

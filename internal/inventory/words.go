@@ -118,7 +118,7 @@ func Ranges(numbers []int, dash string) string {
 
 // CountText returns the number of physical devices of each kind, such as "8 gpu (10 devices, 5
 // free)". The number of devices, with each partition and each virtual function, is left out if it is
-// the same.
+// the same. A device and its partitions exclude each other: "1 npu (9 devices, 8 at once)".
 func (inv *Inventory) CountText() string {
 	var kinds []string
 	for _, c := range inv.Counts {
@@ -126,8 +126,11 @@ func (inv *Inventory) CountText() string {
 			continue
 		}
 		text, more := fmt.Sprintf("%d %s", c.Physical, c.Kind), []string(nil)
-		if c.Devices != c.Physical {
-			more = append(more, CountNoun(c.Devices, "device"))
+		if c.Listed != c.Physical {
+			more = append(more, CountNoun(c.Listed, "device"))
+		}
+		if c.Listed != c.Devices {
+			more = append(more, fmt.Sprintf("%d at once", c.Devices))
 		}
 		if inv.ConsumersKnown && c.All > 0 {
 			more = append(more, fmt.Sprintf("%d free", c.FreeDevices))

@@ -32,6 +32,11 @@ func TestCurrentLinks(t *testing.T) {
 	if got := read(); got["gpu"].Speed != 32000 {
 		t.Errorf("at work: %+v", got)
 	}
+	set("max_link_width", "1")
+	if got := read(); len(got) != 0 { // the attributes have the link of another port
+		t.Errorf("below a switch on the card: %+v", got)
+	}
+	set("max_link_width", "16")
 	set("power/runtime_status", "suspended")
 	if got := read(); len(got) != 0 {
 		t.Errorf("suspended: %+v", got)

@@ -59,7 +59,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			continue // the virtual functions have the GPU's capabilities
 		}
 		d, err := describeGPU(host, function, links)
-		if err = errors.Join(sriovErr, err); err != nil {
+		if err = errors.Join(sriovErr, err, setCardLink(d.Attributes, function)); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 		}
 		devices = append(devices, d)
@@ -69,6 +69,21 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	}
 	monitors, monitorProblems := monitoring(host, gpus)
 	return append(devices, monitors...), append(problems, monitorProblems...)
+}
+
+// setCardLink sets the link of a card with a switch, such as Arc. The GPU and the downstream port of
+// the switch claim one lane of 2.5 GT/s, although both are in one chip. The link of the card is that
+// of the upstream port. Without its values, the link is unknown. The output of lspci -vv for an Arc A750
+// and an Arc B580 shows these values.
+func setCardLink(a discovery.Attributes, function sysfs.Device) error {
+	speed, width := a["linkSpeed"].IntValue, a["linkWidth"].IntValue
+	upstream := function.Parent().Parent()
+	if speed == nil || width == nil || *speed != 2500 || *width != 1 || !sysfs.IsPCIAddress(upstream.Name()) {
+		return nil
+	}
+	delete(a, "linkSpeed")
+	delete(a, "linkWidth")
+	return discovery.SetLink(a, upstream)
 }
 
 func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (discovery.Device, error) {

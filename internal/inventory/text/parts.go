@@ -160,7 +160,7 @@ func (p *printer) summaryText(s *inventory.Silicon, parts []*inventory.Device) s
 		text += " of " + inventory.Bytes(memory)
 	}
 	if !p.inv.ConsumersKnown {
-		return text
+		return text + functionNames(s, parts)
 	}
 	count := make(map[string]int)
 	for _, d := range parts {
@@ -173,6 +173,19 @@ func (p *printer) summaryText(s *inventory.Silicon, parts []*inventory.Device) s
 		}
 	}
 	return text + ": " + strings.Join(counts, ", ")
+}
+
+// functionNames lists the functions of an IOMMU group or a card if they are not all alike. With known
+// consumers, [printer.runLines] lists them.
+func functionNames(s *inventory.Silicon, parts []*inventory.Device) string {
+	if s.Noun != "function" || !slices.ContainsFunc(parts, func(d *inventory.Device) bool { return d.Model != parts[0].Model }) {
+		return ""
+	}
+	names := make([]string, len(parts))
+	for i, d := range parts {
+		names[i] = terminal.SafeText(d.Label + " " + d.ShortModel())
+	}
+	return ": " + strings.Join(names, ", ")
 }
 
 // tallyState returns the state under which a partition is counted.

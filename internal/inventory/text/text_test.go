@@ -383,3 +383,17 @@ func TestProblemsOfRecordedHosts(t *testing.T) {
 		}
 	}
 }
+
+// The functions of an IOMMU group that are not alike have their names, also without consumers.
+func TestFunctionsOfAGroup(t *testing.T) {
+	for host, want := range map[string]string{
+		"iommufd": "2 functions: 07:00.0 10de:2330, 08:00.0 1912:0014",
+		"cdevs":   "2 functions: 01:00.0 10de:2236, 01:00.1 10de:1aef",
+	} {
+		found := discovery.Scan(discoverytest.ReadHost(t, "../../../discovery/families/vfio/testdata/"+host+".host"), families.All)
+		inv := inventory.Make(inventory.Facts{Snapshot: new(rules.Rules).ApplyTo(found)})
+		if out := printed(t, inv, terminal.Style{Width: 80}); !strings.Contains(out, want) {
+			t.Errorf("%s: want %q:\n%s", host, want, out)
+		}
+	}
+}
