@@ -20,8 +20,8 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// TestMIGOnDemand creates MIG instances on demand. The scheduler packs possible instances, and the
-// agent creates them by chandler-host and removes them when no pod has them any more.
+// TestMIGOnDemand creates MIG instances on demand. The scheduler packs possible instances, and an
+// unprivileged agent creates them by the host service and removes them when no pod has them any more.
 func TestMIGOnDemand(t *testing.T) {
 	if !has(t, "DRAPartitionableDevices") {
 		t.Skip("the API server drops the counters by which the scheduler packs instances")
@@ -36,6 +36,7 @@ func TestMIGOnDemand(t *testing.T) {
 	t.Run("by the name of the classic resource", testMIGClassicName)
 	t.Run("an agent killed while it cuts", func(t *testing.T) { testMIGKilled(t, "create-ci") })
 	t.Run("an agent killed while it removes", func(t *testing.T) { testMIGKilled(t, "destroy-gi") })
+	t.Run("without the host service", testMIGWithoutService)
 	t.Run("random", testMIGRandom)
 	t.Run("for an entry of resources", testMIGResource)
 	until(t, "all places to be offered again", func(ctx context.Context) error { return offersPlaces(ctx, places) })

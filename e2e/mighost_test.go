@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"chandler.dev/e2e/chandler"
@@ -49,84 +48,47 @@ spec:
       - {name: socket, hostPath: {path: /run/chandler/host, type: DirectoryOrCreate}}
 `
 
-// TestMIGByHostService creates and removes MIG instances with an unprivileged agent, which reads NVML
-// through a host service. The service is ended while pods have instances, and missing when one ends.
-func TestMIGByHostService(t *testing.T) {
-	if !has(t, "DRAPartitionableDevices") {
-		t.Skip("the API server drops the counters by which the scheduler packs instances")
-	}
-	standAmongMIG(t, besides(t, migConfig, ""))
-	places := countPlaces()
-	apply(t, hostService)
-	t.Cleanup(func() {
-		if t.Failed() {
-			tellHostService(t)
+// testMIGWithoutService ends the host service while a pod has an instance. The next pod must wait for
+// the service by name.
+func testMIGWithoutService(t *testing.T) {
+	kept, late := migPod("kept", "3g.40gb"), migPod("late", "2g.10gb")
+	apply(t, kept)
+	device := hasInstance(t, "kept")
+	patch(t, "chandler-host", "strategic", `{"spec": {"template": {"spec": {"nodeSelector": {"none": "none"}}}}}`)
+	until(t, "the service to end", func(ctx context.Context) error {
+		pods, err := kube.CoreV1().Pods(chandler.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=chandler-host"})
+		if err == nil && len(pods.Items) > 0 {
+			err = fmt.Errorf("%d pods", len(pods.Items))
 		}
-		remove(t, hostService)
-	})
-	if err := project.Stand(within(t), kube, migDir); err != nil {
-		t.Fatal(err)
-	}
-	patch(t, chandler.DaemonSet, "json", `[{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "--host-service-dir=/run/chandler/host"}]`)
-	if err := chandler.WaitForAgent(within(t), kube); err != nil {
-		t.Fatal(err)
-	}
-	var agent *corev1.Pod
-	until(t, "one agent to run", func(ctx context.Context) (err error) {
-		agent, err = chandler.AgentPod(ctx, kube)
 		return err
 	})
-	if context := agent.Spec.Containers[0].SecurityContext; context.Privileged != nil || len(context.Capabilities.Add) > 0 {
-		t.Errorf("the agent has %+v", context)
+	if err := opens(device, printed(t, metav1.NamespaceDefault, "kept").nodes("/dev/nvidia")); err != nil {
+		t.Errorf("without the service: %v", err)
 	}
-	offered := func() {
-		until(t, "all places to be offered", func(ctx context.Context) error { return offersPlaces(ctx, places) })
-	}
-	offered()
-	apply(t, migTemplates())
-	t.Run("packed", testMIGPacked)
-	t.Run("service killed", func(t *testing.T) {
-		kept, late := migPod("kept", "3g.40gb"), migPod("late", "2g.10gb")
-		apply(t, kept)
-		device := hasInstance(t, "kept")
-		patch(t, "chandler-host", "strategic", `{"spec": {"template": {"spec": {"nodeSelector": {"none": "none"}}}}}`)
-		until(t, "the service to end", func(ctx context.Context) error {
-			pods, err := kube.CoreV1().Pods(chandler.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=chandler-host"})
-			if err == nil && len(pods.Items) > 0 {
-				err = fmt.Errorf("%d pods", len(pods.Items))
-			}
+	apply(t, late)
+	until(t, "an Event that names the host service", func(ctx context.Context) error {
+		events, err := kube.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=late"})
+		if err != nil {
 			return err
-		})
-		if err := opens(device, printed(t, metav1.NamespaceDefault, "kept").nodes("/dev/nvidia")); err != nil {
-			t.Errorf("without the service: %v", err)
 		}
-		apply(t, late)
-		until(t, "an Event that names the host service", func(ctx context.Context) error {
-			events, err := kube.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=late"})
-			if err != nil {
-				return err
+		var all []string
+		for i := range events.Items {
+			if strings.Contains(events.Items[i].Message, "host service") {
+				return nil
 			}
-			var all []string
-			for i := range events.Items {
-				if strings.Contains(events.Items[i].Message, "host service") {
-					return nil
-				}
-				all = append(all, events.Items[i].Message)
-			}
-			return fmt.Errorf("there are %q", all)
-		})
-		remove(t, kept)
-		patch(t, "chandler-host", "json", `[{"op": "remove", "path": "/spec/template/spec/nodeSelector"}]`)
-		// The kubelet would also retry the first pod, but only after a minute and a half.
-		remove(t, late)
-		next := migPod("next", "2g.10gb")
-		apply(t, next)
-		hasInstance(t, "next")
-		remove(t, next)
-		nothingCut(t)
+			all = append(all, events.Items[i].Message)
+		}
+		return fmt.Errorf("there are %q", all)
 	})
-	offered()
-	nothingHeld(t)
+	remove(t, kept)
+	patch(t, "chandler-host", "json", `[{"op": "remove", "path": "/spec/template/spec/nodeSelector"}]`)
+	// The kubelet would also retry the first pod, but only after a minute and a half.
+	remove(t, late)
+	next := migPod("next", "2g.10gb")
+	apply(t, next)
+	hasInstance(t, "next")
+	remove(t, next)
+	nothingCut(t)
 }
 
 // patch patches a DaemonSet of Chandler's namespace.

@@ -93,27 +93,8 @@ onDemand:
   - cel: device.attributes["chandler.dev"].?model.orValue("").startsWith("NVIDIA ")
 `
 
-// mockedPatch mounts the mock's directory into the agent's container, in addition to the project's
-// own patch for NVML.
-const mockedPatch = `
-spec:
-  template:
-    spec:
-      containers:
-      - name: chandler
-        env:
-        - {name: CHANDLER_NVML_MOCKED, value: /kernel}
-        volumeMounts:
-        - {name: kernel, mountPath: /kernel}
-      volumes:
-      - name: kernel
-        hostPath: {path: ` + kernelDir + `}
-`
-
-// standAmongMIG moves the agent to the host with GPUs in MIG mode until the test ends, with
-// chandler-host in the image of the agent. The /proc of the host is the kernel's own, except for
-// the files of the driver. Therefore, the agent considers the host its own machine. On any other
-// host, the agent would not run the program of the vendor.
+// standAmongMIG moves the agent to the host with GPUs in MIG mode until the test ends, with a host
+// service that reads the mock of NVML.
 func standAmongMIG(t *testing.T, config string) {
 	t.Helper()
 	if _, err := exec.LookPath("gcc"); err != nil {
@@ -138,7 +119,7 @@ func standAmongMIG(t *testing.T, config string) {
 			t.Error(err)
 		}
 	})
-	patch, err := os.ReadFile(project.Manifest("examples/nvml-patch.yaml"))
+	patch, err := os.ReadFile(project.Manifest("examples/host-service-patch.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +129,13 @@ func standAmongMIG(t *testing.T, config string) {
 		}
 		offers(t)
 	})
-	if err := errors.Join(kube.Apply(within(t), config), project.Stand(within(t), kube, migDir, string(patch), mockedPatch)); err != nil {
+	t.Cleanup(func() {
+		if t.Failed() {
+			tellHostService(t)
+		}
+		remove(t, hostService)
+	})
+	if err := errors.Join(kube.Apply(within(t), hostService), kube.Apply(within(t), config), project.Stand(within(t), kube, migDir, string(patch))); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -44,18 +44,18 @@ type DriverConfig struct {
 	Allocation []Allocation `json:"allocation,omitempty"`
 
 	// Passthrough lists PCI functions for VFIO passthrough, which claims and resources request with
-	// driver vfio. An allocated function is taken from its kernel driver until it is released. The
-	// agent needs privileges for this, and a change takes effect when the agent restarts. For each
-	// device, the first matching entry applies.
+	// driver vfio. An allocated function is taken from its kernel driver until it is released. This
+	// needs the host service, and a change takes effect when the agent restarts. For each device, the
+	// first matching entry applies.
 	Passthrough []Passthrough `json:"passthrough,omitempty"`
 
-	// Reclaim determines how a device is checked and reset between two consumers. The agent needs
-	// privileges for this. For each device, the first matching entry applies.
+	// Reclaim determines how a device is checked and reset between two consumers. This needs the
+	// host service. For each device, the first matching entry applies.
 	Reclaim []Reclaim `json:"reclaim,omitempty"`
 
 	// OnDemand configures devices that are created on demand, when claims or resources need them,
-	// and removed when they are no longer in use. The agent needs privileges for this. A change
-	// takes effect when the agent restarts, except a change of keepSeconds.
+	// and removed when they are no longer in use. This needs the host service. A change takes effect
+	// when the agent restarts, except a change of keepSeconds.
 	OnDemand OnDemand `json:"onDemand,omitzero"`
 
 	// Overhead is the CPU and memory of the host that a pod needs in addition for a device. For

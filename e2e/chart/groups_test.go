@@ -97,7 +97,6 @@ func TestNodeGroups(t *testing.T) {
 			t.Errorf("on a node with %v run %q, want %q", test.labels, got, test.want)
 		}
 	}
-	privileged := make(map[string]bool)
 	for name, set := range sets {
 		for other, o := range sets {
 			selector, err := metav1.LabelSelectorAsSelector(set.Spec.Selector)
@@ -112,19 +111,6 @@ func TestNodeGroups(t *testing.T) {
 		if of := pod.Volumes[0].ConfigMap; of == nil || of.Name != name {
 			t.Errorf("%s has the configuration %v", name, of)
 		}
-		privileged[name] = pod.Containers[0].SecurityContext.Privileged != nil
-		if pod.HostPID == (name == "chandler-gpus") {
-			t.Errorf("%s: hostPID %t", name, pod.HostPID)
-		}
-	}
-	if want := map[string]bool{"chandler": true, "chandler-gpus": true, "chandler-pools": true}; !maps.Equal(privileged, want) {
-		t.Errorf("privileged: %v", privileged)
-	}
-	if image := sets["chandler-gpus"].Spec.Template.Spec.Containers[0].Image; !strings.HasSuffix(image, "-host") {
-		t.Errorf("the group with NVML has the image %s", image)
-	}
-	if image := sets["chandler"].Spec.Template.Spec.Containers[0].Image; strings.HasSuffix(image, "-host") {
-		t.Errorf("the nodes without NVML have the image %s", image)
 	}
 	if sets["chandler-pools"].Spec.Template.Spec.Tolerations != nil || sets["chandler"].Spec.Template.Spec.Tolerations == nil {
 		t.Error("the tolerations are not those of the groups")
@@ -135,6 +121,18 @@ func TestNodeGroups(t *testing.T) {
 		if err != nil || config.Mode != mode || len(config.Exclude) != 1 {
 			t.Errorf("%s: %v\n%s", name, err, data)
 		}
+	}
+	services := rendered[appsv1.DaemonSet](t, "host-service.yaml", groupValues+"networkPolicy: {enabled: false}")
+	for name, onDemand := range map[string]bool{"chandler-host": true, "chandler-host-gpus": false, "chandler-host-pools": true} {
+		if services[name] == nil {
+			t.Fatalf("host services: %q", slices.Sorted(maps.Keys(services)))
+		}
+		if pod := services[name].Spec.Template.Spec; pod.HostPID != onDemand || slices.Contains(pod.Containers[0].Args, "--serve-nvml") == onDemand {
+			t.Errorf("%s: hostPID %t, args %q", name, pod.HostPID, pod.Containers[0].Args)
+		}
+	}
+	if got := runsOn(t, services, map[string]string{"pool": "gpu", "size": "large"}); !slices.Equal(got, []string{"chandler-host-gpus"}) {
+		t.Errorf("host services on the node of a group: %q", got)
 	}
 	daemons := rendered[appsv1.DaemonSet](t, "sharing-daemons.yaml", groupValues)
 	if got := slices.Sorted(maps.Keys(daemons)); !slices.Equal(got, []string{"chandler-sharing-daemons-pools"}) {
@@ -254,7 +252,7 @@ onDemand: {enabled: true}
 sharingDaemons: {enabled: true}
 nodeGroups: [{name: gpus, nodeSelector: {a: b}}]`)
 	found := reference.FindAllString(out, -1)
-	if len(found) < 7 {
+	if len(found) < 3 {
 		t.Errorf("the notes mention %q", found)
 	}
 	for _, at := range found {

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"chandler.dev/e2e/build"
@@ -44,6 +45,22 @@ func (p *privileged) upgrade(values string, set ...string) {
 	}
 	p.until("one agent to run", func(ctx context.Context) error {
 		_, err := chandler.AgentPod(ctx, p.kube)
+		return err
+	})
+	p.hasHostService()
+}
+
+// hasHostService waits until the host service runs as the chart describes it, if it does.
+func (p *privileged) hasHostService() {
+	p.t.Helper()
+	p.until("the host service to run", func(ctx context.Context) error {
+		set, err := p.kube.AppsV1().DaemonSets(chandler.Namespace).Get(ctx, "chandler-host", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if now := set.Status; err == nil && (now.ObservedGeneration != set.Generation || now.UpdatedNumberScheduled == 0 || now.NumberReady != now.UpdatedNumberScheduled) {
+			err = fmt.Errorf("its status is %+v", now)
+		}
 		return err
 	})
 }

@@ -24,11 +24,12 @@ import (
 // kernelDir is the node's directory of a simulated host that reacts to writes like a kernel.
 const kernelDir = "/var/lib/chandler/kernel"
 
-// privilegedValues enable all privileged features of the agent on that host. The host's /proc is
+// privilegedValues enable the features that change that host, by the host service. The host's /proc is
 // simulated too, because VFIO passthrough checks the open files of all processes, and the node of
 // the tests is itself a container.
 const privilegedValues = `
 image: {repository: registry.example.com/chandler, tag: v0.1.0}
+deviceClasses: {families: [all]}
 passthrough: {enabled: true}
 onDemand: {enabled: true}
 reclaim: {enabled: true}
@@ -129,7 +130,7 @@ spec:
   - cel: {expression: device.driver == "chandler.dev"}
 `
 
-// privileged is a cluster with privileged agents, and the simulated host of its node.
+// privileged is a cluster with host services, and the simulated host of its node.
 type privileged struct {
 	*installed
 
@@ -137,10 +138,11 @@ type privileged struct {
 }
 
 // TestPrivileged installs the chart with VFIO passthrough, on-demand devices and reclaim on a real
-// cluster. The agents run with the permissions of these values in a namespace whose Pod Security
-// level allows them.
+// cluster. The agents and the host services run with the permissions of these values in a namespace
+// whose Pod Security level allows them.
 func TestPrivileged(t *testing.T) {
 	p := &privileged{installed: startOn(t, cluster.Config{PodSecurity: "baseline"})}
+	p.loadHostImage(t)
 	p.kernel = newKernel(t, p.node.NodePath(kernelDir))
 	if err := p.kube.Apply(within(t), anyClass); err != nil {
 		t.Fatal(err)
@@ -149,7 +151,7 @@ func TestPrivileged(t *testing.T) {
 	t.Run("rebound", p.with(testRebound))
 	t.Run("made", p.with(testMade))
 	t.Run("without rights", p.with(testWithoutRights))
-	t.Run("by the host service", p.with(testHostService))
+	t.Run("without the host service", p.with(testWithoutHostService))
 	t.Run("handed over", p.with(testHandedOver))
 	t.Run("removed", p.with(testRemoved))
 	t.Run("kept up", p.with(testKeptUp))
@@ -180,12 +182,9 @@ func (p *privileged) tell(t *testing.T) {
 }
 
 // testInstalled expects the namespace to reject the agents until it is labelled as Helm's notes
-// describe. The notes must also give the reasons for the privilege.
+// describe. The agent must have no privilege.
 func testInstalled(t *testing.T, p *privileged) {
 	notes := p.run(privilegedValues, "install", "chandler", p.project.Chart(), "--create-namespace", "--values=-")
-	if want := "privileged because of VFIO passthrough and reclaim and on-demand devices.\nFor what this permits, see docs/vfio-passthrough.md#enable-passthrough, docs/reclaim.md#enable-reclaim, docs/on-demand-devices.md."; !strings.Contains(notes, want) {
-		t.Errorf("the notes do not say %q:\n%s", want, notes)
-	}
 	label := regexp.MustCompile(`kubectl (label namespace .*)`).FindStringSubmatch(notes)
 	if label == nil {
 		t.Fatalf("the notes do not say how to label the namespace:\n%s", notes)
@@ -204,6 +203,14 @@ func testInstalled(t *testing.T, p *privileged) {
 	p.kubectl(strings.Fields(label[1])...)
 	if err := chandler.WaitForAgent(within(t), p.kube); err != nil {
 		t.Fatal(err)
+	}
+	p.hasHostService()
+	agent, err := chandler.AgentPod(within(t), p.kube)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if context := agent.Spec.Containers[0].SecurityContext; agent.Spec.HostPID || context.Privileged != nil || len(context.Capabilities.Add) > 0 {
+		t.Errorf("the agent has %+v, hostPID %v", context, agent.Spec.HostPID)
 	}
 	p.healthy(diskDevice, virtualDevice, balancerDevice)
 	if out := p.doctor(); strings.Contains(out, "CH0") {
@@ -247,8 +254,8 @@ func testMade(t *testing.T, p *privileged) {
 	}
 }
 
-// testWithoutRights removes the permissions while the disk is bound to vfio. The disk must keep its
-// driver and block a removal, whose message names the missing value. With the permissions, the disk
+// testWithoutRights switches the features off while the disk is bound to vfio. The disk must keep its
+// driver and block a removal, whose message names the missing value. With the features, the disk
 // must get its driver back.
 func testWithoutRights(t *testing.T, p *privileged) {
 	manifest := pod("vm", diskDevice, true)
@@ -295,23 +302,9 @@ func (p *privileged) loadHostImage(t *testing.T) {
 	}
 }
 
-// testHostService runs the host service and repeats the tests of passthrough, virtual functions and
-// reclaim with an unprivileged agent. While the service is missing, a claim must wait for it by name.
-func testHostService(t *testing.T, p *privileged) {
-	p.loadHostImage(t)
-	p.upgrade(privilegedValues, "--set=hostService.enabled=true")
-	agent, err := chandler.AgentPod(within(t), p.kube)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if context := agent.Spec.Containers[0].SecurityContext; agent.Spec.HostPID || context.Privileged != nil || len(context.Capabilities.Add) > 0 {
-		t.Errorf("the agent has %+v, hostPID %v", context, agent.Spec.HostPID)
-	}
-	testRebound(t, p)
-	testMade(t, p)
-	p.handOver(t, "--set=hostService.enabled=true,hostPaths.proc=/proc")
-	p.upgrade(privilegedValues, "--set=hostService.enabled=true")
-
+// testWithoutHostService ends the host service. A claim must wait for it by name, and continue with the
+// next service.
+func testWithoutHostService(t *testing.T, p *privileged) {
 	p.kubectl("patch", "daemonset", "-n", chandler.Namespace, "chandler-host", "--patch", `{"spec": {"template": {"spec": {"nodeSelector": {"none": "none"}}}}}`)
 	manifest := pod("vm", diskDevice, true)
 	p.until("the host service to end", func(ctx context.Context) error {
@@ -336,19 +329,16 @@ func testHostService(t *testing.T, p *privileged) {
 	p.has("vm", "/dev/vfio/3", "/dev/vfio/vfio")
 	p.remove(manifest)
 	p.driver("nvme")
-	p.upgrade(privilegedValues)
 }
 
 // testHandedOver forcibly deletes a pod while a process in its cgroup hangs in the kernel with the
 // device open. The next pod must wait until the process has ended. A monitor outside all pods'
 // cgroups has the device open all the time.
-func testHandedOver(t *testing.T, p *privileged) { p.handOver(t, "--set=hostPaths.proc=/proc") }
-
-func (p *privileged) handOver(t *testing.T, set string) {
+func testHandedOver(t *testing.T, p *privileged) {
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		t.Skip("this machine has no /dev/fuse, by which a process hangs")
 	}
-	p.upgrade(privilegedValues, set)
+	p.upgrade(privilegedValues, "--set=hostPaths.proc=/proc")
 	p.healthy(balancerDevice)
 	if out := p.doctor(); !strings.Contains(out, "the agent can determine which devices") {
 		t.Errorf("doctor says\n%s", out)

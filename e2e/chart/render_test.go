@@ -49,7 +49,16 @@ var special = map[string]struct{ template, values string }{
 	"prometheus/podmonitor.yaml":           {"podmonitor.yaml", "metrics: {podMonitor: {enabled: true}}"},
 	"prometheus/podmonitor-protected.yaml": {"podmonitor.yaml", "metrics: {podMonitor: {enabled: true}, protected: {enabled: true}}"},
 	"examples/deviceclasses-all.yaml":      {"deviceclasses.yaml", "deviceClasses: {families: [all]}"},
+	"examples/host-service.yaml":           {"host-service.yaml", hostServiceValues},
 }
+
+// hostServiceValues are the values of the plain manifest of the host service.
+const hostServiceValues = `
+nvml: {enabled: true}
+passthrough: {enabled: true}
+reclaim: {enabled: true}
+onDemand: {enabled: true}
+`
 
 // imageValues are the values that every installation needs.
 const imageValues = "image: {repository: registry.example.com/chandler, tag: v0.1.0}"
@@ -143,11 +152,8 @@ func decode(t *testing.T, text string, into any) {
 // DaemonSet with the corresponding value.
 func TestPatches(t *testing.T) {
 	for patch, values := range map[string]string{
-		"nvml-patch.yaml":             "nvml: {enabled: true}",
-		"mps-patch.yaml":              "mps: {enabled: true}",
-		"fpga-programming-patch.yaml": "fpgaProgramming: {enabled: true}",
-		"passthrough-patch.yaml":      "passthrough: {enabled: true}",
-		"reclaim-patch.yaml":          "reclaim: {enabled: true}",
+		"host-service-patch.yaml": hostServiceValues,
+		"mps-patch.yaml":          "mps: {enabled: true}",
 	} {
 		t.Run(patch, func(t *testing.T) {
 			plain := readJSON(t, filepath.Join(deployments, "daemonset.yaml"))
@@ -237,17 +243,16 @@ func TestDriverRoot(t *testing.T) {
 	for name, test := range map[string]struct {
 		values string
 		sees   []string
-		nvml   bool
 	}{
-		"of a container":   {"nvidiaDriver: {root: /run/nvidia/driver}", []string{"/run/nvidia/driver"}, false},
-		"of the host":      {"nvidiaDriver: {root: /}", ofTheHost, false},
-		"with NVML":        {"nvidiaDriver: {root: /}\nnvml: {enabled: true}", ofTheHost, true},
-		"with NVML's root": {"nvidiaDriver: {root: /drv}\nnvml: {enabled: true, root: /opt/nvidia}", []string{"/drv"}, true},
+		"of a container":   {"nvidiaDriver: {root: /run/nvidia/driver}", []string{"/run/nvidia/driver"}},
+		"of the host":      {"nvidiaDriver: {root: /}", ofTheHost},
+		"with NVML":        {"nvidiaDriver: {root: /}\nnvml: {enabled: true}", ofTheHost},
+		"with NVML's root": {"nvidiaDriver: {root: /drv}\nnvml: {enabled: true, root: /opt/nvidia}", []string{"/drv"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := daemonSet(t, test.values).Spec.Template.Spec
 			agent := pod.Containers[0]
-			if !strings.HasSuffix(agent.Image, "-host") || (agent.SecurityContext.Privileged != nil) != test.nvml {
+			if !strings.HasSuffix(agent.Image, "-host") || agent.SecurityContext.Privileged != nil {
 				t.Errorf("image %s, privileged %v", agent.Image, agent.SecurityContext.Privileged)
 			}
 			directory := make(map[string]string)
@@ -272,19 +277,6 @@ func TestDriverRoot(t *testing.T) {
 				t.Errorf("it sees %v; roots %v", sees, got.DriverRoots)
 			}
 		})
-	}
-}
-
-// TestHostPID checks that the agent is in the PID namespace of the host if it reads the open files
-// of processes, because kcmp(2) finds threads by their numbers in that namespace only.
-func TestHostPID(t *testing.T) {
-	for values, want := range map[string]bool{
-		"": false, "nvml: {enabled: true}": false, "fpgaProgramming: {enabled: true}": false,
-		"passthrough: {enabled: true}": true, "reclaim: {enabled: true}": true, "onDemand: {enabled: true}": true,
-	} {
-		if got := daemonSet(t, values).Spec.Template.Spec.HostPID; got != want {
-			t.Errorf("%s: hostPID %t, want %t", values, got, want)
-		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -133,25 +134,31 @@ func TestProtectedMetrics(t *testing.T) {
 }
 
 // TestPodIsConfined expects the agent's pod to have only the access to the host and the cluster
-// that it needs.
+// that it needs, with the default values and with everything switched on.
 func TestPodIsConfined(t *testing.T) {
 	if set := daemonSet(t, "seLinux: {type: \"\"}"); set.Spec.Template.Spec.Containers[0].SecurityContext.SELinuxOptions != nil {
 		t.Error("without a type there are SELinux options")
 	}
-	if set := daemonSet(t, "nvml: {enabled: true}"); set.Spec.Template.Spec.Containers[0].SecurityContext.SELinuxOptions != nil {
-		t.Error("a privileged agent has SELinux options")
-	}
-	pod := daemonSet(t, "").Spec.Template.Spec
-	security := pod.Containers[0].SecurityContext
-	if security.SELinuxOptions.Type != "container_device_plugin_t" || *security.AllowPrivilegeEscalation || !*security.ReadOnlyRootFilesystem ||
-		!cmp.Equal(security.Capabilities.Drop, []corev1.Capability{"ALL"}) || security.Privileged != nil {
-		t.Errorf("security context %+v", security)
-	}
-	if pod.HostNetwork || pod.HostPID || pod.HostIPC {
-		t.Error("it is in a namespace of the host")
-	}
-	if !*pod.AutomountServiceAccountToken {
-		t.Error("the agent has no token")
+	for name, on := range map[string]string{"by default": "", "with everything": strings.Join(switches(t), ",") + ",nvidiaDriver.root=/"} {
+		set := &appsv1.DaemonSet{}
+		decode(t, mustRender(t, "", "--show-only=templates/daemonset.yaml", "--set="+on), set)
+		pod := set.Spec.Template.Spec
+		security := pod.Containers[0].SecurityContext
+		if security.SELinuxOptions.Type != "container_device_plugin_t" || *security.AllowPrivilegeEscalation || !*security.ReadOnlyRootFilesystem ||
+			!cmp.Equal(security.Capabilities.Drop, []corev1.Capability{"ALL"}) || len(security.Capabilities.Add) > 0 || security.Privileged != nil {
+			t.Errorf("%s: security context %+v", name, security)
+		}
+		if pod.HostNetwork || pod.HostPID || pod.HostIPC {
+			t.Errorf("%s: it is in a namespace of the host", name)
+		}
+		for path, isWritable := range mountsOf(&pod) {
+			if isWritable && strings.HasPrefix(path, "/host") || path == "/dev" {
+				t.Errorf("%s: %s is mounted, writable: %v", name, path, isWritable)
+			}
+		}
+		if !*pod.AutomountServiceAccountToken {
+			t.Errorf("%s: the agent has no token", name)
+		}
 	}
 	var account corev1.ServiceAccount
 	first, _, _ := strings.Cut(strings.TrimPrefix(mustRender(t, "", "--show-only=templates/rbac.yaml"), "---\n"), "\n---\n")
@@ -159,4 +166,17 @@ func TestPodIsConfined(t *testing.T) {
 	if *account.AutomountServiceAccountToken {
 		t.Error("any pod with the account gets its token")
 	}
+}
+
+// switches returns the assignments that enable everything that a value can enable.
+func switches(t *testing.T) (set []string) {
+	for name := range leaves(defaultValues(t), "") {
+		if strings.HasSuffix(name, ".enabled") {
+			set = append(set, name+"=true")
+		}
+	}
+	if len(set) < 10 {
+		t.Fatalf("%q", set)
+	}
+	return set
 }

@@ -48,10 +48,7 @@ func TestValuesAreExplained(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var defaults map[string]any
-	if err := yaml.UnmarshalStrict(data, &defaults); err != nil {
-		t.Fatal(err)
-	}
+	defaults := defaultValues(t)
 	var table strings.Builder
 	table.WriteString("| value | default | what it is for |\n|---|---|---|\n")
 	values := explained(string(data))
@@ -102,6 +99,19 @@ func leaves(in map[string]any, prefix string) map[string]bool {
 	return all
 }
 
+// defaultValues returns the values of values.yaml.
+func defaultValues(t *testing.T) (defaults map[string]any) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(chartDir, "values.yaml"))
+	if err == nil {
+		err = yaml.UnmarshalStrict(data, &defaults)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return defaults
+}
+
 // groups returns the names of all values with nested values.
 func groups(in map[string]any, prefix string) (names []string) {
 	for name, value := range in {
@@ -116,15 +126,7 @@ func groups(in map[string]any, prefix string) (names []string) {
 // values of the previous chart, without defaults for new values. The chart must then tell the user
 // to write --reset-then-reuse-values.
 func TestValuesOfAnOlderChart(t *testing.T) {
-	data, err := os.ReadFile(filepath.Join(chartDir, "values.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var defaults map[string]any
-	if err := yaml.UnmarshalStrict(data, &defaults); err != nil {
-		t.Fatal(err)
-	}
-	names := groups(defaults, "")
+	names := groups(defaultValues(t), "")
 	if len(names) < 15 {
 		t.Fatalf("groups %q", names)
 	}
@@ -155,20 +157,20 @@ func notes(t *testing.T, values string) string {
 	return said
 }
 
-// TestNotesOfPrivilege expects Helm's notes to name the reasons for which agents are privileged,
-// and the pages about them.
+// TestNotesOfPrivilege expects Helm's notes to name the privileged pods, and NVML where it is off.
 func TestNotesOfPrivilege(t *testing.T) {
-	for values, want := range map[string]string{
-		"":                               "",
-		"{nvml: {enabled: true}}":        "privileged because of NVML.",
-		"{passthrough: {enabled: true}}": "privileged because of VFIO passthrough.\nFor what this permits, see docs/vfio-passthrough.md#enable-passthrough.",
-		"{nvml: {enabled: true}, reclaim: {enabled: true}, hostService: {enabled: true}}":                               "",
-		"{nvml: {enabled: true}, mps: {enabled: true}, fpgaProgramming: {enabled: true}, hostService: {enabled: true}}": "",
-		"{reclaim: {enabled: true}, onDemand: {enabled: true}}":                                                         "privileged because of reclaim and on-demand devices.",
-		"{nvml: {enabled: true}, fpgaProgramming: {enabled: true}, passthrough: {enabled: true}}":                       "privileged because of NVML and FPGA programming and VFIO passthrough.",
+	const group = "{nodeGroups: [{name: a, nodeSelector: {b: c}, %s: {enabled: true}}]}"
+	for values, want := range map[string]struct{ privileged, nvml bool }{
+		"":                                    {false, true},
+		"{nvml: {enabled: true}}":             {true, false},
+		"{reclaim: {enabled: true}}":          {true, true},
+		"{mps: {enabled: true}}":              {false, true},
+		fmt.Sprintf(group, "nvml"):            {true, false},
+		fmt.Sprintf(group, "fpgaProgramming"): {true, true},
 	} {
-		if out := notes(t, values); want == "" == strings.Contains(out, "privileged because of") || !strings.Contains(out, want) {
-			t.Errorf("%s: no %q in\n%s", values, want, out)
+		out := notes(t, values)
+		if strings.Contains(out, "The pods of chandler-host are privileged, and the agents are not.") != want.privileged || strings.Contains(out, "set nvml.enabled=true") != want.nvml {
+			t.Errorf("%s: want %+v:\n%s", values, want, out)
 		}
 	}
 }
@@ -208,8 +210,7 @@ func TestOddValues(t *testing.T) {
 		"{config: {passthrough: [{cel: 'true'}]}}":                                                                      "config.passthrough does nothing without passthrough.enabled",
 		"{config: {onDemand: {virtualFunctions: [{cel: 'true'}]}}}":                                                     "config.onDemand.virtualFunctions does nothing without onDemand.enabled",
 		"{image: {tag: v0.1.0-nvml}}":                                                                                   "the suffix -nvml was renamed to -host",
-		"{config: {onDemand: {partitions: [{cel: 'true'}]}}}":                                                           "config.onDemand.partitions does nothing without nvml.enabled (NVIDIA) or onDemand.enabled (AMD)",
-		"{config: {onDemand: {partitions: [{cel: 'true'}]}}, hostService: {enabled: true}}":                             "nvml.enabled (NVIDIA) or onDemand.enabled (AMD), which runs a privileged program beside the agents",
+		"{config: {onDemand: {partitions: [{cel: 'true'}]}}}":                                                           "config.onDemand.partitions does nothing without nvml.enabled (NVIDIA) or onDemand.enabled (AMD), which runs a privileged program beside the agents",
 		"{config: {onDemand: {partitions: [{cel: 'true'}]}}, onDemand: {enabled: true}}":                                "",
 		"{config: {onDemand: {mps: [{cel: 'true'}]}}}":                                                                  "config.onDemand.mps does nothing without sharingDaemons.enabled, which runs a privileged program beside the agents",
 		"{config: {onDemand: {timeSlices: [{cel: 'true'}]}}}":                                                           "config.onDemand.timeSlices does nothing without sharingDaemons.enabled",

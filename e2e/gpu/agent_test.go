@@ -118,7 +118,8 @@ func (in *installed) residences(t *testing.T) []string {
 
 // testCluster runs what needs no GPU, to try this test on any machine.
 func (in *installed) testCluster(t *testing.T) {
-	in.install(t, "mode: Auto\n", in.nvmlPatch(t))
+	in.install(t, "mode: Auto\n", servicePatch)
+	in.installHostService(t)
 	in.deviceIs(t, "tun to be offered", func(name string, _ map[string]string) bool { return name == "tun" })
 	manifest := claimPod("with-tun", "tun.chandler.dev", "", "/probe env devices mounts; exec /probe wait")
 	in.run(t, manifest, "with-tun", corev1.PodRunning)

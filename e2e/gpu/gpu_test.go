@@ -130,7 +130,7 @@ func (in *installed) install(t *testing.T, config string, patches ...string) {
 	if err := os.WriteFile(file, []byte(configMap+config), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	patches = append(patches, fmt.Sprintf(commonPatch, t.Name()))
+	patches = append([]string{fmt.Sprintf(commonPatch, t.Name())}, patches...)
 	if err := in.project.InstallHere(within(t), in.kube, file, patches...); err != nil {
 		t.Fatal(err)
 	}
@@ -146,8 +146,10 @@ spec:
     spec:
       containers:
       - name: chandler
-        args: [run, --host-root=/host, --config=/etc/chandler/config.yaml, --healthz-bind-address=:8080, -v=4]
+        args: [` + agentArgs + `]
 `
+
+const agentArgs = "run, --host-root=/host, --config=/etc/chandler/config.yaml, --healthz-bind-address=:8080, -v=4"
 
 const configMap = `
 apiVersion: v1

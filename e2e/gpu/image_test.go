@@ -78,7 +78,7 @@ func (in *installed) loadUserImage(ctx context.Context, cuda string) error {
 	return in.node.LoadImage(ctx, cluster.Image{Name: userImage, Files: files, Entrypoint: []string{"/bin/sh", "-c"}})
 }
 
-// loadAgentImage loads the agent's image with chandler-host with the name in nvml-patch.yaml.
+// loadAgentImage loads the agent's image with chandler-host with the name in host-service.yaml.
 func (in *installed) loadAgentImage(ctx context.Context, nvml string) error {
 	files := map[string]string{"/chandler": in.project.Agent, "/chandler-host": nvml}
 	if err := in.addNeeded(files, nvml); err != nil {

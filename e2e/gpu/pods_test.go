@@ -1,7 +1,6 @@
 package gpu
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -163,23 +162,38 @@ spec:
 	return patch + volumes
 }
 
-// nvmlPatch returns the patch of the examples for NVML, which makes the agent privileged.
-func (in *installed) nvmlPatch(t *testing.T) string {
+// servicePatch makes the agent use the host service.
+const servicePatch = `
+spec:
+  template:
+    spec:
+      containers:
+      - name: chandler
+        args: [` + agentArgs + `, --host-service-dir=/run/chandler/host]
+`
+
+// installNVML installs the agent and the host service, which reads NVML, with further fields of the
+// configuration.
+func (in *installed) installNVML(t *testing.T, fields string) {
 	t.Helper()
-	patch, err := os.ReadFile(in.project.Manifest("examples/nvml-patch.yaml"))
+	in.install(t, in.driverConfig(fields), in.driverPatch(), servicePatch)
+	in.installHostService(t)
+}
+
+// installHostService applies the host service of the examples, with the driver root of this machine.
+func (in *installed) installHostService(t *testing.T) {
+	t.Helper()
+	manifest, err := os.ReadFile(in.project.Manifest("examples/host-service.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if in.host.root != "/" { // As the patch explains, another driver root is mounted instead.
-		return strings.NewReplacer("/host/usr", "/host"+cmp.Or(in.host.root, "/usr"), "path: /usr", "path: "+cmp.Or(in.host.root, "/usr")).Replace(string(patch))
+	service := string(manifest)
+	if root := in.host.root; root != "" && root != "/" {
+		service = strings.NewReplacer("--driver-root=/", "--driver-root="+root, "/host/usr", "/host"+root, "path: /usr", "path: "+root).Replace(service)
 	}
-	return string(patch)
-}
-
-// installNVML installs the agent with NVML and with further fields of the configuration.
-func (in *installed) installNVML(t *testing.T, fields string) {
-	t.Helper()
-	in.install(t, in.driverConfig(fields), in.nvmlPatch(t))
+	if err := in.kube.Apply(within(t), service); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // offersGPUs waits until the slices contain the first GPU with the given attributes and capacities,
@@ -209,8 +223,7 @@ func (in *installed) testUnprivileged(t *testing.T) {
 	in.measure(t)
 }
 
-// testNVML installs the agent with NVML, which is privileged, and tries the commands for operators
-// while a pod has the GPU.
+// testNVML installs the agent with NVML and tries the commands for operators while a pod has the GPU.
 func (in *installed) testNVML(t *testing.T) {
 	in.installNVML(t, "mode: Auto\n")
 	in.offersGPUs(t, "capacity:memory")

@@ -237,17 +237,16 @@ func checkAgentVersion(f *Facts, say *findingList) {
 // files.
 type blindness struct {
 	then  string
-	value string // the chart value that grants the permissions
-	patch string // the patch that grants the permissions with the plain manifests
+	value string // the chart value that runs the host service
 }
 
 // blinds maps parts of the configuration to the effects. The agent changes no device unless it
 // sees that the device is unused. In contrast, an unknown consumer delays reclaim for a limited
 // time only.
 var blinds = map[string]blindness{
-	"reclaim":                   {"A device is withheld only as long as containers of the previous pod may run, and not at all in the device plugin API.", "reclaim.enabled", "reclaim-patch.yaml"},
-	"passthrough":               {"No function is bound to vfio, and pods that request passthrough do not start.", "passthrough.enabled", "passthrough-patch.yaml"},
-	"onDemand.virtualFunctions": {"No virtual functions are created, and pods that get one do not start.", "onDemand.enabled", "passthrough-patch.yaml"},
+	"reclaim":                   {"A device is withheld only as long as containers of the previous pod may run, and not at all in the device plugin API.", "reclaim.enabled"},
+	"passthrough":               {"No function is bound to vfio, and pods that request passthrough do not start.", "passthrough.enabled"},
+	"onDemand.virtualFunctions": {"No virtual functions are created, and pods that get one do not start.", "onDemand.enabled"},
 }
 
 // checkSight reports whether the agent can see open device files, if the configuration
@@ -300,21 +299,14 @@ func judgeSight(looking []string, sight Answer[string], well string, fixes func(
 	}
 }
 
-// sightFixes returns commands that grant an agent the permissions to see open files.
+// sightFixes returns commands that run the host service, which sees open files.
 func sightFixes(looking []string) []string {
-	var sets, patches []string
+	var sets []string
 	for _, part := range looking {
-		b := blinds[part]
-		sets = append(sets, "--set "+b.value+"=true")
-		if !slices.Contains(patches, b.patch) {
-			patches = append(patches, b.patch)
-		}
+		sets = append(sets, "--set "+blinds[part].value+"=true")
 	}
-	fixes := []string{helmSet + " " + strings.Join(sets, " ")}
-	for _, patch := range patches {
-		fixes = append(fixes, "kubectl -n chandler patch daemonset chandler --patch-file deployments/examples/"+patch+"   # with the plain manifests")
-	}
-	return fixes
+	const plain = "   # with the plain manifests"
+	return []string{helmSet + " " + strings.Join(sets, " "), applyHostService + plain, useHostService + plain}
 }
 
 // checkOutdated reports a configuration change that takes effect at the agent's next start

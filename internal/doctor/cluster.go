@@ -206,7 +206,7 @@ func checkMemory(f *Facts, say *findingList) {
 	if len(without) > 0 {
 		say.addFault("CH0617", fmt.Sprintf("the memory of %s is unknown", countNoun(len(without), "NVIDIA GPU")),
 			"Without NVML, ResourceSlices do not contain the memory, the architecture and the MIG profiles of "+joinNames(without)+", and the agent does not report XID errors.",
-			helmSet+" --set nvml.enabled=true,hostService.enabled=true   # requires the image with chandler-host")
+			helmSet+" --set nvml.enabled=true   # requires the image with chandler-host")
 	}
 }
 
@@ -363,6 +363,12 @@ func checkRights(f *Facts, say *findingList) {
 
 // helmSet changes values of the chart and keeps the others.
 const helmSet = selectors.HelmUpgrade
+
+// The commands that run the host service with the plain manifests, and let the agents use it.
+const (
+	applyHostService = "kubectl apply -f deployments/examples/host-service.yaml"
+	useHostService   = "kubectl -n chandler patch daemonset chandler --patch-file deployments/examples/host-service-patch.yaml"
+)
 
 // getValues writes the values of the chart to a file, and setValues applies that file.
 const (

@@ -65,12 +65,13 @@ var agentCodes = []Code{
 	},
 	{
 		ID: "CH0709", Says: "the agent cannot determine which devices are open", Result: Warning, Symptoms: []Symptom{GivenTwice, NoEffect, Creating},
-		Looks: "If the configuration has `reclaim`, `passthrough` or `onDemand.virtualFunctions`, doctor checks whether the agent can read the open files of the host's processes, and whether its /proc is the host's. On the node, it checks the capabilities of the agent's process.",
-		Comes: "The agent is not privileged: `reclaim`, `passthrough` or `onDemand` is in the configuration, but `reclaim.enabled`, `passthrough.enabled` or `onDemand.enabled` is not set in the chart, or the patch was not applied. Or the volume of the agent's pod is not the host's /proc. Or the node is a container, as in kind: there the agent sees the processes of pods, which is enough for `reclaim`, but not the processes of the machine, which `passthrough` and `onDemand.virtualFunctions` need.",
+		Looks: "If the configuration has `reclaim`, `passthrough` or `onDemand.virtualFunctions`, doctor checks whether the host service, or an agent without one, can read the open files of the host's processes, and whether its /proc is the host's. On the node, it checks the capabilities of an agent without a host service.",
+		Comes: "No host service runs: `reclaim`, `passthrough` or `onDemand` is in the configuration, but `reclaim.enabled`, `passthrough.enabled` or `onDemand.enabled` is not set in the chart, or the plain manifests are without host-service.yaml. Or the volume of its pod is not the host's /proc. Or the node is a container, as in kind: there it sees the processes of pods, which is enough for `reclaim`, but not the processes of the machine, which `passthrough` and `onDemand.virtualFunctions` need.",
 		Why:   "If the agent cannot tell whether a device is in use, reclaim (`reclaim`) withholds the device only for as long as containers of the previous pods may run. In the device plugin API, the next pod gets the device at once. VFIO passthrough (`passthrough`) and on-demand virtual functions (`onDemand`) leave the device unchanged, so pods that request such a device do not start.",
 		Fixes: []Fix{
-			{helmSet + " --set reclaim.enabled=true", "Makes the agent privileged, if you installed the chart. For the other features, set `passthrough.enabled` or `onDemand.enabled`."},
-			{"kubectl -n chandler patch daemonset chandler --patch-file deployments/examples/reclaim-patch.yaml", "Does the same with the plain manifests. For the other features, use passthrough-patch.yaml."},
+			{helmSet + " --set reclaim.enabled=true", "Runs the host service, if you installed the chart. For the other features, set `passthrough.enabled` or `onDemand.enabled`."},
+			{applyHostService, "Runs the host service with the plain manifests."},
+			{useHostService, "Makes the agents use it."},
 		},
 	},
 	{

@@ -122,11 +122,12 @@ var clusterCodes = []Code{
 	{
 		ID: "CH0617", Says: "the memory of NVIDIA GPUs is unknown", Result: Warning, Symptoms: []Symptom{ClaimPending},
 		Looks: "Doctor reads the capacities of NVIDIA GPUs in the ResourceSlices of the node, for GPUs with the driver nvidia.",
-		Comes: "The kernel has no file with these facts. They come from NVIDIA's library NVML, which the agent uses only through the program chandler-host. NVML is off, or the image of the agent is the one without chandler-host.",
+		Comes: "The kernel has no file with these facts. They come from NVIDIA's library NVML, which the host service loads. NVML is off, or the host service does not run on the node.",
 		Why:   "Claims that select the memory, the architecture or a MIG profile stay Pending. The agent does not report XID errors, and GPUs cannot be shared by memory. Other claims work.",
 		Fixes: []Fix{
-			{helmSet + " --set nvml.enabled=true,hostService.enabled=true", "Runs chandler-host in a pod of its own, which is privileged. The image needs the program; see [Enable NVML](../nvidia.md#enable-nvml)."},
-			{"kubectl -n chandler patch daemonset chandler --patch-file deployments/examples/nvml-patch.yaml", "Runs NVML in the agent's pod, with the plain manifests. The agent becomes privileged."},
+			{helmSet + " --set nvml.enabled=true", "Runs the host service, whose pods are privileged, from the image with chandler-host; see [Enable NVML](../nvidia.md#enable-nvml)."},
+			{applyHostService, "Runs the host service with the plain manifests."},
+			{useHostService, "Makes the agents use it."},
 		},
 	},
 }

@@ -16,7 +16,7 @@ only. Its groups of nodes can have different settings.
 {{/* The tag of the image. The image with chandler-host has the same tag with "-host". */}}
 {{- define "chandler.tag" -}}
 {{- $tag := .Values.image.tag | default .Chart.AppVersion | default "" -}}
-{{- $host := or .Values.nvml.enabled .Values.sharingDaemons.enabled (not (empty .Values.nvidiaDriver.root)) (include "chandler.hostService" .) -}}
+{{- $host := or .Values.sharingDaemons.enabled (not (empty .Values.nvidiaDriver.root)) (include "chandler.hostService" .) -}}
 {{ $tag }}{{ if and $host (not (hasSuffix "-host" $tag)) }}-host{{ end }}
 {{- end -}}
 
@@ -162,9 +162,9 @@ kind: DriverConfig
 {{- else -}}[]{{- end -}}
 {{- end -}}
 
-{{/* The directories of these that the agent reads. NVML alone is the matter of the host service, if there is one. */}}
+{{/* The directories of these that the agent reads. The host service alone reads those of NVML. */}}
 {{- define "chandler.agentDriverDirectories" -}}
-{{- if and .Values.hostService.enabled (not .Values.nvidiaDriver.root) (eq .Values.nvml.root "/usr") -}}[]
+{{- if and (not .Values.nvidiaDriver.root) (eq .Values.nvml.root "/usr") -}}[]
 {{- else -}}{{ include "chandler.driverDirectories" . }}{{- end -}}
 {{- end -}}
 
@@ -183,24 +183,14 @@ kind: DriverConfig
 {{- end }}
 {{- end -}}
 
-{{/* Whether the agent must be privileged: a container that was given no device can open none otherwise. */}}
-{{- define "chandler.privileged" -}}
-{{- if and (not .Values.hostService.enabled) (or .Values.nvml.enabled .Values.fpgaProgramming.enabled (include "chandler.changesHost" .)) -}}true{{- end -}}
-{{- end -}}
-
 {{/* Whether a feature changes and examines the host. */}}
 {{- define "chandler.changesHost" -}}
 {{- if or .Values.passthrough.enabled .Values.reclaim.enabled .Values.onDemand.enabled -}}true{{- end -}}
 {{- end -}}
 
-{{/* Whether the host service does this for the agent, reads NVML or programs FPGAs. */}}
+{{/* Whether a feature needs the host service: it also reads NVML and programs FPGAs. */}}
 {{- define "chandler.hostService" -}}
-{{- if and .Values.hostService.enabled (or .Values.nvml.enabled .Values.fpgaProgramming.enabled (include "chandler.changesHost" .)) -}}true{{- end -}}
-{{- end -}}
-
-{{/* Whether the agent does this itself. */}}
-{{- define "chandler.agentChangesHost" -}}
-{{- if not .Values.hostService.enabled -}}{{ include "chandler.changesHost" . }}{{- end -}}
+{{- if or .Values.nvml.enabled .Values.fpgaProgramming.enabled (include "chandler.changesHost" .) -}}true{{- end -}}
 {{- end -}}
 
 {{/* The attributes of PCI functions that the enabled features write. */}}
