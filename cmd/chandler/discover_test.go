@@ -22,6 +22,7 @@ func TestDiscoverTable(t *testing.T) {
 		},
 		"../../discovery/families/rdma/testdata/mixed.host": {"ens8f1s88 ", "mlx5_3 ", "1 npu, 5 nic (6 devices)\n"},
 		eightGPUs: {"\n8 gpu\n"},
+		kvmHost:   {"\nkvm, tun:\nnot published by DRA, because the mode is Auto and the host has no accelerators\n"},
 	} {
 		out := mustRun(t, "discover", host)
 		for _, want := range want {

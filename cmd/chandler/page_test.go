@@ -179,6 +179,19 @@ func TestPageOfDevicesOnRequest(t *testing.T) {
 	}
 }
 
+// The panel of a device that DRA does not publish contains the reason.
+func TestPageWithoutAccelerators(t *testing.T) {
+	for host, want := range map[string]bool{kvmHost: true, eightGPUs: false} {
+		var b bytes.Buffer
+		if err := web.RenderPage(&b, recordedInventory(t, host, true), web.Live{}); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(b.String(), "Not published by DRA, because the mode is Auto and the host has no accelerators"); got != want {
+			t.Errorf("%s: whether the page has the reason: %t", host, got)
+		}
+	}
+}
+
 // A pod with limits has its devices by these limits, whichever API serves them. Only the panel
 // shows the scheduler's name for the claim.
 func TestPageOfLimitsThatDRAServes(t *testing.T) {

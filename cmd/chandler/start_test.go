@@ -225,6 +225,15 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
+// nodesByDRA publishes KVM and TUN by DRA on a host without accelerators.
+const nodesByDRA = `
+apiVersion: chandler.dev/v1alpha1
+kind: DriverConfig
+resources:
+- {name: devices.kubevirt.io/kvm, mode: DRA, cel: 'device.attributes["chandler.dev"].?model.orValue("") == "kvm"'}
+- {name: devices.kubevirt.io/tun, mode: DRA, cel: 'device.attributes["chandler.dev"].?model.orValue("") == "tun"'}
+`
+
 // An agent that starts before everything it needs waits and logs this: for the kubelet and its
 // directories, the API server, and the directory for CDI specs. It offers the host's devices once
 // they are there.
@@ -233,7 +242,8 @@ func TestStartBeforeEverythingElse(t *testing.T) {
 	s := newStation(t)
 	write(t, s.path("cdi"), "no directory")
 	pages := &station{t: t, health: freeAddress(t)}
-	agent := s.start("--web-ui-bind-address", pages.health)
+	write(t, s.path("config.yaml"), nodesByDRA)
+	agent := s.start("--web-ui-bind-address", pages.health, "--config", s.path("config.yaml"))
 	agent.says("CDI specs cannot be written")
 	agent.says("The API server does not answer whether it serves DRA")
 	agent.answers(s, "/healthz", http.StatusOK, "ok")

@@ -107,9 +107,24 @@ func printColumns(out io.Writer, s *rules.Snapshot, style terminal.Style, column
 	}
 	counts := inv.CountText()
 	if counts == "" { // only devices of the host itself
-		return nil
+		return printModeReason(out, devices)
 	}
 	_, err := fmt.Fprintf(out, "\n%s\n", counts)
+	return err
+}
+
+// printModeReason prints which devices DRA does not publish, and why.
+func printModeReason(out io.Writer, devices []rules.Offered) error {
+	var names []string
+	for _, d := range devices {
+		if d.ModeReason != "" {
+			names = append(names, d.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	_, err := fmt.Fprintf(out, "\n%s:\n%s\n", strings.Join(names, ", "), rules.NoAccelerators)
 	return err
 }
 

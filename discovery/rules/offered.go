@@ -29,6 +29,9 @@ type Offered struct {
 	// Mode is the API that should offer the device.
 	Mode discovery.Mode `json:"mode,omitempty"`
 
+	// ModeReason is why Mode is not the one of the configuration, or "".
+	ModeReason string `json:"modeReason,omitempty"`
+
 	// Want is the required configuration of the device before the device plugin API lists it.
 	Want discovery.Parameters `json:"want,omitempty"`
 

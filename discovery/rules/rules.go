@@ -142,6 +142,9 @@ func NewSelection[T any](s Selector, value T) discovery.Selection[T] {
 // offers devices of the same kind. The administrator can exclude the other devices. If a unit has
 // lost one of its Members, the other members are not offered. If the devices of a resource must be
 // alike and differ, the resource has no devices.
+//
+// If the host has only nodes for virtual machines, such as /dev/kvm, the device plugin API offers those
+// in mode Auto.
 func (r *Rules) ApplyTo(s *discovery.Snapshot) *Snapshot {
 	out := &Snapshot{Problems: slices.Clone(s.Problems), Gone: s.Gone, Allocation: r.Allocation, Attributes: r.Attributes}
 	own, lists := ownNames(s), make(map[string]*counted)
@@ -162,7 +165,26 @@ func (r *Rules) ApplyTo(s *discovery.Snapshot) *Snapshot {
 	out.dropSplit()
 	out.dropPartial()
 	out.dropUnlike()
+	out.withholdAccessories()
 	return out
+}
+
+// NoAccelerators is the ModeReason of [Rules.ApplyTo] on a host without accelerators.
+const NoAccelerators = "not published by DRA, because the mode is Auto and the host has no accelerators"
+
+// withholdAccessories keeps the nodes for virtual machines, such as /dev/kvm, from DRA if the host has no
+// other devices and the configuration does not choose their API. Otherwise, each host of a cluster would
+// cost the scheduler memory and time, although most pods request these nodes together with an
+// accelerator, or by the device plugin API.
+func (s *Snapshot) withholdAccessories() {
+	if slices.ContainsFunc(s.Devices, func(d Offered) bool { return d.Attributes.String("kind") != "virtualization" }) {
+		return
+	}
+	for i := range s.Devices {
+		if d := &s.Devices[i]; d.Mode == discovery.ModeAuto {
+			d.Mode, d.ModeReason = discovery.ModeDevicePlugin, NoAccelerators
+		}
+	}
 }
 
 // joinWanted joins the functions of each IOMMU group if a resource wants one of them under vfio.

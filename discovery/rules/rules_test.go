@@ -305,6 +305,39 @@ func TestCountedGiveWay(t *testing.T) {
 	}
 }
 
+// On a host without accelerators, DRA publishes the nodes for virtual machines only if configured to.
+// Another device, or a mode of the administrator, has the usual effect.
+func TestRulesWithoutAccelerators(t *testing.T) {
+	kvm := discovery.Device{Name: "kvm", Shareable: true, Attributes: discovery.Attributes{}, PluginOffers: []discovery.Offer{{Resource: "devices.kubevirt.io/kvm", IDs: []string{"kvm0"}}}}
+	kvm.Attributes.SetString("kind", "virtualization")
+	tun := kvm
+	tun.Name, tun.PluginOffers = "tun", []discovery.Offer{{Resource: "devices.kubevirt.io/tun", IDs: []string{"tun0"}}}
+	dra, all := discovery.ModeDRA, selector(t, "true")
+	for name, test := range map[string]struct {
+		rules   Rules
+		devices []discovery.Device
+		want    map[string]discovery.Mode
+		reason  string
+	}{
+		"no accelerators":     {Rules{}, nil, map[string]discovery.Mode{"kvm": discovery.ModeDevicePlugin, "tun": discovery.ModeDevicePlugin}, NoAccelerators},
+		"an accelerator":      {Rules{}, []discovery.Device{gpu("gpu", "acme", 0)}, map[string]discovery.Mode{"gpu": "", "kvm": "", "tun": ""}, ""},
+		"mode DRA":            {Rules{Mode: dra}, nil, map[string]discovery.Mode{"kvm": dra, "tun": dra}, ""},
+		"mode DRA of entries": {Rules{Resources: []Resource{{Selector: all, Name: "devices.kubevirt.io/kvm", Mode: &dra}, {Selector: all, Name: "devices.kubevirt.io/tun", Mode: &dra}}}, nil, map[string]discovery.Mode{"kvm": dra, "tun": dra}, ""},
+	} {
+		got := test.rules.ApplyTo(&discovery.Snapshot{Devices: append(slices.Clone(test.devices), kvm, tun)})
+		modes := make(map[string]discovery.Mode)
+		for _, d := range got.Devices {
+			modes[d.Name] = d.Mode
+			if d.ModeReason != test.reason {
+				t.Errorf("%s: reason %q of device %s; want %q", name, d.ModeReason, d.Name, test.reason)
+			}
+		}
+		if diff := cmp.Diff(test.want, modes); diff != "" {
+			t.Errorf("%s: modes (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 func TestRulesPublishTheNameOfAResource(t *testing.T) {
 	d := gpu("a", "acme", 0)
 	d.PluginOffers = []discovery.Offer{{Resource: "*", IDs: []string{"1"}, NameAs: "example.com/resourceName"}}

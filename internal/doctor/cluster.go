@@ -162,9 +162,13 @@ func checkPublished(f *Facts, say *findingList) {
 		waiting[w.Device] = true
 	}
 	var missing []string
+	var accessories []string
 	wanted := 0
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i]
+		if d.ModeReason != "" {
+			accessories = append(accessories, d.Name)
+		}
 		if places[d.Silicon()] != discovery.ModeDRA || waiting[d.Name] || d.PartOf != nil || d.Sharing != nil || !d.Health.IsUsable() {
 			continue // partitions and shares may have other names, or may be unpublished
 		}
@@ -179,6 +183,9 @@ func checkPublished(f *Facts, say *findingList) {
 			"kubectl get resourceslices --field-selector spec.driver=chandler.dev,spec.nodeName="+f.Node, "kubectl -n chandler rollout restart daemonset chandler")
 	case wanted > 0:
 		say.addOK("the ResourceSlices contain every DRA device")
+	}
+	if len(accessories) > 0 {
+		say.addOK("%s: %s", joinNames(accessories), rules.NoAccelerators)
 	}
 }
 

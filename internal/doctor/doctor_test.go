@@ -369,6 +369,16 @@ func TestReportOnly(t *testing.T) {
 	}
 }
 
+// Doctor reports why nodes for virtual machines are not in ResourceSlices.
+func TestNoAccelerators(t *testing.T) {
+	f := healthy()
+	snapshot, _ := f.Devices.Snapshot.get()
+	snapshot.Devices[0].ModeReason = rules.NoAccelerators
+	if got := printed(t, f, terminal.Plain, false); !strings.Contains(strings.Join(strings.Fields(got), " "), snapshot.Devices[0].Name+": "+rules.NoAccelerators) {
+		t.Errorf("the reason is missing:\n%s", got)
+	}
+}
+
 // A node of Kubernetes 1.33 can use DRA if DRA is enabled there. Otherwise doctor reports the
 // kubelet's feature gate.
 func TestOldDRA(t *testing.T) {

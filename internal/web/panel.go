@@ -212,6 +212,9 @@ func (v *view) sayOf(p *panel, s *silicon) {
 			p.Do = append(p.Do, fmt.Sprintf("kubectl -n %s delete pod %s", d.Holders[0].Namespace, d.Holders[0].Pod))
 		}
 	}
+	if reason := d.Offered.ModeReason; reason != "" {
+		p.Says = append(p.Says, statement{Glyph: d.Glyph(), Strong: asSentence(reason)})
+	}
 	if move := s.FirstDevice().Move; move != nil {
 		one := statement{Glyph: glyph{"move", "g-move", ""}, Strong: asSentence(move.Reason)}
 		if owners := ownersOf(s.Devices); move.To != "" && len(owners) > 0 {
